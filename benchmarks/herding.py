@@ -1,0 +1,105 @@
+"""Herding: time per candidate-step against a plain `argmax` scan, and the MMD reached against random draws.
+
+Run: python benchmarks/herding.py
+Target: a mixture of two normals in two dimensions, whose embedding under a Gaussian kernel is known in closed form.
+"""
+
+import functools
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_kme.herding import herd, polish
+from numpyro_kme.kernels import Gaussian
+
+CANDIDATES, SAMPLES = 10_000, 1_000
+MEANS = np.array([[-1.0, 0.5], [1.5, -0.5]])
+SDS = np.array([0.6, 1.0])
+SHARES = np.array([0.4, 0.6])
+SCALE = 0.5
+KERNEL = Gaussian(SCALE)
+
+
+def _overlap(distance, variance):
+    """`int N(u | a, variance_a) exp(-|u - v|^2 / (2 l^2)) N(v | b, variance_b)` in two dimensions."""
+    total = SCALE**2 + variance
+    return SCALE**2 / total * jnp.exp(-0.5 * distance / total)
+
+
+def embedding(t):
+    """Closed-form `mu(t)`, `(r,)`."""
+    squares = jnp.sum(jnp.square(t[:, None, :] - MEANS[None]), axis=-1)
+    return _overlap(squares, jnp.asarray(SDS**2)[None]) @ SHARES
+
+
+def squared_norm():
+    """Closed-form `|mu|^2`."""
+    squares = np.sum(np.square(MEANS[:, None] - MEANS[None]), axis=-1)
+    return float(SHARES @ np.asarray(_overlap(squares, SDS[:, None] ** 2 + SDS[None] ** 2)) @ SHARES)
+
+
+def mmd(points):
+    """Distance between the equally weighted points and the target, in float64."""
+    with jax.enable_x64(True):
+        points = jnp.asarray(np.asarray(points, dtype=np.float64))
+        squared = jnp.mean(KERNEL.gram(points)) - 2.0 * jnp.mean(embedding(points)) + squared_norm()
+        return float(jnp.sqrt(jnp.maximum(squared, 0.0)))
+
+
+def draw(rng, n):
+    component = rng.choice(2, size=n, p=SHARES)
+    return MEANS[component] + SDS[component, None] * rng.normal(size=(n, 2))
+
+
+@functools.partial(jax.jit, static_argnames="num_samples")
+def naive_herd(values, kernel, candidates, num_samples):
+    """The textbook loop: one `argmax` over all candidates a step."""
+
+    def choose(total, size):
+        chosen = jnp.argmax(values - total / size)
+        return total + kernel.gram(candidates[chosen][None], candidates)[0], chosen
+
+    return jax.lax.scan(choose, jnp.zeros_like(values), jnp.arange(1.0, num_samples + 1.0))[1]
+
+
+def seconds(function, repeats=7):
+    """Compile time, and the best of several runs after it."""
+    start = time.perf_counter()
+    function().block_until_ready()
+    first = time.perf_counter() - start
+    runs = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        function().block_until_ready()
+        runs.append(time.perf_counter() - start)
+    return first, min(runs)
+
+
+def main():
+    rng = np.random.default_rng(0)
+    candidates = jnp.asarray(draw(rng, CANDIDATES))
+    values = embedding(candidates)
+    print(f"{SAMPLES} samples among {CANDIDATES} candidates in 2 dimensions, {values.dtype}")
+    for name, function in (("naive argmax", naive_herd), ("herd", herd)):
+        first, best = seconds(functools.partial(function, values, KERNEL, candidates, SAMPLES))
+        rate = best / SAMPLES / CANDIDATES * 1e9
+        print(f"{name:>13}: {rate:6.2f} ns per candidate-step  ({best:.4f} s; first call {first:.2f} s)")
+
+    order = np.asarray(herd(values, KERNEL, candidates, SAMPLES))
+    naive = np.asarray(naive_herd(values, KERNEL, candidates, SAMPLES))
+    pool = np.asarray(candidates)
+    print("\nMMD to the target\n    S        iid      naive       herd     polish  seconds (polish)")
+    for size in (25, 100, 400, SAMPLES):
+        iid = np.mean([mmd(draw(rng, size)) for _ in range(20)])
+        herded = pool[order[:size]]
+        start = time.perf_counter()
+        polished = polish(embedding, KERNEL, herded)
+        took = time.perf_counter() - start
+        row = (iid, mmd(pool[naive[:size]]), mmd(herded), mmd(polished))
+        print(f"{size:5d} " + " ".join(f"{value:10.2e}" for value in row) + f"  {took:.1f}")
+
+
+if __name__ == "__main__":
+    main()

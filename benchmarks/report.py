@@ -1,0 +1,45 @@
+"""Tables of a benchmark: printed, and kept in `results/` as Markdown and JSON with what made them."""
+
+import json
+import os
+import platform
+import shlex
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def table(header, rows):
+    """A Markdown table; numbers to three digits, columns aligned for reading as plain text."""
+    cells = [list(map(str, header)), *([_cell(value) for value in row] for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    lines = ["| " + " | ".join(text.ljust(width) for text, width in zip(row, widths)) + " |" for row in cells]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join(lines)
+
+
+def save(name, title, sections, data):
+    """Print the sections `(heading, text)`, and write `results/<name>.md` and `results/<name>.json`."""
+    made = {
+        "command": " ".join(["python", *map(shlex.quote, sys.argv)]),
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}, Python {platform.python_version()}",
+        "versions": {package: version(package) for package in ("numpyro-kme", "numpyro", "jax", "numpy")},
+    }
+    text = "\n\n".join(f"## {heading}\n\n{body}" for heading, body in sections)
+    print(text)
+    RESULTS.mkdir(exist_ok=True)
+    origin = f"Made by `{made['command']}` on {made['date']} ({made['machine']})."
+    (RESULTS / f"{name}.md").write_text(f"# {title}\n\n{origin}\n\n{text}\n")
+    (RESULTS / f"{name}.json").write_text(json.dumps({"made": made, **data}, indent=1, default=_plain) + "\n")
+
+
+def _cell(value):
+    return f"{value:.3g}" if isinstance(value, float) or hasattr(value, "dtype") else str(value)
+
+
+def _plain(value):
+    return value.tolist() if hasattr(value, "tolist") else str(value)

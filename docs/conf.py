@@ -1,0 +1,27 @@
+"""Sphinx settings; the pages are MyST Markdown, their code cells run at each build."""
+
+from importlib.metadata import version as installed
+
+project = "numpyro_kme"
+author = "The numpyro_kme developers"
+copyright = "2026, the numpyro_kme developers"
+version = release = installed("numpyro-kme")
+
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
+exclude_patterns = ["_build", "jupyter_execute"]
+html_theme = "furo"
+html_title = f"numpyro_kme {release}"
+html_static_path = ["_static"]
+
+myst_enable_extensions = ["dollarmath", "amsmath"]
+nb_execution_mode = "force"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300
+nb_output_stderr = "remove"
+
+default_role = "literal"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"
+autoclass_content = "class"

@@ -1,0 +1,81 @@
+"""Nicholson's blowflies: a posterior over six parameters from 300 simulations of a population model.
+
+    python examples/blowfly.py [--num-simulations 300] [--seed 0] [--output outputs/blowfly]
+
+Writes `blowfly.png` (a picture) and `blowfly.nc` (an ArviZ file) to the output folder.
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from blowfly_picture import draw
+from numpyro.infer import Predictive
+from simulators.blowfly import (
+    OBSERVED,
+    PARAMETERS,
+    PRIOR_MEAN,
+    PRIOR_SD,
+    STATISTICS,
+    blowfly,
+    blowfly_statistics,
+)
+
+import numpyro_kme as kme
+
+
+def model(x=None):
+    """Six log parameters with a broad normal prior, and ten statistics that only a simulator can tell about."""
+    log_theta = numpyro.sample("log_theta", dist.Normal(PRIOR_MEAN, PRIOR_SD).to_event(1))
+    numpyro.sample("x", kme.Simulator(blowfly_statistics, log_theta), obs=x)
+
+
+def main(num_simulations, seed, output):
+    infer_key, predict_key, prior_key, series_key = jax.random.split(jax.random.key(seed), 4)
+    begun = time.perf_counter()
+    kelfi = kme.KELFI(model, num_simulations=num_simulations)
+    kelfi.run(infer_key, x=OBSERVED)
+    print(f"\nPosterior of the log parameters {', '.join(PARAMETERS)}")
+    kelfi.print_summary()
+
+    posterior = kelfi.get_samples()
+    predicted = Predictive(model, posterior, parallel=True)(predict_key)["x"]
+    prior = Predictive(model, num_samples=len(predicted), parallel=True)(prior_key)
+    print_statistics(np.asarray(prior["x"]), np.asarray(predicted))
+
+    chosen = np.linspace(0, len(posterior["log_theta"]) - 1, 3).astype(int)
+    series = jax.vmap(blowfly)(jax.random.split(series_key, 3), posterior["log_theta"][chosen])
+
+    output.mkdir(parents=True, exist_ok=True)
+    idata = kelfi.to_inference_data(
+        coords={"parameter": list(PARAMETERS), "statistic": list(STATISTICS)},
+        dims={"log_theta": ["parameter"], "x": ["statistic"]},
+    )
+    idata.to_netcdf(str(output / "blowfly.nc"), engine="h5netcdf")
+    figure = draw(prior, posterior["log_theta"], np.asarray(predicted), np.asarray(series))
+    figure.savefig(output / "blowfly.png", dpi=120)
+    print(f"\n{time.perf_counter() - begun:.0f} seconds. Wrote {output / 'blowfly.png'} and {output / 'blowfly.nc'}.")
+
+
+def print_statistics(prior, predicted):
+    """Observed statistics beside the middle nine tenths of what prior and posterior predict."""
+    print(f"\n{'statistic':<28}{'observed':>10}{'posterior predictive':>26}{'prior predictive':>26}")
+    for i, name in enumerate(STATISTICS):
+        low, middle, high = np.quantile(predicted[:, i], [0.05, 0.5, 0.95])
+        prior_low, prior_middle, prior_high = np.quantile(prior[:, i], [0.05, 0.5, 0.95])
+        print(
+            f"{name:<28}{OBSERVED[i]:>10.2f}{middle:>10.2f} [{low:>6.2f}, {high:>5.2f}]"
+            f"{prior_middle:>10.2f} [{prior_low:>6.2f}, {prior_high:>5.2f}]"
+        )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--num-simulations", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, default=Path("outputs/blowfly"))
+    main(**vars(parser.parse_args()))

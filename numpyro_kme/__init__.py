@@ -1,0 +1,1 @@
+"""Likelihood-free Bayesian inference inside NumPyro, by kernel mean embeddings."""

@@ -1,0 +1,85 @@
+"""Error sentences: each names the argument, shows the values and says what to do.
+
+Checks look at static facts (shapes, dtypes, Python numbers) and at concrete arrays on the host; a traced value is
+let through, so every constructor works under `jax.jit`, `jax.vmap` and `jax.grad`.
+"""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+
+def is_concrete(value: Any) -> bool:
+    """Whether every leaf of `value` holds numbers that Python can look at."""
+    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
+
+
+def require(condition: bool, sentence: str, error: type[Exception] = ValueError) -> None:
+    """Raise `error` with `sentence` unless `condition` holds."""
+    if not condition:
+        raise error(sentence)
+
+
+def positive(name: str, value: Any) -> None:
+    """Require every entry of a concrete `value` to be positive and finite."""
+    if is_concrete(value):
+        array = np.asarray(value)
+        require(
+            bool(np.all(np.isfinite(array) & (array > 0))),
+            f"`{name}` must be positive and finite; got {value}.",
+        )
+
+
+def non_negative(name: str, value: Any) -> None:
+    """Require every entry of a concrete `value` to be finite and not negative."""
+    if is_concrete(value):
+        array = np.asarray(value)
+        require(
+            bool(np.all(np.isfinite(array) & (array >= 0))),
+            f"`{name}` must be finite and not negative; got {value}.",
+        )
+
+
+def sums_to_one(name: str, weights: Any) -> None:
+    """Require concrete weights to sum to one along their last axis, to 1e-4."""
+    if is_concrete(weights):
+        totals = np.sum(np.asarray(weights, dtype=np.float64), axis=-1)
+        worst = totals.flat[np.argmax(np.abs(totals - 1.0))]
+        require(
+            bool(np.abs(worst - 1.0) <= 1e-4),
+            f"`{name}` must sum to one; got a sum of {worst:.6g}. Divide them by their sum.",
+        )
+
+
+def finite(name: str, value: Any, advice: str = "Remove or repair these entries first.") -> None:
+    """Require every entry of a concrete array to be finite; the sentence counts the bad entries and shows the first."""
+    if not is_concrete(value):
+        return
+    array = np.asarray(value)
+    if not np.issubdtype(array.dtype, np.inexact):
+        return
+    bad = np.argwhere(~np.isfinite(array))
+    if len(bad):
+        index = tuple(int(i) for i in bad[0])
+        raise ValueError(
+            f"`{name}` has {len(bad)} entries that are not finite out of {array.size}; the first is "
+            f"{array[index]} at index {index}. {advice}"
+        )
+
+
+def matrix(name: str, value: Any, *, columns: int | None = None, min_rows: int = 1) -> None:
+    """Require shape `(rows, columns)` with at least `min_rows` rows."""
+    shape = np.shape(value)
+    require(len(shape) == 2, f"`{name}` must have shape (points, dim); got {shape}. Use {name}[:, None] for scalars.")
+    require(shape[0] >= min_rows, f"`{name}` must have at least {min_rows} rows; got shape {shape}.")
+    if columns is not None:
+        require(shape[1] == columns, f"`{name}` must have {columns} columns; got shape {shape}.")
+
+
+def same_columns(name_a: str, a: Any, name_b: str, b: Any) -> None:
+    """Require two `(rows, dim)` arrays to agree in `dim`."""
+    require(
+        np.shape(a)[-1] == np.shape(b)[-1],
+        f"`{name_a}` and `{name_b}` must have the same number of columns; got shapes {np.shape(a)} and {np.shape(b)}.",
+    )

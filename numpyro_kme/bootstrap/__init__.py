@@ -1,0 +1,18 @@
+"""The mathematics of the posterior bootstrap: random weights, minimisation, and checks of both."""
+
+from numpyro_kme.bootstrap.fit import Fit, fit
+from numpyro_kme.bootstrap.newton import Minimum, minimise
+from numpyro_kme.bootstrap.replicates import Quadrature, Replicates, Settings, posterior_bootstrap
+from numpyro_kme.bootstrap.weights import DirichletProcess
+
+__all__ = [
+    "DirichletProcess",
+    "Fit",
+    "Minimum",
+    "Quadrature",
+    "Replicates",
+    "Settings",
+    "fit",
+    "minimise",
+    "posterior_bootstrap",
+]

@@ -1,0 +1,109 @@
+"""The minimum-loss point estimate on the full data, from many starts."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from numpyro_kme import _checks
+from numpyro_kme.bootstrap import lanes
+from numpyro_kme.bootstrap.lanes import Control, Tasks
+from numpyro_kme.losses.base import Objective, num_points
+from numpyro_kme.losses.generator import BLOCK, Nodes
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The minimum-loss estimate and the other minima that were found.
+
+    Attributes:
+        u: Best parameters `(p,)`.
+        value: Loss there.
+        hessian: Hessian there, `(p, p)`.
+        others: Other distinct minima `(K, p)`, best first.
+        other_values: Their losses `(K,)`.
+        scale: Spread of the starting points, `(p,)`.
+        reached: How many of the starts that were followed ended at the best minimum.
+        followed: How many starts were followed.
+        converged: Whether the best one is a minimum to working precision.
+    """
+
+    u: np.ndarray
+    value: float
+    hessian: np.ndarray
+    others: np.ndarray
+    other_values: np.ndarray
+    scale: np.ndarray
+    reached: int
+    followed: int
+    converged: bool
+
+
+def fit(objective: Objective, nodes: Nodes, which: int, starts: np.ndarray, *, max_steps: int = 80) -> Fit:
+    """Minimise the loss on the full data: score all starts, follow the best, keep the distinct minima.
+
+    Args:
+        objective: A loss bound to data.
+        nodes: Sets of noise nodes, `(sets, M, ...)`.
+        which: The set to use.
+        starts: `(S, p)` starting points, for instance prior draws.
+        max_steps: Most evaluations from each start.
+    """
+    starts = np.asarray(starts, np.float64)
+    _checks.matrix("starts", starts, columns=objective.generator.dim)
+    scale = _spread(starts)
+    one = full_data(objective, which)
+    scores = lanes.values(objective, nodes, one.rows(np.zeros(len(starts), int)), starts)
+    _checks.require(
+        bool(np.isfinite(scores).any()),
+        f"the loss is not finite at any of the {len(starts)} starting points; check the simulator at draws of the prior.",
+    )
+    order = np.argsort(np.where(np.isfinite(scores), scores, np.inf))[: min(BLOCK, int(np.isfinite(scores).sum()))]
+    tasks = one.rows(np.zeros(len(order), int))
+    if objective.has_cheap_hessian:
+        hessians = np.eye(objective.generator.dim)
+    else:
+        hessians = lanes.expand(objective, nodes, tasks, starts[order]).hessian
+    control = Control(scale, tolerance=1e-5, max_steps=max_steps, damping=0.1, stride=1.0)
+    found = lanes.solve(objective, nodes, tasks, starts[order], hessians, control)
+    rank = np.argsort(found.value)
+    best = rank[0]
+    u, hessian = found.u[best], found.hessian[best]
+    if not objective.has_cheap_hessian:
+        hessian = lanes.expand(objective, nodes, one, u).hessian[0]
+    minima = [u]
+    for i in rank[1:]:
+        if found.convex[i] and all(np.abs((found.u[i] - other) / scale).max() > 0.02 for other in minima):
+            minima.append(found.u[i])
+    others = np.array(minima[1:]).reshape(-1, len(u))
+    same = np.abs((found.u - u) / scale).max(axis=1) <= 0.02
+    kept = [np.flatnonzero((found.u == other).all(axis=1))[0] for other in others]
+    return Fit(
+        u,
+        float(found.value[best]),
+        hessian,
+        others,
+        found.value[kept],
+        scale,
+        int(same.sum()),
+        len(order),
+        bool(np.abs(newton_step(hessian, found.gradient[best]) / scale).max() < 1e-3 and np.linalg.eigvalsh(hessian)[0] > 0),
+    )
+
+
+def full_data(objective: Objective, which: int) -> Tasks:
+    """One task: the data as they are, equally weighted, with node set `which`."""
+    n = num_points(objective.data)
+    return Tasks(np.full((1, n), 1.0 / n), None, np.array([which]))
+
+
+def newton_step(hessian: np.ndarray, gradient: np.ndarray) -> np.ndarray:
+    """Steps `-|H|^-1 g` for gradients `(..., p)`; eigenvalues below a billionth of the largest are raised to it."""
+    values, vectors = np.linalg.eigh(hessian)
+    values = np.maximum(np.abs(values), 1e-9 * np.abs(values).max())
+    return -((gradient @ vectors) / values) @ vectors.T
+
+
+def _spread(points: np.ndarray) -> np.ndarray:
+    """Robust standard deviations of `(S, p)` points, never zero."""
+    low, high = np.quantile(points, [0.16, 0.84], axis=0)
+    return np.where(high > low, 0.5 * (high - low), np.maximum(0.1 * np.abs(low), 0.1))

@@ -1,0 +1,74 @@
+"""Draws from the Dirichlet-process posterior: random weights on the data and on draws of a centering measure."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_kme import _checks
+from numpyro_kme.losses.base import num_points
+
+
+@dataclass(frozen=True)
+class DirichletProcess:
+    r"""A Dirichlet-process prior `DP(alpha, F)` on the law of the data, and its posterior by a truncated bootstrap.
+
+    A posterior draw is `sum_i w_i delta(x_i) + sum_k w~_k delta(x~_k)` with `x~_1..T ~ F` and
+    `(w, w~) ~ Dirichlet(1, .., 1, alpha/T, .., alpha/T)`; with `concentration = 0`, `Dirichlet(1, .., 1)` on the data alone.
+
+    Args:
+        concentration: `alpha >= 0`, how many data points the prior is worth.
+        centering: `(rng_key, num) -> (num, ...)` draws from `F`; needed when `concentration` is positive.
+        truncation: `T`, draws of `F` in each replicate.
+
+    References: Lyddon, Walker and Holmes (2018); Fong, Lyddon and Holmes (2019), ICML; Dellaporta et al. (2022), AISTATS.
+    """
+
+    concentration: float = 0.0
+    centering: Callable[[jax.Array, int], Any] | None = None
+    truncation: int = 100
+
+    def __post_init__(self):
+        _checks.require(
+            self.concentration >= 0.0, f"`concentration` must not be negative; got {self.concentration}. Use 0 for no prior."
+        )
+        _checks.require(
+            self.concentration == 0.0 or self.centering is not None,
+            f"`centering` must be given when `concentration` is positive; got concentration {self.concentration}. Pass the measure "
+            "that the Dirichlet process is centred on, or set concentration to 0.",
+        )
+        _checks.require(self.truncation >= 1, f"`truncation` must be at least 1; got {self.truncation}.")
+
+    def weights(self, rng_key: jax.Array, replicates: jax.Array, data: Any) -> jax.Array:
+        """Draw weights `(R, n)` or `(R, n + T)`; replicate `b` depends on the key and `b` alone."""
+        n = num_points(data)
+        shape = jnp.ones(n)
+        if self.concentration:
+            shape = jnp.concatenate([shape, jnp.full(self.truncation, self.concentration / self.truncation)])
+
+        def one(replicate):
+            key = jax.random.fold_in(rng_key, replicate)
+            if not self.concentration:
+                mass = jax.random.exponential(key, (n,))
+                return mass / jnp.sum(mass)
+            return jax.nn.softmax(jax.random.loggamma(key, shape))
+
+        return jax.vmap(one)(replicates)
+
+    def points(self, rng_key: jax.Array, replicates: jax.Array, data: Any) -> Any:
+        """Draw centering points `(R, T, ...)`, or nothing when `concentration` is 0; shapes are checked against the data."""
+        if not self.concentration:
+            return None
+        assert self.centering is not None
+        keys = jax.vmap(lambda b: jax.random.fold_in(rng_key, b))(replicates)
+        drawn = [self.centering(key, self.truncation) for key in keys]
+        have = [jnp.shape(leaf) for leaf in jax.tree.leaves(drawn[0])]
+        want = [(self.truncation, *leaf.shape[1:]) for leaf in jax.tree.leaves(data)]
+        _checks.require(
+            have == want,
+            f"`centering` drew points of shape {have} for {self.truncation} draws; the data ask for {want}. Give a measure on single "
+            "data points.",
+        )
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *drawn)

@@ -1,0 +1,93 @@
+"""What every kernel means surrogate offers: a learnt likelihood of statistics, given coordinates of the parameters."""
+
+import abc
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from numpyro_kme.kernels.base import Kernel, register
+
+SignedLog = tuple[jax.Array, jax.Array]
+"""A signed number as `(sign, log of the absolute value)`: nothing underflows and no sign is lost."""
+
+
+@register
+class Expansion:
+    """A function `z -> exp(log_scale) sum_j weights_j k(points_j, z)` on coordinates.
+
+    Args:
+        kernel: `k`.
+        points: `(m, D)`.
+        weights: `(m,)`, of either sign.
+        log_scale: Scalar.
+    """
+
+    kernel: Kernel
+    points: ArrayLike
+    weights: ArrayLike
+    log_scale: ArrayLike
+
+
+class LikelihoodAt(abc.ABC):
+    """The learnt likelihood `z -> q(y | z)` at one observation `y`, with all work that depends on `y` alone done.
+
+    A frozen pytree: evaluate it under `jax.jit`, `jax.grad` and `jax.vmap`, in the precision of the caller.
+    """
+
+    @property
+    @abc.abstractmethod
+    def data(self) -> Any:
+        """The observation `y`."""
+
+    @abc.abstractmethod
+    def signed_log(self, z: ArrayLike) -> SignedLog:
+        """Sign and log absolute value of `q(y | z)` at one point `z` of shape `(D,)`.
+
+        `q` may be negative for a finite number of simulations; it is handed out as it is.
+        """
+
+    @abc.abstractmethod
+    def log_density(self, z: ArrayLike) -> jax.Array:
+        """Logarithm of a positive version of `q(y | z)` at one point, for samplers that follow gradients.
+
+        It equals `log q` up to a stated error where `q` is well above zero; elsewhere its gradient is finite and leads
+        back to the simulations that look like `y`. Never a flat floor.
+        """
+
+    def expansion(self) -> Expansion | None:
+        """`q(y | .)` as a weighted sum of kernels, where it is one; `None` where functionals need draws."""
+        return None
+
+
+class Surrogate(abc.ABC):
+    """A likelihood of raw statistics `y` given coordinates `z`, learnt from simulations `{(z_j, x_j)}`.
+
+    A frozen pytree whose arrays are NumPy float64, so that it works in sessions of either precision.
+    Coordinates are about standard normal under the prior. A form of the surrogate is a settings object with
+    `fit(z, x, ...) -> Surrogate`.
+    """
+
+    @property
+    @abc.abstractmethod
+    def dim(self) -> int:
+        """Number of coordinates `D`."""
+
+    @property
+    @abc.abstractmethod
+    def num_simulations(self) -> int:
+        """Number of simulations `m`."""
+
+    @abc.abstractmethod
+    def at(self, y: Any) -> LikelihoodAt:
+        """The likelihood at one observation; a concrete `y` is prepared on the host in float64, a traced one in place."""
+
+    @abc.abstractmethod
+    def describe(self) -> Mapping[str, Any]:
+        """What was learnt and what to look at, in words and numbers, for a person."""
+
+    def signed_log_density(self, z: ArrayLike, y: Any) -> SignedLog:
+        """Sign and log absolute value of `q(y | z)` for one `z` of shape `(D,)`; use `at(y)` for many."""
+        return self.at(y).signed_log(jnp.asarray(z))

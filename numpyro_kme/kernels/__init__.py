@@ -1,0 +1,45 @@
+"""Kernels on vectors, data sets, time series, rotations and anything a callable compares."""
+
+from numpyro_kme.kernels.algebra import Mixture, Product, Scaled, Sum
+from numpyro_kme.kernels.base import Kernel
+from numpyro_kme.kernels.empirical import EmpiricalMeasure
+from numpyro_kme.kernels.energy import DistanceInduced, Energy
+from numpyro_kme.kernels.heuristics import median_heuristic, median_heuristic_per_dimension
+from numpyro_kme.kernels.paths import GaussianProcessPath
+from numpyro_kme.kernels.polynomial import Linear, Polynomial
+from numpyro_kme.kernels.rotations import RotationTrace
+from numpyro_kme.kernels.stationary import (
+    Gaussian,
+    InverseMultiquadric,
+    Laplace,
+    Matern12,
+    Matern32,
+    Matern52,
+    RationalQuadratic,
+)
+from numpyro_kme.kernels.user import FromCallable
+
+__all__ = [
+    "DistanceInduced",
+    "EmpiricalMeasure",
+    "Energy",
+    "FromCallable",
+    "Gaussian",
+    "GaussianProcessPath",
+    "InverseMultiquadric",
+    "Kernel",
+    "Laplace",
+    "Linear",
+    "Matern12",
+    "Matern32",
+    "Matern52",
+    "Mixture",
+    "Polynomial",
+    "Product",
+    "RationalQuadratic",
+    "RotationTrace",
+    "Scaled",
+    "Sum",
+    "median_heuristic",
+    "median_heuristic_per_dimension",
+]

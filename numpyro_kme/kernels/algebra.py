@@ -1,0 +1,202 @@
+"""Kernels made of kernels: sums, products, multiples, and mixtures over length scales."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from numpyro_kme import _checks
+from numpyro_kme.kernels.base import Kernel, register, scaled, squared_distances
+from numpyro_kme.kernels.stationary import Gaussian
+
+
+def _require_members(name: str, kernels: tuple[Kernel, ...]) -> None:
+    _checks.require(
+        isinstance(kernels, tuple) and len(kernels) > 0 and all(isinstance(k, Kernel) for k in kernels),
+        f"`kernels` of {name} must be a tuple of at least one kernel; got {kernels!r}.",
+        TypeError,
+    )
+
+
+@register
+class Sum(Kernel):
+    r"""Sum `k(a, b) = sum_i k_i(a, b)`; also written `k1 + k2`.
+
+    Args:
+        kernels: A tuple of kernels on the same points.
+    """
+
+    kernels: tuple[Kernel, ...]
+
+    def __post_init__(self):
+        _require_members("Sum", self.kernels)
+
+    def pair(self, a, b):
+        """Sum of the members' values."""
+        return functools.reduce(jnp.add, [k.pair(a, b) for k in self.kernels])
+
+    def log_pair(self, a, b):
+        """Logarithm of the sum, from the members' logarithms."""
+        return functools.reduce(jnp.logaddexp, [k.log_pair(a, b) for k in self.kernels])
+
+    def gram(self, x, y=None):
+        """Sum of the members' Gram matrices."""
+        return functools.reduce(jnp.add, [k.gram(x, y) for k in self.kernels])
+
+    def log_gram(self, x, y=None):
+        """Logarithm of the sum, from the members' log Gram matrices."""
+        return functools.reduce(jnp.logaddexp, [k.log_gram(x, y) for k in self.kernels])
+
+    def diagonal(self, x):
+        """Sum of the members' diagonals."""
+        return functools.reduce(jnp.add, [k.diagonal(x) for k in self.kernels])
+
+    def log_integral(self, dim):
+        """Logarithm of the sum of the members' integrals."""
+        return functools.reduce(jnp.logaddexp, [k.log_integral(dim) for k in self.kernels])
+
+
+@register
+class Product(Kernel):
+    r"""Product `k(a, b) = prod_i k_i(a, b)`; also written `k1 * k2`.
+
+    Args:
+        kernels: A tuple of kernels on the same points.
+    """
+
+    kernels: tuple[Kernel, ...]
+
+    def __post_init__(self):
+        _require_members("Product", self.kernels)
+
+    def pair(self, a, b):
+        """Product of the members' values."""
+        return functools.reduce(jnp.multiply, [k.pair(a, b) for k in self.kernels])
+
+    def log_pair(self, a, b):
+        """Sum of the members' logarithms."""
+        return functools.reduce(jnp.add, [k.log_pair(a, b) for k in self.kernels])
+
+    def gram(self, x, y=None):
+        """Elementwise product of the members' Gram matrices."""
+        return functools.reduce(jnp.multiply, [k.gram(x, y) for k in self.kernels])
+
+    def log_gram(self, x, y=None):
+        """Sum of the members' log Gram matrices."""
+        return functools.reduce(jnp.add, [k.log_gram(x, y) for k in self.kernels])
+
+    def diagonal(self, x):
+        """Elementwise product of the members' diagonals."""
+        return functools.reduce(jnp.multiply, [k.diagonal(x) for k in self.kernels])
+
+    def log_integral(self, dim):
+        """Of Gaussian kernels: that of the Gaussian kernel with `1 / l^2 = sum_i 1 / l_i^2`; other products raise."""
+        if not all(isinstance(k, Gaussian) for k in self.kernels):
+            return super().log_integral(dim)
+        precisions = [jnp.square(1.0 / jnp.asarray(k.length_scale)) for k in self.kernels]
+        return Gaussian(jax.lax.rsqrt(functools.reduce(jnp.add, precisions))).log_integral(dim)
+
+
+@register
+class Scaled(Kernel):
+    r"""Multiple `k(a, b) = c k_1(a, b)`; also written `c * k1`.
+
+    Args:
+        kernel: `k_1`.
+        scale: `c`, positive.
+    """
+
+    kernel: Kernel
+    scale: ArrayLike
+
+    def __post_init__(self):
+        _checks.positive("scale", self.scale)
+
+    def pair(self, a, b):
+        """Scaled value."""
+        return self.scale * self.kernel.pair(a, b)
+
+    def log_pair(self, a, b):
+        """`log c + log k_1(a, b)`."""
+        return jnp.log(self.scale) + self.kernel.log_pair(a, b)
+
+    def gram(self, x, y=None):
+        """Scaled Gram matrix."""
+        return self.scale * self.kernel.gram(x, y)
+
+    def log_gram(self, x, y=None):
+        """`log c` plus the log Gram matrix."""
+        return jnp.log(self.scale) + self.kernel.log_gram(x, y)
+
+    def diagonal(self, x):
+        """Scaled diagonal."""
+        return self.scale * self.kernel.diagonal(x)
+
+    def log_integral(self, dim):
+        """`log c` plus that of `k_1`."""
+        return jnp.log(self.scale) + self.kernel.log_integral(dim)
+
+
+@register
+class Mixture(Kernel):
+    r"""Sum of Gaussian kernels over length scales, `k(a, b) = sum_i w_i exp(-|a - b|^2 / (2 l_i^2))`.
+
+    It sees differences at every scale listed, where one length scale would miss those far below and above it. With the
+    default weights, all 1, `k(a, a)` is the number of length scales. One pass computes the distances for all of them.
+
+    Args:
+        length_scales: `(count,)`, `l_i`, each shared by all dimensions, in the units of the data.
+        weights: `(count,)`, `w_i`, positive; all 1 when left out.
+    """
+
+    length_scales: ArrayLike
+    weights: ArrayLike | None = None
+
+    def __post_init__(self):
+        _checks.positive("length_scales", self.length_scales)
+        shape = jnp.shape(self.length_scales)
+        _checks.require(
+            len(shape) == 1 and shape[0] > 0,
+            f"`length_scales` must have shape (count,); got shape {shape}. Add Gaussian kernels for length scales per "
+            "dimension.",
+        )
+        if self.weights is not None:
+            _checks.positive("weights", self.weights)
+            _checks.require(
+                jnp.shape(self.weights) == shape,
+                f"`weights` must have one entry per length scale, shape {shape}; got {jnp.shape(self.weights)}.",
+            )
+
+    def _members(self) -> list[tuple[jax.Array, jax.Array]]:
+        scales = jnp.asarray(self.length_scales)
+        weights = jnp.ones_like(scales) if self.weights is None else jnp.asarray(self.weights)
+        return [(weights[i], scales[i]) for i in range(scales.shape[0])]
+
+    def _values(self, s):
+        return functools.reduce(jnp.add, [w * jnp.exp(-0.5 * s / jnp.square(l)) for w, l in self._members()])
+
+    def _log_values(self, s):
+        return functools.reduce(jnp.logaddexp, [jnp.log(w) - 0.5 * s / jnp.square(l) for w, l in self._members()])
+
+    def pair(self, a, b):
+        """Sum of the Gaussian kernels' values for one pair of vectors `(dim,)`."""
+        return self._values(jnp.sum(jnp.square(a - b)))
+
+    def log_pair(self, a, b):
+        """Logarithm of the sum, that does not underflow."""
+        return self._log_values(jnp.sum(jnp.square(a - b)))
+
+    def gram(self, x, y=None):
+        """Matrix of kernel values between `(n, dim)` and `(m, dim)`."""
+        return self._values(squared_distances(*scaled(x, y, 1.0)))
+
+    def log_gram(self, x, y=None):
+        """Matrix of log kernel values between `(n, dim)` and `(m, dim)`."""
+        return self._log_values(squared_distances(*scaled(x, y, 1.0)))
+
+    def log_integral(self, dim):
+        """`log sum_i w_i (2 pi)^(dim/2) l_i^dim`."""
+        return functools.reduce(
+            jnp.logaddexp, [jnp.log(w) + Gaussian(l).log_integral(dim) for w, l in self._members()]
+        )

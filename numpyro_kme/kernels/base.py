@@ -1,0 +1,180 @@
+"""The kernel interface: an author writes one pair of points, the base class batches, sums, multiplies and scales."""
+
+import abc
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar, dataclass_transform
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from numpyro_kme import _checks
+
+Points = Any
+"""A pytree whose leaves share their leading axis: `(n, dim)` for vectors, `(n, size, dim)` for data sets, ..."""
+
+Class = TypeVar("Class", bound=type)
+
+
+@dataclass_transform(frozen_default=True)
+def register(cls: Class) -> Class:
+    """Make a frozen dataclass of its own and register it as a pytree.
+
+    Fields are leaves; those marked `field(metadata=dict(static=True))` are structure. `__post_init__` checks what a user
+    passes, and is skipped when JAX rebuilds an object: a gradient, an axis number or a placeholder is no length scale.
+    """
+    cls = dataclass(frozen=True)(cls)
+    static = tuple(f.name for f in fields(cls) if f.metadata.get("static", False))
+    leaves = tuple(f.name for f in fields(cls) if f.name not in static)
+
+    def flatten(instance):
+        return tuple(getattr(instance, name) for name in leaves), tuple(getattr(instance, name) for name in static)
+
+    def flatten_with_keys(instance):
+        children, structure = flatten(instance)
+        return tuple(zip(map(jax.tree_util.GetAttrKey, leaves), children)), structure
+
+    def unflatten(structure, children):
+        instance = object.__new__(cls)
+        for name, value in (*zip(leaves, children), *zip(static, structure)):
+            object.__setattr__(instance, name, value)
+        return instance
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+    return cls
+
+
+class Kernel(abc.ABC):
+    """A positive definite function `k(a, b)` of two points.
+
+    A family implements `pair` (or `log_pair`, when the kernel is positive and its logarithm is simpler); everything
+    else follows. `a` and `b` are single points without a batch axis: a vector `(dim,)`, or any pytree of arrays that the
+    kernel understands. Kernels are frozen pytrees, so hyperparameters can be traced, differentiated and vmapped.
+    """
+
+    def pair(self, a: Any, b: Any) -> jax.Array:
+        """Value `k(a, b)` for one pair of points."""
+        return jnp.exp(self.log_pair(a, b))
+
+    def log_pair(self, a: Any, b: Any) -> jax.Array:
+        """Logarithm `log k(a, b)` for one pair of points; only for kernels that are positive."""
+        return jnp.log(self.pair(a, b))
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        if cls.pair is Kernel.pair and cls.log_pair is Kernel.log_pair:
+            raise TypeError(f"{cls.__name__} must implement `pair(a, b)` or `log_pair(a, b)` for one pair of points.")
+
+    def __call__(self, a: Any, b: Any) -> jax.Array:
+        """Value `k(a, b)` for one pair of points."""
+        return self.pair(a, b)
+
+    def gram(self, x: Points, y: Points | None = None) -> jax.Array:
+        """Matrix `k(x_i, y_j)`, `(n, m)`; `y` is `x` when left out. Cost: `n * m` evaluations."""
+        return pairwise(self.pair, x, x if y is None else y)
+
+    def log_gram(self, x: Points, y: Points | None = None) -> jax.Array:
+        """Matrix `log k(x_i, y_j)`, `(n, m)`, that does not underflow where the kernel does."""
+        return pairwise(self.log_pair, x, x if y is None else y)
+
+    def diagonal(self, x: Points) -> jax.Array:
+        """Values `k(x_i, x_i)`, `(n,)`."""
+        return jax.vmap(lambda a: self.pair(a, a))(x)
+
+    def log_integral(self, dim: int) -> jax.Array:
+        """Logarithm of `int k(a, b) da` over `R^dim`, where it exists and does not depend on `b`.
+
+        `k(a, b) / exp(log_integral(dim))` is a density in `a`: this is what makes an epsilon-kernel of `k`.
+        """
+        raise ValueError(
+            f"{type(self).__name__} cannot be normalised to a density over vectors, so it has no marginal or predictive "
+            "density; posteriors do not need one. Use Gaussian, Laplace, Matern or RationalQuadratic for densities."
+        )
+
+    def __add__(self, other: "Kernel") -> "Kernel":
+        from numpyro_kme.kernels.algebra import Sum
+
+        return Sum((self, other))
+
+    def __mul__(self, other: "Kernel | float") -> "Kernel":
+        from numpyro_kme.kernels.algebra import Product, Scaled
+
+        return Product((self, other)) if isinstance(other, Kernel) else Scaled(self, other)
+
+    __rmul__ = __mul__
+
+
+class Signed(Kernel):
+    """A kernel that takes negative values: it has no logarithm, and no density."""
+
+    def log_pair(self, a, b):
+        """Raise: the logarithm does not exist."""
+        raise ValueError(
+            f"{type(self).__name__} takes negative values, so it has no logarithm and cannot be an epsilon-kernel; "
+            "use a positive kernel such as Gaussian there."
+        )
+
+
+def num_points(points: Points) -> int:
+    """Number of points in a pytree whose leaves share their leading axis."""
+    return jnp.shape(jax.tree.leaves(points)[0])[0]
+
+
+def pairwise(function, x: Points, y: Points) -> jax.Array:
+    """Matrix `function(x_i, y_j)`, `(n, m)`, of a function of one pair."""
+    return jax.vmap(lambda a: jax.vmap(lambda b: function(a, b))(y))(x)
+
+
+def scaled(x: jax.Array, y: jax.Array | None, length_scale: ArrayLike) -> tuple[jax.Array, jax.Array]:
+    """Points `(n, dim)` and `(m, dim)` in units of the length scale, a scalar or `(dim,)`; `y` is `x` when left out."""
+    _checks.matrix("x", x)
+    dim = jnp.shape(x)[1]
+    if y is not None:
+        _checks.matrix("y", y, columns=dim)
+    shape = jnp.shape(length_scale)
+    _checks.require(
+        shape in ((), (1,), (dim,)),
+        f"`length_scale` must be a scalar or have shape ({dim},), one per column of the points; got shape {shape}.",
+    )
+    scale = jnp.broadcast_to(jnp.asarray(length_scale), (1, dim))
+    x = x / scale
+    return x, x if y is None else y / scale
+
+
+def safe_sqrt(s: jax.Array) -> jax.Array:
+    """Square root whose gradient at 0 is 0 instead of infinite."""
+    positive = s > 0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, s, 1.0)), 0.0)
+
+
+def products(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Matrix of inner products `<x_i, y_j>` between `(n, dim)` and `(m, dim)`, in full precision on every device."""
+    return jnp.matmul(x, y.T, precision=jax.lax.Precision.HIGHEST)
+
+
+@jax.custom_jvp
+def squared_distances(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Matrix `|x_i - y_j|^2` between `(n, dim)` and `(m, dim)`, with no `(n, m, dim)` temporary.
+
+    Differences are squared and added one dimension at a time: coincident points are exactly at distance 0, and float32
+    keeps its relative precision far from the origin, where `|x|^2 + |y|^2 - 2 x.y` does not. Derivatives are matrix
+    products, `d s_ij = 2 (x_i - y_j).(dx_i - dy_j)`.
+    """
+
+    def add(total, columns):
+        a, b = columns
+        return total + jnp.square(a[:, None] - b[None, :]), None
+
+    start = jnp.zeros((x.shape[0], y.shape[0]), jnp.result_type(x, y))
+    return jax.lax.scan(add, start, (x.T, y.T), unroll=4)[0]
+
+
+@squared_distances.defjvp
+def _squared_distances_jvp(points, tangents):
+    x, y = points
+    dx, dy = tangents
+    distances = squared_distances(x, y)
+    centre = jax.lax.stop_gradient(jnp.mean(x, axis=0, keepdims=True))  # any shift gives the same derivative; this one loses no digits
+    x, y = x - centre, y - centre
+    own = jnp.sum(x * dx, axis=1)[:, None] + jnp.sum(y * dy, axis=1)[None, :]
+    return distances, 2.0 * (own - products(x, dy) - products(dx, y))

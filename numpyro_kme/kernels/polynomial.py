@@ -1,0 +1,62 @@
+"""Kernels of the inner product: they compare moments, and may be negative."""
+
+from dataclasses import field
+
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from numpyro_kme import _checks
+from numpyro_kme.kernels.base import Signed, products, register, scaled
+
+
+@register
+class Linear(Signed):
+    r"""Linear kernel `k(a, b) = sum_d a_d b_d / l_d^2`; its mean embeddings are means.
+
+    Args:
+        length_scale: `l`, a scalar or `(dim,)`, in the units of the data.
+    """
+
+    length_scale: ArrayLike = 1.0
+
+    def __post_init__(self):
+        _checks.positive("length_scale", self.length_scale)
+
+    def pair(self, a, b):
+        """Inner product of two scaled vectors `(dim,)`."""
+        return jnp.sum((a / self.length_scale) * (b / self.length_scale))
+
+    def gram(self, x, y=None):
+        """Matrix of inner products between `(n, dim)` and `(m, dim)`, as one matrix product."""
+        return products(*scaled(x, y, self.length_scale))
+
+
+@register
+class Polynomial(Signed):
+    r"""Polynomial kernel `k(a, b) = (sum_d a_d b_d / l_d^2 + c)^p`; its mean embeddings are moments up to order `p`.
+
+    Args:
+        degree: `p`, a positive integer.
+        length_scale: `l`, a scalar or `(dim,)`, in the units of the data.
+        offset: `c >= 0`; 0 keeps the moments of order `p` alone.
+    """
+
+    degree: int = field(metadata=dict(static=True))
+    length_scale: ArrayLike = 1.0
+    offset: ArrayLike = 1.0
+
+    def __post_init__(self):
+        _checks.require(
+            isinstance(self.degree, int) and self.degree >= 1,
+            f"`degree` must be a positive integer; got {self.degree!r}.",
+        )
+        _checks.positive("length_scale", self.length_scale)
+        _checks.non_negative("offset", self.offset)
+
+    def pair(self, a, b):
+        """Power of the inner product of two scaled vectors `(dim,)`."""
+        return (jnp.sum((a / self.length_scale) * (b / self.length_scale)) + self.offset) ** self.degree
+
+    def gram(self, x, y=None):
+        """Matrix of powers of inner products between `(n, dim)` and `(m, dim)`."""
+        return (products(*scaled(x, y, self.length_scale)) + self.offset) ** self.degree

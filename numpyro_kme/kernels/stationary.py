@@ -1,0 +1,215 @@
+"""Stationary kernels: functions of the scaled distance `r = |(a - b) / length_scale|_2`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import gammaln
+from jax.typing import ArrayLike
+
+from numpyro_kme import _checks
+from numpyro_kme.kernels.base import Kernel, register, safe_sqrt, scaled, squared_distances
+
+
+class Stationary(Kernel):
+    """A kernel `exp(g(s))` of the squared scaled distance `s = |(a - b) / length_scale|_2^2`.
+
+    `length_scale` is a scalar, or `(dim,)` for one length scale per dimension, in the units of the data.
+    A family implements `log_profile`, the function `g`, with finite gradients at `s = 0`.
+    """
+
+    length_scale: ArrayLike
+
+    def __post_init__(self):
+        _checks.positive("length_scale", self.length_scale)
+
+    def log_profile(self, s: jax.Array) -> jax.Array:
+        """Logarithm of the kernel as a function of the squared scaled distance."""
+        raise NotImplementedError
+
+    def log_pair(self, a, b):
+        """Logarithm of the kernel for one pair of vectors `(dim,)`."""
+        return self.log_profile(jnp.sum(jnp.square((a - b) / self.length_scale)))
+
+    def log_gram(self, x, y=None):
+        """Matrix of log kernel values between `(n, dim)` and `(m, dim)`, without an `(n, m, dim)` temporary."""
+        return self.log_profile(squared_distances(*scaled(x, y, self.length_scale)))
+
+    def gram(self, x, y=None):
+        """Matrix of kernel values between `(n, dim)` and `(m, dim)`."""
+        return jnp.exp(self.log_gram(x, y))
+
+    def log_volume(self, dim: int) -> jax.Array:
+        """Logarithm of the product of the `dim` length scales."""
+        return jnp.sum(jnp.log(jnp.broadcast_to(jnp.asarray(self.length_scale), (dim,))))
+
+
+@register
+class Gaussian(Stationary):
+    r"""Gaussian kernel `k(a, b) = exp(-1/2 sum_d (a_d - b_d)^2 / l_d^2)`.
+
+    Args:
+        length_scale: `l`, a scalar or `(dim,)`, in the units of the data.
+    """
+
+    length_scale: ArrayLike
+
+    def log_profile(self, s):
+        """`g(s) = -s / 2`."""
+        return -0.5 * s
+
+    def log_integral(self, dim):
+        """`dim/2 log(2 pi) + sum_d log l_d`."""
+        return 0.5 * dim * jnp.log(2.0 * jnp.pi) + self.log_volume(dim)
+
+
+@register
+class Laplace(Stationary):
+    r"""Laplace kernel `k(a, b) = exp(-r)`, `r = |(a - b) / l|_2`: the Matern kernel of order 1/2, also named `Matern12`.
+
+    The distance is Euclidean, as in every kernel here (some libraries give this name to the city-block distance). The
+    kernel has a kink at `r = 0`; its gradient there is taken to be 0.
+
+    Args:
+        length_scale: `l`, a scalar or `(dim,)`, in the units of the data.
+    """
+
+    length_scale: ArrayLike
+
+    def log_profile(self, s):
+        """`g(s) = -sqrt(s)`."""
+        return -safe_sqrt(s)
+
+    def log_integral(self, dim):
+        """`dim log 2 + dim/2 log pi + log Gamma((dim + 1) / 2) - log Gamma(1/2) + sum_d log l_d`."""
+        return _matern_log_integral(0.5, dim) + self.log_volume(dim)
+
+
+Matern12 = Laplace
+
+
+@register
+class Matern32(Stationary):
+    r"""Matern kernel of order 3/2, `k(a, b) = (1 + sqrt(3) r) exp(-sqrt(3) r)`, `r = |(a - b) / l|_2`.
+
+    Args:
+        length_scale: `l`, a scalar or `(dim,)`, in the units of the data.
+    """
+
+    length_scale: ArrayLike
+
+    def log_profile(self, s):
+        """`g(s) = log(1 + u) - u`, `u = sqrt(3 s)`."""
+        return _log_matern32(s)
+
+    def log_integral(self, dim):
+        """`log int (1 + sqrt(3) |u|) exp(-sqrt(3) |u|) du + sum_d log l_d`."""
+        return _matern_log_integral(1.5, dim) + self.log_volume(dim)
+
+
+@register
+class Matern52(Stationary):
+    r"""Matern kernel of order 5/2, `k(a, b) = (1 + u + u^2 / 3) exp(-u)`, `u = sqrt(5) |(a - b) / l|_2`.
+
+    Args:
+        length_scale: `l`, a scalar or `(dim,)`, in the units of the data.
+    """
+
+    length_scale: ArrayLike
+
+    def log_profile(self, s):
+        """`g(s) = log(1 + u + u^2 / 3) - u`, `u = sqrt(5 s)`."""
+        return _log_matern52(s)
+
+    def log_integral(self, dim):
+        """`log int (1 + sqrt(5) |u| + 5/3 |u|^2) exp(-sqrt(5) |u|) du + sum_d log l_d`."""
+        return _matern_log_integral(2.5, dim) + self.log_volume(dim)
+
+
+@register
+class InverseMultiquadric(Stationary):
+    r"""Inverse multiquadric kernel `k(a, b) = (1 + |(a - b) / l|_2^2)^(-1/2)`; heavy tails, no finite integral.
+
+    Args:
+        length_scale: `l`, a scalar or `(dim,)`, in the units of the data.
+    """
+
+    length_scale: ArrayLike
+
+    def log_profile(self, s):
+        """`g(s) = -log(1 + s) / 2`."""
+        return -0.5 * jnp.log1p(s)
+
+
+@register
+class RationalQuadratic(Stationary):
+    r"""Rational quadratic kernel `k(a, b) = (1 + s / (2 alpha))^-alpha`, `s = |(a - b) / l|_2^2`.
+
+    A mixture of Gaussian kernels over length scales; the Gaussian kernel as `alpha` grows.
+
+    Args:
+        length_scale: `l`, a scalar or `(dim,)`, in the units of the data.
+        alpha: Shape, positive; smaller is heavier-tailed.
+    """
+
+    length_scale: ArrayLike
+    alpha: ArrayLike = 1.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        _checks.positive("alpha", self.alpha)
+
+    def log_profile(self, s):
+        """`g(s) = -alpha log(1 + s / (2 alpha))`."""
+        return -self.alpha * jnp.log1p(s / (2.0 * self.alpha))
+
+    def log_integral(self, dim):
+        """`dim/2 log(2 pi alpha) + log Gamma(alpha - dim/2) - log Gamma(alpha) + sum_d log l_d`, for `alpha > dim/2`.
+
+        A traced `alpha` that is too small gives infinity, the value of the integral.
+        """
+        if _checks.is_concrete(self.alpha):
+            _checks.require(
+                bool(np.all(np.asarray(self.alpha) > dim / 2)),
+                f"RationalQuadratic is a density over {dim} dimensions only for `alpha` above {dim / 2}; "
+                f"got {self.alpha}. Raise `alpha`.",
+            )
+        alpha = jnp.asarray(self.alpha)
+        excess = alpha - dim / 2
+        safe = jnp.where(excess > 0, excess, 1.0)
+        value = 0.5 * dim * jnp.log(2.0 * jnp.pi * alpha) + gammaln(safe) - gammaln(alpha) + self.log_volume(dim)
+        return jnp.where(excess > 0, value, jnp.inf)
+
+
+@jax.custom_jvp
+def _log_matern32(s: jax.Array) -> jax.Array:
+    u = safe_sqrt(3.0 * s)
+    return jnp.log1p(u) - u
+
+
+@_log_matern32.defjvp
+def _log_matern32_jvp(primals, tangents):
+    (s,), (ds,) = primals, tangents
+    return _log_matern32(s), -1.5 / (1.0 + safe_sqrt(3.0 * s)) * ds  # exact at s = 0, where the chain rule is 0 / 0
+
+
+@jax.custom_jvp
+def _log_matern52(s: jax.Array) -> jax.Array:
+    u = safe_sqrt(5.0 * s)
+    return jnp.log1p(u + 5.0 / 3.0 * s) - u
+
+
+@_log_matern52.defjvp
+def _log_matern52_jvp(primals, tangents):
+    (s,), (ds,) = primals, tangents
+    u = safe_sqrt(5.0 * s)
+    return _log_matern52(s), -5.0 / 6.0 * (1.0 + u) / (1.0 + u + 5.0 / 3.0 * s) * ds
+
+
+def _matern_log_integral(order: float, dim: int) -> jax.Array:
+    """`log int k(|u|) du` over `R^dim`: the spectral density of a Matern kernel of this order at frequency 0."""
+    return (
+        dim * jnp.log(2.0)
+        + 0.5 * dim * jnp.log(jnp.pi / (2.0 * order))
+        + gammaln(order + 0.5 * dim)
+        - gammaln(order)
+    )

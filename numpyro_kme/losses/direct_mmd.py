@@ -1,0 +1,150 @@
+"""The squared MMD by direct sums of kernel values, for data of any kind."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_kme.kernels import Kernel
+from numpyro_kme.kernels.base import squared_distances
+from numpyro_kme.kernels.stationary import Stationary
+from numpyro_kme.losses import mass
+from numpyro_kme.losses.base import Objective, join, num_points
+from numpyro_kme.losses.generator import Generator
+
+SOURCES = 512
+"""Kernel values are formed for this many sources at a time."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DirectMMD(Objective):
+    r"""Squared MMD between weighted data and simulated points, up to the constant `|mu_w|^2` (see `offsets`).
+
+    With `q = |mu_u|^2`, `s = <mu_w, mu_u>` and `L(q, s)` of `mass.py`, the gradient pulls the force
+    `v_m (2 L_q grad mu_u(y_m) + L_s grad mu_w(y_m))` on each simulated point back to `u`.
+    """
+
+    generator: Generator
+    kernel: Kernel
+    data: Any
+    free_mass: bool = field(metadata=dict(static=True))
+
+    def reduce(self, weights, extra=None):
+        """Join the points and keep the weights."""
+        return join(self.data, extra), weights
+
+    def offsets(self, weights, extra=None):
+        """The constants `|mu_w|^2`: `n^2` kernel values for all weights together, `(n + T)^2` for each with extra points."""
+        if extra is None:
+            points = vectors(self.data)
+            return jnp.sum(weights.T * potential(self.kernel, points, points, weights.T), axis=0)
+
+        def one(row):
+            points = vectors(join(self.data, row[1]))
+            return row[0] @ potential(self.kernel, points, points, row[0])
+
+        return jax.lax.map(one, (weights, extra))
+
+    def value(self, facts, u, nodes):
+        """Squared MMD at `u`, without its constant."""
+        data, weights = facts
+        y, v = vectors(self.generator.points(u, nodes)), self.generator.weights(nodes, weights)
+        q = v @ potential(self.kernel, y, y, v)
+        s = v @ potential(self.kernel, y, vectors(data), weights)
+        return mass.discrepancy(jnp.stack([self._energy(q, y, v), s]), self.free_mass)
+
+    def slope(self, facts, u, nodes):
+        """Squared MMD and gradient."""
+        data, weights = facts
+        v = self.generator.weights(nodes, weights)
+        y, pull = jax.vjp(lambda t: vectors(self.generator.points(t, nodes)), u)
+        own, own_force = field_at(self.kernel, y, y, v)
+        cross, cross_force = field_at(self.kernel, y, vectors(data), weights)
+        q, from_energy = jax.vjp(lambda raw, points: self._energy(raw, points, v), v @ own, y)
+        value, (by_q, by_s), _ = mass.derivatives(q, v @ cross, self.free_mass)
+        by_raw, direct = from_energy(by_q)
+
+        def total(own_part, cross_part, direct_part):
+            scaled = v.reshape(-1, *[1] * (own_part.ndim - 1))
+            return scaled * (2.0 * by_raw * own_part + by_s * cross_part) + direct_part
+
+        return value, pull(jax.tree.map(total, own_force, cross_force, direct))[0]
+
+    def gram(self, facts, points, nodes):
+        """Inner products of several embeddings with one another and with the data, from points `(R, M, ...)`."""
+        data, weights = facts
+        v = self.generator.weights(nodes, weights)
+        points = jax.vmap(vectors)(points)
+
+        def row(y):
+            return jax.lax.map(lambda z: v @ potential(self.kernel, y, z, v), points)
+
+        s = jax.lax.map(lambda y: v @ potential(self.kernel, y, vectors(data), weights), points)
+        return jax.lax.map(row, points), s, jnp.zeros(())
+
+    def report(self, facts, u, nodes):
+        """Share of the data explained, if the mass is free."""
+        if not self.free_mass:
+            return {}
+        data, weights = facts
+        y, v = vectors(self.generator.points(u, nodes)), self.generator.weights(nodes, weights)
+        q = self._energy(v @ potential(self.kernel, y, y, v), y, v)
+        return {"share": mass.share(q, v @ potential(self.kernel, y, vectors(data), weights))}
+
+    def _energy(self, q, y, v):
+        if not self.generator.noise.independent:
+            return q
+        return mass.unbiased_energy(q, jnp.square(v) @ self.kernel.diagonal(y), v)
+
+
+def vectors(points: Any) -> Any:
+    """Make points of scalars `(n,)` into vectors `(n, 1)`, leaf by leaf."""
+    return jax.tree.map(lambda leaf: leaf[:, None] if leaf.ndim == 1 else leaf, points)
+
+
+def potential(kernel: Kernel, y: Any, z: Any, c: jax.Array) -> jax.Array:
+    """Witness values `sum_j c_j k(y_i, z_j)`, `(m,)` or `(m, R)` for `c` of shape `(n,)` or `(n, R)`, in blocks of sources."""
+    return _over_sources(lambda z, c: kernel.gram(y, z) @ c, z, c)
+
+
+def field_at(kernel: Kernel, y: Any, z: Any, c: jax.Array) -> tuple[jax.Array, Any]:
+    """Witness values `sum_j c_j k(y_i, z_j)` and their gradients in `y_i`, with the sources held still.
+
+    For a stationary kernel `exp(g(s))`, `s = |(y - z) / l|^2`, gradients are two moments of `c_j k g'(s)` over the
+    sources, so one matrix of exponentials serves both.
+    """
+    if isinstance(kernel, Stationary):
+        return _over_sources(lambda z, c: _stationary_field(kernel, y, z, c), z, c)
+
+    def block(z, c):
+        values, pull = jax.vjp(lambda points: kernel.gram(points, z) @ c, y)
+        return values, pull(jnp.ones_like(values))[0]
+
+    return _over_sources(block, z, c)
+
+
+def _stationary_field(kernel: Stationary, y: jax.Array, z: jax.Array, c: jax.Array):
+    scale = jnp.broadcast_to(jnp.asarray(kernel.length_scale), (1, y.shape[1]))
+    y, z = y / scale, z / scale
+    log_k, slope = jax.jvp(kernel.log_profile, (s := squared_distances(y, z),), (jnp.ones_like(s),))
+    k = jnp.exp(log_k)
+    weighted = k * slope
+    toward = (weighted @ c)[:, None] * y - weighted @ (c[:, None] * z)
+    return k @ c, 2.0 * toward / scale
+
+
+def _over_sources(block, z: Any, c: jax.Array):
+    """Sum `block(z, c)` over blocks of the sources; the last one is padded with sources of weight zero."""
+    n = num_points(z)
+    if n <= SOURCES:
+        return block(z, c)
+    blocks = -(-n // SOURCES)
+    pad = blocks * SOURCES - n
+    c = jnp.pad(c, ((0, pad), *[(0, 0)] * (c.ndim - 1))).reshape(blocks, SOURCES, *c.shape[1:])
+    z = jax.tree.map(
+        lambda leaf: jnp.concatenate([leaf, leaf[:pad]]).reshape(blocks, SOURCES, *leaf.shape[1:]), z
+    )
+    start = jax.tree.map(lambda out: jnp.zeros(out.shape, out.dtype), jax.eval_shape(block, *jax.tree.map(lambda a: a[0], (z, c))))
+    return jax.lax.scan(lambda total, part: (jax.tree.map(jnp.add, total, block(*part)), None), start, (z, c))[0]

@@ -1,0 +1,156 @@
+"""A simulator as a family of laws: noise of a known law, pushed forward by the parameters."""
+
+import abc
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import ndtr
+
+from numpyro_kme import _linalg
+
+BLOCK = 16
+"""Replicates that share one draw of the noise: replicate `b` uses draw `b // BLOCK`."""
+
+REACH = 6.5
+"""One-dimensional quadrature covers standard normal noise out to this many standard deviations (8e-11 lies outside)."""
+
+
+class Nodes(NamedTuple):
+    """Noise values `(M, ...)` with weights `(M,)` that sum to one: they stand for the law of the noise."""
+
+    values: Any
+    weights: jax.Array
+
+
+class Noise(abc.ABC):
+    """The law of a simulator's noise, as a rule that makes weighted nodes.
+
+    `independent` says that the nodes are independent draws, so that sums over pairs must leave out a node's pair with
+    itself; quadrature and low-discrepancy nodes repel each other, and the full double sum is the better estimate.
+    """
+
+    independent: bool
+
+    @abc.abstractmethod
+    def nodes(self, rng_key: jax.Array, num: int, blocks: int) -> Nodes:
+        """Draw `blocks` sets of `num` nodes, `(blocks, num, ...)`; one set (`blocks` = 1) where nodes are not random."""
+
+def _same(z):
+    return z
+
+
+@dataclass(frozen=True)
+class NormalNoise(Noise):
+    """Noise `transform(z)`, `z ~ N(0, I)` of `dim` dimensions: quadrature for one dimension, low-discrepancy beyond.
+
+    One dimension: the trapezoidal rule on `[-6.5, 6.5]` with normal weights, which converges exponentially for smooth
+    simulators. More: a scrambled Sobol sequence with each point's mirror image, so that odd functions have no error.
+
+    Args:
+        dim: Number of standard normals that one simulated point uses.
+        transform: `(dim,) -> noise value`, traceable; the same vector when left out.
+    """
+
+    dim: int
+    transform: Callable[[jax.Array], Any] = _same
+    independent: bool = field(default=False, init=False)
+
+    def nodes(self, rng_key, num, blocks):
+        """Draw sets of nodes; one set serves all blocks when `dim` is 1."""
+        if self.dim == 1:
+            z, blocks = np.linspace(-REACH, REACH, num)[None, :, None], 1
+            weights = np.exp(-0.5 * z[0, :, 0] ** 2)
+        else:
+            z = np.stack([self._sobol(jax.random.fold_in(rng_key, block), num) for block in range(blocks)])
+            weights = np.ones(z.shape[1])
+        values = jax.vmap(jax.vmap(self.transform))(jnp.asarray(z))
+        return Nodes(values, jnp.broadcast_to(weights / weights.sum(), z.shape[:2]))
+
+    def _sobol(self, rng_key, num):
+        from scipy.special import ndtri
+        from scipy.stats import qmc
+
+        half = 2 ** max(int(np.ceil(np.log2(num))) - 1, 0)
+        seed = np.random.default_rng(np.asarray(jax.random.key_data(rng_key)))
+        z = ndtri(qmc.Sobol(self.dim, rng=seed).random(half).clip(1e-12, 1.0 - 1e-12))
+        return np.concatenate([z, -z])
+
+
+def UniformNoise(dim: int) -> NormalNoise:
+    """Noise uniform on the unit cube of `dim` dimensions."""
+    return NormalNoise(dim, ndtr)
+
+
+@dataclass(frozen=True)
+class DrawnNoise(Noise):
+    """Noise that can only be drawn: independent nodes, whose error falls as `M^-1/2`.
+
+    Args:
+        draw: `(rng_key) -> noise value`, traceable. Left out, the noise value is the key itself, for simulators
+            `fn(rng_key, *params)`.
+    """
+
+    draw: Callable[[jax.Array], Any] = _same
+    independent: bool = field(default=True, init=False)
+
+    def nodes(self, rng_key, num, blocks):
+        """Draw `blocks` sets of `num` independent nodes."""
+
+        def one_set(block):
+            return jax.vmap(self.draw)(jax.random.split(jax.random.fold_in(rng_key, block), num))
+
+        return Nodes(jax.vmap(one_set)(jnp.arange(blocks)), jnp.full((blocks, num), 1.0 / num))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Generator:
+    r"""A family of laws `P_u`: the law of `simulate(u, noise)`.
+
+    Args:
+        simulate: `(u, noise value) -> one data point`, or `(u, noise value, covariate) -> one response`; traceable.
+            `u` is an unconstrained vector `(dim,)`: map it to constrained parameters inside.
+        noise: The law of the noise.
+        dim: Number of parameters.
+        log_density: `(u, data point) -> log p(x | u)` where the model has one, for `NegativeLogLikelihood`.
+        covariates: Given values `(n, ...)`, one for each data point, or nothing. With covariates the data points and the
+            simulated points are pairs `(covariate, response)`.
+    """
+
+    simulate: Callable = field(metadata=dict(static=True))
+    noise: Noise = field(metadata=dict(static=True))
+    dim: int = field(metadata=dict(static=True))
+    log_density: Callable | None = field(default=None, metadata=dict(static=True))
+    covariates: Any = None
+
+    def points(self, u: jax.Array, nodes: Nodes) -> Any:
+        """Simulate `(M, ...)` points at the nodes; with covariates node `m` goes to covariate `m % n`."""
+        if self.covariates is None:
+            return jax.vmap(lambda noise: self.simulate(u, noise))(nodes.values)
+        given = self.spread(nodes)
+        return given, jax.vmap(lambda noise, c: self.simulate(u, noise, c))(nodes.values, given)
+
+    def weights(self, nodes: Nodes, data_weights: jax.Array) -> jax.Array:
+        """Weights `(M,)` of the simulated points: those of the nodes, shared out as the data weigh their covariates."""
+        if self.covariates is None:
+            return nodes.weights
+        shares = nodes.weights * data_weights[self._index(nodes)]
+        return shares / jnp.sum(shares)
+
+    def spread(self, nodes: Nodes) -> Any:
+        """Covariates `(M, ...)` of the simulated points."""
+        index = self._index(nodes)
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], self.covariates)
+
+    def _index(self, nodes: Nodes) -> jax.Array:
+        return jnp.arange(nodes.weights.shape[0]) % jax.tree.leaves(self.covariates)[0].shape[0]
+
+    def draw_nodes(self, rng_key: jax.Array, num: int, blocks: int | None = None) -> Nodes:
+        """Draw nodes in float64, on the host: one set `(num, ...)`, or `(blocks, num, ...)`."""
+        with _linalg.float64():
+            nodes = self.noise.nodes(rng_key, num, blocks or 1)
+            return nodes if blocks else jax.tree.map(lambda leaf: leaf[0], nodes)

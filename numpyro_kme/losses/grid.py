@@ -1,0 +1,149 @@
+"""Embeddings of one-dimensional measures on a cubic B-spline grid, with inner products by FFT."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_kme.kernels import Kernel
+
+
+class Stencil(NamedTuple):
+    """Where points fall on a grid: cell indices `(M, 4)` and spline weights `(M, 4)` with two derivatives."""
+
+    cells: jax.Array
+    weights: jax.Array
+    first: jax.Array
+    second: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Grid:
+    r"""A window of the line on which `int int k(a, b) P(da) Q(db)` is a product of Fourier coefficients.
+
+    Each point is spread over four cells by the cubic B-spline (`charges`); with the kernel's values on the grid
+    interpolated by cubic splines, inner products of embeddings are sums over frequencies,
+    `<mu_P, mu_Q> = sum_f spectrum_f Re(conj(P_f) Q_f)`. The error is that of cubic interpolation of the kernel, of order
+    `(step / length scale)^4`. Points outside the window have no charge: they are taken to be too far from everything
+    inside to matter.
+
+    Attributes:
+        low: Left end of the window.
+        step: Width of a cell.
+        spectrum: Kernel in Fourier space with the splines divided out, and the weights of a one-sided sum, `(size // 2 + 1,)`.
+        cells: Number of cells that points can fall in.
+        size: Even number of cells with the padding that keeps the FFT from wrapping round.
+    """
+
+    low: jax.Array
+    step: jax.Array
+    spectrum: jax.Array
+    cells: jax.Array
+    size: int = field(metadata=dict(static=True))
+
+    def stencil(self, points: jax.Array) -> Stencil:
+        """Locate points `(M,)`; those outside the window get weight zero, those that are not numbers NaN."""
+        position = (points - self.low) / self.step
+        inside = (position >= 2.0) & (position < self.cells - 3.0)
+        left = jnp.where(inside, jnp.floor(position), 2.0)
+        f = jnp.where(inside, position - left, 0.0)[:, None]
+        keep = jnp.where(jnp.isnan(points), jnp.nan, inside.astype(points.dtype))[:, None]
+        weights = [(1 - f) ** 3 / 6, (3 * f**3 - 6 * f**2 + 4) / 6, (1 + 3 * f + 3 * f**2 - 3 * f**3) / 6, f**3 / 6]
+        first = [-((1 - f) ** 2) / 2, (3 * f**2 - 4 * f) / 2, (1 + 2 * f - 3 * f**2) / 2, f**2 / 2]
+        second = [1 - f, 3 * f - 2, 1 - 3 * f, f]
+        return Stencil(
+            left.astype(jnp.int32)[:, None] + jnp.arange(-1, 3)[None],
+            jnp.concatenate(weights, axis=1) * keep,
+            jnp.concatenate(first, axis=1) * keep / self.step,
+            jnp.concatenate(second, axis=1) * keep / self.step**2,
+        )
+
+    def charges(self, stencil: Stencil, spread: jax.Array) -> jax.Array:
+        """Collect what points put on their four cells: `(M, 4, ...)` to Fourier coefficients `(..., size // 2 + 1)`."""
+        cells = jnp.zeros((self.size, *spread.shape[2:]), spread.dtype).at[stencil.cells].add(spread)
+        return jnp.fft.rfft(jnp.moveaxis(cells, 0, -1))
+
+    def embed(self, points: jax.Array, weights: jax.Array) -> jax.Array:
+        """Fourier coefficients of the measure with the given points and weights `(M,)`."""
+        stencil = self.stencil(points)
+        return self.charges(stencil, stencil.weights * weights[:, None])
+
+    def inner(self, p: jax.Array, q: jax.Array) -> jax.Array:
+        """Inner products of embeddings given by Fourier coefficients: `(F,)` or `(R, F)` with `(F,)` or `(S, F)`."""
+        scaled = p * jnp.asarray(self.spectrum)[(None,) * (p.ndim - 1)]
+        return scaled.real @ q.real.T + scaled.imag @ q.imag.T
+
+    def potential(self, p: jax.Array) -> jax.Array:
+        """Coefficients on the cells `(size,)` of the witness `t -> int k(t, a) P(da)`, to be summed with a stencil."""
+        two_sided = (0.5 * self.size * jnp.asarray(self.spectrum)).at[jnp.array([0, -1])].multiply(2.0)
+        return jnp.fft.irfft(two_sided * p, self.size)
+
+
+def make_grid(kernel: Kernel, centre: float, width: float, step: float, reach: float, max_cells: int) -> Grid:
+    """Tabulate a kernel of `a - b` on a window of the line.
+
+    Args:
+        kernel: Compares two points `(1,)` and depends on their difference alone.
+        centre: Middle of the window.
+        width: Width of the window.
+        step: Width of a cell.
+        reach: Distance from which the kernel is zero for practical purposes, or infinity.
+        max_cells: A window that needs more cells is cut to this many.
+    """
+    cells = int(min(width / step + 16.0, max_cells))
+    size = _fft_size(cells + int(min(cells, reach / step + 8.0)))
+    lag = np.minimum(np.arange(size), size - np.arange(size)) * step
+    splines = (4.0 + 2.0 * np.cos(2.0 * np.pi * np.arange(size // 2 + 1) / size)) / 6.0
+    spectrum = np.fft.rfft(profile(kernel, lag)).real / splines**2 * 2.0 / size
+    spectrum[[0, -1]] *= 0.5  # `size` is even
+    return Grid(np.asarray(centre - 0.5 * cells * step), np.asarray(step), spectrum, np.asarray(float(cells)), size)
+
+
+def profile(kernel: Kernel, lag: np.ndarray) -> np.ndarray:
+    """Kernel values between the points `lag` and 0 on the line."""
+    return np.asarray(kernel.gram(jnp.asarray(lag[:, None]), jnp.zeros((1, 1)))[:, 0])
+
+
+def find_step(kernel: Kernel, scale: float, tolerance: float) -> tuple[float, float] | None:
+    """Find the widest cell that represents a kernel, by trying, and the kernel's reach.
+
+    Args:
+        kernel: Compares two points `(1,)`.
+        scale: A typical distance between data points.
+        tolerance: Largest error of an interpolated kernel value, relative to `k(0, 0)`.
+    Returns:
+        `(step, reach)`, or None if the kernel is not a function of the distance that a grid can hold: not stationary, or
+        with a kink that fine cells do not resolve.
+    """
+    distance = scale * 2.0 ** np.arange(-20.0, 21.0, 0.25)
+    decay = profile(kernel, np.concatenate([[0.0], distance]))
+    peak, decay = decay[0], decay[1:] / decay[0]
+    shifted = np.asarray(kernel.gram(jnp.asarray([[3.0 * scale], [4.5 * scale]]))).ravel()
+    stationary = np.allclose(shifted, profile(kernel, scale * np.array([0.0, 1.5, 1.5, 0.0])), rtol=1e-6, atol=0.0)
+    if not (stationary and np.isfinite(decay).all() and decay[-1] < 1e-3):
+        return None
+    half = distance[np.argmax(decay < 0.5)]
+    far = np.flatnonzero(np.abs(decay) > 1e-12)[-1]
+    reach = float(distance[far + 1]) if far + 1 < len(distance) else np.inf
+    for step in half * 2.0 ** np.arange(-1.0, -7.0, -0.5):
+        if _interpolation_error(kernel, step) <= tolerance * peak:
+            return float(step), reach
+    return None
+
+
+def _interpolation_error(kernel: Kernel, step: float) -> float:
+    """Largest error of the kernel between points in general position on a small grid."""
+    grid = make_grid(kernel, 0.0, 240.0 * step, step, np.inf, 256)
+    a = step * np.array([0.0, 0.25, 0.5, 0.8])
+    b = step * (np.arange(0.0, 40.0, 0.3))
+    lines = jax.vmap(grid.embed)(jnp.asarray(np.concatenate([a, b])[:, None]), jnp.ones((len(a) + len(b), 1)))
+    tabulated = grid.inner(lines[: len(a)], lines[len(a) :])
+    return float(np.abs(tabulated - profile(kernel, (a[:, None] - b[None]).ravel()).reshape(len(a), -1)).max())
+
+
+def _fft_size(least: int) -> int:
+    """Smallest of `2^k`, `3 2^k`, `5 2^k` from 512 on: few sizes, so that few programs are compiled."""
+    return min(size for odd in (1, 3, 5) for power in range(7, 25) if (size := odd * 2**power) >= max(least, 512))

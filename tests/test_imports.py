@@ -1,0 +1,166 @@
+"""The architecture as a table: who may import whom. CONTRIBUTING.md explains the two columns."""
+
+import ast
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "numpyro_kme"
+
+ORDER = (
+    ("_checks", "_linalg", "_compat", "_arviz"),
+    ("kernels",),
+    ("measures",),
+    ("embeddings",),
+    ("discrepancies",),
+    ("herding",),
+    ("length_scales",),
+    ("_calls",),
+    ("simulator",),
+    ("problem",),
+    ("coordinates",),
+    ("simulations",),
+    ("kernel_means",),
+    ("losses",),
+    ("handlers",),
+    ("diagnostics",),
+    ("engines",),
+)
+"""Imports inside the package go from a row to rows above it; `_` modules may use each other."""
+
+SUPPORT = set(ORDER[0])
+MATHEMATICS = {
+    "kernels",
+    "measures",
+    "embeddings",
+    "discrepancies",
+    "herding",
+    "length_scales",
+    "kernel_means",
+}
+MODELLING = {"_calls", "simulator", "problem", "coordinates", "simulations", "handlers"}
+MEETING = {"kernel_means.distribution"}
+"""Where the columns meet: a surrogate as a NumPyro distribution. Engines and diagnostics also use both."""
+
+THIRD_PARTY = {
+    "kernels": {"jax", "numpy"},
+    "_arviz": {"numpy", "arviz", "xarray"},
+    "_compat": {"jax", "numpyro", "numpy"},
+    "_checks": {"jax", "numpy"},
+    "_linalg": {"jax", "numpy"},
+}
+MATHEMATICS_MAY_USE = {"jax", "numpy", "scipy", "optax"}
+OTHERS_MAY_USE = MATHEMATICS_MAY_USE | {"numpyro", "tqdm"}
+
+
+@dataclass(frozen=True)
+class Import:
+    line: int
+    name: str
+
+
+def module_name(path: Path) -> str:
+    """`kernels/base.py` is `kernels.base`; a package's `__init__.py` is the package."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(source: str, package: str) -> list[Import]:
+    """Every import in the source, also inside functions, with relative ones resolved against `package`."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [Import(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            origin = ".".join([*base, *filter(None, [node.module])])
+            found += [Import(node.lineno, f"{origin}.{alias.name}") for alias in node.names]
+    return found
+
+
+def violations(module: str, source: str, *, is_package: bool = False) -> list[str]:
+    """What the table forbids, as sentences."""
+    top = module.split(".")[0]
+    rows = {name: row for row, names in enumerate(ORDER) for name in names}
+    if not module:
+        return []
+    if top not in rows:
+        return [
+            f"numpyro_kme.{module} is not in the table of tests/test_imports.py: add it where it belongs."
+        ]
+    full = f"numpyro_kme.{module}"
+    mathematics = top in MATHEMATICS and module not in MEETING
+    allowed = THIRD_PARTY.get(top, MATHEMATICS_MAY_USE if mathematics else OTHERS_MAY_USE)
+    sentences = []
+    for found in imports(source, full if is_package else full.rpartition(".")[0]):
+        outside, _, inside = found.name.partition(".")
+        where = f"{full}, line {found.line}, imports {found.name}"
+        if outside != "numpyro_kme":
+            if outside not in allowed and outside not in sys.stdlib_module_names:
+                sentences.append(f"{where}; outside packages allowed there: {sorted(allowed)}.")
+            continue
+        target = inside.split(".")[0]
+        if target not in rows:
+            sentences.append(f"{where}; import from the module that defines the name, not from the package.")
+        elif is_package and target == top:
+            continue
+        elif mathematics and inside.startswith(tuple(MEETING)):
+            sentences.append(f"{where}; the mathematics column knows nothing of distributions.")
+        elif target == top:
+            if top == "engines" and not inside.startswith("engines._"):
+                sentences.append(f"{where}; no engine imports another.")
+        elif rows[target] > rows[top] or (rows[target] == rows[top] and top not in SUPPORT):
+            sentences.append(f"{where}, which stands below it in the table.")
+        elif mathematics and target not in MATHEMATICS | SUPPORT:
+            sentences.append(f"{where}; the mathematics column knows nothing of models.")
+        elif top in MODELLING and target == "kernels":
+            sentences.append(f"{where}; the modelling column knows nothing of kernels.")
+    return sentences
+
+
+@pytest.mark.parametrize(
+    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: module_name(path) or "numpyro_kme"
+)
+def test_imports_follow_the_table(path):
+    found = violations(module_name(path), path.read_text(), is_package=path.name == "__init__.py")
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "module, source, word",
+    [
+        ("kernels.base", "import numpyro", "outside packages"),
+        ("kernel_means.learning", "def f():\n    from numpyro import infer", "outside packages"),
+        ("embeddings", "from numpyro_kme import simulator", "below it"),
+        ("kernel_means.base", "from numpyro_kme.simulations import Simulations", "knows nothing of models"),
+        ("kernel_means.base", "from numpyro_kme.kernel_means.distribution import X", "of distributions"),
+        ("simulator", "from numpyro_kme.kernels import Gaussian", "knows nothing of kernels"),
+        ("handlers", "from numpyro_kme.kernels.base import Kernel", "knows nothing of kernels"),
+        ("engines.kelfi", "from numpyro_kme.engines.k2abc import K2ABC", "no engine imports another"),
+        ("engines.kelfi", "from .k2abc import K2ABC", "no engine imports another"),
+        ("herding", "from numpyro_kme import Gaussian", "not from the package"),
+        ("problem", "import matplotlib", "outside packages"),
+        ("surprise", "import jax", "not in the table"),
+    ],
+)
+def test_the_table_catches(module, source, word):
+    assert any(word in sentence for sentence in violations(module, source))
+
+
+@pytest.mark.parametrize(
+    "module, source",
+    [
+        ("kernels.base", "from numpyro_kme.kernels.algebra import Sum\nimport jax.numpy as jnp\nimport math"),
+        (
+            "engines.kelfi",
+            "from numpyro_kme.engines._base import Engine\nfrom numpyro_kme import _arviz, kernels",
+        ),
+        ("kernel_means.distribution", "import numpyro\nfrom numpyro_kme.coordinates import Coordinates"),
+        ("handlers", "from numpyro_kme.kernel_means.distribution import KernelMeansLikelihood"),
+        ("_linalg", "from numpyro_kme import _checks"),
+    ],
+)
+def test_the_table_allows(module, source):
+    assert violations(module, source) == []
