@@ -1,7 +1,8 @@
 """Herding: time per candidate-step against a plain `argmax` scan, and the MMD reached against random draws.
 
 Run: python benchmarks/herding.py
-Target: a mixture of two normals in two dimensions, whose embedding under a Gaussian kernel is known in closed form.
+Target: a mixture of two normals in two dimensions, whose embedding under a Gaussian kernel is known in closed
+form.
 """
 
 import functools

@@ -13,6 +13,10 @@ from numpyro_kme import _checks
 Shape = tuple[int, ...]
 
 
+class WrongOutput(ValueError):
+    """A black-box simulator returned something else than it declares."""
+
+
 def name(fn: Callable) -> str:
     """Name of a function, for sentences."""
     fn = fn.func if isinstance(fn, partial) else fn
@@ -69,7 +73,7 @@ def call_on_host(fn: Callable, shape: Shape, dtype: np.dtype, key_data: np.ndarr
     """One call of a black-box simulator, with the NumPy generator that belongs to the data of a JAX key.
 
     Raises:
-        ValueError: If the result has not the declared shape, or a dtype that does not cast to the declared one.
+        WrongOutput: If the result has not the declared shape, or a dtype that does not cast to the declared one.
     """
     rng = np.random.default_rng(np.asarray(key_data, np.uint32).ravel())
     x = np.asarray(fn(rng, *params))
@@ -77,6 +81,7 @@ def call_on_host(fn: Callable, shape: Shape, dtype: np.dtype, key_data: np.ndarr
         x.shape == shape and np.can_cast(x.dtype, dtype, "same_kind"),
         f"Simulator `{name(fn)}` declares shape {shape} and dtype {dtype} but returned shape {x.shape} and dtype "
         f"{x.dtype}. Correct the declaration, Simulator(..., shape=..., dtype=...), or the simulator.",
+        WrongOutput,
     )
     return x.astype(dtype)
 

@@ -130,17 +130,17 @@ def _(fn: dist.Uniform, z):
 
 @from_normal.register
 def _(fn: dist.Exponential, z):
-    return -log_ndtr(-z) / fn.rate
+    return _hazard(z) / fn.rate
 
 
 @from_normal.register
 def _(fn: dist.Weibull, z):
-    return fn.scale * (-log_ndtr(-z)) ** (1.0 / fn.concentration)
+    return fn.scale * _hazard(z) ** (1.0 / fn.concentration)
 
 
 @from_normal.register
 def _(fn: dist.Gumbel, z):
-    return fn.loc - fn.scale * jnp.log(-log_ndtr(z))
+    return fn.loc - fn.scale * jnp.log(_hazard(-z))
 
 
 @from_normal.register
@@ -158,6 +158,12 @@ def _(fn: dist.Laplace, z):
 def _(fn: dist.HalfNormal, z):
     negative, positive = jnp.where(z < 0, z, -1.0), jnp.where(z < 0, 1.0, z)
     return fn.scale * jnp.where(z < 0, jnp.sqrt(2.0) * erfinv(ndtr(negative)), -ndtri(0.5 * ndtr(-positive)))
+
+
+def _hazard(z: jax.Array) -> jax.Array:
+    """`-log P(Z > z)`, precise in both tails."""
+    negative, positive = jnp.where(z < 0, z, -1.0), jnp.where(z < 0, 1.0, z)
+    return jnp.where(z < 0, -jnp.log1p(-ndtr(negative)), -log_ndtr(-positive))
 
 
 def _factor(fn) -> jax.Array:
@@ -189,18 +195,16 @@ def _over_extra_dims(apply: Callable, base: dist.Distribution) -> Callable:
 def _bisect(fn: dist.Distribution, z: jax.Array) -> jax.Array:
     """Solve `to_normal(fn, x) = z` for every entry, by halving an interval of an unconstrained coordinate of `x`.
 
-    A Newton step from the solution, whose size is that of the rounding, gives it its derivatives.
+    A Newton step at the solution, of the size of the rounding, gives it its derivatives.
     """
     chart = jnp.sinh if fn.support is constraints.real else biject_to(fn.support)
     z = jnp.asarray(z)
     info = np.finfo(z.dtype)
-    reach = np.log(info.max) - 2.0
+    low = jnp.full(z.shape, 2.0 - np.log(info.max), z.dtype)
+    rising = chart(-low) >= chart(low)
 
     def height(u):
         return to_normal(fn, chart(u))
-
-    low, high = jnp.full(z.shape, -reach, z.dtype), jnp.full(z.shape, reach, z.dtype)
-    rising = height(high) >= height(low)
 
     def halve(_, ends):
         low, high = ends
@@ -208,9 +212,10 @@ def _bisect(fn: dist.Distribution, z: jax.Array) -> jax.Array:
         above = (height(middle) < z) == rising
         return jnp.where(above, middle, low), jnp.where(above, high, middle)
 
-    low, high = lax.fori_loop(0, info.nmant + 12, halve, (low, high))
+    low, high = lax.fori_loop(0, info.nmant + 12, halve, (low, -low))
     u = lax.stop_gradient(0.5 * (low + high))
-    slope = lax.stop_gradient(jax.jvp(height, (u,), (jnp.ones_like(u),))[1])
+    reached, slope = jax.jvp(height, (u,), (jnp.ones_like(u),))
+    slope = lax.stop_gradient(slope)
     usable = jnp.isfinite(slope) & (slope != 0.0)
-    step = jnp.where(usable, (height(u) - z) / jnp.where(usable, slope, 1.0), 0.0)
-    return chart(u - jnp.clip(step, -1e-2, 1e-2))
+    step = jnp.where(usable, (reached - z) / jnp.where(usable, slope, 1.0), 0.0)
+    return chart(u - jnp.clip(step, -0.01, 0.01))

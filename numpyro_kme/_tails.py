@@ -5,7 +5,7 @@ from functools import singledispatch
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jax.scipy.special import betainc, erf, erfc, gammainc, gammaincc, ndtr
+from jax.scipy.special import betainc, erf, erfc, gammainc, gammaincc, gammaln, ndtr
 from numpyro.distributions.truncated import (
     LeftTruncatedDistribution,
     RightTruncatedDistribution,
@@ -28,16 +28,21 @@ def _(fn: dist.Normal, x):
     return ndtr(t), ndtr(-t)
 
 
-@tails.register(dist.Cauchy)
-@tails.register(dist.SoftLaplace)
-def _(fn, x):
+@tails.register
+def _(fn: dist.SoftLaplace, x):
     return fn.cdf(x), fn.cdf(2.0 * fn.loc - x)
+
+
+@tails.register
+def _(fn: dist.Cauchy, x):
+    t = (x - fn.loc) / fn.scale
+    return _symmetric(jnp.arctan2(1.0, _distance(t)) / jnp.pi, t)
 
 
 @tails.register
 def _(fn: dist.Laplace, x):
     t = (x - fn.loc) / fn.scale
-    return _from_smaller(0.5 * jnp.exp(-jnp.abs(t)), t < 0)
+    return _symmetric(0.5 * jnp.exp(-_distance(t)), t)
 
 
 @tails.register
@@ -49,10 +54,13 @@ def _(fn: dist.Logistic, x):
 @tails.register
 def _(fn: dist.StudentT, x):
     t = (x - fn.loc) / fn.scale
-    w = jnp.maximum(t * t, jnp.finfo(t.dtype).tiny) / (fn.df + t * t)
-    centre = 0.5 - 0.5 * betainc(0.5, 0.5 * fn.df, w)
-    tail = 0.5 * betainc(0.5 * fn.df, 0.5, fn.df / (fn.df + t * t))
-    return _from_smaller(jnp.where(t * t < 1.0, centre, tail), t < 0)
+    near, far = t * t < jnp.finfo(t.dtype).eps, t * t > 1.0
+    density = jnp.exp(gammaln(0.5 * fn.df + 0.5) - gammaln(0.5 * fn.df)) / jnp.sqrt(fn.df * jnp.pi)
+    square = jnp.where(near, 1.0, t * t)
+    centre = 0.5 - 0.5 * betainc(0.5, 0.5 * fn.df, square / (fn.df + square))
+    square = jnp.where(far, t * t, 1.0)
+    tail = 0.5 * betainc(0.5 * fn.df, 0.5, fn.df / (fn.df + square))
+    return _symmetric(jnp.where(near, 0.5 - density * _distance(t), jnp.where(far, tail, centre)), t)
 
 
 @tails.register
@@ -132,8 +140,14 @@ def _(fn: dist.MixtureSameFamily, x):
     return jnp.sum(weights * lower, axis=-1), jnp.sum(weights * upper, axis=-1)
 
 
-def _from_smaller(small: jax.Array, is_lower: jax.Array) -> Tails:
-    return jnp.where(is_lower, small, 1.0 - small), jnp.where(is_lower, 1.0 - small, small)
+def _distance(t: jax.Array) -> jax.Array:
+    """`|t|`, with derivative 1 at 0."""
+    return jnp.where(t < 0, -t, t)
+
+
+def _symmetric(beyond: jax.Array, t: jax.Array) -> Tails:
+    """From the probability of one tail beyond `|t|` of a distribution symmetric around 0."""
+    return jnp.where(t < 0, beyond, 1.0 - beyond), jnp.where(t < 0, 1.0 - beyond, beyond)
 
 
 def _from_hazard(hazard: jax.Array) -> Tails:

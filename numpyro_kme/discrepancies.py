@@ -23,17 +23,19 @@ def squared_mmd(
 
     With weights `v` on `x` and `w` on `y`, each summing to one (uniform when left out):
 
-    - U-statistic (`unbiased=True`): `sum_{i != j} v_i v_j k(x_i, x_j) / (1 - sum v_i^2)`, the same for `y`, minus
-      `2 sum_ij v_i w_j k(x_i, y_j)`. Unbiased for independent draws; negative about half of the time when P = Q, and never
-      clipped.
-    - V-statistic (`unbiased=False`): every pair counts. It is the exact squared distance between the two weighted empirical
-      measures, so not negative beyond round-off; for P = Q it is `(1/n + 1/m) (E k(X, X) - E k(X, X'))` on average.
+    - U-statistic (`unbiased=True`): `sum_{i != j} v_i v_j k(x_i, x_j) / (1 - sum v_i^2)`, the same for `y`,
+      minus `2 sum_ij v_i w_j k(x_i, y_j)`. Unbiased for independent draws; negative about half of the time
+      when P = Q, and never clipped.
+    - V-statistic (`unbiased=False`): every pair counts. It is the exact squared distance between the two
+      weighted empirical measures, so not negative beyond round-off; for P = Q its mean is
+      `(1/n + 1/m) (E k(X, X) - E k(X, X'))`.
 
     Differentiable in the points, the weights and the kernel; works under `jit` and `vmap`.
 
     Args:
-        kernel: Symmetric; compares two points of shape `(dim,)`, or two slices of any pytree along its leading axis.
-            Conditionally positive definite kernels serve too: with `Energy` this is the energy distance.
+        kernel: Symmetric; compares two points of shape `(dim,)`, or two slices of any pytree along its
+            leading axis. Conditionally positive definite kernels serve too: with `Energy` this is the energy
+            distance.
         x: `(n, dim)` draws from P.
         y: `(m, dim)` draws from Q.
         x_weights: `(n,)`, summing to one; signed weights are allowed.
@@ -42,14 +44,15 @@ def squared_mmd(
     Returns:
         A scalar, in squared units of the embedding.
     Raises:
-        ValueError: If the samples differ in `dim`, have fewer than two points for the U-statistic, or weights have a wrong
-            shape or sum; the sentence shows both values.
-    Cost: `(n^2 + m^2) / 2 + n m` kernel evaluations, in tiles that stay in cache; the gradient about four times that, with
-        no `(n, m)` matrix held.
+        ValueError: If the samples differ in `dim`, have fewer than two points for the U-statistic, or weights
+            have a wrong shape or sum; the sentence shows both values.
+    Cost: `(n^2 + m^2) / 2 + n m` kernel evaluations, in tiles that stay in cache; the gradient about four
+        times that, with no `(n, m)` matrix held.
     References: Gretton et al. (2012), JMLR 13, lemma 6.
     """
     v, w = _weights("x", x, x_weights, unbiased), _weights("y", y, y_weights, unbiased)
-    _same_points(x, y)
+    if not isinstance(x, tuple) and jnp.ndim(x) == jnp.ndim(y) == 2:
+        _checks.same_columns("x", x, "y", y)
     return _squared_mmd(kernel, x, y, v, w, unbiased)
 
 
@@ -67,11 +70,11 @@ def _unbiased_mean(kernel, x, w):
 
 
 def _weights(name, points, weights, unbiased):
-    n = num_points(points)
+    n, least = num_points(points), 2 if unbiased else 1
     _checks.require(
-        n >= (2 if unbiased else 1),
-        f"`{name}` must have at least {2 if unbiased else 1} points for {'unbiased' if unbiased else 'biased'} estimates; "
-        f"got {n}.",
+        n >= least,
+        f"`{name}` must have at least {least} points for {'an unbiased' if unbiased else 'a biased'} "
+        f"estimate; got {n}.",
     )
     if weights is None:
         return blocks.uniform_weights(points)
@@ -84,16 +87,7 @@ def _weights(name, points, weights, unbiased):
         concentration = float(np.sum(np.square(np.asarray(weights, dtype=np.float64))))
         _checks.require(
             abs(1.0 - concentration) > 1e-6,
-            f"`{name}_weights` put all mass on one point (sum of squares {concentration:.6g}), so the unbiased estimate "
-            "divides by zero; spread the weights or use unbiased=False.",
+            f"`{name}_weights` have a sum of squares of {concentration:.6g}, so the unbiased estimate "
+            "divides by zero; spread the weights over more points, or use unbiased=False.",
         )
     return jnp.asarray(weights)
-
-
-def _same_points(x, y):
-    shapes = [jax.tree.map(lambda leaf: jnp.shape(leaf)[-1:], points) for points in (x, y)]
-    _checks.require(
-        jax.tree.structure(x) == jax.tree.structure(y) and shapes[0] == shapes[1],
-        f"`x` and `y` must hold the same kind of points; got shapes {jax.tree.map(jnp.shape, x)} and "
-        f"{jax.tree.map(jnp.shape, y)}.",
-    )

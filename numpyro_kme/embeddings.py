@@ -37,11 +37,11 @@ class MeanEmbedding:
         )
 
     def __call__(self, t: Points) -> jax.Array:
-        """Values `mu(t_j) = sum_i w_i k(x_i, t_j)`, `(r,)`, at points `(r, dim)`. Cost: `r n` kernel evaluations."""
+        """Values `mu(t_j) = sum_i w_i k(x_i, t_j)`, `(r,)`, at points `(r, dim)`, in blocks of rows."""
         return blocks.matvec(self.kernel, t, self.points, jnp.asarray(self.weights))
 
     def inner(self, other: "MeanEmbedding") -> jax.Array:
-        """Inner product `<mu, nu> = sum_ij w_i v_j k(x_i, y_j)` with another embedding in the space of the same kernel."""
+        """Inner product `<mu, nu> = sum_ij w_i v_j k(x_i, y_j)` with an embedding by the same kernel."""
         self._require_same_space(other)
         weights = jnp.asarray(self.weights), jnp.asarray(other.weights)
         return blocks.weighted_sum(self.kernel, self.points, weights[0], other.points, weights[1])
@@ -51,14 +51,14 @@ class MeanEmbedding:
         return blocks.weighted_self_sum(self.kernel, self.points, jnp.asarray(self.weights))
 
     def squared_distance(self, other: "MeanEmbedding") -> jax.Array:
-        """Squared distance `|mu - nu|^2`: for weights that sum to one, the squared MMD of the two measures."""
+        """Squared distance `|mu - nu|^2`: for weights that sum to one, the squared MMD of two measures."""
         return self.squared_norm() + other.squared_norm() - 2.0 * self.inner(other)
 
     def expectation(self, values: ArrayLike) -> jax.Array:
-        """Expectation `sum_i w_i f(x_i)` of a function with values `(n, *event)` at the points, of shape `event`.
+        """Expectation `sum_i w_i f(x_i)`, of shape `event`, from values `f(x_i)`, `(n, *event)`.
 
-        Exact as `<f, mu>` for `f` in the space of the kernel; far outside it, a weighted sum with signed weights is not
-        to be trusted.
+        Exact as `<f, mu>` for `f` in the space of the kernel; far outside it, a weighted sum with signed
+        weights is not to be trusted.
         """
         _require_values("values", values, num_points(self.points))
         return jnp.tensordot(jnp.asarray(self.weights), jnp.asarray(values), axes=1)
@@ -74,13 +74,14 @@ class MeanEmbedding:
 class ConditionalMeanEmbedding:
     r"""Conditional mean embedding: `E[f(X) | theta]` as a weighted sum of `f(x_j)` over simulated pairs.
 
-    `E[f(X) | theta] ~ sum_j a_j(theta) f(x_j)`, `a(theta) = (L + m lam I)^-1 l(theta)`, with `L_ij = l(theta_i, theta_j)` and
-    `l(theta) = (l(theta_j, theta))_j`: ridge regression with outputs in the space of another kernel, equal to the posterior
-    mean of a Gaussian process with covariance `l` and noise variance `m lam`. The weights are signed, do not sum to one,
-    and fade to 0 far from the inputs. Make one with `fit`.
+    `E[f(X) | theta] ~ sum_j a_j(theta) f(x_j)`, `a(theta) = (L + m lam I)^-1 l(theta)`, with
+    `L_ij = l(theta_i, theta_j)` and `l(theta) = (l(theta_j, theta))_j`: ridge regression with outputs in the
+    space of another kernel, equal to the posterior mean of a Gaussian process with covariance `l` and noise
+    variance `m lam`. The weights are signed, do not sum to one, and fade to 0 far from the inputs. Make one
+    with `fit`.
 
-    The factor is computed in float64. Weights in float32 carry an error of about `1e-7 / lam`; `expectation` of concrete
-    values solves in float64 first and loses less.
+    The factor is computed in float64. Weights in float32 carry an error of about `1e-7 / lam`; `expectation`
+    of concrete values solves in float64 first and loses less.
 
     References: Song et al. (2009), ICML; Grunewalder et al. (2012), ICML.
     """
@@ -104,7 +105,7 @@ class ConditionalMeanEmbedding:
         """
         _checks.require(
             _checks.is_concrete((inputs, kernel, regularisation)),
-            "`fit` factorises on the host and cannot be traced; call it outside `jax.jit`, with a concrete kernel.",
+            "`fit` factorises on the host and cannot be traced; call it outside `jax.jit`.",
             TypeError,
         )
         _checks.positive("regularisation", regularisation)
@@ -117,11 +118,11 @@ class ConditionalMeanEmbedding:
         return cls(kernel, inputs, factor, np.float64(regularisation))
 
     def weights(self, theta: Points) -> jax.Array:
-        """Weights `a_j(theta_i)`, `(r, m)`, for parameters `(r, dim)`. Cost: `r m` kernel evaluations and `r m^2`."""
+        """Weights `a_j(theta_i)`, `(r, m)`, for parameters `(r, dim)`. Cost: `r m^2`."""
         return _linalg.cho_solve(self.factor, self.kernel.gram(self.inputs, theta)).T
 
     def expectation(self, values: ArrayLike, theta: Points) -> jax.Array:
-        """Estimate `E[f(X) | theta_i]`, `(r, *event)`, from values `f(x_j)`, `(m, *event)`, and parameters `(r, dim)`."""
+        """Estimate `E[f(X) | theta_i]`, `(r, *event)`, from values `f(x_j)`, `(m, *event)`."""
         m = num_points(self.inputs)
         _require_values("values", values, m)
         values = np.asarray(values) if _checks.is_concrete(values) else jnp.asarray(values)

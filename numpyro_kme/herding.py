@@ -14,24 +14,26 @@ from numpyro_kme.kernels import blocks
 from numpyro_kme.kernels.base import Kernel, Points, num_points
 
 ROWS = 64
-"""Rows of the two-stage argmax: the largest score of each column first, then the row within the best column."""
+"""Rows of the two-stage argmax: the best score of each column first, then the row in the best column."""
 
 
 def herd(embedding_values: ArrayLike, kernel: Kernel, candidates: Points, num_samples: int) -> jax.Array:
     r"""Choose super-samples greedily: `theta^(s) = argmax_t mu(t) - (1/s) sum_{i < s} l(theta^(i), t)`.
 
-    The equally weighted samples approach `mu` at a rate of about `1/S` instead of `S^-1/2` for functions in the space of the
-    kernel; averages of functions outside it (tail probabilities, for one) can be worse than those of random draws. A
-    candidate can be chosen more than once. `mu` may embed a signed measure.
+    The equally weighted samples approach `mu` at a rate of about `1/S` instead of `S^-1/2` for functions in
+    the space of the kernel; averages of functions outside it (tail probabilities, for one) can be worse than
+    those of random draws. A candidate can be chosen more than once. `mu` may embed a signed measure.
 
     Args:
         embedding_values: `(R,)`, `mu` at the candidates, on the scale of a measure of total mass one.
         kernel: `l`, the kernel of the embedding.
-        candidates: `(R, dim)`, `t`, or any pytree of points along its leading axis; dense where `mu` has mass.
+        candidates: `(R, dim)`, `t`, or any pytree of points along its leading axis; dense where `mu` has
+            mass.
         num_samples: `S`.
     Returns:
         `(S,)` indices into the candidates, in the order chosen: the first `s` are the herded set of size `s`.
-    Cost: `R S` kernel evaluations; scores are in float32, whose ties can change the path but not the distance reached.
+    Cost: `R S` kernel evaluations; scores are in float32, whose ties can change the path but not the distance
+    reached.
     References: Chen, Welling & Smola (2010), UAI.
     """
     r = num_points(candidates)
@@ -79,11 +81,13 @@ def polish(
 ) -> np.ndarray:
     r"""Move all samples together, down the squared distance between their mean embedding and `mu`.
 
-    Minimises `(1/S^2) sum_ij l(theta^(i), theta^(j)) - (2/S) sum_i mu(theta^(i))` from the given points by L-BFGS; the squared
-    MMD is that plus `|mu|^2`. Herded points end at a fraction of their distance (a third, in two dimensions).
+    Minimises `(1/S^2) sum_ij l(theta^(i), theta^(j)) - (2/S) sum_i mu(theta^(i))` from the given points by
+    L-BFGS; the squared MMD is that plus `|mu|^2`. Herded points end at a fraction of their distance (a third,
+    in two dimensions).
 
     Args:
-        embedding: `mu`, maps points `(S, dim)` to values `(S,)`; differentiable by JAX. A `MeanEmbedding` serves.
+        embedding: `mu`, maps points `(S, dim)` to values `(S,)`; differentiable by JAX. A `MeanEmbedding`
+            serves.
         kernel: `l`, the kernel of the embedding, differentiable at coincident points.
         points: `(S, dim)`, the start: a local method improves herded points, and does not find lost modes.
         max_steps: Largest number of L-BFGS steps.
@@ -96,7 +100,9 @@ def polish(
     _checks.matrix("points", points, min_rows=1)
     _checks.finite("points", points)
     start = np.asarray(points, dtype=np.float64)
-    shift = np.random.default_rng(0).normal(size=start.shape)  # repeated points feel no force apart until they differ
+    shift = np.random.default_rng(0).normal(
+        size=start.shape
+    )  # repeated points feel no force apart until they differ
     start = start + 1e-6 * np.std(start, axis=0) * shift
 
     with _linalg.float64():
@@ -115,7 +121,8 @@ def polish(
         value, slope = on_host(start.ravel())
         _checks.require(
             bool(np.isfinite(value) and np.all(np.isfinite(slope))),
-            "The distance to the embedding, or its gradient, is not finite at the start; check `embedding` and `kernel`.",
+            "The distance to the embedding, or its gradient, is not finite at the start; check `embedding` "
+            "and `kernel`.",
             FloatingPointError,
         )
         options = dict(maxiter=max_steps, ftol=1e-15, gtol=1e-4 * float(np.max(np.abs(slope))))

@@ -107,7 +107,7 @@ class Simulator(Distribution):
     def arguments(self) -> jax.Array:
         """All numbers that one call takes, flattened and joined: shape `groups + (p,)`."""
         dtype = jnp.result_type(float, *self.params)
-        columns = [param.reshape(*self.groups, -1).astype(dtype) for param in self._broadcast(self.groups)]
+        columns = [param.reshape(*self.groups, -1).astype(dtype) for param in self.broadcast_params(self.groups)]
         return jnp.concatenate(columns, axis=-1)
 
     def with_arguments(self, arguments: ArrayLike) -> "Simulator":
@@ -120,6 +120,14 @@ class Simulator(Distribution):
             for block, shape, param in zip(blocks, self.call_shapes, self.params)
         )
         return new
+
+    def broadcast_params(self, lead: Shape) -> list[jax.Array]:
+        """Each parameter with the leading dimensions `lead`."""
+        broadcast = []
+        for param, shape in zip(self.params, self.call_shapes):
+            missing = len(lead) + len(shape) - param.ndim
+            broadcast.append(jnp.broadcast_to(param.reshape((1,) * missing + param.shape), lead + shape))
+        return broadcast
 
     @property
     def support(self) -> constraints.Constraint:
@@ -161,7 +169,7 @@ class Simulator(Distribution):
         """Draw `sample_shape + batch_shape + event_shape`; every event is one call with its own key."""
         assert key is not None
         keys = self.keys(key, sample_shape)
-        params = self._broadcast(keys.shape)
+        params = self.broadcast_params(keys.shape)
         if self.black_box:
             return _calls.call_back(self.fn, self.event_shape, self.dtype, random.key_data(keys), params)
         if keys.shape == ():
@@ -182,14 +190,6 @@ class Simulator(Distribution):
         )
         shape = jnp.broadcast_shapes(self.batch_shape, lead)
         return _log_prob(value, *self.params, shape=shape, dtype=jnp.result_type(float), sentence=sentence)
-
-    def _broadcast(self, lead: Shape) -> list[jax.Array]:
-        """Each parameter with the leading dimensions `lead`."""
-        broadcast = []
-        for param, shape in zip(self.params, self.call_shapes):
-            missing = len(lead) + len(shape) - param.ndim
-            broadcast.append(jnp.broadcast_to(param.reshape((1,) * missing + param.shape), lead + shape))
-        return broadcast
 
     def _refuse_ambiguity(self, batch_shape: Shape) -> None:
         for i, param in enumerate(self.params):

@@ -9,43 +9,37 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "numpyro_kme"
 
-ORDER = (
-    ("_checks", "_linalg", "_compat", "_arviz"),
-    ("kernels",),
-    ("measures",),
-    ("embeddings",),
-    ("discrepancies",),
-    ("herding",),
-    ("length_scales",),
-    ("_calls",),
-    ("simulator",),
-    ("problem",),
-    ("coordinates",),
-    ("simulations",),
-    ("kernel_means",),
-    ("losses",),
-    ("handlers",),
-    ("diagnostics",),
-    ("engines",),
-)
-"""Imports inside the package go from a row to rows above it; `_` modules may use each other."""
-
-SUPPORT = set(ORDER[0])
-MATHEMATICS = {
-    "kernels",
-    "measures",
-    "embeddings",
-    "discrepancies",
-    "herding",
-    "length_scales",
-    "kernel_means",
-}
-MODELLING = {"_calls", "simulator", "problem", "coordinates", "simulations", "handlers"}
+TABLE = """
+support      _checks _linalg _compat _arviz
+mathematics  kernels
+mathematics  measures
+mathematics  embeddings
+mathematics  discrepancies
+mathematics  herding
+mathematics  length_scales
+mathematics  tempering
+modelling    _calls _tails
+modelling    _normalise
+modelling    simulator
+modelling    problem
+modelling    coordinates
+modelling    simulations
+mathematics  kernel_means
+mathematics  losses
+mathematics  bootstrap
+modelling    handlers
+both         diagnostics
+both         engines
+"""
+ROWS = [line.split() for line in TABLE.strip().splitlines()]
+ROW = {name: number for number, (_, *names) in enumerate(ROWS) for name in names}
+COLUMN = {name: column for column, *names in ROWS for name in names}
 MEETING = {"kernel_means.distribution"}
-"""Where the columns meet: a surrogate as a NumPyro distribution. Engines and diagnostics also use both."""
+"""Imports go from a row to rows above it or within `support`. The columns meet in `both` and in `MEETING`."""
 
 THIRD_PARTY = {
-    "kernels": {"jax", "numpy"},
+    "kernels": {"jax", "numpy", "scipy"},
+    "tempering": {"jax", "blackjax"},
     "_arviz": {"numpy", "arviz", "xarray"},
     "_compat": {"jax", "numpyro", "numpy"},
     "_checks": {"jax", "numpy"},
@@ -83,15 +77,15 @@ def imports(source: str, package: str) -> list[Import]:
 def violations(module: str, source: str, *, is_package: bool = False) -> list[str]:
     """What the table forbids, as sentences."""
     top = module.split(".")[0]
-    rows = {name: row for row, names in enumerate(ORDER) for name in names}
     if not module:
         return []
-    if top not in rows:
+    if top not in ROW:
         return [
             f"numpyro_kme.{module} is not in the table of tests/test_imports.py: add it where it belongs."
         ]
     full = f"numpyro_kme.{module}"
-    mathematics = top in MATHEMATICS and module not in MEETING
+    column = "both" if module in MEETING else COLUMN[top]
+    mathematics = column == "mathematics"
     allowed = THIRD_PARTY.get(top, MATHEMATICS_MAY_USE if mathematics else OTHERS_MAY_USE)
     sentences = []
     for found in imports(source, full if is_package else full.rpartition(".")[0]):
@@ -102,7 +96,7 @@ def violations(module: str, source: str, *, is_package: bool = False) -> list[st
                 sentences.append(f"{where}; outside packages allowed there: {sorted(allowed)}.")
             continue
         target = inside.split(".")[0]
-        if target not in rows:
+        if target not in ROW:
             sentences.append(f"{where}; import from the module that defines the name, not from the package.")
         elif is_package and target == top:
             continue
@@ -111,11 +105,11 @@ def violations(module: str, source: str, *, is_package: bool = False) -> list[st
         elif target == top:
             if top == "engines" and not inside.startswith("engines._"):
                 sentences.append(f"{where}; no engine imports another.")
-        elif rows[target] > rows[top] or (rows[target] == rows[top] and top not in SUPPORT):
+        elif ROW[target] > ROW[top] or (ROW[target] == ROW[top] and column != "support"):
             sentences.append(f"{where}, which stands below it in the table.")
-        elif mathematics and target not in MATHEMATICS | SUPPORT:
+        elif mathematics and COLUMN[target] not in ("mathematics", "support"):
             sentences.append(f"{where}; the mathematics column knows nothing of models.")
-        elif top in MODELLING and target == "kernels":
+        elif column == "modelling" and target == "kernels":
             sentences.append(f"{where}; the modelling column knows nothing of kernels.")
     return sentences
 

@@ -1,6 +1,6 @@
 """The minimum-loss point estimate on the full data, from many starts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -38,33 +38,38 @@ class Fit:
     converged: bool
 
 
-def fit(objective: Objective, nodes: Nodes, which: int, starts: np.ndarray, *, max_steps: int = 80) -> Fit:
-    """Minimise the loss on the full data: score all starts, follow the best, keep the distinct minima.
+def rank_starts(objective: Objective, nodes: Nodes, which: int, starts: np.ndarray) -> np.ndarray:
+    """Keep the best `BLOCK` of the starting points `(S, p)`, by their loss on the full data, best first."""
+    starts = np.asarray(starts, np.float64)
+    _checks.matrix("starts", starts, columns=objective.generator.dim)
+    tasks = full_data(objective, which).rows(np.zeros(len(starts), int))
+    scores = lanes.values(objective, nodes, tasks, starts)
+    finite = np.isfinite(scores)
+    _checks.require(
+        bool(finite.any()),
+        f"the loss is not finite at any of the {len(starts)} starting points; check the simulator at draws of the prior.",
+    )
+    return starts[np.argsort(np.where(finite, scores, np.inf))[: min(BLOCK, int(finite.sum()))]]
+
+
+def fit(objective: Objective, nodes: Nodes, which: int, starts: np.ndarray, scale: np.ndarray) -> Fit:
+    """Minimise the loss on the full data from every start and keep the distinct minima.
 
     Args:
         objective: A loss bound to data.
         nodes: Sets of noise nodes, `(sets, M, ...)`.
         which: The set to use.
-        starts: `(S, p)` starting points, for instance prior draws.
-        max_steps: Most evaluations from each start.
+        starts: `(S, p)` starting points, at most a few tens: see `rank_starts`.
+        scale: Typical sizes of the parameters `(p,)`.
     """
-    starts = np.asarray(starts, np.float64)
-    _checks.matrix("starts", starts, columns=objective.generator.dim)
-    scale = _spread(starts)
     one = full_data(objective, which)
-    scores = lanes.values(objective, nodes, one.rows(np.zeros(len(starts), int)), starts)
-    _checks.require(
-        bool(np.isfinite(scores).any()),
-        f"the loss is not finite at any of the {len(starts)} starting points; check the simulator at draws of the prior.",
-    )
-    order = np.argsort(np.where(np.isfinite(scores), scores, np.inf))[: min(BLOCK, int(np.isfinite(scores).sum()))]
-    tasks = one.rows(np.zeros(len(order), int))
+    tasks = one.rows(np.zeros(len(starts), int))
     if objective.has_cheap_hessian:
         hessians = np.eye(objective.generator.dim)
     else:
-        hessians = lanes.expand(objective, nodes, tasks, starts[order]).hessian
-    control = Control(scale, tolerance=1e-5, max_steps=max_steps, damping=0.1, stride=1.0)
-    found = lanes.solve(objective, nodes, tasks, starts[order], hessians, control)
+        hessians = lanes.expand(objective, nodes, tasks, starts).hessian
+    control = Control(scale, tolerance=1e-5, max_steps=80, damping=0.1, stride=1.0)
+    found = lanes.solve(objective, nodes, tasks, starts, hessians, control)
     rank = np.argsort(found.value)
     best = rank[0]
     u, hessian = found.u[best], found.hessian[best]
@@ -85,9 +90,16 @@ def fit(objective: Objective, nodes: Nodes, which: int, starts: np.ndarray, *, m
         found.value[kept],
         scale,
         int(same.sum()),
-        len(order),
+        len(starts),
         bool(np.abs(newton_step(hessian, found.gradient[best]) / scale).max() < 1e-3 and np.linalg.eigvalsh(hessian)[0] > 0),
     )
+
+
+def refit(objective: Objective, nodes: Nodes, which: int, first: Fit) -> Fit:
+    """Follow the minima of a fit to other noise nodes."""
+    starts = np.concatenate([first.u[None], first.others])[:BLOCK]
+    again = fit(objective, nodes, which, starts, first.scale)
+    return replace(again, reached=first.reached, followed=first.followed)
 
 
 def full_data(objective: Objective, which: int) -> Tasks:
@@ -103,7 +115,7 @@ def newton_step(hessian: np.ndarray, gradient: np.ndarray) -> np.ndarray:
     return -((gradient @ vectors) / values) @ vectors.T
 
 
-def _spread(points: np.ndarray) -> np.ndarray:
+def spread(points: np.ndarray) -> np.ndarray:
     """Robust standard deviations of `(S, p)` points, never zero."""
     low, high = np.quantile(points, [0.16, 0.84], axis=0)
     return np.where(high > low, 0.5 * (high - low), np.maximum(0.1 * np.abs(low), 0.1))

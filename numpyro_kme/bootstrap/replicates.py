@@ -1,7 +1,6 @@
 """The posterior bootstrap: one minimisation for each reweighting of the data, each one checked."""
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal
 
 import jax
@@ -9,15 +8,20 @@ import numpy as np
 
 from numpyro_kme import _checks, _linalg
 from numpyro_kme.bootstrap import lanes
-from numpyro_kme.bootstrap.fit import Fit, fit, newton_step
+from numpyro_kme.bootstrap.derivatives import Derivatives, choose_derivatives
+from numpyro_kme.bootstrap.fit import Fit, fit, newton_step, rank_starts, refit, spread
 from numpyro_kme.bootstrap.lanes import Control, Tasks
 from numpyro_kme.bootstrap.newton import Minimum
-from numpyro_kme.bootstrap.weights import DirichletProcess
+from numpyro_kme.bootstrap.weights import DirichletProcess, draw_weights
 from numpyro_kme.losses.base import Objective
-from numpyro_kme.losses.generator import BLOCK, Nodes
+from numpyro_kme.losses.differenced import Differenced
+from numpyro_kme.losses.generator import BLOCK, Nodes, num_sets
 
 TOLERANCE = 0.01
 """A replicate has converged when its remaining Newton step is at most this many posterior standard deviations."""
+
+PILOT = 2**30
+"""Replicates numbered from here on set the scale of the others: it must not depend on how many there are."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,7 @@ class Replicates:
         numbers: Further numbers of the loss, such as `share`, by name.
         compared: How many replicates were restarted elsewhere.
         quadrature: The check of the noise nodes and the grid.
+        derivatives: How the loss was differentiated.
         fit: The minimum on the full data.
     """
 
@@ -88,6 +93,7 @@ class Replicates:
     numbers: dict[str, np.ndarray]
     compared: int
     quadrature: Quadrature
+    derivatives: Derivatives
     fit: Fit
 
 
@@ -95,8 +101,8 @@ def posterior_bootstrap(
     rng_key: jax.Array,
     objective: Objective,
     starts: np.ndarray,
-    process: DirichletProcess = DirichletProcess(),
-    settings: Settings = Settings(),
+    process: DirichletProcess | None = None,
+    settings: Settings | None = None,
 ) -> Replicates:
     r"""Draw from the posterior that a Dirichlet process on the data's law puts on the minimum-loss parameters.
 
@@ -114,16 +120,24 @@ def posterior_bootstrap(
     Cost: about 3 to 6 evaluations of the loss and its gradient a replicate.
     References: Dellaporta et al. (2022), AISTATS; Lyddon, Walker and Holmes (2018), NeurIPS.
     """
-    keys = jax.random.split(rng_key, 3)
+    process, settings = process or DirichletProcess(), settings or Settings()
+    keys = jax.random.split(rng_key, 4)
     ids = np.arange(settings.num_samples)
-    blocks = -(-settings.num_samples // BLOCK)
-    nodes = objective.generator.draw_nodes(keys[0], settings.num_nodes, blocks + 1)
-    sets = jax.tree.leaves(nodes.weights)[0].shape[0]
-    full = fit(objective, nodes, sets - 1, starts)
-    tasks = draw_tasks(keys[1], objective, process, ids, sets)
-    value, gradient = lanes.slopes(objective, nodes, tasks, full.u)
-    linear = full.u + newton_step(full.hessian, gradient)
-    control = Control(_sd(linear), tolerance=0.3 * TOLERANCE, max_steps=12 if settings.method == "newton" else 1)
+    nodes = objective.generator.draw_nodes(keys[0], settings.num_nodes, 1 + -(-settings.num_samples // BLOCK))
+    objective, derivatives, full = _full_fit(keys[3], objective, nodes, starts)
+    placed = objective.place(full.u, settings.num_nodes)
+    if placed is not None:
+        nodes = placed
+        full = refit(objective, nodes, 0, full)
+    pilot = draw_tasks(keys[1], objective, process, PILOT + np.arange(2 * BLOCK), 1)
+    scale = _sd(_one_step(objective, nodes, pilot, full)[0])
+    if isinstance(objective, Differenced):
+        objective = replace(objective, steps=np.clip(scale, 0.02 * full.scale, 0.3 * full.scale))
+        full = refit(objective, nodes, 0, full)
+        scale = _sd(_one_step(objective, nodes, pilot, full)[0])
+    tasks = draw_tasks(keys[1], objective, process, ids, num_sets(nodes))
+    linear, value = _one_step(objective, nodes, tasks, full)
+    control = Control(scale, tolerance=0.3 * TOLERANCE, max_steps=12 if settings.method == "newton" else 1)
     found = lanes.solve(objective, nodes, tasks, linear, full.hessian, control)
     moved, compared = np.zeros(len(ids), bool), 0
     if settings.method == "newton":
@@ -142,23 +156,32 @@ def posterior_bootstrap(
         linear=linear,
         numbers=found.numbers,
         compared=compared,
-        quadrature=_quadrature(keys[2], objective, tasks.rows(check), found.u[check], full.hessian, sd, settings),
+        quadrature=_quadrature(keys[2], objective, tasks.rows(check), found.u[check], full, sd, settings),
+        derivatives=derivatives,
         fit=full,
     )
+
+
+def _full_fit(rng_key, objective, nodes, starts) -> tuple[Objective, Derivatives, Fit]:
+    """Choose how to differentiate, at the best starting points, and minimise on the full data."""
+    ranked = rank_starts(objective, nodes, 0, starts)
+    objective, derivatives = choose_derivatives(rng_key, objective, nodes, ranked, spread(starts))
+    return objective, derivatives, fit(objective, nodes, 0, ranked, spread(starts))
 
 
 def draw_tasks(rng_key: jax.Array, objective: Objective, process: DirichletProcess, ids: np.ndarray, sets: int) -> Tasks:
     """Draw the weights and centering points of replicates `ids`, with the node set of each."""
     weights_key, points_key = jax.random.split(rng_key)
     with _linalg.float64():
-        weights = _weights(process, weights_key, ids, objective.data)
-        extra = process.points(points_key, ids, objective.data)
-        return Tasks(*_linalg.to_host((weights, extra)), np.minimum(ids // BLOCK, sets - 1))
+        extra = _linalg.to_host(process.points(points_key, ids, objective.data))
+    weights = draw_weights(process, weights_key, ids, objective.data)
+    return Tasks(weights, extra, np.minimum(1 + ids // BLOCK, sets - 1))
 
 
-@partial(jax.jit, static_argnums=0)
-def _weights(process, rng_key, ids, data):
-    return process.weights(rng_key, ids, data)
+def _one_step(objective: Objective, nodes: Nodes, tasks: Tasks, full: Fit) -> tuple[np.ndarray, np.ndarray]:
+    """One Newton step of each replicate from the full-data minimum, and its loss before the step."""
+    value, gradient = lanes.slopes(objective, nodes, tasks, full.u)
+    return full.u + newton_step(full.hessian, gradient), value
 
 
 def _rescue(
@@ -204,7 +227,7 @@ def _restart(
     for start in np.unique(which[better]):
         rows = np.arange(len(tasks))
         polished, better = lower(rows, pool[start])
-        found = _keep_lower(found, jax.tree.map(lambda leaf: leaf[better], polished), rows[better])
+        found = _keep_lower(found, jax.tree.map(lambda leaf, rows=better: leaf[rows], polished), rows[better])
         moved |= better
     return found, moved, len(some)
 
@@ -222,12 +245,14 @@ def _keep_lower(found: Minimum, again: Minimum, rows: np.ndarray) -> Minimum:
     return jax.tree.map(mix, found, again)
 
 
-def _quadrature(rng_key, objective, tasks, u, hessian, sd, settings) -> Quadrature:
-    """Move of each minimum, to first order, under doubled nodes of its own and a halved grid."""
-    nodes = objective.generator.draw_nodes(rng_key, 2 * settings.num_nodes, len(tasks))
-    sets = np.minimum(np.arange(len(tasks)), jax.tree.leaves(nodes.weights)[0].shape[0] - 1)
-    _, gradient = lanes.slopes(objective.refined(), nodes, replace(tasks, sets=sets), u)
-    return Quadrature(newton_step(hessian, gradient) / sd)
+def _quadrature(rng_key, objective, tasks, u, full, sd, settings) -> Quadrature:
+    """Move of each minimum by one Newton step of the finer problem: doubled nodes of its own and a halved grid."""
+    nodes = objective.place(full.u, 2 * settings.num_nodes)
+    if nodes is None:
+        nodes = objective.generator.draw_nodes(rng_key, 2 * settings.num_nodes, len(tasks))
+    sets = np.minimum(np.arange(len(tasks)), num_sets(nodes) - 1)
+    finer = lanes.expand(objective.refined(), nodes, replace(tasks, sets=sets), u)
+    return Quadrature(np.stack([newton_step(h, g) for h, g in zip(finer.hessian, finer.gradient)]) / sd)
 
 
 def _sd(u: np.ndarray) -> np.ndarray:

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from numpyro_kme import _checks
+from numpyro_kme import _checks, _linalg
 from numpyro_kme.losses.base import num_points
 
 
@@ -41,9 +43,8 @@ class DirichletProcess:
         )
         _checks.require(self.truncation >= 1, f"`truncation` must be at least 1; got {self.truncation}.")
 
-    def weights(self, rng_key: jax.Array, replicates: jax.Array, data: Any) -> jax.Array:
-        """Draw weights `(R, n)` or `(R, n + T)`; replicate `b` depends on the key and `b` alone."""
-        n = num_points(data)
+    def weights(self, rng_key: jax.Array, replicates: jax.Array, n: int) -> jax.Array:
+        """Draw weights on `n` data points, `(R, n)` or `(R, n + T)`; replicate `b` depends on the key and `b` alone."""
         shape = jnp.ones(n)
         if self.concentration:
             shape = jnp.concatenate([shape, jnp.full(self.truncation, self.concentration / self.truncation)])
@@ -55,7 +56,7 @@ class DirichletProcess:
                 return mass / jnp.sum(mass)
             return jax.nn.softmax(jax.random.loggamma(key, shape))
 
-        return jax.vmap(one)(replicates)
+        return jax.lax.map(one, replicates)
 
     def points(self, rng_key: jax.Array, replicates: jax.Array, data: Any) -> Any:
         """Draw centering points `(R, T, ...)`, or nothing when `concentration` is 0; shapes are checked against the data."""
@@ -72,3 +73,14 @@ class DirichletProcess:
             "data points.",
         )
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *drawn)
+
+
+def draw_weights(process: DirichletProcess, rng_key: jax.Array, replicates: np.ndarray, data: Any) -> np.ndarray:
+    """Weights of the given replicates as a float64 array on the host."""
+    with _linalg.float64():
+        return np.asarray(_weights(process, rng_key, replicates, num_points(data)))
+
+
+@partial(jax.jit, static_argnums=(0, 3))
+def _weights(process, rng_key, replicates, n):
+    return process.weights(rng_key, replicates, n)

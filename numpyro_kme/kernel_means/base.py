@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from numpyro_kme.kernel_means.signed import SignedLog
 from numpyro_kme.kernels.base import Kernel, register
 
-SignedLog = tuple[jax.Array, jax.Array]
-"""A signed number as `(sign, log of the absolute value)`: nothing underflows and no sign is lost."""
 
 
 @register

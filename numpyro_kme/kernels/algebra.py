@@ -91,7 +91,7 @@ class Product(Kernel):
         return functools.reduce(jnp.multiply, [k.diagonal(x) for k in self.kernels])
 
     def log_integral(self, dim):
-        """Of Gaussian kernels: that of the Gaussian kernel with `1 / l^2 = sum_i 1 / l_i^2`; other products raise."""
+        """For Gaussian members that of the kernel with `1 / l^2 = sum_i 1 / l_i^2`; otherwise raises."""
         if not all(isinstance(k, Gaussian) for k in self.kernels):
             return super().log_integral(dim)
         precisions = [jnp.square(1.0 / jnp.asarray(k.length_scale)) for k in self.kernels]
@@ -142,8 +142,9 @@ class Scaled(Kernel):
 class Mixture(Kernel):
     r"""Sum of Gaussian kernels over length scales, `k(a, b) = sum_i w_i exp(-|a - b|^2 / (2 l_i^2))`.
 
-    It sees differences at every scale listed, where one length scale would miss those far below and above it. With the
-    default weights, all 1, `k(a, a)` is the number of length scales. One pass computes the distances for all of them.
+    It sees differences at every scale listed, where one length scale would miss those far below and above it.
+    With the default weights, all 1, `k(a, a)` is the number of length scales. One pass computes the distances
+    for all of them.
 
     Args:
         length_scales: `(count,)`, `l_i`, each shared by all dimensions, in the units of the data.
@@ -158,14 +159,14 @@ class Mixture(Kernel):
         shape = jnp.shape(self.length_scales)
         _checks.require(
             len(shape) == 1 and shape[0] > 0,
-            f"`length_scales` must have shape (count,); got shape {shape}. Add Gaussian kernels for length scales per "
-            "dimension.",
+            f"`length_scales` must have shape (count,); got shape {shape}. Add Gaussian kernels for length "
+            "scales per dimension.",
         )
         if self.weights is not None:
             _checks.positive("weights", self.weights)
             _checks.require(
                 jnp.shape(self.weights) == shape,
-                f"`weights` must have one entry per length scale, shape {shape}; got {jnp.shape(self.weights)}.",
+                f"`weights` must have shape {shape}, one per length scale; got {jnp.shape(self.weights)}.",
             )
 
     def _members(self) -> list[tuple[jax.Array, jax.Array]]:
@@ -177,7 +178,9 @@ class Mixture(Kernel):
         return functools.reduce(jnp.add, [w * jnp.exp(-0.5 * s / jnp.square(l)) for w, l in self._members()])
 
     def _log_values(self, s):
-        return functools.reduce(jnp.logaddexp, [jnp.log(w) - 0.5 * s / jnp.square(l) for w, l in self._members()])
+        return functools.reduce(
+            jnp.logaddexp, [jnp.log(w) - 0.5 * s / jnp.square(l) for w, l in self._members()]
+        )
 
     def pair(self, a, b):
         """Sum of the Gaussian kernels' values for one pair of vectors `(dim,)`."""

@@ -1,6 +1,5 @@
-"""The kernel interface: an author writes one pair of points, the base class batches, sums, multiplies and scales."""
+"""The kernel interface: an author writes one pair of points, the base class batches and combines."""
 
-import abc
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar, dataclass_transform
 
@@ -11,24 +10,28 @@ from jax.typing import ArrayLike
 from numpyro_kme import _checks
 
 Points = Any
-"""A pytree whose leaves share their leading axis: `(n, dim)` for vectors, `(n, size, dim)` for data sets, ..."""
+"""A pytree whose leaves share their leading axis: `(n, dim)` vectors, `(n, size, dim)` data sets, ..."""
 
-Class = TypeVar("Class", bound=type)
+T = TypeVar("T")
 
 
 @dataclass_transform(frozen_default=True)
-def register(cls: Class) -> Class:
+def register(cls: type[T]) -> type[T]:
     """Make a frozen dataclass of its own and register it as a pytree.
 
-    Fields are leaves; those marked `field(metadata=dict(static=True))` are structure. `__post_init__` checks what a user
-    passes, and is skipped when JAX rebuilds an object: a gradient, an axis number or a placeholder is no length scale.
+    Fields are leaves; those marked `field(metadata=dict(static=True))` are structure. `__post_init__` checks
+    what a user passes, and is skipped when JAX rebuilds an object: a gradient, an axis number or a
+    placeholder is no length scale.
     """
     cls = dataclass(frozen=True)(cls)
-    static = tuple(f.name for f in fields(cls) if f.metadata.get("static", False))
-    leaves = tuple(f.name for f in fields(cls) if f.name not in static)
+    members = fields(cls)  # type: ignore[arg-type]
+    static = tuple(f.name for f in members if f.metadata.get("static", False))
+    leaves = tuple(f.name for f in members if f.name not in static)
 
     def flatten(instance):
-        return tuple(getattr(instance, name) for name in leaves), tuple(getattr(instance, name) for name in static)
+        return tuple(getattr(instance, name) for name in leaves), tuple(
+            getattr(instance, name) for name in static
+        )
 
     def flatten_with_keys(instance):
         children, structure = flatten(instance)
@@ -44,12 +47,13 @@ def register(cls: Class) -> Class:
     return cls
 
 
-class Kernel(abc.ABC):
+class Kernel:
     """A positive definite function `k(a, b)` of two points.
 
-    A family implements `pair` (or `log_pair`, when the kernel is positive and its logarithm is simpler); everything
-    else follows. `a` and `b` are single points without a batch axis: a vector `(dim,)`, or any pytree of arrays that the
-    kernel understands. Kernels are frozen pytrees, so hyperparameters can be traced, differentiated and vmapped.
+    A family implements `pair` (or `log_pair`, when the kernel is positive and its logarithm is simpler);
+    everything else follows. `a` and `b` are single points without a batch axis: a vector `(dim,)`, or any
+    pytree of arrays that the kernel understands. Kernels are frozen pytrees, so hyperparameters can be
+    traced, differentiated and vmapped.
     """
 
     def pair(self, a: Any, b: Any) -> jax.Array:
@@ -63,7 +67,9 @@ class Kernel(abc.ABC):
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
         if cls.pair is Kernel.pair and cls.log_pair is Kernel.log_pair:
-            raise TypeError(f"{cls.__name__} must implement `pair(a, b)` or `log_pair(a, b)` for one pair of points.")
+            raise TypeError(
+                f"{cls.__name__} must implement `pair(a, b)` or `log_pair(a, b)` for one pair of points."
+            )
 
     def __call__(self, a: Any, b: Any) -> jax.Array:
         """Value `k(a, b)` for one pair of points."""
@@ -87,8 +93,9 @@ class Kernel(abc.ABC):
         `k(a, b) / exp(log_integral(dim))` is a density in `a`: this is what makes an epsilon-kernel of `k`.
         """
         raise ValueError(
-            f"{type(self).__name__} cannot be normalised to a density over vectors, so it has no marginal or predictive "
-            "density; posteriors do not need one. Use Gaussian, Laplace, Matern or RationalQuadratic for densities."
+            f"{type(self).__name__} cannot be normalised to a density over vectors, so it has no marginal "
+            "or predictive density; posteriors do not need one. Use Gaussian, Laplace, Matern or "
+            "RationalQuadratic for densities."
         )
 
     def __add__(self, other: "Kernel") -> "Kernel":
@@ -110,8 +117,8 @@ class Signed(Kernel):
     def log_pair(self, a, b):
         """Raise: the logarithm does not exist."""
         raise ValueError(
-            f"{type(self).__name__} takes negative values, so it has no logarithm and cannot be an epsilon-kernel; "
-            "use a positive kernel such as Gaussian there."
+            f"{type(self).__name__} takes negative values, so it has no logarithm and cannot be an "
+            "epsilon-kernel; use a positive kernel such as Gaussian there."
         )
 
 
@@ -126,7 +133,7 @@ def pairwise(function, x: Points, y: Points) -> jax.Array:
 
 
 def scaled(x: jax.Array, y: jax.Array | None, length_scale: ArrayLike) -> tuple[jax.Array, jax.Array]:
-    """Points `(n, dim)` and `(m, dim)` in units of the length scale, a scalar or `(dim,)`; `y` is `x` when left out."""
+    """Points in units of the length scale, a scalar or `(dim,)`; `y` is `x` when left out."""
     _checks.matrix("x", x)
     dim = jnp.shape(x)[1]
     if y is not None:
@@ -134,7 +141,7 @@ def scaled(x: jax.Array, y: jax.Array | None, length_scale: ArrayLike) -> tuple[
     shape = jnp.shape(length_scale)
     _checks.require(
         shape in ((), (1,), (dim,)),
-        f"`length_scale` must be a scalar or have shape ({dim},), one per column of the points; got shape {shape}.",
+        f"`length_scale` must be a scalar or have shape ({dim},), one per column of the points; got {shape}.",
     )
     scale = jnp.broadcast_to(jnp.asarray(length_scale), (1, dim))
     x = x / scale
@@ -148,7 +155,7 @@ def safe_sqrt(s: jax.Array) -> jax.Array:
 
 
 def products(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Matrix of inner products `<x_i, y_j>` between `(n, dim)` and `(m, dim)`, in full precision on every device."""
+    """Matrix of inner products `<x_i, y_j>`, `(n, m)`, in full precision on every device."""
     return jnp.matmul(x, y.T, precision=jax.lax.Precision.HIGHEST)
 
 
@@ -156,9 +163,9 @@ def products(x: jax.Array, y: jax.Array) -> jax.Array:
 def squared_distances(x: jax.Array, y: jax.Array) -> jax.Array:
     """Matrix `|x_i - y_j|^2` between `(n, dim)` and `(m, dim)`, with no `(n, m, dim)` temporary.
 
-    Differences are squared and added one dimension at a time: coincident points are exactly at distance 0, and float32
-    keeps its relative precision far from the origin, where `|x|^2 + |y|^2 - 2 x.y` does not. Derivatives are matrix
-    products, `d s_ij = 2 (x_i - y_j).(dx_i - dy_j)`.
+    Differences are squared and added one dimension at a time: coincident points are exactly at distance 0,
+    and float32 keeps its relative precision far from the origin, where `|x|^2 + |y|^2 - 2 x.y` does not.
+    Derivatives are matrix products, `d s_ij = 2 (x_i - y_j).(dx_i - dy_j)`.
     """
 
     def add(total, columns):
@@ -174,7 +181,9 @@ def _squared_distances_jvp(points, tangents):
     x, y = points
     dx, dy = tangents
     distances = squared_distances(x, y)
-    centre = jax.lax.stop_gradient(jnp.mean(x, axis=0, keepdims=True))  # any shift gives the same derivative; this one loses no digits
+    centre = jax.lax.stop_gradient(
+        jnp.mean(x, axis=0, keepdims=True)
+    )  # any shift gives the same derivative; this one loses no digits
     x, y = x - centre, y - centre
     own = jnp.sum(x * dx, axis=1)[:, None] + jnp.sum(y * dy, axis=1)[None, :]
     return distances, 2.0 * (own - products(x, dy) - products(dx, y))

@@ -1,4 +1,4 @@
-"""Sums over pairs of points in tiles that stay in cache: no full Gram matrix is held, nor kept for the gradient."""
+"""Sums over pairs of points in tiles: no full Gram matrix is held, nor kept for the gradient."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ def uniform_weights(points: Points) -> jax.Array:
 
 
 def split(points: Points, size: int) -> Points:
-    """Cut the leading axis into blocks, `(n, ...) -> (blocks, size, ...)`; the last point fills the last block up."""
+    """Cut `(n, ...)` into `(blocks, size, ...)`; the last point fills the last block up."""
     pad = -num_points(points) % size
 
     def cut(leaf):
@@ -54,7 +54,7 @@ def weighted_sum(kernel: Kernel, x: Points, v: jax.Array, y: Points, w: jax.Arra
 
 @jax.jit
 def weighted_self_sum(kernel: Kernel, x: Points, w: jax.Array) -> jax.Array:
-    """Scalar `sum_ij w_i w_j k(x_i, x_j)` of a symmetric kernel; tiles below the diagonal are not computed."""
+    """Scalar `sum_ij w_i w_j k(x_i, x_j)` of a symmetric kernel, from the tiles on and above the diagonal."""
     if num_points(x) <= TILE:
         return w @ kernel.gram(x) @ w
     blocks = (split(x, TILE), _split_weights(w))

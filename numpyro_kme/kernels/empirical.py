@@ -1,4 +1,4 @@
-"""The kernel on empirical measures: two data sets are as similar as their embeddings under an inner kernel."""
+"""The kernel on empirical measures: data sets compared through their mean embeddings."""
 
 import jax
 import jax.numpy as jnp
@@ -12,19 +12,19 @@ from numpyro_kme.kernels.base import Kernel, Points, num_points, register
 
 @register
 class EmpiricalMeasure(Kernel):
-    r"""Double kernel `k(Y, X) = exp(-|mu_Y - mu_X|^2 / (2 eps^2))`, with the biased squared MMD under an inner kernel.
+    r"""Double kernel `k(Y, X) = exp(-|mu_Y - mu_X|^2 / (2 eps^2))`; the distance is the biased squared MMD.
 
-    A point is a data set whose rows have no order: an array `(size, dim)`, or a tuple `(rows, weights)` with weights
-    `(size,)` that sum to one. Sets of different sizes compare; a bank `(count, size, dim)` has one size, and weights of
-    0 fill shorter sets up.
+    A point is a data set whose rows have no order: an array `(size, dim)`, or a tuple `(rows, weights)` with
+    weights `(size,)` that sum to one. Sets of different sizes compare; a bank `(count, size, dim)` has one
+    size, and weights of 0 fill shorter sets up.
 
     Args:
         inner: `h`, the positive definite kernel that embeds rows: `mu_X = sum_i w_i h(x_i, .)`.
         length_scale: `eps`, a scalar, in units of the embedding: between two sets `|mu_Y - mu_X|` is at most
             `2 sqrt(sup h)`.
-    Cost: a Gram matrix between banks takes `count * count * size * size` inner evaluations in blocks, half of that for one
-        bank with itself; the terms of one set alone are computed once. `squared_mmd` gives the part that does not depend
-        on `eps`.
+    Cost: a Gram matrix between banks takes `count * count * size * size` inner evaluations in blocks, half of
+        that for one bank with itself; the terms of one set alone are computed once. `squared_mmd` gives the
+        part that does not depend on `eps`.
     References: Christmann & Steinwart (2010), NIPS; Muandet et al. (2017), section 3.
     """
 
@@ -35,7 +35,7 @@ class EmpiricalMeasure(Kernel):
         _checks.positive("length_scale", self.length_scale)
         _checks.require(
             jnp.ndim(self.length_scale) == 0,
-            f"`length_scale` of EmpiricalMeasure must be a scalar; got shape {jnp.shape(self.length_scale)}.",
+            f"`length_scale` of EmpiricalMeasure must be a scalar; got {jnp.shape(self.length_scale)}.",
         )
 
     def squared_mmd(self, x: Points, y: Points | None = None) -> jax.Array:
@@ -74,8 +74,8 @@ def _measures(name, bank):
     rows = jnp.asarray(rows, jnp.result_type(rows, float))
     _checks.require(
         rows.ndim == 3 and rows.shape[1] > 0,
-        f"`{name}` must be a bank of data sets with shape (count, size, dim); got {rows.shape}. Rows of scalars need a "
-        "last axis of length 1.",
+        f"`{name}` must be a bank of data sets with shape (count, size, dim); got {rows.shape}. Rows of "
+        "scalars need a last axis of length 1.",
     )
     if weights is None:
         return rows, jnp.full(rows.shape[:2], 1.0 / rows.shape[1], rows.dtype)
@@ -89,13 +89,14 @@ def _measures(name, bank):
 
 @jax.jit
 def _self_terms(inner, rows, weights):
-    return jax.lax.map(lambda one: blocks.weighted_self_sum(inner, *one), (rows, weights))
+    return jax.lax.map(jax.checkpoint(lambda one: blocks.weighted_self_sum(inner, *one)), (rows, weights))
 
 
 @jax.jit
 def _cross_terms(inner, x_rows, x_weights, y_rows, y_weights):
-    """`sum_kl v_ik w_jl h(x_ik, y_jl)` for every pair of sets, one set of `x` at a time against all rows of `y`."""
-    return jax.lax.map(lambda one: _against(inner, *one, y_rows, y_weights), (x_rows, x_weights))
+    """`sum_kl v_ik w_jl h(x_ik, y_jl)`, one set of `x` at a time against all rows of `y`."""
+    against = jax.checkpoint(lambda one: _against(inner, *one, y_rows, y_weights))
+    return jax.lax.map(against, (x_rows, x_weights))
 
 
 def _against(inner, rows, weights, y_rows, y_weights):
@@ -105,11 +106,12 @@ def _against(inner, rows, weights, y_rows, y_weights):
 
 @jax.jit
 def _symmetric_cross_terms(inner, rows, weights):
-    """Cross terms of a bank with itself: set `i` meets the `count // 2` sets that follow it around a circle."""
+    """The same for a bank with itself: set `i` meets the `count // 2` sets that follow it on a circle."""
     count = num_points(rows)
     window = count // 2 + 1
     twice_rows, twice_weights = jnp.concatenate([rows, rows]), jnp.concatenate([weights, weights])
 
+    @jax.checkpoint
     def follow(i):
         following = [jax.lax.dynamic_slice_in_dim(twice, i, window) for twice in (twice_rows, twice_weights)]
         return _against(inner, rows[i], weights[i], *following)

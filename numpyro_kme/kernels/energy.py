@@ -1,4 +1,4 @@
-"""The negative distance, and the positive definite kernel it induces: the squared MMD of both is the energy distance."""
+"""The negative distance and the positive definite kernel it induces: their MMD is the energy distance."""
 
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -11,9 +11,9 @@ from numpyro_kme.kernels.base import Kernel, Signed, register, safe_sqrt, scaled
 class Energy(Signed):
     r"""Energy kernel `k(a, b) = -|(a - b) / l|_2`, the negative distance.
 
-    Conditionally positive definite: `sum_ij w_i w_j k(x_i, x_j) >= 0` only for weights that sum to 0. That is all a squared
-    MMD needs, which is then the energy distance `2 E|X - Y| - E|X - X'| - E|Y - Y'|` over `l`. Regression, embeddings
-    of one measure and Cholesky factors need `DistanceInduced`.
+    Conditionally positive definite: `sum_ij w_i w_j k(x_i, x_j) >= 0` only for weights that sum to 0. That is
+    all a squared MMD needs, which is then the energy distance `2 E|X - Y| - E|X - X'| - E|Y - Y'|` over `l`.
+    Regression, embeddings of one measure and Cholesky factors need `DistanceInduced`.
 
     Args:
         length_scale: `l`, a scalar or `(dim,)`, in the units of the data.
@@ -36,15 +36,16 @@ class Energy(Signed):
 
 @register
 class DistanceInduced(Kernel):
-    r"""Positive definite form of `Energy`, `k(a, b) = |(a - o) / l|_2 + |(b - o) / l|_2 - |(a - b) / l|_2 >= 0`.
+    r"""Distance-induced kernel `k(a, b) = |(a - o) / l|_2 + |(b - o) / l|_2 - |(a - b) / l|_2`, not negative.
 
-    Squared MMDs do not depend on the origin `o` and equal those of `Energy` (some texts put 1/2 in front). In one dimension
-    with `o = 0` it is twice the covariance of a two-sided Brownian motion.
+    The positive definite form of `Energy`. Squared MMDs do not depend on the origin `o` and equal those of
+    `Energy` (some texts put 1/2 in front). In one dimension with `o = 0` it is twice the covariance of a
+    two-sided Brownian motion.
 
     Args:
         origin: `o`, `(dim,)` or a scalar, in the units of the data; best near the data.
         length_scale: `l`, a scalar or `(dim,)`, in the units of the data.
-    References: Sejdinovic et al. (2013), Ann. Stat. 41, definition 13.
+    References: Sejdinovic et al. (2013), Ann. Stat. 41.
     """
 
     origin: ArrayLike = 0.0

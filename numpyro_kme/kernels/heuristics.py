@@ -1,24 +1,25 @@
 """Length scales from the data alone."""
 
+import jax
 import numpy as np
-from jax.typing import ArrayLike
 from scipy.spatial.distance import pdist
 
 from numpyro_kme import _checks
 
+Array = jax.Array | np.ndarray
 MAX_POINTS = 2048
 
 
-def median_heuristic(x: ArrayLike, *, max_points: int | None = MAX_POINTS) -> np.ndarray:
+def median_heuristic(x: Array, *, max_points: int | None = MAX_POINTS) -> np.ndarray:
     r"""Median distance between the points, `l = sqrt(median_{i<j} |x_i - x_j|_2^2)`.
 
     A first guess in the units of the data; it says nothing about which differences matter.
 
     Args:
         x: `(n, dim)` concrete points, `n >= 2`.
-        max_points: Above this many points, the median is over the pairs of this many of them, picked at random by a NumPy
-            generator with seed 0: the answer is deterministic, and for 2048 points within about 1 % of the exact one.
-            `None` uses every pair.
+        max_points: Above this many points, the median is over the pairs of this many of them, picked at
+            random by a NumPy generator with seed 0: the answer is deterministic, and for 2048 points within
+            about 1 % of the exact one. `None` uses every pair.
     Returns:
         A float64 scalar.
     Raises:
@@ -28,7 +29,7 @@ def median_heuristic(x: ArrayLike, *, max_points: int | None = MAX_POINTS) -> np
     return _median_distance("x", _subset("x", x, max_points))
 
 
-def median_heuristic_per_dimension(x: ArrayLike, *, max_points: int | None = MAX_POINTS) -> np.ndarray:
+def median_heuristic_per_dimension(x: Array, *, max_points: int | None = MAX_POINTS) -> np.ndarray:
     r"""One length scale per dimension, `l_d = c m_d`, with `m_d` the median distance along dimension `d`.
 
     The factor `c` is the median heuristic of `x / m`: the median of `|(x_i - x_j) / l|_2` is 1, as it is for
@@ -40,18 +41,19 @@ def median_heuristic_per_dimension(x: ArrayLike, *, max_points: int | None = MAX
     Returns:
         `(dim,)` in float64.
     Raises:
-        ValueError: If a column's median is 0, because half of its pairs coincide; the sentence names the column.
+        ValueError: If a column's median is 0, because half of its pairs coincide; the sentence names the
+            column.
     Cost: `dim + 1` times that of `median_heuristic`.
     """
-    x = _subset("x", x, max_points)
-    columns = np.stack([_median_distance(f"x[:, {d}]", x[:, d : d + 1]) for d in range(x.shape[1])])
-    return columns * _median_distance("x", x / columns)
+    subset = _subset("x", x, max_points)
+    columns = [_median_distance(f"x[:, {d}]", subset[:, d : d + 1]) for d in range(subset.shape[1])]
+    return np.stack(columns) * _median_distance("x", subset / np.stack(columns))
 
 
 def _subset(name, x, max_points):
     _checks.require(
         _checks.is_concrete(x),
-        f"`{name}` is traced: the median heuristic runs on the host. Compute the length scale outside `jax.jit`.",
+        f"`{name}` is traced: the median heuristic runs on the host; call it outside `jax.jit`.",
         TypeError,
     )
     _checks.matrix(name, x, min_rows=2)
@@ -67,7 +69,7 @@ def _median_distance(name, x):
     median = np.sqrt(np.median(pdist(x, "sqeuclidean")))
     _checks.require(
         bool(median > 0),
-        f"The median distance between the points of `{name}` is 0: at least half of the pairs coincide. Pass a length "
-        "scale by hand, or remove repeated points first.",
+        f"The median distance between the points of `{name}` is 0: at least half of the pairs coincide. "
+        "Pass a length scale by hand, or remove repeated points first.",
     )
     return median

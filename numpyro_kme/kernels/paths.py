@@ -13,22 +13,25 @@ from numpyro_kme.kernels.base import Kernel, pairwise, register, squared_distanc
 class GaussianProcessPath(Kernel):
     r"""Density of one path given another, `k((t, y), (s, x)) = N(y | A x, H_tt + eps^2 I - A H_st)`.
 
-    `A = H_ts (H_ss + eps^2 I)^-1`: the values `x` seen at places `s` are interpolated by a Gaussian process with covariance
-    `h` and noise variance `eps^2`, and `y` at places `t` is scored under its prediction. Grids and lengths may differ.
+    `A = H_ts (H_ss + eps^2 I)^-1`: the values `x` seen at places `s` are interpolated by a Gaussian process
+    with covariance `h` and noise variance `eps^2`, and `y` at places `t` is scored under its prediction.
+    Grids and lengths may differ.
 
-    A point is a tuple `(places, values)` of shapes `(size, dim)` and `(size,)`: times need a last axis, `times[:, None]`.
-    A bank is `(count, size, dim)` and `(count, size)`; places shared by a whole bank may be passed as `(size, dim)`.
-    Not symmetric: a normalised density in the values of its FIRST argument, so `log_integral` is 0, and a Gram matrix
-    `gram(y, x)` has observations in rows and simulations in columns.
+    A point is a tuple `(places, values)` of shapes `(size, dim)` and `(size,)`: times need a last axis,
+    `times[:, None]`. A bank is `(count, size, dim)` and `(count, size)`; places shared by a whole bank may be
+    passed as `(size, dim)`.
+    Not symmetric: a normalised density in the values of its FIRST argument, so `log_integral` is 0, and a
+    Gram matrix `gram(y, x)` has observations in rows and simulations in columns.
 
     Args:
-        coordinate_kernel: `h`, a positive kernel on places, for values of variance `h(t, t)`: scale it to the data.
+        coordinate_kernel: `h`, a positive kernel on places, for values of variance `h(t, t)`: scale it to the
+            data.
         noise: `eps`, a standard deviation in the units of the values.
     Raises:
-        FloatingPointError: If a covariance is not positive definite to working precision: raise `noise`. (Under `jax.jit`
-            values are NaN instead.)
-    Cost: one factorisation per grid and matrix products when both banks share their places, one per pair of grids
-        otherwise.
+        FloatingPointError: If a covariance is not positive definite to working precision: raise `noise`.
+            (Under `jax.jit` values are NaN instead.)
+    Cost: one factorisation per grid and matrix products when both banks share their places, one per pair of
+        grids otherwise.
     """
 
     coordinate_kernel: Kernel
@@ -40,14 +43,14 @@ class GaussianProcessPath(Kernel):
     def log_pair(self, a, b):
         """Logarithm of the density of the path `a` given the path `b`."""
         (t, y), (s, x) = a, b
-        return self._checked(self._log_density(t, jnp.asarray(y)[None], s, jnp.asarray(x)[None])[0, 0])
+        return self._checked(_log_density(self, t, jnp.asarray(y)[None], s, jnp.asarray(x)[None])[0, 0])
 
     def log_gram(self, x, y=None):
         """Matrix of log densities of the paths `x` given the paths `y`."""
         y = x if y is None else y
         (t, t_values), (s, s_values) = _bank("x", x), _bank("y", y)
         if t.ndim == 2 and s.ndim == 2:
-            return self._checked(self._log_density(t, t_values, s, s_values))
+            return self._checked(_log_density(self, t, t_values, s, s_values))
         pairs = pairwise(self.log_pair, _one_grid_each(t, t_values), _one_grid_each(s, s_values))
         return self._checked(pairs)
 
@@ -63,27 +66,29 @@ class GaussianProcessPath(Kernel):
         """0: the kernel is a density in the values of its first argument."""
         return jnp.zeros(())
 
-    def _log_density(self, t, y, s, x):
-        """Matrix `log N(y_i | A x_j, C)` for one pair of grids, `y` `(n, T)` and `x` `(m, S)`."""
-        h, variance = self.coordinate_kernel, jnp.square(self.noise)
-        seen = jnp.linalg.cholesky(h.gram(s) + variance * jnp.eye(s.shape[0]))
-        cross = h.gram(t, s)
-        weights = cho_solve((seen, True), cross.T)
-        covariance = h.gram(t) + variance * jnp.eye(t.shape[0]) - cross @ weights
-        factor = jnp.linalg.cholesky(covariance)
-        y, mean = (solve_triangular(factor, rows.T, lower=True).T for rows in (y, x @ weights))
-        log_scale = jnp.sum(jnp.log(jnp.diagonal(factor))) + 0.5 * t.shape[0] * jnp.log(2.0 * jnp.pi)
-        return -0.5 * squared_distances(y, mean) - log_scale
-
     def _checked(self, result):
         if _checks.is_concrete(result):
             _checks.require(
                 bool(jnp.all(jnp.isfinite(result))),
-                f"A covariance of GaussianProcessPath with noise {self.noise} is not positive definite to working "
-                "precision, or a path is not finite. Raise `noise`, or remove repeated places.",
+                f"A covariance of GaussianProcessPath with noise {self.noise} is not positive definite to "
+                "working precision, or a path is not finite. Raise `noise`, or remove repeated places.",
                 FloatingPointError,
             )
         return result
+
+
+@jax.jit
+def _log_density(kernel, t, y, s, x):
+    """Matrix `log N(y_i | A x_j, C)` for one pair of grids, `y` `(n, T)` and `x` `(m, S)`."""
+    h, variance = kernel.coordinate_kernel, jnp.square(kernel.noise)
+    seen = jnp.linalg.cholesky(h.gram(s) + variance * jnp.eye(s.shape[0]))
+    cross = h.gram(t, s)
+    weights = cho_solve((seen, True), cross.T)
+    covariance = h.gram(t) + variance * jnp.eye(t.shape[0]) - cross @ weights
+    factor = jnp.linalg.cholesky(covariance)
+    y, mean = (solve_triangular(factor, rows.T, lower=True).T for rows in (y, x @ weights))
+    log_scale = jnp.sum(jnp.log(jnp.diagonal(factor))) + 0.5 * t.shape[0] * jnp.log(2.0 * jnp.pi)
+    return -0.5 * squared_distances(y, mean) - log_scale
 
 
 def _bank(name, bank):
@@ -95,8 +100,8 @@ def _bank(name, bank):
     places, values = map(jnp.asarray, bank)
     _checks.require(
         values.ndim == 2 and places.ndim in (2, 3) and places.shape[-2] == values.shape[1],
-        f"`{name}` must hold places (count, size, dim), or (size, dim) shared by all, and values (count, size); got "
-        f"shapes {places.shape} and {values.shape}. Times need a last axis: times[:, None].",
+        f"`{name}` must hold places (count, size, dim), or (size, dim) shared by all, and values (count, "
+        f"size); got shapes {places.shape} and {values.shape}. Times need a last axis: times[:, None].",
     )
     return places, values
 

@@ -33,7 +33,9 @@ class Linear(Signed):
 
 @register
 class Polynomial(Signed):
-    r"""Polynomial kernel `k(a, b) = (sum_d a_d b_d / l_d^2 + c)^p`; its mean embeddings are moments up to order `p`.
+    r"""Polynomial kernel `k(a, b) = (sum_d a_d b_d / l_d^2 + c)^p`.
+
+    Its mean embeddings are moments up to order `p`.
 
     Args:
         degree: `p`, a positive integer.

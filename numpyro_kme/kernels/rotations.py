@@ -10,10 +10,10 @@ from numpyro_kme.kernels.base import Signed, products, register
 class RotationTrace(Signed):
     r"""Trace kernel `k(A, B) = tr(A B^T)` on rotation matrices `(size, size)`.
 
-    In three dimensions `k = 1 + 2 cos(angle between A and B)`, from -1 to 3; it has no length scale. Its features are the
-    matrix entries, so an embedding is a mean matrix.
+    In three dimensions `k = 1 + 2 cos(angle between A and B)`, from -1 to 3; it has no length scale. Its
+    features are the matrix entries, so an embedding is a mean matrix.
 
-    References: Song et al. (2009), ICML, section 5; Fukumizu, Song & Gretton (2013), JMLR 14, section 5.3.
+    References: Fukumizu, Song & Gretton (2013), JMLR 14, section 5.3.
     """
 
     def pair(self, a, b):

@@ -31,7 +31,7 @@ class Stationary(Kernel):
         return self.log_profile(jnp.sum(jnp.square((a - b) / self.length_scale)))
 
     def log_gram(self, x, y=None):
-        """Matrix of log kernel values between `(n, dim)` and `(m, dim)`, without an `(n, m, dim)` temporary."""
+        """Matrix of log kernel values between `(n, dim)` and `(m, dim)`; no `(n, m, dim)` temporary."""
         return self.log_profile(squared_distances(*scaled(x, y, self.length_scale)))
 
     def gram(self, x, y=None):
@@ -64,10 +64,11 @@ class Gaussian(Stationary):
 
 @register
 class Laplace(Stationary):
-    r"""Laplace kernel `k(a, b) = exp(-r)`, `r = |(a - b) / l|_2`: the Matern kernel of order 1/2, also named `Matern12`.
+    r"""Laplace kernel `k(a, b) = exp(-r)`, `r = |(a - b) / l|_2`.
 
-    The distance is Euclidean, as in every kernel here (some libraries give this name to the city-block distance). The
-    kernel has a kink at `r = 0`; its gradient there is taken to be 0.
+    The Matern kernel of order 1/2, also named `Matern12`. The distance is Euclidean, as in every kernel here
+    (some libraries give this name to the city-block distance). The kernel has a kink at `r = 0`; its gradient
+    there is taken to be 0.
 
     Args:
         length_scale: `l`, a scalar or `(dim,)`, in the units of the data.
@@ -127,7 +128,9 @@ class Matern52(Stationary):
 
 @register
 class InverseMultiquadric(Stationary):
-    r"""Inverse multiquadric kernel `k(a, b) = (1 + |(a - b) / l|_2^2)^(-1/2)`; heavy tails, no finite integral.
+    r"""Inverse multiquadric kernel `k(a, b) = (1 + |(a - b) / l|_2^2)^(-1/2)`.
+
+    Heavy tails, without a finite integral.
 
     Args:
         length_scale: `l`, a scalar or `(dim,)`, in the units of the data.
@@ -163,9 +166,10 @@ class RationalQuadratic(Stationary):
         return -self.alpha * jnp.log1p(s / (2.0 * self.alpha))
 
     def log_integral(self, dim):
-        """`dim/2 log(2 pi alpha) + log Gamma(alpha - dim/2) - log Gamma(alpha) + sum_d log l_d`, for `alpha > dim/2`.
+        """`dim/2 log(2 pi alpha) + log Gamma(alpha - dim/2) - log Gamma(alpha) + sum_d log l_d`.
 
-        A traced `alpha` that is too small gives infinity, the value of the integral.
+        Finite for `alpha > dim/2`. A traced `alpha` that is too small gives infinity, the value of the
+        integral.
         """
         if _checks.is_concrete(self.alpha):
             _checks.require(
@@ -176,7 +180,9 @@ class RationalQuadratic(Stationary):
         alpha = jnp.asarray(self.alpha)
         excess = alpha - dim / 2
         safe = jnp.where(excess > 0, excess, 1.0)
-        value = 0.5 * dim * jnp.log(2.0 * jnp.pi * alpha) + gammaln(safe) - gammaln(alpha) + self.log_volume(dim)
+        value = (
+            0.5 * dim * jnp.log(2.0 * jnp.pi * alpha) + gammaln(safe) - gammaln(alpha) + self.log_volume(dim)
+        )
         return jnp.where(excess > 0, value, jnp.inf)
 
 
@@ -189,7 +195,9 @@ def _log_matern32(s: jax.Array) -> jax.Array:
 @_log_matern32.defjvp
 def _log_matern32_jvp(primals, tangents):
     (s,), (ds,) = primals, tangents
-    return _log_matern32(s), -1.5 / (1.0 + safe_sqrt(3.0 * s)) * ds  # exact at s = 0, where the chain rule is 0 / 0
+    return _log_matern32(s), -1.5 / (
+        1.0 + safe_sqrt(3.0 * s)
+    ) * ds  # exact at s = 0, where the chain rule is 0 / 0
 
 
 @jax.custom_jvp
@@ -206,7 +214,7 @@ def _log_matern52_jvp(primals, tangents):
 
 
 def _matern_log_integral(order: float, dim: int) -> jax.Array:
-    """`log int k(|u|) du` over `R^dim`: the spectral density of a Matern kernel of this order at frequency 0."""
+    """`log int k(|u|) du` over `R^dim`: a Matern kernel's spectral density at frequency 0."""
     return (
         dim * jnp.log(2.0)
         + 0.5 * dim * jnp.log(jnp.pi / (2.0 * order))

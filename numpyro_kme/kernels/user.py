@@ -16,16 +16,20 @@ from numpyro_kme.kernels.base import Kernel, num_points, pairwise, register
 class FromCallable(Kernel):
     r"""Kernel `k(a, b) = fn(a, b)` of a callable.
 
-    With `host=True`, `fn` is plain Python and is called once per pair with NumPy arrays. Strings, graphs and sets are then
-    compared by number: `FromCallable(lambda i, j: compare(words[int(i)], words[int(j)]), host=True)` on points
-    `np.arange(len(words))`. A kernel with hyperparameters to learn is a subclass of `Kernel` with a `pair` method.
+    With `host=True`, `fn` is plain Python and is called once per pair with NumPy arrays. Strings, graphs and
+    sets are then compared by number: `FromCallable(lambda i, j: compare(words[int(i)], words[int(j)]),
+    host=True)` on points `np.arange(len(words))`. A kernel with hyperparameters to learn is a subclass of
+    `Kernel` with a `pair` method.
 
     Args:
-        fn: `(a, b) -> float`, symmetric and positive definite; for logarithms also positive. It is part of the compiled
+        fn: `(a, b) -> float`, symmetric and positive definite; for logarithms also positive. It is part of
+            the compiled
             program: pass the same function object again to avoid compiling again.
-        host: Whether `fn` runs in Python rather than being traced by JAX. It must not call JAX, and has no gradient.
+        host: Whether `fn` runs in Python rather than being traced by JAX. It must not call JAX, and has no
+            gradient.
     Raises:
-        FloatingPointError: From `log_gram`, if `fn` is negative or NaN for some pair. (Under `jax.jit` values are NaN.)
+        FloatingPointError: From `log_gram`, if `fn` is negative or NaN for some pair. (Under `jax.jit` values
+            are NaN.)
     Cost: one call per pair; with `host=True`, in a Python loop.
     """
 
@@ -40,7 +44,9 @@ class FromCallable(Kernel):
         if self.host:
             return _on_host(self.fn, (), a, b)
         value = jnp.asarray(self.fn(a, b))
-        _checks.require(value.shape == (), f"`fn` must return a scalar for one pair; got shape {value.shape}.")
+        _checks.require(
+            value.shape == (), f"`fn` must return a scalar for one pair; got shape {value.shape}."
+        )
         return value
 
     def gram(self, x, y=None):

@@ -6,8 +6,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from numpyro_kme import _checks
+from numpyro_kme import _checks, _linalg
 from numpyro_kme.losses.generator import Generator, Nodes
 
 
@@ -62,9 +63,27 @@ class Objective(abc.ABC):
         """What `value` leaves out because parameters do not change it, for weights `(R, n)` and extra points `(R, T, ...)`."""
         return jnp.zeros(weights.shape[0], weights.dtype)
 
+    def place(self, u: np.ndarray, least: int) -> Nodes | None:
+        """Return better nodes than those of the noise's own rule for parameters near `u`, at least `least`, where there are any."""
+        return None
+
     def refined(self) -> "Objective":
         """Return the same objective with its own discretisation halved, where it has one."""
         return self
+
+
+class EmbeddingObjective(Objective):
+    """A squared distance between embeddings, which knows the inner products of any embeddings of draws."""
+
+    free_mass: bool
+
+    @abc.abstractmethod
+    def gram(self, facts: Any, points: Any, nodes: Nodes) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Inner products of the embeddings of `R` sets of simulated points `(R, M, ...)`.
+
+        Returns:
+            With one another `(R, R)`, with the data `(R,)`, and the constant that `value` adds.
+        """
 
 
 class Loss(abc.ABC):
@@ -81,10 +100,10 @@ class Loss(abc.ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} must implement `value(x, w, y, v)` or `objective(...)`.")
 
-    def objective(self, data: Any, generator: Generator) -> Objective:
-        """Bind to data `(n, ...)` and a simulator."""
+    def objective(self, data: Any, generator: Generator, extra: Any = None) -> Objective:
+        """Bind to data `(n, ...)` and a simulator; `extra` are points that replicates will add to the data."""
         check_points(data, generator)
-        return DrawsObjective(generator, self, data)
+        return DrawsObjective(generator, self, jax.tree.map(np.asarray, data))
 
 
 @jax.tree_util.register_dataclass
@@ -125,8 +144,9 @@ def check_points(data: Any, generator: Generator) -> None:
     )
     for leaf in leaves:
         _checks.finite("data", leaf)
-    nodes = generator.draw_nodes(jax.random.key(0), 2)
-    drawn = jax.eval_shape(generator.points, jax.ShapeDtypeStruct((generator.dim,), float), nodes)
+    with _linalg.float64():
+        nodes = generator.draw_nodes(jax.random.key(0), 2)
+        drawn = jax.eval_shape(generator.points, jax.ShapeDtypeStruct((generator.dim,), np.float64), nodes)
     have = [leaf.shape[1:] for leaf in leaves]
     want = [leaf.shape[1:] for leaf in jax.tree.leaves(drawn)]
     _checks.require(

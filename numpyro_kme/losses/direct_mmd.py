@@ -10,7 +10,7 @@ from numpyro_kme.kernels import Kernel
 from numpyro_kme.kernels.base import squared_distances
 from numpyro_kme.kernels.stationary import Stationary
 from numpyro_kme.losses import mass
-from numpyro_kme.losses.base import Objective, join, num_points
+from numpyro_kme.losses.base import EmbeddingObjective, join, num_points
 from numpyro_kme.losses.generator import Generator
 
 SOURCES = 512
@@ -19,7 +19,7 @@ SOURCES = 512
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class DirectMMD(Objective):
+class DirectMMD(EmbeddingObjective):
     r"""Squared MMD between weighted data and simulated points, up to the constant `|mu_w|^2` (see `offsets`).
 
     With `q = |mu_u|^2`, `s = <mu_w, mu_u>` and `L(q, s)` of `mass.py`, the gradient pulls the force

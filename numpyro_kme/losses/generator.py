@@ -13,7 +13,7 @@ from jax.scipy.special import ndtr
 from numpyro_kme import _linalg
 
 BLOCK = 16
-"""Replicates that share one draw of the noise: replicate `b` uses draw `b // BLOCK`."""
+"""Replicates that share one draw of the noise: replicate `b` uses draw `1 + b // BLOCK`, the full data draw 0."""
 
 REACH = 6.5
 """One-dimensional quadrature covers standard normal noise out to this many standard deviations (8e-11 lies outside)."""
@@ -24,6 +24,11 @@ class Nodes(NamedTuple):
 
     values: Any
     weights: jax.Array
+
+
+def num_sets(nodes: Nodes) -> int:
+    """Number of sets in nodes `(sets, M, ...)`."""
+    return nodes.weights.shape[0]
 
 
 class Noise(abc.ABC):
@@ -112,13 +117,15 @@ class Generator:
     r"""A family of laws `P_u`: the law of `simulate(u, noise)`.
 
     Args:
-        simulate: `(u, noise value) -> one data point`, or `(u, noise value, covariate) -> one response`; traceable.
-            `u` is an unconstrained vector `(dim,)`: map it to constrained parameters inside.
+        simulate: `(u, noise value) -> one data point`, or with covariates `(u, noise value, i) -> one response`, `i` the
+            number of the data point whose covariate is used; traceable. `u` is an unconstrained vector `(dim,)`: map it
+            to constrained parameters inside.
         noise: The law of the noise.
         dim: Number of parameters.
-        log_density: `(u, data point) -> log p(x | u)` where the model has one, for `NegativeLogLikelihood`.
+        log_density: `(u, data points (m, ...)) -> log p(x_i | u), (m,)`, for `NegativeLogLikelihood`.
         covariates: Given values `(n, ...)`, one for each data point, or nothing. With covariates the data points and the
             simulated points are pairs `(covariate, response)`.
+        differentiable: Whether derivatives of `simulate` in `u` are those of the law. They are not where a draw jumps.
     """
 
     simulate: Callable = field(metadata=dict(static=True))
@@ -126,25 +133,22 @@ class Generator:
     dim: int = field(metadata=dict(static=True))
     log_density: Callable | None = field(default=None, metadata=dict(static=True))
     covariates: Any = None
+    differentiable: bool = field(default=True, metadata=dict(static=True))
 
     def points(self, u: jax.Array, nodes: Nodes) -> Any:
         """Simulate `(M, ...)` points at the nodes; with covariates node `m` goes to covariate `m % n`."""
         if self.covariates is None:
             return jax.vmap(lambda noise: self.simulate(u, noise))(nodes.values)
-        given = self.spread(nodes)
-        return given, jax.vmap(lambda noise, c: self.simulate(u, noise, c))(nodes.values, given)
+        index = self._index(nodes)
+        given = jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], self.covariates)
+        return given, jax.vmap(lambda noise, i: self.simulate(u, noise, i))(nodes.values, index)
 
     def weights(self, nodes: Nodes, data_weights: jax.Array) -> jax.Array:
         """Weights `(M,)` of the simulated points: those of the nodes, shared out as the data weigh their covariates."""
         if self.covariates is None:
             return nodes.weights
-        shares = nodes.weights * data_weights[self._index(nodes)]
+        shares = nodes.weights * jnp.asarray(data_weights)[self._index(nodes)]
         return shares / jnp.sum(shares)
-
-    def spread(self, nodes: Nodes) -> Any:
-        """Covariates `(M, ...)` of the simulated points."""
-        index = self._index(nodes)
-        return jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], self.covariates)
 
     def _index(self, nodes: Nodes) -> jax.Array:
         return jnp.arange(nodes.weights.shape[0]) % jax.tree.leaves(self.covariates)[0].shape[0]

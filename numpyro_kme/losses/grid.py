@@ -104,22 +104,30 @@ def make_grid(kernel: Kernel, centre: float, width: float, step: float, reach: f
 
 def profile(kernel: Kernel, lag: np.ndarray) -> np.ndarray:
     """Kernel values between the points `lag` and 0 on the line."""
-    return np.asarray(kernel.gram(jnp.asarray(lag[:, None]), jnp.zeros((1, 1)))[:, 0])
+    return np.asarray(_column(kernel, lag))
 
 
-def find_step(kernel: Kernel, scale: float, tolerance: float) -> tuple[float, float] | None:
-    """Find the widest cell that represents a kernel, by trying, and the kernel's reach.
+@jax.jit
+def _column(kernel: Kernel, lag: jax.Array) -> jax.Array:
+    return kernel.gram(lag[:, None], jnp.zeros((1, 1)))[:, 0]
+
+
+def find_step(kernel: Kernel, scale: float, tolerance: float) -> tuple[float, float, float] | None:
+    """Find the widest cell that represents a kernel, by trying, and the kernel's width.
 
     Args:
         kernel: Compares two points `(1,)`.
         scale: A typical distance between data points.
         tolerance: Largest error of an interpolated kernel value, relative to `k(0, 0)`.
     Returns:
-        `(step, reach)`, or None if the kernel is not a function of the distance that a grid can hold: not stationary, or
+        `(step, half, reach)`: width of a cell, and the distances at which the kernel has halved and is zero for practical
+        purposes; or None if the kernel is not a function of the distance that a grid can hold: not stationary, or
         with a kink that fine cells do not resolve.
     """
     distance = scale * 2.0 ** np.arange(-20.0, 21.0, 0.25)
     decay = profile(kernel, np.concatenate([[0.0], distance]))
+    if not decay[0] > 0.0:
+        return None
     peak, decay = decay[0], decay[1:] / decay[0]
     shifted = np.asarray(kernel.gram(jnp.asarray([[3.0 * scale], [4.5 * scale]]))).ravel()
     stationary = np.allclose(shifted, profile(kernel, scale * np.array([0.0, 1.5, 1.5, 0.0])), rtol=1e-6, atol=0.0)
@@ -130,7 +138,7 @@ def find_step(kernel: Kernel, scale: float, tolerance: float) -> tuple[float, fl
     reach = float(distance[far + 1]) if far + 1 < len(distance) else np.inf
     for step in half * 2.0 ** np.arange(-1.0, -7.0, -0.5):
         if _interpolation_error(kernel, step) <= tolerance * peak:
-            return float(step), reach
+            return float(step), float(half), reach
     return None
 
 
@@ -139,9 +147,15 @@ def _interpolation_error(kernel: Kernel, step: float) -> float:
     grid = make_grid(kernel, 0.0, 240.0 * step, step, np.inf, 256)
     a = step * np.array([0.0, 0.25, 0.5, 0.8])
     b = step * (np.arange(0.0, 40.0, 0.3))
-    lines = jax.vmap(grid.embed)(jnp.asarray(np.concatenate([a, b])[:, None]), jnp.ones((len(a) + len(b), 1)))
-    tabulated = grid.inner(lines[: len(a)], lines[len(a) :])
+    tabulated = np.asarray(_unit_products(grid, a, b))
     return float(np.abs(tabulated - profile(kernel, (a[:, None] - b[None]).ravel()).reshape(len(a), -1)).max())
+
+
+@jax.jit
+def _unit_products(grid: Grid, a: jax.Array, b: jax.Array) -> jax.Array:
+    """Tabulated kernel values between single points."""
+    embed = jax.vmap(lambda point: grid.embed(point[None], jnp.ones(1)))
+    return grid.inner(embed(a), embed(b))
 
 
 def _fft_size(least: int) -> int:

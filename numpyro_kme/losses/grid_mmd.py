@@ -1,6 +1,6 @@
 """The squared MMD for scalar data, on a grid, with its exact Hessian."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import jax
@@ -9,14 +9,15 @@ import numpy as np
 
 from numpyro_kme.kernels import Kernel
 from numpyro_kme.losses import mass
-from numpyro_kme.losses.base import Expansion, Objective, join
+from numpyro_kme.losses.base import EmbeddingObjective, Expansion, join
 from numpyro_kme.losses.generator import Generator
 from numpyro_kme.losses.grid import Grid, make_grid, profile
+from numpyro_kme.losses.placement import placed_nodes
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class GridMMD(Objective):
+class GridMMD(EmbeddingObjective):
     r"""Squared MMD between weighted scalars and simulated scalars, by a `Grid`.
 
     With `q = |mu_u|^2`, `s = <mu_w, mu_u>` and `L(q, s)` of `mass.py`, simulated points `y_m(u)` and witness
@@ -44,21 +45,25 @@ class GridMMD(Objective):
         generator: Generator,
         kernel: Kernel,
         data: np.ndarray,
-        window: tuple[float, float, float, float],
+        window: tuple[float, ...],
         free_mass: bool,
         max_cells: int,
     ) -> "GridMMD":
-        """Tabulate the kernel on `window = (centre, width, step, reach)` and keep the data."""
+        """Tabulate the kernel on `window = (centre, width, step, half, reach)`, see `find_step`, and keep the data."""
         peak = profile(kernel, np.zeros(1))[0]
-        window = tuple(np.asarray(number) for number in window)
-        grid = make_grid(kernel, *map(float, window), max_cells)
+        centre, width, step, _, reach = window
+        grid = make_grid(kernel, centre, width, step, reach, max_cells)
         return cls(generator, grid, np.ravel(data), peak, window, kernel, free_mass, max_cells)
 
     def refined(self):
         """Halve the cells."""
-        centre, width, step, reach = self.window
-        window = (centre, width, 0.5 * step, reach)
+        centre, width, step, half, reach = self.window
+        window = (centre, width, 0.5 * step, half, reach)
         return GridMMD.bind(self.generator, self.kernel, self.data, window, self.free_mass, 2 * self.max_cells)
+
+    def place(self, u, least):
+        """Nodes whose simulated points are no further apart than the kernel resolves, at `u`."""
+        return placed_nodes(self.generator, u, float(self.window[3]), least)
 
     def outside(self) -> float:
         """Share of the data that lie outside the window."""

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme import _checks, _linalg
-from numpyro_kme.kernels import Gaussian, Kernel
-from numpyro_kme.kernels.base import register, squared_distances
+from numpyro_kme.kernels import Gaussian, Kernel, median_heuristic
+from numpyro_kme.kernels.base import register
 from numpyro_kme.losses.base import Loss, Objective, check_points
 from numpyro_kme.losses.direct_mmd import DirectMMD, vectors
 from numpyro_kme.losses.generator import Generator
@@ -68,8 +68,8 @@ class MMD(Loss):
                 return DirectMMD(generator, kernel, data, self.free_mass)
             return GridMMD.bind(generator, kernel, data, window, self.free_mass, self.max_cells)
 
-    def _window(self, kernel: Kernel, data: Any, extra: Any) -> tuple[float, float, float, float] | None:
-        """Centre, width, step and reach of a grid for scalar data; None where there is no such grid."""
+    def _window(self, kernel: Kernel, data: Any, extra: Any) -> tuple[float, ...] | None:
+        """Centre and width of a grid, and its step, half width and reach, for scalar data; None where there is no such grid."""
         if not isinstance(data, np.ndarray) or data.ndim > 2 or data.size != len(data):
             return None
         centre = float(np.median(data))
@@ -78,8 +78,7 @@ class MMD(Loss):
         if found is None:
             return None
         everything = data.ravel() if extra is None else np.concatenate([data.ravel(), extra.ravel()])
-        step, reach = found
-        return centre, 2.0 * (float(np.abs(everything - centre).max()) + min(reach, 8.0 * spread)), step, reach
+        return centre, 2.0 * (float(np.abs(everything - centre).max()) + min(found[2], 8.0 * spread)), *found
 
 
 @register
@@ -99,21 +98,13 @@ class OnPairs(Kernel):
         return self.covariate.gram(x[0], y[0]) * self.response.gram(x[1], y[1])
 
 
-def median_gaussian(data: Any, *, most: int = 2_000) -> Gaussian:
-    """Gaussian kernel with the median heuristic, `l = sqrt(median_{i<j} |x_i - x_j|^2)`, from at most `most` evenly spread points."""
+def median_gaussian(data: Any) -> Gaussian:
+    """Gaussian kernel with the median distance between data points as length scale."""
     _checks.require(
         isinstance(data, np.ndarray) and data.ndim <= 2,
         "`kernel` must be given for data that are not vectors of shape (n,) or (n, dim); there is no median distance.",
     )
-    x = vectors(data)[:: -(-len(data) // most)]
-    squared = np.asarray(squared_distances(jnp.asarray(x), jnp.asarray(x)))[np.triu_indices(len(x), 1)]
-    median = float(np.sqrt(np.median(squared)))
-    _checks.require(
-        median > 0.0,
-        "the median distance between data points is 0, so the median heuristic has no length scale; pass `kernel`, "
-        "for instance Gaussian(length_scale).",
-    )
-    return Gaussian(np.asarray(median))
+    return Gaussian(median_heuristic(vectors(data)))
 
 
 def _float64(leaf: Any) -> np.ndarray:

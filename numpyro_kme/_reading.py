@@ -1,0 +1,232 @@
+"""Running a model with its simulators left out, and reading what it consists of."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax import random
+from numpyro import handlers
+from numpyro.infer.inspect import get_model_relations
+from numpyro.primitives import Messenger
+
+from numpyro_kme import _checks, _compat
+from numpyro_kme.simulator import Simulator
+
+
+@dataclass(frozen=True)
+class Latent:
+    """A site that is neither observed nor simulated.
+
+    Attributes:
+        fn: Its prior; where it has parents, the prior at one draw of them.
+        value: One prior draw.
+        parents: The latents that `fn` depends on.
+    """
+
+    fn: dist.Distribution
+    value: np.ndarray
+    parents: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SimulatorSite:
+    """A site that comes from a simulator.
+
+    Attributes:
+        simulator: The `Simulator`, at the arguments of one prior draw.
+        fn: Distribution of the site: the simulator, perhaps masked or with its batch dimensions made event dimensions.
+        plates: Sizes of the plates around the site.
+        observed: The observation, or None.
+        parents: The latents that the simulator's arguments depend on.
+    """
+
+    simulator: Simulator
+    fn: dist.Distribution
+    plates: Mapping[str, int]
+    observed: np.ndarray | None
+    parents: tuple[str, ...]
+
+    def rows(self, arguments: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Simulations as a table, with a row for each argument that was simulated.
+
+        Args:
+            arguments: `(m, *groups, p)`.
+            x: `(m, *batch, *event)`.
+        Returns:
+            `(rows, p)` and `(rows, *rest, *event)`. Without groups these are the arguments given, and `rest` is the
+            batch shape: draws that share an argument stay together. Groups, the batch dimensions along which the
+            parameters vary, become rows: there are `m * prod(groups)` of them.
+        """
+        groups, batch = self.simulator.groups, self.simulator.batch_shape
+        padded = (1,) * (len(batch) - len(groups)) + groups
+        varying = [1 + i for i, size in enumerate(padded) if size > 1]
+        moved = np.moveaxis(x, varying, range(1, 1 + len(varying)))
+        kept = tuple(size for size, own in zip(batch, padded) if own == 1)
+        shape = (-1, *kept, *self.simulator.event_shape)
+        return arguments.reshape(-1, arguments.shape[-1]), moved.reshape(shape)
+
+
+class Parts(NamedTuple):
+    """What a model consists of."""
+
+    latents: dict[str, Latent]
+    simulators: dict[str, SimulatorSite]
+    likelihoods: tuple[str, ...]
+    deterministics: tuple[str, ...]
+
+
+class LeaveOutSimulators(Messenger):
+    """Note the `Simulator` of each site, and give the site zeros if it has no value: no simulator runs."""
+
+    def __enter__(self) -> "LeaveOutSimulators":
+        self.simulators: dict[str, Simulator] = {}
+        super().__enter__()
+        return self
+
+    def process_message(self, msg):
+        """Keep the simulator of this message from running."""
+        if msg["type"] != "sample":
+            return
+        fn = _compat.innermost(msg["fn"])
+        if isinstance(fn, Simulator):
+            self.simulators[msg["name"]] = fn
+            if msg["value"] is None:
+                msg["value"] = jnp.zeros(msg["fn"].shape(msg["kwargs"]["sample_shape"]), fn.dtype)
+        elif isinstance(fn, dist.ImproperUniform) and msg["value"] is None:
+            raise ValueError(
+                f"The prior of {msg['name']!r} is improper (ImproperUniform), so it cannot be drawn from. Give it a "
+                "proper prior, as wide as it needs to be."
+            )
+
+
+def run(model: Callable, args: tuple, kwargs: Mapping, key: jax.Array, latents: Mapping, *inside: Messenger):
+    """Run a model with given latents and its simulators left out, unseen by handlers around it.
+
+    Returns:
+        The trace, and the `Simulator` of each simulator site.
+    """
+    values = {name: jnp.asarray(value) for name, value in latents.items()}
+    left_out = LeaveOutSimulators()
+    with handlers.block(), handlers.trace() as trace, left_out:
+        wrapped = handlers.substitute(handlers.seed(model, key), data=values)
+        for messenger in inside:
+            messenger.fn, wrapped = wrapped, messenger
+        wrapped(*args, **kwargs)
+    return trace, left_out.simulators
+
+
+def read(model: Callable, args: tuple, kwargs: Mapping) -> Parts:
+    """Read the parts of `model(*args, **kwargs)`; see `Problem.read`."""
+    try:
+        trace, simulators = run(model, args, kwargs, random.key(0), {})
+        again = jax.eval_shape(lambda: _Hidden(run(model, args, kwargs, random.key(0), {})[1])).content
+        upstream = get_model_relations(model, args, dict(kwargs))["sample_sample"]
+    except Exception as error:
+        raise ValueError(
+            f"The model `{getattr(model, '__name__', model)}` failed while its sites were read: {error} "
+            f"({type(error).__name__}). It was run with {len(args)} positional arguments and the keyword arguments "
+            f"{sorted(kwargs)}; observations and covariates are passed the way the model takes them."
+        ) from error
+    parents = {name: _behind(name, upstream, trace) for name in upstream}
+    sites = {name: site for name, site in trace.items() if site["type"] == "sample"}
+    _check_sites(trace, sites, simulators, parents)
+    for name, simulator in simulators.items():
+        if again[name].fn is not simulator.fn:
+            warnings.warn(
+                f"The simulator `{simulator.name}` of site {name!r} is a new function each time the model runs, a lambda "
+                "or a function defined inside the model, so JAX compiles it again each time. Define it outside.",
+                stacklevel=3,
+            )
+    unobserved = [name for name, site in sites.items() if not site["is_observed"] and name not in simulators]
+    return Parts(
+        latents={
+            name: Latent(sites[name]["fn"], np.asarray(sites[name]["value"]), parents[name]) for name in unobserved
+        },
+        simulators={
+            name: SimulatorSite(
+                simulator,
+                sites[name]["fn"],
+                {frame.name: frame.size for frame in sites[name]["cond_indep_stack"]},
+                np.asarray(sites[name]["value"]) if sites[name]["is_observed"] else None,
+                parents[name],
+            )
+            for name, simulator in simulators.items()
+        },
+        likelihoods=tuple(name for name in sites if sites[name]["is_observed"] and name not in simulators),
+        deterministics=tuple(
+            name
+            for name, site in trace.items()
+            if site["type"] == "deterministic" and not set(parents[name]) & set(simulators)
+        ),
+    )
+
+
+@jax.tree_util.register_pytree_node_class
+class _Hidden:
+    """Passes any object through `jax.eval_shape`."""
+
+    def __init__(self, content: Any):
+        self.content = content
+
+    def tree_flatten(self):
+        return (), self.content
+
+    @classmethod
+    def tree_unflatten(cls, content, _):
+        return cls(content)
+
+
+def _behind(name: str, upstream: Mapping[str, list[str]], trace) -> tuple[str, ...]:
+    """The sample sites that a site depends on, directly or through deterministic sites."""
+    found: set[str] = set()
+    pending = list(upstream[name])
+    while pending:
+        parent = pending.pop()
+        if trace[parent]["type"] == "deterministic":
+            pending.extend(upstream[parent])
+        else:
+            found.add(parent)
+    return tuple(site for site in trace if site in found)
+
+
+def _check_sites(trace, sites, simulators, parents) -> None:
+    params = [name for name, site in trace.items() if site["type"] == "param"]
+    _checks.require(
+        not params,
+        f"The model has the `param` sites {params}, which have no prior. Give them one with numpyro.sample (or the "
+        "handler numpyro.handlers.lift), or pass their values as arguments of the model.",
+    )
+    _checks.require(
+        len(simulators) > 0,
+        f"The model has no simulator site; its sites are {list(sites)}. Add one: numpyro.sample('x', "
+        "numpyro_kme.Simulator(fn, *params), obs=x).",
+    )
+    for name, site in sites.items():
+        fed = [parent for parent in parents[name] if parent in simulators]
+        _checks.require(
+            not fed,
+            f"Site {name!r} depends on the output of the simulator at {fed and fed[0]!r}, whose density is not known. Put "
+            "that step inside the simulator's function, so that its output is what is observed.",
+        )
+        if name in simulators and site["is_observed"]:
+            observed, expected = np.shape(site["value"]), site["fn"].shape()
+            _checks.require(
+                observed == expected,
+                f"The observation at {name!r} has shape {observed}; the simulator `{simulators[name].name}` gives shape "
+                f"{expected}.",
+            )
+    latents = [name for name, site in sites.items() if not site["is_observed"] and name not in simulators]
+    _checks.require(len(latents) > 0, f"The model has no latent site to infer; its sites are {list(sites)}.")
+    for name in latents:
+        fn = sites[name]["fn"]
+        discrete = fn.support.is_discrete or isinstance(_compat.innermost(fn), dist.Delta)
+        _checks.require(
+            not discrete,
+            f"The prior of {name!r} is discrete ({type(_compat.innermost(fn)).__name__}). Sum over it inside the "
+            "simulator, or use a continuous parameter; a fixed value belongs in numpyro.deterministic.",
+        )

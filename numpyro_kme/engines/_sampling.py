@@ -1,0 +1,125 @@
+"""Draws from prior times learnt likelihood, in coordinates where that suffices and through the model otherwise."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.optimize import minimize
+
+from numpyro_kme import _linalg
+from numpyro_kme.coordinates import Coordinates
+from numpyro_kme.kernel_means.base import LikelihoodAt
+from numpyro_kme.measures import Measure
+from numpyro_kme.problem import Problem
+from numpyro_kme.tempering import Tempered, temper
+from numpyro_kme.unconstrained import Unconstrained
+
+PARTICLES = 2000
+
+
+class Drawn(NamedTuple):
+    """Equally weighted posterior draws.
+
+    Attributes:
+        latents: `{site: (n, *shape)}`.
+        log_posterior: Log of the unnormalised density that was sampled, `(n,)`.
+        log_evidence: Log of the mass of that density.
+        info: How sampling went.
+    """
+
+    latents: Mapping[str, np.ndarray]
+    log_posterior: np.ndarray
+    log_evidence: float
+    info: Mapping[str, Any]
+
+
+def in_coordinates(
+    rng_key: jax.Array, likelihood: LikelihoodAt, measure: Measure, coordinates: Coordinates, num_samples: int
+) -> Drawn:
+    """Draw in coordinates that determine all latents; a new observation does not compile again."""
+    start_key, temper_key, pick_key = jax.random.split(rng_key, 3)
+    with _linalg.float64():
+        data = jax.tree.map(jnp.asarray, (likelihood, measure))
+        start = data[1].sample(start_key, _num_particles(num_samples))
+        found = temper(temper_key, _log_measure, _log_likelihood, data, start)
+        z = _pick(pick_key, found.particles, num_samples)
+        log_posterior = jax.vmap(lambda point: _log_measure(data, point) + _log_likelihood(data, point))(z)
+        latents = jax.vmap(coordinates.latents)(z)
+        return _drawn(latents, log_posterior, found)
+
+
+def in_model(rng_key: jax.Array, target: Unconstrained, problem: Problem, num_samples: int) -> Drawn:
+    """Draw the unconstrained latents of a model whose every site has a density."""
+    start_key, temper_key, pick_key = jax.random.split(rng_key, 3)
+    prior = problem.draw(start_key, _num_particles(num_samples)).latents
+    with _linalg.float64():
+        start = jax.vmap(target.flatten)({name: np.asarray(value, np.float64) for name, value in prior.items()})
+        found = temper(temper_key, _log_prior_of_model(target), _log_likelihood_of_model(target), None, start)
+        u = _pick(pick_key, found.particles, num_samples)
+        terms = jax.vmap(target.terms)(u)
+        return _drawn(jax.vmap(target.constrain)(u), terms.log_prior + terms.log_likelihood, found)
+
+
+def mode(target: Unconstrained, latents: Mapping[str, np.ndarray], log_posterior: np.ndarray) -> dict[str, np.ndarray]:
+    """Maximise the posterior density of the latents by L-BFGS from the five best of the given draws."""
+    best = np.argsort(log_posterior)[-5:]
+    with _linalg.float64():
+
+        @jax.jit
+        def loss(u):
+            terms = target.terms(u)
+            return -(terms.log_prior + terms.log_likelihood)
+
+        value_and_gradient = jax.jit(jax.value_and_grad(loss))
+
+        def on_host(u):
+            value, gradient = value_and_gradient(u)
+            return float(value), np.asarray(gradient)
+
+        starts = jax.vmap(target.flatten)({name: np.asarray(v[best], np.float64) for name, v in latents.items()})
+        found = min((minimize(on_host, np.asarray(u), jac=True, method="L-BFGS-B") for u in starts), key=lambda f: f.fun)
+        return {name: np.asarray(value) for name, value in target.constrain(jnp.asarray(found.x)).items()}
+
+
+def _log_measure(data, z):
+    return data[1].log_density(z)
+
+
+def _log_likelihood(data, z):
+    return data[0].log_density(z)
+
+
+def _log_prior_of_model(target):
+    def log_prior(_, u):
+        terms = target.terms(u)
+        return terms.log_prior + terms.log_jacobian
+
+    return log_prior
+
+
+def _log_likelihood_of_model(target):
+    return lambda _, u: target.terms(u).log_likelihood
+
+
+def _num_particles(num_samples: int) -> int:
+    return max(num_samples, PARTICLES)
+
+
+def _pick(rng_key, particles, num_samples):
+    return particles[jax.random.permutation(rng_key, len(particles))[:num_samples]]
+
+
+def _drawn(latents, log_posterior, found: Tempered) -> Drawn:
+    kept = len(log_posterior)
+    return Drawn(
+        {name: np.asarray(value) for name, value in latents.items()},
+        np.asarray(log_posterior),
+        float(found.log_evidence),
+        {
+            "sampler": f"tempered sequential Monte Carlo, {int(found.num_temperatures)} temperatures, "
+            f"{len(found.particles)} particles, {float(found.acceptance):.0%} of the last moves accepted",
+            "effective sample size": min(float(kept), float(found.effective_size)),
+        },
+    )

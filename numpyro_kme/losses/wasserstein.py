@@ -1,0 +1,87 @@
+"""The Wasserstein distance as a loss, by an optimal-transport library."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_kme import _checks
+from numpyro_kme.losses.base import Loss
+from numpyro_kme.losses.direct_mmd import vectors
+
+
+@dataclass(frozen=True)
+class Wasserstein(Loss):
+    r"""Wasserstein distance between the weighted data and the model, `W_p^p = min_pi sum_ij pi_ij |x_i - y_j|_2^p`.
+
+    Scalars are transported exactly, by their quantiles; vectors exactly by the network simplex of POT, on the host. The
+    gradient holds the optimal plan still, which is its derivative wherever the plan is unique. Not robust: a share
+    `e` of points at distance `D` moves the estimate by about `e D`.
+
+    Args:
+        p: Power of the distance, at least 1.
+        max_iterations: Most iterations of the network simplex.
+
+    Raises:
+        ImportError: For vectors, if POT is not installed: `pip install numpyro-kme[transport]`.
+    Cost: `O((n + M) log(n + M))` for scalars; about `O(n M)` to `O(n M (n + M))` for vectors.
+    References: Peyre and Cuturi (2019); Flamary et al. (2021), JMLR 22.
+    """
+
+    p: float = 2.0
+    max_iterations: int = 1_000_000
+
+    def __post_init__(self):
+        _checks.require(self.p >= 1.0, f"`p` must be at least 1; got {self.p}.")
+
+    def objective(self, data: Any, generator: Any, extra: Any = None):
+        """Bind to data; vectors need POT."""
+        if np.ndim(data) > 1 and np.size(data) != len(data):
+            _import_pot()
+        return super().objective(data, generator, extra)
+
+    def value(self, x, w, y, v):
+        """The p-th power of the distance."""
+        x, y = vectors(x), vectors(y)
+        if x.shape[1] == 1:
+            return self._scalars(x[:, 0], w, y[:, 0], v)
+        plan = jax.lax.stop_gradient(self._plan(x, w, y, v))
+        return jnp.vdot(plan, self._cost(x, y))
+
+    def _cost(self, x, y):
+        squared = jnp.sum(jnp.square(x[:, None] - y[None]), axis=2)
+        return squared if self.p == 2.0 else jnp.maximum(squared, 1e-300) ** (0.5 * self.p)
+
+    def _scalars(self, x, w, y, v):
+        """Integrate `|F^-1(t) - G^-1(t)|^p` over the levels at which either quantile function steps."""
+        i, j = jnp.argsort(x), jnp.argsort(y)
+        below, above = jnp.cumsum(w[i]), jnp.cumsum(v[j])
+        levels = jnp.sort(jnp.concatenate([below, above]).at[len(w) - 1].set(1.0).at[-1].set(1.0))
+        widths = jnp.diff(levels, prepend=jnp.zeros(1))
+        middle = levels - 0.5 * widths
+        a = x[i[jnp.minimum(jnp.searchsorted(below, middle), len(w) - 1)]]
+        b = y[j[jnp.minimum(jnp.searchsorted(above, middle), len(v) - 1)]]
+        return jnp.vdot(widths, jnp.abs(a - b) ** self.p)
+
+    def _plan(self, x, w, y, v):
+        """Optimal plan `(n, M)` on the host."""
+        ot = _import_pot()
+
+        def solve(w, v, cost):
+            w, v = np.asarray(w, np.float64), np.asarray(v, np.float64)
+            return ot.lp.emd(w / w.sum(), v / v.sum(), np.asarray(cost, np.float64), numItermax=self.max_iterations)
+
+        cost = jax.lax.stop_gradient(self._cost(x, y))
+        return jax.pure_callback(solve, jax.ShapeDtypeStruct(cost.shape, cost.dtype), *map(jax.lax.stop_gradient, (w, v)), cost, vmap_method="sequential")
+
+
+def _import_pot():
+    try:
+        import ot
+    except ImportError as error:
+        raise ImportError(
+            "Wasserstein on vectors needs the optimal-transport library POT: pip install numpyro-kme[transport]."
+        ) from error
+    return ot

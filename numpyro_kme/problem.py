@@ -1,0 +1,190 @@
+"""What a model with simulators consists of, and draws from its prior."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import random
+from numpyro.primitives import Messenger
+
+from numpyro_kme import _blocks, _checks, _normalise, _reading
+from numpyro_kme._reading import Latent, SimulatorSite
+
+__all__ = ["Draws", "Latent", "Problem", "SimulatorSite"]
+
+Arrays = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Latents and what follows from them; every array has a leading axis of `m` draws.
+
+    Attributes:
+        latents: `{site: (m, *shape)}`.
+        arguments: All numbers that one call of a simulator takes, flattened: `{site: (m, *groups, p)}`, where
+            `groups` is `()` unless the simulator's parameters vary along plates.
+        deterministics: `{site: (m, *shape)}`, of the sites that do not depend on a simulator's output.
+    """
+
+    latents: Arrays
+    arguments: Arrays
+    deterministics: Arrays = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """A model with simulators, taken apart; made by `Problem.read(model, *args, **kwargs)`.
+
+    No method runs a simulator. Methods that take or give many points work in blocks of one width, so that no
+    point depends on how many there are.
+
+    Attributes:
+        model: The model, which is run as `model(*args, **kwargs)`.
+        latents: What is to be inferred, in the order of the model.
+        simulators: The sites that come from simulators, observed or not.
+        likelihoods: Names of the other observed sites and factors.
+        deterministics: Names of the deterministic sites that do not depend on a simulator's output.
+    """
+
+    model: Callable
+    args: tuple
+    kwargs: Mapping[str, Any]
+    latents: Mapping[str, Latent]
+    simulators: Mapping[str, SimulatorSite]
+    likelihoods: tuple[str, ...]
+    deterministics: tuple[str, ...]
+
+    @classmethod
+    def read(cls, model: Callable, *args, **kwargs) -> "Problem":
+        """Run `model(*args, **kwargs)` with its simulators left out and say what it consists of.
+
+        Raises:
+            ValueError: If the model fails, has no simulator or no latent, has a `param` site, a simulator whose
+                output another site depends on, an observation of the wrong shape, or an improper or discrete
+                prior. Each sentence names the site and says what to do.
+        """
+        return cls(model, args, kwargs, *_reading.read(model, args, kwargs))
+
+    @property
+    def observations(self) -> dict[str, np.ndarray]:
+        """The observation at every simulator site, `{site: (*batch, *event)}`; raises if one is missing."""
+        observed = {name: site.observed for name, site in self.simulators.items()}
+        for name, value in observed.items():
+            _checks.require(
+                value is not None, f"The simulator site {name!r} is not observed: pass its observation to the model."
+            )
+        return {name: value for name, value in observed.items() if value is not None}
+
+    def site(self, name: str | None = None) -> str:
+        """`name`, checked to be a simulator site; the only one there is if `name` is left out."""
+        names = list(self.simulators)
+        _checks.require(
+            name in names or (name is None and len(names) == 1),
+            f"Name one of the model's simulator sites, {names}; got {name!r}.",
+        )
+        return names[0] if name is None else name
+
+    def draw(self, rng_key: jax.Array, num_draws: int) -> Draws:
+        """Draw latents from the prior, with the simulators' arguments and the deterministic sites.
+
+        Observations and factors do not count. Draw `i` has the key `fold_in(rng_key, i)`, whatever `num_draws`.
+        """
+        _checks.require(num_draws >= 1, f"`num_draws` must be at least 1; got {num_draws}.")
+        keys = jax.vmap(partial(random.fold_in, rng_key))(jnp.arange(num_draws))
+        return self._draws(_blocks.run(self._draw, keys))
+
+    def evaluate(self, latents: Arrays) -> Draws:
+        """The simulators' arguments and the deterministic sites at given latents `{site: (m, *shape)}`."""
+        return self._draws(_blocks.run(self._evaluate, self._checked(latents)))
+
+    def arguments(self, latents: Arrays) -> Arrays:
+        """The simulators' arguments, `{site: (m, *groups, p)}`, at given latents `{site: (m, *shape)}`."""
+        return self.evaluate(latents).arguments
+
+    def log_prior(self, latents: Arrays) -> np.ndarray:
+        """Log density of the prior, `(m,)`, at given latents `{site: (m, *shape)}`."""
+        return _blocks.run(self._log_prior, self._checked(latents))
+
+    def to_normal(self, latents: Arrays) -> dict[str, jax.Array]:
+        """Map one point to independent standard normals: each site given those before it (Rosenblatt's map).
+
+        Traceable and differentiable. Latents left out are taken at one fixed prior draw, which matters only to
+        latents that depend on them.
+        """
+        values = {name: latents.get(name, latent.value) for name, latent in self.latents.items()}
+        trace, _ = self._run(random.key(0), values)
+        return {name: _normalise.to_normal(trace[name]["fn"], trace[name]["value"]) for name in latents}
+
+    def from_normal(self, z: Arrays) -> dict[str, jax.Array]:
+        """Inverse of `to_normal`. Low-discrepancy points in `z` become low-discrepancy draws from the prior."""
+        rest = {name: latent.value for name, latent in self.latents.items() if name not in z}
+        trace, _ = self._run(random.key(0), rest, _FromNormal(z))
+        return {name: trace[name]["value"] for name in z}
+
+    def _run(self, key, latents, *inside):
+        return _reading.run(self.model, self.args, self.kwargs, key, latents, *inside)
+
+    def _parts(self, trace, simulators):
+        arguments = {name: simulators[name].arguments for name in self.simulators}
+        return [trace[name]["value"] for name in (*self.latents, *self.deterministics)], arguments
+
+    def _draws(self, parts) -> Draws:
+        values, arguments = parts
+        sites = dict(zip((*self.latents, *self.deterministics), values))
+        return Draws(
+            {name: sites[name] for name in self.latents},
+            {name: arguments[name] for name in self.simulators},
+            {name: sites[name] for name in self.deterministics},
+        )
+
+    @cached_property
+    def _draw(self) -> Callable:
+        return jax.jit(jax.vmap(lambda key: self._parts(*self._run(key, {}))))
+
+    @cached_property
+    def _evaluate(self) -> Callable:
+        return jax.jit(jax.vmap(lambda latents: self._parts(*self._run(random.key(0), latents))))
+
+    @cached_property
+    def _log_prior(self) -> Callable:
+        def log_prior(latents):
+            sites = self._run(random.key(0), latents)[0]
+            return sum(_log_prob(sites[name]) for name in self.latents)
+
+        return jax.jit(jax.vmap(log_prior))
+
+    def _checked(self, latents: Arrays) -> dict[str, np.ndarray]:
+        names = list(self.latents)
+        _checks.require(
+            set(latents) == set(names), f"`latents` must have the sites {names}; got {list(latents)}."
+        )
+        arrays = {name: np.asarray(latents[name]) for name in names}
+        for name, array in arrays.items():
+            shape = self.latents[name].value.shape
+            _checks.require(
+                array.shape[1:] == shape and array.shape[:1] == arrays[names[0]].shape[:1] != (0,),
+                f"`latents[{name!r}]` must have shape (draws, *{shape}) with as many draws as {names[0]!r}; got "
+                f"{array.shape}.",
+            )
+        return arrays
+
+
+class _FromNormal(Messenger):
+    """Set each latent from standard normals, given the latents before it."""
+
+    def __init__(self, z: Arrays):
+        super().__init__()
+        self.z = z
+
+    def process_message(self, msg):
+        if msg["type"] == "sample" and msg["name"] in self.z:
+            msg["value"] = _normalise.from_normal(msg["fn"], jnp.asarray(self.z[msg["name"]]))
+
+
+def _log_prob(site) -> jax.Array:
+    log_prob = jnp.sum(site["fn"].log_prob(site["value"]))
+    return log_prob if site["scale"] is None else site["scale"] * log_prob

@@ -1,0 +1,180 @@
+"""Squared MMD against double loops, closed forms and its own expectations."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_kme import kernels as K
+from numpyro_kme.discrepancies import squared_mmd
+
+
+def gaussian_gram(x, y, l):
+    return np.exp(-0.5 * np.sum(((x[:, None] - y[None]) / l) ** 2, axis=-1))
+
+
+def double_loop(x, y, v, w, l, unbiased):
+    """The two estimators, term by term."""
+    total = 0.0
+    for points, weights in ((x, v), (y, w)):
+        gram = gaussian_gram(points, points, l)
+        if unbiased:
+            pairs = sum(
+                weights[i] * weights[j] * gram[i, j]
+                for i in range(len(points))
+                for j in range(len(points))
+                if i != j
+            )
+            total += pairs / (1 - np.sum(weights**2))
+        else:
+            total += weights @ gram @ weights
+    return total - 2 * v @ gaussian_gram(x, y, l) @ w
+
+
+def random_weights(rng, n):
+    weights = rng.normal(size=n) + 2.0
+    return weights / weights.sum()
+
+
+@pytest.mark.parametrize("unbiased", [True, False])
+@pytest.mark.parametrize("sizes", [(7, 5), (300, 620)])  # one tile; several, partly filled
+def test_matches_a_double_loop(sizes, unbiased, rng):
+    x, y = (rng.normal(size=(n, 3)) + shift for n, shift in zip(sizes, (0.0, 0.3), strict=True))
+    v, w = (random_weights(rng, n) for n in sizes)
+    l = np.array([0.7, 1.0, 2.0])
+    value = squared_mmd(K.Gaussian(l), x, y, x_weights=v, y_weights=w, unbiased=unbiased)
+    np.testing.assert_allclose(value, double_loop(x, y, v, w, l, unbiased), rtol=1e-10)
+    uniform = [np.full(n, 1 / n) for n in sizes]
+    value = squared_mmd(K.Gaussian(l), x, y, unbiased=unbiased)
+    np.testing.assert_allclose(value, double_loop(x, y, *uniform, l, unbiased), rtol=1e-10)
+
+
+@jax.jit
+def estimates(key):
+    """Both estimators over 400 pairs of samples of P and Q, and of P and P."""
+
+    def one(key):
+        a, b, c = jax.random.split(key, 3)
+        x, z = jax.random.normal(a, (20, 2)), jax.random.normal(c, (30, 2))
+        y = jnp.array([[0.5, -1.0]]) + jnp.array([[1.5, 0.7]]) * jax.random.normal(b, (30, 2))
+        kernel = K.Gaussian(0.8)
+        weights = jnp.arange(1.0, 21.0) / 210.0
+        return (
+            squared_mmd(kernel, x, y),
+            squared_mmd(kernel, x, y, x_weights=weights),
+            squared_mmd(kernel, x, z),
+            squared_mmd(kernel, x, z, unbiased=False),
+        )
+
+    return jax.vmap(one)(jax.random.split(key, 400))
+
+
+def overlap(mean_a, sd_a, mean_b, sd_b, l=0.8):
+    """`E exp(-|X - Y|^2 / (2 l^2))` for independent normals."""
+    variance = l**2 + sd_a**2 + sd_b**2
+    return np.prod(l / np.sqrt(variance) * np.exp(-0.5 * (mean_a - mean_b) ** 2 / variance))
+
+
+def test_expectations_of_both_estimators():
+    p, q = (np.zeros(2), np.ones(2)), (np.array([0.5, -1.0]), np.array([1.5, 0.7]))
+    unbiased, weighted, null_unbiased, null_biased = (
+        np.asarray(values) for values in estimates(jax.random.key(3))
+    )
+    between = overlap(*p, *p) + overlap(*q, *q) - 2 * overlap(*p, *q)
+    for values, expected in (
+        (unbiased, between),
+        (weighted, between),
+        (null_unbiased, 0.0),
+        (null_biased, (1 / 20 + 1 / 30) * (1 - overlap(*p, *p))),
+    ):
+        error = values.std(ddof=1) / np.sqrt(len(values))
+        assert abs(values.mean() - expected) < 5 * error
+    assert null_unbiased.min() < 0  # never clipped
+    assert null_biased.min() > 0
+
+
+def test_energy_distance_against_scipy(rng):
+    from scipy.stats import energy_distance
+
+    x, y = rng.normal(size=(40, 1)), rng.normal(size=(25, 1)) + 0.4
+    value = squared_mmd(K.Energy(2.0), x, y, unbiased=False)
+    np.testing.assert_allclose(value, energy_distance(x[:, 0], y[:, 0]) ** 2 / 2.0, rtol=1e-10)
+    induced = squared_mmd(K.DistanceInduced(0.3, 2.0), x, y, unbiased=False)
+    np.testing.assert_allclose(induced, value, rtol=1e-10)
+
+
+def test_linear_kernel_compares_means(rng):
+    x, y = rng.normal(size=(40, 3)), rng.normal(size=(25, 3)) + 0.4
+    expected = np.sum((x.mean(0) - y.mean(0)) ** 2)
+    np.testing.assert_allclose(squared_mmd(K.Linear(), x, y, unbiased=False), expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("size", [8, 300])
+def test_gradients(size, rng):
+    x, y = rng.normal(size=(size, 2)), rng.normal(size=(5, 2))
+    x[1] = x[0]
+
+    def naive(l, x):
+        def gram(a, b):
+            return jnp.exp(-0.5 * jnp.sum(jnp.square((a[:, None] - b[None]) / l), axis=-1))
+
+        def mean(a):
+            return (jnp.sum(gram(a, a)) - len(a)) / (len(a) * (len(a) - 1))
+
+        return mean(x) + mean(y) - 2 * jnp.mean(gram(x, y))
+
+    ours = jax.jit(jax.grad(lambda l, x: squared_mmd(K.Gaussian(l), x, y), argnums=(0, 1)))(0.7, x)
+    expected = jax.jit(jax.grad(naive, argnums=(0, 1)))(0.7, x)
+    for value, reference in zip(ours, expected, strict=True):
+        np.testing.assert_allclose(value, reference, rtol=1e-9, atol=1e-13)
+
+
+def test_no_full_gram_matrix_is_held():
+    n, dim = 4096, 5
+    x = jax.ShapeDtypeStruct((n, dim), jnp.float64)
+
+    def value(l, x, y):
+        return squared_mmd(K.Laplace(l), x, y)
+
+    for function in (value, jax.grad(value, argnums=(0, 1))):
+        memory = jax.jit(function).lower(1.0, x, x).compile().memory_analysis()
+        assert memory.temp_size_in_bytes < 0.1 * n * n * 8
+
+
+def test_samples_of_anything(rng):
+    x, y = rng.normal(size=(6, 4, 2)), rng.normal(size=(5, 3, 2))
+    kernel = K.EmpiricalMeasure(K.Gaussian(1.0), 0.5)
+    grams = [np.asarray(kernel.gram(a, b)) for a, b in ((x, x), (y, y), (x, y))]
+    expected = grams[0].mean() + grams[1].mean() - 2 * grams[2].mean()
+    np.testing.assert_allclose(squared_mmd(kernel, x, y, unbiased=False), expected, rtol=1e-9)
+
+
+def test_float32_and_numpy_input(rng):
+    x, y = rng.normal(size=(300, 2)).astype(np.float32), rng.normal(size=(40, 2)).astype(np.float32)
+    expected = squared_mmd(K.Gaussian(1.0), x.astype(float), y.astype(float))
+    with jax.enable_x64(False):
+        value = squared_mmd(K.Gaussian(np.float64(1.0)), x, y)
+    assert value.dtype == jnp.float32
+    np.testing.assert_allclose(value, expected, atol=1e-6)
+    counts = squared_mmd(K.Gaussian(1.0), np.arange(4)[:, None], np.arange(3)[:, None])
+    floats = squared_mmd(K.Gaussian(1.0), np.arange(4.0)[:, None], np.arange(3.0)[:, None])
+    np.testing.assert_allclose(counts, floats, rtol=1e-12)
+
+
+def test_bad_input():
+    kernel, x, y = K.Gaussian(1.0), np.zeros((4, 2)), np.zeros((3, 2))
+    with pytest.raises(
+        ValueError, match=r"`x` and `y` must have the same number of columns.*\(4, 2\) and \(3, 1\)"
+    ):
+        squared_mmd(kernel, x, y[:, :1])
+    with pytest.raises(ValueError, match="`y` must have at least 2 points for an unbiased estimate; got 1"):
+        squared_mmd(kernel, x, y[:1])
+    with pytest.raises(ValueError, match=r"`x_weights` must have shape \(4,\).*got \(3,\)"):
+        squared_mmd(kernel, x, y, x_weights=np.ones(3) / 3)
+    with pytest.raises(ValueError, match="`y_weights` must sum to one; got a sum of 3"):
+        squared_mmd(kernel, x, y, y_weights=np.ones(3))
+    with pytest.raises(
+        ValueError, match="have a sum of squares of 1, so the unbiased estimate divides by zero"
+    ):
+        squared_mmd(kernel, x, y, y_weights=np.array([1.0, 0.0, 0.0]))
+    squared_mmd(kernel, x, y[:1], unbiased=False)

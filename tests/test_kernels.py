@@ -1,0 +1,663 @@
+"""Every kernel as one row of a table that runs every generic test; then what is special to each."""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.integrate import quad
+from scipy.special import gamma, kv
+from scipy.stats import multivariate_normal
+
+from numpyro_kme import kernels as K
+from numpyro_kme.kernels.base import squared_distances
+
+DIM = 2
+
+
+def vectors(rng, n):
+    return rng.normal(size=(n, DIM))
+
+
+def data_sets(rng, n):
+    return rng.normal(size=(n, 5, DIM))
+
+
+def weighted_data_sets(rng, n):
+    weights = rng.uniform(0.1, 1.0, size=(n, 4))
+    return rng.normal(size=(n, 4, DIM)), weights / weights.sum(axis=1, keepdims=True)
+
+
+def paths(rng, n):
+    return np.sort(rng.uniform(0, 3, size=(n, 4)), axis=1)[:, :, None], rng.normal(size=(n, 4))
+
+
+def rotations(rng, n):
+    return np.linalg.qr(rng.normal(size=(n, 3, 3)))[0]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A kernel made from a length scale, and its formula for one pair in NumPy."""
+
+    name: str
+    make: Callable[[Any], K.Kernel]
+    formula: Callable[[Any, Any, Any], float]
+    points: Callable = vectors
+    scaled: bool = True  # takes scalar and per-dimension length scales by the convention
+    positive: bool = True  # has a logarithm
+    definite: bool = True  # positive definite and symmetric
+    integral: bool = False  # over R^dim
+    learnt: bool = True  # has a hyperparameter
+
+
+def radius(a, b, l):
+    return np.sqrt(np.sum(((a - b) / l) ** 2))
+
+
+def gaussian(a, b, l):
+    return np.exp(-0.5 * radius(a, b, l) ** 2)
+
+
+def matern(order):
+    def formula(a, b, l):
+        u = np.sqrt(2 * order) * radius(a, b, l)
+        return 1.0 if u == 0 else 2 ** (1 - order) / gamma(order) * u**order * kv(order, u)
+
+    return formula
+
+
+def rational(a, b, l):
+    return (1 + radius(a, b, l) ** 2 / 3.4) ** -1.7
+
+
+def dot(a, b, l):
+    return np.sum(a * b / np.asarray(l) ** 2)
+
+
+def distance_induced(a, b, l):
+    origin = np.array([0.3, -0.2])
+    return radius(a, origin, l) + radius(b, origin, l) - radius(a, b, l)
+
+
+def double(a, b, l):
+    (x, v), (y, w) = (p if isinstance(p, tuple) else (p, np.full(len(p), 1 / len(p))) for p in (a, b))
+
+    def mean(p, s, q, t):
+        return sum(si * tj * gaussian(pi, qj, 0.8) for pi, si in zip(p, s) for qj, tj in zip(q, t))
+
+    return np.exp(-(mean(x, v, x, v) + mean(y, w, y, w) - 2 * mean(x, v, y, w)) / (2 * l**2))
+
+
+def path_density(a, b, l):
+    (t, y), (s, x) = a, b
+
+    def h(u, v):
+        return np.array([[2.0 * gaussian(p, q, l) for q in v] for p in u])
+
+    gain = h(t, s) @ np.linalg.inv(h(s, s) + 0.3**2 * np.eye(len(s)))
+    return multivariate_normal.pdf(y, gain @ x, h(t, t) + 0.3**2 * np.eye(len(t)) - gain @ h(s, t))
+
+
+def tanh_features(a, b):
+    return jnp.exp(jnp.sum(jnp.tanh(a) * jnp.tanh(b)))
+
+
+def tanh_features_numpy(a, b):
+    return float(np.exp(np.sum(np.tanh(a) * np.tanh(b))))
+
+
+ROWS = [
+    Row("Gaussian", K.Gaussian, gaussian, integral=True),
+    Row("Laplace", K.Laplace, lambda a, b, l: np.exp(-radius(a, b, l)), integral=True),
+    Row("Matern12", K.Matern12, matern(0.5), integral=True),
+    Row("Matern32", K.Matern32, matern(1.5), integral=True),
+    Row("Matern52", K.Matern52, matern(2.5), integral=True),
+    Row("InverseMultiquadric", K.InverseMultiquadric, lambda a, b, l: 1 / np.sqrt(1 + radius(a, b, l) ** 2)),
+    Row("RationalQuadratic", lambda l: K.RationalQuadratic(l, alpha=1.7), rational, integral=True),
+    Row("Energy", K.Energy, lambda a, b, l: -radius(a, b, l), positive=False, definite=False),
+    Row(
+        "DistanceInduced",
+        lambda l: K.DistanceInduced(np.array([0.3, -0.2]), l),
+        distance_induced,
+        scaled=False,
+    ),
+    Row("Linear", K.Linear, dot, positive=False),
+    Row(
+        "Polynomial",
+        lambda l: K.Polynomial(3, l, 0.7),
+        lambda a, b, l: (dot(a, b, l) + 0.7) ** 3,
+        positive=False,
+    ),
+    Row(
+        "Sum",
+        lambda l: K.Gaussian(l) + K.Laplace(l),
+        lambda a, b, l: gaussian(a, b, l) + np.exp(-radius(a, b, l)),
+        integral=True,
+    ),
+    Row(
+        "Product",
+        lambda l: K.Gaussian(l) * K.Matern32(l),
+        lambda a, b, l: gaussian(a, b, l) * matern(1.5)(a, b, l),
+    ),
+    Row(
+        "Product of Gaussians",
+        lambda l: K.Gaussian(l) * K.Gaussian(3.0 * l),
+        lambda a, b, l: gaussian(a, b, l) * gaussian(a, b, 3 * l),
+        integral=True,
+    ),
+    Row("Scaled", lambda l: 2.5 * K.Matern52(l), lambda a, b, l: 2.5 * matern(2.5)(a, b, l), integral=True),
+    Row(
+        "Mixture",
+        lambda l: K.Mixture(l * np.array([0.5, 1.0, 4.0])),
+        lambda a, b, l: sum(gaussian(a, b, c * l) for c in (0.5, 1.0, 4.0)),
+        scaled=False,
+        integral=True,
+    ),
+    Row(
+        "weighted Mixture",
+        lambda l: K.Mixture(l * np.array([0.5, 4.0]), weights=np.array([0.2, 1.5])),
+        lambda a, b, l: 0.2 * gaussian(a, b, 0.5 * l) + 1.5 * gaussian(a, b, 4 * l),
+        scaled=False,
+        integral=True,
+    ),
+    Row(
+        "EmpiricalMeasure", lambda l: K.EmpiricalMeasure(K.Gaussian(0.8), l), double, data_sets, scaled=False
+    ),
+    Row(
+        "weighted EmpiricalMeasure",
+        lambda l: K.EmpiricalMeasure(K.Gaussian(0.8), l),
+        double,
+        weighted_data_sets,
+        scaled=False,
+    ),
+    Row(
+        "GaussianProcessPath",
+        lambda l: K.GaussianProcessPath(2.0 * K.Gaussian(l), 0.3),
+        path_density,
+        paths,
+        scaled=False,
+        definite=False,
+    ),
+    Row(
+        "RotationTrace",
+        lambda l: K.RotationTrace(),
+        lambda a, b, l: np.trace(a @ b.T),
+        rotations,
+        scaled=False,
+        positive=False,
+        learnt=False,
+    ),
+    Row(
+        "FromCallable",
+        lambda l: K.FromCallable(tanh_features),
+        lambda a, b, l: tanh_features_numpy(a, b),
+        scaled=False,
+        learnt=False,
+    ),
+    Row(
+        "FromCallable on the host",
+        lambda l: K.FromCallable(tanh_features_numpy, host=True),
+        lambda a, b, l: tanh_features_numpy(a, b),
+        scaled=False,
+        learnt=False,
+    ),
+]
+every = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+
+
+def rows(condition):
+    chosen = [row for row in ROWS if condition(row)]
+    return pytest.mark.parametrize("row", chosen, ids=lambda row: row.name)
+
+
+TRACES = []
+
+
+@functools.partial(jax.jit, static_argnames="logarithms")
+def evaluate(kernel, x, y, logarithms):
+    """All that a kernel computes, compiled once per row."""
+    TRACES.append(kernel)
+    values = dict(
+        gram=kernel.gram(x, y),
+        own=kernel.gram(x),
+        diagonal=kernel.diagonal(x),
+        pair=kernel(pick(x, 0), pick(y, 0)),
+    )
+    if logarithms:
+        values |= dict(log_gram=kernel.log_gram(x, y), log_pair=kernel.log_pair(pick(x, 0), pick(y, 0)))
+    return values
+
+
+@functools.cache
+def case(name):
+    row = next(row for row in ROWS if row.name == name)
+    rng = np.random.default_rng(1)
+    x, y = row.points(rng, 6), row.points(rng, 4)
+    kernel = row.make(0.9)
+    return kernel, x, y, jax.tree.map(np.asarray, evaluate(kernel, x, y, row.positive))
+
+
+def size(points):
+    return len(jax.tree.leaves(points)[0])
+
+
+def pick(points, i):
+    return jax.tree.map(lambda leaf: leaf[i], points)
+
+
+def double_loop(row, x, y, l=0.9):
+    return np.array(
+        [[row.formula(pick(x, i), pick(y, j), l) for j in range(size(y))] for i in range(size(x))]
+    )
+
+
+def test_the_table_is_complete():
+    families = {name for name in K.__all__ if isinstance(getattr(K, name), type)} - {"Kernel"}
+    assert families <= {row.name for row in ROWS}
+
+
+@every
+def test_values_match_a_double_loop(row):
+    _, x, y, values = case(row.name)
+    expected = double_loop(row, x, y)
+    np.testing.assert_allclose(values["gram"], expected, rtol=1e-9, atol=1e-13)
+    np.testing.assert_allclose(values["own"], double_loop(row, x, x), rtol=1e-9, atol=1e-13)
+    np.testing.assert_allclose(values["pair"], expected[0, 0], rtol=1e-9)
+    np.testing.assert_allclose(values["diagonal"], np.diag(values["own"]), rtol=1e-9, atol=1e-13)
+
+
+@rows(lambda row: row.definite)
+def test_symmetric_and_positive_definite(row):
+    own = case(row.name)[3]["own"]
+    np.testing.assert_allclose(own, own.T, rtol=1e-12)
+    assert np.linalg.eigvalsh(own).min() >= -1e-10
+
+
+@rows(lambda row: row.positive)
+def test_logarithms(row):
+    values = case(row.name)[3]
+    np.testing.assert_allclose(np.exp(values["log_gram"]), values["gram"], rtol=1e-12)
+    np.testing.assert_allclose(np.exp(values["log_pair"]), values["pair"], rtol=1e-12)
+
+
+@rows(lambda row: not row.positive)
+def test_no_logarithm_of_negative_values(row):
+    kernel, x, y, values = case(row.name)
+    assert values["gram"].min() < 0
+    with pytest.raises(ValueError, match="takes negative values, so it has no logarithm"):
+        kernel.log_gram(x, y)
+
+
+@rows(lambda row: row.learnt)
+def test_new_hyperparameters_do_not_retrace(row):
+    _, x, y, values = case(row.name)
+    TRACES.clear()
+    for l in (0.5, 0.7):
+        assert np.abs(evaluate(row.make(l), x, y, row.positive)["gram"] - values["gram"]).max() > 1e-3
+    assert not TRACES
+
+
+@rows(lambda row: row.learnt)
+def test_kernels_pass_through_jax_transformations(row):
+    """Built under `jit` and `vmap` from a traced length scale; its gradient, of either sign, is a kernel."""
+    kernel, x, y, values = case(row.name)
+
+    @jax.jit
+    def transform(kernel, l):
+        slope = jax.grad(lambda kernel, sign: sign * kernel.gram(x, y).sum())
+        signs = jnp.array([1.0, -1.0])
+        return jax.vmap(lambda l: row.make(l).gram(x, y))(l), jax.vmap(slope, (None, 0))(kernel, signs)
+
+    grams, gradients = transform(kernel, jnp.array([0.5, 0.9]))
+    np.testing.assert_allclose(grams[1], values["gram"], rtol=1e-12)
+    assert type(gradients) is type(kernel)
+    for leaf in jax.tree.leaves(gradients):
+        np.testing.assert_allclose(leaf[0], -leaf[1], rtol=1e-12)
+        assert np.isfinite(leaf).all()
+    assert isinstance(jax.tree.map(lambda leaf: object(), kernel), type(kernel))
+
+
+def central_difference(function, x, step=1e-5):
+    """Derivatives of an array-valued function, `(*x.shape, *value.shape)`."""
+    shifts = [np.zeros_like(x) for _ in range(x.size)]
+    for shift, index in zip(shifts, np.ndindex(x.shape)):
+        shift[index] = step
+    slopes = [(function(x + shift) - function(x - shift)) / (2 * step) for shift in shifts]
+    return np.reshape(slopes, (*x.shape, *slopes[0].shape))
+
+
+@rows(lambda row: row.points is vectors and row.name != "FromCallable on the host")
+def test_gradients_at_coincident_points(row, rng):
+    """At a kink the symmetric difference, like the stated convention, is 0 along the kink."""
+    x = vectors(rng, 4)
+    x[1] = x[0]
+    signs = rng.normal(size=(4, 4))
+
+    def ours(l, x):
+        kernel = row.make(l)
+        return jnp.sum(signs * kernel.gram(x)), kernel.pair(x[0], x[1]) + kernel.pair(x[0], x[2])
+
+    def formula(l, x):
+        pairs = row.formula(x[0], x[1], l) + row.formula(x[0], x[2], l)
+        return np.array([np.sum(signs * double_loop(row, x, x, l)), pairs])
+
+    by_length, by_points = jax.jit(jax.jacrev(lambda l, x: jnp.stack(ours(l, x)), argnums=(0, 1)))(0.9, x)
+    expected = central_difference(lambda x: formula(0.9, x), x)
+    np.testing.assert_allclose(by_points, np.moveaxis(expected, -1, 0), rtol=1e-6, atol=1e-7)
+    expected = central_difference(lambda l: formula(l, x), np.array(0.9))
+    np.testing.assert_allclose(by_length, expected, rtol=1e-6, atol=1e-7)
+
+
+@rows(lambda row: row.scaled)
+def test_length_scale_divides_the_distance(row, rng):
+    x, y = vectors(rng, 5), vectors(rng, 3)
+    both = jax.jit(lambda l: (row.make(l).gram(x, y), row.make(l).pair(x[0], y[0])))
+    for l in (np.array([0.4, 2.5]), np.array([0.6, 0.6])):
+        gram, pair = both(l)
+        np.testing.assert_allclose(gram, row.make(1.0).gram(x / l, y / l), rtol=1e-10)
+        np.testing.assert_allclose(gram, double_loop(row, x, y, l), rtol=1e-9)
+        np.testing.assert_allclose(pair, gram[0, 0], rtol=1e-10)
+    np.testing.assert_allclose(gram, row.make(0.6).gram(x, y), rtol=1e-10)
+
+
+@every
+def test_float32(row):
+    _, x, y, values = case(row.name)
+    with jax.enable_x64(False):
+        low = evaluate(row.make(0.9), *jax.tree.map(np.float32, (x, y)), row.positive)
+        assert {leaf.dtype for leaf in jax.tree.leaves(low)} == {jnp.dtype(jnp.float32)}
+    tolerance = 2e-3 if row.name == "GaussianProcessPath" else 2e-5
+    np.testing.assert_allclose(low["gram"], values["gram"], rtol=tolerance, atol=tolerance)
+
+
+@rows(lambda row: row.learnt)
+@pytest.mark.parametrize("bad", [0.0, -1.0, np.nan, np.inf])
+def test_bad_length_scale(row, bad):
+    with pytest.raises(ValueError, match=r"`(length_scales?)` must be positive and finite; got"):
+        row.make(bad)
+
+
+@rows(lambda row: row.scaled)
+def test_length_scale_of_another_dimension(row):
+    with pytest.raises(ValueError, match=r"`length_scale` must be a scalar or have shape \(2,\).*got \(3,\)"):
+        row.make(np.ones(3)).gram(np.zeros((4, 2)))
+    with pytest.raises(ValueError, match=r"`x` must have shape \(points, dim\); got \(4,\)"):
+        row.make(1.0).gram(np.zeros(4))
+    with pytest.raises(ValueError, match=r"`y` must have 2 columns; got shape \(4, 3\)"):
+        row.make(1.0).gram(np.zeros((4, 2)), np.zeros((4, 3)))
+
+
+@rows(lambda row: row.integral)
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_integral_by_quadrature(row, dim):
+    kernel = row.make(0.7)
+    sphere = 2 * np.pi ** (dim / 2) / math.gamma(dim / 2)
+
+    def shell(r):
+        return sphere * r ** (dim - 1) * row.formula(np.array([r]), np.zeros(1), 0.7)
+
+    expected = (
+        quad(shell, 0, 5, epsabs=1e-11, epsrel=1e-11, limit=200)[0] + quad(shell, 5, np.inf, limit=200)[0]
+    )
+    np.testing.assert_allclose(jnp.exp(kernel.log_integral(dim)), expected, rtol=1e-7)
+
+
+@rows(lambda row: row.integral and row.scaled)
+def test_integral_with_a_length_scale_per_dimension(row):
+    l = np.array([0.3, 2.0, 1.1])
+    expected = row.make(1.0).log_integral(3) + np.log(l).sum()
+    np.testing.assert_allclose(row.make(l).log_integral(3), expected, rtol=1e-12)
+
+
+@rows(lambda row: not row.integral and row.name != "GaussianProcessPath")
+def test_kernels_without_a_density_say_so(row):
+    with pytest.raises(ValueError, match="cannot be normalised to a density"):
+        row.make(0.9).log_integral(2)
+
+
+# --- what is special to each ---------------------------------------------------------------
+
+
+def test_logarithms_do_not_underflow():
+    x, y = np.zeros((1, 1)), np.full((1, 1), 1e3)
+    for kernel, expected in (
+        (K.Gaussian(1.0), -5e5),
+        (K.Gaussian(1.0) * K.Laplace(1.0), -5e5 - 1e3),
+        (K.Gaussian(1.0) + K.Gaussian(0.5), -5e5),
+        (K.Mixture(np.array([0.5, 1.0])), -5e5),
+        (3.0 * K.Laplace(2.0), np.log(3.0) - 500),
+    ):
+        np.testing.assert_allclose(kernel.log_gram(x, y), [[expected]], rtol=1e-12)
+        np.testing.assert_allclose(kernel.log_pair(x[0], y[0]), expected, rtol=1e-12)
+
+
+def test_hessian_of_smooth_matern_at_coincident_points():
+    for kernel, curvature in (
+        (K.Matern32(0.5), -3.0),
+        (K.Matern52(0.5), -5.0 / 3.0),
+        (K.Gaussian(0.5), -1.0),
+    ):
+        hessian = jax.jit(jax.hessian(lambda a, kernel=kernel: kernel.pair(a, jnp.zeros(2))))(jnp.zeros(2))
+        np.testing.assert_allclose(hessian, curvature / 0.25 * np.eye(2), rtol=1e-12, atol=1e-12)
+
+
+def test_rational_quadratic_needs_enough_alpha():
+    with pytest.raises(ValueError, match=r"only for `alpha` above 1.0; got 0.9"):
+        K.RationalQuadratic(1.0, alpha=0.9).log_integral(2)
+    assert jax.jit(lambda alpha: K.RationalQuadratic(1.0, alpha).log_integral(2))(0.9) == np.inf
+    with pytest.raises(ValueError, match="`alpha` must be positive"):
+        K.RationalQuadratic(1.0, alpha=0.0)
+
+
+def test_distances_keep_their_digits_far_from_the_origin():
+    x = np.array([[1e4, -1e4], [1e4 + 0.5, -1e4], [1e4, -1e4]], dtype=np.float32)
+    with jax.enable_x64(False):
+        distances = squared_distances(x, x)
+    np.testing.assert_array_equal(distances, [[0, 0.25, 0], [0.25, 0, 0.25], [0, 0.25, 0]])
+
+
+def test_derivatives_of_distances(rng):
+    x, y, dx, dy = (rng.normal(size=shape) + 50.0 for shape in ((4, 3), (2, 3), (4, 3), (2, 3)))
+
+    @jax.jit
+    def derivatives(x, y, dx, dy):
+        def all_orders(distances):
+            def function(x):
+                return jnp.sum(jnp.sin(distances(x, y)))
+
+            return *jax.jvp(distances, (x, y), (dx, dy)), jax.grad(function)(x), jax.hessian(function)(x)
+
+        def naive(x, y):
+            return jnp.sum(jnp.square(x[:, None] - y[None]), axis=-1)
+
+        return all_orders(squared_distances), all_orders(naive)
+
+    for value, expected in zip(*derivatives(x, y, dx, dy), strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-8, atol=1e-8)
+
+
+def test_energy_is_conditionally_definite_and_induces_the_same_mmd(rng):
+    x = rng.normal(size=(20, 3))
+    weights = rng.normal(size=20)
+    weights -= weights.mean()
+    energy = weights @ K.Energy(0.7).gram(x) @ weights
+    assert energy > 0
+    np.testing.assert_allclose(weights @ K.DistanceInduced(x[3], 0.7).gram(x) @ weights, energy, rtol=1e-10)
+    assert np.linalg.eigvalsh(K.Energy(0.7).gram(x)).min() < -1
+
+
+def test_polynomial_and_members_are_checked():
+    with pytest.raises(ValueError, match="`degree` must be a positive integer; got 0"):
+        K.Polynomial(0)
+    with pytest.raises(ValueError, match="`offset` must be finite and not negative"):
+        K.Polynomial(2, 1.0, -1.0)
+    with pytest.raises(TypeError, match="`kernels` of Sum must be a tuple"):
+        K.Sum((K.Gaussian(1.0), 2.0))
+    with pytest.raises(ValueError, match="`scale` must be positive"):
+        -1.0 * K.Gaussian(1.0)
+    with pytest.raises(ValueError, match=r"`length_scales` must have shape \(count,\); got shape \(\)"):
+        K.Mixture(1.0)
+    with pytest.raises(ValueError, match="one per length scale"):
+        K.Mixture(np.ones(3), np.ones(2))
+    with pytest.raises(TypeError, match="must implement `pair"):
+        type("Nothing", (K.Kernel,), {})
+
+
+def test_data_sets_of_different_sizes_and_padding(rng):
+    kernel = K.EmpiricalMeasure(K.Laplace(1.0), 0.4)
+    short, long = rng.normal(size=(3, 4, 2)), rng.normal(size=(2, 7, 2))
+    expected = kernel.gram(short, long)
+    rows, weights = np.zeros((3, 7, 2)), np.zeros((3, 7))
+    rows[:, :4], weights[:, :4] = short, 0.25
+    np.testing.assert_allclose(kernel.gram((rows, weights), long), expected, rtol=1e-12)
+    np.testing.assert_allclose(kernel.pair(short[1], long[1]), expected[1, 1], rtol=1e-12)
+    assert kernel.pair(short[0], short[0][::-1]) == pytest.approx(1.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 6])
+def test_a_bank_with_itself_needs_half_the_work(count, rng):
+    bank = rng.normal(size=(count, 3, 2))
+    kernel = K.EmpiricalMeasure(K.Gaussian(0.8), 0.5)
+    np.testing.assert_allclose(kernel.gram(bank), kernel.gram(bank, bank.copy()), rtol=1e-12)
+
+
+def test_large_data_sets_go_in_blocks(rng):
+    x, y = rng.normal(size=(3, 700, 2)), rng.normal(size=(2, 900, 2)) + 0.2
+    kernel = K.EmpiricalMeasure(K.Gaussian(0.8), 0.5)
+
+    def inner(a, b):
+        return np.mean(np.exp(-0.5 * np.sum((a[:, None] - b[None]) ** 2, -1) / 0.64))
+
+    expected = [[inner(a, a) + inner(b, b) - 2 * inner(a, b) for b in y] for a in x]
+    np.testing.assert_allclose(kernel.squared_mmd(x, y), expected, rtol=1e-10)
+
+
+def test_banks_hold_no_matrix_of_rows():
+    """Neither the Gram matrix between banks nor its gradient keeps `(count size, count size)` inner values."""
+    bank = jax.ShapeDtypeStruct((40, 50, 2), jnp.float64)
+
+    def total(l, x):
+        return jnp.sum(K.EmpiricalMeasure(K.Gaussian(l), 0.5).gram(x))
+
+    for function in (total, jax.grad(total, argnums=(0, 1))):
+        memory = jax.jit(function).lower(1.0, bank).compile().memory_analysis()
+        assert memory.temp_size_in_bytes < 0.2 * (40 * 50) ** 2 * 8
+
+
+def test_empirical_measures_are_checked():
+    kernel = K.EmpiricalMeasure(K.Gaussian(1.0), 1.0)
+    with pytest.raises(ValueError, match=r"bank of data sets with shape \(count, size, dim\); got \(4, 2\)"):
+        kernel.gram(np.zeros((4, 2)))
+    with pytest.raises(ValueError, match=r"Weights of `x` must have shape \(4, 2\)"):
+        kernel.gram((np.zeros((4, 2, 1)), np.ones(4)))
+    with pytest.raises(ValueError, match="must sum to one; got a sum of 2"):
+        kernel.gram((np.zeros((4, 2, 1)), np.ones((4, 2))))
+    with pytest.raises(ValueError, match="must be a scalar"):
+        K.EmpiricalMeasure(K.Gaussian(1.0), np.ones(2))
+
+
+def test_path_kernel_with_different_grids(rng):
+    kernel = K.GaussianProcessPath(2.0 * K.Gaussian(0.9), 0.3)
+    t, s = np.linspace(0, 3, 5)[:, None], np.linspace(0.2, 2.8, 7)[:, None]
+    y, x = rng.normal(size=(2, 5)), rng.normal(size=(3, 7))
+    expected = [[path_density((t, one), (s, other), 0.9) for other in x] for one in y]
+    np.testing.assert_allclose(kernel.gram((t, y), (s, x)), expected, rtol=1e-8)
+    per_path = (np.broadcast_to(s, (3, 7, 1)), x)
+    np.testing.assert_allclose(kernel.gram((t, y), per_path), expected, rtol=1e-8)
+    np.testing.assert_allclose(kernel.diagonal((s, x)), np.diag(kernel.gram((s, x))), rtol=1e-8)
+
+
+def test_path_kernel_is_a_density_in_its_first_argument(rng):
+    kernel = K.GaussianProcessPath(2.0 * K.Gaussian(0.9), 0.3)
+    grid = np.linspace(-12, 12, 2401)
+    seen = (rng.uniform(0, 3, size=(6, 1)), rng.normal(size=(1, 6)))
+    density = kernel.gram((np.array([[1.3]]), grid[:, None]), seen)[:, 0]
+    np.testing.assert_allclose(np.trapezoid(density, grid), np.exp(kernel.log_integral(1)), rtol=1e-8)
+
+
+def test_path_kernel_is_checked(rng):
+    t, y = np.zeros((4, 1)), rng.normal(size=(2, 4))
+    with pytest.raises(FloatingPointError, match="with noise 1e-09 is not positive definite"):
+        K.GaussianProcessPath(K.Gaussian(1.0), 1e-9).gram((t, y))
+    kernel = K.GaussianProcessPath(K.Gaussian(1.0), 0.1)
+    with pytest.raises(ValueError, match=r"Times need a last axis: times\[:, None\]"):
+        kernel.gram((np.zeros(4), y))
+    with pytest.raises(TypeError, match="must be a tuple"):
+        kernel.gram(y)
+    with pytest.raises(ValueError, match="`noise` must be positive"):
+        K.GaussianProcessPath(K.Gaussian(1.0), 0.0)
+
+
+def test_trace_kernel_is_a_function_of_the_angle(rng):
+    a = rotations(rng, 1)
+    angle = 0.7
+    turn = np.array([[np.cos(angle), -np.sin(angle), 0], [np.sin(angle), np.cos(angle), 0], [0, 0, 1.0]])
+    np.testing.assert_allclose(K.RotationTrace().gram(a, a @ turn), [[1 + 2 * np.cos(angle)]], rtol=1e-12)
+    with pytest.raises(ValueError, match="must hold rotation matrices"):
+        K.RotationTrace().gram(np.zeros((3, 2, 4)))
+
+
+def test_host_callables_compare_anything_by_number():
+    words = ["owl", "owls", "fly"]
+
+    def shared_letters(i, j):
+        return float(len(set(words[int(i)]) & set(words[int(j)])))
+
+    kernel = K.FromCallable(shared_letters, host=True)
+    np.testing.assert_array_equal(kernel.gram(np.arange(3)), [[3, 3, 1], [3, 4, 1], [1, 1, 3]])
+    assert kernel.pair(0, 1) == 3
+    np.testing.assert_array_equal(jax.jit(kernel.diagonal)(np.arange(3)), [3, 4, 3])
+
+
+def test_callables_are_checked():
+    with pytest.raises(TypeError, match="`fn` must be callable"):
+        K.FromCallable(3.0)
+    with pytest.raises(ValueError, match=r"must return a scalar for one pair; got shape \(2,\)"):
+        K.FromCallable(lambda a, b: a * b).gram(np.ones((3, 2)))
+    with pytest.raises(FloatingPointError, match="negative or NaN for some pair"):
+        K.FromCallable(lambda a, b: jnp.sum(a * b)).log_gram(np.array([[1.0], [-1.0]]))
+
+
+# --- median heuristic -----------------------------------------------------------------------
+
+
+def test_median_heuristic_matches_numpy(rng):
+    x = rng.normal(size=(30, 3)) * [1.0, 5.0, 0.2]
+    distances = [np.linalg.norm(x[i] - x[j]) ** 2 for i in range(30) for j in range(i + 1, 30)]
+    np.testing.assert_allclose(K.median_heuristic(x), np.sqrt(np.median(distances)), rtol=1e-12)
+    medians = [np.median([abs(x[i, d] - x[j, d]) for i in range(30) for j in range(i)]) for d in range(3)]
+    per_dimension = K.median_heuristic_per_dimension(x)
+    np.testing.assert_allclose(per_dimension / per_dimension[0], medians / medians[0], rtol=0.01)
+    np.testing.assert_allclose(K.median_heuristic(x / per_dimension), 1.0, rtol=1e-12)
+    np.testing.assert_allclose(
+        K.median_heuristic_per_dimension(x[:, :1]), [K.median_heuristic(x[:, :1])], rtol=1e-12
+    )
+
+
+def test_median_heuristic_on_a_subset(rng):
+    x = rng.normal(size=(3000, 2))
+    exact = K.median_heuristic(x, max_points=None)
+    np.testing.assert_allclose(
+        exact, np.sqrt(4 * np.log(2)), rtol=0.1
+    )  # |x - y|^2 is exponential with mean 4
+    np.testing.assert_allclose(K.median_heuristic(x), exact, rtol=0.1)
+    assert K.median_heuristic(x) == K.median_heuristic(x) != exact
+
+
+def test_median_heuristic_is_checked():
+    with pytest.raises(ValueError, match="median distance between the points of `x` is 0"):
+        K.median_heuristic(np.ones((5, 2)))
+    with pytest.raises(ValueError, match=r"points of `x\[:, 1\]` is 0"):
+        K.median_heuristic_per_dimension(np.stack([np.arange(5.0), np.ones(5)], axis=1))
+    with pytest.raises(ValueError, match="`x` must have at least 2 rows"):
+        K.median_heuristic(np.ones((1, 2)))
+    with pytest.raises(ValueError, match="`x` has 1 entries that are not finite"):
+        K.median_heuristic(np.array([[0.0], [np.nan]]))
+    with pytest.raises(TypeError, match="`x` is traced"):
+        jax.jit(K.median_heuristic)(np.ones((5, 2)))

@@ -1,0 +1,235 @@
+"""Losses of the posterior bootstrap against closed forms, double loops and automatic differentiation."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_kme.kernels import Gaussian, Kernel, Laplace, Linear, Matern52, RationalQuadratic
+from numpyro_kme.kernels.base import register
+from numpyro_kme.losses import MMD, DrawnNoise, Generator, Loss, NormalNoise, UniformNoise
+from numpyro_kme.losses.direct_mmd import SOURCES, DirectMMD, field_at, potential
+from numpyro_kme.losses.grid import find_step, make_grid
+from numpyro_kme.losses.grid_mmd import GridMMD
+from numpyro_kme.losses.placement import placed_nodes
+
+L = 0.7
+
+
+def normal(u, noise):
+    """Scalar normal with mean `u[0]` and log standard deviation `u[1]`."""
+    return u[0] + jnp.exp(u[1]) * noise[0]
+
+
+def shifted(u, noise):
+    """Normal vector around `u` with a skewed second coordinate."""
+    return jnp.stack([u[0] + noise[0], u[1] + jnp.exp(0.3 * u[0] * noise[1])])
+
+
+def keyed(u, rng_key):
+    """The same skewed law from a key."""
+    return shifted(u, jax.random.normal(rng_key, (2,)))
+
+
+SCALARS = Generator(normal, NormalNoise(1), 2)
+VECTORS = Generator(shifted, NormalNoise(2), 2)
+KEYED = Generator(keyed, DrawnNoise(), 2)
+
+
+def one_set(generator, num):
+    return generator.draw_nodes(jax.random.key(3), num)
+
+
+def exact_energies(x, w, u):
+    """|mu_u|^2 and <mu_w, mu_u> of a normal model under the Gaussian kernel, and |mu_w|^2 by a double sum."""
+    s2 = np.exp(2 * u[1])
+    q = L / np.sqrt(L**2 + 2 * s2)
+    s = np.sum(w * L / np.sqrt(L**2 + s2) * np.exp(-((x - u[0]) ** 2) / (2 * (L**2 + s2))))
+    return q, s, w @ np.exp(-((x[:, None] - x) ** 2) / (2 * L**2)) @ w
+
+
+@pytest.fixture(scope="module")
+def scalars():
+    rng = np.random.default_rng(1)
+    x = np.append(rng.normal(1.0, 1.3, 60), [25.0, -31.0])
+    return x, rng.dirichlet(np.ones(len(x)))
+
+
+@pytest.mark.parametrize("u", [np.array([0.8, 0.4]), np.array([30.0, -0.5])], ids=["near", "on an outlier"])
+@pytest.mark.parametrize("route", ["grid", "direct"])
+def test_squared_mmd_of_a_normal_model_is_the_closed_form(scalars, route, u):
+    x, w = scalars
+    q, s, norm = exact_energies(x, w, u)
+    masses = np.linspace(0.0, 5.0, 200_001)
+    for free, exact in ((False, norm - 2 * s + q), (True, np.min(norm - 2 * masses * s + masses**2 * q))):
+        loss = MMD(Gaussian(L), free_mass=free, tolerance=1e-6)
+        bound = loss.objective(x, SCALARS) if route == "grid" else DirectMMD(SCALARS, Gaussian(L), x, free)
+        assert isinstance(bound, GridMMD if route == "grid" else DirectMMD)
+        value = bound.value(bound.reduce(w), u, one_set(SCALARS, 257)) + bound.offsets(w[None])[0]
+        np.testing.assert_allclose(value, exact, atol=3e-6)
+
+
+@pytest.mark.parametrize("free", [False, True])
+@pytest.mark.parametrize("case", ["grid", "direct", "independent draws", "covariates", "drawn scalars"])
+def test_slopes_and_hessians_are_the_derivatives_of_the_value(case, free, rng):
+    u = np.array([0.3, -0.4])
+    if case in ("grid", "drawn scalars"):
+        noise = NormalNoise(1) if case == "grid" else DrawnNoise(lambda key: jax.random.normal(key, (1,)))
+        generator = Generator(normal, noise, 2)
+        x = rng.normal(0.5, 1.0, 20)
+    elif case == "covariates":
+        c = rng.normal(size=(10, 1))
+        generator = Generator(lambda u, z, i: u[0] + u[1] * jnp.asarray(c)[i] + z, NormalNoise(1), 2, covariates=c)
+        x = (c, rng.normal(size=(10, 1)) + c)
+    else:
+        generator = VECTORS if case == "direct" else KEYED
+        x = rng.normal(0.5, 1.0, (20, 2))
+    bound = MMD(Gaussian(L), free_mass=free, covariate_kernel=Gaussian(0.5)).objective(x, generator)
+    assert isinstance(bound, GridMMD) == (case in ("grid", "drawn scalars"))
+    facts, nodes = bound.reduce(rng.dirichlet(np.ones(len(jax.tree.leaves(x)[0])))), one_set(generator, 32)
+
+    @jax.jit
+    def everything(u):
+        value = lambda t: bound.value(facts, t, nodes)  # noqa: E731
+        return (value(u), jax.grad(value)(u), jax.hessian(value)(u)), bound.slope(facts, u, nodes), bound.expand(facts, u, nodes)
+
+    (value, gradient, hessian), slope, expansion = everything(u)
+    for got, want in ((slope[0], value), (slope[1], gradient), *zip(expansion, (value, gradient, hessian))):
+        np.testing.assert_allclose(got, want, atol=1e-11)
+    assert np.abs(hessian).max() > 1e-3
+
+
+def test_independent_draws_leave_out_pairs_with_themselves(rng):
+    x, w, nodes = rng.normal(size=(15, 2)), rng.dirichlet(np.ones(15)), one_set(KEYED, 12)
+    u = np.array([0.2, 0.1])
+    bound = MMD(Gaussian(L)).objective(x, KEYED)
+    y = np.stack([np.asarray(keyed(u, key)) for key in nodes.values])
+    kernel = lambda a, b: np.exp(-np.sum((a - b) ** 2) / (2 * L**2))  # noqa: E731
+    own = sum(kernel(y[i], y[j]) for i in range(12) for j in range(12) if i != j) / (12 * 11)
+    cross = sum(w[i] * kernel(x[i], y[j]) for i in range(15) for j in range(12)) / 12
+    np.testing.assert_allclose(bound.value(bound.reduce(w), u, nodes), own - 2 * cross, rtol=1e-10)
+    gram, to_data, norm = bound.gram(bound.reduce(w), np.stack([y, y + 1.0]), nodes)
+    shifted_own = sum(kernel(y[i], y[j] + 1.0) for i in range(12) for j in range(12)) / 144
+    np.testing.assert_allclose(gram[0, 1], shifted_own, rtol=1e-10)
+    np.testing.assert_allclose(to_data[0], cross, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "kernel", [Gaussian(L), Gaussian(0.3) + 0.5 * Gaussian(2.0), RationalQuadratic(L, 3.0), Matern52(L)], ids=str
+)
+def test_grid_inner_products_are_kernel_double_sums(kernel, rng):
+    found = find_step(kernel, 1.0, 1e-4)
+    assert found is not None
+    grid = make_grid(kernel, 1.0, 30.0, found[0], found[2], 100_000)
+    a, b = rng.normal(0.0, 3.0, 40), rng.normal(2.0, 1.0, 30)
+    v, w = rng.normal(size=40), rng.normal(size=30)
+    tabulated = grid.inner(grid.embed(jnp.asarray(a), v), grid.embed(jnp.asarray(b), w))
+    exact = v @ np.asarray(kernel.gram(a[:, None], b[:, None])) @ w
+    np.testing.assert_allclose(tabulated, exact, atol=3e-4 * np.sum(np.abs(v)) * np.sum(np.abs(w)) ** 0.5)
+    stencil = grid.stencil(jnp.asarray(a))
+    witness = jnp.sum(grid.potential(grid.embed(jnp.asarray(b), w))[stencil.cells] * stencil.weights, axis=1)
+    np.testing.assert_allclose(witness, kernel.gram(a[:, None], b[:, None]) @ w, atol=3e-4 * np.abs(w).sum())
+
+
+def test_kernels_that_a_grid_cannot_hold_are_summed_directly(scalars):
+    x, _ = scalars
+    assert find_step(Linear(), 1.0, 1e-4) is None
+    assert find_step(Laplace(L), 1.0, 1e-6) is None
+    assert isinstance(MMD(Laplace(L), tolerance=1e-6).objective(x, SCALARS), DirectMMD)
+
+
+@register
+class Plain(Kernel):
+    """Inverse multiquadric written by a user."""
+
+    def pair(self, a, b):
+        return 1.0 / jnp.sqrt(1.0 + jnp.sum((a - b) ** 2))
+
+
+@pytest.mark.parametrize("kernel", [Gaussian(np.array([0.5, 2.0])), Matern52(0.9), Plain()], ids=["gaussian", "matern", "user"])
+def test_blocked_fields_are_sums_over_all_sources(kernel, rng):
+    y, z, c = rng.normal(size=(7, 2)), rng.normal(size=(SOURCES + 40, 2)), rng.normal(size=SOURCES + 40)
+    value, force = jax.jit(field_at)(kernel, y, z, c)
+    one = lambda a: c @ jax.vmap(lambda b: kernel.pair(a, b))(z)  # noqa: E731
+    np.testing.assert_allclose(value, [one(a) for a in y], rtol=1e-10)
+    np.testing.assert_allclose(value, potential(kernel, y, z, c), rtol=1e-10)
+    np.testing.assert_allclose(force, jax.vmap(jax.grad(one))(y), rtol=1e-8, atol=1e-10)
+
+
+def test_free_mass_finds_the_share_that_the_model_explains(rng):
+    x = np.append(rng.normal(0.0, 1.0, 900), rng.normal(60.0, 1.0, 100))
+    bound = MMD(Gaussian(0.5), free_mass=True).objective(x, SCALARS)
+    facts, nodes = bound.reduce(np.full(1000, 1e-3)), one_set(SCALARS, 129)
+    share = bound.report(facts, np.zeros(2), nodes)["share"]
+    assert abs(float(share) - 0.9) < 5 * np.sqrt(1.0 / 1000)
+    assert bound.report(facts, np.array([-30.0, 0.0]), nodes)["share"] < 1e-6
+
+
+def test_extra_points_are_weighed_with_the_data(scalars):
+    x, _ = scalars
+    extra, w = np.array([0.0, 40.0, 2.0]), np.random.default_rng(5).dirichlet(np.ones(len(x) + 3))
+    bound = MMD(Gaussian(L), tolerance=1e-6).objective(x, SCALARS, extra)
+    value = bound.value(bound.reduce(w, extra), np.array([0.8, 0.4]), one_set(SCALARS, 257))
+    q, s, norm = exact_energies(np.append(x, extra), w, np.array([0.8, 0.4]))
+    np.testing.assert_allclose(value, norm - 2 * s + q, atol=3e-6)
+
+
+def test_nodes_stand_for_the_law_of_the_noise():
+    scalar = NormalNoise(1).nodes(jax.random.key(0), 64, 5)
+    assert scalar.values.shape == (1, 64, 1)
+    moments = [float(jnp.sum(scalar.weights[0] * scalar.values[0, :, 0] ** k)) for k in range(5)]
+    np.testing.assert_allclose(moments, [1.0, 0.0, 1.0, 0.0, 3.0], atol=1e-6)
+    vector = NormalNoise(3).nodes(jax.random.key(0), 128, 2)
+    assert vector.values.shape == (2, 128, 3)
+    assert np.abs(vector.values[0] - vector.values[1]).max() > 0.1
+    np.testing.assert_allclose(jnp.mean(vector.values[0], axis=0), np.zeros(3), atol=1e-12)
+    np.testing.assert_allclose(jnp.cov(vector.values[1].T), np.eye(3), atol=0.15)
+    uniform = UniformNoise(2).nodes(jax.random.key(0), 256, 1)
+    np.testing.assert_allclose(jnp.mean(uniform.values[0] ** 2, axis=0), [1 / 3, 1 / 3], atol=0.01)
+
+
+def test_placed_nodes_leave_no_gaps_that_the_kernel_could_see():
+    heavy = Generator(lambda u, z: u[0] * z[0] * jnp.sqrt(1.0 + z[0] ** 2), NormalNoise(1), 1)
+    nodes = placed_nodes(heavy, np.array([3.0]), 0.2, 128)
+    z, y = nodes.values[0, :, 0], 3.0 * nodes.values[0, :, 0] * np.sqrt(1 + nodes.values[0, :, 0] ** 2)
+    assert np.diff(y[np.abs(z) < 3.8]).max() <= 0.2
+    even = np.linspace(-6.5, 6.5, len(z))
+    assert np.diff(3.0 * even * np.sqrt(1 + even**2))[np.abs(even[1:]) < 3.8].max() > 0.2
+    np.testing.assert_allclose(nodes.weights[0] @ np.cos(z), np.exp(-0.5), atol=1e-5)
+    np.testing.assert_allclose(nodes.weights[0] @ z**2, 1.0, atol=1e-4)
+    assert placed_nodes(VECTORS, np.zeros(2), 0.2, 128) is None
+
+
+class Energy(Loss):
+    """Energy distance written by a user."""
+
+    def value(self, x, w, y, v):
+        distance = lambda a, b: jnp.sqrt(jnp.sum((a[:, None] - b[None]) ** 2, axis=-1) + 1e-12)  # noqa: E731
+        return 2 * w @ distance(x, y) @ v - v @ distance(y, y) @ v
+
+
+def test_a_loss_of_draws_is_one_method(rng):
+    x, u = rng.normal(size=(9, 2)), np.array([0.1, 0.3])
+    bound, nodes = Energy().objective(x, VECTORS), one_set(VECTORS, 16)
+    w = rng.dirichlet(np.ones(9))
+    y = np.asarray(VECTORS.points(u, nodes))
+    expected = 2 * sum(w[i] * np.linalg.norm(x[i] - b) for i in range(9) for b in y) / 16
+    expected -= sum(np.linalg.norm(a - b) for a in y for b in y) / 256
+    value, gradient = bound.slope(bound.reduce(w), u, nodes)
+    np.testing.assert_allclose(value, expected, atol=1e-5)
+    assert gradient.shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("data", "kernel", "sentence"),
+    [
+        (np.zeros((1, 2)), Gaussian(1.0), "at least two points"),
+        (np.array([[0.0, 1.0], [np.nan, 2.0]]), Gaussian(1.0), r"`data` has 1 entries that are not finite"),
+        (np.zeros((5, 3)), Gaussian(1.0), r"one data point has shape \[\(3,\)\] and one simulated point \[\(2,\)\]"),
+        (np.ones((5, 2)), None, "median"),
+        (np.eye(5, 2), Linear(), "`kernel` must be bounded"),
+    ],
+)
+def test_bad_input_is_named(data, kernel, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        MMD(kernel).objective(data, VECTORS)

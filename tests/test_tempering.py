@@ -1,0 +1,69 @@
+"""Tempered sequential Monte Carlo against posteriors and evidences known in closed form."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_kme.tempering import temper
+
+N = 2000
+
+
+def standard_normal(_, u):
+    return -0.5 * jnp.sum(u**2) - 0.5 * u.shape[0] * jnp.log(2 * jnp.pi)
+
+
+def normal_likelihood(data, u):
+    precision, at = data
+    return -0.5 * (u - at) @ precision @ (u - at)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_correlated_normal_in_six_dimensions(seed):
+    rng = np.random.default_rng(seed)
+    root = rng.normal(size=(6, 6))
+    precision, at = 5 * root @ root.T, 2 * rng.normal(size=6)
+    particles = jax.random.normal(jax.random.key(seed), (N, 6))
+    found = temper(
+        jax.random.key(seed + 10),
+        standard_normal,
+        normal_likelihood,
+        (jnp.array(precision), jnp.array(at)),
+        particles,
+    )
+    covariance = np.linalg.inv(precision + np.eye(6))
+    mean = covariance @ precision @ at
+    marginal = np.eye(6) + np.linalg.inv(precision)
+    log_evidence = -0.5 * (np.linalg.slogdet(marginal @ precision)[1] + at @ np.linalg.solve(marginal, at))
+    white = (np.asarray(found.particles) - mean) @ np.linalg.cholesky(np.linalg.inv(covariance))
+    error = 5 / np.sqrt(float(found.effective_size))
+    assert found.effective_size > N / 4
+    np.testing.assert_allclose(white.mean(0), 0.0, atol=error)
+    np.testing.assert_allclose(np.cov(white.T), np.eye(6), atol=1.5 * error)
+    np.testing.assert_allclose(found.log_evidence, log_evidence, atol=1.0)
+
+
+def two_modes(weight, u):
+    near, far = jnp.sum((u - 1.5) ** 2), jnp.sum((u + 1.5) ** 2)
+    return jnp.logaddexp(jnp.log(weight) - 50 * near, jnp.log1p(-weight) - 50 * far)
+
+
+def test_modes_keep_their_masses():
+    particles = jax.random.normal(jax.random.key(0), (N, 3))
+    found = temper(jax.random.key(1), standard_normal, two_modes, jnp.array(0.8), particles)
+    right = found.particles[:, 0] > 0
+    np.testing.assert_allclose(np.mean(right), 0.8, atol=0.08)
+    sd = 1 / np.sqrt(101)
+    np.testing.assert_allclose(np.std(found.particles[right], axis=0), sd, rtol=0.12)
+    np.testing.assert_allclose(
+        np.mean(found.particles[right], axis=0), 150 / 101, atol=5 * sd / np.sqrt(N / 4)
+    )
+
+
+def test_another_observation_does_not_compile_again():
+    before = temper._cache_size()
+    particles = jax.random.normal(jax.random.key(0), (200, 3))
+    for weight in (0.3, 0.6):
+        temper(jax.random.key(1), standard_normal, two_modes, jnp.array(weight), particles)
+    assert temper._cache_size() == before + 1
