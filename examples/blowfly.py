@@ -29,7 +29,7 @@ import numpyro_kme as kme
 
 
 def model(x=None):
-    """Six log parameters with a broad normal prior, and ten statistics that only a simulator can tell about."""
+    """Six log parameters with a broad normal prior, and ten statistics that only a simulator knows."""
     log_theta = numpyro.sample("log_theta", dist.Normal(PRIOR_MEAN, PRIOR_SD).to_event(1))
     numpyro.sample("x", kme.Simulator(blowfly_statistics, log_theta), obs=x)
 
@@ -58,7 +58,8 @@ def main(num_simulations, seed, output):
     idata.to_netcdf(str(output / "blowfly.nc"), engine="h5netcdf")
     figure = draw(prior, posterior["log_theta"], np.asarray(predicted), np.asarray(series))
     figure.savefig(output / "blowfly.png", dpi=120)
-    print(f"\n{time.perf_counter() - begun:.0f} seconds. Wrote {output / 'blowfly.png'} and {output / 'blowfly.nc'}.")
+    seconds = time.perf_counter() - begun
+    print(f"\n{seconds:.0f} seconds. Wrote {output / 'blowfly.png'} and {output / 'blowfly.nc'}.")
 
 
 def print_statistics(prior, predicted):
@@ -74,7 +75,9 @@ def print_statistics(prior, predicted):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--num-simulations", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path("outputs/blowfly"))

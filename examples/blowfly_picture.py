@@ -50,7 +50,9 @@ def _series(axes, series):
 def _marginals(axes, log_theta):
     for axis, name, mean, sd, draws in zip(axes, PARAMETERS, PRIOR_MEAN, PRIOR_SD, log_theta.T, strict=True):
         grid = np.linspace(mean - 3 * sd, mean + 3 * sd, 200)
-        axis.fill_between(grid, np.exp(-0.5 * ((grid - mean) / sd) ** 2) / sd / np.sqrt(2 * np.pi), color=GREY, alpha=0.5)
+        axis.fill_between(
+            grid, np.exp(-0.5 * ((grid - mean) / sd) ** 2) / sd / np.sqrt(2 * np.pi), color=GREY, alpha=0.5
+        )
         axis.hist(draws, bins=40, density=True, color=BLUE, alpha=0.9)
         axis.set_xlabel(name)
         axis.set_yticks([])

@@ -18,9 +18,10 @@ from jax.typing import ArrayLike
 def float64() -> Iterator[None]:
     """Compute in float64 inside this block, whatever `jax_enable_x64` says outside.
 
-    Hand results out as NumPy arrays (`to_host`): a float64 JAX array outside the block warns at each use.
+    Concrete values are computed at once, also where a function around the block is being traced. Hand results out as
+    NumPy arrays (`to_host`): a float64 JAX array outside the block warns at each use.
     """
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), jax.ensure_compile_time_eval():
         yield
 
 

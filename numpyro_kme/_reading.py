@@ -38,7 +38,7 @@ class SimulatorSite:
     """A site that comes from a simulator.
 
     Attributes:
-        simulator: The `Simulator`, at the arguments of one prior draw.
+        simulator: The `Simulator` at the arguments of one prior draw; its batch shape has one element for each call.
         fn: Distribution of the site: the simulator, perhaps masked or with its batch dimensions made event dimensions.
         plates: Sizes of the plates around the site.
         observed: The observation, or None.
@@ -94,14 +94,20 @@ class LeaveOutSimulators(Messenger):
             return
         fn = _compat.innermost(msg["fn"])
         if isinstance(fn, Simulator):
-            self.simulators[msg["name"]] = fn
+            shape = msg["fn"].shape(msg["kwargs"]["sample_shape"])
+            self.simulators[msg["name"]] = fn.expand(shape[: len(shape) - fn.event_dim])
             if msg["value"] is None:
-                msg["value"] = jnp.zeros(msg["fn"].shape(msg["kwargs"]["sample_shape"]), fn.dtype)
+                msg["value"] = jnp.zeros(shape, jax.dtypes.canonicalize_dtype(fn.dtype))
         elif isinstance(fn, dist.ImproperUniform) and msg["value"] is None:
             raise ValueError(
                 f"The prior of {msg['name']!r} is improper (ImproperUniform), so it cannot be drawn from. Give it a "
                 "proper prior, as wide as it needs to be."
             )
+
+
+def _as_numpyro_does():
+    """NumPyro's distributions rely on rank promotion, also where the session forbids it."""
+    return jax.numpy_rank_promotion("allow")
 
 
 def run(model: Callable, args: tuple, kwargs: Mapping, key: jax.Array, latents: Mapping, *inside: Messenger):
@@ -112,7 +118,7 @@ def run(model: Callable, args: tuple, kwargs: Mapping, key: jax.Array, latents: 
     """
     values = {name: jnp.asarray(value) for name, value in latents.items()}
     left_out = LeaveOutSimulators()
-    with handlers.block(), handlers.trace() as trace, left_out:
+    with _as_numpyro_does(), handlers.block(), handlers.trace() as trace, left_out:
         wrapped = handlers.substitute(handlers.seed(model, key), data=values)
         for messenger in inside:
             messenger.fn, wrapped = wrapped, messenger
@@ -125,7 +131,8 @@ def read(model: Callable, args: tuple, kwargs: Mapping) -> Parts:
     try:
         trace, simulators = run(model, args, kwargs, random.key(0), {})
         again = jax.eval_shape(lambda: _Hidden(run(model, args, kwargs, random.key(0), {})[1])).content
-        upstream = get_model_relations(model, args, dict(kwargs))["sample_sample"]
+        with _as_numpyro_does():
+            upstream = get_model_relations(model, args, dict(kwargs))["sample_sample"]
     except Exception as error:
         raise ValueError(
             f"The model `{getattr(model, '__name__', model)}` failed while its sites were read: {error} "

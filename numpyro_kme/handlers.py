@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 
-import jax.numpy as jnp
 import numpyro
 from numpyro.distributions.distribution import Distribution
 from numpyro.primitives import Messenger
@@ -56,3 +55,59 @@ class surrogate(Messenger):  # noqa: N801
             exc_type is not None or not unmet,
             f"`likelihoods` names {unmet}, but the simulator sites of the model are {sorted(self._met)}.",
         )
+
+    def process_message(self, msg):
+        """Put the density in place at an observed simulator site."""
+        if msg["type"] != "sample" or not isinstance(_compat.innermost(msg["fn"]), Simulator):
+            return
+        name = msg["name"]
+        self._met.add(name)
+        if not msg["is_observed"]:
+            return
+        _checks.require(
+            name in self.likelihoods,
+            f"Site {name!r} is an observed simulator without a likelihood: add {name!r} to `likelihoods`, which has "
+            f"{sorted(self.likelihoods)}, or do not observe it.",
+        )
+        likelihood = self.likelihoods[name]
+        msg["fn"] = _compat.rewrapped(msg["fn"], lambda simulator: _density(name, likelihood, simulator))
+
+
+class uncondition_simulators(Messenger):  # noqa: N801
+    """The same model with its simulators not observed, and everything else as it is.
+
+    `Predictive(uncondition_simulators(model), samples)(rng_key, x)` simulates replicates of an observation that is
+    passed to the model, while `numpyro.handlers.uncondition` would redraw ordinary observations as well.
+    """
+
+    def process_message(self, msg):
+        """Forget the observation of a simulator site, and ask for a key."""
+        if (
+            msg["type"] == "sample"
+            and msg["is_observed"]
+            and isinstance(_compat.innermost(msg["fn"]), Simulator)
+        ):
+            msg["is_observed"], msg["value"] = False, None
+            if msg["kwargs"]["rng_key"] is None:
+                msg["kwargs"]["rng_key"] = numpyro.prng_key()
+
+
+def _density(name: str, likelihood: Likelihood, simulator: Simulator) -> Distribution:
+    fn = likelihood(*simulator.broadcast_params(simulator.groups))
+    _checks.require(
+        isinstance(fn, Distribution),
+        f"The likelihood of site {name!r} gave a {type(fn).__name__}; it must give a numpyro Distribution.",
+        TypeError,
+    )
+    _checks.require(
+        fn.event_shape == simulator.event_shape,
+        f"The likelihood of site {name!r} has event shape {fn.event_shape}, the simulator `{simulator.name}` has "
+        f"{simulator.event_shape}. Use .to_event(n) if entries of one output are batch dimensions of the likelihood.",
+    )
+    padded = (1,) * (len(simulator.batch_shape) - len(fn.batch_shape)) + fn.batch_shape
+    _checks.require(
+        len(padded) == len(simulator.batch_shape) and all(a in (1, b) for a, b in zip(padded, simulator.batch_shape)),
+        f"The likelihood of site {name!r} has batch shape {fn.batch_shape}, the simulator `{simulator.name}` has "
+        f"{simulator.batch_shape}, one for each call.",
+    )
+    return fn.expand(simulator.batch_shape)

@@ -11,7 +11,7 @@ import numpy as np
 from jax import random
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
-from numpyro.distributions.distribution import Distribution
+from numpyro.distributions.distribution import Distribution, MaskedDistribution
 
 from numpyro_kme import _calls, _checks, _compat
 
@@ -158,6 +158,10 @@ class Simulator(Distribution):
         new._batch_shape = batch_shape
         return new
 
+    def mask(self, mask) -> Distribution:
+        """The simulator with some of its events left out of densities; see `numpyro.handlers.mask`."""
+        return self if mask is True else _MaskedSimulator(self, mask)
+
     def keys(self, key: jax.Array, sample_shape: Shape = ()) -> jax.Array:
         """The key of each call of a draw: `key` itself if there is one call, else split over the batch."""
         lead = sample_shape + self.batch_shape
@@ -201,6 +205,16 @@ class Simulator(Distribution):
                 f"parameter {i} if every call takes all of it, {param.ndim - 1} if each element of the plate takes "
                 "its own entry.",
             )
+
+
+class _MaskedSimulator(MaskedDistribution):
+    """A masked simulator that plates expand from the inside, so that the simulator sees them."""
+
+    def expand(self, batch_shape):
+        return self.base_dist.expand(batch_shape).mask(self._mask)
+
+    def mask(self, mask):
+        return self.base_dist.mask(self._mask & mask)
 
 
 class _Integer(constraints.ParameterFreeConstraint):

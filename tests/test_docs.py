@@ -30,7 +30,11 @@ def public_modules():
 
 
 def public_objects():
-    return [(f"{module.__name__}.{name}", getattr(module, name)) for module in public_modules() for name in module.__all__]
+    return [
+        (f"{module.__name__}.{name}", getattr(module, name))
+        for module in public_modules()
+        for name in module.__all__
+    ]
 
 
 def run_as_a_user(*command, timeout=300):
@@ -59,7 +63,9 @@ def test_quickstart_runs_the_code_of_the_readme():
     assert blocks(README, "python")[0] in (ROOT / "docs" / "quickstart.md").read_text()
 
 
-@pytest.mark.parametrize("name, value", public_objects(), ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    "name, value", public_objects(), ids=lambda value: value if isinstance(value, str) else ""
+)
 def test_public_names_are_explained(name, value):
     if inspect.ismodule(value) or not (inspect.isclass(value) or callable(value)):
         return
@@ -76,12 +82,18 @@ def test_public_names_are_explained(name, value):
 
 def test_every_public_module_is_in_the_api_page():
     page = (ROOT / "docs" / "api.md").read_text()
-    missing = [module.__name__ for module in public_modules() if f"automodule:: {module.__name__}\n" not in page]
+    missing = [
+        module.__name__ for module in public_modules() if f"automodule:: {module.__name__}\n" not in page
+    ]
     assert not missing, f"docs/api.md has no automodule for {missing}"
 
 
 def test_names_in_the_notation_table_exist():
-    rows = [line.split("|")[2] for line in (ROOT / "docs" / "notation.md").read_text().splitlines() if line.count("|") > 3]
+    rows = [
+        line.split("|")[2]
+        for line in (ROOT / "docs" / "notation.md").read_text().splitlines()
+        if line.count("|") > 3
+    ]
     names = [name for row in rows for name in re.findall(r"`(numpyro_kme[\w.]*)", row)]
     assert len(names) >= 8
     for name in names:
@@ -107,5 +119,7 @@ def resolve(dotted):
 @pytest.mark.slow
 def test_docs_build_without_warnings(tmp_path):
     pytest.importorskip("myst_nb", reason="needs the docs extra")
-    run_as_a_user(sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "docs", str(tmp_path), timeout=900)
+    run_as_a_user(
+        sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "docs", str(tmp_path), timeout=900
+    )
     assert (tmp_path / "kelfi.html").exists()

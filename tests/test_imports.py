@@ -18,16 +18,19 @@ mathematics  discrepancies
 mathematics  herding
 mathematics  length_scales
 mathematics  tempering
-modelling    _calls _tails
+modelling    _blocks _calls _tails _links _mixtures
 modelling    _normalise
 modelling    simulator
+modelling    _reading
 modelling    problem
+modelling    _matching
 modelling    coordinates
 modelling    simulations
 mathematics  kernel_means
 mathematics  losses
 mathematics  bootstrap
 modelling    handlers
+modelling    unconstrained
 both         diagnostics
 both         engines
 """

@@ -462,8 +462,20 @@ def test_distances_keep_their_digits_far_from_the_origin():
     np.testing.assert_array_equal(distances, [[0, 0.25, 0], [0.25, 0, 0.25], [0, 0.25, 0]])
 
 
-def test_derivatives_of_distances(rng):
-    x, y, dx, dy = (rng.normal(size=shape) + 50.0 for shape in ((4, 3), (2, 3), (4, 3), (2, 3)))
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_distances_in_many_dimensions(dtype, rng):
+    x = (rng.normal(size=(20, 500)) + 3.0).astype(dtype)
+    x[1] = x[0]
+    with jax.enable_x64(dtype == np.float64):
+        distances = np.asarray(squared_distances(x, x[:10]))
+    expected = np.sum((x[:, None].astype(float) - x[None, :10]) ** 2, axis=-1)
+    np.testing.assert_allclose(distances, expected, rtol=1e3 * np.finfo(dtype).eps)
+    assert (distances[expected == 0] == 0).all() and (expected == 0).sum() == 12
+
+
+@pytest.mark.parametrize("dim", [3, 40])
+def test_derivatives_of_distances(dim, rng):
+    x, y, dx, dy = (rng.normal(size=(n, dim)) + 50.0 for n in (4, 2, 4, 2))
 
     @jax.jit
     def derivatives(x, y, dx, dy):
@@ -539,7 +551,7 @@ def test_large_data_sets_go_in_blocks(rng):
 
 
 def test_banks_hold_no_matrix_of_rows():
-    """Neither the Gram matrix between banks nor its gradient keeps `(count size, count size)` inner values."""
+    """Neither the Gram matrix between banks nor its gradient keeps all inner values between rows."""
     bank = jax.ShapeDtypeStruct((40, 50, 2), jnp.float64)
 
     def total(l, x):

@@ -284,6 +284,19 @@ def test_an_outer_plate_is_checked_too():
         handlers.seed(nested, 0)()
 
 
+def test_a_mask_inside_a_plate_does_not_hide_the_simulator_from_it():
+    def masked(theta, event_dims=None):
+        mask = jnp.arange(4) > 0
+        with numpyro.plate("n", 4), handlers.mask(mask=mask), handlers.mask(mask=jnp.array(True)):
+            numpyro.sample("x", BlackBox(theta, event_dims=event_dims))
+
+    with pytest.raises(ValueError, match=r"shape \(4,\) and plates expand"):
+        handlers.seed(masked, 0)(jnp.zeros(4))
+    fn = handlers.trace(handlers.seed(masked, 0)).get_trace(jnp.zeros((4, 3)), 1)["x"]["fn"]
+    assert fn.batch_shape == (4,) and isinstance(fn.base_dist, Simulator)
+    np.testing.assert_array_equal(fn._mask, [False, True, True, True])
+
+
 def test_to_event_and_format_shapes():
     def whole():
         numpyro.sample("x", Simulator(noisy_sum, jnp.zeros((5, 3)), event_dims=1).to_event(1))
@@ -344,11 +357,11 @@ def test_the_graph_of_the_model_has_the_right_edges(x):
 
 def test_prior_predictive_in_arviz():
     draws = Predictive(model, num_samples=6)(random.key(0))
-    prior, predictive = {"theta": draws["theta"][None]}, {"x": draws["x"][None]}
     if az.__version__.startswith("0."):
-        idata = az.from_numpyro(prior={"theta": draws["theta"], "x": draws["x"]}, num_chains=1)
+        idata = az.from_numpyro(prior=draws, num_chains=1)
     else:
-        idata = az.from_numpyro(prior=prior | predictive, num_chains=1)
+        chains = {name: value[None] for name, value in draws.items()}
+        idata = az.from_numpyro(prior=chains, num_chains=1, sample_dims=["chain", "draw"])
     np.testing.assert_array_equal(np.asarray(idata["prior"]["x"]).reshape(6, 2), draws["x"])
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 import jax
 import numpy as np
 
-from numpyro_kme import _checks, _linalg
+from numpyro_kme import _checks
 from numpyro_kme.bootstrap import lanes
 from numpyro_kme.bootstrap.derivatives import Derivatives, choose_derivatives
 from numpyro_kme.bootstrap.fit import Fit, fit, newton_step, rank_starts, refit, spread
@@ -81,6 +81,7 @@ class Replicates:
         quadrature: The check of the noise nodes and the grid.
         derivatives: How the loss was differentiated.
         fit: The minimum on the full data.
+        nodes: The noise nodes; the full data used the first set.
     """
 
     u: np.ndarray
@@ -95,6 +96,7 @@ class Replicates:
     quadrature: Quadrature
     derivatives: Derivatives
     fit: Fit
+    nodes: Nodes
 
 
 def posterior_bootstrap(
@@ -159,6 +161,7 @@ def posterior_bootstrap(
         quadrature=_quadrature(keys[2], objective, tasks.rows(check), found.u[check], full, sd, settings),
         derivatives=derivatives,
         fit=full,
+        nodes=nodes,
     )
 
 
@@ -172,8 +175,7 @@ def _full_fit(rng_key, objective, nodes, starts) -> tuple[Objective, Derivatives
 def draw_tasks(rng_key: jax.Array, objective: Objective, process: DirichletProcess, ids: np.ndarray, sets: int) -> Tasks:
     """Draw the weights and centering points of replicates `ids`, with the node set of each."""
     weights_key, points_key = jax.random.split(rng_key)
-    with _linalg.float64():
-        extra = _linalg.to_host(process.points(points_key, ids, objective.data))
+    extra = process.points(points_key, ids, objective.data)
     weights = draw_weights(process, weights_key, ids, objective.data)
     return Tasks(weights, extra, np.minimum(1 + ids // BLOCK, sets - 1))
 

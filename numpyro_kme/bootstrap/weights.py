@@ -58,21 +58,20 @@ class DirichletProcess:
 
         return jax.lax.map(one, replicates)
 
-    def points(self, rng_key: jax.Array, replicates: jax.Array, data: Any) -> Any:
-        """Draw centering points `(R, T, ...)`, or nothing when `concentration` is 0; shapes are checked against the data."""
+    def points(self, rng_key: jax.Array, replicates: np.ndarray, data: Any) -> Any:
+        """Draw centering points `(R, T, ...)` in float64; nothing when `concentration` is 0. Shapes are checked."""
         if not self.concentration:
             return None
-        assert self.centering is not None
-        keys = jax.vmap(lambda b: jax.random.fold_in(rng_key, b))(replicates)
-        drawn = [self.centering(key, self.truncation) for key in keys]
-        have = [jnp.shape(leaf) for leaf in jax.tree.leaves(drawn[0])]
+        with _linalg.float64():
+            drawn = _linalg.to_host(_points(self, rng_key, replicates))
+        have = [leaf.shape[1:] for leaf in jax.tree.leaves(drawn)]
         want = [(self.truncation, *leaf.shape[1:]) for leaf in jax.tree.leaves(data)]
         _checks.require(
             have == want,
             f"`centering` drew points of shape {have} for {self.truncation} draws; the data ask for {want}. Give a measure on single "
             "data points.",
         )
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *drawn)
+        return jax.tree.map(lambda leaf: leaf.astype(np.float64), drawn)
 
 
 def draw_weights(process: DirichletProcess, rng_key: jax.Array, replicates: np.ndarray, data: Any) -> np.ndarray:
@@ -84,3 +83,8 @@ def draw_weights(process: DirichletProcess, rng_key: jax.Array, replicates: np.n
 @partial(jax.jit, static_argnums=(0, 3))
 def _weights(process, rng_key, replicates, n):
     return process.weights(rng_key, replicates, n)
+
+
+@partial(jax.jit, static_argnums=0)
+def _points(process, rng_key, replicates):
+    return jax.lax.map(lambda b: process.centering(jax.random.fold_in(rng_key, b), process.truncation), replicates)

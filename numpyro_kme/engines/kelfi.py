@@ -77,7 +77,8 @@ class KELFI(Engine):
             on_failure=self.on_failure,
             progress_bar=self.progress_bar,
         )
-        self.measures, self.likelihoods = {}, {}
+        self.measures: dict[str, Measure] = {}
+        self.likelihoods: dict[str, FittedLikelihood] = {}
         for site, y in observations.items():
             coordinates = Coordinates.from_prior(fit_key, self.problem, site)
             self.measures[site] = self._measure(fit_key, site, coordinates)
@@ -141,9 +142,129 @@ class KELFI(Engine):
         return Unconstrained.read(model, self.problem.args, self.problem.kwargs, latents)
 
     def _describe(self, drawn) -> dict[str, Any]:
-        info: dict[str, Any] = {"simulations": len(next(iter(self.simulations.latents.values())))}
+        info: dict[str, Any] = {"simulations": len(self.simulations)}
         for site, fitted in self.likelihoods.items():
             prefix = f"{site}: " if len(self.likelihoods) > 1 else ""
             info |= {prefix + "coordinates": fitted.coordinates.note}
             info |= {prefix + name: value for name, value in fitted.surrogate.describe().items()}
+        if self.simulations.failures:
+            info["simulations left out"] = str(dict(self.simulations.failures))
         return info | dict(drawn.info) | {"log marginal likelihood": drawn.log_evidence}
+
+    def log_density(self, latents: Mapping[str, Any]) -> np.ndarray:
+        r"""Log of the kernel means posterior density $q(\theta \mid y) = q(y \mid \theta) p(\theta) / q(y)$.
+
+        Args:
+            latents: `{site: (n, *shape)}`, for all latents.
+        Returns:
+            `(n,)`; minus infinity where a signed surrogate is negative. Where other likelihoods or plates stand beside
+            the simulator, the density that was sampled, over its estimated mass.
+        """
+        _ = self.result
+        log_prior = np.asarray(self.problem.log_prior(latents), np.float64)
+        if not self._plain:
+            return self._log_joint(latents) - self._drawn.log_evidence
+        sign, log_size = self._signed_log_likelihood(latents)
+        return np.where(sign > 0, log_size + log_prior, -np.inf) - self.log_marginal_likelihood()
+
+    def mode(self) -> dict[str, np.ndarray]:
+        """The latents at the maximum of the posterior density, `{site: (*shape)}`, by L-BFGS from the best draws."""
+        _ = self.result
+        return _sampling.mode(self._target(), self._drawn.latents, self._drawn.log_posterior)
+
+    def log_marginal_likelihood(self) -> float:
+        """Log of `q(y)`, the prior mean of the learnt likelihood of the observation.
+
+        In closed form (or over prior draws) for one simulator site; otherwise estimated by tempering. Minus infinity if
+        a signed surrogate has a negative mean.
+        """
+        _ = self.result
+        if not self._plain:
+            return self._drawn.log_evidence
+        site = self.problem.site()
+        with _linalg.float64():
+            sign, log_size = self.likelihoods[site].surrogate.log_marginal(
+                self._flat_observation(site), self.measures[site]
+            )
+            return float(log_size) if sign > 0 else -np.inf
+
+    def predictive_log_density(self, y_new: Any) -> np.ndarray:
+        """Log predictive density of new observations given the one that was inferred from, `q(y* | y)`.
+
+        Args:
+            y_new: `(n, *event)`.
+        Returns:
+            `(n,)`: the log of the mean over the posterior draws of the learnt likelihood of `y*`, in units of the
+            simulator's output. Minus infinity where that mean is negative.
+        """
+        _ = self.result
+        site = self.problem.site()
+        fitted = self.likelihoods[site]
+        z = self._coordinates_of(self._drawn.latents)
+        log_densities = []
+        for y in np.asarray(y_new, np.float64).reshape(len(y_new), -1):
+            with _linalg.float64():
+                sign, log_size = jax.vmap(fitted.surrogate.at(y).signed_log)(z)
+                total, total_sign = logsumexp(log_size, b=sign / len(z), return_sign=True)
+                log_densities.append(float(total) if total_sign > 0 else -np.inf)
+        return np.array(log_densities)
+
+    def relevance(self) -> dict[str, np.ndarray]:
+        """How much each number of a simulator's output tells about the parameters, `{site: (*event)}`, in nats.
+
+        The drop of the leave-one-out log posterior density of the simulated parameters when it is taken out.
+        """
+        _ = self.result
+        return {site: f.surrogate.relevance().reshape(f.event_shape) for site, f in self.likelihoods.items()}
+
+    def surrogate_variance(self, latents: Mapping[str, Any]) -> np.ndarray:
+        """Variance of the surrogate at latents `{site: (n, *shape)}`, relative to far from all simulations, `(n,)`.
+
+        It lies between 0 and 1, and says where further simulations would tell most.
+        """
+        _ = self.result
+        with _linalg.float64():
+            surrogate = self.likelihoods[self.problem.site()].surrogate
+            return np.asarray(surrogate.variance(self._coordinates_of(latents)))
+
+    def _coordinates_of(self, latents) -> np.ndarray:
+        site = self.problem.site()
+        arguments = np.asarray(self.problem.arguments(latents)[site], np.float64)
+        with _linalg.float64():
+            return np.asarray(jax.vmap(self.likelihoods[site].coordinates.forward)(arguments))
+
+    def _signed_log_likelihood(self, latents):
+        site = self.problem.site()
+        likelihood = self.likelihoods[site].surrogate.at(self._flat_observation(site))
+        with _linalg.float64():
+            return tuple(np.asarray(a) for a in jax.vmap(likelihood.signed_log)(self._coordinates_of(latents)))
+
+    def _log_joint(self, latents) -> np.ndarray:
+        target = self._target()
+        with _linalg.float64():
+            points = jax.vmap(target.flatten)({name: np.asarray(v, np.float64) for name, v in latents.items()})
+            terms = jax.vmap(target.terms)(points)
+            return np.asarray(terms.log_prior + terms.log_likelihood)
+
+
+def _training_table(simulations: Simulations, problem: Problem, site: str) -> tuple[np.ndarray, np.ndarray]:
+    """Arguments `(m, p)` and outputs `(m, *event)` of single calls, from simulations that may run along plates."""
+    simulator = problem.simulators[site].simulator
+    arguments, x = np.asarray(simulations.arguments[site]), np.asarray(simulations.x[site])
+    x = x.reshape(len(x), *simulator.batch_shape, *simulator.event_shape)
+    if simulator.batch_shape == simulator.groups:
+        return arguments.reshape(-1, arguments.shape[-1]), x.reshape(-1, *simulator.event_shape)
+    raise ValueError(
+        f"Site {site!r} holds {simulator.batch_shape} draws of the same parameters along plates. Make the data set one "
+        "event of the simulator and compare it as a whole with form=KernelMeans(data_kernel=kernels.EmpiricalMeasure(...))."
+    )
+
+
+def _groups(simulations: Simulations, problem: Problem) -> dict[str, dict[str, np.ndarray]]:
+    """The simulations and the observation as ArviZ groups."""
+    chain = lambda tree: {name: np.asarray(value)[None] for name, value in tree.items()}  # noqa: E731
+    return {
+        "prior": chain({**simulations.latents, **simulations.deterministics}),
+        "prior_predictive": chain(simulations.x),
+        "observed_data": problem.observations,
+    }

@@ -90,3 +90,18 @@ class Surrogate(abc.ABC):
     def signed_log_density(self, z: ArrayLike, y: Any) -> SignedLog:
         """Sign and log absolute value of `q(y | z)` for one `z` of shape `(D,)`; use `at(y)` for many."""
         return self.at(y).signed_log(jnp.asarray(z))
+
+
+class Form(abc.ABC):
+    """Settings of one form of the surrogate: how a likelihood is learnt from simulations."""
+
+    @abc.abstractmethod
+    def fit(self, z: ArrayLike, x: Any, *, measure: Any = None, y: Any = None) -> Surrogate:
+        """Learn a surrogate.
+
+        Args:
+            z: Coordinates of the simulations, `(m, D)`, from any proposal.
+            x: Raw statistics `(m, n)`, or a pytree of `m` data points.
+            measure: The prior in coordinates, for objectives and reports that need one.
+            y: The observation, for objectives that need it.
+        """

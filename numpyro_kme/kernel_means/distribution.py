@@ -10,9 +10,11 @@ from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 from numpyro.distributions.distribution import Distribution
 
-from numpyro_kme import _checks
+from numpyro_kme import _checks, _linalg
 from numpyro_kme.coordinates import Coordinates
-from numpyro_kme.kernel_means.base import Surrogate
+from numpyro_kme.kernel_means.base import Form, Surrogate
+from numpyro_kme.kernel_means.published import KernelMeans
+from numpyro_kme.measures import Measure
 
 
 @jax.tree_util.register_dataclass
@@ -33,9 +35,9 @@ class FittedLikelihood:
     coordinates: Coordinates
     event_shape: tuple[int, ...] = field(metadata=dict(static=True))
 
-    def __call__(self, *params: ArrayLike, event_dims: int | tuple[int, ...] | None = None) -> "KernelMeansLikelihood":
-        """The distribution of the output at `params`, with the shape conventions of `Simulator`."""
-        return KernelMeansLikelihood(self, *params, event_dims=event_dims)
+    def __call__(self, *params: ArrayLike) -> "KernelMeansLikelihood":
+        """The distribution of the output at `params`."""
+        return KernelMeansLikelihood(self, *params)
 
 
 class KernelMeansLikelihood(Distribution):
@@ -47,29 +49,19 @@ class KernelMeansLikelihood(Distribution):
 
     Args:
         fitted: From `fit_likelihood`, or from an engine (`KELFI.likelihoods[site]`).
-        *params: The simulator's arguments; joined, they have as many numbers as the table that `fitted` learnt from.
-        event_dims: How many trailing dimensions of each parameter belong to one call, as in `Simulator`; all of
-            them when left out.
+        *params: The simulator's arguments, in its order. Leading dimensions beyond those of one call are batch
+            dimensions, the same for every parameter.
     Raises:
-        ValueError: If the parameters do not have as many numbers as `fitted` was learnt from.
+        ValueError: If the parameters do not have as many numbers a call as `fitted` was learnt from.
     Reference: Hsu and Ramos (2019), AISTATS.
     """
 
     arg_constraints: dict = {}
     pytree_data_fields = ("fitted", "arguments")
 
-    def __init__(
-        self, fitted: FittedLikelihood, *params: ArrayLike, event_dims: int | tuple[int, ...] | None = None
-    ):
+    def __init__(self, fitted: FittedLikelihood, *params: ArrayLike):
         self.fitted = fitted
-        self.arguments = join_arguments(params, event_dims)
-        expected = fitted.coordinates.num_arguments
-        _checks.require(
-            self.arguments.shape[-1] == expected,
-            f"The likelihood was learnt from {expected} arguments a simulation, and its parameters have shapes "
-            f"{[jnp.shape(p) for p in params]} with event_dims={event_dims}, which makes {self.arguments.shape[-1]}. "
-            "Pass the arguments of the simulator in the same order.",
-        )
+        self.arguments = _join(params, len(fitted.coordinates.columns))
         super().__init__(self.arguments.shape[:-1], fitted.event_shape)
 
     @property
@@ -112,22 +104,19 @@ class KernelMeansLikelihood(Distribution):
         return likelihood.log_density(self.fitted.coordinates.forward(arguments))
 
 
-def join_arguments(params: tuple[ArrayLike, ...], event_dims: int | tuple[int, ...] | None) -> jax.Array:
-    """All numbers that one call takes, flattened and joined, `batch_shape + (p,)`."""
+def _join(params: tuple[ArrayLike, ...], expected: int) -> jax.Array:
+    """All numbers that one call takes, flattened and joined, `batch_shape + (expected,)`."""
     arrays = [jnp.asarray(p) for p in params]
-    if event_dims is None:
-        event_dims = tuple(a.ndim for a in arrays)
-    dims = (event_dims,) * len(arrays) if isinstance(event_dims, int) else tuple(event_dims)
-    leads = [a.shape[: a.ndim - d] for a, d in zip(arrays, dims, strict=True)]
-    batch = jnp.broadcast_shapes(*leads)
-    dtype = jnp.result_type(float, *arrays)
-    columns = [
-        jnp.broadcast_to(a.reshape((1,) * (len(batch) - len(lead)) + a.shape), batch + a.shape[a.ndim - d :])
-        .reshape(*batch, -1)
-        .astype(dtype)
-        for a, d, lead in zip(arrays, dims, leads, strict=True)
-    ]
-    return jnp.concatenate(columns, axis=-1)
+    shapes = [a.shape for a in arrays]
+    for k in range(min((a.ndim for a in arrays), default=0) + 1):
+        if len({shape[:k] for shape in shapes}) == 1 and sum(math.prod(shape[k:]) for shape in shapes) == expected:
+            dtype = jnp.result_type(float, *arrays)
+            return jnp.concatenate([a.reshape(*a.shape[:k], -1).astype(dtype) for a in arrays], axis=-1)
+    raise ValueError(
+        f"The likelihood was learnt from {expected} arguments for each simulation, and parameters of the shapes {shapes} do "
+        "not hold that many after common leading batch dimensions. Pass the arguments of the simulator in its order, "
+        "broadcast against each other."
+    )
 
 
 def fit_likelihood(

@@ -195,9 +195,8 @@ def _log_matern32(s: jax.Array) -> jax.Array:
 @_log_matern32.defjvp
 def _log_matern32_jvp(primals, tangents):
     (s,), (ds,) = primals, tangents
-    return _log_matern32(s), -1.5 / (
-        1.0 + safe_sqrt(3.0 * s)
-    ) * ds  # exact at s = 0, where the chain rule is 0 / 0
+    slope = -1.5 / (1.0 + safe_sqrt(3.0 * s))  # exact at s = 0, where the chain rule is 0 / 0
+    return _log_matern32(s), slope * ds
 
 
 @jax.custom_jvp
@@ -210,7 +209,8 @@ def _log_matern52(s: jax.Array) -> jax.Array:
 def _log_matern52_jvp(primals, tangents):
     (s,), (ds,) = primals, tangents
     u = safe_sqrt(5.0 * s)
-    return _log_matern52(s), -5.0 / 6.0 * (1.0 + u) / (1.0 + u + 5.0 / 3.0 * s) * ds
+    slope = -5.0 / 6.0 * (1.0 + u) / (1.0 + u + 5.0 / 3.0 * s)
+    return _log_matern52(s), slope * ds
 
 
 def _matern_log_integral(order: float, dim: int) -> jax.Array:

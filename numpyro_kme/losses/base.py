@@ -86,7 +86,7 @@ class EmbeddingObjective(Objective):
         """
 
 
-class Loss(abc.ABC):
+class Loss:
     """A discrepancy between weighted data and weighted draws of the model.
 
     To write a loss, implement `value`. A loss that wants more than draws (densities, a faster algorithm) overrides

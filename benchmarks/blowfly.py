@@ -1,0 +1,165 @@
+"""Nicholson's blowflies: the score of the posterior mean against the number of simulations.
+
+    python benchmarks/blowfly.py                       # 10 repeats at 300 and 1,000 simulations
+    python benchmarks/blowfly.py --simulations 100 200 300 500 1000 --repeats 10
+    python benchmarks/blowfly.py --make-denominators   # once: the stored errors under the prior
+
+Writes `results/blowfly.md` and `results/blowfly.json`.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+
+import jax
+import jax.numpy as jnp
+import nmse
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import report
+from banks import first
+from simulators.blowfly import OBSERVED, PRIOR_MEAN, PRIOR_SD, STATISTICS, blowfly_statistics
+
+import numpyro_kme as kme
+
+PRIOR_DRAWS = 50_000
+
+
+def model(x=None):
+    """The model of `examples/blowfly.py`."""
+    log_theta = numpyro.sample("log_theta", dist.Normal(PRIOR_MEAN, PRIOR_SD).to_event(1))
+    numpyro.sample("x", kme.Simulator(blowfly_statistics, log_theta), obs=x)
+
+
+def point_estimates(kelfi, rng_key):
+    """Posterior means of the log parameters by several definitions, and the mode; each `(6,)`."""
+    fitted = kelfi.likelihoods["x"]
+    z = np.asarray(jax.random.normal(rng_key, (PRIOR_DRAWS, len(PRIOR_MEAN))), np.float64)
+    theta = PRIOR_MEAN + PRIOR_SD * z
+    with jax.enable_x64(True):
+        sign, log_size = jax.vmap(_signed_log, (None, None, 0))(
+            fitted.surrogate.at(OBSERVED), fitted.coordinates, theta
+        )
+    signed = np.asarray(sign * jnp.exp(log_size - jnp.max(log_size)), np.float64)
+    clipped = np.maximum(signed, 0)
+    return {
+        "draws": kelfi.get_samples()["log_theta"].mean(0),
+        "mode": np.asarray(kelfi.mode()["log_theta"]),
+        "clipped": clipped @ theta / clipped.sum(),
+        "signed": signed @ theta / signed.sum(),
+        "ten nearest": nearest(kelfi.simulations).mean(0),
+    }
+
+
+@jax.jit
+def _signed_log(likelihood, coordinates, theta):
+    return likelihood.signed_log(coordinates.forward(theta))
+
+
+def nearest(simulations, count=10):
+    """Parameters of the simulations nearest to the observation, statistics scaled robustly: `(count, 6)`."""
+    x = np.asarray(simulations.x["x"], np.float64)
+    centre = np.median(x, axis=0)
+    scale = 1.4826 * np.median(np.abs(x - centre), axis=0)
+    distance = np.sum(
+        (np.arcsinh((x - centre) / scale) - np.arcsinh((OBSERVED - centre) / scale)) ** 2, axis=1
+    )
+    return np.asarray(simulations.latents["log_theta"])[np.argsort(distance)[:count]]
+
+
+def repeat(rng_key, simulations, form, denominators):
+    """Learn from one set of simulations and score every estimate."""
+    run_key, estimate_key, score_key = jax.random.split(rng_key, 3)
+    begun = time.perf_counter()
+    kelfi = kme.KELFI(model, form=form, simulations=simulations, progress_bar=False)
+    kelfi.run(run_key, x=OBSERVED)
+    seconds = time.perf_counter() - begun
+    estimates = point_estimates(kelfi, estimate_key)
+    return {
+        "seconds": seconds,
+        "nmse": {name: nmse.nmse_at(score_key, point, denominators) for name, point in estimates.items()},
+        "estimates": estimates,
+        "info": {name: value for name, value in kelfi.info.items()},
+        "relevance": kelfi.relevance,
+    }
+
+
+def main(budgets, repeats, seed):
+    """All repeats at all budgets, for both forms."""
+    denominators = nmse.stored_denominators()
+    runs = []
+    for r in range(repeats):
+        keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), r))
+        bank = kme.simulate(keys[0], kme.Problem.read(model, x=OBSERVED), max(budgets), progress_bar=False)
+        for count in budgets:
+            for name, form in FORMS.items():
+                found = repeat(keys[1], first(bank, count), form, denominators)
+                runs.append({"repeat": r, "simulations": count, "form": name, **found})
+                scores = ", ".join(f"{key} {100 * value:.2f}" for key, value in found["nmse"].items())
+                print(
+                    f"repeat {r}, {count} simulations, {name}: {scores} %, {found['seconds']:.0f} s",
+                    flush=True,
+                )
+    report.save("blowfly", "Blowfly", sections(runs, budgets), {"seed": seed, "runs": runs})
+
+
+FORMS = {"residual": kme.ResidualKernelMeans(), "published": kme.KernelMeans()}
+
+
+def sections(runs, budgets):
+    """The tables: scores, what was learnt, relevance of each statistic."""
+    groups = {
+        (count, name): [run for run in runs if run["simulations"] == count and run["form"] == name]
+        for count in budgets
+        for name in FORMS
+    }
+    scores = [
+        [*group, estimate, *_spread([100 * run["nmse"][estimate] for run in chosen])]
+        for group, chosen in groups.items()
+        for estimate in chosen[0]["nmse"]
+    ]
+    eps = [[*group, *_mean(chosen, lambda run: run["info"]["eps"])] for group, chosen in groups.items()]
+    relevance = [[*group, *_mean(chosen, lambda run: run["relevance"])] for group, chosen in groups.items()]
+    seconds = [[*group, *_spread([run["seconds"] for run in chosen])] for group, chosen in groups.items()]
+    numbered = ["simulations", "form", *(f"s{i + 1}" for i in range(len(STATISTICS)))]
+    spread = ["mean", "least", "median", "most"]
+    legend = "; ".join(f"s{i + 1} {name}" for i, name in enumerate(STATISTICS)) + "."
+    return [
+        ("NMSE in %, at a point", report.table(["simulations", "form", "point", *spread], scores)),
+        (
+            "Relevance of the statistics",
+            report.table(numbered, relevance) + "\n\nMean over repeats. " + legend,
+        ),
+        (
+            "Learnt epsilon",
+            report.table(numbered, eps) + "\n\nMean over repeats, of standardised statistics.",
+        ),
+        ("Seconds to learn and sample", report.table(["simulations", "form", *spread], seconds)),
+    ]
+
+
+def _spread(values):
+    return np.mean(values), np.min(values), np.median(values), np.max(values)
+
+
+def _mean(runs, get):
+    return np.mean([get(run) for run in runs], axis=0)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--simulations", type=int, nargs="+", default=[300, 1000])
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--make-denominators", action="store_true")
+    options = parser.parse_args()
+    if options.make_denominators:
+        print(nmse.make_denominators())
+    else:
+        main(options.simulations, options.repeats, options.seed)

@@ -1,0 +1,217 @@
+"""A model whose data are draws of one law, as a `Generator`: data, starting points, and the map back to latents."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax import random
+from jax.scipy.special import ndtr
+from numpyro import handlers
+from numpyro.infer import Predictive
+
+from numpyro_kme import _checks, _compat, _linalg
+from numpyro_kme.from_noise import FromNoise
+from numpyro_kme.losses.generator import DrawnNoise, Generator, Noise, NormalNoise
+from numpyro_kme.problem import Problem
+from numpyro_kme.simulator import Simulator
+from numpyro_kme.unconstrained import _Constrained, _Given
+
+
+@dataclass(frozen=True, eq=False)
+class IidModel:
+    """A model with one observed site under one data plate.
+
+    Attributes:
+        model: Run as `model(*args, **kwargs)`.
+        site: Name of the observed site.
+        data: Its observation `(n, *event)`.
+        shapes: Unconstrained shape of each latent.
+        problem: The model taken apart, if the site is a simulator; a site with a density has none.
+    """
+
+    model: Callable
+    args: tuple
+    kwargs: Mapping[str, Any]
+    site: str
+    data: np.ndarray
+    shapes: Mapping[str, tuple[int, ...]]
+    problem: Problem | None
+
+    @classmethod
+    def read(cls, model: Callable, args: tuple, kwargs: Mapping) -> "IidModel":
+        """Find the data plate of `model(*args, **kwargs)`, or raise a sentence that says how to write one."""
+        with handlers.block(), handlers.trace() as sketch:
+            handlers.seed(handlers.substitute(model, data={}), random.key(0))(*args, **kwargs)
+        samples = {name: site for name, site in sketch.items() if site["type"] == "sample"}
+        observed = {name: site for name, site in samples.items() if site["is_observed"]}
+        simulated = {name for name, site in samples.items() if _is_simulator(site)}
+        _checks.require(
+            len(observed) == 1,
+            f"the posterior bootstrap needs one observed site whose data it reweights; this model observes {sorted(observed)}"
+            f"{_unobserved(simulated - set(observed))}. Put everything that belongs to one data point into one site.",
+        )
+        (site,) = observed
+        frames = observed[site]["cond_indep_stack"]
+        _checks.require(
+            len(frames) == 1 and observed[site]["value"].shape[:1] == (frames[0].size,),
+            f"the observed site {site!r} of shape {np.shape(observed[site]['value'])} must stand in one plate, the data plate, along "
+            f"its first axis; it has the plates {[(frame.name, frame.size) for frame in frames]}. Write: with numpyro.plate('data', "
+            f"len(x)): numpyro.sample({site!r}, ..., obs=x), with one event for each data point.",
+        )
+        latents = {name: found for name, found in samples.items() if name != site}
+        inside = [name for name, found in latents.items() if frames[0] in found["cond_indep_stack"]]
+        _checks.require(
+            not inside,
+            f"the latents {inside} stand inside the data plate {frames[0].name!r}, one for each data point; the bootstrap infers "
+            "parameters of the law of one data point. Draw them inside the simulator.",
+        )
+        problem = Problem.read(model, *args, **kwargs) if site in simulated else None
+        shape_of = _Constrained({name: jnp.asarray(found["value"]) for name, found in latents.items()})
+        _run(model, args, kwargs, shape_of)
+        shapes = {name: np.shape(value) for name, value in shape_of.unconstrained.items()}
+        return cls(model, args, kwargs, site, np.asarray(observed[site]["value"]), shapes, problem)
+
+    @property
+    def dim(self) -> int:
+        """Number of unconstrained parameters."""
+        return sum(int(np.prod(shape)) for shape in self.shapes.values())
+
+    def starts(self, rng_key: jax.Array, num: int) -> np.ndarray:
+        """Prior draws, unconstrained, `(num, dim)`."""
+        with _linalg.float64():
+            if self.problem is not None:
+                draws = self.problem.draw(rng_key, num).latents
+            else:
+                prior = Predictive(self.model, num_samples=num, return_sites=list(self.shapes))
+                draws = prior(rng_key, *self.args, **self.kwargs)
+            return np.asarray(self._flatten({name: np.asarray(draws[name], np.float64) for name in self.shapes}))
+
+    def latents(self, u: np.ndarray) -> dict[str, np.ndarray]:
+        """Latents and deterministic sites `{site: (m, *event)}` at unconstrained `u (m, dim)`."""
+        with _linalg.float64():
+            return _linalg.to_host(self._unflatten(np.asarray(u)))
+
+    def unconstrain(self, latents: Mapping[str, Any]) -> np.ndarray:
+        """Inverse of `latents`, without deterministic sites: `(m, dim)`."""
+        with _linalg.float64():
+            return np.asarray(self._flatten({name: np.asarray(latents[name], np.float64) for name in self.shapes}))
+
+    def generator(self, covariates: Any = None) -> Generator:
+        """The law of one data point as a function of unconstrained parameters; make it once, and reuse it."""
+        if self.problem is None:
+            return Generator(_no_draws, NormalNoise(1), self.dim, log_density=self._log_density)
+        simulator = self.problem.simulators[self.site].simulator
+        varies = simulator.groups not in ((), (1,))
+        _checks.require(
+            varies == (covariates is not None),
+            f"the simulator's parameters have batch shape {simulator.groups} and `covariates` is "
+            f"{'missing' if covariates is None else 'given'}. Where parameters vary along the data plate, say with what: pass "
+            "covariates=the name of the model's argument that holds the covariates; otherwise leave it out.",
+        )
+        _checks.require(
+            covariates is None or len(covariates) == len(self.data),
+            f"`covariates` must have one row for each of the {len(self.data)} data points; got {np.shape(covariates)}.",
+        )
+        return Generator(
+            self._simulate,
+            noise_rule(simulator.fn),
+            self.dim,
+            covariates=None if covariates is None else np.asarray(covariates, np.float64),
+            differentiable=simulator.has_rsample,
+        )
+
+    def _simulate(self, u, noise, row=None):
+        assert self.problem is not None
+        simulator = self.problem._run(random.key(0), {}, self._given(u))[1][self.site]
+        params = simulator.params
+        if simulator.groups != ():
+            pairs = zip(simulator.params, simulator.call_shapes)
+            params = [jnp.broadcast_to(p, simulator.groups + s)[0 if row is None else row] for p, s in pairs]
+        if simulator.black_box:
+            shape, dtype = simulator.event_shape, simulator.dtype
+            drawn = Simulator(simulator.fn, *params, shape=shape, dtype=dtype).sample(noise)
+        elif isinstance(simulator.fn, FromNoise):
+            drawn = simulator.fn.fn(noise, *params)
+        else:
+            drawn = simulator.fn(noise, *params)
+        return jnp.asarray(drawn, jnp.result_type(float))
+
+    def _log_density(self, u, points):
+        fn = _run(self.model, self.args, self.kwargs, self._given(u))[self.site]["fn"]
+        if len(points) != len(self.data):
+            while isinstance(fn, dist.ExpandedDistribution) and fn.base_dist.event_shape == fn.event_shape:
+                fn = fn.base_dist
+            _checks.require(
+                fn.batch_shape in ((), (1,)),
+                "centering draws have no covariates: with parameters that vary along the data plate, use concentration=0.",
+            )
+        return fn.log_prob(points)
+
+    def _given(self, u):
+        ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes.values()])[:-1]
+        pieces = zip(self.shapes.items(), jnp.split(u, ends), strict=True)
+        return _Given({name: piece.reshape(shape) for (name, shape), piece in pieces})
+
+    @cached_property
+    def _unflatten(self):
+        def one(u):
+            if self.problem is not None:
+                trace = self.problem._run(random.key(0), {}, self._given(u))[0]
+                kept = (*self.shapes, *self.problem.deterministics)
+            else:
+                trace = _run(self.model, self.args, self.kwargs, self._given(u))
+                kept = (*self.shapes, *(name for name, site in trace.items() if site["type"] == "deterministic"))
+            return {name: trace[name]["value"] for name in kept}
+
+        return jax.jit(jax.vmap(one))
+
+    @cached_property
+    def _flatten(self):
+        def one(latents):
+            found = _Constrained(latents)
+            _run(self.model, self.args, self.kwargs, found)
+            return jnp.concatenate([jnp.ravel(found.unconstrained[name]) for name in self.shapes])
+
+        return jax.jit(jax.vmap(one))
+
+
+@lru_cache(maxsize=256)
+def noise_rule(fn: Callable) -> Noise:
+    """How to make nodes for a simulator's noise: from standard normals if its distribution is declared, else by keys."""
+    if not isinstance(fn, FromNoise):
+        return DrawnNoise()
+    shape, base = fn.noise.shape(), _compat.innermost(fn.noise)
+    size = int(np.prod(shape))
+    if isinstance(base, dist.MultivariateNormal) and base.shape() == shape and len(shape) == 1:
+        return NormalNoise(size, lambda z: base.loc + base.scale_tril @ z)
+    try:
+        base.icdf(jnp.full(base.batch_shape, 0.5))
+    except (NotImplementedError, AttributeError, ImportError):
+        return DrawnNoise(fn.noise.sample)
+    if isinstance(base, dist.Normal):
+        return NormalNoise(size, lambda z: base.loc + base.scale * z.reshape(shape))
+    return NormalNoise(size, lambda z: base.icdf(ndtr(z.reshape(shape))))
+
+
+def _run(model, args, kwargs, messenger):
+    messenger.fn = handlers.seed(model, random.key(0))
+    with handlers.block(), handlers.trace() as trace:
+        messenger(*args, **kwargs)
+    return trace
+
+
+def _is_simulator(site) -> bool:
+    return isinstance(_compat.innermost(site["fn"]), Simulator)
+
+
+def _unobserved(names) -> str:
+    return f", and its simulator sites {sorted(names)} are not observed" if names else ""
+
+
+def _no_draws(u, noise):
+    raise TypeError("this model has a density and no simulator; use NegativeLogLikelihood, or a Simulator site.")

@@ -1,0 +1,214 @@
+"""The posterior bootstrap: robust inference for a simulator that one does not trust."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from numpyro.distributions import Distribution
+
+from numpyro_kme import _checks
+from numpyro_kme.bootstrap import lanes
+from numpyro_kme.bootstrap.fit import full_data
+from numpyro_kme.bootstrap.replicates import Replicates, Settings, posterior_bootstrap
+from numpyro_kme.bootstrap.weights import DirichletProcess
+from numpyro_kme.engines._base import Engine, Result
+from numpyro_kme.engines._iid import IidModel
+from numpyro_kme.losses.base import Loss, Objective
+from numpyro_kme.losses.generator import BLOCK, Generator
+from numpyro_kme.losses.mmd import MMD
+
+NOISY = 0.2
+"""Simulation noise above this many posterior standard deviations is warned of."""
+
+
+class PosteriorBootstrap(Engine):
+    r"""Posterior bootstrap of the parameters that minimise a loss between the data and a simulator.
+
+    A Dirichlet process `DP(alpha, F)` on the law of the data gives random weights to the data (and to draws of `F`); each
+    posterior draw minimises `loss(weighted data, model)`. With `loss=MMD()` this is NPL-MMD: it tolerates outliers and a wrong
+    model, where a likelihood does not. Priors of the model serve as starting points only.
+
+    The model has one observed site under one plate, the data plate, along its first axis:
+
+        def model(x=None):
+            mean = numpyro.sample("mean", dist.Normal(0, 10))
+            with numpyro.plate("data", len(x)):
+                numpyro.sample("x", kme.Simulator(kme.FromNoise(shift, dist.Normal(0, 1)), mean), obs=x)
+
+    Args:
+        model: The model. Its latents keep their constraints; deterministic sites come out too.
+        loss: What to minimise: `MMD(...)`, `Wasserstein(...)`, `NegativeLogLikelihood()` for a site with a density, or your own.
+        num_samples: Number `B` of posterior draws.
+        concentration: `alpha >= 0`, how many data points the prior guess `F` is worth.
+        centering: `F`: a NumPyro distribution of one data point, a traceable `(rng_key, num) -> (num, *event)`, or the
+            class `PriorPredictive` for the model's own.
+        truncation: Draws of `F` in each replicate.
+        covariates: Name of the model's argument that holds covariates `(n, ...)`, where the simulator's parameters vary along
+            the plate: the loss then compares joint laws of (covariate, response).
+        num_nodes: Noise nodes in each minimisation; for simulators `fn(rng_key, *params)` these are independent
+            draws, and should outnumber the data tenfold.
+        num_starts: Prior draws to start the full-data minimum from.
+        method: `"newton"`, or `"linear"` for one step of the influence function.
+
+    Attributes:
+        replicates: Everything known of the last run, unconstrained (`Replicates`).
+
+    References: Dellaporta et al. (2022), AISTATS; Fong, Lyddon and Holmes (2019), ICML.
+    """
+
+    def __init__(
+        self,
+        model: Callable,
+        loss: Loss | None = None,
+        *,
+        num_samples: int = 500,
+        concentration: float = 0.0,
+        centering: Any = None,
+        truncation: int = 100,
+        covariates: str | None = None,
+        num_nodes: int = 512,
+        num_starts: int = 512,
+        method: Literal["newton", "linear"] = "newton",
+    ):
+        super().__init__(model)
+        _checks.require(num_starts >= 1, f"`num_starts` must be at least 1; got {num_starts}.")
+        self.loss = MMD() if loss is None else loss
+        self.settings = Settings(num_samples, num_nodes, method)
+        self.concentration, self.centering, self.truncation = concentration, centering, truncation
+        self.covariates, self.num_starts = covariates, num_starts
+        self._process(None)
+        self._read: tuple[IidModel, Generator] | None = None
+        self._bound: tuple[IidModel, Objective] | None = None
+
+    def _infer(self, rng_key: jax.Array, args: tuple, kwargs: dict) -> Result:
+        start_key, run_key = jax.random.split(rng_key)
+        iid, generator = self._generator(args, kwargs)
+        data = iid.data if generator.covariates is None else (generator.covariates, iid.data)
+        process = self._process(generator)
+        objective = self.loss.objective(data, generator, process.points(run_key, np.arange(BLOCK), data))
+        starts = iid.starts(start_key, self.num_starts)
+        self.replicates = posterior_bootstrap(run_key, objective, starts, process, self.settings)
+        self._bound = iid, objective
+        _warn(self.replicates)
+        return Result(
+            samples=iid.latents(self.replicates.u),
+            fields={
+                "loss": self.replicates.value,
+                "converged": self.replicates.converged,
+                "remaining_step": self.replicates.remaining,
+                "steps": self.replicates.steps,
+                "moved_by_restart": self.replicates.moved,
+                **self.replicates.numbers,
+            },
+            groups={"observed_data": {iid.site: iid.data}},
+            info=_info(self.replicates),
+        )
+
+    @property
+    def point_estimate(self) -> dict[str, np.ndarray]:
+        """Minimum-loss estimate on the data as they are, `{site: value}`."""
+        self.result  # noqa: B018 - raises before the first run
+        iid, _ = self._bound
+        return {name: value[0] for name, value in iid.latents(self.replicates.fit.u[None]).items()}
+
+    def landscape(self, site: str, values: Sequence[float], index: tuple[int, ...] = ()) -> np.ndarray:
+        """Loss on the full data along one parameter, the others at the point estimate.
+
+        Args:
+            site: Name of a latent.
+            values: Values of that latent, or of its entry `index`.
+            index: Entry of a latent that is an array.
+        Returns:
+            Losses, one for each value; the part that no parameter changes is included.
+        """
+        self.result  # noqa: B018 - raises before the first run
+        iid, objective = self._bound
+        _checks.require(site in iid.shapes, f"`site` must be one of {list(iid.shapes)}; got {site!r}.")
+        estimate = self.point_estimate
+        latents = {name: np.repeat(estimate[name][None], len(values), axis=0) for name in iid.shapes}
+        latents[site][(slice(None), *index)] = np.asarray(values)
+        nodes = self.replicates.nodes
+        tasks = full_data(objective, 0)
+        losses = lanes.values(objective, nodes, tasks.rows(np.zeros(len(values), int)), iid.unconstrain(latents))
+        return losses + lanes.offsets(objective, tasks)
+
+    def _generator(self, args: tuple, kwargs: dict) -> tuple[IidModel, Generator]:
+        """The model as a generator; the last one again, with its compiled programs, where only the data have changed."""
+        iid = IidModel.read(self.model, args, kwargs)
+        covariates = None
+        if self.covariates is not None:
+            _checks.require(
+                self.covariates in kwargs,
+                f"`covariates` names the argument {self.covariates!r}; run got the keyword arguments {sorted(kwargs)}.",
+            )
+            covariates = kwargs[self.covariates]
+        if self._read is None or not _same_but_for_data(self._read[0], iid):
+            self._read = iid, iid.generator(covariates)
+        return iid, self._read[1]
+
+    def _process(self, generator: Generator | None) -> DirichletProcess:
+        centering = self.centering
+        if isinstance(centering, Distribution):
+            centering = _Draws(centering)
+        return DirichletProcess(self.concentration, centering, self.truncation)
+
+
+class _Draws:
+    """Draws of a NumPyro distribution, as a centering measure."""
+
+    def __init__(self, distribution: Distribution):
+        self.distribution = distribution
+
+    def __call__(self, rng_key, num):
+        return self.distribution.sample(rng_key, (num,))
+
+
+def _same_but_for_data(old: IidModel, new: IidModel) -> bool:
+    """Whether two runs of a model differ in the observed values at most."""
+    before, structure = jax.tree.flatten((old.args, old.kwargs))
+    after, other = jax.tree.flatten((new.args, new.kwargs))
+    if structure != other or old.data.shape != new.data.shape:
+        return False
+
+    def same(a, b):
+        if np.shape(a) != np.shape(b):
+            return False
+        return np.array_equal(a, b) or (np.array_equal(a, old.data) and np.array_equal(b, new.data))
+
+    return all(same(a, b) for a, b in zip(before, after))
+
+
+def _warn(replicates: Replicates) -> None:
+    failed = np.flatnonzero(~replicates.converged)
+    if len(failed):
+        warnings.warn(
+            f"{len(failed)} of {len(replicates.converged)} replicates did not converge: {failed[:10].tolist()}"
+            f"{' ...' if len(failed) > 10 else ''}. They are marked in the extra field `converged`; see `remaining_step`.",
+            stacklevel=4,
+        )
+    if replicates.quadrature.noise > NOISY:
+        warnings.warn(
+            f"doubling the noise nodes moves the draws by {replicates.quadrature.noise:.2g} posterior standard deviations. Raise "
+            "`num_nodes`, or declare the simulator's noise with FromNoise.",
+            stacklevel=4,
+        )
+    if not replicates.fit.converged:
+        warnings.warn("the full-data minimum did not converge to working precision; see `replicates.fit`.", stacklevel=4)
+
+
+def _info(replicates: Replicates) -> dict[str, Any]:
+    full = replicates.fit
+    info: dict[str, Any] = {
+        "converged": f"{int(replicates.converged.sum())} of {len(replicates.converged)} replicates",
+        "full-data loss": full.value,
+        "starts at the best minimum": f"{full.reached} of {full.followed}",
+        "other minima": len(full.others),
+        "restarted elsewhere": f"{replicates.compared} replicates; {int(replicates.moved.sum())} draws moved",
+        "simulation noise (sd)": replicates.quadrature.noise,
+        "derivatives": str(replicates.derivatives),
+    }
+    for name, value in replicates.numbers.items():
+        info[name] = f"{value.mean():.3f} (sd {value.std():.3f})"
+    return info

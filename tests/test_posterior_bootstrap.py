@@ -1,0 +1,206 @@
+"""The engine on NumPyro models: samples, constraints, losses, covariates, sentences."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer import Predictive
+
+from numpyro_kme.engines.posterior_bootstrap import PosteriorBootstrap
+from numpyro_kme.from_noise import FromNoise
+from numpyro_kme.kernels import Gaussian
+from numpyro_kme.losses import MMD, NegativeLogLikelihood, Wasserstein
+from numpyro_kme.simulator import Simulator
+
+RNG = np.random.default_rng(0)
+X = np.append(RNG.normal(2.0, 1.5, 190), np.full(10, 60.0))
+
+
+def scaled(noise, mean, scale):
+    return mean + scale * noise
+
+
+def keyed(rng_key, mean, scale):
+    return mean + scale * jax.random.normal(rng_key)
+
+
+DECLARED = FromNoise(scaled, dist.Normal(0.0, 1.0))
+
+
+def model(x, simulator=DECLARED):
+    mean = numpyro.sample("mean", dist.Normal(0.0, 5.0))
+    scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+    numpyro.deterministic("ratio", mean / scale)
+    with numpyro.plate("data", len(x)):
+        numpyro.sample("x", Simulator(simulator, mean, scale), obs=x)
+
+
+def density(x):
+    mean = numpyro.sample("mean", dist.Normal(0.0, 5.0))
+    scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+    with numpyro.plate("data", len(x)):
+        numpyro.sample("x", dist.Normal(mean, scale), obs=x)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    engine = PosteriorBootstrap(model, MMD(Gaussian(1.0), free_mass=True), num_samples=64, num_nodes=128, num_starts=64)
+    engine.run(jax.random.key(0), X)
+    return engine
+
+
+def test_samples_keep_constraints_and_resist_outliers(engine):
+    samples = engine.get_samples()
+    assert set(samples) == {"mean", "scale", "ratio"}
+    assert samples["mean"].shape == (64,) and samples["mean"].dtype == np.float64
+    assert (samples["scale"] > 0).all()
+    np.testing.assert_allclose(samples["ratio"], samples["mean"] / samples["scale"], rtol=1e-10)
+    clean = X[X < 50]
+    assert abs(samples["mean"].mean() - clean.mean()) < 4 * clean.std() / np.sqrt(len(clean))
+    assert abs(samples["scale"].mean() - clean.std()) < 5 * clean.std() / np.sqrt(len(clean))
+    fields = engine.get_extra_fields()
+    assert fields["converged"].all()
+    assert abs(fields["share"].mean() - 0.95) < 0.03
+    assert 0 < engine.replicates.fit.value < fields["loss"].max()
+
+
+def test_point_estimate_is_the_lowest_point_of_the_landscape(engine):
+    estimate = engine.point_estimate
+    values = estimate["mean"] + np.linspace(-1.0, 1.0, 21)
+    landscape = engine.landscape("mean", values)
+    assert landscape.argmin() == 10
+    np.testing.assert_allclose(landscape[10], engine.replicates.fit.value, rtol=1e-8)
+    with pytest.raises(ValueError, match=r"`site` must be one of \['mean', 'scale'\]"):
+        engine.landscape("x", [0.0])
+
+
+def test_results_go_to_arviz_and_predictive(engine, capsys):
+    idata = engine.to_inference_data()
+    assert dict(idata.posterior.sizes) == {"chain": 1, "draw": 64}
+    assert {"loss", "converged", "steps", "share"} <= set(idata.sample_stats.data_vars)
+    predictive = Predictive(model, {name: engine.get_samples()[name].astype(np.float64) for name in ("mean", "scale")})
+    assert predictive(jax.random.key(1), X)["x"].shape == (64, 200)
+    engine.print_summary()
+    assert "64 of 64 replicates" in capsys.readouterr().out
+
+
+def test_a_second_run_on_new_data_does_not_compile_again(engine):
+    generator = engine._read[1]
+    engine.run(jax.random.key(1), X + 1.0)
+    assert engine._read[1] is generator
+    assert abs(engine.point_estimate["mean"] - X[X < 50].mean() - 1.0) < 0.5
+    engine.run(jax.random.key(0), X)
+
+
+def test_likelihood_and_transport_are_pulled_by_outliers_as_published():
+    likelihood = PosteriorBootstrap(density, NegativeLogLikelihood(), num_samples=32, num_starts=32)
+    likelihood.run(jax.random.key(0), X)
+    weights_mean = likelihood.get_samples()["mean"]
+    assert abs(weights_mean.mean() - X.mean()) < 5 * X.std() / np.sqrt(200 * 32) + 0.1
+    np.testing.assert_allclose(likelihood.point_estimate["mean"], X.mean(), rtol=1e-5)
+    np.testing.assert_allclose(likelihood.point_estimate["scale"], X.std(), rtol=1e-5)
+    transport = PosteriorBootstrap(model, Wasserstein(), num_samples=16, num_nodes=128, num_starts=32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        transport.run(jax.random.key(0), X)
+    np.testing.assert_allclose(transport.point_estimate["mean"], X.mean(), rtol=1e-3)
+
+
+def test_a_prior_guess_may_be_a_distribution(engine):
+    guess = PosteriorBootstrap(
+        model, MMD(Gaussian(1.0)), num_samples=16, num_nodes=128, num_starts=32, concentration=200.0, centering=dist.Normal(5.0, 1.0)
+    )
+    guess.run(jax.random.key(0), X)
+    assert guess.get_samples()["mean"].mean() > engine.get_samples()["mean"].mean() + 0.5
+
+
+def line(noise, mean, scale):
+    return mean + scale * noise
+
+
+LINE = FromNoise(line, dist.Normal(0.0, 1.0))
+
+
+def regression(c, y):
+    a = numpyro.sample("a", dist.Normal(0.0, 3.0))
+    b = numpyro.sample("b", dist.Normal(0.0, 3.0))
+    with numpyro.plate("data", len(y)):
+        numpyro.sample("y", Simulator(LINE, a + b * c, 0.3, event_dims=0), obs=y)
+
+
+def test_robust_regression_compares_joint_laws():
+    rng = np.random.default_rng(1)
+    c = rng.uniform(-2.0, 2.0, 120)
+    y = 1.0 + 2.0 * c + 0.3 * rng.normal(size=120)
+    y[:12] = 15.0
+    engine = PosteriorBootstrap(
+        regression, MMD(Gaussian(0.5), covariate_kernel=Gaussian(0.5)), num_samples=32, num_nodes=240, num_starts=128, covariates="c"
+    )
+    engine.run(jax.random.key(0), c=c[:, None][:, 0], y=y)
+    samples = engine.get_samples()
+    for name, truth in (("a", 1.0), ("b", 2.0)):
+        assert abs(samples[name].mean() - truth) < 5 * 0.3 / np.sqrt(108)
+    with pytest.raises(ValueError, match="pass covariates=the name"):
+        PosteriorBootstrap(regression).run(jax.random.key(0), c=c, y=y)
+
+
+def counts(rng, rate):
+    return rng.poisson(rate)
+
+
+def poisson(x):
+    rate = numpyro.sample("rate", dist.Gamma(2.0, 0.5))
+    with numpyro.plate("data", len(x)):
+        numpyro.sample("x", Simulator(counts, rate, shape=(), dtype=np.int64), obs=x)
+
+
+def test_black_box_counts_use_differences_and_say_so():
+    x = np.random.default_rng(3).poisson(3.0, 60)
+    engine = PosteriorBootstrap(poisson, MMD(Gaussian(1.5)), num_samples=8, num_nodes=64, num_starts=8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        engine.run(jax.random.key(0), x)
+    assert "differences" in engine.info["derivatives"]
+    assert abs(engine.get_samples()["rate"].mean() - 3.0) < 5 * np.sqrt(3.0 / 60 + 3.0 / 64)
+
+
+def no_plate(x):
+    numpyro.sample("x", Simulator(DECLARED, numpyro.sample("mean", dist.Normal(0.0, 1.0)), 1.0), obs=x)
+
+
+def two_sites(x):
+    density(x)
+    numpyro.sample("y", dist.Normal(0.0, 1.0), obs=0.0)
+
+
+def inside(x):
+    with numpyro.plate("data", len(x)):
+        numpyro.sample("x", Simulator(DECLARED, numpyro.sample("own", dist.Normal(0.0, 1.0)), 1.0, event_dims=0), obs=x)
+
+
+@pytest.mark.parametrize(
+    ("bad", "x", "sentence"),
+    [
+        (no_plate, np.float64(1.0), "must stand in one plate, the data plate"),
+        (two_sites, X, r"needs one observed site .* observes \['x', 'y'\]"),
+        (inside, X, r"latents \['own'\] stand inside the data plate"),
+        (model, np.append(X, np.nan), "`data` has 1 entries that are not finite"),
+        (model, X[:1], "at least two points"),
+    ],
+)
+def test_bad_models_and_data_are_named(bad, x, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        PosteriorBootstrap(bad, MMD(Gaussian(1.0))).run(jax.random.key(0), x)
+
+
+def test_bad_settings_are_named():
+    with pytest.raises(ValueError, match="`concentration` must not be negative"):
+        PosteriorBootstrap(model, concentration=-1.0)
+    with pytest.raises(ValueError, match="`num_samples` must be at least 1"):
+        PosteriorBootstrap(model, num_samples=0)
+    with pytest.raises(RuntimeError, match="should be called first"):
+        _ = PosteriorBootstrap(model).point_estimate
