@@ -14,6 +14,9 @@ from numpyro.distributions.distribution import (
     Independent,
     MaskedDistribution,
 )
+from numpyro.primitives import Messenger
+
+from numpyro_kme._linalg import in_present_precision
 
 WRAPPERS = (ExpandedDistribution, Independent, MaskedDistribution)
 
@@ -73,6 +76,15 @@ def valueless(name: str) -> Callable[..., jax.Array]:
     batching.primitive_batchers[primitive] = refuse
     mlir.register_lowering(primitive, refuse)
     return primitive.bind
+
+
+class PresentPrecision(Messenger):
+    """Use the NumPy arrays in a model's distributions and observations in the precision in force."""
+
+    def process_message(self, msg):
+        """Replace them before the site is drawn or scored."""
+        if msg["type"] == "sample":
+            msg["fn"], msg["value"] = in_present_precision((msg["fn"], msg["value"]))
 
 
 def progress_bars_allowed() -> bool:

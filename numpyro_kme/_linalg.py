@@ -30,6 +30,19 @@ def to_host(tree):
     return jax.tree.map(np.asarray, tree)
 
 
+def in_present_precision(tree):
+    """Turn the NumPy arrays of a pytree into JAX arrays of the precision in force.
+
+    JAX (0.10 to 0.12) remembers the precision in which it first met a NumPy array and fails with
+    `RuntimeProgramInputMismatch` where the same array is used after `jax_enable_x64` has changed. Whatever may be evaluated
+    inside and outside a `float64` block, with NumPy arrays that are not arguments of a jitted function, goes through here.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    if not any(isinstance(leaf, np.ndarray) for leaf in leaves):
+        return tree
+    return structure.unflatten([jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves])
+
+
 @jax.jit
 def _cholesky(matrix: jax.Array) -> jax.Array:
     return jnp.linalg.cholesky(matrix)

@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 from scipy.special import ndtri
 
 from numpyro_kme import _links, _mixtures, _normalise
-from numpyro_kme._linalg import float64, to_host
+from numpyro_kme._linalg import float64, in_present_precision, to_host
 from numpyro_kme._links import Column
 from numpyro_kme._mixtures import Mixture
 from numpyro_kme.problem import Draws, Latent, Problem
@@ -29,11 +29,11 @@ class Independent:
 
     def to_normal(self, values):
         """Standard normals, site by site."""
-        return tuple(_normalise.to_normal(fn, value) for fn, value in zip(self.fns, values))
+        return tuple(_normalise.to_normal(fn, value) for fn, value in zip(in_present_precision(self.fns), values))
 
     def from_normal(self, z):
         """Values, site by site."""
-        return tuple(_normalise.from_normal(fn, part) for fn, part in zip(self.fns, z))
+        return tuple(_normalise.from_normal(fn, part) for fn, part in zip(in_present_precision(self.fns), z))
 
 
 @jax.tree_util.register_dataclass

@@ -15,6 +15,7 @@ from numpyro.infer.inspect import get_model_relations
 from numpyro.primitives import Messenger
 
 from numpyro_kme import _checks, _compat
+from numpyro_kme._linalg import in_present_precision
 from numpyro_kme.simulator import Simulator
 
 
@@ -119,9 +120,11 @@ def run(model: Callable, args: tuple, kwargs: Mapping, key: jax.Array, latents: 
     values = {name: jnp.asarray(value) for name, value in latents.items()}
     left_out = LeaveOutSimulators()
     with _as_numpyro_does(), handlers.block(), handlers.trace() as trace, left_out:
-        wrapped = handlers.substitute(handlers.seed(model, key), data=values)
+        precise = _compat.PresentPrecision(handlers.seed(model, key))
+        wrapped = handlers.substitute(precise, data=values)
         for messenger in inside:
             messenger.fn, wrapped = wrapped, messenger
+        args, kwargs = in_present_precision((args, dict(kwargs)))
         wrapped(*args, **kwargs)
     return trace, left_out.simulators
 

@@ -78,6 +78,7 @@ def _weights(name, points, weights, unbiased):
     )
     if weights is None:
         return blocks.uniform_weights(points)
+    weights = weights if isinstance(weights, jax.Array) else np.asarray(weights)
     _checks.require(
         jnp.shape(weights) == (n,),
         f"`{name}_weights` must have shape ({n},), one per point of `{name}`; got {jnp.shape(weights)}.",

@@ -58,9 +58,7 @@ class Measure(abc.ABC):
         """Values `int k(a_i, t) p(dt)` at the points `a` of shape `(m, D)`, `(m,)`."""
 
     @abc.abstractmethod
-    def product_embedding(
-        self, kernel_a: Kernel, a: ArrayLike, kernel_b: Kernel, b: ArrayLike
-    ) -> jax.Array:
+    def product_embedding(self, kernel_a: Kernel, a: ArrayLike, kernel_b: Kernel, b: ArrayLike) -> jax.Array:
         """Matrix `int k_a(a_i, t) k_b(t, b_j) p(dt)` for points `(m, D)` and `(r, D)`, `(m, r)`."""
 
     @abc.abstractmethod
@@ -355,5 +353,7 @@ def _squared_length_scales(kernel: Gaussian, dim: int) -> jax.Array:
 
 @lru_cache(maxsize=8)
 def _quasi_normals(n: int, dim: int) -> np.ndarray:
-    points = qmc.Sobol(dim, scramble=True, rng=np.random.default_rng(0)).random_base2(int(np.ceil(np.log2(n))))
+    points = qmc.Sobol(dim, scramble=True, rng=np.random.default_rng(0)).random_base2(
+        int(np.ceil(np.log2(n)))
+    )
     return ndtri(np.clip(points[:n], 1e-12, 1.0 - 1e-12))

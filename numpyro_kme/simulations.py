@@ -158,25 +158,34 @@ def _runner(simulator: Simulator, block_size: int) -> tuple[Runner, int]:
     return (_on_host(simulator), 1) if simulator.black_box else (_in_jax(simulator), block_size)
 
 
-def _in_jax(simulator: Simulator) -> Runner:
-    draw = jax.jit(
-        jax.vmap(lambda data, a: simulator.with_arguments(a).sample(random.wrap_key_data(data)))
+@jax.jit
+def _draw(simulator: Simulator, key_data: jax.Array, arguments: jax.Array) -> jax.Array:
+    """One draw for each row of keys and arguments; compiled once for each simulator and number of rows."""
+    return jax.vmap(lambda data, a: simulator.with_arguments(a).sample(random.wrap_key_data(data)))(
+        key_data, arguments
     )
 
+
+@jax.jit
+def _prepare(simulator: Simulator, key_data: jax.Array, arguments: jax.Array):
+    """Data of the key, and parameters, of each call that the rows of keys and arguments make."""
+
+    def calls(data, a):
+        keys = simulator.keys(random.wrap_key_data(data))
+        return random.key_data(keys), simulator.with_arguments(a).broadcast_params(keys.shape)
+
+    return jax.vmap(calls)(key_data, arguments)
+
+
+def _in_jax(simulator: Simulator) -> Runner:
     def run(rows: Rows):
-        x = np.asarray(draw(*rows))
+        x = np.asarray(_draw(simulator, *rows))
         return x, np.array([_not_finite(row) for row in x], object)
 
     return run
 
 
 def _on_host(simulator: Simulator) -> Runner:
-    @jax.jit
-    @jax.vmap
-    def prepare(data, a):
-        keys = simulator.keys(random.wrap_key_data(data))
-        return random.key_data(keys), simulator.with_arguments(a).broadcast_params(keys.shape)
-
     def call(key_data, params):
         x = np.empty(simulator.shape(), simulator.dtype)
         for i in np.ndindex(simulator.batch_shape):
@@ -186,7 +195,7 @@ def _on_host(simulator: Simulator) -> Runner:
         return x
 
     def run(rows: Rows):
-        key_data, params = jax.tree.map(np.asarray, prepare(*rows))
+        key_data, params = jax.tree.map(np.asarray, _prepare(simulator, *rows))
         x = np.zeros((len(key_data), *simulator.shape()), simulator.dtype)
         errors = np.full(len(x), None, object)
         for row in range(len(x)):

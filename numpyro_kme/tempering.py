@@ -22,6 +22,7 @@ LogDensity = Callable[[Any, jax.Array], jax.Array]
 
 TARGET_ESS = 0.6
 MODE_JUMP = 0.1
+JITTER = 3e-3
 
 
 class Tempered(NamedTuple):
@@ -44,7 +45,7 @@ class Tempered(NamedTuple):
     effective_size: jax.Array
 
 
-@partial(jax.jit, static_argnums=(1, 2), static_argnames=("num_moves", "num_final_moves", "max_temperatures"))
+@partial(jax.jit, static_argnums=(1, 2), static_argnames=("num_moves", "num_final_rounds"))
 def temper(
     rng_key: jax.Array,
     log_prior: LogDensity,
@@ -53,8 +54,7 @@ def temper(
     particles: jax.Array,
     *,
     num_moves: int = 10,
-    num_final_moves: int = 40,
-    max_temperatures: int = 60,
+    num_final_rounds: int = 4,
 ) -> Tempered:
     """Turn draws from a prior into draws from the posterior.
 
@@ -64,12 +64,11 @@ def temper(
         log_likelihood: `(data, point (D,)) -> log L`; finite wherever the prior has mass.
         data: A pytree handed to both, so that a new observation does not compile again.
         particles: `(N, D)` independent draws from the prior; a few thousand for ten dimensions.
-        num_moves: Rounds of moves at each temperature.
-        num_final_moves: Rounds of moves at the posterior.
-        max_temperatures: Stop there; the last step then goes to the posterior at once.
+        num_moves: Moves of every particle at each temperature.
+        num_final_rounds: How many times as many moves follow at the posterior.
     Returns:
         `Tempered`.
-    Cost: `N * (num_temperatures * num_moves + num_final_moves)` evaluations of the two densities, batched over `N`.
+    Cost: `N * num_moves * (num_temperatures + num_final_rounds)` evaluations of the two densities, batched over `N`.
     """
     dim = particles.shape[1]
     step = partial(_differential_evolution, random_walk.build_rmh(), 2.38 / jnp.sqrt(2.0 * dim))
@@ -85,45 +84,45 @@ def temper(
         target_ess=TARGET_ESS,
     )
     start = inner_kernel_tuning.init(blackjax.smc.tempered.init, particles, _reference(particles))
-    ancestors = jnp.arange(particles.shape[0])
 
     def unfinished(carry):
-        _, state, _, _, count, _ = carry
-        return (state.sampler_state.tempering_param < 1.0) & (count < max_temperatures)
+        return carry.rounds_after < num_final_rounds
 
-    def next_temperature(carry):
-        key, state, log_evidence, ancestors, count, _ = carry
-        key, here = jax.random.split(key)
-        state, info = kernel(here, state)
-        accepted = jnp.mean(info.update_info.is_accepted.astype(particles.dtype))
-        return (
-            key,
-            state,
-            log_evidence + info.log_likelihood_increment,
-            ancestors[info.ancestors],
-            count + 1,
-            accepted,
+    def advance(carry):
+        key, here = jax.random.split(carry.key)
+        arrived = carry.state.sampler_state.tempering_param >= 1.0
+        state, info = kernel(here, carry.state)
+        return _Carry(
+            key=key,
+            state=state,
+            settled=jnp.where(arrived, carry.settled, state.sampler_state.particles),
+            ancestors=jnp.where(arrived, carry.ancestors, carry.ancestors[info.ancestors]),
+            log_evidence=carry.log_evidence + jnp.where(arrived, 0.0, info.log_likelihood_increment),
+            num_temperatures=carry.num_temperatures + ~arrived,
+            rounds_after=carry.rounds_after + arrived,
+            acceptance=jnp.mean(info.update_info.is_accepted.astype(particles.dtype)),
         )
 
     zero = jnp.zeros((), particles.dtype)
-    key, state, log_evidence, ancestors, count, _ = jax.lax.while_loop(
-        unfinished, next_temperature, (rng_key, start, zero, ancestors, 0, zero)
+    end = jax.lax.while_loop(
+        unfinished,
+        advance,
+        _Carry(rng_key, start, particles, jnp.arange(particles.shape[0]), zero, jnp.array(0), jnp.array(0), zero),
     )
+    final = end.state.sampler_state.particles
+    size = _effective_size(end.settled, final, end.ancestors)
+    return Tempered(final, end.log_evidence, end.num_temperatures, end.acceptance, size)
 
-    def posterior(point):
-        return log_prior(data, point) + log_likelihood(data, point)
 
-    def move(carry, key):
-        walkers, reference = carry
-        keys = jax.random.split(key, particles.shape[0])
-        walkers, info = jax.vmap(lambda k, w: step(k, w, posterior, reference))(keys, walkers)
-        return (walkers, walkers.position), jnp.mean(info.is_accepted.astype(particles.dtype))
-
-    settled = state.sampler_state.particles
-    walkers = jax.vmap(lambda p: random_walk.init(p, posterior))(settled)
-    (walkers, _), accepted = jax.lax.scan(move, (walkers, settled), jax.random.split(key, num_final_moves))
-    size = _effective_size(settled, walkers.position, ancestors)
-    return Tempered(walkers.position, log_evidence, count, jnp.mean(accepted), size)
+class _Carry(NamedTuple):
+    key: jax.Array
+    state: Any
+    settled: jax.Array
+    ancestors: jax.Array
+    log_evidence: jax.Array
+    num_temperatures: jax.Array
+    rounds_after: jax.Array
+    acceptance: jax.Array
 
 
 def _effective_size(before: jax.Array, after: jax.Array, ancestors: jax.Array) -> jax.Array:
@@ -143,10 +142,10 @@ def _differential_evolution(kernel, scale, rng_key, state, log_density, referenc
     """One Metropolis step with a proposal from the differences of a fixed set of particles `(N, D)`."""
 
     def propose(key, position):
-        pair, jump, jitter = jax.random.split(key, 3)
-        first, second = jax.random.randint(pair, (2,), 0, reference.shape[0])
-        step = jnp.where(jax.random.uniform(jump) < MODE_JUMP, 1.0, scale)
-        noise = 1e-3 * jax.random.normal(jitter, position.shape) * jnp.std(reference, axis=0)
-        return position + step * (reference[first] - reference[second]) + noise
+        uniform = jax.random.uniform(key, (3 + position.shape[0],), position.dtype)
+        first, second = jnp.floor(uniform[:2] * reference.shape[0]).astype(int)
+        step = jnp.where(uniform[2] < MODE_JUMP, 1.0, scale)
+        jitter = JITTER * (uniform[3:] - 0.5) * jnp.std(reference, axis=0)
+        return position + step * (reference[first] - reference[second]) + jitter
 
     return kernel(rng_key, state, log_density, propose)

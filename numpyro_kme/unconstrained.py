@@ -12,6 +12,9 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.primitives import Messenger
 
+from numpyro_kme._compat import PresentPrecision
+from numpyro_kme._linalg import in_present_precision
+
 Arrays = Mapping[str, Any]
 
 
@@ -66,13 +69,14 @@ class Unconstrained:
 
     def constrain(self, u: jax.Array) -> dict[str, jax.Array]:
         """The latents at `u`, `{site: value}`."""
-        return self._evaluate(u)[0]
+        return self.evaluate(u)[0]
 
     def terms(self, u: jax.Array) -> Terms:
         """The log densities at `u`."""
-        return self._evaluate(u)[1]
+        return self.evaluate(u)[1]
 
-    def _evaluate(self, u):
+    def evaluate(self, u: jax.Array) -> tuple[dict[str, jax.Array], Terms]:
+        """The latents and the log densities at `u`."""
         ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes.values()])[:-1]
         pieces = zip(self.shapes.items(), jnp.split(u, ends), strict=True)
         given = _Given({name: piece.reshape(shape) for (name, shape), piece in pieces})
@@ -116,7 +120,8 @@ class _Constrained(Messenger):
 
 
 def _run(model, args, kwargs, messenger):
-    messenger.fn = handlers.seed(model, random.key(0))
+    messenger.fn = PresentPrecision(handlers.seed(model, random.key(0)))
+    args, kwargs = in_present_precision((args, dict(kwargs)))
     with handlers.block(), handlers.trace() as trace:
         messenger(*args, **kwargs)
     return trace

@@ -383,6 +383,17 @@ def test_bad_length_scale(row, bad):
         row.make(bad)
 
 
+def test_hyperparameters_as_sequences(rng):
+    x = vectors(rng, 3)
+    for listed, array in (
+        (K.Gaussian([0.5, 2.0]), K.Gaussian(np.array([0.5, 2.0]))),
+        (K.Mixture((0.5, 2.0), weights=[1.0, 3.0]), K.Mixture(np.array([0.5, 2.0]), np.array([1.0, 3.0]))),
+        (K.DistanceInduced([0.1, 0.2]), K.DistanceInduced(np.array([0.1, 0.2]))),
+    ):
+        np.testing.assert_array_equal(listed.gram(x), array.gram(x))
+        assert jax.tree.structure(listed) == jax.tree.structure(array)
+
+
 @rows(lambda row: row.scaled)
 def test_length_scale_of_another_dimension(row):
     with pytest.raises(ValueError, match=r"`length_scale` must be a scalar or have shape \(2,\).*got \(3,\)"):
@@ -517,6 +528,8 @@ def test_polynomial_and_members_are_checked():
         K.Mixture(1.0)
     with pytest.raises(ValueError, match="one per length scale"):
         K.Mixture(np.ones(3), np.ones(2))
+    with pytest.raises(ValueError, match="must be arrays that share their leading axis"):
+        K.FromCallable(tanh_features_numpy, host=True).gram((np.zeros(3), np.zeros(4)))
     with pytest.raises(TypeError, match="must implement `pair"):
         type("Nothing", (K.Kernel,), {})
 

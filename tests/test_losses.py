@@ -200,6 +200,17 @@ def test_placed_nodes_leave_no_gaps_that_the_kernel_could_see():
     assert placed_nodes(VECTORS, np.zeros(2), 0.2, 128) is None
 
 
+def test_covariates_are_drawn_as_the_data_weigh_them():
+    rng = np.random.default_rng(8)
+    c, w = rng.normal(size=12), rng.dirichlet(np.ones(12))
+    generator = Generator(lambda u, z, i: u[0] * jnp.asarray(c)[i] + z[0], NormalNoise(1), 1, covariates=c)
+    nodes = generator.draw_nodes(jax.random.key(0), 1024)
+    (covariate, response), v = generator.points(np.array([2.0]), nodes), generator.weights(nodes, w)
+    np.testing.assert_allclose(jnp.vdot(v, jnp.cos(covariate)), w @ np.cos(c), rtol=1e-10)
+    np.testing.assert_allclose(jnp.vdot(v, covariate * response), 2.0 * w @ c**2, atol=0.02)
+    np.testing.assert_allclose(jnp.vdot(v, (response - 2.0 * covariate) ** 2), 1.0, atol=0.05)
+
+
 class Energy(Loss):
     """Energy distance written by a user."""
 

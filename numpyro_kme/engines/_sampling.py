@@ -1,6 +1,7 @@
 """Draws from prior times learnt likelihood, in coordinates where that suffices and through the model otherwise."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -42,12 +43,10 @@ def in_coordinates(
     start_key, temper_key, pick_key = jax.random.split(rng_key, 3)
     with _linalg.float64():
         data = jax.tree.map(jnp.asarray, (likelihood, measure))
-        start = data[1].sample(start_key, _num_particles(num_samples))
+        start = _start(data[1], start_key, _num_particles(num_samples))
         found = temper(temper_key, _log_measure, _log_likelihood, data, start)
         z = _pick(pick_key, found.particles, num_samples)
-        log_posterior = jax.vmap(lambda point: _log_measure(data, point) + _log_likelihood(data, point))(z)
-        latents = jax.vmap(coordinates.latents)(z)
-        return _drawn(latents, log_posterior, found)
+        return _drawn(*_finish(data, coordinates, z), found)
 
 
 def in_model(rng_key: jax.Array, target: Unconstrained, problem: Problem, num_samples: int) -> Drawn:
@@ -55,11 +54,11 @@ def in_model(rng_key: jax.Array, target: Unconstrained, problem: Problem, num_sa
     start_key, temper_key, pick_key = jax.random.split(rng_key, 3)
     prior = problem.draw(start_key, _num_particles(num_samples)).latents
     with _linalg.float64():
-        start = jax.vmap(target.flatten)({name: np.asarray(value, np.float64) for name, value in prior.items()})
+        start = jax.jit(jax.vmap(target.flatten))({name: np.asarray(value, np.float64) for name, value in prior.items()})
         found = temper(temper_key, _log_prior_of_model(target), _log_likelihood_of_model(target), None, start)
         u = _pick(pick_key, found.particles, num_samples)
-        terms = jax.vmap(target.terms)(u)
-        return _drawn(jax.vmap(target.constrain)(u), terms.log_prior + terms.log_likelihood, found)
+        latents, terms = jax.jit(jax.vmap(target.evaluate))(u)
+        return _drawn(latents, terms.log_prior + terms.log_likelihood, found)
 
 
 def mode(target: Unconstrained, latents: Mapping[str, np.ndarray], log_posterior: np.ndarray) -> dict[str, np.ndarray]:
@@ -78,7 +77,7 @@ def mode(target: Unconstrained, latents: Mapping[str, np.ndarray], log_posterior
             value, gradient = value_and_gradient(u)
             return float(value), np.asarray(gradient)
 
-        starts = jax.vmap(target.flatten)({name: np.asarray(v[best], np.float64) for name, v in latents.items()})
+        starts = jax.jit(jax.vmap(target.flatten))({name: np.asarray(v[best], np.float64) for name, v in latents.items()})
         found = min((minimize(on_host, np.asarray(u), jac=True, method="L-BFGS-B") for u in starts), key=lambda f: f.fun)
         return {name: np.asarray(value) for name, value in target.constrain(jnp.asarray(found.x)).items()}
 
@@ -89,6 +88,18 @@ def _log_measure(data, z):
 
 def _log_likelihood(data, z):
     return data[0].log_density(z)
+
+
+@partial(jax.jit, static_argnums=2)
+def _start(measure, rng_key, num_particles):
+    return measure.sample(rng_key, num_particles)
+
+
+@jax.jit
+def _finish(data, coordinates, z):
+    """Latents, and log densities with respect to the coordinates."""
+    log_posterior = jax.vmap(lambda point: _log_measure(data, point) + _log_likelihood(data, point))(z)
+    return jax.vmap(coordinates.latents)(z), log_posterior
 
 
 def _log_prior_of_model(target):

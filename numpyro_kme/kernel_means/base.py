@@ -12,7 +12,6 @@ from numpyro_kme.kernel_means.signed import SignedLog
 from numpyro_kme.kernels.base import Kernel, register
 
 
-
 @register
 class Expansion:
     """A function `z -> exp(log_scale) sum_j weights_j k(points_j, z)` on coordinates.

@@ -62,6 +62,19 @@ class Learnt:
     at_upper: Any
     evaluations: Any
 
+    def at_bounds(self, dim: int) -> str:
+        """Which hyperparameters ended at a bound of the search, in words; `dim` is the number of coordinates."""
+        eps = [f"eps[{i}]" for i in range(len(self.at_lower) - dim - 1)]
+        names = [*(f"beta[{i}]" for i in range(dim)), *eps, "lam"]
+        ends = {"lower": self.at_lower, "upper": self.at_upper}
+        hits = [
+            f"{name} ({end})"
+            for end, masks in ends.items()
+            for name, hit in zip(names, masks, strict=True)
+            if hit
+        ]
+        return ", ".join(hits) or "none"
+
 
 class Space(NamedTuple):
     """Box of log hyperparameters: `beta` `(D,)`, the leaves of the data kernel, `lam`."""
@@ -77,14 +90,18 @@ class Space(NamedTuple):
         beta = np.log(np.ravel(template.parameter_kernel.length_scale))
         data = np.log(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(template.data_kernel)]))
         lam = np.log(np.ravel(template.regularisation))
-        factors, of_beta, of_lam = (np.log(b) for b in (learner.data_factors, learner.parameter_bounds, learner.regularisation_bounds))
+        factors, of_beta, of_lam = (
+            np.log(b) for b in (learner.data_factors, learner.parameter_bounds, learner.regularisation_bounds)
+        )
         lower = np.concatenate([np.full(beta.shape, of_beta[0]), data + factors[0], of_lam[:1]])
         upper = np.concatenate([np.full(beta.shape, of_beta[1]), data + factors[1], of_lam[1:]])
         groups = np.repeat([0, 1, 2], [beta.size, data.size, 1])
         return cls(np.clip(np.concatenate([beta, data, lam]), lower, upper), lower, upper, groups)
 
 
-def learn(objective: Objective, bank: Bank, template: Hyperparameters, learner: Learner = Learner()) -> Learnt:
+def learn(
+    objective: Objective, bank: Bank, template: Hyperparameters, learner: Learner = Learner()
+) -> Learnt:
     """Maximise an objective over the hyperparameters.
 
     A grid of isotropic settings, searches from the best of them with one factor per kernel, then one search with every
@@ -96,7 +113,7 @@ def learn(objective: Objective, bank: Bank, template: Hyperparameters, learner: 
         template: Structure, starting values and centres of the priors.
         learner: Settings of the search.
     """
-    objective.check(bank)
+    objective.check(bank, template)
     space = Space.around(template, learner)
     small = _subset(bank, learner.subset)
     search = _Search(objective, template, space, learner)
@@ -152,7 +169,10 @@ class _Search:
             rows = self.space.groups == group
             mean = offset[rows].mean()
             apart = offset[rows] - mean
-            penalty += 0.5 * (mean / self.learner.common_sd) ** 2 + 0.5 * np.sum(apart**2) / self.learner.separate_sd**2
+            penalty += (
+                0.5 * (mean / self.learner.common_sd) ** 2
+                + 0.5 * np.sum(apart**2) / self.learner.separate_sd**2
+            )
             slope[rows] += mean / self.learner.common_sd**2 / rows.sum() + apart / self.learner.separate_sd**2
         return penalty, slope
 
@@ -180,7 +200,9 @@ class _Search:
 
 def _minimise(loss, start, lower, upper, steps):
     options = dict(maxfun=steps, maxiter=steps, ftol=1e-7, gtol=1e-5)
-    return minimize(loss, start, jac=True, method="L-BFGS-B", bounds=list(zip(lower, upper, strict=True)), options=options)
+    return minimize(
+        loss, start, jac=True, method="L-BFGS-B", bounds=list(zip(lower, upper, strict=True)), options=options
+    )
 
 
 @partial(jax.jit, static_argnums=0)
@@ -194,7 +216,10 @@ def _unpack(logs, template: Hyperparameters) -> Hyperparameters:
     values = jnp.exp(logs) if isinstance(logs, jax.Array) else np.exp(logs)
     leaves, structure = jax.tree.flatten(template.data_kernel)
     ends = dim + np.cumsum([jnp.size(leaf) for leaf in leaves])
-    pieces = [values[end - jnp.size(leaf) : end].reshape(jnp.shape(leaf)) for leaf, end in zip(leaves, ends, strict=True)]
+    pieces = [
+        values[end - jnp.size(leaf) : end].reshape(jnp.shape(leaf))
+        for leaf, end in zip(leaves, ends, strict=True)
+    ]
     return Hyperparameters(Gaussian(values[:dim]), jax.tree.unflatten(structure, pieces), values[-1])
 
 

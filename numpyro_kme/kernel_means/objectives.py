@@ -58,9 +58,8 @@ class Objective(abc.ABC):
     def value(self, hyper: Hyperparameters, bank: Bank) -> jax.Array:
         """The objective; NaN where a factorisation fails."""
 
-    @abc.abstractmethod
-    def check(self, bank: Bank) -> None:
-        """Raise where the bank lacks something this objective needs."""
+    def check(self, bank: Bank, template: Hyperparameters) -> None:
+        """Raise where something that this objective needs is missing; nothing is, unless a class says so."""
 
     @property
     @abc.abstractmethod
@@ -70,46 +69,68 @@ class Objective(abc.ABC):
 
 @dataclass(frozen=True)
 class LeaveOneOut(Objective):
-    r"""Held-out log densities of the simulations, in closed form: the default.
+    r"""Held-out log posterior density of each simulation's parameters, in closed form: the default.
 
-        mean_j  log [ (1-w) q_{-j}(x_j | z_j)^+ / N_j + w p_0(x_j) ]  +  log [ (1-w) q_{-j}(z_j | x_j)^+ + w ]
+        mean_i log [ (1-w) q_{-i}(x_i | z_i)^+ / mean_j q_{-i}(x_i | z_j)^+ + w ]
 
-    The first part is the predictive density of each simulation, the second its posterior density relative to the bank's
-    parameters; `^+` is a smooth positive part, normalised so that negative parts are not rewarded. Together they
-    ask for a surrogate whose positive part predicts, and whose posterior is sharp and right: a statistic that says
-    nothing about the parameters gets a wide `eps`.
+    asks that the positive part of the posterior given `x_i`, learnt without simulation `i`, is high at `z_i` relative to the
+    other simulated parameters. `^+` is a smooth positive part; the average in the denominator keeps negative parts
+    from being rewarded. It is invariant to the scale of the data kernel, so every data kernel will do, and a statistic
+    that says nothing about the parameters gets a wide `eps`.
 
     Args:
-        predictive: Include the first part. It needs a data kernel that is a density in `y`, and is left out where
-            there is none (`EmpiricalMeasure`).
-        posterior: Include the second part.
-        floor: `w`, the share of the broad density and of the prior.
+        floor: `w`, a share of the prior that bounds the loss of a single simulation.
     Cost: a gradient is one Cholesky factorisation, one inverse and five matrix products of size `m`.
     """
 
-    predictive: bool = True
-    posterior: bool = True
     floor: float = 0.02
 
     def __post_init__(self):
-        _checks.require(
-            self.predictive or self.posterior, "LeaveOneOut needs `predictive`, `posterior` or both to be true."
-        )
-        _checks.require(0.0 < self.floor < 1.0, f"`floor` must be between 0 and 1; got {self.floor}.")
+        _require_share(self.floor)
 
     def value(self, hyper, bank):
-        """Mean held-out score."""
-        ratios, log_marginal = held_out(hyper, bank)
-        total = jnp.zeros(())
-        if self.posterior or bank.log_broad is None:
-            total += jnp.mean(scores.posterior_scores(ratios, self.floor))
-        if self.predictive and bank.log_broad is not None:
-            log_marginal = log_marginal - hyper.data_kernel.log_integral(num_statistics(bank.data))
-            total += jnp.mean(scores.predictive_scores(ratios, log_marginal, bank.log_broad, self.floor))
-        return total
+        """Mean held-out score; 0 for a surrogate that knows nothing, at most about `log m`."""
+        ratios, _ = held_out(hyper, bank)
+        return jnp.mean(scores.posterior_scores(ratios, self.floor))
 
-    def check(self, bank):
-        """Nothing else is needed."""
+    @property
+    def uses_priors(self):
+        """Yes."""
+        return True
+
+
+@dataclass(frozen=True)
+class LeaveOneOutPredictive(Objective):
+    r"""Held-out log predictive density of each simulation's data, in closed form.
+
+        mean_j log [ (1-w) q_{-j}(x_j | z_j)^+ / N_j + w p_0(x_j) ]
+
+    with `N_j` the integral of the positive part and `p_0` a broad density fitted to the bank. Every statistic has to be
+    predicted, informative or not, so `eps` is a bandwidth and says nothing about relevance. Better than `LeaveOneOut`
+    for predictive densities; as good for posteriors when all statistics matter, and worse when some do not.
+
+    Args:
+        floor: `w`, the share of the broad density.
+    Cost: as `LeaveOneOut`.
+    """
+
+    floor: float = 0.02
+
+    def __post_init__(self):
+        _require_share(self.floor)
+
+    def value(self, hyper, bank):
+        """Mean held-out log density of the standardised statistics."""
+        ratios, log_marginal = held_out(hyper, bank)
+        log_marginal = log_marginal - _normaliser(hyper, bank)
+        return jnp.mean(scores.predictive_scores(ratios, log_marginal, bank.log_broad, self.floor))
+
+    def check(self, bank, template):
+        """Require a density."""
+        _checks.require(
+            bank.log_broad is not None and log_integral(template.data_kernel, bank.data) is not None,
+            "LeaveOneOutPredictive needs a data kernel that is a density over vectors of statistics. Learn by LeaveOneOut().",
+        )
 
     @property
     def uses_priors(self):
@@ -136,15 +157,16 @@ class MarginalLikelihood(Objective):
         largest = jax.lax.stop_gradient(jnp.max(log_kappa))
         weights = adjoint.solve(regularised(hyper, bank.z), jnp.exp(log_kappa - largest))
         marginal = weights @ bank.measure.mean_embedding(kernel, bank.z)
-        log_integral = hyper.data_kernel.log_integral(num_statistics(bank.data))
-        return log_positive_part(marginal, LOG_SMALLEST) + largest - log_integral
+        return log_positive_part(marginal, LOG_SMALLEST) + largest - _normaliser(hyper, bank)
 
-    def check(self, bank):
+    def check(self, bank, template):
         """Require the observation, the measure and a density."""
         _checks.require(
-            bank.y is not None and bank.measure is not None and bank.log_broad is not None,
+            bank.y is not None
+            and bank.measure is not None
+            and log_integral(template.data_kernel, bank.data) is not None,
             "MarginalLikelihood needs `y=` (the observation) and `measure=` (the prior in coordinates) in `fit`, and a data "
-            "kernel that is a density. Pass both, or learn by LeaveOneOut().",
+            "kernel that is a density in the observation. Give them, or learn by LeaveOneOut().",
         )
 
     @property
@@ -170,6 +192,19 @@ def held_out(hyper: Hyperparameters, bank: Bank) -> tuple[jax.Array, jax.Array]:
     return scores.density_ratios(inverse_gram, log_gram), scores.leave_one_out_log_marginal(log_gram)
 
 
-def num_statistics(data: Any) -> int:
-    """Dimension of one data point, for the normalising constant of a data kernel."""
-    return int(np.prod(jnp.shape(jax.tree.leaves(data)[-1])[1:]))
+def _require_share(floor):
+    _checks.require(0.0 < floor < 1.0, f"`floor` must be between 0 and 1; got {floor}.")
+
+
+def log_integral(kernel: Kernel, data: Any) -> jax.Array | None:
+    """Log of the integral of a data kernel over the observation; `None` where it is not a density over such data."""
+    try:
+        return kernel.log_integral(int(np.prod(jnp.shape(jax.tree.leaves(data)[-1])[1:])))
+    except ValueError:
+        return None
+
+
+def _normaliser(hyper, bank):
+    log_norm = log_integral(hyper.data_kernel, bank.data)
+    assert log_norm is not None
+    return log_norm

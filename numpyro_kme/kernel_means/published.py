@@ -1,6 +1,5 @@
 r"""The published kernel means likelihood, $q(y \mid z) = \kappa_\epsilon(y)^\top (L + m \lambda I)^{-1} \ell(z)$."""
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,80 +10,108 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme import _checks, _linalg
-from numpyro_kme.kernel_means import scores
+from numpyro_kme.kernel_means import isolation, scores
 from numpyro_kme.kernel_means.base import Expansion, Form, LikelihoodAt, Surrogate
+from numpyro_kme.kernel_means.empirical import learn_empirical
 from numpyro_kme.kernel_means.learning import Learner, Learnt, learn
-from numpyro_kme.kernel_means.objectives import Bank, Hyperparameters, LeaveOneOut, Objective, held_out, regularised
-from numpyro_kme.kernel_means.signed import log_positive_part, to_signed_log
+from numpyro_kme.kernel_means.likelihood import KernelMeansAt, describe_weights
+from numpyro_kme.kernel_means.objectives import (
+    Bank,
+    Hyperparameters,
+    LeaveOneOut,
+    Objective,
+    held_out,
+    log_integral,
+    regularised,
+)
+from numpyro_kme.kernel_means.signed import SignedLog, to_signed_log
 from numpyro_kme.kernel_means.statistics import StatisticsTransform
 from numpyro_kme.kernels.base import Kernel
+from numpyro_kme.kernels.empirical import EmpiricalMeasure
 from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.measures import Measure
 
-LOG_FLOOR = -7.0
-"""Log of the floor of the positive version, relative to the largest value of `q(y | .)` at the simulations."""
-
-FLOOR_WIDTH = 4.0
-"""Standard deviation of the floor's bell, in coordinates."""
+SMALLEST_SINGLE = 1e-5
+"""Smallest `lam` for solves in float32, whose relative error is about `1e-7 / lam`."""
 
 
 @dataclass(frozen=True)
 class KernelMeans(Form):
-    """Settings of the published form of the kernel means likelihood.
+    r"""The published form of the kernel means likelihood: settings, and `fit`.
 
     Args:
-        objective: What the hyperparameters maximise: `LeaveOneOut()`, or the published `MarginalLikelihood()`.
-        data_kernel: The epsilon-kernel, whose values are where learning starts. A `Gaussian` on standardised statistics
-            when left out. Kernels on other data (`EmpiricalMeasure`, `GaussianProcessPath`) see the data as they are.
+        objective: What the hyperparameters maximise: `LeaveOneOut()`, `LeaveOneOutPredictive()` or the published
+            `MarginalLikelihood()`.
+        data_kernel: The epsilon-kernel; learning starts from its hyperparameters. When left out, a `Gaussian` with one
+            length scale for each statistic. `EmpiricalMeasure` compares data sets, `GaussianProcessPath` time series.
         learner: How the hyperparameters are searched.
         hyperparameters: Use these instead of learning.
+        standardise: Whether statistics given as an array `(m, n)` are standardised (robust z-scores, arcsinh) before the
+            data kernel sees them; its length scales are then in standard deviations. Other data never are.
+    References:
+        Hsu & Ramos (2019), AISTATS.
     """
 
     objective: Objective = field(default_factory=LeaveOneOut)
     data_kernel: Kernel | None = None
     learner: Learner = field(default_factory=Learner)
     hyperparameters: Hyperparameters | None = None
+    standardise: bool = True
 
-    def fit(self, z: ArrayLike, x: Any, *, measure: Measure | None = None, y: Any = None) -> "KernelMeansSurrogate":
+    def fit(
+        self, z: ArrayLike, x: Any, *, measure: Measure | None = None, y: Any = None
+    ) -> "KernelMeansSurrogate":
         """Learn a surrogate from simulations.
 
         Args:
-            z: Coordinates, `(m, D)`, from any proposal.
+            z: Coordinates, `(m, D)`, from any proposal; `m >= 2`.
             x: Raw statistics `(m, n)`, or a pytree of `m` data points that `data_kernel` compares.
             measure: The prior in coordinates; only `MarginalLikelihood` needs it.
             y: The observation; only `MarginalLikelihood` needs it.
         Raises:
             ValueError: For tables that disagree or are not finite, and statistics that are all constant.
             numpy.linalg.LinAlgError: If `L + m lam I` cannot be factorised.
+        Warns:
+            UserWarning: For statistics that are constant over the simulations; they are left out.
+        Cost: `O(m^3)`; learning takes some tens of gradients on `learner.subset` simulations and about fifteen on all.
         """
-        _checks.matrix("z", z, min_rows=2)
-        z = np.asarray(z, np.float64)
-        _checks.finite("z", z)
-        plain = self.data_kernel is None or isinstance(self.data_kernel, Gaussian)
-        transform = StatisticsTransform.fit(x) if plain else None
+        z, x = _simulations(z, x)
+        transform = (
+            StatisticsTransform.fit(x)
+            if self.standardise and isinstance(x, np.ndarray) and x.ndim == 2
+            else None
+        )
         with _linalg.float64():
-            data = x if transform is None else np.asarray(transform.forward(np.asarray(x, np.float64)))
-            log_broad = None if transform is None else np.asarray(scores.log_broad_density(jnp.asarray(data)))
-            seen = None if y is None else _seen(transform, y)
-        bank = Bank(z, data, log_broad, measure, seen)
-        if self.hyperparameters is not None:
-            learnt = Learnt(self.hyperparameters, np.nan, np.zeros(0, bool), np.zeros(0, bool), np.zeros(2, int))
-        else:
-            learnt = learn(self.objective, bank, self._template(z, data), self.learner)
-        hyper = learnt.hyper
+            data = x if transform is None else np.asarray(transform.forward(x))
+            plain = isinstance(data, np.ndarray) and data.ndim == 2
+            log_broad = np.asarray(scores.log_broad_density(jnp.asarray(data))) if plain else None
+            bank = Bank(z, data, log_broad, measure, None if y is None else _seen(transform, y, data))
+        hyper, learnt = self._learn(bank)
         with _linalg.float64():
             matrix = np.asarray(regularised(hyper, z))
+            summary = _linalg.to_host(_summarise(hyper, Bank(z, data)))
         factor = _linalg.cholesky(matrix, f"L + m lam I with lam = {float(hyper.regularisation):.3g}")
-        return KernelMeansSurrogate(z, data, hyper, factor, transform, learnt, log_broad)
+        return KernelMeansSurrogate(z, data, hyper, factor, transform, summary, learnt)
 
-    def _template(self, z, data) -> Hyperparameters:
-        """Where learning starts: length scales that grow with the square root of the dimension."""
-        dim = z.shape[1]
-        kernel = self.data_kernel
+    def _learn(self, bank) -> tuple[Hyperparameters, Learnt | None]:
+        if self.hyperparameters is not None:
+            with _linalg.float64():
+                return _linalg.to_host(
+                    jax.tree.map(lambda leaf: jnp.asarray(leaf, float), self.hyperparameters)
+                ), None
+        kernel, dim = self.data_kernel, bank.z.shape[1]
         if kernel is None:
-            size = data.shape[1]
+            _checks.require(
+                isinstance(bank.data, np.ndarray) and bank.data.ndim == 2,
+                "`x` must have shape (simulations, statistics), unless `data_kernel` compares other data; got "
+                f"{jax.tree.map(np.shape, bank.data)}.",
+            )
+            size = bank.data.shape[1]
             kernel = Gaussian(np.full(size, 0.4 * np.sqrt(size)))
-        return Hyperparameters(Gaussian(np.full(dim, np.sqrt(dim))), kernel, np.array(1e-2))
+        template = Hyperparameters(Gaussian(np.full(dim, np.sqrt(dim))), kernel, np.array(1e-2))
+        find = learn_empirical if isinstance(kernel, EmpiricalMeasure) else learn
+        learnt = find(self.objective, bank, template, self.learner)
+        return learnt.hyper, learnt
 
 
 @jax.tree_util.register_dataclass
@@ -97,9 +124,9 @@ class KernelMeansSurrogate(Surrogate):
         data: Standardised statistics `(m, n)`, or the data points as they are.
         hyper: Hyperparameters.
         factor: Lower Cholesky factor of `L + m lam I`.
-        transform: Raw statistics to standardised ones; `None` where the data are not vectors.
-        learnt: How learning went.
-        log_broad: Log density of each simulation under a broad density; see `scores`.
+        transform: Raw statistics to standardised ones; `None` where data are compared as they are.
+        summary: Held-out quantities of the fit.
+        learnt: How learning went; `None` where the hyperparameters were given.
     """
 
     z: ArrayLike
@@ -107,8 +134,8 @@ class KernelMeansSurrogate(Surrogate):
     hyper: Hyperparameters
     factor: ArrayLike
     transform: StatisticsTransform | None
-    learnt: Learnt
-    log_broad: ArrayLike | None
+    summary: "Summary"
+    learnt: Learnt | None
 
     @property
     def dim(self):
@@ -120,162 +147,207 @@ class KernelMeansSurrogate(Surrogate):
         """Number of simulations."""
         return np.shape(self.z)[0]
 
-    def at(self, y):
-        """The likelihood at one observation; warns if a concrete one lies far outside all simulations."""
+    def at(self, y: Any) -> KernelMeansAt:
+        """The likelihood at one observation.
+
+        A concrete `y` is checked and prepared on the host in float64; a traced one is prepared in place.
+
+        Raises:
+            ValueError: If `y` has the wrong shape, is not finite, or differs from a statistic that every simulation
+                shares.
+        Warns:
+            UserWarning: If `y` lies far outside all simulations.
+        Cost: `m` data kernels and two triangular solves.
+        """
         if not _checks.is_concrete((y, self)):
+            self._check_precision()
             return self._at(y)
         if self.transform is not None:
             self.transform.check(y)
-        with _linalg.float64():
-            likelihood = _linalg.to_host(self._at(jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), y)))
-        if likelihood.log_nearest < -18.0:
-            warnings.warn(
-                "The observation lies far outside all simulations: the nearest is more than 6 learnt bandwidths away, so the "
-                "posterior rests on the tails of the kernel. Check the simulator and the prior, or simulate more.",
-                stacklevel=2,
-            )
+        with jax.ensure_compile_time_eval(), _linalg.float64():
+            y = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), y)
+            likelihood = _linalg.to_host(self._at(y))
+        isolation.warn_if_isolated(
+            likelihood.log_nearest, self.summary.log_isolation, self.transform, self.data, y
+        )
         return likelihood
 
-    def _at(self, y) -> "KernelMeansAt":
-        kernel = self.hyper.data_kernel
-        log_kappa = kernel.log_gram(_seen(self.transform, y), self.data)[0]
+    def _at(self, y) -> KernelMeansAt:
+        kernel, lam = self.hyper.data_kernel, self.hyper.regularisation
+        seen = _seen(self.transform, y, self.data)
+        log_kappa = kernel.log_gram(seen, self.data)[0]
         largest = jnp.max(log_kappa)
         weights = _linalg.cho_solve(self.factor, jnp.exp(log_kappa - largest))
-        gram = self.hyper.parameter_kernel.gram(jnp.asarray(self.z))
-        fitted = gram @ weights
-        share = jax.nn.softmax(log_kappa)
-        log_scale = largest
+        log_norm = log_integral(kernel, self.data)
+        log_scale = largest if log_norm is None else largest - log_norm
         if self.transform is not None:
-            log_integral = kernel.log_integral(jnp.shape(self.data)[1])
-            log_scale = largest - log_integral + self.transform.log_abs_det_jacobian(y)
+            log_scale = log_scale + self.transform.log_abs_det_jacobian(y)
+        terms = Expansion(self.hyper.parameter_kernel, self.z, weights, log_scale)
+        log_largest, centre, spread, amplitude = describe_weights(terms, log_kappa, lam)
         return KernelMeansAt(
-            Expansion(self.hyper.parameter_kernel, self.z, weights, log_scale),
-            jnp.log(jnp.maximum(jnp.max(fitted), 1e-12)),
-            share @ jnp.asarray(self.z),
-            largest,
-            y,
+            terms, log_largest, centre, spread, largest - kernel.log_gram(seen, seen)[0, 0], amplitude, y
         )
 
-    def weights(self, y: Any) -> jax.Array:
-        """`v(y) = (L + m lam I)^-1 kappa(y)`, `(m,)`, times `exp(-max_j log kappa_j)`."""
-        return self.at(y).expansion().weights
+    def _check_precision(self):
+        single = jnp.result_type(float) == jnp.float32
+        if single and _checks.is_concrete(self.hyper.regularisation):
+            lam = float(self.hyper.regularisation)
+            _checks.require(
+                lam >= SMALLEST_SINGLE,
+                f"lam = {lam:.1e} is too small to solve for a traced observation in float32 (at least {SMALLEST_SINGLE:.0e}). "
+                "Turn on float64 by numpyro.enable_x64(), or pass a concrete observation, which is prepared in float64.",
+            )
+
+    def weights(self, y: Any) -> SignedLog:
+        """`v(y) = (L + m lam I)^-1 kappa(y)` as signs and logs, each `(m,)`; `q(y | z) = sum_j v_j(y) l(z_j, z)`."""
+        terms = self.at(y).terms
+        with _linalg.float64():
+            return _linalg.to_host(to_signed_log(terms.weights, terms.log_scale))
 
     def variance(self, z: ArrayLike) -> jax.Array:
-        r"""Variance of a Gaussian process with kernel `l` and noise `m lam` at points `(r, D)`, before any amplitude.
+        r"""Variance of a Gaussian process with kernel `l` and noise `m lam` at points `(r, D)`, before any amplitude, `(r,)`.
 
-        `l(z, z) - l(z)' (L + m lam I)^-1 l(z)`: between 0 near simulations and 1 far from all of them.
+        `l(z, z) - l(z)' (L + m lam I)^-1 l(z)`: between 0 near simulations and 1 far from all of them. Times
+        `amplitude * exp(2 log_scale)` of `at(y)` it is a variance of `q(y | z)`: where further simulations tell most.
         """
-        cross = self.hyper.parameter_kernel.gram(jnp.asarray(self.z), jnp.asarray(z))
+        kernel, z = self.hyper.parameter_kernel, jnp.asarray(z)
+        cross = kernel.gram(jnp.asarray(self.z), z)
         white = jax.scipy.linalg.solve_triangular(jnp.asarray(self.factor), cross, lower=True)
-        return self.hyper.parameter_kernel.diagonal(jnp.asarray(z)) - jnp.sum(white**2, axis=0)
+        return kernel.diagonal(z) - jnp.sum(white * white, axis=0)
 
-    def log_marginal(self, y: Any, measure: Measure) -> tuple[jax.Array, jax.Array]:
-        """Sign and log absolute value of `q(y) = v(y)' mu`, with `mu_j = int l(z_j, t) p(dt)`."""
-        expansion = self.at(y).expansion()
-        value = expansion.weights @ measure.mean_embedding(expansion.kernel, self.z)
-        return to_signed_log(value, expansion.log_scale)
+    def log_marginal(self, y: Any, measure: Measure) -> SignedLog:
+        """Sign and log absolute value of `q(y) = v(y)' mu`, `mu_j = int l(z_j, t) p(dt)`.
 
-    def negative_share(self, y: Any, points: ArrayLike) -> float:
-        """Share of the negative part in the absolute mass of `q(y | .)` over points `(T, D)`."""
+        Raises:
+            ValueError: If the data kernel is not a density in `y`.
+        """
+        self.require_density()
+        terms = self.at(y).terms
+        value = jnp.asarray(terms.weights) @ measure.mean_embedding(terms.kernel, terms.points)
+        return to_signed_log(value, terms.log_scale)
+
+    def require_density(self) -> None:
+        """Raise unless the data kernel is a density in the observation."""
+        _checks.require(
+            log_integral(self.hyper.data_kernel, self.data) is not None,
+            f"{type(self.hyper.data_kernel).__name__} is not a density in the observation, so there is no marginal or "
+            "predictive density; posteriors do not need one. Compare models by the leave-one-out score instead.",
+        )
+
+    def leave_one_out(self) -> "LeaveOneOutScores":
+        """Held-out quantities of every simulation, in closed form, as a refit without it would give at the same `m lam`."""
         with _linalg.float64():
-            values = np.asarray(self.at(y).values(jnp.asarray(points)))
-        return float(np.sum(np.maximum(-values, 0.0)) / np.sum(np.abs(values)))
+            return _linalg.to_host(_leave_one_out(self.hyper, Bank(self.z, self.data)))
 
     def relevance(self) -> np.ndarray:
         """Relevance of each raw statistic, `(n_raw,)`: what leaving it out costs.
 
-        The drop of the mean held-out log posterior density of the simulated parameters, in nats, when the statistic is
-        taken out of the data kernel and everything else stays. 0 for constant statistics.
+        The drop of the mean held-out log posterior density of the simulated parameters (`LeaveOneOut`), in nats, when the
+        statistic is taken out of the data kernel and everything else stays. 0 for constant statistics; noise around 0
+        for those that say nothing. Cost: one matrix product of size `m` for each statistic.
         """
-        transform, kernel = self.transform, self.hyper.data_kernel
         _checks.require(
-            transform is not None and isinstance(kernel, Gaussian), "Relevance needs vectors of statistics."
+            isinstance(self.data, np.ndarray) and self.data.ndim == 2,
+            "Relevance needs statistics `(m, n)`; these data are compared as a whole.",
         )
-        assert transform is not None and isinstance(kernel, Gaussian)
-        scales = np.broadcast_to(kernel.length_scale, (len(transform.kept),))
+        kept = range(self.data.shape[1]) if self.transform is None else self.transform.kept
+        relevance = np.zeros(self.data.shape[1] if self.transform is None else self.transform.num_raw)
         with _linalg.float64():
-            full = float(_posterior_score(self.hyper, self.z, self.data))
-            relevance = np.zeros(transform.num_raw)
-            for column, raw in enumerate(transform.kept):
-                without = np.where(np.arange(len(scales)) == column, 1e6, scales)
-                hyper = Hyperparameters(self.hyper.parameter_kernel, Gaussian(without), self.hyper.regularisation)
-                relevance[raw] = full - float(_posterior_score(hyper, self.z, self.data))
+            full = float(_summarise(self.hyper, Bank(self.z, self.data)).score)
+            for column, raw in enumerate(kept):
+                without = np.where(np.arange(self.data.shape[1])[None, :] == column, 0.0, self.data)
+                relevance[raw] = full - float(_summarise(self.hyper, Bank(self.z, without)).score)
         return relevance
 
     def describe(self) -> Mapping[str, Any]:
-        """What was learnt, and which bounds were met."""
+        """What was learnt, which bounds were met, and what to look at."""
         described = {
             "form": "published kernel means likelihood",
             "beta": np.asarray(self.hyper.parameter_kernel.length_scale),
             "lam": float(self.hyper.regularisation),
-            "score": float(self.learnt.score),
+            "leave-one-out score": float(self.summary.score),
+            "negative share": float(self.summary.negative_share),
         }
         if isinstance(self.hyper.data_kernel, Gaussian):
             described["eps"] = np.asarray(self.hyper.data_kernel.length_scale)
-        names = [f"beta[{i}]" for i in range(self.dim)]
-        names += [f"eps[{i}]" for i in range(len(self.learnt.at_lower) - self.dim - 1)] + ["lam"]
-        at = [f"{n} (lower)" for n, hit in zip(names, self.learnt.at_lower) if hit]
-        at += [f"{n} (upper)" for n, hit in zip(names, self.learnt.at_upper) if hit]
-        return described | {"at bounds": ", ".join(at) or "none"}
+        else:
+            described["data kernel"] = str(self.hyper.data_kernel)
+        return described | {
+            "at bounds": "not learnt" if self.learnt is None else self.learnt.at_bounds(self.dim)
+        }
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class KernelMeansAt(LikelihoodAt):
-    """The published form at one observation.
+class LeaveOneOutScores:
+    """Held-out quantities of each simulation.
 
     Attributes:
-        terms: `q(y | .)` as a weighted sum of kernels.
-        log_largest: Log of the largest fitted value at the simulations, relative to `terms.log_scale`.
-        centre: Mean of the simulated coordinates, weighted by how alike their data are to `y`, `(D,)`.
-        log_nearest: Largest log value of the data kernel.
-        y: The observation.
+        sign, log_predictive: `q_{-j}(x_j | z_j)` of the standardised statistics, `(m,)`; normalised where the data kernel is a
+            density.
+        log_posterior: Log posterior density of `z_j` given `x_j` relative to the simulated parameters, `(m,)`, as in
+            `LeaveOneOut` without its floor.
     """
 
-    terms: Expansion
-    log_largest: ArrayLike
-    centre: ArrayLike
-    log_nearest: ArrayLike
-    y: Any
-
-    @property
-    def data(self):
-        """The observation."""
-        return self.y
-
-    def values(self, points: ArrayLike) -> jax.Array:
-        """`q(y | z) exp(-log_scale)` at points `(r, D)`, `(r,)`."""
-        terms = self.terms
-        return terms.kernel.gram(jnp.asarray(points), jnp.asarray(terms.points)) @ jnp.asarray(terms.weights)
-
-    def signed_log(self, z):
-        """Sign and log absolute value at one point `(D,)`."""
-        return to_signed_log(self.values(jnp.asarray(z)[None, :])[0], self.terms.log_scale)
-
-    def log_density(self, z):
-        """`log((q + sqrt(q^2 + c^2)) / 2)` with a floor `c(z)`: a wide bell about the simulations that look like `y`.
-
-        The bell's height is `exp(LOG_FLOOR)` of the largest fitted value, so that the gradient leads back from
-        anywhere, and `q` is met to that share of its maximum.
-        """
-        z = jnp.asarray(z)
-        distance = jnp.sum(jnp.square((z - jnp.asarray(self.centre)) / FLOOR_WIDTH))
-        log_floor = self.log_largest + LOG_FLOOR - 0.5 * distance
-        return log_positive_part(self.values(z[None, :])[0], log_floor) + self.terms.log_scale
-
-    def expansion(self):
-        """The weighted sum of kernels that `q(y | .)` is."""
-        return self.terms
+    sign: ArrayLike
+    log_predictive: ArrayLike
+    log_posterior: ArrayLike
 
 
-def _seen(transform: StatisticsTransform | None, y: Any) -> Any:
-    """A bank with the observation alone, as the data kernel sees it."""
-    if transform is None:
-        return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], y)
-    return transform.forward(jnp.asarray(y)[None, :])
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Summary:
+    """Held-out quantities of a fit in a few numbers.
+
+    Attributes:
+        score: Mean held-out log posterior density of the simulated parameters relative to the bank, in nats.
+        negative_share: Share of the negative part in the absolute mass of the held-out posteriors.
+        log_isolation: How far simulations lie from each other: the first percentile, over simulations, of the log data
+            kernel at the nearest other one.
+    """
+
+    score: ArrayLike
+    negative_share: ArrayLike
+    log_isolation: ArrayLike
 
 
 @jax.jit
-def _posterior_score(hyper, z, data):
-    ratios, _ = held_out(hyper, Bank(z, data))
-    return jnp.mean(scores.posterior_scores(ratios, 0.02))
+def _summarise(hyper, bank) -> Summary:
+    ratios, _ = held_out(hyper, bank)
+    score = jnp.mean(scores.posterior_scores(ratios, LeaveOneOut().floor))
+    negative = jnp.sum(jnp.maximum(-ratios, 0.0)) / jnp.sum(jnp.abs(ratios))
+    return Summary(score, negative, isolation.log_isolation(hyper.data_kernel.log_gram(bank.data)))
+
+
+@jax.jit
+def _leave_one_out(hyper, bank) -> LeaveOneOutScores:
+    ratios, log_marginal = held_out(hyper, bank)
+    log_norm = log_integral(hyper.data_kernel, bank.data)
+    log_scale = log_marginal if log_norm is None else log_marginal - log_norm
+    sign, log_predictive = to_signed_log(jnp.diagonal(ratios), log_scale)
+    return LeaveOneOutScores(sign, log_predictive, scores.posterior_scores(ratios, 0.0))
+
+
+def _simulations(z, x) -> tuple[np.ndarray, Any]:
+    """Both tables on the host, checked."""
+    _checks.matrix("z", z, min_rows=2)
+    z = np.asarray(z, np.float64)
+    _checks.finite("z", z)
+    x = jax.tree.map(np.asarray, x)
+    if isinstance(x, np.ndarray):
+        x = x.astype(np.float64)
+        _checks.require(
+            x.ndim >= 2 and len(x) == len(z),
+            f"`z` and `x` must have one row for each simulation; got shapes {z.shape} and {x.shape}.",
+        )
+        _checks.finite("x", x, "Leave out the simulations that failed.")
+    return z, x
+
+
+def _seen(transform: StatisticsTransform | None, y: Any, data: Any) -> Any:
+    """A bank with the observation alone, as the data kernel sees it; what a whole bank shares is left as it is."""
+    if transform is not None:
+        return transform.forward(jnp.asarray(y)[None, :])
+    return jax.tree.map(
+        lambda leaf, like: jnp.asarray(leaf)[None] if jnp.ndim(leaf) < jnp.ndim(like) else leaf, y, data
+    )

@@ -102,7 +102,9 @@ class StatisticsTransform:
             )
 
     def _scores(self, x):
-        columns = jnp.asarray(x[..., list(self.kept)] if isinstance(x, np.ndarray) else jnp.asarray(x)[..., np.array(self.kept)])
+        columns = jnp.asarray(
+            x[..., list(self.kept)] if isinstance(x, np.ndarray) else jnp.asarray(x)[..., np.array(self.kept)]
+        )
         row = (1,) * (columns.ndim - 1) + (len(self.kept),)
         return (columns - jnp.reshape(self.centre, row)) / jnp.reshape(self.scale, row)
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from numpyro_kme import _checks
-from numpyro_kme.kernels.base import Kernel, register, scaled, squared_distances
+from numpyro_kme.kernels.base import Kernel, check_fields, register, scaled, squared_distances
 from numpyro_kme.kernels.stationary import Gaussian
 
 
@@ -111,7 +111,7 @@ class Scaled(Kernel):
     scale: ArrayLike
 
     def __post_init__(self):
-        _checks.positive("scale", self.scale)
+        check_fields(self, _checks.positive, "scale")
 
     def pair(self, a, b):
         """Scaled value."""
@@ -155,7 +155,7 @@ class Mixture(Kernel):
     weights: ArrayLike | None = None
 
     def __post_init__(self):
-        _checks.positive("length_scales", self.length_scales)
+        check_fields(self, _checks.positive, "length_scales")
         shape = jnp.shape(self.length_scales)
         _checks.require(
             len(shape) == 1 and shape[0] > 0,
@@ -163,7 +163,7 @@ class Mixture(Kernel):
             "scales per dimension.",
         )
         if self.weights is not None:
-            _checks.positive("weights", self.weights)
+            check_fields(self, _checks.positive, "weights")
             _checks.require(
                 jnp.shape(self.weights) == shape,
                 f"`weights` must have shape {shape}, one per length scale; got {jnp.shape(self.weights)}.",

@@ -1,10 +1,12 @@
 """The kernel interface: an author writes one pair of points, the base class batches and combines."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme import _checks
@@ -125,9 +127,24 @@ class Signed(Kernel):
         )
 
 
+def check_fields(kernel: Kernel, check: Callable[[str, Any], None], *names: str) -> None:
+    """Run `check(name, value)` on fields in a `__post_init__`, where sequences of numbers become arrays."""
+    for name in names:
+        value = getattr(kernel, name)
+        if isinstance(value, list | tuple):
+            value = np.asarray(value) if _checks.is_concrete(value) else jnp.asarray(value)
+            object.__setattr__(kernel, name, value)
+        check(name, value)
+
+
 def num_points(points: Points) -> int:
     """Number of points in a pytree whose leaves share their leading axis."""
-    return jnp.shape(jax.tree.leaves(points)[0])[0]
+    lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(points)}
+    _checks.require(
+        len(lengths) == 1 and () not in lengths,
+        f"Points must be arrays that share their leading axis; got shapes {jax.tree.map(np.shape, points)}.",
+    )
+    return lengths.pop()[0]
 
 
 def pairwise(function, x: Points, y: Points) -> jax.Array:

@@ -7,7 +7,7 @@ from jax.typing import ArrayLike
 
 from numpyro_kme import _checks
 from numpyro_kme.kernels import blocks
-from numpyro_kme.kernels.base import Kernel, Points, num_points, register
+from numpyro_kme.kernels.base import Kernel, Points, check_fields, num_points, register
 
 
 @register
@@ -32,7 +32,7 @@ class EmpiricalMeasure(Kernel):
     length_scale: ArrayLike
 
     def __post_init__(self):
-        _checks.positive("length_scale", self.length_scale)
+        check_fields(self, _checks.positive, "length_scale")
         _checks.require(
             jnp.ndim(self.length_scale) == 0,
             f"`length_scale` of EmpiricalMeasure must be a scalar; got {jnp.shape(self.length_scale)}.",

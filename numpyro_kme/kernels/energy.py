@@ -4,7 +4,15 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from numpyro_kme import _checks
-from numpyro_kme.kernels.base import Kernel, Signed, register, safe_sqrt, scaled, squared_distances
+from numpyro_kme.kernels.base import (
+    Kernel,
+    Signed,
+    check_fields,
+    register,
+    safe_sqrt,
+    scaled,
+    squared_distances,
+)
 
 
 @register
@@ -23,7 +31,7 @@ class Energy(Signed):
     length_scale: ArrayLike = 1.0
 
     def __post_init__(self):
-        _checks.positive("length_scale", self.length_scale)
+        check_fields(self, _checks.positive, "length_scale")
 
     def pair(self, a, b):
         """Negative scaled distance between two vectors `(dim,)`."""
@@ -52,8 +60,8 @@ class DistanceInduced(Kernel):
     length_scale: ArrayLike = 1.0
 
     def __post_init__(self):
-        _checks.positive("length_scale", self.length_scale)
-        _checks.finite("origin", self.origin)
+        check_fields(self, _checks.positive, "length_scale")
+        check_fields(self, _checks.finite, "origin")
 
     def pair(self, a, b):
         """Kernel value for two vectors `(dim,)`."""

@@ -6,7 +6,7 @@ from jax.scipy.linalg import cho_solve, solve_triangular
 from jax.typing import ArrayLike
 
 from numpyro_kme import _checks
-from numpyro_kme.kernels.base import Kernel, pairwise, register, squared_distances
+from numpyro_kme.kernels.base import Kernel, check_fields, pairwise, register, squared_distances
 
 
 @register
@@ -38,7 +38,7 @@ class GaussianProcessPath(Kernel):
     noise: ArrayLike
 
     def __post_init__(self):
-        _checks.positive("noise", self.noise)
+        check_fields(self, _checks.positive, "noise")
 
     def log_pair(self, a, b):
         """Logarithm of the density of the path `a` given the path `b`."""

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from numpyro_kme import _checks
-from numpyro_kme.kernels.base import Signed, products, register, scaled
+from numpyro_kme.kernels.base import Signed, check_fields, products, register, scaled
 
 
 @register
@@ -20,7 +20,7 @@ class Linear(Signed):
     length_scale: ArrayLike = 1.0
 
     def __post_init__(self):
-        _checks.positive("length_scale", self.length_scale)
+        check_fields(self, _checks.positive, "length_scale")
 
     def pair(self, a, b):
         """Inner product of two scaled vectors `(dim,)`."""
@@ -52,8 +52,8 @@ class Polynomial(Signed):
             isinstance(self.degree, int) and self.degree >= 1,
             f"`degree` must be a positive integer; got {self.degree!r}.",
         )
-        _checks.positive("length_scale", self.length_scale)
-        _checks.non_negative("offset", self.offset)
+        check_fields(self, _checks.positive, "length_scale")
+        check_fields(self, _checks.non_negative, "offset")
 
     def pair(self, a, b):
         """Power of the inner product of two scaled vectors `(dim,)`."""

@@ -7,7 +7,7 @@ from jax.scipy.special import gammaln
 from jax.typing import ArrayLike
 
 from numpyro_kme import _checks
-from numpyro_kme.kernels.base import Kernel, register, safe_sqrt, scaled, squared_distances
+from numpyro_kme.kernels.base import Kernel, check_fields, register, safe_sqrt, scaled, squared_distances
 
 
 class Stationary(Kernel):
@@ -20,7 +20,7 @@ class Stationary(Kernel):
     length_scale: ArrayLike
 
     def __post_init__(self):
-        _checks.positive("length_scale", self.length_scale)
+        check_fields(self, _checks.positive, "length_scale")
 
     def log_profile(self, s: jax.Array) -> jax.Array:
         """Logarithm of the kernel as a function of the squared scaled distance."""
@@ -159,7 +159,7 @@ class RationalQuadratic(Stationary):
 
     def __post_init__(self):
         super().__post_init__()
-        _checks.positive("alpha", self.alpha)
+        check_fields(self, _checks.positive, "alpha")
 
     def log_profile(self, s):
         """`g(s) = -alpha log(1 + s / (2 alpha))`."""

@@ -44,6 +44,10 @@ class Noise(abc.ABC):
     def nodes(self, rng_key: jax.Array, num: int, blocks: int) -> Nodes:
         """Draw `blocks` sets of `num` nodes, `(blocks, num, ...)`; one set (`blocks` = 1) where nodes are not random."""
 
+    @abc.abstractmethod
+    def grouped(self, rng_key: jax.Array, groups: int, each: int, blocks: int) -> Any:
+        """Draw noise values `(blocks, groups * each, ...)`, an even number `each` for every group, such as a covariate."""
+
 def _same(z):
     return z
 
@@ -75,7 +79,19 @@ class NormalNoise(Noise):
         values = jax.vmap(jax.vmap(self.transform))(jnp.asarray(z))
         return Nodes(values, jnp.broadcast_to(weights / weights.sum(), z.shape[:2]))
 
+    def grouped(self, rng_key, groups, each, blocks):
+        """Noise values `(blocks, groups * each, ...)`; each group has consecutive Sobol points and their mirror images."""
+
+        def one_set(block):
+            z = self._sobol(jax.random.fold_in(rng_key, block), groups * each)[: groups * each // 2]
+            z = z.reshape(groups, each // 2, self.dim)
+            return np.concatenate([z, -z], axis=1).reshape(-1, self.dim)
+
+        z = np.stack([one_set(block) for block in range(blocks)])
+        return jax.vmap(jax.vmap(self.transform))(jnp.asarray(z))
+
     def _sobol(self, rng_key, num):
+        """Scrambled Sobol points, the next power of two of `num / 2`, and their mirror images after them."""
         from scipy.special import ndtri
         from scipy.stats import qmc
 
@@ -110,6 +126,10 @@ class DrawnNoise(Noise):
 
         return Nodes(jax.vmap(one_set)(jnp.arange(blocks)), jnp.full((blocks, num), 1.0 / num))
 
+    def grouped(self, rng_key, groups, each, blocks):
+        """Independent noise values `(blocks, groups * each, ...)`."""
+        return self.nodes(rng_key, groups * each, blocks).values
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -136,25 +156,32 @@ class Generator:
     differentiable: bool = field(default=True, metadata=dict(static=True))
 
     def points(self, u: jax.Array, nodes: Nodes) -> Any:
-        """Simulate `(M, ...)` points at the nodes; with covariates node `m` goes to covariate `m % n`."""
+        """Simulate `(M, ...)` points at the nodes; with covariates, pairs of a covariate and a response."""
         if self.covariates is None:
             return jax.vmap(lambda noise: self.simulate(u, noise))(nodes.values)
-        index = self._index(nodes)
+        index, noise = nodes.values
         given = jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], self.covariates)
-        return given, jax.vmap(lambda noise, i: self.simulate(u, noise, i))(nodes.values, index)
+        return given, jax.vmap(lambda value, i: self.simulate(u, value, i))(noise, index)
 
     def weights(self, nodes: Nodes, data_weights: jax.Array) -> jax.Array:
-        """Weights `(M,)` of the simulated points: those of the nodes, shared out as the data weigh their covariates."""
+        """Weights `(M,)` of the simulated points; with covariates, those of the data, shared out."""
         if self.covariates is None:
             return nodes.weights
-        shares = nodes.weights * jnp.asarray(data_weights)[self._index(nodes)]
+        shares = nodes.weights * jnp.asarray(data_weights)[nodes.values[0]]
         return shares / jnp.sum(shares)
-
-    def _index(self, nodes: Nodes) -> jax.Array:
-        return jnp.arange(nodes.weights.shape[0]) % jax.tree.leaves(self.covariates)[0].shape[0]
 
     def draw_nodes(self, rng_key: jax.Array, num: int, blocks: int | None = None) -> Nodes:
         """Draw nodes in float64, on the host: one set `(num, ...)`, or `(blocks, num, ...)`."""
         with _linalg.float64():
-            nodes = self.noise.nodes(rng_key, num, blocks or 1)
+            nodes = self._nodes(rng_key, num, blocks or 1)
             return nodes if blocks else jax.tree.map(lambda leaf: leaf[0], nodes)
+
+    def _nodes(self, rng_key, num, blocks):
+        if self.covariates is None:
+            return self.noise.nodes(rng_key, num, blocks)
+        n = jax.tree.leaves(self.covariates)[0].shape[0]
+        each = 2 ** max(int(np.ceil(np.log2(num / n))), 1)
+        values = self.noise.grouped(rng_key, n, each, blocks)
+        shape = jax.tree.leaves(values)[0].shape[:2]
+        index = jnp.broadcast_to(jnp.repeat(jnp.arange(n), each)[None], shape)
+        return Nodes((index, values), jnp.full(shape, 1.0 / shape[1]))

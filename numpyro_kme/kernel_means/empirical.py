@@ -1,0 +1,69 @@
+"""Learning with data sets: the inner kernel's Gram work is done once for each inner length scale."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from numpyro_kme import _linalg
+from numpyro_kme.kernel_means.learning import Learner, Learnt, learn
+from numpyro_kme.kernel_means.objectives import Bank, Hyperparameters, Objective
+from numpyro_kme.kernels.base import Kernel, register
+
+FACTOR = 2.0
+MOST_STEPS = 4
+
+
+@register
+class KnownDistances(Kernel):
+    """Gaussian kernel whose "points" are the rows of a matrix of squared distances that is known already."""
+
+    length_scale: ArrayLike
+
+    def log_pair(self, a, b):
+        """Not defined for single points."""
+        raise TypeError("KnownDistances compares whole banks, by their squared distances.")
+
+    def log_gram(self, x, y=None):
+        """`-x / (2 eps^2)` for squared distances `x` `(m, m)`."""
+        return -0.5 * x / jnp.square(self.length_scale)
+
+
+def learn_empirical(objective: Objective, bank: Bank, template: Hyperparameters, learner: Learner) -> Learnt:
+    """Learn with an `EmpiricalMeasure` data kernel, its inner hyperparameters included.
+
+    The inner kernel's hyperparameters are multiplied by a common factor, `2^k`, uphill in the objective from the values
+    given; at each, squared MMDs between all simulated data sets are computed once, and `eps`, `beta` and `lam` learnt on
+    them. `eps` starts at .4 of the median distance.
+
+    Cost: half of `m^2 size^2` inner kernel evaluations for each inner length scale, three to six of them.
+    """
+    objective.check(bank, template)
+    found: dict[int, Learnt] = {}
+
+    def at(step):
+        if step not in found:
+            found[step] = _at_inner(objective, bank, template, learner, FACTOR**step)
+        return found[step].score
+
+    step = max((-1, 0, 1), key=at)
+    while step and abs(step) < MOST_STEPS and at(step + np.sign(step)) > at(step):
+        step += int(np.sign(step))
+    return found[step]
+
+
+def _at_inner(objective, bank, template, learner, factor) -> Learnt:
+    given = template.data_kernel
+    with _linalg.float64():
+        inner = _linalg.to_host(jax.tree.map(lambda leaf: factor * jnp.asarray(leaf, float), given.inner))
+        squared = np.asarray(replace(given, inner=inner).squared_mmd(bank.data))
+    start = 0.4 * np.sqrt(np.median(squared[np.triu_indices(len(squared), 1)]))
+    known = replace(template, data_kernel=KnownDistances(np.array(start)))
+    learnt = learn(objective, replace(bank, data=squared), known, learner)
+    hyper = replace(
+        learnt.hyper,
+        data_kernel=replace(given, inner=inner, length_scale=learnt.hyper.data_kernel.length_scale),
+    )
+    return replace(learnt, hyper=hyper)

@@ -1,0 +1,262 @@
+"""Maps between priors and standard normals, against SciPy's distribution functions."""
+
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+import pytest
+import scipy.stats as st
+from jax import random
+from numpyro.distributions import transforms
+
+from numpyro_kme import _mixtures, _normalise
+from numpyro_kme._normalise import from_normal, to_normal
+
+Z = np.array([-6.0, -4.0, -2.0, -0.5, 0.0, 0.5, 2.0, 4.0, 6.0])
+TWO = dist.Categorical(probs=jnp.array([0.3, 0.7]))
+
+
+class Triangle(dist.Distribution):
+    """A user's own distribution with nothing but `x^2`, its distribution function on the unit interval."""
+
+    support = dist.constraints.unit_interval
+
+    def sample(self, key, sample_shape=()):
+        return jnp.sqrt(random.uniform(key, sample_shape))
+
+    def cdf(self, value):
+        return value**2
+
+
+class NormalMixture:
+    """Distribution function of .3 N(-2, 1) + .7 N(3, 1/4) by SciPy."""
+
+    parts = ((0.3, st.norm(-2, 1)), (0.7, st.norm(3, 0.5)))
+
+    def __getattr__(self, name):
+        return lambda x: sum(weight * getattr(part, name)(x) for weight, part in self.parts)
+
+
+UNIVARIATE = {
+    "Normal": (dist.Normal(1.0, 2.0), st.norm(1, 2)),
+    "LogNormal": (dist.LogNormal(1.0, 0.5), st.lognorm(0.5, scale=np.e)),
+    "Uniform": (dist.Uniform(-5.0, 2.0), st.uniform(-5, 7)),
+    "LogUniform": (dist.LogUniform(0.1, 10.0), st.loguniform(0.1, 10)),
+    "Exponential": (dist.Exponential(2.0), st.expon(scale=0.5)),
+    "Gamma": (dist.Gamma(2.0, 0.5), st.gamma(2, scale=2)),
+    "Gamma, small shape": (dist.Gamma(0.3, 0.5), st.gamma(0.3, scale=2)),
+    "Chi2": (dist.Chi2(3.0), st.chi2(3)),
+    "InverseGamma": (dist.InverseGamma(3.0, 2.0), st.invgamma(3, scale=2)),
+    "Beta": (dist.Beta(2.0, 5.0), st.beta(2, 5)),
+    "StudentT": (dist.StudentT(3.0, 1.0, 2.0), st.t(3, 1, 2)),
+    "Cauchy": (dist.Cauchy(1.0, 2.0), st.cauchy(1, 2)),
+    "HalfNormal": (dist.HalfNormal(2.0), st.halfnorm(scale=2)),
+    "HalfCauchy": (dist.HalfCauchy(2.0), st.halfcauchy(scale=2)),
+    "Laplace": (dist.Laplace(1.0, 2.0), st.laplace(1, 2)),
+    "Logistic": (dist.Logistic(1.0, 2.0), st.logistic(1, 2)),
+    "Gumbel": (dist.Gumbel(1.0, 2.0), st.gumbel_r(1, 2)),
+    "Weibull": (dist.Weibull(2.0, 1.5), st.weibull_min(1.5, scale=2)),
+    "Gompertz": (dist.Gompertz(2.0, 0.5), st.gompertz(2.0, scale=2.0)),
+    "Kumaraswamy": (dist.Kumaraswamy(1.0, 3.0), st.beta(1, 3)),
+    "Pareto": (dist.Pareto(2.0, 3.0), st.pareto(3, scale=2)),
+    "truncated": (dist.TruncatedNormal(1.0, 2.0, low=0.0, high=4.0), st.truncnorm(-0.5, 1.5, 1, 2)),
+    "truncated left": (dist.TruncatedNormal(1.0, 2.0, low=5.0), st.truncnorm(2, np.inf, 1, 2)),
+    "truncated right": (dist.TruncatedNormal(1.0, 2.0, high=-3.0), st.truncnorm(-np.inf, -2, 1, 2)),
+    "affine": (
+        dist.TransformedDistribution(dist.Gamma(2.0, 1.0), transforms.AffineTransform(3.0, 2.0)),
+        st.gamma(2, loc=3, scale=2),
+    ),
+    "mixture": (dist.MixtureSameFamily(TWO, dist.Normal(jnp.array([-2.0, 3.0]), jnp.array([1.0, 0.5]))), NormalMixture()),
+    "own": (Triangle(), st.beta(2, 1)),
+}
+FALLING = ("InverseGamma",)
+
+
+def reference(scipy, x, name):
+    """`z` by SciPy, from the smaller tail."""
+    lower, upper = scipy.cdf(x), scipy.sf(x)
+    if name in FALLING:
+        lower, upper = upper, lower
+    return np.where(lower < upper, st.norm.ppf(lower), -st.norm.ppf(upper))
+
+
+@pytest.mark.parametrize("name", list(UNIVARIATE))
+def test_univariate_priors_against_scipy(name):
+    fn, scipy = UNIVARIATE[name]
+    _normalise.check(fn)
+    draws = fn.sample(random.key(0), (1000,))
+
+    @jax.jit
+    def everything(z, draws):
+        x, dx = jax.vmap(lambda z: jax.jvp(lambda z: from_normal(fn, z), (z,), (1.0,)))(z)
+        back, dz = jax.vmap(lambda x: jax.jvp(lambda x: to_normal(fn, x), (x,), (1.0,)))(jnp.append(x, draws))
+        return x, dx, back[: len(z)], dz[: len(z)], back[len(z) :]
+
+    x, dx, back, dz, z = (np.asarray(part) for part in everything(Z, draws))
+    np.testing.assert_allclose(back, Z, atol=1e-6)  # round trip
+    np.testing.assert_allclose(back, reference(scipy, x, name), atol=1e-6)
+    sign = -1.0 if name in FALLING else 1.0
+    np.testing.assert_allclose(dz, sign * scipy.pdf(x) / st.norm.pdf(back), rtol=1e-5)
+    np.testing.assert_allclose(dx * dz, 1.0, rtol=1e-5)
+    scores = st.norm.cdf(np.sort(z))
+    distance = max(np.max(np.arange(1, 1001) / 1000 - scores), np.max(scores - np.arange(1000) / 1000))
+    assert distance < 2.5 / np.sqrt(1000)  # Kolmogorov's statistic exceeds this with probability 7e-6
+
+
+def test_derivatives_of_second_order_and_in_parameters():
+    def z(x, rate):
+        return to_normal(dist.Gamma(2.0, rate), x)
+
+    h = 1e-5
+    second = (jax.grad(z)(3.0 + h, 0.5) - jax.grad(z)(3.0 - h, 0.5)) / (2 * h)
+    np.testing.assert_allclose(jax.grad(jax.grad(z))(3.0, 0.5), second, rtol=1e-6)
+    np.testing.assert_allclose(jax.grad(z, 1)(3.0, 0.5), (z(3.0, 0.5 + h) - z(3.0, 0.5 - h)) / (2 * h), rtol=1e-6)
+
+    def x(rate):
+        return from_normal(dist.Gamma(2.0, rate), jnp.array(0.7))
+
+    np.testing.assert_allclose(jax.grad(x)(0.5), (x(0.5 + h) - x(0.5 - h)) / (2 * h), rtol=1e-6)
+
+
+def test_far_tails_saturate_without_nan():
+    fn = dist.Uniform(0.0, 1.0)
+    for value in (0.0, 1.0, -3.0, 4.0):
+        z, dz = jax.value_and_grad(lambda x: to_normal(fn, x))(value)
+        assert np.isfinite(z) and abs(z) > 37 and np.isfinite(dz)
+
+
+COVARIANCE = np.array([[1.0, 0.5], [0.5, 2.0]])
+MEANS = np.array([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]])
+
+
+@pytest.mark.parametrize(
+    ("fn", "loc", "covariance"),
+    [
+        (dist.MultivariateNormal(MEANS[0], COVARIANCE), MEANS[0], COVARIANCE),
+        (dist.MultivariateNormal(MEANS, COVARIANCE), MEANS, COVARIANCE),
+        (dist.MultivariateNormal(MEANS[0], COVARIANCE).expand([3]), MEANS[0], COVARIANCE),
+        (dist.MultivariateNormal(MEANS[:, None], COVARIANCE).expand([3, 4]), MEANS[:, None], COVARIANCE),
+        (dist.MultivariateNormal(MEANS, COVARIANCE).to_event(1).mask(jnp.array(True)), MEANS, COVARIANCE),
+        (
+            dist.LowRankMultivariateNormal(jnp.zeros(3), jnp.array([[1.0], [0.5], [0.2]]), jnp.array([1.0, 2.0, 3.0])),
+            np.zeros(3),
+            np.outer([1.0, 0.5, 0.2], [1.0, 0.5, 0.2]) + np.diag([1.0, 2.0, 3.0]),
+        ),
+    ],
+    ids=["one", "batch", "expanded", "expanded inside", "wrapped", "low rank"],
+)
+def test_multivariate_normals_by_their_cholesky_factor(fn, loc, covariance):
+    _normalise.check(fn)
+    value = loc + np.random.default_rng(0).normal(size=fn.shape())
+    expected = np.linalg.solve(np.linalg.cholesky(covariance), (value - loc)[..., None])[..., 0]
+    np.testing.assert_allclose(to_normal(fn, jnp.asarray(value)), expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(from_normal(fn, jnp.asarray(expected)), value, rtol=1e-12)
+
+
+def test_wrapped_and_expanded_priors_are_mapped_entry_by_entry():
+    base = dist.Exponential(jnp.array([1.0, 2.0, 3.0]))
+    value = base.sample(random.key(0), (4,))
+    wrapped = base.expand([4, 3]).mask(jnp.ones((4, 3), bool)).to_event(1)
+    expected = [[to_normal(dist.Exponential(rate), v) for rate, v in zip((1.0, 2.0, 3.0), row)] for row in value]
+    np.testing.assert_allclose(to_normal(wrapped, value), expected, rtol=1e-12)
+    np.testing.assert_allclose(from_normal(wrapped, jnp.asarray(expected)), value, rtol=1e-12)
+
+
+def test_a_transformed_multivariate_prior():
+    fn = dist.TransformedDistribution(dist.MultivariateNormal(MEANS[0], COVARIANCE), transforms.ExpTransform())
+    z = jnp.array([0.3, -1.2])
+    value = from_normal(fn, z)
+    np.testing.assert_allclose(value, np.exp(MEANS[0] + np.linalg.cholesky(COVARIANCE) @ z), rtol=1e-12)
+    np.testing.assert_allclose(to_normal(fn, value), z, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("fn", "sentence"),
+    [
+        (dist.Dirichlet(jnp.ones(3)), "no map between Dirichlet and normals is known"),
+        (dist.VonMises(0.0, 1.0), "no map between VonMises"),
+        (dist.FoldedDistribution(dist.Normal(0.0, 1.0)), "folded"),
+        (dist.LKJCholesky(3), "no map between LKJCholesky"),
+        (dist.ZeroSumNormal(1.0, (3,)), "the entries of a ZeroSumNormal are tied"),
+    ],
+)
+def test_priors_without_a_map_say_so(fn, sentence):
+    with pytest.raises(_normalise.NoNormalMap, match=sentence):
+        _normalise.check(fn)
+
+
+def density(mixture, z):
+    return sum(
+        weight * st.multivariate_normal(mean, covariance).pdf(z) for weight, mean, covariance in zip(*mixture)
+    )
+
+
+MIXTURES = {
+    "univariate": dist.MixtureSameFamily(TWO, dist.Normal(jnp.array([-2.0, 3.0]), jnp.array([1.0, 0.5]))),
+    "general": dist.MixtureGeneral(TWO, [dist.Normal(-2.0, 1.0), dist.Normal(3.0, 0.5)]),
+    "multivariate": dist.MixtureSameFamily(TWO, dist.MultivariateNormal(MEANS[:2], COVARIANCE)),
+    "independent": dist.MixtureSameFamily(TWO, dist.Normal(MEANS[:2], 0.5).to_event(1)),
+    "general multivariate": dist.MixtureGeneral(
+        TWO, [dist.MultivariateNormal(MEANS[0], COVARIANCE), dist.MultivariateNormal(MEANS[1], np.eye(2))]
+    ),
+    "expanded": dist.MixtureSameFamily(TWO, dist.Normal(jnp.array([-2.0, 3.0]), 1.0)).expand([2]).to_event(1),
+    "transformed": dist.TransformedDistribution(
+        dist.MixtureSameFamily(TWO, dist.Normal(jnp.array([-2.0, 3.0]), 1.0)), transforms.ExpTransform()
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(MIXTURES))
+def test_mixtures_of_normals_keep_their_density(name):
+    fn = MIXTURES[name]
+    with jax.numpy_rank_promotion("allow"):  # NumPyro's mixtures
+        value = fn.sample(random.key(1))
+        expected = float(fn.log_prob(value))
+    affine, parts = _mixtures.read(fn)
+    mixture = _mixtures.product(parts)
+    z = np.ravel(to_normal(affine, value))
+    jacobian = jax.jacobian(lambda v: jnp.ravel(to_normal(affine, v.reshape(fn.shape()))))(jnp.ravel(value))
+    found = np.log(density(mixture, z)) + np.linalg.slogdet(jacobian)[1]
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    mean = mixture.weights @ mixture.means
+    second = np.einsum("k,kde->de", mixture.weights, mixture.covariances + np.einsum("kd,ke->kde", *[mixture.means] * 2))
+    np.testing.assert_allclose(mean, 0.0, atol=1e-12)
+    np.testing.assert_allclose(second, np.eye(len(z)), atol=1e-12)
+    assert _mixtures.num_components(parts) == len(mixture.weights) == (4 if name == "expanded" else 2)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        dist.Normal(0.0, 1.0),
+        dist.MixtureSameFamily(TWO, dist.Gamma(jnp.array([1.0, 2.0]), 1.0)),
+        dist.MixtureGeneral(TWO, [dist.Normal(0.0, 1.0), dist.Cauchy(0.0, 1.0)]),
+        dist.FoldedDistribution(MIXTURES["univariate"]),
+    ],
+)
+def test_other_priors_are_no_mixtures_of_normals(fn):
+    assert _mixtures.read(fn) is None
+
+
+def test_single_precision():
+    code = """
+    import jax, jax.numpy as jnp, numpy as np, numpyro.distributions as dist, warnings
+    import scipy.stats as st
+    warnings.simplefilter("error")
+    jax.config.update("jax_numpy_rank_promotion", "raise")
+    from numpyro_kme._normalise import from_normal, to_normal
+    z = jnp.array([-4.5, -2.0, 0.0, 2.0, 4.5])
+    for fn in (dist.Gamma(2.0, 0.5), dist.Beta(2.0, 5.0), dist.StudentT(3.0), dist.Exponential(2.0), dist.HalfNormal(1.0)):
+        x = jax.jit(jax.vmap(lambda z: from_normal(fn, z)))(z)
+        back, slope = jax.jit(jax.vmap(jax.value_and_grad(lambda x: to_normal(fn, x))))(x)
+        assert x.dtype == back.dtype == np.float32
+        np.testing.assert_allclose(back, z, atol=1e-4, err_msg=str(fn))
+        assert np.all(np.isfinite(slope) & (slope > 0))
+    print("fine")
+    """
+    run = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+    assert run.stdout == "fine\n", run.stderr
