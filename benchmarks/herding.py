@@ -65,7 +65,7 @@ def naive_herd(values, kernel, candidates, num_samples):
     return jax.lax.scan(choose, jnp.zeros_like(values), jnp.arange(1.0, num_samples + 1.0))[1]
 
 
-def seconds(function, repeats=7):
+def seconds(function, repeats=40):
     """Compile time, and the best of several runs after it."""
     start = time.perf_counter()
     function().block_until_ready()

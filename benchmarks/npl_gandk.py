@@ -87,7 +87,9 @@ def bound_curve(datasets, draws):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--datasets", type=int, default=100)
     parser.add_argument("--coverage", type=int, default=200)
     parser.add_argument("--draws", type=int, default=200)
@@ -112,8 +114,14 @@ def main():
         "g-and-k, posterior bootstrap of the squared MMD",
         [
             ("Posterior means", report.table(header, accuracy)),
-            ("Coverage of 90 % intervals, free mass", report.table(("outliers", "data sets", *NAMES), coverage)),
-            ("MMD to the truth against 2/sqrt(n)", report.table(("n", "root mean squared MMD", "2/sqrt(n)"), curve)),
+            (
+                "Coverage of 90 % intervals, free mass",
+                report.table(("outliers", "data sets", *NAMES), coverage),
+            ),
+            (
+                "MMD to the truth against 2/sqrt(n)",
+                report.table(("n", "root mean squared MMD", "2/sqrt(n)"), curve),
+            ),
         ],
         {"accuracy": accuracy, "coverage": coverage, "curve": curve, "seconds": time.perf_counter() - began},
     )

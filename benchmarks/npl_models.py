@@ -1,6 +1,5 @@
 """The NPL-MMD experiments: models, data, the published algorithm, scores."""
 
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -106,7 +105,10 @@ def toggle(u, z):
         first, second = state
         new_first = first + alpha1 / (1.0 + second**beta1) - (1.0 + 0.03 * first)
         new_second = second + alpha2 / (1.0 + first**beta2) - (1.0 + 0.03 * second)
-        moved = (new_first + 0.5 * truncated(noise[0], -2.0 * new_first), new_second + 0.5 * truncated(noise[1], -2.0 * new_second))
+        moved = (
+            new_first + 0.5 * truncated(noise[0], -2.0 * new_first),
+            new_second + 0.5 * truncated(noise[1], -2.0 * new_second),
+        )
         return moved, None
 
     start = (jnp.full((), 10.0, u.dtype), jnp.full((), 10.0, u.dtype))
@@ -132,4 +134,6 @@ TOGGLE = Generator(toggle, NormalNoise(2 * TOGGLE_STEPS + 1), 7)
 
 def bootstrap(seed, objective, starts, num_samples, **settings):
     """A posterior bootstrap with default settings but for the number of draws."""
-    return posterior_bootstrap(jax.random.key(seed), objective, starts, settings=Settings(num_samples, **settings))
+    return posterior_bootstrap(
+        jax.random.key(seed), objective, starts, settings=Settings(num_samples, **settings)
+    )

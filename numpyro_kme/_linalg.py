@@ -5,7 +5,8 @@ Policy: everything that is factorised on the host is factorised in float64, what
 A Cholesky factorisation that fails is NaN without an error in JAX, so every factor made here is checked.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import jax
@@ -18,11 +19,27 @@ from jax.typing import ArrayLike
 def float64() -> Iterator[None]:
     """Compute in float64 inside this block, whatever `jax_enable_x64` says outside.
 
-    Concrete values are computed at once, also where a function around the block is being traced. Hand results out as
-    NumPy arrays (`to_host`): a float64 JAX array outside the block warns at each use.
+    Hand results out as NumPy arrays (`to_host`): a float64 JAX array outside the block warns at each use. While a function
+    around the block is being traced, use `on_host`.
     """
-    with jax.enable_x64(True), jax.ensure_compile_time_eval():
+    with jax.enable_x64(True):
         yield
+
+
+def on_host(function: Callable, *args):
+    """Evaluate `function(*args)` on concrete arguments in float64, at once, even while JAX is tracing; NumPy results.
+
+    In a traced function JAX would record these operations instead of running them. A thread of its own has no trace and
+    its own precision. (`jax.ensure_compile_time_eval` inside `jax.enable_x64` passes float32 buffers to float64
+    executables in JAX 0.10 and 0.12.)
+    """
+
+    def run():
+        with float64():
+            return to_host(function(*args))
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(run).result()
 
 
 def to_host(tree):

@@ -195,7 +195,7 @@ def _over_extra_dims(apply: Callable, base: dist.Distribution) -> Callable:
 def _bisect(fn: dist.Distribution, z: jax.Array) -> jax.Array:
     """Solve `to_normal(fn, x) = z` for every entry, by halving an interval of an unconstrained coordinate of `x`.
 
-    A Newton step at the solution, of the size of the rounding, gives it its derivatives.
+    Derivatives are those of the implicit function.
     """
     chart = jnp.sinh if fn.support is constraints.real else biject_to(fn.support)
     z = jnp.asarray(z)
@@ -203,19 +203,21 @@ def _bisect(fn: dist.Distribution, z: jax.Array) -> jax.Array:
     low = jnp.full(z.shape, 2.0 - np.log(info.max), z.dtype)
     rising = chart(-low) >= chart(low)
 
-    def height(u):
-        return to_normal(fn, chart(u))
+    def excess(u):
+        return to_normal(fn, chart(u)) - z
 
-    def halve(_, ends):
-        low, high = ends
-        middle = 0.5 * (low + high)
-        above = (height(middle) < z) == rising
-        return jnp.where(above, middle, low), jnp.where(above, high, middle)
+    def solve(excess, _):
+        def halve(_, ends):
+            low, high = ends
+            middle = 0.5 * (low + high)
+            above = (excess(middle) < 0) == rising
+            return jnp.where(above, middle, low), jnp.where(above, high, middle)
 
-    low, high = lax.fori_loop(0, info.nmant + 12, halve, (low, -low))
-    u = lax.stop_gradient(0.5 * (low + high))
-    reached, slope = jax.jvp(height, (u,), (jnp.ones_like(u),))
-    slope = lax.stop_gradient(slope)
-    usable = jnp.isfinite(slope) & (slope != 0.0)
-    step = jnp.where(usable, (reached - z) / jnp.where(usable, slope, 1.0), 0.0)
-    return chart(u - jnp.clip(step, -0.01, 0.01))
+        low_end, high_end = lax.fori_loop(0, info.nmant + 12, halve, (low, -low))
+        return 0.5 * (low_end + high_end)
+
+    def tangent_solve(linear, y):
+        slope = linear(jnp.ones_like(y))
+        return jnp.where(slope == 0.0, 0.0, y / jnp.where(slope == 0.0, 1.0, slope))
+
+    return chart(lax.custom_root(excess, low, solve, tangent_solve))

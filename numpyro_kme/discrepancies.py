@@ -46,7 +46,7 @@ def squared_mmd(
     Raises:
         ValueError: If the samples differ in `dim`, have fewer than two points for the U-statistic, or weights
             have a wrong shape or sum; the sentence shows both values.
-    Cost: `(n^2 + m^2) / 2 + n m` kernel evaluations, in tiles that stay in cache; the gradient about four
+    Cost: `(n^2 + m^2) / 2 + n m` kernel evaluations, in tiles that stay in cache; the gradient about twice
         times that, with no `(n, m)` matrix held.
     References: Gretton et al. (2012), JMLR 13, lemma 6.
     """

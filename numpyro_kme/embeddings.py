@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
+from scipy.linalg import cho_solve
 
 from numpyro_kme import _checks, _linalg
 from numpyro_kme.kernels import blocks
@@ -31,6 +32,8 @@ class MeanEmbedding:
         n = num_points(self.points)
         if self.weights is None:
             object.__setattr__(self, "weights", blocks.uniform_weights(self.points))
+        elif not isinstance(self.weights, jax.Array):
+            object.__setattr__(self, "weights", np.asarray(self.weights))
         _checks.require(
             jnp.shape(self.weights) == (n,),
             f"`weights` must have shape ({n},), one per point; got {jnp.shape(self.weights)}.",
@@ -130,11 +133,10 @@ class ConditionalMeanEmbedding:
         return blocks.matvec(self.kernel, theta, self.inputs, coefficients).reshape(-1, *values.shape[1:])
 
     def _coefficients(self, columns):
-        """`(L + m lam I)^-1 f`, in float64 where nothing is traced."""
+        """`(L + m lam I)^-1 f`, on the host in float64 where the values are not traced."""
         if not _checks.is_concrete((self.factor, columns)):
             return _linalg.cho_solve(self.factor, columns)
-        with _linalg.float64():
-            return np.asarray(_linalg.cho_solve(self.factor, np.asarray(columns, dtype=np.float64)))
+        return cho_solve((self.factor, True), columns)
 
 
 def _require_values(name, values, n):

@@ -33,7 +33,7 @@ def herd(embedding_values: ArrayLike, kernel: Kernel, candidates: Points, num_sa
     Returns:
         `(S,)` indices into the candidates, in the order chosen: the first `s` are the herded set of size `s`.
     Cost: `R S` kernel evaluations; scores are in float32, whose ties can change the path but not the distance
-    reached.
+        reached.
     References: Chen, Welling & Smola (2010), UAI.
     """
     r = num_points(candidates)
@@ -82,8 +82,8 @@ def polish(
     r"""Move all samples together, down the squared distance between their mean embedding and `mu`.
 
     Minimises `(1/S^2) sum_ij l(theta^(i), theta^(j)) - (2/S) sum_i mu(theta^(i))` from the given points by
-    L-BFGS; the squared MMD is that plus `|mu|^2`. Herded points end at a fraction of their distance (a third,
-    in two dimensions).
+    L-BFGS; the squared MMD is that plus `|mu|^2`. In two dimensions, herded points end at two thirds (25 points)
+    to a quarter (1,000 points) of their distance.
 
     Args:
         embedding: `mu`, maps points `(S, dim)` to values `(S,)`; differentiable by JAX. A `MeanEmbedding`
@@ -100,10 +100,8 @@ def polish(
     _checks.matrix("points", points, min_rows=1)
     _checks.finite("points", points)
     start = np.asarray(points, dtype=np.float64)
-    shift = np.random.default_rng(0).normal(
-        size=start.shape
-    )  # repeated points feel no force apart until they differ
-    start = start + 1e-6 * np.std(start, axis=0) * shift
+    # repeated points feel no force apart until they differ
+    start = start + 1e-6 * np.std(start, axis=0) * np.random.default_rng(0).normal(size=start.shape)
 
     with _linalg.float64():
 

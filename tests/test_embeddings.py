@@ -86,8 +86,11 @@ def test_conditional_embedding_is_kernel_ridge_regression(fitted):
     model = ridge.KernelRidge(alpha=40 * lam, kernel="rbf", gamma=0.5 / 0.8**2).fit(inputs, values)
     np.testing.assert_allclose(embedding.expectation(values, theta), model.predict(theta), rtol=1e-8)
     np.testing.assert_allclose(embedding.weights(theta) @ values, model.predict(theta), rtol=1e-8)
-    traced = jax.jit(embedding.expectation)(values, theta)
-    np.testing.assert_allclose(traced, model.predict(theta), rtol=1e-8)
+    for traced in (
+        jax.jit(embedding.expectation),
+        jax.jit(lambda _, theta: embedding.expectation(values, theta)),
+    ):
+        np.testing.assert_allclose(traced(values, theta), model.predict(theta), rtol=1e-8)
     np.testing.assert_allclose(
         embedding.expectation(values[:, 0], theta), model.predict(theta)[:, 0], rtol=1e-8
     )

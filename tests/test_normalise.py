@@ -49,7 +49,6 @@ UNIVARIATE = {
     "Exponential": (dist.Exponential(2.0), st.expon(scale=0.5)),
     "Gamma": (dist.Gamma(2.0, 0.5), st.gamma(2, scale=2)),
     "Gamma, small shape": (dist.Gamma(0.3, 0.5), st.gamma(0.3, scale=2)),
-    "Chi2": (dist.Chi2(3.0), st.chi2(3)),
     "InverseGamma": (dist.InverseGamma(3.0, 2.0), st.invgamma(3, scale=2)),
     "Beta": (dist.Beta(2.0, 5.0), st.beta(2, 5)),
     "StudentT": (dist.StudentT(3.0, 1.0, 2.0), st.t(3, 1, 2)),
@@ -67,8 +66,8 @@ UNIVARIATE = {
     "truncated left": (dist.TruncatedNormal(1.0, 2.0, low=5.0), st.truncnorm(2, np.inf, 1, 2)),
     "truncated right": (dist.TruncatedNormal(1.0, 2.0, high=-3.0), st.truncnorm(-np.inf, -2, 1, 2)),
     "affine": (
-        dist.TransformedDistribution(dist.Gamma(2.0, 1.0), transforms.AffineTransform(3.0, 2.0)),
-        st.gamma(2, loc=3, scale=2),
+        dist.TransformedDistribution(dist.Exponential(1.0), transforms.AffineTransform(3.0, 2.0)),
+        st.expon(3, 2),
     ),
     "mixture": (dist.MixtureSameFamily(TWO, dist.Normal(jnp.array([-2.0, 3.0]), jnp.array([1.0, 0.5]))), NormalMixture()),
     "own": (Triangle(), st.beta(2, 1)),
@@ -84,42 +83,55 @@ def reference(scipy, x, name):
     return np.where(lower < upper, st.norm.ppf(lower), -st.norm.ppf(upper))
 
 
+@jax.jit
+def slopes(fn, x):
+    return jax.vmap(lambda x: jax.jvp(lambda x: to_normal(fn, x), (x,), (1.0,)))(x)
+
+
+@jax.jit
+def values(fn, z):
+    return jax.vmap(lambda z: from_normal(fn, z))(z)
+
+
 @pytest.mark.parametrize("name", list(UNIVARIATE))
 def test_univariate_priors_against_scipy(name):
     fn, scipy = UNIVARIATE[name]
     _normalise.check(fn)
-    draws = fn.sample(random.key(0), (1000,))
-
-    @jax.jit
-    def everything(z, draws):
-        x, dx = jax.vmap(lambda z: jax.jvp(lambda z: from_normal(fn, z), (z,), (1.0,)))(z)
-        back, dz = jax.vmap(lambda x: jax.jvp(lambda x: to_normal(fn, x), (x,), (1.0,)))(jnp.append(x, draws))
-        return x, dx, back[: len(z)], dz[: len(z)], back[len(z) :]
-
-    x, dx, back, dz, z = (np.asarray(part) for part in everything(Z, draws))
-    np.testing.assert_allclose(back, Z, atol=1e-6)  # round trip
-    np.testing.assert_allclose(back, reference(scipy, x, name), atol=1e-6)
+    with jax.numpy_rank_promotion("allow"):  # NumPyro's draws
+        draws = fn.sample(random.key(0), (1000,))
+    x = np.asarray(values(fn, Z))
+    z, slope = (np.asarray(part) for part in slopes(fn, np.append(x, draws)))
+    np.testing.assert_allclose(z[: len(Z)], Z, atol=1e-6)  # round trip
+    np.testing.assert_allclose(z[: len(Z)], reference(scipy, x, name), atol=1e-6)
     sign = -1.0 if name in FALLING else 1.0
-    np.testing.assert_allclose(dz, sign * scipy.pdf(x) / st.norm.pdf(back), rtol=1e-5)
-    np.testing.assert_allclose(dx * dz, 1.0, rtol=1e-5)
-    scores = st.norm.cdf(np.sort(z))
+    np.testing.assert_allclose(slope[: len(Z)], sign * scipy.pdf(x) / st.norm.pdf(Z), rtol=1e-5)
+    scores = st.norm.cdf(np.sort(z[len(Z) :]))
     distance = max(np.max(np.arange(1, 1001) / 1000 - scores), np.max(scores - np.arange(1000) / 1000))
     assert distance < 2.5 / np.sqrt(1000)  # Kolmogorov's statistic exceeds this with probability 7e-6
 
 
-def test_derivatives_of_second_order_and_in_parameters():
-    def z(x, rate):
-        return to_normal(dist.Gamma(2.0, rate), x)
+@pytest.mark.parametrize(
+    "fn",
+    [dist.Cauchy(1.0, 2.0), dist.Weibull(2.0, 1.5), dist.Gumbel(1.0, 2.0), dist.Laplace(0.0, 1.0), dist.HalfNormal(2.0)],
+)
+def test_derivatives(fn):
+    """First and second derivatives of either map, in the value and in the parameters, against differences."""
+    leaves, tree = jax.tree.flatten(fn)
+    z = jnp.array([-1.3, 0.0, 0.7])
+    x = jax.vmap(lambda z: from_normal(fn, z))(z)
 
-    h = 1e-5
-    second = (jax.grad(z)(3.0 + h, 0.5) - jax.grad(z)(3.0 - h, 0.5)) / (2 * h)
-    np.testing.assert_allclose(jax.grad(jax.grad(z))(3.0, 0.5), second, rtol=1e-6)
-    np.testing.assert_allclose(jax.grad(z, 1)(3.0, 0.5), (z(3.0, 0.5 + h) - z(3.0, 0.5 - h)) / (2 * h), rtol=1e-6)
+    @jax.jit
+    def first(scale):
+        """Sums, so that one gradient covers all points."""
+        scaled = jax.tree.unflatten(tree, [leaf * scale for leaf in leaves])
+        forward, slope = jax.value_and_grad(lambda x: jnp.sum(jax.vmap(lambda x: to_normal(scaled, x))(x)))(x)
+        inverse, inverse_slope = jax.value_and_grad(lambda z: jnp.sum(jax.vmap(lambda z: from_normal(scaled, z))(z)))(z)
+        return jnp.concatenate([slope, inverse_slope, jnp.stack([forward, inverse])])
 
-    def x(rate):
-        return from_normal(dist.Gamma(2.0, rate), jnp.array(0.7))
-
-    np.testing.assert_allclose(jax.grad(x)(0.5), (x(0.5 + h) - x(0.5 - h)) / (2 * h), rtol=1e-6)
+    found, h = jax.jit(jax.jacfwd(first))(1.0), 1e-4
+    np.testing.assert_allclose(found, (first(1 + h) - first(1 - h)) / (2 * h), rtol=1e-5, atol=1e-6)
+    slope, inverse_slope = first(1.0)[:3], first(1.0)[3:6]
+    np.testing.assert_allclose(slope * inverse_slope, 1.0, rtol=1e-9)
 
 
 def test_far_tails_saturate_without_nan():
@@ -159,7 +171,7 @@ def test_multivariate_normals_by_their_cholesky_factor(fn, loc, covariance):
 
 def test_wrapped_and_expanded_priors_are_mapped_entry_by_entry():
     base = dist.Exponential(jnp.array([1.0, 2.0, 3.0]))
-    value = base.sample(random.key(0), (4,))
+    value = jnp.arange(1.0, 13.0).reshape(4, 3) / 5.0
     wrapped = base.expand([4, 3]).mask(jnp.ones((4, 3), bool)).to_event(1)
     expected = [[to_normal(dist.Exponential(rate), v) for rate, v in zip((1.0, 2.0, 3.0), row)] for row in value]
     np.testing.assert_allclose(to_normal(wrapped, value), expected, rtol=1e-12)
@@ -250,7 +262,7 @@ def test_single_precision():
     jax.config.update("jax_numpy_rank_promotion", "raise")
     from numpyro_kme._normalise import from_normal, to_normal
     z = jnp.array([-4.5, -2.0, 0.0, 2.0, 4.5])
-    for fn in (dist.Gamma(2.0, 0.5), dist.Beta(2.0, 5.0), dist.StudentT(3.0), dist.Exponential(2.0), dist.HalfNormal(1.0)):
+    for fn in (dist.Gamma(2.0, 0.5), dist.Cauchy(0.0, 1.0), dist.Exponential(2.0), dist.HalfNormal(1.0)):
         x = jax.jit(jax.vmap(lambda z: from_normal(fn, z)))(z)
         back, slope = jax.jit(jax.vmap(jax.value_and_grad(lambda x: to_normal(fn, x))))(x)
         assert x.dtype == back.dtype == np.float32

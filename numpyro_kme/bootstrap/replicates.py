@@ -8,7 +8,7 @@ import numpy as np
 
 from numpyro_kme import _checks
 from numpyro_kme.bootstrap import lanes
-from numpyro_kme.bootstrap.derivatives import Derivatives, choose_derivatives
+from numpyro_kme.bootstrap.derivatives import DISAGREE, Derivatives, compare_derivatives
 from numpyro_kme.bootstrap.fit import Fit, fit, newton_step, rank_starts, refit, spread
 from numpyro_kme.bootstrap.lanes import Control, Tasks
 from numpyro_kme.bootstrap.newton import Minimum
@@ -22,6 +22,9 @@ TOLERANCE = 0.01
 
 PILOT = 2**30
 """Replicates numbered from here on set the scale of the others: it must not depend on how many there are."""
+
+NARROW, WIDE = 0.02, 0.3
+"""Difference steps are a posterior standard deviation, but within these shares of the spread of the starting points."""
 
 
 @dataclass(frozen=True)
@@ -123,20 +126,11 @@ def posterior_bootstrap(
     References: Dellaporta et al. (2022), AISTATS; Lyddon, Walker and Holmes (2018), NeurIPS.
     """
     process, settings = process or DirichletProcess(), settings or Settings()
-    keys = jax.random.split(rng_key, 4)
+    keys = jax.random.split(rng_key, 3)
     ids = np.arange(settings.num_samples)
     nodes = objective.generator.draw_nodes(keys[0], settings.num_nodes, 1 + -(-settings.num_samples // BLOCK))
-    objective, derivatives, full = _full_fit(keys[3], objective, nodes, starts)
-    placed = objective.place(full.u, settings.num_nodes)
-    if placed is not None:
-        nodes = placed
-        full = refit(objective, nodes, 0, full)
-    pilot = draw_tasks(keys[1], objective, process, PILOT + np.arange(2 * BLOCK), 1)
-    scale = _sd(_one_step(objective, nodes, pilot, full)[0])
-    if isinstance(objective, Differenced):
-        objective = replace(objective, steps=np.clip(scale, 0.02 * full.scale, 0.3 * full.scale))
-        full = refit(objective, nodes, 0, full)
-        scale = _sd(_one_step(objective, nodes, pilot, full)[0])
+    pilot = draw_tasks(keys[1], objective, process, PILOT + np.arange(BLOCK), 1)
+    objective, nodes, full, scale, derivatives = _prepare(objective, nodes, pilot, starts, settings)
     tasks = draw_tasks(keys[1], objective, process, ids, num_sets(nodes))
     linear, value = _one_step(objective, nodes, tasks, full)
     control = Control(scale, tolerance=0.3 * TOLERANCE, max_steps=12 if settings.method == "newton" else 1)
@@ -165,11 +159,33 @@ def posterior_bootstrap(
     )
 
 
-def _full_fit(rng_key, objective, nodes, starts) -> tuple[Objective, Derivatives, Fit]:
-    """Choose how to differentiate, at the best starting points, and minimise on the full data."""
-    ranked = rank_starts(objective, nodes, 0, starts)
-    objective, derivatives = choose_derivatives(rng_key, objective, nodes, ranked, spread(starts))
-    return objective, derivatives, fit(objective, nodes, 0, ranked, spread(starts))
+def _prepare(objective: Objective, nodes: Nodes, pilot: Tasks, starts: np.ndarray, settings: Settings):
+    """Fit the full data, place the nodes, and settle how to differentiate: the objective, nodes, fit, scale, and why."""
+    ranked, width = rank_starts(objective, nodes, 0, starts), spread(starts)
+    derivatives = Derivatives(objective.generator.differentiable, None)
+    if derivatives.automatic:
+        placed, full, scale = _fit_and_place(objective, nodes, pilot, ranked, width, settings)
+        steps = np.clip(scale, NARROW * width, WIDE * width)
+        disagreement = compare_derivatives(objective, placed, pilot, full.u, np.minimum(steps, 3.0 * scale))
+        derivatives = Derivatives(bool((disagreement <= DISAGREE).all()), disagreement)
+        if derivatives.automatic:
+            return objective, placed, full, scale, derivatives
+    objective = Differenced(objective, 0.1 * width)
+    for _ in range(2):
+        nodes, full, scale = _fit_and_place(objective, nodes, pilot, ranked, width, settings)
+        objective = replace(objective, steps=np.clip(scale, NARROW * width, WIDE * width))
+        ranked = np.concatenate([full.u[None], full.others])[:BLOCK]
+    full = refit(objective, nodes, 0, full)
+    return objective, nodes, full, _sd(_one_step(objective, nodes, pilot, full)[0]), derivatives
+
+
+def _fit_and_place(objective, nodes, pilot, starts, width, settings) -> tuple[Nodes, Fit, np.ndarray]:
+    """Minimise on the full data, place the nodes for the minimum, and take a first look at the posterior's scale."""
+    full = fit(objective, nodes, 0, starts, width)
+    placed = objective.place(full.u, settings.num_nodes)
+    if placed is not None:
+        nodes, full = placed, refit(objective, placed, 0, full)
+    return nodes, full, _sd(_one_step(objective, nodes, pilot, full)[0])
 
 
 def draw_tasks(rng_key: jax.Array, objective: Objective, process: DirichletProcess, ids: np.ndarray, sets: int) -> Tasks:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from numpyro_kme import _linalg
 from numpyro_kme.kernel_means.statistics import StatisticsTransform
 
 MARGIN = 4.5
@@ -54,9 +55,9 @@ def warn_if_isolated(
 
 def _outside(transform, data, y):
     lowest, highest = np.min(data, axis=0), np.max(data, axis=0)
-    standardised = np.asarray(transform.forward(np.asarray(y, np.float64)))
+    standardised = _linalg.on_host(transform.forward, np.asarray(y, np.float64))
     beyond = np.maximum(lowest - standardised, standardised - highest) > 0.25 * (highest - lowest)
-    ends = np.asarray(transform.inverse(np.stack([lowest, highest])))
+    ends = _linalg.on_host(transform.inverse, np.stack([lowest, highest]))
     return [
         (transform.kept[i], np.asarray(y)[transform.kept[i]], *ends[:, i]) for i in np.flatnonzero(beyond)
     ]

@@ -164,9 +164,8 @@ class KernelMeansSurrogate(Surrogate):
             return self._at(y)
         if self.transform is not None:
             self.transform.check(y)
-        with jax.ensure_compile_time_eval(), _linalg.float64():
-            y = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), y)
-            likelihood = _linalg.to_host(self._at(y))
+        y = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), y)
+        likelihood = _linalg.on_host(self._at, y)
         isolation.warn_if_isolated(
             likelihood.log_nearest, self.summary.log_isolation, self.transform, self.data, y
         )

@@ -75,7 +75,9 @@ class StatisticsTransform:
 
     def inverse(self, s: ArrayLike) -> jax.Array:
         """Standardised statistics `(..., n)` to the kept raw ones `(..., n)`, in the order of `kept`."""
-        return jnp.asarray(self.centre) + jnp.asarray(self.scale) * jnp.sinh(jnp.asarray(s))
+        s = jnp.asarray(s)
+        row = (1,) * (s.ndim - 1) + (len(self.kept),)
+        return jnp.reshape(self.centre, row) + jnp.reshape(self.scale, row) * jnp.sinh(s)
 
     def log_abs_det_jacobian(self, x: ArrayLike) -> jax.Array:
         """`sum_i log |ds_i / dx_i|` over the kept statistics, `(...)`."""

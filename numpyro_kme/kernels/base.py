@@ -34,13 +34,11 @@ def register(cls: type[T]) -> type[T]:
     leaves = tuple(f.name for f in members if f.name not in static)
 
     def flatten(instance):
-        return tuple(getattr(instance, name) for name in leaves), tuple(
-            getattr(instance, name) for name in static
-        )
+        return [getattr(instance, name) for name in leaves], tuple(getattr(instance, name) for name in static)
 
     def flatten_with_keys(instance):
         children, structure = flatten(instance)
-        return tuple(zip(map(jax.tree_util.GetAttrKey, leaves), children)), structure
+        return list(zip(map(jax.tree_util.GetAttrKey, leaves), children)), structure
 
     def unflatten(structure, children):
         instance = object.__new__(cls)

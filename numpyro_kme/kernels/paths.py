@@ -20,6 +20,7 @@ class GaussianProcessPath(Kernel):
     A point is a tuple `(places, values)` of shapes `(size, dim)` and `(size,)`: times need a last axis,
     `times[:, None]`. A bank is `(count, size, dim)` and `(count, size)`; places shared by a whole bank may be
     passed as `(size, dim)`.
+
     Not symmetric: a normalised density in the values of its FIRST argument, so `log_integral` is 0, and a
     Gram matrix `gram(y, x)` has observations in rows and simulations in columns.
 

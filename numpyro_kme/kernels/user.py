@@ -17,14 +17,15 @@ class FromCallable(Kernel):
     r"""Kernel `k(a, b) = fn(a, b)` of a callable.
 
     With `host=True`, `fn` is plain Python and is called once per pair with NumPy arrays. Strings, graphs and
-    sets are then compared by number: `FromCallable(lambda i, j: compare(words[int(i)], words[int(j)]),
-    host=True)` on points `np.arange(len(words))`. A kernel with hyperparameters to learn is a subclass of
-    `Kernel` with a `pair` method.
+    sets are then compared by number, on points `np.arange(len(words))`:
+
+        FromCallable(lambda i, j: compare(words[int(i)], words[int(j)]), host=True)
+
+    A kernel with hyperparameters to learn is a subclass of `Kernel` with a `pair` method.
 
     Args:
         fn: `(a, b) -> float`, symmetric and positive definite; for logarithms also positive. It is part of
-            the compiled
-            program: pass the same function object again to avoid compiling again.
+            the compiled program: pass the same function object again to avoid compiling again.
         host: Whether `fn` runs in Python rather than being traced by JAX. It must not call JAX, and has no
             gradient.
     Raises:

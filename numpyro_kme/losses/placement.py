@@ -26,7 +26,7 @@ def placed_nodes(generator: Generator, u: np.ndarray, resolution: float, least: 
         generator: A simulator of scalars.
         u: Parameters of the model to place nodes for.
         resolution: Distance that the kernel resolves, in units of the data.
-        least: Number of nodes, at least; more if they are needed, in steps of 128.
+        least: Number of nodes, at least; more if they are needed.
     Returns:
         One set of nodes, `(1, M, ...)`, or None unless the noise is one standard normal.
     """
@@ -41,7 +41,8 @@ def placed_nodes(generator: Generator, u: np.ndarray, resolution: float, least: 
             return None
         density = _density(z, y, resolution)
         along = np.concatenate([[0.0], np.cumsum(0.5 * (density[1:] + density[:-1]) * np.diff(z))])
-        num = max(least, 128 * int(np.ceil(min(along[-1], 16_384) / 128)))
+        ladder = [least, *(odd * 2**power for power in range(8, 14) for odd in (2, 3))]  # few sizes, few programs
+        num = min((size for size in ladder if size >= max(least, along[-1])), default=16_384)
         placed = np.interp((np.arange(num) + 0.5) / num * along[-1], along, z)
         weights = np.exp(-0.5 * placed**2) / np.interp(placed, z, density)
         return Nodes(_push(noise, placed, lead=True), jnp.asarray(weights / weights.sum())[None])

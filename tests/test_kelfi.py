@@ -1,0 +1,235 @@
+"""KELFI from a model to ArviZ: against exact posteriors, brute-force grids and its own surrogate by quadrature."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer import MCMC, NUTS, Predictive
+from scipy import stats
+
+import numpyro_kme as kme
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", FutureWarning)
+    import arviz as az
+
+NOISE = 0.5
+X = np.array([0.8])
+
+
+def shifted(rng_key, theta):
+    """One draw from `N(theta, 0.5^2)`."""
+    return theta + NOISE * jax.random.normal(rng_key, (1,), jnp.result_type(theta))
+
+
+def conjugate(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    numpyro.deterministic("twice", 2 * theta)
+    numpyro.sample("x", kme.Simulator(shifted, theta), obs=x)
+
+
+def with_a_likelihood(x=None, y=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    b = numpyro.sample("b", dist.Gamma(2.0, 2.0))
+    numpyro.sample("x", kme.Simulator(shifted, theta), obs=x)
+    with numpyro.plate("visits", 3):
+        numpyro.sample("y", dist.Normal(theta, b), obs=y)
+
+
+@pytest.fixture(scope="module")
+def kelfi():
+    engine = kme.KELFI(conjugate, num_simulations=200, progress_bar=False)
+    engine.run(jax.random.key(0), x=X)
+    return engine
+
+
+EXACT = stats.norm(X[0] / (1 + NOISE**2), np.sqrt(NOISE**2 / (1 + NOISE**2)))
+
+
+def test_posterior_is_near_the_exact_one(kelfi):
+    draws = kelfi.get_samples()["theta"]
+    assert draws.shape == (1000,)
+    quantiles = EXACT.ppf((np.arange(1000) + 0.5) / 1000)
+    assert np.mean(np.abs(np.sort(draws) - quantiles)) < 0.6 * EXACT.std()
+    np.testing.assert_allclose(kelfi.get_samples()["twice"], 2 * draws, rtol=1e-12)
+
+
+def test_density_is_that_of_the_draws_and_integrates_to_one(kelfi):
+    grid = np.linspace(-6, 6, 4001)
+    density = np.exp(kelfi.log_density({"theta": grid}))
+    step = grid[1] - grid[0]
+    negative = 1 - 1 / (density.sum() * step)
+    assert -1e-6 < negative < 0.1
+    mean = np.sum(grid * density) / density.sum()
+    sd = np.sqrt(np.sum((grid - mean) ** 2 * density) / density.sum())
+    draws = kelfi.get_samples()["theta"]
+    np.testing.assert_allclose(draws.mean(), mean, atol=5 * sd / np.sqrt(1000) + 0.05 * sd)
+    np.testing.assert_allclose(draws.std(), sd, rtol=5 / np.sqrt(2000) + 0.05)
+    np.testing.assert_allclose(kelfi.mode()["theta"], grid[np.argmax(density)], atol=2 * step)
+
+
+def test_marginal_likelihood_by_quadrature(kelfi):
+    grid = np.linspace(-8, 8, 4001)
+    sign, log_size = jax.vmap(kelfi.likelihoods["x"].surrogate.at(X).signed_log)(grid[:, None])
+    mass = np.sum(sign * np.exp(log_size) * stats.norm.pdf(grid)) * (grid[1] - grid[0])
+    np.testing.assert_allclose(kelfi.log_marginal_likelihood(), np.log(mass), rtol=1e-6)
+    assert abs(kelfi.log_marginal_likelihood() - stats.norm.logpdf(X[0], 0, np.sqrt(1 + NOISE**2))) < 0.5
+
+
+def test_predictive_density_is_the_mean_over_the_posterior(kelfi):
+    at = np.array([[0.0], [1.0], [2.0]])
+    found = kelfi.predictive_log_density(at)
+    exact = stats.norm.logpdf(at[:, 0], EXACT.mean(), np.sqrt(EXACT.var() + NOISE**2))
+    np.testing.assert_allclose(found, exact, atol=0.5)
+    values = np.linspace(-8, 8, 201)
+    mass = np.exp(kelfi.predictive_log_density(values[:, None])).sum() * (values[1] - values[0])
+    np.testing.assert_allclose(mass, 1.0, atol=0.25)
+
+
+def test_a_new_observation_needs_no_new_simulations(kelfi):
+    before = kelfi.simulations
+    other = kme.KELFI(conjugate, simulations=before, progress_bar=False)
+    other.run(jax.random.key(5), x=X)
+    other.condition(jax.random.key(6), x=-X)
+    assert other.simulations is before
+    exact = stats.norm(-EXACT.mean(), EXACT.std())
+    assert abs(other.get_samples()["theta"].mean() - exact.mean()) < 0.6 * exact.std()
+
+
+def test_same_key_same_draws(kelfi):
+    again = kme.KELFI(conjugate, simulations=kelfi.simulations, progress_bar=False)
+    again.run(jax.random.key(0), x=X)
+    np.testing.assert_array_equal(again.get_samples()["theta"], kelfi.get_samples()["theta"])
+
+
+def test_relevance_and_variance(kelfi):
+    assert kelfi.relevance()["x"].shape == (1,) and kelfi.relevance()["x"][0] > 0.2
+    near, far = kelfi.surrogate_variance({"theta": np.array([0.0, 9.0])})
+    assert 0 <= near < 0.5 < far <= 1 + 1e-9
+
+
+def test_summary_and_arviz(kelfi, capsys):
+    kelfi.print_summary()
+    printed = capsys.readouterr().out
+    assert "theta" in printed and "simulations: 200" in printed and "beta" in printed
+    idata = kelfi.to_inference_data()
+    assert idata["prior"]["theta"].shape == (1, 200) and idata["prior_predictive"]["x"].shape == (1, 200, 1)
+    np.testing.assert_array_equal(idata["observed_data"]["x"].values, X)
+    assert {"theta", "twice"} == set(idata["posterior"].data_vars)
+
+
+def test_nuts_on_the_surrogate_model_agrees_with_the_engine(kelfi):
+    smodel = kme.handlers.surrogate(conjugate, kelfi.likelihoods)
+    mcmc = MCMC(NUTS(smodel), num_warmup=300, num_samples=1000, progress_bar=False)
+    mcmc.run(jax.random.key(1), x=X)
+    draws, sd = mcmc.get_samples()["theta"], EXACT.std()
+    np.testing.assert_allclose(draws.mean(), kelfi.get_samples()["theta"].mean(), atol=0.35 * sd)
+    np.testing.assert_allclose(draws.std(), kelfi.get_samples()["theta"].std(), rtol=0.3)
+    idata = az.from_numpyro(mcmc)
+    assert idata["log_likelihood"]["x"].shape[:2] == (1, 1000)
+    simulated = Predictive(smodel, {"theta": draws[:50]})(jax.random.key(2))["x"]
+    assert simulated.shape == (50, 1) and abs(simulated.std() - np.sqrt(NOISE**2 + sd**2)) < 0.5
+
+
+def test_other_likelihoods_are_counted_once():
+    y = np.array([1.2, 0.4, 1.0])
+    engine = kme.KELFI(with_a_likelihood, num_simulations=200, progress_bar=False)
+    engine.run(jax.random.key(0), x=X, y=y)
+    theta, b = np.linspace(-3, 3.5, 261), np.linspace(0.02, 5, 250)
+    at = engine.likelihoods["x"].surrogate.at(X)
+    log_q = np.asarray(jax.vmap(at.log_density)(theta[:, None]))
+    log_y = stats.norm.logpdf(y[:, None, None], theta[:, None], b[None]).sum(0)
+    log_joint = (log_q + stats.norm.logpdf(theta))[:, None] + stats.gamma(2, scale=0.5).logpdf(b)[None] + log_y
+    weights = np.exp(log_joint - log_joint.max())
+    weights /= weights.sum()
+    samples = engine.get_samples()
+    for name, values, marginal in (("theta", theta, weights.sum(1)), ("b", b, weights.sum(0))):
+        mean = values @ marginal
+        sd = np.sqrt((values - mean) ** 2 @ marginal)
+        np.testing.assert_allclose(samples[name].mean(), mean, atol=6 * sd / np.sqrt(1000) + 0.02 * sd)
+        np.testing.assert_allclose(samples[name].std(), sd, rtol=0.2)
+
+
+def bounded(x=None):
+    width = numpyro.sample("width", dist.Uniform(0.5, 2.0))
+    theta = numpyro.sample("theta", dist.Uniform(-width, width))
+    numpyro.sample("x", kme.Simulator(shifted, theta), obs=x)
+
+
+def test_dependent_bounded_priors_keep_their_supports():
+    engine = kme.KELFI(bounded, num_simulations=150, progress_bar=False)
+    engine.run(jax.random.key(0), x=X)
+    samples = engine.get_samples()
+    assert np.all((samples["width"] >= 0.5) & (samples["width"] <= 2.0))
+    assert np.all(np.abs(samples["theta"]) <= samples["width"])
+    assert samples["theta"].mean() > 0.3
+
+
+def test_float32_session():
+    with jax.enable_x64(False):
+        engine = kme.KELFI(conjugate, num_simulations=100, num_samples=300, progress_bar=False)
+        engine.run(jax.random.key(0), x=X.astype(np.float32))
+        assert abs(engine.get_samples()["theta"].mean() - EXACT.mean()) < EXACT.std()
+
+
+def unobserved(x=None):
+    conjugate(None)
+
+
+def iid(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    with numpyro.plate("n", 5):
+        numpyro.sample("x", kme.Simulator(shifted, theta), obs=x)
+
+
+@pytest.mark.parametrize(
+    ("make", "x", "sentence"),
+    [
+        (lambda: kme.KELFI(conjugate, num_simulations=1), X, "`num_simulations` must be at least 2; got 1"),
+        (lambda: kme.KELFI(conjugate, num_samples=0), X, "`num_samples` must be at least 1; got 0"),
+        (lambda: kme.KELFI(unobserved), X, "'x' is not observed"),
+        (lambda: kme.KELFI(conjugate), np.array([np.nan]), "not finite"),
+        (lambda: kme.KELFI(conjugate), np.zeros(3), r"shape \(3,\)"),
+        (lambda: kme.KELFI(iid, 20), np.zeros((5, 1)), "draws of the same parameters along plates"),
+    ],
+)
+def test_bad_input_gets_a_sentence(make, x, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        make().run(jax.random.key(0), x=x)
+
+
+def test_an_observation_far_outside_warns(kelfi):
+    with pytest.warns(UserWarning, match="outside"):
+        kelfi.likelihoods["x"].surrogate.at(np.array([400.0]))
+
+
+def test_a_likelihood_from_a_table():
+    rng = np.random.default_rng(0)
+    theta = rng.uniform(-3, 3, (200, 1))
+    fitted = kme.fit_likelihood(theta, theta + NOISE * rng.normal(size=(200, 1)))
+
+    def model(y):
+        at = numpyro.sample("at", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", fitted(at), obs=y)
+
+    mcmc = MCMC(NUTS(model), num_warmup=300, num_samples=1000, progress_bar=False)
+    mcmc.run(jax.random.key(0), X)
+    assert abs(mcmc.get_samples()["at"].mean() - EXACT.mean()) < 0.6 * EXACT.std()
+    with pytest.raises(ValueError, match="learnt from 1 arguments"):
+        fitted(jnp.zeros(1), jnp.zeros(2))
+
+
+def test_batches_of_parameters_and_data(kelfi):
+    fitted = kelfi.likelihoods["x"]
+    theta, y = np.array([0.1, 0.5, -0.3]), np.array([[0.0], [0.4], [1.0]])
+    together = fitted(theta).log_prob(y)
+    apart = [fitted(t).log_prob(v) for t, v in zip(theta, y, strict=True)]
+    np.testing.assert_allclose(together, np.stack(apart), rtol=1e-9)
+    crossed = fitted(theta).log_prob(y[:, None])
+    assert crossed.shape == (3, 3)
+    np.testing.assert_allclose(np.diagonal(crossed), together, rtol=1e-9)
+    np.testing.assert_allclose(jax.jit(fitted(theta).log_prob)(jnp.asarray(y)), together, rtol=1e-6)
