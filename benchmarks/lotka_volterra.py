@@ -87,7 +87,7 @@ def main(count, seeds):
     errors = np.array([run["mean"][0] - lv.TRUTH[0] for run in runs])
     summary = (
         f"{sum(int(run['covered'].sum()) for run in runs)} of {4 * seeds} intervals hold the truth. "
-        f"Mean of log theta_1: off by {np.mean(np.abs(errors)):.2f} on average, {np.mean(errors):+.2f} with its sign."
+        f"Mean of log theta_1: off by {np.mean(np.abs(errors)):.2f} on average, {np.mean(errors):+.2f} signed."
     )
     text = report.table(["seed", *lv.PARAMETERS, *times], rows)
     text += "\n\nPosterior mean and 95 % interval; * where it misses the truth.\n\n" + summary

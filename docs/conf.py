@@ -22,6 +22,7 @@ nb_output_stderr = "remove"
 default_role = "literal"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
+napoleon_use_ivar = True
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 autoclass_content = "class"

@@ -36,7 +36,7 @@ def on_host(function: Callable, *args):
 
     def run():
         with float64():
-            return to_host(function(*args))
+            return to_host(function(*in_present_precision(args)))
 
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(run).result()

@@ -106,7 +106,7 @@ class LeaveOutSimulators(Messenger):
             )
 
 
-def _as_numpyro_does():
+def as_numpyro_does():
     """NumPyro's distributions rely on rank promotion, also where the session forbids it."""
     return jax.numpy_rank_promotion("allow")
 
@@ -119,7 +119,7 @@ def run(model: Callable, args: tuple, kwargs: Mapping, key: jax.Array, latents: 
     """
     values = {name: jnp.asarray(value) for name, value in latents.items()}
     left_out = LeaveOutSimulators()
-    with _as_numpyro_does(), handlers.block(), handlers.trace() as trace, left_out:
+    with as_numpyro_does(), handlers.block(), handlers.trace() as trace, left_out:
         precise = _compat.PresentPrecision(handlers.seed(model, key))
         wrapped = handlers.substitute(precise, data=values)
         for messenger in inside:
@@ -134,7 +134,7 @@ def read(model: Callable, args: tuple, kwargs: Mapping) -> Parts:
     try:
         trace, simulators = run(model, args, kwargs, random.key(0), {})
         again = jax.eval_shape(lambda: _Hidden(run(model, args, kwargs, random.key(0), {})[1])).content
-        with _as_numpyro_does():
+        with as_numpyro_does():
             upstream = get_model_relations(model, args, dict(kwargs))["sample_sample"]
     except Exception as error:
         raise ValueError(

@@ -135,8 +135,8 @@ def _(fn: TwoSidedTruncatedDistribution, x):
 
 @tails.register
 def _(fn: dist.MixtureSameFamily, x):
-    weights = fn.mixing_distribution.probs
     lower, upper = tails(fn.component_distribution, jnp.expand_dims(x, -1))
+    weights = jnp.broadcast_to(fn.mixing_distribution.probs, lower.shape)
     return jnp.sum(weights * lower, axis=-1), jnp.sum(weights * upper, axis=-1)
 
 

@@ -82,8 +82,8 @@ def polish(
     r"""Move all samples together, down the squared distance between their mean embedding and `mu`.
 
     Minimises `(1/S^2) sum_ij l(theta^(i), theta^(j)) - (2/S) sum_i mu(theta^(i))` from the given points by
-    L-BFGS; the squared MMD is that plus `|mu|^2`. In two dimensions, herded points end at two thirds (25 points)
-    to a quarter (1,000 points) of their distance.
+    L-BFGS; the squared MMD is that plus `|mu|^2`. In two dimensions, herded points end at two thirds (25
+    points) to a quarter (1,000 points) of their distance.
 
     Args:
         embedding: `mu`, maps points `(S, dim)` to values `(S,)`; differentiable by JAX. A `MeanEmbedding`

@@ -152,8 +152,9 @@ class Problem:
     @cached_property
     def _log_prior(self) -> Callable:
         def log_prior(latents):
-            sites = self._run(random.key(0), latents)[0]
-            return sum(_log_prob(sites[name]) for name in self.latents)
+            sites, _ = self._run(random.key(0), latents)
+            with _reading.as_numpyro_does():
+                return sum(_log_prob(sites[name]) for name in self.latents)
 
         return jax.jit(jax.vmap(log_prior))
 

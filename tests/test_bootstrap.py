@@ -107,7 +107,10 @@ def test_weights_are_dirichlet_and_belong_to_their_replicate():
     [
         ((-1.0,), "`concentration` must not be negative; got -1.0"),
         ((2.0,), "`centering` must be given when `concentration` is positive"),
-        ((2.0, lambda key, num: jnp.zeros((num, 3))), r"shape \[\(100, 3\)\] for 100 draws; the data ask for \[\(100, 2\)\]"),
+        (
+            (2.0, lambda key, num: jnp.zeros((num, 3))),
+            r"shape \[\(100, 3\)\] for 100 draws; the data ask for \[\(100, 2\)\]",
+        ),
     ],
 )
 def test_a_process_that_makes_no_sense_is_refused(arguments, sentence):
@@ -121,7 +124,11 @@ def plane():
     rng = np.random.default_rng(4)
     x = np.concatenate([rng.normal(1.0, 1.0, (90, 2)), rng.normal(20.0, 1.0, (10, 2))])
     bound = MMD(Gaussian(L)).objective(x, PLANE)
-    return x, bound, posterior_bootstrap(jax.random.key(1), bound, STARTS, settings=Settings(40, num_nodes=128))
+    return (
+        x,
+        bound,
+        posterior_bootstrap(jax.random.key(1), bound, STARTS, settings=Settings(40, num_nodes=128)),
+    )
 
 
 def test_replicates_are_the_exact_minimisers_for_their_weights(plane):
@@ -150,7 +157,9 @@ def test_results_do_not_depend_on_how_many_replicates_there_are(plane):
 
 def test_one_step_is_close_and_says_how_far(plane):
     _, bound, draws = plane
-    linear = posterior_bootstrap(jax.random.key(1), bound, STARTS, settings=Settings(40, 128, method="linear"))
+    linear = posterior_bootstrap(
+        jax.random.key(1), bound, STARTS, settings=Settings(40, 128, method="linear")
+    )
     sd = draws.u.std(axis=0)
     np.testing.assert_array_equal(linear.u, linear.linear)
     error = np.abs((linear.u - draws.u) / sd[None]).max(axis=1)
@@ -166,7 +175,9 @@ def test_noise_is_drawn_anew_for_each_block_of_replicates():
     draws = posterior_bootstrap(jax.random.key(0), bound, STARTS, settings=Settings(64, num_nodes=60))
     exact = exact_location(x, np.full(60, 1 / 60))
     blocks = draws.u.reshape(4, 16, 2).mean(axis=1)
-    assert np.ptp(blocks, axis=0).max() > 0.05  # as many nodes as data: the noise moves a block by about a posterior sd
+    assert (
+        np.ptp(blocks, axis=0).max() > 0.05
+    )  # as many nodes as data: the noise moves a block by about a posterior sd
     assert draws.quadrature.noise > 0.3
     assert np.abs(draws.u.mean(axis=0) - exact).max() < 5 * np.sqrt(1.5 / 60 / 4 + 1.5 / 60 / 64)
 
@@ -191,7 +202,9 @@ def test_equally_good_minima_are_reported():
 
 
 def test_starting_points_that_all_fail_are_named():
-    bound = MMD(Gaussian(1.0)).objective(np.arange(5.0), Generator(lambda u, z: jnp.log(u[0]) + z[0], NormalNoise(1), 1))
+    bound = MMD(Gaussian(1.0)).objective(
+        np.arange(5.0), Generator(lambda u, z: jnp.log(u[0]) + z[0], NormalNoise(1), 1)
+    )
     with pytest.raises(ValueError, match="not finite at any of the 3 starting points"):
         posterior_bootstrap(jax.random.key(0), bound, -np.ones((3, 1)))
 
@@ -211,8 +224,14 @@ print(len(jax.local_devices()), draws.u.dtype, *(f"{u:.13e}" for u in draws.u[:,
 
 def test_several_devices_and_float32_sessions_give_the_same_numbers():
     def run(devices):
-        env = {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "JAX_PLATFORMS": "cpu"}
-        done = subprocess.run([sys.executable, "-W", "error", "-c", SCRIPT], env=env, capture_output=True, text=True, check=True)
+        env = {
+            **os.environ,
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "JAX_PLATFORMS": "cpu",
+        }
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", SCRIPT], env=env, capture_output=True, text=True, check=True
+        )
         return done.stdout.split()
 
     one, two = run(1), run(2)
@@ -230,12 +249,16 @@ def test_derivatives_of_a_simulator_that_jumps_are_not_trusted():
     x = np.where(rng.random(400) < 0.3, 3.0, -1.0) + rng.normal(size=400)
     bound = MMD(Gaussian(1.0)).objective(x, Generator(jumping, NormalNoise(2), 1))
     settings = Settings(64, num_nodes=1024)
-    draws = posterior_bootstrap(jax.random.key(0), bound, np.linspace(-2.0, 2.0, 30)[:, None], settings=settings)
+    draws = posterior_bootstrap(
+        jax.random.key(0), bound, np.linspace(-2.0, 2.0, 30)[:, None], settings=settings
+    )
     assert not draws.derivatives.automatic and "differences" in str(draws.derivatives)
     share = jax.scipy.stats.norm.cdf(draws.u[:, 0])
     binomial = np.sqrt(0.3 * 0.7 / 400)
     assert abs(float(share.mean()) - 0.3) < 5 * binomial
     assert 0.7 < float(share.std()) / binomial < 1.6
     smooth = MMD(Gaussian(1.0)).objective(x, SCALAR)
-    draws = posterior_bootstrap(jax.random.key(0), smooth, np.linspace(-2.0, 2.0, 30)[:, None], settings=Settings(16, 128))
+    draws = posterior_bootstrap(
+        jax.random.key(0), smooth, np.linspace(-2.0, 2.0, 30)[:, None], settings=Settings(16, 128)
+    )
     assert draws.derivatives.automatic and draws.derivatives.disagreement.max() < 0.01

@@ -79,7 +79,9 @@ def test_slopes_and_hessians_are_the_derivatives_of_the_value(case, free, rng):
         x = rng.normal(0.5, 1.0, 20)
     elif case == "covariates":
         c = rng.normal(size=(10, 1))
-        generator = Generator(lambda u, z, i: u[0] + u[1] * jnp.asarray(c)[i] + z, NormalNoise(1), 2, covariates=c)
+        generator = Generator(
+            lambda u, z, i: u[0] + u[1] * jnp.asarray(c)[i] + z, NormalNoise(1), 2, covariates=c
+        )
         x = (c, rng.normal(size=(10, 1)) + c)
     else:
         generator = VECTORS if case == "direct" else KEYED
@@ -91,7 +93,11 @@ def test_slopes_and_hessians_are_the_derivatives_of_the_value(case, free, rng):
     @jax.jit
     def everything(u):
         value = lambda t: bound.value(facts, t, nodes)  # noqa: E731
-        return (value(u), jax.grad(value)(u), jax.hessian(value)(u)), bound.slope(facts, u, nodes), bound.expand(facts, u, nodes)
+        return (
+            (value(u), jax.grad(value)(u), jax.hessian(value)(u)),
+            bound.slope(facts, u, nodes),
+            bound.expand(facts, u, nodes),
+        )
 
     (value, gradient, hessian), slope, expansion = everything(u)
     for got, want in ((slope[0], value), (slope[1], gradient), *zip(expansion, (value, gradient, hessian))):
@@ -115,7 +121,9 @@ def test_independent_draws_leave_out_pairs_with_themselves(rng):
 
 
 @pytest.mark.parametrize(
-    "kernel", [Gaussian(L), Gaussian(0.3) + 0.5 * Gaussian(2.0), RationalQuadratic(L, 3.0), Matern52(L)], ids=str
+    "kernel",
+    [Gaussian(L), Gaussian(0.3) + 0.5 * Gaussian(2.0), RationalQuadratic(L, 3.0), Matern52(L)],
+    ids=str,
 )
 def test_grid_inner_products_are_kernel_double_sums(kernel, rng):
     found = find_step(kernel, 1.0, 1e-4)
@@ -146,7 +154,9 @@ class Plain(Kernel):
         return 1.0 / jnp.sqrt(1.0 + jnp.sum((a - b) ** 2))
 
 
-@pytest.mark.parametrize("kernel", [Gaussian(np.array([0.5, 2.0])), Matern52(0.9), Plain()], ids=["gaussian", "matern", "user"])
+@pytest.mark.parametrize(
+    "kernel", [Gaussian(np.array([0.5, 2.0])), Matern52(0.9), Plain()], ids=["gaussian", "matern", "user"]
+)
 def test_blocked_fields_are_sums_over_all_sources(kernel, rng):
     y, z, c = rng.normal(size=(7, 2)), rng.normal(size=(SOURCES + 40, 2)), rng.normal(size=SOURCES + 40)
     value, force = jax.jit(field_at)(kernel, y, z, c)
@@ -236,7 +246,11 @@ def test_a_loss_of_draws_is_one_method(rng):
     [
         (np.zeros((1, 2)), Gaussian(1.0), "at least two points"),
         (np.array([[0.0, 1.0], [np.nan, 2.0]]), Gaussian(1.0), r"`data` has 1 entries that are not finite"),
-        (np.zeros((5, 3)), Gaussian(1.0), r"one data point has shape \[\(3,\)\] and one simulated point \[\(2,\)\]"),
+        (
+            np.zeros((5, 3)),
+            Gaussian(1.0),
+            r"one data point has shape \[\(3,\)\] and one simulated point \[\(2,\)\]",
+        ),
         (np.ones((5, 2)), None, "median"),
         (np.eye(5, 2), Linear(), "`kernel` must be bounded"),
     ],

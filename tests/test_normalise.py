@@ -69,7 +69,10 @@ UNIVARIATE = {
         dist.TransformedDistribution(dist.Exponential(1.0), transforms.AffineTransform(3.0, 2.0)),
         st.expon(3, 2),
     ),
-    "mixture": (dist.MixtureSameFamily(TWO, dist.Normal(jnp.array([-2.0, 3.0]), jnp.array([1.0, 0.5]))), NormalMixture()),
+    "mixture": (
+        dist.MixtureSameFamily(TWO, dist.Normal(jnp.array([-2.0, 3.0]), jnp.array([1.0, 0.5]))),
+        NormalMixture(),
+    ),
     "own": (Triangle(), st.beta(2, 1)),
 }
 FALLING = ("InverseGamma",)
@@ -112,7 +115,8 @@ def test_univariate_priors_against_scipy(name):
 
 @pytest.mark.parametrize(
     "fn",
-    [dist.Cauchy(1.0, 2.0), dist.Weibull(2.0, 1.5), dist.Gumbel(1.0, 2.0), dist.Laplace(0.0, 1.0), dist.HalfNormal(2.0)],
+    [dist.Cauchy(1.0, 2.0), dist.Laplace(0.0, 1.0), dist.HalfNormal(2.0)],
+    ids=["by bisection", "at a kink", "in two halves"],
 )
 def test_derivatives(fn):
     """First and second derivatives of either map, in the value and in the parameters, against differences."""
@@ -125,7 +129,9 @@ def test_derivatives(fn):
         """Sums, so that one gradient covers all points."""
         scaled = jax.tree.unflatten(tree, [leaf * scale for leaf in leaves])
         forward, slope = jax.value_and_grad(lambda x: jnp.sum(jax.vmap(lambda x: to_normal(scaled, x))(x)))(x)
-        inverse, inverse_slope = jax.value_and_grad(lambda z: jnp.sum(jax.vmap(lambda z: from_normal(scaled, z))(z)))(z)
+        inverse, inverse_slope = jax.value_and_grad(
+            lambda z: jnp.sum(jax.vmap(lambda z: from_normal(scaled, z))(z))
+        )(z)
         return jnp.concatenate([slope, inverse_slope, jnp.stack([forward, inverse])])
 
     found, h = jax.jit(jax.jacfwd(first))(1.0), 1e-4
@@ -154,7 +160,9 @@ MEANS = np.array([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]])
         (dist.MultivariateNormal(MEANS[:, None], COVARIANCE).expand([3, 4]), MEANS[:, None], COVARIANCE),
         (dist.MultivariateNormal(MEANS, COVARIANCE).to_event(1).mask(jnp.array(True)), MEANS, COVARIANCE),
         (
-            dist.LowRankMultivariateNormal(jnp.zeros(3), jnp.array([[1.0], [0.5], [0.2]]), jnp.array([1.0, 2.0, 3.0])),
+            dist.LowRankMultivariateNormal(
+                jnp.zeros(3), jnp.array([[1.0], [0.5], [0.2]]), jnp.array([1.0, 2.0, 3.0])
+            ),
             np.zeros(3),
             np.outer([1.0, 0.5, 0.2], [1.0, 0.5, 0.2]) + np.diag([1.0, 2.0, 3.0]),
         ),
@@ -173,13 +181,22 @@ def test_wrapped_and_expanded_priors_are_mapped_entry_by_entry():
     base = dist.Exponential(jnp.array([1.0, 2.0, 3.0]))
     value = jnp.arange(1.0, 13.0).reshape(4, 3) / 5.0
     wrapped = base.expand([4, 3]).mask(jnp.ones((4, 3), bool)).to_event(1)
-    expected = [[to_normal(dist.Exponential(rate), v) for rate, v in zip((1.0, 2.0, 3.0), row)] for row in value]
+    expected = st.norm.ppf(st.expon.cdf(value * np.array([1.0, 2.0, 3.0])))
     np.testing.assert_allclose(to_normal(wrapped, value), expected, rtol=1e-12)
     np.testing.assert_allclose(from_normal(wrapped, jnp.asarray(expected)), value, rtol=1e-12)
 
 
+def test_a_batch_of_mixtures():
+    fn = dist.MixtureSameFamily(TWO, dist.Normal(jnp.stack([jnp.array([-2.0, 3.0])] * 3), jnp.array([[1.0, 0.5]])))
+    value = jnp.array([-1.0, 0.5, 3.2])
+    expected = reference(NormalMixture(), np.asarray(value), "mixture")
+    np.testing.assert_allclose(jax.jit(to_normal)(fn, value), expected, rtol=1e-9)
+
+
 def test_a_transformed_multivariate_prior():
-    fn = dist.TransformedDistribution(dist.MultivariateNormal(MEANS[0], COVARIANCE), transforms.ExpTransform())
+    fn = dist.TransformedDistribution(
+        dist.MultivariateNormal(MEANS[0], COVARIANCE), transforms.ExpTransform()
+    )
     z = jnp.array([0.3, -1.2])
     value = from_normal(fn, z)
     np.testing.assert_allclose(value, np.exp(MEANS[0] + np.linalg.cholesky(COVARIANCE) @ z), rtol=1e-12)
@@ -235,7 +252,9 @@ def test_mixtures_of_normals_keep_their_density(name):
     found = np.log(density(mixture, z)) + np.linalg.slogdet(jacobian)[1]
     np.testing.assert_allclose(found, expected, rtol=1e-10)
     mean = mixture.weights @ mixture.means
-    second = np.einsum("k,kde->de", mixture.weights, mixture.covariances + np.einsum("kd,ke->kde", *[mixture.means] * 2))
+    second = np.einsum(
+        "k,kde->de", mixture.weights, mixture.covariances + np.einsum("kd,ke->kde", *[mixture.means] * 2)
+    )
     np.testing.assert_allclose(mean, 0.0, atol=1e-12)
     np.testing.assert_allclose(second, np.eye(len(z)), atol=1e-12)
     assert _mixtures.num_components(parts) == len(mixture.weights) == (4 if name == "expanded" else 2)

@@ -48,7 +48,9 @@ def density(x):
 
 @pytest.fixture(scope="module")
 def engine():
-    engine = PosteriorBootstrap(model, MMD(Gaussian(1.0), free_mass=True), num_samples=64, num_nodes=128, num_starts=64)
+    engine = PosteriorBootstrap(
+        model, MMD(Gaussian(1.0), free_mass=True), num_samples=64, num_nodes=128, num_starts=64
+    )
     engine.run(jax.random.key(0), X)
     return engine
 
@@ -82,7 +84,9 @@ def test_results_go_to_arviz_and_predictive(engine, capsys):
     idata = engine.to_inference_data()
     assert dict(idata.posterior.sizes) == {"chain": 1, "draw": 64}
     assert {"loss", "converged", "steps", "share"} <= set(idata.sample_stats.data_vars)
-    predictive = Predictive(model, {name: engine.get_samples()[name].astype(np.float64) for name in ("mean", "scale")})
+    predictive = Predictive(
+        model, {name: engine.get_samples()[name].astype(np.float64) for name in ("mean", "scale")}
+    )
     assert predictive(jax.random.key(1), X)["x"].shape == (64, 200)
     engine.print_summary()
     assert "64 of 64 replicates" in capsys.readouterr().out
@@ -112,7 +116,13 @@ def test_likelihood_and_transport_are_pulled_by_outliers_as_published():
 
 def test_a_prior_guess_may_be_a_distribution(engine):
     guess = PosteriorBootstrap(
-        model, MMD(Gaussian(1.0)), num_samples=16, num_nodes=128, num_starts=32, concentration=200.0, centering=dist.Normal(5.0, 1.0)
+        model,
+        MMD(Gaussian(1.0)),
+        num_samples=16,
+        num_nodes=128,
+        num_starts=32,
+        concentration=200.0,
+        centering=dist.Normal(5.0, 1.0),
     )
     guess.run(jax.random.key(0), X)
     assert guess.get_samples()["mean"].mean() > engine.get_samples()["mean"].mean() + 0.5
@@ -138,7 +148,12 @@ def test_robust_regression_compares_joint_laws():
     y = 1.0 + 2.0 * c + 0.3 * rng.normal(size=60)
     y[:6] = 15.0
     engine = PosteriorBootstrap(
-        regression, MMD(Gaussian(0.5), covariate_kernel=Gaussian(0.5)), num_samples=16, num_nodes=480, num_starts=64, covariates="c"
+        regression,
+        MMD(Gaussian(0.5), covariate_kernel=Gaussian(0.5)),
+        num_samples=16,
+        num_nodes=480,
+        num_starts=64,
+        covariates="c",
     )
     engine.run(jax.random.key(0), c=c, y=y)
     samples = engine.get_samples()
@@ -179,7 +194,9 @@ def two_sites(x):
 
 def inside(x):
     with numpyro.plate("data", len(x)):
-        numpyro.sample("x", Simulator(DECLARED, numpyro.sample("own", dist.Normal(0.0, 1.0)), 1.0, event_dims=0), obs=x)
+        numpyro.sample(
+            "x", Simulator(DECLARED, numpyro.sample("own", dist.Normal(0.0, 1.0)), 1.0, event_dims=0), obs=x
+        )
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,9 @@ def test_normal_map_goes_site_by_site(problem, draws):
     z = jax.vmap(problem.to_normal)(dict(draws.latents))
     np.testing.assert_allclose(z["theta"], (draws.latents["theta"] - [0.0, 1.0]) / 2.0, rtol=1e-12)
     ratio = draws.latents["sd"] / np.exp(draws.latents["theta"][:, 0])
-    np.testing.assert_allclose(z["sd"], dist.Normal().icdf(jax.scipy.special.erf(ratio / np.sqrt(2))), atol=1e-6)
+    np.testing.assert_allclose(
+        z["sd"], dist.Normal().icdf(jax.scipy.special.erf(ratio / np.sqrt(2))), atol=1e-6
+    )
     back = jax.vmap(problem.from_normal)(z)
     for name, value in draws.latents.items():
         np.testing.assert_allclose(back[name], value, rtol=1e-9, atol=1e-12)
@@ -207,7 +209,10 @@ REAL = dist.constraints.real
 @pytest.mark.parametrize(
     ("read", "sentence"),
     [
-        (lambda: Problem.read(broken, 1.0), r"`broken` failed while its sites were read: no data loaded \(RuntimeError\)"),
+        (
+            lambda: Problem.read(broken, 1.0),
+            r"`broken` failed while its sites were read: no data loaded \(RuntimeError\)",
+        ),
         (lambda: Problem.read(model, z=1.0), r"unexpected keyword argument 'z'.*keyword arguments \['z'\]"),
         (lambda: Problem.read(no_simulator), r"no simulator site; its sites are \['theta'\]. Add one"),
         (
@@ -216,10 +221,16 @@ REAL = dist.constraints.real
         ),
         (lambda: Problem.read(with_prior, dist.Poisson(3.0)), r"prior of 'theta' is discrete \(Poisson"),
         (lambda: Problem.read(with_prior, dist.Delta(3.0)), "fixed value belongs in numpyro.deterministic"),
-        (lambda: Problem.read(feeds), "Site 'y' depends on the output of the simulator at 'x'.*inside the simulator"),
+        (
+            lambda: Problem.read(feeds),
+            "Site 'y' depends on the output of the simulator at 'x'.*inside the simulator",
+        ),
         (lambda: Problem.read(learns), r"`param` sites \['m'\], which have no prior"),
         (lambda: Problem.read(nothing_latent), "no latent site to infer"),
-        (lambda: Problem.read(two_sites, x=jnp.zeros(3)), r"at 'x' has shape \(3,\); the simulator `total` gives shape \(2,\)"),
+        (
+            lambda: Problem.read(two_sites, x=jnp.zeros(3)),
+            r"at 'x' has shape \(3,\); the simulator `total` gives shape \(2,\)",
+        ),
     ],
 )
 def test_models_that_cannot_be_used_are_explained(read, sentence):
@@ -233,13 +244,17 @@ def test_a_simulator_made_inside_the_model_is_pointed_out():
         theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
         numpyro.sample("x", Simulator(lambda key, t: t + random.normal(key), theta))
 
-    with pytest.warns(UserWarning, match=r"`<lambda>` of site 'x' is a new function each time the model runs"):
+    with pytest.warns(
+        UserWarning, match=r"`<lambda>` of site 'x' is a new function each time the model runs"
+    ):
         problem = Problem.read(inside)
     assert problem.draw(random.key(0), 2).arguments["x"].shape == (2, 1)
 
 
 def test_latents_of_the_wrong_shape_are_explained(problem, draws):
-    with pytest.raises(ValueError, match=r"`latents` must have the sites \['theta', 'sd', 'b'\]; got \['theta'\]"):
+    with pytest.raises(
+        ValueError, match=r"`latents` must have the sites \['theta', 'sd', 'b'\]; got \['theta'\]"
+    ):
         problem.evaluate({"theta": draws.latents["theta"]})
     wrong = {**draws.latents, "sd": draws.latents["sd"][:4]}
     with pytest.raises(ValueError, match=r"`latents\['sd'\]` must have shape .* as 'theta'; got \(4,\)"):

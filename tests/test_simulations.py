@@ -108,7 +108,10 @@ def test_groups_and_iid_draws():
             with numpyro.plate("r", 5):
                 numpyro.sample("x", Simulator(simulator, theta, event_dims=0, **kwargs))
 
-    for args in ({"simulator": lambda k, t: t + random.normal(k)}, dict(simulator=boxed, shape=(), dtype=float)):
+    for args in (
+        {"simulator": lambda k, t: t + random.normal(k)},
+        dict(simulator=boxed, shape=(), dtype=float),
+    ):
         found = simulate(random.key(0), Problem.read(many, **args), 4, progress_bar=False)
         assert found.arguments["x"].shape == (4, 3, 1) and found.x["x"].shape == (4, 5, 3)
         noise = found.x["x"] - found.latents["theta"][:, None, :]
@@ -190,10 +193,19 @@ def wrong_shape():
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: simulate(random.key(0), hopeless, 9, on_failure="skip"), r"All 9 simulations failed: \{'x: not finite': 9\}"),
-        (lambda: simulate(random.key(0), wrong_shape, 9, on_failure="skip"), r"declares shape \(5,\) .* returned shape \(4,\)"),
+        (
+            lambda: simulate(random.key(0), hopeless, 9, on_failure="skip"),
+            r"All 9 simulations failed: \{'x: not finite': 9\}",
+        ),
+        (
+            lambda: simulate(random.key(0), wrong_shape, 9, on_failure="skip"),
+            r"declares shape \(5,\) .* returned shape \(4,\)",
+        ),
         (lambda: simulate(random.key(0), hopeless, 0), "`num_simulations` must be at least 1; got 0"),
-        (lambda: simulate(random.key(0), hopeless, 9, on_failure="ignore"), "must be 'raise' or 'skip'; got 'ignore'"),
+        (
+            lambda: simulate(random.key(0), hopeless, 9, on_failure="ignore"),
+            "must be 'raise' or 'skip'; got 'ignore'",
+        ),
     ],
 )
 def test_bad_input_is_explained(call, sentence):
@@ -222,12 +234,26 @@ def test_a_table_of_latents(problem, simulations):
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda p: Simulations.from_table(np.ones(3), np.ones(3)), r"`arguments` must have shape \(points, dim\)"),
-        (lambda p: Simulations.from_table(np.ones((3, 1)), np.ones(4)), r"one row for each.*\(3, 1\) and \(4,\)"),
-        (lambda p: Simulations.from_table(np.ones((3, 1)), np.full(3, np.nan)), "`x` has 3 entries that are not finite"),
-        (lambda p: Simulations.from_latents(p, {"theta": np.ones(2)}, {"x": np.ones((2, 4))}), r"no simulations of.*\['y'\]"),
         (
-            lambda p: Simulations.from_latents(p, {"theta": np.ones(2)}, {"x": np.ones((2, 4)), "y": np.ones((2, 3))}),
+            lambda p: Simulations.from_table(np.ones(3), np.ones(3)),
+            r"`arguments` must have shape \(points, dim\)",
+        ),
+        (
+            lambda p: Simulations.from_table(np.ones((3, 1)), np.ones(4)),
+            r"one row for each.*\(3, 1\) and \(4,\)",
+        ),
+        (
+            lambda p: Simulations.from_table(np.ones((3, 1)), np.full(3, np.nan)),
+            "`x` has 3 entries that are not finite",
+        ),
+        (
+            lambda p: Simulations.from_latents(p, {"theta": np.ones(2)}, {"x": np.ones((2, 4))}),
+            r"no simulations of.*\['y'\]",
+        ),
+        (
+            lambda p: Simulations.from_latents(
+                p, {"theta": np.ones(2)}, {"x": np.ones((2, 4)), "y": np.ones((2, 3))}
+            ),
             r"site 'y' must have shape \(2, 4\); got \(2, 3\)",
         ),
         (

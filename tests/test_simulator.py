@@ -121,7 +121,12 @@ def test_pytree_round_trip_and_jit():
     leaves, tree = jax.tree.flatten(fn)
     assert len(leaves) == 2
     again = jax.tree.unflatten(tree, leaves)
-    assert (again.batch_shape, again.groups, again.name, again.dtype) == ((4, 5), (5,), "noisy_sum", np.float64)
+    assert (again.batch_shape, again.groups, again.name, again.dtype) == (
+        (4, 5),
+        (5,),
+        "noisy_sum",
+        np.float64,
+    )
     np.testing.assert_array_equal(
         jax.jit(lambda d, k: d.sample(k))(fn, random.key(0)), again.sample(random.key(0))
     )
@@ -185,7 +190,9 @@ def test_black_box_in_a_model():
 )
 def test_black_box_that_breaks_its_declaration(fn, shape, dtype):
     simulator = Simulator(fn, 0.0, shape=shape, dtype=dtype)
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"declares shape \(3,\) and dtype .* but returned shape"):
+    with pytest.raises(
+        jax.errors.JaxRuntimeError, match=r"declares shape \(3,\) and dtype .* but returned shape"
+    ):
         np.asarray(simulator.sample(random.key(0)))
 
 
@@ -268,7 +275,9 @@ def test_plates_make_one_call_for_each_element(theta_shape, event_dims, plates):
 )
 def test_a_parameter_that_may_run_along_a_plate_needs_event_dims(theta_shape, plates):
     n = len(theta_shape)
-    sentence = rf"Parameter 0 of simulator `numpy_sum` has shape .*{n} for parameter 0 if every call.*{n - 1} if"
+    sentence = (
+        rf"Parameter 0 of simulator `numpy_sum` has shape .*{n} for parameter 0 if every call.*{n - 1} if"
+    )
     with pytest.raises(ValueError, match=sentence):
         handlers.seed(grouped, 0)(theta_shape, None, plates)
 
@@ -417,7 +426,9 @@ def test_a_density_under_plates_and_masks_names_the_site():
 
 
 def test_a_density_asked_for_directly():
-    with pytest.raises(NotImplementedError, match=r"This is a simulator \(`noisy_sum`\).*\{'<site>': fitted\}"):
+    with pytest.raises(
+        NotImplementedError, match=r"This is a simulator \(`noisy_sum`\).*\{'<site>': fitted\}"
+    ):
         Simulator(noisy_sum, jnp.zeros(3)).log_prob(X)
 
 
@@ -431,11 +442,20 @@ def test_a_density_asked_for_directly():
         (lambda: Simulator(noisy_sum), "`noisy_sum` has no parameter"),
         (lambda: Simulator(numpy_normal, 1.0, shape=3), r"shape=3 and dtype=None.*needs both"),
         (lambda: Simulator(numpy_normal, 1.0, dtype=float), "needs both"),
-        (lambda: Simulator(numpy_normal, 1.0), r"could not trace simulator `numpy_normal`.*passing shape and dtype"),
+        (
+            lambda: Simulator(numpy_normal, 1.0),
+            r"could not trace simulator `numpy_normal`.*passing shape and dtype",
+        ),
         (lambda: Simulator(lambda k, t: (t, t), 1.0), "must return one array"),
-        (lambda: Simulator(lambda k, t: t * 1j, 1.0), "dtype complex128; it must return at least one real number"),
+        (
+            lambda: Simulator(lambda k, t: t * 1j, 1.0),
+            "dtype complex128; it must return at least one real number",
+        ),
         (lambda: Simulator(lambda k, t: jnp.zeros(0), 1.0), r"shape \(0,\)"),
-        (lambda: Simulator(noisy_sum, jnp.zeros(3), event_dims=2), r"event_dims=2 for parameters of shapes \[\(3,\)\]"),
+        (
+            lambda: Simulator(noisy_sum, jnp.zeros(3), event_dims=2),
+            r"event_dims=2 for parameters of shapes \[\(3,\)\]",
+        ),
         (lambda: Simulator(noisy_sum, jnp.zeros(3), event_dims=(1, 0)), "one number for each parameter"),
         (
             lambda: Simulator(noisy_sum, jnp.zeros((4, 3)), jnp.ones(5), event_dims=(1, 0)),

@@ -52,7 +52,9 @@ def rank_starts(objective: Objective, nodes: Nodes, which: int, starts: np.ndarr
     return starts[np.argsort(np.where(finite, scores, np.inf))[: min(BLOCK, int(finite.sum()))]]
 
 
-def fit(objective: Objective, nodes: Nodes, which: int, starts: np.ndarray, scale: np.ndarray) -> Fit:
+def fit(
+    objective: Objective, nodes: Nodes, which: int, starts: np.ndarray, scale: np.ndarray, max_steps: int = 60
+) -> Fit:
     """Minimise the loss on the full data from every start and keep the distinct minima.
 
     Args:
@@ -61,6 +63,7 @@ def fit(objective: Objective, nodes: Nodes, which: int, starts: np.ndarray, scal
         which: The set to use.
         starts: `(S, p)` starting points, at most a few tens: see `rank_starts`.
         scale: Typical sizes of the parameters `(p,)`.
+        max_steps: Most evaluations from each start.
     """
     one = full_data(objective, which)
     tasks = one.rows(np.zeros(len(starts), int))
@@ -68,7 +71,7 @@ def fit(objective: Objective, nodes: Nodes, which: int, starts: np.ndarray, scal
         hessians = np.eye(objective.generator.dim)
     else:
         hessians = lanes.expand(objective, nodes, tasks, starts).hessian
-    control = Control(scale, tolerance=1e-5, max_steps=80, damping=0.1, stride=1.0)
+    control = Control(scale, tolerance=1e-5, max_steps=max_steps, damping=0.1, stride=1.0)
     found = lanes.solve(objective, nodes, tasks, starts, hessians, control)
     rank = np.argsort(found.value)
     best = rank[0]
@@ -91,14 +94,17 @@ def fit(objective: Objective, nodes: Nodes, which: int, starts: np.ndarray, scal
         scale,
         int(same.sum()),
         len(starts),
-        bool(np.abs(newton_step(hessian, found.gradient[best]) / scale).max() < 1e-3 and np.linalg.eigvalsh(hessian)[0] > 0),
+        bool(
+            np.abs(newton_step(hessian, found.gradient[best]) / scale).max() < 1e-3
+            and np.linalg.eigvalsh(hessian)[0] > 0
+        ),
     )
 
 
 def refit(objective: Objective, nodes: Nodes, which: int, first: Fit) -> Fit:
     """Follow the minima of a fit to other noise nodes."""
     starts = np.concatenate([first.u[None], first.others])[:BLOCK]
-    again = fit(objective, nodes, which, starts, first.scale)
+    again = fit(objective, nodes, which, starts, first.scale, max_steps=20)
     return replace(again, reached=first.reached, followed=first.followed)
 
 

@@ -31,7 +31,9 @@ class Tasks:
 
     def rows(self, index: np.ndarray) -> "Tasks":
         """Select tasks."""
-        return Tasks(self.weights[index], jax.tree.map(lambda leaf: leaf[index], self.extra), self.sets[index])
+        return Tasks(
+            self.weights[index], jax.tree.map(lambda leaf: leaf[index], self.extra), self.sets[index]
+        )
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,12 @@ class Control:
 
 
 def solve(
-    objective: Objective, nodes: Nodes, tasks: Tasks, starts: np.ndarray, hessians: np.ndarray, control: Control
+    objective: Objective,
+    nodes: Nodes,
+    tasks: Tasks,
+    starts: np.ndarray,
+    hessians: np.ndarray,
+    control: Control,
 ) -> Minimum:
     """Minimise every task from its start.
 
@@ -69,7 +76,9 @@ def expand(objective: Objective, nodes: Nodes, tasks: Tasks, points: np.ndarray)
     return _over_blocks(_expand_block, objective, nodes, tasks, (points,), ())
 
 
-def slopes(objective: Objective, nodes: Nodes, tasks: Tasks, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def slopes(
+    objective: Objective, nodes: Nodes, tasks: Tasks, points: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Loss and gradient of every task at its point, `(R, p)` or `(p,)`."""
     return _over_blocks(_slope_block, objective, nodes, tasks, (points,), ())
 

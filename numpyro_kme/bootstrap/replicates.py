@@ -47,7 +47,8 @@ class Settings:
         _checks.require(self.num_samples >= 1, f"`num_samples` must be at least 1; got {self.num_samples}.")
         _checks.require(self.num_nodes >= 8, f"`num_nodes` must be at least 8; got {self.num_nodes}.")
         _checks.require(
-            self.method in ("newton", "linear"), f'`method` must be "newton" or "linear"; got {self.method!r}.'
+            self.method in ("newton", "linear"),
+            f'`method` must be "newton" or "linear"; got {self.method!r}.',
         )
 
 
@@ -188,7 +189,9 @@ def _fit_and_place(objective, nodes, pilot, starts, width, settings) -> tuple[No
     return nodes, full, _sd(_one_step(objective, nodes, pilot, full)[0])
 
 
-def draw_tasks(rng_key: jax.Array, objective: Objective, process: DirichletProcess, ids: np.ndarray, sets: int) -> Tasks:
+def draw_tasks(
+    rng_key: jax.Array, objective: Objective, process: DirichletProcess, ids: np.ndarray, sets: int
+) -> Tasks:
     """Draw the weights and centering points of replicates `ids`, with the node set of each."""
     weights_key, points_key = jax.random.split(rng_key)
     extra = process.points(points_key, ids, objective.data)
@@ -203,7 +206,13 @@ def _one_step(objective: Objective, nodes: Nodes, tasks: Tasks, full: Fit) -> tu
 
 
 def _rescue(
-    objective: Objective, nodes: Nodes, tasks: Tasks, full: Fit, found: Minimum, ceiling: np.ndarray, control: Control
+    objective: Objective,
+    nodes: Nodes,
+    tasks: Tasks,
+    full: Fit,
+    found: Minimum,
+    ceiling: np.ndarray,
+    control: Control,
 ) -> Minimum:
     """Minimise again, with damping and from the full-data minimum, where the first attempt stopped short."""
     left = np.abs(found.remaining / control.scale).max(axis=1)
@@ -231,7 +240,7 @@ def _restart(
     """
     some = np.arange(0, len(tasks), settings.restart_every)
     pool = full.others if len(full.others) else np.asarray(starts)
-    careful = replace(control, scale=full.scale, tolerance=1e-4, max_steps=60, damping=0.1, stride=1.0)
+    careful = replace(control, scale=full.scale, tolerance=1e-4, max_steps=30, damping=0.1, stride=1.0)
     moved = np.zeros(len(tasks), bool)
 
     def lower(index, start):

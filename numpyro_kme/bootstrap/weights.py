@@ -34,7 +34,8 @@ class DirichletProcess:
 
     def __post_init__(self):
         _checks.require(
-            self.concentration >= 0.0, f"`concentration` must not be negative; got {self.concentration}. Use 0 for no prior."
+            self.concentration >= 0.0,
+            f"`concentration` must not be negative; got {self.concentration}. Use 0 for no prior.",
         )
         _checks.require(
             self.concentration == 0.0 or self.centering is not None,
@@ -74,7 +75,9 @@ class DirichletProcess:
         return jax.tree.map(lambda leaf: leaf.astype(np.float64), drawn)
 
 
-def draw_weights(process: DirichletProcess, rng_key: jax.Array, replicates: np.ndarray, data: Any) -> np.ndarray:
+def draw_weights(
+    process: DirichletProcess, rng_key: jax.Array, replicates: np.ndarray, data: Any
+) -> np.ndarray:
     """Weights of the given replicates as a float64 array on the host."""
     with _linalg.float64():
         return np.asarray(_weights(process, rng_key, replicates, num_points(data)))
@@ -87,4 +90,6 @@ def _weights(process, rng_key, replicates, n):
 
 @partial(jax.jit, static_argnums=0)
 def _points(process, rng_key, replicates):
-    return jax.lax.map(lambda b: process.centering(jax.random.fold_in(rng_key, b), process.truncation), replicates)
+    return jax.lax.map(
+        lambda b: process.centering(jax.random.fold_in(rng_key, b), process.truncation), replicates
+    )

@@ -89,7 +89,9 @@ class IidModel:
             else:
                 prior = Predictive(self.model, num_samples=num, return_sites=list(self.shapes))
                 draws = prior(rng_key, *self.args, **self.kwargs)
-            return np.asarray(self._flatten({name: np.asarray(draws[name], np.float64) for name in self.shapes}))
+            return np.asarray(
+                self._flatten({name: np.asarray(draws[name], np.float64) for name in self.shapes})
+            )
 
     def latents(self, u: np.ndarray) -> dict[str, np.ndarray]:
         """Latents and deterministic sites `{site: (m, *event)}` at unconstrained `u (m, dim)`."""
@@ -99,7 +101,9 @@ class IidModel:
     def unconstrain(self, latents: Mapping[str, Any]) -> np.ndarray:
         """Inverse of `latents`, without deterministic sites: `(m, dim)`."""
         with _linalg.float64():
-            return np.asarray(self._flatten({name: np.asarray(latents[name], np.float64) for name in self.shapes}))
+            return np.asarray(
+                self._flatten({name: np.asarray(latents[name], np.float64) for name in self.shapes})
+            )
 
     def generator(self, covariates: Any = None) -> Generator:
         """The law of one data point as a function of unconstrained parameters; make it once, and reuse it."""
@@ -165,7 +169,10 @@ class IidModel:
                 kept = (*self.shapes, *self.problem.deterministics)
             else:
                 trace = _run(self.model, self.args, self.kwargs, self._given(u))
-                kept = (*self.shapes, *(name for name, site in trace.items() if site["type"] == "deterministic"))
+                kept = (
+                    *self.shapes,
+                    *(name for name, site in trace.items() if site["type"] == "deterministic"),
+                )
             return {name: trace[name]["value"] for name in kept}
 
         return jax.jit(jax.vmap(one))
@@ -214,4 +221,6 @@ def _unobserved(names) -> str:
 
 
 def _no_draws(u, noise):
-    raise TypeError("this model has a density and no simulator; use NegativeLogLikelihood, or a Simulator site.")
+    raise TypeError(
+        "this model has a density and no simulator; use NegativeLogLikelihood, or a Simulator site."
+    )

@@ -54,14 +54,18 @@ def in_model(rng_key: jax.Array, target: Unconstrained, problem: Problem, num_sa
     start_key, temper_key, pick_key = jax.random.split(rng_key, 3)
     prior = problem.draw(start_key, _num_particles(num_samples)).latents
     with _linalg.float64():
-        start = jax.jit(jax.vmap(target.flatten))({name: np.asarray(value, np.float64) for name, value in prior.items()})
+        start = jax.jit(jax.vmap(target.flatten))(
+            {name: np.asarray(value, np.float64) for name, value in prior.items()}
+        )
         found = temper(temper_key, _log_prior_of_model(target), _log_likelihood_of_model(target), None, start)
         u = _pick(pick_key, found.particles, num_samples)
         latents, terms = jax.jit(jax.vmap(target.evaluate))(u)
         return _drawn(latents, terms.log_prior + terms.log_likelihood, found)
 
 
-def mode(target: Unconstrained, latents: Mapping[str, np.ndarray], log_posterior: np.ndarray) -> dict[str, np.ndarray]:
+def mode(
+    target: Unconstrained, latents: Mapping[str, np.ndarray], log_posterior: np.ndarray
+) -> dict[str, np.ndarray]:
     """Maximise the posterior density of the latents by L-BFGS from the five best of the given draws."""
     best = np.argsort(log_posterior)[-5:]
     with _linalg.float64():
@@ -77,8 +81,13 @@ def mode(target: Unconstrained, latents: Mapping[str, np.ndarray], log_posterior
             value, gradient = value_and_gradient(u)
             return float(value), np.asarray(gradient)
 
-        starts = jax.jit(jax.vmap(target.flatten))({name: np.asarray(v[best], np.float64) for name, v in latents.items()})
-        found = min((minimize(on_host, np.asarray(u), jac=True, method="L-BFGS-B") for u in starts), key=lambda f: f.fun)
+        starts = jax.jit(jax.vmap(target.flatten))(
+            {name: np.asarray(v[best], np.float64) for name, v in latents.items()}
+        )
+        found = min(
+            (minimize(on_host, np.asarray(u), jac=True, method="L-BFGS-B") for u in starts),
+            key=lambda f: f.fun,
+        )
         return {name: np.asarray(value) for name, value in target.constrain(jnp.asarray(found.x)).items()}
 
 

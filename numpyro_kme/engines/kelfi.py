@@ -59,7 +59,8 @@ class KELFI(Engine):
     ):
         super().__init__(model)
         _checks.require(
-            num_simulations >= 2, f"`num_simulations` must be at least 2; got {num_simulations}. Some hundreds are usual."
+            num_simulations >= 2,
+            f"`num_simulations` must be at least 2; got {num_simulations}. Some hundreds are usual.",
         )
         _checks.require(num_samples >= 1, f"`num_samples` must be at least 1; got {num_samples}.")
         self.num_simulations, self.num_samples = num_simulations, num_samples
@@ -69,7 +70,7 @@ class KELFI(Engine):
     def _infer(self, rng_key, args, kwargs):
         simulate_key, fit_key, sample_key = jax.random.split(rng_key, 3)
         self.problem = Problem.read(self.model, *args, **kwargs)
-        observations = self.problem.observations
+        _check(self.problem)
         self.simulations = self._given or simulate(
             simulate_key,
             self.problem,
@@ -79,7 +80,7 @@ class KELFI(Engine):
         )
         self.measures: dict[str, Measure] = {}
         self.likelihoods: dict[str, FittedLikelihood] = {}
-        for site, y in observations.items():
+        for site, y in self.problem.observations.items():
             coordinates = Coordinates.from_prior(fit_key, self.problem, site)
             self.measures[site] = self._measure(fit_key, site, coordinates)
             theta, x = _training_table(self.simulations, self.problem, site)
@@ -98,6 +99,7 @@ class KELFI(Engine):
         """
         _ = self.result
         self.problem = Problem.read(self.model, *args, **kwargs)
+        _check(self.problem)
         self._result = self._sample(rng_key)
 
     def _measure(self, rng_key, site: str, coordinates: Coordinates) -> Measure:
@@ -107,7 +109,7 @@ class KELFI(Engine):
         arguments = self.problem.draw(rng_key, PRIOR_DRAWS).arguments[site]
         rows = arguments.reshape(-1, arguments.shape[-1]).astype(np.float64)
         with _linalg.float64():
-            return Points(np.asarray(jax.vmap(coordinates.forward)(rows)))
+            return Points(np.asarray(_forward(coordinates, rows)))
 
     def _sample(self, rng_key) -> Result:
         site = next(iter(self.likelihoods))
@@ -200,14 +202,10 @@ class KELFI(Engine):
         _ = self.result
         site = self.problem.site()
         fitted = self.likelihoods[site]
-        z = self._coordinates_of(self._drawn.latents)
-        log_densities = []
-        for y in np.asarray(y_new, np.float64).reshape(len(y_new), -1):
-            with _linalg.float64():
-                sign, log_size = jax.vmap(fitted.surrogate.at(y).signed_log)(z)
-                total, total_sign = logsumexp(log_size, b=sign / len(z), return_sign=True)
-                log_densities.append(float(total) if total_sign > 0 else -np.inf)
-        return np.array(log_densities)
+        rows = np.asarray(y_new, np.float64).reshape(len(y_new), -1)
+        with _linalg.float64():
+            log_mean, sign = _log_mean(fitted.surrogate, self._coordinates_of(self._drawn.latents), rows)
+            return np.where(sign > 0, log_mean, -np.inf)
 
     def relevance(self) -> dict[str, np.ndarray]:
         """How much each number of a simulator's output tells about the parameters, `{site: (*event)}`, in nats.
@@ -231,20 +229,54 @@ class KELFI(Engine):
         site = self.problem.site()
         arguments = np.asarray(self.problem.arguments(latents)[site], np.float64)
         with _linalg.float64():
-            return np.asarray(jax.vmap(self.likelihoods[site].coordinates.forward)(arguments))
+            return np.asarray(_forward(self.likelihoods[site].coordinates, arguments))
 
     def _signed_log_likelihood(self, latents):
         site = self.problem.site()
         likelihood = self.likelihoods[site].surrogate.at(self._flat_observation(site))
         with _linalg.float64():
-            return tuple(np.asarray(a) for a in jax.vmap(likelihood.signed_log)(self._coordinates_of(latents)))
+            return tuple(np.asarray(a) for a in _signed_log(likelihood, self._coordinates_of(latents)))
 
     def _log_joint(self, latents) -> np.ndarray:
         target = self._target()
+        points = {name: np.asarray(v, np.float64) for name, v in latents.items()}
         with _linalg.float64():
-            points = jax.vmap(target.flatten)({name: np.asarray(v, np.float64) for name, v in latents.items()})
-            terms = jax.vmap(target.terms)(points)
+            terms = jax.jit(jax.vmap(lambda point: target.terms(target.flatten(point))))(points)
             return np.asarray(terms.log_prior + terms.log_likelihood)
+
+
+@jax.jit
+def _forward(coordinates, arguments):
+    return jax.vmap(coordinates.forward)(arguments)
+
+
+@jax.jit
+def _signed_log(likelihood, z):
+    return jax.vmap(likelihood.signed_log)(z)
+
+
+@jax.jit
+def _log_mean(surrogate, z, ys):
+    """Log absolute value and sign of the mean of `q(y | z)` over `z` `(n, D)`, for each row `y`."""
+
+    def one(y):
+        sign, log_size = jax.vmap(surrogate.at(y).signed_log)(z)
+        return logsumexp(log_size, b=sign / len(z), return_sign=True)
+
+    return jax.lax.map(one, ys)
+
+
+def _check(problem: Problem) -> None:
+    """What can be said before any simulation is run."""
+    for site, y in problem.observations.items():
+        _checks.finite(f"observation at {site!r}", y)
+        simulator = problem.simulators[site].simulator
+        _checks.require(
+            simulator.batch_shape == simulator.groups,
+            f"Site {site!r} holds {simulator.batch_shape} draws of the same parameters along plates. Make the data set one "
+            "event of the simulator and compare it as a whole: "
+            "form=KernelMeans(data_kernel=kernels.EmpiricalMeasure(...)).",
+        )
 
 
 def _training_table(simulations: Simulations, problem: Problem, site: str) -> tuple[np.ndarray, np.ndarray]:
@@ -252,12 +284,7 @@ def _training_table(simulations: Simulations, problem: Problem, site: str) -> tu
     simulator = problem.simulators[site].simulator
     arguments, x = np.asarray(simulations.arguments[site]), np.asarray(simulations.x[site])
     x = x.reshape(len(x), *simulator.batch_shape, *simulator.event_shape)
-    if simulator.batch_shape == simulator.groups:
-        return arguments.reshape(-1, arguments.shape[-1]), x.reshape(-1, *simulator.event_shape)
-    raise ValueError(
-        f"Site {site!r} holds {simulator.batch_shape} draws of the same parameters along plates. Make the data set one "
-        "event of the simulator and compare it as a whole with form=KernelMeans(data_kernel=kernels.EmpiricalMeasure(...))."
-    )
+    return arguments.reshape(-1, arguments.shape[-1]), x.reshape(-1, *simulator.event_shape)
 
 
 def _groups(simulations: Simulations, problem: Problem) -> dict[str, dict[str, np.ndarray]]:

@@ -131,7 +131,9 @@ class PosteriorBootstrap(Engine):
         latents[site][(slice(None), *index)] = np.asarray(values)
         nodes = self.replicates.nodes
         tasks = full_data(objective, 0)
-        losses = lanes.values(objective, nodes, tasks.rows(np.zeros(len(values), int)), iid.unconstrain(latents))
+        losses = lanes.values(
+            objective, nodes, tasks.rows(np.zeros(len(values), int)), iid.unconstrain(latents)
+        )
         return losses + lanes.offsets(objective, tasks)
 
     def _generator(self, args: tuple, kwargs: dict) -> tuple[IidModel, Generator]:
@@ -195,7 +197,9 @@ def _warn(replicates: Replicates) -> None:
             stacklevel=4,
         )
     if not replicates.fit.converged:
-        warnings.warn("the full-data minimum did not converge to working precision; see `replicates.fit`.", stacklevel=4)
+        warnings.warn(
+            "the full-data minimum did not converge to working precision; see `replicates.fit`.", stacklevel=4
+        )
 
 
 def _info(replicates: Replicates) -> dict[str, Any]:

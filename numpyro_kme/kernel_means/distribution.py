@@ -152,7 +152,7 @@ def fit_likelihood(
     _checks.finite("theta", theta)
     coordinates = coordinates or Coordinates.standardise(theta)
     with _linalg.float64():
-        z = _linalg.to_host(jax.vmap(coordinates.forward)(theta.astype(np.float64)))
+        z = np.asarray(jax.jit(jax.vmap(coordinates.forward))(theta.astype(np.float64)))
     flat = None if y is None else np.asarray(y).reshape(-1)
     surrogate = (form or KernelMeans()).fit(z, x.reshape(len(x), -1), measure=measure, y=flat)
     return FittedLikelihood(surrogate, coordinates, x.shape[1:])

@@ -116,12 +116,15 @@ def learn(
     objective.check(bank, template)
     space = Space.around(template, learner)
     small = _subset(bank, learner.subset)
+    whole = small is bank
+    with _linalg.float64():
+        bank, small = _linalg.in_present_precision((bank, small))
     search = _Search(objective, template, space, learner)
     at = search.isotropic(small)
     if len(space.start) > 3:
         at = search.free(small, at, learner.max_steps)
     counts = search.count
-    if small is not bank:
+    if not whole:
         at = search.free(bank, at, learner.last_steps)
     score = search.value_and_gradient(at, bank)[0]
     slack = 1e-6

@@ -161,11 +161,11 @@ class KernelMeansSurrogate(Surrogate):
         """
         if not _checks.is_concrete((y, self)):
             self._check_precision()
-            return self._at(y)
+            return _linalg.in_present_precision(self)._at(y)
         if self.transform is not None:
             self.transform.check(y)
-        y = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), y)
-        likelihood = _linalg.on_host(self._at, y)
+        y = jax.tree.map(lambda leaf: np.array(leaf, np.float64), y)
+        likelihood = _linalg.on_host(KernelMeansSurrogate._at, self, y)
         isolation.warn_if_isolated(
             likelihood.log_nearest, self.summary.log_isolation, self.transform, self.data, y
         )
@@ -330,9 +330,9 @@ def _leave_one_out(hyper, bank) -> LeaveOneOutScores:
 def _simulations(z, x) -> tuple[np.ndarray, Any]:
     """Both tables on the host, checked."""
     _checks.matrix("z", z, min_rows=2)
-    z = np.asarray(z, np.float64)
+    z = np.array(z, np.float64)
     _checks.finite("z", z)
-    x = jax.tree.map(np.asarray, x)
+    x = jax.tree.map(np.array, x)
     if isinstance(x, np.ndarray):
         x = x.astype(np.float64)
         _checks.require(

@@ -98,7 +98,9 @@ class Loss:
 
         Traceable and differentiable in `y`. Weights sum to one.
         """
-        raise NotImplementedError(f"{type(self).__name__} must implement `value(x, w, y, v)` or `objective(...)`.")
+        raise NotImplementedError(
+            f"{type(self).__name__} must implement `value(x, w, y, v)` or `objective(...)`."
+        )
 
     def objective(self, data: Any, generator: Generator, extra: Any = None) -> Objective:
         """Bind to data `(n, ...)` and a simulator; `extra` are points that replicates will add to the data."""
@@ -122,7 +124,9 @@ class DrawsObjective(Objective):
     def value(self, facts, u, nodes):
         """Loss at `u`."""
         data, weights = facts
-        return self.loss.value(data, weights, self.generator.points(u, nodes), self.generator.weights(nodes, weights))
+        return self.loss.value(
+            data, weights, self.generator.points(u, nodes), self.generator.weights(nodes, weights)
+        )
 
 
 def join(data: Any, extra: Any) -> Any:

@@ -48,6 +48,7 @@ class Noise(abc.ABC):
     def grouped(self, rng_key: jax.Array, groups: int, each: int, blocks: int) -> Any:
         """Draw noise values `(blocks, groups * each, ...)`, an even number `each` for every group, such as a covariate."""
 
+
 def _same(z):
     return z
 

@@ -115,7 +115,10 @@ def _float64(leaf: Any) -> np.ndarray:
 def _require_bounded(kernel: Kernel, points: Any) -> None:
     """Refuse kernels whose diagonal grows with the data: their embeddings are not robust, and may not exist."""
     far = jax.tree.map(lambda leaf: jnp.asarray(leaf[:1]) * 1e3 + 1e3 * np.abs(leaf).max(), points)
-    near, distant = np.asarray(kernel.diagonal(jax.tree.map(lambda leaf: jnp.asarray(leaf[:1]), points))), np.asarray(kernel.diagonal(far))
+    near, distant = (
+        np.asarray(kernel.diagonal(jax.tree.map(lambda leaf: jnp.asarray(leaf[:1]), points))),
+        np.asarray(kernel.diagonal(far)),
+    )
     _checks.require(
         bool(np.isfinite(distant).all()) and float(distant[0]) <= 10.0 * max(float(near[0]), 1e-300),
         f"`kernel` must be bounded for a robust loss; {type(kernel).__name__} has k(x, x) = {float(near[0]):.3g} at a data point and "

@@ -41,7 +41,10 @@ def placed_nodes(generator: Generator, u: np.ndarray, resolution: float, least: 
             return None
         density = _density(z, y, resolution)
         along = np.concatenate([[0.0], np.cumsum(0.5 * (density[1:] + density[:-1]) * np.diff(z))])
-        ladder = [least, *(odd * 2**power for power in range(8, 14) for odd in (2, 3))]  # few sizes, few programs
+        ladder = [
+            least,
+            *(odd * 2**power for power in range(8, 14) for odd in (2, 3)),
+        ]  # few sizes, few programs
         num = min((size for size in ladder if size >= max(least, along[-1])), default=16_384)
         placed = np.interp((np.arange(num) + 0.5) / num * along[-1], along, z)
         weights = np.exp(-0.5 * placed**2) / np.interp(placed, z, density)
@@ -53,7 +56,9 @@ def _density(z: np.ndarray, y: np.ndarray, resolution: float) -> np.ndarray:
     step = z[1] - z[0]
     width = int(0.15 / step)
     window = np.exp(-0.5 * (np.arange(-3 * width, 3 * width + 1) / width) ** 2)
-    speed = np.convolve(np.pad(np.abs(np.gradient(y, step)), 3 * width, mode="edge"), window / window.sum(), mode="valid")
+    speed = np.convolve(
+        np.pad(np.abs(np.gradient(y, step)), 3 * width, mode="edge"), window / window.sum(), mode="valid"
+    )
     fading = 1.0 / (1.0 + np.exp(np.minimum(0.5 * (z**2 - EDGE**2), 500.0)))
     return 8.0 + speed / resolution * fading
 

@@ -71,10 +71,18 @@ class Wasserstein(Loss):
 
         def solve(w, v, cost):
             w, v = np.asarray(w, np.float64), np.asarray(v, np.float64)
-            return ot.lp.emd(w / w.sum(), v / v.sum(), np.asarray(cost, np.float64), numItermax=self.max_iterations)
+            return ot.lp.emd(
+                w / w.sum(), v / v.sum(), np.asarray(cost, np.float64), numItermax=self.max_iterations
+            )
 
         cost = jax.lax.stop_gradient(self._cost(x, y))
-        return jax.pure_callback(solve, jax.ShapeDtypeStruct(cost.shape, cost.dtype), *map(jax.lax.stop_gradient, (w, v)), cost, vmap_method="sequential")
+        return jax.pure_callback(
+            solve,
+            jax.ShapeDtypeStruct(cost.shape, cost.dtype),
+            *map(jax.lax.stop_gradient, (w, v)),
+            cost,
+            vmap_method="sequential",
+        )
 
 
 def _import_pot():
