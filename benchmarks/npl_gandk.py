@@ -1,7 +1,7 @@
 """g-and-k: accuracy of the posterior mean, share of the data explained, coverage, and the published bound.
 
-    python benchmarks/npl_gandk.py                               # 100 data sets, 200 for coverage; about 20 minutes
-    python benchmarks/npl_gandk.py --datasets 5 --coverage 5     # a look
+    python benchmarks/npl_gandk.py                               # 100 data sets, 200 for coverage; about
+    20 minutes python benchmarks/npl_gandk.py --datasets 5 --coverage 5     # a look
 
 Writes `results/npl_gandk.md` and `results/npl_gandk.json`.
 """

@@ -60,7 +60,8 @@ def location_data(rng, share, n=200, dim=4):
 
 
 def adam(simulate, kernel_sums, x, w, noise, start, rate, steps):
-    """The published algorithm: Adam on the unbiased squared MMD with frozen noise, in the precision of `x`."""
+    """The published algorithm: Adam on the unbiased squared MMD with frozen noise, in the precision of
+    `x`."""
 
     def loss(u):
         y = jax.vmap(lambda z: simulate(u, z))(noise)

@@ -1,13 +1,17 @@
 """Sphinx settings; the pages are MyST Markdown, their code cells run at each build."""
 
+import sys
 from importlib.metadata import version as installed
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 project = "numpyro_kme"
 author = "The numpyro_kme developers"
 copyright = "2026, the numpyro_kme developers"
 version = release = installed("numpyro-kme")
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
+extensions = ["myst_nb", "docstrings", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
 exclude_patterns = ["_build", "jupyter_execute"]
 html_theme = "furo"
 html_title = f"numpyro_kme {release}"
@@ -19,7 +23,6 @@ nb_execution_raise_on_error = True
 nb_execution_timeout = 300
 nb_output_stderr = "remove"
 
-default_role = "literal"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True

@@ -10,7 +10,12 @@ BLOCK = 64
 """Rows that are computed together. Another width changes last digits: JAX vectorises over the rows of a block."""
 
 
-def run(function: Callable[[Any], Any], rows: Any, size: int = BLOCK, done: Callable[[int, Any], None] | None = None):
+def run(
+    function: Callable[[Any], Any],
+    rows: Any,
+    size: int = BLOCK,
+    done: Callable[[int, Any], None] | None = None,
+):
     """Apply `function` to a pytree of arrays with a common leading axis, `size` rows at a time.
 
     The last block is padded with copies of its first row, so `function` always meets the same shapes.
@@ -26,11 +31,15 @@ def run(function: Callable[[Any], Any], rows: Any, size: int = BLOCK, done: Call
     total = len(jax.tree.leaves(rows)[0])
     parts = []
     for start in range(0, total, size):
-        count = min(size, total - start)
-        index = np.arange(start, start + size)
-        index[count:] = start
-        part = jax.tree.map(lambda leaf: np.asarray(leaf)[:count], function(jax.tree.map(lambda x: x[index], rows)))
+        index = np.arange(start, min(start + size, total))
+        padded = np.append(index, np.full(size - len(index), start))
+        part = take(function(take(rows, padded)), slice(len(index)))
         if done is not None:
             done(start, part)
         parts.append(part)
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+
+
+def take(tree: Any, index: Any) -> Any:
+    """Some rows of every array of a pytree, as NumPy arrays."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf[index]), tree)

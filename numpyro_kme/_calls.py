@@ -32,8 +32,8 @@ def check_function(fn: Any) -> None:
         hash(fn)
     except TypeError as error:
         raise TypeError(
-            f"Simulator `{name(fn)}` cannot be hashed, which JAX needs in order to recognise it. Pass a plain "
-            "function, or make its class hashable, for example by @dataclass(frozen=True)."
+            f"Simulator `{name(fn)}` cannot be hashed, which JAX needs in order to recognise it. Pass a "
+            "plain function, or make its class hashable, for example by @dataclass(frozen=True)."
         ) from error
 
 
@@ -45,14 +45,14 @@ def traced_event(fn: Callable, shapes: Sequence[Shape], dtypes: Sequence) -> tup
     except Exception as error:
         raise ValueError(
             f"JAX could not trace simulator `{name(fn)}` as fn(key, *params) with parameters of shapes "
-            f"{list(shapes)}: {error}\nA JAX simulator draws one event a call, from JAX operations only; declare "
-            "a NumPy simulator fn(rng, *params) by passing shape and dtype. If these shapes are those of a batch, "
-            "pass event_dims."
+            f"{list(shapes)}: {error}\nA JAX simulator draws one event a call, from JAX operations only; "
+            "declare a NumPy simulator fn(rng, *params) by passing shape and dtype. If these shapes are "
+            "those of a batch, pass event_dims."
         ) from error
     _checks.require(
         isinstance(event, jax.ShapeDtypeStruct),
-        f"Simulator `{name(fn)}` returns {jax.tree.structure(event)}; it must return one array. Join its outputs "
-        "into one vector.",
+        f"Simulator `{name(fn)}` returns {jax.tree.structure(event)}; it must return one array. Join its "
+        "outputs into one vector.",
     )
     return event.shape, np.dtype(event.dtype)
 
@@ -73,14 +73,15 @@ def call_on_host(fn: Callable, shape: Shape, dtype: np.dtype, key_data: np.ndarr
     """One call of a black-box simulator, with the NumPy generator that belongs to the data of a JAX key.
 
     Raises:
-        WrongOutput: If the result has not the declared shape, or a dtype that does not cast to the declared one.
+        WrongOutput: If the result has not the declared shape, or a dtype that does not cast to the declared
+            one.
     """
     rng = np.random.default_rng(np.asarray(key_data, np.uint32).ravel())
     x = np.asarray(fn(rng, *params))
     _checks.require(
         x.shape == shape and np.can_cast(x.dtype, dtype, "same_kind"),
-        f"Simulator `{name(fn)}` declares shape {shape} and dtype {dtype} but returned shape {x.shape} and dtype "
-        f"{x.dtype}. Correct the declaration, Simulator(..., shape=..., dtype=...), or the simulator.",
+        f"Simulator `{name(fn)}` declares shape {shape} and dtype {dtype} but returned shape {x.shape} and "
+        f"dtype {x.dtype}. Correct the declaration, Simulator(..., shape=..., dtype=...), or the simulator.",
         WrongOutput,
     )
     return x.astype(dtype)

@@ -79,8 +79,8 @@ def is_monotone(a: np.ndarray, t: np.ndarray) -> bool:
 def find(a: np.ndarray, t: np.ndarray) -> Column | None:
     """The function of the list that turns the draws `t` into the draws `a` to their precision, or None.
 
-    The list holds every link as it stands, then with an affine function inside, then outside. A function counts
-    if it gives `a` to about 200 roundings and its inverse gives `t` to a thousandth of its spread.
+    The list holds every link as it stands, then with an affine function inside, then outside. A function
+    counts if it gives `a` to about 200 roundings and its inverse gives `t` to a thousandth of its spread.
     """
     if np.array_equal(a, t):
         return column(IDENTITY)

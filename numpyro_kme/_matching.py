@@ -12,7 +12,6 @@ from scipy.special import ndtri
 from numpyro_kme import _links, _mixtures, _normalise
 from numpyro_kme._linalg import float64, in_present_precision, to_host
 from numpyro_kme._links import Column
-from numpyro_kme._mixtures import Mixture
 from numpyro_kme.problem import Draws, Latent, Problem
 
 
@@ -29,7 +28,9 @@ class Independent:
 
     def to_normal(self, values):
         """Standard normals, site by site."""
-        return tuple(_normalise.to_normal(fn, value) for fn, value in zip(in_present_precision(self.fns), values))
+        return tuple(
+            _normalise.to_normal(fn, value) for fn, value in zip(in_present_precision(self.fns), values)
+        )
 
     def from_normal(self, z):
         """Values, site by site."""
@@ -65,17 +66,22 @@ def exact(problem: Problem, site: str, draws: Draws) -> dict[str, Any]:
     first = dict(zip(used, np.cumsum([0, *sizes[:-1]]).tolist()))
 
     columns = [
-        match.column if match.site is None else replace(match.column, entry=first[match.site] + match.index)
+        match.column if match.site is None else replace(match.column, entry=first[match.site] + match.place)
         for match in matches
     ]
-    readers = {column.entry: k for k, column in reversed(list(enumerate(columns))) if matches[k].site is not None}
+    readers = {
+        column.entry: k for k, column in reversed(list(enumerate(columns))) if matches[k].site is not None
+    }
     entries = tuple(sorted(readers))
-    shown = {name: [e - first[name] for e in entries if 0 <= e - first[name] < n] for name, n in zip(used, sizes)}
+    shown = {
+        name: [e - first[name] for e in entries if 0 <= e - first[name] < n] for name, n in zip(used, sizes)
+    }
     _check(used, shown)
     sequential = any(latent.parents for latent in used.values())
     fns, parts = _maps(used, shown, mixtures=not sequential)
     mixture = _mixtures.product(parts)
     number = len(mixture.weights)
+    law = "standard normal" if number == 1 else f"a mixture of {number} normals"
     names = [_label(name, i) for name, latent in used.items() for i in np.ndindex(latent.value.shape)]
     return {
         "columns": tuple(columns),
@@ -88,8 +94,8 @@ def exact(problem: Problem, site: str, draws: Draws) -> dict[str, Any]:
         "names": tuple(names[entry] for entry in entries),
         "exact": True,
         "one_to_one": len(entries) == sum(latent.value.size for latent in problem.latents.values()),
-        "note": f"The arguments of the simulator at {site!r} are functions of {', '.join(used)}, entry by entry; in "
-        f"these coordinates the prior is exactly {'standard normal' if number == 1 else f'a mixture of {number} normals'}.",
+        "note": f"The arguments of the simulator at {site!r} are functions of {', '.join(used)}, entry by "
+        f"entry; in these coordinates the prior is exactly {law}.",
     }
 
 
@@ -116,16 +122,17 @@ def standardised(table: np.ndarray, what: str, why: str, *, choose_links: bool) 
         "names": tuple(f"arguments[{k}]" for k in moving),
         "exact": False,
         "one_to_one": False,
-        "note": f"In these coordinates the prior is only about standard normal: {what} were standardised because {why}.",
+        "note": f"In these coordinates the prior is only about standard normal: {what} were standardised "
+        "because {why}.",
     }
 
 
 class _Match(NamedTuple):
-    """An argument, and the entry `index` of `site` that it is a function of; no site if it is constant."""
+    """An argument, and the entry `place` of `site` that it is a function of; no site if it is constant."""
 
     column: Column
     site: str | None = None
-    index: int = 0
+    place: int = 0
 
 
 def _match(arguments: np.ndarray, latents: Mapping[str, np.ndarray]) -> list[_Match]:
@@ -167,7 +174,8 @@ def _maps(used: Mapping[str, Latent], shown: Mapping[str, list[int]], *, mixture
     """For each site a distribution with a map to normals, and the parts of the law of all mapped entries."""
     split = {name: _mixtures.read(latent.fn) if mixtures else None for name, latent in used.items()}
     count = _mixtures.num_components([part for found in split.values() if found for part in found[1]])
-    fns, parts = [], []
+    fns: list[dist.Distribution] = []
+    parts: list[_mixtures.Mixture] = []
     for name, latent in used.items():
         found = split[name]
         if found and count <= _mixtures.MAX_COMPONENTS:
@@ -190,9 +198,11 @@ def _label(name: str, index: tuple[int, ...]) -> str:
 
 
 def _most_normal(a: np.ndarray) -> _links.Link:
-    """Identity, or exp of positive draws, or expit of draws in the unit interval: the one that leaves normal scores.
+    """Identity, or exp of positive draws, or expit of draws in the unit interval: the one that leaves normal
+    scores.
 
-    Judged by the correlation of the sorted draws with normal quantiles; identity unless another is clearly better.
+    Judged by the correlation of the sorted draws with normal quantiles; identity unless another is clearly
+    better.
     """
     choices = [_links.IDENTITY]
     if np.all(a > 0.0):

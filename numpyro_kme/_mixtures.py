@@ -51,9 +51,9 @@ def read(fn: dist.Distribution, shape: tuple[int, ...] | None = None):
         fn: The prior of one site, wrapped or transformed in any way.
         shape: Shape of a value; that of `fn` if left out.
     Returns:
-        None if `fn` is not such a prior. Else a distribution of the same mean and covariance without the mixture,
-        whose map to normals is therefore affine (inside the transforms of `fn`), and for each independent event of
-        the site the mixture that the prior is in the mapped coordinates.
+        None if `fn` is not such a prior. Else a distribution of the same mean and covariance without the
+        mixture, whose map to normals is therefore affine (inside the transforms of `fn`), and for each
+        independent event of the site the mixture that the prior is in the mapped coordinates.
     """
     shape = fn.shape() if shape is None else shape
     fn = _compat.innermost(fn)
@@ -114,7 +114,9 @@ def _moments(fn: dist.Distribution) -> tuple[np.ndarray, np.ndarray] | None:
     """Mean `(*batch, dim)` and covariance `(*batch, dim, dim)` of a normal; dim is 1 for a univariate one."""
     base = _compat.innermost(fn)
     if isinstance(base, dist.Normal) and fn.event_dim == 0:
-        return np.asarray(fn.mean, np.float64)[..., None], np.asarray(fn.variance, np.float64)[..., None, None]
+        return np.asarray(fn.mean, np.float64)[..., None], np.asarray(fn.variance, np.float64)[
+            ..., None, None
+        ]
     if isinstance(base, dist.Normal) and fn.event_dim == 1:
         variance = np.asarray(fn.variance, np.float64)
         return np.asarray(fn.mean, np.float64), variance[..., None] * np.eye(variance.shape[-1])

@@ -193,7 +193,8 @@ def _over_extra_dims(apply: Callable, base: dist.Distribution) -> Callable:
 
 
 def _bisect(fn: dist.Distribution, z: jax.Array) -> jax.Array:
-    """Solve `to_normal(fn, x) = z` for every entry, by halving an interval of an unconstrained coordinate of `x`.
+    """Solve `to_normal(fn, x) = z` for every entry, by halving an interval of an unconstrained coordinate of
+    `x`.
 
     Derivatives are those of the implicit function.
     """

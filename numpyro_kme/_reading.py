@@ -39,8 +39,10 @@ class SimulatorSite:
     """A site that comes from a simulator.
 
     Attributes:
-        simulator: The `Simulator` at the arguments of one prior draw; its batch shape has one element for each call.
-        fn: Distribution of the site: the simulator, perhaps masked or with its batch dimensions made event dimensions.
+        simulator: The `Simulator` at the arguments of one prior draw; its batch shape has one element for
+            each call.
+        fn: Distribution of the site: the simulator, perhaps masked or with its batch dimensions made event
+            dimensions.
         plates: Sizes of the plates around the site.
         observed: The observation, or None.
         parents: The latents that the simulator's arguments depend on.
@@ -59,8 +61,10 @@ class SimulatorSite:
             arguments: `(m, *groups, p)`.
             x: `(m, *batch, *event)`.
         Returns:
-            `(rows, p)` and `(rows, *rest, *event)`. Without groups these are the arguments given, and `rest` is the
-            batch shape: draws that share an argument stay together. Groups, the batch dimensions along which the
+            `(rows, p)` and `(rows, *rest, *event)`. Without groups these are the arguments given, and `rest`
+            is the
+            batch shape: draws that share an argument stay together. Groups, the batch dimensions along which
+                the
             parameters vary, become rows: there are `m * prod(groups)` of them.
         """
         groups, batch = self.simulator.groups, self.simulator.batch_shape
@@ -101,8 +105,8 @@ class LeaveOutSimulators(Messenger):
                 msg["value"] = jnp.zeros(shape, jax.dtypes.canonicalize_dtype(fn.dtype))
         elif isinstance(fn, dist.ImproperUniform) and msg["value"] is None:
             raise ValueError(
-                f"The prior of {msg['name']!r} is improper (ImproperUniform), so it cannot be drawn from. Give it a "
-                "proper prior, as wide as it needs to be."
+                f"The prior of {msg['name']!r} is improper (ImproperUniform), so it cannot be drawn from. "
+                "Give it a proper prior, as wide as it needs to be."
             )
 
 
@@ -139,8 +143,9 @@ def read(model: Callable, args: tuple, kwargs: Mapping) -> Parts:
     except Exception as error:
         raise ValueError(
             f"The model `{getattr(model, '__name__', model)}` failed while its sites were read: {error} "
-            f"({type(error).__name__}). It was run with {len(args)} positional arguments and the keyword arguments "
-            f"{sorted(kwargs)}; observations and covariates are passed the way the model takes them."
+            f"({type(error).__name__}). It was run with {len(args)} positional arguments and the keyword "
+            f"arguments {sorted(kwargs)}; observations and covariates are passed the way the model takes "
+            "them."
         ) from error
     parents = {name: _behind(name, upstream, trace) for name in upstream}
     sites = {name: site for name, site in trace.items() if site["type"] == "sample"}
@@ -148,14 +153,16 @@ def read(model: Callable, args: tuple, kwargs: Mapping) -> Parts:
     for name, simulator in simulators.items():
         if again[name].fn is not simulator.fn:
             warnings.warn(
-                f"The simulator `{simulator.name}` of site {name!r} is a new function each time the model runs, a lambda "
-                "or a function defined inside the model, so JAX compiles it again each time. Define it outside.",
+                f"The simulator `{simulator.name}` of site {name!r} is a new function each time the model "
+                "runs, a lambda or a function defined inside the model, so JAX compiles it again each time. "
+                "Define it outside.",
                 stacklevel=3,
             )
     unobserved = [name for name, site in sites.items() if not site["is_observed"] and name not in simulators]
     return Parts(
         latents={
-            name: Latent(sites[name]["fn"], np.asarray(sites[name]["value"]), parents[name]) for name in unobserved
+            name: Latent(sites[name]["fn"], np.asarray(sites[name]["value"]), parents[name])
+            for name in unobserved
         },
         simulators={
             name: SimulatorSite(
@@ -208,8 +215,8 @@ def _check_sites(trace, sites, simulators, parents) -> None:
     params = [name for name, site in trace.items() if site["type"] == "param"]
     _checks.require(
         not params,
-        f"The model has the `param` sites {params}, which have no prior. Give them one with numpyro.sample (or the "
-        "handler numpyro.handlers.lift), or pass their values as arguments of the model.",
+        f"The model has the `param` sites {params}, which have no prior. Give them one with numpyro.sample "
+        "(or the handler numpyro.handlers.lift), or pass their values as arguments of the model.",
     )
     _checks.require(
         len(simulators) > 0,
@@ -220,15 +227,16 @@ def _check_sites(trace, sites, simulators, parents) -> None:
         fed = [parent for parent in parents[name] if parent in simulators]
         _checks.require(
             not fed,
-            f"Site {name!r} depends on the output of the simulator at {fed and fed[0]!r}, whose density is not known. Put "
-            "that step inside the simulator's function, so that its output is what is observed.",
+            f"Site {name!r} depends on the output of the simulator at {fed and fed[0]!r}, whose density is "
+            "not known. Put that step inside the simulator's function, so that its output is what is "
+            "observed.",
         )
         if name in simulators and site["is_observed"]:
             observed, expected = np.shape(site["value"]), site["fn"].shape()
             _checks.require(
                 observed == expected,
-                f"The observation at {name!r} has shape {observed}; the simulator `{simulators[name].name}` gives shape "
-                f"{expected}.",
+                f"The observation at {name!r} has shape {observed}; the simulator `{simulators[name].name}` "
+                f"gives shape {expected}.",
             )
     latents = [name for name, site in sites.items() if not site["is_observed"] and name not in simulators]
     _checks.require(len(latents) > 0, f"The model has no latent site to infer; its sites are {list(sites)}.")
@@ -237,6 +245,6 @@ def _check_sites(trace, sites, simulators, parents) -> None:
         discrete = fn.support.is_discrete or isinstance(_compat.innermost(fn), dist.Delta)
         _checks.require(
             not discrete,
-            f"The prior of {name!r} is discrete ({type(_compat.innermost(fn)).__name__}). Sum over it inside the "
-            "simulator, or use a continuous parameter; a fixed value belongs in numpyro.deterministic.",
+            f"The prior of {name!r} is discrete ({type(_compat.innermost(fn)).__name__}). Sum over it inside "
+            "the simulator, or use a continuous parameter; a fixed value belongs in numpyro.deterministic.",
         )

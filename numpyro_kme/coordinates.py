@@ -26,13 +26,14 @@ def _static() -> Any:
 class Coordinates:
     r"""A recorded map between the flattened arguments `a (p,)` of a simulator and coordinates `z (D,)`.
 
-    Where each argument is an elementwise function of one entry of a latent, or a constant, the coordinates are
+    Where each argument is an elementwise function of one entry of a latent, or a constant, the coordinates
+    are
     those of the latents: the prior maps them to standard normals exactly or, if it is a mixture of normals,
-    affinely to a mixture of mean 0 and covariance I. Elsewhere the arguments are standardised, and `note` says
-    why. Arguments that do not vary are left out of `z` and put back by `inverse`.
+    affinely to a mixture of mean 0 and covariance I. Elsewhere the arguments are standardised, and `note`
+    says why. Arguments that do not vary are left out of `z` and put back by `inverse`.
 
-    `forward`, `inverse` and `latents` take one point, can be traced, differentiated and vmapped, and work in the
-    precision of the session.
+    `forward`, `inverse` and `latents` take one point, can be traced, differentiated and vmapped, and work in
+    the precision of the session.
 
     Attributes:
         columns: How each argument follows from one entry of the latents in between.
@@ -67,8 +68,8 @@ class Coordinates:
         """Find the coordinates of the arguments of one simulator site.
 
         How the arguments follow from the latents is read from prior draws: equality bit by bit, else one of a
-        short list of functions (exp, log, expit, logit, reciprocal, square, sqrt, log1p, expm1) with an affine
-        function inside or outside, which has to hold for every draw to the last digits.
+        short list of functions (exp, log, expit, logit, reciprocal, square, sqrt, log1p, expm1) with an
+        affine function inside or outside, which has to hold for every draw to the last digits.
 
         Args:
             rng_key: Key of the prior draws.
@@ -84,7 +85,8 @@ class Coordinates:
         what = f"the arguments of the simulator at {site!r}"
         _checks.finite(what, table, "Narrow the prior, or bound the step that overflows.")
         _checks.require(
-            bool(np.ptp(table, axis=0).any()), f"{what.capitalize()} are the same in all prior draws: nothing to infer."
+            bool(np.ptp(table, axis=0).any()),
+            f"{what.capitalize()} are the same in all prior draws: nothing to infer.",
         )
         try:
             return cls(**_matching.exact(problem, site, draws))
@@ -136,7 +138,8 @@ class Coordinates:
 def _one(name: str, point: ArrayLike, size: int) -> jax.Array:
     point = jnp.asarray(point)
     _checks.require(
-        point.shape == (size,), f"`{name}` must be one point of shape ({size},); got {point.shape}. Use jax.vmap for more."
+        point.shape == (size,),
+        f"`{name}` must be one point of shape ({size},); got {point.shape}. Use jax.vmap for more.",
     )
     return point
 

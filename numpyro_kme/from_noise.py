@@ -13,9 +13,10 @@ from numpyro_kme import _checks
 class FromNoise:
     """A simulator `fn(noise, *params)` whose noise has a declared distribution.
 
-    It is a simulator `fn(rng_key, *params)` like any other: `Simulator(FromNoise(fn, dist.Normal(0, 1)), *params)`. Methods that
-    average over the noise, such as `PosteriorBootstrap`, replace independent draws by quadrature (one number) or
-    low-discrepancy points, which reach with hundreds of nodes what independent draws reach with hundreds of thousands.
+    It is a simulator `fn(rng_key, *params)` like any other: `Simulator(FromNoise(fn, dist.Normal(0, 1)),
+    *params)`. Methods that average over the noise, such as `PosteriorBootstrap`, replace independent draws
+    by quadrature (one number) or low-discrepancy points, which reach with hundreds of nodes what
+    independent draws reach with hundreds of thousands.
 
     Define it once, outside the model: JAX compares functions by identity.
 

@@ -13,19 +13,22 @@ Likelihood = Callable[..., Distribution]
 """A function of a simulator's parameters; those of a batch of calls have leading batch dimensions."""
 
 
-class surrogate(Messenger):  # noqa: N801
+class surrogate(Messenger):
     """The same model with a density in place of each observed simulator.
 
-    The result is an ordinary NumPyro model: run `MCMC(NUTS(smodel))` on it, `log_likelihood`, `az.from_numpyro`. All
+    The result is an ordinary NumPyro model: run `MCMC(NUTS(smodel))` on it, `log_likelihood`,
+        `az.from_numpyro`. All
     other sites stay as they are, masks, plates and scales of the simulator's site apply to its density, and
-    simulators that are not observed stay in place, so that `Predictive(smodel, samples)(rng_key)` still simulates.
+    simulators that are not observed stay in place, so that `Predictive(smodel, samples)(rng_key)` still
+    simulates.
 
     Observe inside: `surrogate(condition(model, data), likelihoods)`, or pass the observation to the model.
 
     Args:
         model: A model with `Simulator` sites.
-        likelihoods: `{site: f}`, where `f(*params)` is a distribution: a fitted surrogate, or any function. It gets the
-            simulator's parameters, all with the leading dimensions in which one of them varies along plates.
+        likelihoods: `{site: f}`, where `f(*params)` is a distribution: a fitted surrogate, or any function.
+            It gets the simulator's parameters, all with the leading dimensions in which one of them varies
+            along plates.
     Raises:
         ValueError: When the model runs: if an observed simulator has no likelihood, if a likelihood has no
             simulator site, or if the event or batch shape of a likelihood is not that of the simulator.
@@ -35,12 +38,13 @@ class surrogate(Messenger):  # noqa: N801
     """
 
     def __init__(self, model: Callable | None = None, likelihoods: Mapping[str, Likelihood] | None = None):
+        likelihoods = dict(likelihoods or {})
         _checks.require(
             bool(likelihoods) and all(callable(f) for f in likelihoods.values()),
-            "`likelihoods` must be a dictionary {site: f} of functions f(*params) that give a distribution; got "
-            f"{likelihoods!r}.",
+            "`likelihoods` must be a dictionary {site: f} of functions f(*params) that give a distribution; "
+            f"got {likelihoods!r}.",
         )
-        self.likelihoods = dict(likelihoods or {})
+        self.likelihoods = likelihoods
         self._met: set[str] = set()
         super().__init__(model)
 
@@ -66,18 +70,19 @@ class surrogate(Messenger):  # noqa: N801
             return
         _checks.require(
             name in self.likelihoods,
-            f"Site {name!r} is an observed simulator without a likelihood: add {name!r} to `likelihoods`, which has "
-            f"{sorted(self.likelihoods)}, or do not observe it.",
+            f"Site {name!r} is an observed simulator without a likelihood: add {name!r} to `likelihoods`, "
+            f"which has {sorted(self.likelihoods)}, or do not observe it.",
         )
         likelihood = self.likelihoods[name]
         msg["fn"] = _compat.rewrapped(msg["fn"], lambda simulator: _density(name, likelihood, simulator))
 
 
-class uncondition_simulators(Messenger):  # noqa: N801
+class uncondition_simulators(Messenger):
     """The same model with its simulators not observed, and everything else as it is.
 
-    `Predictive(uncondition_simulators(model), samples)(rng_key, x)` simulates replicates of an observation that is
-    passed to the model, while `numpyro.handlers.uncondition` would redraw ordinary observations as well.
+    `Predictive(uncondition_simulators(model), samples)(rng_key, x)` simulates replicates of an observation
+    that is passed to the model, while `numpyro.handlers.uncondition` would redraw ordinary observations as
+    well.
     """
 
     def process_message(self, msg):
@@ -101,13 +106,15 @@ def _density(name: str, likelihood: Likelihood, simulator: Simulator) -> Distrib
     )
     _checks.require(
         fn.event_shape == simulator.event_shape,
-        f"The likelihood of site {name!r} has event shape {fn.event_shape}, the simulator `{simulator.name}` has "
-        f"{simulator.event_shape}. Use .to_event(n) if entries of one output are batch dimensions of the likelihood.",
+        f"The likelihood of site {name!r} has event shape {fn.event_shape}, the simulator `{simulator.name}` "
+        f"has {simulator.event_shape}. Use .to_event(n) if entries of one output are batch dimensions of the "
+        "likelihood.",
     )
     padded = (1,) * (len(simulator.batch_shape) - len(fn.batch_shape)) + fn.batch_shape
     _checks.require(
-        len(padded) == len(simulator.batch_shape) and all(a in (1, b) for a, b in zip(padded, simulator.batch_shape)),
-        f"The likelihood of site {name!r} has batch shape {fn.batch_shape}, the simulator `{simulator.name}` has "
-        f"{simulator.batch_shape}, one for each call.",
+        len(padded) == len(simulator.batch_shape)
+        and all(a in (1, b) for a, b in zip(padded, simulator.batch_shape)),
+        f"The likelihood of site {name!r} has batch shape {fn.batch_shape}, the simulator `{simulator.name}` "
+        f"has {simulator.batch_shape}, one for each call.",
     )
     return fn.expand(simulator.batch_shape)

@@ -109,10 +109,14 @@ class Points(Measure):
         """Dimension `D`."""
         return jnp.shape(self.points)[1]
 
-    @property
-    def _weights(self):
+    def probabilities(self) -> jax.Array:
+        """The weights, `(T,)`."""
         size = jnp.shape(self.points)[0]
         return jnp.full((size,), 1.0 / size) if self.weights is None else jnp.asarray(self.weights)
+
+    def as_points(self) -> "Points":
+        """Itself."""
+        return self
 
     def closed_form(self, *kernels):
         """Always true: finite sums are exact for this measure."""
@@ -120,29 +124,29 @@ class Points(Measure):
 
     def mean_embedding(self, kernel, a):
         """`sum_t weights_t k(a_i, points_t)`."""
-        return kernel.gram(jnp.asarray(a), jnp.asarray(self.points)) @ self._weights
+        return kernel.gram(jnp.asarray(a), jnp.asarray(self.points)) @ self.probabilities()
 
     def product_embedding(self, kernel_a, a, kernel_b, b):
         """`sum_t weights_t k_a(a_i, points_t) k_b(points_t, b_j)`."""
         points = jnp.asarray(self.points)
-        return (kernel_a.gram(jnp.asarray(a), points) * self._weights[None, :]) @ kernel_b.gram(
+        return (kernel_a.gram(jnp.asarray(a), points) * self.probabilities()[None, :]) @ kernel_b.gram(
             points, jnp.asarray(b)
         )
 
     def squared_norm(self, kernel):
         """`sum_st weights_s weights_t k(points_s, points_t)`."""
-        return self._weights @ self.mean_embedding(kernel, self.points)
+        return self.probabilities() @ self.mean_embedding(kernel, self.points)
 
     def moments(self):
         """Weighted mean and covariance."""
         points = jnp.asarray(self.points)
-        mean = self._weights @ points
+        mean = self.probabilities() @ points
         centred = points - mean[None, :]
-        return mean, (centred * self._weights[:, None]).T @ centred
+        return mean, (centred * self.probabilities()[:, None]).T @ centred
 
     def sample(self, rng_key, n):
         """Points drawn with replacement."""
-        return jax.random.choice(rng_key, jnp.asarray(self.points), (n,), p=self._weights)
+        return jax.random.choice(rng_key, jnp.asarray(self.points), (n,), p=self.probabilities())
 
     def log_density(self, t):
         """A set of points has no density."""

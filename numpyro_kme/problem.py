@@ -63,9 +63,9 @@ class Problem:
         """Run `model(*args, **kwargs)` with its simulators left out and say what it consists of.
 
         Raises:
-            ValueError: If the model fails, has no simulator or no latent, has a `param` site, a simulator whose
-                output another site depends on, an observation of the wrong shape, or an improper or discrete
-                prior. Each sentence names the site and says what to do.
+            ValueError: If the model fails, has no simulator or no latent, has a `param` site, a simulator
+                whose output another site depends on, an observation of the wrong shape, or an improper or
+                discrete prior. Each sentence names the site and says what to do.
         """
         return cls(model, args, kwargs, *_reading.read(model, args, kwargs))
 
@@ -75,7 +75,8 @@ class Problem:
         observed = {name: site.observed for name, site in self.simulators.items()}
         for name, value in observed.items():
             _checks.require(
-                value is not None, f"The simulator site {name!r} is not observed: pass its observation to the model."
+                value is not None,
+                f"The simulator site {name!r} is not observed: pass its observation to the model.",
             )
         return {name: value for name, value in observed.items() if value is not None}
 
@@ -91,7 +92,8 @@ class Problem:
     def draw(self, rng_key: jax.Array, num_draws: int) -> Draws:
         """Draw latents from the prior, with the simulators' arguments and the deterministic sites.
 
-        Observations and factors do not count. Draw `i` has the key `fold_in(rng_key, i)`, whatever `num_draws`.
+        Observations and factors do not count. Draw `i` has the key `fold_in(rng_key, i)`, whatever
+        `num_draws`.
         """
         _checks.require(num_draws >= 1, f"`num_draws` must be at least 1; got {num_draws}.")
         keys = jax.vmap(partial(random.fold_in, rng_key))(jnp.arange(num_draws))
@@ -112,8 +114,8 @@ class Problem:
     def to_normal(self, latents: Arrays) -> dict[str, jax.Array]:
         """Map one point to independent standard normals: each site given those before it (Rosenblatt's map).
 
-        Traceable and differentiable. Latents left out are taken at one fixed prior draw, which matters only to
-        latents that depend on them.
+        Traceable and differentiable. Latents left out are taken at one fixed prior draw, which matters only
+        to latents that depend on them.
         """
         values = {name: latents.get(name, latent.value) for name, latent in self.latents.items()}
         trace, _ = self._run(random.key(0), values)
@@ -168,8 +170,8 @@ class Problem:
             shape = self.latents[name].value.shape
             _checks.require(
                 array.shape[1:] == shape and array.shape[:1] == arrays[names[0]].shape[:1] != (0,),
-                f"`latents[{name!r}]` must have shape (draws, *{shape}) with as many draws as {names[0]!r}; got "
-                f"{array.shape}.",
+                f"`latents[{name!r}]` must have shape (draws, *{shape}) with as many draws as {names[0]!r}; "
+                f"got {array.shape}.",
             )
         return arrays
 

@@ -66,7 +66,8 @@ class Simulations:
         _checks.matrix("arguments", arguments)
         _checks.require(
             x.shape[:1] == arguments.shape[:1],
-            f"`arguments` and `x` must have one row for each simulation; got shapes {arguments.shape} and {x.shape}.",
+            f"`arguments` and `x` must have one row for each simulation; got shapes {arguments.shape} and "
+            f"{x.shape}.",
         )
         _checks.finite("arguments", arguments)
         _checks.finite("x", x)
@@ -91,7 +92,8 @@ class Simulations:
         for name, value in x.items():
             shape = (len(draws.arguments[name]), *problem.simulators[name].fn.shape())
             _checks.require(
-                value.shape == shape, f"The simulations of site {name!r} must have shape {shape}; got {value.shape}."
+                value.shape == shape,
+                f"The simulations of site {name!r} must have shape {shape}; got {value.shape}.",
             )
             _checks.finite(name, value)
         return cls(draws.arguments, x, draws.latents, draws.deterministics)
@@ -109,24 +111,27 @@ def simulate(
     """Draw latents from the prior and simulate at each.
 
     Simulation `j` of a site has the key `fold_in(fold_in(rng_key, crc32(site)), j)`: it depends neither on
-    `num_simulations` nor on other sites. JAX simulators run in compiled blocks, black-box simulators one by one on
-    the host with a NumPy generator of the same key.
+    `num_simulations` nor on other sites. JAX simulators run in compiled blocks, black-box simulators one by
+    one on the host with a NumPy generator of the same key.
 
     Args:
         rng_key: The only source of randomness.
         problem: The model, as `Problem.read` gives it, or a model that takes no arguments.
         num_simulations: Number of prior draws, each simulated once.
-        on_failure: What to do when a simulator raises or gives a value that is not finite: `"raise"`, or `"skip"` it
-            and count it. Conditioning on success changes the prior to the prior given success.
+        on_failure: What to do when a simulator raises or gives a value that is not finite: `"raise"`, or
+            `"skip"` it and count it. Conditioning on success changes the prior to the prior given success.
         progress_bar: Show a bar, except where the environment variable `CI` is set.
         block_size: How many JAX simulations run together. Another size changes their last digits.
     Raises:
         SimulationError: If a simulation fails, with its number and latents, or if all of them failed.
-    Cost: `num_simulations` calls of each simulator, times its batch size; memory for one block and the results.
+    Cost: `num_simulations` calls of each simulator, times its batch size; memory for one block and the
+        results.
     """
     problem = problem if isinstance(problem, Problem) else Problem.read(problem)
     _checks.require(num_simulations >= 1, f"`num_simulations` must be at least 1; got {num_simulations}.")
-    _checks.require(on_failure in ("raise", "skip"), f"`on_failure` must be 'raise' or 'skip'; got {on_failure!r}.")
+    _checks.require(
+        on_failure in ("raise", "skip"), f"`on_failure` must be 'raise' or 'skip'; got {on_failure!r}."
+    )
     draws = problem.draw(random.fold_in(rng_key, 0), num_simulations)
     x: dict[str, np.ndarray] = {}
     kept, failures = np.ones(num_simulations, bool), Counter[str]()
@@ -142,7 +147,9 @@ def simulate(
             kept &= ~failed
     if not kept.any():
         raise SimulationError(f"All {num_simulations} simulations failed: {dict(failures)}.")
-    arrays = jax.tree.map(lambda a: a[kept], (dict(draws.arguments), x, dict(draws.latents), dict(draws.deterministics)))
+    arrays = jax.tree.map(
+        lambda a: a[kept], (dict(draws.arguments), x, dict(draws.latents), dict(draws.deterministics))
+    )
     return Simulations(*arrays, np.flatnonzero(kept), dict(failures))
 
 
@@ -190,7 +197,11 @@ def _on_host(simulator: Simulator) -> Runner:
         x = np.empty(simulator.shape(), simulator.dtype)
         for i in np.ndindex(simulator.batch_shape):
             x[i] = _calls.call_on_host(
-                simulator.fn, simulator.event_shape, simulator.dtype, key_data[i], *(param[i] for param in params)
+                simulator.fn,
+                simulator.event_shape,
+                simulator.dtype,
+                key_data[i],
+                *(param[i] for param in params),
             )
         return x
 
@@ -246,6 +257,6 @@ class _Watch:
             if error is not None and self.on_failure == "raise":
                 theta = {name: np.asarray(value[i]).tolist() for name, value in self.latents.items()}
                 raise SimulationError(
-                    f"Simulation {i} of site {self.site!r} failed at {theta}: {error} ({_kind(error)}). Repair the "
-                    "simulator, narrow the prior, or leave failures out with on_failure='skip'."
+                    f"Simulation {i} of site {self.site!r} failed at {theta}: {error} ({_kind(error)}). "
+                    "Repair the simulator, narrow the prior, or leave failures out with on_failure='skip'."
                 ) from error

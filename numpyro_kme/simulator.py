@@ -27,10 +27,11 @@ class Simulator(Distribution):
     drawn from, observed, masked and put under plates. It has no density: whatever asks for one (NUTS, SVI,
     `log_density`) raises a sentence that names the site, while `render_model` and `get_dependencies` work.
 
-    A JAX simulator is a function `fn(key, *params)` that draws **one** event from a JAX key; its event shape is
-    found by tracing it. A black-box simulator is any function `fn(rng, *params)` of a NumPy generator and NumPy
-    arrays; pass `shape` and `dtype` to declare what it returns. Both are called once for each event, never with
-    a batch. Draws of a black-box simulator depend on the JAX key in the same way but have no derivative.
+    A JAX simulator is a function `fn(key, *params)` that draws **one** event from a JAX key; its event shape
+    is found by tracing it. A black-box simulator is any function `fn(rng, *params)` of a NumPy generator and
+    NumPy arrays; pass `shape` and `dtype` to declare what it returns. Both are called once for each event,
+    never with a batch. Draws of a black-box simulator depend on the JAX key in the same way but have no
+    derivative.
 
     Define `fn` once, outside the model: JAX compares functions by identity, so that a lambda made inside the
     model is compiled again at each run, and two runs of the model differ in structure.
@@ -42,14 +43,15 @@ class Simulator(Distribution):
             parameters, or a tuple with one for each. The others are batch dimensions, broadcast against each
             other and against plates. By default every parameter belongs to one call as a whole.
         shape: Shape of one event of a black-box simulator.
-        dtype: Data type of a black-box simulator. Draws made inside JAX have its 32-bit form while x64 is off.
+        dtype: Data type of a black-box simulator. Draws made inside JAX have its 32-bit form while x64 is
+            off.
     Attributes:
         groups: Batch shape of the parameters, before plates expand it.
         dtype: Data type of an event.
         black_box: Whether the simulator runs in NumPy on the host.
     Raises:
-        ValueError: If JAX cannot trace `fn`, if it returns anything but one real array, or if `event_dims` does
-            not fit the parameters or is needed under a plate.
+        ValueError: If JAX cannot trace `fn`, if it returns anything but one real array, or if `event_dims`
+            does not fit the parameters or is needed under a plate.
     """
 
     arg_constraints: dict[str, Any] = {}
@@ -70,8 +72,8 @@ class Simulator(Distribution):
         )
         _checks.require(
             (shape is None) == (dtype is None),
-            f"Simulator `{_calls.name(fn)}` got shape={shape} and dtype={dtype}: a black-box simulator needs both, "
-            "a JAX simulator neither.",
+            f"Simulator `{_calls.name(fn)}` got shape={shape} and dtype={dtype}: a black-box simulator needs "
+            "both, a JAX simulator neither.",
         )
         self.fn = fn
         self.params = tuple(jnp.asarray(param) for param in params)
@@ -88,8 +90,8 @@ class Simulator(Distribution):
             self.dtype = np.dtype(dtype)
         _checks.require(
             self.dtype.kind in "bfiu" and math.prod(event_shape) > 0,
-            f"Simulator `{self.name}` returns shape {event_shape} and dtype {self.dtype}; it must return at least "
-            "one real number, integer or truth value.",
+            f"Simulator `{self.name}` returns shape {event_shape} and dtype {self.dtype}; it must return at "
+            "least one real number, integer or truth value.",
         )
         super().__init__(self.groups, event_shape)
 
@@ -107,7 +109,9 @@ class Simulator(Distribution):
     def arguments(self) -> jax.Array:
         """All numbers that one call takes, flattened and joined: shape `groups + (p,)`."""
         dtype = jnp.result_type(float, *self.params)
-        columns = [param.reshape(*self.groups, -1).astype(dtype) for param in self.broadcast_params(self.groups)]
+        columns = [
+            param.reshape(*self.groups, -1).astype(dtype) for param in self.broadcast_params(self.groups)
+        ]
         return jnp.concatenate(columns, axis=-1)
 
     def with_arguments(self, arguments: ArrayLike) -> "Simulator":
@@ -139,8 +143,8 @@ class Simulator(Distribution):
     def has_rsample(self) -> bool:
         """Whether draws have a derivative with respect to the parameters at a fixed key.
 
-        It is the derivative of an expectation only where `fn` is continuous in its parameters, which its author
-        has to know.
+        It is the derivative of an expectation only where `fn` is continuous in its parameters, which its
+        author has to know.
         """
         return not self.black_box and self.dtype.kind == "f"
 
@@ -152,7 +156,8 @@ class Simulator(Distribution):
         padded = (1,) * (len(batch_shape) - len(self.batch_shape)) + self.batch_shape
         _checks.require(
             len(padded) == len(batch_shape) and all(a in (1, b) for a, b in zip(padded, batch_shape)),
-            f"Simulator `{self.name}` has batch shape {self.batch_shape}, which does not expand to {batch_shape}.",
+            f"Simulator `{self.name}` has batch shape {self.batch_shape}, which does not expand to "
+            f"{batch_shape}.",
         )
         new = copy.copy(self)
         new._batch_shape = batch_shape
@@ -187,8 +192,8 @@ class Simulator(Distribution):
         lead = value.shape[: max(value.ndim - self.event_dim, 0)]
         site = _compat.evaluated_site(self)
         sentence = (
-            f"{f'Site {site!r} is' if site else 'This is'} a simulator (`{self.name}`): it can be drawn from but has "
-            "no density. Put one in its place with `numpyro_kme.handlers.surrogate(model, "
+            f"{f'Site {site!r} is' if site else 'This is'} a simulator (`{self.name}`): it can be drawn from "
+            "but has no density. Put one in its place with `numpyro_kme.handlers.surrogate(model, "
             f"{{{site or '<site>'!r}: fitted}})`, around any `condition`, or run an engine that works from "
             "simulations, such as `numpyro_kme.KELFI(model)`."
         )
@@ -199,11 +204,11 @@ class Simulator(Distribution):
         for i, param in enumerate(self.params):
             _checks.require(
                 param.ndim == 0 or param.shape[0] == 1 or param.shape[0] not in batch_shape,
-                f"Parameter {i} of simulator `{self.name}` has shape {param.shape} and plates expand the simulator "
-                f"to batch shape {batch_shape}, so it is not clear whether its first dimension runs along a plate. "
-                f"Pass event_dims, with one number for each of the {len(self.params)} parameters: {param.ndim} for "
-                f"parameter {i} if every call takes all of it, {param.ndim - 1} if each element of the plate takes "
-                "its own entry.",
+                f"Parameter {i} of simulator `{self.name}` has shape {param.shape} and plates expand the "
+                f"simulator to batch shape {batch_shape}, so it is not clear whether its first dimension "
+                f"runs along a plate. Pass event_dims, with one number for each of the {len(self.params)} "
+                f"parameters: {param.ndim} for parameter {i} if every call takes all of it, {param.ndim - 1} "
+                "if each element of the plate takes its own entry.",
             )
 
 
@@ -239,8 +244,8 @@ def _event_dims(fn: Callable, shapes: list[Shape], event_dims) -> tuple[int, ...
     dims = (event_dims,) * len(shapes) if isinstance(event_dims, int) else tuple(event_dims)
     _checks.require(
         len(dims) == len(ndims) and all(0 <= d <= n for d, n in zip(dims, ndims)),
-        f"Simulator `{_calls.name(fn)}` got event_dims={event_dims} for parameters of shapes {shapes}; give one "
-        "number for each parameter, at most its number of dimensions.",
+        f"Simulator `{_calls.name(fn)}` got event_dims={event_dims} for parameters of shapes {shapes}; give "
+        "one number for each parameter, at most its number of dimensions.",
     )
     return dims
 
@@ -251,6 +256,7 @@ def _groups(fn: Callable, shapes: list[Shape], event_dims: tuple[int, ...]) -> S
         return jnp.broadcast_shapes(*leads)
     except ValueError as error:
         raise ValueError(
-            f"The parameters of simulator `{_calls.name(fn)}` have shapes {shapes} and event_dims={event_dims}, "
-            f"which leaves the batch shapes {leads}; these must broadcast against each other."
+            f"The parameters of simulator `{_calls.name(fn)}` have shapes {shapes} and "
+            f"event_dims={event_dims}, which leaves the batch shapes {leads}; these must broadcast against "
+            "each other."
         ) from error

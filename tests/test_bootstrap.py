@@ -39,7 +39,8 @@ STARTS = np.random.default_rng(9).normal(0.0, 3.0, (40, 2))
 
 
 def exact_location(x, w):
-    """Minimum-MMD mean of N(u, I) under the Gaussian kernel: the mean shift with squared bandwidth `L^2 + 1`."""
+    """Minimum-MMD mean of N(u, I) under the Gaussian kernel: the mean shift with squared bandwidth `L^2 +
+    1`."""
     u = np.average(x, axis=0, weights=w)
     for _ in range(500):
         pull = w * np.exp(-np.sum((x - u) ** 2, axis=1) / (2 * (L**2 + 1)))
@@ -120,7 +121,8 @@ def test_a_process_that_makes_no_sense_is_refused(arguments, sentence):
 
 @pytest.fixture(scope="module")
 def plane():
-    """Normal data in the plane with far outliers, bound to the squared MMD, and a bootstrap of 40 replicates."""
+    """Normal data in the plane with far outliers, bound to the squared MMD, and a bootstrap of 40
+    replicates."""
     rng = np.random.default_rng(4)
     x = np.concatenate([rng.normal(1.0, 1.0, (90, 2)), rng.normal(20.0, 1.0, (10, 2))])
     bound = MMD(Gaussian(L)).objective(x, PLANE)
@@ -183,7 +185,7 @@ def test_noise_is_drawn_anew_for_each_block_of_replicates():
 
 
 def test_a_prior_pulls_towards_the_centering_measure(plane):
-    x, bound, _ = plane
+    _, bound, _ = plane
     at = np.array([3.0, -1.0])
     process = DirichletProcess(100.0, lambda key, num: at[None] + jax.random.normal(key, (num, 2)), 50)
     draws = posterior_bootstrap(jax.random.key(1), bound, STARTS, process, Settings(16, num_nodes=128))
@@ -217,7 +219,8 @@ from numpyro_kme.losses import MMD, Generator, NormalNoise
 def simulate(u, z):
     return u[0] + z[0]
 bound = MMD(Gaussian(1.0)).objective(np.linspace(-2.0, 3.0, 50), Generator(simulate, NormalNoise(1), 1))
-draws = posterior_bootstrap(jax.random.key(0), bound, np.linspace(-3.0, 3.0, 20)[:, None], settings=Settings(40, 128))
+starts = np.linspace(-3.0, 3.0, 20)[:, None]
+draws = posterior_bootstrap(jax.random.key(0), bound, starts, settings=Settings(40, 128))
 print(len(jax.local_devices()), draws.u.dtype, *(f"{u:.13e}" for u in draws.u[:, 0]))
 """
 

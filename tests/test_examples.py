@@ -1,16 +1,24 @@
 """Simulators against plain loops and exact moments, the score against a double loop."""
 
 import itertools
+import subprocess
+import sys
+import warnings
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import nmse
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from simulators import blowfly, exponential_gamma, lotka_volterra
 
-SERIES = Path(__file__).parents[2] / "shared" / "data" / "blowfly.csv"
+import numpyro_kme as kme
+
+ROOT = Path(__file__).parents[1]
+SERIES = ROOT.parent / "shared" / "data" / "blowfly.csv"
 
 
 # --- blowfly ------------------------------------------------------------------------------------------------
@@ -254,3 +262,40 @@ def test_a_published_point_scores_about_one_percent():
         searched = nmse.nmse_at(jax.random.key(0), [3.7, -1.3, 5.3, -1.4, -1.5, 1.8], denominators)
     assert 0.006 < published < 0.012
     assert 0.0005 < searched < 0.002
+
+
+# --- the main job -------------------------------------------------------------------------------------------
+
+
+def test_a_prior_of_numpy_arrays_works_in_both_precisions():
+    """JAX remembers the precision in which it first met a NumPy array; the example has such a prior."""
+
+    def model(x=None):
+        theta = numpyro.sample("theta", dist.Normal(MEAN, np.array([1.0, 2.0])).to_event(1))
+        numpyro.sample("x", kme.Simulator(noisy, theta), obs=x)
+
+    with jax.enable_x64(False):
+        kelfi = kme.KELFI(model, num_simulations=40, num_samples=50, progress_bar=False)
+        kelfi.run(jax.random.key(0), x=MEAN)
+        assert kelfi.get_samples()["theta"].shape == (50, 2)
+
+
+MEAN = np.array([0.5, -0.5])
+
+
+def noisy(rng_key, theta):
+    return theta + jax.random.normal(rng_key, (2,))
+
+
+@pytest.mark.slow
+def test_the_main_job_writes_its_files(tmp_path):
+    command = [sys.executable, "examples/blowfly.py", "--num-simulations", "60", "--output", str(tmp_path)]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "log_theta[5]" in printed and "maxima, threshold 1.5" in printed
+    assert (tmp_path / "blowfly.png").stat().st_size > 10_000
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import arviz as az
+    idata = az.from_netcdf(str(tmp_path / "blowfly.nc"))
+    assert idata["posterior"]["log_theta"].dims == ("chain", "draw", "parameter")
+    assert idata["prior_predictive"]["x"].sizes["statistic"] == 10

@@ -20,7 +20,7 @@ mathematics  length_scales
 mathematics  tempering
 modelling    _blocks _calls _tails _links _mixtures
 modelling    _normalise
-modelling    simulator
+modelling    simulator from_noise
 modelling    _reading
 modelling    problem
 modelling    _matching
@@ -43,6 +43,7 @@ MEETING = {"kernel_means.distribution"}
 THIRD_PARTY = {
     "kernels": {"jax", "numpy", "scipy"},
     "tempering": {"jax", "blackjax"},
+    "losses": {"jax", "numpy", "scipy", "ot"},
     "_arviz": {"numpy", "arviz", "xarray"},
     "_compat": {"jax", "numpyro", "numpy"},
     "_checks": {"jax", "numpy"},

@@ -114,7 +114,7 @@ def test_independent_draws_leave_out_pairs_with_themselves(rng):
     own = sum(kernel(y[i], y[j]) for i in range(12) for j in range(12) if i != j) / (12 * 11)
     cross = sum(w[i] * kernel(x[i], y[j]) for i in range(15) for j in range(12)) / 12
     np.testing.assert_allclose(bound.value(bound.reduce(w), u, nodes), own - 2 * cross, rtol=1e-10)
-    gram, to_data, norm = bound.gram(bound.reduce(w), np.stack([y, y + 1.0]), nodes)
+    gram, to_data, _ = bound.gram(bound.reduce(w), np.stack([y, y + 1.0]), nodes)
     shifted_own = sum(kernel(y[i], y[j] + 1.0) for i in range(12) for j in range(12)) / 144
     np.testing.assert_allclose(gram[0, 1], shifted_own, rtol=1e-10)
     np.testing.assert_allclose(to_data[0], cross, rtol=1e-10)

@@ -181,13 +181,15 @@ def test_wrapped_and_expanded_priors_are_mapped_entry_by_entry():
     base = dist.Exponential(jnp.array([1.0, 2.0, 3.0]))
     value = jnp.arange(1.0, 13.0).reshape(4, 3) / 5.0
     wrapped = base.expand([4, 3]).mask(jnp.ones((4, 3), bool)).to_event(1)
-    expected = st.norm.ppf(st.expon.cdf(value * np.array([1.0, 2.0, 3.0])))
+    expected = st.norm.ppf(st.expon.cdf(np.asarray(value) * np.array([1.0, 2.0, 3.0])))
     np.testing.assert_allclose(to_normal(wrapped, value), expected, rtol=1e-12)
     np.testing.assert_allclose(from_normal(wrapped, jnp.asarray(expected)), value, rtol=1e-12)
 
 
 def test_a_batch_of_mixtures():
-    fn = dist.MixtureSameFamily(TWO, dist.Normal(jnp.stack([jnp.array([-2.0, 3.0])] * 3), jnp.array([[1.0, 0.5]])))
+    fn = dist.MixtureSameFamily(
+        TWO, dist.Normal(jnp.stack([jnp.array([-2.0, 3.0])] * 3), jnp.array([[1.0, 0.5]]))
+    )
     value = jnp.array([-1.0, 0.5, 3.2])
     expected = reference(NormalMixture(), np.asarray(value), "mixture")
     np.testing.assert_allclose(jax.jit(to_normal)(fn, value), expected, rtol=1e-9)

@@ -5,7 +5,6 @@ import sys
 import textwrap
 from zlib import crc32
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro

@@ -20,7 +20,8 @@ class Derivatives:
 
     Attributes:
         automatic: Whether by automatic differentiation; else by large differences with common noise.
-        disagreement: `(p,)` relative difference between the two, or nothing if the simulator has no derivatives.
+        disagreement: `(p,)` relative difference between the two, or nothing if the simulator has no
+            derivatives.
     """
 
     automatic: bool
@@ -30,13 +31,15 @@ class Derivatives:
         how = "automatic" if self.automatic else "large differences with common noise"
         if self.disagreement is None:
             return f"{how}: the simulator has no derivatives"
-        return f"{how}: the two differ by {self.disagreement.max():.2g} (relative; at most {DISAGREE} is trusted)"
+        apart = f"{self.disagreement.max():.2g}"
+        return f"{how}: automatic and large ones are {apart} apart (relative; at most {DISAGREE} is trusted)"
 
 
 def compare_derivatives(
     objective: Objective, nodes: Nodes, tasks: Tasks, u: np.ndarray, steps: np.ndarray
 ) -> np.ndarray:
-    """Relative difference `(p,)` between gradients of the loss and differences of the loss, for several weightings.
+    """Relative difference `(p,)` between gradients of the loss and differences of the loss, for several
+    weightings.
 
     Differences over `s` and `s / 2` are extrapolated, so that curvature does not count.
 

@@ -1,6 +1,7 @@
 """The minimum-loss point estimate on the full data, from many starts."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -47,7 +48,8 @@ def rank_starts(objective: Objective, nodes: Nodes, which: int, starts: np.ndarr
     finite = np.isfinite(scores)
     _checks.require(
         bool(finite.any()),
-        f"the loss is not finite at any of the {len(starts)} starting points; check the simulator at draws of the prior.",
+        f"the loss is not finite at any of the {len(starts)} starting points; check the simulator at draws "
+        f"of the prior.",
     )
     return starts[np.argsort(np.where(finite, scores, np.inf))[: min(BLOCK, int(finite.sum()))]]
 
@@ -68,7 +70,7 @@ def fit(
     one = full_data(objective, which)
     tasks = one.rows(np.zeros(len(starts), int))
     if objective.has_cheap_hessian:
-        hessians = np.eye(objective.generator.dim)
+        hessians: Any = np.eye(objective.generator.dim)
     else:
         hessians = lanes.expand(objective, nodes, tasks, starts).hessian
     control = Control(scale, tolerance=1e-5, max_steps=max_steps, damping=0.1, stride=1.0)
@@ -115,9 +117,10 @@ def full_data(objective: Objective, which: int) -> Tasks:
 
 
 def newton_step(hessian: np.ndarray, gradient: np.ndarray) -> np.ndarray:
-    """Steps `-|H|^-1 g` for gradients `(..., p)`; eigenvalues below a billionth of the largest are raised to it."""
+    """Steps `-|H|^-1 g` for gradients `(..., p)`; eigenvalues below a billionth of the largest are raised
+    to it."""
     values, vectors = np.linalg.eigh(hessian)
-    values = np.maximum(np.abs(values), 1e-9 * np.abs(values).max())
+    values = np.maximum(np.abs(values), max(1e-9 * np.abs(values).max(), 1e-300))
     return -((gradient @ vectors) / values) @ vectors.T
 
 

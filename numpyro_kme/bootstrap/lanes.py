@@ -1,4 +1,5 @@
-"""Minimisations side by side: fixed blocks of lanes, so that no result depends on how many there are or where they run."""
+"""Minimisations side by side: fixed blocks of lanes, so that no result depends on how many there are or
+where they run."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -95,7 +96,8 @@ def offsets(objective: Objective, tasks: Tasks) -> np.ndarray:
 
 
 def _over_blocks(function, objective, nodes, tasks, per_task, shared):
-    """Call a compiled function on blocks of `BLOCK` tasks, dealt out to the local devices; the last block is padded."""
+    """Call a compiled function on blocks of `BLOCK` tasks, dealt out to the local devices; the last block
+    is padded."""
     ranks = (1, 2)
     per_task = tuple(
         np.broadcast_to(value, (len(tasks), *np.shape(value)[-rank:])) for value, rank in zip(per_task, ranks)

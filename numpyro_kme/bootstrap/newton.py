@@ -1,4 +1,5 @@
-"""Damped Newton minimisation of a few parameters, exact or with an updated Hessian, for many lanes at once."""
+"""Damped Newton minimisation of a few parameters, exact or with an updated Hessian, for many lanes at
+once."""
 
 from typing import Any, NamedTuple
 
@@ -17,20 +18,21 @@ class Minimum(NamedTuple):
         value: Loss there.
         gradient: Gradient there.
         hessian: Hessian there, exact or updated.
-        remaining: The Newton step that is left, `(p,)`: how far from the minimum `u` still is, to first order.
+        remaining: The Newton step that is left, `(p,)`: how far from the minimum `u` still is, to first
+            order.
         convex: Whether the Hessian is positive definite.
         steps: Evaluations used.
         numbers: Further numbers of the loss at `u`, by name.
     """
 
-    u: jax.Array
-    value: jax.Array
-    gradient: jax.Array
-    hessian: jax.Array
-    remaining: jax.Array
-    convex: jax.Array
-    steps: jax.Array
-    numbers: dict[str, jax.Array]
+    u: Any
+    value: Any
+    gradient: Any
+    hessian: Any
+    remaining: Any
+    convex: Any
+    steps: Any
+    numbers: dict[str, Any]
 
 
 class _State(NamedTuple):
@@ -55,9 +57,9 @@ def minimise(
 ) -> Minimum:
     r"""Minimise `u -> objective.value(facts, u, nodes)` by damped Newton steps `-(|H| + damping I)^-1 g`.
 
-    `|H|` has the absolute eigenvalues, so saddles repel. A step that does not lower the loss is taken back and the damping
-    raised. Where the objective has a cheap Hessian it is evaluated at every step; otherwise `hessian` is the first one and
-    symmetric rank-one updates follow.
+    `|H|` has the absolute eigenvalues, so saddles repel. A step that does not lower the loss is taken back
+    and the damping raised. Where the objective has a cheap Hessian it is evaluated at every step;
+    otherwise `hessian` is the first one and symmetric rank-one updates follow.
 
     Args:
         objective: What to minimise.

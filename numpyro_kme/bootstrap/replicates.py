@@ -18,13 +18,15 @@ from numpyro_kme.losses.differenced import Differenced
 from numpyro_kme.losses.generator import BLOCK, Nodes, num_sets
 
 TOLERANCE = 0.01
-"""A replicate has converged when its remaining Newton step is at most this many posterior standard deviations."""
+"""A replicate has converged when its remaining Newton step is at most this many posterior standard
+deviations."""
 
 PILOT = 2**30
 """Replicates numbered from here on set the scale of the others: it must not depend on how many there are."""
 
 NARROW, WIDE = 0.02, 0.3
-"""Difference steps are a posterior standard deviation, but within these shares of the spread of the starting points."""
+"""Difference steps are a posterior standard deviation, but within these shares of the spread of the
+starting points."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,8 @@ class Settings:
     Attributes:
         num_samples: Replicates `B`.
         num_nodes: Noise nodes `M` of the model's law in each minimisation.
-        method: `"newton"` minimises; `"linear"` takes one Newton step from the full-data minimum (the influence function).
+        method: `"newton"` minimises; `"linear"` takes one Newton step from the full-data minimum (the
+            influence function).
         restart_every: One replicate in this many is restarted from elsewhere and compared.
     """
 
@@ -76,7 +79,8 @@ class Replicates:
         u: `(B, p)` minimisers.
         value: Losses `(B,)`.
         remaining: Newton step left, the largest over parameters, in posterior standard deviations, `(B,)`.
-        converged: Whether that is at most .01, the loss is convex there and not above its value at the full-data minimum.
+        converged: Whether that is at most .01, the loss is convex there and not above its value at the
+            full-data minimum.
         steps: Evaluations used, `(B,)`.
         moved: Whether a restart found a lower minimum, which is the one kept.
         linear: One-step approximations `(B, p)`.
@@ -110,11 +114,13 @@ def posterior_bootstrap(
     process: DirichletProcess | None = None,
     settings: Settings | None = None,
 ) -> Replicates:
-    r"""Draw from the posterior that a Dirichlet process on the data's law puts on the minimum-loss parameters.
+    r"""Draw from the posterior that a Dirichlet process on the data's law puts on the minimum-loss
+    parameters.
 
-    Replicate `b` draws weights `w_b` and minimises the loss between the weighted data and the model. It starts from one Newton
-    step off the full-data minimum, and simulates with noise set `b // 16`: noise is drawn anew across replicates, and
-    nothing depends on how replicates are batched or on which device they run.
+    Replicate `b` draws weights `w_b` and minimises the loss between the weighted data and the model. It
+    starts from one Newton step off the full-data minimum, and simulates with noise set `b // 16`: noise is
+    drawn anew across replicates, and nothing depends on how replicates are batched or on which device they
+    run.
 
     Args:
         rng_key: The only source of randomness.
@@ -161,13 +167,15 @@ def posterior_bootstrap(
 
 
 def _prepare(objective: Objective, nodes: Nodes, pilot: Tasks, starts: np.ndarray, settings: Settings):
-    """Fit the full data, place the nodes, and settle how to differentiate: the objective, nodes, fit, scale, and why."""
+    """Fit the full data, place the nodes, and settle how to differentiate: the objective, nodes, fit,
+    scale, and why."""
     ranked, width = rank_starts(objective, nodes, 0, starts), spread(starts)
     derivatives = Derivatives(objective.generator.differentiable, None)
     if derivatives.automatic:
         placed, full, scale = _fit_and_place(objective, nodes, pilot, ranked, width, settings)
-        steps = np.clip(scale, NARROW * width, WIDE * width)
-        disagreement = compare_derivatives(objective, placed, pilot, full.u, np.minimum(steps, 3.0 * scale))
+        flat = scale < 1e-6 * width  # no derivative at all: look over a wide step
+        steps = np.where(flat, NARROW * width, np.minimum(scale, WIDE * width))
+        disagreement = compare_derivatives(objective, placed, pilot, full.u, steps)
         derivatives = Derivatives(bool((disagreement <= DISAGREE).all()), disagreement)
         if derivatives.automatic:
             return objective, placed, full, scale, derivatives
@@ -181,7 +189,8 @@ def _prepare(objective: Objective, nodes: Nodes, pilot: Tasks, starts: np.ndarra
 
 
 def _fit_and_place(objective, nodes, pilot, starts, width, settings) -> tuple[Nodes, Fit, np.ndarray]:
-    """Minimise on the full data, place the nodes for the minimum, and take a first look at the posterior's scale."""
+    """Minimise on the full data, place the nodes for the minimum, and take a first look at the posterior's
+    scale."""
     full = fit(objective, nodes, 0, starts, width)
     placed = objective.place(full.u, settings.num_nodes)
     if placed is not None:
@@ -273,7 +282,8 @@ def _keep_lower(found: Minimum, again: Minimum, rows: np.ndarray) -> Minimum:
 
 
 def _quadrature(rng_key, objective, tasks, u, full, sd, settings) -> Quadrature:
-    """Move of each minimum by one Newton step of the finer problem: doubled nodes of its own and a halved grid."""
+    """Move of each minimum by one Newton step of the finer problem: doubled nodes of its own and a halved
+    grid."""
     nodes = objective.place(full.u, 2 * settings.num_nodes)
     if nodes is None:
         nodes = objective.generator.draw_nodes(rng_key, 2 * settings.num_nodes, len(tasks))

@@ -1,4 +1,5 @@
-"""Draws from the Dirichlet-process posterior: random weights on the data and on draws of a centering measure."""
+"""Draws from the Dirichlet-process posterior: random weights on the data and on draws of a centering
+measure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,17 +16,20 @@ from numpyro_kme.losses.base import num_points
 
 @dataclass(frozen=True)
 class DirichletProcess:
-    r"""A Dirichlet-process prior `DP(alpha, F)` on the law of the data, and its posterior by a truncated bootstrap.
+    r"""A Dirichlet-process prior `DP(alpha, F)` on the law of the data, and its posterior by a truncated
+    bootstrap.
 
     A posterior draw is `sum_i w_i delta(x_i) + sum_k w~_k delta(x~_k)` with `x~_1..T ~ F` and
-    `(w, w~) ~ Dirichlet(1, .., 1, alpha/T, .., alpha/T)`; with `concentration = 0`, `Dirichlet(1, .., 1)` on the data alone.
+    `(w, w~) ~ Dirichlet(1, .., 1, alpha/T, .., alpha/T)`; with `concentration = 0`, `Dirichlet(1, .., 1)`
+    on the data alone.
 
     Args:
         concentration: `alpha >= 0`, how many data points the prior is worth.
         centering: `(rng_key, num) -> (num, ...)` draws from `F`; needed when `concentration` is positive.
         truncation: `T`, draws of `F` in each replicate.
 
-    References: Lyddon, Walker and Holmes (2018); Fong, Lyddon and Holmes (2019), ICML; Dellaporta et al. (2022), AISTATS.
+    References: Lyddon, Walker and Holmes (2018); Fong, Lyddon and Holmes (2019), ICML; Dellaporta et al.
+        (2022), AISTATS.
     """
 
     concentration: float = 0.0
@@ -39,13 +43,15 @@ class DirichletProcess:
         )
         _checks.require(
             self.concentration == 0.0 or self.centering is not None,
-            f"`centering` must be given when `concentration` is positive; got concentration {self.concentration}. Pass the measure "
+            f"`centering` must be given when `concentration` is positive; got concentration "
+            f"{self.concentration}. Pass the measure "
             "that the Dirichlet process is centred on, or set concentration to 0.",
         )
         _checks.require(self.truncation >= 1, f"`truncation` must be at least 1; got {self.truncation}.")
 
     def weights(self, rng_key: jax.Array, replicates: jax.Array, n: int) -> jax.Array:
-        """Draw weights on `n` data points, `(R, n)` or `(R, n + T)`; replicate `b` depends on the key and `b` alone."""
+        """Draw weights on `n` data points, `(R, n)` or `(R, n + T)`; replicate `b` depends on the key and
+        `b` alone."""
         shape = jnp.ones(n)
         if self.concentration:
             shape = jnp.concatenate([shape, jnp.full(self.truncation, self.concentration / self.truncation)])
@@ -60,7 +66,8 @@ class DirichletProcess:
         return jax.lax.map(one, replicates)
 
     def points(self, rng_key: jax.Array, replicates: np.ndarray, data: Any) -> Any:
-        """Draw centering points `(R, T, ...)` in float64; nothing when `concentration` is 0. Shapes are checked."""
+        """Draw centering points `(R, T, ...)` in float64; nothing when `concentration` is 0. Shapes are
+        checked."""
         if not self.concentration:
             return None
         with _linalg.float64():
@@ -69,7 +76,8 @@ class DirichletProcess:
         want = [(self.truncation, *leaf.shape[1:]) for leaf in jax.tree.leaves(data)]
         _checks.require(
             have == want,
-            f"`centering` drew points of shape {have} for {self.truncation} draws; the data ask for {want}. Give a measure on single "
+            f"`centering` drew points of shape {have} for {self.truncation} draws; the data ask for "
+            f"{want}. Give a measure on single "
             "data points.",
         )
         return jax.tree.map(lambda leaf: leaf.astype(np.float64), drawn)

@@ -1,4 +1,5 @@
-"""A model whose data are draws of one law, as a `Generator`: data, starting points, and the map back to latents."""
+"""A model whose data are draws of one law, as a `Generator`: data, starting points, and the map back to
+latents."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -52,22 +53,27 @@ class IidModel:
         simulated = {name for name, site in samples.items() if _is_simulator(site)}
         _checks.require(
             len(observed) == 1,
-            f"the posterior bootstrap needs one observed site whose data it reweights; this model observes {sorted(observed)}"
-            f"{_unobserved(simulated - set(observed))}. Put everything that belongs to one data point into one site.",
+            f"the posterior bootstrap needs one observed site whose data it reweights; this model observes "
+            f"{sorted(observed)}"
+            f"{_unobserved(simulated - set(observed))}. Put everything that belongs to one data point into "
+            f"one site.",
         )
         (site,) = observed
         frames = observed[site]["cond_indep_stack"]
         _checks.require(
             len(frames) == 1 and observed[site]["value"].shape[:1] == (frames[0].size,),
-            f"the observed site {site!r} of shape {np.shape(observed[site]['value'])} must stand in one plate, the data plate, along "
-            f"its first axis; it has the plates {[(frame.name, frame.size) for frame in frames]}. Write: with numpyro.plate('data', "
+            f"the observed site {site!r} of shape {np.shape(observed[site]['value'])} must stand in one "
+            f"plate, the data plate, along "
+            f"its first axis; it has the plates {[(frame.name, frame.size) for frame in frames]}. Write: "
+            f"with numpyro.plate('data', "
             f"len(x)): numpyro.sample({site!r}, ..., obs=x), with one event for each data point.",
         )
         latents = {name: found for name, found in samples.items() if name != site}
         inside = [name for name, found in latents.items() if frames[0] in found["cond_indep_stack"]]
         _checks.require(
             not inside,
-            f"the latents {inside} stand inside the data plate {frames[0].name!r}, one for each data point; the bootstrap infers "
+            f"the latents {inside} stand inside the data plate {frames[0].name!r}, one for each data "
+            f"point; the bootstrap infers "
             "parameters of the law of one data point. Draw them inside the simulator.",
         )
         problem = Problem.read(model, *args, **kwargs) if site in simulated else None
@@ -114,12 +120,14 @@ class IidModel:
         _checks.require(
             varies == (covariates is not None),
             f"the simulator's parameters have batch shape {simulator.groups} and `covariates` is "
-            f"{'missing' if covariates is None else 'given'}. Where parameters vary along the data plate, say with what: pass "
+            f"{'missing' if covariates is None else 'given'}. Where parameters vary along the data plate, "
+            f"say with what: pass "
             "covariates=the name of the model's argument that holds the covariates; otherwise leave it out.",
         )
         _checks.require(
             covariates is None or len(covariates) == len(self.data),
-            f"`covariates` must have one row for each of the {len(self.data)} data points; got {np.shape(covariates)}.",
+            f"`covariates` must have one row for each of the {len(self.data)} data points; got "
+            f"{np.shape(covariates)}.",
         )
         return Generator(
             self._simulate,
@@ -152,7 +160,8 @@ class IidModel:
                 fn = fn.base_dist
             _checks.require(
                 fn.batch_shape in ((), (1,)),
-                "centering draws have no covariates: with parameters that vary along the data plate, use concentration=0.",
+                "centering draws have no covariates: with parameters that vary along the data plate, use "
+                "concentration=0.",
             )
         return fn.log_prob(points)
 
@@ -189,7 +198,8 @@ class IidModel:
 
 @lru_cache(maxsize=256)
 def noise_rule(fn: Callable) -> Noise:
-    """How to make nodes for a simulator's noise: from standard normals if its distribution is declared, else by keys."""
+    """How to make nodes for a simulator's noise: from standard normals if its distribution is declared,
+    else by keys."""
     if not isinstance(fn, FromNoise):
         return DrawnNoise()
     shape, base = fn.noise.shape(), _compat.innermost(fn.noise)

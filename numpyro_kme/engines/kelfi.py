@@ -115,7 +115,7 @@ class KELFI(Engine):
         site = next(iter(self.likelihoods))
         fitted = self.likelihoods[site]
         if self._plain and fitted.coordinates.exact and fitted.coordinates.one_to_one:
-            likelihood = fitted.surrogate.at(self._flat_observation(site))
+            likelihood = fitted.at(self._observation(site))
             drawn = _sampling.in_coordinates(
                 rng_key, likelihood, self.measures[site], fitted.coordinates, self.num_samples
             )
@@ -135,8 +135,8 @@ class KELFI(Engine):
         sites = self.problem.simulators
         return len(sites) == 1 and not self.problem.likelihoods and not any(s.plates for s in sites.values())
 
-    def _flat_observation(self, site: str) -> np.ndarray:
-        return np.asarray(self.problem.observations[site], np.float64).reshape(-1)
+    def _observation(self, site: str) -> np.ndarray:
+        return np.asarray(self.problem.observations[site], np.float64)
 
     def _target(self) -> Unconstrained:
         model = handlers.surrogate(self.model, self.likelihoods)
@@ -167,7 +167,7 @@ class KELFI(Engine):
         if not self._plain:
             return self._log_joint(latents) - self._drawn.log_evidence
         sign, log_size = self._signed_log_likelihood(latents)
-        return np.where(sign > 0, log_size + log_prior, -np.inf) - self.log_marginal_likelihood()
+        return np.where(sign > 0, log_size + log_prior, -np.inf) - self._log_mass()
 
     def mode(self) -> dict[str, np.ndarray]:
         """The latents at the maximum of the posterior density, `{site: (*shape)}`, by L-BFGS from the best draws."""
@@ -183,11 +183,14 @@ class KELFI(Engine):
         _ = self.result
         if not self._plain:
             return self._drawn.log_evidence
+        self.likelihoods[self.problem.site()].surrogate.require_density()
+        return self._log_mass()
+
+    def _log_mass(self) -> float:
+        """Log of the prior mean of the learnt likelihood, minus infinity if it is negative."""
         site = self.problem.site()
         with _linalg.float64():
-            sign, log_size = self.likelihoods[site].surrogate.log_marginal(
-                self._flat_observation(site), self.measures[site]
-            )
+            sign, log_size = self.likelihoods[site].at(self._observation(site)).log_mean(self.measures[site])
             return float(log_size) if sign > 0 else -np.inf
 
     def predictive_log_density(self, y_new: Any) -> np.ndarray:
@@ -202,9 +205,13 @@ class KELFI(Engine):
         _ = self.result
         site = self.problem.site()
         fitted = self.likelihoods[site]
-        rows = np.asarray(y_new, np.float64).reshape(len(y_new), -1)
+        outputs = np.asarray(y_new, np.float64)
+        _checks.require(
+            outputs.shape[1:] == fitted.event_shape,
+            f"`y_new` must have shape (n, *{fitted.event_shape}); got {outputs.shape}.",
+        )
         with _linalg.float64():
-            log_mean, sign = _log_mean(fitted.surrogate, self._coordinates_of(self._drawn.latents), rows)
+            log_mean, sign = _log_mean(fitted, self._coordinates_of(self._drawn.latents), outputs)
             return np.where(sign > 0, log_mean, -np.inf)
 
     def relevance(self) -> dict[str, np.ndarray]:
@@ -233,7 +240,7 @@ class KELFI(Engine):
 
     def _signed_log_likelihood(self, latents):
         site = self.problem.site()
-        likelihood = self.likelihoods[site].surrogate.at(self._flat_observation(site))
+        likelihood = self.likelihoods[site].at(self._observation(site))
         with _linalg.float64():
             return tuple(np.asarray(a) for a in _signed_log(likelihood, self._coordinates_of(latents)))
 
@@ -256,11 +263,11 @@ def _signed_log(likelihood, z):
 
 
 @jax.jit
-def _log_mean(surrogate, z, ys):
-    """Log absolute value and sign of the mean of `q(y | z)` over `z` `(n, D)`, for each row `y`."""
+def _log_mean(fitted, z, ys):
+    """Log absolute value and sign of the mean of `q(y | z)` over `z` `(n, D)`, for each output `y`."""
 
     def one(y):
-        sign, log_size = jax.vmap(surrogate.at(y).signed_log)(z)
+        sign, log_size = jax.vmap(fitted.at(y).signed_log)(z)
         return logsumexp(log_size, b=sign / len(z), return_sign=True)
 
     return jax.lax.map(one, ys)

@@ -26,9 +26,10 @@ NOISY = 0.2
 class PosteriorBootstrap(Engine):
     r"""Posterior bootstrap of the parameters that minimise a loss between the data and a simulator.
 
-    A Dirichlet process `DP(alpha, F)` on the law of the data gives random weights to the data (and to draws of `F`); each
-    posterior draw minimises `loss(weighted data, model)`. With `loss=MMD()` this is NPL-MMD: it tolerates outliers and a wrong
-    model, where a likelihood does not. Priors of the model serve as starting points only.
+    A Dirichlet process `DP(alpha, F)` on the law of the data gives random weights to the data (and to
+    draws of `F`); each posterior draw minimises `loss(weighted data, model)`. With `loss=MMD()` this is
+    NPL-MMD: it tolerates outliers and a wrong model, where a likelihood does not. Priors of the model
+    serve as starting points only.
 
     The model has one observed site under one plate, the data plate, along its first axis:
 
@@ -39,16 +40,17 @@ class PosteriorBootstrap(Engine):
 
     Args:
         model: The model. Its latents keep their constraints; deterministic sites come out too.
-        loss: What to minimise: `MMD(...)`, `Wasserstein(...)`, `NegativeLogLikelihood()` for a site with a density, or your own.
+        loss: What to minimise: `MMD(...)`, `Wasserstein(...)`, `NegativeLogLikelihood()` for a site with a
+            density, or your own.
         num_samples: Number `B` of posterior draws.
         concentration: `alpha >= 0`, how many data points the prior guess `F` is worth.
-        centering: `F`: a NumPyro distribution of one data point, a traceable `(rng_key, num) -> (num, *event)`, or the
-            class `PriorPredictive` for the model's own.
+        centering: `F`: a NumPyro distribution of one data point, a traceable `(rng_key, num) -> (num,
+            *event)`, or the class `PriorPredictive` for the model's own.
         truncation: Draws of `F` in each replicate.
-        covariates: Name of the model's argument that holds covariates `(n, ...)`, where the simulator's parameters vary along
-            the plate: the loss then compares joint laws of (covariate, response).
-        num_nodes: Noise nodes in each minimisation; for simulators `fn(rng_key, *params)` these are independent
-            draws, and should outnumber the data tenfold.
+        covariates: Name of the model's argument that holds covariates `(n, ...)`, where the simulator's
+            parameters vary along the plate: the loss then compares joint laws of (covariate, response).
+        num_nodes: Noise nodes in each minimisation; for simulators `fn(rng_key, *params)` these are
+            independent draws, and should outnumber the data tenfold.
         num_starts: Prior draws to start the full-data minimum from.
         method: `"newton"`, or `"linear"` for one step of the influence function.
 
@@ -109,11 +111,10 @@ class PosteriorBootstrap(Engine):
     @property
     def point_estimate(self) -> dict[str, np.ndarray]:
         """Minimum-loss estimate on the data as they are, `{site: value}`."""
-        self.result  # noqa: B018 - raises before the first run
-        iid, _ = self._bound
+        iid, _ = self._last()
         return {name: value[0] for name, value in iid.latents(self.replicates.fit.u[None]).items()}
 
-    def landscape(self, site: str, values: Sequence[float], index: tuple[int, ...] = ()) -> np.ndarray:
+    def landscape(self, site: str, values: Sequence[float], index: tuple = ()) -> np.ndarray:
         """Loss on the full data along one parameter, the others at the point estimate.
 
         Args:
@@ -123,12 +124,12 @@ class PosteriorBootstrap(Engine):
         Returns:
             Losses, one for each value; the part that no parameter changes is included.
         """
-        self.result  # noqa: B018 - raises before the first run
-        iid, objective = self._bound
+        iid, objective = self._last()
         _checks.require(site in iid.shapes, f"`site` must be one of {list(iid.shapes)}; got {site!r}.")
         estimate = self.point_estimate
         latents = {name: np.repeat(estimate[name][None], len(values), axis=0) for name in iid.shapes}
-        latents[site][(slice(None), *index)] = np.asarray(values)
+        entry: Any = (slice(None), *index)
+        latents[site][entry] = np.asarray(values)
         nodes = self.replicates.nodes
         tasks = full_data(objective, 0)
         losses = lanes.values(
@@ -136,14 +137,20 @@ class PosteriorBootstrap(Engine):
         )
         return losses + lanes.offsets(objective, tasks)
 
+    def _last(self) -> tuple[IidModel, Objective]:
+        assert self.result and self._bound is not None
+        return self._bound
+
     def _generator(self, args: tuple, kwargs: dict) -> tuple[IidModel, Generator]:
-        """The model as a generator; the last one again, with its compiled programs, where only the data have changed."""
+        """The model as a generator; the last one again, with its compiled programs, where only the data
+        have changed."""
         iid = IidModel.read(self.model, args, kwargs)
         covariates = None
         if self.covariates is not None:
             _checks.require(
                 self.covariates in kwargs,
-                f"`covariates` names the argument {self.covariates!r}; run got the keyword arguments {sorted(kwargs)}.",
+                f"`covariates` names the argument {self.covariates!r}; run got the keyword arguments "
+                f"{sorted(kwargs)}.",
             )
             covariates = kwargs[self.covariates]
         if self._read is None or not _same_but_for_data(self._read[0], iid):
@@ -171,7 +178,7 @@ def _same_but_for_data(old: IidModel, new: IidModel) -> bool:
     """Whether two runs of a model differ in the observed values at most."""
     before, structure = jax.tree.flatten((old.args, old.kwargs))
     after, other = jax.tree.flatten((new.args, new.kwargs))
-    if structure != other or old.data.shape != new.data.shape:
+    if str(structure) != str(other) or old.data.shape != new.data.shape:
         return False
 
     def same(a, b):
@@ -186,13 +193,16 @@ def _warn(replicates: Replicates) -> None:
     failed = np.flatnonzero(~replicates.converged)
     if len(failed):
         warnings.warn(
-            f"{len(failed)} of {len(replicates.converged)} replicates did not converge: {failed[:10].tolist()}"
-            f"{' ...' if len(failed) > 10 else ''}. They are marked in the extra field `converged`; see `remaining_step`.",
+            f"{len(failed)} of {len(replicates.converged)} replicates did not converge: "
+            f"{failed[:10].tolist()}"
+            f"{' ...' if len(failed) > 10 else ''}. They are marked in the extra field `converged`; see "
+            f"`remaining_step`.",
             stacklevel=4,
         )
     if replicates.quadrature.noise > NOISY:
         warnings.warn(
-            f"doubling the noise nodes moves the draws by {replicates.quadrature.noise:.2g} posterior standard deviations. Raise "
+            f"doubling the noise nodes moves the draws by {replicates.quadrature.noise:.2g} posterior "
+            f"standard deviations. Raise "
             "`num_nodes`, or declare the simulator's noise with FromNoise.",
             stacklevel=4,
         )

@@ -12,7 +12,7 @@ from numpyro.distributions.distribution import Distribution
 
 from numpyro_kme import _checks, _linalg
 from numpyro_kme.coordinates import Coordinates
-from numpyro_kme.kernel_means.base import Form, Surrogate
+from numpyro_kme.kernel_means.base import Form, LikelihoodAt, Surrogate
 from numpyro_kme.kernel_means.published import KernelMeans
 from numpyro_kme.measures import Measure
 
@@ -34,6 +34,10 @@ class FittedLikelihood:
     surrogate: Surrogate
     coordinates: Coordinates
     event_shape: tuple[int, ...] = field(metadata=dict(static=True))
+
+    def at(self, y: ArrayLike) -> LikelihoodAt:
+        """The likelihood of one output `(*event)`, as a function of coordinates."""
+        return self.surrogate.at(self.surrogate.point(y))
 
     def __call__(self, *params: ArrayLike) -> "KernelMeansLikelihood":
         """The distribution of the output at `params`."""
@@ -85,12 +89,12 @@ class KernelMeansLikelihood(Distribution):
         xp = np if concrete else jnp
         value = xp.asarray(value)
         lead = value.shape[: value.ndim - self.event_dim]
-        rows = value.reshape(-1, math.prod(self.event_shape))
+        rows = value.reshape(-1, *self.event_shape)
         if concrete:
-            prepared = [self.fitted.surrogate.at(row) for row in rows]
+            prepared = [self.fitted.at(row) for row in rows]
             likelihoods = jax.tree.map(lambda *leaves: np.stack(leaves), *prepared)
         else:
-            likelihoods = jax.vmap(self.fitted.surrogate.at)(rows)
+            likelihoods = jax.vmap(self.fitted.at)(rows)
         batch = jnp.broadcast_shapes(lead, self.batch_shape)
         which = np.broadcast_to(np.arange(len(rows)).reshape(lead), batch)
         arguments = jnp.broadcast_to(self.arguments, (*batch, self.arguments.shape[-1]))
@@ -153,6 +157,7 @@ def fit_likelihood(
     coordinates = coordinates or Coordinates.standardise(theta)
     with _linalg.float64():
         z = np.asarray(jax.jit(jax.vmap(coordinates.forward))(theta.astype(np.float64)))
-    flat = None if y is None else np.asarray(y).reshape(-1)
-    surrogate = (form or KernelMeans()).fit(z, x.reshape(len(x), -1), measure=measure, y=flat)
+    form = form or KernelMeans()
+    point = None if y is None else form.point(np.asarray(y))
+    surrogate = form.fit(z, form.points(x), measure=measure, y=point)
     return FittedLikelihood(surrogate, coordinates, x.shape[1:])

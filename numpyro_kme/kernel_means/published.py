@@ -58,6 +58,14 @@ class KernelMeans(Form):
     hyperparameters: Hyperparameters | None = None
     standardise: bool = True
 
+    def points(self, x: Any) -> Any:
+        """Read outputs `(n, *event)` as the data kernel does."""
+        return super().points(x) if self.data_kernel is None else self.data_kernel.points(x)
+
+    def point(self, y: Any) -> Any:
+        """Read one output `(*event)` as the data kernel does."""
+        return super().point(y) if self.data_kernel is None else self.data_kernel.point(y)
+
     def fit(
         self, z: ArrayLike, x: Any, *, measure: Measure | None = None, y: Any = None
     ) -> "KernelMeansSurrogate":
@@ -147,6 +155,10 @@ class KernelMeansSurrogate(Surrogate):
         """Number of simulations."""
         return np.shape(self.z)[0]
 
+    def point(self, y: Any) -> Any:
+        """Read one output `(*event)` as the data kernel does."""
+        return self.hyper.data_kernel.point(y)
+
     def at(self, y: Any) -> KernelMeansAt:
         """The likelihood at one observation.
 
@@ -221,9 +233,7 @@ class KernelMeansSurrogate(Surrogate):
             ValueError: If the data kernel is not a density in `y`.
         """
         self.require_density()
-        terms = self.at(y).terms
-        value = jnp.asarray(terms.weights) @ measure.mean_embedding(terms.kernel, terms.points)
-        return to_signed_log(value, terms.log_scale)
+        return self.at(y).log_mean(measure)
 
     def require_density(self) -> None:
         """Raise unless the data kernel is a density in the observation."""

@@ -90,6 +90,14 @@ class Kernel:
         """Values `k(x_i, x_i)`, `(n,)`."""
         return jax.vmap(lambda a: self.pair(a, a))(x)
 
+    def points(self, x: Any) -> Points:
+        """Read arrays `(n, *event)`, one array for each point, as points of this kernel; here vectors `(n, dim)`."""
+        return x.reshape(len(x), -1)
+
+    def point(self, y: Any) -> Any:
+        """Read one array `(*event)` as one point."""
+        return self.points(y[None])[0]
+
     def log_integral(self, dim: int) -> jax.Array:
         """Logarithm of `int k(a, b) da` over `R^dim`, where it exists and does not depend on `b`.
 

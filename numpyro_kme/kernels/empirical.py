@@ -38,6 +38,10 @@ class EmpiricalMeasure(Kernel):
             f"`length_scale` of EmpiricalMeasure must be a scalar; got {jnp.shape(self.length_scale)}.",
         )
 
+    def points(self, x):
+        """Read arrays `(n, size, dim)` or `(n, size)` as data sets of `size` rows."""
+        return x.reshape(*x.shape[:2], -1)
+
     def squared_mmd(self, x: Points, y: Points | None = None) -> jax.Array:
         """Matrix `|mu_{x_i} - mu_{y_j}|^2`, `(n, m)`, between banks of data sets; never negative."""
         x_rows, x_weights = _measures("x", x)

@@ -41,6 +41,19 @@ class GaussianProcessPath(Kernel):
     def __post_init__(self):
         check_fields(self, _checks.positive, "noise")
 
+    def points(self, x):
+        """Read arrays `(n, size, dim + 1)` as paths: rows of places with the value in the last column.
+
+        Places that all `n` arrays share are kept once.
+        """
+        places, values = x[..., :-1], x[..., -1]
+        shared = _checks.is_concrete(x) and bool((places == places[:1]).all())
+        return (places[0] if shared else places), values
+
+    def point(self, y):
+        """Read one array `(size, dim + 1)` as a path."""
+        return y[:, :-1], y[:, -1]
+
     def log_pair(self, a, b):
         """Logarithm of the density of the path `a` given the path `b`."""
         (t, y), (s, x) = a, b

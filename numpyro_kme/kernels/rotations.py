@@ -16,6 +16,10 @@ class RotationTrace(Signed):
     References: Fukumizu, Song & Gretton (2013), JMLR 14, section 5.3.
     """
 
+    def points(self, x):
+        """Read arrays `(n, *event)` as they are."""
+        return x
+
     def pair(self, a, b):
         """Trace of `A B^T` for two matrices."""
         return jnp.sum(a * b)

@@ -40,6 +40,10 @@ class FromCallable(Kernel):
     def __post_init__(self):
         _checks.require(callable(self.fn), f"`fn` must be callable as fn(a, b); got {self.fn!r}.", TypeError)
 
+    def points(self, x):
+        """Read arrays `(n, *event)` as they are."""
+        return x
+
     def pair(self, a, b):
         """Value of the callable for one pair of points."""
         if self.host:

@@ -13,29 +13,30 @@ from numpyro_kme.losses.generator import Generator, Nodes
 
 
 class Expansion(NamedTuple):
-    """A loss about one parameter vector: value, gradient `(p,)` and Hessian `(p, p)`, exact or approximate."""
+    """A loss about one parameter vector: value, gradient `(p,)`, Hessian `(p, p)` (exact or approximate)."""
 
-    value: jax.Array
-    gradient: jax.Array
-    hessian: jax.Array
+    value: Any
+    gradient: Any
+    hessian: Any
 
 
 class Objective(abc.ABC):
-    """A loss bound to data and to a family of laws: a function of parameters `u` for each reweighting of the data.
+    """A loss bound to data and a family of laws: a function of parameters `u` for each weighting of the data.
 
-    `reduce` does once what depends on the weights alone; the other methods take its result and the noise nodes. All
-    are traceable.
+    `reduce` does once what depends on the weights alone; the other methods take its result and the noise
+    nodes. All are traceable.
     """
 
     generator: Generator
+    data: Any
     has_cheap_hessian: ClassVar[bool] = False
-    """Whether `expand` costs little more than `slope`; if not, solvers update an approximate Hessian instead."""
+    """Whether `expand` costs little more than `slope`; if not, solvers update an approximate Hessian."""
     lanes: ClassVar[int] = 1
     """How many replicates to compute side by side: many where one is small, one where it fills the cache."""
 
     @abc.abstractmethod
     def reduce(self, weights: jax.Array, extra: Any = None) -> Any:
-        """Reduce data weights `(n,)` to what the loss needs; with `extra` points `(T, ...)`, weights are `(n + T,)`."""
+        """Reduce data weights `(n,)` to what the loss needs; with `extra` points `(T, ...)`, `(n + T,)`."""
 
     @abc.abstractmethod
     def value(self, facts: Any, u: jax.Array, nodes: Nodes) -> jax.Array:
@@ -60,11 +61,14 @@ class Objective(abc.ABC):
         return {}
 
     def offsets(self, weights: jax.Array, extra: Any = None) -> jax.Array:
-        """What `value` leaves out because parameters do not change it, for weights `(R, n)` and extra points `(R, T, ...)`."""
+        """What `value` leaves out because parameters do not change it, `(R,)`.
+
+        For weights `(R, n)`, or `(R, n + T)` with extra points `(R, T, ...)`.
+        """
         return jnp.zeros(weights.shape[0], weights.dtype)
 
     def place(self, u: np.ndarray, least: int) -> Nodes | None:
-        """Return better nodes than those of the noise's own rule for parameters near `u`, at least `least`, where there are any."""
+        """Return better nodes than the noise's own near `u`, at least `least` of them, if there are any."""
         return None
 
     def refined(self) -> "Objective":
@@ -89,12 +93,12 @@ class EmbeddingObjective(Objective):
 class Loss:
     """A discrepancy between weighted data and weighted draws of the model.
 
-    To write a loss, implement `value`. A loss that wants more than draws (densities, a faster algorithm) overrides
-    `objective` instead.
+    To write a loss, implement `value`. A loss that wants more than draws (densities, a faster algorithm)
+    overrides `objective` instead.
     """
 
     def value(self, x: Any, w: jax.Array, y: Any, v: jax.Array) -> jax.Array:
-        """Discrepancy of data `x (n, ...)` with weights `w (n,)` and draws `y (M, ...)` with weights `v (M,)`.
+        """Discrepancy of data `x (n, ...)`, weights `w (n,)`, and draws `y (M, ...)`, weights `v (M,)`.
 
         Traceable and differentiable in `y`. Weights sum to one.
         """
@@ -103,7 +107,7 @@ class Loss:
         )
 
     def objective(self, data: Any, generator: Generator, extra: Any = None) -> Objective:
-        """Bind to data `(n, ...)` and a simulator; `extra` are points that replicates will add to the data."""
+        """Bind to data `(n, ...)` and a simulator; `extra` are points that replicates will add."""
         check_points(data, generator)
         return DrawsObjective(generator, self, jax.tree.map(np.asarray, data))
 
@@ -144,7 +148,8 @@ def check_points(data: Any, generator: Generator) -> None:
     leaves = jax.tree.leaves(data)
     _checks.require(
         bool(leaves) and all(leaf.ndim >= 1 and leaf.shape[0] >= 2 for leaf in leaves),
-        f"`data` must hold at least two points along its first axis; got shapes {[leaf.shape for leaf in leaves]}.",
+        "`data` must hold at least two points along its first axis; got shapes "
+        f"{[leaf.shape for leaf in leaves]}.",
     )
     for leaf in leaves:
         _checks.finite("data", leaf)
@@ -155,6 +160,6 @@ def check_points(data: Any, generator: Generator) -> None:
     want = [leaf.shape[1:] for leaf in jax.tree.leaves(drawn)]
     _checks.require(
         have == want,
-        f"one data point has shape {have} and one simulated point {want}; they must agree. Change the simulator's output, "
-        "or the axis of the data that the plate runs over.",
+        f"one data point has shape {have} and one simulated point {want}; they must agree. Change the "
+        "simulator's output, or the axis of the data that the plate runs over.",
     )

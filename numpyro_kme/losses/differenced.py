@@ -1,6 +1,7 @@
 """Derivatives by large differences with common noise, for simulators whose draws jump."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +16,11 @@ from numpyro_kme.losses.generator import Generator
 class Differenced(Objective):
     r"""An objective whose derivatives are central differences with the same noise at every point.
 
-    The derivative of a draw is not the derivative of the law where draws jump from one regime to another, or count; a
-    difference over a step in which many draws jump is. For embeddings, the derivative `J_a = (mu_{u + s_a} - mu_{u - s_a})
-    / (2 s_a)` lives in the kernel's space, and the Hessian is that of Gauss and Newton, `2 <J_a, J_b>` plus the second
-    differences on its diagonal. Other losses are differenced themselves.
+    The derivative of a draw is not the derivative of the law where draws jump from one regime to another,
+    or count; a difference over a step in which many draws jump is. For embeddings, the derivative `J_a =
+    (mu_{u + s_a}
+    - mu_{u - s_a}) / (2 s_a)` lives in the kernel's space, and the Hessian is that of Gauss and Newton, `2
+    <J_a, J_b>` plus the second differences on its diagonal. Other losses are differenced themselves.
 
     Args:
         inner: What to differentiate.
@@ -28,10 +30,10 @@ class Differenced(Objective):
     """
 
     inner: Objective
-    steps: jax.Array
+    steps: Any
 
     @property
-    def generator(self) -> Generator:
+    def generator(self) -> Generator:  # type: ignore[override]
         """The family of laws of the inner objective."""
         return self.inner.generator
 

@@ -36,7 +36,8 @@ class DirectMMD(EmbeddingObjective):
         return join(self.data, extra), weights
 
     def offsets(self, weights, extra=None):
-        """The constants `|mu_w|^2`: `n^2` kernel values for all weights together, `(n + T)^2` for each with extra points."""
+        """The constants `|mu_w|^2`: `n^2` kernel values for all weights together, `(n + T)^2` for each
+        with extra points."""
         if extra is None:
             points = vectors(self.data)
             return jnp.sum(weights.T * potential(self.kernel, points, points, weights.T), axis=0)
@@ -73,7 +74,8 @@ class DirectMMD(EmbeddingObjective):
         return value, pull(jax.tree.map(total, own_force, cross_force, direct))[0]
 
     def gram(self, facts, points, nodes):
-        """Inner products of several embeddings with one another and with the data, from points `(R, M, ...)`."""
+        """Inner products of several embeddings with one another and with the data, from points `(R, M,
+        ...)`."""
         data, weights = facts
         v = self.generator.weights(nodes, weights)
         points = jax.vmap(vectors)(points)
@@ -105,15 +107,16 @@ def vectors(points: Any) -> Any:
 
 
 def potential(kernel: Kernel, y: Any, z: Any, c: jax.Array) -> jax.Array:
-    """Witness values `sum_j c_j k(y_i, z_j)`, `(m,)` or `(m, R)` for `c` of shape `(n,)` or `(n, R)`, in blocks of sources."""
+    """Witness values `sum_j c_j k(y_i, z_j)`, `(m,)` or `(m, R)` for `c` of shape `(n,)` or `(n, R)`, in
+    blocks of sources."""
     return _over_sources(lambda z, c: kernel.gram(y, z) @ c, z, c)
 
 
 def field_at(kernel: Kernel, y: Any, z: Any, c: jax.Array) -> tuple[jax.Array, Any]:
     """Witness values `sum_j c_j k(y_i, z_j)` and their gradients in `y_i`, with the sources held still.
 
-    For a stationary kernel `exp(g(s))`, `s = |(y - z) / l|^2`, gradients are two moments of `c_j k g'(s)` over the
-    sources, so one matrix of exponentials serves both.
+    For a stationary kernel `exp(g(s))`, `s = |(y - z) / l|^2`, gradients are two moments of `c_j k g'(s)`
+    over the sources, so one matrix of exponentials serves both.
     """
     if isinstance(kernel, Stationary):
         return _over_sources(lambda z, c: _stationary_field(kernel, y, z, c), z, c)

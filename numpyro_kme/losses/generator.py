@@ -13,10 +13,12 @@ from jax.scipy.special import ndtr
 from numpyro_kme import _linalg
 
 BLOCK = 16
-"""Replicates that share one draw of the noise: replicate `b` uses draw `1 + b // BLOCK`, the full data draw 0."""
+"""Replicates that share one draw of the noise: replicate `b` uses draw `1 + b // BLOCK`, the full data
+draw 0."""
 
 REACH = 6.5
-"""One-dimensional quadrature covers standard normal noise out to this many standard deviations (8e-11 lies outside)."""
+"""One-dimensional quadrature covers standard normal noise out to this many standard deviations (8e-11 lies
+outside)."""
 
 
 class Nodes(NamedTuple):
@@ -34,19 +36,22 @@ def num_sets(nodes: Nodes) -> int:
 class Noise(abc.ABC):
     """The law of a simulator's noise, as a rule that makes weighted nodes.
 
-    `independent` says that the nodes are independent draws, so that sums over pairs must leave out a node's pair with
-    itself; quadrature and low-discrepancy nodes repel each other, and the full double sum is the better estimate.
+    `independent` says that the nodes are independent draws, so that sums over pairs must leave out a
+    node's pair with itself; quadrature and low-discrepancy nodes repel each other, and the full double sum
+    is the better estimate.
     """
 
     independent: bool
 
     @abc.abstractmethod
     def nodes(self, rng_key: jax.Array, num: int, blocks: int) -> Nodes:
-        """Draw `blocks` sets of `num` nodes, `(blocks, num, ...)`; one set (`blocks` = 1) where nodes are not random."""
+        """Draw `blocks` sets of `num` nodes, `(blocks, num, ...)`; one set (`blocks` = 1) where nodes are
+        not random."""
 
     @abc.abstractmethod
     def grouped(self, rng_key: jax.Array, groups: int, each: int, blocks: int) -> Any:
-        """Draw noise values `(blocks, groups * each, ...)`, an even number `each` for every group, such as a covariate."""
+        """Draw noise values `(blocks, groups * each, ...)`, an even number `each` for every group, such as
+        a covariate."""
 
 
 def _same(z):
@@ -55,10 +60,12 @@ def _same(z):
 
 @dataclass(frozen=True)
 class NormalNoise(Noise):
-    """Noise `transform(z)`, `z ~ N(0, I)` of `dim` dimensions: quadrature for one dimension, low-discrepancy beyond.
+    """Noise `transform(z)`, `z ~ N(0, I)` of `dim` dimensions: quadrature for one dimension,
+    low-discrepancy beyond.
 
-    One dimension: the trapezoidal rule on `[-6.5, 6.5]` with normal weights, which converges exponentially for smooth
-    simulators. More: a scrambled Sobol sequence with each point's mirror image, so that odd functions have no error.
+    One dimension: the trapezoidal rule on `[-6.5, 6.5]` with normal weights, which converges exponentially
+    for smooth simulators. More: a scrambled Sobol sequence with each point's mirror image, so that odd
+    functions have no error.
 
     Args:
         dim: Number of standard normals that one simulated point uses.
@@ -81,7 +88,8 @@ class NormalNoise(Noise):
         return Nodes(values, jnp.broadcast_to(weights / weights.sum(), z.shape[:2]))
 
     def grouped(self, rng_key, groups, each, blocks):
-        """Noise values `(blocks, groups * each, ...)`; each group has consecutive Sobol points and their mirror images."""
+        """Noise values `(blocks, groups * each, ...)`; each group has consecutive Sobol points and their
+        mirror images."""
 
         def one_set(block):
             z = self._sobol(jax.random.fold_in(rng_key, block), groups * each)[: groups * each // 2]
@@ -112,8 +120,8 @@ class DrawnNoise(Noise):
     """Noise that can only be drawn: independent nodes, whose error falls as `M^-1/2`.
 
     Args:
-        draw: `(rng_key) -> noise value`, traceable. Left out, the noise value is the key itself, for simulators
-            `fn(rng_key, *params)`.
+        draw: `(rng_key) -> noise value`, traceable. Left out, the noise value is the key itself, for
+            simulators `fn(rng_key, *params)`.
     """
 
     draw: Callable[[jax.Array], Any] = _same
@@ -138,15 +146,16 @@ class Generator:
     r"""A family of laws `P_u`: the law of `simulate(u, noise)`.
 
     Args:
-        simulate: `(u, noise value) -> one data point`, or with covariates `(u, noise value, i) -> one response`, `i` the
-            number of the data point whose covariate is used; traceable. `u` is an unconstrained vector `(dim,)`: map it
-            to constrained parameters inside.
+        simulate: `(u, noise value) -> one data point`, or with covariates `(u, noise value, i) -> one
+            response`, `i` the number of the data point whose covariate is used; traceable. `u` is an
+            unconstrained vector `(dim,)`: map it to constrained parameters inside.
         noise: The law of the noise.
         dim: Number of parameters.
         log_density: `(u, data points (m, ...)) -> log p(x_i | u), (m,)`, for `NegativeLogLikelihood`.
-        covariates: Given values `(n, ...)`, one for each data point, or nothing. With covariates the data points and the
-            simulated points are pairs `(covariate, response)`.
-        differentiable: Whether derivatives of `simulate` in `u` are those of the law. They are not where a draw jumps.
+        covariates: Given values `(n, ...)`, one for each data point, or nothing. With covariates the data
+            points and the simulated points are pairs `(covariate, response)`.
+        differentiable: Whether derivatives of `simulate` in `u` are those of the law. They are not where a
+            draw jumps.
     """
 
     simulate: Callable = field(metadata=dict(static=True))

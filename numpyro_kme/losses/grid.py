@@ -1,7 +1,7 @@
 """Embeddings of one-dimensional measures on a cubic B-spline grid, with inner products by FFT."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,24 +24,25 @@ class Stencil(NamedTuple):
 class Grid:
     r"""A window of the line on which `int int k(a, b) P(da) Q(db)` is a product of Fourier coefficients.
 
-    Each point is spread over four cells by the cubic B-spline (`charges`); with the kernel's values on the grid
-    interpolated by cubic splines, inner products of embeddings are sums over frequencies,
-    `<mu_P, mu_Q> = sum_f spectrum_f Re(conj(P_f) Q_f)`. The error is that of cubic interpolation of the kernel, of order
-    `(step / length scale)^4`. Points outside the window have no charge: they are taken to be too far from everything
-    inside to matter.
+    Each point is spread over four cells by the cubic B-spline (`charges`); with the kernel's values on the
+    grid interpolated by cubic splines, inner products of embeddings are sums over frequencies,
+    `<mu_P, mu_Q> = sum_f spectrum_f Re(conj(P_f) Q_f)`. The error is that of cubic interpolation of the
+    kernel, of order `(step / length scale)^4`. Points outside the window have no charge: they are taken to
+    be too far from everything inside to matter.
 
     Attributes:
         low: Left end of the window.
         step: Width of a cell.
-        spectrum: Kernel in Fourier space with the splines divided out, and the weights of a one-sided sum, `(size // 2 + 1,)`.
+        spectrum: Kernel in Fourier space with the splines divided out, and the weights of a one-sided sum,
+            `(size // 2 + 1,)`.
         cells: Number of cells that points can fall in.
         size: Even number of cells with the padding that keeps the FFT from wrapping round.
     """
 
-    low: jax.Array
-    step: jax.Array
-    spectrum: jax.Array
-    cells: jax.Array
+    low: Any
+    step: Any
+    spectrum: Any
+    cells: Any
     size: int = field(metadata=dict(static=True))
 
     def stencil(self, points: jax.Array) -> Stencil:
@@ -67,7 +68,8 @@ class Grid:
         )
 
     def charges(self, stencil: Stencil, spread: jax.Array) -> jax.Array:
-        """Collect what points put on their four cells: `(M, 4, ...)` to Fourier coefficients `(..., size // 2 + 1)`."""
+        """Collect what points put on their four cells: `(M, 4, ...)` to Fourier coefficients `(..., size
+        // 2 + 1)`."""
         cells = jnp.zeros((self.size, *spread.shape[2:]), spread.dtype).at[stencil.cells].add(spread)
         return jnp.fft.rfft(jnp.moveaxis(cells, 0, -1))
 
@@ -77,12 +79,14 @@ class Grid:
         return self.charges(stencil, stencil.weights * weights[:, None])
 
     def inner(self, p: jax.Array, q: jax.Array) -> jax.Array:
-        """Inner products of embeddings given by Fourier coefficients: `(F,)` or `(R, F)` with `(F,)` or `(S, F)`."""
+        """Inner products of embeddings given by Fourier coefficients: `(F,)` or `(R, F)` with `(F,)` or
+        `(S, F)`."""
         scaled = p * jnp.asarray(self.spectrum)[(None,) * (p.ndim - 1)]
         return scaled.real @ q.real.T + scaled.imag @ q.imag.T
 
     def potential(self, p: jax.Array) -> jax.Array:
-        """Coefficients on the cells `(size,)` of the witness `t -> int k(t, a) P(da)`, to be summed with a stencil."""
+        """Coefficients on the cells `(size,)` of the witness `t -> int k(t, a) P(da)`, to be summed with a
+        stencil."""
         two_sided = (0.5 * self.size * jnp.asarray(self.spectrum)).at[jnp.array([0, -1])].multiply(2.0)
         return jnp.fft.irfft(two_sided * p, self.size)
 
@@ -127,9 +131,9 @@ def find_step(kernel: Kernel, scale: float, tolerance: float) -> tuple[float, fl
         scale: A typical distance between data points.
         tolerance: Largest error of an interpolated kernel value, relative to `k(0, 0)`.
     Returns:
-        `(step, half, reach)`: width of a cell, and the distances at which the kernel has halved and is zero for practical
-        purposes; or None if the kernel is not a function of the distance that a grid can hold: not stationary, or
-        with a kink that fine cells do not resolve.
+        `(step, half, reach)`: width of a cell, and the distances at which the kernel has halved and is
+        zero for practical purposes; or None if the kernel is not a function of the distance that a grid
+        can hold: not stationary, or with a kink that fine cells do not resolve.
     """
     distance = scale * 2.0 ** np.arange(-20.0, 21.0, 0.25)
     decay = profile(kernel, np.concatenate([[0.0], distance]))

@@ -22,15 +22,16 @@ class GridMMD(EmbeddingObjective):
 
     With `q = |mu_u|^2`, `s = <mu_w, mu_u>` and `L(q, s)` of `mass.py`, simulated points `y_m(u)` and witness
     `psi = 2 L_q mu_u + L_s mu_w`, the Hessian is
-    `L_q 2 <d_a mu, d_b mu> + sum_m v_m [psi'(y_m) d_ab y_m + psi''(y_m) d_a y_m d_b y_m]` and the rank-two part of `L`'s own Hessian.
+    `L_q 2 <d_a mu, d_b mu> + sum_m v_m [psi'(y_m) d_ab y_m + psi''(y_m) d_a y_m d_b y_m]` and the rank-two
+    part of `L`'s own Hessian.
 
     Build it with `bind`.
     """
 
     generator: Generator
     grid: Grid
-    data: jax.Array
-    peak: jax.Array
+    data: Any
+    peak: Any
     window: tuple
     kernel: Kernel
     free_mass: bool = field(metadata=dict(static=True))
@@ -49,7 +50,8 @@ class GridMMD(EmbeddingObjective):
         free_mass: bool,
         max_cells: int,
     ) -> "GridMMD":
-        """Tabulate the kernel on `window = (centre, width, step, half, reach)`, see `find_step`, and keep the data."""
+        """Tabulate the kernel on `window = (centre, width, step, half, reach)`, see `find_step`, and keep
+        the data."""
         peak = profile(kernel, np.zeros(1))[0]
         centre, width, step, _, reach = window
         grid = make_grid(kernel, centre, width, step, reach, max_cells)

@@ -23,23 +23,27 @@ class MMD(Loss):
     r"""Squared maximum mean discrepancy between the weighted data and the model.
 
     `|mu_w - mu_u|^2` with `mu_w = sum_i w_i k(x_i, .)` and `mu_u = E k(G_u(noise), .)`. With `free_mass`,
-    `min_{c >= 0} |mu_w - c mu_u|^2 = |mu_w|^2 - <mu_w, mu_u>_+^2 / |mu_u|^2`: the model explains a share `c` of the data, and far
-    contamination costs nothing, where the plain loss answers a share `e` of outliers with a model that is too wide. The
-    fitted `c` is reported as `share`; without contamination the estimates are less efficient by about a third.
+    `min_{c >= 0} |mu_w - c mu_u|^2 = |mu_w|^2 - <mu_w, mu_u>_+^2 / |mu_u|^2`: the model explains a share
+    `c` of the data, and far contamination costs nothing, where the plain loss answers a share `e` of
+    outliers with a model that is too wide. The fitted `c` is reported as `share`; without contamination
+    the estimates are less efficient by about a third.
 
-    Scalar data and a smooth stationary kernel: both embeddings are tabulated on a grid (`grid.py`), at a cost of
-    `O(n + M + N log N)` an evaluation with `N` cells. Otherwise `M (n + M)` kernel values are summed in blocks.
+    Scalar data and a smooth stationary kernel: both embeddings are tabulated on a grid (`grid.py`), at a
+    cost of `O(n + M + N log N)` an evaluation with `N` cells. Otherwise `M (n + M)` kernel values are
+    summed in blocks.
 
     Args:
-        kernel: Compares two data points; Gaussian with the median distance as length scale when left out. It must be
-            bounded. Kernels on points that are not vectors work too.
+        kernel: Compares two data points; Gaussian with the median distance as length scale when left out.
+            It must be bounded. Kernels on points that are not vectors work too.
         free_mass: Fit the share of the data that the model explains.
-        covariate_kernel: Compares two covariates, for simulators with covariates: the loss then compares joint laws,
-            with kernel `covariate_kernel * kernel`. Gaussian with the median distance when left out.
+        covariate_kernel: Compares two covariates, for simulators with covariates: the loss then compares
+            joint laws, with kernel `covariate_kernel * kernel`. Gaussian with the median distance when
+            left out.
         tolerance: Largest error of a tabulated kernel value, relative to `k(0, 0)`.
         max_cells: Largest grid; a window that needs more is cut about the median.
 
-    References: Gretton et al. (2012), JMLR 13; Cherief-Abdellatif and Alquier (2022), Bernoulli 28; Dellaporta et al. (2022), AISTATS.
+    References: Gretton et al. (2012), JMLR 13; Cherief-Abdellatif and Alquier (2022), Bernoulli 28;
+        Dellaporta et al. (2022), AISTATS.
     """
 
     kernel: Kernel | None = None
@@ -69,7 +73,8 @@ class MMD(Loss):
             return GridMMD.bind(generator, kernel, data, window, self.free_mass, self.max_cells)
 
     def _window(self, kernel: Kernel, data: Any, extra: Any) -> tuple[float, ...] | None:
-        """Centre and width of a grid, and its step, half width and reach, for scalar data; None where there is no such grid."""
+        """Centre and width of a grid, and its step, half width and reach, for scalar data; None where
+        there is no such grid."""
         if not isinstance(data, np.ndarray) or data.ndim > 2 or data.size != len(data):
             return None
         centre = float(np.median(data))
@@ -102,7 +107,8 @@ def median_gaussian(data: Any) -> Gaussian:
     """Gaussian kernel with the median distance between data points as length scale."""
     _checks.require(
         isinstance(data, np.ndarray) and data.ndim <= 2,
-        "`kernel` must be given for data that are not vectors of shape (n,) or (n, dim); there is no median distance.",
+        "`kernel` must be given for data that are not vectors of shape (n,) or (n, dim); there is no "
+        "median distance.",
     )
     return Gaussian(median_heuristic(vectors(data)))
 
@@ -113,7 +119,8 @@ def _float64(leaf: Any) -> np.ndarray:
 
 
 def _require_bounded(kernel: Kernel, points: Any) -> None:
-    """Refuse kernels whose diagonal grows with the data: their embeddings are not robust, and may not exist."""
+    """Refuse kernels whose diagonal grows with the data: their embeddings are not robust, and may not
+    exist."""
     far = jax.tree.map(lambda leaf: jnp.asarray(leaf[:1]) * 1e3 + 1e3 * np.abs(leaf).max(), points)
     near, distant = (
         np.asarray(kernel.diagonal(jax.tree.map(lambda leaf: jnp.asarray(leaf[:1]), points))),
@@ -121,6 +128,7 @@ def _require_bounded(kernel: Kernel, points: Any) -> None:
     )
     _checks.require(
         bool(np.isfinite(distant).all()) and float(distant[0]) <= 10.0 * max(float(near[0]), 1e-300),
-        f"`kernel` must be bounded for a robust loss; {type(kernel).__name__} has k(x, x) = {float(near[0]):.3g} at a data point and "
+        f"`kernel` must be bounded for a robust loss; {type(kernel).__name__} has k(x, x) = "
+        f"{float(near[0]):.3g} at a data point and "
         f"{float(distant[0]):.3g} far away. Use Gaussian, Matern or RationalQuadratic.",
     )

@@ -17,10 +17,10 @@ EDGE = 4.3
 def placed_nodes(generator: Generator, u: np.ndarray, resolution: float, least: int) -> Nodes | None:
     r"""Place nodes so that neighbouring simulated scalars are at most `resolution` apart.
 
-    Equal steps of the noise `z` crowd the middle of a heavy-tailed model and leave gaps in its tails that are wider than
-    the kernel; the loss then sees separate points there, which adds false curvature and narrows a posterior by a third.
-    The nodes are those of the trapezoidal rule in a variable whose density follows the speed `|dy/dz|` at parameters `u`;
-    they are a quadrature rule for every other parameter too.
+    Equal steps of the noise `z` crowd the middle of a heavy-tailed model and leave gaps in its tails that
+    are wider than the kernel; the loss then sees separate points there, which adds false curvature and
+    narrows a posterior by a third. The nodes are those of the trapezoidal rule in a variable whose density
+    follows the speed `|dy/dz|` at parameters `u`; they are a quadrature rule for every other parameter too.
 
     Args:
         generator: A simulator of scalars.
@@ -52,7 +52,8 @@ def placed_nodes(generator: Generator, u: np.ndarray, resolution: float, least: 
 
 
 def _density(z: np.ndarray, y: np.ndarray, resolution: float) -> np.ndarray:
-    """Nodes wanted per unit of `z`: the smoothed speed over the resolution, fading in the tails, and never under 8."""
+    """Nodes wanted per unit of `z`: the smoothed speed over the resolution, fading in the tails, and never
+    under 8."""
     step = z[1] - z[0]
     width = int(0.15 / step)
     window = np.exp(-0.5 * (np.arange(-3 * width, 3 * width + 1) / width) ** 2)

@@ -1,0 +1,43 @@
+"""Read docstrings written in plain text with `code`, $formulas$ and Google sections, for Sphinx."""
+
+import re
+
+MARKUP = re.compile(r"``.+?``|:\w+:`.+?`|\$\$.+?\$\$|\$.+?\$|`[^`]+`", re.S)
+
+
+def setup(app):
+    """Come before napoleon, which reads the sections."""
+    app.connect("autodoc-process-docstring", process, priority=400)
+    return {"parallel_read_safe": True}
+
+
+def process(app, what, name, obj, options, lines):
+    """Rewrite the lines in place."""
+    text = "\n".join(lines)
+    pieces, end = [], 0
+    for match in MARKUP.finditer(text):
+        pieces += [_plain(text[end : match.start()]), _marked(match.group())]
+        end = match.end()
+    lines[:] = _separated(("".join(pieces) + _plain(text[end:])).split("\n"))
+
+
+def _marked(text):
+    """Code and formulas in reStructuredText; what is written in it already stays."""
+    if text.startswith("$"):
+        return f":math:`{' '.join(text.strip('$').split())}`"
+    return text if text.startswith((":", "``")) else f"`{text}`"
+
+
+def _plain(text):
+    """Text in which single stars and bars mean themselves."""
+    return re.sub(r"(?<![*\\])\*(?![*])|\|", r"\\\g<0>", text)
+
+
+def _separated(lines):
+    """An empty line wherever text goes back to the margin after an indented block."""
+    separated = []
+    for line in lines:
+        if line[:1].strip() and separated and separated[-1][:1].isspace():
+            separated.append("")
+        separated.append(line)
+    return separated
