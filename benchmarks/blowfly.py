@@ -64,9 +64,7 @@ def nearest(simulations, count=10):
     x = np.asarray(simulations.x["x"], np.float64)
     centre = np.median(x, axis=0)
     scale = 1.4826 * np.median(np.abs(x - centre), axis=0)
-    distance = np.sum(
-        (np.arcsinh((x - centre) / scale) - np.arcsinh((OBSERVED - centre) / scale)) ** 2, axis=1
-    )
+    distance = np.sum((np.arcsinh((x - centre) / scale) - np.arcsinh((OBSERVED - centre) / scale)) ** 2, axis=1)
     return np.asarray(simulations.latents["log_theta"])[np.argsort(distance)[:count]]
 
 
@@ -103,7 +101,8 @@ def main(budgets, repeats, seed):
                     f"repeat {r}, {count} simulations, {name}: {scores} %, {found['seconds']:.0f} s",
                     flush=True,
                 )
-    report.save("blowfly", "Blowfly", sections(runs, budgets), {"seed": seed, "runs": runs})
+        text = report.write("blowfly", "Blowfly", sections(runs, budgets), {"seed": seed, "runs": runs})
+    print(text)
 
 
 FORMS = {
@@ -153,9 +152,7 @@ def _mean(runs, get):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--simulations", type=int, nargs="+", default=[300, 1000])
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)

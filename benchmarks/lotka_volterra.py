@@ -80,9 +80,7 @@ def main(count, seeds):
         runs.append(one_seed(seed, count))
         print(f"seed {seed}: {int(runs[-1]['covered'].sum())} of 4 intervals hold the truth", flush=True)
     times = ("completed share", "seconds to simulate", "seconds to infer")
-    rows = [
-        [run["seed"], *(interval(run, i) for i in range(4)), *(run[name] for name in times)] for run in runs
-    ]
+    rows = [[run["seed"], *(interval(run, i) for i in range(4)), *(run[name] for name in times)] for run in runs]
     rows.append(["truth", *(f"{value:.2f}" for value in lv.TRUTH), *[""] * len(times)])
     errors = np.array([run["mean"][0] - lv.TRUTH[0] for run in runs])
     summary = (
@@ -91,15 +89,12 @@ def main(count, seeds):
     )
     text = report.table(["seed", *lv.PARAMETERS, *times], rows)
     text += "\n\nPosterior mean and 95 % interval; * where it misses the truth.\n\n" + summary
-    report.save(
-        "lotka_volterra", "Lotka-Volterra", [(f"{count} completed simulations", text)], {"runs": runs}
-    )
+    sections = [(f"{count} completed simulations", text)]
+    report.save("lotka_volterra", "Lotka-Volterra", sections, {"runs": runs})
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--simulations", type=int, default=2500)
     parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()

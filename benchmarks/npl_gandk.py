@@ -87,9 +87,7 @@ def bound_curve(datasets, draws):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--datasets", type=int, default=100)
     parser.add_argument("--coverage", type=int, default=200)
     parser.add_argument("--draws", type=int, default=200)
@@ -105,9 +103,7 @@ def main():
     accuracy = [summarise(runs[case][: arguments.datasets], *case) for case in cases]
     header = ("mass", "outliers", "data sets", "NMSE", "se", "NMSE of the minimum", "to compare", "published")
     header += ("bias of a, b, g, log k", "share explained", "least converged", "most noise (sd)")
-    coverage = [
-        (share, arguments.coverage, *covered(runs[True, share][: arguments.coverage])) for share in (0.0, 0.1)
-    ]
+    coverage = [(share, arguments.coverage, *covered(runs[True, share][: arguments.coverage])) for share in (0.0, 0.1)]
     curve = bound_curve(arguments.curve, arguments.draws)
     report.save(
         "npl_gandk",

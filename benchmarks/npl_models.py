@@ -135,6 +135,4 @@ TOGGLE = Generator(toggle, NormalNoise(2 * TOGGLE_STEPS + 1), 7)
 
 def bootstrap(seed, objective, starts, num_samples, **settings):
     """A posterior bootstrap with default settings but for the number of draws."""
-    return posterior_bootstrap(
-        jax.random.key(seed), objective, starts, settings=Settings(num_samples, **settings)
-    )
+    return posterior_bootstrap(jax.random.key(seed), objective, starts, settings=Settings(num_samples, **settings))

@@ -1,4 +1,4 @@
-"""Tables of a benchmark: printed, and kept in `results/` as Markdown and JSON with what made them."""
+"""Tables of a benchmark, kept in `results/` as Markdown and JSON with what made them."""
 
 import json
 import os
@@ -22,7 +22,12 @@ def table(header, rows):
 
 
 def save(name, title, sections, data):
-    """Print the sections `(heading, text)`, and write `results/<name>.md` and `results/<name>.json`."""
+    """Print sections `(heading, text)`, and write them and the data to `results/`."""
+    print(write(name, title, sections, data))
+
+
+def write(name, title, sections, data):
+    """Write sections `(heading, text)` to `results/<name>.md`, data to `results/<name>.json`; returns the text."""
     made = {
         "command": " ".join(["python", *map(shlex.quote, sys.argv)]),
         "date": datetime.now(UTC).date().isoformat(),
@@ -30,11 +35,11 @@ def save(name, title, sections, data):
         "versions": {package: version(package) for package in ("numpyro-kme", "numpyro", "jax", "numpy")},
     }
     text = "\n\n".join(f"## {heading}\n\n{body}" for heading, body in sections)
-    print(text)
     RESULTS.mkdir(exist_ok=True)
     origin = f"Made by `{made['command']}` on {made['date']} ({made['machine']})."
     (RESULTS / f"{name}.md").write_text(f"# {title}\n\n{origin}\n\n{text}\n")
     (RESULTS / f"{name}.json").write_text(json.dumps({"made": made, **data}, indent=1, default=_plain) + "\n")
+    return text
 
 
 def _cell(value):

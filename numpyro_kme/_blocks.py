@@ -6,8 +6,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from numpyro_kme._linalg import to_host
+
 BLOCK = 64
-"""Rows that are computed together. Another width changes last digits: JAX vectorises over the rows of a block."""
+"""Rows that are computed together. Another width changes last digits: JAX vectorises over a block."""
 
 
 def run(
@@ -33,13 +35,13 @@ def run(
     for start in range(0, total, size):
         index = np.arange(start, min(start + size, total))
         padded = np.append(index, np.full(size - len(index), start))
-        part = take(function(take(rows, padded)), slice(len(index)))
+        part = _take(to_host(function(_take(rows, padded))), slice(len(index)))
         if done is not None:
             done(start, part)
         parts.append(part)
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
 
-def take(tree: Any, index: Any) -> Any:
-    """Some rows of every array of a pytree, as NumPy arrays."""
-    return jax.tree.map(lambda leaf: np.asarray(leaf[index]), tree)
+def _take(tree: Any, index: Any) -> Any:
+    """Some rows of every array of a pytree."""
+    return jax.tree.map(lambda leaf: leaf[index], tree)

@@ -25,9 +25,7 @@ def name(fn: Callable) -> str:
 
 def check_function(fn: Any) -> None:
     """Require something callable that JAX can recognise when it meets it again."""
-    _checks.require(
-        callable(fn), f"The first argument of Simulator must be a function; got {fn!r}.", TypeError
-    )
+    _checks.require(callable(fn), f"The first argument of Simulator must be a function; got {fn!r}.", TypeError)
     try:
         hash(fn)
     except TypeError as error:
@@ -90,7 +88,7 @@ def call_on_host(fn: Callable, shape: Shape, dtype: np.dtype, key_data: np.ndarr
 def call_back(
     fn: Callable, shape: Shape, dtype: np.dtype, key_data: jax.Array, params: Sequence[jax.Array]
 ) -> jax.Array:
-    """Calls of a black-box simulator from inside JAX, one for each leading index of `key_data` and `params`."""
+    """Calls of a black-box simulator from inside JAX, one for each leading index of `key_data`."""
     canonical = jax.dtypes.canonicalize_dtype(dtype)  # float64 is float32 while x64 is off
 
     def rows(key_data, *params):

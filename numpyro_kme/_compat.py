@@ -49,11 +49,7 @@ def evaluated_site(fn: Distribution) -> str | None:
     frame = inspect.currentframe()
     while frame is not None:
         site = frame.f_locals.get("site")
-        if (
-            isinstance(site, dict)
-            and isinstance(site.get("fn"), Distribution)
-            and innermost(site["fn"]) is fn
-        ):
+        if isinstance(site, dict) and isinstance(site.get("fn"), Distribution) and innermost(site["fn"]) is fn:
             return site.get("name")
         frame = frame.f_back
     return None

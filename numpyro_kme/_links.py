@@ -41,7 +41,7 @@ LINKS = (
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Column:
-    """One argument as a function of one entry `t` of the latents: `outer_0 + outer_1 h(inner_0 + inner_1 t)`."""
+    """An argument as a function of an entry `t` of a latent: `outer_0 + outer_1 h(inner_0 + inner_1 t)`."""
 
     inner: np.ndarray
     outer: np.ndarray
@@ -71,7 +71,7 @@ def constant(value: float) -> Column:
 
 
 def is_monotone(a: np.ndarray, t: np.ndarray) -> bool:
-    """Whether draws of `a` rise, or fall, with those of `t`: what an elementwise function of `t` alone does."""
+    """Whether draws of `a` rise, or fall, with those of `t`, as monotone functions of `t` alone do."""
     steps = np.diff(a[np.argsort(t, kind="stable")])
     return bool(np.all(steps >= 0) or np.all(steps <= 0))
 

@@ -28,9 +28,7 @@ class Independent:
 
     def to_normal(self, values):
         """Standard normals, site by site."""
-        return tuple(
-            _normalise.to_normal(fn, value) for fn, value in zip(in_present_precision(self.fns), values)
-        )
+        return tuple(_normalise.to_normal(fn, value) for fn, value in zip(in_present_precision(self.fns), values))
 
     def from_normal(self, z):
         """Values, site by site."""
@@ -69,13 +67,9 @@ def exact(problem: Problem, site: str, draws: Draws) -> dict[str, Any]:
         match.column if match.site is None else replace(match.column, entry=first[match.site] + match.place)
         for match in matches
     ]
-    readers = {
-        column.entry: k for k, column in reversed(list(enumerate(columns))) if matches[k].site is not None
-    }
+    readers = {column.entry: k for k, column in reversed(list(enumerate(columns))) if matches[k].site is not None}
     entries = tuple(sorted(readers))
-    shown = {
-        name: [e - first[name] for e in entries if 0 <= e - first[name] < n] for name, n in zip(used, sizes)
-    }
+    shown = {name: [e - first[name] for e in entries if 0 <= e - first[name] < n] for name, n in zip(used, sizes)}
     _check(used, shown)
     sequential = any(latent.parents for latent in used.values())
     fns, parts = _maps(used, shown, mixtures=not sequential)
@@ -100,7 +94,7 @@ def exact(problem: Problem, site: str, draws: Draws) -> dict[str, Any]:
 
 
 def standardised(table: np.ndarray, what: str, why: str, *, choose_links: bool) -> dict[str, Any]:
-    """The fields of inexact coordinates: columns of a table `(m, p)` with median 0 and 68 % between -1 and 1."""
+    """The fields of inexact coordinates: median 0, and 68 % of the rows of a table between -1 and 1."""
     table = np.asarray(table, np.float64)
     moving = np.flatnonzero(np.ptp(table, axis=0) > 0.0)
     links = {k: _most_normal(table[:, k]) if choose_links else _links.IDENTITY for k in moving}
@@ -123,7 +117,7 @@ def standardised(table: np.ndarray, what: str, why: str, *, choose_links: bool) 
         "exact": False,
         "one_to_one": False,
         "note": f"In these coordinates the prior is only about standard normal: {what} were standardised "
-        "because {why}.",
+        f"because {why}.",
     }
 
 

@@ -65,8 +65,7 @@ def read(fn: dist.Distribution, shape: tuple[int, ...] | None = None):
         return None
     lead, dim = shape[: len(shape) - fn.event_dim], components.means.shape[-1]
     weights, means, covariances = (
-        np.broadcast_to(array, lead + array.shape[array.ndim - keep :])
-        for array, keep in zip(components, (1, 2, 3))
+        np.broadcast_to(array, lead + array.shape[array.ndim - keep :]) for array, keep in zip(components, (1, 2, 3))
     )
     mean = np.einsum("...k,...kd->...d", weights, means)
     offset = means - mean[..., None, :]
@@ -114,9 +113,7 @@ def _moments(fn: dist.Distribution) -> tuple[np.ndarray, np.ndarray] | None:
     """Mean `(*batch, dim)` and covariance `(*batch, dim, dim)` of a normal; dim is 1 for a univariate one."""
     base = _compat.innermost(fn)
     if isinstance(base, dist.Normal) and fn.event_dim == 0:
-        return np.asarray(fn.mean, np.float64)[..., None], np.asarray(fn.variance, np.float64)[
-            ..., None, None
-        ]
+        return np.asarray(fn.mean, np.float64)[..., None], np.asarray(fn.variance, np.float64)[..., None, None]
     if isinstance(base, dist.Normal) and fn.event_dim == 1:
         variance = np.asarray(fn.variance, np.float64)
         return np.asarray(fn.mean, np.float64), variance[..., None] * np.eye(variance.shape[-1])

@@ -31,7 +31,7 @@ def is_elementwise(fn: dist.Distribution) -> bool:
 
 
 def check(fn: dist.Distribution) -> None:
-    """Raise `NoNormalMap` unless a value of `fn` maps to as many standard normals as it has entries, and back."""
+    """Raise `NoNormalMap` unless a value of `fn` maps to as many normals as it has entries, and back."""
     struct = jax.ShapeDtypeStruct(fn.shape(), jnp.result_type(float))
     name = type(_compat.innermost(fn)).__name__
     try:
@@ -45,7 +45,7 @@ def check(fn: dist.Distribution) -> None:
 
 @singledispatch
 def to_normal(fn: dist.Distribution, value: jax.Array) -> jax.Array:
-    """Map one value drawn from `fn` to independent standard normals; `ndtri(cdf(value))` unless known better."""
+    """Map one value of `fn` to independent standard normals; `ndtri(cdf(value))` unless known better."""
     if fn.event_dim > 0:
         raise NoNormalMap("it has no univariate distribution function")
     lower, upper = tails(fn, value)
@@ -57,7 +57,7 @@ def to_normal(fn: dist.Distribution, value: jax.Array) -> jax.Array:
 
 @singledispatch
 def from_normal(fn: dist.Distribution, z: jax.Array) -> jax.Array:
-    """Map independent standard normals to one value of `fn`; by bisection of `to_normal` unless known better."""
+    """Map independent standard normals to one value of `fn`; by bisection unless known better."""
     return _bisect(fn, z)
 
 

@@ -61,11 +61,9 @@ class SimulatorSite:
             arguments: `(m, *groups, p)`.
             x: `(m, *batch, *event)`.
         Returns:
-            `(rows, p)` and `(rows, *rest, *event)`. Without groups these are the arguments given, and `rest`
-            is the
-            batch shape: draws that share an argument stay together. Groups, the batch dimensions along which
-                the
-            parameters vary, become rows: there are `m * prod(groups)` of them.
+            `(rows, p)` and `(rows, *rest, *event)`. Without groups these are the arguments given, and `rest` is
+            the batch shape: draws that share an argument stay together. Groups, the batch dimensions along
+            which the parameters vary, become rows: there are `m * prod(groups)` of them.
         """
         groups, batch = self.simulator.groups, self.simulator.batch_shape
         padded = (1,) * (len(batch) - len(groups)) + groups
@@ -151,7 +149,7 @@ def read(model: Callable, args: tuple, kwargs: Mapping) -> Parts:
     sites = {name: site for name, site in trace.items() if site["type"] == "sample"}
     _check_sites(trace, sites, simulators, parents)
     for name, simulator in simulators.items():
-        if again[name].fn is not simulator.fn:
+        if again[name].fn != simulator.fn:
             warnings.warn(
                 f"The simulator `{simulator.name}` of site {name!r} is a new function each time the model "
                 "runs, a lambda or a function defined inside the model, so JAX compiles it again each time. "
@@ -161,8 +159,7 @@ def read(model: Callable, args: tuple, kwargs: Mapping) -> Parts:
     unobserved = [name for name, site in sites.items() if not site["is_observed"] and name not in simulators]
     return Parts(
         latents={
-            name: Latent(sites[name]["fn"], np.asarray(sites[name]["value"]), parents[name])
-            for name in unobserved
+            name: Latent(sites[name]["fn"], np.asarray(sites[name]["value"]), parents[name]) for name in unobserved
         },
         simulators={
             name: SimulatorSite(
@@ -231,12 +228,15 @@ def _check_sites(trace, sites, simulators, parents) -> None:
             "not known. Put that step inside the simulator's function, so that its output is what is "
             "observed.",
         )
-        if name in simulators and site["is_observed"]:
-            observed, expected = np.shape(site["value"]), site["fn"].shape()
+        if name in simulators:
+            found, expected = np.shape(site["value"]), simulators[name].shape()
             _checks.require(
-                observed == expected,
-                f"The observation at {name!r} has shape {observed}; the simulator `{simulators[name].name}` "
-                f"gives shape {expected}.",
+                found == expected,
+                f"The observation at {name!r} has shape {found}; the simulator `{simulators[name].name}` gives "
+                f"shape {expected}."
+                if site["is_observed"]
+                else f"Site {name!r} has shape {found} where its simulator gives shape {expected}. A simulator "
+                "inside `scan` is not supported: make the whole series one call of a simulator.",
             )
     latents = [name for name, site in sites.items() if not site["is_observed"] and name not in simulators]
     _checks.require(len(latents) > 0, f"The model has no latent site to infer; its sites are {list(sites)}.")

@@ -156,7 +156,7 @@ def _from_hazard(hazard: jax.Array) -> Tails:
 
 
 def _between(at, low, high) -> Tails:
-    """Tails of a distribution truncated to an interval, from the tails of its base at the point and at the ends."""
+    """Tails of a truncated distribution, from those of its base at the point and at the ends."""
 
     def mass(a, b):  # P(a < X <= b), from the tail that is smaller at the left end
         return jnp.where(a[0] < 0.5, b[0] - a[0], a[1] - b[1])

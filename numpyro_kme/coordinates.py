@@ -95,7 +95,7 @@ class Coordinates:
 
     @classmethod
     def standardise(cls, table: ArrayLike) -> "Coordinates":
-        """Affine coordinates of a table of arguments `(m, p)`: median 0, and 68 % of the rows between -1 and 1."""
+        """Affine coordinates of a table of arguments `(m, p)`: median 0, 68 % of the rows between -1 and 1."""
         _checks.matrix("table", table, min_rows=2)
         _checks.finite("table", table)
         table = np.asarray(table, np.float64)
@@ -121,7 +121,7 @@ class Coordinates:
         return jnp.stack([jnp.asarray(column(t[column.entry])) for column in self.columns])
 
     def latents(self, z: ArrayLike) -> dict[str, jax.Array]:
-        """All latents of the model, `{site: value}`, at the coordinates `(D,)`; raises unless `one_to_one`."""
+        """All latents of the model, `{site: value}`, at coordinates `(D,)`; raises unless `one_to_one`."""
         _checks.require(self.one_to_one, f"These coordinates do not determine the latents. {self.note}")
         return dict(zip((name for name, _ in self.sites), self._values(z)))
 

@@ -16,9 +16,8 @@ Likelihood = Callable[..., Distribution]
 class surrogate(Messenger):
     """The same model with a density in place of each observed simulator.
 
-    The result is an ordinary NumPyro model: run `MCMC(NUTS(smodel))` on it, `log_likelihood`,
-        `az.from_numpyro`. All
-    other sites stay as they are, masks, plates and scales of the simulator's site apply to its density, and
+    The result is an ordinary NumPyro model, for `MCMC(NUTS(smodel))`, `log_likelihood` and `az.from_numpyro`.
+    All other sites stay as they are, masks, plates and scales of the simulator's site apply to its density, and
     simulators that are not observed stay in place, so that `Predictive(smodel, samples)(rng_key)` still
     simulates.
 
@@ -87,11 +86,7 @@ class uncondition_simulators(Messenger):
 
     def process_message(self, msg):
         """Forget the observation of a simulator site, and ask for a key."""
-        if (
-            msg["type"] == "sample"
-            and msg["is_observed"]
-            and isinstance(_compat.innermost(msg["fn"]), Simulator)
-        ):
+        if msg["type"] == "sample" and msg["is_observed"] and isinstance(_compat.innermost(msg["fn"]), Simulator):
             msg["is_observed"], msg["value"] = False, None
             if msg["kwargs"]["rng_key"] is None:
                 msg["kwargs"]["rng_key"] = numpyro.prng_key()
@@ -112,8 +107,7 @@ def _density(name: str, likelihood: Likelihood, simulator: Simulator) -> Distrib
     )
     padded = (1,) * (len(simulator.batch_shape) - len(fn.batch_shape)) + fn.batch_shape
     _checks.require(
-        len(padded) == len(simulator.batch_shape)
-        and all(a in (1, b) for a, b in zip(padded, simulator.batch_shape)),
+        len(padded) == len(simulator.batch_shape) and all(a in (1, b) for a, b in zip(padded, simulator.batch_shape)),
         f"The likelihood of site {name!r} has batch shape {fn.batch_shape}, the simulator `{simulator.name}` "
         f"has {simulator.batch_shape}, one for each call.",
     )

@@ -11,7 +11,7 @@ by weighted points: a quasi-random set drawn from the measure stands in for it.
 import abc
 from dataclasses import field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -66,6 +66,10 @@ class Measure(abc.ABC):
         """`int int k(s, t) p(ds) p(dt)`, the squared length of the mean embedding."""
 
     @abc.abstractmethod
+    def as_points(self) -> "Points":
+        """Weighted points that stand for the measure."""
+
+    @abc.abstractmethod
     def moments(self) -> tuple[jax.Array, jax.Array]:
         """Mean `(D,)` and covariance `(D, D)`."""
 
@@ -109,6 +113,7 @@ class Points(Measure):
         """Dimension `D`."""
         return jnp.shape(self.points)[1]
 
+    @property
     def probabilities(self) -> jax.Array:
         """The weights, `(T,)`."""
         size = jnp.shape(self.points)[0]
@@ -124,29 +129,29 @@ class Points(Measure):
 
     def mean_embedding(self, kernel, a):
         """`sum_t weights_t k(a_i, points_t)`."""
-        return kernel.gram(jnp.asarray(a), jnp.asarray(self.points)) @ self.probabilities()
+        return kernel.gram(jnp.asarray(a), jnp.asarray(self.points)) @ self.probabilities
 
     def product_embedding(self, kernel_a, a, kernel_b, b):
         """`sum_t weights_t k_a(a_i, points_t) k_b(points_t, b_j)`."""
         points = jnp.asarray(self.points)
-        return (kernel_a.gram(jnp.asarray(a), points) * self.probabilities()[None, :]) @ kernel_b.gram(
+        return (kernel_a.gram(jnp.asarray(a), points) * self.probabilities[None, :]) @ kernel_b.gram(
             points, jnp.asarray(b)
         )
 
     def squared_norm(self, kernel):
         """`sum_st weights_s weights_t k(points_s, points_t)`."""
-        return self.probabilities() @ self.mean_embedding(kernel, self.points)
+        return self.probabilities @ self.mean_embedding(kernel, self.points)
 
     def moments(self):
         """Weighted mean and covariance."""
         points = jnp.asarray(self.points)
-        mean = self.probabilities() @ points
+        mean = self.probabilities @ points
         centred = points - mean[None, :]
-        return mean, (centred * self.probabilities()[:, None]).T @ centred
+        return mean, (centred * self.probabilities[:, None]).T @ centred
 
     def sample(self, rng_key, n):
         """Points drawn with replacement."""
-        return jax.random.choice(rng_key, jnp.asarray(self.points), (n,), p=self.probabilities())
+        return jax.random.choice(rng_key, jnp.asarray(self.points), (n,), p=self.probabilities)
 
     def log_density(self, t):
         """A set of points has no density."""
@@ -179,10 +184,8 @@ class _NormalComponents(Measure):
 
     def tilt(self, kernel: Kernel, a: ArrayLike) -> Tilted:
         """The measures `k(a_i, t) p(dt)` for a Gaussian kernel, by completing the square in each component."""
-        _checks.require(
-            isinstance(kernel, Gaussian),
-            f"`kernel` must be Gaussian for a closed form; got {type(kernel).__name__}.",
-        )
+        if not isinstance(kernel, Gaussian):
+            raise ValueError(f"`kernel` must be Gaussian for a closed form; got {type(kernel).__name__}.")
         a = jnp.asarray(a)
         log_weights, means, covariances = self.components()
         squares = _squared_length_scales(kernel, self.dim)
@@ -351,7 +354,7 @@ class NormalMixture(_NormalComponents):
         return jnp.log(jnp.asarray(self.weights)), jnp.asarray(self.means), jnp.asarray(self.covariances)
 
 
-def _squared_length_scales(kernel: Gaussian, dim: int) -> jax.Array:
+def _squared_length_scales(kernel: Any, dim: int) -> jax.Array:
     return jnp.square(jnp.broadcast_to(jnp.asarray(kernel.length_scale), (dim,)))
 
 

@@ -122,7 +122,7 @@ class Problem:
         return {name: _normalise.to_normal(trace[name]["fn"], trace[name]["value"]) for name in latents}
 
     def from_normal(self, z: Arrays) -> dict[str, jax.Array]:
-        """Inverse of `to_normal`. Low-discrepancy points in `z` become low-discrepancy draws from the prior."""
+        """Inverse of `to_normal`; low-discrepancy points in `z` become low-discrepancy prior draws."""
         rest = {name: latent.value for name, latent in self.latents.items() if name not in z}
         trace, _ = self._run(random.key(0), rest, _FromNormal(z))
         return {name: trace[name]["value"] for name in z}
@@ -162,9 +162,7 @@ class Problem:
 
     def _checked(self, latents: Arrays) -> dict[str, np.ndarray]:
         names = list(self.latents)
-        _checks.require(
-            set(latents) == set(names), f"`latents` must have the sites {names}; got {list(latents)}."
-        )
+        _checks.require(set(latents) == set(names), f"`latents` must have the sites {names}; got {list(latents)}.")
         arrays = {name: np.asarray(latents[name]) for name in names}
         for name, array in arrays.items():
             shape = self.latents[name].value.shape

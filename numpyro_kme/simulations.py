@@ -66,8 +66,7 @@ class Simulations:
         _checks.matrix("arguments", arguments)
         _checks.require(
             x.shape[:1] == arguments.shape[:1],
-            f"`arguments` and `x` must have one row for each simulation; got shapes {arguments.shape} and "
-            f"{x.shape}.",
+            f"`arguments` and `x` must have one row for each simulation; got shapes {arguments.shape} and {x.shape}.",
         )
         _checks.finite("arguments", arguments)
         _checks.finite("x", x)
@@ -129,9 +128,7 @@ def simulate(
     """
     problem = problem if isinstance(problem, Problem) else Problem.read(problem)
     _checks.require(num_simulations >= 1, f"`num_simulations` must be at least 1; got {num_simulations}.")
-    _checks.require(
-        on_failure in ("raise", "skip"), f"`on_failure` must be 'raise' or 'skip'; got {on_failure!r}."
-    )
+    _checks.require(on_failure in ("raise", "skip"), f"`on_failure` must be 'raise' or 'skip'; got {on_failure!r}.")
     draws = problem.draw(random.fold_in(rng_key, 0), num_simulations)
     x: dict[str, np.ndarray] = {}
     kept, failures = np.ones(num_simulations, bool), Counter[str]()
@@ -147,10 +144,18 @@ def simulate(
             kept &= ~failed
     if not kept.any():
         raise SimulationError(f"All {num_simulations} simulations failed: {dict(failures)}.")
-    arrays = jax.tree.map(
-        lambda a: a[kept], (dict(draws.arguments), x, dict(draws.latents), dict(draws.deterministics))
+    return Simulations(
+        arguments=_rows(draws.arguments, kept),
+        x=_rows(x, kept),
+        latents=_rows(draws.latents, kept),
+        deterministics=_rows(draws.deterministics, kept),
+        index=np.flatnonzero(kept),
+        failures=dict(failures),
     )
-    return Simulations(*arrays, np.flatnonzero(kept), dict(failures))
+
+
+def _rows(arrays: Arrays, kept: np.ndarray) -> dict[str, np.ndarray]:
+    return {name: np.asarray(value)[kept] for name, value in arrays.items()}
 
 
 Rows = tuple[np.ndarray, np.ndarray]
@@ -168,9 +173,7 @@ def _runner(simulator: Simulator, block_size: int) -> tuple[Runner, int]:
 @jax.jit
 def _draw(simulator: Simulator, key_data: jax.Array, arguments: jax.Array) -> jax.Array:
     """One draw for each row of keys and arguments; compiled once for each simulator and number of rows."""
-    return jax.vmap(lambda data, a: simulator.with_arguments(a).sample(random.wrap_key_data(data)))(
-        key_data, arguments
-    )
+    return jax.vmap(lambda data, a: simulator.with_arguments(a).sample(random.wrap_key_data(data)))(key_data, arguments)
 
 
 @jax.jit
@@ -243,7 +246,7 @@ def _kind(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class _Watch:
-    """Told after each block of a site's simulations: moves the bar, and raises at the first failure if asked to."""
+    """Told after each block of simulations: moves the bar, and raises at the first failure if asked to."""
 
     site: str
     latents: Arrays

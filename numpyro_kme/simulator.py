@@ -67,9 +67,7 @@ class Simulator(Distribution):
         dtype: Any = None,
     ):
         _calls.check_function(fn)
-        _checks.require(
-            len(params) > 0, f"Simulator `{_calls.name(fn)}` has no parameter, so nothing can be inferred."
-        )
+        _checks.require(len(params) > 0, f"Simulator `{_calls.name(fn)}` has no parameter, so nothing can be inferred.")
         _checks.require(
             (shape is None) == (dtype is None),
             f"Simulator `{_calls.name(fn)}` got shape={shape} and dtype={dtype}: a black-box simulator needs "
@@ -82,9 +80,7 @@ class Simulator(Distribution):
         self.black_box = shape is not None
         self._event_dims_given = event_dims is not None
         if shape is None:
-            event_shape, self.dtype = _calls.traced_event(
-                fn, self.call_shapes, [param.dtype for param in self.params]
-            )
+            event_shape, self.dtype = _calls.traced_event(fn, self.call_shapes, [param.dtype for param in self.params])
         else:
             event_shape = (shape,) if isinstance(shape, int) else tuple(shape)
             self.dtype = np.dtype(dtype)
@@ -109,9 +105,7 @@ class Simulator(Distribution):
     def arguments(self) -> jax.Array:
         """All numbers that one call takes, flattened and joined: shape `groups + (p,)`."""
         dtype = jnp.result_type(float, *self.params)
-        columns = [
-            param.reshape(*self.groups, -1).astype(dtype) for param in self.broadcast_params(self.groups)
-        ]
+        columns = [param.reshape(*self.groups, -1).astype(dtype) for param in self.broadcast_params(self.groups)]
         return jnp.concatenate(columns, axis=-1)
 
     def with_arguments(self, arguments: ArrayLike) -> "Simulator":
@@ -156,8 +150,7 @@ class Simulator(Distribution):
         padded = (1,) * (len(batch_shape) - len(self.batch_shape)) + self.batch_shape
         _checks.require(
             len(padded) == len(batch_shape) and all(a in (1, b) for a, b in zip(padded, batch_shape)),
-            f"Simulator `{self.name}` has batch shape {self.batch_shape}, which does not expand to "
-            f"{batch_shape}.",
+            f"Simulator `{self.name}` has batch shape {self.batch_shape}, which does not expand to {batch_shape}.",
         )
         new = copy.copy(self)
         new._batch_shape = batch_shape
@@ -187,7 +180,7 @@ class Simulator(Distribution):
         return _calls.call_rows(self.fn, keys.ravel(), rows).reshape(keys.shape + self.event_shape)
 
     def log_prob(self, value: ArrayLike, intermediates: Any = None) -> jax.Array:
-        """Has a shape, for tools that draw the graph of a model; its evaluation raises `NotImplementedError`."""
+        """Has a shape, for tools that draw the graph of a model; evaluating it raises `NotImplementedError`."""
         value = jnp.asarray(value)
         lead = value.shape[: max(value.ndim - self.event_dim, 0)]
         site = _compat.evaluated_site(self)

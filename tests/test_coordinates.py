@@ -1,4 +1,4 @@
-"""Coordinates of a simulator's arguments: exact where the prior allows, standardised with a reason elsewhere."""
+"""A simulator's coordinates: exact where the prior allows, standardised for a reason elsewhere."""
 
 import subprocess
 import sys
@@ -102,18 +102,14 @@ EXACT = {
         model_of(
             lambda s, t, u: (s, t[0], t[1], u[1]),
             s=dist.Exponential(1.0),
-            t=dist.MixtureSameFamily(
-                TWO, dist.MultivariateNormal(jnp.stack([CENTRES, -CENTRES]), COVARIANCE)
-            ),
+            t=dist.MixtureSameFamily(TWO, dist.MultivariateNormal(jnp.stack([CENTRES, -CENTRES]), COVARIANCE)),
             u=dist.MixtureSameFamily(TWO, dist.Normal(CENTRES, 1.0)).expand([2]).to_event(1),
         ),
         ("s", "t[0]", "t[1]", "u[1]"),
         False,
     ),
     "many components": (
-        model_of(
-            lambda t: (t,), t=dist.MixtureSameFamily(TWO, dist.Normal(CENTRES, 0.5)).expand([7]).to_event(1)
-        ),
+        model_of(lambda t: (t,), t=dist.MixtureSameFamily(TWO, dist.Normal(CENTRES, 0.5)).expand([7]).to_event(1)),
         tuple(f"t[{i}]" for i in range(7)),
         True,
     ),
@@ -140,9 +136,7 @@ def test_exact_coordinates(name):
     for k in range(coordinates.dim):  # the marginal law of each coordinate, by Kolmogorov's statistic
 
         def cdf(t, k=k):
-            return sum(
-                w * st.norm.cdf(t, m[k], np.sqrt(c[k, k])) for w, m, c in zip(weights, means, covariances)
-            )
+            return sum(w * st.norm.cdf(t, m[k], np.sqrt(c[k, k])) for w, m, c in zip(weights, means, covariances))
 
         assert np.sqrt(640) * st.kstest(np.asarray(z[:, k]), cdf).statistic < 2.5
     np.testing.assert_allclose(z.mean(0), 0.0, atol=5 / np.sqrt(640))
@@ -232,9 +226,7 @@ def test_coordinates_that_are_only_about_normal_say_why(name):
     a = a.reshape(-1, a.shape[-1])
     z = jax.jit(jax.vmap(coordinates.forward))(a)
     np.testing.assert_allclose(jax.jit(jax.vmap(coordinates.inverse))(z), a, rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(
-        np.median(z, axis=0), 0.0, atol=0.35
-    )  # 5 standard errors of each of two medians
+    np.testing.assert_allclose(np.median(z, axis=0), 0.0, atol=0.35)  # 5 standard errors of each of two medians
     np.testing.assert_allclose(np.mean(np.abs(z) < 1.0, axis=0), 0.683, atol=0.17)
 
 
@@ -283,16 +275,14 @@ def test_functions_are_recognised_with_affine_maps_around_them(name, dtype):
         np.testing.assert_allclose(column.solve(a), s, atol=tolerance * s.std())
 
 
-@pytest.mark.parametrize(
-    "a", [lambda t: t**3, jnp.sin, lambda t: jnp.exp(t) + t], ids=["cube", "sine", "sum"]
-)
+@pytest.mark.parametrize("a", [lambda t: t**3, jnp.sin, lambda t: jnp.exp(t) + t], ids=["cube", "sine", "sum"])
 def test_other_functions_are_not_taken_for_one_of_the_list(a):
     t = np.asarray(dist.Normal(0.0, 1.0).sample(random.key(0), (300,)))
     assert _links.find(np.asarray(a(t)), t) is None
 
 
 def test_standardising_a_table():
-    table = np.random.default_rng(0).normal([1.0, -50.0, 0.0], [2.0, 0.1, 0.0], (500, 3)) + [0.0, 0.0, 4.0]
+    table = np.random.default_rng(0).normal([1.0, -50.0, 0.0], [2.0, 0.1, 0.0], (500, 3)) + np.array([0.0, 0.0, 4.0])
     coordinates = Coordinates.standardise(table)
     assert coordinates.dim == 2 and not coordinates.exact and "no prior is known" in coordinates.note
     z = jax.vmap(coordinates.forward)(table)

@@ -69,7 +69,7 @@ def test_the_density_is_that_of_the_model_written_out():
 
 def test_nuts_finds_the_known_posterior(mcmc):
     samples = mcmc.get_samples()
-    # theta | x is N(x/2, 1/2) and b | y is N(sum(y)/4, 1/4); tolerances of 5 standard errors at 400 effective draws
+    # theta | x is N(x/2, 1/2) and b | y is N(sum(y)/4, 1/4); 5 standard errors at 400 effective draws
     np.testing.assert_allclose(samples["theta"].mean(0), X / 2, atol=5 * np.sqrt(0.5 / 400))
     np.testing.assert_allclose(samples["theta"].var(0), 0.5, atol=5 * 0.5 * np.sqrt(2 / 400))
     np.testing.assert_allclose(samples["b"].mean(), 0.75, atol=5 * np.sqrt(0.25 / 400))
@@ -116,7 +116,7 @@ MASK = jnp.array([True, False, True])
 
 
 def in_plates(simulator):
-    """Draws that share a parameter, and groups with their own, with a mask and a scale, through either kind of site."""
+    """Draws that share a parameter, groups with their own, a mask and a scale, with either kind of site."""
 
     def site(name, fn, x, density):
         numpyro.sample(name, fn if simulator else density, obs=x)

@@ -74,7 +74,7 @@ def test_density_is_that_of_the_draws_and_integrates_to_one(kelfi):
 
 def test_marginal_likelihood_by_quadrature(kelfi):
     grid = np.linspace(-8, 8, 4001)
-    sign, log_size = jax.vmap(kelfi.likelihoods["x"].surrogate.at(X).signed_log)(grid[:, None])
+    sign, log_size = jax.jit(jax.vmap(kelfi.likelihoods["x"].at(X).signed_log))(grid[:, None])
     mass = np.sum(sign * np.exp(log_size) * stats.norm.pdf(grid)) * (grid[1] - grid[0])
     np.testing.assert_allclose(kelfi.log_marginal_likelihood(), np.log(mass), rtol=1e-6)
     assert abs(kelfi.log_marginal_likelihood() - stats.norm.logpdf(X[0], 0, np.sqrt(1 + NOISE**2))) < 0.5
@@ -85,9 +85,9 @@ def test_predictive_density_is_the_mean_over_the_posterior(kelfi):
     found = kelfi.predictive_log_density(at)
     exact = stats.norm.logpdf(at[:, 0], EXACT.mean(), np.sqrt(EXACT.var() + NOISE**2))
     np.testing.assert_allclose(found, exact, atol=0.5)
-    values = np.linspace(-8, 9, 201)
+    values = np.linspace(-3.5, 5.0, 120)
     mass = np.exp(kelfi.predictive_log_density(values[:, None])).sum() * (values[1] - values[0])
-    np.testing.assert_allclose(mass, 1.0, atol=0.25)
+    np.testing.assert_allclose(mass, 1.0, atol=0.15)
 
 
 def test_a_new_observation_needs_no_new_simulations(kelfi):

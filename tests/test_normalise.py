@@ -129,9 +129,7 @@ def test_derivatives(fn):
         """Sums, so that one gradient covers all points."""
         scaled = jax.tree.unflatten(tree, [leaf * scale for leaf in leaves])
         forward, slope = jax.value_and_grad(lambda x: jnp.sum(jax.vmap(lambda x: to_normal(scaled, x))(x)))(x)
-        inverse, inverse_slope = jax.value_and_grad(
-            lambda z: jnp.sum(jax.vmap(lambda z: from_normal(scaled, z))(z))
-        )(z)
+        inverse, inverse_slope = jax.value_and_grad(lambda z: jnp.sum(jax.vmap(lambda z: from_normal(scaled, z))(z)))(z)
         return jnp.concatenate([slope, inverse_slope, jnp.stack([forward, inverse])])
 
     found, h = jax.jit(jax.jacfwd(first))(1.0), 1e-4
@@ -160,9 +158,7 @@ MEANS = np.array([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]])
         (dist.MultivariateNormal(MEANS[:, None], COVARIANCE).expand([3, 4]), MEANS[:, None], COVARIANCE),
         (dist.MultivariateNormal(MEANS, COVARIANCE).to_event(1).mask(jnp.array(True)), MEANS, COVARIANCE),
         (
-            dist.LowRankMultivariateNormal(
-                jnp.zeros(3), jnp.array([[1.0], [0.5], [0.2]]), jnp.array([1.0, 2.0, 3.0])
-            ),
+            dist.LowRankMultivariateNormal(jnp.zeros(3), jnp.array([[1.0], [0.5], [0.2]]), jnp.array([1.0, 2.0, 3.0])),
             np.zeros(3),
             np.outer([1.0, 0.5, 0.2], [1.0, 0.5, 0.2]) + np.diag([1.0, 2.0, 3.0]),
         ),
@@ -187,18 +183,14 @@ def test_wrapped_and_expanded_priors_are_mapped_entry_by_entry():
 
 
 def test_a_batch_of_mixtures():
-    fn = dist.MixtureSameFamily(
-        TWO, dist.Normal(jnp.stack([jnp.array([-2.0, 3.0])] * 3), jnp.array([[1.0, 0.5]]))
-    )
+    fn = dist.MixtureSameFamily(TWO, dist.Normal(jnp.stack([jnp.array([-2.0, 3.0])] * 3), jnp.array([[1.0, 0.5]])))
     value = jnp.array([-1.0, 0.5, 3.2])
     expected = reference(NormalMixture(), np.asarray(value), "mixture")
     np.testing.assert_allclose(jax.jit(to_normal)(fn, value), expected, rtol=1e-9)
 
 
 def test_a_transformed_multivariate_prior():
-    fn = dist.TransformedDistribution(
-        dist.MultivariateNormal(MEANS[0], COVARIANCE), transforms.ExpTransform()
-    )
+    fn = dist.TransformedDistribution(dist.MultivariateNormal(MEANS[0], COVARIANCE), transforms.ExpTransform())
     z = jnp.array([0.3, -1.2])
     value = from_normal(fn, z)
     np.testing.assert_allclose(value, np.exp(MEANS[0] + np.linalg.cholesky(COVARIANCE) @ z), rtol=1e-12)
@@ -221,9 +213,7 @@ def test_priors_without_a_map_say_so(fn, sentence):
 
 
 def density(mixture, z):
-    return sum(
-        weight * st.multivariate_normal(mean, covariance).pdf(z) for weight, mean, covariance in zip(*mixture)
-    )
+    return sum(weight * st.multivariate_normal(mean, covariance).pdf(z) for weight, mean, covariance in zip(*mixture))
 
 
 MIXTURES = {

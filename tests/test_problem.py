@@ -7,6 +7,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax import random
+from numpyro.contrib.control_flow import scan
 from numpyro.infer import Predictive
 
 from numpyro_kme.problem import Problem
@@ -106,9 +107,7 @@ def test_normal_map_goes_site_by_site(problem, draws):
     z = jax.vmap(problem.to_normal)(dict(draws.latents))
     np.testing.assert_allclose(z["theta"], (draws.latents["theta"] - [0.0, 1.0]) / 2.0, rtol=1e-12)
     ratio = draws.latents["sd"] / np.exp(draws.latents["theta"][:, 0])
-    np.testing.assert_allclose(
-        z["sd"], dist.Normal().icdf(jax.scipy.special.erf(ratio / np.sqrt(2))), atol=1e-6
-    )
+    np.testing.assert_allclose(z["sd"], dist.Normal().icdf(jax.scipy.special.erf(ratio / np.sqrt(2))), atol=1e-6)
     back = jax.vmap(problem.from_normal)(z)
     for name, value in draws.latents.items():
         np.testing.assert_allclose(back[name], value, rtol=1e-9, atol=1e-12)
@@ -199,6 +198,16 @@ def learns():
     numpyro.sample("x", Simulator(total, theta, 1.0, 0.0))
 
 
+def in_scan():
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+
+    def step(state, _):
+        numpyro.sample("x", Simulator(total, theta, 1.0, 0.0))
+        return state, None
+
+    scan(step, 0.0, None, length=3)
+
+
 def nothing_latent():
     numpyro.sample("x", Simulator(total, 0.0, 1.0, 0.0))
 
@@ -227,6 +236,7 @@ REAL = dist.constraints.real
         ),
         (lambda: Problem.read(learns), r"`param` sites \['m'\], which have no prior"),
         (lambda: Problem.read(nothing_latent), "no latent site to infer"),
+        (lambda: Problem.read(in_scan), r"has shape \(3, 2\) where its simulator gives shape \(2,\)..*inside `scan`"),
         (
             lambda: Problem.read(two_sites, x=jnp.zeros(3)),
             r"at 'x' has shape \(3,\); the simulator `total` gives shape \(2,\)",
@@ -244,17 +254,28 @@ def test_a_simulator_made_inside_the_model_is_pointed_out():
         theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
         numpyro.sample("x", Simulator(lambda key, t: t + random.normal(key), theta))
 
-    with pytest.warns(
-        UserWarning, match=r"`<lambda>` of site 'x' is a new function each time the model runs"
-    ):
+    with pytest.warns(UserWarning, match=r"`<lambda>` of site 'x' is a new function each time the model runs"):
         problem = Problem.read(inside)
     assert problem.draw(random.key(0), 2).arguments["x"].shape == (2, 1)
 
 
+class Colony:
+    """A simulator that is a method: a new object at each access, but an equal one."""
+
+    def grow(self, key, theta):
+        return theta + random.normal(key)
+
+    def model(self):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        numpyro.sample("x", Simulator(self.grow, theta))
+
+
+def test_a_method_is_no_new_simulator():
+    assert Problem.read(Colony().model).simulators["x"].simulator.name == "grow"  # a warning would be an error
+
+
 def test_latents_of_the_wrong_shape_are_explained(problem, draws):
-    with pytest.raises(
-        ValueError, match=r"`latents` must have the sites \['theta', 'sd', 'b'\]; got \['theta'\]"
-    ):
+    with pytest.raises(ValueError, match=r"`latents` must have the sites \['theta', 'sd', 'b'\]; got \['theta'\]"):
         problem.evaluate({"theta": draws.latents["theta"]})
     wrong = {**draws.latents, "sd": draws.latents["sd"][:4]}
     with pytest.raises(ValueError, match=r"`latents\['sd'\]` must have shape .* as 'theta'; got \(4,\)"):

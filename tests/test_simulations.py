@@ -44,6 +44,7 @@ def simulations(problem):
 
 def test_everything_is_kept(simulations):
     assert len(simulations) == 100 and simulations.failures == {}
+    assert list(simulations.x) == list(simulations.arguments) == ["x", "y"]
     theta = simulations.latents["theta"]
     np.testing.assert_array_equal(simulations.arguments["x"], theta[:, None])
     np.testing.assert_array_equal(simulations.deterministics["double"], 2.0 * theta)
@@ -250,9 +251,7 @@ def test_a_table_of_latents(problem, simulations):
             r"no simulations of.*\['y'\]",
         ),
         (
-            lambda p: Simulations.from_latents(
-                p, {"theta": np.ones(2)}, {"x": np.ones((2, 4)), "y": np.ones((2, 3))}
-            ),
+            lambda p: Simulations.from_latents(p, {"theta": np.ones(2)}, {"x": np.ones((2, 4)), "y": np.ones((2, 3))}),
             r"site 'y' must have shape \(2, 4\); got \(2, 3\)",
         ),
         (

@@ -127,9 +127,7 @@ def test_pytree_round_trip_and_jit():
         "noisy_sum",
         np.float64,
     )
-    np.testing.assert_array_equal(
-        jax.jit(lambda d, k: d.sample(k))(fn, random.key(0)), again.sample(random.key(0))
-    )
+    np.testing.assert_array_equal(jax.jit(lambda d, k: d.sample(k))(fn, random.key(0)), again.sample(random.key(0)))
 
 
 def test_arguments_flatten_and_come_back():
@@ -190,9 +188,7 @@ def test_black_box_in_a_model():
 )
 def test_black_box_that_breaks_its_declaration(fn, shape, dtype):
     simulator = Simulator(fn, 0.0, shape=shape, dtype=dtype)
-    with pytest.raises(
-        jax.errors.JaxRuntimeError, match=r"declares shape \(3,\) and dtype .* but returned shape"
-    ):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"declares shape \(3,\) and dtype .* but returned shape"):
         np.asarray(simulator.sample(random.key(0)))
 
 
@@ -242,9 +238,7 @@ def numpy_sum(rng, theta):
 def grouped(theta_shape, event_dims, plates):
     theta = jnp.arange(np.prod(theta_shape)).reshape(theta_shape)
     with numpyro.plate_stack("p", plates):
-        return numpyro.sample(
-            "x", Simulator(numpy_sum, theta, event_dims=event_dims, shape=2, dtype=np.float64)
-        )
+        return numpyro.sample("x", Simulator(numpy_sum, theta, event_dims=event_dims, shape=2, dtype=np.float64))
 
 
 @pytest.mark.parametrize(
@@ -275,9 +269,7 @@ def test_plates_make_one_call_for_each_element(theta_shape, event_dims, plates):
 )
 def test_a_parameter_that_may_run_along_a_plate_needs_event_dims(theta_shape, plates):
     n = len(theta_shape)
-    sentence = (
-        rf"Parameter 0 of simulator `numpy_sum` has shape .*{n} for parameter 0 if every call.*{n - 1} if"
-    )
+    sentence = rf"Parameter 0 of simulator `numpy_sum` has shape .*{n} for parameter 0 if every call.*{n - 1} if"
     with pytest.raises(ValueError, match=sentence):
         handlers.seed(grouped, 0)(theta_shape, None, plates)
 
@@ -426,9 +418,7 @@ def test_a_density_under_plates_and_masks_names_the_site():
 
 
 def test_a_density_asked_for_directly():
-    with pytest.raises(
-        NotImplementedError, match=r"This is a simulator \(`noisy_sum`\).*\{'<site>': fitted\}"
-    ):
+    with pytest.raises(NotImplementedError, match=r"This is a simulator \(`noisy_sum`\).*\{'<site>': fitted\}"):
         Simulator(noisy_sum, jnp.zeros(3)).log_prob(X)
 
 

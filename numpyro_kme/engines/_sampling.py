@@ -46,7 +46,8 @@ def in_coordinates(
         start = _start(data[1], start_key, _num_particles(num_samples))
         found = temper(temper_key, _log_measure, _log_likelihood, data, start)
         z = _pick(pick_key, found.particles, num_samples)
-        return _drawn(*_finish(data, coordinates, z), found)
+        latents, log_posterior = _finish(data, coordinates, z)
+        return _drawn(latents, log_posterior, found)
 
 
 def in_model(rng_key: jax.Array, target: Unconstrained, problem: Problem, num_samples: int) -> Drawn:

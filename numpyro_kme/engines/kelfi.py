@@ -1,11 +1,11 @@
 """KELFI: kernel embedding likelihood-free inference."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import jax
 import numpy as np
-from jax.scipy.special import logsumexp
 
 from numpyro_kme import _checks, _linalg, handlers
 from numpyro_kme.coordinates import Coordinates
@@ -13,6 +13,7 @@ from numpyro_kme.engines import _sampling
 from numpyro_kme.engines._base import Engine, Result
 from numpyro_kme.kernel_means.base import Form
 from numpyro_kme.kernel_means.distribution import FittedLikelihood, fit_likelihood
+from numpyro_kme.kernel_means.posterior import KernelMeansPosterior
 from numpyro_kme.measures import Measure, NormalMixture, Points
 from numpyro_kme.problem import Problem
 from numpyro_kme.simulations import Simulations, simulate
@@ -151,7 +152,30 @@ class KELFI(Engine):
             info |= {prefix + name: value for name, value in fitted.surrogate.describe().items()}
         if self.simulations.failures:
             info["simulations left out"] = str(dict(self.simulations.failures))
-        return info | dict(drawn.info) | {"log marginal likelihood": drawn.log_evidence}
+        info |= drawn.info
+        with suppress(ValueError):
+            for fitted in self.likelihoods.values():
+                fitted.surrogate.require_density()
+            info["log marginal likelihood"] = drawn.log_evidence
+        return info
+
+    @property
+    def posterior(self) -> KernelMeansPosterior:
+        """The posterior in the coordinates of the one simulator site: embedding, moments, expectations, predictions.
+
+        Raises:
+            ValueError: If other likelihoods, plates or simulator sites stand beside it.
+        """
+        _ = self.result
+        _checks.require(
+            self._plain,
+            "The posterior in coordinates needs a model with one simulator site and nothing else that is observed; "
+            f"this one has the simulator sites {list(self.problem.simulators)} and the likelihoods "
+            f"{list(self.problem.likelihoods)}. Use the draws.",
+        )
+        site = self.problem.site()
+        surrogate = self.likelihoods[site].surrogate
+        return KernelMeansPosterior(surrogate, surrogate.point(self._observation(site)), self.measures[site])
 
     def log_density(self, latents: Mapping[str, Any]) -> np.ndarray:
         r"""Log of the kernel means posterior density $q(\theta \mid y) = q(y \mid \theta) p(\theta) / q(y)$.
@@ -166,8 +190,8 @@ class KELFI(Engine):
         log_prior = np.asarray(self.problem.log_prior(latents), np.float64)
         if not self._plain:
             return self._log_joint(latents) - self._drawn.log_evidence
-        sign, log_size = self._signed_log_likelihood(latents)
-        return np.where(sign > 0, log_size + log_prior, -np.inf) - self._log_mass()
+        sign, log_ratio = self.posterior.signed_log_density(self._coordinates_of(latents))
+        return np.where(sign > 0, log_ratio + log_prior, -np.inf)
 
     def mode(self) -> dict[str, np.ndarray]:
         """The latents at the maximum of the posterior density, `{site: (*shape)}`, by L-BFGS from the best draws."""
@@ -183,15 +207,8 @@ class KELFI(Engine):
         _ = self.result
         if not self._plain:
             return self._drawn.log_evidence
-        self.likelihoods[self.problem.site()].surrogate.require_density()
-        return self._log_mass()
-
-    def _log_mass(self) -> float:
-        """Log of the prior mean of the learnt likelihood, minus infinity if it is negative."""
-        site = self.problem.site()
-        with _linalg.float64():
-            sign, log_size = self.likelihoods[site].at(self._observation(site)).log_mean(self.measures[site])
-            return float(log_size) if sign > 0 else -np.inf
+        sign, log_size = self.posterior.log_marginal()
+        return float(log_size) if sign > 0 else -np.inf
 
     def predictive_log_density(self, y_new: Any) -> np.ndarray:
         """Log predictive density of new observations given the one that was inferred from, `q(y* | y)`.
@@ -199,20 +216,17 @@ class KELFI(Engine):
         Args:
             y_new: `(n, *event)`.
         Returns:
-            `(n,)`: the log of the mean over the posterior draws of the learnt likelihood of `y*`, in units of the
-            simulator's output. Minus infinity where that mean is negative.
+            `(n,)`, in units of the simulator's output; minus infinity where the signed surrogate's is negative.
         """
-        _ = self.result
-        site = self.problem.site()
-        fitted = self.likelihoods[site]
+        posterior = self.posterior
+        fitted = self.likelihoods[self.problem.site()]
         outputs = np.asarray(y_new, np.float64)
         _checks.require(
             outputs.shape[1:] == fitted.event_shape,
             f"`y_new` must have shape (n, *{fitted.event_shape}); got {outputs.shape}.",
         )
-        with _linalg.float64():
-            log_mean, sign = _log_mean(fitted, self._coordinates_of(self._drawn.latents), outputs)
-            return np.where(sign > 0, log_mean, -np.inf)
+        sign, log_size = posterior.predictive_log_density(np.stack([fitted.surrogate.point(y) for y in outputs]))
+        return np.where(sign > 0, log_size, -np.inf)
 
     def relevance(self) -> dict[str, np.ndarray]:
         """How much each number of a simulator's output tells about the parameters, `{site: (*event)}`, in nats.
@@ -238,12 +252,6 @@ class KELFI(Engine):
         with _linalg.float64():
             return np.asarray(_forward(self.likelihoods[site].coordinates, arguments))
 
-    def _signed_log_likelihood(self, latents):
-        site = self.problem.site()
-        likelihood = self.likelihoods[site].at(self._observation(site))
-        with _linalg.float64():
-            return tuple(np.asarray(a) for a in _signed_log(likelihood, self._coordinates_of(latents)))
-
     def _log_joint(self, latents) -> np.ndarray:
         target = self._target()
         points = {name: np.asarray(v, np.float64) for name, v in latents.items()}
@@ -255,22 +263,6 @@ class KELFI(Engine):
 @jax.jit
 def _forward(coordinates, arguments):
     return jax.vmap(coordinates.forward)(arguments)
-
-
-@jax.jit
-def _signed_log(likelihood, z):
-    return jax.vmap(likelihood.signed_log)(z)
-
-
-@jax.jit
-def _log_mean(fitted, z, ys):
-    """Log absolute value and sign of the mean of `q(y | z)` over `z` `(n, D)`, for each output `y`."""
-
-    def one(y):
-        sign, log_size = jax.vmap(fitted.at(y).signed_log)(z)
-        return logsumexp(log_size, b=sign / len(z), return_sign=True)
-
-    return jax.lax.map(one, ys)
 
 
 def _check(problem: Problem) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.special import logsumexp
+import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme.kernel_means.signed import SignedLog, to_signed_log
+from numpyro_kme.kernel_means.signed import SignedLog
 from numpyro_kme.kernels.base import Kernel, register
 
 
@@ -56,21 +56,6 @@ class LikelihoodAt(abc.ABC):
         back to the simulations that look like `y`. Never a flat floor.
         """
 
-    def log_mean(self, measure: Any) -> SignedLog:
-        """Sign and log absolute value of `int q(y | z) p(dz)` for a `measures.Measure` `p`.
-
-        In closed form where `q(y | .)` is an expansion whose kernel `p` can be integrated against; otherwise over the points
-        that stand for `p`.
-        """
-        terms = self.expansion()
-        if terms is not None:
-            value = jnp.asarray(terms.weights) @ measure.mean_embedding(terms.kernel, terms.points)
-            return to_signed_log(value, terms.log_scale)
-        points = measure.as_points()
-        sign, log_size = jax.vmap(self.signed_log)(jnp.asarray(points.points))
-        log_mean, sign = logsumexp(log_size, b=sign * points.probabilities, return_sign=True)
-        return sign, log_mean
-
     def expansion(self) -> Expansion | None:
         """`q(y | .)` as a weighted sum of kernels, where it is one; `None` where functionals need draws."""
         return None
@@ -102,15 +87,17 @@ class Surrogate(abc.ABC):
         """Read one output `(*event)` of a simulator as what `at` takes; here a vector."""
         return y.reshape(-1)
 
-    def require_density(self) -> None:
-        """Raise if `q(y | z)` is not a density in `y`; nothing by default."""
+    def relevance(self) -> np.ndarray:
+        """Relevance of each raw statistic, `(n_raw,)`, in nats; raises where the form has none."""
+        raise NotImplementedError(f"{type(self).__name__} has no relevance of single statistics.")
+
+    def variance(self, z: ArrayLike) -> jax.Array:
+        """Variance of the surrogate at points `(r, D)`, relative to far from all simulations; raises if there is none."""
+        raise NotImplementedError(f"{type(self).__name__} has no Gaussian-process variance.")
 
     @abc.abstractmethod
     def describe(self) -> Mapping[str, Any]:
         """What was learnt and what to look at, in words and numbers, for a person."""
-
-    def require_density(self) -> None:
-        """Raise where `q(y | z)` is not a density in `y`, so that marginals and predictions mean nothing."""
 
     def signed_log_density(self, z: ArrayLike, y: Any) -> SignedLog:
         """Sign and log absolute value of `q(y | z)` for one `z` of shape `(D,)`; use `at(y)` for many."""

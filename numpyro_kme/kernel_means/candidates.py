@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 
 from numpyro_kme import _linalg
@@ -70,7 +69,7 @@ def cover(rng_key: jax.Array, likelihood: LikelihoodAt, measure: Measure, n: int
         likelihood, measure = _linalg.in_present_precision((likelihood, measure))
         if isinstance(measure, Points):
             sign, log_size = _signed_logs(likelihood, None, measure.points)
-            shares = np.asarray(measure.probabilities())
+            shares = np.asarray(measure.probabilities)
             return _normalised(measure.points, np.asarray(sign), np.asarray(log_size) + np.log(shares))
         keys = jax.random.split(rng_key, MOST_ROUNDS + 2)
         points, proposal = measure.sample(keys[0], n), measure
@@ -152,9 +151,3 @@ def _signed_logs(likelihood, measure, points):
 @jax.jit
 def _log_densities(measure, points):
     return jax.lax.map(measure.log_density, points, batch_size=BATCH)
-
-
-def signed_mean(log_sizes: jax.Array, signs: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Sign and log of `sum_i weights_i signs_i exp(log_sizes_i)`."""
-    log_total, sign = logsumexp(log_sizes, b=signs * weights, return_sign=True)
-    return sign, log_total

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -87,9 +88,9 @@ class KernelMeansLikelihood(Distribution):
         """
         concrete = _checks.is_concrete(value)
         xp = np if concrete else jnp
-        value = xp.asarray(value)
-        lead = value.shape[: value.ndim - self.event_dim]
-        rows = value.reshape(-1, *self.event_shape)
+        data: Any = xp.asarray(value)
+        lead = data.shape[: data.ndim - self.event_dim]
+        rows = data.reshape(-1, *self.event_shape)
         if concrete:
             prepared = [self.fitted.at(row) for row in rows]
             likelihoods = jax.tree.map(lambda *leaves: np.stack(leaves), *prepared)

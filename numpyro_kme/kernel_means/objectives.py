@@ -60,6 +60,7 @@ class Objective(abc.ABC):
 
     def check(self, bank: Bank, template: Hyperparameters) -> None:
         """Raise where something that this objective needs is missing; nothing is, unless a class says so."""
+        return
 
     @property
     @abc.abstractmethod

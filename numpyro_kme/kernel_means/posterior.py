@@ -8,12 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 from scipy.optimize import minimize
 
 from numpyro_kme import _checks, _linalg
 from numpyro_kme.kernel_means.base import LikelihoodAt, Surrogate
-from numpyro_kme.kernel_means.candidates import WeightedPoints, cover, signed_mean
+from numpyro_kme.kernel_means.candidates import WeightedPoints, cover
 from numpyro_kme.kernel_means.signed import SignedLog, to_signed_log
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.stationary import Gaussian
@@ -64,14 +65,8 @@ class KernelMeansPosterior:
     @cached_property
     def _log_mass(self) -> SignedLog:
         """Sign and log of `int q(y | z) p(dz)`, on the scale of the likelihood."""
-        terms = self.likelihood.expansion()
         with _linalg.float64():
-            if terms is not None:
-                embedding = self.measure.mean_embedding(terms.kernel, terms.points)
-                return _linalg.to_host(to_signed_log(jnp.asarray(terms.weights) @ embedding, terms.log_scale))
-            points = self.measure if isinstance(self.measure, Points) else self.measure.as_points()
-            signs, log_sizes = jax.vmap(self.likelihood.signed_log)(jnp.asarray(points.points))
-            return _linalg.to_host(signed_mean(log_sizes, signs, points.probabilities()))
+            return _linalg.to_host(self.likelihood.log_mean(self.measure))
 
     def _positive_log_mass(self) -> np.ndarray:
         sign, log_mass = self._log_mass
@@ -216,7 +211,8 @@ class KernelMeansPosterior:
                 return _linalg.to_host(to_signed_log(value, terms.log_scale))
             atoms = self._atoms
             signs, log_sizes = jax.vmap(likelihood.signed_log)(jnp.asarray(atoms.points))
-            return _linalg.to_host(signed_mean(log_sizes, signs, jnp.asarray(atoms.weights)))
+            total, sign = logsumexp(log_sizes, b=signs * jnp.asarray(atoms.weights), return_sign=True)
+            return _linalg.to_host((sign, total))
 
     @cached_property
     def _embedding_at_simulations(self):

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from numpyro_kme import _checks, _linalg
 from numpyro_kme.kernel_means import isolation, scores
-from numpyro_kme.kernel_means.base import Expansion, Form, LikelihoodAt, Surrogate
+from numpyro_kme.kernel_means.base import Expansion, Form, Surrogate
 from numpyro_kme.kernel_means.empirical import learn_empirical
 from numpyro_kme.kernel_means.learning import Learner, Learnt, learn
 from numpyro_kme.kernel_means.likelihood import KernelMeansAt, describe_weights

@@ -1,0 +1,189 @@
+r"""The embedding of residuals: a density of decorrelated residuals whose weights depend on the coordinates.
+
+$p(v \mid z) = (1 - w) \sum_j a_j(z) N(v \mid \sqrt{1 - \epsilon^2} r_j, (\epsilon s_j)^2) + w\, p_0(v)$, with the weights of the conditional
+mean embedding with an intercept, $a(z) = (K + m \lambda I)^{-1} k(z) + \ldots$, made positive and summing to 1. The shrinkage keeps
+the variance of the residuals: at $\epsilon = 1$ the density is normal, as $\epsilon \to 0$ it is the residuals' own. The widths $s_j$ are
+larger where residuals are rare. It integrates to 1 in $v$ for every $z$.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import gammaln, logsumexp
+from jax.typing import ArrayLike
+
+from numpyro_kme.kernel_means import adjoint
+from numpyro_kme.kernel_means.descent import descend
+from numpyro_kme.kernel_means.signed import positive_part
+from numpyro_kme.kernels.base import register, squared_distances
+
+DEFENSIVE = 0.02
+"""Share `w` of the broad density: bounds the loss of one simulation, and leads samplers back."""
+
+BROAD_SCALE, BROAD_DEGREES = 2.0, 3.0
+"""Scale, in residual standard deviations, and degrees of freedom of the broad Student density `p_0`."""
+
+SOFTNESS = 0.1
+"""Weights below this share of `1 / m` count as about zero, smoothly."""
+
+NEGLIGIBLE = 0.01
+"""Eigenvalues of `K` below this share of `m lam` are left out of the weights."""
+
+
+@register
+class Bandwidths:
+    """Hyperparameters of the density, logarithms except `adapt`.
+
+    Attributes:
+        eps: Bandwidth of each residual in its standard deviations, `(n,)`.
+        beta: Length scale of the weights in the coordinates, a scalar.
+        lam: Regularisation of the weights, a scalar.
+        adapt: How bandwidths follow rarity: `s_j = (p(r_j) / mean)^-adapt`, between 0 and 1/2.
+    """
+
+    eps: ArrayLike
+    beta: ArrayLike
+    lam: ArrayLike
+    adapt: ArrayLike
+
+    @classmethod
+    def around(cls, n: int, eps: tuple, beta: tuple, lam: tuple, adapt: tuple) -> tuple["Bandwidths", ...]:
+        """One object for each entry of the tuples, the values before logarithms."""
+        rows = zip(eps, beta, lam, adapt, strict=True)
+        return tuple(cls(np.full(n, np.log(e)), np.log(b), np.log(l), np.array(a)) for e, b, l, a in rows)
+
+    def penalty(self) -> jax.Array:
+        """Minus the log prior: normals on the logarithms, about .5 (sd 1), 5 (sd 1.5) and .1 (sd 1.5)."""
+        parts = [(self.eps - jnp.log(0.5)) / 1.0, (self.beta - jnp.log(5.0)) / 1.5, (self.lam - jnp.log(0.1)) / 1.5]
+        return 0.5 * sum(jnp.sum(jnp.square(part)) for part in parts)
+
+
+def log_broad(v: jax.Array) -> jax.Array:
+    """`log p_0`: Student density of residuals `(..., n)`."""
+    n = v.shape[-1]
+    size = jnp.sum(jnp.square(v / BROAD_SCALE), axis=-1)
+    constant = gammaln(0.5 * (BROAD_DEGREES + n)) - gammaln(0.5 * BROAD_DEGREES)
+    constant -= 0.5 * n * jnp.log(BROAD_DEGREES * jnp.pi) + n * jnp.log(BROAD_SCALE)
+    return constant - 0.5 * (BROAD_DEGREES + n) * jnp.log1p(size / BROAD_DEGREES)
+
+
+def log_kernels(v: jax.Array, residuals: jax.Array, eps: jax.Array, sizes: jax.Array) -> jax.Array:
+    """`log N(v_a | sqrt(1 - eps^2) r_j, (eps s_j)^2)`, `(a, j)`, for `v` `(a, n)` and residuals `(j, n)`."""
+    n = v.shape[1]
+    eps = eps[None, :]
+    squares = squared_distances(v / eps, residuals * jnp.sqrt(1.0 - jnp.square(eps)) / eps)
+    log_size = jnp.log(sizes)[None, :]
+    return (
+        -0.5 * squares * jnp.exp(-2.0 * log_size) - n * log_size - jnp.sum(jnp.log(eps)) - 0.5 * n * jnp.log(2.0 * jnp.pi)
+    )
+
+
+def kernel_sizes(residuals: jax.Array, eps: jax.Array, adapt: jax.Array) -> jax.Array:
+    """Relative bandwidths `s_j`, `(m,)`, of geometric mean 1, from a held-out pilot density with the broad share."""
+    size = len(residuals)
+    pilot = log_kernels(residuals, residuals, eps, jnp.ones(size))
+    pilot = logsumexp(jnp.where(jnp.eye(size, dtype=bool), -jnp.inf, pilot), axis=1) - jnp.log(size - 1.0)
+    pilot = jnp.logaddexp(pilot, jnp.log(DEFENSIVE) + log_broad(residuals))
+    return jnp.exp(-adapt * (pilot - jnp.mean(pilot)))
+
+
+def held_out_weights(inverse: jax.Array) -> jax.Array:
+    r"""Weights of every other simulation at each one, `(m, m)`, rows summing to 1, from `B = (K + m lam I)^{-1}`.
+
+    With an intercept that is not penalised, `P = B - B 1 1' B / 1' B 1`, and the prediction at `z_j` without simulation `j` is
+    `-sum_{i != j} P_ji f_i / P_jj`. Weights may be negative.
+    """
+    row = jnp.sum(inverse, axis=1)
+    matrix = inverse - jnp.outer(row, row) / jnp.sum(row)
+    weights = -matrix / jnp.diagonal(matrix)[:, None]
+    return jnp.where(jnp.eye(len(matrix), dtype=bool), 0.0, weights)
+
+
+def positive_weights(weights: jax.Array, size: int) -> jax.Array:
+    """Smooth positive part of weights `(..., m)`, summing to 1."""
+    weights = positive_part(weights, SOFTNESS / size)
+    return weights / jnp.sum(weights, axis=-1, keepdims=True)
+
+
+@register
+class ResidualDensity:
+    """The fitted density of decorrelated residuals `(n,)` given coordinates `(D,)`.
+
+    Attributes:
+        points: Coordinates of the simulations, `(m, D)`.
+        residuals: Their held-out decorrelated residuals, `(m, n)`.
+        eps: `(n,)`.
+        sizes: `s`, `(m,)`.
+        beta: Scalar.
+        basis: `U`, `(m, r)`, with `m lam (K + m lam I)^-1 = I - U U'` up to negligible eigenvalues.
+        intercept: `(K + m lam I)^-1 1 / 1' (K + m lam I)^-1 1`, `(m,)`.
+        ridge: `m lam`.
+    """
+
+    points: ArrayLike
+    residuals: ArrayLike
+    eps: ArrayLike
+    sizes: ArrayLike
+    beta: ArrayLike
+    basis: ArrayLike
+    intercept: ArrayLike
+    ridge: ArrayLike
+
+    def weights(self, z: jax.Array) -> jax.Array:
+        """`a(z)`, `(m,)`, positive, summing to 1."""
+        basis = jnp.asarray(self.basis)
+        kernel = jnp.exp(-0.5 * jnp.sum(jnp.square((z[None, :] - jnp.asarray(self.points)) / self.beta), axis=1))
+        local = (kernel - basis @ (kernel @ basis)) / self.ridge
+        signed = local + (1.0 - jnp.sum(local)) * jnp.asarray(self.intercept)
+        return positive_weights(signed, len(kernel))
+
+    def log_density(self, v: jax.Array, z: jax.Array) -> jax.Array:
+        """`log p(v | z)` for one residual vector `(n,)` and one point `(D,)`."""
+        logs = log_kernels(v[None, :], jnp.asarray(self.residuals), jnp.asarray(self.eps), jnp.asarray(self.sizes))[0]
+        mixture = logsumexp(logs + jnp.log(self.weights(z)))
+        return jnp.logaddexp(jnp.log1p(-DEFENSIVE) + mixture, jnp.log(DEFENSIVE) + log_broad(v))
+
+
+def learn_bandwidths(z: np.ndarray, residuals: np.ndarray, subset: int, steps: int) -> Bandwidths:
+    """Maximise the held-out log density of the residuals, plus log priors, on at most `subset` simulations."""
+    n = residuals.shape[1]
+    start, low, high = Bandwidths.around(n, (0.5, 0.02, 0.98), (5.0, 0.3, 200.0), (0.1, 1e-3, 10.0), (0.1, 0.0, 0.5))
+    rows = np.random.default_rng(0).permutation(len(z))[:subset]
+    return descend(_value_and_gradient, start, (low, high), steps, z[rows], residuals[rows])
+
+
+def fit_residual_density(z: np.ndarray, residuals: np.ndarray, bandwidths: Bandwidths) -> ResidualDensity:
+    """The density from all residuals at given bandwidths. Cost: one eigendecomposition of size `m`."""
+    beta, ridge = float(np.exp(bandwidths.beta)), len(z) * float(np.exp(bandwidths.lam))
+    values, vectors = np.linalg.eigh(np.asarray(_gram(z, beta)))
+    kept = values > NEGLIGIBLE * ridge
+    basis = vectors[:, kept] * np.sqrt(values[kept] / (values[kept] + ridge))
+    ones = 1.0 - basis @ basis.sum(axis=0)
+    eps = np.exp(bandwidths.eps)
+    sizes = np.asarray(kernel_sizes(jnp.asarray(residuals), jnp.asarray(eps), bandwidths.adapt))
+    return ResidualDensity(z, residuals, eps, sizes, np.array(beta), basis, ones / ones.sum(), np.array(ridge))
+
+
+def held_out_log_density(bandwidths: Bandwidths, z: jax.Array, residuals: jax.Array) -> jax.Array:
+    """`log p_{-j}(r_j | z_j)` of each simulation, `(m,)`; the bandwidths `s_j` stay those of all residuals."""
+    size = len(z)
+    ridge = size * jnp.exp(bandwidths.lam) * jnp.eye(size)
+    signed = held_out_weights(adjoint.inverse(_gram(z, jnp.exp(bandwidths.beta)) + ridge))
+    own = jnp.eye(size, dtype=bool)
+    weights = jnp.where(own, 0.0, positive_part(signed, SOFTNESS / size))
+    weights = weights / jnp.sum(weights, axis=1, keepdims=True)
+    eps = jnp.exp(bandwidths.eps)
+    logs = log_kernels(residuals, residuals, eps, kernel_sizes(residuals, eps, bandwidths.adapt))
+    mixture = logsumexp(jnp.where(own, -jnp.inf, logs), axis=1, b=weights)
+    return jnp.logaddexp(jnp.log1p(-DEFENSIVE) + mixture, jnp.log(DEFENSIVE) + log_broad(residuals))
+
+
+def _gram(z, beta):
+    return jnp.exp(-0.5 * squared_distances(z / beta, z / beta))
+
+
+def _loss(bandwidths, z, residuals):
+    return bandwidths.penalty() - jnp.sum(held_out_log_density(bandwidths, z, residuals))
+
+
+_value_and_gradient = jax.jit(jax.value_and_grad(_loss))
