@@ -100,6 +100,13 @@ def test_a_new_observation_needs_no_new_simulations(kelfi):
     assert abs(other.get_samples()["theta"].mean() - exact.mean()) < 0.6 * exact.std()
 
 
+def test_herded_samples_meet_the_signed_moments(kelfi):
+    herded = kelfi.herd(jax.random.key(1), 200)["theta"]
+    mean, sd = kelfi.posterior.mean()[0], np.sqrt(kelfi.posterior.covariance()[0, 0])
+    np.testing.assert_allclose(herded.mean(), mean, atol=0.1 * sd)
+    np.testing.assert_allclose(herded.std(), sd, rtol=0.15)
+
+
 def test_same_key_same_draws(kelfi):
     again = kme.KELFI(conjugate, simulations=kelfi.simulations, progress_bar=False)
     again.run(jax.random.key(0), x=X)

@@ -31,7 +31,7 @@ def closed_forms(measure):
     return measure.mean_embedding(WIDE, A), products, measure.squared_norm(WIDE), measure.moments()
 
 
-def quadrature(measure, nodes=50):
+def quadrature(measure, nodes=100):
     """Points and weights that integrate smooth functions against a measure to about machine precision."""
     if isinstance(measure, Points):
         weights = np.full(3, 1 / 3) if measure.weights is None else measure.weights
@@ -138,8 +138,9 @@ def test_traced_and_single_precision():
     step = 1e-6
     shifted = [Normal(np.array([d, 0.0]), np.eye(2)).mean_embedding(WIDE, A).sum() for d in (step, -step)]
     np.testing.assert_allclose(slope[0], (shifted[0] - shifted[1]) / (2 * step), rtol=1e-6)
+    measure, wide, a, narrow, b = jax.tree.map(np.array, (MEASURES["mixture"], WIDE, A, NARROW, B))
     with jax.enable_x64(False):
-        single = MEASURES["mixture"].product_embedding(WIDE, A.copy(), NARROW, B.copy())
+        single = measure.product_embedding(wide, a, narrow, b)
     assert single.dtype == jnp.float32
     np.testing.assert_allclose(single, MEASURES["mixture"].product_embedding(WIDE, A, NARROW, B), atol=2e-6)
 

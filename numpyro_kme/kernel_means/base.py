@@ -7,10 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 
-from numpyro_kme.kernel_means.signed import SignedLog
+from numpyro_kme.kernel_means.signed import SignedLog, to_signed_log
 from numpyro_kme.kernels.base import Kernel, register
+from numpyro_kme.measures import Measure
 
 
 @register
@@ -55,6 +57,21 @@ class LikelihoodAt(abc.ABC):
         It equals `log q` up to a stated error where `q` is well above zero; elsewhere its gradient is finite and leads
         back to the simulations that look like `y`. Never a flat floor.
         """
+
+    def log_mean(self, measure: Measure) -> SignedLog:
+        """Sign and log absolute value of `int q(y | z) p(dz)` for a measure `p`.
+
+        In closed form where `q(y | .)` is an expansion whose kernel `p` can be integrated against; otherwise over the points
+        that stand for `p`.
+        """
+        terms = self.expansion()
+        if terms is not None:
+            value = jnp.asarray(terms.weights) @ measure.mean_embedding(terms.kernel, terms.points)
+            return to_signed_log(value, terms.log_scale)
+        points = measure.as_points()
+        signs, log_sizes = jax.vmap(self.signed_log)(jnp.asarray(points.points))
+        log_mean, sign = logsumexp(log_sizes, b=signs * points.probabilities, return_sign=True)
+        return sign, log_mean
 
     def expansion(self) -> Expansion | None:
         """`q(y | .)` as a weighted sum of kernels, where it is one; `None` where functionals need draws."""
