@@ -98,13 +98,14 @@ def main():
         for share in (0.1, 0.0, 0.05):
             count = max(arguments.coverage if free and share != 0.05 else 0, arguments.datasets)
             runs[free, share] = [one(seed, share, free, arguments.draws) for seed in range(count)]
+            print(summarise(runs[free, share], free, share))
             print(free, share, f"{time.perf_counter() - began:.0f} s", flush=True)
     cases = [(free, share) for free in (False, True) for share in (0.0, 0.05, 0.1)]
     accuracy = [summarise(runs[case][: arguments.datasets], *case) for case in cases]
     header = ("mass", "outliers", "data sets", "NMSE", "se", "NMSE of the minimum", "to compare", "published")
     header += ("bias of a, b, g, log k", "share explained", "least converged", "most noise (sd)")
     coverage = [(share, arguments.coverage, *covered(runs[True, share][: arguments.coverage])) for share in (0.0, 0.1)]
-    curve = bound_curve(arguments.curve, arguments.draws)
+    curve = bound_curve(arguments.curve, arguments.draws) if arguments.curve else []
     report.save(
         "npl_gandk",
         "g-and-k, posterior bootstrap of the squared MMD",

@@ -116,6 +116,9 @@ class Surrogate(abc.ABC):
     def describe(self) -> Mapping[str, Any]:
         """What was learnt and what to look at, in words and numbers, for a person."""
 
+    def require_density(self) -> None:  # noqa: B027
+        """Raise where `q(y | z)` is not a density in `y`, so that marginals and predictions mean nothing."""
+
     def signed_log_density(self, z: ArrayLike, y: Any) -> SignedLog:
         """Sign and log absolute value of `q(y | z)` for one `z` of shape `(D,)`; use `at(y)` for many."""
         return self.at(y).signed_log(jnp.asarray(z))
