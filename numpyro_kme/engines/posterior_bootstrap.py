@@ -44,8 +44,8 @@ class PosteriorBootstrap(Engine):
             density, or your own.
         num_samples: Number `B` of posterior draws.
         concentration: `alpha >= 0`, how many data points the prior guess `F` is worth.
-        centering: `F`: a NumPyro distribution of one data point, a traceable `(rng_key, num) -> (num,
-            *event)`, or the class `PriorPredictive` for the model's own.
+        centering: `F`: a NumPyro distribution of one data point, or a traceable
+            `(rng_key, num) -> (num, *event)`.
         truncation: Draws of `F` in each replicate.
         covariates: Name of the model's argument that holds covariates `(n, ...)`, where the simulator's
             parameters vary along the plate: the loss then compares joint laws of (covariate, response).
@@ -132,9 +132,7 @@ class PosteriorBootstrap(Engine):
         latents[site][entry] = np.asarray(values)
         nodes = self.replicates.nodes
         tasks = full_data(objective, 0)
-        losses = lanes.values(
-            objective, nodes, tasks.rows(np.zeros(len(values), int)), iid.unconstrain(latents)
-        )
+        losses = lanes.values(objective, nodes, tasks.rows(np.zeros(len(values), int)), iid.unconstrain(latents))
         return losses + lanes.offsets(objective, tasks)
 
     def _last(self) -> tuple[IidModel, Objective]:
@@ -149,8 +147,7 @@ class PosteriorBootstrap(Engine):
         if self.covariates is not None:
             _checks.require(
                 self.covariates in kwargs,
-                f"`covariates` names the argument {self.covariates!r}; run got the keyword arguments "
-                f"{sorted(kwargs)}.",
+                f"`covariates` names the argument {self.covariates!r}; run got the keyword arguments {sorted(kwargs)}.",
             )
             covariates = kwargs[self.covariates]
         if self._read is None or not _same_but_for_data(self._read[0], iid):

@@ -25,9 +25,9 @@ def leave_one_out_log_marginal(log_gram: jax.Array) -> jax.Array:
 def density_ratios(inverse_gram: jax.Array, log_gram: jax.Array) -> jax.Array:
     r"""Held-out estimates `R_ji` of `p(x_i | z_j) / p(x_i) = p(z_j | x_i) / p(z_j)`, `(m, m)`.
 
-    Entry `(j, i)` uses neither simulation `j` nor simulation `i`: the unknown value of `kappa(x_i, x_i)` is first replaced
-    by its own leave-one-out prediction `R_ii`, which takes simulation `i` out exactly, and then `j` is taken out.
-    Estimates of either sign.
+    Entry `(j, i)` uses neither simulation `j` nor simulation `i`. With `U = B G` (zero diagonal in `G`), taking two rows
+    out of a ridge regression gives `R_ji = G_ji - (B_ii U_ji - B_ji U_ii) / (B_jj B_ii - B_ji^2)`, and taking one out
+    `R_ii = -U_ii / B_ii`. Estimates of either sign.
 
     Args:
         inverse_gram: `B`, `(m, m)`.
@@ -38,9 +38,11 @@ def density_ratios(inverse_gram: jax.Array, log_gram: jax.Array) -> jax.Array:
     gram = (size - 1.0) * jax.nn.softmax(_without_diagonal(log_gram), axis=0)
     own = jnp.diagonal(inverse_gram)
     product = inverse_gram @ gram
-    held_out = -jnp.diagonal(product) / own
-    others = gram - (product + inverse_gram * held_out[None, :]) / own[:, None]
-    return jnp.where(jnp.eye(size, dtype=bool), held_out[:, None], others)
+    single = jnp.diagonal(product)
+    diagonal = jnp.eye(size, dtype=bool)
+    determinant = jnp.where(diagonal, 1.0, own[:, None] * own[None, :] - jnp.square(inverse_gram))
+    others = gram - (product * own[None, :] - inverse_gram * single[None, :]) / determinant
+    return jnp.where(diagonal, (-single / own)[:, None], others)
 
 
 def posterior_scores(ratios: jax.Array, floor: float) -> jax.Array:

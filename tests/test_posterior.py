@@ -1,0 +1,183 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from numpyro_kme.kernel_means.candidates import WeightedPoints
+from numpyro_kme.kernel_means.objectives import Hyperparameters
+from numpyro_kme.kernel_means.posterior import KernelMeansPosterior
+from numpyro_kme.kernel_means.published import KernelMeans
+from numpyro_kme.kernels import EmpiricalMeasure, Gaussian, Laplace
+from numpyro_kme.measures import Normal, NormalMixture, Points
+
+M = 40
+RNG = np.random.default_rng(4)
+Z = RNG.normal(size=(M, 1))
+X = Z + 0.3 * RNG.normal(size=(M, 1))
+Y = np.array([0.6])
+HYPER = Hyperparameters(Gaussian(np.array([0.6])), Gaussian(0.25), 3e-3)
+T, W = np.polynomial.hermite_e.hermegauss(180)
+W = W / W.sum()
+MEASURES = {
+    "normal": Normal(np.array([0.3]), np.array([[1.4]])),
+    "mixture": NormalMixture(np.array([0.4, 0.6]), np.array([[-1.0], [0.8]]), np.array([[[0.3]], [[1.2]]])),
+}
+
+
+@pytest.fixture(scope="module")
+def surrogate():
+    return KernelMeans(hyperparameters=HYPER).fit(Z, X)
+
+
+@pytest.fixture(scope="module", params=MEASURES)
+def case(request, surrogate):
+    """A posterior with quadrature points and weights of its prior."""
+    measure = MEASURES[request.param]
+    log_weights, means, covariances = (np.asarray(part) for part in measure.components())
+    points = np.concatenate([m + T * np.sqrt(c[0, 0]) for m, c in zip(means, covariances)])
+    weights = np.concatenate([np.exp(v) * W for v in log_weights])
+    return KernelMeansPosterior(surrogate, Y, measure), points[:, None], weights
+
+
+def density(posterior, points):
+    sign, log_size = posterior.signed_log_density(points)
+    return sign * np.exp(log_size)
+
+
+def test_closed_forms_by_quadrature(case):
+    posterior, points, weights = case
+    assert posterior.closed_form
+    q = density(posterior, points) * weights
+    np.testing.assert_allclose(q.sum(), 1.0, atol=1e-8)
+    sign, log_size = posterior.surrogate.at(Y).signed_log(points[0])
+    _, log_marginal = posterior.log_marginal()
+    np.testing.assert_allclose(sign * np.exp(log_size - log_marginal), q[0] / weights[0], rtol=1e-8)
+    mean, covariance = posterior.mean(), posterior.covariance()
+    np.testing.assert_allclose(mean, q @ points, atol=1e-8)
+    np.testing.assert_allclose(covariance, (points - mean).T @ ((points - mean) * q[:, None]), atol=1e-8)
+    t = np.linspace(-2, 2, 5)[:, None]
+    for scale in (0.6, 0.3, 1.5):
+        expected = np.exp(-0.5 * ((t - points.T) / scale) ** 2) @ q
+        np.testing.assert_allclose(posterior.embedding(Gaussian(scale), t), expected, atol=1e-8)
+    y_new = np.array([[0.2], [1.5]])
+    sign, log_size = posterior.predictive_log_density(y_new)
+    expected = [np.sum(q * np.multiply(*to_exp(jax.vmap(posterior.surrogate.at(y).signed_log)(points)))) for y in y_new]
+    np.testing.assert_allclose(sign * np.exp(log_size), expected, atol=1e-8)
+
+
+def to_exp(signed):
+    return np.asarray(signed[0]), np.exp(np.asarray(signed[1]))
+
+
+def test_weighted_points_agree_with_closed_forms(case):
+    posterior, points, weights = case
+    found = posterior.weighted_points(jax.random.key(2), 3000)
+    w = np.asarray(found.weights)
+    np.testing.assert_allclose(w.sum(), 1.0)
+    error = np.sqrt(np.sum(w**2))
+    sd = np.sqrt(posterior.covariance()[0, 0])
+    assert abs(w @ found.points[:, 0] - posterior.mean()[0]) < 5 * sd * error * 2
+    q = density(posterior, points) * weights
+    share = np.maximum(-q, 0).sum() / np.abs(q).sum()
+    assert abs(found.negative_share - share) < 0.03
+    assert abs(posterior.negative_share() - share) < 0.03
+    assert found.effective_size > 1000
+    positive = np.maximum(q, 0) / np.maximum(q, 0).sum()
+    draws = found.resample(jax.random.key(3), 500)
+    assert draws.shape == (500, 1)
+    assert abs(draws.mean() - positive @ points[:, 0]) < 5 * sd * (500**-0.5 + found.effective_size**-0.5)
+    assert abs(posterior.expectation(lambda z: z[0], positive=True) - positive @ points[:, 0]) < 10 * sd * error
+    assert abs(posterior.expectation(lambda z: z[0]) - posterior.mean()[0]) < 10 * sd * error
+
+
+def test_prior_draws_converge_to_the_closed_forms(surrogate):
+    measure = MEASURES["normal"]
+    exact = KernelMeansPosterior(surrogate, Y, measure)
+    draws = Points(np.asarray(measure.sample(jax.random.key(0), 20000)))
+    sampled = KernelMeansPosterior(surrogate, Y, draws)
+    assert not sampled.closed_form
+    assert abs(sampled.log_marginal()[1] - exact.log_marginal()[1]) < 0.05
+    assert abs(sampled.mean()[0] - exact.mean()[0]) < 0.05
+    t = np.array([[0.0], [1.0]])
+    kernel = Gaussian(0.5)
+    np.testing.assert_allclose(sampled.embedding(kernel, t), exact.embedding(kernel, t), atol=0.03)
+    np.testing.assert_allclose(
+        exact.embedding(Laplace(0.5), t), sampled.embedding(Laplace(0.5), t), atol=0.03
+    )
+    with pytest.raises(ValueError, match="no density"):
+        sampled.mode()
+
+
+def test_mode(case):
+    posterior = case[0]
+    grid = np.linspace(-3, 3, 2001)[:, None]
+    heights = density(posterior, grid) * np.exp(np.asarray(jax.vmap(posterior.measure.log_density)(jnp.asarray(grid))))
+    assert abs(posterior.mode()[0] - grid[np.argmax(heights), 0]) < 0.01
+
+
+def test_covers_a_posterior_much_narrower_than_the_prior():
+    """Four dimensions, posterior sd .05 of the prior's: one prior draw in a hundred thousand is inside."""
+
+    class Narrow:
+        def signed_log(self, z):
+            return jnp.ones(()), -0.5 * jnp.sum(jnp.square((z - 0.7) / 0.05))
+
+        def expansion(self):
+            return None
+
+    class FakeSurrogate:
+        dim = 4
+
+        def at(self, y):
+            return jax.tree_util.Partial(Narrow.signed_log, None)
+
+    from numpyro_kme.kernel_means import candidates
+    from numpyro_kme.kernels.base import register
+
+    @register
+    class Likelihood(Narrow):
+        scale: float
+
+    found = candidates.cover(jax.random.key(0), Likelihood(1.0), Normal.standard(4), 3000)
+    variance = 1 / (1 + 1 / 0.05**2)
+    weights = found.positive_weights
+    mean = weights @ found.points
+    assert found.effective_size > 300
+    np.testing.assert_allclose(mean, 0.7 * variance / 0.05**2, atol=5 * np.sqrt(variance / found.effective_size))
+    np.testing.assert_allclose(weights @ (found.points - mean) ** 2, variance, rtol=5 * np.sqrt(2 / found.effective_size))
+
+
+def test_signed_weights():
+    points = WeightedPoints(np.arange(4.0)[:, None], np.array([0.5, -0.25, 0.75, 0.0]))
+    np.testing.assert_allclose(points.positive_weights, [0.4, 0, 0.6, 0])
+    np.testing.assert_allclose(points.negative_share, 0.25 / 1.5)
+    np.testing.assert_allclose(points.effective_size, 1 / (0.16 + 0.36))
+    counts = np.bincount(points.resample(jax.random.key(0), 1000)[:, 0].astype(int), minlength=4)
+    assert abs(counts[0] - 400) <= 1 and counts[1] == 0 and counts[3] == 0
+
+
+def test_learnt_posterior_is_near_the_exact_one():
+    """Normal location: within a third of a posterior sd of the conjugate answer, far from it without learning."""
+    rng = np.random.default_rng(8)
+    z = rng.normal(size=(300, 1))
+    surrogate = KernelMeans().fit(z, z + 0.5 * rng.normal(size=(300, 1)))
+    posterior = KernelMeansPosterior(surrogate, np.array([0.8]), Normal.standard(1))
+    sd = np.sqrt(0.2)
+    assert abs(posterior.mean()[0] - 0.64) < 0.5 * sd
+    assert 0.7 < np.sqrt(posterior.covariance()[0, 0]) / sd < 1.4
+    sign, log_marginal = posterior.log_marginal()
+    assert sign == 1 and abs(log_marginal - norm(0, np.sqrt(1.25)).logpdf(0.8)) < 0.5
+    assert 0.2 < posterior.herding_kernel().length_scale[0] / (sd / 3) < 2
+
+
+def test_refusals(surrogate):
+    with pytest.raises(ValueError, match="2 dimensions and `surrogate` 1"):
+        KernelMeansPosterior(surrogate, Y, Normal.standard(2))
+    sets = Z[:, None, :] + RNG.normal(size=(M, 8, 1))
+    hyper = Hyperparameters(Gaussian(np.array([0.6])), EmpiricalMeasure(Gaussian(1.0), 0.3), 3e-3)
+    posterior = KernelMeansPosterior(KernelMeans(hyperparameters=hyper).fit(Z, sets), sets[0], Normal.standard(1))
+    assert np.isfinite(posterior.mean()).all()
+    for act in (posterior.log_marginal, lambda: posterior.predictive_log_density(sets[:1])):
+        with pytest.raises(ValueError, match="not a density in the observation"):
+            act()

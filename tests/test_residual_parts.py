@@ -1,0 +1,236 @@
+"""Parts of the residual form against brute-force refits, finite differences and quadrature."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+from numpyro_kme.kernel_means import residual_density as rd
+from numpyro_kme.kernel_means.chain import Chain, Coupling, fit_chain, shortened
+from numpyro_kme.kernel_means.location import Location, start_locations
+from numpyro_kme.kernel_means.ridge import RidgeFunctions, Smoothness, held_out
+from numpyro_kme.kernel_means.spread import Spread
+from numpyro_kme.kernel_means.warping import Warp, atom_width, lattice_step, log_cosh, spread_atoms
+
+
+@pytest.fixture
+def smoothness(rng):
+    return Smoothness(rng.normal(size=4) - 1.0, -0.3, rng.normal(size=2) * 0.2 + 0.5, -1.0)
+
+
+def kernel_by_hand(smoothness, a, b):
+    phi = [np.concatenate([p, np.sqrt(12.0) * (stats.norm.cdf(p) - 0.5)]) for p in (a, b)]
+    linear = np.sum(np.exp(2 * np.asarray(smoothness.linear)) * phi[0] * phi[1])
+    bump = np.exp(2 * smoothness.bump - 0.5 * np.sum(((a - b) / np.exp(smoothness.length)) ** 2))
+    return 100.0 + linear + bump
+
+
+def test_signal_is_the_stated_kernel(rng, smoothness):
+    z = rng.normal(size=(5, 2))
+    expected = [[kernel_by_hand(smoothness, a, b) for b in z[:3]] for a in z]
+    np.testing.assert_allclose(smoothness.signal(z, z[:3]), expected, rtol=1e-10)
+
+
+def test_held_out_residuals_are_those_of_refits(rng, smoothness):
+    z, t, noise = rng.normal(size=(12, 2)), rng.normal(size=12), rng.uniform(0.5, 2.0, size=12)
+    matrix = np.asarray(smoothness.regularised(jnp.asarray(z), noise))
+    alpha, diagonal = held_out(matrix, t)
+    for j in range(12):
+        rest = np.delete(np.arange(12), j)
+        inverse = np.linalg.inv(matrix[np.ix_(rest, rest)])
+        cross = matrix[j, rest]
+        np.testing.assert_allclose(alpha[j] / diagonal[j], t[j] - cross @ inverse @ t[rest], rtol=1e-7)
+        np.testing.assert_allclose(1.0 / diagonal[j], matrix[j, j] - cross @ inverse @ cross, rtol=1e-7)
+
+
+def test_adjoint_of_held_out_agrees_with_autodiff(rng):
+    root = rng.normal(size=(7, 7))
+    matrix, t, w = root @ root.T + np.eye(7), rng.normal(size=7), rng.normal(size=(2, 7))
+
+    def plain(matrix, t):
+        inverse = jnp.linalg.inv(matrix)
+        return jnp.sum(w[0] * (inverse @ t)) + jnp.sum(w[1] * jnp.diagonal(inverse))
+
+    def ours(matrix, t):
+        alpha, diagonal = held_out(matrix, t)
+        return jnp.sum(w[0] * alpha) + jnp.sum(w[1] * diagonal)
+
+    for expected, found in zip(jax.grad(plain, (0, 1))(matrix, t), jax.grad(ours, (0, 1))(matrix, t), strict=True):
+        expected = 0.5 * (expected + expected.T) if expected.ndim == 2 else expected
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_functions_are_the_fitted_regressions(rng, smoothness):
+    z, t, new = rng.normal(size=(9, 2)), rng.normal(size=9), rng.normal(size=2)
+    alpha, _ = held_out(smoothness.regularised(jnp.asarray(z), np.ones(9)), t)
+    functions = RidgeFunctions.stack(z, [(smoothness, np.asarray(alpha), 0.7), (smoothness, np.asarray(2 * alpha), 0.0)])
+    value = sum(a * kernel_by_hand(smoothness, p, new) for a, p in zip(alpha, z, strict=True))
+    np.testing.assert_allclose(functions(jnp.asarray(new)), [value + 0.7, 2 * value], rtol=1e-8)
+
+
+def test_warp_is_monotone_with_its_jacobian(rng):
+    warp = Warp(np.array([0.5, -1.0]), np.array([0.01, 30.0]), np.array([0.2, 0.0]), np.array([1.5, 0.03]))
+    x = rng.normal(size=2) * 3.0
+    slope = jnp.diagonal(jax.jacfwd(warp)(x))
+    assert (slope > 0).all()
+    np.testing.assert_allclose(warp.log_slope(x), np.log(slope), rtol=1e-9)
+    np.testing.assert_allclose(log_cosh(jnp.arcsinh(1e300)), np.log(1e300), rtol=1e-12)
+
+
+def test_location_standardises_the_warped_statistic_with_its_jacobian(rng):
+    x = rng.gamma(2.0, size=40)
+    location = Location(None, -0.2, -1.0)
+    target, log_slope = location.warped(x)
+    np.testing.assert_allclose([np.mean(target), np.std(target)], [0.0, 1.0], atol=1e-12)
+    v = np.arcsinh((x + 0.2) / np.exp(-1.0))
+    by_hand = 1.0 / np.sqrt(1 + ((x + 0.2) / np.exp(-1.0)) ** 2) / np.exp(-1.0) / np.std(v)
+    np.testing.assert_allclose(log_slope, np.log(by_hand), rtol=1e-10)
+
+
+def test_a_lognormal_statistic_starts_from_a_logarithm(rng):
+    z = rng.normal(size=(80, 1))
+    x = np.exp(2.0 * z + 0.1 * rng.normal(size=(80, 1)))
+    scaled = (x - np.median(x)) / x.std()
+    start = start_locations(z, scaled, -np.median(x, axis=0) / x.std(), True)[0]
+    u = (scaled[:, 0] - start.centre) / np.exp(start.log_width)
+    assert np.corrcoef(np.arcsinh(u), np.log(x[:, 0]))[0, 1] > 0.98
+
+
+def test_lattices_and_atoms_are_recognised(rng):
+    counts = rng.poisson(3.0, size=200).astype(float)
+    assert lattice_step(counts) == 1.0
+    np.testing.assert_allclose(lattice_step(0.3 + counts / 40), 1 / 40)
+    assert lattice_step(rng.normal(size=200)) == 0.0
+    mixed = np.where(rng.random(200) < 0.3, 0.0, rng.gamma(2.0, size=200))
+    width = atom_width(mixed)
+    assert (width[mixed == 0] > 0).all() and (width[mixed != 0] == 0).all()
+    spread = spread_atoms(np.stack([counts, rng.normal(size=200)], axis=1))
+    assert np.abs(spread[:, 0] - counts).max() <= 0.5 and len(np.unique(spread[:, 0])) == 200
+    assert abs(np.mean(spread[:, 0] - counts)) < 0.01
+
+
+def test_spread_of_residuals_is_found_within_its_error(rng):
+    z = rng.normal(size=(400, 2))
+    log_scale = 0.8 * z[:, 0]
+    spread = Spread.unknown(2)
+    spread.update(z, rng.normal(size=400) * np.exp(log_scale), 3, 12)
+    error = spread.held_out - log_scale
+    assert np.std(error) < 5 * np.sqrt(3 / 400 / 2)
+    assert abs(np.mean(error)) < 0.3
+
+
+def test_spread_of_equal_residuals_is_flat_and_one_outlier_hardly_matters(rng):
+    z, residuals = rng.normal(size=(200, 3)), rng.normal(size=200)
+    spread = Spread.unknown(3)
+    spread.update(z, residuals, 2, 10)
+    other = Spread.unknown(3)
+    other.update(z, np.where(np.arange(200) == 0, 1e6, residuals), 2, 10)
+    assert np.std(spread.fitted) < 5 * np.sqrt(1 / 200)
+    assert np.abs(other.fitted - spread.fitted)[1:].mean() < 0.1
+
+
+def test_chain_is_triangular_with_the_stated_jacobian(rng):
+    lower = np.tril(rng.normal(size=(3, 3)), -1)
+    chain = Chain(lower, lower[:, :, None] * rng.normal(size=2), np.array([0.0, 0.3, -0.5]))
+    u, z = rng.normal(size=3), rng.normal(size=2)
+    jacobian = jax.jacfwd(lambda u: chain(u, z))(u)
+    np.testing.assert_allclose(jacobian, np.tril(jacobian))
+    np.testing.assert_allclose(np.linalg.slogdet(jacobian)[1], -np.sum(chain.log_size), rtol=1e-10)
+
+
+def test_chain_follows_the_regression_it_was_fitted_by(rng):
+    z, u = rng.normal(size=(60, 2)), rng.normal(size=(60, 2))
+    u[:, 1] = (0.3 + 0.6 * z[:, 0]) * u[:, 0] + 0.3 * u[:, 1]
+    chain, rest = fit_chain(z, u, np.arange(60), 20)
+    decorrelated = jax.vmap(chain)(jnp.asarray(u), jnp.asarray(z))
+    np.testing.assert_allclose(decorrelated[:, 0], u[:, 0])
+    assert np.corrcoef(decorrelated[:, 1], rest[:, 1])[0, 1] > 0.97
+    assert abs(chain.change[1, 0, 0] - 0.6) < 5 * 0.3 / np.sqrt(60) + 0.1
+    assert np.exp(chain.log_size[1]) < 0.5
+
+
+def test_chain_kernel_is_the_stated_product(rng):
+    z, h = rng.normal(size=(4, 2)), rng.normal(size=(4, 3))
+    coupling = Coupling(rng.normal(size=3), rng.normal(size=2), np.array(0.2))
+    a, b = np.exp(2 * coupling.others), np.exp(2 * coupling.change)
+    expected = [[(a * p) @ q * (1 + (b * s) @ t) for q, t in zip(h, z, strict=True)] for p, s in zip(h, z, strict=True)]
+    expected = np.array(expected) + (np.exp(0.4) + 1e-6) * np.eye(4)
+    np.testing.assert_allclose(coupling.regularised(z, h), expected, rtol=1e-10)
+    assert shortened(100.0) < 5.0 + 1e-9
+
+
+def held_out_by_refit(z, j, beta, ridge):
+    """Weights at `z_j` of ridge regression with an intercept on the others: solve the bordered system."""
+    rest = np.delete(np.arange(len(z)), j)
+    gram = np.exp(-0.5 * ((z[:, None] - z[None]) ** 2).sum(-1) / beta**2)
+    n = len(rest)
+    bordered = np.ones((n + 1, n + 1))
+    bordered[:n, :n] = gram[np.ix_(rest, rest)] + ridge * np.eye(n)
+    bordered[n, n] = 0.0
+    weights = np.zeros(len(z))
+    weights[rest] = np.linalg.solve(bordered, np.append(gram[j, rest], 1.0))[:n]
+    return weights
+
+
+def test_held_out_weights_are_those_of_refits_with_an_intercept(rng):
+    z, beta, ridge = rng.normal(size=(8, 2)), 0.9, 0.3
+    gram = np.exp(-0.5 * ((z[:, None] - z[None]) ** 2).sum(-1) / beta**2)
+    weights = rd.held_out_weights(jnp.linalg.inv(gram + ridge * np.eye(8)))
+    np.testing.assert_allclose(weights, [held_out_by_refit(z, j, beta, ridge) for j in range(8)], atol=1e-10)
+
+
+def bandwidths(n, eps=0.6, beta=1.3, lam=0.02, adapt=0.3):
+    return rd.Bandwidths(np.full(n, np.log(eps)), np.log(beta), np.log(lam), np.array(adapt))
+
+
+def test_held_out_density_is_a_double_loop(rng):
+    z, r = rng.normal(size=(9, 2)), rng.normal(size=(9, 2))
+    found = rd.held_out_log_density(bandwidths(2), z, r)
+    sizes = np.asarray(rd.kernel_sizes(jnp.asarray(r), jnp.full(2, 0.6), 0.3))
+    for j in range(9):
+        weights = held_out_by_refit(z, j, 1.3, 9 * 0.02)
+        weights = 0.5 * (weights + np.sqrt(weights**2 + (0.1 / 9) ** 2))
+        weights[j] = 0.0
+        parts = [stats.norm.pdf(r[j], 0.8 * r[i], 0.6 * sizes[i]).prod() for i in range(9)]
+        broad = stats.multivariate_t(np.zeros(2), 4.0 * np.eye(2), df=3).pdf(r[j])
+        expected = 0.98 * (weights / weights.sum()) @ parts + 0.02 * broad
+        np.testing.assert_allclose(found[j], np.log(expected), rtol=1e-9)
+
+
+def test_gradient_of_the_held_out_density_agrees_with_finite_differences(rng):
+    z, r, at = rng.normal(size=(15, 2)), rng.normal(size=(15, 2)), bandwidths(2)
+    value, gradient = jax.jit(jax.value_and_grad(rd._loss))(at, z, r)
+    leaves, structure = jax.tree.flatten(at)
+    for k, leaf in enumerate(leaves):
+        step = 1e-5 * np.ones(np.shape(leaf))
+        up, down = (structure.unflatten([*leaves[:k], leaf + s * step, *leaves[k + 1 :]]) for s in (1, -1))
+        slope = (rd._loss(up, z, r) - rd._loss(down, z, r)) / 2e-5
+        np.testing.assert_allclose(np.sum(jax.tree.leaves(gradient)[k]), slope, rtol=1e-5, atol=1e-6)
+    assert np.isfinite(value)
+
+
+def test_density_integrates_to_one(rng):
+    density = rd.fit_residual_density(rng.normal(size=(20, 2)), rng.normal(size=(20, 1)), bandwidths(1, beta=0.5))
+    for z in (np.zeros(2), np.array([3.0, -3.0])):
+        pdf = jax.jit(lambda v, z=z: jnp.exp(density.log_density(v, z)))
+        total, _ = integrate.quad(lambda v, pdf=pdf: float(pdf(jnp.array([v]))), -np.inf, np.inf, limit=400)
+        assert abs(total - 1.0) < 1e-6
+
+
+def test_wide_weights_give_a_kernel_density_of_residuals(rng):
+    r, eps = rng.normal(size=(30, 2)), 0.4
+    density = rd.fit_residual_density(rng.normal(size=(30, 3)), r, bandwidths(2, eps=eps, beta=1e5, adapt=0.0))
+    v = rng.normal(size=2)
+    kde = np.mean(stats.norm.pdf(v, np.sqrt(1 - eps**2) * r, eps).prod(axis=1))
+    broad = stats.multivariate_t(np.zeros(2), 4.0 * np.eye(2), df=3).pdf(v)
+    found = density.log_density(jnp.asarray(v), jnp.asarray(rng.normal(size=3)))
+    np.testing.assert_allclose(found, np.log(0.98 * kde + 0.02 * broad), rtol=1e-6)
+
+
+def test_weights_are_those_of_ridge_regression_with_an_intercept(rng):
+    z, new = rng.normal(size=(10, 2)), rng.normal(size=2)
+    density = rd.fit_residual_density(z, rng.normal(size=(10, 1)), bandwidths(1, beta=0.8, lam=1e-4))
+    signed = held_out_by_refit(np.concatenate([z, new[None]]), 10, 0.8, 10 * 1e-4)[:10]
+    expected = 0.5 * (signed + np.sqrt(signed**2 + (0.1 / 10) ** 2))
+    np.testing.assert_allclose(density.weights(jnp.asarray(new)), expected / expected.sum(), atol=1e-3)
