@@ -129,8 +129,12 @@ def sections(runs, budgets):
     numbered = ["simulations", "learnt by", *(f"s{i + 1}" for i in range(len(STATISTICS)))]
     spread = ["mean", "least", "median", "most"]
     legend = "; ".join(f"s{i + 1} {name}" for i, name in enumerate(STATISTICS)) + "."
+    done = f"\n\nOver {len({run['repeat'] for run in runs})} repeats."
     return [
-        ("NMSE in %, at a point", report.table(["simulations", "learnt by", "point", *spread], scores)),
+        (
+            "NMSE in %, at a point",
+            report.table(["simulations", "learnt by", "point", *spread], scores) + done,
+        ),
         (
             "Relevance of the statistics",
             report.table(numbered, relevance) + "\n\nMean over repeats. " + legend,

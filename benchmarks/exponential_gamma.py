@@ -91,9 +91,7 @@ def kernel_abc(task, statistic):
     x, y = statistic(task.x), statistic(task.y)
     scale = kernels.median_heuristic(x[:, None]) if hasattr(kernels, "median_heuristic") else _median(x)
     gram = np.exp(-0.5 * ((x[:, None] - x) / scale) ** 2)
-    return np.linalg.solve(
-        gram + 0.01 * np.sqrt(len(x)) * np.eye(len(x)), np.exp(-0.5 * ((x - y) / scale) ** 2)
-    )
+    return np.linalg.solve(gram + 0.01 * np.sqrt(len(x)) * np.eye(len(x)), np.exp(-0.5 * ((x - y) / scale) ** 2))
 
 
 def _median(x):
@@ -120,7 +118,10 @@ def sampled(task, posterior, size=1000):
     key_points, key_draws = jax.random.split(jax.random.key(0))
     points = posterior.weighted_points(key_points, 4096)
     found = {"resampled": points.resample(key_draws, size)}
-    for name, kernel in {"herded, l": posterior.likelihood.terms.kernel, "herded, narrow": posterior.herding_kernel()}.items():
+    for name, kernel in {
+        "herded, l": posterior.likelihood.terms.kernel,
+        "herded, narrow": posterior.herding_kernel(),
+    }.items():
         rows = herd(posterior.embedding(kernel, points.points), kernel, points.points, size)
         found[name] = points.points[np.asarray(rows)]
     return {name: task.error_of_points(z[:, 0], np.ones(size)) for name, z in found.items()}
@@ -146,9 +147,13 @@ def main():
                             errors[f"  1,000 samples {way}"].append(error)
                 errors["kernel ABC, median heuristic"].append(task.error_of_points(task.z, kernel_abc(task, statistic)))
                 errors["oracle"].append(oracle(task, statistic))
-            print(f"\n{label}, m = {size}, {settings.seeds} seeds: mean, median, largest W1; fits that ended at a bound")
+            print(
+                f"\n{label}, m = {size}, {settings.seeds} seeds: mean, median, largest W1; fits that ended at a bound"
+            )
             for name, found in errors.items():
-                print(f"{name:34s} {np.mean(found):6.3f} {np.median(found):6.3f} {np.max(found):6.3f} {bounds[name]:4d}")
+                print(
+                    f"{name:34s} {np.mean(found):6.3f} {np.median(found):6.3f} {np.max(found):6.3f} {bounds[name]:4d}"
+                )
 
 
 if __name__ == "__main__":

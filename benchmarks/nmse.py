@@ -31,9 +31,7 @@ def simulate(rng_key, log_theta):
     padded = -n % BLOCK
     keys = jax.random.split(rng_key, n + padded)
     points = jnp.asarray(np.pad(log_theta, ((0, padded), (0, 0)), mode="edge"), jnp.float32)
-    blocks = [
-        _simulate_block(keys[i : i + BLOCK], points[i : i + BLOCK]) for i in range(0, n + padded, BLOCK)
-    ]
+    blocks = [_simulate_block(keys[i : i + BLOCK], points[i : i + BLOCK]) for i in range(0, n + padded, BLOCK)]
     return np.concatenate([np.asarray(block, np.float64) for block in blocks])[:n]
 
 

@@ -71,8 +71,7 @@ def call_on_host(fn: Callable, shape: Shape, dtype: np.dtype, key_data: np.ndarr
     """One call of a black-box simulator, with the NumPy generator that belongs to the data of a JAX key.
 
     Raises:
-        WrongOutput: If the result has not the declared shape, or a dtype that does not cast to the declared
-            one.
+        WrongOutput: If the result has not the declared shape, or a dtype that does not cast to the declared one.
     """
     rng = np.random.default_rng(np.asarray(key_data, np.uint32).ravel())
     x = np.asarray(fn(rng, *params))

@@ -192,11 +192,10 @@ def _label(name: str, index: tuple[int, ...]) -> str:
 
 
 def _most_normal(a: np.ndarray) -> _links.Link:
-    """Identity, or exp of positive draws, or expit of draws in the unit interval: the one that leaves normal
-    scores.
+    """The identity, exp for positive draws, or expit for draws in the unit interval: whichever fits best.
 
-    Judged by the correlation of the sorted draws with normal quantiles; identity unless another is clearly
-    better.
+    Judged by the correlation of the sorted draws on that scale with normal quantiles; the identity unless
+    another is clearly better.
     """
     choices = [_links.IDENTITY]
     if np.all(a > 0.0):

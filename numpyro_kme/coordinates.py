@@ -27,8 +27,7 @@ class Coordinates:
     r"""A recorded map between the flattened arguments `a (p,)` of a simulator and coordinates `z (D,)`.
 
     Where each argument is an elementwise function of one entry of a latent, or a constant, the coordinates
-    are
-    those of the latents: the prior maps them to standard normals exactly or, if it is a mixture of normals,
+    are those of the latents: the prior maps them to standard normals exactly or, if it is a mixture of normals,
     affinely to a mixture of mean 0 and covariance I. Elsewhere the arguments are standardised, and `note`
     says why. Arguments that do not vary are left out of `z` and put back by `inverse`.
 
@@ -86,7 +85,7 @@ class Coordinates:
         _checks.finite(what, table, "Narrow the prior, or bound the step that overflows.")
         _checks.require(
             bool(np.ptp(table, axis=0).any()),
-            f"{what.capitalize()} are the same in all prior draws: nothing to infer.",
+            f"T{what[1:]} are the same in all prior draws: nothing to infer.",
         )
         try:
             return cls(**_matching.exact(problem, site, draws))

@@ -334,9 +334,7 @@ class NormalMixture(_NormalComponents):
         if _checks.is_concrete((self.weights, self.means, self.covariances)):
             shapes = np.shape(self.weights), np.shape(self.means), np.shape(self.covariances)
             _checks.require(
-                len(shapes[1]) == 2
-                and shapes[0] == shapes[1][:1]
-                and shapes[2] == (*shapes[1], shapes[1][1]),
+                len(shapes[1]) == 2 and shapes[0] == shapes[1][:1] and shapes[2] == (*shapes[1], shapes[1][1]),
                 "`weights`, `means` and `covariances` must have shapes (K,), (K, D) and (K, D, D); "
                 f"got {shapes[0]}, {shapes[1]} and {shapes[2]}.",
             )
@@ -360,7 +358,5 @@ def _squared_length_scales(kernel: Any, dim: int) -> jax.Array:
 
 @lru_cache(maxsize=8)
 def _quasi_normals(n: int, dim: int) -> np.ndarray:
-    points = qmc.Sobol(dim, scramble=True, rng=np.random.default_rng(0)).random_base2(
-        int(np.ceil(np.log2(n)))
-    )
+    points = qmc.Sobol(dim, scramble=True, rng=np.random.default_rng(0)).random_base2(int(np.ceil(np.log2(n))))
     return ndtri(np.clip(points[:n], 1e-12, 1.0 - 1e-12))

@@ -89,7 +89,7 @@ class Simulations:
         _checks.require(not missing, f"`x` has no simulations of the sites {missing}.")
         draws = problem.evaluate(latents)
         for name, value in x.items():
-            shape = (len(draws.arguments[name]), *problem.simulators[name].fn.shape())
+            shape = (len(draws.arguments[name]), *problem.simulators[name].simulator.shape())
             _checks.require(
                 value.shape == shape,
                 f"The simulations of site {name!r} must have shape {shape}; got {value.shape}.",

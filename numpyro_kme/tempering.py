@@ -107,9 +107,7 @@ def temper(
     end = jax.lax.while_loop(
         unfinished,
         advance,
-        _Carry(
-            rng_key, start, particles, jnp.arange(particles.shape[0]), zero, jnp.array(0), jnp.array(0), zero
-        ),
+        _Carry(rng_key, start, particles, jnp.arange(particles.shape[0]), zero, jnp.array(0), jnp.array(0), zero),
     )
     final = end.state.sampler_state.particles
     size = _effective_size(end.settled, final, end.ancestors)

@@ -159,9 +159,7 @@ def test_results_do_not_depend_on_how_many_replicates_there_are(plane):
 
 def test_one_step_is_close_and_says_how_far(plane):
     _, bound, draws = plane
-    linear = posterior_bootstrap(
-        jax.random.key(1), bound, STARTS, settings=Settings(40, 128, method="linear")
-    )
+    linear = posterior_bootstrap(jax.random.key(1), bound, STARTS, settings=Settings(40, 128, method="linear"))
     sd = draws.u.std(axis=0)
     np.testing.assert_array_equal(linear.u, linear.linear)
     error = np.abs((linear.u - draws.u) / sd[None]).max(axis=1)
@@ -177,9 +175,7 @@ def test_noise_is_drawn_anew_for_each_block_of_replicates():
     draws = posterior_bootstrap(jax.random.key(0), bound, STARTS, settings=Settings(64, num_nodes=60))
     exact = exact_location(x, np.full(60, 1 / 60))
     blocks = draws.u.reshape(4, 16, 2).mean(axis=1)
-    assert (
-        np.ptp(blocks, axis=0).max() > 0.05
-    )  # as many nodes as data: the noise moves a block by about a posterior sd
+    assert np.ptp(blocks, axis=0).max() > 0.05  # as many nodes as data: the noise moves a block by about a posterior sd
     assert draws.quadrature.noise > 0.3
     assert np.abs(draws.u.mean(axis=0) - exact).max() < 5 * np.sqrt(1.5 / 60 / 4 + 1.5 / 60 / 64)
 
@@ -252,9 +248,7 @@ def test_derivatives_of_a_simulator_that_jumps_are_not_trusted():
     x = np.where(rng.random(400) < 0.3, 3.0, -1.0) + rng.normal(size=400)
     bound = MMD(Gaussian(1.0)).objective(x, Generator(jumping, NormalNoise(2), 1))
     settings = Settings(64, num_nodes=1024)
-    draws = posterior_bootstrap(
-        jax.random.key(0), bound, np.linspace(-2.0, 2.0, 30)[:, None], settings=settings
-    )
+    draws = posterior_bootstrap(jax.random.key(0), bound, np.linspace(-2.0, 2.0, 30)[:, None], settings=settings)
     assert not draws.derivatives.automatic and "differences" in str(draws.derivatives)
     share = jax.scipy.stats.norm.cdf(draws.u[:, 0])
     binomial = np.sqrt(0.3 * 0.7 / 400)

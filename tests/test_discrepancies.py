@@ -20,10 +20,7 @@ def double_loop(x, y, v, w, l, unbiased):
         gram = gaussian_gram(points, points, l)
         if unbiased:
             pairs = sum(
-                weights[i] * weights[j] * gram[i, j]
-                for i in range(len(points))
-                for j in range(len(points))
-                if i != j
+                weights[i] * weights[j] * gram[i, j] for i in range(len(points)) for j in range(len(points)) if i != j
             )
             total += pairs / (1 - np.sum(weights**2))
         else:
@@ -77,9 +74,7 @@ def overlap(mean_a, sd_a, mean_b, sd_b, l=0.8):
 
 def test_expectations_of_both_estimators():
     p, q = (np.zeros(2), np.ones(2)), (np.array([0.5, -1.0]), np.array([1.5, 0.7]))
-    unbiased, weighted, null_unbiased, null_biased = (
-        np.asarray(values) for values in estimates(jax.random.key(3))
-    )
+    unbiased, weighted, null_unbiased, null_biased = (np.asarray(values) for values in estimates(jax.random.key(3)))
     between = overlap(*p, *p) + overlap(*q, *q) - 2 * overlap(*p, *q)
     for values, expected in (
         (unbiased, between),
@@ -163,9 +158,7 @@ def test_float32_and_numpy_input(rng):
 
 def test_bad_input():
     kernel, x, y = K.Gaussian(1.0), np.zeros((4, 2)), np.zeros((3, 2))
-    with pytest.raises(
-        ValueError, match=r"`x` and `y` must have the same number of columns.*\(4, 2\) and \(3, 1\)"
-    ):
+    with pytest.raises(ValueError, match=r"`x` and `y` must have the same number of columns.*\(4, 2\) and \(3, 1\)"):
         squared_mmd(kernel, x, y[:, :1])
     with pytest.raises(ValueError, match="`y` must have at least 2 points for an unbiased estimate; got 1"):
         squared_mmd(kernel, x, y[:1])
@@ -173,8 +166,6 @@ def test_bad_input():
         squared_mmd(kernel, x, y, x_weights=np.ones(3) / 3)
     with pytest.raises(ValueError, match="`y_weights` must sum to one; got a sum of 3"):
         squared_mmd(kernel, x, y, y_weights=np.ones(3))
-    with pytest.raises(
-        ValueError, match="have a sum of squares of 1, so the unbiased estimate divides by zero"
-    ):
+    with pytest.raises(ValueError, match="have a sum of squares of 1, so the unbiased estimate divides by zero"):
         squared_mmd(kernel, x, y, y_weights=np.array([1.0, 0.0, 0.0]))
     squared_mmd(kernel, x, y[:1], unbiased=False)

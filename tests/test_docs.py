@@ -29,11 +29,7 @@ def public_objects():
         if not inspect.ismodule(value):
             found[f"numpyro_kme.{name}"] = value
             continue
-        defined = [
-            n
-            for n, v in vars(value).items()
-            if getattr(v, "__module__", "") == value.__name__ and n[0] != "_"
-        ]
+        defined = [n for n, v in vars(value).items() if getattr(v, "__module__", "") == value.__name__ and n[0] != "_"]
         found |= {f"{value.__name__}.{n}": getattr(value, n) for n in getattr(value, "__all__", defined)}
     return found
 
@@ -93,9 +89,7 @@ def test_public_names_are_in_the_api_page():
 
 def test_names_in_the_notation_table_exist():
     rows = [
-        line.split("|")[2]
-        for line in (ROOT / "docs" / "notation.md").read_text().splitlines()
-        if line.count("|") > 3
+        line.split("|")[2] for line in (ROOT / "docs" / "notation.md").read_text().splitlines() if line.count("|") > 3
     ]
     names = [name for row in rows for name in re.findall(r"`(numpyro_kme[\w.]*)", row)]
     assert len(names) >= 8
@@ -122,7 +116,5 @@ def resolve(dotted):
 @pytest.mark.slow
 def test_docs_build_without_warnings(tmp_path):
     pytest.importorskip("myst_nb", reason="needs the docs extra")
-    run_as_a_user(
-        sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "docs", str(tmp_path), timeout=900
-    )
+    run_as_a_user(sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "docs", str(tmp_path), timeout=900)
     assert (tmp_path / "kelfi.html").exists()

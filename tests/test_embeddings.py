@@ -46,9 +46,7 @@ def test_embeddings_are_pytrees(rng):
     x, t = rng.normal(size=(6, 2)), rng.normal(size=(3, 2))
     evaluate = jax.jit(lambda mu, t: mu(t))
     for l in (0.5, 0.8):
-        np.testing.assert_allclose(
-            evaluate(MeanEmbedding(K.Gaussian(l), x), t), gram(t, x, l).mean(1), rtol=1e-10
-        )
+        np.testing.assert_allclose(evaluate(MeanEmbedding(K.Gaussian(l), x), t), gram(t, x, l).mean(1), rtol=1e-10)
     slope = jax.grad(lambda w: MeanEmbedding(K.Gaussian(0.8), x, w).squared_norm())(np.ones(6))
     np.testing.assert_allclose(slope, 2 * gram(x, x).sum(1), rtol=1e-10)
 
@@ -91,9 +89,7 @@ def test_conditional_embedding_is_kernel_ridge_regression(fitted):
         jax.jit(lambda _, theta: embedding.expectation(values, theta)),
     ):
         np.testing.assert_allclose(traced(values, theta), model.predict(theta), rtol=1e-8)
-    np.testing.assert_allclose(
-        embedding.expectation(values[:, 0], theta), model.predict(theta)[:, 0], rtol=1e-8
-    )
+    np.testing.assert_allclose(embedding.expectation(values[:, 0], theta), model.predict(theta)[:, 0], rtol=1e-8)
 
 
 def test_conditional_embedding_in_a_float32_session(fitted):

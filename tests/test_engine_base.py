@@ -63,9 +63,7 @@ def test_summary_shows_sites_and_what_was_learnt(engine, capsys):
 
 def test_inference_data_has_every_group_and_round_trips(engine, tmp_path):
     idata = engine.to_inference_data(dims={"b": ["species"]}, coords={"species": ["x", "y", "z"]})
-    np.testing.assert_array_equal(
-        idata["posterior"]["a"].values, engine.get_samples(group_by_chain=True)["a"]
-    )
+    np.testing.assert_array_equal(idata["posterior"]["a"].values, engine.get_samples(group_by_chain=True)["a"])
     assert idata["posterior"]["b"].dims == ("chain", "draw", "species")
     assert idata["observed_data"]["x"].dims == ("x_dim_0",)
     assert idata["weighted_posterior"]["weight"].shape == (1, 5)

@@ -82,9 +82,7 @@ def test_blowfly_statistics_equal_a_plain_loop(rng):
     assert len(set(np.asarray(found)[:, 9])) > 3
 
 
-@pytest.mark.skipif(
-    not SERIES.exists(), reason="Nicholson's series is kept outside the project, in ../shared/data"
-)
+@pytest.mark.skipif(not SERIES.exists(), reason="Nicholson's series is kept outside the project, in ../shared/data")
 def test_statistics_of_nicholsons_series():
     counts = np.loadtxt(SERIES, delimiter=",", skiprows=2)[:, 1]
     np.testing.assert_allclose(blowfly.statistics(jnp.asarray(counts)), blowfly.OBSERVED, atol=5.1e-6)
@@ -107,9 +105,7 @@ def test_noise_reaches_the_right_place():
     ones = jnp.ones(230)
     still = plain_population(np.asarray(quiet), ones, ones)[50:]
     np.testing.assert_allclose(simulate(keys, quiet), np.tile(still, (5, 1)), rtol=0.02)
-    no_births = (
-        quiet.at[0].set(-20.0).at[3].set(0.0)
-    )  # P ~ 0: N falls by exp(-delta eps_t), E exp(-d e) = 1 / (1 + d)
+    no_births = quiet.at[0].set(-20.0).at[3].set(0.0)  # P ~ 0: N falls by exp(-delta eps_t), E exp(-d e) = 1 / (1 + d)
     falls = simulate(jax.random.split(jax.random.key(2), 400), no_births)
     ratio = np.asarray(falls[:, 1:4] / falls[:, :3]).ravel()
     delta = np.exp(-1.0)
@@ -125,9 +121,7 @@ def test_extreme_blowflies_are_finite(x64, rng):
     )
     with jax.enable_x64(x64):
         keys = jax.random.split(jax.random.key(3), len(points))
-        found = jax.vmap(blowfly.blowfly_statistics)(
-            keys, jnp.asarray(points, jnp.float64 if x64 else jnp.float32)
-        )
+        found = jax.vmap(blowfly.blowfly_statistics)(keys, jnp.asarray(points, jnp.float64 if x64 else jnp.float32))
         assert np.isfinite(np.asarray(found)).all()
 
 
@@ -183,9 +177,7 @@ def test_gillespie_without_encounters_has_the_exact_moments():
 def test_gillespie_aborts_with_nan_and_survives_extinction():
     def simulate(log_theta):
         return jax.jit(
-            jax.vmap(
-                lambda key: lotka_volterra.lotka_volterra(key, jnp.asarray(log_theta), max_reactions=300)
-            )
+            jax.vmap(lambda key: lotka_volterra.lotka_volterra(key, jnp.asarray(log_theta), max_reactions=300))
         )(jax.random.split(jax.random.key(2), 20))
 
     assert np.isnan(simulate([-20.0, -20.0, 2.0, -20.0])).all()
@@ -256,9 +248,7 @@ def test_a_published_point_scores_about_one_percent():
     """The published synthetic-likelihood point; a direct search reaches about a tenth of its score."""
     denominators = nmse.stored_denominators()
     with jax.enable_x64(False):
-        published = nmse.nmse_at(
-            jax.random.key(0), [3.765, -1.033, 5.466, -0.401, -0.963, np.log(7)], denominators
-        )
+        published = nmse.nmse_at(jax.random.key(0), [3.765, -1.033, 5.466, -0.401, -0.963, np.log(7)], denominators)
         searched = nmse.nmse_at(jax.random.key(0), [3.7, -1.3, 5.3, -1.4, -1.5, 1.8], denominators)
     assert 0.006 < published < 0.012
     assert 0.0005 < searched < 0.002

@@ -24,9 +24,7 @@ def embedding(t):
 
 
 def mmd(points):
-    squared = (
-        gram(points, points).mean() - 2 * np.asarray(embedding(points)).mean() + SCALE**2 / (SCALE**2 + 2)
-    )
+    squared = gram(points, points).mean() - 2 * np.asarray(embedding(points)).mean() + SCALE**2 / (SCALE**2 + 2)
     return np.sqrt(squared)
 
 
@@ -137,9 +135,7 @@ def test_polish_accepts_an_embedding_of_points_in_a_float32_session(rng):
 
 def test_bad_input():
     kernel, candidates = K.Gaussian(1.0), np.zeros((4, 2))
-    with pytest.raises(
-        ValueError, match=r"`embedding_values` must have shape \(4,\), one per candidate; got \(3,\)"
-    ):
+    with pytest.raises(ValueError, match=r"`embedding_values` must have shape \(4,\), one per candidate; got \(3,\)"):
         herd(np.zeros(3), kernel, candidates, 2)
     with pytest.raises(ValueError, match="`num_samples` must be at least 1; got 0"):
         herd(np.zeros(4), kernel, candidates, 0)

@@ -84,9 +84,7 @@ def violations(module: str, source: str, *, is_package: bool = False) -> list[st
     if not module:
         return []
     if top not in ROW:
-        return [
-            f"numpyro_kme.{module} is not in the table of tests/test_imports.py: add it where it belongs."
-        ]
+        return [f"numpyro_kme.{module} is not in the table of tests/test_imports.py: add it where it belongs."]
     full = f"numpyro_kme.{module}"
     column = "both" if module in MEETING else COLUMN[top]
     mathematics = column == "mathematics"
@@ -118,9 +116,7 @@ def violations(module: str, source: str, *, is_package: bool = False) -> list[st
     return sentences
 
 
-@pytest.mark.parametrize(
-    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: module_name(path) or "numpyro_kme"
-)
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: module_name(path) or "numpyro_kme")
 def test_imports_follow_the_table(path):
     found = violations(module_name(path), path.read_text(), is_package=path.name == "__init__.py")
     assert not found, "\n".join(found)

@@ -150,9 +150,7 @@ def test_other_likelihoods_are_counted_once():
     at = engine.likelihoods["x"].surrogate.at(X)
     log_q = np.asarray(jax.vmap(at.log_density)(theta[:, None]))
     log_y = stats.norm.logpdf(y[:, None, None], theta[:, None], b[None]).sum(0)
-    log_joint = (
-        (log_q + stats.norm.logpdf(theta))[:, None] + stats.gamma(2, scale=0.5).logpdf(b)[None] + log_y
-    )
+    log_joint = (log_q + stats.norm.logpdf(theta))[:, None] + stats.gamma(2, scale=0.5).logpdf(b)[None] + log_y
     weights = np.exp(log_joint - log_joint.max())
     weights /= weights.sum()
     samples = engine.get_samples()

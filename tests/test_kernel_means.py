@@ -83,7 +83,9 @@ def test_integrates_to_the_sum_of_the_weights_in_the_data():
     y = np.sinh(np.linspace(-9, 9, 3001))
     slopes = np.sqrt(1 + y**2) * (18 / 3000)
     z = jnp.asarray(POINTS[0])
-    values = jax.jit(jax.vmap(lambda y: jnp.prod(jnp.stack(to_exp(surrogate.at(y).signed_log(z))))))(jnp.asarray(y)[:, None])
+    values = jax.jit(jax.vmap(lambda y: jnp.prod(jnp.stack(to_exp(surrogate.at(y).signed_log(z))))))(
+        jnp.asarray(y)[:, None]
+    )
     gram = np.exp(-0.5 * squared(Z, Z, BETA)) + M * LAM * np.eye(M)
     weights = np.linalg.solve(gram, np.exp(-0.5 * squared(Z, POINTS[:1], BETA)))[:, 0]
     np.testing.assert_allclose(np.asarray(values) @ slopes, weights.sum(), rtol=1e-6)
@@ -119,7 +121,11 @@ def test_positive_version(surrogate):
 @pytest.mark.parametrize("value", [1.0, 1e-3, 0.0, -1e-3, -2.0])
 @pytest.mark.parametrize("floor", [1e-2, 1e-9])
 def test_positive_part(value, floor):
-    expected = 0.5 * (value + np.sqrt(value**2 + floor**2)) if value >= 0 else 0.5 * floor**2 / (np.hypot(value, floor) - value)
+    expected = (
+        0.5 * (value + np.sqrt(value**2 + floor**2))
+        if value >= 0
+        else 0.5 * floor**2 / (np.hypot(value, floor) - value)
+    )
     np.testing.assert_allclose(positive_part(value, floor), 0.5 * (value + np.hypot(value, floor)), atol=1e-15)
     np.testing.assert_allclose(log_positive_part(value, np.log(floor)), np.log(expected), rtol=1e-10)
     slope = jax.grad(log_positive_part)(value, np.log(floor))
@@ -191,18 +197,20 @@ def test_warns_far_from_the_simulations(surrogate):
     with pytest.warns(UserWarning, match=r"far outside all simulations in statistics 1 \(observed 1e\+06"):
         surrogate.at(np.array([X[0, 0], 1e6, X[0, 2]]))
     with pytest.warns(UserWarning, match="log data kernel"):
-        KernelMeans(hyperparameters=Hyperparameters(Gaussian(1.0), Gaussian(0.3), LAM)).fit(Z, np.c_[X[:, :1], X[:, :1]]).at(
-            np.quantile(X[:, 0], [0.02, 0.98])
-        )
+        KernelMeans(hyperparameters=Hyperparameters(Gaussian(1.0), Gaussian(0.3), LAM)).fit(
+            Z, np.c_[X[:, :1], X[:, :1]]
+        ).at(np.quantile(X[:, 0], [0.02, 0.98]))
 
 
 def test_constant_statistics():
     x = np.c_[X[:, :1], np.full(M, 7.0), X[:, 1:]]
     with pytest.warns(UserWarning, match=r"Statistics \[1\] are constant over the 40 simulations"):
         surrogate = KernelMeans(hyperparameters=HYPER).fit(Z, x)
-    np.testing.assert_allclose(surrogate.at(np.array([Y[0], 7.0, *Y[1:]])).log_density(Z[0]), np.log(
-        likelihood_by_hand(Z, X, Y, Z[:1])[0]
-    ), atol=3e-3)
+    np.testing.assert_allclose(
+        surrogate.at(np.array([Y[0], 7.0, *Y[1:]])).log_density(Z[0]),
+        np.log(likelihood_by_hand(Z, X, Y, Z[:1])[0]),
+        atol=3e-3,
+    )
     assert surrogate.relevance()[1] == 0.0
     with pytest.raises(ValueError, match=r"Statistic 1 is 7.0 in every simulation but 8.0"):
         surrogate.at(np.array([Y[0], 8.0, *Y[1:]]))
@@ -248,7 +256,10 @@ def test_other_data_kernels():
     kappa = np.asarray(kernel.gram(sets[:1], sets))[0]
     weights = np.linalg.solve(np.exp(-0.5 * squared(Z, Z, BETA)) + M * LAM * np.eye(M), kappa)
     np.testing.assert_allclose(
-        signed_values(empirical.at(sets[0]), POINTS), np.exp(-0.5 * squared(POINTS, Z, BETA)) @ weights, rtol=1e-8, atol=1e-12
+        signed_values(empirical.at(sets[0]), POINTS),
+        np.exp(-0.5 * squared(POINTS, Z, BETA)) @ weights,
+        rtol=1e-8,
+        atol=1e-12,
     )
     with pytest.raises(ValueError, match="EmpiricalMeasure is not a density"):
         empirical.log_marginal(sets[0], Normal.standard(D))

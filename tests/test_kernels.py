@@ -166,9 +166,7 @@ ROWS = [
         scaled=False,
         integral=True,
     ),
-    Row(
-        "EmpiricalMeasure", lambda l: K.EmpiricalMeasure(K.Gaussian(0.8), l), double, data_sets, scaled=False
-    ),
+    Row("EmpiricalMeasure", lambda l: K.EmpiricalMeasure(K.Gaussian(0.8), l), double, data_sets, scaled=False),
     Row(
         "weighted EmpiricalMeasure",
         lambda l: K.EmpiricalMeasure(K.Gaussian(0.8), l),
@@ -252,9 +250,7 @@ def pick(points, i):
 
 
 def double_loop(row, x, y, l=0.9):
-    return np.array(
-        [[row.formula(pick(x, i), pick(y, j), l) for j in range(size(y))] for i in range(size(x))]
-    )
+    return np.array([[row.formula(pick(x, i), pick(y, j), l) for j in range(size(y))] for i in range(size(x))])
 
 
 def test_the_table_is_complete():
@@ -413,9 +409,7 @@ def test_integral_by_quadrature(row, dim):
     def shell(r):
         return sphere * r ** (dim - 1) * row.formula(np.array([r]), np.zeros(1), 0.7)
 
-    expected = (
-        quad(shell, 0, 5, epsabs=1e-11, epsrel=1e-11, limit=200)[0] + quad(shell, 5, np.inf, limit=200)[0]
-    )
+    expected = quad(shell, 0, 5, epsabs=1e-11, epsrel=1e-11, limit=200)[0] + quad(shell, 5, np.inf, limit=200)[0]
     np.testing.assert_allclose(jnp.exp(kernel.log_integral(dim)), expected, rtol=1e-7)
 
 
@@ -660,17 +654,13 @@ def test_median_heuristic_matches_numpy(rng):
     per_dimension = K.median_heuristic_per_dimension(x)
     np.testing.assert_allclose(per_dimension / per_dimension[0], medians / medians[0], rtol=0.01)
     np.testing.assert_allclose(K.median_heuristic(x / per_dimension), 1.0, rtol=1e-12)
-    np.testing.assert_allclose(
-        K.median_heuristic_per_dimension(x[:, :1]), [K.median_heuristic(x[:, :1])], rtol=1e-12
-    )
+    np.testing.assert_allclose(K.median_heuristic_per_dimension(x[:, :1]), [K.median_heuristic(x[:, :1])], rtol=1e-12)
 
 
 def test_median_heuristic_on_a_subset(rng):
     x = rng.normal(size=(3000, 2))
     exact = K.median_heuristic(x, max_points=None)
-    np.testing.assert_allclose(
-        exact, np.sqrt(4 * np.log(2)), rtol=0.1
-    )  # |x - y|^2 is exponential with mean 4
+    np.testing.assert_allclose(exact, np.sqrt(4 * np.log(2)), rtol=0.1)  # |x - y|^2 is exponential with mean 4
     np.testing.assert_allclose(K.median_heuristic(x), exact, rtol=0.1)
     assert K.median_heuristic(x) == K.median_heuristic(x) != exact
 

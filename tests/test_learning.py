@@ -95,7 +95,9 @@ def test_objectives_by_hand():
     part = lambda r: 0.5 * (r + np.hypot(r, 0.02))  # noqa: E731
     posterior = part(np.diag(ratios) / np.maximum(np.maximum(ratios, 0).mean(0), 0.02))
     data = bank()
-    np.testing.assert_allclose(LeaveOneOut().value(hyper(LOGS), data), np.log(0.98 * posterior + 0.02).mean(), rtol=1e-8)
+    np.testing.assert_allclose(
+        LeaveOneOut().value(hyper(LOGS), data), np.log(0.98 * posterior + 0.02).mean(), rtol=1e-8
+    )
     predictive = part(np.diag(ratios) / np.maximum(np.maximum(ratios, 0).mean(1), 0.02)) * density / norm
     broad = multivariate_t(S.mean(0), 2 * np.cov(S.T, bias=True) + 1e-6 * np.eye(3), df=3).pdf(S)
     expected = np.log(0.98 * predictive + 0.02 * broad).mean()
@@ -105,7 +107,9 @@ def test_objectives_by_hand():
     expected = np.log(embedding @ np.linalg.solve(gram + M * lam * np.eye(M), seen))
     np.testing.assert_allclose(MarginalLikelihood().value(hyper(LOGS), data), expected, rtol=1e-8)
     log_marginal = scores.leave_one_out_log_marginal(np.log(kappa))
-    np.testing.assert_allclose(log_marginal, logsumexp(np.where(np.eye(M), -np.inf, np.log(kappa)), axis=0) - np.log(M - 1))
+    np.testing.assert_allclose(
+        log_marginal, logsumexp(np.where(np.eye(M), -np.inf, np.log(kappa)), axis=0) - np.log(M - 1)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +143,13 @@ def test_learns_and_says_what(simulated, fitted):
 def test_the_search_ends_at_a_maximum(simulated, fitted):
     """No small step from the end is better, priors included."""
     data, learner = Bank(simulated[0], fitted.data), Learner()
-    logs = np.log([*fitted.hyper.parameter_kernel.length_scale, *fitted.hyper.data_kernel.length_scale, fitted.hyper.regularisation])
+    logs = np.log(
+        [
+            *fitted.hyper.parameter_kernel.length_scale,
+            *fitted.hyper.data_kernel.length_scale,
+            fitted.hyper.regularisation,
+        ]
+    )
     start = np.log([1.0, *np.full(2, 0.4 * np.sqrt(2)), 1e-2])
 
     @jax.jit
@@ -185,9 +195,7 @@ def test_learns_the_inner_length_scale():
     rng = np.random.default_rng(2)
     z = rng.normal(size=(40, 1))
     sets = np.exp(0.5 * z)[:, None] * rng.normal(size=(40, 25, 1))
-    fits = [
-        KernelMeans(data_kernel=EmpiricalMeasure(Gaussian(scale), 0.3)).fit(z, sets) for scale in (0.25, 8.0)
-    ]
+    fits = [KernelMeans(data_kernel=EmpiricalMeasure(Gaussian(scale), 0.3)).fit(z, sets) for scale in (0.25, 8.0)]
     scales = [float(fit.hyper.data_kernel.inner.length_scale) for fit in fits]
     assert scales[0] > 0.25 and scales[1] < 8.0
     assert all(fit.learnt.score > 0.3 for fit in fits)

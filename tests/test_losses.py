@@ -79,9 +79,7 @@ def test_slopes_and_hessians_are_the_derivatives_of_the_value(case, free, rng):
         x = rng.normal(0.5, 1.0, 20)
     elif case == "covariates":
         c = rng.normal(size=(10, 1))
-        generator = Generator(
-            lambda u, z, i: u[0] + u[1] * jnp.asarray(c)[i] + z, NormalNoise(1), 2, covariates=c
-        )
+        generator = Generator(lambda u, z, i: u[0] + u[1] * jnp.asarray(c)[i] + z, NormalNoise(1), 2, covariates=c)
         x = (c, rng.normal(size=(10, 1)) + c)
     else:
         generator = VECTORS if case == "direct" else KEYED

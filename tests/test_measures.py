@@ -16,7 +16,9 @@ MEASURES = {
     "normal": Normal(MEAN, np.array([[0.9, 0.35], [0.35, 1.2]])),
     "standard": Normal.standard(2),
     "mixture": NormalMixture(
-        np.array([0.3, 0.7]), np.array([[0.0, 1.0], [-1.0, 0.5]]), np.array([np.diag([0.5, 1.0]), [[1.0, -0.4], [-0.4, 0.8]]])
+        np.array([0.3, 0.7]),
+        np.array([[0.0, 1.0], [-1.0, 0.5]]),
+        np.array([np.diag([0.5, 1.0]), [[1.0, -0.4], [-0.4, 0.8]]]),
     ),
     "points": Points(A, np.array([0.2, 0.5, 0.3])),
     "equal points": Points(A),

@@ -47,9 +47,7 @@ def density(x):
 
 @pytest.fixture(scope="module")
 def engine():
-    engine = PosteriorBootstrap(
-        model, MMD(Gaussian(1.0), free_mass=True), num_samples=64, num_nodes=128, num_starts=64
-    )
+    engine = PosteriorBootstrap(model, MMD(Gaussian(1.0), free_mass=True), num_samples=64, num_nodes=128, num_starts=64)
     engine.run(jax.random.key(0), X)
     return engine
 
@@ -83,9 +81,7 @@ def test_results_go_to_arviz_and_predictive(engine, capsys):
     idata = engine.to_inference_data()
     assert dict(idata.posterior.sizes) == {"chain": 1, "draw": 64}
     assert {"loss", "converged", "steps", "share"} <= set(idata.sample_stats.data_vars)
-    predictive = Predictive(
-        model, {name: engine.get_samples()[name].astype(np.float64) for name in ("mean", "scale")}
-    )
+    predictive = Predictive(model, {name: engine.get_samples()[name].astype(np.float64) for name in ("mean", "scale")})
     assert predictive(jax.random.key(1), X)["x"].shape == (64, 200)
     engine.print_summary()
     assert "64 of 64 replicates" in capsys.readouterr().out
@@ -193,9 +189,7 @@ def two_sites(x):
 
 def inside(x):
     with numpyro.plate("data", len(x)):
-        numpyro.sample(
-            "x", Simulator(DECLARED, numpyro.sample("own", dist.Normal(0.0, 1.0)), 1.0, event_dims=0), obs=x
-        )
+        numpyro.sample("x", Simulator(DECLARED, numpyro.sample("own", dist.Normal(0.0, 1.0)), 1.0, event_dims=0), obs=x)
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,9 @@ def test_adjoint_of_held_out_agrees_with_autodiff(rng):
 def test_functions_are_the_fitted_regressions(rng, smoothness):
     z, t, new = rng.normal(size=(9, 2)), rng.normal(size=9), rng.normal(size=2)
     alpha, _ = held_out(smoothness.regularised(jnp.asarray(z), np.ones(9)), t)
-    functions = RidgeFunctions.stack(z, [(smoothness, np.asarray(alpha), 0.7), (smoothness, np.asarray(2 * alpha), 0.0)])
+    functions = RidgeFunctions.stack(
+        z, [(smoothness, np.asarray(alpha), 0.7), (smoothness, np.asarray(2 * alpha), 0.0)]
+    )
     value = sum(a * kernel_by_hand(smoothness, p, new) for a, p in zip(alpha, z, strict=True))
     np.testing.assert_allclose(functions(jnp.asarray(new)), [value + 0.7, 2 * value], rtol=1e-8)
 

@@ -56,9 +56,7 @@ def test_modes_keep_their_masses():
     np.testing.assert_allclose(np.mean(right), 0.8, atol=0.08)
     sd = 1 / np.sqrt(101)
     np.testing.assert_allclose(np.std(found.particles[right], axis=0), sd, rtol=0.12)
-    np.testing.assert_allclose(
-        np.mean(found.particles[right], axis=0), 150 / 101, atol=5 * sd / np.sqrt(N / 4)
-    )
+    np.testing.assert_allclose(np.mean(found.particles[right], axis=0), 150 / 101, atol=5 * sd / np.sqrt(N / 4))
 
 
 def test_another_observation_does_not_compile_again():

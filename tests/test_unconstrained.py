@@ -35,15 +35,9 @@ def test_terms_add_up_to_the_potential_energy():
 def test_prior_and_likelihood_are_told_apart():
     target = Unconstrained.read(model, (Y,), {}, LATENTS)
     terms = target.terms(target.flatten(LATENTS))
-    likelihood = log_density(
-        handlers.block(handlers.substitute(model, LATENTS), hide=list(LATENTS)), (Y,), {}, {}
-    )[0]
+    likelihood = log_density(handlers.block(handlers.substitute(model, LATENTS), hide=list(LATENTS)), (Y,), {}, {})[0]
     np.testing.assert_allclose(terms.log_likelihood, likelihood, rtol=1e-12)
-    prior = (
-        dist.Gamma(2.0, 1.0).log_prob(1.7)
-        - jnp.log(1.7)
-        + dist.Dirichlet(jnp.ones(3)).log_prob(LATENTS["weights"])
-    )
+    prior = dist.Gamma(2.0, 1.0).log_prob(1.7) - jnp.log(1.7) + dist.Dirichlet(jnp.ones(3)).log_prob(LATENTS["weights"])
     np.testing.assert_allclose(terms.log_prior, prior, rtol=1e-12)
 
 

@@ -57,6 +57,4 @@ def compare_derivatives(
     near = lanes.slopes(Differenced(objective, 0.5 * steps), nodes, tasks, u)[1]
     differences = (4.0 * near - far) / 3.0
     error = np.linalg.norm(automatic - differences, axis=0)
-    return np.where(
-        np.isfinite(error), error / np.maximum(np.linalg.norm(differences, axis=0), 1e-300), np.inf
-    )
+    return np.where(np.isfinite(error), error / np.maximum(np.linalg.norm(differences, axis=0), 1e-300), np.inf)

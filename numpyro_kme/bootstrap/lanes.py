@@ -32,9 +32,7 @@ class Tasks:
 
     def rows(self, index: np.ndarray) -> "Tasks":
         """Select tasks."""
-        return Tasks(
-            self.weights[index], jax.tree.map(lambda leaf: leaf[index], self.extra), self.sets[index]
-        )
+        return Tasks(self.weights[index], jax.tree.map(lambda leaf: leaf[index], self.extra), self.sets[index])
 
 
 @dataclass(frozen=True)
@@ -77,9 +75,7 @@ def expand(objective: Objective, nodes: Nodes, tasks: Tasks, points: np.ndarray)
     return _over_blocks(_expand_block, objective, nodes, tasks, (points,), ())
 
 
-def slopes(
-    objective: Objective, nodes: Nodes, tasks: Tasks, points: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def slopes(objective: Objective, nodes: Nodes, tasks: Tasks, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Loss and gradient of every task at its point, `(R, p)` or `(p,)`."""
     return _over_blocks(_slope_block, objective, nodes, tasks, (points,), ())
 

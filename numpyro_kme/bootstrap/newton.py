@@ -82,9 +82,7 @@ def minimise(
         step = -vectors @ (slopes / (curvature + damping * top))
         step = step * jnp.minimum(1.0, stride / jnp.maximum(jnp.linalg.norm(step), 1e-300))
         full = -vectors @ (slopes / curvature)
-        predicted = -(
-            jnp.vdot(slopes, vectors.T @ step) + 0.5 * jnp.vdot(values, jnp.square(vectors.T @ step))
-        )
+        predicted = -(jnp.vdot(slopes, vectors.T @ step) + 0.5 * jnp.vdot(values, jnp.square(vectors.T @ step)))
         return step * scale, full * scale, predicted, jnp.all(values > 1e-9 * top)
 
     def body(state):

@@ -83,9 +83,7 @@ class DirichletProcess:
         return jax.tree.map(lambda leaf: leaf.astype(np.float64), drawn)
 
 
-def draw_weights(
-    process: DirichletProcess, rng_key: jax.Array, replicates: np.ndarray, data: Any
-) -> np.ndarray:
+def draw_weights(process: DirichletProcess, rng_key: jax.Array, replicates: np.ndarray, data: Any) -> np.ndarray:
     """Weights of the given replicates as a float64 array on the host."""
     with _linalg.float64():
         return np.asarray(_weights(process, rng_key, replicates, num_points(data)))
@@ -98,6 +96,4 @@ def _weights(process, rng_key, replicates, n):
 
 @partial(jax.jit, static_argnums=0)
 def _points(process, rng_key, replicates):
-    return jax.lax.map(
-        lambda b: process.centering(jax.random.fold_in(rng_key, b), process.truncation), replicates
-    )
+    return jax.lax.map(lambda b: process.centering(jax.random.fold_in(rng_key, b), process.truncation), replicates)

@@ -95,9 +95,7 @@ class IidModel:
             else:
                 prior = Predictive(self.model, num_samples=num, return_sites=list(self.shapes))
                 draws = prior(rng_key, *self.args, **self.kwargs)
-            return np.asarray(
-                self._flatten({name: np.asarray(draws[name], np.float64) for name in self.shapes})
-            )
+            return np.asarray(self._flatten({name: np.asarray(draws[name], np.float64) for name in self.shapes}))
 
     def latents(self, u: np.ndarray) -> dict[str, np.ndarray]:
         """Latents and deterministic sites `{site: (m, *event)}` at unconstrained `u (m, dim)`."""
@@ -107,9 +105,7 @@ class IidModel:
     def unconstrain(self, latents: Mapping[str, Any]) -> np.ndarray:
         """Inverse of `latents`, without deterministic sites: `(m, dim)`."""
         with _linalg.float64():
-            return np.asarray(
-                self._flatten({name: np.asarray(latents[name], np.float64) for name in self.shapes})
-            )
+            return np.asarray(self._flatten({name: np.asarray(latents[name], np.float64) for name in self.shapes}))
 
     def generator(self, covariates: Any = None) -> Generator:
         """The law of one data point as a function of unconstrained parameters; make it once, and reuse it."""
@@ -126,8 +122,7 @@ class IidModel:
         )
         _checks.require(
             covariates is None or len(covariates) == len(self.data),
-            f"`covariates` must have one row for each of the {len(self.data)} data points; got "
-            f"{np.shape(covariates)}.",
+            f"`covariates` must have one row for each of the {len(self.data)} data points; got {np.shape(covariates)}.",
         )
         return Generator(
             self._simulate,
@@ -231,6 +226,4 @@ def _unobserved(names) -> str:
 
 
 def _no_draws(u, noise):
-    raise TypeError(
-        "this model has a density and no simulator; use NegativeLogLikelihood, or a Simulator site."
-    )
+    raise TypeError("this model has a density and no simulator; use NegativeLogLikelihood, or a Simulator site.")

@@ -64,9 +64,7 @@ def in_model(rng_key: jax.Array, target: Unconstrained, problem: Problem, num_sa
         return _drawn(latents, terms.log_prior + terms.log_likelihood, found)
 
 
-def mode(
-    target: Unconstrained, latents: Mapping[str, np.ndarray], log_posterior: np.ndarray
-) -> dict[str, np.ndarray]:
+def mode(target: Unconstrained, latents: Mapping[str, np.ndarray], log_posterior: np.ndarray) -> dict[str, np.ndarray]:
     """Maximise the posterior density of the latents by L-BFGS from the five best of the given draws."""
     best = np.argsort(log_posterior)[-5:]
     with _linalg.float64():

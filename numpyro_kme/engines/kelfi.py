@@ -37,7 +37,7 @@ class KELFI(Engine):
         model: A NumPyro model with observed `Simulator` sites; other likelihoods and factors may stand beside them.
         num_simulations: Number `m` of simulations at draws from the prior.
         num_samples: Number of equally weighted posterior draws.
-        form: Form and settings of the surrogate, `KernelMeans()` or `ResidualKernelMeans()`.
+        form: Form and settings of the surrogate; `KernelMeans()` when left out.
         simulations: Simulations made elsewhere, instead of new ones (`Simulations`).
         on_failure: What to do when a simulation fails, as in `simulate`.
         progress_bar: Whether to show the progress of the simulations.

@@ -75,7 +75,9 @@ def cover(rng_key: jax.Array, likelihood: LikelihoodAt, measure: Measure, n: int
         points, proposal = measure.sample(keys[0], n), measure
         for key in keys[1:-1]:
             sign, log_size = _signed_logs(likelihood, measure, points)
-            log_weights = np.where(np.asarray(sign) > 0, np.asarray(log_size - _log_densities(proposal, points)), -np.inf)
+            log_weights = np.where(
+                np.asarray(sign) > 0, np.asarray(log_size - _log_densities(proposal, points)), -np.inf
+            )
             power = _power(log_weights, LEAST_EFFECTIVE * n)
             proposal = _around(key, np.asarray(points), _softmax(power * log_weights))
             if power == 1.0:

@@ -114,10 +114,7 @@ def _join(params: tuple[ArrayLike, ...], expected: int) -> jax.Array:
     arrays = [jnp.asarray(p) for p in params]
     shapes = [a.shape for a in arrays]
     for k in range(min((a.ndim for a in arrays), default=0) + 1):
-        if (
-            len({shape[:k] for shape in shapes}) == 1
-            and sum(math.prod(shape[k:]) for shape in shapes) == expected
-        ):
+        if len({shape[:k] for shape in shapes}) == 1 and sum(math.prod(shape[k:]) for shape in shapes) == expected:
             dtype = jnp.result_type(float, *arrays)
             return jnp.concatenate([a.reshape(*a.shape[:k], -1).astype(dtype) for a in arrays], axis=-1)
     raise ValueError(

@@ -13,7 +13,7 @@ from numpyro_kme.kernel_means.objectives import Bank, Hyperparameters, Objective
 from numpyro_kme.kernels.base import Kernel, register
 
 FACTOR = 2.0
-MOST_STEPS = 4
+COARSE_STEPS = (-4, -2, 0, 2, 4)
 
 
 @register
@@ -34,11 +34,11 @@ class KnownDistances(Kernel):
 def learn_empirical(objective: Objective, bank: Bank, template: Hyperparameters, learner: Learner) -> Learnt:
     """Learn with an `EmpiricalMeasure` data kernel, its inner hyperparameters included.
 
-    The inner kernel's hyperparameters are multiplied by a common factor, `2^k`, uphill in the objective from the values
-    given; at each, squared MMDs between all simulated data sets are computed once, and `eps`, `beta` and `lam` learnt on
+    The inner kernel's hyperparameters are multiplied by a common factor `2^k`, the best of `k = -4, -2, 0, 2, 4` and its two
+    neighbours; at each, squared MMDs between all simulated data sets are computed once, and `eps`, `beta` and `lam` learnt on
     them. `eps` starts at .4 of the median distance.
 
-    Cost: half of `m^2 size^2` inner kernel evaluations for each inner length scale, three to six of them.
+    Cost: half of `m^2 size^2` inner kernel evaluations for each of seven inner length scales.
     """
     objective.check(bank, template)
     found: dict[int, Learnt] = {}
@@ -48,9 +48,8 @@ def learn_empirical(objective: Objective, bank: Bank, template: Hyperparameters,
             found[step] = _at_inner(objective, bank, template, learner, FACTOR**step)
         return found[step].score
 
-    step = max((-1, 0, 1), key=at)
-    while step and abs(step) < MOST_STEPS and at(step + np.sign(step)) > at(step):
-        step += int(np.sign(step))
+    coarse = max(COARSE_STEPS, key=at)
+    step = max((coarse - 1, coarse, coarse + 1), key=at)
     return found[step]
 
 

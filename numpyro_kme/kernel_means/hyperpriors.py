@@ -36,7 +36,8 @@ def learn_normal(likelihood: LikelihoodAt, start: Normal, *, smallest: float = 0
         raise ValueError("A prior is learnt in closed form, from the published form of the surrogate (`KernelMeans`).")
     variances = np.diagonal(np.asarray(start.covariance))
     _checks.require(
-        np.allclose(start.covariance, np.diag(variances)), "`start` must have a diagonal covariance; only that is learnt."
+        np.allclose(start.covariance, np.diag(variances)),
+        "`start` must have a diagonal covariance; only that is learnt.",
     )
     mean, sds, points = np.array(start.mean, np.float64), np.sqrt(variances), np.asarray(terms.points)
     dim = len(mean)

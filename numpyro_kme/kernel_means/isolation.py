@@ -33,18 +33,13 @@ def warn_if_isolated(
     In squared distances twice the first percentile of `log_isolation` plus nine; or, in any one statistic, further
     outside the simulated range than a quarter of it, on the standardised scale.
     """
-    advice = (
-        "The posterior there rests on no simulation: check the simulator and the prior, or simulate more."
-    )
+    advice = "The posterior there rests on no simulation: check the simulator and the prior, or simulate more."
     outside = [] if transform is None else _outside(transform, data, y)
     if outside:
         names = ", ".join(
-            f"{i} (observed {value:.6g}, simulated {low:.6g} to {high:.6g})"
-            for i, value, low, high in outside
+            f"{i} (observed {value:.6g}, simulated {low:.6g} to {high:.6g})" for i, value, low, high in outside
         )
-        warnings.warn(
-            f"The observation lies far outside all simulations in statistics {names}. {advice}", stacklevel=4
-        )
+        warnings.warn(f"The observation lies far outside all simulations in statistics {names}. {advice}", stacklevel=4)
     elif float(log_nearest) < 2.0 * min(float(isolation), 0.0) - MARGIN:
         warnings.warn(
             f"The observation lies far outside all simulations: log data kernel {float(log_nearest):.3g} at the nearest one, "
@@ -58,6 +53,4 @@ def _outside(transform, data, y):
     standardised = _linalg.on_host(transform.forward, np.asarray(y, np.float64))
     beyond = np.maximum(lowest - standardised, standardised - highest) > 0.25 * (highest - lowest)
     ends = _linalg.on_host(transform.inverse, np.stack([lowest, highest]))
-    return [
-        (transform.kept[i], np.asarray(y)[transform.kept[i]], *ends[:, i]) for i in np.flatnonzero(beyond)
-    ]
+    return [(transform.kept[i], np.asarray(y)[transform.kept[i]], *ends[:, i]) for i in np.flatnonzero(beyond)]

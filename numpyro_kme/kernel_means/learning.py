@@ -67,12 +67,7 @@ class Learnt:
         eps = [f"eps[{i}]" for i in range(len(self.at_lower) - dim - 1)]
         names = [*(f"beta[{i}]" for i in range(dim)), *eps, "lam"]
         ends = {"lower": self.at_lower, "upper": self.at_upper}
-        hits = [
-            f"{name} ({end})"
-            for end, masks in ends.items()
-            for name, hit in zip(names, masks, strict=True)
-            if hit
-        ]
+        hits = [f"{name} ({end})" for end, masks in ends.items() for name, hit in zip(names, masks, strict=True) if hit]
         return ", ".join(hits) or "none"
 
 
@@ -99,9 +94,7 @@ class Space(NamedTuple):
         return cls(np.clip(np.concatenate([beta, data, lam]), lower, upper), lower, upper, groups)
 
 
-def learn(
-    objective: Objective, bank: Bank, template: Hyperparameters, learner: Learner = Learner()
-) -> Learnt:
+def learn(objective: Objective, bank: Bank, template: Hyperparameters, learner: Learner = Learner()) -> Learnt:
     """Maximise an objective over the hyperparameters.
 
     A grid of isotropic settings, searches from the best of them with one factor per kernel, then one search with every
@@ -172,10 +165,7 @@ class _Search:
             rows = self.space.groups == group
             mean = offset[rows].mean()
             apart = offset[rows] - mean
-            penalty += (
-                0.5 * (mean / self.learner.common_sd) ** 2
-                + 0.5 * np.sum(apart**2) / self.learner.separate_sd**2
-            )
+            penalty += 0.5 * (mean / self.learner.common_sd) ** 2 + 0.5 * np.sum(apart**2) / self.learner.separate_sd**2
             slope[rows] += mean / self.learner.common_sd**2 / rows.sum() + apart / self.learner.separate_sd**2
         return penalty, slope
 
@@ -220,8 +210,7 @@ def _unpack(logs, template: Hyperparameters) -> Hyperparameters:
     leaves, structure = jax.tree.flatten(template.data_kernel)
     ends = dim + np.cumsum([jnp.size(leaf) for leaf in leaves])
     pieces = [
-        values[end - jnp.size(leaf) : end].reshape(jnp.shape(leaf))
-        for leaf, end in zip(leaves, ends, strict=True)
+        values[end - jnp.size(leaf) : end].reshape(jnp.shape(leaf)) for leaf, end in zip(leaves, ends, strict=True)
     ]
     return Hyperparameters(Gaussian(values[:dim]), jax.tree.unflatten(structure, pieces), values[-1])
 

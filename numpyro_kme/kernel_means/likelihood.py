@@ -61,9 +61,7 @@ class KernelMeansAt(LikelihoodAt):
         terms = self.terms
         log_kernel = terms.kernel.log_gram(jnp.asarray(terms.points), jnp.asarray(z)[None, :])[:, 0]
         largest = jax.lax.stop_gradient(jnp.max(log_kernel))
-        return to_signed_log(
-            jnp.asarray(terms.weights) @ jnp.exp(log_kernel - largest), largest + terms.log_scale
-        )
+        return to_signed_log(jnp.asarray(terms.weights) @ jnp.exp(log_kernel - largest), largest + terms.log_scale)
 
     def log_density(self, z):
         r"""`log (q + sqrt(q^2 + c^2)) / 2`, with a floor `c(z)` that falls off around the simulations that look like `y`.
@@ -102,8 +100,6 @@ def describe_weights(
     centred = z - centre[None, :]
     effective = 1.0 / jnp.sum(share * share)
     reach = jnp.minimum(jnp.broadcast_to(jnp.asarray(terms.kernel.length_scale), (dim,)), 1.0)
-    covariance = (centred * share[:, None]).T @ centred + dim / (dim + effective) * jnp.diag(
-        jnp.square(reach)
-    )
+    covariance = (centred * share[:, None]).T @ centred + dim / (dim + effective) * jnp.diag(jnp.square(reach))
     amplitude = jnp.maximum(terms.weights @ kappa, 0.0) / size
     return jnp.log(jnp.maximum(jnp.max(fitted), 1e-12)), centre, jnp.linalg.cholesky(covariance), amplitude

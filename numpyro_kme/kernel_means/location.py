@@ -85,8 +85,10 @@ def start_locations(z: np.ndarray, x: np.ndarray, natural_zero: np.ndarray, warp
     """
     dim = z.shape[1]
     warps = [_candidates(column, zero, warp) for column, zero in zip(x.T, natural_zero, strict=True)]
-    warped = [jax.vmap(lambda c, w, x: Location(None, c, w).warped(x), (0, 0, None))(*pair, column)
-              for pair, column in zip(warps, x.T, strict=True)]
+    warped = [
+        jax.vmap(lambda c, w, x: Location(None, c, w).warped(x), (0, 0, None))(*pair, column)
+        for pair, column in zip(warps, x.T, strict=True)
+    ]
     best: list[tuple[float, Location | None]] = [(-np.inf, None)] * x.shape[1]
     for bump, length in ((0.5, 1.5 / np.sqrt(dim)), (1.0, 1.5), (0.1, 2.0), (1.0, 0.5)):
         for noise in (0.1, 0.3, 0.8):

@@ -66,9 +66,7 @@ class KernelMeans(Form):
         """Read one output `(*event)` as the data kernel does."""
         return super().point(y) if self.data_kernel is None else self.data_kernel.point(y)
 
-    def fit(
-        self, z: ArrayLike, x: Any, *, measure: Measure | None = None, y: Any = None
-    ) -> "KernelMeansSurrogate":
+    def fit(self, z: ArrayLike, x: Any, *, measure: Measure | None = None, y: Any = None) -> "KernelMeansSurrogate":
         """Learn a surrogate from simulations.
 
         Args:
@@ -85,9 +83,7 @@ class KernelMeans(Form):
         """
         z, x = _simulations(z, x)
         transform = (
-            StatisticsTransform.fit(x)
-            if self.standardise and isinstance(x, np.ndarray) and x.ndim == 2
-            else None
+            StatisticsTransform.fit(x) if self.standardise and isinstance(x, np.ndarray) and x.ndim == 2 else None
         )
         with _linalg.float64():
             data = x if transform is None else np.asarray(transform.forward(x))
@@ -104,9 +100,7 @@ class KernelMeans(Form):
     def _learn(self, bank) -> tuple[Hyperparameters, Learnt | None]:
         if self.hyperparameters is not None:
             with _linalg.float64():
-                return _linalg.to_host(
-                    jax.tree.map(lambda leaf: jnp.asarray(leaf, float), self.hyperparameters)
-                ), None
+                return _linalg.to_host(jax.tree.map(lambda leaf: jnp.asarray(leaf, float), self.hyperparameters)), None
         kernel, dim = self.data_kernel, bank.z.shape[1]
         if kernel is None:
             _checks.require(
@@ -178,9 +172,7 @@ class KernelMeansSurrogate(Surrogate):
             self.transform.check(y)
         y = jax.tree.map(lambda leaf: np.array(leaf, np.float64), y)
         likelihood = _linalg.on_host(KernelMeansSurrogate._at, self, y)
-        isolation.warn_if_isolated(
-            likelihood.log_nearest, self.summary.log_isolation, self.transform, self.data, y
-        )
+        isolation.warn_if_isolated(likelihood.log_nearest, self.summary.log_isolation, self.transform, self.data, y)
         return likelihood
 
     def _at(self, y) -> KernelMeansAt:
@@ -281,9 +273,7 @@ class KernelMeansSurrogate(Surrogate):
             described["eps"] = np.asarray(self.hyper.data_kernel.length_scale)
         else:
             described["data kernel"] = str(self.hyper.data_kernel)
-        return described | {
-            "at bounds": "not learnt" if self.learnt is None else self.learnt.at_bounds(self.dim)
-        }
+        return described | {"at bounds": "not learnt" if self.learnt is None else self.learnt.at_bounds(self.dim)}
 
 
 @jax.tree_util.register_dataclass

@@ -91,9 +91,7 @@ class ResidualKernelMeans(Form):
         zero = -np.asarray(transform.centre) / transform.scale
         rows = np.random.default_rng(0).permutation(len(z))[: self.subset]
         starts = start_locations(z[rows], scaled[rows], zero, self.warp)
-        fits = [
-            _fit_statistic(self, z, column, rows, start) for column, start in zip(scaled.T, starts, strict=True)
-        ]
+        fits = [_fit_statistic(self, z, column, rows, start) for column, start in zip(scaled.T, starts, strict=True)]
         residuals = np.stack([fit.residuals for fit in fits], axis=1)
         if self.chain:
             chain, residuals = fit_chain(z, residuals, rows, self.steps // 2)

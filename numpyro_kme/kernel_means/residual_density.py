@@ -74,7 +74,10 @@ def log_kernels(v: jax.Array, residuals: jax.Array, eps: jax.Array, sizes: jax.A
     squares = squared_distances(v / eps, residuals * jnp.sqrt(1.0 - jnp.square(eps)) / eps)
     log_size = jnp.log(sizes)[None, :]
     return (
-        -0.5 * squares * jnp.exp(-2.0 * log_size) - n * log_size - jnp.sum(jnp.log(eps)) - 0.5 * n * jnp.log(2.0 * jnp.pi)
+        -0.5 * squares * jnp.exp(-2.0 * log_size)
+        - n * log_size
+        - jnp.sum(jnp.log(eps))
+        - 0.5 * n * jnp.log(2.0 * jnp.pi)
     )
 
 

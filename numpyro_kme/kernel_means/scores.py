@@ -54,9 +54,7 @@ def posterior_scores(ratios: jax.Array, floor: float) -> jax.Array:
     return _share(ratios, jnp.mean(jnp.maximum(ratios, 0.0), axis=0), floor)
 
 
-def predictive_scores(
-    ratios: jax.Array, log_marginal: jax.Array, log_broad: jax.Array, floor: float
-) -> jax.Array:
+def predictive_scores(ratios: jax.Array, log_marginal: jax.Array, log_broad: jax.Array, floor: float) -> jax.Array:
     """Held-out log predictive density of each `x_j` given `z_j`, `(m,)`.
 
     `log((1 - w) q_j^+ / N_j + w p_0(x_j))`, where `N_j`, the integral of the positive part of `q(. | z_j)`, is estimated over

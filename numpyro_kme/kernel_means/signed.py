@@ -32,11 +32,7 @@ def log_positive_part(value: ArrayLike, log_floor: ArrayLike) -> jax.Array:
     """
     value, log_floor = jnp.asarray(value), jnp.asarray(log_floor)
     far = jnp.abs(value) > jnp.exp(log_floor)
-    small = (
-        log_floor
-        - jnp.log(2.0)
-        + jnp.arcsinh(jnp.where(far, 0.0, value * jnp.exp(jnp.minimum(-log_floor, 80.0))))
-    )
+    small = log_floor - jnp.log(2.0) + jnp.arcsinh(jnp.where(far, 0.0, value * jnp.exp(jnp.minimum(-log_floor, 80.0))))
     log_size = jnp.log(jnp.where(far, jnp.abs(value), 1.0))
     ratio = jnp.where(far, jnp.exp(jnp.where(far, log_floor - log_size, 0.0)), 1.0)
     log_half = jnp.log1p(jnp.sqrt(1.0 + jnp.square(ratio))) - jnp.log(2.0)

@@ -178,9 +178,7 @@ class Mixture(Kernel):
         return functools.reduce(jnp.add, [w * jnp.exp(-0.5 * s / jnp.square(l)) for w, l in self._members()])
 
     def _log_values(self, s):
-        return functools.reduce(
-            jnp.logaddexp, [jnp.log(w) - 0.5 * s / jnp.square(l) for w, l in self._members()]
-        )
+        return functools.reduce(jnp.logaddexp, [jnp.log(w) - 0.5 * s / jnp.square(l) for w, l in self._members()])
 
     def pair(self, a, b):
         """Sum of the Gaussian kernels' values for one pair of vectors `(dim,)`."""
@@ -200,6 +198,4 @@ class Mixture(Kernel):
 
     def log_integral(self, dim):
         """`log sum_i w_i (2 pi)^(dim/2) l_i^dim`."""
-        return functools.reduce(
-            jnp.logaddexp, [jnp.log(w) + Gaussian(l).log_integral(dim) for w, l in self._members()]
-        )
+        return functools.reduce(jnp.logaddexp, [jnp.log(w) + Gaussian(l).log_integral(dim) for w, l in self._members()])

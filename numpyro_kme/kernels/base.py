@@ -70,9 +70,7 @@ class Kernel:
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
         if cls.pair is Kernel.pair and cls.log_pair is Kernel.log_pair:
-            raise TypeError(
-                f"{cls.__name__} must implement `pair(a, b)` or `log_pair(a, b)` for one pair of points."
-            )
+            raise TypeError(f"{cls.__name__} must implement `pair(a, b)` or `log_pair(a, b)` for one pair of points.")
 
     def __call__(self, a: Any, b: Any) -> jax.Array:
         """Value `k(a, b)` for one pair of points."""

@@ -180,9 +180,7 @@ class RationalQuadratic(Stationary):
         alpha = jnp.asarray(self.alpha)
         excess = alpha - dim / 2
         safe = jnp.where(excess > 0, excess, 1.0)
-        value = (
-            0.5 * dim * jnp.log(2.0 * jnp.pi * alpha) + gammaln(safe) - gammaln(alpha) + self.log_volume(dim)
-        )
+        value = 0.5 * dim * jnp.log(2.0 * jnp.pi * alpha) + gammaln(safe) - gammaln(alpha) + self.log_volume(dim)
         return jnp.where(excess > 0, value, jnp.inf)
 
 
@@ -216,8 +214,5 @@ def _log_matern52_jvp(primals, tangents):
 def _matern_log_integral(order: float, dim: int) -> jax.Array:
     """`log int k(|u|) du` over `R^dim`: a Matern kernel's spectral density at frequency 0."""
     return (
-        dim * jnp.log(2.0)
-        + 0.5 * dim * jnp.log(jnp.pi / (2.0 * order))
-        + gammaln(order + 0.5 * dim)
-        - gammaln(order)
+        dim * jnp.log(2.0) + 0.5 * dim * jnp.log(jnp.pi / (2.0 * order)) + gammaln(order + 0.5 * dim) - gammaln(order)
     )

@@ -49,9 +49,7 @@ class FromCallable(Kernel):
         if self.host:
             return _on_host(self.fn, (), a, b)
         value = jnp.asarray(self.fn(a, b))
-        _checks.require(
-            value.shape == (), f"`fn` must return a scalar for one pair; got shape {value.shape}."
-        )
+        _checks.require(value.shape == (), f"`fn` must return a scalar for one pair; got shape {value.shape}.")
         return value
 
     def gram(self, x, y=None):

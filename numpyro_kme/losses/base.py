@@ -102,9 +102,7 @@ class Loss:
 
         Traceable and differentiable in `y`. Weights sum to one.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} must implement `value(x, w, y, v)` or `objective(...)`."
-        )
+        raise NotImplementedError(f"{type(self).__name__} must implement `value(x, w, y, v)` or `objective(...)`.")
 
     def objective(self, data: Any, generator: Generator, extra: Any = None) -> Objective:
         """Bind to data `(n, ...)` and a simulator; `extra` are points that replicates will add."""
@@ -128,9 +126,7 @@ class DrawsObjective(Objective):
     def value(self, facts, u, nodes):
         """Loss at `u`."""
         data, weights = facts
-        return self.loss.value(
-            data, weights, self.generator.points(u, nodes), self.generator.weights(nodes, weights)
-        )
+        return self.loss.value(data, weights, self.generator.points(u, nodes), self.generator.weights(nodes, weights))
 
 
 def join(data: Any, extra: Any) -> Any:
@@ -148,8 +144,7 @@ def check_points(data: Any, generator: Generator) -> None:
     leaves = jax.tree.leaves(data)
     _checks.require(
         bool(leaves) and all(leaf.ndim >= 1 and leaf.shape[0] >= 2 for leaf in leaves),
-        "`data` must hold at least two points along its first axis; got shapes "
-        f"{[leaf.shape for leaf in leaves]}.",
+        f"`data` must hold at least two points along its first axis; got shapes {[leaf.shape for leaf in leaves]}.",
     )
     for leaf in leaves:
         _checks.finite("data", leaf)

@@ -90,9 +90,7 @@ class Differenced(Objective):
 
     def _around(self, u):
         """Rows `u`, `u + s_a e_a`, `u - s_a e_a`."""
-        return u[None] + jnp.concatenate(
-            [jnp.zeros((1, len(u))), jnp.diag(self.steps), -jnp.diag(self.steps)]
-        )
+        return u[None] + jnp.concatenate([jnp.zeros((1, len(u))), jnp.diag(self.steps), -jnp.diag(self.steps)])
 
     def _second_differences(self, facts, u, nodes):
         value, gradient = self.slope(facts, u, nodes)

@@ -146,13 +146,9 @@ def _over_sources(block, z: Any, c: jax.Array):
     blocks = -(-n // SOURCES)
     pad = blocks * SOURCES - n
     c = jnp.pad(c, ((0, pad), *[(0, 0)] * (c.ndim - 1))).reshape(blocks, SOURCES, *c.shape[1:])
-    z = jax.tree.map(
-        lambda leaf: jnp.concatenate([leaf, leaf[:pad]]).reshape(blocks, SOURCES, *leaf.shape[1:]), z
-    )
+    z = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf[:pad]]).reshape(blocks, SOURCES, *leaf.shape[1:]), z)
     start = jax.tree.map(
         lambda out: jnp.zeros(out.shape, out.dtype),
         jax.eval_shape(block, *jax.tree.map(lambda a: a[0], (z, c))),
     )
-    return jax.lax.scan(
-        lambda total, part: (jax.tree.map(jnp.add, total, block(*part)), None), start, (z, c)
-    )[0]
+    return jax.lax.scan(lambda total, part: (jax.tree.map(jnp.add, total, block(*part)), None), start, (z, c))[0]

@@ -108,9 +108,7 @@ def make_grid(kernel: Kernel, centre: float, width: float, step: float, reach: f
     splines = (4.0 + 2.0 * np.cos(2.0 * np.pi * np.arange(size // 2 + 1) / size)) / 6.0
     spectrum = np.fft.rfft(profile(kernel, lag)).real / splines**2 * 2.0 / size
     spectrum[[0, -1]] *= 0.5  # `size` is even
-    return Grid(
-        np.asarray(centre - 0.5 * cells * step), np.asarray(step), spectrum, np.asarray(float(cells)), size
-    )
+    return Grid(np.asarray(centre - 0.5 * cells * step), np.asarray(step), spectrum, np.asarray(float(cells)), size)
 
 
 def profile(kernel: Kernel, lag: np.ndarray) -> np.ndarray:
@@ -141,9 +139,7 @@ def find_step(kernel: Kernel, scale: float, tolerance: float) -> tuple[float, fl
         return None
     peak, decay = decay[0], decay[1:] / decay[0]
     shifted = np.asarray(kernel.gram(jnp.asarray([[3.0 * scale], [4.5 * scale]]))).ravel()
-    stationary = np.allclose(
-        shifted, profile(kernel, scale * np.array([0.0, 1.5, 1.5, 0.0])), rtol=1e-6, atol=0.0
-    )
+    stationary = np.allclose(shifted, profile(kernel, scale * np.array([0.0, 1.5, 1.5, 0.0])), rtol=1e-6, atol=0.0)
     if not (stationary and np.isfinite(decay).all() and decay[-1] < 1e-3):
         return None
     half = distance[np.argmax(decay < 0.5)]
@@ -161,9 +157,7 @@ def _interpolation_error(kernel: Kernel, step: float) -> float:
     a = step * np.array([0.0, 0.25, 0.5, 0.8])
     b = step * (np.arange(0.0, 40.0, 0.3))
     tabulated = np.asarray(_unit_products(grid, a, b))
-    return float(
-        np.abs(tabulated - profile(kernel, (a[:, None] - b[None]).ravel()).reshape(len(a), -1)).max()
-    )
+    return float(np.abs(tabulated - profile(kernel, (a[:, None] - b[None]).ravel()).reshape(len(a), -1)).max())
 
 
 @jax.jit
@@ -175,6 +169,4 @@ def _unit_products(grid: Grid, a: jax.Array, b: jax.Array) -> jax.Array:
 
 def _fft_size(least: int) -> int:
     """Smallest of `2^k`, `3 2^k`, `5 2^k` from 512 on: few sizes, so that few programs are compiled."""
-    return min(
-        size for odd in (1, 3, 5) for power in range(7, 25) if (size := odd * 2**power) >= max(least, 512)
-    )
+    return min(size for odd in (1, 3, 5) for power in range(7, 25) if (size := odd * 2**power) >= max(least, 512))

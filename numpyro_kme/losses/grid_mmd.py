@@ -61,9 +61,7 @@ class GridMMD(EmbeddingObjective):
         """Halve the cells."""
         centre, width, step, half, reach = self.window
         window = (centre, width, 0.5 * step, half, reach)
-        return GridMMD.bind(
-            self.generator, self.kernel, self.data, window, self.free_mass, 2 * self.max_cells
-        )
+        return GridMMD.bind(self.generator, self.kernel, self.data, window, self.free_mass, 2 * self.max_cells)
 
     def place(self, u, least):
         """Nodes whose simulated points are no further apart than the kernel resolves, at `u`."""
@@ -121,10 +119,7 @@ class GridMMD(EmbeddingObjective):
         force, bend = jnp.sum(witness * stencil.first, axis=1), jnp.sum(witness * stencil.second, axis=1)
         curved = jax.hessian(lambda t: jnp.vdot(force, scalars(t)))(u)
         hessian = (
-            2.0 * pairs * by[0] * products
-            + curved
-            + (tangents.T * bend[None]) @ tangents
-            + steps.T @ by_by @ steps
+            2.0 * pairs * by[0] * products + curved + (tangents.T * bend[None]) @ tangents + steps.T @ by_by @ steps
         )
         return Expansion(value + norm, by @ steps, hessian)
 

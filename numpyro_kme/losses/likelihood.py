@@ -25,12 +25,9 @@ class NegativeLogLikelihood(Loss):
         """Bind to data `(n, ...)`; raises if the model has no density."""
         _checks.require(
             generator.log_density is not None,
-            "NegativeLogLikelihood needs a model with a density; this one only draws. Use MMD or "
-            "Wasserstein.",
+            "NegativeLogLikelihood needs a model with a density; this one only draws. Use MMD or Wasserstein.",
         )
-        _checks.require(
-            num_points(data) >= 2, f"`data` must hold at least two points; got {num_points(data)}."
-        )
+        _checks.require(num_points(data) >= 2, f"`data` must hold at least two points; got {num_points(data)}.")
         for leaf in jax.tree.leaves(data):
             _checks.finite("data", leaf)
         return LikelihoodObjective(generator, jax.tree.map(np.asarray, data))

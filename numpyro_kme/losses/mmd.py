@@ -107,8 +107,7 @@ def median_gaussian(data: Any) -> Gaussian:
     """Gaussian kernel with the median distance between data points as length scale."""
     _checks.require(
         isinstance(data, np.ndarray) and data.ndim <= 2,
-        "`kernel` must be given for data that are not vectors of shape (n,) or (n, dim); there is no "
-        "median distance.",
+        "`kernel` must be given for data that are not vectors of shape (n,) or (n, dim); there is no median distance.",
     )
     return Gaussian(median_heuristic(vectors(data)))
 

@@ -72,9 +72,7 @@ class Wasserstein(Loss):
 
         def solve(w, v, cost):
             w, v = np.asarray(w, np.float64), np.asarray(v, np.float64)
-            return ot.lp.emd(
-                w / w.sum(), v / v.sum(), np.asarray(cost, np.float64), numItermax=self.max_iterations
-            )
+            return ot.lp.emd(w / w.sum(), v / v.sum(), np.asarray(cost, np.float64), numItermax=self.max_iterations)
 
         cost = jax.lax.stop_gradient(self._cost(x, y))
         return jax.pure_callback(
@@ -91,7 +89,6 @@ def _import_pot():
         import ot
     except ImportError as error:
         raise ImportError(
-            "Wasserstein on vectors needs the optimal-transport library POT: pip install "
-            "numpyro-kme[transport]."
+            "Wasserstein on vectors needs the optimal-transport library POT: pip install numpyro-kme[transport]."
         ) from error
     return ot
