@@ -126,7 +126,7 @@ def fitted(simulated):
 
 def test_learns_and_says_what(simulated, fitted):
     """Better than the start, inside the bounds, relevant statistics told from noise."""
-    z, x = simulated
+    z, _x = simulated
     described = fitted.describe()
     assert described["at bounds"] == "none"
     assert described["leave-one-out score"] > 0.8
