@@ -86,7 +86,7 @@ class KernelMeansLikelihood(Distribution):
 
         A concrete `value` is prepared once, on the host and in float64; a traced one costs two triangular solves.
         """
-        concrete = _checks.is_concrete(value)
+        concrete = _checks.is_concrete((value, self.fitted))
         xp = np if concrete else jnp
         data: Any = xp.asarray(value)
         lead = data.shape[: data.ndim - self.event_dim]
