@@ -14,6 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+Array = jax.Array | np.ndarray
+"""An array leaf of a fitted object: NumPy as it was learnt, JAX where it is traced."""
+
 
 @contextmanager
 def float64() -> Iterator[None]:

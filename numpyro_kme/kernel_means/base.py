@@ -10,8 +10,10 @@ import numpy as np
 from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 
+from numpyro_kme._linalg import Array
 from numpyro_kme.kernel_means.signed import SignedLog, to_signed_log
-from numpyro_kme.kernels.base import Kernel, register
+from numpyro_kme.kernels.base import register
+from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.measures import Measure
 
 
@@ -26,10 +28,10 @@ class Expansion:
         log_scale: Scalar.
     """
 
-    kernel: Kernel
-    points: ArrayLike
-    weights: ArrayLike
-    log_scale: ArrayLike
+    kernel: Gaussian
+    points: Array
+    weights: Array
+    log_scale: Array
 
 
 class LikelihoodAt(abc.ABC):

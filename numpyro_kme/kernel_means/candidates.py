@@ -3,9 +3,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 
 from numpyro_kme import _linalg
+from numpyro_kme._linalg import Array
 from numpyro_kme.kernel_means.base import LikelihoodAt
 from numpyro_kme.kernels.base import register
 from numpyro_kme.measures import Measure, NormalMixture, Points
@@ -26,8 +26,8 @@ class WeightedPoints:
         weights: `(n,)`, with sum one; negative where the surrogate is.
     """
 
-    points: ArrayLike
-    weights: ArrayLike
+    points: Array
+    weights: Array
 
     @property
     def positive_weights(self) -> np.ndarray:

@@ -61,8 +61,6 @@ def _at_inner(objective, bank, template, learner, factor) -> Learnt:
     start = 0.4 * np.sqrt(np.median(squared[np.triu_indices(len(squared), 1)]))
     known = replace(template, data_kernel=KnownDistances(np.array(start)))
     learnt = learn(objective, replace(bank, data=squared), known, learner)
-    hyper = replace(
-        learnt.hyper,
-        data_kernel=replace(given, inner=inner, length_scale=learnt.hyper.data_kernel.length_scale),
-    )
-    return replace(learnt, hyper=hyper)
+    [length_scale] = jax.tree.leaves(learnt.hyper.data_kernel)
+    data_kernel = replace(given, inner=inner, length_scale=length_scale)
+    return replace(learnt, hyper=replace(learnt.hyper, data_kernel=data_kernel))

@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 
 from numpyro_kme import _linalg
+from numpyro_kme._linalg import Array
 from numpyro_kme.kernel_means.statistics import StatisticsTransform
 
 MARGIN = 4.5
@@ -26,7 +26,7 @@ def log_isolation(log_gram: jax.Array) -> jax.Array:
 
 
 def warn_if_isolated(
-    log_nearest: ArrayLike, isolation: ArrayLike, transform: StatisticsTransform | None, data: Any, y: Any
+    log_nearest: Array, isolation: Array, transform: StatisticsTransform | None, data: Any, y: Any
 ) -> None:
     """Warn if the observation is much further from every simulation than simulations are from each other.
 

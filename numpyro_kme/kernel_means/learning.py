@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -57,10 +57,10 @@ class Learnt:
     """
 
     hyper: Hyperparameters
-    score: Any
-    at_lower: Any
-    at_upper: Any
-    evaluations: Any
+    score: float
+    at_lower: np.ndarray
+    at_upper: np.ndarray
+    evaluations: np.ndarray
 
     def at_bounds(self, dim: int) -> str:
         """Which hyperparameters ended at a bound of the search, in words; `dim` is the number of coordinates."""

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 from jax.typing import ArrayLike
 
+from numpyro_kme._linalg import Array
 from numpyro_kme.kernel_means.base import Expansion, LikelihoodAt
 from numpyro_kme.kernel_means.signed import log_positive_part, to_signed_log
 
@@ -35,11 +36,11 @@ class KernelMeansAt(LikelihoodAt):
     """
 
     terms: Expansion
-    log_largest: ArrayLike
-    centre: ArrayLike
-    spread: ArrayLike
-    log_nearest: ArrayLike
-    amplitude: ArrayLike
+    log_largest: Array
+    centre: Array
+    spread: Array
+    log_nearest: Array
+    amplitude: Array
     y: Any
 
     @property

@@ -10,6 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme import _checks
+from numpyro_kme._linalg import Array
 from numpyro_kme.kernel_means import adjoint, scores
 from numpyro_kme.kernel_means.signed import log_positive_part
 from numpyro_kme.kernels.base import Kernel, register
@@ -29,7 +30,7 @@ class Hyperparameters:
 
     parameter_kernel: Gaussian
     data_kernel: Kernel
-    regularisation: ArrayLike
+    regularisation: Array
 
 
 @register
@@ -44,9 +45,9 @@ class Bank:
         y: A bank with the observation alone; only for objectives that need it.
     """
 
-    z: ArrayLike
+    z: Array
     data: Any
-    log_broad: ArrayLike | None = None
+    log_broad: Array | None = None
     measure: Measure | None = None
     y: Any = None
 

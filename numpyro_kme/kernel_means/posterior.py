@@ -18,7 +18,7 @@ from numpyro_kme.kernel_means.candidates import WeightedPoints, cover
 from numpyro_kme.kernel_means.signed import SignedLog, to_signed_log
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.stationary import Gaussian
-from numpyro_kme.measures import Measure, Points
+from numpyro_kme.measures import Measure, Normal, NormalMixture
 
 ATOMS = 4096
 STARTS = 5
@@ -59,8 +59,7 @@ class KernelMeansPosterior:
     @property
     def closed_form(self) -> bool:
         """Whether moments and embeddings under Gaussian kernels are exact."""
-        terms = self.likelihood.expansion()
-        return terms is not None and self.measure.closed_form(terms.kernel) and not isinstance(self.measure, Points)
+        return self.likelihood.expansion() is not None and isinstance(self.measure, Normal | NormalMixture)
 
     @cached_property
     def _log_mass(self) -> SignedLog:
@@ -114,11 +113,11 @@ class KernelMeansPosterior:
 
         With negative parts the covariance need not be positive definite; `weighted_points` has the positive part.
         """
-        if not self.closed_form:
+        terms = self.likelihood.expansion()
+        if terms is None or not isinstance(self.measure, Normal | NormalMixture):
             points, weights = np.asarray(self._atoms.points), np.asarray(self._atoms.weights)
             mean = weights @ points
             return mean, ((points - mean) * weights[:, None]).T @ (points - mean)
-        terms = self.likelihood.expansion()
         with _linalg.float64():
             tilted = self.measure.tilt(terms.kernel, terms.points)
             shares = jnp.exp(tilted.log_masses + terms.log_scale - self._positive_log_mass())

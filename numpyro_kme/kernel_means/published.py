@@ -10,7 +10,8 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme import _checks, _linalg
-from numpyro_kme.kernel_means import isolation, scores
+from numpyro_kme._linalg import Array
+from numpyro_kme.kernel_means import isolation, scores, summaries
 from numpyro_kme.kernel_means.base import Expansion, Form, Surrogate
 from numpyro_kme.kernel_means.empirical import learn_empirical
 from numpyro_kme.kernel_means.learning import Learner, Learnt, learn
@@ -20,12 +21,12 @@ from numpyro_kme.kernel_means.objectives import (
     Hyperparameters,
     LeaveOneOut,
     Objective,
-    held_out,
     log_integral,
     regularised,
 )
 from numpyro_kme.kernel_means.signed import SignedLog, to_signed_log
 from numpyro_kme.kernel_means.statistics import StatisticsTransform
+from numpyro_kme.kernel_means.summaries import LeaveOneOutScores, Summary
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.empirical import EmpiricalMeasure
 from numpyro_kme.kernels.stationary import Gaussian
@@ -93,7 +94,7 @@ class KernelMeans(Form):
         hyper, learnt = self._learn(bank)
         with _linalg.float64():
             matrix = np.asarray(regularised(hyper, z))
-            summary = _linalg.to_host(_summarise(hyper, Bank(z, data)))
+            summary = _linalg.to_host(summaries.summarise(hyper, Bank(z, data)))
         factor = _linalg.cholesky(matrix, f"L + m lam I with lam = {float(hyper.regularisation):.3g}")
         return KernelMeansSurrogate(z, data, hyper, factor, transform, summary, learnt)
 
@@ -131,23 +132,23 @@ class KernelMeansSurrogate(Surrogate):
         learnt: How learning went; `None` where the hyperparameters were given.
     """
 
-    z: ArrayLike
+    z: Array
     data: Any
     hyper: Hyperparameters
-    factor: ArrayLike
+    factor: Array
     transform: StatisticsTransform | None
-    summary: "Summary"
+    summary: Summary
     learnt: Learnt | None
 
     @property
     def dim(self):
         """Number of coordinates."""
-        return np.shape(self.z)[1]
+        return self.z.shape[1]
 
     @property
     def num_simulations(self):
         """Number of simulations."""
-        return np.shape(self.z)[0]
+        return len(self.z)
 
     def point(self, y: Any) -> Any:
         """Read one output `(*event)` as the data kernel does."""
@@ -235,10 +236,10 @@ class KernelMeansSurrogate(Surrogate):
             "predictive density; posteriors do not need one. Compare models by the leave-one-out score instead.",
         )
 
-    def leave_one_out(self) -> "LeaveOneOutScores":
+    def leave_one_out(self) -> LeaveOneOutScores:
         """Held-out quantities of every simulation, in closed form, as a refit without it would give at the same `m lam`."""
         with _linalg.float64():
-            return _linalg.to_host(_leave_one_out(self.hyper, Bank(self.z, self.data)))
+            return _linalg.to_host(summaries.leave_one_out(self.hyper, Bank(self.z, self.data)))
 
     def relevance(self) -> np.ndarray:
         """Relevance of each raw statistic, `(n_raw,)`: what leaving it out costs.
@@ -251,14 +252,12 @@ class KernelMeansSurrogate(Surrogate):
             isinstance(self.data, np.ndarray) and self.data.ndim == 2,
             "Relevance needs statistics `(m, n)`; these data are compared as a whole.",
         )
-        kept = range(self.data.shape[1]) if self.transform is None else self.transform.kept
-        relevance = np.zeros(self.data.shape[1] if self.transform is None else self.transform.num_raw)
-        with _linalg.float64():
-            full = float(_summarise(self.hyper, Bank(self.z, self.data)).score)
-            for column, raw in enumerate(kept):
-                without = np.where(np.arange(self.data.shape[1])[None, :] == column, 0.0, self.data)
-                relevance[raw] = full - float(_summarise(self.hyper, Bank(self.z, without)).score)
-        return relevance
+        drops = summaries.relevance(self.hyper, Bank(self.z, self.data))
+        if self.transform is None:
+            return drops
+        of_raw = np.zeros(self.transform.num_raw)
+        of_raw[list(self.transform.kept)] = drops
+        return of_raw
 
     def describe(self) -> Mapping[str, Any]:
         """What was learnt, which bounds were met, and what to look at."""
@@ -274,57 +273,6 @@ class KernelMeansSurrogate(Surrogate):
         else:
             described["data kernel"] = str(self.hyper.data_kernel)
         return described | {"at bounds": "not learnt" if self.learnt is None else self.learnt.at_bounds(self.dim)}
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class LeaveOneOutScores:
-    """Held-out quantities of each simulation.
-
-    Attributes:
-        sign, log_predictive: `q_{-j}(x_j | z_j)` of the standardised statistics, `(m,)`; normalised where the data kernel is a
-            density.
-        log_posterior: Log posterior density of `z_j` given `x_j` relative to the simulated parameters, `(m,)`, as in
-            `LeaveOneOut` without its floor.
-    """
-
-    sign: ArrayLike
-    log_predictive: ArrayLike
-    log_posterior: ArrayLike
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Summary:
-    """Held-out quantities of a fit in a few numbers.
-
-    Attributes:
-        score: Mean held-out log posterior density of the simulated parameters relative to the bank, in nats.
-        negative_share: Share of the negative part in the absolute mass of the held-out posteriors.
-        log_isolation: How far simulations lie from each other: the first percentile, over simulations, of the log data
-            kernel at the nearest other one.
-    """
-
-    score: ArrayLike
-    negative_share: ArrayLike
-    log_isolation: ArrayLike
-
-
-@jax.jit
-def _summarise(hyper, bank) -> Summary:
-    ratios, _ = held_out(hyper, bank)
-    score = jnp.mean(scores.posterior_scores(ratios, LeaveOneOut().floor))
-    negative = jnp.sum(jnp.maximum(-ratios, 0.0)) / jnp.sum(jnp.abs(ratios))
-    return Summary(score, negative, isolation.log_isolation(hyper.data_kernel.log_gram(bank.data)))
-
-
-@jax.jit
-def _leave_one_out(hyper, bank) -> LeaveOneOutScores:
-    ratios, log_marginal = held_out(hyper, bank)
-    log_norm = log_integral(hyper.data_kernel, bank.data)
-    log_scale = log_marginal if log_norm is None else log_marginal - log_norm
-    sign, log_predictive = to_signed_log(jnp.diagonal(ratios), log_scale)
-    return LeaveOneOutScores(sign, log_predictive, scores.posterior_scores(ratios, 0.0))
 
 
 def _simulations(z, x) -> tuple[np.ndarray, Any]:

@@ -4,7 +4,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-SignedLog = tuple[jax.Array, jax.Array]
+from numpyro_kme._linalg import Array
+
+SignedLog = tuple[Array, Array]
 """A signed number as `(sign, log of the absolute value)`: nothing underflows and no sign is lost."""
 
 
