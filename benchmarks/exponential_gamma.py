@@ -5,6 +5,8 @@
 theta ~ Gamma(shape 2, rate 1/2), x the mean of 15 draws from Exponential(theta), observed at theta = 4; a new observation and
 new simulations for each seed. The surrogate works in z = Phi^-1(CDF(theta)) under N(0, 1). A posterior density is taken at its
 positive part, on a grid. The oracle picks the best hyperparameters of a grid for each seed, knowing the exact posterior.
+Writes `results/exponential_gamma.md` and `.json`.
+
 With --samples: what 1,000 samples from the default surrogate's posterior lose, by three ways of drawing them.
 """
 
@@ -14,6 +16,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+import report
 from scipy.special import ndtri
 from scipy.stats import gamma, norm
 
@@ -133,27 +136,36 @@ def main():
     parser.add_argument("--sizes", type=lambda text: [int(n) for n in text.split(",")], default=[100, 300])
     parser.add_argument("--samples", action="store_true")
     settings = parser.parse_args()
+    rows, found = [], {}
     for label, statistic in STATISTICS.items():
         for size in settings.sizes:
-            errors, bounds = defaultdict(list), defaultdict(int)
-            for seed in range(settings.seeds):
-                task = Task.draw(seed, size)
-                for name, objective in OBJECTIVES.items():
-                    posterior = learnt(task, statistic, objective)
-                    errors[name].append(task.error(on_grid(posterior)))
-                    bounds[name] += posterior.surrogate.describe()["at bounds"] != "none"
-                    if settings.samples and name == "default":
-                        for way, error in sampled(task, posterior).items():
-                            errors[f"  1,000 samples {way}"].append(error)
-                errors["kernel ABC, median heuristic"].append(task.error_of_points(task.z, kernel_abc(task, statistic)))
-                errors["oracle"].append(oracle(task, statistic))
-            print(
-                f"\n{label}, m = {size}, {settings.seeds} seeds: mean, median, largest W1; fits that ended at a bound"
-            )
-            for name, found in errors.items():
-                print(
-                    f"{name:34s} {np.mean(found):6.3f} {np.median(found):6.3f} {np.max(found):6.3f} {bounds[name]:4d}"
+            errors, bounds = run(statistic, size, settings.seeds, settings.samples)
+            found[f"{label}, m = {size}"] = errors
+            for name, values in errors.items():
+                rows.append(
+                    [label, size, name, np.mean(values), np.median(values), np.max(values), bounds.get(name, "")]
                 )
+                print(*rows[-1], flush=True)
+    header = ["statistic", "m", "learnt by", "mean W1", "median", "largest", "fits at a bound"]
+    note = f"\n\nOver {settings.seeds} seeds; W1 in posterior standard deviations."
+    report.save("exponential_gamma", "Exponential-gamma", [("Wasserstein-1", report.table(header, rows) + note)], found)
+
+
+def run(statistic, size, seeds, samples):
+    """Errors of every way of learning, `{name: one for each seed}`, and how many fits ended at a bound."""
+    errors, bounds = defaultdict(list), defaultdict(int)
+    for seed in range(seeds):
+        task = Task.draw(seed, size)
+        for name, objective in OBJECTIVES.items():
+            posterior = learnt(task, statistic, objective)
+            errors[name].append(task.error(on_grid(posterior)))
+            bounds[name] += posterior.surrogate.describe()["at bounds"] != "none"
+            if samples and name == "default":
+                for way, error in sampled(task, posterior).items():
+                    errors[f"1,000 samples {way}"].append(error)
+        errors["kernel ABC, median heuristic"].append(task.error_of_points(task.z, kernel_abc(task, statistic)))
+        errors["oracle"].append(oracle(task, statistic))
+    return errors, bounds
 
 
 if __name__ == "__main__":

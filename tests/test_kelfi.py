@@ -90,6 +90,31 @@ def test_predictive_density_is_the_mean_over_the_posterior(kelfi):
     np.testing.assert_allclose(mass, 1.0, atol=0.15)
 
 
+def test_learns_the_prior(kelfi):
+    """At the learnt mean and sd the penalised marginal, by quadrature, is highest; densities use the learnt prior."""
+    learnt = kme.KELFI(conjugate, simulations=kelfi.simulations, learn_prior=True)
+    learnt.run(jax.random.key(0), x=X)
+    mean, sd = learnt.info["prior mean of x"][0], learnt.info["prior sd of x"][0]
+    assert abs(mean) > 0.05 or abs(np.log(sd)) > 0.05
+    grid = np.linspace(-8, 8, 4001)
+    step = grid[1] - grid[0]
+    sign, log_size = jax.jit(jax.vmap(learnt.likelihoods["x"].at(X).signed_log))(grid[:, None])
+    q = sign * np.exp(log_size)
+
+    def height(mean, sd):
+        return np.log(np.sum(q * stats.norm.pdf(grid, mean, sd)) * step) - 0.5 * np.log(sd) ** 2
+
+    neighbours = [height(mean + a, sd * np.exp(b)) for a in (-0.02, 0, 0.02) for b in (-0.02, 0, 0.02)]
+    assert height(mean, sd) > max(neighbours) - 1e-8
+    expected = q * stats.norm.pdf(grid, mean, sd)
+    np.testing.assert_allclose(
+        np.exp(learnt.log_density({"theta": grid})), np.maximum(expected, 0) / expected.sum() / step, atol=1e-6
+    )
+    np.testing.assert_allclose(learnt.mode()["theta"], grid[np.argmax(expected)], atol=2 * step)
+    draws = learnt.get_samples()["theta"]
+    np.testing.assert_allclose(draws.mean(), np.sum(grid * expected) / expected.sum(), atol=0.1)
+
+
 def test_a_new_observation_needs_no_new_simulations(kelfi):
     before = kelfi.simulations
     other = kme.KELFI(conjugate, simulations=before, progress_bar=False)

@@ -11,11 +11,13 @@ from numpyro_kme import _checks, _linalg, handlers
 from numpyro_kme.coordinates import Coordinates
 from numpyro_kme.engines import _sampling
 from numpyro_kme.engines._base import Engine, Result
+from numpyro_kme.engines._tables import check_sites, groups, training_table
 from numpyro_kme.herding import herd
 from numpyro_kme.kernel_means.base import Form
 from numpyro_kme.kernel_means.distribution import FittedLikelihood, fit_likelihood
+from numpyro_kme.kernel_means.hyperpriors import learn_normal
 from numpyro_kme.kernel_means.posterior import KernelMeansPosterior
-from numpyro_kme.measures import Measure, NormalMixture, Points
+from numpyro_kme.measures import Measure, Normal, NormalMixture, Points
 from numpyro_kme.problem import Problem
 from numpyro_kme.simulations import Simulations, simulate
 from numpyro_kme.unconstrained import Unconstrained
@@ -39,6 +41,9 @@ class KELFI(Engine):
         num_samples: Number of equally weighted posterior draws.
         form: Form and settings of the surrogate; `KernelMeans()` when left out.
         simulations: Simulations made elsewhere, instead of new ones (`Simulations`).
+        learn_prior: Whether the prior's mean and standard deviation in each coordinate are learnt too, by maximising the
+            marginal likelihood $q(y)$ without simulating again (`learn_normal`). For a prior that is normal in the
+            coordinates and determines them, and the published form.
         on_failure: What to do when a simulation fails, as in `simulate`.
         progress_bar: Whether to show the progress of the simulations.
     Attributes:
@@ -57,6 +62,7 @@ class KELFI(Engine):
         num_samples: int = 1000,
         form: Form | None = None,
         simulations: Simulations | None = None,
+        learn_prior: bool = False,
         on_failure: Any = "raise",
         progress_bar: bool = True,
     ):
@@ -68,12 +74,12 @@ class KELFI(Engine):
         _checks.require(num_samples >= 1, f"`num_samples` must be at least 1; got {num_samples}.")
         self.num_simulations, self.num_samples = num_simulations, num_samples
         self.form, self.on_failure, self.progress_bar = form, on_failure, progress_bar
-        self._given = simulations
+        self.learn_prior, self._given = learn_prior, simulations
 
     def _infer(self, rng_key, args, kwargs):
         simulate_key, fit_key, sample_key = jax.random.split(rng_key, 3)
         self.problem = Problem.read(self.model, *args, **kwargs)
-        _check(self.problem)
+        check_sites(self.problem)
         self.simulations = self._given or simulate(
             simulate_key,
             self.problem,
@@ -86,7 +92,7 @@ class KELFI(Engine):
         for site, y in self.problem.observations.items():
             coordinates = Coordinates.from_prior(fit_key, self.problem, site)
             self.measures[site] = self._measure(fit_key, site, coordinates)
-            theta, x = _training_table(self.simulations, self.problem, site)
+            theta, x = training_table(self.simulations, self.problem, site)
             self.likelihoods[site] = fit_likelihood(
                 theta, x, form=self.form, coordinates=coordinates, measure=self.measures[site], y=y
             )
@@ -102,7 +108,7 @@ class KELFI(Engine):
         """
         _ = self.result
         self.problem = Problem.read(self.model, *args, **kwargs)
-        _check(self.problem)
+        check_sites(self.problem)
         self._result = self._sample(rng_key)
 
     def _measure(self, rng_key, site: str, coordinates: Coordinates) -> Measure:
@@ -117,7 +123,10 @@ class KELFI(Engine):
     def _sample(self, rng_key) -> Result:
         site = next(iter(self.likelihoods))
         fitted = self.likelihoods[site]
-        if self._plain and fitted.coordinates.exact and fitted.coordinates.one_to_one:
+        in_coordinates = self._plain and fitted.coordinates.exact and fitted.coordinates.one_to_one
+        if self.learn_prior:
+            self._learn_prior(site, in_coordinates)
+        if in_coordinates:
             likelihood = fitted.at(self._observation(site))
             drawn = _sampling.in_coordinates(
                 rng_key, likelihood, self.measures[site], fitted.coordinates, self.num_samples
@@ -128,9 +137,19 @@ class KELFI(Engine):
         return Result(
             samples={**drawn.latents, **self.problem.evaluate(drawn.latents).deterministics},
             fields={"lp": drawn.log_posterior},
-            groups=_groups(self.simulations, self.problem),
+            groups=groups(self.simulations, self.problem),
             info=self._describe(drawn),
         )
+
+    def _learn_prior(self, site: str, in_coordinates: bool) -> None:
+        fitted = self.likelihoods[site]
+        _checks.require(
+            in_coordinates and len(fitted.coordinates.mixture[0]) == 1,
+            "`learn_prior` needs one simulator site, nothing else that is observed, and a prior that is normal in the "
+            f"coordinates of the simulator's arguments. {fitted.coordinates.note}",
+        )
+        start = Normal.standard(fitted.coordinates.dim)
+        self.measures[site] = learn_normal(fitted.at(self._observation(site)), start)
 
     @property
     def _plain(self) -> bool:
@@ -152,6 +171,11 @@ class KELFI(Engine):
             prefix = f"{site}: " if len(self.likelihoods) > 1 else ""
             info |= {prefix + "coordinates": fitted.coordinates.note}
             info |= {prefix + name: value for name, value in fitted.surrogate.describe().items()}
+        for site, measure in self.measures.items():
+            if self.learn_prior:
+                mean, covariance = measure.moments()
+                info[f"prior mean of {site}"] = np.asarray(mean)
+                info[f"prior sd of {site}"] = np.sqrt(np.diagonal(covariance))
         if self.simulations.failures:
             info["simulations left out"] = str(dict(self.simulations.failures))
         info |= drawn.info
@@ -192,7 +216,10 @@ class KELFI(Engine):
         log_prior = np.asarray(self.problem.log_prior(latents), np.float64)
         if not self._plain:
             return self._log_joint(latents) - self._drawn.log_evidence
-        sign, log_ratio = self.posterior.signed_log_density(self._coordinates_of(latents))
+        z = self._coordinates_of(latents)
+        sign, log_ratio = self.posterior.signed_log_density(z)
+        if self.learn_prior:
+            log_prior += _log_densities(self.posterior.measure, z) - _log_densities(Normal.standard(z.shape[1]), z)
         return np.where(sign > 0, log_ratio + log_prior, -np.inf)
 
     def herd(self, rng_key: jax.Array, num_samples: int) -> dict[str, np.ndarray]:
@@ -216,8 +243,14 @@ class KELFI(Engine):
             return {name: np.asarray(value) for name, value in latents.items()}
 
     def mode(self) -> dict[str, np.ndarray]:
-        """The latents at the maximum of the posterior density, `{site: (*shape)}`, by L-BFGS from the best draws."""
+        """The latents at the maximum of the posterior density, `{site: (*shape)}`, by L-BFGS from the best draws.
+
+        Under a learnt prior the density is taken in coordinates.
+        """
         _ = self.result
+        if self.learn_prior:
+            coordinates = self.likelihoods[self.problem.site()].coordinates
+            return _linalg.on_host(coordinates.latents, self.posterior.mode())
         return _sampling.mode(self._target(), self._drawn.latents, self._drawn.log_posterior)
 
     def log_marginal_likelihood(self) -> float:
@@ -287,32 +320,5 @@ def _forward(coordinates, arguments):
     return jax.vmap(coordinates.forward)(arguments)
 
 
-def _check(problem: Problem) -> None:
-    """What can be said before any simulation is run."""
-    for site, y in problem.observations.items():
-        _checks.finite(f"observation at {site!r}", y)
-        simulator = problem.simulators[site].simulator
-        _checks.require(
-            simulator.batch_shape == simulator.groups,
-            f"Site {site!r} holds {simulator.batch_shape} draws of the same parameters along plates. Make the data set one "
-            "event of the simulator and compare it as a whole: "
-            "form=KernelMeans(data_kernel=kernels.EmpiricalMeasure(...)).",
-        )
-
-
-def _training_table(simulations: Simulations, problem: Problem, site: str) -> tuple[np.ndarray, np.ndarray]:
-    """Arguments `(m, p)` and outputs `(m, *event)` of single calls, from simulations that may run along plates."""
-    simulator = problem.simulators[site].simulator
-    arguments, x = np.asarray(simulations.arguments[site]), np.asarray(simulations.x[site])
-    x = x.reshape(len(x), *simulator.batch_shape, *simulator.event_shape)
-    return arguments.reshape(-1, arguments.shape[-1]), x.reshape(-1, *simulator.event_shape)
-
-
-def _groups(simulations: Simulations, problem: Problem) -> dict[str, dict[str, np.ndarray]]:
-    """The simulations and the observation as ArviZ groups."""
-    chain = lambda tree: {name: np.asarray(value)[None] for name, value in tree.items()}  # noqa: E731
-    return {
-        "prior": chain({**simulations.latents, **simulations.deterministics}),
-        "prior_predictive": chain(simulations.x),
-        "observed_data": problem.observations,
-    }
+def _log_densities(measure: Measure, z: np.ndarray) -> np.ndarray:
+    return _linalg.on_host(jax.vmap(measure.log_density), z)
