@@ -4,6 +4,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,6 +56,26 @@ def to_inference_data(
     if int(arviz.__version__.partition(".")[0]) < 1:
         return arviz.InferenceData(warn_on_custom_groups=False, **datasets)
     return xarray.DataTree.from_dict(datasets)
+
+
+def read_groups(source: Any, names: Sequence[str]) -> dict[str, dict[str, np.ndarray]]:
+    """Variables of some groups of an ArviZ object, or of a file of one: `{group: {variable: (chain, draw, *event)}}`.
+
+    Raises:
+        ValueError: If a file or one of the groups is not there.
+    """
+    import xarray
+
+    if isinstance(source, str | PathLike):
+        path = Path(source)
+        _checks.require(path.exists(), f"There is no file {path}.")
+        settings: dict[str, Any] = dict(engine="zarr", consolidated=False) if path.is_dir() else dict(engine="h5netcdf")
+        with xarray.open_datatree(path, **settings) as tree:
+            return read_groups(tree.load(), names)
+    found = list(source.groups() if callable(source.groups) else source.children)
+    missing = [name for name in names if name not in found]
+    _checks.require(not missing, f"The ArviZ object has no group {missing}; it has {found}.")
+    return {name: {key: np.asarray(source[name][key].values) for key in source[name].data_vars} for name in names}
 
 
 def _dataset(group: Group, sample_dims, coords, dims, attributes):

@@ -204,7 +204,7 @@ def wrong_shape():
         (lambda: simulate(random.key(0), hopeless, 0), "`num_simulations` must be at least 1; got 0"),
         (
             lambda: simulate(random.key(0), hopeless, 9, on_failure="ignore"),
-            "must be 'raise' or 'skip'; got 'ignore'",
+            "must be 'raise', 'skip'",
         ),
     ],
 )

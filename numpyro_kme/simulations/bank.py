@@ -1,0 +1,118 @@
+"""A bank of simulations, from a run, a table, or an ArviZ file."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from numpyro_kme import _arviz, _checks
+from numpyro_kme.problem import Arrays, Problem
+
+
+@dataclass(frozen=True)
+class Simulations:
+    """Simulations `{(theta_j, x_j)}`; every array has a leading axis of the `m` simulations that are kept.
+
+    Attributes:
+        arguments: What one call of each simulator took, `{site: (m, *groups, p)}`.
+        x: What the simulators gave, `{site: (m, *batch, *event)}`.
+        latents: `{latent: (m, *shape)}`; empty if they are not known.
+        deterministics: `{site: (m, *shape)}`.
+        index: Number of each simulation in its run, `(m,)`.
+        failures: How many simulations failed, by site and reason.
+        failed: Latents of the simulations that failed, `{latent: (f, *shape)}`: where in the prior.
+    """
+
+    arguments: Arrays
+    x: Arrays
+    latents: Arrays = field(default_factory=dict)
+    deterministics: Arrays = field(default_factory=dict)
+    index: np.ndarray = field(default_factory=lambda: np.arange(0))
+    failures: Mapping[str, int] = field(default_factory=dict)
+    failed: Arrays = field(default_factory=dict)
+
+    def __post_init__(self):
+        if not len(self.index):
+            object.__setattr__(self, "index", np.arange(len(next(iter(self.x.values())))))
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @classmethod
+    def from_table(cls, arguments: Any, x: Any, *, site: str = "x") -> "Simulations":
+        """Take simulations made elsewhere from the arguments of the simulator.
+
+        Args:
+            arguments: `(m, p)`, all numbers that one call takes, flattened in the order of the model.
+            x: `(m, *event)`, what the simulator gave.
+            site: Name of the simulator site.
+        Raises:
+            ValueError: If the rows do not agree in number or hold values that are not finite.
+        """
+        arguments, x = np.asarray(arguments), np.asarray(x)
+        _checks.matrix("arguments", arguments)
+        _checks.require(
+            x.shape[:1] == arguments.shape[:1],
+            f"`arguments` and `x` must have one row for each simulation; got shapes {arguments.shape} and {x.shape}.",
+        )
+        _checks.finite("arguments", arguments)
+        _checks.finite("x", x)
+        return cls({site: arguments}, {site: x})
+
+    @classmethod
+    def from_latents(cls, problem: Problem, latents: Arrays, x: Any) -> "Simulations":
+        """Take simulations made elsewhere from values of the model's latents.
+
+        Args:
+            problem: The model, as `Problem.read` gives it; it says what the simulator's arguments are.
+            latents: `{latent: (m, *shape)}`, for all latents.
+            x: `{site: (m, *batch, *event)}`, or the array itself if there is one simulator site.
+        Raises:
+            ValueError: If shapes do not fit the model, or `x` has values that are not finite.
+        """
+        x = x if isinstance(x, Mapping) else {problem.site(): x}
+        x = {problem.site(name): np.asarray(value) for name, value in x.items()}
+        missing = sorted(set(problem.simulators) - set(x))
+        _checks.require(not missing, f"`x` has no simulations of the sites {missing}.")
+        draws = problem.evaluate(latents)
+        for name, value in x.items():
+            shape = (len(draws.arguments[name]), *problem.simulators[name].simulator.shape())
+            _checks.require(
+                value.shape == shape,
+                f"The simulations of site {name!r} must have shape {shape}; got {value.shape}.",
+            )
+            _checks.finite(name, value)
+        return cls(draws.arguments, x, draws.latents, draws.deterministics)
+
+    @classmethod
+    def from_arviz(cls, problem: Problem, source: Any) -> "Simulations":
+        """Take simulations from an ArviZ object or file with the groups `prior` and `prior_predictive`.
+
+        Args:
+            problem: The model, as `Problem.read` gives it.
+            source: An `InferenceData`, a `DataTree`, or the path of a netCDF file or Zarr store of one; what `simulate`
+                stored, or any engine's `to_inference_data()`, among them. Simulations that hold NaN are left out and counted.
+        Raises:
+            ValueError: If a group or variable is missing, or shapes do not fit the model.
+        """
+        groups = _arviz.read_groups(source, ("prior", "prior_predictive"))
+        latents = _variables(groups["prior"], problem.latents, "prior")
+        x = _variables(groups["prior_predictive"], problem.simulators, "prior_predictive")
+        sound = np.all([np.isfinite(value).reshape(len(value), -1).all(axis=1) for value in x.values()], axis=0)
+        bank = cls.from_latents(
+            problem,
+            {name: value[sound] for name, value in latents.items()},
+            {name: value[sound] for name, value in x.items()},
+        )
+        failures = {} if sound.all() else {"not finite": int(np.sum(~sound))}
+        failed = {name: value[~sound] for name, value in latents.items()}
+        return replace(bank, index=np.flatnonzero(sound), failures=failures, failed=failed)
+
+
+def _variables(group: Arrays, names, what: str) -> dict[str, np.ndarray]:
+    """The named variables with chains joined, `{name: (m, *shape)}`."""
+    missing = [name for name in names if name not in group]
+    _checks.require(not missing, f"The group `{what}` has no variables {missing}; it has {list(group)}.")
+    arrays = {name: np.asarray(group[name]) for name in names}
+    return {name: array.reshape(-1, *array.shape[2:]) for name, array in arrays.items()}

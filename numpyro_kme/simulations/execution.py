@@ -1,0 +1,200 @@
+"""Rows of simulations on an executor: tasks of adapted size, workers that die or hang, results as they come."""
+
+import multiprocessing
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from numpyro_kme import _calls
+from numpyro_kme.simulations import worker
+from numpyro_kme.simulations.failures import Failure, SimulationError
+
+TASK_SECONDS = 0.2
+"""Tasks hold as many simulations as take about this long, so that sending them costs little and losing them too."""
+
+MOST_ROWS = 64
+GRACE = 20.0
+"""Seconds beyond its limit after which a worker is ended that does not answer to an alarm."""
+
+Report = Callable[[Sequence[int], list[Any]], None]
+"""Told which rows are done and what each gave: an array or a `Failure`."""
+
+
+def run(
+    executor: Executor | int,
+    job: worker.Job,
+    rows: Iterable[int],
+    row: Callable[[int], worker.Row],
+    timeout: float | None,
+    report: Report,
+) -> None:
+    """Run simulations on an executor, in order, and report each once.
+
+    Args:
+        executor: Any `concurrent.futures.Executor`, or a number of processes to spawn here.
+        job: What to run.
+        rows: Numbers of the simulations.
+        row: Data of one simulation.
+        timeout: Seconds for one simulation.
+        report: Called in this thread.
+    Raises:
+        SimulationError: If an executor that was given stops working.
+    """
+    import cloudpickle
+
+    pool = _Spawned(executor) if isinstance(executor, int) else _Given(executor)
+    try:
+        _Run(pool, cloudpickle.dumps(job), row, timeout, report).all(rows)
+    finally:
+        pool.close()
+
+
+class _Run:
+    def __init__(self, pool, job: bytes, row, timeout, report: Report):
+        self.pool, self.job, self.row, self.timeout, self.report = pool, job, row, timeout, report
+        self.running: dict[Future, tuple[list[int], float]] = {}
+        self.size = 1
+
+    def all(self, rows: Iterable[int]) -> None:
+        """Everything; what was running when a worker died is run again, one simulation at a time."""
+        queue, alone = deque(rows), deque[int]()
+        while queue or alone or self.running:
+            if alone and not self.running:
+                self._submit([alone.popleft()])
+            while queue and not alone and len(self.running) < self._most_tasks():
+                self._submit([queue.popleft() for _ in range(min(self.size, len(queue)))])
+            alone.extend(self._collect())
+
+    def _most_tasks(self) -> int:
+        return self.pool.workers if self.timeout else 2 * self.pool.workers
+
+    def _submit(self, rows: list[int]) -> None:
+        try:
+            future = self.pool.submit(worker.simulate_pickled, self.job, [self.row(i) for i in rows], self.timeout)
+        except BrokenExecutor as error:
+            self.pool.replace(error)
+            return self._submit(rows)
+        self.running[future] = (rows, time.monotonic())
+
+    def _collect(self) -> list[int]:
+        """Report what is done; returns the rows to run again, each alone."""
+        alone = len(self.running) == 1
+        done, _ = wait(self.running, timeout=0.5 if self.timeout else None, return_when=FIRST_COMPLETED)
+        again: list[int] = []
+        broken: Exception | None = None
+        for future in done:
+            rows, begun = self.running.pop(future)
+            try:
+                outcomes = future.result()
+            except _calls.WrongOutput:
+                raise
+            except BrokenExecutor as error:
+                broken = error
+                again += self._lost(rows, alone, Failure("worker died", "the process that ran it ended"))
+            except Exception as error:
+                again += self._lost(rows, True, Failure(type(error).__name__, str(error)))
+            else:
+                self.report(rows, outcomes)
+                each = (time.monotonic() - begun) / len(rows)
+                self.size = int(np.clip(TASK_SECONDS / max(each, 1e-6), 1, min(2 * self.size, MOST_ROWS)))
+        overdue = [] if broken else self._overdue()
+        for future in overdue:
+            rows, _ = self.running.pop(future)
+            again += self._lost(rows, True, Failure("timeout", f"it took longer than {self.timeout:g} s"))
+        if broken or overdue:
+            again += [i for rows, _ in self.running.values() for i in rows]
+            self.running.clear()
+            self.pool.replace(broken)
+        return sorted(again)
+
+    def _lost(self, rows: list[int], certain: bool, failure: Failure) -> list[int]:
+        """Report a simulation that was certainly the cause; return those that have to run again to find out."""
+        if certain and len(rows) == 1:
+            self.report(rows, [failure])
+            return []
+        return rows
+
+    def _overdue(self) -> list[Future]:
+        if not (self.timeout and self.pool.can_end_workers):
+            return []
+        now = time.monotonic()
+        return [
+            f
+            for f, (rows, begun) in self.running.items()
+            if now - begun > len(rows) * self.timeout + self.pool.start + GRACE
+        ]
+
+
+class _Given:
+    """An executor of the user's, which is neither replaced nor closed."""
+
+    can_end_workers = False
+    start = 0.0
+
+    def __init__(self, executor: Executor):
+        self.submit = executor.submit
+        self.workers = getattr(executor, "_max_workers", None) or os.cpu_count() or 1
+
+    def replace(self, error) -> None:
+        raise SimulationError(
+            f"The executor stopped working: {error} ({type(error).__name__}). Start another one; with `store=` nothing "
+            "that was simulated is lost."
+        ) from error
+
+    def close(self) -> None:
+        pass
+
+
+class _Spawned:
+    """Processes spawned here (a fork after JAX has started can deadlock), replaced where one dies or hangs."""
+
+    can_end_workers = True
+
+    def __init__(self, workers: int):
+        self.workers = workers
+        self._ever_started = False
+        self._open()
+
+    def _open(self) -> None:
+        self._started = False
+        self._pool = ProcessPoolExecutor(
+            self.workers, mp_context=multiprocessing.get_context("spawn"), initializer=worker.start_worker
+        )
+
+    @property
+    def start(self) -> float:
+        """Seconds allowed for starting a process."""
+        return 0.0 if self._started else 60.0
+
+    def submit(self, *call) -> Future:
+        future = self._pool.submit(*call)
+        future.add_done_callback(self._note)
+        return future
+
+    def _note(self, future: Future) -> None:
+        if not future.cancelled() and not isinstance(future.exception(), BrokenExecutor):
+            self._started = self._ever_started = True
+
+    def replace(self, error) -> None:
+        if error is not None and not self._ever_started:
+            raise SimulationError(
+                "The worker processes ended before they ran anything. In a script, put what runs under "
+                "`if __name__ == '__main__':`, because each of them imports it."
+            ) from error
+        self.close()
+        self._open()
+
+    def close(self) -> None:
+        processes = list((self._pool._processes or {}).values())
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            with suppress(Exception):
+                process.kill()
+        for process in processes:
+            process.join()

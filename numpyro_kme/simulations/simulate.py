@@ -1,0 +1,151 @@
+"""Simulations from the prior of a model: each with its own key, with a stated policy for those that fail."""
+
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Executor
+from os import PathLike
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax import random
+from tqdm.auto import tqdm
+
+from numpyro_kme import _blocks, _checks, _compat
+from numpyro_kme.problem import Arrays, Draws, Problem
+from numpyro_kme.simulations import running
+from numpyro_kme.simulations.bank import Simulations
+from numpyro_kme.simulations.failures import OnFailure, Penalise, SimulationError, check_policy, retries, stops
+from numpyro_kme.simulations.store import Store, StoreError
+
+
+def simulate(
+    rng_key: jax.Array,
+    problem: Problem | Callable,
+    num_simulations: int,
+    *,
+    on_failure: OnFailure = "raise",
+    timeout: float | None = None,
+    executor: Executor | int | None = None,
+    store: str | PathLike | None = None,
+    progress_bar: bool = True,
+    block_size: int = _blocks.BLOCK,
+) -> Simulations:
+    """Draw latents from the prior and simulate at each.
+
+    Simulation `j` of a site has the key `fold_in(fold_in(rng_key, crc32(site)), j)`: it depends neither on
+    `num_simulations` nor on other sites, workers, the order in which they finish, or whether a run was interrupted. JAX
+    simulators run in compiled blocks on the device; black-box simulators with a NumPy generator of the same key, one
+    by one in this process or on an executor.
+
+    Args:
+        rng_key: The only source of randomness.
+        problem: The model, as `Problem.read` gives it, or a model that takes no arguments.
+        num_simulations: Number of prior draws, each simulated once.
+        on_failure: What to do when a simulator raises, takes too long or gives a value that is not finite: `"raise"`;
+            `"skip"` it and count it, which changes the prior to the prior given success; `Retry(...)` with a fresh key,
+            which changes the likelihood to that of runs that succeed; `Penalise(value)`.
+        timeout: Seconds for one simulation of a black-box simulator.
+        executor: Where black-box simulators run: any `concurrent.futures.Executor` (loky, Dask's
+            `Client.get_executor()`, MPI's), or a number of processes to spawn, which are replaced where one dies or hangs.
+            In this process when left out.
+        store: A folder, such as `"sims.zarr"`, to write results to as they come. A run that ended early goes on from
+            there; a larger `num_simulations` adds to it; another model, simulator or key is refused.
+        progress_bar: Show a bar, except where the environment variable `CI` is set.
+        block_size: How many JAX simulations run together. Another size changes their last digits.
+    Raises:
+        SimulationError: If a simulation fails, with its number and latents, or if all of them failed.
+        StoreError: If the store is damaged or belongs to other simulations.
+    Cost: `num_simulations` calls of each simulator, times its batch size; memory for one block and the
+        results.
+    """
+    problem = problem if isinstance(problem, Problem) else Problem.read(problem)
+    _checks.require(num_simulations >= 1, f"`num_simulations` must be at least 1; got {num_simulations}.")
+    check_policy(on_failure)
+    _check_execution(problem, timeout, executor)
+    draws = problem.draw(random.fold_in(rng_key, 0), num_simulations)
+    kept_in = None if store is None else _open(Path(store), rng_key, problem, draws, on_failure, block_size)
+    quiet = not (progress_bar and _compat.progress_bars_allowed())
+    x: dict[str, np.ndarray] = {}
+    errors: dict[str, np.ndarray] = {}
+    with tqdm(total=num_simulations * len(problem.simulators), desc="simulating", disable=quiet) as bar:
+        for name, site in problem.simulators.items():
+            run = running.Run(
+                rng_key,
+                name,
+                site.simulator,
+                draws.arguments[name],
+                block_size=block_size,
+                timeout=timeout,
+                executor=executor,
+            )
+            watch = running.Watch(name, draws.latents, stops(on_failure), bar, kept_in)
+            x[name], errors[name] = run.all(retries(on_failure), watch)
+    return _gather(draws, x, errors, on_failure)
+
+
+def _check_execution(problem: Problem, timeout, executor) -> None:
+    black_boxes = [name for name, site in problem.simulators.items() if site.simulator.black_box]
+    _checks.require(timeout is None or timeout > 0, f"`timeout` must be a positive number of seconds; got {timeout}.")
+    _checks.require(
+        bool(black_boxes) or (timeout is None and executor is None),
+        "`executor` and `timeout` are for black-box simulators, Simulator(fn, ..., shape=, dtype=); those of this model, "
+        f"{list(problem.simulators)}, are JAX functions, which run in compiled blocks on the device.",
+    )
+    _checks.require(
+        not isinstance(executor, int) or executor >= 1,
+        f"`executor` must be an executor or at least 1 process; got {executor}.",
+    )
+
+
+def _open(path: Path, rng_key, problem: Problem, draws: Draws, on_failure, block_size) -> Store:
+    """The store of these simulations; it may hold more of them, or fewer."""
+    prior = {**draws.latents, **draws.deterministics}
+    prior = {name: np.asarray(value) for name, value in prior.items()}
+    arguments = {name: np.asarray(value) for name, value in draws.arguments.items()}
+    simulators = {name: site.simulator for name, site in problem.simulators.items()}
+    store = Store.open(
+        path,
+        running.settings(rng_key, problem.model, simulators, retries(on_failure), block_size),
+        len(next(iter(arguments.values()))),
+        prior,
+        arguments,
+        {name: (simulator.shape(), running.dtype_of(simulator)) for name, simulator in simulators.items()},
+    )
+    for name, value in arguments.items():
+        stored = store.arguments(name)[: len(value)]
+        if stored.shape != value.shape or not np.allclose(stored, value, rtol=1e-5, equal_nan=True):
+            raise StoreError(
+                f"The store {path} holds simulations at other parameters of site {name!r}: its first is at "
+                f"{stored[0].tolist()}, this model's at {value[0].tolist()}. Was the model given other data that its prior "
+                "depends on? Give another path."
+            )
+    return store
+
+
+def _gather(draws: Draws, x, errors, on_failure: OnFailure) -> Simulations:
+    """What is kept, with the failures counted at the first site that failed."""
+    total = len(next(iter(x.values())))
+    sound, failures = np.ones(total, bool), Counter[str]()
+    for name, found in errors.items():
+        failed = np.array([error is not None for error in found])
+        failures.update(f"{name}: {error.kind}" for error in found[failed & sound])
+        sound &= ~failed
+        if isinstance(on_failure, Penalise):
+            x[name][failed] = np.asarray(on_failure.value, x[name].dtype)
+    if not sound.any():
+        raise SimulationError(f"All {total} simulations failed: {dict(failures)}.")
+    kept = np.ones(total, bool) if isinstance(on_failure, Penalise) else sound
+    return Simulations(
+        arguments=_rows(draws.arguments, kept),
+        x=_rows(x, kept),
+        latents=_rows(draws.latents, kept),
+        deterministics=_rows(draws.deterministics, kept),
+        index=np.flatnonzero(kept),
+        failures=dict(failures),
+        failed=_rows(draws.latents, ~sound),
+    )
+
+
+def _rows(arrays: Arrays, kept: np.ndarray) -> dict[str, np.ndarray]:
+    return {name: np.asarray(value)[kept] for name, value in arrays.items()}

@@ -1,0 +1,285 @@
+"""A bank of simulations on disk: a Zarr store with ArviZ's groups, written as results come, resumed where it ended."""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from numpyro_kme import _checks
+from numpyro_kme.simulations.failures import Failure
+
+FORMAT = 1
+CHUNK = 64
+"""Simulations a chunk of a file holds."""
+
+KIND = 48
+"""Bytes for the kind of a failure."""
+
+PENDING, DONE, FAILED = 0, 1, 2
+SAFE_CODECS = {"bytes", "zstd", "crc32c", "blosc", "gzip"}
+SAFE_DTYPES = {"bool", *(f"{kind}{size}" for kind in ("int", "uint") for size in (8, 16, 32, 64)), "float32", "float64"}
+
+
+class StoreError(RuntimeError):
+    """A store that cannot be read, or that belongs to other simulations."""
+
+
+class Store:
+    """Simulations on disk, each row with its status.
+
+    Groups `prior` (latents and deterministics) and `prior_predictive` (outputs) are those of ArviZ, with dimensions
+    `(chain, draw, *event)`; `simulations` holds, by site, arguments, status (0 not simulated, 1 done, 2 failed) and kinds of
+    failures. Every file is replaced as a whole, and the status of a row is written after its output: a run that is killed
+    loses what was not written, and nothing else. Everything is numbers: nothing is ever unpickled.
+    """
+
+    def __init__(self, path: Path, root):
+        self.path, self._root = path, root
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        settings: Mapping[str, Any],
+        count: int,
+        prior: Mapping[str, np.ndarray],
+        arguments: Mapping[str, np.ndarray],
+        outputs: Mapping[str, tuple[tuple[int, ...], np.dtype]],
+    ) -> "Store":
+        """Open the store of these settings, or make it.
+
+        Args:
+            path: A folder, by custom ending in `.zarr`.
+            settings: What the simulations depend on; JSON.
+            count: Number of simulations.
+            prior: Latents and deterministics, `{name: (count, *shape)}`.
+            arguments: `{site: (count, *groups, p)}`.
+            outputs: Shape and dtype of each site's output.
+        Raises:
+            StoreError: If the store is damaged or has other settings.
+        """
+        path = Path(path)
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            store = cls.read(path)
+            store._require(settings)
+        else:
+            store = cls._create(path, settings, prior, arguments, outputs)
+        if store.count < count:
+            store._grow(count, prior, arguments)
+        return store
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Store":
+        """Open a store as it is.
+
+        Raises:
+            StoreError: If it is not one, or damaged.
+        """
+        zarr = _zarr()
+        path = Path(path)
+        _refuse_code(path)
+        try:
+            store = cls(path, zarr.open_group(str(path), mode="r+", zarr_format=3))
+            version = store._root.attrs["numpyro_kme_store"]
+            json.loads(store._root.attrs["settings"])
+        except Exception as error:
+            raise _damaged(path, f"its description cannot be read ({type(error).__name__}: {error})") from error
+        if version != FORMAT:
+            raise StoreError(
+                f"The store {path} has format {version}; this release reads {FORMAT}. Read it with its own release."
+            )
+        store._check_shapes()
+        return store
+
+    @classmethod
+    def _create(cls, path, settings, prior, arguments, outputs) -> "Store":
+        zarr = _zarr()
+        made = path.with_name(path.name + ".making")
+        shutil.rmtree(made, ignore_errors=True)
+        root = zarr.create_group(str(made), zarr_format=3)
+        root.attrs.update(
+            {"numpyro_kme_store": FORMAT, "settings": json.dumps(settings), "inference_library": "numpyro_kme"}
+        )
+        for group in ("prior", "prior_predictive", "simulations"):
+            root.create_group(group)
+        store = cls(made, root)
+        for name, value in prior.items():
+            store._array("prior", name, (0, *value.shape[1:]), value.dtype)
+        for site, (shape, dtype) in outputs.items():
+            store._array("prior_predictive", site, (0, *shape), dtype)
+            store._array("simulations", f"arguments of {site}", (0, *arguments[site].shape[1:]), arguments[site].dtype)
+            store._array("simulations", f"status of {site}", (0,), np.dtype("uint8"))
+            store._array("simulations", f"failures of {site}", (0, KIND), np.dtype("uint8"))
+        made.rename(path)
+        return cls(path, zarr.open_group(str(path), mode="r+", zarr_format=3))
+
+    def _array(self, group, name, shape, dtype) -> None:
+        from zarr.codecs import Crc32cCodec, ZstdCodec
+
+        dims = ["chain", "draw", *(f"{name}_dim_{i}" for i in range(len(shape) - 1))]
+        self._root[group].create_array(
+            name,
+            shape=(1, *shape),
+            chunks=(1, CHUNK, *(max(size, 1) for size in shape[1:])),
+            dtype=dtype,
+            fill_value=np.nan if np.dtype(dtype).kind == "f" else 0,
+            dimension_names=dims,
+            compressors=[ZstdCodec(level=1), Crc32cCodec()],
+        )
+
+    def _grow(self, count, prior, arguments) -> None:
+        """Room for more simulations, their parameters first; the root says last how many there are."""
+        old = self.count
+        for _, array in self._arrays():
+            array.resize((1, count, *array.shape[2:]))
+        for name, value in prior.items():
+            self._root["prior"][name][0, old:] = value[old:]
+        for site, value in arguments.items():
+            self._root["simulations"][f"arguments of {site}"][0, old:] = value[old:]
+        self._root.attrs["count"] = count
+
+    @property
+    def count(self) -> int:
+        """Number of simulations that there is room for."""
+        return int(self._root.attrs.get("count", 0))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the simulations depend on."""
+        return json.loads(self._root.attrs["settings"])
+
+    @property
+    def sites(self) -> list[str]:
+        """Names of the simulator sites."""
+        return [name for name, _ in self._root["prior_predictive"].arrays()]
+
+    def status(self, site: str) -> np.ndarray:
+        """Status of each simulation, `(count,)`."""
+        status = self._values("simulations", f"status of {site}")
+        if status.max(initial=0) > FAILED:
+            raise _damaged(self.path, f"the status of {site!r} has the value {status.max()}")
+        return status
+
+    def load(self, site: str) -> tuple[np.ndarray, np.ndarray]:
+        """Outputs `(count, *shape)` and a `Failure`, or None, for each simulation."""
+        errors = np.full(self.count, None, object)
+        kinds = self._values("simulations", f"failures of {site}")
+        for i in np.flatnonzero(self.status(site) == FAILED):
+            text = bytes(kinds[i]).rstrip(b"\0").decode("utf-8", "replace")
+            errors[i] = Failure(text, "as the store says")
+        return self._values("prior_predictive", site), errors
+
+    def prior(self) -> dict[str, np.ndarray]:
+        """Latents and deterministics, `{name: (count, *shape)}`."""
+        return {name: self._values("prior", name) for name, _ in self._root["prior"].arrays()}
+
+    def arguments(self, site: str) -> np.ndarray:
+        """Arguments of the calls, `(count, *groups, p)`."""
+        return self._values("simulations", f"arguments of {site}")
+
+    def write(self, site: str, rows: Sequence[int], outcomes: Sequence[Any]) -> None:
+        """Write what simulations gave: outputs first, then that they are there."""
+        numbers = np.asarray(rows)
+        failed = np.array([isinstance(outcome, Failure) for outcome in outcomes])
+        if (~failed).any():
+            x = np.stack([outcome for outcome in outcomes if not isinstance(outcome, Failure)])
+            self._put("prior_predictive", site, numbers[~failed], x)
+        if failed.any():
+            kinds = [
+                outcome.kind.encode()[:KIND].ljust(KIND, b"\0") for outcome in outcomes if isinstance(outcome, Failure)
+            ]
+            self._put(
+                "simulations",
+                f"failures of {site}",
+                numbers[failed],
+                np.array([list(kind) for kind in kinds], np.uint8),
+            )
+        self._put("simulations", f"status of {site}", numbers, np.where(failed, FAILED, DONE).astype(np.uint8))
+
+    def _put(self, group, name, rows, values) -> None:
+        self._root[group][name].oindex[0, rows] = values
+
+    def _values(self, group, name) -> np.ndarray:
+        try:
+            return np.asarray(self._root[group][name][0, : self.count])
+        except Exception as error:
+            raise _damaged(self.path, f"{group}/{name} cannot be read ({type(error).__name__}: {error})") from error
+
+    def _arrays(self):
+        return [
+            (f"{g}/{name}", array)
+            for g in ("prior", "prior_predictive", "simulations")
+            for name, array in self._root[g].arrays()
+        ]
+
+    def _check_shapes(self) -> None:
+        try:
+            arrays = self._arrays()
+        except Exception as error:
+            raise _damaged(self.path, f"its groups cannot be read ({type(error).__name__}: {error})") from error
+        names = {name for name, _ in arrays}
+        for site in self.sites:
+            for name in (f"arguments of {site}", f"status of {site}", f"failures of {site}"):
+                if f"simulations/{name}" not in names:
+                    raise _damaged(self.path, f"the array simulations/{name} is missing")
+        for name, array in arrays:
+            if array.ndim < 2 or array.shape[1] < self.count:
+                raise _damaged(self.path, f"{name} has shape {array.shape} where there are {self.count} simulations")
+
+    def _require(self, settings: Mapping[str, Any]) -> None:
+        stored, asked = _flat(self.settings), _flat(json.loads(json.dumps(settings)))
+        different = [key for key in sorted({*stored, *asked}) if stored.get(key) != asked.get(key)]
+        if different:
+            lines = "; ".join(f"{key}: {stored.get(key)} in the store, {asked.get(key)} now" for key in different)
+            raise StoreError(
+                f"The store {self.path} holds simulations of another configuration: {lines}. Give another path, or remove the "
+                "store if its simulations are of no use any more."
+            )
+
+
+def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested dictionaries with joined keys."""
+    if not isinstance(tree, dict):
+        return {prefix: tree}
+    return {key: leaf for name, value in tree.items() for key, leaf in _flat(value, f"{prefix} {name}".strip()).items()}
+
+
+def _refuse_code(path: Path) -> None:
+    """Require a folder whose arrays are plain numbers, before anything is decoded."""
+    if not (path / "zarr.json").is_file():
+        raise _damaged(path, "there is no zarr.json in it")
+    for description in path.rglob("zarr.json"):
+        try:
+            found = json.loads(description.read_text())
+            array = found["node_type"] == "array"
+            safe = not array or (
+                found["data_type"] in SAFE_DTYPES and {codec["name"] for codec in found["codecs"]} <= SAFE_CODECS
+            )
+        except Exception as error:
+            raise _damaged(
+                path, f"{description.relative_to(path)} cannot be read ({type(error).__name__}: {error})"
+            ) from error
+        if not safe:
+            raise _damaged(
+                path, f"{description.relative_to(path)} is not an array of plain numbers ({found['data_type']})"
+            )
+
+
+def _damaged(path: Path, what: str) -> StoreError:
+    return StoreError(
+        f"{path} is not a store of simulations, or it is damaged: {what}. Restore a copy, or remove it and simulate again."
+    )
+
+
+def _zarr():
+    try:
+        import zarr
+    except ImportError as error:
+        raise ImportError("A store of simulations needs zarr: pip install 'numpyro-kme[store]'.") from error
+    _checks.require(
+        int(zarr.__version__.partition(".")[0]) >= 3, f"A store needs zarr 3; {zarr.__version__} is installed."
+    )
+    return zarr

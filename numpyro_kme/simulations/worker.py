@@ -1,0 +1,125 @@
+"""Calls of a black-box simulator, here or in a worker: data in, arrays or failures out."""
+
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from numpyro_kme import _calls
+from numpyro_kme.simulations.failures import Failure, not_finite, raised
+
+Row = tuple[np.ndarray, list[np.ndarray]]
+"""Data of the keys `(*batch, k)` and parameters `(*batch, *shape)` of the calls that make one simulation."""
+
+
+class Job(NamedTuple):
+    """What is run for each row."""
+
+    fn: Callable
+    batch_shape: tuple[int, ...]
+    event_shape: tuple[int, ...]
+    dtype: np.dtype
+
+
+def simulate_rows(job: Job, rows: Sequence[Row], timeout: float | None = None) -> list[np.ndarray | Failure]:
+    """One simulation for each row, each with its own time limit in seconds.
+
+    Raises:
+        WrongOutput: If a result has not the declared shape or dtype.
+    """
+    return [_simulate(job, row, timeout) for row in rows]
+
+
+def simulate_pickled(job: bytes, rows: Sequence[Row], timeout: float | None) -> list[np.ndarray | Failure]:
+    """As `simulate_rows`, in a worker: the job by cloudpickle, and failures without the exceptions behind them."""
+    return [
+        Failure(outcome.kind, outcome.reason) if isinstance(outcome, Failure) else outcome
+        for outcome in simulate_rows(_unpickled(job), rows, timeout)
+    ]
+
+
+@lru_cache(maxsize=4)
+def _unpickled(job: bytes) -> Job:
+    import cloudpickle
+
+    return cloudpickle.loads(job)
+
+
+def start_worker() -> None:
+    """Prepare a spawned process: JAX off the accelerator, and interrupts left to the parent."""
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _simulate(job: Job, row: Row, timeout) -> np.ndarray | Failure:
+    try:
+        x = _limited(timeout, _calls_of_row, job, row)
+    except _calls.WrongOutput:
+        raise
+    except Failure as failure:
+        return failure
+    except Exception as error:
+        return raised(error)
+    return not_finite(x) or x
+
+
+def _calls_of_row(job: Job, row: Row) -> np.ndarray:
+    key_data, params = row
+    x = np.empty(job.batch_shape + job.event_shape, job.dtype)
+    for i in np.ndindex(job.batch_shape):
+        x[i] = _calls.call_on_host(job.fn, job.event_shape, job.dtype, key_data[i], *(param[i] for param in params))
+    return x
+
+
+def _limited(seconds, function, *args):
+    """Call a function with a time limit: by an alarm in a main thread, else in a thread that is left behind."""
+    if seconds is None:
+        return function(*args)
+    if threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer"):
+        with _alarm(seconds):
+            return function(*args)
+    return _in_thread(seconds, function, *args)
+
+
+@contextmanager
+def _alarm(seconds):
+    def ring(*_):
+        raise _timed_out(seconds)
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _in_thread(seconds, function, *args):
+    found = []
+
+    def run():
+        try:
+            found.append((function(*args), None))
+        except BaseException as error:
+            found.append((None, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not found:
+        raise _timed_out(seconds)
+    x, error = found[0]
+    if error is not None:
+        raise error
+    return x
+
+
+def _timed_out(seconds) -> Failure:
+    return Failure("timeout", f"it took longer than {seconds:g} s")

@@ -1,0 +1,20 @@
+"""A run that a test kills: `python killed_run.py processes|dask path number`."""
+
+import sys
+
+import test_execution as t
+
+
+def main(how, path, number):
+    settings = dict(store=path, number=int(number))
+    if how == "processes":
+        return t.bank(executor=2, **settings)
+    import distributed
+
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+        with distributed.Client(cluster) as client:
+            t.bank(executor=client.get_executor(), **settings)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,323 @@
+"""Simulations on executors and on disk: the same numbers wherever they run, and nothing lost that was written."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_kme as kme
+from numpyro_kme.simulations import Penalise, Retry, SimulationError, Simulations, StoreError, simulate
+
+KEY = jax.random.key(3)
+
+
+def noisy(rng, theta):
+    """Two normal draws around theta."""
+    return theta + rng.normal(size=2)
+
+
+def troubled(rng, theta, *, raises, nan, hangs, dies, deaf):
+    """A simulator that fails in four ways, at four values of theta."""
+    x = noisy(rng, theta)
+    if theta == raises:
+        raise OSError("disk full")
+    if theta == hangs:
+        if deaf:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+        time.sleep(300)
+    if theta == dies:
+        os._exit(1)
+    return x * np.nan if theta == nan else x
+
+
+def fragile(rng, theta):
+    """Fails at about a third of its draws, whatever theta."""
+    x = noisy(rng, theta)
+    if x[0] < theta - 0.4:
+        raise ArithmeticError("did not converge")
+    return x
+
+
+def in_jax(rng_key, theta):
+    return theta + jax.random.normal(rng_key, (2,), jnp.result_type(theta))
+
+
+def model_of(fn, **declared):
+    def model():
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        numpyro.deterministic("twice", 2 * theta)
+        numpyro.sample("x", kme.Simulator(fn, theta, **declared))
+
+    return model
+
+
+BLACK = dict(shape=(2,), dtype=float)
+NOISY = model_of(noisy, **BLACK)
+FRAGILE = model_of(fragile, **BLACK)
+
+
+def bank(model=NOISY, number=30, **settings):
+    return simulate(KEY, model, number, progress_bar=False, **settings)
+
+
+def assert_same(a, b):
+    np.testing.assert_array_equal(a.index, b.index)
+    for name in ("arguments", "x", "latents", "deterministics"):
+        for one, other in zip(jax.tree.leaves(getattr(a, name)), jax.tree.leaves(getattr(b, name)), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.fixture(scope="module")
+def here():
+    return bank()
+
+
+def test_threads_and_one_by_one(here):
+    with ThreadPoolExecutor(3) as executor:
+        assert_same(bank(executor=executor), here)
+        assert_same(bank(executor=executor, timeout=20.0), here)
+
+
+def test_loky(here):
+    loky = pytest.importorskip("loky")
+    executor = loky.get_reusable_executor(max_workers=2)
+    try:
+        assert_same(bank(executor=executor), here)
+    finally:
+        executor.shutdown(kill_workers=True)
+
+
+def test_a_dask_cluster(here):
+    distributed = pytest.importorskip("distributed")
+    settings = dict(n_workers=2, threads_per_worker=1, dashboard_address=None)
+    with distributed.LocalCluster(**settings) as cluster, distributed.Client(cluster) as client:
+        assert_same(bank(executor=client.get_executor()), here)
+
+
+@pytest.mark.parametrize("deaf", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_spawned_processes_that_die_hang_and_raise(here, deaf):
+    """Every simulation that does not fail by itself gives what it gives in this process."""
+    raises, nan, hangs, dies = here.arguments["x"][[3, 4, 11, 20], 0]
+    model = model_of(partial(troubled, raises=raises, nan=nan, hangs=hangs, dies=dies, deaf=deaf), **BLACK)
+    found = bank(model, executor=2, timeout=1.0, on_failure="skip")
+    assert found.failures == {"x: OSError": 1, "x: not finite": 1, "x: timeout": 1, "x: worker died": 1}
+    np.testing.assert_array_equal(found.index, np.delete(np.arange(30), [3, 4, 11, 20]))
+    np.testing.assert_array_equal(found.x["x"], here.x["x"][found.index])
+    np.testing.assert_array_equal(found.failed["theta"], here.latents["theta"][[3, 4, 11, 20]])
+
+
+def test_a_time_limit_in_this_process():
+    with pytest.raises(SimulationError, match="timeout"):
+        bank(model_of(sleepy, **BLACK), 2, timeout=0.2)
+
+
+def sleepy(rng, theta):
+    time.sleep(30)
+
+
+def test_retrying_draws_again_given_success():
+    found = bank(FRAGILE, 60, on_failure=Retry(20))
+    once = bank(FRAGILE, 60, on_failure="skip")
+    assert len(found) == 60 and not found.failures
+    np.testing.assert_array_equal(found.x["x"][once.index], once.x["x"])
+    with pytest.raises(SimulationError, match="did not converge"):
+        bank(FRAGILE, 60, on_failure=Retry(1))
+    assert len(bank(FRAGILE, 60, on_failure=Retry(1, then="skip"))) < 60
+
+
+def test_penalising_keeps_every_row():
+    found, skipped = bank(FRAGILE, 60, on_failure=Penalise(-99.0)), bank(FRAGILE, 60, on_failure="skip")
+    failed = np.setdiff1d(np.arange(60), skipped.index)
+    np.testing.assert_array_equal(np.flatnonzero(found.x["x"][:, 0] == -99.0), failed)
+    np.testing.assert_array_equal(found.failed["theta"], found.latents["theta"][failed])
+    assert sum(found.failures.values()) == len(failed) > 5
+
+
+@pytest.fixture
+def path(tmp_path):
+    pytest.importorskip("zarr")
+    return tmp_path / "sims.zarr"
+
+
+CALLS = []
+
+
+def counted(rng, theta):
+    CALLS.append(float(theta))
+    return noisy(rng, theta)
+
+
+COUNTED = model_of(counted, **BLACK)
+
+
+def test_a_store_gives_the_same_bank_and_is_read_back(here, path):
+    CALLS.clear()
+    first = bank(COUNTED, store=path)
+    again = bank(COUNTED, store=path)
+    assert len(CALLS) == 30
+    assert_same(first, here)
+    assert_same(again, here)
+    longer = bank(COUNTED, 70, store=path)
+    assert len(CALLS) == 70
+    assert_same(longer, bank(NOISY, 70))
+    assert_same(bank(COUNTED, 12, store=path), bank(NOISY, 12))
+
+
+def test_an_interrupted_run_goes_on(path):
+    CALLS.clear()
+    real = COUNTED
+    try:
+        globals()["noisy"], kept = _stopping_after(20), noisy
+        with pytest.raises(KeyboardInterrupt):
+            bank(real, store=path)
+    finally:
+        globals()["noisy"] = kept
+    assert_same(bank(real, store=path), bank(NOISY))
+    assert len(CALLS) == 31
+
+
+def _stopping_after(number):
+    original, calls = noisy, []
+
+    def stopping(rng, theta):
+        calls.append(theta)
+        if len(calls) > number:
+            raise KeyboardInterrupt
+        return original(rng, theta)
+
+    return stopping
+
+
+def test_jax_simulators_are_stored_too(path):
+    model = model_of(in_jax)
+    first = bank(model, 100, store=path)
+    assert_same(bank(model, 100, store=path), first)
+    assert_same(bank(model, 100), first)
+    assert_same(bank(model, 130, store=path), bank(model, 130))
+
+
+def test_failures_are_remembered(path):
+    first = bank(FRAGILE, 40, on_failure="skip", store=path)
+    again = bank(FRAGILE, 40, on_failure="skip", store=path)
+    assert_same(first, again)
+    assert again.failures == first.failures != {}
+    with pytest.raises(SimulationError, match="ArithmeticError"):
+        bank(FRAGILE, 40, store=path)
+
+
+def test_another_configuration_is_refused(path):
+    bank(store=path)
+    with pytest.raises(StoreError, match=r"another configuration.*key"):
+        simulate(jax.random.key(4), NOISY, 30, store=path, progress_bar=False)
+    with pytest.raises(StoreError, match="simulator x function: noisy in the store, fragile now"):
+        bank(FRAGILE, store=path)
+
+
+def test_a_store_is_an_arviz_file(here, path):
+    import xarray
+
+    bank(store=path)
+    tree = xarray.open_datatree(path, engine="zarr", consolidated=False)
+    np.testing.assert_array_equal(tree["prior"]["theta"].values[0], here.latents["theta"])
+    np.testing.assert_array_equal(tree["prior_predictive"]["x"].values[0], here.x["x"])
+    assert_same(Simulations.from_arviz(kme.Problem.read(NOISY), path), here)
+    assert_same(Simulations.from_arviz(kme.Problem.read(NOISY), tree), here)
+
+
+def test_the_file_of_an_engine_serves_another_run(tmp_path):
+    """Simulations go through an engine's InferenceData in netCDF and back."""
+    latents = {"theta": np.linspace(-1, 1, 40)}
+    groups = {"prior": {"theta": latents["theta"][None]}, "prior_predictive": {"x": np.ones((1, 40, 2))}}
+    from numpyro_kme import _arviz
+
+    _arviz.to_inference_data(groups).to_netcdf(str(tmp_path / "bank.nc"), engine="h5netcdf")
+    found = Simulations.from_arviz(kme.Problem.read(NOISY), tmp_path / "bank.nc")
+    np.testing.assert_array_equal(found.latents["theta"], latents["theta"])
+    np.testing.assert_array_equal(found.arguments["x"][:, 0], latents["theta"])
+
+
+def _truncate(path):
+    chunk = next(p for p in (path / "prior_predictive" / "x" / "c").rglob("*") if p.is_file())
+    chunk.write_bytes(chunk.read_bytes()[:20])
+
+
+def _flip(path):
+    chunk = next(p for p in (path / "simulations" / "arguments of x" / "c").rglob("*") if p.is_file())
+    data = bytearray(chunk.read_bytes())
+    data[len(data) // 2] ^= 1
+    chunk.write_bytes(bytes(data))
+
+
+def _garble(path):
+    (path / "zarr.json").write_text("{")
+
+
+def _pickle(path):
+    description = path / "prior" / "theta" / "zarr.json"
+    found = json.loads(description.read_text())
+    found["codecs"].append({"name": "numcodecs.pickle"})
+    description.write_text(json.dumps(found))
+
+
+def _forget(path):
+    shutil.rmtree(path / "simulations" / "status of x")
+
+
+def _replace(path):
+    shutil.rmtree(path)
+    path.mkdir()
+    (path / "notes.txt").write_text("not a store")
+
+
+@pytest.mark.parametrize("damage", [_truncate, _flip, _garble, _pickle, _forget, _replace])
+def test_damaged_stores_are_named(path, damage):
+    bank(store=path)
+    damage(path)
+    with pytest.raises(StoreError, match="is damaged: "):
+        bank(store=path)
+
+
+@pytest.mark.parametrize(
+    "settings, sentence",
+    [
+        (dict(timeout=0.0), "`timeout` must be a positive number"),
+        (dict(executor=0), "at least 1 process"),
+        (dict(on_failure="retry"), r"'skip', Retry\(...\)"),
+    ],
+)
+def test_bad_settings_are_explained(settings, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        bank(**settings)
+
+
+def test_executors_are_for_black_boxes():
+    with pytest.raises(ValueError, match="for black-box simulators"):
+        bank(model_of(in_jax), executor=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["processes", "dask"])
+def test_killed_at_any_moment(tmp_path, how):
+    """20 kills: the finished bank is that of an uninterrupted run."""
+    script = Path(__file__).parent / "killed_run.py"
+    for trial in range(20):
+        path = tmp_path / f"{trial}.zarr"
+        process = subprocess.Popen([sys.executable, script, how, path, "2000"], start_new_session=True)
+        time.sleep(np.random.default_rng(trial).uniform(6.0, 14.0))
+        os.killpg(process.pid, 9)
+        process.wait()
+        subprocess.run([sys.executable, script, how, path, "2000"], check=True, timeout=300)
+        assert_same(bank(NOISY, 2000, store=path), bank(NOISY, 2000))
