@@ -8,12 +8,12 @@ import test_execution as t
 def main(how, path, number):
     settings = dict(store=path, number=int(number))
     if how == "processes":
-        return t.bank(executor=2, **settings)
+        return t.bank(t.NAPPING, executor=2, **settings)
     import distributed
 
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
         with distributed.Client(cluster) as client:
-            t.bank(executor=client.get_executor(), **settings)
+            t.bank(t.NAPPING, executor=client.get_executor(), **settings)
 
 
 if __name__ == "__main__":

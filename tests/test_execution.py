@@ -19,7 +19,7 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_kme as kme
-from numpyro_kme.simulations import Penalise, Retry, SimulationError, Simulations, StoreError, simulate
+from numpyro_kme.simulations import Command, Penalise, Retry, SimulationError, Simulations, StoreError, simulate
 
 KEY = jax.random.key(3)
 
@@ -144,6 +144,9 @@ def test_penalising_keeps_every_row():
     np.testing.assert_array_equal(np.flatnonzero(found.x["x"][:, 0] == -99.0), failed)
     np.testing.assert_array_equal(found.failed["theta"], found.latents["theta"][failed])
     assert sum(found.failures.values()) == len(failed) > 5
+    assert found.describe_failures().startswith(
+        f"{len(failed)} of 60 ({len(failed) / 60:.1%}): {len(failed)} x: Arithm"
+    )
 
 
 @pytest.fixture
@@ -308,16 +311,60 @@ def test_executors_are_for_black_boxes():
         bank(model_of(in_jax), executor=2)
 
 
+PROGRAM = """
+import random, sys
+theta = float(open("params.txt").read())
+if theta > 1.2: sys.exit("theta is too large")
+random.seed(int(sys.argv[1]))
+open("output.txt", "w").write(f"{theta} {random.random()!r}")
+"""
+
+
+def test_programs_outside_python():
+    """Each call has its own folder and seed; what the program says is in the failure."""
+    command = Command((sys.executable, "-S", "-c", PROGRAM, "{seed}"))
+    model = model_of(command, **BLACK)
+    found, again = (bank(model, 12, on_failure="skip", executor=e) for e in (None, ThreadPoolExecutor(3)))
+    assert_same(found, again)
+    np.testing.assert_array_equal(found.x["x"][:, 0], found.arguments["x"][:, 0])
+    assert len(np.unique(found.x["x"][:, 1])) == len(found)
+    rng = np.random.default_rng(0)
+    with pytest.raises(RuntimeError, match="theta is too large"):
+        command(rng, np.array(1.5))
+    with pytest.raises(subprocess.TimeoutExpired):
+        Command(("sleep", "20"), timeout=0.1)(rng, np.array(1.5))
+    with pytest.raises(ValueError, match="tuple of strings"):
+        Command("run me")
+
+
+def napping(rng, theta):
+    """As `noisy`, in 5 ms, and leaves a byte for each call in a file."""
+    with open(os.environ["CALLS_LOG"], "ab") as log:
+        log.write(b".")
+    time.sleep(0.005)
+    return noisy(rng, theta)
+
+
+NAPPING = model_of(napping, **BLACK)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["processes", "dask"])
-def test_killed_at_any_moment(tmp_path, how):
-    """20 kills: the finished bank is that of an uninterrupted run."""
+def test_killed_at_any_moment(tmp_path, how, monkeypatch):
+    """20 kills: the finished bank is that of an uninterrupted run, and what was written is not simulated again."""
+    pytest.importorskip("zarr")
     script = Path(__file__).parent / "killed_run.py"
+    truth = bank(NOISY, 2000)
     for trial in range(20):
-        path = tmp_path / f"{trial}.zarr"
-        process = subprocess.Popen([sys.executable, script, how, path, "2000"], start_new_session=True)
-        time.sleep(np.random.default_rng(trial).uniform(6.0, 14.0))
+        path, log = tmp_path / f"{trial}.zarr", tmp_path / f"{trial}.log"
+        monkeypatch.setenv("CALLS_LOG", str(log))
+        command = [sys.executable, script, how, path, "2000"]
+        process = subprocess.Popen(command, start_new_session=True)
+        while not log.exists():
+            time.sleep(0.05)
+        time.sleep(np.random.default_rng(trial).uniform(0.0, 6.0))
         os.killpg(process.pid, 9)
         process.wait()
-        subprocess.run([sys.executable, script, how, path, "2000"], check=True, timeout=300)
-        assert_same(bank(NOISY, 2000, store=path), bank(NOISY, 2000))
+        subprocess.run(command, check=True, timeout=300)
+        assert_same(bank(NAPPING, 2000, store=path), truth)
+        assert log.stat().st_size - 2000 <= 200

@@ -31,8 +31,10 @@ def training_table(simulations: Simulations, problem: Problem, site: str) -> tup
 def groups(simulations: Simulations, problem: Problem) -> dict[str, dict[str, np.ndarray]]:
     """The simulations and the observation as ArviZ groups."""
     chain = lambda tree: {name: np.asarray(value)[None] for name, value in tree.items()}  # noqa: E731
+    failed = {"failed_simulations": chain(simulations.failed)} if simulations.failures else {}
     return {
         "prior": chain({**simulations.latents, **simulations.deterministics}),
         "prior_predictive": chain(simulations.x),
         "observed_data": problem.observations,
+        **failed,
     }

@@ -177,7 +177,7 @@ class KELFI(Engine):
                 info[f"prior mean of {site}"] = np.asarray(mean)
                 info[f"prior sd of {site}"] = np.sqrt(np.diagonal(covariance))
         if self.simulations.failures:
-            info["simulations left out"] = str(dict(self.simulations.failures))
+            info["simulations that failed"] = self.simulations.describe_failures()
         info |= drawn.info
         with suppress(ValueError):
             for fitted in self.likelihoods.values():

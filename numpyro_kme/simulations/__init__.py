@@ -1,8 +1,19 @@
 """Simulations {(theta_j, x_j)} of a model: drawn, run anywhere, kept on disk, never lost in silence."""
 
 from numpyro_kme.simulations.bank import Simulations
+from numpyro_kme.simulations.command import Command
 from numpyro_kme.simulations.failures import Failure, Penalise, Retry, SimulationError
 from numpyro_kme.simulations.simulate import simulate
 from numpyro_kme.simulations.store import Store, StoreError
 
-__all__ = ["Failure", "Penalise", "Retry", "SimulationError", "Simulations", "Store", "StoreError", "simulate"]
+__all__ = [
+    "Command",
+    "Failure",
+    "Penalise",
+    "Retry",
+    "SimulationError",
+    "Simulations",
+    "Store",
+    "StoreError",
+    "simulate",
+]

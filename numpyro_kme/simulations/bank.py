@@ -22,6 +22,7 @@ class Simulations:
         index: Number of each simulation in its run, `(m,)`.
         failures: How many simulations failed, by site and reason.
         failed: Latents of the simulations that failed, `{latent: (f, *shape)}`: where in the prior.
+        attempted: How many simulations there were with those that failed; 0 if that is not known.
     """
 
     arguments: Arrays
@@ -31,6 +32,7 @@ class Simulations:
     index: np.ndarray = field(default_factory=lambda: np.arange(0))
     failures: Mapping[str, int] = field(default_factory=dict)
     failed: Arrays = field(default_factory=dict)
+    attempted: int = 0
 
     def __post_init__(self):
         if not len(self.index):
@@ -38,6 +40,18 @@ class Simulations:
 
     def __len__(self) -> int:
         return len(self.index)
+
+    def describe_failures(self) -> str:
+        """How many simulations failed, why, and where: means and standard deviations of scalar latents, all and failed."""
+        number = sum(self.failures.values())
+        total = self.attempted or len(self)
+        reasons = ", ".join(f"{count} {reason}" for reason, count in self.failures.items())
+        where = [
+            f"{name} {_spread(value)} where all others are {_spread(self.latents[name])}"
+            for name, value in self.failed.items()
+            if np.ndim(value) == 1 and len(value)
+        ]
+        return f"{number} of {total} ({number / total:.1%}): {reasons}" + (f"; at {', '.join(where)}" if where else "")
 
     @classmethod
     def from_table(cls, arguments: Any, x: Any, *, site: str = "x") -> "Simulations":
@@ -107,7 +121,11 @@ class Simulations:
         )
         failures = {} if sound.all() else {"not finite": int(np.sum(~sound))}
         failed = {name: value[~sound] for name, value in latents.items()}
-        return replace(bank, index=np.flatnonzero(sound), failures=failures, failed=failed)
+        return replace(bank, index=np.flatnonzero(sound), failures=failures, failed=failed, attempted=len(sound))
+
+
+def _spread(values) -> str:
+    return f"{np.mean(values):.3g} +- {np.std(values):.2g}"
 
 
 def _variables(group: Arrays, names, what: str) -> dict[str, np.ndarray]:

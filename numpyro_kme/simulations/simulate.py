@@ -144,6 +144,7 @@ def _gather(draws: Draws, x, errors, on_failure: OnFailure) -> Simulations:
         index=np.flatnonzero(kept),
         failures=dict(failures),
         failed=_rows(draws.latents, ~sound),
+        attempted=total,
     )
 
 
