@@ -11,9 +11,9 @@ def main(how, path, number):
         return t.bank(t.NAPPING, executor=2, **settings)
     import distributed
 
-    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
-        with distributed.Client(cluster) as client:
-            t.bank(t.NAPPING, executor=client.get_executor(), **settings)
+    settings_of_cluster = dict(n_workers=2, threads_per_worker=1, dashboard_address=None)
+    with distributed.LocalCluster(**settings_of_cluster) as cluster, distributed.Client(cluster) as client:
+        t.bank(t.NAPPING, executor=client.get_executor(), **settings)
 
 
 if __name__ == "__main__":
