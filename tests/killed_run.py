@@ -2,7 +2,10 @@
 
 import sys
 
+import jax
 import test_execution as t
+
+jax.config.update("jax_enable_x64", True)
 
 
 def main(how, path, number):
