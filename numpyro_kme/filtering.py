@@ -1,0 +1,114 @@
+"""Kernel Bayes filtering: hidden states of a time series from one path on which states were seen, without a model."""
+
+import jax
+import numpy as np
+
+from numpyro_kme import _checks, low_rank
+from numpyro_kme._linalg import Array
+from numpyro_kme.kernel_bayes import update
+from numpyro_kme.kernels.base import Kernel, Points, num_points, register
+from numpyro_kme.low_rank import LowRank
+
+
+@register
+class KernelBayesFilter:
+    r"""A nonparametric filter, learnt from a path of states and observations $(X_1, Y_1), \ldots, (X_{T+1}, Y_{T+1})$.
+
+    The law of the state at each time is a signed weighting $\alpha$ of the states $X_1, \ldots, X_T$:
+
+    $$ \mu^{(t+1)} = (G_X + T \varepsilon I)^{-1} G_{X X_{+1}} (G_X + T \varepsilon I)^{-1} G_X\, \alpha^{(t)}, \qquad
+       \alpha^{(t+1)} = R(\mu^{(t+1)})\, k_Y(y_{t+1}), $$
+
+    with `R` of kernel Bayes' rule and $\alpha^{(1)} = (G_Y + T \varepsilon I)^{-1} k_Y(y_1)$. Low-rank factors make a step cost
+    `T r^2`. Make one with `fit`.
+
+    Args:
+        states: `X_1, ..., X_T`.
+        left: `V M`, `(T, r)`, with `M = (V'V + T eps I)^-1`.
+        transition: `V_{+1}' V M`, `(r, r)`.
+        features: `V`, `(T, r)`.
+        following: Features of `X_2, ..., X_{T+1}`, `(T, r)`.
+        observations: Features of observations.
+        regularisation: `(eps, delta)`.
+    References: Fukumizu, Song & Gretton (2013), JMLR 14, section 4.3.
+    """
+
+    states: Points
+    left: Array
+    transition: Array
+    features: Array
+    following: Array
+    observations: LowRank
+    regularisation: Array
+
+    @classmethod
+    def fit(
+        cls,
+        states: Points,
+        observations: Points,
+        kernel_state: Kernel,
+        kernel_observation: Kernel,
+        regularisation: float,
+        *,
+        delta: float | None = None,
+        tolerance: float = low_rank.TOLERANCE,
+        max_rank: int | None = None,
+    ) -> "KernelBayesFilter":
+        """Learn from one path of `T + 1` states and observations.
+
+        Args:
+            states, observations: In the order of time.
+            kernel_state, kernel_observation: Positive definite.
+            regularisation: `eps`.
+            delta: `2 eps` when left out.
+            tolerance, max_rank: Of the low-rank factors.
+        """
+        length = num_points(states) - 1
+        _checks.require(
+            length >= 2 and num_points(observations) == length + 1,
+            f"`states` and `observations` must be one path of at least 3 times each; got {length + 1} and {num_points(observations)}.",
+        )
+        _checks.positive("regularisation", regularisation)
+        first = jax.tree.map(lambda leaf: np.asarray(leaf)[:-1], (states, observations))
+        last = jax.tree.map(lambda leaf: np.asarray(leaf)[-1:], states)
+        of_states = LowRank.fit(kernel_state, first[0], tolerance=tolerance, max_rank=max_rank)
+        v = np.asarray(of_states.values)
+        following = np.concatenate([v[1:], of_states.features(last)])
+        inner = np.linalg.inv(v.T @ v + length * regularisation * np.eye(of_states.rank))
+        of_observations = LowRank.fit(kernel_observation, first[1], tolerance=tolerance, max_rank=max_rank)
+        both = np.array([regularisation, 2.0 * regularisation if delta is None else delta])
+        return cls(first[0], v @ inner, following.T @ v @ inner, v, following, of_observations, both)
+
+    def predict(self, weights: np.ndarray) -> np.ndarray:
+        """Weights of the law one step later, without an observation, `(T,)`. Cost: `T r`."""
+        return np.asarray(self.left) @ (np.asarray(self.transition) @ (np.asarray(self.features).T @ weights))
+
+    def filter(self, observations: Points) -> np.ndarray:
+        """Weights of the law of each state given the observations up to then, `(S, T)`. Cost: `S T r^2`."""
+        features = self.observations.features(observations)
+        factor = np.asarray(self.observations.values)
+        epsilon, delta = np.asarray(self.regularisation)
+        found = [low_rank.ridge(factor, len(factor) * epsilon, factor @ features[0])]
+        for phi in features[1:]:
+            found.append(update(self.predict(found[-1]), factor, delta)[0] @ phi)
+        return np.stack(found)
+
+    def smooth(self, filtered: np.ndarray) -> np.ndarray:
+        """Weights of the law of each state given all observations, `(S, T)`, from the filtered ones.
+
+        Backwards, kernel Bayes' rule with `(X_i, X_{i+1})` as the joint sample and the filtered law at `t` as the prior, applied
+        to the smoothed law at `t + 1`. Cost: `S T r^2`.
+        """
+        v = np.asarray(self.features)
+        following = np.asarray(self.following)
+        _, delta = np.asarray(self.regularisation)
+        found = [filtered[-1]]
+        for weights in filtered[-2::-1]:
+            prior = np.asarray(self.left) @ (v.T @ weights)
+            found.append(update(prior, following, delta)[0] @ (v.T @ found[-1]))
+        return np.stack(found[::-1])
+
+    def means(self, weights: np.ndarray) -> np.ndarray:
+        """Means of the state `(S, dim)` under weights `(S, T)`, normalised to a sum of one."""
+        totals = weights.sum(axis=1, keepdims=True)
+        return (weights / totals) @ np.asarray(self.states)

@@ -1,0 +1,201 @@
+"""Kernel Bayes' rule: embeddings of posteriors from a joint sample and an embedded prior, without any density."""
+
+import warnings
+
+import numpy as np
+from jax.typing import ArrayLike
+
+from numpyro_kme import _checks, _linalg, low_rank
+from numpyro_kme._linalg import Array
+from numpyro_kme.embeddings import MeanEmbedding
+from numpyro_kme.kernels.base import Kernel, Points, num_points, register
+from numpyro_kme.kernels.stationary import Gaussian
+from numpyro_kme.low_rank import LowRank
+
+MOST_INCREASES = 20
+"""How often a regularisation is doubled where a solve fails, before giving up."""
+
+
+def kernel_sum_rule(
+    prior: MeanEmbedding,
+    x: Points,
+    y: Points,
+    kernel_y: Kernel,
+    regularisation: float,
+    *,
+    tolerance: float = low_rank.TOLERANCE,
+) -> MeanEmbedding:
+    r"""Embed the marginal of `Y` when `X` has another law: $\hat m_Y = \sum_i \mu_i k_Y(\cdot, Y_i)$.
+
+    $\mu = (G_X + n \varepsilon I)^{-1} \hat m$, $\hat m_i = \sum_j \gamma_j k_X(X_i, U_j)$.
+
+    Args:
+        prior: $\sum_j \gamma_j k_X(\cdot, U_j)$; weights of any sign.
+        x, y: Joint sample, `n` points each.
+        kernel_y: Kernel of the result.
+        regularisation: `eps`.
+        tolerance: Of the low-rank factor of `G_X`.
+    References: Fukumizu, Song & Gretton (2013), JMLR 14, section 3.
+    """
+    n = _joint(x, y)
+    _checks.positive("regularisation", regularisation)
+    factor = LowRank.fit(prior.kernel, x, tolerance=tolerance)
+    return MeanEmbedding(kernel_y, y, low_rank.ridge(factor.values, n * regularisation, _values(prior, x)))
+
+
+@register
+class KernelBayesRule:
+    r"""The kernel Bayes' rule: posterior embeddings $\sum_i \rho_i k_X(\cdot, X_i)$, $\rho = R\, k_Y(y)$, for any `y`.
+
+    With $\mu = (G_X + n \varepsilon I)^{-1} \hat m$, $\Lambda = \mathrm{diag}(\mu)$ and $G_Y = U U^\top$,
+
+    $$ R = \Lambda G_Y \big((\Lambda G_Y)^2 + \delta I\big)^{-1} \Lambda = \Lambda U \big(C^2 + \delta I\big)^{-1} U^\top \Lambda, \qquad C = U^\top \Lambda U. $$
+
+    The second form is symmetric, needs one Cholesky factorisation of the size of the rank, and is exact for any factor `U`. Weights
+    are signed and do not sum to one exactly. Make one with `fit`.
+
+    Args:
+        kernel_x: Kernel on what is inferred.
+        x: Its sample, `n` points.
+        right: Features of the observations, with the low-rank factor of `G_Y`.
+        left: `Lambda U (C^2 + delta I)^-1 U' Lambda U`, `(n, r)`: weights are `left` times the features of `y`.
+        prior_weights: `mu`, `(n,)`.
+        regularisation: `eps` and `delta` that were used, `(2,)`.
+    References: Fukumizu, Song & Gretton (2013), JMLR 14, section 4. (Its equation 11 prints `mu` n times larger than its filter.)
+    """
+
+    kernel_x: Kernel
+    x: Points
+    right: LowRank
+    left: Array
+    prior_weights: Array
+    regularisation: Array
+
+    @classmethod
+    def fit(
+        cls,
+        x: Points,
+        y: Points,
+        kernel_y: Kernel,
+        prior: MeanEmbedding,
+        regularisation: float,
+        *,
+        delta: float | None = None,
+        tolerance: float = low_rank.TOLERANCE,
+    ) -> "KernelBayesRule":
+        """Prepare for any observation.
+
+        Args:
+            x, y: Joint sample, `n` points each, from any prior.
+            kernel_y: Kernel on observations.
+            prior: Embedding of the prior, whose kernel is that on `x`.
+            regularisation: `eps`; .01 / n in the paper.
+            delta: `2 eps` when left out.
+            tolerance: Of the low-rank factors of both Gram matrices.
+        Warns:
+            UserWarning: If `delta` had to be increased for the factorisation to succeed.
+        Cost: `n r^2`.
+        """
+        n = _joint(x, y)
+        _checks.positive("regularisation", regularisation)
+        delta = 2.0 * regularisation if delta is None else delta
+        _checks.positive("delta", delta)
+        of_x = LowRank.fit(prior.kernel, x, tolerance=tolerance)
+        mu = low_rank.ridge(of_x.values, n * regularisation, _values(prior, x))
+        right = LowRank.fit(kernel_y, y, tolerance=tolerance)
+        left, delta = update(mu, np.asarray(right.values), delta)
+        return cls(prior.kernel, x, right, left, mu, np.array([regularisation, delta]))
+
+    def weights(self, y: Points) -> np.ndarray:
+        """Weights `rho` at many observations, `(s, n)`. Cost: `s n r`."""
+        return self.right.features(y) @ np.asarray(self.left).T
+
+    def posterior(self, y: Points) -> MeanEmbedding:
+        """Embedding of the posterior at one observation, a bank of one point."""
+        _checks.require(
+            num_points(y) == 1, f"`y` must hold one observation, with a leading axis; it holds {num_points(y)}."
+        )
+        return MeanEmbedding(self.kernel_x, self.x, self.weights(y)[0])
+
+
+def update(mu: np.ndarray, factor: np.ndarray, delta: float) -> tuple[np.ndarray, float]:
+    """`Lambda U (C^2 + delta I)^-1 C`, `(n, r)`, and the `delta` used, doubled until the factorisation succeeds.
+
+    Multiplied by the features `phi` of an observation, for which `k_Y(y) = U phi`, it gives the weights `R k_Y(y)`.
+    """
+    scaled = mu[:, None] * factor
+    core = factor.T @ scaled
+    square = core @ core
+    for attempt in range(MOST_INCREASES):
+        tried = delta * 2.0**attempt
+        try:
+            cholesky = np.linalg.cholesky(square + tried * np.eye(len(square)))
+        except np.linalg.LinAlgError:
+            continue
+        if attempt:
+            warnings.warn(f"delta = {delta:.3g} is too small to factorise; {tried:.3g} was used.", stacklevel=3)
+        return scaled @ np.linalg.solve(cholesky.T, np.linalg.solve(cholesky, core)), tried
+    raise np.linalg.LinAlgError(
+        f"The matrix of kernel Bayes' rule cannot be factorised for delta from {delta:.3g} to {tried:.3g}: are weights or Gram "
+        "matrices finite?"
+    )
+
+
+def pre_image(embedding: MeanEmbedding, start: ArrayLike | None = None, *, max_steps: int = 200) -> np.ndarray:
+    r"""The point `x` whose feature is nearest to an embedding, `min_x |k(., x) - m|`, `(dim,)`.
+
+    For a Gaussian kernel, by the fixed point $x \leftarrow \sum_i \rho_i k(X_i, x) X_i / \sum_i \rho_i k(X_i, x)$, kept where
+    the embedding increases; it ends at a local maximum of the embedding, the mode of a smooth density.
+
+    Args:
+        embedding: With a Gaussian kernel and points `(n, dim)`.
+        start: `(dim,)`; the sample point at which the embedding is largest, when left out.
+        max_steps: Largest number of steps.
+    References: Mika et al. (1999); Fukumizu, Song & Gretton (2013), section 5.1.
+    """
+    points, weights = np.asarray(embedding.points, np.float64), np.asarray(embedding.weights, np.float64)
+    scale = np.asarray(_gaussian(embedding.kernel).length_scale, np.float64)
+
+    def height(x):
+        kernel = np.exp(-0.5 * np.sum(np.square((points - x) / scale), axis=1))
+        return weights @ kernel, kernel
+
+    if start is None:
+        values = _values(embedding, points)
+        start = points[int(np.argmax(values))]
+    x = np.asarray(start, np.float64)
+    value, kernel = height(x)
+    for _ in range(max_steps):
+        if not value > 0:
+            break
+        step = (weights * kernel) @ points / value - x
+        for shorter in (1.0, 0.5, 0.1, 0.01):
+            new_value, new_kernel = height(x + shorter * step)
+            if new_value >= value:
+                break
+        else:
+            break
+        x = x + shorter * step
+        done = np.max(np.abs(step) / scale) < 1e-9
+        value, kernel = new_value, new_kernel
+        if done:
+            break
+    return x
+
+
+def _gaussian(kernel):
+    _checks.require(
+        isinstance(kernel, Gaussian), f"The fixed point needs a Gaussian kernel; got {type(kernel).__name__}."
+    )
+    return kernel
+
+
+def _values(embedding: MeanEmbedding, points: Points) -> np.ndarray:
+    """The embedding at points, on the host in float64, `(n,)`."""
+    return np.asarray(_linalg.on_host(MeanEmbedding.__call__, embedding, points))
+
+
+def _joint(x, y) -> int:
+    n = num_points(x)
+    _checks.require(num_points(y) == n, f"`x` and `y` must hold as many points each; got {n} and {num_points(y)}.")
+    return n

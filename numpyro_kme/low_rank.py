@@ -1,0 +1,96 @@
+"""Pivoted incomplete Cholesky factors of Gram matrices: `G ~ U U'` with as few columns as a tolerance needs."""
+
+import jax
+import numpy as np
+
+from numpyro_kme import _checks, _linalg
+from numpyro_kme._linalg import Array
+from numpyro_kme.kernels.base import Kernel, Points, num_points, register
+
+TOLERANCE = 1e-10
+"""Share of the largest diagonal entry; small enough that what is left out is far below any regularisation here."""
+
+
+@register
+class LowRank:
+    """Features `phi(t) = W k(P, t)` of a kernel by its pivots `P`: `k(a, b) ~ phi(a)' phi(b)`, exact at the pivots.
+
+    Args:
+        kernel: `k`.
+        pivots: `(r, dim)`.
+        inverse: `W`, `(r, r)`: the inverse of the Cholesky factor of `k(P, P)`.
+        values: `U`, features of the points that it was made of, `(n, r)`; `G ~ U U'`.
+        residual: Largest diagonal entry of `G - U U'`.
+    """
+
+    kernel: Kernel
+    pivots: Points
+    inverse: Array
+    values: Array
+    residual: Array
+
+    @classmethod
+    def fit(
+        cls, kernel: Kernel, points: Points, *, tolerance: float = TOLERANCE, max_rank: int | None = None
+    ) -> "LowRank":
+        """Choose pivots greedily: each is the point that those before it explain worst.
+
+        Args:
+            kernel: Positive definite.
+            points: `(n, dim)`, or any pytree of points.
+            tolerance: Stop when no diagonal entry of the rest exceeds this share of the largest one of `G`. A failed or zero
+                pivot cannot occur: the matrix `U U'` is positive semi-definite at every rank.
+            max_rank: Stop at this rank at the latest.
+        Cost: `n r` kernel evaluations and `n r^2` operations; never an `(n, n)` matrix.
+        References: Fine & Scheinberg (2001), JMLR 2.
+        """
+        n = num_points(points)
+        _checks.require(tolerance > 0, f"`tolerance` must be positive; got {tolerance}.")
+        most = n if max_rank is None else min(max_rank, n)
+        with _linalg.float64():
+            kernel, points = _linalg.in_present_precision((kernel, points))
+            rest = np.array(kernel.diagonal(points), np.float64)
+            stop = tolerance * rest.max()
+            columns, chosen = np.zeros((min(most, 64), n)), []
+            while len(chosen) < most and rest.max() > stop:
+                rank, pivot = len(chosen), int(np.argmax(rest))
+                if rank == len(columns):
+                    columns = np.concatenate([columns, np.zeros((min(rank, most - rank), n))])
+                row = np.asarray(_row(kernel, points, pivot)) - columns[:rank, pivot] @ columns[:rank]
+                columns[rank] = row / np.sqrt(rest[pivot])
+                rest = np.maximum(rest - columns[rank] ** 2, 0.0)
+                chosen.append(pivot)
+                rest[chosen] = 0.0
+            values = columns[: len(chosen)].T.copy()
+            pivots = jax.tree.map(lambda leaf: np.asarray(leaf)[chosen], points)
+        inverse = np.linalg.solve(values[chosen], np.eye(len(chosen)))
+        return cls(_linalg.to_host(kernel), pivots, inverse, values, np.asarray(rest.max()))
+
+    @property
+    def rank(self) -> int:
+        """Number of pivots."""
+        return len(self.inverse)
+
+    def features(self, t: Points) -> np.ndarray:
+        """Features of other points, `(s, r)`."""
+        with _linalg.float64():
+            kernel, pivots, t = _linalg.in_present_precision((self.kernel, self.pivots, t))
+            return np.asarray(_gram(kernel, t, pivots)) @ np.asarray(self.inverse).T
+
+
+@jax.jit
+def _row(kernel, points, index):
+    point = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, index, 1), points)
+    return kernel.gram(point, points)[0]
+
+
+@jax.jit
+def _gram(kernel, x, y):
+    return kernel.gram(x, y)
+
+
+def ridge(factor: Array, added: float, right: np.ndarray) -> np.ndarray:
+    """`(U U' + c I)^-1 b` by Woodbury's formula, for `U` `(n, r)` and `b` `(n, ...)`. Cost: `n r^2`."""
+    factor = np.asarray(factor)
+    inner = factor.T @ factor + added * np.eye(factor.shape[1])
+    return (right - factor @ np.linalg.solve(inner, factor.T @ right)) / added

@@ -1,0 +1,177 @@
+"""Kernel Bayes' rule, its filter and low-rank factors: dense formulas, exact normal posteriors, brute force."""
+
+import numpy as np
+import pytest
+
+from numpyro_kme import MeanEmbedding, low_rank
+from numpyro_kme.filtering import KernelBayesFilter
+from numpyro_kme.kernel_bayes import KernelBayesRule, kernel_sum_rule, pre_image
+from numpyro_kme.kernels import Gaussian, Laplace
+from numpyro_kme.low_rank import LowRank
+
+
+def gram(a, b, scale):
+    return np.exp(-0.5 * np.sum(np.square((a[:, None] - b[None]) / scale), -1))
+
+
+def dense_rule(mu, gram_y, delta):
+    """R as printed."""
+    product = mu[:, None] * gram_y
+    return product @ np.linalg.solve(product @ product + delta * np.eye(len(mu)), np.diag(mu))
+
+
+@pytest.mark.parametrize("kernel", [Gaussian(0.8), Laplace(1.5)])
+def test_pivoted_cholesky(rng, kernel):
+    x, t = rng.normal(size=(120, 2)), rng.normal(size=(7, 2))
+    full = np.asarray(kernel.gram(x))
+    for tolerance in (1e-1, 1e-3, 1e-9):
+        factor = LowRank.fit(kernel, x, tolerance=tolerance)
+        rest = full - factor.values @ factor.values.T
+        assert np.diagonal(rest).min() > -1e-8 and np.diagonal(rest).max() <= tolerance + 1e-9
+        np.testing.assert_allclose(np.diagonal(rest).max(), factor.residual, atol=1e-8)
+        np.testing.assert_allclose(factor.features(x), factor.values, atol=1e-5)
+    exact = np.asarray(kernel.gram(t, x))
+    np.testing.assert_allclose(factor.features(t) @ factor.values.T, exact, atol=1e-4)
+    assert LowRank.fit(kernel, x, tolerance=1e-9, max_rank=5).rank == 5
+
+
+def test_woodbury(rng):
+    factor, right = rng.normal(size=(30, 4)), rng.normal(size=(30, 2))
+    expected = np.linalg.solve(factor @ factor.T + 0.3 * np.eye(30), right)
+    np.testing.assert_allclose(low_rank.ridge(factor, 0.3, right), expected, rtol=1e-10)
+
+
+@pytest.fixture
+def joint(rng):
+    x = rng.normal(size=(60, 2))
+    return x, x @ np.array([[1.0, 0.3], [0.0, 1.0]]) + 0.5 * rng.normal(size=(60, 2)), rng.normal(size=(9, 2))
+
+
+def test_weights_by_the_printed_formula(joint, rng):
+    """With signed prior weights; the low-rank path at tolerance 1e-12 against dense matrices."""
+    x, y, u = joint
+    gamma = rng.normal(size=9)
+    prior = MeanEmbedding(Gaussian(0.9), u, gamma)
+    eps, delta = 1e-3, 4e-3
+    rule = KernelBayesRule.fit(x, y, Gaussian(0.7), prior, eps, delta=delta, tolerance=1e-12)
+    mu = np.linalg.solve(gram(x, x, 0.9) + 60 * eps * np.eye(60), gram(x, u, 0.9) @ gamma)
+    np.testing.assert_allclose(rule.prior_weights, mu, rtol=1e-6, atol=1e-8)
+    seen = rng.normal(size=(4, 2))
+    expected = dense_rule(mu, gram(y, y, 0.7), delta) @ gram(y, seen, 0.7)
+    np.testing.assert_allclose(rule.weights(seen), expected.T, atol=1e-6)
+    posterior = rule.posterior(seen[:1])
+    np.testing.assert_allclose(np.asarray(posterior(u)), gram(u, x, 0.9) @ expected[:, 0], atol=1e-6)
+    values = rng.normal(size=60)
+    np.testing.assert_allclose(posterior.expectation(values), values @ expected[:, 0], atol=1e-5)
+
+
+def test_sum_rule_by_its_formula_and_on_normals(joint, rng):
+    x, y, u = joint
+    prior = MeanEmbedding(Gaussian(0.9), u)
+    found = kernel_sum_rule(prior, x, y, Gaussian(0.7), 1e-2)
+    expected = np.linalg.solve(gram(x, x, 0.9) + 0.6 * np.eye(60), gram(x, u, 0.9).mean(1))
+    np.testing.assert_allclose(found.weights, expected, rtol=1e-6, atol=1e-9)
+    x = rng.normal(size=(800, 1))
+    y = 0.7 * x + 0.5 * rng.normal(size=(800, 1))
+    found = kernel_sum_rule(
+        MeanEmbedding(Gaussian(1.0), 0.5 + 0.6 * rng.normal(size=(500, 1))), x, y, Gaussian(1.0), 1e-4
+    )
+    t = np.linspace(-1.5, 2, 8)
+    variance = 0.7**2 * 0.36 + 0.25
+    exact = np.sqrt(1 / (1 + variance)) * np.exp(-0.5 * (t - 0.35) ** 2 / (1 + variance))
+    np.testing.assert_allclose(np.asarray(found(t[:, None])), exact, atol=0.08)
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+def test_posterior_means_on_normals(rng, dim):
+    """Joint sample from one prior, posterior under another: the exact normal posterior, and not the joint sample's."""
+    n, noise, prior_sd = 600, 0.6, 0.5
+    x = rng.normal(size=(n, dim)) * 1.2
+    y = x + noise * rng.normal(size=(n, dim))
+    prior = MeanEmbedding(Gaussian(1.0), 0.4 + prior_sd * rng.normal(size=(n, dim)))
+    rule = KernelBayesRule.fit(x, y, Gaussian(0.8), prior, 0.01 / n)
+    seen = rng.uniform(-0.5, 1.2, size=(20, dim))
+    weights = rule.weights(seen)
+    means = weights @ x / weights.sum(1, keepdims=True)
+    gain = prior_sd**2 / (prior_sd**2 + noise**2)
+    exact = 0.4 + gain * (seen - 0.4)
+    without = 1.44 / (1.44 + noise**2) * seen
+    assert np.mean((means - exact) ** 2) < 0.35 * np.mean((without - exact) ** 2)
+
+
+def test_pre_image(rng):
+    x, weights = rng.normal(size=(40, 2)), rng.normal(size=40)
+    embedding = MeanEmbedding(Gaussian(0.8), x, weights)
+    axis = np.linspace(-4, 4, 161)
+    grid = np.stack(np.meshgrid(axis, axis), -1).reshape(-1, 2)
+    best = grid[np.argmax(np.asarray(embedding(grid)))]
+    assert np.asarray(embedding(pre_image(embedding)[None]))[0] >= np.asarray(embedding(best[None]))[0] - 1e-6
+    np.testing.assert_allclose(pre_image(embedding, best), best, atol=0.06)
+    with pytest.raises(ValueError, match="needs a Gaussian kernel; got Laplace"):
+        pre_image(MeanEmbedding(Laplace(1.0), x))
+
+
+def rotation(rng, length):
+    """A noisy rotation of the plane, seen through noise."""
+    states = [np.array([1.0, 0.0])]
+    for _ in range(length):
+        angle = np.arctan2(states[-1][1], states[-1][0]) + 0.3
+        states.append(np.array([np.cos(angle), np.sin(angle)]) + 0.1 * rng.normal(size=2))
+    states = np.stack(states)
+    return states, states + 0.3 * rng.normal(size=states.shape)
+
+
+def test_filter_by_dense_formulas(rng):
+    states, seen = rotation(rng, 50)
+    _, new = rotation(rng, 5)
+    eps, delta, sx, sy = 1e-3, 2e-3, 0.7, 0.6
+    found = KernelBayesFilter.fit(states, seen, Gaussian(sx), Gaussian(sy), eps, delta=delta, tolerance=1e-13)
+    x, following, y, n = states[:-1], states[1:], seen[:-1], 50
+    gram_x, gram_y = gram(x, x, sx), gram(y, y, sy)
+    ridge = np.linalg.inv(gram_x + n * eps * np.eye(n))
+    alphas = [np.linalg.solve(gram_y + n * eps * np.eye(n), gram(y, new[:1], sy)[:, 0])]
+    mus = []
+    for t in range(1, len(new)):
+        mus.append(ridge @ gram(x, following, sx) @ ridge @ gram_x @ alphas[-1])
+        alphas.append(dense_rule(mus[-1], gram_y, delta) @ gram(y, new[t : t + 1], sy)[:, 0])
+    filtered = found.filter(new)
+    np.testing.assert_allclose(found.predict(filtered[0]), mus[0], atol=1e-5)
+    np.testing.assert_allclose(filtered, np.stack(alphas), atol=1e-5)
+    smoothed = [alphas[-1]]
+    for alpha in alphas[-2::-1]:
+        prior = ridge @ gram_x @ alpha
+        operator = dense_rule(prior, gram(following, following, sx), delta)
+        smoothed.append(operator @ gram(following, x, sx) @ smoothed[-1])
+    np.testing.assert_allclose(found.smooth(filtered), np.stack(smoothed[::-1]), atol=1e-4)
+
+
+def test_filter_and_smoother_improve_on_the_observations(rng):
+    states, seen = rotation(rng, 400)
+    truth, new = rotation(rng, 60)
+    found = KernelBayesFilter.fit(states, seen, Gaussian(0.5), Gaussian(0.6), 1e-4, tolerance=1e-4)
+    filtered = found.filter(new)
+    raw, mean, smooth = (
+        np.mean((e - truth) ** 2) for e in (new, found.means(filtered), found.means(found.smooth(filtered)))
+    )
+    assert mean < 0.75 * raw
+    assert smooth < 0.75 * raw
+
+
+@pytest.mark.parametrize(
+    "call, sentence",
+    [
+        (
+            lambda x: KernelBayesRule.fit(x, x[:3], Gaussian(1.0), MeanEmbedding(Gaussian(1.0), x), 1e-3),
+            "as many points each; got 20 and 3",
+        ),
+        (
+            lambda x: KernelBayesRule.fit(x, x, Gaussian(1.0), MeanEmbedding(Gaussian(1.0), x), 0.0),
+            "`regularisation` must be positive",
+        ),
+        (lambda x: KernelBayesFilter.fit(x[:2], x[:2], Gaussian(1.0), Gaussian(1.0), 1e-3), "at least 3 times"),
+        (lambda x: LowRank.fit(Gaussian(1.0), x, tolerance=-1.0), "`tolerance` must be positive; got -1.0"),
+    ],
+)
+def test_bad_input_gets_a_sentence(rng, call, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        call(rng.normal(size=(20, 2)))

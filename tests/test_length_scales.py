@@ -1,0 +1,72 @@
+"""Bayesian kernel learning: quadrature, a dense covariance, volumes by autodiff, and the grid of Gaussians."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from numpyro_kme.kernels import Gaussian, median_heuristic
+from numpyro_kme.length_scales import (
+    learn_length_scale,
+    log_pseudo_likelihood,
+    shrunk_embedding,
+    smoothed_kernel,
+    spread_out,
+)
+
+
+def test_smoothed_kernel_by_quadrature(rng):
+    x, y, s, eta = rng.normal(size=(3, 2)), rng.normal(size=(4, 2)), 0.7, 1.3
+    axis = np.linspace(-8, 8, 321)
+    u = np.stack(np.meshgrid(axis, axis), -1).reshape(-1, 2)
+    k = lambda a: np.exp(-0.5 * np.sum((a[:, None] - u[None]) ** 2, -1) / s**2)  # noqa: E731
+    weight = np.exp(-0.5 * np.sum(u**2, -1) / eta**2) * (axis[1] - axis[0]) ** 2
+    np.testing.assert_allclose(smoothed_kernel(x, y, s, eta), (k(x) * weight) @ k(y).T, rtol=1e-8)
+
+
+def test_pseudo_likelihood_by_a_dense_normal(rng):
+    x, z, s, tau, eta = rng.normal(size=(6, 2)), rng.normal(size=(4, 2)), 0.8, 0.3, 1.5
+    feature = lambda point: Gaussian(s).gram(point[None], jnp.asarray(z))[0]  # noqa: E731
+    phi = np.asarray(jax.vmap(feature)(jnp.asarray(x)))
+    covariance = np.kron(np.ones((6, 6)), np.asarray(smoothed_kernel(z, z, s, eta))) + tau**2 * np.eye(24)
+    expected = stats.multivariate_normal.logpdf(phi.ravel(), np.zeros(24), covariance)
+    jacobians = np.asarray(jax.vmap(jax.jacfwd(feature))(jnp.asarray(x)))
+    expected += sum(0.5 * np.linalg.slogdet(j.T @ j)[1] for j in jacobians)
+    np.testing.assert_allclose(log_pseudo_likelihood(x, z, s, tau, eta), expected, rtol=1e-9)
+
+
+def test_finds_the_local_scale_of_a_grid_of_gaussians(rng):
+    """The published check: about .85 where the median heuristic says about 20."""
+    centres = 10.0 * np.stack(np.meshgrid(np.arange(5), np.arange(5)), -1).reshape(-1, 2)
+    x = centres[rng.integers(25, size=500)] + rng.normal(size=(500, 2))
+    found = learn_length_scale(jax.random.key(0), x)
+    assert 15 < median_heuristic(x) < 30
+    assert 0.4 < found.length_scale < 2.0
+    assert found.log_likelihood == found.candidates[:, 1].max()
+
+
+def test_shrinkage_by_its_definition(rng):
+    """The posterior of a normal with covariance r, observed with noise tau^2 / n, as a regression by hand; data far from
+    every point shrink to 0."""
+    x, t, s, tau, eta = rng.normal(size=(30, 1)), np.linspace(-2, 2, 5)[:, None], 0.8, 0.5, 1.2
+    mean, covariance = shrunk_embedding(x, t, s, tau, eta)
+    r, precision = np.asarray(smoothed_kernel(t, t, s, eta)), 30 / tau**2 * np.eye(5)
+    expected = np.linalg.inv(np.linalg.inv(r) + precision)
+    np.testing.assert_allclose(covariance, expected, atol=1e-8)
+    np.testing.assert_allclose(mean, expected @ precision @ np.asarray(Gaussian(s).gram(t, x)).mean(1), rtol=1e-6)
+
+
+def test_landmarks_are_spread_out(rng):
+    x = np.concatenate([rng.normal(size=(50, 2)), 30 + rng.normal(size=(50, 2))])
+    found = spread_out(jax.random.key(0), x, 4)
+    assert found.shape == (4, 2) and 1 <= np.sum(found[:, 0] > 15) <= 3
+
+
+@pytest.mark.parametrize(
+    "x, sentence",
+    [(np.ones((5, 2)), "constant column"), (np.full((5, 1), np.nan), "finite"), (np.ones((1, 2)), "at least 2")],
+)
+def test_bad_input_gets_a_sentence(x, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        learn_length_scale(jax.random.key(0), x)
