@@ -3,11 +3,16 @@
 from collections.abc import Callable, Mapping
 
 import numpyro
+from jax.typing import ArrayLike
 from numpyro.distributions.distribution import Distribution
 from numpyro.primitives import Messenger
 
 from numpyro_kme import _checks, _compat
+from numpyro_kme.generalized import generalized_bayes
+from numpyro_kme.kernel_means.distribution import KernelMeansLikelihood
 from numpyro_kme.simulator import Simulator
+
+__all__ = ["generalized_bayes", "surrogate", "uncondition_simulators"]
 
 Likelihood = Callable[..., Distribution]
 """A function of a simulator's parameters; those of a batch of calls have leading batch dimensions."""
@@ -23,9 +28,13 @@ class surrogate(Messenger):
 
     Observe inside: `surrogate(condition(model, data), likelihoods)`, or pass the observation to the model.
 
+    Under plates one likelihood of single calls serves everything: where parameters vary along the plate, each
+    group is scored at its own; where they do not, the plate holds independent draws, and their log densities
+    add up. To compare such a data set as a whole, make it one event of the simulator.
+
     Args:
         model: A model with `Simulator` sites.
-        likelihoods: `{site: f}`, where `f(*params)` is a distribution: a fitted surrogate, or any function.
+        likelihoods: `{site: f}`, where `f(*params)` is a distribution: a `FittedLikelihood`, or any function.
             It gets the simulator's parameters, all with the leading dimensions in which one of them varies
             along plates.
     Raises:
@@ -72,8 +81,10 @@ class surrogate(Messenger):
             f"Site {name!r} is an observed simulator without a likelihood: add {name!r} to `likelihoods`, "
             f"which has {sorted(self.likelihoods)}, or do not observe it.",
         )
-        likelihood = self.likelihoods[name]
-        msg["fn"] = _compat.rewrapped(msg["fn"], lambda simulator: _density(name, likelihood, simulator))
+        likelihood, value = self.likelihoods[name], msg["value"]
+        msg["fn"] = _compat.rewrapped(
+            msg["fn"], lambda simulator: _density(name, likelihood, simulator, value)
+        )
 
 
 class uncondition_simulators(Messenger):
@@ -86,14 +97,23 @@ class uncondition_simulators(Messenger):
 
     def process_message(self, msg):
         """Forget the observation of a simulator site, and ask for a key."""
-        if msg["type"] == "sample" and msg["is_observed"] and isinstance(_compat.innermost(msg["fn"]), Simulator):
+        if (
+            msg["type"] == "sample"
+            and msg["is_observed"]
+            and isinstance(_compat.innermost(msg["fn"]), Simulator)
+        ):
             msg["is_observed"], msg["value"] = False, None
             if msg["kwargs"]["rng_key"] is None:
                 msg["kwargs"]["rng_key"] = numpyro.prng_key()
 
 
-def _density(name: str, likelihood: Likelihood, simulator: Simulator) -> Distribution:
-    fn = likelihood(*simulator.broadcast_params(simulator.groups))
+def _density(name: str, likelihood: Likelihood, simulator: Simulator, value: ArrayLike) -> Distribution:
+    try:
+        fn = likelihood(*simulator.broadcast_params(simulator.groups))
+    except ValueError as error:
+        raise ValueError(
+            f"The likelihood of site {name!r} does not take the simulator's parameters: {error}"
+        ) from error
     _checks.require(
         isinstance(fn, Distribution),
         f"The likelihood of site {name!r} gave a {type(fn).__name__}; it must give a numpyro Distribution.",
@@ -102,13 +122,25 @@ def _density(name: str, likelihood: Likelihood, simulator: Simulator) -> Distrib
     _checks.require(
         fn.event_shape == simulator.event_shape,
         f"The likelihood of site {name!r} has event shape {fn.event_shape}, the simulator `{simulator.name}` "
-        f"has {simulator.event_shape}. Use .to_event(n) if entries of one output are batch dimensions of the "
-        "likelihood.",
+        f"has {simulator.event_shape}. {_advice(fn, simulator)}",
     )
     padded = (1,) * (len(simulator.batch_shape) - len(fn.batch_shape)) + fn.batch_shape
     _checks.require(
-        len(padded) == len(simulator.batch_shape) and all(a in (1, b) for a, b in zip(padded, simulator.batch_shape)),
+        len(padded) == len(simulator.batch_shape)
+        and all(a in (1, b) for a, b in zip(padded, simulator.batch_shape)),
         f"The likelihood of site {name!r} has batch shape {fn.batch_shape}, the simulator `{simulator.name}` "
         f"has {simulator.batch_shape}, one for each call.",
     )
+    if isinstance(fn, KernelMeansLikelihood):
+        fn = fn.observing(value)
     return fn.expand(simulator.batch_shape)
+
+
+def _advice(fn: Distribution, simulator: Simulator) -> str:
+    if fn.event_shape == simulator.batch_shape + simulator.event_shape:
+        return (
+            "Along a plate, draws that share their parameters are scored one by one. If the likelihood was learnt from "
+            "whole data sets, make the data set one event of the simulator, outside the plate; if the plate holds "
+            "independent draws, learn the likelihood from single draws."
+        )
+    return "Use .to_event(n) if entries of one output are batch dimensions of the likelihood."

@@ -1,6 +1,7 @@
 """A model as two functions of one unconstrained vector: log prior and log likelihood."""
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -86,7 +87,9 @@ class Unconstrained:
         zero = jnp.zeros(())
         prior = sum((value for name, value in log_probs.items() if name in self.shapes), zero)
         likelihood = sum((value for name, value in log_probs.items() if name not in self.shapes), zero)
-        return {name: sites[name]["value"] for name in self.shapes}, Terms(prior, given.log_jacobian, likelihood)
+        return {name: sites[name]["value"] for name in self.shapes}, Terms(
+            prior, given.log_jacobian, likelihood
+        )
 
 
 class _Given(Messenger):
@@ -121,10 +124,27 @@ class _Constrained(Messenger):
 
 def _run(model, args, kwargs, messenger):
     messenger.fn = PresentPrecision(handlers.seed(model, random.key(0)))
-    args, kwargs = in_present_precision((args, dict(kwargs)))
+    args, kwargs = _constants((args, dict(kwargs)))
     with handlers.block(), handlers.trace() as trace:
         messenger(*args, **kwargs)
     return trace
+
+
+def _constants(tree):
+    """NumPy arrays in the precision in force, as constants even while JAX is tracing, so that what depends on them alone is
+    prepared once and not at each evaluation.
+
+    A thread of its own has no trace.
+    """
+    if not any(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(tree)):
+        return tree
+
+    def convert(x64):
+        with jax.enable_x64(x64):
+            return in_present_precision(tree)
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(convert, jax.config.jax_enable_x64).result()
 
 
 def _log_prob(site):

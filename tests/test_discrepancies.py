@@ -7,6 +7,7 @@ import pytest
 
 from numpyro_kme import kernels as K
 from numpyro_kme.discrepancies import squared_mmd
+from numpyro_kme.kernels.exponents import ExpProduct, factors
 
 
 def gaussian_gram(x, y, l):
@@ -169,3 +170,25 @@ def test_bad_input():
     with pytest.raises(ValueError, match="have a sum of squares of 1, so the unbiased estimate divides by zero"):
         squared_mmd(kernel, x, y, y_weights=np.array([1.0, 0.0, 0.0]))
     squared_mmd(kernel, x, y[:1], unbiased=False)
+
+
+@pytest.mark.parametrize("far", [0.0, 300.0])
+def test_points_far_away_cost_no_digits_in_single_precision(far, rng):
+    """Two tight clouds `far` length scales apart: multiplied-out distances would lose them in float32."""
+    x = np.concatenate([rng.normal(size=(30, 2)), rng.normal(size=(30, 2)) + far])
+    y = x + 0.7
+    exact = double_loop(x, y, *[np.full(60, 1 / 60)] * 2, np.ones(2), True)
+    single = squared_mmd(K.Gaussian(np.float32(1.0)), *(np.float32(points) for points in (x, y)))
+    assert single.dtype == np.float32
+    np.testing.assert_allclose(single, exact, rtol=2e-4)
+
+
+def test_factored_gaussian_is_the_gaussian(rng):
+    x, y, kernel = rng.normal(size=(6, 3)) + 40.0, rng.normal(size=(5, 3)) + 40.0, K.Gaussian(np.array([0.5, 1.0, 2.0]))
+    left, right, precise = factors(kernel, jnp.asarray(x), jnp.asarray(y))
+    np.testing.assert_allclose(ExpProduct().gram(left, right), kernel.gram(x, y), rtol=1e-12)
+    np.testing.assert_allclose(ExpProduct().gram(left), kernel.gram(x), rtol=1e-12)
+    one = jax.tree.map(lambda leaf: leaf[0], (left, right))
+    np.testing.assert_allclose(ExpProduct().pair(*one), kernel.pair(x[0], y[0]), rtol=1e-12)
+    assert bool(precise)
+    assert not bool(factors(kernel, jnp.asarray(x * 1e9), jnp.asarray(y))[2])

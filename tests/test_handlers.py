@@ -14,8 +14,17 @@ from numpyro.infer import MCMC, NUTS, Predictive, log_likelihood
 from numpyro.infer.inspect import get_model_relations
 from numpyro.infer.util import log_density
 
+from numpyro_kme.coordinates import Coordinates
 from numpyro_kme.handlers import surrogate, uncondition_simulators
+from numpyro_kme.kernel_means.base import LikelihoodAt, Surrogate
+from numpyro_kme.kernel_means.distribution import FittedLikelihood, fit_likelihood
+from numpyro_kme.kernel_means.objectives import Hyperparameters
+from numpyro_kme.kernel_means.published import KernelMeans
+from numpyro_kme.kernels import Gaussian
+from numpyro_kme.kernels.base import register
 from numpyro_kme.simulator import Simulator
+from numpyro_kme.surrogate_check import check_surrogate
+from numpyro_kme.unconstrained import Unconstrained
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", FutureWarning)
@@ -206,3 +215,195 @@ def test_engines_of_both_kinds_can_share_a_model():
     both = uncondition_simulators(surrogate(model, {"x": normal}))
     trace = handlers.trace(handlers.seed(both, 0)).get_trace(X, Y)
     assert trace["x"]["is_observed"] and not isinstance(trace["x"]["fn"], Simulator)
+
+
+@register
+class NormalAt(LikelihoodAt):
+    """N(y; location, scale) as a function of coordinates, for arguments (location (2,), log scale)."""
+
+    coordinates: Coordinates
+    y: jax.Array
+
+    @property
+    def data(self):
+        return self.y
+
+    def signed_log(self, z):
+        return jnp.ones(()), self.log_density(z)
+
+    def log_density(self, z):
+        arguments = self.coordinates.inverse(z)
+        return dist.Normal(arguments[:2], jnp.exp(arguments[2])).log_prob(jnp.asarray(self.y)).sum()
+
+
+@register
+class ExactSurrogate(Surrogate):
+    coordinates: Coordinates
+
+    dim = 3
+    num_simulations = 0
+
+    def at(self, y):
+        return NormalAt(self.coordinates, y if isinstance(y, jax.core.Tracer) else np.asarray(y, np.float64))
+
+    def describe(self):
+        return {}
+
+
+TABLE = np.random.default_rng(1).normal(size=(50, 3))
+EXACT = FittedLikelihood(
+    ExactSurrogate(Coordinates.standardise(TABLE)), Coordinates.standardise(TABLE), (2,), TABLE
+)
+
+
+def scaled(key, location, log_scale):
+    return location + jnp.exp(log_scale) * random.normal(key, (2,))
+
+
+def hierarchy(density):
+    """Groups pooled, covariates, a mask, replicates, independent draws, a second site, an ordinary likelihood."""
+
+    def fn(location, log_scale, dims):
+        if density:
+            return dist.Normal(location, jnp.exp(log_scale)[..., None]).to_event(1)
+        return Simulator(scaled, location, log_scale, event_dims=dims)
+
+    def run(covariate, groups=None, replicates=None, draws=None, counts=None):
+        mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+        spread = numpyro.sample("spread", dist.HalfNormal(1.0))
+        log_scale = numpyro.sample("log_scale", dist.Normal(0.0, 0.3))
+        with numpyro.plate("g", 4):
+            eta = numpyro.sample("eta", dist.Normal(mean, spread))
+            location = eta[:, None] + covariate[:, None] * jnp.array([[0.0, 1.0]])
+            with handlers.mask(mask=jnp.array([True, True, False, True])):
+                numpyro.sample("groups", fn(location, log_scale, (1, 0)), obs=groups)
+            numpyro.sample("counts", dist.Poisson(jnp.exp(eta)), obs=counts)
+            with numpyro.plate("r", 3):
+                numpyro.sample("replicates", fn(location, log_scale, (1, 0)), obs=replicates)
+        with numpyro.plate("n", 5), handlers.scale(scale=0.5):
+            numpyro.sample("draws", fn(jnp.stack([mean, spread]), log_scale, (1, 0)), obs=draws)
+
+    return run
+
+
+LEARNT = surrogate(hierarchy(False), {"groups": EXACT, "replicates": EXACT, "draws": EXACT})
+DATA = (
+    jnp.linspace(-1.0, 1.0, 4),
+    *(random.normal(random.key(i), shape) for i, shape in enumerate([(4, 2), (3, 4, 2), (5, 2)])),
+    jnp.array([0, 2, 1, 4]),
+)
+LATENTS = {
+    "mean": jnp.array(0.3),
+    "spread": jnp.array(0.8),
+    "log_scale": jnp.array(-0.2),
+    "eta": jnp.array([0.1, -0.4, 0.9, 0.2]),
+}
+
+
+@jax.numpy_rank_promotion("allow")  # NumPyro's own Normal under plates
+def test_one_likelihood_of_single_calls_serves_plates_of_groups_and_of_draws():
+    def scored(model):
+        density = lambda eta: log_density(model, DATA, {}, LATENTS | {"eta": eta})[0]  # noqa: E731
+        return jax.jit(jax.value_and_grad(density))(LATENTS["eta"])
+
+    (ours, our_slope), (theirs, slope) = scored(LEARNT), scored(hierarchy(True))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+    np.testing.assert_allclose(our_slope, slope, rtol=1e-10)
+    traced = jax.jit(lambda *data: log_density(LEARNT, data, {}, LATENTS)[0])(*DATA)
+    np.testing.assert_allclose(traced, theirs, rtol=1e-12)
+
+
+@jax.numpy_rank_promotion("allow")
+def test_log_likelihood_has_the_dimensions_of_the_plates_and_predictive_simulates():
+    samples = jax.tree.map(lambda a: jnp.stack([a, a + 0.1]), LATENTS)
+    ours, theirs = (log_likelihood(m, samples, *DATA) for m in (LEARNT, hierarchy(True)))
+    assert (
+        ours["groups"].shape == (2, 4)
+        and ours["replicates"].shape == (2, 3, 4)
+        and ours["draws"].shape == (2, 5)
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10), ours, theirs)
+    drawn = Predictive(LEARNT, samples)(random.key(0), DATA[0])
+    assert drawn["replicates"].shape == (2, 3, 4, 2) and len(np.unique(drawn["draws"])) == 20
+
+
+def learnt(m=37):
+    """A likelihood learnt from single calls, hyperparameters given."""
+    theta = np.random.default_rng(0).normal(size=(m, 2))
+    hyper = Hyperparameters(Gaussian(np.full(2, 1.5)), Gaussian(np.full(2, 1.0)), np.array(1e-3))
+    x = theta + np.random.default_rng(1).normal(size=(m, 2))
+    return fit_likelihood(theta, x, form=KernelMeans(hyperparameters=hyper))
+
+
+def test_draws_along_a_plate_multiply_their_learnt_densities():
+    fitted, draws, theta = learnt(), np.random.default_rng(2).normal(size=(3, 2)), jnp.array([0.2, -0.1])
+
+    def iid(x):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        with numpyro.plate("n", 3):
+            numpyro.sample("x", Simulator(shifted, theta, event_dims=1), obs=x)
+
+    smodel = surrogate(iid, {"x": fitted})
+    found = jax.jit(lambda theta: log_density(smodel, (draws,), {}, {"theta": theta})[0])(theta)
+    one = [fitted.at(x).log_density(fitted.coordinates.forward(theta)) for x in draws]
+    np.testing.assert_allclose(found, dist.Normal(0.0, 1.0).log_prob(theta).sum() + sum(one), rtol=1e-10)
+
+
+def test_a_learnt_likelihood_is_prepared_once_and_not_at_each_evaluation():
+    x = np.array([0.3, -0.4])
+    model = lambda x: numpyro.sample(  # noqa: E731
+        "x", Simulator(shifted, numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))), obs=x
+    )
+    smodel = surrogate(model, {"x": learnt()})
+    target = Unconstrained.read(smodel, (x,), {}, {"theta": np.zeros(2)})
+    program = jax.jit(lambda u: target.terms(u).log_likelihood)
+    assert "37x37" not in program.lower(jnp.zeros(2)).as_text()  # no solve with the simulations' Gram matrix
+    through = log_density(smodel, (x,), {}, {"theta": jnp.zeros(2)})[0] - 2 * dist.Normal(0.0, 1.0).log_prob(
+        0.0
+    )
+    np.testing.assert_allclose(program(jnp.zeros(2)), through, rtol=1e-12)
+    traced = jax.jit(lambda x: log_density(smodel, (x,), {}, {"theta": jnp.zeros(2)})[0])
+    assert "37x37" in traced.lower(x).as_text()
+    fn = learnt()(jnp.zeros(2))
+    np.testing.assert_allclose(fn.observing(x).log_prob(x + 0.1), fn.log_prob(x + 0.1), rtol=1e-12)
+
+
+def test_a_likelihood_of_other_parameters_and_one_of_whole_data_sets_are_explained():
+    with pytest.raises(
+        ValueError, match=r"The likelihood of site 'x' does not take the simulator's parameters.* 3 arg"
+    ):
+        handlers.seed(surrogate(model, {"x": EXACT}), 0)(X, Y)
+    whole = lambda theta: dist.Normal(theta, 1.0).expand([3, 2]).to_event(2)  # noqa: E731
+    likelihoods = {"iid": whole, "groups": normal, "joint": normal}
+    with pytest.raises(
+        ValueError, match=r"make the data set one event of the simulator, outside the plate; if"
+    ):
+        handlers.seed(surrogate(in_plates(True), likelihoods), 0)(jnp.zeros((3, 2)), jnp.zeros((4, 3, 2)))
+
+
+def single(x):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    numpyro.sample("x", Simulator(shifted, theta), obs=x)
+
+
+def test_a_chain_outside_the_simulations_or_where_the_surrogate_is_negative_is_noticed():
+    fitted, x = learnt(200), np.array([0.3, -0.4])
+    smodel = surrogate(single, {"x": fitted})
+    inside = check_surrogate(smodel, {"theta": 0.3 * np.random.default_rng(0).normal(size=(50, 2))}, x)["x"]
+    assert inside.outside < 0.03 and inside.negative == 0.0
+    z = np.asarray(jax.vmap(fitted.coordinates.forward)(np.array([[30.0, 0.0], [0.0, 0.0]])))
+    nearest = np.sqrt(((z[:, None] - fitted.simulated[None]) ** 2).sum(-1)).min(1)
+    np.testing.assert_allclose(fitted(np.array([[30.0, 0.0], [0.0, 0.0]])).look_up(x)[0], nearest, rtol=1e-9)
+    with pytest.warns(UserWarning, match="50% of the draws leave the region that the likelihood of site 'x'"):
+        half = check_surrogate(smodel, {"theta": np.array([[30.0, 0.0], [0.0, 0.0]])}, x)["x"]
+    assert half.outside == 0.5
+    grid = np.stack(np.meshgrid(*[np.linspace(-3.0, 3.0, 41)] * 2), -1).reshape(-1, 2)
+    signs = jax.vmap(lambda t: fitted.at(x).signed_log(fitted.coordinates.forward(t))[0])(grid)
+    worst = grid[np.asarray(signs) < 0]
+    assert len(worst)
+    with pytest.warns(UserWarning) as met:
+        found = check_surrogate(smodel, {"theta": worst}, x, max_draws=10)["x"]
+    assert any("surrogate at site 'x' is negative at 100% of the draws" in str(w.message) for w in met)
+    assert found.negative == 1.0
+    with pytest.raises(ValueError, match="No observed site of the model has a learnt likelihood"):
+        check_surrogate(single, {"theta": worst}, x)

@@ -14,7 +14,9 @@ support      _checks _linalg _compat _arviz
 mathematics  kernels
 mathematics  measures
 mathematics  embeddings
-mathematics  discrepancies
+mathematics  discrepancies low_rank
+mathematics  mmd_estimators hypothesis_tests kernel_bayes
+mathematics  filtering
 mathematics  herding
 mathematics  length_scales
 mathematics  tempering
@@ -29,10 +31,17 @@ modelling    simulations
 mathematics  kernel_means
 mathematics  losses
 mathematics  bootstrap
+modelling    noise
+modelling    _loss_density
+modelling    generalized
 modelling    handlers
 modelling    unconstrained
+modelling    surrogate_check
+modelling    pseudo_marginal
+modelling    rescoring
 both         diagnostics
 both         engines
+both         weight_calibration
 """
 ROWS = [line.split() for line in TABLE.strip().splitlines()]
 ROW = {name: number for number, (_, *names) in enumerate(ROWS) for name in names}
@@ -44,6 +53,7 @@ THIRD_PARTY = {
     "kernels": {"jax", "numpy", "scipy"},
     "tempering": {"jax", "blackjax"},
     "losses": {"jax", "numpy", "scipy", "ot"},
+    "simulations": {"jax", "numpy", "tqdm", "zarr", "cloudpickle", "xarray"},
     "_arviz": {"numpy", "arviz", "xarray"},
     "_compat": {"jax", "numpyro", "numpy"},
     "_checks": {"jax", "numpy"},

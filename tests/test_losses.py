@@ -256,3 +256,18 @@ def test_a_loss_of_draws_is_one_method(rng):
 def test_bad_input_is_named(data, kernel, sentence):
     with pytest.raises(ValueError, match=sentence):
         MMD(kernel).objective(data, VECTORS)
+
+
+def test_a_smoothed_loss_has_a_kernel_eight_times_as_wide(scalars):
+    x, w = scalars
+    nodes, u = one_set(SCALARS, 257), np.array([0.8, 0.4])
+    for smoothed in (
+        MMD(Gaussian(L), tolerance=1e-6).objective(x, SCALARS).smoothed(),
+        DirectMMD(SCALARS, Gaussian(L), x, False).smoothed(),
+    ):
+        wide = DirectMMD(SCALARS, Gaussian(8.0 * L), x, False)
+        expected = wide.value(wide.reduce(w), u, nodes) + wide.offsets(w[None])[0]
+        value = smoothed.value(smoothed.reduce(w), u, nodes) + smoothed.offsets(w[None])[0]
+        np.testing.assert_allclose(value, expected, atol=1e-5)
+    plain = DirectMMD(SCALARS, Plain(), x, False)
+    assert plain.smoothed() is plain

@@ -9,6 +9,7 @@ import numpyro.distributions as dist
 import pytest
 from numpyro.infer import Predictive
 
+from numpyro_kme.engines._iid import IidModel
 from numpyro_kme.engines.posterior_bootstrap import PosteriorBootstrap
 from numpyro_kme.from_noise import FromNoise
 from numpyro_kme.kernels import Gaussian
@@ -109,18 +110,42 @@ def test_likelihood_and_transport_are_pulled_by_outliers_as_published():
     np.testing.assert_allclose(transport.point_estimate["mean"], X.mean(), rtol=1e-3)
 
 
-def test_a_prior_guess_may_be_a_distribution(engine):
-    guess = PosteriorBootstrap(
-        model,
-        MMD(Gaussian(1.0)),
-        num_samples=16,
-        num_nodes=128,
-        num_starts=32,
-        concentration=200.0,
-        centering=dist.Normal(5.0, 1.0),
-    )
-    guess.run(jax.random.key(0), X)
-    assert guess.get_samples()["mean"].mean() > engine.get_samples()["mean"].mean() + 0.5
+def gaussian(key, num):
+    return 5.0 + jax.random.normal(key, (num,))
+
+
+@pytest.mark.parametrize("guess", [dist.Normal(5.0, 1.0), gaussian], ids=["distribution", "sampler"])
+def test_a_prior_guess_pulls_the_posterior(engine, guess):
+    settings = dict(num_samples=16, num_nodes=128, num_starts=32, concentration=200.0, centering=guess)
+    pulled = PosteriorBootstrap(model, MMD(Gaussian(1.0)), **settings)
+    pulled.run(jax.random.key(0), X)
+    assert pulled.get_samples()["mean"].mean() > engine.get_samples()["mean"].mean() + 0.5
+
+
+def own_guess(simulator):
+    def own(x):
+        mean = numpyro.sample("mean", dist.Normal(5.0, 0.5))
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("x", Simulator(simulator, mean, 2.0), obs=x)
+
+    return own
+
+
+@pytest.mark.parametrize("simulator", [DECLARED, keyed], ids=["declared noise", "key"])
+def test_a_prior_guess_may_be_the_models_own_prior_predictive(simulator):
+    iid = IidModel.read(own_guess(simulator), (X,), {})
+    drawn = np.asarray(iid.predictive(iid.generator())(jax.random.key(2), 4000))
+    sd = np.sqrt(0.25 + 4.0)
+    assert drawn.shape == (4000,)
+    assert abs(drawn.mean() - 5.0) < 5 * sd / np.sqrt(4000)
+    assert abs(drawn.std() / sd - 1.0) < 5 / np.sqrt(8000)
+
+
+def test_the_prior_predictive_reaches_the_fit(engine):
+    settings = dict(num_samples=16, num_nodes=128, num_starts=32, concentration=200.0, centering="prior predictive")
+    pulled = PosteriorBootstrap(own_guess(DECLARED), MMD(Gaussian(1.0)), **settings)
+    pulled.run(jax.random.key(0), X)
+    assert pulled.get_samples()["mean"].mean() > engine.get_samples()["mean"].mean() + 0.5
 
 
 def line(noise, mean, scale):
@@ -192,6 +217,19 @@ def inside(x):
         numpyro.sample("x", Simulator(DECLARED, numpyro.sample("own", dist.Normal(0.0, 1.0)), 1.0, event_dims=0), obs=x)
 
 
+def two_numbers(noise, mean):
+    return mean + noise
+
+
+TWO = FromNoise(two_numbers, dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+
+
+def pairs(x):
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+    with numpyro.plate("data", len(x)):
+        numpyro.sample("x", Simulator(TWO, mean), obs=x)
+
+
 @pytest.mark.parametrize(
     ("bad", "x", "sentence"),
     [
@@ -200,6 +238,8 @@ def inside(x):
         (inside, X, r"latents \['own'\] stand inside the data plate"),
         (model, np.append(X, np.nan), "`data` has 1 entries that are not finite"),
         (model, X[:1], "at least two points"),
+        (model, X[:0], "at least two points"),
+        (pairs, np.zeros((5, 3)), r"one data point has shape \[\(3,\)\] and one simulated point \[\(2,\)\]|shape"),
     ],
 )
 def test_bad_models_and_data_are_named(bad, x, sentence):
@@ -212,5 +252,13 @@ def test_bad_settings_are_named():
         PosteriorBootstrap(model, concentration=-1.0)
     with pytest.raises(ValueError, match="`num_samples` must be at least 1"):
         PosteriorBootstrap(model, num_samples=0)
+    with pytest.raises(
+        ValueError, match=r'`centering` must be a distribution, a sampler or "prior predictive"; got \'x\''
+    ):
+        PosteriorBootstrap(model, concentration=1.0, centering="x")
+    with pytest.raises(ValueError, match="`centering` must be given when `concentration` is positive"):
+        PosteriorBootstrap(model, concentration=1.0)
+    with pytest.raises(ValueError, match="needs a Simulator site"):
+        PosteriorBootstrap(density, concentration=1.0, centering="prior predictive").run(jax.random.key(0), X)
     with pytest.raises(RuntimeError, match="should be called first"):
         _ = PosteriorBootstrap(model).point_estimate

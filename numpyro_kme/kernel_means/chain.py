@@ -4,6 +4,8 @@ $v_i = (u_i - \sum_{k<i} c_{ik}(z) h(u_k)) e^{-\rho_i}$ with $c_{ik}(z) = C_{ik}
 triangular with slopes $e^{-\rho_i}$ on the diagonal, so the Jacobian is exact whatever the coefficients are.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,9 +23,9 @@ DEGREES = 8.0
 """Degrees of freedom of the held-out Student score of a residual."""
 
 
-def shortened(u: jax.Array) -> jax.Array:
+def shortened(u: Any, xp: Any = np) -> Any:
     """`h(u) = 5 tanh(u / 5)`."""
-    return REACH * jnp.tanh(u / REACH)
+    return REACH * xp.tanh(u / REACH)
 
 
 @register
@@ -36,20 +38,32 @@ class Coupling:
         noise: Standard deviation of what is left, a scalar.
     """
 
-    others: ArrayLike
-    change: ArrayLike
-    noise: ArrayLike
+    others: Any
+    change: Any
+    noise: Any
 
-    def regularised(self, z: jax.Array, h: jax.Array) -> jax.Array:
+    def regularised(self, z: np.ndarray, h: np.ndarray) -> np.ndarray:
         """`sum_k a_k^2 h_k h_k' (1 + sum_d b_d^2 z_d z_d')` plus the noise, `(m, m)`."""
-        plain = (h * jnp.exp(2.0 * self.others)[None, :]) @ h.T
-        change = 1.0 + (z * jnp.exp(2.0 * self.change)[None, :]) @ z.T
-        return plain * change + (jnp.exp(2.0 * self.noise) + JITTER) * jnp.eye(len(z))
+        plain, change = self._factors(z, h)
+        return plain * change + (np.exp(2.0 * self.noise) + JITTER) * np.eye(len(z))
 
-    def penalty(self) -> jax.Array:
-        """Minus the log of exponential priors on the amplitudes: residuals are independent unless held-out ones say more."""
-        rates = [2.0 * np.sqrt(np.size(leaf)) for leaf in (self.others, self.change)]
-        return rates[0] * jnp.sum(jnp.exp(self.others)) + rates[1] * jnp.sum(jnp.exp(self.change))
+    def gradient(self, z: np.ndarray, h: np.ndarray, of_matrix: np.ndarray) -> "Coupling":
+        """Chain rule: from a symmetric derivative by `regularised(z, h)`, `(m, m)`, to the hyperparameters."""
+        plain, change = self._factors(z, h)
+        others = 2.0 * np.exp(2.0 * self.others) * np.sum(h * ((of_matrix * change) @ h), axis=0)
+        changes = 2.0 * np.exp(2.0 * self.change) * np.sum(z * ((of_matrix * plain) @ z), axis=0)
+        return Coupling(others, changes, 2.0 * np.exp(2.0 * self.noise) * np.trace(of_matrix))
+
+    def penalty(self) -> tuple[float, "Coupling"]:
+        """Minus the log of exponential priors on the amplitudes, and its gradient.
+
+        Residuals are independent unless held-out ones say more.
+        """
+        others, change = (2.0 * np.sqrt(leaf.size) * np.exp(leaf) for leaf in (self.others, self.change))
+        return others.sum() + change.sum(), Coupling(others, change, 0.0)
+
+    def _factors(self, z, h):
+        return (h * np.exp(2.0 * self.others)) @ h.T, 1.0 + (z * np.exp(2.0 * self.change)) @ z.T
 
 
 @register
@@ -69,7 +83,7 @@ class Chain:
     def __call__(self, u: jax.Array, z: jax.Array) -> jax.Array:
         """Residuals `(n,)` at `z` `(D,)` to decorrelated ones; the log Jacobian is `-sum(log_size)`."""
         coefficients = jnp.asarray(self.constant) + jnp.asarray(self.change) @ z
-        return (u - coefficients @ shortened(u)) * jnp.exp(-jnp.asarray(self.log_size))
+        return (u - coefficients @ shortened(u, jnp)) * jnp.exp(-jnp.asarray(self.log_size))
 
     @classmethod
     def identity(cls, n: int, dim: int) -> "Chain":
@@ -87,34 +101,30 @@ def fit_chain(z: np.ndarray, u: np.ndarray, rows: np.ndarray, steps: int) -> tup
         steps: L-BFGS iterations for each residual.
     """
     n, dim = u.shape[1], z.shape[1]
-    chain, rest = Chain.identity(n, dim), np.array(u)
+    constant, change, log_size, rest = np.zeros((n, n)), np.zeros((n, n, dim)), np.zeros(n), np.array(u)
     for i in range(1, n):
-        before = np.where(np.arange(n)[None, :] < i, np.asarray(shortened(u)), 0.0)
+        before = np.where(np.arange(n)[None, :] < i, shortened(u), 0.0)
         coupling = Coupling(np.full(n, np.log(0.2)), np.full(dim, np.log(0.1)), np.array(0.0))
         low = Coupling(np.full(n, -9.0), np.full(dim, -9.0), np.array(-7.0))
         high = Coupling(np.where(np.arange(n) < i, 3.0, -9.0), np.full(dim, 3.0), np.array(1.5))
-        coupling = descend(_value_and_gradient, coupling, (low, high), steps, z[rows], before[rows], u[rows, i])
-        alpha, rest[:, i] = map(np.asarray, _fit(coupling, z, before, u[:, i]))
-        size = robust_size(rest[:, i])
-        rest[:, i] /= size
+        coupling = descend(loss, coupling, (low, high), steps, z[rows], before[rows], u[rows, i])
+        found = held_out(coupling.regularised(z, before), u[:, i])
+        size = robust_size(found.residual)
+        rest[:, i] = found.residual / size
         weights = np.exp(2.0 * coupling.others)
-        chain.log_size[i] = np.log(size)
-        chain.constant[i] = weights * (alpha @ before)
-        chain.change[i] = weights[:, None] * np.exp(2.0 * coupling.change) * ((before * alpha[:, None]).T @ z)
-    return chain, rest
+        log_size[i] = np.log(size)
+        constant[i] = weights * (found.alpha @ before)
+        change[i] = weights[:, None] * np.exp(2.0 * coupling.change) * ((before * found.alpha[:, None]).T @ z)
+    return Chain(constant, change, log_size), rest
 
 
-@jax.jit
-def _fit(coupling, z, before, target):
-    alpha, diagonal = held_out(coupling.regularised(z, before), target)
-    return alpha, alpha / diagonal
-
-
-def _loss(coupling, z, before, target):
-    alpha, diagonal = held_out(coupling.regularised(z, before), target)
-    squares = jnp.square(alpha) / diagonal
-    log_density = 0.5 * jnp.log(diagonal) - 0.5 * (DEGREES + 1.0) * jnp.log1p(squares / DEGREES)
-    return coupling.penalty() - jnp.sum(log_density)
-
-
-_value_and_gradient = jax.jit(jax.value_and_grad(_loss))
+def loss(coupling: Coupling, z: np.ndarray, before: np.ndarray, target: np.ndarray) -> tuple[float, Coupling]:
+    """Minus the held-out Student log density and the log prior, and its gradient."""
+    found = held_out(coupling.regularised(z, before), target)
+    residual, variance = found.residual, found.variance
+    squares = np.square(residual) / variance
+    value = 0.5 * np.sum((DEGREES + 1.0) * np.log1p(squares / DEGREES) + np.log(variance))
+    weight = (DEGREES + 1.0) / (DEGREES + squares)
+    of_matrix, _ = found.adjoint(weight * residual / variance, 0.5 * (1.0 - weight * squares) / variance)
+    penalty, slope = coupling.penalty()
+    return penalty + value, jax.tree.map(np.add, slope, coupling.gradient(z, before, of_matrix))

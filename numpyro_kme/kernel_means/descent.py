@@ -9,6 +9,9 @@ from scipy.optimize import minimize
 
 from numpyro_kme import _linalg
 
+ENOUGH = 1e-5
+"""Relative decrease of the value below which the search ends."""
+
 Tree = TypeVar("Tree")
 
 FAILED = 1e10
@@ -25,7 +28,7 @@ def descend(
     """Minimise `value_and_gradient(tree, *args)[0]` over a pytree of NumPy arrays, from `start`, in float64.
 
     Args:
-        value_and_gradient: Jitted; the gradient has the structure of `start`.
+        value_and_gradient: The gradient has the structure of `start`.
         start: Where to begin; moved inside the bounds.
         bounds: Lowest and highest values, of the same structure.
         steps: Number of iterations.
@@ -54,7 +57,7 @@ def descend(
             jac=True,
             method="L-BFGS-B",
             bounds=np.stack([lower, upper], axis=1),
-            options=dict(maxiter=steps, maxfun=steps + steps // 2 + 2, ftol=1e-7),
+            options=dict(maxiter=steps, maxfun=steps + steps // 2 + 2, ftol=ENOUGH),
         )
     return unpack(found.x)
 

@@ -1,8 +1,10 @@
 """Where the two columns meet: a learnt likelihood as a NumPyro distribution."""
 
+import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 from numpyro.distributions.distribution import Distribution
+from scipy.spatial import cKDTree
 
 from numpyro_kme import _checks, _linalg
 from numpyro_kme.coordinates import Coordinates
@@ -30,15 +33,22 @@ class FittedLikelihood:
         surrogate: The learnt `q(y | z)` of flattened outputs `y`.
         coordinates: The map `z = coordinates.forward(arguments)`.
         event_shape: Shape of one output of the simulator.
+        simulated: Coordinates of the simulations it was learnt from, `(m, D)`.
     """
 
     surrogate: Surrogate
     coordinates: Coordinates
     event_shape: tuple[int, ...] = field(metadata=dict(static=True))
+    simulated: _linalg.Array
 
     def at(self, y: ArrayLike) -> LikelihoodAt:
         """The likelihood of one output `(*event)`, as a function of coordinates."""
         return self.surrogate.at(self.surrogate.point(y))
+
+    def reach(self, share: float) -> float:
+        """Distance to the nearest other simulation, in coordinates, that this share of the simulations is within."""
+        nearest, _ = cKDTree(self.simulated).query(self.simulated, k=2)
+        return float(np.quantile(nearest[:, 1], share))
 
     def __call__(self, *params: ArrayLike) -> "KernelMeansLikelihood":
         """The distribution of the output at `params`."""
@@ -52,27 +62,43 @@ class KernelMeansLikelihood(Distribution):
     simulations can make $q$ negative; `log_prob` is the logarithm of the positive version that the form of the
     surrogate documents, so that gradient-based samplers can follow it.
 
+    Outputs `(*lead, *event)` and parameters of any batch shape are broadcast against each other: groups with their own
+    parameters, draws that share one (whose log densities a data plate adds up), or both.
+
     Args:
         fitted: From `fit_likelihood`, or from an engine (`KELFI.likelihoods[site]`).
         *params: The simulator's arguments, in its order. Leading dimensions beyond those of one call are batch
             dimensions, the same for every parameter.
     Raises:
         ValueError: If the parameters do not have as many numbers a call as `fitted` was learnt from.
+    Cost: `m` kernels a parameter and `m` products an output; `observing` does once what depends on the output alone.
     Reference: Hsu and Ramos (2019), AISTATS.
     """
 
     arg_constraints: dict = {}
-    pytree_data_fields = ("fitted", "arguments")
+    pytree_data_fields = ("fitted", "arguments", "prepared")
 
     def __init__(self, fitted: FittedLikelihood, *params: ArrayLike):
         self.fitted = fitted
         self.arguments = _join(params, len(fitted.coordinates.columns))
+        self.prepared: Prepared | None = None
         super().__init__(self.arguments.shape[:-1], fitted.event_shape)
 
     @property
     def support(self) -> constraints.Constraint:
         """All real numbers: the learnt density lives on the simulator's output without its constraints."""
         return constraints.independent(constraints.real, self.event_dim)
+
+    def observing(self, value: ArrayLike) -> "KernelMeansLikelihood":
+        """The same distribution with the likelihood of one observation prepared; a traced one is left for `log_prob`.
+
+        What is prepared stays prepared under `jax.jit`, where `value` may be traced by the time it is scored.
+        """
+        if not _checks.is_concrete((value, self.fitted)):
+            return self
+        new = copy.copy(self)
+        new.prepared = Prepared.of(self.fitted, np.asarray(value))
+        return new
 
     def sample(self, key: jax.Array | None, sample_shape: tuple[int, ...] = ()) -> jax.Array:
         """Raises: draws come from the simulator itself."""
@@ -86,27 +112,123 @@ class KernelMeansLikelihood(Distribution):
 
         A concrete `value` is prepared once, on the host and in float64; a traced one costs two triangular solves.
         """
-        concrete = _checks.is_concrete((value, self.fitted))
-        xp = np if concrete else jnp
-        data: Any = xp.asarray(value)
-        lead = data.shape[: data.ndim - self.event_dim]
-        rows = data.reshape(-1, *self.event_shape)
-        if concrete:
-            prepared = [self.fitted.at(row) for row in rows]
-            likelihoods = jax.tree.map(lambda *leaves: np.stack(leaves), *prepared)
-        else:
-            likelihoods = jax.vmap(self.fitted.at)(rows)
-        batch = jnp.broadcast_shapes(lead, self.batch_shape)
-        which = np.broadcast_to(np.arange(len(rows)).reshape(lead), batch)
-        arguments = jnp.broadcast_to(self.arguments, (*batch, self.arguments.shape[-1]))
-        flat = jax.vmap(self._one)(
-            jax.tree.map(lambda leaf: jnp.asarray(leaf)[which.ravel()], likelihoods),
-            arguments.reshape(-1, arguments.shape[-1]),
+        prepared = self.prepared
+        if prepared is None or not prepared.is_for(value):
+            prepared = Prepared.of(self.fitted, value)
+        return prepared.over(self._one, self.arguments)
+
+    def look_up(self, value: ArrayLike) -> tuple[jax.Array, jax.Array]:
+        """Distances of the parameters to the nearest simulation, in coordinates, and signs of `q(value | params)`."""
+
+        def sign(likelihood, arguments):
+            return likelihood.signed_log(self.fitted.coordinates.forward(arguments))[0]
+
+        def nearest(arguments):
+            offsets = jnp.asarray(self.fitted.simulated) - self.fitted.coordinates.forward(arguments)[None, :]
+            return jnp.sqrt(jnp.min(jnp.sum(jnp.square(offsets), axis=1)))
+
+        rows = self.arguments.reshape(-1, self.arguments.shape[-1])
+        return jax.vmap(nearest)(rows), (self.prepared or Prepared.of(self.fitted, value)).over(
+            sign, self.arguments
         )
-        return flat.reshape(batch)
 
     def _one(self, likelihood, arguments):
         return likelihood.log_density(self.fitted.coordinates.forward(arguments))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Prepared:
+    """The likelihood at outputs `(*lead, *event)`, as a function of parameters.
+
+    Attributes:
+        likelihood: A `LikelihoodAt`; leaves that depend on the output have leading dimensions `lead`.
+        value: The outputs.
+        lead: Leading dimensions of the outputs.
+        varies: Which leaves depend on the output.
+    """
+
+    likelihood: LikelihoodAt
+    value: Any
+    lead: tuple[int, ...] = field(metadata=dict(static=True))
+    varies: tuple[bool, ...] = field(metadata=dict(static=True))
+
+    @classmethod
+    def of(cls, fitted: FittedLikelihood, value: ArrayLike) -> "Prepared":
+        """Prepare on the host where everything is concrete, in place otherwise."""
+        concrete = _checks.is_concrete((value, fitted))
+        data: Any = np.asarray(value) if concrete else jnp.asarray(value)
+        lead = data.shape[: data.ndim - len(fitted.event_shape)]
+        rows = data.reshape(-1, *fitted.event_shape)
+        if concrete:
+            leaves, structure, varies = _prepare(fitted, rows)
+        else:
+            leaves, structure = jax.tree.flatten(jax.vmap(fitted.at)(rows))
+            varies = [True] * len(leaves)
+        shaped = [
+            leaf.reshape((*lead, *leaf.shape[1:])) if moves else leaf for leaf, moves in zip(leaves, varies)
+        ]
+        return cls(structure.unflatten(shaped), data, lead, tuple(varies))
+
+    def is_for(self, value: ArrayLike) -> bool:
+        """Whether `value` is what was prepared; one that is traced can only be that."""
+        return not _checks.is_concrete((value, self.value)) or np.array_equal(value, self.value)
+
+    def over(self, function: Callable, arguments: jax.Array) -> jax.Array:
+        """`function(likelihood, arguments)` for one output and one call's arguments, over the broadcast batch shape.
+
+        What does not vary along a dimension is evaluated once for it.
+        """
+        batch = np.broadcast_shapes(self.lead, arguments.shape[:-1])
+        structure: Any
+        leaves, structure = jax.tree.flatten(self.likelihood)
+        mine, theirs = _missing(self.lead, batch), _missing(arguments.shape[:-1], batch)
+        leaves = [
+            jnp.asarray(leaf).reshape((*mine.kept, *leaf.shape[len(self.lead) :]))
+            if moves
+            else jnp.asarray(leaf)
+            for leaf, moves in zip(leaves, self.varies)
+        ]
+        for ours, args in zip(reversed(mine.axes), reversed(theirs.axes)):
+            axes = structure.unflatten([ours if moves else None for moves in self.varies])
+            function = jax.vmap(function, in_axes=(axes, args))
+        return function(structure.unflatten(leaves), arguments.reshape(*theirs.kept, arguments.shape[-1]))
+
+
+def _prepare(fitted: FittedLikelihood, rows: np.ndarray) -> tuple[list, Any, list[bool]]:
+    """Leaves and structure of the likelihood at outputs `(R, *event)`, and which leaves differ between them.
+
+    The outputs that are extreme in some statistic go through the checks of `fitted.at`; all are prepared together.
+    """
+    _checks.finite("value", rows)
+    columns = rows.reshape(len(rows), -1)
+    extreme = np.unique([np.argmin(columns, axis=0), np.argmax(columns, axis=0)])
+    checked = [fitted.at(rows[i]) for i in extreme]
+    if len(rows) == 1:
+        leaves, structure = jax.tree.flatten(checked[0])
+        return [leaf[None] for leaf in leaves], structure, [True] * len(leaves)
+    leaves, structure = jax.tree.flatten(_linalg.on_host(_prepare_rows, fitted, rows.astype(np.float64)))
+    varies = [any(not np.array_equal(row, leaf[0]) for row in leaf[1:]) for leaf in leaves]
+    varies[-1] = True
+    return [leaf if moves else leaf[0] for leaf, moves in zip(leaves, varies)], structure, varies
+
+
+@jax.jit
+def _prepare_rows(fitted, rows):
+    return jax.vmap(fitted.at)(rows)
+
+
+class _Lead(NamedTuple):
+    kept: tuple[int, ...]
+    axes: tuple[int | None, ...]
+
+
+def _missing(lead: tuple[int, ...], batch: tuple[int, ...]) -> _Lead:
+    """Dimensions of `lead` that run along `batch`, and for each dimension of `batch` whether there is one."""
+    padded = (1,) * (len(batch) - len(lead)) + lead
+    here = [i >= len(batch) - len(lead) and padded[i] == batch[i] for i in range(len(batch))]
+    kept = tuple(size for size, moves in zip(batch, here) if moves)
+    return _Lead(kept, tuple(0 if moves else None for moves in here))
 
 
 def _join(params: tuple[ArrayLike, ...], expected: int) -> jax.Array:
@@ -114,7 +236,10 @@ def _join(params: tuple[ArrayLike, ...], expected: int) -> jax.Array:
     arrays = [jnp.asarray(p) for p in params]
     shapes = [a.shape for a in arrays]
     for k in range(min((a.ndim for a in arrays), default=0) + 1):
-        if len({shape[:k] for shape in shapes}) == 1 and sum(math.prod(shape[k:]) for shape in shapes) == expected:
+        if (
+            len({shape[:k] for shape in shapes}) == 1
+            and sum(math.prod(shape[k:]) for shape in shapes) == expected
+        ):
             dtype = jnp.result_type(float, *arrays)
             return jnp.concatenate([a.reshape(*a.shape[:k], -1).astype(dtype) for a in arrays], axis=-1)
     raise ValueError(
@@ -158,4 +283,4 @@ def fit_likelihood(
     form = form or KernelMeans()
     point = None if y is None else form.point(np.asarray(y))
     surrogate = form.fit(z, form.points(x), measure=measure, y=point)
-    return FittedLikelihood(surrogate, coordinates, x.shape[1:])
+    return FittedLikelihood(surrogate, coordinates, x.shape[1:], z)

@@ -24,8 +24,15 @@ from numpyro_kme.kernels.base import register
 MIN_SIMULATIONS = 10
 """Fewer simulations than this cannot be held out from."""
 
-REACH = 6.0
-"""Statistics are cut, for learning only, this many interquartile ranges outside the middle half of their arcsinh."""
+TAIL, REACH = 0.02, 2.0
+"""For learning, statistics are cut where their arcsinh is beyond its `TAIL` quantiles by `REACH`: far outliers alone."""
+
+
+NEGLIGIBLE = 0.02
+"""What location, in residual standard deviations, and log scale may be off by where a simpler function stands in."""
+
+NEAR = np.zeros(())
+"""Log kernel at the nearest simulation: only the range of each statistic is looked at."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +108,8 @@ class ResidualKernelMeans(Form):
         return ResidualSurrogate(
             transform,
             _warp(fits, scaled, transform),
-            RidgeFunctions.stack(z, [(fit.location.smoothness, fit.alpha, 0.0) for fit in fits]),
-            RidgeFunctions.stack(z, [(fit.spread.smoothness, fit.spread.alpha, fit.log_scale) for fit in fits]),
+            RidgeFunctions.stack(z, [(f.location.smoothness, f.alpha, 0.0, NEGLIGIBLE * f.size) for f in fits]),
+            RidgeFunctions.stack(z, [(f.spread.smoothness, f.spread.alpha, f.log_scale, NEGLIGIBLE) for f in fits]),
             chain,
             fit_residual_density(z, residuals, bandwidths),
             np.asarray(transform.forward(np.stack([x.min(axis=0), x.max(axis=0)]))),
@@ -119,23 +126,27 @@ class _Fit:
     log_scale: float
     residuals: np.ndarray
 
+    @property
+    def size(self) -> float:
+        """Least scale of the residuals at the simulations."""
+        return float(np.exp(self.log_scale + np.min(self.spread.fitted - self.spread.offset)))
+
 
 def _fit_statistic(form: ResidualKernelMeans, z, x, rows, location) -> _Fit:
     """Learn on `rows`, twice, the second time with the noise that the first found; then fit all simulations so."""
-    spread = Spread.unknown(z.shape[1])
+    spread = Spread.unknown(z.shape[1], len(z))
     noise = size = np.ones(len(rows))
     for steps in (form.steps, form.steps // 2):
         location = learn_location(location, z[rows], x[rows], noise, size, steps, form.warp)
-        _, residuals = location.fit(z[rows], x[rows], noise)
+        residuals = location.fit(z[rows], x[rows], noise).residual
         noise, size = _noise(form, z[rows], residuals, spread, 2, form.steps // 3)
     noise = size = np.ones(len(x))
     for _ in range(2):
-        alpha, residuals = location.fit(z, x, noise)
-        noise, size = _noise(form, z, residuals, spread, 2, 0)
-    log_scale = spread.held_out if form.scale else np.zeros(len(x))
-    residuals = residuals * np.exp(-log_scale)
+        found = location.fit(z, x, noise)
+        noise, size = _noise(form, z, found.residual, spread, 2, 0)
+    residuals = found.residual * np.exp(-spread.held_out)
     scale = robust_size(residuals)
-    return _Fit(location, spread, alpha, spread.offset * form.scale + np.log(scale), residuals / scale)
+    return _Fit(location, spread, found.alpha, spread.offset + np.log(scale), residuals / scale)
 
 
 def _noise(form, z, residuals, spread: Spread, rounds, steps):
@@ -153,9 +164,8 @@ def _scaled(x, transform: StatisticsTransform) -> np.ndarray:
     """Kept statistics, atoms spread, in robust standard deviations, cut where far outside the bulk."""
     columns = spread_atoms(x[:, list(transform.kept)])
     scores = np.arcsinh((columns - transform.centre) / transform.scale)
-    low, high = np.quantile(scores, [0.25, 0.75], axis=0)
-    reach = REACH * np.maximum(high - low, 1.0)
-    return np.sinh(np.clip(scores, low - reach, high + reach))
+    low, high = np.quantile(scores, [TAIL, 1.0 - TAIL], axis=0)
+    return np.sinh(np.clip(scores, low - REACH, high + REACH))
 
 
 def _warp(fits, scaled, transform: StatisticsTransform) -> Warp:
@@ -164,7 +174,10 @@ def _warp(fits, scaled, transform: StatisticsTransform) -> Warp:
     width = np.exp([float(fit.location.log_width) for fit in fits])
     v = np.arcsinh((scaled - centre) / width)
     return Warp(
-        transform.centre + centre * transform.scale, width * transform.scale, np.mean(v, axis=0), np.std(v, axis=0)
+        transform.centre + centre * transform.scale,
+        width * transform.scale,
+        np.mean(v, axis=0),
+        np.std(v, axis=0),
     )
 
 
@@ -214,8 +227,8 @@ class ResidualSurrogate(Surrogate):
             return _linalg.in_present_precision(self)._at(jnp.asarray(y))
         self.transform.check(y)
         y = np.array(y, np.float64)
-        isolation.warn_if_isolated(0.0, 0.0, self.transform, self.simulated_range, y)
-        return _linalg.on_host(ResidualSurrogate._at, self, y)
+        isolation.warn_if_isolated(NEAR, NEAR, self.transform, self.simulated_range, y)
+        return _linalg.on_host(_prepare, self, y)
 
     def _at(self, y) -> "ResidualAt":
         kept = jnp.asarray(y)[np.array(self.transform.kept)]
@@ -287,6 +300,11 @@ class ResidualAt(LikelihoodAt):
         log_scale = self.log_scale(z)
         u = (self.warped - self.location(z)) * jnp.exp(-log_scale)
         return self.density.log_density(self.chain(u, z), z) - jnp.sum(log_scale) + self.log_jacobian
+
+
+@jax.jit
+def _prepare(surrogate, y):
+    return surrogate._at(y)
 
 
 @jax.jit

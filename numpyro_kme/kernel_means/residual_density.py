@@ -6,12 +6,14 @@ the variance of the residuals: at $\epsilon = 1$ the density is normal, as $\eps
 larger where residuals are rare. It integrates to 1 in $v$ for every $z$.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import gammaln, logsumexp
-from jax.typing import ArrayLike
 
+from numpyro_kme._linalg import Array
 from numpyro_kme.kernel_means import adjoint
 from numpyro_kme.kernel_means.descent import descend
 from numpyro_kme.kernel_means.signed import positive_part
@@ -41,10 +43,10 @@ class Bandwidths:
         adapt: How bandwidths follow rarity: `s_j = (p(r_j) / mean)^-adapt`, between 0 and 1/2.
     """
 
-    eps: ArrayLike
-    beta: ArrayLike
-    lam: ArrayLike
-    adapt: ArrayLike
+    eps: Any
+    beta: Any
+    lam: Any
+    adapt: Any
 
     @classmethod
     def around(cls, n: int, eps: tuple, beta: tuple, lam: tuple, adapt: tuple) -> tuple["Bandwidths", ...]:
@@ -54,8 +56,12 @@ class Bandwidths:
 
     def penalty(self) -> jax.Array:
         """Minus the log prior: normals on the logarithms, about .5 (sd 1), 5 (sd 1.5) and .1 (sd 1.5)."""
-        parts = [(self.eps - jnp.log(0.5)) / 1.0, (self.beta - jnp.log(5.0)) / 1.5, (self.lam - jnp.log(0.1)) / 1.5]
-        return 0.5 * sum(jnp.sum(jnp.square(part)) for part in parts)
+        parts = [
+            (self.eps - jnp.log(0.5)) / 1.0,
+            (self.beta - jnp.log(5.0)) / 1.5,
+            (self.lam - jnp.log(0.1)) / 1.5,
+        ]
+        return 0.5 * jnp.sum(jnp.array([jnp.sum(jnp.square(part)) for part in parts]))
 
 
 def log_broad(v: jax.Array) -> jax.Array:
@@ -81,6 +87,7 @@ def log_kernels(v: jax.Array, residuals: jax.Array, eps: jax.Array, sizes: jax.A
     )
 
 
+@jax.jit
 def kernel_sizes(residuals: jax.Array, eps: jax.Array, adapt: jax.Array) -> jax.Array:
     """Relative bandwidths `s_j`, `(m,)`, of geometric mean 1, from a held-out pilot density with the broad share."""
     size = len(residuals)
@@ -123,14 +130,14 @@ class ResidualDensity:
         ridge: `m lam`.
     """
 
-    points: ArrayLike
-    residuals: ArrayLike
-    eps: ArrayLike
-    sizes: ArrayLike
-    beta: ArrayLike
-    basis: ArrayLike
-    intercept: ArrayLike
-    ridge: ArrayLike
+    points: Array
+    residuals: Array
+    eps: Array
+    sizes: Array
+    beta: Array
+    basis: Array
+    intercept: Array
+    ridge: Array
 
     def weights(self, z: jax.Array) -> jax.Array:
         """`a(z)`, `(m,)`, positive, summing to 1."""
@@ -181,6 +188,7 @@ def held_out_log_density(bandwidths: Bandwidths, z: jax.Array, residuals: jax.Ar
     return jnp.logaddexp(jnp.log1p(-DEFENSIVE) + mixture, jnp.log(DEFENSIVE) + log_broad(residuals))
 
 
+@jax.jit
 def _gram(z, beta):
     return jnp.exp(-0.5 * squared_distances(z / beta, z / beta))
 

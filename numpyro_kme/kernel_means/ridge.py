@@ -2,22 +2,32 @@ r"""Kernel ridge regression on coordinates: a straight line in two scales plus a
 
 $k(z, z') = b^2 + \sum_f a_f^2 \phi_f(z) \phi_f(z') + c^2 \exp(-\tfrac12 \sum_d (z_d - z'_d)^2 / l_d^2)$ with the features
 $\phi(z) = (z, \sqrt{12} (\Phi(z) - 1/2))$: a function that is linear in a normal, or in a uniform, parameter costs one amplitude.
+
+Learning runs in NumPy with adjoints by hand: nothing is compiled, and a gradient takes one product of matrices.
 """
+
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import ndtr
 from jax.typing import ArrayLike
+from scipy import special
+from scipy.linalg import lapack
 
-from numpyro_kme.kernel_means import adjoint
-from numpyro_kme.kernels.base import register, squared_distances
+from numpyro_kme.kernels.base import register
 
 INTERCEPT = 10.0
 """Prior standard deviation `b` of the intercept, in standard deviations of the target."""
 
 JITTER = 1e-6
 """Least noise variance, in variances of the target."""
+
+
+def features(z: Any, xp: Any = np, cdf: Any = special.ndtr) -> Any:
+    """`(..., D)` to `(..., 2 D)`: normal and uniform versions of each coordinate, each of variance 1."""
+    return xp.concatenate([z, np.sqrt(12.0) * (cdf(z) - 0.5)], axis=-1)
 
 
 @register
@@ -31,77 +41,109 @@ class Smoothness:
         noise: Standard deviation of the noise, a scalar.
     """
 
-    linear: ArrayLike
-    bump: ArrayLike
-    length: ArrayLike
-    noise: ArrayLike
+    linear: Any
+    bump: Any
+    length: Any
+    noise: Any
 
     @classmethod
     def start(
         cls, dim: int, linear: float = 0.3, bump: float = 0.3, length: float = 1.5, noise: float = 1.0
     ) -> "Smoothness":
         """The same values everywhere; `length` is multiplied by `sqrt(D)`."""
-        length = np.full(dim, np.log(length * np.sqrt(dim)))
-        return cls(np.full(2 * dim, np.log(linear)), np.log(bump), length, np.log(noise))
+        lengths = np.full(dim, np.log(length * np.sqrt(dim)))
+        return cls(np.full(2 * dim, np.log(linear)), np.log(bump), lengths, np.log(noise))
 
     @classmethod
     def bounds(cls, dim: int) -> tuple["Smoothness", "Smoothness"]:
         """Box of the search."""
-        pairs = [(np.full(2 * dim, -9.0), np.full(2 * dim, 3.0)), (-6.0, 3.0)]
-        pairs += [(np.full(dim, np.log(0.2)), np.full(dim, 6.0)), (-7.0, 1.5)]
-        return cls(*[low for low, _ in pairs]), cls(*[high for _, high in pairs])
+        low = cls(np.full(2 * dim, -9.0), -6.0, np.full(dim, np.log(0.2)), -7.0)
+        return low, cls(np.full(2 * dim, 3.0), 3.0, np.full(dim, 6.0), 1.5)
 
-    def penalty(self) -> jax.Array:
-        """Minus the log prior: exponential priors on `a` (rate `sqrt(2 D)`), `c` (rate 2) and `1 / l` (rate `sqrt(2 D)`).
+    def penalty(self) -> tuple[float, "Smoothness"]:
+        """Minus the log prior, and its gradient: exponential priors on `a`, `1 / l` (rate `sqrt(2 D)`) and `c` (rate 2).
 
         A function that does not depend on a coordinate, or is straight, is the simplest, and costs nothing; the expected
         total variance does not depend on the number of coordinates.
         """
-        rate = jnp.sqrt(2.0 * jnp.shape(self.length)[0])
-        size = jnp.sum(jnp.exp(self.linear)) + jnp.sum(jnp.exp(-self.length))
-        return rate * size + 2.0 * jnp.exp(self.bump)
+        rate = np.sqrt(2.0 * len(self.length))
+        linear, length, bump = (
+            rate * np.exp(self.linear),
+            rate * np.exp(-self.length),
+            2.0 * np.exp(self.bump),
+        )
+        return linear.sum() + length.sum() + bump, Smoothness(linear, bump, -length, 0.0)
 
-    def signal(self, a: jax.Array, b: jax.Array) -> jax.Array:
+    def signal(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         """Kernel matrix `(r, s)` between points `(r, D)` and `(s, D)`."""
-        weights, length = jnp.exp(2.0 * self.linear)[None, :], jnp.exp(self.length)[None, :]
-        bump = jnp.exp(2.0 * self.bump - 0.5 * squared_distances(a / length, b / length))
-        return INTERCEPT**2 + (features(a) * weights) @ features(b).T + bump
+        return INTERCEPT**2 + (features(a) * np.exp(2.0 * self.linear)) @ features(b).T + self.bumps(a, b)
 
-    def regularised(self, z: jax.Array, noise: jax.Array) -> jax.Array:
+    def regularised(self, z: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Kernel matrix plus the noise variance, `noise` `(m,)` in units of `exp(2 self.noise)`."""
-        return self.signal(z, z) + jnp.diag(jnp.exp(2.0 * self.noise) * noise + JITTER)
+        return self.signal(z, z) + np.diag(np.exp(2.0 * self.noise) * noise + JITTER)
+
+    def gradient(self, z: np.ndarray, noise: np.ndarray, of_matrix: np.ndarray) -> "Smoothness":
+        """Chain rule: from a symmetric derivative by `regularised(z, noise)`, `(m, m)`, to the hyperparameters."""
+        shape, bumps = features(z), of_matrix * self.bumps(z, z)
+        linear = 2.0 * np.exp(2.0 * self.linear) * np.sum(shape * (of_matrix @ shape), axis=0)
+        length = 2.0 * np.exp(-2.0 * self.length) * (bumps.sum(axis=1) @ np.square(z) - np.sum(z * (bumps @ z), axis=0))
+        own = 2.0 * np.exp(2.0 * self.noise) * (np.diagonal(of_matrix) @ noise)
+        return Smoothness(linear, 2.0 * bumps.sum(), length, own)
+
+    def bumps(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """The Gaussian kernel alone, `(r, s)`."""
+        a, b = a * np.exp(-self.length), b * np.exp(-self.length)
+        squares = np.sum(a * a, axis=1)[:, None] + np.sum(b * b, axis=1) - 2.0 * a @ b.T
+        return np.exp(2.0 * self.bump - 0.5 * np.maximum(squares, 0.0))
 
 
-def features(z: jax.Array) -> jax.Array:
-    """`(..., D)` to `(..., 2 D)`: normal and uniform versions of each coordinate, each of variance 1."""
-    return jnp.concatenate([z, jnp.sqrt(12.0) * (ndtr(z) - 0.5)], axis=-1)
+@dataclass(frozen=True)
+class HeldOut:
+    r"""Held-out predictions of ridge regression, in closed form.
 
+    With weights `alpha = A^{-1} t`, leaving out simulation `j` gives the residual `alpha_j / (A^{-1})_jj` with variance
+    `1 / (A^{-1})_jj`, as a refit without it does.
 
-@jax.custom_vjp
-def held_out(matrix: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
-    r"""Weights `alpha = A^{-1} t` and `diag(A^{-1})`, each `(m,)`.
-
-    The held-out residual of ridge regression is `alpha_j / (A^{-1})_jj` and its variance `1 / (A^{-1})_jj`, as a refit without
-    simulation `j` gives. The adjoint takes one matrix product, and no derivative of a factorisation.
+    Attributes:
+        inverse: `A^{-1}`, `(m, m)`.
+        alpha: `(m,)`.
     """
-    return _held_out(matrix, target)[0]
+
+    inverse: np.ndarray
+    alpha: np.ndarray
+
+    @property
+    def variance(self) -> np.ndarray:
+        """Held-out variances, `(m,)`."""
+        return 1.0 / np.diagonal(self.inverse)
+
+    @property
+    def residual(self) -> np.ndarray:
+        """Held-out residuals, `(m,)`."""
+        return self.alpha * self.variance
+
+    def adjoint(self, of_residual: np.ndarray, of_variance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Derivatives by the matrix, `(m, m)` and symmetric, and by the target, `(m,)`, from those by the predictions."""
+        variance = self.variance
+        of_target = self.inverse @ (of_residual * variance)
+        of_diagonal = (of_residual * self.alpha + of_variance) * np.square(variance)
+        outer = np.outer(of_target, self.alpha)
+        return (self.inverse * of_diagonal) @ self.inverse - 0.5 * (outer + outer.T), of_target
 
 
-def _held_out(matrix, target):
-    inverse = adjoint.inverse(matrix)
-    alpha = inverse @ target
-    return (alpha, jnp.diagonal(inverse)), (inverse, alpha)
+def held_out(matrix: np.ndarray, target: np.ndarray) -> HeldOut:
+    """Regress a target `(m,)` with a regularised kernel matrix; NaN where the matrix is not positive definite."""
+    inverse = inverse_of(matrix)
+    return HeldOut(inverse, inverse @ target)
 
 
-def _held_out_backward(saved, cotangents):
-    inverse, alpha = saved
-    of_alpha, of_diagonal = cotangents
-    of_target = inverse @ of_alpha
-    of_matrix = -jnp.outer(of_target, alpha) - (inverse * of_diagonal[None, :]) @ inverse
-    return 0.5 * (of_matrix + of_matrix.T), of_target
-
-
-held_out.defvjp(_held_out, _held_out_backward)
+def inverse_of(matrix: np.ndarray) -> np.ndarray:
+    """Inverse of a positive definite matrix by its Cholesky factor; NaN where there is none. Cost: `m^3` operations."""
+    factor, failed = lapack.dpotrf(matrix, lower=1)
+    if failed:
+        return np.full_like(matrix, np.nan)
+    lower = np.tril(lapack.dpotri(factor, lower=1)[0])
+    return lower + np.tril(lower, -1).T
 
 
 @register
@@ -112,8 +154,9 @@ class RidgeFunctions:
         points: Simulations, `(m, D)`.
         offset: `(n,)`.
         linear: Weights of the features, `(n, 2 D)`.
-        bump: Weights of the Gaussian kernels, `(n, m)`.
-        length: Their length scales, `(n, D)`.
+        bump: Weights of the Gaussian kernels of the `k` functions that need them, `(k, m)`.
+        length: Their length scales, `(k, D)`.
+        place: One where row `i` is the function of column `j`, `(n, k)`.
     """
 
     points: ArrayLike
@@ -121,19 +164,35 @@ class RidgeFunctions:
     linear: ArrayLike
     bump: ArrayLike
     length: ArrayLike
+    place: ArrayLike
 
     @classmethod
-    def stack(cls, z: ArrayLike, fits: list[tuple[Smoothness, np.ndarray, float]]) -> "RidgeFunctions":
-        """From hyperparameters, weights `alpha` `(m,)` and an offset for each function."""
-        shape = np.asarray(features(jnp.asarray(z)))
-        offset = [INTERCEPT**2 * alpha.sum() + shift for _, alpha, shift in fits]
-        linear = [np.exp(2.0 * hyper.linear) * (alpha @ shape) for hyper, alpha, _ in fits]
-        bump = [np.exp(2.0 * hyper.bump) * alpha for hyper, alpha, _ in fits]
-        length = [np.exp(hyper.length) for hyper, _, _ in fits]
-        return cls(z, np.array(offset), np.array(linear), np.array(bump), np.array(length))
+    def stack(cls, z: np.ndarray, fits: list[tuple[Smoothness, np.ndarray, float, float]]) -> "RidgeFunctions":
+        """From hyperparameters, weights `alpha` `(m,)`, an offset and a tolerance for each function.
+
+        Where features alone match the Gaussian kernels at every simulation to the tolerance, they take their place:
+        evaluation then costs no exponentials.
+        """
+        shape = features(z)
+        basis = np.concatenate([np.ones((len(z), 1)), shape], axis=1)
+        offset, linear, needed = [], [], []
+        for hyper, alpha, shift, tolerance in fits:
+            offset.append(INTERCEPT**2 * alpha.sum() + shift)
+            linear.append(np.exp(2.0 * hyper.linear) * (alpha @ shape))
+            curved = hyper.bumps(z, z) @ alpha
+            weights = np.linalg.lstsq(basis, curved)[0]
+            needed.append(np.max(np.abs(curved - basis @ weights)) > tolerance)
+            if not needed[-1]:
+                offset[-1] += weights[0]
+                linear[-1] += weights[1:]
+        kept = [fit for fit, need in zip(fits, needed, strict=True) if need]
+        bump = np.array([np.exp(2.0 * hyper.bump) * alpha for hyper, alpha, *_ in kept]).reshape(-1, len(z))
+        length = np.array([np.exp(hyper.length) for hyper, *_ in kept]).reshape(-1, z.shape[1])
+        return cls(z, np.array(offset), np.array(linear), bump, length, np.eye(len(fits))[:, needed])
 
     def __call__(self, z: jax.Array) -> jax.Array:
-        """Values `(n,)` at one point `(D,)`. Cost: `n m` exponentials."""
+        """Values `(n,)` at one point `(D,)`. Cost: `k m` exponentials."""
+        straight = self.offset + jnp.asarray(self.linear) @ features(z, jnp, jax.scipy.special.ndtr)
         squares = jnp.square(z[None, :] - jnp.asarray(self.points))
         near = jnp.exp(-0.5 * squares @ jnp.square(1.0 / jnp.asarray(self.length)).T)
-        return self.offset + jnp.asarray(self.linear) @ features(z) + jnp.sum(near * jnp.asarray(self.bump).T, axis=0)
+        return straight + jnp.asarray(self.place) @ jnp.sum(near * jnp.asarray(self.bump).T, axis=0)

@@ -3,7 +3,6 @@ r"""Spread: the log scale of residuals given the coordinates, by a robust likeli
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme.kernel_means.descent import descend
@@ -30,21 +29,19 @@ class Spread:
     The logarithm of squared residuals, the usual target, has two and a half times the variance: it only gives the start.
     """
 
-    def __init__(self, smoothness: Smoothness):
+    def __init__(self, smoothness: Smoothness, size: int):
         self.smoothness = smoothness
-        self.alpha = np.zeros(0)
         self.offset = 0.0
-        self.fitted: np.ndarray | None = None
-        self.held_out = np.zeros(0)
+        self.alpha, self.fitted, self.held_out = np.zeros((3, size))
 
     @classmethod
-    def unknown(cls, dim: int) -> "Spread":
-        """Before the first fit."""
-        return cls(Smoothness.start(dim, noise=1.0))
+    def unknown(cls, dim: int, size: int) -> "Spread":
+        """Before the first fit: the same for all of `size` residuals."""
+        return cls(Smoothness.start(dim, noise=1.0), size)
 
     def update(self, z: np.ndarray, residuals: np.ndarray, rounds: int, steps: int) -> None:
         """Fit to residuals, `rounds` scoring steps, each with `steps` L-BFGS iterations on the hyperparameters."""
-        if self.fitted is None or len(self.fitted) != len(z):
+        if len(self.fitted) != len(z) or not self.fitted.any():
             self._begin(z, residuals, steps)
         for _ in range(rounds):
             squares = np.square(residuals * np.exp(-self.fitted))
@@ -61,22 +58,20 @@ class Spread:
         centred, noise = target - self.offset, np.full(len(z), variance)
         if steps:
             low, high = (replace(bound, noise=0.0) for bound in Smoothness.bounds(z.shape[1]))
-            self.smoothness = descend(_value_and_gradient, self.smoothness, (low, high), steps, z, centred, noise)
-        self.alpha, rest = map(np.asarray, _fit(self.smoothness, z, centred, noise))
-        self.held_out = target - rest
+            self.smoothness = descend(loss, self.smoothness, (low, high), steps, z, centred, noise)
+        found = held_out(self.smoothness.regularised(z, noise), centred)
+        self.alpha = found.alpha
+        self.held_out = target - found.residual
         self.fitted = target - (noise + JITTER) * self.alpha
 
 
-@jax.jit
-def _fit(smoothness, z, target, noise):
-    alpha, diagonal = held_out(smoothness.regularised(z, noise), target)
-    return alpha, alpha / diagonal
-
-
-def _loss(smoothness, z, target, noise):
-    alpha, diagonal = held_out(smoothness.regularised(z, noise), target)
-    log_density = 0.5 * (jnp.log(diagonal) - jnp.square(alpha) / diagonal)
-    return smoothness.penalty() - jnp.sum(log_density)
-
-
-_value_and_gradient = jax.jit(jax.value_and_grad(_loss))
+def loss(smoothness: Smoothness, z: np.ndarray, target: np.ndarray, noise: np.ndarray) -> tuple[float, Smoothness]:
+    """Minus the held-out normal log density and the log prior, and its gradient; the noise is known."""
+    found = held_out(smoothness.regularised(z, noise), target)
+    residual, variance = found.residual, found.variance
+    value = 0.5 * np.sum(np.log(variance) + np.square(residual) / variance)
+    of_variance = 0.5 * (1.0 / variance - np.square(residual / variance))
+    of_matrix, _ = found.adjoint(residual / variance, of_variance)
+    penalty, slope = smoothness.penalty()
+    found_slope = smoothness.gradient(z, noise, of_matrix)
+    return penalty + value, jax.tree.map(np.add, slope, found_slope)

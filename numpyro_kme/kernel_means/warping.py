@@ -1,10 +1,12 @@
 r"""Learnt monotone maps of statistics, and the spreading of values that repeat."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 
+from numpyro_kme._linalg import Array
 from numpyro_kme.kernels.base import register
 
 GOLDEN = 0.6180339887498949
@@ -23,23 +25,23 @@ class Warp:
         shift, spread: Units of the arcsinh, `(n,)`.
     """
 
-    centre: ArrayLike
-    width: ArrayLike
-    shift: ArrayLike
-    spread: ArrayLike
+    centre: Array
+    width: Array
+    shift: Array
+    spread: Array
 
-    def __call__(self, x: ArrayLike) -> jax.Array:
+    def __call__(self, x: Array) -> jax.Array:
         """Raw statistics `(..., n)` to warped ones."""
         return (jnp.arcsinh((x - self.centre) / self.width) - self.shift) / self.spread
 
-    def log_slope(self, x: ArrayLike) -> jax.Array:
+    def log_slope(self, x: Array) -> jax.Array:
         """`log dt/dx`, `(..., n)`."""
         return -log_cosh(jnp.arcsinh((x - self.centre) / self.width)) - jnp.log(self.width) - jnp.log(self.spread)
 
 
-def log_cosh(v: jax.Array) -> jax.Array:
+def log_cosh(v: Any, xp: Any = jnp) -> Any:
     """`log cosh v = log sqrt(1 + sinh(v)^2)` without overflow."""
-    return jnp.abs(v) + jnp.log1p(jnp.exp(-2.0 * jnp.abs(v))) - jnp.log(2.0)
+    return xp.logaddexp(v, -v) - np.log(2.0)
 
 
 def lattice_step(column: np.ndarray) -> float:

@@ -1,0 +1,176 @@
+"""Third-party tasks with reference posteriors: how well a classifier tells KELFI's draws from the reference (C2ST).
+
+    python benchmarks/sbi_tasks.py --metrics path/to/posterior_metrics.py --references path/to/posteriors
+    python benchmarks/sbi_tasks.py ... --tasks sir --simulations 300 1000 --seeds 3 --forms residual
+
+0.5: the classifier cannot tell; 1: it always can. Raw statistics in, defaults, one round; one fit for each task, seed and
+number of simulations serves all observations through `KELFI.condition`. `posterior_metrics.py` has `c2st`,
+`mmd_permutation_test` and `moment_errors`; a reference `<task>.npz` has `observation`, `reference`, `ref_mean` and `ref_std`.
+C2ST cannot see a mean shift of half a standard deviation in five dimensions: moment errors and the p-value of an MMD test stand
+beside it. Seconds are wall clock, of the first observation (simulating, learning, compiling, drawing) and of each further one.
+Writes `results/sbi_tasks.md` and `results/sbi_tasks.json` after each fit.
+"""
+
+import argparse
+import importlib.util
+import time
+import warnings
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import report
+
+import numpyro_kme as kme
+
+FORMS = {"residual": kme.ResidualKernelMeans, "published": kme.KernelMeans}
+COMPARED = 1000
+POPULATION = 1e6
+
+
+def mixture(rng_key, theta):
+    """A normal around `theta` of standard deviation 1 or 0.1, with equal odds."""
+    coin_key, noise_key = jax.random.split(rng_key)
+    scale = jnp.where(jax.random.bernoulli(coin_key), 1.0, 0.1)
+    return theta + scale * jax.random.normal(noise_key, theta.shape)
+
+
+def linear(rng_key, theta):
+    """A normal around `theta` of variance 0.1."""
+    return theta + jnp.sqrt(0.1) * jax.random.normal(rng_key, theta.shape)
+
+
+def epidemic(rng_key, theta):
+    """Counts of infected among 1,000, at ten times, in an epidemic of rates `theta` in a million people."""
+
+    def slope(state):
+        susceptible, infected = state
+        new = theta[0] * susceptible * infected / POPULATION
+        return jnp.stack([-new, new - theta[1] * infected])
+
+    def step(state, _, size=0.25):
+        a = slope(state)
+        b = slope(state + 0.5 * size * a)
+        c = slope(state + 0.5 * size * b)
+        d = slope(state + size * c)
+        return state + size / 6.0 * (a + 2.0 * b + 2.0 * c + d), state[1]
+
+    start = jnp.array([POPULATION - 1.0, 1.0])
+    _, infected = jax.lax.scan(step, start, None, length=613)
+    share = jnp.clip(infected[::68] / POPULATION, 0.0, 1.0)
+    return dist.Binomial(1000, share).sample(rng_key).astype(share.dtype)
+
+
+def moons(rng_key, theta):
+    """A point of a crescent that `theta` shifts; `theta` and its mirror image shift alike."""
+    angle_key, radius_key = jax.random.split(rng_key)
+    angle = jax.random.uniform(angle_key, minval=-0.5 * jnp.pi, maxval=0.5 * jnp.pi)
+    radius = 0.1 + 0.01 * jax.random.normal(radius_key)
+    crescent = jnp.stack([radius * jnp.cos(angle) + 0.25, radius * jnp.sin(angle)])
+    return crescent + jnp.stack([-jnp.abs(theta[0] + theta[1]), theta[1] - theta[0]]) / jnp.sqrt(2.0)
+
+
+def model_of(prior, simulator):
+    """A model of one vector of parameters and one simulator."""
+
+    def model(x=None):
+        theta = numpyro.sample("theta", prior)
+        numpyro.sample("x", kme.Simulator(simulator, theta), obs=x)
+
+    return model
+
+
+def box(dim, half_width):
+    return dist.Uniform(-half_width, half_width).expand([dim]).to_event(1)
+
+
+TASKS = {
+    "gaussian_mixture": model_of(box(2, 10.0), mixture),
+    "sir": model_of(dist.LogNormal(jnp.log(jnp.array([0.4, 0.125])), jnp.array([0.5, 0.2])).to_event(1), epidemic),
+    "gaussian_linear_uniform": model_of(box(10, 1.0), linear),
+    "gaussian_linear": model_of(dist.Normal(0.0, np.sqrt(0.1)).expand([10]).to_event(1), linear),
+    "two_moons": model_of(box(2, 1.0), moons),
+}
+
+
+def judged(metrics, reference, i, draws):
+    """Scores of draws against the reference posterior of observation `i`."""
+    truth, draws = reference["reference"][i][:COMPARED], draws[:COMPARED]
+    mean, sd = metrics.moment_errors(reference["ref_mean"][i], reference["ref_std"][i], draws)
+    return {
+        "C2ST": metrics.c2st(reference["reference"][i], draws, n=COMPARED, seed=1),
+        "mean error": mean,
+        "log sd error": sd,
+        "MMD p": metrics.mmd_permutation_test(truth, draws)[1],
+    }
+
+
+def one_fit(task, form, size, seed, options, metrics):
+    """Learn once and judge the posterior of each observation."""
+    reference = np.load(Path(options.references) / f"{task}.npz")
+    kelfi = kme.KELFI(TASKS[task], size, form=FORMS[form](), num_samples=COMPARED, progress_bar=False)
+    rows = []
+    for i in range(options.observations):
+        begun, infer = time.perf_counter(), kelfi.run if i == 0 else kelfi.condition
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            infer(jax.random.key(1000 * seed + i), x=np.asarray(reference["observation"][i], np.float64))
+        seconds = time.perf_counter() - begun
+        scores = judged(metrics, reference, i, kelfi.get_samples()["theta"])
+        rows.append({"task": task, "form": form, "simulations": size, "seed": seed, "observation": i + 1} | scores)
+        rows[-1]["seconds"] = seconds
+        print({name: round(v, 3) if isinstance(v, float) else v for name, v in rows[-1].items()}, flush=True)
+    return rows
+
+
+def write(rows):
+    """One line for each task, size and form; then one for each fit and observation."""
+    header = ["task", "simulations", "form", "fits", "C2ST", "least", "most", "mean error", "log sd error"]
+    header += ["share of MMD p < .05", "seconds, first", "seconds, further"]
+    lines = []
+    for key in dict.fromkeys((row["task"], row["simulations"], row["form"]) for row in rows):
+        own = [row for row in rows if (row["task"], row["simulations"], row["form"]) == key]
+        column = lambda name, own=own: np.array([row[name] for row in own])  # noqa: E731
+        first = column("observation") == 1
+        scores = column("C2ST")
+        lines.append([*key, int(first.sum()), float(scores.mean()), float(scores.min()), float(scores.max())])
+        lines[-1] += [float(column("mean error").mean()), float(column("log sd error").mean())]
+        lines[-1] += [float(np.mean(column("MMD p") < 0.05)), float(column("seconds")[first].mean())]
+        lines[-1] += [float(column("seconds")[~first].mean()) if not first.all() else "-"]
+    sections = [
+        ("Means over observations and seeds", report.table(header, lines)),
+        ("Each posterior", report.table(list(rows[0]), [list(row.values()) for row in rows])),
+    ]
+    return report.write("sbi_tasks", "Tasks with reference posteriors", sections, {"rows": rows})
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--metrics", required=True)
+    parser.add_argument("--references", required=True)
+    parser.add_argument(
+        "--tasks", nargs="+", default=["gaussian_mixture", "sir", "gaussian_linear_uniform"], choices=TASKS
+    )
+    parser.add_argument("--forms", nargs="+", default=list(FORMS), choices=FORMS)
+    parser.add_argument("--simulations", type=int, nargs="+", default=[300, 1000])
+    parser.add_argument("--observations", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=3)
+    options = parser.parse_args()
+    spec = importlib.util.spec_from_file_location("posterior_metrics", options.metrics)
+    metrics = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(metrics)
+    rows, text = [], ""
+    for seed in range(options.seeds):
+        for size in options.simulations:
+            for task in options.tasks:
+                for form in options.forms:
+                    rows += one_fit(task, form, size, seed, options, metrics)
+                    text = write(rows)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

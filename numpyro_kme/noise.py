@@ -1,0 +1,146 @@
+"""Where the noise of a simulator comes from when a loss compares its draws with data inside MCMC: a named choice."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+from zlib import crc32
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax import random
+from jax.scipy.special import ndtr
+from numpyro.primitives import Messenger, apply_stack
+
+from numpyro_kme import _checks, _compat
+from numpyro_kme.from_noise import FromNoise
+from numpyro_kme.losses.generator import DrawnNoise, Noise, NormalNoise
+
+
+def _check_size(num_simulated: int) -> None:
+    _checks.require(num_simulated >= 2, f"`num_simulated` must be at least 2; got {num_simulated}.")
+
+
+@dataclass(frozen=True)
+class CommonNoise:
+    """The same noise at every point of the chain: a smooth density, for any kernel.
+
+    The posterior is that of one simulated sample. It is close to the one with infinitely many only if the sample is much
+    larger than the data, unless the simulator declares one standard noise number (`FromNoise`), where `num_simulated` are
+    nodes of a quadrature. `noise_sensitivity` rescores draws under other keys.
+
+    Args:
+        num_simulated: Simulated points `M`; ten times the data is a start.
+        rng_key: Makes the noise.
+    """
+
+    num_simulated: int
+    rng_key: jax.Array = field(default_factory=lambda: random.key(0))
+
+    def __post_init__(self):
+        _check_size(self.num_simulated)
+
+
+@dataclass(frozen=True)
+class LatentNoise:
+    """The noise of every simulated point as a latent `<site>_noise` of the model, `(M, *noise)`, beside the parameters.
+
+    Exact for any `M`, for the posterior prior x `E exp(-weight n loss)`, where the loss compares with `M` simulated points;
+    for NUTS, with `FromNoise` simulators.
+
+    Args:
+        num_simulated: Simulated points `M`.
+    """
+
+    num_simulated: int
+
+    def __post_init__(self):
+        _check_size(self.num_simulated)
+
+
+@dataclass(frozen=True)
+class FreshNoise:
+    """New noise at each proposal, for the kernel `PseudoMarginal`, which keeps the estimate of the current point.
+
+    Exact for any `M`, for the posterior prior x `E exp(-weight n loss)`, where the loss compares with `M` simulated points;
+    for any simulator.
+
+    Args:
+        num_simulated: Simulated points `M`.
+        repeats: Independent simulated samples whose `exp(-weight n loss)` are averaged: the same posterior, and a chain that
+            sticks less.
+    """
+
+    num_simulated: int
+    repeats: int = 1
+
+    def __post_init__(self):
+        _check_size(self.num_simulated)
+        _checks.require(self.repeats >= 1, f"`repeats` must be at least 1; got {self.repeats}.")
+
+
+NoisePolicy = CommonNoise | LatentNoise | FreshNoise
+
+
+def simulation_key(site: str) -> jax.Array | None:
+    """The key that a surrounding `simulation_keys` gives to a site; None without one.
+
+    A density that a model estimates with this key, `numpyro.factor("x", log_estimate(simulation_key("x"), theta))`, can be
+    sampled by `PseudoMarginal`. It differs from `numpyro.prng_key()`, which is the same in every step of NUTS.
+    """
+    message = {
+        "type": "simulation_key",
+        "fn": lambda: None,
+        "args": (),
+        "kwargs": {},
+        "value": None,
+        "site": site,
+    }
+    return apply_stack(message)["value"]
+
+
+class simulation_keys(Messenger):
+    """The same model with a key for each site that asks `simulation_key(site)`: `fold_in(rng_key, crc32(site))`."""
+
+    def __init__(self, model: Callable | None = None, rng_key: jax.Array | None = None):
+        _checks.require(rng_key is not None, "`rng_key` must be a JAX key; got None.")
+        self.rng_key = rng_key
+        super().__init__(model)
+
+    def process_message(self, msg):
+        """Answer, unless a closer handler has."""
+        if msg["type"] == "simulation_key" and msg["value"] is None:
+            concrete = _checks.is_concrete(self.rng_key)
+            with jax.ensure_compile_time_eval() if concrete else nullcontext():
+                msg["value"] = random.fold_in(self.rng_key, crc32(msg["site"].encode()))
+
+
+def independent_noise(fn: Callable) -> Noise:
+    """Independent draws of a simulator's noise: of its declared distribution, or keys."""
+    return DrawnNoise(fn.noise.sample) if isinstance(fn, FromNoise) else DrawnNoise()
+
+
+@lru_cache(maxsize=256)
+def even_noise(fn: Callable) -> Noise:
+    """Quadrature or low-discrepancy points where the noise is declared and follows from normals; else independent draws."""
+    if not isinstance(fn, FromNoise):
+        return DrawnNoise()
+    shape, base = fn.noise.shape(), _compat.innermost(fn.noise)
+    size = int(np.prod(shape))
+    if isinstance(base, dist.MultivariateNormal) and base.shape() == shape and len(shape) == 1:
+        return NormalNoise(size, lambda z: base.loc + base.scale_tril @ z)
+    try:
+        base.icdf(jnp.full(base.batch_shape, 0.5))
+    except (NotImplementedError, AttributeError, ImportError):
+        return independent_noise(fn)
+    if isinstance(base, dist.Normal):
+        return NormalNoise(size, lambda z: base.loc + base.scale * z.reshape(shape))
+    return NormalNoise(size, lambda z: base.icdf(ndtr(z.reshape(shape))))
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether an array holds JAX keys."""
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

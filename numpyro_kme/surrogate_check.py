@@ -1,0 +1,97 @@
+"""Whether draws from a surrogate model stay where its likelihoods were learnt."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro import handlers
+
+from numpyro_kme import _checks, _compat, _linalg
+from numpyro_kme.kernel_means.distribution import KernelMeansLikelihood
+
+FAR, MANY = 0.99, 0.05
+"""A point is outside where it is further from all simulations than this share of the simulations are from each other; so
+many draws outside, or with a negative surrogate, are warned of."""
+
+
+@dataclass(frozen=True)
+class SurrogateCheck:
+    """What a chain met at one simulator site.
+
+    Attributes:
+        outside: Share of the evaluations outside the simulated region: further from the nearest simulation, in coordinates,
+            than 99 % of the simulations are from theirs.
+        negative: Share of the evaluations where the signed surrogate is negative, so that its positive version was sampled.
+    """
+
+    outside: float
+    negative: float
+
+
+def check_surrogate(
+    model: Callable, samples: Mapping[str, Any], *args, max_draws: int = 1000, **kwargs
+) -> dict[str, SurrogateCheck]:
+    """Look up draws of a `handlers.surrogate` model: outside the simulations, or where the surrogate is negative.
+
+    Args:
+        model: The surrogate model, observed as when it was sampled.
+        samples: Its draws, `{site: (draws, *event)}`.
+        *args: Positional arguments of the model.
+        max_draws: How many draws to look at, evenly spaced.
+        **kwargs: Keyword arguments of the model.
+    Returns:
+        A `SurrogateCheck` for each site with a learnt likelihood.
+    Raises:
+        ValueError: If no observed site has a learnt likelihood.
+    Warns:
+        UserWarning: If more than 5 % of the evaluations at a site are outside or negative.
+    """
+    draws = {name: np.asarray(value) for name, value in samples.items()}
+    num = len(next(iter(draws.values())))
+    rows = np.unique(np.linspace(0, num - 1, min(num, max_draws)).astype(int))
+    reach: dict[str, float] = {}
+
+    def one(latents):
+        seeded = handlers.seed(handlers.substitute(model, data=latents), jax.random.key(0))
+        sites = handlers.trace(seeded).get_trace(*args, **kwargs)
+        found = {}
+        for name, site in sites.items():
+            fn = _compat.innermost(site["fn"]) if site["type"] == "sample" and site["is_observed"] else None
+            if isinstance(fn, KernelMeansLikelihood):
+                nearest, signs = fn.look_up(site["value"])
+                reach[name] = fn.fitted.reach(FAR)
+                found[name] = jnp.mean(nearest > reach[name]), jnp.mean(signs < 0)
+        return found
+
+    found = jax.jit(jax.vmap(one))(
+        _linalg.in_present_precision({name: value[rows] for name, value in draws.items()})
+    )
+    _checks.require(
+        bool(found),
+        "No observed site of the model has a learnt likelihood: pass the model from `handlers.surrogate` and its data.",
+    )
+    checks = {
+        name: SurrogateCheck(*(float(np.mean(share)) for share in shares)) for name, shares in found.items()
+    }
+    for name, check in checks.items():
+        _warn(name, check)
+    return checks
+
+
+def _warn(name: str, check: SurrogateCheck) -> None:
+    if check.outside > MANY:
+        warnings.warn(
+            f"{check.outside:.0%} of the draws leave the region that the likelihood of site {name!r} was learnt in. Simulate "
+            "at draws of this posterior, learn again from all simulations, and run again.",
+            stacklevel=3,
+        )
+    if check.negative > MANY:
+        warnings.warn(
+            f"The surrogate at site {name!r} is negative at {check.negative:.0%} of the draws, where its positive version "
+            "stands for it. Simulate more.",
+            stacklevel=3,
+        )

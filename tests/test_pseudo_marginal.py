@@ -1,0 +1,153 @@
+"""The pseudo-marginal kernel and noise as a latent against exact posteriors; two wrong kernels fail the same test."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro.diagnostics import effective_sample_size
+from numpyro.infer import MCMC, NUTS
+from numpyro.infer.util import log_density
+
+from numpyro_kme.from_noise import FromNoise
+from numpyro_kme.handlers import generalized_bayes
+from numpyro_kme.kernels import Gaussian
+from numpyro_kme.losses import MMD
+from numpyro_kme.noise import FreshNoise, LatentNoise, simulation_key, simulation_keys
+from numpyro_kme.pseudo_marginal import PseudoMarginal
+from numpyro_kme.simulator import Simulator
+
+X = np.random.default_rng(0).normal(1.0, 1.0, 40)
+
+
+def shift(noise, mean):
+    return mean + noise
+
+
+def model(x=None):
+    mean = numpyro.sample("mean", dist.Normal(0.0, 2.0))
+    with numpyro.plate("data", 40):
+        numpyro.sample("x", Simulator(FromNoise(shift, dist.Normal(0.0, 1.0)), mean), obs=x)
+
+
+def loss_with(noise):
+    return generalized_bayes(model, MMD(Gaussian(1.0)), weight=1.0, noise=noise)
+
+
+def exact(draws=4000, simulated=16):
+    """Mean and sd of prior x E exp(-n MMD^2), four times over, by draws of the noise at each point of a grid."""
+    grid, found = np.linspace(-1.5, 3.5, 51), []
+    for rng in np.random.default_rng(1).spawn(4):
+        z = rng.normal(size=(draws // 4, simulated))
+        pairs = np.exp(-0.5 * (z[:, :, None] - z[:, None]) ** 2).sum((1, 2)) - simulated
+        within = pairs / (simulated * (simulated - 1))
+        mean_kernel = np.array(
+            [[np.exp(-0.5 * (m + row[:, None] - X) ** 2).mean() for row in z] for m in grid]
+        )
+        p = np.exp(-len(X) * (within - 2.0 * mean_kernel)).mean(1) * np.exp(-0.5 * (grid / 2.0) ** 2)
+        mean = p @ grid / p.sum()
+        found.append((mean, np.sqrt(p @ (grid - mean) ** 2 / p.sum())))
+    return np.mean(found, axis=0), np.std(found, axis=0, ddof=1) / 2.0
+
+
+@pytest.fixture(scope="module")
+def truth():
+    return exact()
+
+
+def standard_errors(samples, truth):
+    """How many Monte Carlo standard errors mean and sd `(chains, draws)` are off."""
+    (mean, sd), errors = truth
+    ess, ess_square = (
+        effective_sample_size(np.asarray(s)) for s in (samples, (samples - samples.mean()) ** 2)
+    )
+    se_mean = np.hypot(samples.std() / np.sqrt(ess), errors[0])
+    se_sd = np.hypot(((samples - samples.mean()) ** 2).std() / np.sqrt(ess_square) / 2.0 / sd, errors[1])
+    return abs(samples.mean() - mean) / se_mean, abs(samples.std() - sd) / se_sd
+
+
+def run(kernel, *args, num_samples=3000, num_warmup=800):
+    mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=num_samples, num_chains=4, chain_method="vectorized",
+                progress_bar=False)  # fmt: skip
+    mcmc.run(random.key(0), *args)
+    return mcmc, np.asarray(mcmc.get_samples(group_by_chain=True)["mean"])
+
+
+def test_fresh_noise_gives_the_exact_posterior(truth):
+    mcmc, samples = run(PseudoMarginal(loss_with(FreshNoise(16))), X)
+    assert max(standard_errors(samples, truth)) < 4.0
+    assert samples.shape == (4, 3000) and 0.03 < float(mcmc.last_state.mean_accept_prob.mean()) < 0.5
+
+
+def test_latent_noise_gives_the_exact_posterior(truth):
+    _, samples = run(NUTS(loss_with(LatentNoise(16))), X, num_samples=400, num_warmup=300)
+    assert max(standard_errors(samples, truth)) < 4.0
+
+
+class Reestimating(PseudoMarginal):
+    """The wrong kernel: it estimates the current point again."""
+
+    def _step(self, state, model_args, model_kwargs):
+        energy = self._energy(state.z, random.fold_in(state.rng_key, 1), model_args, model_kwargs)
+        return super()._step(state._replace(potential_energy=energy), model_args, model_kwargs)
+
+
+def test_estimating_the_current_point_again_does_not(truth):
+    _, samples = run(Reestimating(loss_with(FreshNoise(16))), X)
+    assert max(standard_errors(samples, truth)) > 4.0
+
+
+def test_one_frozen_key_does_not(truth):
+    grid, means = np.linspace(-1.5, 3.5, 101), []
+    for key in range(4):
+        frozen = simulation_keys(loss_with(FreshNoise(16)), rng_key=random.key(key))
+        log_p = jax.jit(jax.vmap(lambda m: log_density(frozen, (X,), {}, {"mean": m})[0]))(grid)  # noqa: B023
+        p = np.exp(log_p - log_p.max())
+        means.append(p @ grid / p.sum())
+    (mean, _), errors = truth
+    assert np.abs(np.array(means) - mean).max() > max(20 * errors[0], 0.1)
+
+
+def estimated(y, spread):
+    """Normal posterior N(y / 2, 1 / 2) whose likelihood is known up to an unbiased log-normal factor."""
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+    key = simulation_key("y")
+    noise = 0.0 if key is None else spread * random.normal(key) - 0.5 * spread**2
+    numpyro.factor("y", dist.Normal(mean, 1.0).log_prob(y) + noise)
+
+
+def test_any_estimated_density_can_be_sampled_with_either_kind_of_chain():
+    kernel = PseudoMarginal(estimated)
+    _, samples = run(kernel, 2.0, 1.0, num_samples=6000)
+    assert max(standard_errors(samples, ((1.0, np.sqrt(0.5)), (0.0, 0.0)))) < 4.0
+    mcmc = MCMC(PseudoMarginal(estimated), num_warmup=500, num_samples=3000, progress_bar=False)
+    mcmc.run(random.key(1), 2.0, 1.0)
+    one = np.asarray(mcmc.get_samples()["mean"])[None]
+    assert max(standard_errors(one, ((1.0, np.sqrt(0.5)), (0.0, 0.0)))) < 4.0
+
+
+def test_a_rejected_proposal_leaves_point_estimate_and_key_as_they_are():
+    kernel = PseudoMarginal(estimated)
+    state = kernel.init(random.key(0), 0, {"mean": jnp.array(0.3)}, (2.0, 1.0), {})
+    same = kernel.refresh(state, (2.0, 1.0), {})
+    assert float(same.potential_energy) == float(state.potential_energy)
+    step = jax.jit(lambda s: kernel.sample(s, (2.0, 1.0), {}))
+    moves = 0
+    for _ in range(20):
+        new = step(state)
+        stayed = float(new.z["mean"]) == float(state.z["mean"])
+        assert stayed == (float(new.potential_energy) == float(state.potential_energy))
+        assert stayed == bool((random.key_data(new.noise_key) == random.key_data(state.noise_key)).all())
+        moves, state = moves + (not stayed), new
+    assert 0 < moves < 20
+    again = PseudoMarginal(lambda *_: None).wrap_model(lambda _: estimated)
+    assert again.model is estimated
+
+
+def test_settings_are_checked():
+    with pytest.raises(ValueError, match="`target_accept_prob` must be between 0 and 1"):
+        PseudoMarginal(estimated, target_accept_prob=1.5)
+    with pytest.raises(ValueError, match="`rng_key` must be a JAX key"):
+        simulation_keys(estimated)
