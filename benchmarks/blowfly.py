@@ -106,8 +106,9 @@ def main(budgets, repeats, seed):
 
 
 FORMS = {
-    "leave-one-out": kme.KernelMeans(),
-    "marginal likelihood": kme.KernelMeans(objective=kme.MarginalLikelihood()),
+    "residual form": kme.ResidualKernelMeans(),
+    "published form, leave-one-out": kme.KernelMeans(),
+    "published form, marginal likelihood": kme.KernelMeans(objective=kme.MarginalLikelihood()),
 }
 
 

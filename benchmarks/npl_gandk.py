@@ -7,12 +7,13 @@ Writes `results/npl_gandk.md` and `results/npl_gandk.json`.
 """
 
 import argparse
+import itertools
 import time
 
 import jax
 import numpy as np
 import report
-from npl_models import GK, GK_LENGTH_SCALE, GK_TRUTH, bootstrap, gk_data, gk_nmse, gk_starts
+from npl_models import GK, GK_LENGTH_SCALE, GK_TRUTH, bootstrap, gk_data, gk_nmse, gk_starts, upright
 
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD
@@ -29,11 +30,12 @@ def one(seed, share, free, draws):
     x = gk_data(rng, share)
     bound = MMD(Gaussian(GK_LENGTH_SCALE), free_mass=free).objective(x, GK)
     found = bootstrap(seed, bound, gk_starts(rng), draws)
+    u = upright(found.u)
     return {
-        "mean": found.u.mean(axis=0),
-        "minimum": found.fit.u,
-        "sd": found.u.std(axis=0),
-        "interval": np.quantile(found.u, [0.05, 0.95], axis=0),
+        "mean": u.mean(axis=0),
+        "minimum": upright(found.fit.u),
+        "sd": u.std(axis=0),
+        "interval": np.quantile(u, [0.05, 0.95], axis=0),
         "share": float(found.numbers["share"].mean()) if free else 1.0,
         "converged": float(found.converged.mean()),
         "moved": int(found.moved.sum()),
@@ -78,7 +80,7 @@ def bound_curve(datasets, draws):
         for seed in range(datasets):
             rng = np.random.default_rng([seed, n])
             bound = MMD(Gaussian(GK_LENGTH_SCALE)).objective(gk_data(rng, 0.0, n), GK)
-            mean = bootstrap(seed, bound, gk_starts(rng), draws).u.mean(axis=0)
+            mean = upright(bootstrap(seed, bound, gk_starts(rng), draws).u).mean(axis=0)
             points = np.concatenate([law(mean), law(GK_TRUTH)])[:, None]
             signed = np.concatenate([weights, -weights])
             squared.append(float(signed @ potential(Gaussian(GK_LENGTH_SCALE), points, points, signed)))
@@ -98,30 +100,29 @@ def main():
         for share in (0.1, 0.0, 0.05):
             count = max(arguments.coverage if free and share != 0.05 else 0, arguments.datasets)
             runs[free, share] = [one(seed, share, free, arguments.draws) for seed in range(count)]
-            print(summarise(runs[free, share], free, share))
             print(free, share, f"{time.perf_counter() - began:.0f} s", flush=True)
-    cases = [(free, share) for free in (False, True) for share in (0.0, 0.05, 0.1)]
+            save(runs, arguments, [], time.perf_counter() - began)
+    if arguments.curve:
+        save(runs, arguments, bound_curve(arguments.curve, arguments.draws), time.perf_counter() - began)
+
+
+def save(runs, arguments, curve, seconds):
+    """Write what there is so far."""
+    cases = [case for case in itertools.product((False, True), (0.0, 0.05, 0.1)) if case in runs]
     accuracy = [summarise(runs[case][: arguments.datasets], *case) for case in cases]
     header = ("mass", "outliers", "data sets", "NMSE", "se", "NMSE of the minimum", "to compare", "published")
     header += ("bias of a, b, g, log k", "share explained", "least converged", "most noise (sd)")
-    coverage = [(share, arguments.coverage, *covered(runs[True, share][: arguments.coverage])) for share in (0.0, 0.1)]
-    curve = bound_curve(arguments.curve, arguments.draws) if arguments.curve else []
-    report.save(
-        "npl_gandk",
-        "g-and-k, posterior bootstrap of the squared MMD",
-        [
-            ("Posterior means", report.table(header, accuracy)),
-            (
-                "Coverage of 90 % intervals, free mass",
-                report.table(("outliers", "data sets", *NAMES), coverage),
-            ),
-            (
-                "MMD to the truth against 2/sqrt(n)",
-                report.table(("n", "root mean squared MMD", "2/sqrt(n)"), curve),
-            ),
-        ],
-        {"accuracy": accuracy, "coverage": coverage, "curve": curve, "seconds": time.perf_counter() - began},
-    )
+    covers = [(share, runs[True, share][: arguments.coverage]) for share in (0.0, 0.1) if (True, share) in runs]
+    coverage = [(share, len(found), *covered(found)) for share, found in covers]
+    sections = [
+        (f"Posterior means of {arguments.draws} draws", report.table(header, accuracy)),
+        ("Coverage of 90 % intervals, free mass", report.table(("outliers", "data sets", *NAMES), coverage)),
+    ]
+    if curve:
+        table = report.table(("n", "root mean squared MMD", "2/sqrt(n)"), curve)
+        sections.append(("MMD to the truth against 2/sqrt(n)", table))
+    data = {"accuracy": accuracy, "coverage": coverage, "curve": curve, "seconds": seconds}
+    report.save("npl_gandk", "g-and-k, posterior bootstrap of the squared MMD", sections, data)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,13 @@ def g_and_k(u, z):
     return a + b * (1.0 + 0.8 * jnp.tanh(0.5 * g * z)) * (1.0 + z**2) ** jnp.exp(log_k) * z
 
 
+def upright(u):
+    """Of the two equal parameters `(a, b, g, log k)` and `(a, -b, -g, log k)` of g-and-k the one with `b > 0`."""
+    u = np.array(u)
+    u[..., 1:3] *= np.where(u[..., 1:2] < 0, -1.0, 1.0)
+    return u
+
+
 def location(u, z):
     """One draw of N(u, I)."""
     return u + z
@@ -37,7 +44,7 @@ LINE = Generator(location, NormalNoise(1), 1)
 
 def gk_data(rng, share, n=2048):
     """`n` draws at the truth; a share of them shifted by 50, half to each side."""
-    x = np.asarray(jax.vmap(lambda z: g_and_k(GK_TRUTH, z))(rng.normal(size=(n, 1))), np.float64)
+    x = np.array(jax.vmap(lambda z: g_and_k(GK_TRUTH, z))(rng.normal(size=(n, 1))), np.float64)
     far = int(share * n)
     x[: far // 2] += 50.0
     x[far // 2 : far] -= 50.0

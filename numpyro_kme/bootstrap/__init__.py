@@ -2,7 +2,8 @@
 
 from numpyro_kme.bootstrap.fit import Fit, fit
 from numpyro_kme.bootstrap.newton import Minimum, minimise
-from numpyro_kme.bootstrap.replicates import Quadrature, Replicates, Settings, posterior_bootstrap
+from numpyro_kme.bootstrap.preparation import Settings
+from numpyro_kme.bootstrap.replicates import Quadrature, Replicates, posterior_bootstrap
 from numpyro_kme.bootstrap.weights import DirichletProcess
 
 __all__ = [

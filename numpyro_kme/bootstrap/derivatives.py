@@ -46,15 +46,15 @@ def compare_derivatives(
     Args:
         objective: A loss bound to data, with automatic derivatives.
         nodes: Sets of noise nodes.
-        tasks: Weightings to compare for.
+        tasks: Weightings to compare for; they share a node set.
         u: Parameters `(p,)`, near the minimum of the full data.
         steps: Difference steps `(p,)`, about a posterior standard deviation.
     Returns:
         Infinite where a gradient is not finite.
     """
-    automatic = lanes.slopes(objective, nodes, tasks, u)[1]
-    far = lanes.slopes(Differenced(objective, steps), nodes, tasks, u)[1]
-    near = lanes.slopes(Differenced(objective, 0.5 * steps), nodes, tasks, u)[1]
+    automatic = lanes.slopes_together(objective, nodes, tasks, u)[1]
+    far = lanes.slopes_together(Differenced(objective, steps), nodes, tasks, u)[1]
+    near = lanes.slopes_together(Differenced(objective, 0.5 * steps), nodes, tasks, u)[1]
     differences = (4.0 * near - far) / 3.0
     error = np.linalg.norm(automatic - differences, axis=0)
     return np.where(np.isfinite(error), error / np.maximum(np.linalg.norm(differences, axis=0), 1e-300), np.inf)

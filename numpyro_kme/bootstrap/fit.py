@@ -11,6 +11,12 @@ from numpyro_kme.bootstrap.lanes import Control, Tasks
 from numpyro_kme.losses.base import Objective, num_points
 from numpyro_kme.losses.generator import BLOCK, Nodes
 
+SAME = 0.02
+"""Minima closer than this, in units of the spread of the starting points, are one."""
+
+FEW = 15
+"""Steps of a first look."""
+
 
 @dataclass(frozen=True)
 class Fit:
@@ -54,6 +60,13 @@ def rank_starts(objective: Objective, nodes: Nodes, which: int, starts: np.ndarr
     return starts[np.argsort(np.where(finite, scores, np.inf))[: min(BLOCK, int(finite.sum()))]]
 
 
+def look(objective: Objective, nodes: Nodes, starts: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """Follow starts `(S, p)` on the full data for `FEW` steps: the distinct points reached, best first."""
+    tasks = full_data(objective, 0).rows(np.zeros(len(starts), int))
+    found = lanes.solve(objective, nodes, tasks, starts, *_first(objective, nodes, tasks, starts, scale, FEW))
+    return found.u[distinct(found.u, found.value, scale)]
+
+
 def fit(
     objective: Objective, nodes: Nodes, which: int, starts: np.ndarray, scale: np.ndarray, max_steps: int = 60
 ) -> Fit:
@@ -69,29 +82,18 @@ def fit(
     """
     one = full_data(objective, which)
     tasks = one.rows(np.zeros(len(starts), int))
-    if objective.has_cheap_hessian:
-        hessians: Any = np.eye(objective.generator.dim)
-    else:
-        hessians = lanes.expand(objective, nodes, tasks, starts).hessian
-    control = Control(scale, tolerance=1e-5, max_steps=max_steps, damping=0.1, stride=1.0)
-    found = lanes.solve(objective, nodes, tasks, starts, hessians, control)
-    rank = np.argsort(found.value)
-    best = rank[0]
+    found = lanes.solve(objective, nodes, tasks, starts, *_first(objective, nodes, tasks, starts, scale, max_steps))
+    kept = distinct(found.u, found.value, scale)
+    best, kept = kept[0], kept[1:][found.convex[kept[1:]]]
     u, hessian = found.u[best], found.hessian[best]
     if not objective.has_cheap_hessian:
         hessian = lanes.expand(objective, nodes, one, u).hessian[0]
-    minima = [u]
-    for i in rank[1:]:
-        if found.convex[i] and all(np.abs((found.u[i] - other) / scale).max() > 0.02 for other in minima):
-            minima.append(found.u[i])
-    others = np.array(minima[1:]).reshape(-1, len(u))
-    same = np.abs((found.u - u) / scale).max(axis=1) <= 0.02
-    kept = [np.flatnonzero((found.u == other).all(axis=1))[0] for other in others]
+    same = np.abs((found.u - u) / scale).max(axis=1) <= SAME
     return Fit(
         u,
         float(found.value[best]),
         hessian,
-        others,
+        found.u[kept],
         found.value[kept],
         scale,
         int(same.sum()),
@@ -101,6 +103,23 @@ def fit(
             and np.linalg.eigvalsh(hessian)[0] > 0
         ),
     )
+
+
+def distinct(u: np.ndarray, values: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """Number the points `(S, p)` that are further than `SAME` scales from every better one, best first."""
+    chosen: list[int] = []
+    for i in np.argsort(values):
+        if all(np.abs((u[i] - u[j]) / scale).max() > SAME for j in chosen):
+            chosen.append(int(i))
+    return np.array(chosen)
+
+
+def _first(objective, nodes, tasks, starts, scale, max_steps) -> tuple[Any, Control]:
+    """First Hessians, and careful steps."""
+    control = Control(scale, tolerance=1e-5, max_steps=max_steps, damping=0.1, stride=1.0)
+    if objective.has_cheap_hessian:
+        return np.eye(objective.generator.dim), control
+    return lanes.expand(objective, nodes, tasks, starts).hessian, control
 
 
 def refit(objective: Objective, nodes: Nodes, which: int, first: Fit) -> Fit:

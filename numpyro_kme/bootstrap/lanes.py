@@ -1,10 +1,12 @@
-"""Minimisations side by side: fixed blocks of lanes, so that no result depends on how many there are or
-where they run."""
+"""Many minimisations of one objective: fixed blocks of tasks, so that no result depends on how many there
+are or where they run."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme import _linalg
@@ -53,6 +55,7 @@ def solve(
     starts: np.ndarray,
     hessians: np.ndarray,
     control: Control,
+    exact: bool = True,
 ) -> Minimum:
     """Minimise every task from its start.
 
@@ -63,11 +66,13 @@ def solve(
         starts: `(R, p)` or `(p,)`.
         hessians: First Hessians, `(R, p, p)` or `(p, p)`.
         control: Scales and stopping.
+        exact: Evaluate Hessians where that is cheap; if not, the first ones are updated.
     Returns:
         Minima with leading axis `R`.
     """
     numbers = (control.tolerance, control.max_steps, control.damping, control.stride)
-    return _over_blocks(_solve_block, objective, nodes, tasks, (starts, hessians), (control.scale, numbers))
+    block = _solve_exactly if exact and objective.has_cheap_hessian else _solve_with_updates
+    return _over_blocks(block, objective, nodes, tasks, (starts, hessians), (control.scale, numbers))
 
 
 def expand(objective: Objective, nodes: Nodes, tasks: Tasks, points: np.ndarray) -> Expansion:
@@ -83,6 +88,19 @@ def slopes(objective: Objective, nodes: Nodes, tasks: Tasks, points: np.ndarray)
 def values(objective: Objective, nodes: Nodes, tasks: Tasks, points: np.ndarray) -> np.ndarray:
     """Loss of every task at its point, `(R, p)` or `(p,)`."""
     return _over_blocks(_value_block, objective, nodes, tasks, (points,), ())
+
+
+def slopes_together(objective: Objective, nodes: Nodes, tasks: Tasks, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Loss and gradient of every task at one point `u (p,)`.
+
+    The model is simulated once for a block of tasks: tasks `16 i` to `16 i + 15` must share a node set.
+    """
+    return _over_blocks(_slope_together, objective, nodes, tasks, (), u)
+
+
+def expand_together(objective: Objective, nodes: Nodes, tasks: Tasks, u: np.ndarray) -> Expansion:
+    """Loss, gradient and Hessian of every task at one point `u (p,)`, as in `slopes_together`."""
+    return _over_blocks(_expand_together, objective, nodes, tasks, (), u)
 
 
 def offsets(objective: Objective, tasks: Tasks) -> np.ndarray:
@@ -104,27 +122,38 @@ def _over_blocks(function, objective, nodes, tasks, per_task, shared):
         results = []
         for number, first in enumerate(range(0, len(tasks), BLOCK)):
             index = np.minimum(np.arange(first, first + BLOCK), len(tasks) - 1)
-            part = tasks.rows(index)
-            block = (part.weights, part.extra, part.sets), tuple(value[index] for value in per_task)
+            part, count = tasks.rows(index), min(BLOCK, len(tasks) - first)
+            rows = (part.weights, part.extra, part.sets), tuple(value[index] for value in per_task)
             where = number % len(devices)
-            results.append(function(*fixed[where], *jax.device_put(block, devices[where])))
+            results.append(function(*fixed[where], *jax.device_put((count, *rows), devices[where])))
         results = [_linalg.to_host(result) for result in results]
     return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(tasks)], *results)
 
 
-def _mapped(objective, function, *rows):
-    """Map over a block's lanes: side by side, or one after the other where one lane fills the cache."""
-    return jax.vmap(function)(*rows) if objective.lanes > 1 else jax.lax.map(lambda row: function(*row), rows)
+def _each(objective, nodes, count, block, per_task, function):
+    """Call `function(facts, the task's nodes, *its own numbers)` for the first `count` tasks of the block
+    in turn."""
 
-
-def _each(objective, nodes, block, per_task, function):
-    """Map `function(facts, the task's nodes, *its own numbers)` over the block."""
-
-    def one(task, own):
-        weights, extra, which = task
+    def one(row):
+        (weights, extra, which), own = row
         return function(objective.reduce(weights, extra), jax.tree.map(lambda leaf: leaf[which], nodes), *own)
 
-    return _mapped(objective, one, block, per_task)
+    rows = (block, per_task)
+    first = jax.eval_shape(one, jax.tree.map(lambda leaf: leaf[0], rows))
+
+    def fill(i, results):
+        result = one(jax.tree.map(lambda leaf: leaf[i], rows))
+        return jax.tree.map(lambda leaf, new: leaf.at[i].set(new), results, result)
+
+    empty = jax.tree.map(lambda leaf: jnp.zeros((BLOCK, *leaf.shape), leaf.dtype), first)
+    return jax.lax.fori_loop(0, count, fill, empty)
+
+
+def _together(objective, nodes, block, function):
+    """Call `function(facts, nodes)` for all tasks of the block at once, with the nodes of its first task."""
+    weights, extra, sets = block
+    own = jax.tree.map(lambda leaf: leaf[sets[0]], nodes)
+    return jax.vmap(lambda w, points: function(objective.reduce(w, points), own))(weights, extra)
 
 
 @jax.jit
@@ -132,27 +161,41 @@ def _offsets(objective, weights, extra):
     return objective.offsets(weights, extra)
 
 
-@jax.jit
-def _solve_block(objective, nodes, shared, block, per_task):
+@partial(jax.jit, static_argnames="exact")
+def _solve_block(objective, nodes, shared, count, block, per_task, exact):
     scale, (tolerance, max_steps, damping, stride) = shared
-    control = dict(scale=scale, tolerance=tolerance, max_steps=max_steps, damping=damping, stride=stride)
+    control = dict(scale=scale, tolerance=tolerance, max_steps=max_steps, damping=damping, stride=stride, exact=exact)
 
     def one(facts, own_nodes, start, hessian):
         return minimise(objective, facts, own_nodes, start, hessian, **control)
 
-    return _each(objective, nodes, block, per_task, one)
+    return _each(objective, nodes, count, block, per_task, one)
+
+
+_solve_exactly = partial(_solve_block, exact=True)
+_solve_with_updates = partial(_solve_block, exact=False)
 
 
 @jax.jit
-def _expand_block(objective, nodes, shared, block, per_task):
-    return _each(objective, nodes, block, per_task, lambda facts, own, u: objective.expand(facts, u, own))
+def _expand_block(objective, nodes, shared, count, block, per_task):
+    return _each(objective, nodes, count, block, per_task, lambda facts, own, u: objective.expand(facts, u, own))
 
 
 @jax.jit
-def _slope_block(objective, nodes, shared, block, per_task):
-    return _each(objective, nodes, block, per_task, lambda facts, own, u: objective.slope(facts, u, own))
+def _slope_block(objective, nodes, shared, count, block, per_task):
+    return _each(objective, nodes, count, block, per_task, lambda facts, own, u: objective.slope(facts, u, own))
 
 
 @jax.jit
-def _value_block(objective, nodes, shared, block, per_task):
-    return _each(objective, nodes, block, per_task, lambda facts, own, u: objective.value(facts, u, own))
+def _value_block(objective, nodes, shared, count, block, per_task):
+    return _each(objective, nodes, count, block, per_task, lambda facts, own, u: objective.value(facts, u, own))
+
+
+@jax.jit
+def _slope_together(objective, nodes, u, count, block, per_task):
+    return _together(objective, nodes, block, lambda facts, own: objective.slope(facts, u, own))
+
+
+@jax.jit
+def _expand_together(objective, nodes, u, count, block, per_task):
+    return _together(objective, nodes, block, lambda facts, own: objective.expand(facts, u, own))

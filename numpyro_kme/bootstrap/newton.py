@@ -54,12 +54,13 @@ def minimise(
     max_steps: jax.Array,
     damping: jax.Array,
     stride: jax.Array,
+    exact: bool = True,
 ) -> Minimum:
     r"""Minimise `u -> objective.value(facts, u, nodes)` by damped Newton steps `-(|H| + damping I)^-1 g`.
 
     `|H|` has the absolute eigenvalues, so saddles repel. A step that does not lower the loss is taken back
-    and the damping raised. Where the objective has a cheap Hessian it is evaluated at every step;
-    otherwise `hessian` is the first one and symmetric rank-one updates follow.
+    and the damping raised. With `exact`, a cheap Hessian is evaluated at every step; otherwise
+    `hessian` is the first one and symmetric rank-one updates follow.
 
     Args:
         objective: What to minimise.
@@ -72,7 +73,9 @@ def minimise(
         max_steps: Most evaluations.
         damping: First damping, relative to the largest eigenvalue; 0 trusts the first Hessian.
         stride: Longest step, in units of `scale`.
+        exact: Use the objective's Hessian where it is cheap.
     """
+    exact = exact and objective.has_cheap_hessian
 
     def propose(gradient, hessian, damping):
         values, vectors = jnp.linalg.eigh(hessian * scale[:, None] * scale[None])
@@ -87,7 +90,7 @@ def minimise(
 
     def body(state):
         best, moved = state.best, state.trial - state.best.u
-        if objective.has_cheap_hessian:
+        if exact:
             value, gradient, fresh = objective.expand(facts, state.trial, nodes)
             kept = best.hessian
         else:

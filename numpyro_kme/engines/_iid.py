@@ -13,14 +13,14 @@ import numpyro.distributions as dist
 from jax import random
 from jax.scipy.special import ndtr
 from numpyro import handlers
+from numpyro.distributions import biject_to
 from numpyro.infer import Predictive
 
-from numpyro_kme import _checks, _compat, _linalg
+from numpyro_kme import _checks, _compat, _linalg, _reading
 from numpyro_kme.from_noise import FromNoise
 from numpyro_kme.losses.generator import DrawnNoise, Generator, Noise, NormalNoise
 from numpyro_kme.problem import Problem
 from numpyro_kme.simulator import Simulator
-from numpyro_kme.unconstrained import _Constrained, _Given
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +46,11 @@ class IidModel:
     @classmethod
     def read(cls, model: Callable, args: tuple, kwargs: Mapping) -> "IidModel":
         """Find the data plate of `model(*args, **kwargs)`, or raise a sentence that says how to write one."""
+        sizes = [np.shape(leaf)[0] for leaf in jax.tree.leaves((args, kwargs)) if np.ndim(leaf)]
+        _checks.require(
+            0 not in sizes,
+            "the data are empty; the posterior bootstrap needs at least two points along the data plate.",
+        )
         with handlers.block(), handlers.trace() as sketch:
             handlers.seed(handlers.substitute(model, data={}), random.key(0))(*args, **kwargs)
         samples = {name: site for name, site in sketch.items() if site["type"] == "sample"}
@@ -77,9 +82,7 @@ class IidModel:
             "parameters of the law of one data point. Draw them inside the simulator.",
         )
         problem = Problem.read(model, *args, **kwargs) if site in simulated else None
-        shape_of = _Constrained({name: jnp.asarray(found["value"]) for name, found in latents.items()})
-        _run(model, args, kwargs, shape_of)
-        shapes = {name: np.shape(value) for name, value in shape_of.unconstrained.items()}
+        shapes = {name: np.shape(_unconstrained(found)) for name, found in latents.items()}
         return cls(model, args, kwargs, site, np.asarray(observed[site]["value"]), shapes, problem)
 
     @property
@@ -132,9 +135,32 @@ class IidModel:
             differentiable=simulator.has_rsample,
         )
 
+    def predictive(self, generator: Generator) -> Callable[[jax.Array, int], Any]:
+        """The prior predictive law of one data point, as a traceable sampler `(rng_key, num) -> (num, ...)`.
+
+        With covariates, a point is a covariate of the data at random and a response.
+        """
+        _checks.require(
+            self.problem is not None,
+            "centring on the model's own prior predictive needs a Simulator site; give `centering` a "
+            "distribution or a sampler.",
+        )
+
+        def one(rng_key):
+            prior_key, noise_key, row_key = random.split(rng_key, 3)
+            with handlers.block(), handlers.trace() as trace:
+                handlers.seed(self.model, prior_key)(*self.args, **self.kwargs)
+            u, noise = self._flat(trace), generator.noise.sample(noise_key)
+            if generator.covariates is None:
+                return generator.simulate(u, noise)
+            row = random.randint(row_key, (), 0, len(self.data))
+            return jnp.asarray(generator.covariates)[row], generator.simulate(u, noise, row)
+
+        return lambda rng_key, num: jax.vmap(one)(random.split(rng_key, num))
+
     def _simulate(self, u, noise, row=None):
         assert self.problem is not None
-        simulator = self.problem._run(random.key(0), {}, self._given(u))[1][self.site]
+        simulator = _reading.run(self.model, self.args, self.kwargs, random.key(0), {}, self._given(u))[1][self.site]
         params = simulator.params
         if simulator.groups != ():
             pairs = zip(simulator.params, simulator.call_shapes)
@@ -162,14 +188,20 @@ class IidModel:
 
     def _given(self, u):
         ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes.values()])[:-1]
-        pieces = zip(self.shapes.items(), jnp.split(u, ends), strict=True)
-        return _Given({name: piece.reshape(shape) for (name, shape), piece in pieces})
+        pairs = zip(self.shapes.items(), jnp.split(u, ends), strict=True)
+        pieces = {name: piece.reshape(shape) for (name, shape), piece in pairs}
+
+        def value(site):
+            given = site["type"] == "sample" and site["name"] in pieces
+            return biject_to(site["fn"].support)(pieces[site["name"]]) if given else None
+
+        return handlers.substitute(substitute_fn=value)
 
     @cached_property
     def _unflatten(self):
         def one(u):
             if self.problem is not None:
-                trace = self.problem._run(random.key(0), {}, self._given(u))[0]
+                trace = _reading.run(self.model, self.args, self.kwargs, random.key(0), {}, self._given(u))[0]
                 kept = (*self.shapes, *self.problem.deterministics)
             else:
                 trace = _run(self.model, self.args, self.kwargs, self._given(u))
@@ -184,11 +216,12 @@ class IidModel:
     @cached_property
     def _flatten(self):
         def one(latents):
-            found = _Constrained(latents)
-            _run(self.model, self.args, self.kwargs, found)
-            return jnp.concatenate([jnp.ravel(found.unconstrained[name]) for name in self.shapes])
+            return self._flat(_run(self.model, self.args, self.kwargs, handlers.substitute(data=latents)))
 
         return jax.jit(jax.vmap(one))
+
+    def _flat(self, trace):
+        return jnp.concatenate([jnp.ravel(_unconstrained(trace[name])) for name in self.shapes])
 
 
 @lru_cache(maxsize=256)
@@ -208,6 +241,10 @@ def noise_rule(fn: Callable) -> Noise:
     if isinstance(base, dist.Normal):
         return NormalNoise(size, lambda z: base.loc + base.scale * z.reshape(shape))
     return NormalNoise(size, lambda z: base.icdf(ndtr(z.reshape(shape))))
+
+
+def _unconstrained(site):
+    return biject_to(site["fn"].support).inv(jnp.asarray(site["value"]))
 
 
 def _run(model, args, kwargs, messenger):

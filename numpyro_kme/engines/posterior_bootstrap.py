@@ -11,7 +11,8 @@ from numpyro.distributions import Distribution
 from numpyro_kme import _checks
 from numpyro_kme.bootstrap import lanes
 from numpyro_kme.bootstrap.fit import full_data
-from numpyro_kme.bootstrap.replicates import Replicates, Settings, posterior_bootstrap
+from numpyro_kme.bootstrap.preparation import Settings
+from numpyro_kme.bootstrap.replicates import Replicates, posterior_bootstrap
 from numpyro_kme.bootstrap.weights import DirichletProcess
 from numpyro_kme.engines._base import Engine, Result
 from numpyro_kme.engines._iid import IidModel
@@ -44,8 +45,8 @@ class PosteriorBootstrap(Engine):
             density, or your own.
         num_samples: Number `B` of posterior draws.
         concentration: `alpha >= 0`, how many data points the prior guess `F` is worth.
-        centering: `F`: a NumPyro distribution of one data point, or a traceable
-            `(rng_key, num) -> (num, *event)`.
+        centering: `F`: a NumPyro distribution of one data point, a traceable sampler
+            `(rng_key, num) -> (num, *event)`, or `"prior predictive"`, the model's own.
         truncation: Draws of `F` in each replicate.
         covariates: Name of the model's argument that holds covariates `(n, ...)`, where the simulator's
             parameters vary along the plate: the loss then compares joint laws of (covariate, response).
@@ -80,15 +81,18 @@ class PosteriorBootstrap(Engine):
         self.settings = Settings(num_samples, num_nodes, method)
         self.concentration, self.centering, self.truncation = concentration, centering, truncation
         self.covariates, self.num_starts = covariates, num_starts
-        self._process(None)
-        self._read: tuple[IidModel, Generator] | None = None
+        _checks.require(
+            not isinstance(centering, str) or centering == "prior predictive",
+            f'`centering` must be a distribution, a sampler or "prior predictive"; got {centering!r}.',
+        )
+        DirichletProcess(concentration, centering, truncation)
+        self._read: tuple[IidModel, Generator, DirichletProcess] | None = None
         self._bound: tuple[IidModel, Objective] | None = None
 
     def _infer(self, rng_key: jax.Array, args: tuple, kwargs: dict) -> Result:
         start_key, run_key = jax.random.split(rng_key)
-        iid, generator = self._generator(args, kwargs)
+        iid, generator, process = self._generator(args, kwargs)
         data = iid.data if generator.covariates is None else (generator.covariates, iid.data)
-        process = self._process(generator)
         objective = self.loss.objective(data, generator, process.points(run_key, np.arange(BLOCK), data))
         starts = iid.starts(start_key, self.num_starts)
         self.replicates = posterior_bootstrap(run_key, objective, starts, process, self.settings)
@@ -139,9 +143,9 @@ class PosteriorBootstrap(Engine):
         assert self.result and self._bound is not None
         return self._bound
 
-    def _generator(self, args: tuple, kwargs: dict) -> tuple[IidModel, Generator]:
-        """The model as a generator; the last one again, with its compiled programs, where only the data
-        have changed."""
+    def _generator(self, args: tuple, kwargs: dict) -> tuple[IidModel, Generator, DirichletProcess]:
+        """The model as a generator, and the prior; the last ones again, with their compiled programs,
+        where only the data have changed."""
         iid = IidModel.read(self.model, args, kwargs)
         covariates = None
         if self.covariates is not None:
@@ -151,24 +155,21 @@ class PosteriorBootstrap(Engine):
             )
             covariates = kwargs[self.covariates]
         if self._read is None or not _same_but_for_data(self._read[0], iid):
-            self._read = iid, iid.generator(covariates)
-        return iid, self._read[1]
+            generator = iid.generator(covariates)
+            self._read = iid, generator, self._process(iid, generator)
+        return iid, *self._read[1:]
 
-    def _process(self, generator: Generator | None) -> DirichletProcess:
+    def _process(self, iid: IidModel, generator: Generator) -> DirichletProcess:
         centering = self.centering
         if isinstance(centering, Distribution):
-            centering = _Draws(centering)
+            distribution = centering
+
+            def centering(rng_key, num):
+                return distribution.sample(rng_key, (num,))
+
+        elif isinstance(centering, str) and self.concentration:
+            centering = iid.predictive(generator)
         return DirichletProcess(self.concentration, centering, self.truncation)
-
-
-class _Draws:
-    """Draws of a NumPyro distribution, as a centering measure."""
-
-    def __init__(self, distribution: Distribution):
-        self.distribution = distribution
-
-    def __call__(self, rng_key, num):
-        return self.distribution.sample(rng_key, (num,))
 
 
 def _same_but_for_data(old: IidModel, new: IidModel) -> bool:

@@ -31,8 +31,6 @@ class Objective(abc.ABC):
     data: Any
     has_cheap_hessian: ClassVar[bool] = False
     """Whether `expand` costs little more than `slope`; if not, solvers update an approximate Hessian."""
-    lanes: ClassVar[int] = 1
-    """How many replicates to compute side by side: many where one is small, one where it fills the cache."""
 
     @abc.abstractmethod
     def reduce(self, weights: jax.Array, extra: Any = None) -> Any:
@@ -70,6 +68,10 @@ class Objective(abc.ABC):
     def place(self, u: np.ndarray, least: int) -> Nodes | None:
         """Return better nodes than the noise's own near `u`, at least `least` of them, if there are any."""
         return None
+
+    def smoothed(self) -> "Objective":
+        """Return a smoother objective with about the same minimum, to be led by from afar, if there is one."""
+        return self
 
     def refined(self) -> "Objective":
         """Return the same objective with its own discretisation halved, where it has one."""

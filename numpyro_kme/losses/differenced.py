@@ -62,6 +62,10 @@ class Differenced(Objective):
         """As the inner objective."""
         return self.inner.place(u, least)
 
+    def smoothed(self):
+        """The inner objective smoothed, with the same steps."""
+        return Differenced(self.inner.smoothed(), self.steps)
+
     def refined(self):
         """The inner objective refined, with the same steps."""
         return Differenced(self.inner.refined(), self.steps)

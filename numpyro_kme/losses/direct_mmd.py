@@ -1,10 +1,11 @@
 """The squared MMD by direct sums of kernel values, for data of any kind."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_kme.kernels import Kernel
 from numpyro_kme.kernels.base import squared_distances
@@ -15,6 +16,9 @@ from numpyro_kme.losses.generator import Generator
 
 SOURCES = 512
 """Kernel values are formed for this many sources at a time."""
+
+WIDER = 8.0
+"""A smoothed loss has a kernel this many times as wide."""
 
 
 @jax.tree_util.register_dataclass
@@ -30,6 +34,10 @@ class DirectMMD(EmbeddingObjective):
     kernel: Kernel
     data: Any
     free_mass: bool = field(metadata=dict(static=True))
+
+    def smoothed(self):
+        """Widen a stationary kernel."""
+        return replace(self, kernel=widened(self.kernel)) if isinstance(self.kernel, Stationary) else self
 
     def reduce(self, weights, extra=None):
         """Join the points and keep the weights."""
@@ -99,6 +107,11 @@ class DirectMMD(EmbeddingObjective):
         if not self.generator.noise.independent:
             return q
         return mass.unbiased_energy(q, jnp.square(v) @ self.kernel.diagonal(y), v)
+
+
+def widened(kernel: Any) -> Any:
+    """The same stationary kernel, `WIDER` times as wide."""
+    return replace(kernel, length_scale=WIDER * np.asarray(kernel.length_scale))
 
 
 def vectors(points: Any) -> Any:

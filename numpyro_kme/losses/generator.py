@@ -44,6 +44,10 @@ class Noise(abc.ABC):
     independent: bool
 
     @abc.abstractmethod
+    def sample(self, rng_key: jax.Array) -> Any:
+        """Draw one noise value; traceable."""
+
+    @abc.abstractmethod
     def nodes(self, rng_key: jax.Array, num: int, blocks: int) -> Nodes:
         """Draw `blocks` sets of `num` nodes, `(blocks, num, ...)`; one set (`blocks` = 1) where nodes are
         not random."""
@@ -75,6 +79,10 @@ class NormalNoise(Noise):
     dim: int
     transform: Callable[[jax.Array], Any] = _same
     independent: bool = field(default=False, init=False)
+
+    def sample(self, rng_key):
+        """Draw one noise value."""
+        return self.transform(jax.random.normal(rng_key, (self.dim,)))
 
     def nodes(self, rng_key, num, blocks):
         """Draw sets of nodes; one set serves all blocks when `dim` is 1."""
@@ -126,6 +134,10 @@ class DrawnNoise(Noise):
 
     draw: Callable[[jax.Array], Any] = _same
     independent: bool = field(default=True, init=False)
+
+    def sample(self, rng_key):
+        """Draw one noise value."""
+        return self.draw(rng_key)
 
     def nodes(self, rng_key, num, blocks):
         """Draw `blocks` sets of `num` independent nodes."""

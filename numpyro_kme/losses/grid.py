@@ -70,7 +70,8 @@ class Grid:
     def charges(self, stencil: Stencil, spread: jax.Array) -> jax.Array:
         """Collect what points put on their four cells: `(M, 4, ...)` to Fourier coefficients `(..., size
         // 2 + 1)`."""
-        cells = jnp.zeros((self.size, *spread.shape[2:]), spread.dtype).at[stencil.cells].add(spread)
+        runs = jnp.zeros((self.size, *spread.shape[1:]), spread.dtype).at[stencil.cells[:, 0]].add(spread)
+        cells = runs[:, 0] + sum(jnp.roll(runs[:, k], k, axis=0) for k in (1, 2, 3))
         return jnp.fft.rfft(jnp.moveaxis(cells, 0, -1))
 
     def embed(self, points: jax.Array, weights: jax.Array) -> jax.Array:

@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme.kernels import Kernel
+from numpyro_kme.kernels.stationary import Stationary
 from numpyro_kme.losses import mass
 from numpyro_kme.losses.base import EmbeddingObjective, Expansion, join
+from numpyro_kme.losses.direct_mmd import WIDER, widened
 from numpyro_kme.losses.generator import Generator
 from numpyro_kme.losses.grid import Grid, make_grid, profile
 from numpyro_kme.losses.placement import placed_nodes
@@ -38,7 +40,6 @@ class GridMMD(EmbeddingObjective):
     max_cells: int = field(metadata=dict(static=True))
 
     has_cheap_hessian: ClassVar[bool] = True
-    lanes: ClassVar[int] = 16
 
     @classmethod
     def bind(
@@ -56,6 +57,14 @@ class GridMMD(EmbeddingObjective):
         centre, width, step, _, reach = window
         grid = make_grid(kernel, centre, width, step, reach, max_cells)
         return cls(generator, grid, np.ravel(data), peak, window, kernel, free_mass, max_cells)
+
+    def smoothed(self):
+        """Widen a stationary kernel."""
+        if not isinstance(self.kernel, Stationary):
+            return self
+        centre, width, step, half, reach = self.window
+        window = (centre, width + 4.0 * WIDER * half, WIDER * step, WIDER * half, WIDER * reach)
+        return GridMMD.bind(self.generator, widened(self.kernel), self.data, window, self.free_mass, self.max_cells)
 
     def refined(self):
         """Halve the cells."""

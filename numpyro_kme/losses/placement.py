@@ -41,11 +41,8 @@ def placed_nodes(generator: Generator, u: np.ndarray, resolution: float, least: 
             return None
         density = _density(z, y, resolution)
         along = np.concatenate([[0.0], np.cumsum(0.5 * (density[1:] + density[:-1]) * np.diff(z))])
-        ladder = [
-            least,
-            *(odd * 2**power for power in range(8, 14) for odd in (2, 3)),
-        ]  # few sizes, few programs
-        num = min((size for size in ladder if size >= max(least, along[-1])), default=16_384)
+        doublings = max(int(np.ceil(np.log2(along[-1] / least))), 0)  # few sizes, few programs
+        num = min(least * 2**doublings, 16_384)
         placed = np.interp((np.arange(num) + 0.5) / num * along[-1], along, z)
         weights = np.exp(-0.5 * placed**2) / np.interp(placed, z, density)
         return Nodes(_push(noise, placed, lead=True), jnp.asarray(weights / weights.sum())[None])

@@ -1,0 +1,140 @@
+"""Before the replicates: the full-data minimum, the noise nodes, and how to differentiate."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import jax
+import numpy as np
+
+from numpyro_kme import _checks
+from numpyro_kme.bootstrap import lanes
+from numpyro_kme.bootstrap.derivatives import DISAGREE, Derivatives, compare_derivatives
+from numpyro_kme.bootstrap.fit import Fit, fit, look, newton_step, rank_starts, refit, spread
+from numpyro_kme.bootstrap.lanes import Tasks
+from numpyro_kme.losses.base import Objective
+from numpyro_kme.losses.differenced import Differenced
+from numpyro_kme.losses.generator import BLOCK, Nodes
+
+NARROW, WIDE = 0.02, 0.3
+"""Difference steps are a posterior standard deviation, but within these shares of the spread of the
+starting points."""
+
+KEPT = 4
+"""Starts followed to the end."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a posterior bootstrap is computed.
+
+    Attributes:
+        num_samples: Replicates `B`.
+        num_nodes: Noise nodes `M` of the model's law in each minimisation.
+        method: `"newton"` minimises; `"linear"` takes one Newton step from the full-data minimum (the
+            influence function).
+        restart_every: One replicate in this many is restarted from elsewhere and compared.
+    """
+
+    num_samples: int = 500
+    num_nodes: int = 512
+    method: Literal["newton", "linear"] = "newton"
+    restart_every: int = 20
+
+    def __post_init__(self):
+        _checks.require(self.num_samples >= 1, f"`num_samples` must be at least 1; got {self.num_samples}.")
+        _checks.require(self.num_nodes >= 8, f"`num_nodes` must be at least 8; got {self.num_nodes}.")
+        _checks.require(
+            self.method in ("newton", "linear"),
+            f'`method` must be "newton" or "linear"; got {self.method!r}.',
+        )
+
+    def nodes(self, objective: Objective) -> int:
+        """Nodes to use: twice as many where a grid makes them cheap."""
+        return self.num_nodes * (2 if objective.has_cheap_hessian else 1)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What the replicates share.
+
+    Attributes:
+        objective: What they minimise.
+        nodes: Sets of noise nodes.
+        fit: The minimum on the full data.
+        scale: A first look at the posterior's standard deviations, `(p,)`.
+        pool: Where to restart from if the full data have one minimum only, `(K, p)`, best first.
+        derivatives: How the loss is differentiated.
+    """
+
+    objective: Objective
+    nodes: Nodes
+    fit: Fit
+    scale: np.ndarray
+    pool: np.ndarray
+    derivatives: Derivatives
+
+
+def prepare(
+    rng_key: jax.Array, objective: Objective, nodes: Nodes, pilot: Tasks, starts: np.ndarray, settings: Settings
+) -> Prepared:
+    """Fit the full data, place the nodes, and settle how to differentiate.
+
+    Args:
+        rng_key: For the few nodes with which starting points are ranked.
+        objective: A loss bound to data.
+        nodes: Sets of noise nodes; the full data use the first.
+        pilot: Tasks that show the posterior's scale; they share a node set.
+        starts: `(S, p)`.
+        settings: Sizes.
+    """
+    rough = nodes
+    if not objective.has_cheap_hessian:
+        rough = objective.generator.draw_nodes(rng_key, max(settings.num_nodes // 4, 8), 1)
+    ranked, width = rank_starts(objective.smoothed(), rough, 0, starts), spread(starts)
+    derivatives = Derivatives(objective.generator.differentiable, None)
+    if derivatives.automatic:
+        placed, full, scale, pool = _fit_and_place(objective, nodes, pilot, ranked, width)
+        flat = scale < 1e-6 * width  # no derivative at all: look over a wide step
+        steps = np.where(flat, NARROW * width, np.minimum(scale, WIDE * width))
+        disagreement = compare_derivatives(objective, placed, pilot, full.u, steps)
+        derivatives = Derivatives(bool((disagreement <= DISAGREE).all()), disagreement)
+        if derivatives.automatic:
+            return Prepared(objective, placed, full, scale, pool, derivatives)
+    objective = Differenced(objective, 0.1 * width)
+    best = ranked
+    for _ in range(2):
+        nodes, full, scale, pool = _fit_and_place(objective, nodes, pilot, best, width)
+        objective = replace(objective, steps=np.clip(scale, NARROW * width, WIDE * width))
+        best = np.concatenate([full.u[None], full.others])[:BLOCK]
+    full = refit(objective, nodes, 0, full)
+    scale = robust_sd(one_step(objective, nodes, pilot, full)[0])
+    return Prepared(objective, nodes, full, scale, pool, derivatives)
+
+
+def _fit_and_place(objective, nodes, pilot, starts, width) -> tuple[Nodes, Fit, np.ndarray, np.ndarray]:
+    """Minimise on the full data, place the nodes for the minimum, and take a first look at the posterior's
+    scale; also what the starts had come to half way.
+
+    The way leads over a smoother loss: with the kernel's own width a model with heavy tails has gaps between
+    its nodes, in which starts settle at false minima.
+    """
+    least = nodes.weights.shape[1]
+    pool = look(objective.smoothed(), nodes, starts, width)
+    nodes = objective.place(pool[0], least) or nodes
+    full = fit(objective, nodes, 0, pool[:KEPT], width)
+    placed = objective.place(full.u, least)
+    if placed is not None:
+        nodes, full = placed, refit(objective, placed, 0, full)
+    return nodes, full, robust_sd(one_step(objective, nodes, pilot, full)[0]), pool
+
+
+def one_step(objective: Objective, nodes: Nodes, tasks: Tasks, full: Fit) -> tuple[np.ndarray, np.ndarray]:
+    """One Newton step of each task from the full-data minimum, and its loss before the step."""
+    value, gradient = lanes.slopes_together(objective, nodes, tasks, full.u)
+    return full.u + newton_step(full.hessian, gradient), value
+
+
+def robust_sd(u: np.ndarray) -> np.ndarray:
+    """Robust standard deviations over replicates, never zero."""
+    low, high = np.quantile(u, [0.16, 0.84], axis=0)
+    return np.maximum(0.5 * (high - low), 1e-12 * (1.0 + np.abs(u).max(axis=0)))
