@@ -12,7 +12,7 @@ from numpyro_kme.kernels.base import Kernel, Points, num_points
 BATCH = 64
 
 
-class TestResult(NamedTuple):
+class PermutationTest(NamedTuple):
     """A statistic and how unusual it is.
 
     Attributes:
@@ -22,14 +22,12 @@ class TestResult(NamedTuple):
         null: The statistic under each permutation.
     """
 
-    __test__ = False
-
     statistic: float
     p_value: float
     null: np.ndarray
 
 
-def mmd_test(rng_key: jax.Array, kernel: Kernel, x: Points, y: Points, *, num_permutations: int = 999) -> TestResult:
+def mmd_test(rng_key: jax.Array, kernel: Kernel, x: Points, y: Points, *, num_permutations: int = 999) -> PermutationTest:
     """Test whether two samples have the same law, by the unbiased squared MMD.
 
     Args:
@@ -80,7 +78,7 @@ def hsic(kernel_x: Kernel, x: Points, kernel_y: Kernel, y: Points) -> jax.Array:
 
 def hsic_test(
     rng_key: jax.Array, kernel_x: Kernel, x: Points, kernel_y: Kernel, y: Points, *, num_permutations: int = 999
-) -> TestResult:
+) -> PermutationTest:
     """Test whether two variables are independent, by the HSIC under permutations of the pairing.
 
     Args:
@@ -128,7 +126,7 @@ def _require_permutations(number) -> None:
     _checks.require(number >= 1, f"`num_permutations` must be at least 1; got {number}.")
 
 
-def _result(value, null) -> TestResult:
+def _result(value, null) -> PermutationTest:
     value, null = float(value), np.asarray(null)
     slack = 1e-12 * (abs(value) + np.abs(null).max())
-    return TestResult(value, float((1 + np.sum(null >= value - slack)) / (1 + len(null))), null)
+    return PermutationTest(value, float((1 + np.sum(null >= value - slack)) / (1 + len(null))), null)

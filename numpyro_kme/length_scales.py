@@ -102,18 +102,18 @@ def learn_length_scale(
     """
     _checks.matrix("x", x, min_rows=2)
     _checks.finite("x", x)
-    x = np.asarray(x, np.float64)
-    _checks.require(bool(np.ptp(x, axis=0).all()), "`x` has a constant column; leave it out.")
-    x = x - x.mean(axis=0)
-    reach = float(np.sqrt(np.mean(np.sum(np.square(x), axis=1)))) if reach is None else reach
+    table = np.asarray(x, np.float64)
+    table = table - table.mean(axis=0)
+    _checks.require(bool(np.ptp(table, axis=0).all()), "`x` has a constant column; leave it out.")
+    reach = float(np.sqrt(np.mean(np.sum(np.square(table), axis=1)))) if reach is None else reach
     _checks.positive("reach", reach)
-    landmarks = spread_out(rng_key, x, max(num_landmarks, x.shape[1]))
-    median = float(median_heuristic(x))
+    landmarks = spread_out(rng_key, table, max(num_landmarks, table.shape[1]))
+    median = float(median_heuristic(table))
     found = []
     with _linalg.float64():
 
         def loss(at):
-            value, slope = _loss(at, x, landmarks, reach)
+            value, slope = _loss(at, table, landmarks, reach)
             value, slope = float(value), np.asarray(slope)
             return (value, slope) if np.isfinite(value) and np.isfinite(slope).all() else (1e12, np.zeros(2))
 

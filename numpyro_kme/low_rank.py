@@ -51,7 +51,8 @@ class LowRank:
             kernel, points = _linalg.in_present_precision((kernel, points))
             rest = np.array(kernel.diagonal(points), np.float64)
             stop = tolerance * rest.max()
-            columns, chosen = np.zeros((min(most, 64), n)), []
+            columns = np.zeros((min(most, 64), n))
+            chosen: list[int] = []
             while len(chosen) < most and rest.max() > stop:
                 rank, pivot = len(chosen), int(np.argmax(rest))
                 if rank == len(columns):

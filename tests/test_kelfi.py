@@ -42,7 +42,7 @@ def with_a_likelihood(x=None, y=None):
 
 @pytest.fixture(scope="module")
 def kelfi():
-    engine = kme.KELFI(conjugate, num_simulations=200, progress_bar=False)
+    engine = kme.KELFI(conjugate, num_simulations=200, form=kme.KernelMeans(), progress_bar=False)
     engine.run(jax.random.key(0), x=X)
     return engine
 
@@ -92,7 +92,7 @@ def test_predictive_density_is_the_mean_over_the_posterior(kelfi):
 
 def test_learns_the_prior(kelfi):
     """At the learnt mean and sd the penalised marginal, by quadrature, is highest; densities use the learnt prior."""
-    learnt = kme.KELFI(conjugate, simulations=kelfi.simulations, learn_prior=True)
+    learnt = kme.KELFI(conjugate, simulations=kelfi.simulations, form=kme.KernelMeans(), learn_prior=True)
     learnt.run(jax.random.key(0), x=X)
     mean, sd = learnt.info["prior mean of x"][0], learnt.info["prior sd of x"][0]
     assert abs(mean) > 0.05 or abs(np.log(sd)) > 0.05
@@ -117,7 +117,7 @@ def test_learns_the_prior(kelfi):
 
 def test_a_new_observation_needs_no_new_simulations(kelfi):
     before = kelfi.simulations
-    other = kme.KELFI(conjugate, simulations=before, progress_bar=False)
+    other = kme.KELFI(conjugate, simulations=before, form=kme.KernelMeans(), progress_bar=False)
     other.run(jax.random.key(5), x=X)
     other.condition(jax.random.key(6), x=-X)
     assert other.simulations is before
@@ -133,7 +133,7 @@ def test_herded_samples_meet_the_signed_moments(kelfi):
 
 
 def test_same_key_same_draws(kelfi):
-    again = kme.KELFI(conjugate, simulations=kelfi.simulations, progress_bar=False)
+    again = kme.KELFI(conjugate, simulations=kelfi.simulations, form=kme.KernelMeans(), progress_bar=False)
     again.run(jax.random.key(0), x=X)
     np.testing.assert_array_equal(again.get_samples()["theta"], kelfi.get_samples()["theta"])
 
@@ -208,6 +208,50 @@ def test_float32_session():
         assert abs(engine.get_samples()["theta"].mean() - EXACT.mean()) < EXACT.std()
 
 
+def test_draws_along_a_plate_multiply_their_densities():
+    """Five draws: the exact posterior of the product, which is much narrower than that of one."""
+    x = np.array([[0.9], [0.3], [1.4], [0.8], [0.6]])
+    engine = kme.KELFI(iid, num_simulations=200, progress_bar=False)
+    engine.run(jax.random.key(0), x=x)
+    precision = 1 + 5 / NOISE**2
+    draws = engine.get_samples()["theta"]
+    np.testing.assert_allclose(draws.mean(), x.sum() / NOISE**2 / precision, atol=0.5 / np.sqrt(precision))
+    np.testing.assert_allclose(draws.std(), precision**-0.5, rtol=0.3)
+
+
+@pytest.fixture(scope="module")
+def residual(kelfi):
+    engine = kme.KELFI(conjugate, simulations=kelfi.simulations)
+    engine.run(jax.random.key(0), x=X)
+    return engine
+
+
+def test_the_default_form_does_what_the_published_one_does(residual):
+    """Density, evidence, mode, prediction, herding and relevance, by quadrature of its own likelihood."""
+    grid = np.linspace(-6, 6, 2001)
+    step = grid[1] - grid[0]
+    log_q = np.asarray(jax.jit(jax.vmap(residual.likelihoods["x"].at(X).log_density))(grid[:, None]))
+    joint = np.exp(log_q) * stats.norm.pdf(grid)
+    mass = joint.sum() * step
+    np.testing.assert_allclose(residual.log_marginal_likelihood(), np.log(mass), atol=0.1)
+    density = np.exp(residual.log_density({"theta": grid}))
+    np.testing.assert_allclose(density, joint / mass, atol=0.1 * density.max())
+    np.testing.assert_allclose(residual.mode()["theta"], grid[np.argmax(joint)], atol=2 * step)
+    mean = np.sum(grid * joint) / joint.sum()
+    sd = np.sqrt(np.sum((grid - mean) ** 2 * joint) / joint.sum())
+    draws = residual.get_samples()["theta"]
+    np.testing.assert_allclose(draws.mean(), mean, atol=5 * sd / np.sqrt(1000))
+    np.testing.assert_allclose(mean, EXACT.mean(), atol=0.3 * EXACT.std())
+    np.testing.assert_allclose(sd, EXACT.std(), rtol=0.2)
+    np.testing.assert_allclose(residual.herd(jax.random.key(1), 200)["theta"].mean(), mean, atol=0.1 * sd)
+    predicted = np.exp(residual.predictive_log_density(np.array([[0.5], [2.0]])))
+    exact = stats.norm(EXACT.mean(), np.sqrt(EXACT.var() + NOISE**2)).pdf([0.5, 2.0])
+    np.testing.assert_allclose(predicted, exact, rtol=0.3)
+    assert residual.relevance()["x"].shape == (1,) and residual.relevance()["x"][0] > 0.3
+    with pytest.raises(NotImplementedError, match="no Gaussian-process variance"):
+        residual.surrogate_variance({"theta": np.zeros(2)})
+
+
 def unobserved(x=None):
     conjugate(None)
 
@@ -226,7 +270,12 @@ def iid(x=None):
         (lambda: kme.KELFI(unobserved), X, "'x' is not observed"),
         (lambda: kme.KELFI(conjugate), np.array([np.nan]), "not finite"),
         (lambda: kme.KELFI(conjugate), np.zeros(3), r"shape \(3,\)"),
-        (lambda: kme.KELFI(iid, 20), np.zeros((5, 1)), "draws of the same parameters along plates"),
+        (
+            lambda: kme.KELFI(iid, 20, form=kme.KernelMeans(data_kernel=kme.kernels.Gaussian(1.0))),
+            np.zeros((5, 1)),
+            "draws of the same parameters along plates",
+        ),
+        (lambda: kme.KELFI(conjugate, 20, learn_prior=True), X, "published form"),
     ],
 )
 def test_bad_input_gets_a_sentence(make, x, sentence):

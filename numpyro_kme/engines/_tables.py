@@ -3,29 +3,39 @@
 import numpy as np
 
 from numpyro_kme import _checks
+from numpyro_kme.kernel_means.base import Form
 from numpyro_kme.problem import Problem
 from numpyro_kme.simulations import Simulations
 
+DRAWS = 1000
+"""Rows to learn from, at most, where several draws share each parameter."""
 
-def check_sites(problem: Problem) -> None:
+
+def check_sites(problem: Problem, form: Form | None) -> None:
     """What can be said before any simulation is run."""
     for site, y in problem.observations.items():
         _checks.finite(f"observation at {site!r}", y)
         simulator = problem.simulators[site].simulator
         _checks.require(
-            simulator.batch_shape == simulator.groups,
-            f"Site {site!r} holds {simulator.batch_shape} draws of the same parameters along plates. Make the data set one "
-            "event of the simulator and compare it as a whole: "
-            "form=KernelMeans(data_kernel=kernels.EmpiricalMeasure(...)).",
+            simulator.batch_shape == simulator.groups or getattr(form, "data_kernel", None) is None,
+            f"Site {site!r} holds {simulator.batch_shape} draws of the same parameters along plates, whose densities are "
+            "multiplied; a data kernel on whole data sets does not fit there. Make the data set one event of the simulator, "
+            "or leave `data_kernel` out.",
         )
 
 
 def training_table(simulations: Simulations, problem: Problem, site: str) -> tuple[np.ndarray, np.ndarray]:
-    """Arguments `(m, p)` and outputs `(m, *event)` of single calls, from simulations that may run along plates."""
-    simulator = problem.simulators[site].simulator
-    arguments, x = np.asarray(simulations.arguments[site]), np.asarray(simulations.x[site])
-    x = x.reshape(len(x), *simulator.batch_shape, *simulator.event_shape)
-    return arguments.reshape(-1, arguments.shape[-1]), x.reshape(-1, *simulator.event_shape)
+    """Arguments `(r, p)` and outputs `(r, *event)` of single calls, from simulations that may run along plates.
+
+    Groups with parameters of their own become rows. Of draws that share parameters, as many are used as make `DRAWS` rows.
+    """
+    arguments, x = problem.simulators[site].rows(
+        np.asarray(simulations.arguments[site]), np.asarray(simulations.x[site])
+    )
+    event_shape = problem.simulators[site].simulator.event_shape
+    draws = x.reshape(len(x), -1, *event_shape)
+    used = int(np.clip(DRAWS // len(x), 1, draws.shape[1]))
+    return np.repeat(arguments, used, axis=0), draws[:, :used].reshape(-1, *event_shape)
 
 
 def groups(simulations: Simulations, problem: Problem) -> dict[str, dict[str, np.ndarray]]:

@@ -30,16 +30,17 @@ PRIOR_DRAWS = 4000
 class KELFI(Engine):
     r"""Kernel embedding likelihood-free inference: a posterior from a few hundred simulations.
 
-    The likelihood of the simulator is learnt as a kernel mean embedding,
-    $q(y \mid \theta) = \kappa_\epsilon(y)^\top (L + m \lambda I)^{-1} \ell(\theta)$, with hyperparameters
-    learnt by leave-one-out prediction of the simulations. It does not depend on the observation, so `condition`
-    serves a new one without simulating or learning again.
+    The likelihood of the simulator is learnt as a kernel mean embedding: in the published form
+    $q(y \mid \theta) = \kappa_\epsilon(y)^\top (L + m \lambda I)^{-1} \ell(\theta)$, by default the same of standardised residuals
+    (`ResidualKernelMeans`), with hyperparameters learnt by leave-one-out prediction of the simulations. It does not depend
+    on the observation, so `condition` serves a new one without simulating or learning again.
 
     Args:
         model: A NumPyro model with observed `Simulator` sites; other likelihoods and factors may stand beside them.
         num_simulations: Number `m` of simulations at draws from the prior.
         num_samples: Number of equally weighted posterior draws.
-        form: Form and settings of the surrogate; `KernelMeans()` when left out.
+        form: Form and settings of the surrogate; `ResidualKernelMeans()` when left out. `KernelMeans()` is the published
+            form: closed forms, data kernels on data sets and time series, `learn_prior`, `surrogate_variance`.
         simulations: Simulations made elsewhere, instead of new ones (`Simulations`).
         learn_prior: Whether the prior's mean and standard deviation in each coordinate are learnt too, by maximising the
             marginal likelihood $q(y)$ without simulating again (`learn_normal`). For a prior that is normal in the
@@ -79,7 +80,7 @@ class KELFI(Engine):
     def _infer(self, rng_key, args, kwargs):
         simulate_key, fit_key, sample_key = jax.random.split(rng_key, 3)
         self.problem = Problem.read(self.model, *args, **kwargs)
-        check_sites(self.problem)
+        check_sites(self.problem, self.form)
         self.simulations = self._given or simulate(
             simulate_key,
             self.problem,
@@ -108,7 +109,7 @@ class KELFI(Engine):
         """
         _ = self.result
         self.problem = Problem.read(self.model, *args, **kwargs)
-        check_sites(self.problem)
+        check_sites(self.problem, self.form)
         self._result = self._sample(rng_key)
 
     def _measure(self, rng_key, site: str, coordinates: Coordinates) -> Measure:

@@ -24,10 +24,12 @@ class WeightedPoints:
     Args:
         points: `(n, D)`.
         weights: `(n,)`, with sum one; negative where the surrogate is.
+        log_mass: Estimate of `log int q(y | z) p(dz)`, the sum of the weights before they were normalised.
     """
 
     points: Array
     weights: Array
+    log_mass: Array
 
     @property
     def positive_weights(self) -> np.ndarray:
@@ -91,18 +93,20 @@ def cover(rng_key: jax.Array, likelihood: LikelihoodAt, measure: Measure, n: int
             jnp.log(own / n) + _log_densities(measure, points),
             jnp.log1p(-own / n) + _log_densities(proposal, points),
         )
-        return _normalised(points, np.asarray(sign), np.asarray(log_size - log_mixture))
+        return _normalised(points, np.asarray(sign), np.asarray(log_size - log_mixture) - np.log(n))
 
 
 def _normalised(points, sign, log_size) -> WeightedPoints:
-    weights = sign * np.exp(log_size - np.max(log_size))
+    """Points with weights `sign exp(log_size)`, each already divided by the number of points, normalised."""
+    largest = np.max(log_size)
+    weights = sign * np.exp(log_size - largest)
     total = np.sum(weights)
     if not total > 0.0:
         raise ValueError(
             "The posterior has no positive mass: the learnt likelihood of this observation is negative on average over "
             "the prior. Simulate more, or check that the simulator can produce such an observation."
         )
-    return WeightedPoints(np.asarray(points), weights / total)
+    return WeightedPoints(np.asarray(points), weights / total, largest + np.log(total))
 
 
 def _power(log_weights, effective):

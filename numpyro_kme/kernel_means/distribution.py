@@ -17,7 +17,7 @@ from scipy.spatial import cKDTree
 from numpyro_kme import _checks, _linalg
 from numpyro_kme.coordinates import Coordinates
 from numpyro_kme.kernel_means.base import Form, LikelihoodAt, Surrogate
-from numpyro_kme.kernel_means.published import KernelMeans
+from numpyro_kme.kernel_means.forms import default_form
 from numpyro_kme.measures import Measure
 
 
@@ -128,9 +128,7 @@ class KernelMeansLikelihood(Distribution):
             return jnp.sqrt(jnp.min(jnp.sum(jnp.square(offsets), axis=1)))
 
         rows = self.arguments.reshape(-1, self.arguments.shape[-1])
-        return jax.vmap(nearest)(rows), (self.prepared or Prepared.of(self.fitted, value)).over(
-            sign, self.arguments
-        )
+        return jax.vmap(nearest)(rows), (self.prepared or Prepared.of(self.fitted, value)).over(sign, self.arguments)
 
     def _one(self, likelihood, arguments):
         return likelihood.log_density(self.fitted.coordinates.forward(arguments))
@@ -165,9 +163,7 @@ class Prepared:
         else:
             leaves, structure = jax.tree.flatten(jax.vmap(fitted.at)(rows))
             varies = [True] * len(leaves)
-        shaped = [
-            leaf.reshape((*lead, *leaf.shape[1:])) if moves else leaf for leaf, moves in zip(leaves, varies)
-        ]
+        shaped = [leaf.reshape((*lead, *leaf.shape[1:])) if moves else leaf for leaf, moves in zip(leaves, varies)]
         return cls(structure.unflatten(shaped), data, lead, tuple(varies))
 
     def is_for(self, value: ArrayLike) -> bool:
@@ -184,9 +180,7 @@ class Prepared:
         leaves, structure = jax.tree.flatten(self.likelihood)
         mine, theirs = _missing(self.lead, batch), _missing(arguments.shape[:-1], batch)
         leaves = [
-            jnp.asarray(leaf).reshape((*mine.kept, *leaf.shape[len(self.lead) :]))
-            if moves
-            else jnp.asarray(leaf)
+            jnp.asarray(leaf).reshape((*mine.kept, *leaf.shape[len(self.lead) :])) if moves else jnp.asarray(leaf)
             for leaf, moves in zip(leaves, self.varies)
         ]
         for ours, args in zip(reversed(mine.axes), reversed(theirs.axes)):
@@ -236,10 +230,7 @@ def _join(params: tuple[ArrayLike, ...], expected: int) -> jax.Array:
     arrays = [jnp.asarray(p) for p in params]
     shapes = [a.shape for a in arrays]
     for k in range(min((a.ndim for a in arrays), default=0) + 1):
-        if (
-            len({shape[:k] for shape in shapes}) == 1
-            and sum(math.prod(shape[k:]) for shape in shapes) == expected
-        ):
+        if len({shape[:k] for shape in shapes}) == 1 and sum(math.prod(shape[k:]) for shape in shapes) == expected:
             dtype = jnp.result_type(float, *arrays)
             return jnp.concatenate([a.reshape(*a.shape[:k], -1).astype(dtype) for a in arrays], axis=-1)
     raise ValueError(
@@ -263,7 +254,8 @@ def fit_likelihood(
     Args:
         theta: `(m, p)` arguments, from any proposal: they need not be draws from the prior.
         x: `(m, *event)` outputs.
-        form: Form and settings of the surrogate; `KernelMeans()` when left out.
+        form: Form and settings of the surrogate; `ResidualKernelMeans()` when left out, or `KernelMeans()` for fewer than ten
+            simulations.
         coordinates: Map of the arguments to about standard normal; `Coordinates.standardise(theta)` when left out.
         measure: The prior in coordinates, for objectives and reports that need one.
         y: The observation `(*event)`, for objectives that need it.
@@ -280,7 +272,7 @@ def fit_likelihood(
     coordinates = coordinates or Coordinates.standardise(theta)
     with _linalg.float64():
         z = np.asarray(jax.jit(jax.vmap(coordinates.forward))(theta.astype(np.float64)))
-    form = form or KernelMeans()
+    form = form or default_form(len(x))
     point = None if y is None else form.point(np.asarray(y))
     surrogate = form.fit(z, form.points(x), measure=measure, y=point)
     return FittedLikelihood(surrogate, coordinates, x.shape[1:], z)

@@ -63,7 +63,9 @@ class KernelMeansPosterior:
 
     @cached_property
     def _log_mass(self) -> SignedLog:
-        """Sign and log of `int q(y | z) p(dz)`, on the scale of the likelihood."""
+        """Sign and log of `int q(y | z) p(dz)`, on the scale of the likelihood: by the weighted points where no closed form is."""
+        if self.likelihood.expansion() is None:
+            return np.ones(()), np.asarray(self._atoms.log_mass)
         with _linalg.float64():
             return _linalg.to_host(self.likelihood.log_mean(self.measure))
 

@@ -1,0 +1,10 @@
+"""Which form of the surrogate is used where none is asked for."""
+
+from numpyro_kme.kernel_means.base import Form
+from numpyro_kme.kernel_means.published import KernelMeans
+from numpyro_kme.kernel_means.residual import MIN_SIMULATIONS, ResidualKernelMeans
+
+
+def default_form(num_simulations: int) -> Form:
+    """The residual form, which measures better on vectors of statistics; the published form for a handful of simulations."""
+    return ResidualKernelMeans() if num_simulations >= MIN_SIMULATIONS else KernelMeans()
