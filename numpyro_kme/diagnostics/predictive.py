@@ -1,0 +1,72 @@
+"""Posterior-predictive checks with the real simulator."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from numpyro.infer import Predictive
+
+from numpyro_kme import _arviz, _checks
+from numpyro_kme.problem import Arrays
+
+
+@dataclass(frozen=True)
+class PredictiveCheck:
+    """The observation beside data simulated at posterior draws.
+
+    Attributes:
+        predicted: `{site: (draws, *batch, *event)}`.
+        observed: `{site: (*batch, *event)}`.
+    """
+
+    predicted: Arrays
+    observed: Arrays
+
+    def tail_probabilities(self) -> dict[str, np.ndarray]:
+        """Two-sided: twice the smaller share of predictions on either side of each observed number, ties counted half.
+
+        Not a p-value of a test: the data were used twice, so that it is rarely small even where the model is wrong.
+        """
+        found = {}
+        for site, value in self.observed.items():
+            below = np.mean(self.predicted[site] < value[None], axis=0)
+            ties = np.mean(self.predicted[site] == value[None], axis=0)
+            share = below + 0.5 * ties
+            found[site] = 2 * np.minimum(share, 1 - share)
+        return found
+
+    def to_inference_data(self):
+        """An ArviZ object with the groups `posterior_predictive` and `observed_data`, for `az.plot_ppc` and others."""
+        predicted = {site: value[None] for site, value in self.predicted.items()}
+        return _arviz.to_inference_data({"posterior_predictive": predicted, "observed_data": self.observed})
+
+
+def predictive_check(rng_key: jax.Array, engine: Any, num_draws: int = 200) -> PredictiveCheck:
+    """Simulate at posterior draws of an engine that has been run.
+
+    Args:
+        rng_key: The only source of randomness.
+        engine: Any engine.
+        num_draws: How many draws, each simulated once.
+    """
+    _checks.require(num_draws >= 1, f"`num_draws` must be at least 1; got {num_draws}.")
+    problem = engine.problem
+    samples: Mapping[str, np.ndarray] = engine.get_samples()
+    choose_key, simulate_key = jax.random.split(rng_key)
+    total = len(next(iter(samples.values())))
+    rows = np.asarray(jax.random.permutation(choose_key, total))[:num_draws]
+    latents = {name: np.asarray(samples[name])[rows] for name in problem.latents}
+    observed = problem.observations
+    unseen = {name: None if name in observed else value for name, value in problem.kwargs.items()}
+    with jax.numpy_rank_promotion("allow"):
+        predictive = Predictive(problem.model, latents, return_sites=list(observed), parallel=True)
+        predicted = predictive(simulate_key, *problem.args, **unseen)
+    for site, value in observed.items():
+        _checks.require(
+            not np.array_equal(np.asarray(predicted[site])[0], value) or len(rows) == 1,
+            f"The model keeps the observation at {site!r}: let it take it as a keyword argument of that name, so that leaving it "
+            "out simulates.",
+        )
+    return PredictiveCheck({site: np.asarray(predicted[site]) for site in observed}, observed)
