@@ -15,6 +15,19 @@ def is_concrete(value: Any) -> bool:
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
 
 
+MOST_SIMULATIONS = 20_000
+"""Largest number of simulations that a surrogate is learnt from: two dense matrices of that size take 6.4 GB."""
+
+
+def few_enough(m: int) -> None:
+    """Require that dense float64 matrices of size `m` fit into memory."""
+    require(
+        m <= MOST_SIMULATIONS,
+        f"Learning from {m} simulations takes about {2 * 8 * m * m / 1e9:.0f} GB for dense matrices; at most {MOST_SIMULATIONS} are "
+        "taken. Use a part of them: a random choice, or those whose outputs are nearest to the observation.",
+    )
+
+
 def require(condition: bool, sentence: str, error: type[Exception] = ValueError) -> None:
     """Raise `error` with `sentence` unless `condition` holds."""
     if not condition:

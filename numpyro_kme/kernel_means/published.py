@@ -278,6 +278,7 @@ class KernelMeansSurrogate(Surrogate):
 def _simulations(z, x) -> tuple[np.ndarray, Any]:
     """Both tables on the host, checked."""
     _checks.matrix("z", z, min_rows=2)
+    _checks.few_enough(len(z))
     z = np.array(z, np.float64)
     _checks.finite("z", z)
     x = jax.tree.map(np.array, x)
