@@ -94,21 +94,24 @@ def squared_error(m, seed, seventh=None, form=FORM):
     return np.mean(np.square(error))
 
 
-def test_a_normal_likelihood_is_recovered_as_by_a_parametric_fit():
-    """Maximum likelihood of the line and the variance has error 4 / m; 20 seeds gave 1.6 times that, at worst 3.9 times."""
-    errors = {m: np.mean([squared_error(m, seed) for seed in range(2)]) for m in (120, 400)}
-    assert errors[400] < 5.0 * 4.0 / 400
-    assert errors[400] < errors[120]
+@pytest.mark.parametrize("seventh", [None, 1e30])
+def test_a_normal_likelihood_is_recovered_as_by_a_parametric_fit(seventh):
+    """Maximum likelihood of the line and the variance has error 4 / m; 20 seeds gave 1.6 times that, at worst 3.9 times.
+
+    One enormous outlier does no harm: ten seeds gave .018 at 400 simulations on average, at most .031, as clean ones did.
+    """
+    assert squared_error(300, 0, seventh) < 5.0 * 4.0 / 300
 
 
 def test_positive_smooth_and_leading_back_far_away(linear):
-    _, surrogate = linear
-    likelihood = surrogate.at(np.array([0.3]))
-    found = slopes(likelihood, jnp.array([[4.0, 0.0], [-4.0, 0.0], [-5.0, 2.0]]))
+    likelihood = linear[1].at(np.array([0.3]))
+    points = np.array([[4.0, 0.0], [-4.0, 0.0], [-5.0, 2.0]])
+    found = slopes(likelihood, points)
     assert np.isfinite(found).all()
     assert found[0, 0] < 0 < found[1, 0]
-    sign, value = jax.jit(lambda likelihood: likelihood.signed_log(jnp.zeros(2)))(likelihood)
-    np.testing.assert_allclose((sign, value), (1.0, on_points(likelihood, jnp.zeros((1, 2)))[0]), rtol=1e-12)
+    sign, value = signed(likelihood, points)
+    np.testing.assert_array_equal(sign, 1.0)
+    np.testing.assert_allclose(value, on_points(likelihood, points), rtol=1e-12)
 
 
 def test_gradient_agrees_with_finite_differences(counts_and_rates):
@@ -122,7 +125,9 @@ def test_units_of_statistics_enter_only_by_the_jacobian(linear):
     z, surrogate = linear
     other = FORM.fit(z, 1000.0 * linear_simulations(120, 4)[1])
     points = np.random.default_rng(0).normal(size=(20, 2))
-    difference = log_density(surrogate, np.array([0.3]), points) - log_density(other, np.array([300.0]), points)
+    difference = log_density(surrogate, np.array([0.3]), points) - log_density(
+        other, np.array([300.0]), points
+    )
     np.testing.assert_allclose(difference, np.log(1000.0), atol=0.02)
 
 
@@ -152,12 +157,7 @@ def test_error_falls_at_the_predicted_rate_or_faster(error):
 
 def test_parts_can_be_left_out():
     plain = ResidualKernelMeans(warp=False, scale=False, chain=False)
-    assert np.mean([squared_error(400, seed, form=plain) for seed in range(2)]) < 5.0 * 4.0 / 400
-
-
-def test_one_enormous_outlier_does_no_harm():
-    """The bound that clean simulations obey; ten seeds gave .018 on average, at most .031, as clean ones did."""
-    assert np.mean([squared_error(400, seed, 1e30) for seed in range(2)]) < 5.0 * 4.0 / 400
+    assert squared_error(300, 0, form=plain) < 5.0 * 4.0 / 300
 
 
 @pytest.mark.parametrize("kind", ["collinear", "irrelevant", "few"])
@@ -167,12 +167,14 @@ def test_awkward_statistics_get_a_sensible_answer(kind):
     The exact posterior given the good statistic alone has mean `x / 1.09` and standard deviation .29.
     """
     rng = np.random.default_rng(6)
-    size = 14 if kind == "few" else 60
+    size = 10 if kind == "few" else 60
     z = rng.normal(size=(size, 1))
     x = z + 0.3 * rng.normal(size=(size, 1))
-    more = {"collinear": 2.0 * x, "irrelevant": rng.normal(size=(size, 1)), "few": z + rng.normal(size=(size, 16))}[
-        kind
-    ]
+    more = {
+        "collinear": 2.0 * x,
+        "irrelevant": rng.normal(size=(size, 1)),
+        "few": z + rng.normal(size=(size, 10)),
+    }[kind]
     surrogate = FORM.fit(z, np.concatenate([x, more], axis=1))
     grid = np.linspace(-3.0, 3.0, 61)[:, None]
     errors = []
@@ -197,8 +199,23 @@ def test_relevance_and_report(counts_and_rates):
     surrogate = counts_and_rates[2]
     relevance = surrogate.relevance()
     assert relevance.shape == (3,) and relevance[2] == 0.0 and (relevance[:2] > 0.3).all()
-    assert "form" in surrogate.describe()
+    report = surrogate.describe()
+    assert "held out" in report["location"] and report["transforms"] == "curved: all statistics"
+    assert all(len(line) < 100 for line in report.values() if isinstance(line, str))
     assert (surrogate.dim, surrogate.num_simulations) == (1, 60)
+
+
+def test_report_of_the_observation(counts_and_rates):
+    surrogate = counts_and_rates[2]
+    assert surrogate.describe_observation([1.2, 3.0, 7.0]).startswith("within the range")
+    assert "outside the simulations in statistics 1:" in surrogate.describe_observation([1.2, 300.0, 7.0])
+
+
+def test_gains_of_the_parts_are_those_of_the_law(linear):
+    """The line explains 1 of a variance of 1.25: `log(1.25 / 0.25) / 2 = 0.80` nats; the rest is normal."""
+    gains = linear[1].gains
+    assert abs(gains.location[0] - 0.80) < 5.0 * np.sqrt(1.0 / 120)
+    assert all(abs(np.sum(part)) < 0.15 for part in (gains.scale, gains.chain, gains.shape))
 
 
 def test_information_of_a_linear_statistic(linear):
@@ -207,12 +224,12 @@ def test_information_of_a_linear_statistic(linear):
     assert information[0, 1] < 0.2
 
 
-def test_precision_of_the_caller(linear):
-    likelihood = linear[1].at(np.array([0.3]))
-    point = np.array([[0.1, 0.2]])
-    value = on_points(likelihood, point)
+def test_precision_of_the_caller(counts_and_rates):
+    likelihood = counts_and_rates[2].at(np.array([1.2, 3.0, 7.0]))
+    points = np.array([[0.1], [-1.0], [1.5]])
+    value = on_points(likelihood, points)
     with jax.enable_x64(False):
-        single = on_points(likelihood, point)
+        single = on_points(likelihood, points)
         assert single.dtype == jnp.float32
         np.testing.assert_allclose(single, value, rtol=1e-4)
 

@@ -1,25 +1,21 @@
 r"""The residual kernel means likelihood: embed residuals, which simulations can lend each other, not the statistics."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme import _checks, _linalg
-from numpyro_kme.kernel_means import isolation
-from numpyro_kme.kernel_means.base import Form, LikelihoodAt, Surrogate
+from numpyro_kme.kernel_means.base import Form
 from numpyro_kme.kernel_means.chain import Chain, fit_chain
 from numpyro_kme.kernel_means.location import learn_location, start_locations
-from numpyro_kme.kernel_means.residual_density import ResidualDensity, fit_residual_density, learn_bandwidths
+from numpyro_kme.kernel_means.residual_density import fit_residual_density, learn_bandwidths, mean_gain
+from numpyro_kme.kernel_means.residual_surrogate import Gains, ResidualSurrogate
 from numpyro_kme.kernel_means.ridge import RidgeFunctions
 from numpyro_kme.kernel_means.spread import Spread, robust_size
 from numpyro_kme.kernel_means.statistics import StatisticsTransform
 from numpyro_kme.kernel_means.warping import Warp, spread_atoms
-from numpyro_kme.kernels.base import register
 
 MIN_SIMULATIONS = 10
 """Fewer simulations than this cannot be held out from."""
@@ -27,12 +23,8 @@ MIN_SIMULATIONS = 10
 TAIL, REACH = 0.02, 2.0
 """For learning, statistics are cut where their arcsinh is beyond its `TAIL` quantiles by `REACH`: far outliers alone."""
 
-
 NEGLIGIBLE = 0.02
 """What location, in residual standard deviations, and log scale may be off by where a simpler function stands in."""
-
-NEAR = np.zeros(())
-"""Log kernel at the nearest simulation: only the range of each statistic is looked at."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +54,7 @@ class ResidualKernelMeans(Form):
     subset: int = 350
     steps: int = 30
 
-    def fit(self, z: ArrayLike, x: Any, *, measure: Any = None, y: Any = None) -> "ResidualSurrogate":
+    def fit(self, z: ArrayLike, x: Any, *, measure: Any = None, y: Any = None) -> ResidualSurrogate:
         """Learn a surrogate from simulations.
 
         Args:
@@ -78,6 +70,7 @@ class ResidualKernelMeans(Form):
         Cost: for each statistic about a hundred inverses of size `min(m, subset)` and six of size `m`.
         """
         _checks.matrix("z", z)
+        _checks.few_enough(np.shape(z)[0])
         _checks.matrix("x", x, min_rows=2)
         z, x = np.asarray(z, np.float64), np.asarray(x, np.float64)
         _checks.require(
@@ -98,33 +91,49 @@ class ResidualKernelMeans(Form):
         zero = -np.asarray(transform.centre) / transform.scale
         rows = np.random.default_rng(0).permutation(len(z))[: self.subset]
         starts = start_locations(z[rows], scaled[rows], zero, self.warp)
-        fits = [_fit_statistic(self, z, column, rows, start) for column, start in zip(scaled.T, starts, strict=True)]
+        fits = [
+            _fit_statistic(self, z, column, rows, start)
+            for column, start in zip(scaled.T, starts, strict=True)
+        ]
         residuals = np.stack([fit.residuals for fit in fits], axis=1)
         if self.chain:
             chain, residuals = fit_chain(z, residuals, rows, self.steps // 2)
         else:
             chain = Chain.identity(residuals.shape[1], z.shape[1])
         bandwidths = learn_bandwidths(z, residuals, self.subset, self.steps)
+        gains = Gains(
+            np.array([fit.location_gain for fit in fits]),
+            np.array([fit.scale_gain for fit in fits]),
+            -np.asarray(chain.log_size),
+            np.array(mean_gain(bandwidths, z, residuals, self.subset)),
+        )
         return ResidualSurrogate(
             transform,
             _warp(fits, scaled, transform),
-            RidgeFunctions.stack(z, [(f.location.smoothness, f.alpha, 0.0, NEGLIGIBLE * f.size) for f in fits]),
-            RidgeFunctions.stack(z, [(f.spread.smoothness, f.spread.alpha, f.log_scale, NEGLIGIBLE) for f in fits]),
+            RidgeFunctions.stack(
+                z, [(f.location.smoothness, f.alpha, 0.0, NEGLIGIBLE * f.size) for f in fits]
+            ),
+            RidgeFunctions.stack(
+                z, [(f.spread.smoothness, f.spread.alpha, f.log_scale, NEGLIGIBLE) for f in fits]
+            ),
             chain,
             fit_residual_density(z, residuals, bandwidths),
             np.asarray(transform.forward(np.stack([x.min(axis=0), x.max(axis=0)]))),
+            gains,
         )
 
 
 @dataclass
 class _Fit:
-    """One statistic: location, spread, weights `(m,)`, log scale beside the spread, standardised residuals `(m,)`."""
+    """One statistic: location, spread, weights `(m,)`, log scale beside the spread, standardised residuals `(m,)`, gains."""
 
     location: Any
     spread: Spread
     alpha: np.ndarray
     log_scale: float
     residuals: np.ndarray
+    location_gain: float
+    scale_gain: float
 
     @property
     def size(self) -> float:
@@ -145,8 +154,16 @@ def _fit_statistic(form: ResidualKernelMeans, z, x, rows, location) -> _Fit:
         found = location.fit(z, x, noise)
         noise, size = _noise(form, z, found.residual, spread, 2, 0)
     residuals = found.residual * np.exp(-spread.held_out)
-    scale = robust_size(residuals)
-    return _Fit(location, spread, found.alpha, spread.offset + np.log(scale), residuals / scale)
+    scale, plain = robust_size(residuals), robust_size(found.residual)
+    return _Fit(
+        location,
+        spread,
+        found.alpha,
+        spread.offset + np.log(scale),
+        residuals / scale,
+        -np.log(plain),
+        np.log(plain / scale) - np.mean(spread.held_out),
+    )
 
 
 def _noise(form, z, residuals, spread: Spread, rounds, steps):
@@ -179,137 +196,3 @@ def _warp(fits, scaled, transform: StatisticsTransform) -> Warp:
         np.mean(v, axis=0),
         np.std(v, axis=0),
     )
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class ResidualSurrogate(Surrogate):
-    """A learnt residual kernel means likelihood.
-
-    Attributes:
-        transform: Which statistics vary, and the check of observations.
-        warp: `T`.
-        location: `mu`.
-        log_scale: `log sigma`.
-        chain: `V`.
-        density: `p(v | z)`.
-        simulated_range: Lowest and highest simulated statistics, transformed, `(2, n)`.
-    """
-
-    transform: StatisticsTransform
-    warp: Warp
-    location: RidgeFunctions
-    log_scale: RidgeFunctions
-    chain: Chain
-    density: ResidualDensity
-    simulated_range: ArrayLike
-
-    @property
-    def dim(self):
-        """Number of coordinates."""
-        return np.shape(self.density.points)[1]
-
-    @property
-    def num_simulations(self):
-        """Number of simulations."""
-        return np.shape(self.density.points)[0]
-
-    def at(self, y: Any) -> "ResidualAt":
-        """The likelihood at one observation `(n_raw,)`; a concrete `y` is checked and prepared on the host in float64.
-
-        Raises:
-            ValueError: If `y` has the wrong shape, is not finite, or differs from a statistic that every simulation
-                shares.
-        Warns:
-            UserWarning: If `y` lies far outside all simulations.
-        """
-        if not _checks.is_concrete((y, self)):
-            return _linalg.in_present_precision(self)._at(jnp.asarray(y))
-        self.transform.check(y)
-        y = np.array(y, np.float64)
-        isolation.warn_if_isolated(NEAR, NEAR, self.transform, self.simulated_range, y)
-        return _linalg.on_host(_prepare, self, y)
-
-    def _at(self, y) -> "ResidualAt":
-        kept = jnp.asarray(y)[np.array(self.transform.kept)]
-        log_jacobian = jnp.sum(self.warp.log_slope(kept)) - jnp.sum(jnp.asarray(self.chain.log_size))
-        parts = (self.location, self.log_scale, self.chain, self.density)
-        return ResidualAt(*parts, self.warp(kept), log_jacobian, y)
-
-    def information(self) -> np.ndarray:
-        r"""Information of each raw statistic about each coordinate, `(n_raw, D)`.
-
-        $E_z[(\partial \mu_i / \partial z_d)^2 / \sigma_i(z)^2]$ over the simulations: the Fisher information of the location, where a
-        prior has 1 in each coordinate. 0 for constant statistics.
-        """
-        information = np.zeros((self.transform.num_raw, self.dim))
-        information[list(self.transform.kept)] = _linalg.on_host(_information, self)
-        return information
-
-    def relevance(self) -> np.ndarray:
-        """Relevance of each raw statistic alone, `(n_raw,)`: `log(1 + sum_d information) / 2`, in nats."""
-        return 0.5 * np.log1p(self.information().sum(axis=1))
-
-    def describe(self) -> Mapping[str, Any]:
-        """What was learnt and what to look at."""
-        density = self.density
-        straight = np.asarray(self.warp.width) * np.asarray(self.warp.spread)
-        return {
-            "form": "residual kernel means likelihood",
-            "eps": np.asarray(density.eps),
-            "beta": float(density.beta),
-            "lam": float(density.ridge) / self.num_simulations,
-            "warped statistics": [self.transform.kept[i] for i in np.flatnonzero(np.asarray(self.warp.spread) > 0.5)],
-            "relevance": self.relevance(),
-            "raw units of one warped": straight,
-        }
-
-
-@register
-class ResidualAt(LikelihoodAt):
-    """The residual form at one observation.
-
-    Attributes:
-        location, log_scale, chain, density: As in `ResidualSurrogate`.
-        warped: `T(y)`, `(n,)`.
-        log_jacobian: `sum_i log T_i'(y_i) - rho_i`.
-        y: The observation.
-    """
-
-    location: RidgeFunctions
-    log_scale: RidgeFunctions
-    chain: Chain
-    density: ResidualDensity
-    warped: ArrayLike
-    log_jacobian: ArrayLike
-    y: Any
-
-    @property
-    def data(self):
-        """The observation."""
-        return self.y
-
-    def signed_log(self, z):
-        """Sign 1 and log of `q(y | z)` at one point `(D,)`."""
-        value = self.log_density(z)
-        return jnp.ones_like(value), value
-
-    def log_density(self, z):
-        """`log q(y | z)` at one point `(D,)`: positive and smooth as it is. Cost: about `(2 n + r) m` operations."""
-        z = jnp.asarray(z)
-        log_scale = self.log_scale(z)
-        u = (self.warped - self.location(z)) * jnp.exp(-log_scale)
-        return self.density.log_density(self.chain(u, z), z) - jnp.sum(log_scale) + self.log_jacobian
-
-
-@jax.jit
-def _prepare(surrogate, y):
-    return surrogate._at(y)
-
-
-@jax.jit
-def _information(surrogate):
-    points = jnp.asarray(surrogate.density.points)[:300]
-    slopes = jax.vmap(jax.jacfwd(surrogate.location))(points)
-    log_scale = jax.vmap(surrogate.log_scale)(points)
-    return jnp.mean(jnp.square(slopes) * jnp.exp(-2.0 * log_scale)[:, :, None], axis=0)

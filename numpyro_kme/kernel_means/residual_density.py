@@ -6,16 +6,18 @@ the variance of the residuals: at $\epsilon = 1$ the density is normal, as $\eps
 larger where residuals are rare. It integrates to 1 in $v$ for every $z$.
 """
 
+from math import lgamma, log, pi
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import gammaln, logsumexp
+from jax.scipy.special import logsumexp
 
 from numpyro_kme._linalg import Array
 from numpyro_kme.kernel_means import adjoint
 from numpyro_kme.kernel_means.descent import descend
+from numpyro_kme.kernel_means.ridge import padded
 from numpyro_kme.kernel_means.signed import positive_part
 from numpyro_kme.kernels.base import register, squared_distances
 
@@ -68,8 +70,8 @@ def log_broad(v: jax.Array) -> jax.Array:
     """`log p_0`: Student density of residuals `(..., n)`."""
     n = v.shape[-1]
     size = jnp.sum(jnp.square(v / BROAD_SCALE), axis=-1)
-    constant = gammaln(0.5 * (BROAD_DEGREES + n)) - gammaln(0.5 * BROAD_DEGREES)
-    constant -= 0.5 * n * jnp.log(BROAD_DEGREES * jnp.pi) + n * jnp.log(BROAD_SCALE)
+    constant = lgamma(0.5 * (BROAD_DEGREES + n)) - lgamma(0.5 * BROAD_DEGREES)
+    constant -= 0.5 * n * log(BROAD_DEGREES * pi) + n * log(BROAD_SCALE)
     return constant - 0.5 * (BROAD_DEGREES + n) * jnp.log1p(size / BROAD_DEGREES)
 
 
@@ -109,12 +111,6 @@ def held_out_weights(inverse: jax.Array) -> jax.Array:
     return jnp.where(jnp.eye(len(matrix), dtype=bool), 0.0, weights)
 
 
-def positive_weights(weights: jax.Array, size: int) -> jax.Array:
-    """Smooth positive part of weights `(..., m)`, summing to 1."""
-    weights = positive_part(weights, SOFTNESS / size)
-    return weights / jnp.sum(weights, axis=-1, keepdims=True)
-
-
 @register
 class ResidualDensity:
     """The fitted density of decorrelated residuals `(n,)` given coordinates `(D,)`.
@@ -125,7 +121,8 @@ class ResidualDensity:
         eps: `(n,)`.
         sizes: `s`, `(m,)`.
         beta: Scalar.
-        basis: `U`, `(m, r)`, with `m lam (K + m lam I)^-1 = I - U U'` up to negligible eigenvalues.
+        basis: `U`, `(m, r)`, with `m lam (K + m lam I)^-1 = I - U U'` up to negligible eigenvalues; columns of zeros
+            round `r` up.
         intercept: `(K + m lam I)^-1 1 / 1' (K + m lam I)^-1 1`, `(m,)`.
         ridge: `m lam`.
     """
@@ -141,25 +138,44 @@ class ResidualDensity:
 
     def weights(self, z: jax.Array) -> jax.Array:
         """`a(z)`, `(m,)`, positive, summing to 1."""
-        basis = jnp.asarray(self.basis)
-        kernel = jnp.exp(-0.5 * jnp.sum(jnp.square((z[None, :] - jnp.asarray(self.points)) / self.beta), axis=1))
+        positive = self._positive(z)
+        return positive / jnp.sum(positive)
+
+    def _positive(self, z):
+        basis, points = jnp.asarray(self.basis), jnp.asarray(self.points) / self.beta
+        z = z / self.beta
+        squares = jnp.sum(jnp.square(points), axis=1) - 2.0 * points @ z + z @ z
+        kernel = jnp.exp(-0.5 * squares)
         local = (kernel - basis @ (kernel @ basis)) / self.ridge
         signed = local + (1.0 - jnp.sum(local)) * jnp.asarray(self.intercept)
-        return positive_weights(signed, len(kernel))
+        return positive_part(signed, SOFTNESS / len(kernel))
 
     def log_density(self, v: jax.Array, z: jax.Array) -> jax.Array:
         """`log p(v | z)` for one residual vector `(n,)` and one point `(D,)`."""
-        logs = log_kernels(v[None, :], jnp.asarray(self.residuals), jnp.asarray(self.eps), jnp.asarray(self.sizes))[0]
-        mixture = logsumexp(logs + jnp.log(self.weights(z)))
+        logs = log_kernels(
+            v[None, :], jnp.asarray(self.residuals), jnp.asarray(self.eps), jnp.asarray(self.sizes)
+        )[0]
+        weights = self._positive(z)
+        mixture = logsumexp(logs, b=weights) - jnp.log(jnp.sum(weights))
         return jnp.logaddexp(jnp.log1p(-DEFENSIVE) + mixture, jnp.log(DEFENSIVE) + log_broad(v))
 
 
 def learn_bandwidths(z: np.ndarray, residuals: np.ndarray, subset: int, steps: int) -> Bandwidths:
     """Maximise the held-out log density of the residuals, plus log priors, on at most `subset` simulations."""
     n = residuals.shape[1]
-    start, low, high = Bandwidths.around(n, (0.5, 0.02, 0.98), (5.0, 0.3, 200.0), (0.1, 1e-3, 10.0), (0.1, 0.0, 0.5))
+    start, low, high = Bandwidths.around(
+        n, (0.5, 0.02, 0.98), (5.0, 0.3, 200.0), (0.1, 1e-3, 10.0), (0.1, 0.0, 0.5)
+    )
     rows = np.random.default_rng(0).permutation(len(z))[:subset]
     return descend(_value_and_gradient, start, (low, high), steps, z[rows], residuals[rows])
+
+
+def mean_gain(bandwidths: Bandwidths, z: np.ndarray, residuals: np.ndarray, subset: int) -> float:
+    """Mean held-out log density of the residuals that were learnt from, over that of independent standard normals."""
+    rows = np.random.default_rng(0).permutation(len(z))[:subset]
+    value = float(_value_and_gradient(bandwidths, z[rows], residuals[rows])[0] - bandwidths.penalty())
+    normal = -0.5 * np.sum(np.square(residuals[rows]) + log(2.0 * pi), axis=1)
+    return -value / len(rows) - float(np.mean(normal))
 
 
 def fit_residual_density(z: np.ndarray, residuals: np.ndarray, bandwidths: Bandwidths) -> ResidualDensity:
@@ -168,10 +184,13 @@ def fit_residual_density(z: np.ndarray, residuals: np.ndarray, bandwidths: Bandw
     values, vectors = np.linalg.eigh(np.asarray(_gram(z, beta)))
     kept = values > NEGLIGIBLE * ridge
     basis = vectors[:, kept] * np.sqrt(values[kept] / (values[kept] + ridge))
+    basis = np.pad(basis, ((0, 0), (0, padded(basis.shape[1]) - basis.shape[1])))
     ones = 1.0 - basis @ basis.sum(axis=0)
     eps = np.exp(bandwidths.eps)
     sizes = np.asarray(kernel_sizes(jnp.asarray(residuals), jnp.asarray(eps), bandwidths.adapt))
-    return ResidualDensity(z, residuals, eps, sizes, np.array(beta), basis, ones / ones.sum(), np.array(ridge))
+    return ResidualDensity(
+        z, residuals, eps, sizes, np.array(beta), basis, ones / ones.sum(), np.array(ridge)
+    )
 
 
 def held_out_log_density(bandwidths: Bandwidths, z: jax.Array, residuals: jax.Array) -> jax.Array:

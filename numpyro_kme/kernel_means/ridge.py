@@ -25,9 +25,9 @@ JITTER = 1e-6
 """Least noise variance, in variances of the target."""
 
 
-def features(z: Any, xp: Any = np, cdf: Any = special.ndtr) -> Any:
+def features(z: Any, xp: Any = np, erf: Any = special.erf) -> Any:
     """`(..., D)` to `(..., 2 D)`: normal and uniform versions of each coordinate, each of variance 1."""
-    return xp.concatenate([z, np.sqrt(12.0) * (cdf(z) - 0.5)], axis=-1)
+    return xp.concatenate([z, np.sqrt(3.0) * erf(z / np.sqrt(2.0))], axis=-1)
 
 
 @register
@@ -86,7 +86,11 @@ class Smoothness:
         """Chain rule: from a symmetric derivative by `regularised(z, noise)`, `(m, m)`, to the hyperparameters."""
         shape, bumps = features(z), of_matrix * self.bumps(z, z)
         linear = 2.0 * np.exp(2.0 * self.linear) * np.sum(shape * (of_matrix @ shape), axis=0)
-        length = 2.0 * np.exp(-2.0 * self.length) * (bumps.sum(axis=1) @ np.square(z) - np.sum(z * (bumps @ z), axis=0))
+        length = (
+            2.0
+            * np.exp(-2.0 * self.length)
+            * (bumps.sum(axis=1) @ np.square(z) - np.sum(z * (bumps @ z), axis=0))
+        )
         own = 2.0 * np.exp(2.0 * self.noise) * (np.diagonal(of_matrix) @ noise)
         return Smoothness(linear, 2.0 * bumps.sum(), length, own)
 
@@ -138,12 +142,14 @@ def held_out(matrix: np.ndarray, target: np.ndarray) -> HeldOut:
 
 
 def inverse_of(matrix: np.ndarray) -> np.ndarray:
-    """Inverse of a positive definite matrix by its Cholesky factor; NaN where there is none. Cost: `m^3` operations."""
-    factor, failed = lapack.dpotrf(matrix, lower=1)
+    """Inverse of a symmetric positive definite matrix by its Cholesky factor; NaN where there is none. Cost: `m^3` operations."""
+    factor, failed = lapack.dpotrf(matrix.T, lower=1, clean=0)
     if failed:
         return np.full_like(matrix, np.nan)
-    lower = np.tril(lapack.dpotri(factor, lower=1)[0])
-    return lower + np.tril(lower, -1).T
+    lower = np.tril(lapack.dpotri(factor, lower=1, overwrite_c=1)[0])
+    inverse = lower + lower.T
+    np.fill_diagonal(inverse, np.diagonal(lower))
+    return inverse
 
 
 @register
@@ -151,48 +157,89 @@ class RidgeFunctions:
     """Fitted functions of the coordinates, `n` at once: `z (D,) -> (n,)`.
 
     Attributes:
-        points: Simulations, `(m, D)`.
         offset: `(n,)`.
         linear: Weights of the features, `(n, 2 D)`.
-        bump: Weights of the Gaussian kernels of the `k` functions that need them, `(k, m)`.
-        length: Their length scales, `(k, D)`.
-        place: One where row `i` is the function of column `j`, `(n, k)`.
+        points: Centres of the Gaussian kernels of all functions, `(r, D)`.
+        precision: Their squared inverse length scales, `(r, D)`.
+        bump: Their weights in each function, `(n, r)`.
     """
 
-    points: ArrayLike
     offset: ArrayLike
     linear: ArrayLike
+    points: ArrayLike
+    precision: ArrayLike
     bump: ArrayLike
-    length: ArrayLike
-    place: ArrayLike
 
     @classmethod
-    def stack(cls, z: np.ndarray, fits: list[tuple[Smoothness, np.ndarray, float, float]]) -> "RidgeFunctions":
+    def stack(
+        cls, z: np.ndarray, fits: list[tuple[Smoothness, np.ndarray, float, float]]
+    ) -> "RidgeFunctions":
         """From hyperparameters, weights `alpha` `(m,)`, an offset and a tolerance for each function.
 
-        Where features alone match the Gaussian kernels at every simulation to the tolerance, they take their place:
-        evaluation then costs no exponentials.
+        Features, and then as few kernels as are needed to match the function at every simulation to the tolerance, take
+        the place of the `m` kernels of the regression. Their number is rounded up by kernels of weight 0, so that
+        other functions do not compile again.
         """
         shape = features(z)
         basis = np.concatenate([np.ones((len(z), 1)), shape], axis=1)
-        offset, linear, needed = [], [], []
-        for hyper, alpha, shift, tolerance in fits:
-            offset.append(INTERCEPT**2 * alpha.sum() + shift)
-            linear.append(np.exp(2.0 * hyper.linear) * (alpha @ shape))
-            curved = hyper.bumps(z, z) @ alpha
-            weights = np.linalg.lstsq(basis, curved)[0]
-            needed.append(np.max(np.abs(curved - basis @ weights)) > tolerance)
-            if not needed[-1]:
-                offset[-1] += weights[0]
-                linear[-1] += weights[1:]
-        kept = [fit for fit, need in zip(fits, needed, strict=True) if need]
-        bump = np.array([np.exp(2.0 * hyper.bump) * alpha for hyper, alpha, *_ in kept]).reshape(-1, len(z))
-        length = np.array([np.exp(hyper.length) for hyper, *_ in kept]).reshape(-1, z.shape[1])
-        return cls(z, np.array(offset), np.array(linear), bump, length, np.eye(len(fits))[:, needed])
+        offset, linear, centres, precision, bump = [], [], [], [], []
+        for i, (hyper, alpha, shift, tolerance) in enumerate(fits):
+            straight, chosen, weights = _sparse(hyper, alpha, z, basis, tolerance)
+            offset.append(INTERCEPT**2 * alpha.sum() + shift + straight[0])
+            linear.append(np.exp(2.0 * hyper.linear) * (alpha @ shape) + straight[1:])
+            centres.append(z[chosen])
+            precision.append(np.tile(np.exp(-2.0 * hyper.length), (len(chosen), 1)))
+            bump.append(np.outer(np.arange(len(fits)) == i, weights))
+        spare = padded(sum(map(len, centres))) - sum(map(len, centres))
+        rest = np.zeros((spare, z.shape[1]))
+        return cls(
+            np.array(offset),
+            np.array(linear),
+            np.concatenate([*centres, rest]),
+            np.concatenate([*precision, rest]),
+            np.concatenate([*bump, np.zeros((len(fits), spare))], axis=1),
+        )
 
     def __call__(self, z: jax.Array) -> jax.Array:
-        """Values `(n,)` at one point `(D,)`. Cost: `k m` exponentials."""
-        straight = self.offset + jnp.asarray(self.linear) @ features(z, jnp, jax.scipy.special.ndtr)
-        squares = jnp.square(z[None, :] - jnp.asarray(self.points))
-        near = jnp.exp(-0.5 * squares @ jnp.square(1.0 / jnp.asarray(self.length)).T)
-        return straight + jnp.asarray(self.place) @ jnp.sum(near * jnp.asarray(self.bump).T, axis=0)
+        """Values `(n,)` at one point `(D,)`. Cost: `r` exponentials; under `vmap`, products of matrices."""
+        points, precision = jnp.asarray(self.points), jnp.asarray(self.precision)
+        straight = self.offset + jnp.asarray(self.linear) @ features(z, jnp, jax.lax.erf)
+        near = (precision * points) @ z - 0.5 * precision @ jnp.square(z)
+        near = near - 0.5 * jnp.sum(precision * jnp.square(points), axis=1)
+        return straight + jnp.asarray(self.bump) @ jnp.exp(near)
+
+
+def padded(size: int) -> int:
+    """`size` rounded up to a power of two that is at least 64."""
+    return max(64, 1 << (size - 1).bit_length())
+
+
+def _sparse(
+    hyper: Smoothness, alpha: np.ndarray, z: np.ndarray, basis: np.ndarray, tolerance: float
+) -> tuple[np.ndarray, list[int], np.ndarray]:
+    """Weights of the columns of `basis`, indices of kernels and their weights that match `sum_j alpha_j k(z_j, z)`.
+
+    Kernels are added where the error is largest, and all weights are by least squares. Where half as many weights as there
+    are points do not suffice, a match at the points says little about the rest, and all kernels are kept.
+    """
+    gram = hyper.bumps(z, z)
+    target, gram = gram @ alpha, gram * np.exp(-2.0 * hyper.bump)
+    size, begun = len(z), basis.shape[1]
+    columns = np.zeros((size, max(begun, size // 2)))
+    columns[:, :begun] = np.linalg.qr(np.pad(basis, ((0, max(0, begun - size)), (0, 0))))[0][:size]
+    rest, chosen = target, list[int]()
+    for count in range(begun, size // 2):
+        rest = rest - columns[:, :count] @ (columns[:, :count].T @ rest)
+        error = np.abs(rest)
+        if np.max(error) <= tolerance:
+            weights = np.linalg.lstsq(np.concatenate([basis, gram[:, chosen]], axis=1), target, rcond=1e-12)[
+                0
+            ]
+            return weights[:begun], chosen, weights[begun:]
+        error[chosen] = -1.0
+        chosen.append(int(np.argmax(error)))
+        new = gram[:, chosen[-1]]
+        for _ in range(2):
+            new = new - columns[:, :count] @ (columns[:, :count].T @ new)
+        columns[:, count] = new / max(float(np.linalg.norm(new)), 1e-300)
+    return np.zeros(begun), list(range(size)), alpha * np.exp(2.0 * hyper.bump)

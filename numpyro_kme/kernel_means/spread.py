@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from numpyro_kme.kernel_means.descent import descend
-from numpyro_kme.kernel_means.ridge import JITTER, Smoothness, held_out
+from numpyro_kme.kernel_means.ridge import JITTER, HeldOut, Smoothness, held_out, inverse_of
 
 DEGREES = 5.0
 """Degrees of freedom of the Student likelihood of residuals: one outlier moves the log scale by a bounded amount."""
@@ -43,26 +43,31 @@ class Spread:
         """Fit to residuals, `rounds` scoring steps, each with `steps` L-BFGS iterations on the hyperparameters."""
         if len(self.fitted) != len(z) or not self.fitted.any():
             self._begin(z, residuals, steps)
+        known = None
         for _ in range(rounds):
             squares = np.square(residuals * np.exp(-self.fitted))
             score = (DEGREES + 1.0) * squares / (DEGREES + squares) - 1.0
-            self._regress(z, self.fitted + score / INFORMATION, 1.0 / INFORMATION, steps)
+            found = self._regress(z, self.fitted + score / INFORMATION, 1.0 / INFORMATION, steps, known)
+            known = None if steps else found.inverse
 
     def _begin(self, z, residuals, steps):
         logs = np.log(np.square(residuals) + 1e-300)
         logs = 0.5 * (np.maximum(logs, np.median(logs) - 5.0) + 1.27)
         self._regress(z, logs, 1.23, steps)
 
-    def _regress(self, z, target, variance, steps):
+    def _regress(self, z, target, variance, steps, inverse=None):
         self.offset = float(np.mean(target))
         centred, noise = target - self.offset, np.full(len(z), variance)
         if steps:
             low, high = (replace(bound, noise=0.0) for bound in Smoothness.bounds(z.shape[1]))
             self.smoothness = descend(loss, self.smoothness, (low, high), steps, z, centred, noise)
-        found = held_out(self.smoothness.regularised(z, noise), centred)
+        if inverse is None:
+            inverse = inverse_of(self.smoothness.regularised(z, noise))
+        found = HeldOut(inverse, inverse @ centred)
         self.alpha = found.alpha
         self.held_out = target - found.residual
         self.fitted = target - (noise + JITTER) * self.alpha
+        return found
 
 
 def loss(smoothness: Smoothness, z: np.ndarray, target: np.ndarray, noise: np.ndarray) -> tuple[float, Smoothness]:

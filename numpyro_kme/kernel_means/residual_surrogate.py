@@ -1,0 +1,231 @@
+"""What the residual form has learnt: a likelihood to evaluate, and a report for a person."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from numpyro_kme import _checks, _linalg
+from numpyro_kme.kernel_means import isolation
+from numpyro_kme.kernel_means.base import LikelihoodAt, Surrogate
+from numpyro_kme.kernel_means.chain import Chain
+from numpyro_kme.kernel_means.residual_density import ResidualDensity
+from numpyro_kme.kernel_means.ridge import RidgeFunctions
+from numpyro_kme.kernel_means.statistics import StatisticsTransform
+from numpyro_kme.kernel_means.warping import Warp
+from numpyro_kme.kernels.base import register
+
+NEAR = np.zeros(())
+"""Log kernel at the nearest simulation: only the range of each statistic is looked at."""
+
+WARPED = 0.5
+"""A warp whose `arcsinh` has a larger standard deviation than this bends."""
+
+CHANGING = 0.1
+"""A log scale that varies by more than this over the simulations changes."""
+
+SHOWN = 8
+"""So many statistics are listed by number."""
+
+
+@register
+class Gains:
+    """What each part adds to the log density of a simulation that is held out, in nats, means over the simulations.
+
+    Attributes:
+        location: Over a constant location, `(n,)`.
+        scale: Over a constant scale, `(n,)`.
+        chain: Over independent residuals, `(n,)`.
+        shape: Of the embedding over independent standard normals, a scalar.
+    """
+
+    location: ArrayLike
+    scale: ArrayLike
+    chain: ArrayLike
+    shape: ArrayLike
+
+    def sentence(self) -> str:
+        """Sums over the statistics."""
+        parts = {
+            "location": self.location,
+            "scale": self.scale,
+            "decorrelation": self.chain,
+            "shape": self.shape,
+        }
+        return ", ".join(f"{name} {np.sum(value):.2f}" for name, value in parts.items())
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ResidualSurrogate(Surrogate):
+    """A learnt residual kernel means likelihood.
+
+    Attributes:
+        transform: Which statistics vary, and the check of observations.
+        warp: `T`.
+        location: `mu`.
+        log_scale: `log sigma`.
+        chain: `V`.
+        density: `p(v | z)`.
+        simulated_range: Lowest and highest simulated statistics, transformed, `(2, n)`.
+        gains: Leave-one-out scores of the parts.
+    """
+
+    transform: StatisticsTransform
+    warp: Warp
+    location: RidgeFunctions
+    log_scale: RidgeFunctions
+    chain: Chain
+    density: ResidualDensity
+    simulated_range: ArrayLike
+    gains: Gains
+
+    @property
+    def dim(self):
+        """Number of coordinates."""
+        return np.shape(self.density.points)[1]
+
+    @property
+    def num_simulations(self):
+        """Number of simulations."""
+        return np.shape(self.density.points)[0]
+
+    def at(self, y: Any) -> "ResidualAt":
+        """The likelihood at one observation `(n_raw,)`; a concrete `y` is checked and prepared on the host in float64.
+
+        Raises:
+            ValueError: If `y` has the wrong shape, is not finite, or differs from a statistic that every simulation
+                shares.
+        Warns:
+            UserWarning: If `y` lies far outside all simulations.
+        """
+        if not _checks.is_concrete((y, self)):
+            return _linalg.in_present_precision(self)._at(jnp.asarray(y))
+        self.transform.check(y)
+        y = np.array(y, np.float64)
+        isolation.warn_if_isolated(NEAR, NEAR, self.transform, self.simulated_range, y)
+        return _linalg.on_host(_prepare, self, y)
+
+    def _at(self, y) -> "ResidualAt":
+        kept = jnp.asarray(y)[np.array(self.transform.kept)]
+        log_jacobian = jnp.sum(self.warp.log_slope(kept)) - jnp.sum(jnp.asarray(self.chain.log_size))
+        parts = (self.location, self.log_scale, self.chain, self.density)
+        return ResidualAt(*parts, self.warp(kept), log_jacobian, y)
+
+    def information(self) -> np.ndarray:
+        r"""Information of each raw statistic about each coordinate, `(n_raw, D)`.
+
+        $E_z[(\partial \mu_i / \partial z_d)^2 / \sigma_i(z)^2]$ over the simulations: the Fisher information of the location, where a
+        prior has 1 in each coordinate. 0 for constant statistics.
+        """
+        information = np.zeros((self.transform.num_raw, self.dim))
+        information[list(self.transform.kept)] = _linalg.on_host(_over_simulations, self)[0]
+        return information
+
+    def relevance(self) -> np.ndarray:
+        """Relevance of each raw statistic alone, `(n_raw,)`: `log(1 + sum_d information) / 2`, in nats."""
+        return 0.5 * np.log1p(self.information().sum(axis=1))
+
+    def describe(self) -> Mapping[str, Any]:
+        """How location, scale and transforms were fitted, and how well: sentences, and numbers for each statistic."""
+        density = self.density
+        changes = _linalg.on_host(_over_simulations, self)[1] > CHANGING
+        curved = np.count_nonzero(self.location.bump, axis=1) > 0
+        explained = -np.expm1(-2.0 * np.maximum(np.asarray(self.gains.location), 0.0))
+        return {
+            "form": "residual kernel means likelihood",
+            "location": f"{explained.min():.0%} to {explained.max():.0%} of the variance of statistics, held out; "
+            f"curved: {self._list(curved)}",
+            "scale": f"changes with the parameters: {self._list(changes)}",
+            "transforms": f"curved: {self._list(np.asarray(self.warp.spread) > WARPED)}",
+            "held-out gain, nats": self.gains.sentence(),
+            "eps": np.asarray(density.eps),
+            "beta": float(density.beta),
+            "lam": float(density.ridge) / self.num_simulations,
+            "relevance": self.relevance(),
+        }
+
+    def describe_observation(self, y: Any) -> str:
+        """Where an observation `(n_raw,)` lies among the simulations, in a sentence."""
+        self.transform.check(y)
+        place = np.asarray(self.transform.forward(np.asarray(y, np.float64)))
+        low, high = np.asarray(self.simulated_range)
+        outside = (place < low) | (place > high)
+        worst = int(np.argmax(np.abs(place)))
+        within = (
+            "within the range of the simulations"
+            if not outside.any()
+            else f"outside the simulations in {self._list(outside)}: what follows is extrapolated"
+        )
+        return (
+            f"{within}; farthest from the middle in statistic {self.transform.kept[worst]}, by "
+            f"{np.sinh(abs(place[worst])):.2g} robust standard deviations"
+        )
+
+    def _list(self, chosen: np.ndarray) -> str:
+        """Raw numbers of the statistics that are marked, `(n,)`, in words."""
+        numbers = [str(self.transform.kept[i]) for i in np.flatnonzero(chosen)]
+        if len(numbers) in (0, len(chosen)):
+            return "all statistics" if numbers else "none"
+        more = f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else ""
+        return f"statistics {', '.join(numbers[:SHOWN])}{more}"
+
+
+@register
+class ResidualAt(LikelihoodAt):
+    """The residual form at one observation.
+
+    Attributes:
+        location, log_scale, chain, density: As in `ResidualSurrogate`.
+        warped: `T(y)`, `(n,)`.
+        log_jacobian: `sum_i log T_i'(y_i) - rho_i`.
+        y: The observation.
+    """
+
+    location: RidgeFunctions
+    log_scale: RidgeFunctions
+    chain: Chain
+    density: ResidualDensity
+    warped: ArrayLike
+    log_jacobian: ArrayLike
+    y: Any
+
+    @property
+    def data(self):
+        """The observation."""
+        return self.y
+
+    def signed_log(self, z):
+        """Sign 1 and log of `q(y | z)` at one point `(D,)`."""
+        value = self.log_density(z)
+        return jnp.ones_like(value), value
+
+    def log_density(self, z):
+        """`log q(y | z)` at one point `(D,)`: positive and smooth as it is.
+
+        Cost: about `(D + n + 2 r) m` operations for `r` columns of the density's basis, and the exponentials of the
+        kernels that location and scale need; products of matrices under `vmap`.
+        """
+        z = jnp.asarray(z)
+        log_scale = self.log_scale(z)
+        u = (self.warped - self.location(z)) * jnp.exp(-log_scale)
+        return self.density.log_density(self.chain(u, z), z) - jnp.sum(log_scale) + self.log_jacobian
+
+
+@jax.jit
+def _prepare(surrogate, y):
+    return surrogate._at(y)
+
+
+@jax.jit
+def _over_simulations(surrogate):
+    """Information, `(n, D)`, and standard deviation of each log scale, `(n,)`, over at most 300 simulations."""
+    points = jnp.asarray(surrogate.density.points)[:300]
+    slopes = jax.vmap(jax.jacfwd(surrogate.location))(points)
+    log_scale = jax.vmap(surrogate.log_scale)(points)
+    information = jnp.mean(jnp.square(slopes) * jnp.exp(-2.0 * log_scale)[:, :, None], axis=0)
+    return information, jnp.std(log_scale, axis=0)
