@@ -2,21 +2,32 @@
 
 from importlib.metadata import version
 
-from numpyro_kme import handlers, kernels, measures
+from numpyro_kme import diagnostics, handlers, kernels, measures
 from numpyro_kme.coordinates import Coordinates
 from numpyro_kme.discrepancies import squared_mmd
 from numpyro_kme.embeddings import ConditionalMeanEmbedding, MeanEmbedding
+from numpyro_kme.engines.distribution_regression import DistributionRegressionABC
+from numpyro_kme.engines.k2abc import K2ABC
 from numpyro_kme.engines.kelfi import KELFI
+from numpyro_kme.engines.kernel_abc import KernelABC
+from numpyro_kme.engines.kernel_bayes import KernelBayes
+from numpyro_kme.engines.kernel_recursive_abc import KernelRecursiveABC
 from numpyro_kme.engines.posterior_bootstrap import PosteriorBootstrap
+from numpyro_kme.engines.rejection_abc import RejectionABC
+from numpyro_kme.filtering import KernelBayesFilter
 from numpyro_kme.from_noise import FromNoise
 from numpyro_kme.herding import herd
+from numpyro_kme.hypothesis_tests import PermutationTest, hsic, hsic_test, mmd_test
+from numpyro_kme.kernel_bayes import KernelBayesRule, kernel_sum_rule, pre_image
 from numpyro_kme.kernel_means.distribution import FittedLikelihood, KernelMeansLikelihood, fit_likelihood
 from numpyro_kme.kernel_means.learning import Learner
 from numpyro_kme.kernel_means.objectives import LeaveOneOut, LeaveOneOutPredictive, MarginalLikelihood
 from numpyro_kme.kernel_means.posterior import KernelMeansPosterior
 from numpyro_kme.kernel_means.published import KernelMeans
 from numpyro_kme.kernel_means.residual import ResidualKernelMeans
+from numpyro_kme.length_scales import LearntLengthScale, learn_length_scale
 from numpyro_kme.losses import MMD, NegativeLogLikelihood, Wasserstein
+from numpyro_kme.mmd_estimators import Fourier, LinearTime, Quadratic
 from numpyro_kme.noise import CommonNoise, FreshNoise, LatentNoise, simulation_key
 from numpyro_kme.problem import Problem
 from numpyro_kme.pseudo_marginal import PseudoMarginal
@@ -24,50 +35,72 @@ from numpyro_kme.rescoring import NoiseSensitivity, noise_sensitivity
 from numpyro_kme.simulations import Command, Penalise, Retry, Simulations, simulate
 from numpyro_kme.simulator import Simulator
 from numpyro_kme.surrogate_check import SurrogateCheck, check_surrogate
+from numpyro_kme.synthetic_likelihood import SyntheticLikelihood
 from numpyro_kme.weight_calibration import WeightCalibration, calibrate_weight
 
 __version__ = version("numpyro-kme")
 
 __all__ = [
+    "K2ABC",
     "KELFI",
     "MMD",
     "Command",
     "CommonNoise",
     "ConditionalMeanEmbedding",
     "Coordinates",
+    "DistributionRegressionABC",
     "FittedLikelihood",
+    "Fourier",
     "FreshNoise",
     "FromNoise",
+    "KernelABC",
+    "KernelBayes",
+    "KernelBayesFilter",
+    "KernelBayesRule",
     "KernelMeans",
     "KernelMeansLikelihood",
     "KernelMeansPosterior",
+    "KernelRecursiveABC",
     "LatentNoise",
     "Learner",
+    "LearntLengthScale",
     "LeaveOneOut",
     "LeaveOneOutPredictive",
+    "LinearTime",
     "MarginalLikelihood",
     "MeanEmbedding",
     "NegativeLogLikelihood",
     "NoiseSensitivity",
     "Penalise",
+    "PermutationTest",
     "PosteriorBootstrap",
     "Problem",
     "PseudoMarginal",
+    "Quadratic",
+    "RejectionABC",
     "ResidualKernelMeans",
     "Retry",
     "Simulations",
     "Simulator",
     "SurrogateCheck",
+    "SyntheticLikelihood",
     "Wasserstein",
     "WeightCalibration",
     "calibrate_weight",
     "check_surrogate",
+    "diagnostics",
     "fit_likelihood",
     "handlers",
     "herd",
+    "hsic",
+    "hsic_test",
+    "kernel_sum_rule",
     "kernels",
+    "learn_length_scale",
     "measures",
+    "mmd_test",
     "noise_sensitivity",
+    "pre_image",
     "simulate",
     "simulation_key",
     "squared_mmd",

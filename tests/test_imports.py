@@ -23,6 +23,7 @@ mathematics  tempering
 modelling    _blocks _calls _tails _links _mixtures
 modelling    _normalise
 modelling    simulator from_noise
+modelling    synthetic_likelihood
 modelling    _reading
 modelling    problem
 modelling    _matching

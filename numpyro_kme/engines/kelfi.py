@@ -172,6 +172,9 @@ class KELFI(Engine):
             prefix = f"{site}: " if len(self.likelihoods) > 1 else ""
             info |= {prefix + "coordinates": fitted.coordinates.note}
             info |= {prefix + name: value for name, value in fitted.surrogate.describe().items()}
+            if not self.problem.simulators[site].plates:
+                place = fitted.surrogate.describe_observation(fitted.surrogate.point(self._observation(site)))
+                info |= {prefix + "observation": place} if place else {}
         for site, measure in self.measures.items():
             if self.learn_prior:
                 mean, covariance = measure.moments()

@@ -118,6 +118,10 @@ class Surrogate(abc.ABC):
     def describe(self) -> Mapping[str, Any]:
         """What was learnt and what to look at, in words and numbers, for a person."""
 
+    def describe_observation(self, y: Any) -> str:
+        """Where an observation lies among the simulations, in a sentence; empty where the form does not say."""
+        return ""
+
     def require_density(self) -> None:  # noqa: B027
         """Raise where `q(y | z)` is not a density in `y`, so that marginals and predictions mean nothing."""
 

@@ -1,0 +1,115 @@
+"""Kernel Bayes' rule on normals, experiment 5.1 of Fukumizu, Song & Gretton (2013): error of the posterior mean by dimension.
+
+Run: python benchmarks/kbr_gaussian.py
+(X, Y) ~ N((0, 1), V), V = A'A + 2I with standard normal entries of A; prior N(0, V_XX / 2); 200 pairs, 200 prior draws, 1,000
+observations from the prior predictive. Errors are against the exact posterior mean, in squared units, averaged over data sets.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+import report
+
+from numpyro_kme.embeddings import MeanEmbedding
+from numpyro_kme.kernel_bayes import update
+from numpyro_kme.kernels import Gaussian, median_heuristic
+from numpyro_kme.low_rank import LowRank, ridge
+
+DIMENSIONS = (2, 4, 8, 16, 32, 64)
+N, SEEN = 200, 1000
+FACTORS = (0.1, 0.2, 0.35, 0.5, 0.7, 1.0)
+
+
+def problem(rng, dim):
+    """Joint sample, prior draws, observations and exact posterior means."""
+    a = rng.normal(size=(2 * dim, 2 * dim))
+    v = a.T @ a + 2 * np.eye(2 * dim)
+    joint = rng.multivariate_normal(np.repeat([0.0, 1.0], dim), v, size=N)
+    xx, xy, yy = v[:dim, :dim], v[:dim, dim:], v[dim:, dim:]
+    slope = np.linalg.solve(xx, xy).T
+    noise = yy - slope @ xy
+    prior = xx / 2
+    u, x = (rng.multivariate_normal(np.zeros(dim), prior, size=size) for size in (N, SEEN))
+    y = 1 + x @ slope.T + rng.multivariate_normal(np.zeros(dim), noise, size=SEEN)
+    gain = np.linalg.solve(slope @ prior @ slope.T + noise, slope @ prior).T
+    return joint[:, :dim], joint[:, dim:], u, y, (y - 1) @ gain.T
+
+
+def rules(x, y, u, seen):
+    """Posterior means by kernel Bayes' rule with both normalisations, and two choices of delta."""
+    kernel_x, kernel_y = Gaussian(median_heuristic(x)), Gaussian(median_heuristic(y))
+    eps = 0.01 / N
+    of_x, of_y = LowRank.fit(kernel_x, x), LowRank.fit(kernel_y, y)
+    mu = ridge(of_x.values, N * eps, np.asarray(MeanEmbedding(kernel_x, u)(x)))
+    phi = of_y.features(seen)
+    for name, weights, delta in (
+        ("KBR, delta = 2 eps (default)", mu, 2 * eps),
+        ("KBR, mu n times larger (eq. 11)", N * mu, 2 * eps),
+        ("KBR, delta = 1e-4 / n", mu, 1e-4 / N),
+    ):
+        rho = phi @ update(weights, np.asarray(of_y.values), delta)[0].T
+        yield name, rho @ x
+        yield f"{name}, weights normalised", rho @ x / rho.sum(axis=1, keepdims=True)
+
+
+def squares(a, b):
+    return np.sum(a**2, 1)[:, None] + np.sum(b**2, 1)[None] - 2 * a @ b.T
+
+
+def density_estimation(x, y, u, seen):
+    """Importance weights p(y | u) from a kernel density estimate, with the width by leave-one-out conditional likelihood."""
+    hx, hy = median_heuristic(x), median_heuristic(y)
+
+    def log_mean(logs, base):
+        top = logs.max(axis=-1, keepdims=True)
+        return np.log(np.maximum(np.exp(logs - top) @ base, 1e-300)) + top[..., 0]
+
+    def score(c):
+        to_x, to_y = -0.5 * squares(x, x) / (c * hx) ** 2, -0.5 * squares(y, y) / (c * hy) ** 2
+        np.fill_diagonal(to_x, -np.inf)
+        ones = np.ones(N)
+        joint, marginal = log_mean(to_x + to_y, ones), log_mean(to_x, ones)
+        return np.mean(joint - marginal) - y.shape[1] * np.log(c * hy)
+
+    c = max(FACTORS, key=score)
+    near_u = -0.5 * squares(u, x) / (c * hx) ** 2
+    near_u -= log_mean(near_u, np.ones(N))[:, None]
+    near_y = -0.5 * squares(seen, y) / (c * hy) ** 2
+    near_y -= near_y.max(axis=1, keepdims=True)
+    weights = np.exp(near_y) @ np.exp(near_u).T
+    return weights @ u / np.maximum(weights.sum(axis=1, keepdims=True), 1e-300)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--repeats", type=int, default=10)
+    repeats = parser.parse_args().repeats
+    errors = {}
+    with jax.enable_x64(True):
+        for dim in DIMENSIONS:
+            for seed in range(repeats):
+                x, y, u, seen, exact = problem(np.random.default_rng([dim, seed]), dim)
+                found = dict(rules(x, y, u, seen))
+                found["density estimation, importance weights"] = density_estimation(x, y, u, seen)
+                found["no update (the prior mean)"] = np.zeros_like(exact)
+                for name, means in found.items():
+                    error = np.mean(np.sum(np.square(means - exact), axis=1))
+                    errors.setdefault(name, {}).setdefault(dim, []).append(float(error))
+    rows = [[name, *(float(np.mean(by_dim[d])) for d in DIMENSIONS)] for name, by_dim in errors.items()]
+    text = report.table(["mean squared error, d =", *DIMENSIONS], rows)
+    note = f"Means over {repeats} data sets, median length scales, eps = .01 / n."
+    report.save(
+        "kbr_gaussian",
+        "Kernel Bayes' rule on normals (experiment 5.1)",
+        [("Error", f"{note}\n\n{text}")],
+        errors,
+    )
+
+
+if __name__ == "__main__":
+    main()

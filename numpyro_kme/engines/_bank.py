@@ -1,0 +1,98 @@
+"""Simulations as tables: latents, coordinates, and outputs as points or as data sets."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from numpyro_kme import _checks, _linalg
+from numpyro_kme.coordinates import Coordinates
+from numpyro_kme.problem import Problem
+from numpyro_kme.simulations import Simulations
+
+
+@dataclass(frozen=True)
+class Bank:
+    """The simulations of one site.
+
+    Attributes:
+        latents, deterministics: `{site: (m, *shape)}`.
+        coordinates: Of the simulator's arguments.
+        z: Coordinates of the simulations, `(m, D)`.
+        x: Outputs, `(m, *event)`; `(m, n, d)` where `n` draws lie along plates.
+        data_sets: Whether the rows of each output are draws along plates, so that their order says nothing.
+    """
+
+    latents: Mapping[str, np.ndarray]
+    deterministics: Mapping[str, np.ndarray]
+    coordinates: Coordinates
+    z: np.ndarray
+    x: np.ndarray
+    data_sets: bool
+
+    @classmethod
+    def read(cls, coordinates: Coordinates, problem: Problem, simulations: Simulations) -> "Bank":
+        """Read the simulations of a checked model."""
+        site = problem.site()
+        z = arguments_to_coordinates(coordinates, simulations.arguments[site])
+        latents = {name: np.asarray(value) for name, value in simulations.latents.items()}
+        if not latents:
+            latents = _linalg.on_host(jax.vmap(coordinates.latents), z)
+        deterministics = simulations.deterministics or problem.evaluate(latents).deterministics
+        data_sets = bool(problem.simulators[site].simulator.batch_shape)
+        x = np.asarray(simulations.x[site], np.float64)
+        x = _rows(x, 1, problem) if data_sets else x
+        return cls(latents, dict(deterministics), coordinates, z, x, data_sets)
+
+    def __len__(self) -> int:
+        return len(self.z)
+
+    def point(self, y: np.ndarray) -> np.ndarray:
+        """An observation in the shape of a row of `x`."""
+        return np.asarray(y, np.float64).reshape(self.x.shape[1:])
+
+    def as_data_sets(self, x: np.ndarray) -> np.ndarray:
+        """Outputs `(k, *event)` as data sets `(k, n, d)`."""
+        _checks.require(
+            x.ndim in (2, 3),
+            f"The output of the simulator has shape {self.x.shape[1:]}; as a data set it must be (n,) or (n, d), or n draws under "
+            "a plate.",
+        )
+        return x[..., None] if x.ndim == 2 else x
+
+
+def check_model(problem: Problem, engine: str) -> None:
+    """What can be said before any simulation is run."""
+    _checks.require(
+        len(problem.simulators) == 1 and not problem.likelihoods,
+        f"{engine} needs a model with one simulator site and nothing else that is observed; this one has the simulator sites "
+        f"{list(problem.simulators)} and the likelihoods {list(problem.likelihoods)}. Use KELFI, or put what is observed into "
+        "one simulator.",
+    )
+    site, y = next(iter(problem.observations.items()))
+    _checks.finite(f"observation at {site!r}", y)
+    groups = problem.simulators[site].simulator.groups
+    _checks.require(
+        all(size == 1 for size in groups),
+        f"The parameters of the simulator at {site!r} vary along plates of shape {groups}; {engine} compares one data set of one "
+        "parameter. Use KELFI for groups.",
+    )
+
+
+def arguments_to_coordinates(coordinates: Coordinates, arguments: np.ndarray) -> np.ndarray:
+    """Coordinates `(m, D)` of arguments `(m, *ones, p)`."""
+    rows = np.asarray(arguments, np.float64).reshape(len(arguments), -1)
+    with _linalg.float64():
+        return np.asarray(_forward(coordinates, rows))
+
+
+@jax.jit
+def _forward(coordinates, rows):
+    return jax.vmap(coordinates.forward)(rows)
+
+
+def _rows(x: np.ndarray, lead: int, problem: Problem) -> np.ndarray:
+    """Draws along plates as the rows of data sets, `(m, n, d)`."""
+    event = problem.simulators[problem.site()].simulator.event_shape
+    return x.reshape(*x.shape[:lead], -1, int(np.prod(event, dtype=int)))

@@ -1,0 +1,76 @@
+"""K2-ABC: soft approximate Bayesian computation with the maximum mean discrepancy."""
+
+from collections.abc import Callable
+
+from numpyro_kme import _checks
+from numpyro_kme.engines._soft import discrepancies, soft_weights
+from numpyro_kme.engines._weighted import WeightedEngine, Weighting
+from numpyro_kme.kernels import Gaussian, median_heuristic
+from numpyro_kme.mmd_estimators import Estimator, Quadratic
+from numpyro_kme.simulations import Simulations
+from numpyro_kme.simulations.failures import OnFailure
+
+
+class K2ABC(WeightedEngine):
+    r"""K2-ABC: simulations from the prior weighted by how close their data sets are to the observed one.
+
+    $w_i \propto \exp\big(-\widehat{\mathrm{MMD}}^2(x_i, y) / \epsilon\big)$, with data sets of draws in any order, and no summary statistics.
+    A data set is one event `(n,)` or `(n, d)` of the simulator, or `n` draws under a plate. Weights are positive.
+
+    The posterior is that of a likelihood widened by $\epsilon$: it is exact in no limit but that of $\epsilon \to 0$, with ever more
+    simulations and data sets so large that the discrepancy loses nothing.
+
+    Args:
+        model: A NumPyro model with one observed `Simulator` site.
+        num_simulations: Number `m` of draws from the prior, each simulated once.
+        estimator: Of the squared MMD: `Quadratic`, `LinearTime` or `Fourier`. `Quadratic` when left out, with a Gaussian kernel
+            whose length scale is the median distance within the observed data.
+        epsilon: Width, in units of the squared MMD; when left out, such that the effective sample size is `max(50, m / 50)`.
+        num_samples: Number of equally weighted draws, resampled systematically from the simulations.
+        simulations: Simulations made elsewhere from the prior, instead of new ones.
+        on_failure: What to do when a simulation fails, as in `simulate`.
+        progress_bar: Whether to show the progress of the simulations.
+    Raises:
+        RuntimeError: If the effective sample size is below 10.
+    Cost: `m` simulations and `m` estimates of the MMD.
+    References: Park, Jitkrittum & Sejdinovic (2016), AISTATS.
+    """
+
+    advice = "Use more simulations, a larger `epsilon`, or a prior nearer to what is known."
+
+    def __init__(
+        self,
+        model: Callable,
+        num_simulations: int = 1000,
+        *,
+        estimator: Estimator | None = None,
+        epsilon: float | None = None,
+        num_samples: int = 1000,
+        simulations: Simulations | None = None,
+        on_failure: OnFailure = "raise",
+        progress_bar: bool = True,
+    ):
+        super().__init__(
+            model,
+            num_simulations,
+            num_samples=num_samples,
+            simulations=simulations,
+            on_failure=on_failure,
+            progress_bar=progress_bar,
+        )
+        if epsilon is not None:
+            _checks.positive("epsilon", epsilon)
+        self.estimator, self.epsilon = estimator, epsilon
+
+    def _fit(self, rng_key, bank):
+        self._sets = bank.as_data_sets(bank.x)
+        _checks.require(
+            self._sets.shape[1] >= 2,
+            f"K2ABC compares data sets; the simulator gives one of {self._sets.shape[1]} points. Put several draws under a plate.",
+        )
+
+    def _weigh(self, bank, y):
+        observed = bank.as_data_sets(y[None])[0]
+        estimator = self.estimator or Quadratic(Gaussian(median_heuristic(observed)))
+        weights, epsilon = soft_weights(discrepancies(estimator, self._sets, observed), self.epsilon)
+        return Weighting(weights, {"epsilon": epsilon})

@@ -1,0 +1,84 @@
+"""Kernel ABC: the posterior as a conditional mean embedding of the parameters given the data."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from numpyro_kme import _checks, _linalg
+from numpyro_kme.embeddings import ConditionalMeanEmbedding
+from numpyro_kme.engines._data_kernels import data_kernel
+from numpyro_kme.engines._weighted import WeightedEngine, Weighting
+from numpyro_kme.kernels.base import Kernel
+from numpyro_kme.simulations import Simulations
+from numpyro_kme.simulations.failures import OnFailure
+
+
+class KernelABC(WeightedEngine):
+    r"""Kernel ABC: ridge regression of the parameters' embedding on the data.
+
+    $E[f(\theta) \mid y] \approx \sum_j v_j f(\theta_j)$, $v = (G_Y + m \varepsilon I)^{-1} k_Y(y)$. Weights are signed; they are divided by their
+    sum. No simulation has to come near the observation in every number of the data at once, as it has in rejection.
+
+    Args:
+        model: A NumPyro model with one observed `Simulator` site.
+        num_simulations: Number `m` of draws from the prior, each simulated once.
+        kernel: On outputs of the simulator. When left out, a Gaussian with the median distance of each number as length scale;
+            for draws under a plate, a Gaussian in their mean embeddings (`kernels.EmpiricalMeasure`).
+        regularisation: `eps`; `.01 / sqrt(m)` when left out.
+        num_samples: Number of equally weighted draws: simulations chosen by herding, which follows signed weights.
+        simulations: Simulations made elsewhere from the prior, instead of new ones.
+        on_failure: What to do when a simulation fails, as in `simulate`.
+        progress_bar: Whether to show the progress of the simulations.
+    Raises:
+        RuntimeError: If the effective sample size, one over the sum of squared weights, is below 10, or the weights sum to 0.
+    Cost: `m` simulations, `m^2` kernels and a factorisation, `m^3 / 3`, once; `m^2` an observation.
+    References: Song et al. (2009), ICML; Fukumizu, Song & Gretton (2013), JMLR 14; Nakagome et al. (2013).
+    """
+
+    advice = "Use more simulations, or a larger `regularisation` or length scale of the kernel."
+
+    def __init__(
+        self,
+        model: Callable,
+        num_simulations: int = 1000,
+        *,
+        kernel: Kernel | None = None,
+        regularisation: float | None = None,
+        num_samples: int = 1000,
+        simulations: Simulations | None = None,
+        on_failure: OnFailure = "raise",
+        progress_bar: bool = True,
+    ):
+        super().__init__(
+            model,
+            num_simulations,
+            num_samples=num_samples,
+            simulations=simulations,
+            on_failure=on_failure,
+            progress_bar=progress_bar,
+        )
+        if regularisation is not None:
+            _checks.positive("regularisation", regularisation)
+        self.kernel, self.regularisation = kernel, regularisation
+
+    def _fit(self, rng_key, bank):
+        kernel = self.kernel or data_kernel(bank)
+        epsilon = 0.01 / np.sqrt(len(bank)) if self.regularisation is None else self.regularisation
+        self.fitted = ConditionalMeanEmbedding.fit(kernel.points(bank.x), kernel, epsilon)
+
+    def weights(self, observations: Any) -> np.ndarray:
+        """Signed weights of the simulations at many observations `(s, *event)`, `(s, m)`, as they are, from one factorisation."""
+        _ = self.result
+        return self._solve(np.stack([self._bank.point(y) for y in np.asarray(observations)]))
+
+    def _weigh(self, bank, y):
+        weights = self._solve(y[None])[0]
+        info = {
+            "sum of weights": float(weights.sum()),
+            "regularisation": float(np.asarray(self.fitted.regularisation)),
+        }
+        return Weighting(weights, info)
+
+    def _solve(self, y):
+        return _linalg.on_host(ConditionalMeanEmbedding.weights, self.fitted, self.fitted.kernel.points(y))

@@ -1,0 +1,105 @@
+"""Kernel recursive ABC against maximum likelihood; synthetic likelihoods against SciPy and quadrature."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer import MCMC, NUTS
+from scipy import stats
+
+import numpyro_kme as kme
+from numpyro_kme.simulations.at import simulate_at
+
+KEY = jax.random.key(0)
+X = np.array([0.8])
+
+
+def shifted(rng_key, theta):
+    return theta + 0.5 * jax.random.normal(rng_key, (1,), jnp.result_type(theta))
+
+
+def conjugate(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    numpyro.sample("x", kme.Simulator(shifted, theta), obs=x)
+
+
+def sums_only(x=None):
+    a, b = (numpyro.sample(name, dist.Normal(0.0, 1.0)) for name in "ab")
+    numpyro.sample("x", kme.Simulator(shifted, a + b), obs=x)
+
+
+def test_recursive_abc_leaves_the_prior_behind():
+    """Maximum likelihood is at 0.8, the posterior mean at 0.64; the points close in."""
+    engine = kme.KernelRecursiveABC(conjugate, 100, num_iterations=5)
+    engine.run(KEY, x=X)
+    draws = engine.get_samples()["theta"]
+    assert draws.shape == (100,) and draws.std() < 0.35
+    assert abs(engine.estimate()["theta"] - 0.8) < 0.2
+    assert abs(draws.mean() - 0.8) < 0.2
+    first, last = engine.info["spread of the points, first and last"]
+    assert last < 0.7 * first
+    engine.run(KEY, x=X)
+    np.testing.assert_array_equal(engine.get_samples()["theta"], draws)
+
+
+def test_simulate_at_has_the_keys_of_simulate():
+    problem = kme.Problem.read(conjugate, x=X)
+    bank = kme.simulate(KEY, problem, 30, progress_bar=False)
+    again = simulate_at(KEY, problem, bank.latents)
+    np.testing.assert_array_equal(again.x["x"], bank.x["x"])
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: kme.KernelRecursiveABC(conjugate, 3), "`num_simulations` must be at least 20; got 3"),
+        (
+            lambda: kme.KernelRecursiveABC(conjugate, num_iterations=0),
+            "`num_iterations` must be at least 1; got 0",
+        ),
+        (lambda: kme.KernelRecursiveABC(sums_only), "do not determine the latents"),
+    ],
+)
+def test_bad_input_gets_a_sentence(make, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        make().run(KEY, x=X)
+
+
+def pair(rng_key, a, b):
+    z = jax.random.normal(rng_key, (2,))
+    return jnp.stack([a + z[0], b + 0.5 * z[0] + jnp.exp(a) * z[1]])
+
+
+def test_synthetic_likelihood_by_scipy(rng):
+    likelihood = kme.SyntheticLikelihood(pair, 0.3, -0.2, num_simulations=50, rng_key=jax.random.key(3))
+    drawn = np.asarray(kme.Simulator(pair, 0.3, -0.2).sample(jax.random.key(3), (50,)))
+    y = rng.normal(size=(4, 2))
+    expected = stats.multivariate_normal(drawn.mean(0), np.cov(drawn.T)).logpdf(y)
+    np.testing.assert_allclose(likelihood.log_prob(y), expected, rtol=1e-8)
+    assert likelihood.log_prob(y[0]).shape == () and likelihood.sample(KEY, (3,)).shape == (3, 2)
+    density = jax.jit(lambda a: kme.SyntheticLikelihood(pair, a, -0.2).log_prob(y[0]))
+    ends = [density(0.3 + step) for step in (-1e-5, 1e-5)]
+    np.testing.assert_allclose(jax.grad(density)(0.3), (ends[1] - ends[0]) / 2e-5, rtol=1e-5)
+    with pytest.raises(ValueError, match="must exceed 4"):
+        kme.SyntheticLikelihood(pair, 0.3, -0.2, num_simulations=4)
+
+
+@pytest.mark.slow
+def test_nuts_on_a_synthetic_likelihood():
+    def model(x):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        numpyro.sample("x", kme.SyntheticLikelihood(shifted, theta, num_simulations=100), obs=x)
+
+    mcmc = MCMC(NUTS(model), num_warmup=150, num_samples=400, progress_bar=False)
+    mcmc.run(KEY, X)
+    draws = mcmc.get_samples()["theta"]
+    grid = np.linspace(-3, 4, 701)
+    density = jax.vmap(lambda theta: kme.SyntheticLikelihood(shifted, theta, num_simulations=100).log_prob(X))
+    log_q = jax.jit(density)(grid)
+    weights = np.exp(np.asarray(log_q) - 0.5 * grid**2)
+    mean = weights @ grid / weights.sum()
+    sd = np.sqrt(weights @ (grid - mean) ** 2 / weights.sum())
+    assert abs(draws.mean() - mean) < 5 * sd / np.sqrt(100) and abs(draws.std() / sd - 1) < 0.35
+    assert abs(mean - 0.64) < 5 * 0.5 / np.sqrt(100) and abs(sd / np.sqrt(0.2) - 1) < 0.35

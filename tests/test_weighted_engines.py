@@ -1,0 +1,385 @@
+"""Engines that weight simulations: printed formulas by other code, exact posteriors, and refusals."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_kme as kme
+from numpyro_kme.engines._soft import soft_weights
+from numpyro_kme.engines.distribution_regression import _ridges
+
+KEY = jax.random.key(0)
+NOISE = 0.5
+X = np.array([0.8])
+MEAN, SD = 0.8 / 1.25, 0.2**0.5
+SETTINGS = dict(progress_bar=False)
+
+
+def shifted(rng_key, theta):
+    return theta + NOISE * jax.random.normal(rng_key, (1,), jnp.result_type(theta))
+
+
+def one_draw(rng_key, theta):
+    return theta + jax.random.normal(rng_key, (), jnp.result_type(theta))
+
+
+def data_set(rng_key, theta):
+    return theta + jax.random.normal(rng_key, (200,), jnp.result_type(theta))
+
+
+def conjugate(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    numpyro.deterministic("twice", 2 * theta)
+    numpyro.sample("x", kme.Simulator(shifted, theta), obs=x)
+
+
+def iid(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    with numpyro.plate("n", 20):
+        numpyro.sample("x", kme.Simulator(one_draw, theta), obs=x)
+
+
+def location(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 8**0.5))
+    numpyro.sample("x", kme.Simulator(data_set, theta), obs=x)
+
+
+@pytest.fixture(scope="module")
+def bank():
+    return kme.simulate(KEY, kme.Problem.read(conjugate, x=X), 500, progress_bar=False)
+
+
+@pytest.fixture(scope="module")
+def sets():
+    return kme.simulate(KEY, kme.Problem.read(iid, x=np.zeros(20)), 400, progress_bar=False)
+
+
+@pytest.fixture(scope="module")
+def kernel_abc(bank):
+    engine = kme.KernelABC(conjugate, simulations=bank, kernel=kme.kernels.Gaussian(0.7))
+    engine.run(KEY, x=X)
+    return engine
+
+
+def moments(engine):
+    mean = engine.expectation(lambda latents: latents["theta"])
+    return mean, np.sqrt(engine.expectation(lambda latents: (latents["theta"] - mean) ** 2))
+
+
+def gaussian(a, b, scale):
+    return np.exp(-0.5 * (a[:, None] - b[None]) ** 2 / scale**2)
+
+
+def test_kernel_abc_by_its_formula(kernel_abc, bank):
+    x = np.asarray(bank.x["x"])[:, 0]
+    gram = gaussian(x, x, 0.7) + np.sqrt(500) * 0.01 * np.eye(500)
+    seen = np.array([0.8, -0.4])
+    expected = np.linalg.solve(gram, gaussian(x, seen, 0.7)).T
+    np.testing.assert_allclose(kernel_abc.weights(seen[:, None]), expected, atol=1e-9)
+    found = kernel_abc.get_weights()
+    np.testing.assert_allclose(found["weight"], expected[0] / expected[0].sum(), atol=1e-9)
+    np.testing.assert_array_equal(found["theta"], bank.latents["theta"])
+    assert kernel_abc.info["effective sample size"] == pytest.approx(1 / np.sum(found["weight"] ** 2))
+    assert kernel_abc.info["sum of weights"] == pytest.approx(expected[0].sum())
+    assert kernel_abc.info["negative share of weights"] == pytest.approx(
+        -expected[0][expected[0] < 0].sum() / np.abs(expected[0]).sum()
+    )
+
+
+def test_kernel_abc_meets_the_exact_posterior(kernel_abc):
+    mean, sd = moments(kernel_abc)
+    assert abs(mean - MEAN) < 5 * SD / np.sqrt(kernel_abc.info["effective sample size"])
+    np.testing.assert_allclose(sd, SD, rtol=0.25)
+    herded = kernel_abc.get_samples()
+    np.testing.assert_allclose(herded["theta"].mean(), mean, atol=0.15 * SD)
+    np.testing.assert_allclose(herded["theta"].std(), sd, rtol=0.25)
+    np.testing.assert_allclose(herded["twice"], 2 * herded["theta"], rtol=1e-6)
+    np.testing.assert_allclose(kernel_abc.pre_image()["theta"], MEAN, atol=0.35 * SD)
+
+
+def test_condition_solves_again_with_the_same_simulations(kernel_abc, bank):
+    engine = kme.KernelABC(conjugate, simulations=bank, kernel=kme.kernels.Gaussian(0.7))
+    engine.run(KEY, x=-X)
+    fitted = engine.fitted
+    engine.condition(KEY, x=X)
+    assert engine.fitted is fitted
+    np.testing.assert_array_equal(engine.get_weights()["weight"], kernel_abc.get_weights()["weight"])
+    np.testing.assert_array_equal(engine.to_inference_data()["observed_data"]["x"].values, X)
+
+
+def test_arviz_keeps_the_weighted_set(kernel_abc):
+    idata = kernel_abc.to_inference_data()
+    weighted = idata["weighted_posterior"]
+    assert weighted["theta"].shape == weighted["weight"].shape == (1, 500)
+    np.testing.assert_allclose(weighted["weight"].values.sum(), 1.0, rtol=1e-12)
+    assert idata["posterior"]["theta"].shape == (1, 1000) and idata["prior_predictive"]["x"].shape == (
+        1,
+        500,
+        1,
+    )
+
+
+def test_kernel_bayes_takes_simulations_from_elsewhere(rng):
+    """Simulations about 0 with sd 1.5 under a prior about 0.3 with sd 0.6: the posterior of the prior."""
+
+    def model(x=None):
+        theta = numpyro.sample("theta", dist.Normal(0.3, 0.6))
+        numpyro.sample("x", kme.Simulator(shifted, theta), obs=x)
+
+    theta = 1.5 * rng.normal(size=600)
+    elsewhere = kme.Simulations.from_table(theta[:, None], (theta + NOISE * rng.normal(size=600))[:, None])
+    engine = kme.KernelBayes(model, simulations=elsewhere)
+    engine.run(KEY, x=np.array([0.5]))
+    seen = np.linspace(-0.5, 1.2, 12)
+    weights = engine.weights(seen[:, None])
+    means = weights @ theta / weights.sum(axis=1)
+    gain, without = 0.36 / (0.36 + NOISE**2), 2.25 / (2.25 + NOISE**2) * seen
+    exact = 0.3 + gain * (seen - 0.3)
+    assert np.mean((means - exact) ** 2) < 0.35 * np.mean((without - exact) ** 2)
+    np.testing.assert_allclose(engine.get_weights()["theta"], theta, rtol=1e-6)
+    np.testing.assert_allclose(
+        engine.get_weights()["weight"], engine.weights([[0.5]])[0] / engine.weights([[0.5]]).sum(), rtol=1e-8
+    )
+
+
+def test_k2abc_by_a_double_loop(sets, rng):
+    y = 0.5 + rng.normal(size=20)
+    engine = kme.K2ABC(
+        iid, simulations=sets, estimator=kme.Quadratic(kme.kernels.Gaussian(0.9)), epsilon=0.05
+    )
+    engine.run(KEY, x=y)
+    x = np.asarray(sets.x["x"])[:40]
+
+    def mean(a, b, same):
+        gram = gaussian(a, b, 0.9)
+        return (gram.sum() - len(a)) / (len(a) * (len(a) - 1)) if same else gram.mean()
+
+    squared = np.array([mean(one, one, True) + mean(y, y, True) - 2 * mean(one, y, False) for one in x])
+    ratio = engine.get_weights()["weight"][:40] / np.exp(-squared / 0.05)
+    np.testing.assert_allclose(ratio, ratio[0], rtol=1e-6)
+
+
+def test_k2abc_approaches_the_exact_posterior(rng):
+    """Normal(theta, 1), 200 data, prior variance 8: as epsilon falls the posterior narrows to the exact one."""
+    y = 3.0 + rng.normal(size=200)
+    mean, sd = y.sum() / (200 + 1 / 8), (200 + 1 / 8) ** -0.5
+    engine = kme.K2ABC(location, 1000, epsilon=0.1, **SETTINGS)
+    engine.run(KEY, x=y)
+    widths = []
+    for epsilon in (0.1, 0.02, 0.004):
+        if epsilon != engine.epsilon:
+            engine.epsilon = epsilon
+            engine.condition(KEY, x=y)
+        found, width = moments(engine)
+        widths.append(width / sd)
+        assert abs(found - mean) < 5 * width / np.sqrt(engine.info["effective sample size"])
+    assert widths[0] > 4 and widths[0] > 1.5 * widths[1] > 2 * widths[2] and 0.7 < widths[2] < 2.6
+    samples, weighted = engine.get_samples()["theta"], engine.get_weights()
+    counts = np.array([np.sum(samples == value) for value in weighted["theta"]])
+    assert np.all(np.abs(counts - 1000 * weighted["weight"]) < 1 + 1e-6) and counts.sum() == 1000
+
+
+@pytest.mark.slow
+def test_k2abc_converges(rng):
+    """20,000 simulations at a small epsilon: mean and sd of the exact posterior, to what MMD^2 of 200 data resolves."""
+    y = 3.0 + rng.normal(size=200)
+    mean, sd = y.sum() / (200 + 1 / 8), (200 + 1 / 8) ** -0.5
+    engine = kme.K2ABC(location, 20_000, epsilon=3e-4, **SETTINGS)
+    engine.run(KEY, x=y)
+    found, width = moments(engine)
+    assert abs(found - mean) < sd and 0.8 < width / sd < 1.6
+
+
+@pytest.mark.parametrize("name", ["linear", "fourier"])
+def test_k2abc_with_cheaper_estimators(name, rng):
+    y = 3.0 + rng.normal(size=200)
+    kernel = kme.kernels.Gaussian(1.0)
+    estimator = kme.LinearTime(kernel) if name == "linear" else kme.Fourier.draw(KEY, kernel, 1, 100)
+    engine = kme.K2ABC(location, 500, estimator=estimator, **SETTINGS)
+    engine.run(KEY, x=y)
+    mean, sd = moments(engine)
+    assert abs(mean - y.mean()) < 5 * sd / np.sqrt(engine.info["effective sample size"]) and sd < 1.0
+
+
+def test_default_epsilon_sets_the_effective_sample_size(rng):
+    distance = rng.exponential(size=5000)
+    weights, epsilon = soft_weights(distance, None)
+    assert 1 / np.sum(weights**2) == pytest.approx(100, rel=1e-6)
+    np.testing.assert_allclose(
+        weights, np.exp(-distance / epsilon) / np.exp(-distance / epsilon).sum(), rtol=1e-9
+    )
+    far, _ = soft_weights(distance + 1e6, 1e-2)
+    np.testing.assert_allclose(far, soft_weights(distance, 1e-2)[0], rtol=1e-4, atol=1e-12)
+
+
+def test_rejection_accepts_the_nearest(bank):
+    x = np.asarray(bank.x["x"])[:, 0]
+    nearest = np.argsort(np.abs(x - 0.8))
+    engine = kme.RejectionABC(conjugate, simulations=bank, quantile=0.1)
+    engine.run(KEY, x=X)
+    np.testing.assert_array_equal(np.flatnonzero(engine.get_weights()["weight"]), np.sort(nearest[:50]))
+    assert engine.info["accepted"] == 50 == round(engine.info["effective sample size"])
+    assert abs(moments(engine)[0] - MEAN) < 5 * SD / np.sqrt(50)
+
+    def python_only(a, b):
+        return float(np.abs(np.asarray(a) - np.asarray(b))[0]) ** 2
+
+    for discrepancy in (lambda a, b: jnp.sum((a - b) ** 2), python_only):
+        other = kme.RejectionABC(conjugate, simulations=bank, discrepancy=discrepancy, threshold=0.04)
+        other.run(KEY, x=X)
+        np.testing.assert_array_equal(other.get_weights()["weight"] > 0, np.abs(x - 0.8) <= 0.2)
+
+
+def test_rejection_on_data_sets(sets, rng):
+    """By default the order of draws under a plate does not matter; with the MMD it never does."""
+    y = 0.5 + rng.normal(size=20)
+    engine = kme.RejectionABC(iid, simulations=sets, quantile=0.1)
+    engine.run(KEY, x=y)
+    kept = engine.get_weights()["weight"]
+    engine.condition(KEY, x=y[::-1])
+    np.testing.assert_array_equal(engine.get_weights()["weight"], kept)
+    mean, sd = moments(engine)
+    assert abs(mean - y.sum() / 21) < 5 * sd / np.sqrt(40)
+    by_mmd = kme.RejectionABC(
+        iid, simulations=sets, quantile=0.1, discrepancy=kme.Quadratic(kme.kernels.Gaussian(1.0))
+    )
+    by_mmd.run(KEY, x=y)
+    assert abs(moments(by_mmd)[0] - y.sum() / 21) < 5 * sd / np.sqrt(40)
+
+
+def test_leave_one_out_by_leaving_out(rng):
+    x, z = rng.normal(size=30), rng.normal(size=(30, 2))
+    gram = gaussian(x, x, 0.8)
+    ((lam, coefficients, residuals),) = _ridges(gram, z, np.array([1e-2]))
+    np.testing.assert_allclose(coefficients, np.linalg.solve(gram + 0.3 * np.eye(30), z), rtol=1e-8)
+    for i in (0, 7):
+        rest = np.arange(30) != i
+        predicted = gram[i, rest] @ np.linalg.solve(gram[np.ix_(rest, rest)] + 0.3 * np.eye(29), z[rest])
+        np.testing.assert_allclose(residuals[i], z[i] - predicted, rtol=1e-8)
+    assert lam == 1e-2
+
+
+def test_summaries_are_predictions_without_themselves(bank):
+    kernel = kme.kernels.Gaussian(0.7)
+    engine = kme.DistributionRegressionABC(conjugate, simulations=bank, kernel=kernel, regularisation=1e-3)
+    engine.run(KEY, x=X)
+    theta, x = (np.asarray(a, np.float64).ravel() for a in (bank.latents["theta"], bank.x["x"]))
+    gram = gaussian(x, x, 0.7) + 0.5 * np.eye(500)
+    centred = theta - theta.mean()
+    rest = np.arange(500) != 3
+    predicted = gram[3, rest] @ np.linalg.solve(gram[np.ix_(rest, rest)], centred[rest]) + theta.mean()
+    np.testing.assert_allclose(engine.summaries[3, 0], predicted, rtol=1e-6)
+    at_y = gaussian(X, x, 0.7) @ np.linalg.solve(gram, centred) + theta.mean()
+    np.testing.assert_allclose(engine.info["summary"], at_y, rtol=1e-6)
+    expected = np.exp(-((engine.summaries[:, 0] - at_y) ** 2) / engine.info["epsilon"])
+    np.testing.assert_allclose(
+        engine.get_weights()["weight"], expected / expected.sum(), rtol=1e-5, atol=1e-12
+    )
+
+
+def test_distribution_regression_meets_the_exact_posterior(sets, rng):
+    y = 0.5 + rng.normal(size=20)
+    engine = kme.DistributionRegressionABC(iid, simulations=sets)
+    engine.run(KEY, x=y)
+    mean, sd = moments(engine)
+    exact = 21**-0.5
+    assert abs(mean - y.sum() / 21) < 5 * sd / np.sqrt(engine.info["effective sample size"])
+    assert 0.6 * exact < sd < 2.0 * exact
+    assert abs(engine.info["leave-one-out error of the summaries"][0] / exact - 1) < 0.35
+    assert np.corrcoef(engine.summaries[:, 0], sets.latents["theta"])[0, 1] > 0.93
+    np.testing.assert_allclose(engine.info["summary"], y.sum() / 21, atol=0.5 * exact)
+
+
+def test_pre_image_is_the_mode_of_the_smoothed_weights(bank):
+    engine = kme.RejectionABC(conjugate, simulations=bank, quantile=0.2)
+    engine.run(KEY, x=X)
+    theta, weights = engine.get_weights()["theta"], engine.get_weights()["weight"]
+    grid = np.linspace(-2, 3, 2001)
+    heights = gaussian(grid, theta, moments(engine)[1]) @ weights
+    np.testing.assert_allclose(engine.pre_image()["theta"], grid[np.argmax(heights)], atol=0.01)
+
+
+def test_float32_session(bank):
+    with jax.enable_x64(False):
+        engine = kme.KernelABC(conjugate, 64, **SETTINGS)
+        engine.run(KEY, x=X.astype(np.float32))
+        assert abs(moments(engine)[0] - MEAN) < SD
+        assert engine.pre_image()["theta"].shape == ()
+
+
+def with_a_likelihood(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    numpyro.sample("x", kme.Simulator(shifted, theta), obs=x)
+    numpyro.sample("y", dist.Normal(theta, 1.0), obs=0.0)
+
+
+def in_groups(x=None):
+    with numpyro.plate("groups", 3):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        numpyro.sample("x", kme.Simulator(shifted, theta, event_dims=0), obs=x)
+
+
+@pytest.mark.parametrize(
+    ("make", "x", "error", "sentence"),
+    [
+        (lambda bank: kme.K2ABC(conjugate, 5), X, ValueError, "`num_simulations` must be at least 20; got 5"),
+        (
+            lambda bank: kme.KernelABC(conjugate, regularisation=-1.0),
+            X,
+            ValueError,
+            "`regularisation` must be positive",
+        ),
+        (lambda bank: kme.RejectionABC(conjugate, quantile=0.1, threshold=1.0), X, ValueError, "not both"),
+        (lambda bank: kme.KernelABC(with_a_likelihood), X, ValueError, "nothing else that is observed"),
+        (lambda bank: kme.KernelABC(in_groups), np.zeros((3, 1)), ValueError, "vary along plates of shape"),
+        (lambda bank: kme.KernelABC(conjugate), np.array([np.nan]), ValueError, "not finite"),
+        (lambda bank: kme.K2ABC(conjugate, simulations=bank), X, ValueError, "compares data sets"),
+        (
+            lambda bank: kme.RejectionABC(conjugate, simulations=bank, threshold=-1.0),
+            X,
+            RuntimeError,
+            "all 500 .* are zero",
+        ),
+        (
+            lambda bank: kme.RejectionABC(conjugate, simulations=bank, quantile=0.01),
+            X,
+            RuntimeError,
+            "sample size is 5.0 of 500",
+        ),
+        (
+            lambda bank: kme.KernelABC(conjugate, simulations=bank, kernel=kme.kernels.Gaussian(0.01)),
+            np.array([60.0]),
+            RuntimeError,
+            "zero",
+        ),
+        (
+            lambda bank: kme.DistributionRegressionABC(conjugate, simulations=bank, epsilon=1e-9),
+            X,
+            RuntimeError,
+            "below 10",
+        ),
+    ],
+)
+def test_bad_input_gets_a_sentence(make, x, error, sentence, bank):
+    with pytest.raises(error, match=sentence):
+        make(bank).run(KEY, x=x)
+
+
+def test_negative_variances_are_said(bank):
+    class Ringing(kme.KernelABC):
+        def _solve(self, y):
+            z = self._bank.z[:, 0]
+            return (1.3 - 0.9 * z**2)[None]
+
+    with pytest.warns(UserWarning, match="variance of theta is negative"):
+        Ringing(conjugate, simulations=bank).run(KEY, x=X)
+
+
+def test_functions_of_the_wrong_length(kernel_abc):
+    with pytest.raises(ValueError, match="must give 500 rows"):
+        kernel_abc.expectation(lambda latents: latents["theta"][:3])
+    with pytest.raises(RuntimeError, match="should be called first"):
+        kme.KernelABC(conjugate).get_weights()
