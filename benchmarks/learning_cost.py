@@ -64,7 +64,10 @@ def main(sizes):
         "compilation, s",
     ]
     report.save(
-        "learning_cost", "Cost of learning", [("Ten parameters, ten statistics", report.table(header, rows))], {"rows": rows}
+        "learning_cost",
+        "Cost of learning",
+        [("Ten parameters, ten statistics", report.table(header, rows))],
+        {"rows": rows},
     )
 
 

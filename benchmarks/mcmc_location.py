@@ -45,15 +45,11 @@ def summary(log_p):
 
 
 def scores(gb, x):
-    return np.asarray(
-        jax.jit(jax.vmap(lambda m: log_density(gb, (x,), {}, {"mean": m})[0]))(jnp.asarray(GRID))
-    )
+    return np.asarray(jax.jit(jax.vmap(lambda m: log_density(gb, (x,), {}, {"mean": m})[0]))(jnp.asarray(GRID)))
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--datasets", type=int, default=100)
     arguments = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
@@ -61,9 +57,7 @@ def main():
     for seed in range(arguments.datasets):
         x = np.random.default_rng(seed).normal(TRUTH, 1.0, SIZE)
         x[: int(SHARE * SIZE)] += 19.0
-        weights = kme.calibrate_weight(
-            jax.random.key(seed), model, kme.MMD(), x, num_replicates=200, num_nodes=128
-        )
+        weights = kme.calibrate_weight(jax.random.key(seed), model, kme.MMD(), x, num_replicates=200, num_nodes=128)
         gb = partial(kme.handlers.generalized_bayes, model, kme.MMD(), noise=kme.CommonNoise(128))
         unit = scores(gb(weight=1.0), x)
         prior = np.asarray(dist.Normal(0.0, 5.0).log_prob(GRID))
@@ -72,9 +66,7 @@ def main():
             "by coverage": summary(prior + weights.by_coverage * (unit - prior)),
             "standard posterior": summary(prior - 0.5 * np.sum(np.square(GRID[:, None] - x[None]), axis=1)),
         }
-        rows += [
-            (seed, name, *value, weights.by_bootstrap, weights.by_coverage) for name, value in found.items()
-        ]
+        rows += [(seed, name, *value, weights.by_bootstrap, weights.by_coverage) for name, value in found.items()]
         print(rows[-3:], flush=True)
     header = (
         "posterior",

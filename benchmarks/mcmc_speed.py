@@ -60,9 +60,7 @@ def speed(target, draws, **kwargs):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[300, 1000])
     parser.add_argument("--draws", type=int, default=1000)
     arguments = parser.parse_args()

@@ -55,11 +55,7 @@ def mixture(form, size, seed):
     x = mixture_draws(rng, theta)
     z, observed = ndtri((theta + 10.0) / 20.0), x[size:]
     scores, seconds = [], []
-    for y in (
-        observed
-        if isinstance(form, KernelMeans) and isinstance(form.objective, MarginalLikelihood)
-        else [None]
-    ):
+    for y in observed if isinstance(form, KernelMeans) and isinstance(form.objective, MarginalLikelihood) else [None]:
         begun = time.perf_counter()
         surrogate = form.fit(z[:size], x[:size], measure=Normal.standard(2), y=y)
         seconds.append(time.perf_counter() - begun)
@@ -87,9 +83,7 @@ def _signed_logs(likelihood, points):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--mixture-seeds", type=int, default=3)
     parser.add_argument("--sizes", type=int, nargs="+", default=[100, 300])

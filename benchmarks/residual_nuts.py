@@ -72,9 +72,7 @@ def sampled(problem, fitted, seed):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--simulations", type=int, nargs="+", default=[300, 1000])
     parser.add_argument("--problems", nargs="+", default=list(SIMULATORS), choices=SIMULATORS)
     parser.add_argument("--observations", type=int, default=2)
@@ -89,9 +87,7 @@ def main():
                     found = sampled(problem, fitted, seed)
                 rows.append({"problem": problem, "simulations": size, "observation": seed + 1} | found)
                 table = report.table(list(rows[0]), [list(row.values()) for row in rows])
-                text = report.write(
-                    "residual_nuts", "NUTS on the residual form", [("", table)], {"rows": rows}
-                )
+                text = report.write("residual_nuts", "NUTS on the residual form", [("", table)], {"rows": rows})
                 print(rows[-1], flush=True)
     print(text)
 

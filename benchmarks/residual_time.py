@@ -33,11 +33,7 @@ def linear(rng_key, theta):
 def curved(rng_key, theta):
     """A bent location, and noise whose scale follows the next parameter."""
     after = jnp.roll(theta, -1)
-    return (
-        theta
-        + 0.4 * jnp.sin(2.0 * after)
-        + 0.3 * jnp.exp(0.3 * after) * jax.random.normal(rng_key, theta.shape)
-    )
+    return theta + 0.4 * jnp.sin(2.0 * after) + 0.3 * jnp.exp(0.3 * after) * jax.random.normal(rng_key, theta.shape)
 
 
 SIMULATORS = {"linear": linear, "curved": curved}
@@ -90,9 +86,7 @@ def measure(problem, size, seed, kelfi):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--simulations", type=int, nargs="+", default=[300, 1000])
     parser.add_argument("--problems", nargs="+", default=list(SIMULATORS), choices=SIMULATORS)
     parser.add_argument("--repeats", type=int, default=2)
@@ -124,9 +118,7 @@ def main():
                     flush=True,
                 )
                 table = report.table(list(rows[0]), [list(row.values()) for row in rows])
-                text = report.write(
-                    "residual_time", "Time of the residual form", [("Seconds", table)], {"rows": rows}
-                )
+                text = report.write("residual_time", "Time of the residual form", [("Seconds", table)], {"rows": rows})
     print(text)
 
 

@@ -91,9 +91,7 @@ def box(dim, half_width):
 
 TASKS = {
     "gaussian_mixture": model_of(box(2, 10.0), mixture),
-    "sir": model_of(
-        dist.LogNormal(jnp.log(jnp.array([0.4, 0.125])), jnp.array([0.5, 0.2])).to_event(1), epidemic
-    ),
+    "sir": model_of(dist.LogNormal(jnp.log(jnp.array([0.4, 0.125])), jnp.array([0.5, 0.2])).to_event(1), epidemic),
     "gaussian_linear_uniform": model_of(box(10, 1.0), linear),
     "gaussian_linear": model_of(dist.Normal(0.0, np.sqrt(0.1)).expand([10]).to_event(1), linear),
     "two_moons": model_of(box(2, 1.0), moons),
@@ -124,9 +122,7 @@ def one_fit(task, form, size, seed, options, metrics):
             infer(jax.random.key(1000 * seed + i), x=np.asarray(reference["observation"][i], np.float64))
         seconds = time.process_time() - begun
         scores = judged(metrics, reference, i, kelfi.get_samples()["theta"])
-        rows.append(
-            {"task": task, "form": form, "simulations": size, "seed": seed, "observation": i + 1} | scores
-        )
+        rows.append({"task": task, "form": form, "simulations": size, "seed": seed, "observation": i + 1} | scores)
         rows[-1]["seconds"] = seconds
         print({name: round(v, 3) if isinstance(v, float) else v for name, v in rows[-1].items()}, flush=True)
     return rows
@@ -160,9 +156,7 @@ def write(rows):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--metrics", required=True)
     parser.add_argument("--references", required=True)
     parser.add_argument(

@@ -145,9 +145,7 @@ class LossDensity(Distribution):
                 "CommonNoise or LatentNoise."
             ))  # fmt: skip
         bound, nodes = _linalg.in_present_precision((self.bound, self.nodes))
-        arguments = (
-            self.arguments if self._smooth else _refuse_derivative(self.arguments, self._no_derivative)
-        )
+        arguments = self.arguments if self._smooth else _refuse_derivative(self.arguments, self._no_derivative)
         smooth = self._smooth and self._common
         losses = smooth_values(bound, nodes, arguments) if smooth else bound.values(arguments, nodes)
         total = logsumexp(-self.weight * bound.size * losses) - np.log(len(losses))

@@ -82,9 +82,7 @@ class surrogate(Messenger):
             f"which has {sorted(self.likelihoods)}, or do not observe it.",
         )
         likelihood, value = self.likelihoods[name], msg["value"]
-        msg["fn"] = _compat.rewrapped(
-            msg["fn"], lambda simulator: _density(name, likelihood, simulator, value)
-        )
+        msg["fn"] = _compat.rewrapped(msg["fn"], lambda simulator: _density(name, likelihood, simulator, value))
 
 
 class uncondition_simulators(Messenger):
@@ -97,11 +95,7 @@ class uncondition_simulators(Messenger):
 
     def process_message(self, msg):
         """Forget the observation of a simulator site, and ask for a key."""
-        if (
-            msg["type"] == "sample"
-            and msg["is_observed"]
-            and isinstance(_compat.innermost(msg["fn"]), Simulator)
-        ):
+        if msg["type"] == "sample" and msg["is_observed"] and isinstance(_compat.innermost(msg["fn"]), Simulator):
             msg["is_observed"], msg["value"] = False, None
             if msg["kwargs"]["rng_key"] is None:
                 msg["kwargs"]["rng_key"] = numpyro.prng_key()
@@ -126,8 +120,7 @@ def _density(name: str, likelihood: Likelihood, simulator: Simulator, value: Arr
     )
     padded = (1,) * (len(simulator.batch_shape) - len(fn.batch_shape)) + fn.batch_shape
     _checks.require(
-        len(padded) == len(simulator.batch_shape)
-        and all(a in (1, b) for a, b in zip(padded, simulator.batch_shape)),
+        len(padded) == len(simulator.batch_shape) and all(a in (1, b) for a, b in zip(padded, simulator.batch_shape)),
         f"The likelihood of site {name!r} has batch shape {fn.batch_shape}, the simulator `{simulator.name}` "
         f"has {simulator.batch_shape}, one for each call.",
     )

@@ -27,7 +27,9 @@ class PermutationTest(NamedTuple):
     null: np.ndarray
 
 
-def mmd_test(rng_key: jax.Array, kernel: Kernel, x: Points, y: Points, *, num_permutations: int = 999) -> PermutationTest:
+def mmd_test(
+    rng_key: jax.Array, kernel: Kernel, x: Points, y: Points, *, num_permutations: int = 999
+) -> PermutationTest:
     """Test whether two samples have the same law, by the unbiased squared MMD.
 
     Args:

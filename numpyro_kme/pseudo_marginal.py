@@ -72,9 +72,7 @@ class PseudoMarginal(MCMCKernel):
     References: Andrieu and Roberts (2009), Annals of Statistics 37; Haario, Saksman and Tamminen (2001), Bernoulli 7.
     """
 
-    def __init__(
-        self, model: Callable, *, target_accept_prob: float = 0.2, init_strategy: Callable = init_to_median
-    ):
+    def __init__(self, model: Callable, *, target_accept_prob: float = 0.2, init_strategy: Callable = init_to_median):
         _checks.require(
             0.0 < target_accept_prob < 1.0,
             f"`target_accept_prob` must be between 0 and 1; got {target_accept_prob}.",
@@ -117,9 +115,7 @@ class PseudoMarginal(MCMCKernel):
             key, noise_key = random.split(key)
             flat, _ = ravel_pytree(z)
             dim, dtype = len(flat), flat.dtype
-            adapted = Adapted(
-                flat, jnp.eye(dim, dtype=dtype), jnp.asarray(jnp.log(2.4 / jnp.sqrt(dim)), dtype)
-            )
+            adapted = Adapted(flat, jnp.eye(dim, dtype=dtype), jnp.asarray(jnp.log(2.4 / jnp.sqrt(dim)), dtype))
             energy = self._energy(z, noise_key, model_args, model_kwargs)
             zero = jnp.zeros((), dtype)
             return PseudoMarginalState(z, energy, noise_key, jnp.array(0), zero, zero, adapted, key)
@@ -164,9 +160,7 @@ class PseudoMarginal(MCMCKernel):
         rng_key, step_key, noise_key, accept_key = random.split(state.rng_key, 4)
         flat, unflatten = ravel_pytree(state.z)
         factor = jnp.linalg.cholesky(state.adapted.covariance)
-        moved = flat + jnp.exp(state.adapted.log_scale) * factor @ random.normal(
-            step_key, flat.shape, flat.dtype
-        )
+        moved = flat + jnp.exp(state.adapted.log_scale) * factor @ random.normal(step_key, flat.shape, flat.dtype)
         energy = self._energy(unflatten(moved), noise_key, model_args, model_kwargs)
         ratio = jnp.where(jnp.isinf(energy), -jnp.inf, state.potential_energy - energy)
         probability = jnp.exp(jnp.minimum(ratio, 0.0))

@@ -54,9 +54,7 @@ def noise_sensitivity(
     draws = {name: np.asarray(value) for name, value in samples.items()}
     own = _score(model, draws, args, kwargs)
     keys = random.split(rng_key, num_keys)
-    change = np.stack(
-        [_score(simulation_keys(model, rng_key=key), draws, args, kwargs) - own for key in keys]
-    )
+    change = np.stack([_score(simulation_keys(model, rng_key=key), draws, args, kwargs) - own for key in keys])
     weights = np.exp(change - change.max(axis=1, keepdims=True))
     weights /= weights.sum(axis=1, keepdims=True)
 

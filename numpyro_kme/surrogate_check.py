@@ -67,16 +67,12 @@ def check_surrogate(
                 found[name] = jnp.mean(nearest > reach[name]), jnp.mean(signs < 0)
         return found
 
-    found = jax.jit(jax.vmap(one))(
-        _linalg.in_present_precision({name: value[rows] for name, value in draws.items()})
-    )
+    found = jax.jit(jax.vmap(one))(_linalg.in_present_precision({name: value[rows] for name, value in draws.items()}))
     _checks.require(
         bool(found),
         "No observed site of the model has a learnt likelihood: pass the model from `handlers.surrogate` and its data.",
     )
-    checks = {
-        name: SurrogateCheck(*(float(np.mean(share)) for share in shares)) for name, shares in found.items()
-    }
+    checks = {name: SurrogateCheck(*(float(np.mean(share)) for share in shares)) for name, shares in found.items()}
     for name, check in checks.items():
         _warn(name, check)
     return checks

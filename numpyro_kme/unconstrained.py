@@ -87,9 +87,7 @@ class Unconstrained:
         zero = jnp.zeros(())
         prior = sum((value for name, value in log_probs.items() if name in self.shapes), zero)
         likelihood = sum((value for name, value in log_probs.items() if name not in self.shapes), zero)
-        return {name: sites[name]["value"] for name in self.shapes}, Terms(
-            prior, given.log_jacobian, likelihood
-        )
+        return {name: sites[name]["value"] for name in self.shapes}, Terms(prior, given.log_jacobian, likelihood)
 
 
 class _Given(Messenger):

@@ -74,9 +74,7 @@ def calibrate_weight(
     References: Lyddon, Holmes and Walker (2019), Biometrika 106; Syring and Martin (2019), Biometrika 106.
     """
     _checks.require(0.0 < level < 1.0, f"`level` must be between 0 and 1; got {level}.")
-    engine = PosteriorBootstrap(
-        model, loss, num_samples=num_replicates, num_nodes=num_nodes, covariates=covariates
-    )
+    engine = PosteriorBootstrap(model, loss, num_samples=num_replicates, num_nodes=num_nodes, covariates=covariates)
     engine.run(rng_key, *args, **kwargs)
     size = len(IidModel.read(model, args, kwargs).data)
     found = engine.replicates

@@ -143,6 +143,7 @@ def test_replicates_are_the_exact_minimisers_for_their_weights(plane):
     np.testing.assert_allclose(draws.fit.u, exact_location(x, np.full(100, 0.01)), atol=0.05 * sd.min())
     assert draws.converged.all() and draws.compared == 2 and not draws.moved.any()
     assert draws.quadrature.noise < 0.05
+    assert draws.derivatives.automatic and draws.derivatives.disagreement.max() < 0.01
     u, w = draws.u[3], weights[3]
     data = w @ np.exp(-np.sum((x[:, None] - x) ** 2, axis=-1) / (2 * L**2)) @ w
     own = L**2 / (L**2 + 2)
@@ -152,8 +153,8 @@ def test_replicates_are_the_exact_minimisers_for_their_weights(plane):
 
 def test_results_do_not_depend_on_how_many_replicates_there_are(plane):
     _, bound, draws = plane
-    fewer = posterior_bootstrap(jax.random.key(1), bound, STARTS, settings=Settings(21, num_nodes=128))
-    np.testing.assert_array_equal(fewer.u, draws.u[:21])
+    fewer = posterior_bootstrap(jax.random.key(1), bound, STARTS, settings=Settings(33, num_nodes=128))
+    np.testing.assert_array_equal(fewer.u, draws.u[:33])
     assert np.abs(fewer.u[:5] - draws.u[5:10]).max() > 0.1 * draws.u.std()
 
 
@@ -208,6 +209,7 @@ def test_starting_points_that_all_fail_are_named():
 
 
 SCRIPT = """
+from unittest import mock
 import jax, numpy as np
 from numpyro_kme.bootstrap import Settings, posterior_bootstrap
 from numpyro_kme.kernels import Gaussian
@@ -216,25 +218,20 @@ def simulate(u, z):
     return u[0] + z[0]
 bound = MMD(Gaussian(1.0)).objective(np.linspace(-2.0, 3.0, 50), Generator(simulate, NormalNoise(1), 1))
 starts = np.linspace(-3.0, 3.0, 20)[:, None]
-draws = posterior_bootstrap(jax.random.key(0), bound, starts, settings=Settings(40, 128))
-print(len(jax.local_devices()), draws.u.dtype, *(f"{u:.13e}" for u in draws.u[:, 0]))
+devices = jax.local_devices()
+for used in (devices, devices[:1]):
+    with mock.patch("jax.local_devices", lambda: used):
+        draws = posterior_bootstrap(jax.random.key(0), bound, starts, settings=Settings(40, 128))
+    print(len(used), draws.u.dtype, *(f"{u:.13e}" for u in draws.u[:, 0]))
 """
 
 
 def test_several_devices_and_float32_sessions_give_the_same_numbers():
-    def run(devices):
-        env = {
-            **os.environ,
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-            "JAX_PLATFORMS": "cpu",
-        }
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", SCRIPT], env=env, capture_output=True, text=True, check=True
-        )
-        return done.stdout.split()
-
-    one, two = run(1), run(2)
-    assert one[:2] == ["1", "float64"] and two[0] == "2"
+    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-W", "error", "-c", SCRIPT]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    two, one = (line.split() for line in done.stdout.splitlines())
+    assert two[:2] == ["2", "float64"] and one[0] == "1"
     assert one[2:] == two[2:] and len(one) == 42
 
 
@@ -254,8 +251,3 @@ def test_derivatives_of_a_simulator_that_jumps_are_not_trusted():
     binomial = np.sqrt(0.3 * 0.7 / 400)
     assert abs(float(share.mean()) - 0.3) < 5 * binomial
     assert 0.7 < float(share.std()) / binomial < 1.6
-    smooth = MMD(Gaussian(1.0)).objective(x, SCALAR)
-    draws = posterior_bootstrap(
-        jax.random.key(0), smooth, np.linspace(-2.0, 2.0, 30)[:, None], settings=Settings(16, 128)
-    )
-    assert draws.derivatives.automatic and draws.derivatives.disagreement.max() < 0.01

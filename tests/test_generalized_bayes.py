@@ -87,8 +87,7 @@ def test_fresh_and_latent_noise_use_the_draws_they_are_given():
     assert trace["x_noise"]["value"].shape == (16,) and trace["x_noise"]["fn"].batch_shape == ()
     params = {"mean": jnp.array(0.4), "x_noise": jnp.asarray(z)}
     found = (
-        jax.jit(lambda at: log_density(latent, (X, 0.5), {}, at)[0])(params)
-        - dist.Normal(0.0, 1.0).log_prob(z).sum()
+        jax.jit(lambda at: log_density(latent, (X, 0.5), {}, at)[0])(params) - dist.Normal(0.0, 1.0).log_prob(z).sum()
     )
     rest = dist.Normal(0.0, 2.0).log_prob(0.4) + dist.Normal(0.4, 3.0).log_prob(0.5)
     expected = -30 * squared_mmd(X, 0.4 + z, np.full(16, 1 / 16), unbiased=True)
@@ -121,9 +120,7 @@ def test_vectors_covariates_and_single_precision():
     loss = MMD(Gaussian(1.0), covariate_kernel=Gaussian(0.5))
 
     def scored():
-        gb = generalized_bayes(
-            regression, loss, weight=1.0, noise=CommonNoise(48), covariates={"y": covariate}
-        )
+        gb = generalized_bayes(regression, loss, weight=1.0, noise=CommonNoise(48), covariates={"y": covariate})
         density = jax.jit(jax.value_and_grad(lambda a: log_density(gb, (covariate, y), {}, {"a": a})[0]))
         return gb, *density(0.3)
 
@@ -159,9 +156,7 @@ def test_outliers_do_not_move_the_posterior():
     gb = generalized_bayes(model, LOSS, weight=1.0, noise=CommonNoise(256))
     mcmc = MCMC(NUTS(gb), num_warmup=200, num_samples=800, progress_bar=False)
     mcmc.run(random.key(0), x)
-    mean, sd = posterior_on_a_grid(
-        generalized_bayes(without_y, LOSS, weight=1.0, noise=gb.noise), x, grid=grid
-    )
+    mean, sd = posterior_on_a_grid(generalized_bayes(without_y, LOSS, weight=1.0, noise=gb.noise), x, grid=grid)
     draws = mcmc.get_samples()["mean"]
     np.testing.assert_allclose(draws.mean(), mean, atol=5 * sd / np.sqrt(150))
     np.testing.assert_allclose(draws.std(), sd, rtol=5 / np.sqrt(2 * 150))
@@ -184,9 +179,7 @@ def test_predictive_simulates():
 def test_ensembles_sample_simulators_on_the_host():
     declared = dict(simulator=on_host, shape=(), dtype=float)
     gb = generalized_bayes(model, LOSS, weight=1.0, noise=CommonNoise(40, random.key(3)))
-    mcmc = MCMC(
-        AIES(gb), num_warmup=100, num_samples=150, num_chains=6, chain_method="vectorized", progress_bar=False
-    )
+    mcmc = MCMC(AIES(gb), num_warmup=100, num_samples=150, num_chains=6, chain_method="vectorized", progress_bar=False)
     mcmc.run(random.key(0), X, 0.5, **declared)
     mean, sd = posterior_on_a_grid(gb, X, 0.5, grid=np.linspace(-2.0, 4.0, 120), **declared)
     np.testing.assert_allclose(mcmc.get_samples()["mean"].mean(), mean, atol=5 * sd / np.sqrt(60))

@@ -251,9 +251,7 @@ class ExactSurrogate(Surrogate):
 
 
 TABLE = np.random.default_rng(1).normal(size=(50, 3))
-EXACT = FittedLikelihood(
-    ExactSurrogate(Coordinates.standardise(TABLE)), Coordinates.standardise(TABLE), (2,), TABLE
-)
+EXACT = FittedLikelihood(ExactSurrogate(Coordinates.standardise(TABLE)), Coordinates.standardise(TABLE), (2,), TABLE)
 
 
 def scaled(key, location, log_scale):
@@ -317,11 +315,7 @@ def test_one_likelihood_of_single_calls_serves_plates_of_groups_and_of_draws():
 def test_log_likelihood_has_the_dimensions_of_the_plates_and_predictive_simulates():
     samples = jax.tree.map(lambda a: jnp.stack([a, a + 0.1]), LATENTS)
     ours, theirs = (log_likelihood(m, samples, *DATA) for m in (LEARNT, hierarchy(True)))
-    assert (
-        ours["groups"].shape == (2, 4)
-        and ours["replicates"].shape == (2, 3, 4)
-        and ours["draws"].shape == (2, 5)
-    )
+    assert ours["groups"].shape == (2, 4) and ours["replicates"].shape == (2, 3, 4) and ours["draws"].shape == (2, 5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10), ours, theirs)
     drawn = Predictive(LEARNT, samples)(random.key(0), DATA[0])
     assert drawn["replicates"].shape == (2, 3, 4, 2) and len(np.unique(drawn["draws"])) == 20
@@ -358,9 +352,7 @@ def test_a_learnt_likelihood_is_prepared_once_and_not_at_each_evaluation():
     target = Unconstrained.read(smodel, (x,), {}, {"theta": np.zeros(2)})
     program = jax.jit(lambda u: target.terms(u).log_likelihood)
     assert "37x37" not in program.lower(jnp.zeros(2)).as_text()  # no solve with the simulations' Gram matrix
-    through = log_density(smodel, (x,), {}, {"theta": jnp.zeros(2)})[0] - 2 * dist.Normal(0.0, 1.0).log_prob(
-        0.0
-    )
+    through = log_density(smodel, (x,), {}, {"theta": jnp.zeros(2)})[0] - 2 * dist.Normal(0.0, 1.0).log_prob(0.0)
     np.testing.assert_allclose(program(jnp.zeros(2)), through, rtol=1e-12)
     traced = jax.jit(lambda x: log_density(smodel, (x,), {}, {"theta": jnp.zeros(2)})[0])
     assert "37x37" in traced.lower(x).as_text()
@@ -375,9 +367,7 @@ def test_a_likelihood_of_other_parameters_and_one_of_whole_data_sets_are_explain
         handlers.seed(surrogate(model, {"x": EXACT}), 0)(X, Y)
     whole = lambda theta: dist.Normal(theta, 1.0).expand([3, 2]).to_event(2)  # noqa: E731
     likelihoods = {"iid": whole, "groups": normal, "joint": normal}
-    with pytest.raises(
-        ValueError, match=r"make the data set one event of the simulator, outside the plate; if"
-    ):
+    with pytest.raises(ValueError, match=r"make the data set one event of the simulator, outside the plate; if"):
         handlers.seed(surrogate(in_plates(True), likelihoods), 0)(jnp.zeros((3, 2)), jnp.zeros((4, 3, 2)))
 
 

@@ -137,6 +137,15 @@ def test_grid_inner_products_are_kernel_double_sums(kernel, rng):
     np.testing.assert_allclose(witness, kernel.gram(a[:, None], b[:, None]) @ w, atol=3e-4 * np.abs(w).sum())
 
 
+def test_grids_are_tabulated_in_float64_whatever_the_session(scalars):
+    x, _ = scalars
+    for change in ("smoothed", "refined"):
+        with jax.enable_x64(False):
+            low = getattr(MMD(Gaussian(L)).objective(x, SCALARS), change)()
+        high = getattr(MMD(Gaussian(L)).objective(x, SCALARS), change)()
+        np.testing.assert_array_equal(low.grid.spectrum, high.grid.spectrum)
+
+
 def test_kernels_that_a_grid_cannot_hold_are_summed_directly(scalars):
     x, _ = scalars
     assert find_step(Linear(), 1.0, 1e-4) is None

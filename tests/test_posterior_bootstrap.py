@@ -115,11 +115,13 @@ def gaussian(key, num):
 
 
 @pytest.mark.parametrize("guess", [dist.Normal(5.0, 1.0), gaussian], ids=["distribution", "sampler"])
-def test_a_prior_guess_pulls_the_posterior(engine, guess):
-    settings = dict(num_samples=16, num_nodes=128, num_starts=32, concentration=200.0, centering=guess)
-    pulled = PosteriorBootstrap(model, MMD(Gaussian(1.0)), **settings)
-    pulled.run(jax.random.key(0), X)
-    assert pulled.get_samples()["mean"].mean() > engine.get_samples()["mean"].mean() + 0.5
+def test_a_prior_guess_is_a_distribution_or_a_sampler(guess):
+    engine = PosteriorBootstrap(model, concentration=200.0, centering=guess, truncation=500)
+    process = engine._generator((X,), {})[2]
+    drawn = process.points(jax.random.key(2), np.arange(8), X)
+    assert drawn.shape == (8, 500)
+    assert abs(drawn.mean() - 5.0) < 5 / np.sqrt(4000)
+    assert abs(drawn.std() - 1.0) < 5 / np.sqrt(8000)
 
 
 def own_guess(simulator):
@@ -141,7 +143,7 @@ def test_a_prior_guess_may_be_the_models_own_prior_predictive(simulator):
     assert abs(drawn.std() / sd - 1.0) < 5 / np.sqrt(8000)
 
 
-def test_the_prior_predictive_reaches_the_fit(engine):
+def test_the_prior_guess_reaches_the_fit(engine):
     settings = dict(num_samples=16, num_nodes=128, num_starts=32, concentration=200.0, centering="prior predictive")
     pulled = PosteriorBootstrap(own_guess(DECLARED), MMD(Gaussian(1.0)), **settings)
     pulled.run(jax.random.key(0), X)

@@ -43,9 +43,7 @@ def exact(draws=4000, simulated=16):
         z = rng.normal(size=(draws // 4, simulated))
         pairs = np.exp(-0.5 * (z[:, :, None] - z[:, None]) ** 2).sum((1, 2)) - simulated
         within = pairs / (simulated * (simulated - 1))
-        mean_kernel = np.array(
-            [[np.exp(-0.5 * (m + row[:, None] - X) ** 2).mean() for row in z] for m in grid]
-        )
+        mean_kernel = np.array([[np.exp(-0.5 * (m + row[:, None] - X) ** 2).mean() for row in z] for m in grid])
         p = np.exp(-len(X) * (within - 2.0 * mean_kernel)).mean(1) * np.exp(-0.5 * (grid / 2.0) ** 2)
         mean = p @ grid / p.sum()
         found.append((mean, np.sqrt(p @ (grid - mean) ** 2 / p.sum())))
@@ -60,9 +58,7 @@ def truth():
 def standard_errors(samples, truth):
     """How many Monte Carlo standard errors mean and sd `(chains, draws)` are off."""
     (mean, sd), errors = truth
-    ess, ess_square = (
-        effective_sample_size(np.asarray(s)) for s in (samples, (samples - samples.mean()) ** 2)
-    )
+    ess, ess_square = (effective_sample_size(np.asarray(s)) for s in (samples, (samples - samples.mean()) ** 2))
     se_mean = np.hypot(samples.std() / np.sqrt(ess), errors[0])
     se_sd = np.hypot(((samples - samples.mean()) ** 2).std() / np.sqrt(ess_square) / 2.0 / sd, errors[1])
     return abs(samples.mean() - mean) / se_mean, abs(samples.std() - sd) / se_sd

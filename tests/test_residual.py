@@ -125,9 +125,7 @@ def test_units_of_statistics_enter_only_by_the_jacobian(linear):
     z, surrogate = linear
     other = FORM.fit(z, 1000.0 * linear_simulations(120, 4)[1])
     points = np.random.default_rng(0).normal(size=(20, 2))
-    difference = log_density(surrogate, np.array([0.3]), points) - log_density(
-        other, np.array([300.0]), points
-    )
+    difference = log_density(surrogate, np.array([0.3]), points) - log_density(other, np.array([300.0]), points)
     np.testing.assert_allclose(difference, np.log(1000.0), atol=0.02)
 
 

@@ -64,9 +64,7 @@ def test_gradients_by_hand_agree_with_finite_differences(rng, smoothness, part):
     }[part]
     flat, unpack = ravel_pytree(at)
     flat = np.asarray(flat)
-    differences = [
-        (loss(unpack(flat + e))[0] - loss(unpack(flat - e))[0]) / 2e-5 for e in 1e-5 * np.eye(len(flat))
-    ]
+    differences = [(loss(unpack(flat + e))[0] - loss(unpack(flat - e))[0]) / 2e-5 for e in 1e-5 * np.eye(len(flat))]
     np.testing.assert_allclose(ravel_pytree(loss(at)[1])[0], differences, rtol=1e-5, atol=1e-5)
 
 
@@ -99,9 +97,7 @@ def test_other_fits_of_the_same_size_do_not_compile_again(rng):
     for _ in range(2):
         z, alpha = rng.normal(size=(200, 2)), rng.normal(size=200)
         functions = RidgeFunctions.stack(z, [(hyper, alpha, 0.0, 0.05)])
-        density = rd.fit_residual_density(
-            z, rng.normal(size=(200, 1)), bandwidths(1, beta=rng.uniform(3.0, 3.5))
-        )
+        density = rd.fit_residual_density(z, rng.normal(size=(200, 1)), bandwidths(1, beta=rng.uniform(3.0, 3.5)))
         shapes.append(jax.tree.map(np.shape, (functions, density)))
     assert shapes[0] == shapes[1]
 
@@ -122,12 +118,8 @@ def test_location_is_scored_by_the_held_out_density_of_the_raw_statistic(rng, sm
     slope = 1.0 / np.sqrt(1 + ((x + 0.2) / np.exp(-1.0)) ** 2) / np.exp(-1.0) / np.std(v)
     target = (v - v.mean()) / v.std()
     found = at.fit(z, x, np.ones(40))
-    np.testing.assert_allclose(
-        found.residual, held_out(smoothness.regularised(z, np.ones(40)), target).residual
-    )
-    density = 0.98 * stats.norm.pdf(
-        found.residual, 0.0, np.sqrt(found.variance)
-    ) * slope + 0.02 * stats.cauchy.pdf(x)
+    np.testing.assert_allclose(found.residual, held_out(smoothness.regularised(z, np.ones(40)), target).residual)
+    density = 0.98 * stats.norm.pdf(found.residual, 0.0, np.sqrt(found.variance)) * slope + 0.02 * stats.cauchy.pdf(x)
     value = location.loss(at, z, x, np.ones(40), np.ones(40))[0]
     np.testing.assert_allclose(value, at.penalty()[0] - np.sum(np.log(density)), rtol=1e-10)
 
@@ -198,10 +190,7 @@ def test_chain_kernel_is_the_stated_product(rng):
     z, h = rng.normal(size=(4, 2)), rng.normal(size=(4, 3))
     coupling = Coupling(rng.normal(size=3), rng.normal(size=2), np.array(0.2))
     a, b = np.exp(2 * coupling.others), np.exp(2 * coupling.change)
-    expected = [
-        [(a * p) @ q * (1 + (b * s) @ t) for q, t in zip(h, z, strict=True)]
-        for p, s in zip(h, z, strict=True)
-    ]
+    expected = [[(a * p) @ q * (1 + (b * s) @ t) for q, t in zip(h, z, strict=True)] for p, s in zip(h, z, strict=True)]
     expected = np.array(expected) + (np.exp(0.4) + 1e-6) * np.eye(4)
     np.testing.assert_allclose(coupling.regularised(z, h), expected, rtol=1e-10)
     assert shortened(100.0) < 5.0 + 1e-9
@@ -258,9 +247,7 @@ def test_gradient_of_the_held_out_density_agrees_with_finite_differences(rng):
 
 
 def test_density_integrates_to_one(rng):
-    density = rd.fit_residual_density(
-        rng.normal(size=(20, 2)), rng.normal(size=(20, 1)), bandwidths(1, beta=0.5)
-    )
+    density = rd.fit_residual_density(rng.normal(size=(20, 2)), rng.normal(size=(20, 1)), bandwidths(1, beta=0.5))
     for z in (np.zeros(2), np.array([3.0, -3.0])):
         pdf = jax.jit(lambda v, z=z: jnp.exp(density.log_density(v, z)))
         total, _ = integrate.quad(lambda v, pdf=pdf: float(pdf(jnp.array([v]))), -np.inf, np.inf, limit=400)
@@ -269,9 +256,7 @@ def test_density_integrates_to_one(rng):
 
 def test_wide_weights_give_a_kernel_density_of_residuals(rng):
     r, eps = rng.normal(size=(30, 2)), 0.4
-    density = rd.fit_residual_density(
-        rng.normal(size=(30, 3)), r, bandwidths(2, eps=eps, beta=1e5, adapt=0.0)
-    )
+    density = rd.fit_residual_density(rng.normal(size=(30, 3)), r, bandwidths(2, eps=eps, beta=1e5, adapt=0.0))
     v = rng.normal(size=2)
     kde = np.mean(stats.norm.pdf(v, np.sqrt(1 - eps**2) * r, eps).prod(axis=1))
     broad = stats.multivariate_t(np.zeros(2), 4.0 * np.eye(2), df=3).pdf(v)
@@ -284,6 +269,4 @@ def test_weights_are_those_of_ridge_regression_with_an_intercept(rng):
     density = rd.fit_residual_density(z, rng.normal(size=(10, 1)), bandwidths(1, beta=0.8, lam=1e-4))
     signed = held_out_by_refit(np.concatenate([z, new[None]]), 10, 0.8, 10 * 1e-4)[:10]
     expected = 0.5 * (signed + np.sqrt(signed**2 + (0.1 / 10) ** 2))
-    np.testing.assert_allclose(
-        jax.jit(density.weights)(jnp.asarray(new)), expected / expected.sum(), atol=1e-3
-    )
+    np.testing.assert_allclose(jax.jit(density.weights)(jnp.asarray(new)), expected / expected.sum(), atol=1e-3)

@@ -20,9 +20,7 @@ def narrow(x):
 
 
 def test_the_weight_of_a_normal_location_is_the_ratio_of_variances():
-    found = calibrate_weight(
-        jax.random.key(0), narrow, NegativeLogLikelihood(), X, num_replicates=600, num_nodes=8
-    )
+    found = calibrate_weight(jax.random.key(0), narrow, NegativeLogLikelihood(), X, num_replicates=600, num_nodes=8)
     # Dirichlet weights: Var(replicate) = s^2 / (n + 1); the loss has Hessian 1, so the posterior has variance 1 / (w n)
     expected = (len(X) + 1) / (len(X) * X.var())
     np.testing.assert_allclose(found.by_bootstrap, expected, rtol=5 * np.sqrt(2 / 600))

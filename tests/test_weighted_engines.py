@@ -147,9 +147,7 @@ def test_kernel_bayes_takes_simulations_from_elsewhere(rng):
 
 def test_k2abc_by_a_double_loop(sets, rng):
     y = 0.5 + rng.normal(size=20)
-    engine = kme.K2ABC(
-        iid, simulations=sets, estimator=kme.Quadratic(kme.kernels.Gaussian(0.9)), epsilon=0.05
-    )
+    engine = kme.K2ABC(iid, simulations=sets, estimator=kme.Quadratic(kme.kernels.Gaussian(0.9)), epsilon=0.05)
     engine.run(KEY, x=y)
     x = np.asarray(sets.x["x"])[:40]
 
@@ -208,9 +206,7 @@ def test_default_epsilon_sets_the_effective_sample_size(rng):
     distance = rng.exponential(size=5000)
     weights, epsilon = soft_weights(distance, None)
     assert 1 / np.sum(weights**2) == pytest.approx(100, rel=1e-6)
-    np.testing.assert_allclose(
-        weights, np.exp(-distance / epsilon) / np.exp(-distance / epsilon).sum(), rtol=1e-9
-    )
+    np.testing.assert_allclose(weights, np.exp(-distance / epsilon) / np.exp(-distance / epsilon).sum(), rtol=1e-9)
     far, _ = soft_weights(distance + 1e6, 1e-2)
     np.testing.assert_allclose(far, soft_weights(distance, 1e-2)[0], rtol=1e-4, atol=1e-12)
 
@@ -243,9 +239,7 @@ def test_rejection_on_data_sets(sets, rng):
     np.testing.assert_array_equal(engine.get_weights()["weight"], kept)
     mean, sd = moments(engine)
     assert abs(mean - y.sum() / 21) < 5 * sd / np.sqrt(40)
-    by_mmd = kme.RejectionABC(
-        iid, simulations=sets, quantile=0.1, discrepancy=kme.Quadratic(kme.kernels.Gaussian(1.0))
-    )
+    by_mmd = kme.RejectionABC(iid, simulations=sets, quantile=0.1, discrepancy=kme.Quadratic(kme.kernels.Gaussian(1.0)))
     by_mmd.run(KEY, x=y)
     assert abs(moments(by_mmd)[0] - y.sum() / 21) < 5 * sd / np.sqrt(40)
 
@@ -275,9 +269,7 @@ def test_summaries_are_predictions_without_themselves(bank):
     at_y = gaussian(X, x, 0.7) @ np.linalg.solve(gram, centred) + theta.mean()
     np.testing.assert_allclose(engine.info["summary"], at_y, rtol=1e-6)
     expected = np.exp(-((engine.summaries[:, 0] - at_y) ** 2) / engine.info["epsilon"])
-    np.testing.assert_allclose(
-        engine.get_weights()["weight"], expected / expected.sum(), rtol=1e-5, atol=1e-12
-    )
+    np.testing.assert_allclose(engine.get_weights()["weight"], expected / expected.sum(), rtol=1e-5, atol=1e-12)
 
 
 def test_distribution_regression_meets_the_exact_posterior(sets, rng):

@@ -12,6 +12,7 @@ import numpy as np
 
 from numpyro_kme import _checks, _linalg
 from numpyro_kme.losses.base import num_points
+from numpyro_kme.losses.generator import BLOCK
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,10 @@ class DirichletProcess:
 
 def draw_weights(process: DirichletProcess, rng_key: jax.Array, replicates: np.ndarray, data: Any) -> np.ndarray:
     """Weights of the given replicates as a float64 array on the host."""
+    padded = np.pad(replicates, (0, -len(replicates) % BLOCK), mode="edge").reshape(-1, BLOCK)
     with _linalg.float64():
-        return np.asarray(_weights(process, rng_key, replicates, num_points(data)))
+        drawn = [np.asarray(_weights(process, rng_key, block, num_points(data))) for block in padded]
+    return np.concatenate(drawn)[: len(replicates)]
 
 
 @partial(jax.jit, static_argnums=(0, 3))

@@ -180,9 +180,7 @@ class WeightedEngine(Engine):
         Returns:
             `(*event)`.
         """
-        values = np.asarray(
-            function({name: value for name, value in self.get_weights().items() if name != "weight"})
-        )
+        values = np.asarray(function({name: value for name, value in self.get_weights().items() if name != "weight"}))
         _checks.require(
             values.shape[:1] == self._weights.shape,
             f"`function` must give {len(self._weights)} rows, one for each simulation; it gave shape {values.shape}.",

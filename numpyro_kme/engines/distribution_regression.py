@@ -76,9 +76,7 @@ class DistributionRegressionABC(WeightedEngine):
         gram = _linalg.on_host(lambda kernel, x: kernel.gram(x), self._kernel, self._points)
         choices = REGULARISATIONS if self.regularisation is None else np.array([self.regularisation])
         fits = _ridges(gram, bank.z - self._centre, choices)
-        self._lam, self._coefficients, residuals = min(
-            fits, key=lambda fit: float(np.mean(np.square(fit[2])))
-        )
+        self._lam, self._coefficients, residuals = min(fits, key=lambda fit: float(np.mean(np.square(fit[2]))))
         self.summaries = bank.z - residuals
         self._error = np.sqrt(np.mean(np.square(residuals), axis=0))
 
@@ -89,9 +87,7 @@ class DistributionRegressionABC(WeightedEngine):
         summary = self._centre + row[0] @ self._coefficients
         weights, epsilon = soft_weights(np.sum(np.square(self.summaries - summary), axis=1), self.epsilon)
         info = {"epsilon": epsilon, "regularisation": float(self._lam)}
-        return Weighting(
-            weights, info | {"leave-one-out error of the summaries": self._error, "summary": summary}
-        )
+        return Weighting(weights, info | {"leave-one-out error of the summaries": self._error, "summary": summary})
 
 
 def _ridges(gram: np.ndarray, z: np.ndarray, regularisations: np.ndarray):

@@ -50,9 +50,7 @@ class KernelRecursiveABC(Engine):
         regularisation: float | None = None,
     ):
         super().__init__(model)
-        _checks.require(
-            num_simulations >= 20, f"`num_simulations` must be at least 20; got {num_simulations}."
-        )
+        _checks.require(num_simulations >= 20, f"`num_simulations` must be at least 20; got {num_simulations}.")
         _checks.require(num_iterations >= 1, f"`num_iterations` must be at least 1; got {num_iterations}.")
         if regularisation is not None:
             _checks.positive("regularisation", regularisation)
@@ -65,9 +63,7 @@ class KernelRecursiveABC(Engine):
         start_key, coordinates_key, *keys = jax.random.split(rng_key, self.num_iterations + 2)
         latents = problem.draw(start_key, self.num_simulations).latents
         coordinates = Coordinates.from_prior(coordinates_key, problem)
-        _checks.require(
-            coordinates.one_to_one, f"These coordinates do not determine the latents. {coordinates.note}"
-        )
+        _checks.require(coordinates.one_to_one, f"These coordinates do not determine the latents. {coordinates.note}")
         path, spread = [], []
         for key in keys:
             simulate_key, herd_key = jax.random.split(key)

@@ -59,9 +59,7 @@ class RejectionABC(WeightedEngine):
             progress_bar=progress_bar,
         )
         _checks.require(quantile is None or threshold is None, "Give `quantile` or `threshold`, not both.")
-        _checks.require(
-            quantile is None or 0 < quantile < 1, f"`quantile` must lie between 0 and 1; got {quantile}."
-        )
+        _checks.require(quantile is None or 0 < quantile < 1, f"`quantile` must lie between 0 and 1; got {quantile}.")
         _checks.require(
             threshold is None or bool(np.isfinite(threshold)), f"`threshold` must be finite; got {threshold}."
         )
@@ -79,13 +77,9 @@ class RejectionABC(WeightedEngine):
 
     def _weigh(self, bank, y):
         if self.discrepancy is None:
-            distance = np.linalg.norm(
-                (_numbers(bank, bank.x) - _numbers(bank, y[None])) / self._spread, axis=1
-            )
+            distance = np.linalg.norm((_numbers(bank, bank.x) - _numbers(bank, y[None])) / self._spread, axis=1)
         elif isinstance(self.discrepancy, Estimator):
-            distance = discrepancies(
-                self.discrepancy, bank.as_data_sets(bank.x), bank.as_data_sets(y[None])[0]
-            )
+            distance = discrepancies(self.discrepancy, bank.as_data_sets(bank.x), bank.as_data_sets(y[None])[0])
         else:
             distance = discrepancies(self.discrepancy, bank.x, y)
         if self.threshold is None:

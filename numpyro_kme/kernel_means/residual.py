@@ -91,10 +91,7 @@ class ResidualKernelMeans(Form):
         zero = -np.asarray(transform.centre) / transform.scale
         rows = np.random.default_rng(0).permutation(len(z))[: self.subset]
         starts = start_locations(z[rows], scaled[rows], zero, self.warp)
-        fits = [
-            _fit_statistic(self, z, column, rows, start)
-            for column, start in zip(scaled.T, starts, strict=True)
-        ]
+        fits = [_fit_statistic(self, z, column, rows, start) for column, start in zip(scaled.T, starts, strict=True)]
         residuals = np.stack([fit.residuals for fit in fits], axis=1)
         if self.chain:
             chain, residuals = fit_chain(z, residuals, rows, self.steps // 2)
@@ -110,12 +107,8 @@ class ResidualKernelMeans(Form):
         return ResidualSurrogate(
             transform,
             _warp(fits, scaled, transform),
-            RidgeFunctions.stack(
-                z, [(f.location.smoothness, f.alpha, 0.0, NEGLIGIBLE * f.size) for f in fits]
-            ),
-            RidgeFunctions.stack(
-                z, [(f.spread.smoothness, f.spread.alpha, f.log_scale, NEGLIGIBLE) for f in fits]
-            ),
+            RidgeFunctions.stack(z, [(f.location.smoothness, f.alpha, 0.0, NEGLIGIBLE * f.size) for f in fits]),
+            RidgeFunctions.stack(z, [(f.spread.smoothness, f.spread.alpha, f.log_scale, NEGLIGIBLE) for f in fits]),
             chain,
             fit_residual_density(z, residuals, bandwidths),
             np.asarray(transform.forward(np.stack([x.min(axis=0), x.max(axis=0)]))),

@@ -152,9 +152,7 @@ class ResidualDensity:
 
     def log_density(self, v: jax.Array, z: jax.Array) -> jax.Array:
         """`log p(v | z)` for one residual vector `(n,)` and one point `(D,)`."""
-        logs = log_kernels(
-            v[None, :], jnp.asarray(self.residuals), jnp.asarray(self.eps), jnp.asarray(self.sizes)
-        )[0]
+        logs = log_kernels(v[None, :], jnp.asarray(self.residuals), jnp.asarray(self.eps), jnp.asarray(self.sizes))[0]
         weights = self._positive(z)
         mixture = logsumexp(logs, b=weights) - jnp.log(jnp.sum(weights))
         return jnp.logaddexp(jnp.log1p(-DEFENSIVE) + mixture, jnp.log(DEFENSIVE) + log_broad(v))
@@ -163,9 +161,7 @@ class ResidualDensity:
 def learn_bandwidths(z: np.ndarray, residuals: np.ndarray, subset: int, steps: int) -> Bandwidths:
     """Maximise the held-out log density of the residuals, plus log priors, on at most `subset` simulations."""
     n = residuals.shape[1]
-    start, low, high = Bandwidths.around(
-        n, (0.5, 0.02, 0.98), (5.0, 0.3, 200.0), (0.1, 1e-3, 10.0), (0.1, 0.0, 0.5)
-    )
+    start, low, high = Bandwidths.around(n, (0.5, 0.02, 0.98), (5.0, 0.3, 200.0), (0.1, 1e-3, 10.0), (0.1, 0.0, 0.5))
     rows = np.random.default_rng(0).permutation(len(z))[:subset]
     return descend(_value_and_gradient, start, (low, high), steps, z[rows], residuals[rows])
 
@@ -188,9 +184,7 @@ def fit_residual_density(z: np.ndarray, residuals: np.ndarray, bandwidths: Bandw
     ones = 1.0 - basis @ basis.sum(axis=0)
     eps = np.exp(bandwidths.eps)
     sizes = np.asarray(kernel_sizes(jnp.asarray(residuals), jnp.asarray(eps), bandwidths.adapt))
-    return ResidualDensity(
-        z, residuals, eps, sizes, np.array(beta), basis, ones / ones.sum(), np.array(ridge)
-    )
+    return ResidualDensity(z, residuals, eps, sizes, np.array(beta), basis, ones / ones.sum(), np.array(ridge))
 
 
 def held_out_log_density(bandwidths: Bandwidths, z: jax.Array, residuals: jax.Array) -> jax.Array:

@@ -86,11 +86,7 @@ class Smoothness:
         """Chain rule: from a symmetric derivative by `regularised(z, noise)`, `(m, m)`, to the hyperparameters."""
         shape, bumps = features(z), of_matrix * self.bumps(z, z)
         linear = 2.0 * np.exp(2.0 * self.linear) * np.sum(shape * (of_matrix @ shape), axis=0)
-        length = (
-            2.0
-            * np.exp(-2.0 * self.length)
-            * (bumps.sum(axis=1) @ np.square(z) - np.sum(z * (bumps @ z), axis=0))
-        )
+        length = 2.0 * np.exp(-2.0 * self.length) * (bumps.sum(axis=1) @ np.square(z) - np.sum(z * (bumps @ z), axis=0))
         own = 2.0 * np.exp(2.0 * self.noise) * (np.diagonal(of_matrix) @ noise)
         return Smoothness(linear, 2.0 * bumps.sum(), length, own)
 
@@ -171,9 +167,7 @@ class RidgeFunctions:
     bump: ArrayLike
 
     @classmethod
-    def stack(
-        cls, z: np.ndarray, fits: list[tuple[Smoothness, np.ndarray, float, float]]
-    ) -> "RidgeFunctions":
+    def stack(cls, z: np.ndarray, fits: list[tuple[Smoothness, np.ndarray, float, float]]) -> "RidgeFunctions":
         """From hyperparameters, weights `alpha` `(m,)`, an offset and a tolerance for each function.
 
         Features, and then as few kernels as are needed to match the function at every simulation to the tolerance, take
@@ -232,9 +226,7 @@ def _sparse(
         rest = rest - columns[:, :count] @ (columns[:, :count].T @ rest)
         error = np.abs(rest)
         if np.max(error) <= tolerance:
-            weights = np.linalg.lstsq(np.concatenate([basis, gram[:, chosen]], axis=1), target, rcond=1e-12)[
-                0
-            ]
+            weights = np.linalg.lstsq(np.concatenate([basis, gram[:, chosen]], axis=1), target, rcond=1e-12)[0]
             return weights[:begun], chosen, weights[begun:]
         error[chosen] = -1.0
         chosen.append(int(np.argmax(error)))

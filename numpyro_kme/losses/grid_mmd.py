@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_kme import _linalg
 from numpyro_kme.kernels import Kernel
 from numpyro_kme.kernels.stationary import Stationary
 from numpyro_kme.losses import mass
@@ -53,9 +54,11 @@ class GridMMD(EmbeddingObjective):
     ) -> "GridMMD":
         """Tabulate the kernel on `window = (centre, width, step, half, reach)`, see `find_step`, and keep
         the data."""
-        peak = profile(kernel, np.zeros(1))[0]
+        kernel = jax.tree.map(np.asarray, kernel)
         centre, width, step, _, reach = window
-        grid = make_grid(kernel, centre, width, step, reach, max_cells)
+        with _linalg.float64():
+            peak = profile(kernel, np.zeros(1))[0]
+            grid = make_grid(kernel, centre, width, step, reach, max_cells)
         return cls(generator, grid, np.ravel(data), peak, window, kernel, free_mass, max_cells)
 
     def smoothed(self):
