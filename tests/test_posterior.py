@@ -149,7 +149,7 @@ def test_covers_a_posterior_much_narrower_than_the_prior():
 
 
 def test_signed_weights():
-    points = WeightedPoints(np.arange(4.0)[:, None], np.array([0.5, -0.25, 0.75, 0.0]))
+    points = WeightedPoints(np.arange(4.0)[:, None], np.array([0.5, -0.25, 0.75, 0.0]), np.zeros(()))
     np.testing.assert_allclose(points.positive_weights, [0.4, 0, 0.6, 0])
     np.testing.assert_allclose(points.negative_share, 0.25 / 1.5)
     np.testing.assert_allclose(points.effective_size, 1 / (0.16 + 0.36))

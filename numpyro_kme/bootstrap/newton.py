@@ -42,6 +42,10 @@ class _State(NamedTuple):
     predicted: jax.Array
 
 
+FLAT = 1e-30
+"""Where the largest eigenvalue is below this the loss is constant to all digits, as far from all data, and no step is taken."""
+
+
 def minimise(
     objective: Objective,
     facts: Any,
@@ -81,7 +85,7 @@ def minimise(
         values, vectors = jnp.linalg.eigh(hessian * scale[:, None] * scale[None])
         top = jnp.max(jnp.abs(values))
         slopes = vectors.T @ (gradient * scale)
-        curvature = jnp.maximum(jnp.abs(values), 1e-9 * top)
+        curvature = jnp.where(top > FLAT, jnp.maximum(jnp.abs(values), 1e-9 * top), 1.0)
         step = -vectors @ (slopes / (curvature + damping * top))
         step = step * jnp.minimum(1.0, stride / jnp.maximum(jnp.linalg.norm(step), 1e-300))
         full = -vectors @ (slopes / curvature)

@@ -170,12 +170,18 @@ def _first_steps(objective: Objective, nodes: Nodes, tasks: Tasks, full: Fit) ->
 
 
 def _quadrature(rng_key, objective, tasks, found, rows, full, sd, settings) -> Quadrature:
-    """Move of each minimum by one Newton step of the finer problem: doubled nodes of its own and a halved
-    grid."""
+    """Move of each minimum by one Newton step of the finer problem: doubled nodes of its own and a halved grid.
+
+    Where a replicate's Hessian is flat, as that of draws that jump can be, the full data's takes its place.
+    """
     num = 2 * settings.nodes(objective)
     nodes = objective.place(full.u, num)
     if nodes is None:
         nodes = objective.generator.draw_nodes(rng_key, num, len(tasks))
     sets = np.minimum(np.arange(len(tasks)), num_sets(nodes) - 1)
     _, gradient = lanes.slopes(objective.refined(), nodes, replace(tasks, sets=sets), found.u[rows])
-    return Quadrature(np.stack([newton_step(h, g) for h, g in zip(found.hessian[rows], gradient)]) / sd)
+    units = full.scale[:, None] * full.scale[None]
+    least = 1e-6 * np.abs(np.linalg.eigvalsh(full.hessian * units)).max()
+    sound = np.abs(np.linalg.eigvalsh(found.hessian[rows] * units)).min(axis=-1) > least
+    hessians = np.where(sound[:, None, None], found.hessian[rows], full.hessian)
+    return Quadrature(np.stack([newton_step(h, g) for h, g in zip(hessians, gradient)]) / sd)

@@ -3,7 +3,7 @@ latents."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -11,14 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import random
-from jax.scipy.special import ndtr
 from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.infer import Predictive
 
 from numpyro_kme import _checks, _compat, _linalg, _reading
 from numpyro_kme.from_noise import FromNoise
-from numpyro_kme.losses.generator import DrawnNoise, Generator, Noise, NormalNoise
+from numpyro_kme.losses.generator import Generator, NormalNoise
+from numpyro_kme.noise import even_noise
 from numpyro_kme.problem import Problem
 from numpyro_kme.simulator import Simulator
 
@@ -129,7 +129,7 @@ class IidModel:
         )
         return Generator(
             self._simulate,
-            noise_rule(simulator.fn),
+            even_noise(simulator.fn),
             self.dim,
             covariates=None if covariates is None else np.asarray(covariates, np.float64),
             differentiable=simulator.has_rsample,
@@ -222,25 +222,6 @@ class IidModel:
 
     def _flat(self, trace):
         return jnp.concatenate([jnp.ravel(_unconstrained(trace[name])) for name in self.shapes])
-
-
-@lru_cache(maxsize=256)
-def noise_rule(fn: Callable) -> Noise:
-    """How to make nodes for a simulator's noise: from standard normals if its distribution is declared,
-    else by keys."""
-    if not isinstance(fn, FromNoise):
-        return DrawnNoise()
-    shape, base = fn.noise.shape(), _compat.innermost(fn.noise)
-    size = int(np.prod(shape))
-    if isinstance(base, dist.MultivariateNormal) and base.shape() == shape and len(shape) == 1:
-        return NormalNoise(size, lambda z: base.loc + base.scale_tril @ z)
-    try:
-        base.icdf(jnp.full(base.batch_shape, 0.5))
-    except (NotImplementedError, AttributeError, ImportError):
-        return DrawnNoise(fn.noise.sample)
-    if isinstance(base, dist.Normal):
-        return NormalNoise(size, lambda z: base.loc + base.scale * z.reshape(shape))
-    return NormalNoise(size, lambda z: base.icdf(ndtr(z.reshape(shape))))
 
 
 def _unconstrained(site):
