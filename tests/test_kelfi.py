@@ -161,7 +161,7 @@ def test_nuts_on_the_surrogate_model_agrees_with_the_engine(kelfi):
     draws, sd = mcmc.get_samples()["theta"], EXACT.std()
     np.testing.assert_allclose(draws.mean(), kelfi.get_samples()["theta"].mean(), atol=0.35 * sd)
     np.testing.assert_allclose(draws.std(), kelfi.get_samples()["theta"].std(), rtol=0.3)
-    idata = az.from_numpyro(mcmc)
+    idata = az.from_numpyro(mcmc, log_likelihood=True)
     assert idata["log_likelihood"]["x"].shape[:2] == (1, 1000)
     simulated = Predictive(smodel, {"theta": draws[:50]})(jax.random.key(2))["x"]
     assert simulated.shape == (50, 1) and abs(simulated.std() - np.sqrt(NOISE**2 + sd**2)) < 0.5

@@ -32,7 +32,7 @@ class PosteriorBootstrap(Engine):
     NPL-MMD: it tolerates outliers and a wrong model, where a likelihood does not. Priors of the model
     serve as starting points only.
 
-    The model has one observed site under one plate, the data plate, along its first axis:
+    The model has one observed site under one plate, the data plate, along its first axis::
 
         def model(x=None):
             mean = numpyro.sample("mean", dist.Normal(0, 10))
