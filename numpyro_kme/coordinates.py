@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme import _checks, _matching
+from numpyro_kme import _checks, _linalg, _matching
 from numpyro_kme._links import Column
 from numpyro_kme._mixtures import Mixture
 from numpyro_kme.problem import Problem
@@ -114,6 +114,11 @@ class Coordinates:
         t = jnp.asarray(self.rest).at[entries].set(shown)
         return _join(self.priors.to_normal(self._split(t)))[entries]
 
+    def table(self, arguments: ArrayLike) -> np.ndarray:
+        """Coordinates `(m, D)` of the arguments `(m, p)` of many calls, on the host in float64; compiled once for each size."""
+        with _linalg.float64():
+            return np.asarray(_forward_rows(self, np.asarray(arguments, np.float64)))
+
     def inverse(self, z: ArrayLike) -> jax.Array:
         """Arguments `(p,)` of one call at the coordinates `(D,)`."""
         t = _join(self._values(z))
@@ -132,6 +137,11 @@ class Coordinates:
     def _split(self, entries: jax.Array) -> tuple[jax.Array, ...]:
         ends = [int(end) for end in np.cumsum([prod(shape) for _, shape in self.sites])[:-1]]
         return tuple(part.reshape(shape) for part, (_, shape) in zip(jnp.split(entries, ends), self.sites))
+
+
+@jax.jit
+def _forward_rows(coordinates: Coordinates, rows: jax.Array) -> jax.Array:
+    return jax.vmap(coordinates.forward)(rows)
 
 
 def _one(name: str, point: ArrayLike, size: int) -> jax.Array:

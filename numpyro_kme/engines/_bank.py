@@ -82,14 +82,7 @@ def check_model(problem: Problem, engine: str) -> None:
 
 def arguments_to_coordinates(coordinates: Coordinates, arguments: np.ndarray) -> np.ndarray:
     """Coordinates `(m, D)` of arguments `(m, *ones, p)`."""
-    rows = np.asarray(arguments, np.float64).reshape(len(arguments), -1)
-    with _linalg.float64():
-        return np.asarray(_forward(coordinates, rows))
-
-
-@jax.jit
-def _forward(coordinates, rows):
-    return jax.vmap(coordinates.forward)(rows)
+    return coordinates.table(np.asarray(arguments).reshape(len(arguments), -1))
 
 
 def _rows(x: np.ndarray, lead: int, problem: Problem) -> np.ndarray:

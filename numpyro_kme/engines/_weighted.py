@@ -17,6 +17,7 @@ from numpyro_kme.engines._base import Engine, Result
 from numpyro_kme.engines._tables import groups
 from numpyro_kme.herding import herd
 from numpyro_kme.kernel_bayes import pre_image
+from numpyro_kme.kernel_means.candidates import systematic
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.problem import Problem
 from numpyro_kme.simulations import Simulations, simulate
@@ -157,10 +158,7 @@ class WeightedEngine(Engine):
     def _choose(self, rng_key, bank: Bank, weights: np.ndarray) -> np.ndarray:
         """Indices of equally weighted simulations: systematic resampling, or herding where weights are signed."""
         if (weights >= 0).all():
-            start, order = jax.random.split(rng_key)
-            positions = (np.arange(self.num_samples) + float(jax.random.uniform(start))) / self.num_samples
-            chosen = np.minimum(np.searchsorted(np.cumsum(weights), positions), len(weights) - 1)
-            return chosen[np.asarray(jax.random.permutation(order, self.num_samples))]
+            return systematic(rng_key, weights, self.num_samples)
         kernel = _kernel(bank, weights, 1.0 / 3.0)
         values = _linalg.on_host(MeanEmbedding.__call__, MeanEmbedding(kernel, bank.z, weights), bank.z)
         return np.asarray(herd(values, kernel, bank.z, self.num_samples))

@@ -117,9 +117,7 @@ class KELFI(Engine):
         if coordinates.exact:
             return NormalMixture(*coordinates.mixture)
         arguments = self.problem.draw(rng_key, PRIOR_DRAWS).arguments[site]
-        rows = arguments.reshape(-1, arguments.shape[-1]).astype(np.float64)
-        with _linalg.float64():
-            return Points(np.asarray(_forward(coordinates, rows)))
+        return Points(coordinates.table(arguments.reshape(-1, arguments.shape[-1])))
 
     def _sample(self, rng_key) -> Result:
         site = next(iter(self.likelihoods))
@@ -307,9 +305,7 @@ class KELFI(Engine):
 
     def _coordinates_of(self, latents) -> np.ndarray:
         site = self.problem.site()
-        arguments = np.asarray(self.problem.arguments(latents)[site], np.float64)
-        with _linalg.float64():
-            return np.asarray(_forward(self.likelihoods[site].coordinates, arguments))
+        return self.likelihoods[site].coordinates.table(self.problem.arguments(latents)[site])
 
     def _log_joint(self, latents) -> np.ndarray:
         target = self._target()
@@ -317,11 +313,6 @@ class KELFI(Engine):
         with _linalg.float64():
             terms = jax.jit(jax.vmap(lambda point: target.terms(target.flatten(point))))(points)
             return np.asarray(terms.log_prior + terms.log_likelihood)
-
-
-@jax.jit
-def _forward(coordinates, arguments):
-    return jax.vmap(coordinates.forward)(arguments)
 
 
 def _log_densities(measure: Measure, z: np.ndarray) -> np.ndarray:

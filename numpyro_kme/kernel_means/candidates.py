@@ -50,11 +50,21 @@ class WeightedPoints:
 
     def resample(self, rng_key: jax.Array, n: int) -> np.ndarray:
         """`n` equally weighted points of the positive part, by systematic resampling, in random order, `(n, D)`."""
-        key_offset, key_order = jax.random.split(rng_key)
-        offset = float(jax.random.uniform(key_offset))
-        ladder = (np.arange(n) + offset) / n
-        rows = np.searchsorted(np.cumsum(self.positive_weights), ladder).clip(max=len(self.points) - 1)
-        return np.asarray(self.points)[rows[np.asarray(jax.random.permutation(key_order, n))]]
+        return np.asarray(self.points)[systematic(rng_key, self.positive_weights, n)]
+
+
+def systematic(rng_key: jax.Array, weights: np.ndarray, n: int) -> np.ndarray:
+    """`n` indices by systematic resampling, in random order: each `i` comes `n weights_i` times, rounded up or down.
+
+    Args:
+        rng_key: The only source of randomness.
+        weights: `(m,)`, none negative, with sum one.
+        n: Number of indices.
+    """
+    key_offset, key_order = jax.random.split(rng_key)
+    ladder = (np.arange(n) + float(jax.random.uniform(key_offset))) / n
+    rows = np.searchsorted(np.cumsum(weights), ladder).clip(max=len(weights) - 1)
+    return rows[np.asarray(jax.random.permutation(key_order, n))]
 
 
 def cover(rng_key: jax.Array, likelihood: LikelihoodAt, measure: Measure, n: int) -> WeightedPoints:

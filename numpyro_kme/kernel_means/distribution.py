@@ -270,8 +270,7 @@ def fit_likelihood(
     )
     _checks.finite("theta", theta)
     coordinates = coordinates or Coordinates.standardise(theta)
-    with _linalg.float64():
-        z = np.asarray(jax.jit(jax.vmap(coordinates.forward))(theta.astype(np.float64)))
+    z = coordinates.table(theta)
     form = form or default_form(len(x))
     point = None if y is None else form.point(np.asarray(y))
     surrogate = form.fit(z, form.points(x), measure=measure, y=point)
