@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
-from scipy import integrate, stats
+from scipy import integrate, optimize, stats
 
 from numpyro_kme.kernel_means import chain, location, spread
 from numpyro_kme.kernel_means import residual_density as rd
@@ -244,6 +244,20 @@ def test_gradient_of_the_held_out_density_agrees_with_finite_differences(rng):
         slope = (rd._value_and_gradient(up, z, r)[0] - rd._value_and_gradient(down, z, r)[0]) / 2e-5
         np.testing.assert_allclose(np.sum(jax.tree.leaves(gradient)[k]), slope, rtol=1e-5, atol=1e-6)
     assert np.isfinite(value)
+
+
+@pytest.mark.parametrize("outliers", [0, 6])
+def test_the_broad_share_maximises_the_held_out_density(outliers, rng):
+    z, r, at = rng.normal(size=(60, 2)), rng.normal(size=(60, 2)), bandwidths(2)
+    r[:outliers] *= 30.0
+    mixture = np.asarray(rd._held_out_mixture(at, z, r))
+    broad = stats.multivariate_t(np.zeros(2), 4.0 * np.eye(2), df=3).logpdf(r)
+
+    def loss(w):
+        return -np.sum(np.logaddexp(np.log1p(-w) + mixture, np.log(w) + broad)) - rd.PRIOR_COUNT * np.log(w)
+
+    best = optimize.minimize_scalar(loss, bounds=(1e-7, rd.LARGEST_SHARE), method="bounded", options={"xatol": 1e-9}).x
+    assert rd.learn_share(at, z, r, 60) == pytest.approx(best, rel=0.02)
 
 
 def test_density_integrates_to_one(rng):

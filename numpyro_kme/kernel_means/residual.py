@@ -10,7 +10,7 @@ from numpyro_kme import _checks, _linalg
 from numpyro_kme.kernel_means.base import Form
 from numpyro_kme.kernel_means.chain import Chain, fit_chain
 from numpyro_kme.kernel_means.location import learn_location, start_locations
-from numpyro_kme.kernel_means.residual_density import fit_residual_density, learn_bandwidths, mean_gain
+from numpyro_kme.kernel_means.residual_density import fit_residual_density, learn_bandwidths, learn_share, mean_gain
 from numpyro_kme.kernel_means.residual_surrogate import Gains, ResidualSurrogate
 from numpyro_kme.kernel_means.ridge import RidgeFunctions
 from numpyro_kme.kernel_means.spread import Spread, robust_size
@@ -110,7 +110,7 @@ class ResidualKernelMeans(Form):
             RidgeFunctions.stack(z, [(f.location.smoothness, f.alpha, 0.0, NEGLIGIBLE * f.size) for f in fits]),
             RidgeFunctions.stack(z, [(f.spread.smoothness, f.spread.alpha, f.log_scale, NEGLIGIBLE) for f in fits]),
             chain,
-            fit_residual_density(z, residuals, bandwidths),
+            fit_residual_density(z, residuals, bandwidths, learn_share(bandwidths, z, residuals, self.subset)),
             np.asarray(transform.forward(np.stack([x.min(axis=0), x.max(axis=0)]))),
             gains,
         )

@@ -22,7 +22,10 @@ from numpyro_kme.kernel_means.signed import positive_part
 from numpyro_kme.kernels.base import register, squared_distances
 
 DEFENSIVE = 0.02
-"""Share `w` of the broad density: bounds the loss of one simulation, and leads samplers back."""
+"""Share `w` of the broad density while bandwidths are learnt: bounds the loss of one simulation."""
+
+PRIOR_COUNT, LARGEST_SHARE = 0.05, 0.2
+"""The share that is kept follows the held-out simulations, and this many more that are the broad density's; its bound."""
 
 BROAD_SCALE, BROAD_DEGREES = 2.0, 3.0
 """Scale, in residual standard deviations, and degrees of freedom of the broad Student density `p_0`."""
@@ -125,6 +128,7 @@ class ResidualDensity:
             round `r` up.
         intercept: `(K + m lam I)^-1 1 / 1' (K + m lam I)^-1 1`, `(m,)`.
         ridge: `m lam`.
+        share: `w` of the broad density, which keeps `p` positive and leads samplers back.
     """
 
     points: Array
@@ -135,6 +139,7 @@ class ResidualDensity:
     basis: Array
     intercept: Array
     ridge: Array
+    share: Array
 
     def weights(self, z: jax.Array) -> jax.Array:
         """`a(z)`, `(m,)`, positive, summing to 1."""
@@ -155,7 +160,7 @@ class ResidualDensity:
         logs = log_kernels(v[None, :], jnp.asarray(self.residuals), jnp.asarray(self.eps), jnp.asarray(self.sizes))[0]
         weights = self._positive(z)
         mixture = logsumexp(logs, b=weights) - jnp.log(jnp.sum(weights))
-        return jnp.logaddexp(jnp.log1p(-DEFENSIVE) + mixture, jnp.log(DEFENSIVE) + log_broad(v))
+        return jnp.logaddexp(jnp.log1p(-self.share) + mixture, jnp.log(self.share) + log_broad(v))
 
 
 def learn_bandwidths(z: np.ndarray, residuals: np.ndarray, subset: int, steps: int) -> Bandwidths:
@@ -174,7 +179,24 @@ def mean_gain(bandwidths: Bandwidths, z: np.ndarray, residuals: np.ndarray, subs
     return -value / len(rows) - float(np.mean(normal))
 
 
-def fit_residual_density(z: np.ndarray, residuals: np.ndarray, bandwidths: Bandwidths) -> ResidualDensity:
+def learn_share(bandwidths: Bandwidths, z: np.ndarray, residuals: np.ndarray, subset: int) -> float:
+    """Share `w` of the broad density that held-out simulations ask for, by expectation-maximisation.
+
+    The prior is worth `PRIOR_COUNT` simulations that the broad density explains, so that `w` is positive and falls as `1 / m`
+    where the embedding explains all.
+    """
+    rows = np.random.default_rng(0).permutation(len(z))[:subset]
+    gap = np.asarray(log_broad(residuals[rows]) - _held_out_mixture(bandwidths, z[rows], residuals[rows]))
+    share = DEFENSIVE
+    for _ in range(100):
+        broad = 1.0 / (1.0 + np.exp(np.minimum(np.log1p(-share) - np.log(share) - gap, 700.0)))
+        share = min((broad.sum() + PRIOR_COUNT) / (len(rows) + PRIOR_COUNT), LARGEST_SHARE)
+    return float(share)
+
+
+def fit_residual_density(
+    z: np.ndarray, residuals: np.ndarray, bandwidths: Bandwidths, share: float = DEFENSIVE
+) -> ResidualDensity:
     """The density from all residuals at given bandwidths. Cost: one eigendecomposition of size `m`."""
     beta, ridge = float(np.exp(bandwidths.beta)), len(z) * float(np.exp(bandwidths.lam))
     values, vectors = np.linalg.eigh(np.asarray(_gram(z, beta)))
@@ -184,11 +206,19 @@ def fit_residual_density(z: np.ndarray, residuals: np.ndarray, bandwidths: Bandw
     ones = 1.0 - basis @ basis.sum(axis=0)
     eps = np.exp(bandwidths.eps)
     sizes = np.asarray(kernel_sizes(jnp.asarray(residuals), jnp.asarray(eps), bandwidths.adapt))
-    return ResidualDensity(z, residuals, eps, sizes, np.array(beta), basis, ones / ones.sum(), np.array(ridge))
+    return ResidualDensity(
+        z, residuals, eps, sizes, np.array(beta), basis, ones / ones.sum(), np.array(ridge), np.array(share)
+    )
 
 
 def held_out_log_density(bandwidths: Bandwidths, z: jax.Array, residuals: jax.Array) -> jax.Array:
-    """`log p_{-j}(r_j | z_j)` of each simulation, `(m,)`; the bandwidths `s_j` stay those of all residuals."""
+    """`log p_{-j}(r_j | z_j)` of each simulation, `(m,)`, with the share `DEFENSIVE`; the bandwidths `s_j` stay those of all residuals."""
+    mixture = _held_out_mixture(bandwidths, z, residuals)
+    return jnp.logaddexp(jnp.log1p(-DEFENSIVE) + mixture, jnp.log(DEFENSIVE) + log_broad(residuals))
+
+
+@jax.jit
+def _held_out_mixture(bandwidths, z, residuals):
     size = len(z)
     ridge = size * jnp.exp(bandwidths.lam) * jnp.eye(size)
     signed = held_out_weights(adjoint.inverse(_gram(z, jnp.exp(bandwidths.beta)) + ridge))
@@ -197,8 +227,7 @@ def held_out_log_density(bandwidths: Bandwidths, z: jax.Array, residuals: jax.Ar
     weights = weights / jnp.sum(weights, axis=1, keepdims=True)
     eps = jnp.exp(bandwidths.eps)
     logs = log_kernels(residuals, residuals, eps, kernel_sizes(residuals, eps, bandwidths.adapt))
-    mixture = logsumexp(jnp.where(own, -jnp.inf, logs), axis=1, b=weights)
-    return jnp.logaddexp(jnp.log1p(-DEFENSIVE) + mixture, jnp.log(DEFENSIVE) + log_broad(residuals))
+    return logsumexp(jnp.where(own, -jnp.inf, logs), axis=1, b=weights)
 
 
 @jax.jit
