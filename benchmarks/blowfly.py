@@ -4,10 +4,12 @@
     python benchmarks/blowfly.py --simulations 100 200 300 500 1000 --repeats 10
     python benchmarks/blowfly.py --make-denominators   # once: the stored errors under the prior
 
-Writes `results/blowfly.md` and `results/blowfly.json`.
+Writes `results/blowfly.md` and `results/blowfly.json` after each repeat. Fits of the same seed that are in the JSON are not made
+again; move it away to begin anew.
 """
 
 import argparse
+import json
 import sys
 import time
 from pathlib import Path
@@ -88,12 +90,16 @@ def repeat(rng_key, simulations, form, denominators):
 def main(budgets, repeats, seed):
     """All repeats at all budgets, for every way of learning."""
     denominators = nmse.stored_denominators()
-    runs = []
+    runs = made_before(seed)
+    done = {(run["repeat"], run["simulations"], run["learnt by"]) for run in runs}
+    text = ""
     for r in range(repeats):
         keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), r))
         bank = kme.simulate(keys[0], kme.Problem.read(model, x=OBSERVED), max(budgets), progress_bar=False)
         for count in budgets:
             for name, form in FORMS.items():
+                if (r, count, name) in done:
+                    continue
                 found = repeat(keys[1], first(bank, count), form, denominators)
                 runs.append({"repeat": r, "simulations": count, "learnt by": name, **found})
                 scores = ", ".join(f"{key} {100 * value:.2f}" for key, value in found["nmse"].items())
@@ -101,8 +107,15 @@ def main(budgets, repeats, seed):
                     f"repeat {r}, {count} simulations, {name}: {scores} %, {found['seconds']:.0f} s",
                     flush=True,
                 )
-        text = report.write("blowfly", "Blowfly", sections(runs, budgets), {"seed": seed, "runs": runs})
+        text = report.write("blowfly", "Blowfly", sections(runs), {"seed": seed, "runs": runs})
     print(text)
+
+
+def made_before(seed):
+    """Runs of earlier calls with the same seed."""
+    path = report.RESULTS / "blowfly.json"
+    stored = json.loads(path.read_text()) if path.exists() else {"seed": None}
+    return stored["runs"] if stored["seed"] == seed else []
 
 
 FORMS = {
@@ -112,15 +125,16 @@ FORMS = {
 }
 
 
-def sections(runs, budgets):
+def sections(runs):
     """The tables: scores, what was learnt, relevance of each statistic."""
     groups = {
         (count, name): [run for run in runs if run["simulations"] == count and run["learnt by"] == name]
-        for count in budgets
+        for count in sorted({run["simulations"] for run in runs})
         for name in FORMS
     }
+    groups = {group: chosen for group, chosen in groups.items() if chosen}
     scores = [
-        [*group, estimate, *_spread([100 * run["nmse"][estimate] for run in chosen])]
+        [*group, len(chosen), estimate, *_spread([100 * run["nmse"][estimate] for run in chosen])]
         for group, chosen in groups.items()
         for estimate in chosen[0]["nmse"]
     ]
@@ -130,11 +144,10 @@ def sections(runs, budgets):
     numbered = ["simulations", "learnt by", *(f"s{i + 1}" for i in range(len(STATISTICS)))]
     spread = ["mean", "least", "median", "most"]
     legend = "; ".join(f"s{i + 1} {name}" for i, name in enumerate(STATISTICS)) + "."
-    done = f"\n\nOver {len({run['repeat'] for run in runs})} repeats."
     return [
         (
             "NMSE in %, at a point",
-            report.table(["simulations", "learnt by", "point", *spread], scores) + done,
+            report.table(["simulations", "learnt by", "repeats", "point", *spread], scores),
         ),
         (
             "Relevance of the statistics",

@@ -34,9 +34,9 @@ Z = np.linspace(-4.5, 4.5, 1801)
 THETA = PRIOR.ppf(norm.cdf(Z))
 STATISTICS = {"log mean": np.log, "mean": lambda mean: mean}
 FORMS = {
-    "default": KernelMeans(LeaveOneOut()),
-    "leave-one-out predictive": KernelMeans(LeaveOneOutPredictive()),
-    "published objective": KernelMeans(MarginalLikelihood()),
+    "published form": KernelMeans(LeaveOneOut()),
+    "published form, predictive": KernelMeans(LeaveOneOutPredictive()),
+    "published form and objective": KernelMeans(MarginalLikelihood()),
     "residual form": ResidualKernelMeans(),
 }
 
@@ -183,7 +183,7 @@ def run(statistic, size, seeds, samples):
             posterior = learnt(task, statistic, form)
             errors[name].append(task.error(on_grid(posterior)))
             bounds[name] += posterior.surrogate.describe().get("at bounds", "none") != "none"
-            if samples and name == "default":
+            if samples and name == "published form":
                 for way, error in sampled(task, posterior).items():
                     errors[f"1,000 samples {way}"].append(error)
         errors["kernel ABC, median heuristic"].append(task.error_of_points(task.z, kernel_abc(task, statistic)))

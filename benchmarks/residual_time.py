@@ -1,16 +1,25 @@
 """Seconds that the residual form takes to learn and to draw 1,000 samples: ten statistics, ten parameters.
 
-    python benchmarks/residual_time.py [--simulations 300 1000] [--problems linear curved] [--repeats 2]
+    python benchmarks/residual_time.py [--simulations 300 1000] [--problems linear curved] [--repeats 2] [--neural]
 
-Each row is one call in a process that has compiled: `KELFI.run` on other simulations than those before, or `condition` on another
-observation. The first call, which compiles, is given apart. Two problems with normal priors: `linear`, where statistics are
-shifted normals, and `curved`, where locations bend and scales change. Simulating costs next to nothing. CPU seconds add up all
-threads. Writes `results/residual_time.md` and `.json`.
+Each row is one `KELFI.run` on other simulations than those before, and one `condition` on another observation. Seconds that JAX
+spent on tracing and compiling are given apart and taken off the others; the first call of each size has most of them. Two problems
+with normal priors: `linear`, where statistics are shifted normals, and `curved`, where locations bend and scales change.
+Simulating costs next to nothing. CPU seconds add up all threads.
+
+With --neural, neural posterior estimation by `sbi` (its defaults: a masked autoregressive flow, trained until it stops by itself)
+learns from the same simulations and draws as many samples, after each row. It runs in a virtual environment of its own, which
+is made at the first call (torch, a gigabyte or more). Writes `results/residual_time.md` and `.json`.
 """
 
 import argparse
+import json
+import subprocess
+import sys
+import tempfile
 import time
 import warnings
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -49,40 +58,81 @@ def model_of(simulator):
     return model
 
 
+NEURAL = Path(tempfile.gettempdir()) / "npe"
+WORKER = Path(__file__).with_name("npe_worker.py")
+
+
 class Clock:
-    """Wall and CPU seconds of a block, and of the calls of `fit` inside it."""
+    """Seconds `(wall, CPU)` of calls without compilation, and the wall seconds of compilation."""
 
     def __init__(self):
-        self.learning = np.zeros(2)
+        self.compiling = 0.0
+        jax.monitoring.register_event_duration_secs_listener(self._listen)
+
+    def _listen(self, event, seconds, **_):
+        if event.startswith("/jax/core/compile/"):
+            self.compiling += seconds
 
     def time(self, function, *args, **kwargs):
-        """Seconds `(wall, CPU)` of one call."""
+        """Seconds `(wall, CPU)` of one call, the wall seconds of its compilations, and its result."""
+        before = self.compiling
         begun = np.array([time.perf_counter(), time.process_time()])
         result = function(*args, **kwargs)
-        return np.array([time.perf_counter(), time.process_time()]) - begun, result
+        return np.array([time.perf_counter(), time.process_time()]) - begun, self.compiling - before, result
+
+
+CLOCK = Clock()
 
 
 class Timed(ResidualKernelMeans):
     """The residual form, with the seconds of its last fit kept."""
 
-    seconds = np.zeros(2)
+    seconds, compiling = np.zeros(2), 0.0
 
     def fit(self, *args, **kwargs):
         """As `ResidualKernelMeans.fit`."""
-        Timed.seconds, surrogate = Clock().time(super().fit, *args, **kwargs)
+        Timed.seconds, Timed.compiling, surrogate = CLOCK.time(super().fit, *args, **kwargs)
         return surrogate
 
 
-def measure(problem, size, seed, kelfi):
-    """Seconds `(wall, CPU)` of learning, of the rest of `run`, and of one `condition`."""
+def measure(problem, size, seed):
+    """Seconds of one run and one `condition`; compilation apart."""
     rng_key = jax.random.key(seed)
+    kelfi = kme.KELFI(model_of(SIMULATORS[problem]), size, num_samples=1000, form=Timed(), progress_bar=False)
     theta = jax.random.normal(rng_key, (2, DIM))
     first, second = (np.asarray(SIMULATORS[problem](rng_key, row), np.float64) for row in theta)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        whole, _ = Clock().time(kelfi.run, rng_key, x=first)
-        again, _ = Clock().time(kelfi.condition, rng_key, x=second)
-    return Timed.seconds, whole - Timed.seconds, again, kelfi.info
+        whole, compiling, _ = CLOCK.time(kelfi.run, rng_key, x=first)
+        info = kelfi.info
+        again, again_compiling, _ = CLOCK.time(kelfi.condition, rng_key, x=second)
+    row = {
+        "problem": problem,
+        "simulations": size,
+        "call": "first" if seed == 0 else "later",
+        "learning": Timed.seconds[0] - Timed.compiling,
+        "drawing": whole[0] - compiling - Timed.seconds[0] + Timed.compiling,
+        "both": whole[0] - compiling,
+        "both, CPU": whole[1] - compiling,
+        "compiling": compiling,
+        "condition": again[0] - again_compiling,
+        "sampler": info["sampler"],
+        "effective size": float(info["effective sample size"]),
+    }
+    return row, (kelfi.simulations.arguments["x"], kelfi.simulations.x["x"], first)
+
+
+def neural(theta, x, y):
+    """Seconds of neural posterior estimation on the same simulations."""
+    if not (NEURAL / "bin" / "python").exists():
+        subprocess.run([sys.executable, "-m", "venv", NEURAL], check=True)
+        subprocess.run([NEURAL / "bin" / "pip", "install", "-q", "torch==2.13.0"], check=True)
+        subprocess.run([NEURAL / "bin" / "pip", "install", "-q", "sbi"], check=True)
+    with tempfile.TemporaryDirectory() as folder:
+        np.savez(Path(folder) / "bank.npz", theta=theta, x=x, y=y)
+        command = [NEURAL / "bin" / "python", WORKER, Path(folder) / "bank.npz"]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def main():
@@ -90,34 +140,19 @@ def main():
     parser.add_argument("--simulations", type=int, nargs="+", default=[300, 1000])
     parser.add_argument("--problems", nargs="+", default=list(SIMULATORS), choices=SIMULATORS)
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--neural", action="store_true")
     options = parser.parse_args()
     rows, text = [], ""
     for problem in options.problems:
-        model = model_of(SIMULATORS[problem])
         for size in options.simulations:
             for seed in range(options.repeats + 1):
-                kelfi = kme.KELFI(model, size, num_samples=1000, form=Timed(), progress_bar=False)
-                learning, drawing, again, info = measure(problem, size, seed, kelfi)
-                rows.append(
-                    {
-                        "problem": problem,
-                        "simulations": size,
-                        "call": "compiles" if seed == 0 else "compiled",
-                        "learning, wall": learning[0],
-                        "learning, CPU": learning[1],
-                        "drawing, wall": drawing[0],
-                        "drawing, CPU": drawing[1],
-                        "both, wall": learning[0] + drawing[0],
-                        "condition, wall": again[0],
-                        "effective size": float(info["effective sample size"]),
-                    }
-                )
-                print(
-                    info["sampler"],
-                    {k: round(v, 2) if isinstance(v, float) else v for k, v in rows[-1].items()},
-                    flush=True,
-                )
-                table = report.table(list(rows[0]), [list(row.values()) for row in rows])
+                row, bank = measure(problem, size, seed)
+                if options.neural:
+                    found = neural(*bank)
+                    row |= {"NPE": found["wall"], "NPE, CPU": found["cpu"], "NPE / both": found["wall"] / row["both"]}
+                rows.append(row)
+                print({k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
+                table = report.table(list(rows[0]), [list(each.values()) for each in rows])
                 text = report.write("residual_time", "Time of the residual form", [("Seconds", table)], {"rows": rows})
     print(text)
 
