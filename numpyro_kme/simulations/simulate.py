@@ -65,6 +65,7 @@ def simulate(
     _check_execution(problem, timeout, executor)
     draws = problem.draw(random.fold_in(rng_key, 0), num_simulations)
     kept_in = None if store is None else _open(Path(store), rng_key, problem, draws, on_failure, block_size)
+    draws = draws if kept_in is None else _as_stored(kept_in, draws, num_simulations)
     quiet = not (progress_bar and _compat.progress_bars_allowed())
     x: dict[str, np.ndarray] = {}
     errors: dict[str, np.ndarray] = {}
@@ -121,6 +122,16 @@ def _open(path: Path, rng_key, problem: Problem, draws: Draws, on_failure, block
                 "depends on? Give another path."
             )
     return store
+
+
+def _as_stored(store: Store, draws: Draws, count: int) -> Draws:
+    """The draws that the store was made at: on another machine their last digits may differ."""
+    prior = store.prior()
+    return Draws(
+        {name: prior[name][:count] for name in draws.latents},
+        {name: store.arguments(name)[:count] for name in draws.arguments},
+        {name: prior[name][:count] for name in draws.deterministics},
+    )
 
 
 def _gather(draws: Draws, x, errors, on_failure: OnFailure) -> Simulations:
