@@ -65,6 +65,41 @@ def sums_to_one(name: str, weights: Any) -> None:
         )
 
 
+def whole(name: str, value: Any, least: int, advice: str = "") -> None:
+    """Require a whole number of at least `least`."""
+    require(
+        isinstance(value, int | np.integer) and not isinstance(value, bool),
+        f"`{name}` must be a whole number; got {value!r}.{advice}",
+        TypeError,
+    )
+    require(value >= least, f"`{name}` must be at least {least}; got {value}.{advice}")
+
+
+def instance(name: str, value: Any, kind: Any, what: str) -> None:
+    """Require `value` to be an instance of `kind`, which `what` describes."""
+    require(isinstance(value, kind), f"`{name}` must be {what}; got {value!r:.200}.", TypeError)
+
+
+def real(name: str, value: Any) -> None:
+    """Require every array of a pytree to hold real numbers."""
+    for leaf in jax.tree.leaves(value):
+        dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
+        require(
+            np.issubdtype(dtype, np.bool_)
+            or jax.numpy.issubdtype(dtype, np.integer)
+            or jax.numpy.issubdtype(dtype, np.floating),
+            f"`{name}` must hold real numbers; got dtype {dtype}.",
+            TypeError,
+        )
+
+
+def sound(name: str, value: Any, advice: str = "Remove or repair these entries first.") -> None:
+    """Require every array of a pytree to hold real numbers, all finite where they are concrete."""
+    real(name, value)
+    for leaf in jax.tree.leaves(value):
+        finite(name, leaf, advice)
+
+
 def finite(name: str, value: Any, advice: str = "Remove or repair these entries first.") -> None:
     """Require every entry of a concrete array to be finite; the sentence counts the bad entries and shows the first."""
     if not is_concrete(value):

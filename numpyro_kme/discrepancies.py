@@ -52,6 +52,8 @@ def squared_mmd(
         pair, unless points so far away would lose digits by it.
     References: Gretton et al. (2012), JMLR 13, lemma 6.
     """
+    _checks.sound("x", x)
+    _checks.sound("y", y)
     v, w = _weights("x", x, x_weights, unbiased), _weights("y", y, y_weights, unbiased)
     if not isinstance(x, tuple) and jnp.ndim(x) == jnp.ndim(y) == 2:
         _checks.same_columns("x", x, "y", y)

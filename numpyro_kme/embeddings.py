@@ -30,6 +30,7 @@ class MeanEmbedding:
 
     def __post_init__(self):
         n = num_points(self.points)
+        _checks.sound("points", self.points)
         if self.weights is None:
             object.__setattr__(self, "weights", blocks.uniform_weights(self.points))
         elif not isinstance(self.weights, jax.Array):
@@ -38,6 +39,7 @@ class MeanEmbedding:
             jnp.shape(self.weights) == (n,),
             f"`weights` must have shape ({n},), one per point; got {jnp.shape(self.weights)}.",
         )
+        _checks.sound("weights", self.weights)
 
     def __call__(self, t: Points) -> jax.Array:
         """Values `mu(t_j) = sum_i w_i k(x_i, t_j)`, `(r,)`, at points `(r, dim)`, in blocks of rows."""
@@ -112,6 +114,7 @@ class ConditionalMeanEmbedding:
             TypeError,
         )
         _checks.positive("regularisation", regularisation)
+        _checks.sound("inputs", inputs)
         with _linalg.float64():
             kernel, inputs = _linalg.to_host((kernel, inputs))
             m = num_points(inputs)

@@ -48,6 +48,8 @@ class LinearTime(Estimator):
     def __call__(self, x, y):
         """The estimate."""
         x, y = jnp.asarray(x), jnp.asarray(y)
+        _checks.sound("x", x)
+        _checks.sound("y", y)
         half = min(len(x), len(y)) // 2
         _checks.require(half >= 1, f"`x` and `y` must have at least 2 points each; got {len(x)} and {len(y)}.")
         (x1, x2), (y1, y2) = ((a[: 2 * half : 2], a[1 : 2 * half : 2]) for a in (x, y))
@@ -90,6 +92,8 @@ class Fourier(Estimator):
 
     def __call__(self, x, y):
         """The estimate."""
+        _checks.sound("x", x)
+        _checks.sound("y", y)
         of_x, of_y = self.features(x), self.features(y)
         return _between_pairs(of_x) + _between_pairs(of_y) - 2.0 * jnp.mean(of_x, axis=0) @ jnp.mean(of_y, axis=0)
 

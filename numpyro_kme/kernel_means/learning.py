@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import minimize
 
-from numpyro_kme import _linalg
+from numpyro_kme import _checks, _linalg
 from numpyro_kme.kernel_means.objectives import Bank, Hyperparameters, Objective
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.stationary import Gaussian
@@ -42,6 +42,15 @@ class Learner:
     subset: int = 350
     last_steps: int = 15
     max_steps: int = 60
+
+    def __post_init__(self):
+        for name in ("regularisation_bounds", "parameter_bounds", "data_factors"):
+            low, high = getattr(self, name)
+            _checks.require(0 < low < high < np.inf, f"`{name}` must increase and be positive; got ({low}, {high}).")
+        for name in ("common_sd", "separate_sd"):
+            _checks.positive(name, getattr(self, name))
+        for name in ("num_starts", "subset", "last_steps", "max_steps"):
+            _checks.whole(name, getattr(self, name), 1)
 
 
 @register
@@ -83,7 +92,7 @@ class Space(NamedTuple):
     def around(cls, template: Hyperparameters, learner: Learner) -> "Space":
         """The box around a template, whose values are the centres of the priors."""
         beta = np.log(np.ravel(template.parameter_kernel.length_scale))
-        data = np.log(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(template.data_kernel)]))
+        data = np.log(np.concatenate([np.ones(0), *map(np.ravel, jax.tree.leaves(template.data_kernel))]))
         lam = np.log(np.ravel(template.regularisation))
         factors, of_beta, of_lam = (
             np.log(b) for b in (learner.data_factors, learner.parameter_bounds, learner.regularisation_bounds)
@@ -180,7 +189,12 @@ class _Search:
             value, slope = self.loss(space.start + tie @ factors, bank)
             return value, tie.T @ slope
 
-        grid = [np.clip([a, b, 0.0], low, high) for a in np.log([0.3, 1.0]) for b in np.log([0.25, 0.7, 2.0])]
+        present = np.unique(space.groups)
+        grid = [
+            np.clip(np.array([a, b, 0.0])[present], low, high)
+            for a in np.log([0.3, 1.0])
+            for b in np.log([0.25, 0.7, 2.0])
+        ]
         grid = sorted(grid, key=lambda factors: loss(factors)[0])[: self.learner.num_starts]
         results = [_minimise(loss, start, low, high, self.learner.max_steps) for start in grid]
         return space.start + tie @ min(results, key=lambda result: result.fun).x

@@ -32,6 +32,9 @@ class Hyperparameters:
     data_kernel: Kernel
     regularisation: Array
 
+    def __post_init__(self):
+        _checks.positive("regularisation", self.regularisation)
+
 
 @register
 class Bank:

@@ -60,7 +60,8 @@ def simulate(
         results.
     """
     problem = problem if isinstance(problem, Problem) else Problem.read(problem)
-    _checks.require(num_simulations >= 1, f"`num_simulations` must be at least 1; got {num_simulations}.")
+    _checks.whole("num_simulations", num_simulations, 1)
+    _checks.whole("block_size", block_size, 1)
     check_policy(on_failure)
     _check_execution(problem, timeout, executor)
     draws = problem.draw(random.fold_in(rng_key, 0), num_simulations)
@@ -94,8 +95,8 @@ def _check_execution(problem: Problem, timeout, executor) -> None:
         f"{list(problem.simulators)}, are JAX functions, which run in compiled blocks on the device.",
     )
     _checks.require(
-        not isinstance(executor, int) or executor >= 1,
-        f"`executor` must be an executor or at least 1 process; got {executor}.",
+        executor is None or (executor >= 1 if isinstance(executor, int) else hasattr(executor, "submit")),
+        f"`executor` must be an executor or at least 1 process; got {executor!r}.",
     )
 
 
