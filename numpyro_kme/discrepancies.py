@@ -99,6 +99,7 @@ def _weights(name, points, weights, unbiased):
         jnp.shape(weights) == (n,),
         f"`{name}_weights` must have shape ({n},), one per point of `{name}`; got {jnp.shape(weights)}.",
     )
+    _checks.real(f"{name}_weights", weights)
     _checks.sums_to_one(f"{name}_weights", weights)
     if unbiased and _checks.is_concrete(weights):
         concentration = float(np.sum(np.square(np.asarray(weights, dtype=np.float64))))

@@ -99,7 +99,7 @@ def polish(
     Cost: about `S^2` kernel evaluations and `S` of `mu`, with gradients, a step.
     """
     _checks.matrix("points", points, min_rows=1)
-    _checks.finite("points", points)
+    _checks.sound("points", points)
     start = np.asarray(points, dtype=np.float64)
     # repeated points feel no force apart until they differ
     start = start + 1e-6 * np.std(start, axis=0) * np.random.default_rng(0).normal(size=start.shape)

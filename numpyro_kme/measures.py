@@ -141,6 +141,7 @@ class Points(Measure):
 
     def mean_embedding(self, kernel, a):
         """`sum_t weights_t k(a_i, points_t)`."""
+        _checks.sound("a", a)
         return kernel.gram(jnp.asarray(a), jnp.asarray(self.points)) @ self.probabilities
 
     def product_embedding(self, kernel_a, a, kernel_b, b):
@@ -215,6 +216,8 @@ class _NormalComponents(Measure):
 
     def mean_embedding(self, kernel, a):
         """Closed form for a Gaussian kernel, otherwise a sum over `as_points()`."""
+        _checks.matrix("a", a, columns=self.dim)
+        _checks.sound("a", a)
         if not self.closed_form(kernel):
             return self.as_points().mean_embedding(kernel, a)
         return jnp.sum(jnp.exp(self.tilt(kernel, a).log_masses), axis=1)
@@ -369,6 +372,10 @@ class NormalMixture(_NormalComponents):
 
 
 def _squared_length_scales(kernel: Any, dim: int) -> jax.Array:
+    _checks.require(
+        jnp.shape(kernel.length_scale) in ((), (1,), (dim,)),
+        f"`length_scale` must be a scalar or have shape ({dim},); got {jnp.shape(kernel.length_scale)}.",
+    )
     return jnp.square(jnp.broadcast_to(jnp.asarray(kernel.length_scale), (dim,)))
 
 

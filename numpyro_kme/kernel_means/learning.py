@@ -10,7 +10,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from numpyro_kme import _checks, _linalg
-from numpyro_kme.kernel_means.objectives import Bank, Hyperparameters, Objective
+from numpyro_kme.kernel_means.objectives import Bank, Hyperparameters, Objective, part
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.stationary import Gaussian
 
@@ -29,7 +29,9 @@ class Learner:
             evidence it takes to treat dimensions differently.
         num_starts: Isotropic starts that are followed to their optimum, the best of a small grid.
         subset: Number of simulations for all but the last steps.
-        last_steps: Evaluations with all simulations, where there are more than `subset`.
+        last_steps: Evaluations of a last search with all simulations, where there are more than `subset`.
+        most: Largest number of simulations of the last search, chosen at random. Where there are more, `lam` is divided by
+            as much as they are more: the noise variance `m lam` stays.
         max_steps: Evaluations of every other search.
     """
 
@@ -41,6 +43,7 @@ class Learner:
     num_starts: int = 2
     subset: int = 350
     last_steps: int = 15
+    most: int = 2000
     max_steps: int = 60
 
     def __post_init__(self):
@@ -49,7 +52,7 @@ class Learner:
             _checks.require(0 < low < high < np.inf, f"`{name}` must increase and be positive; got ({low}, {high}).")
         for name in ("common_sd", "separate_sd"):
             _checks.positive(name, getattr(self, name))
-        for name in ("num_starts", "subset", "last_steps", "max_steps"):
+        for name in ("num_starts", "subset", "last_steps", "most", "max_steps"):
             _checks.whole(name, getattr(self, name), 1)
 
 
@@ -116,8 +119,9 @@ def learn(objective: Objective, bank: Bank, template: Hyperparameters, learner: 
         learner: Settings of the search.
     """
     objective.check(bank, template)
-    space = Space.around(template, learner)
-    small = _subset(bank, learner.subset)
+    space, total = Space.around(template, learner), len(bank.z)
+    bank = part(bank, learner.most)
+    small = part(bank, learner.subset) if isinstance(bank.data, np.ndarray) and bank.data.ndim == 2 else bank
     whole = small is bank
     with _linalg.float64():
         bank, small = _linalg.in_present_precision((bank, small))
@@ -130,8 +134,9 @@ def learn(objective: Objective, bank: Bank, template: Hyperparameters, learner: 
         at = search.free(bank, at, learner.last_steps)
     score = search.value_and_gradient(at, bank)[0]
     slack = 1e-6
+    hyper = _linalg.to_host(_unpack(at, template))
     return Learnt(
-        _linalg.to_host(_unpack(at, template)),
+        replace(hyper, regularisation=hyper.regularisation * len(bank.z) / total),
         score,
         at < space.lower + slack,
         at > space.upper - slack,
@@ -227,12 +232,3 @@ def _unpack(logs, template: Hyperparameters) -> Hyperparameters:
         values[end - jnp.size(leaf) : end].reshape(jnp.shape(leaf)) for leaf, end in zip(leaves, ends, strict=True)
     ]
     return Hyperparameters(Gaussian(values[:dim]), jax.tree.unflatten(structure, pieces), values[-1])
-
-
-def _subset(bank: Bank, size: int) -> Bank:
-    """A fixed random choice of simulations, where data are plain rows."""
-    if len(bank.z) <= 1.3 * size or not isinstance(bank.data, np.ndarray) or bank.data.ndim != 2:
-        return bank
-    rows = np.random.default_rng(0).permutation(len(bank.z))[:size]
-    log_broad = None if bank.log_broad is None else np.asarray(bank.log_broad)[rows]
-    return replace(bank, z=bank.z[rows], data=bank.data[rows], log_broad=log_broad)
