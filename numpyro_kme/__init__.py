@@ -25,6 +25,7 @@ from numpyro_kme.kernel_means.objectives import LeaveOneOut, LeaveOneOutPredicti
 from numpyro_kme.kernel_means.posterior import KernelMeansPosterior
 from numpyro_kme.kernel_means.published import KernelMeans
 from numpyro_kme.kernel_means.residual import ResidualKernelMeans
+from numpyro_kme.kernel_means.solves import DenseSolve, LowRankSolve
 from numpyro_kme.length_scales import LearntLengthScale, learn_length_scale
 from numpyro_kme.losses import MMD, NegativeLogLikelihood, Wasserstein
 from numpyro_kme.mmd_estimators import Fourier, LinearTime, Quadratic
@@ -48,6 +49,7 @@ __all__ = [
     "CommonNoise",
     "ConditionalMeanEmbedding",
     "Coordinates",
+    "DenseSolve",
     "DistributionRegressionABC",
     "FittedLikelihood",
     "Fourier",
@@ -67,6 +69,7 @@ __all__ = [
     "LeaveOneOut",
     "LeaveOneOutPredictive",
     "LinearTime",
+    "LowRankSolve",
     "MarginalLikelihood",
     "MeanEmbedding",
     "NegativeLogLikelihood",

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_kme import _checks
+from numpyro_kme import _checks, _plain_zarr
 
 Group = Mapping[str, Any]
 
@@ -61,21 +61,35 @@ def to_inference_data(
 def read_groups(source: Any, names: Sequence[str]) -> dict[str, dict[str, np.ndarray]]:
     """Variables of some groups of an ArviZ object, or of a file of one: `{group: {variable: (chain, draw, *event)}}`.
 
-    Raises:
-        ValueError: If a file or one of the groups is not there.
-    """
-    import xarray
+    Nothing in a file is unpickled.
 
+    Raises:
+        ValueError: If a file or one of the groups is not there, or the file is damaged or could hold code.
+    """
     if isinstance(source, str | PathLike):
-        path = Path(source)
-        _checks.require(path.exists(), f"There is no file {path}.")
-        settings: dict[str, Any] = dict(engine="zarr", consolidated=False) if path.is_dir() else dict(engine="h5netcdf")
-        with xarray.open_datatree(path, **settings) as tree:
-            return read_groups(tree.load(), names)
+        return read_groups(_load(Path(source)), names)
     found = list(source.groups() if callable(source.groups) else source.children)
     missing = [name for name in names if name not in found]
     _checks.require(not missing, f"The ArviZ object has no group {missing}; it has {found}.")
     return {name: {key: np.asarray(source[name][key].values) for key in source[name].data_vars} for name in names}
+
+
+def _load(path: Path):
+    """The tree in a netCDF file or Zarr folder, in memory."""
+    import xarray
+
+    _checks.require(path.exists(), f"There is no file {path}.")
+    what = _plain_zarr.objection(path) if path.is_dir() else None
+    if what is None:
+        settings: dict[str, Any] = dict(engine="zarr", consolidated=False) if path.is_dir() else dict(engine="h5netcdf")
+        try:
+            with xarray.open_datatree(path, **settings) as tree:
+                return tree.load()
+        except ImportError:
+            raise
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+    raise ValueError(f"{path} cannot be read as an ArviZ file: {what}. Restore a copy, or make it again.")
 
 
 def _dataset(group: Group, sample_dims, coords, dims, attributes):

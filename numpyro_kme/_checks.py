@@ -16,15 +16,16 @@ def is_concrete(value: Any) -> bool:
 
 
 MOST_SIMULATIONS = 20_000
-"""Largest number of simulations that a surrogate is learnt from: two dense matrices of that size take 6.4 GB."""
+"""Largest number of simulations for dense matrices: one of that size takes 3.2 GB."""
 
 
-def few_enough(m: int) -> None:
-    """Require that dense float64 matrices of size `m` fit into memory."""
+def few_enough(m: int, matrices: int) -> None:
+    """Require that so many dense float64 matrices of size `m` fit into memory."""
     require(
         m <= MOST_SIMULATIONS,
-        f"Learning from {m} simulations takes about {2 * 8 * m * m / 1e9:.0f} GB for dense matrices; at most {MOST_SIMULATIONS} are "
-        "taken. Use a part of them: a random choice, or those whose outputs are nearest to the observation.",
+        f"Learning from {m} simulations takes about {matrices * 8 * m * m / 1e9:.0f} GB for dense matrices; at most "
+        f"{MOST_SIMULATIONS} are taken. Use form=KernelMeans(solve=LowRankSolve()), or a part of them: a random choice, or those "
+        "whose outputs are nearest to the observation.",
     )
 
 
@@ -65,6 +66,41 @@ def sums_to_one(name: str, weights: Any) -> None:
         )
 
 
+def whole(name: str, value: Any, least: int, advice: str = "") -> None:
+    """Require a whole number of at least `least`."""
+    require(
+        isinstance(value, int | np.integer) and not isinstance(value, bool),
+        f"`{name}` must be a whole number; got {value!r}.{advice}",
+        TypeError,
+    )
+    require(value >= least, f"`{name}` must be at least {least}; got {value}.{advice}")
+
+
+def instance(name: str, value: Any, kind: Any, what: str) -> None:
+    """Require `value` to be an instance of `kind`, which `what` describes."""
+    require(isinstance(value, kind), f"`{name}` must be {what}; got {value!r:.200}.", TypeError)
+
+
+def real(name: str, value: Any) -> None:
+    """Require every array of a pytree to hold real numbers."""
+    for leaf in jax.tree.leaves(value):
+        dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
+        require(
+            np.issubdtype(dtype, np.bool_)
+            or jax.numpy.issubdtype(dtype, np.integer)
+            or jax.numpy.issubdtype(dtype, np.floating),
+            f"`{name}` must hold real numbers; got dtype {dtype}.",
+            TypeError,
+        )
+
+
+def sound(name: str, value: Any, advice: str = "Remove or repair these entries first.") -> None:
+    """Require every array of a pytree to hold real numbers, all finite where they are concrete."""
+    real(name, value)
+    for leaf in jax.tree.leaves(value):
+        finite(name, leaf, advice)
+
+
 def finite(name: str, value: Any, advice: str = "Remove or repair these entries first.") -> None:
     """Require every entry of a concrete array to be finite; the sentence counts the bad entries and shows the first."""
     if not is_concrete(value):
@@ -86,6 +122,7 @@ def matrix(name: str, value: Any, *, columns: int | None = None, min_rows: int =
     shape = np.shape(value)
     require(len(shape) == 2, f"`{name}` must have shape (points, dim); got {shape}. Use {name}[:, None] for scalars.")
     require(shape[0] >= min_rows, f"`{name}` must have at least {min_rows} rows; got shape {shape}.")
+    require(shape[1] >= 1, f"`{name}` must have at least 1 column; got shape {shape}.")
     if columns is not None:
         require(shape[1] == columns, f"`{name}` must have {columns} columns; got shape {shape}.")
 

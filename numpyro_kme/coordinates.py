@@ -96,7 +96,7 @@ class Coordinates:
     def standardise(cls, table: ArrayLike) -> "Coordinates":
         """Affine coordinates of a table of arguments `(m, p)`: median 0, 68 % of the rows between -1 and 1."""
         _checks.matrix("table", table, min_rows=2)
-        _checks.finite("table", table)
+        _checks.sound("table", table)
         table = np.asarray(table, np.float64)
         _checks.require(bool(np.ptp(table, axis=0).any()), "All rows of `table` are the same.")
         return cls(**_matching.standardised(table, "the columns", "no prior is known", choose_links=False))
@@ -116,6 +116,8 @@ class Coordinates:
 
     def table(self, arguments: ArrayLike) -> np.ndarray:
         """Coordinates `(m, D)` of the arguments `(m, p)` of many calls, on the host in float64; compiled once for each size."""
+        _checks.matrix("arguments", arguments, columns=len(self.columns))
+        _checks.sound("arguments", arguments)
         with _linalg.float64():
             return np.asarray(_forward_rows(self, np.asarray(arguments, np.float64)))
 

@@ -52,6 +52,8 @@ def squared_mmd(
         pair, unless points so far away would lose digits by it.
     References: Gretton et al. (2012), JMLR 13, lemma 6.
     """
+    _checks.sound("x", x)
+    _checks.sound("y", y)
     v, w = _weights("x", x, x_weights, unbiased), _weights("y", y, y_weights, unbiased)
     if not isinstance(x, tuple) and jnp.ndim(x) == jnp.ndim(y) == 2:
         _checks.same_columns("x", x, "y", y)
@@ -97,6 +99,7 @@ def _weights(name, points, weights, unbiased):
         jnp.shape(weights) == (n,),
         f"`{name}_weights` must have shape ({n},), one per point of `{name}`; got {jnp.shape(weights)}.",
     )
+    _checks.real(f"{name}_weights", weights)
     _checks.sums_to_one(f"{name}_weights", weights)
     if unbiased and _checks.is_concrete(weights):
         concentration = float(np.sum(np.square(np.asarray(weights, dtype=np.float64))))

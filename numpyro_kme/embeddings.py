@@ -30,6 +30,8 @@ class MeanEmbedding:
 
     def __post_init__(self):
         n = num_points(self.points)
+        _checks.require(n >= 1, "`points` must hold at least one point; got none.")
+        _checks.sound("points", self.points)
         if self.weights is None:
             object.__setattr__(self, "weights", blocks.uniform_weights(self.points))
         elif not isinstance(self.weights, jax.Array):
@@ -38,9 +40,11 @@ class MeanEmbedding:
             jnp.shape(self.weights) == (n,),
             f"`weights` must have shape ({n},), one per point; got {jnp.shape(self.weights)}.",
         )
+        _checks.sound("weights", self.weights)
 
     def __call__(self, t: Points) -> jax.Array:
         """Values `mu(t_j) = sum_i w_i k(x_i, t_j)`, `(r,)`, at points `(r, dim)`, in blocks of rows."""
+        _checks.sound("t", t)
         return blocks.matvec(self.kernel, t, self.points, jnp.asarray(self.weights))
 
     def inner(self, other: "MeanEmbedding") -> jax.Array:
@@ -112,6 +116,7 @@ class ConditionalMeanEmbedding:
             TypeError,
         )
         _checks.positive("regularisation", regularisation)
+        _checks.sound("inputs", inputs)
         with _linalg.float64():
             kernel, inputs = _linalg.to_host((kernel, inputs))
             m = num_points(inputs)
@@ -122,12 +127,14 @@ class ConditionalMeanEmbedding:
 
     def weights(self, theta: Points) -> jax.Array:
         """Weights `a_j(theta_i)`, `(r, m)`, for parameters `(r, dim)`. Cost: `r m^2`."""
+        _checks.sound("theta", theta)
         return _linalg.cho_solve(self.factor, self.kernel.gram(self.inputs, theta)).T
 
     def expectation(self, values: ArrayLike, theta: Points) -> jax.Array:
         """Estimate `E[f(X) | theta_i]`, `(r, *event)`, from values `f(x_j)`, `(m, *event)`."""
         m = num_points(self.inputs)
         _require_values("values", values, m)
+        _checks.sound("theta", theta)
         values = np.asarray(values) if _checks.is_concrete(values) else jnp.asarray(values)
         coefficients = jnp.asarray(self._coefficients(values.reshape(m, -1)))
         return blocks.matvec(self.kernel, theta, self.inputs, coefficients).reshape(-1, *values.shape[1:])
@@ -145,3 +152,4 @@ def _require_values(name, values, n):
         len(shape) > 0 and shape[0] == n,
         f"`{name}` must have {n} rows, one per point; got shape {shape}.",
     )
+    _checks.sound(name, values)

@@ -71,6 +71,7 @@ class generalized_bayes(Messenger):
             f"`noise` must be CommonNoise(...), LatentNoise(...) or FreshNoise(...); got {noise!r}.",
             TypeError,
         )
+        _checks.instance("loss", loss, Loss | None, "a loss, such as MMD()")
         self.loss = MMD() if loss is None else loss
         self.weight, self.noise, self.covariates = weight, noise, dict(covariates or {})
         _checks.require(

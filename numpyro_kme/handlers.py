@@ -108,6 +108,8 @@ def _density(name: str, likelihood: Likelihood, simulator: Simulator, value: Arr
         raise ValueError(
             f"The likelihood of site {name!r} does not take the simulator's parameters: {error}"
         ) from error
+    except Exception as error:
+        raise RuntimeError(f"The likelihood of site {name!r} failed: {error} ({type(error).__name__}).") from error
     _checks.require(
         isinstance(fn, Distribution),
         f"The likelihood of site {name!r} gave a {type(fn).__name__}; it must give a numpyro Distribution.",

@@ -41,8 +41,9 @@ def herd(embedding_values: ArrayLike, kernel: Kernel, candidates: Points, num_sa
         jnp.shape(embedding_values) == (r,),
         f"`embedding_values` must have shape ({r},), one per candidate; got {jnp.shape(embedding_values)}.",
     )
-    _checks.require(num_samples >= 1, f"`num_samples` must be at least 1; got {num_samples}.")
-    _checks.finite("embedding_values", embedding_values, "Check the kernel and the weights of the embedding.")
+    _checks.whole("num_samples", num_samples, 1)
+    _checks.sound("candidates", candidates)
+    _checks.sound("embedding_values", embedding_values, "Check the kernel and the weights of the embedding.")
     kernel, candidates, values = jax.tree.map(_single, (kernel, candidates, jnp.asarray(embedding_values)))
     return _herd(values, kernel, candidates, num_samples)
 
@@ -98,7 +99,7 @@ def polish(
     Cost: about `S^2` kernel evaluations and `S` of `mu`, with gradients, a step.
     """
     _checks.matrix("points", points, min_rows=1)
-    _checks.finite("points", points)
+    _checks.sound("points", points)
     start = np.asarray(points, dtype=np.float64)
     # repeated points feel no force apart until they differ
     start = start + 1e-6 * np.std(start, axis=0) * np.random.default_rng(0).normal(size=start.shape)

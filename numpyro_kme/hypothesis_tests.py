@@ -43,6 +43,8 @@ def mmd_test(
     n, m = num_points(x), num_points(y)
     _checks.require(min(n, m) >= 2, f"`x` and `y` must have at least 2 points each; got {n} and {m}.")
     _require_permutations(num_permutations)
+    _checks.sound("x", x)
+    _checks.sound("y", y)
     joint = jax.tree.map(lambda a, b: np.concatenate([np.asarray(a), np.asarray(b)]), x, y)
     with _linalg.float64():
         first = jnp.concatenate([jnp.ones(n), jnp.zeros(m)])
@@ -122,10 +124,12 @@ def _hsic(centred, gram):
 def _pairs(x, y) -> None:
     n, m = num_points(x), num_points(y)
     _checks.require(n == m >= 2, f"`x` and `y` must be at least 2 pairs; got {n} and {m} points.")
+    _checks.sound("x", x)
+    _checks.sound("y", y)
 
 
 def _require_permutations(number) -> None:
-    _checks.require(number >= 1, f"`num_permutations` must be at least 1; got {number}.")
+    _checks.whole("num_permutations", number, 1)
 
 
 def _result(value, null) -> PermutationTest:

@@ -197,5 +197,6 @@ def _values(embedding: MeanEmbedding, points: Points) -> np.ndarray:
 
 def _joint(x, y) -> int:
     n = num_points(x)
+    _checks.require(n >= 1, "`x` and `y` must hold at least one point each; got none.")
     _checks.require(num_points(y) == n, f"`x` and `y` must hold as many points each; got {n} and {num_points(y)}.")
     return n

@@ -45,6 +45,7 @@ class LowRank:
         References: Fine & Scheinberg (2001), JMLR 2.
         """
         n = num_points(points)
+        _checks.sound("points", points)
         _checks.require(tolerance > 0, f"`tolerance` must be positive; got {tolerance}.")
         most = n if max_rank is None else min(max_rank, n)
         with _linalg.float64():

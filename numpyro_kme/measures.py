@@ -82,6 +82,17 @@ class Measure(abc.ABC):
         """Log density at one point `(D,)`; raises where the measure has none."""
 
 
+def _require_covariances(value: ArrayLike) -> None:
+    """Require symmetric positive definite matrices `(..., D, D)`."""
+    _checks.sound("covariance", value)
+    matrices = np.asarray(value, np.float64)
+    smallest = np.linalg.eigvalsh(matrices).min(initial=np.inf)
+    _checks.require(
+        bool(smallest > 0) and np.allclose(matrices, np.swapaxes(matrices, -1, -2), rtol=1e-5),
+        f"`covariance` must be symmetric and positive definite; its smallest eigenvalue is {smallest:.3g}.",
+    )
+
+
 @register
 class Points(Measure):
     """The measure `sum_t weights_t delta(points_t)`: prior draws where no closed form is known.
@@ -98,6 +109,7 @@ class Points(Measure):
     def __post_init__(self):
         if _checks.is_concrete((self.points, self.weights)):
             _checks.matrix("points", self.points)
+            _checks.sound("points", self.points)
             if self.weights is not None:
                 weights = np.asarray(self.weights)
                 _checks.require(
@@ -129,6 +141,7 @@ class Points(Measure):
 
     def mean_embedding(self, kernel, a):
         """`sum_t weights_t k(a_i, points_t)`."""
+        _checks.sound("a", a)
         return kernel.gram(jnp.asarray(a), jnp.asarray(self.points)) @ self.probabilities
 
     def product_embedding(self, kernel_a, a, kernel_b, b):
@@ -203,6 +216,8 @@ class _NormalComponents(Measure):
 
     def mean_embedding(self, kernel, a):
         """Closed form for a Gaussian kernel, otherwise a sum over `as_points()`."""
+        _checks.matrix("a", a, columns=self.dim)
+        _checks.sound("a", a)
         if not self.closed_form(kernel):
             return self.as_points().mean_embedding(kernel, a)
         return jnp.sum(jnp.exp(self.tilt(kernel, a).log_masses), axis=1)
@@ -297,6 +312,8 @@ class Normal(_NormalComponents):
                 "`mean` must have shape (D,) and `covariance` (D, D); "
                 f"got {np.shape(self.mean)} and {np.shape(self.covariance)}.",
             )
+            _checks.sound("mean", self.mean)
+            _require_covariances(self.covariance)
 
     @classmethod
     def standard(cls, dim: int) -> "Normal":
@@ -338,6 +355,8 @@ class NormalMixture(_NormalComponents):
                 "`weights`, `means` and `covariances` must have shapes (K,), (K, D) and (K, D, D); "
                 f"got {shapes[0]}, {shapes[1]} and {shapes[2]}.",
             )
+            _checks.sound("means", self.means)
+            _require_covariances(self.covariances)
             _checks.positive("weights", self.weights)
             total = float(np.sum(np.asarray(self.weights)))
             _checks.require(abs(total - 1.0) < 1e-4, f"`weights` must sum to 1; they sum to {total}.")
@@ -353,6 +372,10 @@ class NormalMixture(_NormalComponents):
 
 
 def _squared_length_scales(kernel: Any, dim: int) -> jax.Array:
+    _checks.require(
+        jnp.shape(kernel.length_scale) in ((), (1,), (dim,)),
+        f"`length_scale` must be a scalar or have shape ({dim},); got {jnp.shape(kernel.length_scale)}.",
+    )
     return jnp.square(jnp.broadcast_to(jnp.asarray(kernel.length_scale), (dim,)))
 
 

@@ -47,10 +47,10 @@ class LinearTime(Estimator):
 
     def __call__(self, x, y):
         """The estimate."""
-        x, y = jnp.asarray(x), jnp.asarray(y)
+        _check_samples(x, y)
         half = min(len(x), len(y)) // 2
         _checks.require(half >= 1, f"`x` and `y` must have at least 2 points each; got {len(x)} and {len(y)}.")
-        (x1, x2), (y1, y2) = ((a[: 2 * half : 2], a[1 : 2 * half : 2]) for a in (x, y))
+        (x1, x2), (y1, y2) = ((a[: 2 * half : 2], a[1 : 2 * half : 2]) for a in map(jnp.asarray, (x, y)))
         k = jax.vmap(self.kernel.pair)
         return jnp.mean(k(x1, x2) + k(y1, y2) - k(x1, y2) - k(x2, y1))
 
@@ -75,7 +75,11 @@ class Fourier(Estimator):
     def draw(cls, rng_key: jax.Array, kernel: Gaussian, dim: int, num_features: int = 512) -> "Fourier":
         """Draw frequencies `N(0, 1 / l^2)` and phases `U(0, 2 pi)`."""
         _checks.require(isinstance(kernel, Gaussian), f"`kernel` must be Gaussian; got {type(kernel).__name__}.")
-        _checks.require(num_features >= 1, f"`num_features` must be at least 1; got {num_features}.")
+        _checks.whole("num_features", num_features, 1)
+        _checks.require(
+            jnp.shape(kernel.length_scale) in ((), (1,), (dim,)),
+            f"`length_scale` must be a scalar or have shape ({dim},); got {jnp.shape(kernel.length_scale)}.",
+        )
         of_frequency, of_phase = jax.random.split(rng_key)
         scale = jnp.broadcast_to(jnp.asarray(kernel.length_scale), (1, dim))
         frequencies = jax.random.normal(of_frequency, (num_features, dim)) / scale
@@ -90,8 +94,16 @@ class Fourier(Estimator):
 
     def __call__(self, x, y):
         """The estimate."""
+        _check_samples(x, y, jnp.shape(self.frequencies)[1])
         of_x, of_y = self.features(x), self.features(y)
         return _between_pairs(of_x) + _between_pairs(of_y) - 2.0 * jnp.mean(of_x, axis=0) @ jnp.mean(of_y, axis=0)
+
+
+def _check_samples(x, y, columns=None):
+    for name, value in {"x": x, "y": y}.items():
+        _checks.sound(name, value)
+        _checks.matrix(name, value, columns=columns, min_rows=2)
+    _checks.same_columns("x", x, "y", y)
 
 
 def _between_pairs(features):

@@ -51,7 +51,8 @@ def check_surrogate(
         UserWarning: If more than 5 % of the evaluations at a site are outside or negative.
     """
     draws = {name: np.asarray(value) for name, value in samples.items()}
-    num = len(next(iter(draws.values())))
+    num = len(next(iter(draws.values()), ()))
+    _checks.require(num >= 1, "`samples` must hold at least one draw; got none.")
     rows = np.unique(np.linspace(0, num - 1, min(num, max_draws)).astype(int))
     reach: dict[str, float] = {}
 

@@ -2,10 +2,8 @@
 
 import sys
 
-import jax
+import conftest  # noqa: F401  the precision and the compiler settings of the tests
 import test_execution as t
-
-jax.config.update("jax_enable_x64", True)
 
 
 def main(how, path, number):

@@ -2,6 +2,8 @@
 
 import json
 import os
+import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -285,12 +287,97 @@ def _replace(path):
     (path / "notes.txt").write_text("not a store")
 
 
-@pytest.mark.parametrize("damage", [_truncate, _flip, _garble, _pickle, _forget, _replace])
+def _hide(path):
+    """A codec that only consolidated metadata ask for."""
+    found = json.loads((path / "zarr.json").read_text())
+    array = json.loads((path / "prior" / "theta" / "zarr.json").read_text())
+    array["codecs"] = [{"name": "numcodecs.pickle"}]
+    metadata = {"prior/theta": array}
+    found["consolidated_metadata"] = dict(kind="inline", must_understand=False, metadata=metadata)
+    (path / "zarr.json").write_text(json.dumps(found))
+
+
+def _link(path):
+    (path / "prior" / "theta").rename(path.parent / "elsewhere")
+    (path / "prior" / "theta").symlink_to(path.parent / "elsewhere")
+
+
+def _shorten(path):
+    description = path / "prior_predictive" / "x" / "zarr.json"
+    found = json.loads(description.read_text())
+    found["shape"][1] = 3
+    description.write_text(json.dumps(found))
+
+
+DAMAGE = {
+    _truncate: "prior_predictive/x cannot be read",
+    _flip: "simulations/arguments of x cannot be read",
+    _garble: "zarr.json cannot be read",
+    _pickle: r"theta/zarr.json is not a description of plain numbers or text: it asks for the codecs \['pickle'\]",
+    _hide: r"^(?!.*theta).*zarr.json .* codecs \['pickle'\]",
+    _link: "prior/theta is a link",
+    _forget: "the array simulations/status of x is missing",
+    _shorten: "where there are 30 simulations",
+    _replace: "there is no zarr.json in it",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
 def test_damaged_stores_are_named(path, damage):
     bank(store=path)
     damage(path)
-    with pytest.raises(StoreError, match="is damaged: "):
+    with pytest.raises(StoreError, match="is damaged: ") as error:
         bank(store=path)
+    assert re.search(DAMAGE[damage], str(error.value).replace(str(path), "store"))
+
+
+class Bomb:
+    """Leaves a mark where it is unpickled."""
+
+    exploded = False
+
+    def __reduce__(self):
+        return exec, ("import test_execution; test_execution.Bomb.exploded = True",)
+
+
+def _hostile_zarr(path):
+    """A Zarr 2 folder whose array is a pickle, as an ArviZ object from elsewhere might be."""
+    for group in (path, path / "prior", path / "prior_predictive", path / "prior" / "theta"):
+        group.mkdir(exist_ok=True)
+        (group / ".zgroup").write_text('{"zarr_format": 2}')
+    array = path / "prior" / "theta"
+    (array / ".zgroup").unlink()
+    description = dict(zarr_format=2, shape=[1], chunks=[1], dtype="|O", order="C", fill_value=None, compressor=None)
+    (array / ".zarray").write_text(json.dumps(description | dict(filters=[{"id": "pickle"}])))
+    (array / ".zattrs").write_text('{"_ARRAY_DIMENSIONS": ["draw"]}')
+    (array / "0").write_bytes(pickle.dumps(np.array([Bomb()], object)))
+
+
+def _truncated_netcdf(path):
+    from numpyro_kme import _arviz
+
+    groups = {"prior": {"theta": np.zeros((1, 40))}, "prior_predictive": {"x": np.ones((1, 40, 2))}}
+    _arviz.to_inference_data(groups).to_netcdf(str(path), engine="h5netcdf")
+    path.write_bytes(path.read_bytes()[:3000])
+
+
+@pytest.mark.parametrize("make, says", [(_hostile_zarr, "the codecs .'pickle'."), (_truncated_netcdf, "Error: ")])
+def test_files_from_elsewhere_run_no_code(tmp_path, make, says):
+    make(tmp_path / "other")
+    with pytest.raises(ValueError, match=f"cannot be read as an ArviZ file: .*{says}"):
+        Simulations.from_arviz(kme.Problem.read(NOISY), tmp_path / "other")
+    assert not Bomb.exploded
+
+
+def test_a_store_from_a_machine_that_rounds_otherwise(here, path):
+    """The parameters that come back are those that were simulated at."""
+    import zarr
+
+    bank(store=path)
+    root = zarr.open_group(str(path), mode="r+")
+    root["prior/theta"][:] *= 1 + 1e-15
+    assert not np.array_equal(root["prior/theta"][0], here.latents["theta"])
+    np.testing.assert_array_equal(bank(store=path).latents["theta"], root["prior/theta"][0])
 
 
 @pytest.mark.parametrize(
@@ -361,6 +448,7 @@ def test_killed_at_any_moment(tmp_path, how, monkeypatch):
         command = [sys.executable, script, how, path, "2000"]
         process = subprocess.Popen(command, start_new_session=True)
         while not log.exists():
+            assert process.poll() is None
             time.sleep(0.05)
         time.sleep(np.random.default_rng(trial).uniform(0.0, 6.0))
         os.killpg(process.pid, 9)

@@ -41,8 +41,8 @@ class Settings:
     restart_every: int = 20
 
     def __post_init__(self):
-        _checks.require(self.num_samples >= 1, f"`num_samples` must be at least 1; got {self.num_samples}.")
-        _checks.require(self.num_nodes >= 8, f"`num_nodes` must be at least 8; got {self.num_nodes}.")
+        _checks.whole("num_samples", self.num_samples, 1)
+        _checks.whole("num_nodes", self.num_nodes, 8)
         _checks.require(
             self.method in ("newton", "linear"),
             f'`method` must be "newton" or "linear"; got {self.method!r}.',

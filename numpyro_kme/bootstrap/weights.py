@@ -39,8 +39,8 @@ class DirichletProcess:
 
     def __post_init__(self):
         _checks.require(
-            self.concentration >= 0.0,
-            f"`concentration` must not be negative; got {self.concentration}. Use 0 for no prior.",
+            0.0 <= self.concentration < np.inf,
+            f"`concentration` must be finite and not negative; got {self.concentration}. Use 0 for no prior.",
         )
         _checks.require(
             self.concentration == 0.0 or self.centering is not None,
@@ -48,7 +48,7 @@ class DirichletProcess:
             f"{self.concentration}. Pass the measure "
             "that the Dirichlet process is centred on, or set concentration to 0.",
         )
-        _checks.require(self.truncation >= 1, f"`truncation` must be at least 1; got {self.truncation}.")
+        _checks.whole("truncation", self.truncation, 1)
 
     def weights(self, rng_key: jax.Array, replicates: jax.Array, n: int) -> jax.Array:
         """Draw weights on `n` data points, `(R, n)` or `(R, n + T)`; replicate `b` depends on the key and

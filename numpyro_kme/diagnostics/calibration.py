@@ -10,6 +10,7 @@ from scipy import stats
 from tqdm.auto import tqdm
 
 from numpyro_kme import _arviz, _checks, _compat
+from numpyro_kme.diagnostics.predictive import samples_of
 from numpyro_kme.problem import Arrays
 from numpyro_kme.simulations import Simulations, simulate
 
@@ -108,7 +109,9 @@ def calibrate(
     Raises:
         ValueError: If the model has observed sites that are not simulators, or takes none of its sites as an argument.
     """
-    _checks.require(num_datasets >= 2, f"`num_datasets` must be at least 2; got {num_datasets}.")
+    _checks.whole("num_datasets", num_datasets, 2)
+    _checks.whole("num_draws", num_draws, 1)
+    samples_of(engine)
     problem = engine.problem
     _checks.require(
         not problem.likelihoods,
@@ -131,7 +134,9 @@ def calibrate(
     quiet = not (progress_bar and _compat.progress_bars_allowed())
     for j in tqdm(range(len(bank)), desc="calibrating", disable=quiet):
         outputs = {site: np.asarray(value[j]) for site, value in bank.x.items()}
-        given = {**problem.kwargs, **(outputs if arguments is None else arguments(outputs))}
+        made = outputs if arguments is None else arguments(outputs)
+        _checks.instance("arguments(outputs)", made, Mapping, "a dictionary of keyword arguments of the model")
+        given = {**problem.kwargs, **made}
         infer(jax.random.fold_in(infer_key, j), *problem.args, **given)
         draws = _some(rng, engine.get_samples(), list(ranks), num_draws)
         truth = {name: np.asarray(bank.latents[name][j]) for name in ranks}

@@ -42,6 +42,8 @@ def misspecification_test(x: Any, y: Any) -> MisspecificationTest:
         y: The observation, `(*event)`.
     Cost: `m^2 n`.
     """
+    _checks.real("x", np.asarray(x))
+    _checks.real("y", np.asarray(y))
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     _checks.require(
         x.ndim >= 1 and x.shape[1:] == y.shape and len(x) > NEIGHBOURS,

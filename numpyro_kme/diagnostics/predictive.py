@@ -43,6 +43,20 @@ class PredictiveCheck:
         return _arviz.to_inference_data({"posterior_predictive": predicted, "observed_data": self.observed})
 
 
+def samples_of(engine: Any) -> Mapping[str, np.ndarray]:
+    """Posterior draws of an engine that works from a simulator and has been run."""
+    _checks.require(
+        hasattr(engine, "get_samples"), f"`engine` must be an engine, such as KELFI(model); got {engine!r}.", TypeError
+    )
+    samples = engine.get_samples()
+    _checks.require(
+        hasattr(engine, "problem"),
+        f"`engine` must be one that works from simulations, such as KELFI; {type(engine).__name__} is not.",
+        TypeError,
+    )
+    return samples
+
+
 def predictive_check(rng_key: jax.Array, engine: Any, num_draws: int = 200) -> PredictiveCheck:
     """Simulate at posterior draws of an engine that has been run.
 
@@ -51,9 +65,9 @@ def predictive_check(rng_key: jax.Array, engine: Any, num_draws: int = 200) -> P
         engine: Any engine.
         num_draws: How many draws, each simulated once.
     """
-    _checks.require(num_draws >= 1, f"`num_draws` must be at least 1; got {num_draws}.")
+    _checks.whole("num_draws", num_draws, 1)
+    samples: Mapping[str, np.ndarray] = samples_of(engine)
     problem = engine.problem
-    samples: Mapping[str, np.ndarray] = engine.get_samples()
     choose_key, simulate_key = jax.random.split(rng_key)
     total = len(next(iter(samples.values())))
     rows = np.asarray(jax.random.permutation(choose_key, total))[:num_draws]

@@ -62,11 +62,9 @@ class WeightedEngine(Engine):
         progress_bar: bool = True,
     ):
         super().__init__(model)
-        _checks.require(
-            num_simulations >= 20,
-            f"`num_simulations` must be at least 20; got {num_simulations}. Thousands are usual.",
-        )
-        _checks.require(num_samples >= 1, f"`num_samples` must be at least 1; got {num_samples}.")
+        _checks.whole("num_simulations", num_simulations, 20, " Thousands are usual.")
+        _checks.whole("num_samples", num_samples, 1)
+        _checks.instance("simulations", simulations, Simulations | None, "a bank of simulations (Simulations)")
         self.num_simulations, self.num_samples = num_simulations, num_samples
         self.on_failure, self.progress_bar, self._given = on_failure, progress_bar, simulations
 
@@ -81,13 +79,15 @@ class WeightedEngine(Engine):
     def _infer(self, rng_key, args, kwargs):
         simulate_key, coordinates_key, fit_key, sample_key = jax.random.split(rng_key, 4)
         self.problem = self._read(args, kwargs)
-        self.simulations = self._given or simulate(
-            simulate_key,
-            self.problem,
-            self.num_simulations,
-            on_failure=self.on_failure,
-            progress_bar=self.progress_bar,
-        )
+        self.simulations = self._given
+        if self.simulations is None:
+            self.simulations = simulate(
+                simulate_key,
+                self.problem,
+                self.num_simulations,
+                on_failure=self.on_failure,
+                progress_bar=self.progress_bar,
+            )
         coordinates = Coordinates.from_prior(coordinates_key, self.problem)
         self._bank = Bank.read(coordinates, self.problem, self.simulations)
         self._fit(fit_key, self._bank)

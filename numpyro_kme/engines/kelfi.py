@@ -68,11 +68,10 @@ class KELFI(Engine):
         progress_bar: bool = True,
     ):
         super().__init__(model)
-        _checks.require(
-            num_simulations >= 2,
-            f"`num_simulations` must be at least 2; got {num_simulations}. Some hundreds are usual.",
-        )
-        _checks.require(num_samples >= 1, f"`num_samples` must be at least 1; got {num_samples}.")
+        _checks.whole("num_simulations", num_simulations, 2, " Some hundreds are usual.")
+        _checks.whole("num_samples", num_samples, 1)
+        _checks.instance("form", form, Form | None, "KernelMeans(...), ResidualKernelMeans(...) or another form")
+        _checks.instance("simulations", simulations, Simulations | None, "a bank of simulations (Simulations)")
         self.num_simulations, self.num_samples = num_simulations, num_samples
         self.form, self.on_failure, self.progress_bar = form, on_failure, progress_bar
         self.learn_prior, self._given = learn_prior, simulations
@@ -81,13 +80,15 @@ class KELFI(Engine):
         simulate_key, fit_key, sample_key = jax.random.split(rng_key, 3)
         self.problem = Problem.read(self.model, *args, **kwargs)
         check_sites(self.problem, self.form)
-        self.simulations = self._given or simulate(
-            simulate_key,
-            self.problem,
-            self.num_simulations,
-            on_failure=self.on_failure,
-            progress_bar=self.progress_bar,
-        )
+        self.simulations = self._given
+        if self.simulations is None:
+            self.simulations = simulate(
+                simulate_key,
+                self.problem,
+                self.num_simulations,
+                on_failure=self.on_failure,
+                progress_bar=self.progress_bar,
+            )
         self.measures: dict[str, Measure] = {}
         self.likelihoods: dict[str, FittedLikelihood] = {}
         for site, y in self.problem.observations.items():

@@ -76,6 +76,7 @@ class KernelBayes(WeightedEngine):
         for name, value in {"regularisation": regularisation, "delta": delta}.items():
             if value is not None:
                 _checks.positive(name, value)
+        _checks.positive("tolerance", tolerance)
         _checks.require(
             num_prior_draws is None or num_prior_draws >= 2,
             f"`num_prior_draws` must be at least 2; got {num_prior_draws}.",

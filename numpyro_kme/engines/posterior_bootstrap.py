@@ -76,7 +76,8 @@ class PosteriorBootstrap(Engine):
         method: Literal["newton", "linear"] = "newton",
     ):
         super().__init__(model)
-        _checks.require(num_starts >= 1, f"`num_starts` must be at least 1; got {num_starts}.")
+        _checks.whole("num_starts", num_starts, 1)
+        _checks.instance("loss", loss, Loss | None, "a loss, such as MMD()")
         self.loss = MMD() if loss is None else loss
         self.settings = Settings(num_samples, num_nodes, method)
         self.concentration, self.centering, self.truncation = concentration, centering, truncation

@@ -156,7 +156,12 @@ class Prepared:
         """Prepare on the host where everything is concrete, in place otherwise."""
         concrete = _checks.is_concrete((value, fitted))
         data: Any = np.asarray(value) if concrete else jnp.asarray(value)
+        _checks.real("value", data)
         lead = data.shape[: data.ndim - len(fitted.event_shape)]
+        _checks.require(
+            data.shape[len(lead) :] == fitted.event_shape,
+            f"`value` must have shape (..., *{fitted.event_shape}), as the simulated outputs have; got {data.shape}.",
+        )
         rows = data.reshape(-1, *fitted.event_shape)
         if concrete:
             leaves, structure, varies = _prepare(fitted, rows)
@@ -268,7 +273,10 @@ def fit_likelihood(
         x.shape[:1] == theta.shape[:1],
         f"`theta` and `x` must have one row for each simulation; got shapes {theta.shape} and {x.shape}.",
     )
-    _checks.finite("theta", theta)
+    _checks.sound("theta", theta)
+    _checks.sound("x", x, "Leave out the simulations that failed.")
+    _checks.require(x.size > 0, f"`x` must hold at least one number for each simulation; got shape {x.shape}.")
+    _checks.instance("form", form, Form | None, "KernelMeans(...), ResidualKernelMeans(...) or another form")
     coordinates = coordinates or Coordinates.standardise(theta)
     z = coordinates.table(theta)
     form = form or default_form(len(x))

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import minimize
 
-from numpyro_kme import _linalg
-from numpyro_kme.kernel_means.objectives import Bank, Hyperparameters, Objective
+from numpyro_kme import _checks, _linalg
+from numpyro_kme.kernel_means.objectives import Bank, Hyperparameters, Objective, part
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.stationary import Gaussian
 
@@ -29,7 +29,9 @@ class Learner:
             evidence it takes to treat dimensions differently.
         num_starts: Isotropic starts that are followed to their optimum, the best of a small grid.
         subset: Number of simulations for all but the last steps.
-        last_steps: Evaluations with all simulations, where there are more than `subset`.
+        last_steps: Evaluations of a last search with all simulations, where there are more than `subset`.
+        most: Largest number of simulations of the last search, chosen at random. Where there are more, `lam` is divided by
+            as much as they are more: the noise variance `m lam` stays.
         max_steps: Evaluations of every other search.
     """
 
@@ -41,7 +43,17 @@ class Learner:
     num_starts: int = 2
     subset: int = 350
     last_steps: int = 15
+    most: int = 2000
     max_steps: int = 60
+
+    def __post_init__(self):
+        for name in ("regularisation_bounds", "parameter_bounds", "data_factors"):
+            low, high = getattr(self, name)
+            _checks.require(0 < low < high < np.inf, f"`{name}` must increase and be positive; got ({low}, {high}).")
+        for name in ("common_sd", "separate_sd"):
+            _checks.positive(name, getattr(self, name))
+        for name in ("num_starts", "subset", "last_steps", "most", "max_steps"):
+            _checks.whole(name, getattr(self, name), 1)
 
 
 @register
@@ -83,7 +95,7 @@ class Space(NamedTuple):
     def around(cls, template: Hyperparameters, learner: Learner) -> "Space":
         """The box around a template, whose values are the centres of the priors."""
         beta = np.log(np.ravel(template.parameter_kernel.length_scale))
-        data = np.log(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(template.data_kernel)]))
+        data = np.log(np.concatenate([np.ones(0), *map(np.ravel, jax.tree.leaves(template.data_kernel))]))
         lam = np.log(np.ravel(template.regularisation))
         factors, of_beta, of_lam = (
             np.log(b) for b in (learner.data_factors, learner.parameter_bounds, learner.regularisation_bounds)
@@ -107,8 +119,9 @@ def learn(objective: Objective, bank: Bank, template: Hyperparameters, learner: 
         learner: Settings of the search.
     """
     objective.check(bank, template)
-    space = Space.around(template, learner)
-    small = _subset(bank, learner.subset)
+    space, total = Space.around(template, learner), len(bank.z)
+    bank = part(bank, learner.most)
+    small = part(bank, learner.subset) if isinstance(bank.data, np.ndarray) and bank.data.ndim == 2 else bank
     whole = small is bank
     with _linalg.float64():
         bank, small = _linalg.in_present_precision((bank, small))
@@ -121,8 +134,9 @@ def learn(objective: Objective, bank: Bank, template: Hyperparameters, learner: 
         at = search.free(bank, at, learner.last_steps)
     score = search.value_and_gradient(at, bank)[0]
     slack = 1e-6
+    hyper = _linalg.to_host(_unpack(at, template))
     return Learnt(
-        _linalg.to_host(_unpack(at, template)),
+        replace(hyper, regularisation=hyper.regularisation * len(bank.z) / total),
         score,
         at < space.lower + slack,
         at > space.upper - slack,
@@ -180,7 +194,12 @@ class _Search:
             value, slope = self.loss(space.start + tie @ factors, bank)
             return value, tie.T @ slope
 
-        grid = [np.clip([a, b, 0.0], low, high) for a in np.log([0.3, 1.0]) for b in np.log([0.25, 0.7, 2.0])]
+        present = np.unique(space.groups)
+        grid = [
+            np.clip(np.array([a, b, 0.0])[present], low, high)
+            for a in np.log([0.3, 1.0])
+            for b in np.log([0.25, 0.7, 2.0])
+        ]
         grid = sorted(grid, key=lambda factors: loss(factors)[0])[: self.learner.num_starts]
         results = [_minimise(loss, start, low, high, self.learner.max_steps) for start in grid]
         return space.start + tie @ min(results, key=lambda result: result.fun).x
@@ -213,12 +232,3 @@ def _unpack(logs, template: Hyperparameters) -> Hyperparameters:
         values[end - jnp.size(leaf) : end].reshape(jnp.shape(leaf)) for leaf, end in zip(leaves, ends, strict=True)
     ]
     return Hyperparameters(Gaussian(values[:dim]), jax.tree.unflatten(structure, pieces), values[-1])
-
-
-def _subset(bank: Bank, size: int) -> Bank:
-    """A fixed random choice of simulations, where data are plain rows."""
-    if len(bank.z) <= 1.3 * size or not isinstance(bank.data, np.ndarray) or bank.data.ndim != 2:
-        return bank
-    rows = np.random.default_rng(0).permutation(len(bank.z))[:size]
-    log_broad = None if bank.log_broad is None else np.asarray(bank.log_broad)[rows]
-    return replace(bank, z=bank.z[rows], data=bank.data[rows], log_broad=log_broad)

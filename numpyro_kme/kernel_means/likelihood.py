@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 from numpyro_kme._linalg import Array
 from numpyro_kme.kernel_means.base import Expansion, LikelihoodAt
 from numpyro_kme.kernel_means.signed import log_positive_part, to_signed_log
+from numpyro_kme.kernel_means.solves import Solved
 
 FLOOR = 0.01
 """Height of the floor of the positive version, as a share of the largest value of `q(y | .)` at the simulations."""
@@ -82,25 +83,24 @@ class KernelMeansAt(LikelihoodAt):
 
 
 def describe_weights(
-    terms: Expansion, log_kappa: jax.Array, regularisation: ArrayLike
+    z: ArrayLike, log_kappa: jax.Array, solved: Solved, length_scale: ArrayLike
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """What `KernelMeansAt` needs beside its terms: `log_largest`, `centre`, `spread` and `amplitude`.
 
     Args:
-        terms: `q(y | .)`.
+        z: The simulations, `(m, D)`.
         log_kappa: Log data kernel at the simulations, `(m,)`.
-        regularisation: `lam`.
-    Cost: `m D^2`. The fitted values are `kappa - m lam v`, since `(L + m lam I) v = kappa`.
+        solved: The solve for this observation.
+        length_scale: `beta`.
+    Cost: `m D^2`.
     """
-    z, size = jnp.asarray(terms.points), log_kappa.shape[0]
-    dim = z.shape[1]
+    z, (size, dim) = jnp.asarray(z), jnp.shape(z)
     kappa = jnp.exp(log_kappa - jnp.max(log_kappa))
-    fitted = kappa - size * regularisation * terms.weights
     share = kappa / jnp.sum(kappa)
     centre = share @ z
     centred = z - centre[None, :]
     effective = 1.0 / jnp.sum(share * share)
-    reach = jnp.minimum(jnp.broadcast_to(jnp.asarray(terms.kernel.length_scale), (dim,)), 1.0)
+    reach = jnp.minimum(jnp.broadcast_to(jnp.asarray(length_scale), (dim,)), 1.0)
     covariance = (centred * share[:, None]).T @ centred + dim / (dim + effective) * jnp.diag(jnp.square(reach))
-    amplitude = jnp.maximum(terms.weights @ kappa, 0.0) / size
-    return jnp.log(jnp.maximum(jnp.max(fitted), 1e-12)), centre, jnp.linalg.cholesky(covariance), amplitude
+    amplitude = jnp.maximum(solved.energy, 0.0) / size
+    return jnp.log(jnp.maximum(jnp.max(solved.fitted), 1e-12)), centre, jnp.linalg.cholesky(covariance), amplitude

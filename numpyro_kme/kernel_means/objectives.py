@@ -1,7 +1,7 @@
 """What the learner maximises: leave-one-out densities of the simulations, or the published marginal likelihood."""
 
 import abc
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -32,6 +32,9 @@ class Hyperparameters:
     data_kernel: Kernel
     regularisation: Array
 
+    def __post_init__(self):
+        _checks.positive("regularisation", self.regularisation)
+
 
 @register
 class Bank:
@@ -50,6 +53,17 @@ class Bank:
     log_broad: Array | None = None
     measure: Measure | None = None
     y: Any = None
+
+
+def part(bank: Bank, size: int) -> Bank:
+    """A fixed random choice of simulations where there are many more; what all share in the data stays as it is."""
+    total = len(bank.z)
+    if total <= 1.3 * size:
+        return bank
+    rows = np.random.default_rng(0).permutation(total)[:size]
+    choose = lambda leaf: leaf[rows] if np.shape(leaf)[:1] == (total,) else leaf  # noqa: E731
+    log_broad = None if bank.log_broad is None else np.asarray(bank.log_broad)[rows]
+    return replace(bank, z=bank.z[rows], data=jax.tree.map(choose, bank.data), log_broad=log_broad)
 
 
 class Objective(abc.ABC):

@@ -1,7 +1,7 @@
 r"""The published kernel means likelihood, $q(y \mid z) = \kappa_\epsilon(y)^\top (L + m \lambda I)^{-1} \ell(z)$."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -22,9 +22,10 @@ from numpyro_kme.kernel_means.objectives import (
     LeaveOneOut,
     Objective,
     log_integral,
-    regularised,
+    part,
 )
 from numpyro_kme.kernel_means.signed import SignedLog, to_signed_log
+from numpyro_kme.kernel_means.solves import MOST_DENSE, Solution, Solve, Solved, default_solve
 from numpyro_kme.kernel_means.statistics import StatisticsTransform
 from numpyro_kme.kernel_means.summaries import LeaveOneOutScores, Summary
 from numpyro_kme.kernels.base import Kernel
@@ -32,6 +33,7 @@ from numpyro_kme.kernels.empirical import EmpiricalMeasure
 from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.measures import Measure
 
+MOST_HELD_OUT = 2000
 SMALLEST_SINGLE = 1e-5
 """Smallest `lam` for solves in float32, whose relative error is about `1e-7 / lam`."""
 
@@ -47,6 +49,7 @@ class KernelMeans(Form):
             length scale for each statistic. `EmpiricalMeasure` compares data sets, `GaussianProcessPath` time series.
         learner: How the hyperparameters are searched.
         hyperparameters: Use these instead of learning.
+        solve: `DenseSolve()`, exact, or `LowRankSolve()`, for many simulations; when left out, dense up to 10,000 simulations.
         standardise: Whether statistics given as an array `(m, n)` are standardised (robust z-scores, arcsinh) before the
             data kernel sees them; its length scales are then in standard deviations. Other data never are.
     References:
@@ -57,6 +60,7 @@ class KernelMeans(Form):
     data_kernel: Kernel | None = None
     learner: Learner = field(default_factory=Learner)
     hyperparameters: Hyperparameters | None = None
+    solve: Solve | None = None
     standardise: bool = True
 
     def points(self, x: Any) -> Any:
@@ -80,7 +84,8 @@ class KernelMeans(Form):
             numpy.linalg.LinAlgError: If `L + m lam I` cannot be factorised.
         Warns:
             UserWarning: For statistics that are constant over the simulations; they are left out.
-        Cost: `O(m^3)`; learning takes some tens of gradients on `learner.subset` simulations and about fifteen on all.
+        Cost: that of `solve`; learning takes some tens of gradients on `learner.subset` simulations and about fifteen on
+            `learner.most`, `O(m^3)` each.
         """
         z, x = _simulations(z, x)
         transform = (
@@ -92,11 +97,10 @@ class KernelMeans(Form):
             log_broad = np.asarray(scores.log_broad_density(jnp.asarray(data))) if plain else None
             bank = Bank(z, data, log_broad, measure, None if y is None else _seen(transform, y, data))
         hyper, learnt = self._learn(bank)
+        solution = (self.solve or default_solve(len(z))).fit(hyper, z)
         with _linalg.float64():
-            matrix = np.asarray(regularised(hyper, z))
-            summary = _linalg.to_host(summaries.summarise(hyper, Bank(z, data)))
-        factor = _linalg.cholesky(matrix, f"L + m lam I with lam = {float(hyper.regularisation):.3g}")
-        return KernelMeansSurrogate(z, data, hyper, factor, transform, summary, learnt)
+            summary = _linalg.to_host(summaries.summarise(*_sample(hyper, z, data)))
+        return KernelMeansSurrogate(z, data, hyper, solution, transform, summary, learnt)
 
     def _learn(self, bank) -> tuple[Hyperparameters, Learnt | None]:
         if self.hyperparameters is not None:
@@ -126,16 +130,16 @@ class KernelMeansSurrogate(Surrogate):
         z: Coordinates of the simulations, `(m, D)`.
         data: Standardised statistics `(m, n)`, or the data points as they are.
         hyper: Hyperparameters.
-        factor: Lower Cholesky factor of `L + m lam I`.
+        solution: `L + m lam I`, factorised.
         transform: Raw statistics to standardised ones; `None` where data are compared as they are.
-        summary: Held-out quantities of the fit.
+        summary: Held-out quantities of the fit, of 2,000 simulations at most.
         learnt: How learning went; `None` where the hyperparameters were given.
     """
 
     z: Array
     data: Any
     hyper: Hyperparameters
-    factor: Array
+    solution: Solution
     transform: StatisticsTransform | None
     summary: Summary
     learnt: Learnt | None
@@ -172,22 +176,31 @@ class KernelMeansSurrogate(Surrogate):
         if self.transform is not None:
             self.transform.check(y)
         y = jax.tree.map(lambda leaf: np.array(leaf, np.float64), y)
-        likelihood = _linalg.on_host(KernelMeansSurrogate._at, self, y)
+        bare = replace(self, solution=None)  # type: ignore[arg-type]  # nothing below solves
+        log_kappa = _linalg.on_host(KernelMeansSurrogate._log_kappa, bare, y)
+        solved = self.solution.solve_on_host(self.hyper, self.z, np.exp(log_kappa - np.max(log_kappa)))
+        likelihood = _linalg.on_host(KernelMeansSurrogate._likelihood, bare, y, log_kappa, solved)
         isolation.warn_if_isolated(likelihood.log_nearest, self.summary.log_isolation, self.transform, self.data, y)
         return likelihood
 
     def _at(self, y) -> KernelMeansAt:
-        kernel, lam = self.hyper.data_kernel, self.hyper.regularisation
+        log_kappa = self._log_kappa(y)
+        solved = self.solution.solve(self.hyper, self.z, jnp.exp(log_kappa - jnp.max(log_kappa)))
+        return self._likelihood(y, log_kappa, solved)
+
+    def _log_kappa(self, y) -> jax.Array:
+        return self.hyper.data_kernel.log_gram(_seen(self.transform, y, self.data), self.data)[0]
+
+    def _likelihood(self, y, log_kappa, solved: Solved) -> KernelMeansAt:
+        kernel, largest = self.hyper.data_kernel, jnp.max(log_kappa)
         seen = _seen(self.transform, y, self.data)
-        log_kappa = kernel.log_gram(seen, self.data)[0]
-        largest = jnp.max(log_kappa)
-        weights = _linalg.cho_solve(self.factor, jnp.exp(log_kappa - largest))
         log_norm = log_integral(kernel, self.data)
         log_scale = largest if log_norm is None else largest - log_norm
         if self.transform is not None:
             log_scale = log_scale + self.transform.log_abs_det_jacobian(y)
-        terms = Expansion(self.hyper.parameter_kernel, self.z, weights, log_scale)
-        log_largest, centre, spread, amplitude = describe_weights(terms, log_kappa, lam)
+        terms = Expansion(self.hyper.parameter_kernel, solved.points, solved.weights, log_scale)
+        beta = self.hyper.parameter_kernel.length_scale
+        log_largest, centre, spread, amplitude = describe_weights(self.z, log_kappa, solved, beta)
         return KernelMeansAt(
             terms, log_largest, centre, spread, largest - kernel.log_gram(seen, seen)[0, 0], amplitude, y
         )
@@ -203,7 +216,7 @@ class KernelMeansSurrogate(Surrogate):
             )
 
     def weights(self, y: Any) -> SignedLog:
-        """`v(y) = (L + m lam I)^-1 kappa(y)` as signs and logs, each `(m,)`; `q(y | z) = sum_j v_j(y) l(z_j, z)`."""
+        """`v(y)` as signs and logs; `q(y | z) = sum_j v_j(y) l(z_j, z)` over the simulations, `(m,)`, or over the pivots."""
         terms = self.at(y).terms
         with _linalg.float64():
             return _linalg.to_host(to_signed_log(terms.weights, terms.log_scale))
@@ -214,10 +227,7 @@ class KernelMeansSurrogate(Surrogate):
         `l(z, z) - l(z)' (L + m lam I)^-1 l(z)`: between 0 near simulations and 1 far from all of them. Times
         `amplitude * exp(2 log_scale)` of `at(y)` it is a variance of `q(y | z)`: where further simulations tell most.
         """
-        kernel, z = self.hyper.parameter_kernel, jnp.asarray(z)
-        cross = kernel.gram(jnp.asarray(self.z), z)
-        white = jax.scipy.linalg.solve_triangular(jnp.asarray(self.factor), cross, lower=True)
-        return kernel.diagonal(z) - jnp.sum(white * white, axis=0)
+        return self.solution.variance(self.hyper, self.z, jnp.asarray(z))
 
     def log_marginal(self, y: Any, measure: Measure) -> SignedLog:
         """Sign and log absolute value of `q(y) = v(y)' mu`, `mu_j = int l(z_j, t) p(dt)`.
@@ -237,7 +247,15 @@ class KernelMeansSurrogate(Surrogate):
         )
 
     def leave_one_out(self) -> LeaveOneOutScores:
-        """Held-out quantities of every simulation, in closed form, as a refit without it would give at the same `m lam`."""
+        """Held-out quantities of every simulation, in closed form, as a refit without it would give at the same `m lam`.
+
+        Cost: six dense matrices; at most 10,000 simulations.
+        """
+        _checks.require(
+            len(self.z) <= MOST_DENSE,
+            f"Leaving out each of {len(self.z)} simulations takes {6 * 8 * len(self.z) ** 2 / 1e9:.0f} GB of dense matrices; at most "
+            f"{MOST_DENSE} are taken. `summary` holds the scores of a random choice.",
+        )
         with _linalg.float64():
             return _linalg.to_host(summaries.leave_one_out(self.hyper, Bank(self.z, self.data)))
 
@@ -245,14 +263,14 @@ class KernelMeansSurrogate(Surrogate):
         """Relevance of each raw statistic, `(n_raw,)`: what leaving it out costs.
 
         The drop of the mean held-out log posterior density of the simulated parameters (`LeaveOneOut`), in nats, when the
-        statistic is taken out of the data kernel and everything else stays. 0 for constant statistics; noise around 0
-        for those that say nothing. Cost: one matrix product of size `m` for each statistic.
+        statistic is taken out of the data kernel and everything else stays, over 2,000 simulations at most. 0 for constant
+        statistics; noise around 0 for those that say nothing. Cost: one matrix product of size `m` for each statistic.
         """
         _checks.require(
             isinstance(self.data, np.ndarray) and self.data.ndim == 2,
             "Relevance needs statistics `(m, n)`; these data are compared as a whole.",
         )
-        drops = summaries.relevance(self.hyper, Bank(self.z, self.data))
+        drops = summaries.relevance(*_sample(self.hyper, self.z, self.data))
         if self.transform is None:
             return drops
         of_raw = np.zeros(self.transform.num_raw)
@@ -267,6 +285,7 @@ class KernelMeansSurrogate(Surrogate):
             "lam": float(self.hyper.regularisation),
             "leave-one-out score": float(self.summary.score),
             "negative share": float(self.summary.negative_share),
+            **self.solution.describe(),
         }
         if isinstance(self.hyper.data_kernel, Gaussian):
             described["eps"] = np.asarray(self.hyper.data_kernel.length_scale)
@@ -278,7 +297,6 @@ class KernelMeansSurrogate(Surrogate):
 def _simulations(z, x) -> tuple[np.ndarray, Any]:
     """Both tables on the host, checked."""
     _checks.matrix("z", z, min_rows=2)
-    _checks.few_enough(len(z))
     z = np.array(z, np.float64)
     _checks.finite("z", z)
     x = jax.tree.map(np.array, x)
@@ -290,6 +308,12 @@ def _simulations(z, x) -> tuple[np.ndarray, Any]:
         )
         _checks.finite("x", x, "Leave out the simulations that failed.")
     return z, x
+
+
+def _sample(hyper: Hyperparameters, z, data) -> tuple[Hyperparameters, Bank]:
+    """At most about 2,000 simulations, with the noise variance `m lam` of all."""
+    bank = part(Bank(z, data), MOST_HELD_OUT)
+    return replace(hyper, regularisation=hyper.regularisation * len(z) / len(bank.z)), bank
 
 
 def _seen(transform: StatisticsTransform | None, y: Any, data: Any) -> Any:

@@ -70,7 +70,7 @@ class ResidualKernelMeans(Form):
         Cost: for each statistic about a hundred inverses of size `min(m, subset)` and six of size `m`.
         """
         _checks.matrix("z", z)
-        _checks.few_enough(np.shape(z)[0])
+        _checks.few_enough(np.shape(z)[0], 2)
         _checks.matrix("x", x, min_rows=2)
         z, x = np.asarray(z, np.float64), np.asarray(x, np.float64)
         _checks.require(

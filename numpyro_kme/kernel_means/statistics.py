@@ -43,8 +43,8 @@ class StatisticsTransform:
             ValueError: If entries are not finite, or no statistic varies.
         """
         _checks.matrix("x", x, min_rows=2)
+        _checks.sound("x", x, "Leave out the simulations that failed.")
         x = np.asarray(x, dtype=np.float64)
-        _checks.finite("x", x, "Leave out the simulations that failed.")
         lowest, highest = x.min(axis=0), x.max(axis=0)
         varies = highest / 2 - lowest / 2 > 1e-13 * np.maximum(np.abs(lowest), np.abs(highest))
         kept = tuple(int(i) for i in np.flatnonzero(varies))
@@ -71,6 +71,11 @@ class StatisticsTransform:
 
     def forward(self, x: ArrayLike) -> jax.Array:
         """Raw statistics `(..., n_raw)` to standardised ones `(..., n)`."""
+        _checks.sound("x", x)
+        _checks.require(
+            jnp.shape(x)[-1:] == (self.num_raw,),
+            f"`x` must have shape (..., {self.num_raw}), one entry for each statistic; got {jnp.shape(x)}.",
+        )
         return jnp.arcsinh(self._scores(x))
 
     def inverse(self, s: ArrayLike) -> jax.Array:
@@ -89,6 +94,7 @@ class StatisticsTransform:
 
     def check(self, y: ArrayLike) -> None:
         """Raise unless a concrete observation has the right shape, is finite, and agrees with the constant statistics."""
+        _checks.real("y", y)
         y = np.asarray(y, dtype=np.float64)
         _checks.require(
             y.shape == (self.num_raw,),

@@ -159,9 +159,11 @@ def pairwise(function, x: Points, y: Points) -> jax.Array:
 def scaled(x: jax.Array, y: jax.Array | None, length_scale: ArrayLike) -> tuple[jax.Array, jax.Array]:
     """Points in units of the length scale, a scalar or `(dim,)`; `y` is `x` when left out."""
     _checks.matrix("x", x)
+    _checks.sound("x", x)
     dim = jnp.shape(x)[1]
     if y is not None:
         _checks.matrix("y", y, columns=dim)
+        _checks.sound("y", y)
     shape = jnp.shape(length_scale)
     _checks.require(
         shape in ((), (1,), (dim,)),
@@ -170,6 +172,16 @@ def scaled(x: jax.Array, y: jax.Array | None, length_scale: ArrayLike) -> tuple[
     scale = jnp.broadcast_to(jnp.asarray(length_scale), (1, dim))
     x = x / scale
     return x, x if y is None else y / scale
+
+
+def scaled_difference(a: jax.Array, b: jax.Array, length_scale: ArrayLike) -> jax.Array:
+    """Difference of two points in units of the length scale, a scalar or `(dim,)`."""
+    shape = jnp.shape(length_scale)
+    _checks.require(
+        shape in ((), (1,), jnp.shape(a)),
+        f"`length_scale` must be a scalar or have the shape of a point, {jnp.shape(a)}; got {shape}.",
+    )
+    return (a - b) / length_scale
 
 
 def safe_sqrt(s: jax.Array) -> jax.Array:

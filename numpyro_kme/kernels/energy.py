@@ -11,6 +11,7 @@ from numpyro_kme.kernels.base import (
     register,
     safe_sqrt,
     scaled,
+    scaled_difference,
     squared_distances,
 )
 
@@ -35,7 +36,7 @@ class Energy(Signed):
 
     def pair(self, a, b):
         """Negative scaled distance between two vectors `(dim,)`."""
-        return -safe_sqrt(jnp.sum(jnp.square((a - b) / self.length_scale)))
+        return -safe_sqrt(jnp.sum(jnp.square(scaled_difference(a, b, self.length_scale))))
 
     def gram(self, x, y=None):
         """Matrix of negative scaled distances between `(n, dim)` and `(m, dim)`."""

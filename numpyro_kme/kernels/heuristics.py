@@ -57,7 +57,7 @@ def _subset(name, x, max_points):
         TypeError,
     )
     _checks.matrix(name, x, min_rows=2)
-    _checks.finite(name, x)
+    _checks.sound(name, x)
     x = np.asarray(x, dtype=np.float64)
     if max_points is None or len(x) <= max_points:
         return x

@@ -7,7 +7,15 @@ from jax.scipy.special import gammaln
 from jax.typing import ArrayLike
 
 from numpyro_kme import _checks
-from numpyro_kme.kernels.base import Kernel, check_fields, register, safe_sqrt, scaled, squared_distances
+from numpyro_kme.kernels.base import (
+    Kernel,
+    check_fields,
+    register,
+    safe_sqrt,
+    scaled,
+    scaled_difference,
+    squared_distances,
+)
 
 
 class Stationary(Kernel):
@@ -28,7 +36,7 @@ class Stationary(Kernel):
 
     def log_pair(self, a, b):
         """Logarithm of the kernel for one pair of vectors `(dim,)`."""
-        return self.log_profile(jnp.sum(jnp.square((a - b) / self.length_scale)))
+        return self.log_profile(jnp.sum(jnp.square(scaled_difference(a, b, self.length_scale))))
 
     def log_gram(self, x, y=None):
         """Matrix of log kernel values between `(n, dim)` and `(m, dim)`; no `(n, m, dim)` temporary."""

@@ -47,10 +47,19 @@ class FromCallable(Kernel):
     def pair(self, a, b):
         """Value of the callable for one pair of points."""
         if self.host:
-            return _on_host(self.fn, (), a, b)
-        value = jnp.asarray(self.fn(a, b))
+            return _on_host(self._call, (), a, b)
+        value = jnp.asarray(self._call(a, b))
         _checks.require(value.shape == (), f"`fn` must return a scalar for one pair; got shape {value.shape}.")
         return value
+
+    def _call(self, a, b):
+        try:
+            return self.fn(a, b)
+        except Exception as error:
+            raise RuntimeError(
+                f"The kernel `{getattr(self.fn, '__name__', self.fn)}` failed for a pair of points of shapes "
+                f"{jax.tree.map(jnp.shape, a)} and {jax.tree.map(jnp.shape, b)}: {error} ({type(error).__name__})."
+            ) from error
 
     def gram(self, x, y=None):
         """Matrix of the callable's values."""
@@ -59,7 +68,7 @@ class FromCallable(Kernel):
             return pairwise(self.pair, x, y)
 
         def loop(x, y):
-            return [[self.fn(_pick(x, i), _pick(y, j)) for j in range(shape[1])] for i in range(shape[0])]
+            return [[self._call(_pick(x, i), _pick(y, j)) for j in range(shape[1])] for i in range(shape[0])]
 
         shape = num_points(x), num_points(y)
         return _on_host(loop, shape, x, y)
@@ -83,6 +92,8 @@ def _on_host(function, shape, *points):
     def call(*points):
         return np.asarray(function(*jax.tree.map(np.asarray, points)), dtype)
 
+    if _checks.is_concrete(points):
+        return jnp.asarray(call(*points))
     return jax.pure_callback(call, jax.ShapeDtypeStruct(shape, dtype), *points, vmap_method="sequential")
 
 

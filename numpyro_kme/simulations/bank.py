@@ -65,6 +65,8 @@ class Simulations:
             ValueError: If the rows do not agree in number or hold values that are not finite.
         """
         arguments, x = np.asarray(arguments), np.asarray(x)
+        _checks.real("arguments", arguments)
+        _checks.real("x", x)
         _checks.matrix("arguments", arguments)
         _checks.require(
             x.shape[:1] == arguments.shape[:1],

@@ -60,11 +60,13 @@ def simulate(
         results.
     """
     problem = problem if isinstance(problem, Problem) else Problem.read(problem)
-    _checks.require(num_simulations >= 1, f"`num_simulations` must be at least 1; got {num_simulations}.")
+    _checks.whole("num_simulations", num_simulations, 1)
+    _checks.whole("block_size", block_size, 1)
     check_policy(on_failure)
     _check_execution(problem, timeout, executor)
     draws = problem.draw(random.fold_in(rng_key, 0), num_simulations)
     kept_in = None if store is None else _open(Path(store), rng_key, problem, draws, on_failure, block_size)
+    draws = draws if kept_in is None else _as_stored(kept_in, draws, num_simulations)
     quiet = not (progress_bar and _compat.progress_bars_allowed())
     x: dict[str, np.ndarray] = {}
     errors: dict[str, np.ndarray] = {}
@@ -93,8 +95,8 @@ def _check_execution(problem: Problem, timeout, executor) -> None:
         f"{list(problem.simulators)}, are JAX functions, which run in compiled blocks on the device.",
     )
     _checks.require(
-        not isinstance(executor, int) or executor >= 1,
-        f"`executor` must be an executor or at least 1 process; got {executor}.",
+        executor is None or (executor >= 1 if isinstance(executor, int) else hasattr(executor, "submit")),
+        f"`executor` must be an executor or at least 1 process; got {executor!r}.",
     )
 
 
@@ -121,6 +123,16 @@ def _open(path: Path, rng_key, problem: Problem, draws: Draws, on_failure, block
                 "depends on? Give another path."
             )
     return store
+
+
+def _as_stored(store: Store, draws: Draws, count: int) -> Draws:
+    """The draws that the store was made at: on another machine their last digits may differ."""
+    prior = store.prior()
+    return Draws(
+        {name: prior[name][:count] for name in draws.latents},
+        {name: store.arguments(name)[:count] for name in draws.arguments},
+        {name: prior[name][:count] for name in draws.deterministics},
+    )
 
 
 def _gather(draws: Draws, x, errors, on_failure: OnFailure) -> Simulations:

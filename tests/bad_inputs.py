@@ -1,0 +1,495 @@
+"""120 bad inputs as a table: 15 kinds at 8 places, and what the package says to each.
+
+Where a kind makes no sense at a place, another bad input stands in its row.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+
+import numpyro_kme as kme
+from numpyro_kme import diagnostics, handlers, kernels
+from numpyro_kme.simulations import Penalise, Retry, Simulations, simulate
+
+KEY = jax.random.key(0)
+ROWS: list["Row"] = []
+NAN, INF = np.nan, np.inf
+
+
+@dataclass(frozen=True)
+class Row:
+    """A bad input.
+
+    Attributes:
+        place, kind: Where, and what is bad.
+        call: Gives everything that was answered, as a pytree of numbers.
+        raises: What the exception says; empty where there is an answer.
+        warns: What a warning says; empty where the answer needs none, as for points that come twice.
+        slow: Whether it takes seconds.
+    """
+
+    place: str
+    kind: str
+    call: Callable[[], Any]
+    raises: str = ""
+    warns: str = ""
+    slow: bool = False
+
+
+def add(place: str, kind: str, call: Callable[[], Any], raises: str = "", **rest) -> None:
+    ROWS.append(Row(place, kind, call, raises, **rest))
+
+
+# --- simulators and models ---------------------------------------------------------------------------------------------
+
+
+def shifted(rng_key, theta):
+    return theta + 0.5 * jax.random.normal(rng_key, (1,), jnp.result_type(float, theta))
+
+
+def flat(rng_key, theta):
+    return jnp.zeros(1, jnp.result_type(theta))
+
+
+def broken(rng_key, theta):
+    return shifted(rng_key, theta) * jnp.nan
+
+
+def untraceable(rng_key, theta):
+    return shifted(rng_key, theta) if theta > 0 else theta
+
+
+def scalar(rng_key, theta):
+    return theta + jax.random.normal(rng_key, (), jnp.result_type(float, theta))
+
+
+def scalar_broken(rng_key, theta):
+    return scalar(rng_key, theta) * jnp.nan
+
+
+def gives(value):
+    return partial(_give, value=value)
+
+
+def _give(rng, theta, value):
+    return theta + value + 0.5 * rng.normal(size=np.shape(value))
+
+
+def failing(rng, theta):
+    raise OSError("disk full")
+
+
+def hanging(rng, theta):
+    time.sleep(300)
+
+
+def given(draw, prior=None, **declared):
+    """A model with one latent, one simulator, and the observation `x`."""
+    prior = prior or dist.Normal(0.0, 1.0)
+
+    def model(x=None):
+        theta = numpyro.sample("theta", prior)
+        numpyro.sample("x", kme.Simulator(draw, theta, **declared), obs=x)
+
+    return model
+
+
+def plated(draw, prior=None, **declared):
+    """The same with independent draws in a data plate."""
+    prior = prior or dist.Normal(0.0, 1.0)
+
+    def model(x):
+        theta = numpyro.sample("theta", prior)
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("x", kme.Simulator(draw, theta, **declared), obs=x)
+
+    return model
+
+
+BOX = dict(shape=(2,), dtype=float)
+CONJUGATE, IID = given(shifted), plated(scalar)
+IMPROPER = dist.ImproperUniform(dist.constraints.real, (), ())
+RNG = np.random.default_rng(0)
+THETA = RNG.normal(size=(40, 1))
+X = THETA + 0.5 * RNG.normal(size=(40, 1))
+SETS = RNG.normal(size=(40, 20)) + THETA
+DATA = RNG.normal(size=20)
+
+
+def spoilt(table, value, row=3):
+    table = np.array(table)
+    table[row] = value
+    return table
+
+
+def bank_of(x, theta=THETA):
+    return Simulations.from_table(theta, x)
+
+
+# --- simulate ----------------------------------------------------------------------------------------------------------
+
+
+def drawn(draw, number=3, prior=None, declared=BOX, **settings):
+    problem = kme.Problem.read(given(draw, prior, **declared))
+    bank = simulate(KEY, problem, number, progress_bar=False, **settings)
+    return bank.x, bank.latents
+
+
+OK = gives(np.zeros(2))
+add("simulate", "NaN", lambda: drawn(gives(np.full(2, NAN))), "failed at .*2 of its 2 values are not finite")
+add("simulate", "infinite", lambda: drawn(gives(np.array([0, INF])), on_failure="skip"), "All 3 simulations failed")
+add("simulate", "constant", lambda: drawn(OK, block_size=0), "`block_size` must be at least 1; got 0")
+add("simulate", "duplicates", lambda: drawn(OK, executor="two"), "`executor` must be .* got 'two'")
+add("simulate", "outliers", lambda: drawn(gives(np.full(2, 1e30))))
+add("simulate", "wrong shape", lambda: bank_of(X[:30]), r"got shapes \(40, 1\) and \(30, 1\)")
+add("simulate", "wrong dtype", lambda: drawn(OK, declared=dict(shape=(2,), dtype="U3")), "at least one real number")
+add("simulate", "m = 0", lambda: drawn(OK, 0), "`num_simulations` must be .* got 0")
+add("simulate", "m = 1", lambda: drawn(OK, 1))
+add("simulate", "m = 2.5", lambda: drawn(OK, 2.5), "`num_simulations` must be a whole number; got 2.5")
+add("simulate", "bad hyperparameter", lambda: drawn(OK, timeout=-1.0), "`timeout` must be a positive number")
+add("simulate", "raising", lambda: drawn(failing), r"failed at \{'theta': .*disk full \(OSError\)")
+add("simulate", "hanging", lambda: drawn(hanging, 1, timeout=0.2), "it took longer than 0.2 s")
+add("simulate", "wrongly shaped", lambda: drawn(gives(np.zeros(3))), r"declares shape \(2,\) .* returned shape \(3,\)")
+add("simulate", "bad prior", lambda: drawn(OK, prior=IMPROPER), "The prior of 'theta' is improper")
+add("simulate", "bad policy", lambda: Penalise(NAN), "`value` must be finite; got nan")
+add("simulate", "bad policy", lambda: Retry(0), "`times` must be at least 1; got 0")
+
+
+# --- KELFI -------------------------------------------------------------------------------------------------------------
+
+
+def kelfi(model=CONJUGATE, x=X[0], **settings):
+    engine = kme.KELFI(model, num_samples=50, progress_bar=False, **settings)
+    engine.run(KEY, x=x)
+    return engine.get_samples(), engine.log_marginal_likelihood()
+
+
+def bad_scale(x=None):
+    return given(shifted, dist.Normal(0.0, NAN))(x)
+
+
+KEPT = bank_of(X)
+add("KELFI", "NaN", lambda: kelfi(x=np.array([NAN])), "`observation at 'x'` has 1 entries that are not finite")
+add("KELFI", "infinite", lambda: kelfi(x=np.array([-INF])), "`observation at 'x'` has 1 entries that are not finite")
+add("KELFI", "constant", lambda: kelfi(simulations=bank_of(0 * X)), "statistics are constant over the 40 simulations")
+add("KELFI", "duplicates", lambda: kelfi(simulations=bank_of(np.repeat(X[:4], 10, 0))), slow=True)
+add("KELFI", "outliers", lambda: kelfi(x=np.array([1e30]), simulations=KEPT), warns="far outside all", slow=True)
+add("KELFI", "wrong shape", lambda: kelfi(x=np.zeros(2)), r"The observation at 'x' has shape \(2,\)")
+add("KELFI", "wrong dtype", lambda: kelfi(x=np.array(["a"])), "failed while its sites were read")
+add("KELFI", "m = 0", lambda: kelfi(num_simulations=0), "`num_simulations` must be .* got 0")
+add("KELFI", "m = 1", lambda: kelfi(num_simulations=1), "`num_simulations` must be at least 2; got 1")
+add("KELFI", "m = 2", lambda: kelfi(simulations=bank_of(X[:0], THETA[:0])), "at least 1 rows")
+add("KELFI", "bad hyperparameter", lambda: kme.KELFI(CONJUGATE, num_samples=0), "`num_samples` must be .* got 0")
+add("KELFI", "raising", lambda: kelfi(given(failing, **BOX), np.zeros(2)), "disk full")
+add("KELFI", "hanging", lambda: kelfi(simulations=drawn(hanging, 1, timeout=0.2)), "it took longer than 0.2 s")
+add("KELFI", "wrongly shaped", lambda: kelfi(given(untraceable)), "JAX could not trace simulator `untraceable`")
+add("KELFI", "bad prior", lambda: kelfi(given(shifted, dist.Poisson(2.0))), "The prior of 'theta' is discrete")
+add("KELFI", "bad prior", lambda: kelfi(bad_scale), "failed while its sites were read: Normal .* invalid scale")
+add("KELFI", "wrong type", lambda: kelfi(form="published"), "`form` must be KernelMeans")
+add("KELFI", "wrong type", lambda: kelfi(simulations=X), "`simulations` must be a bank")
+
+
+# --- fit_likelihood ----------------------------------------------------------------------------------------------------
+
+
+def learnt(theta=THETA, x=X, y=X[0], **settings):
+    fitted = kme.fit_likelihood(theta, x, **settings)
+    return fitted(np.zeros(1)).log_prob(y), fitted(np.full(1, 30.0)).log_prob(y)
+
+
+def published(**settings):
+    from numpyro_kme.kernel_means.objectives import Hyperparameters
+
+    hyper = Hyperparameters(kernels.Gaussian(np.ones(1)), kernels.Gaussian(np.ones(1)), settings.pop("lam", 0.01))
+    return kme.KernelMeans(hyperparameters=hyper, **settings)
+
+
+def fitted():
+    return kme.fit_likelihood(THETA, X, form=published())
+
+
+def raising_kernel(a, b):
+    raise OSError("no kernel")
+
+
+TWO = np.hstack([X, 0 * X + 1])
+add("fit_likelihood", "NaN", lambda: learnt(x=spoilt(X, NAN)), "`x` has 1 entries that are not finite")
+add("fit_likelihood", "infinite", lambda: learnt(theta=spoilt(THETA, INF)), "`theta` has 1 entries")
+add("fit_likelihood", "constant", lambda: learnt(x=TWO, y=TWO[0], form=published()), warns=r"\[1\] are constant")
+add(
+    "fit_likelihood",
+    "duplicates",
+    lambda: learnt(np.repeat(THETA[:4], 10, 0), np.repeat(X[:4], 10, 0), form=published()),
+)
+add("fit_likelihood", "outliers", lambda: learnt(x=spoilt(X, 1e30), form=published()))
+add("fit_likelihood", "wrong shape", lambda: learnt(theta=THETA[:, 0]), r"`theta` must have shape \(points, dim\)")
+add("fit_likelihood", "wrong dtype", lambda: learnt(x=X.astype("U9")), "`x` must hold real numbers; got dtype <U9")
+add("fit_likelihood", "m = 0", lambda: learnt(THETA[:0], X[:0]), "`theta` must have at least 2 rows")
+add("fit_likelihood", "m = 1", lambda: learnt(THETA[:1], X[:1]), "`theta` must have at least 2 rows")
+add("fit_likelihood", "m = 2", lambda: learnt(THETA[:2], X[:2], form=kme.ResidualKernelMeans()), "at least 10 simul")
+add("fit_likelihood", "bad hyperparameter", lambda: learnt(form=published(lam=-1.0)), "`regularisation` must be pos")
+add(
+    "fit_likelihood",
+    "raising",
+    lambda: learnt(form=kme.KernelMeans(data_kernel=kernels.FromCallable(raising_kernel))),
+    "kernel `raising_kernel` failed .*no kernel",
+)
+add("fit_likelihood", "hanging", lambda: fitted()(np.zeros(1), np.zeros(1)), "learnt from 1 arg")
+add("fit_likelihood", "wrongly shaped", lambda: learnt(x=X[:, :0]), "`x` must hold at least one number")
+add("fit_likelihood", "bad prior", lambda: learnt(form=kme.KernelMeans(kme.MarginalLikelihood())), "needs `y=`")
+add("fit_likelihood", "bad prior", lambda: learnt(theta=0 * THETA), "All rows of `table` are the same")
+add("fit_likelihood", "bad observation", lambda: learnt(y=np.array([NAN]), form=published()), "`value` has 1 entries")
+add("fit_likelihood", "bad observation", lambda: learnt(y=np.zeros(3), form=published()), r"shape .*\(3,\)")
+add("fit_likelihood", "wrong type", lambda: learnt(form="residual"), "`form` must be KernelMeans")
+add("fit_likelihood", "bad hyperparameter", lambda: kme.LeaveOneOut(floor=2.0), "`floor` must be between 0 and 1")
+add("fit_likelihood", "bad hyperparameter", lambda: kme.Learner(regularisation_bounds=(1.0, 0.1)), "must increase")
+
+
+# --- engines that weight simulations -----------------------------------------------------------------------------------
+
+
+def abc(engine=kme.KernelABC, model=CONJUGATE, x=X[0], **settings):
+    run = engine(model, num_samples=20, progress_bar=False, **settings)
+    run.run(KEY, x=x)
+    return run.get_samples(), run.get_weights()
+
+
+def k2abc(x=DATA, sets=SETS, model=IID, **settings):
+    return abc(kme.K2ABC, model, x, simulations=bank_of(sets), **settings)
+
+
+WIDE = kernels.Gaussian(1.0)
+add("weighted", "NaN", lambda: abc(x=np.array([NAN])), "`observation at 'x'` has 1 entries")
+add("weighted", "infinite", lambda: k2abc(x=spoilt(DATA, INF)), "`observation at 'x'` has 1 entries")
+add("weighted", "constant", lambda: k2abc(x=np.ones(20)), "at least half of the pairs coincide")
+add("weighted", "duplicates", lambda: abc(simulations=bank_of(np.repeat(X[:1], 40, 0))), "at least half of the pairs")
+add("weighted", "outliers", lambda: abc(x=np.array([1e30]), simulations=KEPT), "weights of all 40 simulations are zero")
+add("weighted", "wrong shape", lambda: abc(x=np.zeros((2, 2))), r"The observation at 'x' has shape \(2, 2\)")
+add("weighted", "wrong dtype", lambda: abc(x="text"), "failed while its sites were read")
+add("weighted", "m = 0", lambda: abc(num_simulations=0), "`num_simulations` must be at least 20; got 0")
+add("weighted", "m = 1", lambda: abc(simulations=bank_of(X[:1], THETA[:1]), kernel=WIDE), "is 1.0 of 1 simulations")
+add(
+    "weighted", "m = 2", lambda: abc(kme.RejectionABC, simulations=bank_of(X[:2], THETA[:2])), "is 1.0 of 2 simulations"
+)
+add("weighted", "bad hyperparameter", lambda: abc(regularisation=-1.0), "`regularisation` must be positive")
+add("weighted", "raising", lambda: abc(model=given(failing, **BOX), x=np.zeros(2)), "disk full")
+add("weighted", "hanging", lambda: abc(kme.RejectionABC, quantile=0.5, threshold=1.0), "not both")
+add("weighted", "wrongly shaped", lambda: abc(model=given(gives(np.zeros(3)), **BOX), x=np.zeros(2)), "declares shape")
+add("weighted", "bad prior", lambda: abc(model=given(shifted, dist.Delta(1.0))), "The prior of 'theta' is discrete")
+add("weighted", "bad hyperparameter", lambda: kme.KernelBayes(CONJUGATE, delta=0.0), "`delta` must be positive")
+add(
+    "weighted", "bad hyperparameter", lambda: kme.KernelBayes(CONJUGATE, tolerance=-1.0), "`tolerance` must be positive"
+)
+add(
+    "weighted",
+    "wrongly shaped",
+    lambda: abc(kme.RejectionABC, discrepancy=lambda a, b: a - b, simulations=KEPT),
+    "The discrepancy must give one number",
+)
+add(
+    "weighted",
+    "NaN",
+    lambda: abc(kme.RejectionABC, discrepancy=lambda a, b: NAN * a[0], simulations=KEPT),
+    "`discrepancies` has 40 entries",
+)
+add("weighted", "wrong type", lambda: abc(simulations=X), "`simulations` must be a bank")
+
+
+# --- posterior bootstrap -----------------------------------------------------------------------------------------------
+
+
+def npl(model=IID, x=DATA, loss=None, **settings):
+    settings = dict(num_samples=8, num_nodes=16, num_starts=8) | settings
+    engine = kme.PosteriorBootstrap(model, loss, **settings)
+    engine.run(KEY, x)
+    return engine.get_samples()
+
+
+def raising_loss():
+    return kme.MMD(kernels.FromCallable(raising_kernel))
+
+
+add("bootstrap", "NaN", lambda: npl(x=spoilt(DATA, NAN)), "has 1 entries that are not finite")
+add("bootstrap", "infinite", lambda: npl(x=spoilt(DATA, INF)), "has 1 entries that are not finite")
+add("bootstrap", "constant", lambda: npl(x=np.ones(20)), "at least half of the pairs coincide")
+add("bootstrap", "duplicates", lambda: npl(x=np.repeat(DATA[:4], 5)), slow=True)
+add("bootstrap", "outliers", lambda: npl(x=spoilt(DATA, 1e30)), slow=True)
+add("bootstrap", "wrong shape", lambda: npl(x=np.zeros((5, 3))), "shape")
+add("bootstrap", "wrong dtype", lambda: npl(x=np.array(["a"] * 5)), "failed while its sites were read")
+add("bootstrap", "m = 0", lambda: npl(x=np.zeros(0)), "the data are empty")
+add("bootstrap", "m = 1", lambda: npl(x=np.zeros(1)), "at least two")
+add("bootstrap", "m = 2", lambda: npl(num_samples=0), "`num_samples` must be at least 1; got 0")
+add(
+    "bootstrap",
+    "bad hyperparameter",
+    lambda: npl(concentration=-1.0),
+    "`concentration` must be finite and not negative",
+)
+add("bootstrap", "raising", lambda: npl(loss=raising_loss()), "kernel `raising_kernel` failed .*no kernel")
+add("bootstrap", "hanging", lambda: npl(num_nodes=0), "`num_nodes` must be at least 8; got 0")
+add("bootstrap", "wrongly shaped", lambda: npl(model=plated(shifted)), "shape")
+add("bootstrap", "bad prior", lambda: npl(model=plated(scalar, dist.Bernoulli(0.5))), "discrete")
+add("bootstrap", "bad hyperparameter", lambda: npl(method="magic"), '"newton" or "linear"')
+add("bootstrap", "bad hyperparameter", lambda: npl(loss=kme.MMD(kernels.Linear(1.0))), "`kernel` must be bounded")
+add("bootstrap", "bad hyperparameter", lambda: npl(centering="prior"), "`centering` must be")
+add("bootstrap", "NaN", lambda: npl(model=plated(scalar_broken)), "finite", slow=True)
+add("bootstrap", "wrong type", lambda: npl(loss="mmd"), "`loss` must be")
+
+
+# --- kernels, embeddings, discrepancies --------------------------------------------------------------------------------
+
+POINTS, OTHERS = RNG.normal(size=(6, 2)), RNG.normal(size=(5, 2))
+HOST = kernels.FromCallable(raising_kernel, host=True)
+mmd = partial(kme.squared_mmd, kernels.Gaussian(1.0))
+add("functions", "NaN", lambda: mmd(spoilt(POINTS, NAN), OTHERS), "`x` has 2 entries that are not finite")
+add("functions", "infinite", lambda: kme.MeanEmbedding(WIDE, spoilt(POINTS, INF)), "`points` has 2 entries")
+add("functions", "constant", lambda: kernels.median_heuristic(np.ones((5, 2))), "at least half of the pairs coincide")
+add("functions", "duplicates", lambda: mmd(POINTS[[0] * 6], OTHERS[[0] * 5]))
+add("functions", "outliers", lambda: mmd(spoilt(POINTS, 1e30), OTHERS))
+add("functions", "wrong shape", lambda: mmd(POINTS, OTHERS[:, :1]), r"got shapes \(6, 2\) and \(5, 1\)")
+add("functions", "wrong dtype", lambda: mmd(POINTS.astype("U9"), OTHERS), "`x` must hold real numbers; got dtype <U9")
+add("functions", "m = 0", lambda: mmd(POINTS[:0], OTHERS), "`x` must have at least 2 points")
+add("functions", "m = 1", lambda: mmd(POINTS[:1], OTHERS), "`x` must have at least 2 points")
+add("functions", "m = 2", lambda: mmd(POINTS[:2], OTHERS, x_weights=[1.0, 0.0]), "divides by zero")
+add("functions", "bad hyperparameter", lambda: kernels.Gaussian(-1.0), "`length_scale` must be positive")
+add("functions", "raising", lambda: kernels.FromCallable(raising_kernel).gram(POINTS), "`raising_kernel` failed")
+add("functions", "hanging", lambda: kme.hsic(WIDE, POINTS, WIDE, OTHERS), "must be at least 2 pairs; got 6 and 5")
+add("functions", "raising", lambda: HOST.gram(POINTS), "`raising_kernel` failed .*no kernel")
+add("functions", "wrongly shaped", lambda: kernels.FromCallable(lambda a, b: a + b).gram(POINTS), "return a scalar")
+add("functions", "bad prior", lambda: kme.measures.Normal(np.zeros(2), -np.eye(2)), "`covariance` must be")
+add(
+    "functions",
+    "NaN",
+    lambda: mmd(POINTS, OTHERS, x_weights=np.full(6, NAN)),
+    "`x_weights` must sum to one; got a sum of nan",
+)
+add("functions", "NaN", lambda: kme.herd(np.array([NAN, 0.0]), WIDE, POINTS[:2], 3), "`embedding_values` has 1 entries")
+add("functions", "NaN", lambda: kme.mmd_test(KEY, WIDE, spoilt(POINTS, NAN), OTHERS), "`x` has 2 entries")
+add("functions", "NaN", lambda: kme.hsic(WIDE, POINTS, WIDE, spoilt(POINTS, NAN)), "`y` has 2 entries")
+add("functions", "NaN", lambda: kernels.median_heuristic(spoilt(POINTS, NAN)), "`x` has 2 entries")
+add("functions", "bad hyperparameter", lambda: kernels.Gaussian(NAN), "`length_scale` must be positive")
+add("functions", "bad hyperparameter", lambda: kernels.EmpiricalMeasure(WIDE, 0.0), "`length_scale` must be positive")
+add("functions", "m = 0", lambda: kme.herd(np.zeros(2), WIDE, POINTS[:2], 0), "`num_samples` must be at least 1; got 0")
+add(
+    "functions", "wrong shape", lambda: kme.MeanEmbedding(WIDE, POINTS, np.ones(3)), r"`weights` must have shape \(6,\)"
+)
+
+
+def ridge(inputs=POINTS, regularisation=0.1):
+    return kme.ConditionalMeanEmbedding.fit(inputs, WIDE, regularisation).factor
+
+
+add("functions", "NaN", lambda: ridge(spoilt(POINTS, NAN)), "`inputs` has 2 entries")
+add("functions", "bad hyperparameter", lambda: ridge(regularisation=0.0), "`regularisation` must be positive")
+
+
+# --- diagnostics -------------------------------------------------------------------------------------------------------
+
+
+def foreign(x=X, y=X[0]):
+    return diagnostics.misspecification_test(x, y).p_value
+
+
+def run_rejection(model=CONJUGATE, x=X[0]):
+    engine = kme.RejectionABC(model, simulations=KEPT, quantile=0.5, num_samples=20)
+    engine.run(KEY, x=x)
+    return engine
+
+
+def calibrated(**settings):
+    found = diagnostics.calibrate(KEY, run_rejection(), **({"progress_bar": False} | settings))
+    return found.p_values()
+
+
+def positional(obs=None):
+    return CONJUGATE(obs)
+
+
+def looked_up(model, samples):
+    return kme.check_surrogate(model, samples, x=X[0])
+
+
+SURROGATE = handlers.surrogate(CONJUGATE, {"x": lambda theta: dist.Normal(theta[..., None], 1.0).to_event(1)})
+FRESH = kme.KELFI(CONJUGATE)
+add("diagnostics", "NaN", lambda: foreign(spoilt(X, NAN)), "`x` has 1 entries that are not finite")
+add("diagnostics", "infinite", lambda: foreign(y=np.array([INF])), "`y` has 1 entries that are not finite")
+add("diagnostics", "constant", lambda: foreign(np.ones((40, 1))), "statistics are constant over the 40 simulations")
+add("diagnostics", "duplicates", lambda: foreign(np.repeat(X[:4], 10, 0)))
+add("diagnostics", "outliers", lambda: foreign(spoilt(X, 1e30)))
+add("diagnostics", "wrong shape", lambda: foreign(y=np.zeros(3)), r"got shapes \(40, 1\) and \(3,\)")
+add("diagnostics", "wrong dtype", lambda: foreign(X.astype("U9")), "`x` must hold real numbers; got dtype <U9")
+add("diagnostics", "m = 0", lambda: foreign(X[:0]), "more than 5 simulations")
+add("diagnostics", "m = 1", lambda: calibrated(num_datasets=1), "`num_datasets` must be at least 2; got 1")
+add("diagnostics", "m = 2", lambda: calibrated(num_draws=0), "`num_draws` must be at least 1; got 0")
+add("diagnostics", "bad hyperparameter", lambda: kme.calibrate_weight(KEY, IID, kme.MMD(), DATA, level=2.0), "`level`")
+add("diagnostics", "raising", lambda: diagnostics.predictive_check(KEY, FRESH), "should be called first")
+add("diagnostics", "hanging", lambda: diagnostics.calibrate(KEY, FRESH), "should be called first")
+add(
+    "diagnostics",
+    "wrongly shaped",
+    lambda: calibrated(arguments=lambda x: x["x"]),
+    "`arguments.outputs.` must be a dictionary",
+)
+add("diagnostics", "bad prior", lambda: looked_up(SURROGATE, {"theta": np.zeros(3)}), "has a learnt likelihood")
+add("diagnostics", "m = 0", lambda: diagnostics.predictive_check(KEY, run_rejection(), 0), "`num_draws` must be")
+add("diagnostics", "m = 0", lambda: looked_up(SURROGATE, {"theta": np.zeros(0)}), "`samples` must hold at least one")
+add("diagnostics", "wrong type", lambda: diagnostics.calibrate(KEY, SURROGATE), "`engine` must be an engine")
+
+
+# --- handlers ----------------------------------------------------------------------------------------------------------
+
+
+def density(model, likelihoods, x=X[0]):
+    smodel = handlers.surrogate(model, likelihoods)
+    return numpyro.infer.util.log_density(smodel, (), {"x": x}, {"theta": jnp.asarray(0.1)})[0]
+
+
+def good(theta):
+    return dist.Normal(theta[..., None], 1.0).to_event(1)
+
+
+def no_density(theta):
+    raise OSError("no density")
+
+
+def robust(model=IID, x=DATA, loss=None, weight=1.0, noise=None, **settings):
+    noise = kme.CommonNoise(16) if noise is None else noise
+    gmodel = handlers.generalized_bayes(model, loss, weight=weight, noise=noise, **settings)
+    return numpyro.infer.util.log_density(gmodel, (x,), {}, {"theta": jnp.asarray(0.1)})[0]
+
+
+def small(x=X[0]):
+    return density(CONJUGATE, {"x": fitted()}, x)
+
+
+add("handlers", "NaN", lambda: small(np.array([NAN])), "`value` has 1 entries that are not finite")
+add("handlers", "infinite", lambda: robust(x=spoilt(DATA, INF)), "has 1 entries that are not finite")
+add("handlers", "constant", lambda: robust(x=np.ones(20)), "at least half of the pairs coincide")
+add("handlers", "duplicates", lambda: robust(x=np.repeat(DATA[:4], 5)), slow=True)
+add("handlers", "outliers", lambda: small(np.array([1e30])), warns="far outside all simulations")
+add("handlers", "wrong shape", lambda: density(CONJUGATE, {"x": lambda t: dist.Normal(t, 1.0)}), "has event shape")
+add("handlers", "wrong dtype", lambda: density(CONJUGATE, {"x": lambda t: 3.0}), "gave a float; it must give a numpyro")
+add("handlers", "m = 0", lambda: handlers.surrogate(CONJUGATE, {}), "`likelihoods` must be a dictionary")
+add("handlers", "m = 1", lambda: robust(x=np.zeros(1)), "at least two data points")
+add("handlers", "m = 2", lambda: kme.CommonNoise(1), "`num_simulated` must be at least 2; got 1")
+add("handlers", "bad hyperparameter", lambda: robust(weight=-1.0), "`weight` must be positive")
+add(
+    "handlers",
+    "raising",
+    lambda: density(CONJUGATE, {"x": no_density}),
+    "The likelihood of site 'x' failed: no density",
+)
+add("handlers", "hanging", lambda: density(CONJUGATE, {"z": good}), r"without a likelihood: add 'x'|names \['z'\]")
+add("handlers", "wrongly shaped", lambda: robust(model=plated(shifted)), "shape")
+add("handlers", "bad prior", lambda: robust(model=given(scalar), x=np.array(1.0)), "must stand in one plate")
+add("handlers", "wrong type", lambda: robust(noise="fresh"), "`noise` must be CommonNoise")
+add("handlers", "bad hyperparameter", lambda: robust(noise=kme.LatentNoise(16)), "needs the noise of simulator")
+add("handlers", "wrong type", lambda: robust(loss="mmd"), "`loss` must be")
