@@ -8,7 +8,7 @@ number of simulations serves all observations through `KELFI.condition`. `poster
 `mmd_permutation_test` and `moment_errors`; a reference `<task>.npz` has `observation`, `reference`, `ref_mean` and `ref_std`.
 C2ST cannot see a mean shift of half a standard deviation in five dimensions: moment errors and the p-value of an MMD test stand
 beside it. Seconds are CPU seconds, of the first observation (simulating, learning, compiling, drawing) and of each further one.
-Writes `results/sbi_tasks.md` and `results/sbi_tasks.json` after each fit. Fits that are in the JSON are not made again; move it
+With `--rounds 5` the simulations are made in rounds, for each observation anew. Writes `results/sbi_tasks.md` and `results/sbi_tasks.json` after each fit. Fits that are in the JSON are not made again; move it
 away to begin anew.
 """
 
@@ -111,21 +111,31 @@ def judged(metrics, reference, i, draws):
 
 
 def one_fit(task, form, size, seed, options, metrics):
-    """Learn once and judge the posterior of each observation."""
+    """Learn once, or in rounds for each observation, and judge the posterior of each."""
     reference = np.load(Path(options.references) / f"{task}.npz")
-    kelfi = kme.KELFI(TASKS[task], size, form=FORMS[form](), num_samples=COMPARED, progress_bar=False)
+    settings = dict(form=FORMS[form](), num_samples=COMPARED, num_rounds=options.rounds, progress_bar=False)
+    kelfi = kme.KELFI(TASKS[task], size, **settings)
+    again = kelfi.run if options.rounds > 1 else kelfi.condition
     rows = []
     for i in range(options.observations):
-        begun, infer = time.process_time(), kelfi.run if i == 0 else kelfi.condition
+        begun, infer = time.process_time(), kelfi.run if i == 0 else again
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             infer(jax.random.key(1000 * seed + i), x=np.asarray(reference["observation"][i], np.float64))
         seconds = time.process_time() - begun
         scores = judged(metrics, reference, i, kelfi.get_samples()["theta"])
-        rows.append({"task": task, "form": form, "simulations": size, "seed": seed, "observation": i + 1} | scores)
+        rows.append(
+            {"task": task, "form": named(form, options.rounds), "simulations": size, "seed": seed, "observation": i + 1}
+            | scores
+        )
         rows[-1]["seconds"] = seconds
         print({name: round(v, 3) if isinstance(v, float) else v for name, v in rows[-1].items()}, flush=True)
     return rows
+
+
+def named(form, rounds):
+    """The form, and the number of rounds if there are several."""
+    return form if rounds == 1 else f"{form}, {rounds} rounds"
 
 
 def made_before():
@@ -166,6 +176,7 @@ def main():
     parser.add_argument("--simulations", type=int, nargs="+", default=[300, 1000])
     parser.add_argument("--observations", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=1)
     options = parser.parse_args()
     spec = importlib.util.spec_from_file_location("posterior_metrics", options.metrics)
     metrics = importlib.util.module_from_spec(spec)
@@ -176,7 +187,7 @@ def main():
         for seed in range(options.seeds):
             for size in options.simulations:
                 for task in options.tasks:
-                    if (task, form, size, seed) not in done:
+                    if (task, named(form, options.rounds), size, seed) not in done:
                         rows += one_fit(task, form, size, seed, options, metrics)
                         write(rows)
     print(write(rows))

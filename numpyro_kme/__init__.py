@@ -6,6 +6,7 @@ from numpyro_kme import diagnostics, handlers, kernels, measures
 from numpyro_kme.coordinates import Coordinates
 from numpyro_kme.discrepancies import squared_mmd
 from numpyro_kme.embeddings import ConditionalMeanEmbedding, MeanEmbedding
+from numpyro_kme.engines._rounds import FromPosterior, FromVariance, Proposal
 from numpyro_kme.engines.distribution_regression import DistributionRegressionABC
 from numpyro_kme.engines.k2abc import K2ABC
 from numpyro_kme.engines.kelfi import KELFI
@@ -55,6 +56,8 @@ __all__ = [
     "Fourier",
     "FreshNoise",
     "FromNoise",
+    "FromPosterior",
+    "FromVariance",
     "KernelABC",
     "KernelBayes",
     "KernelBayesFilter",
@@ -78,6 +81,7 @@ __all__ = [
     "PermutationTest",
     "PosteriorBootstrap",
     "Problem",
+    "Proposal",
     "PseudoMarginal",
     "Quadratic",
     "RejectionABC",

@@ -39,12 +39,19 @@ def training_table(simulations: Simulations, problem: Problem, site: str) -> tup
 
 
 def groups(simulations: Simulations, problem: Problem) -> dict[str, dict[str, np.ndarray]]:
-    """The simulations and the observation as ArviZ groups."""
+    """The simulations, those at chosen latents apart, and the observation as ArviZ groups."""
     chain = lambda tree: {name: np.asarray(value)[None] for name, value in tree.items()}  # noqa: E731
     failed = {"failed_simulations": chain(simulations.failed)} if simulations.failures else {}
+    first = len(simulations) - simulations.proposed
+    drawn = {**simulations.latents, **simulations.deterministics}
+    proposed = {
+        "proposal": chain({name: value[first:] for name, value in drawn.items()}),
+        "proposal_predictive": chain({name: value[first:] for name, value in simulations.x.items()}),
+    }
     return {
-        "prior": chain({**simulations.latents, **simulations.deterministics}),
-        "prior_predictive": chain(simulations.x),
+        "prior": chain({name: value[:first] for name, value in drawn.items()}),
+        "prior_predictive": chain({name: value[:first] for name, value in simulations.x.items()}),
+        **(proposed if simulations.proposed else {}),
         "observed_data": problem.observations,
         **failed,
     }

@@ -1,33 +1,33 @@
 """KELFI: kernel embedding likelihood-free inference."""
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 
-from numpyro_kme import _checks, _linalg, handlers
+from numpyro_kme import _checks
 from numpyro_kme.coordinates import Coordinates
-from numpyro_kme.engines import _sampling
-from numpyro_kme.engines._base import Engine, Result
+from numpyro_kme.engines import _rounds, _sampling
+from numpyro_kme.engines._base import Result
+from numpyro_kme.engines._learnt import LearntLikelihood
+from numpyro_kme.engines._rounds import FromPosterior, Proposal
 from numpyro_kme.engines._tables import check_sites, groups, training_table
-from numpyro_kme.herding import herd
 from numpyro_kme.kernel_means.base import Form
-from numpyro_kme.kernel_means.distribution import FittedLikelihood, fit_likelihood
+from numpyro_kme.kernel_means.distribution import fit_likelihood
 from numpyro_kme.kernel_means.hyperpriors import learn_normal
-from numpyro_kme.kernel_means.posterior import KernelMeansPosterior
 from numpyro_kme.measures import Measure, Normal, NormalMixture, Points
 from numpyro_kme.problem import Problem
 from numpyro_kme.simulations import Simulations, simulate
-from numpyro_kme.unconstrained import Unconstrained
+from numpyro_kme.simulations.at import simulate_at
 
-HERDING_CANDIDATES = 4096
 PRIOR_DRAWS = 4000
 """Prior draws that stand in for a prior whose law in coordinates is not known."""
 
 
-class KELFI(Engine):
+class KELFI(LearntLikelihood):
     r"""Kernel embedding likelihood-free inference: a posterior from a few hundred simulations.
 
     The likelihood of the simulator is learnt as a kernel mean embedding: in the published form
@@ -37,15 +37,21 @@ class KELFI(Engine):
 
     Args:
         model: A NumPyro model with observed `Simulator` sites; other likelihoods and factors may stand beside them.
-        num_simulations: Number `m` of simulations at draws from the prior.
+        num_simulations: Number `m` of simulations in all, at draws from the prior if there is one round.
         num_samples: Number of equally weighted posterior draws.
         form: Form and settings of the surrogate; `ResidualKernelMeans()` when left out. `KernelMeans()` is the published
             form: closed forms, data kernels on data sets and time series, `learn_prior`, `surrogate_variance`.
         simulations: Simulations made elsewhere, instead of new ones (`Simulations`).
+        num_rounds: Number of rounds. The first simulates at prior draws; each further one where `proposal` says, learns from all
+            simulations so far, and samples. The likelihood may be learnt from any proposal, so nothing is reweighted.
+        proposal: Where further rounds simulate: `FromPosterior()` when left out, or `FromVariance()`.
+        tolerance: Stop before `num_rounds` once a round moves the posterior by less: every mean by less than this many standard
+            deviations, and every log standard deviation by less than this. All rounds are made when left out.
         learn_prior: Whether the prior's mean and standard deviation in each coordinate are learnt too, by maximising the
             marginal likelihood $q(y)$ without simulating again (`learn_normal`). For a prior that is normal in the
             coordinates and determines them, and the published form.
         on_failure: What to do when a simulation fails, as in `simulate`.
+        executor: Where black-box simulators run, as in `simulate`: each round is one batch of parallel runs.
         progress_bar: Whether to show the progress of the simulations.
     Attributes:
         problem: What the model consists of.
@@ -63,8 +69,12 @@ class KELFI(Engine):
         num_samples: int = 1000,
         form: Form | None = None,
         simulations: Simulations | None = None,
+        num_rounds: int = 1,
+        proposal: Proposal | None = None,
+        tolerance: float | None = None,
         learn_prior: bool = False,
         on_failure: Any = "raise",
+        executor: Executor | int | None = None,
         progress_bar: bool = True,
     ):
         super().__init__(model)
@@ -72,25 +82,49 @@ class KELFI(Engine):
         _checks.whole("num_samples", num_samples, 1)
         _checks.instance("form", form, Form | None, "KernelMeans(...), ResidualKernelMeans(...) or another form")
         _checks.instance("simulations", simulations, Simulations | None, "a bank of simulations (Simulations)")
+        _checks.whole("num_rounds", num_rounds, 1)
+        _checks.instance("proposal", proposal, Proposal | None, "FromPosterior(...) or FromVariance(...)")
+        _checks.require(
+            num_simulations >= 2 * num_rounds and (simulations is None or num_rounds == 1),
+            f"`num_rounds` must leave two of the {num_simulations} simulations for each round, and be 1 where `simulations` are "
+            f"given (`refine` adds to those); got {num_rounds}.",
+        )
+        _checks.require(
+            tolerance is None or tolerance > 0.0, f"`tolerance` must be a positive number or None; got {tolerance}."
+        )
         self.num_simulations, self.num_samples = num_simulations, num_samples
+        self.num_rounds, self.proposal, self.tolerance = num_rounds, proposal or FromPosterior(), tolerance
         self.form, self.on_failure, self.progress_bar = form, on_failure, progress_bar
+        self.executor = executor
         self.learn_prior, self._given = learn_prior, simulations
 
     def _infer(self, rng_key, args, kwargs):
         simulate_key, fit_key, sample_key = jax.random.split(rng_key, 3)
         self.problem = Problem.read(self.model, *args, **kwargs)
         check_sites(self.problem, self.form)
+        first, *later = _rounds.sizes(self.num_simulations, self.num_rounds)
         self.simulations = self._given
         if self.simulations is None:
             self.simulations = simulate(
                 simulate_key,
                 self.problem,
-                self.num_simulations,
+                first,
                 on_failure=self.on_failure,
+                executor=self.executor,
                 progress_bar=self.progress_bar,
             )
-        self.measures: dict[str, Measure] = {}
-        self.likelihoods: dict[str, FittedLikelihood] = {}
+        self._history = [(len(self.simulations), np.inf)]
+        result = self._learn(fit_key, sample_key)
+        for number, size in enumerate(later, 1):
+            round_keys = [jax.random.fold_in(key, number) for key in (fit_key, simulate_key, sample_key)]
+            result = self._simulate_again(*round_keys[1:], self._propose(round_keys[0], size), fit_key)
+            if self.tolerance is not None and self._history[-1][1] < self.tolerance:
+                break
+        return result
+
+    def _learn(self, fit_key, sample_key) -> Result:
+        """Learn from all simulations, and sample."""
+        self.measures, self.likelihoods = {}, {}
         for site, y in self.problem.observations.items():
             coordinates = Coordinates.from_prior(fit_key, self.problem, site)
             self.measures[site] = self._measure(fit_key, site, coordinates)
@@ -99,6 +133,41 @@ class KELFI(Engine):
                 theta, x, form=self.form, coordinates=coordinates, measure=self.measures[site], y=y
             )
         return self._sample(sample_key)
+
+    def _propose(self, rng_key, size: int) -> dict[str, np.ndarray]:
+        choose_key, prior_key = jax.random.split(rng_key)
+        prior = self.problem.draw(prior_key, size).latents
+        return self.proposal.choose(choose_key, self._drawn.latents, prior, self._variance, size)
+
+    def _simulate_again(self, simulate_key, sample_key, latents, fit_key) -> Result:
+        before = self._drawn.latents
+        further = simulate_at(
+            simulate_key,
+            self.problem,
+            latents,
+            on_failure=self.on_failure,
+            executor=self.executor,
+            progress_bar=self.progress_bar,
+        )
+        self.simulations = self.simulations.joined(further)
+        result = self._learn(fit_key, sample_key)
+        self._history.append((len(further), _rounds.moved(before, self._drawn.latents)))
+        return replace(result, info=dict(result.info) | _rounds.described(self._history))
+
+    def refine(self, rng_key: jax.Array, latents: Mapping[str, Any]) -> None:
+        """Simulate at further latents, learn from all simulations, and sample again.
+
+        For a likelihood that is good where a chain goes: run NUTS on `handlers.surrogate(model, kelfi.likelihoods)`, refine at some
+        of its draws, and run it again.
+
+        Args:
+            rng_key: The only source of randomness.
+            latents: Where to simulate, `{site: (m, *shape)}`, for all latents; any proposal will do.
+        """
+        _ = self.result
+        fit_key, simulate_key, sample_key = jax.random.split(rng_key, 3)
+        latents = {name: np.asarray(latents[name]) for name in self.problem.latents if name in latents}
+        self._result = self._simulate_again(simulate_key, sample_key, latents, fit_key)
 
     def condition(self, rng_key: jax.Array, *args, **kwargs) -> None:
         """Infer from another observation, with the simulations and the learnt likelihood of the last `run`.
@@ -150,171 +219,3 @@ class KELFI(Engine):
         )
         start = Normal.standard(fitted.coordinates.dim)
         self.measures[site] = learn_normal(fitted.at(self._observation(site)), start)
-
-    @property
-    def _plain(self) -> bool:
-        """One simulator site, one observation of it, and no other likelihood."""
-        sites = self.problem.simulators
-        return len(sites) == 1 and not self.problem.likelihoods and not any(s.plates for s in sites.values())
-
-    def _observation(self, site: str) -> np.ndarray:
-        return np.asarray(self.problem.observations[site], np.float64)
-
-    def _target(self) -> Unconstrained:
-        model = handlers.surrogate(self.model, self.likelihoods)
-        latents = {name: latent.value for name, latent in self.problem.latents.items()}
-        return Unconstrained.read(model, self.problem.args, self.problem.kwargs, latents)
-
-    def _describe(self, drawn) -> dict[str, Any]:
-        info: dict[str, Any] = {"simulations": len(self.simulations)}
-        for site, fitted in self.likelihoods.items():
-            prefix = f"{site}: " if len(self.likelihoods) > 1 else ""
-            info |= {prefix + "coordinates": fitted.coordinates.note}
-            info |= {prefix + name: value for name, value in fitted.surrogate.describe().items()}
-            if not self.problem.simulators[site].plates:
-                place = fitted.surrogate.describe_observation(fitted.surrogate.point(self._observation(site)))
-                info |= {prefix + "observation": place} if place else {}
-        for site, measure in self.measures.items():
-            if self.learn_prior:
-                mean, covariance = measure.moments()
-                info[f"prior mean of {site}"] = np.asarray(mean)
-                info[f"prior sd of {site}"] = np.sqrt(np.diagonal(covariance))
-        if self.simulations.failures:
-            info["simulations that failed"] = self.simulations.describe_failures()
-        info |= drawn.info
-        with suppress(ValueError):
-            for fitted in self.likelihoods.values():
-                fitted.surrogate.require_density()
-            info["log marginal likelihood"] = drawn.log_evidence
-        return info
-
-    @property
-    def posterior(self) -> KernelMeansPosterior:
-        """The posterior in the coordinates of the one simulator site: embedding, moments, expectations, predictions.
-
-        Raises:
-            ValueError: If other likelihoods, plates or simulator sites stand beside it.
-        """
-        _ = self.result
-        _checks.require(
-            self._plain,
-            "The posterior in coordinates needs a model with one simulator site and nothing else that is observed; "
-            f"this one has the simulator sites {list(self.problem.simulators)} and the likelihoods "
-            f"{list(self.problem.likelihoods)}. Use the draws.",
-        )
-        site = self.problem.site()
-        surrogate = self.likelihoods[site].surrogate
-        return KernelMeansPosterior(surrogate, surrogate.point(self._observation(site)), self.measures[site])
-
-    def log_density(self, latents: Mapping[str, Any]) -> np.ndarray:
-        r"""Log of the kernel means posterior density $q(\theta \mid y) = q(y \mid \theta) p(\theta) / q(y)$.
-
-        Args:
-            latents: `{site: (n, *shape)}`, for all latents.
-        Returns:
-            `(n,)`; minus infinity where a signed surrogate is negative. Where other likelihoods or plates stand beside
-            the simulator, the density that was sampled, over its estimated mass.
-        """
-        _ = self.result
-        log_prior = np.asarray(self.problem.log_prior(latents), np.float64)
-        if not self._plain:
-            return self._log_joint(latents) - self._drawn.log_evidence
-        z = self._coordinates_of(latents)
-        sign, log_ratio = self.posterior.signed_log_density(z)
-        if self.learn_prior:
-            log_prior += _log_densities(self.posterior.measure, z) - _log_densities(Normal.standard(z.shape[1]), z)
-        return np.where(sign > 0, log_ratio + log_prior, -np.inf)
-
-    def herd(self, rng_key: jax.Array, num_samples: int) -> dict[str, np.ndarray]:
-        r"""Super-samples of the posterior, `{site: (num_samples, *shape)}`, by kernel herding of its embedding.
-
-        Their averages of smooth functions of the parameters converge faster than those of independent draws. They follow
-        the signed posterior, and come in the order in which herding finds them. The herding kernel is
-        `posterior.herding_kernel()`, which is narrower than the posterior, and the candidates are
-        `posterior.weighted_points`.
-
-        Raises:
-            ValueError: If the coordinates do not determine the latents, or other likelihoods stand beside the simulator.
-        """
-        posterior = self.posterior
-        coordinates = self.likelihoods[self.problem.site()].coordinates
-        kernel = posterior.herding_kernel()
-        candidates = np.asarray(posterior.weighted_points(rng_key, max(HERDING_CANDIDATES, num_samples)).points)
-        with _linalg.float64():
-            chosen = np.asarray(herd(posterior.embedding(kernel, candidates), kernel, candidates, num_samples))
-            latents = jax.jit(jax.vmap(coordinates.latents))(candidates[chosen])
-            return {name: np.asarray(value) for name, value in latents.items()}
-
-    def mode(self) -> dict[str, np.ndarray]:
-        """The latents at the maximum of the posterior density, `{site: (*shape)}`, by L-BFGS from the best draws.
-
-        Under a learnt prior the density is taken in coordinates.
-        """
-        _ = self.result
-        if self.learn_prior:
-            coordinates = self.likelihoods[self.problem.site()].coordinates
-            return _linalg.on_host(coordinates.latents, self.posterior.mode())
-        return _sampling.mode(self._target(), self._drawn.latents, self._drawn.log_posterior)
-
-    def log_marginal_likelihood(self) -> float:
-        """Log of `q(y)`, the prior mean of the learnt likelihood of the observation.
-
-        In closed form (or over prior draws) for one simulator site; otherwise estimated by tempering. Minus infinity if
-        a signed surrogate has a negative mean.
-        """
-        _ = self.result
-        if not self._plain:
-            return self._drawn.log_evidence
-        sign, log_size = self.posterior.log_marginal()
-        return float(log_size) if sign > 0 else -np.inf
-
-    def predictive_log_density(self, y_new: Any) -> np.ndarray:
-        """Log predictive density of new observations given the one that was inferred from, `q(y* | y)`.
-
-        Args:
-            y_new: `(n, *event)`.
-        Returns:
-            `(n,)`, in units of the simulator's output; minus infinity where the signed surrogate's is negative.
-        """
-        posterior = self.posterior
-        fitted = self.likelihoods[self.problem.site()]
-        outputs = np.asarray(y_new, np.float64)
-        _checks.require(
-            outputs.shape[1:] == fitted.event_shape,
-            f"`y_new` must have shape (n, *{fitted.event_shape}); got {outputs.shape}.",
-        )
-        sign, log_size = posterior.predictive_log_density(np.stack([fitted.surrogate.point(y) for y in outputs]))
-        return np.where(sign > 0, log_size, -np.inf)
-
-    def relevance(self) -> dict[str, np.ndarray]:
-        """How much each number of a simulator's output tells about the parameters, `{site: (*event)}`, in nats.
-
-        The drop of the leave-one-out log posterior density of the simulated parameters when it is taken out.
-        """
-        _ = self.result
-        return {site: f.surrogate.relevance().reshape(f.event_shape) for site, f in self.likelihoods.items()}
-
-    def surrogate_variance(self, latents: Mapping[str, Any]) -> np.ndarray:
-        """Variance of the surrogate at latents `{site: (n, *shape)}`, relative to far from all simulations, `(n,)`.
-
-        It lies between 0 and 1, and says where further simulations would tell most.
-        """
-        _ = self.result
-        with _linalg.float64():
-            surrogate = self.likelihoods[self.problem.site()].surrogate
-            return np.asarray(surrogate.variance(self._coordinates_of(latents)))
-
-    def _coordinates_of(self, latents) -> np.ndarray:
-        site = self.problem.site()
-        return self.likelihoods[site].coordinates.table(self.problem.arguments(latents)[site])
-
-    def _log_joint(self, latents) -> np.ndarray:
-        target = self._target()
-        points = {name: np.asarray(v, np.float64) for name, v in latents.items()}
-        with _linalg.float64():
-            terms = jax.jit(jax.vmap(lambda point: target.terms(target.flatten(point))))(points)
-            return np.asarray(terms.log_prior + terms.log_likelihood)
-
-
-def _log_densities(measure: Measure, z: np.ndarray) -> np.ndarray:
-    return _linalg.on_host(jax.vmap(measure.log_density), z)

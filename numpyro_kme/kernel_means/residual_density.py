@@ -186,7 +186,7 @@ def learn_share(bandwidths: Bandwidths, z: np.ndarray, residuals: np.ndarray, su
     where the embedding explains all.
     """
     rows = np.random.default_rng(0).permutation(len(z))[:subset]
-    gap = np.asarray(log_broad(residuals[rows]) - _held_out_mixture(bandwidths, z[rows], residuals[rows]))
+    gap = np.asarray(log_broad(jnp.asarray(residuals[rows])) - _held_out_mixture(bandwidths, z[rows], residuals[rows]))
     share = DEFENSIVE
     for _ in range(100):
         broad = 1.0 / (1.0 + np.exp(np.minimum(np.log1p(-share) - np.log(share) - gap, 700.0)))

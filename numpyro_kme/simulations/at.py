@@ -1,23 +1,48 @@
 """Simulations at given latents."""
 
+from concurrent.futures import Executor
+
 import jax
 from tqdm.auto import tqdm
 
-from numpyro_kme import _blocks
+from numpyro_kme import _blocks, _compat
 from numpyro_kme.problem import Arrays, Problem
 from numpyro_kme.simulations import running
 from numpyro_kme.simulations.bank import Simulations
+from numpyro_kme.simulations.failures import OnFailure, check_policy, retries, stops
+from numpyro_kme.simulations.simulate import check_execution, gather
 
 
-def simulate_at(rng_key: jax.Array, problem: Problem, latents: Arrays) -> Simulations:
+def simulate_at(
+    rng_key: jax.Array,
+    problem: Problem,
+    latents: Arrays,
+    *,
+    on_failure: OnFailure = "raise",
+    timeout: float | None = None,
+    executor: Executor | int | None = None,
+    progress_bar: bool = False,
+) -> Simulations:
     """Simulate once at each of the given latents `{site: (m, *shape)}`, with the keys that `simulate` would use.
 
+    Args:
+        rng_key: The only source of randomness.
+        problem: The model, as `Problem.read` gives it.
+        latents: Values of all latents.
+        on_failure: As in `simulate`.
+        timeout: As in `simulate`.
+        executor: As in `simulate`.
+        progress_bar: Show a bar.
     Raises:
-        SimulationError: If a simulation fails, with its number and latents.
+        SimulationError: If a simulation fails, with its number and latents, or if all of them failed.
     """
+    check_policy(on_failure)
+    check_execution(problem, timeout, executor)
     draws = problem.evaluate(latents)
-    x = {}
-    with tqdm(disable=True) as bar:
+    x, errors = {}, {}
+    total = len(next(iter(draws.latents.values()))) * len(problem.simulators)
+    quiet = not (progress_bar and _compat.progress_bars_allowed())
+    with tqdm(total=total, desc="simulating", disable=quiet) as bar:
         for name, site in problem.simulators.items():
             run = running.Run(
                 rng_key,
@@ -25,8 +50,9 @@ def simulate_at(rng_key: jax.Array, problem: Problem, latents: Arrays) -> Simula
                 site.simulator,
                 draws.arguments[name],
                 block_size=_blocks.BLOCK,
-                timeout=None,
-                executor=None,
+                timeout=timeout,
+                executor=executor,
             )
-            x[name], _ = run.all(0, running.Watch(name, draws.latents, True, bar, None))
-    return Simulations(draws.arguments, x, draws.latents, draws.deterministics)
+            watch = running.Watch(name, draws.latents, stops(on_failure), bar, None)
+            x[name], errors[name] = run.all(retries(on_failure), watch)
+    return gather(draws, x, errors, on_failure)

@@ -1,5 +1,6 @@
 """A bank of simulations, from a run, a table, or an ArviZ file."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,6 +24,7 @@ class Simulations:
         failures: How many simulations failed, by site and reason.
         failed: Latents of the simulations that failed, `{latent: (f, *shape)}`: where in the prior.
         attempted: How many simulations there were with those that failed; 0 if that is not known.
+        proposed: How many of them, the last ones, are at latents that were chosen rather than drawn from the prior.
     """
 
     arguments: Arrays
@@ -33,6 +35,7 @@ class Simulations:
     failures: Mapping[str, int] = field(default_factory=dict)
     failed: Arrays = field(default_factory=dict)
     attempted: int = 0
+    proposed: int = 0
 
     def __post_init__(self):
         if not len(self.index):
@@ -40,6 +43,23 @@ class Simulations:
 
     def __len__(self) -> int:
         return len(self.index)
+
+    def joined(self, further: "Simulations") -> "Simulations":
+        """These simulations and further ones, at latents that were chosen."""
+        begun = max(self.attempted, int(np.max(self.index)) + 1)
+        counts = Counter(self.failures)
+        counts.update(further.failures)
+        return Simulations(
+            _stacked(self.arguments, further.arguments),
+            _stacked(self.x, further.x),
+            _stacked(self.latents, further.latents),
+            _stacked(self.deterministics, further.deterministics),
+            np.concatenate([self.index, begun + further.index]),
+            dict(counts),
+            _stacked(self.failed, further.failed) if self.failed and further.failed else self.failed or further.failed,
+            begun + (further.attempted or len(further)),
+            self.proposed + len(further),
+        )
 
     def describe_failures(self) -> str:
         """How many simulations failed, why, and where: means and standard deviations of scalar latents, all and failed."""
@@ -124,6 +144,14 @@ class Simulations:
         failures = {} if sound.all() else {"not finite": int(np.sum(~sound))}
         failed = {name: value[~sound] for name, value in latents.items()}
         return replace(bank, index=np.flatnonzero(sound), failures=failures, failed=failed, attempted=len(sound))
+
+
+def _stacked(first: Arrays, second: Arrays) -> dict[str, np.ndarray]:
+    _checks.require(
+        set(first) == set(second),
+        f"Only simulations of the same model can be joined: one bank has {sorted(first)}, the other {sorted(second)}.",
+    )
+    return {name: np.concatenate([np.asarray(first[name]), np.asarray(second[name])]) for name in first}
 
 
 def _spread(values) -> str:

@@ -63,7 +63,7 @@ def simulate(
     _checks.whole("num_simulations", num_simulations, 1)
     _checks.whole("block_size", block_size, 1)
     check_policy(on_failure)
-    _check_execution(problem, timeout, executor)
+    check_execution(problem, timeout, executor)
     draws = problem.draw(random.fold_in(rng_key, 0), num_simulations)
     kept_in = None if store is None else _open(Path(store), rng_key, problem, draws, on_failure, block_size)
     draws = draws if kept_in is None else _as_stored(kept_in, draws, num_simulations)
@@ -83,10 +83,11 @@ def simulate(
             )
             watch = running.Watch(name, draws.latents, stops(on_failure), bar, kept_in)
             x[name], errors[name] = run.all(retries(on_failure), watch)
-    return _gather(draws, x, errors, on_failure)
+    return gather(draws, x, errors, on_failure)
 
 
-def _check_execution(problem: Problem, timeout, executor) -> None:
+def check_execution(problem: Problem, timeout, executor) -> None:
+    """Executors and time limits are for black boxes."""
     black_boxes = [name for name, site in problem.simulators.items() if site.simulator.black_box]
     _checks.require(timeout is None or timeout > 0, f"`timeout` must be a positive number of seconds; got {timeout}.")
     _checks.require(
@@ -135,7 +136,7 @@ def _as_stored(store: Store, draws: Draws, count: int) -> Draws:
     )
 
 
-def _gather(draws: Draws, x, errors, on_failure: OnFailure) -> Simulations:
+def gather(draws: Draws, x, errors, on_failure: OnFailure) -> Simulations:
     """What is kept, with the failures counted at the first site that failed."""
     total = len(next(iter(x.values())))
     sound, failures = np.ones(total, bool), Counter[str]()

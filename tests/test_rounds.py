@@ -1,0 +1,121 @@
+"""Rounds of simulations: against an exact posterior, and what is proposed, kept, stopped and refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy import stats
+
+import numpyro_kme as kme
+from numpyro_kme.engines import _rounds
+
+FAR, NOISE = 2.0, 0.1
+EXACT = stats.norm(FAR / (1 + NOISE**2), NOISE / np.sqrt(1 + NOISE**2))
+
+
+def shifted(rng_key, theta):
+    """One draw from `N(theta, 0.1^2)`."""
+    return theta + NOISE * jax.random.normal(rng_key, (1,), jnp.result_type(theta))
+
+
+def narrow(x=None):
+    """A posterior that few prior draws come near: two prior standard deviations away and ten times narrower."""
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    numpyro.sample("x", kme.Simulator(shifted, theta), obs=x)
+
+
+def run(**settings):
+    engine = kme.KELFI(narrow, 60, progress_bar=False, **settings)
+    engine.run(jax.random.key(3), x=np.array([FAR]))
+    return engine
+
+
+@pytest.fixture(scope="module")
+def rounds():
+    return run(num_rounds=3)
+
+
+def test_rounds_find_a_narrow_posterior(rounds):
+    draws = rounds.get_samples()["theta"]
+    assert abs(draws.mean() - EXACT.mean()) < EXACT.std()
+    assert abs(np.log(draws.std() / EXACT.std())) < np.log(2.0)
+    assert "simulations 20, 20, 20" in rounds.info["rounds"]
+
+
+def test_every_simulation_is_kept_and_its_origin_told(rounds):
+    bank = rounds.simulations
+    assert len(bank) == 60 and bank.proposed == 40
+    np.testing.assert_array_equal(bank.index, np.arange(60))
+    near = np.abs(bank.latents["theta"] - FAR) < 5 * NOISE
+    assert near[:20].sum() < 5 and near[20:].sum() > 20
+    assert np.sum(~near[20:]) >= 4
+    np.testing.assert_allclose(bank.x["x"][:, 0], bank.latents["theta"], atol=6 * NOISE)
+    assert len(np.unique(bank.x["x"][:, 0] - bank.latents["theta"])) == 60
+    idata = rounds.to_inference_data()
+    assert idata["prior"]["theta"].shape == (1, 20) and idata["proposal"]["theta"].shape == (1, 40)
+    assert idata["proposal_predictive"]["x"].shape == (1, 40, 1)
+
+
+def test_one_round_is_a_run_without_rounds():
+    whole, rounds = run(), run(num_rounds=1)
+    np.testing.assert_array_equal(whole.get_samples()["theta"], rounds.get_samples()["theta"])
+    assert "rounds" not in whole.info
+
+
+def test_rounds_stop_where_the_posterior_stays():
+    stopped = run(num_rounds=3, tolerance=100.0)
+    assert len(stopped.simulations) == 40 and "simulations 20, 20;" in stopped.info["rounds"]
+
+
+def test_refining_adds_simulations_where_asked(rounds):
+    before = len(rounds.simulations)
+    rounds.refine(jax.random.key(5), {"theta": np.linspace(1.8, 2.2, 12)})
+    assert len(rounds.simulations) == before + 12
+    np.testing.assert_allclose(rounds.simulations.latents["theta"][-12:], np.linspace(1.8, 2.2, 12), rtol=1e-6)
+    with pytest.raises(ValueError, match="latents"):
+        rounds.refine(jax.random.key(5), {"wrong": np.zeros(3)})
+
+
+def test_from_variance_goes_where_the_surrogate_is_unsure():
+    engine = run(num_rounds=2, form=kme.KernelMeans(), proposal=kme.FromVariance())
+    assert len(engine.simulations) == 60
+    draws = {"theta": np.linspace(-1.0, 1.0, 400)}
+    variance = lambda latents: np.square(latents["theta"]) ** 4  # noqa: E731
+    chosen = kme.FromVariance(candidates=8).choose(jax.random.key(0), draws, {}, variance, 50)["theta"]
+    assert len(np.unique(chosen)) == 50 and np.mean(np.abs(chosen)) > 0.7
+
+
+def test_shares_of_the_prior():
+    draws, prior = {"a": np.ones((100, 2))}, {"a": np.zeros((10, 2))}
+    chosen = kme.FromPosterior(prior_share=0.3).choose(jax.random.key(0), draws, prior, lambda _: None, 10)["a"]
+    assert chosen.shape == (10, 2) and chosen[:, 0].sum() == 7
+
+
+def test_how_far_a_posterior_moved(rng):
+    a = rng.normal(size=(2000, 2))
+    assert _rounds.moved({"a": a}, {"a": a}) == 0.0
+    assert _rounds.moved({"a": a}, {"a": a + np.array([0.0, 1.5])}) == pytest.approx(1.5, rel=0.1)
+    assert _rounds.moved({"a": a}, {"a": a * np.array([1.0, 4.0])}) == pytest.approx(np.log(4.0), abs=0.1)
+
+
+@pytest.mark.parametrize("total, rounds, sizes", [(10, 3, [4, 3, 3]), (9, 3, [3, 3, 3]), (7, 1, [7])])
+def test_sizes_add_up(total, rounds, sizes):
+    assert _rounds.sizes(total, rounds) == sizes
+
+
+def test_bad_settings_are_refused():
+    for settings, named in [
+        (dict(num_rounds=0), "num_rounds"),
+        (dict(num_rounds=40), "num_rounds"),
+        (dict(tolerance=-1.0), "tolerance"),
+        (dict(proposal="posterior"), "proposal"),
+    ]:
+        with pytest.raises((ValueError, TypeError), match=named):
+            kme.KELFI(narrow, 60, **settings)
+    with pytest.raises(ValueError, match="prior_share"):
+        kme.FromPosterior(prior_share=2.0)
+    bank = kme.Simulations.from_table(np.zeros((5, 1)), np.zeros((5, 1)))
+    with pytest.raises(ValueError, match="same model"):
+        bank.joined(kme.Simulations.from_table(np.zeros((5, 1)), np.zeros((5, 1)), site="other"))
