@@ -3,6 +3,7 @@
 from importlib.metadata import version
 
 from numpyro_kme import diagnostics, handlers, kernels, measures
+from numpyro_kme.citations import cite
 from numpyro_kme.coordinates import Coordinates
 from numpyro_kme.discrepancies import squared_mmd
 from numpyro_kme.embeddings import ConditionalMeanEmbedding, MeanEmbedding
@@ -95,6 +96,7 @@ __all__ = [
     "WeightCalibration",
     "calibrate_weight",
     "check_surrogate",
+    "cite",
     "diagnostics",
     "fit_likelihood",
     "handlers",
