@@ -1,8 +1,9 @@
 """Herding: time per candidate-step against a plain `argmax` scan, and the MMD reached against random draws.
 
-Run: python benchmarks/herding.py
-Target: a mixture of two normals in two dimensions, whose embedding under a Gaussian kernel is known in closed
-form.
+    python benchmarks/herding.py
+
+Target: a mixture of two normals in two dimensions, whose embedding under a Gaussian kernel is known in closed form. Writes
+`results/herding.md` and `.json`.
 """
 
 import functools
@@ -11,6 +12,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+import report
 
 from numpyro_kme.herding import herd, polish
 from numpyro_kme.kernels import Gaussian
@@ -82,24 +84,29 @@ def main():
     rng = np.random.default_rng(0)
     candidates = jnp.asarray(draw(rng, CANDIDATES))
     values = embedding(candidates)
-    print(f"{SAMPLES} samples among {CANDIDATES} candidates in 2 dimensions, {values.dtype}")
+    rates = []
     for name, function in (("naive argmax", naive_herd), ("herd", herd)):
         first, best = seconds(functools.partial(function, values, KERNEL, candidates, SAMPLES))
-        rate = best / SAMPLES / CANDIDATES * 1e9
-        print(f"{name:>13}: {rate:6.2f} ns per candidate-step  ({best:.4f} s; first call {first:.2f} s)")
+        rates.append([name, best / SAMPLES / CANDIDATES * 1e9, best, first - best])
 
     order = np.asarray(herd(values, KERNEL, candidates, SAMPLES))
     naive = np.asarray(naive_herd(values, KERNEL, candidates, SAMPLES))
-    pool = np.asarray(candidates)
-    print("\nMMD to the target\n    S        iid      naive       herd     polish  seconds (polish)")
+    pool, errors = np.asarray(candidates), []
     for size in (25, 100, 400, SAMPLES):
         iid = np.mean([mmd(draw(rng, size)) for _ in range(20)])
         herded = pool[order[:size]]
         start = time.perf_counter()
         polished = polish(embedding, KERNEL, herded)
         took = time.perf_counter() - start
-        row = (iid, mmd(pool[naive[:size]]), mmd(herded), mmd(polished))
-        print(f"{size:5d} " + " ".join(f"{value:10.2e}" for value in row) + f"  {took:.1f}")
+        errors.append([size, iid, mmd(pool[naive[:size]]), mmd(herded), mmd(polished), took])
+    heading = f"{SAMPLES} samples among {CANDIDATES} candidates in two dimensions, {values.dtype}"
+    rate_header = ["method", "ns a candidate-step", "seconds, best of 40", "compilation, s"]
+    error_header = ["samples", "independent draws", "naive", "herd", "polish", "seconds of polish"]
+    sections = [
+        (heading, report.table(rate_header, rates)),
+        ("MMD to the target", report.table(error_header, errors)),
+    ]
+    report.save("herding", "Herding", sections, {"rates": rates, "errors": errors})
 
 
 if __name__ == "__main__":

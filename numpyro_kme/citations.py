@@ -18,7 +18,9 @@ def cite(engine: Any) -> str:
     cls = engine if isinstance(engine, type) else type(engine)
     keys = next((PAPERS[base.__name__] for base in cls.__mro__ if base.__name__ in PAPERS), ())
     _checks.require(
-        bool(keys), f"`engine` must be a class of this package with a paper, such as KELFI; got {cls.__name__}.", TypeError
+        bool(keys),
+        f"`engine` must be a class of this package with a paper, such as KELFI; got {cls.__name__}.",
+        TypeError,
     )
     return "\n\n".join(ENTRIES[key] for key in keys)
 

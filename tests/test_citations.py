@@ -8,7 +8,9 @@ import numpyro_kme as kme
 from numpyro_kme import citations
 from numpyro_kme.engines._base import Engine
 
-ENGINES = [name for name in kme.__all__ if isinstance(getattr(kme, name), type) and issubclass(getattr(kme, name), Engine)]
+ENGINES = [
+    name for name in kme.__all__ if isinstance(getattr(kme, name), type) and issubclass(getattr(kme, name), Engine)
+]
 
 
 @pytest.mark.parametrize("name", ENGINES)
