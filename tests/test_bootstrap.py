@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from numpyro_kme.bootstrap import DirichletProcess, Settings, fit, minimise, posterior_bootstrap
+from numpyro_kme.bootstrap.fit import by_basin
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD, DrawnNoise, Generator, NormalNoise, Objective
 from numpyro_kme.losses.base import Expansion
@@ -189,6 +190,29 @@ def test_a_prior_pulls_towards_the_centering_measure(plane):
     assert draws.converged.all()
     centre = draws.u.mean(axis=0)
     assert np.linalg.norm(centre - at) < np.linalg.norm(np.ones(2) - at) - 0.3
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Ridge(Objective):
+    """A well at 0 with its minimum -1, and a ridge that sinks towards -1/2 on the right."""
+
+    generator: Generator
+    data: np.ndarray
+
+    def reduce(self, weights, extra=None):
+        return weights
+
+    def value(self, facts, u, nodes):
+        return -jnp.exp(-jnp.square(u[0])) - 0.5 * jax.nn.sigmoid(u[0] - 4.0)
+
+
+def test_points_that_run_away_along_a_ridge_are_one_basin():
+    ridge = Ridge(SCALAR, np.zeros((2, 1)))
+    nodes = SCALAR.draw_nodes(jax.random.key(0), 8, 1)
+    u = np.array([9.0, 20.0, 40.0, 0.5, 0.6, 30.0, 0.5])[:, None]
+    values = np.array([float(ridge.value(None, one, None)) for one in u])
+    np.testing.assert_array_equal(by_basin(ridge, nodes, u, values, np.ones(1)), [3, 2, 4, 5, 1, 0])
 
 
 def test_equally_good_minima_are_reported():

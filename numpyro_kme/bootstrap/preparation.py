@@ -19,7 +19,7 @@ NARROW, WIDE = 0.02, 0.3
 """Difference steps are a posterior standard deviation, but within these shares of the spread of the
 starting points."""
 
-KEPT = 4
+KEPT = 6
 """Starts followed to the end."""
 
 
