@@ -46,7 +46,7 @@ class Fit:
 
 
 def rank_starts(objective: Objective, nodes: Nodes, which: int, starts: np.ndarray) -> np.ndarray:
-    """Keep the best `BLOCK` of the starting points `(S, p)`, by their loss on the full data, best first."""
+    """Sort the starting points `(S, p)` by their loss on the full data, best first; keep `3 BLOCK` at most."""
     starts = np.asarray(starts, np.float64)
     _checks.matrix("starts", starts, columns=objective.generator.dim)
     tasks = full_data(objective, which).rows(np.zeros(len(starts), int))
@@ -57,13 +57,18 @@ def rank_starts(objective: Objective, nodes: Nodes, which: int, starts: np.ndarr
         f"the loss is not finite at any of the {len(starts)} starting points; check the simulator at draws "
         f"of the prior.",
     )
-    return starts[np.argsort(np.where(finite, scores, np.inf))[: min(BLOCK, int(finite.sum()))]]
+    return starts[np.argsort(np.where(finite, scores, np.inf))[: min(3 * BLOCK, int(finite.sum()))]]
 
 
 def look(objective: Objective, nodes: Nodes, starts: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Follow starts `(S, p)` on the full data for `FEW` steps: the distinct points reached, see `by_basin`."""
-    tasks = full_data(objective, 0).rows(np.zeros(len(starts), int))
-    found = lanes.solve(objective, nodes, tasks, starts, *_first(objective, nodes, tasks, starts, scale, FEW))
+    """Follow starts `(S, p)` on the full data: the distinct points reached, see `by_basin`.
+
+    All starts for half of `FEW` steps, then the best `BLOCK` for `FEW`.
+    """
+    for steps in (FEW,) if len(starts) <= BLOCK else (FEW // 2, FEW):
+        tasks = full_data(objective, 0).rows(np.zeros(len(starts), int))
+        found = lanes.solve(objective, nodes, tasks, starts, *_first(objective, nodes, tasks, starts, scale, steps))
+        starts = found.u[distinct(found.u, found.value, scale)[:BLOCK]]
     return found.u[by_basin(objective, nodes, found.u, found.value, scale)]
 
 
