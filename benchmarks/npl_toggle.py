@@ -143,7 +143,9 @@ def save(runs, cost, arguments):
     names = ("alpha1", "alpha2", "beta1", "beta2", "mu", "sigma", "gamma")
     header = ("mass", "data sets", "NMSE", "median", "share explained", "converged", "CPU, s", "times faster (CPU)")
     note = f"{arguments.draws} draws of {2 * arguments.nodes} nodes. Floor: NMSE .338, 50 times faster. Baseline: "
-    note += f"{cost:.0f} CPU s a replicate, from {arguments.steps} steps scaled to 2,000; compilation is in our time only."
+    note += (
+        f"{cost:.0f} CPU s a replicate, from {arguments.steps} steps scaled to 2,000; compilation is in our time only."
+    )
     sections = [
         ("Posterior means", note + "\n\n" + report.table(header, accuracy)),
         ("Root mean squared error in widths of the prior", report.table(("mass", *names), errors)),

@@ -275,3 +275,25 @@ def test_derivatives_of_a_simulator_that_jumps_are_not_trusted():
     binomial = np.sqrt(0.3 * 0.7 / 400)
     assert abs(float(share.mean()) - 0.3) < 5 * binomial
     assert 0.7 < float(share.std()) / binomial < 1.6
+
+
+CALLS = """
+import jax, jax.numpy as jnp, numpy as np
+from numpyro_kme import _linalg
+def twice(a, b):
+    assert a.dtype == np.float64 and b.dtype == np.int64, (a.dtype, b.dtype)
+    return 2.0 * a + b
+def call(a, b):
+    return _linalg.call_back(twice, a.shape, a.dtype, a, b, vmap_method=how)
+for how in ("sequential", "broadcast_all"):
+    with _linalg.float64():
+        a, b = jnp.arange(6.0).reshape(2, 3) + 1e-12, jnp.arange(6).reshape(2, 3)
+        got = _linalg.to_host(jax.jit(jax.vmap(call))(a, b))
+        assert got.dtype == np.float64 and (got == 2.0 * np.asarray(a) + np.asarray(b)).all(), got
+single = _linalg.call_back(lambda a: a + 1, (), np.float32, jnp.float32(1.0), vmap_method="sequential")
+assert single.dtype == np.float32 and single == 2.0
+"""
+
+
+def test_numbers_of_called_back_functions_stay_in_float64_in_a_float32_session():
+    subprocess.run([sys.executable, "-W", "error", "-c", CALLS], env={**os.environ, "JAX_PLATFORMS": "cpu"}, check=True)
