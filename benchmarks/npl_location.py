@@ -46,7 +46,7 @@ def main():
     parser.add_argument("--draws", type=int, default=200)
     arguments = parser.parse_args()
     losses = ((MMD(), arguments.datasets), (NegativeLogLikelihood(), arguments.datasets))
-    losses += ((Wasserstein(), arguments.transport),) if arguments.transport else ()
+    losses += ((Wasserstein(1.0), arguments.transport),) if arguments.transport else ()
     cases = [(loss, share, count) for loss, count in losses for share in SHARES]
     scores = {(type(loss).__name__, share): [] for loss, share, _ in cases}
     cauchy = {name: [] for name in ("MMD", "NegativeLogLikelihood")}
