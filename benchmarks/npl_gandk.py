@@ -150,7 +150,7 @@ def keep(path, key, run):
 def save(runs, arguments, curve, seconds):
     """Write what there is so far."""
     cases = [case for case in itertools.product((False, True), (0.0, 0.05, 0.1)) if runs[case]]
-    accuracy = [summarise(runs[case][: arguments.datasets], *case) for case in cases]
+    accuracy = [summarise(runs[case], *case) for case in cases]
     header = ("mass", "outliers", "data sets", "NMSE", "se", "NMSE of the minimum", "to compare", "published")
     header += ("bias of a, b, g, log k", "share explained", "least converged", "most noise (sd)")
     coverage, spreads = [], []

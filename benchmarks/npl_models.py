@@ -137,19 +137,7 @@ def truncated(z, low):
     return ndtri(jnp.clip(below + jax.scipy.special.ndtr(z) * (1.0 - below), 1e-12, 1.0 - 1e-12))
 
 
-def toggle_generator():
-    """The toggle switch as a family of laws, without derivatives."""
-    return Generator(toggle, NormalNoise(2 * TOGGLE_STEPS + 1), 7, differentiable=False)
-
-
-def toggle_data(rng, n=2000, share=0.1):
-    """`n` cells at the truth, a share of them with added Cauchy noise of scale 10."""
-    u = ndtri(jnp.asarray((TOGGLE_TRUTH - TOGGLE_LOW) / (TOGGLE_HIGH - TOGGLE_LOW)))
-    draw = jax.jit(lambda z: jax.vmap(lambda cell: toggle(u, cell))(z))
-    x = np.array(draw(jnp.asarray(rng.normal(size=(n, 2 * TOGGLE_STEPS + 1)))), np.float64)
-    far = int(share * n)
-    x[:far] += 10.0 * rng.standard_cauchy(far)
-    return x
+TOGGLE = Generator(toggle, NormalNoise(2 * TOGGLE_STEPS + 1), 7)
 
 
 def bootstrap(seed, objective, starts, num_samples, **settings):
