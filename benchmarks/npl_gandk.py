@@ -1,14 +1,17 @@
 """g-and-k: accuracy of the posterior mean, share of the data explained, coverage, and the published bound.
 
-    python benchmarks/npl_gandk.py                               # 100 data sets, 200 for coverage; about
-    20 minutes python benchmarks/npl_gandk.py --datasets 5 --coverage 5     # a look
+    python benchmarks/npl_gandk.py                               # 100 data sets, 200 for coverage; about 10 CPU minutes
+    python benchmarks/npl_gandk.py --datasets 5 --coverage 5     # a look
+    python benchmarks/npl_gandk.py --runs runs.jsonl             # keeps each data set's numbers, and resumes from them
 
-Writes `results/npl_gandk.md` and `results/npl_gandk.json`.
+Writes `results/npl_gandk.md` and `results/npl_gandk.json` as it goes.
 """
 
 import argparse
 import itertools
+import json
 import time
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -21,24 +24,27 @@ from numpyro_kme.losses.direct_mmd import potential
 
 NAMES = ("a", "b", "g", "log k")
 PUBLISHED = {0.0: 0.00791, 0.05: 0.0128, 0.1: 0.0593}
+CASES = ((True, 0.0), (True, 0.1), (False, 0.0), (False, 0.1), (True, 0.05), (False, 0.05))
 OWN_BIAS = {0.0: 0.0045, 0.05: 0.021, 0.1: 0.078}
 
 
 def one(seed, share, free, draws):
-    """Mean, sd, 90 % interval, share explained and convergence for one data set."""
+    """Estimates, intervals, share explained and convergence for one data set."""
     rng = np.random.default_rng([seed, round(1000 * share)])
     x = gk_data(rng, share)
     bound = MMD(Gaussian(GK_LENGTH_SCALE), free_mass=free).objective(x, GK)
     found = bootstrap(seed, bound, gk_starts(rng), draws)
     u = upright(found.u)
+    explained = found.numbers["share"] if free else np.ones(draws)
     return {
         "mean": u.mean(axis=0),
         "minimum": upright(found.fit.u),
         "sd": u.std(axis=0),
         "interval": np.quantile(u, [0.05, 0.95], axis=0),
-        "share": float(found.numbers["share"].mean()) if free else 1.0,
-        "converged": float(found.converged.mean()),
-        "moved": int(found.moved.sum()),
+        "share": explained.mean(),
+        "share_interval": np.quantile(explained, [0.05, 0.95]),
+        "converged": found.converged.mean(),
+        "moved": found.moved.sum(),
         "noise": found.quadrature.noise,
     }
 
@@ -63,9 +69,23 @@ def summarise(runs, free, share):
     )
 
 
-def covered(runs):
-    inside = [(run["interval"][0] <= GK_TRUTH) & (run["interval"][1] >= GK_TRUTH) for run in runs]
+def covered(runs, kind):
+    """Share of the 90 % intervals that hold the truth: quantiles of the draws, or the same mirrored at the minimum."""
+    inside = []
+    for run in runs:
+        low, high = np.asarray(run["interval"])
+        if kind == "mirrored":
+            low, high = 2 * np.asarray(run["minimum"]) - high, 2 * np.asarray(run["minimum"]) - low
+        inside.append((low <= GK_TRUTH) & (high >= GK_TRUTH))
     return np.mean(inside, axis=0)
+
+
+def spread(runs):
+    """Posterior sd over the standard deviation of the minimum, and the minimum's bias over it, by parameter."""
+    minima = np.array([run["minimum"] for run in runs])
+    sds = np.array([run["sd"] for run in runs])
+    across = 0.5 * np.diff(np.quantile(minima, [0.16, 0.84], axis=0), axis=0)[0]
+    return np.median(sds, axis=0) / across, (minima.mean(axis=0) - GK_TRUTH) / across
 
 
 def bound_curve(datasets, draws):
@@ -94,35 +114,70 @@ def main():
     parser.add_argument("--coverage", type=int, default=200)
     parser.add_argument("--draws", type=int, default=200)
     parser.add_argument("--curve", type=int, default=10)
+    parser.add_argument("--runs", type=Path)
     arguments = parser.parse_args()
-    runs, began = {}, time.perf_counter()
-    for free in (True, False):
-        for share in (0.1, 0.0, 0.05):
-            count = max(arguments.coverage if free and share != 0.05 else 0, arguments.datasets)
-            runs[free, share] = [one(seed, share, free, arguments.draws) for seed in range(count)]
-            print(free, share, f"{time.perf_counter() - began:.0f} s", flush=True)
-            save(runs, arguments, [], time.perf_counter() - began)
-    if arguments.curve:
-        save(runs, arguments, bound_curve(arguments.curve, arguments.draws), time.perf_counter() - began)
+    began, counts = time.perf_counter(), {}
+    for free, share in CASES:
+        counts[free, share] = max(arguments.coverage if free and share != 0.05 else 0, arguments.datasets)
+    runs = {case: [] for case in CASES}
+    kept = read(arguments.runs)
+    for seed in range(max(counts.values())):
+        for case in [case for case in CASES if seed < counts[case]]:
+            free, share = case
+            if (key := (seed, share, free, arguments.draws)) not in kept:
+                kept[key] = one(*key)
+                keep(arguments.runs, key, kept[key])
+            runs[case].append(kept[key])
+        save(runs, arguments, [], time.perf_counter() - began)
+    curve = bound_curve(arguments.curve, arguments.draws) if arguments.curve else []
+    print(save(runs, arguments, curve, time.perf_counter() - began))
+
+
+def read(path):
+    """Numbers of the data sets that an earlier run finished."""
+    if path is None or not path.exists():
+        return {}
+    return {tuple(key): run for key, run in map(json.loads, path.read_text().splitlines())}
+
+
+def keep(path, key, run):
+    """Append the numbers of one data set."""
+    if path is not None:
+        with path.open("a") as file:
+            file.write(json.dumps([key, run], default=lambda value: value.tolist()) + "\n")
 
 
 def save(runs, arguments, curve, seconds):
     """Write what there is so far."""
-    cases = [case for case in itertools.product((False, True), (0.0, 0.05, 0.1)) if case in runs]
-    accuracy = [summarise(runs[case][: arguments.datasets], *case) for case in cases]
+    cases = [case for case in itertools.product((False, True), (0.0, 0.05, 0.1)) if runs[case]]
+    accuracy = [summarise(runs[case], *case) for case in cases]
     header = ("mass", "outliers", "data sets", "NMSE", "se", "NMSE of the minimum", "to compare", "published")
     header += ("bias of a, b, g, log k", "share explained", "least converged", "most noise (sd)")
-    covers = [(share, runs[True, share][: arguments.coverage]) for share in (0.0, 0.1) if (True, share) in runs]
-    coverage = [(share, len(found), *covered(found)) for share, found in covers]
+    coverage, spreads = [], []
+    for free, share in cases:
+        found = runs[free, share][: arguments.coverage]
+        name = "free" if free else "fixed"
+        coverage += [(name, share, kind, len(found), *covered(found, kind)) for kind in ("quantiles", "mirrored")]
+        ratio, bias = spread(found)
+        spreads.append((name, share, len(found), *ratio, *bias))
     sections = [
         (f"Posterior means of {arguments.draws} draws", report.table(header, accuracy)),
-        ("Coverage of 90 % intervals, free mass", report.table(("outliers", "data sets", *NAMES), coverage)),
+        (
+            "Coverage of 90 % intervals",
+            report.table(("mass", "outliers", "interval", "data sets", *NAMES), coverage),
+        ),
+        (
+            "Posterior sd, and bias, in standard deviations of the minimum over data sets",
+            report.table(
+                ("mass", "outliers", "data sets", *(f"sd {n}" for n in NAMES), *(f"bias {n}" for n in NAMES)), spreads
+            ),
+        ),
     ]
     if curve:
         table = report.table(("n", "root mean squared MMD", "2/sqrt(n)"), curve)
         sections.append(("MMD to the truth against 2/sqrt(n)", table))
-    data = {"accuracy": accuracy, "coverage": coverage, "curve": curve, "seconds": seconds}
-    report.save("npl_gandk", "g-and-k, posterior bootstrap of the squared MMD", sections, data)
+    data = {"accuracy": accuracy, "coverage": coverage, "spread": spreads, "curve": curve, "seconds": seconds}
+    return report.write("npl_gandk", "g-and-k, posterior bootstrap of the squared MMD", sections, data)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax import random
 
-from numpyro_kme import _checks
+from numpyro_kme import _checks, _linalg
 
 Shape = tuple[int, ...]
 
@@ -91,12 +91,11 @@ def call_back(
     canonical = jax.dtypes.canonicalize_dtype(dtype)  # float64 is float32 while x64 is off
 
     def rows(key_data, *params):
-        key_data, *params = (np.asarray(array) for array in (key_data, *params))
         lead = key_data.shape[:-1]
         x = np.empty(lead + shape, canonical)
         for row in np.ndindex(lead):
             x[row] = call_on_host(fn, shape, dtype, key_data[row], *(param[row] for param in params))
         return x
 
-    struct = jax.ShapeDtypeStruct(key_data.shape[:-1] + shape, canonical)
-    return jax.pure_callback(rows, struct, key_data, *params, vmap_method="broadcast_all")
+    lead = key_data.shape[:-1]
+    return _linalg.call_back(rows, lead + shape, canonical, key_data, *params, vmap_method="broadcast_all")

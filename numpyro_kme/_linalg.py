@@ -63,6 +63,36 @@ def in_present_precision(tree):
     return structure.unflatten([jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves])
 
 
+def call_back(function: Callable, shape: tuple[int, ...], dtype, *args, vmap_method: str) -> jax.Array:
+    """Call a NumPy function from inside JAX, as `jax.pure_callback` does, with 64-bit numbers kept as they are.
+
+    The thread that calls back has the session's precision, not that of a surrounding `float64` block: JAX would round the
+    arguments and refuse the result. So 64-bit numbers travel as pairs of 32-bit words.
+    """
+    dtype = np.dtype(dtype)
+    leaves, structure = jax.tree.flatten(args)
+    leaves = [jnp.asarray(leaf) for leaf in leaves]
+    dtypes = [leaf.dtype for leaf in leaves]
+
+    def run(*words):
+        given = [_from_words(word, own) if _is_wide(own) else np.asarray(word) for word, own in zip(words, dtypes)]
+        result = np.asarray(function(*structure.unflatten(given)), dtype, order="C")
+        return result[..., None].view(np.uint32) if _is_wide(dtype) else result
+
+    words = [jax.lax.bitcast_convert_type(leaf, np.uint32) if _is_wide(leaf.dtype) else leaf for leaf in leaves]
+    struct = jax.ShapeDtypeStruct((*shape, 2), np.uint32) if _is_wide(dtype) else jax.ShapeDtypeStruct(shape, dtype)
+    result = jax.pure_callback(run, struct, *words, vmap_method=vmap_method)
+    return jax.lax.bitcast_convert_type(result, dtype) if _is_wide(dtype) else result
+
+
+def _is_wide(dtype) -> bool:
+    return dtype.itemsize == 8 and dtype.kind in "fiu"
+
+
+def _from_words(words, dtype) -> np.ndarray:
+    return np.asarray(words, order="C").view(dtype)[..., 0]
+
+
 @jax.jit
 def _cholesky(matrix: jax.Array) -> jax.Array:
     return jnp.linalg.cholesky(matrix)

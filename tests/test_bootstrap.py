@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from numpyro_kme.bootstrap import DirichletProcess, Settings, fit, minimise, posterior_bootstrap
+from numpyro_kme.bootstrap.fit import by_basin
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD, DrawnNoise, Generator, NormalNoise, Objective
 from numpyro_kme.losses.base import Expansion
@@ -191,6 +192,29 @@ def test_a_prior_pulls_towards_the_centering_measure(plane):
     assert np.linalg.norm(centre - at) < np.linalg.norm(np.ones(2) - at) - 0.3
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Ridge(Objective):
+    """A well at 0 with its minimum -1, and a ridge that sinks towards -1/2 on the right."""
+
+    generator: Generator
+    data: np.ndarray
+
+    def reduce(self, weights, extra=None):
+        return weights
+
+    def value(self, facts, u, nodes):
+        return -jnp.exp(-jnp.square(u[0])) - 0.5 * jax.nn.sigmoid(u[0] - 4.0)
+
+
+def test_points_that_run_away_along_a_ridge_are_one_basin():
+    ridge = Ridge(SCALAR, np.zeros((2, 1)))
+    nodes = SCALAR.draw_nodes(jax.random.key(0), 8, 1)
+    u = np.array([9.0, 20.0, 40.0, 0.5, 0.6, 30.0, 0.5])[:, None]
+    values = np.array([float(ridge.value(None, one, None)) for one in u])
+    np.testing.assert_array_equal(by_basin(ridge, nodes, u, values, np.ones(1)), [3, 2, 4, 5, 1, 0])
+
+
 def test_equally_good_minima_are_reported():
     x = np.random.default_rng(3).normal(2.0, 1.0, 200)
     bound = MMD(Gaussian(0.8)).objective(x, Generator(folded, NormalNoise(1), 1))
@@ -251,3 +275,25 @@ def test_derivatives_of_a_simulator_that_jumps_are_not_trusted():
     binomial = np.sqrt(0.3 * 0.7 / 400)
     assert abs(float(share.mean()) - 0.3) < 5 * binomial
     assert 0.7 < float(share.std()) / binomial < 1.6
+
+
+CALLS = """
+import jax, jax.numpy as jnp, numpy as np
+from numpyro_kme import _linalg
+def twice(a, b):
+    assert a.dtype == np.float64 and b.dtype == np.int64, (a.dtype, b.dtype)
+    return 2.0 * a + b
+def call(a, b):
+    return _linalg.call_back(twice, a.shape, a.dtype, a, b, vmap_method=how)
+for how in ("sequential", "broadcast_all"):
+    with _linalg.float64():
+        a, b = jnp.arange(6.0).reshape(2, 3) + 1e-12, jnp.arange(6).reshape(2, 3)
+        got = _linalg.to_host(jax.jit(jax.vmap(call))(a, b))
+        assert got.dtype == np.float64 and (got == 2.0 * np.asarray(a) + np.asarray(b)).all(), got
+single = _linalg.call_back(lambda a: a + 1, (), np.float32, jnp.float32(1.0), vmap_method="sequential")
+assert single.dtype == np.float32 and single == 2.0
+"""
+
+
+def test_numbers_of_called_back_functions_stay_in_float64_in_a_float32_session():
+    subprocess.run([sys.executable, "-W", "error", "-c", CALLS], env={**os.environ, "JAX_PLATFORMS": "cpu"}, check=True)

@@ -146,6 +146,15 @@ def test_grids_are_tabulated_in_float64_whatever_the_session(scalars):
         np.testing.assert_array_equal(low.grid.spectrum, high.grid.spectrum)
 
 
+def test_samples_of_one_law_share_the_size_of_a_grid():
+    rng = np.random.default_rng(2)
+    bound = [MMD(Gaussian(0.2)).objective(rng.normal(0.0, sd, 300), SCALARS) for sd in (1.0, 1.2, 2.0)]
+    assert {one.grid.size for one in bound} == {one.smoothed().grid.size for one in bound} == {2048}
+    far = MMD(Gaussian(0.2)).objective(np.append(rng.normal(size=300), [70.0, 81.0]), SCALARS)
+    assert far.grid.size == far.smoothed().grid.size == 4096
+    assert far.refined().grid.size == 8192
+
+
 def test_kernels_that_a_grid_cannot_hold_are_summed_directly(scalars):
     x, _ = scalars
     assert find_step(Linear(), 1.0, 1e-4) is None

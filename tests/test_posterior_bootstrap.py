@@ -9,6 +9,7 @@ import numpyro.distributions as dist
 import pytest
 from numpyro.infer import Predictive
 
+from numpyro_kme.bootstrap import lanes
 from numpyro_kme.engines._iid import IidModel
 from numpyro_kme.engines.posterior_bootstrap import PosteriorBootstrap
 from numpyro_kme.from_noise import FromNoise
@@ -89,9 +90,10 @@ def test_results_go_to_arviz_and_predictive(engine, capsys):
 
 
 def test_a_second_run_on_new_data_does_not_compile_again(engine):
-    generator = engine._read[1]
-    engine.run(jax.random.key(1), X + 1.0)
+    generator, programs = engine._read[1], lanes._solve_block._cache_size()
+    engine.run(jax.random.key(1), np.append(X[1:] + 1.0, 62.5))
     assert engine._read[1] is generator
+    assert lanes._solve_block._cache_size() == programs
     assert abs(engine.point_estimate["mean"] - X[X < 50].mean() - 1.0) < 0.5
     engine.run(jax.random.key(0), X)
 

@@ -46,7 +46,7 @@ class Fit:
 
 
 def rank_starts(objective: Objective, nodes: Nodes, which: int, starts: np.ndarray) -> np.ndarray:
-    """Keep the best `BLOCK` of the starting points `(S, p)`, by their loss on the full data, best first."""
+    """Sort the starting points `(S, p)` by their loss on the full data, best first; keep `3 BLOCK` at most."""
     starts = np.asarray(starts, np.float64)
     _checks.matrix("starts", starts, columns=objective.generator.dim)
     tasks = full_data(objective, which).rows(np.zeros(len(starts), int))
@@ -57,14 +57,19 @@ def rank_starts(objective: Objective, nodes: Nodes, which: int, starts: np.ndarr
         f"the loss is not finite at any of the {len(starts)} starting points; check the simulator at draws "
         f"of the prior.",
     )
-    return starts[np.argsort(np.where(finite, scores, np.inf))[: min(BLOCK, int(finite.sum()))]]
+    return starts[np.argsort(np.where(finite, scores, np.inf))[: min(3 * BLOCK, int(finite.sum()))]]
 
 
 def look(objective: Objective, nodes: Nodes, starts: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Follow starts `(S, p)` on the full data for `FEW` steps: the distinct points reached, best first."""
-    tasks = full_data(objective, 0).rows(np.zeros(len(starts), int))
-    found = lanes.solve(objective, nodes, tasks, starts, *_first(objective, nodes, tasks, starts, scale, FEW))
-    return found.u[distinct(found.u, found.value, scale)]
+    """Follow starts `(S, p)` on the full data: the distinct points reached, see `by_basin`.
+
+    All starts for half of `FEW` steps, then the best `BLOCK` for `FEW`.
+    """
+    for steps in (FEW,) if len(starts) <= BLOCK else (FEW // 2, FEW):
+        tasks = full_data(objective, 0).rows(np.zeros(len(starts), int))
+        found = lanes.solve(objective, nodes, tasks, starts, *_first(objective, nodes, tasks, starts, scale, steps))
+        starts = found.u[distinct(found.u, found.value, scale)[:BLOCK]]
+    return found.u[by_basin(objective, nodes, found.u, found.value, scale)]
 
 
 def fit(
@@ -112,6 +117,27 @@ def distinct(u: np.ndarray, values: np.ndarray, scale: np.ndarray) -> np.ndarray
         if all(np.abs((u[i] - u[j]) / scale).max() > SAME for j in chosen):
             chosen.append(int(i))
     return np.array(chosen)
+
+
+def by_basin(objective: Objective, nodes: Nodes, u: np.ndarray, values: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """Number the distinct points `(S, p)`: the lowest of each basin, best first, and then the others, best first.
+
+    Two points share a basin if the loss half way between them is not above the worse one. Points that run away along
+    one ridge are far from each other, but share a basin.
+    """
+    kept = distinct(u, values, scale)
+    if len(kept) == 1:
+        return kept
+    better, worse = np.triu_indices(len(kept), 1)
+    tasks = full_data(objective, 0).rows(np.zeros(len(better), int))
+    middle = lanes.values(objective, nodes, tasks, 0.5 * (u[kept[better]] + u[kept[worse]]))
+    apart = np.ones((len(kept), len(kept)), bool)
+    apart[better, worse] = middle > values[kept[worse]]
+    chosen: list[int] = []
+    for i in range(len(kept)):
+        if apart[chosen, i].all():
+            chosen.append(i)
+    return np.concatenate([kept[chosen], np.delete(kept, chosen)])
 
 
 def _first(objective, nodes, tasks, starts, scale, max_steps) -> tuple[Any, Control]:

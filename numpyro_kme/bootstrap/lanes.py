@@ -98,11 +98,6 @@ def slopes_together(objective: Objective, nodes: Nodes, tasks: Tasks, u: np.ndar
     return _over_blocks(_slope_together, objective, nodes, tasks, (), u)
 
 
-def expand_together(objective: Objective, nodes: Nodes, tasks: Tasks, u: np.ndarray) -> Expansion:
-    """Loss, gradient and Hessian of every task at one point `u (p,)`, as in `slopes_together`."""
-    return _over_blocks(_expand_together, objective, nodes, tasks, (), u)
-
-
 def offsets(objective: Objective, tasks: Tasks) -> np.ndarray:
     """The part of each task's loss that the parameters do not change and `value` leaves out, `(R,)`."""
     with _linalg.float64():
@@ -194,8 +189,3 @@ def _value_block(objective, nodes, shared, count, block, per_task):
 @jax.jit
 def _slope_together(objective, nodes, u, count, block, per_task):
     return _together(objective, nodes, block, lambda facts, own: objective.slope(facts, u, own))
-
-
-@jax.jit
-def _expand_together(objective, nodes, u, count, block, per_task):
-    return _together(objective, nodes, block, lambda facts, own: objective.expand(facts, u, own))

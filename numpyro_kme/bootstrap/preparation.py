@@ -19,7 +19,7 @@ NARROW, WIDE = 0.02, 0.3
 """Difference steps are a posterior standard deviation, but within these shares of the spread of the
 starting points."""
 
-KEPT = 4
+KEPT = 6
 """Starts followed to the end."""
 
 
@@ -91,6 +91,8 @@ def prepare(
     if not objective.has_cheap_hessian:
         rough = objective.generator.draw_nodes(rng_key, max(settings.num_nodes // 4, 8), 1)
     ranked, width = rank_starts(objective.smoothed(), rough, 0, starts), spread(starts)
+    if not (objective.has_cheap_hessian and objective.generator.differentiable):
+        ranked = ranked[:BLOCK]
     derivatives = Derivatives(objective.generator.differentiable, None)
     if derivatives.automatic:
         placed, full, scale, pool = _fit_and_place(objective, nodes, pilot, ranked, width)
@@ -101,7 +103,7 @@ def prepare(
         if derivatives.automatic:
             return Prepared(objective, placed, full, scale, pool, derivatives)
     objective = Differenced(objective, 0.1 * width)
-    best = ranked
+    best = ranked[:BLOCK]
     for _ in range(2):
         nodes, full, scale, pool = _fit_and_place(objective, nodes, pilot, best, width)
         objective = replace(objective, steps=np.clip(scale, NARROW * width, WIDE * width))

@@ -1,7 +1,6 @@
 """The posterior bootstrap: one minimisation for each reweighting of the data, each one checked."""
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -109,16 +108,14 @@ def posterior_bootstrap(
     ready = prepare(keys[2], objective, nodes, pilot, starts, settings)
     objective, nodes, full = ready.objective, ready.nodes, ready.fit
     tasks = draw_tasks(keys[1], objective, process, ids, num_sets(nodes))
-    first = _first_steps(objective, nodes, tasks, full)
+    linear, before = one_step(objective, nodes, tasks, full)
     control = Control(ready.scale, tolerance=0.3 * TOLERANCE, max_steps=12 if settings.method == "newton" else 1)
     moved, compared = np.zeros(len(ids), bool), 0
+    found = lanes.solve(objective, nodes, tasks, linear, full.hessian, control, exact=False)
     if settings.method == "newton":
-        found = lanes.solve(objective, nodes, tasks, first.start, first.hessian, control, exact=False)
-        found = rescue(objective, nodes, tasks, full, found, first.value, control)
+        found = rescue(objective, nodes, tasks, full, found, before, control)
         every = settings.restart_every
         found, moved, compared = restart(objective, nodes, tasks, full, ready.pool, found, control, every)
-    else:
-        found = lanes.solve(objective, nodes, tasks, first.linear, full.hessian, control, exact=False)
     sd = robust_sd(found.u)
     remaining = np.abs(found.remaining / sd).max(axis=1)
     check = np.unique(np.linspace(0, len(ids) - 1, min(BLOCK, len(ids))).astype(int))
@@ -126,10 +123,10 @@ def posterior_bootstrap(
         u=found.u,
         value=found.value + lanes.offsets(objective, tasks),
         remaining=remaining,
-        converged=(remaining <= TOLERANCE) & found.convex & (found.value <= first.value),
+        converged=(remaining <= TOLERANCE) & found.convex & (found.value <= before),
         steps=found.steps,
         moved=moved,
-        linear=first.linear,
+        linear=linear,
         numbers=found.numbers,
         compared=compared,
         quadrature=_quadrature(keys[2], objective, tasks.rows(check), found, check, full, sd, settings),
@@ -147,26 +144,6 @@ def draw_tasks(
     extra = process.points(points_key, ids, objective.data)
     weights = draw_weights(process, weights_key, ids, objective.data)
     return Tasks(weights, extra, np.minimum(1 + ids // BLOCK, sets - 1))
-
-
-class _First(NamedTuple):
-    """Where replicates start: the influence function's step, a better step where Hessians are cheap, the
-    Hessian that goes with it, and the loss before any step."""
-
-    linear: np.ndarray
-    start: np.ndarray
-    hessian: np.ndarray
-    value: np.ndarray
-
-
-def _first_steps(objective: Objective, nodes: Nodes, tasks: Tasks, full: Fit) -> _First:
-    """Newton steps of all replicates from the full-data minimum, with its Hessian and with their own."""
-    if not objective.has_cheap_hessian:
-        linear, value = one_step(objective, nodes, tasks, full)
-        return _First(linear, linear, full.hessian, value)
-    value, gradient, hessian = lanes.expand_together(objective, nodes, tasks, full.u)
-    start = full.u + np.stack([newton_step(h, g) for h, g in zip(hessian, gradient)])
-    return _First(full.u + newton_step(full.hessian, gradient), start, hessian, value)
 
 
 def _quadrature(rng_key, objective, tasks, found, rows, full, sd, settings) -> Quadrature:

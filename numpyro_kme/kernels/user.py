@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme import _checks
+from numpyro_kme import _checks, _linalg
 from numpyro_kme.kernels.base import Kernel, num_points, pairwise, register
 
 
@@ -90,11 +90,11 @@ def _on_host(function, shape, *points):
     dtype = jnp.result_type(float)
 
     def call(*points):
-        return np.asarray(function(*jax.tree.map(np.asarray, points)), dtype)
+        return np.asarray(function(*points), dtype)
 
     if _checks.is_concrete(points):
-        return jnp.asarray(call(*points))
-    return jax.pure_callback(call, jax.ShapeDtypeStruct(shape, dtype), *points, vmap_method="sequential")
+        return jnp.asarray(call(*jax.tree.map(np.asarray, points)))
+    return _linalg.call_back(call, shape, dtype, *points, vmap_method="sequential")
 
 
 def _pick(points, i):

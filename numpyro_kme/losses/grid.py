@@ -92,7 +92,9 @@ class Grid:
         return jnp.fft.irfft(two_sided * p, self.size)
 
 
-def make_grid(kernel: Kernel, centre: float, width: float, step: float, reach: float, max_cells: int) -> Grid:
+def make_grid(
+    kernel: Kernel, centre: float, width: float, step: float, reach: float, max_cells: int, least: int = 512
+) -> Grid:
     """Tabulate a kernel of `a - b` on a window of the line.
 
     Args:
@@ -102,9 +104,10 @@ def make_grid(kernel: Kernel, centre: float, width: float, step: float, reach: f
         step: Width of a cell.
         reach: Distance from which the kernel is zero for practical purposes, or infinity.
         max_cells: A window that needs more cells is cut to this many.
+        least: Size with padding, at least.
     """
     cells = int(min(width / step + 16.0, max_cells))
-    size = _fft_size(cells + int(min(cells, reach / step + 8.0)))
+    size = _power_of_two(max(cells + int(min(cells, reach / step + 8.0)), least))
     lag = np.minimum(np.arange(size), size - np.arange(size)) * step
     splines = (4.0 + 2.0 * np.cos(2.0 * np.pi * np.arange(size // 2 + 1) / size)) / 6.0
     spectrum = np.fft.rfft(profile(kernel, lag)).real / splines**2 * 2.0 / size
@@ -168,6 +171,6 @@ def _unit_products(grid: Grid, a: jax.Array, b: jax.Array) -> jax.Array:
     return grid.inner(embed(a), embed(b))
 
 
-def _fft_size(least: int) -> int:
-    """Smallest of `2^k`, `3 2^k`, `5 2^k` from 512 on: few sizes, so that few programs are compiled."""
-    return min(size for odd in (1, 3, 5) for power in range(7, 25) if (size := odd * 2**power) >= max(least, 512))
+def _power_of_two(least: int) -> int:
+    """Smallest power of two that is not below `least`: few sizes, so that few programs are compiled."""
+    return 1 << (least - 1).bit_length()

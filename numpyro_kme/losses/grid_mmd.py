@@ -17,6 +17,9 @@ from numpyro_kme.losses.generator import Generator
 from numpyro_kme.losses.grid import Grid, make_grid, profile
 from numpyro_kme.losses.placement import placed_nodes
 
+LEAST = 2048
+"""Smallest grid: samples of one law then share one size, and the programs compiled for it."""
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -51,23 +54,25 @@ class GridMMD(EmbeddingObjective):
         window: tuple[float, ...],
         free_mass: bool,
         max_cells: int,
+        least: int = LEAST,
     ) -> "GridMMD":
         """Tabulate the kernel on `window = (centre, width, step, half, reach)`, see `find_step`, and keep
-        the data."""
+        the data; the grid's size is at least `least`."""
         kernel = jax.tree.map(np.asarray, kernel)
         centre, width, step, _, reach = window
         with _linalg.float64():
             peak = profile(kernel, np.zeros(1))[0]
-            grid = make_grid(kernel, centre, width, step, reach, max_cells)
+            grid = make_grid(kernel, centre, width, step, reach, max_cells, least)
         return cls(generator, grid, np.ravel(data), peak, window, kernel, free_mass, max_cells)
 
     def smoothed(self):
-        """Widen a stationary kernel."""
+        """Widen a stationary kernel; the grid keeps its size, and with it the compiled programs."""
         if not isinstance(self.kernel, Stationary):
             return self
         centre, width, step, half, reach = self.window
         window = (centre, width + 4.0 * WIDER * half, WIDER * step, WIDER * half, WIDER * reach)
-        return GridMMD.bind(self.generator, widened(self.kernel), self.data, window, self.free_mass, self.max_cells)
+        settings = (self.free_mass, self.max_cells, self.grid.size)
+        return GridMMD.bind(self.generator, widened(self.kernel), self.data, window, *settings)
 
     def refined(self):
         """Halve the cells."""

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme import _checks
+from numpyro_kme import _checks, _linalg
 from numpyro_kme.losses.base import Loss
 from numpyro_kme.losses.direct_mmd import vectors
 
@@ -69,19 +69,14 @@ class Wasserstein(Loss):
     def _plan(self, x, w, y, v):
         """Optimal plan `(n, M)` on the host."""
         ot = _import_pot()
+        cost = self._cost(x, y)
 
         def solve(w, v, cost):
             w, v = np.asarray(w, np.float64), np.asarray(v, np.float64)
             return ot.lp.emd(w / w.sum(), v / v.sum(), np.asarray(cost, np.float64), numItermax=self.max_iterations)
 
-        cost = jax.lax.stop_gradient(self._cost(x, y))
-        return jax.pure_callback(
-            solve,
-            jax.ShapeDtypeStruct(cost.shape, cost.dtype),
-            *map(jax.lax.stop_gradient, (w, v)),
-            cost,
-            vmap_method="sequential",
-        )
+        given = map(jax.lax.stop_gradient, (w, v, cost))
+        return _linalg.call_back(solve, cost.shape, cost.dtype, *given, vmap_method="sequential")
 
 
 def _import_pot():
