@@ -4,8 +4,8 @@
 
 Every run is a process of its own with a fixed key. The first table says whether all numbers of a run agree with those of the
 first, bit by bit; the second how far results in float32 are from those in float64, in posterior standard deviations (means
-and spreads of draws) or relative to the largest value (everything else). Draws in float32 come from other random bits, so that
-those of samplers differ by their Monte Carlo error as well, which the last column gives. Writes `results/determinism.md` and
+and spreads of draws) or relative to the largest value (everything else). Simulations in float32 come from other random
+bits; the other rows start from the same table. The last column is the Monte Carlo error that other draws would make. Writes `results/determinism.md` and
 `.json`.
 """
 
