@@ -177,7 +177,8 @@ class LearntLikelihood(Engine):
     def relevance(self) -> dict[str, np.ndarray]:
         """How much each number of a simulator's output tells about the parameters, `{site: (*event)}`, in nats.
 
-        The drop of the leave-one-out log posterior density of the simulated parameters when it is taken out.
+        The drop of the leave-one-out log posterior density of the simulated parameters when it is taken out (published
+        form), or the information of its location about the coordinates (residual form).
         """
         _ = self.result
         return {site: f.surrogate.relevance().reshape(f.event_shape) for site, f in self.likelihoods.items()}
