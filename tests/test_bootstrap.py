@@ -107,7 +107,7 @@ def test_weights_are_dirichlet_and_belong_to_their_replicate():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ((-1.0,), "`concentration` must not be negative; got -1.0"),
+        ((-1.0,), "`concentration` must be finite and not negative; got -1.0"),
         ((2.0,), "`centering` must be given when `concentration` is positive"),
         (
             (2.0, lambda key, num: jnp.zeros((num, 3))),

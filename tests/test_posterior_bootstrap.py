@@ -252,7 +252,7 @@ def test_bad_models_and_data_are_named(bad, x, sentence):
 
 
 def test_bad_settings_are_named():
-    with pytest.raises(ValueError, match="`concentration` must not be negative"):
+    with pytest.raises(ValueError, match="`concentration` must be finite and not negative"):
         PosteriorBootstrap(model, concentration=-1.0)
     with pytest.raises(ValueError, match="`num_samples` must be at least 1"):
         PosteriorBootstrap(model, num_samples=0)

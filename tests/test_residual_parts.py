@@ -92,6 +92,16 @@ def test_functions_take_as_many_gaussian_kernels_as_they_need(rng):
             np.testing.assert_allclose(found[:, i], hyper.signal(points, z) @ alpha + 0.3, atol=most)
 
 
+def test_functions_whose_kernels_are_dependent_to_rounding(rng):
+    """Smooth kernels at points that come three times, and a tolerance below rounding; NumPy's warnings are errors here."""
+    z, alpha = np.repeat(rng.normal(size=(300, 5)), 3, axis=0), 1e3 * rng.normal(size=900)
+    hyper = Smoothness(np.full(10, -1.0), -1.0, np.log(np.full(5, 10.0)), -1.0)
+    functions = RidgeFunctions.stack(z, [(hyper, alpha, 0.0, 1e-9)])
+    found = jax.vmap(functions)(jnp.asarray(z))[:, 0]
+    expected = hyper.signal(z, z) @ alpha
+    np.testing.assert_allclose(found, expected, atol=1e-8 * np.abs(expected).max())
+
+
 def test_other_fits_of_the_same_size_do_not_compile_again(rng):
     hyper, shapes = Smoothness(np.full(4, -1.0), -1.0, np.zeros(2), -1.0), []
     for _ in range(2):

@@ -25,6 +25,10 @@ JITTER = 1e-6
 """Least noise variance, in variances of the target."""
 
 
+DEPENDENT = 1e-9
+"""A kernel of which no larger share is left beside those chosen, as at a point that comes twice, adds nothing."""
+
+
 def features(z: Any, xp: Any = np, erf: Any = special.erf) -> Any:
     """`(..., D)` to `(..., 2 D)`: normal and uniform versions of each coordinate, each of variance 1."""
     return xp.concatenate([z, np.sqrt(3.0) * erf(z / np.sqrt(2.0))], axis=-1)
@@ -230,8 +234,10 @@ def _sparse(
             return weights[:begun], chosen, weights[begun:]
         error[chosen] = -1.0
         chosen.append(int(np.argmax(error)))
-        new = gram[:, chosen[-1]]
+        new = whole = gram[:, chosen[-1]]
         for _ in range(2):
             new = new - columns[:, :count] @ (columns[:, :count].T @ new)
-        columns[:, count] = new / max(float(np.linalg.norm(new)), 1e-300)
+        left = float(np.linalg.norm(new))
+        if left > DEPENDENT * float(np.linalg.norm(whole)):
+            columns[:, count] = new / left
     return np.zeros(begun), list(range(size)), alpha * np.exp(2.0 * hyper.bump)
