@@ -285,15 +285,19 @@ def twice(a, b):
     return 2.0 * a + b
 def call(a, b):
     return _linalg.call_back(twice, a.shape, a.dtype, a, b, vmap_method=how)
-for how in ("sequential", "broadcast_all"):
+for calls, how in enumerate(("sequential", "broadcast_all"), 1):
     with _linalg.float64():
         a, b = jnp.arange(6.0).reshape(2, 3) + 1e-12, jnp.arange(6).reshape(2, 3)
         got = _linalg.to_host(jax.jit(jax.vmap(call))(a, b))
         assert got.dtype == np.float64 and (got == 2.0 * np.asarray(a) + np.asarray(b)).all(), got
 single = _linalg.call_back(lambda a: a + 1, (), np.float32, jnp.float32(1.0), vmap_method="sequential")
 assert single.dtype == np.float32 and single == 2.0
+print(calls, "methods and", single.dtype)
 """
 
 
 def test_numbers_of_called_back_functions_stay_in_float64_in_a_float32_session():
-    subprocess.run([sys.executable, "-W", "error", "-c", CALLS], env={**os.environ, "JAX_PLATFORMS": "cpu"}, check=True)
+    command, env = [sys.executable, "-W", "error", "-c", CALLS], {**os.environ, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["2", "methods", "and", "float32"]

@@ -111,6 +111,7 @@ def test_bad_settings_are_refused():
         (dict(num_rounds=40), "num_rounds"),
         (dict(tolerance=-1.0), "tolerance"),
         (dict(proposal="posterior"), "proposal"),
+        (dict(proposal=kme.FromVariance()), "pass form=KernelMeans"),
     ]:
         with pytest.raises((ValueError, TypeError), match=named):
             kme.KELFI(narrow, 60, **settings)

@@ -58,7 +58,7 @@ class FromPosterior(Proposal):
 
 @dataclass(frozen=True)
 class FromVariance(Proposal):
-    """Simulate at those posterior draws where the surrogate's Gaussian-process variance is largest.
+    """Simulate at posterior draws, more often where the surrogate's Gaussian-process variance is large.
 
     Of `candidates * size` posterior draws, `size` are drawn without replacement with odds in proportion to the variance: the
     posterior says where it matters, the variance where nothing was simulated yet. For forms that have a variance

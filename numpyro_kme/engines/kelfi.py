@@ -13,11 +13,12 @@ from numpyro_kme.coordinates import Coordinates
 from numpyro_kme.engines import _rounds, _sampling
 from numpyro_kme.engines._base import Result
 from numpyro_kme.engines._learnt import LearntLikelihood
-from numpyro_kme.engines._rounds import FromPosterior, Proposal
+from numpyro_kme.engines._rounds import FromPosterior, FromVariance, Proposal
 from numpyro_kme.engines._tables import check_sites, groups, training_table
 from numpyro_kme.kernel_means.base import Form
 from numpyro_kme.kernel_means.distribution import fit_likelihood
 from numpyro_kme.kernel_means.hyperpriors import learn_normal
+from numpyro_kme.kernel_means.published import KernelMeans
 from numpyro_kme.measures import Measure, Normal, NormalMixture, Points
 from numpyro_kme.problem import Problem
 from numpyro_kme.simulations import Simulations, simulate
@@ -91,6 +92,10 @@ class KELFI(LearntLikelihood):
         )
         _checks.require(
             tolerance is None or tolerance > 0.0, f"`tolerance` must be a positive number or None; got {tolerance}."
+        )
+        _checks.require(
+            not isinstance(proposal, FromVariance) or isinstance(form, KernelMeans),
+            f"`proposal` FromVariance() needs a form with a Gaussian-process variance: pass form=KernelMeans(); got form={form}.",
         )
         self.num_simulations, self.num_samples = num_simulations, num_samples
         self.num_rounds, self.proposal, self.tolerance = num_rounds, proposal or FromPosterior(), tolerance

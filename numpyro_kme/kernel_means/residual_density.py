@@ -163,17 +163,22 @@ class ResidualDensity:
         return jnp.logaddexp(jnp.log1p(-self.share) + mixture, jnp.log(self.share) + log_broad(v))
 
 
+def _chosen(size: int, subset: int) -> np.ndarray:
+    """Numbers of the simulations that are learnt from."""
+    return np.random.default_rng(0).permutation(size)[:subset]
+
+
 def learn_bandwidths(z: np.ndarray, residuals: np.ndarray, subset: int, steps: int) -> Bandwidths:
     """Maximise the held-out log density of the residuals, plus log priors, on at most `subset` simulations."""
     n = residuals.shape[1]
     start, low, high = Bandwidths.around(n, (0.5, 0.02, 0.98), (5.0, 0.3, 200.0), (0.1, 1e-3, 10.0), (0.1, 0.0, 0.5))
-    rows = np.random.default_rng(0).permutation(len(z))[:subset]
+    rows = _chosen(len(z), subset)
     return descend(_value_and_gradient, start, (low, high), steps, z[rows], residuals[rows])
 
 
 def mean_gain(bandwidths: Bandwidths, z: np.ndarray, residuals: np.ndarray, subset: int) -> float:
     """Mean held-out log density of the residuals that were learnt from, over that of independent standard normals."""
-    rows = np.random.default_rng(0).permutation(len(z))[:subset]
+    rows = _chosen(len(z), subset)
     value = float(_value_and_gradient(bandwidths, z[rows], residuals[rows])[0] - bandwidths.penalty())
     normal = -0.5 * np.sum(np.square(residuals[rows]) + log(2.0 * pi), axis=1)
     return -value / len(rows) - float(np.mean(normal))
@@ -185,7 +190,7 @@ def learn_share(bandwidths: Bandwidths, z: np.ndarray, residuals: np.ndarray, su
     The prior is worth `PRIOR_COUNT` simulations that the broad density explains, so that `w` is positive and falls as `1 / m`
     where the embedding explains all.
     """
-    rows = np.random.default_rng(0).permutation(len(z))[:subset]
+    rows = _chosen(len(z), subset)
     gap = np.asarray(log_broad(jnp.asarray(residuals[rows])) - _held_out_mixture(bandwidths, z[rows], residuals[rows]))
     share = DEFENSIVE
     for _ in range(100):
