@@ -10,8 +10,10 @@ from scipy import integrate, optimize, stats
 from numpyro_kme.kernel_means import chain, location, spread
 from numpyro_kme.kernel_means import residual_density as rd
 from numpyro_kme.kernel_means.chain import Chain, Coupling, fit_chain, shortened
+from numpyro_kme.kernel_means.held_out import Ridge
 from numpyro_kme.kernel_means.location import Location, start_locations
-from numpyro_kme.kernel_means.ridge import RidgeFunctions, Smoothness, held_out
+from numpyro_kme.kernel_means.ridge import RidgeFunctions
+from numpyro_kme.kernel_means.smoothness import Inputs, Smoothness
 from numpyro_kme.kernel_means.spread import Spread
 from numpyro_kme.kernel_means.warping import Warp, atom_width, lattice_step, log_cosh, spread_atoms
 
@@ -28,38 +30,79 @@ def kernel_by_hand(smoothness, a, b):
     return 100.0 + linear + bump
 
 
-def test_signal_is_the_stated_kernel(rng, smoothness):
+def everywhere(z):
+    """Every simulation is a centre."""
+    return Inputs.at(z, z)
+
+
+def signal(smoothness, a, b):
+    return np.array([[kernel_by_hand(smoothness, p, q) for q in b] for p in a])
+
+
+def test_covariance_of_the_regression_is_the_stated_kernel(rng, smoothness):
     z = rng.normal(size=(5, 2))
-    expected = [[kernel_by_hand(smoothness, a, b) for b in z[:3]] for a in z]
-    np.testing.assert_allclose(smoothness.signal(z, z[:3]), expected, rtol=1e-10)
+    factor = smoothness.regress(everywhere(z), np.ones(5), np.ones(5)).held_out.ridge.factor
+    np.testing.assert_allclose(factor @ factor.T, signal(smoothness, z, z), rtol=1e-8)
 
 
-def test_held_out_residuals_are_those_of_refits(rng, smoothness):
-    z, t, noise = rng.normal(size=(12, 2)), rng.normal(size=12), rng.uniform(0.5, 2.0, size=12)
-    matrix = smoothness.regularised(z, noise)
-    found = held_out(matrix, t)
+def test_few_centres_are_nystroems_approximation(rng, smoothness):
+    z, centres = rng.normal(size=(6, 2)), rng.normal(size=(3, 2))
+    factor = smoothness.regress(Inputs.at(z, centres), np.ones(6), np.ones(6)).held_out.ridge.factor[:, -3:]
+    near, among = (
+        np.exp(-0.5 * np.sum(np.square((p[:, None] - centres) / np.exp(smoothness.length)), axis=-1))
+        for p in (z, centres)
+    )
+    expected = np.exp(2 * smoothness.bump) * near @ np.linalg.solve(among, near.T)
+    np.testing.assert_allclose(factor @ factor.T, expected, rtol=1e-6)
+
+
+def test_centres_explain_the_other_coordinates(rng):
+    few, many = (Inputs.spread(rng.normal(size=(300, dim)), 50).centres for dim in (1, 8))
+    assert 10 < len(few) < 45 and few.min() < -2.0 and few.max() > 2.0
+    assert len(many) == 50 and len(np.unique(many, axis=0)) == 50
+
+
+@pytest.mark.parametrize("columns", [4, 12, 30])
+def test_held_out_predictions_are_those_of_refits(rng, columns):
+    """Fewer columns than simulations, as many, and more."""
+    factor, t, noise = rng.normal(size=(12, columns)), rng.normal(size=12), rng.uniform(0.5, 2.0, size=12)
+    found = Ridge.of(factor, noise).held_out(t)
+    matrix = factor @ factor.T + np.diag(noise)
     for j in range(12):
         rest = np.delete(np.arange(12), j)
         inverse = np.linalg.inv(matrix[np.ix_(rest, rest)])
         cross = matrix[j, rest]
         np.testing.assert_allclose(found.residual[j], t[j] - cross @ inverse @ t[rest], rtol=1e-7)
         np.testing.assert_allclose(found.variance[j], matrix[j, j] - cross @ inverse @ cross, rtol=1e-7)
+    np.testing.assert_allclose(factor @ found.coefficients, t - noise * found.alpha, atol=1e-10)
 
 
-def test_a_matrix_that_is_not_positive_definite_gives_nan():
-    assert np.isnan(held_out(-np.eye(3), np.ones(3)).residual).all()
+def test_a_small_noise_costs_no_accuracy(rng):
+    """Two ways to the same numbers where the noise is a millionth of the intercept's variance."""
+    factor, t = np.concatenate([np.full((40, 1), 10.0), rng.normal(size=(40, 9))], axis=1), rng.normal(size=40)
+    few = Ridge.of(factor, np.full(40, 1e-4)).held_out(t)
+    many = Ridge.of(np.concatenate([factor, np.zeros((40, 40))], axis=1), np.full(40, 1e-4)).held_out(t)
+    np.testing.assert_allclose(few.residual, many.residual, rtol=1e-6)
+    np.testing.assert_allclose(few.variance, many.variance, rtol=1e-6)
 
 
+@pytest.mark.parametrize("columns", [1, 8])
+def test_a_matrix_that_is_not_positive_definite_gives_nan(columns):
+    assert np.isnan(Ridge.of(np.ones((3, columns)), -np.ones(3)).held_out(np.ones(3)).residual).all()
+
+
+@pytest.mark.parametrize("centres", [4, 15])
 @pytest.mark.parametrize("part", ["location", "spread", "chain"])
-def test_gradients_by_hand_agree_with_finite_differences(rng, smoothness, part):
+def test_gradients_by_hand_agree_with_finite_differences(rng, smoothness, part, centres):
     z, h, noise, size = (rng.normal(size=shape) for shape in ((15, 2), (15, 3), 15, 15))
     x = np.where(np.arange(15) == 3, 40.0, np.exp(z[:, 0] + 0.3 * h[:, 0]))
+    inputs, h = Inputs.at(z, z[:centres]), np.tile(h, 2)[:, : 1 + centres // 3]
     at, loss = {
-        "location": (Location(smoothness, -0.2, -1.0), lambda t: location.loss(t, z, x, noise**2, size**2)),
-        "spread": (smoothness, lambda t: spread.loss(t, z, np.log(x), noise**2)),
+        "location": (Location(smoothness, -0.2, -1.0), lambda t: location.loss(t, inputs, x, noise**2, size**2)),
+        "spread": (smoothness, lambda t: spread.loss(t, inputs, np.log(x), noise**2)),
         "chain": (
-            Coupling(rng.normal(size=3) - 1.0, rng.normal(size=2) - 1.0, -0.2),
-            lambda t: chain.loss(t, z, h, x),
+            Coupling(rng.normal(size=h.shape[1]) - 1.0, rng.normal(size=2) - 1.0, -0.2),
+            lambda t: chain.loss(t, z, h, x, 7),
         ),
     }[part]
     flat, unpack = ravel_pytree(at)
@@ -70,43 +113,50 @@ def test_gradients_by_hand_agree_with_finite_differences(rng, smoothness, part):
 
 def test_functions_are_the_fitted_regressions(rng, smoothness):
     z, t, new = rng.normal(size=(9, 2)), rng.normal(size=9), rng.normal(size=2)
-    alpha = held_out(smoothness.regularised(z, np.ones(9)), t).alpha
-    functions = RidgeFunctions.stack(z, [(smoothness, alpha, 0.7, 1e-6), (smoothness, 2 * alpha, 0.0, 1e-6)])
-    value = sum(a * kernel_by_hand(smoothness, p, new) for a, p in zip(alpha, z, strict=True))
-    np.testing.assert_allclose(functions(jnp.asarray(new)), [value + 0.7, 2 * value], rtol=1e-8)
+    fit = smoothness.regress(everywhere(z), np.ones(9), t)
+    functions = RidgeFunctions.stack([(fit, 0.7, 1e-6), (fit.again(2.0 * t), 0.0, 1e-6)])
+    gram = signal(smoothness, z, z) + (np.exp(2.0 * smoothness.noise) + 1e-6) * np.eye(9)
+    value = signal(smoothness, new[None], z)[0] @ np.linalg.solve(gram, t)
+    np.testing.assert_allclose(functions(jnp.asarray(new)), [value + 0.7, 2 * value], atol=1e-5)
 
 
 def test_functions_take_as_many_gaussian_kernels_as_they_need(rng):
     """A straight one none, one that is curved along one coordinate a few, a rough one all; new points agree too."""
-    z, alpha, tolerance = rng.normal(size=(200, 2)), rng.normal(size=200), 1e-2
+    z, tolerance = rng.normal(size=(200, 2)), 1e-2
     lengths = (np.full(2, 300.0), np.array([2.0, 300.0]), np.full(2, 0.05))
-    hypers = [Smoothness(np.full(4, -1.0), -1.0, np.log(length), -1.0) for length in lengths]
-    functions = RidgeFunctions.stack(z, [(hyper, alpha, 0.3, tolerance) for hyper in hypers])
+    targets = (z[:, 0], z[:, 1] + np.sin(z[:, 0]), rng.normal(size=200))
+    fits = [
+        Smoothness(np.full(4, -1.0), 0.0, np.log(length), -2.0).regress(everywhere(z), np.ones(200), target)
+        for length, target in zip(lengths, targets, strict=True)
+    ]
+    functions = RidgeFunctions.stack([(fit, 0.3, tolerance) for fit in fits])
     straight, curved, rough = np.count_nonzero(functions.bump, axis=1)
     assert straight == 0 and 0 < curved < 15 and rough == 200
     assert functions.bump.shape == (3, 256)
     new = rng.uniform(-1.5, 1.5, size=(50, 2))
     for points, most in ((z, tolerance), (new, 3.0 * tolerance)):
         found = jax.vmap(functions)(jnp.asarray(points))
-        for i, hyper in enumerate(hypers):
-            np.testing.assert_allclose(found[:, i], hyper.signal(points, z) @ alpha + 0.3, atol=most)
+        for i, fit in enumerate(fits):
+            expected = signal(fit.smoothness, points, z) @ fit.alpha + 0.3
+            np.testing.assert_allclose(found[:, i], expected, atol=most)
 
 
 def test_functions_whose_kernels_are_dependent_to_rounding(rng):
     """Smooth kernels at points that come three times, and a tolerance below rounding; NumPy's warnings are errors here."""
-    z, alpha = np.repeat(rng.normal(size=(300, 5)), 3, axis=0), 1e3 * rng.normal(size=900)
+    z, t = np.repeat(rng.normal(size=(300, 5)), 3, axis=0), rng.normal(size=900)
     hyper = Smoothness(np.full(10, -1.0), -1.0, np.log(np.full(5, 10.0)), -1.0)
-    functions = RidgeFunctions.stack(z, [(hyper, alpha, 0.0, 1e-9)])
-    found = jax.vmap(functions)(jnp.asarray(z))[:, 0]
-    expected = hyper.signal(z, z) @ alpha
-    np.testing.assert_allclose(found, expected, atol=1e-8 * np.abs(expected).max())
+    fit = hyper.regress(Inputs.spread(z, 100), np.ones(900), t)
+    found = jax.vmap(RidgeFunctions.stack([(fit, 0.0, 1e-12)]))(jnp.asarray(z))[:, 0]
+    expected = fit.held_out.ridge.factor @ fit.held_out.coefficients
+    np.testing.assert_allclose(found, expected, atol=1e-7 * np.abs(expected).max())
 
 
 def test_other_fits_of_the_same_size_do_not_compile_again(rng):
     hyper, shapes = Smoothness(np.full(4, -1.0), -1.0, np.zeros(2), -1.0), []
     for _ in range(2):
-        z, alpha = rng.normal(size=(200, 2)), rng.normal(size=200)
-        functions = RidgeFunctions.stack(z, [(hyper, alpha, 0.0, 0.05)])
+        z = rng.normal(size=(200, 2))
+        fit = hyper.regress(Inputs.spread(z, 100), np.ones(200), rng.normal(size=200))
+        functions = RidgeFunctions.stack([(fit, 0.0, 0.05)])
         density = rd.fit_residual_density(z, rng.normal(size=(200, 1)), bandwidths(1, beta=rng.uniform(3.0, 3.5)))
         shapes.append(jax.tree.map(np.shape, (functions, density)))
     assert shapes[0] == shapes[1]
@@ -127,10 +177,11 @@ def test_location_is_scored_by_the_held_out_density_of_the_raw_statistic(rng, sm
     v = np.arcsinh((x + 0.2) / np.exp(-1.0))
     slope = 1.0 / np.sqrt(1 + ((x + 0.2) / np.exp(-1.0)) ** 2) / np.exp(-1.0) / np.std(v)
     target = (v - v.mean()) / v.std()
-    found = at.fit(z, x, np.ones(40))
-    np.testing.assert_allclose(found.residual, held_out(smoothness.regularised(z, np.ones(40)), target).residual)
+    found = at.fit(everywhere(z), x, np.ones(40)).held_out
+    expected = smoothness.regress(everywhere(z), np.ones(40), target).held_out
+    np.testing.assert_allclose(found.residual, expected.residual)
     density = 0.98 * stats.norm.pdf(found.residual, 0.0, np.sqrt(found.variance)) * slope + 0.02 * stats.cauchy.pdf(x)
-    value = location.loss(at, z, x, np.ones(40), np.ones(40))[0]
+    value = location.loss(at, everywhere(z), x, np.ones(40), np.ones(40))[0]
     np.testing.assert_allclose(value, at.penalty()[0] - np.sum(np.log(density)), rtol=1e-10)
 
 
@@ -138,7 +189,7 @@ def test_a_lognormal_statistic_starts_from_a_logarithm(rng):
     z = rng.normal(size=(80, 1))
     x = np.exp(2.0 * z + 0.1 * rng.normal(size=(80, 1)))
     scaled = (x - np.median(x)) / x.std()
-    start = start_locations(z, scaled, -np.median(x, axis=0) / x.std(), True)[0]
+    start = start_locations(everywhere(z), scaled, -np.median(x, axis=0) / x.std(), True)[0]
     u = (scaled[:, 0] - start.centre) / np.exp(start.log_width)
     assert np.corrcoef(np.arcsinh(u), np.log(x[:, 0]))[0, 1] > 0.98
 
@@ -160,7 +211,7 @@ def test_spread_of_residuals_is_found_within_its_error(rng):
     z = rng.normal(size=(400, 2))
     log_scale = 0.8 * z[:, 0]
     spread = Spread.unknown(2, 400)
-    spread.update(z, rng.normal(size=400) * np.exp(log_scale), 3, 12)
+    spread.update(everywhere(z), rng.normal(size=400) * np.exp(log_scale), 3, 12)
     error = spread.held_out - log_scale
     assert np.std(error) < 5 * np.sqrt(3 / 400 / 2)
     assert abs(np.mean(error)) < 0.3
@@ -169,9 +220,9 @@ def test_spread_of_residuals_is_found_within_its_error(rng):
 def test_spread_of_equal_residuals_is_flat_and_one_outlier_hardly_matters(rng):
     z, residuals = rng.normal(size=(200, 3)), rng.normal(size=200)
     spread = Spread.unknown(3, 200)
-    spread.update(z, residuals, 2, 10)
+    spread.update(everywhere(z), residuals, 2, 10)
     other = Spread.unknown(3, 200)
-    other.update(z, np.where(np.arange(200) == 0, 1e6, residuals), 2, 10)
+    other.update(everywhere(z), np.where(np.arange(200) == 0, 1e6, residuals), 2, 10)
     assert np.std(spread.fitted) < 5 * np.sqrt(1 / 200)
     assert np.abs(other.fitted - spread.fitted)[1:].mean() < 0.1
 
@@ -201,8 +252,9 @@ def test_chain_kernel_is_the_stated_product(rng):
     coupling = Coupling(rng.normal(size=3), rng.normal(size=2), np.array(0.2))
     a, b = np.exp(2 * coupling.others), np.exp(2 * coupling.change)
     expected = [[(a * p) @ q * (1 + (b * s) @ t) for q, t in zip(h, z, strict=True)] for p, s in zip(h, z, strict=True)]
-    expected = np.array(expected) + (np.exp(0.4) + 1e-6) * np.eye(4)
-    np.testing.assert_allclose(coupling.regularised(z, h), expected, rtol=1e-10)
+    ridge = coupling.ridge(z, h)
+    np.testing.assert_allclose(ridge.factor @ ridge.factor.T, expected, rtol=1e-10)
+    np.testing.assert_allclose(ridge.noise, np.exp(0.4) + 1e-6)
     assert shortened(100.0) < 5.0 + 1e-9
 
 

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,9 @@ class LikelihoodAt(abc.ABC):
 
     A frozen pytree: evaluate it under `jax.jit`, `jax.grad` and `jax.vmap`, in the precision of the caller.
     """
+
+    precision: ClassVar[type] = np.float64
+    """What samplers may evaluate it in: float32 where nothing cancels."""
 
     @property
     @abc.abstractmethod

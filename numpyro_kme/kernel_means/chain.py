@@ -12,7 +12,8 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme.kernel_means.descent import descend
-from numpyro_kme.kernel_means.ridge import JITTER, held_out
+from numpyro_kme.kernel_means.held_out import Ridge
+from numpyro_kme.kernel_means.smoothness import JITTER
 from numpyro_kme.kernel_means.spread import robust_size
 from numpyro_kme.kernels.base import register
 
@@ -33,7 +34,7 @@ class Coupling:
     """Logarithms of the hyperparameters of one residual's regression on the others.
 
     Attributes:
-        others: Amplitude of each residual, `(n,)`.
+        others: Amplitude of each residual before this one, `(i,)`.
         change: Amplitude of the change of all coefficients along each coordinate, `(D,)`, relative to `others`.
         noise: Standard deviation of what is left, a scalar.
     """
@@ -42,28 +43,26 @@ class Coupling:
     change: Any
     noise: Any
 
-    def regularised(self, z: np.ndarray, h: np.ndarray) -> np.ndarray:
-        """`sum_k a_k^2 h_k h_k' (1 + sum_d b_d^2 z_d z_d')` plus the noise, `(m, m)`."""
-        plain, change = self._factors(z, h)
-        return plain * change + (np.exp(2.0 * self.noise) + JITTER) * np.eye(len(z))
+    def ridge(self, z: np.ndarray, h: np.ndarray) -> Ridge:
+        """Columns `a_k h_k` and `a_k h_k b_d z_d`: covariance `sum_k a_k^2 h_k h_k' (1 + sum_d b_d^2 z_d z_d')`."""
+        change = np.concatenate([np.ones((len(z), 1)), z * np.exp(self.change)], axis=1)
+        factor = (h * np.exp(self.others))[:, :, None] * change[:, None, :]
+        return Ridge.of(factor.reshape(len(z), -1), np.full(len(z), np.exp(2.0 * self.noise) + JITTER))
 
-    def gradient(self, z: np.ndarray, h: np.ndarray, of_matrix: np.ndarray) -> "Coupling":
-        """Chain rule: from a symmetric derivative by `regularised(z, h)`, `(m, m)`, to the hyperparameters."""
-        plain, change = self._factors(z, h)
-        others = 2.0 * np.exp(2.0 * self.others) * np.sum(h * ((of_matrix * change) @ h), axis=0)
-        changes = 2.0 * np.exp(2.0 * self.change) * np.sum(z * ((of_matrix * plain) @ z), axis=0)
-        return Coupling(others, changes, 2.0 * np.exp(2.0 * self.noise) * np.trace(of_matrix))
+    def gradient(self, factor: np.ndarray, of_factor: np.ndarray, of_noise: np.ndarray) -> "Coupling":
+        """Chain rule: from derivatives by the columns, `(m, i (1 + D))`, and the noise variances, `(m,)`."""
+        amplitudes = np.einsum("jr,jr->r", of_factor, factor).reshape(len(self.others), -1)
+        own = 2.0 * np.exp(2.0 * self.noise) * of_noise.sum()
+        return Coupling(amplitudes.sum(axis=1), amplitudes[:, 1:].sum(axis=0), own)
 
-    def penalty(self) -> tuple[float, "Coupling"]:
-        """Minus the log of exponential priors on the amplitudes, and its gradient.
+    def penalty(self, size: int) -> tuple[float, "Coupling"]:
+        """Minus the log of exponential priors on the amplitudes of `size` residuals, and its gradient.
 
         Residuals are independent unless held-out ones say more.
         """
-        others, change = (2.0 * np.sqrt(leaf.size) * np.exp(leaf) for leaf in (self.others, self.change))
+        others = 2.0 * np.sqrt(size) * np.exp(self.others)
+        change = 2.0 * np.sqrt(len(self.change)) * np.exp(self.change)
         return others.sum() + change.sum(), Coupling(others, change, 0.0)
-
-    def _factors(self, z, h):
-        return (h * np.exp(2.0 * self.others)) @ h.T, 1.0 + (z * np.exp(2.0 * self.change)) @ z.T
 
 
 @register
@@ -103,28 +102,31 @@ def fit_chain(z: np.ndarray, u: np.ndarray, rows: np.ndarray, steps: int) -> tup
     n, dim = u.shape[1], z.shape[1]
     constant, change, log_size, rest = np.zeros((n, n)), np.zeros((n, n, dim)), np.zeros(n), np.array(u)
     for i in range(1, n):
-        before = np.where(np.arange(n)[None, :] < i, shortened(u), 0.0)
-        coupling = Coupling(np.full(n, np.log(0.2)), np.full(dim, np.log(0.1)), np.array(0.0))
-        low = Coupling(np.full(n, -9.0), np.full(dim, -9.0), np.array(-7.0))
-        high = Coupling(np.where(np.arange(n) < i, 3.0, -9.0), np.full(dim, 3.0), np.array(1.5))
-        coupling = descend(loss, coupling, (low, high), steps, z[rows], before[rows], u[rows, i])
-        found = held_out(coupling.regularised(z, before), u[:, i])
+        before = shortened(u[:, :i])
+        coupling = Coupling(np.full(i, np.log(0.2)), np.full(dim, np.log(0.1)), np.array(0.0))
+        low = Coupling(np.full(i, -9.0), np.full(dim, -9.0), np.array(-7.0))
+        high = Coupling(np.full(i, 3.0), np.full(dim, 3.0), np.array(1.5))
+        coupling = descend(loss, coupling, (low, high), steps, z[rows], before[rows], u[rows, i], n)
+        found = coupling.ridge(z, before).held_out(u[:, i])
         size = robust_size(found.residual)
         rest[:, i] = found.residual / size
         weights = np.exp(2.0 * coupling.others)
         log_size[i] = np.log(size)
-        constant[i] = weights * (found.alpha @ before)
-        change[i] = weights[:, None] * np.exp(2.0 * coupling.change) * ((before * found.alpha[:, None]).T @ z)
+        constant[i, :i] = weights * (found.alpha @ before)
+        change[i, :i] = weights[:, None] * np.exp(2.0 * coupling.change) * ((before * found.alpha[:, None]).T @ z)
     return Chain(constant, change, log_size), rest
 
 
-def loss(coupling: Coupling, z: np.ndarray, before: np.ndarray, target: np.ndarray) -> tuple[float, Coupling]:
-    """Minus the held-out Student log density and the log prior, and its gradient."""
-    found = held_out(coupling.regularised(z, before), target)
+def loss(
+    coupling: Coupling, z: np.ndarray, before: np.ndarray, target: np.ndarray, size: int
+) -> tuple[float, Coupling]:
+    """Minus the held-out Student log density and the log prior, and its gradient, for one of `size` residuals."""
+    found = coupling.ridge(z, before).held_out(target)
     residual, variance = found.residual, found.variance
     squares = np.square(residual) / variance
     value = 0.5 * np.sum((DEGREES + 1.0) * np.log1p(squares / DEGREES) + np.log(variance))
     weight = (DEGREES + 1.0) / (DEGREES + squares)
-    of_matrix, _ = found.adjoint(weight * residual / variance, 0.5 * (1.0 - weight * squares) / variance)
-    penalty, slope = coupling.penalty()
-    return penalty + value, jax.tree.map(np.add, slope, coupling.gradient(z, before, of_matrix))
+    of_factor, of_noise, _ = found.adjoint(weight * residual / variance, 0.5 * (1.0 - weight * squares) / variance)
+    penalty, slope = coupling.penalty(size)
+    gradient = coupling.gradient(found.ridge.factor, of_factor, of_noise)
+    return penalty + value, jax.tree.map(np.add, slope, gradient)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from numpyro_kme.kernel_means.descent import descend
-from numpyro_kme.kernel_means.ridge import HeldOut, Smoothness, held_out, inverse_of
+from numpyro_kme.kernel_means.smoothness import Inputs, Regression, Smoothness
 from numpyro_kme.kernel_means.warping import log_cosh
 from numpyro_kme.kernels.base import register
 
@@ -45,10 +45,10 @@ class Location:
         value = smoothness + 0.3 * np.log1p(np.exp(-self.log_width)) + 0.02 * np.square(self.centre)
         return value, Location(gradient, 0.04 * self.centre, -0.3 / (1.0 + np.exp(self.log_width)))
 
-    def fit(self, z: np.ndarray, x: np.ndarray, noise: np.ndarray) -> HeldOut:
+    def fit(self, at: Inputs, x: np.ndarray, noise: np.ndarray) -> Regression:
         """Regress the warped statistic `(m,)` on the coordinates."""
         target, _ = standardised(warped(x, self.centre, self.log_width))
-        return held_out(self.smoothness.regularised(z, noise), target)
+        return self.smoothness.regress(at, noise, target)
 
 
 def warped(x: np.ndarray, centre: Any, log_width: Any) -> np.ndarray:
@@ -64,7 +64,7 @@ def standardised(v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def learn_location(
     location: Location,
-    z: np.ndarray,
+    at: Inputs,
     x: np.ndarray,
     noise: np.ndarray,
     spread: np.ndarray,
@@ -75,35 +75,34 @@ def learn_location(
 
     Args:
         location: Where to start.
-        z: Coordinates, `(m, D)`.
+        at: Coordinates.
         x: Statistic, `(m,)`, in its robust standard deviations.
         noise: Relative noise variance of each simulation in the regression, `(m,)`.
         spread: Relative noise variance in the score, `(m,)`: `noise` without the weights of outliers.
         steps: L-BFGS iterations.
         warp: Whether the warp is learnt.
     """
-    bounds = Location.bounds(z.shape[1], warp)
-    return descend(loss, location, bounds, steps, z, x, noise, spread)
+    bounds = Location.bounds(at.dim, warp)
+    return descend(loss, location, bounds, steps, at, x, noise, spread)
 
 
 def loss(
-    location: Location, z: np.ndarray, x: np.ndarray, noise: np.ndarray, spread: np.ndarray
+    location: Location, at: Inputs, x: np.ndarray, noise: np.ndarray, spread: np.ndarray
 ) -> tuple[float, Location]:
-    """Minus the held-out log density and the log prior, and its gradient. Cost: about `3 m^3` operations."""
+    """Minus the held-out log density and the log prior, and its gradient."""
     smoothness = location.smoothness
     v = warped(x, location.centre, location.log_width)
     target, scale = standardised(v)
-    found = held_out(smoothness.regularised(z, noise), target)
+    found = smoothness.regress(at, noise, target)
     own = np.exp(2.0 * smoothness.noise) * (spread - noise)
-    variance, residual = found.variance + own, found.residual
+    variance, residual = found.held_out.variance + own, found.held_out.residual
     normal = log_normal(np.square(residual), variance) - log_cosh(v, np) - location.log_width - np.log(scale)
     log_density, share = defended(normal, x)
     of_variance = 0.5 * share * (1.0 / variance - np.square(residual / variance))
-    of_matrix, of_target = found.adjoint(share * residual / variance, of_variance)
+    of_smoothness, of_target = found.gradient(share * residual / variance, of_variance)
     of_v = (of_target - np.mean(of_target) - target * np.mean(of_target * target)) / scale
     of_v += share * np.tanh(v) + share.sum() * target / (len(x) * scale)
     penalty, slope = location.penalty()
-    of_smoothness = smoothness.gradient(z, noise, of_matrix)
     gradient = Location(
         Smoothness(
             slope.smoothness.linear + of_smoothness.linear,
@@ -129,25 +128,25 @@ def defended(log_density: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.nda
     return mixture, np.exp(np.log1p(-DEFENSIVE) + log_density - mixture)
 
 
-def start_locations(z: np.ndarray, x: np.ndarray, natural_zero: np.ndarray, warp: bool) -> list[Location]:
+def start_locations(at: Inputs, x: np.ndarray, natural_zero: np.ndarray, warp: bool) -> list[Location]:
     """Where to start for each statistic: the best of a grid of warps and regressions by their held-out density.
 
     Args:
-        z: Coordinates, `(m, D)`.
+        at: Coordinates.
         x: Statistics, `(m, n)`, in their robust standard deviations.
         natural_zero: Raw zero in the same units, `(n,)`.
         warp: Whether warps are tried.
-    Cost: twelve inverses of size `m` in all, whatever the number of statistics and warps.
+    Cost: twelve factorisations in all, whatever the number of statistics and warps.
     """
     warps = [_candidates(column, zero, warp) for column, zero in zip(x.T, natural_zero, strict=True)]
     best = [-np.inf] * x.shape[1]
-    found = [Location(Smoothness.start(z.shape[1]), 0.0, np.log(STRAIGHT))] * x.shape[1]
-    for bump, length in ((0.5, 1.5 / np.sqrt(z.shape[1])), (1.0, 1.5), (0.1, 2.0), (1.0, 0.5)):
+    found = [Location(Smoothness.start(at.dim), 0.0, np.log(STRAIGHT))] * x.shape[1]
+    for bump, length in ((0.5, 1.5 / np.sqrt(at.dim)), (1.0, 1.5), (0.1, 2.0), (1.0, 0.5)):
         for noise in (0.1, 0.3, 0.8):
-            smoothness = Smoothness.start(z.shape[1], 0.5, bump, length, noise)
-            inverse = inverse_of(smoothness.regularised(z, np.ones(len(z))))
+            smoothness = Smoothness.start(at.dim, 0.5, bump, length, noise)
+            ridge = smoothness.regress(at, np.ones(len(at)), x[:, 0]).held_out.ridge
             for i, (centres, log_widths) in enumerate(warps):
-                scores = _profile_scores(inverse, x[:, i], centres[:, None], log_widths[:, None])
+                scores = _profile_scores(ridge, x[:, i], centres[:, None], log_widths[:, None])
                 k = int(np.argmax(scores))
                 if scores[k] > best[i]:
                     best[i], found[i] = scores[k], Location(smoothness, centres[k], log_widths[k])
@@ -167,13 +166,12 @@ def _candidates(column, zero, warp):
     return np.array(centres), np.log(widths)
 
 
-def _profile_scores(inverse, x, centres, log_widths):
+def _profile_scores(ridge, x, centres, log_widths):
     """Mean held-out log density for each of `k` warps, `(k,)`, at a robust overall variance."""
     v = warped(x, centres, log_widths)
     targets, scale = standardised(v)
-    diagonal = np.diagonal(inverse)
-    squares = np.square(targets @ inverse) / diagonal
+    squares = np.square(ridge.solve(targets.T).T) / ridge.diagonal
     middle = np.median(squares, axis=1, keepdims=True) / 0.455
     overall = np.mean(np.minimum(squares, 16.0 * middle), axis=1, keepdims=True)
-    normal = log_normal(squares, overall) + 0.5 * np.log(diagonal) - log_cosh(v, np) - log_widths - np.log(scale)
+    normal = log_normal(squares, overall) + 0.5 * np.log(ridge.diagonal) - log_cosh(v, np) - log_widths - np.log(scale)
     return np.mean(defended(normal, x)[0], axis=1)

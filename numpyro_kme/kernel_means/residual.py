@@ -9,10 +9,11 @@ from jax.typing import ArrayLike
 from numpyro_kme import _checks, _linalg
 from numpyro_kme.kernel_means.base import Form
 from numpyro_kme.kernel_means.chain import Chain, fit_chain
-from numpyro_kme.kernel_means.location import learn_location, start_locations
+from numpyro_kme.kernel_means.location import Location, learn_location, start_locations
 from numpyro_kme.kernel_means.residual_density import fit_residual_density, learn_bandwidths, learn_share, mean_gain
 from numpyro_kme.kernel_means.residual_surrogate import Gains, ResidualSurrogate
 from numpyro_kme.kernel_means.ridge import RidgeFunctions
+from numpyro_kme.kernel_means.smoothness import Inputs, Regression
 from numpyro_kme.kernel_means.spread import Spread, robust_size
 from numpyro_kme.kernel_means.statistics import StatisticsTransform
 from numpyro_kme.kernel_means.warping import Warp, spread_atoms
@@ -45,6 +46,7 @@ class ResidualKernelMeans(Form):
         scale: Whether the scale of residuals may change with the coordinates.
         chain: Whether residuals are decorrelated.
         subset: Largest number of simulations that hyperparameters are learnt from; functions use all.
+        centres: Largest number of simulations around which functions have a Gaussian kernel.
         steps: L-BFGS iterations of one location; other parts take fixed shares of it.
     """
 
@@ -52,6 +54,7 @@ class ResidualKernelMeans(Form):
     scale: bool = True
     chain: bool = True
     subset: int = 350
+    centres: int = 100
     steps: int = 30
 
     def fit(self, z: ArrayLike, x: Any, *, measure: Any = None, y: Any = None) -> ResidualSurrogate:
@@ -67,7 +70,8 @@ class ResidualKernelMeans(Form):
                 constant.
         Warns:
             UserWarning: For statistics that are constant over the simulations; they are left out.
-        Cost: for each statistic about a hundred inverses of size `min(m, subset)` and six of size `m`.
+        Cost: for each statistic about a hundred evaluations of `12 min(m, subset) r^2` operations, and six of `2 m r^2`,
+            for `r` centres and features.
         """
         _checks.matrix("z", z)
         _checks.few_enough(np.shape(z)[0], 2)
@@ -90,8 +94,9 @@ class ResidualKernelMeans(Form):
         scaled = _scaled(x, transform)
         zero = -np.asarray(transform.centre) / transform.scale
         rows = np.random.default_rng(0).permutation(len(z))[: self.subset]
-        starts = start_locations(z[rows], scaled[rows], zero, self.warp)
-        fits = [_fit_statistic(self, z, column, rows, start) for column, start in zip(scaled.T, starts, strict=True)]
+        at = Inputs.at(z, Inputs.spread(z[rows], self.centres).centres)
+        starts = start_locations(at[rows], scaled[rows], zero, self.warp)
+        fits = [_fit_statistic(self, at, column, rows, start) for column, start in zip(scaled.T, starts, strict=True)]
         residuals = np.stack([fit.residuals for fit in fits], axis=1)
         if self.chain:
             chain, residuals = fit_chain(z, residuals, rows, self.steps // 2)
@@ -107,8 +112,8 @@ class ResidualKernelMeans(Form):
         return ResidualSurrogate(
             transform,
             _warp(fits, scaled, transform),
-            RidgeFunctions.stack(z, [(f.location.smoothness, f.alpha, 0.0, NEGLIGIBLE * f.size) for f in fits]),
-            RidgeFunctions.stack(z, [(f.spread.smoothness, f.spread.alpha, f.log_scale, NEGLIGIBLE) for f in fits]),
+            RidgeFunctions.stack([(f.regression, 0.0, NEGLIGIBLE * f.size) for f in fits]),
+            RidgeFunctions.stack([(f.spread.last or f.flat, f.log_scale, NEGLIGIBLE) for f in fits]),
             chain,
             fit_residual_density(z, residuals, bandwidths, learn_share(bandwidths, z, residuals, self.subset)),
             np.asarray(transform.forward(np.stack([x.min(axis=0), x.max(axis=0)]))),
@@ -118,11 +123,11 @@ class ResidualKernelMeans(Form):
 
 @dataclass
 class _Fit:
-    """One statistic: location, spread, weights `(m,)`, log scale beside the spread, standardised residuals `(m,)`, gains."""
+    """One statistic: location, its regression, spread, log scale beside it, standardised residuals `(m,)`, gains."""
 
-    location: Any
+    location: Location
+    regression: Regression
     spread: Spread
-    alpha: np.ndarray
     log_scale: float
     residuals: np.ndarray
     location_gain: float
@@ -133,25 +138,30 @@ class _Fit:
         """Least scale of the residuals at the simulations."""
         return float(np.exp(self.log_scale + np.min(self.spread.fitted - self.spread.offset)))
 
+    @property
+    def flat(self) -> Regression:
+        """Zero everywhere."""
+        return self.regression.again(np.zeros(len(self.residuals)))
 
-def _fit_statistic(form: ResidualKernelMeans, z, x, rows, location) -> _Fit:
+
+def _fit_statistic(form: ResidualKernelMeans, at: Inputs, x, rows, location) -> _Fit:
     """Learn on `rows`, twice, the second time with the noise that the first found; then fit all simulations so."""
-    spread = Spread.unknown(z.shape[1], len(z))
+    spread = Spread.unknown(at.dim, len(at))
     noise = size = np.ones(len(rows))
     for steps in (form.steps, form.steps // 2):
-        location = learn_location(location, z[rows], x[rows], noise, size, steps, form.warp)
-        residuals = location.fit(z[rows], x[rows], noise).residual
-        noise, size = _noise(form, z[rows], residuals, spread, 2, form.steps // 3)
+        location = learn_location(location, at[rows], x[rows], noise, size, steps, form.warp)
+        residuals = location.fit(at[rows], x[rows], noise).held_out.residual
+        noise, size = _noise(form, at[rows], residuals, spread, 2, form.steps // 3)
     noise = size = np.ones(len(x))
     for _ in range(2):
-        found = location.fit(z, x, noise)
-        noise, size = _noise(form, z, found.residual, spread, 2, 0)
-    residuals = found.residual * np.exp(-spread.held_out)
-    scale, plain = robust_size(residuals), robust_size(found.residual)
+        found = location.fit(at, x, noise)
+        noise, size = _noise(form, at, found.held_out.residual, spread, 2, 0)
+    residuals = found.held_out.residual * np.exp(-spread.held_out)
+    scale, plain = robust_size(residuals), robust_size(found.held_out.residual)
     return _Fit(
         location,
+        found,
         spread,
-        found.alpha,
         spread.offset + np.log(scale),
         residuals / scale,
         -np.log(plain),
@@ -159,11 +169,11 @@ def _fit_statistic(form: ResidualKernelMeans, z, x, rows, location) -> _Fit:
     )
 
 
-def _noise(form, z, residuals, spread: Spread, rounds, steps):
+def _noise(form, at, residuals, spread: Spread, rounds, steps):
     """Relative noise variances for the next regression, and without the weights that outliers get."""
     if form.scale:
-        spread.update(z, residuals, rounds, steps)
-    log_scale = spread.held_out if form.scale else np.zeros(len(z))
+        spread.update(at, residuals, rounds, steps)
+    log_scale = spread.held_out if form.scale else np.zeros(len(at))
     standard = residuals * np.exp(-log_scale)
     weights = 5.0 / (4.0 + np.square(standard / robust_size(standard)))
     size = np.exp(2.0 * (log_scale - np.mean(log_scale)))

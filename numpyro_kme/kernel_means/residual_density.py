@@ -207,7 +207,7 @@ def fit_residual_density(
     values, vectors = np.linalg.eigh(np.asarray(_gram(z, beta)))
     kept = values > NEGLIGIBLE * ridge
     basis = vectors[:, kept] * np.sqrt(values[kept] / (values[kept] + ridge))
-    basis = np.pad(basis, ((0, 0), (0, padded(basis.shape[1]) - basis.shape[1])))
+    basis = np.pad(basis, ((0, 0), (0, padded(basis.shape[1], 16) - basis.shape[1])))
     ones = 1.0 - basis @ basis.sum(axis=0)
     eps = np.exp(bandwidths.eps)
     sizes = np.asarray(kernel_sizes(jnp.asarray(residuals), jnp.asarray(eps), bandwidths.adapt))

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -193,6 +193,7 @@ class ResidualAt(LikelihoodAt):
     warped: ArrayLike
     log_jacobian: ArrayLike
     y: Any
+    precision: ClassVar[type] = np.float32
 
     @property
     def data(self):

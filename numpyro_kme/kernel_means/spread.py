@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from numpyro_kme.kernel_means.descent import descend
-from numpyro_kme.kernel_means.ridge import JITTER, HeldOut, Smoothness, held_out, inverse_of
+from numpyro_kme.kernel_means.smoothness import JITTER, Inputs, Regression, Smoothness
 
 DEGREES = 5.0
 """Degrees of freedom of the Student likelihood of residuals: one outlier moves the log scale by a bounded amount."""
@@ -32,51 +32,47 @@ class Spread:
     def __init__(self, smoothness: Smoothness, size: int):
         self.smoothness = smoothness
         self.offset = 0.0
-        self.alpha, self.fitted, self.held_out = np.zeros((3, size))
+        self.fitted, self.held_out = np.zeros((2, size))
+        self.last: Regression | None = None
 
     @classmethod
     def unknown(cls, dim: int, size: int) -> "Spread":
         """Before the first fit: the same for all of `size` residuals."""
         return cls(Smoothness.start(dim, noise=1.0), size)
 
-    def update(self, z: np.ndarray, residuals: np.ndarray, rounds: int, steps: int) -> None:
+    def update(self, at: Inputs, residuals: np.ndarray, rounds: int, steps: int) -> None:
         """Fit to residuals, `rounds` scoring steps, each with `steps` L-BFGS iterations on the hyperparameters."""
-        if len(self.fitted) != len(z) or not self.fitted.any():
-            self._begin(z, residuals, steps)
+        if len(self.fitted) != len(at) or not self.fitted.any():
+            self._begin(at, residuals, steps)
         known = None
         for _ in range(rounds):
             squares = np.square(residuals * np.exp(-self.fitted))
             score = (DEGREES + 1.0) * squares / (DEGREES + squares) - 1.0
-            found = self._regress(z, self.fitted + score / INFORMATION, 1.0 / INFORMATION, steps, known)
-            known = None if steps else found.inverse
+            self._regress(at, self.fitted + score / INFORMATION, 1.0 / INFORMATION, steps, known)
+            known = None if steps else self.last
 
-    def _begin(self, z, residuals, steps):
+    def _begin(self, at, residuals, steps):
         logs = np.log(np.square(residuals) + 1e-300)
         logs = 0.5 * (np.maximum(logs, np.median(logs) - 5.0) + 1.27)
-        self._regress(z, logs, 1.23, steps)
+        self._regress(at, logs, 1.23, steps)
 
-    def _regress(self, z, target, variance, steps, inverse=None):
+    def _regress(self, at, target, variance, steps, known=None):
         self.offset = float(np.mean(target))
-        centred, noise = target - self.offset, np.full(len(z), variance)
+        centred, noise = target - self.offset, np.full(len(at), variance)
         if steps:
-            low, high = (replace(bound, noise=0.0) for bound in Smoothness.bounds(z.shape[1]))
-            self.smoothness = descend(loss, self.smoothness, (low, high), steps, z, centred, noise)
-        if inverse is None:
-            inverse = inverse_of(self.smoothness.regularised(z, noise))
-        found = HeldOut(inverse, inverse @ centred)
-        self.alpha = found.alpha
-        self.held_out = target - found.residual
-        self.fitted = target - (noise + JITTER) * self.alpha
-        return found
+            low, high = (replace(bound, noise=0.0) for bound in Smoothness.bounds(at.dim))
+            self.smoothness = descend(loss, self.smoothness, (low, high), steps, at, centred, noise)
+        self.last = known.again(centred) if known else self.smoothness.regress(at, noise, centred)
+        self.held_out = target - self.last.held_out.residual
+        self.fitted = target - (noise + JITTER) * self.last.alpha
 
 
-def loss(smoothness: Smoothness, z: np.ndarray, target: np.ndarray, noise: np.ndarray) -> tuple[float, Smoothness]:
+def loss(smoothness: Smoothness, at: Inputs, target: np.ndarray, noise: np.ndarray) -> tuple[float, Smoothness]:
     """Minus the held-out normal log density and the log prior, and its gradient; the noise is known."""
-    found = held_out(smoothness.regularised(z, noise), target)
-    residual, variance = found.residual, found.variance
+    found = smoothness.regress(at, noise, target)
+    residual, variance = found.held_out.residual, found.held_out.variance
     value = 0.5 * np.sum(np.log(variance) + np.square(residual) / variance)
     of_variance = 0.5 * (1.0 / variance - np.square(residual / variance))
-    of_matrix, _ = found.adjoint(residual / variance, of_variance)
-    penalty, slope = smoothness.penalty()
-    found_slope = smoothness.gradient(z, noise, of_matrix)
-    return penalty + value, jax.tree.map(np.add, slope, found_slope)
+    slope, _ = found.gradient(residual / variance, of_variance)
+    penalty, of_penalty = smoothness.penalty()
+    return penalty + value, jax.tree.map(np.add, slope, of_penalty)

@@ -1,0 +1,200 @@
+r"""How smooth a function of the coordinates is: hyperparameters of a ridge regression, and the columns that they give.
+
+$k(z, z') = b^2 + \sum_f a_f^2 \phi_f(z) \phi_f(z') + c^2 g(z)' G^{-1} g(z')$ with the features
+$\phi(z) = (z, \sqrt{12} (\Phi(z) - 1/2))$, so that a function that is linear in a normal, or in a uniform, parameter costs
+one amplitude, and the Gaussian kernel $g_u(z) = \exp(-\tfrac12 \sum_d (z_d - u_d)^2 / l_d^2)$ around centres $u$ (Nystroem's
+method: where every simulation is a centre, the last term is the Gaussian kernel itself).
+
+Learning runs in NumPy with adjoints by hand: nothing is compiled, and a gradient takes a few products of matrices.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy import special
+from scipy.linalg import blas, lapack
+
+from numpyro_kme.kernel_means.held_out import HeldOut, Ridge
+from numpyro_kme.kernels import Gaussian
+from numpyro_kme.kernels.base import register
+from numpyro_kme.low_rank import LowRank
+
+INTERCEPT = 10.0
+"""Prior standard deviation `b` of the intercept, in standard deviations of the target."""
+
+JITTER = 1e-6
+"""Least noise variance, in variances of the target."""
+
+SPACING, EXPLAINED = 0.3, 1e-6
+"""Centres are the pivots of a Gaussian kernel of length `SPACING sqrt(D)`, until they explain all but this share of it."""
+
+RIDGE = 1e-8
+"""Added to the diagonal of `G`."""
+
+
+def features(z: Any, xp: Any = np, erf: Any = special.erf) -> Any:
+    """`(..., D)` to `(..., 2 D)`: normal and uniform versions of each coordinate, each of variance 1."""
+    return xp.concatenate([z, np.sqrt(3.0) * erf(z / np.sqrt(2.0))], axis=-1)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Coordinates of simulations, and what every regression on them shares.
+
+    Attributes:
+        z: Coordinates, `(m, D)`.
+        features: `phi`, `(m, 2 D)`.
+        centres: `u`, `(r, D)`.
+    """
+
+    z: np.ndarray
+    features: np.ndarray
+    centres: np.ndarray
+
+    @classmethod
+    def at(cls, z: np.ndarray, centres: np.ndarray) -> "Inputs":
+        """Coordinates with given centres."""
+        return cls(z, features(z), centres)
+
+    @classmethod
+    def spread(cls, z: np.ndarray, most: int) -> "Inputs":
+        """At most so many centres, those that explain the other coordinates best."""
+        kernel = Gaussian(SPACING * np.sqrt(z.shape[1]))
+        return cls.at(z, np.asarray(LowRank.fit(kernel, z, tolerance=EXPLAINED, max_rank=most).pivots))
+
+    def __getitem__(self, rows: np.ndarray) -> "Inputs":
+        """Some of the simulations, with all centres."""
+        return Inputs(self.z[rows], self.features[rows], self.centres)
+
+    @property
+    def dim(self) -> int:
+        """Number `D` of coordinates."""
+        return self.z.shape[1]
+
+    def __len__(self) -> int:
+        return len(self.z)
+
+
+@register
+class Smoothness:
+    """Logarithms of the hyperparameters of one regression.
+
+    Attributes:
+        linear: `a`, `(2 D,)`.
+        bump: `c`, a scalar.
+        length: `l`, `(D,)`.
+        noise: Standard deviation of the noise, a scalar.
+    """
+
+    linear: Any
+    bump: Any
+    length: Any
+    noise: Any
+
+    @classmethod
+    def start(
+        cls, dim: int, linear: float = 0.3, bump: float = 0.3, length: float = 1.5, noise: float = 1.0
+    ) -> "Smoothness":
+        """The same values everywhere; `length` is multiplied by `sqrt(D)`."""
+        lengths = np.full(dim, np.log(length * np.sqrt(dim)))
+        return cls(np.full(2 * dim, np.log(linear)), np.log(bump), lengths, np.log(noise))
+
+    @classmethod
+    def bounds(cls, dim: int) -> tuple["Smoothness", "Smoothness"]:
+        """Box of the search."""
+        low = cls(np.full(2 * dim, -9.0), -6.0, np.full(dim, np.log(0.2)), -7.0)
+        return low, cls(np.full(2 * dim, 3.0), 3.0, np.full(dim, 6.0), 1.5)
+
+    def penalty(self) -> tuple[float, "Smoothness"]:
+        """Minus the log prior, and its gradient: exponential priors on `a`, `1 / l` (rate `sqrt(2 D)`) and `c` (rate 2).
+
+        A function that does not depend on a coordinate, or is straight, is the simplest, and costs nothing; the expected
+        total variance does not depend on the number of coordinates.
+        """
+        rate = np.sqrt(2.0 * len(self.length))
+        linear, length, bump = (
+            rate * np.exp(self.linear),
+            rate * np.exp(-self.length),
+            2.0 * np.exp(self.bump),
+        )
+        return linear.sum() + length.sum() + bump, Smoothness(linear, bump, -length, 0.0)
+
+    def regress(self, at: Inputs, noise: np.ndarray, target: np.ndarray) -> "Regression":
+        """Regress a target, `(m,)`; `noise` `(m,)` is in units of `exp(2 self.noise)`.
+
+        Cost: `(m + r) r` exponentials and about `2 m r^2` operations for `r` centres.
+        """
+        near, among = self.bumps(at.z, at.centres), self.bumps(at.centres, at.centres)
+        root = lapack.dpotrf(among + RIDGE * np.eye(len(among)), lower=1)[0]
+        factor = np.empty((len(at), 1 + at.features.shape[1] + len(root)), order="F")
+        factor[:, 0] = INTERCEPT
+        factor[:, 1 : -len(root)] = at.features * np.exp(self.linear)
+        factor[:, -len(root) :] = blas.dtrsm(np.exp(self.bump), root, near, side=1, lower=1, trans_a=1)
+        ridge = Ridge.of(factor, np.exp(2.0 * self.noise) * noise + JITTER)
+        return Regression(self, at, noise, near, among, root, ridge.held_out(target))
+
+    def bumps(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """`g_b(a)`, `(r, s)`."""
+        a, b = a * np.exp(-self.length), b * np.exp(-self.length)
+        squares = np.sum(a * a, axis=1)[:, None] + np.sum(b * b, axis=1) - 2.0 * a @ b.T
+        return np.exp(-0.5 * np.maximum(squares, 0.0))
+
+
+@dataclass(frozen=True)
+class Regression:
+    """A regression on the coordinates, and its held-out predictions.
+
+    Attributes:
+        smoothness: Hyperparameters.
+        at: Coordinates.
+        noise: `(m,)`, in units of `exp(2 smoothness.noise)`.
+        near: `g` at the simulations, `(m, r)`.
+        among: `g` at the centres, `(r, r)`.
+        root: Cholesky factor of `G = among + RIDGE`, `(r, r)`.
+        held_out: By the columns: intercept, features, kernels.
+    """
+
+    smoothness: Smoothness
+    at: Inputs
+    noise: np.ndarray
+    near: np.ndarray
+    among: np.ndarray
+    root: np.ndarray
+    held_out: HeldOut
+
+    @property
+    def alpha(self) -> np.ndarray:
+        """Residual over noise variance of each simulation, `(m,)`."""
+        return self.held_out.alpha
+
+    def again(self, target: np.ndarray) -> "Regression":
+        """Of another target, `(m,)`: nothing is factorised."""
+        return replace(self, held_out=self.held_out.ridge.held_out(target))
+
+    def gradient(self, of_residual: np.ndarray, of_variance: np.ndarray) -> tuple[Smoothness, np.ndarray]:
+        """Chain rule: from derivatives by held-out residuals and variances, `(m,)`, to hyperparameters and target, `(m,)`."""
+        of_factor, of_noise, of_target = self.held_out.adjoint(of_residual, of_variance)
+        factor, kernels, hyper = self.held_out.ridge.factor, len(self.root), self.smoothness
+        amplitudes = np.einsum("jr,jr->r", of_factor, factor)
+        half = blas.dtrsm(np.exp(hyper.bump), self.root, of_factor[:, -kernels:], side=1, lower=1)
+        unit = blas.dtrsm(np.exp(-hyper.bump), self.root, factor[:, -kernels:], side=1, lower=1)
+        of_near, of_among = half * self.near, -0.5 * (unit.T @ half) * self.among
+        centres = self.at.centres
+        squares = _squares(of_near, self.at.z, centres) + _squares(of_among, centres, centres)
+        length = np.exp(-2.0 * hyper.length) * squares
+        own = 2.0 * np.exp(2.0 * hyper.noise) * (of_noise @ self.noise)
+        return Smoothness(amplitudes[1:-kernels], amplitudes[-kernels:].sum(), length, own), of_target
+
+    def weights(self) -> tuple[float, np.ndarray, np.ndarray]:
+        """The fitted function: its intercept, and weights of the features, `(2 D,)`, and of the kernels, `(r,)`."""
+        found, hyper = self.held_out.coefficients, self.smoothness
+        kernels = len(self.root)
+        near = blas.dtrsv(self.root, found[-kernels:], lower=1, trans=1) * np.exp(hyper.bump)
+        return INTERCEPT * found[0], np.exp(hyper.linear) * found[1:-kernels], near
+
+
+def _squares(weights, a, b):
+    """`sum_jk H_jk (a_jd - b_kd)^2`, `(D,)`, for `H` `(r, s)`."""
+    own = weights.sum(axis=1) @ np.square(a) + weights.sum(axis=0) @ np.square(b)
+    return own - 2.0 * np.sum(a * (weights @ b), axis=0)
