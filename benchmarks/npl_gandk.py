@@ -9,9 +9,8 @@ Writes `results/npl_gandk.md` and `results/npl_gandk.json` as it goes.
 
 import argparse
 import itertools
-import json
 import time
-from pathlib import Path
+from functools import partial
 
 import jax
 import numpy as np
@@ -114,37 +113,20 @@ def main():
     parser.add_argument("--coverage", type=int, default=200)
     parser.add_argument("--draws", type=int, default=200)
     parser.add_argument("--curve", type=int, default=10)
-    parser.add_argument("--runs", type=Path)
+    report.add_runs(parser)
     arguments = parser.parse_args()
     began, counts = time.perf_counter(), {}
     for free, share in CASES:
         counts[free, share] = max(arguments.coverage if free and share != 0.05 else 0, arguments.datasets)
     runs = {case: [] for case in CASES}
-    kept = read(arguments.runs)
     for seed in range(max(counts.values())):
         for case in [case for case in CASES if seed < counts[case]]:
             free, share = case
-            if (key := (seed, share, free, arguments.draws)) not in kept:
-                kept[key] = one(*key)
-                keep(arguments.runs, key, kept[key])
-            runs[case].append(kept[key])
+            key = (seed, share, free, arguments.draws)
+            runs[case].append(arguments.runs.get(key, partial(one, *key)))
         save(runs, arguments, [], time.perf_counter() - began)
     curve = bound_curve(arguments.curve, arguments.draws) if arguments.curve else []
     print(save(runs, arguments, curve, time.perf_counter() - began))
-
-
-def read(path):
-    """Numbers of the data sets that an earlier run finished."""
-    if path is None or not path.exists():
-        return {}
-    return {tuple(key): run for key, run in map(json.loads, path.read_text().splitlines())}
-
-
-def keep(path, key, run):
-    """Append the numbers of one data set."""
-    if path is not None:
-        with path.open("a") as file:
-            file.write(json.dumps([key, run], default=lambda value: value.tolist()) + "\n")
 
 
 def save(runs, arguments, curve, seconds):

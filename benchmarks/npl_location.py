@@ -2,11 +2,13 @@
 
     python benchmarks/npl_location.py                                # 100 data sets (10 for Wasserstein)
     python benchmarks/npl_location.py --datasets 10 --transport 2    # a look
+    python benchmarks/npl_location.py --runs runs.jsonl              # keeps each number, and resumes from them
 
 Writes `results/npl_location.md` and `results/npl_location.json` after each data set.
 """
 
 import argparse
+from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
@@ -44,6 +46,7 @@ def main():
     parser.add_argument("--datasets", type=int, default=100)
     parser.add_argument("--transport", type=int, default=10)
     parser.add_argument("--draws", type=int, default=200)
+    report.add_runs(parser)
     arguments = parser.parse_args()
     losses = ((MMD(), arguments.datasets), (NegativeLogLikelihood(), arguments.datasets))
     losses += ((Wasserstein(1.0), arguments.transport),) if arguments.transport else ()
@@ -56,10 +59,12 @@ def main():
                 name = type(loss).__name__
                 x = location_data(np.random.default_rng([seed, round(1000 * share)]), share)
                 draws = 16 if name == "Wasserstein" else arguments.draws
-                scores[name, share].append(error(loss, x, 1.0, seed, draws))
+                run = partial(error, loss, x, 1.0, seed, draws)
+                scores[name, share].append(arguments.runs.get((name, share, seed, draws), run))
         x = np.random.default_rng([seed, 5]).standard_cauchy((200, 1))
         for loss in (MMD(), NegativeLogLikelihood()):
-            cauchy[type(loss).__name__].append(error(loss, x, 0.0, seed, arguments.draws))
+            name, run = type(loss).__name__, partial(error, loss, x, 0.0, seed, arguments.draws)
+            cauchy[name].append(arguments.runs.get((name, "Cauchy", seed, arguments.draws), run))
         text = save(scores, cauchy, arguments)
     print(text)
 

@@ -7,7 +7,7 @@ import optax
 from jax.scipy.special import ndtri
 
 from numpyro_kme.bootstrap import Settings, posterior_bootstrap
-from numpyro_kme.losses import Generator, NormalNoise
+from numpyro_kme.losses import Generator, NormalNoise, UniformNoise
 
 GK_TRUTH = np.array([3.0, 1.0, 1.0, -np.log(2.0)])
 GK_LENGTH_SCALE = 0.15
@@ -104,25 +104,25 @@ def gk_nmse(mean):
     return float(np.mean((mean - GK_TRUTH) ** 2) / np.mean(GK_TRUTH))
 
 
-def toggle(u, z):
-    """One cell of the toggle switch from 601 standard normals; `u` are normal scores of the box prior."""
-    theta = toggle_parameters(u)
-    alpha1, alpha2, beta1, beta2, mu, sigma, gamma = theta
+def toggle(u, levels):
+    """One cell of the toggle switch from 601 uniform levels, in float32; `u` are normal scores of the box prior."""
+    kind, levels = u.dtype, levels.astype(jnp.float32)
+    alpha1, alpha2, beta1, beta2, mu, sigma, gamma = toggle_parameters(u).astype(jnp.float32)
 
-    def step(state, noise):
+    def step(state, level):
         first, second = state
         new_first = first + alpha1 / (1.0 + second**beta1) - (1.0 + 0.03 * first)
         new_second = second + alpha2 / (1.0 + first**beta2) - (1.0 + 0.03 * second)
         moved = (
-            new_first + 0.5 * truncated(noise[0], -2.0 * new_first),
-            new_second + 0.5 * truncated(noise[1], -2.0 * new_second),
+            new_first + 0.5 * truncated(level[0], -2.0 * new_first),
+            new_second + 0.5 * truncated(level[1], -2.0 * new_second),
         )
         return moved, None
 
-    start = (jnp.full((), 10.0, u.dtype), jnp.full((), 10.0, u.dtype))
-    (first, _), _ = jax.lax.scan(step, start, z[:-1].reshape(TOGGLE_STEPS, 2))
+    start = (jnp.full((), 10.0, jnp.float32), jnp.full((), 10.0, jnp.float32))
+    (first, _), _ = jax.lax.scan(step, start, levels[:-1].reshape(TOGGLE_STEPS, 2))
     width = mu * sigma / first**gamma
-    return first + mu + width * truncated(z[-1], -(first + mu) / width)
+    return (first + mu + width * truncated(levels[-1], -(first + mu) / width)).astype(kind)
 
 
 def toggle_parameters(u):
@@ -131,13 +131,26 @@ def toggle_parameters(u):
     return low + (high - low) * jax.scipy.special.ndtr(u)
 
 
-def truncated(z, low):
-    """Standard normal truncated below at `low`, by the inverse CDF of the level `Phi(z)`."""
-    below = jax.scipy.special.ndtr(low)
-    return ndtri(jnp.clip(below + jax.scipy.special.ndtr(z) * (1.0 - below), 1e-12, 1.0 - 1e-12))
+def truncated(level, low):
+    """Standard normal truncated below at `low`, by the inverse CDF of a level in (0, 1)."""
+    below = jax.lax.erf(low * np.float32(0.5**0.5))  # on (-1, 1)
+    odd = below + level * (1.0 - below)
+    return np.float32(2.0**0.5) * jax.lax.erf_inv(jnp.clip(odd, -1.0 + 1e-6, 1.0 - 1e-6))
 
 
-TOGGLE = Generator(toggle, NormalNoise(2 * TOGGLE_STEPS + 1), 7)
+def toggle_generator():
+    """The toggle switch as a family of laws, without derivatives: its draws switch basin."""
+    return Generator(toggle, UniformNoise(2 * TOGGLE_STEPS + 1), 7, differentiable=False)
+
+
+def toggle_data(rng, n=2000, share=0.1):
+    """`n` cells at the truth, a share of them with added Cauchy noise of scale 10."""
+    u = ndtri(jnp.asarray((TOGGLE_TRUTH - TOGGLE_LOW) / (TOGGLE_HIGH - TOGGLE_LOW)))
+    draw = jax.jit(lambda z: jax.vmap(lambda cell: toggle(u, cell))(z))
+    x = np.array(draw(jnp.asarray(rng.uniform(size=(n, 2 * TOGGLE_STEPS + 1)))), np.float64)
+    far = int(share * n)
+    x[:far] += 10.0 * rng.standard_cauchy(far)
+    return x
 
 
 def bootstrap(seed, objective, starts, num_samples, **settings):

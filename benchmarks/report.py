@@ -12,6 +12,35 @@ from pathlib import Path
 RESULTS = Path(__file__).parent / "results"
 
 
+class Kept:
+    """Numbers that were computed, by key, in a file of JSON lines: a run that was stopped goes on from there.
+
+    Args:
+        path: The file; nothing is kept without one.
+    """
+
+    def __init__(self, path=None):
+        self.path = path
+        lines = path.read_text().splitlines() if path is not None and path.exists() else []
+        self.found = {json.dumps(key): value for key, value in map(json.loads, lines)}
+
+    def get(self, key, compute):
+        """The numbers kept for a key, or those of `compute()`, as JSON returns them."""
+        text = json.dumps(key)
+        if text not in self.found:
+            line = json.dumps([key, compute()], default=_plain)
+            self.found[text] = json.loads(line)[1]
+            if self.path is not None:
+                with self.path.open("a") as file:
+                    file.write(line + "\n")
+        return self.found[text]
+
+
+def add_runs(parser):
+    """Add the option `--runs FILE`: where finished numbers are kept."""
+    parser.add_argument("--runs", type=lambda text: Kept(Path(text)), default=Kept(), help="JSON lines to resume from")
+
+
 def table(header, rows):
     """A Markdown table; numbers to three digits, columns aligned for reading as plain text."""
     cells = [list(map(str, header)), *([_cell(value) for value in row] for row in rows)]

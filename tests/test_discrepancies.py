@@ -7,7 +7,7 @@ import pytest
 
 from numpyro_kme import kernels as K
 from numpyro_kme.discrepancies import squared_mmd
-from numpyro_kme.kernels.exponents import ExpProduct, factors
+from numpyro_kme.kernels.exponents import ExpProduct, exp2_negative, factors
 
 
 def gaussian_gram(x, y, l):
@@ -143,6 +143,19 @@ def test_samples_of_anything(rng):
     grams = [np.asarray(kernel.gram(a, b)) for a, b in ((x, x), (y, y), (x, y))]
     expected = grams[0].mean() + grams[1].mean() - 2 * grams[2].mean()
     np.testing.assert_allclose(squared_mmd(kernel, x, y, unbiased=False), expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize(("dtype", "lowest"), [("float64", -1021), ("float32", -125)])
+def test_fast_powers_are_right_to_the_last_digit(dtype, lowest):
+    t = np.concatenate([np.linspace(lowest, 1e-5, 20_001), np.arange(lowest, 1) + 0.5]).astype(dtype)
+    exact = np.exp2(t.astype(np.longdouble))
+    value, slope = map(np.asarray, jax.jit(jax.vmap(jax.value_and_grad(exp2_negative)))(t))
+    assert value.dtype == dtype
+    resolution = np.finfo(dtype).eps
+    assert np.abs(value / exact - 1).max() < 2.5 * resolution
+    assert np.abs(slope / (np.log(2.0) * exact) - 1).max() < 4 * resolution
+    ends = np.asarray(exp2_negative(np.array([-np.inf, -1e6, np.nan], dtype)))
+    assert (ends[:2] <= np.finfo(dtype).tiny).all() and np.isnan(ends[2])
 
 
 def test_float32_and_numpy_input(rng):
