@@ -21,7 +21,7 @@ from numpyro_kme.losses.generator import DrawnNoise, Noise, NormalNoise
 
 
 def _check_size(num_simulated: int) -> None:
-    _checks.require(num_simulated >= 2, f"`num_simulated` must be at least 2; got {num_simulated}.")
+    _checks.whole("num_simulated", num_simulated, 2)
 
 
 @dataclass(frozen=True)
@@ -79,17 +79,21 @@ class FreshNoise:
 
     def __post_init__(self):
         _check_size(self.num_simulated)
-        _checks.require(self.repeats >= 1, f"`repeats` must be at least 1; got {self.repeats}.")
+        _checks.whole("repeats", self.repeats, 1)
 
 
 NoisePolicy = CommonNoise | LatentNoise | FreshNoise
 
 
-def simulation_key(site: str) -> jax.Array | None:
+def simulation_key(site: str, *, common: bool = False) -> jax.Array | None:
     """The key that a surrounding `simulation_keys` gives to a site; None without one.
 
     A density that a model estimates with this key, `numpyro.factor("x", log_estimate(simulation_key("x"), theta))`, can be
     sampled by `PseudoMarginal`. It differs from `numpyro.prng_key()`, which is the same in every step of NUTS.
+
+    Args:
+        site: Name of the site.
+        common: Whether the noise is meant to stay: then kernels that bring new keys do not answer.
     """
     message = {
         "type": "simulation_key",
@@ -98,21 +102,28 @@ def simulation_key(site: str) -> jax.Array | None:
         "kwargs": {},
         "value": None,
         "site": site,
+        "common": common,
     }
     return apply_stack(message)["value"]
 
 
 class simulation_keys(Messenger):
-    """The same model with a key for each site that asks `simulation_key(site)`: `fold_in(rng_key, crc32(site))`."""
+    """The same model with a key for each site that asks `simulation_key(site)`: `fold_in(rng_key, crc32(site))`.
 
-    def __init__(self, model: Callable | None = None, rng_key: jax.Array | None = None):
+    Args:
+        model: The model.
+        rng_key: A JAX key.
+        common: Whether sites whose noise is meant to stay get one too.
+    """
+
+    def __init__(self, model: Callable | None = None, rng_key: jax.Array | None = None, *, common: bool = True):
         _checks.require(rng_key is not None, "`rng_key` must be a JAX key; got None.")
-        self.rng_key = rng_key
+        self.rng_key, self.common = rng_key, common
         super().__init__(model)
 
     def process_message(self, msg):
         """Answer, unless a closer handler has."""
-        if msg["type"] == "simulation_key" and msg["value"] is None:
+        if msg["type"] == "simulation_key" and msg["value"] is None and (self.common or not msg["common"]):
             concrete = _checks.is_concrete(self.rng_key)
             with jax.ensure_compile_time_eval() if concrete else nullcontext():
                 msg["value"] = random.fold_in(self.rng_key, crc32(msg["site"].encode()))

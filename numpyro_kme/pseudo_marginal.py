@@ -195,7 +195,7 @@ def _adapt(adapted: Adapted, point: jax.Array, excess: jax.Array, i: jax.Array) 
 
 def _with_key(model: Callable) -> Callable:
     def keyed(*args, simulation_rng_key, **kwargs):
-        return simulation_keys(model, rng_key=simulation_rng_key)(*args, **kwargs)
+        return simulation_keys(model, rng_key=simulation_rng_key, common=False)(*args, **kwargs)
 
     return keyed
 

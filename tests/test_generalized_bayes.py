@@ -97,6 +97,13 @@ def test_fresh_and_latent_noise_use_the_draws_they_are_given():
     assert values[0] == values[1] != values[2]
 
 
+def test_kernels_that_bring_new_keys_leave_common_noise_as_it_is():
+    gb, key = generalized_bayes(model, LOSS, weight=1.0, noise=CommonNoise(16, random.key(3))), random.key(4)
+    given = [gb, simulation_keys(gb, rng_key=key, common=False), simulation_keys(gb, rng_key=key)]
+    own, same, other = (likelihood(m, X, 0.5, at=0.4, simulator=keyed) for m in given)
+    assert own == same != other
+
+
 def test_the_gradient_is_that_of_the_density():
     gb = generalized_bayes(model, MMD(Gaussian(1.0), free_mass=True), weight=1.0, noise=CommonNoise(64))
     density = jax.jit(lambda m: log_density(gb, (X, 0.5), {}, {"mean": m})[0])
@@ -254,6 +261,8 @@ def test_data_must_be_known():
     [
         (dict(weight=0.0, noise=CommonNoise(8)), "`weight` must be positive"),
         (dict(weight=-1.0, noise=CommonNoise(8)), "`weight` must be positive"),
+        (dict(weight="1", noise=CommonNoise(8)), "`weight` must be one positive number; got '1'.*by_bootstrap"),
+        (dict(weight=[1.0, 2.0], noise=CommonNoise(8)), "`weight` must be one positive number"),
         (dict(weight=1.0, noise=8), "`noise` must be CommonNoise"),
         (dict(weight=1.0, noise=FreshNoise(8), covariates={"x": X}), "`covariates` need noise=CommonNoise"),
     ],
