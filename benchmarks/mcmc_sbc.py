@@ -22,7 +22,7 @@ from scipy import stats
 
 import numpyro_kme as kme
 
-NOISE, DATASETS, THIN = 0.7, 300, 5
+NOISE, DATASETS, THIN = 0.7, 300, 3
 FORMS = {"exact": None, "residual": kme.ResidualKernelMeans(), "published": kme.KernelMeans()}
 
 
@@ -54,7 +54,7 @@ def run(seed, form, size, draws):
         bank = kme.simulate(jax.random.key(seed), single, size, progress_bar=False)
         fitted = kme.fit_likelihood(bank.arguments["x"], bank.x["x"], form=FORMS[form])
         model, kwargs = kme.handlers.surrogate(groups, {"x": fitted}), {}
-    mcmc = MCMC(NUTS(model), num_warmup=500, num_samples=draws * THIN, thinning=THIN, progress_bar=False)
+    mcmc = MCMC(NUTS(model), num_warmup=300, num_samples=draws * THIN, thinning=THIN, progress_bar=False)
     mcmc.run(jax.random.key(seed), jnp.asarray(x), **kwargs)
     theta = np.asarray(mcmc.get_samples()["theta"])
     ranks = (np.sum(theta < truth[None], axis=0) + rng.uniform(size=truth.shape)) / (draws + 1)
@@ -74,8 +74,8 @@ def run(seed, form, size, draws):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[50, 100, 300, 1000, 3000])
-    parser.add_argument("--draws", type=int, default=199)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[50, 100, 300, 1000])
+    parser.add_argument("--draws", type=int, default=99)
     parser.add_argument("--runs")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore", UserWarning)
@@ -97,7 +97,7 @@ def main():
     header = ("likelihood", "simulations", "banks", "least p-value", "times their number", "p-value of all banks", "coverage of 90 %",
               "of 50 %", "posterior sd / exact", "rms error of means / sd", "divergent")  # fmt: skip
     text = report.table(header, table) + (
-        f"\n\n{DATASETS} data sets for each bank, {arguments.draws} draws of each, every {THIN}th; p-values are Kolmogorov-Smirnov's."
+        f"\n\n{DATASETS} data sets for each bank, {arguments.draws} draws of each, every {THIN}rd; p-values are Kolmogorov-Smirnov's."
     )
     report.save("mcmc_sbc", "Simulation-based calibration of NUTS on a learnt likelihood", [("Conjugate normal model", text)],
                 {"rows": rows})  # fmt: skip

@@ -22,6 +22,7 @@ from numpyro_kme.noise import (
     LatentNoise,
     NoisePolicy,
     even_noise,
+    fresh_nodes,
     independent_noise,
     simulation_key,
 )
@@ -140,7 +141,7 @@ class generalized_bayes(Messenger):
             return Nodes(values[None], jnp.full((1, noise.num_simulated), 1.0 / noise.num_simulated))
         key = simulation_key(msg["name"], common=isinstance(noise, CommonNoise))
         if isinstance(noise, FreshNoise):
-            return None if key is None else generator.noise.nodes(key, noise.num_simulated, noise.repeats)
+            return None if key is None else fresh_nodes(generator.noise, key, noise)
         key = noise.rng_key if key is None else key
         return bound.common_nodes(key, noise.num_simulated)
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 from zlib import crc32
 
@@ -17,7 +17,7 @@ from numpyro.primitives import Messenger, apply_stack
 
 from numpyro_kme import _checks, _compat
 from numpyro_kme.from_noise import FromNoise
-from numpyro_kme.losses.generator import DrawnNoise, Noise, NormalNoise
+from numpyro_kme.losses.generator import DrawnNoise, Nodes, Noise, NormalNoise
 
 
 def _check_size(num_simulated: int) -> None:
@@ -112,7 +112,7 @@ class simulation_keys(Messenger):
 
     Args:
         model: The model.
-        rng_key: A JAX key.
+        rng_key: A JAX key, or `(blocks,)` of them, which the sites then get.
         common: Whether sites whose noise is meant to stay get one too.
     """
 
@@ -126,7 +126,9 @@ class simulation_keys(Messenger):
         if msg["type"] == "simulation_key" and msg["value"] is None and (self.common or not msg["common"]):
             concrete = _checks.is_concrete(self.rng_key)
             with jax.ensure_compile_time_eval() if concrete else nullcontext():
-                msg["value"] = random.fold_in(self.rng_key, crc32(msg["site"].encode()))
+                fold = partial(random.fold_in, data=crc32(msg["site"].encode()))
+                many = is_key(self.rng_key) and self.rng_key.ndim == 1
+                msg["value"] = (jax.vmap(fold) if many else fold)(self.rng_key)
 
 
 def independent_noise(fn: Callable) -> Noise:
@@ -150,6 +152,20 @@ def even_noise(fn: Callable) -> Noise:
     if isinstance(base, dist.Normal):
         return NormalNoise(size, lambda z: base.loc + base.scale * z.reshape(shape))
     return NormalNoise(size, lambda z: base.icdf(ndtr(z.reshape(shape))))
+
+
+def fresh_nodes(law: Noise, key: jax.Array, noise: FreshNoise) -> Nodes:
+    """Independent sets of nodes `(repeats, M, ...)`; with keys `(blocks,)` each makes an equal part of every set."""
+    num, sets = noise.num_simulated, noise.repeats
+    if not is_key(key) or key.ndim == 0:
+        return law.nodes(key, num, sets)
+    _checks.require(
+        num % len(key) == 0,
+        f"`num_simulated` must be a multiple of the number of blocks; got {num} points and {len(key)} blocks.",
+    )
+    parts = jax.vmap(lambda one: law.nodes(one, num // len(key), sets))(key)
+    values = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1).reshape(sets, num, *leaf.shape[3:]), parts.values)
+    return Nodes(values, jnp.full((sets, num), 1.0 / num))
 
 
 def is_key(leaf: Any) -> bool:

@@ -17,6 +17,7 @@ from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD
 from numpyro_kme.noise import FreshNoise, LatentNoise, simulation_key, simulation_keys
 from numpyro_kme.pseudo_marginal import PseudoMarginal
+from numpyro_kme.rescoring import estimate_spread
 from numpyro_kme.simulator import Simulator
 
 X = np.random.default_rng(0).normal(1.0, 1.0, 40)
@@ -75,6 +76,16 @@ def test_fresh_noise_gives_the_exact_posterior(truth):
     mcmc, samples = run(PseudoMarginal(loss_with(FreshNoise(16))), X)
     assert max(standard_errors(samples, truth)) < 4.0
     assert samples.shape == (4, 3000) and 0.03 < float(mcmc.last_state.mean_accept_prob.mean()) < 0.5
+
+
+def test_noise_renewed_in_blocks_gives_the_exact_posterior(truth):
+    kernel = PseudoMarginal(loss_with(FreshNoise(16)), blocks=4)
+    mcmc, samples = run(kernel, X)
+    assert max(standard_errors(samples, truth)) < 4.0
+    state = jax.tree.map(lambda leaf: leaf[0], mcmc.last_state._replace(adapted=None))
+    renewed = kernel._renewed(state.noise_key, random.key(3))
+    changed = (random.key_data(renewed) != random.key_data(state.noise_key)).any(axis=1)
+    assert renewed.shape == (4,) and changed.sum() == 1
 
 
 def test_latent_noise_gives_the_exact_posterior(truth):
@@ -142,8 +153,23 @@ def test_a_rejected_proposal_leaves_point_estimate_and_key_as_they_are():
     assert again.model is estimated
 
 
+def test_the_spread_of_an_estimate_is_that_of_its_logarithm():
+    draws = {"mean": np.linspace(-1.0, 1.0, 30)}
+    assert estimate_spread(random.key(0), estimated, draws, 2.0, 1.0) == pytest.approx(
+        1.0, abs=5 / np.sqrt(2 * 49 * 20)
+    )
+    with pytest.warns(UserWarning, match=r"standard deviation of .*; above 2 a PseudoMarginal chain sticks"):
+        estimate_spread(random.key(0), estimated, draws, 2.0, 3.0)
+    with pytest.raises(ValueError, match="`samples` must hold at least one draw"):
+        estimate_spread(random.key(0), estimated, {}, 2.0, 1.0)
+
+
 def test_settings_are_checked():
     with pytest.raises(ValueError, match="`target_accept_prob` must be between 0 and 1"):
         PseudoMarginal(estimated, target_accept_prob=1.5)
+    with pytest.raises(ValueError, match="`blocks` must be at least 1"):
+        PseudoMarginal(estimated, blocks=0)
     with pytest.raises(ValueError, match="`rng_key` must be a JAX key"):
         simulation_keys(estimated)
+    with pytest.raises(ValueError, match="multiple of the number of blocks; got 16 points and 3 blocks"):
+        run(PseudoMarginal(loss_with(FreshNoise(16)), blocks=3), X, num_samples=1, num_warmup=1)
