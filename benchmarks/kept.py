@@ -20,7 +20,7 @@ class Kept:
         if key not in self.rows:
             row = {name: _plain(value) for name, value in make().items()}
             self.rows[key] = row
-            print(*key, row, flush=True)
+            print(*key, {name: value for name, value in row.items() if not isinstance(value, list)}, flush=True)
             if self.path:
                 with self.path.open("a") as file:
                     file.write(json.dumps({"key": key, "row": row}) + "\n")

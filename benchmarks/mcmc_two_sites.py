@@ -1,6 +1,6 @@
 """Two simulator sites, a Poisson likelihood and a positive latent in one model: NUTS against brute force on a grid.
 
-    python benchmarks/mcmc_two_sites.py                       # 300 and 1,000 simulations, 10 seeds
+    python benchmarks/mcmc_two_sites.py                       # 300 and 1,000 simulations, 5 seeds
     python benchmarks/mcmc_two_sites.py --runs runs.jsonl     # keeps each run, and resumes from them
 
 Writes `results/mcmc_two_sites.md` and `results/mcmc_two_sites.json`.
@@ -101,7 +101,7 @@ def run(seed, size, form):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--sizes", type=int, nargs="+", default=[300, 1000])
     parser.add_argument("--runs")
     arguments = parser.parse_args()

@@ -64,8 +64,8 @@ class PseudoMarginal(MCMCKernel):
     Args:
         model: The model.
         blocks: Into how many parts the noise is split. Each proposal brings new noise for one of them, chosen at random, so that
-            the two estimates are alike and the chain sticks less where they are noisy. Models of your own get `(blocks,)`
-            keys; `num_simulated` must be a multiple.
+            the two estimates are alike and the chain sticks less where they are noisy, but forgets the noise more slowly. Models
+            of your own get `(blocks,)` keys; `num_simulated` must be a multiple.
         target_accept_prob: Acceptance that the scale adapts to. Noisy estimates want less than the .234 of exact ones.
         init_strategy: Where chains start, as in NumPyro.
     Raises:

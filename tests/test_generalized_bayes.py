@@ -15,7 +15,7 @@ from numpyro_kme.from_noise import FromNoise
 from numpyro_kme.handlers import generalized_bayes
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD
-from numpyro_kme.noise import CommonNoise, FreshNoise, LatentNoise, simulation_keys
+from numpyro_kme.noise import CommonNoise, FreshNoise, LatentNoise, fresh_nodes, independent_noise, simulation_keys
 from numpyro_kme.rescoring import noise_sensitivity
 from numpyro_kme.simulator import Simulator
 
@@ -95,6 +95,14 @@ def test_fresh_and_latent_noise_use_the_draws_they_are_given():
     fresh = generalized_bayes(model, LOSS, weight=1.0, noise=FreshNoise(16, repeats=3))
     values = [likelihood(simulation_keys(fresh, rng_key=random.key(k)), X, 0.5, at=0.4) for k in (1, 1, 2)]
     assert values[0] == values[1] != values[2]
+
+
+def test_noise_of_several_keys_is_made_of_equal_parts():
+    law, keys = independent_noise(DECLARED), random.split(random.key(0), 4)
+    whole = fresh_nodes(law, keys, FreshNoise(12, repeats=2))
+    parts = [law.nodes(key, 3, 2).values for key in keys]
+    np.testing.assert_array_equal(whole.values, np.concatenate(parts, axis=1))
+    assert whole.weights.shape == (2, 12) and float(whole.weights.sum()) == pytest.approx(2.0)
 
 
 def test_kernels_that_bring_new_keys_leave_common_noise_as_it_is():
