@@ -34,7 +34,7 @@ from numpyro_kme.mmd_estimators import Fourier, LinearTime, Quadratic
 from numpyro_kme.noise import CommonNoise, FreshNoise, LatentNoise, simulation_key
 from numpyro_kme.problem import Problem
 from numpyro_kme.pseudo_marginal import PseudoMarginal
-from numpyro_kme.rescoring import NoiseSensitivity, noise_sensitivity
+from numpyro_kme.rescoring import NoiseSensitivity, estimate_spread, noise_sensitivity
 from numpyro_kme.simulations import Command, Penalise, Retry, Simulations, simulate
 from numpyro_kme.simulator import Simulator
 from numpyro_kme.surrogate_check import SurrogateCheck, check_surrogate
@@ -98,6 +98,7 @@ __all__ = [
     "check_surrogate",
     "cite",
     "diagnostics",
+    "estimate_spread",
     "fit_likelihood",
     "handlers",
     "herd",

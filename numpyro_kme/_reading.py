@@ -246,5 +246,6 @@ def _check_sites(trace, sites, simulators, parents) -> None:
         _checks.require(
             not discrete,
             f"The prior of {name!r} is discrete ({type(_compat.innermost(fn)).__name__}). Sum over it inside "
-            "the simulator, or use a continuous parameter; a fixed value belongs in numpyro.deterministic.",
+            "the simulator, or use a continuous parameter; a fixed value belongs in numpyro.deterministic. If it is "
+            "data, pass the observation to the model: `simulate` takes Problem.read(model, ...).",
         )

@@ -22,6 +22,7 @@ from numpyro_kme.noise import (
     LatentNoise,
     NoisePolicy,
     even_noise,
+    fresh_nodes,
     independent_noise,
     simulation_key,
 )
@@ -65,6 +66,12 @@ class generalized_bayes(Messenger):
         noise: NoisePolicy,
         covariates: Mapping[str, ArrayLike] | None = None,
     ):
+        _checks.require(
+            np.shape(weight) == () and (not _checks.is_concrete(weight) or np.asarray(weight).dtype.kind in "fiu"),
+            f"`weight` must be one positive number; got {weight!r:.60}. Of a `calibrate_weight` pass `.by_bootstrap` or "
+            "`.by_coverage`.",
+            TypeError,
+        )
         _checks.positive("weight", weight)
         _checks.require(
             isinstance(noise, NoisePolicy),
@@ -132,9 +139,9 @@ class generalized_bayes(Messenger):
             plates = [frame.name for frame in msg["cond_indep_stack"]]
             values = numpyro.sample(f"{msg['name']}_noise", law, infer={"block_plates": plates})
             return Nodes(values[None], jnp.full((1, noise.num_simulated), 1.0 / noise.num_simulated))
-        key = simulation_key(msg["name"])
+        key = simulation_key(msg["name"], common=isinstance(noise, CommonNoise))
         if isinstance(noise, FreshNoise):
-            return None if key is None else generator.noise.nodes(key, noise.num_simulated, noise.repeats)
+            return None if key is None else fresh_nodes(generator.noise, key, noise)
         key = noise.rng_key if key is None else key
         return bound.common_nodes(key, noise.num_simulated)
 

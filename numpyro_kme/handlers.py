@@ -46,13 +46,14 @@ class surrogate(Messenger):
     """
 
     def __init__(self, model: Callable | None = None, likelihoods: Mapping[str, Likelihood] | None = None):
-        likelihoods = dict(likelihoods or {})
+        given = likelihoods.items() if isinstance(likelihoods, Mapping) else ()
+        shown = {name: type(f).__name__ for name, f in given} or type(likelihoods).__name__
         _checks.require(
-            bool(likelihoods) and all(callable(f) for f in likelihoods.values()),
-            "`likelihoods` must be a dictionary {site: f} of functions f(*params) that give a distribution; "
-            f"got {likelihoods!r}.",
+            bool(given) and all(callable(f) for _, f in given),
+            "`likelihoods` must be a dictionary {site: f} of functions f(*params) that give a distribution, such as "
+            f"`kelfi.likelihoods` after a run, or {{site: fit_likelihood(...)}}; got {shown}.",
         )
-        self.likelihoods = likelihoods
+        self.likelihoods: dict[str, Likelihood] = dict(given)
         self._met: set[str] = set()
         super().__init__(model)
 
@@ -127,7 +128,10 @@ def _density(name: str, likelihood: Likelihood, simulator: Simulator, value: Arr
         f"has {simulator.batch_shape}, one for each call.",
     )
     if isinstance(fn, KernelMeansLikelihood):
-        fn = fn.observing(value)
+        try:
+            fn = fn.observing(value)
+        except ValueError as error:
+            raise ValueError(f"The observation at site {name!r} does not fit its likelihood: {error}") from error
     return fn.expand(simulator.batch_shape)
 
 

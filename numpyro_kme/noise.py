@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 from zlib import crc32
 
@@ -17,11 +17,11 @@ from numpyro.primitives import Messenger, apply_stack
 
 from numpyro_kme import _checks, _compat
 from numpyro_kme.from_noise import FromNoise
-from numpyro_kme.losses.generator import DrawnNoise, Noise, NormalNoise
+from numpyro_kme.losses.generator import DrawnNoise, Nodes, Noise, NormalNoise
 
 
 def _check_size(num_simulated: int) -> None:
-    _checks.require(num_simulated >= 2, f"`num_simulated` must be at least 2; got {num_simulated}.")
+    _checks.whole("num_simulated", num_simulated, 2)
 
 
 @dataclass(frozen=True)
@@ -79,17 +79,21 @@ class FreshNoise:
 
     def __post_init__(self):
         _check_size(self.num_simulated)
-        _checks.require(self.repeats >= 1, f"`repeats` must be at least 1; got {self.repeats}.")
+        _checks.whole("repeats", self.repeats, 1)
 
 
 NoisePolicy = CommonNoise | LatentNoise | FreshNoise
 
 
-def simulation_key(site: str) -> jax.Array | None:
+def simulation_key(site: str, *, common: bool = False) -> jax.Array | None:
     """The key that a surrounding `simulation_keys` gives to a site; None without one.
 
     A density that a model estimates with this key, `numpyro.factor("x", log_estimate(simulation_key("x"), theta))`, can be
     sampled by `PseudoMarginal`. It differs from `numpyro.prng_key()`, which is the same in every step of NUTS.
+
+    Args:
+        site: Name of the site.
+        common: Whether the noise is meant to stay: then kernels that bring new keys do not answer.
     """
     message = {
         "type": "simulation_key",
@@ -98,24 +102,33 @@ def simulation_key(site: str) -> jax.Array | None:
         "kwargs": {},
         "value": None,
         "site": site,
+        "common": common,
     }
     return apply_stack(message)["value"]
 
 
 class simulation_keys(Messenger):
-    """The same model with a key for each site that asks `simulation_key(site)`: `fold_in(rng_key, crc32(site))`."""
+    """The same model with a key for each site that asks `simulation_key(site)`: `fold_in(rng_key, crc32(site))`.
 
-    def __init__(self, model: Callable | None = None, rng_key: jax.Array | None = None):
+    Args:
+        model: The model.
+        rng_key: A JAX key, or `(blocks,)` of them, which the sites then get.
+        common: Whether sites whose noise is meant to stay get one too.
+    """
+
+    def __init__(self, model: Callable | None = None, rng_key: jax.Array | None = None, *, common: bool = True):
         _checks.require(rng_key is not None, "`rng_key` must be a JAX key; got None.")
-        self.rng_key = rng_key
+        self.rng_key, self.common = rng_key, common
         super().__init__(model)
 
     def process_message(self, msg):
         """Answer, unless a closer handler has."""
-        if msg["type"] == "simulation_key" and msg["value"] is None:
+        if msg["type"] == "simulation_key" and msg["value"] is None and (self.common or not msg["common"]):
             concrete = _checks.is_concrete(self.rng_key)
             with jax.ensure_compile_time_eval() if concrete else nullcontext():
-                msg["value"] = random.fold_in(self.rng_key, crc32(msg["site"].encode()))
+                fold = partial(random.fold_in, data=crc32(msg["site"].encode()))
+                many = is_key(self.rng_key) and self.rng_key.ndim == 1
+                msg["value"] = (jax.vmap(fold) if many else fold)(self.rng_key)
 
 
 def independent_noise(fn: Callable) -> Noise:
@@ -139,6 +152,20 @@ def even_noise(fn: Callable) -> Noise:
     if isinstance(base, dist.Normal):
         return NormalNoise(size, lambda z: base.loc + base.scale * z.reshape(shape))
     return NormalNoise(size, lambda z: base.icdf(ndtr(z.reshape(shape))))
+
+
+def fresh_nodes(law: Noise, key: jax.Array, noise: FreshNoise) -> Nodes:
+    """Independent sets of nodes `(repeats, M, ...)`; with keys `(blocks,)` each makes an equal part of every set."""
+    num, sets = noise.num_simulated, noise.repeats
+    if not is_key(key) or key.ndim == 0:
+        return law.nodes(key, num, sets)
+    _checks.require(
+        num % len(key) == 0,
+        f"`num_simulated` must be a multiple of the number of blocks; got {num} points and {len(key)} blocks.",
+    )
+    parts = jax.vmap(lambda one: law.nodes(one, num // len(key), sets))(key)
+    values = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1).reshape(sets, num, *leaf.shape[3:]), parts.values)
+    return Nodes(values, jnp.full((sets, num), 1.0 / num))
 
 
 def is_key(leaf: Any) -> bool:

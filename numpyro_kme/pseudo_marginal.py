@@ -32,7 +32,7 @@ class PseudoMarginalState(NamedTuple):
     Attributes:
         z: Latents, unconstrained.
         potential_energy: The estimate at `z`, from `noise_key`; kept as long as the chain stays.
-        noise_key: The key of that estimate.
+        noise_key: The key of that estimate, or `(blocks,)` keys.
         i: Steps taken.
         accept_prob: Of the last proposal.
         mean_accept_prob: Mean since warmup began, or ended.
@@ -63,21 +63,34 @@ class PseudoMarginal(MCMCKernel):
 
     Args:
         model: The model.
+        blocks: Into how many parts the noise is split. Each proposal brings new noise for one of them, chosen at random, so that
+            the two estimates are alike and the chain sticks less where they are noisy, but forgets the noise more slowly. Models
+            of your own get `(blocks,)` keys; `num_simulated` must be a multiple.
         target_accept_prob: Acceptance that the scale adapts to. Noisy estimates want less than the .234 of exact ones.
         init_strategy: Where chains start, as in NumPyro.
     Raises:
-        ValueError: If `target_accept_prob` is not between 0 and 1.
+        ValueError: If `target_accept_prob` is not between 0 and 1, or `blocks` is not a positive whole number.
     Cost: one evaluation of the model a step. Acceptance far below the target at every scale means that the estimate is too
-        noisy: more `num_simulated` or `repeats`.
-    References: Andrieu and Roberts (2009), Annals of Statistics 37; Haario, Saksman and Tamminen (2001), Bernoulli 7.
+        noisy (`estimate_spread`): more `num_simulated`, `repeats` or `blocks`.
+    References: Andrieu and Roberts (2009), Annals of Statistics 37; Haario, Saksman and Tamminen (2001), Bernoulli 7; Tran,
+        Kohn, Quiroz and Villani (2016), arXiv:1603.02485.
     """
 
-    def __init__(self, model: Callable, *, target_accept_prob: float = 0.2, init_strategy: Callable = init_to_median):
+    def __init__(
+        self,
+        model: Callable,
+        *,
+        blocks: int = 1,
+        target_accept_prob: float = 0.2,
+        init_strategy: Callable = init_to_median,
+    ):
+        _checks.whole("blocks", blocks, 1)
         _checks.require(
             0.0 < target_accept_prob < 1.0,
             f"`target_accept_prob` must be between 0 and 1; got {target_accept_prob}.",
         )
         self._model, self._target, self._init_strategy = model, target_accept_prob, init_strategy
+        self._blocks = blocks
         self._num_warmup = 0
         self._potential: Callable | None = None
         self._postprocess: Callable | None = None
@@ -99,7 +112,7 @@ class PseudoMarginal(MCMCKernel):
         single = is_prng_key(rng_key)
         split = random.split if single else jax.vmap(random.split)
         rng_key, start_key = jnp.moveaxis(split(rng_key), int(not single), 0)
-        kwargs = {"simulation_rng_key": random.key(0), **(model_kwargs or {})}
+        kwargs = {"simulation_rng_key": self._first_keys(random.key(0)), **(model_kwargs or {})}
         info, self._potential, self._postprocess, _ = initialize_model(
             start_key,
             _with_key(self._model),
@@ -113,6 +126,7 @@ class PseudoMarginal(MCMCKernel):
 
         def first(z, key):
             key, noise_key = random.split(key)
+            noise_key = self._first_keys(noise_key)
             flat, _ = ravel_pytree(z)
             dim, dtype = len(flat), flat.dtype
             adapted = Adapted(flat, jnp.eye(dim, dtype=dtype), jnp.asarray(jnp.log(2.4 / jnp.sqrt(dim)), dtype))
@@ -131,7 +145,9 @@ class PseudoMarginal(MCMCKernel):
     def postprocess_fn(self, model_args, model_kwargs):
         """The map to constrained latents and deterministic sites."""
         assert self._postprocess is not None
-        return self._postprocess(*model_args, simulation_rng_key=random.key(0), **(model_kwargs or {}))
+        return self._postprocess(
+            *model_args, simulation_rng_key=self._first_keys(random.key(0)), **(model_kwargs or {})
+        )
 
     def refresh(self, state, model_args, model_kwargs):
         """Estimate again with the key that is kept, after what the model is conditioned on has changed."""
@@ -156,8 +172,20 @@ class PseudoMarginal(MCMCKernel):
         energy = self._potential(*model_args, simulation_rng_key=noise_key, **(model_kwargs or {}))(z)
         return jnp.where(jnp.isnan(energy), jnp.inf, energy)
 
+    def _first_keys(self, key):
+        return key if self._blocks == 1 else random.split(_typed(key), self._blocks)
+
+    def _renewed(self, kept, key):
+        """The noise of a proposal: all of it new, or that of one block."""
+        if self._blocks == 1:
+            return key
+        place_key, new_key = random.split(_typed(key))
+        place = random.randint(place_key, (), 0, self._blocks)
+        return random.wrap_key_data(random.key_data(kept).at[place].set(random.key_data(new_key)))
+
     def _step(self, state, model_args, model_kwargs):
         rng_key, step_key, noise_key, accept_key = random.split(state.rng_key, 4)
+        noise_key = self._renewed(state.noise_key, noise_key)
         flat, unflatten = ravel_pytree(state.z)
         factor = jnp.linalg.cholesky(state.adapted.covariance)
         moved = flat + jnp.exp(state.adapted.log_scale) * factor @ random.normal(step_key, flat.shape, flat.dtype)
@@ -195,7 +223,7 @@ def _adapt(adapted: Adapted, point: jax.Array, excess: jax.Array, i: jax.Array) 
 
 def _with_key(model: Callable) -> Callable:
     def keyed(*args, simulation_rng_key, **kwargs):
-        return simulation_keys(model, rng_key=simulation_rng_key)(*args, **kwargs)
+        return simulation_keys(model, rng_key=simulation_rng_key, common=False)(*args, **kwargs)
 
     return keyed
 

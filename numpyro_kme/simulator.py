@@ -188,7 +188,7 @@ class Simulator(Distribution):
             f"{f'Site {site!r} is' if site else 'This is'} a simulator (`{self.name}`): it can be drawn from "
             "but has no density. Put one in its place with `numpyro_kme.handlers.surrogate(model, "
             f"{{{site or '<site>'!r}: fitted}})`, around any `condition`, or run an engine that works from "
-            "simulations, such as `numpyro_kme.KELFI(model)`."
+            "simulations, such as `numpyro_kme.KELFI(model)`. Under `surrogate` already: observe it."
         )
         shape = jnp.broadcast_shapes(self.batch_shape, lead)
         return _log_prob(value, *self.params, shape=shape, dtype=jnp.result_type(float), sentence=sentence)

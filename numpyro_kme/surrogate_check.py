@@ -12,6 +12,7 @@ from numpyro import handlers
 
 from numpyro_kme import _checks, _compat, _linalg
 from numpyro_kme.kernel_means.distribution import KernelMeansLikelihood
+from numpyro_kme.simulator import Simulator
 
 FAR, MANY = 0.99, 0.05
 """A point is outside where it is further from all simulations than this share of the simulations are from each other; so
@@ -53,6 +54,7 @@ def check_surrogate(
     draws = {name: np.asarray(value) for name, value in samples.items()}
     num = len(next(iter(draws.values()), ()))
     _checks.require(num >= 1, "`samples` must hold at least one draw; got none.")
+    _check_shapes(model, draws, args, kwargs)
     rows = np.unique(np.linspace(0, num - 1, min(num, max_draws)).astype(int))
     reach: dict[str, float] = {}
 
@@ -77,6 +79,22 @@ def check_surrogate(
     for name, check in checks.items():
         _warn(name, check)
     return checks
+
+
+def _check_shapes(model, draws, args, kwargs) -> None:
+    trace = handlers.trace(handlers.seed(model, jax.random.key(0))).get_trace(*args, **kwargs)
+    for name, site in trace.items():
+        if (
+            site["type"] == "sample"
+            and not site["is_observed"]
+            and not isinstance(_compat.innermost(site["fn"]), Simulator)
+        ):
+            found, shape = np.shape(draws.get(name, ())), np.shape(site["value"])
+            _checks.require(
+                len(found) > 0 and found[1:] == shape,
+                f"`samples` must hold every latent of the model as (draws, *shape); at {name!r}, of shape {shape}, it has "
+                f"{found if name in draws else 'nothing'}. Pass `mcmc.get_samples()`, not grouped by chain.",
+            )
 
 
 def _warn(name: str, check: SurrogateCheck) -> None:

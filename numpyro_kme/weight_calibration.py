@@ -8,7 +8,6 @@ import numpy as np
 from scipy.special import ndtri
 
 from numpyro_kme import _checks
-from numpyro_kme.engines._iid import IidModel
 from numpyro_kme.engines.posterior_bootstrap import PosteriorBootstrap
 from numpyro_kme.losses.base import Loss
 
@@ -37,6 +36,39 @@ class WeightCalibration:
     coverage: np.ndarray
     num_replicates: int
 
+    @classmethod
+    def from_bootstrap(cls, engine: PosteriorBootstrap, *, level: float = 0.9) -> "WeightCalibration":
+        """The calibration from a posterior bootstrap that has been run with the loss of the generalised posterior.
+
+        Data sets of one size that one engine runs in turn share its compiled programs.
+
+        Args:
+            engine: The bootstrap.
+            level: Probability of the intervals.
+        Raises:
+            ValueError: If `level` is not between 0 and 1, or fewer than half of the replicates converged.
+        """
+        _checks.require(0.0 < level < 1.0, f"`level` must be between 0 and 1; got {level}.")
+        _checks.instance("engine", engine, PosteriorBootstrap, "a PosteriorBootstrap that has been run")
+        (data,), found = engine.result.groups["observed_data"].values(), engine.replicates
+        size, converged = len(data), np.asarray(found.converged)
+        offsets = (found.u - found.fit.u)[converged]
+        _checks.require(
+            2 * len(offsets) >= len(converged) and len(offsets) > offsets.shape[1],
+            f"Only {len(offsets)} of {len(converged)} bootstrap replicates converged: look at the run of PosteriorBootstrap "
+            "first.",
+        )
+        hessian = np.asarray(found.fit.hessian)
+        weight = offsets.shape[1] / (size * np.trace(hessian @ (offsets.T @ offsets / len(offsets))))
+        weights = weight * np.geomspace(1.0 / REACH, REACH, 241)
+        sd = np.sqrt(np.diag(np.linalg.inv(hessian)) / size)
+        reach = np.abs(offsets) / (ndtri(0.5 + 0.5 * level) * sd)
+        coverage = np.mean(reach[None] <= weights[:, None, None] ** -0.5, axis=1)
+        average = coverage.mean(axis=1)
+        inside = average[-1] <= level <= average[0]
+        by_coverage = float(np.exp(np.interp(-level, -average, np.log(weights)))) if inside else float("nan")
+        return cls(float(weight), by_coverage, level, weights, coverage, len(offsets))
+
 
 def calibrate_weight(
     rng_key: jax.Array,
@@ -56,7 +88,8 @@ def calibrate_weight(
     `weight = D / (n tr(H Cov(u_b)))`, the minimum of their Kullback-Leibler divergence; with one parameter it is the rule of
     Lyddon, Holmes and Walker. The second is the weight at which the intervals `u_b +- z sd`, of probability `level`, cover `u`
     in that share of the replicates, averaged over parameters. Both are on the unconstrained scale, both ignore the prior, and
-    both are for the loss against the model's law itself (`CommonNoise` with many nodes).
+    both are for the loss against the model's law itself (`CommonNoise` with many nodes). A posterior bootstrap that has been
+    run gives them too, by `WeightCalibration.from_bootstrap`.
 
     Args:
         rng_key: The only source of randomness.
@@ -76,20 +109,4 @@ def calibrate_weight(
     _checks.require(0.0 < level < 1.0, f"`level` must be between 0 and 1; got {level}.")
     engine = PosteriorBootstrap(model, loss, num_samples=num_replicates, num_nodes=num_nodes, covariates=covariates)
     engine.run(rng_key, *args, **kwargs)
-    size = len(IidModel.read(model, args, kwargs).data)
-    found = engine.replicates
-    offsets = (found.u - found.fit.u)[np.asarray(found.converged)]
-    _checks.require(
-        2 * len(offsets) >= num_replicates and len(offsets) > offsets.shape[1],
-        f"Only {len(offsets)} of {num_replicates} bootstrap replicates converged: look at the run of PosteriorBootstrap first.",
-    )
-    hessian = np.asarray(found.fit.hessian)
-    weight = offsets.shape[1] / (size * np.trace(hessian @ (offsets.T @ offsets / len(offsets))))
-    weights = weight * np.geomspace(1.0 / REACH, REACH, 241)
-    sd = np.sqrt(np.diag(np.linalg.inv(hessian)) / size)
-    reach = np.abs(offsets) / (ndtri(0.5 + 0.5 * level) * sd)
-    coverage = np.mean(reach[None] <= weights[:, None, None] ** -0.5, axis=1)
-    average = coverage.mean(axis=1)
-    inside = average[-1] <= level <= average[0]
-    by_coverage = float(np.exp(np.interp(-level, -average, np.log(weights)))) if inside else float("nan")
-    return WeightCalibration(float(weight), by_coverage, level, weights, coverage, len(offsets))
+    return WeightCalibration.from_bootstrap(engine, level=level)

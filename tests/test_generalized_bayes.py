@@ -15,7 +15,7 @@ from numpyro_kme.from_noise import FromNoise
 from numpyro_kme.handlers import generalized_bayes
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD
-from numpyro_kme.noise import CommonNoise, FreshNoise, LatentNoise, simulation_keys
+from numpyro_kme.noise import CommonNoise, FreshNoise, LatentNoise, fresh_nodes, independent_noise, simulation_keys
 from numpyro_kme.rescoring import noise_sensitivity
 from numpyro_kme.simulator import Simulator
 
@@ -95,6 +95,21 @@ def test_fresh_and_latent_noise_use_the_draws_they_are_given():
     fresh = generalized_bayes(model, LOSS, weight=1.0, noise=FreshNoise(16, repeats=3))
     values = [likelihood(simulation_keys(fresh, rng_key=random.key(k)), X, 0.5, at=0.4) for k in (1, 1, 2)]
     assert values[0] == values[1] != values[2]
+
+
+def test_noise_of_several_keys_is_made_of_equal_parts():
+    law, keys = independent_noise(DECLARED), random.split(random.key(0), 4)
+    whole = fresh_nodes(law, keys, FreshNoise(12, repeats=2))
+    parts = [law.nodes(key, 3, 2).values for key in keys]
+    np.testing.assert_array_equal(whole.values, np.concatenate(parts, axis=1))
+    assert whole.weights.shape == (2, 12) and float(whole.weights.sum()) == pytest.approx(2.0)
+
+
+def test_kernels_that_bring_new_keys_leave_common_noise_as_it_is():
+    gb, key = generalized_bayes(model, LOSS, weight=1.0, noise=CommonNoise(16, random.key(3))), random.key(4)
+    given = [gb, simulation_keys(gb, rng_key=key, common=False), simulation_keys(gb, rng_key=key)]
+    own, same, other = (likelihood(m, X, 0.5, at=0.4, simulator=keyed) for m in given)
+    assert own == same != other
 
 
 def test_the_gradient_is_that_of_the_density():
@@ -254,6 +269,8 @@ def test_data_must_be_known():
     [
         (dict(weight=0.0, noise=CommonNoise(8)), "`weight` must be positive"),
         (dict(weight=-1.0, noise=CommonNoise(8)), "`weight` must be positive"),
+        (dict(weight="1", noise=CommonNoise(8)), "`weight` must be one positive number; got '1'.*by_bootstrap"),
+        (dict(weight=[1.0, 2.0], noise=CommonNoise(8)), "`weight` must be one positive number"),
         (dict(weight=1.0, noise=8), "`noise` must be CommonNoise"),
         (dict(weight=1.0, noise=FreshNoise(8), covariates={"x": X}), "`covariates` need noise=CommonNoise"),
     ],

@@ -200,9 +200,11 @@ def test_likelihoods_that_do_not_fit_are_explained(likelihoods, args, sentence):
     assert numpyro.primitives._PYRO_STACK == []
 
 
-@pytest.mark.parametrize("likelihoods", [None, {}, {"x": 3.0}])
-def test_likelihoods_must_be_functions(likelihoods):
-    with pytest.raises(ValueError, match="`likelihoods` must be a dictionary"):
+@pytest.mark.parametrize(
+    ("likelihoods", "shown"), [(None, "NoneType"), ({}, "dict"), ({"x": 3.0}, "{'x': 'float'}"), (normal, "function")]
+)
+def test_likelihoods_must_be_functions(likelihoods, shown):
+    with pytest.raises(ValueError, match=f"`likelihoods` must be a dictionary.*got {shown}"):
         surrogate(model, likelihoods)
 
 
@@ -401,3 +403,11 @@ def test_a_chain_outside_the_simulations_or_where_the_surrogate_is_negative_is_n
     assert found.negative == 1.0
     with pytest.raises(ValueError, match="No observed site of the model has a learnt likelihood"):
         check_surrogate(single, {"theta": worst}, x)
+    with pytest.raises(
+        ValueError, match=r"at 'theta', of shape \(2,\), it has \(3, 4, 2\). Pass `mcmc.get_samples\(\)`"
+    ):
+        check_surrogate(smodel, {"theta": np.zeros((3, 4, 2))}, x)
+    with pytest.raises(ValueError, match="it has nothing"):
+        check_surrogate(smodel, {"eta": worst}, x)
+    with pytest.raises(ValueError, match=r"The observation at site 'x' does not fit its likelihood.*got .3,."):
+        handlers.seed(smodel, 0)(np.zeros(3))

@@ -17,6 +17,7 @@ from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD
 from numpyro_kme.noise import FreshNoise, LatentNoise, simulation_key, simulation_keys
 from numpyro_kme.pseudo_marginal import PseudoMarginal
+from numpyro_kme.rescoring import estimate_spread
 from numpyro_kme.simulator import Simulator
 
 X = np.random.default_rng(0).normal(1.0, 1.0, 40)
@@ -110,8 +111,13 @@ def estimated(y, spread):
     """Normal posterior N(y / 2, 1 / 2) whose likelihood is known up to an unbiased log-normal factor."""
     mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
     key = simulation_key("y")
-    noise = 0.0 if key is None else spread * random.normal(key) - 0.5 * spread**2
+    noise = 0.0 if key is None else spread * standard_normal(key) - 0.5 * spread**2
     numpyro.factor("y", dist.Normal(mean, 1.0).log_prob(y) + noise)
+
+
+def standard_normal(key):
+    """Of one key, or of several."""
+    return jnp.sum(jax.vmap(random.normal)(jnp.atleast_1d(key))) / np.sqrt(key.size)
 
 
 def test_any_estimated_density_can_be_sampled_with_either_kind_of_chain():
@@ -122,6 +128,20 @@ def test_any_estimated_density_can_be_sampled_with_either_kind_of_chain():
     mcmc.run(random.key(1), 2.0, 1.0)
     one = np.asarray(mcmc.get_samples()["mean"])[None]
     assert max(standard_errors(one, ((1.0, np.sqrt(0.5)), (0.0, 0.0)))) < 4.0
+
+
+def test_noise_renewed_in_blocks_gives_the_exact_posterior_where_all_of_it_would_make_the_chain_stick():
+    sizes = {}
+    for blocks in (1, 16):
+        mcmc, samples = run(PseudoMarginal(estimated, blocks=blocks), 2.0, 3.0, num_samples=6000)
+        sizes[blocks] = effective_sample_size(samples)
+    assert max(standard_errors(samples, ((1.0, np.sqrt(0.5)), (0.0, 0.0)))) < 4.0
+    assert sizes[16] > 10 * sizes[1]
+    kept = mcmc.last_state.noise_key[0]
+    changed = random.key_data(PseudoMarginal(estimated, blocks=16)._renewed(kept, random.key(3))) != random.key_data(
+        kept
+    )
+    assert kept.shape == (16,) and changed.any(axis=1).sum() == 1
 
 
 def test_a_rejected_proposal_leaves_point_estimate_and_key_as_they_are():
@@ -142,8 +162,23 @@ def test_a_rejected_proposal_leaves_point_estimate_and_key_as_they_are():
     assert again.model is estimated
 
 
+def test_the_spread_of_an_estimate_is_that_of_its_logarithm():
+    draws = {"mean": np.linspace(-1.0, 1.0, 30)}
+    assert estimate_spread(random.key(0), estimated, draws, 2.0, 1.0) == pytest.approx(
+        1.0, abs=5 / np.sqrt(2 * 49 * 20)
+    )
+    with pytest.warns(UserWarning, match=r"standard deviation of .*; above 2 a PseudoMarginal chain sticks"):
+        estimate_spread(random.key(0), estimated, draws, 2.0, 3.0)
+    with pytest.raises(ValueError, match="`samples` must hold at least one draw"):
+        estimate_spread(random.key(0), estimated, {}, 2.0, 1.0)
+
+
 def test_settings_are_checked():
     with pytest.raises(ValueError, match="`target_accept_prob` must be between 0 and 1"):
         PseudoMarginal(estimated, target_accept_prob=1.5)
+    with pytest.raises(ValueError, match="`blocks` must be at least 1"):
+        PseudoMarginal(estimated, blocks=0)
     with pytest.raises(ValueError, match="`rng_key` must be a JAX key"):
         simulation_keys(estimated)
+    with pytest.raises(ValueError, match="multiple of the number of blocks; got 16 points and 3 blocks"):
+        run(PseudoMarginal(loss_with(FreshNoise(16)), blocks=3), X, num_samples=1, num_warmup=1)

@@ -6,8 +6,9 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
+from numpyro_kme.engines.posterior_bootstrap import PosteriorBootstrap
 from numpyro_kme.losses import NegativeLogLikelihood
-from numpyro_kme.weight_calibration import calibrate_weight
+from numpyro_kme.weight_calibration import WeightCalibration, calibrate_weight
 
 X = np.random.default_rng(0).normal(1.0, 2.0, (60, 1))
 
@@ -27,6 +28,13 @@ def test_the_weight_of_a_normal_location_is_the_ratio_of_variances():
     np.testing.assert_allclose(found.by_coverage, expected, rtol=5 * np.sqrt(0.09 / 600) / 0.17)
     assert found.coverage.shape == (241, 1) and found.num_replicates == 600
     assert (np.diff(found.coverage[:, 0]) <= 0).all() and found.coverage[0, 0] > 0.999
+
+
+def test_a_bootstrap_must_have_been_run():
+    with pytest.raises(RuntimeError, match="should be called first"):
+        WeightCalibration.from_bootstrap(PosteriorBootstrap(narrow, NegativeLogLikelihood()))
+    with pytest.raises(TypeError, match="`engine` must be a PosteriorBootstrap that has been run"):
+        WeightCalibration.from_bootstrap(narrow)
 
 
 def test_settings_are_checked():
