@@ -47,6 +47,7 @@ from numpyro_kme.parameter_choice import (
     KernelBayesSettings,
     choose_by_folds,
     choose_by_halves,
+    choose_by_prediction,
     kernel_bayes_candidates,
 )
 from numpyro_kme.problem import Problem
@@ -121,6 +122,7 @@ __all__ = [
     "check_surrogate",
     "choose_by_folds",
     "choose_by_halves",
+    "choose_by_prediction",
     "cite",
     "diagnostics",
     "fit_likelihood",

@@ -130,7 +130,7 @@ def update(mu: np.ndarray, factor: np.ndarray, delta: float) -> tuple[np.ndarray
 
 
 def posterior_weights(mu: np.ndarray, factor: np.ndarray, delta: float, phi: np.ndarray) -> np.ndarray:
-    """The weights `R k_Y(y)` of one observation with features `phi`, `(n,)`: `update` for one `y`, at less cost."""
+    """The weights `R k_Y(y)` for features `phi` `(r,)` or `(r, s)`, `(n,)` or `(n, s)`: `update` for few `y`, at less cost."""
     scaled, core, cholesky, _ = _factorised(mu, factor, delta)
     return scaled @ cho_solve(cholesky, core @ phi)
 

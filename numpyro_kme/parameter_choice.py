@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
 from numpyro_kme import _checks, low_rank
 from numpyro_kme.embeddings import MeanEmbedding
@@ -64,6 +65,7 @@ def kernel_bayes_candidates(
     *,
     scales_x: Sequence[float] = SCALES,
     scales_y: Sequence[float] | None = None,
+    delta_ratios: Sequence[float] = (2.0,),
 ) -> list[KernelBayesSettings]:
     """Settings with the length scales of two kernels multiplied by numbers, and every regularisation.
 
@@ -72,12 +74,16 @@ def kernel_bayes_candidates(
         regularisations: `eps`.
         scales_x, scales_y: Multiples of each length scale. When `scales_y` is left out, both kernels have the same multiple, as
             in the filter of the paper.
+        delta_ratios: `delta` as multiples of `eps`.
     """
     both = [(s, s) for s in scales_x] if scales_y is None else list(product(scales_x, scales_y))
     return [
-        KernelBayesSettings(scaled_kernel(kernel_x, a), scaled_kernel(kernel_y, b), float(epsilon))
+        KernelBayesSettings(
+            scaled_kernel(kernel_x, a), scaled_kernel(kernel_y, b), float(epsilon), float(ratio * epsilon)
+        )
         for a, b in both
         for epsilon in regularisations
+        for ratio in delta_ratios
     ]
 
 
@@ -116,29 +122,78 @@ def choose_by_folds(
     Cost: for each kernel one factor of rank `r`, `n r^2`; for each candidate `K n r^2`.
     References: Fukumizu, Song & Gretton (2013), JMLR 14, section 4.2.
     """
+    folds, features = _folds(rng_key, x, y, settings, num_folds), _Features(tolerance)
+    errors = []
+    for one in settings:
+        of_x, of_y = features(one.kernel_x, x), features(one.kernel_y, y)
+        norm = of_x if compare_in is None else features(compare_in, x)
+        errors.append(sum(_from_average(one, of_x, of_y, norm, fold) for fold in folds))
+    return _least(settings, errors)
+
+
+def choose_by_prediction(
+    rng_key: jax.Array,
+    x: ArrayLike,
+    y: Points,
+    settings: Sequence[KernelBayesSettings],
+    *,
+    num_folds: int = 10,
+    tolerance: float = low_rank.TOLERANCE,
+) -> ChosenSettings:
+    r"""Settings of kernel Bayes' rule by cross-validation of posterior means under the joint sample's own prior.
+
+    The mean of $|x_j - \hat E[X \mid y_j]|^2$ over held-out pairs: best where means are what is wanted. It is as cheap as the
+    criterion of `choose_by_folds` and, unlike it, sees whether each observation is used well.
+
+    Args:
+        rng_key: Divides the sample into folds.
+        x: `(n, dim)`.
+        y: `n` points.
+        settings: Candidates, such as `kernel_bayes_candidates(...)`.
+        num_folds: `K`, from 2 to `n / 2`.
+        tolerance: Of the low-rank factors.
+    References: Fukumizu, Song & Gretton (2013), JMLR 14, section 4.2.
+    """
+    _checks.matrix("x", x)
+    table = np.asarray(x, np.float64)
+    folds, features = _folds(rng_key, x, y, settings, num_folds), _Features(tolerance)
+    errors = []
+    for one in settings:
+        of_x, of_y = features(one.kernel_x, x), features(one.kernel_y, y)
+        errors.append(sum(_from_means(one, of_x, of_y, table, fold) for fold in folds) / len(table))
+    return _least(settings, errors)
+
+
+def _folds(rng_key, x, y, settings, num_folds) -> list[np.ndarray]:
     n = num_points(x)
     _require_candidates(settings)
     _checks.require(num_points(y) == n, f"`x` and `y` must hold as many points each; got {n} and {num_points(y)}.")
     _checks.whole("num_folds", num_folds, 2)
     _checks.require(2 * num_folds <= n, f"`num_folds` must be at most half of the {n} points; got {num_folds}.")
-    folds = np.array_split(np.asarray(jax.random.permutation(rng_key, n)), num_folds)
-    features = _Features(tolerance)
-    errors = []
-    for one in settings:
-        of_x, of_y = features(one.kernel_x, x), features(one.kernel_y, y)
-        norm = of_x if compare_in is None else features(compare_in, x)
-        errors.append(sum(_fold_error(one, of_x, of_y, norm, fold) for fold in folds))
-    return _least(settings, errors)
+    return np.array_split(np.asarray(jax.random.permutation(rng_key, n)), num_folds)
 
 
-def _fold_error(settings, of_x, of_y, norm, fold) -> float:
+def _from_average(settings, of_x, of_y, norm, fold) -> float:
     """Squared distance between the average posterior of held-out observations and the held-out sample."""
+    rest, weights = _held_out(settings, of_x, of_y, fold, of_y[fold].mean(axis=0))
+    return float(np.sum(np.square(norm[rest].T @ weights - norm[fold].mean(axis=0))))
+
+
+def _from_means(settings, of_x, of_y, table, fold) -> float:
+    """Sum of squared errors of the posterior means of held-out observations."""
+    rest, weights = _held_out(settings, of_x, of_y, fold, of_y[fold].T)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        means = (weights / weights.sum(axis=0)).T @ table[rest]
+    return float(np.sum(np.square(means - table[fold])))
+
+
+def _held_out(settings, of_x, of_y, fold, phi):
+    """Rows that are not held out, and their posterior weights for features `phi` of observations."""
     rest = np.setdiff1d(np.arange(len(of_x)), fold)
-    u, v = of_x[rest], of_y[rest]
+    u = of_x[rest]
     mu = low_rank.ridge(u, len(rest) * settings.regularisation, u @ u.mean(axis=0))
     delta = 2.0 * settings.regularisation if settings.delta is None else settings.delta
-    average = posterior_weights(mu, v, delta, of_y[fold].mean(axis=0))
-    return float(np.sum(np.square(norm[rest].T @ average - norm[fold].mean(axis=0))))
+    return rest, posterior_weights(mu, of_y[rest], delta, phi)
 
 
 class _Features:

@@ -10,6 +10,7 @@ from numpyro_kme.parameter_choice import (
     KernelBayesSettings,
     choose_by_folds,
     choose_by_halves,
+    choose_by_prediction,
     kernel_bayes_candidates,
     scaled_kernel,
 )
@@ -61,6 +62,27 @@ def test_folds_by_the_printed_criterion(joint, compare_in):
     assert chosen.settings is tried[int(np.argmin(expected))]
 
 
+def test_prediction_by_leaving_out(joint):
+    """The posterior mean of every held-out pair with dense matrices."""
+    x, y = joint
+    tried = [
+        KernelBayesSettings(Gaussian(0.9), Gaussian(0.7), 1e-3),
+        KernelBayesSettings(Gaussian(2.0), Gaussian(0.05), 1e-3),
+    ]
+    chosen = choose_by_prediction(KEY, x, y, tried, num_folds=4, tolerance=1e-13)
+    total = 0.0
+    for fold in np.array_split(np.asarray(jax.random.permutation(KEY, 30)), 4):
+        rest = np.array([i for i in range(30) if i not in fold])
+        n = len(rest)
+        mu = np.linalg.solve(gram(x[rest], x[rest], 0.9) + n * 1e-3 * np.eye(n), gram(x[rest], x[rest], 0.9).mean(1))
+        operator = dense_rule(mu, gram(y[rest], y[rest], 0.7), 2e-3)
+        for j in fold:
+            rho = operator @ gram(y[rest], y[j : j + 1], 0.7)[:, 0]
+            total += np.sum((x[j] - rho @ x[rest] / rho.sum()) ** 2)
+    np.testing.assert_allclose(chosen.errors[0], total / 30, rtol=1e-5)
+    assert chosen.settings is tried[0]
+
+
 def test_folds_refuse_what_is_far_too_narrow(joint):
     x, y = joint
     good, narrow = (
@@ -74,8 +96,10 @@ def test_folds_refuse_what_is_far_too_narrow(joint):
 def test_candidates_are_all_products():
     tried = kernel_bayes_candidates(Gaussian(2.0), RotationTrace(), [0.1, 0.3], scales_x=(0.5, 3.0))
     found = [(float(one.kernel_x.length_scale), one.regularisation, one.delta) for one in tried]
-    assert found == [(1.0, 0.1, None), (1.0, 0.3, None), (6.0, 0.1, None), (6.0, 0.3, None)]
+    assert found == [(1.0, 0.1, 0.2), (1.0, 0.3, 0.6), (6.0, 0.1, 0.2), (6.0, 0.3, 0.6)]
     assert all(one.kernel_y == RotationTrace() for one in tried)
+    tried = kernel_bayes_candidates(Gaussian(2.0), Gaussian(1.0), [0.1], scales_x=(1.0,), delta_ratios=(2.0, 0.01))
+    assert [one.delta for one in tried] == [0.2, 0.001]
     both = kernel_bayes_candidates(Gaussian(2.0), Gaussian(1.0), [0.1], scales_x=(1.0, 2.0), scales_y=(1.0, 4.0))
     assert [float(one.kernel_y.length_scale) for one in both] == [1.0, 4.0, 1.0, 4.0]
     np.testing.assert_array_equal(scaled_kernel(Gaussian(np.array([1.0, 2.0])), 3.0).length_scale, [3.0, 6.0])
