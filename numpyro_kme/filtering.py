@@ -71,16 +71,41 @@ class KernelBayesFilter:
             length >= 2 and num_points(observations) == length + 1,
             f"`states` and `observations` must be one path of at least 3 times each; got {length + 1} and {num_points(observations)}.",
         )
+        known = jax.tree.map(lambda leaf: np.asarray(leaf)[:-1], (states, observations))
+        of_states, of_observations = (
+            LowRank.fit(kernel, points, tolerance=tolerance, max_rank=max_rank)
+            for kernel, points in zip((kernel_state, kernel_observation), known)
+        )
+        return cls.from_factors(states, of_states, of_observations, regularisation, delta=delta)
+
+    @classmethod
+    def from_factors(
+        cls,
+        states: Points,
+        of_states: LowRank,
+        of_observations: LowRank,
+        regularisation: float,
+        *,
+        delta: float | None = None,
+    ) -> "KernelBayesFilter":
+        """Learn from factors of the Gram matrices that exist already, to try several regularisations.
+
+        Args:
+            states: The whole path, `T + 1` points.
+            of_states, of_observations: Factors of its first `T` points.
+            regularisation, delta: As in `fit`.
+        """
         _checks.positive("regularisation", regularisation)
-        first = jax.tree.map(lambda leaf: np.asarray(leaf)[:-1], (states, observations))
-        last = jax.tree.map(lambda leaf: np.asarray(leaf)[-1:], states)
-        of_states = LowRank.fit(kernel_state, first[0], tolerance=tolerance, max_rank=max_rank)
+        delta = 2.0 * regularisation if delta is None else delta
+        _checks.positive("delta", delta)
         v = np.asarray(of_states.values)
+        before, last = (
+            jax.tree.map(lambda a, part=part: np.asarray(a)[part], states) for part in (slice(-1), slice(-1, None))
+        )
         following = np.concatenate([v[1:], of_states.features(last)])
-        inner = np.linalg.inv(v.T @ v + length * regularisation * np.eye(of_states.rank))
-        of_observations = LowRank.fit(kernel_observation, first[1], tolerance=tolerance, max_rank=max_rank)
-        both = np.array([regularisation, 2.0 * regularisation if delta is None else delta])
-        return cls(kernel_state, first[0], v @ inner, following.T @ v @ inner, v, following, of_observations, both)
+        inner = np.linalg.inv(v.T @ v + len(v) * regularisation * np.eye(of_states.rank))
+        both = np.array([regularisation, delta])
+        return cls(of_states.kernel, before, v @ inner, following.T @ v @ inner, v, following, of_observations, both)
 
     def predict(self, weights: np.ndarray) -> np.ndarray:
         """Weights of the law one step later, without an observation, `(T,)`. Cost: `T r`."""

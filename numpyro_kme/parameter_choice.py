@@ -122,11 +122,11 @@ def choose_by_folds(
     Cost: for each kernel one factor of rank `r`, `n r^2`; for each candidate `K n r^2`.
     References: Fukumizu, Song & Gretton (2013), JMLR 14, section 4.2.
     """
-    folds, features = _folds(rng_key, x, y, settings, num_folds), _Features(tolerance)
+    folds, factors = _folds(rng_key, x, y, settings, num_folds), _Factors(tolerance)
     errors = []
     for one in settings:
-        of_x, of_y = features(one.kernel_x, x), features(one.kernel_y, y)
-        norm = of_x if compare_in is None else features(compare_in, x)
+        of_x, of_y = factors(one.kernel_x, x).values, factors(one.kernel_y, y).values
+        norm = of_x if compare_in is None else factors(compare_in, x).values
         errors.append(sum(_from_average(one, of_x, of_y, norm, fold) for fold in folds))
     return _least(settings, errors)
 
@@ -156,10 +156,10 @@ def choose_by_prediction(
     """
     _checks.matrix("x", x)
     table = np.asarray(x, np.float64)
-    folds, features = _folds(rng_key, x, y, settings, num_folds), _Features(tolerance)
+    folds, factors = _folds(rng_key, x, y, settings, num_folds), _Factors(tolerance)
     errors = []
     for one in settings:
-        of_x, of_y = features(one.kernel_x, x), features(one.kernel_y, y)
+        of_x, of_y = factors(one.kernel_x, x).values, factors(one.kernel_y, y).values
         errors.append(sum(_from_means(one, of_x, of_y, table, fold) for fold in folds) / len(table))
     return _least(settings, errors)
 
@@ -196,17 +196,17 @@ def _held_out(settings, of_x, of_y, fold, phi):
     return rest, posterior_weights(mu, of_y[rest], delta, phi)
 
 
-class _Features:
-    """Low-rank features of whole samples, one factor for each kernel."""
+class _Factors:
+    """Low-rank factors of whole samples, one for each kernel."""
 
-    def __init__(self, tolerance):
-        self.tolerance, self.made = tolerance, []
+    def __init__(self, tolerance, max_rank=None):
+        self.settings, self.made = dict(tolerance=tolerance, max_rank=max_rank), []
 
-    def __call__(self, kernel, points):
-        for known, of, values in self.made:
+    def __call__(self, kernel, points) -> LowRank:
+        for known, of, factor in self.made:
             if of is points and _same(known, kernel):
-                return values
-        self.made.append((kernel, points, np.asarray(LowRank.fit(kernel, points, tolerance=self.tolerance).values)))
+                return factor
+        self.made.append((kernel, points, LowRank.fit(kernel, points, **self.settings)))
         return self.made[-1][2]
 
 
@@ -241,22 +241,29 @@ def choose_by_halves(
     length = num_points(states)
     _require_candidates(settings)
     _checks.require(length >= 8, f"`states` must hold at least 8 times to be halved; got {length}.")
+    _checks.require(
+        num_points(observations) == length,
+        f"`states` and `observations` must be one path; got {length} and {num_points(observations)} points.",
+    )
     middle = length // 2
     states, observations = jax.tree.map(np.asarray, (states, observations))
-    first, second = (
-        jax.tree.map(lambda leaf, part=part: leaf[part], (states, observations))
-        for part in (slice(None, middle), slice(middle, None))
-    )
+    path, seen = (jax.tree.map(lambda leaf: leaf[:middle], tree) for tree in (states, observations))
+    truth, new = (jax.tree.map(lambda leaf: leaf[middle:], tree) for tree in (states, observations))
+    before, before_seen = (jax.tree.map(lambda leaf: leaf[:-1], tree) for tree in (path, seen))
+    factors = _Factors(tolerance, max_rank)
     errors = []
     for one in settings:
         try:
-            found = one.filter(*first, tolerance=tolerance, max_rank=max_rank)
-            weights = found.filter(second[1])
+            of_states, of_observations = factors(one.kernel_x, before), factors(one.kernel_y, before_seen)
+            found = KernelBayesFilter.from_factors(
+                path, of_states, of_observations, one.regularisation, delta=one.delta
+            )
+            weights = found.filter(new)
             decoded = found.modes(weights) if modes else found.means(weights)
         except (np.linalg.LinAlgError, FloatingPointError):
             errors.append(np.inf)
             continue
-        error = np.sum(np.square(decoded - second[0])) / len(decoded)
+        error = np.sum(np.square(decoded - truth)) / len(decoded)
         errors.append(float(error) if np.isfinite(error) else np.inf)
     return _least(settings, errors)
 

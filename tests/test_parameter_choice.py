@@ -141,6 +141,7 @@ def test_halves_by_hand(rng):
             lambda x, one: choose_by_folds(KEY, x, x, [one._replace(regularisation=0.0)]),
             "`regularisation` must be positive",
         ),
+        (lambda x, one: choose_by_halves(x, x[:7], [one]), "must be one path; got 30 and 7 points"),
         (lambda x, one: choose_by_halves(x[:7], x[:7], [one]), "at least 8 times to be halved; got 7"),
     ],
 )
