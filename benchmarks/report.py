@@ -77,3 +77,32 @@ def _cell(value):
 
 def _plain(value):
     return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+class Rows:
+    """Finished rows of a long benchmark, one JSON object a line, so that a stopped one goes on where it was."""
+
+    def __init__(self, path):
+        self.path = Path(path) if path else None
+        stored = self.path.read_text().splitlines() if self.path and self.path.exists() else []
+        self.rows = [json.loads(line) for line in stored]
+
+    def __iter__(self):
+        return iter(self.rows)
+
+    def has(self, **key):
+        """Whether there is a row with these entries."""
+        return any(all(row.get(name) == value for name, value in key.items()) for row in self.rows)
+
+    def add(self, **row):
+        """Keep a row, at once."""
+        text = json.dumps(row, default=_plain)
+        self.rows.append(json.loads(text))
+        if self.path:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a") as file:
+                file.write(text + "\n")
+
+    def values(self, name, **key):
+        """The entry `name` of all rows with these entries."""
+        return [row[name] for row in self.rows if all(row.get(k) == v for k, v in key.items())]

@@ -21,6 +21,7 @@ from numpyro_kme.from_noise import FromNoise
 from numpyro_kme.herding import herd
 from numpyro_kme.hypothesis_tests import PermutationTest, hsic, hsic_test, mmd_test
 from numpyro_kme.kernel_bayes import KernelBayesRule, kernel_sum_rule, pre_image
+from numpyro_kme.kernel_learning import length_scale_model
 from numpyro_kme.kernel_means.distribution import FittedLikelihood, KernelMeansLikelihood, fit_likelihood
 from numpyro_kme.kernel_means.learning import Learner
 from numpyro_kme.kernel_means.objectives import LeaveOneOut, LeaveOneOutPredictive, MarginalLikelihood
@@ -28,10 +29,27 @@ from numpyro_kme.kernel_means.posterior import KernelMeansPosterior
 from numpyro_kme.kernel_means.published import KernelMeans
 from numpyro_kme.kernel_means.residual import ResidualKernelMeans
 from numpyro_kme.kernel_means.solves import DenseSolve, LowRankSolve
-from numpyro_kme.length_scales import LearntLengthScale, learn_length_scale
+from numpyro_kme.length_scales import (
+    BayesianKernelLearning,
+    CrossValidation,
+    LearntLengthScale,
+    LengthScaleRule,
+    MedianHeuristic,
+    learn_length_scale,
+    shrunk_embedding,
+    spread_out,
+)
 from numpyro_kme.losses import MMD, NegativeLogLikelihood, Wasserstein
 from numpyro_kme.mmd_estimators import Fourier, LinearTime, Quadratic
 from numpyro_kme.noise import CommonNoise, FreshNoise, LatentNoise, simulation_key
+from numpyro_kme.parameter_choice import (
+    ChosenSettings,
+    KernelBayesSettings,
+    choose_by_folds,
+    choose_by_halves,
+    choose_by_prediction,
+    kernel_bayes_candidates,
+)
 from numpyro_kme.problem import Problem
 from numpyro_kme.pseudo_marginal import PseudoMarginal
 from numpyro_kme.rescoring import NoiseSensitivity, estimate_spread, noise_sensitivity
@@ -47,10 +65,13 @@ __all__ = [
     "K2ABC",
     "KELFI",
     "MMD",
+    "BayesianKernelLearning",
+    "ChosenSettings",
     "Command",
     "CommonNoise",
     "ConditionalMeanEmbedding",
     "Coordinates",
+    "CrossValidation",
     "DenseSolve",
     "DistributionRegressionABC",
     "FittedLikelihood",
@@ -63,6 +84,7 @@ __all__ = [
     "KernelBayes",
     "KernelBayesFilter",
     "KernelBayesRule",
+    "KernelBayesSettings",
     "KernelMeans",
     "KernelMeansLikelihood",
     "KernelMeansPosterior",
@@ -72,10 +94,12 @@ __all__ = [
     "LearntLengthScale",
     "LeaveOneOut",
     "LeaveOneOutPredictive",
+    "LengthScaleRule",
     "LinearTime",
     "LowRankSolve",
     "MarginalLikelihood",
     "MeanEmbedding",
+    "MedianHeuristic",
     "NegativeLogLikelihood",
     "NoiseSensitivity",
     "Penalise",
@@ -96,6 +120,9 @@ __all__ = [
     "WeightCalibration",
     "calibrate_weight",
     "check_surrogate",
+    "choose_by_folds",
+    "choose_by_halves",
+    "choose_by_prediction",
     "cite",
     "diagnostics",
     "estimate_spread",
@@ -104,14 +131,18 @@ __all__ = [
     "herd",
     "hsic",
     "hsic_test",
+    "kernel_bayes_candidates",
     "kernel_sum_rule",
     "kernels",
     "learn_length_scale",
+    "length_scale_model",
     "measures",
     "mmd_test",
     "noise_sensitivity",
     "pre_image",
+    "shrunk_embedding",
     "simulate",
     "simulation_key",
+    "spread_out",
     "squared_mmd",
 ]

@@ -5,7 +5,8 @@ import numpy as np
 
 from numpyro_kme import _checks, low_rank
 from numpyro_kme._linalg import Array
-from numpyro_kme.kernel_bayes import update
+from numpyro_kme.embeddings import MeanEmbedding
+from numpyro_kme.kernel_bayes import posterior_weights, pre_image
 from numpyro_kme.kernels.base import Kernel, Points, num_points, register
 from numpyro_kme.low_rank import LowRank
 
@@ -23,6 +24,7 @@ class KernelBayesFilter:
     `T r^2`. Make one with `fit`.
 
     Args:
+        kernel: On states.
         states: `X_1, ..., X_T`.
         left: `V M`, `(T, r)`, with `M = (V'V + T eps I)^-1`.
         transition: `V_{+1}' V M`, `(r, r)`.
@@ -33,6 +35,7 @@ class KernelBayesFilter:
     References: Fukumizu, Song & Gretton (2013), JMLR 14, section 4.3.
     """
 
+    kernel: Kernel
     states: Points
     left: Array
     transition: Array
@@ -68,30 +71,60 @@ class KernelBayesFilter:
             length >= 2 and num_points(observations) == length + 1,
             f"`states` and `observations` must be one path of at least 3 times each; got {length + 1} and {num_points(observations)}.",
         )
+        known = jax.tree.map(lambda leaf: np.asarray(leaf)[:-1], (states, observations))
+        of_states, of_observations = (
+            LowRank.fit(kernel, points, tolerance=tolerance, max_rank=max_rank)
+            for kernel, points in zip((kernel_state, kernel_observation), known)
+        )
+        return cls.from_factors(states, of_states, of_observations, regularisation, delta=delta)
+
+    @classmethod
+    def from_factors(
+        cls,
+        states: Points,
+        of_states: LowRank,
+        of_observations: LowRank,
+        regularisation: float,
+        *,
+        delta: float | None = None,
+    ) -> "KernelBayesFilter":
+        """Learn from factors of the Gram matrices that exist already, to try several regularisations.
+
+        Args:
+            states: The whole path, `T + 1` points.
+            of_states, of_observations: Factors of its first `T` points.
+            regularisation, delta: As in `fit`.
+        """
         _checks.positive("regularisation", regularisation)
-        first = jax.tree.map(lambda leaf: np.asarray(leaf)[:-1], (states, observations))
-        last = jax.tree.map(lambda leaf: np.asarray(leaf)[-1:], states)
-        of_states = LowRank.fit(kernel_state, first[0], tolerance=tolerance, max_rank=max_rank)
+        delta = 2.0 * regularisation if delta is None else delta
+        _checks.positive("delta", delta)
         v = np.asarray(of_states.values)
+        before, last = (
+            jax.tree.map(lambda a, part=part: np.asarray(a)[part], states) for part in (slice(-1), slice(-1, None))
+        )
         following = np.concatenate([v[1:], of_states.features(last)])
-        inner = np.linalg.inv(v.T @ v + length * regularisation * np.eye(of_states.rank))
-        of_observations = LowRank.fit(kernel_observation, first[1], tolerance=tolerance, max_rank=max_rank)
-        both = np.array([regularisation, 2.0 * regularisation if delta is None else delta])
-        return cls(first[0], v @ inner, following.T @ v @ inner, v, following, of_observations, both)
+        inner = np.linalg.inv(v.T @ v + len(v) * regularisation * np.eye(of_states.rank))
+        both = np.array([regularisation, delta])
+        return cls(of_states.kernel, before, v @ inner, following.T @ v @ inner, v, following, of_observations, both)
 
     def predict(self, weights: np.ndarray) -> np.ndarray:
         """Weights of the law one step later, without an observation, `(T,)`. Cost: `T r`."""
         return np.asarray(self.left) @ (np.asarray(self.transition) @ (np.asarray(self.features).T @ weights))
 
     def filter(self, observations: Points) -> np.ndarray:
-        """Weights of the law of each state given the observations up to then, `(S, T)`. Cost: `S T r^2`."""
+        """Weights of the law of each state given the observations up to then, `(S, T)`. Cost: `S T r^2`.
+
+        Raises:
+            FloatingPointError: If all weights are zero at some time, because its observation is far from all that were learnt
+                from.
+        """
         features = self.observations.features(observations)
         factor = np.asarray(self.observations.values)
         epsilon, delta = np.asarray(self.regularisation)
         found = [low_rank.ridge(factor, len(factor) * epsilon, factor @ features[0])]
         for phi in features[1:]:
-            found.append(update(self.predict(found[-1]), factor, delta)[0] @ phi)
-        return np.stack(found)
+            found.append(posterior_weights(self.predict(found[-1]), factor, delta, phi))
+        return _some_weight(np.stack(found))
 
     def smooth(self, filtered: np.ndarray) -> np.ndarray:
         """Weights of the law of each state given all observations, `(S, T)`, from the filtered ones.
@@ -105,10 +138,30 @@ class KernelBayesFilter:
         found = [filtered[-1]]
         for weights in filtered[-2::-1]:
             prior = np.asarray(self.left) @ (v.T @ weights)
-            found.append(update(prior, following, delta)[0] @ (v.T @ found[-1]))
-        return np.stack(found[::-1])
+            found.append(posterior_weights(prior, following, delta, v.T @ found[-1]))
+        return _some_weight(np.stack(found[::-1]))
 
     def means(self, weights: np.ndarray) -> np.ndarray:
-        """Means of the state `(S, dim)` under weights `(S, T)`, normalised to a sum of one."""
-        totals = weights.sum(axis=1, keepdims=True)
-        return (weights / totals) @ np.asarray(self.states)
+        """Means of the state `(S, *point)` under weights `(S, T)`, normalised to a sum of one."""
+        return np.tensordot(weights / weights.sum(axis=1, keepdims=True), np.asarray(self.states), axes=1)
+
+    def modes(self, weights: np.ndarray) -> np.ndarray:
+        """Modes of the law of the state `(S, *point)` under weights `(S, T)`: the `pre_image` of each row.
+
+        For states with a Gaussian kernel or one on rotations; the modes are rotations then, which `means` are not.
+        """
+        return np.stack([pre_image(MeanEmbedding(self.kernel, self.states, row)) for row in weights])
+
+
+def _some_weight(weights: np.ndarray) -> np.ndarray:
+    """`weights`, checked not to vanish at any time."""
+    totals = weights.sum(axis=1)
+    lost = np.flatnonzero(~np.isfinite(totals) | (totals == 0.0))
+    _checks.require(
+        not len(lost),
+        f"The filter has lost the state: its weights are zero or not finite at {len(lost)} of {len(weights)} times, first at time "
+        f"{lost[0] if len(lost) else 0}. An observation there may be far from all that it learnt from; widen the kernel on "
+        "observations, or increase the regularisation.",
+        FloatingPointError,
+    )
+    return weights

@@ -4,11 +4,13 @@ import warnings
 
 import numpy as np
 from jax.typing import ArrayLike
+from scipy.linalg import cho_factor, cho_solve
 
 from numpyro_kme import _checks, _linalg, low_rank
 from numpyro_kme._linalg import Array
 from numpyro_kme.embeddings import MeanEmbedding
 from numpyro_kme.kernels.base import Kernel, Points, num_points, register
+from numpyro_kme.kernels.rotations import RotationGaussian, RotationTrace, nearest_rotation
 from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.low_rank import LowRank
 
@@ -123,18 +125,30 @@ def update(mu: np.ndarray, factor: np.ndarray, delta: float) -> tuple[np.ndarray
 
     Multiplied by the features `phi` of an observation, for which `k_Y(y) = U phi`, it gives the weights `R k_Y(y)`.
     """
+    scaled, core, cholesky, delta = _factorised(mu, factor, delta)
+    return scaled @ cho_solve(cholesky, core), delta
+
+
+def posterior_weights(mu: np.ndarray, factor: np.ndarray, delta: float, phi: np.ndarray) -> np.ndarray:
+    """The weights `R k_Y(y)` for features `phi` `(r,)` or `(r, s)`, `(n,)` or `(n, s)`: `update` for few `y`, at less cost."""
+    scaled, core, cholesky, _ = _factorised(mu, factor, delta)
+    return scaled @ cho_solve(cholesky, core @ phi)
+
+
+def _factorised(mu, factor, delta):
+    """`Lambda U`, `C`, the factor of `C^2 + delta I`, and `delta`."""
     scaled = mu[:, None] * factor
     core = factor.T @ scaled
     square = core @ core
     for attempt in range(MOST_INCREASES):
         tried = delta * 2.0**attempt
         try:
-            cholesky = np.linalg.cholesky(square + tried * np.eye(len(square)))
-        except np.linalg.LinAlgError:
+            cholesky = cho_factor(square + tried * np.eye(len(square)), lower=True)
+        except (np.linalg.LinAlgError, ValueError):
             continue
         if attempt:
-            warnings.warn(f"delta = {delta:.3g} is too small to factorise; {tried:.3g} was used.", stacklevel=3)
-        return scaled @ np.linalg.solve(cholesky.T, np.linalg.solve(cholesky, core)), tried
+            warnings.warn(f"delta = {delta:.3g} is too small to factorise; {tried:.3g} was used.", stacklevel=4)
+        return scaled, core, cholesky, tried
     raise np.linalg.LinAlgError(
         f"The matrix of kernel Bayes' rule cannot be factorised for delta from {delta:.3g} to {tried:.3g}: are weights or Gram "
         "matrices finite?"
@@ -142,52 +156,52 @@ def update(mu: np.ndarray, factor: np.ndarray, delta: float) -> tuple[np.ndarray
 
 
 def pre_image(embedding: MeanEmbedding, start: ArrayLike | None = None, *, max_steps: int = 200) -> np.ndarray:
-    r"""The point `x` whose feature is nearest to an embedding, `min_x |k(., x) - m|`, `(dim,)`.
+    r"""The point `x` whose feature is nearest to an embedding, `min_x |k(., x) - m|`, `(dim,)` or `(size, size)`.
 
     For a Gaussian kernel, by the fixed point $x \leftarrow \sum_i \rho_i k(X_i, x) X_i / \sum_i \rho_i k(X_i, x)$, kept where
-    the embedding increases; it ends at a local maximum of the embedding, the mode of a smooth density.
+    the embedding increases; it ends at a local maximum of the embedding, the mode of a smooth density. On rotations each step
+    goes to the rotation nearest to that mean; for the trace kernel the first is exact.
 
     Args:
-        embedding: With a Gaussian kernel and points `(n, dim)`.
-        start: `(dim,)`; the sample point at which the embedding is largest, when left out.
+        embedding: With `Gaussian` and points `(n, dim)`, or with `RotationTrace` or `RotationGaussian` and points
+            `(n, size, size)`.
+        start: Such a point; the sample point at which the embedding is largest, when left out.
         max_steps: Largest number of steps.
     References: Mika et al. (1999); Fukumizu, Song & Gretton (2013), section 5.1.
     """
     points, weights = np.asarray(embedding.points, np.float64), np.asarray(embedding.weights, np.float64)
-    scale = np.asarray(_gaussian(embedding.kernel).length_scale, np.float64)
+    kernel = embedding.kernel
+    if isinstance(kernel, RotationTrace):
+        return nearest_rotation(np.tensordot(weights, points, axes=1))
+    if not isinstance(kernel, Gaussian | RotationGaussian):
+        raise ValueError(f"A pre-image needs a Gaussian kernel, or one on rotations; got {type(kernel).__name__}.")
+    scale = np.asarray(kernel.length_scale, np.float64)
+    project = nearest_rotation if isinstance(kernel, RotationGaussian) else np.asarray
 
     def height(x):
-        kernel = np.exp(-0.5 * np.sum(np.square((points - x) / scale), axis=1))
-        return weights @ kernel, kernel
+        near = np.exp(-0.5 * np.sum(np.square((points - x) / scale), axis=tuple(range(1, points.ndim))))
+        return weights @ near, near
 
     if start is None:
-        values = _values(embedding, points)
-        start = points[int(np.argmax(values))]
+        start = points[int(np.argmax(_values(embedding, points)))]
     x = np.asarray(start, np.float64)
-    value, kernel = height(x)
+    value, near = height(x)
     for _ in range(max_steps):
         if not value > 0:
             break
-        step = (weights * kernel) @ points / value - x
+        step = np.tensordot(weights * near, points, axes=1) / value - x
         for shorter in (1.0, 0.5, 0.1, 0.01):
-            new_value, new_kernel = height(x + shorter * step)
+            moved = project(x + shorter * step)
+            new_value, new_near = height(moved)
             if new_value >= value:
                 break
         else:
             break
-        x = x + shorter * step
-        done = np.max(np.abs(step) / scale) < 1e-9
-        value, kernel = new_value, new_kernel
+        done = np.max(np.abs(moved - x) / scale) < 1e-9
+        x, value, near = moved, new_value, new_near
         if done:
             break
     return x
-
-
-def _gaussian(kernel):
-    _checks.require(
-        isinstance(kernel, Gaussian), f"The fixed point needs a Gaussian kernel; got {type(kernel).__name__}."
-    )
-    return kernel
 
 
 def _values(embedding: MeanEmbedding, points: Points) -> np.ndarray:

@@ -1,5 +1,7 @@
-"""Bayesian kernel learning: length scales from a pseudo-likelihood of the data, and shrinkage of mean embeddings."""
+"""Rules for length scales, Bayesian kernel learning among them, and shrinkage of mean embeddings."""
 
+import abc
+from dataclasses import field
 from typing import NamedTuple
 
 import jax
@@ -9,10 +11,13 @@ from jax.typing import ArrayLike
 from scipy.optimize import minimize
 
 from numpyro_kme import _checks, _linalg
-from numpyro_kme.kernels import median_heuristic
+from numpyro_kme.kernels import median_heuristic, median_heuristic_per_dimension
+from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.stationary import Gaussian
 
 LANDMARKS = 50
+REGULARISATIONS = 10.0 ** np.arange(-9.0, 1.0)
+"""Of kernel ridge regressions whose error is compared."""
 STARTS = (0.02, 0.1, 0.5, 0.95)
 """Starts of the length scale, as shares of the median heuristic."""
 
@@ -160,3 +165,125 @@ def shrunk_embedding(
         r = np.asarray(smoothed_kernel(points, points, length_scale, reach))
     gain = np.linalg.solve(r + noise**2 / gram.shape[1] * np.eye(len(r)), r).T
     return gain @ gram.mean(axis=1), r - gain @ r
+
+
+class LengthScaleRule(abc.ABC):
+    """A way to choose the length scale of a kernel: `rule(x)` or `rule(x, targets)`, a scalar or `(dim,)`.
+
+    The engines that choose a kernel themselves take one as `length_scale`; anything else takes its result, as in
+    `MMD(Gaussian(rule(x)))`.
+    """
+
+    needs_targets = False
+    """Whether it has to know what each point says something about, such as its parameters."""
+
+    @abc.abstractmethod
+    def __call__(self, x: ArrayLike, targets: ArrayLike | None = None) -> np.ndarray:
+        """Length scale for points `x` `(n, dim)`, with `targets` `(n, p)` where they are needed."""
+
+
+@register
+class MedianHeuristic(LengthScaleRule):
+    """The median distance between points: `median_heuristic`, or one for each dimension.
+
+    Args:
+        per_dimension: `median_heuristic_per_dimension` instead.
+    """
+
+    per_dimension: bool = field(default=False, metadata=dict(static=True))
+
+    def __call__(self, x, targets=None):
+        """The median; `targets` say nothing."""
+        return median_heuristic_per_dimension(x) if self.per_dimension else median_heuristic(x)
+
+
+@register
+class BayesianKernelLearning(LengthScaleRule):
+    """The length scale of `learn_length_scale`, from at most `most` of the points.
+
+    Args:
+        rng_key: Chooses points and landmarks.
+        num_landmarks: How many landmarks.
+        most: How many points, at most, chosen at random.
+    """
+
+    rng_key: jax.Array
+    num_landmarks: int = field(default=LANDMARKS, metadata=dict(static=True))
+    most: int = field(default=1000, metadata=dict(static=True))
+
+    def __call__(self, x, targets=None):
+        """The learnt scalar; `targets` say nothing."""
+        _checks.matrix("x", x, min_rows=2)
+        rows, landmarks = jax.random.split(self.rng_key)
+        table = _some(rows, np.asarray(x), self.most)
+        return np.asarray(learn_length_scale(landmarks, table, num_landmarks=self.num_landmarks).length_scale)
+
+
+@register
+class CrossValidation(LengthScaleRule):
+    r"""The multiple of the median heuristic with which a Gaussian kernel predicts targets best, by leave-one-out.
+
+    Least mean of $|t_i - \hat t_{-i}|^2 / \mathrm{var}(t)$ over multiples and regularisations, with $\hat t_{-i}$ by kernel ridge
+    regression from all points but one, in closed form. In an engine the targets are the parameters of the simulations.
+
+    Args:
+        rng_key: Chooses points.
+        multiples: Of the median heuristic.
+        per_dimension: Whether that is `median_heuristic_per_dimension`.
+        most: How many points, at most, chosen at random.
+    Cost: an eigendecomposition of the size of `most` for each multiple.
+    """
+
+    rng_key: jax.Array
+    multiples: tuple[float, ...] = field(default=(0.1, 0.2, 0.5, 1.0, 2.0, 5.0), metadata=dict(static=True))
+    per_dimension: bool = field(default=False, metadata=dict(static=True))
+    most: int = field(default=500, metadata=dict(static=True))
+    needs_targets = True
+
+    def __call__(self, x, targets=None):
+        """The best multiple times the median."""
+        _checks.require(
+            targets is not None, "CrossValidation needs `targets`: what the points are to predict, `(n, p)`."
+        )
+        _checks.matrix("x", x, min_rows=10)
+        _checks.matrix("targets", targets)
+        _checks.require(
+            len(x) == len(targets), f"`x` and `targets` must have as many rows; got {len(x)} and {len(targets)}."
+        )
+        x, targets = (_some(self.rng_key, np.asarray(a, np.float64), self.most) for a in (x, targets))
+        spread = targets.std(axis=0)
+        targets = (targets - targets.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
+        scale = MedianHeuristic(self.per_dimension)(x)
+        errors = [
+            min(
+                np.mean(np.square(rest))
+                for _, _, rest in ridges(_gaussian_gram(x, factor * scale), targets, REGULARISATIONS)
+            )
+            for factor in self.multiples
+        ]
+        return self.multiples[int(np.argmin(errors))] * scale
+
+
+def ridges(gram: np.ndarray, targets: np.ndarray, regularisations: ArrayLike):
+    r"""Kernel ridge regression for each `lam`: `(lam, coefficients, leave-one-out residuals)`, from one eigendecomposition.
+
+    $c = (K + n \lambda I)^{-1} t$, $t_i - \hat t_{-i}(x_i) = c_i / [(K + n \lambda I)^{-1}]_{ii}$.
+    """
+    values, vectors = np.linalg.eigh(gram)
+    rotated = vectors.T @ targets
+    for lam in np.asarray(regularisations):
+        inverse = 1.0 / (np.maximum(values, 0.0) + len(gram) * lam)
+        coefficients = vectors @ (inverse[:, None] * rotated)
+        diagonal = np.square(vectors) @ inverse
+        yield lam, coefficients, coefficients / diagonal[:, None]
+
+
+def _gaussian_gram(x, scale):
+    with _linalg.float64():
+        return np.asarray(Gaussian(scale).gram(jnp.asarray(x)))
+
+
+def _some(rng_key, x, most):
+    if len(x) <= most:
+        return x
+    return x[np.asarray(jax.random.choice(rng_key, len(x), (most,), replace=False))]

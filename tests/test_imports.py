@@ -17,6 +17,7 @@ mathematics  embeddings
 mathematics  discrepancies low_rank
 mathematics  mmd_estimators hypothesis_tests kernel_bayes
 mathematics  filtering
+mathematics  parameter_choice
 mathematics  herding
 mathematics  length_scales
 mathematics  tempering
@@ -42,6 +43,7 @@ modelling    pseudo_marginal
 modelling    rescoring
 both         diagnostics
 both         engines
+both         kernel_learning
 both         weight_calibration
 """
 ROWS = [line.split() for line in TABLE.strip().splitlines()]

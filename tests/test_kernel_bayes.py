@@ -5,8 +5,8 @@ import pytest
 
 from numpyro_kme import MeanEmbedding, low_rank
 from numpyro_kme.filtering import KernelBayesFilter
-from numpyro_kme.kernel_bayes import KernelBayesRule, kernel_sum_rule, pre_image
-from numpyro_kme.kernels import Gaussian, Laplace
+from numpyro_kme.kernel_bayes import KernelBayesRule, kernel_sum_rule, posterior_weights, pre_image, update
+from numpyro_kme.kernels import Gaussian, Laplace, RotationGaussian, RotationTrace, nearest_rotation
 from numpyro_kme.low_rank import LowRank
 
 
@@ -65,6 +65,31 @@ def test_weights_by_the_printed_formula(joint, rng):
     np.testing.assert_allclose(posterior.expectation(values), values @ expected[:, 0], atol=1e-5)
 
 
+def test_one_observation_as_many(rng):
+    mu, factor, phi = rng.normal(size=20), rng.normal(size=(20, 4)), rng.normal(size=4)
+    expected = dense_rule(mu, factor @ factor.T, 0.3) @ factor @ phi
+    np.testing.assert_allclose(posterior_weights(mu, factor, 0.3, phi), expected, rtol=1e-9)
+    np.testing.assert_allclose(update(mu, factor, 0.3)[0] @ phi, expected, rtol=1e-9)
+    with pytest.raises(np.linalg.LinAlgError, match="cannot be factorised for delta from"):
+        update(mu * np.nan, factor, 0.1)
+
+
+def test_low_rank_error_is_that_of_the_tolerance(rng):
+    """R at tolerance 1e-12 is the dense one to 1e-6; at the paper's 1e-3 it is another, nearby rule."""
+    x = rng.normal(size=(150, 2))
+    y = x + 0.5 * rng.normal(size=(150, 2))
+    prior, seen = MeanEmbedding(Gaussian(1.5), x[:40]), rng.normal(size=(30, 2))
+    eps = 0.01 / 150
+    mu = np.linalg.solve(gram(x, x, 1.5) + 0.01 * np.eye(150), gram(x, x[:40], 1.5).mean(1))
+    dense = (dense_rule(mu, gram(y, y, 1.7), 2 * eps) @ gram(y, seen, 1.7)).T
+    fit = lambda tolerance: KernelBayesRule.fit(x, y, Gaussian(1.7), prior, eps, tolerance=tolerance)  # noqa: E731
+    fine, coarse = fit(1e-12), fit(1e-3)
+    np.testing.assert_allclose(fine.weights(seen), dense, atol=1e-6)
+    assert coarse.right.rank < 0.5 * fine.right.rank
+    rough, exact = (w @ x / w.sum(axis=1, keepdims=True) for w in (coarse.weights(seen), dense))
+    assert 1e-6 < np.sqrt(np.mean((rough - exact) ** 2)) < 0.1
+
+
 def test_sum_rule_by_its_formula_and_on_normals(joint, rng):
     x, y, u = joint
     prior = MeanEmbedding(Gaussian(0.9), u)
@@ -107,8 +132,29 @@ def test_pre_image(rng):
     best = grid[np.argmax(np.asarray(embedding(grid)))]
     assert np.asarray(embedding(pre_image(embedding)[None]))[0] >= np.asarray(embedding(best[None]))[0] - 1e-6
     np.testing.assert_allclose(pre_image(embedding, best), best, atol=0.06)
-    with pytest.raises(ValueError, match="needs a Gaussian kernel; got Laplace"):
+    with pytest.raises(ValueError, match="needs a Gaussian kernel, or one on rotations; got Laplace"):
         pre_image(MeanEmbedding(Laplace(1.0), x))
+
+
+def turned(axis, angle):
+    x, y, z = axis / np.linalg.norm(axis)
+    cross = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
+    return np.eye(3) + np.sin(angle) * cross + (1 - np.cos(angle)) * cross @ cross
+
+
+def test_pre_images_are_rotations(rng):
+    """The best of a fine grid of rotations, about the axis on which all points lie, signed weights included."""
+    axis, angles = rng.normal(size=3), rng.uniform(-1.0, 1.0, size=25)
+    points = np.stack([turned(axis, angle) for angle in angles])
+    weights = rng.uniform(-0.2, 1.0, size=25)
+    grid = np.stack([turned(axis, angle) for angle in np.linspace(-np.pi, np.pi, 2001)])
+    for kernel in (RotationTrace(), RotationGaussian(0.6)):
+        embedding = MeanEmbedding(kernel, points, weights)
+        found = pre_image(embedding)
+        np.testing.assert_allclose(found @ found.T, np.eye(3), atol=1e-10)
+        best = grid[np.argmax(np.asarray(embedding(grid)))]
+        assert float(embedding(found[None])[0]) >= float(embedding(best[None])[0]) - 1e-9
+        np.testing.assert_allclose(found, best, atol=5e-3)
 
 
 def rotation(rng, length):
@@ -155,6 +201,33 @@ def test_filter_and_smoother_improve_on_the_observations(rng):
     )
     assert mean < 0.75 * raw
     assert smooth < 0.75 * raw
+
+
+def test_filter_on_rotations(rng):
+    """A turning frame seen through noise: means are no rotations, modes are, and they beat the noisy frames made rotations."""
+    angle = 0.4 * np.arange(260)
+    axis = np.array([1.0, 2.0, 0.5])
+    states = np.stack([turned(axis, a + 0.1 * e) for a, e in zip(angle, rng.normal(size=260))])
+    seen = (states + 0.5 * rng.normal(size=states.shape)).reshape(260, 9)
+    train, test = slice(0, 201), slice(201, 260)
+    for kernel in (RotationTrace(), RotationGaussian(1.0)):
+        found = KernelBayesFilter.fit(states[train], seen[train], kernel, Gaussian(2.0), 1e-4, tolerance=1e-6)
+        weights = found.filter(seen[test])
+        modes, means = found.modes(weights), found.means(weights)
+        np.testing.assert_allclose(np.linalg.det(modes), 1.0, rtol=1e-9)
+        w = weights[3] / weights[3].sum()
+        np.testing.assert_allclose(means[3], sum(wi * r for wi, r in zip(w, states[:200])), atol=1e-10)
+        raw = np.mean((nearest_rotation(seen[test].reshape(-1, 3, 3)) - states[test]) ** 2)
+        assert np.mean((modes - states[test]) ** 2) < 0.5 * raw
+
+
+def test_a_lost_state_is_said(rng):
+    states, seen = rotation(rng, 50)
+    found = KernelBayesFilter.fit(states, seen, Gaussian(0.7), Gaussian(0.2), 1e-3)
+    new = seen[:5].copy()
+    new[3] += 100.0
+    with pytest.raises(FloatingPointError, match="not finite at 2 of 5 times, first at time 3"):
+        found.filter(new)
 
 
 @pytest.mark.parametrize(

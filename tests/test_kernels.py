@@ -192,6 +192,13 @@ ROWS = [
         learnt=False,
     ),
     Row(
+        "RotationGaussian",
+        K.RotationGaussian,
+        lambda a, b, l: np.exp(-np.sum((a - b) ** 2) / (2 * l**2)),
+        rotations,
+        scaled=False,
+    ),
+    Row(
         "FromCallable",
         lambda l: K.FromCallable(tanh_features),
         lambda a, b, l: tanh_features_numpy(a, b),
@@ -620,6 +627,22 @@ def test_trace_kernel_is_a_function_of_the_angle(rng):
     np.testing.assert_allclose(K.RotationTrace().gram(a, a @ turn), [[1 + 2 * np.cos(angle)]], rtol=1e-12)
     with pytest.raises(ValueError, match="must hold rotation matrices"):
         K.RotationTrace().gram(np.zeros((3, 2, 4)))
+
+
+def test_nearest_rotation(rng):
+    """Against SciPy's alignment of vectors; in the plane, by hand."""
+    from scipy.spatial.transform import Rotation
+
+    matrices = rng.normal(size=(20, 3, 3))
+    found = K.nearest_rotation(matrices)
+    np.testing.assert_allclose(found @ found.transpose(0, 2, 1), np.tile(np.eye(3), (20, 1, 1)), atol=1e-12)
+    np.testing.assert_allclose(np.linalg.det(found), 1.0, rtol=1e-12)
+    for matrix, rotation in zip(matrices, found):
+        aligned = Rotation.align_vectors(matrix.T, np.eye(3))[0].as_matrix()
+        np.testing.assert_allclose(rotation, aligned, atol=1e-8)
+    np.testing.assert_allclose(K.nearest_rotation(np.diag([1.0, -2.0])), -np.eye(2), atol=1e-12)
+    with pytest.raises(ValueError, match=r"must have shape \(..., size, size\); got \(3, 2\)"):
+        K.nearest_rotation(np.zeros((3, 2)))
 
 
 def test_host_callables_compare_anything_by_number():

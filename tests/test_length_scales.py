@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from numpyro_kme.kernels import Gaussian, median_heuristic
+from numpyro_kme import BayesianKernelLearning, CrossValidation, MedianHeuristic, length_scale_model
+from numpyro_kme.kernels import Gaussian, median_heuristic, median_heuristic_per_dimension
 from numpyro_kme.length_scales import (
+    REGULARISATIONS,
     learn_length_scale,
     log_pseudo_likelihood,
     shrunk_embedding,
@@ -61,6 +63,56 @@ def test_landmarks_are_spread_out(rng):
     x = np.concatenate([rng.normal(size=(50, 2)), 30 + rng.normal(size=(50, 2))])
     found = spread_out(jax.random.key(0), x, 4)
     assert found.shape == (4, 2) and 1 <= np.sum(found[:, 0] > 15) <= 3
+
+
+def test_rules_are_one_interface(rng):
+    x = rng.normal(size=(60, 2)) * [1.0, 5.0]
+    assert MedianHeuristic()(x, x) == median_heuristic(x)
+    np.testing.assert_array_equal(MedianHeuristic(per_dimension=True)(x), median_heuristic_per_dimension(x))
+    key = jax.random.key(1)
+    learnt = BayesianKernelLearning(key, num_landmarks=10)(x)
+    np.testing.assert_allclose(
+        learnt, learn_length_scale(jax.random.split(key)[1], x, num_landmarks=10).length_scale, rtol=1e-10
+    )
+    with pytest.raises(ValueError, match="needs `targets`"):
+        CrossValidation(key)(x)
+    with pytest.raises(ValueError, match="as many rows; got 60 and 3"):
+        CrossValidation(key)(x, x[:3])
+
+
+def test_cross_validation_by_leaving_out(rng):
+    """Every multiple and regularisation, every point left out in turn; a wiggly target needs a short length scale."""
+    x = np.sort(rng.uniform(-3, 3, size=(40, 1)), axis=0)
+    targets = np.concatenate([np.sin(4 * x), 10 * np.cos(4 * x)], axis=1)
+    multiples = (0.1, 0.3, 1.0)
+    found = CrossValidation(jax.random.key(0), multiples)(x, targets)
+    scaled = (targets - targets.mean(0)) / targets.std(0)
+    errors = np.zeros((3, len(REGULARISATIONS)))
+    for a, multiple in enumerate(multiples):
+        gram = np.exp(-0.5 * ((x - x.T) / (multiple * median_heuristic(x))) ** 2)
+        for b, lam in enumerate(REGULARISATIONS):
+            for i in range(40):
+                rest = np.arange(40) != i
+                weights = np.linalg.solve(gram[np.ix_(rest, rest)] + 40 * lam * np.eye(39), gram[rest, i])
+                errors[a, b] += np.sum((scaled[i] - weights @ scaled[rest]) ** 2)
+    assert found == multiples[int(np.argmin(errors.min(axis=1)))] * median_heuristic(x)
+    assert found < 0.5 * median_heuristic(x)
+
+
+def test_kernel_learning_as_a_model(rng):
+    """The density of the model is the pseudo-likelihood times its priors; its mode is where the optimiser ends."""
+    from numpyro.infer.util import log_density
+
+    x = rng.normal(size=(30, 2)) + 3.0
+    z = spread_out(jax.random.key(0), x, 8)
+    median, reach = median_heuristic(x), np.sqrt(np.mean(np.sum((x - x.mean(0)) ** 2, 1)))
+    at = {"log_length_scale": jnp.log(0.7), "log_noise": jnp.log(0.2)}
+    found, trace = log_density(length_scale_model, (x, z), {}, at)
+    expected = log_pseudo_likelihood(x - x.mean(0), z - x.mean(0), 0.7, 0.2, reach)
+    expected += stats.norm.logpdf(np.log(0.2), np.log(0.3), 1.0) - np.log(np.log(1e3))
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    np.testing.assert_allclose(trace["length_scale"]["value"], 0.7, rtol=1e-12)
+    np.testing.assert_allclose(trace["log_length_scale"]["fn"].high, np.log(median), rtol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 import numpyro_kme as kme
 from numpyro_kme.engines._soft import soft_weights
-from numpyro_kme.engines.distribution_regression import _ridges
+from numpyro_kme.length_scales import ridges
 
 KEY = jax.random.key(0)
 NOISE = 0.5
@@ -145,6 +145,81 @@ def test_kernel_bayes_takes_simulations_from_elsewhere(rng):
     )
 
 
+def test_kernel_bayes_with_a_weighted_prior(bank):
+    """Signed weights of another engine as the prior: as draws that carry them, and the posterior of two observations."""
+    first = kme.KernelABC(conjugate, simulations=bank, kernel=kme.kernels.Gaussian(0.7))
+    first.run(KEY, x=X)
+    prior = first.get_weights()
+    settings = dict(simulations=bank, kernel=kme.kernels.Gaussian(0.7), parameter_kernel=kme.kernels.Gaussian(0.8))
+    engine = kme.KernelBayes(conjugate, prior=prior, **settings)
+    engine.run(KEY, x=np.array([0.5]))
+    z, x = np.asarray(bank.latents["theta"], np.float64), np.asarray(bank.x["x"], np.float64)[:, 0]
+    eps = 0.01 / 500
+    gram_z, gram_x = gaussian(z, z, 0.8), gaussian(x, x, 0.7)
+    mu = np.linalg.solve(gram_z + 500 * eps * np.eye(500), gram_z @ prior["weight"])
+    product = mu[:, None] * gram_x
+    rho = product @ np.linalg.solve(
+        product @ product + 2 * eps * np.eye(500), mu * gaussian(x, np.array([0.5]), 0.7)[:, 0]
+    )
+    np.testing.assert_allclose(engine.expectation(lambda latents: latents["theta"]), rho @ z / rho.sum(), atol=1e-4)
+    precision = 1 + 2 / NOISE**2
+    exact, without = 1.3 / NOISE**2 / precision, 0.5 / (1 + NOISE**2)
+    assert abs(moments(engine)[0] - exact) < 0.35 * abs(without - exact)
+
+
+def test_kernel_bayes_by_folds(bank):
+    engine = kme.KernelBayes(conjugate, simulations=bank, num_folds=5, tolerance=1e-6)
+    engine.run(KEY, x=X)
+    assert abs(moments(engine)[0] - MEAN) < 0.5 * SD
+    on_parameters = kme.kernels.median_heuristic(engine._bank.z)
+    ratio = engine.rule.kernel_x.length_scale / on_parameters
+    assert min(abs(ratio - c) for c in (0.5, 0.7, 1.0, 1.4, 2.0)) < 1e-6
+    assert min(abs(engine.info["regularisation"] * 500 / 0.01 - c) for c in (0.1, 1, 10, 100)) < 1e-6
+
+
+class Fixed(kme.LengthScaleRule):
+    needs_targets = True
+
+    def __call__(self, x, targets=None):
+        assert len(x) == len(targets)
+        self.seen = x.shape, targets.shape
+        return np.float64(0.37)
+
+
+@pytest.mark.parametrize(
+    "make", [kme.KernelABC, kme.KernelBayes, kme.DistributionRegressionABC, kme.K2ABC, kme.KernelRecursiveABC]
+)
+def test_length_scale_rules_reach_every_engine(make, bank, sets, rng):
+    """A rule that gives .37 makes the kernel that .37 makes; on data sets it sees draws with their parameters."""
+    rule, on_sets = Fixed(), make in (kme.K2ABC, kme.DistributionRegressionABC)
+    settings = dict(num_simulations=40, num_iterations=1) if make is kme.KernelRecursiveABC else {}
+    settings |= {} if settings else dict(simulations=sets if on_sets else bank)
+    engine = make(iid if on_sets else conjugate, length_scale=rule, **settings)
+    y = 0.5 + rng.normal(size=20) if on_sets else X
+    engine.run(KEY, x=y)
+    used = {
+        kme.KernelABC: lambda: engine.fitted.kernel.length_scale,
+        kme.KernelBayes: lambda: engine.rule.right.kernel.length_scale,
+        kme.DistributionRegressionABC: lambda: engine._kernel.inner.length_scale,
+    }.get(make)
+    if used:
+        assert float(used()) == 0.37
+    else:
+        named = (
+            {"estimator": kme.Quadratic(kme.kernels.Gaussian(0.37))}
+            if on_sets
+            else {"kernel": kme.kernels.Gaussian(0.37)}
+        )
+        other = make(iid if on_sets else conjugate, **named, **settings)
+        other.run(KEY, x=y)
+        np.testing.assert_array_equal(other.get_samples()["theta"], engine.get_samples()["theta"])
+    rows = {kme.K2ABC: 8000, kme.DistributionRegressionABC: 2000, kme.KernelRecursiveABC: 40}.get(make, 500)
+    assert rule.seen == ((rows, 1), (rows, 1))
+    with pytest.raises(ValueError, match="or `length_scale`, not both"):
+        given = {"estimator": 1} if make is kme.K2ABC else {"kernel": kme.kernels.Gaussian(1.0)}
+        make(conjugate, length_scale=rule, **given)
+
+
 def test_k2abc_by_a_double_loop(sets, rng):
     y = 0.5 + rng.normal(size=20)
     engine = kme.K2ABC(iid, simulations=sets, estimator=kme.Quadratic(kme.kernels.Gaussian(0.9)), epsilon=0.05)
@@ -247,7 +322,7 @@ def test_rejection_on_data_sets(sets, rng):
 def test_leave_one_out_by_leaving_out(rng):
     x, z = rng.normal(size=30), rng.normal(size=(30, 2))
     gram = gaussian(x, x, 0.8)
-    ((lam, coefficients, residuals),) = _ridges(gram, z, np.array([1e-2]))
+    ((lam, coefficients, residuals),) = ridges(gram, z, np.array([1e-2]))
     np.testing.assert_allclose(coefficients, np.linalg.solve(gram + 0.3 * np.eye(30), z), rtol=1e-8)
     for i in (0, 7):
         rest = np.arange(30) != i
@@ -325,6 +400,26 @@ def in_groups(x=None):
             "`regularisation` must be positive",
         ),
         (lambda bank: kme.RejectionABC(conjugate, quantile=0.1, threshold=1.0), X, ValueError, "not both"),
+        (
+            lambda bank: kme.KernelBayes(conjugate, prior={"weight": np.ones(3)}, simulations=bank),
+            X,
+            ValueError,
+            "it lacks .'theta'.",
+        ),
+        (
+            lambda bank: kme.KernelBayes(
+                conjugate, prior={"theta": np.zeros(3), "weight": np.ones(3)}, simulations=bank
+            ),
+            X,
+            ValueError,
+            "must sum to one",
+        ),
+        (
+            lambda bank: kme.KernelBayes(conjugate, num_folds=5, delta=1.0),
+            X,
+            ValueError,
+            "the regularisation is chosen",
+        ),
         (lambda bank: kme.KernelABC(with_a_likelihood), X, ValueError, "nothing else that is observed"),
         (lambda bank: kme.KernelABC(in_groups), np.zeros((3, 1)), ValueError, "vary along plates of shape"),
         (lambda bank: kme.KernelABC(conjugate), np.array([np.nan]), ValueError, "not finite"),

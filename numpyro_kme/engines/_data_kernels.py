@@ -1,26 +1,42 @@
-"""Kernels on outputs of a simulator, by median heuristics, where none is given."""
+"""Kernels on outputs of a simulator, by the median heuristic or another rule, where none is given."""
+
+from typing import Any
 
 import numpy as np
 
-from numpyro_kme import _linalg
+from numpyro_kme import _checks, _linalg
 from numpyro_kme.engines._bank import Bank
-from numpyro_kme.kernels import EmpiricalMeasure, Gaussian, median_heuristic, median_heuristic_per_dimension
+from numpyro_kme.kernels import EmpiricalMeasure, Gaussian
 from numpyro_kme.kernels.base import Kernel
+from numpyro_kme.length_scales import LengthScaleRule, MedianHeuristic
 
 SETS = 100
 """Data sets whose distances give the length scale."""
 
 
-def data_kernel(bank: Bank) -> Kernel:
+def checked_rule(kernel: Any, rule: LengthScaleRule | None, name: str = "kernel") -> LengthScaleRule | None:
+    """The rule for length scales, which has nothing to say where a kernel is given."""
+    _checks.instance("length_scale", rule, LengthScaleRule | None, "a rule such as CrossValidation(key)")
+    _checks.require(kernel is None or rule is None, f"Give `{name}` or `length_scale`, not both.")
+    return rule
+
+
+def data_kernel(bank: Bank, rule: LengthScaleRule | None = None) -> Kernel:
     """Gaussian with a length scale for each number of the output; on data sets under plates, Gaussian in their embeddings."""
-    if not bank.data_sets:
-        return Gaussian(median_heuristic_per_dimension(bank.x.reshape(len(bank), -1)))
-    return set_kernel(bank.x)
+    if bank.data_sets:
+        return set_kernel(bank, rule or MedianHeuristic())
+    return Gaussian((rule or MedianHeuristic(per_dimension=True))(bank.x.reshape(len(bank), -1), bank.z))
 
 
-def set_kernel(sets: np.ndarray) -> EmpiricalMeasure:
+def set_kernel(bank: Bank, rule: LengthScaleRule) -> EmpiricalMeasure:
     """`exp(-MMD^2 / (2 l^2))` between data sets `(m, n, d)`, with the median of the MMD as `l`; a Gaussian kernel inside."""
-    few = sets[:SETS]
-    inner = Gaussian(median_heuristic(few.reshape(-1, few.shape[-1])))
+    few = bank.x[:SETS]
+    inner = Gaussian(rule(*draws(bank, SETS)))
     squared = _linalg.on_host(EmpiricalMeasure(inner, 1.0).squared_mmd, few)
     return EmpiricalMeasure(inner, float(np.sqrt(np.median(squared[np.triu_indices(len(few), 1)]))))
+
+
+def draws(bank: Bank, sets: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of the first data sets, `(sets * n, d)`, each with the coordinates of its parameters, `(sets * n, D)`."""
+    x = bank.as_data_sets(bank.x[:sets])
+    return x.reshape(-1, x.shape[-1]), np.repeat(bank.z[:sets], x.shape[1], axis=0)

@@ -6,14 +6,13 @@ import numpy as np
 
 from numpyro_kme import _checks, _linalg
 from numpyro_kme.engines._bank import Bank
-from numpyro_kme.engines._data_kernels import data_kernel
+from numpyro_kme.engines._data_kernels import checked_rule, data_kernel
 from numpyro_kme.engines._soft import soft_weights
 from numpyro_kme.engines._weighted import WeightedEngine, Weighting
 from numpyro_kme.kernels.base import Kernel
+from numpyro_kme.length_scales import REGULARISATIONS, LengthScaleRule, ridges
 from numpyro_kme.simulations import Simulations
 from numpyro_kme.simulations.failures import OnFailure
-
-REGULARISATIONS = 10.0 ** np.arange(-9.0, 1.0)
 
 
 class DistributionRegressionABC(WeightedEngine):
@@ -29,6 +28,7 @@ class DistributionRegressionABC(WeightedEngine):
         num_simulations: Number `m` of draws from the prior, each simulated once.
         kernel: On outputs of the simulator; as in `KernelABC` when left out. For data sets that are one event `(n, d)`, give
             `kernels.EmpiricalMeasure`.
+        length_scale: Rule for the kernel that is chosen when `kernel` is left out, as in `KernelABC`.
         regularisation: `lambda`; when left out, the power of ten, 1e-9 to 1, with the least leave-one-out error.
         epsilon: Width, in squared units of coordinates; when left out, such that the effective sample size is `max(50, m / 50)`.
         num_samples: Number of equally weighted draws, resampled systematically from the simulations.
@@ -49,6 +49,7 @@ class DistributionRegressionABC(WeightedEngine):
         num_simulations: int = 1000,
         *,
         kernel: Kernel | None = None,
+        length_scale: LengthScaleRule | None = None,
         regularisation: float | None = None,
         epsilon: float | None = None,
         num_samples: int = 1000,
@@ -67,15 +68,16 @@ class DistributionRegressionABC(WeightedEngine):
         for name, value in {"regularisation": regularisation, "epsilon": epsilon}.items():
             if value is not None:
                 _checks.positive(name, value)
-        self.kernel, self.regularisation, self.epsilon = kernel, regularisation, epsilon
+        self.kernel, self.length_scale = kernel, checked_rule(kernel, length_scale)
+        self.regularisation, self.epsilon = regularisation, epsilon
 
     def _fit(self, rng_key, bank: Bank) -> None:
-        self._kernel = self.kernel or data_kernel(bank)
+        self._kernel = self.kernel or data_kernel(bank, self.length_scale)
         self._points = self._kernel.points(bank.x)
         self._centre = bank.z.mean(axis=0)
         gram = _linalg.on_host(lambda kernel, x: kernel.gram(x), self._kernel, self._points)
         choices = REGULARISATIONS if self.regularisation is None else np.array([self.regularisation])
-        fits = _ridges(gram, bank.z - self._centre, choices)
+        fits = ridges(gram, bank.z - self._centre, choices)
         self._lam, self._coefficients, residuals = min(fits, key=lambda fit: float(np.mean(np.square(fit[2]))))
         self.summaries = bank.z - residuals
         self._error = np.sqrt(np.mean(np.square(residuals), axis=0))
@@ -88,14 +90,3 @@ class DistributionRegressionABC(WeightedEngine):
         weights, epsilon = soft_weights(np.sum(np.square(self.summaries - summary), axis=1), self.epsilon)
         info = {"epsilon": epsilon, "regularisation": float(self._lam)}
         return Weighting(weights, info | {"leave-one-out error of the summaries": self._error, "summary": summary})
-
-
-def _ridges(gram: np.ndarray, z: np.ndarray, regularisations: np.ndarray):
-    """Coefficients and leave-one-out residuals of kernel ridge regression for each regularisation."""
-    values, vectors = np.linalg.eigh(gram)
-    rotated = vectors.T @ z
-    for lam in regularisations:
-        inverse = 1.0 / (np.maximum(values, 0.0) + len(gram) * lam)
-        coefficients = vectors @ (inverse[:, None] * rotated)
-        diagonal = np.square(vectors) @ inverse
-        yield lam, coefficients, coefficients / diagonal[:, None]

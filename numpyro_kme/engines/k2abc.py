@@ -3,9 +3,11 @@
 from collections.abc import Callable
 
 from numpyro_kme import _checks
+from numpyro_kme.engines._data_kernels import checked_rule, draws
 from numpyro_kme.engines._soft import discrepancies, soft_weights
 from numpyro_kme.engines._weighted import WeightedEngine, Weighting
-from numpyro_kme.kernels import Gaussian, median_heuristic
+from numpyro_kme.kernels import Gaussian
+from numpyro_kme.length_scales import LengthScaleRule, MedianHeuristic
 from numpyro_kme.mmd_estimators import Estimator, Quadratic
 from numpyro_kme.simulations import Simulations
 from numpyro_kme.simulations.failures import OnFailure
@@ -25,6 +27,8 @@ class K2ABC(WeightedEngine):
         num_simulations: Number `m` of draws from the prior, each simulated once.
         estimator: Of the squared MMD: `Quadratic`, `LinearTime` or `Fourier`. `Quadratic` when left out, with a Gaussian kernel
             whose length scale is the median distance within the observed data.
+        length_scale: Rule for that length scale instead of the median: `BayesianKernelLearning(key)` on the observed data, or
+            `CrossValidation(key)` on simulated draws, which are to predict their parameters.
         epsilon: Width, in units of the squared MMD; when left out, such that the effective sample size is `max(50, m / 50)`.
         num_samples: Number of equally weighted draws, resampled systematically from the simulations.
         simulations: Simulations made elsewhere from the prior, instead of new ones.
@@ -44,6 +48,7 @@ class K2ABC(WeightedEngine):
         num_simulations: int = 1000,
         *,
         estimator: Estimator | None = None,
+        length_scale: LengthScaleRule | None = None,
         epsilon: float | None = None,
         num_samples: int = 1000,
         simulations: Simulations | None = None,
@@ -61,6 +66,7 @@ class K2ABC(WeightedEngine):
         if epsilon is not None:
             _checks.positive("epsilon", epsilon)
         self.estimator, self.epsilon = estimator, epsilon
+        self.length_scale = checked_rule(estimator, length_scale, "estimator")
 
     def _fit(self, rng_key, bank):
         self._sets = bank.as_data_sets(bank.x)
@@ -71,6 +77,10 @@ class K2ABC(WeightedEngine):
 
     def _weigh(self, bank, y):
         observed = bank.as_data_sets(y[None])[0]
-        estimator = self.estimator or Quadratic(Gaussian(median_heuristic(observed)))
+        estimator = self.estimator or Quadratic(Gaussian(self._scale(bank, observed)))
         weights, epsilon = soft_weights(discrepancies(estimator, self._sets, observed), self.epsilon)
         return Weighting(weights, {"epsilon": epsilon})
+
+    def _scale(self, bank, observed):
+        rule = self.length_scale or MedianHeuristic()
+        return rule(*draws(bank)) if rule.needs_targets else rule(observed)

@@ -7,9 +7,10 @@ import numpy as np
 
 from numpyro_kme import _checks, _linalg
 from numpyro_kme.embeddings import ConditionalMeanEmbedding
-from numpyro_kme.engines._data_kernels import data_kernel
+from numpyro_kme.engines._data_kernels import checked_rule, data_kernel
 from numpyro_kme.engines._weighted import WeightedEngine, Weighting
 from numpyro_kme.kernels.base import Kernel
+from numpyro_kme.length_scales import LengthScaleRule
 from numpyro_kme.simulations import Simulations
 from numpyro_kme.simulations.failures import OnFailure
 
@@ -25,6 +26,8 @@ class KernelABC(WeightedEngine):
         num_simulations: Number `m` of draws from the prior, each simulated once.
         kernel: On outputs of the simulator. When left out, a Gaussian with the median distance of each number as length scale;
             for draws under a plate, a Gaussian in their mean embeddings (`kernels.EmpiricalMeasure`).
+        length_scale: Rule for the length scale of that Gaussian, or of the kernel inside the mean embeddings, instead of the
+            median: `BayesianKernelLearning(key)`, `CrossValidation(key)`.
         regularisation: `eps`; `.01 / sqrt(m)` when left out.
         num_samples: Number of equally weighted draws: simulations chosen by herding, which follows signed weights.
         simulations: Simulations made elsewhere from the prior, instead of new ones.
@@ -44,6 +47,7 @@ class KernelABC(WeightedEngine):
         num_simulations: int = 1000,
         *,
         kernel: Kernel | None = None,
+        length_scale: LengthScaleRule | None = None,
         regularisation: float | None = None,
         num_samples: int = 1000,
         simulations: Simulations | None = None,
@@ -60,10 +64,11 @@ class KernelABC(WeightedEngine):
         )
         if regularisation is not None:
             _checks.positive("regularisation", regularisation)
-        self.kernel, self.regularisation = kernel, regularisation
+        self.kernel, self.length_scale = kernel, checked_rule(kernel, length_scale)
+        self.regularisation = regularisation
 
     def _fit(self, rng_key, bank):
-        kernel = self.kernel or data_kernel(bank)
+        kernel = self.kernel or data_kernel(bank, self.length_scale)
         epsilon = 0.01 / np.sqrt(len(bank)) if self.regularisation is None else self.regularisation
         self.fitted = ConditionalMeanEmbedding.fit(kernel.points(bank.x), kernel, epsilon)
 

@@ -1,20 +1,20 @@
 """Kernel Bayes' rule on a model: the prior may differ from where the simulations were made."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
 from numpyro_kme import _checks
-from numpyro_kme.embeddings import MeanEmbedding
 from numpyro_kme.engines._bank import arguments_to_coordinates
-from numpyro_kme.engines._data_kernels import data_kernel
+from numpyro_kme.engines._data_kernels import checked_rule, data_kernel
 from numpyro_kme.engines._weighted import WeightedEngine, Weighting
-from numpyro_kme.kernel_bayes import KernelBayesRule
 from numpyro_kme.kernels import Gaussian, median_heuristic
 from numpyro_kme.kernels.base import Kernel
+from numpyro_kme.length_scales import LengthScaleRule
 from numpyro_kme.low_rank import TOLERANCE
+from numpyro_kme.parameter_choice import KernelBayesSettings, choose_by_folds, kernel_bayes_candidates
 from numpyro_kme.simulations import Simulations
 from numpyro_kme.simulations.failures import OnFailure
 
@@ -29,12 +29,19 @@ class KernelBayes(WeightedEngine):
     Args:
         model: A NumPyro model with one observed `Simulator` site.
         num_simulations: Number `m` of draws from the prior, each simulated once.
+        prior: Draws `{site: (n, *shape)}` of the model's latents that stand for the prior instead of the model's own, and under
+            `"weight"` their weights `(n,)` of any sign, with a sum of one; equal when left out. `get_weights()` of another engine
+            is one: its posterior is the prior of this one. Other names, of deterministic sites, are passed over.
         kernel: On outputs of the simulator; as in `KernelABC` when left out.
+        length_scale: Rule for that kernel, as in `KernelABC`.
         parameter_kernel: On coordinates of the parameters, in which the prior is about standard normal; a Gaussian with the
             median distance as length scale when left out.
         regularisation: `eps`; `.01 / m` when left out.
         delta: `2 eps` when left out, as in the paper: best for means. A smaller one, `1e-4 / m`, gives better variances where the
             posterior is narrow; a warning says where a variance comes out negative.
+        num_folds: If given, the length scales of both kernels and `eps` are chosen by the K-fold criterion of the paper
+            (`choose_by_folds`), among multiples of those above, measured in the space of `parameter_kernel`; with `delta` at
+            twice `eps`. It asks that averages of posteriors are the distribution of the simulated parameters.
         num_prior_draws: Draws that embed the prior; as many as simulations when left out.
         tolerance: Of the low-rank factors of Gram matrices; 1e-3 is much faster for large `m`, and loses little.
         num_samples: Number of equally weighted draws: simulations chosen by herding, which follows signed weights.
@@ -54,10 +61,13 @@ class KernelBayes(WeightedEngine):
         model: Callable,
         num_simulations: int = 1000,
         *,
+        prior: Mapping[str, Any] | None = None,
         kernel: Kernel | None = None,
+        length_scale: LengthScaleRule | None = None,
         parameter_kernel: Kernel | None = None,
         regularisation: float | None = None,
         delta: float | None = None,
+        num_folds: int | None = None,
         num_prior_draws: int | None = None,
         tolerance: float = TOLERANCE,
         num_samples: int = 1000,
@@ -81,24 +91,59 @@ class KernelBayes(WeightedEngine):
             num_prior_draws is None or num_prior_draws >= 2,
             f"`num_prior_draws` must be at least 2; got {num_prior_draws}.",
         )
-        self.kernel, self.parameter_kernel = kernel, parameter_kernel
+        _checks.require(
+            num_folds is None or (regularisation is None and delta is None),
+            "With `num_folds` the regularisation is chosen: leave `regularisation` and `delta` out.",
+        )
+        _checks.require(
+            prior is None or num_prior_draws is None,
+            "Give `prior` or `num_prior_draws`, not both: draws are given by `prior`.",
+        )
+        self.kernel, self.length_scale = kernel, checked_rule(kernel, length_scale)
+        self.parameter_kernel, self.prior = parameter_kernel, prior
         self.regularisation, self.delta, self.tolerance = regularisation, delta, tolerance
-        self.num_prior_draws = num_prior_draws
+        self.num_folds, self.num_prior_draws = num_folds, num_prior_draws
 
     def _fit(self, rng_key: jax.Array, bank) -> None:
-        kernel = self.kernel or data_kernel(bank)
-        draws = self.problem.draw(rng_key, self.num_prior_draws or len(bank))
-        u = arguments_to_coordinates(bank.coordinates, draws.arguments[self.problem.site()])
-        prior = MeanEmbedding(self.parameter_kernel or Gaussian(median_heuristic(bank.z)), u)
-        self.rule = KernelBayesRule.fit(
-            bank.z,
-            kernel.points(bank.x),
-            kernel,
-            prior,
-            0.01 / len(bank) if self.regularisation is None else self.regularisation,
-            delta=self.delta,
-            tolerance=self.tolerance,
-        )
+        draw_key, fold_key = jax.random.split(rng_key)
+        kernel = self.kernel or data_kernel(bank, self.length_scale)
+        x, m = kernel.points(bank.x), len(bank)
+        on_parameters = self.parameter_kernel or Gaussian(median_heuristic(bank.z))
+        epsilon = 0.01 / m if self.regularisation is None else self.regularisation
+        settings = KernelBayesSettings(on_parameters, kernel, epsilon, self.delta)
+        if self.num_folds is not None:
+            tried = kernel_bayes_candidates(
+                on_parameters, kernel, [0.1 * epsilon, epsilon, 10 * epsilon, 100 * epsilon]
+            )
+            settings = choose_by_folds(
+                fold_key,
+                bank.z,
+                x,
+                tried,
+                num_folds=self.num_folds,
+                compare_in=on_parameters,
+                tolerance=self.tolerance,
+            ).settings
+        self.rule = settings.rule(bank.z, x, *self._prior(draw_key, bank), tolerance=self.tolerance)
+
+    def _prior(self, rng_key, bank) -> tuple[np.ndarray, np.ndarray | None]:
+        """Coordinates of draws of the prior, and their weights."""
+        site = self.problem.site()
+        if self.prior is None:
+            draws = self.problem.draw(rng_key, self.num_prior_draws or len(bank))
+            return arguments_to_coordinates(bank.coordinates, draws.arguments[site]), None
+        missing = [name for name in self.problem.latents if name not in self.prior]
+        _checks.require(not missing, f"`prior` must have the latents {list(self.problem.latents)}; it lacks {missing}.")
+        latents = {name: np.asarray(self.prior[name]) for name in self.problem.latents}
+        z = arguments_to_coordinates(bank.coordinates, self.problem.arguments(latents)[site])
+        weights = self.prior.get("weight")
+        if weights is not None:
+            weights = np.asarray(weights, np.float64)
+            _checks.require(
+                weights.shape == (len(z),), f"`prior['weight']` must have shape ({len(z)},); got {weights.shape}."
+            )
+            _checks.sums_to_one("prior['weight']", weights)
+        return z, weights
 
     def weights(self, observations: Any) -> np.ndarray:
         """Signed weights of the simulations at many observations `(s, *event)`, `(s, m)`, as they are, from one factorisation."""

@@ -10,11 +10,12 @@ from numpyro_kme.coordinates import Coordinates
 from numpyro_kme.embeddings import ConditionalMeanEmbedding, MeanEmbedding
 from numpyro_kme.engines._bank import Bank, check_model
 from numpyro_kme.engines._base import Engine, Result
-from numpyro_kme.engines._data_kernels import data_kernel
+from numpyro_kme.engines._data_kernels import checked_rule, data_kernel
 from numpyro_kme.engines._tables import groups
 from numpyro_kme.herding import herd
 from numpyro_kme.kernels import Gaussian, median_heuristic
 from numpyro_kme.kernels.base import Kernel
+from numpyro_kme.length_scales import LengthScaleRule
 from numpyro_kme.problem import Problem
 from numpyro_kme.simulations.at import simulate_at
 
@@ -35,6 +36,7 @@ class KernelRecursiveABC(Engine):
         num_simulations: Number `m` of simulations in an iteration.
         num_iterations: Number of iterations.
         kernel: On outputs of the simulator; by median heuristics, anew in each iteration, when left out.
+        length_scale: Rule for that kernel instead of the median, as in `KernelABC`.
         regularisation: `eps`; `.01 / sqrt(m)` when left out.
     Cost: `m` simulations and `m^3 / 3` an iteration.
     References: Kajihara, Kanagawa, Yamazaki & Fukumizu (2018), ICML.
@@ -47,6 +49,7 @@ class KernelRecursiveABC(Engine):
         *,
         num_iterations: int = 10,
         kernel: Kernel | None = None,
+        length_scale: LengthScaleRule | None = None,
         regularisation: float | None = None,
     ):
         super().__init__(model)
@@ -55,7 +58,8 @@ class KernelRecursiveABC(Engine):
         if regularisation is not None:
             _checks.positive("regularisation", regularisation)
         self.num_simulations, self.num_iterations = num_simulations, num_iterations
-        self.kernel, self.regularisation = kernel, regularisation
+        self.kernel, self.length_scale = kernel, checked_rule(kernel, length_scale)
+        self.regularisation = regularisation
 
     def _infer(self, rng_key, args, kwargs):
         self.problem = problem = Problem.read(self.model, *args, **kwargs)
@@ -87,7 +91,7 @@ class KernelRecursiveABC(Engine):
 
     def _herd(self, rng_key, bank: Bank, y: np.ndarray) -> np.ndarray:
         """New points `(m, D)` in coordinates: from the old ones and others close to them."""
-        kernel = self.kernel or data_kernel(bank)
+        kernel = self.kernel or data_kernel(bank, self.length_scale)
         m, dim = bank.z.shape
         epsilon = 0.01 / np.sqrt(m) if self.regularisation is None else self.regularisation
         fitted = ConditionalMeanEmbedding.fit(kernel.points(bank.x), kernel, epsilon)

@@ -7,7 +7,7 @@ from numpyro_kme.kernels.energy import DistanceInduced, Energy
 from numpyro_kme.kernels.heuristics import median_heuristic, median_heuristic_per_dimension
 from numpyro_kme.kernels.paths import GaussianProcessPath
 from numpyro_kme.kernels.polynomial import Linear, Polynomial
-from numpyro_kme.kernels.rotations import RotationTrace
+from numpyro_kme.kernels.rotations import RotationGaussian, RotationTrace, nearest_rotation
 from numpyro_kme.kernels.stationary import (
     Gaussian,
     InverseMultiquadric,
@@ -37,9 +37,11 @@ __all__ = [
     "Polynomial",
     "Product",
     "RationalQuadratic",
+    "RotationGaussian",
     "RotationTrace",
     "Scaled",
     "Sum",
     "median_heuristic",
     "median_heuristic_per_dimension",
+    "nearest_rotation",
 ]

@@ -1,0 +1,236 @@
+"""K2-ABC on the experiments of its paper (Park, Jitkrittum & Sejdinovic, 2016): a mixture of uniforms, and Nicholson's blowflies.
+
+    python benchmarks/k2abc.py toy --repeats 10
+    python benchmarks/k2abc.py blowfly --series path/to/blowfly.csv --repeats 10
+    python benchmarks/k2abc.py table
+
+`--runs rows.jsonl` keeps finished rows and goes on from them. The toy: 400 draws from sum_i theta_i U(i - 1, i), i = 1..5, theta ~
+Dirichlet(1, .., 1), at theta = (.25, .04, .33, .04, .34); its exact posterior is Dirichlet(1 + counts). Cross-validation looks at one
+draw of each data set; the learnt length scale is that of the observed data. The blowflies: 180 counts, whose order
+is thrown away, no statistics; the score is that of `blowfly.py`. The series (a CSV with a column `count`) is not part of this package.
+"""
+
+import argparse
+import csv
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+sys.path.insert(0, str(Path(__file__).parent))
+import nmse
+import report
+from simulators import blowfly
+
+import numpyro_kme as kme
+
+TRUTH, DATA = np.array([0.25, 0.04, 0.33, 0.04, 0.34]), 400
+PRIORS = {
+    "KELFI": (blowfly.PRIOR_MEAN, blowfly.PRIOR_SD),
+    "K2-ABC": (np.array([2.0, -1.0, 5.0, -0.5, -0.5, 2.0]), np.array([2.0, 0.4, 0.5, 1.0, 1.0, 1.0])),
+}
+
+
+def mixture(rng_key, theta):
+    """`n` draws."""
+    which, where = jax.random.split(rng_key)
+    pieces = jax.random.categorical(which, jnp.log(theta), shape=(DATA,))
+    return pieces + jax.random.uniform(where, (DATA,))
+
+
+def toy_model(x=None):
+    theta = numpyro.sample("theta", dist.Dirichlet(jnp.ones(5)))
+    numpyro.sample("x", kme.Simulator(mixture, theta), obs=x)
+
+
+ESTIMATORS = {
+    "quadratic": lambda key, kernel: kme.Quadratic(kernel),
+    "linear": lambda key, kernel: kme.LinearTime(kernel),
+    "Fourier": lambda key, kernel: kme.Fourier.draw(key, kernel, 1, 500),
+}
+EPSILONS = (None, 3e-3, 1e-3)
+
+
+RULES = {
+    "median": lambda key: kme.MedianHeuristic(),
+    "cross-validated": kme.CrossValidation,
+    "learnt": kme.BayesianKernelLearning,
+}
+
+
+def toy(rows, repeats, simulations):
+    for seed in range(repeats):
+        rng = np.random.default_rng([seed, 61])
+        x = rng.choice(5, size=DATA, p=TRUTH) + rng.uniform(size=DATA)
+        exact = (1.0 + np.bincount(x.astype(int), minlength=5)) / (5.0 + DATA)
+        deviation = np.sqrt(np.sum(exact * (1 - exact)) / (6.0 + DATA))
+        key = jax.random.fold_in(jax.random.key(61), seed)
+        bank = None
+        for rule, make_rule in RULES.items():
+            for name, make in ESTIMATORS.items():
+                if rows.has(part="toy", seed=seed, estimator=name, rule=rule):
+                    continue
+                if bank is None:
+                    bank = kme.simulate(key, kme.Problem.read(toy_model, x=x), simulations, progress_bar=False)
+                    draws = np.asarray(bank.x["x"])[:, :1], np.asarray(bank.latents["theta"])
+                by = make_rule(key)
+                scale = by(*draws) if by.needs_targets else by(x[:, None])
+                engine = kme.K2ABC(toy_model, simulations=bank, estimator=make(key, kme.kernels.Gaussian(float(scale))))
+                for epsilon in EPSILONS:
+                    engine.epsilon = epsilon
+                    told = dict(part="toy", seed=seed, estimator=name, rule=rule, scale=scale, epsilon=epsilon)
+                    try:
+                        engine.run(key, x=x) if epsilon is None else engine.condition(key, x=x)
+                    except RuntimeError as error:
+                        rows.add(**told, refused=str(error)[:80])
+                        continue
+                    theta = engine.get_weights()
+                    mean = engine.expectation(lambda latents: latents["theta"])
+                    spread = np.sqrt(theta["weight"] @ np.sum((theta["theta"] - mean) ** 2, axis=1))
+                    rows.add(
+                        **told,
+                        used=engine.info["epsilon"],
+                        size=engine.info["effective sample size"],
+                        to_truth=np.linalg.norm(mean - TRUTH),
+                        to_exact=np.linalg.norm(mean - exact),
+                        exact_to_truth=np.linalg.norm(exact - TRUTH),
+                        width=spread / deviation,
+                    )
+        print(rows.rows[-1], flush=True)
+
+
+def series_model(mean, sd):
+    def model(x=None):
+        log_theta = numpyro.sample("log_theta", dist.Normal(mean, sd).to_event(1))
+        numpyro.sample("x", kme.Simulator(lambda key, theta: blowfly.blowfly(key, theta) / 1000.0, log_theta), obs=x)
+
+    return model
+
+
+def flies(rows, repeats, series, counts):
+    with open(series) as file:
+        lines = [line for line in file if not line.startswith("#")]
+    x = np.array([float(row["count"]) for row in csv.DictReader(lines)]) / 1000.0
+    denominators = nmse.stored_denominators()
+    for seed in range(repeats):
+        for prior, (mean, sd) in PRIORS.items():
+            model = series_model(mean, sd)
+            keys = jax.random.split(jax.random.fold_in(jax.random.key(62), seed), 3)
+            for count in counts:
+                if rows.has(part="blowfly", seed=seed, prior=prior, simulations=count):
+                    continue
+                begun = time.process_time()
+                bank = kme.simulate(keys[0], kme.Problem.read(model, x=x), count, progress_bar=False)
+                engine = kme.K2ABC(model, simulations=bank)
+                engine.run(keys[1], x=x)
+                seconds = time.process_time() - begun
+                points = {"default": engine.expectation(lambda latents: latents["log_theta"])}
+                engine.epsilon = engine.info["epsilon"]
+                for _ in range(8):
+                    engine.epsilon = engine.epsilon / 2
+                    try:
+                        engine.condition(keys[1], x=x)
+                    except RuntimeError:
+                        break
+                    points["narrowest"] = engine.expectation(lambda latents: latents["log_theta"])
+                for name, point in points.items():
+                    simulated = nmse.simulate(keys[2], np.tile(point, (nmse.RUNS, 1)))
+                    ratios = nmse.squared_errors(simulated) / denominators
+                    rows.add(
+                        part="blowfly",
+                        seed=seed,
+                        prior=prior,
+                        simulations=count,
+                        width=name,
+                        point=point,
+                        ratios=ratios,
+                        nmse=np.mean(ratios),
+                        distance=np.mean(np.linalg.norm(simulated - blowfly.OBSERVED, axis=1)),
+                        seconds=seconds,
+                    )
+                    print({k: v for k, v in rows.rows[-1].items() if k not in ("point", "ratios")}, flush=True)
+
+
+def write(rows):
+    lines = []
+    for rule in RULES:
+        for name in ESTIMATORS:
+            for epsilon in EPSILONS:
+                key = dict(part="toy", estimator=name, epsilon=epsilon, rule=rule)
+                chosen = [r for r in rows if all(r.get(k) == v for k, v in key.items())]
+                found = [r for r in chosen if "refused" not in r]
+                mean = lambda key, found=found: np.mean([r[key] for r in found]) if found else float("nan")  # noqa: E731
+                if chosen:
+                    keys = ("scale", "used", "size", "to_exact", "to_truth", "exact_to_truth", "width")
+                    label = "default" if epsilon is None else epsilon
+                    lines.append([rule, name, label, len(found), len(chosen) - len(found), *map(mean, keys)])
+    header = [
+        "length scale",
+        "estimator",
+        "epsilon",
+        "runs",
+        "refused",
+        "length scale used",
+        "epsilon used",
+        "effective size",
+    ]
+    header += ["|mean - exact mean|", "|mean - truth|", "|exact mean - truth|", "width / exact"]
+    sections = [("Mixture of uniforms", report.table(header, lines))]
+    lines, each = [], []
+    groups = sorted({(r["prior"], r["simulations"], r["width"]) for r in rows if r["part"] == "blowfly"})
+    for group in groups:
+        found = [r for r in rows if r["part"] == "blowfly" and (r["prior"], r["simulations"], r["width"]) == group]
+        scores = 100 * np.array([r["nmse"] for r in found])
+        lines.append(
+            [
+                *group,
+                len(found),
+                scores.mean(),
+                np.median(scores),
+                scores.max(),
+                np.mean([r["distance"] for r in found]),
+                np.mean([r["seconds"] for r in found]),
+            ]
+        )
+        each.append([*group, *(100 * np.mean([r["ratios"] for r in found], axis=0))])
+    header = [
+        "prior",
+        "simulations",
+        "epsilon",
+        "runs",
+        "NMSE, %",
+        "median",
+        "largest",
+        "distance of statistics",
+        "CPU seconds",
+    ]
+    sections.append(("Blowflies as 180 values without order", report.table(header, lines)))
+    sections.append(
+        (
+            "Error in each statistic, % of the prior's",
+            report.table([*header[:3], *(f"s{i + 1}" for i in range(10))], each),
+        )
+    )
+    report.save("k2abc", "K2-ABC", sections, {"rows": rows.rows})
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=("toy", "blowfly", "table"))
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--series", default=None)
+    parser.add_argument("--simulations", type=int, nargs="+", default=[1000, 10_000])
+    parser.add_argument("--runs", default=None)
+    options = parser.parse_args()
+    kept = report.Rows(options.runs)
+    if options.part == "toy":
+        toy(kept, options.repeats, max(options.simulations))
+    elif options.part == "blowfly":
+        flies(kept, options.repeats, options.series, options.simulations)
+    write(kept)
