@@ -1,14 +1,17 @@
 """Whether to trust a posterior: calibration over simulated data, predictive checks, and a test of the model itself."""
 
 from numpyro_kme.diagnostics.calibration import Calibration, calibrate
+from numpyro_kme.diagnostics.check import Check, check
 from numpyro_kme.diagnostics.misspecification import MisspecificationTest, misspecification_test
 from numpyro_kme.diagnostics.predictive import PredictiveCheck, predictive_check
 
 __all__ = [
     "Calibration",
+    "Check",
     "MisspecificationTest",
     "PredictiveCheck",
     "calibrate",
+    "check",
     "misspecification_test",
     "predictive_check",
 ]
