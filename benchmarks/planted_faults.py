@@ -23,6 +23,7 @@ import report
 
 import numpyro_kme as kme
 from numpyro_kme import diagnostics
+from numpyro_kme._checks import EffectiveSampleSizeError
 from numpyro_kme.engines import _sampling
 from numpyro_kme.engines._data_kernels import data_kernel
 from numpyro_kme.kernels import Gaussian
@@ -183,6 +184,17 @@ def spoilt(fault, rng_key, result):
     return dataclasses.replace(result, samples=draws, fields={})
 
 
+def first_served(fitted, run_key, observations):
+    """Run at the first observation that the engine does not refuse."""
+    for y in observations:
+        try:
+            fitted.run(run_key, x=y)
+        except EffectiveSampleSizeError:
+            continue
+        return y
+    raise RuntimeError("The engine refused all observations.")
+
+
 def one_run(engine, fault, seed, datasets):
     """Fit, calibrate, test the observation, and apply the rule."""
     begun = time.process_time()
@@ -190,11 +202,11 @@ def one_run(engine, fault, seed, datasets):
     number = 1000 * (1 + list(FAULTS).index(fault) if fault else 0) + seed
     key = jax.random.fold_in(jax.random.key(list(ENGINES).index(engine)), number)
     bank_key, run_key, truth_key, calibrate_key = jax.random.split(key, 4)
-    y = kme.simulate(truth_key, kme.Problem.read(model), 1, progress_bar=False).x["x"][0]
+    observations = kme.simulate(truth_key, kme.Problem.read(model), 20, progress_bar=False).x["x"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         fitted = ENGINES[engine](fault, bank_key)
-        fitted.run(run_key, x=y)
+        y = first_served(fitted, run_key, observations)
         calibration = diagnostics.calibrate(calibrate_key, fitted, datasets, progress_bar=False)
     found = diagnostics.Check(
         calibration, {"x": diagnostics.misspecification_test(fitted.simulations.x["x"], np.asarray(y))}
@@ -263,14 +275,14 @@ def main():
     # the same sampler with fewer particles: 100 draws of each posterior are looked at
     _sampling.PARTICLES = PARTICLES
     kept = report.Kept(options.keep)
-    runs = [(fault, seed) for seed in range(options.seeds) for fault in FAULTS] + [
-        (None, s) for s in range(options.null)
-    ]
-    for fault, seed in runs:
-        for engine in options.engines:
-            wanted = {"engine": engine, "fault": fault or "none", "seed": seed, "data sets": options.datasets}
-            if wanted not in kept:
-                kept.add(one_run(engine, fault, seed, options.datasets))
+    null = dict(zip(ENGINES, options.null, strict=True))
+    runs = [(engine, fault, 0) for engine in ENGINES for fault in FAULTS]
+    runs += [(engine, None, seed) for seed in range(max(options.null)) for engine in ENGINES if seed < null[engine]]
+    runs += [(engine, fault, seed) for seed in range(1, options.seeds) for engine in ENGINES for fault in FAULTS]
+    for engine, fault, seed in runs:
+        wanted = {"engine": engine, "fault": fault or "none", "seed": seed, "data sets": options.datasets}
+        if engine in options.engines and wanted not in kept:
+            kept.add(one_run(engine, fault, seed, options.datasets))
     print(write(kept.rows))
 
 

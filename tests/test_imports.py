@@ -43,6 +43,7 @@ modelling    rescoring
 both         diagnostics
 both         engines
 both         weight_calibration
+both         plots
 """
 ROWS = [line.split() for line in TABLE.strip().splitlines()]
 ROW = {name: number for number, (_, *names) in enumerate(ROWS) for name in names}
@@ -56,6 +57,7 @@ THIRD_PARTY = {
     "losses": {"jax", "numpy", "scipy", "ot"},
     "simulations": {"jax", "numpy", "tqdm", "zarr", "cloudpickle", "xarray"},
     "_arviz": {"numpy", "arviz", "xarray"},
+    "plots": {"numpy", "scipy", "matplotlib"},
     "_compat": {"jax", "numpyro", "numpy"},
     "_checks": {"jax", "numpy"},
     "_linalg": {"jax", "numpy"},

@@ -12,7 +12,6 @@ from tqdm.auto import tqdm
 from numpyro_kme import _arviz, _checks, _compat
 from numpyro_kme.diagnostics import uniformity
 from numpyro_kme.diagnostics.predictive import samples_of
-from numpyro_kme.engines._weighted import EffectiveSampleSizeError
 from numpyro_kme.problem import Arrays
 from numpyro_kme.simulations import Simulations, simulate
 
@@ -160,7 +159,7 @@ def calibrate(
         given = {**problem.kwargs, **made}
         try:
             infer(jax.random.fold_in(infer_key, j), *problem.args, **given)
-        except EffectiveSampleSizeError:
+        except _checks.EffectiveSampleSizeError:
             continue
         draws = _some(rng, engine.get_samples(), list(ranks), num_draws)
         truth = {name: np.asarray(bank.latents[name][j]) for name in ranks}
