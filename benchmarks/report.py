@@ -41,6 +41,32 @@ def add_runs(parser):
     parser.add_argument("--runs", type=lambda text: Kept(Path(text)), default=Kept(), help="JSON lines to resume from")
 
 
+class Rows:
+    """Rows of a long benchmark, each written at once to a file of JSON lines, so that a stopped run goes on where it was.
+
+    Args:
+        path: The file, or None to keep rows in memory alone.
+    """
+
+    def __init__(self, path=None):
+        self.path = None if path is None else Path(path)
+        there = self.path is not None and self.path.exists()
+        self.rows = [json.loads(line) for line in self.path.read_text().splitlines()] if there else []
+
+    def __contains__(self, wanted):
+        return any(all(row.get(name) == value for name, value in wanted.items()) for row in self.rows)
+
+    def add(self, row):
+        """Keep one row, and print it."""
+        row = json.loads(json.dumps(row, default=_plain))
+        self.rows.append(row)
+        print({name: round(v, 4) if isinstance(v, float) else v for name, v in row.items()}, flush=True)
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+
+
 def table(header, rows):
     """A Markdown table; numbers to three digits, columns aligned for reading as plain text."""
     cells = [list(map(str, header)), *([_cell(value) for value in row] for row in rows)]

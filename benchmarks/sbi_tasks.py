@@ -8,8 +8,9 @@ number of simulations serves all observations through `KELFI.condition`. `poster
 `mmd_permutation_test` and `moment_errors`; a reference `<task>.npz` has `observation`, `reference`, `ref_mean` and `ref_std`.
 C2ST cannot see a mean shift of half a standard deviation in five dimensions: moment errors and the p-value of an MMD test stand
 beside it. Seconds are CPU seconds, of the first observation (simulating, learning, compiling, drawing) and of each further one.
-With `--rounds 5` the simulations are made in rounds, for each observation anew. Writes `results/sbi_tasks.md` and `results/sbi_tasks.json` after each fit. Fits that are in the JSON are not made again; move it
-away to begin anew.
+With `--rounds 5` the simulations are made in rounds, for each observation anew. Writes `results/sbi_tasks.md` and
+`results/sbi_tasks.json` after each fit. Fits that are in the JSON are not made again; move it away to begin anew. `--keep
+rows.jsonl` keeps each posterior of a run in rounds at once, so that a run that was stopped goes on where it was.
 """
 
 import argparse
@@ -110,7 +111,7 @@ def judged(metrics, reference, i, draws):
     }
 
 
-def one_fit(task, form, size, seed, options, metrics):
+def one_fit(task, form, size, seed, options, metrics, kept):
     """Learn once, or in rounds for each observation, and judge the posterior of each."""
     reference = np.load(Path(options.references) / f"{task}.npz")
     settings = dict(form=FORMS[form](), num_samples=COMPARED, num_rounds=options.rounds, progress_bar=False)
@@ -118,18 +119,19 @@ def one_fit(task, form, size, seed, options, metrics):
     again = kelfi.run if options.rounds > 1 else kelfi.condition
     rows = []
     for i in range(options.observations):
+        fit = {"task": task, "form": named(form, options.rounds), "simulations": size, "seed": seed}
+        fit["observation"] = i + 1
+        if options.rounds > 1 and fit in kept:
+            rows += [row for row in kept.rows if fit.items() <= row.items()]
+            continue
         begun, infer = time.process_time(), kelfi.run if i == 0 else again
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             infer(jax.random.key(1000 * seed + i), x=np.asarray(reference["observation"][i], np.float64))
         seconds = time.process_time() - begun
         scores = judged(metrics, reference, i, kelfi.get_samples()["theta"])
-        rows.append(
-            {"task": task, "form": named(form, options.rounds), "simulations": size, "seed": seed, "observation": i + 1}
-            | scores
-        )
-        rows[-1]["seconds"] = seconds
-        print({name: round(v, 3) if isinstance(v, float) else v for name, v in rows[-1].items()}, flush=True)
+        kept.add(fit | scores | {"seconds": seconds})
+        rows.append(kept.rows[-1])
     return rows
 
 
@@ -177,18 +179,19 @@ def main():
     parser.add_argument("--observations", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--keep", help="a file of JSON lines for the rows of a run in rounds")
     options = parser.parse_args()
     spec = importlib.util.spec_from_file_location("posterior_metrics", options.metrics)
     metrics = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(metrics)
-    rows = made_before()
+    rows, kept = made_before(), report.Rows(options.keep)
     done = {(row["task"], row["form"], row["simulations"], row["seed"]) for row in rows}
     for form in options.forms:
         for seed in range(options.seeds):
             for size in options.simulations:
                 for task in options.tasks:
                     if (task, named(form, options.rounds), size, seed) not in done:
-                        rows += one_fit(task, form, size, seed, options, metrics)
+                        rows += one_fit(task, form, size, seed, options, metrics, kept)
                         write(rows)
     print(write(rows))
 

@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 
-from numpyro_kme import diagnostics, handlers, kernels, measures
+from numpyro_kme import diagnostics, handlers, kernels, measures, plots
 from numpyro_kme.citations import cite
 from numpyro_kme.coordinates import Coordinates
 from numpyro_kme.discrepancies import squared_mmd
@@ -139,6 +139,7 @@ __all__ = [
     "measures",
     "mmd_test",
     "noise_sensitivity",
+    "plots",
     "pre_image",
     "shrunk_embedding",
     "simulate",

@@ -58,6 +58,18 @@ def to_inference_data(
     return xarray.DataTree.from_dict(datasets)
 
 
+def pair_figure(idata: Any, names: Sequence[str] | None) -> Any:
+    """The matplotlib figure of `arviz.plot_pair`, with marginals, on either line."""
+    chosen = None if names is None else list(names)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import arviz
+
+        if int(arviz.__version__.partition(".")[0]) < 1:
+            return np.ravel(arviz.plot_pair(idata, var_names=chosen, kind="scatter", marginals=True))[0].figure
+        return arviz.plot_pair(idata, var_names=chosen, backend="matplotlib").viz["figure"].item()
+
+
 def read_groups(source: Any, names: Sequence[str]) -> dict[str, dict[str, np.ndarray]]:
     """Variables of some groups of an ArviZ object, or of a file of one: `{group: {variable: (chain, draw, *event)}}`.
 

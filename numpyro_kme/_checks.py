@@ -29,6 +29,10 @@ def few_enough(m: int, matrices: int) -> None:
     )
 
 
+class EffectiveSampleSizeError(RuntimeError):
+    """Too few simulations carry the weights for them to be called a posterior."""
+
+
 def require(condition: bool, sentence: str, error: type[Exception] = ValueError) -> None:
     """Raise `error` with `sentence` unless `condition` holds."""
     if not condition:

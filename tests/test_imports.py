@@ -45,6 +45,7 @@ both         diagnostics
 both         engines
 both         kernel_learning
 both         weight_calibration
+both         plots
 """
 ROWS = [line.split() for line in TABLE.strip().splitlines()]
 ROW = {name: number for number, (_, *names) in enumerate(ROWS) for name in names}
@@ -58,6 +59,7 @@ THIRD_PARTY = {
     "losses": {"jax", "numpy", "scipy", "ot"},
     "simulations": {"jax", "numpy", "tqdm", "zarr", "cloudpickle", "xarray"},
     "_arviz": {"numpy", "arviz", "xarray"},
+    "plots": {"numpy", "scipy", "matplotlib"},
     "_compat": {"jax", "numpyro", "numpy"},
     "_checks": {"jax", "numpy"},
     "_linalg": {"jax", "numpy"},

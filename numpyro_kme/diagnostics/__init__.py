@@ -3,12 +3,15 @@
 from numpyro_kme.diagnostics.calibration import Calibration, calibrate
 from numpyro_kme.diagnostics.misspecification import MisspecificationTest, misspecification_test
 from numpyro_kme.diagnostics.predictive import PredictiveCheck, predictive_check
+from numpyro_kme.diagnostics.verdict import Check, check
 
 __all__ = [
     "Calibration",
+    "Check",
     "MisspecificationTest",
     "PredictiveCheck",
     "calibrate",
+    "check",
     "misspecification_test",
     "predictive_check",
 ]

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from numpyro_kme import _checks, _linalg
+from numpyro_kme._checks import EffectiveSampleSizeError
 from numpyro_kme.coordinates import Coordinates
 from numpyro_kme.embeddings import MeanEmbedding
 from numpyro_kme.engines._bank import Bank, check_model
@@ -24,10 +25,6 @@ from numpyro_kme.simulations import Simulations, simulate
 from numpyro_kme.simulations.failures import OnFailure
 
 LEAST_EFFECTIVE_SIZE = 10.0
-
-
-class EffectiveSampleSizeError(RuntimeError):
-    """Too few simulations carry the weights for them to be called a posterior."""
 
 
 class Weighting(NamedTuple):

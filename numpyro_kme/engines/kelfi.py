@@ -208,8 +208,9 @@ class KELFI(LearntLikelihood):
         else:
             drawn = _sampling.in_model(rng_key, self._target(), self.problem, self.num_samples)
         self._drawn = drawn
+        further = self.problem.evaluate(drawn.latents).deterministics if self.problem.deterministics else {}
         return Result(
-            samples={**drawn.latents, **self.problem.evaluate(drawn.latents).deterministics},
+            samples={**drawn.latents, **further},
             fields={"lp": drawn.log_posterior},
             groups=groups(self.simulations, self.problem),
             info=self._describe(drawn),

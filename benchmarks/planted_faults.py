@@ -1,0 +1,290 @@
+"""Whether the diagnostics see ten faults planted in KELFI and in kernel Bayes, and stay quiet without any.
+
+    python benchmarks/planted_faults.py [--keep rows.jsonl] [--null 60 140] [--seeds 3]
+
+A conjugate model: two log-normal parameters, of whose logarithms two statistics are noisy copies with correlated normal
+noise. Kernel Bayes has half the length scale of the median heuristic on data; with all of it posteriors are too wide, which
+150 data sets show. Each run fits an engine at a key of its own, calibrates it on 150 simulated data sets, tests the observation, and applies the
+one rule of `diagnostics.Check` at level .001. A run that was stopped goes on where it was with `--keep`. Writes
+`results/planted_faults.md` and `.json`.
+"""
+
+import argparse
+import dataclasses
+import time
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import report
+
+import numpyro_kme as kme
+from numpyro_kme import diagnostics
+from numpyro_kme._checks import EffectiveSampleSizeError
+from numpyro_kme.engines import _sampling
+from numpyro_kme.engines._data_kernels import data_kernel
+from numpyro_kme.kernels import Gaussian
+from numpyro_kme.kernels.base import register
+from numpyro_kme.measures import Normal
+
+SD = 0.7
+NOISE = SD * np.linalg.cholesky(np.array([[1.0, 0.6], [0.6, 1.0]]))
+DRAWS = 250
+PARTICLES = 250
+SIZES = {"KELFI": 150, "kernel Bayes": 1000}
+
+FAULTS = {
+    "sign of a residual": "KELFI: of the first statistic, before decorrelation; kernel Bayes: x + y in place of x - y there",
+    "two parameters swapped": "draws of a under the name of b, and the reverse",
+    "prior ignored": "KELFI: flat (sd 5); kernel Bayes: simulations from sd 2, no reweighting to the prior",
+    "prior counted twice": "half the prior variance",
+    "observation shifted": "by half a standard deviation of the noise",
+    "eps three times too large": "bandwidth of the residuals; length scale of the kernel on data",
+    "half dropped by value": "the half with the larger first statistic",
+    "one key for all": "every simulation of the engine has the same noise",
+    "Jacobian left out": "of the logarithm, in both parameters",
+    "chain thinned to its tail": "the last tenth of draws in the order of a chain of autocorrelation .98",
+}
+
+
+def noisy(rng_key, a, b):
+    """Logarithms of both parameters, with correlated noise."""
+    return jnp.log(jnp.stack([a, b])) + jnp.asarray(NOISE) @ jax.random.normal(rng_key, (2,))
+
+
+def model(x=None):
+    a = numpyro.sample("a", dist.LogNormal(0.0, 1.0))
+    b = numpyro.sample("b", dist.LogNormal(0.0, 1.0))
+    numpyro.sample("x", kme.Simulator(noisy, a, b), obs=x)
+
+
+@register
+class Flipped:
+    """A decorrelation that takes the first residual with the wrong sign."""
+
+    chain: object
+
+    @property
+    def log_size(self):
+        return self.chain.log_size
+
+    def __call__(self, u, z):
+        return self.chain(u * jnp.ones(len(u)).at[0].set(-1.0), z)
+
+
+class KELFI(kme.KELFI):
+    """KELFI with a fault, or `None`."""
+
+    def __init__(self, fault, rng_key):
+        settings = dict(num_samples=DRAWS, simulations=bank(fault, rng_key, SIZES["KELFI"]), progress_bar=False)
+        super().__init__(model, SIZES["KELFI"], **settings)
+        self.fault = fault
+
+    def _learn(self, fit_key, sample_key):
+        self.planted = False
+        return super()._learn(fit_key, sample_key)
+
+    def _sample(self, rng_key):
+        if not self.planted:
+            self._plant()
+        return spoilt(self.fault, rng_key, super()._sample(rng_key))
+
+    def _plant(self):
+        self.planted = True
+        mean, variance = {
+            "prior ignored": (0.0, 25.0),
+            "prior counted twice": (0.0, 0.5),
+            "Jacobian left out": (-1.0, 1.0),
+        }.get(self.fault, (0.0, 1.0))
+        self.measures["x"] = Normal(np.full(2, mean), variance * np.eye(2))
+        learnt = self.likelihoods["x"].surrogate
+        if self.fault == "sign of a residual":
+            learnt = dataclasses.replace(learnt, chain=Flipped(learnt.chain))
+        if self.fault == "eps three times too large":
+            density = dataclasses.replace(learnt.density, sizes=3.0 * np.asarray(learnt.density.sizes))
+            learnt = dataclasses.replace(learnt, density=density)
+        self.likelihoods["x"] = dataclasses.replace(self.likelihoods["x"], surrogate=learnt)
+
+    def _observation(self, site):
+        return super()._observation(site) + shift(self.fault)
+
+
+class KernelBayes(kme.KernelBayes):
+    """Kernel Bayes with a fault, or `None`."""
+
+    def __init__(self, fault, rng_key):
+        settings = dict(num_samples=DRAWS, simulations=bank(fault, rng_key, SIZES["kernel Bayes"]), progress_bar=False)
+        super().__init__(model, SIZES["kernel Bayes"], **settings)
+        self.fault = fault
+
+    def _fit(self, rng_key, bank):
+        scale = 1.5 if self.fault == "eps three times too large" else 0.5
+        self.kernel = Gaussian(scale * np.asarray(data_kernel(bank).length_scale))
+        super()._fit(rng_key, bank)
+
+    def _prior(self, rng_key, bank):
+        points, weights = super()._prior(rng_key, bank)
+        if self.fault == "prior ignored":
+            return bank.z, weights
+        if self.fault == "prior counted twice":
+            return points * np.sqrt(0.5), weights
+        return (points - 1.0 if self.fault == "Jacobian left out" else points), weights
+
+    def _weigh(self, bank, y):
+        sign = np.array([-1.0, 1.0]) if self.fault == "sign of a residual" else 1.0
+        return super()._weigh(bank, sign * (y + shift(self.fault)))
+
+    def _condition(self, rng_key):
+        return spoilt(self.fault, rng_key, super()._condition(rng_key))
+
+
+ENGINES = {"KELFI": KELFI, "kernel Bayes": KernelBayes}
+
+
+def shift(fault):
+    return 0.5 * SD if fault == "observation shifted" else 0.0
+
+
+def bank(fault, rng_key, size):
+    """Simulations from the prior, or with a fault."""
+    problem = kme.Problem.read(model)
+    if fault == "half dropped by value":
+        made = kme.simulate(rng_key, problem, 2 * size, progress_bar=False)
+        kept = np.argsort(made.x["x"][:, 0])[:size]
+        return kme.Simulations.from_latents(problem, {k: v[kept] for k, v in made.latents.items()}, made.x["x"][kept])
+    if fault == "one key for all":
+        latents = problem.draw(rng_key, size).latents
+        x = jax.vmap(noisy, in_axes=(None, 0, 0))(jax.random.fold_in(rng_key, 1), latents["a"], latents["b"])
+        return kme.Simulations.from_latents(problem, latents, np.asarray(x))
+    made = kme.simulate(rng_key, problem, size, progress_bar=False)
+    if fault == "prior ignored":
+        widened = {name: np.asarray(value) ** 2 for name, value in made.latents.items()}
+        keys = jax.random.split(jax.random.fold_in(rng_key, 1), size)
+        return kme.Simulations.from_latents(
+            problem, widened, np.asarray(jax.vmap(noisy)(keys, widened["a"], widened["b"]))
+        )
+    return made
+
+
+def spoilt(fault, rng_key, result):
+    """A result whose draws have a fault."""
+    draws = dict(result.samples)
+    if fault == "two parameters swapped":
+        draws["a"], draws["b"] = draws["b"], draws["a"]
+    if fault == "chain thinned to its tail":
+        rng = np.random.default_rng(np.asarray(jax.random.key_data(rng_key)).ravel())
+        size, path = len(draws["a"]), [rng.normal()]
+        while len(path) < size:
+            path.append(0.98 * path[-1] + np.sqrt(1.0 - 0.98**2) * rng.normal())
+        visited = np.argsort(draws["a"])[np.argsort(np.argsort(path))][-(size // 10) :]
+        draws = {name: value[visited] for name, value in draws.items()}
+    return dataclasses.replace(result, samples=draws, fields={})
+
+
+def first_served(fitted, run_key, observations):
+    """Run at the first observation that the engine does not refuse."""
+    for y in observations:
+        try:
+            fitted.run(run_key, x=y)
+        except EffectiveSampleSizeError:
+            continue
+        return y
+    raise RuntimeError("The engine refused all observations.")
+
+
+def one_run(engine, fault, seed, datasets):
+    """Fit, calibrate, test the observation, and apply the rule."""
+    begun = time.process_time()
+    # keys of a run follow from its engine, fault and seed alone
+    number = 1000 * (1 + list(FAULTS).index(fault) if fault else 0) + seed
+    key = jax.random.fold_in(jax.random.key(list(ENGINES).index(engine)), number)
+    bank_key, run_key, truth_key, calibrate_key = jax.random.split(key, 4)
+    observations = kme.simulate(truth_key, kme.Problem.read(model), 20, progress_bar=False).x["x"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        fitted = ENGINES[engine](fault, bank_key)
+        y = first_served(fitted, run_key, observations)
+        calibration = diagnostics.calibrate(calibrate_key, fitted, datasets, progress_bar=False)
+    found = diagnostics.Check(
+        calibration, {"x": diagnostics.misspecification_test(fitted.simulations.x["x"], np.asarray(y))}
+    )
+    tests = {f"{name} {test}": p for name, tests in calibration.tests.items() for test, p in tests.items()}
+    least = min(tests, key=tests.get)
+    return {
+        "engine": engine,
+        "fault": fault or "none",
+        "seed": seed,
+        "data sets": datasets,
+        "flagged": bool(found.flagged()),
+        "p": found.p_value,
+        "smallest": least,
+        "misspecification p": found.misspecification["x"].p_value,
+        "coverage": float(np.mean(list(calibration.coverage(0.9).values()))),
+        "refused": calibration.refused,
+        "seconds": time.process_time() - begun,
+        "p-values": tests,
+    }
+
+
+def write(rows):
+    """One line for each fault, and one for the runs without any."""
+    header = ["fault", "how", *(f"{engine}: flagged" for engine in ENGINES), *(f"{engine}: p" for engine in ENGINES)]
+    lines = []
+    for fault, how in FAULTS.items():
+        own = {e: [row for row in rows if row["engine"] == e and row["fault"] == fault] for e in ENGINES}
+        counts = [f"{sum(row['flagged'] for row in runs)} of {len(runs)}" for runs in own.values()]
+        lines.append([fault, how, *counts])
+        lines[-1] += [
+            f"{np.median([row['p'] for row in runs]):.1g} ({runs[0]['smallest']})" if runs else "-"
+            for runs in own.values()
+        ]
+    null = {e: [row for row in rows if row["engine"] == e and row["fault"] == "none"] for e in ENGINES}
+    quiet = []
+    for engine, runs in null.items():
+        if runs:
+            column = {
+                name: np.array([row[name] for row in runs])
+                for name in ("p", "flagged", "coverage", "refused", "seconds")
+            }
+            quiet.append(
+                [engine, len(runs), int(column["flagged"].sum()), *(np.mean(column["p"] < a) for a in (0.01, 0.05))]
+            )
+            quiet[-1] += [column["coverage"].mean(), int(column["refused"].sum()), np.median(column["seconds"])]
+    names = ["engine", "runs", "flagged at .001", "share of p < .01", "p < .05", "coverage of 90%", "refused", "CPU s"]
+    sections = [
+        (
+            "Ten faults",
+            report.table(header, lines) + "\n\nThe p-value is the median over seeds, with the test it is from.",
+        ),
+        ("Without a fault", report.table(names, quiet)),
+    ]
+    return report.write("planted_faults", "Planted faults", sections, {"rows": rows})
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--keep", help="a file of JSON lines, from which a run that was stopped goes on")
+    parser.add_argument("--null", type=int, default=[60, 140], nargs=2, help="runs of either engine without a fault")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each engine with each fault")
+    parser.add_argument("--datasets", type=int, default=150)
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    options = parser.parse_args()
+    # the same sampler with fewer particles: 100 draws of each posterior are looked at
+    _sampling.PARTICLES = PARTICLES
+    kept = report.Rows(options.keep)
+    null = dict(zip(ENGINES, options.null, strict=True))
+    runs = [(engine, fault, 0) for engine in ENGINES for fault in FAULTS]
+    runs += [(engine, None, seed) for seed in range(max(options.null)) for engine in ENGINES if seed < null[engine]]
+    runs += [(engine, fault, seed) for seed in range(1, options.seeds) for engine in ENGINES for fault in FAULTS]
+    for engine, fault, seed in runs:
+        wanted = {"engine": engine, "fault": fault or "none", "seed": seed, "data sets": options.datasets}
+        if engine in options.engines and wanted not in kept:
+            kept.add(one_run(engine, fault, seed, options.datasets))
+    print(write(kept.rows))
+
+
+if __name__ == "__main__":
+    main()

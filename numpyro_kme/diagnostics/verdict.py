@@ -1,0 +1,100 @@
+"""All diagnostics of an engine that has been run, by one call, and one rule for when to distrust it."""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from numpyro_kme import handlers
+from numpyro_kme.diagnostics.calibration import Calibration, calibrate
+from numpyro_kme.diagnostics.misspecification import MisspecificationTest, misspecification_test
+from numpyro_kme.diagnostics.predictive import PredictiveCheck, predictive_check, samples_of
+from numpyro_kme.simulations import Simulations
+from numpyro_kme.surrogate_check import SurrogateCheck, check_surrogate
+
+LEVEL = 0.001
+
+
+@dataclass(frozen=True)
+class Check:
+    """What the diagnostics found.
+
+    The rule: distrust the engine on this model if `p_value` is below .001. It is twice the smaller of the p-values of the calibration and of
+    the misspecification tests (times the number of these), so that an engine that is right on a model that is right is flagged
+    with a probability of at most .001. The predictive check and the surrogate check are no tests: look at them.
+
+    Attributes:
+        calibration: From `calibrate`.
+        misspecification: From `misspecification_test`, `{site: test}`.
+        predictive: From `predictive_check`.
+        surrogate: From `check_surrogate`, `{site: check}`; empty for engines without a learnt likelihood.
+    """
+
+    calibration: Calibration
+    misspecification: Mapping[str, MisspecificationTest] = field(default_factory=dict)
+    predictive: PredictiveCheck | None = None
+    surrogate: Mapping[str, SurrogateCheck] = field(default_factory=dict)
+
+    @property
+    def p_value(self) -> float:
+        """One for all tests."""
+        of_model = [test.p_value * len(self.misspecification) for test in self.misspecification.values()]
+        return min(1.0, 2.0 * min([self.calibration.p_value, *of_model]))
+
+    def flagged(self, level: float = LEVEL) -> bool:
+        """Whether to distrust the engine on this model, or the model."""
+        return self.p_value < level
+
+    def print_summary(self) -> None:
+        """Print what was found, and the verdict."""
+        self.calibration.print_summary()
+        for site, test in self.misspecification.items():
+            print(f"{site}: is the observation like the simulations? p-value {test.p_value:.2g}")
+        for site, tails in ({} if self.predictive is None else self.predictive.tail_probabilities()).items():
+            print(
+                f"{site}: smallest tail probability of {tails.size} observed numbers under the posterior {tails.min():.2g}"
+            )
+        for site, found in self.surrogate.items():
+            print(
+                f"{site}: {found.outside:.0%} of the draws outside the simulations, surrogate negative at {found.negative:.0%}"
+            )
+        print(f"p-value {self.p_value:.2g}: " + ("FLAGGED" if self.flagged() else f"not flagged at level {LEVEL}"))
+
+
+def check(rng_key: jax.Array, engine: Any, num_datasets: int = 200, **settings: Any) -> Check:
+    """Run every diagnostic on an engine that has been run.
+
+    The engine is afterwards as it was, with the posterior of its own observation.
+
+    Args:
+        rng_key: The only source of randomness.
+        engine: One that has been run.
+        num_datasets: Data sets that `calibrate` simulates.
+        **settings: Further settings of `calibrate`.
+    Raises:
+        ValueError: As `calibrate`.
+    """
+    samples = samples_of(engine)
+    simulations = getattr(engine, "simulations", None)
+    if not isinstance(simulations, Simulations):
+        raise TypeError(f"{type(engine).__name__} keeps no simulations: call the diagnostics one by one.")
+    predictive_key, calibrate_key = jax.random.split(rng_key)
+    problem, result = engine.problem, engine.result
+    predictive = predictive_check(predictive_key, engine)
+    tests = {}
+    for site, y in problem.observations.items():
+        x = np.asarray(simulations.x[site])[: len(simulations) - simulations.proposed]
+        tests[site] = misspecification_test(x, np.asarray(y))
+    surrogate: Mapping[str, SurrogateCheck] = {}
+    if hasattr(engine, "likelihoods"):
+        latents = {name: samples[name] for name in problem.latents}
+        learnt = handlers.surrogate(engine.model, engine.likelihoods)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            surrogate = check_surrogate(learnt, latents, *problem.args, max_draws=200, **problem.kwargs)
+    calibration = calibrate(calibrate_key, engine, num_datasets, **settings)
+    engine.problem, engine._result = problem, result
+    return Check(calibration, tests, predictive, surrogate)

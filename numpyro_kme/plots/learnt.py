@@ -1,0 +1,125 @@
+"""What a learnt likelihood says: relevance of statistics, and the surrogate over one or two parameters."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from numpyro_kme import _checks
+from numpyro_kme.plots._panels import COLOURS, DARK, FAINT, HEIGHT, WIDTH, numbers, pyplot
+
+GRID = 60
+LEVELS = 10
+DEPTH = 8.0
+"""Nats below the maximum that the colours of a surface span."""
+
+
+def relevance(engine: Any, labels: Sequence[str] | None = None) -> Any:
+    """Bars of what each statistic tells about the parameters, in nats (`engine.relevance()`).
+
+    Args:
+        engine: `KELFI` that has been run.
+        labels: Names of the statistics, where there is one site.
+    Returns:
+        A matplotlib figure.
+    """
+    found = {
+        label: float(value[0])
+        for label, value in numbers({site: value[None] for site, value in engine.relevance().items()}).items()
+    }
+    _checks.require(
+        labels is None or len(labels) == len(found),
+        f"`labels` must name {len(found)} statistics; got {len(labels or ())}.",
+    )
+    names = list(found) if labels is None else list(labels)
+    figure, axis = pyplot().subplots(figsize=(1.6 * WIDTH, 0.8 + 0.24 * len(found)), layout="constrained")
+    axis.barh(np.arange(len(found)), list(found.values()), color=COLOURS[0], height=0.65)
+    axis.set_yticks(np.arange(len(found)), names)
+    axis.set_ylim(len(found) - 0.4, -0.6)
+    axis.set_xlabel("relevance, nats")
+    axis.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def surrogate(engine: Any, names: Sequence[str] | None = None, *, simulations: bool = True) -> Any:
+    r"""The learnt likelihood $q(y \mid \theta)$ of the observation over one or two parameters, posterior draws, and the simulations.
+
+    Other parameters stay at their posterior medians: a slice. Where a signed surrogate is negative nothing is drawn. A surface
+    shows the log likelihood, 8 nats from its maximum down.
+
+    Args:
+        engine: `KELFI` that has been run.
+        names: One or two single numbers, such as `["a", "theta[1]"]`; the first two when left out.
+        simulations: Whether to mark the simulations that were learnt from.
+    Returns:
+        A matplotlib figure.
+    """
+    latents = {name: np.asarray(engine.get_samples()[name]) for name in engine.problem.latents}
+    columns = numbers(latents, names)
+    if names is None:
+        columns = dict(list(columns.items())[:2])
+    _checks.require(1 <= len(columns) <= 2, f"`names` must be of one or two numbers; got {list(columns)}.")
+    made = numbers({name: engine.simulations.latents[name] for name in latents if name in engine.simulations.latents})
+    grids = [_around(draws) for draws in columns.values()]
+    points = np.stack([part.ravel() for part in np.meshgrid(*grids, indexing="ij")], axis=1)
+    log_q = _log_likelihood(engine, latents, list(columns), points).reshape([len(grid) for grid in grids])
+    figure, axis = pyplot().subplots(figsize=(1.5 * WIDTH, 1.4 * HEIGHT), layout="constrained")
+    axis.spines[["top", "right"]].set_visible(False)
+    marked = [made[name] for name in columns if simulations and name in made]
+    if len(columns) == 1:
+        _curve(axis, grids[0], log_q, next(iter(columns.values())), marked)
+        axis.set(xlabel=next(iter(columns)), yticks=[])
+    else:
+        first, second = columns
+        shown = axis.contourf(
+            *grids, np.maximum(log_q, -DEPTH).T, levels=np.linspace(-DEPTH, 0.0, LEVELS + 1), cmap="Greens"
+        )
+        figure.colorbar(shown, ax=axis, label="log q(y | θ), less its maximum")
+        if len(marked) == 2:
+            axis.plot(*marked, ".", color=DARK, markersize=2.5, label="simulations")
+        some = np.linspace(0, len(columns[first]) - 1, min(150, len(columns[first]))).astype(int)
+        axis.plot(columns[first][some], columns[second][some], ".", color=COLOURS[1], markersize=2.5, label="posterior")
+        axis.set(xlabel=first, ylabel=second, xlim=grids[0][[0, -1]], ylim=grids[1][[0, -1]])
+    axis.legend(frameon=True, framealpha=0.8, edgecolor="none", fontsize="small", loc="upper right")
+    return figure
+
+
+def _curve(axis, grid, log_q, draws, marked):
+    """Likelihood and draws over one parameter, both with a maximum of one."""
+    heights, edges = np.histogram(draws, np.linspace(grid[0], grid[-1], GRID // 2 + 1))
+    axis.stairs(heights / heights.max(), edges, fill=True, color=FAINT, label="posterior")
+    axis.plot(grid, np.exp(log_q), color=COLOURS[0], label="learnt likelihood")
+    if marked:
+        inside = marked[0][(marked[0] >= grid[0]) & (marked[0] <= grid[-1])]
+        axis.plot(inside, np.full(len(inside), -0.03), "|", color=DARK, markersize=5, label="simulations")
+
+
+def _around(draws: np.ndarray) -> np.ndarray:
+    """A grid over the draws and half their range on either side, that does not cross zero unless they do."""
+    low, high = np.quantile(draws, [0.005, 0.995])
+    margin = 0.5 * (high - low)
+    ends = np.array([low - margin, high + margin])
+    if draws.min() > 0:
+        ends[0] = max(ends[0], 0.5 * draws.min())
+    if draws.max() < 0:
+        ends[1] = min(ends[1], 0.5 * draws.max())
+    return np.linspace(ends[0], ends[1], GRID)
+
+
+def _log_likelihood(engine, latents, names, points) -> np.ndarray:
+    """`log q(y | theta)` at points of the named numbers, others at their medians, less its largest value; NaN outside."""
+    tables = {name: np.repeat(np.median(value, axis=0)[None], len(points), axis=0) for name, value in latents.items()}
+    for column, label in enumerate(names):
+        name, _, index = label.partition("[")
+        place = [int(part) for part in index.rstrip("]").split(",")] if index else []
+        rows: tuple[Any, ...] = (slice(None), *place)
+        tables[name][rows] = points[:, column]
+    log_posterior = engine.log_density(tables)
+    log_prior = np.asarray(engine.problem.log_prior(tables), np.float64)
+    with np.errstate(invalid="ignore"):
+        log_q = log_posterior - log_prior
+    log_q = np.where(np.isfinite(log_q), log_q, np.nan)
+    _checks.require(
+        bool(np.isfinite(log_q).any()), "The surrogate is positive nowhere on the grid of these parameters."
+    )
+    return log_q - np.nanmax(log_q)

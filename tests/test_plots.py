@@ -1,0 +1,203 @@
+"""Pictures: what is drawn is what was computed. Nothing here compiles a posterior."""
+
+import builtins
+from types import SimpleNamespace
+
+import jax
+import matplotlib
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy import stats
+
+import numpyro_kme as kme
+from numpyro_kme import plots
+from numpyro_kme.diagnostics import Calibration
+from numpyro_kme.engines._base import Engine, Result
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+OBSERVED = np.array([0.4, -0.2, 0.1])
+
+
+def simulator(rng_key, a, b):
+    return jax.numpy.stack([a, b[0], b[1]]) + jax.random.normal(rng_key, (3,))
+
+
+def model(x=None):
+    a = numpyro.sample("a", dist.LogNormal(0.0, 1.0))
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    numpyro.sample("x", kme.Simulator(simulator, a, b), obs=x)
+
+
+class Known(Engine):
+    """Draws from anywhere, with a likelihood of normals and a relevance that are known."""
+
+    def _infer(self, rng_key, args, kwargs):
+        rng = np.random.default_rng(0)
+        self.problem = kme.Problem.read(self.model, *args, **kwargs)
+        self.simulations = kme.simulate(rng_key, self.problem, 40, progress_bar=False)
+        return Result({"a": np.exp(rng.normal(size=200)), "b": rng.normal(size=(200, 2)), "c": rng.normal(size=200)})
+
+    def log_likelihood(self, latents):
+        return -0.5 * (latents["a"] - 1.0) ** 2 - 0.5 * np.sum((latents["b"] - [0.5, -0.5]) ** 2, axis=1)
+
+    def log_density(self, latents):
+        values = self.log_likelihood(latents) + self.problem.log_prior(latents)
+        return np.where(np.asarray(latents["b"])[:, 0] > 2.0, -np.inf, values)
+
+    def relevance(self):
+        return {"x": np.array([0.1, 2.0, 0.7])}
+
+
+@pytest.fixture(scope="module")
+def engine():
+    known = Known(model)
+    known.run(jax.random.key(0), x=OBSERVED)
+    return known
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    plt.close("all")
+
+
+@pytest.fixture(scope="module")
+def calibration():
+    rng = np.random.default_rng(1)
+    return Calibration({"a": rng.uniform(size=120), "b": rng.uniform(size=(120, 2))}, rng.uniform(size=120), {})
+
+
+def drawn(figure):
+    """Drawing it raises no error; its visible axes."""
+    figure.canvas.draw()
+    return [axis for axis in figure.axes if axis.axison]
+
+
+def test_relevance_draws_a_bar_for_each_statistic(engine):
+    (axis,) = drawn(plots.relevance(engine))
+    assert [bar.get_width() for bar in axis.patches] == [0.1, 2.0, 0.7]
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["x[0]", "x[1]", "x[2]"]
+    (named,) = drawn(plots.relevance(engine, ["mean", "sd", "range"]))
+    assert named.get_yticklabels()[1].get_text() == "sd"
+    assert named.yaxis_inverted()
+
+
+def test_surrogate_surface_is_the_likelihood_in_a_slice(engine):
+    """The grid's largest value sits at the normal's mean; outside the positive part nothing is drawn."""
+    axis, bar = drawn(plots.surrogate(engine, ["b[0]", "b[1]"]))
+    assert axis.get_xlabel() == "b[0]" and axis.get_ylabel() == "b[1]" and "log q" in bar.get_ylabel()
+    points = np.array([[0.5, -0.5], [0.5, 1.5], [3.0, -0.5]])
+    latents = {"a": engine.get_samples()["a"], "b": engine.get_samples()["b"]}
+    log_q = plots.learnt._log_likelihood(engine, latents, ["b[0]", "b[1]"], points)
+    np.testing.assert_allclose(log_q[:2], [0.0, -2.0], atol=1e-5)
+    assert np.isnan(log_q[2])
+    labels = [line.get_label() for line in axis.lines]
+    assert labels == ["simulations", "posterior"] and len(axis.lines[0].get_xdata()) == 40
+    assert len(drawn(plots.surrogate(engine, ["b[0]", "b[1]"], simulations=False))[0].lines) == 1
+
+
+def test_surrogate_curve_of_one_number(engine):
+    (axis,) = drawn(plots.surrogate(engine, ["a"]))
+    curve = next(line for line in axis.lines if line.get_label() == "learnt likelihood")
+    x, y = curve.get_data()
+    assert x.min() > 0.0 and abs(x[np.argmax(y)] - 1.0) < 0.1 and y.max() == 1.0
+    assert [axis.get_xlabel() for axis in drawn(plots.surrogate(engine))[:1]] == ["a"]
+
+
+def test_ranks_draw_the_distribution_less_the_uniform_one(calibration):
+    axes = drawn(plots.ranks(calibration))
+    assert [axis.get_title() for axis in axes] == ["a", "b[0]", "b[1]", "TARP"]
+    values = calibration.ranks["a"]
+    _, y = axes[0].lines[-1].get_data()
+    assert abs(np.max(np.abs(y)) - stats.kstest(values, "uniform").statistic) < 1e-12
+    band = axes[0].collections[0].get_paths()[0].vertices
+    assert abs(stats.kstwo.sf(band[:, 1].max(), 120) - 0.05) < 1e-9
+    assert len(drawn(plots.ranks(calibration, ["b", "TARP"]))) == 3
+
+
+def test_coverage_draws_the_curves_and_a_binomial_band(calibration):
+    axes = drawn(plots.coverage(calibration, ["a", "TARP"]))
+    assert [axis.get_title() for axis in axes] == ["a", "TARP"]
+    x, y = axes[0].lines[-1].get_data()
+    assert y[180] == calibration.coverage(x[180])["a"] and abs(x[180] - 0.9) < 1e-12
+    x, y = axes[1].lines[-1].get_data()
+    assert y[100] == np.mean(calibration.shares <= 0.5)
+    band = axes[0].collections[0].get_paths()[0].vertices
+    at_half = np.unique(band[np.isclose(band[:, 0], 0.5), 1])
+    np.testing.assert_allclose(at_half[[0, -1]] * 120, stats.binom.ppf([0.025, 0.975], 120, 0.5))
+
+
+def test_witness_is_the_difference_of_embeddings():
+    rng = np.random.default_rng(2)
+    x, y = rng.normal(size=(50, 2)), rng.normal(np.array([0.0, 3.0]), size=(20, 2))
+    first, second = drawn(plots.witness(x, y, ["left", "right"], length_scale=0.5))
+    t, value = second.lines[0].get_data()
+    slow = [
+        sum(np.exp(-2.0 * (s - a) ** 2) for a in x[:, 1]) / 50 - sum(np.exp(-2.0 * (s - b) ** 2) for b in y[:, 1]) / 20
+        for s in t[::50]
+    ]
+    np.testing.assert_allclose(value[::50], slow, atol=1e-12)
+    assert first.get_xlabel() == "left" and value.min() < -0.3 and value.max() > 0.3
+    (one,) = drawn(plots.witness(x[:, 0], 0.5))
+    assert one.get_xlabel() == "x"
+
+
+def test_marginals_of_one_engine_and_of_several(engine):
+    axes = drawn(plots.marginals(engine, truth={"a": 1.0, "b": [0.5, -0.5]}))
+    assert [axis.get_xlabel() for axis in axes] == ["a", "b[0]", "b[1]"]
+    places = [line.get_xdata()[0] for line in axes[1].lines]
+    draws = engine.get_samples()["b"][:, 0]
+    np.testing.assert_allclose(places, [*np.quantile(draws, [0.5, 0.05, 0.95]), 0.5])
+    several = {"KELFI": engine, "NUTS": {"a": np.ones(30) + np.arange(30)}}
+    axes = drawn(plots.marginals(several, ["a"]))
+    assert [text.get_text() for text in axes[0].get_legend().get_texts()] == ["KELFI", "NUTS"]
+
+
+def test_pairs_come_from_arviz(engine):
+    figure = plots.pair(engine, ["a", "b"])
+    figure.canvas.draw()
+    assert len(figure.axes) >= 6
+
+
+@pytest.mark.parametrize(
+    "call, sentence",
+    [
+        (lambda e, c: plots.relevance(e, ["one"]), "must name 3 statistics; got 1"),
+        (lambda e, c: plots.surrogate(e, ["a", "b"]), r"one or two numbers; got \['a', 'b\[0\]', 'b\[1\]'\]"),
+        (lambda e, c: plots.ranks(c, ["d"]), r"among \['a', 'b', 'TARP'\]; got \['d'\]"),
+        (lambda e, c: plots.witness(np.zeros((3, 2)), np.zeros((3, 4))), r"got shapes \(3, 2\) and \(3, 4\)"),
+        (lambda e, c: plots.witness(np.zeros((3, 2)), np.zeros(2), ["a"]), "must name 2 statistics; got 1"),
+        (
+            lambda e, c: plots.witness(np.zeros((3, 2)), np.zeros(2), length_scale=-1.0),
+            "`length_scale` must be positive",
+        ),
+        (lambda e, c: plots.marginals(e, prob=1.0), "`prob` must be between 0 and 1; got 1.0"),
+    ],
+)
+def test_bad_input_gets_a_sentence(engine, calibration, call, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        call(engine, calibration)
+
+
+def test_other_things_are_refused(engine):
+    with pytest.raises(TypeError, match="engines that have been run, or draws"):
+        plots.marginals(SimpleNamespace())
+    dead = Known(model)
+    with pytest.raises(RuntimeError, match="run"):
+        plots.marginals(dead)
+
+
+def test_without_matplotlib_a_sentence_says_what_to_install(engine, monkeypatch):
+    def importing(name, *rest, __import__=builtins.__import__, **more):
+        if name.startswith("matplotlib"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return __import__(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", importing)
+    for draw in (plots.relevance, plots.marginals, plots.pair):
+        with pytest.raises(ModuleNotFoundError, match=r'pip install "numpyro-kme\[plots\]"'):
+            draw(engine)
