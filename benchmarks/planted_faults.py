@@ -281,8 +281,8 @@ def main():
     runs += [(engine, fault, seed) for seed in range(1, options.seeds) for engine in ENGINES for fault in FAULTS]
     for engine, fault, seed in runs:
         wanted = {"engine": engine, "fault": fault or "none", "seed": seed, "data sets": options.datasets}
-        if engine in options.engines and wanted not in kept:
-            kept.add(one_run(engine, fault, seed, options.datasets))
+        if engine in options.engines and not kept.has(**wanted):
+            kept.add(**one_run(engine, fault, seed, options.datasets))
     print(write(kept.rows))
 
 

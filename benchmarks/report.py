@@ -42,29 +42,33 @@ def add_runs(parser):
 
 
 class Rows:
-    """Rows of a long benchmark, each written at once to a file of JSON lines, so that a stopped run goes on where it was.
+    """Finished rows of a long benchmark, one JSON object a line, so that a stopped one goes on where it was."""
 
-    Args:
-        path: The file, or None to keep rows in memory alone.
-    """
+    def __init__(self, path):
+        self.path = Path(path) if path else None
+        stored = self.path.read_text().splitlines() if self.path and self.path.exists() else []
+        self.rows = [json.loads(line) for line in stored]
 
-    def __init__(self, path=None):
-        self.path = None if path is None else Path(path)
-        there = self.path is not None and self.path.exists()
-        self.rows = [json.loads(line) for line in self.path.read_text().splitlines()] if there else []
+    def __iter__(self):
+        return iter(self.rows)
 
-    def __contains__(self, wanted):
-        return any(all(row.get(name) == value for name, value in wanted.items()) for row in self.rows)
+    def has(self, **key):
+        """Whether there is a row with these entries."""
+        return any(all(row.get(name) == value for name, value in key.items()) for row in self.rows)
 
-    def add(self, row):
-        """Keep one row, and print it."""
-        row = json.loads(json.dumps(row, default=_plain))
-        self.rows.append(row)
-        print({name: round(v, 4) if isinstance(v, float) else v for name, v in row.items()}, flush=True)
-        if self.path is not None:
+    def add(self, **row):
+        """Keep a row, at once, and print it."""
+        text = json.dumps(row, default=_plain)
+        print({name: round(v, 4) if isinstance(v, float) else v for name, v in json.loads(text).items()}, flush=True)
+        self.rows.append(json.loads(text))
+        if self.path:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+                file.write(text + "\n")
+
+    def values(self, name, **key):
+        """The entry `name` of all rows with these entries."""
+        return [row[name] for row in self.rows if all(row.get(k) == v for k, v in key.items())]
 
 
 def table(header, rows):
@@ -103,32 +107,3 @@ def _cell(value):
 
 def _plain(value):
     return value.tolist() if hasattr(value, "tolist") else str(value)
-
-
-class Rows:
-    """Finished rows of a long benchmark, one JSON object a line, so that a stopped one goes on where it was."""
-
-    def __init__(self, path):
-        self.path = Path(path) if path else None
-        stored = self.path.read_text().splitlines() if self.path and self.path.exists() else []
-        self.rows = [json.loads(line) for line in stored]
-
-    def __iter__(self):
-        return iter(self.rows)
-
-    def has(self, **key):
-        """Whether there is a row with these entries."""
-        return any(all(row.get(name) == value for name, value in key.items()) for row in self.rows)
-
-    def add(self, **row):
-        """Keep a row, at once."""
-        text = json.dumps(row, default=_plain)
-        self.rows.append(json.loads(text))
-        if self.path:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a") as file:
-                file.write(text + "\n")
-
-    def values(self, name, **key):
-        """The entry `name` of all rows with these entries."""
-        return [row[name] for row in self.rows if all(row.get(k) == v for k, v in key.items())]

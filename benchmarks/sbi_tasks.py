@@ -121,7 +121,7 @@ def one_fit(task, form, size, seed, options, metrics, kept):
     for i in range(options.observations):
         fit = {"task": task, "form": named(form, options.rounds), "simulations": size, "seed": seed}
         fit["observation"] = i + 1
-        if options.rounds > 1 and fit in kept:
+        if options.rounds > 1 and kept.has(**fit):
             rows += [row for row in kept.rows if fit.items() <= row.items()]
             continue
         begun, infer = time.process_time(), kelfi.run if i == 0 else again
@@ -130,7 +130,7 @@ def one_fit(task, form, size, seed, options, metrics, kept):
             infer(jax.random.key(1000 * seed + i), x=np.asarray(reference["observation"][i], np.float64))
         seconds = time.process_time() - begun
         scores = judged(metrics, reference, i, kelfi.get_samples()["theta"])
-        kept.add(fit | scores | {"seconds": seconds})
+        kept.add(**fit, **scores, seconds=seconds)
         rows.append(kept.rows[-1])
     return rows
 
