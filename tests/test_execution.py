@@ -21,7 +21,17 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_kme as kme
-from numpyro_kme.simulations import Command, Penalise, Retry, SimulationError, Simulations, StoreError, simulate
+from numpyro_kme.simulations import (
+    Command,
+    Penalise,
+    Retry,
+    SimulationError,
+    Simulations,
+    StoreError,
+    execution,
+    simulate,
+    store,
+)
 
 KEY = jax.random.key(3)
 
@@ -438,8 +448,12 @@ NAPPING = model_of(napping, **BLACK)
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["processes", "dask"])
 def test_killed_at_any_moment(tmp_path, how, monkeypatch):
-    """20 kills: the finished bank is that of an uninterrupted run, and what was written is not simulated again."""
+    """20 kills: the finished bank is that of an uninterrupted run, and no more than one batch is simulated again.
+
+    A batch is what one write takes, and what two workers, at 5 ms a call, have in hand.
+    """
     pytest.importorskip("zarr")
+    batch = store.CHUNK + int(2 * execution.TASK_SECONDS / 0.005)
     script = Path(__file__).parent / "killed_run.py"
     truth = bank(NOISY, 2000)
     for trial in range(20):
@@ -455,4 +469,4 @@ def test_killed_at_any_moment(tmp_path, how, monkeypatch):
         process.wait()
         subprocess.run(command, check=True, timeout=300)
         assert_same(bank(NAPPING, 2000, store=path), truth)
-        assert log.stat().st_size - 2000 <= 200
+        assert log.stat().st_size - 2000 <= batch
