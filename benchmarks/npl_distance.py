@@ -85,9 +85,9 @@ def picture(table):
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
-    for k, name in enumerate(NAMES):
+    for k, (name, style) in enumerate(zip(NAMES, ("o-", "s--", "^:", "v-"), strict=True)):
         mean, sd = table[:, k, 0], table[:, k, 1]
-        axes.plot(DISTANCES, mean, "o-", ms=3, label=name)
+        axes.plot(DISTANCES, mean, style, ms=6 - 1.2 * k, lw=2.4 - 0.4 * k, label=name)
         axes.fill_between(DISTANCES, mean - sd, mean + sd, alpha=0.15)
     axes.axhline(0.0, color="k", lw=0.8)
     axes.set(xlabel="distance of one point in ten", ylabel="location", ylim=(-0.5, 1.5))

@@ -279,13 +279,16 @@ def test_bad_input_is_named(data, kernel, sentence):
 def test_a_smoothed_loss_has_a_kernel_eight_times_as_wide(scalars):
     x, w = scalars
     nodes, u = one_set(SCALARS, 257), np.array([0.8, 0.4])
-    for smoothed in (
-        MMD(Gaussian(L), tolerance=1e-6).objective(x, SCALARS).smoothed(),
-        DirectMMD(SCALARS, Gaussian(L), x, False).smoothed(),
+    narrow, spread = 0.05, np.median(np.abs(x - np.median(x)))
+    for smoothed, width in (
+        (MMD(Gaussian(narrow), tolerance=1e-6).objective(x, SCALARS).smoothed(), 8.0 * narrow),
+        (DirectMMD(SCALARS, Gaussian(L), x, False).smoothed(), 8.0 * L),
     ):
-        wide = DirectMMD(SCALARS, Gaussian(8.0 * L), x, False)
+        wide = DirectMMD(SCALARS, Gaussian(width), x, False)
         expected = wide.value(wide.reduce(w), u, nodes) + wide.offsets(w[None])[0]
         value = smoothed.value(smoothed.reduce(w), u, nodes) + smoothed.offsets(w[None])[0]
         np.testing.assert_allclose(value, expected, atol=1e-5)
+    broad = MMD(Gaussian(3.0 * spread)).objective(x, SCALARS)  # wider than the data already
+    np.testing.assert_allclose(broad.smoothed().kernel.length_scale, 3.0 * spread)
     plain = DirectMMD(SCALARS, Plain(), x, False)
     assert plain.smoothed() is plain

@@ -88,11 +88,16 @@ def fit(
     one = full_data(objective, which)
     tasks = one.rows(np.zeros(len(starts), int))
     found = lanes.solve(objective, nodes, tasks, starts, *_first(objective, nodes, tasks, starts, scale, max_steps))
+    _checks.require(
+        bool(np.isfinite(found.value).any()),
+        f"the loss is not finite at any of the {len(starts)} points that the starts led to, such as "
+        f"{np.array2string(starts[0], precision=3)} (unconstrained). Check the simulator there, or narrow the priors.",
+    )
     kept = distinct(found.u, found.value, scale)
     best, kept = kept[0], kept[1:][found.convex[kept[1:]]]
     u, hessian = found.u[best], found.hessian[best]
     if not objective.has_cheap_hessian:
-        hessian = lanes.expand(objective, nodes, one, u).hessian[0]
+        hessian = _sound(lanes.expand(objective, nodes, one, u).hessian, hessian)[0]
     same = np.abs((found.u - u) / scale).max(axis=1) <= SAME
     return Fit(
         u,
@@ -145,7 +150,12 @@ def _first(objective, nodes, tasks, starts, scale, max_steps) -> tuple[Any, Cont
     control = Control(scale, tolerance=1e-5, max_steps=max_steps, damping=0.1, stride=1.0)
     if objective.has_cheap_hessian:
         return np.eye(objective.generator.dim), control
-    return lanes.expand(objective, nodes, tasks, starts).hessian, control
+    return _sound(lanes.expand(objective, nodes, tasks, starts).hessian, np.eye(objective.generator.dim)), control
+
+
+def _sound(hessians: np.ndarray, instead: np.ndarray) -> np.ndarray:
+    """Hessians `(R, p, p)`, and something else for those that are not finite, as where a model has run away."""
+    return np.where(np.isfinite(hessians).all(axis=(1, 2), keepdims=True), hessians, instead)
 
 
 def refit(objective: Objective, nodes: Nodes, which: int, first: Fit) -> Fit:
@@ -164,9 +174,10 @@ def full_data(objective: Objective, which: int) -> Tasks:
 def newton_step(hessian: np.ndarray, gradient: np.ndarray) -> np.ndarray:
     """Steps `-|H|^-1 g` for gradients `(..., p)`; eigenvalues below a billionth of the largest are raised
     to it."""
-    values, vectors = np.linalg.eigh(hessian)
-    values = np.maximum(np.abs(values), max(1e-9 * np.abs(values).max(), 1e-300))
-    return -((gradient @ vectors) / values) @ vectors.T
+    size = max(np.abs(hessian).max(), 1e-290)  # that of a model that runs away may overflow when squared
+    values, vectors = np.linalg.eigh(hessian / size)
+    values = np.maximum(np.abs(values), max(1e-9 * np.abs(values).max(), 1e-10))
+    return -((gradient @ vectors) / values) @ vectors.T / size
 
 
 def spread(points: np.ndarray) -> np.ndarray:

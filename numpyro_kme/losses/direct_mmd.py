@@ -109,9 +109,9 @@ class DirectMMD(EmbeddingObjective):
         return mass.unbiased_energy(q, jnp.square(v) @ self.kernel.diagonal(y), v)
 
 
-def widened(kernel: Any) -> Any:
-    """The same stationary kernel, `WIDER` times as wide."""
-    return replace(kernel, length_scale=WIDER * np.asarray(kernel.length_scale))
+def widened(kernel: Any, times: float = WIDER) -> Any:
+    """The same stationary kernel, so many times as wide."""
+    return replace(kernel, length_scale=times * np.asarray(kernel.length_scale))
 
 
 def vectors(points: Any) -> Any:

@@ -66,13 +66,16 @@ class GridMMD(EmbeddingObjective):
         return cls(generator, grid, np.ravel(data), peak, window, kernel, free_mass, max_cells)
 
     def smoothed(self):
-        """Widen a stationary kernel; the grid keeps its size, and with it the compiled programs."""
+        """Widen a stationary kernel, but not beyond twice the spread of the data, to which all models of that width
+        are alike; the grid keeps its size, and with it the compiled programs."""
         if not isinstance(self.kernel, Stationary):
             return self
         centre, width, step, half, reach = self.window
-        window = (centre, width + 4.0 * WIDER * half, WIDER * step, WIDER * half, WIDER * reach)
+        spread = float(np.median(np.abs(self.data - centre)))
+        times = min(WIDER, max(2.0 * spread / half, 1.0))
+        window = (centre, width + 4.0 * times * half, times * step, times * half, times * reach)
         settings = (self.free_mass, self.max_cells, self.grid.size)
-        return GridMMD.bind(self.generator, widened(self.kernel), self.data, window, *settings)
+        return GridMMD.bind(self.generator, widened(self.kernel, times), self.data, window, *settings)
 
     def refined(self):
         """Halve the cells."""
