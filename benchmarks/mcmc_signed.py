@@ -9,7 +9,6 @@ Two parameters, N(0, I) prior, two statistics N(theta, .3^2) observed at (1.0, -
 
 import argparse
 import warnings
-from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -98,22 +97,19 @@ def learn(size, seed, form):
     return kme.fit_likelihood(theta, theta + NOISE * rng.normal(size=theta.shape), form=form)
 
 
-@cache
 def sampler(version):
-    """One program for all banks of a size."""
-
     def model(at, coordinates, simulated, reach):
         theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
         numpyro.factor("y", version(at, coordinates.forward(theta), simulated, reach))
 
     return MCMC(NUTS(model, max_tree_depth=8), num_warmup=500, num_samples=1000, num_chains=4, chain_method="vectorized",
-                progress_bar=False, jit_model_args=True)  # fmt: skip
+                progress_bar=False)  # fmt: skip
 
 
 def run(fitted, version, seed):
     at, forward = fitted.at(Y), fitted.coordinates.forward
     mcmc = sampler(version)
-    mcmc.run(jax.random.key(seed), at, fitted.coordinates, jnp.asarray(fitted.simulated), fitted.reach(0.99))
+    mcmc.run(jax.random.key(seed), at, fitted.coordinates, fitted.simulated, fitted.reach(0.99))
     chains = np.asarray(mcmc.get_samples(group_by_chain=True)["theta"])
     draws = chains.reshape(-1, 2)
     signs, log_sizes = jax.jit(jax.vmap(lambda t: at.signed_log(forward(t))))(GRID)
@@ -142,8 +138,8 @@ def main():
     warnings.simplefilter("ignore", UserWarning)
     kept, rows = Kept(arguments.runs), {}
     forms = {"published": kme.KernelMeans(), "residual": kme.ResidualKernelMeans()}
-    for size in arguments.sizes:
-        for seed in range(arguments.seeds):
+    for seed in range(arguments.seeds):
+        for size in arguments.sizes:
             learnt = {}
 
             def score(name, form):
@@ -154,20 +150,24 @@ def main():
             for name in VERSIONS:
                 form = "residual" if name.startswith("residual") else "published"
                 rows[size, name, seed] = kept.row((size, name, seed), lambda: score(name, form))  # noqa: B023
+                text = save(rows)
+    print(text)
+
+
+def save(rows):
+    table = []
+    for size, name in sorted({key[:2] for key in rows}, key=lambda key: (key[0], list(VERSIONS).index(key[1]))):
+        mine = [row for (other, version, _), row in rows.items() if (other, version) == (size, name)]
+        column = {key: np.array([row[key] for row in mine]) for key in mine[0]}
+        errors = [column[f"{kind}, {of}"].mean() for of in ("own", "exact") for kind in ("mean error", "sd ratio")]
+        table.append((size, name, len(mine), *errors, column["divergent"].mean(), f"{column['rhat'].max():.3f}",
+                      f"{np.sum(column['rhat'] > 1.05)} of {len(mine)}", column["ess"].min(), column["negative"].mean(),
+                      column["outside"].mean()))  # fmt: skip
     header = ("m", "version", "seeds", "mean error / sd, to max(q, 0)", "sd ratio", "mean error / sd, to exact", "sd ratio",
               "divergent", "worst R-hat", "R-hat > 1.05", "least ESS", "negative", "outside")  # fmt: skip
-    table = []
-    for size in arguments.sizes:
-        for name in VERSIONS:
-            mine = [row for (other, version, _), row in rows.items() if (other, version) == (size, name)]
-            column = {key: np.array([row[key] for row in mine]) for key in mine[0]}
-            errors = [column[f"{kind}, {of}"].mean() for of in ("own", "exact") for kind in ("mean error", "sd ratio")]
-            table.append((size, name, len(mine), *errors, column["divergent"].mean(), f"{column['rhat'].max():.3f}",
-                          f"{np.sum(column['rhat'] > 1.05)} of {len(mine)}", column["ess"].min(), column["negative"].mean(),
-                          column["outside"].mean()))  # fmt: skip
-    report.save("mcmc_signed", "Positive versions of a signed surrogate under NUTS",
-                [("Four chains of 500 + 1,000 draws, trees of depth 8 at most", report.table(header, table))],
-                {"rows": [[*key, row] for key, row in rows.items()]})  # fmt: skip
+    return report.write("mcmc_signed", "Positive versions of a signed surrogate under NUTS",
+                        [("Four chains of 500 + 1,000 draws, trees of depth 8 at most", report.table(header, table))],
+                        {"rows": [[*key, row] for key, row in rows.items()]})  # fmt: skip
 
 
 if __name__ == "__main__":

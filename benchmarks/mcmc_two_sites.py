@@ -105,24 +105,30 @@ def main():
     parser.add_argument("--sizes", type=int, nargs="+", default=[300, 1000])
     parser.add_argument("--runs")
     arguments = parser.parse_args()
-    kept, table, rows = Kept(arguments.runs), [], {}
-    for form in FORMS:
-        for size in arguments.sizes:
-            seeds = range(arguments.seeds)
-            mine = [kept.row((form, size, seed), lambda: run(seed, size, form)) for seed in seeds]  # noqa: B023
-            rows[form, size] = mine
-            for name in ("level", "rate"):
-                error, sd_error, rhat, ess = (
-                    np.array([row[name][k] for row in mine]) for k in ("error", "sd error", "rhat", "ess")
-                )
-                divergent = np.mean([row["divergent"] for row in mine])
-                table.append((form, size, name, len(mine), error.mean(), error.max(), sd_error.mean(), sd_error.max(),
-                              f"{rhat.max():.4f}", ess.min(), divergent))  # fmt: skip
+    cases = [(form, size) for form in FORMS for size in arguments.sizes]
+    kept, rows = Kept(arguments.runs), {case: [] for case in cases}
+    for seed in range(arguments.seeds):
+        for form, size in cases:
+            rows[form, size].append(kept.row((form, size, seed), lambda: run(seed, size, form)))  # noqa: B023
+            text = save(rows)
+    print(text)
+
+
+def save(rows):
+    table = []
+    for (form, size), mine in rows.items():
+        for name in ("level", "rate") if mine else ():
+            error, sd_error, rhat, ess = (
+                np.array([row[name][k] for row in mine]) for k in ("error", "sd error", "rhat", "ess")
+            )
+            divergent = np.mean([row["divergent"] for row in mine])
+            table.append((form, size, name, len(mine), error.mean(), error.max(), sd_error.mean(), sd_error.max(),
+                          f"{rhat.max():.4f}", ess.min(), divergent))  # fmt: skip
     header = ("form", "simulations", "latent", "seeds", "mean: error / sd", "worst", "sd: relative error", "worst", "worst R-hat",
               "least ESS", "divergent")  # fmt: skip
-    report.save("mcmc_two_sites", "Two simulator sites, a Poisson likelihood and a positive latent",
-                [("Four chains of 500 + 1,000 draws against brute force on a grid", report.table(header, table))],
-                {"rows": [[*key, value] for key, value in rows.items()]})  # fmt: skip
+    return report.write("mcmc_two_sites", "Two simulator sites, a Poisson likelihood and a positive latent",
+                        [("Four chains of 500 + 1,000 draws against brute force on a grid", report.table(header, table))],
+                        {"rows": [[*case, mine] for case, mine in rows.items()]})  # fmt: skip
 
 
 if __name__ == "__main__":
