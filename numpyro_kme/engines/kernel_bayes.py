@@ -87,8 +87,9 @@ class KernelBayes(WeightedEngine):
 
     def _fit(self, rng_key: jax.Array, bank) -> None:
         kernel = self.kernel or data_kernel(bank)
-        points = self._prior_points(rng_key, bank)
-        prior = MeanEmbedding(self.parameter_kernel or Gaussian(median_heuristic(bank.z)), points)
+        draws = self.problem.draw(rng_key, self.num_prior_draws or len(bank))
+        u = arguments_to_coordinates(bank.coordinates, draws.arguments[self.problem.site()])
+        prior = MeanEmbedding(self.parameter_kernel or Gaussian(median_heuristic(bank.z)), u)
         self.rule = KernelBayesRule.fit(
             bank.z,
             kernel.points(bank.x),
@@ -98,11 +99,6 @@ class KernelBayes(WeightedEngine):
             delta=self.delta,
             tolerance=self.tolerance,
         )
-
-    def _prior_points(self, rng_key: jax.Array, bank) -> np.ndarray:
-        """Coordinates of the draws that embed the prior."""
-        draws = self.problem.draw(rng_key, self.num_prior_draws or len(bank))
-        return arguments_to_coordinates(bank.coordinates, draws.arguments[self.problem.site()])
 
     def weights(self, observations: Any) -> np.ndarray:
         """Signed weights of the simulations at many observations `(s, *event)`, `(s, m)`, as they are, from one factorisation."""
