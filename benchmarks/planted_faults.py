@@ -267,6 +267,7 @@ def write(rows):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep", help="a file of JSON lines, from which a run that was stopped goes on")
+    parser.add_argument("--table", action="store_true", help="write the table of what is kept, and run nothing")
     parser.add_argument("--null", type=int, default=[60, 140], nargs=2, help="runs of either engine without a fault")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each engine with each fault")
     parser.add_argument("--datasets", type=int, default=150)
@@ -281,7 +282,7 @@ def main():
     runs += [(engine, fault, seed) for seed in range(1, options.seeds) for engine in ENGINES for fault in FAULTS]
     for engine, fault, seed in runs:
         wanted = {"engine": engine, "fault": fault or "none", "seed": seed, "data sets": options.datasets}
-        if engine in options.engines and wanted not in kept:
+        if engine in options.engines and wanted not in kept and not options.table:
             kept.add(one_run(engine, fault, seed, options.datasets))
     print(write(kept.rows))
 
