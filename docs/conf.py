@@ -11,7 +11,7 @@ author = "The numpyro_kme developers"
 copyright = "2026, the numpyro_kme developers"
 version = release = installed("numpyro-kme")
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "docstrings", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "docstrings", "results", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
 exclude_patterns = ["_build", "jupyter_execute"]
 html_theme = "furo"
 html_title = f"numpyro_kme {release}"

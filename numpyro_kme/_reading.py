@@ -156,6 +156,39 @@ def read(model: Callable, args: tuple, kwargs: Mapping) -> Parts:
                 "Define it outside.",
                 stacklevel=3,
             )
+    return _parts(trace, simulators, parents)
+
+
+def read_again(before: Parts, model: Callable, args: tuple, kwargs: Mapping) -> Parts:
+    """As `read`, for other data of a model that was read: dependence is read again only where the sites are others."""
+    try:
+        trace, simulators = run(model, args, kwargs, random.key(0), {})
+    except Exception:  # which `read` explains
+        return read(model, args, kwargs)
+    sites = {name: site for name, site in trace.items() if site["type"] == "sample"}
+    known = {name: latent.parents for name, latent in before.latents.items()}
+    known |= {name: site.parents for name, site in before.simulators.items()}
+    parents = dict.fromkeys(before.deterministics, ()) | dict.fromkeys(before.likelihoods, ()) | known
+    if set(trace) - {name for name, site in trace.items() if site["type"] == "plate"} != set(parents):
+        return read(model, args, kwargs)
+    found = _parts(trace, simulators, parents)
+    if _outline(found) != _outline(before):
+        return read(model, args, kwargs)
+    _check_sites(trace, sites, simulators, parents)
+    return found
+
+
+def _outline(parts: Parts) -> tuple:
+    """What does not change with the data."""
+    latents = [(name, type(_compat.innermost(latent.fn)), latent.value.shape) for name, latent in parts.latents.items()]
+    simulators = [
+        (name, site.simulator.fn, site.plates, site.observed is None) for name, site in parts.simulators.items()
+    ]
+    return latents, simulators, parts.likelihoods, parts.deterministics
+
+
+def _parts(trace, simulators, parents) -> Parts:
+    sites = {name: site for name, site in trace.items() if site["type"] == "sample"}
     unobserved = [name for name, site in sites.items() if not site["is_observed"] and name not in simulators]
     return Parts(
         latents={

@@ -10,6 +10,7 @@ from jax import random
 from numpyro.contrib.control_flow import scan
 from numpyro.infer import Predictive
 
+from numpyro_kme import _reading
 from numpyro_kme.problem import Problem
 from numpyro_kme.simulator import Simulator
 
@@ -285,3 +286,39 @@ def test_latents_of_the_wrong_shape_are_explained(problem, draws):
         problem.log_prior(wrong)
     with pytest.raises(ValueError, match="`num_draws` must be at least 1; got 0"):
         problem.draw(random.key(0), 0)
+
+
+def other_sites(x=None, extra=0):
+    """Latents, or what depends on what, that follow from an argument."""
+    a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+    b = numpyro.sample("b", dist.Gamma(2.0, 1.0) if extra == 2 else dist.Normal(0.0, 1.0)) if extra else 0.0
+    theta = jnp.stack([a, b])
+    numpyro.sample("x", Simulator(total, theta, 1.0, 3.0), obs=x)
+
+
+def same_parts(one, other):
+    for name in one.latents:
+        assert one.latents[name].parents == other.latents[name].parents
+        np.testing.assert_array_equal(one.latents[name].value, other.latents[name].value)
+    assert list(one.latents) == list(other.latents)
+    assert one.simulators["x"].parents == other.simulators["x"].parents
+    assert (one.likelihoods, one.deterministics) == (other.likelihoods, other.deterministics)
+    np.testing.assert_array_equal(one.observations["x"], other.observations["x"])
+
+
+def test_other_data_of_a_model_that_was_read(problem, monkeypatch):
+    """As if read anew; where sites are others, it is read anew."""
+    x, y = np.array([7.0, 8.0]), np.ones(3)
+    same_parts(problem.with_data(x=x, y=y), Problem.read(model, x=x, y=y))
+    first, wide = Problem.read(other_sites, x=x), Problem.read(groups_model, x=np.zeros((3, 4, 2)))
+    for extra in (1, 2):
+        same_parts(first.with_data(x=x, extra=extra), Problem.read(other_sites, x=x, extra=extra))
+    changed = Problem.read(other_sites, x=x, extra=1).with_data(x=x, extra=2)
+    assert type(changed.latents["b"].fn) is dist.Gamma
+    with pytest.raises(ValueError, match="has shape"):
+        first.with_data(x=np.zeros(3))
+    with pytest.raises(ValueError, match="failed while its sites were read"):
+        first.with_data(x=x, wrong=1)
+    assert len(wide.latents) == len(wide.with_data(x=np.ones((3, 4, 2))).latents)
+    monkeypatch.setattr(_reading, "get_model_relations", None)
+    np.testing.assert_array_equal(first.with_data(x=2.0 * x).observations["x"], 2.0 * x)

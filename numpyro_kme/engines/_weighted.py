@@ -75,7 +75,7 @@ class WeightedEngine(Engine):
 
     def _infer(self, rng_key, args, kwargs):
         simulate_key, coordinates_key, fit_key, sample_key = jax.random.split(rng_key, 4)
-        self.problem = self._read(args, kwargs)
+        self.problem = self._checked(Problem.read(self.model, *args, **kwargs))
         self.simulations = self._given
         if self.simulations is None:
             self.simulations = simulate(
@@ -99,11 +99,10 @@ class WeightedEngine(Engine):
             **kwargs: Keyword arguments of the model, with the new observation.
         """
         _ = self.result
-        self.problem = self._read(args, kwargs)
+        self.problem = self._checked(self.problem.with_data(*args, **kwargs))
         self._result = self._condition(rng_key)
 
-    def _read(self, args, kwargs) -> Problem:
-        problem = Problem.read(self.model, *args, **kwargs)
+    def _checked(self, problem: Problem) -> Problem:
         check_model(problem, type(self).__name__)
         return problem
 

@@ -183,7 +183,7 @@ class KELFI(LearntLikelihood):
             **kwargs: Keyword arguments of the model, with the new observation.
         """
         _ = self.result
-        self.problem = Problem.read(self.model, *args, **kwargs)
+        self.problem = self.problem.with_data(*args, **kwargs)
         check_sites(self.problem, self.form)
         self._result = self._sample(rng_key)
 

@@ -114,8 +114,8 @@ def witness(x: Any, y: Any, labels: Sequence[str] | None = None, *, length_scale
             grid, 0.0, np.minimum(more - less, 0.0), color=COLOURS[1], alpha=FILL, linewidth=0, label="more y"
         )
         bottom = axis.get_ylim()[0]
-        for points, colour in ((simulated[:200], COLOURS[0]), (observed[:200], COLOURS[1])):
-            axis.plot(points, np.full(len(points), bottom), "|", color=colour, markersize=6, alpha=0.6, clip_on=True)
+        for points, colour, length in ((simulated[:200], COLOURS[0], 6), (observed[:200], COLOURS[1], 14)):
+            axis.plot(points, np.full(len(points), bottom), "|", color=colour, markersize=length, alpha=0.7)
         axis.set(xlabel=name, yticks=[], xlim=grid[[0, -1]])
     axes[0].legend(frameon=False, fontsize="small")
     return figure

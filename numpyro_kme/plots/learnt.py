@@ -9,7 +9,7 @@ from numpyro_kme import _checks
 from numpyro_kme.plots._panels import COLOURS, DARK, FAINT, HEIGHT, WIDTH, numbers, pyplot
 
 GRID = 60
-LEVELS = 10
+LEVELS = 8
 DEPTH = 8.0
 """Nats below the maximum that the colours of a surface span."""
 
