@@ -37,7 +37,7 @@ import numpyro_kme as kme
 from numpyro_kme.kernels import Gaussian, median_heuristic
 
 QUANTILES = jnp.linspace(0.03, 0.97, 15)
-BUDGETS = (300, 1000)
+BUDGETS = (1000,)
 
 
 class ExponentialGamma:
@@ -175,7 +175,6 @@ def engines(problem, budget, banks):
     kept = max(0.02, 20 / budget)
     made = {
         "KELFI, residual form": kme.KELFI(statistics, **on_statistics),
-        "KELFI, published form": kme.KELFI(statistics, form=kme.KernelMeans(), **on_statistics),
         "KernelABC": kme.KernelABC(statistics, **on_statistics),
         "KernelBayes": kme.KernelBayes(statistics, **on_statistics),
         "DistributionRegressionABC": kme.DistributionRegressionABC(statistics, **on_statistics),
@@ -329,13 +328,15 @@ def write(rows):
                 chosen = [r for r in rows if (r["problem"], r["engine"], r["budget"]) == (name, label, budget)]
                 scores = np.array([r["score"] for r in chosen if "score" in r])
                 refused = len(chosen) - len(scores)
+                used = [r["used"] for r in chosen if "used" in r]
                 cell = f"{scores.mean():.3g} ({scores.std() / np.sqrt(len(scores)):.2g})" if len(scores) else "-"
+                cell += f", {np.mean(used):.0f} simulations" if used else ""
                 line += [
                     cell + (f", {refused} of {len(chosen)} refused" if refused else ""),
                     np.median(scores) if len(scores) else "",
                 ]
                 line += [np.median([r["seconds"] for r in chosen]) if chosen else ""]
-            lines.append(line + [""] * (7 - len(line)))
+            lines.append(line + [""] * (1 + 3 * len(BUDGETS) - len(line)))
         if lines:
             runs = len({r["seed"] for r in rows if r["problem"] == name})
             header = ["engine"]

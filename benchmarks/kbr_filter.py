@@ -1,6 +1,7 @@
 """Filtering by kernel Bayes' rule, experiment 5.3 of Fukumizu, Song & Gretton (2013), its time, and an orientation from pictures.
 
     python benchmarks/kbr_filter.py dynamics --repeats 30      # against filterpy's extended and unscented Kalman filters
+    python benchmarks/kbr_filter.py normalised --repeats 30    # kernel Bayes with weights normalised at each time
     python benchmarks/kbr_filter.py time                       # a step at T = 5,000 and rank 100, dense and low rank
     python benchmarks/kbr_filter.py camera --repeats 10        # orientation of a camera from noisy 20 x 20 RGB frames
     python benchmarks/kbr_filter.py table                      # all of it, from what was kept
@@ -25,7 +26,7 @@ import report
 
 from numpyro_kme.filtering import KernelBayesFilter
 from numpyro_kme.kernel_bayes import posterior_weights
-from numpyro_kme.kernels import Gaussian, RotationTrace, median_heuristic, nearest_rotation
+from numpyro_kme.kernels import Gaussian, RotationGaussian, RotationTrace, median_heuristic, nearest_rotation
 from numpyro_kme.parameter_choice import choose_by_halves, kernel_bayes_candidates
 
 DYNAMICS = {"rotation": (0.3, 0.0, 0.0), "oscillatory rotation": (0.4, 0.4, 8.0)}
@@ -93,7 +94,7 @@ def unscented(seen, dynamics, alpha=1.0):
     return np.stack(found)
 
 
-def kernel_bayes(train, seen, **settings):
+def kernel_bayes(train, seen, normalise):
     states, observations = train
     tried = kernel_bayes_candidates(
         Gaussian(median_heuristic(states)),
@@ -101,31 +102,39 @@ def kernel_bayes(train, seen, **settings):
         [added / len(states) for added in ADDED],
         scales_x=SCALES,
     )
-    chosen = choose_by_halves(states, observations, tried, tolerance=TOLERANCE)
+    chosen = choose_by_halves(states, observations, tried, normalise=normalise, tolerance=TOLERANCE)
     found = chosen.settings.filter(states, observations, tolerance=TOLERANCE)
-    return found.means(found.filter(seen)), int(np.argmin(chosen.errors))
+    try:
+        means = found.means(found.filter(seen, normalise=normalise))
+    except FloatingPointError:
+        means = None
+    return means, int(np.argmin(chosen.errors))
 
 
-def dynamics(rows, repeats):
+def dynamics(rows, repeats, part="dynamics"):
+    """Errors of all filters; with `part="normalised"` those of kernel Bayes with weights normalised at each time."""
     for seed in range(repeats):
         for name, kind in DYNAMICS.items():
             for size in SIZES:
-                if rows.has(part="dynamics", kind=name, size=size, seed=seed):
+                if rows.has(part=part, kind=name, size=size, seed=seed):
                     continue
                 rng = np.random.default_rng([seed, size, list(DYNAMICS).index(name)])
                 train, (truth, seen) = path(rng, size + 1, kind), path(rng, SEEN, kind)
                 begun = time.process_time()
-                found, chosen = kernel_bayes(train, seen)
+                found, chosen = kernel_bayes(train, seen, part == "normalised")
+                others = {
+                    "extended": error(extended(seen, kind), truth),
+                    "unscented": error(unscented(seen, kind), truth),
+                    "unscented_narrow": error(unscented(seen, kind, alpha=1e-3), truth),
+                    "observations": error(seen, truth),
+                }
                 rows.add(
-                    part="dynamics",
+                    part=part,
                     kind=name,
                     size=size,
                     seed=seed,
-                    kernel_bayes=error(found, truth),
-                    extended=error(extended(seen, kind), truth),
-                    unscented=error(unscented(seen, kind), truth),
-                    unscented_narrow=error(unscented(seen, kind, alpha=1e-3), truth),
-                    observations=error(seen, truth),
+                    kernel_bayes=None if found is None else error(found, truth),
+                    **others,
                     scale=SCALES[chosen // len(ADDED)],
                     added=ADDED[chosen % len(ADDED)],
                     seconds=time.process_time() - begun,
@@ -256,87 +265,99 @@ def best_kalman(states, frames, seen, decode, truth):
     return decode(linear_kalman(states, frames, seen, min(scores, key=scores.get)))
 
 
-def camera(rows, repeats):
+def film(seed, variance):
+    """Orientations and frames, for training and for the test."""
+    rng = np.random.default_rng([seed, 53])
+    colours = rng.uniform(size=(3, 2, 4, 4, 3))
+    turns = orientations(rng, 2 * FRAMES)
+    frames = render(turns, colours)
+    frames = frames + np.sqrt(variance) * rng.normal(size=frames.shape)
+    return turns[:FRAMES], frames[:FRAMES], turns[FRAMES:], frames[FRAMES:]
+
+
+def by_kalman(train, known, seen):
     from scipy.spatial.transform import Rotation
 
+    as_matrices = lambda states: states.reshape(-1, 3, 3)  # noqa: E731
+    found = best_kalman(train.reshape(-1, 9), known, seen, as_matrices, train)
+    to_rotations = lambda q: Rotation.from_quat(q).as_matrix()  # noqa: E731
+    return {
+        "Kalman, 9 dim.": found,
+        "Kalman, 9 dim., nearest rotation": nearest_rotation(found),
+        "Kalman, quaternion": best_kalman(quaternions(train), known, seen, to_rotations, train),
+    }
+
+
+def by_kernels(name, kernel, flat, train, known, seen):
+    """Means, and modes on rotations, of the kernel Bayes filter with settings from the first 800 frames."""
+    states = train.reshape(-1, 9) if flat else train
+    added = [c / FRAMES for c in (1e-3, 1e-2, 1e-1, 1.0)]
+    tried = kernel_bayes_candidates(kernel, Gaussian(median_heuristic(known)), added, scales_x=SCALES)
+    few = slice(CHOSEN_FROM)
+    chosen = choose_by_halves(states[few], known[few], tried, modes=name == "trace", max_rank=FRAME_RANK).settings
+    fitted = chosen.filter(states, known, max_rank=FRAME_RANK)
+    weights = fitted.filter(seen)
+    found = {f"KBR, {name}, means": fitted.means(weights).reshape(-1, 3, 3)}
+    return found if flat else found | {f"KBR, {name}, modes": fitted.modes(weights)}
+
+
+def camera(rows, repeats):
     for seed in range(repeats):
         for variance in VARIANCES:
-            if rows.has(part="camera", variance=variance, seed=seed):
-                continue
-            rng = np.random.default_rng([seed, 53])
-            colours = rng.uniform(size=(3, 2, 4, 4, 3))
-            turns = orientations(rng, 2 * FRAMES)
-            frames = render(turns, colours)
-            frames = frames + np.sqrt(variance) * rng.normal(size=frames.shape)
-            train, test = turns[:FRAMES], turns[FRAMES:]
-            known, seen = frames[:FRAMES], frames[FRAMES:]
-            flat = train.reshape(FRAMES, 9)
-            found, seconds = {}, {}
-            begun = time.process_time()
-            as_matrices = lambda states: states.reshape(-1, 3, 3)  # noqa: E731
-            found["Kalman, 9 dim."] = best_kalman(flat, known, seen, as_matrices, train)
-            found["Kalman, 9 dim., nearest rotation"] = nearest_rotation(found["Kalman, 9 dim."])
-            to_rotations = lambda q: Rotation.from_quat(q).as_matrix()  # noqa: E731
-            found["Kalman, quaternion"] = best_kalman(quaternions(train), known, seen, to_rotations, train)
-            seconds["Kalman"] = time.process_time() - begun
-            on_frames = Gaussian(median_heuristic(known))
-            for name, kernel, states in (
-                ("Gaussian", Gaussian(median_heuristic(flat)), flat),
-                ("trace", RotationTrace(), train),
-            ):
+            made = None
+            for method in ("Kalman", "Gaussian", "trace", "Gaussian on rotations"):
+                if rows.has(part="camera", variance=variance, seed=seed, method=method):
+                    continue
+                train, known, test, seen = made = made or film(seed, variance)
+                scale = float(median_heuristic(train.reshape(-1, 9)))
+                kernel = {"Gaussian": Gaussian(scale), "trace": RotationTrace()}.get(method, RotationGaussian(scale))
                 begun = time.process_time()
-                tried = kernel_bayes_candidates(
-                    kernel, on_frames, [c / FRAMES for c in (1e-3, 1e-2, 1e-1, 1.0)], scales_x=SCALES
-                )
-                chosen = choose_by_halves(
-                    states[:CHOSEN_FROM], known[:CHOSEN_FROM], tried, modes=name == "trace", max_rank=FRAME_RANK
-                ).settings
-                filtered = chosen.filter(states, known, max_rank=FRAME_RANK)
-                weights = filtered.filter(seen)
-                found[f"KBR, {name}, means"] = filtered.means(weights).reshape(-1, 3, 3)
-                if name == "trace":
-                    found["KBR, trace, modes"] = filtered.modes(weights)
-                seconds[f"KBR, {name}"] = time.process_time() - begun
-            norms = {name: float(np.mean(np.linalg.norm(value - test, axis=(1, 2)))) for name, value in found.items()}
-            squares = {name: error(value, test) for name, value in found.items()}
-            rows.add(part="camera", variance=variance, seed=seed, norms=norms, squares=squares, seconds=seconds)
-            print(rows.rows[-1], flush=True)
+                if method == "Kalman":
+                    found = by_kalman(train, known, seen)
+                else:
+                    found = by_kernels(method, kernel, method == "Gaussian", train, known, seen)
+                seconds = time.process_time() - begun
+                for name, value in found.items():
+                    norm = np.mean(np.linalg.norm(value - test, axis=(1, 2)))
+                    told = dict(part="camera", variance=variance, seed=seed, method=method, name=name)
+                    rows.add(**told, norm=norm, square=error(value, test), seconds=seconds)
+                    print(rows.rows[-1], flush=True)
 
 
 def write(rows):
     sections = []
-    lines = []
-    for name in DYNAMICS:
-        for size in SIZES:
-            of = lambda what, name=name, size=size: np.array(rows.values(what, part="dynamics", kind=name, size=size))  # noqa: E731
-            if not len(of("seed")):
-                continue
-            ours = of("kernel_bayes")
-            gap = {other: ours - of(other) for other in ("extended", "unscented_narrow", "unscented")}
-            lines.append(
-                [name, size, len(ours)]
-                + [
-                    f"{of(w).mean():.4f} ({of(w).std() / np.sqrt(len(ours)):.4f})"
-                    for w in ("kernel_bayes", "extended", "unscented_narrow", "unscented", "observations")
-                ]
-                + [f"{g.mean():+.4f} ({g.std() / np.sqrt(len(g)):.4f})" for g in gap.values()]
-                + [of("seconds").mean()]
+    filters = {"extended": "extended", "unscented_narrow": "unscented, alpha .001", "unscented": "unscented, alpha 1"}
+    for part, title in (
+        ("dynamics", "Filtering 5.3"),
+        ("normalised", "Filtering 5.3, weights normalised at each time"),
+    ):
+        lines = []
+        for name in DYNAMICS:
+            for size in SIZES:
+                of = [r for r in rows if (r["part"], r.get("kind"), r.get("size")) == (part, name, size)]
+                kept = [r for r in of if r["kernel_bayes"] is not None]
+                if kept:
+                    values = {
+                        key: np.array([r[key] for r in kept]) for key in ("kernel_bayes", *filters, "observations")
+                    }
+                    spread = lambda v, sign="": f"{v.mean():{sign}.4f} ({v.std() / np.sqrt(len(v)):.4f})"  # noqa: E731
+                    gaps = [spread(values["kernel_bayes"] - values[key], "+") for key in filters]
+                    seconds = np.mean([r["seconds"] for r in of])
+                    lines.append(
+                        [name, size, len(of), len(of) - len(kept), *map(spread, values.values()), *gaps, seconds]
+                    )
+        header = ["dynamics", "T", "runs", "lost", "KBR", *filters.values(), "observations"]
+        header += [*(f"KBR - {label}" for label in filters.values()), "seconds"]
+        note = (
+            "Mean squared error (standard error) of 200 states; seconds to choose among 25 settings, learn and filter."
+        )
+        if lines:
+            sections.append(
+                (
+                    title,
+                    f"{note} Runs in which the filter lost the state are left out.\n\n{report.table(header, lines)}",
+                )
             )
-    filters = ["extended", "unscented, alpha .001", "unscented, alpha 1"]
-    header = [
-        "dynamics",
-        "T",
-        "runs",
-        "KBR",
-        *filters,
-        "observations",
-        *(f"KBR - {name}" for name in filters),
-        "seconds",
-    ]
-    note = (
-        "Mean squared error (standard error) of 200 states; seconds to choose among 25 settings, learn and filter.\n\n"
-    )
-    sections.append(("Filtering 5.3", note + report.table(header, lines)))
     timed = [
         [r["size"], r["rank"], 1e3 * r["low_rank"], r["dense"], r["dense"] / r["low_rank"]]
         for r in rows
@@ -344,33 +365,27 @@ def write(rows):
     ]
     sections.append(("Time of a step", report.table(["T", "rank", "low rank, ms", "dense, s", "ratio"], timed)))
     chosen = [r for r in rows if r["part"] == "camera"]
-    for measure, title in (
-        ("norms", "Frobenius norm of the error"),
-        ("squares", "Squared Frobenius norm of the error"),
-    ):
-        lines = []
-        for variance in VARIANCES:
-            runs = [r[measure] for r in chosen if r["variance"] == variance]
-            for name in runs[0] if runs else ():
-                values = np.array([run[name] for run in runs])
-                lines.append(
-                    [variance, name, len(values), f"{values.mean():.3f} ({values.std() / np.sqrt(len(values)):.3f})"]
-                )
-        sections.append(
-            (f"Orientation: {title}", report.table(["noise variance", "filter", "runs", "mean (s.e.)"], lines))
-        )
+    lines = []
+    for variance in VARIANCES:
+        for name in dict.fromkeys(r["name"] for r in chosen):
+            of = [r for r in chosen if r["variance"] == variance and r["name"] == name]
+            norms, squares, seconds = (np.array([r[k] for r in of]) for k in ("norm", "square", "seconds"))
+            spread = f"{norms.mean():.3f} ({norms.std() / np.sqrt(max(len(norms), 1)):.3f})" if of else ""
+            lines += [[variance, name, len(of), spread, squares.mean(), seconds.mean()]] if of else []
+    header = ["noise variance", "filter", "runs", "Frobenius norm of the error (s.e.)", "its square", "seconds"]
+    sections.append(("Orientation of a camera in a room", report.table(header, lines)))
     report.save("kbr_filter", "Filtering by kernel Bayes' rule", sections, {"rows": rows.rows})
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("dynamics", "time", "camera", "table"))
+    parser.add_argument("part", choices=("dynamics", "normalised", "time", "camera", "table"))
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--runs", default=None)
     options = parser.parse_args()
     kept = report.Rows(options.runs)
-    if options.part == "dynamics":
-        dynamics(kept, options.repeats)
+    if options.part in ("dynamics", "normalised"):
+        dynamics(kept, options.repeats, options.part)
     elif options.part == "time":
         timing(kept)
     elif options.part == "camera":

@@ -21,7 +21,7 @@ import report
 from numpyro_kme import BayesianKernelLearning, MedianHeuristic, mmd_test
 from numpyro_kme.kernels import Gaussian
 
-RATIOS, POINTS, SPACING = (1.0, 1.5, 2.0, 3.0, 5.0), 300, 10.0
+RATIOS, POINTS, SPACING = (1.0, 1.5, 2.0, 3.0, 5.0, 10.0), 300, 10.0
 
 
 def grid(rng, ratio):

@@ -111,11 +111,15 @@ class KernelBayesFilter:
         """Weights of the law one step later, without an observation, `(T,)`. Cost: `T r`."""
         return np.asarray(self.left) @ (np.asarray(self.transition) @ (np.asarray(self.features).T @ weights))
 
-    def filter(self, observations: Points) -> np.ndarray:
+    def filter(self, observations: Points, *, normalise: bool = False) -> np.ndarray:
         """Weights of the law of each state given the observations up to then, `(S, T)`. Cost: `S T r^2`.
 
+        Args:
+            observations: `S` points in the order of time.
+            normalise: Divide the weights of each time by their sum before the next one. The paper does not; then the weights that
+                follow an outlying observation are small, `delta` is large beside their squares, and they can die out.
         Raises:
-            FloatingPointError: If all weights are zero at some time, because its observation is far from all that were learnt
+            FloatingPointError: If all weights are zero at some time, because an observation is far from all that were learnt
                 from.
         """
         features = self.observations.features(observations)
@@ -123,7 +127,8 @@ class KernelBayesFilter:
         epsilon, delta = np.asarray(self.regularisation)
         found = [low_rank.ridge(factor, len(factor) * epsilon, factor @ features[0])]
         for phi in features[1:]:
-            found.append(posterior_weights(self.predict(found[-1]), factor, delta, phi))
+            before = found[-1] / found[-1].sum() if normalise and found[-1].any() else found[-1]
+            found.append(posterior_weights(self.predict(before), factor, delta, phi))
         return _some_weight(np.stack(found))
 
     def smooth(self, filtered: np.ndarray) -> np.ndarray:

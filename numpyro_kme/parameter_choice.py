@@ -223,6 +223,7 @@ def choose_by_halves(
     settings: Sequence[KernelBayesSettings],
     *,
     modes: bool = False,
+    normalise: bool = False,
     tolerance: float = low_rank.TOLERANCE,
     max_rank: int | None = None,
 ) -> ChosenSettings:
@@ -235,6 +236,7 @@ def choose_by_halves(
         states, observations: One path in the order of time, 8 points or more.
         settings: Candidates, such as `kernel_bayes_candidates(...)`.
         modes: Decode by modes instead of means.
+        normalise: As in `KernelBayesFilter.filter`.
         tolerance, max_rank: Of the low-rank factors.
     References: Fukumizu, Song & Gretton (2013), JMLR 14, section 5.3.
     """
@@ -258,7 +260,7 @@ def choose_by_halves(
             found = KernelBayesFilter.from_factors(
                 path, of_states, of_observations, one.regularisation, delta=one.delta
             )
-            weights = found.filter(new)
+            weights = found.filter(new, normalise=normalise)
             decoded = found.modes(weights) if modes else found.means(weights)
         except (np.linalg.LinAlgError, FloatingPointError):
             errors.append(np.inf)

@@ -183,6 +183,11 @@ def test_filter_by_dense_formulas(rng):
     filtered = found.filter(new)
     np.testing.assert_allclose(found.predict(filtered[0]), mus[0], atol=1e-5)
     np.testing.assert_allclose(filtered, np.stack(alphas), atol=1e-5)
+    scaled = [alphas[0]]
+    for t in range(1, len(new)):
+        mu = ridge @ gram(x, following, sx) @ ridge @ gram_x @ (scaled[-1] / scaled[-1].sum())
+        scaled.append(dense_rule(mu, gram_y, delta) @ gram(y, new[t : t + 1], sy)[:, 0])
+    np.testing.assert_allclose(found.filter(new, normalise=True), np.stack(scaled), atol=1e-5)
     smoothed = [alphas[-1]]
     for alpha in alphas[-2::-1]:
         prior = ridge @ gram_x @ alpha
