@@ -57,7 +57,7 @@ def picture(groups):
             axes.errorbar(at, table[:, k] - GK_TRUTH[k], table[:, 4 + k], fmt="o", ms=3, label=parameter)
         axes.axhline(0.0, color="k", lw=0.8)
         axes.set_xticks(range(len(values)), [f"{value:g}" for value in values])
-        axes.set(xlabel=name, ylim=(-1.0, 1.0))
+        axes.set(xlabel=name, ylim=(-0.5, 1.4))
     panels[0].set_ylabel("posterior mean - truth, sd")
     panels[0].legend(frameon=False, ncols=2)
     figure.savefig(report.RESULTS.parents[1] / "docs" / "_static" / "npl_sensitivity.png", dpi=100)
