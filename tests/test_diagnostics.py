@@ -18,6 +18,7 @@ from numpyro_kme.diagnostics import (
     Check,
     MisspecificationTest,
     calibrate,
+    calibration,
     check,
     misspecification_test,
     predictive_check,
@@ -137,6 +138,20 @@ def test_p_values_are_combined_by_their_number(exact):
     values = [p for tests in exact.tests.values() for p in tests.values()]
     assert len(values) == 11 and exact.p_value == min(1.0, 11 * min(values))
     assert exact.p_values()["TARP"] == min(1.0, 3 * min(exact.tests["TARP"].values()))
+
+
+def test_coverage_and_tarp_of_known_ranks(rng):
+    """Evenly spread ranks cover at every level; a truth further from a point than all draws has a share near one."""
+    even = (np.arange(1000) + 0.5) / 1000
+    found = Calibration({"a": even}, even**2, {})
+    assert abs(found.coverage(0.9)["a"] - 0.9) < 2e-3 and abs(found.coverage(0.5)["a"] - 0.5) < 2e-3
+    levels, curves = found.coverage_curve()
+    np.testing.assert_allclose(curves["a"], levels, atol=2e-3)
+    np.testing.assert_allclose(curves["TARP"], np.sqrt(levels), atol=2e-3)
+    bank = kme.Simulations({}, {"x": np.zeros(9)}, {"a": np.linspace(-0.1, 0.1, 9)})
+    near, far = np.full(50, 0.0), np.full(50, 5.0)
+    for draws, truth, share in ((near, 5.0, 1.0), (far, 0.0, 0.0)):
+        assert abs(calibration._tarp(rng, {"a": draws}, {"a": truth}, bank) - share) <= 1 / 51
 
 
 def test_data_sets_that_an_engine_refuses_are_counted_and_left_out():
