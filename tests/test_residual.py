@@ -249,3 +249,21 @@ def test_observations_are_checked(linear):
         linear[1].at(np.zeros(3))
     with pytest.warns(UserWarning, match="far outside all simulations"):
         linear[1].at(np.array([50.0]))
+
+
+def test_the_brief_version_keeps_the_digits_of_precise_statistics(rng):
+    """A curved location a hundred thousand times larger than its residuals: float32 throughout would lose them."""
+    with jax.enable_x64(True):
+        z = rng.normal(size=(150, 2))
+        x = (np.sin(z.sum(axis=1)) + 1e-5 * rng.normal(size=150))[:, None] + 10.0
+        at = jax.tree.map(jnp.asarray, ResidualKernelMeans().fit(z, x).at(x[0]))
+        points = z[0] + 1e-5 * rng.normal(size=(20, 2))
+        full, brief = (np.asarray(jax.vmap(one.log_density)(points)) for one in (at, at.brief()))
+    assert brief.dtype == np.float64 and not np.array_equal(full, brief)
+    np.testing.assert_allclose(brief, full, atol=1e-3)
+
+
+@pytest.mark.parametrize("centres", [0, 2.5])
+def test_number_of_centres_is_checked(centres):
+    with pytest.raises((ValueError, TypeError), match="centres"):
+        ResidualKernelMeans(centres=centres)

@@ -44,8 +44,7 @@ def in_coordinates(
     with _linalg.float64():
         data = jax.tree.map(jnp.asarray, (likelihood, measure))
         start = _start(data[1], start_key, _num_particles(num_samples))
-        brief = _in_precision(likelihood.precision, data[0]), data[1]
-        found = temper(temper_key, _log_measure, _log_likelihood, brief, start)
+        found = temper(temper_key, _log_measure, _log_likelihood, (data[0].brief(), data[1]), start)
         z = _pick(pick_key, found.particles, num_samples)
         latents, log_posterior = _finish(data, coordinates, z)
         return _drawn(latents, log_posterior, found)
@@ -96,8 +95,7 @@ def _log_measure(data, z):
 
 
 def _log_likelihood(data, z):
-    """In the precision that the likelihood asks for."""
-    return data[0].log_density(z.astype(data[0].precision)).astype(z.dtype)
+    return data[0].log_density(z)
 
 
 @partial(jax.jit, static_argnums=2)
@@ -108,7 +106,7 @@ def _start(measure, rng_key, num_particles):
 @jax.jit
 def _finish(data, coordinates, z):
     """Latents, and log densities with respect to the coordinates."""
-    log_posterior = jax.vmap(lambda point: _log_measure(data, point) + data[0].log_density(point))(z)
+    log_posterior = jax.vmap(lambda point: _log_measure(data, point) + _log_likelihood(data, point))(z)
     return jax.vmap(coordinates.latents)(z), log_posterior
 
 
@@ -126,11 +124,6 @@ def _log_likelihood_of_model(target):
 
 def _num_particles(num_samples: int) -> int:
     return max(num_samples, PARTICLES)
-
-
-def _in_precision(precision, tree):
-    """Floating-point leaves in another precision."""
-    return jax.tree.map(lambda a: a.astype(precision) if jnp.issubdtype(a.dtype, jnp.floating) else a, tree)
 
 
 def _pick(rng_key, particles, num_samples):

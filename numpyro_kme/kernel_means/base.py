@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,9 +40,6 @@ class LikelihoodAt(abc.ABC):
     A frozen pytree: evaluate it under `jax.jit`, `jax.grad` and `jax.vmap`, in the precision of the caller.
     """
 
-    precision: ClassVar[type] = np.float64
-    """What samplers may evaluate it in: float32 where nothing cancels."""
-
     @property
     @abc.abstractmethod
     def data(self) -> Any:
@@ -62,6 +59,10 @@ class LikelihoodAt(abc.ABC):
         It equals `log q` up to a stated error where `q` is well above zero; elsewhere its gradient is finite and leads
         back to the simulations that look like `y`. Never a flat floor.
         """
+
+    def brief(self) -> "LikelihoodAt":
+        """The same with the parts in which nothing cancels in float32, for samplers that only compare values."""
+        return self
 
     def log_mean(self, measure: Measure) -> SignedLog:
         """Sign and log absolute value of `int q(y | z) p(dz)` for a measure `p`.

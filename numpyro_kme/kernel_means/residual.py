@@ -57,6 +57,9 @@ class ResidualKernelMeans(Form):
     centres: int = 100
     steps: int = 30
 
+    def __post_init__(self):
+        _checks.whole("centres", self.centres, 1)
+
     def fit(self, z: ArrayLike, x: Any, *, measure: Any = None, y: Any = None) -> ResidualSurrogate:
         """Learn a surrogate from simulations.
 

@@ -1,8 +1,8 @@
 """What the residual form has learnt: a likelihood to evaluate, and a report for a person."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -193,7 +193,6 @@ class ResidualAt(LikelihoodAt):
     warped: ArrayLike
     log_jacobian: ArrayLike
     y: Any
-    precision: ClassVar[type] = np.float32
 
     @property
     def data(self):
@@ -214,7 +213,13 @@ class ResidualAt(LikelihoodAt):
         z = jnp.asarray(z)
         log_scale = self.log_scale(z)
         u = (self.warped - self.location(z)) * jnp.exp(-log_scale)
-        return self.density.log_density(self.chain(u, z), z) - jnp.sum(log_scale) + self.log_jacobian
+        v, precision = self.chain(u, z), jnp.asarray(self.density.points).dtype
+        log_density = self.density.log_density(v.astype(precision), z.astype(precision)).astype(v.dtype)
+        return log_density - jnp.sum(log_scale) + self.log_jacobian
+
+    def brief(self):
+        """With the embedding of residuals in float32; locations keep their digits, which small residuals need."""
+        return replace(self, density=jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), self.density))
 
 
 @jax.jit
