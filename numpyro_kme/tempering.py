@@ -17,12 +17,15 @@ import jax
 import jax.numpy as jnp
 from blackjax.mcmc import random_walk
 from blackjax.smc import inner_kernel_tuning, resampling
+from blackjax.smc.solver import dichotomy
 
 LogDensity = Callable[[Any, jax.Array], jax.Array]
 
 TARGET_ESS = 0.6
 MODE_JUMP = 0.1
 JITTER = 3e-3
+SHORTEST_STEP = 1e-3
+"""Least growth of the temperature, relative to itself, and its first step: steps of zero would never arrive."""
 
 
 class Tempered(NamedTuple):
@@ -61,7 +64,8 @@ def temper(
     Args:
         rng_key: The only source of randomness.
         log_prior: `(data, point (D,)) -> log p`, up to a constant.
-        log_likelihood: `(data, point (D,)) -> log L`; finite wherever the prior has mass.
+        log_likelihood: `(data, point (D,)) -> log L`. Where it is -inf or NaN the posterior has no mass; where it is so at
+            every particle, the evidence is NaN.
         data: A pytree handed to both, so that a new observation does not compile again.
         particles: `(N, D)` independent draws from the prior; a few thousand for ten dimensions.
         num_moves: Moves of every particle at each temperature.
@@ -75,13 +79,14 @@ def temper(
     kernel = inner_kernel_tuning.build_kernel(
         blackjax.adaptive_tempered_smc,
         partial(log_prior, data),
-        partial(log_likelihood, data),
+        partial(_or_nothing, partial(log_likelihood, data)),
         step,
         random_walk.init,
         resampling.systematic,
         lambda _, state, info: _reference(state.particles),
         num_mcmc_steps=num_moves,
         target_ess=TARGET_ESS,
+        root_solver=_step,
     )
     start = inner_kernel_tuning.init(blackjax.smc.tempered.init, particles, _reference(particles))
 
@@ -112,6 +117,21 @@ def temper(
     final = end.state.sampler_state.particles
     size = _effective_size(end.settled, final, end.ancestors)
     return Tempered(final, end.log_evidence, end.num_temperatures, end.acceptance, size)
+
+
+def _or_nothing(log_likelihood, u: jax.Array) -> jax.Array:
+    value = log_likelihood(u)
+    return jnp.where(jnp.isnan(value), -jnp.inf, value)
+
+
+def _step(excess: Callable, _: float, to_go: jax.Array) -> jax.Array:
+    """The increment at which the effective sample size has no `excess` left; never zero.
+
+    Where the likelihood vanishes at too many particles no increment leaves enough of them, and those at which it does not
+    vanish have to go on alone.
+    """
+    shortest = SHORTEST_STEP * jnp.maximum(1.0 - to_go, SHORTEST_STEP)
+    return jnp.minimum(jnp.maximum(dichotomy(excess, 0.0, to_go), shortest), to_go)
 
 
 class _Carry(NamedTuple):

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
 from numpyro_kme.tempering import temper
 
@@ -65,3 +66,24 @@ def test_another_observation_does_not_compile_again():
     for weight in (0.3, 0.6):
         temper(jax.random.key(1), standard_normal, two_modes, jnp.array(weight), particles)
     assert temper._cache_size() == before + 1
+
+
+def half_space(edge, u):
+    return jnp.where(u[0] > edge, 0.0, jnp.where(u[1] > 0, -jnp.inf, jnp.nan))
+
+
+@pytest.mark.parametrize("edge", [-1.0, 1.5])
+def test_a_likelihood_that_vanishes_at_most_particles(edge):
+    particles = jax.random.normal(jax.random.key(0), (N, 2))
+    found = temper(jax.random.key(1), standard_normal, half_space, jnp.array(edge), particles)
+    inside = stats.truncnorm(edge, np.inf)
+    assert np.min(found.particles[:, 0]) > edge
+    np.testing.assert_allclose(np.mean(found.particles[:, 0]), inside.mean(), atol=0.2 * inside.std())
+    np.testing.assert_allclose(np.std(found.particles[:, 0]), inside.std(), rtol=0.2)
+    np.testing.assert_allclose(found.log_evidence, stats.norm.logsf(edge), atol=0.4)
+
+
+def test_a_likelihood_that_vanishes_everywhere_ends():
+    particles = jax.random.normal(jax.random.key(0), (200, 2))
+    found = temper(jax.random.key(1), standard_normal, half_space, jnp.array(50.0), particles)
+    assert not np.isfinite(found.log_evidence)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import minimize
 
-from numpyro_kme import _linalg
+from numpyro_kme import _checks, _linalg
 from numpyro_kme.coordinates import Coordinates
 from numpyro_kme.kernel_means.base import LikelihoodAt
 from numpyro_kme.measures import Measure
@@ -132,6 +132,11 @@ def _pick(rng_key, particles, num_samples):
 
 def _drawn(latents, log_posterior, found: Tempered) -> Drawn:
     kept = len(log_posterior)
+    _checks.require(
+        bool(np.isfinite(found.log_evidence)),
+        f"The posterior has no mass at any of {len(found.particles)} draws from the prior: the likelihood is zero or NaN at "
+        "each. Look at the model's factors and ordinary likelihoods there, or choose a prior that reaches where they are not.",
+    )
     return Drawn(
         {name: np.asarray(value) for name, value in latents.items()},
         np.asarray(log_posterior),
