@@ -103,6 +103,20 @@ def test_slopes_and_hessians_are_the_derivatives_of_the_value(case, free, rng):
     assert np.abs(hessian).max() > 1e-3
 
 
+@pytest.mark.parametrize("dim", [1, 2])
+def test_free_mass_does_not_reward_draws_that_scatter(dim, rng):
+    x = rng.normal(size=15) if dim == 1 else rng.normal(size=(15, 2))
+    noise = DrawnNoise(lambda key: jax.random.normal(key, (dim,)))
+    generator = Generator(lambda u, z: jnp.squeeze(jnp.exp(u[0]) * z), noise, 1)
+    bound = MMD(Gaussian(L), free_mass=True).objective(x, generator)
+    assert isinstance(bound, GridMMD) == (dim == 1)
+    facts, nodes = bound.reduce(np.full(15, 1 / 15)), one_set(generator, 24)
+    value = lambda u: bound.value(facts, u, nodes)  # noqa: E731
+    assert np.argmin([value(np.array([log_scale])) for log_scale in np.linspace(0.0, 5.0, 51)]) < 10
+    for u in (np.array([0.1]), np.array([3.0])):
+        np.testing.assert_allclose(bound.slope(facts, u, nodes)[1], jax.grad(value)(u), atol=1e-12)
+
+
 def test_independent_draws_leave_out_pairs_with_themselves(rng):
     x, w, nodes = rng.normal(size=(15, 2)), rng.dirichlet(np.ones(15)), one_set(KEYED, 12)
     u = np.array([0.2, 0.1])

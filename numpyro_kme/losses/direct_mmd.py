@@ -106,7 +106,7 @@ class DirectMMD(EmbeddingObjective):
     def _energy(self, q, y, v):
         if not self.generator.noise.independent:
             return q
-        return mass.unbiased_energy(q, jnp.square(v) @ self.kernel.diagonal(y), v)
+        return mass.unbiased_energy(q, jnp.square(v) @ self.kernel.diagonal(y), v, self.free_mass)
 
 
 def widened(kernel: Any, times: float = WIDER) -> Any:

@@ -111,9 +111,9 @@ class GridMMD(EmbeddingObjective):
         points, pull = jax.vjp(lambda t: self._scalars(t, nodes), u)
         stencil = self.grid.stencil(points)
         model = self.grid.charges(stencil, stencil.weights * nodes.weights[:, None])
-        q, s = self._energies(model, data, nodes)
-        value, (by_q, by_s), _ = mass.derivatives(q, s, self.free_mass)
-        witness = self.grid.potential(2.0 * self._pairs(nodes) * by_q * model + by_s * data)
+        q, pairs = jax.value_and_grad(self._energy)(self.grid.inner(model, model), nodes)
+        value, (by_q, by_s), _ = mass.derivatives(q, self.grid.inner(model, data), self.free_mass)
+        witness = self.grid.potential(2.0 * pairs * by_q * model + by_s * data)
         force = nodes.weights * jnp.sum(witness[stencil.cells] * stencil.first, axis=1)
         return value + norm, pull(force)[0]
 
@@ -130,9 +130,8 @@ class GridMMD(EmbeddingObjective):
         spread = jnp.concatenate([stencil.weights[..., None], moved], axis=2) * v[..., None]
         coefficients = self.grid.charges(stencil, spread)
         model, change = coefficients[0], coefficients[1:]
-        q, s = self._energies(model, data, nodes)
-        value, by, by_by = mass.derivatives(q, s, self.free_mass)
-        pairs = self._pairs(nodes)
+        q, pairs = jax.value_and_grad(self._energy)(self.grid.inner(model, model), nodes)
+        value, by, by_by = mass.derivatives(q, self.grid.inner(model, data), self.free_mass)
         steps = jnp.stack([2.0 * pairs * self.grid.inner(model, change), self.grid.inner(data, change)])
         products = self.grid.inner(change, change)
         witness = self.grid.potential(2.0 * pairs * by[0] * model + by[1] * data)[stencil.cells] * v
@@ -160,12 +159,10 @@ class GridMMD(EmbeddingObjective):
     def _scalars(self, u: jax.Array, nodes: Any) -> jax.Array:
         return jnp.ravel(self.generator.points(u, nodes))
 
-    def _pairs(self, nodes):
-        """Factor on `q` of the unbiased estimate; 1 for quadrature."""
-        return 1.0 / (1.0 - jnp.sum(jnp.square(nodes.weights))) if self.generator.noise.independent else 1.0
-
     def _energies(self, model, data, nodes):
-        q, s = self.grid.inner(model, model), self.grid.inner(model, data)
-        if self.generator.noise.independent:
-            q = mass.unbiased_energy(q, self.peak * jnp.sum(jnp.square(nodes.weights)), nodes.weights)
-        return q, s
+        return self._energy(self.grid.inner(model, model), nodes), self.grid.inner(model, data)
+
+    def _energy(self, q, nodes):
+        if not self.generator.noise.independent:
+            return q
+        return mass.unbiased_energy(q, self.peak * jnp.sum(jnp.square(nodes.weights)), nodes.weights, self.free_mass)

@@ -20,12 +20,14 @@ def derivatives(q: jax.Array, s: jax.Array, free: bool) -> tuple[jax.Array, jax.
     return value, gradient, jax.hessian(discrepancy)(energies, free)
 
 
-def unbiased_energy(q: jax.Array, coincident: jax.Array, weights: jax.Array) -> jax.Array:
+def unbiased_energy(q: jax.Array, coincident: jax.Array, weights: jax.Array, free: bool) -> jax.Array:
     """Energy `|mu_u|^2` without the pairs of a node with itself: `(q - coincident) / (1 - sum v^2)`.
 
-    Kept above a millionth of `q`, since free mass divides by it.
+    Free mass divides by it. There it is kept above `coincident`, the energy of draws of which no two are near each other:
+    that many draws cannot tell a smaller one from nothing, and draws scattered without end would seem to fit best.
     """
-    return jnp.maximum((q - coincident) / (1.0 - jnp.sum(jnp.square(weights))), 1e-6 * q)
+    energy = (q - coincident) / (1.0 - jnp.sum(jnp.square(weights)))
+    return jnp.maximum(energy, coincident) if free else energy
 
 
 def share(q: jax.Array, s: jax.Array) -> jax.Array:
