@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_batching import custom_vmap
 from jax.typing import ArrayLike
 
 Array = jax.Array | np.ndarray
@@ -64,24 +65,65 @@ def in_present_precision(tree):
 
 
 def call_back(function: Callable, shape: tuple[int, ...], dtype, *args, vmap_method: str) -> jax.Array:
-    """Call a NumPy function from inside JAX, as `jax.pure_callback` does, with 64-bit numbers kept as they are.
+    """Call a NumPy function from inside JAX, as `jax.pure_callback` does, with 64-bit numbers and large arrays made safe.
 
     The thread that calls back has the session's precision, not that of a surrounding `float64` block: JAX would round the
-    arguments and refuse the result. So 64-bit numbers travel as pairs of 32-bit words.
+    arguments and refuse the result. So 64-bit numbers travel as pairs of 32-bit words. Larger arguments than `AT_ONCE` would
+    be copied by the pool of threads to which the thread that calls back belongs, and on one CPU it would wait for itself
+    for ever (JAX 0.10, jax-ml/jax#25861); so they travel in pieces.
+
+    Args:
+        function: Takes NumPy arrays; returns an array of the declared shape.
+        shape, dtype: Of the result.
+        args: JAX arrays.
+        vmap_method: "sequential" calls once for each element; "broadcast_all" once, with leading axes on every argument and
+            the result.
     """
     dtype = np.dtype(dtype)
     leaves, structure = jax.tree.flatten(args)
-    leaves = [jnp.asarray(leaf) for leaf in leaves]
-    dtypes = [leaf.dtype for leaf in leaves]
 
-    def run(*words):
-        given = [_from_words(word, own) if _is_wide(own) else np.asarray(word) for word, own in zip(words, dtypes)]
-        result = np.asarray(function(*structure.unflatten(given)), dtype, order="C")
+    def run(*leaves):
+        return np.asarray(function(*structure.unflatten(leaves)), dtype, order="C")
+
+    if vmap_method == "sequential":
+        return _call_in_pieces(run, shape, dtype, *map(jnp.asarray, leaves))
+
+    @custom_vmap
+    def call(*leaves):
+        return _call_in_pieces(run, shape, dtype, *leaves)
+
+    @call.def_vmap
+    def _(size, batched, *leaves):
+        given = [leaf if over else jnp.broadcast_to(leaf, (size, *leaf.shape)) for leaf, over in zip(leaves, batched)]
+        return call_back(run, (size, *shape), dtype, *given, vmap_method=vmap_method), True
+
+    return call(*map(jnp.asarray, leaves))
+
+
+AT_ONCE = 32_768
+"""Bytes of an argument that JAX certainly copies at once."""
+
+
+def _call_in_pieces(function: Callable, shape: tuple[int, ...], dtype: np.dtype, *leaves: jax.Array) -> jax.Array:
+    words = [jax.lax.bitcast_convert_type(leaf, np.uint32) if _is_wide(leaf.dtype) else leaf for leaf in leaves]
+    each = [max(1, AT_ONCE // word.dtype.itemsize) for word in words]
+    pieces = [
+        [word.ravel()[start : start + size] for start in range(0, word.size, size)] if word.size > size else word
+        for word, size in zip(words, each)
+    ]
+
+    kinds = [(word.shape, leaf.dtype) for word, leaf in zip(words, leaves)]
+
+    def run(pieces):
+        given = []
+        for piece, (word_shape, own) in zip(pieces, kinds):
+            word = np.concatenate(piece).reshape(word_shape) if isinstance(piece, list) else np.asarray(piece)
+            given.append(_from_words(word, own) if _is_wide(own) else word)
+        result = function(*given)
         return result[..., None].view(np.uint32) if _is_wide(dtype) else result
 
-    words = [jax.lax.bitcast_convert_type(leaf, np.uint32) if _is_wide(leaf.dtype) else leaf for leaf in leaves]
     struct = jax.ShapeDtypeStruct((*shape, 2), np.uint32) if _is_wide(dtype) else jax.ShapeDtypeStruct(shape, dtype)
-    result = jax.pure_callback(run, struct, *words, vmap_method=vmap_method)
+    result = jax.pure_callback(run, struct, pieces, vmap_method="sequential")
     return jax.lax.bitcast_convert_type(result, dtype) if _is_wide(dtype) else result
 
 

@@ -301,3 +301,30 @@ def test_numbers_of_called_back_functions_stay_in_float64_in_a_float32_session()
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["2", "methods", "and", "float32"]
+
+
+LARGE = """
+import os
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import jax, jax.numpy as jnp, numpy as np
+from numpyro_kme import _linalg
+def step(c, _):
+    return _linalg.call_back(lambda c: c + 1.0, c.shape, c.dtype, c, vmap_method="broadcast_all"), jnp.sum(c)
+start = jnp.arange(60_000.0).reshape(2, 30_000)
+for batched in (False, True):
+    run = lambda c: jax.lax.scan(step, c, None, length=10)[0]
+    runs = [jax.jit(jax.vmap(run) if batched else run)(start + i) for i in range(12)]
+    for i, end in enumerate(runs):
+        np.testing.assert_array_equal(end, start + i + 10.0)
+print("done")
+"""
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity"), reason="needs a system where a process can be kept to one CPU"
+)
+def test_large_arguments_of_called_back_functions_do_not_wait_for_themselves():
+    """The pool of threads of one CPU is full with the thread that calls back."""
+    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", LARGE], env=env, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "done\n", done.stderr

@@ -219,9 +219,10 @@ def test_without_x64():
     for parallel in (False, True):
         draws = Predictive(model, num_samples=3, parallel=parallel)(jax.random.key(0))
         assert draws["x"].dtype == np.float32 and draws["y"].dtype == np.float32, draws
+        assert np.isfinite(draws["x"]).all()
     with jax.enable_x64(True):
         x = Simulator(lambda rng, t: rng.normal(), 1.0, shape=(), dtype=np.float64).sample(jax.random.key(0))
-        assert x.dtype == np.float64
+        assert x.dtype == np.float64 and np.isfinite(x)
     print("fine")
     """
     run = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
