@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 from scipy import integrate, optimize, stats
+from scipy.special import ndtr
 
 from numpyro_kme.kernel_means import chain, location, spread
 from numpyro_kme.kernel_means import residual_density as rd
@@ -24,7 +25,7 @@ def smoothness(rng):
 
 
 def kernel_by_hand(smoothness, a, b):
-    phi = [np.concatenate([p, np.sqrt(12.0) * (stats.norm.cdf(p) - 0.5)]) for p in (a, b)]
+    phi = [np.concatenate([p, np.sqrt(12.0) * (ndtr(p) - 0.5)]) for p in (a, b)]
     linear = np.sum(np.exp(2 * np.asarray(smoothness.linear)) * phi[0] * phi[1])
     bump = np.exp(2 * smoothness.bump - 0.5 * np.sum(((a - b) / np.exp(smoothness.length)) ** 2))
     return 100.0 + linear + bump
@@ -133,8 +134,8 @@ def test_functions_take_as_many_gaussian_kernels_as_they_need(rng):
     straight, curved, rough = np.count_nonzero(functions.bump, axis=1)
     assert straight == 0 and 0 < curved < 15 and rough == 200
     assert functions.bump.shape == (3, 256)
-    new = rng.uniform(-1.5, 1.5, size=(50, 2))
-    for points, most in ((z, tolerance), (new, 3.0 * tolerance)):
+    new = rng.uniform(-1.5, 1.5, size=(20, 2))
+    for points, most in ((z[:50], tolerance), (new, 3.0 * tolerance)):
         found = jax.vmap(functions)(jnp.asarray(points))
         for i, fit in enumerate(fits):
             expected = signal(fit.smoothness, points, z) @ fit.alpha + 0.3
