@@ -20,8 +20,8 @@ class Kept:
     """
 
     def __init__(self, path=None):
-        self.path = path
-        lines = path.read_text().splitlines() if path is not None and path.exists() else []
+        self.path = Path(path) if path else None
+        lines = self.path.read_text().splitlines() if self.path and self.path.exists() else []
         self.found = {json.dumps(key): value for key, value in map(json.loads, lines)}
 
     def get(self, key, compute):
@@ -38,7 +38,7 @@ class Kept:
 
 def add_runs(parser):
     """Add the option `--runs FILE`: where finished numbers are kept."""
-    parser.add_argument("--runs", type=lambda text: Kept(Path(text)), default=Kept(), help="JSON lines to resume from")
+    parser.add_argument("--runs", type=Kept, default=Kept(), help="JSON lines to resume from")
 
 
 class Rows:
