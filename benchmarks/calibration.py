@@ -98,10 +98,10 @@ def main():
     parser.add_argument("--simulations", type=int, default=300)
     parser.add_argument("--keep", help="a file of JSON lines, from which a run that was stopped goes on")
     options = parser.parse_args()
-    kept = report.Kept(options.keep)
+    kept = report.Rows(options.keep)
     for model_name, engine_name in RUNS:
-        if {"model": model_name, "engine": engine_name, "simulations": options.simulations} not in kept:
-            kept.add(one_run(model_name, engine_name, options.datasets, options.simulations))
+        if not kept.has(model=model_name, engine=engine_name, simulations=options.simulations):
+            kept.add(**one_run(model_name, engine_name, options.datasets, options.simulations))
         text = report.table(list(kept.rows[0]), [list(row.values()) for row in kept.rows])
         text += "\n\nOne run and one learnt likelihood for each row. The standard error of a coverage of 90 % is .021 with 200 data sets."
         report.write("calibration", "Calibration", [("Simulation-based calibration", text)], {"rows": kept.rows})

@@ -15,7 +15,6 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import report
-from kept import Kept
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro.infer import MCMC, NUTS
 
@@ -115,11 +114,11 @@ def main():
     parser.add_argument("--runs")
     arguments = parser.parse_args()
     settings = arguments.simulations, arguments.draws
-    kept, rows = Kept(arguments.runs), {}
+    kept, rows = report.Kept(arguments.runs), {}
     exact, *learnt = LIKELIHOODS
     order = [(name, seed) for seed in range(arguments.seeds) for name in (exact, learnt[0])]
     for name, seed in order + [(name, seed) for name in learnt[1:] for seed in range(arguments.seeds)]:
-        rows[name, seed] = kept.row((name, seed, *settings), lambda: run(seed, name, *settings))  # noqa: B023
+        rows[name, seed] = kept.get((name, seed, *settings), lambda: run(seed, name, *settings))  # noqa: B023
         text = save(rows, arguments)
     print(text)
 

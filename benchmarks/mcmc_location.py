@@ -15,7 +15,6 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import report
-from kept import Kept
 
 import numpyro_kme as kme
 
@@ -88,8 +87,8 @@ def main():
     parser.add_argument("--runs")
     arguments = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
-    kept = Kept(arguments.runs)
-    rows = [kept.row((seed,), lambda: one(seed)) for seed in range(arguments.datasets)]  # noqa: B023
+    kept = report.Kept(arguments.runs)
+    rows = [kept.get((seed,), lambda: one(seed)) for seed in range(arguments.datasets)]  # noqa: B023
     header = ("posterior", "data sets", "mean error", "largest error", f"coverage of {LEVEL:.0%} intervals", "mean sd",
               "sd of the means", "mean weight")  # fmt: skip
     table = []

@@ -16,7 +16,6 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import report
-from kept import Kept
 from numpyro.infer import MCMC, NUTS
 from scipy import stats
 
@@ -80,11 +79,11 @@ def main():
     arguments = parser.parse_args()
     warnings.simplefilter("ignore", UserWarning)
     cases = [("exact", 0), *((form, size) for size in arguments.sizes for form in FORMS if form != "exact")]
-    kept, rows = Kept(arguments.runs), {case: [] for case in cases}
+    kept, rows = report.Kept(arguments.runs), {case: [] for case in cases}
     for seed in range(arguments.seeds):
         for form, size in cases:
             key = (form, size, seed, arguments.draws)
-            rows[form, size].append(kept.row(key, lambda: run(seed, form, size, arguments.draws)))  # noqa: B023
+            rows[form, size].append(kept.get(key, lambda: run(seed, form, size, arguments.draws)))  # noqa: B023
             text = save(rows, arguments.draws)
     print(text)
 

@@ -16,7 +16,6 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import report
-from kept import Kept
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro.infer import MCMC, NUTS
 
@@ -136,7 +135,7 @@ def main():
     parser.add_argument("--runs")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore", UserWarning)
-    kept, rows = Kept(arguments.runs), {}
+    kept, rows = report.Kept(arguments.runs), {}
     forms = {"published": kme.KernelMeans(), "residual": kme.ResidualKernelMeans()}
     for seed in range(arguments.seeds):
         for size in arguments.sizes:
@@ -149,7 +148,7 @@ def main():
 
             for name in VERSIONS:
                 form = "residual" if name.startswith("residual") else "published"
-                rows[size, name, seed] = kept.row((size, name, seed), lambda: score(name, form))  # noqa: B023
+                rows[size, name, seed] = kept.get((size, name, seed), lambda: score(name, form))  # noqa: B023
                 text = save(rows)
     print(text)
 

@@ -14,7 +14,6 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import report
-from kept import Kept
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro.infer import MCMC, NUTS
 from scipy import stats
@@ -106,10 +105,10 @@ def main():
     parser.add_argument("--runs")
     arguments = parser.parse_args()
     cases = [(form, size) for form in FORMS for size in arguments.sizes]
-    kept, rows = Kept(arguments.runs), {case: [] for case in cases}
+    kept, rows = report.Kept(arguments.runs), {case: [] for case in cases}
     for seed in range(arguments.seeds):
         for form, size in cases:
-            rows[form, size].append(kept.row((form, size, seed), lambda: run(seed, size, form)))  # noqa: B023
+            rows[form, size].append(kept.get((form, size, seed), lambda: run(seed, size, form)))  # noqa: B023
             text = save(rows)
     print(text)
 
