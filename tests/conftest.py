@@ -1,25 +1,35 @@
 """Strict mode: float64, no silent rank promotion; pyproject.toml turns warnings into errors.
 
 Compilation dominates the tests, so that XLA optimises little, each worker computes in one thread, in order, and what one test
-compiled serves the others of this run and of the next (.pytest_cache/xla; delete it freely).
+compiled serves the others, in processes of their own too, of this run and of the next (.pytest_cache/xla; delete it freely).
 """
 
+import gc
 import os
 from pathlib import Path
 
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
+os.environ |= {
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
+    "JAX_COMPILATION_CACHE_DIR": str(Path(__file__).parents[1] / ".pytest_cache" / "xla"),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.05",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
 
 import jax
 import numpy as np
 import pytest
 
+from numpyro_kme.engines import _sampling
+
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_cpu_enable_async_dispatch", False)
-jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / ".pytest_cache" / "xla"))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
-jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+_sampling.PARTICLES = 500
+"""Fewer than the draws that are asked for; examples and documents are tested with all, in processes of their own."""
+gc.freeze()
+gc.set_threshold(200_000, 20, 100)
+"""Tracing makes millions of short-lived objects; looking for cycles among them took a tenth of the time."""
 
 
 @pytest.fixture
