@@ -16,6 +16,8 @@ exclude_patterns = ["_build", "jupyter_execute"]
 html_theme = "furo"
 html_title = f"numpyro_kme {release}"
 html_static_path = ["_static"]
+html_css_files = ["pages.css"]
+toc_object_entries_show_parents = "hide"
 
 myst_enable_extensions = ["dollarmath", "amsmath"]
 nb_execution_mode = "force"

@@ -2,6 +2,7 @@
 
 import re
 
+LABEL = re.compile(r"( *)(Cost|References): \S")
 MARKUP = re.compile(r"``.+?``|:\w+:`.+?`|\$\$.+?\$\$|\$.+?\$|`[^`]+`", re.S)
 
 
@@ -13,7 +14,7 @@ def setup(app):
 
 def process(app, what, name, obj, options, lines):
     """Rewrite the lines in place."""
-    text = "\n".join(lines)
+    text = "\n".join(_labelled(lines))
     pieces, end = [], 0
     for match in MARKUP.finditer(text):
         pieces += [_plain(text[end : match.start()]), _marked(match.group())]
@@ -31,6 +32,22 @@ def _marked(text):
 def _plain(text):
     """Text in which single stars and bars mean themselves."""
     return re.sub(r"(?<![*\\])\*(?![*])|\|", r"\\\g<0>", text)
+
+
+def _labelled(lines):
+    """Costs and references that begin on the line of their label: a paragraph each, not a list of definitions."""
+    paragraphs, margin = [], None
+    for line in lines:
+        indent = len(line) - len(line.lstrip())
+        label = LABEL.match(line)
+        if margin is not None and (label or not line.strip() or indent <= margin):
+            paragraphs.append("")
+            margin = None
+        if label:
+            paragraphs.append("")
+            margin = indent
+        paragraphs.append(line if margin is None else " " * margin + line.lstrip())
+    return paragraphs
 
 
 def _separated(lines):

@@ -41,7 +41,8 @@ class surrogate(Messenger):
         ValueError: When the model runs: if an observed simulator has no likelihood, if a likelihood has no
             simulator site, or if the event or batch shape of a likelihood is not that of the simulator.
     Example:
-        >>> smodel = surrogate(model, {"x": lambda theta: dist.Normal(theta, 1.0).to_event(1)})
+        >>> likelihood = lambda theta: dist.Normal(theta, 1.0).to_event(1)
+        >>> smodel = surrogate(model, {"x": likelihood})
         >>> mcmc = MCMC(NUTS(smodel), num_warmup=500, num_samples=1000)
     """
 

@@ -103,7 +103,7 @@ class Simulator(Distribution):
 
     @property
     def arguments(self) -> jax.Array:
-        """All numbers that one call takes, flattened and joined: shape `groups + (p,)`."""
+        """All numbers that one call takes, flattened and joined, `groups + (p,)`."""
         dtype = jnp.result_type(float, *self.params)
         columns = [param.reshape(*self.groups, -1).astype(dtype) for param in self.broadcast_params(self.groups)]
         return jnp.concatenate(columns, axis=-1)

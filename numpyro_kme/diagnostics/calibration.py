@@ -66,7 +66,7 @@ class Calibration:
 
     @property
     def p_value(self) -> float:
-        """One p-value for all: the smallest of all tests times their number, at most 1."""
+        """One p-value for all, the smallest of all tests times their number, at most 1."""
         values = [value for tests in self.tests.values() for value in tests.values()]
         return min(1.0, len(values) * min(values))
 

@@ -78,7 +78,7 @@ class LearntLikelihood(Engine):
 
     @property
     def posterior(self) -> KernelMeansPosterior:
-        """The posterior in the coordinates of the one simulator site: embedding, moments, expectations, predictions.
+        """The posterior in the coordinates of the one simulator site, with its embedding, moments and predictions.
 
         Raises:
             ValueError: If other likelihoods, plates or simulator sites stand beside it.

@@ -34,10 +34,12 @@ class PosteriorBootstrap(Engine):
 
     The model has one observed site under one plate, the data plate, along its first axis::
 
+        noisy = kme.FromNoise(shift, dist.Normal(0, 1))
+
         def model(x=None):
             mean = numpyro.sample("mean", dist.Normal(0, 10))
             with numpyro.plate("data", len(x)):
-                numpyro.sample("x", kme.Simulator(kme.FromNoise(shift, dist.Normal(0, 1)), mean), obs=x)
+                numpyro.sample("x", kme.Simulator(noisy, mean), obs=x)
 
     Args:
         model: The model. Its latents keep their constraints; deterministic sites come out too.
