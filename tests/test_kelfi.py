@@ -211,7 +211,7 @@ def test_float32_session():
 def test_draws_along_a_plate_multiply_their_densities():
     """Five draws: the exact posterior of the product, which is much narrower than that of one."""
     x = np.array([[0.9], [0.3], [1.4], [0.8], [0.6]])
-    engine = kme.KELFI(iid, num_simulations=200, progress_bar=False)
+    engine = kme.KELFI(iid, num_simulations=120, progress_bar=False)
     engine.run(jax.random.key(0), x=x)
     precision = 1 + 5 / NOISE**2
     draws = engine.get_samples()["theta"]

@@ -99,13 +99,13 @@ def test_a_second_run_on_new_data_does_not_compile_again(engine):
 
 
 def test_likelihood_and_transport_are_pulled_by_outliers_as_published():
-    likelihood = PosteriorBootstrap(density, NegativeLogLikelihood(), num_samples=32, num_starts=32)
+    likelihood = PosteriorBootstrap(density, NegativeLogLikelihood(), num_samples=32, num_starts=16)
     likelihood.run(jax.random.key(0), X)
     weights_mean = likelihood.get_samples()["mean"]
     assert abs(weights_mean.mean() - X.mean()) < 5 * X.std() / np.sqrt(200 * 32) + 0.1
     np.testing.assert_allclose(likelihood.point_estimate["mean"], X.mean(), rtol=1e-5)
     np.testing.assert_allclose(likelihood.point_estimate["scale"], X.std(), rtol=1e-5)
-    transport = PosteriorBootstrap(model, Wasserstein(), num_samples=16, num_nodes=128, num_starts=32)
+    transport = PosteriorBootstrap(model, Wasserstein(), num_samples=8, num_nodes=128, num_starts=16)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         transport.run(jax.random.key(0), X)
@@ -146,8 +146,8 @@ def test_a_prior_guess_may_be_the_models_own_prior_predictive(simulator):
 
 
 def test_the_prior_guess_reaches_the_fit(engine):
-    settings = dict(num_samples=16, num_nodes=128, num_starts=32, concentration=200.0, centering="prior predictive")
-    pulled = PosteriorBootstrap(own_guess(DECLARED), MMD(Gaussian(1.0)), **settings)
+    settings = dict(num_samples=8, num_nodes=128, num_starts=16, concentration=200.0, truncation=200)
+    pulled = PosteriorBootstrap(own_guess(DECLARED), MMD(Gaussian(1.0)), centering="prior predictive", **settings)
     pulled.run(jax.random.key(0), X)
     assert pulled.get_samples()["mean"].mean() > engine.get_samples()["mean"].mean() + 0.5
 
@@ -174,9 +174,9 @@ def test_robust_regression_compares_joint_laws():
     engine = PosteriorBootstrap(
         regression,
         MMD(Gaussian(0.5), covariate_kernel=Gaussian(0.5)),
-        num_samples=16,
+        num_samples=8,
         num_nodes=480,
-        num_starts=64,
+        num_starts=32,
         covariates="c",
     )
     engine.run(jax.random.key(0), c=c, y=y)
@@ -199,7 +199,7 @@ def poisson(x):
 
 def test_black_box_counts_use_differences_and_say_so():
     x = np.random.default_rng(3).poisson(3.0, 60)
-    engine = PosteriorBootstrap(poisson, MMD(Gaussian(1.5)), num_samples=8, num_nodes=64, num_starts=8)
+    engine = PosteriorBootstrap(poisson, MMD(Gaussian(1.5)), num_samples=4, num_nodes=64, num_starts=4)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         engine.run(jax.random.key(0), x)

@@ -122,9 +122,9 @@ def standard_normal(key):
 
 def test_any_estimated_density_can_be_sampled_with_either_kind_of_chain():
     kernel = PseudoMarginal(estimated)
-    _, samples = run(kernel, 2.0, 1.0, num_samples=6000)
+    _, samples = run(kernel, 2.0, 1.0, num_samples=3000)
     assert max(standard_errors(samples, ((1.0, np.sqrt(0.5)), (0.0, 0.0)))) < 4.0
-    mcmc = MCMC(PseudoMarginal(estimated), num_warmup=500, num_samples=3000, progress_bar=False)
+    mcmc = MCMC(PseudoMarginal(estimated), num_warmup=500, num_samples=2000, progress_bar=False)
     mcmc.run(random.key(1), 2.0, 1.0)
     one = np.asarray(mcmc.get_samples()["mean"])[None]
     assert max(standard_errors(one, ((1.0, np.sqrt(0.5)), (0.0, 0.0)))) < 4.0
@@ -133,7 +133,7 @@ def test_any_estimated_density_can_be_sampled_with_either_kind_of_chain():
 def test_noise_renewed_in_blocks_gives_the_exact_posterior_where_all_of_it_would_make_the_chain_stick():
     sizes = {}
     for blocks in (1, 16):
-        mcmc, samples = run(PseudoMarginal(estimated, blocks=blocks), 2.0, 3.0, num_samples=6000)
+        mcmc, samples = run(PseudoMarginal(estimated, blocks=blocks), 2.0, 3.0, num_samples=4000)
         sizes[blocks] = effective_sample_size(samples)
     assert max(standard_errors(samples, ((1.0, np.sqrt(0.5)), (0.0, 0.0)))) < 4.0
     assert sizes[16] > 10 * sizes[1]

@@ -58,12 +58,14 @@ def test_every_simulation_is_kept_and_its_origin_told(rounds):
     assert idata["proposal_predictive"]["x"].shape == (1, 40, 1)
 
 
+@pytest.mark.slow
 def test_one_round_is_a_run_without_rounds():
     whole, rounds = run(), run(num_rounds=1)
     np.testing.assert_array_equal(whole.get_samples()["theta"], rounds.get_samples()["theta"])
     assert "rounds" not in whole.info
 
 
+@pytest.mark.slow
 def test_rounds_stop_where_the_posterior_stays():
     stopped = run(num_rounds=3, tolerance=100.0)
     assert len(stopped.simulations) == 40 and "simulations 20, 20;" in stopped.info["rounds"]
@@ -78,9 +80,13 @@ def test_refining_adds_simulations_where_asked(rounds):
         rounds.refine(jax.random.key(5), {"wrong": np.zeros(3)})
 
 
-def test_from_variance_goes_where_the_surrogate_is_unsure():
+@pytest.mark.slow
+def test_rounds_by_the_variance_of_the_surrogate():
     engine = run(num_rounds=2, form=kme.KernelMeans(), proposal=kme.FromVariance())
     assert len(engine.simulations) == 60
+
+
+def test_from_variance_goes_where_the_surrogate_is_unsure():
     draws = {"theta": np.linspace(-1.0, 1.0, 400)}
     variance = lambda latents: np.square(latents["theta"]) ** 4  # noqa: E731
     chosen = kme.FromVariance(candidates=8).choose(jax.random.key(0), draws, {}, variance, 50)["theta"]
