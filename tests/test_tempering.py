@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from numpyro_kme.engines import _sampling
 from numpyro_kme.tempering import temper
 
 N = 2000
@@ -87,3 +88,5 @@ def test_a_likelihood_that_vanishes_everywhere_ends():
     particles = jax.random.normal(jax.random.key(0), (200, 2))
     found = temper(jax.random.key(1), standard_normal, half_space, jnp.array(50.0), particles)
     assert not np.isfinite(found.log_evidence)
+    with pytest.raises(ValueError, match="no mass at any of 200 draws from the prior"):
+        _sampling._drawn({}, np.zeros(200), found)
