@@ -1,6 +1,7 @@
 """What every engine shares: run first, then samples, a printed summary, and one ArviZ conversion."""
 
 import abc
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,7 +84,8 @@ class Engine(abc.ABC):
         """Print a table of the posterior with central mass `prob`, then what was learnt."""
         print_summary(self.get_samples(group_by_chain=True), prob=prob)
         for name, value in self.result.info.items():
-            print(f"{name:>28}: {_readable(value)}")
+            lines = textwrap.wrap(_readable(value), 90, break_long_words=False, break_on_hyphens=False)
+            print(f"{name:>28}: " + f"\n{'':30}".join(lines))
 
     def to_inference_data(self, *, coords: Mapping | None = None, dims: Mapping | None = None):
         """Convert to ArviZ: `InferenceData` under ArviZ 0.x, `DataTree` under 1.x.
