@@ -174,9 +174,9 @@ def test_robust_regression_compares_joint_laws():
     engine = PosteriorBootstrap(
         regression,
         MMD(Gaussian(0.5), covariate_kernel=Gaussian(0.5)),
-        num_samples=8,
+        num_samples=16,
         num_nodes=480,
-        num_starts=32,
+        num_starts=64,
         covariates="c",
     )
     engine.run(jax.random.key(0), c=c, y=y)
