@@ -34,10 +34,10 @@ gc.set_threshold(200_000, 20, 100)
 
 @pytest.fixture(autouse=True, scope="module")
 def bounded_memory():
-    """Let go of compiled programs between modules once they fill 2 GB; a whole run came to 6 GB for each worker."""
+    """Let go of compiled programs between modules once they fill 3 GB; a whole run came to 6 GB for each worker."""
     yield
     pages = Path("/proc/self/statm")
-    if pages.exists() and int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") > 2e9:
+    if pages.exists() and int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") > 3e9:
         jax.clear_caches()
         gc.collect()
 
