@@ -5,7 +5,8 @@ Policy: everything that is factorised on the host is factorised in float64, what
 A Cholesky factorisation that fails is NaN without an error in JAX, so every factor made here is checked.
 """
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
 from jax.typing import ArrayLike
+from threadpoolctl import threadpool_limits
 
 Array = jax.Array | np.ndarray
 """An array leaf of a fitted object: NumPy as it was learnt, JAX where it is traced."""
@@ -28,6 +30,28 @@ def float64() -> Iterator[None]:
     """
     with jax.enable_x64(True):
         yield
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Let NumPy's and SciPy's BLAS use one thread inside this block.
+
+    For loops over matrices of some hundred rows: the threads of OpenBLAS wait for each other by spinning, and two of them took
+    ten times as long as one (`benchmarks/residual_time.py`, OpenBLAS 0.3.31, two cores).
+    """
+    with threadpool_limits(limits=1, user_api="blas"):
+        yield
+
+
+def in_threads(function: Callable, items: Iterable) -> list:
+    """`[function(item) for item in items]` in float64 with as many threads as processors, for work that NumPy does."""
+
+    def run(item):
+        with float64():
+            return function(item)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(run, items))
 
 
 def on_host(function: Callable, *args):

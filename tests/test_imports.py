@@ -62,7 +62,7 @@ THIRD_PARTY = {
     "plots": {"numpy", "scipy", "matplotlib"},
     "_compat": {"jax", "numpyro", "numpy"},
     "_checks": {"jax", "numpy"},
-    "_linalg": {"jax", "numpy"},
+    "_linalg": {"jax", "numpy", "threadpoolctl"},
 }
 MATHEMATICS_MAY_USE = {"jax", "numpy", "scipy", "optax"}
 OTHERS_MAY_USE = MATHEMATICS_MAY_USE | {"numpyro", "tqdm"}

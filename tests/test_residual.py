@@ -5,10 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
+from threadpoolctl import threadpool_info, threadpool_limits
 
+from numpyro_kme.kernel_means import residual
 from numpyro_kme.kernel_means.objectives import Hyperparameters
 from numpyro_kme.kernel_means.published import KernelMeans
 from numpyro_kme.kernel_means.residual import ResidualKernelMeans
+from numpyro_kme.kernel_means.residual_density import learn_bandwidths
 from numpyro_kme.kernels.stationary import Gaussian
 
 FORM = ResidualKernelMeans()
@@ -267,3 +270,21 @@ def test_the_brief_version_keeps_the_digits_of_precise_statistics(rng):
 def test_number_of_centres_is_checked(centres):
     with pytest.raises((ValueError, TypeError), match="centres"):
         ResidualKernelMeans(centres=centres)
+
+
+def test_learning_uses_one_blas_thread_and_gives_the_others_back(monkeypatch):
+    threads = []
+
+    def spy(*args):
+        threads.append(blas_threads())
+        return learn_bandwidths(*args)
+
+    monkeypatch.setattr(residual, "learn_bandwidths", spy)
+    with threadpool_limits(limits=2, user_api="blas"):
+        FORM.fit(*linear_simulations(20, 0))
+        assert blas_threads() == {2}
+    assert threads == [{1}]
+
+
+def blas_threads():
+    return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}

@@ -12,7 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme.kernel_means.descent import descend
-from numpyro_kme.kernel_means.held_out import Ridge
+from numpyro_kme.kernel_means.held_out import Adjoint, Ridge
 from numpyro_kme.kernel_means.smoothness import JITTER
 from numpyro_kme.kernel_means.spread import robust_size
 from numpyro_kme.kernels.base import register
@@ -49,10 +49,10 @@ class Coupling:
         factor = (h * np.exp(self.others))[:, :, None] * change[:, None, :]
         return Ridge.of(factor.reshape(len(z), -1), np.full(len(z), np.exp(2.0 * self.noise) + JITTER))
 
-    def gradient(self, factor: np.ndarray, of_factor: np.ndarray, of_noise: np.ndarray) -> "Coupling":
-        """Chain rule: from derivatives by the columns, `(m, i (1 + D))`, and the noise variances, `(m,)`."""
-        amplitudes = np.einsum("jr,jr->r", of_factor, factor).reshape(len(self.others), -1)
-        own = 2.0 * np.exp(2.0 * self.noise) * of_noise.sum()
+    def gradient(self, derivatives: Adjoint) -> "Coupling":
+        """Chain rule: from derivatives by the columns and the noise variances."""
+        amplitudes = np.diagonal(derivatives.products).reshape(len(self.others), -1)
+        own = 2.0 * np.exp(2.0 * self.noise) * derivatives.of_noise.sum()
         return Coupling(amplitudes.sum(axis=1), amplitudes[:, 1:].sum(axis=0), own)
 
     def penalty(self, size: int) -> tuple[float, "Coupling"]:
@@ -126,7 +126,8 @@ def loss(
     squares = np.square(residual) / variance
     value = 0.5 * np.sum((DEGREES + 1.0) * np.log1p(squares / DEGREES) + np.log(variance))
     weight = (DEGREES + 1.0) / (DEGREES + squares)
-    of_factor, of_noise, _ = found.adjoint(weight * residual / variance, 0.5 * (1.0 - weight * squares) / variance)
+    nothing = np.zeros((found.ridge.factor.shape[1], 0))
+    derivatives = found.adjoint(weight * residual / variance, 0.5 * (1.0 - weight * squares) / variance, nothing)
     penalty, slope = coupling.penalty(size)
-    gradient = coupling.gradient(found.ridge.factor, of_factor, of_noise)
+    gradient = coupling.gradient(derivatives)
     return penalty + value, jax.tree.map(np.add, slope, gradient)

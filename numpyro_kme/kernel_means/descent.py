@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 
 from numpyro_kme import _linalg
 
-ENOUGH = 1e-5
+ENOUGH = 1e-4
 """Relative decrease of the value below which the search ends."""
 
 Tree = TypeVar("Tree")

@@ -2,14 +2,16 @@ r"""Ridge regression whose held-out predictions, and their derivatives, come in 
 
 With weights $\alpha = A^{-1} t$, leaving out simulation $j$ gives the residual $\alpha_j / (A^{-1})_{jj}$ with variance
 $1 / (A^{-1})_{jj}$, as a refit without it does. With fewer columns than simulations all goes through Woodbury's formula,
-$A^{-1} = N^{-1} - T T'$ with $T = N^{-1} F L'^{-1}$ and $L L' = I + F' N^{-1} F$: a few products of matrices of `m` by `r`.
+$A^{-1} = N^{-1/2} (I - T T') N^{-1/2}$ with $T = N^{-1/2} F L'^{-1}$ and $L L' = I + F' N^{-1} F$: a few products of matrices
+of `m` by `r`.
 """
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-from scipy.linalg import blas, lapack
+from scipy.linalg import lapack
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,8 @@ class Ridge(ABC):
         """`A^-1 b`, for `b` `(m,)` or `(m, k)`."""
 
     @abstractmethod
-    def sandwich(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """`A^-1 D A^-1 F`, `(m, r)`, and the diagonal of `A^-1 D A^-1`, `(m,)`, for `D = diag(weights)`."""
+    def sandwich(self, weights: np.ndarray, onto: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """For `B = A^-1 D A^-1` with `D = diag(weights)`: `B F P`, `F' B F` and the diagonal of `B`; `onto` is `P`, `(r, k)`."""
 
     def held_out(self, target: np.ndarray) -> "HeldOut":
         """Regress a target, `(m,)`."""
@@ -71,43 +73,62 @@ class HeldOut:
         """Of the columns of the factor, `(r,)`: predictions are `F @ coefficients`."""
         return self.alpha @ self.ridge.factor
 
-    def adjoint(self, of_residual: np.ndarray, of_variance: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Derivatives by the factor, `(m, r)`, the noise variances, `(m,)`, and the target, `(m,)`, from those by the predictions."""
-        variance = self.variance
+    def adjoint(self, of_residual: np.ndarray, of_variance: np.ndarray, onto: np.ndarray) -> "Adjoint":
+        """Derivatives by the factor, the noise variances and the target from those by the predictions; `onto` is `P`, `(r, k)`."""
+        variance, factor, coefficients = self.variance, self.ridge.factor, self.coefficients
         of_target = self.ridge.solve(of_residual * variance)
         weights = (of_residual * self.alpha + of_variance) * np.square(variance)
-        of_factor, of_noise = self.ridge.sandwich(weights)
-        of_factor = 2.0 * of_factor - np.outer(of_target, self.coefficients)
-        of_factor -= np.outer(self.alpha, of_target @ self.ridge.factor)
-        return of_factor, of_noise - of_target * self.alpha, of_target
+        of_columns, products, of_noise = self.ridge.sandwich(weights, onto)
+        other = of_target @ factor
+        of_columns = 2.0 * of_columns - np.outer(of_target, coefficients @ onto) - np.outer(self.alpha, other @ onto)
+        products = 2.0 * products - np.outer(other, coefficients) - np.outer(coefficients, other)
+        return Adjoint(of_columns, products, of_noise - of_target * self.alpha, of_target)
+
+
+class Adjoint(NamedTuple):
+    """Derivatives of a function of held-out predictions.
+
+    Attributes:
+        of_columns: `H P`, `(m, k)`, for the derivative `H` by the factor `F`, `(m, r)`.
+        products: `F' H`, `(r, r)`; its diagonal holds the derivatives by the logarithms of the columns' amplitudes.
+        of_noise: By the noise variances, `(m,)`.
+        of_target: By the target, `(m,)`.
+    """
+
+    of_columns: np.ndarray
+    products: np.ndarray
+    of_noise: np.ndarray
+    of_target: np.ndarray
 
 
 @dataclass(frozen=True)
 class _Narrow(Ridge):
-    """Few columns: `half` is `T`, `root` is `L`."""
+    """Few columns: `root` is the square root of the noise, `half` is `T`, `inverse` is `L^-1`."""
 
-    half: np.ndarray
     root: np.ndarray
+    half: np.ndarray
+    inverse: np.ndarray
 
     @classmethod
     def of(cls, factor, noise):
-        weighted = factor / noise[:, None]
-        root, failed = lapack.dpotrf(weighted.T @ factor + np.eye(factor.shape[1]), lower=1, overwrite_a=1)
-        if failed:
-            return cls(factor, noise, np.full(len(noise), np.nan), np.full_like(factor, np.nan), root)
-        half = blas.dtrsm(1.0, root, weighted, side=1, lower=1, trans_a=1)
-        return cls(factor, noise, 1.0 / noise - np.einsum("jr,jr->j", half, half), half, root)
+        root = np.sqrt(noise, out=np.full(len(noise), np.nan), where=noise > 0.0)
+        scaled = factor / root[:, None]
+        inverse = inverse_root(scaled.T @ scaled + np.eye(factor.shape[1]))
+        half = scaled @ inverse.T
+        return cls(factor, noise, (1.0 - _rows(half, half)) / noise, root, half, inverse)
 
     def solve(self, right):
-        return (right.T / self.noise).T - self.half @ (self.half.T @ right)
+        scaled = (right.T / self.root).T
+        return ((scaled - self.half @ (self.half.T @ scaled)).T / self.root).T
 
-    def sandwich(self, weights):
+    def sandwich(self, weights, onto):
         half, share = self.half, weights / self.noise
-        weighted = half * weights[:, None]
-        inner = half @ (half.T @ weighted)
-        diagonal = share / self.noise - 2.0 * share * np.einsum("jr,jr->j", half, half)
-        diagonal += np.einsum("jr,jr->j", inner, half)
-        return blas.dtrsm(1.0, self.root, weighted / self.noise[:, None] - inner, side=1, lower=1), diagonal
+        weighted = half * share[:, None]
+        middle = half.T @ weighted
+        inner = half @ middle
+        diagonal = (share - 2.0 * _rows(weighted, half) + _rows(inner, half)) / self.noise
+        columns = ((weighted - inner) / self.root[:, None]) @ (self.inverse @ onto)
+        return columns, self.inverse.T @ middle @ self.inverse, diagonal
 
 
 @dataclass(frozen=True)
@@ -118,23 +139,30 @@ class _Wide(Ridge):
 
     @classmethod
     def of(cls, factor, noise):
-        inverse = _inverse(factor @ factor.T + np.diag(noise))
+        root = inverse_root(factor @ factor.T + np.diag(noise))
+        inverse = root.T @ root
         return cls(factor, noise, np.diagonal(inverse), inverse)
 
     def solve(self, right):
         return self.inverse @ right
 
-    def sandwich(self, weights):
+    def sandwich(self, weights, onto):
         whole = (self.inverse * weights) @ self.inverse
-        return whole @ self.factor, np.diagonal(whole)
+        columns = whole @ self.factor
+        return columns @ onto, self.factor.T @ columns, np.diagonal(whole)
 
 
-def _inverse(matrix: np.ndarray) -> np.ndarray:
-    """Inverse of a symmetric positive definite matrix by its Cholesky factor; NaN where there is none."""
-    factor, failed = lapack.dpotrf(matrix.T, lower=1, clean=0)
-    if failed:
+def inverse_root(matrix: np.ndarray) -> np.ndarray:
+    """`L^-1` for the Cholesky factor `L` of a symmetric positive definite matrix; NaN where there is none.
+
+    Products with it take less time than triangular solves, and threads can take them at once.
+    """
+    try:
+        return lapack.dtrtri(np.linalg.cholesky(matrix), lower=1)[0]
+    except np.linalg.LinAlgError:
         return np.full_like(matrix, np.nan)
-    lower = np.tril(lapack.dpotri(factor, lower=1, overwrite_c=1)[0])
-    inverse = lower + lower.T
-    np.fill_diagonal(inverse, np.diagonal(lower))
-    return inverse
+
+
+def _rows(a, b):
+    """Inner products of rows."""
+    return np.einsum("jr,jr->j", a, b)

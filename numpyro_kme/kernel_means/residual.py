@@ -1,6 +1,7 @@
 r"""The residual kernel means likelihood: embed residuals, which simulations can lend each other, not the statistics."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -89,7 +90,7 @@ class ResidualKernelMeans(Form):
             f"The residual form needs at least {MIN_SIMULATIONS} simulations; got {len(z)}. Simulate more.",
         )
         _checks.finite("z", z)
-        with _linalg.float64():
+        with _linalg.float64(), _linalg.one_blas_thread():
             transform = StatisticsTransform.fit(x)
             return self._fit(z, x, transform)
 
@@ -98,8 +99,8 @@ class ResidualKernelMeans(Form):
         zero = -np.asarray(transform.centre) / transform.scale
         rows = np.random.default_rng(0).permutation(len(z))[: self.subset]
         at = Inputs.at(z, Inputs.spread(z[rows], self.centres).centres)
-        starts = start_locations(at[rows], scaled[rows], zero, self.warp)
-        fits = [_fit_statistic(self, at, column, rows, start) for column, start in zip(scaled.T, starts, strict=True)]
+        starts = start_locations(at.coarse[rows], scaled[rows], zero, self.warp)
+        fits = _linalg.in_threads(partial(_fit_statistic, self, at, rows), list(zip(scaled.T, starts, strict=True)))
         residuals = np.stack([fit.residuals for fit in fits], axis=1)
         if self.chain:
             chain, residuals = fit_chain(z, residuals, rows, self.steps // 2)
@@ -147,14 +148,15 @@ class _Fit:
         return self.regression.again(np.zeros(len(self.residuals)))
 
 
-def _fit_statistic(form: ResidualKernelMeans, at: Inputs, x, rows, location) -> _Fit:
-    """Learn on `rows`, twice, the second time with the noise that the first found; then fit all simulations so."""
+def _fit_statistic(form: ResidualKernelMeans, at: Inputs, rows, statistic) -> _Fit:
+    """Learn on `rows`, coarsely, and then with the noise found so and all centres; fit all simulations with the result."""
+    x, location = statistic
     spread = Spread.unknown(at.dim, len(at))
     noise = size = np.ones(len(rows))
-    for steps in (form.steps, form.steps // 2):
-        location = learn_location(location, at[rows], x[rows], noise, size, steps, form.warp)
-        residuals = location.fit(at[rows], x[rows], noise).held_out.residual
-        noise, size = _noise(form, at[rows], residuals, spread, 2, form.steps // 3)
+    for steps, inputs in ((form.steps, at.coarse[rows]), (form.steps // 2, at[rows])):
+        location = learn_location(location, inputs, x[rows], noise, size, steps, form.warp)
+        residuals = location.fit(inputs, x[rows], noise).held_out.residual
+        noise, size = _noise(form, inputs, residuals, spread, 2, form.steps // 3)
     noise = size = np.ones(len(x))
     for _ in range(2):
         found = location.fit(at, x, noise)

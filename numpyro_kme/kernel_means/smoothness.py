@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 from scipy import special
-from scipy.linalg import blas, lapack
 
-from numpyro_kme.kernel_means.held_out import HeldOut, Ridge
+from numpyro_kme.kernel_means.held_out import HeldOut, Ridge, inverse_root
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.kernels.base import register
 from numpyro_kme.low_rank import LowRank
@@ -66,6 +65,11 @@ class Inputs:
     def __getitem__(self, rows: np.ndarray) -> "Inputs":
         """Some of the simulations, with all centres."""
         return Inputs(self.z[rows], self.features[rows], self.centres)
+
+    @property
+    def coarse(self) -> "Inputs":
+        """With the first half of the centres: the best ones, as `spread` has them in that order."""
+        return replace(self, centres=self.centres[: (len(self.centres) + 1) // 2])
 
     @property
     def dim(self) -> int:
@@ -126,11 +130,9 @@ class Smoothness:
         Cost: `(m + r) r` exponentials and about `2 m r^2` operations for `r` centres.
         """
         near, among = self.bumps(at.z, at.centres), self.bumps(at.centres, at.centres)
-        root = lapack.dpotrf(among + RIDGE * np.eye(len(among)), lower=1)[0]
-        factor = np.empty((len(at), 1 + at.features.shape[1] + len(root)), order="F")
-        factor[:, 0] = INTERCEPT
-        factor[:, 1 : -len(root)] = at.features * np.exp(self.linear)
-        factor[:, -len(root) :] = blas.dtrsm(np.exp(self.bump), root, near, side=1, lower=1, trans_a=1)
+        root = np.exp(self.bump) * inverse_root(among + RIDGE * np.eye(len(among)))
+        constant = np.full((len(at), 1), INTERCEPT)
+        factor = np.concatenate([constant, at.features * np.exp(self.linear), near @ root.T], axis=1)
         ridge = Ridge.of(factor, np.exp(2.0 * self.noise) * noise + JITTER)
         return Regression(self, at, noise, near, among, root, ridge.held_out(target))
 
@@ -151,7 +153,7 @@ class Regression:
         noise: `(m,)`, in units of `exp(2 smoothness.noise)`.
         near: `g` at the simulations, `(m, r)`.
         among: `g` at the centres, `(r, r)`.
-        root: Cholesky factor of `G = among + RIDGE`, `(r, r)`.
+        root: `c L^-1` for the Cholesky factor `L` of `G = among + RIDGE`, `(r, r)`.
         held_out: By the columns: intercept, features, kernels.
     """
 
@@ -174,24 +176,22 @@ class Regression:
 
     def gradient(self, of_residual: np.ndarray, of_variance: np.ndarray) -> tuple[Smoothness, np.ndarray]:
         """Chain rule: from derivatives by held-out residuals and variances, `(m,)`, to hyperparameters and target, `(m,)`."""
-        of_factor, of_noise, of_target = self.held_out.adjoint(of_residual, of_variance)
-        factor, kernels, hyper = self.held_out.ridge.factor, len(self.root), self.smoothness
-        amplitudes = np.einsum("jr,jr->r", of_factor, factor)
-        half = blas.dtrsm(np.exp(hyper.bump), self.root, of_factor[:, -kernels:], side=1, lower=1)
-        unit = blas.dtrsm(np.exp(-hyper.bump), self.root, factor[:, -kernels:], side=1, lower=1)
-        of_near, of_among = half * self.near, -0.5 * (unit.T @ half) * self.among
-        centres = self.at.centres
+        kernels, hyper, centres = len(self.root), self.smoothness, self.at.centres
+        onto = np.concatenate([np.zeros((1 + self.at.features.shape[1], kernels)), self.root])
+        found = self.held_out.adjoint(of_residual, of_variance, onto)
+        amplitudes, own = np.diagonal(found.products), np.exp(2.0 * hyper.noise) * (found.of_noise @ self.noise)
+        inner = self.root.T @ found.products[-kernels:, -kernels:] @ self.root * np.exp(-2.0 * hyper.bump)
+        of_near, of_among = found.of_columns * self.near, -0.5 * inner * self.among
         squares = _squares(of_near, self.at.z, centres) + _squares(of_among, centres, centres)
         length = np.exp(-2.0 * hyper.length) * squares
-        own = 2.0 * np.exp(2.0 * hyper.noise) * (of_noise @ self.noise)
-        return Smoothness(amplitudes[1:-kernels], amplitudes[-kernels:].sum(), length, own), of_target
+        slope = Smoothness(amplitudes[1:-kernels], amplitudes[-kernels:].sum(), length, 2.0 * own)
+        return slope, found.of_target
 
     def weights(self) -> tuple[float, np.ndarray, np.ndarray]:
         """The fitted function: its intercept, and weights of the features, `(2 D,)`, and of the kernels, `(r,)`."""
         found, hyper = self.held_out.coefficients, self.smoothness
         kernels = len(self.root)
-        near = blas.dtrsv(self.root, found[-kernels:], lower=1, trans=1) * np.exp(hyper.bump)
-        return INTERCEPT * found[0], np.exp(hyper.linear) * found[1:-kernels], near
+        return INTERCEPT * found[0], np.exp(hyper.linear) * found[1:-kernels], found[-kernels:] @ self.root
 
 
 def _squares(weights, a, b):
