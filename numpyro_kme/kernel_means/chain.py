@@ -81,8 +81,10 @@ class Chain:
 
     def __call__(self, u: jax.Array, z: jax.Array) -> jax.Array:
         """Residuals `(n,)` at `z` `(D,)` to decorrelated ones; the log Jacobian is `-sum(log_size)`."""
-        coefficients = jnp.asarray(self.constant) + jnp.asarray(self.change) @ z
-        return (u - coefficients @ shortened(u, jnp)) * jnp.exp(-jnp.asarray(self.log_size))
+        coefficients = jnp.concatenate([jnp.asarray(self.constant)[:, :, None], jnp.asarray(self.change)], axis=2)
+        # under vmap one product of matrices, where a product for each point takes XLA longer than the whole density
+        before = jnp.outer(shortened(u, jnp), jnp.concatenate([jnp.ones(1, z.dtype), z])).ravel()
+        return (u - coefficients.reshape(len(u), -1) @ before) * jnp.exp(-jnp.asarray(self.log_size))
 
     @classmethod
     def identity(cls, n: int, dim: int) -> "Chain":

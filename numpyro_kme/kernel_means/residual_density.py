@@ -159,7 +159,8 @@ class ResidualDensity:
         """`log p(v | z)` for one residual vector `(n,)` and one point `(D,)`."""
         logs = log_kernels(v[None, :], jnp.asarray(self.residuals), jnp.asarray(self.eps), jnp.asarray(self.sizes))[0]
         weights = self._positive(z)
-        mixture = logsumexp(logs, b=weights) - jnp.log(jnp.sum(weights))
+        peak = jax.lax.stop_gradient(jnp.maximum(jnp.max(logs), jnp.finfo(logs.dtype).min))
+        mixture = peak + jnp.log(jnp.sum(jnp.exp(logs - peak) * weights)) - jnp.log(jnp.sum(weights))
         return jnp.logaddexp(jnp.log1p(-self.share) + mixture, jnp.log(self.share) + log_broad(v))
 
 
