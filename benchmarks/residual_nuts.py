@@ -16,7 +16,7 @@ import numpy as np
 import report
 from numpyro.diagnostics import summary
 from numpyro.infer import MCMC, NUTS
-from residual_time import DIM, SIMULATORS, model_of
+from residual_time import PARAMETERS, SIMULATORS, model_of
 
 import numpyro_kme as kme
 

@@ -1,10 +1,11 @@
-"""Seconds that the residual form takes to learn and to draw 1,000 samples: ten statistics, ten parameters.
+"""Seconds that the residual form takes to learn and to draw 1,000 samples, beside neural posterior estimation.
 
-    python benchmarks/residual_time.py [--simulations 300 1000] [--problems linear curved] [--repeats 2] [--neural]
+    python benchmarks/residual_time.py [--simulations 300 1000] [--problems linear curved ...] [--repeats 2] [--neural]
 
 Each row is one `KELFI.run` on other simulations than those before, and one `condition` on another observation. Seconds that JAX
 spent on tracing and compiling are given apart and taken off the others; the first call of each size has most of them. Two problems
-with normal priors: `linear`, where statistics are shifted normals, and `curved`, where locations bend and scales change.
+have ten statistics and ten parameters: `linear`, where statistics are shifted normals, and `curved`, where locations bend and scales
+change. Three are tasks of `sbi_tasks.py`. All have standard normal priors, of which uniform and log-normal parameters are functions.
 Simulating costs next to nothing. CPU seconds add up all threads.
 
 With --neural, neural posterior estimation by `sbi` (its defaults: a masked autoregressive flow, trained until it stops by itself)
@@ -27,11 +28,12 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import report
+from jax.scipy.special import ndtr
+from sbi_tasks import epidemic, mixture
+from sbi_tasks import linear as linear_task
 
 import numpyro_kme as kme
 from numpyro_kme.kernel_means.residual import ResidualKernelMeans
-
-DIM = 10
 
 
 def linear(rng_key, theta):
@@ -45,14 +47,30 @@ def curved(rng_key, theta):
     return theta + 0.4 * jnp.sin(2.0 * after) + 0.3 * jnp.exp(0.3 * after) * jax.random.normal(rng_key, theta.shape)
 
 
-SIMULATORS = {"linear": linear, "curved": curved}
+def sir(rng_key, z):
+    """The epidemic; both rates log-normal."""
+    return epidemic(rng_key, jnp.array([0.4, 0.125]) * jnp.exp(jnp.array([0.5, 0.2]) * z))
+
+
+def gaussian_mixture(rng_key, z):
+    """The mixture, around a uniform point of a square."""
+    return mixture(rng_key, 20.0 * ndtr(z) - 10.0)
+
+
+def gaussian_linear_uniform(rng_key, z):
+    """Shifted normals with uniform parameters."""
+    return linear_task(rng_key, 2.0 * ndtr(z) - 1.0)
+
+
+PARAMETERS = {linear: 10, curved: 10, gaussian_mixture: 2, sir: 2, gaussian_linear_uniform: 10}
+SIMULATORS = {simulator.__name__: simulator for simulator in PARAMETERS}
 
 
 def model_of(simulator):
     """Standard normal parameters and one simulator."""
 
     def model(x=None):
-        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([DIM]).to_event(1))
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([PARAMETERS[simulator]]).to_event(1))
         numpyro.sample("x", kme.Simulator(simulator, theta), obs=x)
 
     return model
@@ -99,7 +117,7 @@ def measure(problem, size, seed):
     """Seconds of one run and one `condition`; compilation apart."""
     rng_key = jax.random.key(seed)
     kelfi = kme.KELFI(model_of(SIMULATORS[problem]), size, num_samples=1000, form=Timed(), progress_bar=False)
-    theta = jax.random.normal(rng_key, (2, DIM))
+    theta = jax.random.normal(rng_key, (2, PARAMETERS[SIMULATORS[problem]]))
     first, second = (np.asarray(SIMULATORS[problem](rng_key, row), np.float64) for row in theta)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)

@@ -23,6 +23,7 @@ LogDensity = Callable[[Any, jax.Array], jax.Array]
 
 TARGET_ESS = 0.6
 MODE_JUMP = 0.1
+MOVES = 2
 JITTER = 3e-3
 SHORTEST_STEP = 1e-3
 """Least growth of the temperature, relative to itself, and its first step: steps of zero would never arrive."""
@@ -56,7 +57,7 @@ def temper(
     data: Any,
     particles: jax.Array,
     *,
-    num_moves: int = 10,
+    num_moves: int | None = None,
     num_final_rounds: int = 4,
 ) -> Tempered:
     """Turn draws from a prior into draws from the posterior.
@@ -68,13 +69,15 @@ def temper(
             every particle, the evidence is NaN.
         data: A pytree handed to both, so that a new observation does not compile again.
         particles: `(N, D)` independent draws from the prior; a few thousand for ten dimensions.
-        num_moves: Moves of every particle at each temperature.
+        num_moves: Moves of every particle at each temperature; `MOVES * D` when left out, at least 4. With half as many, standard
+            deviations of a curved posterior in ten dimensions came out 9 % too large.
         num_final_rounds: How many times as many moves follow at the posterior.
     Returns:
         `Tempered`.
     Cost: `N * num_moves * (num_temperatures + num_final_rounds)` evaluations of the two densities, batched over `N`.
     """
     dim = particles.shape[1]
+    num_moves = num_moves or max(4, MOVES * dim)
     step = partial(_differential_evolution, random_walk.build_rmh(), 2.38 / jnp.sqrt(2.0 * dim))
     kernel = inner_kernel_tuning.build_kernel(
         blackjax.adaptive_tempered_smc,
