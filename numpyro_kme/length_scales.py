@@ -60,17 +60,34 @@ def log_pseudo_likelihood(
     x, z = jnp.asarray(x), jnp.asarray(landmarks)
     n, q = x.shape[0], z.shape[0]
     difference = (z[None] - x[:, None]) / jnp.square(length_scale)
-    features = jnp.exp(-0.5 * jnp.sum(jnp.square(z[None] - x[:, None]), axis=-1) / jnp.square(length_scale))
+    log_features = -0.5 * jnp.sum(jnp.square(z[None] - x[:, None]), axis=-1) / jnp.square(length_scale)
+    features = jnp.exp(log_features)
     mean = jnp.mean(features, axis=0)
     covariance = n * smoothed_kernel(z, z, length_scale, reach) + jnp.square(noise) * jnp.eye(q)
     factor = jnp.linalg.cholesky(covariance)
     white = jax.scipy.linalg.solve_triangular(factor, jnp.sqrt(n * 1.0) * mean, lower=True)
     about_mean = -0.5 * white @ white - jnp.sum(jnp.log(jnp.diagonal(factor)))
     rest = -0.5 * jnp.sum(jnp.square(features - mean[None])) / jnp.square(noise) - (n - 1) * q * jnp.log(noise)
-    gradients = features[:, :, None] * difference
-    volumes = jnp.einsum("iqa,iqb->iab", gradients, gradients)
-    log_volume = 0.5 * jnp.sum(jnp.linalg.slogdet(volumes + 1e-300 * jnp.eye(x.shape[1])[None])[1])
+    log_volume = jnp.sum(jax.vmap(_log_volume)(log_features, difference))
     return about_mean + rest + log_volume - 0.5 * n * q * jnp.log(2.0 * jnp.pi)
+
+
+def _log_volume(logs, rows):
+    """`log det(J'J) / 2` for `J` with rows `e^logs * rows`, `(q,)` and `(q, D)`.
+
+    By elimination with complete pivoting, with the factors `e^logs` kept apart: they differ by many powers of ten, and
+    the nearest landmark alone gives a matrix `J'J` of rank one in which rounding drowns all others.
+    """
+    lower, total = [], jnp.zeros((), rows.dtype)
+    for _ in range(rows.shape[1]):
+        sizes = jax.lax.stop_gradient(logs[:, None] + jnp.log(jnp.abs(rows)))
+        row, column = jnp.divmod(jnp.argmax(sizes), rows.shape[1])
+        ratio = rows[:, column] / rows[row, column]
+        total += logs[row] + jnp.log(jnp.abs(rows[row, column]))
+        lower.append(jnp.exp(jnp.minimum(logs - logs[row], 80.0)) * ratio)
+        rows = (rows - ratio[:, None] * rows[row][None]).at[:, column].set(0.0).at[row].set(0.0)
+    lower = jnp.stack(lower)
+    return total + 0.5 * jnp.linalg.slogdet(lower @ lower.T)[1]
 
 
 class LearntLengthScale(NamedTuple):
