@@ -18,6 +18,8 @@ from numpyro_kme.kernels.stationary import Gaussian
 LANDMARKS = 50
 REGULARISATIONS = 10.0 ** np.arange(-9.0, 1.0)
 """Of kernel ridge regressions whose error is compared."""
+FAILED = 1e12
+"""Stands for a loss that is not finite."""
 STARTS = (0.02, 0.1, 0.5, 0.95)
 """Starts of the length scale, as shares of the median heuristic."""
 
@@ -129,6 +131,7 @@ def learn_length_scale(
     _checks.require(bool(np.ptp(table, axis=0).all()), "`x` has a constant column; leave it out.")
     reach = float(np.sqrt(np.mean(np.sum(np.square(table), axis=1)))) if reach is None else reach
     _checks.positive("reach", reach)
+    _checks.whole("num_landmarks", num_landmarks, 1)
     landmarks = spread_out(rng_key, table, max(num_landmarks, table.shape[1]))
     median = float(median_heuristic(table))
     found = []
@@ -137,13 +140,19 @@ def learn_length_scale(
         def loss(at):
             value, slope = _loss(at, table, landmarks, reach)
             value, slope = float(value), np.asarray(slope)
-            return (value, slope) if np.isfinite(value) and np.isfinite(slope).all() else (1e12, np.zeros(2))
+            return (value, slope) if np.isfinite(value) and np.isfinite(slope).all() else (FAILED, np.zeros(2))
 
         bounds = [tuple(np.log(median) + np.log([1e-3, 1.0])), (np.log(1e-2), np.log(10.0))]
         for share in STARTS:
             start = np.array([np.log(share * median), np.log(0.3)])
             found.append(minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds))
     best = min(found, key=lambda result: result.fun)
+    _checks.require(
+        best.fun < FAILED,
+        f"The pseudo-likelihood is not finite at length scales {', '.join(f'{share * median:.3g}' for share in STARTS)}: are there "
+        f"enough different points among the {len(table)}, more than columns?",
+        np.linalg.LinAlgError,
+    )
     candidates = np.array([[np.exp(result.x[0]), -result.fun] for result in found])
     return LearntLengthScale(float(np.exp(best.x[0])), float(np.exp(best.x[1])), float(-best.fun), candidates)
 
@@ -289,6 +298,7 @@ def ridges(gram: np.ndarray, targets: np.ndarray, regularisations: ArrayLike):
     values, vectors = np.linalg.eigh(gram)
     rotated = vectors.T @ targets
     for lam in np.asarray(regularisations):
+        _linalg.require_resolved(len(gram) * lam, float(np.trace(gram)), "K + c I")
         inverse = 1.0 / (np.maximum(values, 0.0) + len(gram) * lam)
         coefficients = vectors @ (inverse[:, None] * rotated)
         diagonal = np.square(vectors) @ inverse

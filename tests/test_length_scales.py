@@ -137,6 +137,14 @@ def test_kernel_learning_as_a_model(rng):
     np.testing.assert_allclose(trace["log_length_scale"]["fn"].high, np.log(median), rtol=1e-12)
 
 
+def test_too_few_different_points_are_said():
+    two = np.repeat([[0.0, 0.0], [1.0, 1.0]], 5, axis=0)
+    with pytest.raises(
+        np.linalg.LinAlgError, match=r"not finite at length scales .*: are there enough different points"
+    ):
+        learn_length_scale(jax.random.key(0), two)
+
+
 @pytest.mark.parametrize(
     "x, sentence",
     [(np.ones((5, 2)), "constant column"), (np.full((5, 1), np.nan), "finite"), (np.ones((1, 2)), "at least 2")],

@@ -82,6 +82,13 @@ def test_synthetic_likelihood_by_scipy(rng):
     density = jax.jit(lambda a: kme.SyntheticLikelihood(pair, a, -0.2).log_prob(y[0]))
     ends = [density(0.3 + step) for step in (-1e-5, 1e-5)]
     np.testing.assert_allclose(jax.grad(density)(0.3), (ends[1] - ends[0]) / 2e-5, rtol=1e-5)
+    keys = jax.random.split(jax.random.key(3), 5)
+    drawn = np.concatenate([kme.Simulator(pair, 0.3, -0.2).sample(key, (10,)) for key in keys])
+    expected = stats.multivariate_normal(drawn.mean(0), np.cov(drawn.T)).logpdf(y)
+    in_parts = kme.SyntheticLikelihood(pair, 0.3, -0.2, num_simulations=50, rng_key=keys)
+    np.testing.assert_allclose(in_parts.log_prob(y), expected, rtol=1e-8)
+    with pytest.raises(ValueError, match="a multiple of the number of blocks; got 49 simulations and 5 blocks"):
+        kme.SyntheticLikelihood(pair, 0.3, -0.2, num_simulations=49, rng_key=keys)
     with pytest.raises(ValueError, match="must exceed 4"):
         kme.SyntheticLikelihood(pair, 0.3, -0.2, num_simulations=4)
 

@@ -65,8 +65,9 @@ class K2ABC(WeightedEngine):
         )
         if epsilon is not None:
             _checks.positive("epsilon", epsilon)
-        self.estimator, self.epsilon = estimator, epsilon
         self.length_scale = checked_rule(estimator, length_scale, "estimator")
+        _checks.instance("estimator", estimator, Estimator | None, "Quadratic(kernel), LinearTime(kernel) or a Fourier")
+        self.estimator, self.epsilon = estimator, epsilon
 
     def _fit(self, rng_key, bank):
         self._sets = bank.as_data_sets(bank.x)

@@ -99,6 +99,9 @@ class KernelBayes(WeightedEngine):
             prior is None or num_prior_draws is None,
             "Give `prior` or `num_prior_draws`, not both: draws are given by `prior`.",
         )
+        _checks.instance(
+            "prior", prior, Mapping | None, 'draws {site: (n, *shape)} with their "weight", as from get_weights()'
+        )
         self.kernel, self.length_scale = kernel, checked_rule(kernel, length_scale)
         self.parameter_kernel, self.prior = parameter_kernel, prior
         self.regularisation, self.delta, self.tolerance = regularisation, delta, tolerance
@@ -148,7 +151,7 @@ class KernelBayes(WeightedEngine):
     def weights(self, observations: Any) -> np.ndarray:
         """Signed weights of the simulations at many observations `(s, *event)`, `(s, m)`, as they are, from one factorisation."""
         _ = self.result
-        return self._solve(np.stack([self._bank.point(y) for y in np.asarray(observations)]))
+        return self._solve(self._bank.points(observations))
 
     def _weigh(self, bank, y):
         weights = self._solve(y[None])[0]
