@@ -44,6 +44,21 @@ def test_recursive_abc_leaves_the_prior_behind():
     np.testing.assert_array_equal(engine.get_samples()["theta"], draws)
 
 
+@pytest.mark.parametrize(
+    "x, settings, sentence",
+    [
+        (60.0, {}, "the weights of all 50 simulations are zero"),
+        (6.0, {}, r"the 50 points of an iteration have come together in 1\.\d places"),
+        (0.8, {"kernel": "gaussian"}, "`kernel` must be a kernel, such as Gaussian"),
+        (0.8, {"num_iterations": 2.5}, "`num_iterations` must be a whole number; got 2.5"),
+    ],
+)
+def test_recursive_abc_far_from_the_prior_is_said(x, settings, sentence):
+    with pytest.raises((RuntimeError, TypeError), match=sentence):
+        engine = kme.KernelRecursiveABC(conjugate, 50, **({"num_iterations": 3} | settings))
+        engine.run(KEY, x=np.array([x]))
+
+
 def test_simulate_at_has_the_keys_of_simulate():
     problem = kme.Problem.read(conjugate, x=X)
     bank = kme.simulate(KEY, problem, 30, progress_bar=False)

@@ -65,9 +65,9 @@ class K2ABC(WeightedEngine):
         )
         if epsilon is not None:
             _checks.positive("epsilon", epsilon)
-        self.length_scale = checked_rule(estimator, length_scale, "estimator")
-        _checks.instance("estimator", estimator, Estimator | None, "Quadratic(kernel), LinearTime(kernel) or a Fourier")
         self.estimator, self.epsilon = estimator, epsilon
+        what = "an estimator of the MMD: Quadratic(kernel), LinearTime(kernel) or a Fourier"
+        self.length_scale = checked_rule(estimator, length_scale, "estimator", Estimator, what)
 
     def _fit(self, rng_key, bank):
         self._sets = bank.as_data_sets(bank.x)

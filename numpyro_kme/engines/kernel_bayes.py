@@ -87,9 +87,10 @@ class KernelBayes(WeightedEngine):
             if value is not None:
                 _checks.positive(name, value)
         _checks.positive("tolerance", tolerance)
-        _checks.require(
-            num_prior_draws is None or num_prior_draws >= 2,
-            f"`num_prior_draws` must be at least 2; got {num_prior_draws}.",
+        if num_prior_draws is not None:
+            _checks.whole("num_prior_draws", num_prior_draws, 2)
+        _checks.instance(
+            "parameter_kernel", parameter_kernel, Kernel | None, "a kernel, such as Gaussian(length_scale)"
         )
         _checks.require(
             num_folds is None or (regularisation is None and delta is None),

@@ -59,6 +59,8 @@ class RejectionABC(WeightedEngine):
             on_failure=on_failure,
             progress_bar=progress_bar,
         )
+        for name, value in {"quantile": quantile, "threshold": threshold}.items():
+            _checks.real(name, value)
         _checks.require(quantile is None or threshold is None, "Give `quantile` or `threshold`, not both.")
         _checks.require(quantile is None or 0 < quantile < 1, f"`quantile` must lie between 0 and 1; got {quantile}.")
         _checks.require(
