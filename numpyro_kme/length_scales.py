@@ -120,8 +120,8 @@ def learn_length_scale(
     Args:
         rng_key: Chooses the landmarks among the data.
         x: `(n, D)`.
-        num_landmarks: How many, spread out by farthest-point sampling. The more there are, the shorter the length scale: about the
-            distance from a point to its nearest landmark.
+        num_landmarks: How many, spread out by farthest-point sampling. The more there are, the shorter the length scale that is
+            learnt (`benchmarks/kernel_learning.py`).
         reach: `eta`; the root mean squared distance from the mean when left out.
     References: Flaxman et al. (2016), UAI.
     """
