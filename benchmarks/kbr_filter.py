@@ -226,12 +226,12 @@ def render(rotations, colours):
 
 
 def quaternions(rotations):
-    """Unit quaternions without jumps of sign along the path, `(n, 4)`."""
+    """Unit quaternions `(n, 4)` with a real part of 0 or more: after a full turn one without jumps has the other sign, which a frame
+    does not show."""
     from scipy.spatial.transform import Rotation
 
     found = Rotation.from_matrix(rotations).as_quat()
-    flips = np.where(np.sum(found[1:] * found[:-1], axis=1) < 0, -1.0, 1.0)
-    return found * np.concatenate([[1.0], np.cumprod(flips)])[:, None]
+    return found * np.where(found[:, 3:] < 0, -1.0, 1.0)
 
 
 def linear_kalman(states, frames, seen, components):

@@ -20,7 +20,13 @@ from numpyro_kme.filtering import KernelBayesFilter
 from numpyro_kme.from_noise import FromNoise
 from numpyro_kme.herding import herd
 from numpyro_kme.hypothesis_tests import PermutationTest, hsic, hsic_test, mmd_test
-from numpyro_kme.kernel_bayes import KernelBayesRule, kernel_sum_rule, pre_image
+from numpyro_kme.kernel_bayes import (
+    KernelBayesRule,
+    conditional_embedding,
+    kernel_bayes_rule,
+    kernel_sum_rule,
+    pre_image,
+)
 from numpyro_kme.kernel_learning import length_scale_model
 from numpyro_kme.kernel_means.distribution import FittedLikelihood, KernelMeansLikelihood, fit_likelihood
 from numpyro_kme.kernel_means.learning import Learner
@@ -124,6 +130,7 @@ __all__ = [
     "choose_by_halves",
     "choose_by_prediction",
     "cite",
+    "conditional_embedding",
     "diagnostics",
     "estimate_spread",
     "fit_likelihood",
@@ -132,6 +139,7 @@ __all__ = [
     "hsic",
     "hsic_test",
     "kernel_bayes_candidates",
+    "kernel_bayes_rule",
     "kernel_sum_rule",
     "kernels",
     "learn_length_scale",

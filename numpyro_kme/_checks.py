@@ -42,6 +42,7 @@ def require(condition: bool, sentence: str, error: type[Exception] = ValueError)
 def positive(name: str, value: Any) -> None:
     """Require every entry of a concrete `value` to be positive and finite."""
     if is_concrete(value):
+        real(name, value)
         array = np.asarray(value)
         require(
             bool(np.all(np.isfinite(array) & (array > 0))),

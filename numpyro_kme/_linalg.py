@@ -17,6 +17,8 @@ from jax.custom_batching import custom_vmap
 from jax.typing import ArrayLike
 from threadpoolctl import threadpool_limits
 
+from numpyro_kme import _checks
+
 Array = jax.Array | np.ndarray
 """An array leaf of a fitted object: NumPy as it was learnt, JAX where it is traced."""
 
@@ -181,6 +183,21 @@ def cholesky(matrix: ArrayLike, what: str) -> np.ndarray:
             "Increase the regularisation, or remove duplicated points."
         )
     return factor
+
+
+def require_resolved(added: float, trace: float, what: str) -> None:
+    """Require that float64 sees what regularisation adds beside a positive semi-definite matrix of this trace.
+
+    Raises:
+        numpy.linalg.LinAlgError: If it does not: the solve would be rounding, blown up.
+    """
+    least = np.finfo(np.float64).eps * trace
+    _checks.require(
+        bool(added > least),
+        f"{what} cannot be solved: with c = {added:.3g}, number of points times regularisation, it is singular to working "
+        f"precision ({least:.3g}). Increase the regularisation.",
+        np.linalg.LinAlgError,
+    )
 
 
 def cho_solve(factor: ArrayLike, b: ArrayLike) -> jax.Array:

@@ -103,13 +103,14 @@ class KernelBayesFilter:
             jax.tree.map(lambda a, part=part: np.asarray(a)[part], states) for part in (slice(-1), slice(-1, None))
         )
         following = np.concatenate([v[1:], of_states.features(last)])
-        inner = np.linalg.inv(v.T @ v + len(v) * regularisation * np.eye(of_states.rank))
+        inner = np.linalg.inv(low_rank.inner(v, len(v) * regularisation))
         both = np.array([regularisation, delta])
         return cls(of_states.kernel, before, v @ inner, following.T @ v @ inner, v, following, of_observations, both)
 
     def predict(self, weights: np.ndarray) -> np.ndarray:
-        """Weights of the law one step later, without an observation, `(T,)`. Cost: `T r`."""
-        return np.asarray(self.left) @ (np.asarray(self.transition) @ (np.asarray(self.features).T @ weights))
+        """Weights of the law one step later, without an observation, `(T,)` or for many laws `(S, T)`. Cost: `T r` each."""
+        weights = self._weights(weights)
+        return weights @ np.asarray(self.features) @ np.asarray(self.transition).T @ np.asarray(self.left).T
 
     def filter(self, observations: Points, *, normalise: bool = False) -> np.ndarray:
         """Weights of the law of each state given the observations up to then, `(S, T)`. Cost: `S T r^2`.
@@ -122,6 +123,7 @@ class KernelBayesFilter:
             FloatingPointError: If all weights are zero at some time, because an observation is far from all that were learnt
                 from.
         """
+        _checks.sound("observations", observations)
         features = self.observations.features(observations)
         factor = np.asarray(self.observations.values)
         epsilon, delta = np.asarray(self.regularisation)
@@ -137,6 +139,7 @@ class KernelBayesFilter:
         Backwards, kernel Bayes' rule with `(X_i, X_{i+1})` as the joint sample and the filtered law at `t` as the prior, applied
         to the smoothed law at `t + 1`. Cost: `S T r^2`.
         """
+        filtered = self._weights(filtered, laws=True)
         v = np.asarray(self.features)
         following = np.asarray(self.following)
         _, delta = np.asarray(self.regularisation)
@@ -147,15 +150,28 @@ class KernelBayesFilter:
         return _some_weight(np.stack(found[::-1]))
 
     def means(self, weights: np.ndarray) -> np.ndarray:
-        """Means of the state `(S, *point)` under weights `(S, T)`, normalised to a sum of one."""
-        return np.tensordot(weights / weights.sum(axis=1, keepdims=True), np.asarray(self.states), axes=1)
+        """Means of the state `(S, *point)` under weights `(S, T)`, normalised to a sum of one; of one law `(T,)`, `(*point)`."""
+        weights = self._weights(weights)
+        return np.tensordot(weights / weights.sum(axis=-1, keepdims=True), np.asarray(self.states), axes=1)
 
     def modes(self, weights: np.ndarray) -> np.ndarray:
-        """Modes of the law of the state `(S, *point)` under weights `(S, T)`: the `pre_image` of each row.
+        """Modes of the law of the state `(S, *point)` under weights `(S, T)`: the `pre_image` of each row, or of one law `(T,)`.
 
         For states with a Gaussian kernel or one on rotations; the modes are rotations then, which `means` are not.
         """
-        return np.stack([pre_image(MeanEmbedding(self.kernel, self.states, row)) for row in weights])
+        weights = self._weights(weights)
+        found = [pre_image(MeanEmbedding(self.kernel, self.states, row)) for row in np.atleast_2d(weights)]
+        return np.stack(found) if weights.ndim == 2 else found[0]
+
+    def _weights(self, weights, laws: bool = False) -> np.ndarray:
+        weights, size = np.asarray(weights), len(self.features)
+        _checks.require(
+            weights.shape[-1:] == (size,) and weights.ndim in ((2,) if laws else (1, 2)),
+            f"Weights must have shape {'' if laws else f'({size},) or '}(times, {size}), one for each state of the training path but "
+            f"the last; got {weights.shape}.",
+        )
+        _checks.sound("weights", weights)
+        return weights
 
 
 def _some_weight(weights: np.ndarray) -> np.ndarray:

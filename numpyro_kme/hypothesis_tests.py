@@ -45,6 +45,10 @@ def mmd_test(
     _require_permutations(num_permutations)
     _checks.sound("x", x)
     _checks.sound("y", y)
+    shapes = [[np.shape(leaf)[1:] for leaf in jax.tree.leaves(sample)] for sample in (x, y)]
+    _checks.require(
+        shapes[0] == shapes[1], f"Points of `x` and `y` must have one shape; got {shapes[0]} and {shapes[1]}."
+    )
     joint = jax.tree.map(lambda a, b: np.concatenate([np.asarray(a), np.asarray(b)]), x, y)
     with _linalg.float64():
         first = jnp.concatenate([jnp.ones(n), jnp.zeros(m)])

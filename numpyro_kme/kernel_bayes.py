@@ -45,6 +45,63 @@ def kernel_sum_rule(
     return MeanEmbedding(kernel_y, y, low_rank.ridge(factor.values, n * regularisation, _values(prior, x)))
 
 
+def conditional_embedding(
+    x: Points,
+    y: Points,
+    kernel_x: Kernel,
+    kernel_y: Kernel,
+    observed: Points,
+    regularisation: float,
+    *,
+    tolerance: float = low_rank.TOLERANCE,
+) -> MeanEmbedding:
+    r"""Embed the law of `X` given `Y = y`: $\sum_i v_i k_X(\cdot, X_i)$, $v = (G_Y + n \varepsilon I)^{-1} k_Y(y)$.
+
+    For many observations and no embeddings, `ConditionalMeanEmbedding` factorises once.
+
+    Args:
+        x, y: Joint sample, `n` points each.
+        kernel_x: Kernel of the result.
+        kernel_y: Kernel on observations.
+        observed: `y`, one point with a leading axis.
+        regularisation: `eps`; .01 / sqrt(n) in the experiments of the paper.
+        tolerance: Of the low-rank factor of `G_Y`.
+    References: Song et al. (2009), ICML.
+    """
+    n = _joint(x, y)
+    _checks.positive("regularisation", regularisation)
+    factor = LowRank.fit(kernel_y, y, tolerance=tolerance)
+    values = np.asarray(factor.values) @ factor.features(_one(observed))[0]
+    return MeanEmbedding(kernel_x, x, low_rank.ridge(factor.values, n * regularisation, values))
+
+
+def kernel_bayes_rule(
+    prior: MeanEmbedding,
+    x: Points,
+    y: Points,
+    kernel_y: Kernel,
+    observed: Points,
+    regularisation: float,
+    *,
+    delta: float | None = None,
+    tolerance: float = low_rank.TOLERANCE,
+) -> MeanEmbedding:
+    r"""Embed the posterior of `X` given `Y = y` under a prior of its own: $\sum_i \rho_i k_X(\cdot, X_i)$.
+
+    `KernelBayesRule.fit(...).posterior(observed)`; that class serves many observations from one factorisation.
+
+    Args:
+        prior: $\sum_j \gamma_j k_X(\cdot, U_j)$; weights of any sign.
+        x, y: Joint sample, `n` points each, from any prior.
+        kernel_y: Kernel on observations.
+        observed: `y`, one point with a leading axis.
+        regularisation, delta, tolerance: As in `KernelBayesRule.fit`.
+    References: Fukumizu, Song & Gretton (2013), JMLR 14, section 4.
+    """
+    rule = KernelBayesRule.fit(x, y, kernel_y, prior, regularisation, delta=delta, tolerance=tolerance)
+    return rule.posterior(observed)
+
+
 @register
 class KernelBayesRule:
     r"""The kernel Bayes' rule: posterior embeddings $\sum_i \rho_i k_X(\cdot, X_i)$, $\rho = R\, k_Y(y)$, for any `y`.
@@ -110,14 +167,12 @@ class KernelBayesRule:
 
     def weights(self, y: Points) -> np.ndarray:
         """Weights `rho` at many observations, `(s, n)`. Cost: `s n r`."""
+        _checks.sound("y", y)
         return self.right.features(y) @ np.asarray(self.left).T
 
     def posterior(self, y: Points) -> MeanEmbedding:
         """Embedding of the posterior at one observation, a bank of one point."""
-        _checks.require(
-            num_points(y) == 1, f"`y` must hold one observation, with a leading axis; it holds {num_points(y)}."
-        )
-        return MeanEmbedding(self.kernel_x, self.x, self.weights(y)[0])
+        return MeanEmbedding(self.kernel_x, self.x, self.weights(_one(y))[0])
 
 
 def update(mu: np.ndarray, factor: np.ndarray, delta: float) -> tuple[np.ndarray, float]:
@@ -185,6 +240,9 @@ def pre_image(embedding: MeanEmbedding, start: ArrayLike | None = None, *, max_s
     if start is None:
         start = points[int(np.argmax(_values(embedding, points)))]
     x = np.asarray(start, np.float64)
+    _checks.require(
+        x.shape == points.shape[1:], f"`start` must be one point of shape {points.shape[1:]}; got {x.shape}."
+    )
     value, near = height(x)
     for _ in range(max_steps):
         if not value > 0:
@@ -207,6 +265,14 @@ def pre_image(embedding: MeanEmbedding, start: ArrayLike | None = None, *, max_s
 def _values(embedding: MeanEmbedding, points: Points) -> np.ndarray:
     """The embedding at points, on the host in float64, `(n,)`."""
     return np.asarray(_linalg.on_host(MeanEmbedding.__call__, embedding, points))
+
+
+def _one(y: Points) -> Points:
+    _checks.require(
+        num_points(y) == 1, f"`y` must hold one observation, with a leading axis; it holds {num_points(y)}."
+    )
+    _checks.sound("y", y)
+    return y
 
 
 def _joint(x, y) -> int:

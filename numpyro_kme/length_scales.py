@@ -18,6 +18,8 @@ from numpyro_kme.kernels.stationary import Gaussian
 LANDMARKS = 50
 REGULARISATIONS = 10.0 ** np.arange(-9.0, 1.0)
 """Of kernel ridge regressions whose error is compared."""
+FAILED = 1e12
+"""Stands for a loss that is not finite."""
 STARTS = (0.02, 0.1, 0.5, 0.95)
 """Starts of the length scale, as shares of the median heuristic."""
 
@@ -60,17 +62,34 @@ def log_pseudo_likelihood(
     x, z = jnp.asarray(x), jnp.asarray(landmarks)
     n, q = x.shape[0], z.shape[0]
     difference = (z[None] - x[:, None]) / jnp.square(length_scale)
-    features = jnp.exp(-0.5 * jnp.sum(jnp.square(z[None] - x[:, None]), axis=-1) / jnp.square(length_scale))
+    log_features = -0.5 * jnp.sum(jnp.square(z[None] - x[:, None]), axis=-1) / jnp.square(length_scale)
+    features = jnp.exp(log_features)
     mean = jnp.mean(features, axis=0)
     covariance = n * smoothed_kernel(z, z, length_scale, reach) + jnp.square(noise) * jnp.eye(q)
     factor = jnp.linalg.cholesky(covariance)
     white = jax.scipy.linalg.solve_triangular(factor, jnp.sqrt(n * 1.0) * mean, lower=True)
     about_mean = -0.5 * white @ white - jnp.sum(jnp.log(jnp.diagonal(factor)))
     rest = -0.5 * jnp.sum(jnp.square(features - mean[None])) / jnp.square(noise) - (n - 1) * q * jnp.log(noise)
-    gradients = features[:, :, None] * difference
-    volumes = jnp.einsum("iqa,iqb->iab", gradients, gradients)
-    log_volume = 0.5 * jnp.sum(jnp.linalg.slogdet(volumes + 1e-300 * jnp.eye(x.shape[1])[None])[1])
+    log_volume = jnp.sum(jax.vmap(_log_volume)(log_features, difference))
     return about_mean + rest + log_volume - 0.5 * n * q * jnp.log(2.0 * jnp.pi)
+
+
+def _log_volume(logs, rows):
+    """`log det(J'J) / 2` for `J` with rows `e^logs * rows`, `(q,)` and `(q, D)`.
+
+    By elimination with complete pivoting, with the factors `e^logs` kept apart: they differ by many powers of ten, and
+    the nearest landmark alone gives a matrix `J'J` of rank one in which rounding drowns all others.
+    """
+    lower, total = [], jnp.zeros((), rows.dtype)
+    for _ in range(rows.shape[1]):
+        sizes = jax.lax.stop_gradient(logs[:, None] + jnp.log(jnp.abs(rows)))
+        row, column = jnp.divmod(jnp.argmax(sizes), rows.shape[1])
+        ratio = rows[:, column] / rows[row, column]
+        total += logs[row] + jnp.log(jnp.abs(rows[row, column]))
+        lower.append(jnp.exp(jnp.minimum(logs - logs[row], 80.0)) * ratio)
+        rows = (rows - ratio[:, None] * rows[row][None]).at[:, column].set(0.0).at[row].set(0.0)
+    lower = jnp.stack(lower)
+    return total + 0.5 * jnp.linalg.slogdet(lower @ lower.T)[1]
 
 
 class LearntLengthScale(NamedTuple):
@@ -101,7 +120,8 @@ def learn_length_scale(
     Args:
         rng_key: Chooses the landmarks among the data.
         x: `(n, D)`.
-        num_landmarks: How many, spread out by farthest-point sampling.
+        num_landmarks: How many, spread out by farthest-point sampling. The more there are, the shorter the length scale that is
+            learnt (`benchmarks/kernel_learning.py`).
         reach: `eta`; the root mean squared distance from the mean when left out.
     References: Flaxman et al. (2016), UAI.
     """
@@ -112,6 +132,7 @@ def learn_length_scale(
     _checks.require(bool(np.ptp(table, axis=0).all()), "`x` has a constant column; leave it out.")
     reach = float(np.sqrt(np.mean(np.sum(np.square(table), axis=1)))) if reach is None else reach
     _checks.positive("reach", reach)
+    _checks.whole("num_landmarks", num_landmarks, 1)
     landmarks = spread_out(rng_key, table, max(num_landmarks, table.shape[1]))
     median = float(median_heuristic(table))
     found = []
@@ -120,13 +141,19 @@ def learn_length_scale(
         def loss(at):
             value, slope = _loss(at, table, landmarks, reach)
             value, slope = float(value), np.asarray(slope)
-            return (value, slope) if np.isfinite(value) and np.isfinite(slope).all() else (1e12, np.zeros(2))
+            return (value, slope) if np.isfinite(value) and np.isfinite(slope).all() else (FAILED, np.zeros(2))
 
         bounds = [tuple(np.log(median) + np.log([1e-3, 1.0])), (np.log(1e-2), np.log(10.0))]
         for share in STARTS:
             start = np.array([np.log(share * median), np.log(0.3)])
             found.append(minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds))
     best = min(found, key=lambda result: result.fun)
+    _checks.require(
+        best.fun < FAILED,
+        f"The pseudo-likelihood is not finite at length scales {', '.join(f'{share * median:.3g}' for share in STARTS)}: are there "
+        f"enough different points among the {len(table)}, more than columns?",
+        np.linalg.LinAlgError,
+    )
     candidates = np.array([[np.exp(result.x[0]), -result.fun] for result in found])
     return LearntLengthScale(float(np.exp(best.x[0])), float(np.exp(best.x[1])), float(-best.fun), candidates)
 
@@ -272,6 +299,7 @@ def ridges(gram: np.ndarray, targets: np.ndarray, regularisations: ArrayLike):
     values, vectors = np.linalg.eigh(gram)
     rotated = vectors.T @ targets
     for lam in np.asarray(regularisations):
+        _linalg.require_resolved(len(gram) * lam, float(np.trace(gram)), "K + c I")
         inverse = 1.0 / (np.maximum(values, 0.0) + len(gram) * lam)
         coefficients = vectors @ (inverse[:, None] * rotated)
         diagonal = np.square(vectors) @ inverse

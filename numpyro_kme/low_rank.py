@@ -46,7 +46,10 @@ class LowRank:
         """
         n = num_points(points)
         _checks.sound("points", points)
-        _checks.require(tolerance > 0, f"`tolerance` must be positive; got {tolerance}.")
+        _checks.positive("tolerance", tolerance)
+        _checks.require(tolerance < 1, f"`tolerance` must be below 1, a share of the diagonal; got {tolerance}.")
+        if max_rank is not None:
+            _checks.whole("max_rank", max_rank, 1)
         most = n if max_rank is None else min(max_rank, n)
         with _linalg.float64():
             kernel, points = _linalg.in_present_precision((kernel, points))
@@ -94,5 +97,12 @@ def _gram(kernel, x, y):
 def ridge(factor: Array, added: float, right: np.ndarray) -> np.ndarray:
     """`(U U' + c I)^-1 b` by Woodbury's formula, for `U` `(n, r)` and `b` `(n, ...)`. Cost: `n r^2`."""
     factor = np.asarray(factor)
-    inner = factor.T @ factor + added * np.eye(factor.shape[1])
-    return (right - factor @ np.linalg.solve(inner, factor.T @ right)) / added
+    return (right - factor @ np.linalg.solve(inner(factor, added), factor.T @ right)) / added
+
+
+def inner(factor: Array, added: float) -> np.ndarray:
+    """`U'U + c I`, `(r, r)`, checked: with a `c` below rounding, what is solved with it is noise."""
+    factor = np.asarray(factor)
+    square = factor.T @ factor
+    _linalg.require_resolved(added, float(np.trace(square)), "U U' + c I")
+    return square + added * np.eye(len(square))

@@ -1,6 +1,6 @@
 """Kernels and regularisation of kernel Bayes' rule and its filter from the data: K-fold criteria and split halves."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
@@ -123,12 +123,13 @@ def choose_by_folds(
     References: Fukumizu, Song & Gretton (2013), JMLR 14, section 4.2.
     """
     folds, factors = _folds(rng_key, x, y, settings, num_folds), _Factors(tolerance)
-    errors = []
-    for one in settings:
+
+    def error(one):
         of_x, of_y = factors(one.kernel_x, x).values, factors(one.kernel_y, y).values
         norm = of_x if compare_in is None else factors(compare_in, x).values
-        errors.append(sum(_from_average(one, of_x, of_y, norm, fold) for fold in folds))
-    return _least(settings, errors)
+        return sum(_from_average(one, of_x, of_y, norm, fold) for fold in folds)
+
+    return _least(settings, [_or_infinite(error, one) for one in settings])
 
 
 def choose_by_prediction(
@@ -157,11 +158,12 @@ def choose_by_prediction(
     _checks.matrix("x", x)
     table = np.asarray(x, np.float64)
     folds, factors = _folds(rng_key, x, y, settings, num_folds), _Factors(tolerance)
-    errors = []
-    for one in settings:
+
+    def error(one):
         of_x, of_y = factors(one.kernel_x, x).values, factors(one.kernel_y, y).values
-        errors.append(sum(_from_means(one, of_x, of_y, table, fold) for fold in folds) / len(table))
-    return _least(settings, errors)
+        return sum(_from_means(one, of_x, of_y, table, fold) for fold in folds) / len(table)
+
+    return _least(settings, [_or_infinite(error, one) for one in settings])
 
 
 def _folds(rng_key, x, y, settings, num_folds) -> list[np.ndarray]:
@@ -171,6 +173,15 @@ def _folds(rng_key, x, y, settings, num_folds) -> list[np.ndarray]:
     _checks.whole("num_folds", num_folds, 2)
     _checks.require(2 * num_folds <= n, f"`num_folds` must be at most half of the {n} points; got {num_folds}.")
     return np.array_split(np.asarray(jax.random.permutation(rng_key, n)), num_folds)
+
+
+def _or_infinite(error: Callable[[KernelBayesSettings], float], one: KernelBayesSettings) -> float:
+    """The error of a candidate, infinite where it cannot be solved or breaks down."""
+    try:
+        found = float(error(one))
+    except (np.linalg.LinAlgError, FloatingPointError):
+        return np.inf
+    return found if np.isfinite(found) else np.inf
 
 
 def _from_average(settings, of_x, of_y, norm, fold) -> float:
@@ -253,21 +264,15 @@ def choose_by_halves(
     truth, new = (jax.tree.map(lambda leaf: leaf[middle:], tree) for tree in (states, observations))
     before, before_seen = (jax.tree.map(lambda leaf: leaf[:-1], tree) for tree in (path, seen))
     factors = _Factors(tolerance, max_rank)
-    errors = []
-    for one in settings:
-        try:
-            of_states, of_observations = factors(one.kernel_x, before), factors(one.kernel_y, before_seen)
-            found = KernelBayesFilter.from_factors(
-                path, of_states, of_observations, one.regularisation, delta=one.delta
-            )
-            weights = found.filter(new, normalise=normalise)
-            decoded = found.modes(weights) if modes else found.means(weights)
-        except (np.linalg.LinAlgError, FloatingPointError):
-            errors.append(np.inf)
-            continue
-        error = np.sum(np.square(decoded - truth)) / len(decoded)
-        errors.append(float(error) if np.isfinite(error) else np.inf)
-    return _least(settings, errors)
+
+    def error(one):
+        of_states, of_observations = factors(one.kernel_x, before), factors(one.kernel_y, before_seen)
+        found = KernelBayesFilter.from_factors(path, of_states, of_observations, one.regularisation, delta=one.delta)
+        weights = found.filter(new, normalise=normalise)
+        decoded = found.modes(weights) if modes else found.means(weights)
+        return np.sum(np.square(decoded - truth)) / len(decoded)
+
+    return _least(settings, [_or_infinite(error, one) for one in settings])
 
 
 def _require_candidates(settings) -> None:
@@ -277,10 +282,11 @@ def _require_candidates(settings) -> None:
 
 
 def _least(settings, errors) -> ChosenSettings:
-    errors = np.asarray(errors, np.float64)
+    errors, tried = np.asarray(errors, np.float64), [one.regularisation for one in settings]
     _checks.require(
         bool(np.isfinite(errors).any()),
-        f"None of the {len(errors)} candidates gave a finite error; add larger regularisations.",
+        f"None of the {len(errors)} candidates, with regularisations from {min(tried):.3g} to {max(tried):.3g}, gave a finite error; "
+        "add larger regularisations or wider kernels.",
         np.linalg.LinAlgError,
     )
     return ChosenSettings(settings[int(np.argmin(np.where(np.isfinite(errors), errors, np.inf)))], errors)

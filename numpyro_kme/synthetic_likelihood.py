@@ -28,7 +28,8 @@ class SyntheticLikelihood(Distribution):
         fn: The simulator, as in `Simulator`.
         *params: The arguments of one call.
         num_simulations: Simulations at each `theta`; more than the event has numbers, plus two.
-        rng_key: Makes the noise; `jax.random.key(0)` when left out.
+        rng_key: Makes the noise; `jax.random.key(0)` when left out. Of several keys `(blocks,)`, as `PseudoMarginal(blocks=...)` gives
+            them, each makes an equal part of the simulations.
         shape, dtype: Of one event of a black-box simulator, whose density has no gradient.
     Cost: `num_simulations` simulations an evaluation.
     References: Wood (2010), Nature; Price et al. (2018), JCGS.
@@ -48,6 +49,7 @@ class SyntheticLikelihood(Distribution):
         dtype: Any = None,
     ):
         self.simulator = Simulator(fn, *params, shape=shape, dtype=dtype)
+        _checks.whole("num_simulations", num_simulations, 1)
         numbers = math.prod(self.simulator.event_shape)
         _checks.require(
             num_simulations > numbers + 2,
@@ -55,6 +57,11 @@ class SyntheticLikelihood(Distribution):
         )
         self.num_simulations = num_simulations
         self.rng_key = jax.random.key(0) if rng_key is None else rng_key
+        blocks = len(_keys(self.rng_key))
+        _checks.require(
+            num_simulations % blocks == 0,
+            f"`num_simulations` must be a multiple of the number of blocks; got {num_simulations} simulations and {blocks} blocks.",
+        )
         super().__init__((), self.simulator.event_shape)
 
     @property
@@ -68,7 +75,9 @@ class SyntheticLikelihood(Distribution):
 
     def log_prob(self, value: ArrayLike, intermediates=None) -> jax.Array:
         """Log density of the normal distribution with the mean and covariance of the simulations, over the leading axes."""
-        drawn = self.simulator.sample(self.rng_key, (self.num_simulations,))
+        keys = _keys(self.rng_key)
+        share = (self.num_simulations // len(keys),)
+        drawn = jax.lax.map(lambda key: self.simulator.sample(key, share), keys)
         drawn = drawn.reshape(self.num_simulations, -1)
         drawn = drawn.astype(jnp.result_type(float, drawn))
         mean = jnp.mean(drawn, axis=0)
@@ -80,3 +89,9 @@ class SyntheticLikelihood(Distribution):
         white = jax.scipy.linalg.solve_triangular(factor, rows.T, lower=True)
         constant = 0.5 * len(mean) * jnp.log(2.0 * jnp.pi) + jnp.sum(jnp.log(jnp.diagonal(factor)))
         return (-0.5 * jnp.sum(jnp.square(white), axis=0) - constant).reshape(lead)
+
+
+def _keys(key: jax.Array) -> jax.Array:
+    """One key, of either kind, or several, as `(blocks,)` of them."""
+    several = jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 1
+    return key if several else key[None]

@@ -87,6 +87,10 @@ def test_many_features_are_the_kernel(rng):
     "call, sentence",
     [
         (lambda x: mmd_test(KEY, Gaussian(1.0), x, x[:1]), "at least 2 points each; got 20 and 1"),
+        (
+            lambda x: mmd_test(KEY, Gaussian(1.0), x, np.ones((5, 2))),
+            r"must have one shape; got \[\(1,\)\] and \[\(2,\)\]",
+        ),
         (lambda x: hsic_test(KEY, Gaussian(1.0), x, Gaussian(1.0), x[:3]), "got 20 and 3 points"),
         (lambda x: mmd_test(KEY, Gaussian(1.0), x, x, num_permutations=0), "`num_permutations` must be at least 1"),
         (lambda x: Fourier.draw(KEY, Laplace(1.0), 1), "must be Gaussian; got Laplace"),

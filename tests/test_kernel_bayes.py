@@ -5,7 +5,15 @@ import pytest
 
 from numpyro_kme import MeanEmbedding, low_rank
 from numpyro_kme.filtering import KernelBayesFilter
-from numpyro_kme.kernel_bayes import KernelBayesRule, kernel_sum_rule, posterior_weights, pre_image, update
+from numpyro_kme.kernel_bayes import (
+    KernelBayesRule,
+    conditional_embedding,
+    kernel_bayes_rule,
+    kernel_sum_rule,
+    posterior_weights,
+    pre_image,
+    update,
+)
 from numpyro_kme.kernels import Gaussian, Laplace, RotationGaussian, RotationTrace, nearest_rotation
 from numpyro_kme.low_rank import LowRank
 
@@ -107,21 +115,55 @@ def test_sum_rule_by_its_formula_and_on_normals(joint, rng):
     np.testing.assert_allclose(np.asarray(found(t[:, None])), exact, atol=0.08)
 
 
-@pytest.mark.parametrize("dim", [1, 2])
+@pytest.mark.parametrize("dim", [1, 2, 6])
 def test_posterior_means_on_normals(rng, dim):
     """Joint sample from one prior, posterior under another: the exact normal posterior, and not the joint sample's."""
-    n, noise, prior_sd = 600, 0.6, 0.5
+    n, noise, prior_sd, wide = 600, 0.6, 0.5, 2.0 * dim**0.5
     x = rng.normal(size=(n, dim)) * 1.2
     y = x + noise * rng.normal(size=(n, dim))
-    prior = MeanEmbedding(Gaussian(1.0), 0.4 + prior_sd * rng.normal(size=(n, dim)))
-    rule = KernelBayesRule.fit(x, y, Gaussian(0.8), prior, 0.01 / n)
+    prior = MeanEmbedding(Gaussian(wide), 0.4 + prior_sd * rng.normal(size=(n, dim)))
+    rule = KernelBayesRule.fit(x, y, Gaussian(0.8 * wide), prior, 0.01 / n)
     seen = rng.uniform(-0.5, 1.2, size=(20, dim))
     weights = rule.weights(seen)
     means = weights @ x / weights.sum(1, keepdims=True)
     gain = prior_sd**2 / (prior_sd**2 + noise**2)
     exact = 0.4 + gain * (seen - 0.4)
     without = 1.44 / (1.44 + noise**2) * seen
-    assert np.mean((means - exact) ** 2) < 0.35 * np.mean((without - exact) ** 2)
+    assert np.mean((means - exact) ** 2) < 0.25 * np.mean((without - exact) ** 2)
+
+
+def test_rules_as_functions(joint, rng):
+    """From embeddings to embeddings, by dense matrices."""
+    x, y, u = joint
+    gamma, seen, t = rng.normal(size=9), rng.normal(size=(1, 2)), rng.normal(size=(5, 2))
+    mu = np.linalg.solve(gram(x, x, 0.9) + 60 * 1e-3 * np.eye(60), gram(x, u, 0.9) @ gamma)
+    rho = dense_rule(mu, gram(y, y, 0.7), 4e-3) @ gram(y, seen, 0.7)[:, 0]
+    prior = MeanEmbedding(Gaussian(0.9), u, gamma)
+    found = kernel_bayes_rule(prior, x, y, Gaussian(0.7), seen, 1e-3, delta=4e-3, tolerance=1e-12)
+    np.testing.assert_allclose(found(t), gram(t, x, 0.9) @ rho, atol=1e-6)
+    v = np.linalg.solve(gram(y, y, 0.7) + 60 * 1e-2 * np.eye(60), gram(y, seen, 0.7)[:, 0])
+    found = conditional_embedding(x, y, Gaussian(0.9), Gaussian(0.7), seen, 1e-2, tolerance=1e-12)
+    np.testing.assert_allclose(found.weights, v, atol=1e-8)
+    np.testing.assert_allclose(found(t), gram(t, x, 0.9) @ v, atol=1e-8)
+
+
+def test_what_cannot_be_solved_is_said(joint, rng):
+    """Below rounding a regularisation gives noise, not weights; a `delta` that fails is doubled, and that is said."""
+    x, y, u = joint
+    prior, k = MeanEmbedding(Gaussian(0.9), u), Gaussian(0.7)
+    for call in (
+        lambda: kernel_sum_rule(prior, x, y, k, 1e-18),
+        lambda: KernelBayesRule.fit(x, y, k, prior, 1e-18),
+        lambda: KernelBayesFilter.fit(x, y, k, k, 1e-18),
+        lambda: conditional_embedding(x, y, k, k, y[:1], 1e-18),
+    ):
+        with pytest.raises(np.linalg.LinAlgError, match=r"with c = (6|5.9)e-17, number of points times regularisation"):
+            call()
+    factor = rng.normal(size=(20, 1)) @ np.ones((1, 4))
+    with pytest.warns(UserWarning, match="delta = 1e-14 is too small to factorise; .* was used"):
+        _, used = update(np.ones(20), factor, 1e-14)
+    assert 1e-14 < used < 1e-14 * 2**20
+    np.testing.assert_allclose(np.log2(used / 1e-14) % 1, 0.0, atol=1e-9)
 
 
 def test_pre_image(rng):
@@ -182,6 +224,9 @@ def test_filter_by_dense_formulas(rng):
         alphas.append(dense_rule(mus[-1], gram_y, delta) @ gram(y, new[t : t + 1], sy)[:, 0])
     filtered = found.filter(new)
     np.testing.assert_allclose(found.predict(filtered[0]), mus[0], atol=1e-5)
+    np.testing.assert_allclose(found.predict(filtered[:-1]), np.stack(mus), atol=1e-5)
+    np.testing.assert_allclose(found.means(found.predict(filtered[0])), mus[0] @ x / mus[0].sum(), atol=1e-5)
+    np.testing.assert_allclose(found.modes(filtered[2]), found.modes(filtered)[2], rtol=1e-12)
     np.testing.assert_allclose(filtered, np.stack(alphas), atol=1e-5)
     scaled = [alphas[0]]
     for t in range(1, len(new)):
@@ -235,6 +280,14 @@ def test_a_lost_state_is_said(rng):
         found.filter(new)
 
 
+def fitted(x):
+    return KernelBayesRule.fit(x, x, Gaussian(1.0), MeanEmbedding(Gaussian(1.0), x), 1e-3)
+
+
+def path(x):
+    return KernelBayesFilter.fit(x, x, Gaussian(1.0), Gaussian(1.0), 1e-3)
+
+
 @pytest.mark.parametrize(
     "call, sentence",
     [
@@ -247,7 +300,17 @@ def test_a_lost_state_is_said(rng):
             "`regularisation` must be positive",
         ),
         (lambda x: KernelBayesFilter.fit(x[:2], x[:2], Gaussian(1.0), Gaussian(1.0), 1e-3), "at least 3 times"),
-        (lambda x: LowRank.fit(Gaussian(1.0), x, tolerance=-1.0), "`tolerance` must be positive; got -1.0"),
+        (lambda x: LowRank.fit(Gaussian(1.0), x, tolerance=1.0), "`tolerance` must be below 1"),
+        (lambda x: fitted(x).weights(x * np.nan), "`y` has 40 entries that are not finite"),
+        (lambda x: fitted(x).posterior(x[:2]), "one observation, with a leading axis; it holds 2"),
+        (
+            lambda x: pre_image(fitted(x).posterior(x[:1]), np.zeros(3)),
+            r"`start` must be one point of shape \(2,\); got \(3,\)",
+        ),
+        (lambda x: path(x).filter(x * np.nan), "`observations` has 40 entries that are not finite"),
+        (lambda x: path(x).smooth(np.ones(19)), r"shape \(times, 19\), .* got \(19,\)"),
+        (lambda x: path(x).means(np.ones((2, 20))), r"shape \(19,\) or \(times, 19\), .* got \(2, 20\)"),
+        (lambda x: LowRank.fit(Gaussian(1.0), x, tolerance=-1.0), "`tolerance` must be positive and finite; got -1.0"),
     ],
 )
 def test_bad_input_gets_a_sentence(rng, call, sentence):

@@ -1,15 +1,19 @@
 """Bayesian kernel learning: quadrature, a dense covariance, volumes by autodiff, and the grid of Gaussians."""
 
+from itertools import combinations
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.special import logsumexp
 
 from numpyro_kme import BayesianKernelLearning, CrossValidation, MedianHeuristic, length_scale_model
 from numpyro_kme.kernels import Gaussian, median_heuristic, median_heuristic_per_dimension
 from numpyro_kme.length_scales import (
     REGULARISATIONS,
+    _log_volume,
     learn_length_scale,
     log_pseudo_likelihood,
     shrunk_embedding,
@@ -38,13 +42,31 @@ def test_pseudo_likelihood_by_a_dense_normal(rng):
     np.testing.assert_allclose(log_pseudo_likelihood(x, z, s, tau, eta), expected, rtol=1e-9)
 
 
+@pytest.mark.parametrize("dim", [1, 2, 3])
+@pytest.mark.parametrize("s", [0.05, 0.3, 3.0])
+def test_volumes_by_cauchy_and_binet(rng, s, dim):
+    """`det J'J` is the sum of squared minors of `J`: here in logs, where squares of features would underflow."""
+    x, z = rng.normal(size=(3, dim)), rng.normal(size=(6, dim))
+    for point in x:
+        logs, rows = -0.5 * np.sum((z - point) ** 2, axis=1) / s**2, (z - point) / s**2
+        minors = [
+            np.sum(logs[list(chosen)]) + np.linalg.slogdet(rows[list(chosen)])[1]
+            for chosen in combinations(range(6), dim)
+        ]
+        expected = 0.5 * logsumexp(2.0 * np.array(minors))
+        np.testing.assert_allclose(_log_volume(jnp.asarray(logs), jnp.asarray(rows)), expected, rtol=1e-9)
+    steps = [log_pseudo_likelihood(x, z, s * ratio, 0.3, 1.5) for ratio in (1 - 1e-6, 1 + 1e-6)]
+    slope = jax.grad(log_pseudo_likelihood, argnums=2)(x, z, s, 0.3, 1.5)
+    np.testing.assert_allclose(slope, (steps[1] - steps[0]) / (2e-6 * s), rtol=1e-4)
+
+
 def test_finds_the_local_scale_of_a_grid_of_gaussians(rng):
     """The published check: about .85 where the median heuristic says about 20."""
     centres = 10.0 * np.stack(np.meshgrid(np.arange(5), np.arange(5)), -1).reshape(-1, 2)
     x = centres[rng.integers(25, size=500)] + rng.normal(size=(500, 2))
     found = learn_length_scale(jax.random.key(0), x)
     assert 15 < median_heuristic(x) < 30
-    assert 0.4 < found.length_scale < 2.0
+    assert 0.7 < found.length_scale < 1.3
     assert found.log_likelihood == found.candidates[:, 1].max()
 
 
@@ -113,6 +135,14 @@ def test_kernel_learning_as_a_model(rng):
     np.testing.assert_allclose(found, expected, rtol=1e-9)
     np.testing.assert_allclose(trace["length_scale"]["value"], 0.7, rtol=1e-12)
     np.testing.assert_allclose(trace["log_length_scale"]["fn"].high, np.log(median), rtol=1e-12)
+
+
+def test_too_few_different_points_are_said():
+    two = np.repeat([[0.0, 0.0], [1.0, 1.0]], 5, axis=0)
+    with pytest.raises(
+        np.linalg.LinAlgError, match=r"not finite at length scales .*: are there enough different points"
+    ):
+        learn_length_scale(jax.random.key(0), two)
 
 
 @pytest.mark.parametrize(

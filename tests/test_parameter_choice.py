@@ -91,6 +91,14 @@ def test_folds_refuse_what_is_far_too_narrow(joint):
     )
     chosen = choose_by_folds(KEY, x, y, [narrow, good], num_folds=5)
     assert chosen.settings is good and chosen.errors[0] > 5 * chosen.errors[1]
+    singular = good._replace(regularisation=1e-18)
+    for choose in (choose_by_folds, choose_by_prediction):
+        chosen = choose(KEY, x, y, [singular, good], num_folds=5)
+        assert chosen.settings is good and np.isinf(chosen.errors[0])
+        with pytest.raises(
+            np.linalg.LinAlgError, match="None of the 1 candidates, with regularisations from 1e-18 to 1e-18"
+        ):
+            choose(KEY, x, y, [singular], num_folds=5)
 
 
 def test_candidates_are_all_products():

@@ -19,6 +19,7 @@ from numpyro_kme.noise import FreshNoise, LatentNoise, simulation_key, simulatio
 from numpyro_kme.pseudo_marginal import PseudoMarginal
 from numpyro_kme.rescoring import estimate_spread
 from numpyro_kme.simulator import Simulator
+from numpyro_kme.synthetic_likelihood import SyntheticLikelihood
 
 X = np.random.default_rng(0).normal(1.0, 1.0, 40)
 
@@ -89,6 +90,39 @@ class Reestimating(PseudoMarginal):
     def _step(self, state, model_args, model_kwargs):
         energy = self._energy(state.z, random.fold_in(state.rng_key, 1), model_args, model_kwargs)
         return super()._step(state._replace(potential_energy=energy), model_args, model_kwargs)
+
+
+def half_noise(rng_key, mean):
+    return mean + 0.5 * random.normal(rng_key, (1,), jnp.result_type(float, mean))
+
+
+def synthetic(y):
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+    likelihood = SyntheticLikelihood(half_noise, mean, num_simulations=4, rng_key=simulation_key("y"))
+    numpyro.sample("y", likelihood, obs=y)
+
+
+def exact_synthetic(y, draws=400_000):
+    """Mean and sd of prior x the mean of the estimated density, by draws of the noise, four times over."""
+    grid, found = np.linspace(-2.5, 3.0, 111), []
+    for rng in np.random.default_rng(2).spawn(4):
+        z = 0.5 * rng.normal(size=(draws // 4, 4))
+        centre, spread = z.mean(1), z.std(1, ddof=1)
+        density = [np.mean(np.exp(-0.5 * ((y - m - centre) / spread) ** 2) / spread) for m in grid]
+        p = np.array(density) * np.exp(-0.5 * grid**2)
+        mean = p @ grid / p.sum()
+        found.append((mean, np.sqrt(p @ (grid - mean) ** 2 / p.sum())))
+    return np.mean(found, axis=0), np.std(found, axis=0, ddof=1) / 2.0
+
+
+@pytest.mark.parametrize("blocks", [1, 4])
+def test_a_synthetic_likelihood_with_fresh_simulations(blocks):
+    """The chain targets prior x the expected estimate, which is wider than one with many simulations."""
+    kernel = PseudoMarginal(synthetic, blocks=blocks)
+    _, samples = run(kernel, np.array([0.8]), num_samples=6000)
+    truth = exact_synthetic(0.8)
+    assert max(standard_errors(samples, truth)) < 4.0
+    assert truth[0][1] > 1.05 * np.sqrt(0.2)
 
 
 def test_estimating_the_current_point_again_does_not(truth):

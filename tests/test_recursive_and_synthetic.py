@@ -44,6 +44,21 @@ def test_recursive_abc_leaves_the_prior_behind():
     np.testing.assert_array_equal(engine.get_samples()["theta"], draws)
 
 
+@pytest.mark.parametrize(
+    "x, settings, sentence",
+    [
+        (60.0, {}, "the weights of all 50 simulations are zero"),
+        (6.0, {}, r"the 50 points of an iteration have come together in 1\.\d places"),
+        (0.8, {"kernel": "gaussian"}, "`kernel` must be a kernel, such as Gaussian"),
+        (0.8, {"num_iterations": 2.5}, "`num_iterations` must be a whole number; got 2.5"),
+    ],
+)
+def test_recursive_abc_far_from_the_prior_is_said(x, settings, sentence):
+    with pytest.raises((RuntimeError, TypeError), match=sentence):
+        engine = kme.KernelRecursiveABC(conjugate, 50, **({"num_iterations": 3} | settings))
+        engine.run(KEY, x=np.array([x]))
+
+
 def test_simulate_at_has_the_keys_of_simulate():
     problem = kme.Problem.read(conjugate, x=X)
     bank = kme.simulate(KEY, problem, 30, progress_bar=False)
@@ -82,6 +97,13 @@ def test_synthetic_likelihood_by_scipy(rng):
     density = jax.jit(lambda a: kme.SyntheticLikelihood(pair, a, -0.2).log_prob(y[0]))
     ends = [density(0.3 + step) for step in (-1e-5, 1e-5)]
     np.testing.assert_allclose(jax.grad(density)(0.3), (ends[1] - ends[0]) / 2e-5, rtol=1e-5)
+    keys = jax.random.split(jax.random.key(3), 5)
+    drawn = np.concatenate([kme.Simulator(pair, 0.3, -0.2).sample(key, (10,)) for key in keys])
+    expected = stats.multivariate_normal(drawn.mean(0), np.cov(drawn.T)).logpdf(y)
+    in_parts = kme.SyntheticLikelihood(pair, 0.3, -0.2, num_simulations=50, rng_key=keys)
+    np.testing.assert_allclose(in_parts.log_prob(y), expected, rtol=1e-8)
+    with pytest.raises(ValueError, match="a multiple of the number of blocks; got 49 simulations and 5 blocks"):
+        kme.SyntheticLikelihood(pair, 0.3, -0.2, num_simulations=49, rng_key=keys)
     with pytest.raises(ValueError, match="must exceed 4"):
         kme.SyntheticLikelihood(pair, 0.3, -0.2, num_simulations=4)
 

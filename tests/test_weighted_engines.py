@@ -6,6 +6,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from scipy import stats
 
 import numpyro_kme as kme
 from numpyro_kme.engines._soft import soft_weights
@@ -87,6 +88,19 @@ def test_kernel_abc_by_its_formula(kernel_abc, bank):
     assert kernel_abc.info["negative share of weights"] == pytest.approx(
         -expected[0][expected[0] < 0].sum() / np.abs(expected[0]).sum()
     )
+
+
+def test_kernel_abc_by_a_low_rank_factor(kernel_abc, bank):
+    seen = np.array([[0.8], [-0.4], [3.0]])
+    ranks = []
+    for tolerance, error in ((1e-12, 1e-7), (1e-4, 0.02)):
+        engine = kme.KernelABC(conjugate, simulations=bank, kernel=kme.kernels.Gaussian(0.7), tolerance=tolerance)
+        engine.run(KEY, x=X)
+        np.testing.assert_allclose(engine.weights(seen), kernel_abc.weights(seen), atol=error)
+        ranks.append(engine.factor.rank)
+        assert engine.info["rank of the data"] == f"{ranks[-1]} of 500"
+        np.testing.assert_allclose(moments(engine), moments(kernel_abc), atol=10 * error)
+    assert ranks[1] < ranks[0] < 60
 
 
 def test_kernel_abc_meets_the_exact_posterior(kernel_abc):
@@ -319,6 +333,19 @@ def test_rejection_on_data_sets(sets, rng):
     assert abs(moments(by_mmd)[0] - y.sum() / 21) < 5 * sd / np.sqrt(40)
 
 
+def test_rejection_by_the_wasserstein_distance(sets, rng):
+    """The loss itself as a discrepancy, with data sets of one size: SciPy's distance, and its accepted simulations."""
+    y = 0.5 + rng.normal(size=20)
+    x = np.asarray(sets.x["x"])
+    distance = np.array([stats.wasserstein_distance(one, y) for one in x])
+    engine = kme.RejectionABC(iid, simulations=sets, quantile=0.1, discrepancy=kme.Wasserstein(p=1.0))
+    engine.run(KEY, x=y)
+    np.testing.assert_array_equal(
+        np.flatnonzero(engine.get_weights()["weight"]), np.sort(np.argsort(distance)[: round(0.1 * len(x))])
+    )
+    assert engine.info["threshold"] == pytest.approx(np.sort(distance)[round(0.1 * len(x)) - 1], rel=1e-5)
+
+
 def test_leave_one_out_by_leaving_out(rng):
     x, z = rng.normal(size=30), rng.normal(size=(30, 2))
     gram = gaussian(x, x, 0.8)
@@ -420,6 +447,26 @@ def in_groups(x=None):
             ValueError,
             "the regularisation is chosen",
         ),
+        (lambda bank: kme.KernelABC(conjugate, kernel=3), X, TypeError, "`kernel` must be a kernel"),
+        (lambda bank: kme.KernelBayes(conjugate, parameter_kernel=3), X, TypeError, "`parameter_kernel` must be a"),
+        (lambda bank: kme.RejectionABC(conjugate, quantile="a"), X, TypeError, "`quantile` must hold real numbers"),
+        (lambda bank: kme.KernelBayes(conjugate, prior=3), X, TypeError, "`prior` must be draws"),
+        (lambda bank: kme.KernelABC(conjugate, regularisation="a"), X, TypeError, "`regularisation` must hold real"),
+        (
+            lambda bank: kme.K2ABC(iid, estimator=kme.kernels.Gaussian(1.0)),
+            X,
+            TypeError,
+            "`estimator` must be an estimator",
+        ),
+        (lambda bank: kme.RejectionABC(iid, discrepancy=kme.kernels.Gaussian(1.0)), X, TypeError, "got Gaussian. Use"),
+        (lambda bank: kme.RejectionABC(iid, discrepancy=kme.MMD()), X, TypeError, "got MMD. Use the estimator"),
+        (lambda bank: kme.RejectionABC(iid, discrepancy=3), X, TypeError, "loss such as Wasserstein.*got 3"),
+        (
+            lambda bank: kme.DistributionRegressionABC(conjugate, simulations=bank, regularisation=1e-18),
+            X,
+            np.linalg.LinAlgError,
+            "with c = 5e-16, number of points times regularisation, it is singular",
+        ),
         (lambda bank: kme.KernelABC(with_a_likelihood), X, ValueError, "nothing else that is observed"),
         (lambda bank: kme.KernelABC(in_groups), np.zeros((3, 1)), ValueError, "vary along plates of shape"),
         (lambda bank: kme.KernelABC(conjugate), np.array([np.nan]), ValueError, "not finite"),
@@ -453,6 +500,19 @@ def in_groups(x=None):
 def test_bad_input_gets_a_sentence(make, x, error, sentence, bank):
     with pytest.raises(error, match=sentence):
         make(bank).run(KEY, x=x)
+
+
+@pytest.mark.parametrize(
+    "observations, sentence",
+    [
+        (np.ones((5, 3)), r"the simulator gives, \(1,\); got shape \(5, 3\)"),
+        (np.ones((0, 1)), r"s at least 1 .* got shape \(0, 1\)"),
+        (np.full((5, 1), np.nan), "`observations` has 5 entries that are not finite"),
+    ],
+)
+def test_many_observations_are_checked(observations, sentence, kernel_abc):
+    with pytest.raises(ValueError, match=sentence):
+        kernel_abc.weights(observations)
 
 
 def test_negative_variances_are_said(bank):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -51,6 +52,17 @@ class Bank:
     def point(self, y: np.ndarray) -> np.ndarray:
         """An observation in the shape of a row of `x`."""
         return np.asarray(y, np.float64).reshape(self.x.shape[1:])
+
+    def points(self, observations: Any) -> np.ndarray:
+        """Many observations `(s, *event)` as rows of `x`."""
+        _checks.sound("observations", observations)
+        y = np.asarray(observations, np.float64)
+        _checks.require(
+            y.ndim >= 1 and len(y) >= 1 and y[0].size == self.x[0].size,
+            f"`observations` must have shape (s, *event) with s at least 1 and as many numbers in each as the simulator gives, "
+            f"{self.x.shape[1:]}; got shape {y.shape}.",
+        )
+        return y.reshape(-1, *self.x.shape[1:])
 
     def as_data_sets(self, x: np.ndarray) -> np.ndarray:
         """Outputs `(k, *event)` as data sets `(k, n, d)`."""

@@ -14,10 +14,17 @@ SETS = 100
 """Data sets whose distances give the length scale."""
 
 
-def checked_rule(kernel: Any, rule: LengthScaleRule | None, name: str = "kernel") -> LengthScaleRule | None:
+def checked_rule(
+    kernel: Any,
+    rule: LengthScaleRule | None,
+    name: str = "kernel",
+    kind: Any = Kernel,
+    what: str = "a kernel, such as Gaussian(length_scale)",
+) -> LengthScaleRule | None:
     """The rule for length scales, which has nothing to say where a kernel is given."""
     _checks.instance("length_scale", rule, LengthScaleRule | None, "a rule such as CrossValidation(key)")
     _checks.require(kernel is None or rule is None, f"Give `{name}` or `length_scale`, not both.")
+    _checks.instance(name, kernel, kind | None, what)
     return rule
 
 

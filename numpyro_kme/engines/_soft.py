@@ -11,6 +11,9 @@ from scipy.optimize import brentq
 from scipy.special import logsumexp
 
 from numpyro_kme import _checks, _linalg
+from numpyro_kme.kernels.base import Kernel
+from numpyro_kme.losses.base import Loss
+from numpyro_kme.losses.mmd import MMD
 from numpyro_kme.mmd_estimators import Estimator
 
 SHARE, LEAST = 0.02, 50.0
@@ -19,11 +22,34 @@ SHARE, LEAST = 0.02, 50.0
 Discrepancy = Callable[[Any, Any], Any]
 
 
-def discrepancies(function: Discrepancy, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def checked_discrepancy(given: Any) -> Estimator | Loss | Discrepancy | None:
+    """An estimator, a loss between samples or a function; not a kernel, which is larger the more alike its arguments are."""
+    _checks.require(
+        not isinstance(given, Kernel | MMD),
+        f"`discrepancy` must be less where samples are more alike; got {type(given).__name__}. Use the estimator Quadratic(kernel).",
+        TypeError,
+    )
+    _checks.require(
+        given is None or callable(given) or isinstance(given, Loss),
+        f"`discrepancy` must be a function of a simulation and the observation, an estimator of the MMD, or a loss such as "
+        f"Wasserstein(); got {given!r:.200}.",
+        TypeError,
+    )
+    return given
+
+
+def on_samples(function: Any) -> bool:
+    """Whether a discrepancy compares samples `(n, d)`."""
+    return isinstance(function, Estimator | Loss)
+
+
+def discrepancies(function: Estimator | Loss | Discrepancy, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """`function(x_i, y)` for all simulations, `(m,)`, in float64: compiled if JAX can trace it, one by one if not."""
     with _linalg.float64():
         data = _linalg.in_present_precision((x, y))
-        if isinstance(function, Estimator):
+        if isinstance(function, Loss):
+            found = _losses(function, *data)
+        elif isinstance(function, Estimator):
             found = _estimates(*_linalg.in_present_precision((function, x, y)))
         else:
             try:
@@ -42,6 +68,12 @@ def discrepancies(function: Discrepancy, x: np.ndarray, y: np.ndarray) -> np.nda
 @jax.jit
 def _estimates(estimator, x, y):
     return jax.lax.map(lambda one: estimator(one, y), x)
+
+
+@partial(jax.jit, static_argnums=0)
+def _losses(loss, x, y):
+    equal = [jnp.full(len(sample), 1.0 / len(sample)) for sample in (x[0], y)]
+    return jax.lax.map(lambda one: loss.value(one, equal[0], y, equal[1]), x)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -126,18 +126,8 @@ class WeightedEngine(Engine):
 
     def _normalise(self, found: Weighting) -> tuple[np.ndarray, dict[str, Any]]:
         """Weights with a sum of one, checked to be a posterior."""
-        weights, name = np.asarray(found.weights, np.float64), type(self).__name__
-        total, size = float(weights.sum()), float(np.abs(weights).sum())
-        if not (np.isfinite(size) and size > 0):
-            raise EffectiveSampleSizeError(
-                f"{name}: the weights of all {len(weights)} simulations are zero: none comes near the observation. {self.advice}"
-            )
-        if total <= 1e-6 * size:
-            raise EffectiveSampleSizeError(
-                f"{name}: the signed weights sum to {total:.2g} where their sizes sum to {size:.2g}, so they are no posterior: "
-                f"the observation lies away from the simulations, or the regularisation is too small. {self.advice}"
-            )
-        weights = weights / total
+        name = type(self).__name__
+        weights = with_unit_sum(found.weights, name, self.advice)
         effective = 1.0 / float(np.sum(np.square(weights)))
         if effective < LEAST_EFFECTIVE_SIZE:
             raise EffectiveSampleSizeError(
@@ -193,6 +183,26 @@ class WeightedEngine(Engine):
         bank, weights = self._bank, self._weights
         z = pre_image(MeanEmbedding(_kernel(bank, weights, 1.0), bank.z, weights))
         return _linalg.on_host(bank.coordinates.latents, z)
+
+
+def with_unit_sum(weights: np.ndarray, name: str, advice: str) -> np.ndarray:
+    """Weights divided by their sum, unless they vanish or cancel.
+
+    Raises:
+        EffectiveSampleSizeError: If they do.
+    """
+    weights = np.asarray(weights, np.float64)
+    total, size = float(weights.sum()), float(np.abs(weights).sum())
+    if not (np.isfinite(size) and size > 0):
+        raise EffectiveSampleSizeError(
+            f"{name}: the weights of all {len(weights)} simulations are zero: none comes near the observation. {advice}"
+        )
+    if total <= 1e-6 * size:
+        raise EffectiveSampleSizeError(
+            f"{name}: the signed weights sum to {total:.2g} where their sizes sum to {size:.2g}, so they are no posterior: "
+            f"the observation lies away from the simulations, or the regularisation is too small. {advice}"
+        )
+    return weights / total
 
 
 def _warn_of_variances(bank: Bank, weights: np.ndarray) -> None:

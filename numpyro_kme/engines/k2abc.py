@@ -66,7 +66,8 @@ class K2ABC(WeightedEngine):
         if epsilon is not None:
             _checks.positive("epsilon", epsilon)
         self.estimator, self.epsilon = estimator, epsilon
-        self.length_scale = checked_rule(estimator, length_scale, "estimator")
+        what = "an estimator of the MMD: Quadratic(kernel), LinearTime(kernel) or a Fourier"
+        self.length_scale = checked_rule(estimator, length_scale, "estimator", Estimator, what)
 
     def _fit(self, rng_key, bank):
         self._sets = bank.as_data_sets(bank.x)

@@ -5,12 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_kme import _checks, _linalg
+from numpyro_kme import _checks, _linalg, low_rank
 from numpyro_kme.embeddings import ConditionalMeanEmbedding
 from numpyro_kme.engines._data_kernels import checked_rule, data_kernel
 from numpyro_kme.engines._weighted import WeightedEngine, Weighting
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.length_scales import LengthScaleRule
+from numpyro_kme.low_rank import LowRank
 from numpyro_kme.simulations import Simulations
 from numpyro_kme.simulations.failures import OnFailure
 
@@ -29,13 +30,15 @@ class KernelABC(WeightedEngine):
         length_scale: Rule for the length scale of that Gaussian, or of the kernel inside the mean embeddings, instead of the
             median: `BayesianKernelLearning(key)`, `CrossValidation(key)`.
         regularisation: `eps`; `.01 / sqrt(m)` when left out.
+        tolerance: Of a low-rank factor of `G_Y`, such as 1e-6; with none the matrix is dense.
         num_samples: Number of equally weighted draws: simulations chosen by herding, which follows signed weights.
         simulations: Simulations made elsewhere from the prior, instead of new ones.
         on_failure: What to do when a simulation fails, as in `simulate`.
         progress_bar: Whether to show the progress of the simulations.
     Raises:
         RuntimeError: If the effective sample size, one over the sum of squared weights, is below 10, or the weights sum to 0.
-    Cost: `m` simulations, `m^2` kernels and a factorisation, `m^3 / 3`, once; `m^2` an observation.
+    Cost: `m` simulations, `m^2` kernels and a factorisation, `m^3 / 3`, once; `m^2` an observation. With a factor of rank `r`,
+        `m r^2` and `m r`.
     References: Song et al. (2009), ICML; Fukumizu, Song & Gretton (2013), JMLR 14; Nakagome et al. (2013).
     """
 
@@ -49,6 +52,7 @@ class KernelABC(WeightedEngine):
         kernel: Kernel | None = None,
         length_scale: LengthScaleRule | None = None,
         regularisation: float | None = None,
+        tolerance: float | None = None,
         num_samples: int = 1000,
         simulations: Simulations | None = None,
         on_failure: OnFailure = "raise",
@@ -62,28 +66,39 @@ class KernelABC(WeightedEngine):
             on_failure=on_failure,
             progress_bar=progress_bar,
         )
-        if regularisation is not None:
-            _checks.positive("regularisation", regularisation)
+        for name, value in {"regularisation": regularisation, "tolerance": tolerance}.items():
+            if value is not None:
+                _checks.positive(name, value)
         self.kernel, self.length_scale = kernel, checked_rule(kernel, length_scale)
-        self.regularisation = regularisation
+        self.regularisation, self.tolerance = regularisation, tolerance
 
     def _fit(self, rng_key, bank):
         kernel = self.kernel or data_kernel(bank, self.length_scale)
-        epsilon = 0.01 / np.sqrt(len(bank)) if self.regularisation is None else self.regularisation
-        self.fitted = ConditionalMeanEmbedding.fit(kernel.points(bank.x), kernel, epsilon)
+        self._epsilon = 0.01 / np.sqrt(len(bank)) if self.regularisation is None else self.regularisation
+        x = kernel.points(bank.x)
+        if self.tolerance is None:
+            self.fitted = ConditionalMeanEmbedding.fit(x, kernel, self._epsilon)
+        else:
+            self.factor = LowRank.fit(kernel, x, tolerance=self.tolerance)
+            features = np.asarray(self.factor.values)
+            self._left = np.linalg.solve(low_rank.inner(features, len(bank) * self._epsilon), features.T)
 
     def weights(self, observations: Any) -> np.ndarray:
         """Signed weights of the simulations at many observations `(s, *event)`, `(s, m)`, as they are, from one factorisation."""
         _ = self.result
-        return self._solve(np.stack([self._bank.point(y) for y in np.asarray(observations)]))
+        return self._solve(self._bank.points(observations))
 
     def _weigh(self, bank, y):
         weights = self._solve(y[None])[0]
-        info = {
+        info: dict[str, Any] = {
             "sum of weights": float(weights.sum()),
-            "regularisation": float(np.asarray(self.fitted.regularisation)),
+            "regularisation": float(self._epsilon),
         }
+        if self.tolerance is not None:
+            info["rank of the data"] = f"{self.factor.rank} of {len(bank)}"
         return Weighting(weights, info)
 
     def _solve(self, y):
+        if self.tolerance is not None:
+            return self.factor.features(self.factor.kernel.points(y)) @ self._left
         return _linalg.on_host(ConditionalMeanEmbedding.weights, self.fitted, self.fitted.kernel.points(y))

@@ -87,9 +87,10 @@ class KernelBayes(WeightedEngine):
             if value is not None:
                 _checks.positive(name, value)
         _checks.positive("tolerance", tolerance)
-        _checks.require(
-            num_prior_draws is None or num_prior_draws >= 2,
-            f"`num_prior_draws` must be at least 2; got {num_prior_draws}.",
+        if num_prior_draws is not None:
+            _checks.whole("num_prior_draws", num_prior_draws, 2)
+        _checks.instance(
+            "parameter_kernel", parameter_kernel, Kernel | None, "a kernel, such as Gaussian(length_scale)"
         )
         _checks.require(
             num_folds is None or (regularisation is None and delta is None),
@@ -98,6 +99,9 @@ class KernelBayes(WeightedEngine):
         _checks.require(
             prior is None or num_prior_draws is None,
             "Give `prior` or `num_prior_draws`, not both: draws are given by `prior`.",
+        )
+        _checks.instance(
+            "prior", prior, Mapping | None, 'draws {site: (n, *shape)} with their "weight", as from get_weights()'
         )
         self.kernel, self.length_scale = kernel, checked_rule(kernel, length_scale)
         self.parameter_kernel, self.prior = parameter_kernel, prior
@@ -148,7 +152,7 @@ class KernelBayes(WeightedEngine):
     def weights(self, observations: Any) -> np.ndarray:
         """Signed weights of the simulations at many observations `(s, *event)`, `(s, m)`, as they are, from one factorisation."""
         _ = self.result
-        return self._solve(np.stack([self._bank.point(y) for y in np.asarray(observations)]))
+        return self._solve(self._bank.points(observations))
 
     def _weigh(self, bank, y):
         weights = self._solve(y[None])[0]

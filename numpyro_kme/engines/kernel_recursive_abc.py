@@ -6,12 +6,14 @@ import jax
 import numpy as np
 
 from numpyro_kme import _checks, _linalg
+from numpyro_kme._checks import EffectiveSampleSizeError
 from numpyro_kme.coordinates import Coordinates
 from numpyro_kme.embeddings import ConditionalMeanEmbedding, MeanEmbedding
 from numpyro_kme.engines._bank import Bank, check_model
 from numpyro_kme.engines._base import Engine, Result
 from numpyro_kme.engines._data_kernels import checked_rule, data_kernel
 from numpyro_kme.engines._tables import groups
+from numpyro_kme.engines._weighted import with_unit_sum
 from numpyro_kme.herding import herd
 from numpyro_kme.kernels import Gaussian, median_heuristic
 from numpyro_kme.kernels.base import Kernel
@@ -19,6 +21,7 @@ from numpyro_kme.length_scales import LengthScaleRule
 from numpyro_kme.problem import Problem
 from numpyro_kme.simulations.at import simulate_at
 
+ADVICE = "Use a prior that reaches the observation, more `num_simulations`, or a wider `kernel`."
 CANDIDATES = 10
 """Candidates of herding for each point."""
 
@@ -38,6 +41,9 @@ class KernelRecursiveABC(Engine):
         kernel: On outputs of the simulator; by median heuristics, anew in each iteration, when left out.
         length_scale: Rule for that kernel instead of the median, as in `KernelABC`.
         regularisation: `eps`; `.01 / sqrt(m)` when left out.
+    Raises:
+        RuntimeError: If the weights of an iteration vanish or cancel, or its points come together in one place, because the
+            observation lies far from all that was simulated.
     Cost: `m` simulations and `m^3 / 3` an iteration.
     References: Kajihara, Kanagawa, Yamazaki & Fukumizu (2018), ICML.
     """
@@ -53,8 +59,8 @@ class KernelRecursiveABC(Engine):
         regularisation: float | None = None,
     ):
         super().__init__(model)
-        _checks.require(num_simulations >= 20, f"`num_simulations` must be at least 20; got {num_simulations}.")
-        _checks.require(num_iterations >= 1, f"`num_iterations` must be at least 1; got {num_iterations}.")
+        _checks.whole("num_simulations", num_simulations, 20)
+        _checks.whole("num_iterations", num_iterations, 1)
         if regularisation is not None:
             _checks.positive("regularisation", regularisation)
         self.num_simulations, self.num_iterations = num_simulations, num_iterations
@@ -106,9 +112,16 @@ class KernelRecursiveABC(Engine):
             * np.resize([0.1, 0.3, 1.0], (CANDIDATES * m, 1))
         )
         candidates = np.concatenate([bank.z, bank.z[near] + reach * steps])
-        embedding = MeanEmbedding(on_parameters, bank.z, v / v.sum())
+        embedding = MeanEmbedding(on_parameters, bank.z, with_unit_sum(v, type(self).__name__, ADVICE))
         values = _linalg.on_host(MeanEmbedding.__call__, embedding, candidates)
-        return candidates[np.asarray(herd(values, on_parameters, candidates, m))]
+        chosen = np.asarray(herd(values, on_parameters, candidates, m))
+        places = 1.0 / np.sum(np.square(np.bincount(chosen) / m))
+        _checks.require(
+            bool(places >= 2.0),
+            f"{type(self).__name__}: the {m} points of an iteration have come together in {places:.1f} places. {ADVICE}",
+            EffectiveSampleSizeError,
+        )
+        return candidates[chosen]
 
     def estimate(self) -> dict[str, np.ndarray]:
         """The point estimate `{site: (*shape)}`: the first point that the last herding chose."""

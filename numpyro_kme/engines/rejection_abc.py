@@ -6,8 +6,9 @@ import numpy as np
 
 from numpyro_kme import _checks
 from numpyro_kme.engines._bank import Bank
-from numpyro_kme.engines._soft import Discrepancy, discrepancies
+from numpyro_kme.engines._soft import Discrepancy, checked_discrepancy, discrepancies, on_samples
 from numpyro_kme.engines._weighted import WeightedEngine, Weighting
+from numpyro_kme.losses.base import Loss
 from numpyro_kme.mmd_estimators import Estimator
 from numpyro_kme.simulations import Simulations
 from numpyro_kme.simulations.failures import OnFailure
@@ -20,8 +21,8 @@ class RejectionABC(WeightedEngine):
         model: A NumPyro model with one observed `Simulator` site.
         num_simulations: Number `m` of draws from the prior, each simulated once.
         discrepancy: A function of one simulated output and the observation that gives a number, less where they are more alike.
-            It gets `(n, d)` for `n` draws under a plate, otherwise the event of the simulator; an estimator of the MMD gets
-            `(n, d)` always. When left out, the Euclidean distance of outputs, each number divided by its median absolute
+            It gets `(n, d)` for `n` draws under a plate, otherwise the event of the simulator. An estimator of the MMD,
+            `Quadratic(kernel)`, and `Wasserstein(p)`, whose p-th power it is, get `(n, d)` always. When left out, the Euclidean distance of outputs, each number divided by its median absolute
             deviation over the simulations; scalar draws under a plate are sorted first.
         quantile: Share of the simulations to accept; .02 when left out and there is no `threshold`.
         threshold: Largest discrepancy to accept.
@@ -42,7 +43,7 @@ class RejectionABC(WeightedEngine):
         model: Callable,
         num_simulations: int = 10_000,
         *,
-        discrepancy: Discrepancy | None = None,
+        discrepancy: Estimator | Loss | Discrepancy | None = None,
         quantile: float | None = None,
         threshold: float | None = None,
         num_samples: int = 1000,
@@ -58,12 +59,14 @@ class RejectionABC(WeightedEngine):
             on_failure=on_failure,
             progress_bar=progress_bar,
         )
+        for name, value in {"quantile": quantile, "threshold": threshold}.items():
+            _checks.real(name, value)
         _checks.require(quantile is None or threshold is None, "Give `quantile` or `threshold`, not both.")
         _checks.require(quantile is None or 0 < quantile < 1, f"`quantile` must lie between 0 and 1; got {quantile}.")
         _checks.require(
             threshold is None or bool(np.isfinite(threshold)), f"`threshold` must be finite; got {threshold}."
         )
-        self.discrepancy, self.quantile, self.threshold = discrepancy, quantile, threshold
+        self.discrepancy, self.quantile, self.threshold = checked_discrepancy(discrepancy), quantile, threshold
 
     def _fit(self, rng_key, bank: Bank) -> None:
         _checks.require(
@@ -78,7 +81,7 @@ class RejectionABC(WeightedEngine):
     def _weigh(self, bank, y):
         if self.discrepancy is None:
             distance = np.linalg.norm((_numbers(bank, bank.x) - _numbers(bank, y[None])) / self._spread, axis=1)
-        elif isinstance(self.discrepancy, Estimator):
+        elif on_samples(self.discrepancy):
             distance = discrepancies(self.discrepancy, bank.as_data_sets(bank.x), bank.as_data_sets(y[None])[0])
         else:
             distance = discrepancies(self.discrepancy, bank.x, y)
