@@ -40,7 +40,7 @@ def compiled(function, *args):
 def sampled(problem, fitted, seed):
     """Diagnostics and times of one posterior."""
     theta_key, noise_key, chain_key = jax.random.split(jax.random.key(100 + seed), 3)
-    theta = jax.random.normal(theta_key, (DIM,))
+    theta = jax.random.normal(theta_key, (PARAMETERS[SIMULATORS[problem]],))
     y = np.asarray(SIMULATORS[problem](noise_key, theta))
     model = kme.handlers.surrogate(model_of(SIMULATORS[problem]), {"x": fitted})
     sampler = dict(num_warmup=WARMUP, num_samples=DRAWS, num_chains=CHAINS)
@@ -74,7 +74,7 @@ def sampled(problem, fitted, seed):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--simulations", type=int, nargs="+", default=[300, 1000])
-    parser.add_argument("--problems", nargs="+", default=list(SIMULATORS), choices=SIMULATORS)
+    parser.add_argument("--problems", nargs="+", default=["linear", "curved"], choices=SIMULATORS)
     parser.add_argument("--observations", type=int, default=2)
     options = parser.parse_args()
     rows, text = [], ""

@@ -23,7 +23,8 @@ LogDensity = Callable[[Any, jax.Array], jax.Array]
 
 TARGET_ESS = 0.6
 MODE_JUMP = 0.1
-MOVES = 2
+FEWEST_MOVES, MOVES = 10, 2
+"""Moves at each temperature: at least so many, and for each dimension."""
 JITTER = 3e-3
 SHORTEST_STEP = 1e-3
 """Least growth of the temperature, relative to itself, and its first step: steps of zero would never arrive."""
@@ -69,15 +70,15 @@ def temper(
             every particle, the evidence is NaN.
         data: A pytree handed to both, so that a new observation does not compile again.
         particles: `(N, D)` independent draws from the prior; a few thousand for ten dimensions.
-        num_moves: Moves of every particle at each temperature; `MOVES * D` when left out, at least 4. With half as many, standard
-            deviations of a curved posterior in ten dimensions came out 9 % too large.
+        num_moves: Moves of every particle at each temperature; twice the dimension when left out, and at least
+            10. With half as many, standard deviations of a curved posterior in ten dimensions came out 9 % too large.
         num_final_rounds: How many times as many moves follow at the posterior.
     Returns:
         `Tempered`.
     Cost: `N * num_moves * (num_temperatures + num_final_rounds)` evaluations of the two densities, batched over `N`.
     """
     dim = particles.shape[1]
-    num_moves = num_moves or max(4, MOVES * dim)
+    num_moves = num_moves or max(FEWEST_MOVES, MOVES * dim)
     step = partial(_differential_evolution, random_walk.build_rmh(), 2.38 / jnp.sqrt(2.0 * dim))
     kernel = inner_kernel_tuning.build_kernel(
         blackjax.adaptive_tempered_smc,
