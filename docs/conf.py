@@ -24,6 +24,7 @@ nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
 nb_output_stderr = "remove"
+nb_merge_streams = True
 
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False

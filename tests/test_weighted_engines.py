@@ -181,6 +181,13 @@ def test_kernel_bayes_with_a_weighted_prior(bank):
     assert abs(moments(engine)[0] - exact) < 0.35 * abs(without - exact)
 
 
+def test_kernel_bayes_refuses_a_prior_where_nothing_was_simulated(bank):
+    far = {"theta": 12.0 + 0.1 * np.random.default_rng(0).normal(size=200)}
+    engine = kme.KernelBayes(conjugate, prior=far, simulations=bank)
+    with pytest.raises(RuntimeError, match="simulations that cover the prior"):
+        engine.run(KEY, x=X)
+
+
 def test_kernel_bayes_by_folds(bank):
     engine = kme.KernelBayes(conjugate, simulations=bank, num_folds=5, tolerance=1e-6)
     engine.run(KEY, x=X)

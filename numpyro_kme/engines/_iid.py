@@ -244,4 +244,4 @@ def _unobserved(names) -> str:
 
 
 def _no_draws(u, noise):
-    raise TypeError("this model has a density and no simulator; use NegativeLogLikelihood, or a Simulator site.")
+    raise TypeError("This model has a density and no simulator; use NegativeLogLikelihood, or a Simulator site.")

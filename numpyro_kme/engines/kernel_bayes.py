@@ -54,7 +54,7 @@ class KernelBayes(WeightedEngine):
     References: Fukumizu, Song & Gretton (2013), JMLR 14.
     """
 
-    advice = "Use more simulations, or a larger `regularisation` or length scale of the kernels."
+    advice = "Use more simulations, simulations that cover the prior, or a larger `regularisation` or length scale of the kernels."
 
     def __init__(
         self,
