@@ -113,10 +113,23 @@ def resolve(dotted):
     raise AssertionError(f"{dotted} does not exist")
 
 
-ENGINES = """
-    KELFI PosteriorBootstrap K2ABC KernelABC KernelBayes KernelRecursiveABC RejectionABC DistributionRegressionABC
-    SyntheticLikelihood PseudoMarginal MMD Wasserstein NegativeLogLikelihood handlers.surrogate handlers.generalized_bayes
-""".split()
+ENGINES = [
+    "KELFI",
+    "PosteriorBootstrap",
+    "K2ABC",
+    "KernelABC",
+    "KernelBayes",
+    "KernelRecursiveABC",
+    "RejectionABC",
+    "DistributionRegressionABC",
+    "SyntheticLikelihood",
+    "PseudoMarginal",
+    "MMD",
+    "Wasserstein",
+    "NegativeLogLikelihood",
+    "handlers.surrogate",
+    "handlers.generalized_bayes",
+]
 
 
 def test_every_engine_runs_in_a_tutorial_or_inside_mcmc():
