@@ -113,6 +113,36 @@ def resolve(dotted):
     raise AssertionError(f"{dotted} does not exist")
 
 
+ENGINES = [
+    "KELFI",
+    "PosteriorBootstrap",
+    "K2ABC",
+    "KernelABC",
+    "KernelBayes",
+    "KernelRecursiveABC",
+    "RejectionABC",
+    "DistributionRegressionABC",
+    "SyntheticLikelihood",
+    "PseudoMarginal",
+    "MMD",
+    "Wasserstein",
+    "NegativeLogLikelihood",
+    "handlers.surrogate",
+    "handlers.generalized_bayes",
+]
+
+
+def test_every_engine_runs_in_a_tutorial_or_inside_mcmc():
+    """On data or a simulator of science; `KernelBayesFilter` runs through `settings.filter`."""
+    pages = [*sorted((ROOT / "docs" / "tutorials").glob("*.md")), ROOT / "docs" / "mcmc.md"]
+    cells = "".join(code for page in pages for code in blocks(page.read_text(), "{code-cell}"))
+    missing = [name for name in ENGINES if f"kme.{name}(" not in cells]
+    assert not missing and ".settings.filter(" in cells, missing
+    index = (ROOT / "docs" / "index.md").read_text()
+    for page in pages[:-1]:
+        assert f"\ntutorials/{page.stem}\n" in index, page.name
+
+
 @pytest.mark.slow
 def test_docs_build_without_warnings(tmp_path):
     pytest.importorskip("myst_nb", reason="needs the docs extra")
