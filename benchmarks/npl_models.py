@@ -7,7 +7,7 @@ import optax
 from jax.scipy.special import ndtri
 
 from numpyro_kme.bootstrap import Settings, posterior_bootstrap
-from numpyro_kme.losses import Generator, NormalNoise, UniformNoise
+from numpyro_kme.losses import DrawnNoise, Generator, NormalNoise
 
 GK_TRUTH = np.array([3.0, 1.0, 1.0, -np.log(2.0)])
 GK_LENGTH_SCALE = 0.15
@@ -117,7 +117,7 @@ def toggle(u, levels):
             new_first + 0.5 * truncated(level[0], -2.0 * new_first),
             new_second + 0.5 * truncated(level[1], -2.0 * new_second),
         )
-        return moved, None
+        return jax.tree.map(lambda count: jnp.maximum(count, 1e-6), moved), None  # rounding can end below zero
 
     start = (jnp.full((), 10.0, jnp.float32), jnp.full((), 10.0, jnp.float32))
     (first, _), _ = jax.lax.scan(step, start, levels[:-1].reshape(TOGGLE_STEPS, 2))
@@ -140,7 +140,11 @@ def truncated(level, low):
 
 def toggle_generator():
     """The toggle switch as a family of laws, without derivatives: its draws switch basin."""
-    return Generator(toggle, UniformNoise(2 * TOGGLE_STEPS + 1), 7, differentiable=False)
+    return Generator(toggle, DrawnNoise(_levels), 7, differentiable=False)
+
+
+def _levels(key):
+    return jax.random.uniform(key, (2 * TOGGLE_STEPS + 1,), jnp.float32)
 
 
 def toggle_data(rng, n=2000, share=0.1):

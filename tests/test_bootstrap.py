@@ -277,6 +277,21 @@ def test_derivatives_of_a_simulator_that_jumps_are_not_trusted():
     assert 0.7 < float(share.std()) / binomial < 1.6
 
 
+class Cliff(Valley):
+    """A parabola in `u[0]` whose gradient is not a number to the right of 2."""
+
+    def value(self, facts, u, nodes):
+        return jnp.where(u[0] < 2.0, u[0] ** 2, jnp.nan) + u[1] ** 2
+
+
+def test_a_trial_without_a_gradient_does_not_spoil_the_hessian():
+    start = jnp.array([-1.0, 1.0])
+    settings = dict(scale=jnp.ones(2), tolerance=1e-6, max_steps=60, damping=0.0, stride=10.0)
+    found = minimise(Cliff(SCALAR), None, None, start, 0.3 * jnp.eye(2), **settings)
+    assert np.isfinite(found.hessian).all() and bool(found.convex)
+    np.testing.assert_allclose(found.u, 0.0, atol=1e-5)
+
+
 CALLS = """
 import jax, jax.numpy as jnp, numpy as np
 from numpyro_kme import _linalg

@@ -99,7 +99,8 @@ def minimise(
             kept = best.hessian
         else:
             value, gradient = objective.slope(facts, state.trial, nodes)
-            fresh = kept = _rank_one(best.hessian, moved, gradient - best.gradient)
+            fresh = _rank_one(best.hessian, moved, gradient - best.gradient)
+            kept = jnp.where(jnp.all(jnp.isfinite(fresh)), fresh, best.hessian)
         good = (value < best.value) & jnp.all(jnp.isfinite(gradient)) & jnp.all(jnp.isfinite(fresh))
         gain = (best.value - value) / jnp.maximum(state.predicted, 1e-300)
         raised = jnp.maximum(4.0 * state.damping, 1e-2)
