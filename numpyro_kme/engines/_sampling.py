@@ -41,7 +41,7 @@ def in_coordinates(
 ) -> Drawn:
     """Draw in coordinates that determine all latents; a new observation does not compile again."""
     start_key, temper_key, pick_key = jax.random.split(rng_key, 3)
-    with _linalg.float64():
+    with _linalg.float64(), _linalg.one_blas_thread():
         data = jax.tree.map(jnp.asarray, (likelihood, measure))
         start = _start(data[1], start_key, _num_particles(num_samples))
         found = temper(temper_key, _log_measure, _log_likelihood, (data[0].brief(), data[1]), start)
@@ -54,7 +54,7 @@ def in_model(rng_key: jax.Array, target: Unconstrained, problem: Problem, num_sa
     """Draw the unconstrained latents of a model whose every site has a density."""
     start_key, temper_key, pick_key = jax.random.split(rng_key, 3)
     prior = problem.draw(start_key, _num_particles(num_samples)).latents
-    with _linalg.float64():
+    with _linalg.float64(), _linalg.one_blas_thread():
         start = jax.jit(jax.vmap(target.flatten))(
             {name: np.asarray(value, np.float64) for name, value in prior.items()}
         )
