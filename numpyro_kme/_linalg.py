@@ -38,8 +38,8 @@ def float64() -> Iterator[None]:
 def one_blas_thread() -> Iterator[None]:
     """Let NumPy's and SciPy's BLAS use one thread inside this block.
 
-    For loops over matrices of some hundred rows: the threads of OpenBLAS wait for each other by spinning, and two of them took
-    ten times as long as one (`benchmarks/residual_time.py`, OpenBLAS 0.3.31, two cores).
+    For loops over matrices of some hundred rows, and for the small triangular solves that XLA hands to it: the threads of OpenBLAS
+    wait for each other by spinning, and several take longer than one. The limit holds for the whole process meanwhile.
     """
     with threadpool_limits(limits=1, user_api="blas"):
         yield

@@ -71,7 +71,7 @@ def temper(
         data: A pytree handed to both, so that a new observation does not compile again.
         particles: `(N, D)` independent draws from the prior; a few thousand for ten dimensions.
         num_moves: Moves of every particle at each temperature; twice the dimension when left out, and at least
-            10. With half as many, standard deviations of a curved posterior in ten dimensions came out 9 % too large.
+            10. With half as many, curved posteriors in ten dimensions came out too wide.
         num_final_rounds: How many times as many moves follow at the posterior.
     Returns:
         `Tempered`.
