@@ -112,13 +112,13 @@ class KernelBayesFilter:
         weights = self._weights(weights)
         return weights @ np.asarray(self.features) @ np.asarray(self.transition).T @ np.asarray(self.left).T
 
-    def filter(self, observations: Points, *, normalise: bool = False) -> np.ndarray:
+    def filter(self, observations: Points, *, normalise: bool = True) -> np.ndarray:
         """Weights of the law of each state given the observations up to then, `(S, T)`. Cost: `S T r^2`.
 
         Args:
             observations: `S` points in the order of time.
-            normalise: Divide the weights of each time by their sum before the next one. The paper does not; then the weights that
-                follow an outlying observation are small, `delta` is large beside their squares, and they can die out.
+            normalise: Divide the weights of each time by their sum before the next one. The paper (`normalise=False`) does not; then the
+                weights that follow an outlying observation are small, `delta` is large beside their squares, and they can die out.
         Raises:
             FloatingPointError: If all weights are zero at some time, because an observation is far from all that were learnt
                 from.

@@ -234,7 +234,7 @@ def choose_by_halves(
     settings: Sequence[KernelBayesSettings],
     *,
     modes: bool = False,
-    normalise: bool = False,
+    normalise: bool = True,
     tolerance: float = low_rank.TOLERANCE,
     max_rank: int | None = None,
 ) -> ChosenSettings:
