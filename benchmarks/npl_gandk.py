@@ -1,4 +1,4 @@
-"""g-and-k: accuracy of the posterior mean, share of the data explained, coverage, and the published bound.
+"""g-and-k: accuracy of the posterior mean, share of the data explained, and coverage.
 
     python benchmarks/npl_gandk.py                               # 100 data sets, 200 for coverage; about 10 CPU minutes
     python benchmarks/npl_gandk.py --datasets 5 --coverage 5     # a look
@@ -12,14 +12,12 @@ import itertools
 import time
 from functools import partial
 
-import jax
 import numpy as np
 import report
 from npl_models import GK, GK_LENGTH_SCALE, GK_TRUTH, bootstrap, gk_data, gk_nmse, gk_starts, upright
 
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD
-from numpyro_kme.losses.direct_mmd import potential
 
 NAMES = ("a", "b", "g", "log k")
 PUBLISHED = {0.0: 0.00791, 0.05: 0.0128, 0.1: 0.0593}
@@ -87,32 +85,11 @@ def spread(runs):
     return np.median(sds, axis=0) / across, (minima.mean(axis=0) - GK_TRUTH) / across
 
 
-def bound_curve(datasets, draws):
-    """Root mean squared MMD to the truth at the posterior mean, against 2 / sqrt(n)."""
-    rows = []
-    z = np.linspace(-6.5, 6.5, 4001)
-    weights = np.exp(-0.5 * z**2)
-    weights /= weights.sum()
-    law = lambda u: np.asarray(jax.vmap(lambda t: GK.simulate(u, t))(z[:, None]))  # noqa: E731
-    for n in (250, 500, 1000, 2000, 4000):
-        squared = []
-        for seed in range(datasets):
-            rng = np.random.default_rng([seed, n])
-            bound = MMD(Gaussian(GK_LENGTH_SCALE)).objective(gk_data(rng, 0.0, n), GK)
-            mean = upright(bootstrap(seed, bound, gk_starts(rng), draws).u).mean(axis=0)
-            points = np.concatenate([law(mean), law(GK_TRUTH)])[:, None]
-            signed = np.concatenate([weights, -weights])
-            squared.append(float(signed @ potential(Gaussian(GK_LENGTH_SCALE), points, points, signed)))
-        rows.append((n, float(np.sqrt(np.mean(squared))), 2.0 / np.sqrt(n)))
-    return rows
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--datasets", type=int, default=100)
     parser.add_argument("--coverage", type=int, default=200)
     parser.add_argument("--draws", type=int, default=200)
-    parser.add_argument("--curve", type=int, default=10)
     report.add_runs(parser)
     arguments = parser.parse_args()
     began, counts = time.perf_counter(), {}
@@ -124,12 +101,11 @@ def main():
             free, share = case
             key = (seed, share, free, arguments.draws)
             runs[case].append(arguments.runs.get(key, partial(one, *key)))
-        save(runs, arguments, [], time.perf_counter() - began)
-    curve = bound_curve(arguments.curve, arguments.draws) if arguments.curve else []
-    print(save(runs, arguments, curve, time.perf_counter() - began))
+        table = save(runs, arguments, time.perf_counter() - began)
+    print(table)
 
 
-def save(runs, arguments, curve, seconds):
+def save(runs, arguments, seconds):
     """Write what there is so far."""
     cases = [case for case in itertools.product((False, True), (0.0, 0.05, 0.1)) if runs[case]]
     accuracy = [summarise(runs[case], *case) for case in cases]
@@ -155,10 +131,7 @@ def save(runs, arguments, curve, seconds):
             ),
         ),
     ]
-    if curve:
-        table = report.table(("n", "root mean squared MMD", "2/sqrt(n)"), curve)
-        sections.append(("MMD to the truth against 2/sqrt(n)", table))
-    data = {"accuracy": accuracy, "coverage": coverage, "spread": spreads, "curve": curve, "seconds": seconds}
+    data = {"accuracy": accuracy, "coverage": coverage, "spread": spreads, "seconds": seconds}
     return report.write("npl_gandk", "g-and-k, posterior bootstrap of the squared MMD", sections, data)
 
 
