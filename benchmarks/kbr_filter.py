@@ -144,7 +144,7 @@ def dynamics(rows, repeats, part="dynamics"):
 
 TIMED = (1250, 2500, 5000, 10_000)
 RANK, STEPS = 100, 20
-FRAME_RANK = 150
+FRAME_RANK = 400
 
 
 def timing(rows):
@@ -185,6 +185,7 @@ def dense_step(found, factor, weights, phi):
 
 
 FRAMES, CHOSEN_FROM = 1800, 800
+FRAME_SCALES = (0.25, 0.35, 0.5, 0.7)
 PIXELS = 20
 VARIANCES = (1e-4, 1e-3)
 
@@ -292,7 +293,7 @@ def by_kernels(name, kernel, flat, train, known, seen):
     """Means, and modes on rotations, of the kernel Bayes filter with settings from the first 800 frames."""
     states = train.reshape(-1, 9) if flat else train
     added = [c / FRAMES for c in (1e-3, 1e-2, 1e-1, 1.0)]
-    tried = kernel_bayes_candidates(kernel, Gaussian(median_heuristic(known)), added, scales_x=SCALES)
+    tried = kernel_bayes_candidates(kernel, Gaussian(median_heuristic(known)), added, scales_x=FRAME_SCALES)
     few = slice(CHOSEN_FROM)
     chosen = choose_by_halves(states[few], known[few], tried, modes=name == "trace", max_rank=FRAME_RANK).settings
     fitted = chosen.filter(states, known, max_rank=FRAME_RANK)
