@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # else JAX 0.9 lists the processor's features for every program out of the cache
 os.environ |= {
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
     "JAX_COMPILATION_CACHE_DIR": str(Path(__file__).parents[1] / ".pytest_cache" / "xla"),

@@ -266,6 +266,17 @@ def test_the_brief_version_keeps_the_digits_of_precise_statistics(rng):
     np.testing.assert_allclose(brief, full, atol=1e-3)
 
 
+def test_the_brief_version_is_short_where_rounding_is_harmless(linear):
+    with jax.enable_x64(True):
+        at = jax.tree.map(jnp.asarray, linear[1].at(np.array([0.5])))
+        brief, points = at.brief(), jnp.asarray(linear[0][:30])
+        assert brief.location.points.dtype == brief.log_scale.points.dtype == np.float32
+        full, short = (np.asarray(jax.vmap(one.log_density)(points)) for one in (at, brief))
+        np.testing.assert_allclose(short, full, atol=1e-3)
+        for part in (at.location, at.log_scale):
+            np.testing.assert_allclose(part.on_host(np.asarray(points)), jax.vmap(part)(points), rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize("centres", [0, 2.5])
 def test_number_of_centres_is_checked(centres):
     with pytest.raises((ValueError, TypeError), match="centres"):

@@ -59,12 +59,22 @@ class RidgeFunctions:
         )
 
     def __call__(self, z: jax.Array) -> jax.Array:
-        """Values `(n,)` at one point `(D,)`. Cost: `r` exponentials; under `vmap`, products of matrices."""
+        """Values `(n,)` at one point `(D,)`, in the precision of the centres. Cost: `r` exponentials; under `vmap`, products of matrices."""
         points, precision = jnp.asarray(self.points), jnp.asarray(self.precision)
+        z = z.astype(points.dtype)
         straight = self.offset + jnp.asarray(self.linear) @ features(z, jnp, jax.lax.erf)
         near = (precision * points) @ z - 0.5 * precision @ jnp.square(z)
         near = near - 0.5 * jnp.sum(precision * jnp.square(points), axis=1)
         return straight + jnp.asarray(self.bump) @ jnp.exp(near)
+
+    def on_host(self, z: np.ndarray, kind: type = np.float64) -> np.ndarray:
+        """Values `(k, n)` at points `(k, D)` as NumPy computes them in a given precision."""
+        z, offset, linear, points, precision, bump = (
+            np.asarray(leaf, kind) for leaf in (z, self.offset, self.linear, self.points, self.precision, self.bump)
+        )
+        near = z @ (precision * points).T - kind(0.5) * np.square(z) @ precision.T
+        near -= kind(0.5) * np.sum(precision * np.square(points), axis=1)
+        return offset + features(z).astype(kind) @ linear.T + np.exp(near) @ bump.T
 
 
 def padded(size: int, least: int = 64) -> int:
