@@ -9,8 +9,8 @@ import os
 from pathlib import Path
 
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # else JAX 0.9 lists the processor's features for every program out of the cache
 os.environ |= {
+    "TF_CPP_MIN_LOG_LEVEL": "3",  # JAX 0.9 lists the processor's features for each program from the cache
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
     "JAX_COMPILATION_CACHE_DIR": str(Path(__file__).parents[1] / ".pytest_cache" / "xla"),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.05",

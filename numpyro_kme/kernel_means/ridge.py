@@ -69,12 +69,11 @@ class RidgeFunctions:
 
     def on_host(self, z: np.ndarray, kind: type = np.float64) -> np.ndarray:
         """Values `(k, n)` at points `(k, D)` as NumPy computes them in a given precision."""
-        z, offset, linear, points, precision, bump = (
-            np.asarray(leaf, kind) for leaf in (z, self.offset, self.linear, self.points, self.precision, self.bump)
-        )
+        z, points, precision = (np.asarray(leaf, kind) for leaf in (z, self.points, self.precision))
         near = z @ (precision * points).T - kind(0.5) * np.square(z) @ precision.T
         near -= kind(0.5) * np.sum(precision * np.square(points), axis=1)
-        return offset + features(z).astype(kind) @ linear.T + np.exp(near) @ bump.T
+        straight = np.asarray(self.offset, kind) + features(z).astype(kind) @ np.asarray(self.linear, kind).T
+        return straight + np.exp(near) @ np.asarray(self.bump, kind).T
 
 
 def padded(size: int, least: int = 64) -> int:
