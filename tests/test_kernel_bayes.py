@@ -238,7 +238,28 @@ def test_filter_by_dense_formulas(rng):
         prior = ridge @ gram_x @ alpha
         operator = dense_rule(prior, gram(following, following, sx), delta)
         smoothed.append(operator @ gram(following, x, sx) @ smoothed[-1])
+    np.testing.assert_allclose(found.smooth(filtered, normalise=False), np.stack(smoothed[::-1]), atol=1e-4)
+    smoothed = [alphas[-1]]
+    for alpha in alphas[-2::-1]:
+        prior = ridge @ gram_x @ (alpha / alpha.sum())
+        operator = dense_rule(prior, gram(following, following, sx), delta)
+        smoothed.append(operator @ gram(following, x, sx) @ (smoothed[-1] / smoothed[-1].sum()))
     np.testing.assert_allclose(found.smooth(filtered), np.stack(smoothed[::-1]), atol=1e-4)
+
+
+def test_smoother_after_outlying_observations(rng):
+    """They leave small weights, beside whose squares `delta` is large unless they are normalised."""
+    states, seen = rotation(rng, 300)
+    found = KernelBayesFilter.fit(states, seen, Gaussian(0.7), Gaussian(0.5), 1e-3, tolerance=1e-6)
+    errors = []
+    for _ in range(8):
+        truth, new = rotation(rng, 60)
+        new[5::6] += 1.2 * rng.normal(size=new[5::6].shape)
+        filtered = found.filter(new)
+        smoothed = found.smooth(filtered), found.smooth(filtered, normalise=False)
+        errors.append([np.mean((found.means(weights) - truth) ** 2) for weights in smoothed])
+    normalised, published = np.log(errors).T
+    assert np.mean(published - normalised) > 0.1
 
 
 def test_filter_and_smoother_improve_on_the_observations(rng):
@@ -278,6 +299,8 @@ def test_a_lost_state_is_said(rng):
     new[3] += 100.0
     with pytest.raises(FloatingPointError, match="not finite at 2 of 5 times, first at time 3"):
         found.filter(new)
+    with pytest.raises(FloatingPointError, match="zero or not finite at 1 of 1 times"):
+        found.means(np.zeros(50))
 
 
 def fitted(x):
@@ -309,6 +332,7 @@ def path(x):
         ),
         (lambda x: path(x).filter(x * np.nan), "`observations` has 40 entries that are not finite"),
         (lambda x: path(x).smooth(np.ones(19)), r"shape \(times, 19\), .* got \(19,\)"),
+        (lambda x: path(x).smooth(np.ones((0, 19))), r"shape \(times, 19\), .* got \(0, 19\)"),
         (lambda x: path(x).means(np.ones((2, 20))), r"shape \(19,\) or \(times, 19\), .* got \(2, 20\)"),
         (lambda x: LowRank.fit(Gaussian(1.0), x, tolerance=-1.0), "`tolerance` must be positive and finite; got -1.0"),
     ],
