@@ -95,9 +95,9 @@ class KernelBayesFilter:
             of_states, of_observations: Factors of its first `T` points.
             regularisation, delta: As in `fit`.
         """
-        _checks.positive("regularisation", regularisation)
+        _checks.positive_number("regularisation", regularisation)
         delta = 2.0 * regularisation if delta is None else delta
-        _checks.positive("delta", delta)
+        _checks.positive_number("delta", delta)
         v = np.asarray(of_states.values)
         before, last = (
             jax.tree.map(lambda a, part=part: np.asarray(a)[part], states) for part in (slice(-1), slice(-1, None))

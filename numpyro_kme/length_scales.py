@@ -131,7 +131,7 @@ def learn_length_scale(
     table = table - table.mean(axis=0)
     _checks.require(bool(np.ptp(table, axis=0).all()), "`x` has a constant column; leave it out.")
     reach = float(np.sqrt(np.mean(np.sum(np.square(table), axis=1)))) if reach is None else reach
-    _checks.positive("reach", reach)
+    _checks.positive_number("reach", reach)
     _checks.whole("num_landmarks", num_landmarks, 1)
     landmarks = spread_out(rng_key, table, max(num_landmarks, table.shape[1]))
     median = float(median_heuristic(table))

@@ -278,7 +278,7 @@ def choose_by_halves(
 def _require_candidates(settings) -> None:
     _checks.require(len(settings) >= 1, "`settings` must hold at least one candidate; got none.")
     for one in settings:
-        _checks.positive("regularisation", one.regularisation)
+        _checks.positive_number("regularisation", one.regularisation)
 
 
 def _least(settings, errors) -> ChosenSettings:

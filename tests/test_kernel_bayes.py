@@ -176,6 +176,11 @@ def test_pre_image(rng):
     np.testing.assert_allclose(pre_image(embedding, best), best, atol=0.06)
     with pytest.raises(ValueError, match="needs a Gaussian kernel, or one on rotations; got Laplace"):
         pre_image(MeanEmbedding(Laplace(1.0), x))
+    for kernel, points in ((Gaussian(0.8), x), (RotationTrace(), np.eye(2)[None])):
+        with pytest.raises(FloatingPointError, match=f"All {len(points)} weights are zero: there is no pre-image"):
+            pre_image(MeanEmbedding(kernel, points, np.zeros(len(points))))
+    with pytest.raises(FloatingPointError, match=r"where it must be positive: .* with a sum of -1, have no mode"):
+        pre_image(MeanEmbedding(Gaussian(0.8), x, np.full(40, -1 / 40)))
 
 
 def turned(axis, angle):
@@ -324,6 +329,13 @@ def path(x):
         ),
         (lambda x: KernelBayesFilter.fit(x[:2], x[:2], Gaussian(1.0), Gaussian(1.0), 1e-3), "at least 3 times"),
         (lambda x: LowRank.fit(Gaussian(1.0), x, tolerance=1.0), "`tolerance` must be below 1"),
+        (
+            lambda x: KernelBayesRule.fit(x, x, Gaussian(1.0), MeanEmbedding(Gaussian(1.0), x), np.ones(3)),
+            r"`regularisation` must be one number; got shape \(3,\)",
+        ),
+        (lambda x: kernel_sum_rule(x, x, x, Gaussian(1.0), 1e-3), "`prior` must be an embedding"),
+        (lambda x: LowRank.fit("gaussian", x), "`kernel` must be a kernel, .* got 'gaussian'"),
+        (lambda x: pre_image(fitted(x).posterior(x[:1]), np.full(2, np.nan)), "`start` has 2 entries that are not"),
         (lambda x: fitted(x).weights(x * np.nan), "`y` has 40 entries that are not finite"),
         (lambda x: fitted(x).posterior(x[:2]), "one observation, with a leading axis; it holds 2"),
         (
@@ -338,5 +350,5 @@ def path(x):
     ],
 )
 def test_bad_input_gets_a_sentence(rng, call, sentence):
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises((ValueError, TypeError), match=sentence):
         call(rng.normal(size=(20, 2)))

@@ -433,6 +433,12 @@ def in_groups(x=None):
             ValueError,
             "`regularisation` must be positive",
         ),
+        (
+            lambda bank: kme.K2ABC(iid, epsilon=np.ones(3)),
+            X,
+            ValueError,
+            r"`epsilon` must be one number; got shape \(3,\)",
+        ),
         (lambda bank: kme.RejectionABC(conjugate, quantile=0.1, threshold=1.0), X, ValueError, "not both"),
         (
             lambda bank: kme.KernelBayes(conjugate, prior={"weight": np.ones(3)}, simulations=bank),

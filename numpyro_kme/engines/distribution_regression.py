@@ -67,7 +67,7 @@ class DistributionRegressionABC(WeightedEngine):
         )
         for name, value in {"regularisation": regularisation, "epsilon": epsilon}.items():
             if value is not None:
-                _checks.positive(name, value)
+                _checks.positive_number(name, value)
         self.kernel, self.length_scale = kernel, checked_rule(kernel, length_scale)
         self.regularisation, self.epsilon = regularisation, epsilon
 

@@ -85,8 +85,8 @@ class KernelBayes(WeightedEngine):
         )
         for name, value in {"regularisation": regularisation, "delta": delta}.items():
             if value is not None:
-                _checks.positive(name, value)
-        _checks.positive("tolerance", tolerance)
+                _checks.positive_number(name, value)
+        _checks.positive_number("tolerance", tolerance)
         if num_prior_draws is not None:
             _checks.whole("num_prior_draws", num_prior_draws, 2)
         _checks.instance(

@@ -62,7 +62,7 @@ class KernelRecursiveABC(Engine):
         _checks.whole("num_simulations", num_simulations, 20)
         _checks.whole("num_iterations", num_iterations, 1)
         if regularisation is not None:
-            _checks.positive("regularisation", regularisation)
+            _checks.positive_number("regularisation", regularisation)
         self.num_simulations, self.num_iterations = num_simulations, num_iterations
         self.kernel, self.length_scale = kernel, checked_rule(kernel, length_scale)
         self.regularisation = regularisation
