@@ -108,6 +108,30 @@ def test_synthetic_likelihood_by_scipy(rng):
         kme.SyntheticLikelihood(pair, 0.3, -0.2, num_simulations=4)
 
 
+def constant_beside(rng_key, theta):
+    return jnp.stack([theta + jax.random.normal(rng_key), theta])
+
+
+def twice(rng_key, theta):
+    x = theta + jax.random.normal(rng_key)
+    return jnp.stack([x, 3.0 * x])
+
+
+@pytest.mark.parametrize(
+    "fn, value, sentence",
+    [
+        (shifted, np.zeros(3), r"`value` must have shape \(..., \*\(1,\)\), as the simulator gives; got \(3,\)"),
+        (shifted, np.array(0.0), r"as the simulator gives; got \(\)"),
+        (shifted, np.array([np.nan]), "`value` has 1 entries that are not finite"),
+        (constant_beside, np.zeros(2), r"numbers \[1\] of the event are constant"),
+        (twice, np.zeros(2), r"numbers \[1\] of the event are constant, follow from those before"),
+    ],
+)
+def test_synthetic_likelihood_without_an_answer_is_said(fn, value, sentence):
+    with pytest.raises((ValueError, np.linalg.LinAlgError), match=sentence):
+        kme.SyntheticLikelihood(fn, 0.3).log_prob(value)
+
+
 @pytest.mark.slow
 def test_nuts_on_a_synthetic_likelihood():
     def model(x):

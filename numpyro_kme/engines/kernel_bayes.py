@@ -92,6 +92,8 @@ class KernelBayes(WeightedEngine):
         _checks.instance(
             "parameter_kernel", parameter_kernel, Kernel | None, "a kernel, such as Gaussian(length_scale)"
         )
+        if num_folds is not None:
+            _checks.whole("num_folds", num_folds, 2)
         _checks.require(
             num_folds is None or (regularisation is None and delta is None),
             "With `num_folds` the regularisation is chosen: leave `regularisation` and `delta` out.",
