@@ -44,6 +44,28 @@ def test_recursive_abc_leaves_the_prior_behind():
     np.testing.assert_array_equal(engine.get_samples()["theta"], draws)
 
 
+def fails_above(rng, theta):
+    if theta[0] > 1.2:
+        raise OSError("disk full")
+    return theta + 0.5 * rng.normal(size=1)
+
+
+def failing(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([1]).to_event(1))
+    numpyro.sample("x", kme.Simulator(fails_above, theta, shape=(1,), dtype=float), obs=x)
+
+
+def test_recursive_abc_without_the_simulations_that_fail():
+    engine = kme.KernelRecursiveABC(failing, 60, num_iterations=3, on_failure="skip")
+    engine.run(KEY, x=X)
+    assert engine.get_samples()["theta"].shape == (60, 1)
+    assert abs(engine.estimate()["theta"][0] - 0.8) < 0.3
+    with pytest.raises(RuntimeError, match="disk full"):
+        kme.KernelRecursiveABC(failing, 60).run(KEY, x=X)
+    with pytest.raises(ValueError, match="`on_failure` must be"):
+        kme.KernelRecursiveABC(failing, on_failure="drop")
+
+
 @pytest.mark.parametrize(
     "x, settings, sentence",
     [
