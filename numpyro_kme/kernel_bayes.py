@@ -7,6 +7,7 @@ from jax.typing import ArrayLike
 from scipy.linalg import cho_factor, cho_solve
 
 from numpyro_kme import _checks, _linalg, low_rank
+from numpyro_kme._checks import EffectiveSampleSizeError
 from numpyro_kme._linalg import Array
 from numpyro_kme.embeddings import MeanEmbedding
 from numpyro_kme.kernels.base import Kernel, Points, num_points, register
@@ -37,13 +38,15 @@ def kernel_sum_rule(
         kernel_y: Kernel of the result.
         regularisation: `eps`.
         tolerance: Of the low-rank factor of `G_X`.
+    Raises:
+        RuntimeError: If all weights are zero.
     References: Fukumizu, Song & Gretton (2013), JMLR 14, section 3.
     """
     n = _joint(x, y)
     _embedding(prior)
     _checks.positive_number("regularisation", regularisation)
     factor = LowRank.fit(prior.kernel, x, tolerance=tolerance)
-    return MeanEmbedding(kernel_y, y, low_rank.ridge(factor.values, n * regularisation, _values(prior, x)))
+    return _found(kernel_y, y, low_rank.ridge(factor.values, n * regularisation, _values(prior, x)))
 
 
 def conditional_embedding(
@@ -67,13 +70,15 @@ def conditional_embedding(
         observed: `y`, one point with a leading axis.
         regularisation: `eps`; .01 / sqrt(n) in the experiments of the paper.
         tolerance: Of the low-rank factor of `G_Y`.
+    Raises:
+        RuntimeError: If all weights are zero.
     References: Song et al. (2009), ICML.
     """
     n = _joint(x, y)
     _checks.positive_number("regularisation", regularisation)
     factor = LowRank.fit(kernel_y, y, tolerance=tolerance)
     values = np.asarray(factor.values) @ factor.features(_one(observed))[0]
-    return MeanEmbedding(kernel_x, x, low_rank.ridge(factor.values, n * regularisation, values))
+    return _found(kernel_x, x, low_rank.ridge(factor.values, n * regularisation, values))
 
 
 def kernel_bayes_rule(
@@ -97,6 +102,8 @@ def kernel_bayes_rule(
         kernel_y: Kernel on observations.
         observed: `y`, one point with a leading axis.
         regularisation, delta, tolerance: As in `KernelBayesRule.fit`.
+    Raises:
+        RuntimeError: If all weights are zero.
     References: Fukumizu, Song & Gretton (2013), JMLR 14, section 4.
     """
     rule = KernelBayesRule.fit(x, y, kernel_y, prior, regularisation, delta=delta, tolerance=tolerance)
@@ -173,8 +180,12 @@ class KernelBayesRule:
         return self.right.features(y) @ np.asarray(self.left).T
 
     def posterior(self, y: Points) -> MeanEmbedding:
-        """Embedding of the posterior at one observation, a bank of one point."""
-        return MeanEmbedding(self.kernel_x, self.x, self.weights(_one(y))[0])
+        """Embedding of the posterior at one observation, a bank of one point.
+
+        Raises:
+            RuntimeError: If all weights are zero.
+        """
+        return _found(self.kernel_x, self.x, self.weights(_one(y))[0])
 
 
 def update(mu: np.ndarray, factor: np.ndarray, delta: float) -> tuple[np.ndarray, float]:
@@ -285,6 +296,15 @@ def _one(y: Points) -> Points:
     )
     _checks.sound("y", y)
     return y
+
+
+def _found(kernel: Kernel, points: Points, weights: np.ndarray) -> MeanEmbedding:
+    _checks.require(
+        bool(weights.any()),
+        f"All {len(weights)} weights are zero: the observation or the prior lies far from the joint sample, or kernels are too narrow.",
+        EffectiveSampleSizeError,
+    )
+    return MeanEmbedding(kernel, points, weights)
 
 
 def _embedding(prior) -> None:

@@ -147,6 +147,20 @@ def test_rules_as_functions(joint, rng):
     np.testing.assert_allclose(found(t), gram(t, x, 0.9) @ v, atol=1e-8)
 
 
+def test_no_weight_is_not_a_posterior(joint):
+    x, y, u = joint
+    k, far = Gaussian(0.7), np.full((1, 2), 1e3)
+    prior = MeanEmbedding(k, u)
+    for call in (
+        lambda: kernel_sum_rule(MeanEmbedding(k, u + 1e3), x, y, k, 1e-3),
+        lambda: kernel_bayes_rule(MeanEmbedding(k, u + 1e3), x, y, k, y[:1], 1e-3),
+        lambda: kernel_bayes_rule(prior, x, y, k, far, 1e-3),
+        lambda: conditional_embedding(x, y, k, k, far, 1e-3),
+    ):
+        with pytest.raises(RuntimeError, match="All 60 weights are zero: the observation or the prior lies far"):
+            call()
+
+
 def test_what_cannot_be_solved_is_said(joint, rng):
     """Below rounding a regularisation gives noise, not weights; a `delta` that fails is doubled, and that is said."""
     x, y, u = joint

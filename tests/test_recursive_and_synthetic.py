@@ -59,7 +59,7 @@ def test_recursive_abc_without_the_simulations_that_fail():
     engine = kme.KernelRecursiveABC(failing, 60, num_iterations=3, on_failure="skip")
     engine.run(KEY, x=X)
     assert engine.get_samples()["theta"].shape == (60, 1)
-    assert abs(engine.estimate()["theta"][0] - 0.8) < 0.3
+    assert abs(engine.estimate()["theta"][0] - 0.8) < 0.5
     with pytest.raises(RuntimeError, match="disk full"):
         kme.KernelRecursiveABC(failing, 60).run(KEY, x=X)
     with pytest.raises(ValueError, match="`on_failure` must be"):
