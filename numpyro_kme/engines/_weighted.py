@@ -88,7 +88,7 @@ class WeightedEngine(Engine):
         coordinates = Coordinates.from_prior(coordinates_key, self.problem)
         self._bank = Bank.read(coordinates, self.problem, self.simulations)
         self._fit(fit_key, self._bank)
-        return self._condition(sample_key, self.problem)
+        return self._condition(sample_key)
 
     def condition(self, rng_key: jax.Array, *args, **kwargs) -> None:
         """Infer from another observation, with the simulations and whatever was factorised in the last `run`.
@@ -99,17 +99,20 @@ class WeightedEngine(Engine):
             **kwargs: Keyword arguments of the model, with the new observation.
         """
         _ = self.result
-        problem = self._checked(self.problem.with_data(*args, **kwargs))
-        self._result = self._condition(rng_key, problem)
-        self.problem = problem
+        before, self.problem = self.problem, self._checked(self.problem.with_data(*args, **kwargs))
+        try:
+            self._result = self._condition(rng_key)
+        except Exception:
+            self.problem = before
+            raise
 
     def _checked(self, problem: Problem) -> Problem:
         check_model(problem, type(self).__name__)
         return problem
 
-    def _condition(self, rng_key, problem: Problem) -> Result:
-        bank, site = self._bank, problem.site()
-        found = self._weigh(bank, bank.point(problem.observations[site]))
+    def _condition(self, rng_key) -> Result:
+        bank, site = self._bank, self.problem.site()
+        found = self._weigh(bank, bank.point(self.problem.observations[site]))
         weights, info = self._normalise(found)
         _warn_of_variances(bank, weights)
         chosen = self._choose(rng_key, bank, weights)
@@ -119,7 +122,7 @@ class WeightedEngine(Engine):
         return Result(
             samples={name: value[chosen] for name, value in table.items()},
             groups={
-                **groups(replace(self.simulations, latents=bank.latents), problem),
+                **groups(replace(self.simulations, latents=bank.latents), self.problem),
                 "weighted_posterior": weighted,
             },
             info=info,
