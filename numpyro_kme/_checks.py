@@ -50,6 +50,12 @@ def positive(name: str, value: Any) -> None:
         )
 
 
+def positive_number(name: str, value: Any) -> None:
+    """Require one number, positive and finite where it is concrete."""
+    require(np.shape(value) == (), f"`{name}` must be one number; got shape {np.shape(value)}.")
+    positive(name, value)
+
+
 def non_negative(name: str, value: Any) -> None:
     """Require every entry of a concrete `value` to be finite and not negative."""
     if is_concrete(value):

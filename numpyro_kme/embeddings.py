@@ -115,7 +115,7 @@ class ConditionalMeanEmbedding:
             "`fit` factorises on the host and cannot be traced; call it outside `jax.jit`.",
             TypeError,
         )
-        _checks.positive("regularisation", regularisation)
+        _checks.positive_number("regularisation", regularisation)
         _checks.sound("inputs", inputs)
         with _linalg.float64():
             kernel, inputs = _linalg.to_host((kernel, inputs))

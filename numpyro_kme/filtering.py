@@ -95,9 +95,9 @@ class KernelBayesFilter:
             of_states, of_observations: Factors of its first `T` points.
             regularisation, delta: As in `fit`.
         """
-        _checks.positive("regularisation", regularisation)
+        _checks.positive_number("regularisation", regularisation)
         delta = 2.0 * regularisation if delta is None else delta
-        _checks.positive("delta", delta)
+        _checks.positive_number("delta", delta)
         v = np.asarray(of_states.values)
         before, last = (
             jax.tree.map(lambda a, part=part: np.asarray(a)[part], states) for part in (slice(-1), slice(-1, None))
@@ -129,15 +129,19 @@ class KernelBayesFilter:
         epsilon, delta = np.asarray(self.regularisation)
         found = [low_rank.ridge(factor, len(factor) * epsilon, factor @ features[0])]
         for phi in features[1:]:
-            before = found[-1] / found[-1].sum() if normalise and found[-1].any() else found[-1]
+            before = _unit(found[-1]) if normalise else found[-1]
             found.append(posterior_weights(self.predict(before), factor, delta, phi))
         return _some_weight(np.stack(found))
 
-    def smooth(self, filtered: np.ndarray) -> np.ndarray:
+    def smooth(self, filtered: np.ndarray, *, normalise: bool = True) -> np.ndarray:
         """Weights of the law of each state given all observations, `(S, T)`, from the filtered ones.
 
         Backwards, kernel Bayes' rule with `(X_i, X_{i+1})` as the joint sample and the filtered law at `t` as the prior, applied
         to the smoothed law at `t + 1`. Cost: `S T r^2`.
+
+        Args:
+            filtered: Weights of `filter`, in the order of time.
+            normalise: Divide the weights of each time by their sum before they are used, as in `filter`.
         """
         filtered = self._weights(filtered, laws=True)
         v = np.asarray(self.features)
@@ -145,13 +149,15 @@ class KernelBayesFilter:
         _, delta = np.asarray(self.regularisation)
         found = [filtered[-1]]
         for weights in filtered[-2::-1]:
+            weights, later = (_unit(w) if normalise else w for w in (weights, found[-1]))
             prior = np.asarray(self.left) @ (v.T @ weights)
-            found.append(posterior_weights(prior, following, delta, v.T @ found[-1]))
+            found.append(posterior_weights(prior, following, delta, v.T @ later))
         return _some_weight(np.stack(found[::-1]))
 
     def means(self, weights: np.ndarray) -> np.ndarray:
         """Means of the state `(S, *point)` under weights `(S, T)`, normalised to a sum of one; of one law `(T,)`, `(*point)`."""
         weights = self._weights(weights)
+        _some_weight(np.atleast_2d(weights))
         return np.tensordot(weights / weights.sum(axis=-1, keepdims=True), np.asarray(self.states), axes=1)
 
     def modes(self, weights: np.ndarray) -> np.ndarray:
@@ -166,12 +172,17 @@ class KernelBayesFilter:
     def _weights(self, weights, laws: bool = False) -> np.ndarray:
         weights, size = np.asarray(weights), len(self.features)
         _checks.require(
-            weights.shape[-1:] == (size,) and weights.ndim in ((2,) if laws else (1, 2)),
+            weights.shape[-1:] == (size,) and weights.ndim in ((2,) if laws else (1, 2)) and weights.size > 0,
             f"Weights must have shape {'' if laws else f'({size},) or '}(times, {size}), one for each state of the training path but "
             f"the last; got {weights.shape}.",
         )
         _checks.sound("weights", weights)
         return weights
+
+
+def _unit(weights: np.ndarray) -> np.ndarray:
+    """Weights with a sum of one, unless there is none."""
+    return weights / weights.sum() if weights.any() else weights
 
 
 def _some_weight(weights: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ from numpyro_kme import _checks, _linalg
 from numpyro_kme.kernels.base import Kernel, Points, num_points
 
 BATCH = 64
+KERNEL = "a kernel, such as Gaussian(length_scale)"
 
 
 class PermutationTest(NamedTuple):
@@ -40,6 +41,7 @@ def mmd_test(
     Cost: `(n + m)^2` kernel evaluations, kept, and one matrix product a permutation.
     References: Gretton et al. (2012), JMLR 13.
     """
+    _checks.instance("kernel", kernel, Kernel, KERNEL)
     n, m = num_points(x), num_points(y)
     _checks.require(min(n, m) >= 2, f"`x` and `y` must have at least 2 points each; got {n} and {m}.")
     _require_permutations(num_permutations)
@@ -80,7 +82,7 @@ def hsic(kernel_x: Kernel, x: Points, kernel_y: Kernel, y: Points) -> jax.Array:
         x, y: `n` pairs.
     References: Gretton et al. (2005), ALT.
     """
-    _pairs(x, y)
+    _pairs(kernel_x, x, kernel_y, y)
     return _hsic(_centred(kernel_x.gram(x)), kernel_y.gram(y))
 
 
@@ -97,7 +99,7 @@ def hsic_test(
     Cost: `2 n^2` kernel evaluations, kept, and `n^2` operations a permutation.
     References: Gretton et al. (2008), NIPS.
     """
-    _pairs(x, y)
+    _pairs(kernel_x, x, kernel_y, y)
     _require_permutations(num_permutations)
     with _linalg.float64():
         keys = jax.random.split(rng_key, num_permutations)
@@ -125,7 +127,9 @@ def _hsic(centred, gram):
     return jnp.sum(centred * gram) / len(gram) ** 2
 
 
-def _pairs(x, y) -> None:
+def _pairs(kernel_x, x, kernel_y, y) -> None:
+    _checks.instance("kernel_x", kernel_x, Kernel, KERNEL)
+    _checks.instance("kernel_y", kernel_y, Kernel, KERNEL)
     n, m = num_points(x), num_points(y)
     _checks.require(n == m >= 2, f"`x` and `y` must be at least 2 pairs; got {n} and {m} points.")
     _checks.sound("x", x)

@@ -7,6 +7,7 @@ from jax.typing import ArrayLike
 from scipy.linalg import cho_factor, cho_solve
 
 from numpyro_kme import _checks, _linalg, low_rank
+from numpyro_kme._checks import EffectiveSampleSizeError
 from numpyro_kme._linalg import Array
 from numpyro_kme.embeddings import MeanEmbedding
 from numpyro_kme.kernels.base import Kernel, Points, num_points, register
@@ -37,12 +38,15 @@ def kernel_sum_rule(
         kernel_y: Kernel of the result.
         regularisation: `eps`.
         tolerance: Of the low-rank factor of `G_X`.
+    Raises:
+        RuntimeError: If all weights are zero.
     References: Fukumizu, Song & Gretton (2013), JMLR 14, section 3.
     """
     n = _joint(x, y)
-    _checks.positive("regularisation", regularisation)
+    _embedding(prior)
+    _checks.positive_number("regularisation", regularisation)
     factor = LowRank.fit(prior.kernel, x, tolerance=tolerance)
-    return MeanEmbedding(kernel_y, y, low_rank.ridge(factor.values, n * regularisation, _values(prior, x)))
+    return _found(kernel_y, y, low_rank.ridge(factor.values, n * regularisation, _values(prior, x)))
 
 
 def conditional_embedding(
@@ -66,13 +70,15 @@ def conditional_embedding(
         observed: `y`, one point with a leading axis.
         regularisation: `eps`; .01 / sqrt(n) in the experiments of the paper.
         tolerance: Of the low-rank factor of `G_Y`.
+    Raises:
+        RuntimeError: If all weights are zero.
     References: Song et al. (2009), ICML.
     """
     n = _joint(x, y)
-    _checks.positive("regularisation", regularisation)
+    _checks.positive_number("regularisation", regularisation)
     factor = LowRank.fit(kernel_y, y, tolerance=tolerance)
     values = np.asarray(factor.values) @ factor.features(_one(observed))[0]
-    return MeanEmbedding(kernel_x, x, low_rank.ridge(factor.values, n * regularisation, values))
+    return _found(kernel_x, x, low_rank.ridge(factor.values, n * regularisation, values))
 
 
 def kernel_bayes_rule(
@@ -96,6 +102,8 @@ def kernel_bayes_rule(
         kernel_y: Kernel on observations.
         observed: `y`, one point with a leading axis.
         regularisation, delta, tolerance: As in `KernelBayesRule.fit`.
+    Raises:
+        RuntimeError: If all weights are zero.
     References: Fukumizu, Song & Gretton (2013), JMLR 14, section 4.
     """
     rule = KernelBayesRule.fit(x, y, kernel_y, prior, regularisation, delta=delta, tolerance=tolerance)
@@ -156,9 +164,10 @@ class KernelBayesRule:
         Cost: `n r^2`.
         """
         n = _joint(x, y)
-        _checks.positive("regularisation", regularisation)
+        _embedding(prior)
+        _checks.positive_number("regularisation", regularisation)
         delta = 2.0 * regularisation if delta is None else delta
-        _checks.positive("delta", delta)
+        _checks.positive_number("delta", delta)
         of_x = LowRank.fit(prior.kernel, x, tolerance=tolerance)
         mu = low_rank.ridge(of_x.values, n * regularisation, _values(prior, x))
         right = LowRank.fit(kernel_y, y, tolerance=tolerance)
@@ -171,8 +180,12 @@ class KernelBayesRule:
         return self.right.features(y) @ np.asarray(self.left).T
 
     def posterior(self, y: Points) -> MeanEmbedding:
-        """Embedding of the posterior at one observation, a bank of one point."""
-        return MeanEmbedding(self.kernel_x, self.x, self.weights(_one(y))[0])
+        """Embedding of the posterior at one observation, a bank of one point.
+
+        Raises:
+            RuntimeError: If all weights are zero.
+        """
+        return _found(self.kernel_x, self.x, self.weights(_one(y))[0])
 
 
 def update(mu: np.ndarray, factor: np.ndarray, delta: float) -> tuple[np.ndarray, float]:
@@ -222,10 +235,15 @@ def pre_image(embedding: MeanEmbedding, start: ArrayLike | None = None, *, max_s
             `(n, size, size)`.
         start: Such a point; the sample point at which the embedding is largest, when left out.
         max_steps: Largest number of steps.
+    Raises:
+        FloatingPointError: If all weights are zero, or a Gaussian embedding is nowhere positive on the sample or at `start`.
     References: Mika et al. (1999); Fukumizu, Song & Gretton (2013), section 5.1.
     """
     points, weights = np.asarray(embedding.points, np.float64), np.asarray(embedding.weights, np.float64)
     kernel = embedding.kernel
+    _checks.require(
+        bool(weights.any()), f"All {len(weights)} weights are zero: there is no pre-image.", FloatingPointError
+    )
     if isinstance(kernel, RotationTrace):
         return nearest_rotation(np.tensordot(weights, points, axes=1))
     if not isinstance(kernel, Gaussian | RotationGaussian):
@@ -243,10 +261,15 @@ def pre_image(embedding: MeanEmbedding, start: ArrayLike | None = None, *, max_s
     _checks.require(
         x.shape == points.shape[1:], f"`start` must be one point of shape {points.shape[1:]}; got {x.shape}."
     )
+    _checks.finite("start", x)
     value, near = height(x)
+    _checks.require(
+        value > 0,
+        f"The embedding is {value:.3g} at the start of the search, where it must be positive: its weights, with a sum of "
+        f"{weights.sum():.3g}, have no mode there.",
+        FloatingPointError,
+    )
     for _ in range(max_steps):
-        if not value > 0:
-            break
         step = np.tensordot(weights * near, points, axes=1) / value - x
         for shorter in (1.0, 0.5, 0.1, 0.01):
             moved = project(x + shorter * step)
@@ -273,6 +296,19 @@ def _one(y: Points) -> Points:
     )
     _checks.sound("y", y)
     return y
+
+
+def _found(kernel: Kernel, points: Points, weights: np.ndarray) -> MeanEmbedding:
+    _checks.require(
+        bool(weights.any()),
+        f"All {len(weights)} weights are zero: the observation or the prior lies far from the joint sample, or kernels are too narrow.",
+        EffectiveSampleSizeError,
+    )
+    return MeanEmbedding(kernel, points, weights)
+
+
+def _embedding(prior) -> None:
+    _checks.instance("prior", prior, MeanEmbedding, "an embedding, such as MeanEmbedding(kernel, draws)")
 
 
 def _joint(x, y) -> int:

@@ -31,7 +31,7 @@ def length_scale_model(x: ArrayLike, landmarks: ArrayLike, reach: float | None =
     table = np.asarray(x, np.float64)
     centre, median = table.mean(axis=0), float(median_heuristic(table))
     reach = float(np.sqrt(np.mean(np.sum(np.square(table - centre), axis=1)))) if reach is None else reach
-    _checks.positive("reach", reach)
+    _checks.positive_number("reach", reach)
     log_scale = numpyro.sample("log_length_scale", dist.Uniform(np.log(SHARE * median), np.log(median)))
     log_noise = numpyro.sample("log_noise", dist.Normal(np.log(0.3), 1.0))
     scale = numpyro.deterministic("length_scale", jnp.exp(log_scale))

@@ -131,7 +131,7 @@ def learn_length_scale(
     table = table - table.mean(axis=0)
     _checks.require(bool(np.ptp(table, axis=0).all()), "`x` has a constant column; leave it out.")
     reach = float(np.sqrt(np.mean(np.sum(np.square(table), axis=1)))) if reach is None else reach
-    _checks.positive("reach", reach)
+    _checks.positive_number("reach", reach)
     _checks.whole("num_landmarks", num_landmarks, 1)
     landmarks = spread_out(rng_key, table, max(num_landmarks, table.shape[1]))
     median = float(median_heuristic(table))
@@ -164,8 +164,12 @@ def _loss(at, x, landmarks, reach):
     return -log_pseudo_likelihood(x, landmarks, jnp.exp(at[0]), jnp.exp(at[1]), reach)
 
 
-def spread_out(rng_key: jax.Array, x: np.ndarray, number: int) -> np.ndarray:
+def spread_out(rng_key: jax.Array, x: ArrayLike, number: int) -> np.ndarray:
     """Rows of `x` far from each other, `(number, D)`: each is the farthest from those before it."""
+    _checks.matrix("x", x)
+    _checks.sound("x", x)
+    _checks.whole("number", number, 1)
+    x = np.asarray(x)
     first = int(jax.random.randint(rng_key, (), 0, len(x)))
     chosen, distance = [first], np.sum(np.square(x - x[first]), axis=1)
     while len(chosen) < min(number, len(x)):
@@ -185,12 +189,22 @@ def shrunk_embedding(
         x: Data `(n, D)`, centred.
         points: `(r, D)`.
         length_scale, noise, reach: `s`, `tau`, `eta`.
+    Raises:
+        numpy.linalg.LinAlgError: If `tau^2 / n` is below the rounding of `R`.
     References: Flaxman et al. (2016), UAI, section 3.
     """
+    for name, value in {"length_scale": length_scale, "noise": noise, "reach": reach}.items():
+        _checks.positive_number(name, value)
     with _linalg.float64():
         gram = np.asarray(Gaussian(length_scale).gram(jnp.asarray(points, float), jnp.asarray(x, float)))
         r = np.asarray(smoothed_kernel(points, points, length_scale, reach))
-    gain = np.linalg.solve(r + noise**2 / gram.shape[1] * np.eye(len(r)), r).T
+    added = noise**2 / gram.shape[1]
+    _checks.require(
+        bool(added > np.finfo(np.float64).eps * np.trace(r)),
+        f"`noise` of {noise:.3g} is too small: `tau^2 / n` = {added:.3g} is below the rounding of `R`.",
+        np.linalg.LinAlgError,
+    )
+    gain = np.linalg.solve(r + added * np.eye(len(r)), r).T
     return gain @ gram.mean(axis=1), r - gain @ r
 
 
@@ -277,8 +291,13 @@ class CrossValidation(LengthScaleRule):
         _checks.require(
             len(x) == len(targets), f"`x` and `targets` must have as many rows; got {len(x)} and {len(targets)}."
         )
+        _checks.sound("x", x)
+        _checks.sound("targets", targets)
+        _checks.whole("most", self.most, 10)
+        _checks.require(len(self.multiples) >= 1, "`multiples` must hold at least one number; got none.")
         x, targets = (_some(self.rng_key, np.asarray(a, np.float64), self.most) for a in (x, targets))
         spread = targets.std(axis=0)
+        _checks.require(bool(spread.any()), "`targets` are constant: every length scale predicts them.")
         targets = (targets - targets.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
         scale = MedianHeuristic(self.per_dimension)(x)
         errors = [

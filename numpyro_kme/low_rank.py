@@ -45,8 +45,9 @@ class LowRank:
         References: Fine & Scheinberg (2001), JMLR 2.
         """
         n = num_points(points)
+        _checks.instance("kernel", kernel, Kernel, "a kernel, such as Gaussian(length_scale)")
         _checks.sound("points", points)
-        _checks.positive("tolerance", tolerance)
+        _checks.positive_number("tolerance", tolerance)
         _checks.require(tolerance < 1, f"`tolerance` must be below 1, a share of the diagonal; got {tolerance}.")
         if max_rank is not None:
             _checks.whole("max_rank", max_rank, 1)

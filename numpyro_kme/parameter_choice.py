@@ -278,7 +278,9 @@ def choose_by_halves(
 def _require_candidates(settings) -> None:
     _checks.require(len(settings) >= 1, "`settings` must hold at least one candidate; got none.")
     for one in settings:
-        _checks.positive("regularisation", one.regularisation)
+        _checks.instance("settings", one, KernelBayesSettings, "candidates KernelBayesSettings(...)")
+        _checks.positive_number("regularisation", one.regularisation)
+        _checks.positive_number("delta", 1.0 if one.delta is None else one.delta)
 
 
 def _least(settings, errors) -> ChosenSettings:

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 from numpyro.distributions.distribution import Distribution
@@ -31,6 +32,9 @@ class SyntheticLikelihood(Distribution):
         rng_key: Makes the noise; `jax.random.key(0)` when left out. Of several keys `(blocks,)`, as `PseudoMarginal(blocks=...)` gives
             them, each makes an equal part of the simulations.
         shape, dtype: Of one event of a black-box simulator, whose density has no gradient.
+    Raises:
+        numpy.linalg.LinAlgError: If the covariance of the simulations is singular, outside compiled code; inside, the density is
+            not a number.
     Cost: `num_simulations` simulations an evaluation.
     References: Wood (2010), Nature; Price et al. (2018), JCGS.
     """
@@ -75,6 +79,11 @@ class SyntheticLikelihood(Distribution):
 
     def log_prob(self, value: ArrayLike, intermediates=None) -> jax.Array:
         """Log density of the normal distribution with the mean and covariance of the simulations, over the leading axes."""
+        _checks.sound("value", value)
+        _checks.require(
+            jnp.shape(value)[jnp.ndim(value) - self.event_dim :] == self.event_shape,
+            f"`value` must have shape (..., *{self.event_shape}), as the simulator gives; got {jnp.shape(value)}.",
+        )
         keys = _keys(self.rng_key)
         share = (self.num_simulations // len(keys),)
         drawn = jax.lax.map(lambda key: self.simulator.sample(key, share), keys)
@@ -82,13 +91,30 @@ class SyntheticLikelihood(Distribution):
         drawn = drawn.astype(jnp.result_type(float, drawn))
         mean = jnp.mean(drawn, axis=0)
         centred = drawn - mean[None]
-        factor = jnp.linalg.cholesky(centred.T @ centred / (self.num_simulations - 1))
+        covariance = centred.T @ centred / (self.num_simulations - 1)
+        factor = jnp.linalg.cholesky(covariance)
+        _check_rank(mean, covariance, factor)
         value = jnp.asarray(value)
         lead = value.shape[: value.ndim - self.event_dim]
         rows = value.reshape(-1, len(mean)) - mean[None]
         white = jax.scipy.linalg.solve_triangular(factor, rows.T, lower=True)
         constant = 0.5 * len(mean) * jnp.log(2.0 * jnp.pi) + jnp.sum(jnp.log(jnp.diagonal(factor)))
         return (-0.5 * jnp.sum(jnp.square(white), axis=0) - constant).reshape(lead)
+
+
+def _check_rank(mean, covariance, factor) -> None:
+    """Require variances, given the numbers before, above the rounding of the numbers and of their covariance."""
+    if not _checks.is_concrete(factor):
+        return
+    eps = 8.0 * float(jnp.finfo(factor.dtype).eps)
+    mean, scale, given = (np.asarray(a, np.float64) for a in (mean, np.diagonal(covariance), np.diagonal(factor)))
+    lost = np.flatnonzero(~(given**2 > eps * scale + (eps * mean) ** 2))
+    _checks.require(
+        not len(lost),
+        f"Over the simulations, numbers {lost.tolist()} of the event are constant, follow from those before them, or are not "
+        "finite: the normal density does not exist. Leave them out.",
+        np.linalg.LinAlgError,
+    )
 
 
 def _keys(key: jax.Array) -> jax.Array:

@@ -86,6 +86,8 @@ def test_many_features_are_the_kernel(rng):
 @pytest.mark.parametrize(
     "call, sentence",
     [
+        (lambda x: mmd_test(KEY, x, x, x), "`kernel` must be a kernel"),
+        (lambda x: hsic_test(KEY, Gaussian(1.0), x, x, x), "`kernel_y` must be a kernel"),
         (lambda x: mmd_test(KEY, Gaussian(1.0), x, x[:1]), "at least 2 points each; got 20 and 1"),
         (
             lambda x: mmd_test(KEY, Gaussian(1.0), x, np.ones((5, 2))),
@@ -98,7 +100,7 @@ def test_many_features_are_the_kernel(rng):
     ],
 )
 def test_bad_input_gets_a_sentence(rng, call, sentence):
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises((ValueError, TypeError), match=sentence):
         call(rng.normal(size=(20, 1)))
 
 

@@ -147,6 +147,20 @@ def test_rules_as_functions(joint, rng):
     np.testing.assert_allclose(found(t), gram(t, x, 0.9) @ v, atol=1e-8)
 
 
+def test_no_weight_is_not_a_posterior(joint):
+    x, y, u = joint
+    k, far = Gaussian(0.7), np.full((1, 2), 1e3)
+    prior = MeanEmbedding(k, u)
+    for call in (
+        lambda: kernel_sum_rule(MeanEmbedding(k, u + 1e3), x, y, k, 1e-3),
+        lambda: kernel_bayes_rule(MeanEmbedding(k, u + 1e3), x, y, k, y[:1], 1e-3),
+        lambda: kernel_bayes_rule(prior, x, y, k, far, 1e-3),
+        lambda: conditional_embedding(x, y, k, k, far, 1e-3),
+    ):
+        with pytest.raises(RuntimeError, match="All 60 weights are zero: the observation or the prior lies far"):
+            call()
+
+
 def test_what_cannot_be_solved_is_said(joint, rng):
     """Below rounding a regularisation gives noise, not weights; a `delta` that fails is doubled, and that is said."""
     x, y, u = joint
@@ -176,6 +190,11 @@ def test_pre_image(rng):
     np.testing.assert_allclose(pre_image(embedding, best), best, atol=0.06)
     with pytest.raises(ValueError, match="needs a Gaussian kernel, or one on rotations; got Laplace"):
         pre_image(MeanEmbedding(Laplace(1.0), x))
+    for kernel, points in ((Gaussian(0.8), x), (RotationTrace(), np.eye(2)[None])):
+        with pytest.raises(FloatingPointError, match=f"All {len(points)} weights are zero: there is no pre-image"):
+            pre_image(MeanEmbedding(kernel, points, np.zeros(len(points))))
+    with pytest.raises(FloatingPointError, match=r"where it must be positive: .* with a sum of -1, have no mode"):
+        pre_image(MeanEmbedding(Gaussian(0.8), x, np.full(40, -1 / 40)))
 
 
 def turned(axis, angle):
@@ -238,7 +257,28 @@ def test_filter_by_dense_formulas(rng):
         prior = ridge @ gram_x @ alpha
         operator = dense_rule(prior, gram(following, following, sx), delta)
         smoothed.append(operator @ gram(following, x, sx) @ smoothed[-1])
+    np.testing.assert_allclose(found.smooth(filtered, normalise=False), np.stack(smoothed[::-1]), atol=1e-4)
+    smoothed = [alphas[-1]]
+    for alpha in alphas[-2::-1]:
+        prior = ridge @ gram_x @ (alpha / alpha.sum())
+        operator = dense_rule(prior, gram(following, following, sx), delta)
+        smoothed.append(operator @ gram(following, x, sx) @ (smoothed[-1] / smoothed[-1].sum()))
     np.testing.assert_allclose(found.smooth(filtered), np.stack(smoothed[::-1]), atol=1e-4)
+
+
+def test_smoother_after_outlying_observations(rng):
+    """They leave small weights, beside whose squares `delta` is large unless they are normalised."""
+    states, seen = rotation(rng, 300)
+    found = KernelBayesFilter.fit(states, seen, Gaussian(0.7), Gaussian(0.5), 1e-3, tolerance=1e-6)
+    errors = []
+    for _ in range(8):
+        truth, new = rotation(rng, 60)
+        new[5::6] += 1.2 * rng.normal(size=new[5::6].shape)
+        filtered = found.filter(new)
+        smoothed = found.smooth(filtered), found.smooth(filtered, normalise=False)
+        errors.append([np.mean((found.means(weights) - truth) ** 2) for weights in smoothed])
+    normalised, published = np.log(errors).T
+    assert np.mean(published - normalised) > 0.1
 
 
 def test_filter_and_smoother_improve_on_the_observations(rng):
@@ -278,6 +318,8 @@ def test_a_lost_state_is_said(rng):
     new[3] += 100.0
     with pytest.raises(FloatingPointError, match="not finite at 2 of 5 times, first at time 3"):
         found.filter(new)
+    with pytest.raises(FloatingPointError, match="zero or not finite at 1 of 1 times"):
+        found.means(np.zeros(50))
 
 
 def fitted(x):
@@ -301,6 +343,13 @@ def path(x):
         ),
         (lambda x: KernelBayesFilter.fit(x[:2], x[:2], Gaussian(1.0), Gaussian(1.0), 1e-3), "at least 3 times"),
         (lambda x: LowRank.fit(Gaussian(1.0), x, tolerance=1.0), "`tolerance` must be below 1"),
+        (
+            lambda x: KernelBayesRule.fit(x, x, Gaussian(1.0), MeanEmbedding(Gaussian(1.0), x), np.ones(3)),
+            r"`regularisation` must be one number; got shape \(3,\)",
+        ),
+        (lambda x: kernel_sum_rule(x, x, x, Gaussian(1.0), 1e-3), "`prior` must be an embedding"),
+        (lambda x: LowRank.fit("gaussian", x), "`kernel` must be a kernel, .* got 'gaussian'"),
+        (lambda x: pre_image(fitted(x).posterior(x[:1]), np.full(2, np.nan)), "`start` has 2 entries that are not"),
         (lambda x: fitted(x).weights(x * np.nan), "`y` has 40 entries that are not finite"),
         (lambda x: fitted(x).posterior(x[:2]), "one observation, with a leading axis; it holds 2"),
         (
@@ -309,10 +358,11 @@ def path(x):
         ),
         (lambda x: path(x).filter(x * np.nan), "`observations` has 40 entries that are not finite"),
         (lambda x: path(x).smooth(np.ones(19)), r"shape \(times, 19\), .* got \(19,\)"),
+        (lambda x: path(x).smooth(np.ones((0, 19))), r"shape \(times, 19\), .* got \(0, 19\)"),
         (lambda x: path(x).means(np.ones((2, 20))), r"shape \(19,\) or \(times, 19\), .* got \(2, 20\)"),
         (lambda x: LowRank.fit(Gaussian(1.0), x, tolerance=-1.0), "`tolerance` must be positive and finite; got -1.0"),
     ],
 )
 def test_bad_input_gets_a_sentence(rng, call, sentence):
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises((ValueError, TypeError), match=sentence):
         call(rng.normal(size=(20, 2)))

@@ -122,7 +122,7 @@ def test_cross_validation_by_leaving_out(rng):
 
 
 def test_kernel_learning_as_a_model(rng):
-    """The density of the model is the pseudo-likelihood times its priors; its mode is where the optimiser ends."""
+    """The density of the model is the pseudo-likelihood times its priors."""
     from numpyro.infer.util import log_density
 
     x = rng.normal(size=(30, 2)) + 3.0
@@ -152,3 +152,27 @@ def test_too_few_different_points_are_said():
 def test_bad_input_gets_a_sentence(x, sentence):
     with pytest.raises(ValueError, match=sentence):
         learn_length_scale(jax.random.key(0), x)
+
+
+X = np.random.default_rng(0).normal(size=(20, 2))
+
+
+@pytest.mark.parametrize(
+    "call, sentence",
+    [
+        (lambda: CrossValidation(jax.random.key(0))(X, np.full((20, 1), np.nan)), "`targets` has 20 entries"),
+        (lambda: CrossValidation(jax.random.key(0))(X, np.ones((20, 1))), "`targets` are constant"),
+        (lambda: CrossValidation(jax.random.key(0), ())(X, X), "`multiples` must hold at least one number"),
+        (lambda: CrossValidation(jax.random.key(0), most=3)(X, X), "`most` must be at least 10; got 3"),
+        (lambda: spread_out(jax.random.key(0), X * np.nan, 3), "`x` has 40 entries that are not finite"),
+        (lambda: spread_out(jax.random.key(0), X[:, 0], 3), r"`x` must have shape \(points, dim\); got \(20,\)"),
+        (lambda: spread_out(jax.random.key(0), X, 0), "`number` must be at least 1; got 0"),
+        (lambda: shrunk_embedding(X, X[:5], 1.0, 0.0, 1.0), "`noise` must be positive and finite; got 0"),
+        (lambda: shrunk_embedding(X, X[:5], 1.0, 0.3, 0.0), "`reach` must be positive and finite; got 0"),
+        (lambda: shrunk_embedding(X, X[:5], 5.0, 1e-9, 1.0), r"`noise` of 1e-09 is too small: .* = 5e-20"),
+    ],
+)
+def test_what_says_nothing_gets_a_sentence(call, sentence):
+    """NaN and constant targets gave the first multiple, and a prior of no width an embedding of zero."""
+    with pytest.raises((ValueError, np.linalg.LinAlgError), match=sentence):
+        call()

@@ -149,10 +149,15 @@ def test_halves_by_hand(rng):
             lambda x, one: choose_by_folds(KEY, x, x, [one._replace(regularisation=0.0)]),
             "`regularisation` must be positive",
         ),
+        (
+            lambda x, one: choose_by_folds(KEY, x, x, [one._replace(delta=0.0)]),
+            "`delta` must be positive and finite; got",
+        ),
+        (lambda x, one: choose_by_halves(x, x, [1e-3]), "`settings` must be candidates .* got 0.001"),
         (lambda x, one: choose_by_halves(x, x[:7], [one]), "must be one path; got 30 and 7 points"),
         (lambda x, one: choose_by_halves(x[:7], x[:7], [one]), "at least 8 times to be halved; got 7"),
     ],
 )
 def test_bad_input_gets_a_sentence(joint, call, sentence):
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises((ValueError, TypeError), match=sentence):
         call(joint[0], KernelBayesSettings(Gaussian(1.0), Gaussian(1.0), 1e-3))

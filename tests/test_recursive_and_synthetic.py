@@ -44,6 +44,28 @@ def test_recursive_abc_leaves_the_prior_behind():
     np.testing.assert_array_equal(engine.get_samples()["theta"], draws)
 
 
+def fails_above(rng, theta):
+    if theta[0] > 1.2:
+        raise OSError("disk full")
+    return theta + 0.5 * rng.normal(size=1)
+
+
+def failing(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([1]).to_event(1))
+    numpyro.sample("x", kme.Simulator(fails_above, theta, shape=(1,), dtype=float), obs=x)
+
+
+def test_recursive_abc_without_the_simulations_that_fail():
+    engine = kme.KernelRecursiveABC(failing, 60, num_iterations=3, on_failure="skip")
+    engine.run(KEY, x=X)
+    assert engine.get_samples()["theta"].shape == (60, 1)
+    assert abs(engine.estimate()["theta"][0] - 0.8) < 0.5
+    with pytest.raises(RuntimeError, match="disk full"):
+        kme.KernelRecursiveABC(failing, 60).run(KEY, x=X)
+    with pytest.raises(ValueError, match="`on_failure` must be"):
+        kme.KernelRecursiveABC(failing, on_failure="drop")
+
+
 @pytest.mark.parametrize(
     "x, settings, sentence",
     [
@@ -106,6 +128,30 @@ def test_synthetic_likelihood_by_scipy(rng):
         kme.SyntheticLikelihood(pair, 0.3, -0.2, num_simulations=49, rng_key=keys)
     with pytest.raises(ValueError, match="must exceed 4"):
         kme.SyntheticLikelihood(pair, 0.3, -0.2, num_simulations=4)
+
+
+def constant_beside(rng_key, theta):
+    return jnp.stack([theta + jax.random.normal(rng_key), theta])
+
+
+def twice(rng_key, theta):
+    x = theta + jax.random.normal(rng_key)
+    return jnp.stack([x, 3.0 * x])
+
+
+@pytest.mark.parametrize(
+    "fn, value, sentence",
+    [
+        (shifted, np.zeros(3), r"`value` must have shape \(..., \*\(1,\)\), as the simulator gives; got \(3,\)"),
+        (shifted, np.array(0.0), r"as the simulator gives; got \(\)"),
+        (shifted, np.array([np.nan]), "`value` has 1 entries that are not finite"),
+        (constant_beside, np.zeros(2), r"numbers \[1\] of the event are constant"),
+        (twice, np.zeros(2), r"numbers \[1\] of the event are constant, follow from those before"),
+    ],
+)
+def test_synthetic_likelihood_without_an_answer_is_said(fn, value, sentence):
+    with pytest.raises((ValueError, np.linalg.LinAlgError), match=sentence):
+        kme.SyntheticLikelihood(fn, 0.3).log_prob(value)
 
 
 @pytest.mark.slow

@@ -31,6 +31,10 @@ def data_set(rng_key, theta):
     return theta + jax.random.normal(rng_key, (200,), jnp.result_type(theta))
 
 
+def three_times(rng_key, theta):
+    return jnp.stack([theta, theta, theta])
+
+
 def conjugate(x=None):
     theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
     numpyro.deterministic("twice", 2 * theta)
@@ -122,6 +126,20 @@ def test_condition_solves_again_with_the_same_simulations(kernel_abc, bank):
     assert engine.fitted is fitted
     np.testing.assert_array_equal(engine.get_weights()["weight"], kernel_abc.get_weights()["weight"])
     np.testing.assert_array_equal(engine.to_inference_data()["observed_data"]["x"].values, X)
+
+
+def test_a_refused_observation_leaves_the_last_posterior(bank):
+    engine = kme.KernelABC(conjugate, simulations=bank, kernel=kme.kernels.Gaussian(0.7))
+    engine.run(KEY, x=X)
+    before = engine.get_samples()["theta"]
+    with pytest.raises(RuntimeError, match="all 500 simulations are zero"):
+        engine.condition(KEY, x=X + 1e3)
+    np.testing.assert_array_equal(engine.problem.observations["x"], X)
+    np.testing.assert_array_equal(engine.get_samples()["theta"], before)
+    with pytest.raises(RuntimeError, match="all 500 simulations are zero"):
+        engine.run(KEY, x=X + 1e3)
+    with pytest.raises(RuntimeError, match="should be called first"):
+        engine.get_samples()
 
 
 def test_arviz_keeps_the_weighted_set(kernel_abc):
@@ -340,6 +358,26 @@ def test_rejection_on_data_sets(sets, rng):
     assert abs(moments(by_mmd)[0] - y.sum() / 21) < 5 * sd / np.sqrt(40)
 
 
+def test_rejection_sees_numbers_that_are_mostly_equal(rng):
+    """Zeros in more than half of the simulations: the median absolute deviation is zero, the number not without meaning."""
+    theta = rng.normal(size=400)
+    outputs = np.stack([rng.normal(size=400), np.maximum(theta - 0.5, 0.0), np.ones(400)], axis=1)
+    rare = kme.Simulations.from_table(theta[:, None], outputs)
+
+    def model(x=None):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        numpyro.sample("x", kme.Simulator(three_times, theta), obs=x)
+
+    engine = kme.RejectionABC(model, simulations=rare, quantile=0.05)
+    engine.run(KEY, x=np.array([0.0, 1.0, 1.0]))
+    spread = np.array([np.median(np.abs(outputs[:, 0] - np.median(outputs[:, 0]))), outputs[:, 1].std(), 1.0])
+    nearest = np.argsort(np.sum(((outputs - [0.0, 1.0, 1.0]) / spread) ** 2, axis=1))[:20]
+    np.testing.assert_array_equal(np.flatnonzero(engine.get_weights()["weight"]), np.sort(nearest))
+    threshold = kme.RejectionABC(model, simulations=rare, threshold=3.0)
+    with pytest.raises(RuntimeError, match="all 400 simulations are zero"):
+        threshold.run(KEY, x=np.array([0.0, 1.0, 9.0]))
+
+
 def test_rejection_by_the_wasserstein_distance(sets, rng):
     """The loss itself as a discrepancy, with data sets of one size: SciPy's distance, and its accepted simulations."""
     y = 0.5 + rng.normal(size=20)
@@ -433,6 +471,12 @@ def in_groups(x=None):
             ValueError,
             "`regularisation` must be positive",
         ),
+        (
+            lambda bank: kme.K2ABC(iid, epsilon=np.ones(3)),
+            X,
+            ValueError,
+            r"`epsilon` must be one number; got shape \(3,\)",
+        ),
         (lambda bank: kme.RejectionABC(conjugate, quantile=0.1, threshold=1.0), X, ValueError, "not both"),
         (
             lambda bank: kme.KernelBayes(conjugate, prior={"weight": np.ones(3)}, simulations=bank),
@@ -473,6 +517,25 @@ def in_groups(x=None):
             X,
             np.linalg.LinAlgError,
             "with c = 5e-16, number of points times regularisation, it is singular",
+        ),
+        (
+            lambda bank: kme.DistributionRegressionABC(conjugate, simulations=bank, kernel=kme.kernels.Gaussian(0.7)),
+            X + 1e3,
+            RuntimeError,
+            "all 500 simulations are zero: none comes near",
+        ),
+        (lambda bank: kme.KernelBayes(conjugate, num_folds=1), X, ValueError, "`num_folds` must be at least 2; got 1"),
+        (
+            lambda bank: kme.RejectionABC(conjugate, simulations=bank, discrepancy=lambda a, b: 1 / 0),
+            X,
+            ValueError,
+            "The discrepancy `<lambda>` failed: division by zero",
+        ),
+        (
+            lambda bank: kme.KernelABC(iid, simulations=bank),
+            np.zeros(20),
+            ValueError,
+            r"The observation has shape \(20,\), the simulations \(1, 1\): they were made by another model",
         ),
         (lambda bank: kme.KernelABC(with_a_likelihood), X, ValueError, "nothing else that is observed"),
         (lambda bank: kme.KernelABC(in_groups), np.zeros((3, 1)), ValueError, "vary along plates of shape"),

@@ -51,6 +51,10 @@ class Bank:
 
     def point(self, y: np.ndarray) -> np.ndarray:
         """An observation in the shape of a row of `x`."""
+        _checks.require(
+            np.size(y) == self.x[0].size,
+            f"The observation has shape {np.shape(y)}, the simulations {self.x.shape[1:]}: they were made by another model.",
+        )
         return np.asarray(y, np.float64).reshape(self.x.shape[1:])
 
     def points(self, observations: Any) -> np.ndarray:

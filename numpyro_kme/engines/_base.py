@@ -58,6 +58,7 @@ class Engine(abc.ABC):
             *args: Positional arguments of the model.
             **kwargs: Keyword arguments of the model.
         """
+        self._result = None
         self._result = self._infer(rng_key, args, kwargs)
 
     @property

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import logsumexp
 
-from numpyro_kme import _checks, _linalg
+from numpyro_kme import _calls, _checks, _linalg
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.losses.base import Loss
 from numpyro_kme.losses.mmd import MMD
@@ -53,9 +53,9 @@ def discrepancies(function: Estimator | Loss | Discrepancy, x: np.ndarray, y: np
             found = _estimates(*_linalg.in_present_precision((function, x, y)))
         else:
             try:
-                found = _compiled(function, *data)
-            except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError):
-                found = np.array([float(function(one, y)) for one in x])
+                found = _called(function, x, y, data)
+            except Exception as error:
+                raise ValueError(f"The discrepancy `{_calls.name(function)}` failed: {error}") from error
     found = np.asarray(found, np.float64)
     _checks.require(
         found.shape == (len(x),),
@@ -63,6 +63,13 @@ def discrepancies(function: Estimator | Loss | Discrepancy, x: np.ndarray, y: np
     )
     _checks.finite("discrepancies", found, "Check the discrepancy and the simulations.")
     return found
+
+
+def _called(function, x, y, data):
+    try:
+        return _compiled(function, *data)
+    except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError):
+        return np.stack([np.asarray(function(one, y), np.float64) for one in x])
 
 
 @jax.jit

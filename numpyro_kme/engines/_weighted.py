@@ -99,8 +99,12 @@ class WeightedEngine(Engine):
             **kwargs: Keyword arguments of the model, with the new observation.
         """
         _ = self.result
-        self.problem = self._checked(self.problem.with_data(*args, **kwargs))
-        self._result = self._condition(rng_key)
+        before, self.problem = self.problem, self._checked(self.problem.with_data(*args, **kwargs))
+        try:
+            self._result = self._condition(rng_key)
+        except Exception:
+            self.problem = before
+            raise
 
     def _checked(self, problem: Problem) -> Problem:
         check_model(problem, type(self).__name__)

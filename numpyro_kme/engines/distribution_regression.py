@@ -36,7 +36,7 @@ class DistributionRegressionABC(WeightedEngine):
         on_failure: What to do when a simulation fails, as in `simulate`.
         progress_bar: Whether to show the progress of the simulations.
     Raises:
-        RuntimeError: If the effective sample size is below 10.
+        RuntimeError: If the effective sample size is below 10, or the kernel is zero between the observation and all simulations.
     Cost: `m` simulations, `m^2` kernels and one eigendecomposition, about `9 m^3`, once; `m` kernels an observation.
     References: Mitrovic, Sejdinovic & Teh (2016), ICML.
     """
@@ -67,7 +67,7 @@ class DistributionRegressionABC(WeightedEngine):
         )
         for name, value in {"regularisation": regularisation, "epsilon": epsilon}.items():
             if value is not None:
-                _checks.positive(name, value)
+                _checks.positive_number(name, value)
         self.kernel, self.length_scale = kernel, checked_rule(kernel, length_scale)
         self.regularisation, self.epsilon = regularisation, epsilon
 
@@ -76,6 +76,7 @@ class DistributionRegressionABC(WeightedEngine):
         self._points = self._kernel.points(bank.x)
         self._centre = bank.z.mean(axis=0)
         gram = _linalg.on_host(lambda kernel, x: kernel.gram(x), self._kernel, self._points)
+        self._size = float(np.diagonal(gram).mean())
         choices = REGULARISATIONS if self.regularisation is None else np.array([self.regularisation])
         fits = ridges(gram, bank.z - self._centre, choices)
         self._lam, self._coefficients, residuals = min(fits, key=lambda fit: float(np.mean(np.square(fit[2]))))
@@ -86,6 +87,8 @@ class DistributionRegressionABC(WeightedEngine):
         row = _linalg.on_host(
             lambda kernel, a, b: kernel.gram(a, b), self._kernel, self._kernel.points(y[None]), self._points
         )
+        if np.abs(row).max() <= np.finfo(float).eps * self._size:
+            return Weighting(np.zeros(len(bank)), {})
         summary = self._centre + row[0] @ self._coefficients
         weights, epsilon = soft_weights(np.sum(np.square(self.summaries - summary), axis=1), self.epsilon)
         info = {"epsilon": epsilon, "regularisation": float(self._lam)}

@@ -64,7 +64,7 @@ class K2ABC(WeightedEngine):
             progress_bar=progress_bar,
         )
         if epsilon is not None:
-            _checks.positive("epsilon", epsilon)
+            _checks.positive_number("epsilon", epsilon)
         self.estimator, self.epsilon = estimator, epsilon
         what = "an estimator of the MMD: Quadratic(kernel), LinearTime(kernel) or a Fourier"
         self.length_scale = checked_rule(estimator, length_scale, "estimator", Estimator, what)

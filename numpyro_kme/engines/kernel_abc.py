@@ -68,7 +68,7 @@ class KernelABC(WeightedEngine):
         )
         for name, value in {"regularisation": regularisation, "tolerance": tolerance}.items():
             if value is not None:
-                _checks.positive(name, value)
+                _checks.positive_number(name, value)
         self.kernel, self.length_scale = kernel, checked_rule(kernel, length_scale)
         self.regularisation, self.tolerance = regularisation, tolerance
 

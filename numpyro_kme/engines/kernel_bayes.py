@@ -85,13 +85,15 @@ class KernelBayes(WeightedEngine):
         )
         for name, value in {"regularisation": regularisation, "delta": delta}.items():
             if value is not None:
-                _checks.positive(name, value)
-        _checks.positive("tolerance", tolerance)
+                _checks.positive_number(name, value)
+        _checks.positive_number("tolerance", tolerance)
         if num_prior_draws is not None:
             _checks.whole("num_prior_draws", num_prior_draws, 2)
         _checks.instance(
             "parameter_kernel", parameter_kernel, Kernel | None, "a kernel, such as Gaussian(length_scale)"
         )
+        if num_folds is not None:
+            _checks.whole("num_folds", num_folds, 2)
         _checks.require(
             num_folds is None or (regularisation is None and delta is None),
             "With `num_folds` the regularisation is chosen: leave `regularisation` and `delta` out.",

@@ -20,6 +20,7 @@ from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.length_scales import LengthScaleRule
 from numpyro_kme.problem import Problem
 from numpyro_kme.simulations.at import simulate_at
+from numpyro_kme.simulations.failures import OnFailure, check_policy
 
 ADVICE = "Use a prior that reaches the observation, more `num_simulations`, or a wider `kernel`."
 CANDIDATES = 10
@@ -41,6 +42,7 @@ class KernelRecursiveABC(Engine):
         kernel: On outputs of the simulator; by median heuristics, anew in each iteration, when left out.
         length_scale: Rule for that kernel instead of the median, as in `KernelABC`.
         regularisation: `eps`; `.01 / sqrt(m)` when left out.
+        on_failure: What to do when a simulation fails, as in `simulate`; with "skip" the other points of an iteration serve.
     Raises:
         RuntimeError: If the weights of an iteration vanish or cancel, or its points come together in one place, because the
             observation lies far from all that was simulated.
@@ -57,15 +59,17 @@ class KernelRecursiveABC(Engine):
         kernel: Kernel | None = None,
         length_scale: LengthScaleRule | None = None,
         regularisation: float | None = None,
+        on_failure: OnFailure = "raise",
     ):
         super().__init__(model)
+        check_policy(on_failure)
         _checks.whole("num_simulations", num_simulations, 20)
         _checks.whole("num_iterations", num_iterations, 1)
         if regularisation is not None:
-            _checks.positive("regularisation", regularisation)
+            _checks.positive_number("regularisation", regularisation)
         self.num_simulations, self.num_iterations = num_simulations, num_iterations
         self.kernel, self.length_scale = kernel, checked_rule(kernel, length_scale)
-        self.regularisation = regularisation
+        self.regularisation, self.on_failure = regularisation, on_failure
 
     def _infer(self, rng_key, args, kwargs):
         self.problem = problem = Problem.read(self.model, *args, **kwargs)
@@ -77,7 +81,7 @@ class KernelRecursiveABC(Engine):
         path, spread = [], []
         for key in keys:
             simulate_key, herd_key = jax.random.split(key)
-            simulations = simulate_at(simulate_key, problem, latents)
+            simulations = simulate_at(simulate_key, problem, latents, on_failure=self.on_failure)
             bank = Bank.read(coordinates, problem, simulations)
             z = self._herd(herd_key, bank, bank.point(problem.observations[problem.site()]))
             latents = _linalg.on_host(jax.vmap(bank.coordinates.latents), z)
@@ -96,29 +100,29 @@ class KernelRecursiveABC(Engine):
         )
 
     def _herd(self, rng_key, bank: Bank, y: np.ndarray) -> np.ndarray:
-        """New points `(m, D)` in coordinates: from the old ones and others close to them."""
+        """New points `(num_simulations, D)` in coordinates: from the old ones and others close to them."""
         kernel = self.kernel or data_kernel(bank, self.length_scale)
-        m, dim = bank.z.shape
+        (m, dim), number = bank.z.shape, self.num_simulations
         epsilon = 0.01 / np.sqrt(m) if self.regularisation is None else self.regularisation
         fitted = ConditionalMeanEmbedding.fit(kernel.points(bank.x), kernel, epsilon)
         v = _linalg.on_host(ConditionalMeanEmbedding.weights, fitted, kernel.points(y[None]))[0]
         on_parameters = Gaussian(median_heuristic(bank.z))
         which, where = jax.random.split(rng_key)
-        near = np.asarray(jax.random.randint(which, (CANDIDATES * m,), 0, m))
-        steps = np.asarray(jax.random.normal(where, (CANDIDATES * m, dim)), np.float64)
+        near = np.asarray(jax.random.randint(which, (CANDIDATES * number,), 0, m))
+        steps = np.asarray(jax.random.normal(where, (CANDIDATES * number, dim)), np.float64)
         reach = (
             float(np.asarray(on_parameters.length_scale))
             / np.sqrt(dim)
-            * np.resize([0.1, 0.3, 1.0], (CANDIDATES * m, 1))
+            * np.resize([0.1, 0.3, 1.0], (CANDIDATES * number, 1))
         )
         candidates = np.concatenate([bank.z, bank.z[near] + reach * steps])
         embedding = MeanEmbedding(on_parameters, bank.z, with_unit_sum(v, type(self).__name__, ADVICE))
         values = _linalg.on_host(MeanEmbedding.__call__, embedding, candidates)
-        chosen = np.asarray(herd(values, on_parameters, candidates, m))
-        places = 1.0 / np.sum(np.square(np.bincount(chosen) / m))
+        chosen = np.asarray(herd(values, on_parameters, candidates, number))
+        places = 1.0 / np.sum(np.square(np.bincount(chosen) / number))
         _checks.require(
             bool(places >= 2.0),
-            f"{type(self).__name__}: the {m} points of an iteration have come together in {places:.1f} places. {ADVICE}",
+            f"{type(self).__name__}: the {number} points of an iteration have come together in {places:.1f} places. {ADVICE}",
             EffectiveSampleSizeError,
         )
         return candidates[chosen]

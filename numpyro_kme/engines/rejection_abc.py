@@ -22,8 +22,9 @@ class RejectionABC(WeightedEngine):
         num_simulations: Number `m` of draws from the prior, each simulated once.
         discrepancy: A function of one simulated output and the observation that gives a number, less where they are more alike.
             It gets `(n, d)` for `n` draws under a plate, otherwise the event of the simulator. An estimator of the MMD,
-            `Quadratic(kernel)`, and `Wasserstein(p)`, whose p-th power it is, get `(n, d)` always. When left out, the Euclidean distance of outputs, each number divided by its median absolute
-            deviation over the simulations; scalar draws under a plate are sorted first.
+            `Quadratic(kernel)`, and `Wasserstein(p)`, whose p-th power it is, get `(n, d)` always. When left out, the Euclidean
+            distance of outputs, each number divided by its median absolute deviation over the simulations, by its standard
+            deviation where that is 0, and by 1 where it is constant; scalar draws under a plate are sorted first.
         quantile: Share of the simulations to accept; .02 when left out and there is no `threshold`.
         threshold: Largest discrepancy to accept.
         num_samples: Number of equally weighted draws, resampled systematically from the accepted simulations.
@@ -75,8 +76,8 @@ class RejectionABC(WeightedEngine):
             "the MMD estimator Quadratic(kernel).",
         )
         x = _numbers(bank, bank.x)
-        spread = np.median(np.abs(x - np.median(x, axis=0)), axis=0)
-        self._spread = np.where(spread > 0, spread, np.inf)
+        spread, deviation = np.median(np.abs(x - np.median(x, axis=0)), axis=0), x.std(axis=0)
+        self._spread = np.where(spread > 0, spread, np.where(deviation > 0, deviation, 1.0))
 
     def _weigh(self, bank, y):
         if self.discrepancy is None:
