@@ -69,7 +69,7 @@ class RidgeFunctions:
 
     def on_host(self, z: np.ndarray, kind: type = np.float64) -> np.ndarray:
         """Values `(k, n)` at points `(k, D)` as NumPy computes them in a given precision."""
-        z, points, precision = (np.asarray(leaf, kind) for leaf in (z, self.points, self.precision))
+        z, points, precision = np.asarray(z, kind), np.asarray(self.points, kind), np.asarray(self.precision, kind)
         near = z @ (precision * points).T - kind(0.5) * np.square(z) @ precision.T
         near -= kind(0.5) * np.sum(precision * np.square(points), axis=1)
         straight = np.asarray(self.offset, kind) + features(z).astype(kind) @ np.asarray(self.linear, kind).T
