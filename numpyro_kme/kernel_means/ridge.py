@@ -67,7 +67,7 @@ class RidgeFunctions:
         near = near - 0.5 * jnp.sum(precision * jnp.square(points), axis=1)
         return straight + jnp.asarray(self.bump) @ jnp.exp(near)
 
-    def on_host(self, z: np.ndarray, kind: type = np.float64) -> np.ndarray:
+    def on_host(self, z: np.ndarray, kind: type[np.floating] = np.float64) -> np.ndarray:
         """Values `(k, n)` at points `(k, D)` as NumPy computes them in a given precision."""
         z, points, precision = np.asarray(z, kind), np.asarray(self.points, kind), np.asarray(self.precision, kind)
         near = z @ (precision * points).T - kind(0.5) * np.square(z) @ precision.T
