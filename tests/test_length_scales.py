@@ -137,6 +137,30 @@ def test_kernel_learning_as_a_model(rng):
     np.testing.assert_allclose(trace["log_length_scale"]["fn"].high, np.log(median), rtol=1e-12)
 
 
+def test_kernel_learning_by_nuts(rng):
+    """Mean and standard deviation of the log length scale under NUTS, against a grid over both parameters."""
+    from numpyro.infer import MCMC, NUTS
+    from numpyro.infer.util import log_density
+
+    x = rng.normal(size=(40, 1)) + 4.0 * rng.integers(3, size=(40, 1))
+    z = spread_out(jax.random.key(0), x, 8)
+    chain = MCMC(NUTS(length_scale_model), num_warmup=300, num_samples=1200, progress_bar=False)
+    chain.run(jax.random.key(1), x, z)
+    found = np.asarray(chain.get_samples()["log_length_scale"])
+    median = np.log(median_heuristic(x))
+    scales, noises = np.linspace(median + np.log(1e-3), median, 250)[1:-1], np.linspace(-6.0, 3.0, 91)
+    at = np.stack(np.meshgrid(scales, noises, indexing="ij"), axis=-1).reshape(-1, 2)
+    density = jax.jit(
+        lambda u: log_density(length_scale_model, (x, z), {}, dict(log_length_scale=u[0], log_noise=u[1]))[0]
+    )
+    logs = np.asarray(jax.lax.map(density, jnp.asarray(at)))
+    weights = np.exp(logs - logsumexp(logs))
+    mean = weights @ at[:, 0]
+    sd = np.sqrt(weights @ (at[:, 0] - mean) ** 2)
+    assert abs(found.mean() - mean) < 5 * sd / np.sqrt(150)
+    assert abs(found.std() / sd - 1) < 5 / np.sqrt(2 * 150)
+
+
 def test_too_few_different_points_are_said():
     two = np.repeat([[0.0, 0.0], [1.0, 1.0]], 5, axis=0)
     with pytest.raises(
