@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 sys.path.insert(0, str(Path(__file__).parent))
 import nmse
 import report
+from blowfly import model as statistics_model
 from simulators import blowfly
 
 import numpyro_kme as kme
@@ -111,13 +112,6 @@ def series_model(mean, sd):
         numpyro.sample("x", kme.Simulator(lambda key, theta: blowfly.blowfly(key, theta) / 1000.0, log_theta), obs=x)
 
     return model
-
-
-def statistics_model(x=None):
-    """KELFI's own: the ten statistics of the series."""
-    mean, sd = PRIORS["KELFI"]
-    log_theta = numpyro.sample("log_theta", dist.Normal(mean, sd).to_event(1))
-    numpyro.sample("x", kme.Simulator(blowfly.blowfly_statistics, log_theta), obs=x)
 
 
 def scored(rng_key, point, denominators):

@@ -284,7 +284,9 @@ class _NormalComponents(Measure):
         def component(mean, covariance):
             factor = jnp.linalg.cholesky(covariance)
             # of the identity, once for all t: a solve for each point would cost far more than the density
-            white = solve_triangular(factor, jnp.eye(self.dim), lower=True) @ (jnp.asarray(t) - mean)
+            white = solve_triangular(factor, jnp.eye(self.dim, dtype=factor.dtype), lower=True) @ (
+                jnp.asarray(t) - mean
+            )
             log_norm = 0.5 * self.dim * jnp.log(2.0 * jnp.pi) + jnp.sum(jnp.log(jnp.diagonal(factor)))
             return -0.5 * jnp.sum(white * white) - log_norm
 

@@ -280,7 +280,8 @@ def _require_candidates(settings) -> None:
     for one in settings:
         _checks.instance("settings", one, KernelBayesSettings, "candidates KernelBayesSettings(...)")
         _checks.positive_number("regularisation", one.regularisation)
-        _checks.positive_number("delta", 1.0 if one.delta is None else one.delta)
+        if one.delta is not None:
+            _checks.positive_number("delta", one.delta)
 
 
 def _least(settings, errors) -> ChosenSettings:

@@ -1,5 +1,7 @@
 """The residual form: densities in y, known likelihoods, bad input, both precisions."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -275,6 +277,10 @@ def test_the_brief_version_is_short_where_rounding_is_harmless(linear):
         np.testing.assert_allclose(short, full, atol=1e-3)
         for part in (at.location, at.log_scale):
             np.testing.assert_allclose(part.on_host(np.asarray(points)), jax.vmap(part)(points), rtol=1e-10, atol=1e-12)
+        beyond = dataclasses.replace(at, location=dataclasses.replace(at.location, offset=jnp.array([1e39])))
+        assert beyond.brief().location.points.dtype == np.float64
+        both = dataclasses.replace(beyond.location, linear=at.location.linear - 1e39)
+        assert dataclasses.replace(at, location=both).brief().location.points.dtype == np.float64
 
 
 @pytest.mark.parametrize("centres", [0, 2.5])

@@ -225,18 +225,20 @@ class ResidualAt(LikelihoodAt):
         """In float32, but for locations and scales that rounding would move by more than `ROUNDING`."""
         short = partial(jax.tree.map, lambda leaf: jnp.asarray(leaf, jnp.float32))
         found = replace(self, density=short(self.density))
-        if self._rounding() > ROUNDING:
-            return found
-        return replace(found, location=short(self.location), log_scale=short(self.log_scale))
+        if self._rounding() <= ROUNDING:
+            found = replace(found, location=short(self.location), log_scale=short(self.log_scale))
+        return found
 
     def _rounding(self) -> float:
-        """Largest error of locations, in residual standard deviations, and of log scales in float32, over at most 300 simulations."""
+        """Largest error of locations, in residual standard deviations, and of log scales in float32, over at most 300 simulations;
+        NaN where float32 cannot hold them."""
         z = np.asarray(self.density.points)[:300]
-        location, log_scale = (
-            [part.on_host(z, kind) for kind in (np.float32, np.float64)] for part in (self.location, self.log_scale)
-        )
-        errors = np.abs(location[0] - location[1]) * np.exp(-log_scale[1]), np.abs(log_scale[0] - log_scale[1])
-        return float(max(np.max(error) for error in errors))
+        with np.errstate(all="ignore"):
+            location, log_scale = (
+                [part.on_host(z, kind) for kind in (np.float32, np.float64)] for part in (self.location, self.log_scale)
+            )
+            errors = (location[0] - location[1]) * np.exp(-log_scale[1]), log_scale[0] - log_scale[1]
+            return float(np.max(np.abs(errors)))
 
 
 @jax.jit
