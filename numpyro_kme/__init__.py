@@ -3,9 +3,20 @@
 from importlib.metadata import version
 
 from numpyro_kme import diagnostics, handlers, kernels, measures, plots
+from numpyro_kme.abc_weights import (
+    RejectionWeights,
+    Remoteness,
+    SoftWeights,
+    discrepancies_to,
+    effective_sample_size,
+    rejection_weights,
+    remoteness,
+    soft_abc_weights,
+)
 from numpyro_kme.citations import cite
 from numpyro_kme.coordinates import Coordinates
 from numpyro_kme.discrepancies import squared_mmd
+from numpyro_kme.distribution_regression import DistributionRegression
 from numpyro_kme.embeddings import ConditionalMeanEmbedding, MeanEmbedding
 from numpyro_kme.engines._rounds import FromPosterior, FromVariance, Proposal
 from numpyro_kme.engines.distribution_regression import DistributionRegressionABC
@@ -46,6 +57,7 @@ from numpyro_kme.length_scales import (
     spread_out,
 )
 from numpyro_kme.losses import MMD, NegativeLogLikelihood, Wasserstein
+from numpyro_kme.low_rank import LowRank, LowRankRidge
 from numpyro_kme.mmd_estimators import Fourier, LinearTime, Quadratic
 from numpyro_kme.noise import CommonNoise, FreshNoise, LatentNoise, simulation_key
 from numpyro_kme.parameter_choice import (
@@ -58,6 +70,7 @@ from numpyro_kme.parameter_choice import (
 )
 from numpyro_kme.problem import Problem
 from numpyro_kme.pseudo_marginal import PseudoMarginal
+from numpyro_kme.recursive_abc import RecursiveABC, kernel_recursive_abc, recursive_abc_step
 from numpyro_kme.rescoring import NoiseSensitivity, estimate_spread, noise_sensitivity
 from numpyro_kme.simulations import Command, Penalise, Retry, Simulations, simulate
 from numpyro_kme.simulator import Simulator
@@ -79,6 +92,7 @@ __all__ = [
     "Coordinates",
     "CrossValidation",
     "DenseSolve",
+    "DistributionRegression",
     "DistributionRegressionABC",
     "FittedLikelihood",
     "Fourier",
@@ -102,6 +116,8 @@ __all__ = [
     "LeaveOneOutPredictive",
     "LengthScaleRule",
     "LinearTime",
+    "LowRank",
+    "LowRankRidge",
     "LowRankSolve",
     "MarginalLikelihood",
     "MeanEmbedding",
@@ -115,11 +131,15 @@ __all__ = [
     "Proposal",
     "PseudoMarginal",
     "Quadratic",
+    "RecursiveABC",
     "RejectionABC",
+    "RejectionWeights",
+    "Remoteness",
     "ResidualKernelMeans",
     "Retry",
     "Simulations",
     "Simulator",
+    "SoftWeights",
     "SurrogateCheck",
     "SyntheticLikelihood",
     "Wasserstein",
@@ -132,6 +152,8 @@ __all__ = [
     "cite",
     "conditional_embedding",
     "diagnostics",
+    "discrepancies_to",
+    "effective_sample_size",
     "estimate_spread",
     "fit_likelihood",
     "handlers",
@@ -140,6 +162,7 @@ __all__ = [
     "hsic_test",
     "kernel_bayes_candidates",
     "kernel_bayes_rule",
+    "kernel_recursive_abc",
     "kernel_sum_rule",
     "kernels",
     "learn_length_scale",
@@ -149,9 +172,13 @@ __all__ = [
     "noise_sensitivity",
     "plots",
     "pre_image",
+    "recursive_abc_step",
+    "rejection_weights",
+    "remoteness",
     "shrunk_embedding",
     "simulate",
     "simulation_key",
+    "soft_abc_weights",
     "spread_out",
     "squared_mmd",
 ]

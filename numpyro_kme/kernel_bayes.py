@@ -13,7 +13,7 @@ from numpyro_kme.embeddings import MeanEmbedding
 from numpyro_kme.kernels.base import Kernel, Points, num_points, register
 from numpyro_kme.kernels.rotations import RotationGaussian, RotationTrace, nearest_rotation
 from numpyro_kme.kernels.stationary import Gaussian
-from numpyro_kme.low_rank import LowRank
+from numpyro_kme.low_rank import LowRank, LowRankRidge
 
 MOST_INCREASES = 20
 """How often a regularisation is doubled where a solve fails, before giving up."""
@@ -61,7 +61,7 @@ def conditional_embedding(
 ) -> MeanEmbedding:
     r"""Embed the law of `X` given `Y = y`: $\sum_i v_i k_X(\cdot, X_i)$, $v = (G_Y + n \varepsilon I)^{-1} k_Y(y)$.
 
-    For many observations and no embeddings, `ConditionalMeanEmbedding` factorises once.
+    For many observations and no embeddings, `LowRankRidge` and, dense, `ConditionalMeanEmbedding` factorise once.
 
     Args:
         x, y: Joint sample, `n` points each.
@@ -74,11 +74,9 @@ def conditional_embedding(
         RuntimeError: If all weights are zero.
     References: Song et al. (2009), ICML.
     """
-    n = _joint(x, y)
-    _checks.positive_number("regularisation", regularisation)
-    factor = LowRank.fit(kernel_y, y, tolerance=tolerance)
-    values = np.asarray(factor.values) @ factor.features(_one(observed))[0]
-    return _found(kernel_x, x, low_rank.ridge(factor.values, n * regularisation, values))
+    _joint(x, y)
+    fitted = LowRankRidge.fit(y, kernel_y, regularisation, tolerance=tolerance)
+    return _found(kernel_x, x, fitted.weights(_one(observed))[0])
 
 
 def kernel_bayes_rule(

@@ -10,10 +10,11 @@ import numpy as np
 from jax.typing import ArrayLike
 from scipy.optimize import minimize
 
-from numpyro_kme import _checks, _linalg
+from numpyro_kme import _checks, _linalg, low_rank
 from numpyro_kme.kernels import median_heuristic, median_heuristic_per_dimension
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.stationary import Gaussian
+from numpyro_kme.low_rank import LowRank
 
 LANDMARKS = 50
 REGULARISATIONS = 10.0 ** np.arange(-9.0, 1.0)
@@ -303,31 +304,16 @@ class CrossValidation(LengthScaleRule):
         errors = [
             min(
                 np.mean(np.square(rest))
-                for _, _, rest in ridges(_gaussian_gram(x, factor * scale), targets, REGULARISATIONS)
+                for _, _, rest in low_rank.ridges(_factor(x, factor * scale), targets, REGULARISATIONS)
             )
             for factor in self.multiples
         ]
         return self.multiples[int(np.argmin(errors))] * scale
 
 
-def ridges(gram: np.ndarray, targets: np.ndarray, regularisations: ArrayLike):
-    r"""Kernel ridge regression for each `lam`: `(lam, coefficients, leave-one-out residuals)`, from one eigendecomposition.
-
-    $c = (K + n \lambda I)^{-1} t$, $t_i - \hat t_{-i}(x_i) = c_i / [(K + n \lambda I)^{-1}]_{ii}$.
-    """
-    values, vectors = np.linalg.eigh(gram)
-    rotated = vectors.T @ targets
-    for lam in np.asarray(regularisations):
-        _linalg.require_resolved(len(gram) * lam, float(np.trace(gram)), "K + c I")
-        inverse = 1.0 / (np.maximum(values, 0.0) + len(gram) * lam)
-        coefficients = vectors @ (inverse[:, None] * rotated)
-        diagonal = np.square(vectors) @ inverse
-        yield lam, coefficients, coefficients / diagonal[:, None]
-
-
-def _gaussian_gram(x, scale):
-    with _linalg.float64():
-        return np.asarray(Gaussian(scale).gram(jnp.asarray(x)))
+def _factor(x, scale):
+    """A factor of the Gaussian Gram matrix, exact to rounding."""
+    return LowRank.fit(Gaussian(scale), x, tolerance=1e-14).values
 
 
 def _some(rng_key, x, most):

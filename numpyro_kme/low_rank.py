@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
 from numpyro_kme import _checks, _linalg
 from numpyro_kme._linalg import Array
@@ -79,9 +80,12 @@ class LowRank:
 
     def features(self, t: Points) -> np.ndarray:
         """Features of other points, `(s, r)`."""
+        return self.at_pivots(t) @ np.asarray(self.inverse).T
+
+    def at_pivots(self, t: Points) -> np.ndarray:
+        """The kernel between other points and the pivots, `(s, r)`."""
         with _linalg.float64():
-            kernel, pivots, t = _linalg.in_present_precision((self.kernel, self.pivots, t))
-            return np.asarray(_gram(kernel, t, pivots)) @ np.asarray(self.inverse).T
+            return np.asarray(_gram(*_linalg.in_present_precision((self.kernel, t, self.pivots))))
 
 
 @jax.jit
@@ -93,6 +97,73 @@ def _row(kernel, points, index):
 @jax.jit
 def _gram(kernel, x, y):
     return kernel.gram(x, y)
+
+
+@register
+class LowRankRidge:
+    r"""Weights of kernel ridge regression, $v(t) = (G + n \lambda I)^{-1} k(t)$, as $U (U^\top U + n \lambda I)^{-1} \phi(t)$.
+
+    $E[f(X) \mid t] \approx \sum_j v_j(t) f(x_j)$: a conditional mean embedding (`ConditionalMeanEmbedding`) by Woodbury's formula, exact for the
+    factor `U`. Make one with `fit`.
+
+    Args:
+        right: Features of inputs.
+        left: `U (U'U + n lam I)^-1`, `(n, r)`.
+        regularisation: `lam`.
+    """
+
+    right: LowRank
+    left: Array
+    regularisation: Array
+
+    @classmethod
+    def fit(
+        cls, inputs: Points, kernel: Kernel, regularisation: float, *, tolerance: float = TOLERANCE
+    ) -> "LowRankRidge":
+        """Factorise.
+
+        Args:
+            inputs: `n` points.
+            kernel: `k`.
+            regularisation: `lam`.
+            tolerance: Of the factor.
+        Cost: `n r^2`.
+        """
+        _checks.positive_number("regularisation", regularisation)
+        right = LowRank.fit(kernel, inputs, tolerance=tolerance)
+        values = np.asarray(right.values)
+        left = np.linalg.solve(inner(values, len(values) * regularisation), values.T).T
+        return cls(right, left, np.asarray(regularisation, np.float64))
+
+    def weights(self, t: Points) -> np.ndarray:
+        """Weights `v` at many points, `(s, n)`. Cost: `s n r`."""
+        _checks.sound("t", t)
+        return self.right.features(t) @ np.asarray(self.left).T
+
+
+def ridges(factor: Array, targets: np.ndarray, regularisations: ArrayLike):
+    r"""Kernel ridge regression for each `lam`: `(lam, coefficients, leave-one-out residuals)`, from one eigendecomposition.
+
+    With $G = U U^\top$ and $H = U (U^\top U + n \lambda I)^{-1} U^\top$: predictions at `t` are `phi(t)' c`,
+    $c = (U^\top U + n \lambda I)^{-1} U^\top t$, `(r, p)`, and $t_i - \hat t_{-i}(x_i) = [(I - H) t]_i / (1 - H_{ii})$, `(n, p)`.
+
+    Args:
+        factor: `U`, `(n, r)`.
+        targets: `(n, p)`.
+        regularisations: Each `lam`.
+    Cost: `2 n r^2 + 9 r^3`, then `n r p` for each `lam`.
+    """
+    factor = np.asarray(factor)
+    square = factor.T @ factor
+    values, vectors = np.linalg.eigh(square)
+    rotated = factor @ vectors
+    for lam in np.asarray(regularisations):
+        added = len(factor) * lam
+        _linalg.require_resolved(added, float(np.trace(square)), "U U' + c I")
+        inverse = 1.0 / (np.maximum(values, 0.0) + added)
+        within = inverse[:, None] * (rotated.T @ targets)
+        leverage = np.square(rotated) @ inverse
+        yield lam, vectors @ within, (targets - rotated @ within) / (1.0 - leverage)[:, None]
 
 
 def ridge(factor: Array, added: float, right: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ from jax.typing import ArrayLike
 
 from numpyro_kme import _checks
 from numpyro_kme.discrepancies import squared_mmd
+from numpyro_kme.kernels import blocks
 from numpyro_kme.kernels.base import Kernel, register
 from numpyro_kme.kernels.stationary import Gaussian
 
@@ -19,6 +20,10 @@ class Estimator(abc.ABC):
     @abc.abstractmethod
     def __call__(self, x: ArrayLike, y: ArrayLike) -> jax.Array:
         """The estimate, a scalar; unbiased ones may be negative."""
+
+    @abc.abstractmethod
+    def similarity(self, x: ArrayLike, y: ArrayLike) -> jax.Array:
+        """Its part `E k(X, Y)`, a scalar: near 0 where the samples have nothing in common, at whatever distance."""
 
 
 @register
@@ -31,6 +36,11 @@ class Quadratic(Estimator):
     def __call__(self, x, y):
         """As `squared_mmd`."""
         return squared_mmd(self.kernel, x, y, unbiased=self.unbiased)
+
+    def similarity(self, x, y):
+        """The mean over all pairs."""
+        w, v = blocks.uniform_weights(x), blocks.uniform_weights(y)
+        return blocks.weighted_sum(self.kernel, jnp.asarray(x), w, jnp.asarray(y), v)
 
 
 @register
@@ -53,6 +63,11 @@ class LinearTime(Estimator):
         (x1, x2), (y1, y2) = ((a[: 2 * half : 2], a[1 : 2 * half : 2]) for a in map(jnp.asarray, (x, y)))
         k = jax.vmap(self.kernel.pair)
         return jnp.mean(k(x1, x2) + k(y1, y2) - k(x1, y2) - k(x2, y1))
+
+    def similarity(self, x, y):
+        """The mean over as many pairs as the shorter sample has points."""
+        shorter = min(len(x), len(y))
+        return jnp.mean(jax.vmap(self.kernel.pair)(jnp.asarray(x)[:shorter], jnp.asarray(y)[:shorter]))
 
 
 @register
@@ -97,6 +112,10 @@ class Fourier(Estimator):
         _check_samples(x, y, jnp.shape(self.frequencies)[1])
         of_x, of_y = self.features(x), self.features(y)
         return _between_pairs(of_x) + _between_pairs(of_y) - 2.0 * jnp.mean(of_x, axis=0) @ jnp.mean(of_y, axis=0)
+
+    def similarity(self, x, y):
+        """The inner product of mean features, with the error of random features, about `F^-1/2`."""
+        return jnp.mean(self.features(x), axis=0) @ jnp.mean(self.features(y), axis=0)
 
 
 def _check_samples(x, y, columns=None):

@@ -32,6 +32,8 @@ modelling    coordinates
 modelling    simulations
 mathematics  kernel_means
 mathematics  losses
+mathematics  abc_weights
+mathematics  recursive_abc distribution_regression
 mathematics  bootstrap
 modelling    noise
 modelling    _loss_density

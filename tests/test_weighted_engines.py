@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 import numpyro_kme as kme
-from numpyro_kme.engines._soft import soft_weights
-from numpyro_kme.length_scales import ridges
+from numpyro_kme.abc_weights import soft_abc_weights
+from numpyro_kme.low_rank import LowRank, ridges
 
 KEY = jax.random.key(0)
 NOISE = 0.5
@@ -101,7 +101,7 @@ def test_kernel_abc_by_a_low_rank_factor(kernel_abc, bank):
         engine = kme.KernelABC(conjugate, simulations=bank, kernel=kme.kernels.Gaussian(0.7), tolerance=tolerance)
         engine.run(KEY, x=X)
         np.testing.assert_allclose(engine.weights(seen), kernel_abc.weights(seen), atol=error)
-        ranks.append(engine.factor.rank)
+        ranks.append(engine.fitted.right.rank)
         assert engine.info["rank of the data"] == f"{ranks[-1]} of 500"
         np.testing.assert_allclose(moments(engine), moments(kernel_abc), atol=10 * error)
     assert ranks[1] < ranks[0] < 60
@@ -237,9 +237,9 @@ def test_length_scale_rules_reach_every_engine(make, bank, sets, rng):
     y = 0.5 + rng.normal(size=20) if on_sets else X
     engine.run(KEY, x=y)
     used = {
-        kme.KernelABC: lambda: engine.fitted.kernel.length_scale,
+        kme.KernelABC: lambda: engine.fitted.right.kernel.length_scale,
         kme.KernelBayes: lambda: engine.rule.right.kernel.length_scale,
-        kme.DistributionRegressionABC: lambda: engine._kernel.inner.length_scale,
+        kme.DistributionRegressionABC: lambda: engine.fitted.features.kernel.inner.length_scale,
     }.get(make)
     if used:
         assert float(used()) == 0.37
@@ -318,11 +318,11 @@ def test_k2abc_with_cheaper_estimators(name, rng):
 
 def test_default_epsilon_sets_the_effective_sample_size(rng):
     distance = rng.exponential(size=5000)
-    weights, epsilon = soft_weights(distance, None)
+    weights, epsilon = soft_abc_weights(distance, None)
     assert 1 / np.sum(weights**2) == pytest.approx(100, rel=1e-6)
     np.testing.assert_allclose(weights, np.exp(-distance / epsilon) / np.exp(-distance / epsilon).sum(), rtol=1e-9)
-    far, _ = soft_weights(distance + 1e6, 1e-2)
-    np.testing.assert_allclose(far, soft_weights(distance, 1e-2)[0], rtol=1e-4, atol=1e-12)
+    far, _ = soft_abc_weights(distance + 1e6, 1e-2)
+    np.testing.assert_allclose(far, soft_abc_weights(distance, 1e-2)[0], rtol=1e-4, atol=1e-12)
 
 
 def test_rejection_accepts_the_nearest(bank):
@@ -392,15 +392,20 @@ def test_rejection_by_the_wasserstein_distance(sets, rng):
 
 
 def test_leave_one_out_by_leaving_out(rng):
-    x, z = rng.normal(size=30), rng.normal(size=(30, 2))
-    gram = gaussian(x, x, 0.8)
-    ((lam, coefficients, residuals),) = ridges(gram, z, np.array([1e-2]))
-    np.testing.assert_allclose(coefficients, np.linalg.solve(gram + 0.3 * np.eye(30), z), rtol=1e-8)
-    for i in (0, 7):
-        rest = np.arange(30) != i
-        predicted = gram[i, rest] @ np.linalg.solve(gram[np.ix_(rest, rest)] + 0.3 * np.eye(29), z[rest])
-        np.testing.assert_allclose(residuals[i], z[i] - predicted, rtol=1e-8)
-    assert lam == 1e-2
+    """A factor of all of the Gram matrix, and one of half its rank, whose own Gram matrix takes the place of the whole."""
+    x, z = rng.normal(size=(30, 1)), rng.normal(size=(30, 2))
+    for tolerance in (1e-13, 1e-3):
+        factor = LowRank.fit(kme.kernels.Gaussian(0.8), x, tolerance=tolerance).values
+        gram = factor @ factor.T
+        ((lam, coefficients, residuals),) = ridges(factor, z, [1e-2])
+        dense = np.linalg.solve(gram + 0.3 * np.eye(30), z)
+        np.testing.assert_allclose(coefficients, factor.T @ dense, rtol=1e-7)
+        for i in (0, 7):
+            rest = np.arange(30) != i
+            predicted = gram[i, rest] @ np.linalg.solve(gram[np.ix_(rest, rest)] + 0.3 * np.eye(29), z[rest])
+            np.testing.assert_allclose(residuals[i], z[i] - predicted, rtol=1e-8)
+        assert lam == 1e-2
+    assert factor.shape[1] < 8
 
 
 def test_summaries_are_predictions_without_themselves(bank):
@@ -412,10 +417,10 @@ def test_summaries_are_predictions_without_themselves(bank):
     centred = theta - theta.mean()
     rest = np.arange(500) != 3
     predicted = gram[3, rest] @ np.linalg.solve(gram[np.ix_(rest, rest)], centred[rest]) + theta.mean()
-    np.testing.assert_allclose(engine.summaries[3, 0], predicted, rtol=1e-6)
+    np.testing.assert_allclose(engine.fitted.held_out[3, 0], predicted, rtol=1e-6)
     at_y = gaussian(X, x, 0.7) @ np.linalg.solve(gram, centred) + theta.mean()
     np.testing.assert_allclose(engine.info["summary"], at_y, rtol=1e-6)
-    expected = np.exp(-((engine.summaries[:, 0] - at_y) ** 2) / engine.info["epsilon"])
+    expected = np.exp(-((engine.fitted.held_out[:, 0] - at_y) ** 2) / engine.info["epsilon"])
     np.testing.assert_allclose(engine.get_weights()["weight"], expected / expected.sum(), rtol=1e-5, atol=1e-12)
 
 
@@ -428,7 +433,7 @@ def test_distribution_regression_meets_the_exact_posterior(sets, rng):
     assert abs(mean - y.sum() / 21) < 5 * sd / np.sqrt(engine.info["effective sample size"])
     assert 0.6 * exact < sd < 2.0 * exact
     assert abs(engine.info["leave-one-out error of the summaries"][0] / exact - 1) < 0.35
-    assert np.corrcoef(engine.summaries[:, 0], sets.latents["theta"])[0, 1] > 0.93
+    assert np.corrcoef(engine.fitted.held_out[:, 0], sets.latents["theta"])[0, 1] > 0.93
     np.testing.assert_allclose(engine.info["summary"], y.sum() / 21, atol=0.5 * exact)
 
 
@@ -522,7 +527,7 @@ def in_groups(x=None):
             lambda bank: kme.DistributionRegressionABC(conjugate, simulations=bank, kernel=kme.kernels.Gaussian(0.7)),
             X + 1e3,
             RuntimeError,
-            "all 500 simulations are zero: none comes near",
+            "The kernel is zero between the observation and all 500 simulations: none comes near",
         ),
         (lambda bank: kme.KernelBayes(conjugate, num_folds=1), X, ValueError, "`num_folds` must be at least 2; got 1"),
         (

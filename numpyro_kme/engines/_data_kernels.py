@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import numpy as np
 
 from numpyro_kme import _checks, _linalg
@@ -26,6 +27,20 @@ def checked_rule(
     _checks.require(kernel is None or rule is None, f"Give `{name}` or `length_scale`, not both.")
     _checks.instance(name, kernel, kind | None, what)
     return rule
+
+
+MEASURE = "squared distance in the space of the kernel"
+
+
+def apart(kernel: Kernel, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """`k(x_i, x_i) + k(y, y) - 2 k(x_i, y)` for outputs `(k, *event)` and one more, `(k,)`."""
+    x, y = kernel.points(x), kernel.points(y[None])
+    return _linalg.on_host(_squared_distances, kernel, x, y)
+
+
+@jax.jit
+def _squared_distances(kernel, x, y):
+    return kernel.diagonal(x) + kernel.diagonal(y) - 2.0 * kernel.gram(x, y)[:, 0]
 
 
 def data_kernel(bank: Bank, rule: LengthScaleRule | None = None) -> Kernel:

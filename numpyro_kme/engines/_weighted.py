@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from numpyro_kme import _checks, _linalg
+from numpyro_kme import _checks, _linalg, abc_weights
 from numpyro_kme._checks import EffectiveSampleSizeError
+from numpyro_kme.abc_weights import LEAST_EFFECTIVE_SIZE, with_unit_sum
 from numpyro_kme.coordinates import Coordinates
 from numpyro_kme.embeddings import MeanEmbedding
 from numpyro_kme.engines._bank import Bank, check_model
@@ -24,7 +25,8 @@ from numpyro_kme.problem import Problem
 from numpyro_kme.simulations import Simulations, simulate
 from numpyro_kme.simulations.failures import OnFailure
 
-LEAST_EFFECTIVE_SIZE = 10.0
+COMPARED = 200
+"""Simulations that are compared with one another, where that is cheap."""
 
 
 class Weighting(NamedTuple):
@@ -47,6 +49,8 @@ class WeightedEngine(Engine):
 
     advice: str
     """What to do where the effective sample size is too small."""
+    measure: str
+    """What `_apart` measures."""
 
     def __init__(
         self,
@@ -73,6 +77,10 @@ class WeightedEngine(Engine):
     def _weigh(self, bank: Bank, y: np.ndarray) -> Weighting:
         """Weights of the simulations given an observation, read as a row of `bank.x`."""
 
+    @abc.abstractmethod
+    def _apart(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """How far outputs, rows of `bank.x`, are from one such row `y`, `(k,)`, as this engine compares them."""
+
     def _infer(self, rng_key, args, kwargs):
         simulate_key, coordinates_key, fit_key, sample_key = jax.random.split(rng_key, 4)
         self.problem = self._checked(Problem.read(self.model, *args, **kwargs))
@@ -86,7 +94,7 @@ class WeightedEngine(Engine):
                 progress_bar=self.progress_bar,
             )
         coordinates = Coordinates.from_prior(coordinates_key, self.problem)
-        self._bank = Bank.read(coordinates, self.problem, self.simulations)
+        self._bank, self._between = Bank.read(coordinates, self.problem, self.simulations), None
         self._fit(fit_key, self._bank)
         return self._condition(sample_key)
 
@@ -112,9 +120,10 @@ class WeightedEngine(Engine):
 
     def _condition(self, rng_key) -> Result:
         bank, site = self._bank, self.problem.site()
-        found = self._weigh(bank, bank.point(self.problem.observations[site]))
-        weights, info = self._normalise(found)
+        y = bank.point(self.problem.observations[site])
+        weights, info = self._normalise(self._weigh(bank, y))
         _warn_of_variances(bank, weights)
+        self._warn_of_remoteness(bank, y)
         chosen = self._choose(rng_key, bank, weights)
         self._weights = weights
         table = {name: np.asarray(value) for name, value in {**bank.latents, **bank.deterministics}.items()}
@@ -132,7 +141,7 @@ class WeightedEngine(Engine):
         """Weights with a sum of one, checked to be a posterior."""
         name = type(self).__name__
         weights = with_unit_sum(found.weights, name, self.advice)
-        effective = 1.0 / float(np.sum(np.square(weights)))
+        effective = abc_weights.effective_sample_size(weights)
         if effective < LEAST_EFFECTIVE_SIZE:
             raise EffectiveSampleSizeError(
                 f"{name}: the effective sample size is {effective:.1f} of {len(weights)} simulations, below "
@@ -144,6 +153,25 @@ class WeightedEngine(Engine):
         if self.simulations.failures:
             info["simulations that failed"] = self.simulations.describe_failures()
         return weights, info
+
+    def _num_compared(self, m: int) -> int:
+        """How many of `m` simulations are compared with one another."""
+        return min(COMPARED, m)
+
+    def _warn_of_remoteness(self, bank: Bank, y: np.ndarray) -> None:
+        """An effective sample size does not see that all simulations are far."""
+        if self._between is None:
+            some = bank.x[np.linspace(0, len(bank) - 1, self._num_compared(len(bank))).astype(int)]
+            self._between = np.stack([self._apart(some, one) for one in some])
+        found = abc_weights.remoteness(self._apart(bank.x, y), self._between)
+        if found.is_far:
+            warnings.warn(
+                f"{type(self).__name__}: the observation lies away from the simulations. The nearest of them, a share of {found.share:.2g}, are up to "
+                f"{found.nearest:.4g} from it, and simulations are up to {found.usual:.4g} from one another ({self.measure}). The weights "
+                "say which are least far, not what the parameters are. Check the observation and the simulator, or use a prior "
+                "under which such data occur.",
+                stacklevel=5,
+            )
 
     def _choose(self, rng_key, bank: Bank, weights: np.ndarray) -> np.ndarray:
         """Indices of equally weighted simulations: systematic resampling, or herding where weights are signed."""
@@ -189,24 +217,9 @@ class WeightedEngine(Engine):
         return _linalg.on_host(bank.coordinates.latents, z)
 
 
-def with_unit_sum(weights: np.ndarray, name: str, advice: str) -> np.ndarray:
-    """Weights divided by their sum, unless they vanish or cancel.
-
-    Raises:
-        EffectiveSampleSizeError: If they do.
-    """
-    weights = np.asarray(weights, np.float64)
-    total, size = float(weights.sum()), float(np.abs(weights).sum())
-    if not (np.isfinite(size) and size > 0):
-        raise EffectiveSampleSizeError(
-            f"{name}: the weights of all {len(weights)} simulations are zero: none comes near the observation. {advice}"
-        )
-    if total <= 1e-6 * size:
-        raise EffectiveSampleSizeError(
-            f"{name}: the signed weights sum to {total:.2g} where their sizes sum to {size:.2g}, so they are no posterior: "
-            f"the observation lies away from the simulations, or the regularisation is too small. {advice}"
-        )
-    return weights / total
+def fewer_compared(m: int) -> int:
+    """So many that comparing them with one another costs half of what comparing `m` simulations with the observation does."""
+    return int(np.clip(np.sqrt(m / 2), 10, 50))
 
 
 def _warn_of_variances(bank: Bank, weights: np.ndarray) -> None:

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from numpyro_kme import _checks
+from numpyro_kme.abc_weights import discrepancies_to, distances_to, soft_abc_weights
 from numpyro_kme.engines._data_kernels import checked_rule, draws
-from numpyro_kme.engines._soft import discrepancies, soft_weights
-from numpyro_kme.engines._weighted import WeightedEngine, Weighting
+from numpyro_kme.engines._weighted import WeightedEngine, Weighting, fewer_compared
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.length_scales import LengthScaleRule, MedianHeuristic
 from numpyro_kme.mmd_estimators import Estimator, Quadratic
@@ -40,6 +40,7 @@ class K2ABC(WeightedEngine):
     References: Park, Jitkrittum & Sejdinovic (2016), AISTATS.
     """
 
+    measure = "minus log of the mean kernel between data sets"
     advice = "Use more simulations, a larger `epsilon`, or a prior nearer to what is known."
 
     def __init__(
@@ -70,7 +71,7 @@ class K2ABC(WeightedEngine):
         self.length_scale = checked_rule(estimator, length_scale, "estimator", Estimator, what)
 
     def _fit(self, rng_key, bank):
-        self._sets = bank.as_data_sets(bank.x)
+        self._sets, self._estimator = bank.as_data_sets(bank.x), self.estimator
         _checks.require(
             self._sets.shape[1] >= 2,
             f"K2ABC compares data sets; the simulator gives one of {self._sets.shape[1]} points. Put several draws under a plate.",
@@ -78,9 +79,17 @@ class K2ABC(WeightedEngine):
 
     def _weigh(self, bank, y):
         observed = bank.as_data_sets(y[None])[0]
-        estimator = self.estimator or Quadratic(Gaussian(self._scale(bank, observed)))
-        weights, epsilon = soft_weights(discrepancies(estimator, self._sets, observed), self.epsilon)
+        if self.estimator is None:
+            self._estimator, self._between = Quadratic(Gaussian(self._scale(bank, observed))), None
+        weights, epsilon = soft_abc_weights(discrepancies_to(observed, self._sets, self._estimator), self.epsilon)
         return Weighting(weights, {"epsilon": epsilon})
+
+    def _num_compared(self, m):
+        return fewer_compared(m)
+
+    def _apart(self, x, y):
+        sets = self._bank.as_data_sets
+        return distances_to(sets(y[None])[0], sets(x), self._estimator)
 
     def _scale(self, bank, observed):
         rule = self.length_scale or MedianHeuristic()

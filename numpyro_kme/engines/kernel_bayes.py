@@ -8,7 +8,7 @@ import numpy as np
 
 from numpyro_kme import _checks
 from numpyro_kme.engines._bank import arguments_to_coordinates
-from numpyro_kme.engines._data_kernels import checked_rule, data_kernel
+from numpyro_kme.engines._data_kernels import MEASURE, apart, checked_rule, data_kernel
 from numpyro_kme.engines._weighted import WeightedEngine, Weighting
 from numpyro_kme.kernels import Gaussian, median_heuristic
 from numpyro_kme.kernels.base import Kernel
@@ -54,6 +54,7 @@ class KernelBayes(WeightedEngine):
     References: Fukumizu, Song & Gretton (2013), JMLR 14.
     """
 
+    measure = MEASURE
     advice = "Use more simulations, simulations that cover the prior, or a larger `regularisation` or length scale of the kernels."
 
     def __init__(
@@ -165,6 +166,9 @@ class KernelBayes(WeightedEngine):
             "delta": float(delta),
         }
         return Weighting(weights, info | {"rank of the data": f"{self.rule.right.rank} of {len(bank)}"})
+
+    def _apart(self, x, y):
+        return apart(self.rule.right.kernel, x, y)
 
     def _solve(self, y):
         return self.rule.weights(self.rule.right.kernel.points(y))

@@ -6,25 +6,18 @@ import jax
 import numpy as np
 
 from numpyro_kme import _checks, _linalg
-from numpyro_kme._checks import EffectiveSampleSizeError
 from numpyro_kme.coordinates import Coordinates
-from numpyro_kme.embeddings import ConditionalMeanEmbedding, MeanEmbedding
 from numpyro_kme.engines._bank import Bank, check_model
 from numpyro_kme.engines._base import Engine, Result
 from numpyro_kme.engines._data_kernels import checked_rule, data_kernel
 from numpyro_kme.engines._tables import groups
-from numpyro_kme.engines._weighted import with_unit_sum
-from numpyro_kme.herding import herd
-from numpyro_kme.kernels import Gaussian, median_heuristic
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.length_scales import LengthScaleRule
+from numpyro_kme.low_rank import TOLERANCE
 from numpyro_kme.problem import Problem
+from numpyro_kme.recursive_abc import recursive_abc_step
 from numpyro_kme.simulations.at import simulate_at
 from numpyro_kme.simulations.failures import OnFailure, check_policy
-
-ADVICE = "Use a prior that reaches the observation, more `num_simulations`, or a wider `kernel`."
-CANDIDATES = 10
-"""Candidates of herding for each point."""
 
 
 class KernelRecursiveABC(Engine):
@@ -34,6 +27,7 @@ class KernelRecursiveABC(Engine):
     $v = (G_Y + m \varepsilon I)^{-1} k_Y(y)$, and herds `m` new points from it, which are the prior of the next. The `t`-th posterior is
     proportional to $p(\theta) \ell(\theta)^t$ and closes in on the maximum of the likelihood, as far as the kernel on data resolves it. The
     prior says where to begin. What comes out is no posterior: the spread of the points says how far the iterations have come.
+    Without a model it is `kernel_recursive_abc`.
 
     Args:
         model: A NumPyro model with one observed `Simulator` site, whose arguments determine all latents.
@@ -42,11 +36,12 @@ class KernelRecursiveABC(Engine):
         kernel: On outputs of the simulator; by median heuristics, anew in each iteration, when left out.
         length_scale: Rule for that kernel instead of the median, as in `KernelABC`.
         regularisation: `eps`; `.01 / sqrt(m)` when left out.
+        tolerance: Of the low-rank factor of `G_Y`.
         on_failure: What to do when a simulation fails, as in `simulate`; with "skip" the other points of an iteration serve.
     Raises:
         RuntimeError: If the weights of an iteration vanish or cancel, or its points come together in one place, because the
             observation lies far from all that was simulated.
-    Cost: `m` simulations and `m^3 / 3` an iteration.
+    Cost: `m` simulations and `m r^2` for a factor of rank `r` an iteration.
     References: Kajihara, Kanagawa, Yamazaki & Fukumizu (2018), ICML.
     """
 
@@ -59,6 +54,7 @@ class KernelRecursiveABC(Engine):
         kernel: Kernel | None = None,
         length_scale: LengthScaleRule | None = None,
         regularisation: float | None = None,
+        tolerance: float = TOLERANCE,
         on_failure: OnFailure = "raise",
     ):
         super().__init__(model)
@@ -67,9 +63,10 @@ class KernelRecursiveABC(Engine):
         _checks.whole("num_iterations", num_iterations, 1)
         if regularisation is not None:
             _checks.positive_number("regularisation", regularisation)
+        _checks.positive_number("tolerance", tolerance)
         self.num_simulations, self.num_iterations = num_simulations, num_iterations
         self.kernel, self.length_scale = kernel, checked_rule(kernel, length_scale)
-        self.regularisation, self.on_failure = regularisation, on_failure
+        self.regularisation, self.tolerance, self.on_failure = regularisation, tolerance, on_failure
 
     def _infer(self, rng_key, args, kwargs):
         self.problem = problem = Problem.read(self.model, *args, **kwargs)
@@ -83,7 +80,7 @@ class KernelRecursiveABC(Engine):
             simulate_key, herd_key = jax.random.split(key)
             simulations = simulate_at(simulate_key, problem, latents, on_failure=self.on_failure)
             bank = Bank.read(coordinates, problem, simulations)
-            z = self._herd(herd_key, bank, bank.point(problem.observations[problem.site()]))
+            z = self._step(herd_key, bank, bank.point(problem.observations[problem.site()]))
             latents = _linalg.on_host(jax.vmap(bank.coordinates.latents), z)
             path.append(z[0])
             spread.append(z.std(axis=0))
@@ -99,33 +96,18 @@ class KernelRecursiveABC(Engine):
             },
         )
 
-    def _herd(self, rng_key, bank: Bank, y: np.ndarray) -> np.ndarray:
-        """New points `(num_simulations, D)` in coordinates: from the old ones and others close to them."""
-        kernel = self.kernel or data_kernel(bank, self.length_scale)
-        (m, dim), number = bank.z.shape, self.num_simulations
-        epsilon = 0.01 / np.sqrt(m) if self.regularisation is None else self.regularisation
-        fitted = ConditionalMeanEmbedding.fit(kernel.points(bank.x), kernel, epsilon)
-        v = _linalg.on_host(ConditionalMeanEmbedding.weights, fitted, kernel.points(y[None]))[0]
-        on_parameters = Gaussian(median_heuristic(bank.z))
-        which, where = jax.random.split(rng_key)
-        near = np.asarray(jax.random.randint(which, (CANDIDATES * number,), 0, m))
-        steps = np.asarray(jax.random.normal(where, (CANDIDATES * number, dim)), np.float64)
-        reach = (
-            float(np.asarray(on_parameters.length_scale))
-            / np.sqrt(dim)
-            * np.resize([0.1, 0.3, 1.0], (CANDIDATES * number, 1))
+    def _step(self, rng_key, bank: Bank, y: np.ndarray) -> np.ndarray:
+        """New points `(num_simulations, D)` in coordinates."""
+        return recursive_abc_step(
+            rng_key,
+            bank.z,
+            bank.x,
+            y,
+            self.kernel or data_kernel(bank, self.length_scale),
+            self.num_simulations,
+            regularisation=self.regularisation,
+            tolerance=self.tolerance,
         )
-        candidates = np.concatenate([bank.z, bank.z[near] + reach * steps])
-        embedding = MeanEmbedding(on_parameters, bank.z, with_unit_sum(v, type(self).__name__, ADVICE))
-        values = _linalg.on_host(MeanEmbedding.__call__, embedding, candidates)
-        chosen = np.asarray(herd(values, on_parameters, candidates, number))
-        places = 1.0 / np.sum(np.square(np.bincount(chosen) / number))
-        _checks.require(
-            bool(places >= 2.0),
-            f"{type(self).__name__}: the {number} points of an iteration have come together in {places:.1f} places. {ADVICE}",
-            EffectiveSampleSizeError,
-        )
-        return candidates[chosen]
 
     def estimate(self) -> dict[str, np.ndarray]:
         """The point estimate `{site: (*shape)}`: the first point that the last herding chose."""

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from numpyro_kme import _checks
+from numpyro_kme import _checks, abc_weights
+from numpyro_kme.abc_weights import Discrepancy, discrepancies_to, distances_to, rejection_weights
 from numpyro_kme.engines._bank import Bank
-from numpyro_kme.engines._soft import Discrepancy, checked_discrepancy, discrepancies, on_samples
-from numpyro_kme.engines._weighted import WeightedEngine, Weighting
+from numpyro_kme.engines._weighted import WeightedEngine, Weighting, fewer_compared
 from numpyro_kme.losses.base import Loss
 from numpyro_kme.mmd_estimators import Estimator
 from numpyro_kme.simulations import Simulations
@@ -37,6 +37,7 @@ class RejectionABC(WeightedEngine):
     References: Pritchard et al. (1999); Bernton et al. (2019), JRSS B, for the Wasserstein distance.
     """
 
+    measure = "discrepancy, or minus log of the mean kernel for an estimator of the MMD"
     advice = "Use more simulations, or a larger `quantile` or `threshold`."
 
     def __init__(
@@ -60,14 +61,10 @@ class RejectionABC(WeightedEngine):
             on_failure=on_failure,
             progress_bar=progress_bar,
         )
-        for name, value in {"quantile": quantile, "threshold": threshold}.items():
-            _checks.real(name, value)
-        _checks.require(quantile is None or threshold is None, "Give `quantile` or `threshold`, not both.")
-        _checks.require(quantile is None or 0 < quantile < 1, f"`quantile` must lie between 0 and 1; got {quantile}.")
-        _checks.require(
-            threshold is None or bool(np.isfinite(threshold)), f"`threshold` must be finite; got {threshold}."
-        )
-        self.discrepancy, self.quantile, self.threshold = checked_discrepancy(discrepancy), quantile, threshold
+        abc_weights.check_acceptance(quantile, threshold)
+        if discrepancy is not None:
+            abc_weights.checked_discrepancy(discrepancy)
+        self.discrepancy, self.quantile, self.threshold = discrepancy, quantile, threshold
 
     def _fit(self, rng_key, bank: Bank) -> None:
         _checks.require(
@@ -80,19 +77,23 @@ class RejectionABC(WeightedEngine):
         self._spread = np.where(spread > 0, spread, np.where(deviation > 0, deviation, 1.0))
 
     def _weigh(self, bank, y):
+        weights, threshold = rejection_weights(
+            self._compared(discrepancies_to, bank.x, y), quantile=self.quantile, threshold=self.threshold
+        )
+        return Weighting(weights, {"threshold": threshold, "accepted": int((weights > 0).sum())})
+
+    def _num_compared(self, m):
+        return super()._num_compared(m) if self.discrepancy is None else fewer_compared(m)
+
+    def _apart(self, x, y):
+        return self._compared(distances_to, x, y)
+
+    def _compared(self, by, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         if self.discrepancy is None:
-            distance = np.linalg.norm((_numbers(bank, bank.x) - _numbers(bank, y[None])) / self._spread, axis=1)
-        elif on_samples(self.discrepancy):
-            distance = discrepancies(self.discrepancy, bank.as_data_sets(bank.x), bank.as_data_sets(y[None])[0])
-        else:
-            distance = discrepancies(self.discrepancy, bank.x, y)
-        if self.threshold is None:
-            kept = max(1, round((self.quantile or 0.02) * len(bank)))
-            threshold = float(np.sort(distance)[kept - 1])
-        else:
-            threshold = float(self.threshold)
-        accepted = distance <= threshold
-        return Weighting(accepted.astype(float), {"threshold": threshold, "accepted": int(accepted.sum())})
+            return np.linalg.norm((_numbers(self._bank, x) - _numbers(self._bank, y[None])) / self._spread, axis=1)
+        if isinstance(self.discrepancy, Estimator | Loss):
+            x, y = self._bank.as_data_sets(x), self._bank.as_data_sets(y[None])[0]
+        return by(y, x, self.discrepancy)
 
 
 def _numbers(bank: Bank, x: np.ndarray) -> np.ndarray:

@@ -1,0 +1,317 @@
+"""ABC without a model: weights, learnt summaries and recursive ABC by loops, dense solves and exact answers."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy.spatial.distance import cdist
+
+import numpyro_kme as kme
+from numpyro_kme.kernels import EmpiricalMeasure, Gaussian
+
+KEY = jax.random.key(0)
+
+
+def gaussian(a, b, scale):
+    return np.exp(-0.5 * cdist(a, b, "sqeuclidean") / scale**2)
+
+
+def test_k2_abc_by_a_double_loop(rng):
+    theta = rng.normal(size=40)
+    x, y = theta[:, None, None] + rng.normal(size=(40, 12, 1)), 0.4 + rng.normal(size=(9, 1))
+    found = kme.discrepancies_to(y, x, kme.Quadratic(Gaussian(0.9)))
+
+    def k(a, b):
+        return np.exp(-0.5 * (a[0] - b[0]) ** 2 / 0.81)
+
+    def squared_mmd(a):
+        within = [np.mean([k(s, t) for i, s in enumerate(one) for j, t in enumerate(one) if i != j]) for one in (a, y)]
+        return sum(within) - 2 * np.mean([k(s, t) for s in a for t in y])
+
+    expected = np.array([squared_mmd(a) for a in x])
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+    weights, epsilon = kme.soft_abc_weights(found, 0.05)
+    np.testing.assert_allclose(weights, np.exp(-expected / 0.05) / np.exp(-expected / 0.05).sum(), rtol=1e-9)
+    assert epsilon == 0.05
+
+
+def test_default_epsilon_sets_the_effective_sample_size(rng):
+    distance = rng.exponential(size=5000)
+    for number, size in ((5000, 100), (400, 50), (40, 20)):
+        weights, epsilon = kme.soft_abc_weights(distance[:number])
+        assert 1 / np.sum(weights**2) == pytest.approx(size, rel=1e-6)
+        raw = np.exp(-distance[:number] / epsilon)
+        np.testing.assert_allclose(weights, raw / raw.sum(), rtol=1e-9)
+
+
+def test_rejection_weights_by_sorting(rng):
+    distance = rng.normal(size=200)
+    weights, threshold = kme.rejection_weights(distance, quantile=0.1)
+    np.testing.assert_array_equal(np.flatnonzero(weights), np.sort(np.argsort(distance)[:20]))
+    np.testing.assert_allclose(weights[weights > 0], 1 / 20)
+    assert threshold == np.sort(distance)[19]
+    assert np.sum(kme.rejection_weights(distance).weights > 0) == 4
+    weights, _ = kme.rejection_weights(distance, threshold=0.3)
+    np.testing.assert_allclose(weights, (distance <= 0.3) / np.sum(distance <= 0.3))
+
+
+def test_effective_sample_size():
+    assert kme.effective_sample_size(np.full(7, 3.0)) == pytest.approx(7)
+    assert kme.effective_sample_size([1.0, 1.0, 0.0, 0.0]) == pytest.approx(2)
+    assert kme.effective_sample_size([2.0, -1.0]) == pytest.approx(1 / 5)
+    assert kme.effective_sample_size(np.zeros(3)) == 0
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        kme.Quadratic(Gaussian(0.8)),
+        kme.LinearTime(Gaussian(0.8)),
+        kme.Fourier.draw(KEY, Gaussian(0.8), 1, 20_000),
+    ],
+    ids=["quadratic", "linear", "fourier"],
+)
+def test_similarity_is_the_mean_kernel(estimator, rng):
+    """`E k(X, Y) = (1 + s^2 / l^2)^-1/2 exp(-d^2 / 2 (l^2 + s^2))` for normals of means `d` apart, `s^2` the sum of variances."""
+    x, y = rng.normal(size=(1000, 1)), 0.7 + rng.normal(size=(1000, 1))
+    exact = (1 + 2 / 0.64) ** -0.5 * np.exp(-0.5 * 0.49 / (0.64 + 2))
+    assert abs(estimator.similarity(x, y) - exact) < 0.05
+    by_loop = np.mean(gaussian(x, y, 0.8)) if not isinstance(estimator, kme.LinearTime) else None
+    by_loop = np.mean(np.diagonal(gaussian(x, y, 0.8))) if by_loop is None else by_loop
+    np.testing.assert_allclose(
+        estimator.similarity(x, y), by_loop, atol=5 * 20_000**-0.5 * isinstance(estimator, kme.Fourier) + 1e-9
+    )
+
+
+def test_remoteness_by_sorting(rng):
+    x = rng.normal(size=100)
+    between = np.abs(x[:20, None] - x[None, :20])
+    found = kme.remoteness(np.abs(x - 9.0), between)
+    assert found.nearest == np.sort(np.abs(x - 9.0))[1] and found.share == 1 / 40
+    pairs = between[np.triu_indices(20, 1)]
+    neighbours = [min(between[i, j] for j in range(20) if j != i) for i in range(20)]
+    assert found.usual == pytest.approx(max(np.quantile(np.concatenate([pairs, pairs]), 0.75), max(neighbours)))
+    assert found.is_far and not kme.remoteness(np.abs(x - 0.5), between).is_far
+
+
+@pytest.mark.parametrize("law", ["normal", "standard_cauchy"])
+def test_remoteness_seldom_alarms(law, rng):
+    """Observations of the simulations' own law: once in `k + 1` times at most, here 51, and hardly ever for the normal."""
+    draw = getattr(rng, law)
+    alarms = np.zeros(400)
+    for i in range(400):
+        x, y = draw(size=500), draw()
+        alarms[i] = kme.remoteness(np.abs(x - y), np.abs(x[:50, None] - x[None, :50])).is_far
+    assert alarms.sum() <= (400 / 51 + 5 * np.sqrt(400 / 51) if law == "standard_cauchy" else 2)
+
+
+def test_distribution_regression_against_dense(rng):
+    """Dense solves, one for each data set left out; the error of a low-rank factor by its tolerance."""
+    theta = rng.normal(size=(60, 2))
+    x, y = theta[:, None] + rng.normal(size=(60, 8, 2)), rng.normal(size=(3, 8, 2))
+    kernel = EmpiricalMeasure(Gaussian(3.0), 0.5)
+    gram, rows = np.asarray(kernel.gram(kernel.points(x))), np.asarray(kernel.gram(kernel.points(y), kernel.points(x)))
+    centred, added = theta - theta.mean(axis=0), 60 * 1e-3 * np.eye(60)
+    at_y = theta.mean(axis=0) + rows @ np.linalg.solve(gram + added, centred)
+    held_out = np.empty((60, 2))
+    for i in range(60):
+        rest = np.arange(60) != i
+        system = gram[np.ix_(rest, rest)] + added[:59, :59]
+        held_out[i] = theta.mean(axis=0) + gram[i, rest] @ np.linalg.solve(system, centred[rest])
+    for tolerance, error in ((1e-12, 1e-6), (1e-3, 0.05)):
+        fitted = kme.DistributionRegression.fit(x, theta, kernel, 1e-3, tolerance=tolerance)
+        np.testing.assert_allclose(fitted.predict(y), at_y, atol=error)
+        np.testing.assert_allclose(fitted.held_out, held_out, atol=error)
+        np.testing.assert_allclose(fitted.error, np.sqrt(np.mean((theta - held_out) ** 2, axis=0)), atol=error)
+    assert fitted.features.rank < 40
+    chosen = kme.DistributionRegression.fit(x, theta, kernel)
+    errors = [
+        np.sum(kme.DistributionRegression.fit(x, theta, kernel, lam).error ** 2) for lam in 10.0 ** np.arange(-9, 1)
+    ]
+    assert np.sum(chosen.error**2) == min(errors)
+
+
+def test_weights_of_ridge_regression_against_dense(rng):
+    """At a tolerance of 1e-12 to 1e-6; the error at 1e-3 is stated."""
+    x, t = rng.normal(size=(300, 2)), rng.normal(size=(5, 2))
+    dense = np.linalg.solve(gaussian(x, x, 1.0) + 0.3 * np.eye(300), gaussian(x, t, 1.0)).T
+    errors = []
+    for tolerance in (1e-12, 1e-3):
+        fitted = kme.LowRankRidge.fit(x, Gaussian(1.0), 1e-3, tolerance=tolerance)
+        errors.append(np.abs(fitted.weights(t) - dense).max() / np.abs(dense).max())
+    assert errors[0] < 1e-6 and errors[1] < 0.01
+    assert fitted.right.rank < 60
+
+
+def shifted(rng_key, theta):
+    return theta + 0.5 * jax.random.normal(rng_key, theta.shape)
+
+
+def test_recursive_abc_step_by_its_parts(rng):
+    """Points of a dense solve's embedding, and herding by a loop over the candidates."""
+    theta = rng.normal(size=(80, 1))
+    x, y = theta + 0.5 * rng.normal(size=(80, 1)), np.array([0.8])
+    found = kme.recursive_abc_step(KEY, theta, x, y, Gaussian(0.7), 25, tolerance=1e-12)
+    weights = np.linalg.solve(gaussian(x, x, 0.7) + 0.01 * np.sqrt(80) * np.eye(80), gaussian(x, y[None], 0.7))[:, 0]
+    weights /= weights.sum()
+    scale = kme.kernels.median_heuristic(theta)
+
+    def squared_distance(points):
+        equal = np.full(len(points), 1 / len(points))
+        between = [gaussian(a, b, scale) for a, b in ((points, points), (points, theta), (theta, theta))]
+        return equal @ between[0] @ equal - 2 * equal @ between[1] @ weights + weights @ between[2] @ weights
+
+    # the first point is the mode of the embedding; all of them are nearer to it than those that were there
+    grid = np.linspace(-2, 3, 2001)[:, None]
+    np.testing.assert_allclose(found[0], grid[np.argmax(gaussian(grid, theta, scale) @ weights)], atol=0.03)
+    nearest = theta[np.argsort(np.abs(theta[:, 0] - 0.64))[:25]]
+    assert squared_distance(found) < 0.1 * min(squared_distance(theta), squared_distance(nearest))
+    coarse = kme.recursive_abc_step(KEY, theta, x, y, Gaussian(0.7), 25, tolerance=1e-3)
+    assert abs(coarse.mean() - found.mean()) < 0.05
+
+
+def test_recursive_abc_is_its_step_again_and_again(rng):
+    """Maximum likelihood at 0.8, where the first posterior has 0.64; the first iterations by hand."""
+    start, y = rng.normal(size=(100, 1)), np.array([0.8])
+    found = kme.kernel_recursive_abc(KEY, shifted, start, y, num_iterations=5)
+    assert found.theta.shape == (100, 1) and found.path.shape == found.spread.shape == (5, 1)
+    assert abs(found.path[-1, 0] - 0.8) < 0.2 and abs(found.theta.mean() - 0.8) < 0.2
+    assert found.spread[-1, 0] < 0.7 * found.spread[0, 0]
+    theta = start
+    for key, first, spread in zip(jax.random.split(KEY, 5)[:2], found.path, found.spread):
+        simulate_key, herd_key = jax.random.split(key)
+        x = np.asarray(shifted(simulate_key, jnp.asarray(theta)))
+        kernel = Gaussian(kme.kernels.median_heuristic_per_dimension(x))
+        theta = kme.recursive_abc_step(herd_key, theta, x, y, kernel, 100)
+        np.testing.assert_array_equal(theta[0], first)
+        np.testing.assert_array_equal(theta.std(axis=0), spread)
+
+
+def conjugate(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    numpyro.sample("x", kme.Simulator(one_shifted, theta), obs=x)
+
+
+def one_shifted(rng_key, theta):
+    return theta + 0.5 * jax.random.normal(rng_key, (1,), jnp.result_type(theta))
+
+
+def one_draw(rng_key, theta):
+    return theta + jax.random.normal(rng_key, (), jnp.result_type(theta))
+
+
+def iid(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    with numpyro.plate("n", 20):
+        numpyro.sample("x", kme.Simulator(one_draw, theta), obs=x)
+
+
+WARNING = "the observation lies away from the simulations"
+
+
+@pytest.mark.parametrize(
+    "make, model, size",
+    [
+        (kme.RejectionABC, conjugate, 1),
+        (kme.RejectionABC, iid, 20),
+        (lambda model, **rest: kme.RejectionABC(model, discrepancy=kme.Quadratic(Gaussian(1.0)), **rest), iid, 20),
+        (lambda model, **rest: kme.RejectionABC(model, discrepancy=distance_of_means, **rest), iid, 20),
+        (kme.K2ABC, iid, 20),
+        (kme.DistributionRegressionABC, conjugate, 1),
+        (kme.DistributionRegressionABC, iid, 20),
+        (kme.KernelABC, conjugate, 1),
+        (kme.KernelABC, iid, 20),
+        (kme.KernelBayes, conjugate, 1),
+        (kme.KernelBayes, iid, 20),
+    ],
+)
+def test_far_observations_are_said_and_near_ones_are_not(make, model, size):
+    """No engine answers in silence eight standard deviations away; none warns of data of its own model."""
+    problem = kme.Problem.read(model, x=np.zeros(size))
+    bank, new = (kme.simulate(jax.random.key(i), problem, n, progress_bar=False) for i, n in ((0, 600), (1, 10)))
+    engine = make(model, simulations=bank, num_samples=20)
+    engine.run(KEY, x=0.3 + np.random.default_rng(0).normal(size=size) * (size > 1))
+    assert not any(WARNING in sentence for y in new.x["x"] for sentence in said(engine, y))
+    (sentence,) = said(engine, np.linspace(-0.5, 0.5, size) + 9.0)
+    assert WARNING in sentence or "effective sample size" in sentence
+
+
+def said(engine, y):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            engine.condition(KEY, x=y)
+        except RuntimeError as error:
+            return [str(error)]
+    return [str(warning.message) for warning in caught if "variance" not in str(warning.message)]
+
+
+def distance_of_means(a, b):
+    return jnp.abs(jnp.mean(a) - jnp.mean(b))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [kme.RejectionABC, kme.K2ABC, kme.DistributionRegressionABC])
+def test_no_warning_in_200_null_runs(make):
+    """Observations from the prior predictive, warnings are errors here."""
+    problem = kme.Problem.read(iid, x=np.zeros(20))
+    bank, new = (kme.simulate(jax.random.key(i), problem, n, progress_bar=False) for i, n in ((0, 1000), (1, 200)))
+    engine = make(iid, simulations=bank, num_samples=20)
+    engine.run(KEY, x=np.asarray(new.x["x"][0]))
+    for y in new.x["x"][1:]:
+        engine.condition(KEY, x=y)
+
+
+@pytest.mark.parametrize(
+    "call, error, sentence",
+    [
+        (lambda: kme.soft_abc_weights(np.ones(5)), ValueError, "all simulations are equal"),
+        (lambda: kme.soft_abc_weights(np.ones((5, 2)), 1.0), ValueError, r"must have shape \(m,\).*got \(5, 2\)"),
+        (lambda: kme.soft_abc_weights([np.nan, 1.0]), ValueError, "`discrepancies` has 1 entries that are not finite"),
+        (lambda: kme.soft_abc_weights([0.0, 1.0], 0.0), ValueError, "`epsilon` must be positive"),
+        (
+            lambda: kme.rejection_weights([2.0, 3.0], threshold=1.0),
+            RuntimeError,
+            "all 2 simulations are zero: the least discrepancy is 2, the threshold 1",
+        ),
+        (lambda: kme.rejection_weights([2.0], threshold=1.0, quantile=0.1), ValueError, "not both"),
+        (
+            lambda: kme.discrepancies_to(np.zeros(3), np.zeros(3), np.subtract),
+            ValueError,
+            r"`simulated` must be outputs",
+        ),
+        (lambda: kme.discrepancies_to(np.zeros(3), np.zeros((4, 3)), Gaussian(1.0)), TypeError, "Use the estimator"),
+        (lambda: kme.remoteness(np.zeros(5), np.zeros((2, 3))), ValueError, r"got \(5,\) and \(2, 3\)"),
+        (
+            lambda: kme.DistributionRegression.fit(
+                np.zeros((4, 3, 1)), np.zeros((5, 1)), EmpiricalMeasure(Gaussian(1.0), 1.0)
+            ),
+            ValueError,
+            "as many data sets; got 4 and 5",
+        ),
+        (
+            lambda: kme.DistributionRegression.fit(np.arange(9.0)[:, None], np.eye(9), Gaussian(1.0)).predict(
+                np.array([[1e3]])
+            ),
+            RuntimeError,
+            "The kernel is zero between the observation and all 9 simulations",
+        ),
+        (
+            lambda: kme.recursive_abc_step(KEY, np.zeros((4, 1)), np.zeros((3, 1)), np.zeros(1), Gaussian(1.0), 4),
+            ValueError,
+            "as many rows; got 4 and 3",
+        ),
+        (
+            lambda: kme.kernel_recursive_abc(KEY, shifted, np.linspace(-1, 1, 30)[:, None], np.array([60.0])),
+            RuntimeError,
+            "all 30 simulations are zero",
+        ),
+    ],
+)
+def test_bad_input_gets_a_sentence(call, error, sentence):
+    with pytest.raises(error, match=sentence):
+        call()
