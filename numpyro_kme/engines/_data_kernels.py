@@ -10,6 +10,7 @@ from numpyro_kme.engines._bank import Bank
 from numpyro_kme.kernels import EmpiricalMeasure, Gaussian
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.length_scales import LengthScaleRule, MedianHeuristic
+from numpyro_kme.mmd_estimators import Quadratic
 
 SETS = 100
 """Data sets whose distances give the length scale."""
@@ -41,6 +42,15 @@ def apart(kernel: Kernel, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 @jax.jit
 def _squared_distances(kernel, x, y):
     return kernel.diagonal(x) + kernel.diagonal(y) - 2.0 * kernel.gram(x, y)[:, 0]
+
+
+def quadratic_by(rule: LengthScaleRule | None, bank: Bank, observed: np.ndarray) -> Quadratic:
+    """The MMD with a Gaussian kernel: the median distance within the observed data `(n, d)`, or what the rule says.
+
+    A rule that needs parameters sees the draws of all simulations.
+    """
+    rule = rule or MedianHeuristic()
+    return Quadratic(Gaussian(rule(*draws(bank)) if rule.needs_targets else rule(observed)))
 
 
 def data_kernel(bank: Bank, rule: LengthScaleRule | None = None) -> Kernel:

@@ -4,11 +4,10 @@ from collections.abc import Callable
 
 from numpyro_kme import _checks
 from numpyro_kme.abc_weights import discrepancies_to, distances_to, soft_abc_weights
-from numpyro_kme.engines._data_kernels import checked_rule, draws
+from numpyro_kme.engines._data_kernels import checked_rule, quadratic_by
 from numpyro_kme.engines._weighted import WeightedEngine, Weighting, fewer_compared
-from numpyro_kme.kernels import Gaussian
-from numpyro_kme.length_scales import LengthScaleRule, MedianHeuristic
-from numpyro_kme.mmd_estimators import Estimator, Quadratic
+from numpyro_kme.length_scales import LengthScaleRule
+from numpyro_kme.mmd_estimators import Estimator
 from numpyro_kme.simulations import Simulations
 from numpyro_kme.simulations.failures import OnFailure
 
@@ -80,7 +79,8 @@ class K2ABC(WeightedEngine):
     def _weigh(self, bank, y):
         observed = bank.as_data_sets(y[None])[0]
         if self.estimator is None:
-            self._estimator, self._between = Quadratic(Gaussian(self._scale(bank, observed))), None
+            self._estimator = quadratic_by(self.length_scale, bank, observed)
+            self._between = None
         weights, epsilon = soft_abc_weights(discrepancies_to(observed, self._sets, self._estimator), self.epsilon)
         return Weighting(weights, {"epsilon": epsilon})
 
@@ -90,7 +90,3 @@ class K2ABC(WeightedEngine):
     def _apart(self, x, y):
         sets = self._bank.as_data_sets
         return distances_to(sets(y[None])[0], sets(x), self._estimator)
-
-    def _scale(self, bank, observed):
-        rule = self.length_scale or MedianHeuristic()
-        return rule(*draws(bank)) if rule.needs_targets else rule(observed)

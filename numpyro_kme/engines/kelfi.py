@@ -19,6 +19,7 @@ from numpyro_kme.kernel_means.base import Form
 from numpyro_kme.kernel_means.distribution import fit_likelihood
 from numpyro_kme.kernel_means.hyperpriors import learn_normal
 from numpyro_kme.kernel_means.published import KernelMeans
+from numpyro_kme.length_scales import LengthScaleRule
 from numpyro_kme.measures import Measure, Normal, NormalMixture, Points
 from numpyro_kme.problem import Problem
 from numpyro_kme.simulations import Simulations, simulate
@@ -42,6 +43,9 @@ class KELFI(LearntLikelihood):
         num_samples: Number of equally weighted posterior draws.
         form: Form and settings of the surrogate; `ResidualKernelMeans()` when left out. `KernelMeans()` is the published
             form: closed forms, data kernels on data sets and time series, `learn_prior`, `surrogate_variance`.
+        length_scale: Rule for the length scales of the data kernel of the published form, instead of learning them:
+            `form=KernelMeans(), length_scale=rule` is `form=KernelMeans(length_scale=rule)`. The residual form standardises
+            residuals by what it learns, and takes none.
         simulations: Simulations made elsewhere, instead of new ones (`Simulations`).
         num_rounds: Number of rounds. The first simulates at prior draws; each further one where `proposal` says, learns from all
             simulations so far, and samples. The likelihood may be learnt from any proposal, so nothing is reweighted.
@@ -69,6 +73,7 @@ class KELFI(LearntLikelihood):
         *,
         num_samples: int = 1000,
         form: Form | None = None,
+        length_scale: LengthScaleRule | None = None,
         simulations: Simulations | None = None,
         num_rounds: int = 1,
         proposal: Proposal | None = None,
@@ -97,6 +102,14 @@ class KELFI(LearntLikelihood):
             not isinstance(proposal, FromVariance) or isinstance(form, KernelMeans),
             f"`proposal` FromVariance() needs a form with a Gaussian-process variance: pass form=KernelMeans(); got form={form}.",
         )
+        if length_scale is not None:
+            _checks.require(
+                isinstance(form, KernelMeans),
+                "`length_scale` needs a form with a kernel on data: pass form=KernelMeans(). The residual form, the default, and forms "
+                f"of your own learn their widths themselves; got form={form}.",
+            )
+            assert isinstance(form, KernelMeans)
+            form = replace(form, length_scale=length_scale)
         self.num_simulations, self.num_samples = num_simulations, num_samples
         self.num_rounds, self.proposal, self.tolerance = num_rounds, proposal or FromPosterior(), tolerance
         self.form, self.on_failure, self.progress_bar = form, on_failure, progress_bar

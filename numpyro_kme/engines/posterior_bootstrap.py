@@ -15,7 +15,9 @@ from numpyro_kme.bootstrap.preparation import Settings
 from numpyro_kme.bootstrap.replicates import Replicates, posterior_bootstrap
 from numpyro_kme.bootstrap.weights import DirichletProcess
 from numpyro_kme.engines._base import Engine, Result
+from numpyro_kme.engines._data_kernels import checked_rule
 from numpyro_kme.engines._iid import IidModel
+from numpyro_kme.length_scales import LengthScaleRule
 from numpyro_kme.losses.base import Loss, Objective
 from numpyro_kme.losses.generator import BLOCK, Generator
 from numpyro_kme.losses.mmd import MMD
@@ -45,6 +47,7 @@ class PosteriorBootstrap(Engine):
         model: The model. Its latents keep their constraints; deterministic sites come out too.
         loss: What to minimise: `MMD(...)`, `Wasserstein(...)`, `NegativeLogLikelihood()` for a site with a
             density, or your own.
+        length_scale: Rule for the kernel of the loss when `loss` is left out: `loss=MMD(length_scale=...)`.
         num_samples: Number `B` of posterior draws.
         concentration: `alpha >= 0`, how many data points the prior guess `F` is worth.
         centering: `F`: a NumPyro distribution of one data point, a traceable sampler
@@ -68,6 +71,7 @@ class PosteriorBootstrap(Engine):
         model: Callable,
         loss: Loss | None = None,
         *,
+        length_scale: LengthScaleRule | None = None,
         num_samples: int = 500,
         concentration: float = 0.0,
         centering: Any = None,
@@ -79,8 +83,8 @@ class PosteriorBootstrap(Engine):
     ):
         super().__init__(model)
         _checks.whole("num_starts", num_starts, 1)
-        _checks.instance("loss", loss, Loss | None, "a loss, such as MMD()")
-        self.loss = MMD() if loss is None else loss
+        rule = checked_rule(loss, length_scale, "loss", Loss, "a loss, such as MMD()")
+        self.loss = MMD(length_scale=rule) if loss is None else loss
         self.settings = Settings(num_samples, num_nodes, method)
         self.concentration, self.centering, self.truncation = concentration, centering, truncation
         self.covariates, self.num_starts = covariates, num_starts

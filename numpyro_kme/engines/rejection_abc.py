@@ -7,7 +7,9 @@ import numpy as np
 from numpyro_kme import _checks, abc_weights
 from numpyro_kme.abc_weights import Discrepancy, discrepancies_to, distances_to, rejection_weights
 from numpyro_kme.engines._bank import Bank
+from numpyro_kme.engines._data_kernels import checked_rule, quadratic_by
 from numpyro_kme.engines._weighted import WeightedEngine, Weighting, fewer_compared
+from numpyro_kme.length_scales import LengthScaleRule
 from numpyro_kme.losses.base import Loss
 from numpyro_kme.mmd_estimators import Estimator
 from numpyro_kme.simulations import Simulations
@@ -25,6 +27,8 @@ class RejectionABC(WeightedEngine):
             `Quadratic(kernel)`, and `Wasserstein(p)`, whose p-th power it is, get `(n, d)` always. When left out, the Euclidean
             distance of outputs, each number divided by its median absolute deviation over the simulations, by its standard
             deviation where that is 0, and by 1 where it is constant; scalar draws under a plate are sorted first.
+        length_scale: Rule such as `MedianHeuristic()`; with one the discrepancy is the squared MMD with a Gaussian kernel of that
+            length scale, as in `K2ABC`.
         quantile: Share of the simulations to accept; .02 when left out and there is no `threshold`.
         threshold: Largest discrepancy to accept.
         num_samples: Number of equally weighted draws, resampled systematically from the accepted simulations.
@@ -46,6 +50,7 @@ class RejectionABC(WeightedEngine):
         num_simulations: int = 10_000,
         *,
         discrepancy: Estimator | Loss | Discrepancy | None = None,
+        length_scale: LengthScaleRule | None = None,
         quantile: float | None = None,
         threshold: float | None = None,
         num_samples: int = 1000,
@@ -64,36 +69,41 @@ class RejectionABC(WeightedEngine):
         abc_weights.check_acceptance(quantile, threshold)
         if discrepancy is not None:
             abc_weights.checked_discrepancy(discrepancy)
+        self.length_scale = checked_rule(discrepancy, length_scale, "discrepancy", object, "a discrepancy")
         self.discrepancy, self.quantile, self.threshold = discrepancy, quantile, threshold
 
     def _fit(self, rng_key, bank: Bank) -> None:
         _checks.require(
-            self.discrepancy is not None or not bank.data_sets or bank.x.shape[2] == 1,
+            self.discrepancy is not None or self.length_scale is not None or not bank.data_sets or bank.x.shape[2] == 1,
             f"The simulator gives data sets of shape {bank.x.shape[1:]}, whose rows have no order: give a `discrepancy`, such as "
             "the MMD estimator Quadratic(kernel).",
         )
         x = _numbers(bank, bank.x)
         spread, deviation = np.median(np.abs(x - np.median(x, axis=0)), axis=0), x.std(axis=0)
         self._spread = np.where(spread > 0, spread, np.where(deviation > 0, deviation, 1.0))
+        self._discrepancy = self.discrepancy
 
     def _weigh(self, bank, y):
+        if self.length_scale is not None:
+            self._discrepancy = quadratic_by(self.length_scale, bank, bank.as_data_sets(y[None])[0])
+            self._between = None
         weights, threshold = rejection_weights(
             self._compared(discrepancies_to, bank.x, y), quantile=self.quantile, threshold=self.threshold
         )
         return Weighting(weights, {"threshold": threshold, "accepted": int((weights > 0).sum())})
 
     def _num_compared(self, m):
-        return super()._num_compared(m) if self.discrepancy is None else fewer_compared(m)
+        return super()._num_compared(m) if self._discrepancy is None else fewer_compared(m)
 
     def _apart(self, x, y):
         return self._compared(distances_to, x, y)
 
     def _compared(self, by, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        if self.discrepancy is None:
+        if self._discrepancy is None:
             return np.linalg.norm((_numbers(self._bank, x) - _numbers(self._bank, y[None])) / self._spread, axis=1)
-        if isinstance(self.discrepancy, Estimator | Loss):
+        if isinstance(self._discrepancy, Estimator | Loss):
             x, y = self._bank.as_data_sets(x), self._bank.as_data_sets(y[None])[0]
-        return by(y, x, self.discrepancy)
+        return by(y, x, self._discrepancy)
 
 
 def _numbers(bank: Bank, x: np.ndarray) -> np.ndarray:

@@ -31,9 +31,12 @@ from numpyro_kme.kernel_means.summaries import LeaveOneOutScores, Summary
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.empirical import EmpiricalMeasure
 from numpyro_kme.kernels.stationary import Gaussian
+from numpyro_kme.length_scales import LengthScaleRule
 from numpyro_kme.measures import Measure
 
 MOST_HELD_OUT = 2000
+FIXED = (1.0 - 1e-9, 1.0 + 1e-9)
+"""Bounds of a factor that is not searched."""
 SMALLEST_SINGLE = 1e-5
 """Smallest `lam` for solves in float32, whose relative error is about `1e-7 / lam`."""
 
@@ -52,6 +55,9 @@ class KernelMeans(Form):
         solve: `DenseSolve()`, exact, or `LowRankSolve()`, for many simulations; when left out, dense up to 10,000 simulations.
         standardise: Whether statistics given as an array `(m, n)` are standardised (robust z-scores, arcsinh) before the
             data kernel sees them; its length scales are then in standard deviations. Other data never are.
+        length_scale: Rule for the length scales of the Gaussian data kernel, which are then fixed, on statistics as the kernel sees
+            them; the targets are coordinates. `beta` and `lam` are learnt. The soft likelihood is as wide as they are: a
+            median is far wider than what is learnt.
     References:
         Hsu & Ramos (2019), AISTATS.
     """
@@ -62,6 +68,15 @@ class KernelMeans(Form):
     hyperparameters: Hyperparameters | None = None
     solve: Solve | None = None
     standardise: bool = True
+    length_scale: LengthScaleRule | None = None
+
+    def __post_init__(self):
+        rule = self.length_scale
+        _checks.instance("length_scale", rule, LengthScaleRule | None, "a rule such as CrossValidation(key)")
+        _checks.require(
+            rule is None or (self.data_kernel is None and self.hyperparameters is None),
+            "Give `length_scale`, or `data_kernel` or `hyperparameters`, not both.",
+        )
 
     def points(self, x: Any) -> Any:
         """Read outputs `(n, *event)` as the data kernel does."""
@@ -114,11 +129,17 @@ class KernelMeans(Form):
                 f"{jax.tree.map(np.shape, bank.data)}.",
             )
             size = bank.data.shape[1]
-            kernel = Gaussian(np.full(size, 0.4 * np.sqrt(size)))
+            scale = 0.4 * np.sqrt(size) if self.length_scale is None else self.length_scale(bank.data, bank.z)
+            kernel = Gaussian(np.broadcast_to(scale, size))
         template = Hyperparameters(Gaussian(np.full(dim, np.sqrt(dim))), kernel, np.array(1e-2))
         find = learn_empirical if isinstance(kernel, EmpiricalMeasure) else learn
-        learnt = find(self.objective, bank, template, self.learner)
-        return learnt.hyper, learnt
+        if self.length_scale is None:
+            learnt = find(self.objective, bank, template, self.learner)
+            return learnt.hyper, learnt
+        learnt = find(self.objective, bank, template, replace(self.learner, data_factors=FIXED))
+        learnt.at_lower[dim:-1] = learnt.at_upper[dim:-1] = False
+        hyper = replace(learnt.hyper, data_kernel=kernel)
+        return hyper, replace(learnt, hyper=hyper)
 
 
 @jax.tree_util.register_dataclass

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme import _checks, _linalg
-from numpyro_kme.kernels import Gaussian, Kernel, median_heuristic
+from numpyro_kme.kernels import Gaussian, Kernel
 from numpyro_kme.kernels.base import register
+from numpyro_kme.length_scales import LengthScaleRule, MedianHeuristic
 from numpyro_kme.losses.base import Loss, Objective, check_points
 from numpyro_kme.losses.direct_mmd import DirectMMD, vectors
 from numpyro_kme.losses.generator import Generator
@@ -41,6 +42,8 @@ class MMD(Loss):
             left out.
         tolerance: Largest error of a tabulated kernel value, relative to `k(0, 0)`.
         max_cells: Largest grid; a window that needs more is cut about the median.
+        length_scale: Rule for the length scale of the Gaussian kernels that are left out, instead of the median:
+            `BayesianKernelLearning(key)`. It sees the data alone, so it cannot be one that predicts parameters.
 
     References: Gretton et al. (2012), JMLR 13; Cherief-Abdellatif and Alquier (2022), Bernoulli 28;
         Dellaporta et al. (2022), AISTATS.
@@ -51,6 +54,7 @@ class MMD(Loss):
     covariate_kernel: Kernel | None = None
     tolerance: float = field(default=1e-4, metadata=dict(static=True))
     max_cells: int = field(default=32_768, metadata=dict(static=True))
+    length_scale: LengthScaleRule | None = None
 
     def objective(self, data: Any, generator: Generator, extra: Any = None) -> Objective:
         """Bind to data, on a grid where data and kernel allow one.
@@ -58,19 +62,32 @@ class MMD(Loss):
         `extra`: points that replicates will add to the data, so that the grid covers them.
         """
         check_points(data, generator)
+        rule = self._rule(generator)
         with _linalg.float64():
             data, extra = jax.tree.map(_float64, (data, extra))
             if generator.covariates is None:
-                kernel = self.kernel or median_gaussian(data)
+                kernel = self.kernel or gaussian_by(rule, data)
             else:
                 kernel = OnPairs(
-                    self.covariate_kernel or median_gaussian(data[0]), self.kernel or median_gaussian(data[1])
+                    self.covariate_kernel or gaussian_by(rule, data[0]), self.kernel or gaussian_by(rule, data[1])
                 )
             _require_bounded(kernel, vectors(data))
             window = None if generator.covariates is not None else self._window(kernel, data, extra)
             if window is None:
                 return DirectMMD(generator, kernel, data, self.free_mass)
             return GridMMD.bind(generator, kernel, data, window, self.free_mass, self.max_cells)
+
+    def _rule(self, generator: Generator) -> LengthScaleRule:
+        rule = self.length_scale
+        _checks.instance("length_scale", rule, LengthScaleRule | None, "a rule such as BayesianKernelLearning(key)")
+        given = self.kernel is not None and (generator.covariates is None or self.covariate_kernel is not None)
+        _checks.require(rule is None or not given, "Give `kernel` or `length_scale`, not both.")
+        _checks.require(
+            rule is None or not rule.needs_targets,
+            f"`length_scale` {type(rule).__name__} asks what predicts the parameters best, and a loss sees data of one unknown "
+            "parameter. Use BayesianKernelLearning(key) or MedianHeuristic(), or give `kernel`.",
+        )
+        return rule or MedianHeuristic()
 
     def _window(self, kernel: Kernel, data: Any, extra: Any) -> tuple[float, ...] | None:
         """Centre and width of a grid, and its step, half width and reach, for scalar data; None where
@@ -103,13 +120,14 @@ class OnPairs(Kernel):
         return self.covariate.gram(x[0], y[0]) * self.response.gram(x[1], y[1])
 
 
-def median_gaussian(data: Any) -> Gaussian:
-    """Gaussian kernel with the median distance between data points as length scale."""
+def gaussian_by(rule: LengthScaleRule, data: Any) -> Gaussian:
+    """Gaussian kernel with the length scale that a rule gives for the data points."""
     _checks.require(
         isinstance(data, np.ndarray) and data.ndim <= 2,
-        "`kernel` must be given for data that are not vectors of shape (n,) or (n, dim); there is no median distance.",
+        "`kernel` must be given for data that are not vectors of shape (n,) or (n, dim); there is no distance between them.",
     )
-    return Gaussian(median_heuristic(vectors(data)))
+    scale = np.asarray(rule(vectors(data)))
+    return Gaussian(scale.reshape(()) if scale.size == 1 else scale)
 
 
 def _float64(leaf: Any) -> np.ndarray:
