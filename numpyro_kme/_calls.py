@@ -98,4 +98,17 @@ def call_back(
         return x
 
     lead = key_data.shape[:-1]
-    return _linalg.call_back(rows, lead + shape, canonical, key_data, *params, vmap_method="broadcast_all")
+
+    @jax.custom_jvp
+    def drawn(key_data, *params):
+        return _linalg.call_back(rows, lead + shape, canonical, key_data, *params, vmap_method="broadcast_all")
+
+    @drawn.defjvp
+    def _(primals, tangents):
+        raise TypeError(
+            f"Simulator `{name(fn)}` runs in NumPy, so that its draws have no derivative, which NUTS, HMC and SVI ask for. Write it in "
+            "JAX, use a kernel that asks for none (PseudoMarginal, or numpyro.infer.SA), or an engine that learns the likelihood, such "
+            "as KELFI."
+        )
+
+    return drawn(key_data, *params)

@@ -120,6 +120,10 @@ class Problem:
         """Log density of the prior, `(m,)`, at given latents `{site: (m, *shape)}`."""
         return _blocks.run(self._log_prior, self._checked(latents))
 
+    def inside_support(self, latents: Arrays) -> dict[str, np.ndarray]:
+        """Whether latents `{site: (m, *shape)}` lie in the support of their priors, given those before them: `{site: (m,)}`."""
+        return _blocks.run(self._inside, self._checked(latents))
+
     def to_normal(self, latents: Arrays) -> dict[str, jax.Array]:
         """Map one point to independent standard normals: each site given those before it (Rosenblatt's map).
 
@@ -168,6 +172,14 @@ class Problem:
                 return sum(_log_prob(sites[name]) for name in self.latents)
 
         return jax.jit(jax.vmap(log_prior))
+
+    @cached_property
+    def _inside(self) -> Callable:
+        def inside(latents):
+            sites, _ = self._run(random.key(0), latents)
+            return {name: jnp.all(sites[name]["fn"].support(sites[name]["value"])) for name in self.latents}
+
+        return jax.jit(jax.vmap(inside))
 
     def _checked(self, latents: Arrays) -> dict[str, np.ndarray]:
         names = list(self.latents)

@@ -69,8 +69,9 @@ class Unconstrained:
         return jnp.concatenate([jnp.ravel(found.unconstrained[name]) for name in self.shapes])
 
     def constrain(self, u: jax.Array) -> dict[str, jax.Array]:
-        """The latents at `u`, `{site: value}`."""
-        return self.evaluate(u)[0]
+        """The latents at `u`, `{site: value}`; no density is evaluated."""
+        trace = self._trace(u)[0]
+        return {name: trace[name]["value"] for name in self.shapes}
 
     def terms(self, u: jax.Array) -> Terms:
         """The log densities at `u`."""
@@ -78,16 +79,19 @@ class Unconstrained:
 
     def evaluate(self, u: jax.Array) -> tuple[dict[str, jax.Array], Terms]:
         """The latents and the log densities at `u`."""
-        ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes.values()])[:-1]
-        pieces = zip(self.shapes.items(), jnp.split(u, ends), strict=True)
-        given = _Given({name: piece.reshape(shape) for (name, shape), piece in pieces})
-        trace = _run(self.model, self.args, self.kwargs, given)
+        trace, log_jacobian = self._trace(u)
         sites = {name: site for name, site in trace.items() if site["type"] == "sample"}
         log_probs = {name: _log_prob(site) for name, site in sites.items()}
         zero = jnp.zeros(())
         prior = sum((value for name, value in log_probs.items() if name in self.shapes), zero)
         likelihood = sum((value for name, value in log_probs.items() if name not in self.shapes), zero)
-        return {name: sites[name]["value"] for name in self.shapes}, Terms(prior, given.log_jacobian, likelihood)
+        return {name: sites[name]["value"] for name in self.shapes}, Terms(prior, log_jacobian, likelihood)
+
+    def _trace(self, u):
+        ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes.values()])[:-1]
+        pieces = zip(self.shapes.items(), jnp.split(u, ends), strict=True)
+        given = _Given({name: piece.reshape(shape) for (name, shape), piece in pieces})
+        return _run(self.model, self.args, self.kwargs, given), given.log_jacobian
 
 
 class _Given(Messenger):

@@ -6,8 +6,8 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from numpyro.infer import MCMC, NUTS
-from scipy import stats
+from numpyro.infer import MCMC, NUTS, SA
+from scipy import optimize, special, stats
 
 import numpyro_kme as kme
 from numpyro_kme.simulations.at import simulate_at
@@ -22,6 +22,21 @@ def shifted(rng_key, theta):
 
 def conjugate(x=None):
     theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    numpyro.sample("x", kme.Simulator(shifted, theta), obs=x)
+
+
+def weighted_sum(rng_key, p):
+    return p @ jnp.array([1.0, 2.0, 4.0], p.dtype) + 0.2 * jax.random.normal(rng_key, (1,), p.dtype)
+
+
+def shares(x=None):
+    p = numpyro.sample("p", dist.Dirichlet(jnp.ones(3)))
+    numpyro.sample("x", kme.Simulator(weighted_sum, p), obs=x)
+
+
+def hierarchical(x=None):
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    theta = numpyro.sample("theta", dist.Normal(0.0, scale))
     numpyro.sample("x", kme.Simulator(shifted, theta), obs=x)
 
 
@@ -42,6 +57,41 @@ def test_recursive_abc_leaves_the_prior_behind():
     assert last < 0.7 * first
     engine.run(KEY, x=X)
     np.testing.assert_array_equal(engine.get_samples()["theta"], draws)
+
+
+@pytest.mark.parametrize(
+    "model, x, seen, exact",
+    [
+        ("sums_only", X, lambda a, b: a + b, 0.8),
+        ("shares", np.array([1.7]), lambda p: p @ [1.0, 2.0, 4.0], 1.7),
+        ("hierarchical", X, lambda scale, theta: theta, 0.8),
+    ],
+)
+def test_recursive_abc_where_arguments_do_not_determine_the_latents(model, x, seen, exact):
+    """The points lie on the surface of greatest likelihood, inside the support; the prior's are elsewhere."""
+    problem = kme.Problem.read(globals()[model], x=x)
+    engine = kme.KernelRecursiveABC(globals()[model], 150, num_iterations=5)
+    engine.run(KEY, x=x)
+    draws = engine.get_samples()
+    assert all(inside.all() for inside in problem.inside_support(draws).values())
+    far = np.abs(seen(**problem.draw(KEY, 500).latents) - exact).mean()
+    assert np.abs(seen(**draws) - exact).mean() < 0.3 * far
+    assert abs(seen(**engine.estimate()) - exact) < 0.3 * far
+
+
+def test_mode_of_shares():
+    """Under a Dirichlet prior: the mode of the smoothed weights in logits, by SciPy from another start."""
+    engine = kme.RejectionABC(shares, 500, quantile=0.2, progress_bar=False)
+    engine.run(KEY, x=np.array([1.7]))
+    found, weighted = engine.pre_image()["p"], engine.get_weights()
+    p, w = np.asarray(weighted["p"], np.float64), weighted["weight"]
+    left = 1 - np.cumsum(p, axis=1)[:, :-1] + p[:, :-1]
+    u = special.logit(p[:, :-1] / left) + np.log([2.0, 1.0])
+    scale = np.sqrt(w @ (u - w @ u) ** 2)
+    height = lambda at: -w @ np.exp(-0.5 * np.sum(((u - at) / scale) ** 2, axis=1))  # noqa: E731
+    best = optimize.minimize(height, w @ u, method="Nelder-Mead", options=dict(xatol=1e-7, fatol=1e-12)).x
+    stick = special.expit(best - np.log([2.0, 1.0]))
+    np.testing.assert_allclose(found, [stick[0], (1 - stick[0]) * stick[1], np.prod(1 - stick)], atol=1e-4)
 
 
 def fails_above(rng, theta):
@@ -96,7 +146,6 @@ def test_simulate_at_has_the_keys_of_simulate():
             lambda: kme.KernelRecursiveABC(conjugate, num_iterations=0),
             "`num_iterations` must be at least 1; got 0",
         ),
-        (lambda: kme.KernelRecursiveABC(sums_only), "do not determine the latents"),
     ],
 )
 def test_bad_input_gets_a_sentence(make, sentence):
@@ -152,6 +201,27 @@ def twice(rng_key, theta):
 def test_synthetic_likelihood_without_an_answer_is_said(fn, value, sentence):
     with pytest.raises((ValueError, np.linalg.LinAlgError), match=sentence):
         kme.SyntheticLikelihood(fn, 0.3).log_prob(value)
+
+
+def in_numpy(rng, theta):
+    return theta + 0.5 * rng.normal(size=1)
+
+
+def test_gradients_of_a_black_box_are_refused_in_words():
+    """NUTS asks for one; simulated annealing and pseudo-marginal chains do not."""
+
+    def model(x):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        likelihood = kme.SyntheticLikelihood(in_numpy, theta, num_simulations=20, shape=(1,), dtype=float)
+        numpyro.sample("x", likelihood, obs=x)
+
+    with pytest.raises(TypeError, match=r"`in_numpy` runs in NumPy.* no derivative.*Write it in JAX.*PseudoMarginal"):
+        MCMC(NUTS(model), num_warmup=2, num_samples=2, progress_bar=False).run(KEY, X)
+    for kernel in (SA(model), kme.PseudoMarginal(model)):
+        mcmc = MCMC(kernel, num_warmup=2, num_samples=2, progress_bar=False)
+        with jax.numpy_rank_promotion("allow"):  # simulated annealing in NumPyro promotes
+            mcmc.run(KEY, X)
+        assert np.isfinite(mcmc.get_samples()["theta"]).all()
 
 
 @pytest.mark.slow

@@ -206,6 +206,29 @@ def test_kernel_bayes_refuses_a_prior_where_nothing_was_simulated(bank):
         engine.run(KEY, x=X)
 
 
+def between(x=None):
+    top = numpyro.sample("top", dist.Uniform(1.0, 2.0))
+    theta = numpyro.sample("theta", dist.Uniform(0.0, top))
+    numpyro.sample("x", kme.Simulator(shifted, theta), obs=x)
+
+
+@pytest.mark.parametrize(
+    "theta, sentence",
+    [
+        ([0.5, -0.3, 1.4, 1.6], r"`prior\['theta'\]` has 2 of 4 draws outside the support .* such as \[-0.3\]"),
+        ([0.5, np.nan, 1.4, 1.6], r"`prior\['theta'\]` has 1 entries that are not finite"),
+        ([0.5, 0.5, 0.5], r"as many draws as 'top'; got \(3,\)"),
+    ],
+)
+def test_kernel_bayes_refuses_draws_outside_the_support(theta, sentence):
+    """A support that depends on another latent; said before any simulation is run."""
+    prior = {"top": np.array([1.0, 1.5, 1.5, 1.5]), "theta": np.array(theta)}
+    engine = kme.KernelBayes(between, prior=prior)
+    with pytest.raises(ValueError, match=sentence):
+        engine.run(KEY, x=X)
+    assert not hasattr(engine, "simulations")
+
+
 def test_kernel_bayes_by_folds(bank):
     engine = kme.KernelBayes(conjugate, simulations=bank, num_folds=5, tolerance=1e-6)
     engine.run(KEY, x=X)

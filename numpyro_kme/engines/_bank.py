@@ -11,6 +11,7 @@ from numpyro_kme import _checks, _linalg
 from numpyro_kme.coordinates import Coordinates
 from numpyro_kme.problem import Problem
 from numpyro_kme.simulations import Simulations
+from numpyro_kme.unconstrained import Unconstrained
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,38 @@ class Bank:
             "a plate.",
         )
         return x[..., None] if x.ndim == 2 else x
+
+
+@dataclass(frozen=True)
+class LatentVectors:
+    """All latents as vectors without constraints, standardised: where the coordinates of arguments do not determine the latents.
+
+    Attributes:
+        target: The map to vectors, site by site.
+        centre, scale: Means and standard deviations of the draws that it was read from, `(D,)`.
+    """
+
+    target: Unconstrained
+    centre: np.ndarray
+    scale: np.ndarray
+
+    @classmethod
+    def read(cls, problem: Problem, draws: Mapping[str, Any]) -> "LatentVectors":
+        """From draws `{site: (m, *shape)}`."""
+        first = {name: latent.value for name, latent in problem.latents.items()}
+        target = Unconstrained.read(problem.model, problem.args, problem.kwargs, first)
+        plain = cls(target, np.zeros(target.dim), np.ones(target.dim))
+        u = plain.table(draws)
+        return cls(target, u.mean(axis=0), np.maximum(u.std(axis=0), 1e-8))
+
+    def table(self, latents: Mapping[str, Any]) -> np.ndarray:
+        """Vectors `(m, D)` of latents `{site: (m, *shape)}`."""
+        points = {name: np.asarray(latents[name], np.float64) for name in self.target.shapes}
+        return (_linalg.on_host(jax.jit(jax.vmap(self.target.flatten)), points) - self.centre) / self.scale
+
+    def latents(self, z: np.ndarray) -> dict[str, np.ndarray]:
+        """Latents `{site: (m, *shape)}` at vectors `(m, D)`."""
+        return _linalg.on_host(jax.jit(jax.vmap(self.target.constrain)), self.centre + self.scale * z)
 
 
 def check_model(problem: Problem, engine: str) -> None:

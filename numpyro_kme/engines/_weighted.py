@@ -14,7 +14,7 @@ from numpyro_kme._checks import EffectiveSampleSizeError
 from numpyro_kme.abc_weights import LEAST_EFFECTIVE_SIZE, with_unit_sum
 from numpyro_kme.coordinates import Coordinates
 from numpyro_kme.embeddings import MeanEmbedding
-from numpyro_kme.engines._bank import Bank, check_model
+from numpyro_kme.engines._bank import Bank, LatentVectors, check_model
 from numpyro_kme.engines._base import Engine, Result
 from numpyro_kme.engines._tables import groups
 from numpyro_kme.herding import herd
@@ -177,7 +177,7 @@ class WeightedEngine(Engine):
         """Indices of equally weighted simulations: systematic resampling, or herding where weights are signed."""
         if (weights >= 0).all():
             return systematic(rng_key, weights, self.num_samples)
-        kernel = _kernel(bank, weights, 1.0 / 3.0)
+        kernel = _kernel(bank.z, weights, 1.0 / 3.0)
         values = _linalg.on_host(MeanEmbedding.__call__, MeanEmbedding(kernel, bank.z, weights), bank.z)
         return np.asarray(herd(values, kernel, bank.z, self.num_samples))
 
@@ -206,15 +206,19 @@ class WeightedEngine(Engine):
     def pre_image(self) -> dict[str, np.ndarray]:
         """Point estimate, `{site: (*shape)}`: the mode of the weights smoothed by a Gaussian kernel in coordinates.
 
-        The kernel is as wide as the posterior in each coordinate, from its largest weights.
-
-        Raises:
-            ValueError: If the coordinates of the simulator's arguments do not determine the latents.
+        The kernel is as wide as the posterior in each coordinate, from its largest weights. Where the simulator's arguments do not
+        determine the latents, as under a Dirichlet or a hierarchical prior, the coordinates are those of all latents, mapped to
+        vectors without constraints.
         """
         _ = self.result
         bank, weights = self._bank, self._weights
-        z = pre_image(MeanEmbedding(_kernel(bank, weights, 1.0), bank.z, weights))
-        return _linalg.on_host(bank.coordinates.latents, z)
+        one_to_one = bank.coordinates.one_to_one
+        vectors = None if one_to_one else LatentVectors.read(self.problem, bank.latents)
+        z = bank.z if vectors is None else vectors.table(bank.latents)
+        found = pre_image(MeanEmbedding(_kernel(z, weights, 1.0), z, weights))
+        if vectors is None:
+            return _linalg.on_host(bank.coordinates.latents, found)
+        return {name: np.asarray(value[0]) for name, value in vectors.latents(found[None]).items()}
 
 
 def fewer_compared(m: int) -> int:
@@ -234,8 +238,8 @@ def _warn_of_variances(bank: Bank, weights: np.ndarray) -> None:
         )
 
 
-def _kernel(bank: Bank, weights: np.ndarray, share: float) -> Gaussian:
+def _kernel(z: np.ndarray, weights: np.ndarray, share: float) -> Gaussian:
     """As wide as a share of the standard deviations of the positive part of the weights."""
     positive = np.maximum(weights, 0.0) / np.maximum(weights, 0.0).sum()
-    deviation = np.sqrt(positive @ np.square(bank.z - positive @ bank.z))
+    deviation = np.sqrt(positive @ np.square(z - positive @ z))
     return Gaussian(share * np.maximum(deviation, 1e-8))

@@ -15,6 +15,7 @@ from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.length_scales import LengthScaleRule
 from numpyro_kme.low_rank import TOLERANCE
 from numpyro_kme.parameter_choice import KernelBayesSettings, choose_by_folds, kernel_bayes_candidates
+from numpyro_kme.problem import Problem
 from numpyro_kme.simulations import Simulations
 from numpyro_kme.simulations.failures import OnFailure
 
@@ -31,7 +32,8 @@ class KernelBayes(WeightedEngine):
         num_simulations: Number `m` of draws from the prior, each simulated once.
         prior: Draws `{site: (n, *shape)}` of the model's latents that stand for the prior instead of the model's own, and under
             `"weight"` their weights `(n,)` of any sign, with a sum of one; equal when left out. `get_weights()` of another engine
-            is one: its posterior is the prior of this one. Other names, of deterministic sites, are passed over.
+            is one: its posterior is the prior of this one. Other names, of deterministic sites, are passed over. They have to lie
+            in the support of the model's prior, which gives the coordinates.
         kernel: On outputs of the simulator; as in `KernelABC` when left out.
         length_scale: Rule for that kernel, as in `KernelABC`.
         parameter_kernel: On coordinates of the parameters, in which the prior is about standard normal; a Gaussian with the
@@ -133,14 +135,18 @@ class KernelBayes(WeightedEngine):
             ).settings
         self.rule = settings.rule(bank.z, x, *self._prior(draw_key, bank), tolerance=self.tolerance)
 
+    def _checked(self, problem):
+        problem = super()._checked(problem)
+        if self.prior is not None and self._result is None:  # `condition` has the prior of `run`
+            _check_prior(self.prior, problem)
+        return problem
+
     def _prior(self, rng_key, bank) -> tuple[np.ndarray, np.ndarray | None]:
         """Coordinates of draws of the prior, and their weights."""
         site = self.problem.site()
         if self.prior is None:
             draws = self.problem.draw(rng_key, self.num_prior_draws or len(bank))
             return arguments_to_coordinates(bank.coordinates, draws.arguments[site]), None
-        missing = [name for name in self.problem.latents if name not in self.prior]
-        _checks.require(not missing, f"`prior` must have the latents {list(self.problem.latents)}; it lacks {missing}.")
         latents = {name: np.asarray(self.prior[name]) for name in self.problem.latents}
         z = arguments_to_coordinates(bank.coordinates, self.problem.arguments(latents)[site])
         weights = self.prior.get("weight")
@@ -172,3 +178,19 @@ class KernelBayes(WeightedEngine):
 
     def _solve(self, y):
         return self.rule.weights(self.rule.right.kernel.points(y))
+
+
+def _check_prior(prior: Mapping[str, Any], problem: Problem) -> None:
+    """What can be said of the draws before any simulation is run."""
+    missing = [name for name in problem.latents if name not in prior]
+    _checks.require(not missing, f"`prior` must have the latents {list(problem.latents)}; it lacks {missing}.")
+    latents = {name: np.asarray(prior[name]) for name in problem.latents}
+    for name, value in latents.items():
+        _checks.sound(f"prior[{name!r}]", value)
+    for name, inside in problem.inside_support(latents).items():
+        outside = latents[name][~inside]
+        _checks.require(
+            not len(outside),
+            f"`prior[{name!r}]` has {len(outside)} of {len(inside)} draws outside the support of the prior of {name!r} in the model, "
+            f"such as {outside[:1].tolist()[:1]}: they have no coordinates. Leave them out, or write a model whose prior reaches them.",
+        )

@@ -1,13 +1,14 @@
 """Kernel recursive ABC: a point estimate by kernel ABC and herding in turns."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import jax
 import numpy as np
 
 from numpyro_kme import _checks, _linalg
 from numpyro_kme.coordinates import Coordinates
-from numpyro_kme.engines._bank import Bank, check_model
+from numpyro_kme.engines._bank import Bank, LatentVectors, check_model
 from numpyro_kme.engines._base import Engine, Result
 from numpyro_kme.engines._data_kernels import checked_rule, data_kernel
 from numpyro_kme.engines._tables import groups
@@ -30,7 +31,8 @@ class KernelRecursiveABC(Engine):
     Without a model it is `kernel_recursive_abc`.
 
     Args:
-        model: A NumPyro model with one observed `Simulator` site, whose arguments determine all latents.
+        model: A NumPyro model with one observed `Simulator` site. Where its arguments do not determine all latents, as under a
+            Dirichlet or a hierarchical prior, the points move in the space of all latents, mapped to vectors without constraints.
         num_simulations: Number `m` of simulations in an iteration.
         num_iterations: Number of iterations.
         kernel: On outputs of the simulator; by median heuristics, anew in each iteration, when left out.
@@ -74,14 +76,16 @@ class KernelRecursiveABC(Engine):
         start_key, coordinates_key, *keys = jax.random.split(rng_key, self.num_iterations + 2)
         latents = problem.draw(start_key, self.num_simulations).latents
         coordinates = Coordinates.from_prior(coordinates_key, problem)
-        _checks.require(coordinates.one_to_one, f"These coordinates do not determine the latents. {coordinates.note}")
+        vectors = None if coordinates.one_to_one else LatentVectors.read(problem, latents)
         path, spread = [], []
         for key in keys:
             simulate_key, herd_key = jax.random.split(key)
             simulations = simulate_at(simulate_key, problem, latents, on_failure=self.on_failure)
             bank = Bank.read(coordinates, problem, simulations)
+            if vectors is not None:
+                bank = replace(bank, z=vectors.table(bank.latents))
             z = self._step(herd_key, bank, bank.point(problem.observations[problem.site()]))
-            latents = _linalg.on_host(jax.vmap(bank.coordinates.latents), z)
+            latents = _linalg.on_host(jax.vmap(coordinates.latents), z) if vectors is None else vectors.latents(z)
             path.append(z[0])
             spread.append(z.std(axis=0))
         self._estimate = {name: np.asarray(value[0]) for name, value in latents.items()}
