@@ -38,6 +38,7 @@ PAPERS = {
     "KernelABC": ("nakagome2013kernel",),
     "KernelRecursiveABC": ("kajihara2018kernel",),
     "DistributionRegressionABC": ("mitrovic2016drabc",),
+    "DistributionRegression": ("mitrovic2016drabc",),
     "KernelBayesSettings": ("fukumizu2013kernel",),
     "BayesianKernelLearning": ("flaxman2016bayesian",),
     "LearntLengthScale": ("flaxman2016bayesian",),

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 from jax.typing import ArrayLike
+from scipy.linalg.lapack import dpstrf
 
 from numpyro_kme import _checks, _linalg
 from numpyro_kme._linalg import Array
@@ -10,6 +11,8 @@ from numpyro_kme.kernels.base import Kernel, Points, num_points, register
 
 TOLERANCE = 1e-10
 """Share of the largest diagonal entry; small enough that what is left out is far below any regularisation here."""
+IN_TURN, AT_ONCE = 256, 4096
+"""Pivots that are found one at a time; points whose other pivots are found on the whole matrix."""
 
 
 @register
@@ -42,7 +45,8 @@ class LowRank:
             tolerance: Stop when no diagonal entry of the rest exceeds this share of the largest one of `G`. A failed or zero
                 pivot cannot occur: the matrix `U U'` is positive semi-definite at every rank.
             max_rank: Stop at this rank at the latest.
-        Cost: `n r` kernel evaluations and `n r^2` operations; never an `(n, n)` matrix.
+        Cost: `n r` kernel evaluations and `n r^2` operations, without an `(n, n)` matrix; for up to 4,096 points whose rank proves
+            larger than 256 the rest of the matrix is formed and factorised in blocks, which is faster.
         References: Fine & Scheinberg (2001), JMLR 2.
         """
         n = num_points(points)
@@ -59,7 +63,7 @@ class LowRank:
             stop = tolerance * rest.max()
             columns = np.zeros((min(most, 64), n))
             chosen: list[int] = []
-            while len(chosen) < most and rest.max() > stop:
+            while len(chosen) < most and rest.max() > stop and not (len(chosen) == IN_TURN and n <= AT_ONCE):
                 rank, pivot = len(chosen), int(np.argmax(rest))
                 if rank == len(columns):
                     columns = np.concatenate([columns, np.zeros((min(rank, most - rank), n))])
@@ -69,6 +73,11 @@ class LowRank:
                 chosen.append(pivot)
                 rest[chosen] = 0.0
             values = columns[: len(chosen)].T.copy()
+            if len(chosen) < most and rest.max() > stop:
+                whole = np.asarray(_gram(kernel, points, points))
+                further, order = _blocked(whole - values @ values.T, float(stop), most - len(chosen))
+                values, chosen = np.concatenate([values, further], axis=1), [*chosen, *order]
+                rest = np.maximum(np.diagonal(whole) - np.square(values).sum(axis=1), 0.0)
             pivots = jax.tree.map(lambda leaf: np.asarray(leaf)[chosen], points)
         inverse = np.linalg.solve(values[chosen], np.eye(len(chosen)))
         return cls(_linalg.to_host(kernel), pivots, inverse, values, np.asarray(rest.max()))
@@ -86,6 +95,15 @@ class LowRank:
         """The kernel between other points and the pivots, `(s, r)`."""
         with _linalg.float64():
             return np.asarray(_gram(*_linalg.in_present_precision((self.kernel, t, self.pivots))))
+
+
+def _blocked(matrix: np.ndarray, stop: float, most: int) -> tuple[np.ndarray, list[int]]:
+    """The same greedy columns `(n, r)` of a matrix that is there, and their pivots, by LAPACK."""
+    factor, order, rank, _ = dpstrf(matrix, tol=stop, lower=1)
+    order, rank = order - 1, min(int(rank), most)
+    columns = np.zeros((len(matrix), rank))
+    columns[order] = np.tril(factor)[:, :rank]
+    return columns, order[:rank].tolist()
 
 
 @jax.jit

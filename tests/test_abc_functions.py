@@ -319,3 +319,21 @@ def test_no_warning_in_200_null_runs(make):
 def test_bad_input_gets_a_sentence(call, error, sentence):
     with pytest.raises(error, match=sentence):
         call()
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_rank": 300}, {"tolerance": 1e-3}], ids=str)
+def test_pivots_in_blocks_are_those_one_at_a_time(limits, rng, monkeypatch):
+    """More than 256 of them, on the whole matrix and without it."""
+    x = rng.normal(size=(420, 6))
+    fits = []
+    for at_once in (4096, 0):
+        monkeypatch.setattr("numpyro_kme.low_rank.AT_ONCE", at_once)
+        fits.append(kme.LowRank.fit(Gaussian(2.0), x, **limits))
+    blocked, in_turn = fits
+    np.testing.assert_array_equal(blocked.pivots, in_turn.pivots)
+    np.testing.assert_allclose(blocked.values, in_turn.values, atol=1e-7)
+    np.testing.assert_allclose(blocked.residual, in_turn.residual, rtol=1e-6, atol=1e-12)
+    assert 256 < blocked.rank and (blocked.rank == 300) == ("max_rank" in limits)
+    rest = np.exp(-0.5 * cdist(x, x, "sqeuclidean") / 4.0) - blocked.values @ blocked.values.T
+    np.testing.assert_allclose(np.abs(rest).max(), blocked.residual, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(blocked.features(x), blocked.values, atol=1e-6)
