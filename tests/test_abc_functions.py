@@ -12,6 +12,7 @@ from scipy.spatial.distance import cdist
 
 import numpyro_kme as kme
 from numpyro_kme.kernels import EmpiricalMeasure, Gaussian
+from numpyro_kme.recursive_abc import _weights
 
 KEY = jax.random.key(0)
 
@@ -158,6 +159,9 @@ def test_recursive_abc_step_by_its_parts(rng):
     found = kme.recursive_abc_step(KEY, theta, x, y, Gaussian(0.7), 25, tolerance=1e-12)
     weights = np.linalg.solve(gaussian(x, x, 0.7) + 0.01 * np.sqrt(80) * np.eye(80), gaussian(x, y[None], 0.7))[:, 0]
     weights /= weights.sum()
+    for tolerance, error in ((1e-12, 1e-6), (1e-3, 0.05)):
+        low_rank = _weights(theta, x, y[None], Gaussian(0.7), None, tolerance)
+        assert np.abs(low_rank - weights).max() < error * np.abs(weights).max()
     scale = kme.kernels.median_heuristic(theta)
 
     def squared_distance(points):
@@ -212,6 +216,29 @@ def iid(x=None):
     theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
     with numpyro.plate("n", 20):
         numpyro.sample("x", kme.Simulator(one_draw, theta), obs=x)
+
+
+@pytest.mark.parametrize("make", [kme.DistributionRegressionABC, kme.KernelABC, kme.KernelBayes])
+def test_engines_take_a_tolerance(make):
+    """A lower rank, and about the same posterior mean; the tolerance is a positive number."""
+    means, ranks = [], []
+    for tolerance in (1e-12, 1e-3):
+        engine = make(conjugate, 300, tolerance=tolerance, progress_bar=False)
+        engine.run(KEY, x=np.array([0.8]))
+        means.append(engine.expectation(lambda latents: latents["theta"]))
+        ranks.append(int(engine.info["rank of the data"].split()[0]))
+    assert ranks[1] < ranks[0] and abs(means[1] - means[0]) < 0.05
+    with pytest.raises((TypeError, ValueError), match="`tolerance` must"):
+        make(conjugate, tolerance=None)
+
+
+def test_recursive_abc_takes_a_tolerance():
+    estimates = []
+    for tolerance in (1e-12, 1e-3):
+        engine = kme.KernelRecursiveABC(conjugate, 80, num_iterations=3, tolerance=tolerance)
+        engine.run(KEY, x=np.array([0.8]))
+        estimates.append(engine.estimate()["theta"])
+    assert 0 < abs(estimates[1] - estimates[0]) < 0.2
 
 
 WARNING = "the observation lies away from the simulations"
@@ -335,7 +362,7 @@ def test_pivots_in_blocks_are_those_one_at_a_time(limits, rng, monkeypatch):
     np.testing.assert_array_equal(blocked.pivots, in_turn.pivots)
     np.testing.assert_allclose(blocked.values, in_turn.values, atol=1e-7)
     np.testing.assert_allclose(blocked.residual, in_turn.residual, rtol=1e-6, atol=1e-12)
-    assert 256 < blocked.rank and (blocked.rank == 300) == ("max_rank" in limits)
+    assert blocked.rank > 256 and (blocked.rank == 300) == ("max_rank" in limits)
     rest = np.exp(-0.5 * cdist(x, x, "sqeuclidean") / 4.0) - blocked.values @ blocked.values.T
     np.testing.assert_allclose(np.abs(rest).max(), blocked.residual, rtol=1e-6, atol=1e-9)
     np.testing.assert_allclose(blocked.features(x), blocked.values, atol=1e-6)

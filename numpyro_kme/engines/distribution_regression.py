@@ -40,6 +40,8 @@ class DistributionRegressionABC(WeightedEngine):
         progress_bar: Whether to show the progress of the simulations.
     Raises:
         RuntimeError: If the effective sample size is below 10, or the kernel is zero between the observation and all simulations.
+    Warns:
+        UserWarning: If the observation lies away from the simulations (`remoteness`).
     Cost: `m` simulations, `m r` kernels and `m r^2` for a factor of rank `r`, once; `r` kernels an observation.
     References: Mitrovic, Sejdinovic & Teh (2016), ICML.
     """
@@ -70,9 +72,10 @@ class DistributionRegressionABC(WeightedEngine):
             on_failure=on_failure,
             progress_bar=progress_bar,
         )
-        for name, value in {"regularisation": regularisation, "epsilon": epsilon, "tolerance": tolerance}.items():
+        for name, value in {"regularisation": regularisation, "epsilon": epsilon}.items():
             if value is not None:
                 _checks.positive_number(name, value)
+        _checks.positive_number("tolerance", tolerance)
         self.kernel, self.length_scale = kernel, checked_rule(kernel, length_scale)
         self.regularisation, self.epsilon, self.tolerance = regularisation, epsilon, tolerance
 

@@ -35,7 +35,9 @@ class K2ABC(WeightedEngine):
         progress_bar: Whether to show the progress of the simulations.
     Raises:
         RuntimeError: If the effective sample size is below 10.
-    Cost: `m` simulations and `m` estimates of the MMD.
+    Warns:
+        UserWarning: If the observation lies away from the simulations (`remoteness`).
+    Cost: `m` simulations and `m` estimates of the MMD, and half as many again between simulations.
     References: Park, Jitkrittum & Sejdinovic (2016), AISTATS.
     """
 

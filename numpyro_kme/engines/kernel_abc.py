@@ -36,6 +36,8 @@ class KernelABC(WeightedEngine):
         progress_bar: Whether to show the progress of the simulations.
     Raises:
         RuntimeError: If the effective sample size, one over the sum of squared weights, is below 10, or the weights sum to 0.
+    Warns:
+        UserWarning: If the observation lies away from the simulations (`remoteness`).
     Cost: `m` simulations and `m r^2` for a factor of rank `r`, once; `m r` an observation.
     References: Song et al. (2009), ICML; Fukumizu, Song & Gretton (2013), JMLR 14; Nakagome et al. (2013).
     """
@@ -65,9 +67,9 @@ class KernelABC(WeightedEngine):
             on_failure=on_failure,
             progress_bar=progress_bar,
         )
-        for name, value in {"regularisation": regularisation, "tolerance": tolerance}.items():
-            if value is not None:
-                _checks.positive_number(name, value)
+        if regularisation is not None:
+            _checks.positive_number("regularisation", regularisation)
+        _checks.positive_number("tolerance", tolerance)
         self.kernel, self.length_scale = kernel, checked_rule(kernel, length_scale)
         self.regularisation, self.tolerance = regularisation, tolerance
 

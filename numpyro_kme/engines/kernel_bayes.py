@@ -52,6 +52,8 @@ class KernelBayes(WeightedEngine):
         progress_bar: Whether to show the progress of the simulations.
     Raises:
         RuntimeError: If the effective sample size, one over the sum of squared weights, is below 10, or the weights sum to 0.
+    Warns:
+        UserWarning: If the observation lies away from the simulations (`remoteness`).
     Cost: `m` simulations and `m r^2` for factors of rank `r`, once; `m r` an observation.
     References: Fukumizu, Song & Gretton (2013), JMLR 14.
     """

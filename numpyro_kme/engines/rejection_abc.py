@@ -37,7 +37,9 @@ class RejectionABC(WeightedEngine):
         progress_bar: Whether to show the progress of the simulations.
     Raises:
         RuntimeError: If fewer than 10 simulations are accepted.
-    Cost: `m` simulations and `m` discrepancies, compiled where JAX can trace the function.
+    Warns:
+        UserWarning: If the observation lies away from the simulations (`remoteness`).
+    Cost: `m` simulations and `m` discrepancies, compiled where JAX can trace the function, and half as many again between simulations.
     References: Pritchard et al. (1999); Bernton et al. (2019), JRSS B, for the Wasserstein distance.
     """
 
