@@ -52,6 +52,7 @@ def positive(name: str, value: Any) -> None:
 
 def positive_number(name: str, value: Any) -> None:
     """Require one number, positive and finite where it is concrete."""
+    require(value is not None, f"`{name}` must be one number; got None.")
     require(np.shape(value) == (), f"`{name}` must be one number; got shape {np.shape(value)}.")
     positive(name, value)
 
