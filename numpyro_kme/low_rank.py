@@ -74,7 +74,7 @@ class LowRank:
                 rest[chosen] = 0.0
             values = columns[: len(chosen)].T.copy()
             if len(chosen) < most and rest.max() > stop:
-                whole = np.asarray(_gram(kernel, points, points))
+                whole = np.asarray(_gram(kernel, points))
                 further, order = _blocked(whole - values @ values.T, float(stop), most - len(chosen))
                 values, chosen = np.concatenate([values, further], axis=1), [*chosen, *order]
                 rest = np.maximum(np.diagonal(whole) - np.square(values).sum(axis=1), 0.0)
@@ -113,7 +113,7 @@ def _row(kernel, points, index):
 
 
 @jax.jit
-def _gram(kernel, x, y):
+def _gram(kernel, x, y=None):
     return kernel.gram(x, y)
 
 

@@ -34,14 +34,13 @@ MEASURE = "squared distance in the space of the kernel"
 
 
 def apart(kernel: Kernel, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """`k(x_i, x_i) + k(y, y) - 2 k(x_i, y)` for outputs `(k, *event)` and one more, `(k,)`."""
-    x, y = kernel.points(x), kernel.points(y[None])
-    return _linalg.on_host(_squared_distances, kernel, x, y)
+    """`k(x_i, x_i) + k(y_j, y_j) - 2 k(x_i, y_j)` for outputs `(k, *event)` and `(s, *event)`, `(s, k)`."""
+    return _linalg.on_host(_squared_distances, kernel, kernel.points(x), kernel.points(y))
 
 
 @jax.jit
 def _squared_distances(kernel, x, y):
-    return kernel.diagonal(x) + kernel.diagonal(y) - 2.0 * kernel.gram(x, y)[:, 0]
+    return kernel.diagonal(x)[None] + kernel.diagonal(y)[:, None] - 2.0 * kernel.gram(y, x)
 
 
 def quadratic_by(rule: LengthScaleRule | None, bank: Bank, observed: np.ndarray) -> Quadratic:

@@ -79,7 +79,7 @@ class WeightedEngine(Engine):
 
     @abc.abstractmethod
     def _apart(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """How far outputs, rows of `bank.x`, are from one such row `y`, `(k,)`, as this engine compares them."""
+        """How far rows `(k, *event)` of `bank.x` are from such rows `(s, *event)`, `(s, k)`, as this engine compares them."""
 
     def _infer(self, rng_key, args, kwargs):
         simulate_key, coordinates_key, fit_key, sample_key = jax.random.split(rng_key, 4)
@@ -162,8 +162,8 @@ class WeightedEngine(Engine):
         """An effective sample size does not see that all simulations are far."""
         if self._between is None:
             some = bank.x[np.linspace(0, len(bank) - 1, self._num_compared(len(bank))).astype(int)]
-            self._between = np.stack([self._apart(some, one) for one in some])
-        found = abc_weights.remoteness(self._apart(bank.x, y), self._between)
+            self._between = self._apart(some, some)
+        found = abc_weights.remoteness(self._apart(bank.x, y[None])[0], self._between)
         if found.is_far:
             warnings.warn(
                 f"{type(self).__name__}: the observation lies away from the simulations. The nearest of them, a share of {found.share:.2g}, are up to "

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import numpy as np
+
 from numpyro_kme import _checks
 from numpyro_kme.abc_weights import discrepancies_to, distances_to, soft_abc_weights
 from numpyro_kme.engines._data_kernels import checked_rule, quadratic_by
@@ -90,5 +92,5 @@ class K2ABC(WeightedEngine):
         return fewer_compared(m)
 
     def _apart(self, x, y):
-        sets = self._bank.as_data_sets
-        return distances_to(sets(y[None])[0], sets(x), self._estimator)
+        x, y = self._bank.as_data_sets(x), self._bank.as_data_sets(y)
+        return np.stack([distances_to(one, x, self._estimator) for one in y])

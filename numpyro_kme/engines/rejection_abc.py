@@ -98,7 +98,7 @@ class RejectionABC(WeightedEngine):
         return super()._num_compared(m) if self._discrepancy is None else fewer_compared(m)
 
     def _apart(self, x, y):
-        return self._compared(distances_to, x, y)
+        return np.stack([self._compared(distances_to, x, one) for one in y])
 
     def _compared(self, by, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         if self._discrepancy is None:
