@@ -419,8 +419,8 @@ def keep(rows, problem, seed, budget, label, find, before=0.0):
 UNITS = {"exponential-gamma": "W1, posterior sd", "blowfly": "NMSE, %", "g-and-k": "NMSE"}
 
 
-def cells(chosen, budget):
-    """Mean with standard error, median, and least seconds of some rows."""
+def cells(chosen, budget, runs):
+    """Mean with standard error, median, and least seconds of some rows, of which there may be fewer than `runs`."""
     if not chosen:
         return ["not run", "", ""]
     scores = np.array([row["score"] for row in chosen if "score" in row])
@@ -431,6 +431,8 @@ def cells(chosen, budget):
     used = np.mean([row.get("used", budget or 0) for row in chosen])
     if budget and abs(used - budget) > 0.05 * budget:
         text += f", {used:.0f} simulations"
+    if len(chosen) < runs:
+        text += f", {len(chosen)} runs"
     if len(scores) < len(chosen):
         text += f", {len(chosen) - len(scores)} of {len(chosen)} refused"
     return [text, np.median(scores) if len(scores) else "", min(row["seconds"] for row in chosen)]
@@ -442,20 +444,20 @@ def write(rows):
     for name, problem in PROBLEMS.items():
         found = [row for row in rows if row["problem"] == name]
         budgets = [budget for budget in BUDGETS if any(row["budget"] == budget for row in found)]
+        runs = [len({row["seed"] for row in found if row["budget"] == budget}) for budget in (*budgets, None)]
         lines = []
         for label in sorted({row["engine"] for row in found}, key=ORDER.index):
             chosen = [[row for row in found if (row["engine"], row["budget"]) == (label, b)] for b in (*budgets, None)]
-            line = [cell for rows_, budget in zip(chosen, budgets) for cell in cells(rows_, budget)]
+            line = [cell for of, *more in zip(chosen, budgets, runs) for cell in cells(of, *more)]
             if chosen[-1]:
-                line = [*cells(chosen[-1], None), *["no budget", "", ""] * len(budgets)][: 3 * len(budgets)]
+                line = [*cells(chosen[-1], None, runs[-1]), *["no budget", "", ""] * len(budgets)][: 3 * len(budgets)]
             lines.append([label, *line])
         for label, reason in problem.engines_without.items():
             lines.append([label, reason, *[""] * (3 * len(budgets) - 1)])
         if lines:
             header = ["engine"]
-            for budget in budgets:
-                runs = len({row["seed"] for row in found if row["budget"] == budget})
-                header += [f"{budget} simulations, {runs} runs: mean (s.e.)", "median", "least s"]
+            for budget, number in zip(budgets, runs):
+                header += [f"{budget} simulations, {number} runs: mean (s.e.)", "median", "least s"]
             sections.append((f"{name}: {UNITS[name]}", report.table(header, lines)))
     report.save("all_engines", "Every engine at equal simulation budgets", sections, {"rows": rows.rows})
 
