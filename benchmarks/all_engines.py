@@ -432,7 +432,7 @@ def cells(chosen, budget, runs):
     if budget and abs(used - budget) > 0.05 * budget:
         text += f", {used:.0f} simulations"
     if len(chosen) < runs:
-        text += f", {len(chosen)} runs"
+        text += f", runs: {len(chosen)}"
     if len(scores) < len(chosen):
         text += f", {len(chosen) - len(scores)} of {len(chosen)} refused"
     return [text, np.median(scores) if len(scores) else "", min(row["seconds"] for row in chosen)]
@@ -452,13 +452,13 @@ def write(rows):
             if chosen[-1]:
                 line = [*cells(chosen[-1], None, runs[-1]), *["no budget", "", ""] * len(budgets)][: 3 * len(budgets)]
             lines.append([label, *line])
-        for label, reason in problem.engines_without.items():
-            lines.append([label, reason, *[""] * (3 * len(budgets) - 1)])
+        lines += [[label, "see below", *[""] * (3 * len(budgets) - 1)] for label in problem.engines_without]
         if lines:
             header = ["engine"]
             for budget, number in zip(budgets, runs):
                 header += [f"{budget} simulations, {number} runs: mean (s.e.)", "median", "least s"]
-            sections.append((f"{name}: {UNITS[name]}", report.table(header, lines)))
+            notes = [f"\n\n{label}: {reason}." for label, reason in problem.engines_without.items()]
+            sections.append((f"{name}: {UNITS[name]}", report.table(header, lines) + "".join(notes)))
     report.save("all_engines", "Every engine at equal simulation budgets", sections, {"rows": rows.rows})
 
 
