@@ -1,23 +1,37 @@
 """Every engine of the package at equal simulation budgets on three problems, beside SMC-ABC by pyabc.
 
-    python benchmarks/all_engines.py --problem exponential-gamma --repeats 20 [--runs rows.jsonl]
-    python benchmarks/all_engines.py --problem blowfly --repeats 5
-    python benchmarks/all_engines.py --problem g-and-k --repeats 5      # needs pip install pyabc
+    python benchmarks/all_engines.py --problem exponential-gamma g-and-k --repeats 5 --runs rows.jsonl     # pip install pyabc
+    python benchmarks/all_engines.py --problem blowfly --series path/to/blowfly.csv --repeats 5 --runs rows.jsonl
+    python benchmarks/all_engines.py --runs rows.jsonl       # the table alone
 
 Exponential-gamma: Wasserstein-1 of 1,000 samples to the exact posterior in its standard deviations (of point estimates: their
 distance from the posterior mean in the same units), a new observation each time. Blowfly: NMSE of `blowfly.py` at the
 posterior mean, in %. g-and-k: 2,048 clean draws, uniform priors on (0, 10)^4, NMSE of the posterior mean on (a, b, g, log k).
 Statistics: the log mean; the ten; 15 quantiles. Data sets without statistics: 15 draws; 180 counts in thousands; the 2,048 draws,
 whose MMD is by 300 Fourier features. The posterior bootstrap differentiates the simulator and has no budget; it answers another
-question (no prior, robust) and is shown with it. Seconds are CPU time with simulations, the least over repeats: without compilation, and
-where the machine was least busy.
+question (no prior, robust) and is shown with it.
+
+The synthetic likelihood and BOLFI start from a fifth of the budget, simulations of the prior that the other engines have too: the
+first from the nearest of them, the second with all as evidence. A pseudo-marginal chain spends the rest on as many steps, half of
+them warmup, as there are sets of 2 (d + 5) simulations of d statistics. BOLFI is ELFI's with its defaults (a virtual environment for
+it is made at the first call), on the log distance of the statistics, each over its median absolute deviation; its Gaussian process
+is refitted every ten simulations at cubic cost, so that it is run up to 300 simulations only.
+
+Seconds are CPU time of the process with simulations (of BOLFI, of both processes), the least over repeats. They include what JAX
+compiles for a new data set, 1 to 3 seconds of most rows and more where engines or chains do (kernel recursive ABC, the synthetic
+likelihood). Other jobs ran beside it.
 """
 
 import argparse
+import itertools
+import json
 import logging
+import subprocess
 import sys
+import tempfile
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -26,6 +40,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import scipy.stats
+from numpyro.infer import MCMC, init_to_value
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 sys.path.insert(0, str(Path(__file__).parent))
@@ -38,11 +53,30 @@ import numpyro_kme as kme
 from numpyro_kme.kernels import Gaussian, median_heuristic
 
 QUANTILES = jnp.linspace(0.03, 0.97, 15)
-BUDGETS = (1000,)
+BUDGETS = (300, 1000, 3000)
+ELFI = Path(tempfile.gettempdir()) / "elfi"
+ELFI_WORKER = Path(__file__).with_name("elfi_worker.py")
+ELFI_LIMIT = 300
+ORDER = (
+    "KELFI, residual form",
+    "KernelABC",
+    "KernelBayes",
+    "DistributionRegressionABC",
+    "KernelRecursiveABC (point)",
+    "SyntheticLikelihood, pseudo-marginal",
+    "RejectionABC, statistics",
+    "RejectionABC, Wasserstein",
+    "RejectionABC, MMD",
+    "K2ABC",
+    "SMC-ABC (pyabc), Wasserstein",
+    "SMC-ABC (pyabc), MMD",
+    "BOLFI (ELFI), statistics",
+    "PosteriorBootstrap",
+)
 
 
 class ExponentialGamma:
-    name, engines_without = "exponential-gamma", ()
+    name, engines_without = "exponential-gamma", {}
 
     def __init__(self, seed):
         self.raw = np.random.default_rng([seed, 71]).exponential(1 / exponential_gamma.TRUTH, 15)
@@ -76,7 +110,11 @@ class ExponentialGamma:
 
 
 class Blowfly:
-    name, engines_without = "blowfly", ("PosteriorBootstrap",)
+    name = "blowfly"
+    engines_without = {
+        "PosteriorBootstrap": "not run: it reweights draws, and the counts are one series; taken for draws, one count of a simulated "
+        "series against each, the search for the first minimum alone (64 nodes, 16 starts) took over 4 minutes"
+    }
 
     def __init__(self, seed):
         with open(SERIES) as file:
@@ -106,7 +144,7 @@ class Blowfly:
 
 
 class GAndK:
-    name, engines_without = "g-and-k", ()
+    name, engines_without = "g-and-k", {}
 
     def __init__(self, seed):
         self.raw = gk_data(np.random.default_rng([seed, 73]), 0.0)
@@ -259,45 +297,109 @@ def smc(problem, budget, distance, seed):
     return (
         {"theta": theta if len(names) > 1 else theta[:, 0]},
         np.asarray(weights),
-        int(used[counts.t == max(last, 0)].iloc[0]),
+        {"used": int(used[counts.t == max(last, 0)].iloc[0])},
     )
 
 
-def run(rows, name, repeats, peers):
-    for seed in range(repeats):
-        problem = PROBLEMS[name](seed)
-        for budget in BUDGETS:
-            banks = simulations(problem, budget, jax.random.fold_in(jax.random.key(74), 1000 * seed + budget))
-            for label, (engine, y, seconds) in engines(problem, budget, banks).items():
-                if rows.has(problem=name, seed=seed, budget=budget, engine=label):
-                    continue
-                key = jax.random.fold_in(jax.random.key(76), 1000 * seed + budget)
-                find = lambda engine=engine, key=key, y=y: (engine.run(key, x=y), *result(engine))[1:]  # noqa: E731
-                keep(rows, problem, seed, budget, label, find, seconds)
-            for distance in ("Wasserstein", "MMD") if peers else ():
-                label = f"SMC-ABC (pyabc), {distance}"
-                if not rows.has(problem=name, seed=seed, budget=budget, engine=label):
-                    keep(
-                        rows,
-                        problem,
-                        seed,
-                        budget,
-                        label,
-                        lambda d=distance, p=problem, b=budget, s=seed: smc(p, b, d, s),
-                    )
-        if "PosteriorBootstrap" not in problem.engines_without and not rows.has(
-            problem=name, seed=seed, engine="PosteriorBootstrap"
-        ):
-            engine, key = bootstrap(problem), jax.random.fold_in(jax.random.key(75), seed)
-            keep(
-                rows,
-                problem,
-                seed,
-                None,
-                "PosteriorBootstrap",
-                lambda e=engine, k=key, p=problem: (e.run(k, x=p.raw), e.get_samples(), None)[1:],
-            )
-        print(name, seed, flush=True)
+def pilot(bank):
+    """The first fifth of a bank: parameters `(n, p)`, statistics `(n, d)`, and the scale of each."""
+    theta = np.asarray(bank.latents["theta"], np.float64)
+    theta, x = (values.reshape(len(theta), -1)[: len(theta) // 5] for values in (theta, np.asarray(bank.x["x"], float)))
+    return theta, x, scipy.stats.median_abs_deviation(x, axis=0, scale="normal")
+
+
+def synthetic(problem, budget, bank, key):
+    """Draws of a pseudo-marginal chain on the Gaussian synthetic likelihood, and the simulations that it took."""
+    theta, x, scale = pilot(bank)
+    nearest = theta[np.argmin(np.sum(((x - problem.statistics) / scale) ** 2, axis=1))]
+    count = 2 * (len(scale) + 5)
+    steps = (budget - len(theta)) // count - 2  # the kernel looks at its first point twice
+
+    def model(x=None):
+        law = kme.SyntheticLikelihood(
+            STATISTICS_OF[type(problem)], problem.prior(), num_simulations=count, rng_key=kme.simulation_key("x")
+        )
+        numpyro.sample("x", law, obs=x)
+
+    start = init_to_value(values={"theta": jnp.asarray(nearest if len(nearest) > 1 else nearest[0])})
+    kernel = kme.PseudoMarginal(model, init_strategy=start)
+    chain = MCMC(kernel, num_warmup=steps // 2, num_samples=steps - steps // 2, progress_bar=False)
+    chain.run(key, jnp.asarray(problem.statistics))
+    return chain.get_samples(), None, {"used": len(theta) + (steps + 2) * count}
+
+
+def bolfi(problem, budget, bank, seed):
+    """Draws of BOLFI by ELFI in a process of its own, which asks this one for simulations."""
+    python = ELFI / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", ELFI], check=True)
+        subprocess.run([ELFI / "bin" / "pip", "install", "-q", "elfi==0.8.8"], check=True)
+    theta, x, scale = (values.tolist() for values in pilot(bank))
+    task = {"priors": problem.priors, "observed": problem.statistics.tolist(), "theta": theta, "x": x, "scale": scale}
+    simulate, made = jax.jit(STATISTICS_OF[type(problem)]), 0
+    with subprocess.Popen(
+        [python, ELFI_WORKER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        bufsize=1,
+    ) as worker:
+        print(json.dumps(task | {"budget": budget, "seed": seed}), file=worker.stdin)
+        for line in worker.stdout:
+            asked = json.loads(line)
+            if "samples" in asked:
+                break
+            at = jnp.asarray(asked["theta"] if len(asked["theta"]) > 1 else asked["theta"][0])
+            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(77), seed), made)
+            print(json.dumps(np.asarray(simulate(key, at), float).tolist()), file=worker.stdin)
+            made += 1
+        else:
+            raise RuntimeError("ELFI ended without a posterior.")
+    samples = np.array(asked["samples"]).T
+    return (
+        {"theta": samples if samples.shape[1] > 1 else samples[:, 0]},
+        None,
+        {"used": len(theta) + made, "seconds": asked["seconds"]},
+    )
+
+
+def by_engine(engine, key, y):
+    """Run an engine of the package; its posterior."""
+    engine.run(key, x=y)
+    return result(engine)
+
+
+def finders(problem, seed, budget, peers):
+    """`{name: (function that finds a posterior, seconds of the simulations it is given)}`."""
+    number = 1000 * seed + budget
+    banks = simulations(problem, budget, jax.random.fold_in(jax.random.key(74), number))
+    key = jax.random.fold_in(jax.random.key(76), number)
+    bank, seconds = banks[0]
+    found = {
+        label: (partial(by_engine, engine, key, y), before)
+        for label, (engine, y, before) in engines(problem, budget, banks).items()
+    }
+    found["SyntheticLikelihood, pseudo-marginal"] = partial(synthetic, problem, budget, bank, key), seconds / 5
+    if peers:
+        for distance in ("Wasserstein", "MMD"):
+            found[f"SMC-ABC (pyabc), {distance}"] = partial(smc, problem, budget, distance, seed), 0.0
+    if peers and budget <= ELFI_LIMIT:
+        found["BOLFI (ELFI), statistics"] = partial(bolfi, problem, budget, bank, seed), seconds / 5
+    return found
+
+
+def run(rows, name, seed, budgets, peers, only):
+    """All engines on one data set of a problem; what rows hold already is left out."""
+    problem = PROBLEMS[name](seed)
+    for budget in budgets:
+        for label, (find, before) in finders(problem, seed, budget, peers).items():
+            if only in label and not rows.has(problem=name, seed=seed, budget=budget, engine=label):
+                keep(rows, problem, seed, budget, label, find, before)
+    label = "PosteriorBootstrap"
+    if only in label and label not in problem.engines_without and not rows.has(problem=name, seed=seed, engine=label):
+        key = jax.random.fold_in(jax.random.key(75), seed)
+        keep(rows, problem, seed, None, label, partial(by_engine, bootstrap(problem), key, problem.raw))
 
 
 def keep(rows, problem, seed, budget, label, find, before=0.0):
@@ -305,58 +407,73 @@ def keep(rows, problem, seed, budget, label, find, before=0.0):
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            samples, weights, *used = find()
-        found = {"score": problem.score(samples, weights)}
-        if used:
-            found["used"] = used[0]
+            samples, weights, *more = find()
+        seconds = time.process_time() - begun
+        found = {"score": problem.score(samples, weights), **(more[0] if more else {})}
     except (RuntimeError, ValueError, np.linalg.LinAlgError) as error:
-        found = {"refused": f"{type(error).__name__}: {error}"[:150]}
-    rows.add(problem=problem.name, seed=seed, budget=budget, engine=label, seconds=time.process_time() - begun, **found)
-    print(rows.rows[-1], flush=True)
+        seconds, found = time.process_time() - begun, {"refused": f"{type(error).__name__}: {error}"[:150]}
+    seconds += found.pop("seconds", 0.0)
+    rows.add(problem=problem.name, seed=seed, budget=budget, engine=label, seconds=seconds, **found)
 
 
 UNITS = {"exponential-gamma": "W1, posterior sd", "blowfly": "NMSE, %", "g-and-k": "NMSE"}
 
 
+def cells(chosen, budget, runs):
+    """Mean with standard error, median, and least seconds of some rows, of which there may be fewer than `runs`."""
+    if not chosen:
+        return ["not run", "", ""]
+    scores = np.array([row["score"] for row in chosen if "score" in row])
+    text = "-"
+    if len(scores):
+        error = f" ({scores.std(ddof=1) / np.sqrt(len(scores)):.2g})" if len(scores) > 1 else ""
+        text = f"{scores.mean():.3g}{error}"
+    used = np.mean([row.get("used", budget or 0) for row in chosen])
+    if budget and abs(used - budget) > 0.05 * budget:
+        text += f", {used:.0f} simulations"
+    if len(chosen) < runs:
+        text += f", runs: {len(chosen)}"
+    if len(scores) < len(chosen):
+        text += f", {len(chosen) - len(scores)} of {len(chosen)} refused"
+    return [text, np.median(scores) if len(scores) else "", min(row["seconds"] for row in chosen)]
+
+
 def write(rows):
+    """The table of each problem."""
     sections = []
-    for name in PROBLEMS:
-        order = list(dict.fromkeys(r["engine"] for r in rows if r["problem"] == name))
+    for name, problem in PROBLEMS.items():
+        found = [row for row in rows if row["problem"] == name]
+        budgets = [budget for budget in BUDGETS if any(row["budget"] == budget for row in found)]
+        runs = [len({row["seed"] for row in found if row["budget"] == budget}) for budget in (*budgets, None)]
         lines = []
-        for label in order:
-            line = [label]
-            for budget in (*BUDGETS,) if label != "PosteriorBootstrap" else (None,):
-                chosen = [r for r in rows if (r["problem"], r["engine"], r["budget"]) == (name, label, budget)]
-                scores = np.array([r["score"] for r in chosen if "score" in r])
-                refused = len(chosen) - len(scores)
-                used = [r["used"] for r in chosen if "used" in r]
-                cell = f"{scores.mean():.3g} ({scores.std() / np.sqrt(len(scores)):.2g})" if len(scores) else "-"
-                cell += f", {np.mean(used):.0f} simulations" if used else ""
-                line += [
-                    cell + (f", {refused} of {len(chosen)} refused" if refused else ""),
-                    np.median(scores) if len(scores) else "",
-                ]
-                line += [min(r["seconds"] for r in chosen) if chosen else ""]
-            lines.append(line + [""] * (1 + 3 * len(BUDGETS) - len(line)))
+        for label in sorted({row["engine"] for row in found}, key=ORDER.index):
+            chosen = [[row for row in found if (row["engine"], row["budget"]) == (label, b)] for b in (*budgets, None)]
+            line = [cell for of, *more in zip(chosen, budgets, runs) for cell in cells(of, *more)]
+            if chosen[-1]:
+                line = [*cells(chosen[-1], None, runs[-1]), *["no budget", "", ""] * len(budgets)][: 3 * len(budgets)]
+            lines.append([label, *line])
+        lines += [[label, "see below", *[""] * (3 * len(budgets) - 1)] for label in problem.engines_without]
         if lines:
-            runs = len({r["seed"] for r in rows if r["problem"] == name})
             header = ["engine"]
-            for budget in BUDGETS:
-                header += [f"mean (s.e.), {budget}", "median", "least seconds"]
-            sections.append((f"{name}: {UNITS[name]}, {runs} repeats", report.table(header, lines)))
+            for budget, number in zip(budgets, runs):
+                header += [f"{budget} simulations, {number} runs: mean (s.e.)", "median", "least s"]
+            notes = [f"\n\n{label}: {reason}." for label, reason in problem.engines_without.items()]
+            sections.append((f"{name}: {UNITS[name]}", report.table(header, lines) + "".join(notes)))
     report.save("all_engines", "Every engine at equal simulation budgets", sections, {"rows": rows.rows})
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--problem", choices=tuple(PROBLEMS), default=None)
+    parser.add_argument("--problem", choices=tuple(PROBLEMS), nargs="+", default=[])
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--budgets", type=int, nargs="+", choices=BUDGETS, default=BUDGETS)
+    parser.add_argument("--engine", default="", help="only those with this in their name")
     parser.add_argument("--series", default=None, help="CSV with a column `count`, for blowfly")
     parser.add_argument("--without-peers", action="store_true")
     parser.add_argument("--runs", default=None)
     options = parser.parse_args()
     SERIES = options.series
     kept_rows = report.Rows(options.runs)
-    if options.problem:
-        run(kept_rows, options.problem, options.repeats, not options.without_peers)
+    for number, each in itertools.product(range(options.repeats), options.problem):
+        run(kept_rows, each, number, options.budgets, not options.without_peers, options.engine)
     write(kept_rows)

@@ -12,6 +12,7 @@ is thrown away, no statistics; the score is that of `blowfly.py`. The series (a 
 
 import argparse
 import csv
+import itertools
 import sys
 import time
 from pathlib import Path
@@ -75,7 +76,7 @@ def toy(rows, repeats, simulations):
         bank = None
         for rule, make_rule in RULES.items():
             for name, make in ESTIMATORS.items():
-                if rows.has(part="toy", seed=seed, estimator=name, rule=rule):
+                if rows.has(part="toy", seed=seed, simulations=simulations, estimator=name, rule=rule):
                     continue
                 if bank is None:
                     bank = kme.simulate(key, kme.Problem.read(toy_model, x=x), simulations, progress_bar=False)
@@ -85,7 +86,8 @@ def toy(rows, repeats, simulations):
                 engine = kme.K2ABC(toy_model, simulations=bank, estimator=make(key, kme.kernels.Gaussian(float(scale))))
                 for epsilon in EPSILONS:
                     engine.epsilon = epsilon
-                    told = dict(part="toy", seed=seed, estimator=name, rule=rule, scale=scale, epsilon=epsilon)
+                    told = dict(part="toy", seed=seed, simulations=simulations, estimator=name, rule=rule, scale=scale)
+                    told["epsilon"] = epsilon
                     try:
                         engine.run(key, x=x) if epsilon is None else engine.condition(key, x=x)
                     except RuntimeError as error:
@@ -171,18 +173,18 @@ def flies(rows, repeats, series, counts):
 
 def write(rows):
     lines = []
-    for rule in RULES:
-        for name in ESTIMATORS:
-            for epsilon in EPSILONS:
-                key = dict(part="toy", estimator=name, epsilon=epsilon, rule=rule)
-                chosen = [r for r in rows if all(r.get(k) == v for k, v in key.items())]
-                found = [r for r in chosen if "refused" not in r]
-                mean = lambda key, found=found: np.mean([r[key] for r in found]) if found else float("nan")  # noqa: E731
-                if chosen:
-                    keys = ("scale", "used", "size", "to_exact", "to_truth", "exact_to_truth", "width")
-                    label = "default" if epsilon is None else epsilon
-                    lines.append([rule, name, label, len(found), len(chosen) - len(found), *map(mean, keys)])
+    sizes = sorted({r["simulations"] for r in rows if r["part"] == "toy"})
+    for size, rule, name, epsilon in itertools.product(sizes, RULES, ESTIMATORS, EPSILONS):
+        key = dict(part="toy", simulations=size, estimator=name, epsilon=epsilon, rule=rule)
+        chosen = [r for r in rows if all(r.get(k) == v for k, v in key.items())]
+        found = [r for r in chosen if "refused" not in r]
+        mean = lambda key, found=found: np.mean([r[key] for r in found]) if found else float("nan")  # noqa: E731
+        if chosen:
+            keys = ("scale", "used", "size", "to_exact", "to_truth", "exact_to_truth", "width")
+            label = "default" if epsilon is None else epsilon
+            lines.append([size, rule, name, label, len(found), len(chosen) - len(found), *map(mean, keys)])
     header = [
+        "simulations",
         "length scale",
         "estimator",
         "epsilon",

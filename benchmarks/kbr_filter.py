@@ -341,7 +341,7 @@ def write(rows):
                     values = {
                         key: np.array([r[key] for r in kept]) for key in ("kernel_bayes", *filters, "observations")
                     }
-                    spread = lambda v, sign="": f"{v.mean():{sign}.4f} ({v.std() / np.sqrt(len(v)):.4f})"  # noqa: E731
+                    spread = lambda v, sign="": f"{v.mean():{sign}.4f} ({v.std(ddof=1) / np.sqrt(len(v)):.4f})"  # noqa: E731
                     gaps = [spread(values["kernel_bayes"] - values[key], "+") for key in filters]
                     seconds = np.mean([r["seconds"] for r in of])
                     lines.append(
@@ -371,7 +371,7 @@ def write(rows):
         for name in dict.fromkeys(r["name"] for r in chosen):
             of = [r for r in chosen if r["variance"] == variance and r["name"] == name]
             norms, squares, seconds = (np.array([r[k] for r in of]) for k in ("norm", "square", "seconds"))
-            spread = f"{norms.mean():.3f} ({norms.std() / np.sqrt(max(len(norms), 1)):.3f})" if of else ""
+            spread = f"{norms.mean():.3f} ({norms.std(ddof=1) / np.sqrt(len(norms)):.3f})" if of else ""
             lines += [[variance, name, len(of), spread, squares.mean(), seconds.mean()]] if of else []
     header = ["noise variance", "filter", "runs", "Frobenius norm of the error (s.e.)", "its square", "seconds"]
     sections.append(("Orientation of a camera in a room", report.table(header, lines)))

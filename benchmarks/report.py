@@ -1,4 +1,7 @@
-"""Tables of a benchmark, kept in `results/` as Markdown and JSON with what made them."""
+"""Tables of a benchmark, kept in `results/` as Markdown and JSON with what made them, and beside what papers print.
+
+`python benchmarks/report.py` puts the figures of the papers behind the tables that are there.
+"""
 
 import json
 import os
@@ -9,7 +12,10 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+from published import PUBLISHED
+
 RESULTS = Path(__file__).parent / "results"
+BESIDE = "## Beside the paper"
 
 
 class Kept:
@@ -93,12 +99,21 @@ def write(name, title, sections, data):
         "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}, Python {platform.python_version()}",
         "versions": {package: version(package) for package in ("numpyro-kme", "numpyro", "jax", "numpy")},
     }
-    text = "\n\n".join(f"## {heading}\n\n{body}" for heading, body in sections)
+    text = "\n\n".join(f"## {heading}\n\n{body}" for heading, body in sections) + beside(name, data)
     RESULTS.mkdir(exist_ok=True)
     origin = f"Made by `{made['command']}` on {made['date']} ({made['machine']})."
     (RESULTS / f"{name}.md").write_text(f"# {title}\n\n{origin}\n\n{text}\n")
     (RESULTS / f"{name}.json").write_text(json.dumps({"made": made, **data}, indent=1, default=_plain) + "\n")
     return text
+
+
+def beside(name, data):
+    """The figures of a paper, and ours from the data: a section, or nothing."""
+    if name not in PUBLISHED:
+        return ""
+    data = json.loads(json.dumps(data, default=_plain))
+    lines = [[what, figure, ours(data), source] for what, figure, source, ours in PUBLISHED[name]]
+    return f"\n\n{BESIDE}\n\n{table(['', 'published', 'ours', 'paper'], lines)}"
 
 
 def _cell(value):
@@ -107,3 +122,9 @@ def _cell(value):
 
 def _plain(value):
     return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+if __name__ == "__main__":
+    for path in sorted(RESULTS.glob("*.md")):
+        kept = path.read_text().split(f"\n\n{BESIDE}")[0].rstrip()
+        path.write_text(kept + beside(path.stem, json.loads(path.with_suffix(".json").read_text())) + "\n")
