@@ -230,13 +230,16 @@ class MedianHeuristic(LengthScaleRule):
 
     Args:
         per_dimension: `median_heuristic_per_dimension` instead.
+        ties: Whether pairs that coincide count.
     """
 
     per_dimension: bool = field(default=False, metadata=dict(static=True))
+    ties: bool = field(default=True, metadata=dict(static=True))
 
     def __call__(self, x, targets=None):
         """The median; `targets` say nothing."""
-        return median_heuristic_per_dimension(x) if self.per_dimension else median_heuristic(x)
+        heuristic = median_heuristic_per_dimension if self.per_dimension else median_heuristic
+        return heuristic(x, ties=self.ties)
 
 
 @register

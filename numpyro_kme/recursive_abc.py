@@ -57,7 +57,8 @@ def kernel_recursive_abc(
         simulate: `simulate(rng_key, theta)` gives an output `(m, *event)` for each row of `theta` `(m, dim)`.
         theta: Where to begin, such as prior draws, `(m, dim)`, on a scale on which distances mean the same in each column.
         observed: `y`, `(*event)`.
-        kernel: On outputs; when left out, a Gaussian with the median distance of each number, anew in each iteration.
+        kernel: On outputs; when left out, a Gaussian with the median distance of each number, anew in each iteration; pairs that
+            coincide, as counts do, are left out.
         num_iterations: How often.
         regularisation, tolerance: As in `recursive_abc_step`.
     Raises:
@@ -71,7 +72,7 @@ def kernel_recursive_abc(
     for key in jax.random.split(rng_key, num_iterations):
         simulate_key, herd_key = jax.random.split(key)
         x = np.asarray(simulate(simulate_key, theta), np.float64)
-        chosen = kernel or Gaussian(median_heuristic_per_dimension(x.reshape(len(x), -1)))
+        chosen = kernel or Gaussian(median_heuristic_per_dimension(x.reshape(len(x), -1), ties=False))
         theta = recursive_abc_step(
             herd_key, theta, x, observed, chosen, number, regularisation=regularisation, tolerance=tolerance
         )
@@ -121,7 +122,7 @@ def recursive_abc_step(
     weights = _weights(
         theta, kernel.points(x), kernel.points(np.asarray(observed)[None]), kernel, regularisation, tolerance
     )
-    on_theta = Gaussian(median_heuristic(theta))
+    on_theta = Gaussian(median_heuristic(theta, ties=False))
     candidates = _candidates(rng_key, theta, float(np.asarray(on_theta.length_scale)), CANDIDATES * number)
     values = _linalg.on_host(MeanEmbedding.__call__, MeanEmbedding(on_theta, theta, weights), candidates)
     chosen = np.asarray(herd(values, on_theta, candidates, number))

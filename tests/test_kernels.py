@@ -14,6 +14,7 @@ from scipy.integrate import quad
 from scipy.special import gamma, kv
 from scipy.stats import multivariate_normal
 
+import numpyro_kme as kme
 from numpyro_kme import kernels as K
 from numpyro_kme.kernels.base import squared_distances
 
@@ -678,6 +679,16 @@ def test_median_heuristic_matches_numpy(rng):
     np.testing.assert_allclose(per_dimension / per_dimension[0], medians / medians[0], rtol=0.01)
     np.testing.assert_allclose(K.median_heuristic(x / per_dimension), 1.0, rtol=1e-12)
     np.testing.assert_allclose(K.median_heuristic_per_dimension(x[:, :1]), [K.median_heuristic(x[:, :1])], rtol=1e-12)
+
+
+def test_median_heuristic_may_leave_out_pairs_that_coincide():
+    """Counts 0, 0, 0, 1, 3: three pairs at 0, three at 1, three at 3, one at 2."""
+    x = np.array([0.0, 0.0, 0.0, 1.0, 3.0])[:, None]
+    assert K.median_heuristic(x) == 1.0 and K.median_heuristic(x, ties=False) == 2.0
+    np.testing.assert_allclose(K.median_heuristic_per_dimension(x, ties=False), [2.0])
+    assert kme.MedianHeuristic(ties=False)(x) == 2.0
+    with pytest.raises(ValueError, match="is 0: all of the pairs coincide"):
+        K.median_heuristic(np.ones((5, 1)), ties=False)
 
 
 def test_median_heuristic_on_a_subset(rng):

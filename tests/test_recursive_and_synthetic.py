@@ -25,6 +25,18 @@ def conjugate(x=None):
     numpyro.sample("x", kme.Simulator(shifted, theta), obs=x)
 
 
+def with_a_rare_count(rng_key, theta):
+    first, second = jax.random.split(rng_key)
+    return jnp.concatenate(
+        [shifted(first, theta), jax.random.poisson(second, 0.2, (1,)).astype(jnp.result_type(theta))]
+    )
+
+
+def counting(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    numpyro.sample("x", kme.Simulator(with_a_rare_count, theta), obs=x)
+
+
 def weighted_sum(rng_key, p):
     return p @ jnp.array([1.0, 2.0, 4.0], p.dtype) + 0.2 * jax.random.normal(rng_key, (1,), p.dtype)
 
@@ -57,6 +69,12 @@ def test_recursive_abc_leaves_the_prior_behind():
     assert last < 0.7 * first
     engine.run(KEY, x=X)
     np.testing.assert_array_equal(engine.get_samples()["theta"], draws)
+
+
+def test_recursive_abc_takes_counts_that_mostly_coincide():
+    engine = kme.KernelRecursiveABC(counting, 200, num_iterations=5)
+    engine.run(KEY, x=np.array([0.8, 0.0]))
+    assert abs(engine.estimate()["theta"] - 0.8) < 0.25
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from numpyro_kme.engines._base import Engine, Result
 from numpyro_kme.engines._data_kernels import checked_rule, data_kernel
 from numpyro_kme.engines._tables import groups
 from numpyro_kme.kernels.base import Kernel
-from numpyro_kme.length_scales import LengthScaleRule
+from numpyro_kme.length_scales import LengthScaleRule, MedianHeuristic
 from numpyro_kme.low_rank import TOLERANCE
 from numpyro_kme.problem import Problem
 from numpyro_kme.recursive_abc import recursive_abc_step
@@ -101,13 +101,14 @@ class KernelRecursiveABC(Engine):
         )
 
     def _step(self, rng_key, bank: Bank, y: np.ndarray) -> np.ndarray:
-        """New points `(num_simulations, D)` in coordinates."""
+        """New points `(num_simulations, D)` in coordinates; points that have come close may agree in a count."""
+        rule = self.length_scale or MedianHeuristic(per_dimension=not bank.data_sets, ties=False)
         return recursive_abc_step(
             rng_key,
             bank.z,
             bank.x,
             y,
-            self.kernel or data_kernel(bank, self.length_scale),
+            self.kernel or data_kernel(bank, rule),
             self.num_simulations,
             regularisation=self.regularisation,
             tolerance=self.tolerance,

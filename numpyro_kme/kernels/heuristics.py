@@ -10,7 +10,7 @@ Array = jax.Array | np.ndarray
 MAX_POINTS = 2048
 
 
-def median_heuristic(x: Array, *, max_points: int | None = MAX_POINTS) -> np.ndarray:
+def median_heuristic(x: Array, *, max_points: int | None = MAX_POINTS, ties: bool = True) -> np.ndarray:
     r"""Median distance between the points, `l = sqrt(median_{i<j} |x_i - x_j|_2^2)`.
 
     A first guess in the units of the data; it says nothing about which differences matter.
@@ -20,16 +20,17 @@ def median_heuristic(x: Array, *, max_points: int | None = MAX_POINTS) -> np.nda
         max_points: Above this many points, the median is over the pairs of this many of them, picked at
             random by a NumPy generator with seed 0: the answer is deterministic, and for 2048 points its
             standard error is one to three per cent. `None` uses every pair.
+        ties: Whether pairs that coincide count. Leave them out for counts and other numbers that often agree.
     Returns:
         A float64 scalar.
     Raises:
-        ValueError: If the median is 0, because half of the pairs coincide.
+        ValueError: If the median is 0, because half of the pairs coincide; without ties, if all do.
     Cost: `min(n, max_points)^2 / 2` distances, in time and memory, on the host.
     """
-    return _median_distance("x", _subset("x", x, max_points))
+    return _median_distance("x", _subset("x", x, max_points), ties)
 
 
-def median_heuristic_per_dimension(x: Array, *, max_points: int | None = MAX_POINTS) -> np.ndarray:
+def median_heuristic_per_dimension(x: Array, *, max_points: int | None = MAX_POINTS, ties: bool = True) -> np.ndarray:
     r"""One length scale per dimension, `l_d = c m_d`, with `m_d` the median distance along dimension `d`.
 
     The factor `c` is the median heuristic of `x / m`: the median of `|(x_i - x_j) / l|_2` is 1, as it is for
@@ -37,17 +38,17 @@ def median_heuristic_per_dimension(x: Array, *, max_points: int | None = MAX_POI
 
     Args:
         x: `(n, dim)` concrete points, `n >= 2`.
-        max_points: As in `median_heuristic`.
+        max_points, ties: As in `median_heuristic`.
     Returns:
         `(dim,)` in float64.
     Raises:
-        ValueError: If a column's median is 0, because half of its pairs coincide; the sentence names the
-            column.
+        ValueError: If a column's median is 0, because half of its pairs coincide (without ties, all of them); the
+            sentence names the column.
     Cost: `dim + 1` times that of `median_heuristic`.
     """
     subset = _subset("x", x, max_points)
-    columns = [_median_distance(f"x[:, {d}]", subset[:, d : d + 1]) for d in range(subset.shape[1])]
-    return np.stack(columns) * _median_distance("x", subset / np.stack(columns))
+    columns = [_median_distance(f"x[:, {d}]", subset[:, d : d + 1], ties) for d in range(subset.shape[1])]
+    return np.stack(columns) * _median_distance("x", subset / np.stack(columns), ties)
 
 
 def _subset(name, x, max_points):
@@ -65,11 +66,13 @@ def _subset(name, x, max_points):
     return x[np.random.default_rng(0).choice(len(x), max_points, replace=False)]
 
 
-def _median_distance(name, x):
-    median = np.sqrt(np.median(pdist(x, "sqeuclidean")))
+def _median_distance(name, x, ties):
+    squares = pdist(x, "sqeuclidean")
+    squares = squares if ties else squares[squares > 0.0]
+    median = np.sqrt(np.median(squares)) if len(squares) else 0.0
     _checks.require(
         bool(median > 0),
-        f"The median distance between the points of `{name}` is 0: at least half of the pairs coincide. "
+        f"The median distance between the points of `{name}` is 0: {'at least half' if ties else 'all'} of the pairs coincide. "
         "Pass a length scale by hand, or remove repeated points first.",
     )
     return median
