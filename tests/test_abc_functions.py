@@ -11,6 +11,7 @@ import pytest
 from scipy.spatial.distance import cdist
 
 import numpyro_kme as kme
+from numpyro_kme.abc_weights import dissimilarities
 from numpyro_kme.kernels import EmpiricalMeasure, Gaussian
 from numpyro_kme.recursive_abc import _weights
 
@@ -86,6 +87,15 @@ def test_similarity_is_the_mean_kernel(estimator, rng):
     np.testing.assert_allclose(
         estimator.similarity(x, y), by_loop, atol=5 * 20_000**-0.5 * isinstance(estimator, kme.Fourier) + 1e-9
     )
+
+
+def test_dissimilarities_by_a_double_loop(rng):
+    """The rows of the second bank against those of the first, with other numbers of points in each; far sets are equally far."""
+    x, y = rng.normal(size=(4, 7, 2)), rng.normal(size=(3, 5, 2))
+    found = dissimilarities(kme.Quadratic(Gaussian(0.8)), x, y)
+    np.testing.assert_allclose(found, [[-np.log(gaussian(a, b, 0.8).mean()) for a in x] for b in y], rtol=1e-10)
+    far = dissimilarities(kme.Quadratic(Gaussian(0.8)), x, np.stack([y[0] + 1e3, y[0] + 1e6]))
+    assert np.all(far == far[0, 0]) and far[0, 0] > found.max()
 
 
 def test_remoteness_by_sorting(rng):

@@ -2,10 +2,8 @@
 
 from collections.abc import Callable
 
-import numpy as np
-
 from numpyro_kme import _checks
-from numpyro_kme.abc_weights import discrepancies_to, distances_to, soft_abc_weights
+from numpyro_kme.abc_weights import discrepancies_to, dissimilarities, soft_abc_weights
 from numpyro_kme.engines._data_kernels import checked_rule, quadratic_by
 from numpyro_kme.engines._weighted import WeightedEngine, Weighting, fewer_compared
 from numpyro_kme.length_scales import LengthScaleRule
@@ -86,11 +84,10 @@ class K2ABC(WeightedEngine):
             self._estimator = quadratic_by(self.length_scale, bank, observed)
             self._between = None
         weights, epsilon = soft_abc_weights(discrepancies_to(observed, self._sets, self._estimator), self.epsilon)
-        return Weighting(weights, {"epsilon": epsilon})
+        return Weighting(weights, self._apart(bank.x, y[None])[0], {"epsilon": epsilon})
 
     def _num_compared(self, m):
         return fewer_compared(m)
 
     def _apart(self, x, y):
-        x, y = self._bank.as_data_sets(x), self._bank.as_data_sets(y)
-        return np.stack([distances_to(one, x, self._estimator) for one in y])
+        return dissimilarities(self._estimator, self._bank.as_data_sets(x), self._bank.as_data_sets(y))
