@@ -246,13 +246,16 @@ def check_acceptance(quantile: float | None, threshold: float | None) -> None:
 
 
 def dissimilarities(estimator: Estimator, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    r"""For `remoteness`: $-\log E k(X_i, Y_j)$ of data sets `(k, n, d)` and `(s, n, d)`, `(s, k)`.
+    r"""For `remoteness`: minus the log of the cosine between mean embeddings of data sets `(k, n, d)` and `(s, n, d)`, `(s, k)`.
 
-    It is bounded: beyond the reach of the kernel all samples are equally far by it, and so they are by the squared MMD.
+    $-\log E k(X_i, Y_j) + \tfrac12 \log E k(X_i, X_i') + \tfrac12 \log E k(Y_j, Y_j')$: about 0 for samples of one law, however wide
+    it is, and bounded: beyond the reach of the kernel all samples are equally far.
     """
+    least = np.finfo(np.float64).tiny
     with _linalg.float64():
-        alike = np.asarray(_similarities(*_linalg.in_present_precision((estimator, x, y))))
-    return -np.log(np.maximum(alike, np.finfo(np.float64).tiny))
+        found = _similarities(*_linalg.in_present_precision((estimator, x, y)))
+    alike, of_x, of_y = (np.maximum(part, least) for part in found)
+    return np.where(alike > least, 0.5 * (np.log(of_x) + np.log(of_y)[:, None]), 0.0) - np.log(alike)
 
 
 def _outputs(simulated, observed) -> tuple[np.ndarray, np.ndarray]:
@@ -290,7 +293,10 @@ def _estimates(estimator, x, y):
 
 @jax.jit
 def _similarities(estimator, x, y):
-    return jax.lax.map(lambda b: jax.lax.map(lambda a: estimator.similarity(a, b), x), y)
+    def own(sets):
+        return jax.lax.map(lambda one: estimator.similarity(one, one), sets)
+
+    return jax.lax.map(lambda b: jax.lax.map(lambda a: estimator.similarity(a, b), x), y), own(x), own(y)
 
 
 @partial(jax.jit, static_argnums=0)

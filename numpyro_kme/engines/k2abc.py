@@ -37,11 +37,12 @@ class K2ABC(WeightedEngine):
         RuntimeError: If the effective sample size is below 10.
     Warns:
         UserWarning: If the observation lies away from the simulations (`remoteness`).
-    Cost: `m` simulations and `m` estimates of the MMD, and half as many again between simulations.
+    Cost: `m` simulations; `m` estimates of the MMD an observation, and at most `3 m` mean kernels between data sets, which say
+        whether it lies away.
     References: Park, Jitkrittum & Sejdinovic (2016), AISTATS.
     """
 
-    measure = "minus log of the mean kernel between data sets"
+    measure = "minus log of the cosine between mean embeddings"
     advice = "Use more simulations, a larger `epsilon`, or a prior nearer to what is known."
 
     def __init__(

@@ -39,11 +39,12 @@ class RejectionABC(WeightedEngine):
         RuntimeError: If fewer than 10 simulations are accepted.
     Warns:
         UserWarning: If the observation lies away from the simulations (`remoteness`).
-    Cost: `m` simulations and `m` discrepancies, compiled where JAX can trace the function, and half as many again between simulations.
+    Cost: `m` simulations; `m` discrepancies an observation, compiled where JAX can trace the function, and once, to see whether it
+        lies away, at most half as many again between simulations. Estimators of the MMD as in `K2ABC`.
     References: Pritchard et al. (1999); Bernton et al. (2019), JRSS B, for the Wasserstein distance.
     """
 
-    measure = "discrepancy, or minus log of the mean kernel for an estimator of the MMD"
+    measure = "discrepancy, or for an estimator of the MMD minus log of the cosine between mean embeddings"
     advice = "Use more simulations, or a larger `quantile` or `threshold`."
 
     def __init__(
