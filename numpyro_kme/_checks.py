@@ -50,10 +50,16 @@ def positive(name: str, value: Any) -> None:
         )
 
 
-def positive_number(name: str, value: Any) -> None:
-    """Require one number, positive and finite where it is concrete."""
+def number(name: str, value: Any) -> None:
+    """Require one real number."""
     require(value is not None, f"`{name}` must be one number; got None.")
     require(np.shape(value) == (), f"`{name}` must be one number; got shape {np.shape(value)}.")
+    real(name, value)
+
+
+def positive_number(name: str, value: Any) -> None:
+    """Require one number, positive and finite where it is concrete."""
+    number(name, value)
     positive(name, value)
 
 

@@ -78,11 +78,16 @@ def discrepancies_to(observed: Any, simulated: Any, discrepancy: Estimator | Los
         discrepancy: An estimator of the squared MMD such as `Quadratic(kernel)`, a loss between samples such as `Wasserstein()`,
             or a function of a simulation and the observation that gives one number.
     Raises:
+        TypeError: If `discrepancy` is none of these; a kernel is not one, since it is larger where samples are more alike.
         ValueError: If the discrepancy fails, gives anything but one finite number, or shapes disagree.
     Cost: `m` discrepancies, compiled if JAX can trace the function, one by one in Python if not.
     """
-    checked_discrepancy(discrepancy)
+    check_discrepancy(discrepancy)
     x, y = _outputs(simulated, observed)
+    _checks.require(
+        not isinstance(discrepancy, Estimator | Loss) or x.shape[2:] == y.shape[1:],
+        f"The points of the data sets of `simulated` and `observed` must be alike; got shapes {x.shape[2:]} and {y.shape[1:]}.",
+    )
     with _linalg.float64():
         data = _linalg.in_present_precision((x, y))
         if isinstance(discrepancy, Loss):
@@ -118,7 +123,7 @@ def soft_abc_weights(discrepancies: ArrayLike, epsilon: float | None = None) -> 
         ValueError: If discrepancies are not finite, or all equal while `epsilon` is left out.
     References: Park, Jitkrittum & Sejdinovic (2016), AISTATS.
     """
-    distance = _checked(discrepancies)
+    distance = _checked("discrepancies", discrepancies)
     if epsilon is None:
         epsilon = _for_effective_size(distance, min(max(LEAST, SHARE * len(distance)), 0.5 * len(distance)))
     _checks.positive_number("epsilon", epsilon)
@@ -142,7 +147,7 @@ def rejection_weights(
     References: Pritchard et al. (1999).
     """
     check_acceptance(quantile, threshold)
-    distance = _checked(discrepancies)
+    distance = _checked("discrepancies", discrepancies)
     if threshold is None:
         kept = max(1, round((quantile or SHARE) * len(distance)))
         threshold = np.sort(distance)[kept - 1]
@@ -150,7 +155,7 @@ def rejection_weights(
     _checks.require(
         bool(accepted.any()),
         f"The weights of all {len(distance)} simulations are zero: the least discrepancy is {distance.min():.6g}, the threshold "
-        f"{threshold:.6g}.",
+        f"{threshold:.6g}. Raise `threshold`, or give `quantile`.",
         EffectiveSampleSizeError,
     )
     return RejectionWeights(accepted / accepted.sum(), float(threshold))
@@ -161,7 +166,7 @@ def effective_sample_size(weights: ArrayLike) -> float:
 
     Below about 10 the engines of this package do not call weights a posterior.
     """
-    weights = _checked(weights, "weights")
+    weights = _checked("weights", weights, "Check what they were made of.")
     size = float(np.sum(np.square(weights)))
     return float(np.square(weights.sum())) / size if size > 0 else 0.0
 
@@ -178,8 +183,12 @@ def remoteness(to_observation: ArrayLike, between: ArrayLike) -> Remoteness:
     Args:
         to_observation: Distances of the simulations from the observation, `(m,)`.
         between: Distances of some of the simulations from one another, `(k, k)`, `k >= 2`; the diagonal is passed over.
+    Raises:
+        ValueError: If shapes disagree, or distances are not finite.
     """
-    distance, between = np.asarray(to_observation, np.float64), np.array(between, np.float64)
+    for name, value in {"to_observation": to_observation, "between": between}.items():
+        _checks.sound(name, value)
+    distance, between = np.asarray(to_observation, np.float64), np.asarray(between, np.float64)
     k = len(between)
     _checks.require(
         distance.ndim == 1 and len(distance) >= k >= 2 and between.shape == (k, k),
@@ -211,7 +220,7 @@ def with_unit_sum(weights: np.ndarray, name: str, advice: str) -> np.ndarray:
     return weights / total
 
 
-def checked_discrepancy(given: Any) -> None:
+def check_discrepancy(given: Any) -> None:
     """Require an estimator, a loss between samples or a function; not a kernel, which is larger the more alike its arguments are."""
     _checks.require(
         not isinstance(given, Kernel | MMD),
@@ -229,24 +238,24 @@ def checked_discrepancy(given: Any) -> None:
 def check_acceptance(quantile: float | None, threshold: float | None) -> None:
     """Require at most one of the two, in its range."""
     for name, value in {"quantile": quantile, "threshold": threshold}.items():
-        _checks.real(name, value)
+        if value is not None:
+            _checks.number(name, value)
     _checks.require(quantile is None or threshold is None, "Give `quantile` or `threshold`, not both.")
     _checks.require(quantile is None or 0 < quantile < 1, f"`quantile` must lie between 0 and 1; got {quantile}.")
     _checks.require(threshold is None or bool(np.isfinite(threshold)), f"`threshold` must be finite; got {threshold}.")
 
 
-def distances_to(
-    observed: np.ndarray, simulated: np.ndarray, discrepancy: Estimator | Loss | Discrepancy
-) -> np.ndarray:
-    r"""For `remoteness`: `discrepancies_to`, but $-\log E k(X, Y)$ for estimators of the squared MMD.
+def dissimilarities(estimator: Estimator, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    r"""For `remoteness`: minus the log of the cosine between mean embeddings of data sets `(k, n, d)` and `(s, n, d)`, `(s, k)`.
 
-    That is bounded, and beyond the reach of the kernel all samples are equally far by it.
+    $-\log E k(X_i, Y_j) + \tfrac12 \log E k(X_i, X_i') + \tfrac12 \log E k(Y_j, Y_j')$: about 0 for samples of one law, however wide
+    it is, and bounded: beyond the reach of the kernel all samples are equally far.
     """
-    if not isinstance(discrepancy, Estimator):
-        return discrepancies_to(observed, simulated, discrepancy)
+    least = np.finfo(np.float64).tiny
     with _linalg.float64():
-        alike = np.asarray(_similarities(*_linalg.in_present_precision((discrepancy, simulated, observed))))
-    return -np.log(np.maximum(alike, np.finfo(np.float64).tiny))
+        found = _similarities(*_linalg.in_present_precision((estimator, x, y)))
+    alike, of_x, of_y = (np.maximum(part, least) for part in found)
+    return np.where(alike > least, 0.5 * (np.log(of_x) + np.log(of_y)[:, None]), 0.0) - np.log(alike)
 
 
 def _outputs(simulated, observed) -> tuple[np.ndarray, np.ndarray]:
@@ -260,8 +269,8 @@ def _outputs(simulated, observed) -> tuple[np.ndarray, np.ndarray]:
     return x, y
 
 
-def _checked(values, name="discrepancies") -> np.ndarray:
-    _checks.sound(name, values, "Check the discrepancy and the simulations.")
+def _checked(name, values, advice="Check the discrepancy and the simulations.") -> np.ndarray:
+    _checks.sound(name, values, advice)
     values = np.asarray(values, np.float64)
     _checks.require(
         values.ndim == 1 and len(values) >= 1,
@@ -284,7 +293,10 @@ def _estimates(estimator, x, y):
 
 @jax.jit
 def _similarities(estimator, x, y):
-    return jax.lax.map(lambda one: estimator.similarity(one, y), x)
+    def own(sets):
+        return jax.lax.map(lambda one: estimator.similarity(one, one), sets)
+
+    return jax.lax.map(lambda b: jax.lax.map(lambda a: estimator.similarity(a, b), x), y), own(x), own(y)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -302,7 +314,8 @@ def _for_effective_size(distance: np.ndarray, size: float) -> float:
     from_least = distance - distance.min()
     _checks.require(
         bool(from_least.max() > 0),
-        "The discrepancies of all simulations are equal: they say nothing of the parameters.",
+        "The discrepancies of all simulations are equal: they say nothing of the parameters. Check the simulations, or compare "
+        "something else of them.",
     )
 
     def excess(log_epsilon):

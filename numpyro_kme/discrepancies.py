@@ -48,8 +48,8 @@ def squared_mmd(
         ValueError: If the samples differ in `dim`, have fewer than two points for the U-statistic, or weights
             have a wrong shape or sum; the sentence shows both values.
     Cost: `(n^2 + m^2) / 2 + n m` kernel evaluations, in tiles that stay in cache; the gradient about twice
-        that, with no `(n, m)` matrix held. A Gaussian kernel costs one matrix product and one exponential a
-        pair, unless points so far away would lose digits by it.
+        that, with no `(n, m)` matrix held. A Gaussian kernel on vectors costs one matrix product and one
+        exponential a pair, unless points so far away would lose digits by it.
     References: Gretton et al. (2012), JMLR 13, lemma 6.
     """
     _checks.sound("x", x)
@@ -62,7 +62,9 @@ def squared_mmd(
 
 @jax.jit(static_argnames="unbiased")
 def _squared_mmd(kernel, x, y, v, w, unbiased):
-    if not isinstance(kernel, Gaussian):
+    if not isinstance(kernel, Gaussian) or jnp.shape(x)[1:] == (
+        1,
+    ):  # differences of scalars are cheaper than a product
         return _sums(kernel, x, y, v, w, unbiased)
     x, y = jnp.asarray(x), jnp.asarray(y)
     left, right, precise = factors(kernel, x, y)

@@ -59,12 +59,16 @@ class DistributionRegression:
             numpy.linalg.LinAlgError: If `regularisation` is below rounding.
         Cost: `m r` kernels and `m r^2` for a factor of rank `r`.
         """
+        _checks.instance(
+            "kernel", kernel, Kernel, "a kernel on data sets, such as EmpiricalMeasure(Gaussian(1.0), 1.0)"
+        )
         _checks.matrix("targets", targets)
         _checks.sound("targets", targets)
         targets = np.asarray(targets, np.float64)
         if regularisation is not None:
             _checks.positive_number("regularisation", regularisation)
-        points = kernel.points(x)
+        points = kernel.points(np.asarray(x))
+        _checks.sound("x", points)
         _checks.require(
             num_points(points) == len(targets),
             f"`x` and `targets` must hold as many data sets; got {num_points(points)} and {len(targets)}.",
@@ -84,12 +88,13 @@ class DistributionRegression:
                 of the targets, whatever the data.
         Cost: `s r` kernels.
         """
-        y = self.features.kernel.points(y)
+        y = self.features.kernel.points(np.asarray(y))
         _checks.sound("y", y)
         near, own = np.abs(self.features.at_pivots(y)), np.square(np.asarray(self.features.values)).sum(axis=1)
         _checks.require(
             bool((near.max(axis=1) > np.finfo(np.float64).eps * own.mean()).all()),
-            f"The kernel is zero between the observation and all {len(own)} simulations: none comes near, and nothing is predicted.",
+            f"The kernel is zero between the observation and all {len(own)} simulations: none comes near, and nothing is predicted. "
+            "Use a wider kernel, or simulations that come near.",
             EffectiveSampleSizeError,
         )
         return np.asarray(self.centre) + self.features.features(y) @ np.asarray(self.coefficients)

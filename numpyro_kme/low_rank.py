@@ -51,6 +51,7 @@ class LowRank:
         """
         n = num_points(points)
         _checks.instance("kernel", kernel, Kernel, "a kernel, such as Gaussian(length_scale)")
+        _checks.require(n >= 1, "`points` must hold at least one point; it is empty.")
         _checks.sound("points", points)
         _checks.positive_number("tolerance", tolerance)
         _checks.require(tolerance < 1, f"`tolerance` must be below 1, a share of the diagonal; got {tolerance}.")
@@ -93,6 +94,8 @@ class LowRank:
 
     def at_pivots(self, t: Points) -> np.ndarray:
         """The kernel between other points and the pivots, `(s, r)`."""
+        if isinstance(self.pivots, np.ndarray) and np.ndim(t) == 2:
+            _checks.same_columns("t", t, "pivots", self.pivots)
         with _linalg.float64():
             return np.asarray(_gram(*_linalg.in_present_precision((self.kernel, t, self.pivots))))
 
@@ -148,6 +151,7 @@ class LowRankRidge:
         Cost: `n r^2`.
         """
         _checks.positive_number("regularisation", regularisation)
+        _checks.sound("inputs", inputs)
         right = LowRank.fit(kernel, inputs, tolerance=tolerance)
         values = np.asarray(right.values)
         left = np.linalg.solve(inner(values, len(values) * regularisation), values.T).T

@@ -23,7 +23,7 @@ class Estimator(abc.ABC):
 
     @abc.abstractmethod
     def similarity(self, x: ArrayLike, y: ArrayLike) -> jax.Array:
-        """Its part `E k(X, Y)`, a scalar: near 0 where the samples have nothing in common, at whatever distance."""
+        """Its part `E k(X, Y)`, a scalar: near 0 where the samples have nothing in common, at whatever distance. Both may be one sample."""
 
 
 @register
@@ -65,9 +65,10 @@ class LinearTime(Estimator):
         return jnp.mean(k(x1, x2) + k(y1, y2) - k(x1, y2) - k(x2, y1))
 
     def similarity(self, x, y):
-        """The mean over as many pairs as the shorter sample has points."""
+        """The mean over as many pairs as the shorter sample has points: each with the one before it, for `x` with itself too."""
         shorter = min(len(x), len(y))
-        return jnp.mean(jax.vmap(self.kernel.pair)(jnp.asarray(x)[:shorter], jnp.asarray(y)[:shorter]))
+        before = jnp.roll(jnp.asarray(y)[:shorter], 1, axis=0)
+        return jnp.mean(jax.vmap(self.kernel.pair)(jnp.asarray(x)[:shorter], before))
 
 
 @register

@@ -67,11 +67,21 @@ def kernel_recursive_abc(
     """
     _checks.whole("num_iterations", num_iterations, 1)
     _checks.matrix("theta", theta, min_rows=2)
+    _checks.sound("theta", theta)
+    _checks.require(
+        callable(simulate), f"`simulate` must be a function of a key and `theta`; got {simulate!r:.200}.", TypeError
+    )
     theta = np.asarray(theta, np.float64)
     path, spread, number = [], [], len(theta)
     for key in jax.random.split(rng_key, num_iterations):
         simulate_key, herd_key = jax.random.split(key)
-        x = np.asarray(simulate(simulate_key, theta), np.float64)
+        x = simulate(simulate_key, theta)
+        _checks.require(
+            np.shape(x)[:1] == (number,),
+            f"`simulate` must give one output for each of the {number} rows of `theta`; it gave shape {np.shape(x)}.",
+        )
+        _checks.sound("simulate(rng_key, theta)", x, "Check the simulator.")
+        x = np.asarray(x, np.float64)
         chosen = kernel or Gaussian(median_heuristic_per_dimension(x.reshape(len(x), -1), ties=False))
         theta = recursive_abc_step(
             herd_key, theta, x, observed, chosen, number, regularisation=regularisation, tolerance=tolerance
@@ -118,10 +128,11 @@ def recursive_abc_step(
     _checks.matrix("theta", theta, min_rows=2)
     _checks.sound("theta", theta)
     _checks.whole("number", number, 1)
-    theta = np.asarray(theta, np.float64)
-    weights = _weights(
-        theta, kernel.points(x), kernel.points(np.asarray(observed)[None]), kernel, regularisation, tolerance
-    )
+    _checks.instance("kernel", kernel, Kernel, "a kernel on outputs, such as Gaussian(length_scale)")
+    _checks.sound("x", x)
+    _checks.sound("observed", observed)
+    theta, points, y = np.asarray(theta, np.float64), kernel.points(np.asarray(x)), np.asarray(observed)[None]
+    weights = _weights(theta, points, kernel.points(y), kernel, regularisation, tolerance)
     on_theta = Gaussian(median_heuristic(theta, ties=False))
     candidates = _candidates(rng_key, theta, float(np.asarray(on_theta.length_scale)), CANDIDATES * number)
     values = _linalg.on_host(MeanEmbedding.__call__, MeanEmbedding(on_theta, theta, weights), candidates)

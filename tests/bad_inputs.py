@@ -1,4 +1,4 @@
-"""120 bad inputs as a table: 15 kinds at 8 places, and what the package says to each.
+"""Bad inputs as a table: 15 kinds at 8 places, and what the package says to each.
 
 Where a kind makes no sense at a place, another bad input stands in its row.
 """
@@ -301,6 +301,98 @@ add(
     "`discrepancies` has 40 entries",
 )
 add("weighted", "wrong type", lambda: abc(simulations=X), "`simulations` must be a bank")
+
+
+# --- what those engines call, as plain functions -----------------------------------------------------------------------
+
+QUADRATIC, ON_SETS = kme.Quadratic(WIDE), kernels.EmpiricalMeasure(WIDE, 1.0)
+ROWS_OF_SETS, WASSERSTEIN = SETS[..., None], kme.Wasserstein(1.0)
+
+
+def apart(y=DATA[:, None], sets=ROWS_OF_SETS, discrepancy=QUADRATIC):
+    return kme.discrepancies_to(y, sets, discrepancy)
+
+
+def learnt_summary(x=ROWS_OF_SETS, targets=THETA, kernel=ON_SETS, y=ROWS_OF_SETS[:2], **settings):
+    return kme.DistributionRegression.fit(x, targets, kernel, **settings).predict(y)
+
+
+def ridge_weights(inputs=X, kernel=WIDE, regularisation=0.1, t=X[:2], **settings):
+    return kme.LowRankRidge.fit(inputs, kernel, regularisation, **settings).weights(t)
+
+
+def recursive(
+    simulate=lambda key, theta: theta + 0.5 * jax.random.normal(key, theta.shape), theta=THETA, y=X[0], **rest
+):
+    return kme.kernel_recursive_abc(KEY, simulate, theta, y, num_iterations=2, **rest)
+
+
+def recursive_step(theta=THETA, x=X, y=X[0], kernel=WIDE, number=20, **settings):
+    return kme.recursive_abc_step(KEY, theta, x, y, kernel, number, **settings)
+
+
+for kind, call, raises in [
+    ("NaN", lambda: apart(spoilt(DATA[:, None], NAN)), "`observed` has 1 entries"),
+    ("infinite", lambda: apart(sets=spoilt(ROWS_OF_SETS, INF)), "`simulated` has 20 entries"),
+    ("duplicates", lambda: apart(sets=ROWS_OF_SETS[[0] * 5]), ""),
+    ("outliers", lambda: apart(DATA[:, None] * 1e30), ""),
+    ("wrong dtype", lambda: apart(sets=ROWS_OF_SETS.astype("U9")), "`simulated` must hold real numbers; got dtype <U9"),
+    (
+        "wrong shape",
+        lambda: apart(np.zeros((5, 2)), discrepancy=WASSERSTEIN),
+        r"be alike; got shapes \(1,\) and \(2,\)",
+    ),
+    ("wrong shape", lambda: apart(DATA, SETS), r"must have shape \(points, dim\); got \(20,\)"),
+    ("m = 0", lambda: apart(sets=ROWS_OF_SETS[:0]), r"`simulated` must be outputs .*got shapes \(0, 20, 1\)"),
+    ("m = 1", lambda: apart(DATA[:1, None]), "must have at least 2 points for an unbiased estimate; got 1"),
+    ("raising", lambda: apart(discrepancy=raising_kernel), "The discrepancy `raising_kernel` failed: no kernel"),
+    ("wrong type", lambda: apart(discrepancy=None), "`discrepancy` must be a function of a simulation .*got None"),
+    ("constant", lambda: kme.soft_abc_weights(np.ones(9)), "Check the simulations, or compare something else"),
+    ("outliers", lambda: kme.soft_abc_weights([0.0, 1.0, 1e30]), ""),
+    ("m = 0", lambda: kme.soft_abc_weights([]), r"`discrepancies` must have shape \(m,\)"),
+    (
+        "bad hyperparameter",
+        lambda: kme.soft_abc_weights([1.0, 2.0], [1.0, 2.0]),
+        r"`epsilon` must be one number; got sh",
+    ),
+    ("constant", lambda: kme.rejection_weights(np.ones(9)), ""),
+    ("bad hyperparameter", lambda: kme.rejection_weights([1.0], quantile=[0.1, 0.2]), "`quantile` must be one number"),
+    ("bad hyperparameter", lambda: kme.rejection_weights([1.0], threshold=NAN), "`threshold` must be finite; got nan"),
+    ("wrong type", lambda: kme.rejection_weights([1.0], quantile="half"), "`quantile` must hold real numbers"),
+    ("NaN", lambda: kme.effective_sample_size([1.0, NAN]), "`weights` has 1 entries .*what they were made of"),
+    ("NaN", lambda: kme.remoteness(np.array([NAN, 1.0]), np.eye(2)), "`to_observation` has 1 entries"),
+    ("m = 1", lambda: kme.remoteness([1.0], np.eye(1)), r"k from 2 to m; got \(1,\) and \(1, 1\)"),
+    ("NaN", lambda: learnt_summary(spoilt(ROWS_OF_SETS, NAN)), "`x` has 20 entries"),
+    ("NaN", lambda: learnt_summary(y=NAN * ROWS_OF_SETS[:1]), "`y` has 20 entries"),
+    ("constant", lambda: learnt_summary(0 * ROWS_OF_SETS), ""),
+    ("outliers", lambda: learnt_summary(spoilt(ROWS_OF_SETS, 1e30)), ""),
+    ("wrong shape", lambda: learnt_summary(targets=THETA[:, 0]), r"`targets` must have shape \(points, dim\)"),
+    ("m = 0", lambda: learnt_summary(ROWS_OF_SETS[:0], THETA[:0]), "`targets` must have at least 1 rows"),
+    ("bad hyperparameter", lambda: learnt_summary(regularisation=1e-30), "Increase the regularisation"),
+    ("wrong type", lambda: learnt_summary(kernel="sets"), "`kernel` must be a kernel on data sets"),
+    ("NaN", lambda: ridge_weights(spoilt(X, NAN)), "`inputs` has 1 entries"),
+    ("outliers", lambda: ridge_weights(t=np.array([[1e30]])), ""),
+    ("wrong shape", lambda: ridge_weights(t=np.zeros((3, 2))), r"same number of columns; got shapes \(3, 2\) and"),
+    ("m = 0", lambda: ridge_weights(X[:0]), "`points` must hold at least one point"),
+    ("bad hyperparameter", lambda: ridge_weights(regularisation=0.0), "`regularisation` must be positive"),
+    ("bad hyperparameter", lambda: ridge_weights(tolerance=2.0), "`tolerance` must be below 1"),
+    ("NaN", lambda: recursive(lambda key, theta: NAN * theta), r"`simulate\(rng_key, theta\)` has 40 entries"),
+    ("constant", lambda: recursive(lambda key, theta: 0 * theta), "at least half of the pairs coincide"),
+    (
+        "wrongly shaped",
+        lambda: recursive(lambda key, theta: theta[:3]),
+        "one output for each of the 40 rows of `theta`",
+    ),
+    ("wrong type", lambda: recursive(3), "`simulate` must be a function"),
+    ("outliers", lambda: recursive(y=X[0] + 1e30), "weights of all 40 simulations are zero"),
+    ("NaN", lambda: recursive_step(y=np.array([NAN])), "`observed` has 1 entries"),
+    ("constant", lambda: recursive_step(0 * THETA), "at least half of the pairs coincide"),
+    ("wrong shape", lambda: recursive_step(y=np.zeros(3)), "must have the same number of columns"),
+    ("m = 0", lambda: recursive_step(number=0), "`number` must be at least 1; got 0"),
+    ("m = 1", lambda: recursive_step(THETA[:1], X[:1]), "`theta` must have at least 2 rows"),
+    ("wrong type", lambda: recursive_step(kernel=None), "`kernel` must be a kernel on outputs"),
+]:
+    add("weighted", kind, call, raises)
 
 
 # --- posterior bootstrap -----------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import pytest
 from scipy.spatial.distance import cdist
 
 import numpyro_kme as kme
+from numpyro_kme.abc_weights import dissimilarities
 from numpyro_kme.kernels import EmpiricalMeasure, Gaussian
 from numpyro_kme.recursive_abc import _weights
 
@@ -82,10 +83,24 @@ def test_similarity_is_the_mean_kernel(estimator, rng):
     exact = (1 + 2 / 0.64) ** -0.5 * np.exp(-0.5 * 0.49 / (0.64 + 2))
     assert abs(estimator.similarity(x, y) - exact) < 0.05
     by_loop = np.mean(gaussian(x, y, 0.8)) if not isinstance(estimator, kme.LinearTime) else None
-    by_loop = np.mean(np.diagonal(gaussian(x, y, 0.8))) if by_loop is None else by_loop
+    by_loop = np.mean(np.diagonal(gaussian(x, np.roll(y, 1), 0.8))) if by_loop is None else by_loop
     np.testing.assert_allclose(
         estimator.similarity(x, y), by_loop, atol=5 * 20_000**-0.5 * isinstance(estimator, kme.Fourier) + 1e-9
     )
+
+
+def test_dissimilarities_by_a_double_loop(rng):
+    """The rows of the second bank against those of the first, with other numbers of points in each; far sets are equally far."""
+    x, y = rng.normal(size=(4, 7, 2)), rng.normal(size=(3, 5, 2))
+    found = dissimilarities(kme.Quadratic(Gaussian(0.8)), x, y)
+
+    def product(a, b):
+        return gaussian(a, b, 0.8).mean()
+
+    cosines = [[product(a, b) / np.sqrt(product(a, a) * product(b, b)) for a in x] for b in y]
+    np.testing.assert_allclose(found, -np.log(cosines), rtol=1e-10)
+    far = dissimilarities(kme.Quadratic(Gaussian(0.8)), x, np.stack([y[0] + 1e3, y[0] + 1e6]))
+    assert np.all(far == far[0, 0]) and far[0, 0] > found.max()
 
 
 def test_remoteness_by_sorting(rng):
@@ -283,6 +298,28 @@ def said(engine, y):
 
 def distance_of_means(a, b):
     return jnp.abs(jnp.mean(a) - jnp.mean(b))
+
+
+def gamma_draws(x=None):
+    shape = numpyro.sample("shape", dist.LogNormal(0.0, 1.0))
+    with numpyro.plate("n", 30):
+        numpyro.sample("x", kme.Simulator(jax.random.gamma, shape), obs=x)
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [None, kme.Quadratic(Gaussian(1.0)), kme.LinearTime(Gaussian(1.0))],
+    ids=["default", "quadratic", "linear"],
+)
+def test_wide_data_sets_are_not_far(estimator):
+    """A width that grows with the parameter. Each of 22 simulations that are compared, and the observation, may be the farthest:
+    one in 23 at most, and four standard errors."""
+    problem = kme.Problem.read(gamma_draws, x=np.ones(30))
+    bank, new = (kme.simulate(jax.random.key(i), problem, n, progress_bar=False) for i, n in ((0, 1000), (1, 100)))
+    engine = kme.K2ABC(gamma_draws, simulations=bank, estimator=estimator, num_samples=20)
+    engine.run(KEY, x=np.asarray(new.x["x"][0]))
+    warned = sum(any(WARNING in sentence for sentence in said(engine, y)) for y in new.x["x"])
+    assert warned <= 100 / 23 + 4 * np.sqrt(100 / 23)
 
 
 @pytest.mark.slow

@@ -36,10 +36,11 @@ def random_weights(rng, n):
 
 @pytest.mark.parametrize("unbiased", [True, False])
 @pytest.mark.parametrize("sizes", [(7, 5), (300, 620)])  # one tile; several, partly filled
-def test_matches_a_double_loop(sizes, unbiased, rng):
-    x, y = (rng.normal(size=(n, 3)) + shift for n, shift in zip(sizes, (0.0, 0.3), strict=True))
+@pytest.mark.parametrize("dim", [1, 3])  # by differences; by products
+def test_matches_a_double_loop(dim, sizes, unbiased, rng):
+    x, y = (rng.normal(size=(n, dim)) + shift for n, shift in zip(sizes, (0.0, 0.3), strict=True))
     v, w = (random_weights(rng, n) for n in sizes)
-    l = np.array([0.7, 1.0, 2.0])
+    l = np.array([0.7, 1.0, 2.0])[:dim]
     value = squared_mmd(K.Gaussian(l), x, y, x_weights=v, y_weights=w, unbiased=unbiased)
     np.testing.assert_allclose(value, double_loop(x, y, v, w, l, unbiased), rtol=1e-10)
     uniform = [np.full(n, 1 / n) for n in sizes]

@@ -14,6 +14,8 @@ from numpyro_kme.mmd_estimators import Quadratic
 
 SETS = 100
 """Data sets whose distances give the length scale."""
+MEASURE = "squared distance in the space of the kernel"
+"""What `apart` measures."""
 
 
 def checked_rule(
@@ -28,9 +30,6 @@ def checked_rule(
     _checks.require(kernel is None or rule is None, f"Give `{name}` or `length_scale`, not both.")
     _checks.instance(name, kernel, kind | None, what)
     return rule
-
-
-MEASURE = "squared distance in the space of the kernel"
 
 
 def apart(kernel: Kernel, x: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -34,10 +34,12 @@ class Weighting(NamedTuple):
 
     Attributes:
         weights: `(m,)`, of any sign and total.
+        distances: Of the simulations from the observation, `(m,)`, as `_apart` measures them.
         info: What a person reads.
     """
 
     weights: np.ndarray
+    distances: np.ndarray
     info: Mapping[str, Any]
 
 
@@ -75,7 +77,7 @@ class WeightedEngine(Engine):
 
     @abc.abstractmethod
     def _weigh(self, bank: Bank, y: np.ndarray) -> Weighting:
-        """Weights of the simulations given an observation, read as a row of `bank.x`."""
+        """Weights of the simulations given an observation, read as a row of `bank.x`, and their distances from it."""
 
     @abc.abstractmethod
     def _apart(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -121,9 +123,10 @@ class WeightedEngine(Engine):
     def _condition(self, rng_key) -> Result:
         bank, site = self._bank, self.problem.site()
         y = bank.point(self.problem.observations[site])
-        weights, info = self._normalise(self._weigh(bank, y))
+        found = self._weigh(bank, y)
+        weights, info = self._normalise(found)
         _warn_of_variances(bank, weights)
-        self._warn_of_remoteness(bank, y)
+        self._warn_of_remoteness(bank, found.distances)
         chosen = self._choose(rng_key, bank, weights)
         self._weights = weights
         table = {name: np.asarray(value) for name, value in {**bank.latents, **bank.deterministics}.items()}
@@ -158,18 +161,18 @@ class WeightedEngine(Engine):
         """How many of `m` simulations are compared with one another."""
         return min(COMPARED, m)
 
-    def _warn_of_remoteness(self, bank: Bank, y: np.ndarray) -> None:
+    def _warn_of_remoteness(self, bank: Bank, distances: np.ndarray) -> None:
         """An effective sample size does not see that all simulations are far."""
         if self._between is None:
             some = bank.x[np.linspace(0, len(bank) - 1, self._num_compared(len(bank))).astype(int)]
             self._between = self._apart(some, some)
-        found = abc_weights.remoteness(self._apart(bank.x, y[None])[0], self._between)
+        found = abc_weights.remoteness(distances, self._between)
         if found.is_far:
             warnings.warn(
-                f"{type(self).__name__}: the observation lies away from the simulations. The nearest of them, a share of {found.share:.2g}, are up to "
-                f"{found.nearest:.4g} from it, and simulations are up to {found.usual:.4g} from one another ({self.measure}). The weights "
-                "say which are least far, not what the parameters are. Check the observation and the simulator, or use a prior "
-                "under which such data occur.",
+                f"{type(self).__name__}: the observation lies away from the simulations. The nearest of them, a share of "
+                f"{found.share:.2g}, are up to {found.nearest:.4g} from it, and simulations are up to {found.usual:.4g} from one "
+                f"another ({self.measure}). The weights say which are least far, not what the parameters are. Check the "
+                "observation and the simulator, or use a prior under which such data occur.",
                 stacklevel=5,
             )
 

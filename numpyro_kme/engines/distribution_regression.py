@@ -99,7 +99,7 @@ class DistributionRegressionABC(WeightedEngine):
             "summary": summary,
             "rank of the data": f"{self.fitted.features.rank} of {len(bank)}",
         }
-        return Weighting(weights, info)
+        return Weighting(weights, self._apart(bank.x, y[None])[0], info)
 
     def _apart(self, x, y):
         return apart(self.fitted.features.kernel, x, y)

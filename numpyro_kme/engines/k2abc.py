@@ -2,10 +2,8 @@
 
 from collections.abc import Callable
 
-import numpy as np
-
 from numpyro_kme import _checks
-from numpyro_kme.abc_weights import discrepancies_to, distances_to, soft_abc_weights
+from numpyro_kme.abc_weights import discrepancies_to, dissimilarities, soft_abc_weights
 from numpyro_kme.engines._data_kernels import checked_rule, quadratic_by
 from numpyro_kme.engines._weighted import WeightedEngine, Weighting, fewer_compared
 from numpyro_kme.length_scales import LengthScaleRule
@@ -39,11 +37,12 @@ class K2ABC(WeightedEngine):
         RuntimeError: If the effective sample size is below 10.
     Warns:
         UserWarning: If the observation lies away from the simulations (`remoteness`).
-    Cost: `m` simulations and `m` estimates of the MMD, and half as many again between simulations.
+    Cost: `m` simulations; `m` estimates of the MMD an observation, and at most `3 m` mean kernels between data sets, which say
+        whether it lies away.
     References: Park, Jitkrittum & Sejdinovic (2016), AISTATS.
     """
 
-    measure = "minus log of the mean kernel between data sets"
+    measure = "minus log of the cosine between mean embeddings"
     advice = "Use more simulations, a larger `epsilon`, or a prior nearer to what is known."
 
     def __init__(
@@ -86,11 +85,10 @@ class K2ABC(WeightedEngine):
             self._estimator = quadratic_by(self.length_scale, bank, observed)
             self._between = None
         weights, epsilon = soft_abc_weights(discrepancies_to(observed, self._sets, self._estimator), self.epsilon)
-        return Weighting(weights, {"epsilon": epsilon})
+        return Weighting(weights, self._apart(bank.x, y[None])[0], {"epsilon": epsilon})
 
     def _num_compared(self, m):
         return fewer_compared(m)
 
     def _apart(self, x, y):
-        x, y = self._bank.as_data_sets(x), self._bank.as_data_sets(y)
-        return np.stack([distances_to(one, x, self._estimator) for one in y])
+        return dissimilarities(self._estimator, self._bank.as_data_sets(x), self._bank.as_data_sets(y))

@@ -90,7 +90,7 @@ class KernelABC(WeightedEngine):
             "regularisation": float(self.fitted.regularisation),
             "rank of the data": f"{self.fitted.right.rank} of {len(bank)}",
         }
-        return Weighting(weights, info)
+        return Weighting(weights, self._apart(bank.x, y[None])[0], info)
 
     def _apart(self, x, y):
         return apart(self.fitted.right.kernel, x, y)

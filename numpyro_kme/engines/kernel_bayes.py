@@ -172,8 +172,9 @@ class KernelBayes(WeightedEngine):
             "sum of weights": float(weights.sum()),
             "regularisation": float(epsilon),
             "delta": float(delta),
+            "rank of the data": f"{self.rule.right.rank} of {len(bank)}",
         }
-        return Weighting(weights, info | {"rank of the data": f"{self.rule.right.rank} of {len(bank)}"})
+        return Weighting(weights, self._apart(bank.x, y[None])[0], info)
 
     def _apart(self, x, y):
         return apart(self.rule.right.kernel, x, y)

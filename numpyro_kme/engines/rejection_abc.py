@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from numpyro_kme import _checks, abc_weights
-from numpyro_kme.abc_weights import Discrepancy, discrepancies_to, distances_to, rejection_weights
+from numpyro_kme.abc_weights import Discrepancy, discrepancies_to, dissimilarities, rejection_weights
 from numpyro_kme.engines._bank import Bank
 from numpyro_kme.engines._data_kernels import checked_rule, quadratic_by
 from numpyro_kme.engines._weighted import WeightedEngine, Weighting, fewer_compared
@@ -39,11 +39,12 @@ class RejectionABC(WeightedEngine):
         RuntimeError: If fewer than 10 simulations are accepted.
     Warns:
         UserWarning: If the observation lies away from the simulations (`remoteness`).
-    Cost: `m` simulations and `m` discrepancies, compiled where JAX can trace the function, and half as many again between simulations.
+    Cost: `m` simulations; `m` discrepancies an observation, compiled where JAX can trace the function, and once, to see whether it
+        lies away, at most half as many again between simulations. Estimators of the MMD as in `K2ABC`.
     References: Pritchard et al. (1999); Bernton et al. (2019), JRSS B, for the Wasserstein distance.
     """
 
-    measure = "discrepancy, or minus log of the mean kernel for an estimator of the MMD"
+    measure = "discrepancy, or for an estimator of the MMD minus log of the cosine between mean embeddings"
     advice = "Use more simulations, or a larger `quantile` or `threshold`."
 
     def __init__(
@@ -70,44 +71,51 @@ class RejectionABC(WeightedEngine):
         )
         abc_weights.check_acceptance(quantile, threshold)
         if discrepancy is not None:
-            abc_weights.checked_discrepancy(discrepancy)
+            abc_weights.check_discrepancy(discrepancy)
         self.length_scale = checked_rule(discrepancy, length_scale, "discrepancy", object, "a discrepancy")
         self.discrepancy, self.quantile, self.threshold = discrepancy, quantile, threshold
 
     def _fit(self, rng_key, bank: Bank) -> None:
+        self._by_numbers = self.discrepancy is None and self.length_scale is None
         _checks.require(
-            self.discrepancy is not None or self.length_scale is not None or not bank.data_sets or bank.x.shape[2] == 1,
+            not (self._by_numbers and bank.data_sets) or bank.x.shape[2] == 1,
             f"The simulator gives data sets of shape {bank.x.shape[1:]}, whose rows have no order: give a `discrepancy`, such as "
             "the MMD estimator Quadratic(kernel).",
         )
-        x = _numbers(bank, bank.x)
-        spread, deviation = np.median(np.abs(x - np.median(x, axis=0)), axis=0), x.std(axis=0)
-        self._spread = np.where(spread > 0, spread, np.where(deviation > 0, deviation, 1.0))
-        self._discrepancy = self.discrepancy
+        self._discrepancy, self._x = self.discrepancy, self._as_compared(bank.x)
+        if self._by_numbers:
+            spread = np.median(np.abs(self._x - np.median(self._x, axis=0)), axis=0)
+            deviation = self._x.std(axis=0)
+            self._spread = np.where(spread > 0, spread, np.where(deviation > 0, deviation, 1.0))
 
     def _weigh(self, bank, y):
         if self.length_scale is not None:
             self._discrepancy = quadratic_by(self.length_scale, bank, bank.as_data_sets(y[None])[0])
             self._between = None
-        weights, threshold = rejection_weights(
-            self._compared(discrepancies_to, bank.x, y), quantile=self.quantile, threshold=self.threshold
-        )
-        return Weighting(weights, {"threshold": threshold, "accepted": int((weights > 0).sum())})
+        observed = self._as_compared(y[None])
+        found = self._discrepancies(self._x, observed[0])
+        weights, threshold = rejection_weights(found, quantile=self.quantile, threshold=self.threshold)
+        bounded = isinstance(self._discrepancy, Estimator)
+        distances = dissimilarities(self._discrepancy, self._x, observed)[0] if bounded else found
+        return Weighting(weights, distances, {"threshold": threshold, "accepted": int((weights > 0).sum())})
 
     def _num_compared(self, m):
-        return super()._num_compared(m) if self._discrepancy is None else fewer_compared(m)
+        return super()._num_compared(m) if self._by_numbers else fewer_compared(m)
 
     def _apart(self, x, y):
-        return np.stack([self._compared(distances_to, x, one) for one in y])
+        x, y = self._as_compared(x), self._as_compared(y)
+        if isinstance(self._discrepancy, Estimator):
+            return dissimilarities(self._discrepancy, x, y)
+        return np.stack([self._discrepancies(x, one) for one in y])
 
-    def _compared(self, by, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    def _discrepancies(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         if self._discrepancy is None:
-            return np.linalg.norm((_numbers(self._bank, x) - _numbers(self._bank, y[None])) / self._spread, axis=1)
-        if isinstance(self._discrepancy, Estimator | Loss):
-            x, y = self._bank.as_data_sets(x), self._bank.as_data_sets(y[None])[0]
-        return by(y, x, self._discrepancy)
+            return np.linalg.norm((x - y) / self._spread, axis=1)
+        return discrepancies_to(y, x, self._discrepancy)
 
-
-def _numbers(bank: Bank, x: np.ndarray) -> np.ndarray:
-    """Outputs as rows of numbers; the order of draws along plates is that of their values."""
-    return np.sort(x[..., 0], axis=1) if bank.data_sets else x.reshape(len(x), -1)
+    def _as_compared(self, x: np.ndarray) -> np.ndarray:
+        """Outputs as the discrepancy gets them; without one as rows of numbers, and draws along plates in the order of their values."""
+        if self._by_numbers:
+            return np.sort(x[..., 0], axis=1) if self._bank.data_sets else x.reshape(len(x), -1)
+        by_sets = self.length_scale is not None or isinstance(self.discrepancy, Estimator | Loss)
+        return self._bank.as_data_sets(x) if by_sets else x
