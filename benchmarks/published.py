@@ -205,17 +205,6 @@ PUBLISHED = {
         ("Cauchy data: weighted likelihood", "48.2", NPL, spread("cauchy", "NegativeLogLikelihood", place=2)),
         ("Cauchy data: standard posterior", "28.6", NPL, NOT_RUN),
     ],
-    "npl_toggle": [
-        ("NPL-MMD, 10 % noisy data, 5 sets", ".338 (sd .277)", NPL, spread("accuracy", "fixed", place=2)),
-        ("with free mass (not published)", "", NPL, spread("accuracy", "free", place=2)),
-        ("Wasserstein ABC", "13.99 (sd 13.8)", NPL, NOT_RUN),
-        (
-            "seconds for all draws, on Colab",
-            "7,420",
-            NPL,
-            lambda data: f"{data['speed'][0][1]:.0f} (wall, {data['speed'][0][0]} draws)",
-        ),
-    ],
     "npl_speed": [
         (
             "g-and-k, seconds for all draws, on Colab",

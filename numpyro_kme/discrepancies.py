@@ -62,9 +62,8 @@ def squared_mmd(
 
 @jax.jit(static_argnames="unbiased")
 def _squared_mmd(kernel, x, y, v, w, unbiased):
-    if not isinstance(kernel, Gaussian) or jnp.shape(x)[1:] == (
-        1,
-    ):  # differences of scalars are cheaper than a product
+    scalars = jnp.shape(x)[1:] == (1,)  # their differences are cheaper than a product
+    if scalars or not isinstance(kernel, Gaussian):
         return _sums(kernel, x, y, v, w, unbiased)
     x, y = jnp.asarray(x), jnp.asarray(y)
     left, right, precise = factors(kernel, x, y)

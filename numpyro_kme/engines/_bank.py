@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -97,18 +98,25 @@ class LatentVectors:
         """From draws `{site: (m, *shape)}`."""
         first = {name: latent.value for name, latent in problem.latents.items()}
         target = Unconstrained.read(problem.model, problem.args, problem.kwargs, first)
-        plain = cls(target, np.zeros(target.dim), np.ones(target.dim))
-        u = plain.table(draws)
+        u = cls(target, np.zeros(target.dim), np.ones(target.dim)).table(draws)
         return cls(target, u.mean(axis=0), np.maximum(u.std(axis=0), 1e-8))
 
     def table(self, latents: Mapping[str, Any]) -> np.ndarray:
         """Vectors `(m, D)` of latents `{site: (m, *shape)}`."""
         points = {name: np.asarray(latents[name], np.float64) for name in self.target.shapes}
-        return (_linalg.on_host(jax.jit(jax.vmap(self.target.flatten)), points) - self.centre) / self.scale
+        return (_linalg.on_host(self._flatten, points) - self.centre) / self.scale
 
     def latents(self, z: np.ndarray) -> dict[str, np.ndarray]:
         """Latents `{site: (m, *shape)}` at vectors `(m, D)`."""
-        return _linalg.on_host(jax.jit(jax.vmap(self.target.constrain)), self.centre + self.scale * z)
+        return _linalg.on_host(self._constrain, self.centre + self.scale * z)
+
+    @cached_property
+    def _flatten(self):
+        return jax.jit(jax.vmap(self.target.flatten))
+
+    @cached_property
+    def _constrain(self):
+        return jax.jit(jax.vmap(self.target.constrain))
 
 
 def check_model(problem: Problem, engine: str) -> None:
