@@ -31,7 +31,7 @@ SPACING, EXPLAINED = 0.3, 1e-6
 RIDGE = 1e-8
 """Added to the diagonal of `G`."""
 
-LEFT_OUT, SHORTER, FEWEST = 0.005, 1.5, 10
+LEFT_OUT, SHORTER, FEWEST = 0.002, 2.0, 10
 """While hyperparameters are learnt, centres are left out that matter less than this; see `Smoothness.enough`."""
 
 
@@ -123,15 +123,15 @@ class Smoothness:
         return cls(np.ones(2 * dim), 5.0, np.full(dim, 3.0), 2.0 * size)
 
     def penalty(self) -> tuple[float, "Smoothness"]:
-        """Minus the log prior, and its gradient: exponential priors on `a`, `1 / l` (rate `sqrt(2 D)`) and `c` (rate 2).
+        """Minus the log prior, and its gradient: exponential priors on `a` (rate `sqrt(2 D)`), `1 / l` (rate `D`) and `c` (rate 2).
 
-        A function that does not depend on a coordinate, or is straight, is the simplest, and costs nothing; the expected
-        total variance does not depend on the number of coordinates.
+        A function that does not depend on a coordinate, or is straight, is the simplest, and costs nothing; the expected variance of
+        the straight part, and the expected sum of `1 / l`, do not depend on the number of coordinates.
         """
-        rate = np.sqrt(2.0 * len(self.length))
+        dim = len(self.length)
         linear, length, bump = (
-            rate * np.exp(self.linear),
-            rate * np.exp(-self.length),
+            np.sqrt(2.0 * dim) * np.exp(self.linear),
+            dim * np.exp(-self.length),
             2.0 * np.exp(self.bump),
         )
         return linear.sum() + length.sum() + bump, Smoothness(linear, bump, -length, 0.0)
