@@ -159,9 +159,12 @@ class ResidualDensity:
         """`log p(v | z)` for one residual vector `(n,)` and one point `(D,)`."""
         logs = log_kernels(v[None, :], jnp.asarray(self.residuals), jnp.asarray(self.eps), jnp.asarray(self.sizes))[0]
         weights = self._positive(z)
-        peak = jax.lax.stop_gradient(jnp.maximum(jnp.max(logs), jnp.finfo(logs.dtype).min))
-        mixture = peak + jnp.log(jnp.sum(jnp.exp(logs - peak) * weights)) - jnp.log(jnp.sum(weights))
-        return jnp.logaddexp(jnp.log1p(-self.share) + mixture, jnp.log(self.share) + log_broad(v))
+        broad = jnp.log(self.share) + log_broad(v)
+        # no less than the broad density: XLA may compute `logs` twice, and far out, where they are -1e12, they differ by more than
+        # the largest exponent of float32
+        peak = jax.lax.stop_gradient(jnp.maximum(jnp.max(logs), jnp.maximum(broad, jnp.finfo(logs.dtype).min)))
+        mixture = (1.0 - self.share) * jnp.sum(jnp.exp(logs - peak) * weights) / jnp.sum(weights)
+        return peak + jnp.log(mixture + jnp.exp(broad - peak))
 
 
 def _chosen(size: int, subset: int) -> np.ndarray:
