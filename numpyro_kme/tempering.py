@@ -11,8 +11,8 @@ particles: with $q = (x - m)' S^{-1} (x - m)$
 
 $$ x' = m + \cos(a) (x - m) + \sin(a) \sqrt{(\nu + q) / c}\; S^{1/2} n, \qquad c \sim \chi^2_{\nu + D}, \; n \sim N(0, I), $$
 
-accepted with probability $\min(1, \pi(x') t(x) / (\pi(x) t(x')))$: large angles $a$ forget the state where the posterior is near $t$, and
-small ones are accepted where it is not.
+accepted with probability $\min(1, \pi(x') t(x) / (\pi(x) t(x')))$: half of the angles $a$ are right, which forgets
+the state where the posterior is near $t$, and half uniform below, of which the small ones are accepted where it is not.
 
 References: Dau and Chopin (2022), JRSS B 84 (waste-free); Del Moral et al. (2006), JRSS B 68; ter Braak (2006), Statistics and
 Computing 16 (differences); Grumitt et al. (2024), Inverse Problems 40 (Student proposals).
@@ -31,7 +31,7 @@ LogDensity = Callable[[Any, jax.Array], jax.Array]
 MOVES = 4
 """Moves in a round: so many particles come from each chain."""
 TARGET_ESS = 0.5
-FORGOTTEN, MOST_ROUNDS = 0.2, 16
+FORGOTTEN, MOST_ROUNDS = 0.1, 16
 """At each temperature, rounds end at this squared correlation of the chains with where they began, in the worst coordinate."""
 ENOUGH, MOST_FINAL_ROUNDS = 0.8, 40
 """At the posterior, rounds end at this effective number of draws, as a share of all."""
