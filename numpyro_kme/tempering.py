@@ -31,10 +31,12 @@ LogDensity = Callable[[Any, jax.Array], jax.Array]
 MOVES = 4
 """Moves in a round: so many particles come from each chain."""
 TARGET_ESS = 0.5
-FORGOTTEN, MOST_ROUNDS = 0.1, 16
+FORGOTTEN, MOST_ROUNDS = 0.1, 10
 """At each temperature, rounds end at this squared correlation of the chains with where they began, in the worst coordinate."""
-ENOUGH, MOST_FINAL_ROUNDS = 0.8, 40
+ENOUGH, MOST_FINAL_ROUNDS = 0.8, 24
 """At the posterior, rounds end at this effective number of draws, as a share of all."""
+STRAY = 0.01
+"""Values beyond so large a share of the chains on either side count as the last ones within, else a single stray chain would rule."""
 LOCAL, MODE_JUMP = 0.5, 0.05
 """Shares of proposals by differences, and by whole differences among all."""
 DEGREES = 4
@@ -57,7 +59,9 @@ class Tempered(NamedTuple):
         acceptance: Share of proposals that were accepted in the last round of moves.
         effective_size: Effective number of independent draws, `1 / ((1 - r^2) / M + r^2 / F)` for the worst coordinate:
             `r` is the correlation between a chain's states before and after the moves at the posterior, `F = M^2 / sum_i f_i^2` the
-            effective number of prior draws that the chains descend from, of which draw `i` has `f_i` descendants.
+            effective number of prior draws that the chains descend from, of which draw `i` has `f_i` descendants. Both states
+            are clipped at the 1st and 99th percentiles of those before, so that it holds for means of the bulk: a mode of less
+            than 1% of the mass may be stuck, and its share wrong, without notice.
     """
 
     particles: jax.Array
@@ -117,7 +121,8 @@ def temper(
     Returns:
         `Tempered`.
     Cost: `N` evaluations of both densities, batched over `M`, at the prior and in each round of moves: 1 to `MOST_ROUNDS` at each
-    temperature, 1 to `MOST_FINAL_ROUNDS` at the posterior.
+    temperature, 1 to `MOST_FINAL_ROUNDS` at the posterior. Narrow crescents and modes far apart meet these bounds; the chains then still
+    remember where they began, and `effective_size` is small.
     """
     num_chains = len(particles) // MOVES
     size = num_chains * MOVES
@@ -134,8 +139,8 @@ def temper(
         chosen = resampling.systematic(resample_key, weights, size)
         starts = chosen[::MOVES]
         start = jax.tree.map(lambda x: x[starts], carry.particles)
-        move = _mover(evaluate, temperature, carry.particles.u[chosen])
-        chains = _move(move_key, move, start, lambda u: _memory(start.u, u) <= FORGOTTEN, MOST_ROUNDS)
+        move, memory = _mover(evaluate, temperature, carry.particles.u[chosen]), _memory(start.u)
+        chains = _move(move_key, move, start, lambda u: memory(u) <= FORGOTTEN, MOST_ROUNDS)
         return _Carry(
             key=key,
             particles=jax.tree.map(lambda x: x.reshape(size, *x.shape[2:]), chains.path),
@@ -153,11 +158,11 @@ def temper(
     start = jax.tree.map(lambda x: x[-num_chains:], arrived.particles)
     families = num_chains**2 / jnp.sum(jnp.square(jnp.bincount(arrived.ancestors[-num_chains:], length=size)))
 
-    def effective_size(u):
-        memory = _memory(start.u, u)
-        return 1.0 / ((1.0 - memory) / num_chains + memory / families)
+    move, memory = _mover(evaluate, 1.0, arrived.particles.u), _memory(start.u)
 
-    move = _mover(evaluate, 1.0, arrived.particles.u)
+    def effective_size(u):
+        return 1.0 / ((1.0 - memory(u)) / num_chains + memory(u) / families)
+
     end = _move(arrived.key, move, start, lambda u: effective_size(u) >= ENOUGH * num_chains, MOST_FINAL_ROUNDS)
     return Tempered(
         particles=end.points.u,
@@ -195,12 +200,23 @@ def _reweigh(log_likelihood: jax.Array, to_go: jax.Array) -> tuple[jax.Array, ja
     return step, weights / jnp.sum(weights), step * peak + jnp.log(jnp.mean(weights))
 
 
-def _memory(before: jax.Array, after: jax.Array) -> jax.Array:
-    """Largest squared correlation of a coordinate before and after, `(n, D)` each; 1 where it does not vary."""
-    before, after = (x - jnp.mean(x, axis=0, keepdims=True) for x in (before, after))
-    squares = jnp.sum(jnp.square(before), axis=0) * jnp.sum(jnp.square(after), axis=0)
-    shared = jnp.square(jnp.sum(before * after, axis=0))
-    return jnp.max(jnp.where(squares > 0, shared / jnp.where(squares > 0, squares, 1.0), 1.0))
+def _memory(before: jax.Array) -> Callable[[jax.Array], jax.Array]:
+    """Largest squared correlation of a coordinate before and after, `(n, D)` each, without strays; 1 where it does not vary."""
+    ordered, out = jnp.sort(before, axis=0), int(STRAY * len(before))
+
+    def centred(x):
+        x = jnp.clip(x, ordered[out][None], ordered[-1 - out][None])
+        return x - jnp.mean(x, axis=0, keepdims=True)
+
+    first = centred(before)
+
+    def memory(after):
+        last = centred(after)
+        squares = jnp.sum(jnp.square(first), axis=0) * jnp.sum(jnp.square(last), axis=0)
+        shared = jnp.square(jnp.sum(first * last, axis=0))
+        return jnp.max(jnp.where(squares > 0, shared / jnp.where(squares > 0, squares, 1.0), 1.0))
+
+    return memory
 
 
 def _move(rng_key: jax.Array, move: Callable, start: _Points, enough: Callable, most: int) -> _Chains:
@@ -213,7 +229,7 @@ def _move(rng_key: jax.Array, move: Callable, start: _Points, enough: Callable, 
     def one_round(carry):
         key, chains = carry
         key, here = jax.random.split(key)
-        points, (path, accepted) = jax.lax.scan(move, chains.points, jax.random.split(here, MOVES))
+        points, (path, accepted) = jax.lax.scan(move, chains.points, _random(here, *chains.points.u.shape))
         return key, _Chains(points, path, chains.num_rounds + 1, jnp.mean(accepted, dtype=points.u.dtype))
 
     path = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (MOVES, *x.shape)), start)
@@ -221,19 +237,32 @@ def _move(rng_key: jax.Array, move: Callable, start: _Points, enough: Callable, 
     return jax.lax.while_loop(go_on, one_round, (rng_key, begin))[1]
 
 
+def _degrees(dim: int) -> int:
+    return DEGREES + dim % 2
+
+
+def _random(rng_key: jax.Array, count: int, dim: int) -> tuple[jax.Array, jax.Array]:
+    """Uniforms and normals of a round of moves, `(MOVES, ..., count)`, in float32, which is enough for proposals.
+
+    XLA takes several times longer where the last axis is short, or where they are drawn in the loop that uses them.
+    """
+    keys, halves = jax.random.split(rng_key), (_degrees(dim) + dim) // 2
+    uniform = jax.random.uniform(keys[0], (MOVES * (5 + halves) * count,), jnp.float32).reshape(MOVES, -1, count)
+    return uniform, jax.random.normal(keys[1], (MOVES * dim * count,), jnp.float32).reshape(MOVES, dim, count)
+
+
 def _mover(evaluate: Callable, temperature: jax.Array | float, particles: jax.Array) -> Callable:
     """One Metropolis move of all chains, with proposals from equally weighted particles `(N, D)`."""
     size, dim = particles.shape
     dtype = particles.dtype
-    degrees = DEGREES + dim % 2
-    halves = (degrees + dim) // 2
+    degrees = _degrees(dim)
     scale = 2.38 / (2.0 * dim) ** 0.5
     mean, sd = jnp.mean(particles, axis=0), jnp.maximum(jnp.std(particles, axis=0), jnp.finfo(dtype).tiny)
     standard = (particles - mean[None]) / sd[None]
     root = jnp.linalg.cholesky(standard.T @ standard / size + RIDGE * jnp.eye(dim, dtype=dtype))
     inverse = jnp.linalg.inv(root)
 
-    @jax.vmap
+    @partial(jax.vmap, in_axes=(0, 1, 1))
     def propose(u, uniform, normal):
         """A proposal, and the log of `t(u) / t(proposal)` where it is by the Student law."""
         kind, amount, *pair = uniform[:4]
@@ -241,23 +270,19 @@ def _mover(evaluate: Callable, temperature: jax.Array | float, particles: jax.Ar
         multiple = jnp.where(kind < MODE_JUMP, 1.0, scale)
         by_difference = u + multiple * (particles[first] - particles[second]) + JITTER * sd * normal
         white = inverse @ ((u - mean) / sd)
-        chi_square, angle = -2.0 * jnp.sum(jnp.log1p(-uniform[4:])), 0.5 * jnp.pi * jnp.minimum(2.0 * amount, 1.0)
+        chi_square, angle = -2.0 * jnp.log(jnp.prod(1.0 - uniform[4:])), 0.5 * jnp.pi * jnp.minimum(2.0 * amount, 1.0)
         heavy = normal * jnp.sqrt((degrees + white @ white) / chi_square)
         there = jnp.cos(angle) * white + jnp.sin(angle) * heavy
         log_ratio = 0.5 * (degrees + dim) * (jnp.log1p(there @ there / degrees) - jnp.log1p(white @ white / degrees))
         local = kind < LOCAL
         return jnp.where(local, by_difference, mean + sd * (root @ there)), jnp.where(local, 0.0, log_ratio)
 
-    def move(points, key):
-        count = len(points.u)
-        keys = jax.random.split(key)
-        # float32 is enough for proposals; one row, since XLA takes four times longer where the last axis is short
-        uniform = jax.random.uniform(keys[0], (count * (5 + halves),), jnp.float32).reshape(count, -1).astype(dtype)
-        normal = jax.random.normal(keys[1], (count * dim,), jnp.float32).reshape(count, dim).astype(dtype)
-        there, log_ratio = propose(points.u, uniform[:, 1:], normal)
+    def move(points, draws):
+        uniform, normal = (x.astype(dtype) for x in draws)
+        there, log_ratio = propose(points.u, uniform[1:], normal)
         proposed = evaluate(there)
         log_ratio += proposed.log_density(temperature) - points.log_density(temperature)
-        accepted = jnp.log1p(-uniform[:, 0]) < log_ratio
+        accepted = jnp.log1p(-uniform[0]) < log_ratio
         points = jax.tree.map(lambda new, old: jax.vmap(jnp.where)(accepted, new, old), proposed, points)
         return points, (points, accepted)
 

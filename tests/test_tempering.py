@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from numpyro_kme.engines import _sampling
-from numpyro_kme.tempering import MOVES, temper
+from numpyro_kme.tempering import FORGOTTEN, MOVES, _memory, temper
 
 N = 4000
 M = N // MOVES
@@ -60,6 +60,31 @@ def test_modes_keep_their_masses():
     sd = 1 / np.sqrt(101)
     np.testing.assert_allclose(np.std(found.particles[right], axis=0), sd, rtol=0.12)
     np.testing.assert_allclose(np.mean(found.particles[right], axis=0), 150 / 101, atol=5 * sd / np.sqrt(M / 2))
+
+
+def narrow_on_a_floor(_, u):
+    return jnp.logaddexp(-0.5 * jnp.sum(jnp.square(u / 0.01)), -15.0)
+
+
+def flat(_, u):
+    return jnp.zeros(())
+
+
+@pytest.mark.parametrize("stray", [1, 300])
+def test_a_stray_chain_at_a_density_floor_costs_nothing(stray):
+    """There, 150 standard deviations away, chains stay where they are; one does not use up all rounds, as many do."""
+    particles = 0.01 * jax.random.normal(jax.random.key(0), (N, 2)).at[: MOVES * stray : MOVES].set(150.0)
+    found = temper(jax.random.key(1), narrow_on_a_floor, flat, None, particles)
+    assert (found.num_evaluations < 8 * N) == (stray == 1)
+
+
+@pytest.mark.parametrize(("stuck", "remembered"), [(0, False), (1, False), (9, False), (30, True), (500, True)])
+def test_chains_that_are_stuck_in_another_mode_count_if_they_are_many(rng, stuck, remembered):
+    before, after = rng.normal(size=(2, M, 3))
+    for states in (before, after):
+        states[:stuck, 1] += 1000.0
+    memory = _memory(jnp.asarray(before))(jnp.asarray(after))
+    assert memory > 0.9 if remembered else memory < FORGOTTEN
 
 
 def near_a_point(at, u):
