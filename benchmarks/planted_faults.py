@@ -34,7 +34,7 @@ from numpyro_kme.measures import Normal
 SD = 0.7
 NOISE = SD * np.linalg.cholesky(np.array([[1.0, 0.6], [0.6, 1.0]]))
 DRAWS = 250
-PARTICLES = 250
+PARTICLES = 1000
 SIZES = {"KELFI": 150, "kernel Bayes": 1000}
 
 FAULTS = {

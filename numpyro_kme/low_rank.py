@@ -76,7 +76,7 @@ class LowRank:
             values = columns[: len(chosen)].T.copy()
             if len(chosen) < most and rest.max() > stop:
                 whole = np.asarray(_gram(kernel, points))
-                further, order = _blocked(whole - values @ values.T, float(stop), most - len(chosen))
+                further, order = blocked(whole - values @ values.T, float(stop), most - len(chosen))
                 values, chosen = np.concatenate([values, further], axis=1), [*chosen, *order]
                 rest = np.maximum(np.diagonal(whole) - np.square(values).sum(axis=1), 0.0)
             pivots = jax.tree.map(lambda leaf: np.asarray(leaf)[chosen], points)
@@ -100,8 +100,8 @@ class LowRank:
             return np.asarray(_gram(*_linalg.in_present_precision((self.kernel, t, self.pivots))))
 
 
-def _blocked(matrix: np.ndarray, stop: float, most: int) -> tuple[np.ndarray, list[int]]:
-    """The same greedy columns `(n, r)` of a matrix that is there, and their pivots, by LAPACK."""
+def blocked(matrix: np.ndarray, stop: float, most: int) -> tuple[np.ndarray, list[int]]:
+    """The same greedy columns `(n, r)` of a matrix that is there, and their pivots, by LAPACK; no diagonal entry of the rest is over `stop`."""
     factor, order, rank, _ = dpstrf(matrix, tol=stop, lower=1)
     order, rank = order - 1, min(int(rank), most)
     columns = np.zeros((len(matrix), rank))

@@ -26,7 +26,7 @@ from numpyro_kme.engines import _sampling
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_cpu_enable_async_dispatch", False)
-_sampling.PARTICLES = 500
+_sampling.PARTICLES = 2000
 """Fewer than the draws that are asked for; examples and documents are tested with all, in processes of their own."""
 gc.freeze()
 gc.set_threshold(200_000, 20, 100)

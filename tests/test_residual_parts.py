@@ -341,6 +341,32 @@ def test_wide_weights_give_a_kernel_density_of_residuals(rng):
     np.testing.assert_allclose(found, np.log(0.98 * kde + 0.02 * broad), rtol=1e-6)
 
 
+def test_far_from_all_residuals_the_broad_density_is_left_in_float32(rng):
+    """Log kernels of -1e12 have rounding errors of 1e5, of which the exponential is infinite."""
+    learnt = rd.fit_residual_density(rng.normal(size=(50, 2)), rng.normal(size=(50, 2)), bandwidths(2, eps=0.1))
+    short = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), learnt)
+    v = rng.normal(size=(400, 2)) * 10.0 ** rng.uniform(3.0, 12.0, size=(400, 1))
+    z = rng.normal(size=(400, 2))
+    found = jax.jit(jax.vmap(short.log_density))(v.astype(np.float32), z.astype(np.float32))
+    broad = stats.multivariate_t(np.zeros(2), 4.0 * np.eye(2), df=3).logpdf(v)
+    np.testing.assert_allclose(found, np.log(0.02) + broad, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("dim", "beta", "lam"), [(2, 20.0, 0.5), (2, 1.0, 0.05), (3, 0.2, 0.01)])
+def test_weights_need_the_leading_eigenvectors_only(rng, dim, beta, lam):
+    """Where kernels are wide and where they are narrow; those whose eigenvalues are near the bound may be in or out."""
+    z = rng.normal(size=(120, dim))
+    gram, ridge = np.asarray(rd._gram(z, beta)), 120 * lam
+    values, vectors = np.linalg.eigh(gram)
+    found = rd._basis(gram, ridge)
+    for lowest in (1.01, 0.99):
+        kept = values > lowest * rd.NEGLIGIBLE * ridge
+        if kept.sum() == found.shape[1]:
+            break
+    exact = vectors[:, kept] * np.sqrt(values[kept] / (values[kept] + ridge))
+    np.testing.assert_allclose(found @ found.T, exact @ exact.T, atol=rd.UNFACTORISED * rd.NEGLIGIBLE)
+
+
 def test_weights_are_those_of_ridge_regression_with_an_intercept(rng):
     z, new = rng.normal(size=(10, 2)), rng.normal(size=2)
     density = rd.fit_residual_density(z, rng.normal(size=(10, 1)), bandwidths(1, beta=0.8, lam=1e-4))

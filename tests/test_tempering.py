@@ -7,9 +7,10 @@ import pytest
 from scipy import stats
 
 from numpyro_kme.engines import _sampling
-from numpyro_kme.tempering import temper
+from numpyro_kme.tempering import FORGOTTEN, MOVES, _memory, temper
 
-N = 2000
+N = 4000
+M = N // MOVES
 
 
 def standard_normal(_, u):
@@ -40,7 +41,7 @@ def test_correlated_normal_in_six_dimensions(seed):
     log_evidence = -0.5 * (np.linalg.slogdet(marginal @ precision)[1] + at @ np.linalg.solve(marginal, at))
     white = (np.asarray(found.particles) - mean) @ np.linalg.cholesky(np.linalg.inv(covariance))
     error = 5 / np.sqrt(float(found.effective_size))
-    assert found.effective_size > N / 4
+    assert found.effective_size > M / 2 and found.num_evaluations < 60 * N
     np.testing.assert_allclose(white.mean(0), 0.0, atol=error)
     np.testing.assert_allclose(np.cov(white.T), np.eye(6), atol=1.5 * error)
     np.testing.assert_allclose(found.log_evidence, log_evidence, atol=1.0)
@@ -58,7 +59,74 @@ def test_modes_keep_their_masses():
     np.testing.assert_allclose(np.mean(right), 0.8, atol=0.08)
     sd = 1 / np.sqrt(101)
     np.testing.assert_allclose(np.std(found.particles[right], axis=0), sd, rtol=0.12)
-    np.testing.assert_allclose(np.mean(found.particles[right], axis=0), 150 / 101, atol=5 * sd / np.sqrt(N / 4))
+    np.testing.assert_allclose(np.mean(found.particles[right], axis=0), 150 / 101, atol=5 * sd / np.sqrt(M / 2))
+
+
+def narrow_on_a_floor(_, u):
+    return jnp.logaddexp(-0.5 * jnp.sum(jnp.square(u / 0.01)), -15.0)
+
+
+def flat(_, u):
+    return jnp.zeros(())
+
+
+@pytest.mark.parametrize("stray", [1, 300])
+def test_a_stray_chain_at_a_density_floor_costs_nothing(stray):
+    """There, 150 standard deviations away, chains stay where they are; one does not use up all rounds, as many do."""
+    particles = 0.01 * jax.random.normal(jax.random.key(0), (N, 2)).at[: MOVES * stray : MOVES].set(150.0)
+    found = temper(jax.random.key(1), narrow_on_a_floor, flat, None, particles)
+    assert (found.num_evaluations < 8 * N) == (stray == 1)
+
+
+@pytest.mark.parametrize(("stuck", "remembered"), [(0, False), (1, False), (9, False), (30, True), (500, True)])
+def test_chains_that_are_stuck_in_another_mode_count_if_they_are_many(rng, stuck, remembered):
+    before, after = rng.normal(size=(2, M, 3))
+    for states in (before, after):
+        states[:stuck, 1] += 1000.0
+    memory = _memory(jnp.asarray(before))(jnp.asarray(after))
+    assert memory > 0.9 if remembered else memory < FORGOTTEN
+
+
+def near_a_point(at, u):
+    return -0.5e10 * jnp.sum((u - at) ** 2)
+
+
+def test_a_likelihood_that_is_nearly_a_point():
+    """As of a deterministic simulator: the first of its temperatures is below 1e-9."""
+    at = np.array([0.3, -0.8])
+    particles = jax.random.normal(jax.random.key(0), (N, 2))
+    found = temper(jax.random.key(1), standard_normal, near_a_point, jnp.array(at), particles)
+    error = 5 / np.sqrt(float(found.effective_size))
+    assert found.effective_size > M / 2
+    np.testing.assert_allclose((np.mean(found.particles, axis=0) - at) * 1e5, 0.0, atol=error)
+    np.testing.assert_allclose(np.std(found.particles, axis=0) * 1e5, 1.0, atol=error)
+    np.testing.assert_allclose(found.log_evidence, stats.norm.logpdf(at).sum() + np.log(2 * np.pi * 1e-10), atol=1.0)
+
+
+def crescent(width, u):
+    first, second = u.reshape(2, -1)
+    return -0.5 * jnp.sum(((second - first**2 + 1.0) / width) ** 2)
+
+
+def test_crescents_in_ten_dimensions():
+    """Five independent pairs, of which quadrature knows all."""
+    width, nodes = 0.5, np.linspace(-5.0, 5.0, 401)
+    a, b = np.meshgrid(nodes, nodes, indexing="ij")
+    density = np.exp(-0.5 * (a**2 + b**2) - 0.5 * ((b - a**2 + 1.0) / width) ** 2)
+    weight = density / density.sum()
+    mean = np.sum(weight * b)
+    sds = np.sqrt([np.sum(weight * a**2), np.sum(weight * (b - mean) ** 2)])
+    log_evidence = 5 * np.log(density.sum() * (nodes[1] - nodes[0]) ** 2 / (2 * np.pi))
+    particles = jax.random.normal(jax.random.key(0), (N, 10))
+    found = temper(jax.random.key(1), standard_normal, crescent, jnp.array(width), particles)
+    first, second = np.asarray(found.particles).reshape(-1, 2, 5).transpose(1, 0, 2)
+    error = 5 / np.sqrt(float(found.effective_size))
+    assert found.effective_size > M / 4
+    np.testing.assert_allclose(first.mean(0) / sds[0], 0.0, atol=error)
+    np.testing.assert_allclose((second.mean(0) - mean) / sds[1], 0.0, atol=error)
+    np.testing.assert_allclose(first.std(0) / sds[0], 1.0, atol=error)
+    np.testing.assert_allclose(second.std(0) / sds[1], 1.0, atol=1.5 * error)
+    np.testing.assert_allclose(found.log_evidence, log_evidence, atol=1.0)
 
 
 def test_another_observation_does_not_compile_again():

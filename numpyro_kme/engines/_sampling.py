@@ -14,10 +14,11 @@ from numpyro_kme.coordinates import Coordinates
 from numpyro_kme.kernel_means.base import LikelihoodAt
 from numpyro_kme.measures import Measure
 from numpyro_kme.problem import Problem
-from numpyro_kme.tempering import Tempered, temper
+from numpyro_kme.tempering import MOVES, Tempered, temper
 from numpyro_kme.unconstrained import Unconstrained
 
-PARTICLES = 2000
+PARTICLES = 4000
+"""Draws from the prior; of the posterior there are `MOVES` times fewer, and no fewer than are wanted."""
 
 
 class Drawn(NamedTuple):
@@ -123,7 +124,7 @@ def _log_likelihood_of_model(target):
 
 
 def _num_particles(num_samples: int) -> int:
-    return max(num_samples, PARTICLES)
+    return max(MOVES * num_samples, PARTICLES)
 
 
 def _pick(rng_key, particles, num_samples):
@@ -131,10 +132,10 @@ def _pick(rng_key, particles, num_samples):
 
 
 def _drawn(latents, log_posterior, found: Tempered) -> Drawn:
-    kept = len(log_posterior)
+    kept, size = len(log_posterior), MOVES * len(found.particles)
     _checks.require(
         bool(np.isfinite(found.log_evidence)),
-        f"The posterior has no mass at any of {len(found.particles)} draws from the prior: the likelihood is zero or NaN at "
+        f"The posterior has no mass at any of {size} draws from the prior: the likelihood is zero or NaN at "
         "each. Look at the model's factors and ordinary likelihoods there, or choose a prior that reaches where they are not.",
     )
     return Drawn(
@@ -143,7 +144,7 @@ def _drawn(latents, log_posterior, found: Tempered) -> Drawn:
         float(found.log_evidence),
         {
             "sampler": f"tempered sequential Monte Carlo, {int(found.num_temperatures)} temperatures, "
-            f"{len(found.particles)} particles, {float(found.acceptance):.0%} of the last moves accepted",
+            f"{size} particles, {int(found.num_evaluations)} evaluations, {float(found.acceptance):.0%} of the last moves accepted",
             "effective sample size": min(float(kept), float(found.effective_size)),
         },
     )

@@ -20,6 +20,7 @@ from numpyro_kme.kernel_means.descent import ENOUGH, descend
 from numpyro_kme.kernel_means.ridge import padded
 from numpyro_kme.kernel_means.signed import positive_part
 from numpyro_kme.kernels.base import register, squared_distances
+from numpyro_kme.low_rank import blocked
 
 DEFENSIVE = 0.02
 """Share `w` of the broad density while bandwidths are learnt: bounds the loss of one simulation."""
@@ -35,6 +36,8 @@ SOFTNESS = 0.1
 
 NEGLIGIBLE = 0.01
 """Eigenvalues of `K` below this share of `m lam` are left out of the weights."""
+UNFACTORISED = 1e-3
+"""What a low-rank factor of `K` leaves out, at most, as a share of those."""
 
 
 @register
@@ -159,9 +162,12 @@ class ResidualDensity:
         """`log p(v | z)` for one residual vector `(n,)` and one point `(D,)`."""
         logs = log_kernels(v[None, :], jnp.asarray(self.residuals), jnp.asarray(self.eps), jnp.asarray(self.sizes))[0]
         weights = self._positive(z)
-        peak = jax.lax.stop_gradient(jnp.maximum(jnp.max(logs), jnp.finfo(logs.dtype).min))
-        mixture = peak + jnp.log(jnp.sum(jnp.exp(logs - peak) * weights)) - jnp.log(jnp.sum(weights))
-        return jnp.logaddexp(jnp.log1p(-self.share) + mixture, jnp.log(self.share) + log_broad(v))
+        broad = jnp.log(self.share) + log_broad(v)
+        # no less than the broad density: XLA may compute `logs` twice, and far out, where they are -1e12, they differ by more than
+        # the largest exponent of float32
+        peak = jax.lax.stop_gradient(jnp.maximum(jnp.max(logs), jnp.maximum(broad, jnp.finfo(logs.dtype).min)))
+        mixture = (1.0 - self.share) * jnp.sum(jnp.exp(logs - peak) * weights) / jnp.sum(weights)
+        return peak + jnp.log(mixture + jnp.exp(broad - peak))
 
 
 def _chosen(size: int, subset: int) -> np.ndarray:
@@ -205,11 +211,9 @@ def learn_share(bandwidths: Bandwidths, z: np.ndarray, residuals: np.ndarray, su
 def fit_residual_density(
     z: np.ndarray, residuals: np.ndarray, bandwidths: Bandwidths, share: float = DEFENSIVE
 ) -> ResidualDensity:
-    """The density from all residuals at given bandwidths. Cost: one eigendecomposition of size `m`."""
+    """The density from all residuals at given bandwidths. Cost: `m r^2` where `K` has numerical rank `r`."""
     beta, ridge = float(np.exp(bandwidths.beta)), len(z) * float(np.exp(bandwidths.lam))
-    values, vectors = np.linalg.eigh(np.asarray(_gram(z, beta)))
-    kept = values > NEGLIGIBLE * ridge
-    basis = vectors[:, kept] * np.sqrt(values[kept] / (values[kept] + ridge))
+    basis = _basis(np.asarray(_gram(z, beta)), ridge)
     basis = np.pad(basis, ((0, 0), (0, padded(basis.shape[1], 16) - basis.shape[1])))
     ones = 1.0 - basis @ basis.sum(axis=0)
     eps = np.exp(bandwidths.eps)
@@ -217,6 +221,22 @@ def fit_residual_density(
     return ResidualDensity(
         z, residuals, eps, sizes, np.array(beta), basis, ones / ones.sum(), np.array(ridge), np.array(share)
     )
+
+
+def _basis(gram: np.ndarray, ridge: float) -> np.ndarray:
+    """`U`, `(m, r)`, with `K (K + ridge I)^-1 = U U'` up to negligible eigenvalues.
+
+    They are those of `F'F` for a pivoted Cholesky factor `F` of low rank; where the rank is large, of `K` itself.
+    """
+    factor, _ = blocked(gram, UNFACTORISED * NEGLIGIBLE * ridge / len(gram), len(gram))
+    if 2 * factor.shape[1] > len(gram):
+        values, vectors = np.linalg.eigh(gram)
+        vectors = vectors * np.sqrt(np.maximum(values, 0.0))
+    else:
+        values, vectors = np.linalg.eigh(factor.T @ factor)
+        vectors = factor @ vectors
+    kept = values > NEGLIGIBLE * ridge
+    return vectors[:, kept] / np.sqrt(values[kept] + ridge)
 
 
 def held_out_log_density(bandwidths: Bandwidths, z: jax.Array, residuals: jax.Array) -> jax.Array:

@@ -4,12 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
+from scipy.linalg import solve_triangular
 
 from numpyro_kme.kernel_means.smoothness import Regression, features
 from numpyro_kme.kernels.base import register
 
 DEPENDENT = 1e-9
 """A kernel of which no larger share is left beside those chosen, as at a point that comes twice, adds nothing."""
+ROUNDING = 1e-12
+"""Of a sum of squares."""
 
 
 @register
@@ -86,7 +89,8 @@ def _sparse(
 ) -> tuple[np.ndarray, list[int], np.ndarray]:
     """Weights of the columns of `basis`, numbers of kernels and their weights that match `kernels @ weights`.
 
-    Kernels are added where they lessen the error most, and all weights are by least squares. Where half as many weights as
+    Kernels are added where they lessen the error most, and all weights are by least squares, by a Cholesky factor of the Gram matrix of
+    what the basis leaves of them, which grows by a row for each. Where half as many weights as
     there are points do not suffice, a match at the points says little about the rest, and all kernels are kept.
 
     Args:
@@ -97,23 +101,28 @@ def _sparse(
     """
     size, begun, most = len(kernels), basis.shape[1], len(weights)
     target = kernels @ weights
-    columns = np.zeros((size, min(begun + most, max(begun, size // 2))))
-    columns[:, :begun] = np.linalg.qr(np.pad(basis, ((0, max(0, begun - size)), (0, 0))))[0][:size]
-    left = kernels - columns[:, :begun] @ (columns[:, :begun].T @ kernels)
-    whole = np.sum(np.square(kernels), axis=0)
-    rest, chosen = target, list[int]()
-    for count in range(begun, columns.shape[1] + 1):
-        rest = rest - columns[:, :count] @ (columns[:, :count].T @ rest)
-        if np.max(np.abs(rest)) <= tolerance:
-            found = np.linalg.lstsq(np.concatenate([basis, kernels[:, chosen]], axis=1), target, rcond=1e-12)[0]
-            return found[:begun], chosen, found[begun:]
-        squares = np.sum(np.square(left), axis=0)
-        useful = squares > DEPENDENT * whole
-        if count == columns.shape[1] or not useful.any():
-            break
-        gain = np.where(useful, np.square(rest @ left) / np.where(useful, squares, 1.0), -1.0)
-        chosen.append(int(np.argmax(gain)))
-        new = left[:, chosen[-1]] / np.sqrt(squares[chosen[-1]])
-        columns[:, count] = new
-        left = left - np.outer(new, new @ left)
-    return np.zeros(begun), list(range(most)), weights
+    beside = np.linalg.qr(np.pad(basis, ((0, max(0, begun - size)), (0, 0))))[0][:size]
+    left, rest = (x - beside @ (beside.T @ x) for x in (kernels, target))
+    # errors are within the tolerance only if the sum of their squares is; what is left of it below rounding says nothing
+    perhaps = size * tolerance**2 + ROUNDING * (rest @ rest)
+    gram = left.T @ left
+    squares, products, error = np.diagonal(gram).copy(), left.T @ rest, rest @ rest
+    least = DEPENDENT * np.sum(np.square(kernels), axis=0)
+    factor, steps = np.zeros((min(most, max(0, size // 2 - begun)), most)), np.zeros(most)
+    chosen = list[int]()
+    while True:
+        count = len(chosen)
+        if error <= perhaps:
+            found = solve_triangular(factor[:count, chosen], steps[:count])
+            if np.max(np.abs(rest - left[:, chosen] @ found)) <= tolerance:
+                return np.linalg.lstsq(basis, target - kernels[:, chosen] @ found, rcond=1e-12)[0], chosen, found
+        useful = squares > least
+        if count == len(factor) or not useful.any():
+            return np.zeros(begun), list(range(most)), weights
+        best = int(np.argmax(np.where(useful, np.square(products) / np.where(useful, squares, 1.0), -1.0)))
+        size_left = np.sqrt(squares[best])
+        row = (gram[best] - factor[:count, best] @ factor[:count]) / size_left
+        factor[count], steps[count] = row, products[best] / size_left
+        squares, products, error = squares - row**2, products - steps[count] * row, error - steps[count] ** 2
+        squares[best] = 0.0
+        chosen.append(best)
