@@ -63,12 +63,21 @@ class Emulation:
         unit: One unit of log-likelihood in the loss, see `loss_unit`.
         error: Root mean square error of the emulated loss at the replicates' minima, in units of log-likelihood, to first
             order, from simulations that the emulator has not seen; the noise of these is taken out.
+        resolution: Errors below about this cannot be told from none by so many simulations.
     """
 
     simulations: int
     rounds: int
     unit: float
     error: float
+    resolution: float
+
+    @classmethod
+    def read(cls, simulations: float, rounds: int, unit: float, errors: np.ndarray) -> "Emulation":
+        """From the errors by each half of the draws, `(R, 2)`: the mean product of independent errors has no noise in it."""
+        product = errors[:, 0] * errors[:, 1]
+        resolution = np.sqrt(product.std() / np.sqrt(len(product)))
+        return cls(int(simulations), rounds, unit, float(np.sqrt(max(product.mean(), 0.0))), float(resolution))
 
 
 class Minima(NamedTuple):
@@ -93,20 +102,24 @@ class Emulated(NamedTuple):
     emulation: Emulation
 
 
-def loss_unit(slopes: np.ndarray, curvatures: np.ndarray) -> float:
+def loss_unit(tangents: np.ndarray, data: np.ndarray) -> float:
     r"""What one unit of log-likelihood is in the loss: `sum_k h_k / sum_k (h_k^2 / j_k)`, the inverse of a learning rate.
 
     For a log-likelihood the variance `j` of the gradient over reweightings of the data is the Hessian `h`, the information
     identity, and the unit 1. For another loss it is that of Lyddon, Holmes and Walker, along the principal directions of `h`.
+    The sums go over several points too, since along what the data leave open `h` may vary.
 
     Args:
-        slopes: Gradients of replicates at one point, along the principal directions, `(R, p)`.
-        curvatures: Eigenvalues `h` of the Hessian there, `(p,)`.
+        tangents: Derivatives of the embedding at several points `(K, r, p)`: `h = 2 T' T`.
+        data: Embeddings of replicates' data `(R, r)`: their gradients vary as `2 T' data`.
 
     References: Lyddon, Holmes and Walker (2019), Biometrika 106.
     """
-    h = np.maximum(np.abs(curvatures), 1e-9 * np.abs(curvatures).max())
-    return float(h.sum() / (h**2 / np.maximum(slopes.var(axis=0), 1e-300)).sum())
+    h, directions = np.linalg.eigh(2.0 * np.swapaxes(tangents, 1, 2) @ tangents)
+    slopes = 2.0 * tangents @ directions
+    j = np.einsum("krp,rs,ksp->kp", slopes, np.cov(data.T).reshape(data.shape[1], -1), slopes, optimize=True)
+    h = np.maximum(h, 1e-9 * h.max())
+    return float(h.sum() / (h**2 / np.maximum(j, 1e-300)).sum())
 
 
 @dataclass(frozen=True)
@@ -211,6 +224,10 @@ class Emulator:
         """Emulated embeddings `(R, r)`."""
         return _in_chunks(lambda rows: _at(self.networks, rows), 1024, x)
 
+    def tangents(self, x: np.ndarray, share: np.ndarray) -> np.ndarray:
+        """Derivatives of the embedding at points `(R, p)`, with free mass of its direction only, `(R, r, p)`."""
+        return _in_chunks(lambda *rows: _tangents(self.networks, *rows, self.free), 64, x, share)
+
     def starts(self, data: np.ndarray, towards: np.ndarray, unit: float, weight: float, away: Any = None) -> np.ndarray:
         """The point of the bank that is best for each task; `away` from points `(R, p)` if these are given."""
         q, s = np.square(self.known).sum(axis=1), data @ self.known.T
@@ -273,6 +290,7 @@ def emulate(rng_key: jax.Array, objective: Objective, starts: np.ndarray, pilot:
     of_data = features.at(objective.data)
     whole = of_data.mean(axis=0)
     hot, rounds, rows = HOT, 0, (2 + EXPLORE + REFINE) * points
+    unit = np.square(of_data).sum(axis=1).mean() / len(of_data)
     for number in range(EXPLORE + REFINE + 1):
         exploring, last = hot > 1.0 and number < EXPLORE, rounds == REFINE
         hot = hot if exploring else 1.0
@@ -280,10 +298,10 @@ def emulate(rng_key: jax.Array, objective: Objective, starts: np.ndarray, pilot:
         emulator = Emulator.fit(key, bank, whole, free, rows, STEPS[0 if exploring else 1])
         now = pilot(number, points)
         data, towards = _embeddings(features, of_data, now) @ emulator.basis, (now.extra[1] - middle) / width
-        full, unit = _full_fit(emulator, whole @ emulator.basis, data, weight, hot)
+        found = emulator.minimise(data, towards, unit * hot, weight, emulator.starts(data, towards, unit * hot, weight))
+        unit = loss_unit(emulator.tangents(found.x[:64], found.mass[:64]), data)
         if last:
             break
-        found = emulator.minimise(data, towards, unit * hot, weight, emulator.starts(data, towards, unit * hot, weight))
         new = simulations.bank(jax.random.fold_in(keys[2], number), _jittered(key, found), SHARES[1 if exploring else 2] * each)
         error = _errors(emulator, new, data, found)[: points // 2] / unit
         bank, rounds = bank.join(new), rounds + (not exploring)
@@ -298,9 +316,7 @@ def emulate(rng_key: jax.Array, objective: Objective, starts: np.ndarray, pilot:
     best = Minima(*(np.where(moved.reshape(-1, *[1] * (a.ndim - 1)), b, a) for a, b in zip(one, two)))
     unseen = simulations.bank(keys[3], best.x, 4 * SHARES[2] * each)
     error = _errors(emulator, unseen, data, best) / unit
-    emulation = Emulation(
-        int(bank.counts.sum() + unseen.counts.sum()), number, unit, float(np.sqrt(max(np.mean(error[:, 0] * error[:, 1]), 0.0)))
-    )
+    emulation = Emulation.read(bank.counts.sum() + unseen.counts.sum(), number, unit, error)
     constant = _squared_norms(objective, tasks) - np.square(data).sum(axis=1)
     scales = width[:, None] * width
     best = best._replace(
@@ -309,6 +325,7 @@ def emulate(rng_key: jax.Array, objective: Objective, starts: np.ndarray, pilot:
         remaining=best.remaining * width,
         hessian=best.hessian * unit / scales,
     )
+    full = _full_fit(emulator, whole @ emulator.basis, unit, weight)
     fit = replace(full, u=middle + width * full.u, others=middle + width * full.others, hessian=full.hessian * unit / scales, scale=width)
     some = np.unique(np.linspace(0, len(tasks) - 1, min(BLOCK, len(tasks))).astype(int))
     shift = _between(emulator, data[some], (best.x[some] - middle) / width, unit, best.hessian[some] * scales / unit) * width
@@ -340,26 +357,25 @@ def _jittered(rng_key: jax.Array, found: Minima) -> np.ndarray:
     return found.x + np.where(np.arange(len(moves))[:, None] < len(moves) // 2, 0.0, moves)
 
 
-def _full_fit(emulator: Emulator, whole: np.ndarray, data: np.ndarray, weight: float, hot: float) -> tuple[Fit, float]:
-    """The full data's minimum, from the best points of the bank, and the unit of the loss there."""
-    p, unit = emulator.bank.x.shape[1], np.square(data - whole).sum(axis=1).mean()
-    losses = np.square(emulator.known - whole).sum(axis=1) / unit / hot + 0.5 * weight * np.square(emulator.bank.x).sum(axis=1)
+def _full_fit(emulator: Emulator, whole: np.ndarray, unit: float, weight: float) -> Fit:
+    """The full data's minimum, pulled to the prior's middle, from the best points of the bank."""
+    p, middle = emulator.bank.x.shape[1], np.square(emulator.bank.x).sum(axis=1)
+    losses = np.square(emulator.known - whole).sum(axis=1) / unit + 0.5 * weight * middle
     starts = emulator.bank.x[np.argsort(losses)[:64]]
-    rows, none = np.repeat(whole[None], len(starts), axis=0), np.zeros_like(starts)
-    for _ in range(2):
-        found = emulator.minimise(rows, none, unit * hot, weight, starts, LAST)
-        total = found.value / (unit * hot) + 0.5 * weight * np.square(found.x).sum(axis=1)
-        kept = distinct(found.x, total, np.ones(p))
-        with _linalg.float64():
-            tangents = np.asarray(_tangents(emulator.networks, found.x[kept[0]], found.mass[kept[0]], emulator.free))
-        h, directions = np.linalg.eigh(2.0 * tangents.T @ tangents)
-        unit = loss_unit(2.0 * data @ tangents @ directions, h)
-    best, others = kept[0], kept[1:]
+    found = emulator.minimise(np.repeat(whole[None], len(starts), axis=0), np.zeros_like(starts), unit, weight, starts, LAST)
+    best, *others = distinct(found.x, found.value / unit + 0.5 * weight * np.square(found.x).sum(axis=1), np.ones(p))
     same = np.abs(found.x - found.x[best]).max(axis=1) <= SAME
-    done = bool(found.convex[best] and np.abs(found.remaining[best]).max() < 1e-2)
-    fit = Fit(found.x[best], float(found.value[best]), found.hessian[best], found.x[others], found.value[others], np.ones(p),
-              int(same.sum()), len(starts), done)  # fmt: skip
-    return fit, unit
+    return Fit(
+        u=found.x[best],
+        value=float(found.value[best]),
+        hessian=found.hessian[best],
+        others=found.x[others],
+        other_values=found.value[others],
+        scale=np.ones(p),
+        reached=int(same.sum()),
+        followed=len(starts),
+        converged=bool(found.convex[best] and np.abs(found.remaining[best]).max() < 1e-2),
+    )
 
 
 def _between(emulator: Emulator, data, x, unit, hessians) -> np.ndarray:
@@ -438,7 +454,7 @@ def _tangents(networks, x, c, free):
     def model(t):
         return networks(t).mean(axis=0)
 
-    return _tangent(model(x), jax.jacfwd(model)(x), c, free)
+    return jax.vmap(lambda x, c: _tangent(model(x), jax.jacfwd(model)(x), c, free))(x, c)
 
 
 @partial(jax.jit, static_argnums=4)
