@@ -85,13 +85,20 @@ def brute_force(bound, found, width, cells, row):
     z = found.tasks.extra[1][row]
 
     def total(u):
-        return float(losses(bound, found, cells, np.array([row]), u[None])[0] + 0.5 * np.sum(np.square((u - z) / width)))
+        return float(
+            losses(bound, found, cells, np.array([row]), u[None])[0] + 0.5 * np.sum(np.square((u - z) / width))
+        )
 
     others = found.u[(row + 1 + np.arange(20) * max(len(found.u) // 21, 1)) % len(found.u)]
     elsewhere = others[np.argmin([total(u) for u in others])]
     steps = 0.3 * np.eye(7) * found.u.std(axis=0)
     searches = [
-        minimize(total, u, method="Nelder-Mead", options=dict(initial_simplex=np.vstack([u, u + steps]), maxfev=150, fatol=1e-3))
+        minimize(
+            total,
+            u,
+            method="Nelder-Mead",
+            options=dict(initial_simplex=np.vstack([u, u + steps]), maxfev=150, fatol=1e-3),
+        )
         for u in (found.u[row], elsewhere)
     ]
     best = min(searches, key=lambda search: search.fun)
@@ -104,7 +111,10 @@ def published(steps):
     cast = lambda a: jnp.asarray(a, jnp.float32)  # noqa: E731
     rng = np.random.default_rng(0)
     search = jax.jit(lambda x, w, z, u: adam(toggle, loss, x, w, z, u, 0.04, steps))
-    given = [cast(a) for a in (toggle_data(rng), rng.dirichlet(np.ones(2000)), rng.random((500, 2 * TOGGLE_STEPS + 1)), np.zeros(7))]
+    given = [
+        cast(a)
+        for a in (toggle_data(rng), rng.dirichlet(np.ones(2000)), rng.random((500, 2 * TOGGLE_STEPS + 1)), np.zeros(7))
+    ]
     search(*given).block_until_ready()
     begun = time.process_time()
     search(*given).block_until_ready()
@@ -130,12 +140,22 @@ def main():
             error, known = loss_errors(bound, found, many), found.emulation
             name = "free" if free else "fixed"
             rows.append([name, seed, nmse, *(mean - TOGGLE_TRUTH) / (TOGGLE_HIGH - TOGGLE_LOW), found.converged.mean()])
-            rows[-1] += [known.simulations, known.error, known.resolution, np.median(error), error.std(), np.abs(error).max(), cpu]
+            rows[-1] += [
+                known.simulations,
+                known.error,
+                known.resolution,
+                np.median(error),
+                error.std(),
+                np.abs(error).max(),
+                cpu,
+            ]
             rows[-1] += [baseline * arguments.draws / cpu]
             print(rows[-1], flush=True)
             for row in range(arguments.check if seed == 0 else 0):
                 before, near, far, u, best = brute_force(bound, found, width, nodes(2000 + row, 32), row)
-                checks.append([name, row, before, near, far, *(natural(best) - natural(u)) / (TOGGLE_HIGH - TOGGLE_LOW)])
+                checks.append(
+                    [name, row, before, near, far, *(natural(best) - natural(u)) / (TOGGLE_HIGH - TOGGLE_LOW)]
+                )
                 print(checks[-1], flush=True)
             write(rows, checks, baseline, arguments)
 
@@ -144,7 +164,9 @@ def write(rows, checks, baseline, arguments):
     """Tables of what there is."""
     header = ["mass", "data set", "NMSE", *(f"{name}, error" for name in NAMES), "converged", "simulations"]
     header += ["held-out error", "resolution", "loss error, median", "sd", "largest", "CPU, s", "times faster"]
-    means = [[name, np.mean([row[2] for row in rows if row[0] == name])] for name in dict.fromkeys(row[0] for row in rows)]
+    means = [
+        [name, np.mean([row[2] for row in rows if row[0] == name])] for name in dict.fromkeys(row[0] for row in rows)
+    ]
     search = ["mass", "replicate", "at the emulator's minimum", "search from there", "search from elsewhere"]
     search += [f"{name}, move" for name in NAMES]
     note = (

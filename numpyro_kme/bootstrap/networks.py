@@ -1,6 +1,7 @@
 """Several small neural networks that learn one regression: a smooth function of the parameters, and how far it is unknown."""
 
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import jax
@@ -38,10 +39,12 @@ class Networks(NamedTuple):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Outputs of every network at `x (p,)`, `(networks, r)`."""
         scaled = (x - self.centre) / self.width
-        return jax.vmap(lambda layers: _forward(layers, scaled))(self.layers) * self.size + self.level
+        return jax.vmap(lambda layers: _forward(layers, scaled))(self.layers) * self.size + self.level[None]
 
     @classmethod
-    def fit(cls, rng_key: jax.Array, x: np.ndarray, y: np.ndarray, weights: np.ndarray, rows: int, steps: int) -> "Networks":
+    def fit(
+        cls, rng_key: jax.Array, x: np.ndarray, y: np.ndarray, weights: np.ndarray, rows: int, steps: int
+    ) -> "Networks":
         """Minimise the weighted squared error by Adam.
 
         Args:
@@ -62,7 +65,10 @@ class Networks(NamedTuple):
 
         table = pad((x - centre) / width), pad((y - level) / size), pad(weights)
         layers = _train(rng_key, *table, len(x), steps)
-        return cls(jax.tree.map(lambda leaf: leaf.astype(float), layers), *(jnp.asarray(a) for a in (centre, width, level, size)))
+        return cls(
+            jax.tree.map(lambda leaf: leaf.astype(float), layers),
+            *(jnp.asarray(a) for a in (centre, width, level, size)),
+        )
 
 
 def _forward(layers, x):
@@ -74,7 +80,7 @@ def _forward(layers, x):
 
 def _first_layers(rng_key, sizes):
     layers = []
-    for number, (into, out) in enumerate(zip(sizes[:-1], sizes[1:])):
+    for number, (into, out) in enumerate(pairwise(sizes)):
         matrix_key, offset_key = jax.random.split(jax.random.fold_in(rng_key, number))
         matrix = jax.random.normal(matrix_key, (into, out), jnp.float32) / np.float32(np.sqrt(into))
         offset = 0.5 * jax.random.normal(offset_key, (out,), jnp.float32) * (number < len(WIDTHS))
@@ -87,7 +93,9 @@ def _train(rng_key, x, y, weights, count, steps):
     optimiser = optax.adamw(optax.cosine_decay_schedule(RATE, steps), weight_decay=DECAY)
 
     def loss(layers, rows):
-        return jnp.mean(weights[rows] * jnp.sum(jnp.square(_forward(layers, x[rows]) - y[rows]), axis=1))
+        return jnp.mean(
+            weights[rows] * jnp.sum(jnp.square(jax.vmap(partial(_forward, layers))(x[rows]) - y[rows]), axis=1)
+        )
 
     def one(key):
         first_key, step_key = jax.random.split(key)

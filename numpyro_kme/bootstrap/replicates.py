@@ -7,7 +7,8 @@ import numpy as np
 
 from numpyro_kme.bootstrap import lanes
 from numpyro_kme.bootstrap.derivatives import Derivatives
-from numpyro_kme.bootstrap.emulation import LAST, Emulation, emulate
+from numpyro_kme.bootstrap.emulation import Emulation, emulate
+from numpyro_kme.bootstrap.emulator import LAST
 from numpyro_kme.bootstrap.fit import Fit, newton_step
 from numpyro_kme.bootstrap.lanes import Control, Tasks
 from numpyro_kme.bootstrap.preparation import Settings, one_step, prepare, robust_sd
@@ -155,7 +156,9 @@ def _on_emulator(rng_key, objective, starts, process, settings) -> Replicates:
 
     own = tasks(np.arange(settings.num_samples))
     pilots = [PILOT, *(PILOT + np.arange(1, 64) * 2**16)]
-    done = emulate(keys[0], objective, starts, lambda number, count: tasks(pilots[number] + np.arange(count)), own, settings)
+    done = emulate(
+        keys[0], objective, starts, lambda number, count: tasks(pilots[number] + np.arange(count)), own, settings
+    )
     minima, sd = done.minima, robust_sd(done.minima.x)
     remaining = np.abs(minima.remaining / sd).max(axis=1)
     return Replicates(

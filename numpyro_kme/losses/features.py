@@ -3,6 +3,7 @@ mean of `phi`."""
 
 import abc
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import jax
@@ -17,6 +18,9 @@ from numpyro_kme.low_rank import LowRank
 CELLS, LEADING = 2048, 256
 """Points of the line at which features are tabulated; how many features there are."""
 
+BATCH = 64
+"""Sets of points whose features are computed at a time."""
+
 OUTER = 1e-3
 """Share of the points on either side that a table leaves out, but for a margin."""
 
@@ -30,7 +34,13 @@ class Features(abc.ABC):
 
     def mean(self, points: Any) -> np.ndarray:
         """Mean features of sets of points `(R, M, ...)`, `(R, J)`."""
-        return np.stack([self.at(jax.tree.map(lambda leaf: leaf[i], points)).mean(axis=0) for i in range(_sets(points))])
+        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), points)
+        sets, each = jax.tree.leaves(points)[0].shape[:2]
+        found = [
+            self.at(jax.tree.map(itemgetter(slice(i, i + BATCH * each)), flat))
+            for i in range(0, sets * each, BATCH * each)
+        ]
+        return np.concatenate([part.reshape(-1, each, part.shape[1]).mean(axis=1) for part in found])
 
 
 @dataclass(frozen=True)
@@ -71,7 +81,9 @@ class TabulatedFeatures(Features):
         cell, part = self._locate(points.reshape(len(points), -1))
         cell = cell + len(self.table) * np.arange(len(cell))[:, None]
         size = len(self.table) * len(cell)
-        counts = np.bincount(cell.ravel(), (1.0 - part).ravel(), size) + np.bincount(cell.ravel() + 1, part.ravel(), size)
+        counts = np.bincount(cell.ravel(), (1.0 - part).ravel(), size) + np.bincount(
+            cell.ravel() + 1, part.ravel(), size
+        )
         return counts.reshape(len(cell), -1) @ self.table / cell.shape[1]
 
     def _locate(self, points):
@@ -101,7 +113,3 @@ def fit_features(kernel: Kernel, points: Any) -> Features:
     if isinstance(points, np.ndarray) and points.size == len(points):
         return TabulatedFeatures.fit(kernel, np.ravel(points))
     return PivotFeatures.fit(kernel, points)
-
-
-def _sets(points: Any) -> int:
-    return jax.tree.leaves(points)[0].shape[0]

@@ -94,7 +94,9 @@ class NormalNoise(Noise):
         than the cost of random numbers."""
         shift_key, generator_key = jax.random.split(rng_key)
         shift = jax.random.uniform(shift_key, (self.dim,), jnp.float32)
-        generator = 2 * jax.random.randint(generator_key, (self.dim,), 0, max(num // 2, 1)) + 1  # odd: prime to powers of two
+        generator = (
+            2 * jax.random.randint(generator_key, (self.dim,), 0, max(num // 2, 1)) + 1
+        )  # odd: prime to powers of two
 
         def one(i):
             level = jnp.mod((i * generator % num).astype(jnp.float32) / num + shift, 1.0)
