@@ -89,7 +89,9 @@ def test_minima_are_those_of_the_loss_in_closed_form(noise, thorough):
 
     (_, z), weights = found.tasks.extra, found.tasks.weights
     exact = np.array([minimum(w, one[0]) for w, one in zip(weights, z)])
-    assert np.sqrt(np.mean(np.square(found.u[:, 0] - exact))) < 0.2 * exact.std()  # .05 to .08 with the default training
+    assert (
+        np.sqrt(np.mean(np.square(found.u[:, 0] - exact))) < 0.2 * exact.std()
+    )  # .05 to .08 with the default training
     assert found.converged.all() and len(np.unique(z)) == 24
 
 
