@@ -1,5 +1,6 @@
 """Replicates on an emulator: networks learn the model's mean embedding once, and every replicate minimises on them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -89,7 +90,12 @@ def design(num_simulations: int) -> tuple[int, int]:
 
 
 def emulate(
-    rng_key: jax.Array, objective: Objective, starts: np.ndarray, pilot: Any, tasks: Tasks, settings: Any
+    rng_key: jax.Array,
+    objective: Objective,
+    starts: np.ndarray,
+    pilot: Callable[[int, int], Tasks],
+    tasks: Tasks,
+    settings: Any,
 ) -> Emulated:
     r"""Minimise the squared MMD of every task on an emulator of `mu_u`, which is learnt in rounds.
 

@@ -154,11 +154,11 @@ def _on_emulator(rng_key, objective, starts, process, settings) -> Replicates:
         rows = jax.vmap(lambda b: jax.random.randint(jax.random.fold_in(keys[2], b), (), 0, len(starts)))(ids)
         return replace(found, extra=(found.extra, np.asarray(starts, np.float64)[np.asarray(rows)]))
 
+    def pilot(number, count):
+        return tasks(PILOT + number * 2**16 + np.arange(count))
+
     own = tasks(np.arange(settings.num_samples))
-    pilots = [PILOT, *(PILOT + np.arange(1, 64) * 2**16)]
-    done = emulate(
-        keys[0], objective, starts, lambda number, count: tasks(pilots[number] + np.arange(count)), own, settings
-    )
+    done = emulate(keys[0], objective, starts, pilot, own, settings)
     minima, sd = done.minima, robust_sd(done.minima.x)
     remaining = np.abs(minima.remaining / sd).max(axis=1)
     return Replicates(
