@@ -255,7 +255,7 @@ def test_chain_kernel_is_the_stated_product(rng):
     expected = [[(a * p) @ q * (1 + (b * s) @ t) for q, t in zip(h, z, strict=True)] for p, s in zip(h, z, strict=True)]
     ridge = coupling.ridge(z, h)
     np.testing.assert_allclose(ridge.factor @ ridge.factor.T, expected, rtol=1e-10)
-    np.testing.assert_allclose(ridge.noise, np.exp(0.4) + 1e-6)
+    np.testing.assert_allclose(np.square(ridge.root), np.exp(0.4) + 1e-6)
     assert shortened(100.0) < 5.0 + 1e-9
 
 
@@ -347,3 +347,25 @@ def test_weights_are_those_of_ridge_regression_with_an_intercept(rng):
     signed = held_out_by_refit(np.concatenate([z, new[None]]), 10, 0.8, 10 * 1e-4)[:10]
     expected = 0.5 * (signed + np.sqrt(signed**2 + (0.1 / 10) ** 2))
     np.testing.assert_allclose(jax.jit(density.weights)(jnp.asarray(new)), expected / expected.sum(), atol=1e-3)
+
+
+def test_centres_are_left_out_that_hardly_matter(rng):
+    """What they add to the prior covariance at the simulations is below the noise; short lengths need more of them."""
+    z = rng.normal(size=(200, 2))
+    at, numbers = Inputs.spread(z, 100), []
+    for length in (6.0, 2.0, 0.6):
+        hyper = Smoothness(np.full(4, -9.0), 0.0, np.full(2, np.log(length)), np.log(0.3))
+        few = hyper.enough(at)
+        numbers.append(len(few.centres))
+        np.testing.assert_array_equal(few.centres, at.centres[: numbers[-1]])
+        ones = np.ones(200)
+        whole, part = (hyper.regress(inputs, ones, ones).held_out.ridge.factor for inputs in (at, few))
+        left = np.sum(np.square(whole), axis=1) - np.sum(np.square(part), axis=1)
+        assert np.mean(left) < 0.01 * 0.3**2
+    assert 10 <= numbers[0] < numbers[1] < numbers[2] <= 100
+
+
+def test_a_function_without_kernels_needs_the_fewest_centres(rng):
+    at = Inputs.spread(rng.normal(size=(200, 3)), 100)
+    assert len(Smoothness(np.zeros(6), -6.0, np.zeros(3), 0.0).enough(at).centres) == 10
+    assert len(Smoothness(np.zeros(6), -6.0, np.zeros(3), 0.0).enough(at.first(4)).centres) == 4

@@ -52,7 +52,8 @@ class Coupling:
     def gradient(self, derivatives: Adjoint) -> "Coupling":
         """Chain rule: from derivatives by the columns and the noise variances."""
         amplitudes = np.diagonal(derivatives.products).reshape(len(self.others), -1)
-        own = 2.0 * np.exp(2.0 * self.noise) * derivatives.of_noise.sum()
+        variance = np.exp(2.0 * self.noise)
+        own = 2.0 * derivatives.of_noise * variance / (variance + JITTER)
         return Coupling(amplitudes.sum(axis=1), amplitudes[:, 1:].sum(axis=0), own)
 
     def penalty(self, size: int) -> tuple[float, "Coupling"]:
@@ -99,7 +100,7 @@ def fit_chain(z: np.ndarray, u: np.ndarray, rows: np.ndarray, steps: int) -> tup
         z: Coordinates, `(m, D)`.
         u: Standardised residuals, `(m, n)`.
         rows: Simulations that hyperparameters are learnt from.
-        steps: L-BFGS iterations for each residual.
+        steps: Iterations for each residual.
     """
     n, dim = u.shape[1], z.shape[1]
     constant, change, log_size, rest = np.zeros((n, n)), np.zeros((n, n, dim)), np.zeros(n), np.array(u)
@@ -108,7 +109,9 @@ def fit_chain(z: np.ndarray, u: np.ndarray, rows: np.ndarray, steps: int) -> tup
         coupling = Coupling(np.full(i, np.log(0.2)), np.full(dim, np.log(0.1)), np.array(0.0))
         low = Coupling(np.full(i, -9.0), np.full(dim, -9.0), np.array(-7.0))
         high = Coupling(np.full(i, 3.0), np.full(dim, 3.0), np.array(1.5))
-        coupling = descend(loss, coupling, (low, high), steps, z[rows], before[rows], u[rows, i], n)
+        curvature = Coupling(np.ones(i), np.ones(dim), 2.0 * len(rows))
+        args = z[rows], before[rows], u[rows, i], n
+        coupling = descend(loss, coupling, (low, high), steps, *args, curvature=curvature)
         found = coupling.ridge(z, before).held_out(u[:, i])
         size = robust_size(found.residual)
         rest[:, i] = found.residual / size
@@ -128,7 +131,7 @@ def loss(
     squares = np.square(residual) / variance
     value = 0.5 * np.sum((DEGREES + 1.0) * np.log1p(squares / DEGREES) + np.log(variance))
     weight = (DEGREES + 1.0) / (DEGREES + squares)
-    nothing = np.zeros((found.ridge.factor.shape[1], 0))
+    nothing = np.zeros((0, 0))
     derivatives = found.adjoint(weight * residual / variance, 0.5 * (1.0 - weight * squares) / variance, nothing)
     penalty, slope = coupling.penalty(size)
     gradient = coupling.gradient(derivatives)

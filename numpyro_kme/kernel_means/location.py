@@ -45,6 +45,13 @@ class Location:
         value = smoothness + 0.3 * np.log1p(np.exp(-self.log_width)) + 0.02 * np.square(self.centre)
         return value, Location(gradient, 0.04 * self.centre, -0.3 / (1.0 + np.exp(self.log_width)))
 
+    def curvature(self, size: int) -> "Location":
+        """About the second derivatives of the loss of `size` simulations."""
+        width = np.exp(self.log_width)
+        return Location(
+            Smoothness.curvature(size, len(self.smoothness.length)), 0.5 * size / (1.0 + width**2), 0.5 * size
+        )
+
     def fit(self, at: Inputs, x: np.ndarray, noise: np.ndarray) -> Regression:
         """Regress the warped statistic `(m,)` on the coordinates."""
         target, _ = standardised(warped(x, self.centre, self.log_width))
@@ -79,11 +86,12 @@ def learn_location(
         x: Statistic, `(m,)`, in its robust standard deviations.
         noise: Relative noise variance of each simulation in the regression, `(m,)`.
         spread: Relative noise variance in the score, `(m,)`: `noise` without the weights of outliers.
-        steps: L-BFGS iterations.
+        steps: Iterations.
         warp: Whether the warp is learnt.
     """
     bounds = Location.bounds(at.dim, warp)
-    return descend(loss, location, bounds, steps, at, x, noise, spread)
+    least = location.smoothness.enough(at)
+    return descend(loss, location, bounds, steps, least, x, noise, spread, curvature=location.curvature(len(x)))
 
 
 def loss(

@@ -48,7 +48,7 @@ class ResidualKernelMeans(Form):
         chain: Whether residuals are decorrelated.
         subset: Largest number of simulations that hyperparameters are learnt from; functions use all.
         centres: Largest number of simulations around which functions have a Gaussian kernel.
-        steps: L-BFGS iterations of one location; other parts take fixed shares of it.
+        steps: Iterations of one location; other parts take fixed shares of it.
     """
 
     warp: bool = True

@@ -16,7 +16,7 @@ from jax.scipy.special import logsumexp
 
 from numpyro_kme._linalg import Array
 from numpyro_kme.kernel_means import adjoint
-from numpyro_kme.kernel_means.descent import descend
+from numpyro_kme.kernel_means.descent import ENOUGH, descend
 from numpyro_kme.kernel_means.ridge import padded
 from numpyro_kme.kernel_means.signed import positive_part
 from numpyro_kme.kernels.base import register, squared_distances
@@ -174,7 +174,9 @@ def learn_bandwidths(z: np.ndarray, residuals: np.ndarray, subset: int, steps: i
     n = residuals.shape[1]
     start, low, high = Bandwidths.around(n, (0.5, 0.02, 0.98), (5.0, 0.3, 200.0), (0.1, 1e-3, 10.0), (0.1, 0.0, 0.5))
     rows = _chosen(len(z), subset)
-    return descend(_value_and_gradient, start, (low, high), steps, z[rows], residuals[rows])
+    curvature = Bandwidths(np.full(n, float(len(rows))), 5.0, 5.0, 4.0 * len(rows))
+    args = z[rows], residuals[rows]
+    return descend(_value_and_gradient, start, (low, high), steps, *args, curvature=curvature, enough=ENOUGH * n)
 
 
 def mean_gain(bandwidths: Bandwidths, z: np.ndarray, residuals: np.ndarray, subset: int) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from numpyro_kme.kernel_means.held_out import HeldOut, Ridge, inverse_root
+from numpyro_kme.kernel_means.held_out import HeldOut, Ridge, inverse_root, noise_root
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.kernels.base import register
 from numpyro_kme.low_rank import LowRank
@@ -30,6 +30,9 @@ SPACING, EXPLAINED = 0.3, 1e-6
 
 RIDGE = 1e-8
 """Added to the diagonal of `G`."""
+
+LEFT_OUT, SHORTER, FEWEST = 0.002, 2.0, 10
+"""While hyperparameters are learnt, centres are left out that matter less than this; see `Smoothness.enough`."""
 
 
 def features(z: Any, xp: Any = np, erf: Any = special.erf) -> Any:
@@ -66,10 +69,14 @@ class Inputs:
         """Some of the simulations, with all centres."""
         return Inputs(self.z[rows], self.features[rows], self.centres)
 
+    def first(self, number: int) -> "Inputs":
+        """With the first so many centres: the best ones, as `spread` has them in that order."""
+        return replace(self, centres=self.centres[:number])
+
     @property
     def coarse(self) -> "Inputs":
-        """With the first half of the centres: the best ones, as `spread` has them in that order."""
-        return replace(self, centres=self.centres[: (len(self.centres) + 1) // 2])
+        """With the first half of the centres."""
+        return self.first((len(self.centres) + 1) // 2)
 
     @property
     def dim(self) -> int:
@@ -110,16 +117,21 @@ class Smoothness:
         low = cls(np.full(2 * dim, -9.0), -6.0, np.full(dim, np.log(0.2)), -7.0)
         return low, cls(np.full(2 * dim, 3.0), 3.0, np.full(dim, 6.0), 1.5)
 
-    def penalty(self) -> tuple[float, "Smoothness"]:
-        """Minus the log prior, and its gradient: exponential priors on `a`, `1 / l` (rate `sqrt(2 D)`) and `c` (rate 2).
+    @classmethod
+    def curvature(cls, size: int, dim: int) -> "Smoothness":
+        """About the second derivatives of minus the log density of `size` simulations, and minus the log prior."""
+        return cls(np.ones(2 * dim), 5.0, np.full(dim, 3.0), 2.0 * size)
 
-        A function that does not depend on a coordinate, or is straight, is the simplest, and costs nothing; the expected
-        total variance does not depend on the number of coordinates.
+    def penalty(self) -> tuple[float, "Smoothness"]:
+        """Minus the log prior, and its gradient: exponential priors on `a` (rate `sqrt(2 D)`), `1 / l` (rate `D`) and `c` (rate 2).
+
+        A function that does not depend on a coordinate, or is straight, is the simplest, and costs nothing; the expected variance of
+        the straight part, and the expected sum of `1 / l`, do not depend on the number of coordinates.
         """
-        rate = np.sqrt(2.0 * len(self.length))
+        dim = len(self.length)
         linear, length, bump = (
-            rate * np.exp(self.linear),
-            rate * np.exp(-self.length),
+            np.sqrt(2.0 * dim) * np.exp(self.linear),
+            dim * np.exp(-self.length),
             2.0 * np.exp(self.bump),
         )
         return linear.sum() + length.sum() + bump, Smoothness(linear, bump, -length, 0.0)
@@ -131,10 +143,25 @@ class Smoothness:
         """
         near, among = self.bumps(at.z, at.centres), self.bumps(at.centres, at.centres)
         root = np.exp(self.bump) * inverse_root(among + RIDGE * np.eye(len(among)))
-        constant = np.full((len(at), 1), INTERCEPT)
-        factor = np.concatenate([constant, at.features * np.exp(self.linear), near @ root.T], axis=1)
-        ridge = Ridge.of(factor, np.exp(2.0 * self.noise) * noise + JITTER)
-        return Regression(self, at, noise, near, among, root, ridge.held_out(target))
+        scale = noise_root((np.exp(2.0 * self.noise) + JITTER) * noise)
+        weight, first = (1.0 / scale)[:, None], at.features.shape[1] + 1
+        columns = np.empty((len(at), first + len(among)))
+        columns[:, :1] = INTERCEPT * weight
+        np.multiply(at.features * np.exp(self.linear), weight, out=columns[:, 1:first])
+        np.multiply(near @ root.T, weight, out=columns[:, first:])
+        ridge = Ridge.of_scaled(columns, scale)
+        return Regression(self, at, near, among, root, ridge.held_out(target))
+
+    def enough(self, at: Inputs) -> Inputs:
+        """Inputs with only the first centres, that what the others add to the prior has less than `LEFT_OUT` of the noise variance.
+
+        At lengths that are `SHORTER` times shorter: a search may go there. Cost: `r^3 / 3` operations for `r` centres.
+        """
+        shorter = replace(self, length=self.length - np.log(SHORTER))
+        factor = np.linalg.cholesky(shorter.bumps(at.centres, at.centres) + RIDGE * np.eye(len(at.centres)))
+        left = np.mean(np.cumsum(np.square(factor)[:, ::-1], axis=1)[:, ::-1], axis=0)
+        needed = np.sum(np.exp(2.0 * self.bump) * left > LEFT_OUT * np.exp(2.0 * self.noise))
+        return at.first(max(int(needed), FEWEST))
 
     def bumps(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         """`g_b(a)`, `(r, s)`."""
@@ -150,7 +177,6 @@ class Regression:
     Attributes:
         smoothness: Hyperparameters.
         at: Coordinates.
-        noise: `(m,)`, in units of `exp(2 smoothness.noise)`.
         near: `g` at the simulations, `(m, r)`.
         among: `g` at the centres, `(r, r)`.
         root: `c L^-1` for the Cholesky factor `L` of `G = among + RIDGE`, `(r, r)`.
@@ -159,7 +185,6 @@ class Regression:
 
     smoothness: Smoothness
     at: Inputs
-    noise: np.ndarray
     near: np.ndarray
     among: np.ndarray
     root: np.ndarray
@@ -176,16 +201,17 @@ class Regression:
 
     def gradient(self, of_residual: np.ndarray, of_variance: np.ndarray) -> tuple[Smoothness, np.ndarray]:
         """Chain rule: from derivatives by held-out residuals and variances, `(m,)`, to hyperparameters and target, `(m,)`."""
-        kernels, hyper, centres = len(self.root), self.smoothness, self.at.centres
-        onto = np.concatenate([np.zeros((1 + self.at.features.shape[1], kernels)), self.root])
-        found = self.held_out.adjoint(of_residual, of_variance, onto)
-        amplitudes, own = np.diagonal(found.products), np.exp(2.0 * hyper.noise) * (found.of_noise @ self.noise)
+        kernels, hyper, at = len(self.root), self.smoothness, self.at
+        found = self.held_out.adjoint(of_residual, of_variance, self.root)
+        amplitudes, variance = np.diagonal(found.products), np.exp(2.0 * hyper.noise)
         inner = self.root.T @ found.products[-kernels:, -kernels:] @ self.root * np.exp(-2.0 * hyper.bump)
-        of_near, of_among = found.of_columns * self.near, -0.5 * inner * self.among
-        squares = _squares(of_near, self.at.z, centres) + _squares(of_among, centres, centres)
+        of_near, of_among = found.of_columns, -0.5 * inner * self.among
+        of_near *= self.near
+        squares = _squares(of_near, at.z, at.centres, 1.0 / self.held_out.ridge.root)
+        squares += _squares(of_among, at.centres, at.centres, np.ones(kernels))
         length = np.exp(-2.0 * hyper.length) * squares
-        slope = Smoothness(amplitudes[1:-kernels], amplitudes[-kernels:].sum(), length, 2.0 * own)
-        return slope, found.of_target
+        noise = 2.0 * found.of_noise * variance / (variance + JITTER)
+        return Smoothness(amplitudes[1:-kernels], amplitudes[-kernels:].sum(), length, noise), found.of_target
 
     def weights(self) -> tuple[float, np.ndarray, np.ndarray]:
         """The fitted function: its intercept, and weights of the features, `(2 D,)`, and of the kernels, `(r,)`."""
@@ -194,7 +220,9 @@ class Regression:
         return INTERCEPT * found[0], np.exp(hyper.linear) * found[1:-kernels], found[-kernels:] @ self.root
 
 
-def _squares(weights, a, b):
-    """`sum_jk H_jk (a_jd - b_kd)^2`, `(D,)`, for `H` `(r, s)`."""
-    own = weights.sum(axis=1) @ np.square(a) + weights.sum(axis=0) @ np.square(b)
-    return own - 2.0 * np.sum(a * (weights @ b), axis=0)
+def _squares(matrix, a, b, rows):
+    """`sum_jk w_j H_jk (a_jd - b_kd)^2`, `(D,)`, for `H` `(r, s)` and weights of the rows `w` `(r,)`."""
+    ones = np.ones((len(a), 1))
+    sums = matrix.T @ (np.concatenate([ones, a, np.square(a)], axis=1) * rows[:, None])
+    first, second = sums[:, 1 : 1 + b.shape[1]], sums[:, 1 + b.shape[1] :]
+    return sums[:, 0] @ np.square(b) + second.sum(axis=0) - 2.0 * np.sum(b * first, axis=0)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 
-from numpyro_kme.kernel_means.descent import descend
+from numpyro_kme.kernel_means.descent import descend_again, ravel
 from numpyro_kme.kernel_means.smoothness import JITTER, Inputs, Regression, Smoothness
 
 DEGREES = 5.0
@@ -34,6 +34,7 @@ class Spread:
         self.offset = 0.0
         self.fitted, self.held_out = np.zeros((2, size))
         self.last: Regression | None = None
+        self._inverse = np.diag(1.0 / ravel(Smoothness.curvature(size, len(smoothness.length))))
 
     @classmethod
     def unknown(cls, dim: int, size: int) -> "Spread":
@@ -41,7 +42,7 @@ class Spread:
         return cls(Smoothness.start(dim, noise=1.0), size)
 
     def update(self, at: Inputs, residuals: np.ndarray, rounds: int, steps: int) -> None:
-        """Fit to residuals, `rounds` scoring steps, each with `steps` L-BFGS iterations on the hyperparameters."""
+        """Fit to residuals, `rounds` scoring steps, each with `steps` iterations on the hyperparameters."""
         if len(self.fitted) != len(at) or not self.fitted.any():
             self._begin(at, residuals, steps)
         known = None
@@ -61,10 +62,11 @@ class Spread:
         centred, noise = target - self.offset, np.full(len(at), variance)
         if steps:
             low, high = (replace(bound, noise=0.0) for bound in Smoothness.bounds(at.dim))
-            self.smoothness = descend(loss, self.smoothness, (low, high), steps, at, centred, noise)
+            args = (low, high), steps, self.smoothness.enough(at), centred, noise
+            self.smoothness, self._inverse = descend_again(loss, self.smoothness, *args, inverse=self._inverse)
         self.last = known.again(centred) if known else self.smoothness.regress(at, noise, centred)
         self.held_out = target - self.last.held_out.residual
-        self.fitted = target - (noise + JITTER) * self.last.alpha
+        self.fitted = target - (1.0 + JITTER) * noise * self.last.alpha
 
 
 def loss(smoothness: Smoothness, at: Inputs, target: np.ndarray, noise: np.ndarray) -> tuple[float, Smoothness]:
