@@ -7,7 +7,7 @@ import optax
 from jax.scipy.special import ndtri
 
 from numpyro_kme.bootstrap import Settings, posterior_bootstrap
-from numpyro_kme.losses import DrawnNoise, Generator, NormalNoise
+from numpyro_kme.losses import Generator, NormalNoise, UniformNoise
 
 GK_TRUTH = np.array([3.0, 1.0, 1.0, -np.log(2.0)])
 GK_LENGTH_SCALE = 0.15
@@ -140,11 +140,7 @@ def truncated(level, low):
 
 def toggle_generator():
     """The toggle switch as a family of laws, without derivatives: its draws switch basin."""
-    return Generator(toggle, DrawnNoise(_levels), 7, differentiable=False)
-
-
-def _levels(key):
-    return jax.random.uniform(key, (2 * TOGGLE_STEPS + 1,), jnp.float32)
+    return Generator(toggle, UniformNoise(2 * TOGGLE_STEPS + 1), 7, differentiable=False)
 
 
 def toggle_data(rng, n=2000, share=0.1):

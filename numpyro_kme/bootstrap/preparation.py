@@ -31,21 +31,34 @@ class Settings:
         num_samples: Replicates `B`.
         num_nodes: Noise nodes `M` of the model's law in each minimisation.
         method: `"newton"` minimises; `"linear"` takes one Newton step from the full-data minimum (the
-            influence function).
+            influence function); `"emulated"` minimises on an emulator (`emulation.py`).
         restart_every: One replicate in this many is restarted from elsewhere and compared.
+        prior_weight: What the prior counts, by points drawn from the starts, against the loss as a log-likelihood.
+        num_simulations: Draws of the simulator that an emulator learns from, about.
     """
 
     num_samples: int = 500
     num_nodes: int = 512
-    method: Literal["newton", "linear"] = "newton"
+    method: Literal["newton", "linear", "emulated"] = "newton"
     restart_every: int = 20
+    prior_weight: float = 0.0
+    num_simulations: int = 2_500_000
 
     def __post_init__(self):
         _checks.whole("num_samples", self.num_samples, 1)
         _checks.whole("num_nodes", self.num_nodes, 8)
         _checks.require(
-            self.method in ("newton", "linear"),
-            f'`method` must be "newton" or "linear"; got {self.method!r}.',
+            self.method in ("newton", "linear", "emulated"),
+            f'`method` must be "newton", "linear" or "emulated"; got {self.method!r}.',
+        )
+        _checks.whole("num_simulations", self.num_simulations, 100_000)
+        _checks.require(
+            0.0 <= self.prior_weight < np.inf,
+            f"`prior_weight` must be finite and not negative; got {self.prior_weight}. Use 0 to ignore the prior.",
+        )
+        _checks.require(
+            self.prior_weight == 0.0 or self.method == "emulated",
+            f'`prior_weight` is for `method="emulated"`; got {self.prior_weight} with {self.method!r}. Change one of them.',
         )
 
     def nodes(self, objective: Objective) -> int:

@@ -7,6 +7,8 @@ import numpy as np
 
 from numpyro_kme.bootstrap import lanes
 from numpyro_kme.bootstrap.derivatives import Derivatives
+from numpyro_kme.bootstrap.emulation import Emulation, emulate
+from numpyro_kme.bootstrap.emulator import LAST
 from numpyro_kme.bootstrap.fit import Fit, newton_step
 from numpyro_kme.bootstrap.lanes import Control, Tasks
 from numpyro_kme.bootstrap.preparation import Settings, one_step, prepare, robust_sd
@@ -58,6 +60,8 @@ class Replicates:
         derivatives: How the loss was differentiated.
         fit: The minimum on the full data.
         nodes: The noise nodes; the full data used the first set.
+        tasks: Weights and noise set of each replicate, and its prior point where the prior counts.
+        emulation: What is known of the emulator, if there is one.
     """
 
     u: np.ndarray
@@ -73,6 +77,8 @@ class Replicates:
     derivatives: Derivatives
     fit: Fit
     nodes: Nodes
+    tasks: Tasks
+    emulation: Emulation | None = None
 
 
 def posterior_bootstrap(
@@ -101,6 +107,8 @@ def posterior_bootstrap(
     References: Dellaporta et al. (2022), AISTATS; Lyddon, Walker and Holmes (2018), NeurIPS.
     """
     process, settings = process or DirichletProcess(), settings or Settings()
+    if settings.method == "emulated":
+        return _on_emulator(rng_key, objective, starts, process, settings)
     keys = jax.random.split(rng_key, 3)
     ids = np.arange(settings.num_samples)
     nodes = objective.generator.draw_nodes(keys[0], settings.nodes(objective), 1 + -(-settings.num_samples // BLOCK))
@@ -133,6 +141,42 @@ def posterior_bootstrap(
         derivatives=ready.derivatives,
         fit=full,
         nodes=nodes,
+        tasks=tasks,
+    )
+
+
+def _on_emulator(rng_key, objective, starts, process, settings) -> Replicates:
+    """Minimise on an emulator; the nodes are for people who look at the loss itself."""
+    keys = jax.random.split(rng_key, 3)
+
+    def tasks(ids):
+        found = draw_tasks(keys[1], objective, process, ids, 1)
+        rows = jax.vmap(lambda b: jax.random.randint(jax.random.fold_in(keys[2], b), (), 0, len(starts)))(ids)
+        return replace(found, extra=(found.extra, np.asarray(starts, np.float64)[np.asarray(rows)]))
+
+    def pilot(number, count):
+        return tasks(PILOT + number * 2**16 + np.arange(count))
+
+    own = tasks(np.arange(settings.num_samples))
+    done = emulate(keys[0], objective, starts, pilot, own, settings)
+    minima, sd = done.minima, robust_sd(done.minima.x)
+    remaining = np.abs(minima.remaining / sd).max(axis=1)
+    return Replicates(
+        u=minima.x,
+        value=minima.value,
+        remaining=remaining,
+        converged=(remaining <= TOLERANCE) & minima.convex,
+        steps=np.full(len(own), 2 * LAST),
+        moved=done.moved,
+        linear=done.starts,
+        numbers={"share": minima.mass} if objective.free_mass else {},
+        compared=len(own),
+        quadrature=Quadrature(done.shift / sd),
+        derivatives=Derivatives(True, None),
+        fit=done.fit,
+        nodes=objective.generator.draw_nodes(keys[0], settings.num_nodes, 1),
+        tasks=own,
+        emulation=done.emulation,
     )
 
 

@@ -25,6 +25,12 @@ from numpyro_kme.losses.mmd import MMD
 NOISY = 0.2
 """Simulation noise above this many posterior standard deviations is warned of."""
 
+LEAST = 2048
+"""Prior draws from which an emulator begins, at least."""
+
+WRONG = 0.5
+"""Errors of an emulated loss above this many units of log-likelihood are warned of."""
+
 
 class PosteriorBootstrap(Engine):
     r"""Posterior bootstrap of the parameters that minimise a loss between the data and a simulator.
@@ -32,7 +38,7 @@ class PosteriorBootstrap(Engine):
     A Dirichlet process `DP(alpha, F)` on the law of the data gives random weights to the data (and to
     draws of `F`); each posterior draw minimises `loss(weighted data, model)`. With `loss=MMD()` this is
     NPL-MMD: it tolerates outliers and a wrong model, where a likelihood does not. Priors of the model
-    serve as starting points only.
+    serve as starting points only, unless `prior_weight` is positive.
 
     The model has one observed site under one plate, the data plate, along its first axis::
 
@@ -57,13 +63,22 @@ class PosteriorBootstrap(Engine):
             parameters vary along the plate: the loss then compares joint laws of (covariate, response).
         num_nodes: Noise nodes in each minimisation; for simulators `fn(rng_key, *params)` these are
             independent draws, and should outnumber the data tenfold.
-        num_starts: Prior draws to start the full-data minimum from.
-        method: `"newton"`, or `"linear"` for one step of the influence function.
+        num_starts: Prior draws to start the full-data minimum from; an emulator uses at least 2,048.
+        method: `"newton"`; `"linear"` for one step of the influence function; `"emulated"` for simulators whose draws jump, are
+            noisy or slow, with `loss=MMD(...)`: the model's mean embedding as a function of the parameters is learnt from
+            `num_simulations` draws, by small neural networks, and every replicate is minimised on that.
+        num_simulations: Draws of the simulator that an emulator learns from, about; at least 100,000.
+        prior_weight: What the model's prior counts against the loss as a log-likelihood, with `method="emulated"`; 0 (as
+            published) or 1, as in Bayes' rule. Each replicate then draws a point `z` of the prior, and to its loss
+            `prior_weight * unit * sum_a ((u_a - z_a) / s_a)^2 / 2` is added, `u` unconstrained, `s` the prior's standard
+            deviations there: what the data leave open spreads as the prior does. The `unit` is what makes the loss a
+            log-likelihood (`loss_unit`). Exact for linear models with normal noise and normal priors.
 
     Attributes:
         replicates: Everything known of the last run, unconstrained (`Replicates`).
 
-    References: Dellaporta et al. (2022), AISTATS; Fong, Lyddon and Holmes (2019), ICML.
+    References: Dellaporta et al. (2022), AISTATS; Fong, Lyddon and Holmes (2019), ICML; Bardsley, Solonen, Haario and Laine
+        (2014), SIAM J. Sci. Comput. (`prior_weight`).
     """
 
     def __init__(
@@ -79,13 +94,17 @@ class PosteriorBootstrap(Engine):
         covariates: str | None = None,
         num_nodes: int = 512,
         num_starts: int = 512,
-        method: Literal["newton", "linear"] = "newton",
+        method: Literal["newton", "linear", "emulated"] = "newton",
+        num_simulations: int = 2_500_000,
+        prior_weight: float = 0.0,
     ):
         super().__init__(model)
         _checks.whole("num_starts", num_starts, 1)
         rule = checked_rule(loss, length_scale, "loss", Loss, "a loss, such as MMD()")
         self.loss = MMD(length_scale=rule) if loss is None else loss
-        self.settings = Settings(num_samples, num_nodes, method)
+        self.settings = Settings(
+            num_samples, num_nodes, method, prior_weight=prior_weight, num_simulations=num_simulations
+        )
         self.concentration, self.centering, self.truncation = concentration, centering, truncation
         self.covariates, self.num_starts = covariates, num_starts
         _checks.require(
@@ -101,7 +120,7 @@ class PosteriorBootstrap(Engine):
         iid, generator, process = self._generator(args, kwargs)
         data = iid.data if generator.covariates is None else (generator.covariates, iid.data)
         objective = self.loss.objective(data, generator, process.points(run_key, np.arange(BLOCK), data))
-        starts = iid.starts(start_key, self.num_starts)
+        starts = iid.starts(start_key, max(self.num_starts, LEAST if self.settings.method == "emulated" else 1))
         self.replicates = posterior_bootstrap(run_key, objective, starts, process, self.settings)
         self._bound = iid, objective
         _warn(self.replicates)
@@ -204,7 +223,14 @@ def _warn(replicates: Replicates) -> None:
             f"`remaining_step`.",
             stacklevel=4,
         )
-    if replicates.quadrature.noise > NOISY:
+    known = replicates.emulation
+    if known is not None and known.error > max(WRONG, known.resolution):
+        warnings.warn(
+            f"the emulated loss is wrong by {known.error:.2g} units of log-likelihood at the draws (root mean square; up to {WRONG} "
+            "is harmless). Raise `num_simulations`.",
+            stacklevel=4,
+        )
+    if known is None and replicates.quadrature.noise > NOISY:
         warnings.warn(
             f"doubling the noise nodes moves the draws by {replicates.quadrature.noise:.2g} posterior "
             f"standard deviations. Raise "
@@ -228,6 +254,12 @@ def _info(replicates: Replicates) -> dict[str, Any]:
         "simulation noise (sd)": replicates.quadrature.noise,
         "derivatives": str(replicates.derivatives),
     }
+    if (known := replicates.emulation) is not None:
+        info["simulations"] = f"{known.simulations:,} in {known.rounds} rounds"
+        info["emulated loss, error (log-likelihood)"] = f"{known.error:.2g} (resolved: {known.resolution:.2g})"
+        info["one unit of log-likelihood"] = known.unit
+        info["derivatives"] = "automatic, of the emulator"
+        info["between networks (sd)"] = info.pop("simulation noise (sd)")
     for name, value in replicates.numbers.items():
         info[name] = f"{value.mean():.3f} (sd {value.std():.3f})"
     return info

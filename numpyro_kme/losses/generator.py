@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import ndtr
+from jax.scipy.special import ndtr, ndtri
 
 from numpyro_kme import _linalg
 
@@ -47,6 +47,11 @@ class Noise(abc.ABC):
     def sample(self, rng_key: jax.Array) -> Any:
         """Draw one noise value; traceable."""
 
+    def spread(self, rng_key: jax.Array, num: int) -> Any:
+        """Draw `num` noise values `(num, ...)` that lie evenly, where the noise allows it; each alone has the noise's law.
+        Traceable."""
+        return jax.vmap(self.sample)(jax.random.split(rng_key, num))
+
     @abc.abstractmethod
     def nodes(self, rng_key: jax.Array, num: int, blocks: int) -> Nodes:
         """Draw `blocks` sets of `num` nodes, `(blocks, num, ...)`; one set (`blocks` = 1) where nodes are
@@ -83,6 +88,23 @@ class NormalNoise(Noise):
     def sample(self, rng_key):
         """Draw one noise value."""
         return self.transform(jax.random.normal(rng_key, (self.dim,)))
+
+    def spread(self, rng_key, num):
+        """A lattice of rank one with a random generator, randomly shifted: every coordinate is as even as can be, at less
+        than the cost of random numbers."""
+        shift_key, generator_key = jax.random.split(rng_key)
+        shift = jax.random.uniform(shift_key, (self.dim,), jnp.float32)
+        generator = (
+            2 * jax.random.randint(generator_key, (self.dim,), 0, max(num // 2, 1)) + 1
+        )  # odd: prime to powers of two
+
+        def one(i):
+            level = jnp.mod((i * generator % num).astype(jnp.float32) / num + shift, 1.0)
+            if self.transform is ndtr:
+                return level.astype(float)
+            return self.transform(ndtri(jnp.clip(level.astype(float), 1e-7, 1.0 - 1e-7)))
+
+        return jax.vmap(one)(jnp.arange(num))
 
     def nodes(self, rng_key, num, blocks):
         """Draw sets of nodes; one set serves all blocks when `dim` is 1."""
