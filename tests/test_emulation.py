@@ -71,7 +71,7 @@ def normal(dim):
     return DrawnNoise(lambda key: jax.random.normal(key, (dim,)))
 
 
-@pytest.mark.parametrize("noise", [NormalNoise(1), normal(1)])
+@pytest.mark.parametrize("noise", [NormalNoise(1), pytest.param(normal(1), marks=pytest.mark.slow)])
 def test_minima_are_those_of_the_loss_in_closed_form(noise, thorough):
     """N(u, 1) and a Gaussian kernel of width l: `-2 E sum w k = -2 sum w l / sqrt(l^2 + 1) exp(-(x - u)^2 / 2 / (l^2 + 1))`."""
     rng = np.random.default_rng(3)
@@ -106,7 +106,7 @@ def test_the_prior_counts_as_a_prior():
     assert abs(np.log(information)) < 5.0 * np.sqrt(2.0 / 39)  # from 39 pilots
 
 
-@pytest.mark.parametrize("free", [False, True])
+@pytest.mark.parametrize("free", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_it_agrees_with_newton_without_an_emulator(free):
     """The same replicates, weights and all, by quadrature and exact derivatives."""
     rng = np.random.default_rng(2)
@@ -133,7 +133,7 @@ def test_vectors_and_points_of_a_centering_law(thorough):
     np.testing.assert_allclose(found.u, means, atol=0.35 * means.std(axis=0).min())
 
 
-@pytest.mark.parametrize("free", [False, True])
+@pytest.mark.parametrize("free", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_what_the_data_leave_open_spreads_as_the_prior(free):
     rng = np.random.default_rng(6)
     x = np.where(rng.random(400) < 0.3, 3.0, -1.0) + rng.normal(size=400)
