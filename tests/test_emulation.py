@@ -71,7 +71,8 @@ def normal(dim):
     return DrawnNoise(lambda key: jax.random.normal(key, (dim,)))
 
 
-@pytest.mark.parametrize("noise", [NormalNoise(1), pytest.param(normal(1), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [NormalNoise(1), normal(1)])
 def test_minima_are_those_of_the_loss_in_closed_form(noise, thorough):
     """N(u, 1) and a Gaussian kernel of width l: `-2 E sum w k = -2 sum w l / sqrt(l^2 + 1) exp(-(x - u)^2 / 2 / (l^2 + 1))`."""
     rng = np.random.default_rng(3)
@@ -95,6 +96,7 @@ def test_minima_are_those_of_the_loss_in_closed_form(noise, thorough):
     assert found.converged.all() and len(np.unique(z)) == 24
 
 
+@pytest.mark.slow
 def test_the_prior_counts_as_a_prior():
     """One datum's information: the unit makes the variance of a Dirichlet-weighted mean the inverse curvature of the loss."""
     rng = np.random.default_rng(1)
@@ -106,7 +108,8 @@ def test_the_prior_counts_as_a_prior():
     assert abs(np.log(information)) < 5.0 * np.sqrt(2.0 / 39)  # from 39 pilots
 
 
-@pytest.mark.parametrize("free", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("free", [False, True])
 def test_it_agrees_with_newton_without_an_emulator(free):
     """The same replicates, weights and all, by quadrature and exact derivatives."""
     rng = np.random.default_rng(2)
@@ -121,6 +124,7 @@ def test_it_agrees_with_newton_without_an_emulator(free):
         np.testing.assert_allclose(have.numbers["share"], want.numbers["share"], atol=0.02)
 
 
+@pytest.mark.slow
 def test_vectors_and_points_of_a_centering_law(thorough):
     """In two dimensions with a wide kernel the minimum is near the weighted mean of data and centering points."""
     rng = np.random.default_rng(4)
@@ -133,7 +137,8 @@ def test_vectors_and_points_of_a_centering_law(thorough):
     np.testing.assert_allclose(found.u, means, atol=0.35 * means.std(axis=0).min())
 
 
-@pytest.mark.parametrize("free", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("free", [False, True])
 def test_what_the_data_leave_open_spreads_as_the_prior(free):
     rng = np.random.default_rng(6)
     x = np.where(rng.random(400) < 0.3, 3.0, -1.0) + rng.normal(size=400)
@@ -160,6 +165,7 @@ def test_the_emulated_loss_is_the_simulated_one():
     np.testing.assert_allclose(found.value, direct, atol=0.5 * found.emulation.unit)
 
 
+@pytest.mark.slow
 def test_replicates_do_not_depend_on_how_many_there_are():
     x = np.random.default_rng(1).normal(size=60)
     bound, starts = (
@@ -170,6 +176,7 @@ def test_replicates_do_not_depend_on_how_many_there_are():
     np.testing.assert_array_equal(many.u[:3], few.u)
 
 
+@pytest.mark.slow
 def test_a_bad_emulator_is_said(monkeypatch):
     monkeypatch.setattr(emulation, "STEPS", (1, 1))
 
