@@ -74,7 +74,7 @@ class ResidualKernelMeans(Form):
                 constant.
         Warns:
             UserWarning: For statistics that are constant over the simulations; they are left out.
-        Cost: for each statistic about a hundred evaluations of `12 min(m, subset) r^2` operations, and six of `2 m r^2`,
+        Cost: for each statistic about fifty evaluations of `10 min(m, subset) r^2` operations, and six of `2 m r^2`,
             for `r` centres and features.
         """
         _checks.matrix("z", z)
