@@ -71,9 +71,10 @@ class Emulation:
 
 
 class Emulated(NamedTuple):
-    """Minima in units of the parameters, second minima that were lower, first points, the full data's fit, and what is known."""
+    """Minima and prior points in units of the parameters, second minima that were lower, first points, the full data's fit, and what is known."""
 
     minima: Minima
+    towards: np.ndarray
     moved: np.ndarray
     starts: np.ndarray
     fit: Fit
@@ -108,7 +109,8 @@ def emulate(
         rng_key: The only source of randomness.
         objective: A squared MMD.
         starts: Draws of the prior `(S, p)`, unconstrained.
-        pilot: `(round, count) -> Tasks` with `extra = (points, z)`, new replicates for each round.
+        pilot: `(round, count) -> Tasks` with `extra = (points, rows)`, new replicates for each round: a replicate's prior point is
+            the best of the starts with its rows `(R, K)`.
         tasks: The replicates, likewise.
         settings: `Settings`.
     """
@@ -122,7 +124,8 @@ def emulate(
     simulations = Simulations(objective.generator, middle, width)
     learnt = _learn(rng_key, objective, simulations, starts, pilot, settings)
     emulator, unit, weight = learnt.emulator, learnt.unit, settings.prior_weight
-    data, towards = learnt.embeddings(tasks) @ emulator.basis, (tasks.extra[1] - middle) / width
+    data = learnt.embeddings(tasks) @ emulator.basis
+    towards = emulator.best(data, (starts - middle) / width, tasks.extra[1])
     first = emulator.starts(data, towards, unit, weight)
     one = emulator.minimise(data, towards, unit, weight, first, LAST)
     away = emulator.starts(data, towards, unit, weight, one.x)
@@ -143,6 +146,7 @@ def emulate(
             remaining=best.remaining * width,
             hessian=best.hessian * unit / scales,
         ),
+        middle + width * towards,
         moved,
         middle + width * first,
         replace(
@@ -184,7 +188,8 @@ def _learn(rng_key, objective, simulations: Simulations, starts, pilot, settings
     middle, width, weight = simulations.middle, simulations.width, settings.prior_weight
     points, each = design(settings.num_simulations)
     draw_key, fit_key, round_key, _ = jax.random.split(rng_key, 4)
-    x = (starts[np.arange(2 * points) % len(starts)] - middle) / width
+    prior = (starts - middle) / width
+    x = prior[np.arange(2 * points) % len(prior)]
     draws = simulations.draws(draw_key, x, SHARES[0] * each)
     features = fit_features(objective.kernel, _together(objective.data, draws))
     simulations = replace(simulations, features=features)
@@ -194,16 +199,17 @@ def _learn(rng_key, objective, simulations: Simulations, starts, pilot, settings
     for number in range(EXPLORE + REFINE + 1):
         exploring = hot > 1.0 and number < EXPLORE
         hot = hot if exploring else 1.0
-        key = jax.random.fold_in(fit_key, number)
-        emulator = Emulator.fit(key, bank, whole, free, rows, STEPS[0 if exploring else 1])
+        net_key, jitter_key = jax.random.split(jax.random.fold_in(fit_key, number))
+        emulator = Emulator.fit(net_key, bank, whole, free, rows, STEPS[0 if exploring else 1])
         now = pilot(number, points)
-        data, towards = _embeddings(features, of_data, now) @ emulator.basis, (now.extra[1] - middle) / width
+        data = _embeddings(features, of_data, now) @ emulator.basis
+        towards = emulator.best(data, prior, now.extra[1])
         found = emulator.minimise(data, towards, unit * hot, weight, emulator.starts(data, towards, unit * hot, weight))
         unit = loss_unit(emulator.tangents(found.x[:CENTRES], found.mass[:CENTRES]), data)
         if refined == REFINE:
             break
         count = SHARES[1 if exploring else 2] * each
-        new = simulations.bank(jax.random.fold_in(round_key, number), _jittered(key, found), count)
+        new = simulations.bank(jax.random.fold_in(round_key, number), _jittered(jitter_key, found), count)
         errors = emulator.errors(new, data, found)[: points // 2] / unit
         bank, refined = bank.join(new), refined + (not exploring)
         typical = np.sqrt(max(float(np.median(errors[:, 0] * errors[:, 1])), 0.0))

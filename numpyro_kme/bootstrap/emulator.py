@@ -80,10 +80,25 @@ class Emulator:
         """Derivatives of the embedding at points `(R, p)`, with free mass of its direction only, `(R, r, p)`."""
         return in_chunks(lambda *rows: _tangents(self.networks, *rows, self.free), 64, x, share)
 
+    def losses(self, known: np.ndarray, data: np.ndarray) -> np.ndarray:
+        """Losses of embeddings `(..., n, r)` beside data `(..., R, r)`, up to a term of the data, `(..., R, n)`."""
+        q, s = np.square(known).sum(axis=-1)[..., None, :], data @ np.swapaxes(known, -1, -2)
+        return -np.square(np.maximum(s, 0.0)) / q if self.free else q - 2.0 * s
+
+    def best(self, data: np.ndarray, x: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """For each task `(R, r)` the best of some points of `x (S, p)`, those of its rows `(R, K)`."""
+        if rows.shape[1] == 1:
+            return x[rows[:, 0]]
+        known, found = self.at(x), []
+        for first in range(0, len(rows), 64):
+            some = rows[first : first + 64]
+            losses = self.losses(known[some], data[first : first + 64, None])[:, 0]
+            found.append(np.take_along_axis(some, np.argmin(losses, axis=1)[:, None], axis=1)[:, 0])
+        return x[np.concatenate(found)]
+
     def starts(self, data: np.ndarray, towards: np.ndarray, unit: float, weight: float, away: Any = None) -> np.ndarray:
         """The point of the bank that is best for each task; `away` from points `(R, p)` if these are given."""
-        q, s = np.square(self.known).sum(axis=1), data @ self.known.T
-        losses = -np.square(np.maximum(s, 0.0)) / q if self.free else q - 2.0 * s
+        losses = self.losses(self.known, data)
         apart = np.square(self.bank.x).sum(axis=1) - 2.0 * towards @ self.bank.x.T
         losses = losses / unit + 0.5 * weight * apart
         if away is not None:

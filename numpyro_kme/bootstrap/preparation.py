@@ -34,6 +34,7 @@ class Settings:
             influence function); `"emulated"` minimises on an emulator (`emulation.py`).
         restart_every: One replicate in this many is restarted from elsewhere and compared.
         prior_weight: What the prior counts, by points drawn from the starts, against the loss as a log-likelihood.
+        prior_draws: Starts that such a point is the best of, by the loss.
         num_simulations: Draws of the simulator that an emulator learns from, about.
     """
 
@@ -42,6 +43,7 @@ class Settings:
     method: Literal["newton", "linear", "emulated"] = "newton"
     restart_every: int = 20
     prior_weight: float = 0.0
+    prior_draws: int = 1
     num_simulations: int = 2_500_000
 
     def __post_init__(self):
@@ -59,6 +61,12 @@ class Settings:
         _checks.require(
             self.prior_weight == 0.0 or self.method == "emulated",
             f'`prior_weight` is for `method="emulated"`; got {self.prior_weight} with {self.method!r}. Change one of them.',
+        )
+        _checks.whole("prior_draws", self.prior_draws, 1)
+        _checks.require(
+            self.prior_draws == 1 or self.prior_weight > 0.0,
+            f"`prior_draws` does nothing without a prior weight; got {self.prior_draws} with `prior_weight={self.prior_weight}`. "
+            "Set `prior_weight=1.0`, or leave `prior_draws` out.",
         )
 
     def nodes(self, objective: Objective) -> int:

@@ -151,14 +151,15 @@ def _on_emulator(rng_key, objective, starts, process, settings) -> Replicates:
 
     def tasks(ids):
         found = draw_tasks(keys[1], objective, process, ids, 1)
-        rows = jax.vmap(lambda b: jax.random.randint(jax.random.fold_in(keys[2], b), (), 0, len(starts)))(ids)
-        return replace(found, extra=(found.extra, np.asarray(starts, np.float64)[np.asarray(rows)]))
+        size, count = (settings.prior_draws,), len(starts)
+        rows = jax.vmap(lambda b: jax.random.randint(jax.random.fold_in(keys[2], b), size, 0, count))(ids)
+        return replace(found, extra=(found.extra, np.asarray(rows)))
 
     def pilot(number, count):
         return tasks(PILOT + number * 2**16 + np.arange(count))
 
     own = tasks(np.arange(settings.num_samples))
-    done = emulate(keys[0], objective, starts, pilot, own, settings)
+    done = emulate(keys[0], objective, np.asarray(starts, np.float64), pilot, own, settings)
     minima, sd = done.minima, robust_sd(done.minima.x)
     remaining = np.abs(minima.remaining / sd).max(axis=1)
     return Replicates(
@@ -175,7 +176,7 @@ def _on_emulator(rng_key, objective, starts, process, settings) -> Replicates:
         derivatives=Derivatives(True, None),
         fit=done.fit,
         nodes=objective.generator.draw_nodes(keys[0], settings.num_nodes, 1),
-        tasks=own,
+        tasks=replace(own, extra=(own.extra[0], done.towards)),
         emulation=done.emulation,
     )
 

@@ -63,7 +63,7 @@ class PosteriorBootstrap(Engine):
             parameters vary along the plate: the loss then compares joint laws of (covariate, response).
         num_nodes: Noise nodes in each minimisation; for simulators `fn(rng_key, *params)` these are
             independent draws, and should outnumber the data tenfold.
-        num_starts: Prior draws to start the full-data minimum from; an emulator uses at least 2,048.
+        num_starts: Prior draws to start the full-data minimum from; an emulator uses at least 2,048, and 128 `prior_draws`.
         method: `"newton"`; `"linear"` for one step of the influence function; `"emulated"` for simulators whose draws jump, are
             noisy or slow, with `loss=MMD(...)`: the model's mean embedding as a function of the parameters is learnt from
             `num_simulations` draws, by small neural networks, and every replicate is minimised on that.
@@ -73,6 +73,9 @@ class PosteriorBootstrap(Engine):
             `prior_weight * unit * sum_a ((u_a - z_a) / s_a)^2 / 2` is added, `u` unconstrained, `s` the prior's standard
             deviations there: what the data leave open spreads as the prior does. The `unit` is what makes the loss a
             log-likelihood (`loss_unit`). Exact for linear models with normal noise and normal priors.
+        prior_draws: `z` is the best, by the replicate's loss, of so many draws of the prior. With 1 the prior counts in every
+            direction; with many (the published starts are the best of 500) only where the data say nothing, and there as
+            given the data, which matters where they leave a curved set open.
 
     Attributes:
         replicates: Everything known of the last run, unconstrained (`Replicates`).
@@ -97,13 +100,19 @@ class PosteriorBootstrap(Engine):
         method: Literal["newton", "linear", "emulated"] = "newton",
         num_simulations: int = 2_500_000,
         prior_weight: float = 0.0,
+        prior_draws: int = 1,
     ):
         super().__init__(model)
         _checks.whole("num_starts", num_starts, 1)
         rule = checked_rule(loss, length_scale, "loss", Loss, "a loss, such as MMD()")
         self.loss = MMD(length_scale=rule) if loss is None else loss
         self.settings = Settings(
-            num_samples, num_nodes, method, prior_weight=prior_weight, num_simulations=num_simulations
+            num_samples,
+            num_nodes,
+            method,
+            prior_weight=prior_weight,
+            prior_draws=prior_draws,
+            num_simulations=num_simulations,
         )
         self.concentration, self.centering, self.truncation = concentration, centering, truncation
         self.covariates, self.num_starts = covariates, num_starts
@@ -120,7 +129,7 @@ class PosteriorBootstrap(Engine):
         iid, generator, process = self._generator(args, kwargs)
         data = iid.data if generator.covariates is None else (generator.covariates, iid.data)
         objective = self.loss.objective(data, generator, process.points(run_key, np.arange(BLOCK), data))
-        starts = iid.starts(start_key, max(self.num_starts, LEAST if self.settings.method == "emulated" else 1))
+        starts = iid.starts(start_key, max(self.num_starts, self._least()))
         self.replicates = posterior_bootstrap(run_key, objective, starts, process, self.settings)
         self._bound = iid, objective
         _warn(self.replicates)
@@ -137,6 +146,10 @@ class PosteriorBootstrap(Engine):
             groups={"observed_data": {iid.site: iid.data}},
             info=_info(self.replicates),
         )
+
+    def _least(self) -> int:
+        """Prior draws, at least."""
+        return max(LEAST, 128 * self.settings.prior_draws) if self.settings.method == "emulated" else 1
 
     @property
     def point_estimate(self) -> dict[str, np.ndarray]:
