@@ -8,7 +8,7 @@ import numpy as np
 
 from numpyro_kme import _linalg
 
-ENOUGH = 0.1
+ENOUGH = 0.2
 """Decrease of the value, in nats, below which the search ends, and of what the next step promises."""
 
 LONGEST = 1.0

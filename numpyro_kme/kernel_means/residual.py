@@ -78,8 +78,8 @@ class ResidualKernelMeans(Form):
                 constant.
         Warns:
             UserWarning: For statistics that are constant over the simulations; they are left out.
-        Cost: for each statistic about fifty evaluations of `10 min(m, subset) r^2` operations, and six of `2 m r^2`,
-            for `r` centres and features.
+        Cost: for each statistic thirty to seventy evaluations of `10 min(m, subset) r^2` operations, and six of `2 m r^2`,
+            for `r` centres and features; hyperparameters are learnt with half of the centres, or fewer.
         """
         _checks.matrix("z", z)
         _checks.few_enough(np.shape(z)[0], 2)
@@ -105,9 +105,8 @@ class ResidualKernelMeans(Form):
         at = Inputs.at(z, Inputs.spread(z[rows], self.centres).centres)
         starts = start_locations(at.coarse[rows], scaled[rows].T, zero, self.warp)
         each = max(1, TOGETHER // (len(z) * (at.features.shape[1] + len(at.centres))))
-        groups = [np.arange(i, min(i + each, len(zero))) for i in range(0, len(zero), each)]
-        some = [(scaled.T[group], jax.tree.map(lambda leaf: leaf[group], starts)) for group in groups]
-        fits = _linalg.in_threads(partial(_fit_statistics, self, at, rows), some)
+        groups = [slice(first, first + each) for first in range(0, len(zero), each)]
+        fits = _linalg.in_threads(partial(_fit_statistics, self, at, rows, scaled.T, starts), groups)
         residuals = np.concatenate([fit.residuals for fit in fits]).T
         if self.chain:
             chain, residuals = fit_chain(z, residuals, rows, self.steps // 2)
@@ -155,9 +154,9 @@ class _Fits:
         return self.spread.last or self.regression.again(np.zeros(self.residuals.shape))
 
 
-def _fit_statistics(form: ResidualKernelMeans, at: Inputs, rows, statistics) -> _Fits:
+def _fit_statistics(form: ResidualKernelMeans, at: Inputs, rows, statistics, starts: Location, group: slice) -> _Fits:
     """Learn on `rows` with some of the centres, and again with the noise found so; fit all simulations with the result."""
-    x, location = statistics
+    x, location = statistics[group], jax.tree.map(lambda leaf: leaf[group], starts)
     spread, coarse = Spread.unknown(at.dim, *x.shape), at.coarse[rows]
     noise = size = np.ones((len(x), len(rows)))
     for steps in (form.steps, form.steps // 2):

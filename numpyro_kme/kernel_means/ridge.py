@@ -43,7 +43,7 @@ class RidgeFunctions:
         the place of the kernels of the regression. Their number is rounded up by kernels of weight 0, so that other
         functions do not compile again.
         """
-        offset, linear, centres, precision, bump = [], [], [], [], []
+        offset, linear, centres, scales, bump = [], [], [], [], []
         for fits, shift, tolerance in groups:
             basis = np.concatenate([np.ones((len(fits.at), 1)), fits.at.features], axis=1)
             intercepts, slopes, weights = fits.weights()
@@ -52,11 +52,11 @@ class RidgeFunctions:
                 offset.append(intercepts[i] + np.asarray(shift)[i] + straight[0])
                 linear.append(slopes[i] + straight[1:])
                 centres.append(fits.at.centres[chosen])
-                precision.append(np.tile(np.exp(-2.0 * fits.smoothness.length[i]), (len(chosen), 1)))
+                scales.append(np.tile(np.exp(-2.0 * fits.smoothness.length[i]), (len(chosen), 1)))
                 bump.append(found)
         spare, ends = padded(sum(map(len, bump))) - sum(map(len, bump)), np.cumsum([len(found) for found in bump])
         bumps = np.stack([np.pad(one, (end - len(one), ends[-1] - end + spare)) for one, end in zip(bump, ends)])
-        points, precision = (np.pad(np.concatenate(a), ((0, spare), (0, 0))) for a in (centres, precision))
+        points, precision = (np.pad(np.concatenate(a), ((0, spare), (0, 0))) for a in (centres, scales))
         return cls(np.array(offset), np.array(linear), points, precision, bumps)
 
     def __call__(self, z: jax.Array) -> jax.Array:

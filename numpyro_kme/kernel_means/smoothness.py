@@ -33,7 +33,7 @@ SPACING, EXPLAINED = 0.3, 1e-6
 RIDGE = 1e-8
 """Added to the diagonal of `G`."""
 
-LEFT_OUT, SHORTER, FEWEST = 0.002, 2.0, 10
+LEFT_OUT, SHORTER, FEWEST = 0.01, 1.5, 10
 """While hyperparameters are learnt, centres are left out that matter less than this; see `Smoothness.enough`."""
 
 
