@@ -2,11 +2,12 @@
 
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from scipy import optimize
 
-from numpyro_kme.kernel_means.descent import descend, descend_again, ravel
+from numpyro_kme.kernel_means.descent import descend, descend_all, ravel
 from numpyro_kme.kernels.base import register
 
 
@@ -73,20 +74,42 @@ def test_a_start_outside_the_box_is_moved_inside_and_no_point_is_outside(bowl):
 
 
 def test_a_second_search_begins_with_the_curvature_of_the_first(bowl):
-    """Of a function like the first it takes fewer evaluations than one that knows nothing."""
+    """Of functions like the first ones it takes fewer evaluations than one that knows nothing."""
+    matrix, middle = bowl
     counts = []
 
-    def loss(point, *args):
-        counts[-1] += 1
-        return quadratic(point, *args)
+    def loss(points, rows, middle):
+        counts[-1] += len(rows)
+        found = [quadratic(at(a, b), matrix, middle * (1.0 + row)) for a, b, row in zip(points.a, points.b, rows)]
+        return [value for value, _ in found], jax.tree.map(lambda *leaves: np.stack(leaves), *(g for _, g in found))
 
-    bounds, wide = (at([-99, -99], -99), at([99, 99], 99)), np.diag([9.0, 9.0, 9.0])
+    bounds = at([-99, -99], -99), at([99, 99], 99)
+    wide, starts = np.tile(np.diag([9.0, 9.0, 9.0]), (2, 1, 1)), at(np.zeros((2, 2)), np.zeros(2))
     counts.append(0)
-    first, inverse = descend_again(loss, at([0, 0], 0), bounds, 100, *bowl, inverse=wide)
-    for known in (wide, inverse):
+    first, inverses = descend_all(lambda p, rows: loss(p, rows, middle), starts, bounds, 100, wide)
+    for known in (wide, inverses):
         counts.append(0)
-        descend_again(loss, first, bounds, 100, bowl[0], bowl[1] + 1.0, inverse=known)
+        descend_all(lambda p, rows: loss(p, rows, middle + 1.0), first, bounds, 100, known)
     assert counts[2] < counts[1]
+
+
+def test_several_searches_at_once_are_each_alone(bowl):
+    """Valleys of different depth: one ends before the others, and is not asked again."""
+    asked = []
+
+    def several(points, rows):
+        asked.append(rows)
+        found = [valley(at(a, (row + 1.0) * b)) for a, b, row in zip(points.a, points.b, rows)]
+        slopes = [(slope.a, (row + 1.0) * slope.b) for (_, slope), row in zip(found, rows)]
+        return [value for value, _ in found], at([a for a, _ in slopes], [b for _, b in slopes])
+
+    starts, bounds = at([[-1.2, 1.0], [0.9, 0.8], [2.0, 2.0]], [3.0, 0.1, 1.0]), (LOW, HIGH)
+    found, _ = descend_all(several, starts, bounds, 60, np.tile(np.eye(3), (3, 1, 1)), 1e-9)
+    assert {len(rows) for rows in asked} >= {3, 1}
+    for i in range(3):
+        one = at(starts.a[i : i + 1], starts.b[i : i + 1])
+        alone, _ = descend_all(lambda points, _, i=i: several(points, [i]), one, bounds, 60, np.eye(3)[None], 1e-9)
+        np.testing.assert_array_equal(ravel(found, 1)[i], ravel(alone))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

@@ -31,6 +31,11 @@ def kernel_by_hand(smoothness, a, b):
     return 100.0 + linear + bump
 
 
+def together(*trees):
+    """Hyperparameters of several regressions as those of one call."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+
+
 def everywhere(z):
     """Every simulation is a centre."""
     return Inputs.at(z, z)
@@ -112,10 +117,46 @@ def test_gradients_by_hand_agree_with_finite_differences(rng, smoothness, part, 
     np.testing.assert_allclose(ravel_pytree(loss(at)[1])[0], differences, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("centres", [4, 15])
+@pytest.mark.parametrize("part", ["location", "spread"])
+def test_several_regressions_at_once_are_each_alone(rng, part, centres):
+    """Values and gradients, with fewer columns than simulations and with more."""
+    z, x, noise, size = rng.normal(size=(15, 2)), *rng.uniform(0.5, 2.0, size=(3, 3, 15))
+    inputs = Inputs.at(z, z[:centres])
+    hypers = [Smoothness(rng.normal(size=4), rng.normal(), rng.normal(size=2), -1.0) for _ in range(3)]
+    if part == "location":
+        hypers = [Location(hyper, rng.normal(), rng.normal()) for hyper in hypers]
+        found = location.loss(together(*hypers), inputs, x, noise, size)
+        alone = [location.loss(*one[:1], inputs, *one[1:]) for one in zip(hypers, x, noise, size, strict=True)]
+    else:
+        found = spread.loss(together(*hypers), inputs, x, noise)
+        alone = [spread.loss(*one[:1], inputs, *one[1:]) for one in zip(hypers, x, noise, strict=True)]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8), found, together(*alone))
+
+
+def test_of_several_matrices_one_that_is_not_positive_definite_gives_nan_alone(rng):
+    factor, noise = rng.normal(size=(3, 6, 2)), np.array([1.0, -1.0, 1.0])[:, None] * np.ones(6)
+    failed = np.isnan(Ridge.of(factor, noise).held_out(rng.normal(size=(3, 6))).residual)
+    np.testing.assert_array_equal(failed, np.array([[False], [True], [False]]) & np.ones((3, 6), bool))
+
+
+@pytest.mark.parametrize("dim", [1, 7])
+def test_priors_of_the_smoothness_are_exponential(rng, dim):
+    """Amplitudes at rate `sqrt(2 D)`, inverse lengths at rate `D`, the bump at rate 2, up to a constant."""
+    hypers = [Smoothness(rng.normal(size=2 * dim), rng.normal(), rng.normal(size=dim), 0.0) for _ in range(2)]
+
+    def log_prior(hyper):
+        parts = (hyper.linear, np.sqrt(2 * dim)), (-hyper.length, dim), (hyper.bump, 2.0)
+        return sum(np.sum(stats.expon.logpdf(np.exp(part), scale=1.0 / rate)) for part, rate in parts)
+
+    difference = hypers[0].penalty()[0] - hypers[1].penalty()[0]
+    np.testing.assert_allclose(difference, log_prior(hypers[1]) - log_prior(hypers[0]), rtol=1e-10)
+
+
 def test_functions_are_the_fitted_regressions(rng, smoothness):
     z, t, new = rng.normal(size=(9, 2)), rng.normal(size=9), rng.normal(size=2)
-    fit = smoothness.regress(everywhere(z), np.ones(9), t)
-    functions = RidgeFunctions.stack([(fit, 0.7, 1e-6), (fit.again(2.0 * t), 0.0, 1e-6)])
+    fit = together(smoothness).regress(everywhere(z), np.ones((1, 9)), t[None])
+    functions = RidgeFunctions.of([(fit, [0.7], [1e-6]), (fit.again(2.0 * t[None]), [0.0], [1e-6])])
     gram = signal(smoothness, z, z) + (np.exp(2.0 * smoothness.noise) + 1e-6) * np.eye(9)
     value = signal(smoothness, new[None], z)[0] @ np.linalg.solve(gram, t)
     np.testing.assert_allclose(functions(jnp.asarray(new)), [value + 0.7, 2 * value], atol=1e-5)
@@ -126,19 +167,17 @@ def test_functions_take_as_many_gaussian_kernels_as_they_need(rng):
     z, tolerance = rng.normal(size=(200, 2)), 1e-2
     lengths = (np.full(2, 300.0), np.array([2.0, 300.0]), np.full(2, 0.05))
     targets = (z[:, 0], z[:, 1] + np.sin(z[:, 0]), rng.normal(size=200))
-    fits = [
-        Smoothness(np.full(4, -1.0), 0.0, np.log(length), -2.0).regress(everywhere(z), np.ones(200), target)
-        for length, target in zip(lengths, targets, strict=True)
-    ]
-    functions = RidgeFunctions.stack([(fit, 0.3, tolerance) for fit in fits])
+    hypers = [Smoothness(np.full(4, -1.0), 0.0, np.log(length), -2.0) for length in lengths]
+    fits = together(*hypers).regress(everywhere(z), np.ones((3, 200)), np.stack(targets))
+    functions = RidgeFunctions.of([(fits, [0.3] * 3, [tolerance] * 3)])
     straight, curved, rough = np.count_nonzero(functions.bump, axis=1)
     assert straight == 0 and 0 < curved < 15 and rough == 200
     assert functions.bump.shape == (3, 256)
     new = rng.uniform(-1.5, 1.5, size=(20, 2))
     for points, most in ((z[:50], tolerance), (new, 3.0 * tolerance)):
         found = jax.vmap(functions)(jnp.asarray(points))
-        for i, fit in enumerate(fits):
-            expected = signal(fit.smoothness, points, z) @ fit.alpha + 0.3
+        for i, hyper in enumerate(hypers):
+            expected = signal(hyper, points, z) @ fits.alpha[i] + 0.3
             np.testing.assert_allclose(found[:, i], expected, atol=most)
 
 
@@ -146,9 +185,9 @@ def test_functions_whose_kernels_are_dependent_to_rounding(rng):
     """Smooth kernels at points that come three times, and a tolerance below rounding; NumPy's warnings are errors here."""
     z, t = np.repeat(rng.normal(size=(300, 5)), 3, axis=0), rng.normal(size=900)
     hyper = Smoothness(np.full(10, -1.0), -1.0, np.log(np.full(5, 10.0)), -1.0)
-    fit = hyper.regress(Inputs.spread(z, 100), np.ones(900), t)
-    found = jax.vmap(RidgeFunctions.stack([(fit, 0.0, 1e-12)]))(jnp.asarray(z))[:, 0]
-    expected = fit.held_out.ridge.factor @ fit.held_out.coefficients
+    fit = together(hyper).regress(Inputs.spread(z, 100), np.ones((1, 900)), t[None])
+    found = jax.vmap(RidgeFunctions.of([(fit, [0.0], [1e-12])]))(jnp.asarray(z))[:, 0]
+    expected = fit.held_out.ridge.factor[0] @ fit.held_out.coefficients[0]
     np.testing.assert_allclose(found, expected, atol=1e-7 * np.abs(expected).max())
 
 
@@ -156,8 +195,8 @@ def test_other_fits_of_the_same_size_do_not_compile_again(rng):
     hyper, shapes = Smoothness(np.full(4, -1.0), -1.0, np.zeros(2), -1.0), []
     for _ in range(2):
         z = rng.normal(size=(200, 2))
-        fit = hyper.regress(Inputs.spread(z, 100), np.ones(200), rng.normal(size=200))
-        functions = RidgeFunctions.stack([(fit, 0.0, 0.05)])
+        fit = together(hyper).regress(Inputs.spread(z, 100), np.ones((1, 200)), rng.normal(size=(1, 200)))
+        functions = RidgeFunctions.of([(fit, [0.0], [0.05])])
         density = rd.fit_residual_density(z, rng.normal(size=(200, 1)), bandwidths(1, beta=rng.uniform(3.0, 3.5)))
         shapes.append(jax.tree.map(np.shape, (functions, density)))
     assert shapes[0] == shapes[1]
@@ -190,7 +229,7 @@ def test_a_lognormal_statistic_starts_from_a_logarithm(rng):
     z = rng.normal(size=(80, 1))
     x = np.exp(2.0 * z + 0.1 * rng.normal(size=(80, 1)))
     scaled = (x - np.median(x)) / x.std()
-    start = start_locations(everywhere(z), scaled, -np.median(x, axis=0) / x.std(), True)[0]
+    start = start_locations(everywhere(z), scaled.T, -np.median(x, axis=0) / x.std(), True)
     u = (scaled[:, 0] - start.centre) / np.exp(start.log_width)
     assert np.corrcoef(np.arcsinh(u), np.log(x[:, 0]))[0, 1] > 0.98
 
@@ -211,8 +250,8 @@ def test_lattices_and_atoms_are_recognised(rng):
 def test_spread_of_residuals_is_found_within_its_error(rng):
     z = rng.normal(size=(400, 2))
     log_scale = 0.8 * z[:, 0]
-    spread = Spread.unknown(2, 400)
-    spread.update(everywhere(z), rng.normal(size=400) * np.exp(log_scale), 3, 12)
+    spread = Spread.unknown(2, 1, 400)
+    spread.update(everywhere(z), rng.normal(size=(1, 400)) * np.exp(log_scale), 3, 12)
     error = spread.held_out - log_scale
     assert np.std(error) < 5 * np.sqrt(3 / 400 / 2)
     assert abs(np.mean(error)) < 0.3
@@ -220,12 +259,10 @@ def test_spread_of_residuals_is_found_within_its_error(rng):
 
 def test_spread_of_equal_residuals_is_flat_and_one_outlier_hardly_matters(rng):
     z, residuals = rng.normal(size=(200, 3)), rng.normal(size=200)
-    spread = Spread.unknown(3, 200)
-    spread.update(everywhere(z), residuals, 2, 10)
-    other = Spread.unknown(3, 200)
-    other.update(everywhere(z), np.where(np.arange(200) == 0, 1e6, residuals), 2, 10)
-    assert np.std(spread.fitted) < 5 * np.sqrt(1 / 200)
-    assert np.abs(other.fitted - spread.fitted)[1:].mean() < 0.1
+    spread = Spread.unknown(3, 2, 200)
+    spread.update(everywhere(z), np.stack([residuals, np.where(np.arange(200) == 0, 1e6, residuals)]), 2, 10)
+    assert np.std(spread.fitted[0]) < 5 * np.sqrt(1 / 200)
+    assert np.abs(spread.fitted[1] - spread.fitted[0])[1:].mean() < 0.1
 
 
 def test_chain_is_triangular_with_the_stated_jacobian(rng):

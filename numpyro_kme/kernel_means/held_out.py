@@ -4,6 +4,8 @@ With weights $\alpha = A^{-1} t$, leaving out simulation $j$ gives the residual 
 $1 / (A^{-1})_{jj}$, as a refit without it does. With fewer columns than simulations all goes through Woodbury's formula,
 $A^{-1} = N^{-1/2} (I - T T') N^{-1/2}$ with $T = N^{-1/2} F L'^{-1}$ and $L L' = I + F' N^{-1} F$: a few products of matrices
 of `m` by `r`.
+
+Every array may have leading axes, `...`: one regression for each.
 """
 
 from abc import ABC, abstractmethod
@@ -19,9 +21,9 @@ class Ridge(ABC):
     """A factorised regression.
 
     Attributes:
-        root: Square roots of the noise variances `nu`, `(m,)`.
-        scaled: `N^{-1/2} F`, `(m, r)`.
-        diagonal: Of the inverse, `(m,)`; NaN where the matrix is not positive definite to rounding.
+        root: Square roots of the noise variances `nu`, `(..., m)`.
+        scaled: `N^{-1/2} F`, `(..., m, r)`.
+        diagonal: Of the inverse, `(..., m)`; NaN where the matrix is not positive definite to rounding.
     """
 
     root: np.ndarray
@@ -30,33 +32,37 @@ class Ridge(ABC):
 
     @staticmethod
     def of(factor: np.ndarray, noise: np.ndarray) -> "Ridge":
-        """Factorise `F`, `(m, r)`, with noise variances `(m,)`."""
+        """Factorise `F`, `(..., m, r)`, with noise variances `(..., m)`."""
         root = noise_root(noise)
-        return Ridge.of_scaled(factor / root[:, None], root)
+        return Ridge.of_scaled(factor / root[..., None], root)
 
     @staticmethod
     def of_scaled(scaled: np.ndarray, root: np.ndarray) -> "Ridge":
         """Factorise. Cost: `m r^2` operations, or `m^3` where there are more columns than simulations."""
-        return _Narrow.of(scaled, root) if scaled.shape[1] < len(root) else _Wide.of(scaled, root)
+        return _Narrow.of(scaled, root) if scaled.shape[-1] < root.shape[-1] else _Wide.of(scaled, root)
 
     @property
     def factor(self) -> np.ndarray:
-        """`F`, `(m, r)`."""
-        return self.scaled * self.root[:, None]
+        """`F`, `(..., m, r)`."""
+        return self.scaled * self.root[..., None]
 
     @abstractmethod
-    def solve(self, right: np.ndarray) -> np.ndarray:
-        """`A^-1 b`, for `b` `(m,)` or `(m, k)`."""
+    def solve_rows(self, right: np.ndarray) -> np.ndarray:
+        """`A^-1 b` for every row `b` of a matrix, `(..., k, m)`."""
 
     @abstractmethod
-    def sandwich(self, weights: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+    def sandwich(self, weights: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """For `B = A^-1 D A^-1` with `D = diag(weights)`: `N^{1/2} B F P`, `F' B F` and the trace of `N B`.
 
-        `P` is zero but for its last rows, `(k, k)` and lower triangular.
+        `P` is zero but for its last rows, `(..., k, k)` and lower triangular.
         """
 
+    def solve(self, right: np.ndarray) -> np.ndarray:
+        """`A^-1 b`, for `b` `(..., m)`."""
+        return self.solve_rows(right[..., None, :])[..., 0, :]
+
     def held_out(self, target: np.ndarray) -> "HeldOut":
-        """Regress a target, `(m,)`."""
+        """Regress a target, `(..., m)`."""
         return HeldOut(self, self.solve(target))
 
 
@@ -66,7 +72,7 @@ class HeldOut:
 
     Attributes:
         ridge: The regression.
-        alpha: `A^{-1} t`, `(m,)`.
+        alpha: `A^{-1} t`, `(..., m)`.
     """
 
     ridge: Ridge
@@ -74,47 +80,50 @@ class HeldOut:
 
     @property
     def variance(self) -> np.ndarray:
-        """Held-out variances, `(m,)`."""
+        """Held-out variances, `(..., m)`."""
         return 1.0 / self.ridge.diagonal
 
     @property
     def residual(self) -> np.ndarray:
-        """Held-out residuals, `(m,)`."""
+        """Held-out residuals, `(..., m)`."""
         return self.alpha * self.variance
 
     @property
     def coefficients(self) -> np.ndarray:
-        """Of the columns of the factor, `(r,)`: predictions are `F @ coefficients`."""
-        return (self.alpha * self.ridge.root) @ self.ridge.scaled
+        """Of the columns of the factor, `(..., r)`: predictions are `F @ coefficients`."""
+        return self._onto_columns(self.alpha)
 
     def adjoint(self, of_residual: np.ndarray, of_variance: np.ndarray, last: np.ndarray) -> "Adjoint":
         """Derivatives by the factor, the noise and the target from those by the predictions; `last` as in `Ridge.sandwich`."""
-        ridge, variance, coefficients, k = self.ridge, self.variance, self.coefficients, len(last)
+        ridge, variance, coefficients = self.ridge, self.variance, self.coefficients
         of_target = ridge.solve(of_residual * variance)
         weights = (of_residual * self.alpha + of_variance) * np.square(variance)
         of_columns, products, of_noise = ridge.sandwich(weights, last)
-        other = (of_target * ridge.root) @ ridge.scaled
-        solved = np.stack([of_target, self.alpha], axis=1) * ridge.root[:, None]
+        other, start = self._onto_columns(of_target), coefficients.shape[-1] - last.shape[-1]
+        solved = np.stack([of_target, self.alpha], axis=-1) * ridge.root[..., None]
         of_columns *= 2.0
-        of_columns -= solved @ (np.stack([coefficients[-k:], other[-k:]]) @ last if k else np.zeros((2, 0)))
-        crossed = np.outer(other, coefficients)
-        products = 2.0 * products - crossed - crossed.T
-        return Adjoint(of_columns, products, of_noise - solved[:, 0] @ solved[:, 1], of_target)
+        of_columns -= solved @ (np.stack([coefficients[..., start:], other[..., start:]], axis=-2) @ last)
+        crossed = other[..., :, None] * coefficients[..., None, :]
+        products = 2.0 * products - crossed - transposed(crossed)
+        return Adjoint(of_columns, products, of_noise - np.sum(solved[..., 0] * solved[..., 1], axis=-1), of_target)
+
+    def _onto_columns(self, values):
+        return ((values * self.ridge.root)[..., None, :] @ self.ridge.scaled)[..., 0, :]
 
 
 class Adjoint(NamedTuple):
     """Derivatives of a function of held-out predictions.
 
     Attributes:
-        of_columns: `N^{1/2} H P`, `(m, k)`, for the derivative `H` by the factor `F`, `(m, r)`.
-        products: `F' H`, `(r, r)`; its diagonal holds the derivatives by the logarithms of the columns' amplitudes.
+        of_columns: `N^{1/2} H P`, `(..., m, k)`, for the derivative `H` by the factor `F`, `(..., m, r)`.
+        products: `F' H`, `(..., r, r)`; its diagonal holds the derivatives by the logarithms of the columns' amplitudes.
         of_noise: By the logarithm of a common factor of the noise variances.
-        of_target: By the target, `(m,)`.
+        of_target: By the target, `(..., m)`.
     """
 
     of_columns: np.ndarray
     products: np.ndarray
-    of_noise: float
+    of_noise: np.ndarray
     of_target: np.ndarray
 
 
@@ -127,26 +136,24 @@ class _Narrow(Ridge):
 
     @classmethod
     def of(cls, scaled, root):
-        inverse = inverse_root(scaled.T @ scaled + np.eye(scaled.shape[1]))
-        half = scaled @ inverse.T
-        return cls(root, scaled, (1.0 - _rows(half, half)) / np.square(root), half, inverse)
+        inverse = inverse_root(transposed(scaled) @ scaled + np.eye(scaled.shape[-1]))
+        half = scaled @ transposed(inverse)
+        return cls(root, scaled, (1.0 - np.einsum("...r,...r->...", half, half)) / np.square(root), half, inverse)
 
-    def solve(self, right):
-        scaled = (right.T / self.root).T
-        return ((scaled - self.half @ (self.half.T @ scaled)).T / self.root).T
+    def solve_rows(self, right):
+        scaled = right / self.root[..., None, :]
+        return (scaled - (scaled @ self.half) @ transposed(self.half)) / self.root[..., None, :]
 
     def sandwich(self, weights, last):
-        half, inverse, k = self.half, self.inverse, len(last)
-        share = weights / np.square(self.root)
-        middle = half.T @ (half * share[:, None])
-        inner = inverse.T @ middle @ inverse
-        trace = share.sum() - np.trace(middle) - np.trace(inner)
-        start = half.shape[1] - k
-        onto = inverse[start:, start:] @ last
-        columns = half[:, start:] @ onto
-        columns *= share[:, None]
-        columns -= half @ (middle[:, start:] @ onto)
-        return columns, inner, trace
+        half, inverse = self.half, self.inverse
+        share, start = weights / np.square(self.root), half.shape[-1] - last.shape[-1]
+        middle = transposed(half) @ (half * share[..., None])
+        inner = transposed(inverse) @ middle @ inverse
+        onto = inverse[..., start:, start:] @ last
+        columns = half[..., start:] @ onto
+        columns *= share[..., None]
+        columns -= half @ (middle[..., start:] @ onto)
+        return columns, inner, share.sum(axis=-1) - _trace(middle) - _trace(inner)
 
 
 @dataclass(frozen=True)
@@ -157,17 +164,19 @@ class _Wide(Ridge):
 
     @classmethod
     def of(cls, scaled, root):
-        half = inverse_root(scaled @ scaled.T + np.eye(len(root)))
-        inverse = half.T @ half
-        return cls(root, scaled, np.diagonal(inverse) / np.square(root), inverse)
+        half = inverse_root(scaled @ transposed(scaled) + np.eye(root.shape[-1]))
+        inverse = transposed(half) @ half
+        return cls(root, scaled, np.diagonal(inverse, axis1=-2, axis2=-1) / np.square(root), inverse)
 
-    def solve(self, right):
-        return ((self.inverse @ (right.T / self.root).T).T / self.root).T
+    def solve_rows(self, right):
+        root = self.root[..., None, :]
+        return right / root @ self.inverse / root
 
     def sandwich(self, weights, last):
-        whole = (self.inverse * (weights / np.square(self.root))) @ self.inverse
+        whole = (self.inverse * (weights / np.square(self.root))[..., None, :]) @ self.inverse
         columns = whole @ self.scaled
-        return columns[:, columns.shape[1] - len(last) :] @ last, self.scaled.T @ columns, np.trace(whole)
+        some = columns[..., columns.shape[-1] - last.shape[-1] :] @ last
+        return some, transposed(self.scaled) @ columns, _trace(whole)
 
 
 def noise_root(noise: np.ndarray) -> np.ndarray:
@@ -176,16 +185,27 @@ def noise_root(noise: np.ndarray) -> np.ndarray:
 
 
 def inverse_root(matrix: np.ndarray) -> np.ndarray:
-    """`L^-1` for the Cholesky factor `L` of a symmetric positive definite matrix; NaN where there is none.
+    """`L^-1` for the Cholesky factor `L` of symmetric positive definite matrices; NaN where there is none.
 
     Products with it take less time than triangular solves, and threads can take them at once.
     """
-    try:
-        return lapack.dtrtri(np.linalg.cholesky(matrix), lower=1)[0]
-    except np.linalg.LinAlgError:
-        return np.full_like(matrix, np.nan)
+    found = np.empty_like(matrix)
+    shape = (-1, *matrix.shape[-2:])
+    for one, out in zip(matrix.reshape(shape), found.reshape(shape), strict=True):
+        factor, failed = lapack.dpotrf(one.T, lower=1)
+        out[:] = np.nan if failed or not np.isfinite(factor[-1, -1]) else lapack.dtrtri(factor, lower=1)[0]
+    return found
 
 
-def _rows(a, b):
-    """Inner products of rows."""
-    return np.einsum("jr,jr->j", a, b)
+def transposed(matrix: np.ndarray) -> np.ndarray:
+    """The last two axes exchanged."""
+    return np.swapaxes(matrix, -1, -2)
+
+
+def diagonal(values: np.ndarray) -> np.ndarray:
+    """Diagonal matrices `(..., r, r)` of vectors `(..., r)`."""
+    return values[..., None] * np.eye(values.shape[-1])
+
+
+def _trace(matrix):
+    return np.trace(matrix, axis1=-2, axis2=-1)

@@ -1,10 +1,12 @@
 r"""Location: where a statistic lies given the coordinates, on a scale that is learnt with it."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from numpyro_kme.kernel_means.descent import descend
+from numpyro_kme.kernel_means.descent import descend_all, ravel
+from numpyro_kme.kernel_means.held_out import Ridge, diagonal
 from numpyro_kme.kernel_means.smoothness import Inputs, Regression, Smoothness
 from numpyro_kme.kernel_means.warping import log_cosh
 from numpyro_kme.kernels.base import register
@@ -12,18 +14,21 @@ from numpyro_kme.kernels.base import register
 STRAIGHT = 50.0
 """Width of a warp that is a straight line over the bulk of the statistic, in its standard deviations."""
 
+LARGEST = 700.0
+"""Log densities above this count as this: their exponential is finite."""
+
 DEFENSIVE = 0.02
 """Share of a broad density (Cauchy, of the scale of the statistic) in the score: one outlier teaches nothing."""
 
 
 @register
 class Location:
-    """Hyperparameters of one statistic's location.
+    """Hyperparameters of the locations of some statistics, one for each leading axis `...`.
 
     Attributes:
-        smoothness: Of the regression.
-        centre: Of the warp, in robust standard deviations of the statistic.
-        log_width: Logarithm of the warp's width, in the same units.
+        smoothness: Of the regressions.
+        centre: Of the warps, in robust standard deviations of the statistic, `(...)`.
+        log_width: Logarithms of the warps' widths, in the same units, `(...)`.
     """
 
     smoothness: Any
@@ -39,7 +44,7 @@ class Location:
             return cls(low, 0.0, straight), cls(high, 0.0, straight)
         return cls(low, -20.0, -12.0), cls(high, 20.0, straight + 2.0)
 
-    def penalty(self) -> tuple[float, "Location"]:
+    def penalty(self) -> tuple[np.ndarray, "Location"]:
         """Minus the log prior, mild and in favour of straight warps, and its gradient."""
         smoothness, gradient = self.smoothness.penalty()
         value = smoothness + 0.3 * np.log1p(np.exp(-self.log_width)) + 0.02 * np.square(self.centre)
@@ -47,15 +52,19 @@ class Location:
 
     def curvature(self, size: int) -> "Location":
         """About the second derivatives of the loss of `size` simulations."""
-        width = np.exp(self.log_width)
+        width = np.square(np.exp(self.log_width))
         return Location(
-            Smoothness.curvature(size, len(self.smoothness.length)), 0.5 * size / (1.0 + width**2), 0.5 * size
+            self.smoothness.curvature(size), 0.5 * size / (1.0 + width), np.full(np.shape(width), 0.5 * size)
         )
 
     def fit(self, at: Inputs, x: np.ndarray, noise: np.ndarray) -> Regression:
-        """Regress the warped statistic `(m,)` on the coordinates."""
-        target, _ = standardised(warped(x, self.centre, self.log_width))
+        """Regress the warped statistics `(..., m)` on the coordinates."""
+        target, _ = standardised(self.warped(x))
         return self.smoothness.regress(at, noise, target)
+
+    def warped(self, x: np.ndarray) -> np.ndarray:
+        """Statistics `(..., m)` after the warps."""
+        return warped(x, np.asarray(self.centre)[..., None], np.asarray(self.log_width)[..., None])
 
 
 def warped(x: np.ndarray, centre: Any, log_width: Any) -> np.ndarray:
@@ -78,50 +87,57 @@ def learn_location(
     steps: int,
     warp: bool,
 ) -> Location:
-    """Maximise the held-out log density of the raw statistic, normal after the warp, plus log priors.
+    """Maximise the held-out log density of each raw statistic, normal after the warp, plus log priors.
 
     Args:
-        location: Where to start.
+        location: Where to start, for `n` statistics.
         at: Coordinates.
-        x: Statistic, `(m,)`, in its robust standard deviations.
-        noise: Relative noise variance of each simulation in the regression, `(m,)`.
-        spread: Relative noise variance in the score, `(m,)`: `noise` without the weights of outliers.
+        x: Statistics, `(n, m)`, in their robust standard deviations.
+        noise: Relative noise variance of each simulation in the regression, `(n, m)`.
+        spread: Relative noise variance in the score, `(n, m)`: `noise` without the weights of outliers.
         steps: Iterations.
         warp: Whether the warp is learnt.
     """
-    bounds = Location.bounds(at.dim, warp)
-    least = location.smoothness.enough(at)
-    return descend(loss, location, bounds, steps, least, x, noise, spread, curvature=location.curvature(len(x)))
+    bounds, least = Location.bounds(at.dim, warp), location.smoothness.enough(at)
+    inverses = diagonal(1.0 / ravel(location.curvature(x.shape[-1]), 1))
+    some = lambda location, rows: loss(location, least, x[rows], noise[rows], spread[rows])  # noqa: E731
+    return descend_all(some, location, bounds, steps, inverses)[0]
 
 
 def loss(
     location: Location, at: Inputs, x: np.ndarray, noise: np.ndarray, spread: np.ndarray
-) -> tuple[float, Location]:
-    """Minus the held-out log density and the log prior, and its gradient."""
-    smoothness = location.smoothness
-    v = warped(x, location.centre, location.log_width)
+) -> tuple[np.ndarray, Location]:
+    """Minus the held-out log density and the log prior, `(...)`, and its gradient."""
+    smoothness, width = location.smoothness, np.exp(location.log_width)
+    v = location.warped(x)
     target, scale = standardised(v)
     found = smoothness.regress(at, noise, target)
-    own = np.exp(2.0 * smoothness.noise) * (spread - noise)
+    own = np.exp(2.0 * smoothness.noise)[..., None] * (spread - noise)
     variance, residual = found.held_out.variance + own, found.held_out.residual
-    normal = log_normal(np.square(residual), variance) - log_cosh(v, np) - location.log_width - np.log(scale)
+    normal = log_normal(np.square(residual), variance) - log_cosh(v, np) - np.log(width[..., None] * scale)
     log_density, share = defended(normal, x)
-    of_variance = 0.5 * share * (1.0 / variance - np.square(residual / variance))
-    of_smoothness, of_target = found.gradient(share * residual / variance, of_variance)
-    of_v = (of_target - np.mean(of_target) - target * np.mean(of_target * target)) / scale
-    of_v += share * np.tanh(v) + share.sum() * target / (len(x) * scale)
+    ratio = residual / variance
+    of_variance = 0.5 * share * (1.0 / variance - np.square(ratio))
+    of_smoothness, of_target = found.gradient(share * ratio, of_variance)
+    of_v = (of_target - _mean(of_target) - target * _mean(of_target * target)) / scale
+    bent, shares = np.tanh(v), share.sum(axis=-1)
+    of_v += share * bent + shares[..., None] * target / (x.shape[-1] * scale)
     penalty, slope = location.penalty()
     gradient = Location(
         Smoothness(
             slope.smoothness.linear + of_smoothness.linear,
             slope.smoothness.bump + of_smoothness.bump,
             slope.smoothness.length + of_smoothness.length,
-            of_smoothness.noise + 2.0 * (of_variance @ own),
+            of_smoothness.noise + 2.0 * np.sum(of_variance * own, axis=-1),
         ),
-        slope.centre - np.sum(of_v / np.cosh(v)) / np.exp(location.log_width),
-        slope.log_width - of_v @ np.tanh(v) + share.sum(),
+        slope.centre - np.sum(of_v / np.cosh(v), axis=-1) / width,
+        slope.log_width - np.sum(of_v * bent, axis=-1) + shares,
     )
-    return penalty - log_density.sum(), gradient
+    return penalty - log_density.sum(axis=-1), gradient
+
+
+def _mean(values):
+    return np.mean(values, axis=-1, keepdims=True)
 
 
 def log_normal(squares: np.ndarray, variance: np.ndarray) -> np.ndarray:
@@ -131,55 +147,63 @@ def log_normal(squares: np.ndarray, variance: np.ndarray) -> np.ndarray:
 
 def defended(log_density: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Log of the mixture with the broad density at statistics `x`, and the share of `log_density` in it."""
-    broad = np.log(DEFENSIVE / np.pi) - np.log1p(np.square(x))
-    mixture = np.logaddexp(np.log1p(-DEFENSIVE) + log_density, broad)
-    return mixture, np.exp(np.log1p(-DEFENSIVE) + log_density - mixture)
+    own = (1.0 - DEFENSIVE) * np.exp(np.minimum(log_density, LARGEST))
+    mixture = own + DEFENSIVE / np.pi / (1.0 + np.square(x))
+    return np.log(mixture), own / mixture
 
 
-def start_locations(at: Inputs, x: np.ndarray, natural_zero: np.ndarray, warp: bool) -> list[Location]:
+def start_locations(at: Inputs, x: np.ndarray, natural_zero: np.ndarray, warp: bool) -> Location:
     """Where to start for each statistic: the best of a grid of warps and regressions by their held-out density.
 
     Args:
         at: Coordinates.
-        x: Statistics, `(m, n)`, in their robust standard deviations.
+        x: Statistics, `(n, m)`, in their robust standard deviations.
         natural_zero: Raw zero in the same units, `(n,)`.
         warp: Whether warps are tried.
     Cost: twelve factorisations in all, whatever the number of statistics and warps.
     """
-    warps = [_candidates(column, zero, warp) for column, zero in zip(x.T, natural_zero, strict=True)]
-    best = [-np.inf] * x.shape[1]
-    found = [Location(Smoothness.start(at.dim), 0.0, np.log(STRAIGHT))] * x.shape[1]
+    warps = [_Warps.of(column, zero, warp) for column, zero in zip(x, natural_zero, strict=True)]
+    best: list[tuple[float, Location]] = [(-np.inf, Location(Smoothness.start(at.dim), 0.0, np.log(STRAIGHT)))] * len(x)
     for bump, length in ((0.5, 1.5 / np.sqrt(at.dim)), (1.0, 1.5), (0.1, 2.0), (1.0, 0.5)):
         for noise in (0.1, 0.3, 0.8):
             smoothness = Smoothness.start(at.dim, 0.5, bump, length, noise)
-            ridge = smoothness.regress(at, np.ones(len(at)), x[:, 0]).held_out.ridge
-            for i, (centres, log_widths) in enumerate(warps):
-                scores = _profile_scores(ridge, x[:, i], centres[:, None], log_widths[:, None])
+            ridge = smoothness.regress(at, np.ones(len(at)), x[0]).held_out.ridge
+            for i, tried in enumerate(warps):
+                scores = tried.scores(ridge, x[i])
                 k = int(np.argmax(scores))
-                if scores[k] > best[i]:
-                    best[i], found[i] = scores[k], Location(smoothness, centres[k], log_widths[k])
-    return found
+                if scores[k] > best[i][0]:
+                    best[i] = scores[k], Location(smoothness, tried.centres[k], tried.log_widths[k])
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *(location for _, location in best))
 
 
-def _candidates(column, zero, warp):
-    """Centres and log widths of the warps that are tried for one statistic."""
-    centres, widths = [0.0], [STRAIGHT]
-    if warp:
-        one_sided = zero <= column.min() or zero >= column.max()
-        ends = [column.min(), column.max(), *([zero] if one_sided and abs(zero) < 20.0 else [])]
-        for centre in (0.0, *ends):
-            grid = np.geomspace(0.003, 10.0, 12)
-            centres += [centre] * len(grid)
-            widths += list(grid)
-    return np.array(centres), np.log(widths)
+class _Warps(NamedTuple):
+    """Warps that are tried for one statistic, `(k,)`, the standardised targets and log Jacobians that they give, `(k, m)`."""
 
+    centres: np.ndarray
+    log_widths: np.ndarray
+    targets: np.ndarray
+    log_slopes: np.ndarray
 
-def _profile_scores(ridge, x, centres, log_widths):
-    """Mean held-out log density for each of `k` warps, `(k,)`, at a robust overall variance."""
-    v = warped(x, centres, log_widths)
-    targets, scale = standardised(v)
-    squares = np.square(ridge.solve(targets.T).T) / ridge.diagonal
-    middle = np.median(squares, axis=1, keepdims=True) / 0.455
-    overall = np.mean(np.minimum(squares, 16.0 * middle), axis=1, keepdims=True)
-    normal = log_normal(squares, overall) + 0.5 * np.log(ridge.diagonal) - log_cosh(v, np) - log_widths - np.log(scale)
-    return np.mean(defended(normal, x)[0], axis=1)
+    @classmethod
+    def of(cls, column: np.ndarray, zero: float, warp: bool) -> "_Warps":
+        """A straight line, and bends of many widths around the middle, the ends and a zero that all are beyond."""
+        centres, widths = [0.0], [STRAIGHT]
+        if warp:
+            one_sided = zero <= column.min() or zero >= column.max()
+            ends = [column.min(), column.max(), *([zero] if one_sided and abs(zero) < 20.0 else [])]
+            for centre in (0.0, *ends):
+                grid = np.geomspace(0.003, 10.0, 12)
+                centres += [centre] * len(grid)
+                widths += list(grid)
+        log_widths = np.log(widths)
+        v = warped(column, np.array(centres)[:, None], log_widths[:, None])
+        targets, scale = standardised(v)
+        return cls(np.array(centres), log_widths, targets, -log_cosh(v, np) - np.log(scale) - log_widths[:, None])
+
+    def scores(self, ridge: Ridge, column: np.ndarray) -> np.ndarray:
+        """Mean held-out log density for each warp, `(k,)`, at a robust overall variance."""
+        squares = np.square(ridge.solve_rows(self.targets)) / ridge.diagonal
+        middle = np.median(squares, axis=1, keepdims=True) / 0.455
+        overall = np.mean(np.minimum(squares, 16.0 * middle), axis=1, keepdims=True)
+        normal = log_normal(squares, overall) + (0.5 * np.log(ridge.diagonal) + self.log_slopes)
+        return np.mean(defended(normal, column)[0], axis=1)

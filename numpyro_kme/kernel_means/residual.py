@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import jax
 import numpy as np
 from jax.typing import ArrayLike
 
@@ -24,6 +25,9 @@ MIN_SIMULATIONS = 10
 
 TAIL, REACH = 0.02, 2.0
 """For learning, statistics are cut where their arcsinh is beyond its `TAIL` quantiles by `REACH`: far outliers alone."""
+
+TOGETHER = 200_000
+"""Statistics are learnt together whose matrices have so many numbers in all: few calls of NumPy, which threads can share."""
 
 NEGLIGIBLE = 0.02
 """What location, in residual standard deviations, and log scale may be off by where a simpler function stands in."""
@@ -74,8 +78,8 @@ class ResidualKernelMeans(Form):
                 constant.
         Warns:
             UserWarning: For statistics that are constant over the simulations; they are left out.
-        Cost: for each statistic about fifty evaluations of `10 min(m, subset) r^2` operations, and six of `2 m r^2`,
-            for `r` centres and features.
+        Cost: for each statistic thirty to seventy evaluations of `10 min(m, subset) r^2` operations, and six of `2 m r^2`,
+            for `r` centres and features; hyperparameters are learnt with half of the centres, or fewer.
         """
         _checks.matrix("z", z)
         _checks.few_enough(np.shape(z)[0], 2)
@@ -99,25 +103,27 @@ class ResidualKernelMeans(Form):
         zero = -np.asarray(transform.centre) / transform.scale
         rows = np.random.default_rng(0).permutation(len(z))[: self.subset]
         at = Inputs.at(z, Inputs.spread(z[rows], self.centres).centres)
-        starts = start_locations(at.coarse[rows], scaled[rows], zero, self.warp)
-        fits = _linalg.in_threads(partial(_fit_statistic, self, at, rows), list(zip(scaled.T, starts, strict=True)))
-        residuals = np.stack([fit.residuals for fit in fits], axis=1)
+        starts = start_locations(at.coarse[rows], scaled[rows].T, zero, self.warp)
+        each = max(1, TOGETHER // (len(z) * (at.features.shape[1] + len(at.centres))))
+        groups = [slice(first, first + each) for first in range(0, len(zero), each)]
+        fits = _linalg.in_threads(partial(_fit_statistics, self, at, rows, scaled.T, starts), groups)
+        residuals = np.concatenate([fit.residuals for fit in fits]).T
         if self.chain:
             chain, residuals = fit_chain(z, residuals, rows, self.steps // 2)
         else:
             chain = Chain.identity(residuals.shape[1], z.shape[1])
         bandwidths = learn_bandwidths(z, residuals, self.subset, self.steps)
         gains = Gains(
-            np.array([fit.location_gain for fit in fits]),
-            np.array([fit.scale_gain for fit in fits]),
+            np.concatenate([fit.location_gain for fit in fits]),
+            np.concatenate([fit.scale_gain for fit in fits]),
             -np.asarray(chain.log_size),
             np.array(mean_gain(bandwidths, z, residuals, self.subset)),
         )
         return ResidualSurrogate(
             transform,
             _warp(fits, scaled, transform),
-            RidgeFunctions.stack([(f.regression, 0.0, NEGLIGIBLE * f.size) for f in fits]),
-            RidgeFunctions.stack([(f.spread.last or f.flat, f.log_scale, NEGLIGIBLE) for f in fits]),
+            RidgeFunctions.of((f.regression, np.zeros(len(f.size)), NEGLIGIBLE * f.size) for f in fits),
+            RidgeFunctions.of((f.log_scales, f.log_scale, np.full(len(f.size), NEGLIGIBLE)) for f in fits),
             chain,
             fit_residual_density(z, residuals, bandwidths, learn_share(bandwidths, z, residuals, self.subset)),
             np.asarray(transform.forward(np.stack([x.min(axis=0), x.max(axis=0)]))),
@@ -126,63 +132,63 @@ class ResidualKernelMeans(Form):
 
 
 @dataclass
-class _Fit:
-    """One statistic: location, its regression, spread, log scale beside it, standardised residuals `(m,)`, gains."""
+class _Fits:
+    """Some statistics: locations, their regression, spread, log scales beside it, standardised residuals `(n, m)`, gains `(n,)`."""
 
     location: Location
     regression: Regression
     spread: Spread
-    log_scale: float
+    log_scale: np.ndarray
     residuals: np.ndarray
-    location_gain: float
-    scale_gain: float
+    location_gain: np.ndarray
+    scale_gain: np.ndarray
 
     @property
-    def size(self) -> float:
-        """Least scale of the residuals at the simulations."""
-        return float(np.exp(self.log_scale + np.min(self.spread.fitted - self.spread.offset)))
+    def size(self) -> np.ndarray:
+        """Least scales of the residuals at the simulations, `(n,)`."""
+        return np.exp(self.log_scale + np.min(self.spread.fitted, axis=1) - self.spread.offset)
 
     @property
-    def flat(self) -> Regression:
-        """Zero everywhere."""
-        return self.regression.again(np.zeros(len(self.residuals)))
+    def log_scales(self) -> Regression:
+        """How the log scales change: not at all where they are not learnt."""
+        return self.spread.last or self.regression.again(np.zeros(self.residuals.shape))
 
 
-def _fit_statistic(form: ResidualKernelMeans, at: Inputs, rows, statistic) -> _Fit:
-    """Learn on `rows`, coarsely, and then with the noise found so and all centres; fit all simulations with the result."""
-    x, location = statistic
-    spread = Spread.unknown(at.dim, len(at))
-    noise = size = np.ones(len(rows))
-    for steps, inputs in ((form.steps, at.coarse[rows]), (form.steps // 2, at[rows])):
-        location = learn_location(location, inputs, x[rows], noise, size, steps, form.warp)
-        residuals = location.fit(inputs, x[rows], noise).held_out.residual
-        noise, size = _noise(form, inputs, residuals, spread, 2, form.steps // 3)
-    noise = size = np.ones(len(x))
+def _fit_statistics(form: ResidualKernelMeans, at: Inputs, rows, statistics, starts: Location, group: slice) -> _Fits:
+    """Learn on `rows` with some of the centres, and again with the noise found so; fit all simulations with the result."""
+    x, location = statistics[group], jax.tree.map(lambda leaf: leaf[group], starts)
+    spread, coarse = Spread.unknown(at.dim, *x.shape), at.coarse[rows]
+    noise = size = np.ones((len(x), len(rows)))
+    for steps in (form.steps, form.steps // 2):
+        location = learn_location(location, coarse, x[:, rows], noise, size, steps, form.warp)
+        residuals = location.fit(coarse, x[:, rows], noise).held_out.residual
+        noise, size = _noise(form, coarse, residuals, spread, 2, form.steps // 3)
+    noise = size = np.ones(x.shape)
     for _ in range(2):
         found = location.fit(at, x, noise)
         noise, size = _noise(form, at, found.held_out.residual, spread, 2, 0)
     residuals = found.held_out.residual * np.exp(-spread.held_out)
     scale, plain = robust_size(residuals), robust_size(found.held_out.residual)
-    return _Fit(
+    return _Fits(
         location,
         found,
         spread,
         spread.offset + np.log(scale),
-        residuals / scale,
+        residuals / scale[:, None],
         -np.log(plain),
-        np.log(plain / scale) - np.mean(spread.held_out),
+        np.log(plain / scale) - np.mean(spread.held_out, axis=1),
     )
 
 
 def _noise(form, at, residuals, spread: Spread, rounds, steps):
-    """Relative noise variances for the next regression, and without the weights that outliers get."""
+    """Relative noise variances for the next regression, and without the weights that outliers get, `(n, m)`."""
     if form.scale:
         spread.update(at, residuals, rounds, steps)
-    log_scale = spread.held_out if form.scale else np.zeros(len(at))
+    log_scale = spread.held_out if form.scale else np.zeros(residuals.shape)
     standard = residuals * np.exp(-log_scale)
-    weights = 5.0 / (4.0 + np.square(standard / robust_size(standard)))
-    size = np.exp(2.0 * (log_scale - np.mean(log_scale)))
-    return size * np.mean(weights) / weights, size
+    weights = 5.0 / (4.0 + np.square(standard / robust_size(standard)[:, None]))
+    size = np.exp(2.0 * (log_scale - np.mean(log_scale, axis=1, keepdims=True)))
+    return size * np.mean(weights, axis=1, keepdims=True) / weights, size
 
 
 def _scaled(x, transform: StatisticsTransform) -> np.ndarray:
@@ -195,8 +201,8 @@ def _scaled(x, transform: StatisticsTransform) -> np.ndarray:
 
 def _warp(fits, scaled, transform: StatisticsTransform) -> Warp:
     """The learnt warps on raw statistics."""
-    centre = np.array([float(fit.location.centre) for fit in fits])
-    width = np.exp([float(fit.location.log_width) for fit in fits])
+    centre = np.concatenate([fit.location.centre for fit in fits])
+    width = np.exp(np.concatenate([fit.location.log_width for fit in fits]))
     v = np.arcsinh((scaled - centre) / width)
     return Warp(
         transform.centre + centre * transform.scale,

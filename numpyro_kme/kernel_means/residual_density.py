@@ -99,7 +99,7 @@ def log_kernels(v: jax.Array, residuals: jax.Array, eps: jax.Array, sizes: jax.A
 def kernel_sizes(residuals: jax.Array, eps: jax.Array, adapt: jax.Array) -> jax.Array:
     """Relative bandwidths `s_j`, `(m,)`, of geometric mean 1, from a held-out pilot density with the broad share."""
     size = len(residuals)
-    pilot = log_kernels(residuals, residuals, eps, jnp.ones(size))
+    pilot = log_kernels(residuals, residuals, eps, jnp.ones(size, residuals.dtype))
     pilot = logsumexp(jnp.where(jnp.eye(size, dtype=bool), -jnp.inf, pilot), axis=1) - jnp.log(size - 1.0)
     pilot = jnp.logaddexp(pilot, jnp.log(DEFENSIVE) + log_broad(residuals))
     return jnp.exp(-adapt * (pilot - jnp.mean(pilot)))
@@ -170,27 +170,27 @@ class ResidualDensity:
         return peak + jnp.log(mixture + jnp.exp(broad - peak))
 
 
-def _chosen(size: int, subset: int) -> np.ndarray:
-    """Numbers of the simulations that are learnt from."""
-    return np.random.default_rng(0).permutation(size)[:subset]
+def _chosen(z: np.ndarray, residuals: np.ndarray, subset: int) -> tuple[np.ndarray, np.ndarray]:
+    """The simulations that are learnt from, in float32: kernels and their sums need no more, and the ridge is a thousandth of `m`."""
+    rows = np.random.default_rng(0).permutation(len(z))[:subset]
+    return z[rows].astype(np.float32), residuals[rows].astype(np.float32)
 
 
 def learn_bandwidths(z: np.ndarray, residuals: np.ndarray, subset: int, steps: int) -> Bandwidths:
     """Maximise the held-out log density of the residuals, plus log priors, on at most `subset` simulations."""
-    n = residuals.shape[1]
+    n, given = residuals.shape[1], _chosen(z, residuals, subset)
     start, low, high = Bandwidths.around(n, (0.5, 0.02, 0.98), (5.0, 0.3, 200.0), (0.1, 1e-3, 10.0), (0.1, 0.0, 0.5))
-    rows = _chosen(len(z), subset)
-    curvature = Bandwidths(np.full(n, float(len(rows))), 5.0, 5.0, 4.0 * len(rows))
-    args = z[rows], residuals[rows]
-    return descend(_value_and_gradient, start, (low, high), steps, *args, curvature=curvature, enough=ENOUGH * n)
+    size = float(len(given[0]))
+    curvature = Bandwidths(np.full(n, size), 5.0, 5.0, 4.0 * size)
+    return descend(_loss_and_gradient, start, (low, high), steps, *given, curvature=curvature, enough=ENOUGH * n)
 
 
 def mean_gain(bandwidths: Bandwidths, z: np.ndarray, residuals: np.ndarray, subset: int) -> float:
     """Mean held-out log density of the residuals that were learnt from, over that of independent standard normals."""
-    rows = _chosen(len(z), subset)
-    value = float(_value_and_gradient(bandwidths, z[rows], residuals[rows])[0] - bandwidths.penalty())
-    normal = -0.5 * np.sum(np.square(residuals[rows]) + log(2.0 * pi), axis=1)
-    return -value / len(rows) - float(np.mean(normal))
+    given = _chosen(z, residuals, subset)
+    value = float(_loss_and_gradient(bandwidths, *given)[0] - bandwidths.penalty())
+    normal = -0.5 * np.sum(np.square(given[1]) + log(2.0 * pi), axis=1)
+    return -value / len(normal) - float(np.mean(normal))
 
 
 def learn_share(bandwidths: Bandwidths, z: np.ndarray, residuals: np.ndarray, subset: int) -> float:
@@ -199,12 +199,12 @@ def learn_share(bandwidths: Bandwidths, z: np.ndarray, residuals: np.ndarray, su
     The prior is worth `PRIOR_COUNT` simulations that the broad density explains, so that `w` is positive and falls as `1 / m`
     where the embedding explains all.
     """
-    rows = _chosen(len(z), subset)
-    gap = np.asarray(log_broad(jnp.asarray(residuals[rows])) - _held_out_mixture(bandwidths, z[rows], residuals[rows]))
+    given = _chosen(z, residuals, subset)
+    gap = np.asarray(_broad_gap(_as(bandwidths, given[0].dtype), *given), np.float64)
     share = DEFENSIVE
     for _ in range(100):
         broad = 1.0 / (1.0 + np.exp(np.minimum(np.log1p(-share) - np.log(share) - gap, 700.0)))
-        share = min((broad.sum() + PRIOR_COUNT) / (len(rows) + PRIOR_COUNT), LARGEST_SHARE)
+        share = min((broad.sum() + PRIOR_COUNT) / (len(gap) + PRIOR_COUNT), LARGEST_SHARE)
     return float(share)
 
 
@@ -248,7 +248,7 @@ def held_out_log_density(bandwidths: Bandwidths, z: jax.Array, residuals: jax.Ar
 @jax.jit
 def _held_out_mixture(bandwidths, z, residuals):
     size = len(z)
-    ridge = size * jnp.exp(bandwidths.lam) * jnp.eye(size)
+    ridge = size * jnp.exp(bandwidths.lam) * jnp.eye(size, dtype=z.dtype)
     signed = held_out_weights(adjoint.inverse(_gram(z, jnp.exp(bandwidths.beta)) + ridge))
     own = jnp.eye(size, dtype=bool)
     weights = jnp.where(own, 0.0, positive_part(signed, SOFTNESS / size))
@@ -256,6 +256,11 @@ def _held_out_mixture(bandwidths, z, residuals):
     eps = jnp.exp(bandwidths.eps)
     logs = log_kernels(residuals, residuals, eps, kernel_sizes(residuals, eps, bandwidths.adapt))
     return logsumexp(jnp.where(own, -jnp.inf, logs), axis=1, b=weights)
+
+
+@jax.jit
+def _broad_gap(bandwidths, z, residuals):
+    return log_broad(residuals) - _held_out_mixture(bandwidths, z, residuals)
 
 
 @jax.jit
@@ -268,3 +273,11 @@ def _loss(bandwidths, z, residuals):
 
 
 _value_and_gradient = jax.jit(jax.value_and_grad(_loss))
+
+
+def _as(bandwidths, dtype):
+    return jax.tree.map(lambda leaf: np.asarray(leaf, dtype), bandwidths)
+
+
+def _loss_and_gradient(bandwidths, z, residuals):
+    return _value_and_gradient(_as(bandwidths, z.dtype), z, residuals)

@@ -1,5 +1,7 @@
 """Fitted regressions as functions of the coordinates, for JAX: features, and as few Gaussian kernels as they need."""
 
+from collections.abc import Iterable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,32 +36,28 @@ class RidgeFunctions:
     bump: ArrayLike
 
     @classmethod
-    def stack(cls, fits: list[tuple[Regression, float, float]]) -> "RidgeFunctions":
-        """From a regression, an offset and a tolerance for each function.
+    def of(cls, groups: Iterable[tuple[Regression, ArrayLike, ArrayLike]]) -> "RidgeFunctions":
+        """From regressions, all at the same inputs: of each group several, what is added to each, and tolerances, `(k,)`.
 
         Features, and then as few kernels as are needed to match the function at every simulation to the tolerance, take
         the place of the kernels of the regression. Their number is rounded up by kernels of weight 0, so that other
         functions do not compile again.
         """
-        offset, linear, centres, precision, bump = [], [], [], [], []
-        for i, (fit, shift, tolerance) in enumerate(fits):
-            intercept, slopes, weights = fit.weights()
-            basis = np.concatenate([np.ones((len(fit.at), 1)), fit.at.features], axis=1)
-            straight, chosen, weights = _sparse(fit.near, weights, basis, tolerance)
-            offset.append(intercept + shift + straight[0])
-            linear.append(slopes + straight[1:])
-            centres.append(fit.at.centres[chosen])
-            precision.append(np.tile(np.exp(-2.0 * fit.smoothness.length), (len(chosen), 1)))
-            bump.append(np.outer(np.arange(len(fits)) == i, weights))
-        spare = padded(sum(map(len, centres))) - sum(map(len, centres))
-        rest = np.zeros((spare, centres[0].shape[1]))
-        return cls(
-            np.array(offset),
-            np.array(linear),
-            np.concatenate([*centres, rest]),
-            np.concatenate([*precision, rest]),
-            np.concatenate([*bump, np.zeros((len(fits), spare))], axis=1),
-        )
+        offset, linear, centres, scales, bump = [], [], [], [], []
+        for fits, shift, tolerance in groups:
+            basis = np.concatenate([np.ones((len(fits.at), 1)), fits.at.features], axis=1)
+            intercepts, slopes, weights = fits.weights()
+            for i, allowed in enumerate(np.asarray(tolerance)):
+                straight, chosen, found = _sparse(fits.near[i], weights[i], basis, allowed)
+                offset.append(intercepts[i] + np.asarray(shift)[i] + straight[0])
+                linear.append(slopes[i] + straight[1:])
+                centres.append(fits.at.centres[chosen])
+                scales.append(np.tile(np.exp(-2.0 * fits.smoothness.length[i]), (len(chosen), 1)))
+                bump.append(found)
+        spare, ends = padded(sum(map(len, bump))) - sum(map(len, bump)), np.cumsum([len(found) for found in bump])
+        bumps = np.stack([np.pad(one, (end - len(one), ends[-1] - end + spare)) for one, end in zip(bump, ends)])
+        points, precision = (np.pad(np.concatenate(a), ((0, spare), (0, 0))) for a in (centres, scales))
+        return cls(np.array(offset), np.array(linear), points, precision, bumps)
 
     def __call__(self, z: jax.Array) -> jax.Array:
         """Values `(n,)` at one point `(D,)`, in the precision of the centres. Cost: `r` exponentials; under `vmap`, products of matrices."""
