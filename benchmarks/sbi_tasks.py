@@ -193,6 +193,7 @@ def main():
                     if (task, named(form, options.rounds), size, seed) not in done:
                         rows += one_fit(task, form, size, seed, options, metrics, kept)
                         write(rows)
+                        jax.clear_caches()  # compiled programs of many shapes would use up the memory maps of a process
     print(write(rows))
 
 

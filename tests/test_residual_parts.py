@@ -155,8 +155,8 @@ def test_priors_of_the_smoothness_are_exponential(rng, dim):
 
 def test_functions_are_the_fitted_regressions(rng, smoothness):
     z, t, new = rng.normal(size=(9, 2)), rng.normal(size=9), rng.normal(size=2)
-    fit = together(smoothness).regress(everywhere(z), np.ones((1, 9)), t[None])
-    functions = RidgeFunctions.of([(fit, [0.7], [1e-6]), (fit.again(2.0 * t[None]), [0.0], [1e-6])])
+    fit, exact = together(smoothness).regress(everywhere(z), np.ones((1, 9)), t[None]), np.full((1, 9), 1e-6)
+    functions = RidgeFunctions.of([(fit, [0.7], exact), (fit.again(2.0 * t[None]), [0.0], exact)])
     gram = signal(smoothness, z, z) + (np.exp(2.0 * smoothness.noise) + 1e-6) * np.eye(9)
     value = signal(smoothness, new[None], z)[0] @ np.linalg.solve(gram, t)
     np.testing.assert_allclose(functions(jnp.asarray(new)), [value + 0.7, 2 * value], atol=1e-5)
@@ -169,7 +169,7 @@ def test_functions_take_as_many_gaussian_kernels_as_they_need(rng):
     targets = (z[:, 0], z[:, 1] + np.sin(z[:, 0]), rng.normal(size=200))
     hypers = [Smoothness(np.full(4, -1.0), 0.0, np.log(length), -2.0) for length in lengths]
     fits = together(*hypers).regress(everywhere(z), np.ones((3, 200)), np.stack(targets))
-    functions = RidgeFunctions.of([(fits, [0.3] * 3, [tolerance] * 3)])
+    functions = RidgeFunctions.of([(fits, [0.3] * 3, np.full((3, 200), tolerance))])
     straight, curved, rough = np.count_nonzero(functions.bump, axis=1)
     assert straight == 0 and 0 < curved < 15 and rough == 200
     assert functions.bump.shape == (3, 256)
@@ -181,12 +181,28 @@ def test_functions_take_as_many_gaussian_kernels_as_they_need(rng):
             np.testing.assert_allclose(found[:, i], expected, atol=most)
 
 
+def test_functions_are_as_exact_as_each_simulation_asks(rng):
+    """Half of the simulations with a hundredth of the tolerance: errors are within it at each, and more kernels than for the wide one."""
+    z = rng.normal(size=(200, 2))
+    fit = together(Smoothness(np.full(4, -1.0), 0.0, np.log(np.full(2, 1.0)), -2.0)).regress(
+        everywhere(z), np.ones((1, 200)), np.sin(3.0 * z[None, :, 0])
+    )
+    expected, counts = fit.held_out.ridge.factor[0] @ fit.held_out.coefficients[0], []
+    for narrow in (1e-1, 1e-3):
+        tolerance = np.where(z[:, 0] < 0.0, 1e-1, narrow)
+        functions = RidgeFunctions.of([(fit, [0.0], tolerance[None])])
+        error = jax.vmap(functions)(jnp.asarray(z))[:, 0] - expected
+        assert (np.abs(error) <= 1.01 * tolerance + 1e-5).all()
+        counts.append(np.count_nonzero(functions.bump))
+    assert counts[0] < counts[1] < 200
+
+
 def test_functions_whose_kernels_are_dependent_to_rounding(rng):
     """Smooth kernels at points that come three times, and a tolerance below rounding; NumPy's warnings are errors here."""
     z, t = np.repeat(rng.normal(size=(300, 5)), 3, axis=0), rng.normal(size=900)
     hyper = Smoothness(np.full(10, -1.0), -1.0, np.log(np.full(5, 10.0)), -1.0)
     fit = together(hyper).regress(Inputs.spread(z, 100), np.ones((1, 900)), t[None])
-    found = jax.vmap(RidgeFunctions.of([(fit, [0.0], [1e-12])]))(jnp.asarray(z))[:, 0]
+    found = jax.vmap(RidgeFunctions.of([(fit, [0.0], np.full((1, 900), 1e-12))]))(jnp.asarray(z))[:, 0]
     expected = fit.held_out.ridge.factor[0] @ fit.held_out.coefficients[0]
     np.testing.assert_allclose(found, expected, atol=1e-7 * np.abs(expected).max())
 
@@ -196,7 +212,7 @@ def test_other_fits_of_the_same_size_do_not_compile_again(rng):
     for _ in range(2):
         z = rng.normal(size=(200, 2))
         fit = together(hyper).regress(Inputs.spread(z, 100), np.ones((1, 200)), rng.normal(size=(1, 200)))
-        functions = RidgeFunctions.of([(fit, [0.0], [0.05])])
+        functions = RidgeFunctions.of([(fit, [0.0], np.full((1, 200), 0.05))])
         density = rd.fit_residual_density(z, rng.normal(size=(200, 1)), bandwidths(1, beta=rng.uniform(3.0, 3.5)))
         shapes.append(jax.tree.map(np.shape, (functions, density)))
     assert shapes[0] == shapes[1]

@@ -29,7 +29,7 @@ TAIL, REACH = 0.02, 2.0
 TOGETHER = 200_000
 """Statistics are learnt together whose matrices have so many numbers in all: few calls of NumPy, which threads can share."""
 
-NEGLIGIBLE = 0.02
+NEGLIGIBLE = 0.05
 """What location, in residual standard deviations, and log scale may be off by where a simpler function stands in."""
 
 
@@ -123,7 +123,7 @@ class ResidualKernelMeans(Form):
             transform,
             _warp(fits, scaled, transform),
             RidgeFunctions.of((f.regression, np.zeros(len(f.size)), NEGLIGIBLE * f.size) for f in fits),
-            RidgeFunctions.of((f.log_scales, f.log_scale, np.full(len(f.size), NEGLIGIBLE)) for f in fits),
+            RidgeFunctions.of((f.log_scales, f.log_scale, np.full(f.size.shape, NEGLIGIBLE)) for f in fits),
             chain,
             fit_residual_density(z, residuals, bandwidths, learn_share(bandwidths, z, residuals, self.subset)),
             np.asarray(transform.forward(np.stack([x.min(axis=0), x.max(axis=0)]))),
@@ -145,8 +145,8 @@ class _Fits:
 
     @property
     def size(self) -> np.ndarray:
-        """Least scales of the residuals at the simulations, `(n,)`."""
-        return np.exp(self.log_scale + np.min(self.spread.fitted, axis=1) - self.spread.offset)
+        """Scales of the residuals at the simulations, `(n, m)`."""
+        return np.exp(self.log_scale[:, None] + self.spread.fitted - self.spread.offset[:, None])
 
     @property
     def log_scales(self) -> Regression:

@@ -37,18 +37,21 @@ class RidgeFunctions:
 
     @classmethod
     def of(cls, groups: Iterable[tuple[Regression, ArrayLike, ArrayLike]]) -> "RidgeFunctions":
-        """From regressions, all at the same inputs: of each group several, what is added to each, and tolerances, `(k,)`.
+        """From regressions, all at the same inputs: of each group several, what is added to each, `(k,)`, and tolerances, `(k, m)`.
 
-        Features, and then as few kernels as are needed to match the function at every simulation to the tolerance, take
+        Features, and then as few kernels as are needed to match the function at every simulation to its tolerance, take
         the place of the kernels of the regression. Their number is rounded up by kernels of weight 0, so that other
         functions do not compile again.
         """
         offset, linear, centres, scales, bump = [], [], [], [], []
         for fits, shift, tolerance in groups:
-            basis = np.concatenate([np.ones((len(fits.at), 1)), fits.at.features], axis=1)
+            basis, tolerance = (
+                np.concatenate([np.ones((len(fits.at), 1)), fits.at.features], axis=1),
+                np.asarray(tolerance),
+            )
             intercepts, slopes, weights = fits.weights()
-            for i, allowed in enumerate(np.asarray(tolerance)):
-                straight, chosen, found = _sparse(fits.near[i], weights[i], basis, allowed)
+            for i, share in enumerate(1.0 / tolerance[:, :, None]):
+                straight, chosen, found = _sparse(fits.near[i] * share, weights[i], basis * share)
                 offset.append(intercepts[i] + np.asarray(shift)[i] + straight[0])
                 linear.append(slopes[i] + straight[1:])
                 centres.append(fits.at.centres[chosen])
@@ -78,14 +81,12 @@ class RidgeFunctions:
 
 
 def padded(size: int, least: int = 64) -> int:
-    """`size` rounded up to `least` times a power of four: few sizes, few compilations."""
-    return least if size <= least else padded(size, 4 * least)
+    """`size` rounded up to `least` times a power of four up to 256, of two above: few sizes, few compilations."""
+    return least if size <= least else padded(size, (4 if least < 256 else 2) * least)
 
 
-def _sparse(
-    kernels: np.ndarray, weights: np.ndarray, basis: np.ndarray, tolerance: float
-) -> tuple[np.ndarray, list[int], np.ndarray]:
-    """Weights of the columns of `basis`, numbers of kernels and their weights that match `kernels @ weights`.
+def _sparse(kernels: np.ndarray, weights: np.ndarray, basis: np.ndarray) -> tuple[np.ndarray, list[int], np.ndarray]:
+    """Weights of the columns of `basis`, numbers of kernels and their weights that match `kernels @ weights` to 1 everywhere.
 
     Kernels are added where they lessen the error most, and all weights are by least squares, by a Cholesky factor of the Gram matrix of
     what the basis leaves of them, which grows by a row for each. Where half as many weights as
@@ -95,14 +96,13 @@ def _sparse(
         kernels: At the simulations, `(m, r)`.
         weights: `(r,)`.
         basis: `(m, b)`.
-        tolerance: Largest error at a simulation.
     """
     size, begun, most = len(kernels), basis.shape[1], len(weights)
     target = kernels @ weights
     beside = np.linalg.qr(np.pad(basis, ((0, max(0, begun - size)), (0, 0))))[0][:size]
     left, rest = (x - beside @ (beside.T @ x) for x in (kernels, target))
-    # errors are within the tolerance only if the sum of their squares is; what is left of it below rounding says nothing
-    perhaps = size * tolerance**2 + ROUNDING * (rest @ rest)
+    # errors are below 1 only if the sum of their squares is below their number; what is left of it below rounding says nothing
+    perhaps = size + ROUNDING * (rest @ rest)
     gram = left.T @ left
     squares, products, error = np.diagonal(gram).copy(), left.T @ rest, rest @ rest
     least = DEPENDENT * np.sum(np.square(kernels), axis=0)
@@ -112,7 +112,7 @@ def _sparse(
         count = len(chosen)
         if error <= perhaps:
             found = solve_triangular(factor[:count, chosen], steps[:count])
-            if np.max(np.abs(rest - left[:, chosen] @ found)) <= tolerance:
+            if np.max(np.abs(rest - left[:, chosen] @ found)) <= 1.0:
                 return np.linalg.lstsq(basis, target - kernels[:, chosen] @ found, rcond=1e-12)[0], chosen, found
         useful = squares > least
         if count == len(factor) or not useful.any():
