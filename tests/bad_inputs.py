@@ -432,6 +432,7 @@ add("bootstrap", "bad prior", lambda: npl(model=plated(scalar, dist.Bernoulli(0.
 add("bootstrap", "bad hyperparameter", lambda: npl(method="magic"), '"newton", "linear" or "emulated"')
 add("bootstrap", "bad hyperparameter", lambda: npl(prior_weight=1.0), "`prior_weight` is for")
 add("bootstrap", "bad hyperparameter", lambda: npl(method="emulated", num_simulations=9), "`num_simulations` must")
+add("bootstrap", "bad hyperparameter", lambda: npl(method="emulated", prior_draws=9), "`prior_draws` does nothing")
 add("bootstrap", "bad hyperparameter", lambda: npl(loss=kme.MMD(kernels.Linear(1.0))), "`kernel` must be bounded")
 add("bootstrap", "bad hyperparameter", lambda: npl(centering="prior"), "`centering` must be")
 add("bootstrap", "NaN", lambda: npl(model=plated(scalar_broken)), "finite", slow=True)
