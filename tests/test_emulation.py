@@ -146,7 +146,8 @@ def test_vectors_and_points_of_a_centering_law(thorough):
     found = posterior_bootstrap(jax.random.key(1), bound, starts, process, emulated(weight=0.0))
     joined = np.concatenate([np.broadcast_to(x, (24, 80, 2)), found.tasks.extra[0]], axis=1)
     means = np.einsum("rn,rnd->rd", found.tasks.weights, joined)
-    np.testing.assert_allclose(found.u, means, atol=0.35 * means.std(axis=0).min())
+    error = np.sqrt(np.mean(np.square(found.u - means), axis=0)) / means.std(axis=0)
+    assert (error < 0.3).all()  # .06 to .17 over ten keys; without the centering points 1.5 and 4.5
 
 
 @pytest.mark.slow
