@@ -28,6 +28,9 @@ NOISY = 0.2
 LEAST = 2048
 """Prior draws from which an emulator begins, at least."""
 
+APART = 128
+"""So many times `prior_draws` are drawn in all: replicates choose among different ones."""
+
 WRONG = 0.5
 """Errors of an emulated loss above this many units of log-likelihood are warned of."""
 
@@ -149,7 +152,7 @@ class PosteriorBootstrap(Engine):
 
     def _least(self) -> int:
         """Prior draws, at least."""
-        return max(LEAST, 128 * self.settings.prior_draws) if self.settings.method == "emulated" else 1
+        return max(LEAST, APART * self.settings.prior_draws) if self.settings.method == "emulated" else 1
 
     @property
     def point_estimate(self) -> dict[str, np.ndarray]:

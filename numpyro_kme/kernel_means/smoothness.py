@@ -156,7 +156,7 @@ class Smoothness:
         return Regression(self, at, near, among, root, ridge.held_out(target))
 
     def enough(self, at: Inputs) -> Inputs:
-        """Inputs with only the first centres, so many that the rest add less than `LEFT_OUT` of the noise variance to any prior variance.
+        """Inputs with only the first centres, so many that the rest add to the prior variance, on average over centres, less than `LEFT_OUT` of the noise variance.
 
         At lengths that are `SHORTER` times shorter: a search may go there. Cost: `r^3 / 3` operations for `r` centres.
         """
