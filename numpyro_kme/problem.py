@@ -12,6 +12,7 @@ from jax import random
 from numpyro.primitives import Messenger
 
 from numpyro_kme import _blocks, _checks, _normalise, _reading
+from numpyro_kme._programs import Program
 from numpyro_kme._reading import Latent, SimulatorSite
 
 __all__ = ["Draws", "Latent", "Problem", "SimulatorSite"]
@@ -105,8 +106,7 @@ class Problem:
         `num_draws`.
         """
         _checks.require(num_draws >= 1, f"`num_draws` must be at least 1; got {num_draws}.")
-        keys = jax.vmap(partial(random.fold_in, rng_key))(jnp.arange(num_draws))
-        return self._draws(_blocks.run(self._draw, keys))
+        return self._draws(_blocks.run(partial(self._draw, rng_key), np.arange(num_draws, dtype=np.uint32)))
 
     def evaluate(self, latents: Arrays) -> Draws:
         """The simulators' arguments and the deterministic sites at given latents `{site: (m, *shape)}`."""
@@ -158,11 +158,14 @@ class Problem:
 
     @cached_property
     def _draw(self) -> Callable:
-        return jax.jit(jax.vmap(lambda key: self._parts(*self._run(key, {}))))
+        def draw(key, number):
+            return self._parts(*self._run(random.fold_in(key, number), {}))
+
+        return Program(jax.vmap(draw, in_axes=(None, 0)))
 
     @cached_property
     def _evaluate(self) -> Callable:
-        return jax.jit(jax.vmap(lambda latents: self._parts(*self._run(random.key(0), latents))))
+        return Program(jax.vmap(lambda latents: self._parts(*self._run(random.key(0), latents))))
 
     @cached_property
     def _log_prior(self) -> Callable:
@@ -171,7 +174,7 @@ class Problem:
             with _reading.as_numpyro_does():
                 return sum(_log_prob(sites[name]) for name in self.latents)
 
-        return jax.jit(jax.vmap(log_prior))
+        return Program(jax.vmap(log_prior))
 
     @cached_property
     def _inside(self) -> Callable:
@@ -179,7 +182,7 @@ class Problem:
             sites, _ = self._run(random.key(0), latents)
             return {name: jnp.all(sites[name]["fn"].support(sites[name]["value"])) for name in self.latents}
 
-        return jax.jit(jax.vmap(inside))
+        return Program(jax.vmap(inside))
 
     def _checked(self, latents: Arrays) -> dict[str, np.ndarray]:
         names = list(self.latents)

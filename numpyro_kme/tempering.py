@@ -102,6 +102,9 @@ class _Carry(NamedTuple):
     log_evidence: jax.Array
     num_temperatures: jax.Array
     num_rounds: jax.Array
+    acceptance: jax.Array
+    effective_size: jax.Array
+    finished: jax.Array
 
 
 @partial(jax.jit, static_argnums=(1, 2))
@@ -133,44 +136,49 @@ def temper(
         return _Points(u, log_prior(data, u), jnp.where(jnp.isnan(value), -jnp.inf, value))
 
     def go_on(carry):
+        """To the next temperature; from the last one no further, but as many rounds of moves as it needs. One loop compiles once."""
         key, resample_key, move_key = jax.random.split(carry.key, 3)
+        last = carry.temperature >= 1.0
         step, weights, log_mean = _reweigh(carry.particles.log_likelihood, 1.0 - carry.temperature)
         temperature = jnp.where(carry.num_temperatures < MOST_TEMPERATURES, carry.temperature + step, 1.0)
-        chosen = resampling.systematic(resample_key, weights, size)
-        starts = chosen[::MOVES]
+        chosen = jnp.where(last, jnp.arange(size), resampling.systematic(resample_key, weights, size))
+        starts = jnp.where(last, chosen[-num_chains:], chosen[::MOVES])
         start = jax.tree.map(lambda x: x[starts], carry.particles)
+        families = num_chains**2 / jnp.sum(jnp.square(jnp.bincount(carry.ancestors[starts], length=size)))
         move, memory = _mover(evaluate, temperature, carry.particles.u[chosen]), _memory(start.u)
-        chains = _move(move_key, move, start, lambda u: memory(u) <= FORGOTTEN, MOST_ROUNDS)
+
+        def effective_size(u):
+            return 1.0 / ((1.0 - memory(u)) / num_chains + memory(u) / families)
+
+        def enough(u):
+            return jnp.where(last, effective_size(u) >= ENOUGH * num_chains, memory(u) <= FORGOTTEN)
+
+        chains = _move(move_key, move, start, enough, jnp.where(last, MOST_FINAL_ROUNDS, MOST_ROUNDS))
         return _Carry(
             key=key,
             particles=jax.tree.map(lambda x: x.reshape(size, *x.shape[2:]), chains.path),
             ancestors=jnp.tile(carry.ancestors[starts], MOVES),
             temperature=temperature,
-            log_evidence=carry.log_evidence + log_mean,
-            num_temperatures=carry.num_temperatures + 1,
+            log_evidence=carry.log_evidence + jnp.where(last, 0.0, log_mean),
+            num_temperatures=carry.num_temperatures + ~last,
             num_rounds=carry.num_rounds + chains.num_rounds,
+            acceptance=chains.acceptance,
+            effective_size=effective_size(chains.points.u),
+            finished=last,
         )
 
     zero, none = jnp.zeros((), particles.dtype), jnp.array(0)
-    at_prior = _Carry(rng_key, evaluate(particles[:size]), jnp.arange(size), zero, zero, none, none)
-    arrived = jax.lax.while_loop(lambda carry: carry.temperature < 1.0, go_on, at_prior)
-
-    start = jax.tree.map(lambda x: x[-num_chains:], arrived.particles)
-    families = num_chains**2 / jnp.sum(jnp.square(jnp.bincount(arrived.ancestors[-num_chains:], length=size)))
-
-    move, memory = _mover(evaluate, 1.0, arrived.particles.u), _memory(start.u)
-
-    def effective_size(u):
-        return 1.0 / ((1.0 - memory(u)) / num_chains + memory(u) / families)
-
-    end = _move(arrived.key, move, start, lambda u: effective_size(u) >= ENOUGH * num_chains, MOST_FINAL_ROUNDS)
+    at_prior = _Carry(
+        rng_key, evaluate(particles[:size]), jnp.arange(size), zero, zero, none, none, zero, zero, jnp.array(False)
+    )
+    end = jax.lax.while_loop(lambda carry: ~carry.finished, go_on, at_prior)
     return Tempered(
-        particles=end.points.u,
-        log_evidence=arrived.log_evidence,
-        num_temperatures=arrived.num_temperatures,
-        num_evaluations=size * (1 + arrived.num_rounds + end.num_rounds),
+        particles=end.particles.u[-num_chains:],
+        log_evidence=end.log_evidence,
+        num_temperatures=end.num_temperatures,
+        num_evaluations=size * (1 + end.num_rounds),
         acceptance=end.acceptance,
-        effective_size=effective_size(end.points.u),
+        effective_size=end.effective_size,
     )
 
 
@@ -219,7 +227,7 @@ def _memory(before: jax.Array) -> Callable[[jax.Array], jax.Array]:
     return memory
 
 
-def _move(rng_key: jax.Array, move: Callable, start: _Points, enough: Callable, most: int) -> _Chains:
+def _move(rng_key: jax.Array, move: Callable, start: _Points, enough: Callable, most: jax.Array) -> _Chains:
     """Rounds of `MOVES` moves of all chains, at least one, until there are enough or the most."""
 
     def go_on(carry):

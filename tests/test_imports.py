@@ -21,7 +21,7 @@ mathematics  parameter_choice
 mathematics  herding
 mathematics  length_scales
 mathematics  tempering
-modelling    _blocks _calls _tails _links _mixtures
+modelling    _blocks _calls _programs _tails _links _mixtures
 modelling    _normalise
 modelling    simulator from_noise
 modelling    synthetic_likelihood

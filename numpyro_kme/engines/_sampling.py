@@ -46,8 +46,7 @@ def in_coordinates(
         data = jax.tree.map(jnp.asarray, (likelihood, measure))
         start = _start(data[1], start_key, _num_particles(num_samples))
         found = temper(temper_key, _log_measure, _log_likelihood, (data[0].brief(), data[1]), start)
-        z = _pick(pick_key, found.particles, num_samples)
-        latents, log_posterior = _finish(data, coordinates, z)
+        latents, log_posterior = _finish(data, coordinates, pick_key, found.particles, num_samples)
         return _drawn(latents, log_posterior, found)
 
 
@@ -104,9 +103,10 @@ def _start(measure, rng_key, num_particles):
     return measure.sample(rng_key, num_particles)
 
 
-@jax.jit
-def _finish(data, coordinates, z):
+@partial(jax.jit, static_argnums=4)
+def _finish(data, coordinates, rng_key, particles, num_samples):
     """Latents, and log densities with respect to the coordinates."""
+    z = _pick(rng_key, particles, num_samples)
     log_posterior = jax.vmap(lambda point: _log_measure(data, point) + _log_likelihood(data, point))(z)
     return jax.vmap(coordinates.latents)(z), log_posterior
 
@@ -127,6 +127,7 @@ def _num_particles(num_samples: int) -> int:
     return max(MOVES * num_samples, PARTICLES)
 
 
+@partial(jax.jit, static_argnums=2)
 def _pick(rng_key, particles, num_samples):
     return particles[jax.random.permutation(rng_key, len(particles))[:num_samples]]
 

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme import _linalg
 from numpyro_kme.kernel_means.descent import descend
 from numpyro_kme.kernel_means.held_out import Adjoint, Ridge
 from numpyro_kme.kernel_means.smoothness import JITTER
@@ -106,7 +105,7 @@ def fit_chain(z: np.ndarray, u: np.ndarray, rows: np.ndarray, steps: int) -> tup
     n, dim = u.shape[1], z.shape[1]
     constant, change, log_size, rest = np.zeros((n, n)), np.zeros((n, n, dim)), np.zeros(n), np.array(u)
 
-    def link(i):
+    for i in range(1, n):
         before = shortened(u[:, :i])
         coupling = Coupling(np.full(i, np.log(0.2)), np.full(dim, np.log(0.1)), np.array(0.0))
         low = Coupling(np.full(i, -9.0), np.full(dim, -9.0), np.array(-7.0))
@@ -121,8 +120,6 @@ def fit_chain(z: np.ndarray, u: np.ndarray, rows: np.ndarray, steps: int) -> tup
         log_size[i] = np.log(size)
         constant[i, :i] = weights * (found.alpha @ before)
         change[i, :i] = weights[:, None] * np.exp(2.0 * coupling.change) * ((before * found.alpha[:, None]).T @ z)
-
-    _linalg.in_threads(link, range(1, n))
     return Chain(constant, change, log_size), rest
 
 

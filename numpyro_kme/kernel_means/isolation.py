@@ -52,5 +52,7 @@ def _outside(transform, data, y):
     lowest, highest = np.min(data, axis=0), np.max(data, axis=0)
     standardised = _linalg.on_host(transform.forward, np.asarray(y, np.float64))
     beyond = np.maximum(lowest - standardised, standardised - highest) > 0.25 * (highest - lowest)
+    if not beyond.any():
+        return []
     ends = _linalg.on_host(transform.inverse, np.stack([lowest, highest]))
     return [(transform.kept[i], np.asarray(y)[transform.kept[i]], *ends[:, i]) for i in np.flatnonzero(beyond)]

@@ -165,14 +165,14 @@ def start_locations(at: Inputs, x: np.ndarray, natural_zero: np.ndarray, warp: b
     warps = [_Warps.of(column, zero, warp) for column, zero in zip(x, natural_zero, strict=True)]
     best: list[tuple[float, Location]] = [(-np.inf, Location(Smoothness.start(at.dim), 0.0, np.log(STRAIGHT)))] * len(x)
     for bump, length in ((0.5, 1.5 / np.sqrt(at.dim)), (1.0, 1.5), (0.1, 2.0), (1.0, 0.5)):
-        for noise in (0.1, 0.3, 0.8):
-            smoothness = Smoothness.start(at.dim, 0.5, bump, length, noise)
-            ridge = smoothness.regress(at, np.ones(len(at)), x[0]).held_out.ridge
-            for i, tried in enumerate(warps):
-                scores = tried.scores(ridge, x[i])
-                k = int(np.argmax(scores))
-                if scores[k] > best[i][0]:
-                    best[i] = scores[k], Location(smoothness, tried.centres[k], tried.log_widths[k])
+        tries = [Smoothness.start(at.dim, 0.5, bump, length, noise) for noise in (0.1, 0.3, 0.8)]
+        ridges = [smoothness.regress(at, np.ones(len(at)), x[0]).held_out.ridge for smoothness in tries]
+        for i, tried in enumerate(warps):
+            scores = np.stack([tried.scores(ridge, x[i]) for ridge in ridges])
+            j, k = np.unravel_index(np.argmax(scores), scores.shape)
+            if scores[j, k] > best[i][0]:
+                best[i] = scores[j, k], Location(tries[j], tried.centres[k], tried.log_widths[k])
+            warps[i] = tried.half(scores.max(axis=0))
     return jax.tree.map(lambda *leaves: np.stack(leaves), *(location for _, location in best))
 
 
@@ -199,6 +199,11 @@ class _Warps(NamedTuple):
         v = warped(column, np.array(centres)[:, None], log_widths[:, None])
         targets, scale = standardised(v)
         return cls(np.array(centres), log_widths, targets, -log_cosh(v, np) - np.log(scale) - log_widths[:, None])
+
+    def half(self, scores: np.ndarray) -> "_Warps":
+        """The better half."""
+        best = np.argsort(-scores)[: (len(scores) + 1) // 2]
+        return _Warps(*(field[best] for field in self))
 
     def scores(self, ridge: Ridge, column: np.ndarray) -> np.ndarray:
         """Mean held-out log density for each warp, `(k,)`, at a robust overall variance."""

@@ -12,7 +12,7 @@ from numpyro_kme import _checks, _linalg
 from numpyro_kme.kernel_means.base import Form
 from numpyro_kme.kernel_means.chain import Chain, fit_chain
 from numpyro_kme.kernel_means.location import Location, learn_location, start_locations
-from numpyro_kme.kernel_means.residual_density import fit_residual_density, learn_bandwidths, learn_share, mean_gain
+from numpyro_kme.kernel_means.residual_density import HeldOutScores, fit_residual_density, learn_bandwidths
 from numpyro_kme.kernel_means.residual_surrogate import Gains, ResidualSurrogate
 from numpyro_kme.kernel_means.ridge import RidgeFunctions
 from numpyro_kme.kernel_means.smoothness import Inputs, Regression
@@ -105,7 +105,7 @@ class ResidualKernelMeans(Form):
         at = Inputs.at(z, Inputs.spread(z[rows], self.centres).centres)
         starts = start_locations(at.coarse[rows], scaled[rows].T, zero, self.warp)
         each = max(1, TOGETHER // (len(z) * (at.features.shape[1] + len(at.centres))))
-        groups = [slice(first, first + each) for first in range(0, len(zero), each)]
+        groups = np.array_split(np.arange(len(zero)), -(-len(zero) // each))
         fits = _linalg.in_threads(partial(_fit_statistics, self, at, rows, scaled.T, starts), groups)
         residuals = np.concatenate([fit.residuals for fit in fits]).T
         if self.chain:
@@ -113,11 +113,12 @@ class ResidualKernelMeans(Form):
         else:
             chain = Chain.identity(residuals.shape[1], z.shape[1])
         bandwidths = learn_bandwidths(z, residuals, self.subset, self.steps)
+        scores = HeldOutScores.of(bandwidths, z, residuals, self.subset)
         gains = Gains(
             np.concatenate([fit.location_gain for fit in fits]),
             np.concatenate([fit.scale_gain for fit in fits]),
             -np.asarray(chain.log_size),
-            np.array(mean_gain(bandwidths, z, residuals, self.subset)),
+            np.array(scores.gain()),
         )
         return ResidualSurrogate(
             transform,
@@ -125,8 +126,8 @@ class ResidualKernelMeans(Form):
             RidgeFunctions.of((f.regression, np.zeros(len(f.size)), NEGLIGIBLE * f.size) for f in fits),
             RidgeFunctions.of((f.log_scales, f.log_scale, np.full(f.size.shape, NEGLIGIBLE)) for f in fits),
             chain,
-            fit_residual_density(z, residuals, bandwidths, learn_share(bandwidths, z, residuals, self.subset)),
-            np.asarray(transform.forward(np.stack([x.min(axis=0), x.max(axis=0)]))),
+            fit_residual_density(z, residuals, bandwidths, scores.share()),
+            np.stack([np.asarray(transform.forward(end)) for end in (x.min(axis=0), x.max(axis=0))]),
             gains,
         )
 
@@ -154,7 +155,9 @@ class _Fits:
         return self.spread.last or self.regression.again(np.zeros(self.residuals.shape))
 
 
-def _fit_statistics(form: ResidualKernelMeans, at: Inputs, rows, statistics, starts: Location, group: slice) -> _Fits:
+def _fit_statistics(
+    form: ResidualKernelMeans, at: Inputs, rows, statistics, starts: Location, group: np.ndarray
+) -> _Fits:
     """Learn on `rows` with some of the centres, and again with the noise found so; fit all simulations with the result."""
     x, location = statistics[group], jax.tree.map(lambda leaf: leaf[group], starts)
     spread, coarse = Spread.unknown(at.dim, *x.shape), at.coarse[rows]

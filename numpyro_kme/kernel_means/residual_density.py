@@ -7,7 +7,7 @@ larger where residuals are rare. It integrates to 1 in $v$ for every $z$.
 """
 
 from math import lgamma, log, pi
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,8 +36,6 @@ SOFTNESS = 0.1
 
 NEGLIGIBLE = 0.01
 """Eigenvalues of `K` below this share of `m lam` are left out of the weights."""
-UNFACTORISED = 1e-3
-"""What a low-rank factor of `K` leaves out, at most, as a share of those."""
 
 
 @register
@@ -152,16 +150,26 @@ class ResidualDensity:
     def _positive(self, z):
         basis, points = jnp.asarray(self.basis), jnp.asarray(self.points) / self.beta
         z = z / self.beta
-        squares = jnp.sum(jnp.square(points), axis=1) - 2.0 * points @ z + z @ z
-        kernel = jnp.exp(-0.5 * squares)
-        local = (kernel - basis @ (kernel @ basis)) / self.ridge
+        size = jnp.sum(jnp.square(points), axis=1, keepdims=True)
+        factor = jnp.concatenate([points, -0.5 * size, -0.5 * jnp.ones_like(size)], axis=1)
+        kernel = jnp.exp(jnp.concatenate([z, jnp.ones(1, z.dtype), (z @ z)[None]]) @ factor.T)
+        local = (kernel - (kernel @ basis) @ basis.T) / self.ridge
         signed = local + (1.0 - jnp.sum(local)) * jnp.asarray(self.intercept)
         return positive_part(signed, SOFTNESS / len(kernel))
 
+    def _log_kernels(self, v):
+        """As `log_kernels` for one `v` `(n,)`: one product of matrices under `vmap`, exact enough as residuals are of size 1 and `eps > .01`."""
+        eps, narrow = jnp.asarray(self.eps), 1.0 / jnp.square(jnp.asarray(self.sizes))[:, None]
+        centres = jnp.asarray(self.residuals) * (jnp.sqrt(1.0 - jnp.square(eps)) / eps)[None, :]
+        constant = 0.5 * len(eps) * jnp.log(2.0 * jnp.pi / narrow) + jnp.sum(jnp.log(eps))
+        own = -0.5 * narrow * jnp.sum(jnp.square(centres), axis=1, keepdims=True) - constant
+        factor = jnp.concatenate([narrow * centres, -0.5 * narrow, own], axis=1)
+        v = v / eps
+        return jnp.concatenate([v, (v @ v)[None], jnp.ones(1, v.dtype)]) @ factor.T
+
     def log_density(self, v: jax.Array, z: jax.Array) -> jax.Array:
         """`log p(v | z)` for one residual vector `(n,)` and one point `(D,)`."""
-        logs = log_kernels(v[None, :], jnp.asarray(self.residuals), jnp.asarray(self.eps), jnp.asarray(self.sizes))[0]
-        weights = self._positive(z)
+        logs, weights = self._log_kernels(v), self._positive(z)
         broad = jnp.log(self.share) + log_broad(v)
         # no less than the broad density: XLA may compute `logs` twice, and far out, where they are -1e12, they differ by more than
         # the largest exponent of float32
@@ -185,27 +193,36 @@ def learn_bandwidths(z: np.ndarray, residuals: np.ndarray, subset: int, steps: i
     return descend(_loss_and_gradient, start, (low, high), steps, *given, curvature=curvature, enough=ENOUGH * n)
 
 
-def mean_gain(bandwidths: Bandwidths, z: np.ndarray, residuals: np.ndarray, subset: int) -> float:
-    """Mean held-out log density of the residuals that were learnt from, over that of independent standard normals."""
-    given = _chosen(z, residuals, subset)
-    value = float(_loss_and_gradient(bandwidths, *given)[0] - bandwidths.penalty())
-    normal = -0.5 * np.sum(np.square(given[1]) + log(2.0 * pi), axis=1)
-    return -value / len(normal) - float(np.mean(normal))
+class HeldOutScores(NamedTuple):
+    """Log densities of the residuals that were learnt from, `(m,)` each: of the embedding of all others, broad, and standard normal."""
 
+    mixture: np.ndarray
+    broad: np.ndarray
+    normal: np.ndarray
 
-def learn_share(bandwidths: Bandwidths, z: np.ndarray, residuals: np.ndarray, subset: int) -> float:
-    """Share `w` of the broad density that held-out simulations ask for, by expectation-maximisation.
+    @classmethod
+    def of(cls, bandwidths: Bandwidths, z: np.ndarray, residuals: np.ndarray, subset: int) -> "HeldOutScores":
+        """With the bandwidths that were learnt."""
+        z, residuals = _chosen(z, residuals, subset)
+        (_, found), _ = _value_and_gradient(_as(bandwidths, z.dtype), z, residuals)
+        mixture, broad = (np.asarray(each, np.float64) for each in found)
+        return cls(mixture, broad, -0.5 * np.sum(np.square(residuals) + log(2.0 * pi), axis=1))
 
-    The prior is worth `PRIOR_COUNT` simulations that the broad density explains, so that `w` is positive and falls as `1 / m`
-    where the embedding explains all.
-    """
-    given = _chosen(z, residuals, subset)
-    gap = np.asarray(_broad_gap(_as(bandwidths, given[0].dtype), *given), np.float64)
-    share = DEFENSIVE
-    for _ in range(100):
-        broad = 1.0 / (1.0 + np.exp(np.minimum(np.log1p(-share) - np.log(share) - gap, 700.0)))
-        share = min((broad.sum() + PRIOR_COUNT) / (len(gap) + PRIOR_COUNT), LARGEST_SHARE)
-    return float(share)
+    def gain(self) -> float:
+        """Mean held-out log density, with the share `DEFENSIVE`, over that of independent standard normals."""
+        return float(np.mean(_defended(self.mixture, self.broad, np) - self.normal))
+
+    def share(self) -> float:
+        """Share `w` of the broad density that held-out simulations ask for, by expectation-maximisation.
+
+        The prior is worth `PRIOR_COUNT` simulations that the broad density explains, so that `w` is positive and falls as `1 / m`
+        where the embedding explains all.
+        """
+        gap, share = self.broad - self.mixture, DEFENSIVE
+        for _ in range(100):
+            broad = 1.0 / (1.0 + np.exp(np.minimum(np.log1p(-share) - np.log(share) - gap, 700.0)))
+            share = min((broad.sum() + PRIOR_COUNT) / (len(gap) + PRIOR_COUNT), LARGEST_SHARE)
+        return float(share)
 
 
 def fit_residual_density(
@@ -226,9 +243,10 @@ def fit_residual_density(
 def _basis(gram: np.ndarray, ridge: float) -> np.ndarray:
     """`U`, `(m, r)`, with `K (K + ridge I)^-1 = U U'` up to negligible eigenvalues.
 
-    They are those of `F'F` for a pivoted Cholesky factor `F` of low rank; where the rank is large, of `K` itself.
+    They are those of `F'F` for a pivoted Cholesky factor `F` of low rank, which leaves out no more than they do; where its rank is large,
+    of `K` itself.
     """
-    factor, _ = blocked(gram, UNFACTORISED * NEGLIGIBLE * ridge / len(gram), len(gram))
+    factor, _ = blocked(gram, NEGLIGIBLE * ridge / len(gram), len(gram))
     if 2 * factor.shape[1] > len(gram):
         values, vectors = np.linalg.eigh(gram)
         vectors = vectors * np.sqrt(np.maximum(values, 0.0))
@@ -241,11 +259,13 @@ def _basis(gram: np.ndarray, ridge: float) -> np.ndarray:
 
 def held_out_log_density(bandwidths: Bandwidths, z: jax.Array, residuals: jax.Array) -> jax.Array:
     """`log p_{-j}(r_j | z_j)` of each simulation, `(m,)`, with the share `DEFENSIVE`; the bandwidths `s_j` stay those of all residuals."""
-    mixture = _held_out_mixture(bandwidths, z, residuals)
-    return jnp.logaddexp(jnp.log1p(-DEFENSIVE) + mixture, jnp.log(DEFENSIVE) + log_broad(residuals))
+    return _defended(_held_out_mixture(bandwidths, z, residuals), log_broad(residuals))
 
 
-@jax.jit
+def _defended(mixture, broad, xp=jnp):
+    return xp.logaddexp(log(1.0 - DEFENSIVE) + mixture, log(DEFENSIVE) + broad)
+
+
 def _held_out_mixture(bandwidths, z, residuals):
     size = len(z)
     ridge = size * jnp.exp(bandwidths.lam) * jnp.eye(size, dtype=z.dtype)
@@ -259,20 +279,16 @@ def _held_out_mixture(bandwidths, z, residuals):
 
 
 @jax.jit
-def _broad_gap(bandwidths, z, residuals):
-    return log_broad(residuals) - _held_out_mixture(bandwidths, z, residuals)
-
-
-@jax.jit
 def _gram(z, beta):
     return jnp.exp(-0.5 * squared_distances(z / beta, z / beta))
 
 
 def _loss(bandwidths, z, residuals):
-    return bandwidths.penalty() - jnp.sum(held_out_log_density(bandwidths, z, residuals))
+    scores = _held_out_mixture(bandwidths, z, residuals), log_broad(residuals)
+    return bandwidths.penalty() - jnp.sum(_defended(*scores)), scores
 
 
-_value_and_gradient = jax.jit(jax.value_and_grad(_loss))
+_value_and_gradient = jax.jit(jax.value_and_grad(_loss, has_aux=True))
 
 
 def _as(bandwidths, dtype):
@@ -280,4 +296,5 @@ def _as(bandwidths, dtype):
 
 
 def _loss_and_gradient(bandwidths, z, residuals):
-    return _value_and_gradient(_as(bandwidths, z.dtype), z, residuals)
+    (value, _), gradient = _value_and_gradient(_as(bandwidths, z.dtype), z, residuals)
+    return value, gradient

@@ -156,7 +156,7 @@ class ResidualSurrogate(Surrogate):
     def describe_observation(self, y: Any) -> str:
         """Where an observation `(n_raw,)` lies among the simulations, in a sentence."""
         self.transform.check(y)
-        place = np.asarray(self.transform.forward(np.asarray(y, np.float64)))
+        place = _linalg.on_host(self.transform.forward, np.asarray(y, np.float64))
         low, high = np.asarray(self.simulated_range)
         outside = (place < low) | (place > high)
         worst = int(np.argmax(np.abs(place)))
@@ -223,7 +223,7 @@ class ResidualAt(LikelihoodAt):
 
     def brief(self):
         """In float32, but for locations and scales that rounding would move by more than `ROUNDING`."""
-        short = partial(jax.tree.map, lambda leaf: jnp.asarray(leaf, jnp.float32))
+        short = partial(jax.tree.map, lambda leaf: np.asarray(leaf, np.float32))
         found = replace(self, density=short(self.density))
         if self._rounding() <= ROUNDING:
             found = replace(found, location=short(self.location), log_scale=short(self.log_scale))

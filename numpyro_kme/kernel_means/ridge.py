@@ -66,10 +66,12 @@ class RidgeFunctions:
         """Values `(n,)` at one point `(D,)`, in the precision of the centres. Cost: `r` exponentials; under `vmap`, products of matrices."""
         points, precision = jnp.asarray(self.points), jnp.asarray(self.precision)
         z = z.astype(points.dtype)
-        straight = self.offset + jnp.asarray(self.linear) @ features(z, jnp, jax.lax.erf)
-        near = (precision * points) @ z - 0.5 * precision @ jnp.square(z)
-        near = near - 0.5 * jnp.sum(precision * jnp.square(points), axis=1)
-        return straight + jnp.asarray(self.bump) @ jnp.exp(near)
+        straight = self.offset + features(z, jnp, jax.lax.erf) @ jnp.asarray(self.linear).T
+        # under vmap one product of matrices takes XLA a third of the time of two
+        size = jnp.sum(precision * jnp.square(points), axis=1, keepdims=True)
+        factor = jnp.concatenate([precision * points, -0.5 * precision, -0.5 * size], axis=1)
+        near = jnp.concatenate([z, jnp.square(z), jnp.ones(1, z.dtype)]) @ factor.T
+        return straight + jnp.exp(near) @ jnp.asarray(self.bump).T
 
     def on_host(self, z: np.ndarray, kind: type[np.floating] = np.float64) -> np.ndarray:
         """Values `(k, n)` at points `(k, D)` as NumPy computes them in a given precision."""

@@ -15,11 +15,11 @@ from typing import Any
 import jax
 import numpy as np
 from scipy import special
+from scipy.spatial.distance import cdist
 
 from numpyro_kme.kernel_means.held_out import HeldOut, Ridge, inverse_root, noise_root, transposed
-from numpyro_kme.kernels import Gaussian
 from numpyro_kme.kernels.base import register
-from numpyro_kme.low_rank import LowRank
+from numpyro_kme.low_rank import blocked
 
 INTERCEPT = 10.0
 """Prior standard deviation `b` of the intercept, in standard deviations of the target."""
@@ -64,8 +64,8 @@ class Inputs:
     @classmethod
     def spread(cls, z: np.ndarray, most: int) -> "Inputs":
         """At most so many centres, those that explain the other coordinates best."""
-        kernel = Gaussian(SPACING * np.sqrt(z.shape[1]))
-        return cls.at(z, np.asarray(LowRank.fit(kernel, z, tolerance=EXPLAINED, max_rank=most).pivots))
+        kernel = np.exp(-0.5 / (SPACING**2 * z.shape[1]) * cdist(z, z, "sqeuclidean"))
+        return cls.at(z, z[blocked(kernel, EXPLAINED, most)[1]])
 
     def __getitem__(self, rows: np.ndarray) -> "Inputs":
         """Some of the simulations, with all centres."""

@@ -76,7 +76,7 @@ class StatisticsTransform:
             jnp.shape(x)[-1:] == (self.num_raw,),
             f"`x` must have shape (..., {self.num_raw}), one entry for each statistic; got {jnp.shape(x)}.",
         )
-        return jnp.arcsinh(self._scores(x))
+        return _forward(self, x)
 
     def inverse(self, s: ArrayLike) -> jax.Array:
         """Standardised statistics `(..., n)` to the kept raw ones `(..., n)`, in the order of `kept`."""
@@ -115,6 +115,11 @@ class StatisticsTransform:
         )
         row = (1,) * (columns.ndim - 1) + (len(self.kept),)
         return (columns - jnp.reshape(self.centre, row)) / jnp.reshape(self.scale, row)
+
+
+@jax.jit
+def _forward(transform, x):
+    return jnp.arcsinh(transform._scores(x))
 
 
 def _robust_scale(column: np.ndarray, centre: float) -> float:
