@@ -1,12 +1,12 @@
 """Seconds that the residual form takes to learn and to draw 1,000 samples, beside neural posterior estimation.
 
-    python benchmarks/residual_time.py [--simulations 300 1000] [--problems linear curved ...] [--repeats 2] [--neural]
+    python benchmarks/residual_time.py [--simulations 300 1000] [--problems linear curved ...] [--repeats 5] [--neural]
 
-Each row is one `KELFI.run` on other simulations than those before, and one `condition` on another observation. Seconds that JAX
-spent on tracing and compiling are given apart and taken off the others; the first call of each size has most of them. Two problems
-have ten statistics and ten parameters: `linear`, where statistics are shifted normals, and `curved`, where locations bend and scales
-change. Three are tasks of `sbi_tasks.py`. All have standard normal priors, of which uniform and log-normal parameters are functions.
-Simulating costs next to nothing. CPU seconds add up all threads.
+Each row is a `KELFI.run` on given simulations, other ones than those before, made twice, and a `condition` on another observation, made
+twice: the second time nothing is left to compile, and that one is timed, with the reading of the model, learning and 1,000 draws.
+`first run` has its compilation too; the first rows of each problem and size compile most. Two problems have ten statistics and ten
+parameters: `linear`, where statistics are shifted normals, and `curved`, where locations bend and scales change. Three are tasks of `sbi_tasks.py`. All have standard normal priors, of which uniform and log-normal parameters are functions.
+CPU seconds add up all threads.
 
 With --neural, neural posterior estimation by `sbi` (its defaults: a masked autoregressive flow, trained until it stops by itself)
 learns from the same simulations and draws as many samples, after each row. It runs in a virtual environment of its own, which
@@ -80,64 +80,51 @@ NEURAL = Path(tempfile.gettempdir()) / "npe"
 WORKER = Path(__file__).with_name("npe_worker.py")
 
 
-class Clock:
-    """Seconds `(wall, CPU)` of calls without compilation, and the wall seconds of compilation."""
-
-    def __init__(self):
-        self.compiling = 0.0
-        jax.monitoring.register_event_duration_secs_listener(self._listen)
-
-    def _listen(self, event, seconds, **_):
-        if event.startswith("/jax/core/compile/"):
-            self.compiling += seconds
-
-    def time(self, function, *args, **kwargs):
-        """Seconds `(wall, CPU)` of one call, the wall seconds of its compilations, and its result."""
-        before = self.compiling
-        begun = np.array([time.perf_counter(), time.process_time()])
-        result = function(*args, **kwargs)
-        return np.array([time.perf_counter(), time.process_time()]) - begun, self.compiling - before, result
-
-
-CLOCK = Clock()
+def seconds(function, *args, **kwargs):
+    """Seconds `(wall, CPU)` of one call, and its result."""
+    begun = np.array([time.perf_counter(), time.process_time()])
+    result = function(*args, **kwargs)
+    return np.array([time.perf_counter(), time.process_time()]) - begun, result
 
 
 class Timed(ResidualKernelMeans):
     """The residual form, with the seconds of its last fit kept."""
 
-    seconds, compiling = np.zeros(2), 0.0
+    seconds = np.zeros(2)
 
     def fit(self, *args, **kwargs):
         """As `ResidualKernelMeans.fit`."""
-        Timed.seconds, Timed.compiling, surrogate = CLOCK.time(super().fit, *args, **kwargs)
+        Timed.seconds, surrogate = seconds(super().fit, *args, **kwargs)
         return surrogate
 
 
 def measure(problem, size, seed):
-    """Seconds of one run and one `condition`; compilation apart."""
+    """Seconds of one run and one `condition`, compiled, and of the first run; simulations `(theta, x)` and the observation."""
     rng_key = jax.random.key(seed)
-    kelfi = kme.KELFI(model_of(SIMULATORS[problem]), size, num_samples=1000, form=Timed(), progress_bar=False)
+    model = model_of(SIMULATORS[problem])
+    simulations = kme.simulate(rng_key, model, size, progress_bar=False)
+    kelfi = kme.KELFI(model, simulations=simulations, num_samples=1000, form=Timed(), progress_bar=False)
     theta = jax.random.normal(rng_key, (2, PARAMETERS[SIMULATORS[problem]]))
     first, second = (np.asarray(SIMULATORS[problem](rng_key, row), np.float64) for row in theta)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        whole, compiling, _ = CLOCK.time(kelfi.run, rng_key, x=first)
+        cold, _ = seconds(kelfi.run, rng_key, x=first)
+        run, _ = seconds(kelfi.run, rng_key, x=first)
         info = kelfi.info
-        again, again_compiling, _ = CLOCK.time(kelfi.condition, rng_key, x=second)
+        for _ in range(2):
+            further, _ = seconds(kelfi.condition, rng_key, x=second)
     row = {
         "problem": problem,
         "simulations": size,
-        "call": "first" if seed == 0 else "later",
-        "learning": Timed.seconds[0] - Timed.compiling,
-        "drawing": whole[0] - compiling - Timed.seconds[0] + Timed.compiling,
-        "both": whole[0] - compiling,
-        "both, CPU": whole[1] - compiling,
-        "compiling": compiling,
-        "condition": again[0] - again_compiling,
+        "first run": cold[0],
+        "run": run[0],
+        "run, CPU": run[1],
+        "learning": Timed.seconds[0],
+        "condition": further[0],
         "sampler": info["sampler"],
         "effective size": float(info["effective sample size"]),
     }
-    return row, (kelfi.simulations.arguments["x"], kelfi.simulations.x["x"], first)
+    return row, (simulations.arguments["x"], simulations.x["x"], first)
 
 
 def neural(theta, x, y):
@@ -157,7 +144,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--simulations", type=int, nargs="+", default=[300, 1000])
     parser.add_argument("--problems", nargs="+", default=list(SIMULATORS), choices=SIMULATORS)
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--neural", action="store_true")
     options = parser.parse_args()
     rows, text = [], ""
@@ -167,7 +154,7 @@ def main():
                 row, bank = measure(problem, size, seed)
                 if options.neural:
                     found = neural(*bank)
-                    row |= {"NPE": found["wall"], "NPE, CPU": found["cpu"], "NPE / both": found["wall"] / row["both"]}
+                    row |= {"NPE": found["wall"], "NPE, CPU": found["cpu"], "NPE / run": found["wall"] / row["run"]}
                 rows.append(row)
                 print({k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
                 table = report.table(list(rows[0]), [list(each.values()) for each in rows])
