@@ -10,10 +10,10 @@ from scipy import stats
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from numpyro_kme.kernel_means import residual
+from numpyro_kme.kernel_means.bandwidths import learn_bandwidths
 from numpyro_kme.kernel_means.objectives import Hyperparameters
 from numpyro_kme.kernel_means.published import KernelMeans
 from numpyro_kme.kernel_means.residual import ResidualKernelMeans
-from numpyro_kme.kernel_means.residual_density import learn_bandwidths
 from numpyro_kme.kernels.stationary import Gaussian
 
 FORM = ResidualKernelMeans()
@@ -277,6 +277,8 @@ def test_the_brief_version_is_short_where_rounding_is_harmless(linear):
         np.testing.assert_allclose(short, full, atol=1e-3)
         for part in (at.location, at.log_scale):
             np.testing.assert_allclose(part.on_host(np.asarray(points)), jax.vmap(part)(points), rtol=1e-10, atol=1e-12)
+            slopes = jax.vmap(jax.jacfwd(part))(points)
+            np.testing.assert_allclose(part.slopes(np.asarray(points)), slopes, rtol=1e-8, atol=1e-10)
         beyond = dataclasses.replace(at, location=dataclasses.replace(at.location, offset=jnp.array([1e39])))
         assert beyond.brief().location.points.dtype == np.float64
         both = dataclasses.replace(beyond.location, linear=at.location.linear - 1e39)

@@ -8,6 +8,7 @@ from jax.flatten_util import ravel_pytree
 from scipy import integrate, optimize, stats
 from scipy.special import ndtr
 
+from numpyro_kme.kernel_means import bandwidths as bd
 from numpyro_kme.kernel_means import chain, location, spread
 from numpyro_kme.kernel_means import residual_density as rd
 from numpyro_kme.kernel_means.chain import Chain, Coupling, fit_chain, shortened
@@ -179,6 +180,8 @@ def test_functions_take_as_many_gaussian_kernels_as_they_need(rng):
         for i, hyper in enumerate(hypers):
             expected = signal(hyper, points, z) @ fits.alpha[i] + 0.3
             np.testing.assert_allclose(found[:, i], expected, atol=most)
+    slopes = jax.vmap(jax.jacfwd(functions))(jnp.asarray(new))
+    np.testing.assert_allclose(functions.slopes(new), slopes, rtol=1e-8, atol=1e-8)
 
 
 def test_functions_are_as_exact_as_each_simulation_asks(rng):
@@ -326,20 +329,19 @@ def held_out_by_refit(z, j, beta, ridge):
 
 
 def test_held_out_weights_are_those_of_refits_with_an_intercept(rng):
-    z, beta, ridge = rng.normal(size=(8, 2)), 0.9, 0.3
-    gram = np.exp(-0.5 * ((z[:, None] - z[None]) ** 2).sum(-1) / beta**2)
-    weights = rd.held_out_weights(jnp.linalg.inv(gram + ridge * np.eye(8)))
-    np.testing.assert_allclose(weights, [held_out_by_refit(z, j, beta, ridge) for j in range(8)], atol=1e-10)
+    z = rng.normal(size=(8, 2))
+    found = bd.HeldOut.of(bandwidths(1, beta=0.9, lam=0.3 / 8), z, rng.normal(size=(8, 1))).signed
+    np.testing.assert_allclose(found, [held_out_by_refit(z, j, 0.9, 0.3) for j in range(8)], atol=1e-10)
 
 
 def bandwidths(n, eps=0.6, beta=1.3, lam=0.02, adapt=0.3):
-    return rd.Bandwidths(np.full(n, np.log(eps)), np.log(beta), np.log(lam), np.array(adapt))
+    return bd.Bandwidths(np.full(n, np.log(eps)), np.log(beta), np.log(lam), np.array(adapt))
 
 
 def test_held_out_density_is_a_double_loop(rng):
     z, r = rng.normal(size=(9, 2)), rng.normal(size=(9, 2))
-    found = jax.jit(rd.held_out_log_density)(bandwidths(2), z, r)
-    sizes = np.asarray(rd.kernel_sizes(jnp.asarray(r), jnp.full(2, 0.6), 0.3))
+    found = bd.HeldOut.of(bandwidths(2), z, r).defended()
+    sizes = bd.kernel_sizes(r, bandwidths(2))
     for j in range(9):
         weights = held_out_by_refit(z, j, 1.3, 9 * 0.02)
         weights = 0.5 * (weights + np.sqrt(weights**2 + (0.1 / 9) ** 2))
@@ -350,35 +352,46 @@ def test_held_out_density_is_a_double_loop(rng):
         np.testing.assert_allclose(found[j], np.log(expected), rtol=1e-9)
 
 
-def value_and_gradient(at, z, r):
-    (value, _), gradient = rd._value_and_gradient(at, z, r)
-    return value, gradient
+def test_sizes_follow_a_held_out_pilot_density(rng, monkeypatch):
+    monkeypatch.setattr(bd, "ROWS", 4)
+    r, at = rng.normal(size=(9, 2)), bandwidths(2)
+    pilot = [np.mean([stats.norm.pdf(r[j], 0.8 * r[i], 0.6).prod() for i in range(9) if i != j]) for j in range(9)]
+    pilot = np.log(pilot + 0.02 * stats.multivariate_t(np.zeros(2), 4.0 * np.eye(2), df=3).pdf(r))
+    expected = -0.3 * (pilot - pilot.mean())
+    np.testing.assert_allclose(np.log(bd.kernel_sizes(r, at)), expected, rtol=1e-9)
+    np.testing.assert_allclose(bd.HeldOut.of(at, rng.normal(size=(9, 2)), r).sizes.log_size, expected, rtol=1e-9)
 
 
 def test_gradient_of_the_held_out_density_agrees_with_finite_differences(rng):
     z, r, at = rng.normal(size=(15, 2)), rng.normal(size=(15, 2)), bandwidths(2)
-    value, gradient = value_and_gradient(at, z, r)
+    value, gradient = bd.loss(at, z, r)
     leaves, structure = jax.tree.flatten(at)
     for k, leaf in enumerate(leaves):
-        step = 1e-5 * np.ones(np.shape(leaf))
-        up, down = (structure.unflatten([*leaves[:k], leaf + s * step, *leaves[k + 1 :]]) for s in (1, -1))
-        slope = (value_and_gradient(up, z, r)[0] - value_and_gradient(down, z, r)[0]) / 2e-5
-        np.testing.assert_allclose(np.sum(jax.tree.leaves(gradient)[k]), slope, rtol=1e-5, atol=1e-6)
+        for step in 1e-5 * np.eye(np.size(leaf)).reshape(-1, *np.shape(leaf)):
+            up, down = (structure.unflatten([*leaves[:k], leaf + s * step, *leaves[k + 1 :]]) for s in (1, -1))
+            slope = (bd.loss(up, z, r)[0] - bd.loss(down, z, r)[0]) / 2e-5
+            np.testing.assert_allclose(np.sum(jax.tree.leaves(gradient)[k] * step) / 1e-5, slope, rtol=1e-5, atol=1e-6)
     assert np.isfinite(value)
+
+
+def test_loss_is_infinite_where_weights_cannot_be_learnt(rng):
+    z = np.zeros((6, 1))
+    with np.errstate(all="ignore"):
+        assert not np.isfinite(bd.loss(bandwidths(1, lam=1e-30), z, rng.normal(size=(6, 1)))[0])
 
 
 @pytest.mark.parametrize("outliers", [0, 6])
 def test_the_broad_share_maximises_the_held_out_density(outliers, rng):
     z, r, at = rng.normal(size=(60, 2)), rng.normal(size=(60, 2)), bandwidths(2)
     r[:outliers] *= 30.0
-    mixture = np.asarray(rd._held_out_mixture(at, z, r))
+    mixture = bd.HeldOut.of(at, z, r).mixture
     broad = stats.multivariate_t(np.zeros(2), 4.0 * np.eye(2), df=3).logpdf(r)
 
     def loss(w):
-        return -np.sum(np.logaddexp(np.log1p(-w) + mixture, np.log(w) + broad)) - rd.PRIOR_COUNT * np.log(w)
+        return -np.sum(np.logaddexp(np.log1p(-w) + mixture, np.log(w) + broad)) - bd.PRIOR_COUNT * np.log(w)
 
-    best = optimize.minimize_scalar(loss, bounds=(1e-7, rd.LARGEST_SHARE), method="bounded", options={"xatol": 1e-9}).x
-    scores = rd.HeldOutScores.of(at, z, r, 60)
+    best = optimize.minimize_scalar(loss, bounds=(1e-7, bd.LARGEST_SHARE), method="bounded", options={"xatol": 1e-9}).x
+    scores = bd.HeldOutScores.of(at, z, r, 60)
     assert scores.share() == pytest.approx(best, rel=0.02)
     normal = stats.norm.logpdf(r).sum(axis=1)
     assert scores.gain() == pytest.approx(
@@ -419,7 +432,7 @@ def test_far_from_all_residuals_the_broad_density_is_left_in_float32(rng):
 def test_weights_need_the_leading_eigenvectors_only(rng, dim, beta, lam):
     """Where kernels are wide and where they are narrow; those whose eigenvalues are near the bound may be in or out."""
     z = rng.normal(size=(120, dim))
-    gram, ridge = np.asarray(rd._gram(z, beta)), 120 * lam
+    gram, ridge = np.exp(-0.5 * ((z[:, None] - z[None]) ** 2).sum(-1) / beta**2), 120 * lam
     values, vectors = np.linalg.eigh(gram)
     found = rd._basis(gram, ridge)
     for lowest in (1.01, 0.99):

@@ -9,10 +9,11 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme import _checks, _linalg
+from numpyro_kme.kernel_means.bandwidths import HeldOutScores, learn_bandwidths
 from numpyro_kme.kernel_means.base import Form
 from numpyro_kme.kernel_means.chain import Chain, fit_chain
 from numpyro_kme.kernel_means.location import Location, learn_location, start_locations
-from numpyro_kme.kernel_means.residual_density import HeldOutScores, fit_residual_density, learn_bandwidths
+from numpyro_kme.kernel_means.residual_density import fit_residual_density
 from numpyro_kme.kernel_means.residual_surrogate import Gains, ResidualSurrogate
 from numpyro_kme.kernel_means.ridge import RidgeFunctions
 from numpyro_kme.kernel_means.smoothness import Inputs, Regression

@@ -127,7 +127,7 @@ class ResidualSurrogate(Surrogate):
         prior has 1 in each coordinate. 0 for constant statistics.
         """
         information = np.zeros((self.transform.num_raw, self.dim))
-        information[list(self.transform.kept)] = _linalg.on_host(_over_simulations, self)[0]
+        information[list(self.transform.kept)] = self._over_simulations()[0]
         return information
 
     def relevance(self) -> np.ndarray:
@@ -137,7 +137,7 @@ class ResidualSurrogate(Surrogate):
     def describe(self) -> Mapping[str, Any]:
         """How location, scale and transforms were fitted, and how well: sentences, and numbers for each statistic."""
         density = self.density
-        changes = _linalg.on_host(_over_simulations, self)[1] > CHANGING
+        changes = self._over_simulations()[1] > CHANGING
         curved = np.count_nonzero(self.location.bump, axis=1) > 0
         explained = -np.expm1(-2.0 * np.maximum(np.asarray(self.gains.location), 0.0))
         return {
@@ -169,6 +169,12 @@ class ResidualSurrogate(Surrogate):
             f"{within}; farthest from the middle in statistic {self.transform.kept[worst]}, by "
             f"{np.sinh(abs(place[worst])):.2g} robust standard deviations"
         )
+
+    def _over_simulations(self) -> tuple[np.ndarray, np.ndarray]:
+        """Information, `(n, D)`, and standard deviation of each log scale, `(n,)`, over at most 300 simulations."""
+        points = np.asarray(self.density.points)[:300]
+        slopes, log_scale = self.location.slopes(points), self.log_scale.on_host(points)
+        return np.mean(np.square(slopes) * np.exp(-2.0 * log_scale)[:, :, None], axis=0), np.std(log_scale, axis=0)
 
     def _list(self, chosen: np.ndarray) -> str:
         """Raw numbers of the statistics that are marked, `(n,)`, in words."""
@@ -244,13 +250,3 @@ class ResidualAt(LikelihoodAt):
 @jax.jit
 def _prepare(surrogate, y):
     return surrogate._at(y)
-
-
-@jax.jit
-def _over_simulations(surrogate):
-    """Information, `(n, D)`, and standard deviation of each log scale, `(n,)`, over at most 300 simulations."""
-    points = jnp.asarray(surrogate.density.points)[:300]
-    slopes = jax.vmap(jax.jacfwd(surrogate.location))(points)
-    log_scale = jax.vmap(surrogate.log_scale)(points)
-    information = jnp.mean(jnp.square(slopes) * jnp.exp(-2.0 * log_scale)[:, :, None], axis=0)
-    return information, jnp.std(log_scale, axis=0)

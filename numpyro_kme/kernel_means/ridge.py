@@ -75,11 +75,28 @@ class RidgeFunctions:
 
     def on_host(self, z: np.ndarray, kind: type[np.floating] = np.float64) -> np.ndarray:
         """Values `(k, n)` at points `(k, D)` as NumPy computes them in a given precision."""
-        z, points, precision = np.asarray(z, kind), np.asarray(self.points, kind), np.asarray(self.precision, kind)
-        near = z @ (precision * points).T - kind(0.5) * np.square(z) @ precision.T
-        near -= kind(0.5) * np.sum(precision * np.square(points), axis=1)
+        z = np.asarray(z, kind)
         straight = np.asarray(self.offset, kind) + features(z).astype(kind) @ np.asarray(self.linear, kind).T
-        return straight + np.exp(near) @ np.asarray(self.bump, kind).T
+        return straight + self._kernels(z) @ np.asarray(self.bump, kind).T
+
+    def slopes(self, z: np.ndarray) -> np.ndarray:
+        """Derivatives `(k, n, D)` at points `(k, D)`, by NumPy."""
+        points, precision, bump = (np.asarray(leaf) for leaf in (self.points, self.precision, self.bump))
+        near, dim = self._kernels(z), z.shape[1]
+        normal, uniform = np.split(np.asarray(self.linear), [dim], axis=1)
+        bell = np.sqrt(6.0 / np.pi) * np.exp(-0.5 * np.square(z))
+        curved = [
+            near @ (bump * (precision * points)[:, d]).T - z[:, [d]] * (near @ (bump * precision[:, d]).T)
+            for d in range(dim)
+        ]
+        return normal + uniform * bell[:, None, :] + np.stack(curved, axis=-1)
+
+    def _kernels(self, z):
+        """Gaussian kernels `(k, r)`, in the precision of `z`."""
+        points, precision = np.asarray(self.points, z.dtype), np.asarray(self.precision, z.dtype)
+        near = z @ (precision * points).T - z.dtype.type(0.5) * np.square(z) @ precision.T
+        near -= z.dtype.type(0.5) * np.sum(precision * np.square(points), axis=1)
+        return np.exp(near, out=near)
 
 
 def padded(size: int, least: int = 64) -> int:
