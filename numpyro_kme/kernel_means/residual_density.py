@@ -91,7 +91,7 @@ def fit_residual_density(
     """The density from all residuals at given bandwidths. Cost: `m r^2` where `K` has numerical rank `r`."""
     beta, ridge = float(np.exp(bandwidths.beta)), len(z) * float(np.exp(bandwidths.lam))
     basis = _basis(np.exp(-0.5 / beta**2 * cdist(z, z, "sqeuclidean")), ridge)
-    basis = np.pad(basis, ((0, 0), (0, padded(basis.shape[1], 16) - basis.shape[1])))
+    basis = np.pad(basis, ((0, 0), (0, padded(basis.shape[1], 16, 64) - basis.shape[1])))
     ones = 1.0 - basis @ basis.sum(axis=0)
     return ResidualDensity(
         z,

@@ -99,9 +99,9 @@ class RidgeFunctions:
         return np.exp(near, out=near)
 
 
-def padded(size: int, least: int = 64) -> int:
-    """`size` rounded up to `least` times a power of four up to 256, of two above: few sizes, few compilations."""
-    return least if size <= least else padded(size, (4 if least < 256 else 2) * least)
+def padded(size: int, least: int = 64, coarse: int = 256) -> int:
+    """`size` rounded up to `least` times a power of four up to `coarse`, of two above: few sizes, few compilations."""
+    return least if size <= least else padded(size, (4 if least < coarse else 2) * least, coarse)
 
 
 def _sparse(kernels: np.ndarray, weights: np.ndarray, basis: np.ndarray) -> tuple[np.ndarray, list[int], np.ndarray]:
