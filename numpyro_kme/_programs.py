@@ -30,20 +30,21 @@ class Program:
         self._compiled: dict[tuple, Callable] = {}
 
     def __call__(self, *args: Any) -> Any:
-        """`function(*args)`, compiled at most once for each structure, shapes and precision."""
+        """`function(*args)`, compiled at most once for each structure, shapes, precision and device."""
         leaves, structure = jax.tree.flatten(args)
+        where = (getattr(jax.config, "jax_default_device", None), *(getattr(leaf, "sharding", None) for leaf in leaves))
         kind = (structure, jnp.result_type(float), *((np.shape(leaf), str(jnp.result_type(leaf))) for leaf in leaves))
-        if kind not in self._compiled:
-            self._compiled[kind] = _compile(self._function, args)
-        return self._compiled[kind](*args)
+        if (where, kind) not in self._compiled:
+            self._compiled[where, kind] = _compile(self._function, args, where)
+        return self._compiled[where, kind](*args)
 
 
-def _compile(function, args) -> Callable:
+def _compile(function, args, where) -> Callable:
     lowered = function.lower(*args)
     text = lowered.as_text()
     if "callback" in text or getattr(jax.config, "jax_use_simplified_jaxpr_constants", False):
         return function
-    key = sha256(text.encode()).hexdigest(), lowered.in_tree, lowered.out_tree
+    key = sha256(text.encode()).hexdigest(), lowered.in_tree, lowered.out_tree, where
     with _lock:
         found = _shared.pop(key, None)
     found = lowered.compile() if found is None else found
