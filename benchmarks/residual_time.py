@@ -5,8 +5,8 @@
 Each row is a `KELFI.run` on given simulations, other ones than those before, made twice, and a `condition` on another observation, made
 twice: the second time nothing is left to compile, and that one is timed, with the reading of the model, learning and 1,000 draws.
 `first run` has its compilation too; the first rows of each problem and size compile most. Two problems have ten statistics and ten
-parameters: `linear`, where statistics are shifted normals, and `curved`, where locations bend and scales change. Three are tasks of `sbi_tasks.py`. All have standard normal priors, of which uniform and log-normal parameters are functions.
-CPU seconds add up all threads.
+parameters: `linear`, where statistics are shifted normals, and `curved`, where locations bend and scales change. Three are tasks of
+`sbi_tasks.py`. All have standard normal priors, of which uniform and log-normal parameters are functions. CPU seconds add up all threads.
 
 With --neural, neural posterior estimation by `sbi` (its defaults: a masked autoregressive flow, trained until it stops by itself)
 learns from the same simulations and draws as many samples, after each row. It runs in a virtual environment of its own, which
@@ -90,11 +90,11 @@ def seconds(function, *args, **kwargs):
 class Timed(ResidualKernelMeans):
     """The residual form, with the seconds of its last fit kept."""
 
-    seconds = np.zeros(2)
+    last = np.zeros(2)
 
     def fit(self, *args, **kwargs):
         """As `ResidualKernelMeans.fit`."""
-        Timed.seconds, surrogate = seconds(super().fit, *args, **kwargs)
+        Timed.last, surrogate = seconds(super().fit, *args, **kwargs)
         return surrogate
 
 
@@ -119,7 +119,7 @@ def measure(problem, size, seed):
         "first run": cold[0],
         "run": run[0],
         "run, CPU": run[1],
-        "learning": Timed.seconds[0],
+        "learning": Timed.last[0],
         "condition": further[0],
         "sampler": info["sampler"],
         "effective size": float(info["effective sample size"]),

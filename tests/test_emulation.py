@@ -147,9 +147,8 @@ def test_vectors_and_points_of_a_centering_law(thorough):
     joined = np.concatenate([np.broadcast_to(x, (24, 80, 2)), found.tasks.extra[0]], axis=1)
     means = np.einsum("rn,rnd->rd", found.tasks.weights, joined)
     error = np.sqrt(np.mean(np.square(found.u - means), axis=0)) / means.std(axis=0)
-    assert (
-        error < 0.3
-    ).all()  # .06 to .17 over ten keys; minima that missed the points would be off by 1.5 and 4.5 by arithmetic
+    # .06 to .17 over ten keys; minima that missed the points would be off by 1.5 and 4.5 by arithmetic
+    assert (error < 0.3).all()
 
 
 @pytest.mark.slow

@@ -93,7 +93,7 @@ def _chosen(z: np.ndarray, residuals: np.ndarray, subset: int) -> tuple[np.ndarr
 
 
 def loss(bandwidths: Bandwidths, z: np.ndarray, residuals: np.ndarray) -> tuple[float, Bandwidths]:
-    """Minus the held-out log density and the log prior, and its gradient; infinite where `K + m lam I` cannot be factorised."""
+    """Minus the held-out log density and the log prior, and its gradient; NaN where `K + m lam I` cannot be factorised."""
     found = HeldOut.of(bandwidths, z, residuals)
     penalty, slope = bandwidths.penalty()
     gradient = found.gradient()
@@ -177,7 +177,7 @@ class HeldOut(NamedTuple):
 
     def defended(self) -> np.ndarray:
         """Held-out log densities with the share `DEFENSIVE` of the broad one, `(m,)`."""
-        return np.logaddexp(log(1.0 - DEFENSIVE) + self.mixture, log(DEFENSIVE) + self.broad)
+        return _defended(self.mixture, self.broad)
 
     def gradient(self) -> Bandwidths:
         """Of the sum of `defended`."""
@@ -277,8 +277,7 @@ class HeldOutScores(NamedTuple):
 
     def gain(self) -> float:
         """Mean held-out log density, with the share `DEFENSIVE`, over that of independent standard normals."""
-        defended = np.logaddexp(log(1.0 - DEFENSIVE) + self.mixture, log(DEFENSIVE) + self.broad)
-        return float(np.mean(defended - self.normal))
+        return float(np.mean(_defended(self.mixture, self.broad) - self.normal))
 
     def share(self) -> float:
         """Share `w` of the broad density that held-out simulations ask for, by expectation-maximisation.
@@ -293,12 +292,16 @@ class HeldOutScores(NamedTuple):
         return float(share)
 
 
+def _defended(mixture, broad):
+    """Log of the mixture of two log densities, with the share `DEFENSIVE` of the second."""
+    return np.logaddexp(log(1.0 - DEFENSIVE) + mixture, log(DEFENSIVE) + broad)
+
+
 def _shifts(residuals, bandwidths):
     """Residuals over `eps`, and shrunk by `sqrt(1 - eps^2)` over `eps`."""
     eps = np.exp(bandwidths.eps)
-    return (residuals / eps).astype(residuals.dtype), (residuals * (np.sqrt(1.0 - eps**2) / eps)).astype(
-        residuals.dtype
-    )
+    narrow, shrunk = (factor.astype(residuals.dtype) for factor in (1.0 / eps, np.sqrt(1.0 - eps**2) / eps))
+    return residuals * narrow, residuals * shrunk
 
 
 def _gradient_of_eps(of_near, shifts, bandwidths):

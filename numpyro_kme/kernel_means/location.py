@@ -155,6 +155,8 @@ def defended(log_density: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.nda
 def start_locations(at: Inputs, x: np.ndarray, natural_zero: np.ndarray, warp: bool) -> Location:
     """Where to start for each statistic: the best of a grid of warps and regressions by their held-out density.
 
+    After each shape of the regressions only the better half of the warps is tried with the next.
+
     Args:
         at: Coordinates.
         x: Statistics, `(n, m)`, in their robust standard deviations.
