@@ -19,18 +19,9 @@ os.environ |= {
 import jax
 import numpy as np
 import pytest
+from precision import pytest_runtest_setup  # noqa: F401
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
-
-
-@pytest.fixture(autouse=True)
-def precision(request):
-    """64 bits for the tests that ask for them, and for no other."""
-    if request.node.get_closest_marker("x64") is None:
-        yield
-    else:
-        with jax.enable_x64(True):
-            yield
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -68,6 +68,7 @@ def test_effective_sample_size():
     assert kme.effective_sample_size(np.zeros(3)) == 0
 
 
+@pytest.mark.x64
 @pytest.mark.parametrize(
     "estimator",
     [
@@ -125,6 +126,7 @@ def test_remoteness_seldom_alarms(law, rng):
     assert alarms.sum() <= (400 / 51 + 5 * np.sqrt(400 / 51) if law == "standard_cauchy" else 2)
 
 
+@pytest.mark.x64
 def test_distribution_regression_against_dense(rng):
     """Dense solves, one for each data set left out; the error of a low-rank factor by its tolerance."""
     theta = rng.normal(size=(60, 2))

@@ -88,6 +88,7 @@ def test_newton_walks_down_a_curved_valley(objective):
     assert np.abs(stopped.remaining).max() > 1e-3
 
 
+@pytest.mark.x64
 def test_weights_are_dirichlet_and_belong_to_their_replicate():
     data, key = jnp.zeros((20, 1)), jax.random.key(0)
     w = np.asarray(DirichletProcess().weights(key, np.arange(4000), 20))

@@ -116,6 +116,7 @@ EXACT = {
 }
 
 
+@pytest.mark.x64
 @pytest.mark.parametrize("name", list(EXACT))
 def test_exact_coordinates(name):
     model, names, one_to_one = EXACT[name]
@@ -215,6 +216,7 @@ INEXACT = {
 }
 
 
+@pytest.mark.x64
 @pytest.mark.parametrize("name", list(INEXACT))
 def test_coordinates_that_are_only_about_normal_say_why(name):
     model, reason = INEXACT[name]
@@ -256,6 +258,7 @@ LINKS = {
 }
 
 
+@pytest.mark.x64
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", list(LINKS))
 def test_functions_are_recognised_with_affine_maps_around_them(name, dtype):
@@ -281,6 +284,7 @@ def test_other_functions_are_not_taken_for_one_of_the_list(a):
     assert _links.find(np.asarray(a(t)), t) is None
 
 
+@pytest.mark.x64
 def test_standardising_a_table():
     table = np.random.default_rng(0).normal([1.0, -50.0, 0.0], [2.0, 0.1, 0.0], (500, 3)) + np.array([0.0, 0.0, 4.0])
     coordinates = Coordinates.standardise(table)
@@ -293,6 +297,7 @@ def test_standardising_a_table():
     np.testing.assert_allclose(z[:, 0], (table[:, 0] - median) / ((high - low) / 2), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.x64
 def test_coordinates_are_a_pytree_with_derivatives():
     problem = Problem.read(dependent)
     coordinates = Coordinates.from_prior(random.key(0), problem, num_draws=100)

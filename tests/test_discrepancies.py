@@ -34,6 +34,7 @@ def random_weights(rng, n):
     return weights / weights.sum()
 
 
+@pytest.mark.x64
 @pytest.mark.parametrize("unbiased", [True, False])
 @pytest.mark.parametrize("sizes", [(7, 5), (300, 620)])  # one tile; several, partly filled
 @pytest.mark.parametrize("dim", [1, 3])  # by differences; by products
@@ -90,6 +91,7 @@ def test_expectations_of_both_estimators():
     assert null_biased.min() > 0
 
 
+@pytest.mark.x64
 def test_energy_distance_against_scipy(rng):
     from scipy.stats import energy_distance
 
@@ -100,12 +102,14 @@ def test_energy_distance_against_scipy(rng):
     np.testing.assert_allclose(induced, value, rtol=1e-10)
 
 
+@pytest.mark.x64
 def test_linear_kernel_compares_means(rng):
     x, y = rng.normal(size=(40, 3)), rng.normal(size=(25, 3)) + 0.4
     expected = np.sum((x.mean(0) - y.mean(0)) ** 2)
     np.testing.assert_allclose(squared_mmd(K.Linear(), x, y, unbiased=False), expected, rtol=1e-10)
 
 
+@pytest.mark.x64
 @pytest.mark.parametrize("size", [8, 300])
 def test_gradients(size, rng):
     x, y = rng.normal(size=(size, 2)), rng.normal(size=(5, 2))
@@ -138,6 +142,7 @@ def test_no_full_gram_matrix_is_held():
         assert memory.temp_size_in_bytes < 0.1 * n * n * 8
 
 
+@pytest.mark.x64
 def test_samples_of_anything(rng):
     x, y = rng.normal(size=(6, 4, 2)), rng.normal(size=(5, 3, 2))
     kernel = K.EmpiricalMeasure(K.Gaussian(1.0), 0.5)
@@ -146,6 +151,7 @@ def test_samples_of_anything(rng):
     np.testing.assert_allclose(squared_mmd(kernel, x, y, unbiased=False), expected, rtol=1e-9)
 
 
+@pytest.mark.x64
 @pytest.mark.parametrize(("dtype", "lowest"), [("float64", -1021), ("float32", -125)])
 def test_fast_powers_are_right_to_the_last_digit(dtype, lowest):
     t = np.concatenate([np.linspace(lowest, 1e-5, 20_001), np.arange(lowest, 1) + 0.5]).astype(dtype)
@@ -197,6 +203,7 @@ def test_points_far_away_cost_no_digits_in_single_precision(far, rng):
     np.testing.assert_allclose(single, exact, rtol=2e-4)
 
 
+@pytest.mark.x64
 def test_factored_gaussian_is_the_gaussian(rng):
     x, y, kernel = rng.normal(size=(6, 3)) + 40.0, rng.normal(size=(5, 3)) + 40.0, K.Gaussian(np.array([0.5, 1.0, 2.0]))
     left, right, precise = factors(kernel, jnp.asarray(x), jnp.asarray(y))

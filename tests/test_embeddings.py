@@ -14,6 +14,7 @@ def gram(x, y, l=0.8):
     return np.exp(-0.5 * np.sum(((x[:, None] - y[None]) / l) ** 2, axis=-1))
 
 
+@pytest.mark.x64
 @pytest.mark.parametrize("size", [6, 400])
 def test_inner_products_match_double_loops(size, rng):
     x, y, t = rng.normal(size=(size, 2)), rng.normal(size=(4, 2)), rng.normal(size=(900, 2))
@@ -26,6 +27,7 @@ def test_inner_products_match_double_loops(size, rng):
     np.testing.assert_allclose(mu.squared_distance(nu), signed @ gram(joint, joint) @ signed, rtol=1e-9)
 
 
+@pytest.mark.x64
 def test_inner_product_with_a_function_of_the_space_is_its_expectation(rng):
     """`f = sum_j c_j k(z_j, .)` has `<f, mu> = sum_i w_i f(x_i)`."""
     x, z, w, c = rng.normal(size=(6, 2)), rng.normal(size=(3, 2)), rng.normal(size=6), rng.normal(size=3)
@@ -35,6 +37,7 @@ def test_inner_product_with_a_function_of_the_space_is_its_expectation(rng):
     np.testing.assert_allclose(mu.expectation(values), np.einsum("i,iab->ab", w, values), rtol=1e-12)
 
 
+@pytest.mark.x64
 def test_uniform_weights_give_the_biased_mmd(rng):
     x, y = rng.normal(size=(6, 2)), rng.normal(size=(4, 2))
     mu, nu = MeanEmbedding(K.Laplace(1.0), x), MeanEmbedding(K.Laplace(1.0), y)
@@ -42,6 +45,7 @@ def test_uniform_weights_give_the_biased_mmd(rng):
     np.testing.assert_allclose(mu.squared_distance(nu), expected, rtol=1e-10)
 
 
+@pytest.mark.x64
 def test_embeddings_are_pytrees(rng):
     x, t = rng.normal(size=(6, 2)), rng.normal(size=(3, 2))
     evaluate = jax.jit(lambda mu, t: mu(t))
@@ -70,6 +74,7 @@ def fitted():
     return inputs, theta, values, lam, ConditionalMeanEmbedding.fit(inputs, K.Gaussian(0.8), lam)
 
 
+@pytest.mark.x64
 def test_conditional_embedding_is_the_mean_of_a_gaussian_process(fitted):
     tinygp = pytest.importorskip("tinygp")
     inputs, theta, values, lam, embedding = fitted
@@ -78,6 +83,7 @@ def test_conditional_embedding_is_the_mean_of_a_gaussian_process(fitted):
     np.testing.assert_allclose(embedding.expectation(values, theta), np.stack(expected, axis=1), rtol=1e-8)
 
 
+@pytest.mark.x64
 def test_conditional_embedding_is_kernel_ridge_regression(fitted):
     ridge = pytest.importorskip("sklearn.kernel_ridge")
     inputs, theta, values, lam, embedding = fitted

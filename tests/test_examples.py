@@ -66,6 +66,7 @@ def plain_statistics(series):
     )
 
 
+@pytest.mark.x64
 def test_blowfly_recursion_equals_a_plain_loop(rng):
     points = blowfly.PRIOR_MEAN + blowfly.PRIOR_SD * rng.normal(size=(20, 6))
     points[:3, 5] = np.log([0.3, 229.0, 4000.0])  # a lag of one, the longest that matters, and one beyond
@@ -75,6 +76,7 @@ def test_blowfly_recursion_equals_a_plain_loop(rng):
         np.testing.assert_allclose(found[k], plain_population(points[k], *noise[k]), rtol=1e-9, atol=1e-200)
 
 
+@pytest.mark.x64
 def test_blowfly_statistics_equal_a_plain_loop(rng):
     walks = np.exp(np.cumsum(0.4 * rng.normal(size=(20, 180)), axis=1))
     found = jax.jit(jax.vmap(blowfly.statistics))(walks)
@@ -188,6 +190,7 @@ def test_gillespie_aborts_with_nan_and_survives_extinction():
     ).all()
 
 
+@pytest.mark.x64
 def test_lotka_volterra_statistics_equal_numpy(rng):
     series = np.cumsum(rng.normal(size=(151, 2)), axis=0)
     x, y = (series - series.mean(0)).T

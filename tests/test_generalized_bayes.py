@@ -112,6 +112,7 @@ def test_kernels_that_bring_new_keys_leave_common_noise_as_it_is():
     assert own == same != other
 
 
+@pytest.mark.x64
 def test_the_gradient_is_that_of_the_density():
     gb = generalized_bayes(model, MMD(Gaussian(1.0), free_mass=True), weight=1.0, noise=CommonNoise(64))
     density = jax.jit(lambda m: log_density(gb, (X, 0.5), {}, {"mean": m})[0])
@@ -130,6 +131,7 @@ def sloped(noise, a, c):
     return jnp.array([a, 0.5]) * c + noise
 
 
+@pytest.mark.x64
 def test_vectors_covariates_and_single_precision():
     covariate, y = np.linspace(-1.0, 1.0, 12), RNG.normal(size=(12, 2))
     loss = MMD(Gaussian(1.0), covariate_kernel=Gaussian(0.5))

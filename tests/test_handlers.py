@@ -73,6 +73,7 @@ def mcmc():
     return mcmc
 
 
+@pytest.mark.x64
 def test_the_density_is_that_of_the_model_written_out():
     theta, b = np.array([0.3, -0.7]), 0.2
     found = same_density(SMODEL, exact, (X, Y), {"theta": jnp.asarray(theta), "b": jnp.asarray(b)})
@@ -304,6 +305,7 @@ LATENTS = {
 }
 
 
+@pytest.mark.x64
 @jax.numpy_rank_promotion("allow")  # NumPyro's own Normal under plates
 def test_one_likelihood_of_single_calls_serves_plates_of_groups_and_of_draws():
     def scored(model):
@@ -335,6 +337,7 @@ def learnt(m=37):
     return fit_likelihood(theta, x, form=KernelMeans(hyperparameters=hyper))
 
 
+@pytest.mark.x64
 def test_draws_along_a_plate_multiply_their_learnt_densities():
     fitted, draws, theta = learnt(), np.random.default_rng(2).normal(size=(3, 2)), jnp.array([0.2, -0.1])
 
@@ -349,6 +352,7 @@ def test_draws_along_a_plate_multiply_their_learnt_densities():
     np.testing.assert_allclose(found, dist.Normal(0.0, 1.0).log_prob(theta).sum() + sum(one), rtol=1e-10)
 
 
+@pytest.mark.x64
 def test_a_learnt_likelihood_is_prepared_once_and_not_at_each_evaluation():
     x = np.array([0.3, -0.4])
     model = lambda x: numpyro.sample(  # noqa: E731

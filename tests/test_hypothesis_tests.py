@@ -14,6 +14,7 @@ from numpyro_kme.mmd_estimators import Fourier, LinearTime, Quadratic
 KEY = jax.random.key(0)
 
 
+@pytest.mark.x64
 def test_statistics_by_other_code(rng):
     x, y = rng.normal(size=(12, 2)), 0.5 + rng.normal(size=(9, 2))
     found = mmd_test(KEY, Laplace(0.8), x, y, num_permutations=50)
@@ -69,6 +70,7 @@ def test_estimators_are_unbiased(kind, shift):
     assert abs(found.mean() - exact_mmd(shift)) < 4 * found.std() / np.sqrt(2000)
 
 
+@pytest.mark.x64
 def test_linear_time_by_a_loop(rng):
     x, y = rng.normal(size=(7, 2)), rng.normal(size=(9, 2))
     k = lambda a, b: np.exp(-0.5 * np.sum((a - b) ** 2) / 0.49)  # noqa: E731

@@ -90,6 +90,7 @@ def test_predictive_density_is_the_mean_over_the_posterior(kelfi):
     np.testing.assert_allclose(mass, 1.0, atol=0.15)
 
 
+@pytest.mark.x64
 def test_learns_the_prior(kelfi):
     """At the learnt mean and sd the penalised marginal, by quadrature, is highest; densities use the learnt prior."""
     learnt = kme.KELFI(conjugate, simulations=kelfi.simulations, form=kme.KernelMeans(), learn_prior=True)
@@ -313,6 +314,7 @@ def test_a_likelihood_from_a_table():
         fitted(jnp.zeros(1), jnp.zeros(2))
 
 
+@pytest.mark.x64
 def test_batches_of_parameters_and_data(kelfi):
     fitted = kelfi.likelihoods["x"]
     theta, y = np.array([0.1, 0.5, -0.3]), np.array([[0.0], [0.4], [1.0]])

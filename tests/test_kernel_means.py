@@ -49,6 +49,7 @@ def signed_values(likelihood, points):
     return np.asarray(sign * jnp.exp(log_size))
 
 
+@pytest.mark.x64
 def test_likelihood_by_hand(surrogate):
     values = signed_values(surrogate.at(Y), POINTS)
     np.testing.assert_allclose(values, likelihood_by_hand(Z, X, Y, POINTS), rtol=1e-9, atol=1e-12)
@@ -60,6 +61,7 @@ def test_likelihood_by_hand(surrogate):
     )
 
 
+@pytest.mark.x64
 def test_prediction_of_an_independent_gaussian_process(surrogate):
     """The likelihood is a predictive mean and `variance` the predictive variance, to 1e-8."""
     likelihood = surrogate.at(Y)
@@ -118,6 +120,7 @@ def test_positive_version(surrogate):
             assert (slope @ (jnp.asarray(likelihood.centre, dtype) - z)) > 0
 
 
+@pytest.mark.x64
 @pytest.mark.parametrize("value", [1.0, 1e-3, 0.0, -1e-3, -2.0])
 @pytest.mark.parametrize("floor", [1e-2, 1e-9])
 def test_positive_part(value, floor):
@@ -246,6 +249,7 @@ def test_unfactorisable_matrix():
         KernelMeans(hyperparameters=hyper).fit(Z, X)
 
 
+@pytest.mark.x64
 def test_other_data_kernels():
     """A kernel of another family on raw vectors; data sets and time series, compared as a whole."""
     raw = KernelMeans(hyperparameters=Hyperparameters(Gaussian(BETA), Laplace(2.0), LAM), standardise=False).fit(Z, X)
@@ -278,6 +282,7 @@ def test_other_data_kernels():
     np.testing.assert_allclose(values, np.exp(-0.5 * squared(POINTS, Z, BETA)) @ weights, rtol=1e-8, atol=1e-12)
 
 
+@pytest.mark.x64
 def test_statistics_transform():
     x = np.c_[X, RNG.poisson(0.1, M), np.full(M, 3.0)]
     x[5, 0] = 1e30

@@ -61,6 +61,7 @@ def test_the_tolerance_bounds_what_is_left_out(dense):
         assert f"{len(found.pivots)} pivots" in low.describe()["solve"]
 
 
+@pytest.mark.x64
 def test_low_rank_by_hand(rough):
     """The formulas with `l(a, P) l(P, P)^-1 l(P, b)` in the place of `l(a, b)`, by dense matrices."""
     pivots = rough.solution.pivots

@@ -45,6 +45,7 @@ def squared(a, b, scale):
     return np.sum(((a[:, None] - b[None]) / scale) ** 2, axis=-1)
 
 
+@pytest.mark.x64
 @pytest.mark.parametrize("function", [adjoint.inverse, lambda a: adjoint.solve(a, jnp.arange(4.0))])
 def test_adjoints_equal_autodiff(function):
     root = jnp.asarray(RNG.normal(size=(4, 4)))
@@ -56,6 +57,7 @@ def test_adjoints_equal_autodiff(function):
     np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.x64
 def test_adjoint_of_the_right_hand_side():
     matrix = jnp.asarray(np.diag([1.0, 2.0, 4.0]) + 0.3)
     found = jax.grad(lambda b: jnp.sum(adjoint.solve(matrix, b) ** 2))(jnp.arange(3.0))
@@ -63,6 +65,7 @@ def test_adjoint_of_the_right_hand_side():
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
+@pytest.mark.x64
 @pytest.mark.parametrize("name", TABLE)
 def test_gradients_of_objectives(name):
     """Against central differences and against autodiff through the factorisation."""
@@ -79,6 +82,7 @@ def test_gradients_of_objectives(name):
     np.testing.assert_allclose(found, plain, rtol=1e-8, atol=1e-11)
 
 
+@pytest.mark.x64
 def test_objectives_by_hand():
     """Each objective from its formula, with independent solves."""
     beta, eps, lam = np.exp(LOGS[:2]), np.exp(LOGS[2:5]), np.exp(LOGS[5])

@@ -62,6 +62,7 @@ class Third(kme.LengthScaleRule):
 RULES = {"third": Third(), "kernel learning": kme.BayesianKernelLearning(KEY, num_landmarks=10)}
 
 
+@pytest.mark.x64
 @pytest.mark.parametrize("name", RULES)
 def test_bootstrap(name):
     """By the engine, by the loss, and by the kernel."""

@@ -22,6 +22,7 @@ from numpyro_kme.length_scales import (
 )
 
 
+@pytest.mark.x64
 def test_smoothed_kernel_by_quadrature(rng):
     x, y, s, eta = rng.normal(size=(3, 2)), rng.normal(size=(4, 2)), 0.7, 1.3
     axis = np.linspace(-8, 8, 321)
@@ -31,6 +32,7 @@ def test_smoothed_kernel_by_quadrature(rng):
     np.testing.assert_allclose(smoothed_kernel(x, y, s, eta), (k(x) * weight) @ k(y).T, rtol=1e-8)
 
 
+@pytest.mark.x64
 def test_pseudo_likelihood_by_a_dense_normal(rng):
     x, z, s, tau, eta = rng.normal(size=(6, 2)), rng.normal(size=(4, 2)), 0.8, 0.3, 1.5
     feature = lambda point: Gaussian(s).gram(point[None], jnp.asarray(z))[0]  # noqa: E731
@@ -42,6 +44,7 @@ def test_pseudo_likelihood_by_a_dense_normal(rng):
     np.testing.assert_allclose(log_pseudo_likelihood(x, z, s, tau, eta), expected, rtol=1e-9)
 
 
+@pytest.mark.x64
 @pytest.mark.parametrize("dim", [1, 2, 3])
 @pytest.mark.parametrize("s", [0.05, 0.3, 3.0])
 def test_volumes_by_cauchy_and_binet(rng, s, dim):
@@ -121,6 +124,7 @@ def test_cross_validation_by_leaving_out(rng):
     assert found < 0.5 * median_heuristic(x)
 
 
+@pytest.mark.x64
 def test_kernel_learning_as_a_model(rng):
     """The density of the model is the pseudo-likelihood times its priors."""
     from numpyro.infer.util import log_density

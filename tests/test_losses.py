@@ -55,6 +55,7 @@ def scalars():
     return x, rng.dirichlet(np.ones(len(x)))
 
 
+@pytest.mark.x64
 @pytest.mark.parametrize("u", [np.array([0.8, 0.4]), np.array([30.0, -0.5])], ids=["near", "on an outlier"])
 @pytest.mark.parametrize("route", ["grid", "direct"])
 def test_squared_mmd_of_a_normal_model_is_the_closed_form(scalars, route, u):
@@ -69,6 +70,7 @@ def test_squared_mmd_of_a_normal_model_is_the_closed_form(scalars, route, u):
         np.testing.assert_allclose(value, exact, atol=3e-6)
 
 
+@pytest.mark.x64
 @pytest.mark.parametrize("free", [False, True])
 @pytest.mark.parametrize("case", ["grid", "direct", "independent draws", "covariates", "drawn scalars"])
 def test_slopes_and_hessians_are_the_derivatives_of_the_value(case, free, rng):
@@ -103,6 +105,7 @@ def test_slopes_and_hessians_are_the_derivatives_of_the_value(case, free, rng):
     assert np.abs(hessian).max() > 1e-3
 
 
+@pytest.mark.x64
 @pytest.mark.parametrize("dim", [1, 2])
 def test_free_mass_does_not_reward_draws_that_scatter(dim, rng):
     x = rng.normal(size=15) if dim == 1 else rng.normal(size=(15, 2))
@@ -118,6 +121,7 @@ def test_free_mass_does_not_reward_draws_that_scatter(dim, rng):
         np.testing.assert_allclose(slope(u), gradient(u), atol=1e-12)
 
 
+@pytest.mark.x64
 def test_independent_draws_leave_out_pairs_with_themselves(rng):
     x, w, nodes = rng.normal(size=(15, 2)), rng.dirichlet(np.ones(15)), one_set(KEYED, 12)
     u = np.array([0.2, 0.1])
@@ -185,6 +189,7 @@ class Plain(Kernel):
         return 1.0 / jnp.sqrt(1.0 + jnp.sum((a - b) ** 2))
 
 
+@pytest.mark.x64
 @pytest.mark.parametrize(
     "kernel", [Gaussian(np.array([0.5, 2.0])), Matern52(0.9), Plain()], ids=["gaussian", "matern", "user"]
 )
@@ -197,6 +202,7 @@ def test_blocked_fields_are_sums_over_all_sources(kernel, rng):
     np.testing.assert_allclose(force, jax.vmap(jax.grad(one))(y), rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.x64
 def test_free_mass_finds_the_share_that_the_model_explains(rng):
     x = np.append(rng.normal(0.0, 1.0, 900), rng.normal(60.0, 1.0, 100))
     bound = MMD(Gaussian(0.5), free_mass=True).objective(x, SCALARS)
@@ -206,6 +212,7 @@ def test_free_mass_finds_the_share_that_the_model_explains(rng):
     assert bound.report(facts, np.array([-30.0, 0.0]), nodes)["share"] < 1e-6
 
 
+@pytest.mark.x64
 def test_extra_points_are_weighed_with_the_data(scalars):
     x, _ = scalars
     extra, w = np.array([0.0, 40.0, 2.0]), np.random.default_rng(5).dirichlet(np.ones(len(x) + 3))
@@ -229,6 +236,7 @@ def test_nodes_stand_for_the_law_of_the_noise():
     np.testing.assert_allclose(jnp.mean(uniform.values[0] ** 2, axis=0), [1 / 3, 1 / 3], atol=0.01)
 
 
+@pytest.mark.x64
 def test_placed_nodes_leave_no_gaps_that_the_kernel_could_see():
     heavy = Generator(lambda u, z: u[0] * z[0] * jnp.sqrt(1.0 + z[0] ** 2), NormalNoise(1), 1)
     nodes = placed_nodes(heavy, np.array([3.0]), 0.2, 128)
@@ -241,6 +249,7 @@ def test_placed_nodes_leave_no_gaps_that_the_kernel_could_see():
     assert placed_nodes(VECTORS, np.zeros(2), 0.2, 128) is None
 
 
+@pytest.mark.x64
 def test_covariates_are_drawn_as_the_data_weigh_them():
     rng = np.random.default_rng(8)
     c, w = rng.normal(size=12), rng.dirichlet(np.ones(12))
@@ -260,6 +269,7 @@ class Energy(Loss):
         return 2 * w @ distance(x, y) @ v - v @ distance(y, y) @ v
 
 
+@pytest.mark.x64
 def test_a_loss_of_draws_is_one_method(rng):
     x, u = rng.normal(size=(9, 2)), np.array([0.1, 0.3])
     bound, nodes = Energy().objective(x, VECTORS), one_set(VECTORS, 16)
@@ -291,6 +301,7 @@ def test_bad_input_is_named(data, kernel, sentence):
         MMD(kernel).objective(data, VECTORS)
 
 
+@pytest.mark.x64
 def test_a_smoothed_loss_has_a_kernel_eight_times_as_wide(scalars):
     x, w = scalars
     nodes, u = one_set(SCALARS, 257), np.array([0.8, 0.4])

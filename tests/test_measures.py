@@ -54,6 +54,7 @@ def gram(kernel, a, b):
     return np.exp(-0.5 * np.sum(((a[:, None] - b[None]) / kernel.length_scale) ** 2, -1))
 
 
+@pytest.mark.x64
 @pytest.mark.parametrize("name", MEASURES)
 def test_embeddings_by_quadrature(name):
     measure = MEASURES[name]
@@ -67,6 +68,7 @@ def test_embeddings_by_quadrature(name):
     np.testing.assert_allclose(covariance, (t - mean).T @ ((t - mean) * w[:, None]), atol=1e-8)
 
 
+@pytest.mark.x64
 @pytest.mark.parametrize("name", NORMALS)
 def test_tilted_measures_by_quadrature(name):
     measure = MEASURES[name]
@@ -80,6 +82,7 @@ def test_tilted_measures_by_quadrature(name):
         np.testing.assert_allclose(second, t.T @ (t * values[:, None]), atol=1e-8)
 
 
+@pytest.mark.x64
 def test_printed_formulas():
     """mu_Theta and h as they are printed, for independent normal components."""
     measure, beta = Normal(MEAN, np.diag(SDS**2)), WIDE.length_scale
@@ -131,6 +134,7 @@ def test_draws_have_the_moments(name):
     assert np.all(np.abs(products.mean(0) - covariance) < 5 * products.std(0) / np.sqrt(n) + 1e-12)
 
 
+@pytest.mark.x64
 @pytest.mark.parametrize("name", NORMALS)
 def test_log_density(name):
     measure = MEASURES[name]

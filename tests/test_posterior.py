@@ -45,6 +45,7 @@ def density(posterior, points):
     return sign * np.exp(log_size)
 
 
+@pytest.mark.x64
 def test_closed_forms_by_quadrature(case):
     posterior, points, weights = case
     assert posterior.closed_form

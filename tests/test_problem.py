@@ -50,6 +50,7 @@ def test_the_parts_of_a_model(problem):
     assert problem.simulators["x"].simulator.name == "total" and problem.simulators["x"].plates == {}
 
 
+@pytest.mark.x64
 def test_draws_follow_the_prior(draws):
     theta, sd = draws.latents["theta"], draws.latents["sd"]
     assert theta.shape == (150, 2) and isinstance(theta, np.ndarray)
@@ -94,6 +95,7 @@ def test_arguments_and_deterministics_of_given_latents(problem, draws):
     np.testing.assert_array_equal(problem.arguments(draws.latents)["x"], again.arguments["x"])
 
 
+@pytest.mark.x64
 def test_log_prior(problem, draws):
     theta, sd, b = (draws.latents[name] for name in ("theta", "sd", "b"))
     expected = (
@@ -104,6 +106,7 @@ def test_log_prior(problem, draws):
     np.testing.assert_allclose(problem.log_prior(draws.latents), expected, rtol=1e-12)
 
 
+@pytest.mark.x64
 def test_normal_map_goes_site_by_site(problem, draws):
     z = jax.vmap(problem.to_normal)(dict(draws.latents))
     np.testing.assert_allclose(z["theta"], (draws.latents["theta"] - [0.0, 1.0]) / 2.0, rtol=1e-12)

@@ -176,6 +176,7 @@ def pair(rng_key, a, b):
     return jnp.stack([a + z[0], b + 0.5 * z[0] + jnp.exp(a) * z[1]])
 
 
+@pytest.mark.x64
 def test_synthetic_likelihood_by_scipy(rng):
     likelihood = kme.SyntheticLikelihood(pair, 0.3, -0.2, num_simulations=50, rng_key=jax.random.key(3))
     drawn = np.asarray(kme.Simulator(pair, 0.3, -0.2).sample(jax.random.key(3), (50,)))

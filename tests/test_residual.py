@@ -119,6 +119,7 @@ def test_positive_smooth_and_leading_back_far_away(linear):
     np.testing.assert_allclose(value, on_points(likelihood, points), rtol=1e-12)
 
 
+@pytest.mark.x64
 def test_gradient_agrees_with_finite_differences(counts_and_rates):
     likelihood = counts_and_rates[2].at(np.array([1.2, 3.0, 7.0]))
     z, step = np.array([[-1.0], [0.2], [1.5]]), 1e-5

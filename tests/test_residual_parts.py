@@ -98,6 +98,7 @@ def test_a_matrix_that_is_not_positive_definite_gives_nan(columns):
     assert np.isnan(Ridge.of(np.ones((3, columns)), -np.ones(3)).held_out(np.ones(3)).residual).all()
 
 
+@pytest.mark.x64
 @pytest.mark.parametrize("centres", [4, 15])
 @pytest.mark.parametrize("part", ["location", "spread", "chain"])
 def test_gradients_by_hand_agree_with_finite_differences(rng, smoothness, part, centres):
@@ -163,6 +164,7 @@ def test_functions_are_the_fitted_regressions(rng, smoothness):
     np.testing.assert_allclose(functions(jnp.asarray(new)), [value + 0.7, 2 * value], atol=1e-5)
 
 
+@pytest.mark.x64
 def test_functions_take_as_many_gaussian_kernels_as_they_need(rng):
     """A straight one none, one that is curved along one coordinate a few, a rough one all; new points agree too."""
     z, tolerance = rng.normal(size=(200, 2)), 1e-2
@@ -200,6 +202,7 @@ def test_functions_are_as_exact_as_each_simulation_asks(rng):
     assert counts[0] < counts[1] < 200
 
 
+@pytest.mark.x64
 def test_functions_whose_kernels_are_dependent_to_rounding(rng):
     """Smooth kernels at points that come three times, and a tolerance below rounding; NumPy's warnings are errors here."""
     z, t = np.repeat(rng.normal(size=(300, 5)), 3, axis=0), rng.normal(size=900)
@@ -221,6 +224,7 @@ def test_other_fits_of_the_same_size_do_not_compile_again(rng):
     assert shapes[0] == shapes[1]
 
 
+@pytest.mark.x64
 def test_warp_is_monotone_with_its_jacobian(rng):
     warp = Warp(np.array([0.5, -1.0]), np.array([0.01, 30.0]), np.array([0.2, 0.0]), np.array([1.5, 0.03]))
     x = rng.normal(size=2) * 3.0
@@ -284,6 +288,7 @@ def test_spread_of_equal_residuals_is_flat_and_one_outlier_hardly_matters(rng):
     assert np.abs(spread.fitted[1] - spread.fitted[0])[1:].mean() < 0.1
 
 
+@pytest.mark.x64
 def test_chain_is_triangular_with_the_stated_jacobian(rng):
     lower = np.tril(rng.normal(size=(3, 3)), -1)
     chain = Chain(lower, lower[:, :, None] * rng.normal(size=2), np.array([0.0, 0.3, -0.5]))
@@ -399,6 +404,7 @@ def test_the_broad_share_maximises_the_held_out_density(outliers, rng):
     )
 
 
+@pytest.mark.x64
 def test_density_integrates_to_one(rng):
     density = rd.fit_residual_density(rng.normal(size=(20, 2)), rng.normal(size=(20, 1)), bandwidths(1, beta=0.5))
     for z in (np.zeros(2), np.array([3.0, -3.0])):

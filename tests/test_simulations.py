@@ -53,6 +53,7 @@ def test_everything_is_kept(simulations):
         assert isinstance(value, np.ndarray) and value.shape == (100, 4) and value.dtype == np.float64
 
 
+@pytest.mark.x64
 def test_each_simulation_is_the_simulator_at_its_own_key(simulations):
     for site, fn in (("x", Simulator(walk, 0.0)), ("y", Simulator(boxed_walk, 0.0, shape=4, dtype=float))):
         for j in (0, 3, 99):

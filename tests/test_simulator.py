@@ -130,6 +130,7 @@ def test_pytree_round_trip_and_jit():
     np.testing.assert_array_equal(jax.jit(lambda d, k: d.sample(k))(fn, random.key(0)), again.sample(random.key(0)))
 
 
+@pytest.mark.x64
 def test_arguments_flatten_and_come_back():
     theta, scale, n = jnp.arange(15.0).reshape(5, 3), jnp.float64(2.0), jnp.arange(5)
     fn = Simulator(lambda key, t, s, n: t.sum() + s * n, theta, scale, n, event_dims=(1, 0, 0)).expand((2, 5))
@@ -144,6 +145,7 @@ def test_arguments_flatten_and_come_back():
 # black boxes
 
 
+@pytest.mark.x64
 def test_black_box_inside_jax_depends_on_the_key_alone():
     theta = jnp.arange(3.0)
     draw = BlackBox(theta).sample
@@ -311,6 +313,7 @@ def test_to_event_and_format_shapes():
 # what works with NumPyro
 
 
+@pytest.mark.x64
 def test_predictive_condition_substitute_uncondition():
     serial = Predictive(model, num_samples=6)(random.key(0))
     parallel = Predictive(model, num_samples=6, parallel=True)(random.key(0))
@@ -333,6 +336,7 @@ def test_predictive_given_draws_simulates_at_each():
     np.testing.assert_allclose(x[:, 0], thetas.sum(1), atol=8.0)
 
 
+@pytest.mark.x64
 def test_trace_under_jit_and_vmap():
     def draw(key):
         return handlers.seed(model, key)()
@@ -474,6 +478,7 @@ def test_an_unhashable_simulator_is_explained():
         Simulator(Settings(), 1.0)
 
 
+@pytest.mark.x64
 def test_a_function_is_compiled_once():
     traced = []
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pytest
 from numpyro import handlers
 from numpyro.infer.util import log_density, potential_energy
 
@@ -41,6 +42,7 @@ def test_prior_and_likelihood_are_told_apart():
     np.testing.assert_allclose(terms.log_prior, prior, rtol=1e-12)
 
 
+@pytest.mark.x64
 def test_round_trip_under_vmap():
     target = Unconstrained.read(model, (Y,), {}, LATENTS)
     u = jax.random.normal(jax.random.key(0), (5, 4))

@@ -78,6 +78,7 @@ def gaussian(a, b, scale):
     return np.exp(-0.5 * (a[:, None] - b[None]) ** 2 / scale**2)
 
 
+@pytest.mark.x64
 def test_kernel_abc_by_its_formula(kernel_abc, bank):
     x = np.asarray(bank.x["x"])[:, 0]
     gram = gaussian(x, x, 0.7) + np.sqrt(500) * 0.01 * np.eye(500)
@@ -282,6 +283,7 @@ def test_length_scale_rules_reach_every_engine(make, bank, sets, rng):
         make(conjugate, length_scale=rule, **given)
 
 
+@pytest.mark.x64
 def test_k2abc_by_a_double_loop(sets, rng):
     y = 0.5 + rng.normal(size=20)
     engine = kme.K2ABC(iid, simulations=sets, estimator=kme.Quadratic(kme.kernels.Gaussian(0.9)), epsilon=0.05)
