@@ -135,6 +135,7 @@ def plane():
     )
 
 
+@pytest.mark.x64
 def test_replicates_are_the_exact_minimisers_for_their_weights(plane):
     x, _, draws = plane
     weights_key = jax.random.split(jax.random.split(jax.random.key(1), 4)[1])[0]
@@ -208,6 +209,7 @@ class Ridge(Objective):
         return -jnp.exp(-jnp.square(u[0])) - 0.5 * jax.nn.sigmoid(u[0] - 4.0)
 
 
+@pytest.mark.x64
 def test_points_that_run_away_along_a_ridge_are_one_basin():
     ridge = Ridge(SCALAR, np.zeros((2, 1)))
     nodes = SCALAR.draw_nodes(jax.random.key(0), 8, 1)

@@ -252,6 +252,7 @@ def test_a_store_is_an_arviz_file(here, path):
     assert_same(Simulations.from_arviz(kme.Problem.read(NOISY), tree), here)
 
 
+@pytest.mark.x64
 def test_the_file_of_an_engine_serves_another_run(tmp_path):
     """Simulations go through an engine's InferenceData in netCDF and back."""
     latents = {"theta": np.linspace(-1, 1, 40)}
@@ -379,6 +380,7 @@ def test_files_from_elsewhere_run_no_code(tmp_path, make, says):
     assert not Bomb.exploded
 
 
+@pytest.mark.x64
 def test_a_store_from_a_machine_that_rounds_otherwise(here, path):
     """The parameters that come back are those that were simulated at."""
     import zarr

@@ -33,6 +33,7 @@ def test_there_is_a_small_one():
     assert sizes and max(sizes) < 100_000
 
 
+@pytest.mark.x64
 def test_a_store_of_each_release(release):
     """Its settings, every simulation, and the failures."""
     store = Store.read(release / "bank.zarr")

@@ -386,6 +386,7 @@ def single(x):
     numpyro.sample("x", Simulator(shifted, theta), obs=x)
 
 
+@pytest.mark.x64
 def test_a_chain_outside_the_simulations_or_where_the_surrogate_is_negative_is_noticed():
     fitted, x = learnt(200), np.array([0.3, -0.4])
     smodel = surrogate(single, {"x": fitted})

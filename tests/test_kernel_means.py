@@ -105,6 +105,7 @@ def test_nothing_underflows(surrogate):
     assert np.isfinite(likelihood.signed_log(Z[0])[1])
 
 
+@pytest.mark.x64
 def test_positive_version(surrogate):
     """Close to `q` where it is large; finite gradients that lead back from anywhere, in both precisions."""
     likelihood = surrogate.at(Y)

@@ -126,6 +126,7 @@ def test_rejection(x):
     np.testing.assert_array_equal(engine.get_weights()["weight"], other.get_weights()["weight"])
 
 
+@pytest.mark.x64
 @pytest.mark.parametrize("rule", [kme.CrossValidation(KEY), kme.MedianHeuristic(per_dimension=True)])
 def test_kelfi_with_fixed_widths(rule):
     """The data kernel is what the rule says of standardised statistics; `beta` and `lam` are at a maximum of the objective."""

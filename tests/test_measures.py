@@ -143,6 +143,7 @@ def test_log_density(name):
     np.testing.assert_allclose(jax.vmap(measure.log_density)(jnp.asarray(A)), np.log(expected), rtol=1e-12)
 
 
+@pytest.mark.x64
 def test_traced_and_single_precision():
     """Measures can be traced and differentiated, and work without float64."""
     slope = jax.grad(lambda m: Normal(m, jnp.eye(2)).mean_embedding(WIDE, A).sum())(jnp.zeros(2))

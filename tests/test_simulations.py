@@ -42,6 +42,7 @@ def simulations(problem):
     return simulate(random.key(0), problem, 100, progress_bar=False)
 
 
+@pytest.mark.x64
 def test_everything_is_kept(simulations):
     assert len(simulations) == 100 and simulations.failures == {}
     assert list(simulations.x) == list(simulations.arguments) == ["x", "y"]
