@@ -5,11 +5,11 @@
 The normals of `kbr_gaussian.py` in 2 and 6 dimensions, simulated from the prior; posterior means at 10 observations. Rejection ABC is
 vectorised, in blocks of 100,000, and takes the number of accepted points with the least error, which no user knows. Kernel methods: median
 length scales, tolerance 1e-3, eps = .01 / n and delta = 2 eps (KBR), eps = .01 / sqrt(n) (conditional mean). The paper prints a tolerance of 1e-3 and
-not of what; ours is a share of the largest diagonal entry of the Gram matrix, which gives fewer pivots than the paper reports. At "tolerance 1e-4" there
-are about as many as it reports at 200 simulations, and still fewer at 6,000 in six dimensions. "Cross-validated": both length
+not of what; ours is a share of the largest diagonal entry of the Gram matrix, which gives lower ranks than the paper reports. "Tolerance 1e-4" gives
+about those that it reports, but for 6,000 simulations in six dimensions (700, and 1,200 in the paper). "Cross-validated": both length
 scales the same multiple, 1 to 8, of the medians, and for KBR delta = 2 eps or .01 eps at tolerance 1e-6, by the prediction of 400 of the
 pairs from each other (KBR: `choose_by_prediction` with 5 folds; conditional mean: the rule `CrossValidation`); this choice is in the time.
-Seconds are CPU time of one thread, simulations included, compilation apart.
+Seconds are CPU time, simulations included, compilation apart; of one thread, if the command begins `OMP_NUM_THREADS=1 taskset -c 0`.
 """
 
 import argparse
