@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[1]
 COLOURS = {
     "residual form": "#0b6e4f",
     "published form, leave-one-out": "#2a6fbb",
-    "published form, marginal likelihood": "#b5493a",
+    "marginal likelihood, as published: tied": "#b8860b",
+    "marginal likelihood, everything free": "#b5493a",
 }
 
 

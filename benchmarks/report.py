@@ -1,6 +1,6 @@
 """Tables of a benchmark, kept in `results/` as Markdown and JSON with what made them, and beside what papers print.
 
-`python benchmarks/report.py` puts the figures of the papers behind the tables that are there.
+`python benchmarks/report.py` writes the first line of the tables that are there anew, and puts the figures of the papers behind them.
 """
 
 import json
@@ -101,10 +101,14 @@ def write(name, title, sections, data):
     }
     text = "\n\n".join(f"## {heading}\n\n{body}" for heading, body in sections) + beside(name, data)
     RESULTS.mkdir(exist_ok=True)
-    origin = f"Made by `{made['command']}` on {made['date']} ({made['machine']})."
-    (RESULTS / f"{name}.md").write_text(f"# {title}\n\n{origin}\n\n{text}\n")
+    (RESULTS / f"{name}.md").write_text(f"# {title}\n\n{origin(made)}\n\n{text}\n")
     (RESULTS / f"{name}.json").write_text(json.dumps({"made": made, **data}, indent=1, default=_plain) + "\n")
     return text
+
+
+def origin(made):
+    """What made a table, in one line."""
+    return f"Made by `{made['command']}` on {made['date']} ({made['machine']}, JAX {made['versions']['jax']})."
 
 
 def beside(name, data):
@@ -126,5 +130,6 @@ def _plain(value):
 
 if __name__ == "__main__":
     for path in sorted(RESULTS.glob("*.md")):
-        kept = path.read_text().split(f"\n\n{BESIDE}")[0].rstrip()
-        path.write_text(kept + beside(path.stem, json.loads(path.with_suffix(".json").read_text())) + "\n")
+        title, _, kept = path.read_text().split(f"\n\n{BESIDE}")[0].rstrip().split("\n\n", 2)
+        data = json.loads(path.with_suffix(".json").read_text())
+        path.write_text(f"{title}\n\n{origin(data['made'])}\n\n{kept}{beside(path.stem, data)}\n")

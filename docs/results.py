@@ -1,6 +1,8 @@
 """The benchmark page: every table of `benchmarks/results/`, put behind the page's own text when it is read."""
 
+import json
 import re
+from collections import Counter
 from pathlib import Path
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -22,7 +24,14 @@ def always(app, env, added, changed, removed):
 def fill(app, name, source):
     """Append the tables to the source of the page."""
     if name == "benchmarks":
-        source[0] += "\n" + tables()
+        source[0] += f"\n{versions()}\n\n{tables()}"
+
+
+def versions():
+    """How many tables were made with which JAX."""
+    made = [json.loads(path.read_text())["made"]["versions"]["jax"] for path in sorted(RESULTS.glob("*.json"))]
+    counts = ", ".join(f"{count} with {version}" for version, count in sorted(Counter(made).items()))
+    return f"Tables by the JAX that made them: {counts}."
 
 
 def tables():

@@ -40,7 +40,7 @@ from numpyro_kme.kernel_bayes import (
 )
 from numpyro_kme.kernel_learning import length_scale_model
 from numpyro_kme.kernel_means.distribution import FittedLikelihood, KernelMeansLikelihood, fit_likelihood
-from numpyro_kme.kernel_means.learning import Learner
+from numpyro_kme.kernel_means.learning import Learner, Tied
 from numpyro_kme.kernel_means.objectives import LeaveOneOut, LeaveOneOutPredictive, MarginalLikelihood
 from numpyro_kme.kernel_means.posterior import KernelMeansPosterior
 from numpyro_kme.kernel_means.published import KernelMeans
@@ -142,6 +142,7 @@ __all__ = [
     "SoftWeights",
     "SurrogateCheck",
     "SyntheticLikelihood",
+    "Tied",
     "Wasserstein",
     "WeightCalibration",
     "calibrate_weight",

@@ -16,6 +16,31 @@ from numpyro_kme.kernels.stationary import Gaussian
 
 
 @dataclass(frozen=True)
+class Tied:
+    r"""Two hyperparameters in place of all: one `eps` for every statistic and one `beta_0`, which decides `lam` too.
+
+        eps_i = eps,   beta_d = beta_0,   lam = ratio * beta_0 ** power
+
+    The protocol of the papers, which let `beta = beta_0 sigma` with the prior's standard deviations `sigma`; those are 1 in
+    coordinates. `Tied()` is `lam = 1e-3 beta_0` (AISTATS), `Tied(1e-4, power=0.0)` the constant `lam = 1e-4` of the
+    preprint. A data kernel with several hyperparameters keeps the ratios between them.
+
+    Args:
+        ratio: `lam` where `beta_0` is 1.
+        power: How `lam` grows with `beta_0`.
+    References:
+        Hsu & Ramos (2019), AISTATS, section 5.
+    """
+
+    ratio: float = 1e-3
+    power: float = 1.0
+
+    def __post_init__(self):
+        _checks.positive("ratio", self.ratio)
+        _checks.require(0 <= self.power < np.inf, f"`power` must be finite and not negative; got {self.power}.")
+
+
+@dataclass(frozen=True)
 class Learner:
     """How hyperparameters are searched; every number is in units of the template's values or of logarithms.
 
@@ -33,6 +58,8 @@ class Learner:
         most: Largest number of simulations of the last search, chosen at random. Where there are more, `lam` is divided by
             as much as they are more: the noise variance `m lam` stays.
         max_steps: Evaluations of every other search.
+        tied: `Tied()` searches over one `eps` and one `beta_0` with all simulations up to `most`, without `regularisation_bounds`; when
+            left out, everything is free.
     """
 
     regularisation_bounds: tuple[float, float] = (1e-3, 1.0)
@@ -45,6 +72,7 @@ class Learner:
     last_steps: int = 15
     most: int = 2000
     max_steps: int = 60
+    tied: Tied | None = None
 
     def __post_init__(self):
         for name in ("regularisation_bounds", "parameter_bounds", "data_factors"):
@@ -54,6 +82,7 @@ class Learner:
             _checks.positive(name, getattr(self, name))
         for name in ("num_starts", "subset", "last_steps", "most", "max_steps"):
             _checks.whole(name, getattr(self, name), 1)
+        _checks.instance("tied", self.tied, Tied | None, "Tied()")
 
 
 @register
@@ -84,12 +113,24 @@ class Learnt:
 
 
 class Space(NamedTuple):
-    """Box of log hyperparameters: `beta` `(D,)`, the leaves of the data kernel, `lam`."""
+    """Box of log hyperparameters: `beta` `(D,)`, the leaves of the data kernel, `lam`; and what moves in it.
+
+    Attributes:
+        start, lower, upper: Where the search starts, and the box, `(n,)`.
+        groups: Which kernel a logarithm belongs to, 2 for `lam`; -1 where it follows from others and has no prior of its own.
+        common: One direction for each group, `(n, groups)`: all of its logarithms at once.
+    """
 
     start: np.ndarray
     lower: np.ndarray
     upper: np.ndarray
     groups: np.ndarray
+    common: np.ndarray
+
+    @property
+    def present(self) -> np.ndarray:
+        """The groups that are searched."""
+        return np.unique(self.groups[self.groups >= 0])
 
     @classmethod
     def around(cls, template: Hyperparameters, learner: Learner) -> "Space":
@@ -103,14 +144,24 @@ class Space(NamedTuple):
         lower = np.concatenate([np.full(beta.shape, of_beta[0]), data + factors[0], of_lam[:1]])
         upper = np.concatenate([np.full(beta.shape, of_beta[1]), data + factors[1], of_lam[1:]])
         groups = np.repeat([0, 1, 2], [beta.size, data.size, 1])
-        return cls(np.clip(np.concatenate([beta, data, lam]), lower, upper), lower, upper, groups)
+        start = np.clip(np.concatenate([beta, data, lam]), lower, upper)
+        common = (groups[:, None] == np.unique(groups)).astype(float)
+        if learner.tied is None:
+            return cls(start, lower, upper, groups, common)
+        start[: beta.size] = start[: beta.size].mean()
+        start[-1] = np.log(learner.tied.ratio) + learner.tied.power * start[0]
+        lower[-1], upper[-1], groups[-1] = -np.inf, np.inf, -1
+        common = common[:, :-1]
+        common[-1, 0] = learner.tied.power
+        return cls(start, lower, upper, groups, common)
 
 
 def learn(objective: Objective, bank: Bank, template: Hyperparameters, learner: Learner = Learner()) -> Learnt:
     """Maximise an objective over the hyperparameters.
 
     A grid of isotropic settings, searches from the best of them with one factor per kernel, then one search with every
-    length scale free from there; with many simulations these use a subset, and a last search uses all.
+    length scale free from there; with many simulations these use a subset, and a last search uses all. Tied hyperparameters
+    end with the first searches, which use all simulations: on a subset the maximum can be another.
 
     Args:
         objective: What to maximise.
@@ -121,13 +172,14 @@ def learn(objective: Objective, bank: Bank, template: Hyperparameters, learner: 
     objective.check(bank, template)
     space, total = Space.around(template, learner), len(bank.z)
     bank = part(bank, learner.most)
-    small = part(bank, learner.subset) if isinstance(bank.data, np.ndarray) and bank.data.ndim == 2 else bank
+    vectors = isinstance(bank.data, np.ndarray) and bank.data.ndim == 2
+    small = part(bank, learner.subset) if vectors and learner.tied is None else bank
     whole = small is bank
     with _linalg.float64():
         bank, small = _linalg.in_present_precision((bank, small))
     search = _Search(objective, template, space, learner)
     at = search.isotropic(small)
-    if len(space.start) > 3:
+    if learner.tied is None and len(space.start) > space.common.shape[1]:
         at = search.free(small, at, learner.max_steps)
     counts = search.count
     if not whole:
@@ -175,7 +227,7 @@ class _Search:
         """Normal priors on the mean of the logs of each group, and on the differences from it."""
         penalty, slope = 0.0, np.zeros_like(at)
         offset = at - self.space.start
-        for group in np.unique(self.space.groups):
+        for group in self.space.present:
             rows = self.space.groups == group
             mean = offset[rows].mean()
             apart = offset[rows] - mean
@@ -186,7 +238,7 @@ class _Search:
     def isotropic(self, bank):
         """Search over one factor for each kernel and `lam`, from the best points of a grid."""
         space = self.space
-        tie = np.stack([(space.groups == group).astype(float) for group in np.unique(space.groups)], axis=1)
+        tie = space.common
         low = [np.max((space.lower - space.start)[column > 0]) for column in tie.T]
         high = [np.min((space.upper - space.start)[column > 0]) for column in tie.T]
 
@@ -194,9 +246,8 @@ class _Search:
             value, slope = self.loss(space.start + tie @ factors, bank)
             return value, tie.T @ slope
 
-        present = np.unique(space.groups)
         grid = [
-            np.clip(np.array([a, b, 0.0])[present], low, high)
+            np.clip(np.array([a, b, 0.0])[space.present], low, high)
             for a in np.log([0.3, 1.0])
             for b in np.log([0.25, 0.7, 2.0])
         ]
