@@ -15,7 +15,7 @@ from numpyro.infer.inspect import get_model_relations
 from numpyro.primitives import Messenger
 
 from numpyro_kme import _checks, _compat
-from numpyro_kme._linalg import in_present_precision
+from numpyro_kme._host import in_present_precision
 from numpyro_kme.simulator import Simulator
 
 
@@ -108,6 +108,15 @@ class LeaveOutSimulators(Messenger):
             )
 
 
+class PresentPrecision(Messenger):
+    """Use the NumPy arrays in a model's distributions and observations in the precision in force."""
+
+    def process_message(self, msg):
+        """Replace them before the site is drawn or scored."""
+        if msg["type"] == "sample":
+            msg["fn"], msg["value"] = in_present_precision((msg["fn"], msg["value"]))
+
+
 def as_numpyro_does():
     """NumPyro's distributions rely on rank promotion, also where the session forbids it."""
     return jax.numpy_rank_promotion("allow")
@@ -122,7 +131,7 @@ def run(model: Callable, args: tuple, kwargs: Mapping, key: jax.Array, latents: 
     values = {name: jnp.asarray(value) for name, value in latents.items()}
     left_out = LeaveOutSimulators()
     with as_numpyro_does(), handlers.block(), handlers.trace() as trace, left_out:
-        precise = _compat.PresentPrecision(handlers.seed(model, key))
+        precise = PresentPrecision(handlers.seed(model, key))
         wrapped = handlers.substitute(precise, data=values)
         for messenger in inside:
             messenger.fn, wrapped = wrapped, messenger

@@ -6,8 +6,9 @@ import numpy as np
 from jax.typing import ArrayLike
 from scipy.linalg import cho_factor, cho_solve
 
-from numpyro_kme import _checks, _linalg, low_rank
+from numpyro_kme import _checks, low_rank
 from numpyro_kme._checks import EffectiveSampleSizeError
+from numpyro_kme._host import on_host
 from numpyro_kme._linalg import Array
 from numpyro_kme.embeddings import MeanEmbedding
 from numpyro_kme.kernels.base import Kernel, Points, num_points, register
@@ -285,7 +286,7 @@ def pre_image(embedding: MeanEmbedding, start: ArrayLike | None = None, *, max_s
 
 def _values(embedding: MeanEmbedding, points: Points) -> np.ndarray:
     """The embedding at points, on the host in float64, `(n,)`."""
-    return np.asarray(_linalg.on_host(MeanEmbedding.__call__, embedding, points))
+    return on_host(MeanEmbedding.__call__)(embedding, points)
 
 
 def _one(y: Points) -> Points:

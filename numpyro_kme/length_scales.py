@@ -10,7 +10,8 @@ import numpy as np
 from jax.typing import ArrayLike
 from scipy.optimize import minimize
 
-from numpyro_kme import _checks, _linalg, low_rank
+from numpyro_kme import _checks, low_rank
+from numpyro_kme._host import on_host
 from numpyro_kme.kernels import median_heuristic, median_heuristic_per_dimension
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.stationary import Gaussian
@@ -135,19 +136,22 @@ def learn_length_scale(
     _checks.positive_number("reach", reach)
     _checks.whole("num_landmarks", num_landmarks, 1)
     landmarks = spread_out(rng_key, table, max(num_landmarks, table.shape[1]))
-    median = float(median_heuristic(table))
+    return _search(table, landmarks, reach, float(median_heuristic(table)))
+
+
+@on_host
+def _search(table, landmarks, reach, median) -> LearntLengthScale:
     found = []
-    with _linalg.float64():
 
-        def loss(at):
-            value, slope = _loss(at, table, landmarks, reach)
-            value, slope = float(value), np.asarray(slope)
-            return (value, slope) if np.isfinite(value) and np.isfinite(slope).all() else (FAILED, np.zeros(2))
+    def loss(at):
+        value, slope = _loss(at, table, landmarks, reach)
+        value, slope = float(value), np.asarray(slope)
+        return (value, slope) if np.isfinite(value) and np.isfinite(slope).all() else (FAILED, np.zeros(2))
 
-        bounds = [tuple(np.log(median) + np.log([1e-3, 1.0])), (np.log(1e-2), np.log(10.0))]
-        for share in STARTS:
-            start = np.array([np.log(share * median), np.log(0.3)])
-            found.append(minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds))
+    bounds = [tuple(np.log(median) + np.log([1e-3, 1.0])), (np.log(1e-2), np.log(10.0))]
+    for share in STARTS:
+        start = np.array([np.log(share * median), np.log(0.3)])
+        found.append(minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds))
     best = min(found, key=lambda result: result.fun)
     _checks.require(
         best.fun < FAILED,
@@ -179,6 +183,7 @@ def spread_out(rng_key: jax.Array, x: ArrayLike, number: int) -> np.ndarray:
     return x[chosen]
 
 
+@on_host
 def shrunk_embedding(
     x: ArrayLike, points: ArrayLike, length_scale: float, noise: float, reach: float
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -196,9 +201,8 @@ def shrunk_embedding(
     """
     for name, value in {"length_scale": length_scale, "noise": noise, "reach": reach}.items():
         _checks.positive_number(name, value)
-    with _linalg.float64():
-        gram = np.asarray(Gaussian(length_scale).gram(jnp.asarray(points, float), jnp.asarray(x, float)))
-        r = np.asarray(smoothed_kernel(points, points, length_scale, reach))
+    gram = np.asarray(Gaussian(length_scale).gram(jnp.asarray(points, float), jnp.asarray(x, float)))
+    r = np.asarray(smoothed_kernel(points, points, length_scale, reach))
     added = noise**2 / gram.shape[1]
     _checks.require(
         bool(added > np.finfo(np.float64).eps * np.trace(r)),

@@ -7,8 +7,9 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme import _checks, _linalg, low_rank
+from numpyro_kme import _checks, low_rank
 from numpyro_kme._checks import EffectiveSampleSizeError
+from numpyro_kme._host import on_host
 from numpyro_kme.abc_weights import with_unit_sum
 from numpyro_kme.embeddings import MeanEmbedding
 from numpyro_kme.herding import herd
@@ -135,7 +136,7 @@ def recursive_abc_step(
     weights = _weights(theta, points, kernel.points(y), kernel, regularisation, tolerance)
     on_theta = Gaussian(median_heuristic(theta, ties=False))
     candidates = _candidates(rng_key, theta, float(np.asarray(on_theta.length_scale)), CANDIDATES * number)
-    values = _linalg.on_host(MeanEmbedding.__call__, MeanEmbedding(on_theta, theta, weights), candidates)
+    values = on_host(MeanEmbedding.__call__)(MeanEmbedding(on_theta, theta, weights), candidates)
     chosen = np.asarray(herd(values, on_theta, candidates, number))
     places = 1.0 / np.sum(np.square(np.bincount(chosen) / number))
     _checks.require(

@@ -11,7 +11,8 @@ from jax import random
 from numpyro.infer import log_likelihood
 from numpyro.infer.util import log_density
 
-from numpyro_kme import _checks, _linalg
+from numpyro_kme import _checks
+from numpyro_kme._host import in_present_precision
 from numpyro_kme.noise import simulation_keys
 
 
@@ -114,7 +115,7 @@ def estimate_spread(
         return log_density(simulation_keys(model, rng_key=key), args, kwargs, latents)[0]
 
     estimates = jax.jit(jax.vmap(jax.vmap(one, in_axes=(None, 0)), in_axes=(0, None)))
-    chosen = _linalg.in_present_precision({name: value[rows] for name, value in draws.items()})
+    chosen = in_present_precision({name: value[rows] for name, value in draws.items()})
     spread = float(np.mean(np.std(estimates(chosen, random.split(rng_key, num_keys)), axis=1)))
     if spread > STICKS:
         warnings.warn(

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
 
-from numpyro_kme import _checks, _compat, _linalg
+from numpyro_kme import _checks, _compat
+from numpyro_kme._host import in_present_precision
 from numpyro_kme.kernel_means.distribution import KernelMeansLikelihood
 from numpyro_kme.simulator import Simulator
 
@@ -70,7 +71,7 @@ def check_surrogate(
                 found[name] = jnp.mean(nearest > reach[name]), jnp.mean(signs < 0)
         return found
 
-    found = jax.jit(jax.vmap(one))(_linalg.in_present_precision({name: value[rows] for name, value in draws.items()}))
+    found = jax.jit(jax.vmap(one))(in_present_precision({name: value[rows] for name, value in draws.items()}))
     _checks.require(
         bool(found),
         "No observed site of the model has a learnt likelihood: pass the model from `handlers.surrogate` and its data.",

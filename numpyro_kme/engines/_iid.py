@@ -15,7 +15,8 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.infer import Predictive
 
-from numpyro_kme import _checks, _compat, _linalg, _reading
+from numpyro_kme import _checks, _compat, _reading
+from numpyro_kme._host import on_host
 from numpyro_kme.from_noise import FromNoise
 from numpyro_kme.losses.generator import Generator, NormalNoise
 from numpyro_kme.noise import even_noise
@@ -90,25 +91,25 @@ class IidModel:
         """Number of unconstrained parameters."""
         return sum(int(np.prod(shape)) for shape in self.shapes.values())
 
+    @on_host
     def starts(self, rng_key: jax.Array, num: int) -> np.ndarray:
         """Prior draws, unconstrained, `(num, dim)`."""
-        with _linalg.float64():
-            if self.problem is not None:
-                draws = self.problem.draw(rng_key, num).latents
-            else:
-                prior = Predictive(self.model, num_samples=num, return_sites=list(self.shapes))
-                draws = prior(rng_key, *self.args, **self.kwargs)
-            return np.asarray(self._flatten({name: np.asarray(draws[name], np.float64) for name in self.shapes}))
+        if self.problem is not None:
+            draws = self.problem.draw(rng_key, num).latents
+        else:
+            prior = Predictive(self.model, num_samples=num, return_sites=list(self.shapes))
+            draws = prior(rng_key, *self.args, **self.kwargs)
+        return np.asarray(self._flatten({name: np.asarray(draws[name], np.float64) for name in self.shapes}))
 
+    @on_host
     def latents(self, u: np.ndarray) -> dict[str, np.ndarray]:
         """Latents and deterministic sites `{site: (m, *event)}` at unconstrained `u (m, dim)`."""
-        with _linalg.float64():
-            return _linalg.to_host(self._unflatten(np.asarray(u)))
+        return self._unflatten(u)
 
+    @on_host
     def unconstrain(self, latents: Mapping[str, Any]) -> np.ndarray:
         """Inverse of `latents`, without deterministic sites: `(m, dim)`."""
-        with _linalg.float64():
-            return np.asarray(self._flatten({name: np.asarray(latents[name], np.float64) for name in self.shapes}))
+        return np.asarray(self._flatten({name: np.asarray(latents[name], np.float64) for name in self.shapes}))
 
     def generator(self, covariates: Any = None) -> Generator:
         """The law of one data point as a function of unconstrained parameters; make it once, and reuse it."""
