@@ -1,8 +1,11 @@
 """Running a model with its simulators left out, and reading what it consists of."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, NamedTuple
 
 import jax
@@ -108,6 +111,27 @@ class LeaveOutSimulators(Messenger):
             )
 
 
+_lock = Lock()
+_ours: ContextVar[bool] = ContextVar("ours", default=False)
+
+
+@contextmanager
+def one_model_at_a_time() -> Iterator[None]:
+    """No other thread of this package runs a model inside this block: NumPyro keeps its handlers in one list for all threads.
+
+    A block inside a block, also in a thread that the gateway (`_host`) opens in between, goes on.
+    """
+    if _ours.get():
+        yield
+        return
+    with _lock:
+        token = _ours.set(True)
+        try:
+            yield
+        finally:
+            _ours.reset(token)
+
+
 class PresentPrecision(Messenger):
     """Use the NumPy arrays in a model's distributions and observations in the precision in force."""
 
@@ -122,6 +146,7 @@ def as_numpyro_does():
     return jax.numpy_rank_promotion("allow")
 
 
+@one_model_at_a_time()
 def run(model: Callable, args: tuple, kwargs: Mapping, key: jax.Array, latents: Mapping, *inside: Messenger):
     """Run a model with given latents and its simulators left out, unseen by handlers around it.
 
@@ -140,6 +165,7 @@ def run(model: Callable, args: tuple, kwargs: Mapping, key: jax.Array, latents: 
     return trace, left_out.simulators
 
 
+@one_model_at_a_time()
 def read(model: Callable, args: tuple, kwargs: Mapping) -> Parts:
     """Read the parts of `model(*args, **kwargs)`; see `Problem.read`."""
     try:

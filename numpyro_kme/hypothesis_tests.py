@@ -43,6 +43,7 @@ def mmd_test(
     Cost: `(n + m)^2` kernel evaluations, kept, and one matrix product a permutation.
     References: Gretton et al. (2012), JMLR 13.
     """
+    _checks.key(rng_key)
     _checks.instance("kernel", kernel, Kernel, KERNEL)
     n, m = num_points(x), num_points(y)
     _checks.require(min(n, m) >= 2, f"`x` and `y` must have at least 2 points each; got {n} and {m}.")
@@ -101,6 +102,7 @@ def hsic_test(
     Cost: `2 n^2` kernel evaluations, kept, and `n^2` operations a permutation.
     References: Gretton et al. (2008), NIPS.
     """
+    _checks.key(rng_key)
     _pairs(kernel_x, x, kernel_y, y)
     _require_permutations(num_permutations)
     keys = jax.random.split(rng_key, num_permutations)

@@ -127,6 +127,7 @@ def learn_length_scale(
         reach: `eta`; the root mean squared distance from the mean when left out.
     References: Flaxman et al. (2016), UAI.
     """
+    _checks.key(rng_key)
     _checks.matrix("x", x, min_rows=2)
     _checks.finite("x", x)
     table = np.asarray(x, np.float64)
@@ -171,6 +172,7 @@ def _loss(at, x, landmarks, reach):
 
 def spread_out(rng_key: jax.Array, x: ArrayLike, number: int) -> np.ndarray:
     """Rows of `x` far from each other, `(number, D)`: each is the farthest from those before it."""
+    _checks.key(rng_key)
     _checks.matrix("x", x)
     _checks.sound("x", x)
     _checks.whole("number", number, 1)
@@ -260,6 +262,9 @@ class BayesianKernelLearning(LengthScaleRule):
     num_landmarks: int = field(default=LANDMARKS, metadata=dict(static=True))
     most: int = field(default=1000, metadata=dict(static=True))
 
+    def __post_init__(self):
+        _checks.key(self.rng_key)
+
     def __call__(self, x, targets=None):
         """The learnt scalar; `targets` say nothing."""
         _checks.matrix("x", x, min_rows=2)
@@ -288,6 +293,9 @@ class CrossValidation(LengthScaleRule):
     per_dimension: bool = field(default=False, metadata=dict(static=True))
     most: int = field(default=500, metadata=dict(static=True))
     needs_targets = True
+
+    def __post_init__(self):
+        _checks.key(self.rng_key)
 
     def __call__(self, x, targets=None):
         """The best multiple times the median."""

@@ -122,6 +122,7 @@ def choose_by_folds(
     Cost: for each kernel one factor of rank `r`, `n r^2`; for each candidate `K n r^2`.
     References: Fukumizu, Song & Gretton (2013), JMLR 14, section 4.2.
     """
+    _checks.key(rng_key)
     folds, factors = _folds(rng_key, x, y, settings, num_folds), _Factors(tolerance)
 
     def error(one):
@@ -155,6 +156,7 @@ def choose_by_prediction(
         tolerance: Of the low-rank factors.
     References: Fukumizu, Song & Gretton (2013), JMLR 14, section 4.2.
     """
+    _checks.key(rng_key)
     _checks.matrix("x", x)
     table = np.asarray(x, np.float64)
     folds, factors = _folds(rng_key, x, y, settings, num_folds), _Factors(tolerance)

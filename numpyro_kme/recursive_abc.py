@@ -66,6 +66,7 @@ def kernel_recursive_abc(
         RuntimeError: As `recursive_abc_step`.
     References: Kajihara, Kanagawa, Yamazaki & Fukumizu (2018), ICML.
     """
+    _checks.key(rng_key)
     _checks.whole("num_iterations", num_iterations, 1)
     _checks.matrix("theta", theta, min_rows=2)
     _checks.sound("theta", theta)
@@ -126,6 +127,7 @@ def recursive_abc_step(
     Cost: `m r^2` for a factor of rank `r`, and `11 number^2` for herding.
     References: Kajihara, Kanagawa, Yamazaki & Fukumizu (2018), ICML.
     """
+    _checks.key(rng_key)
     _checks.matrix("theta", theta, min_rows=2)
     _checks.sound("theta", theta)
     _checks.whole("number", number, 1)

@@ -13,7 +13,7 @@ from numpyro.distributions import biject_to
 from numpyro.primitives import Messenger
 
 from numpyro_kme._host import constants
-from numpyro_kme._reading import PresentPrecision
+from numpyro_kme._reading import PresentPrecision, one_model_at_a_time
 
 Arrays = Mapping[str, Any]
 
@@ -123,6 +123,7 @@ class _Constrained(Messenger):
             self.unconstrained[msg["name"]] = biject_to(msg["fn"].support).inv(msg["value"])
 
 
+@one_model_at_a_time()
 def _run(model, args, kwargs, messenger):
     messenger.fn = PresentPrecision(handlers.seed(model, random.key(0)))
     args, kwargs = constants((args, dict(kwargs)))

@@ -52,7 +52,7 @@ class IidModel:
             0 not in sizes,
             "the data are empty; the posterior bootstrap needs at least two points along the data plate.",
         )
-        with handlers.block(), handlers.trace() as sketch:
+        with _reading.one_model_at_a_time(), handlers.block(), handlers.trace() as sketch:
             handlers.seed(handlers.substitute(model, data={}), random.key(0))(*args, **kwargs)
         samples = {name: site for name, site in sketch.items() if site["type"] == "sample"}
         observed = {name: site for name, site in samples.items() if site["is_observed"]}
@@ -98,7 +98,8 @@ class IidModel:
             draws = self.problem.draw(rng_key, num).latents
         else:
             prior = Predictive(self.model, num_samples=num, return_sites=list(self.shapes))
-            draws = prior(rng_key, *self.args, **self.kwargs)
+            with _reading.one_model_at_a_time():
+                draws = prior(rng_key, *self.args, **self.kwargs)
         return np.asarray(self._flatten({name: np.asarray(draws[name], np.float64) for name in self.shapes}))
 
     @on_host
@@ -149,7 +150,7 @@ class IidModel:
 
         def one(rng_key):
             prior_key, noise_key, row_key = random.split(rng_key, 3)
-            with handlers.block(), handlers.trace() as trace:
+            with _reading.one_model_at_a_time(), handlers.block(), handlers.trace() as trace:
                 handlers.seed(self.model, prior_key)(*self.args, **self.kwargs)
             u, noise = self._flat(trace), generator.noise.sample(noise_key)
             if generator.covariates is None:
@@ -229,6 +230,7 @@ def _unconstrained(site):
     return biject_to(site["fn"].support).inv(jnp.asarray(site["value"]))
 
 
+@_reading.one_model_at_a_time()
 def _run(model, args, kwargs, messenger):
     messenger.fn = handlers.seed(model, random.key(0))
     with handlers.block(), handlers.trace() as trace:

@@ -128,6 +128,7 @@ class LearntLikelihood(Engine):
         Raises:
             ValueError: If the coordinates do not determine the latents, or other likelihoods stand beside the simulator.
         """
+        _checks.key(rng_key)
         posterior = self.posterior
         coordinates = self.likelihoods[self.problem.site()].coordinates
         kernel = posterior.herding_kernel()

@@ -109,6 +109,7 @@ class WeightedEngine(Engine):
             *args: Positional arguments of the model.
             **kwargs: Keyword arguments of the model, with the new observation.
         """
+        _checks.key(rng_key)
         _ = self.result
         before, self.problem = self.problem, self._checked(self.problem.with_data(*args, **kwargs))
         try:

@@ -158,6 +158,7 @@ class KernelMeansPosterior:
 
     def weighted_points(self, rng_key: jax.Array, n: int) -> WeightedPoints:
         """Points that cover the posterior, with signed weights; see `candidates.cover`."""
+        _checks.key(rng_key)
         return cover(rng_key, self.likelihood, self.measure, n)
 
     @cached_property
