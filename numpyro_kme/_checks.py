@@ -26,13 +26,13 @@ def concrete(**values: Any) -> None:
     )
 
 
-def key(value: Any, name: str = "rng_key") -> None:
-    """Require one random key of JAX, typed or of the older kind, `(2,)` words; a traced one is let through."""
+def key(value: Any, *, several: bool = False) -> None:
+    """Require one random key of JAX, typed or of the older kind, `(2,)` words, or `several` typed ones, `(blocks,)`."""
     dtype = getattr(value, "dtype", None)
     typed = dtype is not None and jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
     require(
-        (typed and np.shape(value) == ()) or (dtype == np.uint32 and np.shape(value) == (2,)),
-        f"`{name}` must be one random key of JAX; got {value!r:.200}. Make one with jax.random.key(0).",
+        np.ndim(value) <= several if typed else dtype == np.uint32 and np.shape(value) == (2,),
+        f"`rng_key` must be a random key of JAX; got {value!r:.200}. Make one with jax.random.key(0).",
         TypeError,
     )
 

@@ -186,6 +186,7 @@ def remoteness(to_observation: ArrayLike, between: ArrayLike) -> Remoteness:
     Raises:
         ValueError: If shapes disagree, or distances are not finite.
     """
+    _checks.concrete(to_observation=to_observation, between=between)
     for name, value in {"to_observation": to_observation, "between": between}.items():
         _checks.sound(name, value)
     distance, between = np.asarray(to_observation, np.float64), np.asarray(between, np.float64)
@@ -270,6 +271,7 @@ def _outputs(simulated, observed) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _checked(name, values, advice="Check the discrepancy and the simulations.") -> np.ndarray:
+    _checks.concrete(**{name: values})
     _checks.sound(name, values, advice)
     values = np.asarray(values, np.float64)
     _checks.require(

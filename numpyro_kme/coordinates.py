@@ -97,6 +97,7 @@ class Coordinates:
     @classmethod
     def standardise(cls, table: ArrayLike) -> "Coordinates":
         """Affine coordinates of a table of arguments `(m, p)`: median 0, 68 % of the rows between -1 and 1."""
+        _checks.concrete(table=table)
         _checks.matrix("table", table, min_rows=2)
         _checks.sound("table", table)
         table = np.asarray(table, np.float64)

@@ -127,6 +127,7 @@ def learn_length_scale(
         reach: `eta`; the root mean squared distance from the mean when left out.
     References: Flaxman et al. (2016), UAI.
     """
+    _checks.concrete(rng_key=rng_key, x=x, reach=reach)
     _checks.key(rng_key)
     _checks.matrix("x", x, min_rows=2)
     _checks.finite("x", x)
@@ -172,6 +173,7 @@ def _loss(at, x, landmarks, reach):
 
 def spread_out(rng_key: jax.Array, x: ArrayLike, number: int) -> np.ndarray:
     """Rows of `x` far from each other, `(number, D)`: each is the farthest from those before it."""
+    _checks.concrete(rng_key=rng_key, x=x)
     _checks.key(rng_key)
     _checks.matrix("x", x)
     _checks.sound("x", x)

@@ -150,6 +150,7 @@ class LowRankRidge:
             tolerance: Of the factor.
         Cost: `n r^2`.
         """
+        _checks.concrete(inputs=inputs, kernel=kernel, regularisation=regularisation)
         _checks.positive_number("regularisation", regularisation)
         _checks.sound("inputs", inputs)
         right = LowRank.fit(kernel, inputs, tolerance=tolerance)

@@ -66,6 +66,7 @@ def kernel_recursive_abc(
         RuntimeError: As `recursive_abc_step`.
     References: Kajihara, Kanagawa, Yamazaki & Fukumizu (2018), ICML.
     """
+    _checks.concrete(rng_key=rng_key, theta=theta, observed=observed)
     _checks.key(rng_key)
     _checks.whole("num_iterations", num_iterations, 1)
     _checks.matrix("theta", theta, min_rows=2)
@@ -127,6 +128,7 @@ def recursive_abc_step(
     Cost: `m r^2` for a factor of rank `r`, and `11 number^2` for herding.
     References: Kajihara, Kanagawa, Yamazaki & Fukumizu (2018), ICML.
     """
+    _checks.concrete(rng_key=rng_key, theta=theta, x=x, observed=observed)
     _checks.key(rng_key)
     _checks.matrix("theta", theta, min_rows=2)
     _checks.sound("theta", theta)

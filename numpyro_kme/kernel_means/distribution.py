@@ -268,6 +268,7 @@ def fit_likelihood(
     Raises:
         ValueError: If the tables disagree in length, hold values that are not finite, or are too short.
     """
+    _checks.concrete(theta=theta, x=x, y=y)
     theta, x = np.asarray(theta), np.asarray(x)
     _checks.matrix("theta", theta, min_rows=2)
     _checks.require(

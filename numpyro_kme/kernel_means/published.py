@@ -103,6 +103,7 @@ class KernelMeans(Form):
         Cost: that of `solve`; learning takes some tens of gradients on `learner.subset` simulations and about fifteen on
             `learner.most`, `O(m^3)` each.
         """
+        _checks.concrete(z=z, x=x, measure=measure, y=y)
         z, x = _simulations(z, x)
         transform = (
             StatisticsTransform.fit(x) if self.standardise and isinstance(x, np.ndarray) and x.ndim == 2 else None

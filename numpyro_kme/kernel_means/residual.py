@@ -83,6 +83,7 @@ class ResidualKernelMeans(Form):
         Cost: for each statistic thirty to seventy evaluations of `10 min(m, subset) r^2` operations, and six of `2 m r^2`,
             for `r` centres and features; hyperparameters are learnt with half of the centres, or fewer.
         """
+        _checks.concrete(z=z, x=x)
         _checks.matrix("z", z)
         _checks.few_enough(np.shape(z)[0], 2)
         _checks.matrix("x", x, min_rows=2)
