@@ -4,6 +4,8 @@ A Cholesky factorisation that fails is NaN without an error in JAX, so every fac
 """
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from threading import Lock
 
 import jax
@@ -25,23 +27,27 @@ class _OneBlasThread:
 
     For loops over matrices of some hundred rows, and for the small triangular solves that XLA hands to it: the threads of OpenBLAS
     wait for each other by spinning, and several take longer than one. The limit holds for the whole process, from the first block
-    that is entered, in any thread, until the last is left.
+    that is entered, in any thread, until the last is left. A thread of its own sets and lifts it, because a limit that one thread
+    has set no other can change (threadpoolctl 3.8), and without a word.
     """
 
     def __init__(self):
-        self._lock, self._entered, self._limits = Lock(), 0, None
+        self._lock, self._entered = Lock(), 0
 
     def __enter__(self):
         with self._lock:
             if self._entered == 0:
-                self._limits = threadpool_limits(limits=1, user_api="blas")
+                self._keeper, self._limit = ThreadPoolExecutor(1), ExitStack()
+                limit = self._keeper.submit(threadpool_limits, limits=1, user_api="blas").result()
+                self._keeper.submit(self._limit.enter_context, limit).result()
             self._entered += 1
 
     def __exit__(self, *_):
         with self._lock:
             self._entered -= 1
             if self._entered == 0:
-                self._limits.restore_original_limits()
+                self._keeper.submit(self._limit.close).result()
+                self._keeper.shutdown()
 
 
 one_blas_thread = _OneBlasThread()

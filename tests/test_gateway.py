@@ -185,12 +185,17 @@ class TestGateway:
             return [lib.num_threads for lib in ThreadpoolController().select(user_api="blas").lib_controllers]
 
         before = threads()
-        first, second = _linalg.one_blas_thread, _linalg.one_blas_thread
-        first.__enter__()
-        second.__enter__()
-        first.__exit__()
-        assert set(threads()) == {1}
-        second.__exit__()
+        limit = _linalg.one_blas_thread
+        with ThreadPoolExecutor(1) as pool:
+            limit.__enter__()
+            pool.submit(limit.__enter__).result()
+            limit.__exit__()
+            assert set(threads()) == {1}
+            pool.submit(limit.__exit__).result()
+            assert threads() == before
+            pool.submit(limit.__enter__).result()
+            assert set(threads()) == {1}
+            pool.submit(limit.__exit__).result()
         assert threads() == before
 
 
@@ -407,8 +412,7 @@ def test_two_threads_give_what_one_after_the_other_gives():
         return engine.get_samples()["b"]
 
     jobs = [lambda: kelfi(model, x=OBSERVED), rejection] * 2
-    with ThreadPoolExecutor(1) as pool:
-        alone = list(pool.map(lambda job: job(), jobs[:2])) * 2
+    alone = [job() for job in jobs[:2]] * 2
     with ThreadPoolExecutor(len(jobs)) as pool:
         together = [thread.result() for thread in [pool.submit(job) for job in jobs]]
     for found, expected in zip(together, alone, strict=True):
