@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_kme._linalg import to_host
+from numpyro_kme._host import to_host
 
 BLOCK = 64
 """Rows that are computed together. Another width changes last digits: JAX vectorises over a block."""

@@ -15,6 +15,28 @@ def is_concrete(value: Any) -> bool:
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
 
 
+def concrete(**values: Any) -> None:
+    """Require that JAX traces none of the values, which a fit on the host looks at."""
+    traced = [f"`{name}`" for name, value in values.items() if not is_concrete(value)]
+    require(
+        not traced,
+        f"{' and '.join(traced)} must be concrete: fits are made on the host, and here JAX traces "
+        f"{'it' if len(traced) == 1 else 'them'}. Fit outside `jax.jit`, `jax.vmap` and `jax.grad`, and evaluate what was fitted inside.",
+        TypeError,
+    )
+
+
+def key(value: Any, *, several: bool = False) -> None:
+    """Require one random key of JAX, typed or of the older kind, `(2,)` words, or `several` typed ones, `(blocks,)`."""
+    dtype = getattr(value, "dtype", None)
+    typed = dtype is not None and jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
+    require(
+        np.ndim(value) <= several if typed else dtype == np.uint32 and np.shape(value) == (2,),
+        f"`rng_key` must be a random key of JAX; got {value!r:.200}. Make one with jax.random.key(0).",
+        TypeError,
+    )
+
+
 MOST_SIMULATIONS = 20_000
 """Largest number of simulations for dense matrices: one of that size takes 3.2 GB."""
 

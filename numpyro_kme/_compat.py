@@ -5,6 +5,8 @@ import os
 from collections.abc import Callable
 
 import jax
+import numpy as np
+from jax._src import core, dtypes, literals
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
@@ -14,9 +16,8 @@ from numpyro.distributions.distribution import (
     Independent,
     MaskedDistribution,
 )
-from numpyro.primitives import Messenger
 
-from numpyro_kme._linalg import in_present_precision
+nothing_is_traced: Callable[[], bool] = core.trace_state_clean
 
 WRAPPERS = (ExpandedDistribution, Independent, MaskedDistribution)
 
@@ -74,15 +75,23 @@ def valueless(name: str) -> Callable[..., jax.Array]:
     return primitive.bind
 
 
-class PresentPrecision(Messenger):
-    """Use the NumPy arrays in a model's distributions and observations in the precision in force."""
-
-    def process_message(self, msg):
-        """Replace them before the site is drawn or scored."""
-        if msg["type"] == "sample":
-            msg["fn"], msg["value"] = in_present_precision((msg["fn"], msg["value"]))
-
-
 def progress_bars_allowed() -> bool:
     """Whether a progress bar may be drawn: not under continuous integration, as in NumPyro."""
     return "CI" not in os.environ and "PYTEST_XDIST_WORKER" not in os.environ
+
+
+_read_before = dtypes.canonicalize_value_handlers[np.ndarray]
+
+
+def _read(array: np.ndarray) -> np.ndarray:
+    """A NumPy array as JAX reads it, in the precision in force.
+
+    JAX (0.9 to 0.12) keeps what it once made of an array while a compiled function that holds it lives, without asking in which
+    precision that was, and then passes float32 buffers to float64 programs (RuntimeProgramInputMismatch). What is an argument the
+    gateway copies; what a model or a user's kernel closes over only JAX can see.
+    """
+    kept, dtype = _read_before(array), dtypes.canonicalize_dtype(array.dtype)
+    return kept if kept.dtype == dtype else literals.TypedNdArray(np.asarray(array, dtype), weak_type=False)
+
+
+dtypes.canonicalize_value_handlers[np.ndarray] = _read

@@ -1,14 +1,12 @@
-"""Positive definite solves with a stated precision and jitter policy.
+"""Positive definite solves, BLAS threads, and calls from JAX back to NumPy.
 
-Policy: everything that is factorised on the host is factorised in float64, whatever the session's default
-(`float64()`), because the relative error of `(K + m lam I)^-1 b` is about 1e-16 / lam there and 1e-7 / lam in float32.
 A Cholesky factorisation that fails is NaN without an error in JAX, so every factor made here is checked.
 """
 
-import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack
+from threading import Lock
 
 import jax
 import jax.numpy as jnp
@@ -18,82 +16,47 @@ from jax.typing import ArrayLike
 from threadpoolctl import threadpool_limits
 
 from numpyro_kme import _checks
+from numpyro_kme._host import on_host
 
 Array = jax.Array | np.ndarray
 """An array leaf of a fitted object: NumPy as it was learnt, JAX where it is traced."""
 
 
-@contextmanager
-def float64() -> Iterator[None]:
-    """Compute in float64 inside this block, whatever `jax_enable_x64` says outside.
-
-    Hand results out as NumPy arrays (`to_host`): a float64 JAX array outside the block warns at each use. While a function
-    around the block is being traced, use `on_host`.
-    """
-    with jax.enable_x64(True):
-        yield
-
-
-@contextmanager
-def one_blas_thread() -> Iterator[None]:
+class _OneBlasThread:
     """Let NumPy's and SciPy's BLAS use one thread inside this block.
 
     For loops over matrices of some hundred rows, and for the small triangular solves that XLA hands to it: the threads of OpenBLAS
-    wait for each other by spinning, and several take longer than one. The limit holds for the whole process meanwhile.
-    """
-    with threadpool_limits(limits=1, user_api="blas"):
-        yield
-
-
-def in_threads(function: Callable, items: Iterable) -> list:
-    """`[function(item) for item in items]` in float64 with as many threads as processors, for work that NumPy does."""
-
-    def run(item):
-        with float64():
-            return function(item)
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(run, items))
-
-
-def on_host(function: Callable, *args):
-    """Evaluate `function(*args)` on concrete arguments in float64, at once, even while JAX is tracing; NumPy results.
-
-    In a traced function JAX would record these operations instead of running them. A thread of its own has no trace and
-    its own precision. (`jax.ensure_compile_time_eval` inside `jax.enable_x64` passes float32 buffers to float64
-    executables in JAX 0.10 and 0.12.)
+    wait for each other by spinning, and several take longer than one. The limit holds for the whole process, from the first block
+    that is entered, in any thread, until the last is left. A thread of its own sets and lifts it, because a limit that one thread
+    has set no other can change (threadpoolctl 3.8), and without a word.
     """
 
-    def run():
-        with float64():
-            return to_host(function(*in_present_precision(args)))
+    def __init__(self):
+        self._lock, self._entered = Lock(), 0
 
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(run).result()
+    def __enter__(self):
+        with self._lock:
+            if self._entered == 0:
+                self._keeper, self._limit = ThreadPoolExecutor(1), ExitStack()
+                limit = self._keeper.submit(threadpool_limits, limits=1, user_api="blas").result()
+                self._keeper.submit(self._limit.enter_context, limit).result()
+            self._entered += 1
+
+    def __exit__(self, *_):
+        with self._lock:
+            self._entered -= 1
+            if self._entered == 0:
+                self._keeper.submit(self._limit.close).result()
+                self._keeper.shutdown()
 
 
-def to_host(tree):
-    """Copy every array leaf of a pytree to NumPy, so that it can leave a `float64` block."""
-    return jax.tree.map(np.asarray, tree)
-
-
-def in_present_precision(tree):
-    """Turn the NumPy arrays of a pytree into JAX arrays of the precision in force.
-
-    JAX (0.10 to 0.12) remembers the precision in which it first met a NumPy array and fails with
-    `RuntimeProgramInputMismatch` where the same array is used after `jax_enable_x64` has changed. Whatever may be evaluated
-    inside and outside a `float64` block, with NumPy arrays that are not arguments of a jitted function, goes through here.
-    """
-    leaves, structure = jax.tree.flatten(tree)
-    if not any(isinstance(leaf, np.ndarray) for leaf in leaves):
-        return tree
-    return structure.unflatten([jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves])
+one_blas_thread = _OneBlasThread()
 
 
 def call_back(function: Callable, shape: tuple[int, ...], dtype, *args, vmap_method: str) -> jax.Array:
     """Call a NumPy function from inside JAX, as `jax.pure_callback` does, with 64-bit numbers and large arrays made safe.
 
-    The thread that calls back has the session's precision, not that of a surrounding `float64` block: JAX would round the
+    The thread that calls back has the session's precision, not that of the gateway around it (`_host`): JAX would round the
     arguments and refuse the result. So 64-bit numbers travel as pairs of 32-bit words. Larger arguments than `AT_ONCE` would
     be copied by the pool of threads to which the thread that calls back belongs, and on one CPU it would wait for itself
     for ever (JAX 0.10, jax-ml/jax#25861); so they travel in pieces.
@@ -175,8 +138,7 @@ def cholesky(matrix: ArrayLike, what: str) -> np.ndarray:
     Raises:
         numpy.linalg.LinAlgError: If the matrix is not positive definite to working precision.
     """
-    with float64():
-        factor = np.asarray(_cholesky(jnp.asarray(matrix, dtype=jnp.float64)))
+    factor = on_host(_cholesky)(np.asarray(matrix))
     if not np.isfinite(factor).all():
         raise np.linalg.LinAlgError(
             f"The Cholesky factorisation of {what} failed: the matrix is not positive definite to working precision. "

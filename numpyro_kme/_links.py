@@ -9,7 +9,7 @@ import numpy as np
 from jax.scipy.special import expit, logit
 from jax.typing import ArrayLike
 
-from numpyro_kme._linalg import float64
+from numpyro_kme._host import on_host
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,15 @@ def find(a: np.ndarray, t: np.ndarray) -> Column | None:
     if np.array_equal(a, t):
         return column(IDENTITY)
     eps = np.finfo(np.result_type(a, np.float32)).eps
-    with float64(), np.errstate(all="ignore"):
-        a, t = np.asarray(a, np.float64), np.asarray(t, np.float64)
+    return _first(a, t, 200 * eps)
+
+
+@on_host
+def _first(a, t, tolerance) -> Column | None:
+    with np.errstate(all="ignore"):
         for candidate in _candidates(a, t):
             error, back = np.abs(np.asarray(candidate(t)) - a), np.abs(np.asarray(candidate.solve(a)) - t)
-            near = error <= 200 * eps * (np.abs(a) + min(1.0, float(np.std(a))))
+            near = error <= tolerance * (np.abs(a) + min(1.0, float(np.std(a))))
             if near.all() and (back <= 1e-3 * np.std(t)).all():
                 return candidate
     return None

@@ -1,7 +1,6 @@
 """A loss between data and simulated draws as a density of the data: `exp(-weight n loss)`."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,11 +11,11 @@ from jax.scipy.special import logsumexp
 from numpyro.distributions import constraints
 from numpyro.distributions.distribution import Distribution
 
-from numpyro_kme import _compat, _linalg
+from numpyro_kme import _compat
+from numpyro_kme._host import in_present_precision, on_host
 from numpyro_kme.from_noise import FromNoise
 from numpyro_kme.losses.base import Loss, Objective
 from numpyro_kme.losses.generator import Generator, Nodes
-from numpyro_kme.noise import is_key
 from numpyro_kme.simulator import Simulator
 
 _no_key = _compat.valueless("fresh_noise_log_prob")
@@ -70,6 +69,7 @@ class Bound:
     size: int = field(metadata=dict(static=True))
 
     @classmethod
+    @on_host
     def make(cls, loss: Loss, value: np.ndarray, generator: Generator) -> "Bound":
         """Bind to data `(n, *event)`, in float64."""
         data = value if generator.covariates is None else (generator.covariates, value)
@@ -79,12 +79,11 @@ class Bound:
             objective.reduce(jnp.asarray(weights)),
             objective.offsets(jnp.asarray(weights)[None])[0],
         )
-        objective, facts, offset = _to_host(parts)
-        return cls(objective, facts, offset, len(value))
+        return cls(*parts, len(value))
 
     def common_nodes(self, key: jax.Array, num: int) -> Nodes:
         """One set of nodes, made on the host."""
-        return outside(lambda: _to_host(self.objective.generator.draw_nodes(key, num, 1)))
+        return self.objective.generator.draw_nodes(key, num, 1)
 
     def values(self, arguments: jax.Array, nodes: Nodes) -> jax.Array:
         """Losses at one point, `(sets,)`."""
@@ -144,7 +143,7 @@ class LossDensity(Distribution):
                 "`numpyro_kme.PseudoMarginal` samples correctly: MCMC(PseudoMarginal(model), ...). For NUTS use "
                 "CommonNoise or LatentNoise."
             ))  # fmt: skip
-        bound, nodes = _linalg.in_present_precision((self.bound, self.nodes))
+        bound, nodes = in_present_precision((self.bound, self.nodes))
         arguments = self.arguments if self._smooth else _refuse_derivative(self.arguments, self._no_derivative)
         smooth = self._smooth and self._common
         losses = smooth_values(bound, nodes, arguments) if smooth else bound.values(arguments, nodes)
@@ -173,18 +172,3 @@ def _refuse_derivative(arguments: jax.Array, sentence: str) -> jax.Array:
         raise NotImplementedError(sentence)
 
     return same(arguments)
-
-
-def outside(function: Callable) -> Any:
-    """Evaluate on concrete values in float64, even while JAX is tracing: a thread of its own has no trace."""
-
-    def run():
-        with _linalg.float64():
-            return function()
-
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(run).result()
-
-
-def _to_host(tree: Any) -> Any:
-    return jax.tree.map(lambda leaf: leaf if is_key(leaf) else np.asarray(leaf), tree)

@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 from scipy.special import ndtri
 
 from numpyro_kme import _links, _mixtures, _normalise
-from numpyro_kme._linalg import float64, in_present_precision, to_host
+from numpyro_kme._host import in_present_precision, on_host, to_host
 from numpyro_kme._links import Column
 from numpyro_kme.problem import Draws, Latent, Problem
 
@@ -93,6 +93,7 @@ def exact(problem: Problem, site: str, draws: Draws) -> dict[str, Any]:
     }
 
 
+@on_host
 def standardised(table: np.ndarray, what: str, why: str, *, choose_links: bool) -> dict[str, Any]:
     """The fields of inexact coordinates: median 0, and 68 % of the rows of a table between -1 and 1."""
     table = np.asarray(table, np.float64)
@@ -101,8 +102,7 @@ def standardised(table: np.ndarray, what: str, why: str, *, choose_links: bool) 
     columns = [_links.constant(value) for value in table[0]]
     for entry, k in enumerate(moving):
         columns[k] = _links.column(links[k], entry)
-    with float64():
-        t = np.stack([np.asarray(links[k].inverse(table[:, k])) for k in moving], axis=1)
+    t = np.stack([np.asarray(links[k].inverse(table[:, k])) for k in moving], axis=1)
     low, median, high = np.quantile(t, [0.158655, 0.5, 0.841345], axis=0)
     spread = np.where(high > low, 0.5 * (high - low), t.std(axis=0))
     return {
@@ -191,6 +191,7 @@ def _label(name: str, index: tuple[int, ...]) -> str:
     return f"{name}[{', '.join(map(str, index))}]" if index else name
 
 
+@on_host
 def _most_normal(a: np.ndarray) -> _links.Link:
     """The identity, exp for positive draws, or expit for draws in the unit interval: whichever fits best.
 
@@ -203,7 +204,6 @@ def _most_normal(a: np.ndarray) -> _links.Link:
     if np.all((a > 0.0) & (a < 1.0)):
         choices.append(_links.EXPIT)
     scores = ndtri((np.arange(len(a)) + 0.5) / len(a))
-    with float64():
-        fits = [np.corrcoef(np.sort(np.asarray(link.inverse(a))), scores)[0, 1] for link in choices]
+    fits = [np.corrcoef(np.sort(np.asarray(link.inverse(a))), scores)[0, 1] for link in choices]
     best = int(np.argmax(fits))
     return choices[best] if fits[best] > fits[0] + 0.01 else choices[0]

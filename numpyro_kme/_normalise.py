@@ -96,9 +96,10 @@ def _(fn: dist.Normal, z):
 @to_normal.register(dist.MultivariateNormal)
 @to_normal.register(dist.LowRankMultivariateNormal)
 def _(fn, value):
-    difference = (value - fn.loc)[..., None]
-    factor = jnp.broadcast_to(_factor(fn), (*difference.shape[:-1], difference.shape[-2]))
-    return lax.linalg.triangular_solve(factor, difference, left_side=True, lower=True)[..., 0]
+    difference, factor = (value - fn.loc)[..., None], _factor(fn)
+    dtype = jnp.result_type(difference, factor)  # the arrays of a prior may be in another precision than the value
+    factor = jnp.broadcast_to(factor, (*difference.shape[:-1], difference.shape[-2])).astype(dtype)
+    return lax.linalg.triangular_solve(factor, difference.astype(dtype), left_side=True, lower=True)[..., 0]
 
 
 @from_normal.register(dist.MultivariateNormal)

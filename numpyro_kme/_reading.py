@@ -1,8 +1,11 @@
 """Running a model with its simulators left out, and reading what it consists of."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +18,7 @@ from numpyro.infer.inspect import get_model_relations
 from numpyro.primitives import Messenger
 
 from numpyro_kme import _checks, _compat
-from numpyro_kme._linalg import in_present_precision
+from numpyro_kme._host import in_present_precision
 from numpyro_kme.simulator import Simulator
 
 
@@ -108,11 +111,42 @@ class LeaveOutSimulators(Messenger):
             )
 
 
+_lock = Lock()
+_ours: ContextVar[bool] = ContextVar("ours", default=False)
+
+
+@contextmanager
+def one_model_at_a_time() -> Iterator[None]:
+    """No other thread of this package runs a model inside this block: NumPyro keeps its handlers in one list for all threads.
+
+    A block inside a block, also in a thread that the gateway (`_host`) opens in between, goes on.
+    """
+    if _ours.get():
+        yield
+        return
+    with _lock:
+        token = _ours.set(True)
+        try:
+            yield
+        finally:
+            _ours.reset(token)
+
+
+class PresentPrecision(Messenger):
+    """Use the NumPy arrays in a model's distributions and observations in the precision in force."""
+
+    def process_message(self, msg):
+        """Replace them before the site is drawn or scored."""
+        if msg["type"] == "sample":
+            msg["fn"], msg["value"] = in_present_precision((msg["fn"], msg["value"]))
+
+
 def as_numpyro_does():
     """NumPyro's distributions rely on rank promotion, also where the session forbids it."""
     return jax.numpy_rank_promotion("allow")
 
 
+@one_model_at_a_time()
 def run(model: Callable, args: tuple, kwargs: Mapping, key: jax.Array, latents: Mapping, *inside: Messenger):
     """Run a model with given latents and its simulators left out, unseen by handlers around it.
 
@@ -122,7 +156,7 @@ def run(model: Callable, args: tuple, kwargs: Mapping, key: jax.Array, latents: 
     values = {name: jnp.asarray(value) for name, value in latents.items()}
     left_out = LeaveOutSimulators()
     with as_numpyro_does(), handlers.block(), handlers.trace() as trace, left_out:
-        precise = _compat.PresentPrecision(handlers.seed(model, key))
+        precise = PresentPrecision(handlers.seed(model, key))
         wrapped = handlers.substitute(precise, data=values)
         for messenger in inside:
             messenger.fn, wrapped = wrapped, messenger
@@ -131,6 +165,7 @@ def run(model: Callable, args: tuple, kwargs: Mapping, key: jax.Array, latents: 
     return trace, left_out.simulators
 
 
+@one_model_at_a_time()
 def read(model: Callable, args: tuple, kwargs: Mapping) -> Parts:
     """Read the parts of `model(*args, **kwargs)`; see `Problem.read`."""
     try:

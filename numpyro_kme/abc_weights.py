@@ -11,8 +11,9 @@ from jax.typing import ArrayLike
 from scipy.optimize import brentq
 from scipy.special import logsumexp
 
-from numpyro_kme import _checks, _linalg
+from numpyro_kme import _checks
 from numpyro_kme._checks import EffectiveSampleSizeError
+from numpyro_kme._host import on_host
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.losses.base import Loss
 from numpyro_kme.losses.mmd import MMD
@@ -69,6 +70,7 @@ class Remoteness(NamedTuple):
         return self.nearest > self.usual
 
 
+@on_host
 def discrepancies_to(observed: Any, simulated: Any, discrepancy: Estimator | Loss | Discrepancy) -> np.ndarray:
     r"""Discrepancies $d(x_i, y)$ of simulated outputs from an observed one, `(m,)`.
 
@@ -88,18 +90,16 @@ def discrepancies_to(observed: Any, simulated: Any, discrepancy: Estimator | Los
         not isinstance(discrepancy, Estimator | Loss) or x.shape[2:] == y.shape[1:],
         f"The points of the data sets of `simulated` and `observed` must be alike; got shapes {x.shape[2:]} and {y.shape[1:]}.",
     )
-    with _linalg.float64():
-        data = _linalg.in_present_precision((x, y))
-        if isinstance(discrepancy, Loss):
-            found = _losses(discrepancy, *data)
-        elif isinstance(discrepancy, Estimator):
-            found = _estimates(*_linalg.in_present_precision((discrepancy, x, y)))
-        else:
-            try:
-                found = _called(discrepancy, x, y, data)
-            except Exception as error:
-                name = getattr(discrepancy, "__name__", type(discrepancy).__name__)
-                raise ValueError(f"The discrepancy `{name}` failed: {error}") from error
+    if isinstance(discrepancy, Loss):
+        found = _losses(discrepancy, x, y)
+    elif isinstance(discrepancy, Estimator):
+        found = _estimates(discrepancy, x, y)
+    else:
+        try:
+            found = _called(discrepancy, x, y)
+        except Exception as error:
+            name = getattr(discrepancy, "__name__", type(discrepancy).__name__)
+            raise ValueError(f"The discrepancy `{name}` failed: {error}") from error
     found = np.asarray(found, np.float64)
     _checks.require(
         found.shape == (len(x),),
@@ -186,6 +186,7 @@ def remoteness(to_observation: ArrayLike, between: ArrayLike) -> Remoteness:
     Raises:
         ValueError: If shapes disagree, or distances are not finite.
     """
+    _checks.concrete(to_observation=to_observation, between=between)
     for name, value in {"to_observation": to_observation, "between": between}.items():
         _checks.sound(name, value)
     distance, between = np.asarray(to_observation, np.float64), np.asarray(between, np.float64)
@@ -245,6 +246,7 @@ def check_acceptance(quantile: float | None, threshold: float | None) -> None:
     _checks.require(threshold is None or bool(np.isfinite(threshold)), f"`threshold` must be finite; got {threshold}.")
 
 
+@on_host
 def dissimilarities(estimator: Estimator, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     r"""For `remoteness`: minus the log of the cosine between mean embeddings of data sets `(k, n, d)` and `(s, n, d)`, `(s, k)`.
 
@@ -252,8 +254,7 @@ def dissimilarities(estimator: Estimator, x: np.ndarray, y: np.ndarray) -> np.nd
     it is, and bounded: beyond the reach of the kernel all samples are equally far.
     """
     least = np.finfo(np.float64).tiny
-    with _linalg.float64():
-        found = _similarities(*_linalg.in_present_precision((estimator, x, y)))
+    found = _similarities(estimator, x, y)
     alike, of_x, of_y = (np.maximum(part, least) for part in found)
     return np.where(alike > least, 0.5 * (np.log(of_x) + np.log(of_y)[:, None]), 0.0) - np.log(alike)
 
@@ -270,6 +271,7 @@ def _outputs(simulated, observed) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _checked(name, values, advice="Check the discrepancy and the simulations.") -> np.ndarray:
+    _checks.concrete(**{name: values})
     _checks.sound(name, values, advice)
     values = np.asarray(values, np.float64)
     _checks.require(
@@ -279,9 +281,9 @@ def _checked(name, values, advice="Check the discrepancy and the simulations.") 
     return values
 
 
-def _called(function, x, y, data):
+def _called(function, x, y):
     try:
-        return _compiled(function, *data)
+        return _compiled(function, x, y)
     except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError):
         return np.stack([np.asarray(function(one, y), np.float64) for one in x])
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme import _checks, _linalg, _matching
+from numpyro_kme import _checks, _matching
+from numpyro_kme._host import on_host
 from numpyro_kme._links import Column
 from numpyro_kme._mixtures import Mixture
 from numpyro_kme.problem import Problem
@@ -78,6 +79,7 @@ class Coordinates:
         Raises:
             ValueError: If no argument depends on a latent, or arguments of prior draws are not finite.
         """
+        _checks.key(rng_key)
         site = problem.site(site)
         draws = problem.draw(rng_key, num_draws)
         table = draws.arguments[site].reshape(-1, draws.arguments[site].shape[-1])
@@ -95,6 +97,7 @@ class Coordinates:
     @classmethod
     def standardise(cls, table: ArrayLike) -> "Coordinates":
         """Affine coordinates of a table of arguments `(m, p)`: median 0, 68 % of the rows between -1 and 1."""
+        _checks.concrete(table=table)
         _checks.matrix("table", table, min_rows=2)
         _checks.sound("table", table)
         table = np.asarray(table, np.float64)
@@ -114,12 +117,17 @@ class Coordinates:
         t = jnp.asarray(self.rest).at[entries].set(shown)
         return _join(self.priors.to_normal(self._split(t)))[entries]
 
+    @on_host
     def table(self, arguments: ArrayLike) -> np.ndarray:
         """Coordinates `(m, D)` of the arguments `(m, p)` of many calls, on the host in float64; compiled once for each size."""
         _checks.matrix("arguments", arguments, columns=len(self.columns))
         _checks.sound("arguments", arguments)
-        with _linalg.float64():
-            return np.asarray(_forward_rows(self, np.asarray(arguments, np.float64)))
+        return np.asarray(_forward_rows(self, np.asarray(arguments, np.float64)))
+
+    @on_host
+    def latents_table(self, z: ArrayLike) -> dict[str, Any]:
+        """All latents `{site: (m, *shape)}` at coordinates `(m, D)`, on the host in float64; raises unless `one_to_one`."""
+        return jax.vmap(self.latents)(jnp.asarray(z))
 
     def inverse(self, z: ArrayLike) -> jax.Array:
         """Arguments `(p,)` of one call at the coordinates `(D,)`."""

@@ -59,6 +59,7 @@ class DistributionRegression:
             numpy.linalg.LinAlgError: If `regularisation` is below rounding.
         Cost: `m r` kernels and `m r^2` for a factor of rank `r`.
         """
+        _checks.concrete(x=x, targets=targets, kernel=kernel)
         _checks.instance(
             "kernel", kernel, Kernel, "a kernel on data sets, such as EmpiricalMeasure(Gaussian(1.0), 1.0)"
         )

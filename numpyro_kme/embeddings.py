@@ -7,6 +7,7 @@ from jax.typing import ArrayLike
 from scipy.linalg import cho_solve
 
 from numpyro_kme import _checks, _linalg
+from numpyro_kme._host import on_host
 from numpyro_kme.kernels import blocks
 from numpyro_kme.kernels.base import Kernel, Points, num_points, register
 
@@ -99,6 +100,7 @@ class ConditionalMeanEmbedding:
     regularisation: ArrayLike
 
     @classmethod
+    @on_host
     def fit(cls, inputs: Points, kernel: Kernel, regularisation: float) -> "ConditionalMeanEmbedding":
         """Factorise `L + m lam I` on the host, in float64.
 
@@ -110,17 +112,11 @@ class ConditionalMeanEmbedding:
             numpy.linalg.LinAlgError: If the matrix is not positive definite to working precision.
         Cost: `m^2` kernel evaluations and one Cholesky factorisation, `m^3 / 3`.
         """
-        _checks.require(
-            _checks.is_concrete((inputs, kernel, regularisation)),
-            "`fit` factorises on the host and cannot be traced; call it outside `jax.jit`.",
-            TypeError,
-        )
         _checks.positive_number("regularisation", regularisation)
         _checks.sound("inputs", inputs)
-        with _linalg.float64():
-            kernel, inputs = _linalg.to_host((kernel, inputs))
-            m = num_points(inputs)
-            gram = np.asarray(kernel.gram(inputs), dtype=np.float64)
+        kernel, inputs = jax.tree.map(np.asarray, (kernel, inputs))
+        m = num_points(inputs)
+        gram = np.asarray(kernel.gram(inputs), dtype=np.float64)
         gram = gram + m * float(regularisation) * np.eye(m)
         factor = _linalg.cholesky(gram, f"L + m lam I with m = {m} and lam = {regularisation}")
         return cls(kernel, inputs, factor, np.float64(regularisation))

@@ -66,6 +66,7 @@ class KernelBayesFilter:
             delta: `2 eps` when left out.
             tolerance, max_rank: Of the low-rank factors.
         """
+        _checks.concrete(states=states, observations=observations, regularisation=regularisation)
         length = num_points(states) - 1
         _checks.require(
             length >= 2 and num_points(observations) == length + 1,

@@ -11,7 +11,7 @@ from numpyro.distributions.distribution import MaskedDistribution
 from numpyro.primitives import Messenger
 
 from numpyro_kme import _checks, _compat
-from numpyro_kme._loss_density import Bound, Call, LossDensity, outside
+from numpyro_kme._loss_density import Bound, Call, LossDensity
 from numpyro_kme.from_noise import FromNoise
 from numpyro_kme.losses.base import Loss
 from numpyro_kme.losses.generator import Generator, Nodes
@@ -120,7 +120,7 @@ class generalized_bayes(Messenger):
                 covariates=covariates,
                 differentiable=simulator.has_rsample,
             )
-            known = signature, outside(lambda: Bound.make(self.loss, np.asarray(value), generator))
+            known = signature, Bound.make(self.loss, np.asarray(value), generator)
             self._bound[name] = known
         return known[1]
 

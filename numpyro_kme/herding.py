@@ -9,7 +9,8 @@ import numpy as np
 from jax.typing import ArrayLike
 from scipy.optimize import minimize
 
-from numpyro_kme import _checks, _linalg
+from numpyro_kme import _checks
+from numpyro_kme._host import on_host
 from numpyro_kme.kernels import blocks
 from numpyro_kme.kernels.base import Kernel, Points, num_points
 
@@ -73,6 +74,7 @@ def _herd(values, kernel, candidates, num_samples):
     return jax.lax.scan(choose, jnp.zeros_like(values), sizes)[1]
 
 
+@on_host
 def polish(
     embedding: Callable[[jax.Array], jax.Array],
     kernel: Kernel,
@@ -104,26 +106,23 @@ def polish(
     # repeated points feel no force apart until they differ
     start = start + 1e-6 * np.std(start, axis=0) * np.random.default_rng(0).normal(size=start.shape)
 
-    with _linalg.float64():
+    @jax.jit
+    @jax.value_and_grad
+    def objective(flat):
+        theta = flat.reshape(start.shape)
+        uniform = blocks.uniform_weights(theta)
+        return blocks.weighted_self_sum(kernel, theta, uniform) - 2.0 * uniform @ embedding(theta)
 
-        @jax.jit
-        @jax.value_and_grad
-        def objective(flat):
-            theta = flat.reshape(start.shape)
-            uniform = blocks.uniform_weights(theta)
-            return blocks.weighted_self_sum(kernel, theta, uniform) - 2.0 * uniform @ embedding(theta)
+    def value_and_slope(flat):
+        value, slope = objective(flat)
+        return float(value), np.asarray(slope)
 
-        def on_host(flat):
-            value, slope = objective(flat)
-            return float(value), np.asarray(slope)
-
-        value, slope = on_host(start.ravel())
-        _checks.require(
-            bool(np.isfinite(value) and np.all(np.isfinite(slope))),
-            "The distance to the embedding, or its gradient, is not finite at the start; check `embedding` "
-            "and `kernel`.",
-            FloatingPointError,
-        )
-        options = dict(maxiter=max_steps, ftol=1e-15, gtol=1e-4 * float(np.max(np.abs(slope))))
-        result = minimize(on_host, start.ravel(), jac=True, method="L-BFGS-B", options=options)
+    value, slope = value_and_slope(start.ravel())
+    _checks.require(
+        bool(np.isfinite(value) and np.all(np.isfinite(slope))),
+        "The distance to the embedding, or its gradient, is not finite at the start; check `embedding` and `kernel`.",
+        FloatingPointError,
+    )
+    options = dict(maxiter=max_steps, ftol=1e-15, gtol=1e-4 * float(np.max(np.abs(slope))))
+    result = minimize(value_and_slope, start.ravel(), jac=True, method="L-BFGS-B", options=options)
     return result.x.reshape(start.shape)

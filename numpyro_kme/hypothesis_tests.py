@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme import _checks, _linalg
+from numpyro_kme import _checks
+from numpyro_kme._host import on_host
 from numpyro_kme.kernels.base import Kernel, Points, num_points
 
 BATCH = 64
@@ -28,6 +29,7 @@ class PermutationTest(NamedTuple):
     null: np.ndarray
 
 
+@on_host
 def mmd_test(
     rng_key: jax.Array, kernel: Kernel, x: Points, y: Points, *, num_permutations: int = 999
 ) -> PermutationTest:
@@ -41,6 +43,7 @@ def mmd_test(
     Cost: `(n + m)^2` kernel evaluations, kept, and one matrix product a permutation.
     References: Gretton et al. (2012), JMLR 13.
     """
+    _checks.key(rng_key)
     _checks.instance("kernel", kernel, Kernel, KERNEL)
     n, m = num_points(x), num_points(y)
     _checks.require(min(n, m) >= 2, f"`x` and `y` must have at least 2 points each; got {n} and {m}.")
@@ -52,11 +55,10 @@ def mmd_test(
         shapes[0] == shapes[1], f"Points of `x` and `y` must have one shape; got {shapes[0]} and {shapes[1]}."
     )
     joint = jax.tree.map(lambda a, b: np.concatenate([np.asarray(a), np.asarray(b)]), x, y)
-    with _linalg.float64():
-        first = jnp.concatenate([jnp.ones(n), jnp.zeros(m)])
-        keys = jax.random.split(rng_key, num_permutations)
-        value, null = _mmds(*_linalg.in_present_precision((kernel, joint)), first, keys)
-        return _result(value, null)
+    first = jnp.concatenate([jnp.ones(n), jnp.zeros(m)])
+    keys = jax.random.split(rng_key, num_permutations)
+    value, null = _mmds(kernel, joint, first, keys)
+    return _result(value, null)
 
 
 @jax.jit
@@ -86,6 +88,7 @@ def hsic(kernel_x: Kernel, x: Points, kernel_y: Kernel, y: Points) -> jax.Array:
     return _hsic(_centred(kernel_x.gram(x)), kernel_y.gram(y))
 
 
+@on_host
 def hsic_test(
     rng_key: jax.Array, kernel_x: Kernel, x: Points, kernel_y: Kernel, y: Points, *, num_permutations: int = 999
 ) -> PermutationTest:
@@ -99,12 +102,12 @@ def hsic_test(
     Cost: `2 n^2` kernel evaluations, kept, and `n^2` operations a permutation.
     References: Gretton et al. (2008), NIPS.
     """
+    _checks.key(rng_key)
     _pairs(kernel_x, x, kernel_y, y)
     _require_permutations(num_permutations)
-    with _linalg.float64():
-        keys = jax.random.split(rng_key, num_permutations)
-        value, null = _hsics(*_linalg.in_present_precision((kernel_x, x, kernel_y, y)), keys)
-        return _result(value, null)
+    keys = jax.random.split(rng_key, num_permutations)
+    value, null = _hsics(kernel_x, x, kernel_y, y, keys)
+    return _result(value, null)
 
 
 @jax.jit

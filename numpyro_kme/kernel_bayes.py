@@ -6,8 +6,9 @@ import numpy as np
 from jax.typing import ArrayLike
 from scipy.linalg import cho_factor, cho_solve
 
-from numpyro_kme import _checks, _linalg, low_rank
+from numpyro_kme import _checks, low_rank
 from numpyro_kme._checks import EffectiveSampleSizeError
+from numpyro_kme._host import on_host
 from numpyro_kme._linalg import Array
 from numpyro_kme.embeddings import MeanEmbedding
 from numpyro_kme.kernels.base import Kernel, Points, num_points, register
@@ -42,6 +43,7 @@ def kernel_sum_rule(
         RuntimeError: If all weights are zero.
     References: Fukumizu, Song & Gretton (2013), JMLR 14, section 3.
     """
+    _checks.concrete(prior=prior, x=x, y=y, regularisation=regularisation)
     n = _joint(x, y)
     _embedding(prior)
     _checks.positive_number("regularisation", regularisation)
@@ -74,6 +76,7 @@ def conditional_embedding(
         RuntimeError: If all weights are zero.
     References: Song et al. (2009), ICML.
     """
+    _checks.concrete(x=x, y=y, observed=observed, regularisation=regularisation)
     _joint(x, y)
     fitted = LowRankRidge.fit(y, kernel_y, regularisation, tolerance=tolerance)
     return _found(kernel_x, x, fitted.weights(_one(observed))[0])
@@ -104,6 +107,7 @@ def kernel_bayes_rule(
         RuntimeError: If all weights are zero.
     References: Fukumizu, Song & Gretton (2013), JMLR 14, section 4.
     """
+    _checks.concrete(prior=prior, x=x, y=y, observed=observed, regularisation=regularisation)
     rule = KernelBayesRule.fit(x, y, kernel_y, prior, regularisation, delta=delta, tolerance=tolerance)
     return rule.posterior(observed)
 
@@ -161,6 +165,7 @@ class KernelBayesRule:
             UserWarning: If `delta` had to be increased for the factorisation to succeed.
         Cost: `n r^2`.
         """
+        _checks.concrete(x=x, y=y, kernel_y=kernel_y, prior=prior, regularisation=regularisation)
         n = _joint(x, y)
         _embedding(prior)
         _checks.positive_number("regularisation", regularisation)
@@ -237,6 +242,7 @@ def pre_image(embedding: MeanEmbedding, start: ArrayLike | None = None, *, max_s
         FloatingPointError: If all weights are zero, or a Gaussian embedding is nowhere positive on the sample or at `start`.
     References: Mika et al. (1999); Fukumizu, Song & Gretton (2013), section 5.1.
     """
+    _checks.concrete(embedding=embedding, start=start)
     points, weights = np.asarray(embedding.points, np.float64), np.asarray(embedding.weights, np.float64)
     kernel = embedding.kernel
     _checks.require(
@@ -285,7 +291,7 @@ def pre_image(embedding: MeanEmbedding, start: ArrayLike | None = None, *, max_s
 
 def _values(embedding: MeanEmbedding, points: Points) -> np.ndarray:
     """The embedding at points, on the host in float64, `(n,)`."""
-    return np.asarray(_linalg.on_host(MeanEmbedding.__call__, embedding, points))
+    return on_host(MeanEmbedding.__call__)(embedding, points)
 
 
 def _one(y: Points) -> Points:

@@ -10,7 +10,8 @@ import numpy as np
 from jax.typing import ArrayLike
 from scipy.optimize import minimize
 
-from numpyro_kme import _checks, _linalg, low_rank
+from numpyro_kme import _checks, low_rank
+from numpyro_kme._host import on_host
 from numpyro_kme.kernels import median_heuristic, median_heuristic_per_dimension
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.stationary import Gaussian
@@ -126,6 +127,8 @@ def learn_length_scale(
         reach: `eta`; the root mean squared distance from the mean when left out.
     References: Flaxman et al. (2016), UAI.
     """
+    _checks.concrete(rng_key=rng_key, x=x, reach=reach)
+    _checks.key(rng_key)
     _checks.matrix("x", x, min_rows=2)
     _checks.finite("x", x)
     table = np.asarray(x, np.float64)
@@ -135,19 +138,22 @@ def learn_length_scale(
     _checks.positive_number("reach", reach)
     _checks.whole("num_landmarks", num_landmarks, 1)
     landmarks = spread_out(rng_key, table, max(num_landmarks, table.shape[1]))
-    median = float(median_heuristic(table))
+    return _search(table, landmarks, reach, float(median_heuristic(table)))
+
+
+@on_host
+def _search(table, landmarks, reach, median) -> LearntLengthScale:
     found = []
-    with _linalg.float64():
 
-        def loss(at):
-            value, slope = _loss(at, table, landmarks, reach)
-            value, slope = float(value), np.asarray(slope)
-            return (value, slope) if np.isfinite(value) and np.isfinite(slope).all() else (FAILED, np.zeros(2))
+    def loss(at):
+        value, slope = _loss(at, table, landmarks, reach)
+        value, slope = float(value), np.asarray(slope)
+        return (value, slope) if np.isfinite(value) and np.isfinite(slope).all() else (FAILED, np.zeros(2))
 
-        bounds = [tuple(np.log(median) + np.log([1e-3, 1.0])), (np.log(1e-2), np.log(10.0))]
-        for share in STARTS:
-            start = np.array([np.log(share * median), np.log(0.3)])
-            found.append(minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds))
+    bounds = [tuple(np.log(median) + np.log([1e-3, 1.0])), (np.log(1e-2), np.log(10.0))]
+    for share in STARTS:
+        start = np.array([np.log(share * median), np.log(0.3)])
+        found.append(minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds))
     best = min(found, key=lambda result: result.fun)
     _checks.require(
         best.fun < FAILED,
@@ -167,6 +173,8 @@ def _loss(at, x, landmarks, reach):
 
 def spread_out(rng_key: jax.Array, x: ArrayLike, number: int) -> np.ndarray:
     """Rows of `x` far from each other, `(number, D)`: each is the farthest from those before it."""
+    _checks.concrete(rng_key=rng_key, x=x)
+    _checks.key(rng_key)
     _checks.matrix("x", x)
     _checks.sound("x", x)
     _checks.whole("number", number, 1)
@@ -179,6 +187,7 @@ def spread_out(rng_key: jax.Array, x: ArrayLike, number: int) -> np.ndarray:
     return x[chosen]
 
 
+@on_host
 def shrunk_embedding(
     x: ArrayLike, points: ArrayLike, length_scale: float, noise: float, reach: float
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -196,9 +205,8 @@ def shrunk_embedding(
     """
     for name, value in {"length_scale": length_scale, "noise": noise, "reach": reach}.items():
         _checks.positive_number(name, value)
-    with _linalg.float64():
-        gram = np.asarray(Gaussian(length_scale).gram(jnp.asarray(points, float), jnp.asarray(x, float)))
-        r = np.asarray(smoothed_kernel(points, points, length_scale, reach))
+    gram = np.asarray(Gaussian(length_scale).gram(jnp.asarray(points, float), jnp.asarray(x, float)))
+    r = np.asarray(smoothed_kernel(points, points, length_scale, reach))
     added = noise**2 / gram.shape[1]
     _checks.require(
         bool(added > np.finfo(np.float64).eps * np.trace(r)),
@@ -256,6 +264,9 @@ class BayesianKernelLearning(LengthScaleRule):
     num_landmarks: int = field(default=LANDMARKS, metadata=dict(static=True))
     most: int = field(default=1000, metadata=dict(static=True))
 
+    def __post_init__(self):
+        _checks.key(self.rng_key)
+
     def __call__(self, x, targets=None):
         """The learnt scalar; `targets` say nothing."""
         _checks.matrix("x", x, min_rows=2)
@@ -284,6 +295,9 @@ class CrossValidation(LengthScaleRule):
     per_dimension: bool = field(default=False, metadata=dict(static=True))
     most: int = field(default=500, metadata=dict(static=True))
     needs_targets = True
+
+    def __post_init__(self):
+        _checks.key(self.rng_key)
 
     def __call__(self, x, targets=None):
         """The best multiple times the median."""

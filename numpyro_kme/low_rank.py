@@ -6,6 +6,7 @@ from jax.typing import ArrayLike
 from scipy.linalg.lapack import dpstrf
 
 from numpyro_kme import _checks, _linalg
+from numpyro_kme._host import in_present_precision, on_host
 from numpyro_kme._linalg import Array
 from numpyro_kme.kernels.base import Kernel, Points, num_points, register
 
@@ -34,6 +35,7 @@ class LowRank:
     residual: Array
 
     @classmethod
+    @on_host
     def fit(
         cls, kernel: Kernel, points: Points, *, tolerance: float = TOLERANCE, max_rank: int | None = None
     ) -> "LowRank":
@@ -58,30 +60,29 @@ class LowRank:
         if max_rank is not None:
             _checks.whole("max_rank", max_rank, 1)
         most = n if max_rank is None else min(max_rank, n)
-        with _linalg.float64():
-            kernel, points = _linalg.in_present_precision((kernel, points))
-            rest = np.array(kernel.diagonal(points), np.float64)
-            stop = tolerance * rest.max()
-            columns = np.zeros((min(most, 64), n))
-            chosen: list[int] = []
-            while len(chosen) < most and rest.max() > stop and not (len(chosen) == IN_TURN and n <= AT_ONCE):
-                rank, pivot = len(chosen), int(np.argmax(rest))
-                if rank == len(columns):
-                    columns = np.concatenate([columns, np.zeros((min(rank, most - rank), n))])
-                row = np.asarray(_row(kernel, points, pivot)) - columns[:rank, pivot] @ columns[:rank]
-                columns[rank] = row / np.sqrt(rest[pivot])
-                rest = np.maximum(rest - columns[rank] ** 2, 0.0)
-                chosen.append(pivot)
-                rest[chosen] = 0.0
-            values = columns[: len(chosen)].T.copy()
-            if len(chosen) < most and rest.max() > stop:
-                whole = np.asarray(_gram(kernel, points))
-                further, order = blocked(whole - values @ values.T, float(stop), most - len(chosen))
-                values, chosen = np.concatenate([values, further], axis=1), [*chosen, *order]
-                rest = np.maximum(np.diagonal(whole) - np.square(values).sum(axis=1), 0.0)
-            pivots = jax.tree.map(lambda leaf: np.asarray(leaf)[chosen], points)
+        on_device = in_present_precision(points)
+        rest = np.array(kernel.diagonal(points), np.float64)
+        stop = tolerance * rest.max()
+        columns = np.zeros((min(most, 64), n))
+        chosen: list[int] = []
+        while len(chosen) < most and rest.max() > stop and not (len(chosen) == IN_TURN and n <= AT_ONCE):
+            rank, pivot = len(chosen), int(np.argmax(rest))
+            if rank == len(columns):
+                columns = np.concatenate([columns, np.zeros((min(rank, most - rank), n))])
+            row = np.asarray(_row(kernel, on_device, pivot)) - columns[:rank, pivot] @ columns[:rank]
+            columns[rank] = row / np.sqrt(rest[pivot])
+            rest = np.maximum(rest - columns[rank] ** 2, 0.0)
+            chosen.append(pivot)
+            rest[chosen] = 0.0
+        values = columns[: len(chosen)].T.copy()
+        if len(chosen) < most and rest.max() > stop:
+            whole = np.asarray(_gram(kernel, on_device))
+            further, order = blocked(whole - values @ values.T, float(stop), most - len(chosen))
+            values, chosen = np.concatenate([values, further], axis=1), [*chosen, *order]
+            rest = np.maximum(np.diagonal(whole) - np.square(values).sum(axis=1), 0.0)
+        pivots = jax.tree.map(lambda leaf: leaf[chosen], points)
         inverse = np.linalg.solve(values[chosen], np.eye(len(chosen)))
-        return cls(_linalg.to_host(kernel), pivots, inverse, values, np.asarray(rest.max()))
+        return cls(jax.tree.map(np.asarray, kernel), pivots, inverse, values, np.asarray(rest.max()))
 
     @property
     def rank(self) -> int:
@@ -96,8 +97,7 @@ class LowRank:
         """The kernel between other points and the pivots, `(s, r)`."""
         if isinstance(self.pivots, np.ndarray) and np.ndim(t) == 2:
             _checks.same_columns("t", t, "pivots", self.pivots)
-        with _linalg.float64():
-            return np.asarray(_gram(*_linalg.in_present_precision((self.kernel, t, self.pivots))))
+        return on_host(_gram)(self.kernel, t, self.pivots)
 
 
 def blocked(matrix: np.ndarray, stop: float, most: int) -> tuple[np.ndarray, list[int]]:
@@ -150,6 +150,7 @@ class LowRankRidge:
             tolerance: Of the factor.
         Cost: `n r^2`.
         """
+        _checks.concrete(inputs=inputs, kernel=kernel, regularisation=regularisation)
         _checks.positive_number("regularisation", regularisation)
         _checks.sound("inputs", inputs)
         right = LowRank.fit(kernel, inputs, tolerance=tolerance)

@@ -164,6 +164,7 @@ class Points(Measure):
 
     def sample(self, rng_key, n):
         """Points drawn with replacement."""
+        _checks.key(rng_key)
         return jax.random.choice(rng_key, jnp.asarray(self.points), (n,), p=self.probabilities)
 
     def log_density(self, t):
@@ -271,6 +272,7 @@ class _NormalComponents(Measure):
 
     def sample(self, rng_key, n):
         """Independent draws."""
+        _checks.key(rng_key)
         log_weights, means, covariances = self.components()
         key_component, key_noise = jax.random.split(rng_key)
         which = jax.random.categorical(key_component, log_weights, shape=(n,))

@@ -90,6 +90,7 @@ class Fourier(Estimator):
     @classmethod
     def draw(cls, rng_key: jax.Array, kernel: Gaussian, dim: int, num_features: int = 512) -> "Fourier":
         """Draw frequencies `N(0, 1 / l^2)` and phases `U(0, 2 pi)`."""
+        _checks.key(rng_key)
         _checks.require(isinstance(kernel, Gaussian), f"`kernel` must be Gaussian; got {type(kernel).__name__}.")
         _checks.whole("num_features", num_features, 1)
         _checks.require(

@@ -42,6 +42,7 @@ class CommonNoise:
 
     def __post_init__(self):
         _check_size(self.num_simulated)
+        _checks.key(self.rng_key, several=True)
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class simulation_keys(Messenger):
     """
 
     def __init__(self, model: Callable | None = None, rng_key: jax.Array | None = None, *, common: bool = True):
-        _checks.require(rng_key is not None, "`rng_key` must be a JAX key; got None.")
+        _checks.key(rng_key, several=True)
         self.rng_key, self.common = rng_key, common
         super().__init__(model)
 

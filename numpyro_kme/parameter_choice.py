@@ -122,6 +122,8 @@ def choose_by_folds(
     Cost: for each kernel one factor of rank `r`, `n r^2`; for each candidate `K n r^2`.
     References: Fukumizu, Song & Gretton (2013), JMLR 14, section 4.2.
     """
+    _checks.concrete(rng_key=rng_key, x=x, y=y)
+    _checks.key(rng_key)
     folds, factors = _folds(rng_key, x, y, settings, num_folds), _Factors(tolerance)
 
     def error(one):
@@ -155,6 +157,8 @@ def choose_by_prediction(
         tolerance: Of the low-rank factors.
     References: Fukumizu, Song & Gretton (2013), JMLR 14, section 4.2.
     """
+    _checks.concrete(rng_key=rng_key, x=x, y=y)
+    _checks.key(rng_key)
     _checks.matrix("x", x)
     table = np.asarray(x, np.float64)
     folds, factors = _folds(rng_key, x, y, settings, num_folds), _Factors(tolerance)
@@ -251,6 +255,7 @@ def choose_by_halves(
         tolerance, max_rank: Of the low-rank factors.
     References: Fukumizu, Song & Gretton (2013), JMLR 14, section 5.3.
     """
+    _checks.concrete(states=states, observations=observations)
     length = num_points(states)
     _require_candidates(settings)
     _checks.require(length >= 8, f"`states` must hold at least 8 times to be halved; got {length}.")

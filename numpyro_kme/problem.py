@@ -105,6 +105,7 @@ class Problem:
         Observations and factors do not count. Draw `i` has the key `fold_in(rng_key, i)`, whatever
         `num_draws`.
         """
+        _checks.key(rng_key)
         _checks.require(num_draws >= 1, f"`num_draws` must be at least 1; got {num_draws}.")
         return self._draws(_blocks.run(partial(self._draw, rng_key), np.arange(num_draws, dtype=np.uint32)))
 

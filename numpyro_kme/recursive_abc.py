@@ -7,8 +7,9 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme import _checks, _linalg, low_rank
+from numpyro_kme import _checks, low_rank
 from numpyro_kme._checks import EffectiveSampleSizeError
+from numpyro_kme._host import on_host
 from numpyro_kme.abc_weights import with_unit_sum
 from numpyro_kme.embeddings import MeanEmbedding
 from numpyro_kme.herding import herd
@@ -65,6 +66,8 @@ def kernel_recursive_abc(
         RuntimeError: As `recursive_abc_step`.
     References: Kajihara, Kanagawa, Yamazaki & Fukumizu (2018), ICML.
     """
+    _checks.concrete(rng_key=rng_key, theta=theta, observed=observed)
+    _checks.key(rng_key)
     _checks.whole("num_iterations", num_iterations, 1)
     _checks.matrix("theta", theta, min_rows=2)
     _checks.sound("theta", theta)
@@ -125,6 +128,8 @@ def recursive_abc_step(
     Cost: `m r^2` for a factor of rank `r`, and `11 number^2` for herding.
     References: Kajihara, Kanagawa, Yamazaki & Fukumizu (2018), ICML.
     """
+    _checks.concrete(rng_key=rng_key, theta=theta, x=x, observed=observed)
+    _checks.key(rng_key)
     _checks.matrix("theta", theta, min_rows=2)
     _checks.sound("theta", theta)
     _checks.whole("number", number, 1)
@@ -135,7 +140,7 @@ def recursive_abc_step(
     weights = _weights(theta, points, kernel.points(y), kernel, regularisation, tolerance)
     on_theta = Gaussian(median_heuristic(theta, ties=False))
     candidates = _candidates(rng_key, theta, float(np.asarray(on_theta.length_scale)), CANDIDATES * number)
-    values = _linalg.on_host(MeanEmbedding.__call__, MeanEmbedding(on_theta, theta, weights), candidates)
+    values = on_host(MeanEmbedding.__call__)(MeanEmbedding(on_theta, theta, weights), candidates)
     chosen = np.asarray(herd(values, on_theta, candidates, number))
     places = 1.0 / np.sum(np.square(np.bincount(chosen) / number))
     _checks.require(

@@ -11,7 +11,9 @@ from jax import random
 from numpyro.infer import log_likelihood
 from numpyro.infer.util import log_density
 
-from numpyro_kme import _checks, _linalg
+from numpyro_kme import _checks
+from numpyro_kme._host import in_present_precision
+from numpyro_kme._reading import one_model_at_a_time
 from numpyro_kme.noise import simulation_keys
 
 
@@ -52,6 +54,7 @@ def noise_sensitivity(
         ValueError: If `num_keys` is not positive.
         NotImplementedError: For `FreshNoise`, which has no noise of its own to keep.
     """
+    _checks.key(rng_key)
     _checks.require(num_keys >= 1, f"`num_keys` must be at least 1; got {num_keys}.")
     draws = {name: np.asarray(value) for name, value in samples.items()}
     own = _score(model, draws, args, kwargs)
@@ -103,6 +106,7 @@ def estimate_spread(
         UserWarning: Above 2, with what helps.
     References: Doucet, Pitt, Deligiannidis and Kohn (2015), Biometrika 102.
     """
+    _checks.key(rng_key)
     _checks.whole("num_keys", num_keys, 2)
     _checks.whole("num_draws", num_draws, 1)
     draws = {name: np.asarray(value) for name, value in samples.items()}
@@ -110,11 +114,12 @@ def estimate_spread(
     _checks.require(size >= 1, "`samples` must hold at least one draw; got none.")
     rows = np.unique(np.linspace(0, size - 1, min(size, num_draws)).astype(int))
 
+    @one_model_at_a_time()
     def one(latents, key):
         return log_density(simulation_keys(model, rng_key=key), args, kwargs, latents)[0]
 
     estimates = jax.jit(jax.vmap(jax.vmap(one, in_axes=(None, 0)), in_axes=(0, None)))
-    chosen = _linalg.in_present_precision({name: value[rows] for name, value in draws.items()})
+    chosen = in_present_precision({name: value[rows] for name, value in draws.items()})
     spread = float(np.mean(np.std(estimates(chosen, random.split(rng_key, num_keys)), axis=1)))
     if spread > STICKS:
         warnings.warn(
@@ -126,6 +131,7 @@ def estimate_spread(
     return spread
 
 
+@one_model_at_a_time()
 def _score(model, draws, args, kwargs) -> np.ndarray:
     found = log_likelihood(model, draws, *args, **kwargs)
     return sum(np.asarray(value, np.float64).reshape(len(value), -1).sum(axis=1) for value in found.values())

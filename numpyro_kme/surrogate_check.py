@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
 
-from numpyro_kme import _checks, _compat, _linalg
+from numpyro_kme import _checks, _compat, _reading
+from numpyro_kme._host import in_present_precision
 from numpyro_kme.kernel_means.distribution import KernelMeansLikelihood
 from numpyro_kme.simulator import Simulator
 
@@ -58,6 +59,7 @@ def check_surrogate(
     rows = np.unique(np.linspace(0, num - 1, min(num, max_draws)).astype(int))
     reach: dict[str, float] = {}
 
+    @_reading.one_model_at_a_time()
     def one(latents):
         seeded = handlers.seed(handlers.substitute(model, data=latents), jax.random.key(0))
         sites = handlers.trace(seeded).get_trace(*args, **kwargs)
@@ -70,7 +72,7 @@ def check_surrogate(
                 found[name] = jnp.mean(nearest > reach[name]), jnp.mean(signs < 0)
         return found
 
-    found = jax.jit(jax.vmap(one))(_linalg.in_present_precision({name: value[rows] for name, value in draws.items()}))
+    found = jax.jit(jax.vmap(one))(in_present_precision({name: value[rows] for name, value in draws.items()}))
     _checks.require(
         bool(found),
         "No observed site of the model has a learnt likelihood: pass the model from `handlers.surrogate` and its data.",
@@ -81,6 +83,7 @@ def check_surrogate(
     return checks
 
 
+@_reading.one_model_at_a_time()
 def _check_shapes(model, draws, args, kwargs) -> None:
     trace = handlers.trace(handlers.seed(model, jax.random.key(0))).get_trace(*args, **kwargs)
     for name, site in trace.items():

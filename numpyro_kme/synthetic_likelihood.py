@@ -61,6 +61,7 @@ class SyntheticLikelihood(Distribution):
         )
         self.num_simulations = num_simulations
         self.rng_key = jax.random.key(0) if rng_key is None else rng_key
+        _checks.key(self.rng_key, several=True)
         blocks = len(_keys(self.rng_key))
         _checks.require(
             num_simulations % blocks == 0,

@@ -1,7 +1,6 @@
 """A model as two functions of one unconstrained vector: log prior and log likelihood."""
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,8 +12,8 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.primitives import Messenger
 
-from numpyro_kme._compat import PresentPrecision
-from numpyro_kme._linalg import in_present_precision
+from numpyro_kme._host import constants
+from numpyro_kme._reading import PresentPrecision, one_model_at_a_time
 
 Arrays = Mapping[str, Any]
 
@@ -124,29 +123,13 @@ class _Constrained(Messenger):
             self.unconstrained[msg["name"]] = biject_to(msg["fn"].support).inv(msg["value"])
 
 
+@one_model_at_a_time()
 def _run(model, args, kwargs, messenger):
     messenger.fn = PresentPrecision(handlers.seed(model, random.key(0)))
-    args, kwargs = _constants((args, dict(kwargs)))
+    args, kwargs = constants((args, dict(kwargs)))
     with handlers.block(), handlers.trace() as trace:
         messenger(*args, **kwargs)
     return trace
-
-
-def _constants(tree):
-    """NumPy arrays in the precision in force, as constants even while JAX is tracing, so that what depends on them alone is
-    prepared once and not at each evaluation.
-
-    A thread of its own has no trace.
-    """
-    if not any(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(tree)):
-        return tree
-
-    def convert(x64):
-        with jax.enable_x64(x64):
-            return in_present_precision(tree)
-
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(convert, jax.config.jax_enable_x64).result()
 
 
 def _log_prob(site):

@@ -356,7 +356,6 @@ def test_single_precision():
     import jax, jax.numpy as jnp, numpy as np, numpyro, numpyro.distributions as dist, warnings
     warnings.simplefilter("error")
     jax.config.update("jax_numpy_rank_promotion", "raise")
-    from numpyro_kme._linalg import float64
     from numpyro_kme.coordinates import Coordinates
     from numpyro_kme.problem import Problem
     from numpyro_kme.simulator import Simulator
@@ -376,7 +375,7 @@ def test_single_precision():
     z = jax.jit(jax.vmap(coordinates.forward))(a)
     assert z.dtype == np.float32
     np.testing.assert_allclose(jax.jit(jax.vmap(coordinates.inverse))(z), a, rtol=1e-5)
-    with float64():
+    with jax.enable_x64(True):
         z64 = np.asarray(jax.jit(jax.vmap(coordinates.forward))(a.astype(np.float64)))
         assert z64.dtype == np.float64
     np.testing.assert_allclose(z, z64, atol=2e-5)

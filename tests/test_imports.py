@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "numpyro_kme"
 
 TABLE = """
-support      _checks _linalg _compat _plain_zarr _arviz citations
+support      _checks _host _linalg _compat _plain_zarr _arviz citations
 mathematics  kernels
 mathematics  measures
 mathematics  embeddings

@@ -212,7 +212,7 @@ def test_settings_are_checked():
         PseudoMarginal(estimated, target_accept_prob=1.5)
     with pytest.raises(ValueError, match="`blocks` must be at least 1"):
         PseudoMarginal(estimated, blocks=0)
-    with pytest.raises(ValueError, match="`rng_key` must be a JAX key"):
+    with pytest.raises(TypeError, match="`rng_key` must be a random key of JAX"):
         simulation_keys(estimated)
     with pytest.raises(ValueError, match="multiple of the number of blocks; got 16 points and 3 blocks"):
         run(PseudoMarginal(loss_with(FreshNoise(16)), blocks=3), X, num_samples=1, num_warmup=1)

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme import _checks, _linalg
+from numpyro_kme import _checks
+from numpyro_kme._host import on_host, to_host
 from numpyro_kme.losses.features import Features
 from numpyro_kme.losses.generator import Generator, Nodes
 
@@ -59,16 +60,14 @@ class Simulations:
     width: np.ndarray
     features: Features | None = None
 
+    @on_host
     def draws(self, rng_key: jax.Array, x: np.ndarray, count: int) -> Any:
         """Draws `(R, count, ...)`, two independent halves at each point; those of point `i` depend on the key and `i` alone."""
         size = max(PATHS // count, 1)
         u, parts = self.middle + self.width * x, []
-        with _linalg.float64():
-            for first in range(0, len(x), size):
-                rows = np.arange(first, first + size)
-                parts.append(
-                    _linalg.to_host(_draw(self.generator, rng_key, rows, u[np.minimum(rows, len(x) - 1)], count // 2))
-                )
+        for first in range(0, len(x), size):
+            rows = np.arange(first, first + size)
+            parts.append(to_host(_draw(self.generator, rng_key, rows, u[np.minimum(rows, len(x) - 1)], count // 2)))
         found = jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(x)], *parts)
         for leaf in jax.tree.leaves(found):
             lost = len(x) - int(np.isfinite(leaf).reshape(len(x), -1).all(axis=1).sum())

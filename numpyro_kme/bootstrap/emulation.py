@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from numpyro_kme import _checks, _linalg
+from numpyro_kme import _checks
+from numpyro_kme._host import on_host
 from numpyro_kme.bootstrap.banks import Simulations
 from numpyro_kme.bootstrap.emulator import LAST, Emulator, Minima, loss_unit
 from numpyro_kme.bootstrap.fit import SAME, Fit, distinct, spread
@@ -263,8 +264,7 @@ def _full_fit(emulator: Emulator, whole: np.ndarray, unit: float, weight: float)
 def _squared_norms(objective: GridMMD | DirectMMD, tasks: Tasks) -> np.ndarray:
     """`|mu_w|^2` of every task."""
     bare = DirectMMD(objective.generator, objective.kernel, objective.data, objective.free_mass)
-    with _linalg.float64():
-        return np.asarray(_norms(bare, tasks.weights, tasks.extra[0]))
+    return on_host(_norms)(bare, tasks.weights, tasks.extra[0])
 
 
 def _together(data: Any, draws: Any) -> Any:

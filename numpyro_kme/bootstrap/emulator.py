@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme import _linalg
+from numpyro_kme._host import on_host, to_host
 from numpyro_kme.bootstrap.banks import Bank
 from numpyro_kme.bootstrap.networks import Networks
 from numpyro_kme.losses import mass
@@ -63,8 +63,7 @@ class Emulator:
         means = bank.means
         _, vectors = np.linalg.eigh((means * weights[:, None]).T @ means)
         basis = vectors[:, ::-1][:, :OUTPUTS]
-        with _linalg.float64():
-            networks = Networks.fit(rng_key, bank.x, means @ basis, weights, rows, steps)
+        networks = on_host(Networks.fit)(rng_key, bank.x, means @ basis, weights, rows, steps)
         return cls(networks, basis, bank, free)
 
     @cached_property
@@ -123,8 +122,7 @@ class Emulator:
 
     def between(self, data: np.ndarray, x: np.ndarray, unit: float, hessians: np.ndarray) -> np.ndarray:
         """How far apart the networks' own minima are: a step of each from the common one, about their mean, `(k, p)`."""
-        with _linalg.float64():
-            slopes = np.asarray(_slopes_of_each(self.networks, data, x, float(unit), self.free))
+        slopes = on_host(_slopes_of_each)(self.networks, data, x, float(unit), self.free)
         steps = np.linalg.solve(hessians[:, None] + 1e-9 * np.eye(x.shape[1]), slopes[..., None])[..., 0]
         return (steps - steps.mean(axis=1, keepdims=True)).reshape(-1, x.shape[1]) / np.sqrt(steps.shape[1] - 1.0)
 
@@ -149,13 +147,13 @@ def loss_unit(tangents: np.ndarray, data: np.ndarray) -> float:
     return float(h.sum() / (h**2 / np.maximum(j, 1e-300)).sum())
 
 
+@on_host
 def in_chunks(function: Any, size: int, *arrays: np.ndarray) -> Any:
     """Call a compiled function on so many rows of arrays at a time, so that it is compiled once; the last rows are padded."""
     count, results = len(arrays[0]), []
-    with _linalg.float64():
-        for first in range(0, count, size):
-            rows = np.minimum(np.arange(first, first + size), count - 1)
-            results.append(_linalg.to_host(function(*(a[rows] for a in arrays))))
+    for first in range(0, count, size):
+        rows = np.minimum(np.arange(first, first + size), count - 1)
+        results.append(to_host(function(*(a[rows] for a in arrays))))
     return jax.tree.map(lambda *leaves: np.concatenate(leaves)[:count], *results)
 
 

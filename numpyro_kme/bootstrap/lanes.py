@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme import _linalg
+from numpyro_kme._host import on_host, to_host
 from numpyro_kme.bootstrap.newton import Minimum, minimise
 from numpyro_kme.losses.base import Expansion, Objective
 from numpyro_kme.losses.generator import BLOCK, Nodes
@@ -100,10 +100,10 @@ def slopes_together(objective: Objective, nodes: Nodes, tasks: Tasks, u: np.ndar
 
 def offsets(objective: Objective, tasks: Tasks) -> np.ndarray:
     """The part of each task's loss that the parameters do not change and `value` leaves out, `(R,)`."""
-    with _linalg.float64():
-        return np.asarray(_offsets(objective, tasks.weights, tasks.extra))
+    return on_host(_offsets)(objective, tasks.weights, tasks.extra)
 
 
+@on_host
 def _over_blocks(function, objective, nodes, tasks, per_task, shared):
     """Call a compiled function on blocks of `BLOCK` tasks, dealt out to the local devices; the last block
     is padded."""
@@ -112,16 +112,15 @@ def _over_blocks(function, objective, nodes, tasks, per_task, shared):
         np.broadcast_to(value, (len(tasks), *np.shape(value)[-rank:])) for value, rank in zip(per_task, ranks)
     )
     devices = jax.local_devices()
-    with _linalg.float64():
-        fixed = [jax.device_put((objective, nodes, shared), device) for device in devices]
-        results = []
-        for number, first in enumerate(range(0, len(tasks), BLOCK)):
-            index = np.minimum(np.arange(first, first + BLOCK), len(tasks) - 1)
-            part, count = tasks.rows(index), min(BLOCK, len(tasks) - first)
-            rows = (part.weights, part.extra, part.sets), tuple(value[index] for value in per_task)
-            where = number % len(devices)
-            results.append(function(*fixed[where], *jax.device_put((count, *rows), devices[where])))
-        results = [_linalg.to_host(result) for result in results]
+    fixed = [jax.device_put((objective, nodes, shared), device) for device in devices]
+    results = []
+    for number, first in enumerate(range(0, len(tasks), BLOCK)):
+        index = np.minimum(np.arange(first, first + BLOCK), len(tasks) - 1)
+        part, count = tasks.rows(index), min(BLOCK, len(tasks) - first)
+        rows = (part.weights, part.extra, part.sets), tuple(value[index] for value in per_task)
+        where = number % len(devices)
+        results.append(function(*fixed[where], *jax.device_put((count, *rows), devices[where])))
+    results = [to_host(result) for result in results]
     return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(tasks)], *results)
 
 

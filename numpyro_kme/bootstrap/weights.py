@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme import _checks, _linalg
+from numpyro_kme import _checks
+from numpyro_kme._host import on_host
 from numpyro_kme.losses.base import num_points
 from numpyro_kme.losses.generator import BLOCK
 
@@ -71,8 +72,7 @@ class DirichletProcess:
         checked."""
         if not self.concentration:
             return None
-        with _linalg.float64():
-            drawn = _linalg.to_host(_points(self, rng_key, replicates))
+        drawn = on_host(_points)(self, rng_key, replicates)
         have = [leaf.shape[1:] for leaf in jax.tree.leaves(drawn)]
         want = [(self.truncation, *leaf.shape[1:]) for leaf in jax.tree.leaves(data)]
         _checks.require(
@@ -84,11 +84,11 @@ class DirichletProcess:
         return jax.tree.map(lambda leaf: leaf.astype(np.float64), drawn)
 
 
+@on_host
 def draw_weights(process: DirichletProcess, rng_key: jax.Array, replicates: np.ndarray, data: Any) -> np.ndarray:
     """Weights of the given replicates as a float64 array on the host."""
     padded = np.pad(replicates, (0, -len(replicates) % BLOCK), mode="edge").reshape(-1, BLOCK)
-    with _linalg.float64():
-        drawn = [np.asarray(_weights(process, rng_key, block, num_points(data))) for block in padded]
+    drawn = [np.asarray(_weights(process, rng_key, block, num_points(data))) for block in padded]
     return np.concatenate(drawn)[: len(replicates)]
 
 

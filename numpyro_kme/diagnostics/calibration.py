@@ -129,6 +129,7 @@ def calibrate(
     Raises:
         ValueError: If the model has observed sites that are not simulators, or takes none of its sites as an argument.
     """
+    _checks.key(rng_key)
     _checks.whole("num_datasets", num_datasets, 2)
     _checks.whole("num_draws", num_draws, 1)
     samples_of(engine)

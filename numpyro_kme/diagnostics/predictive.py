@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from numpyro.infer import Predictive
 
-from numpyro_kme import _arviz, _checks
+from numpyro_kme import _arviz, _checks, _reading
 from numpyro_kme.problem import Arrays
 
 
@@ -65,6 +65,7 @@ def predictive_check(rng_key: jax.Array, engine: Any, num_draws: int = 200) -> P
         engine: Any engine.
         num_draws: How many draws, each simulated once.
     """
+    _checks.key(rng_key)
     _checks.whole("num_draws", num_draws, 1)
     samples: Mapping[str, np.ndarray] = samples_of(engine)
     problem = engine.problem
@@ -74,7 +75,7 @@ def predictive_check(rng_key: jax.Array, engine: Any, num_draws: int = 200) -> P
     latents = {name: np.asarray(samples[name])[rows] for name in problem.latents}
     observed = problem.observations
     unseen = {name: None if name in observed else value for name, value in problem.kwargs.items()}
-    with jax.numpy_rank_promotion("allow"):
+    with _reading.one_model_at_a_time(), _reading.as_numpyro_does():
         predictive = Predictive(problem.model, latents, return_sites=list(observed), parallel=True)
         predicted = predictive(simulate_key, *problem.args, **unseen)
     for site, value in observed.items():

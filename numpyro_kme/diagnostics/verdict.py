@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_kme import handlers
+from numpyro_kme import _checks, handlers
 from numpyro_kme.diagnostics.calibration import Calibration, calibrate
 from numpyro_kme.diagnostics.misspecification import MisspecificationTest, misspecification_test
 from numpyro_kme.diagnostics.predictive import PredictiveCheck, predictive_check, samples_of
@@ -77,6 +77,7 @@ def check(rng_key: jax.Array, engine: Any, num_datasets: int = 200, **settings: 
     Raises:
         ValueError: As `calibrate`.
     """
+    _checks.key(rng_key)
     samples = samples_of(engine)
     simulations = getattr(engine, "simulations", None)
     if not isinstance(simulations, Simulations):

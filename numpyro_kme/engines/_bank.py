@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_kme import _checks, _linalg
+from numpyro_kme import _checks
+from numpyro_kme._host import on_host
 from numpyro_kme.coordinates import Coordinates
 from numpyro_kme.problem import Problem
 from numpyro_kme.simulations import Simulations
@@ -41,7 +42,7 @@ class Bank:
         z = arguments_to_coordinates(coordinates, simulations.arguments[site])
         latents = {name: np.asarray(value) for name, value in simulations.latents.items()}
         if not latents:
-            latents = _linalg.on_host(jax.vmap(coordinates.latents), z)
+            latents = coordinates.latents_table(z)
         deterministics = simulations.deterministics or problem.evaluate(latents).deterministics
         data_sets = bool(problem.simulators[site].simulator.batch_shape)
         x = np.asarray(simulations.x[site], np.float64)
@@ -104,11 +105,11 @@ class LatentVectors:
     def table(self, latents: Mapping[str, Any]) -> np.ndarray:
         """Vectors `(m, D)` of latents `{site: (m, *shape)}`."""
         points = {name: np.asarray(latents[name], np.float64) for name in self.target.shapes}
-        return (_linalg.on_host(self._flatten, points) - self.centre) / self.scale
+        return (on_host(self._flatten)(points) - self.centre) / self.scale
 
     def latents(self, z: np.ndarray) -> dict[str, np.ndarray]:
         """Latents `{site: (m, *shape)}` at vectors `(m, D)`."""
-        return _linalg.on_host(self._constrain, self.centre + self.scale * z)
+        return on_host(self._constrain)(self.centre + self.scale * z)
 
     @cached_property
     def _flatten(self):

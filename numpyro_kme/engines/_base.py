@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from numpyro.diagnostics import print_summary
 
-from numpyro_kme import _arviz
+from numpyro_kme import _arviz, _checks
 
 Samples = Mapping[str, np.ndarray]
 
@@ -58,6 +58,8 @@ class Engine(abc.ABC):
             *args: Positional arguments of the model.
             **kwargs: Keyword arguments of the model.
         """
+        _checks.key(rng_key)
+        _checks.concrete(**{"rng_key": rng_key, "args": args, **kwargs})
         self._result = None
         self._result = self._infer(rng_key, args, kwargs)
 

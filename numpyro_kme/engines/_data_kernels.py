@@ -5,7 +5,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_kme import _checks, _linalg
+from numpyro_kme import _checks
+from numpyro_kme._host import on_host
 from numpyro_kme.engines._bank import Bank
 from numpyro_kme.kernels import EmpiricalMeasure, Gaussian
 from numpyro_kme.kernels.base import Kernel
@@ -34,7 +35,7 @@ def checked_rule(
 
 def apart(kernel: Kernel, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """`k(x_i, x_i) + k(y_j, y_j) - 2 k(x_i, y_j)` for outputs `(k, *event)` and `(s, *event)`, `(s, k)`."""
-    return _linalg.on_host(_squared_distances, kernel, kernel.points(x), kernel.points(y))
+    return on_host(_squared_distances)(kernel, kernel.points(x), kernel.points(y))
 
 
 @jax.jit
@@ -62,7 +63,7 @@ def set_kernel(bank: Bank, rule: LengthScaleRule) -> EmpiricalMeasure:
     """`exp(-MMD^2 / (2 l^2))` between data sets `(m, n, d)`, with the median of the MMD as `l`; a Gaussian kernel inside."""
     few = bank.x[:SETS]
     inner = Gaussian(rule(*draws(bank, SETS)))
-    squared = _linalg.on_host(EmpiricalMeasure(inner, 1.0).squared_mmd, few)
+    squared = on_host(EmpiricalMeasure.squared_mmd)(EmpiricalMeasure(inner, 1.0), few)
     return EmpiricalMeasure(inner, float(np.sqrt(np.median(squared[np.triu_indices(len(few), 1)]))))
 
 

@@ -15,7 +15,8 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.infer import Predictive
 
-from numpyro_kme import _checks, _compat, _linalg, _reading
+from numpyro_kme import _checks, _compat, _reading
+from numpyro_kme._host import on_host
 from numpyro_kme.from_noise import FromNoise
 from numpyro_kme.losses.generator import Generator, NormalNoise
 from numpyro_kme.noise import even_noise
@@ -51,7 +52,7 @@ class IidModel:
             0 not in sizes,
             "the data are empty; the posterior bootstrap needs at least two points along the data plate.",
         )
-        with handlers.block(), handlers.trace() as sketch:
+        with _reading.one_model_at_a_time(), handlers.block(), handlers.trace() as sketch:
             handlers.seed(handlers.substitute(model, data={}), random.key(0))(*args, **kwargs)
         samples = {name: site for name, site in sketch.items() if site["type"] == "sample"}
         observed = {name: site for name, site in samples.items() if site["is_observed"]}
@@ -90,25 +91,26 @@ class IidModel:
         """Number of unconstrained parameters."""
         return sum(int(np.prod(shape)) for shape in self.shapes.values())
 
+    @on_host
     def starts(self, rng_key: jax.Array, num: int) -> np.ndarray:
         """Prior draws, unconstrained, `(num, dim)`."""
-        with _linalg.float64():
-            if self.problem is not None:
-                draws = self.problem.draw(rng_key, num).latents
-            else:
-                prior = Predictive(self.model, num_samples=num, return_sites=list(self.shapes))
+        if self.problem is not None:
+            draws = self.problem.draw(rng_key, num).latents
+        else:
+            prior = Predictive(self.model, num_samples=num, return_sites=list(self.shapes))
+            with _reading.one_model_at_a_time():
                 draws = prior(rng_key, *self.args, **self.kwargs)
-            return np.asarray(self._flatten({name: np.asarray(draws[name], np.float64) for name in self.shapes}))
+        return np.asarray(self._flatten({name: np.asarray(draws[name], np.float64) for name in self.shapes}))
 
+    @on_host
     def latents(self, u: np.ndarray) -> dict[str, np.ndarray]:
         """Latents and deterministic sites `{site: (m, *event)}` at unconstrained `u (m, dim)`."""
-        with _linalg.float64():
-            return _linalg.to_host(self._unflatten(np.asarray(u)))
+        return self._unflatten(u)
 
+    @on_host
     def unconstrain(self, latents: Mapping[str, Any]) -> np.ndarray:
         """Inverse of `latents`, without deterministic sites: `(m, dim)`."""
-        with _linalg.float64():
-            return np.asarray(self._flatten({name: np.asarray(latents[name], np.float64) for name in self.shapes}))
+        return np.asarray(self._flatten({name: np.asarray(latents[name], np.float64) for name in self.shapes}))
 
     def generator(self, covariates: Any = None) -> Generator:
         """The law of one data point as a function of unconstrained parameters; make it once, and reuse it."""
@@ -148,7 +150,7 @@ class IidModel:
 
         def one(rng_key):
             prior_key, noise_key, row_key = random.split(rng_key, 3)
-            with handlers.block(), handlers.trace() as trace:
+            with _reading.one_model_at_a_time(), handlers.block(), handlers.trace() as trace:
                 handlers.seed(self.model, prior_key)(*self.args, **self.kwargs)
             u, noise = self._flat(trace), generator.noise.sample(noise_key)
             if generator.covariates is None:
@@ -228,6 +230,7 @@ def _unconstrained(site):
     return biject_to(site["fn"].support).inv(jnp.asarray(site["value"]))
 
 
+@_reading.one_model_at_a_time()
 def _run(model, args, kwargs, messenger):
     messenger.fn = handlers.seed(model, random.key(0))
     with handlers.block(), handlers.trace() as trace:

@@ -5,9 +5,12 @@ from contextlib import suppress
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme import _checks, _linalg, handlers
+from numpyro_kme import _checks, handlers
+from numpyro_kme._host import on_host
+from numpyro_kme.coordinates import Coordinates
 from numpyro_kme.engines import _sampling
 from numpyro_kme.engines._base import Engine
 from numpyro_kme.herding import herd
@@ -113,6 +116,7 @@ class LearntLikelihood(Engine):
             log_prior += _log_densities(self.posterior.measure, z) - _log_densities(Normal.standard(z.shape[1]), z)
         return np.where(sign > 0, log_ratio + log_prior, -np.inf)
 
+    @on_host
     def herd(self, rng_key: jax.Array, num_samples: int) -> dict[str, np.ndarray]:
         r"""Super-samples of the posterior, `{site: (num_samples, *shape)}`, by kernel herding of its embedding.
 
@@ -124,14 +128,13 @@ class LearntLikelihood(Engine):
         Raises:
             ValueError: If the coordinates do not determine the latents, or other likelihoods stand beside the simulator.
         """
+        _checks.key(rng_key)
         posterior = self.posterior
         coordinates = self.likelihoods[self.problem.site()].coordinates
         kernel = posterior.herding_kernel()
         candidates = np.asarray(posterior.weighted_points(rng_key, max(HERDING_CANDIDATES, num_samples)).points)
-        with _linalg.float64():
-            chosen = np.asarray(herd(posterior.embedding(kernel, candidates), kernel, candidates, num_samples))
-            latents = jax.jit(jax.vmap(coordinates.latents))(candidates[chosen])
-            return {name: np.asarray(value) for name, value in latents.items()}
+        chosen = np.asarray(herd(posterior.embedding(kernel, candidates), kernel, candidates, num_samples))
+        return coordinates.latents_table(candidates[chosen])
 
     def mode(self) -> dict[str, np.ndarray]:
         """The latents at the maximum of the posterior density, `{site: (*shape)}`, by L-BFGS from the best draws.
@@ -141,7 +144,7 @@ class LearntLikelihood(Engine):
         _ = self.result
         if self.learn_prior:
             coordinates = self.likelihoods[self.problem.site()].coordinates
-            return _linalg.on_host(coordinates.latents, self.posterior.mode())
+            return on_host(Coordinates.latents)(coordinates, self.posterior.mode())
         return _sampling.mode(self._target(), self._drawn.latents, self._drawn.log_posterior)
 
     def log_marginal_likelihood(self) -> float:
@@ -191,22 +194,23 @@ class LearntLikelihood(Engine):
         _ = self.result
         return self._variance(latents)
 
+    @on_host
     def _variance(self, latents) -> np.ndarray:
-        with _linalg.float64():
-            surrogate = self.likelihoods[self.problem.site()].surrogate
-            return np.asarray(surrogate.variance(self._coordinates_of(latents)))
+        surrogate = self.likelihoods[self.problem.site()].surrogate
+        return np.asarray(surrogate.variance(self._coordinates_of(latents)))
 
     def _coordinates_of(self, latents) -> np.ndarray:
         site = self.problem.site()
         return self.likelihoods[site].coordinates.table(self.problem.arguments(latents)[site])
 
+    @on_host
     def _log_joint(self, latents) -> np.ndarray:
         target = self._target()
         points = {name: np.asarray(v, np.float64) for name, v in latents.items()}
-        with _linalg.float64():
-            terms = jax.jit(jax.vmap(lambda point: target.terms(target.flatten(point))))(points)
-            return np.asarray(terms.log_prior + terms.log_likelihood)
+        terms = jax.jit(jax.vmap(lambda point: target.terms(target.flatten(point))))(points)
+        return np.asarray(terms.log_prior + terms.log_likelihood)
 
 
+@on_host
 def _log_densities(measure: Measure, z: np.ndarray) -> np.ndarray:
-    return _linalg.on_host(jax.vmap(measure.log_density), z)
+    return np.asarray(jax.vmap(measure.log_density)(jnp.asarray(z)))

@@ -10,6 +10,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from numpyro_kme import _checks, _linalg
+from numpyro_kme._host import on_host
 from numpyro_kme.coordinates import Coordinates
 from numpyro_kme.kernel_means.base import LikelihoodAt
 from numpyro_kme.measures import Measure
@@ -37,12 +38,13 @@ class Drawn(NamedTuple):
     info: Mapping[str, Any]
 
 
+@on_host
 def in_coordinates(
     rng_key: jax.Array, likelihood: LikelihoodAt, measure: Measure, coordinates: Coordinates, num_samples: int
 ) -> Drawn:
     """Draw in coordinates that determine all latents; a new observation does not compile again."""
     start_key, temper_key, pick_key = jax.random.split(rng_key, 3)
-    with _linalg.float64(), _linalg.one_blas_thread():
+    with _linalg.one_blas_thread:
         data = jax.tree.map(jnp.asarray, (likelihood, measure))
         start = _start(data[1], start_key, _num_particles(num_samples))
         found = temper(temper_key, _log_measure, _log_likelihood, (data[0].brief(), data[1]), start)
@@ -54,40 +56,42 @@ def in_model(rng_key: jax.Array, target: Unconstrained, problem: Problem, num_sa
     """Draw the unconstrained latents of a model whose every site has a density."""
     start_key, temper_key, pick_key = jax.random.split(rng_key, 3)
     prior = problem.draw(start_key, _num_particles(num_samples)).latents
-    with _linalg.float64(), _linalg.one_blas_thread():
-        start = jax.jit(jax.vmap(target.flatten))(
-            {name: np.asarray(value, np.float64) for name, value in prior.items()}
-        )
+    return _from_prior(temper_key, pick_key, target, prior, num_samples)
+
+
+@on_host
+def _from_prior(
+    temper_key, pick_key, target: Unconstrained, prior: Mapping[str, np.ndarray], num_samples: int
+) -> Drawn:
+    with _linalg.one_blas_thread:
+        start = jax.jit(jax.vmap(target.flatten))(dict(prior))
         found = temper(temper_key, _log_prior_of_model(target), _log_likelihood_of_model(target), None, start)
         u = _pick(pick_key, found.particles, num_samples)
         latents, terms = jax.jit(jax.vmap(target.evaluate))(u)
         return _drawn(latents, terms.log_prior + terms.log_likelihood, found)
 
 
-def mode(target: Unconstrained, latents: Mapping[str, np.ndarray], log_posterior: np.ndarray) -> dict[str, np.ndarray]:
+@on_host
+def mode(target: Unconstrained, latents: Mapping[str, np.ndarray], log_posterior: np.ndarray) -> dict[str, Any]:
     """Maximise the posterior density of the latents by L-BFGS from the five best of the given draws."""
     best = np.argsort(log_posterior)[-5:]
-    with _linalg.float64():
 
-        @jax.jit
-        def loss(u):
-            terms = target.terms(u)
-            return -(terms.log_prior + terms.log_likelihood)
+    @jax.jit
+    @jax.value_and_grad
+    def loss(u):
+        terms = target.terms(u)
+        return -(terms.log_prior + terms.log_likelihood)
 
-        value_and_gradient = jax.jit(jax.value_and_grad(loss))
+    def value_and_gradient(u):
+        value, gradient = loss(u)
+        return float(value), np.asarray(gradient)
 
-        def on_host(u):
-            value, gradient = value_and_gradient(u)
-            return float(value), np.asarray(gradient)
-
-        starts = jax.jit(jax.vmap(target.flatten))(
-            {name: np.asarray(v[best], np.float64) for name, v in latents.items()}
-        )
-        found = min(
-            (minimize(on_host, np.asarray(u), jac=True, method="L-BFGS-B") for u in starts),
-            key=lambda f: f.fun,
-        )
-        return {name: np.asarray(value) for name, value in target.constrain(jnp.asarray(found.x)).items()}
+    starts = jax.jit(jax.vmap(target.flatten))({name: value[best] for name, value in latents.items()})
+    found = min(
+        (minimize(value_and_gradient, np.asarray(u), jac=True, method="L-BFGS-B") for u in starts),
+        key=lambda f: f.fun,
+    )
+    return target.constrain(jnp.asarray(found.x))
 
 
 def _log_measure(data, z):

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from numpyro_kme import _checks, _linalg, abc_weights
+from numpyro_kme import _checks, abc_weights
 from numpyro_kme._checks import EffectiveSampleSizeError
+from numpyro_kme._host import on_host
 from numpyro_kme.abc_weights import LEAST_EFFECTIVE_SIZE, with_unit_sum
 from numpyro_kme.coordinates import Coordinates
 from numpyro_kme.embeddings import MeanEmbedding
@@ -108,6 +109,7 @@ class WeightedEngine(Engine):
             *args: Positional arguments of the model.
             **kwargs: Keyword arguments of the model, with the new observation.
         """
+        _checks.key(rng_key)
         _ = self.result
         before, self.problem = self.problem, self._checked(self.problem.with_data(*args, **kwargs))
         try:
@@ -181,7 +183,7 @@ class WeightedEngine(Engine):
         if (weights >= 0).all():
             return systematic(rng_key, weights, self.num_samples)
         kernel = _kernel(bank.z, weights, 1.0 / 3.0)
-        values = _linalg.on_host(MeanEmbedding.__call__, MeanEmbedding(kernel, bank.z, weights), bank.z)
+        values = on_host(MeanEmbedding.__call__)(MeanEmbedding(kernel, bank.z, weights), bank.z)
         return np.asarray(herd(values, kernel, bank.z, self.num_samples))
 
     def get_weights(self) -> dict[str, np.ndarray]:
@@ -220,7 +222,7 @@ class WeightedEngine(Engine):
         z = bank.z if vectors is None else vectors.table(bank.latents)
         found = pre_image(MeanEmbedding(_kernel(z, weights, 1.0), z, weights))
         if vectors is None:
-            return _linalg.on_host(bank.coordinates.latents, found)
+            return on_host(Coordinates.latents)(bank.coordinates, found)
         return {name: np.asarray(value[0]) for name, value in vectors.latents(found[None]).items()}
 
 

@@ -182,6 +182,7 @@ class KELFI(LearntLikelihood):
             rng_key: The only source of randomness.
             latents: Where to simulate, `{site: (m, *shape)}`, for all latents; any proposal will do.
         """
+        _checks.key(rng_key)
         _ = self.result
         fit_key, simulate_key, sample_key = jax.random.split(rng_key, 3)
         latents = {name: np.asarray(latents[name]) for name in self.problem.latents if name in latents}
@@ -195,6 +196,7 @@ class KELFI(LearntLikelihood):
             *args: Positional arguments of the model.
             **kwargs: Keyword arguments of the model, with the new observation.
         """
+        _checks.key(rng_key)
         _ = self.result
         self.problem = self.problem.with_data(*args, **kwargs)
         check_sites(self.problem, self.form)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 
-from numpyro_kme import _checks, _linalg
+from numpyro_kme import _checks
 from numpyro_kme.coordinates import Coordinates
 from numpyro_kme.engines._bank import Bank, LatentVectors, check_model
 from numpyro_kme.engines._base import Engine, Result
@@ -85,7 +85,7 @@ class KernelRecursiveABC(Engine):
             if vectors is not None:
                 bank = replace(bank, z=vectors.table(bank.latents))
             z = self._step(herd_key, bank, bank.point(problem.observations[problem.site()]))
-            latents = _linalg.on_host(jax.vmap(coordinates.latents), z) if vectors is None else vectors.latents(z)
+            latents = coordinates.latents_table(z) if vectors is None else vectors.latents(z)
             path.append(z[0])
             spread.append(z.std(axis=0))
         self._estimate = {name: np.asarray(value[0]) for name, value in latents.items()}

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme import _linalg
+from numpyro_kme._host import in_present_precision, on_host
 from numpyro_kme._linalg import Array
 from numpyro_kme.kernel_means.base import LikelihoodAt
 from numpyro_kme.kernels.base import register
@@ -67,6 +67,7 @@ def systematic(rng_key: jax.Array, weights: np.ndarray, n: int) -> np.ndarray:
     return rows[np.asarray(jax.random.permutation(key_order, n))]
 
 
+@on_host
 def cover(rng_key: jax.Array, likelihood: LikelihoodAt, measure: Measure, n: int) -> WeightedPoints:
     """Cover the posterior `q(y | z) p(dz)` by `n` weighted points.
 
@@ -77,33 +78,30 @@ def cover(rng_key: jax.Array, likelihood: LikelihoodAt, measure: Measure, n: int
 
     Cost: `n` evaluations of `q` a round, two to fifteen rounds.
     """
-    with _linalg.float64():
-        likelihood, measure = _linalg.in_present_precision((likelihood, measure))
-        if isinstance(measure, Points):
-            sign, log_size = _signed_logs(likelihood, None, measure.points)
-            shares = np.asarray(measure.probabilities)
-            return _normalised(measure.points, np.asarray(sign), np.asarray(log_size) + np.log(shares))
-        keys = jax.random.split(rng_key, MOST_ROUNDS + 2)
-        points, proposal = measure.sample(keys[0], n), measure
-        for key in keys[1:-1]:
-            sign, log_size = _signed_logs(likelihood, measure, points)
-            log_weights = np.where(
-                np.asarray(sign) > 0, np.asarray(log_size - _log_densities(proposal, points)), -np.inf
-            )
-            power = _power(log_weights, LEAST_EFFECTIVE * n)
-            proposal = _around(key, np.asarray(points), _softmax(power * log_weights))
-            if power == 1.0:
-                break
-            points = proposal.sample(key, n)
-        own = int(np.ceil(DEFENSIVE * n))
-        key_own, key_proposed = jax.random.split(keys[-1])
-        points = jnp.concatenate([measure.sample(key_own, own), proposal.sample(key_proposed, n - own)])
+    likelihood, measure = in_present_precision((likelihood, measure))
+    if isinstance(measure, Points):
+        sign, log_size = _signed_logs(likelihood, None, measure.points)
+        shares = np.asarray(measure.probabilities)
+        return _normalised(measure.points, np.asarray(sign), np.asarray(log_size) + np.log(shares))
+    keys = jax.random.split(rng_key, MOST_ROUNDS + 2)
+    points, proposal = measure.sample(keys[0], n), measure
+    for key in keys[1:-1]:
         sign, log_size = _signed_logs(likelihood, measure, points)
-        log_mixture = jnp.logaddexp(
-            jnp.log(own / n) + _log_densities(measure, points),
-            jnp.log1p(-own / n) + _log_densities(proposal, points),
-        )
-        return _normalised(points, np.asarray(sign), np.asarray(log_size - log_mixture) - np.log(n))
+        log_weights = np.where(np.asarray(sign) > 0, np.asarray(log_size - _log_densities(proposal, points)), -np.inf)
+        power = _power(log_weights, LEAST_EFFECTIVE * n)
+        proposal = _around(key, np.asarray(points), _softmax(power * log_weights))
+        if power == 1.0:
+            break
+        points = proposal.sample(key, n)
+    own = int(np.ceil(DEFENSIVE * n))
+    key_own, key_proposed = jax.random.split(keys[-1])
+    points = jnp.concatenate([measure.sample(key_own, own), proposal.sample(key_proposed, n - own)])
+    sign, log_size = _signed_logs(likelihood, measure, points)
+    log_mixture = jnp.logaddexp(
+        jnp.log(own / n) + _log_densities(measure, points),
+        jnp.log1p(-own / n) + _log_densities(proposal, points),
+    )
+    return _normalised(points, np.asarray(sign), np.asarray(log_size - log_mixture) - np.log(n))
 
 
 def _normalised(points, sign, log_size) -> WeightedPoints:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from numpyro_kme import _linalg
+from numpyro_kme._host import on_host
 
 ENOUGH = 0.2
 """Decrease of the value, in nats, below which the search ends, and of what the next step promises."""
@@ -48,6 +48,7 @@ def descend(
     return jax.tree.map(lambda leaf: leaf[0], found)
 
 
+@on_host
 def descend_all(
     value_and_gradient: Callable[[Tree, np.ndarray], tuple[Any, Tree]],
     starts: Tree,
@@ -83,16 +84,15 @@ def descend_all(
     begun = np.clip(ravel(starts, 1), lower, upper)
     searches = [minimise(x, lower, upper, steps, inverse, enough) for x, inverse in zip(begun, inverses, strict=True)]
     asked, found = {i: next(search) for i, search in enumerate(searches)}, dict[int, tuple[np.ndarray, np.ndarray]]()
-    with _linalg.float64():
-        while asked:
-            rows = np.array(list(asked))
-            values, gradients = value_and_gradient(unpack(np.stack(list(asked.values()))), rows)
-            for i, value, slope in zip(rows, np.asarray(values, np.float64), ravel(gradients, 1), strict=True):
-                try:
-                    asked[i] = searches[i].send((value, slope))
-                except StopIteration as end:
-                    found[i] = end.value
-                    del asked[i]
+    while asked:
+        rows = np.array(list(asked))
+        values, gradients = value_and_gradient(unpack(np.stack(list(asked.values()))), rows)
+        for i, value, slope in zip(rows, np.asarray(values, np.float64), ravel(gradients, 1), strict=True):
+            try:
+                asked[i] = searches[i].send((value, slope))
+            except StopIteration as end:
+                found[i] = end.value
+                del asked[i]
     x, inverses = (np.stack(parts) for parts in zip(*(found[i] for i in range(len(begun)))))
     return unpack(x), inverses
 

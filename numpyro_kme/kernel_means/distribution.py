@@ -15,6 +15,7 @@ from numpyro.distributions.distribution import Distribution
 from scipy.spatial import cKDTree
 
 from numpyro_kme import _checks, _linalg
+from numpyro_kme._host import on_host
 from numpyro_kme.coordinates import Coordinates
 from numpyro_kme.kernel_means.base import Form, LikelihoodAt, Surrogate
 from numpyro_kme.kernel_means.forms import default_form
@@ -206,7 +207,7 @@ def _prepare(fitted: FittedLikelihood, rows: np.ndarray) -> tuple[list, Any, lis
     if len(rows) == 1:
         leaves, structure = jax.tree.flatten(checked[0])
         return [leaf[None] for leaf in leaves], structure, [True] * len(leaves)
-    leaves, structure = jax.tree.flatten(_linalg.on_host(_prepare_rows, fitted, rows.astype(np.float64)))
+    leaves, structure = jax.tree.flatten(on_host(_prepare_rows)(fitted, rows.astype(np.float64)))
     varies = [any(not np.array_equal(row, leaf[0]) for row in leaf[1:]) for leaf in leaves]
     varies[-1] = True
     return [leaf if moves else leaf[0] for leaf, moves in zip(leaves, varies)], structure, varies
@@ -267,6 +268,7 @@ def fit_likelihood(
     Raises:
         ValueError: If the tables disagree in length, hold values that are not finite, or are too short.
     """
+    _checks.concrete(theta=theta, x=x, y=y)
     theta, x = np.asarray(theta), np.asarray(x)
     _checks.matrix("theta", theta, min_rows=2)
     _checks.require(

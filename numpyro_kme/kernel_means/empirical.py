@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme import _linalg
+from numpyro_kme._host import on_host
 from numpyro_kme.kernel_means.learning import Learner, Learnt, learn
 from numpyro_kme.kernel_means.objectives import Bank, Hyperparameters, Objective
 from numpyro_kme.kernels.base import Kernel, register
+from numpyro_kme.kernels.empirical import EmpiricalMeasure
 
 FACTOR = 2.0
 COARSE_STEPS = (-4, -2, 0, 2, 4)
@@ -55,9 +56,8 @@ def learn_empirical(objective: Objective, bank: Bank, template: Hyperparameters,
 
 def _at_inner(objective, bank, template, learner, factor) -> Learnt:
     given = template.data_kernel
-    with _linalg.float64():
-        inner = _linalg.to_host(jax.tree.map(lambda leaf: factor * jnp.asarray(leaf, float), given.inner))
-        squared = np.asarray(replace(given, inner=inner).squared_mmd(bank.data))
+    inner = jax.tree.map(lambda leaf: factor * np.asarray(leaf, np.float64), given.inner)
+    squared = on_host(EmpiricalMeasure.squared_mmd)(replace(given, inner=inner), bank.data)
     start = 0.4 * np.sqrt(np.median(squared[np.triu_indices(len(squared), 1)]))
     known = replace(template, data_kernel=KnownDistances(np.array(start)))
     learnt = learn(objective, replace(bank, data=squared), known, learner)

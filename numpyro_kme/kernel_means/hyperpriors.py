@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import minimize
 
-from numpyro_kme import _checks, _linalg
+from numpyro_kme import _checks
+from numpyro_kme._host import on_host
 from numpyro_kme.kernel_means.base import LikelihoodAt
 from numpyro_kme.kernel_means.signed import log_positive_part
 from numpyro_kme.measures import Normal
@@ -15,6 +16,7 @@ from numpyro_kme.measures import Normal
 LOG_SMALLEST = -30.0
 
 
+@on_host
 def learn_normal(likelihood: LikelihoodAt, start: Normal, *, smallest: float = 0.2, largest: float = 5.0) -> Normal:
     r"""Maximise the marginal likelihood `log q(y) = log int q(y | z) N(z | m, diag(sd^2)) dz` over `m` and `sd`.
 
@@ -42,15 +44,13 @@ def learn_normal(likelihood: LikelihoodAt, start: Normal, *, smallest: float = 0
     mean, sds, points = np.array(start.mean, np.float64), np.sqrt(variances), np.asarray(terms.points)
     dim = len(mean)
     bounds = [*zip(points.min(0), points.max(0), strict=True), *[(np.log(smallest), np.log(largest))] * dim]
-    with _linalg.float64():
-        terms = _linalg.in_present_precision(terms)
 
-        def loss(at):
-            value, slope = _loss(terms, jnp.asarray(sds), at)
-            return float(value), np.asarray(slope)
+    def loss(at):
+        value, slope = _loss(terms, jnp.asarray(sds), at)
+        return float(value), np.asarray(slope)
 
-        begin = np.clip(np.concatenate([mean, np.zeros(dim)]), *np.array(bounds).T)
-        found = minimize(loss, begin, jac=True, method="L-BFGS-B", bounds=bounds)
+    begin = np.clip(np.concatenate([mean, np.zeros(dim)]), *np.array(bounds).T)
+    found = minimize(loss, begin, jac=True, method="L-BFGS-B", bounds=bounds)
     return Normal(found.x[:dim], np.diag(np.square(sds * np.exp(found.x[dim:]))))
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme import _linalg
+from numpyro_kme._host import on_host
 from numpyro_kme._linalg import Array
 from numpyro_kme.kernel_means.statistics import StatisticsTransform
 
@@ -50,9 +50,9 @@ def warn_if_isolated(
 
 def _outside(transform, data, y):
     lowest, highest = np.min(data, axis=0), np.max(data, axis=0)
-    standardised = _linalg.on_host(transform.forward, np.asarray(y, np.float64))
+    standardised = on_host(StatisticsTransform.forward)(transform, y)
     beyond = np.maximum(lowest - standardised, standardised - highest) > 0.25 * (highest - lowest)
     if not beyond.any():
         return []
-    ends = _linalg.on_host(transform.inverse, np.stack([lowest, highest]))
+    ends = on_host(StatisticsTransform.inverse)(transform, np.stack([lowest, highest]))
     return [(transform.kept[i], np.asarray(y)[transform.kept[i]], *ends[:, i]) for i in np.flatnonzero(beyond)]

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import minimize
 
-from numpyro_kme import _checks, _linalg
+from numpyro_kme import _checks
+from numpyro_kme._host import in_present_precision, on_host, to_host
 from numpyro_kme.kernel_means.objectives import Bank, Hyperparameters, Objective, part
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.stationary import Gaussian
@@ -156,6 +157,7 @@ class Space(NamedTuple):
         return cls(start, lower, upper, groups, common)
 
 
+@on_host
 def learn(objective: Objective, bank: Bank, template: Hyperparameters, learner: Learner = Learner()) -> Learnt:
     """Maximise an objective over the hyperparameters.
 
@@ -175,8 +177,7 @@ def learn(objective: Objective, bank: Bank, template: Hyperparameters, learner: 
     vectors = isinstance(bank.data, np.ndarray) and bank.data.ndim == 2
     small = part(bank, learner.subset) if vectors and learner.tied is None else bank
     whole = small is bank
-    with _linalg.float64():
-        bank, small = _linalg.in_present_precision((bank, small))
+    bank, small = in_present_precision((bank, small))
     search = _Search(objective, template, space, learner)
     at = search.isotropic(small)
     if learner.tied is None and len(space.start) > space.common.shape[1]:
@@ -186,7 +187,7 @@ def learn(objective: Objective, bank: Bank, template: Hyperparameters, learner: 
         at = search.free(bank, at, learner.last_steps)
     score = search.value_and_gradient(at, bank)[0]
     slack = 1e-6
-    hyper = _linalg.to_host(_unpack(at, template))
+    hyper = to_host(_unpack(at, template))
     return Learnt(
         replace(hyper, regularisation=hyper.regularisation * len(bank.z) / total),
         score,
@@ -207,9 +208,8 @@ class _Search:
     def value_and_gradient(self, at, bank):
         """The objective and its gradient on the host; `-inf` where a factorisation failed."""
         self.count += 1
-        with _linalg.float64():
-            value, gradient = _value_and_gradient(self.objective, at, bank, self.template)
-            value, gradient = float(value), np.asarray(gradient)
+        value, gradient = _value_and_gradient(self.objective, at, bank, self.template)
+        value, gradient = float(value), np.asarray(gradient)
         if not (np.isfinite(value) and np.isfinite(gradient).all()):
             return -np.inf, np.zeros_like(at)
         return value, gradient

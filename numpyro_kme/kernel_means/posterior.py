@@ -12,7 +12,8 @@ from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 from scipy.optimize import minimize
 
-from numpyro_kme import _checks, _linalg
+from numpyro_kme import _checks
+from numpyro_kme._host import in_present_precision, on_host
 from numpyro_kme.kernel_means.base import LikelihoodAt, Surrogate
 from numpyro_kme.kernel_means.candidates import WeightedPoints, cover
 from numpyro_kme.kernel_means.signed import SignedLog, to_signed_log
@@ -62,12 +63,12 @@ class KernelMeansPosterior:
         return self.likelihood.expansion() is not None and isinstance(self.measure, Normal | NormalMixture)
 
     @cached_property
+    @on_host
     def _log_mass(self) -> SignedLog:
         """Sign and log of `int q(y | z) p(dz)`, on the scale of the likelihood: by the weighted points where no closed form is."""
         if self.likelihood.expansion() is None:
             return np.ones(()), np.asarray(self._atoms.log_mass)
-        with _linalg.float64():
-            return _linalg.to_host(self.likelihood.log_mean(self.measure))
+        return self.likelihood.log_mean(self.measure)
 
     def _positive_log_mass(self) -> np.ndarray:
         sign, log_mass = self._log_mass
@@ -87,29 +88,30 @@ class KernelMeansPosterior:
         self.surrogate.require_density()
         return self._log_mass
 
+    @on_host
     def signed_log_density(self, z: ArrayLike) -> SignedLog:
         """Sign and log absolute value of `q(y | z) / q(y)`, the posterior density relative to the prior, at `(n, D)`."""
         log_mass = self._positive_log_mass()
-        with _linalg.float64():
-            signs, log_sizes = jax.vmap(self.likelihood.signed_log)(jnp.asarray(z))
-            return _linalg.to_host((signs, log_sizes - log_mass))
+        signs, log_sizes = jax.vmap(self.likelihood.signed_log)(jnp.asarray(z))
+        return signs, log_sizes - log_mass
 
+    @on_host
     def embedding(self, kernel: Kernel, t: ArrayLike) -> np.ndarray:
         """Posterior embedding `mu(t) = int k(z, t) q(dz | y)` at points `(n, D)`, `(n,)`.
 
         Exact for Gaussian kernels of any length scale where `closed_form`. Cost: `m n` kernel evaluations.
         """
         terms = self.likelihood.expansion()
-        with _linalg.float64():
-            t = jnp.asarray(t)
-            if terms is None:
-                atoms = self._atoms
-                return np.asarray(kernel.gram(t, jnp.asarray(atoms.points)) @ jnp.asarray(atoms.weights))
-            products = self.measure.product_embedding(terms.kernel, terms.points, kernel, t)
-            scale = jnp.exp(terms.log_scale - self._positive_log_mass())
-            return np.asarray(jnp.asarray(terms.weights) @ products * scale)
+        t = jnp.asarray(t)
+        if terms is None:
+            atoms = self._atoms
+            return np.asarray(kernel.gram(t, jnp.asarray(atoms.points)) @ jnp.asarray(atoms.weights))
+        products = self.measure.product_embedding(terms.kernel, terms.points, kernel, t)
+        scale = jnp.exp(terms.log_scale - self._positive_log_mass())
+        return np.asarray(jnp.asarray(terms.weights) @ products * scale)
 
     @cached_property
+    @on_host
     def moments(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean `(D,)` and covariance `(D, D)` of the signed posterior.
 
@@ -120,14 +122,14 @@ class KernelMeansPosterior:
             points, weights = np.asarray(self._atoms.points), np.asarray(self._atoms.weights)
             mean = weights @ points
             return mean, ((points - mean) * weights[:, None]).T @ (points - mean)
-        with _linalg.float64():
-            tilted = self.measure.tilt(terms.kernel, terms.points)
-            shares = jnp.exp(tilted.log_masses + terms.log_scale - self._positive_log_mass())
-            shares = shares * jnp.asarray(terms.weights)[:, None]
-            mean = jnp.einsum("jk,jkd->d", shares, tilted.means)
-            centred = tilted.means - mean[None, None, :]
-            between = jnp.einsum("jk,jkd,jke->de", shares, centred, centred)
-            return _linalg.to_host((mean, between + jnp.einsum("jk,kde->de", shares, tilted.covariances)))
+        tilted = self.measure.tilt(terms.kernel, terms.points)
+        shares = jnp.exp(tilted.log_masses + terms.log_scale - self._positive_log_mass())
+        shares = shares * jnp.asarray(terms.weights)[:, None]
+        mean = jnp.einsum("jk,jkd->d", shares, tilted.means)
+        centred = tilted.means - mean[None, None, :]
+        between = jnp.einsum("jk,jkd,jke->de", shares, centred, centred)
+        covariance = between + jnp.einsum("jk,kde->de", shares, tilted.covariances)
+        return np.asarray(mean), np.asarray(covariance)
 
     def mean(self) -> np.ndarray:
         """Mean of the signed posterior, `(D,)`."""
@@ -137,6 +139,7 @@ class KernelMeansPosterior:
         """Covariance of the signed posterior, `(D, D)`."""
         return self.moments[1]
 
+    @on_host
     def expectation(self, function: Callable, *, positive: bool = False) -> np.ndarray:
         """Posterior expectation of `function(z)` for one point `(D,)`, by `ATOMS` weighted points.
 
@@ -146,9 +149,8 @@ class KernelMeansPosterior:
         """
         atoms = self._atoms
         weights = atoms.positive_weights if positive else atoms.weights
-        with _linalg.float64():
-            values = jax.vmap(function)(jnp.asarray(atoms.points))
-            return np.asarray(jnp.tensordot(jnp.asarray(weights), values, axes=1))
+        values = jax.vmap(function)(jnp.asarray(atoms.points))
+        return np.asarray(jnp.tensordot(jnp.asarray(weights), values, axes=1))
 
     def negative_share(self) -> float:
         """Share of the negative part in the absolute mass of the posterior; a few percent do no harm."""
@@ -156,6 +158,7 @@ class KernelMeansPosterior:
 
     def weighted_points(self, rng_key: jax.Array, n: int) -> WeightedPoints:
         """Points that cover the posterior, with signed weights; see `candidates.cover`."""
+        _checks.key(rng_key)
         return cover(rng_key, self.likelihood, self.measure, n)
 
     @cached_property
@@ -171,25 +174,24 @@ class KernelMeansPosterior:
         mean = weights @ points
         return Gaussian(np.sqrt(weights @ (points - mean) ** 2) / 3.0)
 
+    @on_host
     def mode(self) -> np.ndarray:
         """Maximum of the posterior density in coordinates, `(D,)`, by L-BFGS from the best weighted points.
 
         Raises:
             ValueError: If the measure has no density (`Points`).
         """
-        likelihood, measure = self.likelihood, self.measure
-        with _linalg.float64():
-            likelihood, measure = _linalg.in_present_precision((likelihood, measure))
-            points = jnp.asarray(self._atoms.points)
-            sign, log_size = jax.vmap(likelihood.signed_log)(points)
-            heights = np.where(sign > 0, log_size + jax.vmap(measure.log_density)(points), -np.inf)
-            starts = np.asarray(points)[np.argsort(heights)[-STARTS:]]
+        likelihood, measure = in_present_precision((self.likelihood, self.measure))
+        points = jnp.asarray(self._atoms.points)
+        sign, log_size = jax.vmap(likelihood.signed_log)(points)
+        heights = np.where(sign > 0, log_size + jax.vmap(measure.log_density)(points), -np.inf)
+        starts = np.asarray(points)[np.argsort(heights)[-STARTS:]]
 
-            def loss(z):
-                sign, value, slope = _height(likelihood, measure, z)
-                return (-float(value), -np.asarray(slope)) if sign > 0 else (1e10, np.zeros_like(z))
+        def loss(z):
+            sign, value, slope = _height(likelihood, measure, z)
+            return (-float(value), -np.asarray(slope)) if sign > 0 else (1e10, np.zeros_like(z))
 
-            found = [minimize(loss, start, jac=True, method="L-BFGS-B") for start in starts]
+        found = [minimize(loss, start, jac=True, method="L-BFGS-B") for start in starts]
         return min(found, key=lambda result: result.fun).x
 
     def predictive_log_density(self, y_new: ArrayLike) -> SignedLog:
@@ -204,16 +206,16 @@ class KernelMeansPosterior:
         found = [self._predict(self.surrogate.at(y)) for y in np.asarray(y_new)]
         return np.array([sign for sign, _ in found]), np.array([log_size for _, log_size in found])
 
+    @on_host
     def _predict(self, likelihood):
         terms = likelihood.expansion()
-        with _linalg.float64():
-            if terms is not None:
-                value = np.asarray(terms.weights) @ self._embedding_at_simulations
-                return _linalg.to_host(to_signed_log(value, terms.log_scale))
-            atoms = self._atoms
-            signs, log_sizes = jax.vmap(likelihood.signed_log)(jnp.asarray(atoms.points))
-            total, sign = logsumexp(log_sizes, b=signs * jnp.asarray(atoms.weights), return_sign=True)
-            return _linalg.to_host((sign, total))
+        if terms is not None:
+            value = np.asarray(terms.weights) @ self._embedding_at_simulations
+            return to_signed_log(value, terms.log_scale)
+        atoms = self._atoms
+        signs, log_sizes = jax.vmap(likelihood.signed_log)(jnp.asarray(atoms.points))
+        total, sign = logsumexp(log_sizes, b=signs * jnp.asarray(atoms.weights), return_sign=True)
+        return sign, total
 
     @cached_property
     def _embedding_at_simulations(self):

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme import _checks, _linalg
+from numpyro_kme import _checks
+from numpyro_kme._host import in_present_precision, on_host
 from numpyro_kme._linalg import Array
 from numpyro_kme.kernel_means import isolation, scores, summaries
 from numpyro_kme.kernel_means.base import Expansion, Form, Surrogate
@@ -102,25 +103,20 @@ class KernelMeans(Form):
         Cost: that of `solve`; learning takes some tens of gradients on `learner.subset` simulations and about fifteen on
             `learner.most`, `O(m^3)` each.
         """
+        _checks.concrete(z=z, x=x, measure=measure, y=y)
         z, x = _simulations(z, x)
         transform = (
             StatisticsTransform.fit(x) if self.standardise and isinstance(x, np.ndarray) and x.ndim == 2 else None
         )
-        with _linalg.float64():
-            data = x if transform is None else np.asarray(transform.forward(x))
-            plain = isinstance(data, np.ndarray) and data.ndim == 2
-            log_broad = np.asarray(scores.log_broad_density(jnp.asarray(data))) if plain else None
-            bank = Bank(z, data, log_broad, measure, None if y is None else _seen(transform, y, data))
+        bank = _bank(transform, z, x, measure, y)
         hyper, learnt = self._learn(bank)
         solution = (self.solve or default_solve(len(z))).fit(hyper, z)
-        with _linalg.float64():
-            summary = _linalg.to_host(summaries.summarise(*_sample(hyper, z, data)))
-        return KernelMeansSurrogate(z, data, hyper, solution, transform, summary, learnt)
+        summary = on_host(summaries.summarise)(*_sample(hyper, z, bank.data))
+        return KernelMeansSurrogate(z, bank.data, hyper, solution, transform, summary, learnt)
 
     def _learn(self, bank) -> tuple[Hyperparameters, Learnt | None]:
         if self.hyperparameters is not None:
-            with _linalg.float64():
-                return _linalg.to_host(jax.tree.map(lambda leaf: jnp.asarray(leaf, float), self.hyperparameters)), None
+            return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), self.hyperparameters), None
         kernel, dim = self.data_kernel, bank.z.shape[1]
         if kernel is None:
             _checks.require(
@@ -140,6 +136,15 @@ class KernelMeans(Form):
         learnt.at_lower[dim:-1] = learnt.at_upper[dim:-1] = False
         hyper = replace(learnt.hyper, data_kernel=kernel)
         return hyper, replace(learnt, hyper=hyper)
+
+
+@on_host
+def _bank(transform: StatisticsTransform | None, z: np.ndarray, x: Any, measure: Measure | None, y: Any) -> Bank:
+    """The simulations as the data kernel sees them."""
+    data = x if transform is None else np.asarray(transform.forward(x))
+    plain = isinstance(data, np.ndarray) and data.ndim == 2
+    log_broad = scores.log_broad_density(jnp.asarray(data)) if plain else None
+    return Bank(z, data, log_broad, measure, None if y is None else _seen(transform, y, data))
 
 
 @jax.tree_util.register_dataclass
@@ -193,14 +198,14 @@ class KernelMeansSurrogate(Surrogate):
         """
         if not _checks.is_concrete((y, self)):
             self._check_precision()
-            return _linalg.in_present_precision(self)._at(y)
+            return in_present_precision(self)._at(y)
         if self.transform is not None:
             self.transform.check(y)
         y = jax.tree.map(lambda leaf: np.array(leaf, np.float64), y)
         bare = replace(self, solution=None)  # type: ignore[arg-type]  # nothing below solves
-        log_kappa = _linalg.on_host(KernelMeansSurrogate._log_kappa, bare, y)
+        log_kappa = on_host(KernelMeansSurrogate._log_kappa)(bare, y)
         solved = self.solution.solve_on_host(self.hyper, self.z, np.exp(log_kappa - np.max(log_kappa)))
-        likelihood = _linalg.on_host(KernelMeansSurrogate._likelihood, bare, y, log_kappa, solved)
+        likelihood = on_host(KernelMeansSurrogate._likelihood)(bare, y, log_kappa, solved)
         isolation.warn_if_isolated(likelihood.log_nearest, self.summary.log_isolation, self.transform, self.data, y)
         return likelihood
 
@@ -239,8 +244,7 @@ class KernelMeansSurrogate(Surrogate):
     def weights(self, y: Any) -> SignedLog:
         """`v(y)` as signs and logs; `q(y | z) = sum_j v_j(y) l(z_j, z)` over the simulations, `(m,)`, or over the pivots."""
         terms = self.at(y).terms
-        with _linalg.float64():
-            return _linalg.to_host(to_signed_log(terms.weights, terms.log_scale))
+        return on_host(to_signed_log)(terms.weights, terms.log_scale)
 
     def variance(self, z: ArrayLike) -> jax.Array:
         r"""Variance of a Gaussian process with kernel `l` and noise `m lam` at points `(r, D)`, before any amplitude, `(r,)`.
@@ -277,8 +281,7 @@ class KernelMeansSurrogate(Surrogate):
             f"Leaving out each of {len(self.z)} simulations takes {6 * 8 * len(self.z) ** 2 / 1e9:.0f} GB of dense matrices; at most "
             f"{MOST_DENSE} are taken. `summary` holds the scores of a random choice.",
         )
-        with _linalg.float64():
-            return _linalg.to_host(summaries.leave_one_out(self.hyper, Bank(self.z, self.data)))
+        return on_host(summaries.leave_one_out)(self.hyper, Bank(self.z, self.data))
 
     def relevance(self) -> np.ndarray:
         """Relevance of each raw statistic, `(n_raw,)`: what leaving it out costs.

@@ -9,6 +9,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme import _checks, _linalg
+from numpyro_kme._host import in_threads, on_host
 from numpyro_kme.kernel_means.bandwidths import HeldOutScores, learn_bandwidths
 from numpyro_kme.kernel_means.base import Form
 from numpyro_kme.kernel_means.chain import Chain, fit_chain
@@ -82,6 +83,7 @@ class ResidualKernelMeans(Form):
         Cost: for each statistic thirty to seventy evaluations of `10 min(m, subset) r^2` operations, and six of `2 m r^2`,
             for `r` centres and features; hyperparameters are learnt with half of the centres, or fewer.
         """
+        _checks.concrete(z=z, x=x)
         _checks.matrix("z", z)
         _checks.few_enough(np.shape(z)[0], 2)
         _checks.matrix("x", x, min_rows=2)
@@ -95,10 +97,10 @@ class ResidualKernelMeans(Form):
             f"The residual form needs at least {MIN_SIMULATIONS} simulations; got {len(z)}. Simulate more.",
         )
         _checks.finite("z", z)
-        with _linalg.float64(), _linalg.one_blas_thread():
-            transform = StatisticsTransform.fit(x)
-            return self._fit(z, x, transform)
+        with _linalg.one_blas_thread:
+            return self._fit(z, x, StatisticsTransform.fit(x))
 
+    @on_host
     def _fit(self, z, x, transform):
         scaled = _scaled(x, transform)
         zero = -np.asarray(transform.centre) / transform.scale
@@ -107,7 +109,7 @@ class ResidualKernelMeans(Form):
         starts = start_locations(at.coarse[rows], scaled[rows].T, zero, self.warp)
         each = max(1, TOGETHER // (len(z) * (at.features.shape[1] + len(at.centres))))
         groups = np.array_split(np.arange(len(zero)), -(-len(zero) // each))
-        fits = _linalg.in_threads(partial(_fit_statistics, self, at, rows, scaled.T, starts), groups)
+        fits = in_threads(partial(_fit_statistics, self, at, rows, scaled.T, starts), groups)
         residuals = np.concatenate([fit.residuals for fit in fits]).T
         if self.chain:
             chain, residuals = fit_chain(z, residuals, rows, self.steps // 2)

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme import _checks, _linalg
+from numpyro_kme import _checks
+from numpyro_kme._host import in_present_precision, on_host
 from numpyro_kme.kernel_means import isolation
 from numpyro_kme.kernel_means.base import LikelihoodAt, Surrogate
 from numpyro_kme.kernel_means.chain import Chain
@@ -108,11 +109,11 @@ class ResidualSurrogate(Surrogate):
             UserWarning: If `y` lies far outside all simulations.
         """
         if not _checks.is_concrete((y, self)):
-            return _linalg.in_present_precision(self)._at(jnp.asarray(y))
+            return in_present_precision(self)._at(jnp.asarray(y))
         self.transform.check(y)
         y = np.array(y, np.float64)
         isolation.warn_if_isolated(NEAR, NEAR, self.transform, self.simulated_range, y)
-        return _linalg.on_host(_prepare, self, y)
+        return on_host(_prepare)(self, y)
 
     def _at(self, y) -> "ResidualAt":
         kept = jnp.asarray(y)[np.array(self.transform.kept)]
@@ -156,7 +157,7 @@ class ResidualSurrogate(Surrogate):
     def describe_observation(self, y: Any) -> str:
         """Where an observation `(n_raw,)` lies among the simulations, in a sentence."""
         self.transform.check(y)
-        place = _linalg.on_host(self.transform.forward, np.asarray(y, np.float64))
+        place = on_host(StatisticsTransform.forward)(self.transform, y)
         low, high = np.asarray(self.simulated_range)
         outside = (place < low) | (place > high)
         worst = int(np.argmax(np.abs(place)))

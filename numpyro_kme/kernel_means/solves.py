@@ -13,6 +13,7 @@ from jax.scipy.linalg import solve_triangular
 from scipy import linalg
 
 from numpyro_kme import _checks, _linalg
+from numpyro_kme._host import on_host
 from numpyro_kme._linalg import Array
 from numpyro_kme.kernel_means.objectives import Hyperparameters
 from numpyro_kme.kernels import blocks
@@ -51,7 +52,7 @@ class Solution(abc.ABC):
 
     def solve_on_host(self, hyper: Hyperparameters, z: Array, kappa: np.ndarray) -> Solved:
         """The same, at once and in float64."""
-        return _linalg.on_host(type(self).solve, self, hyper, z, kappa)
+        return on_host(type(self).solve)(self, hyper, z, kappa)
 
     @abc.abstractmethod
     def variance(self, hyper: Hyperparameters, z: Array, t: Array) -> jax.Array:
@@ -236,11 +237,7 @@ def _blocks(z):
         yield slice(start, start + len(block)), np.pad(block, ((0, size - len(block)), (0, 0)), mode="edge")
 
 
-def _gram(kernel, x, y) -> np.ndarray:
-    with _linalg.float64():
-        return np.asarray(_compiled_gram(*_linalg.in_present_precision((kernel, x, y))))
-
-
+@on_host
 @jax.jit
-def _compiled_gram(kernel, x, y):
+def _gram(kernel, x, y):
     return kernel.gram(x, y)

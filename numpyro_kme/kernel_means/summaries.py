@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme import _linalg
+from numpyro_kme._host import on_host
 from numpyro_kme._linalg import Array
 from numpyro_kme.kernel_means import isolation, scores
 from numpyro_kme.kernel_means.objectives import Bank, Hyperparameters, LeaveOneOut, held_out, log_integral
@@ -66,13 +66,13 @@ def leave_one_out(hyper: Hyperparameters, bank: Bank) -> LeaveOneOutScores:
     return LeaveOneOutScores(sign, log_predictive, scores.posterior_scores(ratios, 0.0))
 
 
+@on_host
 def relevance(hyper: Hyperparameters, bank: Bank) -> np.ndarray:
     """Drop of `Summary.score` when one statistic is taken out of the data kernel, for each, `(n,)`.
 
     A column of zeros adds nothing to a distance, so it stands for a statistic that was left out.
     """
-    with _linalg.float64():
-        full = float(summarise(hyper, bank).score)
-        columns = np.arange(bank.data.shape[1])
-        banks = (replace(bank, data=np.where(columns[None, :] == out, 0.0, bank.data)) for out in columns)
-        return np.array([full - float(summarise(hyper, without).score) for without in banks])
+    full = float(summarise(hyper, bank).score)
+    columns = np.arange(bank.data.shape[1])
+    banks = (replace(bank, data=np.where(columns[None, :] == out, 0.0, bank.data)) for out in columns)
+    return np.array([full - float(summarise(hyper, without).score) for without in banks])

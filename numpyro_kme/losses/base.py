@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme import _checks, _linalg
+from numpyro_kme import _checks
+from numpyro_kme._host import on_host
 from numpyro_kme.losses.generator import Generator, Nodes
 
 
@@ -150,9 +151,7 @@ def check_points(data: Any, generator: Generator) -> None:
     )
     for leaf in leaves:
         _checks.finite("data", leaf)
-    with _linalg.float64():
-        nodes = generator.draw_nodes(jax.random.key(0), 2)
-        drawn = jax.eval_shape(generator.points, jax.ShapeDtypeStruct((generator.dim,), np.float64), nodes)
+    drawn = _two_draws(generator)
     have = [leaf.shape[1:] for leaf in leaves]
     want = [leaf.shape[1:] for leaf in jax.tree.leaves(drawn)]
     _checks.require(
@@ -160,3 +159,10 @@ def check_points(data: Any, generator: Generator) -> None:
         f"one data point has shape {have} and one simulated point {want}; they must agree. Change the "
         "simulator's output, or the axis of the data that the plate runs over.",
     )
+
+
+@on_host
+def _two_draws(generator: Generator) -> Any:
+    """Shapes and types of two simulated points."""
+    u = jax.ShapeDtypeStruct((generator.dim,), np.float64)
+    return jax.eval_shape(generator.points, u, generator.draw_nodes(jax.random.key(0), 2))

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from scipy.linalg import eigh
 
-from numpyro_kme import _linalg
+from numpyro_kme._host import on_host
 from numpyro_kme.kernels import Kernel
 from numpyro_kme.losses.direct_mmd import vectors
 from numpyro_kme.low_rank import LowRank
@@ -60,12 +60,12 @@ class TabulatedFeatures(Features):
     table: np.ndarray
 
     @classmethod
+    @on_host
     def fit(cls, kernel: Kernel, points: np.ndarray) -> "TabulatedFeatures":
         """Tabulate on a window that holds all but `OUTER` of the points on either side, and a tenth of its width beyond."""
         low, high = np.quantile(points, [OUTER, 1.0 - OUTER])
         cells, step = np.linspace(low - 0.1 * (high - low), high + 0.1 * (high - low), CELLS, retstep=True)
-        with _linalg.float64():
-            gram = np.asarray(kernel.gram(cells[:, None]))
+        gram = np.asarray(kernel.gram(cells[:, None]))
         values, functions = eigh(gram, subset_by_index=(CELLS - LEADING, CELLS - 1))
         table = functions[:, ::-1] * np.sqrt(np.maximum(values[::-1], 0.0))
         table[[0, -1]] = 0.0

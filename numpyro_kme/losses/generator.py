@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import ndtr, ndtri
 
-from numpyro_kme import _linalg
+from numpyro_kme._host import on_host
 
 BLOCK = 16
 """Replicates that share one draw of the noise: replicate `b` uses draw `1 + b // BLOCK`, the full data
@@ -214,11 +214,11 @@ class Generator:
         shares = nodes.weights * jnp.asarray(data_weights)[nodes.values[0]]
         return shares / jnp.sum(shares)
 
+    @on_host
     def draw_nodes(self, rng_key: jax.Array, num: int, blocks: int | None = None) -> Nodes:
         """Draw nodes in float64, on the host: one set `(num, ...)`, or `(blocks, num, ...)`."""
-        with _linalg.float64():
-            nodes = self._nodes(rng_key, num, blocks or 1)
-            return nodes if blocks else jax.tree.map(lambda leaf: leaf[0], nodes)
+        nodes = self._nodes(rng_key, num, blocks or 1)
+        return nodes if blocks else jax.tree.map(lambda leaf: leaf[0], nodes)
 
     def _nodes(self, rng_key, num, blocks):
         if self.covariates is None:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme import _linalg
+from numpyro_kme._host import on_host
 from numpyro_kme.kernels import Kernel
 from numpyro_kme.kernels.stationary import Stationary
 from numpyro_kme.losses import mass
@@ -46,6 +46,7 @@ class GridMMD(EmbeddingObjective):
     has_cheap_hessian: ClassVar[bool] = True
 
     @classmethod
+    @on_host
     def bind(
         cls,
         generator: Generator,
@@ -60,9 +61,8 @@ class GridMMD(EmbeddingObjective):
         the data; the grid's size is at least `least`."""
         kernel = jax.tree.map(np.asarray, kernel)
         centre, width, step, _, reach = window
-        with _linalg.float64():
-            peak = profile(kernel, np.zeros(1))[0]
-            grid = make_grid(kernel, centre, width, step, reach, max_cells, least)
+        peak = profile(kernel, np.zeros(1))[0]
+        grid = make_grid(kernel, centre, width, step, reach, max_cells, least)
         return cls(generator, grid, np.ravel(data), peak, window, kernel, free_mass, max_cells)
 
     def smoothed(self):

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme import _checks, _linalg
+from numpyro_kme import _checks
+from numpyro_kme._host import on_host
 from numpyro_kme.kernels import Gaussian, Kernel
 from numpyro_kme.kernels.base import register
 from numpyro_kme.length_scales import LengthScaleRule, MedianHeuristic
@@ -56,6 +57,7 @@ class MMD(Loss):
     max_cells: int = field(default=32_768, metadata=dict(static=True))
     length_scale: LengthScaleRule | None = None
 
+    @on_host
     def objective(self, data: Any, generator: Generator, extra: Any = None) -> Objective:
         """Bind to data, on a grid where data and kernel allow one.
 
@@ -63,19 +65,18 @@ class MMD(Loss):
         """
         check_points(data, generator)
         rule = self._rule(generator)
-        with _linalg.float64():
-            data, extra = jax.tree.map(_float64, (data, extra))
-            if generator.covariates is None:
-                kernel = self.kernel or gaussian_by(rule, data)
-            else:
-                kernel = OnPairs(
-                    self.covariate_kernel or gaussian_by(rule, data[0]), self.kernel or gaussian_by(rule, data[1])
-                )
-            _require_bounded(kernel, vectors(data))
-            window = None if generator.covariates is not None else self._window(kernel, data, extra)
-            if window is None:
-                return DirectMMD(generator, kernel, data, self.free_mass)
-            return GridMMD.bind(generator, kernel, data, window, self.free_mass, self.max_cells)
+        data, extra = jax.tree.map(_float64, (data, extra))
+        if generator.covariates is None:
+            kernel = self.kernel or gaussian_by(rule, data)
+        else:
+            kernel = OnPairs(
+                self.covariate_kernel or gaussian_by(rule, data[0]), self.kernel or gaussian_by(rule, data[1])
+            )
+        _require_bounded(kernel, vectors(data))
+        window = None if generator.covariates is not None else self._window(kernel, data, extra)
+        if window is None:
+            return DirectMMD(generator, kernel, data, self.free_mass)
+        return GridMMD.bind(generator, kernel, data, window, self.free_mass, self.max_cells)
 
     def _rule(self, generator: Generator) -> LengthScaleRule:
         rule = self.length_scale

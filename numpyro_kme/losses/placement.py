@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme import _linalg
+from numpyro_kme._host import on_host
 from numpyro_kme.losses.generator import REACH, Generator, Nodes, NormalNoise
 
 FINE = 4097
@@ -14,6 +14,7 @@ EDGE = 4.3
 """Tails of the noise beyond this many standard deviations get fewer and fewer nodes."""
 
 
+@on_host
 def placed_nodes(generator: Generator, u: np.ndarray, resolution: float, least: int) -> Nodes | None:
     r"""Place nodes so that neighbouring simulated scalars are at most `resolution` apart.
 
@@ -34,18 +35,17 @@ def placed_nodes(generator: Generator, u: np.ndarray, resolution: float, least: 
     if not (isinstance(noise, NormalNoise) and noise.dim == 1) or generator.covariates is not None:
         return None
     z = np.linspace(-REACH, REACH, FINE)
-    with _linalg.float64():
-        fine = Nodes(_push(noise, z), jnp.ones(FINE))
-        y = np.ravel(np.asarray(_simulated(generator, u, fine)))
-        if not np.isfinite(y).all():
-            return None
-        density = _density(z, y, resolution)
-        along = np.concatenate([[0.0], np.cumsum(0.5 * (density[1:] + density[:-1]) * np.diff(z))])
-        doublings = max(int(np.ceil(np.log2(along[-1] / least))), 0)  # few sizes, few programs
-        num = min(least * 2**doublings, 16_384)
-        placed = np.interp((np.arange(num) + 0.5) / num * along[-1], along, z)
-        weights = np.exp(-0.5 * placed**2) / np.interp(placed, z, density)
-        return Nodes(_push(noise, placed, lead=True), jnp.asarray(weights / weights.sum())[None])
+    fine = Nodes(_push(noise, z), jnp.ones(FINE))
+    y = np.ravel(np.asarray(_simulated(generator, u, fine)))
+    if not np.isfinite(y).all():
+        return None
+    density = _density(z, y, resolution)
+    along = np.concatenate([[0.0], np.cumsum(0.5 * (density[1:] + density[:-1]) * np.diff(z))])
+    doublings = max(int(np.ceil(np.log2(along[-1] / least))), 0)  # few sizes, few programs
+    num = min(least * 2**doublings, 16_384)
+    placed = np.interp((np.arange(num) + 0.5) / num * along[-1], along, z)
+    weights = np.exp(-0.5 * placed**2) / np.interp(placed, z, density)
+    return Nodes(_push(noise, placed, lead=True), jnp.asarray(weights / weights.sum())[None])
 
 
 def _density(z: np.ndarray, y: np.ndarray, resolution: float) -> np.ndarray:

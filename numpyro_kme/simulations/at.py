@@ -5,7 +5,7 @@ from concurrent.futures import Executor
 import jax
 from tqdm.auto import tqdm
 
-from numpyro_kme import _blocks, _compat
+from numpyro_kme import _blocks, _checks, _compat
 from numpyro_kme.problem import Arrays, Problem
 from numpyro_kme.simulations import running
 from numpyro_kme.simulations.bank import Simulations
@@ -36,6 +36,7 @@ def simulate_at(
     Raises:
         SimulationError: If a simulation fails, with its number and latents, or if all of them failed.
     """
+    _checks.key(rng_key)
     check_policy(on_failure)
     check_execution(problem, timeout, executor)
     draws = problem.evaluate(latents)

@@ -59,6 +59,7 @@ def simulate(
     Cost: `num_simulations` calls of each simulator, times its batch size; memory for one block and the
         results.
     """
+    _checks.key(rng_key)
     problem = problem if isinstance(problem, Problem) else Problem.read(problem)
     _checks.whole("num_simulations", num_simulations, 1)
     _checks.whole("block_size", block_size, 1)

@@ -1,0 +1,488 @@
+"""Arithmetic on the host goes through one gateway, in JAX's defaults: whatever JAX has met before, traces, or runs in other threads."""
+
+import ast
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy.linalg import solve_triangular
+
+import numpyro_kme as kme
+from numpyro_kme import _host, _linalg, kernels
+from numpyro_kme._host import on_host
+from numpyro_kme._reading import one_model_at_a_time
+from numpyro_kme.herding import polish
+from numpyro_kme.low_rank import LowRank
+from numpyro_kme.mmd_estimators import Quadratic
+from numpyro_kme.noise import simulation_keys
+
+PACKAGE = Path(kme.__file__).parent
+KEY = jax.random.key(0)
+RNG = np.random.default_rng(3)
+Z = RNG.normal(size=(24, 2))
+X = Z @ np.array([[1.0, 0.3], [0.0, 1.0]]) + 0.3 * RNG.normal(size=(24, 2))
+SETS = RNG.normal(size=(24, 6, 1)) + Z[:, :1, None]
+GAUSSIAN = kernels.Gaussian(1.0)
+
+
+def switches(source: str) -> list[int]:
+    """Lines that switch the precision."""
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if (isinstance(node, ast.Attribute) and node.attr == "enable_x64" and not _is_read(node, source))
+        or (isinstance(node, ast.Name) and node.id == "enable_x64")
+        or (isinstance(node, ast.alias) and node.name == "enable_x64")
+        or (isinstance(node, ast.Constant) and node.value == "jax_enable_x64")
+    ]
+
+
+def _is_read(node, source):
+    return source.splitlines()[node.end_lineno - 1][node.end_col_offset :].startswith(".value")
+
+
+def test_nothing_but_the_gateway_switches_precision():
+    found = {path.relative_to(PACKAGE).as_posix(): switches(path.read_text()) for path in PACKAGE.rglob("*.py")}
+    assert [name for name, lines in found.items() if lines] == ["_host.py"]
+    assert len(found["_host.py"]) == 1
+
+
+def test_any_way_to_switch_is_seen():
+    for line in (
+        "with jax.enable_x64(True): pass",
+        "from jax.experimental import enable_x64",
+        "numpyro.enable_x64()",
+        "jax.config.update('jax_enable_x64', True)",
+    ):
+        assert switches(line) == [1], line
+    assert not switches("where = jax.enable_x64.value")
+
+
+class TestGateway:
+    def test_floats_are_copied_in_float64_and_the_rest_stays(self):
+        given = {
+            "double": np.ones(3),
+            "single": np.ones(3, np.float32),
+            "jax": jnp.ones(3),
+            "whole": np.arange(3, dtype=np.int16),
+            "word": "same",
+            "number": 2,
+            "key": KEY,
+        }
+        seen = {}
+
+        @on_host
+        def look(tree):
+            seen.update(tree)
+            for name in ("double", "single", "whole"):
+                tree[name][0] = 7
+            return jax.tree.map(lambda leaf: leaf, tree)
+
+        found = look(given)
+        assert [seen[name].dtype for name in ("double", "single", "jax", "whole")] == [np.float64] * 3 + [np.int16]
+        assert all(type(seen[name]) is np.ndarray for name in ("double", "single", "jax", "whole"))
+        assert given["double"][0] == given["single"][0] == 1.0 and given["whole"][0] == 0
+        assert seen["word"] == "same" and seen["number"] == 2 and found["key"] is KEY
+
+    def test_numpy_comes_out_in_float64_and_the_session_stays_as_it_was(self):
+        third = on_host(lambda a: {"b": jnp.asarray(a) / 3})(np.ones(2, np.float32))["b"]
+        assert type(third) is np.ndarray and third.dtype == np.float64
+        np.testing.assert_allclose(third, 1 / 3, rtol=1e-16)
+        assert jnp.ones(()).dtype == np.float32
+        with pytest.raises(ZeroDivisionError):
+            on_host(lambda: 1 / 0)()
+        assert jnp.ones(()).dtype == np.float32
+
+    def test_inside_another_it_is_a_call(self):
+        seen = []
+
+        @on_host
+        def inner(a):
+            seen.append(a)
+            return jnp.asarray(a) + 1
+
+        @on_host
+        def outer(a):
+            single = a.astype(np.float32)
+            assert type(inner(single)) is np.ndarray
+            assert seen[0] is single
+            return jax.jit(lambda t: t + inner(single)[0])(jnp.ones(()))
+
+        assert outer(np.zeros(2)) == 2.0
+        assert seen[1] is not seen[0] and seen[1].dtype == np.float64
+
+    def test_while_jax_traces_it_works_at_once_on_concrete_arguments(self):
+        found = []
+
+        @on_host
+        def root(a):
+            value = jnp.sqrt(jnp.asarray(a))
+            found.append(float(value))
+            return value
+
+        @jax.jit
+        def traced(t):
+            return t * root(np.array(2.0))
+
+        assert traced(1.0).dtype == np.float32
+        assert found == [np.sqrt(2.0)]
+        np.testing.assert_allclose(jax.vmap(lambda t: t * root(np.array(2.0)))(jnp.ones(2)), np.sqrt(2.0), rtol=1e-6)
+
+    def test_no_thread_is_opened_where_nothing_is_traced(self, monkeypatch):
+        monkeypatch.setattr(_host, "ThreadPoolExecutor", None)
+        assert on_host(lambda a: a + 1)(np.zeros(1)) == 1.0
+
+    def test_what_is_traced_is_named(self):
+        def fit(points, scale):
+            return points
+
+        sentence = (
+            r"^`scale` must be concrete: fits are made on the host, and here JAX traces it. "
+            r"Fit outside `jax.jit`, `jax.vmap` and `jax.grad`, and evaluate what was fitted inside\.\n"
+        )
+        for transform in (jax.jit, jax.grad, jax.vmap):
+            with pytest.raises(TypeError, match=sentence):
+                transform(lambda t: on_host(fit)(np.ones(2), scale=t))(jnp.ones(3) if transform is jax.vmap else 1.0)
+
+    def test_programs_are_traced_once(self):
+        count = []
+
+        @on_host
+        @jax.jit
+        def program(kernel, x):
+            count.append(1)
+            return kernel.gram(x)
+
+        for _ in range(3):
+            program(GAUSSIAN, Z.copy())
+        assert len(count) == 1
+
+    def test_threads(self):
+        found = _host.in_threads(lambda i: jnp.asarray(i) / 3, np.arange(4.0))
+        assert [(type(a), a.dtype) for a in map(np.asarray, found)] == [(np.ndarray, np.float64)] * 4
+        np.testing.assert_allclose(found, np.arange(4) / 3, rtol=1e-15)
+
+    def test_constants_have_the_present_precision(self):
+        def look():
+            leaf = _host.constants({"a": np.ones(2)})["a"]
+            assert not isinstance(leaf, jax.core.Tracer)
+            return leaf.dtype
+
+        seen = []
+        jax.jit(lambda t: seen.append(look()) or t)(1.0)
+        on_host(lambda: jax.jit(lambda t: seen.append(look()) or t)(1.0))()
+        assert [look(), *seen] == [np.float32, np.float32, np.float64]
+
+    def test_blas_is_given_back_by_the_last(self):
+        from threadpoolctl import ThreadpoolController
+
+        def threads():
+            return [lib.num_threads for lib in ThreadpoolController().select(user_api="blas").lib_controllers]
+
+        before = threads()
+        limit = _linalg.one_blas_thread
+        with ThreadPoolExecutor(1) as pool:
+            limit.__enter__()
+            pool.submit(limit.__enter__).result()
+            limit.__exit__()
+            assert set(threads()) == {1}
+            pool.submit(limit.__exit__).result()
+            assert threads() == before
+            pool.submit(limit.__enter__).result()
+            assert set(threads()) == {1}
+            pool.submit(limit.__exit__).result()
+        assert threads() == before
+
+
+def coordinates_of(z):
+    return kme.Coordinates.standardise(z)
+
+
+def surrogate(z, x, form):
+    return kme.fit_likelihood(z, x, form=form)
+
+
+PUBLISHED = kme.KernelMeans(learner=kme.Learner(max_steps=2))
+RESIDUAL = kme.ResidualKernelMeans(steps=3)
+
+
+def prior(z):
+    return kme.MeanEmbedding(GAUSSIAN, z)
+
+
+def simulator_of_sets(key, theta):
+    return theta[:, None, :1] + jax.random.normal(key, (len(theta), 4, 1))
+
+
+def settings():
+    return kme.kernel_bayes_candidates(GAUSSIAN, GAUSSIAN, [0.1], scales_x=(1.0,), scales_y=(1.0,))
+
+
+DOORS = {
+    "fit_likelihood": lambda z, x: surrogate(z, x, None).at(x[0]).log_density(jnp.zeros(2)),
+    "KernelMeans.fit": lambda z, x: PUBLISHED.fit(z, x).at(x[0]).expansion().weights,
+    "ResidualKernelMeans.fit": lambda z, x: RESIDUAL.fit(z, x).information(),
+    "Coordinates.standardise": lambda z, x: coordinates_of(z).rest,
+    "Coordinates.table": lambda z, x: coordinates_of(Z).table(z),
+    "KernelBayesRule.fit": lambda z, x: kme.KernelBayesRule.fit(z, x, GAUSSIAN, prior(z), 0.1).weights(x[:2]),
+    "kernel_sum_rule": lambda z, x: kme.kernel_sum_rule(prior(z), z, x, GAUSSIAN, 0.1).weights,
+    "conditional_embedding": lambda z, x: kme.conditional_embedding(z, x, GAUSSIAN, GAUSSIAN, x[:1], 0.1).weights,
+    "kernel_bayes_rule": lambda z, x: kme.kernel_bayes_rule(prior(z), z, x, GAUSSIAN, x[:1], 0.1).weights,
+    "KernelBayesFilter.fit": lambda z, x: (
+        kme.KernelBayesFilter.fit(z, x, GAUSSIAN, GAUSSIAN, 0.1, delta=0.1).filter(x[:2])
+    ),
+    "LowRank.fit": lambda z, x: LowRank.fit(GAUSSIAN, z).values,
+    "LowRankRidge.fit": lambda z, x: kme.LowRankRidge.fit(z, GAUSSIAN, 0.1).weights(z[:2]),
+    "ConditionalMeanEmbedding.fit": lambda z, x: kme.ConditionalMeanEmbedding.fit(z, GAUSSIAN, 0.1).factor,
+    "DistributionRegression.fit": lambda z, x: kme.DistributionRegression.fit(x, z, GAUSSIAN, 0.1).predict(x[:2]),
+    "discrepancies_to, a function": lambda z, x: kme.discrepancies_to(x[0], x, lambda a, b: jnp.sum(jnp.square(a - b))),
+    "discrepancies_to, NumPy": lambda z, x: kme.discrepancies_to(x[0], x, lambda a, b: np.linalg.norm(np.asarray(a) - b)),
+    "discrepancies_to, an estimator": lambda z, x: kme.discrepancies_to(z, x.reshape(2, 12, 2), Quadratic(GAUSSIAN)),
+    "discrepancies_to, a loss": lambda z, x: kme.discrepancies_to(z[:, :1], x[None, :, :1], kme.Wasserstein()),
+    "mmd_test": lambda z, x: kme.mmd_test(KEY, GAUSSIAN, z, x, num_permutations=9).null,
+    "hsic_test": lambda z, x: kme.hsic_test(KEY, GAUSSIAN, z, GAUSSIAN, x, num_permutations=9).null,
+    "learn_length_scale": lambda z, x: kme.learn_length_scale(KEY, z, num_landmarks=5).candidates,
+    "shrunk_embedding": lambda z, x: kme.shrunk_embedding(z, x, 1.0, 0.5, 2.0),
+    "spread_out": lambda z, x: kme.spread_out(KEY, z, 4),
+    "choose_by_folds": lambda z, x: kme.choose_by_folds(KEY, z, x, settings(), num_folds=2).errors,
+    "choose_by_prediction": lambda z, x: kme.choose_by_prediction(KEY, z, x, settings(), num_folds=2).errors,
+    "recursive_abc_step": lambda z, x: kme.recursive_abc_step(KEY, z, x, x[0], GAUSSIAN, 40, regularisation=0.1),
+    "pre_image": lambda z, x: kme.pre_image(prior(z)),
+    "polish": lambda z, x: polish(prior(z), GAUSSIAN, x[:4], max_steps=5),
+    "soft_abc_weights": lambda z, x: kme.soft_abc_weights(z[:, 0], 1.0).weights,
+    "rejection_weights": lambda z, x: kme.rejection_weights(z[:, 0], quantile=0.5).weights,
+    "MeanEmbedding": lambda z, x: prior(z)(x),
+    "squared_mmd": lambda z, x: kme.squared_mmd(GAUSSIAN, z, x),
+    "herd": lambda z, x: kme.herd(z[:, 0], GAUSSIAN, z, 3),
+    "Gaussian(length_scale=z)": lambda z, x: kme.ConditionalMeanEmbedding.fit(
+        x, kernels.Gaussian(z[0] ** 2 + 1.0), 0.1
+    ).factor,
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("door", DOORS)
+def test_arrays_that_a_living_program_closes_over(door):
+    fresh = DOORS[door](Z.copy(), X.copy())
+    z, x = Z.copy(), X.copy()
+    living = jax.jit(lambda t: jnp.sum(t * z) + jnp.sum(t * x))
+    assert np.isfinite(living(1.0))
+    found = DOORS[door](z, x)
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b)), found, fresh)
+    assert np.isfinite(living(2.0))
+
+
+FITS = {name: door for name, door in DOORS.items() if name not in ("MeanEmbedding", "squared_mmd", "herd")}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("door", FITS)
+def test_fits_under_jit_raise_one_sentence(door):
+    with pytest.raises(TypeError, match=r"must be concrete: fits are made on the host.*Fit outside `jax.jit`"):
+        jax.jit(FITS[door])(Z, X)
+
+
+def shift(key, b):
+    return b + jax.random.normal(key, b.shape)
+
+
+def model(x=None):
+    b = numpyro.sample("b", dist.Normal(0.0, jnp.ones(2)).to_event(1))
+    numpyro.sample("x", kme.Simulator(shift, b), obs=x)
+
+
+OBSERVED = np.array([0.8, -0.4])
+
+
+def kelfi(model, **data):
+    engine = kme.KELFI(model, num_simulations=100, num_samples=500, progress_bar=False)
+    engine.run(jax.random.key(1), **data)
+    return engine.get_samples()["b"]
+
+
+def test_runs_and_fits_of_a_model_under_jit_raise_one_sentence():
+    engine = kme.KELFI(model, num_simulations=40, progress_bar=False)
+    for run in (
+        lambda x: engine.run(KEY, x=x),
+        lambda x: kme.RejectionABC(model).run(jax.random.key(x[0]), x=OBSERVED),
+    ):
+        with pytest.raises(TypeError, match=r"^`(x|rng_key)` must be concrete: fits are made on the host"):
+            jax.jit(run)(np.array([1, 2]))
+
+
+class TestWhatFunctionsCloseOver:
+    """The gateway cannot copy what a user's function closes over: JAX has to read it anew."""
+
+    def test_a_model_with_covariates_beside_the_simulator(self):
+        covariates, y = RNG.normal(size=(15, 2)), RNG.normal(size=15)
+
+        def regression(covariates):
+            def model(x=None):
+                b = numpyro.sample("b", dist.Normal(0.0, jnp.ones(2)).to_event(1))
+                numpyro.sample("x", kme.Simulator(shift, b), obs=x)
+                with numpyro.plate("points", 15):
+                    numpyro.sample("y", dist.Normal(covariates[:, 0] * b[0] + covariates[:, 1] * b[1], 1.0), obs=y)
+
+            return model
+
+        found = kelfi(regression(covariates), x=OBSERVED)
+        precision = covariates.T @ covariates + 2.0 * np.eye(2)
+        exact = np.linalg.solve(precision, covariates.T @ y + OBSERVED)
+        sd = np.sqrt(np.diag(np.linalg.inv(precision)))
+        np.testing.assert_allclose(found.mean(axis=0), exact, atol=0.5 * sd.max())
+
+    def test_a_kernel_and_a_discrepancy_that_were_called_before(self):
+        weights = np.array([0.5, 2.0])
+
+        @jax.jit
+        def kernel(a, b):
+            return jnp.exp(-jnp.sum(weights * jnp.square(a - b)))
+
+        @jax.jit
+        def discrepancy(a, b):
+            return jnp.sum(weights * jnp.square(a - b))
+
+        single = kernel(jnp.zeros(2), jnp.ones(2)), discrepancy(jnp.zeros(2), jnp.ones(2))
+        squared = np.sum(weights * np.square(Z[:, None] - Z), axis=2)
+        gram = LowRank.fit(kernels.FromCallable(kernel), Z).values
+        np.testing.assert_allclose(gram @ gram.T, np.exp(-squared), rtol=0.0, atol=1e-9)
+        found = kme.discrepancies_to(Z[0], Z, discrepancy)
+        np.testing.assert_allclose(found, squared[0], rtol=1e-14, atol=1e-15)
+        assert single == (kernel(jnp.zeros(2), jnp.ones(2)), discrepancy(jnp.zeros(2), jnp.ones(2)))
+
+    def test_what_was_fitted_under_jit_and_again_on_the_host(self):
+        embedding = kme.ConditionalMeanEmbedding.fit(Z, GAUSSIAN, 0.1)
+        living = jax.jit(embedding.weights)
+        single = living(Z[:3].astype(np.float32))
+        double = on_host(kme.ConditionalMeanEmbedding.weights)(embedding, Z[:3])
+        assert single.dtype == np.float32 and double.dtype == np.float64
+        np.testing.assert_allclose(double, single, atol=1e-4)
+
+
+COVARIANCE = np.array([[1.0, 0.6], [0.6, 0.8]])
+FACTOR = np.array([[0.8], [0.6]])
+NORMALS = {
+    "MultivariateNormal": (lambda: dist.MultivariateNormal(jnp.zeros(2), jnp.asarray(COVARIANCE)), COVARIANCE),
+    "scale_tril": (
+        lambda: dist.MultivariateNormal(np.zeros(2), scale_tril=np.linalg.cholesky(COVARIANCE)),
+        COVARIANCE,
+    ),
+    "LowRankMultivariateNormal": (
+        lambda: dist.LowRankMultivariateNormal(jnp.zeros(2), jnp.asarray(FACTOR), jnp.array([0.3, 0.5])),
+        FACTOR @ FACTOR.T + np.diag([0.3, 0.5]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NORMALS)
+def test_joint_normal_priors(name):
+    make, covariance = NORMALS[name]
+
+    def model(x=None):
+        numpyro.sample("x", kme.Simulator(shift, numpyro.sample("b", make())), obs=x)
+
+    coordinates = kme.Coordinates.from_prior(KEY, kme.Problem.read(model))
+    assert coordinates.exact, coordinates.note
+    white = solve_triangular(np.linalg.cholesky(covariance), Z.T, lower=True).T
+    np.testing.assert_allclose(coordinates.table(Z), white, rtol=0.0, atol=1e-5)
+    gain = covariance @ np.linalg.inv(covariance + np.eye(2))
+    sd = np.sqrt(np.diag(covariance - gain @ covariance))
+    assert (np.abs(kelfi(model, x=OBSERVED).mean(axis=0) - gain @ OBSERVED) < 0.5 * sd).all()
+
+
+def test_a_joint_normal_prior_under_another_latent():
+    def model(x=None):
+        centre = numpyro.sample("centre", dist.Normal(0.0, 1.0))
+        b = numpyro.sample("b", dist.MultivariateNormal(centre * jnp.ones(2), jnp.asarray(COVARIANCE)))
+        numpyro.sample("x", kme.Simulator(shift, b), obs=x)
+
+    coordinates = kme.Coordinates.from_prior(KEY, kme.Problem.read(model))
+    assert np.isfinite(coordinates.table(Z)).all() and coordinates.table(Z).dtype == np.float64
+
+
+def test_two_threads_give_what_one_after_the_other_gives():
+    def rejection():
+        engine = kme.RejectionABC(model, 800, quantile=0.05, progress_bar=False)
+        engine.run(jax.random.key(2), x=OBSERVED)
+        return engine.get_samples()["b"]
+
+    jobs = [lambda: kelfi(model, x=OBSERVED), rejection] * 2
+    alone = [job() for job in jobs[:2]] * 2
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        together = [thread.result() for thread in [pool.submit(job) for job in jobs]]
+    for found, expected in zip(together, alone, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_models_run_one_at_a_time_and_the_gateway_passes_the_turn_on():
+    inside, most = [], []
+
+    @one_model_at_a_time()
+    def run(_):
+        inside.append(1)
+        most.append(len(inside))
+        again = jax.jit(lambda t: t + on_host(one_model_at_a_time()(lambda: np.ones(())))())(1.0)
+        inside.pop()
+        return float(again)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(run, range(20))) == [2.0] * 20
+    assert max(most) == 1
+
+
+PROBLEM = kme.Problem.read(model)
+
+
+KEYED = {
+    "run": lambda key: kme.KELFI(model).run(key, x=OBSERVED),
+    "BayesianKernelLearning": kme.BayesianKernelLearning,
+    "CrossValidation": kme.CrossValidation,
+    "Coordinates.from_prior": lambda key: kme.Coordinates.from_prior(key, PROBLEM),
+    "Fourier.draw": lambda key: kme.Fourier.draw(key, GAUSSIAN, 2),
+    "Problem.draw": lambda key: PROBLEM.draw(key, 3),
+    "calibrate_weight": lambda key: kme.calibrate_weight(key, model, kme.MMD(), x=OBSERVED),
+    "choose_by_folds": lambda key: kme.choose_by_folds(key, Z, X, settings()),
+    "choose_by_prediction": lambda key: kme.choose_by_prediction(key, Z, X, settings()),
+    "estimate_spread": lambda key: kme.estimate_spread(key, model, {"b": Z}),
+    "noise_sensitivity": lambda key: kme.noise_sensitivity(key, model, {"b": Z}),
+    "hsic_test": lambda key: kme.hsic_test(key, GAUSSIAN, Z, GAUSSIAN, X),
+    "mmd_test": lambda key: kme.mmd_test(key, GAUSSIAN, Z, X),
+    "kernel_recursive_abc": lambda key: kme.kernel_recursive_abc(key, shift, Z, X[0], GAUSSIAN),
+    "recursive_abc_step": lambda key: kme.recursive_abc_step(key, Z, X, X[0], GAUSSIAN, 5),
+    "learn_length_scale": lambda key: kme.learn_length_scale(key, Z),
+    "spread_out": lambda key: kme.spread_out(key, Z, 3),
+    "simulate": lambda key: kme.simulate(key, PROBLEM, 3),
+    "CommonNoise": lambda key: kme.CommonNoise(10, key),
+    "simulation_keys": lambda key: simulation_keys(model, rng_key=key),
+    "Normal.sample": lambda key: kme.measures.Normal.standard(2).sample(key, 3),
+    "Points.sample": lambda key: kme.measures.Points(Z).sample(key, 3),
+    "calibrate": lambda key: kme.diagnostics.calibrate(key, None),
+    "check": lambda key: kme.diagnostics.check(key, None),
+    "predictive_check": lambda key: kme.diagnostics.predictive_check(key, None),
+    "condition": lambda key: kme.KELFI(model).condition(key, x=OBSERVED),
+    "refine": lambda key: kme.KELFI(model).refine(key, {"b": Z}),
+    "herd": lambda key: kme.KELFI(model).herd(key, 3),
+    "RejectionABC.condition": lambda key: kme.RejectionABC(model).condition(key, x=OBSERVED),
+    "SyntheticLikelihood": lambda key: kme.SyntheticLikelihood(shift, jnp.zeros(2), num_simulations=100, rng_key=key),
+}
+
+
+@pytest.mark.parametrize("door", KEYED)
+def test_what_is_no_key_is_refused(door):
+    for value in (0, np.int64(3), 0.5, [0, 1], None if door != "SyntheticLikelihood" else "seed", np.arange(2)):
+        with pytest.raises(
+            TypeError, match=r"^`rng_key` must be a random key of JAX; got .*Make one with jax\.random\.key\(0\)"
+        ):
+            KEYED[door](value)
+
+
+def test_keys_of_both_kinds_are_taken():
+    for key in (jax.random.key(0), jax.random.PRNGKey(0)):
+        assert kme.spread_out(key, Z, 3).shape == (3, 2)
+        assert PROBLEM.draw(key, 3).latents["b"].shape == (3, 2)
+        assert 0.0 < kme.mmd_test(key, GAUSSIAN, Z, X, num_permutations=9).p_value <= 1.0
