@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from numpyro_kme import _calls
+from numpyro_kme import _calls, _compat
 from numpyro_kme.simulations import named
 
 _NUMBERS = (type(None), bool, int, float, complex)
@@ -165,7 +165,7 @@ class _Reader:
 
     def _named(self, value: Any) -> _Node | None:
         """Something that an installed module has under a name: a function, a class, or an object beside its class."""
-        module = getattr(value, "__module__", None) or ""
+        module = getattr(value, "__module__", None) or type(value).__module__
         if not isinstance(module, str) or module not in sys.modules or not named.is_installed(module):
             return None
         home = vars(sys.modules[module])
@@ -190,7 +190,11 @@ class _Reader:
         ):
             return self._around(type(value).__name__, value.__wrapped__, [])  # jax.jit, lru_cache, staticmethod
         if isinstance(value, type):
-            own = [(name, item) for name, item in sorted(vars(value).items()) if not _OF_NO_EFFECT.fullmatch(name)]
+            own = [
+                (name, item)
+                for name, item in sorted(vars(value).items())
+                if not (_OF_NO_EFFECT.fullmatch(name) or isinstance(item, types.MemberDescriptorType))  # a slot
+            ]
             bases = [("base", base.__name__, base) for base in value.__bases__ if base is not object]
             members = [("attribute", f"{value.__name__}.{name}", item) for name, item in own]
             return _Node(f"class {value.__name__}", (*bases, *members), opened=True)
@@ -234,17 +238,19 @@ class _Reader:
         kind = type(value)
         installed = self._installed(kind.__module__) is not None
         tag = f"{kind.__module__}.{kind.__qualname__}" if installed else kind.__qualname__
-        if installed and (level := jax.tree_util.default_registry.flatten_one_level(value)) is not None:
-            leaves, rest = level  # without what a distribution caches; NumPyro has the rest in the order of a set
-            rest = rest if isinstance(rest, tuple) else (rest,)
-            return _Node(tag, (("leaves", "", list(leaves)), *(("rest", "", item) for item in rest)), ordered=False)
+        fields = _compat.fields(value)
         try:
-            reduced: Any = copyreg.dispatch_table.get(kind, lambda v: v.__reduce_ex__(4))(value)
+            reduced: Any = (
+                (copyreg.__newobj__, (kind,), fields)
+                if fields
+                else copyreg.dispatch_table.get(kind, lambda v: v.__reduce_ex__(4))(value)
+            )
         except Exception:
             reduced = copyreg.__newobj__, (kind,), getattr(value, "__dict__", None)  # type: ignore[attr-defined]
         if isinstance(reduced, str):
             return _Node(f"{tag} {reduced}")
-        make, arguments, state, items, pairs = (*reduced[:5], *(None,) * (5 - len(reduced)))
+        whole: tuple[Any, ...] = (*reduced, None, None, None)
+        make, arguments, state, items, pairs = whole[:5]
         attributes, other = _attributes(state)
         held: list[tuple[str, str, Any]] = [
             *(("attribute", name, item) for name, item in sorted(attributes.items()) if not named.is_dunder(name)),
