@@ -211,8 +211,8 @@ DIFFERENT = {  # and the part that says so
         "global `held` of `simulator`",
     ),
     "a distribution": (
-        HOLDS.format("dist.Normal(0.0, 1.0)"),
-        HOLDS.format("dist.Normal(1.0, 0.0)"),
+        HOLDS.format("dist.Normal(1.0, 2.0)"),
+        HOLDS.format("dist.Normal(2.0, 1.0)"),
         "global `held` of `simulator`",
     ),
     "a distribution of SciPy": (

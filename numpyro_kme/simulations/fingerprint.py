@@ -34,6 +34,10 @@ _OF_NO_EFFECT = re.compile(
 """What a class has beside what its author wrote."""
 
 
+_new = copyreg.__newobj__  # type: ignore[attr-defined]
+"""What pickle makes objects with that have no way of their own."""
+
+
 class Fingerprint(NamedTuple):
     """What simulations depend on in a program.
 
@@ -241,12 +245,12 @@ class _Reader:
         fields = _compat.fields(value)
         try:
             reduced: Any = (
-                (copyreg.__newobj__, (kind,), fields)
+                (_new, (kind,), fields)
                 if fields
                 else copyreg.dispatch_table.get(kind, lambda v: v.__reduce_ex__(4))(value)
             )
         except Exception:
-            reduced = copyreg.__newobj__, (kind,), getattr(value, "__dict__", None)  # type: ignore[attr-defined]
+            reduced = _new, (kind,), getattr(value, "__dict__", None)
         if isinstance(reduced, str):
             return _Node(f"{tag} {reduced}")
         whole: tuple[Any, ...] = (*reduced, None, None, None)
@@ -257,7 +261,7 @@ class _Reader:
             *([("state", "", other)] if other is not None else []),
             *(("entry", "", item) for item in items or ()),
             *([("entries", "", dict(pairs))] if pairs is not None else []),
-            *([("maker", "", make)] if make is not copyreg.__newobj__ else []),  # type: ignore[attr-defined]
+            *([("maker", "", make)] if make is not _new else []),
             *(("argument", "", argument) for argument in arguments if argument is not kind),
             *([("type", f"class {kind.__name__}", kind)] if not installed else []),
         ]
