@@ -212,8 +212,8 @@ DIFFERENT = {  # and the part that says so
     ),
     "a distribution": (
         HOLDS.format("dist.Normal(1.0, 2.0)"),
-        HOLDS.format("dist.Normal(2.0, 1.0)"),
-        "global `held` of `simulator`",
+        HOLDS.format("dist.Normal(1.0, 3.0)"),
+        "attribute `scale` of `held`",
     ),
     "a distribution of SciPy": (
         HOLDS.format("norm(0.0, 1.0)"),
