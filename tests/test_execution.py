@@ -482,7 +482,7 @@ def test_one_run_at_a_time(path):
 
 def wandering(rng, theta):
     os.chdir("/")
-    return noisy(rng, theta)
+    return counted(rng, theta)
 
 
 def test_paths_of_stores(here, path, monkeypatch):
@@ -490,10 +490,11 @@ def test_paths_of_stores(here, path, monkeypatch):
     monkeypatch.chdir(path.parent)
     monkeypatch.setenv("HOME", str(path.parent))
     model = model_of(wandering, **BLACK)
+    CALLS.clear()
     assert_same(bank(model, store=path.name), here)
     for form in (path, str(path), f"~/{path.name}", Path("~") / path.name):
         assert_same(bank(model, store=form), here)
-    assert [folder.name for folder in path.parent.iterdir()] == [path.name]
+    assert len(CALLS) == 30 and [folder.name for folder in path.parent.iterdir()] == [path.name]
 
 
 NAMES = [

@@ -384,11 +384,11 @@ def test_a_store_refuses_another_prior_function(path):
 def test_a_version_says_what_is_another_simulator_and_what_is_not(path):
     noisy, other = noise_of(1.0), noise_of(10.0)
     first = bank(noisy, store=path, version=1)
-    for version in (2, None, "1"):
+    for version in (2, None):
         with pytest.raises(StoreError, match=f"version: 1 in the store, {version} now"):
             bank(noisy, store=path, version=version)
     with pytest.warns(UserWarning, match=r"is taken, though .*`sd` of `noisy`: 1.0 in the store, 10.0 now"):
-        same = bank(other, store=path, version=1)
+        same = bank(other, store=path, version="1")
     np.testing.assert_array_equal(same.x["x"], first.x["x"])
     with pytest.raises(TypeError, match=r"`version` must be a string or a whole number; got 1.5"):
         bank(noisy, store=path, version=1.5)

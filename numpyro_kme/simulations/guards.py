@@ -10,16 +10,21 @@ class StoreError(RuntimeError):
     """A store that cannot be read or written, or that belongs to other simulations."""
 
 
+def unwritable(path: Path, error: OSError, kept: str) -> StoreError:
+    """The error of a disk that is full or must not be written, with what is kept."""
+    return StoreError(
+        f"The store {path} cannot be written: {error.strerror or error}. {kept} Make room, or see to the permission, and run the "
+        "same again: it goes on from what is there."
+    )
+
+
 @contextmanager
 def writing(path: Path, kept: str) -> Iterator[None]:
-    """Say what is kept where a disk is full or must not be written."""
+    """Raise errors of a disk as what they mean for the simulations."""
     try:
         yield
     except OSError as error:
-        raise StoreError(
-            f"The store {path} cannot be written: {error.strerror or error}. {kept} Make room, or see to the permission, and run the "
-            "same again: it goes on from what is there."
-        ) from error
+        raise unwritable(path, error, kept) from error
 
 
 @contextmanager

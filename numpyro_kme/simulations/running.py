@@ -195,7 +195,7 @@ def settings(
         "key": np.asarray(
             random.key_data(rng_key) if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key) else rng_key
         ).tolist(),
-        "version": version,
+        "version": None if version is None else str(version),
         "code": found.parts,
         "packages": found.versions,
         "retries": retries,

@@ -12,7 +12,7 @@ import numpy as np
 
 from numpyro_kme import _checks, _plain_zarr
 from numpyro_kme.simulations.failures import Failure
-from numpyro_kme.simulations.guards import StoreError, alone, writing
+from numpyro_kme.simulations.guards import StoreError, alone, unwritable, writing
 
 FORMAT = 1
 CHUNK = 64
@@ -192,13 +192,14 @@ class Store:
         Raises:
             StoreError: If the disk is full or does not let itself be written.
         """
-        done = int(np.sum(self.status(site) != PENDING))
-        with writing(
-            self.path,
-            f"It keeps {done} of {self.count} simulations of site {site!r}; the {len(rows)} that came in last are not in it, and "
-            "those that were running are lost.",
-        ):
+        try:
             self._write(site, rows, outcomes)
+        except OSError as error:
+            kept = (
+                f"It keeps {np.sum(self.status(site) != PENDING)} of {self.count} simulations of site {site!r}; the {len(rows)} that "
+                "came in last are not in it, and those that were running are lost."
+            )
+            raise unwritable(self.path, error, kept) from error
 
     def _write(self, site, rows, outcomes) -> None:
         numbers = np.asarray(rows)
