@@ -141,8 +141,8 @@ DIFFERENT = {  # and the part that says so
         "global `SCALE` of `helper`",
     ),
     "a dtype": (
-        GLOBAL.format("SCALE = jnp.ones(2)"),
-        GLOBAL.format("SCALE = jnp.ones(2, int)"),
+        GLOBAL.format("SCALE = np.zeros(2)"),
+        GLOBAL.format("SCALE = np.zeros(2, int)"),
         "global `SCALE` of `helper`",
     ),
     "a shape": (
@@ -328,6 +328,12 @@ def test_packages_count_by_their_version():
         "jax": jax.__version__,
         "scipy": __import__("scipy").__version__,
     }
+
+
+def test_what_a_package_makes_counts_by_its_name_and_by_what_it_holds():
+    one, other = (parts(LAMBDA.format("jax.vmap(", sd) + ")") for sd in (1.0, 2.0))
+    assert [part for part in one if part.startswith("code of")] == ["code of `fun`"]
+    assert [part for part in one if one[part] != other[part]] == ["code of `fun`"]
 
 
 # in a store

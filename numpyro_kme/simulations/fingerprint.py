@@ -224,7 +224,8 @@ class _Reader:
             *(("default", name, value) for name, value in sorted((fn.__kwdefaults__ or {}).items())),
             *(("attribute", name, value) for name, value in sorted(vars(fn).items())),
         ]
-        if home := self._installed(fn.__module__ or "", fn.__qualname__):  # made by a function of that module
+        module = fn.__globals__.get("__name__") or ""  # of the code, whatever functools.wraps says
+        if home := self._installed(module, code.co_qualname):
             return _Node(f"function {home.tag}", tuple(held), opened=True)
         known = (("global", name, value) for name, value in sorted(named.globals_of(fn).items()))
         return _Node("function", (("code", "", code), *held, *known), opened=True)
