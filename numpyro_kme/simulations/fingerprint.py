@@ -113,7 +113,7 @@ class _Reader:
             for what, name, child in self._node(value).children:
                 add(
                     f"{what} `{name}` of `{owner}`" if name else f"{what} of `{owner}`",
-                    name or _calls.name(child),
+                    _calls.name(child) if name in ("", "__wrapped__") else name,
                     child,
                 )
         return found
