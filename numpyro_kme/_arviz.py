@@ -83,7 +83,11 @@ def read_groups(source: Any, names: Sequence[str]) -> dict[str, dict[str, np.nda
     found = list(source.groups() if callable(source.groups) else source.children)
     missing = [name for name in names if name not in found]
     _checks.require(not missing, f"The ArviZ object has no group {missing}; it has {found}.")
-    return {name: {key: np.asarray(source[name][key].values) for key in source[name].data_vars} for name in names}
+    known = {name: _plain_zarr.names(source[name].attrs) for name in names}
+    return {
+        name: {known[name].get(key, key): np.asarray(source[name][key].values) for key in source[name].data_vars}
+        for name in names
+    }
 
 
 def _load(path: Path):

@@ -3,6 +3,7 @@
 import inspect
 import os
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -38,6 +39,15 @@ def rewrapped(fn: Distribution, replace: Callable[[Distribution], Distribution])
     if isinstance(fn, ExpandedDistribution):
         return rewrapped(fn.base_dist, replace).expand(fn.batch_shape)
     return replace(fn)
+
+
+def fields(value: Any) -> dict[str, Any] | None:
+    """What a distribution of NumPyro was made with, by name, without what it caches; None for anything else."""
+    if not isinstance(value, Distribution):
+        return None
+    kind = type(value)
+    names = sorted({*kind.gather_pytree_data_fields(), *kind.gather_pytree_aux_fields()})
+    return {name: vars(value).get(name) for name in names}
 
 
 def evaluated_site(fn: Distribution) -> str | None:

@@ -1,8 +1,10 @@
-"""Whether a Zarr folder, wherever it is from, can be read as numbers and text and never as code."""
+"""Zarr folders: whether one can be read as numbers and text and never as code, and names that serve as file names."""
 
+import hashlib
 import json
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,28 @@ CODECS = {
     *("crc32", "crc32c", "adler32", "fletcher32"),
 }
 """Codecs of numbers and text, under the names of Zarr 2 and 3; whatever is not among them might be `pickle`."""
+
+
+NAMES = "names"
+"""Attribute of a group: `{file name: name}` of the variables whose name cannot be that of a file."""
+
+LONGEST = 120
+
+
+def file_name(name: str) -> str:
+    """A name as it is if any file system takes it; else with "%" and hexadecimal digits for what it would not take."""
+    odd = r"[^\w .-]|^[. ]|[. ]$|^_(?=_)|(?<=^zarr)[.]"
+    safe = re.sub(
+        odd, lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode("utf-8", "surrogatepass")), name
+    )
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return (safe or "%") if len(safe.encode()) <= LONGEST else f"{safe[: LONGEST // 4]}%{digest}"
+
+
+def names(attributes: Mapping[str, Any]) -> dict[str, str]:
+    """`{file name: name}` from the attributes of a group."""
+    found = attributes.get(NAMES)
+    return {str(key): str(name) for key, name in found.items()} if isinstance(found, dict) else {}
 
 
 def objection(path: Path) -> str | None:

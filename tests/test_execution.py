@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +22,7 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_kme as kme
+from numpyro_kme import _plain_zarr
 from numpyro_kme.simulations import (
     Command,
     Penalise,
@@ -136,6 +138,49 @@ def test_a_time_limit_in_this_process():
         bank(model_of(sleepy, **BLACK), 2, timeout=0.2)
 
 
+@pytest.mark.parametrize("executor", [None, "threads", 1])
+def test_a_simulator_that_exits_has_failed(here, executor):
+    theta = here.arguments["x"][5, 0]
+    with ThreadPoolExecutor(2) as threads:
+        found = bank(
+            model_of(partial(exiting, at=theta), **BLACK),
+            executor=threads if executor == "threads" else executor,
+            on_failure="skip",
+        )
+    assert found.failures == {"x: SystemExit": 1}
+    np.testing.assert_array_equal(found.index, np.delete(np.arange(30), 5))
+    if executor is None:
+        with pytest.raises(SimulationError, match=r"Simulation 5 .* failed at .*no convergence \(SystemExit\)"):
+            bank(model_of(partial(exiting, at=theta), **BLACK))
+
+
+def exiting(rng, theta, *, at):
+    return sys.exit("no convergence") if theta == at else noisy(rng, theta)
+
+
+SLOW = """
+import os, time
+def simulator(rng, theta):
+    return theta + rng.normal(size=2)
+if "A_WORKER" in os.environ:
+    try:
+        os.close(os.open(os.environ["A_WORKER"], os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        time.sleep(4.0)
+"""
+
+
+def test_the_time_limit_begins_when_the_worker_has_started(here, tmp_path, monkeypatch):
+    """The second of two workers imports for four seconds; a simulation may take two, and none does."""
+    (tmp_path / "slow_to_import.py").write_text(SLOW)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(execution, "GRACE", 0.0)
+    import slow_to_import
+
+    monkeypatch.setenv("A_WORKER", str(tmp_path / "first"))
+    assert_same(bank(model_of(slow_to_import.simulator, **BLACK), executor=2, timeout=2.0), here)
+
+
 def sleepy(rng, theta):
     time.sleep(30)
 
@@ -191,29 +236,20 @@ def test_a_store_gives_the_same_bank_and_is_read_back(here, path):
     assert_same(bank(COUNTED, 12, store=path), bank(NOISY, 12))
 
 
-def test_an_interrupted_run_goes_on(path):
+def impatient(rng, theta):
+    if len(CALLS) == int(os.environ.get("STOP_AFTER", "-1")):
+        raise KeyboardInterrupt
+    return counted(rng, theta)
+
+
+def test_an_interrupted_run_goes_on(path, monkeypatch):
     CALLS.clear()
-    real = COUNTED
-    try:
-        globals()["noisy"], kept = _stopping_after(20), noisy
-        with pytest.raises(KeyboardInterrupt):
-            bank(real, store=path)
-    finally:
-        globals()["noisy"] = kept
-    assert_same(bank(real, store=path), bank(NOISY))
-    assert len(CALLS) == 31
-
-
-def _stopping_after(number):
-    original, calls = noisy, []
-
-    def stopping(rng, theta):
-        calls.append(theta)
-        if len(calls) > number:
-            raise KeyboardInterrupt
-        return original(rng, theta)
-
-    return stopping
+    monkeypatch.setenv("STOP_AFTER", "20")
+    with pytest.raises(KeyboardInterrupt):
+        bank(model_of(impatient, **BLACK), store=path)
+    monkeypatch.delenv("STOP_AFTER")
+    assert_same(bank(model_of(impatient, **BLACK), store=path), bank(NOISY))
+    assert len(CALLS) == 30
 
 
 def test_jax_simulators_are_stored_too(path):
@@ -390,6 +426,147 @@ def test_a_store_from_a_machine_that_rounds_otherwise(here, path):
     root["prior/theta"][:] *= 1 + 1e-15
     assert not np.array_equal(root["prior/theta"][0], here.latents["theta"])
     np.testing.assert_array_equal(bank(store=path).latents["theta"], root["prior/theta"][0])
+
+
+@contextmanager
+def small_files(size):
+    """A disk that is full: no file may grow larger."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def wide(rng, theta):
+    return theta + rng.normal(size=20_000)
+
+
+def test_a_full_disk_is_named_and_the_run_goes_on(path):
+    model = model_of(wide, shape=(20_000,), dtype=float)
+    bank(model, 66, store=path)
+    with (
+        small_files(1_000_000),
+        pytest.raises(
+            StoreError, match=r"cannot be written: File too large. It keeps 66 of 130 .* last are not in it"
+        ) as error,
+    ):
+        bank(model, 130, store=path)
+    assert isinstance(error.value.__cause__, OSError)
+    assert_same(bank(model, 130, store=path), bank(model, 130))
+
+
+def test_a_store_that_cannot_be_made(tmp_path):
+    pytest.importorskip("zarr")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"cannot be written: Not a directory. Nothing has been simulated yet"):
+        bank(store=tmp_path / "file" / "sims.zarr")
+
+
+def test_one_run_at_a_time(path):
+    pytest.importorskip("fcntl")
+
+    def greedy(rng, theta):
+        with pytest.raises(StoreError, match="in use by another run"):
+            bank(store=path)
+        return noisy(rng, theta)
+
+    def once(rng, theta):
+        return noisy(rng, theta)
+
+    bank(model_of(greedy, **BLACK), 2, store=path)
+    again = path.with_name("again.zarr")
+    bank(model_of(once, **BLACK), 2, store=again)
+    bank(model_of(once, **BLACK), 3, store=again)
+
+
+def wandering(rng, theta):
+    os.chdir("/")
+    return counted(rng, theta)
+
+
+def test_paths_of_stores(here, path, monkeypatch):
+    """Relative, in a home folder, as text or as a path: the same store, wherever a simulator goes."""
+    monkeypatch.chdir(path.parent)
+    monkeypatch.setenv("HOME", str(path.parent))
+    model = model_of(wandering, **BLACK)
+    CALLS.clear()
+    assert_same(bank(model, store=path.name), here)
+    for form in (path, str(path), f"~/{path.name}", Path("~") / path.name):
+        assert_same(bank(model, store=form), here)
+    assert len(CALLS) == 30 and [folder.name for folder in path.parent.iterdir()] == [path.name]
+
+
+NAMES = [
+    "x",
+    "beta_0",
+    "a b",
+    "theta.1",
+    "",
+    ".",
+    "..",
+    ".a",
+    "a.",
+    "a/b",
+    "a//b",
+    "/",
+    "a\\b",
+    "zarr.json",
+    "__a",
+    "%",
+    "%2F",
+    "a%2Fb",
+]
+NAMES += [
+    "c:",
+    "a*?|<>",
+    "a\nb",
+    "\u03b8",
+    "\u0398",
+    "e\u0301",
+    "\U0001f600",
+    "a" * 300,
+    "a" * 301,
+    "\u03b8" * 300,
+    " a",
+    "a ",
+    "status of x",
+]
+
+
+def test_any_name_can_be_that_of_a_file(tmp_path):
+    files = [_plain_zarr.file_name(name) for name in NAMES]
+    assert files[:4] == NAMES[:4] and len(set(files)) == len(files)
+    for file in files:
+        assert set(file).isdisjoint('/\\:*?"<>|\n') and file[0] not in ". " and file[-1] not in ". "
+        (tmp_path / f"arguments of {file}").mkdir()
+    assert {file.name.removeprefix("arguments of ") for file in tmp_path.iterdir()} == set(files)
+
+
+def test_names_that_scope_makes(path):
+    """Slashes and dots in the names of latents and sites go into a store and come back, by the store and by ArviZ."""
+
+    def model(x=None):
+        with numpyro.handlers.scope(prefix="left"):
+            theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+            numpyro.deterministic("../twice", 2 * theta)
+            numpyro.sample("x", kme.Simulator(noisy, theta, **BLACK), obs=x)
+        other = numpyro.sample("n" * 300, dist.Normal(0.0, 1.0))
+        numpyro.sample(".y", kme.Simulator(in_jax, other))
+
+    first = bank(model, 20, store=path)
+    assert set(first.x) == {"left/x", ".y"} and set(first.latents) == {"left/theta", "n" * 300}
+    longer = bank(model, 30, store=path)
+    assert_same(longer, bank(model, 30))
+    np.testing.assert_array_equal(longer.x["left/x"][:20], first.x["left/x"])
+    read = store.Store.read(path)
+    assert set(read.sites) == {"left/x", ".y"} and set(read.prior()) == {"left/theta", "left/../twice", "n" * 300}
+    import xarray
+
+    for source in (path, xarray.open_datatree(path, engine="zarr", consolidated=False)):
+        assert_same(Simulations.from_arviz(kme.Problem.read(model), source), longer)
 
 
 @pytest.mark.parametrize(

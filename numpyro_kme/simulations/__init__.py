@@ -3,8 +3,9 @@
 from numpyro_kme.simulations.bank import Simulations
 from numpyro_kme.simulations.command import Command
 from numpyro_kme.simulations.failures import Failure, Penalise, Retry, SimulationError
+from numpyro_kme.simulations.guards import StoreError
 from numpyro_kme.simulations.simulate import simulate
-from numpyro_kme.simulations.store import Store, StoreError
+from numpyro_kme.simulations.store import Store
 
 __all__ = [
     "Command",

@@ -1,12 +1,15 @@
 """Rows of simulations on an executor: tasks of adapted size, workers that die or hang, results as they come."""
 
+import itertools
 import multiprocessing
 import os
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,7 +61,7 @@ def run(
 class _Run:
     def __init__(self, pool, job: bytes, row, timeout, report: Report):
         self.pool, self.job, self.row, self.timeout, self.report = pool, job, row, timeout, report
-        self.running: dict[Future, tuple[list[int], float]] = {}
+        self.running: dict[Future, _Task] = {}
         self.size = 1
 
     def all(self, rows: Iterable[int]) -> None:
@@ -75,12 +78,15 @@ class _Run:
         return self.pool.workers if self.timeout else 2 * self.pool.workers
 
     def _submit(self, rows: list[int]) -> None:
+        begun = self.pool.mark()
         try:
-            future = self.pool.submit(worker.simulate_pickled, self.job, [self.row(i) for i in rows], self.timeout)
+            future = self.pool.submit(
+                worker.simulate_pickled, self.job, [self.row(i) for i in rows], self.timeout, begun
+            )
         except BrokenExecutor as error:
             self.pool.replace(error)
             return self._submit(rows)
-        self.running[future] = (rows, time.monotonic())
+        self.running[future] = _Task(rows, begun)
 
     def _collect(self) -> list[int]:
         """Report what is done; returns the rows to run again, each alone."""
@@ -89,7 +95,8 @@ class _Run:
         again: list[int] = []
         broken: Exception | None = None
         for future in done:
-            rows, begun = self.running.pop(future)
+            task = self.running.pop(future)
+            rows = task.rows
             try:
                 outcomes = future.result()
             except _calls.WrongOutput:
@@ -101,14 +108,15 @@ class _Run:
                 again += self._lost(rows, True, Failure(type(error).__name__, str(error)))
             else:
                 self.report(rows, outcomes)
-                each = (time.monotonic() - begun) / len(rows)
+                each = (time.monotonic() - task.submitted) / len(rows)
                 self.size = int(np.clip(TASK_SECONDS / max(each, 1e-6), 1, min(2 * self.size, MOST_ROWS)))
         overdue = [] if broken else self._overdue()
         for future in overdue:
-            rows, _ = self.running.pop(future)
-            again += self._lost(rows, True, Failure("timeout", f"it took longer than {self.timeout:g} s"))
+            again += self._lost(
+                self.running.pop(future).rows, True, Failure("timeout", f"it took longer than {self.timeout:g} s")
+            )
         if broken or overdue:
-            again += [i for rows, _ in self.running.values() for i in rows]
+            again += [i for task in self.running.values() for i in task.rows]
             self.running.clear()
             self.pool.replace(broken)
         return sorted(again)
@@ -121,25 +129,41 @@ class _Run:
         return rows
 
     def _overdue(self) -> list[Future]:
-        if not (self.timeout and self.pool.can_end_workers):
+        """Tasks that their worker does not end by itself; only those that say when they began."""
+        if not self.timeout:
             return []
-        now = time.monotonic()
-        return [
-            f
-            for f, (rows, begun) in self.running.items()
-            if now - begun > len(rows) * self.timeout + self.pool.start + GRACE
-        ]
+        return [f for f, task in self.running.items() if task.seconds() > len(task.rows) * self.timeout + GRACE]
+
+
+class _Task:
+    """Simulations that are running together.
+
+    Args:
+        rows: Their numbers.
+        mark: A file that the worker makes when it begins with them, if it was asked to.
+    """
+
+    def __init__(self, rows: list[int], mark: Path | None):
+        self.rows, self.mark = rows, mark
+        self.submitted = time.monotonic()
+        self._begun: float | None = None
+
+    def seconds(self) -> float:
+        """Since the worker was seen to have begun."""
+        if self._begun is None and self.mark is not None and self.mark.exists():
+            self._begun = time.monotonic()
+        return 0.0 if self._begun is None else time.monotonic() - self._begun
 
 
 class _Given:
     """An executor of the user's, which is neither replaced nor closed."""
 
-    can_end_workers = False
-    start = 0.0
-
     def __init__(self, executor: Executor):
         self.submit = executor.submit
         self.workers = getattr(executor, "_max_workers", None) or os.cpu_count() or 1
+
+    def mark(self) -> None:
+        """Its workers may be anywhere."""
 
     def replace(self, error) -> None:
         raise SimulationError(
@@ -154,23 +178,21 @@ class _Given:
 class _Spawned:
     """Processes spawned here (a fork after JAX has started can deadlock), replaced where one dies or hangs."""
 
-    can_end_workers = True
-
     def __init__(self, workers: int):
         self.workers = workers
         self._ever_started = False
+        self._numbers = itertools.count()
+        self._folder = tempfile.TemporaryDirectory(prefix="simulations-")
         self._open()
 
     def _open(self) -> None:
-        self._started = False
         self._pool = ProcessPoolExecutor(
             self.workers, mp_context=multiprocessing.get_context("spawn"), initializer=worker.start_worker
         )
 
-    @property
-    def start(self) -> float:
-        """Seconds allowed for starting a process."""
-        return 0.0 if self._started else 60.0
+    def mark(self) -> Path:
+        """A file for a task to say that it has begun."""
+        return Path(self._folder.name, str(next(self._numbers)))
 
     def submit(self, *call) -> Future:
         future = self._pool.submit(*call)
@@ -179,7 +201,7 @@ class _Spawned:
 
     def _note(self, future: Future) -> None:
         if not future.cancelled() and not isinstance(future.exception(), BrokenExecutor):
-            self._started = self._ever_started = True
+            self._ever_started = True
 
     def replace(self, error) -> None:
         if error is not None and not self._ever_started:
@@ -187,10 +209,14 @@ class _Spawned:
                 "The worker processes ended before they ran anything. In a script, put what runs under "
                 "`if __name__ == '__main__':`, because each of them imports it."
             ) from error
-        self.close()
+        self._end()
         self._open()
 
     def close(self) -> None:
+        self._end()
+        self._folder.cleanup()
+
+    def _end(self) -> None:
         processes = list((self._pool._processes or {}).values())
         self._pool.shutdown(wait=False, cancel_futures=True)
         for process in processes:

@@ -28,8 +28,8 @@ class Failure(Exception):
         return f"{self.reason} ({self.kind})" if self.reason else self.kind
 
 
-def raised(error: Exception) -> Failure:
-    """The failure of a simulator that raised."""
+def raised(error: BaseException) -> Failure:
+    """The failure of a simulator that raised, `sys.exit` included."""
     failure = Failure(type(error).__name__, str(error))
     failure.__cause__ = error
     return failure

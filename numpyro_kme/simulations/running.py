@@ -1,7 +1,5 @@
 """How the simulations of one site are run: JAX simulators in blocks, black boxes here or on an executor."""
 
-import hashlib
-import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -18,7 +16,7 @@ from tqdm.auto import tqdm
 
 from numpyro_kme import _blocks, _calls
 from numpyro_kme.problem import Arrays
-from numpyro_kme.simulations import execution, worker
+from numpyro_kme.simulations import execution, fingerprint, worker
 from numpyro_kme.simulations.failures import Failure, SimulationError, not_finite
 from numpyro_kme.simulations.store import CHUNK, PENDING, Store
 from numpyro_kme.simulator import Simulator
@@ -70,9 +68,10 @@ class Watch:
 
     def write(self) -> None:
         """Write what has come in."""
-        if self.store is not None and self._rows:
-            self.store.write(self.site, self._rows, self._outcomes)
+        rows, outcomes = self._rows, self._outcomes
         self._rows, self._outcomes, self._written = [], [], time.monotonic()
+        if self.store is not None and rows:
+            self.store.write(self.site, rows, outcomes)
 
     def _raise(self, row: int, failure: Failure) -> None:
         theta = {name: np.asarray(value[row]).tolist() for name, value in self.latents.items()}
@@ -182,21 +181,29 @@ def dtype_of(simulator: Simulator) -> np.dtype:
 
 
 def settings(
-    rng_key: jax.Array, model: Callable, simulators: Mapping[str, Simulator], retries: int, block_size: int
+    rng_key: jax.Array,
+    model: Callable,
+    simulators: Mapping[str, Simulator],
+    retries: int,
+    block_size: int,
+    version: str | int | None,
 ) -> dict[str, Any]:
     """What simulations depend on, beside the parameters that a store holds: key, code, shapes, precision."""
+    roots = {f"simulator of `{name}`": simulator.fn for name, simulator in simulators.items()} | {"model": model}
+    found = fingerprint.fingerprint(roots)
     return {
         "key": np.asarray(
             random.key_data(rng_key) if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key) else rng_key
         ).tolist(),
-        "model": _code(model),
+        "version": None if version is None else str(version),
+        "code": found.parts,
+        "packages": found.versions,
         "retries": retries,
         "block size": block_size,
         "float64": jnp.result_type(float) == jnp.float64,
         "simulator": {
             name: {
                 "function": _calls.name(simulator.fn),
-                "code": _code(simulator.fn),
                 "shape": list(simulator.shape()),
                 "dtype": str(simulator.dtype),
                 "black box": simulator.black_box,
@@ -204,23 +211,6 @@ def settings(
             for name, simulator in simulators.items()
         },
     }
-
-
-def _code(fn: Any) -> str:
-    """A fingerprint of a function's source, or of its type's; of what a partial function holds, too."""
-    if isinstance(fn, partial):
-        return _digest(_code(fn.func) + repr(fn.args) + repr(sorted(fn.keywords.items())))
-    try:
-        return _digest(
-            inspect.getsource(fn if inspect.isroutine(fn) else type(fn)) + ("" if inspect.isroutine(fn) else repr(fn))
-        )
-    except (OSError, TypeError):
-        code = getattr(fn, "__code__", None)
-        return _digest(repr(fn) if code is None else code.co_code.hex() + repr(code.co_consts))
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @jax.jit

@@ -1,8 +1,10 @@
 """Simulations from the prior of a model: each with its own key, with a stated policy for those that fail."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from os import PathLike
 from pathlib import Path
 
@@ -16,7 +18,8 @@ from numpyro_kme.problem import Arrays, Draws, Problem
 from numpyro_kme.simulations import running
 from numpyro_kme.simulations.bank import Simulations
 from numpyro_kme.simulations.failures import OnFailure, Penalise, SimulationError, check_policy, retries, stops
-from numpyro_kme.simulations.store import Store, StoreError
+from numpyro_kme.simulations.guards import StoreError
+from numpyro_kme.simulations.store import Store
 
 
 def simulate(
@@ -28,6 +31,7 @@ def simulate(
     timeout: float | None = None,
     executor: Executor | int | None = None,
     store: str | PathLike | None = None,
+    version: str | int | None = None,
     progress_bar: bool = True,
     block_size: int = _blocks.BLOCK,
 ) -> Simulations:
@@ -50,12 +54,17 @@ def simulate(
             `Client.get_executor()`, MPI's), or a number of processes to spawn, which are replaced where one dies or hangs.
             In this process when left out.
         store: A folder, such as `"sims.zarr"`, to write results to as they come. A run that ended early goes on from
-            there; a larger `num_simulations` adds to it; another model, simulator or key is refused.
+            there; a larger `num_simulations` adds to it; another model, simulator or key is refused, with what differs.
+            A fingerprint sees code, closures, defaults, globals, arrays and the state of objects, and not the files,
+            programs and environment variables that a simulator uses.
+        version: Of the simulator, such as `2` or `"with drag"`, kept in the store: another one is another simulator, where the
+            fingerprint cannot see it. With the same version the store is taken whatever the code, with a warning that
+            says what differs.
         progress_bar: Show a bar, except where the environment variable `CI` is set.
         block_size: How many JAX simulations run together. Another size changes their last digits.
     Raises:
         SimulationError: If a simulation fails, with its number and latents, or if all of them failed.
-        StoreError: If the store is damaged or belongs to other simulations.
+        StoreError: If the store is damaged, belongs to other simulations, is in use by another run, or cannot be written.
     Cost: `num_simulations` calls of each simulator, times its batch size; memory for one block and the
         results.
     """
@@ -65,18 +74,27 @@ def simulate(
     _checks.whole("block_size", block_size, 1)
     check_policy(on_failure)
     check_execution(problem, timeout, executor)
+    _checks.require(
+        version is None or isinstance(version, str | int),
+        f"`version` must be a string or a whole number; got {version!r}.",
+        TypeError,
+    )
     draws = problem.draw(random.fold_in(rng_key, 0), num_simulations)
-    kept_in = None if store is None else _open(Path(store), rng_key, problem, draws, on_failure, block_size)
-    draws = draws if kept_in is None else _as_stored(kept_in, draws, num_simulations)
     quiet = not (progress_bar and _compat.progress_bars_allowed())
     x: dict[str, np.ndarray] = {}
     errors: dict[str, np.ndarray] = {}
-    with tqdm(total=num_simulations * len(problem.simulators), desc="simulating", disable=quiet) as bar:
-        for name, site in problem.simulators.items():
+    simulators = {name: site.simulator for name, site in problem.simulators.items()}
+    settings = partial(running.settings, rng_key, problem.model, simulators, retries(on_failure), block_size, version)
+    with (
+        nullcontext() if store is None else _opened(store, settings, draws, simulators) as kept_in,
+        tqdm(total=num_simulations * len(simulators), desc="simulating", disable=quiet) as bar,
+    ):
+        draws = draws if kept_in is None else _as_stored(kept_in, draws, num_simulations)
+        for name, simulator in simulators.items():
             run = running.Run(
                 rng_key,
                 name,
-                site.simulator,
+                simulator,
                 draws.arguments[name],
                 block_size=block_size,
                 timeout=timeout,
@@ -102,29 +120,27 @@ def check_execution(problem: Problem, timeout, executor) -> None:
     )
 
 
-def _open(path: Path, rng_key, problem: Problem, draws: Draws, on_failure, block_size) -> Store:
+@contextmanager
+def _opened(path: str | PathLike, settings: Callable[[], dict], draws: Draws, simulators) -> Iterator[Store]:
     """The store of these simulations; it may hold more of them, or fewer."""
-    prior = {**draws.latents, **draws.deterministics}
-    prior = {name: np.asarray(value) for name, value in prior.items()}
+    prior = {name: np.asarray(value) for name, value in {**draws.latents, **draws.deterministics}.items()}
     arguments = {name: np.asarray(value) for name, value in draws.arguments.items()}
-    simulators = {name: site.simulator for name, site in problem.simulators.items()}
-    store = Store.open(
-        path,
-        running.settings(rng_key, problem.model, simulators, retries(on_failure), block_size),
-        len(next(iter(arguments.values()))),
-        prior,
-        arguments,
-        {name: (simulator.shape(), running.dtype_of(simulator)) for name, simulator in simulators.items()},
-    )
-    for name, value in arguments.items():
-        stored = store.arguments(name)[: len(value)]
-        if stored.shape != value.shape or not np.allclose(stored, value, rtol=1e-5, equal_nan=True):
-            raise StoreError(
-                f"The store {path} holds simulations at other parameters of site {name!r}: its first is at "
-                f"{stored[0].tolist()}, this model's at {value[0].tolist()}. Was the model given other data that its prior "
-                "depends on? Give another path."
-            )
-    return store
+    outputs = {name: (simulator.shape(), running.dtype_of(simulator)) for name, simulator in simulators.items()}
+    before = settings()
+    count = len(next(iter(arguments.values())))
+    with Store.open(Path(path), before, count, prior, arguments, outputs) as store:
+        for name, value in arguments.items():
+            stored = store.arguments(name)[: len(value)]
+            if stored.shape != value.shape or not np.allclose(stored, value, rtol=1e-5, equal_nan=True):
+                raise StoreError(
+                    f"The store {store.path} holds simulations at other parameters of site {name!r}: its first is at "
+                    f"{stored[0].tolist()}, this model's at {value[0].tolist()}. Was the model given other data that its prior "
+                    "depends on? Give another path."
+                )
+        try:
+            yield store
+        finally:
+            store.admit(before, settings())
 
 
 def _as_stored(store: Store, draws: Draws, count: int) -> Draws:

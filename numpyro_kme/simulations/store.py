@@ -2,7 +2,9 @@
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 
 from numpyro_kme import _checks, _plain_zarr
 from numpyro_kme.simulations.failures import Failure
+from numpyro_kme.simulations.guards import StoreError, alone, unwritable, writing
 
 FORMAT = 1
 CHUNK = 64
@@ -20,9 +23,7 @@ KIND = 48
 
 PENDING, DONE, FAILED = 0, 1, 2
 
-
-class StoreError(RuntimeError):
-    """A store that cannot be read, or that belongs to other simulations."""
+_NOTHING = "(nothing)"
 
 
 class Store:
@@ -38,6 +39,7 @@ class Store:
         self.path, self._root = path, root
 
     @classmethod
+    @contextmanager
     def open(
         cls,
         path: str | Path,
@@ -46,8 +48,8 @@ class Store:
         prior: Mapping[str, np.ndarray],
         arguments: Mapping[str, np.ndarray],
         outputs: Mapping[str, tuple[tuple[int, ...], np.dtype]],
-    ) -> "Store":
-        """Open the store of these settings, or make it.
+    ) -> Iterator["Store"]:
+        """Open the store of these settings, or make it; no other run has it meanwhile.
 
         Args:
             path: A folder, by custom ending in `.zarr`.
@@ -57,17 +59,19 @@ class Store:
             arguments: `{site: (count, *groups, p)}`.
             outputs: Shape and dtype of each site's output.
         Raises:
-            StoreError: If the store is damaged or has other settings.
+            StoreError: If the store is damaged, has other settings, is in use, or cannot be written.
         """
-        path = Path(path)
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        path = Path(path).expanduser().absolute()  # a simulator may change the working directory
+        with writing(path, "Nothing has been simulated yet."):
+            if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+                cls._create(path, settings, prior, arguments, outputs)
+        with alone(path):
             store = cls.read(path)
             store._require(settings)
-        else:
-            store = cls._create(path, settings, prior, arguments, outputs)
-        if store.count < count:
-            store._grow(count, prior, arguments)
-        return store
+            if store.count < count:
+                with writing(path, f"It keeps its {store.count} simulations."):
+                    store._grow(count, prior, arguments)
+            yield store
 
     @classmethod
     def read(cls, path: str | Path) -> "Store":
@@ -95,7 +99,7 @@ class Store:
         return store
 
     @classmethod
-    def _create(cls, path, settings, prior, arguments, outputs) -> "Store":
+    def _create(cls, path, settings, prior, arguments, outputs) -> None:
         zarr = _zarr()
         made = path.with_name(path.name + ".making")
         shutil.rmtree(made, ignore_errors=True)
@@ -103,8 +107,10 @@ class Store:
         root.attrs.update(
             {"numpyro_kme_store": FORMAT, "settings": json.dumps(settings), "inference_library": "numpyro_kme"}
         )
-        for group in ("prior", "prior_predictive", "simulations"):
-            root.create_group(group)
+        for group, names in (("prior", prior), ("prior_predictive", outputs), ("simulations", ())):
+            files = {_plain_zarr.file_name(name): name for name in names}
+            odd = {file: name for file, name in files.items() if file != name}
+            root.create_group(group, attributes={_plain_zarr.NAMES: odd} if odd else {})
         store = cls(made, root)
         for name, value in prior.items():
             store._array("prior", name, (0, *value.shape[1:]), value.dtype)
@@ -114,14 +120,14 @@ class Store:
             store._array("simulations", f"status of {site}", (0,), np.dtype("uint8"))
             store._array("simulations", f"failures of {site}", (0, KIND), np.dtype("uint8"))
         made.rename(path)
-        return cls(path, zarr.open_group(str(path), mode="r+", zarr_format=3))
 
     def _array(self, group, name, shape, dtype) -> None:
         from zarr.codecs import Crc32cCodec, ZstdCodec
 
-        dims = ["chain", "draw", *(f"{name}_dim_{i}" for i in range(len(shape) - 1))]
+        file = _plain_zarr.file_name(name)
+        dims = ["chain", "draw", *(f"{file}_dim_{i}" for i in range(len(shape) - 1))]
         self._root[group].create_array(
-            name,
+            file,
             shape=(1, *shape),
             chunks=(1, CHUNK, *(max(size, 1) for size in shape[1:])),
             dtype=dtype,
@@ -136,9 +142,9 @@ class Store:
         for _, array in self._arrays():
             array.resize((1, count, *array.shape[2:]))
         for name, value in prior.items():
-            self._root["prior"][name][0, old:] = value[old:]
+            self._stored("prior", name)[0, old:] = value[old:]
         for site, value in arguments.items():
-            self._root["simulations"][f"arguments of {site}"][0, old:] = value[old:]
+            self._stored("simulations", f"arguments of {site}")[0, old:] = value[old:]
         self._root.attrs["count"] = count
 
     @property
@@ -154,7 +160,7 @@ class Store:
     @property
     def sites(self) -> list[str]:
         """Names of the simulator sites."""
-        return [name for name, _ in self._root["prior_predictive"].arrays()]
+        return self._names("prior_predictive")
 
     def status(self, site: str) -> np.ndarray:
         """Status of each simulation, `(count,)`."""
@@ -174,14 +180,28 @@ class Store:
 
     def prior(self) -> dict[str, np.ndarray]:
         """Latents and deterministics, `{name: (count, *shape)}`."""
-        return {name: self._values("prior", name) for name, _ in self._root["prior"].arrays()}
+        return {name: self._values("prior", name) for name in self._names("prior")}
 
     def arguments(self, site: str) -> np.ndarray:
         """Arguments of the calls, `(count, *groups, p)`."""
         return self._values("simulations", f"arguments of {site}")
 
     def write(self, site: str, rows: Sequence[int], outcomes: Sequence[Any]) -> None:
-        """Write what simulations gave: outputs first, then that they are there."""
+        """Write what simulations gave: outputs first, then that they are there.
+
+        Raises:
+            StoreError: If the disk is full or does not let itself be written.
+        """
+        try:
+            self._write(site, rows, outcomes)
+        except OSError as error:
+            kept = (
+                f"It keeps {np.sum(self.status(site) != PENDING)} of {self.count} simulations of site {site!r}; the {len(rows)} that "
+                "came in last are not in it, and those that were running are lost."
+            )
+            raise unwritable(self.path, error, kept) from error
+
+    def _write(self, site, rows, outcomes) -> None:
         numbers = np.asarray(rows)
         failed = np.array([isinstance(outcome, Failure) for outcome in outcomes])
         if (~failed).any():
@@ -200,11 +220,18 @@ class Store:
         self._put("simulations", f"status of {site}", numbers, np.where(failed, FAILED, DONE).astype(np.uint8))
 
     def _put(self, group, name, rows, values) -> None:
-        self._root[group][name].oindex[0, rows] = values
+        self._stored(group, name).oindex[0, rows] = values
+
+    def _stored(self, group, name):
+        return self._root[group][_plain_zarr.file_name(name)]
+
+    def _names(self, group) -> list[str]:
+        known = _plain_zarr.names(self._root[group].attrs)
+        return [known.get(file, file) for file, _ in self._root[group].arrays()]
 
     def _values(self, group, name) -> np.ndarray:
         try:
-            return np.asarray(self._root[group][name][0, : self.count])
+            return np.asarray(self._stored(group, name)[0, : self.count])
         except Exception as error:
             raise _damaged(self.path, f"{group}/{name} cannot be read ({type(error).__name__}: {error})") from error
 
@@ -223,7 +250,7 @@ class Store:
         names = {name for name, _ in arrays}
         for site in self.sites:
             for name in (f"arguments of {site}", f"status of {site}", f"failures of {site}"):
-                if f"simulations/{name}" not in names:
+                if f"simulations/{_plain_zarr.file_name(name)}" not in names:
                     raise _damaged(self.path, f"the array simulations/{name} is missing")
         for name, array in arrays:
             if array.dtype.kind not in "biuf":
@@ -232,14 +259,56 @@ class Store:
                 raise _damaged(self.path, f"{name} has shape {array.shape} where there are {self.count} simulations")
 
     def _require(self, settings: Mapping[str, Any]) -> None:
-        stored, asked = _flat(self.settings), _flat(json.loads(json.dumps(settings)))
-        different = [key for key in sorted({*stored, *asked}) if stored.get(key) != asked.get(key)]
-        if different:
-            lines = "; ".join(f"{key}: {stored.get(key)} in the store, {asked.get(key)} now" for key in different)
+        """Refuse other settings; other code is taken with a warning if its author says that it is the same version."""
+        stored, asked = dict(self.settings), json.loads(json.dumps(settings))
+        changed = stored.pop("code now", {})
+        code = _differences(stored.pop("code", {}), asked.pop("code"), changed)
+        packages = _differences(stored.pop("packages", {}), asked.pop("packages"))
+        others = _differences(stored, asked)
+        if others or (code and asked["version"] is None):
+            told = "; ".join([*others, *_first(code), *(packages if code else [])])
             raise StoreError(
-                f"The store {self.path} holds simulations of another configuration: {lines}. Give another path, or remove the "
-                "store if its simulations are of no use any more."
+                f"The store {self.path} holds simulations of another configuration: {told}. Give another path, or put back what "
+                "differs; Simulations.from_arviz reads those simulations as they are. What else is to count as the same simulator, or "
+                "as another one, can be said from the start by simulate(..., version=...)."
             )
+        if code or packages:
+            warnings.warn(
+                f"The store {self.path} is taken, though since it was begun this differs: {'; '.join([*_first(code), *packages])}. Give "
+                "another path if that makes other simulations.",
+                stacklevel=2,
+            )
+
+    def admit(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        """Take note of what a simulator changed in itself during a run, a counter or a cache: that is no other simulator."""
+        changed = {part: digest for part, digest in after["code"].items() if before["code"].get(part) != digest}
+        if changed:
+            settings = self.settings
+            settings["code now"] = settings.get("code now", {}) | changed
+            with writing(self.path, "It keeps the simulations that were written."):
+                self._root.attrs["settings"] = json.dumps(settings)
+
+
+def _differences(stored: Mapping, asked: Mapping, changed: Mapping | None = None) -> list[str]:
+    """What differs between settings, in words; `changed` is as good as what is stored."""
+    stored, asked, changed = _flat(stored), _flat(asked), changed or {}
+    told = [
+        _difference(key, stored.get(key, _NOTHING), asked.get(key, _NOTHING))
+        for key in sorted({*stored, *asked})
+        if asked.get(key, _NOTHING) not in (stored.get(key, _NOTHING), changed.get(key, _NOTHING))
+    ]
+    return sorted(told, key=lambda sentence: ":" not in sentence)  # first what a person can read
+
+
+def _difference(key: str, stored: Any, asked: Any) -> str:
+    if _NOTHING in (stored, asked):
+        return f"{key} is {'no more' if asked is _NOTHING else 'new'}"
+    digests = str(stored).startswith("#") and str(asked).startswith("#")
+    return f"{key} differs" if digests else f"{key}: {stored} in the store, {asked} now"
+
+
+def _first(told: list[str]) -> list[str]:
+    return told if len(told) <= 6 else [*told[:5], f"and {len(told) - 5} more"]
 
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:

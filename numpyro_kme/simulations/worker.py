@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -34,11 +35,19 @@ def simulate_rows(job: Job, rows: Sequence[Row], timeout: float | None = None) -
     return [_simulate(job, row, timeout) for row in rows]
 
 
-def simulate_pickled(job: bytes, rows: Sequence[Row], timeout: float | None) -> list[np.ndarray | Failure]:
-    """As `simulate_rows`, in a worker: the job by cloudpickle, and failures without the exceptions behind them."""
+def simulate_pickled(
+    job: bytes, rows: Sequence[Row], timeout: float | None, begun: Path | None = None
+) -> list[np.ndarray | Failure]:
+    """As `simulate_rows`, in a worker: the job by cloudpickle, and failures without the exceptions behind them.
+
+    The file `begun` is made when the process has started and has imported what the job needs: from then on time counts.
+    """
+    unpickled = _unpickled(job)
+    if begun is not None:
+        begun.touch()
     return [
         Failure(outcome.kind, outcome.reason) if isinstance(outcome, Failure) else outcome
-        for outcome in simulate_rows(_unpickled(job), rows, timeout)
+        for outcome in simulate_rows(unpickled, rows, timeout)
     ]
 
 
@@ -64,7 +73,7 @@ def _simulate(job: Job, row: Row, timeout) -> np.ndarray | Failure:
         raise
     except Failure as failure:
         return failure
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return raised(error)
     return not_finite(x) or x
 

@@ -1,0 +1,482 @@
+"""What a store's fingerprint sees: pairs of simulators that are the same or differ, in this process and in others."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_kme as kme
+from numpyro_kme.simulations import StoreError, simulate
+from numpyro_kme.simulations.fingerprint import fingerprint
+
+PRELUDE = """
+import collections, dataclasses, enum, functools, io, pathlib, random, re, threading
+import jax, jax.numpy as jnp, numpy as np, numpyro, numpyro.distributions as dist
+import scipy.stats
+from scipy.stats import norm
+from numpyro import handlers
+"""
+PLAIN = "def simulator(rng, theta):\n    return theta + rng.normal(size=2)"
+HELD = """
+class Walk:
+    __slots__ = ("sd", "steps")
+    factor = 2.0
+    def __init__(self, sd, steps=3):
+        self.sd, self.steps = sd, steps
+    def draw(self, rng, theta):
+        return theta + self.sd * self.factor * rng.normal(size=self.steps)
+simulator = Walk({sd}).draw
+"""
+DATACLASS = """
+@dataclasses.dataclass(frozen=True)
+class Walk:
+    sd: float
+    shape: tuple = (2,)
+    def __call__(self, rng, theta):
+        '''{doc}'''
+        return theta {sign} self.sd * rng.normal(size=self.shape)
+simulator = Walk({sd})
+"""
+CLOSURE = """
+def make(sd):
+    def simulator(rng, theta):
+        return theta + sd * rng.normal(size=2)
+    return simulator
+simulator = make({})
+"""
+GLOBAL = """
+{}
+def helper(rng):
+    return SCALE * rng.normal(size=2)
+def simulator(rng, theta):
+    return theta + helper(rng)
+"""
+WRAPPED = """
+def logged(fn):
+    @functools.wraps(fn)
+    def call(*args):
+        return fn(*args)
+    return call
+@logged
+def simulator(rng, theta):
+    return theta + {} * rng.normal(size=2)
+"""
+RECURSIVE = """
+def odd(rng, n): return 0.0 if n == 0 else even(rng, n - 1)
+def even(rng, n): return {} if n == 0 else odd(rng, n - 1)
+def simulator(rng, theta): return theta + even(rng, 4) + (simulator(rng, theta - 1) if theta > 0 else 0.0)
+"""
+REGISTERED = """
+class Model:
+    def __init__(self, sd):
+        self.sd, self.lock, self.own = sd, threading.Lock(), self
+    def __call__(self, rng, theta):
+        with self.lock:
+            return theta + self.sd * rng.normal(size=2)
+simulator = Model({})
+"""
+HOLDS = "held = {}\ndef simulator(rng, theta):\n    return theta + use(held, rng)\ndef use(held, rng): return held"
+
+SAME = {
+    "comments": (
+        PLAIN,
+        "def simulator(rng, theta):\n    # a walk\n\n    return theta + rng.normal(size=2)  # two steps",
+    ),
+    "docstrings": (PLAIN, PLAIN.replace("    return", "    '''A walk.'''\n    return")),
+    "annotations": (PLAIN, PLAIN.replace("theta)", "theta: float) -> np.ndarray")),
+    "brackets": (
+        PLAIN,
+        PLAIN.replace("theta + rng.normal(size=2)", "(\n        theta\n        + rng.normal(size=2)\n    )"),
+    ),
+    "docstrings of methods": (DATACLASS.format(sd=1.0, sign="+", doc="a"), DATACLASS.format(sd=1.0, sign="+", doc="b")),
+    "another line": (PLAIN, "\n\n\nunused = 3\n" + PLAIN),
+    "the order of a dictionary": (HOLDS.format("{'a': 1, 'b': 2}"), HOLDS.format("{'b': 2, 'a': 1}")),
+    "an array anew": (HOLDS.format("np.arange(3.0)"), HOLDS.format("np.linspace(0.0, 2.0, 3)")),
+    "a lock anew": (HOLDS.format("threading.Lock()"), HOLDS.format("threading.Lock()")),
+    "what it assigns itself": tuple(
+        f"calls = {n}\ndef simulator(rng, theta):\n    global calls\n    calls += 1\n    return theta" for n in (0, 7)
+    ),
+    "a global that it does not name": (PLAIN, "SCALE = 2.0\n" + PLAIN),
+    "what a distribution caches": (
+        HOLDS.format("dist.MultivariateNormal(jnp.zeros(2), jnp.eye(2))"),
+        HOLDS.format("dist.MultivariateNormal(jnp.zeros(2), jnp.eye(2)); held.precision_matrix"),
+    ),
+}
+LAMBDA = "simulator = {}lambda rng, theta: theta + {} * rng.normal(size=2)"
+DIFFERENT = {  # and the part that says so
+    "code": (PLAIN, PLAIN.replace("+", "-"), "code of `simulator`"),
+    "a constant": (PLAIN, PLAIN.replace("2", "3"), "code of `simulator`"),
+    "an attribute": (PLAIN, PLAIN.replace("normal", "gumbel"), "code of `simulator`"),
+    "a lambda": (LAMBDA.format("", 1.0), LAMBDA.format("", 10.0), "code of `<lambda>`"),
+    "the other lambda of a line": (
+        "first, simulator = (lambda rng, t: t), (lambda rng, t: t + 1)",
+        "simulator, second = (lambda rng, t: t), (lambda rng, t: t + 1)",
+        "code of `<lambda>`",
+    ),
+    "a closure variable": (CLOSURE.format("1.0"), CLOSURE.format("10.0"), "closure variable `sd` of `simulator`"),
+    "an integer for a number": (CLOSURE.format("1.0"), CLOSURE.format("1"), "closure variable `sd` of `simulator`"),
+    "a default": (PLAIN.replace("ta)", "ta, sd=1)"), PLAIN.replace("ta)", "ta, sd=2)"), "default `sd` of `simulator`"),
+    "a named default": (
+        PLAIN.replace("ta)", "ta, *, sd=1)"),
+        PLAIN.replace("ta)", "ta, *, sd=2)"),
+        "default `sd` of `simulator`",
+    ),
+    "an attribute of the function": (
+        PLAIN + "\nsimulator.sd = 1",
+        PLAIN + "\nsimulator.sd = 2",
+        "attribute `sd` of `simulator`",
+    ),
+    "a global of a helper": (GLOBAL.format("SCALE = 1.0"), GLOBAL.format("SCALE = 10.0"), "global `SCALE` of `helper`"),
+    "an array": (
+        GLOBAL.format("SCALE = np.ones(2)"),
+        GLOBAL.format("SCALE = np.array([1.0, 1.0 + 2**-50])"),
+        "global `SCALE` of `helper`",
+    ),
+    "a dtype": (
+        GLOBAL.format("SCALE = np.zeros(2)"),
+        GLOBAL.format("SCALE = np.zeros(2, int)"),
+        "global `SCALE` of `helper`",
+    ),
+    "a shape": (
+        GLOBAL.format("SCALE = np.ones((1, 2))"),
+        GLOBAL.format("SCALE = np.ones(2)"),
+        "global `SCALE` of `helper`",
+    ),
+    "an array of objects": (
+        GLOBAL.format("SCALE = np.array([1, None])"),
+        GLOBAL.format("SCALE = np.array([2, None])"),
+        "global `SCALE` of `helper`",
+    ),
+    "what partial holds": (
+        "def f(sd, rng, theta): return sd\nsimulator = functools.partial(f, np.ones(2))",
+        "def f(sd, rng, theta): return sd\nsimulator = functools.partial(f, np.zeros(2))",
+        "argument `0` of `f`",
+    ),
+    "what partial holds by name": (
+        "def f(rng, theta, sd): return sd\nsimulator = functools.partial(f, sd=1)",
+        "def f(rng, theta, sd): return sd\nsimulator = functools.partial(f, sd=2)",
+        "argument `sd` of `f`",
+    ),
+    "the state behind a method": (HELD.format(sd=1), HELD.format(sd=10), "attribute `sd` of `Walk`"),
+    "a constant of its class": (
+        HELD.format(sd=1),
+        HELD.format(sd=1).replace("2.0", "3.0"),
+        "attribute `Walk.factor` of `class Walk`",
+    ),
+    "a dataclass": (
+        DATACLASS.format(sd=1.0, sign="+", doc=""),
+        DATACLASS.format(sd=10.0, sign="+", doc=""),
+        "attribute `sd` of `Walk`",
+    ),
+    "a method": (
+        DATACLASS.format(sd=1.0, sign="+", doc=""),
+        DATACLASS.format(sd=1.0, sign="-", doc=""),
+        "code of `Walk.__call__`",
+    ),
+    "behind functools.wraps": (WRAPPED.format(1), WRAPPED.format(10), "code of `fn`"),
+    "behind jit": (
+        LAMBDA.format("jax.jit(", "1.0") + ")",
+        LAMBDA.format("jax.jit(", "2.0") + ")",
+        "code of `<lambda>`",
+    ),
+    "behind a cache": (
+        "@functools.lru_cache\ndef f(t): return t\ndef simulator(rng, theta): return f(theta)",
+        "@functools.lru_cache\ndef f(t): return -t\ndef simulator(rng, theta): return f(theta)",
+        "code of `f`",
+    ),
+    "functions that call each other": (RECURSIVE.format(1.0), RECURSIVE.format(2.0), "code of `even`"),
+    "an object in a circle": (REGISTERED.format(1.0), REGISTERED.format(10.0), "attribute `sd` of `Model`"),
+    "a generator": (
+        HOLDS.format("np.random.default_rng(1)"),
+        HOLDS.format("np.random.default_rng(2)"),
+        "global `held` of `simulator`",
+    ),
+    "a RandomState": (
+        HOLDS.format("np.random.RandomState(1)"),
+        HOLDS.format("np.random.RandomState(2)"),
+        "global `held` of `simulator`",
+    ),
+    "a key": (HOLDS.format("jax.random.key(1)"), HOLDS.format("jax.random.key(2)"), "global `held` of `simulator`"),
+    "functions in a list": (
+        HOLDS.format("[lambda x: x, lambda x: 2 * x]"),
+        HOLDS.format("[lambda x: x, lambda x: 3 * x]"),
+        "global `held` of `simulator`",
+    ),
+    "a distribution": (
+        HOLDS.format("dist.Normal(1.0, 2.0)"),
+        HOLDS.format("dist.Normal(1.0, 3.0)"),
+        "attribute `scale` of `held`",
+    ),
+    "a distribution of SciPy": (
+        HOLDS.format("norm(0.0, 1.0)"),
+        HOLDS.format("norm(0.0, 10.0)"),
+        "global `held` of `simulator`",
+    ),
+    "an order": (HOLDS.format("[1, 2]"), HOLDS.format("[2, 1]"), "global `held` of `simulator`"),
+    "a dictionary": (HOLDS.format("{'sd': 1}"), HOLDS.format("{'sd': 10}"), "global `held` of `simulator`"),
+    "a set": (HOLDS.format("{'a', 'b', 'c'}"), HOLDS.format("{'a', 'b', 'd'}"), "global `held` of `simulator`"),
+    "the prefix of a handler": (
+        "def f(): pass\nsimulator = handlers.scope(f, prefix='a')",
+        "def f(): pass\nsimulator = handlers.scope(f, prefix='b')",
+        "attribute `prefix` of `f`",
+    ),
+    "a function of a package": (
+        PLAIN.replace("theta +", "norm.pdf(theta) +"),
+        PLAIN.replace("theta +", "norm.cdf(theta) +"),
+        "code of `simulator`",
+    ),
+}
+STABLE = {  # nothing but that they are the same in every process
+    "objects of packages": HOLDS.format(
+        "[norm, random.random, np.random.normal, np.sin, jnp.sin, jax.nn.relu, re.compile('a')]"
+    ),
+    "containers": HOLDS.format(
+        "[{'a', 'b', 'c'}, frozenset({1, 'x'}), collections.Counter('abc'), pathlib.Path('a'), io.StringIO()]"
+    ),
+    "strings in a set constant": PLAIN.replace("return", "assert theta not in {'a', 'b', 'c', 'd'}\n    return"),
+    "a set that holds its owner": REGISTERED.format(1.0) + "simulator.everyone = {simulator, 'a', 'b'}",
+    "an enumeration": "class E(enum.Enum):\n    A = 1\n    B = 2\n" + HOLDS.format("E.B"),
+    "a transformed distribution": HOLDS.format(
+        "dist.TransformedDistribution(dist.Normal(0, 1), [dist.transforms.AffineTransform(0.0, 2.0), dist.transforms.ExpTransform()])"
+    ),
+    "a command": "from numpyro_kme import Command\nsimulator = Command(('ls', '-l'), environment={'A': 'b'})",
+}
+
+
+def made(source):
+    """The simulator of a source, as a notebook or `exec` makes it: from no file."""
+    names = {"__name__": "notebook"}
+    exec(textwrap.dedent(PRELUDE) + source, names)
+    return names["simulator"]
+
+
+def parts(source):
+    return fingerprint({"simulator": made(source)}).parts
+
+
+def all_parts():
+    sources = {source for pair in (*SAME.values(), *(case[:2] for case in DIFFERENT.values())) for source in pair}
+    return {source: parts(source) for source in sources | set(STABLE.values())}
+
+
+@pytest.mark.parametrize("what", SAME)
+def test_what_is_the_same(what):
+    first, second = SAME[what]
+    assert first != second or "lock" in what
+    assert parts(first) == parts(second)
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_what_differs_is_named(what):
+    first, second, part = DIFFERENT[what]
+    one, other = parts(first), parts(second)
+    assert one == parts(first)
+    assert [key for key in sorted({*one, *other}) if one.get(key) != other.get(key)] == [part]
+
+
+@pytest.mark.parametrize("seed", ["1", "2"])
+def test_another_process_finds_the_same(seed):
+    run = subprocess.run(
+        [sys.executable, __file__],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONHASHSEED": seed},
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    found, here = json.loads(run.stdout), all_parts()
+    assert found == here
+
+
+def test_the_users_own_modules(tmp_path, monkeypatch):
+    """Functions and constants of modules that are named or imported in a function, and no installed module."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_steps").mkdir()
+    (tmp_path / "my_steps" / "__init__.py").write_text("from . import inner\nSIZE = 2\ndef unused(): return 1\n")
+    (tmp_path / "my_steps" / "inner.py").write_text("SD = 1.0\ndef step(rng): return SD * rng.normal()\n")
+    sources = (
+        "import my_steps\ndef simulator(rng, theta): return my_steps.inner.step(rng) + my_steps.SIZE",
+        "def simulator(rng, theta):\n    import my_steps\n    return my_steps.inner.step(rng) + my_steps.SIZE",
+        "def simulator(rng, theta):\n    from my_steps.inner import step\n    from my_steps import SIZE\n    return step(rng) + SIZE",
+    )
+    for source in sources:
+        for name in [name for name in sys.modules if name.startswith("my_steps")]:
+            monkeypatch.delitem(sys.modules, name)
+        before = parts(source)
+        assert not any("unused" in part for part in before)
+        inner = sys.modules["my_steps.inner"]
+        inner.SD = 10.0
+        after = parts(source)
+        different = [part for part in before if before[part] != after[part]]
+        assert different == ["global `SD` of `my_steps.inner.step`"], different
+        sys.modules["my_steps"].SIZE = 3
+        assert len([part for part in before if before[part] != parts(source)[part]]) == 2
+
+
+def test_packages_count_by_their_version():
+    versions = fingerprint({"simulator": made(PLAIN.replace("theta +", "norm.pdf(theta) + jnp.sin(theta) +"))}).versions
+    assert versions == {
+        "Python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        "jax": jax.__version__,
+        "scipy": __import__("scipy").__version__,
+    }
+
+
+def test_what_a_package_makes_counts_by_its_name_and_by_what_it_holds():
+    one, other = (parts(LAMBDA.format("jax.vmap(", sd) + ")") for sd in (1.0, 2.0))
+    assert [part for part in one if part.startswith("code of")] == ["code of `<lambda>`"]
+    assert [part for part in one if one[part] != other[part]] == ["code of `<lambda>`"]
+
+
+# in a store
+
+
+def model_of(fn, name="x"):
+    def model(x=None):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        numpyro.sample(name, kme.Simulator(fn, theta, shape=(2,), dtype=float), obs=x)
+
+    return model
+
+
+def noise_of(sd):
+    def noisy(rng, theta):
+        return theta + sd * rng.normal(size=2)
+
+    return noisy
+
+
+def bank(fn, number=20, **settings):
+    return simulate(jax.random.key(3), model_of(fn), number, progress_bar=False, **settings)
+
+
+@pytest.fixture
+def path(tmp_path):
+    pytest.importorskip("zarr")
+    return tmp_path / "sims.zarr"
+
+
+def test_a_store_refuses_another_noise(path):
+    first = bank(noise_of(1.0), store=path)
+    with pytest.raises(
+        StoreError, match=r"closure variable `sd` of `noisy`: 1.0 in the store, 10.0 now. Give another path"
+    ):
+        bank(noise_of(10.0), store=path)
+    np.testing.assert_array_equal(bank(noise_of(1.0), store=path).x["x"], first.x["x"])
+
+
+def test_a_store_refuses_another_prior_function(path):
+    def model(fn, width):
+        def model():
+            theta = numpyro.sample("theta", dist.Normal(0.0, width))
+            numpyro.sample("x", kme.Simulator(fn, theta, shape=(2,), dtype=float))
+
+        return model
+
+    settings = dict(store=path, progress_bar=False)
+    simulate(jax.random.key(3), model(noise_of(1.0), 1.0), 5, **settings)
+    with pytest.raises(StoreError, match=r"closure variable `width` of `model`: 1.0 in the store, 2.0 now"):
+        simulate(jax.random.key(3), model(noise_of(1.0), 2.0), 5, **settings)
+
+
+def test_a_version_says_what_is_another_simulator_and_what_is_not(path):
+    noisy, other = noise_of(1.0), noise_of(10.0)
+    first = bank(noisy, store=path, version=1)
+    for version in (2, None):
+        with pytest.raises(StoreError, match=f"version: 1 in the store, {version} now"):
+            bank(noisy, store=path, version=version)
+    with pytest.warns(UserWarning, match=r"is taken, though .*`sd` of `noisy`: 1.0 in the store, 10.0 now"):
+        same = bank(other, store=path, version="1")
+    np.testing.assert_array_equal(same.x["x"], first.x["x"])
+    with pytest.raises(TypeError, match=r"`version` must be a string or a whole number; got 1.5"):
+        bank(noisy, store=path, version=1.5)
+
+
+def test_another_version_of_a_package_is_told(path):
+    import zarr
+
+    noisy = noise_of(1.0)
+    bank(noisy, store=path)
+    root = zarr.open_group(str(path), mode="r+")
+    settings = json.loads(root.attrs["settings"])
+    settings["packages"]["numpyro"] = "0.0.1"
+    root.attrs["settings"] = json.dumps(settings)
+    with pytest.warns(UserWarning, match=f"numpyro: 0.0.1 in the store, {numpyro.__version__} now"):
+        bank(noisy, 25, store=path)
+
+
+class Counting:
+    """A simulator that keeps count and remembers what it has seen."""
+
+    def __init__(self, sd):
+        self.sd, self.calls, self.seen = sd, 0, {}
+
+    def __call__(self, rng, theta):
+        self.calls += 1
+        self.seen[float(theta)] = self.calls
+        return theta + self.sd * rng.normal(size=2)
+
+
+def test_a_simulator_that_changes_itself_is_still_the_same(path):
+    counting = Counting(1.0)
+    bank(counting, store=path)
+    bank(counting, 30, store=path)
+    assert counting.calls == 30
+    bank(Counting(1.0), 35, store=path)  # as in a new process
+    with pytest.raises(StoreError, match=r"attribute `sd` of `Counting`: 1.0 in the store, 10.0 now"):
+        bank(Counting(10.0), 35, store=path)
+
+
+PROGRAM = """
+import json, sys
+import jax, numpy as np, numpyro, numpyro.distributions as dist
+import numpyro_kme as kme
+
+with open({log!r}, "a") as log:
+    log.write("run ")
+command = kme.Command((sys.executable, "-S", "-c", {program!r}, "{{seed}}"))
+
+def model():
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    numpyro.sample("x", kme.Simulator(command, theta, shape=(2,), dtype=float))
+
+bank = kme.simulate(jax.random.key(0), model, int(sys.argv[1]), store={store!r}, progress_bar=False)
+print(json.dumps(bank.x["x"].tolist()))
+"""
+INNER = """
+import random, sys
+open({log!r}, "a").write("simulated ")
+random.seed(int(sys.argv[1]))
+open("output.txt", "w").write("%r %r" % (float(open("params.txt").read()), random.random()))
+"""
+
+
+def test_a_program_outside_python_goes_on_in_a_new_process(path, tmp_path):
+    log = str(tmp_path / "log")
+    script = tmp_path / "script.py"
+    script.write_text(PROGRAM.format(log=log, program=INNER.format(log=log), store=path.name))
+    found = []
+    for seed, number in (("1", "4"), ("2", "6")):
+        run = subprocess.run(
+            [sys.executable, script, number],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        )
+        assert run.returncode == 0, run.stderr
+        found.append(json.loads(run.stdout))
+    assert found[1][:4] == found[0] and len(found[1]) == 6
+    assert Path(log).read_text().split() == ["run", *["simulated"] * 4, "run", *["simulated"] * 2]
+
+
+if __name__ == "__main__":
+    print(json.dumps(all_parts()))
