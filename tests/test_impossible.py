@@ -51,10 +51,13 @@ def wide(noise, mean):
     return mean + noise
 
 
-def one_mean(x, simulator=kme.FromNoise(wide, dist.Normal(0.0, 1.0))):
+WIDE = kme.FromNoise(wide, dist.Normal(0.0, 1.0))
+
+
+def one_mean(x):
     mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
     with numpyro.plate("data", len(x)):
-        numpyro.sample("x", kme.Simulator(simulator, mean), obs=x)
+        numpyro.sample("x", kme.Simulator(WIDE, mean), obs=x)
 
 
 def test_data_narrower_than_any_model_have_no_share(rng):
@@ -77,7 +80,7 @@ def test_a_distance_in_place_of_a_kernel_is_found_out(rng):
     engine = kme.PosteriorBootstrap(one_mean, MMD(Distance()), num_samples=2, num_nodes=32, num_starts=8)
     with pytest.raises(RuntimeError, match="minimum of the squared distance must be at least 0; got -"):
         engine.run(jax.random.key(0), x[:, 0])
-    with pytest.raises(RuntimeError, match="squared MMD must be at least 0; got -.*another kernel"):
+    with pytest.raises(RuntimeError, match=r"squared MMD must be at least 0; got -.*another kernel"):
         kme.squared_mmd(Distance(), x, y, unbiased=False)
     assert kme.squared_mmd(Distance(), x, y) < 0  # an unbiased estimate may be anything
     with pytest.raises(RuntimeError, match="squared distance must be at least 0; got -"):
