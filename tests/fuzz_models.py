@@ -268,7 +268,7 @@ class Case:
         name = "improper" if improper else str(rng.choice(list(PRIORS)))
         self.prior = prior = IMPROPER if improper else PRIORS[name]
         plates = "iid" if data_sets else str(rng.choice(["none", "none", "iid", "groups"]))
-        if plates == "groups" and not (prior.scalar and name != "one number"):
+        if plates == "groups" and (not prior.scalar or weighted and rng.random() < 0.8):
             plates = "none"
         if weighted and not data_sets and plates == "iid":
             plates = "none"  # an engine that compares numbers in order has no use for rows without one
@@ -282,7 +282,7 @@ class Case:
             plates
         ]
         handler = str(rng.choice(["none", "none", "none", "scope", "mask", "scale", "block"]))
-        self.extra = bool(rng.random() < 0.2 and plates != "groups")
+        self.extra = bool(rng.random() < (0.03 if weighted else 0.25) and plates != "groups")
         self.deterministic = bool(rng.random() < 0.3)
         self.told |= dict(
             engine=engine, prior=name, plates=plates, kind=kind, form=form, counts=self.counts, handler=handler
@@ -296,7 +296,9 @@ class Case:
             self.scale = float(rng.choice([0.3, 2.0]))
         self._make_data()
         self._make_simulator(form)
-        self.failure = str(rng.choice(["raise", "skip", "retry"])) if kind == "failing" else "raise"
+        self.failure = (
+            str(rng.choice(["raise", "skip", "retry"], p=[0.1, 0.45, 0.45])) if kind == "failing" else "raise"
+        )
         self.told |= dict(on_failure=self.failure)
 
     def _at(self, draws):
