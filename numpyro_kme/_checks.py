@@ -61,6 +61,35 @@ def require(condition: bool, sentence: str, error: type[Exception] = ValueError)
         raise error(sentence)
 
 
+SIGMAS = 5.0
+"""A result beyond its bound by more than so many of its standard errors is impossible, and not bad luck."""
+
+
+def possible(name: str, value: Any, error: Any, advice: str, *, least: float = -np.inf, most: float = np.inf) -> None:
+    """Stop at results that cannot be: beyond `least` or `most` by more than `SIGMAS` of their standard errors.
+
+    Traced values are let through.
+    """
+    if not is_concrete((value, error)):
+        return
+    value, error = (np.ravel(np.asarray(a, np.float64)) for a in np.broadcast_arrays(value, error))
+    beyond = np.maximum(least - value, value - most) - SIGMAS * error
+    if (beyond > 0.0).any():
+        i, bound = np.argmax(np.where(beyond > 0.0, beyond, -np.inf)), "at least" if value.min() < least else "at most"
+        raise RuntimeError(
+            f"{name} must be {bound} {least if bound == 'at least' else most:g}; got {value[i]:.3g} with a standard error of "
+            f"{error[i]:.2g}{f', and {(beyond > 0.0).sum()} of {value.size} are impossible' if value.size > 1 else ''}. {advice}"
+        )
+
+
+def v_statistic(name: str, value: Any, size: Any) -> None:
+    """Stop at a square, the sum of terms of a given size, that is negative by more than rounding."""
+    if is_concrete((value, size)):
+        rounding = 1e3 * float(np.finfo(np.asarray(value).dtype).eps) * np.asarray(size)
+        advice = "It is a square where the kernel is positive definite, which this one is not: use another kernel."
+        possible(name, value, rounding / SIGMAS, advice, least=0.0)
+
+
 def positive(name: str, value: Any) -> None:
     """Require every entry of a concrete `value` to be positive and finite."""
     if is_concrete(value):

@@ -47,6 +47,7 @@ def squared_mmd(
     Raises:
         ValueError: If the samples differ in `dim`, have fewer than two points for the U-statistic, or weights
             have a wrong shape or sum; the sentence shows both values.
+        RuntimeError: If the V-statistic is negative by more than rounding: the kernel is not positive definite.
     Cost: `(n^2 + m^2) / 2 + n m` kernel evaluations, in tiles that stay in cache; the gradient about twice
         that, with no `(n, m)` matrix held. A Gaussian kernel on vectors costs one matrix product and one
         exponential a pair, unless points so far away would lose digits by it.
@@ -57,7 +58,10 @@ def squared_mmd(
     v, w = _weights("x", x, x_weights, unbiased), _weights("y", y, y_weights, unbiased)
     if not isinstance(x, tuple) and jnp.ndim(x) == jnp.ndim(y) == 2:
         _checks.same_columns("x", x, "y", y)
-    return _squared_mmd(kernel, x, y, v, w, unbiased)
+    value, size = _squared_mmd(kernel, x, y, v, w, unbiased)
+    if not unbiased:
+        _checks.v_statistic("The squared MMD", value, size)
+    return value
 
 
 @jax.jit(static_argnames="unbiased")
@@ -76,7 +80,8 @@ def _squared_mmd(kernel, x, y, v, w, unbiased):
 
 def _sums(kernel, x, y, v, w, unbiased):
     within = _unbiased_mean if unbiased else blocks.weighted_self_sum
-    return within(kernel, x, v) + within(kernel, y, w) - 2.0 * blocks.weighted_sum(kernel, x, v, y, w)
+    of_x, of_y, cross = within(kernel, x, v), within(kernel, y, w), 2.0 * blocks.weighted_sum(kernel, x, v, y, w)
+    return of_x + of_y - cross, jnp.abs(of_x) + jnp.abs(of_y) + jnp.abs(cross)
 
 
 def _unbiased_mean(kernel, x, w):

@@ -59,8 +59,14 @@ class MeanEmbedding:
         return blocks.weighted_self_sum(self.kernel, self.points, jnp.asarray(self.weights))
 
     def squared_distance(self, other: "MeanEmbedding") -> jax.Array:
-        """Squared distance `|mu - nu|^2`: for weights that sum to one, the squared MMD of two measures."""
-        return self.squared_norm() + other.squared_norm() - 2.0 * self.inner(other)
+        """Squared distance `|mu - nu|^2`: for weights that sum to one, the squared MMD of two measures.
+
+        Raises:
+            RuntimeError: If it is negative by more than rounding: the kernel is not positive definite.
+        """
+        norms, cross = self.squared_norm() + other.squared_norm(), 2.0 * self.inner(other)
+        _checks.v_statistic("The squared distance", norms - cross, jnp.abs(norms) + jnp.abs(cross))
+        return norms - cross
 
     def expectation(self, values: ArrayLike) -> jax.Array:
         """Expectation `sum_i w_i f(x_i)`, of shape `event`, from values `f(x_i)`, `(n, *event)`.

@@ -82,10 +82,15 @@ def hsic(kernel_x: Kernel, x: Points, kernel_y: Kernel, y: Points) -> jax.Array:
     Args:
         kernel_x, kernel_y: Kernels on each of two variables.
         x, y: `n` pairs.
+    Raises:
+        RuntimeError: If it is negative by more than rounding: a kernel is not positive definite.
     References: Gretton et al. (2005), ALT.
     """
     _pairs(kernel_x, x, kernel_y, y)
-    return _hsic(_centred(kernel_x.gram(x)), kernel_y.gram(y))
+    centred, gram = _centred(kernel_x.gram(x)), kernel_y.gram(y)
+    value = _hsic(centred, gram)
+    _checks.v_statistic("The HSIC", value, _hsic(jnp.abs(centred), jnp.abs(gram)))
+    return value
 
 
 @on_host

@@ -11,7 +11,7 @@ from numpyro_kme import _checks
 from numpyro_kme._host import on_host
 from numpyro_kme.bootstrap.banks import Simulations
 from numpyro_kme.bootstrap.emulator import LAST, Emulator, Minima, loss_unit
-from numpyro_kme.bootstrap.fit import SAME, Fit, distinct, spread
+from numpyro_kme.bootstrap.fit import SAME, Fit, distinct, full_data, spread
 from numpyro_kme.bootstrap.lanes import Tasks
 from numpyro_kme.losses.base import Objective, num_points
 from numpyro_kme.losses.direct_mmd import DirectMMD
@@ -72,7 +72,8 @@ class Emulation:
 
 
 class Emulated(NamedTuple):
-    """Minima and prior points in units of the parameters, second minima that were lower, first points, the full data's fit, and what is known."""
+    """Minima and prior points in units of the parameters, second minima that were lower, first points, the full data's fit, further numbers of the replicates, and
+    what is known."""
 
     minima: Minima
     towards: np.ndarray
@@ -80,6 +81,7 @@ class Emulated(NamedTuple):
     starts: np.ndarray
     fit: Fit
     shift: np.ndarray
+    numbers: dict[str, np.ndarray]
     emulation: Emulation
 
 
@@ -140,6 +142,14 @@ def emulate(
     some = np.unique(np.linspace(0, len(tasks) - 1, min(BLOCK, len(tasks))).astype(int))
     shift = emulator.between(data[some], best.x[some], unit, best.hessian[some])
     full, scales = _full_fit(emulator, learnt.whole @ emulator.basis, unit, weight), width[:, None] * width
+    known = Emulation.read(count, learnt.rounds, unit, errors)
+
+    def shares(mass, x):
+        return (
+            _shares(mass, emulator.at(x), learnt.of_data @ emulator.basis, known.error * unit) if emulator.free else {}
+        )
+
+    whole = replace(full_data(objective, 0), extra=(None, None))
     return Emulated(
         best._replace(
             x=middle + width * best.x,
@@ -156,9 +166,11 @@ def emulate(
             others=middle + width * full.others,
             hessian=full.hessian * unit / scales,
             scale=width,
-        ),
+            numbers=shares(full.numbers["share"], full.u[None]),
+        ).raised(float(_squared_norms(objective, whole)[0] - np.square(learnt.whole @ emulator.basis).sum())),
         shift * width,
-        Emulation.read(count, learnt.rounds, unit, errors),
+        shares(best.mass, best.x),
+        known,
     )
 
 
@@ -258,7 +270,14 @@ def _full_fit(emulator: Emulator, whole: np.ndarray, unit: float, weight: float)
         reached=int(same.sum()),
         followed=len(starts),
         converged=bool(found.convex[best] and np.abs(found.remaining[best]).max() < 1e-2),
+        numbers={"share": found.mass[best]},
     )
+
+
+def _shares(share: np.ndarray, means: np.ndarray, of_data: np.ndarray, error: float) -> dict[str, np.ndarray]:
+    """Shares with their errors were they one, as `mass.report` has them, and that of the emulated loss."""
+    of_sample = 2.0 / len(of_data) * (of_data @ means.T).var(axis=0)
+    return {"share": share, "share_error": np.sqrt(of_sample + error**2) / np.square(means).sum(axis=1)}
 
 
 def _squared_norms(objective: GridMMD | DirectMMD, tasks: Tasks) -> np.ndarray:

@@ -1,6 +1,6 @@
 """The minimum-loss point estimate on the full data, from many starts."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ class Fit:
 
     Attributes:
         u: Best parameters `(p,)`.
-        value: Loss there.
+        value: Loss there; in a result with the part that parameters do not change, see `Objective.offsets`.
         hessian: Hessian there, `(p, p)`.
         others: Other distinct minima `(K, p)`, best first.
         other_values: Their losses `(K,)`.
@@ -32,6 +32,7 @@ class Fit:
         reached: How many of the starts that were followed ended at the best minimum.
         followed: How many starts were followed.
         converged: Whether the best one is a minimum to working precision.
+        numbers: Further numbers of the loss there, such as `loss_error`, by name.
     """
 
     u: np.ndarray
@@ -43,6 +44,11 @@ class Fit:
     reached: int
     followed: int
     converged: bool
+    numbers: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def raised(self, by: float) -> "Fit":
+        """Add to the losses what parameters do not change."""
+        return replace(self, value=self.value + by, other_values=self.other_values + by)
 
 
 def rank_starts(objective: Objective, nodes: Nodes, which: int, starts: np.ndarray) -> np.ndarray:
@@ -112,6 +118,7 @@ def fit(
             np.abs(newton_step(hessian, found.gradient[best]) / scale).max() < 1e-3
             and np.linalg.eigvalsh(hessian)[0] > 0
         ),
+        {name: value[best] for name, value in found.numbers.items()},
     )
 
 
@@ -163,6 +170,19 @@ def refit(objective: Objective, nodes: Nodes, which: int, first: Fit) -> Fit:
     starts = np.concatenate([first.u[None], first.others])[:BLOCK]
     again = fit(objective, nodes, which, starts, first.scale, max_steps=20)
     return replace(again, reached=first.reached, followed=first.followed)
+
+
+def require_possible(value: Any, numbers: dict[str, np.ndarray]) -> None:
+    """Stop at fitted squared distances below zero and shares above one, beyond their errors; `numbers` as of `mass.report`."""
+    advice = (
+        "Too few simulated points measure the model where the loss was minimised: raise `num_nodes`, declare the simulator's noise "
+        "with FromNoise, or fix the mass (free_mass=False)"
+    )
+    if "share" in numbers:
+        narrow = f"{advice}, as where the data are narrower than any model."
+        _checks.possible("The share of the data explained", numbers["share"], numbers["share_error"], narrow, most=1.0)
+    if "loss_error" in numbers:
+        _checks.possible("A minimum of the squared distance", value, numbers["loss_error"], f"{advice}.", least=0.0)
 
 
 def full_data(objective: Objective, which: int) -> Tasks:

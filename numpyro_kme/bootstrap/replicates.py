@@ -9,7 +9,7 @@ from numpyro_kme.bootstrap import lanes
 from numpyro_kme.bootstrap.derivatives import Derivatives
 from numpyro_kme.bootstrap.emulation import Emulation, emulate
 from numpyro_kme.bootstrap.emulator import LAST
-from numpyro_kme.bootstrap.fit import Fit, newton_step
+from numpyro_kme.bootstrap.fit import Fit, full_data, newton_step, require_possible
 from numpyro_kme.bootstrap.lanes import Control, Tasks
 from numpyro_kme.bootstrap.preparation import Settings, one_step, prepare, robust_sd
 from numpyro_kme.bootstrap.restarts import rescue, restart
@@ -54,7 +54,7 @@ class Replicates:
         steps: Evaluations used, `(B,)`.
         moved: Whether a restart found a lower minimum, which is the one kept.
         linear: One-step approximations `(B, p)`.
-        numbers: Further numbers of the loss, such as `share`, by name.
+        numbers: Further numbers of the loss, such as `share` and its error were it one, by name.
         compared: How many replicates were restarted elsewhere.
         quadrature: The check of the noise nodes and the grid.
         derivatives: How the loss was differentiated.
@@ -102,6 +102,8 @@ def posterior_bootstrap(
         starts: `(S, p)` starting points for the full-data minimum.
         process: The Dirichlet-process prior.
         settings: Sizes and method.
+    Raises:
+        RuntimeError: If a loss is negative or a share above one, beyond their errors: the nodes are too few.
 
     Cost: about 3 to 6 evaluations of the loss and its gradient a replicate.
     References: Dellaporta et al. (2022), AISTATS; Lyddon, Walker and Holmes (2018), NeurIPS.
@@ -115,6 +117,8 @@ def posterior_bootstrap(
     pilot = draw_tasks(keys[1], objective, process, PILOT + np.arange(BLOCK), 1)
     ready = prepare(keys[2], objective, nodes, pilot, starts, settings)
     objective, nodes, full = ready.objective, ready.nodes, ready.fit
+    whole = full.raised(float(lanes.offsets(objective, full_data(objective, 0))[0]))
+    require_possible(whole.value, whole.numbers)
     tasks = draw_tasks(keys[1], objective, process, ids, num_sets(nodes))
     linear, before = one_step(objective, nodes, tasks, full)
     control = Control(ready.scale, tolerance=0.3 * TOLERANCE, max_steps=12 if settings.method == "newton" else 1)
@@ -124,12 +128,14 @@ def posterior_bootstrap(
         found = rescue(objective, nodes, tasks, full, found, before, control)
         every = settings.restart_every
         found, moved, compared = restart(objective, nodes, tasks, full, ready.pool, found, control, every)
+    value = found.value + lanes.offsets(objective, tasks)
+    require_possible(value, found.numbers)
     sd = robust_sd(found.u)
     remaining = np.abs(found.remaining / sd).max(axis=1)
     check = np.unique(np.linspace(0, len(ids) - 1, min(BLOCK, len(ids))).astype(int))
     return Replicates(
         u=found.u,
-        value=found.value + lanes.offsets(objective, tasks),
+        value=value,
         remaining=remaining,
         converged=(remaining <= TOLERANCE) & found.convex & (found.value <= before),
         steps=found.steps,
@@ -139,7 +145,7 @@ def posterior_bootstrap(
         compared=compared,
         quadrature=_quadrature(keys[2], objective, tasks.rows(check), found, check, full, sd, settings),
         derivatives=ready.derivatives,
-        fit=full,
+        fit=whole,
         nodes=nodes,
         tasks=tasks,
     )
@@ -160,6 +166,8 @@ def _on_emulator(rng_key, objective, starts, process, settings) -> Replicates:
 
     own = tasks(np.arange(settings.num_samples))
     done = emulate(keys[0], objective, np.asarray(starts, np.float64), pilot, own, settings)
+    require_possible(done.fit.value, done.fit.numbers)
+    require_possible(done.minima.value, done.numbers)
     minima, sd = done.minima, robust_sd(done.minima.x)
     remaining = np.abs(minima.remaining / sd).max(axis=1)
     return Replicates(
@@ -170,7 +178,7 @@ def _on_emulator(rng_key, objective, starts, process, settings) -> Replicates:
         steps=np.full(len(own), 2 * LAST),
         moved=done.moved,
         linear=done.starts,
-        numbers={"share": minima.mass} if objective.free_mass else {},
+        numbers=done.numbers,
         compared=len(own),
         quadrature=Quadrature(done.shift / sd),
         derivatives=Derivatives(True, None),

@@ -147,8 +147,9 @@ class KELFI(LearntLikelihood):
             coordinates = Coordinates.from_prior(fit_key, self.problem, site)
             self.measures[site] = self._measure(fit_key, site, coordinates)
             theta, x = training_table(self.simulations, self.problem, site)
+            seen = None if self.problem.simulators[site].plates else y  # one point; along plates there are many
             self.likelihoods[site] = fit_likelihood(
-                theta, x, form=self.form, coordinates=coordinates, measure=self.measures[site], y=y
+                theta, x, form=self.form, coordinates=coordinates, measure=self.measures[site], y=seen
             )
         return self._sample(sample_key)
 

@@ -83,6 +83,10 @@ class PosteriorBootstrap(Engine):
     Attributes:
         replicates: Everything known of the last run, unconstrained (`Replicates`).
 
+    Raises:
+        RuntimeError: By `run`, if a squared distance comes out negative or a share of the data above one, by more than five of
+            their standard errors: there are too few nodes for the minimum found.
+
     References: Dellaporta et al. (2022), AISTATS; Fong, Lyddon and Holmes (2019), ICML; Bardsley, Solonen, Haario and Laine
         (2014), SIAM J. Sci. Comput. (`prior_weight`).
     """
@@ -263,7 +267,8 @@ def _info(replicates: Replicates) -> dict[str, Any]:
     full = replicates.fit
     info: dict[str, Any] = {
         "converged": f"{int(replicates.converged.sum())} of {len(replicates.converged)} replicates",
-        "full-data loss": full.value,
+        "full-data loss": f"{full.value:.3g}"
+        + (f" +- {full.numbers['loss_error']:.1g}" if "loss_error" in full.numbers else ""),
         "starts at the best minimum": f"{full.reached} of {full.followed}",
         "other minima": len(full.others),
         "restarted elsewhere": f"{replicates.compared} replicates; {int(replicates.moved.sum())} draws moved",
@@ -276,6 +281,7 @@ def _info(replicates: Replicates) -> dict[str, Any]:
         info["one unit of log-likelihood"] = known.unit
         info["derivatives"] = "automatic, of the emulator"
         info["between networks (sd)"] = info.pop("simulation noise (sd)")
-    for name, value in replicates.numbers.items():
-        info[name] = f"{value.mean():.3f} (sd {value.std():.3f})"
+    if "share" in replicates.numbers:
+        share = replicates.numbers["share"]
+        info["share"] = f"{share.mean():.3f} (sd {share.std():.3f})"
     return info

@@ -95,18 +95,21 @@ class DirectMMD(EmbeddingObjective):
         return jax.lax.map(row, points), s, jnp.zeros(())
 
     def report(self, facts, u, nodes):
-        """Share of the data explained, if the mass is free."""
-        if not self.free_mass:
-            return {}
+        """Standard errors, and the share of the data explained if the mass is free; see `mass.report`."""
         data, weights = facts
         y, v = vectors(self.generator.points(u, nodes)), self.generator.weights(nodes, weights)
-        q = self._energy(v @ potential(self.kernel, y, y, v), y, v)
-        return {"share": mass.share(q, v @ potential(self.kernel, y, vectors(data), weights))}
+        own, cross = potential(self.kernel, y, y, v), potential(self.kernel, y, vectors(data), weights)
+        q, coincident = self._energy(v @ own, y, v), self._coincident(y, v)
+        kinds = dict(independent=self.generator.noise.independent, free=self.free_mass)
+        return mass.report(q, v @ cross, (own, cross), v, coincident, num_points(self.data), **kinds)
 
     def _energy(self, q, y, v):
         if not self.generator.noise.independent:
             return q
-        return mass.unbiased_energy(q, jnp.square(v) @ self.kernel.diagonal(y), v, self.free_mass)
+        return mass.unbiased_energy(q, self._coincident(y, v), v, self.free_mass)
+
+    def _coincident(self, y, v):
+        return jnp.square(v) @ self.kernel.diagonal(y)
 
 
 def widened(kernel: Any, times: float = WIDER) -> Any:

@@ -150,11 +150,15 @@ class GridMMD(EmbeddingObjective):
         return q, self.grid.inner(models, data), norm
 
     def report(self, facts, u, nodes):
-        """Share of the data explained, if the mass is free."""
-        if not self.free_mass:
-            return {}
-        model = self.grid.embed(self._scalars(u, nodes), nodes.weights)
-        return {"share": mass.share(*self._energies(model, facts[0], nodes))}
+        """Standard errors, and the share of the data explained if the mass is free; see `mass.report`."""
+        stencil, v = self.grid.stencil(self._scalars(u, nodes)), nodes.weights
+        model = self.grid.charges(stencil, stencil.weights * v[:, None])
+        own, cross = (
+            jnp.sum(self.grid.potential(f)[stencil.cells] * stencil.weights, axis=1) for f in (model, facts[0])
+        )
+        q, s = self._energies(model, facts[0], nodes)
+        kinds = dict(independent=self.generator.noise.independent, free=self.free_mass)
+        return mass.report(q, s, (own, cross), v, self._coincident(v), len(self.data), **kinds)
 
     def _scalars(self, u: jax.Array, nodes: Any) -> jax.Array:
         return jnp.ravel(self.generator.points(u, nodes))
@@ -165,4 +169,7 @@ class GridMMD(EmbeddingObjective):
     def _energy(self, q, nodes):
         if not self.generator.noise.independent:
             return q
-        return mass.unbiased_energy(q, self.peak * jnp.sum(jnp.square(nodes.weights)), nodes.weights, self.free_mass)
+        return mass.unbiased_energy(q, self._coincident(nodes.weights), nodes.weights, self.free_mass)
+
+    def _coincident(self, weights):
+        return self.peak * jnp.sum(jnp.square(weights))
