@@ -42,7 +42,6 @@ def simulations(problem):
     return simulate(random.key(0), problem, 100, progress_bar=False)
 
 
-@pytest.mark.x64
 def test_everything_is_kept(simulations):
     assert len(simulations) == 100 and simulations.failures == {}
     assert list(simulations.x) == list(simulations.arguments) == ["x", "y"]
@@ -50,17 +49,17 @@ def test_everything_is_kept(simulations):
     np.testing.assert_array_equal(simulations.arguments["x"], theta[:, None])
     np.testing.assert_array_equal(simulations.deterministics["double"], 2.0 * theta)
     np.testing.assert_array_equal(simulations.index, np.arange(100))
-    for value in simulations.x.values():
-        assert isinstance(value, np.ndarray) and value.shape == (100, 4) and value.dtype == np.float64
+    for site, dtype in (("x", np.float32), ("y", np.float64)):  # JAX's own, and what the black box declares
+        value = simulations.x[site]
+        assert isinstance(value, np.ndarray) and value.shape == (100, 4) and value.dtype == dtype
 
 
-@pytest.mark.x64
 def test_each_simulation_is_the_simulator_at_its_own_key(simulations):
     for site, fn in (("x", Simulator(walk, 0.0)), ("y", Simulator(boxed_walk, 0.0, shape=4, dtype=float))):
         for j in (0, 3, 99):
             key = random.fold_in(random.fold_in(random.key(0), crc32(site.encode())), j)
             expected = fn.with_arguments(simulations.arguments[site][j]).sample(key)
-            np.testing.assert_allclose(simulations.x[site][j], expected, rtol=1e-12)
+            np.testing.assert_allclose(simulations.x[site][j], expected, rtol=1e-6, atol=1e-6)
 
 
 def test_moments_of_simulations(simulations):
@@ -83,7 +82,7 @@ def test_another_key_and_another_block_size(problem, simulations):
     assert not np.intersect1d(other.x["x"], simulations.x["x"]).size
     blocks = simulate(random.key(0), problem, 100, progress_bar=False, block_size=7)
     np.testing.assert_array_equal(blocks.x["y"], simulations.x["y"])
-    np.testing.assert_allclose(blocks.x["x"], simulations.x["x"], rtol=1e-12)
+    np.testing.assert_allclose(blocks.x["x"], simulations.x["x"], rtol=1e-5, atol=1e-6)
 
 
 def test_sites_do_not_depend_on_each_other():
