@@ -13,7 +13,7 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.primitives import Messenger
 
-from numpyro_kme._compat import PresentPrecision
+from numpyro_kme._compat import PresentPrecision, log_prob
 from numpyro_kme._linalg import in_present_precision
 
 Arrays = Mapping[str, Any]
@@ -81,7 +81,7 @@ class Unconstrained:
         """The latents and the log densities at `u`."""
         trace, log_jacobian = self._trace(u)
         sites = {name: site for name, site in trace.items() if site["type"] == "sample"}
-        log_probs = {name: _log_prob(site) for name, site in sites.items()}
+        log_probs = {name: log_prob(site) for name, site in sites.items()}
         zero = jnp.zeros(())
         prior = sum((value for name, value in log_probs.items() if name in self.shapes), zero)
         likelihood = sum((value for name, value in log_probs.items() if name not in self.shapes), zero)
@@ -147,8 +147,3 @@ def _constants(tree):
 
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(convert, jax.config.jax_enable_x64).result()
-
-
-def _log_prob(site):
-    log_prob = jnp.sum(site["fn"].log_prob(site["value"]))
-    return log_prob if site["scale"] is None else jnp.sum(site["scale"] * log_prob)

@@ -147,6 +147,7 @@ class KELFI(LearntLikelihood):
             coordinates = Coordinates.from_prior(fit_key, self.problem, site)
             self.measures[site] = self._measure(fit_key, site, coordinates)
             theta, x = training_table(self.simulations, self.problem, site)
+            y = None if self.problem.simulators[site].plates or self.problem.simulators[site].weighted else y
             self.likelihoods[site] = fit_likelihood(
                 theta, x, form=self.form, coordinates=coordinates, measure=self.measures[site], y=y
             )
@@ -233,7 +234,7 @@ class KELFI(LearntLikelihood):
         fitted = self.likelihoods[site]
         _checks.require(
             in_coordinates and len(fitted.coordinates.mixture[0]) == 1,
-            "`learn_prior` needs one simulator site, nothing else that is observed, and a prior that is normal in the "
+            "`learn_prior` needs one simulator site, neither masked nor scaled, nothing else that is observed, and a prior that is normal in the "
             f"coordinates of the simulator's arguments. {fitted.coordinates.note}",
         )
         start = Normal.standard(fitted.coordinates.dim)
