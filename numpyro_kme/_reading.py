@@ -151,7 +151,7 @@ def read(model: Callable, args: tuple, kwargs: Mapping) -> Parts:
     """Read the parts of `model(*args, **kwargs)`; see `Problem.read`."""
     with _explained(model, args, kwargs):
         trace, simulators = run(model, args, kwargs, random.key(0), {})
-    _check_plates(trace)
+    check_plates(trace)
     with _explained(model, args, kwargs):
         again = jax.eval_shape(lambda: _Hidden(run(model, args, kwargs, random.key(0), {})[1])).content
         with as_numpyro_does():
@@ -271,7 +271,7 @@ def _behind(name: str, upstream: Mapping[str, list[str]], trace) -> tuple[str, .
     return tuple(site for site in trace if site in found)
 
 
-def _check_plates(trace) -> None:
+def check_plates(trace) -> None:
     """Before a model is traced, which takes another part of the data each time."""
     for name, site in trace.items():
         if site["type"] == "plate":
@@ -321,7 +321,7 @@ def _check_sites(trace, sites, simulators, parents) -> None:
             "observed.",
         )
         if name in simulators:
-            dtype = np.result_type(site["value"])
+            dtype = jnp.result_type(site["value"])
             _checks.require(
                 dtype.kind in "bfiu",
                 f"The observation at {name!r} has dtype {dtype}; it must hold real numbers. Give real and imaginary parts as numbers of "

@@ -119,7 +119,7 @@ class KernelMeansLikelihood(Distribution):
         return prepared.over(self._one, self.arguments)
 
     def look_up(self, value: ArrayLike) -> tuple[jax.Array, jax.Array]:
-        """Distances of the parameters to the nearest simulation, in coordinates, and signs of `q(value | params)`."""
+        """Distances of the parameters to the nearest simulation, in coordinates, and signs of `q(value | params)`, of their batch shapes."""
 
         def sign(likelihood, arguments):
             return likelihood.signed_log(self.fitted.coordinates.forward(arguments))[0]
@@ -129,7 +129,8 @@ class KernelMeansLikelihood(Distribution):
             return jnp.sqrt(jnp.min(jnp.sum(jnp.square(offsets), axis=1)))
 
         rows = self.arguments.reshape(-1, self.arguments.shape[-1])
-        return jax.vmap(nearest)(rows), (self.prepared or Prepared.of(self.fitted, value)).over(sign, self.arguments)
+        distances = jax.vmap(nearest)(rows).reshape(self.arguments.shape[:-1])
+        return distances, (self.prepared or Prepared.of(self.fitted, value)).over(sign, self.arguments)
 
     def _one(self, likelihood, arguments):
         return likelihood.log_density(self.fitted.coordinates.forward(arguments))
