@@ -88,7 +88,9 @@ class Bank:
 
     def _counted(self, y: np.ndarray) -> np.ndarray:
         """Outputs `(s, *event)` as rows of `x`."""
-        return y.reshape(len(y), len(self.mask), -1)[:, self.mask] if self.data_sets else y.reshape(-1, *self.x.shape[1:])
+        return (
+            y.reshape(len(y), len(self.mask), -1)[:, self.mask] if self.data_sets else y.reshape(-1, *self.x.shape[1:])
+        )
 
     def as_data_sets(self, x: np.ndarray) -> np.ndarray:
         """Outputs `(k, *event)` as data sets `(k, n, d)`."""

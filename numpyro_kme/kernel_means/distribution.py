@@ -47,7 +47,8 @@ class FittedLikelihood:
 
     def reach(self, share: float) -> float:
         """Distance to the nearest other simulation, in coordinates, that this share of the simulations is within."""
-        nearest, _ = cKDTree(self.simulated).query(self.simulated, k=2)
+        points = np.unique(self.simulated, axis=0)  # draws that share parameters are several rows
+        nearest, _ = cKDTree(points).query(points, k=2)
         return float(np.quantile(nearest[:, 1], share))
 
     def __call__(self, *params: ArrayLike) -> "KernelMeansLikelihood":
@@ -180,7 +181,9 @@ class Prepared:
         """Whether `value` is what was prepared; one that is traced can only be that."""
         if not _checks.is_concrete((value, self.value, self.mask)):
             return True
-        return np.shape(value) == np.shape(self.value) and np.array_equal(*(np.asarray(v)[self.mask] for v in (value, self.value)))
+        return np.shape(value) == np.shape(self.value) and np.array_equal(
+            *(np.asarray(v)[self.mask] for v in (value, self.value))
+        )
 
     def over(self, function: Callable, arguments: jax.Array) -> jax.Array:
         """`function(likelihood, arguments)` for one output and one call's arguments, over the broadcast batch shape.
