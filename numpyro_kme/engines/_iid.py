@@ -22,7 +22,6 @@ from numpyro_kme.noise import even_noise
 from numpyro_kme.problem import Problem
 from numpyro_kme.simulator import Simulator
 
-
 EXPANDED = (dist.ExpandedDistribution, dist.MaskedDistribution)
 """What stands around the law of one data point."""
 
