@@ -349,6 +349,7 @@ def run(prior: Prior, name: str):
     engine = row.make(prior.draws if row.draws else prior.event)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "doubling the noise nodes moves the draws")  # which `least_loss` allows for
+        warnings.filterwarnings("ignore", "Under the signed weights the variance")  # "means may be right": means are judged here
         engine.run(KEY, x=prior.data if row.draws else np.array(prior.y, np.float32))
     return engine
 
