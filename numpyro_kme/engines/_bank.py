@@ -157,7 +157,7 @@ def check_model(problem: Problem, engine: str) -> None:
         "from that, or use KELFI.",
     )
     _checks.require(
-        np.all(site.scale == 1.0),
+        bool(np.all(site.scale == 1.0)),
         f"Site {name!r} is scaled by {site.scale}: {engine} compares data sets and has no likelihood to raise to that power. Use KELFI, or "
         "leave numpyro.handlers.scale out.",
     )

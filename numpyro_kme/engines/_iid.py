@@ -246,7 +246,7 @@ def _kept(name: str, site) -> np.ndarray:
     """Numbers of the data points that count."""
     scale = 1.0 if site["scale"] is None else site["scale"]
     _checks.require(
-        np.all(np.asarray(scale) == 1.0),
+        bool(np.all(np.asarray(scale) == 1.0)),
         f"the observed site {name!r} is scaled by {scale}, which has no meaning for the posterior bootstrap: it weights the data itself. "
         "Leave numpyro.handlers.scale out, or use handlers.generalized_bayes with a `weight`.",
     )

@@ -100,7 +100,8 @@ class WeightedEngine(Engine):
 
     def _read(self, coordinates: Coordinates, fit_key) -> None:
         """Prepare what depends on the observation by its mask alone."""
-        self._bank, self._between, self._fit_key = Bank.read(coordinates, self.problem, self.simulations), None, fit_key
+        self._bank, self._fit_key = Bank.read(coordinates, self.problem, self.simulations), fit_key
+        self._between: np.ndarray | None = None
         self._fit(fit_key, self._bank)
 
     def condition(self, rng_key: jax.Array, *args, **kwargs) -> None:

@@ -143,11 +143,12 @@ class KELFI(LearntLikelihood):
     def _learn(self, fit_key, sample_key) -> Result:
         """Learn from all simulations, and sample."""
         self.measures, self.likelihoods = {}, {}
-        for site, y in self.problem.observations.items():
+        for site, observed in self.problem.observations.items():
             coordinates = Coordinates.from_prior(fit_key, self.problem, site)
             self.measures[site] = self._measure(fit_key, site, coordinates)
             theta, x = training_table(self.simulations, self.problem, site)
-            y = None if self.problem.simulators[site].plates or self.problem.simulators[site].weighted else y
+            found = self.problem.simulators[site]
+            y = observed if found.mask.size == 1 and not found.weighted else None
             self.likelihoods[site] = fit_likelihood(
                 theta, x, form=self.form, coordinates=coordinates, measure=self.measures[site], y=y
             )
