@@ -99,7 +99,20 @@ class Parts(NamedTuple):
     deterministics: tuple[str, ...]
 
 
-class LeaveOutSimulators(Messenger):
+class ProperPriors(Messenger):
+    """Refuse a latent that has no value and cannot be drawn."""
+
+    def process_message(self, msg):
+        """Look at the prior before NumPyro draws from it."""
+        improper = msg["type"] == "sample" and isinstance(_compat.innermost(msg["fn"]), dist.ImproperUniform)
+        if improper and msg["value"] is None:
+            raise ValueError(
+                f"The prior of {msg['name']!r} is improper (ImproperUniform), so it cannot be drawn from. "
+                "Give it a proper prior, as wide as it needs to be."
+            )
+
+
+class LeaveOutSimulators(ProperPriors):
     """Note the `Simulator` of each site, and give the site zeros if it has no value: no simulator runs."""
 
     def __enter__(self) -> "LeaveOutSimulators":
@@ -117,11 +130,7 @@ class LeaveOutSimulators(Messenger):
             self.simulators[msg["name"]] = fn.expand(shape[: len(shape) - fn.event_dim])
             if msg["value"] is None:
                 msg["value"] = jnp.zeros(shape, jax.dtypes.canonicalize_dtype(fn.dtype))
-        elif isinstance(fn, dist.ImproperUniform) and msg["value"] is None:
-            raise ValueError(
-                f"The prior of {msg['name']!r} is improper (ImproperUniform), so it cannot be drawn from. "
-                "Give it a proper prior, as wide as it needs to be."
-            )
+        super().process_message(msg)
 
 
 def as_numpyro_does():

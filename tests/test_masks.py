@@ -288,7 +288,7 @@ def line(y, covariates, mask=True, density=False, scale=1.0):
 def test_the_bootstrap_leaves_masked_points_out(density):
     loss = NegativeLogLikelihood() if density else MMD(Gaussian(1.0))
     settings = {} if density else dict(covariates="covariates")
-    engine = kme.PosteriorBootstrap(line, loss, num_samples=8, num_starts=8, method="linear", **settings)
+    engine = kme.PosteriorBootstrap(line, loss, num_samples=8, num_starts=8, **settings)
     engine.run(KEY, Y[SOME], covariates=COVARIATES[SOME], density=density)
     alone = engine.get_samples()["slope"]
     engine.run(KEY, np.where(SOME, Y, np.nan), covariates=COVARIATES, density=density, mask=SOME)

@@ -56,7 +56,7 @@ class IidModel:
             0 not in sizes,
             "the data are empty; the posterior bootstrap needs at least two points along the data plate.",
         )
-        with handlers.block(), handlers.trace() as sketch:
+        with handlers.block(), handlers.trace() as sketch, _reading.ProperPriors():
             handlers.seed(handlers.substitute(model, data={}), random.key(0))(*args, **kwargs)
         _reading.check_plates(sketch)
         samples = {name: site for name, site in sketch.items() if site["type"] == "sample"}
