@@ -40,7 +40,16 @@ def cover(folder: Path) -> None:
     """Run the default tests with a record of the lines that each executes."""
     rc = folder / "coveragerc"
     rc.write_text(f"[run]\nsource = {PACKAGE}\ndata_file = {folder / 'coverage.db'}\n")
-    command = ["-m", "pytest", "-n", "auto", f"--cov={PACKAGE}", f"--cov-config={rc}", "--cov-context=test", "--cov-report="]
+    command = [
+        "-m",
+        "pytest",
+        "-n",
+        "auto",
+        f"--cov={PACKAGE}",
+        f"--cov-config={rc}",
+        "--cov-context=test",
+        "--cov-report=",
+    ]
     subprocess.run([sys.executable, *command, f"--junitxml={folder / 'tests.xml'}"], cwd=ROOT, check=True)
 
 
@@ -102,9 +111,23 @@ def judge(copy: Path, covered: Covered, mutant) -> dict:
     (copy / path).write_text(changed)
     limit, begin = START + SLOWEST * sum(covered.seconds.get(test, 1.0) for test in tests), time.monotonic()
     try:
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--tb=no", "-rfE", "-p", "no:cacheprovider", *tests]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "--no-header",
+            "--tb=no",
+            "-rfE",
+            "-p",
+            "no:cacheprovider",
+            *tests,
+        ]
         environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
-        run = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=limit, check=False)
+        run = subprocess.run(
+            command, cwd=copy, env=environment, capture_output=True, text=True, timeout=limit, check=False
+        )
         killed = run.returncode not in (0, 5)
         failed = [line for line in run.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
         by = failed[0].split(" - ")[0] if failed else f"exit {run.returncode}"
@@ -121,7 +144,9 @@ def main():
     parser.add_argument("--mutants", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=os.cpu_count())
-    parser.add_argument("--folder", type=Path, default=ROOT / ".pytest_cache" / "mutation", help="what is kept to go on")
+    parser.add_argument(
+        "--folder", type=Path, default=ROOT / ".pytest_cache" / "mutation", help="what is kept to go on"
+    )
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     if options.cover:

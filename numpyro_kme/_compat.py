@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax._src import core, dtypes, literals
 from jax.core import ShapedArray
@@ -17,6 +18,7 @@ from numpyro.distributions.distribution import (
     Independent,
     MaskedDistribution,
 )
+from numpyro.ops.provenance import eval_provenance
 
 nothing_is_traced: Callable[[], bool] = core.trace_state_clean
 
@@ -48,6 +50,34 @@ def fields(value: Any) -> dict[str, Any] | None:
     kind = type(value)
     names = sorted({*kind.gather_pytree_data_fields(), *kind.gather_pytree_aux_fields()})
     return {name: vars(value).get(name) for name in names}
+
+
+def mask(fn: Distribution) -> np.ndarray | jax.Array:
+    """Which elements of the innermost distribution's batch count under all masks around it; NumPy unless a mask is traced."""
+    event_dim = innermost(fn).event_dim
+    batch_shape = fn.shape()[: len(fn.shape()) - event_dim]
+    found: np.ndarray | jax.Array = np.ones(batch_shape, bool)
+    while isinstance(fn, WRAPPERS):
+        if isinstance(fn, MaskedDistribution):
+            traced = isinstance(fn._mask, jax.core.Tracer)
+            own = fn._mask if traced else np.asarray(fn._mask)
+            inside_event = (1,) * (fn.event_dim - event_dim)
+            found = found & (jnp if traced else np).broadcast_to(own.reshape(own.shape + inside_event), batch_shape)
+        fn = fn.base_dist
+    return found
+
+
+def log_prob(site) -> jax.Array:
+    """Log density of a site of a trace, summed, with its mask and its scale."""
+    found = site["fn"].log_prob(site["value"])
+    return jnp.sum(found if site["scale"] is None else site["scale"] * found)
+
+
+def depends_on(function: Callable, latents: dict[str, jax.Array]) -> tuple[str, ...]:
+    """The latents that a pytree of arrays `function(latents)` depends on."""
+    found = eval_provenance(lambda **given: function(given), **latents)
+    behind = frozenset().union(*jax.tree.leaves(found, is_leaf=lambda leaf: isinstance(leaf, frozenset)))
+    return tuple(name for name in latents if name in behind)
 
 
 def evaluated_site(fn: Distribution) -> str | None:

@@ -21,9 +21,23 @@ class Link:
     inverse: Callable[[ArrayLike], jax.Array]
 
 
+LEAST, MOST = 2.0**-126, 1.0 - 2.0**-24
+"""The float32 numbers next to 0, but for those of fewer digits, and to 1."""
+
+
+def _log(a: ArrayLike) -> jax.Array:
+    """Logarithm; finite where rounding has taken a positive number to 0."""
+    return jnp.log(jnp.where(a == 0.0, LEAST, a))
+
+
+def _logit(a: ArrayLike) -> jax.Array:
+    """Log odds; finite where rounding has taken a number between 0 and 1 to one of these."""
+    return logit(jnp.where(a == 0.0, LEAST, jnp.where(a == 1.0, MOST, a)))
+
+
 IDENTITY = Link("identity", jnp.asarray, jnp.asarray)
-EXP = Link("exp", jnp.exp, jnp.log)
-EXPIT = Link("expit", expit, logit)
+EXP = Link("exp", jnp.exp, _log)
+EXPIT = Link("expit", expit, _logit)
 LINKS = (
     IDENTITY,
     EXP,

@@ -11,7 +11,7 @@ from jax.scipy.special import logsumexp
 from numpyro.distributions import constraints
 from numpyro.distributions.distribution import Distribution
 
-from numpyro_kme import _compat
+from numpyro_kme import _checks, _compat
 from numpyro_kme._host import in_present_precision, on_host
 from numpyro_kme.from_noise import FromNoise
 from numpyro_kme.losses.base import Loss, Objective
@@ -128,6 +128,15 @@ class LossDensity(Distribution):
     def support(self) -> constraints.Constraint:
         """All real numbers."""
         return constraints.independent(constraints.real, self.event_dim)
+
+    def mask(self, mask):
+        """All or nothing: a joint loss has no terms of single points."""
+        _checks.require(
+            isinstance(mask, bool) or not np.shape(mask),
+            f"A mask of shape {np.shape(mask)} around handlers.generalized_bayes: the loss compares the data of simulator `{self._name}` as "
+            "a whole, so that no points can be taken out of it. Leave them out of the data.",
+        )
+        return super().mask(mask)
 
     def sample(self, key, sample_shape=()):
         """Raises: draws come from the simulator itself."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -49,6 +50,9 @@ class SimulatorSite:
         plates: Sizes of the plates around the site.
         observed: The observation, or None.
         parents: The latents that the simulator's arguments depend on.
+        mask: Which calls count, of the simulator's batch shape; see `numpyro.handlers.mask`. Simulations have all of them.
+        scale: Powers that the likelihoods of the calls are raised to, `()` or broadcast to the batch shape of `fn`; see
+            `numpyro.handlers.scale`.
     """
 
     simulator: Simulator
@@ -56,6 +60,17 @@ class SimulatorSite:
     plates: Mapping[str, int]
     observed: np.ndarray | None
     parents: tuple[str, ...]
+    mask: np.ndarray
+    scale: np.ndarray
+
+    @property
+    def weighted(self) -> bool:
+        """Whether calls are masked, or their likelihoods raised to a power other than 1."""
+        return not self.mask.all() or bool(np.any(self.scale != 1.0))
+
+    def counted(self, x: np.ndarray, lead: int = 0) -> np.ndarray:
+        """Outputs `(*lead, *batch, *event)` without the masked ones: as they are if there are none, else `(*lead, calls, *event)`."""
+        return x if self.mask.all() else x[(slice(None),) * lead + (self.mask,)]
 
     def rows(self, arguments: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Simulations as a table, with a row for each argument that was simulated.
@@ -86,7 +101,20 @@ class Parts(NamedTuple):
     deterministics: tuple[str, ...]
 
 
-class LeaveOutSimulators(Messenger):
+class ProperPriors(Messenger):
+    """Refuse a latent that has no value and cannot be drawn."""
+
+    def process_message(self, msg):
+        """Look at the prior before NumPyro draws from it."""
+        improper = msg["type"] == "sample" and isinstance(_compat.innermost(msg["fn"]), dist.ImproperUniform)
+        if improper and msg["value"] is None:
+            raise ValueError(
+                f"The prior of {msg['name']!r} is improper (ImproperUniform), so it cannot be drawn from. "
+                "Give it a proper prior, as wide as it needs to be."
+            )
+
+
+class LeaveOutSimulators(ProperPriors):
     """Note the `Simulator` of each site, and give the site zeros if it has no value: no simulator runs."""
 
     def __enter__(self) -> "LeaveOutSimulators":
@@ -104,11 +132,7 @@ class LeaveOutSimulators(Messenger):
             self.simulators[msg["name"]] = fn.expand(shape[: len(shape) - fn.event_dim])
             if msg["value"] is None:
                 msg["value"] = jnp.zeros(shape, jax.dtypes.canonicalize_dtype(fn.dtype))
-        elif isinstance(fn, dist.ImproperUniform) and msg["value"] is None:
-            raise ValueError(
-                f"The prior of {msg['name']!r} is improper (ImproperUniform), so it cannot be drawn from. "
-                "Give it a proper prior, as wide as it needs to be."
-            )
+        super().process_message(msg)
 
 
 _lock = Lock()
@@ -133,12 +157,17 @@ def one_model_at_a_time() -> Iterator[None]:
 
 
 class PresentPrecision(Messenger):
-    """Use the NumPy arrays in a model's distributions and observations in the precision in force."""
+    """Use the NumPy arrays in a model's distributions and observations in the precision in force.
+
+    The observation of a simulator stays as it was given: it is compared on the host, in float64.
+    """
 
     def process_message(self, msg):
         """Replace them before the site is drawn or scored."""
         if msg["type"] == "sample":
-            msg["fn"], msg["value"] = in_present_precision((msg["fn"], msg["value"]))
+            msg["fn"] = in_present_precision(msg["fn"])
+            if not isinstance(_compat.innermost(msg["fn"]), Simulator):
+                msg["value"] = in_present_precision(msg["value"])
 
 
 def as_numpyro_does():
@@ -160,26 +189,20 @@ def run(model: Callable, args: tuple, kwargs: Mapping, key: jax.Array, latents: 
         wrapped = handlers.substitute(precise, data=values)
         for messenger in inside:
             messenger.fn, wrapped = wrapped, messenger
-        args, kwargs = in_present_precision((args, dict(kwargs)))
-        wrapped(*args, **kwargs)
+        wrapped(*args, **dict(kwargs))
     return trace, left_out.simulators
 
 
 @one_model_at_a_time()
 def read(model: Callable, args: tuple, kwargs: Mapping) -> Parts:
     """Read the parts of `model(*args, **kwargs)`; see `Problem.read`."""
-    try:
+    with _explained(model, args, kwargs):
         trace, simulators = run(model, args, kwargs, random.key(0), {})
+    check_plates(trace)
+    with _explained(model, args, kwargs):
         again = jax.eval_shape(lambda: _Hidden(run(model, args, kwargs, random.key(0), {})[1])).content
         with as_numpyro_does():
             upstream = get_model_relations(model, args, dict(kwargs))["sample_sample"]
-    except Exception as error:
-        raise ValueError(
-            f"The model `{getattr(model, '__name__', model)}` failed while its sites were read: {error} "
-            f"({type(error).__name__}). It was run with {len(args)} positional arguments and the keyword "
-            f"arguments {sorted(kwargs)}; observations and covariates are passed the way the model takes "
-            "them."
-        ) from error
     parents = {name: _behind(name, upstream, trace) for name in upstream}
     sites = {name: site for name, site in trace.items() if site["type"] == "sample"}
     _check_sites(trace, sites, simulators, parents)
@@ -191,7 +214,23 @@ def read(model: Callable, args: tuple, kwargs: Mapping) -> Parts:
                 "Define it outside.",
                 stacklevel=3,
             )
-    return _parts(trace, simulators, parents)
+    parts = _parts(trace, simulators, parents)
+    _check_weights(parts, model, args, kwargs)
+    return parts
+
+
+@contextmanager
+def _explained(model: Callable, args: tuple, kwargs: Mapping):
+    """Say which model failed, and how it was run."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(
+            f"The model `{getattr(model, '__name__', model)}` failed while its sites were read: {error} "
+            f"({type(error).__name__}). It was run with {len(args)} positional arguments and the keyword "
+            f"arguments {sorted(kwargs)}; observations and covariates are passed the way the model takes "
+            "them."
+        ) from error
 
 
 def read_again(before: Parts, model: Callable, args: tuple, kwargs: Mapping) -> Parts:
@@ -217,7 +256,8 @@ def _outline(parts: Parts) -> tuple:
     """What does not change with the data."""
     latents = [(name, type(_compat.innermost(latent.fn)), latent.value.shape) for name, latent in parts.latents.items()]
     simulators = [
-        (name, site.simulator.fn, site.plates, site.observed is None) for name, site in parts.simulators.items()
+        (name, site.simulator.fn, site.plates, site.observed is None, site.weighted)
+        for name, site in parts.simulators.items()
     ]
     return latents, simulators, parts.likelihoods, parts.deterministics
 
@@ -236,6 +276,8 @@ def _parts(trace, simulators, parents) -> Parts:
                 {frame.name: frame.size for frame in sites[name]["cond_indep_stack"]},
                 np.asarray(sites[name]["value"]) if sites[name]["is_observed"] else None,
                 parents[name],
+                np.broadcast_to(_compat.mask(sites[name]["fn"]), simulator.batch_shape),
+                np.asarray(1.0 if sites[name]["scale"] is None else sites[name]["scale"]),
             )
             for name, simulator in simulators.items()
         },
@@ -276,6 +318,35 @@ def _behind(name: str, upstream: Mapping[str, list[str]], trace) -> tuple[str, .
     return tuple(site for site in trace if site in found)
 
 
+def check_plates(trace) -> None:
+    """Before a model is traced, which takes another part of the data each time."""
+    for name, site in trace.items():
+        if site["type"] == "plate":
+            size, taken = site["args"][0], len(site["value"])
+            _checks.require(
+                size == taken,
+                f"Plate {name!r} takes {taken} of {size} elements, at random (subsample_size): an engine learns from one data set. Leave "
+                "`subsample_size` out, or choose the part before and pass it to the model, with a plate of its size.",
+            )
+
+
+def _check_weights(parts: Parts, model, args, kwargs) -> None:
+    """Masks and scales are known before anything is inferred."""
+    for name, site in parts.simulators.items():
+        if site.weighted:
+            known = {latent: jnp.asarray(found.value) for latent, found in parts.latents.items()}
+            behind = _compat.depends_on(partial(_weights, model, args, kwargs, name), known)
+            _checks.require(
+                not behind,
+                f"The mask or scale of site {name!r} depends on the latents {list(behind)}. Make it depend on data alone.",
+            )
+
+
+def _weights(model, args, kwargs, name, latents):
+    site = run(model, args, kwargs, random.key(0), latents)[0][name]
+    return _compat.mask(site["fn"]), 1.0 if site["scale"] is None else site["scale"]
+
+
 def _check_sites(trace, sites, simulators, parents) -> None:
     params = [name for name, site in trace.items() if site["type"] == "param"]
     _checks.require(
@@ -297,6 +368,13 @@ def _check_sites(trace, sites, simulators, parents) -> None:
             "observed.",
         )
         if name in simulators:
+            dtype = jnp.result_type(site["value"])
+            _checks.require(
+                dtype.kind in "bfiu",
+                f"The observation at {name!r} has dtype {dtype}; it must hold real numbers. Give real and imaginary parts as numbers of "
+                "their own, and let the simulator return them so.",
+                TypeError,
+            )
             found, expected = np.shape(site["value"]), simulators[name].shape()
             _checks.require(
                 found == expected,
@@ -309,7 +387,13 @@ def _check_sites(trace, sites, simulators, parents) -> None:
     latents = [name for name, site in sites.items() if not site["is_observed"] and name not in simulators]
     _checks.require(len(latents) > 0, f"The model has no latent site to infer; its sites are {list(sites)}.")
     for name in latents:
-        fn = sites[name]["fn"]
+        fn, scale = sites[name]["fn"], sites[name]["scale"]
+        masked = not np.all(_compat.mask(fn))
+        _checks.require(
+            not masked and (scale is None or bool(np.all(np.asarray(scale) == 1.0))),
+            f"The prior of {name!r} is {'masked' if masked else f'scaled, by {scale}'}, so that its density is not that of draws from it. "
+            "Put numpyro.handlers.mask and numpyro.handlers.scale around observed sites only.",
+        )
         discrete = fn.support.is_discrete or isinstance(_compat.innermost(fn), dist.Delta)
         _checks.require(
             not discrete,

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 from jax.typing import ArrayLike
-from numpyro.distributions.distribution import MaskedDistribution
 from numpyro.primitives import Messenger
 
 from numpyro_kme import _checks, _compat
@@ -148,13 +147,15 @@ class generalized_bayes(Messenger):
 
 def _check_site(msg, simulator: Simulator, covariates) -> None:
     name, frames = msg["name"], msg["cond_indep_stack"]
+    weights = _compat.mask(msg["fn"]), 1.0 if msg["scale"] is None else msg["scale"]
+    _checks.real(f"observation at {name!r}", msg["value"])
     _checks.require(
         len(frames) == 1 and len(simulator.batch_shape) == 1 and simulator.batch_shape[0] >= 2,
         f"Site {name!r} must stand in one plate, the data plate, with one event for each of at least two data points; it has "
         f"the plates {[(frame.name, frame.size) for frame in frames]} and batch shape {simulator.batch_shape}.",
     )
     _checks.require(
-        msg["scale"] is None and not isinstance(msg["fn"], MaskedDistribution),
+        _checks.is_concrete(weights) and all(np.all(np.asarray(weight) == 1) for weight in weights),
         f"Site {name!r} is masked or scaled, which a joint loss cannot be entry by entry. Leave those data out, or change "
         "`weight`.",
     )

@@ -1,7 +1,9 @@
 """Models in, models out: a density in place of a simulator, and simulators in place of observations."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
+import numpy as np
 import numpyro
 from jax.typing import ArrayLike
 from numpyro.distributions.distribution import Distribution
@@ -83,8 +85,10 @@ class surrogate(Messenger):
             f"Site {name!r} is an observed simulator without a likelihood: add {name!r} to `likelihoods`, "
             f"which has {sorted(self.likelihoods)}, or do not observe it.",
         )
-        likelihood, value = self.likelihoods[name], msg["value"]
-        msg["fn"] = _compat.rewrapped(msg["fn"], lambda simulator: _density(name, likelihood, simulator, value))
+        mask = _compat.mask(msg["fn"])
+        density = partial(_density, name, self.likelihoods[name], msg["value"], mask)
+        fn = _compat.rewrapped(msg["fn"], density)
+        msg["fn"] = fn if _counts(mask) else fn.mask(False)
 
 
 class uncondition_simulators(Messenger):
@@ -103,7 +107,14 @@ class uncondition_simulators(Messenger):
                 msg["kwargs"]["rng_key"] = numpyro.prng_key()
 
 
-def _density(name: str, likelihood: Likelihood, simulator: Simulator, value: ArrayLike) -> Distribution:
+def _counts(mask: ArrayLike) -> bool:
+    """Whether any call counts, as far as is known."""
+    return not _checks.is_concrete(mask) or bool(np.any(mask))
+
+
+def _density(
+    name: str, likelihood: Likelihood, value: ArrayLike, mask: ArrayLike, simulator: Simulator
+) -> Distribution:
     try:
         fn = likelihood(*simulator.broadcast_params(simulator.groups))
     except ValueError as error:
@@ -128,9 +139,9 @@ def _density(name: str, likelihood: Likelihood, simulator: Simulator, value: Arr
         f"The likelihood of site {name!r} has batch shape {fn.batch_shape}, the simulator `{simulator.name}` "
         f"has {simulator.batch_shape}, one for each call.",
     )
-    if isinstance(fn, KernelMeansLikelihood):
+    if isinstance(fn, KernelMeansLikelihood) and _counts(mask):
         try:
-            fn = fn.observing(value)
+            fn = fn.observing(value, mask)
         except ValueError as error:
             raise ValueError(f"The observation at site {name!r} does not fit its likelihood: {error}") from error
     return fn.expand(simulator.batch_shape)

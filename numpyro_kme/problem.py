@@ -11,7 +11,7 @@ import numpy as np
 from jax import random
 from numpyro.primitives import Messenger
 
-from numpyro_kme import _blocks, _checks, _normalise, _reading
+from numpyro_kme import _blocks, _checks, _compat, _normalise, _reading
 from numpyro_kme._programs import Program
 from numpyro_kme._reading import Latent, SimulatorSite
 
@@ -173,7 +173,7 @@ class Problem:
         def log_prior(latents):
             sites, _ = self._run(random.key(0), latents)
             with _reading.as_numpyro_does():
-                return sum(_log_prob(sites[name]) for name in self.latents)
+                return sum(_compat.log_prob(sites[name]) for name in self.latents)
 
         return Program(jax.vmap(log_prior))
 
@@ -209,8 +209,3 @@ class _FromNormal(Messenger):
     def process_message(self, msg):
         if msg["type"] == "sample" and msg["name"] in self.z:
             msg["value"] = _normalise.from_normal(msg["fn"], jnp.asarray(self.z[msg["name"]]))
-
-
-def _log_prob(site) -> jax.Array:
-    log_prob = jnp.sum(site["fn"].log_prob(site["value"]))
-    return log_prob if site["scale"] is None else site["scale"] * log_prob

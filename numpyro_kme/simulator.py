@@ -158,7 +158,10 @@ class Simulator(Distribution):
 
     def mask(self, mask) -> Distribution:
         """The simulator with some of its events left out of densities; see `numpyro.handlers.mask`."""
-        return self if mask is True else _MaskedSimulator(self, mask)
+        if mask is True:
+            return self
+        with jax.ensure_compile_time_eval():  # a mask that is known stays known while JAX traces the model
+            return _MaskedSimulator(self, mask)
 
     def keys(self, key: jax.Array, sample_shape: Shape = ()) -> jax.Array:
         """The key of each call of a draw: `key` itself if there is one call, else split over the batch."""
@@ -212,7 +215,8 @@ class _MaskedSimulator(MaskedDistribution):
         return self.base_dist.expand(batch_shape).mask(self._mask)
 
     def mask(self, mask):
-        return self.base_dist.mask(self._mask & mask)
+        with jax.ensure_compile_time_eval():
+            return self.base_dist.mask(self._mask & mask)
 
 
 class _Integer(constraints.ParameterFreeConstraint):

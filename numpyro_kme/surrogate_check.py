@@ -25,7 +25,7 @@ class SurrogateCheck:
     """What a chain met at one simulator site.
 
     Attributes:
-        outside: Share of the evaluations outside the simulated region: further from the nearest simulation, in coordinates,
+        outside: Share of the evaluations that are not masked outside the simulated region: further from the nearest simulation, in coordinates,
             than 99 % of the simulations are from theirs.
         negative: Share of the evaluations where the signed surrogate is negative, so that its positive version was sampled.
     """
@@ -57,7 +57,6 @@ def check_surrogate(
     _checks.require(num >= 1, "`samples` must hold at least one draw; got none.")
     _check_shapes(model, draws, args, kwargs)
     rows = np.unique(np.linspace(0, num - 1, min(num, max_draws)).astype(int))
-    reach: dict[str, float] = {}
 
     @_reading.one_model_at_a_time()
     def one(latents):
@@ -67,9 +66,7 @@ def check_surrogate(
         for name, site in sites.items():
             fn = _compat.innermost(site["fn"]) if site["type"] == "sample" and site["is_observed"] else None
             if isinstance(fn, KernelMeansLikelihood):
-                nearest, signs = fn.look_up(site["value"])
-                reach[name] = fn.fitted.reach(FAR)
-                found[name] = jnp.mean(nearest > reach[name]), jnp.mean(signs < 0)
+                found[name] = _shares(fn, site["value"], _compat.mask(site["fn"]))
         return found
 
     found = jax.jit(jax.vmap(one))(in_present_precision({name: value[rows] for name, value in draws.items()}))
@@ -81,6 +78,16 @@ def check_surrogate(
     for name, check in checks.items():
         _warn(name, check)
     return checks
+
+
+def _shares(fn: KernelMeansLikelihood, value, mask) -> tuple[jax.Array, jax.Array]:
+    """Shares of the evaluations that count, outside and negative."""
+    if _checks.is_concrete(mask) and not np.any(mask):
+        return jnp.zeros(()), jnp.zeros(())
+    nearest, signs = fn.look_up(value)
+    outside = jnp.broadcast_to(nearest > fn.fitted.reach(FAR), mask.shape)
+    number = jnp.maximum(jnp.sum(mask), 1)
+    return jnp.sum(outside & mask) / number, jnp.sum((signs < 0) & mask) / number
 
 
 @_reading.one_model_at_a_time()

@@ -12,6 +12,7 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.primitives import Messenger
 
+from numpyro_kme._compat import log_prob
 from numpyro_kme._host import constants
 from numpyro_kme._reading import PresentPrecision, one_model_at_a_time
 
@@ -80,7 +81,7 @@ class Unconstrained:
         """The latents and the log densities at `u`."""
         trace, log_jacobian = self._trace(u)
         sites = {name: site for name, site in trace.items() if site["type"] == "sample"}
-        log_probs = {name: _log_prob(site) for name, site in sites.items()}
+        log_probs = {name: log_prob(site) for name, site in sites.items()}
         zero = jnp.zeros(())
         prior = sum((value for name, value in log_probs.items() if name in self.shapes), zero)
         likelihood = sum((value for name, value in log_probs.items() if name not in self.shapes), zero)
@@ -130,8 +131,3 @@ def _run(model, args, kwargs, messenger):
     with handlers.block(), handlers.trace() as trace:
         messenger(*args, **kwargs)
     return trace
-
-
-def _log_prob(site):
-    log_prob = jnp.sum(site["fn"].log_prob(site["value"]))
-    return log_prob if site["scale"] is None else jnp.sum(site["scale"] * log_prob)

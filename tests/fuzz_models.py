@@ -268,7 +268,7 @@ class Case:
         name = "improper" if improper else str(rng.choice(list(PRIORS)))
         self.prior = prior = IMPROPER if improper else PRIORS[name]
         plates = "iid" if data_sets else str(rng.choice(["none", "none", "iid", "groups"]))
-        if plates == "groups" and (not prior.scalar or weighted and rng.random() < 0.8):
+        if plates == "groups" and (not prior.scalar or (weighted and rng.random() < 0.8)):
             plates = "none"
         if weighted and not data_sets and plates == "iid":
             plates = "none"  # an engine that compares numbers in order has no use for rows without one

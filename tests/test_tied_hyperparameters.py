@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from numpyro_kme import _linalg
+from numpyro_kme._host import in_present_precision
 from numpyro_kme.kernel_means import learning
 from numpyro_kme.kernel_means.learning import Learner, Space, Tied
 from numpyro_kme.kernel_means.objectives import Bank, Hyperparameters, MarginalLikelihood
@@ -39,6 +39,7 @@ def fit(simulated, **settings):
     return form.fit(z, x, measure=Normal.standard(DIM), y=y)
 
 
+@pytest.mark.x64
 @pytest.mark.parametrize("name", TIES)
 def test_value_and_gradient_on_the_ties(simulated, name):
     """Two numbers move everything; objective, weak priors (where an objective asks for them) and slopes are those of the formulas."""
@@ -48,8 +49,7 @@ def test_value_and_gradient_on_the_ties(simulated, name):
     space = Space.around(template, learner)
     assert space.common.shape == (DIM + STATISTICS + 1, 2)
     search = learning._Search(MarginalLikelihood(), template, space, learner)
-    with _linalg.float64():
-        bank = _linalg.in_present_precision(Bank(z, x, measure=Normal.standard(DIM), y=y[None]))
+    bank = in_present_precision(Bank(z, x, measure=Normal.standard(DIM), y=y[None]))
 
     def expected(factors):
         beta, eps = np.array([1.5, 0.7]) * np.exp(factors)

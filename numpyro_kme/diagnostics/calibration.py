@@ -27,7 +27,7 @@ class Calibration:
         ranks: `(rank + u) / (L + 1)` with `u` uniform on (0, 1), which is uniform, `{latent: (N, *shape)}`.
         shares: The same for TARP, `(N,)`: one number for all latents together.
         truths: The parameters that data were simulated from, `{latent: (N, *shape)}`.
-        data: The data sets, `{site: (N, *event)}`.
+        data: The data sets, `{site: (N, *event)}`, without what the observation masks.
         refused: How many further data sets the engine refused, as having no posterior. Whether it does depends on the data
             alone, and ranks are uniform given any data, so that leaving them out is fair.
     References: Talts et al. (2018), arXiv:1804.06788; Lemos et al. (2023), ICML; Modrak et al. (2023), Bayesian Analysis.
@@ -176,7 +176,7 @@ def calibrate(
         {name: np.stack(found) for name, found in ranks.items()},
         np.array(shares),
         {name: np.asarray(bank.latents[name])[served] for name in ranks},
-        {site: np.asarray(value)[served] for site, value in bank.x.items()},
+        {site: problem.simulators[site].counted(np.asarray(value)[served], 1) for site, value in bank.x.items()},
         len(bank) - len(served),
     )
 

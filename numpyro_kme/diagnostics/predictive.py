@@ -17,8 +17,8 @@ class PredictiveCheck:
     """The observation beside data simulated at posterior draws.
 
     Attributes:
-        predicted: `{site: (draws, *batch, *event)}`.
-        observed: `{site: (*batch, *event)}`.
+        predicted: `{site: (draws, *batch, *event)}`; without masked outputs, which make it `(draws, outputs, *event)`.
+        observed: `{site: (*batch, *event)}`, of the same outputs.
     """
 
     predicted: Arrays
@@ -84,4 +84,8 @@ def predictive_check(rng_key: jax.Array, engine: Any, num_draws: int = 200) -> P
             f"The model keeps the observation at {site!r}: let it take it as a keyword argument of that name, so that leaving it "
             "out simulates.",
         )
-    return PredictiveCheck({site: np.asarray(predicted[site]) for site in observed}, observed)
+    sites = {site: found for site, found in problem.simulators.items() if found.mask.any()}
+    return PredictiveCheck(
+        {site: found.counted(np.asarray(predicted[site]), 1) for site, found in sites.items()},
+        {site: found.counted(observed[site]) for site, found in sites.items()},
+    )

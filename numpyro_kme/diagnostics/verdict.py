@@ -87,8 +87,10 @@ def check(rng_key: jax.Array, engine: Any, num_datasets: int = 200, **settings: 
     predictive = predictive_check(predictive_key, engine)
     tests = {}
     for site, y in problem.observations.items():
+        found = problem.simulators[site]
         x = np.asarray(simulations.x[site])[: len(simulations) - simulations.proposed]
-        tests[site] = misspecification_test(x, np.asarray(y))
+        if found.mask.any():
+            tests[site] = misspecification_test(found.counted(x, 1), found.counted(np.asarray(y)))
     surrogate: Mapping[str, SurrogateCheck] = {}
     if hasattr(engine, "likelihoods"):
         latents = {name: samples[name] for name in problem.latents}

@@ -24,8 +24,9 @@ class Bank:
         latents, deterministics: `{site: (m, *shape)}`.
         coordinates: Of the simulator's arguments.
         z: Coordinates of the simulations, `(m, D)`.
-        x: Outputs, `(m, *event)`; `(m, n, d)` where `n` draws lie along plates.
+        x: Outputs, `(m, *event)`; `(m, n, d)` where `n` draws lie along plates, without those that are masked in the observation.
         data_sets: Whether the rows of each output are draws along plates, so that their order says nothing.
+        mask: Which draws of an output count, flat.
     """
 
     latents: Mapping[str, np.ndarray]
@@ -34,6 +35,7 @@ class Bank:
     z: np.ndarray
     x: np.ndarray
     data_sets: bool
+    mask: np.ndarray
 
     @classmethod
     def read(cls, coordinates: Coordinates, problem: Problem, simulations: Simulations) -> "Bank":
@@ -44,10 +46,17 @@ class Bank:
         if not latents:
             latents = coordinates.latents_table(z)
         deterministics = simulations.deterministics or problem.evaluate(latents).deterministics
-        data_sets = bool(problem.simulators[site].simulator.batch_shape)
+        simulator, mask = problem.simulators[site].simulator, problem.simulators[site].mask.ravel()
+        data_sets = bool(simulator.batch_shape)
         x = np.asarray(simulations.x[site], np.float64)
-        x = _rows(x, 1, problem) if data_sets else x
-        return cls(latents, dict(deterministics), coordinates, z, x, data_sets)
+        if data_sets:
+            x = x.reshape(len(x), -1, int(np.prod(simulator.event_shape, dtype=int)))
+            _checks.require(
+                x.shape[1] == len(mask),
+                f"The simulations of {site!r} have {x.shape[1]} draws each, the model {len(mask)}: they were made by another model.",
+            )
+            x = x[:, mask]
+        return cls(latents, dict(deterministics), coordinates, z, x, data_sets, mask)
 
     def __len__(self) -> int:
         return len(self.z)
@@ -55,21 +64,34 @@ class Bank:
     def point(self, y: np.ndarray) -> np.ndarray:
         """An observation in the shape of a row of `x`."""
         _checks.require(
-            np.size(y) == self.x[0].size,
+            np.size(y) == self._size,
             f"The observation has shape {np.shape(y)}, the simulations {self.x.shape[1:]}: they were made by another model.",
         )
-        return np.asarray(y, np.float64).reshape(self.x.shape[1:])
+        return self._counted(np.asarray(y, np.float64)[None])[0]
 
     def points(self, observations: Any) -> np.ndarray:
-        """Many observations `(s, *event)` as rows of `x`."""
-        _checks.sound("observations", observations)
+        """Many observations `(s, *event)`, masked draws included, as rows of `x`."""
+        _checks.real("observations", observations)
         y = np.asarray(observations, np.float64)
         _checks.require(
-            y.ndim >= 1 and len(y) >= 1 and y[0].size == self.x[0].size,
+            y.ndim >= 1 and len(y) >= 1 and y[0].size == self._size,
             f"`observations` must have shape (s, *event) with s at least 1 and as many numbers in each as the simulator gives, "
-            f"{self.x.shape[1:]}; got shape {y.shape}.",
+            f"{self._size}; got shape {y.shape}.",
         )
-        return y.reshape(-1, *self.x.shape[1:])
+        counted = self._counted(y)
+        _checks.finite("observations", counted)
+        return counted
+
+    @property
+    def _size(self) -> int:
+        """Numbers in one output, masked draws included."""
+        return len(self.mask) * self.x.shape[2] if self.data_sets else self.x[0].size
+
+    def _counted(self, y: np.ndarray) -> np.ndarray:
+        """Outputs `(s, *event)` as rows of `x`."""
+        return (
+            y.reshape(len(y), len(self.mask), -1)[:, self.mask] if self.data_sets else y.reshape(-1, *self.x.shape[1:])
+        )
 
     def as_data_sets(self, x: np.ndarray) -> np.ndarray:
         """Outputs `(k, *event)` as data sets `(k, n, d)`."""
@@ -128,12 +150,23 @@ def check_model(problem: Problem, engine: str) -> None:
         f"{list(problem.simulators)} and the likelihoods {list(problem.likelihoods)}. Use KELFI, or put what is observed into "
         "one simulator.",
     )
-    site, y = next(iter(problem.observations.items()))
-    _checks.finite(f"observation at {site!r}", y)
-    groups = problem.simulators[site].simulator.groups
+    name, y = next(iter(problem.observations.items()))
+    site = problem.simulators[name]
+    _checks.require(
+        bool(site.mask.any()),
+        f"Site {name!r} is masked as a whole, so that {engine} has nothing to compare simulations with. The posterior is the prior: draw "
+        "from that, or use KELFI.",
+    )
+    _checks.require(
+        bool(np.all(site.scale == 1.0)),
+        f"Site {name!r} is scaled by {site.scale}: {engine} compares data sets and has no likelihood to raise to that power. Use KELFI, or "
+        "leave numpyro.handlers.scale out.",
+    )
+    _checks.finite(f"observation at {name!r}", site.counted(y))
+    groups = site.simulator.groups
     _checks.require(
         all(size == 1 for size in groups),
-        f"The parameters of the simulator at {site!r} vary along plates of shape {groups}; {engine} compares one data set of one "
+        f"The parameters of the simulator at {name!r} vary along plates of shape {groups}; {engine} compares one data set of one "
         "parameter. Use KELFI for groups.",
     )
 
@@ -141,9 +174,3 @@ def check_model(problem: Problem, engine: str) -> None:
 def arguments_to_coordinates(coordinates: Coordinates, arguments: np.ndarray) -> np.ndarray:
     """Coordinates `(m, D)` of arguments `(m, *ones, p)`."""
     return coordinates.table(np.asarray(arguments).reshape(len(arguments), -1))
-
-
-def _rows(x: np.ndarray, lead: int, problem: Problem) -> np.ndarray:
-    """Draws along plates as the rows of data sets, `(m, n, d)`."""
-    event = problem.simulators[problem.site()].simulator.event_shape
-    return x.reshape(*x.shape[:lead], -1, int(np.prod(event, dtype=int)))

@@ -23,6 +23,9 @@ from numpyro_kme.noise import even_noise
 from numpyro_kme.problem import Problem
 from numpyro_kme.simulator import Simulator
 
+EXPANDED = (dist.ExpandedDistribution, dist.MaskedDistribution)
+"""What stands around the law of one data point."""
+
 
 @dataclass(frozen=True, eq=False)
 class IidModel:
@@ -31,7 +34,8 @@ class IidModel:
     Attributes:
         model: Run as `model(*args, **kwargs)`.
         site: Name of the observed site.
-        data: Its observation `(n, *event)`.
+        observed: Its observation, masked points included, `(n, *event)`.
+        kept: Numbers of the points that are not masked.
         shapes: Unconstrained shape of each latent.
         problem: The model taken apart, if the site is a simulator; a site with a density has none.
     """
@@ -40,7 +44,8 @@ class IidModel:
     args: tuple
     kwargs: Mapping[str, Any]
     site: str
-    data: np.ndarray
+    observed: np.ndarray
+    kept: np.ndarray
     shapes: Mapping[str, tuple[int, ...]]
     problem: Problem | None
 
@@ -52,8 +57,9 @@ class IidModel:
             0 not in sizes,
             "the data are empty; the posterior bootstrap needs at least two points along the data plate.",
         )
-        with _reading.one_model_at_a_time(), handlers.block(), handlers.trace() as sketch:
+        with _reading.one_model_at_a_time(), handlers.block(), handlers.trace() as sketch, _reading.ProperPriors():
             handlers.seed(handlers.substitute(model, data={}), random.key(0))(*args, **kwargs)
+        _reading.check_plates(sketch)
         samples = {name: site for name, site in sketch.items() if site["type"] == "sample"}
         observed = {name: site for name, site in samples.items() if site["is_observed"]}
         simulated = {name for name, site in samples.items() if _is_simulator(site)}
@@ -74,6 +80,9 @@ class IidModel:
             f"with numpyro.plate('data', "
             f"len(x)): numpyro.sample({site!r}, ..., obs=x), with one event for each data point.",
         )
+        value = np.asarray(observed[site]["value"])
+        _checks.real(f"observation at {site!r}", value)
+        kept = _kept(site, observed[site])
         latents = {name: found for name, found in samples.items() if name != site}
         inside = [name for name, found in latents.items() if frames[0] in found["cond_indep_stack"]]
         _checks.require(
@@ -84,7 +93,12 @@ class IidModel:
         )
         problem = Problem.read(model, *args, **kwargs) if site in simulated else None
         shapes = {name: np.shape(_unconstrained(found)) for name, found in latents.items()}
-        return cls(model, args, kwargs, site, np.asarray(observed[site]["value"]), shapes, problem)
+        return cls(model, args, kwargs, site, value, kept, shapes, problem)
+
+    @property
+    def data(self) -> np.ndarray:
+        """The points that are not masked, `(points, *event)`."""
+        return self.observed[self.kept]
 
     @property
     def dim(self) -> int:
@@ -126,14 +140,14 @@ class IidModel:
             "covariates=the name of the model's argument that holds the covariates; otherwise leave it out.",
         )
         _checks.require(
-            covariates is None or len(covariates) == len(self.data),
-            f"`covariates` must have one row for each of the {len(self.data)} data points; got {np.shape(covariates)}.",
+            covariates is None or len(covariates) == len(self.observed),
+            f"`covariates` must have one row for each of the {len(self.observed)} data points; got {np.shape(covariates)}.",
         )
         return Generator(
             self._simulate,
             even_noise(simulator.fn),
             self.dim,
-            covariates=None if covariates is None else np.asarray(covariates, np.float64),
+            covariates=None if covariates is None else np.asarray(covariates, np.float64)[self.kept],
             differentiable=simulator.has_rsample,
         )
 
@@ -166,7 +180,8 @@ class IidModel:
         params = simulator.params
         if simulator.groups != ():
             pairs = zip(simulator.params, simulator.call_shapes)
-            params = [jnp.broadcast_to(p, simulator.groups + s)[0 if row is None else row] for p, s in pairs]
+            place = 0 if row is None else jnp.asarray(self.kept)[row]
+            params = [jnp.broadcast_to(p, simulator.groups + s)[place] for p, s in pairs]
         if simulator.black_box:
             shape, dtype = simulator.event_shape, simulator.dtype
             drawn = Simulator(simulator.fn, *params, shape=shape, dtype=dtype).sample(noise)
@@ -178,8 +193,11 @@ class IidModel:
 
     def _log_density(self, u, points):
         fn = _run(self.model, self.args, self.kwargs, self._given(u))[self.site]["fn"]
-        if len(points) != len(self.data):
-            while isinstance(fn, dist.ExpandedDistribution) and fn.base_dist.event_shape == fn.event_shape:
+        if len(points) == len(self.kept) < len(self.observed):
+            whole = jnp.zeros((len(self.observed), *points.shape[1:]), points.dtype).at[self.kept].set(points)
+            return fn.log_prob(whole)[self.kept]
+        if len(points) != len(self.kept):
+            while isinstance(fn, EXPANDED) and fn.base_dist.event_shape == fn.event_shape:
                 fn = fn.base_dist
             _checks.require(
                 fn.batch_shape in ((), (1,)),
@@ -224,6 +242,24 @@ class IidModel:
 
     def _flat(self, trace):
         return jnp.concatenate([jnp.ravel(_unconstrained(trace[name])) for name in self.shapes])
+
+
+def _kept(name: str, site) -> np.ndarray:
+    """Numbers of the data points that count."""
+    scale = 1.0 if site["scale"] is None else site["scale"]
+    _checks.require(
+        bool(np.all(np.asarray(scale) == 1.0)),
+        f"the observed site {name!r} is scaled by {scale}, which has no meaning for the posterior bootstrap: it weights the data itself. "
+        "Leave numpyro.handlers.scale out, or use handlers.generalized_bayes with a `weight`.",
+    )
+    mask = np.asarray(_compat.mask(site["fn"])).reshape(len(site["value"]), -1)
+    kept = np.flatnonzero(mask.all(axis=1))
+    _checks.require(
+        len(kept) >= 2 and not mask[~mask.all(axis=1)].any(),
+        f"of the {len(mask)} points at site {name!r}, {len(kept)} are not masked and {int(mask.any(axis=1).sum()) - len(kept)} are masked in "
+        "part; the posterior bootstrap needs at least two points, and each as a whole or not at all.",
+    )
+    return kept
 
 
 def _unconstrained(site):

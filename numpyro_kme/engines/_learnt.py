@@ -44,9 +44,10 @@ class LearntLikelihood(Engine):
 
     @property
     def _plain(self) -> bool:
-        """One simulator site, one observation of it, and no other likelihood."""
+        """One simulator site, one observation of it, neither masked nor scaled, and no other likelihood."""
         sites = self.problem.simulators
-        return len(sites) == 1 and not self.problem.likelihoods and not any(s.plates for s in sites.values())
+        plain = not any(site.plates or site.weighted for site in sites.values())
+        return len(sites) == 1 and not self.problem.likelihoods and plain
 
     def _observation(self, site: str) -> np.ndarray:
         return np.asarray(self.problem.observations[site], np.float64)
@@ -62,7 +63,7 @@ class LearntLikelihood(Engine):
             prefix = f"{site}: " if len(self.likelihoods) > 1 else ""
             info |= {prefix + "coordinates": fitted.coordinates.note}
             info |= {prefix + name: value for name, value in fitted.surrogate.describe().items()}
-            if not self.problem.simulators[site].plates:
+            if not (self.problem.simulators[site].plates or self.problem.simulators[site].weighted):
                 place = fitted.surrogate.describe_observation(fitted.surrogate.point(self._observation(site)))
                 info |= {prefix + "observation": place} if place else {}
         for site, measure in self.measures.items():
@@ -84,14 +85,15 @@ class LearntLikelihood(Engine):
         """The posterior in the coordinates of the one simulator site, with its embedding, moments and predictions.
 
         Raises:
-            ValueError: If other likelihoods, plates or simulator sites stand beside it.
+            ValueError: If other likelihoods, plates or simulator sites stand beside it, or it is masked or scaled.
         """
         _ = self.result
         _checks.require(
             self._plain,
             "The posterior in coordinates needs a model with one simulator site and nothing else that is observed; "
-            f"this one has the simulator sites {list(self.problem.simulators)} and the likelihoods "
-            f"{list(self.problem.likelihoods)}. Use the draws.",
+            f"this one has the simulator sites {list(self.problem.simulators)}, of which "
+            f"{[name for name, site in self.problem.simulators.items() if site.plates or site.weighted]} stand in plates or are masked or "
+            f"scaled, and the likelihoods {list(self.problem.likelihoods)}. Use the draws.",
         )
         site = self.problem.site()
         surrogate = self.likelihoods[site].surrogate
@@ -103,7 +105,7 @@ class LearntLikelihood(Engine):
         Args:
             latents: `{site: (n, *shape)}`, for all latents.
         Returns:
-            `(n,)`; minus infinity where a signed surrogate is negative. Where other likelihoods or plates stand beside
+            `(n,)`; minus infinity where a signed surrogate is negative. Where other likelihoods, plates, masks or scales stand beside
             the simulator, the density that was sampled, over its estimated mass.
         """
         _ = self.result
@@ -150,8 +152,9 @@ class LearntLikelihood(Engine):
     def log_marginal_likelihood(self) -> float:
         """Log of `q(y)`, the prior mean of the learnt likelihood of the observation.
 
-        In closed form (or over prior draws) for one simulator site; otherwise estimated by tempering. Minus infinity if
-        a signed surrogate has a negative mean.
+        In closed form (or over prior draws) for one simulator site; otherwise estimated by tempering, of what counts: masked
+        outputs are left out, and `q` is raised to the power of the site's scale. Minus infinity if a signed surrogate has a
+        negative mean.
         """
         _ = self.result
         if not self._plain:

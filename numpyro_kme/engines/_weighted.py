@@ -96,13 +96,19 @@ class WeightedEngine(Engine):
                 on_failure=self.on_failure,
                 progress_bar=self.progress_bar,
             )
-        coordinates = Coordinates.from_prior(coordinates_key, self.problem)
-        self._bank, self._between = Bank.read(coordinates, self.problem, self.simulations), None
-        self._fit(fit_key, self._bank)
+        self._read(Coordinates.from_prior(coordinates_key, self.problem), fit_key)
         return self._condition(sample_key)
+
+    def _read(self, coordinates: Coordinates, fit_key) -> None:
+        """Prepare what depends on the observation by its mask alone."""
+        self._bank, self._fit_key = Bank.read(coordinates, self.problem, self.simulations), fit_key
+        self._between: np.ndarray | None = None
+        self._fit(fit_key, self._bank)
 
     def condition(self, rng_key: jax.Array, *args, **kwargs) -> None:
         """Infer from another observation, with the simulations and whatever was factorised in the last `run`.
+
+        Where the new observation has another mask, it is factorised again, for the draws that count.
 
         Args:
             rng_key: The only source of randomness.
@@ -111,11 +117,14 @@ class WeightedEngine(Engine):
         """
         _checks.key(rng_key)
         _ = self.result
-        before, self.problem = self.problem, self._checked(self.problem.with_data(*args, **kwargs))
+        before = dict(vars(self))
+        self.problem = self._checked(self.problem.with_data(*args, **kwargs))
         try:
+            if not np.array_equal(self.problem.simulators[self.problem.site()].mask.ravel(), self._bank.mask):
+                self._read(self._bank.coordinates, self._fit_key)
             self._result = self._condition(rng_key)
         except Exception:
-            self.problem = before
+            vars(self).update(before)
             raise
 
     def _checked(self, problem: Problem) -> Problem:

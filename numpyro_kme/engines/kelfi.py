@@ -143,11 +143,12 @@ class KELFI(LearntLikelihood):
     def _learn(self, fit_key, sample_key) -> Result:
         """Learn from all simulations, and sample."""
         self.measures, self.likelihoods = {}, {}
-        for site, y in self.problem.observations.items():
+        for site, observed in self.problem.observations.items():
             coordinates = Coordinates.from_prior(fit_key, self.problem, site)
             self.measures[site] = self._measure(fit_key, site, coordinates)
             theta, x = training_table(self.simulations, self.problem, site)
-            seen = None if self.problem.simulators[site].plates else y  # one point; along plates there are many
+            found = self.problem.simulators[site]
+            seen = observed if found.mask.size == 1 and not found.weighted else None  # along plates there are many
             self.likelihoods[site] = fit_likelihood(
                 theta, x, form=self.form, coordinates=coordinates, measure=self.measures[site], y=seen
             )
@@ -236,7 +237,7 @@ class KELFI(LearntLikelihood):
         fitted = self.likelihoods[site]
         _checks.require(
             in_coordinates and len(fitted.coordinates.mixture[0]) == 1,
-            "`learn_prior` needs one simulator site, nothing else that is observed, and a prior that is normal in the "
+            "`learn_prior` needs one simulator site, neither masked nor scaled, nothing else that is observed, and a prior that is normal in the "
             f"coordinates of the simulator's arguments. {fitted.coordinates.note}",
         )
         start = Normal.standard(fitted.coordinates.dim)

@@ -43,7 +43,8 @@ class PosteriorBootstrap(Engine):
     NPL-MMD: it tolerates outliers and a wrong model, where a likelihood does not. Priors of the model
     serve as starting points only, unless `prior_weight` is positive.
 
-    The model has one observed site under one plate, the data plate, along its first axis::
+    The model has one observed site under one plate, the data plate, along its first axis; points that are masked there are left
+    out of the data::
 
         noisy = kme.FromNoise(shift, dist.Normal(0, 1))
 
@@ -222,13 +223,13 @@ def _same_but_for_data(old: IidModel, new: IidModel) -> bool:
     """Whether two runs of a model differ in the observed values at most."""
     before, structure = jax.tree.flatten((old.args, old.kwargs))
     after, other = jax.tree.flatten((new.args, new.kwargs))
-    if str(structure) != str(other) or old.data.shape != new.data.shape:
+    if str(structure) != str(other) or not np.array_equal(old.kept, new.kept):
         return False
 
     def same(a, b):
         if np.shape(a) != np.shape(b):
             return False
-        return np.array_equal(a, b) or (np.array_equal(a, old.data) and np.array_equal(b, new.data))
+        return np.array_equal(a, b) or (np.array_equal(a, old.observed) and np.array_equal(b, new.observed))
 
     return all(same(a, b) for a, b in zip(before, after))
 

@@ -48,7 +48,8 @@ class FittedLikelihood:
 
     def reach(self, share: float) -> float:
         """Distance to the nearest other simulation, in coordinates, that this share of the simulations is within."""
-        nearest, _ = cKDTree(self.simulated).query(self.simulated, k=2)
+        points = np.unique(self.simulated, axis=0)  # draws that share parameters are several rows
+        nearest, _ = cKDTree(points).query(points, k=2)
         return float(np.quantile(nearest[:, 1], share))
 
     def __call__(self, *params: ArrayLike) -> "KernelMeansLikelihood":
@@ -90,15 +91,16 @@ class KernelMeansLikelihood(Distribution):
         """All real numbers: the learnt density lives on the simulator's output without its constraints."""
         return constraints.independent(constraints.real, self.event_dim)
 
-    def observing(self, value: ArrayLike) -> "KernelMeansLikelihood":
+    def observing(self, value: ArrayLike, mask: ArrayLike = True) -> "KernelMeansLikelihood":
         """The same distribution with the likelihood of one observation prepared; a traced one is left for `log_prob`.
 
-        What is prepared stays prepared under `jax.jit`, where `value` may be traced by the time it is scored.
+        What is prepared stays prepared under `jax.jit`, where `value` may be traced by the time it is scored. Outputs that a
+        known `mask`, of the shape of the outputs' leading dimensions, leaves out may be anything: they are not looked at.
         """
         if not _checks.is_concrete((value, self.fitted)):
             return self
         new = copy.copy(self)
-        new.prepared = Prepared.of(self.fitted, np.asarray(value))
+        new.prepared = Prepared.of(self.fitted, np.asarray(value), mask if _checks.is_concrete(mask) else True)
         return new
 
     def sample(self, key: jax.Array | None, sample_shape: tuple[int, ...] = ()) -> jax.Array:
@@ -119,7 +121,7 @@ class KernelMeansLikelihood(Distribution):
         return prepared.over(self._one, self.arguments)
 
     def look_up(self, value: ArrayLike) -> tuple[jax.Array, jax.Array]:
-        """Distances of the parameters to the nearest simulation, in coordinates, and signs of `q(value | params)`."""
+        """Distances of the parameters to the nearest simulation, in coordinates, and signs of `q(value | params)`, of their batch shapes."""
 
         def sign(likelihood, arguments):
             return likelihood.signed_log(self.fitted.coordinates.forward(arguments))[0]
@@ -129,7 +131,8 @@ class KernelMeansLikelihood(Distribution):
             return jnp.sqrt(jnp.min(jnp.sum(jnp.square(offsets), axis=1)))
 
         rows = self.arguments.reshape(-1, self.arguments.shape[-1])
-        return jax.vmap(nearest)(rows), (self.prepared or Prepared.of(self.fitted, value)).over(sign, self.arguments)
+        distances = jax.vmap(nearest)(rows).reshape(self.arguments.shape[:-1])
+        return distances, (self.prepared or Prepared.of(self.fitted, value)).over(sign, self.arguments)
 
     def _one(self, likelihood, arguments):
         return likelihood.log_density(self.fitted.coordinates.forward(arguments))
@@ -143,17 +146,19 @@ class Prepared:
     Attributes:
         likelihood: A `LikelihoodAt`; leaves that depend on the output have leading dimensions `lead`.
         value: The outputs.
+        mask: Which outputs count.
         lead: Leading dimensions of the outputs.
         varies: Which leaves depend on the output.
     """
 
     likelihood: LikelihoodAt
     value: Any
+    mask: Any
     lead: tuple[int, ...] = field(metadata=dict(static=True))
     varies: tuple[bool, ...] = field(metadata=dict(static=True))
 
     @classmethod
-    def of(cls, fitted: FittedLikelihood, value: ArrayLike) -> "Prepared":
+    def of(cls, fitted: FittedLikelihood, value: ArrayLike, mask: ArrayLike = True) -> "Prepared":
         """Prepare on the host where everything is concrete, in place otherwise."""
         concrete = _checks.is_concrete((value, fitted))
         data: Any = np.asarray(value) if concrete else jnp.asarray(value)
@@ -164,17 +169,22 @@ class Prepared:
             f"`value` must have shape (..., *{fitted.event_shape}), as the simulated outputs have; got {data.shape}.",
         )
         rows = data.reshape(-1, *fitted.event_shape)
+        mask = mask if concrete and np.shape(mask) == lead else True
         if concrete:
-            leaves, structure, varies = _prepare(fitted, rows)
+            leaves, structure, varies = _prepare(fitted, _without(rows, np.ravel(mask)))
         else:
             leaves, structure = jax.tree.flatten(jax.vmap(fitted.at)(rows))
             varies = [True] * len(leaves)
         shaped = [leaf.reshape((*lead, *leaf.shape[1:])) if moves else leaf for leaf, moves in zip(leaves, varies)]
-        return cls(structure.unflatten(shaped), data, lead, tuple(varies))
+        return cls(structure.unflatten(shaped), data, mask, lead, tuple(varies))
 
     def is_for(self, value: ArrayLike) -> bool:
         """Whether `value` is what was prepared; one that is traced can only be that."""
-        return not _checks.is_concrete((value, self.value)) or np.array_equal(value, self.value)
+        if not _checks.is_concrete((value, self.value, self.mask)):
+            return True
+        return np.shape(value) == np.shape(self.value) and np.array_equal(
+            *(np.asarray(v)[self.mask] for v in (value, self.value))
+        )
 
     def over(self, function: Callable, arguments: jax.Array) -> jax.Array:
         """`function(likelihood, arguments)` for one output and one call's arguments, over the broadcast batch shape.
@@ -193,6 +203,11 @@ class Prepared:
             axes = structure.unflatten([ours if moves else None for moves in self.varies])
             function = jax.vmap(function, in_axes=(axes, args))
         return function(structure.unflatten(leaves), arguments.reshape(*theirs.kept, arguments.shape[-1]))
+
+
+def _without(rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Outputs `(R, *event)` with one that counts in place of those that do not."""
+    return rows if mask.all() else rows[np.where(mask, np.arange(len(mask)), np.argmax(mask))]
 
 
 def _prepare(fitted: FittedLikelihood, rows: np.ndarray) -> tuple[list, Any, list[bool]]:
