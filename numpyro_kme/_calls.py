@@ -70,11 +70,13 @@ def call_rows(fn: Callable, keys: jax.Array, params: Sequence[jax.Array]) -> jax
 def call_on_host(fn: Callable, shape: Shape, dtype: np.dtype, key_data: np.ndarray, *params) -> np.ndarray:
     """One call of a black-box simulator, with the NumPy generator that belongs to the data of a JAX key.
 
+    Parameters are handed out in float64, since NumPy computes in the precision of what it is given.
+
     Raises:
         WrongOutput: If the result has not the declared shape, or a dtype that does not cast to the declared one.
     """
     rng = np.random.default_rng(np.asarray(key_data, np.uint32).ravel())
-    x = np.asarray(fn(rng, *params))
+    x = np.asarray(fn(rng, *map(_in_float64, params)))
     _checks.require(
         x.shape == shape and np.can_cast(x.dtype, dtype, "same_kind"),
         f"Simulator `{name(fn)}` declares shape {shape} and dtype {dtype} but returned shape {x.shape} and "
@@ -82,6 +84,10 @@ def call_on_host(fn: Callable, shape: Shape, dtype: np.dtype, key_data: np.ndarr
         WrongOutput,
     )
     return x.astype(dtype)
+
+
+def _in_float64(param: np.ndarray) -> np.ndarray:
+    return param.astype(np.float64) if param.dtype.kind == "f" else param
 
 
 def call_back(

@@ -280,6 +280,23 @@ def test_the_progress_bar_counts_and_is_quiet_under_ci(problem, capsys, monkeypa
     assert capsys.readouterr().err == ""
 
 
+def far(rng, theta):
+    """Numbers that float32 cannot tell apart."""
+    return 1e8 + theta + rng.normal(size=1)
+
+
+def test_black_boxes_and_their_observations_keep_64_bits():
+    def model(x=None):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        numpyro.sample("x", Simulator(far, theta, shape=1, dtype=float), obs=x)
+
+    problem = Problem.read(model, x=np.array([1e8 + 0.3]))
+    np.testing.assert_array_equal(problem.observations["x"], [1e8 + 0.3])
+    x = simulate(random.key(0), problem, 400, progress_bar=False)
+    residuals = x.x["x"][:, 0] - 1e8 - x.latents["theta"]
+    assert abs(np.var(residuals) - 1.0) < 5 * np.sqrt(2 / 400)
+
+
 def test_without_x64():
     code = """
     import jax, numpy as np, numpyro, numpyro.distributions as dist, warnings
