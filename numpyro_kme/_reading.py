@@ -168,6 +168,8 @@ class PresentPrecision(Messenger):
             msg["fn"] = in_present_precision(msg["fn"])
             if not isinstance(_compat.innermost(msg["fn"]), Simulator):
                 msg["value"] = in_present_precision(msg["value"])
+            elif msg["value"] is not None and not isinstance(msg["value"], jax.Array):
+                msg["value"] = np.asarray(msg["value"])
 
 
 def as_numpyro_does():
