@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from numpyro_kme import _checks, _linalg
+from numpyro_kme._programs import Recomputed
 from numpyro_kme.coordinates import Coordinates
 from numpyro_kme.problem import Problem
 from numpyro_kme.simulations import Simulations
@@ -81,7 +82,7 @@ class Bank:
 
 
 @dataclass(frozen=True)
-class LatentVectors:
+class LatentVectors(Recomputed):
     """All latents as vectors without constraints, standardised: where the coordinates of arguments do not determine the latents.
 
     Attributes:

@@ -85,7 +85,7 @@ class WeightedEngine(Engine):
 
     def _infer(self, rng_key, args, kwargs):
         simulate_key, coordinates_key, fit_key, sample_key = jax.random.split(rng_key, 4)
-        self.problem = self._checked(Problem.read(self.model, *args, **kwargs))
+        self.problem = self._read(args, kwargs)
         self.simulations = self._given
         if self.simulations is None:
             self.simulations = simulate(
@@ -100,23 +100,14 @@ class WeightedEngine(Engine):
         self._fit(fit_key, self._bank)
         return self._condition(sample_key)
 
-    def condition(self, rng_key: jax.Array, *args, **kwargs) -> None:
-        """Infer from another observation, with the simulations and whatever was factorised in the last `run`.
+    def _infer_again(self, rng_key, args, kwargs):
+        self.problem = self.problem.with_data(*args, **kwargs)
+        check_model(self.problem, type(self).__name__)
+        return self._condition(rng_key)
 
-        Args:
-            rng_key: The only source of randomness.
-            *args: Positional arguments of the model.
-            **kwargs: Keyword arguments of the model, with the new observation.
-        """
-        _ = self.result
-        before, self.problem = self.problem, self._checked(self.problem.with_data(*args, **kwargs))
-        try:
-            self._result = self._condition(rng_key)
-        except Exception:
-            self.problem = before
-            raise
-
-    def _checked(self, problem: Problem) -> Problem:
+    def _read(self, args, kwargs) -> Problem:
+        """The model of a `run`, checked before anything is simulated."""
+        problem = Problem.read(self.model, *args, **kwargs)
         check_model(problem, type(self).__name__)
         return problem
 

@@ -137,9 +137,9 @@ class KernelBayes(WeightedEngine):
             ).settings
         self.rule = settings.rule(bank.z, x, *self._prior(draw_key, bank), tolerance=self.tolerance)
 
-    def _checked(self, problem):
-        problem = super()._checked(problem)
-        if self.prior is not None and self._result is None:  # `condition` has the prior of `run`
+    def _read(self, args, kwargs):
+        problem = super()._read(args, kwargs)
+        if self.prior is not None:
             _check_prior(self.prior, problem)
         return problem
 
