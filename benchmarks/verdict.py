@@ -99,13 +99,28 @@ def write(rows):
             by_margin = np.array([row["p of calibration by margin"] for row in runs])
             of_model = np.array([row["p of observation"] for row in runs])
             alarms = np.minimum(1.0, 2 * np.minimum(by_margin, of_model[:, None])) < 0.05
-            means, spreads = (np.concatenate([f(row[name]) for row in runs]) for name, f in (("means", np.asarray), ("sds", np.log)))
+            means, spreads = (
+                np.concatenate([f(row[name]) for row in runs]) for name, f in (("means", np.asarray), ("sds", np.log))
+            )
             tested = sum(row["data sets"] for row in runs)
             lines.append([engine, model, len(runs), float(np.mean([row["p"] < 0.05 for row in runs]))])
             lines[-1] += [float(np.mean([row["p"] < 0.001 for row in runs])), *alarms.mean(axis=0)]
-            lines[-1] += [f"{means.mean():.3f}; {np.abs(means).max():.2f}", f"{spreads.mean():.3f}; {np.abs(spreads).max():.2f}"]
-            lines[-1] += [f"{sum(row['refused'] for row in runs)} of {tested}", float(np.median([row["CPU s"] for row in runs]))]
-    header = ["engine", "model", "runs", "alarms at .05", "at .001", *(f"at .05, margin {margin:g}" for margin in MARGINS)]
+            lines[-1] += [
+                f"{means.mean():.3f}; {np.abs(means).max():.2f}",
+                f"{spreads.mean():.3f}; {np.abs(spreads).max():.2f}",
+            ]
+            lines[-1] += [
+                f"{sum(row['refused'] for row in runs)} of {tested}",
+                float(np.median([row["CPU s"] for row in runs])),
+            ]
+    header = [
+        "engine",
+        "model",
+        "runs",
+        "alarms at .05",
+        "at .001",
+        *(f"at .05, margin {margin:g}" for margin in MARGINS),
+    ]
     header += ["location (mean; largest)", "log spread (mean; largest)", "refused", "CPU s"]
     text = report.table(header, lines) + f"\n\nThe margin in force is {MARGIN:g} posterior standard deviations."
     return report.write("verdict", "The verdict without a fault", [("Alarms", text)], {"rows": rows})

@@ -107,7 +107,9 @@ class Calibration:
             centre, scale = scores[name].mean(), scores[name].std()
             said = {
                 "location": ("location", f"{abs(centre):.2g} sd too {'low' if centre > 0 else 'high'}"),
-                "spread": ("too wide", f"by {1 / scale - 1:.0%}") if scale < 1 else ("too narrow", f"by {1 - 1 / scale:.0%}"),
+                "spread": ("too wide", f"by {1 / scale - 1:.0%}")
+                if scale < 1
+                else ("too narrow", f"by {1 - 1 / scale:.0%}"),
             }
             for test, p in tests.items():
                 kind, how_much = said.get(test, (test, ""))
