@@ -140,7 +140,7 @@ def posterior_bootstrap(
         quadrature=_quadrature(keys[2], objective, tasks.rows(check), found, check, full, sd, settings),
         derivatives=ready.derivatives,
         fit=full,
-        nodes=nodes,
+        nodes=nodes.on_host(),
         tasks=tasks,
     )
 
@@ -175,7 +175,7 @@ def _on_emulator(rng_key, objective, starts, process, settings) -> Replicates:
         quadrature=Quadrature(done.shift / sd),
         derivatives=Derivatives(True, None),
         fit=done.fit,
-        nodes=objective.generator.draw_nodes(keys[0], settings.num_nodes, 1),
+        nodes=objective.generator.draw_nodes(keys[0], settings.num_nodes, 1).on_host(),
         tasks=replace(own, extra=(own.extra[0], done.towards)),
         emulation=done.emulation,
     )

@@ -27,6 +27,11 @@ class Nodes(NamedTuple):
     values: Any
     weights: jax.Array
 
+    def on_host(self) -> "Nodes":
+        """The same as NumPy arrays, but for keys: pickled JAX arrays come back in the precision of the session."""
+        keys = jax.dtypes.prng_key
+        return jax.tree.map(lambda leaf: leaf if jnp.issubdtype(leaf.dtype, keys) else np.asarray(leaf), self)
+
 
 def num_sets(nodes: Nodes) -> int:
     """Number of sets in nodes `(sets, M, ...)`."""
