@@ -111,10 +111,10 @@ class Calibration:
                 if scale < 1
                 else ("too narrow", f"by {1 - 1 / scale:.0%}"),
             }
-            for test, p in tests.items():
+            failed = [test for test, p in tests.items() if number * p < level]
+            for test in [test for test in failed if test != "shape"] or failed:
                 kind, how_much = said.get(test, (test, ""))
-                if number * p < level:
-                    found.setdefault(kind, []).append(f"{name} {how_much}".strip())
+                found.setdefault(kind, []).append(f"{name} {how_much}".strip())
         sentences = [f"{kind} ({', '.join(found[kind])}): {NEXT[kind]}" for kind in NEXT if kind in found]
         total = self.refused + len(self.shares)
         if self.refused > MANY_REFUSED * total:
@@ -180,7 +180,8 @@ def calibrate(
         rng_key: The only source of randomness.
         engine: One that has been run. Its `condition` serves each data set, from the simulations and what was learnt in that run,
             where it keeps them.
-        num_datasets: `N`; POWER
+        num_datasets: `N`. With one parameter 200 find a posterior that is half too wide, or off by half a standard deviation, at
+            level .001 in more than .97 of runs, and one off by .4 at level .05 in .95; 100 find the first two at level .05 in more than .9.
         num_draws: `L`, posterior draws of each data set that the truth is compared with: at most so many, and no more than their
             effective number where draws are alike, as resampled simulations are.
         margin: Errors that are let pass, in posterior standard deviations (`Calibration.tests`); 0 tests exact uniformity.

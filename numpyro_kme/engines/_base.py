@@ -128,9 +128,10 @@ class Engine(abc.ABC):
         for name, *values in zip(names, *columns.values()):
             print(f"{name:>{wide}}" + "".join(f" {value:>9.3g}" for value in values))
         print()
-        layout = {"subsequent_indent": " " * 30, "break_long_words": False, "break_on_hyphens": False}
+        lines = textwrap.TextWrapper(WIDTH, break_long_words=False, break_on_hyphens=False)
         for name, value in self.result.info.items():
-            print(textwrap.fill(_readable(value), WIDTH, initial_indent=f"{name:>28}: ", **layout))
+            lines.initial_indent, lines.subsequent_indent = f"{name:>28}: ", " " * 30
+            print(lines.fill(_readable(value)))
 
     def to_inference_data(self, *, coords: Mapping | None = None, dims: Mapping | None = None):
         """Convert to ArviZ: `InferenceData` under ArviZ 0.x, `DataTree` under 1.x.
