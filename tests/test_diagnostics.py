@@ -205,6 +205,7 @@ def test_p_values_are_combined_by_their_number(exact):
     assert list(exact.tests["TARP"]) == ["shape", "location", "spread"]
     values = [p for tests in exact.tests.values() for p in tests.values()]
     assert len(values) == 11 and exact.p_value == min(1.0, 11 * min(values))
+    assert exact.tests["TARP"] == uniformity.tests(exact.shares, margin=exact.margin * np.sqrt(2.0))
     assert exact.p_values()["TARP"] == min(1.0, 3 * min(exact.tests["TARP"].values()))
 
 

@@ -180,8 +180,9 @@ def calibrate(
         rng_key: The only source of randomness.
         engine: One that has been run. Its `condition` serves each data set, from the simulations and what was learnt in that run,
             where it keeps them.
-        num_datasets: `N`. With one parameter 200 find a posterior that is half too wide, or off by half a standard deviation, at
-            level .001 in more than .97 of runs, and one off by .4 at level .05 in .95; 100 find the first two at level .05 in more than .9.
+        num_datasets: `N`. With one parameter and the default margin, 200 flag a posterior that is half too wide, or off by half a standard
+            deviation, at level .001 in .99 of runs, and one off by .4 in .88; 100 flag the first two in .77, and at level .05 in .96
+            (`benchmarks/verdict.py`).
         num_draws: `L`, posterior draws of each data set that the truth is compared with: at most so many, and no more than their
             effective number where draws are alike, as resampled simulations are.
         margin: Errors that are let pass, in posterior standard deviations (`Calibration.tests`); 0 tests exact uniformity.

@@ -17,7 +17,7 @@ from scipy.special import ndtr, ndtri
 
 from numpyro_kme.problem import Arrays
 
-MARGIN = 0.1
+MARGIN = 0.05
 """Errors of posteriors up to this many posterior standard deviations are let pass."""
 ROWS_PER_COLUMN = 10
 """So many data sets stand for each component of the data that ranks are compared with."""
