@@ -242,6 +242,7 @@ def rows(*default):
     )
 
 
+LIGHT = tuple(name for name in ROWS if name not in (*VARIANTS, "KELFI, published form", "posterior bootstrap"))
 every_engine = rows(*(name for name in ROWS if name not in VARIANTS))
 
 
@@ -437,7 +438,7 @@ def test_simulators_in_numpy(name):
 @pytest.mark.parametrize(
     "name",
     [
-        name if name == "rejection ABC" else pytest.param(name, marks=pytest.mark.slow)
+        name if name == "kernel ABC" else pytest.param(name, marks=pytest.mark.slow)
         for name, row in ROWS.items()
         if row.model is statistics
     ],
@@ -447,7 +448,7 @@ def test_simulators_by_command(name):
     assert_near_the_posterior(row, row.fitted(statistics_by_command).get_samples()["theta"])
 
 
-@every_engine
+@rows(*LIGHT)
 def test_scopes_rename(name):
     """`numpyro.handlers.scope` changes names, and with them the keys of simulators."""
     row = ROWS[name]
@@ -456,7 +457,7 @@ def test_scopes_rename(name):
     assert_near_the_posterior(row, draws["group/theta"])
 
 
-@every_engine
+@rows(*LIGHT)
 def test_blocked_sites_are_not_seen(name, fitted):
     row = ROWS[name]
     engine = row.fitted(handlers.block(row.model, hide=["double"]))
