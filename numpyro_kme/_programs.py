@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import cached_property
 from hashlib import sha256
 from threading import Lock
 from typing import Any
@@ -15,6 +16,17 @@ KEPT = 8
 
 _shared: OrderedDict[tuple, Callable] = OrderedDict()
 _lock = Lock()
+
+
+class Recomputed:
+    """Base of dataclasses with cached properties, which are left out when one is pickled: a compiled program stays in its process."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if not isinstance(getattr(type(self), name, None), cached_property)
+        }
 
 
 class Program:

@@ -145,14 +145,26 @@ def even_noise(fn: Callable) -> Noise:
     shape, base = fn.noise.shape(), _compat.innermost(fn.noise)
     size = int(np.prod(shape))
     if isinstance(base, dist.MultivariateNormal) and base.shape() == shape and len(shape) == 1:
-        return NormalNoise(size, lambda z: base.loc + base.scale_tril @ z)
+        return NormalNoise(size, partial(_correlated, base))
     try:
         base.icdf(jnp.full(base.batch_shape, 0.5))
     except (NotImplementedError, AttributeError, ImportError):
         return independent_noise(fn)
     if isinstance(base, dist.Normal):
-        return NormalNoise(size, lambda z: base.loc + base.scale * z.reshape(shape))
-    return NormalNoise(size, lambda z: base.icdf(ndtr(z.reshape(shape))))
+        return NormalNoise(size, partial(_scaled, base, shape))
+    return NormalNoise(size, partial(_by_quantiles, base, shape))
+
+
+def _correlated(law, z):
+    return law.loc + law.scale_tril @ z
+
+
+def _scaled(law, shape, z):
+    return law.loc + law.scale * z.reshape(shape)
+
+
+def _by_quantiles(law, shape, z):
+    return law.icdf(ndtr(z.reshape(shape)))
 
 
 def fresh_nodes(law: Noise, key: jax.Array, noise: FreshNoise) -> Nodes:

@@ -12,7 +12,7 @@ from jax import random
 from numpyro.primitives import Messenger
 
 from numpyro_kme import _blocks, _checks, _compat, _normalise, _reading
-from numpyro_kme._programs import Program
+from numpyro_kme._programs import Program, Recomputed
 from numpyro_kme._reading import Latent, SimulatorSite
 
 __all__ = ["Draws", "Latent", "Problem", "SimulatorSite"]
@@ -37,7 +37,7 @@ class Draws:
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class Problem(Recomputed):
     """A model with simulators, taken apart; made by `Problem.read(model, *args, **kwargs)`.
 
     No method runs a simulator. Methods that take or give many points work in blocks of one width, so that no

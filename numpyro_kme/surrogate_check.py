@@ -33,6 +33,21 @@ class SurrogateCheck:
     outside: float
     negative: float
 
+    def findings(self, site: str) -> list[str]:
+        """What to warn of at a site, and what to do next."""
+        found = []
+        if self.outside > MANY:
+            found.append(
+                f"{self.outside:.0%} of the draws leave the region that the likelihood of site {site!r} was learnt in. Simulate "
+                "at draws of this posterior, learn again from all simulations, and run again."
+            )
+        if self.negative > MANY:
+            found.append(
+                f"The surrogate at site {site!r} is negative at {self.negative:.0%} of the draws, where its positive version "
+                "stands for it. Simulate more."
+            )
+        return found
+
 
 def check_surrogate(
     model: Callable, samples: Mapping[str, Any], *args, max_draws: int = 1000, **kwargs
@@ -76,7 +91,8 @@ def check_surrogate(
     )
     checks = {name: SurrogateCheck(*(float(np.mean(share)) for share in shares)) for name, shares in found.items()}
     for name, check in checks.items():
-        _warn(name, check)
+        for sentence in check.findings(name):
+            warnings.warn(sentence, stacklevel=2)
     return checks
 
 
@@ -105,18 +121,3 @@ def _check_shapes(model, draws, args, kwargs) -> None:
                 f"`samples` must hold every latent of the model as (draws, *shape); at {name!r}, of shape {shape}, it has "
                 f"{found if name in draws else 'nothing'}. Pass `mcmc.get_samples()`, not grouped by chain.",
             )
-
-
-def _warn(name: str, check: SurrogateCheck) -> None:
-    if check.outside > MANY:
-        warnings.warn(
-            f"{check.outside:.0%} of the draws leave the region that the likelihood of site {name!r} was learnt in. Simulate "
-            "at draws of this posterior, learn again from all simulations, and run again.",
-            stacklevel=3,
-        )
-    if check.negative > MANY:
-        warnings.warn(
-            f"The surrogate at site {name!r} is negative at {check.negative:.0%} of the draws, where its positive version "
-            "stands for it. Simulate more.",
-            stacklevel=3,
-        )

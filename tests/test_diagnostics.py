@@ -1,4 +1,6 @@
-"""Diagnostics on an engine whose posterior is exact, and on engines with planted faults."""
+"""Diagnostics on an engine whose posterior is exact, and on engines with planted faults.
+
+`tests/test_conformance.py` runs them on every engine of the package."""
 
 import dataclasses
 
@@ -25,6 +27,7 @@ from numpyro_kme.diagnostics import (
     uniformity,
 )
 from numpyro_kme.engines._base import Engine, Result
+from numpyro_kme.surrogate_check import SurrogateCheck
 
 KEY = jax.random.key(1)
 NOISE = 0.7
@@ -85,21 +88,38 @@ def test_an_exact_posterior_passes(exact):
 @pytest.mark.parametrize(
     "fault, test",
     [
-        (dict(shift=0.5), "location"),
-        (dict(shift=-0.5), "location"),
-        (dict(widen=1.5), "spread"),
-        (dict(widen=0.7), "spread"),
+        (dict(shift=0.6), "location"),
+        (dict(shift=-0.6), "location"),
+        (dict(widen=1.6), "spread"),
+        (dict(widen=0.6), "spread"),
         (dict(prior=0.0), "data"),
-        (dict(prior=2.5), "data"),
+        (dict(prior=3.5), "data"),
         (dict(sign=-1.0), "data"),
         (dict(swap=True), "data"),
     ],
 )
 def test_faults_are_flagged_by_the_test_that_is_for_them(fault, test):
-    """At each fault the power of the named test at level .001, with 150 data sets, is above .999 by its normal approximation."""
-    found = calibrated(**fault)
+    """At each fault the power of the named test at level .001, with 250 data sets, was above .999 in 3,000 simulated sets of ranks."""
+    found = calibrated(250, **fault)
     assert found.p_value < 1e-3
     assert all(found.tests[name][test] < 1e-3 / 11 for name in found.columns)
+    kind = {"spread": "too wide" if fault.get("widen", 0.0) > 1.0 else "too narrow"}.get(test, test)
+    (sentence,) = (line for line in found.findings() if line.startswith(kind))
+    assert "theta[0]" in sentence and "theta[1]" in sentence and calibration.NEXT[kind] in sentence
+    if test == "location":
+        assert ("sd too high" in sentence) == (fault["shift"] > 0)
+
+
+def test_findings_say_by_how_much():
+    """Normal scores of known mean and deviation: the truth .5 sd above, posteriors twice as wide, a third too narrow."""
+    even = stats.norm.ppf((np.arange(400) + 0.5) / 400)
+    columns = {"low": even + 0.5, "wide": even / 2.0, "narrow": even * 1.5}
+    found = Calibration({name: stats.norm.cdf(z) for name, z in columns.items()}, stats.norm.cdf(even), {})
+    location, wide, narrow = found.findings()
+    assert location.startswith("location (low 0.5 sd too low):")
+    assert wide.startswith("too wide (wide by 100%):") or wide.startswith("too wide (wide by 101%):")
+    assert narrow.startswith("too narrow (narrow by 33%):")
+    assert Calibration({"a": stats.norm.cdf(even)}, stats.norm.cdf(even), {}).findings() == []
 
 
 def test_a_posterior_that_is_the_prior_passes_ranks_and_fails_on_the_data():
@@ -127,8 +147,56 @@ def test_the_tests_of_ranks_are_exact(rng):
     np.testing.assert_allclose(one["location"], stats.norm.cdf(-abs(z.sum()) / np.sqrt(80)) * 2)
     fit = np.linalg.lstsq(components, z, rcond=None)[0]
     np.testing.assert_allclose(one["data"], 1 - stats.chi2.cdf(np.sum((components @ fit) ** 2), 3), rtol=1e-6)
-    lower = stats.gamma.cdf(z @ z, 40.0, scale=2.0)
+    lower = stats.gamma.cdf(80 * np.var(z), 39.5, scale=2.0)
     np.testing.assert_allclose(one["spread"], 2 * min(lower, 1 - lower), rtol=1e-6)
+
+
+def test_p_values_are_the_largest_within_the_margin(rng):
+    """Each against draws from the end of the margin where it is largest, and no more than its level there and inside."""
+    margin, size = 0.15, 60
+    components = uniformity.components_of({"x": rng.normal(size=(size, 2))})
+    ranks = stats.norm.cdf(rng.normal(size=size) * 1.3 + 0.45)
+    z = stats.norm.ppf(ranks)
+    found = uniformity.tests(ranks, components, margin)
+    draws = rng.normal(size=(20_000, size))
+    ends = {
+        "location": np.abs((draws + margin).mean(axis=1)) >= abs(z.mean()),
+        "spread": 2 * (np.var(draws * np.exp(margin / np.sqrt(2.0)), axis=1) >= np.var(z)),
+        "data": np.sum(((draws + margin * np.sqrt(size) * components[:, 0]) @ components) ** 2, axis=1)
+        >= np.sum((z @ components) ** 2),
+    }
+    for test, above in ends.items():
+        share = np.mean(above)
+        assert abs(found[test] - share) < 5 * np.sqrt(max(share, 1e-3) / 20_000), test
+    shift = np.max(np.abs(stats.norm.cdf(np.linspace(-4, 4, 4001) - margin) - stats.norm.cdf(np.linspace(-4, 4, 4001))))
+    above = stats.kstest(ranks, "uniform").statistic - shift
+    np.testing.assert_allclose(found["shape"], stats.kstwo.sf(above, size), rtol=1e-4)
+    for mean, log_spread in (
+        (margin, 0.0),
+        (0.0, margin / np.sqrt(2.0)),
+        (0.0, -margin / np.sqrt(2.0)),
+        (0.1, 0.07),
+        (0.0, 0.0),
+    ):
+        p = [
+            uniformity.tests(stats.norm.cdf(mean + np.exp(log_spread) * row), components, margin) for row in draws[:500]
+        ]
+        for test in found:
+            share = np.mean([one[test] < 0.05 for one in p])
+            assert share < 0.05 + 4.5 * np.sqrt(0.05 * 0.95 / 500), (test, mean, log_spread)
+
+
+def test_copies_of_a_draw_do_not_count_anew(rng):
+    """Ranks among ten draws, each a hundred times, are uniform on eleven values; with unequal copies, by the effective number."""
+    for copies, number in ((np.full(10, 100), 10), (np.array([300, 100, 100]), 2)):
+        values = np.arange(len(copies)) + 0.5
+        chosen = calibration._some(rng, {"a": np.repeat(values, copies)}, ["a"], 100)["a"]
+        assert len(chosen) == number and set(chosen) <= set(values)
+    every = calibration._some(rng, {"a": np.repeat(np.arange(10), 100)}, ["a"], 100)["a"]
+    assert sorted(every) == list(range(10))
+    few = [calibration._some(rng, {"a": np.arange(40)}, ["a"], 4)["a"] for _ in range(1000)]
+    assert all(len(set(row)) == 4 for row in few)
+    assert stats.chisquare(np.bincount(np.concatenate(few), minlength=40)).pvalue > 1e-5
 
 
 def test_p_values_are_combined_by_their_number(exact):
@@ -137,6 +205,7 @@ def test_p_values_are_combined_by_their_number(exact):
     assert list(exact.tests["TARP"]) == ["shape", "location", "spread"]
     values = [p for tests in exact.tests.values() for p in tests.values()]
     assert len(values) == 11 and exact.p_value == min(1.0, 11 * min(values))
+    assert exact.tests["TARP"] == uniformity.tests(exact.shares, margin=exact.margin * np.sqrt(2.0))
     assert exact.p_values()["TARP"] == min(1.0, 3 * min(exact.tests["TARP"].values()))
 
 
@@ -169,7 +238,9 @@ def test_data_sets_that_an_engine_refuses_are_counted_and_left_out():
 def test_p_values_of_null_runs_are_not_small():
     """Ranks of independent uniforms in place of runs: at most a few of 300 below .01."""
     rng = np.random.default_rng(0)
-    p = [Calibration({"a": rng.uniform(size=(60, 2))}, rng.uniform(size=60), {}).p_value for _ in range(300)]
+    p = [
+        Calibration({"a": rng.uniform(size=(60, 2))}, rng.uniform(size=60), {}, margin=0.0).p_value for _ in range(300)
+    ]
     assert np.mean(np.array(p) < 0.05) < 0.05 + 4 * np.sqrt(0.05 * 0.95 / 300)
 
 
@@ -178,9 +249,13 @@ def test_calibration_in_arviz_and_in_print(exact, capsys):
     assert idata["prior_sbc"]["theta"].shape == (1, 150, 2)
     exact.print_summary()
     printed = capsys.readouterr().out
-    assert "150 data sets;" in printed and "theta[1]" in printed and "TARP" in printed and "location" in printed
+    assert "150 data sets, 0 further ones refused" in printed and "theta[1]" in printed and "TARP" in printed
+    assert max(map(len, printed.splitlines())) <= 80
     dataclasses.replace(exact, refused=3).print_summary()
-    assert "150 data sets and 3 refused;" in capsys.readouterr().out
+    assert "150 data sets, 3 further ones refused" in capsys.readouterr().out
+    assert dataclasses.replace(exact, refused=16).findings() == []
+    (refused,) = dataclasses.replace(exact, refused=17).findings()
+    assert refused.startswith("refused (17 of 167 data sets):")
 
 
 def test_predictive_check():
@@ -207,19 +282,27 @@ def test_misspecification_is_a_valid_test(rng):
     assert far.p_value < 0.01 and np.argmin(far.witness) == 1
 
 
-def test_check_runs_all_and_leaves_the_engine_as_it_was(capsys):
-    engine = Conjugate()
-    engine.run(KEY, x=np.array([0.2, -0.4]))
-    before = engine.get_samples()["theta"]
-    found = check(KEY, engine, 60, progress_bar=False)
-    assert engine.get_samples()["theta"] is before
-    np.testing.assert_array_equal(found.predictive.observed["x"], [0.2, -0.4])
-    by_hand = misspecification_test(engine.simulations.x["x"], np.array([0.2, -0.4])).p_value
-    assert found.misspecification["x"].p_value == by_hand
-    assert found.p_value == min(1.0, 2 * min(found.calibration.p_value, by_hand)) > 1e-3 and not found.flagged()
+def test_check_runs_all_and_says_what_to_do_next(capsys):
+    engine = Conjugate(shift=1.0)
+    engine.run(KEY, x=np.array([0.2, 9.0]))
+    found = check(KEY, engine, 100, progress_bar=False)
+    np.testing.assert_allclose(found.predictive.observed["x"], np.array([0.2, 9.0]), rtol=1e-6)
+    by_hand = misspecification_test(engine.simulations.x["x"], np.array([0.2, 9.0])).p_value
+    assert found.misspecification["x"].p_value == by_hand < 0.005
+    assert found.p_value == min(1.0, 2 * min(found.calibration.p_value, by_hand)) < 1e-3 and found.flagged()
     found.print_summary()
     printed = capsys.readouterr().out
-    assert "not flagged" in printed and "tail probability" in printed
+    assert "FLAGGED" in printed and "- location (theta[0]" in printed and "compare `predictive_check`" in printed
+    assert "hardly makes this observation" not in printed and max(map(len, printed.splitlines())) <= 80
+    unlike, _ = found.findings(0.05)[:2]
+    assert unlike.startswith("x (p-value 0.003") and "witness" in unlike
+    fine = Check(dataclasses.replace(found.calibration, margin=5.0), surrogate={"x": SurrogateCheck(0.2, 0.06)})
+    outside, negative = fine.findings()
+    assert outside.startswith("20% of the draws leave") and negative.startswith(
+        "The surrogate at site 'x' is negative at 6%"
+    )
+    fine.print_summary()
+    assert "not flagged" in capsys.readouterr().out
 
 
 def test_the_rule_counts_every_test(exact):

@@ -5,6 +5,7 @@ import warnings
 import jax
 import numpy as np
 import pytest
+from numpyro.diagnostics import summary
 
 from numpyro_kme import _arviz
 from numpyro_kme.engines._base import Engine, Result
@@ -56,9 +57,26 @@ def test_samples_are_grouped_chain_by_chain(engine):
 
 
 def test_summary_shows_sites_and_what_was_learnt(engine, capsys):
-    engine.print_summary()
+    """With the columns of chains, as NumPyro has them; engines whose draws are none are in test_conformance.py."""
+    engine.print_summary(prob=0.5)
     printed = capsys.readouterr().out
     assert "b[2]" in printed and "learnt length scale: [0.5  1.25]" in printed and "sampler: exact" in printed
+    lines = printed.splitlines()
+    assert lines[1].split() == ["mean", "std", "median", "25.0%", "75.0%", "n_eff", "r_hat"] and len(lines[1]) == 80
+    expected = summary(engine.get_samples(group_by_chain=True), 0.5)["b"]
+    row = next(line for line in lines if line.split()[:1] == ["b[1]"]).split()[1:]
+    np.testing.assert_allclose([float(number) for number in row], [v[1] for v in expected.values()], rtol=5e-3)
+
+
+def test_an_engine_that_keeps_nothing_is_run_again_by_condition(engine):
+    again, run = (TwoChains(model=lambda x: None) for _ in range(2))
+    with pytest.raises(RuntimeError, match="should be called first"):
+        again.condition(jax.random.key(1), x=np.zeros(4))
+    again.run(jax.random.key(0), x=np.arange(4.0))
+    again.condition(jax.random.key(1), x=np.zeros(4))
+    run.run(jax.random.key(1), x=np.zeros(4))
+    np.testing.assert_array_equal(again.get_samples()["a"], run.get_samples()["a"])
+    np.testing.assert_array_equal(again.result.groups["observed_data"]["x"], 0.0)
 
 
 def test_inference_data_has_every_group_and_round_trips(engine, tmp_path):

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import jax
 import numpy as np
 
+from numpyro_kme._host import to_host
 from numpyro_kme.bootstrap import lanes
 from numpyro_kme.bootstrap.derivatives import Derivatives
 from numpyro_kme.bootstrap.emulation import Emulation, emulate
@@ -146,7 +147,7 @@ def posterior_bootstrap(
         quadrature=_quadrature(keys[2], objective, tasks.rows(check), found, check, full, sd, settings),
         derivatives=ready.derivatives,
         fit=whole,
-        nodes=nodes,
+        nodes=to_host(nodes),
         tasks=tasks,
     )
 

@@ -53,7 +53,7 @@ def misspecification_test(x: Any, y: Any) -> MisspecificationTest:
     table, seen = x.reshape(len(x), -1), y.reshape(-1)
     transform = StatisticsTransform.fit(table)
     transform.check(seen)
-    together = np.asarray(transform.forward(np.concatenate([table, seen[None]])))
+    together = np.asarray(transform.forward(np.concatenate([table, seen[None]])), np.float64)
     centred = together - together.mean(axis=0)
     values, vectors = np.linalg.eigh(centred.T @ centred / len(centred))
     white = centred @ (vectors / np.sqrt(np.maximum(values, 1e-10 * values.max())))

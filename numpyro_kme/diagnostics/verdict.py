@@ -9,13 +9,11 @@ import jax
 import numpy as np
 
 from numpyro_kme import _checks, handlers
-from numpyro_kme.diagnostics.calibration import Calibration, calibrate
+from numpyro_kme.diagnostics.calibration import LEVEL, Calibration, calibrate, printed
 from numpyro_kme.diagnostics.misspecification import MisspecificationTest, misspecification_test
 from numpyro_kme.diagnostics.predictive import PredictiveCheck, predictive_check, samples_of
 from numpyro_kme.simulations import Simulations
 from numpyro_kme.surrogate_check import SurrogateCheck, check_surrogate
-
-LEVEL = 0.001
 
 
 @dataclass(frozen=True)
@@ -23,8 +21,9 @@ class Check:
     """What the diagnostics found.
 
     The rule: distrust the engine on this model if `p_value` is below .001. It is twice the smaller of the p-values of the calibration and of
-    the misspecification tests (times the number of these), so that an engine that is right on a model that is right is flagged
-    with a probability of at most .001. The predictive check and the surrogate check are no tests: look at them.
+    the misspecification tests (times the number of these), so that an engine whose posteriors are off by less than the margin of the
+    calibration, on a model that is right, is flagged with a probability of at most .001. The predictive check and the surrogate check are
+    no tests: look at them.
 
     Attributes:
         calibration: From `calibrate`.
@@ -48,26 +47,37 @@ class Check:
         """Whether to distrust the engine on this model, or the model."""
         return self.p_value < level
 
+    def findings(self, level: float = LEVEL) -> list[str]:
+        """What is wrong at a level, and what to do next; then what else to look at: data sets that were refused, the surrogate."""
+        unlike = [
+            f"{site} (p-value {test.p_value:.2g}): the model hardly makes this observation. Mend the model, leave out the statistic that "
+            f"`misspecification[{site!r}].witness` names, or use `PosteriorBootstrap`, which does not trust the model."
+            for site, test in self.misspecification.items()
+            if 2 * len(self.misspecification) * test.p_value < level
+        ]
+        of_surrogate = [sentence for site, found in self.surrogate.items() for sentence in found.findings(site)]
+        return unlike + self.calibration.findings(level / 2) + of_surrogate
+
     def print_summary(self) -> None:
-        """Print what was found, and the verdict."""
+        """Print what was found, the verdict, and what to do next."""
         self.calibration.print_summary()
         for site, test in self.misspecification.items():
             print(f"{site}: is the observation like the simulations? p-value {test.p_value:.2g}")
         for site, tails in ({} if self.predictive is None else self.predictive.tail_probabilities()).items():
-            print(
-                f"{site}: smallest tail probability of {tails.size} observed numbers under the posterior {tails.min():.2g}"
-            )
+            print(f"{site}: smallest posterior predictive tail of {tails.size} observed numbers {tails.min():.2g}")
         for site, found in self.surrogate.items():
             print(
-                f"{site}: {found.outside:.0%} of the draws outside the simulations, surrogate negative at {found.negative:.0%}"
+                f"{site}: {found.outside:.0%} of draws outside the simulations, {found.negative:.0%} with a negative surrogate"
             )
-        print(f"p-value {self.p_value:.2g}: " + ("FLAGGED" if self.flagged() else f"not flagged at level {LEVEL}"))
+        verdict = "FLAGGED, distrust this posterior" if self.flagged() else "not flagged"
+        print(f"p-value {self.p_value:.2g}: {verdict} at level {LEVEL:g}")
+        printed(self.findings())
 
 
 def check(rng_key: jax.Array, engine: Any, num_datasets: int = 200, **settings: Any) -> Check:
     """Run every diagnostic on an engine that has been run.
 
-    The engine is afterwards as it was, with the posterior of its own observation.
+    The engine stays as it is, with the posterior of its own observation.
 
     Args:
         rng_key: The only source of randomness.
@@ -83,7 +93,7 @@ def check(rng_key: jax.Array, engine: Any, num_datasets: int = 200, **settings: 
     if not isinstance(simulations, Simulations):
         raise TypeError(f"{type(engine).__name__} keeps no simulations: call the diagnostics one by one.")
     predictive_key, calibrate_key = jax.random.split(rng_key)
-    problem, result = engine.problem, engine.result
+    problem = engine.problem
     predictive = predictive_check(predictive_key, engine)
     tests = {}
     for site, y in problem.observations.items():
@@ -99,5 +109,4 @@ def check(rng_key: jax.Array, engine: Any, num_datasets: int = 200, **settings: 
             warnings.simplefilter("ignore", UserWarning)
             surrogate = check_surrogate(learnt, latents, *problem.args, max_draws=200, **problem.kwargs)
     calibration = calibrate(calibrate_key, engine, num_datasets, **settings)
-    engine.problem, engine._result = problem, result
     return Check(calibration, tests, predictive, surrogate)

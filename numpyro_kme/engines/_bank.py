@@ -10,6 +10,7 @@ import numpy as np
 
 from numpyro_kme import _checks
 from numpyro_kme._host import on_host
+from numpyro_kme._programs import Recomputed
 from numpyro_kme.coordinates import Coordinates
 from numpyro_kme.problem import Problem
 from numpyro_kme.simulations import Simulations
@@ -104,7 +105,7 @@ class Bank:
 
 
 @dataclass(frozen=True)
-class LatentVectors:
+class LatentVectors(Recomputed):
     """All latents as vectors without constraints, standardised: where the coordinates of arguments do not determine the latents.
 
     Attributes:

@@ -1,18 +1,22 @@
 """What every engine shares: run first, then samples, a printed summary, and one ArviZ conversion."""
 
 import abc
+import copy
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
-from numpyro.diagnostics import print_summary
+from numpyro.diagnostics import summary
 
 from numpyro_kme import _arviz, _checks
 
 Samples = Mapping[str, np.ndarray]
+WIDTH = 80
+"""Columns of a printed summary."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,11 @@ class Result:
 class Engine(abc.ABC):
     """Base of the inference engines: settings in the constructor, data in `run`, then read the result.
 
-    A subclass implements `_infer(rng_key, args, kwargs) -> Result`.
+    A subclass implements `_infer(rng_key, args, kwargs) -> Result`, and `_infer_again` if it keeps what does not depend on the
+    observation. Both may set attributes of `self`, anew: what an attribute holds is never changed in place. They work on a
+    copy of the engine, which takes its place once they are through, so that an engine is never half of one run and half of
+    another. Engines can be pickled, and copied by `copy.copy`, before and after `run`; Python pickles a model that is a function
+    of a module, `cloudpickle` any other.
     """
 
     model: Callable
@@ -50,8 +58,14 @@ class Engine(abc.ABC):
     def _infer(self, rng_key: jax.Array, args: tuple, kwargs: dict) -> Result:
         """Run the method on `model(*args, **kwargs)`."""
 
+    def _infer_again(self, rng_key: jax.Array, args: tuple, kwargs: dict) -> Result:
+        """The same for another observation, after a `run`."""
+        return self._infer(rng_key, args, kwargs)
+
     def run(self, rng_key: jax.Array, *args, **kwargs) -> None:
         """Infer the latents of `model(*args, **kwargs)`; observations are passed as the model takes them.
+
+        A run that raises an error leaves the engine as it was, with the result of the last run that came to its end, if any.
 
         Args:
             rng_key: The only source of randomness; the same key gives the same result.
@@ -60,8 +74,31 @@ class Engine(abc.ABC):
         """
         _checks.key(rng_key)
         _checks.concrete(**{"rng_key": rng_key, "args": args, **kwargs})
-        self._result = None
-        self._result = self._infer(rng_key, args, kwargs)
+        with self._draft() as draft:
+            draft._result = draft._infer(rng_key, args, kwargs)
+
+    def condition(self, rng_key: jax.Array, *args, **kwargs) -> None:
+        """Infer from another observation, with the simulations and what was learnt in the last `run`, where the engine keeps them.
+
+        An engine that keeps nothing runs again. An error leaves the engine as it was.
+
+        Args:
+            rng_key: The only source of randomness.
+            *args: Positional arguments of the model.
+            **kwargs: Keyword arguments of the model, with the new observation.
+        """
+        _checks.key(rng_key)
+        _checks.concrete(**{"rng_key": rng_key, "args": args, **kwargs})
+        _ = self.result
+        with self._draft() as draft:
+            draft._result = draft._infer_again(rng_key, args, kwargs)
+
+    @contextmanager
+    def _draft(self) -> Iterator[Self]:
+        """A copy of this engine to infer on, which takes its place if no error is raised."""
+        draft = copy.copy(self)
+        yield draft
+        self.__dict__.update(draft.__dict__)
 
     @property
     def result(self) -> Result:
@@ -84,11 +121,21 @@ class Engine(abc.ABC):
         return dict(self.result.info)
 
     def print_summary(self, prob: float = 0.9) -> None:
-        """Print a table of the posterior with central mass `prob`, then what was learnt."""
-        print_summary(self.get_samples(group_by_chain=True), prob=prob)
+        """Print a table of the posterior, with the narrowest intervals that hold a share `prob` of the draws, then what was learnt.
+
+        Where draws are chains, the table has `n_eff` and `r_hat` too.
+        """
+        columns = _columns(summary(self.get_samples(group_by_chain=True), prob), self.result.num_chains > 1)
+        names = columns.pop("")
+        wide = max(10, *map(len, names))
+        print("\n" + " " * wide + "".join(f" {title:>9}" for title in columns))
+        for name, *values in zip(names, *columns.values()):
+            print(f"{name:>{wide}}" + "".join(f" {value:>9.3g}" for value in values))
+        print()
+        lines = textwrap.TextWrapper(WIDTH, break_long_words=False, break_on_hyphens=False)
         for name, value in self.result.info.items():
-            lines = textwrap.wrap(_readable(value), 90, break_long_words=False, break_on_hyphens=False)
-            print(f"{name:>28}: " + f"\n{'':30}".join(lines))
+            lines.initial_indent, lines.subsequent_indent = f"{name:>28}: ", " " * 30
+            print(lines.fill(_readable(value)))
 
     def to_inference_data(self, *, coords: Mapping | None = None, dims: Mapping | None = None):
         """Convert to ArviZ: `InferenceData` under ArviZ 0.x, `DataTree` under 1.x.
@@ -113,6 +160,18 @@ class Engine(abc.ABC):
         if not group_by_chain:
             return dict(tree)
         return {name: value.reshape(chains, -1, *value.shape[1:]) for name, value in tree.items()}
+
+
+def _columns(statistics: Mapping[str, Mapping[str, np.ndarray]], chains: bool) -> dict[str, list]:
+    """NumPyro's statistics of sites as columns, a row for each number; those of chains only for chains."""
+    columns: dict[str, list] = {"": []}
+    for site, found in statistics.items():
+        shape = np.shape(found["mean"])
+        columns[""] += [site + (f"[{','.join(map(str, i))}]" if shape else "") for i in np.ndindex(shape)]
+        for title, values in found.items():
+            if chains or title not in ("n_eff", "r_hat"):
+                columns.setdefault(title, []).extend(np.ravel(values))
+    return columns
 
 
 def _readable(value: Any) -> str:

@@ -3,7 +3,7 @@ latents."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from numpyro.infer import Predictive
 
 from numpyro_kme import _checks, _compat, _reading
 from numpyro_kme._host import on_host
+from numpyro_kme._programs import Recomputed
 from numpyro_kme.from_noise import FromNoise
 from numpyro_kme.losses.generator import Generator, NormalNoise
 from numpyro_kme.noise import even_noise
@@ -28,7 +29,7 @@ EXPANDED = (dist.ExpandedDistribution, dist.MaskedDistribution)
 
 
 @dataclass(frozen=True, eq=False)
-class IidModel:
+class IidModel(Recomputed):
     """A model with one observed site under one data plate.
 
     Attributes:
@@ -162,6 +163,9 @@ class IidModel:
             "distribution or a sampler.",
         )
 
+        return partial(self._predicted, generator)
+
+    def _predicted(self, generator, rng_key, num):
         def one(rng_key):
             prior_key, noise_key, row_key = random.split(rng_key, 3)
             with _reading.one_model_at_a_time(), handlers.block(), handlers.trace() as trace:
@@ -172,7 +176,7 @@ class IidModel:
             row = random.randint(row_key, (), 0, len(self.data))
             return jnp.asarray(generator.covariates)[row], generator.simulate(u, noise, row)
 
-        return lambda rng_key, num: jax.vmap(one)(random.split(rng_key, num))
+        return jax.vmap(one)(random.split(rng_key, num))
 
     def _simulate(self, u, noise, row=None):
         assert self.problem is not None

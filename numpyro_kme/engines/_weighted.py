@@ -96,38 +96,24 @@ class WeightedEngine(Engine):
                 on_failure=self.on_failure,
                 progress_bar=self.progress_bar,
             )
-        self._read(Coordinates.from_prior(coordinates_key, self.problem), fit_key)
+        self._prepare(Coordinates.from_prior(coordinates_key, self.problem), fit_key)
         return self._condition(sample_key)
 
-    def _read(self, coordinates: Coordinates, fit_key) -> None:
-        """Prepare what depends on the observation by its mask alone."""
+    def _prepare(self, coordinates: Coordinates, fit_key) -> None:
+        """What depends on the observation by its mask alone."""
         self._bank, self._fit_key = Bank.read(coordinates, self.problem, self.simulations), fit_key
         self._between: np.ndarray | None = None
         self._fit(fit_key, self._bank)
 
-    def condition(self, rng_key: jax.Array, *args, **kwargs) -> None:
-        """Infer from another observation, with the simulations and whatever was factorised in the last `run`.
-
-        Where the new observation has another mask, it is factorised again, for the draws that count.
-
-        Args:
-            rng_key: The only source of randomness.
-            *args: Positional arguments of the model.
-            **kwargs: Keyword arguments of the model, with the new observation.
-        """
-        _checks.key(rng_key)
-        _ = self.result
-        before = dict(vars(self))
+    def _infer_again(self, rng_key, args, kwargs):
+        """With the simulations of the last run; where the new observation has another mask, factorised again for the draws that count."""
         self.problem = self._checked(self.problem.with_data(*args, **kwargs))
-        try:
-            if not np.array_equal(self.problem.simulators[self.problem.site()].mask.ravel(), self._bank.mask):
-                self._read(self._bank.coordinates, self._fit_key)
-            self._result = self._condition(rng_key)
-        except Exception:
-            vars(self).update(before)
-            raise
+        if not np.array_equal(self.problem.simulators[self.problem.site()].mask.ravel(), self._bank.mask):
+            self._prepare(self._bank.coordinates, self._fit_key)
+        return self._condition(rng_key)
 
     def _checked(self, problem: Problem) -> Problem:
+        """A model that this engine can infer from, said before anything is simulated."""
         check_model(problem, type(self).__name__)
         return problem
 

@@ -171,7 +171,7 @@ class KELFI(LearntLikelihood):
         )
         self.simulations = self.simulations.joined(further)
         result = self._learn(fit_key, sample_key)
-        self._history.append((len(further), _rounds.moved(before, self._drawn.latents)))
+        self._history = [*self._history, (len(further), _rounds.moved(before, self._drawn.latents))]
         return replace(result, info=dict(result.info) | _rounds.described(self._history))
 
     def refine(self, rng_key: jax.Array, latents: Mapping[str, Any]) -> None:
@@ -188,21 +188,13 @@ class KELFI(LearntLikelihood):
         _ = self.result
         fit_key, simulate_key, sample_key = jax.random.split(rng_key, 3)
         latents = {name: np.asarray(latents[name]) for name in self.problem.latents if name in latents}
-        self._result = self._simulate_again(simulate_key, sample_key, latents, fit_key)
+        with self._draft() as draft:
+            draft._result = draft._simulate_again(simulate_key, sample_key, latents, fit_key)
 
-    def condition(self, rng_key: jax.Array, *args, **kwargs) -> None:
-        """Infer from another observation, with the simulations and the learnt likelihood of the last `run`.
-
-        Args:
-            rng_key: The only source of randomness.
-            *args: Positional arguments of the model.
-            **kwargs: Keyword arguments of the model, with the new observation.
-        """
-        _checks.key(rng_key)
-        _ = self.result
+    def _infer_again(self, rng_key, args, kwargs):
         self.problem = self.problem.with_data(*args, **kwargs)
         check_sites(self.problem, self.form)
-        self._result = self._sample(rng_key)
+        return self._sample(rng_key)
 
     def _measure(self, rng_key, site: str, coordinates: Coordinates) -> Measure:
         """The prior in coordinates: exact where its law is known, otherwise prior draws."""
@@ -241,4 +233,4 @@ class KELFI(LearntLikelihood):
             f"coordinates of the simulator's arguments. {fitted.coordinates.note}",
         )
         start = Normal.standard(fitted.coordinates.dim)
-        self.measures[site] = learn_normal(fitted.at(self._observation(site)), start)
+        self.measures = {**self.measures, site: learn_normal(fitted.at(self._observation(site)), start)}

@@ -139,7 +139,7 @@ class KernelBayes(WeightedEngine):
 
     def _checked(self, problem):
         problem = super()._checked(problem)
-        if self.prior is not None and self._result is None:  # `condition` has the prior of `run`
+        if self.prior is not None:
             _check_prior(self.prior, problem)
         return problem
 

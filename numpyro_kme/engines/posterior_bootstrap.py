@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -209,14 +210,14 @@ class PosteriorBootstrap(Engine):
     def _process(self, iid: IidModel, generator: Generator) -> DirichletProcess:
         centering = self.centering
         if isinstance(centering, Distribution):
-            distribution = centering
-
-            def centering(rng_key, num):
-                return distribution.sample(rng_key, (num,))
-
+            centering = partial(_drawn, centering)
         elif isinstance(centering, str) and self.concentration:
             centering = iid.predictive(generator)
         return DirichletProcess(self.concentration, centering, self.truncation)
+
+
+def _drawn(distribution: Distribution, rng_key: jax.Array, num: int) -> jax.Array:
+    return distribution.sample(rng_key, (num,))
 
 
 def _same_but_for_data(old: IidModel, new: IidModel) -> bool:
