@@ -14,6 +14,7 @@ from numpyro_kme import _checks, _linalg
 from numpyro_kme.kernel_means import isolation
 from numpyro_kme.kernel_means.base import LikelihoodAt, Surrogate
 from numpyro_kme.kernel_means.chain import Chain
+from numpyro_kme.kernel_means.edges import Edges
 from numpyro_kme.kernel_means.residual_density import ResidualDensity
 from numpyro_kme.kernel_means.ridge import RidgeFunctions
 from numpyro_kme.kernel_means.statistics import StatisticsTransform
@@ -70,7 +71,8 @@ class ResidualSurrogate(Surrogate):
 
     Attributes:
         transform: Which statistics vary, and the check of observations.
-        warp: `T`.
+        edges: `e`.
+        warp: `T`, of standardised statistics less their edges.
         location: `mu`.
         log_scale: `log sigma`.
         chain: `V`.
@@ -80,6 +82,7 @@ class ResidualSurrogate(Surrogate):
     """
 
     transform: StatisticsTransform
+    edges: Edges
     warp: Warp
     location: RidgeFunctions
     log_scale: RidgeFunctions
@@ -115,10 +118,10 @@ class ResidualSurrogate(Surrogate):
         return _linalg.on_host(_prepare, self, y)
 
     def _at(self, y) -> "ResidualAt":
-        kept = jnp.asarray(y)[np.array(self.transform.kept)]
-        log_jacobian = jnp.sum(self.warp.log_slope(kept)) - jnp.sum(jnp.asarray(self.chain.log_size))
-        parts = (self.location, self.log_scale, self.chain, self.density)
-        return ResidualAt(*parts, self.warp(kept), log_jacobian, y)
+        kept, scale = jnp.asarray(y)[np.array(self.transform.kept)], jnp.asarray(self.transform.scale)
+        log_jacobian = -jnp.sum(jnp.log(scale)) - jnp.sum(jnp.asarray(self.chain.log_size))
+        parts = (self.edges, self.warp, self.location, self.log_scale, self.chain, self.density)
+        return ResidualAt(*parts, (kept - self.transform.centre) / scale, log_jacobian, y)
 
     def information(self) -> np.ndarray:
         r"""Information of each raw statistic about each coordinate, `(n_raw, D)`.
@@ -190,17 +193,19 @@ class ResidualAt(LikelihoodAt):
     """The residual form at one observation.
 
     Attributes:
-        location, log_scale, chain, density: As in `ResidualSurrogate`.
-        warped: `T(y)`, `(n,)`.
-        log_jacobian: `sum_i log T_i'(y_i) - rho_i`.
+        edges, warp, location, log_scale, chain, density: As in `ResidualSurrogate`.
+        standard: Statistics that vary, in robust standard deviations, `(n,)`.
+        log_jacobian: What does not depend on the coordinates.
         y: The observation.
     """
 
+    edges: Edges
+    warp: Warp
     location: RidgeFunctions
     log_scale: RidgeFunctions
     chain: Chain
     density: ResidualDensity
-    warped: ArrayLike
+    standard: ArrayLike
     log_jacobian: ArrayLike
     y: Any
 
@@ -221,11 +226,11 @@ class ResidualAt(LikelihoodAt):
         kernels that location and scale need; products of matrices under `vmap`.
         """
         z = jnp.asarray(z)
-        log_scale = self.log_scale(z).astype(z.dtype)
-        u = (self.warped - self.location(z).astype(z.dtype)) * jnp.exp(-log_scale)
+        gaps, log_scale = self.edges.gaps(self.standard, z), self.log_scale(z).astype(z.dtype)
+        u = (self.warp(gaps) - self.location(z).astype(z.dtype)) * jnp.exp(-log_scale)
         v, precision = self.chain(u, z), jnp.asarray(self.density.points).dtype
         log_density = self.density.log_density(v.astype(precision), z.astype(precision)).astype(v.dtype)
-        return log_density - jnp.sum(log_scale) + self.log_jacobian
+        return log_density + jnp.sum(self.warp.log_slope(gaps) - log_scale) + self.log_jacobian
 
     def brief(self):
         """In float32, but for locations and scales that rounding would move by more than `ROUNDING`."""
