@@ -4,9 +4,10 @@ A smallest or largest value often bounds a parameter: $x_i \ge e_i(z)$ in every 
 
 $$ e_i = \arg\max_e \sum_j e(z_j) \quad \text{with} \quad e(z_j) \le x_{ij} \text{ for all } j, $$
 
-is a linear programme. It is used where the gap $x_i - e_i(z)$ is easier to predict than $x_i$, by the held-out density; a new simulation
-crosses it with probability of at most `p / (m + 1)` for `p` coefficients (those that hold the line are so many). An upper edge
-is a lower one of $-x_i$.
+is a linear programme, and a new simulation crosses it with probability of at most `p / (m + 1)` for `p` coefficients. An upper edge is a
+lower one of $-x_i$. Where it raises the held-out density, $\operatorname{arcsinh}((x_i - e_i(z)) / w_i)$ takes the place of $x_i$, about the
+logarithm of the gap: the edge is far out in its tail. The width $w_i$ is how far the simulations that hold the line are beyond
+the line without them.
 """
 
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from numpyro_kme._linalg import Array
 from numpyro_kme.kernel_means.location import start_locations
 from numpyro_kme.kernel_means.smoothness import Inputs, features
 from numpyro_kme.kernel_means.statistics import robust_scale
+from numpyro_kme.kernel_means.warping import log_cosh
 from numpyro_kme.kernels.base import register
 
 FEWEST = 20
@@ -35,8 +37,8 @@ TOUCHING = 1e-9
 """A gap below this, in standard deviations of the statistic, touches the line."""
 
 
-STEEPEST = 1e3
-"""Largest coefficient of a line."""
+STEEPEST, NARROWEST = 1e3, 1e-6
+"""Largest coefficient of a line, and least width, in standard deviations of the statistic."""
 
 
 @register
@@ -46,21 +48,29 @@ class Edges:
     Attributes:
         offset: `(n,)`.
         linear: Weights of the features, `(n, 2 D)`.
+        width: `w`, `(n,)`; 1 where there is no line.
         side: 1 where the statistic stays above its line, -1 below, 0 where it has none, which is the line 0, `(n,)`.
     """
 
     offset: Array
     linear: Array
+    width: Array
     side: Array
 
     @classmethod
     def none(cls, n: int, dim: int) -> "Edges":
         """No statistic has an edge."""
-        return cls(np.zeros(n), np.zeros((n, 2 * dim)), np.zeros(n))
+        return cls(np.zeros(n), np.zeros((n, 2 * dim)), np.ones(n), np.zeros(n))
 
     def gaps(self, s: Array, z: jax.Array) -> jax.Array:
         """`s - e(z)` at one point `(D,)`."""
         return s - (self.offset + features(z, jnp, jax.lax.erf) @ jnp.asarray(self.linear).T).astype(z.dtype)
+
+    def __call__(self, s: Array, z: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """What takes the place of statistics `(n,)` at one point `(D,)`, and the logs of the slopes, `(n,)`."""
+        gaps, bounded = self.gaps(s, z), jnp.asarray(self.side) != 0.0
+        found = jnp.arcsinh(gaps / self.width)
+        return jnp.where(bounded, found, gaps), jnp.where(bounded, -log_cosh(found) - jnp.log(self.width), 0.0)
 
     def crossed(self, s: Array, z: jax.Array) -> jax.Array:
         """Whether a statistic is beyond its edge at one point `(D,)`."""
@@ -69,15 +79,26 @@ class Edges:
 
 @dataclass(frozen=True)
 class _Line:
-    """One line: its coefficients of 1 and the features, on which side the statistic `(m,)` is, and held-out gaps."""
+    """One line: its coefficients of 1 and the features, its width, on which side the statistic is, and held-out gaps `(m,)`."""
 
     coefficients: np.ndarray
+    width: float
     side: float
     gaps: np.ndarray
 
+    @property
+    def statistic(self) -> np.ndarray:
+        """What takes the place of the statistic."""
+        return np.arcsinh(self.gaps / self.width)
+
+    def score(self, at: Inputs, rows: np.ndarray) -> float:
+        """Mean held-out log density of the statistic."""
+        found = self.statistic
+        return _score(at, found, rows) - np.mean(log_cosh(found[rows], np)) - np.log(self.width)
+
 
 def fit_edges(at: Inputs, s: np.ndarray, rows: np.ndarray, warp: bool) -> tuple[Edges, np.ndarray]:
-    """Find the edges of statistics `(m, n)`, and the gaps, `(m, n)`: held out, so that those that hold a line are beyond it.
+    """Find the edges of statistics `(m, n)`, and what takes their place, `(m, n)`: held out, so that those that hold a line are beyond it.
 
     Args:
         at: Coordinates.
@@ -86,19 +107,19 @@ def fit_edges(at: Inputs, s: np.ndarray, rows: np.ndarray, warp: bool) -> tuple[
         warp: Whether statistics may be warped; without, none has an edge.
     Cost: four linear programmes for each statistic, and one for each coefficient of a line that is used.
     """
-    edges, gaps = Edges.none(s.shape[1], at.dim), np.array(s)
+    edges, found = Edges.none(s.shape[1], at.dim), np.array(s)
     if not warp:
-        return edges, gaps
+        return edges, found
     columns = np.concatenate([np.ones((len(at), 1)), at.features], axis=1)
     for i, column in enumerate(s.T):
-        lines = [line for line in _lines(columns, column, rows) if _crowded(line.side * line.gaps[rows])]
-        scores = [_score(at, column, rows), *(_score(at, line.gaps, rows) for line in lines)] if lines else [0.0]
-        best = int(np.argmax(scores)) - 1
-        if best >= 0 and scores[best + 1] > scores[0] + GAIN:
-            line = lines[best]
-            edges.offset[i], edges.linear[i], edges.side[i] = line.coefficients[0], line.coefficients[1:], line.side
-            gaps[:, i] = line.gaps
-    return edges, gaps
+        lines = list(_lines(columns, column, rows))
+        scores = [line.score(at, rows) for line in lines]
+        if lines and max(scores) > _score(at, column, rows) + GAIN:
+            line = lines[int(np.argmax(scores))]
+            edges.offset[i], edges.linear[i] = line.coefficients[0], line.coefficients[1:]
+            edges.width[i], edges.side[i] = line.width, line.side
+            found[:, i] = line.statistic
+    return edges, found
 
 
 def _lines(columns, s, rows):
@@ -113,9 +134,11 @@ def _lines(columns, s, rows):
             if not _crowded(side * s[rows] - few[rows] @ found):
                 continue
             found, gaps = held_out_below(few, side * s)
-            coefficients = np.zeros(columns.shape[1])
+            if not _crowded(gaps[rows]):
+                continue
+            coefficients, beyond = np.zeros(columns.shape[1]), -gaps[gaps < 0.0]
             coefficients[chosen] = side * found
-            yield _Line(coefficients, side, side * gaps)
+            yield _Line(coefficients, max(np.median(beyond), NARROWEST), side, side * gaps)
 
 
 def _crowded(gaps):

@@ -104,9 +104,9 @@ class ResidualKernelMeans(Form):
         rows = np.random.default_rng(0).permutation(len(z))[: self.subset]
         at = Inputs.at(z, Inputs.spread(z[rows], self.centres).centres)
         standard = (spread_atoms(x[:, list(transform.kept)]) - transform.centre) / transform.scale
-        edges, gaps = fit_edges(at, standard, rows, self.warp)
-        units = _Units.of(gaps, edges, -np.asarray(transform.centre) / transform.scale)
-        scaled = units.scaled(gaps)
+        edges, bounded = fit_edges(at, standard, rows, self.warp)
+        units = _Units.of(bounded, edges, -np.asarray(transform.centre) / transform.scale)
+        scaled = units.scaled(bounded)
         zero = units.zero
         starts, _ = start_locations(at.coarse[rows], scaled[rows].T, zero, self.warp)
         each = max(1, TOGETHER // (len(z) * (at.features.shape[1] + len(at.centres))))
@@ -201,23 +201,23 @@ def _noise(form, at, residuals, spread: Spread, rounds, steps):
 
 
 class _Units(NamedTuple):
-    """Where statistics `(n,)` less their edges have their middle, in robust standard deviations of the statistic, their own, and zero."""
+    """Middles, robust standard deviations and zeros, `(n,)`, of standardised statistics and of what edges put in their place."""
 
     centre: np.ndarray
     scale: np.ndarray
     zero: np.ndarray
 
     @classmethod
-    def of(cls, gaps: np.ndarray, edges: Edges, zero: np.ndarray) -> "_Units":
-        """Of statistics less their edges, `(m, n)`; those without an edge keep their units and their `zero`."""
+    def of(cls, s: np.ndarray, edges: Edges, zero: np.ndarray) -> "_Units":
+        """Of `(m, n)`; those without an edge keep their units and their `zero`."""
         bounded = edges.side != 0.0
-        centre = np.where(bounded, np.median(gaps, axis=0), 0.0)
-        scale = np.array([robust_scale(gap) if own else 1.0 for gap, own in zip(gaps.T, bounded)])
+        centre = np.where(bounded, np.median(s, axis=0), 0.0)
+        scale = np.array([robust_scale(column) if own else 1.0 for column, own in zip(s.T, bounded)])
         return cls(centre, scale, np.where(bounded, -centre / scale, zero))
 
-    def scaled(self, gaps: np.ndarray) -> np.ndarray:
+    def scaled(self, s: np.ndarray) -> np.ndarray:
         """In their own units, cut where far outside the bulk."""
-        scores = np.arcsinh((gaps - self.centre) / self.scale)
+        scores = np.arcsinh((s - self.centre) / self.scale)
         low, high = np.quantile(scores, [TAIL, 1.0 - TAIL], axis=0)
         return np.sinh(np.clip(scores, low - REACH, high + REACH))
 

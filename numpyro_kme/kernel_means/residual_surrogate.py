@@ -72,7 +72,7 @@ class ResidualSurrogate(Surrogate):
     Attributes:
         transform: Which statistics vary, and the check of observations.
         edges: `e`.
-        warp: `T`, of standardised statistics less their edges.
+        warp: `T`, of standardised statistics, or of what edges put in their place.
         location: `mu`.
         log_scale: `log sigma`.
         chain: `V`.
@@ -226,11 +226,12 @@ class ResidualAt(LikelihoodAt):
         kernels that location and scale need; products of matrices under `vmap`.
         """
         z = jnp.asarray(z)
-        gaps, log_scale = self.edges.gaps(self.standard, z), self.log_scale(z).astype(z.dtype)
-        u = (self.warp(gaps) - self.location(z).astype(z.dtype)) * jnp.exp(-log_scale)
+        bounded, log_slope = self.edges(self.standard, z)
+        log_scale = self.log_scale(z).astype(z.dtype)
+        u = (self.warp(bounded) - self.location(z).astype(z.dtype)) * jnp.exp(-log_scale)
         v, precision = self.chain(u, z), jnp.asarray(self.density.points).dtype
         log_density = self.density.log_density(v.astype(precision), z.astype(precision)).astype(v.dtype)
-        return log_density + jnp.sum(self.warp.log_slope(gaps) - log_scale) + self.log_jacobian
+        return log_density + jnp.sum(self.warp.log_slope(bounded) + log_slope - log_scale) + self.log_jacobian
 
     def brief(self):
         """In float32, but for locations and scales that rounding would move by more than `ROUNDING`."""
