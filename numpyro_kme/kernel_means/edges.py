@@ -136,9 +136,10 @@ def _lines(columns, s, rows):
             found, gaps = held_out_below(few, side * s)
             if not _crowded(gaps[rows]):
                 continue
-            coefficients, beyond = np.zeros(columns.shape[1]), -gaps[gaps < 0.0]
+            coefficients, width = np.zeros(columns.shape[1]), max(np.median(-gaps[gaps < 0.0]), NARROWEST)
             coefficients[chosen] = side * found
-            yield _Line(coefficients, max(np.median(beyond), NARROWEST), side, side * gaps)
+            coefficients[0] += side * width
+            yield _Line(coefficients, width, side, side * (gaps - width))
 
 
 def _crowded(gaps):

@@ -14,8 +14,9 @@ from numpyro_kme.kernel_means.base import Form
 from numpyro_kme.kernel_means.chain import Chain, fit_chain
 from numpyro_kme.kernel_means.edges import Edges, fit_edges
 from numpyro_kme.kernel_means.location import Location, learn_location, start_locations
+from numpyro_kme.kernel_means.region import Region
 from numpyro_kme.kernel_means.residual_density import fit_residual_density
-from numpyro_kme.kernel_means.residual_surrogate import Gains, ResidualSurrogate
+from numpyro_kme.kernel_means.residual_surrogate import Gains, ResidualSurrogate, steepness
 from numpyro_kme.kernel_means.ridge import RidgeFunctions
 from numpyro_kme.kernel_means.smoothness import Inputs, Regression
 from numpyro_kme.kernel_means.spread import Spread, robust_size
@@ -125,12 +126,17 @@ class ResidualKernelMeans(Form):
             -np.asarray(chain.log_size),
             np.array(scores.gain()),
         )
+        location = RidgeFunctions.of((f.regression, np.zeros(len(f.size)), NEGLIGIBLE * f.size) for f in fits)
+        log_scale = RidgeFunctions.of((f.log_scales, f.log_scale, np.full(f.size.shape, NEGLIGIBLE)) for f in fits)
+        information, steep = steepness(location, log_scale, z)
         return ResidualSurrogate(
             transform,
+            Region.of(z, information.sum(axis=0)),
+            steep,
             edges,
             _warp(fits, scaled, units),
-            RidgeFunctions.of((f.regression, np.zeros(len(f.size)), NEGLIGIBLE * f.size) for f in fits),
-            RidgeFunctions.of((f.log_scales, f.log_scale, np.full(f.size.shape, NEGLIGIBLE)) for f in fits),
+            location,
+            log_scale,
             chain,
             fit_residual_density(z, residuals, bandwidths, scores.share()),
             np.stack([np.asarray(transform.forward(end)) for end in (x.min(axis=0), x.max(axis=0))]),

@@ -15,6 +15,7 @@ from numpyro_kme.kernel_means import isolation
 from numpyro_kme.kernel_means.base import LikelihoodAt, Surrogate
 from numpyro_kme.kernel_means.chain import Chain
 from numpyro_kme.kernel_means.edges import Edges
+from numpyro_kme.kernel_means.region import Region
 from numpyro_kme.kernel_means.residual_density import ResidualDensity
 from numpyro_kme.kernel_means.ridge import RidgeFunctions
 from numpyro_kme.kernel_means.statistics import StatisticsTransform
@@ -32,6 +33,9 @@ CHANGING = 0.1
 
 SHOWN = 8
 """So many statistics are listed by number."""
+
+TINY = 1e-30
+"""Keeps a logarithm finite."""
 
 ROUNDING = 0.01
 """What float32 may move locations by, in residual standard deviations, and log scales, where it is used."""
@@ -71,6 +75,8 @@ class ResidualSurrogate(Surrogate):
 
     Attributes:
         transform: Which statistics vary, and the check of observations.
+        region: Which parameters were simulated; weights are the information of all statistics about each coordinate.
+        steepness: Mean squares of the slopes of locations and of log scales over the simulations, `(2, n, D)`.
         edges: `e`.
         warp: `T`, of standardised statistics, or of what edges put in their place.
         location: `mu`.
@@ -82,6 +88,8 @@ class ResidualSurrogate(Surrogate):
     """
 
     transform: StatisticsTransform
+    region: Region
+    steepness: ArrayLike
     edges: Edges
     warp: Warp
     location: RidgeFunctions
@@ -120,7 +128,7 @@ class ResidualSurrogate(Surrogate):
     def _at(self, y) -> "ResidualAt":
         kept, scale = jnp.asarray(y)[np.array(self.transform.kept)], jnp.asarray(self.transform.scale)
         log_jacobian = -jnp.sum(jnp.log(scale)) - jnp.sum(jnp.asarray(self.chain.log_size))
-        parts = (self.edges, self.warp, self.location, self.log_scale, self.chain, self.density)
+        parts = (self.region, self.steepness, self.edges, self.warp, self.location, self.log_scale, self.chain, self.density)
         return ResidualAt(*parts, (kept - self.transform.centre) / scale, log_jacobian, y)
 
     def information(self) -> np.ndarray:
@@ -175,9 +183,9 @@ class ResidualSurrogate(Surrogate):
 
     def _over_simulations(self) -> tuple[np.ndarray, np.ndarray]:
         """Information, `(n, D)`, and standard deviation of each log scale, `(n,)`, over at most 300 simulations."""
-        points = np.asarray(self.density.points)[:300]
-        slopes, log_scale = self.location.slopes(points), self.log_scale.on_host(points)
-        return np.mean(np.square(slopes) * np.exp(-2.0 * log_scale)[:, :, None], axis=0), np.std(log_scale, axis=0)
+        points = np.asarray(self.density.points)
+        log_scale = self.log_scale.on_host(points[:300])
+        return steepness(self.location, self.log_scale, points)[0], np.std(log_scale, axis=0)
 
     def _list(self, chosen: np.ndarray) -> str:
         """Raw numbers of the statistics that are marked, `(n,)`, in words."""
@@ -188,17 +196,27 @@ class ResidualSurrogate(Surrogate):
         return f"statistics {', '.join(numbers[:SHOWN])}{more}"
 
 
+def steepness(location: RidgeFunctions, log_scale: RidgeFunctions, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Information of each statistic about each coordinate, `(n, D)`, and mean squares of the slopes of locations and log scales, `(2, n, D)`,
+    over at most 300 of the points `(m, D)`."""
+    squares = [np.square(part.slopes(z[:300])) for part in (location, log_scale)]
+    precision = np.exp(-2.0 * log_scale.on_host(z[:300]))[:, :, None]
+    return np.mean(squares[0] * precision, axis=0), np.mean(squares, axis=1)
+
+
 @register
 class ResidualAt(LikelihoodAt):
     """The residual form at one observation.
 
     Attributes:
-        edges, warp, location, log_scale, chain, density: As in `ResidualSurrogate`.
+        region, steepness, edges, warp, location, log_scale, chain, density: As in `ResidualSurrogate`.
         standard: Statistics that vary, in robust standard deviations, `(n,)`.
         log_jacobian: What does not depend on the coordinates.
         y: The observation.
     """
 
+    region: Region
+    steepness: ArrayLike
     edges: Edges
     warp: Warp
     location: RidgeFunctions
@@ -220,18 +238,30 @@ class ResidualAt(LikelihoodAt):
         return jnp.ones_like(value), value
 
     def log_density(self, z):
-        """`log q(y | z)` at one point `(D,)`: positive and smooth as it is.
+        r"""`log q(y | z)` at one point `(D,)`: positive and smooth as it is.
+
+        Outside the simulated region functions stay as they are at its nearest point $\tilde z$, and residuals are wider,
+        $\sigma_i^2 e^{2 \tau_i^2} + \delta_i^2$: the variance about $\mu_i(\tilde z)$ when location and log scale may have gone on at their
+        usual slopes, either way, by $\delta_i^2 = \sum_d \overline{(\partial \mu_i / \partial z_d)^2} (z_d - \tilde z_d)^2$, and $\tau_i^2$ likewise.
+        The embedding keeps the least share of $\sigma_i^2$ in these; the rest is the broad density's.
 
         Cost: about `(D + n + 2 r) m` operations for `r` columns of the density's basis, and the exponentials of the
         kernels that location and scale need; products of matrices under `vmap`.
         """
-        z = jnp.asarray(z)
+        z, given = self.region.nearest(jnp.asarray(z)), jnp.asarray(z)
         bounded, log_slope = self.edges(self.standard, z)
-        log_scale = self.log_scale(z).astype(z.dtype)
+        of_location, of_scale = jnp.asarray(self.steepness).astype(z.dtype) @ jnp.square(given - z)
+        held = self.log_scale(z).astype(z.dtype)
+        log_scale = 0.5 * jnp.logaddexp(2.0 * (held + of_scale), jnp.log(of_location + TINY))
+        known = jnp.exp(2.0 * jnp.min(held - log_scale)).astype(jnp.asarray(self.density.points).dtype)
         u = (self.warp(bounded) - self.location(z).astype(z.dtype)) * jnp.exp(-log_scale)
         v, precision = self.chain(u, z), jnp.asarray(self.density.points).dtype
-        log_density = self.density.log_density(v.astype(precision), z.astype(precision)).astype(v.dtype)
+        log_density = self.density.log_density(v.astype(precision), z.astype(precision), known).astype(v.dtype)
         return log_density + jnp.sum(self.warp.log_slope(bounded) + log_slope - log_scale) + self.log_jacobian
+
+    def crossed(self, z):
+        """Whether a statistic is beyond its edge."""
+        return self.edges.crossed(self.standard, jnp.asarray(z))
 
     def brief(self):
         """In float32, but for locations and scales that rounding would move by more than `ROUNDING`."""
