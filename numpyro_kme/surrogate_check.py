@@ -11,12 +11,11 @@ import numpy as np
 from numpyro import handlers
 
 from numpyro_kme import _checks, _compat, _linalg
-from numpyro_kme.kernel_means.distribution import KernelMeansLikelihood
+from numpyro_kme.kernel_means.distribution import FittedLikelihood, KernelMeansLikelihood
 from numpyro_kme.simulator import Simulator
 
-FAR, MANY = 0.99, 0.05
-"""A point is outside where it is further from all simulations than this share of the simulations are from each other; so
-many draws outside, or with a negative surrogate, are warned of."""
+MANY = 0.05
+"""So many draws with a negative surrogate are warned of."""
 
 
 @dataclass(frozen=True)
@@ -24,19 +23,18 @@ class SurrogateCheck:
     """What a chain met at one simulator site.
 
     Attributes:
-        outside: Share of the evaluations outside the simulated region: further from the nearest simulation, in coordinates,
-            than 99 % of the simulations are from theirs.
+        beyond: Share of the evaluations beyond the simulated parameters (`FittedLikelihood.beyond`).
         negative: Share of the evaluations where the signed surrogate is negative, so that its positive version was sampled.
     """
 
-    outside: float
+    beyond: float
     negative: float
 
 
 def check_surrogate(
     model: Callable, samples: Mapping[str, Any], *args, max_draws: int = 1000, **kwargs
 ) -> dict[str, SurrogateCheck]:
-    """Look up draws of a `handlers.surrogate` model: outside the simulations, or where the surrogate is negative.
+    """Look up draws of a `handlers.surrogate` model: beyond the simulations, or where the surrogate is negative.
 
     Args:
         model: The surrogate model, observed as when it was sampled.
@@ -49,14 +47,14 @@ def check_surrogate(
     Raises:
         ValueError: If no observed site has a learnt likelihood.
     Warns:
-        UserWarning: If more than 5 % of the evaluations at a site are outside or negative.
+        UserWarning: If more evaluations at a site are beyond the simulations than `max(1 %, 5 / (m + 1))`, or more than 5 % negative.
     """
     draws = {name: np.asarray(value) for name, value in samples.items()}
     num = len(next(iter(draws.values()), ()))
     _checks.require(num >= 1, "`samples` must hold at least one draw; got none.")
     _check_shapes(model, draws, args, kwargs)
     rows = np.unique(np.linspace(0, num - 1, min(num, max_draws)).astype(int))
-    reach: dict[str, float] = {}
+    observed: dict[str, tuple[FittedLikelihood, Any]] = {}
 
     def one(latents):
         seeded = handlers.seed(handlers.substitute(model, data=latents), jax.random.key(0))
@@ -65,9 +63,8 @@ def check_surrogate(
         for name, site in sites.items():
             fn = _compat.innermost(site["fn"]) if site["type"] == "sample" and site["is_observed"] else None
             if isinstance(fn, KernelMeansLikelihood):
-                nearest, signs = fn.look_up(site["value"])
-                reach[name] = fn.fitted.reach(FAR)
-                found[name] = jnp.mean(nearest > reach[name]), jnp.mean(signs < 0)
+                observed[name] = fn.fitted, site["value"]
+                found[name] = fn.arguments, jnp.mean(fn.signs(site["value"]) < 0)
         return found
 
     found = jax.jit(jax.vmap(one))(_linalg.in_present_precision({name: value[rows] for name, value in draws.items()}))
@@ -75,9 +72,11 @@ def check_surrogate(
         bool(found),
         "No observed site of the model has a learnt likelihood: pass the model from `handlers.surrogate` and its data.",
     )
-    checks = {name: SurrogateCheck(*(float(np.mean(share)) for share in shares)) for name, shares in found.items()}
-    for name, check in checks.items():
-        _warn(name, check)
+    checks = {}
+    for name, (arguments, negative) in found.items():
+        fitted, value = observed[name]
+        checks[name] = SurrogateCheck(float(np.mean(fitted.beyond(value, arguments))), float(np.mean(negative)))
+        _warn(name, checks[name], fitted)
     return checks
 
 
@@ -97,13 +96,8 @@ def _check_shapes(model, draws, args, kwargs) -> None:
             )
 
 
-def _warn(name: str, check: SurrogateCheck) -> None:
-    if check.outside > MANY:
-        warnings.warn(
-            f"{check.outside:.0%} of the draws leave the region that the likelihood of site {name!r} was learnt in. Simulate "
-            "at draws of this posterior, learn again from all simulations, and run again.",
-            stacklevel=3,
-        )
+def _warn(name: str, check: SurrogateCheck, fitted: FittedLikelihood) -> None:
+    fitted.warn_if_beyond(name, check.beyond)
     if check.negative > MANY:
         warnings.warn(
             f"The surrogate at site {name!r} is negative at {check.negative:.0%} of the draws, where its positive version "

@@ -59,7 +59,7 @@ class Check:
             )
         for site, found in self.surrogate.items():
             print(
-                f"{site}: {found.outside:.0%} of the draws outside the simulations, surrogate negative at {found.negative:.0%}"
+                f"{site}: {found.beyond:.1%} of the draws beyond the simulated parameters, surrogate negative at {found.negative:.0%}"
             )
         print(f"p-value {self.p_value:.2g}: " + ("FLAGGED" if self.flagged() else f"not flagged at level {LEVEL}"))
 

@@ -62,6 +62,13 @@ class LearntLikelihood(Engine):
             if not self.problem.simulators[site].plates:
                 place = fitted.surrogate.describe_observation(fitted.surrogate.point(self._observation(site)))
                 info |= {prefix + "observation": place} if place else {}
+            share = float(np.mean(self._beyond(site, drawn.latents)))
+            info[prefix + "parameters"] = (
+                f"{share:.2%} of the draws lie beyond the simulated parameters: no simulation supports the likelihood there"
+                if share
+                else "all draws within the simulated parameters"
+            )
+            fitted.warn_if_beyond(site, share)
         for site, measure in self.measures.items():
             if self.learn_prior:
                 mean, covariance = measure.moments()
@@ -112,6 +119,21 @@ class LearntLikelihood(Engine):
         if self.learn_prior:
             log_prior += _log_densities(self.posterior.measure, z) - _log_densities(Normal.standard(z.shape[1]), z)
         return np.where(sign > 0, log_ratio + log_prior, -np.inf)
+
+    def beyond(self, latents: Mapping[str, Any]) -> np.ndarray:
+        """Which latents lie beyond the simulated parameters of a simulator site, for one of its groups at least (`FittedLikelihood.beyond`).
+
+        Args:
+            latents: `{site: (n, *shape)}`, for all latents.
+        Returns:
+            `(n,)`.
+        """
+        _ = self.result
+        sites = [self._beyond(site, latents) for site in self.likelihoods]
+        return np.any([found.reshape(len(found), -1).any(axis=1) for found in sites], axis=0)
+
+    def _beyond(self, site: str, latents) -> np.ndarray:
+        return self.likelihoods[site].beyond(self.problem.observations[site], self.problem.arguments(latents)[site])
 
     def herd(self, rng_key: jax.Array, num_samples: int) -> dict[str, np.ndarray]:
         r"""Super-samples of the posterior, `{site: (num_samples, *shape)}`, by kernel herding of its embedding.

@@ -19,7 +19,7 @@ from scipy.optimize import linprog
 
 from numpyro_kme._linalg import Array
 from numpyro_kme.kernel_means.location import start_locations
-from numpyro_kme.kernel_means.smoothness import Inputs, features
+from numpyro_kme.kernel_means.smoothness import Inputs, features, line_slopes
 from numpyro_kme.kernel_means.statistics import robust_scale
 from numpyro_kme.kernel_means.warping import log_cosh
 from numpyro_kme.kernels.base import register
@@ -62,19 +62,21 @@ class Edges:
         """No statistic has an edge."""
         return cls(np.zeros(n), np.zeros((n, 2 * dim)), np.ones(n), np.zeros(n))
 
-    def gaps(self, s: Array, z: jax.Array) -> jax.Array:
-        """`s - e(z)` at one point `(D,)`."""
-        return s - (self.offset + features(z, jnp, jax.lax.erf) @ jnp.asarray(self.linear).T).astype(z.dtype)
-
     def __call__(self, s: Array, z: jax.Array) -> tuple[jax.Array, jax.Array]:
         """What takes the place of statistics `(n,)` at one point `(D,)`, and the logs of the slopes, `(n,)`."""
-        gaps, bounded = self.gaps(s, z), jnp.asarray(self.side) != 0.0
+        line = self.offset + features(z, jnp, jax.lax.erf) @ jnp.asarray(self.linear).T
+        gaps, bounded = s - line.astype(z.dtype), jnp.asarray(self.side) != 0.0
         found = jnp.arcsinh(gaps / self.width)
         return jnp.where(bounded, found, gaps), jnp.where(bounded, -log_cosh(found) - jnp.log(self.width), 0.0)
 
-    def crossed(self, s: Array, z: jax.Array) -> jax.Array:
-        """Whether a statistic is beyond its edge at one point `(D,)`."""
-        return jnp.any(self.gaps(s, z) * self.side < 0.0)
+    def crossed(self, s: np.ndarray, z: np.ndarray) -> np.ndarray:
+        """Whether one of the statistics `(..., n)` is beyond its edge, or nearer than its width, at points `(..., D)`, on the host."""
+        gaps = (s - self.offset - features(z) @ np.asarray(self.linear).T) * self.side
+        return np.any((gaps < self.width) & (np.asarray(self.side) != 0.0), axis=-1)
+
+    def slopes(self, z: np.ndarray) -> np.ndarray:
+        """Derivatives of the lines, `(k, n, D)`, at points `(k, D)`, by NumPy."""
+        return line_slopes(np.asarray(self.linear), z)
 
 
 @dataclass(frozen=True)

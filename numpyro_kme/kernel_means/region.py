@@ -43,13 +43,12 @@ class Region:
         limit = np.sqrt(np.max(np.square(outside) @ weights))
         return cls(ranked[0], ranked[-1], np.asarray(weights), limit)
 
-    def distance(self, z: jax.Array) -> jax.Array:
-        """`r(z)` at one point `(D,)`; not to be differentiated in the box."""
-        outside = z - jnp.clip(z, self.low, self.high)
-        return jnp.sqrt(jnp.sum(self.weights * jnp.square(outside)))
+    def distance(self, z: np.ndarray) -> np.ndarray:
+        """`r(z)` of points `(..., D)`, on the host."""
+        return np.sqrt(np.square(z - np.clip(z, self.low, self.high)) @ self.weights)
 
-    def beyond(self, z: jax.Array) -> jax.Array:
-        """Whether one point `(D,)` is farther outside than every simulation is of the others."""
+    def beyond(self, z: np.ndarray) -> np.ndarray:
+        """Whether points `(..., D)` are farther outside than every simulation is of the others."""
         return self.distance(z) > self.limit
 
     def nearest(self, z: jax.Array) -> jax.Array:

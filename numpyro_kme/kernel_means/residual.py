@@ -128,13 +128,14 @@ class ResidualKernelMeans(Form):
         )
         location = RidgeFunctions.of((f.regression, np.zeros(len(f.size)), NEGLIGIBLE * f.size) for f in fits)
         log_scale = RidgeFunctions.of((f.log_scales, f.log_scale, np.full(f.size.shape, NEGLIGIBLE)) for f in fits)
-        information, steep = steepness(location, log_scale, z)
+        warp = _warp(fits, scaled, units)
+        information, steep = steepness(edges, warp, location, log_scale, z)
         return ResidualSurrogate(
             transform,
             Region.of(z, information.sum(axis=0)),
             steep,
             edges,
-            _warp(fits, scaled, units),
+            warp,
             location,
             log_scale,
             chain,

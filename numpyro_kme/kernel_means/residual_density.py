@@ -79,7 +79,7 @@ class ResidualDensity:
         """`log p(v | z)` for one residual vector `(n,)` and one point `(D,)`, with the share `known` of the embedding `1 - w`."""
         logs, weights = self._log_kernels(v), self._positive(z)
         own = known * (1.0 - jnp.asarray(self.share))
-        broad = jnp.log1p(-own) + log_broad(v, jnp)
+        broad = jnp.log(self.share + (1.0 - known) * (1.0 - jnp.asarray(self.share))) + log_broad(v, jnp)
         # no less than the broad density: XLA may compute `logs` twice, and far out, where they are -1e12, they differ by more than
         # the largest exponent of float32
         peak = jax.lax.stop_gradient(jnp.maximum(jnp.max(logs), jnp.maximum(broad, jnp.finfo(logs.dtype).min)))

@@ -19,7 +19,7 @@ from numpyro_kme.kernel_means.region import Region
 from numpyro_kme.kernel_means.residual_density import ResidualDensity
 from numpyro_kme.kernel_means.ridge import RidgeFunctions
 from numpyro_kme.kernel_means.statistics import StatisticsTransform
-from numpyro_kme.kernel_means.warping import Warp
+from numpyro_kme.kernel_means.warping import Warp, log_cosh
 from numpyro_kme.kernels.base import register
 
 NEAR = np.zeros(())
@@ -128,8 +128,26 @@ class ResidualSurrogate(Surrogate):
     def _at(self, y) -> "ResidualAt":
         kept, scale = jnp.asarray(y)[np.array(self.transform.kept)], jnp.asarray(self.transform.scale)
         log_jacobian = -jnp.sum(jnp.log(scale)) - jnp.sum(jnp.asarray(self.chain.log_size))
-        parts = (self.region, self.steepness, self.edges, self.warp, self.location, self.log_scale, self.chain, self.density)
+        parts = (
+            self.region,
+            self.steepness,
+            self.edges,
+            self.warp,
+            self.location,
+            self.log_scale,
+            self.chain,
+            self.density,
+        )
         return ResidualAt(*parts, (kept - self.transform.centre) / scale, log_jacobian, y)
+
+    def dependence(self) -> np.ndarray:
+        """Information of all statistics about each coordinate, `(D,)`."""
+        return np.asarray(self.region.weights)
+
+    def crossed(self, y: np.ndarray, z: np.ndarray) -> np.ndarray:
+        """Whether an observation `(..., n_raw)` is beyond an edge of its statistics at `z` `(..., D)`."""
+        kept = np.asarray(y, np.float64)[..., list(self.transform.kept)]
+        return self.edges.crossed((kept - self.transform.centre) / self.transform.scale, z)
 
     def information(self) -> np.ndarray:
         r"""Information of each raw statistic about each coordinate, `(n_raw, D)`.
@@ -156,6 +174,7 @@ class ResidualSurrogate(Surrogate):
             "location": f"{explained.min():.0%} to {explained.max():.0%} of the variance of statistics, held out; "
             f"curved: {self._list(curved)}",
             "scale": f"changes with the parameters: {self._list(changes)}",
+            "edges": f"not crossed by {self._list(np.asarray(self.edges.side) != 0.0)}",
             "transforms": f"curved: {self._list(np.asarray(self.warp.spread) > WARPED)}",
             "held-out gain, nats": self.gains.sentence(),
             "eps": np.asarray(density.eps),
@@ -172,9 +191,9 @@ class ResidualSurrogate(Surrogate):
         outside = (place < low) | (place > high)
         worst = int(np.argmax(np.abs(place)))
         within = (
-            "within the range of the simulations"
+            "statistics within the range of the simulated ones"
             if not outside.any()
-            else f"outside the simulations in {self._list(outside)}: what follows is extrapolated"
+            else f"statistics outside the simulated ones in {self._list(outside)}: what follows is extrapolated"
         )
         return (
             f"{within}; farthest from the middle in statistic {self.transform.kept[worst]}, by "
@@ -185,7 +204,7 @@ class ResidualSurrogate(Surrogate):
         """Information, `(n, D)`, and standard deviation of each log scale, `(n,)`, over at most 300 simulations."""
         points = np.asarray(self.density.points)
         log_scale = self.log_scale.on_host(points[:300])
-        return steepness(self.location, self.log_scale, points)[0], np.std(log_scale, axis=0)
+        return steepness(self.edges, self.warp, self.location, self.log_scale, points)[0], np.std(log_scale, axis=0)
 
     def _list(self, chosen: np.ndarray) -> str:
         """Raw numbers of the statistics that are marked, `(n,)`, in words."""
@@ -196,12 +215,16 @@ class ResidualSurrogate(Surrogate):
         return f"statistics {', '.join(numbers[:SHOWN])}{more}"
 
 
-def steepness(location: RidgeFunctions, log_scale: RidgeFunctions, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def steepness(
+    edges: Edges, warp: Warp, location: RidgeFunctions, log_scale: RidgeFunctions, z: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Information of each statistic about each coordinate, `(n, D)`, and mean squares of the slopes of locations and log scales, `(2, n, D)`,
-    over at most 300 of the points `(m, D)`."""
-    squares = [np.square(part.slopes(z[:300])) for part in (location, log_scale)]
-    precision = np.exp(-2.0 * log_scale.on_host(z[:300]))[:, :, None]
-    return np.mean(squares[0] * precision, axis=0), np.mean(squares, axis=1)
+    over at most 300 of the points `(m, D)`. An edge moves the location too, in units of the warped statistic in its middle."""
+    z, middle = z[:300], warp.middle
+    log_slope = np.asarray(warp.log_slope(middle)) - log_cosh(middle, np) - np.log(edges.width)
+    slopes = location.slopes(z) + np.where(edges.side, np.exp(log_slope), 0.0)[:, None] * edges.slopes(z)
+    precision = np.exp(-2.0 * log_scale.on_host(z))[:, :, None]
+    return np.mean(np.square(slopes) * precision, axis=0), np.mean(np.square([slopes, log_scale.slopes(z)]), axis=1)
 
 
 @register
@@ -258,10 +281,6 @@ class ResidualAt(LikelihoodAt):
         v, precision = self.chain(u, z), jnp.asarray(self.density.points).dtype
         log_density = self.density.log_density(v.astype(precision), z.astype(precision), known).astype(v.dtype)
         return log_density + jnp.sum(self.warp.log_slope(bounded) + log_slope - log_scale) + self.log_jacobian
-
-    def crossed(self, z):
-        """Whether a statistic is beyond its edge."""
-        return self.edges.crossed(self.standard, jnp.asarray(z))
 
     def brief(self):
         """In float32, but for locations and scales that rounding would move by more than `ROUNDING`."""
