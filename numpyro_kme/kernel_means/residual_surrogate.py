@@ -191,9 +191,9 @@ class ResidualSurrogate(Surrogate):
         outside = (place < low) | (place > high)
         worst = int(np.argmax(np.abs(place)))
         within = (
-            "statistics within the range of the simulated ones"
+            "within the simulated range of all statistics"
             if not outside.any()
-            else f"statistics outside the simulated ones in {self._list(outside)}: what follows is extrapolated"
+            else f"outside the simulated range of {self._list(outside)}: what follows is extrapolated in the data"
         )
         return (
             f"{within}; farthest from the middle in statistic {self.transform.kept[worst]}, by "
@@ -264,7 +264,7 @@ class ResidualAt(LikelihoodAt):
         r"""`log q(y | z)` at one point `(D,)`: positive and smooth as it is.
 
         Outside the simulated region functions stay as they are at its nearest point $\tilde z$, and residuals are wider,
-        $\sigma_i^2 e^{2 \tau_i^2} + \delta_i^2$: the variance about $\mu_i(\tilde z)$ when location and log scale may have gone on at their
+        $\sigma_i^2 \exp(2 \tau_i^2 / \sqrt{1 + \tau_i^2}) + \delta_i^2$: about the variance around $\mu_i(\tilde z)$ when location and log scale may have gone on at their
         usual slopes, either way, by $\delta_i^2 = \sum_d \overline{(\partial \mu_i / \partial z_d)^2} (z_d - \tilde z_d)^2$, and $\tau_i^2$ likewise.
         The embedding keeps the least share of $\sigma_i^2$ in these; the rest is the broad density's.
 
@@ -275,7 +275,7 @@ class ResidualAt(LikelihoodAt):
         bounded, log_slope = self.edges(self.standard, z)
         of_location, of_scale = jnp.asarray(self.steepness).astype(z.dtype) @ jnp.square(given - z)
         held = self.log_scale(z).astype(z.dtype)
-        log_scale = 0.5 * jnp.logaddexp(2.0 * (held + of_scale), jnp.log(of_location + TINY))
+        log_scale = 0.5 * jnp.logaddexp(2.0 * (held + of_scale / jnp.sqrt(1.0 + of_scale)), jnp.log(of_location + TINY))
         known = jnp.exp(2.0 * jnp.min(held - log_scale)).astype(jnp.asarray(self.density.points).dtype)
         u = (self.warp(bounded) - self.location(z).astype(z.dtype)) * jnp.exp(-log_scale)
         v, precision = self.chain(u, z), jnp.asarray(self.density.points).dtype
