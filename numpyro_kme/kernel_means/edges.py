@@ -24,8 +24,8 @@ from numpyro_kme.kernel_means.statistics import robust_scale
 from numpyro_kme.kernel_means.warping import log_cosh
 from numpyro_kme.kernels.base import register
 
-FEWEST = 20
-"""Simulations for each coefficient of a line."""
+FEWEST, LOOKED_AT = 20, 200
+"""Simulations for each coefficient of a line; so many at least, if there are, tell whether there may be an edge."""
 
 NEAR, CROWDED = 0.1, 0.03
 """At an edge more than a share `CROWDED` of the gaps is below `NEAR` of their median; at the end of a normal tail 1 % are."""
@@ -132,8 +132,9 @@ def _lines(columns, s, rows):
             continue
         few = columns[:, chosen]
         for side in (1.0, -1.0):
-            found = below(few[rows], side * s[rows])
-            if not _crowded(side * s[rows] - few[rows] @ found):
+            some = rows[: max(LOOKED_AT, FEWEST * len(chosen))]
+            found = below(few[some], side * s[some])
+            if not _crowded(side * s[some] - few[some] @ found):
                 continue
             found, gaps = held_out_below(few, side * s)
             if not _crowded(gaps[rows]):
