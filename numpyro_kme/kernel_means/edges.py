@@ -28,7 +28,8 @@ FEWEST, LOOKED_AT = 20, 200
 """Simulations for each coefficient of a line; so many at least, if there are, tell whether there may be an edge."""
 
 NEAR, CROWDED = 0.1, 0.03
-"""At an edge more than a share `CROWDED` of the gaps is below `NEAR` of their median; at the end of a normal tail 1 % are."""
+"""At an edge more than a share `CROWDED` of the gaps is below `NEAR` of their median; at the end of a normal tail 1 % are,
+and as large a share more as the line has coefficients where it was fitted to them."""
 
 GAIN = 0.1
 """Nats a simulation that an edge has to add to the held-out log density."""
@@ -134,7 +135,7 @@ def _lines(columns, s, rows):
         for side in (1.0, -1.0):
             some = rows[: max(LOOKED_AT, FEWEST * len(chosen))]
             found = below(few[some], side * s[some])
-            if not _crowded(side * s[some] - few[some] @ found):
+            if not _crowded(side * s[some] - few[some] @ found, len(chosen) / len(some)):
                 continue
             found, gaps = held_out_below(few, side * s)
             if not _crowded(gaps[rows]):
@@ -145,9 +146,9 @@ def _lines(columns, s, rows):
             yield _Line(coefficients, width, side, side * (gaps - width))
 
 
-def _crowded(gaps):
+def _crowded(gaps, fitted=0.0):
     inside = gaps[gaps > TOUCHING]
-    return len(inside) > len(gaps) // 2 and np.mean(inside < NEAR * np.median(inside)) > CROWDED
+    return len(inside) > len(gaps) // 2 and np.mean(inside < NEAR * np.median(inside)) > CROWDED + fitted
 
 
 def below(columns: np.ndarray, s: np.ndarray) -> np.ndarray:
