@@ -12,12 +12,11 @@ from numpyro import handlers
 
 from numpyro_kme import _checks, _compat, _reading
 from numpyro_kme._host import in_present_precision
-from numpyro_kme.kernel_means.distribution import KernelMeansLikelihood
+from numpyro_kme.kernel_means.distribution import FittedLikelihood, KernelMeansLikelihood, too_far
 from numpyro_kme.simulator import Simulator
 
-FAR, MANY = 0.99, 0.05
-"""A point is outside where it is further from all simulations than this share of the simulations are from each other; so
-many draws outside, or with a negative surrogate, are warned of."""
+MANY = 0.05
+"""So many draws with a negative surrogate are warned of."""
 
 
 @dataclass(frozen=True)
@@ -25,22 +24,20 @@ class SurrogateCheck:
     """What a chain met at one simulator site.
 
     Attributes:
-        outside: Share of the evaluations that are not masked outside the simulated region: further from the nearest simulation, in coordinates,
-            than 99 % of the simulations are from theirs.
+        beyond: Share of the evaluations that are not masked beyond the simulated parameters (`FittedLikelihood.beyond`).
         negative: Share of the evaluations where the signed surrogate is negative, so that its positive version was sampled.
+        negligible: Share `beyond` that is not worth a warning.
     """
 
-    outside: float
+    beyond: float
     negative: float
+    negligible: float
 
     def findings(self, site: str) -> list[str]:
         """What to warn of at a site, and what to do next."""
         found = []
-        if self.outside > MANY:
-            found.append(
-                f"{self.outside:.0%} of the draws leave the region that the likelihood of site {site!r} was learnt in. Simulate "
-                "at draws of this posterior, learn again from all simulations, and run again."
-            )
+        if self.beyond > self.negligible:
+            found.append(too_far(site, self.beyond))
         if self.negative > MANY:
             found.append(
                 f"The surrogate at site {site!r} is negative at {self.negative:.0%} of the draws, where its positive version "
@@ -52,7 +49,7 @@ class SurrogateCheck:
 def check_surrogate(
     model: Callable, samples: Mapping[str, Any], *args, max_draws: int = 1000, **kwargs
 ) -> dict[str, SurrogateCheck]:
-    """Look up draws of a `handlers.surrogate` model: outside the simulations, or where the surrogate is negative.
+    """Look up draws of a `handlers.surrogate` model: beyond the simulations, or where the surrogate is negative.
 
     Args:
         model: The surrogate model, observed as when it was sampled.
@@ -65,13 +62,14 @@ def check_surrogate(
     Raises:
         ValueError: If no observed site has a learnt likelihood.
     Warns:
-        UserWarning: If more than 5 % of the evaluations at a site are outside or negative.
+        UserWarning: If more evaluations at a site are beyond the simulations than `max(1 %, 5 / (m + 1))`, or more than 5 % negative.
     """
     draws = {name: np.asarray(value) for name, value in samples.items()}
     num = len(next(iter(draws.values()), ()))
     _checks.require(num >= 1, "`samples` must hold at least one draw; got none.")
     _check_shapes(model, draws, args, kwargs)
     rows = np.unique(np.linspace(0, num - 1, min(num, max_draws)).astype(int))
+    observed: dict[str, tuple[FittedLikelihood, Any]] = {}
 
     @_reading.one_model_at_a_time()
     def one(latents):
@@ -81,7 +79,9 @@ def check_surrogate(
         for name, site in sites.items():
             fn = _compat.innermost(site["fn"]) if site["type"] == "sample" and site["is_observed"] else None
             if isinstance(fn, KernelMeansLikelihood):
-                found[name] = _shares(fn, site["value"], _compat.mask(site["fn"]))
+                mask = _compat.mask(site["fn"])
+                observed[name] = fn.fitted, site["value"]
+                found[name] = fn.arguments, jnp.asarray(mask), _negative(fn, site["value"], mask)
         return found
 
     found = jax.jit(jax.vmap(one))(in_present_precision({name: value[rows] for name, value in draws.items()}))
@@ -89,21 +89,24 @@ def check_surrogate(
         bool(found),
         "No observed site of the model has a learnt likelihood: pass the model from `handlers.surrogate` and its data.",
     )
-    checks = {name: SurrogateCheck(*(float(np.mean(share)) for share in shares)) for name, shares in found.items()}
-    for name, check in checks.items():
-        for sentence in check.findings(name):
+    checks = {}
+    for name, (arguments, masks, negative) in found.items():
+        (fitted, value), mask = observed[name], np.asarray(masks)[0]
+        beyond = fitted.beyond(value, arguments, mask)
+        counts = np.broadcast_to(mask, np.broadcast_shapes(mask.shape, beyond.shape[1:]))
+        number = np.sum(counts.any(axis=tuple(range(counts.ndim - beyond.ndim + 1))))
+        share = beyond.sum() / max(1, len(beyond) * int(number))
+        checks[name] = SurrogateCheck(float(share), float(np.mean(negative)), fitted.negligible)
+        for sentence in checks[name].findings(name):
             warnings.warn(sentence, stacklevel=2)
     return checks
 
 
-def _shares(fn: KernelMeansLikelihood, value, mask) -> tuple[jax.Array, jax.Array]:
-    """Shares of the evaluations that count, outside and negative."""
+def _negative(fn: KernelMeansLikelihood, value, mask) -> jax.Array:
+    """Share of the evaluations that count where the surrogate is negative."""
     if _checks.is_concrete(mask) and not np.any(mask):
-        return jnp.zeros(()), jnp.zeros(())
-    nearest, signs = fn.look_up(value)
-    outside = jnp.broadcast_to(nearest > fn.fitted.reach(FAR), mask.shape)
-    number = jnp.maximum(jnp.sum(mask), 1)
-    return jnp.sum(outside & mask) / number, jnp.sum((signs < 0) & mask) / number
+        return jnp.zeros(())
+    return jnp.sum((fn.signs(value) < 0) & mask) / jnp.maximum(jnp.sum(mask), 1)
 
 
 @_reading.one_model_at_a_time()

@@ -510,11 +510,8 @@ def masked_draws(handler):
 
 
 MASKED = {statistics: masked, data_set: masked_draws}
-MASKS_AND_SCALES = False
-"""To be switched on where `numpyro.handlers.mask` and `scale` on a simulator's site are honoured or refused by name."""
 
 
-@pytest.mark.skipif(not MASKS_AND_SCALES, reason="masks and scales on simulator sites come with another branch")
 @pytest.mark.parametrize("word", ["mask", "scale"])
 @pytest.mark.parametrize("name", [name for name in ROWS if name not in VARIANTS])
 def test_masks_and_scales_are_honoured_or_refused(name, word):

@@ -225,7 +225,7 @@ def test_check_looks_up_the_learnt_likelihood(kelfi, capsys):
     before = kelfi.problem, kelfi.get_samples()["theta"]
     found = kme.diagnostics.check(jax.random.key(3), kelfi, 3, num_draws=20, progress_bar=False)
     assert kelfi.problem is before[0] and kelfi.get_samples()["theta"] is before[1]
-    assert set(found.surrogate) == {"x"} and 0.0 <= found.surrogate["x"].outside < 0.5
+    assert set(found.surrogate) == {"x"} and 0.0 <= found.surrogate["x"].beyond < 0.5
     found.print_summary()
     assert "surrogate negative at" in capsys.readouterr().out
 

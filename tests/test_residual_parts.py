@@ -252,7 +252,7 @@ def test_a_lognormal_statistic_starts_from_a_logarithm(rng):
     z = rng.normal(size=(80, 1))
     x = np.exp(2.0 * z + 0.1 * rng.normal(size=(80, 1)))
     scaled = (x - np.median(x)) / x.std()
-    start = start_locations(everywhere(z), scaled.T, -np.median(x, axis=0) / x.std(), True)
+    start, _ = start_locations(everywhere(z), scaled.T, -np.median(x, axis=0) / x.std(), True)
     u = (scaled[:, 0] - start.centre) / np.exp(start.log_width)
     assert np.corrcoef(np.arcsinh(u), np.log(x[:, 0]))[0, 1] > 0.98
 

@@ -67,7 +67,7 @@ class Check:
             print(f"{site}: smallest posterior predictive tail of {tails.size} observed numbers {tails.min():.2g}")
         for site, found in self.surrogate.items():
             print(
-                f"{site}: {found.outside:.0%} of draws outside the simulations, {found.negative:.0%} with a negative surrogate"
+                f"{site}: {found.beyond:.1%} of draws beyond the simulated parameters, {found.negative:.0%} with a negative surrogate"
             )
         verdict = "FLAGGED, distrust this posterior" if self.flagged() else "not flagged"
         print(f"p-value {self.p_value:.2g}: {verdict} at level {LEVEL:g}")

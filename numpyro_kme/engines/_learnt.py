@@ -1,5 +1,6 @@
 """What one reads from a likelihood that an engine has learnt: densities, the mode, predictions, relevance, super-samples."""
 
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -14,7 +15,7 @@ from numpyro_kme.coordinates import Coordinates
 from numpyro_kme.engines import _sampling
 from numpyro_kme.engines._base import Engine
 from numpyro_kme.herding import herd
-from numpyro_kme.kernel_means.distribution import FittedLikelihood
+from numpyro_kme.kernel_means.distribution import FittedLikelihood, too_far
 from numpyro_kme.kernel_means.posterior import KernelMeansPosterior
 from numpyro_kme.measures import Measure, Normal
 from numpyro_kme.problem import Problem
@@ -66,6 +67,14 @@ class LearntLikelihood(Engine):
             if not (self.problem.simulators[site].plates or self.problem.simulators[site].weighted):
                 place = fitted.surrogate.describe_observation(fitted.surrogate.point(self._observation(site)))
                 info |= {prefix + "observation": place} if place else {}
+            share = float(np.mean(self._beyond(site, drawn.latents)))
+            info[prefix + "parameters"] = (
+                f"{share:.2%} of the draws lie beyond the simulated parameters: no simulation supports the likelihood there"
+                if share
+                else "all draws within the simulated parameters"
+            )
+            if share > fitted.negligible:
+                warnings.warn(too_far(site, share), stacklevel=5)
         for site, measure in self.measures.items():
             if self.learn_prior:
                 mean, covariance = measure.moments()
@@ -117,6 +126,22 @@ class LearntLikelihood(Engine):
         if self.learn_prior:
             log_prior += _log_densities(self.posterior.measure, z) - _log_densities(Normal.standard(z.shape[1]), z)
         return np.where(sign > 0, log_ratio + log_prior, -np.inf)
+
+    def beyond(self, latents: Mapping[str, Any]) -> np.ndarray:
+        """Which latents lie beyond the simulated parameters of a simulator site, for one of its groups at least (`FittedLikelihood.beyond`).
+
+        Args:
+            latents: `{site: (n, *shape)}`, for all latents.
+        Returns:
+            `(n,)`.
+        """
+        _ = self.result
+        sites = [self._beyond(site, latents) for site in self.likelihoods]
+        return np.any([found.reshape(len(found), -1).any(axis=1) for found in sites], axis=0)
+
+    def _beyond(self, site: str, latents) -> np.ndarray:
+        y, mask = self.problem.observations[site], self.problem.simulators[site].mask
+        return self.likelihoods[site].beyond(y, self.problem.arguments(latents)[site], mask)
 
     @on_host
     def herd(self, rng_key: jax.Array, num_samples: int) -> dict[str, np.ndarray]:

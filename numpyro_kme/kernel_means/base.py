@@ -126,6 +126,14 @@ class Surrogate(abc.ABC):
         """Where an observation lies among the simulations, in a sentence; empty where the form does not say."""
         return ""
 
+    def dependence(self) -> np.ndarray:
+        """How much the likelihood depends on each coordinate, `(D,)`: squared distances from the simulations are weighted by it."""
+        return np.ones(self.dim)
+
+    def crossed(self, y: np.ndarray, z: np.ndarray) -> np.ndarray:
+        """Whether a vector of statistics `(..., n)` cannot come from coordinates `(..., D)`, as far as is known."""
+        return np.zeros(np.broadcast_shapes(y.shape[:-1], z.shape[:-1]), bool)
+
     def require_density(self) -> None:  # noqa: B027
         """Raise where `q(y | z)` is not a density in `y`, so that marginals and predictions mean nothing."""
 

@@ -12,14 +12,17 @@ import numpy as np
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 from numpyro.distributions.distribution import Distribution
-from scipy.spatial import cKDTree
 
 from numpyro_kme import _checks, _linalg
 from numpyro_kme._host import on_host
 from numpyro_kme.coordinates import Coordinates
 from numpyro_kme.kernel_means.base import Form, LikelihoodAt, Surrogate
 from numpyro_kme.kernel_means.forms import default_form
+from numpyro_kme.kernel_means.region import Region
 from numpyro_kme.measures import Measure
+
+MANY = 0.01
+"""So many draws beyond the simulated parameters are warned of."""
 
 
 @jax.tree_util.register_dataclass
@@ -46,15 +49,54 @@ class FittedLikelihood:
         """The likelihood of one output `(*event)`, as a function of coordinates."""
         return self.surrogate.at(self.surrogate.point(y))
 
-    def reach(self, share: float) -> float:
-        """Distance to the nearest other simulation, in coordinates, that this share of the simulations is within."""
-        points = np.unique(self.simulated, axis=0)  # draws that share parameters are several rows
-        nearest, _ = cKDTree(points).query(points, k=2)
-        return float(np.quantile(nearest[:, 1], share))
+    @property
+    def region(self) -> Region:
+        """The simulated region of the coordinates."""
+        return Region.of(np.asarray(self.simulated), self.surrogate.dependence())
+
+    @property
+    def negligible(self) -> float:
+        """Share of draws beyond the simulations that is not worth a warning: 1 %, or five times what chance gives, `1 / (m + 1)`."""
+        return max(MANY, 5.0 / (len(self.simulated) + 1))
+
+    def beyond(self, y: ArrayLike, arguments: ArrayLike, mask: ArrayLike = True) -> np.ndarray:
+        r"""Which calls of the simulator lie beyond those that the likelihood was learnt from.
+
+        A call does where its coordinates are farther outside the simulated ones than every simulation is outside the others,
+        each coordinate counting as the likelihood depends on it (`Region`), and where the observation cannot come from it: a
+        statistic is beyond an edge that no simulation crossed (`Edges`). What the likelihood says there rests on no simulation.
+
+        Args:
+            y: Observations `(*lead, *event)`.
+            arguments: The simulator's arguments, flattened, `(k, *groups, p)`; `lead` and `groups` are broadcast, and a call that
+                several observations share lies beyond where it does for one of them.
+            mask: Which observations count, of the broadcast shape; a call without any lies beyond nothing.
+        Returns:
+            `(k, *groups)`. A further draw from where the simulations were drawn lies beyond the region with probability of about
+            `1 / (m + 1)`.
+        """
+        y, arguments = np.asarray(y), np.asarray(arguments, np.float64)
+        lead, (size, *groups, count) = y.shape[: y.ndim - len(self.event_shape)], arguments.shape
+        z = self.coordinates.table(arguments.reshape(-1, count)).reshape(size, *groups, -1)
+        shared = tuple(range(1, 1 + max(0, len(lead) - len(groups))))
+        crossed = self.surrogate.crossed(
+            y.reshape(*lead, -1), z.reshape(size, *(1,) * len(shared), *groups, z.shape[-1])
+        )
+        counts = np.broadcast_to(mask, crossed.shape)
+        return (self.region.beyond(z) | (crossed & counts).any(axis=shared)) & counts.any(axis=shared)
 
     def __call__(self, *params: ArrayLike) -> "KernelMeansLikelihood":
         """The distribution of the output at `params`."""
         return KernelMeansLikelihood(self, *params)
+
+
+def too_far(site: str, share: float) -> str:
+    """What to say of a share of draws beyond the simulated parameters of a site."""
+    return (
+        f"{share:.2g} of the posterior draws lie beyond the simulated parameters of site {site!r}, where no simulation "
+        "supports the likelihood. Simulate more, or further rounds at draws of this posterior (`num_rounds`, `refine`), or look at "
+        "the prior."
+    )
 
 
 class KernelMeansLikelihood(Distribution):
@@ -120,19 +162,13 @@ class KernelMeansLikelihood(Distribution):
             prepared = Prepared.of(self.fitted, value)
         return prepared.over(self._one, self.arguments)
 
-    def look_up(self, value: ArrayLike) -> tuple[jax.Array, jax.Array]:
-        """Distances of the parameters to the nearest simulation, in coordinates, and signs of `q(value | params)`, of their batch shapes."""
+    def signs(self, value: ArrayLike) -> jax.Array:
+        """Signs of `q(value | params)`, of the broadcast batch shape."""
 
         def sign(likelihood, arguments):
             return likelihood.signed_log(self.fitted.coordinates.forward(arguments))[0]
 
-        def nearest(arguments):
-            offsets = jnp.asarray(self.fitted.simulated) - self.fitted.coordinates.forward(arguments)[None, :]
-            return jnp.sqrt(jnp.min(jnp.sum(jnp.square(offsets), axis=1)))
-
-        rows = self.arguments.reshape(-1, self.arguments.shape[-1])
-        distances = jax.vmap(nearest)(rows).reshape(self.arguments.shape[:-1])
-        return distances, (self.prepared or Prepared.of(self.fitted, value)).over(sign, self.arguments)
+        return (self.prepared or Prepared.of(self.fitted, value)).over(sign, self.arguments)
 
     def _one(self, likelihood, arguments):
         return likelihood.log_density(self.fitted.coordinates.forward(arguments))

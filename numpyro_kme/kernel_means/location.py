@@ -152,8 +152,8 @@ def defended(log_density: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.nda
     return np.log(mixture), own / mixture
 
 
-def start_locations(at: Inputs, x: np.ndarray, natural_zero: np.ndarray, warp: bool) -> Location:
-    """Where to start for each statistic: the best of a grid of warps and regressions by their held-out density.
+def start_locations(at: Inputs, x: np.ndarray, natural_zero: np.ndarray, warp: bool) -> tuple[Location, np.ndarray]:
+    """Where to start for each statistic: the best of a grid of warps and regressions by their mean held-out log density, `(n,)`.
 
     After each shape of the regressions only the better half of the warps is tried with the next.
 
@@ -170,12 +170,13 @@ def start_locations(at: Inputs, x: np.ndarray, natural_zero: np.ndarray, warp: b
         tries = [Smoothness.start(at.dim, 0.5, bump, length, noise) for noise in (0.1, 0.3, 0.8)]
         ridges = [smoothness.regress(at, np.ones(len(at)), x[0]).held_out.ridge for smoothness in tries]
         for i, tried in enumerate(warps):
-            scores = np.stack([tried.scores(ridge, x[i]) for ridge in ridges])
-            j, k = np.unravel_index(np.argmax(scores), scores.shape)
-            if scores[j, k] > best[i][0]:
-                best[i] = scores[j, k], Location(tries[j], tried.centres[k], tried.log_widths[k])
-            warps[i] = tried.half(scores.max(axis=0))
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *(location for _, location in best))
+            found = np.stack([tried.scores(ridge, x[i]) for ridge in ridges])
+            j, k = np.unravel_index(np.argmax(found), found.shape)
+            if found[j, k] > best[i][0]:
+                best[i] = found[j, k], Location(tries[j], tried.centres[k], tried.log_widths[k])
+            warps[i] = tried.half(found.max(axis=0))
+    scores, locations = zip(*best, strict=True)
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *locations), np.array(scores)
 
 
 class _Warps(NamedTuple):

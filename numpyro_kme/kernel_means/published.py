@@ -246,6 +246,10 @@ class KernelMeansSurrogate(Surrogate):
         terms = self.at(y).terms
         return on_host(to_signed_log)(terms.weights, terms.log_scale)
 
+    def dependence(self) -> np.ndarray:
+        """Inverse squared length scales of the coordinates, `(D,)`."""
+        return np.broadcast_to(1.0 / np.square(self.hyper.parameter_kernel.length_scale), self.dim)
+
     def variance(self, z: ArrayLike) -> jax.Array:
         r"""Variance of a Gaussian process with kernel `l` and noise `m lam` at points `(r, D)`, before any amplitude, `(r,)`.
 

@@ -2,7 +2,7 @@ r"""The residual kernel means likelihood: embed residuals, which simulations can
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -13,13 +13,15 @@ from numpyro_kme._host import in_threads, on_host
 from numpyro_kme.kernel_means.bandwidths import HeldOutScores, learn_bandwidths
 from numpyro_kme.kernel_means.base import Form
 from numpyro_kme.kernel_means.chain import Chain, fit_chain
+from numpyro_kme.kernel_means.edges import Edges, fit_edges
 from numpyro_kme.kernel_means.location import Location, learn_location, start_locations
+from numpyro_kme.kernel_means.region import Region
 from numpyro_kme.kernel_means.residual_density import fit_residual_density
-from numpyro_kme.kernel_means.residual_surrogate import Gains, ResidualSurrogate
+from numpyro_kme.kernel_means.residual_surrogate import Gains, ResidualSurrogate, steepness
 from numpyro_kme.kernel_means.ridge import RidgeFunctions
 from numpyro_kme.kernel_means.smoothness import Inputs, Regression
 from numpyro_kme.kernel_means.spread import Spread, robust_size
-from numpyro_kme.kernel_means.statistics import StatisticsTransform
+from numpyro_kme.kernel_means.statistics import StatisticsTransform, robust_scale
 from numpyro_kme.kernel_means.warping import Warp, spread_atoms
 
 MIN_SIMULATIONS = 10
@@ -102,11 +104,14 @@ class ResidualKernelMeans(Form):
 
     @on_host
     def _fit(self, z, x, transform):
-        scaled = _scaled(x, transform)
-        zero = -np.asarray(transform.centre) / transform.scale
         rows = np.random.default_rng(0).permutation(len(z))[: self.subset]
         at = Inputs.at(z, Inputs.spread(z[rows], self.centres).centres)
-        starts = start_locations(at.coarse[rows], scaled[rows].T, zero, self.warp)
+        standard = (spread_atoms(x[:, list(transform.kept)]) - transform.centre) / transform.scale
+        edges, bounded = fit_edges(at, standard, rows, self.warp)
+        units = _Units.of(bounded, edges, -np.asarray(transform.centre) / transform.scale)
+        scaled = units.scaled(bounded)
+        zero = units.zero
+        starts, _ = start_locations(at.coarse[rows], scaled[rows].T, zero, self.warp)
         each = max(1, TOGETHER // (len(z) * (at.features.shape[1] + len(at.centres))))
         groups = np.array_split(np.arange(len(zero)), -(-len(zero) // each))
         fits = in_threads(partial(_fit_statistics, self, at, rows, scaled.T, starts), groups)
@@ -123,11 +128,18 @@ class ResidualKernelMeans(Form):
             -np.asarray(chain.log_size),
             np.array(scores.gain()),
         )
+        location = RidgeFunctions.of((f.regression, np.zeros(len(f.size)), NEGLIGIBLE * f.size) for f in fits)
+        log_scale = RidgeFunctions.of((f.log_scales, f.log_scale, np.full(f.size.shape, NEGLIGIBLE)) for f in fits)
+        warp = _warp(fits, scaled, units)
+        information, steep = steepness(edges, warp, location, log_scale, z)
         return ResidualSurrogate(
             transform,
-            _warp(fits, scaled, transform),
-            RidgeFunctions.of((f.regression, np.zeros(len(f.size)), NEGLIGIBLE * f.size) for f in fits),
-            RidgeFunctions.of((f.log_scales, f.log_scale, np.full(f.size.shape, NEGLIGIBLE)) for f in fits),
+            Region.of(z, information.sum(axis=0)),
+            steep,
+            edges,
+            warp,
+            location,
+            log_scale,
             chain,
             fit_residual_density(z, residuals, bandwidths, scores.share()),
             np.stack([np.asarray(transform.forward(end)) for end in (x.min(axis=0), x.max(axis=0))]),
@@ -197,22 +209,31 @@ def _noise(form, at, residuals, spread: Spread, rounds, steps):
     return size * np.mean(weights, axis=1, keepdims=True) / weights, size
 
 
-def _scaled(x, transform: StatisticsTransform) -> np.ndarray:
-    """Kept statistics, atoms spread, in robust standard deviations, cut where far outside the bulk."""
-    columns = spread_atoms(x[:, list(transform.kept)])
-    scores = np.arcsinh((columns - transform.centre) / transform.scale)
-    low, high = np.quantile(scores, [TAIL, 1.0 - TAIL], axis=0)
-    return np.sinh(np.clip(scores, low - REACH, high + REACH))
+class _Units(NamedTuple):
+    """Middles, robust standard deviations and zeros, `(n,)`, of standardised statistics and of what edges put in their place."""
+
+    centre: np.ndarray
+    scale: np.ndarray
+    zero: np.ndarray
+
+    @classmethod
+    def of(cls, s: np.ndarray, edges: Edges, zero: np.ndarray) -> "_Units":
+        """Of `(m, n)`; those without an edge keep their units and their `zero`."""
+        bounded = edges.side != 0.0
+        centre = np.where(bounded, np.median(s, axis=0), 0.0)
+        scale = np.array([robust_scale(column) if own else 1.0 for column, own in zip(s.T, bounded)])
+        return cls(centre, scale, np.where(bounded, -centre / scale, zero))
+
+    def scaled(self, s: np.ndarray) -> np.ndarray:
+        """In their own units, cut where far outside the bulk."""
+        scores = np.arcsinh((s - self.centre) / self.scale)
+        low, high = np.quantile(scores, [TAIL, 1.0 - TAIL], axis=0)
+        return np.sinh(np.clip(scores, low - REACH, high + REACH))
 
 
-def _warp(fits, scaled, transform: StatisticsTransform) -> Warp:
-    """The learnt warps on raw statistics."""
+def _warp(fits, scaled, units: _Units) -> Warp:
+    """The learnt warps, of statistics in robust standard deviations."""
     centre = np.concatenate([fit.location.centre for fit in fits])
     width = np.exp(np.concatenate([fit.location.log_width for fit in fits]))
     v = np.arcsinh((scaled - centre) / width)
-    return Warp(
-        transform.centre + centre * transform.scale,
-        width * transform.scale,
-        np.mean(v, axis=0),
-        np.std(v, axis=0),
-    )
+    return Warp(units.centre + centre * units.scale, width * units.scale, np.mean(v, axis=0), np.std(v, axis=0))

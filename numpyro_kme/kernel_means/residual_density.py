@@ -9,6 +9,7 @@ larger where residuals are rare. It integrates to 1 in $v$ for every $z$.
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from scipy.spatial.distance import cdist
 
 from numpyro_kme._linalg import Array
@@ -74,14 +75,15 @@ class ResidualDensity:
         v = v / eps
         return jnp.concatenate([v, (v @ v)[None], jnp.ones(1, v.dtype)]) @ factor.T
 
-    def log_density(self, v: jax.Array, z: jax.Array) -> jax.Array:
-        """`log p(v | z)` for one residual vector `(n,)` and one point `(D,)`."""
+    def log_density(self, v: jax.Array, z: jax.Array, known: ArrayLike = 1.0) -> jax.Array:
+        """`log p(v | z)` for one residual vector `(n,)` and one point `(D,)`, with the share `known` of the embedding `1 - w`."""
         logs, weights = self._log_kernels(v), self._positive(z)
-        broad = jnp.log(self.share) + log_broad(v, jnp)
+        own = known * (1.0 - jnp.asarray(self.share))
+        broad = jnp.log(self.share + (1.0 - known) * (1.0 - jnp.asarray(self.share))) + log_broad(v, jnp)
         # no less than the broad density: XLA may compute `logs` twice, and far out, where they are -1e12, they differ by more than
         # the largest exponent of float32
         peak = jax.lax.stop_gradient(jnp.maximum(jnp.max(logs), jnp.maximum(broad, jnp.finfo(logs.dtype).min)))
-        mixture = (1.0 - self.share) * jnp.sum(jnp.exp(logs - peak) * weights) / jnp.sum(weights)
+        mixture = own * jnp.sum(jnp.exp(logs - peak) * weights) / jnp.sum(weights)
         return peak + jnp.log(mixture + jnp.exp(broad - peak))
 
 

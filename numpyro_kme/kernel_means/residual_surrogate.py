@@ -15,10 +15,12 @@ from numpyro_kme._host import in_present_precision, on_host
 from numpyro_kme.kernel_means import isolation
 from numpyro_kme.kernel_means.base import LikelihoodAt, Surrogate
 from numpyro_kme.kernel_means.chain import Chain
+from numpyro_kme.kernel_means.edges import Edges
+from numpyro_kme.kernel_means.region import Region
 from numpyro_kme.kernel_means.residual_density import ResidualDensity
 from numpyro_kme.kernel_means.ridge import RidgeFunctions
 from numpyro_kme.kernel_means.statistics import StatisticsTransform
-from numpyro_kme.kernel_means.warping import Warp
+from numpyro_kme.kernel_means.warping import Warp, log_cosh
 from numpyro_kme.kernels.base import register
 
 NEAR = np.zeros(())
@@ -32,6 +34,9 @@ CHANGING = 0.1
 
 SHOWN = 8
 """So many statistics are listed by number."""
+
+TINY = 1e-30
+"""Keeps a logarithm finite."""
 
 ROUNDING = 0.01
 """What float32 may move locations by, in residual standard deviations, and log scales, where it is used."""
@@ -71,7 +76,10 @@ class ResidualSurrogate(Surrogate):
 
     Attributes:
         transform: Which statistics vary, and the check of observations.
-        warp: `T`.
+        region: Which parameters were simulated; weights are the information of all statistics about each coordinate.
+        steepness: Mean squares of the slopes of locations and of log scales over the simulations, `(2, n, D)`.
+        edges: `e`.
+        warp: `T`, of standardised statistics, or of what edges put in their place.
         location: `mu`.
         log_scale: `log sigma`.
         chain: `V`.
@@ -81,6 +89,9 @@ class ResidualSurrogate(Surrogate):
     """
 
     transform: StatisticsTransform
+    region: Region
+    steepness: ArrayLike
+    edges: Edges
     warp: Warp
     location: RidgeFunctions
     log_scale: RidgeFunctions
@@ -116,10 +127,28 @@ class ResidualSurrogate(Surrogate):
         return on_host(_prepare)(self, y)
 
     def _at(self, y) -> "ResidualAt":
-        kept = jnp.asarray(y)[np.array(self.transform.kept)]
-        log_jacobian = jnp.sum(self.warp.log_slope(kept)) - jnp.sum(jnp.asarray(self.chain.log_size))
-        parts = (self.location, self.log_scale, self.chain, self.density)
-        return ResidualAt(*parts, self.warp(kept), log_jacobian, y)
+        kept, scale = jnp.asarray(y)[np.array(self.transform.kept)], jnp.asarray(self.transform.scale)
+        log_jacobian = -jnp.sum(jnp.log(scale)) - jnp.sum(jnp.asarray(self.chain.log_size))
+        parts = (
+            self.region,
+            self.steepness,
+            self.edges,
+            self.warp,
+            self.location,
+            self.log_scale,
+            self.chain,
+            self.density,
+        )
+        return ResidualAt(*parts, (kept - self.transform.centre) / scale, log_jacobian, y)
+
+    def dependence(self) -> np.ndarray:
+        """Information of all statistics about each coordinate, `(D,)`."""
+        return np.asarray(self.region.weights)
+
+    def crossed(self, y: np.ndarray, z: np.ndarray) -> np.ndarray:
+        """Whether an observation `(..., n_raw)` is beyond an edge of its statistics at `z` `(..., D)`."""
+        kept = np.asarray(y, np.float64)[..., list(self.transform.kept)]
+        return self.edges.crossed((kept - self.transform.centre) / self.transform.scale, z)
 
     def information(self) -> np.ndarray:
         r"""Information of each raw statistic about each coordinate, `(n_raw, D)`.
@@ -146,6 +175,7 @@ class ResidualSurrogate(Surrogate):
             "location": f"{explained.min():.0%} to {explained.max():.0%} of the variance of statistics, held out; "
             f"curved: {self._list(curved)}",
             "scale": f"changes with the parameters: {self._list(changes)}",
+            "edges": f"not crossed by {self._list(np.asarray(self.edges.side) != 0.0)}",
             "transforms": f"curved: {self._list(np.asarray(self.warp.spread) > WARPED)}",
             "held-out gain, nats": self.gains.sentence(),
             "eps": np.asarray(density.eps),
@@ -162,9 +192,9 @@ class ResidualSurrogate(Surrogate):
         outside = (place < low) | (place > high)
         worst = int(np.argmax(np.abs(place)))
         within = (
-            "within the range of the simulations"
+            "within the simulated range of all statistics"
             if not outside.any()
-            else f"outside the simulations in {self._list(outside)}: what follows is extrapolated"
+            else f"outside the simulated range of {self._list(outside)}: what follows is extrapolated in the data"
         )
         return (
             f"{within}; farthest from the middle in statistic {self.transform.kept[worst]}, by "
@@ -173,9 +203,9 @@ class ResidualSurrogate(Surrogate):
 
     def _over_simulations(self) -> tuple[np.ndarray, np.ndarray]:
         """Information, `(n, D)`, and standard deviation of each log scale, `(n,)`, over at most 300 simulations."""
-        points = np.asarray(self.density.points)[:300]
-        slopes, log_scale = self.location.slopes(points), self.log_scale.on_host(points)
-        return np.mean(np.square(slopes) * np.exp(-2.0 * log_scale)[:, :, None], axis=0), np.std(log_scale, axis=0)
+        points = np.asarray(self.density.points)
+        log_scale = self.log_scale.on_host(points[:300])
+        return steepness(self.edges, self.warp, self.location, self.log_scale, points)[0], np.std(log_scale, axis=0)
 
     def _list(self, chosen: np.ndarray) -> str:
         """Raw numbers of the statistics that are marked, `(n,)`, in words."""
@@ -186,22 +216,38 @@ class ResidualSurrogate(Surrogate):
         return f"statistics {', '.join(numbers[:SHOWN])}{more}"
 
 
+def steepness(
+    edges: Edges, warp: Warp, location: RidgeFunctions, log_scale: RidgeFunctions, z: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Information of each statistic about each coordinate, `(n, D)`, and mean squares of the slopes of locations and log scales, `(2, n, D)`,
+    over at most 300 of the points `(m, D)`. An edge moves the location too, in units of the warped statistic in its middle."""
+    z, middle = z[:300], warp.middle
+    log_slope = np.asarray(warp.log_slope(middle)) - log_cosh(middle, np) - np.log(edges.width)
+    slopes = location.slopes(z) + np.where(edges.side, np.exp(log_slope), 0.0)[:, None] * edges.slopes(z)
+    precision = np.exp(-2.0 * log_scale.on_host(z))[:, :, None]
+    return np.mean(np.square(slopes) * precision, axis=0), np.mean(np.square([slopes, log_scale.slopes(z)]), axis=1)
+
+
 @register
 class ResidualAt(LikelihoodAt):
     """The residual form at one observation.
 
     Attributes:
-        location, log_scale, chain, density: As in `ResidualSurrogate`.
-        warped: `T(y)`, `(n,)`.
-        log_jacobian: `sum_i log T_i'(y_i) - rho_i`.
+        region, steepness, edges, warp, location, log_scale, chain, density: As in `ResidualSurrogate`.
+        standard: Statistics that vary, in robust standard deviations, `(n,)`.
+        log_jacobian: What does not depend on the coordinates.
         y: The observation.
     """
 
+    region: Region
+    steepness: ArrayLike
+    edges: Edges
+    warp: Warp
     location: RidgeFunctions
     log_scale: RidgeFunctions
     chain: Chain
     density: ResidualDensity
-    warped: ArrayLike
+    standard: ArrayLike
     log_jacobian: ArrayLike
     y: Any
 
@@ -216,17 +262,26 @@ class ResidualAt(LikelihoodAt):
         return jnp.ones_like(value), value
 
     def log_density(self, z):
-        """`log q(y | z)` at one point `(D,)`: positive and smooth as it is.
+        r"""`log q(y | z)` at one point `(D,)`: positive and smooth as it is.
+
+        Outside the simulated region functions stay as they are at its nearest point $\tilde z$, and residuals are wider,
+        $\sigma_i^2 \exp(2 \tau_i^2 / \sqrt{1 + \tau_i^2}) + \delta_i^2$: about the variance around $\mu_i(\tilde z)$ when location and log scale may have gone on at their
+        usual slopes, either way, by $\delta_i^2 = \sum_d \overline{(\partial \mu_i / \partial z_d)^2} (z_d - \tilde z_d)^2$, and $\tau_i^2$ likewise.
+        The embedding keeps the least share of $\sigma_i^2$ in these; the rest is the broad density's.
 
         Cost: about `(D + n + 2 r) m` operations for `r` columns of the density's basis, and the exponentials of the
         kernels that location and scale need; products of matrices under `vmap`.
         """
-        z = jnp.asarray(z)
-        log_scale = self.log_scale(z).astype(z.dtype)
-        u = (self.warped - self.location(z).astype(z.dtype)) * jnp.exp(-log_scale)
+        z, given = self.region.nearest(jnp.asarray(z)), jnp.asarray(z)
+        bounded, log_slope = self.edges(self.standard, z)
+        of_location, of_scale = jnp.asarray(self.steepness).astype(z.dtype) @ jnp.square(given - z)
+        held = self.log_scale(z).astype(z.dtype)
+        log_scale = 0.5 * jnp.logaddexp(2.0 * (held + of_scale / jnp.sqrt(1.0 + of_scale)), jnp.log(of_location + TINY))
+        known = jnp.exp(2.0 * jnp.min(held - log_scale)).astype(jnp.asarray(self.density.points).dtype)
+        u = (self.warp(bounded) - self.location(z).astype(z.dtype)) * jnp.exp(-log_scale)
         v, precision = self.chain(u, z), jnp.asarray(self.density.points).dtype
-        log_density = self.density.log_density(v.astype(precision), z.astype(precision)).astype(v.dtype)
-        return log_density - jnp.sum(log_scale) + self.log_jacobian
+        log_density = self.density.log_density(v.astype(precision), z.astype(precision), known).astype(v.dtype)
+        return log_density + jnp.sum(self.warp.log_slope(bounded) + log_slope - log_scale) + self.log_jacobian
 
     def brief(self):
         """In float32, but for locations and scales that rounding would move by more than `ROUNDING`."""

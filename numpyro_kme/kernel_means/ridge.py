@@ -8,7 +8,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from scipy.linalg import solve_triangular
 
-from numpyro_kme.kernel_means.smoothness import Regression, features
+from numpyro_kme.kernel_means.smoothness import Regression, features, line_slopes
 from numpyro_kme.kernels.base import register
 
 DEPENDENT = 1e-9
@@ -83,13 +83,11 @@ class RidgeFunctions:
         """Derivatives `(k, n, D)` at points `(k, D)`, by NumPy."""
         points, precision, bump = (np.asarray(leaf) for leaf in (self.points, self.precision, self.bump))
         near, dim = self._kernels(z), z.shape[1]
-        normal, uniform = np.split(np.asarray(self.linear), [dim], axis=1)
-        bell = np.sqrt(6.0 / np.pi) * np.exp(-0.5 * np.square(z))
         curved = [
             near @ (bump * (precision * points)[:, d]).T - z[:, [d]] * (near @ (bump * precision[:, d]).T)
             for d in range(dim)
         ]
-        return normal + uniform * bell[:, None, :] + np.stack(curved, axis=-1)
+        return line_slopes(np.asarray(self.linear), z) + np.stack(curved, axis=-1)
 
     def _kernels(self, z):
         """Gaussian kernels `(k, r)`, in the precision of `z`."""

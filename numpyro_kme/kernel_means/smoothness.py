@@ -42,6 +42,12 @@ def features(z: Any, xp: Any = np, erf: Any = special.erf) -> Any:
     return xp.concatenate([z, np.sqrt(3.0) * erf(z / np.sqrt(2.0))], axis=-1)
 
 
+def line_slopes(linear: np.ndarray, z: np.ndarray) -> np.ndarray:
+    """Derivatives `(k, n, D)` at points `(k, D)` of lines in the features with weights `(n, 2 D)`."""
+    normal, uniform = np.split(linear, [z.shape[1]], axis=1)
+    return normal + uniform * (np.sqrt(6.0 / np.pi) * np.exp(-0.5 * np.square(z)))[:, None, :]
+
+
 @dataclass(frozen=True)
 class Inputs:
     """Coordinates of simulations, and what every regression on them shares.

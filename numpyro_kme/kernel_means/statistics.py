@@ -61,7 +61,7 @@ class StatisticsTransform:
             )
         columns = x[:, list(kept)]
         centre = np.median(columns, axis=0)
-        scale = np.array([_robust_scale(*pair) for pair in zip(columns.T, centre, strict=True)])
+        scale = np.array([robust_scale(column) for column in columns.T])
         return cls(centre, scale, x[0], kept)
 
     @property
@@ -122,8 +122,9 @@ def _forward(transform, x):
     return jnp.arcsinh(transform._scores(x))
 
 
-def _robust_scale(column: np.ndarray, centre: float) -> float:
+def robust_scale(column: np.ndarray) -> float:
     """A robust standard deviation about the median; positive for a column that varies."""
+    centre = np.median(column)
     size = np.abs(column - centre)
     low, high = np.quantile(column, [0.25, 0.75])
     noise = 1e-13 * abs(centre)

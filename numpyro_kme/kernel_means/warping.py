@@ -34,6 +34,11 @@ class Warp:
         """Raw statistics `(..., n)` to warped ones."""
         return (jnp.arcsinh((x - self.centre) / self.width) - self.shift) / self.spread
 
+    @property
+    def middle(self) -> np.ndarray:
+        """Raw statistics that are warped to 0, `(n,)`."""
+        return np.asarray(self.centre) + np.asarray(self.width) * np.sinh(np.asarray(self.shift))
+
     def log_slope(self, x: Array) -> jax.Array:
         """`log dt/dx`, `(..., n)`."""
         return -log_cosh(jnp.arcsinh((x - self.centre) / self.width)) - jnp.log(self.width) - jnp.log(self.spread)

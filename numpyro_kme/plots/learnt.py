@@ -12,6 +12,7 @@ GRID = 60
 LEVELS = 8
 DEPTH = 8.0
 """Nats below the maximum that the colours of a surface span."""
+BEYOND, HATCHED = "beyond the simulations", {"facecolor": "none", "edgecolor": FAINT, "hatch": "////", "linewidth": 0.0}
 
 
 def relevance(engine: Any, labels: Sequence[str] | None = None) -> Any:
@@ -45,7 +46,8 @@ def surrogate(engine: Any, names: Sequence[str] | None = None, *, simulations: b
     r"""The learnt likelihood $q(y \mid \theta)$ of the observation over one or two parameters, posterior draws, and the simulations.
 
     Other parameters stay at their posterior medians: a slice. Where a signed surrogate is negative nothing is drawn. A surface
-    shows the log likelihood, 8 nats from its maximum down.
+    shows the log likelihood, 8 nats from its maximum down. Hatching covers what lies beyond the simulated parameters, and crosses mark
+    the draws there (`KELFI.beyond`).
 
     Args:
         engine: `KELFI` that has been run.
@@ -62,13 +64,19 @@ def surrogate(engine: Any, names: Sequence[str] | None = None, *, simulations: b
     made = numbers({name: engine.simulations.latents[name] for name in latents if name in engine.simulations.latents})
     grids = [_around(draws) for draws in columns.values()]
     points = np.stack([part.ravel() for part in np.meshgrid(*grids, indexing="ij")], axis=1)
-    log_q = _log_likelihood(engine, latents, list(columns), points).reshape([len(grid) for grid in grids])
+    tables = _slice(latents, list(columns), points)
+    shape = [len(grid) for grid in grids]
+    log_q = _log_likelihood(engine, tables).reshape(shape)
+    outside, stray = engine.beyond(tables).reshape(shape), engine.beyond(latents)
     figure, axis = pyplot().subplots(figsize=(1.5 * WIDTH, 1.4 * HEIGHT), layout="constrained")
     axis.spines[["top", "right"]].set_visible(False)
     marked = [made[name] for name in columns if simulations and name in made]
     if len(columns) == 1:
         _curve(axis, grids[0], log_q, next(iter(columns.values())), marked)
         axis.set(xlabel=next(iter(columns)), yticks=[])
+        if outside.any():
+            shade = axis.get_xaxis_transform()
+            axis.fill_between(grids[0], 1.0, where=outside, transform=shade, label=BEYOND, **HATCHED)
     else:
         first, second = columns
         shown = axis.contourf(
@@ -79,6 +87,12 @@ def surrogate(engine: Any, names: Sequence[str] | None = None, *, simulations: b
             axis.plot(*marked, ".", color=DARK, markersize=2.5, label="simulations")
         some = np.linspace(0, len(columns[first]) - 1, min(150, len(columns[first]))).astype(int)
         axis.plot(columns[first][some], columns[second][some], ".", color=COLOURS[1], markersize=2.5, label="posterior")
+        if outside.any():
+            axis.contourf(*grids, outside.T, levels=[0.5, 1.5], colors="none", hatches=["////"])
+        if stray.any():
+            axis.plot(
+                columns[first][stray], columns[second][stray], "x", color=COLOURS[1], markersize=4.0, label=BEYOND
+            )
         axis.set(xlabel=first, ylabel=second, xlim=grids[0][[0, -1]], ylim=grids[1][[0, -1]])
     axis.legend(frameon=True, framealpha=0.8, edgecolor="none", fontsize="small", loc="upper right")
     return figure
@@ -106,14 +120,19 @@ def _around(draws: np.ndarray) -> np.ndarray:
     return np.linspace(ends[0], ends[1], GRID)
 
 
-def _log_likelihood(engine, latents, names, points) -> np.ndarray:
-    """`log q(y | theta)` at points of the named numbers, others at their medians, less its largest value; NaN outside."""
+def _slice(latents, names, points) -> dict[str, np.ndarray]:
+    """Latents at points of the named numbers, others at their medians."""
     tables = {name: np.repeat(np.median(value, axis=0)[None], len(points), axis=0) for name, value in latents.items()}
     for column, label in enumerate(names):
         name, _, index = label.partition("[")
         place = [int(part) for part in index.rstrip("]").split(",")] if index else []
         rows: tuple[Any, ...] = (slice(None), *place)
         tables[name][rows] = points[:, column]
+    return tables
+
+
+def _log_likelihood(engine, tables) -> np.ndarray:
+    """`log q(y | theta)` at latents, less its largest value; NaN outside."""
     log_posterior = engine.log_density(tables)
     log_prior = np.asarray(engine.problem.log_prior(tables), np.float64)
     with np.errstate(invalid="ignore"):
