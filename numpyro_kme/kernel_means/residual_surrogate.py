@@ -187,7 +187,7 @@ class ResidualSurrogate(Surrogate):
     def describe_observation(self, y: Any) -> str:
         """Where an observation `(n_raw,)` lies among the simulations, in a sentence."""
         self.transform.check(y)
-        place = on_host(StatisticsTransform.forward)(self.transform, y)
+        place = on_host(StatisticsTransform.forward)(self.transform, np.asarray(y, np.float64))
         low, high = np.asarray(self.simulated_range)
         outside = (place < low) | (place > high)
         worst = int(np.argmax(np.abs(place)))
