@@ -31,6 +31,9 @@ NEAR, CROWDED = 0.1, 0.03
 """At an edge more than a share `CROWDED` of the gaps is below `NEAR` of their median; at the end of a normal tail 1 % are,
 and as large a share more as the line has coefficients where it was fitted to them."""
 
+STANDING = 0.1
+"""A line that moves by a smaller share of the median gap than this is an end of the statistic, which a marginal transformation serves."""
+
 GAIN = 0.1
 """Nats a simulation that an edge has to add to the held-out log density."""
 
@@ -135,7 +138,9 @@ def _lines(columns, s, rows):
         for side in (1.0, -1.0):
             some = rows[: max(LOOKED_AT, FEWEST * len(chosen))]
             found = below(few[some], side * s[some])
-            if not _crowded(side * s[some] - few[some] @ found, len(chosen) / len(some)):
+            line = few[some] @ found
+            gaps = side * s[some] - line
+            if np.std(line) < STANDING * np.median(gaps) or not _crowded(gaps, len(chosen) / len(some)):
                 continue
             found, gaps = held_out_below(few, side * s)
             if not _crowded(gaps[rows]):
