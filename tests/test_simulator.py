@@ -212,7 +212,7 @@ def test_without_x64():
     from numpyro.infer import Predictive
 
     def box(rng, theta):
-        assert theta.dtype == np.float32
+        assert theta.dtype == np.float64
         return rng.normal(theta, 1.0)
 
     def model(x=None):
