@@ -122,6 +122,7 @@ def test_findings_say_by_how_much():
     assert Calibration({"a": stats.norm.cdf(even)}, stats.norm.cdf(even), {}).findings() == []
 
 
+@pytest.mark.smoke
 def test_a_posterior_that_is_the_prior_passes_ranks_and_fails_on_the_data():
     """Ranks of a prior are uniform, which the data test alone sees."""
     found = calibrated(prior=1.0, sign=0.0, widen=np.sqrt(1.0 + NOISE**-2))

@@ -37,6 +37,7 @@ def test_inner_product_with_a_function_of_the_space_is_its_expectation(rng):
     np.testing.assert_allclose(mu.expectation(values), np.einsum("i,iab->ab", w, values), rtol=1e-12)
 
 
+@pytest.mark.smoke
 @pytest.mark.x64
 def test_uniform_weights_give_the_biased_mmd(rng):
     x, y = rng.normal(size=(6, 2)), rng.normal(size=(4, 2))

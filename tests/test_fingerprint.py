@@ -368,6 +368,7 @@ def path(tmp_path):
     return tmp_path / "sims.zarr"
 
 
+@pytest.mark.smoke
 def test_a_store_refuses_another_noise(path):
     first = bank(noise_of(1.0), store=path)
     with pytest.raises(

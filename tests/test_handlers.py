@@ -112,6 +112,7 @@ def test_predictive_still_simulates(mcmc):
     assert isinstance(trace["x"]["fn"], Simulator)
 
 
+@pytest.mark.smoke
 def test_condition_inside_works_and_outside_is_explained():
     params = {"theta": jnp.zeros(2), "b": jnp.array(0.0)}
     inside = surrogate(handlers.condition(model, {"x": X, "y": Y}), {"x": normal})

@@ -41,6 +41,7 @@ def draws(problem):
     return problem.draw(random.key(0), 150)
 
 
+@pytest.mark.smoke
 def test_the_parts_of_a_model(problem):
     assert list(problem.latents) == ["theta", "sd", "b"]
     assert [latent.parents for latent in problem.latents.values()] == [(), ("theta",), ()]
@@ -59,6 +60,7 @@ def test_draws_follow_the_prior(draws):
     np.testing.assert_array_equal(draws.arguments["x"], np.column_stack([theta, sd, np.full(150, 3.0)]))
 
 
+@pytest.mark.smoke
 def test_draws_do_not_depend_on_their_number(problem, draws):
     few = problem.draw(random.key(0), 3)
     for group in ("latents", "arguments", "deterministics"):

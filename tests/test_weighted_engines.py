@@ -108,6 +108,7 @@ def test_kernel_abc_by_a_low_rank_factor(kernel_abc, bank):
     assert ranks[1] < ranks[0] < 60
 
 
+@pytest.mark.smoke
 def test_kernel_abc_meets_the_exact_posterior(kernel_abc):
     mean, sd = moments(kernel_abc)
     assert abs(mean - MEAN) < 5 * SD / np.sqrt(kernel_abc.info["effective sample size"])
