@@ -407,7 +407,8 @@ class Case:
             model = numpyro.handlers.scope(model, prefix="outer", divider="/")
         policy = {"retry": kme.Retry(5)}.get(self.failure, self.failure)
         common = dict(progress_bar=False, on_failure=policy)
-        kernel = [None, kme.kernels.Matern52(1.0), kme.kernels.Gaussian(1.0)][rng.integers(3)]
+        width = 3.0 * np.asarray(self.sd, float)  # a kernel much wider than the noise answers another question
+        kernel = [None, kme.kernels.Matern52(width), kme.kernels.Gaussian(width)][rng.integers(3)]
         match self.engine:
             case "KELFI":
                 engine = kme.KELFI(model, int(rng.choice([150, 300])), **common)
