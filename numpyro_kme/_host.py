@@ -98,7 +98,7 @@ def _require_concrete(function, args, kwargs) -> None:
 
 
 def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, np.ndarray | jax.Array) and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return isinstance(leaf, np.ndarray | jax.Array) and not _checks.is_key(leaf)
 
 
 def _own(leaf: Any) -> Any:

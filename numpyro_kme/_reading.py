@@ -214,7 +214,7 @@ def read(model: Callable, args: tuple, kwargs: Mapping) -> Parts:
                 f"The simulator `{simulator.name}` of site {name!r} is a new function each time the model "
                 "runs, a lambda or a function defined inside the model, so JAX compiles it again each time. "
                 "Define it outside.",
-                stacklevel=3,
+                stacklevel=4,
             )
     parts = _parts(trace, simulators, parents)
     _check_weights(parts, model, args, kwargs)

@@ -10,10 +10,11 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from jax._src import dtypes, literals
 from scipy.linalg import solve_triangular
 
 import numpyro_kme as kme
-from numpyro_kme import _host, _linalg, kernels
+from numpyro_kme import _checks, _compat, _host, _linalg, kernels
 from numpyro_kme._host import on_host
 from numpyro_kme._reading import one_model_at_a_time
 from numpyro_kme.herding import polish
@@ -479,6 +480,34 @@ def test_what_is_no_key_is_refused(door):
             TypeError, match=r"^`rng_key` must be a random key of JAX; got .*Make one with jax\.random\.key\(0\)"
         ):
             KEYED[door](value)
+
+
+def test_raw_keys_of_the_other_generators_are_taken():
+    data = jax.random.key_data(jax.random.key(0, impl="rbg"))
+    _checks.key(data)
+    with jax.default_prng_impl("rbg"):
+        assert kme.spread_out(data, Z, 3).shape == (3, 2)
+    with pytest.raises(TypeError, match="must be a random key"):
+        _checks.key(np.zeros(3, np.uint32))
+
+
+class TestJaxsPrivateNames:
+    def test_where_they_moved_jax_stays_as_it_is(self, monkeypatch):
+        before = dtypes.canonicalize_value_handlers[np.ndarray]
+        for of, name in ((literals, "TypedNdArray"), (dtypes, "canonicalize_value_handlers")):
+            with monkeypatch.context() as patched:
+                patched.delattr(of, name)
+                assert not _compat.read_arrays_in_present_precision()
+        assert dtypes.canonicalize_value_handlers[np.ndarray] is before
+
+    def test_in_one_precision_arrays_are_those_that_jax_makes(self, monkeypatch):
+        made = literals.TypedNdArray(np.zeros(3, np.float32), weak_type=False)
+        monkeypatch.setitem(dtypes.canonicalize_value_handlers, np.ndarray, lambda array: made)
+        assert _compat.read_arrays_in_present_precision()
+        read, array = dtypes.canonicalize_value_handlers[np.ndarray], np.arange(3.0)
+        assert read(array) is made
+        with jax.enable_x64(True):
+            np.testing.assert_array_equal(read(array), array, strict=True)
 
 
 def test_keys_of_both_kinds_are_taken():

@@ -72,7 +72,8 @@ def report(
     def of_nodes(by_q, by_s):
         moves = 2.0 * by_q * fields[0] + by_s * fields[1]
         single = jnp.sum(jnp.square(weights * (moves - weights @ moves)))
-        return (single + 2.0 * jnp.square(by_q * squares) * peak * q) if independent else jnp.zeros(())
+        pairs = 2.0 * jnp.square(by_q * squares) * peak * jnp.maximum(q, 0.0)  # unbiased, `q` can be negative
+        return single + pairs if independent else jnp.zeros(())
 
     found = {"loss_error": jnp.sqrt(of_nodes(*derivatives(q, s, free)[1])) + ROUNDING * jnp.abs(peak)}
     if free:

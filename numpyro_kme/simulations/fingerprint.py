@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from numpyro_kme import _calls, _compat
+from numpyro_kme import _calls, _checks, _compat
 from numpyro_kme.simulations import named
 
 _NUMBERS = (type(None), bool, int, float, complex)
@@ -285,7 +285,7 @@ def _attributes(state: Any) -> tuple[dict[str, Any], Any]:
 
 
 def _array(value: Any) -> _Node:
-    if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+    if _checks.is_key(value):
         return _Node(f"keys {value.dtype}", (("data", "", jax.random.key_data(value)),))
     tag = f"{'jax' if isinstance(value, jax.Array) else type(value).__name__} {value.dtype} {value.shape}"
     host = np.asarray(value)
