@@ -4,6 +4,7 @@ import inspect
 import os
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 import jax
 import jax.numpy as jnp
@@ -140,18 +141,28 @@ def read_arrays_in_present_precision() -> bool:
         Whether JAX has the names that this takes; otherwise JAX stays as it is, and the error above can occur.
     """
     try:
-        from jax._src import dtypes, literals
-
-        before = dtypes.canonicalize_value_handlers[np.ndarray]
-        literals.TypedNdArray(np.zeros(()), weak_type=False)
-    except (ImportError, AttributeError, KeyError, TypeError):
+        from jax._src.dtypes import canonicalize_value_handlers
+        from jax._src.literals import TypedNdArray
+    except ImportError:
         return False
+    known: dict[tuple[int, np.dtype], tuple[ref, ref]] = {}
 
     def read(array: np.ndarray) -> np.ndarray:
-        kept, dtype = before(array), jax.dtypes.canonicalize_dtype(array.dtype)
-        return kept if kept.dtype == dtype else literals.TypedNdArray(np.asarray(array, dtype), weak_type=False)
+        """As JAX does it, and in each precision one object while it lives, so that a program holds a constant once."""
+        dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+        place = id(array), dtype
+        source, kept = (item and item() for item in known.get(place, (None, None)))
+        if source is array and kept is not None:
+            return kept
 
-    dtypes.canonicalize_value_handlers[np.ndarray] = read
+        def forget(_) -> None:
+            known.pop(place, None)
+
+        made = np.asarray(array, dtype).view(TypedNdArray)
+        known[place] = ref(array, forget), ref(made, forget)
+        return made
+
+    canonicalize_value_handlers[np.ndarray] = read
     return True
 
 

@@ -491,23 +491,34 @@ def test_raw_keys_of_the_other_generators_are_taken():
         _checks.key(np.zeros(3, np.uint32))
 
 
-class TestJaxsPrivateNames:
-    def test_where_they_moved_jax_stays_as_it_is(self, monkeypatch):
-        before = dtypes.canonicalize_value_handlers[np.ndarray]
-        for of, name in ((literals, "TypedNdArray"), (dtypes, "canonicalize_value_handlers")):
-            with monkeypatch.context() as patched:
-                patched.delattr(of, name)
-                assert not _compat.read_arrays_in_present_precision()
-        assert dtypes.canonicalize_value_handlers[np.ndarray] is before
+class TestHowJaxReadsArrays:
+    @pytest.mark.parametrize(("of", "name"), [(literals, "TypedNdArray"), (dtypes, "canonicalize_value_handlers")])
+    def test_where_its_private_names_moved_it_stays_as_it_is(self, of, name, monkeypatch):
+        monkeypatch.delattr(of, name)
+        assert not _compat.read_arrays_in_present_precision()
 
-    def test_in_one_precision_arrays_are_those_that_jax_makes(self, monkeypatch):
-        made = literals.TypedNdArray(np.zeros(3, np.float32), weak_type=False)
-        monkeypatch.setitem(dtypes.canonicalize_value_handlers, np.ndarray, lambda array: made)
-        assert _compat.read_arrays_in_present_precision()
-        read, array = dtypes.canonicalize_value_handlers[np.ndarray], np.arange(3.0)
-        assert read(array) is made
+    def test_one_object_for_each_precision_while_it_lives(self):
+        array = np.arange(3.0)
+        single = dtypes.canonicalize_value(array)
+        assert single.dtype == np.float32 and dtypes.canonicalize_value(array) is single
         with jax.enable_x64(True):
-            np.testing.assert_array_equal(read(array), array, strict=True)
+            double = dtypes.canonicalize_value(array)
+            assert double.dtype == np.float64 and dtypes.canonicalize_value(array) is double
+        assert dtypes.canonicalize_value(array) is single
+
+    def test_a_program_of_the_users_in_both_precisions(self):
+        array = np.arange(3.0) / 3.0
+        program = jax.jit(lambda x: x * array)
+        single = program(np.float32(1.0))
+        with jax.enable_x64(True):
+            np.testing.assert_array_equal(program(np.float64(1.0)), array, strict=True)
+        assert single.dtype == program(np.float32(1.0)).dtype == np.float32
+
+    def test_another_array_at_the_same_place_is_another(self):
+        def last(value):
+            return float(jax.jit(lambda x: x + np.full(1000, value))(1.0)[-1])
+
+        assert [last(value) for value in range(5)] == [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
 def test_keys_of_both_kinds_are_taken():
