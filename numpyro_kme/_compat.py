@@ -151,9 +151,10 @@ def read_arrays_in_present_precision() -> bool:
         """As JAX does it, and in each precision one object while it lives, so that a program holds a constant once."""
         dtype = jax.dtypes.canonicalize_dtype(array.dtype)
         place = id(array), dtype
-        source, kept = (item and item() for item in known.get(place, (None, None)))
-        if source is array and kept is not None:
-            return kept
+        if place in known:
+            source, kept = known[place][0](), known[place][1]()
+            if source is array and kept is not None:
+                return kept
 
         def forget(_) -> None:
             known.pop(place, None)
