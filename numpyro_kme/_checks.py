@@ -32,7 +32,8 @@ def is_key(value: Any) -> bool:
 
 
 def key(value: Any, *, several: bool = False) -> None:
-    """Require one random key of JAX, typed or of the older kind, two or four words, or `several` typed ones, `(blocks,)`."""
+    """Require one random key of JAX, typed or of the older kind, two or four words, or `several` typed ones,
+    `(blocks,)`."""
     words = getattr(value, "dtype", None) == np.uint32 and np.shape(value) in ((2,), (4,))
     require(
         np.ndim(value) <= several if is_key(value) else words,

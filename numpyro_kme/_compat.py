@@ -60,7 +60,8 @@ def fields(value: Any) -> dict[str, Any] | None:
 
 
 def mask(fn: Distribution) -> np.ndarray | jax.Array:
-    """Which elements of the innermost distribution's batch count under all masks around it; NumPy unless a mask is traced."""
+    """Which elements of the innermost distribution's batch count under all masks around it; NumPy unless a mask is
+    traced."""
     event_dim = innermost(fn).event_dim
     batch_shape = fn.shape()[: len(fn.shape()) - event_dim]
     found: np.ndarray | jax.Array = np.ones(batch_shape, bool)
@@ -128,14 +129,16 @@ def progress_bars_allowed() -> bool:
 
 
 def read_arrays_in_present_precision() -> bool:
-    """Let JAX read a NumPy array in the precision in force, in the whole process; called once, when the package is imported.
+    """Let JAX read a NumPy array in the precision in force, in the whole process; called once, when the package is
+    imported.
 
-    While a compiled function that holds an array lives, JAX (0.9 to 0.12) keeps what it made of that array without asking in
-    which precision that was, and passes float32 buffers to float64 programs (`RuntimeProgramInputMismatch`). The gateway copies
-    its arguments; arrays that a model or a user's kernel closes over only JAX itself can see.
+    While a compiled function that holds an array lives, JAX (0.9 to 0.12) keeps what it made of that array without
+    asking in which precision that was, and passes float32 buffers to float64 programs (`RuntimeProgramInputMismatch`).
+    The gateway copies its arguments; arrays that a model or a user's kernel closes over only JAX itself can see.
 
-    A user's own programs are read through this too. Where they keep to one precision they get what JAX gives them without it.
-    Where one array is used in both, under `jax.enable_x64`, each gets it in its own, and what failed does not fail.
+    A user's own programs are read through this too. Where they keep to one precision they get what JAX gives them
+    without it. Where one array is used in both, under `jax.enable_x64`, each gets it in its own, and what failed does
+    not fail.
 
     Returns:
         Whether JAX has the names that this takes; otherwise JAX stays as it is, and the error above can occur.

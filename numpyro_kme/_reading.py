@@ -50,7 +50,8 @@ class SimulatorSite:
         plates: Sizes of the plates around the site.
         observed: The observation, or None.
         parents: The latents that the simulator's arguments depend on.
-        mask: Which calls count, of the simulator's batch shape; see `numpyro.handlers.mask`. Simulations have all of them.
+        mask: Which calls count, of the simulator's batch shape; see `numpyro.handlers.mask`. Simulations have all of
+            them.
         scale: Powers that the likelihoods of the calls are raised to, `()` or broadcast to the batch shape of `fn`; see
             `numpyro.handlers.scale`.
     """
@@ -69,7 +70,8 @@ class SimulatorSite:
         return not self.mask.all() or bool(np.any(self.scale != 1.0))
 
     def counted(self, x: np.ndarray, lead: int = 0) -> np.ndarray:
-        """Outputs `(*lead, *batch, *event)` without the masked ones: as they are if there are none, else `(*lead, calls, *event)`."""
+        """Outputs `(*lead, *batch, *event)` without the masked ones: as they are if there are none, else
+        `(*lead, calls, *event)`."""
         return x if self.mask.all() else x[(slice(None),) * lead + (self.mask,)]
 
     def rows(self, arguments: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -141,7 +143,8 @@ _ours: ContextVar[bool] = ContextVar("ours", default=False)
 
 @contextmanager
 def one_model_at_a_time() -> Iterator[None]:
-    """No other thread of this package runs a model inside this block: NumPyro keeps its handlers in one list for all threads.
+    """No other thread of this package runs a model inside this block: NumPyro keeps its handlers in one list for all
+    threads.
 
     A block inside a block, also in a thread that the gateway (`_host`) opens in between, goes on.
     """

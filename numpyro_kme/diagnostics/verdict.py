@@ -21,9 +21,9 @@ class Check:
     """What the diagnostics found.
 
     The rule: distrust the engine on this model if `p_value` is below .001. It is twice the smaller of the p-values of the calibration and of
-    the misspecification tests (times the number of these), so that an engine whose posteriors are off by less than the margin of the
-    calibration, on a model that is right, is flagged with a probability of at most .001. The predictive check and the surrogate check are
-    no tests: look at them.
+    the misspecification tests (times the number of these), so that an engine whose posteriors are off by less than the
+    margin of the calibration, on a model that is right, is flagged with a probability of at most .001. The predictive
+    check and the surrogate check are no tests: look at them.
 
     Attributes:
         calibration: From `calibrate`.
@@ -48,7 +48,8 @@ class Check:
         return self.p_value < level
 
     def findings(self, level: float = LEVEL) -> list[str]:
-        """What is wrong at a level, and what to do next; then what else to look at: data sets that were refused, the surrogate."""
+        """What is wrong at a level, and what to do next; then what else to look at: data sets that were refused, the
+        surrogate."""
         unlike = [
             f"{site} (p-value {test.p_value:.2g}): the model hardly makes this observation. Mend the model, leave out the statistic that "
             f"`misspecification[{site!r}].witness` names, or use `PosteriorBootstrap`, which does not trust the model."

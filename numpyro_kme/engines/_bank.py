@@ -25,7 +25,8 @@ class Bank:
         latents, deterministics: `{site: (m, *shape)}`.
         coordinates: Of the simulator's arguments.
         z: Coordinates of the simulations, `(m, D)`.
-        x: Outputs, `(m, *event)`; `(m, n, d)` where `n` draws lie along plates, without those that are masked in the observation.
+        x: Outputs, `(m, *event)`; `(m, n, d)` where `n` draws lie along plates, without those that are masked in the
+            observation.
         data_sets: Whether the rows of each output are draws along plates, so that their order says nothing.
         mask: Which draws of an output count, flat.
     """

@@ -51,8 +51,8 @@ def report(
 ) -> dict[str, jax.Array]:
     r"""The share, and standard errors of what a fit says of itself.
 
-    Node `m` moves `q` by `2 v_m mu_u(y_m)` and `s` by `v_m mu_w(y_m)`, and pairs of independent nodes add `2 |v|^4 Var k` to
-    the variance of `q`, where `E k^2 <= k(y, y) q`.
+    Node `m` moves `q` by `2 v_m mu_u(y_m)` and `s` by `v_m mu_w(y_m)`, and pairs of independent nodes add
+    `2 |v|^4 Var k` to the variance of `q`, where `E k^2 <= k(y, y) q`.
 
     Args:
         q, s: `|mu_u|^2` and `<mu_w, mu_u>`.
@@ -63,8 +63,9 @@ def report(
         independent: Whether nodes are independent draws; quadrature has no error of this kind.
         free: Whether the mass is free.
     Returns:
-        `loss_error`, which is rounding alone for quadrature. With free mass `share`, and `share_error`: that of `(s - q) / q` if the
-        share were one, where the sample and its random weights count too, `Var_w s = 2 Var_u mu_u / n`.
+        `loss_error`, which is rounding alone for quadrature. With free mass `share`, and `share_error`: that of
+        `(s - q) / q` if the share were one, where the sample and its random weights count too,
+        `Var_w s = 2 Var_u mu_u / n`.
     """
     squares = jnp.sum(jnp.square(weights))
     peak = coincident / squares

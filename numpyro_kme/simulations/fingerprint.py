@@ -1,4 +1,5 @@
-"""A fingerprint of callables: digests of their code and of all that the code holds and names, alike in every process."""
+"""A fingerprint of callables: digests of their code and of all that the code holds and names, alike in every
+process."""
 
 import copyreg
 import dis
@@ -53,13 +54,14 @@ class Fingerprint(NamedTuple):
 def fingerprint(roots: Mapping[str, Any]) -> Fingerprint:
     """The parts of callables `{what: callable}`, and of all that is met from there.
 
-    Seen are the bytecode, which has no comments, docstrings or line numbers; closures, defaults and attributes of functions; the
-    globals that the code names, and what it imports or names of the user's own modules; `functools.partial`, `functools.wraps`,
-    `jax.jit`, bound methods; classes; the state of any object, as pickle would have it; arrays by dtype, shape and bytes. What
-    belongs to Python or to an installed package counts by its name, and the package by its version.
+    Seen are the bytecode, which has no comments, docstrings or line numbers; closures, defaults and attributes of
+    functions; the globals that the code names, and what it imports or names of the user's own modules;
+    `functools.partial`, `functools.wraps`, `jax.jit`, bound methods; classes; the state of any object, as pickle would
+    have it; arrays by dtype, shape and bytes. What belongs to Python or to an installed package counts by its name, and
+    the package by its version.
 
-    Not seen are files, programs and environment variables that the code uses, attributes that it finds by a computed name, and
-    what cannot be pickled (locks, open files, objects of C libraries), of which only the type counts.
+    Not seen are files, programs and environment variables that the code uses, attributes that it finds by a computed
+    name, and what cannot be pickled (locks, open files, objects of C libraries), of which only the type counts.
     """
     reader = _Reader()
     parts = reader.parts(roots)

@@ -280,7 +280,8 @@ class Store:
             )
 
     def admit(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-        """Take note of what a simulator changed in itself during a run, a counter or a cache: that is no other simulator."""
+        """Take note of what a simulator changed in itself during a run, a counter or a cache: that is no other
+        simulator."""
         changed = {part: digest for part, digest in after["code"].items() if before["code"].get(part) != digest}
         if changed:
             settings = self.settings
