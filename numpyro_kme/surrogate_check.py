@@ -24,7 +24,7 @@ class SurrogateCheck:
     """What a chain met at one simulator site.
 
     Attributes:
-        beyond: Share of the evaluations that are not masked beyond the simulated parameters
+        beyond: Share of the evaluations, without masked ones, that lie beyond the simulated parameters
             (`FittedLikelihood.beyond`).
         negative: Share of the evaluations where the signed surrogate is negative, so that its positive version was sampled.
         negligible: Share `beyond` that is not worth a warning.

@@ -65,8 +65,8 @@ class FittedLikelihood:
 
         A call does where its coordinates are farther outside the simulated ones than every simulation is outside the
         others, each coordinate counting as the likelihood depends on it (`Region`), and where the observation cannot
-        come from it: a statistic is beyond an edge that no simulation crossed (`Edges`). What the likelihood says there
-        rests on no simulation.
+        come from it: a statistic is beyond an edge that no simulation crossed, or nearer to it than the edge is known
+        (`Edges`). What the likelihood says there rests on no simulation.
 
         Args:
             y: Observations `(*lead, *event)`.

@@ -1,7 +1,7 @@
 r"""The simulated region: the parameters that a likelihood was learnt from, in its coordinates, and distances from it.
 
-The region is the box of the simulated coordinates. How far outside a point `z` is, counts as the likelihood depends on
-each coordinate,
+The region is the box of the simulated coordinates. A point `z` is outside by a distance in which each coordinate
+counts as much as the likelihood depends on it,
 
 $$ r(z) = \Big( \sum_d g_d (z_d - \tilde z_d)^2 \Big)^{1/2}, $$
 
