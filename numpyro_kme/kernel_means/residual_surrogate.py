@@ -146,7 +146,8 @@ class ResidualSurrogate(Surrogate):
         return np.asarray(self.region.weights)
 
     def crossed(self, y: np.ndarray, z: np.ndarray) -> np.ndarray:
-        """Whether an observation `(..., n_raw)` is beyond an edge at `z` `(..., D)`, or nearer than the edge is known."""
+        """Whether an observation `(..., n_raw)` is beyond an edge at `z` `(..., D)`, or nearer than the edge is
+        known."""
         kept = np.asarray(y, np.float64)[..., list(self.transform.kept)]
         return self.edges.crossed((kept - self.transform.centre) / self.transform.scale, z)
 
