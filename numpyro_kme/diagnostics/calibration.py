@@ -1,7 +1,6 @@
 """Simulation-based calibration, coverage and TARP, from one set of runs on simulated data."""
 
 import copy
-import textwrap
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -160,12 +159,6 @@ class Calibration:
             covered = f"{coverage[name]:.3f}" if name in coverage else ""
             print(" ".join([f"{name:>24} {covered:>8}", *(f"{tests[k]:>9.2g}" for k in kinds if k in tests)]))
         print(f"{'p-value of all':>24} {self.p_value:>8.2g}")
-
-
-def printed(sentences: list[str]) -> None:
-    """Print sentences as a list in 80 columns."""
-    for sentence in sentences:
-        print(textwrap.fill(sentence, 80, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False))
 
 
 def calibrate(

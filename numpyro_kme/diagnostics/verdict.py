@@ -1,5 +1,6 @@
 """All diagnostics of an engine that has been run, by one call, and one rule for when to distrust it."""
 
+import textwrap
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ import jax
 import numpy as np
 
 from numpyro_kme import _checks, handlers
-from numpyro_kme.diagnostics.calibration import LEVEL, Calibration, calibrate, printed
+from numpyro_kme.diagnostics.calibration import LEVEL, Calibration, calibrate
 from numpyro_kme.diagnostics.misspecification import MisspecificationTest, misspecification_test
 from numpyro_kme.diagnostics.predictive import PredictiveCheck, predictive_check, samples_of
 from numpyro_kme.simulations import Simulations
@@ -72,7 +73,8 @@ class Check:
             )
         verdict = "FLAGGED, distrust this posterior" if self.flagged() else "not flagged"
         print(f"p-value {self.p_value:.2g}: {verdict} at level {LEVEL:g}")
-        printed(self.findings())
+        for sentence in self.findings():
+            print(textwrap.fill(sentence, 80, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False))
 
 
 def check(rng_key: jax.Array, engine: Any, num_datasets: int = 200, **settings: Any) -> Check:

@@ -83,7 +83,7 @@ class Learner:
             _checks.positive(name, getattr(self, name))
         for name in ("num_starts", "subset", "last_steps", "most", "max_steps"):
             _checks.whole(name, getattr(self, name), 1)
-        _checks.instance("tied", self.tied, Tied | None, "Tied()")
+        _checks.instance("tied", self.tied, Tied | None, "Tied() or None")
 
 
 @register
