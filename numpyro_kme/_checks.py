@@ -21,7 +21,8 @@ def concrete(**values: Any) -> None:
     require(
         not traced,
         f"{' and '.join(traced)} must be concrete: fits are made on the host, and here JAX traces "
-        f"{'it' if len(traced) == 1 else 'them'}. Fit outside `jax.jit`, `jax.vmap` and `jax.grad`, and evaluate what was fitted inside.",
+        f"{'it' if len(traced) == 1 else 'them'}. Fit outside `jax.jit`, `jax.vmap` and `jax.grad`, and evaluate what "
+        "was fitted inside.",
         TypeError,
     )
 
@@ -82,9 +83,9 @@ def possible(name: str, value: Any, error: Any, advice: str, *, least: float = -
     if (beyond > 0.0).any():
         i = np.argmax(np.where(beyond > 0.0, beyond, -np.inf))
         bound = f"at least {least:g}" if value[i] < least else f"at most {most:g}"
+        others = f", and {(beyond > 0.0).sum()} of {value.size} are impossible" if value.size > 1 else ""
         raise RuntimeError(
-            f"{name} must be {bound}; got {value[i]:.3g} with a standard error of "
-            f"{error[i]:.2g}{f', and {(beyond > 0.0).sum()} of {value.size} are impossible' if value.size > 1 else ''}. {advice}"
+            f"{name} must be {bound}; got {value[i]:.3g} with a standard error of {error[i]:.2g}{others}. {advice}"
         )
 
 

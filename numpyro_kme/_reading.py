@@ -330,8 +330,9 @@ def check_plates(trace) -> None:
             size, taken = site["args"][0], len(site["value"])
             _checks.require(
                 size == taken,
-                f"Plate {name!r} takes {taken} of {size} elements, at random (subsample_size): an engine learns from one data set. Leave "
-                "`subsample_size` out, or choose the part before and pass it to the model, with a plate of its size.",
+                f"Plate {name!r} takes {taken} of {size} elements, at random (subsample_size): an engine learns from "
+                "one data set. Leave `subsample_size` out, or choose the part before and pass it to the model, with "
+                "a plate of its size.",
             )
 
 
@@ -343,7 +344,8 @@ def _check_weights(parts: Parts, model, args, kwargs) -> None:
             behind = _compat.depends_on(partial(_weights, model, args, kwargs, name), known)
             _checks.require(
                 not behind,
-                f"The mask or scale of site {name!r} depends on the latents {list(behind)}. Make it depend on data alone.",
+                f"The mask or scale of site {name!r} depends on the latents {list(behind)}. Make it depend on data "
+                "alone.",
             )
 
 
@@ -376,8 +378,8 @@ def _check_sites(trace, sites, simulators, parents) -> None:
             dtype = jnp.result_type(site["value"])
             _checks.require(
                 dtype.kind in "bfiu",
-                f"The observation at {name!r} has dtype {dtype}; it must hold real numbers. Give real and imaginary parts as numbers of "
-                "their own, and let the simulator return them so.",
+                f"The observation at {name!r} has dtype {dtype}; it must hold real numbers. Give real and imaginary "
+                "parts as numbers of their own, and let the simulator return them so.",
                 TypeError,
             )
             found, expected = np.shape(site["value"]), simulators[name].shape()
@@ -396,8 +398,8 @@ def _check_sites(trace, sites, simulators, parents) -> None:
         masked = not np.all(_compat.mask(fn))
         _checks.require(
             not masked and (scale is None or bool(np.all(np.asarray(scale) == 1.0))),
-            f"The prior of {name!r} is {'masked' if masked else f'scaled, by {scale}'}, so that its density is not that of draws from it. "
-            "Put numpyro.handlers.mask and numpyro.handlers.scale around observed sites only.",
+            f"The prior of {name!r} is {'masked' if masked else f'scaled, by {scale}'}, so that its density is not "
+            "that of draws from it. Put numpyro.handlers.mask and numpyro.handlers.scale around observed sites only.",
         )
         discrete = fn.support.is_discrete or isinstance(_compat.innermost(fn), dist.Delta)
         _checks.require(

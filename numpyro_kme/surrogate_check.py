@@ -41,8 +41,8 @@ class SurrogateCheck:
             found.append(too_far(site, self.beyond))
         if self.negative > MANY:
             found.append(
-                f"The surrogate at site {site!r} is negative at {self.negative:.0%} of the draws, where its positive version "
-                "stands for it. Simulate more."
+                f"The surrogate at site {site!r} is negative at {self.negative:.0%} of the draws, where its positive "
+                "version stands for it. Simulate more."
             )
         return found
 

@@ -26,14 +26,14 @@ MANY_REFUSED = 0.1
 NEXT = {
     "location": "Read the simulator and what becomes of its arguments and of the observation on the way; "
     "compare `predictive_check`.",
-    "too wide": "A likelihood that is blurred: use more simulations or rounds, the residual form of KELFI, or smaller length "
-    "scales and less regularisation of a kernel engine.",
+    "too wide": "A likelihood that is blurred: use more simulations or rounds, the residual form of KELFI, or smaller "
+    "length scales and less regularisation of a kernel engine.",
     "too narrow": "Draws that are too few or not of the posterior: read the effective sample size in the engine's "
     "`print_summary()`, and use more simulations.",
-    "data": "The prior, the order of parameters or a sign: run the model with NumPyro's `Predictive`, and look at `plots.surrogate`; "
-    "or too few simulations where some of these data lie.",
-    "shape": "Tails, several modes or curved posteriors that the engine does not follow: use more simulations, and look at "
-    "`plots.ranks`.",
+    "data": "The prior, the order of parameters or a sign: run the model with NumPyro's `Predictive`, and look at "
+    "`plots.surrogate`; or too few simulations where some of these data lie.",
+    "shape": "Tails, several modes or curved posteriors that the engine does not follow: use more simulations, and "
+    "look at `plots.ranks`.",
 }
 """What to do about posteriors that fail a test."""
 
@@ -122,8 +122,8 @@ class Calibration:
         total = self.refused + len(self.shares)
         if self.refused > MANY_REFUSED * total:
             sentences.append(
-                f"refused ({self.refused} of {total} data sets): the engine has no posterior for data that this prior makes, and nothing "
-                "was checked there. Use more simulations, or a prior nearer to what is known."
+                f"refused ({self.refused} of {total} data sets): the engine has no posterior for data that this prior "
+                "makes, and nothing was checked there. Use more simulations, or a prior nearer to what is known."
             )
         return sentences
 

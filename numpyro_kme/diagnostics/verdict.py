@@ -52,8 +52,9 @@ class Check:
         """What is wrong at a level, and what to do next; then what else to look at: data sets that were refused, the
         surrogate."""
         unlike = [
-            f"{site} (p-value {test.p_value:.2g}): the model hardly makes this observation. Mend the model, leave out the statistic that "
-            f"`misspecification[{site!r}].witness` names, or use `PosteriorBootstrap`, which does not trust the model."
+            f"{site} (p-value {test.p_value:.2g}): the model hardly makes this observation. Mend the model, leave out "
+            f"the statistic that `misspecification[{site!r}].witness` names, or use `PosteriorBootstrap`, which does "
+            "not trust the model."
             for site, test in self.misspecification.items()
             if 2 * len(self.misspecification) * test.p_value < level
         ]
@@ -69,7 +70,8 @@ class Check:
             print(f"{site}: smallest posterior predictive tail of {tails.size} observed numbers {tails.min():.2g}")
         for site, found in self.surrogate.items():
             print(
-                f"{site}: {found.beyond:.1%} of draws beyond the simulated parameters, {found.negative:.0%} with a negative surrogate"
+                f"{site}: {found.beyond:.1%} of draws beyond the simulated parameters, {found.negative:.0%} with a "
+                "negative surrogate"
             )
         verdict = "FLAGGED, distrust this posterior" if self.flagged() else "not flagged"
         print(f"p-value {self.p_value:.2g}: {verdict} at level {LEVEL:g}")

@@ -69,7 +69,8 @@ class LearntLikelihood(Engine):
                 info |= {prefix + "observation": place} if place else {}
             share = float(np.mean(self._beyond(site, drawn.latents)))
             info[prefix + "parameters"] = (
-                f"{share:.2%} of the draws lie beyond the simulated parameters: no simulation supports the likelihood there"
+                f"{share:.2%} of the draws lie beyond the simulated parameters: no simulation supports the likelihood "
+                "there"
                 if share
                 else "all draws within the simulated parameters"
             )
@@ -101,8 +102,8 @@ class LearntLikelihood(Engine):
             self._plain,
             "The posterior in coordinates needs a model with one simulator site and nothing else that is observed; "
             f"this one has the simulator sites {list(self.problem.simulators)}, of which "
-            f"{[name for name, site in self.problem.simulators.items() if site.plates or site.weighted]} stand in plates or are masked or "
-            f"scaled, and the likelihoods {list(self.problem.likelihoods)}. Use the draws.",
+            f"{[name for name, site in self.problem.simulators.items() if site.plates or site.weighted]} stand in "
+            f"plates or are masked or scaled, and the likelihoods {list(self.problem.likelihoods)}. Use the draws.",
         )
         site = self.problem.site()
         surrogate = self.likelihoods[site].surrogate

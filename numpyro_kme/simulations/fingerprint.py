@@ -29,8 +29,8 @@ _KINDS = (
     | inspect.CO_ASYNC_GENERATOR
 )
 _OF_NO_EFFECT = re.compile(
-    r"_abc_impl|__(dict|weakref|doc|module|qualname|annotations|annotate\w*|firstlineno|static_attributes|abstractmethods"
-    r"|match_args|dataclass_fields|dataclass_params|orig_bases|parameters|slotnames)__"
+    r"_abc_impl|__(dict|weakref|doc|module|qualname|annotations|annotate\w*|firstlineno|static_attributes"
+    r"|abstractmethods|match_args|dataclass_fields|dataclass_params|orig_bases|parameters|slotnames)__"
 )
 """What a class has beside what its author wrote."""
 

@@ -135,8 +135,8 @@ def _opened(path: str | PathLike, settings: Callable[[], dict], draws: Draws, si
             if stored.shape != value.shape or not np.allclose(stored, value, rtol=1e-5, equal_nan=True):
                 raise StoreError(
                     f"The store {store.path} holds simulations at other parameters of site {name!r}: its first is at "
-                    f"{stored[0].tolist()}, this model's at {value[0].tolist()}. Was the model given other data that its prior "
-                    "depends on? Give another path."
+                    f"{stored[0].tolist()}, this model's at {value[0].tolist()}. Was the model given other data that "
+                    "its prior depends on? Give another path."
                 )
         try:
             yield store
