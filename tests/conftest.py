@@ -19,7 +19,7 @@ os.environ |= {
 import jax
 import numpy as np
 import pytest
-from precision import pytest_runtest_setup  # noqa: F401
+from precision import pytest_make_collect_report, pytest_runtest_setup  # noqa: F401
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

@@ -22,6 +22,7 @@ def gaussian(a, b, scale):
     return np.exp(-0.5 * cdist(a, b, "sqeuclidean") / scale**2)
 
 
+@pytest.mark.smoke
 def test_k2_abc_by_a_double_loop(rng):
     theta = rng.normal(size=40)
     x, y = theta[:, None, None] + rng.normal(size=(40, 12, 1)), 0.4 + rng.normal(size=(9, 1))

@@ -284,6 +284,7 @@ def test_other_functions_are_not_taken_for_one_of_the_list(a):
     assert _links.find(np.asarray(a(t)), t) is None
 
 
+@pytest.mark.smoke
 @pytest.mark.x64
 def test_standardising_a_table():
     table = np.random.default_rng(0).normal([1.0, -50.0, 0.0], [2.0, 0.1, 0.0], (500, 3)) + np.array([0.0, 0.0, 4.0])

@@ -102,6 +102,7 @@ def test_energy_distance_against_scipy(rng):
     np.testing.assert_allclose(induced, value, rtol=1e-10)
 
 
+@pytest.mark.smoke
 @pytest.mark.x64
 def test_linear_kernel_compares_means(rng):
     x, y = rng.normal(size=(40, 3)), rng.normal(size=(25, 3)) + 0.4

@@ -49,6 +49,7 @@ def test_results_before_run_say_what_to_do():
         TwoChains(model=lambda: None).get_samples()
 
 
+@pytest.mark.smoke
 def test_samples_are_grouped_chain_by_chain(engine):
     flat, grouped = engine.get_samples(), engine.get_samples(group_by_chain=True)
     assert grouped["b"].shape == (2, 50, 3)

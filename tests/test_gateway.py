@@ -47,6 +47,7 @@ def _is_read(node, source):
     return source.splitlines()[node.end_lineno - 1][node.end_col_offset :].startswith(".value")
 
 
+@pytest.mark.smoke
 def test_nothing_but_the_gateway_switches_precision():
     found = {path.relative_to(PACKAGE).as_posix(): switches(path.read_text()) for path in PACKAGE.rglob("*.py")}
     assert [name for name, lines in found.items() if lines] == ["_host.py"]

@@ -73,12 +73,11 @@ def mcmc():
     return mcmc
 
 
-@pytest.mark.x64
 def test_the_density_is_that_of_the_model_written_out():
     theta, b = np.array([0.3, -0.7]), 0.2
     found = same_density(SMODEL, exact, (X, Y), {"theta": jnp.asarray(theta), "b": jnp.asarray(b)})
     terms = [stats.norm.logpdf(theta), stats.norm.logpdf(b), stats.norm.logpdf(X, theta), stats.norm.logpdf(Y, b)]
-    np.testing.assert_allclose(found, sum(term.sum() for term in terms), rtol=1e-9)
+    np.testing.assert_allclose(found, sum(term.sum() for term in terms), rtol=5e-6)
 
 
 def test_nuts_finds_the_known_posterior(mcmc):
@@ -113,6 +112,7 @@ def test_predictive_still_simulates(mcmc):
     assert isinstance(trace["x"]["fn"], Simulator)
 
 
+@pytest.mark.smoke
 def test_condition_inside_works_and_outside_is_explained():
     params = {"theta": jnp.zeros(2), "b": jnp.array(0.0)}
     inside = surrogate(handlers.condition(model, {"x": X, "y": Y}), {"x": normal})
@@ -305,7 +305,6 @@ LATENTS = {
 }
 
 
-@pytest.mark.x64
 @jax.numpy_rank_promotion("allow")  # NumPyro's own Normal under plates
 def test_one_likelihood_of_single_calls_serves_plates_of_groups_and_of_draws():
     def scored(model):
@@ -313,10 +312,10 @@ def test_one_likelihood_of_single_calls_serves_plates_of_groups_and_of_draws():
         return jax.jit(jax.value_and_grad(density))(LATENTS["eta"])
 
     (ours, our_slope), (theirs, slope) = scored(LEARNT), scored(hierarchy(True))
-    np.testing.assert_allclose(ours, theirs, rtol=1e-12)
-    np.testing.assert_allclose(our_slope, slope, rtol=1e-10)
+    np.testing.assert_allclose(ours, theirs, rtol=5e-6)
+    np.testing.assert_allclose(our_slope, slope, rtol=5e-6)
     traced = jax.jit(lambda *data: log_density(LEARNT, data, {}, LATENTS)[0])(*DATA)
-    np.testing.assert_allclose(traced, theirs, rtol=1e-12)
+    np.testing.assert_allclose(traced, theirs, rtol=5e-6)
 
 
 @jax.numpy_rank_promotion("allow")

@@ -71,6 +71,7 @@ def test_any_number_of_candidates(count, rng):
     np.testing.assert_array_equal(order, numpy_herding(values, candidates, 7))
 
 
+@pytest.mark.smoke
 def test_signed_embeddings(rng):
     """A difference of measures with negative parts is followed where it is positive."""
     points = rng.normal(size=(30, 2))

@@ -70,6 +70,7 @@ def test_estimators_are_unbiased(kind, shift):
     assert abs(found.mean() - exact_mmd(shift)) < 4 * found.std() / np.sqrt(2000)
 
 
+@pytest.mark.smoke
 @pytest.mark.x64
 def test_linear_time_by_a_loop(rng):
     x, y = rng.normal(size=(7, 2)), rng.normal(size=(9, 2))

@@ -50,6 +50,7 @@ def kelfi():
 EXACT = stats.norm(X[0] / (1 + NOISE**2), np.sqrt(NOISE**2 / (1 + NOISE**2)))
 
 
+@pytest.mark.smoke
 def test_posterior_is_near_the_exact_one(kelfi):
     draws = kelfi.get_samples()["theta"]
     assert draws.shape == (1000,)

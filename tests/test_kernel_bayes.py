@@ -132,6 +132,7 @@ def test_posterior_means_on_normals(rng, dim):
     assert np.mean((means - exact) ** 2) < 0.25 * np.mean((without - exact) ** 2)
 
 
+@pytest.mark.smoke
 def test_rules_as_functions(joint, rng):
     """From embeddings to embeddings, by dense matrices."""
     x, y, u = joint

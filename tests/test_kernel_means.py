@@ -49,6 +49,7 @@ def signed_values(likelihood, points):
     return np.asarray(sign * jnp.exp(log_size))
 
 
+@pytest.mark.smoke
 @pytest.mark.x64
 def test_likelihood_by_hand(surrogate):
     values = signed_values(surrogate.at(Y), POINTS)

@@ -18,6 +18,8 @@ import numpyro_kme as kme
 from numpyro_kme import kernels as K
 from numpyro_kme.kernels.base import squared_distances
 
+pytestmark = pytest.mark.x64
+
 DIM = 2
 
 
@@ -266,7 +268,6 @@ def test_the_table_is_complete():
     assert families <= {row.name for row in ROWS}
 
 
-@pytest.mark.x64
 @every
 def test_values_match_a_double_loop(row):
     _, x, y, values = case(row.name)
@@ -277,7 +278,6 @@ def test_values_match_a_double_loop(row):
     np.testing.assert_allclose(values["diagonal"], np.diag(values["own"]), rtol=1e-9, atol=1e-13)
 
 
-@pytest.mark.x64
 @rows(lambda row: row.definite)
 def test_symmetric_and_positive_definite(row):
     own = case(row.name)[3]["own"]
@@ -285,7 +285,6 @@ def test_symmetric_and_positive_definite(row):
     assert np.linalg.eigvalsh(own).min() >= -1e-10
 
 
-@pytest.mark.x64
 @rows(lambda row: row.positive)
 def test_logarithms(row):
     values = case(row.name)[3]
@@ -310,7 +309,6 @@ def test_new_hyperparameters_do_not_retrace(row):
     assert not TRACES
 
 
-@pytest.mark.x64
 @rows(lambda row: row.learnt)
 def test_kernels_pass_through_jax_transformations(row):
     """Built under `jit` and `vmap` from a traced length scale; its gradient, of either sign, is a kernel."""
@@ -340,7 +338,6 @@ def central_difference(function, x, step=1e-5):
     return np.reshape(slopes, (*x.shape, *slopes[0].shape))
 
 
-@pytest.mark.x64
 @rows(lambda row: row.points is vectors and row.name != "FromCallable on the host")
 def test_gradients_at_coincident_points(row, rng):
     """At a kink the symmetric difference, like the stated convention, is 0 along the kink."""
@@ -363,7 +360,6 @@ def test_gradients_at_coincident_points(row, rng):
     np.testing.assert_allclose(by_length, expected, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.x64
 @rows(lambda row: row.scaled)
 def test_length_scale_divides_the_distance(row, rng):
     x, y = vectors(rng, 5), vectors(rng, 3)
@@ -414,7 +410,6 @@ def test_length_scale_of_another_dimension(row):
         row.make(1.0).gram(np.zeros((4, 2)), np.zeros((4, 3)))
 
 
-@pytest.mark.x64
 @rows(lambda row: row.integral)
 @pytest.mark.parametrize("dim", [1, 2, 3])
 def test_integral_by_quadrature(row, dim):
@@ -444,7 +439,6 @@ def test_kernels_without_a_density_say_so(row):
 # --- what is special to each ---------------------------------------------------------------
 
 
-@pytest.mark.x64
 def test_logarithms_do_not_underflow():
     x, y = np.zeros((1, 1)), np.full((1, 1), 1e3)
     for kernel, expected in (
@@ -458,7 +452,6 @@ def test_logarithms_do_not_underflow():
         np.testing.assert_allclose(kernel.log_pair(x[0], y[0]), expected, rtol=1e-12)
 
 
-@pytest.mark.x64
 def test_hessian_of_smooth_matern_at_coincident_points():
     for kernel, curvature in (
         (K.Matern32(0.5), -3.0),
@@ -495,7 +488,6 @@ def test_distances_in_many_dimensions(dtype, rng):
     assert (distances[expected == 0] == 0).all() and (expected == 0).sum() == 12
 
 
-@pytest.mark.x64
 @pytest.mark.parametrize("dim", [3, 40])
 def test_derivatives_of_distances(dim, rng):
     x, y, dx, dy = (rng.normal(size=(n, dim)) + 50.0 for n in (4, 2, 4, 2))
@@ -517,7 +509,6 @@ def test_derivatives_of_distances(dim, rng):
         np.testing.assert_allclose(value, expected, rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.x64
 def test_energy_is_conditionally_definite_and_induces_the_same_mmd(rng):
     x = rng.normal(size=(20, 3))
     weights = rng.normal(size=20)
@@ -558,7 +549,6 @@ def test_data_sets_of_different_sizes_and_padding(rng):
     assert kernel.pair(short[0], short[0][::-1]) == pytest.approx(1.0, abs=1e-12)
 
 
-@pytest.mark.x64
 @pytest.mark.parametrize("count", [1, 2, 5, 6])
 def test_a_bank_with_itself_needs_half_the_work(count, rng):
     bank = rng.normal(size=(count, 3, 2))
@@ -566,7 +556,6 @@ def test_a_bank_with_itself_needs_half_the_work(count, rng):
     np.testing.assert_allclose(kernel.gram(bank), kernel.gram(bank, bank.copy()), rtol=1e-12)
 
 
-@pytest.mark.x64
 def test_large_data_sets_go_in_blocks(rng):
     x, y = rng.normal(size=(3, 700, 2)), rng.normal(size=(2, 900, 2)) + 0.2
     kernel = K.EmpiricalMeasure(K.Gaussian(0.8), 0.5)
@@ -602,7 +591,6 @@ def test_empirical_measures_are_checked():
         K.EmpiricalMeasure(K.Gaussian(1.0), np.ones(2))
 
 
-@pytest.mark.x64
 def test_path_kernel_with_different_grids(rng):
     kernel = K.GaussianProcessPath(2.0 * K.Gaussian(0.9), 0.3)
     t, s = np.linspace(0, 3, 5)[:, None], np.linspace(0.2, 2.8, 7)[:, None]
@@ -614,7 +602,6 @@ def test_path_kernel_with_different_grids(rng):
     np.testing.assert_allclose(kernel.diagonal((s, x)), np.diag(kernel.gram((s, x))), rtol=1e-8)
 
 
-@pytest.mark.x64
 def test_path_kernel_is_a_density_in_its_first_argument(rng):
     kernel = K.GaussianProcessPath(2.0 * K.Gaussian(0.9), 0.3)
     grid = np.linspace(-12, 12, 2401)
@@ -636,7 +623,6 @@ def test_path_kernel_is_checked(rng):
         K.GaussianProcessPath(K.Gaussian(1.0), 0.0)
 
 
-@pytest.mark.x64
 def test_trace_kernel_is_a_function_of_the_angle(rng):
     a = rotations(rng, 1)
     angle = 0.7

@@ -82,6 +82,7 @@ def test_gradients_of_objectives(name):
     np.testing.assert_allclose(found, plain, rtol=1e-8, atol=1e-11)
 
 
+@pytest.mark.smoke
 @pytest.mark.x64
 def test_objectives_by_hand():
     """Each objective from its formula, with independent solves."""

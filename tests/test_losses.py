@@ -174,6 +174,7 @@ def test_samples_of_one_law_share_the_size_of_a_grid():
     assert far.refined().grid.size == 8192
 
 
+@pytest.mark.smoke
 def test_kernels_that_a_grid_cannot_hold_are_summed_directly(scalars):
     x, _ = scalars
     assert find_step(Linear(), 1.0, 1e-4) is None

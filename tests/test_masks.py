@@ -234,6 +234,7 @@ def test_masked_draws_are_as_if_they_were_never_made(make, simulations):
     np.testing.assert_array_equal(engine.get_weights()["weight"], alone(FIRST))
 
 
+@pytest.mark.smoke
 def test_rejection_against_the_exact_posterior():
     engine = kme.RejectionABC(model, 20_000, progress_bar=False)
     engine.run(KEY, x=hidden(FIRST), mask=FIRST)

@@ -82,6 +82,7 @@ def test_tilted_measures_by_quadrature(name):
         np.testing.assert_allclose(second, t.T @ (t * values[:, None]), atol=1e-8)
 
 
+@pytest.mark.smoke
 @pytest.mark.x64
 def test_printed_formulas():
     """mu_Theta and h as they are printed, for independent normal components."""

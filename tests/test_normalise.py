@@ -16,6 +16,8 @@ from numpyro.distributions import transforms
 from numpyro_kme import _mixtures, _normalise
 from numpyro_kme._normalise import from_normal, to_normal
 
+pytestmark = pytest.mark.x64
+
 Z = np.array([-6.0, -4.0, -2.0, -0.5, 0.0, 0.5, 2.0, 4.0, 6.0])
 TWO = dist.Categorical(probs=jnp.array([0.3, 0.7]))
 
@@ -96,7 +98,6 @@ def values(fn, z):
     return jax.vmap(lambda z: from_normal(fn, z))(z)
 
 
-@pytest.mark.x64
 @pytest.mark.parametrize("name", list(UNIVARIATE))
 def test_univariate_priors_against_scipy(name):
     fn, scipy = UNIVARIATE[name]
@@ -114,7 +115,6 @@ def test_univariate_priors_against_scipy(name):
     assert distance < 2.5 / np.sqrt(1000)  # Kolmogorov's statistic exceeds this with probability 7e-6
 
 
-@pytest.mark.x64
 @pytest.mark.parametrize(
     "fn",
     [dist.Cauchy(1.0, 2.0), dist.Laplace(0.0, 1.0), dist.HalfNormal(2.0)],
@@ -140,7 +140,6 @@ def test_derivatives(fn):
     np.testing.assert_allclose(slope * inverse_slope, 1.0, rtol=1e-9)
 
 
-@pytest.mark.x64
 def test_far_tails_saturate_without_nan():
     fn = dist.Uniform(0.0, 1.0)
     for value in (0.0, 1.0, -3.0, 4.0):
@@ -152,7 +151,6 @@ COVARIANCE = np.array([[1.0, 0.5], [0.5, 2.0]])
 MEANS = np.array([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]])
 
 
-@pytest.mark.x64
 @pytest.mark.parametrize(
     ("fn", "loc", "covariance"),
     [
@@ -177,7 +175,6 @@ def test_multivariate_normals_by_their_cholesky_factor(fn, loc, covariance):
     np.testing.assert_allclose(from_normal(fn, jnp.asarray(expected)), value, rtol=1e-12)
 
 
-@pytest.mark.x64
 def test_wrapped_and_expanded_priors_are_mapped_entry_by_entry():
     base = dist.Exponential(jnp.array([1.0, 2.0, 3.0]))
     value = jnp.arange(1.0, 13.0).reshape(4, 3) / 5.0
@@ -187,7 +184,6 @@ def test_wrapped_and_expanded_priors_are_mapped_entry_by_entry():
     np.testing.assert_allclose(from_normal(wrapped, jnp.asarray(expected)), value, rtol=1e-12)
 
 
-@pytest.mark.x64
 def test_a_batch_of_mixtures():
     fn = dist.MixtureSameFamily(TWO, dist.Normal(jnp.stack([jnp.array([-2.0, 3.0])] * 3), jnp.array([[1.0, 0.5]])))
     value = jnp.array([-1.0, 0.5, 3.2])
@@ -195,7 +191,6 @@ def test_a_batch_of_mixtures():
     np.testing.assert_allclose(jax.jit(to_normal)(fn, value), expected, rtol=1e-9)
 
 
-@pytest.mark.x64
 def test_a_transformed_multivariate_prior():
     fn = dist.TransformedDistribution(dist.MultivariateNormal(MEANS[0], COVARIANCE), transforms.ExpTransform())
     z = jnp.array([0.3, -1.2])
@@ -238,7 +233,6 @@ MIXTURES = {
 }
 
 
-@pytest.mark.x64
 @pytest.mark.parametrize("name", list(MIXTURES))
 def test_mixtures_of_normals_keep_their_density(name):
     fn = MIXTURES[name]

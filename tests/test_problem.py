@@ -41,6 +41,7 @@ def draws(problem):
     return problem.draw(random.key(0), 150)
 
 
+@pytest.mark.smoke
 def test_the_parts_of_a_model(problem):
     assert list(problem.latents) == ["theta", "sd", "b"]
     assert [latent.parents for latent in problem.latents.values()] == [(), ("theta",), ()]
@@ -50,16 +51,16 @@ def test_the_parts_of_a_model(problem):
     assert problem.simulators["x"].simulator.name == "total" and problem.simulators["x"].plates == {}
 
 
-@pytest.mark.x64
 def test_draws_follow_the_prior(draws):
     theta, sd = draws.latents["theta"], draws.latents["sd"]
     assert theta.shape == (150, 2) and isinstance(theta, np.ndarray)
     np.testing.assert_allclose(theta.mean(0), [0.0, 1.0], atol=5 * 2 / np.sqrt(150))
-    np.testing.assert_allclose(draws.deterministics["scale"], np.exp(theta[:, 0]), rtol=1e-12)
+    np.testing.assert_allclose(draws.deterministics["scale"], np.exp(theta[:, 0]), rtol=1e-5)
     assert abs(np.mean(sd / np.exp(theta[:, 0])) - np.sqrt(2 / np.pi)) < 5 * 0.603 / np.sqrt(150)
     np.testing.assert_array_equal(draws.arguments["x"], np.column_stack([theta, sd, np.full(150, 3.0)]))
 
 
+@pytest.mark.smoke
 def test_draws_do_not_depend_on_their_number(problem, draws):
     few = problem.draw(random.key(0), 3)
     for group in ("latents", "arguments", "deterministics"):
@@ -90,12 +91,11 @@ def test_no_simulator_runs_and_observations_do_not_count():
 
 def test_arguments_and_deterministics_of_given_latents(problem, draws):
     again = problem.evaluate(draws.latents)
-    np.testing.assert_allclose(again.arguments["x"], draws.arguments["x"], rtol=1e-14)
-    np.testing.assert_allclose(again.deterministics["scale"], draws.deterministics["scale"], rtol=1e-14)
+    np.testing.assert_allclose(again.arguments["x"], draws.arguments["x"], rtol=1e-6)
+    np.testing.assert_allclose(again.deterministics["scale"], draws.deterministics["scale"], rtol=1e-6)
     np.testing.assert_array_equal(problem.arguments(draws.latents)["x"], again.arguments["x"])
 
 
-@pytest.mark.x64
 def test_log_prior(problem, draws):
     theta, sd, b = (draws.latents[name] for name in ("theta", "sd", "b"))
     expected = (
@@ -103,18 +103,19 @@ def test_log_prior(problem, draws):
         + dist.HalfNormal(np.exp(theta[:, 0])).log_prob(sd)
         + dist.Normal(0.0, 1.0).log_prob(b)
     )
-    np.testing.assert_allclose(problem.log_prior(draws.latents), expected, rtol=1e-12)
+    np.testing.assert_allclose(problem.log_prior(draws.latents), expected, rtol=1e-5)
 
 
-@pytest.mark.x64
 def test_normal_map_goes_site_by_site(problem, draws):
     z = jax.vmap(problem.to_normal)(dict(draws.latents))
-    np.testing.assert_allclose(z["theta"], (draws.latents["theta"] - [0.0, 1.0]) / 2.0, rtol=1e-12)
+    np.testing.assert_allclose(z["theta"], (draws.latents["theta"] - [0.0, 1.0]) / 2.0, rtol=1e-5)
     ratio = draws.latents["sd"] / np.exp(draws.latents["theta"][:, 0])
-    np.testing.assert_allclose(z["sd"], dist.Normal().icdf(jax.scipy.special.erf(ratio / np.sqrt(2))), atol=1e-6)
+    np.testing.assert_allclose(
+        z["sd"], dist.Normal().icdf(jax.scipy.special.erf(ratio / np.sqrt(2))), rtol=1e-5, atol=1e-5
+    )
     back = jax.vmap(problem.from_normal)(z)
     for name, value in draws.latents.items():
-        np.testing.assert_allclose(back[name], value, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(back[name], value, rtol=1e-5, atol=1e-5)
 
 
 def test_handlers_around_see_nothing(problem):

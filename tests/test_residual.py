@@ -101,6 +101,7 @@ def squared_error(m, seed, seventh=None, form=FORM):
     return np.mean(np.square(error))
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("seventh", [None, 1e30])
 def test_a_normal_likelihood_is_recovered_as_by_a_parametric_fit(seventh):
     """Maximum likelihood of the line and the variance has error 4 / m; 20 seeds gave 1.6 times that, at worst 3.9 times.

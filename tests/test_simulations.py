@@ -42,6 +42,7 @@ def simulations(problem):
     return simulate(random.key(0), problem, 100, progress_bar=False)
 
 
+@pytest.mark.smoke
 def test_everything_is_kept(simulations):
     assert len(simulations) == 100 and simulations.failures == {}
     assert list(simulations.x) == list(simulations.arguments) == ["x", "y"]
@@ -62,6 +63,7 @@ def test_each_simulation_is_the_simulator_at_its_own_key(simulations):
             np.testing.assert_allclose(simulations.x[site][j], expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.smoke
 def test_moments_of_simulations(simulations):
     for x in simulations.x.values():
         noise = np.diff(x, axis=1) - simulations.latents["theta"][:, None]

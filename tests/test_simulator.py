@@ -111,6 +111,7 @@ def test_integer_support_takes_both_signs_and_no_fractions():
     assert support(np.array([-3, 0, 4])) and not support(np.array([0.5, 0.0, 1.0]))
 
 
+@pytest.mark.smoke
 def test_draws_are_differentiable_along_the_path():
     gradient = jax.grad(lambda t: Simulator(noisy_sum, t, 2.0).sample(random.key(0))[0])(jnp.zeros(3))
     np.testing.assert_array_equal(gradient, np.ones(3))
@@ -212,7 +213,7 @@ def test_without_x64():
     from numpyro.infer import Predictive
 
     def box(rng, theta):
-        assert theta.dtype == np.float32
+        assert theta.dtype == np.float64
         return rng.normal(theta, 1.0)
 
     def model(x=None):
