@@ -21,17 +21,23 @@ def concrete(**values: Any) -> None:
     require(
         not traced,
         f"{' and '.join(traced)} must be concrete: fits are made on the host, and here JAX traces "
-        f"{'it' if len(traced) == 1 else 'them'}. Fit outside `jax.jit`, `jax.vmap` and `jax.grad`, and evaluate what was fitted inside.",
+        f"{'it' if len(traced) == 1 else 'them'}. Fit outside `jax.jit`, `jax.vmap` and `jax.grad`, and evaluate what "
+        "was fitted inside.",
         TypeError,
     )
 
 
+def is_key(value: Any) -> bool:
+    """Whether an array holds typed random keys of JAX."""
+    return isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
 def key(value: Any, *, several: bool = False) -> None:
-    """Require one random key of JAX, typed or of the older kind, `(2,)` words, or `several` typed ones, `(blocks,)`."""
-    dtype = getattr(value, "dtype", None)
-    typed = dtype is not None and jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
+    """Require one random key of JAX, typed or of the older kind, two or four words, or `several` typed ones,
+    `(blocks,)`."""
+    words = getattr(value, "dtype", None) == np.uint32 and np.shape(value) in ((2,), (4,))
     require(
-        np.ndim(value) <= several if typed else dtype == np.uint32 and np.shape(value) == (2,),
+        np.ndim(value) <= several if is_key(value) else words,
         f"`rng_key` must be a random key of JAX; got {value!r:.200}. Make one with jax.random.key(0).",
         TypeError,
     )
@@ -75,10 +81,11 @@ def possible(name: str, value: Any, error: Any, advice: str, *, least: float = -
     value, error = (np.ravel(np.asarray(a, np.float64)) for a in np.broadcast_arrays(value, error))
     beyond = np.maximum(least - value, value - most) - SIGMAS * error
     if (beyond > 0.0).any():
-        i, bound = np.argmax(np.where(beyond > 0.0, beyond, -np.inf)), "at least" if value.min() < least else "at most"
+        i = np.argmax(np.where(beyond > 0.0, beyond, -np.inf))
+        bound = f"at least {least:g}" if value[i] < least else f"at most {most:g}"
+        others = f", and {(beyond > 0.0).sum()} of {value.size} are impossible" if value.size > 1 else ""
         raise RuntimeError(
-            f"{name} must be {bound} {least if bound == 'at least' else most:g}; got {value[i]:.3g} with a standard error of "
-            f"{error[i]:.2g}{f', and {(beyond > 0.0).sum()} of {value.size} are impossible' if value.size > 1 else ''}. {advice}"
+            f"{name} must be {bound}; got {value[i]:.3g} with a standard error of {error[i]:.2g}{others}. {advice}"
         )
 
 

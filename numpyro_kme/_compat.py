@@ -4,11 +4,11 @@ import inspect
 import os
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import core, dtypes, literals
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
@@ -20,7 +20,14 @@ from numpyro.distributions.distribution import (
 )
 from numpyro.ops.provenance import eval_provenance
 
-nothing_is_traced: Callable[[], bool] = core.trace_state_clean
+try:
+    from jax._src.core import trace_state_clean as nothing_is_traced
+except ImportError:  # a JAX that has it elsewhere
+
+    def nothing_is_traced() -> bool:
+        """Never said, so that the gateway (`_host`) takes a thread each time: slower, and as right."""
+        return False
+
 
 WRAPPERS = (ExpandedDistribution, Independent, MaskedDistribution)
 
@@ -53,7 +60,8 @@ def fields(value: Any) -> dict[str, Any] | None:
 
 
 def mask(fn: Distribution) -> np.ndarray | jax.Array:
-    """Which elements of the innermost distribution's batch count under all masks around it; NumPy unless a mask is traced."""
+    """Which elements of the innermost distribution's batch count under all masks around it; NumPy unless a mask is
+    traced."""
     event_dim = innermost(fn).event_dim
     batch_shape = fn.shape()[: len(fn.shape()) - event_dim]
     found: np.ndarray | jax.Array = np.ones(batch_shape, bool)
@@ -120,18 +128,46 @@ def progress_bars_allowed() -> bool:
     return "CI" not in os.environ and "PYTEST_XDIST_WORKER" not in os.environ
 
 
-_read_before = dtypes.canonicalize_value_handlers[np.ndarray]
+def read_arrays_in_present_precision() -> bool:
+    """Let JAX read a NumPy array in the precision in force, in the whole process; called once, when the package is
+    imported.
 
+    While a compiled function that holds an array lives, JAX (0.9 to 0.12) keeps what it made of that array without
+    asking in which precision that was, and passes float32 buffers to float64 programs (`RuntimeProgramInputMismatch`).
+    The gateway copies its arguments; arrays that a model or a user's kernel closes over only JAX itself can see.
 
-def _read(array: np.ndarray) -> np.ndarray:
-    """A NumPy array as JAX reads it, in the precision in force.
+    A user's own programs are read through this too. Where they keep to one precision they get what JAX gives them
+    without it. Where one array is used in both, under `jax.enable_x64`, each gets it in its own, and what failed does
+    not fail.
 
-    JAX (0.9 to 0.12) keeps what it once made of an array while a compiled function that holds it lives, without asking in which
-    precision that was, and then passes float32 buffers to float64 programs (RuntimeProgramInputMismatch). What is an argument the
-    gateway copies; what a model or a user's kernel closes over only JAX can see.
+    Returns:
+        Whether JAX has the names that this takes; otherwise JAX stays as it is, and the error above can occur.
     """
-    kept, dtype = _read_before(array), dtypes.canonicalize_dtype(array.dtype)
-    return kept if kept.dtype == dtype else literals.TypedNdArray(np.asarray(array, dtype), weak_type=False)
+    try:
+        from jax._src.dtypes import canonicalize_value_handlers
+        from jax._src.literals import TypedNdArray
+    except ImportError:
+        return False
+    known: dict[tuple[int, np.dtype], tuple[ref, ref]] = {}
+
+    def read(array: np.ndarray) -> np.ndarray:
+        """As JAX does it, and in each precision one object while it lives, so that a program holds a constant once."""
+        dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+        place = id(array), dtype
+        if place in known:
+            source, kept = known[place][0](), known[place][1]()
+            if source is array and kept is not None:
+                return kept
+
+        def forget(_) -> None:
+            known.pop(place, None)
+
+        made = np.asarray(array, dtype).view(TypedNdArray)
+        known[place] = ref(array, forget), ref(made, forget)
+        return made
+
+    canonicalize_value_handlers[np.ndarray] = read
+    return True
 
 
-dtypes.canonicalize_value_handlers[np.ndarray] = _read
+read_arrays_in_present_precision()

@@ -1,7 +1,8 @@
 """The one gateway for arithmetic on the host: copies in, 64 bits inside, NumPy out, whatever JAX is doing around it.
 
 What is factorised or searched is computed in float64, whatever the session's precision, because the relative error of
-`(K + m lam I)^-1 b` is about 1e-16 / lam there and 1e-7 / lam in float32. Nothing else in the package switches precision.
+`(K + m lam I)^-1 b` is about 1e-16 / lam there and 1e-7 / lam in float32. Nothing else in the package switches
+precision.
 """
 
 import inspect
@@ -26,12 +27,13 @@ _inside: ContextVar[bool] = ContextVar("inside", default=False)
 
 
 def on_host(function: Callable[Given, Any]) -> Callable[Given, Any]:
-    """`function` on the host: evaluated at once in float64, on copies of its arrays, with NumPy results; a decorator too.
+    """`function` on the host: evaluated at once in float64, on copies of its arrays, with NumPy results; a decorator
+    too.
 
-    Floating-point arrays of the arguments become float64, other arrays keep their type, keys and everything else stay as they
-    are. Copies, because JAX remembers what it made of an array in the session's precision. Inside another such function this
-    one is called as it stands. While JAX traces something around it, it is evaluated all the same, on arguments that are
-    concrete, in a thread of its own: a thread has its own trace and its own precision.
+    Floating-point arrays of the arguments become float64, other arrays keep their type, keys and everything else stay
+    as they are. Copies, because JAX remembers what it made of an array in the session's precision. Inside another such
+    function this one is called as it stands. While JAX traces something around it, it is evaluated all the same, on
+    arguments that are concrete, in a thread of its own: a thread has its own trace and its own precision.
 
     Raises:
         TypeError: If an argument is traced.
@@ -55,8 +57,8 @@ def in_threads(function: Callable, items: Iterable) -> list:
 
 
 def constants(tree: Any) -> Any:
-    """NumPy arrays of a pytree in the precision in force, as constants even while JAX is tracing, so that what depends on them
-    alone is prepared once and not at each evaluation."""
+    """NumPy arrays of a pytree in the precision in force, as constants even while JAX is tracing, so that what depends
+    on them alone is prepared once and not at each evaluation."""
     return _at_once(partial(in_present_precision, tree), jax.enable_x64.value)
 
 
@@ -79,7 +81,8 @@ def _run(function, args, kwargs):
 def _at_once(run: Callable[[], Found], x64: bool) -> Found:
     """`run()` in a precision, in a thread of its own if JAX is tracing here.
 
-    (`jax.ensure_compile_time_eval` inside `jax.enable_x64` passes float32 buffers to float64 executables in JAX 0.10 and 0.12.)
+    (`jax.ensure_compile_time_eval` inside `jax.enable_x64` passes float32 buffers to float64 executables in JAX 0.10
+    and 0.12.)
     """
 
     def switched():
@@ -98,7 +101,7 @@ def _require_concrete(function, args, kwargs) -> None:
 
 
 def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, np.ndarray | jax.Array) and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return isinstance(leaf, np.ndarray | jax.Array) and not _checks.is_key(leaf)
 
 
 def _own(leaf: Any) -> Any:

@@ -26,9 +26,9 @@ class _OneBlasThread:
     """Let NumPy's and SciPy's BLAS use one thread inside this block.
 
     For loops over matrices of some hundred rows, and for the small triangular solves that XLA hands to it: the threads of OpenBLAS
-    wait for each other by spinning, and several take longer than one. The limit holds for the whole process, from the first block
-    that is entered, in any thread, until the last is left. A thread of its own sets and lifts it, because a limit that one thread
-    has set no other can change (threadpoolctl 3.8), and without a word.
+    wait for each other by spinning, and several take longer than one. The limit holds for the whole process, from the
+    first block that is entered, in any thread, until the last is left. A thread of its own sets and lifts it, because a
+    limit that one thread has set no other can change (threadpoolctl 3.8), and without a word.
     """
 
     def __init__(self):
@@ -56,10 +56,10 @@ one_blas_thread = _OneBlasThread()
 def call_back(function: Callable, shape: tuple[int, ...], dtype, *args, vmap_method: str) -> jax.Array:
     """Call a NumPy function from inside JAX, as `jax.pure_callback` does, with 64-bit numbers and large arrays made safe.
 
-    The thread that calls back has the session's precision, not that of the gateway around it (`_host`): JAX would round the
-    arguments and refuse the result. So 64-bit numbers travel as pairs of 32-bit words. Larger arguments than `AT_ONCE` would
-    be copied by the pool of threads to which the thread that calls back belongs, and on one CPU it would wait for itself
-    for ever (JAX 0.10, jax-ml/jax#25861); so they travel in pieces.
+    The thread that calls back has the session's precision, not that of the gateway around it (`_host`): JAX would round
+    the arguments and refuse the result. So 64-bit numbers travel as pairs of 32-bit words. Larger arguments than
+    `AT_ONCE` would be copied by the pool of threads to which the thread that calls back belongs, and on one CPU it
+    would wait for itself for ever (JAX 0.10, jax-ml/jax#25861); so they travel in pieces.
 
     Args:
         function: Takes NumPy arrays; returns an array of the declared shape.

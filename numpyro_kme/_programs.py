@@ -19,7 +19,8 @@ _lock = Lock()
 
 
 class Recomputed:
-    """Base of dataclasses with cached properties, which are left out when one is pickled: a compiled program stays in its process."""
+    """Base of dataclasses with cached properties, which are left out when one is pickled: a compiled program stays in
+    its process."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {

@@ -50,7 +50,8 @@ class SimulatorSite:
         plates: Sizes of the plates around the site.
         observed: The observation, or None.
         parents: The latents that the simulator's arguments depend on.
-        mask: Which calls count, of the simulator's batch shape; see `numpyro.handlers.mask`. Simulations have all of them.
+        mask: Which calls count, of the simulator's batch shape; see `numpyro.handlers.mask`. Simulations have all of
+            them.
         scale: Powers that the likelihoods of the calls are raised to, `()` or broadcast to the batch shape of `fn`; see
             `numpyro.handlers.scale`.
     """
@@ -69,7 +70,8 @@ class SimulatorSite:
         return not self.mask.all() or bool(np.any(self.scale != 1.0))
 
     def counted(self, x: np.ndarray, lead: int = 0) -> np.ndarray:
-        """Outputs `(*lead, *batch, *event)` without the masked ones: as they are if there are none, else `(*lead, calls, *event)`."""
+        """Outputs `(*lead, *batch, *event)` without the masked ones: as they are if there are none, else
+        `(*lead, calls, *event)`."""
         return x if self.mask.all() else x[(slice(None),) * lead + (self.mask,)]
 
     def rows(self, arguments: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -141,7 +143,8 @@ _ours: ContextVar[bool] = ContextVar("ours", default=False)
 
 @contextmanager
 def one_model_at_a_time() -> Iterator[None]:
-    """No other thread of this package runs a model inside this block: NumPyro keeps its handlers in one list for all threads.
+    """No other thread of this package runs a model inside this block: NumPyro keeps its handlers in one list for all
+    threads.
 
     A block inside a block, also in a thread that the gateway (`_host`) opens in between, goes on.
     """
@@ -214,7 +217,7 @@ def read(model: Callable, args: tuple, kwargs: Mapping) -> Parts:
                 f"The simulator `{simulator.name}` of site {name!r} is a new function each time the model "
                 "runs, a lambda or a function defined inside the model, so JAX compiles it again each time. "
                 "Define it outside.",
-                stacklevel=3,
+                stacklevel=4,
             )
     parts = _parts(trace, simulators, parents)
     _check_weights(parts, model, args, kwargs)
@@ -327,8 +330,9 @@ def check_plates(trace) -> None:
             size, taken = site["args"][0], len(site["value"])
             _checks.require(
                 size == taken,
-                f"Plate {name!r} takes {taken} of {size} elements, at random (subsample_size): an engine learns from one data set. Leave "
-                "`subsample_size` out, or choose the part before and pass it to the model, with a plate of its size.",
+                f"Plate {name!r} takes {taken} of {size} elements, at random (subsample_size): an engine learns from "
+                "one data set. Leave `subsample_size` out, or choose the part before and pass it to the model, with "
+                "a plate of its size.",
             )
 
 
@@ -340,7 +344,8 @@ def _check_weights(parts: Parts, model, args, kwargs) -> None:
             behind = _compat.depends_on(partial(_weights, model, args, kwargs, name), known)
             _checks.require(
                 not behind,
-                f"The mask or scale of site {name!r} depends on the latents {list(behind)}. Make it depend on data alone.",
+                f"The mask or scale of site {name!r} depends on the latents {list(behind)}. Make it depend on data "
+                "alone.",
             )
 
 
@@ -373,8 +378,8 @@ def _check_sites(trace, sites, simulators, parents) -> None:
             dtype = jnp.result_type(site["value"])
             _checks.require(
                 dtype.kind in "bfiu",
-                f"The observation at {name!r} has dtype {dtype}; it must hold real numbers. Give real and imaginary parts as numbers of "
-                "their own, and let the simulator return them so.",
+                f"The observation at {name!r} has dtype {dtype}; it must hold real numbers. Give real and imaginary "
+                "parts as numbers of their own, and let the simulator return them so.",
                 TypeError,
             )
             found, expected = np.shape(site["value"]), simulators[name].shape()
@@ -393,8 +398,8 @@ def _check_sites(trace, sites, simulators, parents) -> None:
         masked = not np.all(_compat.mask(fn))
         _checks.require(
             not masked and (scale is None or bool(np.all(np.asarray(scale) == 1.0))),
-            f"The prior of {name!r} is {'masked' if masked else f'scaled, by {scale}'}, so that its density is not that of draws from it. "
-            "Put numpyro.handlers.mask and numpyro.handlers.scale around observed sites only.",
+            f"The prior of {name!r} is {'masked' if masked else f'scaled, by {scale}'}, so that its density is not "
+            "that of draws from it. Put numpyro.handlers.mask and numpyro.handlers.scale around observed sites only.",
         )
         discrete = fn.support.is_discrete or isinstance(_compat.innermost(fn), dist.Delta)
         _checks.require(

@@ -126,7 +126,8 @@ class Coordinates:
 
     @on_host
     def latents_table(self, z: ArrayLike) -> dict[str, Any]:
-        """All latents `{site: (m, *shape)}` at coordinates `(m, D)`, on the host in float64; raises unless `one_to_one`."""
+        """All latents `{site: (m, *shape)}` at coordinates `(m, D)`, on the host in float64; raises unless
+        `one_to_one`."""
         return jax.vmap(self.latents)(jnp.asarray(z))
 
     def inverse(self, z: ArrayLike) -> jax.Array:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any
 from zlib import crc32
 
 import jax
@@ -128,7 +127,7 @@ class simulation_keys(Messenger):
             concrete = _checks.is_concrete(self.rng_key)
             with jax.ensure_compile_time_eval() if concrete else nullcontext():
                 fold = partial(random.fold_in, data=crc32(msg["site"].encode()))
-                many = is_key(self.rng_key) and self.rng_key.ndim == 1
+                many = _checks.is_key(self.rng_key) and self.rng_key.ndim == 1
                 msg["value"] = (jax.vmap(fold) if many else fold)(self.rng_key)
 
 
@@ -170,7 +169,7 @@ def _by_quantiles(law, shape, z):
 def fresh_nodes(law: Noise, key: jax.Array, noise: FreshNoise) -> Nodes:
     """Independent sets of nodes `(repeats, M, ...)`; with keys `(blocks,)` each makes an equal part of every set."""
     num, sets = noise.num_simulated, noise.repeats
-    if not is_key(key) or key.ndim == 0:
+    if not _checks.is_key(key) or key.ndim == 0:
         return law.nodes(key, num, sets)
     _checks.require(
         num % len(key) == 0,
@@ -179,8 +178,3 @@ def fresh_nodes(law: Noise, key: jax.Array, noise: FreshNoise) -> Nodes:
     parts = jax.vmap(lambda one: law.nodes(one, num // len(key), sets))(key)
     values = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1).reshape(sets, num, *leaf.shape[3:]), parts.values)
     return Nodes(values, jnp.full((sets, num), 1.0 / num))
-
-
-def is_key(leaf: Any) -> bool:
-    """Whether an array holds JAX keys."""
-    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

@@ -229,8 +229,8 @@ def _with_key(model: Callable) -> Callable:
 
 
 def _typed(key: jax.Array) -> jax.Array:
-    return key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else random.wrap_key_data(key)
+    return key if _checks.is_key(key) else random.wrap_key_data(key)
 
 
 def _like(key: jax.Array, data: jax.Array) -> jax.Array:
-    return random.wrap_key_data(data) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else data
+    return random.wrap_key_data(data) if _checks.is_key(key) else data

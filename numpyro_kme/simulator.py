@@ -166,8 +166,7 @@ class Simulator(Distribution):
     def keys(self, key: jax.Array, sample_shape: Shape = ()) -> jax.Array:
         """The key of each call of a draw: `key` itself if there is one call, else split over the batch."""
         lead = sample_shape + self.batch_shape
-        typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-        key = key if typed else random.wrap_key_data(key)
+        key = key if _checks.is_key(key) else random.wrap_key_data(key)
         return random.split(key, lead) if lead else key
 
     def sample(self, key: jax.Array | None, sample_shape: Shape = ()) -> jax.Array:

@@ -24,7 +24,8 @@ class SurrogateCheck:
     """What a chain met at one simulator site.
 
     Attributes:
-        beyond: Share of the evaluations that are not masked beyond the simulated parameters (`FittedLikelihood.beyond`).
+        beyond: Share of the evaluations, without masked ones, that lie beyond the simulated parameters
+            (`FittedLikelihood.beyond`).
         negative: Share of the evaluations where the signed surrogate is negative, so that its positive version was sampled.
         negligible: Share `beyond` that is not worth a warning.
     """
@@ -40,8 +41,8 @@ class SurrogateCheck:
             found.append(too_far(site, self.beyond))
         if self.negative > MANY:
             found.append(
-                f"The surrogate at site {site!r} is negative at {self.negative:.0%} of the draws, where its positive version "
-                "stands for it. Simulate more."
+                f"The surrogate at site {site!r} is negative at {self.negative:.0%} of the draws, where its positive "
+                "version stands for it. Simulate more."
             )
         return found
 
@@ -62,7 +63,8 @@ def check_surrogate(
     Raises:
         ValueError: If no observed site has a learnt likelihood.
     Warns:
-        UserWarning: If more evaluations at a site are beyond the simulations than `max(1 %, 5 / (m + 1))`, or more than 5 % negative.
+        UserWarning: If more evaluations at a site are beyond the simulations than `max(1 %, 5 / (m + 1))`, or more than
+            5 % negative.
     """
     draws = {name: np.asarray(value) for name, value in samples.items()}
     num = len(next(iter(draws.values()), ()))

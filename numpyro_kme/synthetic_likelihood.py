@@ -120,5 +120,4 @@ def _check_rank(mean, covariance, factor) -> None:
 
 def _keys(key: jax.Array) -> jax.Array:
     """One key, of either kind, or several, as `(blocks,)` of them."""
-    several = jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 1
-    return key if several else key[None]
+    return key if _checks.is_key(key) and key.ndim == 1 else key[None]

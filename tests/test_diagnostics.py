@@ -297,9 +297,9 @@ def test_check_runs_all_and_says_what_to_do_next(capsys):
     assert "hardly makes this observation" not in printed and max(map(len, printed.splitlines())) <= 80
     unlike, _ = found.findings(0.05)[:2]
     assert unlike.startswith("x (p-value 0.003") and "witness" in unlike
-    fine = Check(dataclasses.replace(found.calibration, margin=5.0), surrogate={"x": SurrogateCheck(0.2, 0.06)})
-    outside, negative = fine.findings()
-    assert outside.startswith("20% of the draws leave") and negative.startswith(
+    fine = Check(dataclasses.replace(found.calibration, margin=5.0), surrogate={"x": SurrogateCheck(0.2, 0.06, 0.01)})
+    beyond, negative = fine.findings()
+    assert beyond.startswith("0.2 of the posterior draws lie beyond") and negative.startswith(
         "The surrogate at site 'x' is negative at 6%"
     )
     fine.print_summary()

@@ -10,10 +10,11 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from jax._src import dtypes, literals
 from scipy.linalg import solve_triangular
 
 import numpyro_kme as kme
-from numpyro_kme import _host, _linalg, kernels
+from numpyro_kme import _checks, _compat, _host, _linalg, kernels
 from numpyro_kme._host import on_host
 from numpyro_kme._reading import one_model_at_a_time
 from numpyro_kme.herding import polish
@@ -480,6 +481,45 @@ def test_what_is_no_key_is_refused(door):
             TypeError, match=r"^`rng_key` must be a random key of JAX; got .*Make one with jax\.random\.key\(0\)"
         ):
             KEYED[door](value)
+
+
+def test_raw_keys_of_the_other_generators_are_taken():
+    data = jax.random.key_data(jax.random.key(0, impl="rbg"))
+    _checks.key(data)
+    with jax.default_prng_impl("rbg"):
+        assert kme.spread_out(data, Z, 3).shape == (3, 2)
+    with pytest.raises(TypeError, match="must be a random key"):
+        _checks.key(np.zeros(3, np.uint32))
+
+
+class TestHowJaxReadsArrays:
+    @pytest.mark.parametrize(("of", "name"), [(literals, "TypedNdArray"), (dtypes, "canonicalize_value_handlers")])
+    def test_where_its_private_names_moved_it_stays_as_it_is(self, of, name, monkeypatch):
+        monkeypatch.delattr(of, name)
+        assert not _compat.read_arrays_in_present_precision()
+
+    def test_one_object_for_each_precision_while_it_lives(self):
+        array = np.arange(3.0)
+        single = dtypes.canonicalize_value(array)
+        assert single.dtype == np.float32 and dtypes.canonicalize_value(array) is single
+        with jax.enable_x64(True):
+            double = dtypes.canonicalize_value(array)
+            assert double.dtype == np.float64 and dtypes.canonicalize_value(array) is double
+        assert dtypes.canonicalize_value(array) is single
+
+    def test_a_program_of_the_users_in_both_precisions(self):
+        array = np.arange(3.0) / 3.0
+        program = jax.jit(lambda x: x * array)
+        single = program(np.float32(1.0))
+        with jax.enable_x64(True):
+            np.testing.assert_array_equal(program(np.float64(1.0)), array, strict=True)
+        assert single.dtype == program(np.float32(1.0)).dtype == np.float32
+
+    def test_another_array_at_the_same_place_is_another(self):
+        def last(value):
+            return float(jax.jit(lambda x: x + np.full(1000, value))(1.0)[-1])
+
+        assert [last(value) for value in range(5)] == [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
 def test_keys_of_both_kinds_are_taken():

@@ -108,6 +108,8 @@ def test_possible_values_pass_and_others_are_counted():
         RuntimeError, match=r"^It must be at most 1; got 1.3 with a standard error of 0.01, and 2 of 3 are"
     ):
         _checks.possible("It", np.array([1.1, 1.3, 0.2]), 0.01, "Do.", most=1.0)
+    with pytest.raises(RuntimeError, match=r"^It must be at most 1; got 1.3 "):
+        _checks.possible("It", np.array([-0.001, 1.3]), 0.01, "Do.", least=0.0, most=1.0)
     assert jax.jit(lambda x: (_checks.possible("It", x, 0.1, "", least=0.0), x)[1])(-9.0) == -9.0
 
 
@@ -141,6 +143,15 @@ def test_the_losss_error_is_its_deviation_over_draws_of_the_nodes(route, free, r
     errors = reports(objective, nodes, tasks, u)["loss_error"]
     ratio = np.sqrt(np.mean(errors**2)) / found.std()
     assert 1.0 - 5 / np.sqrt(2 * sets) < ratio < 1.3  # an upper bound, by E k^2 <= k(y, y) q
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_draws_that_are_far_from_each_other_have_an_error_too(route, rng):
+    """Their energy without pairs of a node with itself is rounding, on either side of zero."""
+    objective = bind(route, KEYED, rng.normal(size=(60, 1)), False)
+    nodes = KEYED.draw_nodes(jax.random.key(1), 8, 20)
+    tasks = Tasks(np.full((20, 60), 1 / 60), None, np.arange(20))
+    assert np.isfinite(reports(objective, nodes, tasks, np.array([0.0, 9.0]))["loss_error"]).all()
 
 
 def reports(objective, nodes, tasks, u):

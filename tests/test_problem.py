@@ -262,8 +262,9 @@ def test_a_simulator_made_inside_the_model_is_pointed_out():
         theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
         numpyro.sample("x", Simulator(lambda key, t: t + random.normal(key), theta))
 
-    with pytest.warns(UserWarning, match=r"`<lambda>` of site 'x' is a new function each time the model runs"):
+    with pytest.warns(UserWarning, match=r"`<lambda>` of site 'x' is a new function each time the model runs") as told:
         problem = Problem.read(inside)
+    assert told[0].filename == __file__
     assert problem.draw(random.key(0), 2).arguments["x"].shape == (2, 1)
 
 

@@ -93,7 +93,7 @@ def test_constant_regularisation(simulated):
     [
         (lambda: Tied(0.0), ValueError, "`ratio`"),
         (lambda: Tied(power=-1.0), ValueError, "`power` must be finite and not negative; got -1.0"),
-        (lambda: Learner(tied=1e-3), TypeError, r"`tied` must be Tied\(\); got 0.001"),
+        (lambda: Learner(tied=1e-3), TypeError, r"`tied` must be Tied\(\) or None; got 0.001"),
     ],
 )
 def test_bad_ties(make, error, match):

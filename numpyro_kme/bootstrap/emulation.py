@@ -72,8 +72,8 @@ class Emulation:
 
 
 class Emulated(NamedTuple):
-    """Minima and prior points in units of the parameters, second minima that were lower, first points, the full data's fit, further numbers of the replicates, and
-    what is known."""
+    """Minima and prior points in units of the parameters, second minima that were lower, first points, the full data's
+    fit, further numbers of the replicates, and what is known."""
 
     minima: Minima
     towards: np.ndarray

@@ -173,10 +173,11 @@ def refit(objective: Objective, nodes: Nodes, which: int, first: Fit) -> Fit:
 
 
 def require_possible(value: Any, numbers: dict[str, np.ndarray]) -> None:
-    """Stop at fitted squared distances below zero and shares above one, beyond their errors; `numbers` as of `mass.report`."""
+    """Stop at fitted squared distances below zero and shares above one, beyond their errors; `numbers` as of
+    `mass.report`."""
     advice = (
-        "Too few simulated points measure the model where the loss was minimised: raise `num_nodes`, declare the simulator's noise "
-        "with FromNoise, or fix the mass (free_mass=False)"
+        "Too few simulated points measure the model where the loss was minimised: raise `num_nodes`, declare the "
+        "simulator's noise with FromNoise, or fix the mass (free_mass=False)"
     )
     if "share" in numbers:
         narrow = f"{advice}, as where the data are narrower than any model."

@@ -1,7 +1,6 @@
 """Simulation-based calibration, coverage and TARP, from one set of runs on simulated data."""
 
 import copy
-import textwrap
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -27,14 +26,14 @@ MANY_REFUSED = 0.1
 NEXT = {
     "location": "Read the simulator and what becomes of its arguments and of the observation on the way; "
     "compare `predictive_check`.",
-    "too wide": "A likelihood that is blurred: use more simulations or rounds, the residual form of KELFI, or smaller length "
-    "scales and less regularisation of a kernel engine.",
+    "too wide": "A likelihood that is blurred: use more simulations or rounds, the residual form of KELFI, or smaller "
+    "length scales and less regularisation of a kernel engine.",
     "too narrow": "Draws that are too few or not of the posterior: read the effective sample size in the engine's "
     "`print_summary()`, and use more simulations.",
-    "data": "The prior, the order of parameters or a sign: run the model with NumPyro's `Predictive`, and look at `plots.surrogate`; "
-    "or too few simulations where some of these data lie.",
-    "shape": "Tails, several modes or curved posteriors that the engine does not follow: use more simulations, and look at "
-    "`plots.ranks`.",
+    "data": "The prior, the order of parameters or a sign: run the model with NumPyro's `Predictive`, and look at "
+    "`plots.surrogate`; or too few simulations where some of these data lie.",
+    "shape": "Tails, several modes or curved posteriors that the engine does not follow: use more simulations, and "
+    "look at `plots.ranks`.",
 }
 """What to do about posteriors that fail a test."""
 
@@ -44,8 +43,9 @@ class Calibration:
     r"""How an engine did on data simulated from the prior, where the truth is known.
 
     If posteriors are right, the truth is one more draw: its rank among `L` draws is uniform on `0, ..., L` whatever the data are, and
-    so is the share of draws that are closer than it to a random point (TARP). Engines that learn from simulations err a little, in
-    the same way in all data sets: what is tested is whether posteriors are off by more than a margin (`tests`).
+    so is the share of draws that are closer than it to a random point (TARP). Engines that learn from simulations err a
+    little, in the same way in all data sets: what is tested is whether posteriors are off by more than a margin
+    (`tests`).
 
     Attributes:
         ranks: `(rank + u) / (L + 1)` with `u` uniform on (0, 1), which is uniform, `{latent: (N, *shape)}`.
@@ -53,7 +53,8 @@ class Calibration:
         truths: The parameters that data were simulated from, `{latent: (N, *shape)}`.
         data: The data sets, `{site: (N, *event)}`, without what the observation masks.
         refused: How many further data sets the engine refused, as having no posterior. Whether it does depends on the data
-            alone, and ranks are uniform given any data, so that leaving them out is fair. Of those data nothing is known.
+            alone, and ranks are uniform given any data, so that leaving them out is fair. Of those data nothing is
+            known.
         margin: Errors that are let pass, in posterior standard deviations.
     References: Talts et al. (2018), arXiv:1804.06788; Lemos et al. (2023), ICML; Modrak et al. (2023), Bayesian Analysis.
     """
@@ -80,9 +81,10 @@ class Calibration:
         r"""P-values of each number, and of TARP, for four ways to be off by more than the margin, `{name: {test: p}}`.
 
         `shape`: Kolmogorov-Smirnov. `location`: posteriors are shifted. `spread`: they are too narrow, or too wide. `data`: what is
-        off changes with the data, as where the prior is ignored, parameters are swapped or a sign is wrong. A posterior that is off by
-        at most `margin` standard deviations, or in its width by a factor of at most `exp(margin / sqrt(2))`, has a p-value below `a` with
-        a probability of at most `a`. TARP looks at all `D` numbers together, whose errors add up: its margin is $\sqrt D$ times as large.
+        off changes with the data, as where the prior is ignored, parameters are swapped or a sign is wrong. A posterior
+        that is off by at most `margin` standard deviations, or in its width by a factor of at most
+        `exp(margin / sqrt(2))`, has a p-value below `a` with a probability of at most `a`. TARP looks at all `D`
+        numbers together, whose errors add up: its margin is $\sqrt D$ times as large.
         """
         components = uniformity.components_of(self.data)
         found = {name: uniformity.tests(value, components, self.margin) for name, value in self.columns.items()}
@@ -99,7 +101,8 @@ class Calibration:
         return min(1.0, len(values) * min(values))
 
     def findings(self, level: float = LEVEL) -> list[str]:
-        """What is off at a level, by how much, and what to do next: one entry for each kind of error, then data sets that were refused."""
+        """What is off at a level, by how much, and what to do next: one entry for each kind of error, then data sets
+        that were refused."""
         number = sum(map(len, self.tests.values()))
         scores = {name: ndtri(value) for name, value in {**self.columns, "TARP": self.shares}.items()}
         found: dict[str, list[str]] = {}
@@ -119,8 +122,8 @@ class Calibration:
         total = self.refused + len(self.shares)
         if self.refused > MANY_REFUSED * total:
             sentences.append(
-                f"refused ({self.refused} of {total} data sets): the engine has no posterior for data that this prior makes, and nothing "
-                "was checked there. Use more simulations, or a prior nearer to what is known."
+                f"refused ({self.refused} of {total} data sets): the engine has no posterior for data that this prior "
+                "makes, and nothing was checked there. Use more simulations, or a prior nearer to what is known."
             )
         return sentences
 
@@ -158,12 +161,6 @@ class Calibration:
         print(f"{'p-value of all':>24} {self.p_value:>8.2g}")
 
 
-def printed(sentences: list[str]) -> None:
-    """Print sentences as a list in 80 columns."""
-    for sentence in sentences:
-        print(textwrap.fill(sentence, 80, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False))
-
-
 def calibrate(
     rng_key: jax.Array,
     engine: Any,
@@ -178,14 +175,15 @@ def calibrate(
 
     Args:
         rng_key: The only source of randomness.
-        engine: One that has been run. Its `condition` serves each data set, from the simulations and what was learnt in that run,
-            where it keeps them.
-        num_datasets: `N`. With one parameter and the default margin, 200 flag a posterior that is half too wide, or off by half a standard
-            deviation, at level .001 in .99 of runs, and one off by .4 in .88; 100 flag the first two in .77, and at level .05 in .96
-            (`benchmarks/verdict.py`).
-        num_draws: `L`, posterior draws of each data set that the truth is compared with: at most so many, and no more than their
-            effective number where draws are alike, as resampled simulations are.
-        margin: Errors that are let pass, in posterior standard deviations (`Calibration.tests`); 0 tests exact uniformity.
+        engine: One that has been run. Its `condition` serves each data set, from the simulations and what was learnt in
+            that run, where it keeps them.
+        num_datasets: `N`. With one parameter and the default margin, 200 flag a posterior that is half too wide, or off
+            by half a standard deviation, at level .001 in .99 of runs, and one off by .4 in .88; 100 flag the first two
+            in .77, and at level .05 in .96 (`benchmarks/verdict.py`).
+        num_draws: `L`, posterior draws of each data set that the truth is compared with: at most so many, and no more
+            than their effective number where draws are alike, as resampled simulations are.
+        margin: Errors that are let pass, in posterior standard deviations (`Calibration.tests`); 0 tests exact
+            uniformity.
         arguments: Turns simulated outputs `{site: value}` into keyword arguments of the model; by default each site is
             passed under its own name.
         progress_bar: Show a bar.

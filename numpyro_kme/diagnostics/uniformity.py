@@ -1,14 +1,16 @@
 r"""Tests of ranks that should be about uniform whatever the data were.
 
-An engine that learns from simulations errs a little, in the same way for all data sets of one run, so that exactly uniform ranks
-are not to be expected: with enough data sets a test of them rejects every such engine. What is tested is whether its errors are small. A
-posterior is off by the mean $\mu$ of the truth in its standard deviations, and by the logarithm $s$ of how much the truth's
-standard deviation is the larger; that costs about $\mu^2 / 2 + s^2$ nats. The null hypothesis is the ball
+An engine that learns from simulations errs a little, in the same way for all data sets of one run, so that exactly
+uniform ranks are not to be expected: with enough data sets a test of them rejects every such engine. What is tested is
+whether its errors are small. A posterior is off by the mean $\mu$ of the truth in its standard deviations, and by the
+logarithm $s$ of how much the truth's standard deviation is the larger; that costs about $\mu^2 / 2 + s^2$ nats. The
+null hypothesis is the ball
 
 $$ \mu^2 / 2 + s^2 \le \text{margin}^2 / 2, $$
 
-of locations off by `margin` posterior standard deviations at most, or widths by a factor of `exp(margin / sqrt(2))`, and every p-value is the
-largest over the ball: for location at its end $\mu$, for spread at its end $s$. A margin of 0 tests exact uniformity.
+of locations off by `margin` posterior standard deviations at most, or widths by a factor of `exp(margin / sqrt(2))`,
+and every p-value is the largest over the ball: for location at its end $\mu$, for spread at its end $s$. A margin of 0
+tests exact uniformity.
 """
 
 import numpy as np
@@ -26,11 +28,12 @@ ROWS_PER_COLUMN = 10
 def tests(ranks: np.ndarray, components: np.ndarray | None = None, margin: float = 0.0) -> dict[str, float]:
     r"""P-values of four ways not to be uniform, for ranks `r` that are independent given the data.
 
-    By normal scores $z = \Phi^{-1}(r)$, independent standard normals where posteriors are exact. `location`: $\sqrt N |\bar z|$ against a
-    folded normal at $\sqrt N$ margin (posteriors are shifted). `spread`: $\sum (z - \bar z)^2 e^{\mp 2 s}$ against $\chi^2_{N-1}$, $s$ =
-    margin / $\sqrt 2$ (too narrow or too wide). `data`: $|P z|^2$ against a $\chi^2_k$ with noncentrality $N$ margin$^2$, `P` the
-    projection on `k` components of the data (what is off changes with the data). `shape`: the Kolmogorov-Smirnov distance, less
-    that of a normal shifted by the margin, $2 \Phi(\text{margin} / 2) - 1$.
+    By normal scores $z = \Phi^{-1}(r)$, independent standard normals where posteriors are exact. `location`:
+    $\sqrt N |\bar z|$ against a folded normal at $\sqrt N$ margin (posteriors are shifted). `spread`:
+    $\sum (z - \bar z)^2 e^{\mp 2 s}$ against $\chi^2_{N-1}$, $s$ = margin / $\sqrt 2$ (too narrow or too wide). `data`:
+    $|P z|^2$ against a $\chi^2_k$ with noncentrality $N$ margin$^2$, `P` the projection on `k` components of the data
+    (what is off changes with the data). `shape`: the Kolmogorov-Smirnov distance, less that of a normal shifted by the
+    margin, $2 \Phi(\text{margin} / 2) - 1$.
 
     Args:
         ranks: In (0, 1), `(N,)`.

@@ -1,5 +1,6 @@
 """All diagnostics of an engine that has been run, by one call, and one rule for when to distrust it."""
 
+import textwrap
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ import jax
 import numpy as np
 
 from numpyro_kme import _checks, handlers
-from numpyro_kme.diagnostics.calibration import LEVEL, Calibration, calibrate, printed
+from numpyro_kme.diagnostics.calibration import LEVEL, Calibration, calibrate
 from numpyro_kme.diagnostics.misspecification import MisspecificationTest, misspecification_test
 from numpyro_kme.diagnostics.predictive import PredictiveCheck, predictive_check, samples_of
 from numpyro_kme.simulations import Simulations
@@ -21,9 +22,9 @@ class Check:
     """What the diagnostics found.
 
     The rule: distrust the engine on this model if `p_value` is below .001. It is twice the smaller of the p-values of the calibration and of
-    the misspecification tests (times the number of these), so that an engine whose posteriors are off by less than the margin of the
-    calibration, on a model that is right, is flagged with a probability of at most .001. The predictive check and the surrogate check are
-    no tests: look at them.
+    the misspecification tests (times the number of these), so that an engine whose posteriors are off by less than the
+    margin of the calibration, on a model that is right, is flagged with a probability of at most .001. The predictive
+    check and the surrogate check are no tests: look at them.
 
     Attributes:
         calibration: From `calibrate`.
@@ -48,10 +49,12 @@ class Check:
         return self.p_value < level
 
     def findings(self, level: float = LEVEL) -> list[str]:
-        """What is wrong at a level, and what to do next; then what else to look at: data sets that were refused, the surrogate."""
+        """What is wrong at a level, and what to do next; then what else to look at: data sets that were refused, the
+        surrogate."""
         unlike = [
-            f"{site} (p-value {test.p_value:.2g}): the model hardly makes this observation. Mend the model, leave out the statistic that "
-            f"`misspecification[{site!r}].witness` names, or use `PosteriorBootstrap`, which does not trust the model."
+            f"{site} (p-value {test.p_value:.2g}): the model hardly makes this observation. Mend the model, leave out "
+            f"the statistic that `misspecification[{site!r}].witness` names, or use `PosteriorBootstrap`, which does "
+            "not trust the model."
             for site, test in self.misspecification.items()
             if 2 * len(self.misspecification) * test.p_value < level
         ]
@@ -67,11 +70,13 @@ class Check:
             print(f"{site}: smallest posterior predictive tail of {tails.size} observed numbers {tails.min():.2g}")
         for site, found in self.surrogate.items():
             print(
-                f"{site}: {found.beyond:.1%} of draws beyond the simulated parameters, {found.negative:.0%} with a negative surrogate"
+                f"{site}: {found.beyond:.1%} of draws beyond the simulated parameters, {found.negative:.0%} with a "
+                "negative surrogate"
             )
         verdict = "FLAGGED, distrust this posterior" if self.flagged() else "not flagged"
         print(f"p-value {self.p_value:.2g}: {verdict} at level {LEVEL:g}")
-        printed(self.findings())
+        for sentence in self.findings():
+            print(textwrap.fill(sentence, 80, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False))
 
 
 def check(rng_key: jax.Array, engine: Any, num_datasets: int = 200, **settings: Any) -> Check:

@@ -25,7 +25,8 @@ class Bank:
         latents, deterministics: `{site: (m, *shape)}`.
         coordinates: Of the simulator's arguments.
         z: Coordinates of the simulations, `(m, D)`.
-        x: Outputs, `(m, *event)`; `(m, n, d)` where `n` draws lie along plates, without those that are masked in the observation.
+        x: Outputs, `(m, *event)`; `(m, n, d)` where `n` draws lie along plates, without those that are masked in the
+            observation.
         data_sets: Whether the rows of each output are draws along plates, so that their order says nothing.
         mask: Which draws of an output count, flat.
     """
@@ -54,7 +55,8 @@ class Bank:
             x = x.reshape(len(x), -1, int(np.prod(simulator.event_shape, dtype=int)))
             _checks.require(
                 x.shape[1] == len(mask),
-                f"The simulations of {site!r} have {x.shape[1]} draws each, the model {len(mask)}: they were made by another model.",
+                f"The simulations of {site!r} have {x.shape[1]} draws each, the model {len(mask)}: they were made by "
+                "another model.",
             )
             x = x[:, mask]
         return cls(latents, dict(deterministics), coordinates, z, x, data_sets, mask)
@@ -155,20 +157,20 @@ def check_model(problem: Problem, engine: str) -> None:
     site = problem.simulators[name]
     _checks.require(
         bool(site.mask.any()),
-        f"Site {name!r} is masked as a whole, so that {engine} has nothing to compare simulations with. The posterior is the prior: draw "
-        "from that, or use KELFI.",
+        f"Site {name!r} is masked as a whole, so that {engine} has nothing to compare simulations with. The posterior "
+        "is the prior: draw from that, or use KELFI.",
     )
     _checks.require(
         bool(np.all(site.scale == 1.0)),
-        f"Site {name!r} is scaled by {site.scale}: {engine} compares data sets and has no likelihood to raise to that power. Use KELFI, or "
-        "leave numpyro.handlers.scale out.",
+        f"Site {name!r} is scaled by {site.scale}: {engine} compares data sets and has no likelihood to raise to that "
+        "power. Use KELFI, or leave numpyro.handlers.scale out.",
     )
     _checks.finite(f"observation at {name!r}", site.counted(y))
     groups = site.simulator.groups
     _checks.require(
         all(size == 1 for size in groups),
-        f"The parameters of the simulator at {name!r} vary along plates of shape {groups}; {engine} compares one data set of one "
-        "parameter. Use KELFI for groups.",
+        f"The parameters of the simulator at {name!r} vary along plates of shape {groups}; {engine} compares one data "
+        "set of one parameter. Use KELFI for groups.",
     )
 
 

@@ -41,11 +41,11 @@ class Result:
 class Engine(abc.ABC):
     """Base of the inference engines: settings in the constructor, data in `run`, then read the result.
 
-    A subclass implements `_infer(rng_key, args, kwargs) -> Result`, and `_infer_again` if it keeps what does not depend on the
-    observation. Both may set attributes of `self`, anew: what an attribute holds is never changed in place. They work on a
-    copy of the engine, which takes its place once they are through, so that an engine is never half of one run and half of
-    another. Engines can be pickled, and copied by `copy.copy`, before and after `run`; Python pickles a model that is a function
-    of a module, `cloudpickle` any other.
+    A subclass implements `_infer(rng_key, args, kwargs) -> Result`, and `_infer_again` if it keeps what does not depend
+    on the observation. Both may set attributes of `self`, anew: what an attribute holds is never changed in place. They
+    work on a copy of the engine, which takes its place once they are through, so that an engine is never half of one
+    run and half of another. Engines can be pickled, and copied by `copy.copy`, before and after `run`; Python pickles a
+    model that is a function of a module, `cloudpickle` any other.
     """
 
     model: Callable
@@ -65,7 +65,8 @@ class Engine(abc.ABC):
     def run(self, rng_key: jax.Array, *args, **kwargs) -> None:
         """Infer the latents of `model(*args, **kwargs)`; observations are passed as the model takes them.
 
-        A run that raises an error leaves the engine as it was, with the result of the last run that came to its end, if any.
+        A run that raises an error leaves the engine as it was, with the result of the last run that came to its end, if
+        any.
 
         Args:
             rng_key: The only source of randomness; the same key gives the same result.
@@ -78,7 +79,8 @@ class Engine(abc.ABC):
             draft._result = draft._infer(rng_key, args, kwargs)
 
     def condition(self, rng_key: jax.Array, *args, **kwargs) -> None:
-        """Infer from another observation, with the simulations and what was learnt in the last `run`, where the engine keeps them.
+        """Infer from another observation, with the simulations and what was learnt in the last `run`, where the engine
+        keeps them.
 
         An engine that keeps nothing runs again. An error leaves the engine as it was.
 
@@ -121,7 +123,8 @@ class Engine(abc.ABC):
         return dict(self.result.info)
 
     def print_summary(self, prob: float = 0.9) -> None:
-        """Print a table of the posterior, with the narrowest intervals that hold a share `prob` of the draws, then what was learnt.
+        """Print a table of the posterior, with the narrowest intervals that hold a share `prob` of the draws, then what
+        was learnt.
 
         Where draws are chains, the table has `n_eff` and `r_hat` too.
         """

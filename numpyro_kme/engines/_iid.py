@@ -142,7 +142,8 @@ class IidModel(Recomputed):
         )
         _checks.require(
             covariates is None or len(covariates) == len(self.observed),
-            f"`covariates` must have one row for each of the {len(self.observed)} data points; got {np.shape(covariates)}.",
+            f"`covariates` must have one row for each of the {len(self.observed)} data points; got "
+            f"{np.shape(covariates)}.",
         )
         return Generator(
             self._simulate,
@@ -253,15 +254,16 @@ def _kept(name: str, site) -> np.ndarray:
     scale = 1.0 if site["scale"] is None else site["scale"]
     _checks.require(
         bool(np.all(np.asarray(scale) == 1.0)),
-        f"the observed site {name!r} is scaled by {scale}, which has no meaning for the posterior bootstrap: it weights the data itself. "
-        "Leave numpyro.handlers.scale out, or use handlers.generalized_bayes with a `weight`.",
+        f"the observed site {name!r} is scaled by {scale}, which has no meaning for the posterior bootstrap: it "
+        "weights the data itself. Leave numpyro.handlers.scale out, or use handlers.generalized_bayes with a `weight`.",
     )
     mask = np.asarray(_compat.mask(site["fn"])).reshape(len(site["value"]), -1)
     kept = np.flatnonzero(mask.all(axis=1))
     _checks.require(
         len(kept) >= 2 and not mask[~mask.all(axis=1)].any(),
-        f"of the {len(mask)} points at site {name!r}, {len(kept)} are not masked and {int(mask.any(axis=1).sum()) - len(kept)} are masked in "
-        "part; the posterior bootstrap needs at least two points, and each as a whole or not at all.",
+        f"of the {len(mask)} points at site {name!r}, {len(kept)} are not masked and "
+        f"{int(mask.any(axis=1).sum()) - len(kept)} are masked in part; the posterior bootstrap needs at least two "
+        "points, and each as a whole or not at all.",
     )
     return kept
 

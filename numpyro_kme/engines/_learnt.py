@@ -69,7 +69,8 @@ class LearntLikelihood(Engine):
                 info |= {prefix + "observation": place} if place else {}
             share = float(np.mean(self._beyond(site, drawn.latents)))
             info[prefix + "parameters"] = (
-                f"{share:.2%} of the draws lie beyond the simulated parameters: no simulation supports the likelihood there"
+                f"{share:.2%} of the draws lie beyond the simulated parameters: no simulation supports the likelihood "
+                "there"
                 if share
                 else "all draws within the simulated parameters"
             )
@@ -101,8 +102,8 @@ class LearntLikelihood(Engine):
             self._plain,
             "The posterior in coordinates needs a model with one simulator site and nothing else that is observed; "
             f"this one has the simulator sites {list(self.problem.simulators)}, of which "
-            f"{[name for name, site in self.problem.simulators.items() if site.plates or site.weighted]} stand in plates or are masked or "
-            f"scaled, and the likelihoods {list(self.problem.likelihoods)}. Use the draws.",
+            f"{[name for name, site in self.problem.simulators.items() if site.plates or site.weighted]} stand in "
+            f"plates or are masked or scaled, and the likelihoods {list(self.problem.likelihoods)}. Use the draws.",
         )
         site = self.problem.site()
         surrogate = self.likelihoods[site].surrogate
@@ -114,8 +115,8 @@ class LearntLikelihood(Engine):
         Args:
             latents: `{site: (n, *shape)}`, for all latents.
         Returns:
-            `(n,)`; minus infinity where a signed surrogate is negative. Where other likelihoods, plates, masks or scales stand beside
-            the simulator, the density that was sampled, over its estimated mass.
+            `(n,)`; minus infinity where a signed surrogate is negative. Where other likelihoods, plates, masks or
+            scales stand beside the simulator, the density that was sampled, over its estimated mass.
         """
         _ = self.result
         log_prior = np.asarray(self.problem.log_prior(latents), np.float64)
@@ -128,7 +129,8 @@ class LearntLikelihood(Engine):
         return np.where(sign > 0, log_ratio + log_prior, -np.inf)
 
     def beyond(self, latents: Mapping[str, Any]) -> np.ndarray:
-        """Which latents lie beyond the simulated parameters of a simulator site, for one of its groups at least (`FittedLikelihood.beyond`).
+        """Which latents lie beyond the simulated parameters of a simulator site, for one of its groups at least
+        (`FittedLikelihood.beyond`).
 
         Args:
             latents: `{site: (n, *shape)}`, for all latents.
@@ -177,9 +179,9 @@ class LearntLikelihood(Engine):
     def log_marginal_likelihood(self) -> float:
         """Log of `q(y)`, the prior mean of the learnt likelihood of the observation.
 
-        In closed form (or over prior draws) for one simulator site; otherwise estimated by tempering, of what counts: masked
-        outputs are left out, and `q` is raised to the power of the site's scale. Minus infinity if a signed surrogate has a
-        negative mean.
+        In closed form (or over prior draws) for one simulator site; otherwise estimated by tempering, of what counts:
+        masked outputs are left out, and `q` is raised to the power of the site's scale. Minus infinity if a signed
+        surrogate has a negative mean.
         """
         _ = self.result
         if not self._plain:

@@ -106,7 +106,8 @@ class WeightedEngine(Engine):
         self._fit(fit_key, self._bank)
 
     def _infer_again(self, rng_key, args, kwargs):
-        """With the simulations of the last run; where the new observation has another mask, factorised again for the draws that count."""
+        """With the simulations of the last run; where the new observation has another mask, factorised again for the
+        draws that count."""
         self.problem = self._checked(self.problem.with_data(*args, **kwargs))
         if not np.array_equal(self.problem.simulators[self.problem.site()].mask.ravel(), self._bank.mask):
             self._prepare(self._bank.coordinates, self._fit_key)

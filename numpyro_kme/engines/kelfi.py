@@ -229,8 +229,8 @@ class KELFI(LearntLikelihood):
         fitted = self.likelihoods[site]
         _checks.require(
             in_coordinates and len(fitted.coordinates.mixture[0]) == 1,
-            "`learn_prior` needs one simulator site, neither masked nor scaled, nothing else that is observed, and a prior that is normal in the "
-            f"coordinates of the simulator's arguments. {fitted.coordinates.note}",
+            "`learn_prior` needs one simulator site, neither masked nor scaled, nothing else that is observed, and a "
+            f"prior that is normal in the coordinates of the simulator's arguments. {fitted.coordinates.note}",
         )
         start = Normal.standard(fitted.coordinates.dim)
         self.measures = {**self.measures, site: learn_normal(fitted.at(self._observation(site)), start)}

@@ -44,8 +44,8 @@ class PosteriorBootstrap(Engine):
     NPL-MMD: it tolerates outliers and a wrong model, where a likelihood does not. Priors of the model
     serve as starting points only, unless `prior_weight` is positive.
 
-    The model has one observed site under one plate, the data plate, along its first axis; points that are masked there are left
-    out of the data::
+    The model has one observed site under one plate, the data plate, along its first axis; points that are masked there
+    are left out of the data::
 
         noisy = kme.FromNoise(shift, dist.Normal(0, 1))
 
@@ -86,8 +86,8 @@ class PosteriorBootstrap(Engine):
         replicates: Everything known of the last run, unconstrained (`Replicates`).
 
     Raises:
-        RuntimeError: By `run`, if a squared distance comes out negative or a share of the data above one, by more than five of
-            their standard errors: there are too few nodes for the minimum found.
+        RuntimeError: By `run`, if a squared distance comes out negative or a share of the data above one, by more than
+            five of their standard errors: there are too few nodes for the minimum found.
 
     References: Dellaporta et al. (2022), AISTATS; Fong, Lyddon and Holmes (2019), ICML; Bardsley, Solonen, Haario and Laine
         (2014), SIAM J. Sci. Comput. (`prior_weight`).

@@ -127,7 +127,8 @@ class Surrogate(abc.ABC):
         return ""
 
     def dependence(self) -> np.ndarray:
-        """How much the likelihood depends on each coordinate, `(D,)`: squared distances from the simulations are weighted by it."""
+        """How much the likelihood depends on each coordinate, `(D,)`: squared distances from the simulations are
+        weighted by it."""
         return np.ones(self.dim)
 
     def crossed(self, y: np.ndarray, z: np.ndarray) -> np.ndarray:

@@ -56,24 +56,26 @@ class FittedLikelihood:
 
     @property
     def negligible(self) -> float:
-        """Share of draws beyond the simulations that is not worth a warning: 1 %, or five times what chance gives, `1 / (m + 1)`."""
+        """Share of draws beyond the simulations that is not worth a warning: 1 %, or five times what chance gives,
+        `1 / (m + 1)`."""
         return max(MANY, 5.0 / (len(self.simulated) + 1))
 
     def beyond(self, y: ArrayLike, arguments: ArrayLike, mask: ArrayLike = True) -> np.ndarray:
         r"""Which calls of the simulator lie beyond those that the likelihood was learnt from.
 
-        A call does where its coordinates are farther outside the simulated ones than every simulation is outside the others,
-        each coordinate counting as the likelihood depends on it (`Region`), and where the observation cannot come from it: a
-        statistic is beyond an edge that no simulation crossed (`Edges`). What the likelihood says there rests on no simulation.
+        A call does where its coordinates are farther outside the simulated ones than every simulation is outside the
+        others, each coordinate counting as the likelihood depends on it (`Region`), and where the observation cannot
+        come from it: a statistic is beyond an edge that no simulation crossed, or nearer to it than the edge is known
+        (`Edges`). What the likelihood says there rests on no simulation.
 
         Args:
             y: Observations `(*lead, *event)`.
-            arguments: The simulator's arguments, flattened, `(k, *groups, p)`; `lead` and `groups` are broadcast, and a call that
-                several observations share lies beyond where it does for one of them.
+            arguments: The simulator's arguments, flattened, `(k, *groups, p)`; `lead` and `groups` are broadcast, and a
+                call that several observations share lies beyond where it does for one of them.
             mask: Which observations count, of the broadcast shape; a call without any lies beyond nothing.
         Returns:
-            `(k, *groups)`. A further draw from where the simulations were drawn lies beyond the region with probability of about
-            `1 / (m + 1)`.
+            `(k, *groups)`. A further draw from where the simulations were drawn lies beyond the region with probability
+            of about `1 / (m + 1)`.
         """
         y, arguments = np.asarray(y), np.asarray(arguments, np.float64)
         lead, (size, *groups, count) = y.shape[: y.ndim - len(self.event_shape)], arguments.shape
@@ -94,8 +96,8 @@ def too_far(site: str, share: float) -> str:
     """What to say of a share of draws beyond the simulated parameters of a site."""
     return (
         f"{share:.2g} of the posterior draws lie beyond the simulated parameters of site {site!r}, where no simulation "
-        "supports the likelihood. Simulate more, or further rounds at draws of this posterior (`num_rounds`, `refine`), or look at "
-        "the prior."
+        "supports the likelihood. Simulate more, or further rounds at draws of this posterior (`num_rounds`, "
+        "`refine`), or look at the prior."
     )
 
 
@@ -136,8 +138,9 @@ class KernelMeansLikelihood(Distribution):
     def observing(self, value: ArrayLike, mask: ArrayLike = True) -> "KernelMeansLikelihood":
         """The same distribution with the likelihood of one observation prepared; a traced one is left for `log_prob`.
 
-        What is prepared stays prepared under `jax.jit`, where `value` may be traced by the time it is scored. Outputs that a
-        known `mask`, of the shape of the outputs' leading dimensions, leaves out may be anything: they are not looked at.
+        What is prepared stays prepared under `jax.jit`, where `value` may be traced by the time it is scored. Outputs
+        that a known `mask`, of the shape of the outputs' leading dimensions, leaves out may be anything: they are not
+        looked at.
         """
         if not _checks.is_concrete((value, self.fitted)):
             return self

@@ -4,10 +4,10 @@ A smallest or largest value often bounds a parameter: $x_i \ge e_i(z)$ in every 
 
 $$ e_i = \arg\max_e \sum_j e(z_j) \quad \text{with} \quad e(z_j) \le x_{ij} \text{ for all } j, $$
 
-is a linear programme, and a new simulation crosses it with probability of at most `p / (m + 1)` for `p` coefficients. An upper edge is a
-lower one of $-x_i$. Where it raises the held-out density, $\operatorname{arcsinh}((x_i - e_i(z)) / w_i)$ takes the place of $x_i$, about the
-logarithm of the gap: the edge is far out in its tail. The width $w_i$ is how far the simulations that hold the line are beyond
-the line without them.
+is a linear programme, and a new simulation crosses it with probability of at most `p / (m + 1)` for `p` coefficients.
+An upper edge is a lower one of $-x_i$. Where it raises the held-out density,
+$\operatorname{arcsinh}((x_i - e_i(z)) / w_i)$ takes the place of $x_i$, about the logarithm of the gap: the edge is far
+out in its tail. The width $w_i$ is how far the simulations that hold the line are beyond the line without them.
 """
 
 from dataclasses import dataclass
@@ -28,11 +28,12 @@ FEWEST, LOOKED_AT = 20, 200
 """Simulations for each coefficient of a line; so many at least, if there are, tell whether there may be an edge."""
 
 NEAR, CROWDED = 0.1, 0.03
-"""At an edge more than a share `CROWDED` of the gaps is below `NEAR` of their median; at the end of a normal tail 1 % are,
-and as large a share more as the line has coefficients where it was fitted to them."""
+"""At an edge more than a share `CROWDED` of the gaps is below `NEAR` of their median; at the end of a normal tail 1 %
+are, and as large a share more as the line has coefficients where it was fitted to them."""
 
 STANDING = 0.1
-"""A line that moves by a smaller share of the median gap than this is an end of the statistic, which a marginal transformation serves."""
+"""A line that moves by a smaller share of the median gap than this is an end of the statistic, which a marginal
+transformation serves."""
 
 GAIN = 0.1
 """Nats a simulation that an edge has to add to the held-out log density."""
@@ -74,7 +75,8 @@ class Edges:
         return jnp.where(bounded, found, gaps), jnp.where(bounded, -log_cosh(found) - jnp.log(self.width), 0.0)
 
     def crossed(self, s: np.ndarray, z: np.ndarray) -> np.ndarray:
-        """Whether one of the statistics `(..., n)` is beyond its edge, or nearer than its width, at points `(..., D)`, on the host."""
+        """Whether one of the statistics `(..., n)` is beyond its edge, or nearer than its width, at points `(..., D)`,
+        on the host."""
         gaps = (s - self.offset - features(z) @ np.asarray(self.linear).T) * self.side
         return np.any((gaps < self.width) & (np.asarray(self.side) != 0.0), axis=-1)
 
@@ -85,7 +87,8 @@ class Edges:
 
 @dataclass(frozen=True)
 class _Line:
-    """One line: its coefficients of 1 and the features, its width, on which side the statistic is, and held-out gaps `(m,)`."""
+    """One line: its coefficients of 1 and the features, its width, on which side the statistic is, and held-out gaps
+    `(m,)`."""
 
     coefficients: np.ndarray
     width: float
@@ -104,7 +107,8 @@ class _Line:
 
 
 def fit_edges(at: Inputs, s: np.ndarray, rows: np.ndarray, warp: bool) -> tuple[Edges, np.ndarray]:
-    """Find the edges of statistics `(m, n)`, and what takes their place, `(m, n)`: held out, so that those that hold a line are beyond it.
+    """Find the edges of statistics `(m, n)`, and what takes their place, `(m, n)`: held out, so that those that hold a
+    line are beyond it.
 
     Args:
         at: Coordinates.
@@ -157,7 +161,8 @@ def _crowded(gaps, fitted=0.0):
 
 
 def below(columns: np.ndarray, s: np.ndarray) -> np.ndarray:
-    """Coefficients `(p,)` of the closest line `columns @ c <= s`; constraints that are violated are added until none is; NaN where there is none."""
+    """Coefficients `(p,)` of the closest line `columns @ c <= s`; constraints that are violated are added until none
+    is; NaN where there is none."""
     cost, active = -columns.mean(axis=0), np.arange(min(len(s), 200))
     while True:
         found = linprog(cost, A_ub=columns[active], b_ub=s[active], bounds=(-STEEPEST, STEEPEST)).x
@@ -172,7 +177,8 @@ def below(columns: np.ndarray, s: np.ndarray) -> np.ndarray:
 
 
 def held_out_below(columns: np.ndarray, s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The closest line, and the gaps of all simulations `(m,)` from lines without them: others than those that touch do not hold it."""
+    """The closest line, and the gaps of all simulations `(m,)` from lines without them: others than those that touch do
+    not hold it."""
     found = below(columns, s)
     gaps = s - columns @ found
     for j in np.flatnonzero(gaps < TOUCHING):

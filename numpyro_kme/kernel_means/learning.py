@@ -22,9 +22,9 @@ class Tied:
 
         eps_i = eps,   beta_d = beta_0,   lam = ratio * beta_0 ** power
 
-    The protocol of the papers, which let `beta = beta_0 sigma` with the prior's standard deviations `sigma`; those are 1 in
-    coordinates. `Tied()` is `lam = 1e-3 beta_0` (AISTATS), `Tied(1e-4, power=0.0)` the constant `lam = 1e-4` of the
-    preprint. A data kernel with several hyperparameters keeps the ratios between them.
+    The protocol of the papers, which let `beta = beta_0 sigma` with the prior's standard deviations `sigma`; those are
+    1 in coordinates. `Tied()` is `lam = 1e-3 beta_0` (AISTATS), `Tied(1e-4, power=0.0)` the constant `lam = 1e-4` of
+    the preprint. A data kernel with several hyperparameters keeps the ratios between them.
 
     Args:
         ratio: `lam` where `beta_0` is 1.
@@ -59,8 +59,8 @@ class Learner:
         most: Largest number of simulations of the last search, chosen at random. Where there are more, `lam` is divided by
             as much as they are more: the noise variance `m lam` stays.
         max_steps: Evaluations of every other search.
-        tied: `Tied()` searches over one `eps` and one `beta_0` with all simulations up to `most`, without `regularisation_bounds`; when
-            left out, everything is free.
+        tied: `Tied()` searches over one `eps` and one `beta_0` with all simulations up to `most`, without
+            `regularisation_bounds`; when left out, everything is free.
     """
 
     regularisation_bounds: tuple[float, float] = (1e-3, 1.0)
@@ -83,7 +83,7 @@ class Learner:
             _checks.positive(name, getattr(self, name))
         for name in ("num_starts", "subset", "last_steps", "most", "max_steps"):
             _checks.whole(name, getattr(self, name), 1)
-        _checks.instance("tied", self.tied, Tied | None, "Tied()")
+        _checks.instance("tied", self.tied, Tied | None, "Tied() or None")
 
 
 @register
@@ -118,7 +118,8 @@ class Space(NamedTuple):
 
     Attributes:
         start, lower, upper: Where the search starts, and the box, `(n,)`.
-        groups: Which kernel a logarithm belongs to, 2 for `lam`; -1 where it follows from others and has no prior of its own.
+        groups: Which kernel a logarithm belongs to, 2 for `lam`; -1 where it follows from others and has no prior of
+            its own.
         common: One direction for each group, `(n, groups)`: all of its logarithms at once.
     """
 
@@ -162,8 +163,8 @@ def learn(objective: Objective, bank: Bank, template: Hyperparameters, learner: 
     """Maximise an objective over the hyperparameters.
 
     A grid of isotropic settings, searches from the best of them with one factor per kernel, then one search with every
-    length scale free from there; with many simulations these use a subset, and a last search uses all. Tied hyperparameters
-    end with the first searches, which use all simulations: on a subset the maximum can be another.
+    length scale free from there; with many simulations these use a subset, and a last search uses all. Tied
+    hyperparameters end with the first searches, which use all simulations: on a subset the maximum can be another.
 
     Args:
         objective: What to maximise.

@@ -153,7 +153,8 @@ def defended(log_density: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def start_locations(at: Inputs, x: np.ndarray, natural_zero: np.ndarray, warp: bool) -> tuple[Location, np.ndarray]:
-    """Where to start for each statistic: the best of a grid of warps and regressions by their mean held-out log density, `(n,)`.
+    """Where to start for each statistic: the best of a grid of warps and regressions by their mean held-out log
+    density, `(n,)`.
 
     After each shape of the regressions only the better half of the warps is tried with the next.
 

@@ -158,9 +158,10 @@ class LeaveOneOutPredictive(Objective):
 class MarginalLikelihood(Objective):
     r"""The published objective: the marginal kernel means likelihood `log q(y) = log int q(y | z) p(dz)`.
 
-    Over all hyperparameters it over-fits with few simulations: the maximum can be a spike (`eps` near the distance to the
-    nearest simulation, tiny `beta`) and usually sits at a bound. The papers maximise it over two, `Learner(tied=Tied())`. Kept
-    for comparison; prefer `LeaveOneOut`. No priors are added. Needs the observation and the measure.
+    Over all hyperparameters it over-fits with few simulations: the maximum can be a spike (`eps` near the distance to
+    the nearest simulation, tiny `beta`) and usually sits at a bound. The papers maximise it over two,
+    `Learner(tied=Tied())`. Kept for comparison; prefer `LeaveOneOut`. No priors are added. Needs the observation and
+    the measure.
 
     Cost: a gradient is one Cholesky factorisation and two solves of size `m`.
     References: Hsu & Ramos (2019), AISTATS.

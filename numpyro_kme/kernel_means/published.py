@@ -51,7 +51,8 @@ class KernelMeans(Form):
             `MarginalLikelihood()`.
         data_kernel: The epsilon-kernel; learning starts from its hyperparameters. When left out, a `Gaussian` with one
             length scale for each statistic. `EmpiricalMeasure` compares data sets, `GaussianProcessPath` time series.
-        learner: How the hyperparameters are searched; `Learner(tied=Tied())` learns one `eps` and one `beta_0`, as the papers do.
+        learner: How the hyperparameters are searched; `Learner(tied=Tied())` learns one `eps` and one `beta_0`, as the
+            papers do.
         hyperparameters: Use these instead of learning.
         solve: `DenseSolve()`, exact, or `LowRankSolve()`, for many simulations; when left out, dense up to 10,000 simulations.
         standardise: Whether statistics given as an array `(m, n)` are standardised (robust z-scores, arcsinh) before the

@@ -1,12 +1,13 @@
 r"""The simulated region: the parameters that a likelihood was learnt from, in its coordinates, and distances from it.
 
-The region is the box of the simulated coordinates. How far outside a point `z` is, counts as the likelihood depends on each coordinate,
+The region is the box of the simulated coordinates. A point `z` is outside by a distance in which each coordinate
+counts as much as the likelihood depends on it,
 
 $$ r(z) = \Big( \sum_d g_d (z_d - \tilde z_d)^2 \Big)^{1/2}, $$
 
-with the nearest point `z~` of the box and weights `g`, such as the information of the statistics about the coordinates. A point is beyond the
-simulated parameters where `r` is larger than that of every simulation outside the box of the others: with probability of about `1 / (m + 1)` for a
-further simulation, in any number of dimensions.
+with the nearest point `z~` of the box and weights `g`, such as the information of the statistics about the coordinates.
+A point is beyond the simulated parameters where `r` is larger than that of every simulation outside the box of the
+others: with probability of about `1 / (m + 1)` for a further simulation, in any number of dimensions.
 """
 
 import jax

@@ -210,7 +210,8 @@ def _noise(form, at, residuals, spread: Spread, rounds, steps):
 
 
 class _Units(NamedTuple):
-    """Middles, robust standard deviations and zeros, `(n,)`, of standardised statistics and of what edges put in their place."""
+    """Middles, robust standard deviations and zeros, `(n,)`, of standardised statistics and of what edges put in their
+    place."""
 
     centre: np.ndarray
     scale: np.ndarray

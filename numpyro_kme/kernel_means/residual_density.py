@@ -76,7 +76,8 @@ class ResidualDensity:
         return jnp.concatenate([v, (v @ v)[None], jnp.ones(1, v.dtype)]) @ factor.T
 
     def log_density(self, v: jax.Array, z: jax.Array, known: ArrayLike = 1.0) -> jax.Array:
-        """`log p(v | z)` for one residual vector `(n,)` and one point `(D,)`, with the share `known` of the embedding `1 - w`."""
+        """`log p(v | z)` for one residual vector `(n,)` and one point `(D,)`, with the share `known` of the embedding
+        `1 - w`."""
         logs, weights = self._log_kernels(v), self._positive(z)
         own = known * (1.0 - jnp.asarray(self.share))
         broad = jnp.log(self.share + (1.0 - known) * (1.0 - jnp.asarray(self.share))) + log_broad(v, jnp)

@@ -146,7 +146,8 @@ class ResidualSurrogate(Surrogate):
         return np.asarray(self.region.weights)
 
     def crossed(self, y: np.ndarray, z: np.ndarray) -> np.ndarray:
-        """Whether an observation `(..., n_raw)` is beyond an edge of its statistics at `z` `(..., D)`."""
+        """Whether an observation `(..., n_raw)` is beyond an edge at `z` `(..., D)`, or nearer than the edge is
+        known."""
         kept = np.asarray(y, np.float64)[..., list(self.transform.kept)]
         return self.edges.crossed((kept - self.transform.centre) / self.transform.scale, z)
 
@@ -219,8 +220,9 @@ class ResidualSurrogate(Surrogate):
 def steepness(
     edges: Edges, warp: Warp, location: RidgeFunctions, log_scale: RidgeFunctions, z: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Information of each statistic about each coordinate, `(n, D)`, and mean squares of the slopes of locations and log scales, `(2, n, D)`,
-    over at most 300 of the points `(m, D)`. An edge moves the location too, in units of the warped statistic in its middle."""
+    """Information of each statistic about each coordinate, `(n, D)`, and mean squares of the slopes of locations and
+    log scales, `(2, n, D)`, over at most 300 of the points `(m, D)`. An edge moves the location too, in units of the
+    warped statistic in its middle."""
     z, middle = z[:300], warp.middle
     log_slope = np.asarray(warp.log_slope(middle)) - log_cosh(middle, np) - np.log(edges.width)
     slopes = location.slopes(z) + np.where(edges.side, np.exp(log_slope), 0.0)[:, None] * edges.slopes(z)
@@ -264,10 +266,11 @@ class ResidualAt(LikelihoodAt):
     def log_density(self, z):
         r"""`log q(y | z)` at one point `(D,)`: positive and smooth as it is.
 
-        Outside the simulated region functions stay as they are at its nearest point $\tilde z$, and residuals are wider,
-        $\sigma_i^2 \exp(2 \tau_i^2 / \sqrt{1 + \tau_i^2}) + \delta_i^2$: about the variance around $\mu_i(\tilde z)$ when location and log scale may have gone on at their
-        usual slopes, either way, by $\delta_i^2 = \sum_d \overline{(\partial \mu_i / \partial z_d)^2} (z_d - \tilde z_d)^2$, and $\tau_i^2$ likewise.
-        The embedding keeps the least share of $\sigma_i^2$ in these; the rest is the broad density's.
+        Outside the simulated region functions stay as they are at its nearest point $\tilde z$, and residuals are
+        wider, $\sigma_i^2 \exp(2 \tau_i^2 / \sqrt{1 + \tau_i^2}) + \delta_i^2$: about the variance around
+        $\mu_i(\tilde z)$ when location and log scale may have gone on at their usual slopes, either way, by
+        $\delta_i^2 = \sum_d \overline{(\partial \mu_i / \partial z_d)^2} (z_d - \tilde z_d)^2$, and $\tau_i^2$
+        likewise. The embedding keeps the least share of $\sigma_i^2$ in these; the rest is the broad density's.
 
         Cost: about `(D + n + 2 r) m` operations for `r` columns of the density's basis, and the exponentials of the
         kernels that location and scale need; products of matrices under `vmap`.

@@ -51,8 +51,8 @@ def report(
 ) -> dict[str, jax.Array]:
     r"""The share, and standard errors of what a fit says of itself.
 
-    Node `m` moves `q` by `2 v_m mu_u(y_m)` and `s` by `v_m mu_w(y_m)`, and pairs of independent nodes add `2 |v|^4 Var k` to
-    the variance of `q`, where `E k^2 <= k(y, y) q`.
+    Node `m` moves `q` by `2 v_m mu_u(y_m)` and `s` by `v_m mu_w(y_m)`, and pairs of independent nodes add
+    `2 |v|^4 Var k` to the variance of `q`, where `E k^2 <= k(y, y) q`.
 
     Args:
         q, s: `|mu_u|^2` and `<mu_w, mu_u>`.
@@ -63,8 +63,9 @@ def report(
         independent: Whether nodes are independent draws; quadrature has no error of this kind.
         free: Whether the mass is free.
     Returns:
-        `loss_error`, which is rounding alone for quadrature. With free mass `share`, and `share_error`: that of `(s - q) / q` if the
-        share were one, where the sample and its random weights count too, `Var_w s = 2 Var_u mu_u / n`.
+        `loss_error`, which is rounding alone for quadrature. With free mass `share`, and `share_error`: that of
+        `(s - q) / q` if the share were one, where the sample and its random weights count too,
+        `Var_w s = 2 Var_u mu_u / n`.
     """
     squares = jnp.sum(jnp.square(weights))
     peak = coincident / squares
@@ -72,7 +73,8 @@ def report(
     def of_nodes(by_q, by_s):
         moves = 2.0 * by_q * fields[0] + by_s * fields[1]
         single = jnp.sum(jnp.square(weights * (moves - weights @ moves)))
-        return (single + 2.0 * jnp.square(by_q * squares) * peak * q) if independent else jnp.zeros(())
+        pairs = 2.0 * jnp.square(by_q * squares) * peak * jnp.maximum(q, 0.0)  # unbiased, `q` can be negative
+        return single + pairs if independent else jnp.zeros(())
 
     found = {"loss_error": jnp.sqrt(of_nodes(*derivatives(q, s, free)[1])) + ROUNDING * jnp.abs(peak)}
     if free:

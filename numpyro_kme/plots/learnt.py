@@ -46,8 +46,8 @@ def surrogate(engine: Any, names: Sequence[str] | None = None, *, simulations: b
     r"""The learnt likelihood $q(y \mid \theta)$ of the observation over one or two parameters, posterior draws, and the simulations.
 
     Other parameters stay at their posterior medians: a slice. Where a signed surrogate is negative nothing is drawn. A surface
-    shows the log likelihood, 8 nats from its maximum down. Hatching covers what lies beyond the simulated parameters, and crosses mark
-    the draws there (`KELFI.beyond`).
+    shows the log likelihood, 8 nats from its maximum down. Hatching covers what lies beyond the simulated parameters,
+    and crosses mark the draws there (`KELFI.beyond`).
 
     Args:
         engine: `KELFI` that has been run.

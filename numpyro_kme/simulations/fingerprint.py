@@ -1,4 +1,5 @@
-"""A fingerprint of callables: digests of their code and of all that the code holds and names, alike in every process."""
+"""A fingerprint of callables: digests of their code and of all that the code holds and names, alike in every
+process."""
 
 import copyreg
 import dis
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from numpyro_kme import _calls, _compat
+from numpyro_kme import _calls, _checks, _compat
 from numpyro_kme.simulations import named
 
 _NUMBERS = (type(None), bool, int, float, complex)
@@ -28,8 +29,8 @@ _KINDS = (
     | inspect.CO_ASYNC_GENERATOR
 )
 _OF_NO_EFFECT = re.compile(
-    r"_abc_impl|__(dict|weakref|doc|module|qualname|annotations|annotate\w*|firstlineno|static_attributes|abstractmethods"
-    r"|match_args|dataclass_fields|dataclass_params|orig_bases|parameters|slotnames)__"
+    r"_abc_impl|__(dict|weakref|doc|module|qualname|annotations|annotate\w*|firstlineno|static_attributes"
+    r"|abstractmethods|match_args|dataclass_fields|dataclass_params|orig_bases|parameters|slotnames)__"
 )
 """What a class has beside what its author wrote."""
 
@@ -53,13 +54,14 @@ class Fingerprint(NamedTuple):
 def fingerprint(roots: Mapping[str, Any]) -> Fingerprint:
     """The parts of callables `{what: callable}`, and of all that is met from there.
 
-    Seen are the bytecode, which has no comments, docstrings or line numbers; closures, defaults and attributes of functions; the
-    globals that the code names, and what it imports or names of the user's own modules; `functools.partial`, `functools.wraps`,
-    `jax.jit`, bound methods; classes; the state of any object, as pickle would have it; arrays by dtype, shape and bytes. What
-    belongs to Python or to an installed package counts by its name, and the package by its version.
+    Seen are the bytecode, which has no comments, docstrings or line numbers; closures, defaults and attributes of
+    functions; the globals that the code names, and what it imports or names of the user's own modules;
+    `functools.partial`, `functools.wraps`, `jax.jit`, bound methods; classes; the state of any object, as pickle would
+    have it; arrays by dtype, shape and bytes. What belongs to Python or to an installed package counts by its name, and
+    the package by its version.
 
-    Not seen are files, programs and environment variables that the code uses, attributes that it finds by a computed name, and
-    what cannot be pickled (locks, open files, objects of C libraries), of which only the type counts.
+    Not seen are files, programs and environment variables that the code uses, attributes that it finds by a computed
+    name, and what cannot be pickled (locks, open files, objects of C libraries), of which only the type counts.
     """
     reader = _Reader()
     parts = reader.parts(roots)
@@ -285,7 +287,7 @@ def _attributes(state: Any) -> tuple[dict[str, Any], Any]:
 
 
 def _array(value: Any) -> _Node:
-    if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+    if _checks.is_key(value):
         return _Node(f"keys {value.dtype}", (("data", "", jax.random.key_data(value)),))
     tag = f"{'jax' if isinstance(value, jax.Array) else type(value).__name__} {value.dtype} {value.shape}"
     host = np.asarray(value)

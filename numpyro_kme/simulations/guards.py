@@ -13,8 +13,8 @@ class StoreError(RuntimeError):
 def unwritable(path: Path, error: OSError, kept: str) -> StoreError:
     """The error of a disk that is full or must not be written, with what is kept."""
     return StoreError(
-        f"The store {path} cannot be written: {error.strerror or error}. {kept} Make room, or see to the permission, and run the "
-        "same again: it goes on from what is there."
+        f"The store {path} cannot be written: {error.strerror or error}. {kept} Make room, or see to the permission, "
+        "and run the same again: it goes on from what is there."
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from jax import random
 from tqdm.auto import tqdm
 
-from numpyro_kme import _blocks, _calls
+from numpyro_kme import _blocks, _calls, _checks
 from numpyro_kme.problem import Arrays
 from numpyro_kme.simulations import execution, fingerprint, worker
 from numpyro_kme.simulations.failures import Failure, SimulationError, not_finite
@@ -192,9 +192,7 @@ def settings(
     roots = {f"simulator of `{name}`": simulator.fn for name, simulator in simulators.items()} | {"model": model}
     found = fingerprint.fingerprint(roots)
     return {
-        "key": np.asarray(
-            random.key_data(rng_key) if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key) else rng_key
-        ).tolist(),
+        "key": np.asarray(random.key_data(rng_key) if _checks.is_key(rng_key) else rng_key).tolist(),
         "version": None if version is None else str(version),
         "code": found.parts,
         "packages": found.versions,

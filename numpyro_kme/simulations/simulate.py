@@ -57,14 +57,15 @@ def simulate(
             there; a larger `num_simulations` adds to it; another model, simulator or key is refused, with what differs.
             A fingerprint sees code, closures, defaults, globals, arrays and the state of objects, and not the files,
             programs and environment variables that a simulator uses.
-        version: Of the simulator, such as `2` or `"with drag"`, kept in the store: another one is another simulator, where the
-            fingerprint cannot see it. With the same version the store is taken whatever the code, with a warning that
-            says what differs.
+        version: Of the simulator, such as `2` or `"with drag"`, kept in the store: another one is another simulator,
+            where the fingerprint cannot see it. With the same version the store is taken whatever the code, with a
+            warning that says what differs.
         progress_bar: Show a bar, except where the environment variable `CI` is set.
         block_size: How many JAX simulations run together. Another size changes their last digits.
     Raises:
         SimulationError: If a simulation fails, with its number and latents, or if all of them failed.
-        StoreError: If the store is damaged, belongs to other simulations, is in use by another run, or cannot be written.
+        StoreError: If the store is damaged, belongs to other simulations, is in use by another run, or cannot be
+            written.
     Cost: `num_simulations` calls of each simulator, times its batch size; memory for one block and the
         results.
     """
@@ -134,8 +135,8 @@ def _opened(path: str | PathLike, settings: Callable[[], dict], draws: Draws, si
             if stored.shape != value.shape or not np.allclose(stored, value, rtol=1e-5, equal_nan=True):
                 raise StoreError(
                     f"The store {store.path} holds simulations at other parameters of site {name!r}: its first is at "
-                    f"{stored[0].tolist()}, this model's at {value[0].tolist()}. Was the model given other data that its prior "
-                    "depends on? Give another path."
+                    f"{stored[0].tolist()}, this model's at {value[0].tolist()}. Was the model given other data that "
+                    "its prior depends on? Give another path."
                 )
         try:
             yield store

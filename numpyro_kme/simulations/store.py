@@ -196,8 +196,8 @@ class Store:
             self._write(site, rows, outcomes)
         except OSError as error:
             kept = (
-                f"It keeps {np.sum(self.status(site) != PENDING)} of {self.count} simulations of site {site!r}; the {len(rows)} that "
-                "came in last are not in it, and those that were running are lost."
+                f"It keeps {np.sum(self.status(site) != PENDING)} of {self.count} simulations of site {site!r}; the "
+                f"{len(rows)} that came in last are not in it, and those that were running are lost."
             )
             raise unwritable(self.path, error, kept) from error
 
@@ -268,19 +268,21 @@ class Store:
         if others or (code and asked["version"] is None):
             told = "; ".join([*others, *_first(code), *(packages if code else [])])
             raise StoreError(
-                f"The store {self.path} holds simulations of another configuration: {told}. Give another path, or put back what "
-                "differs; Simulations.from_arviz reads those simulations as they are. What else is to count as the same simulator, or "
-                "as another one, can be said from the start by simulate(..., version=...)."
+                f"The store {self.path} holds simulations of another configuration: {told}. Give another path, or put "
+                "back what differs; Simulations.from_arviz reads those simulations as they are. What else is to "
+                "count as the same simulator, or as another one, can be said from the start by simulate(..., "
+                "version=...)."
             )
         if code or packages:
             warnings.warn(
-                f"The store {self.path} is taken, though since it was begun this differs: {'; '.join([*_first(code), *packages])}. Give "
-                "another path if that makes other simulations.",
+                f"The store {self.path} is taken, though since it was begun this differs: "
+                f"{'; '.join([*_first(code), *packages])}. Give another path if that makes other simulations.",
                 stacklevel=2,
             )
 
     def admit(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-        """Take note of what a simulator changed in itself during a run, a counter or a cache: that is no other simulator."""
+        """Take note of what a simulator changed in itself during a run, a counter or a cache: that is no other
+        simulator."""
         changed = {part: digest for part, digest in after["code"].items() if before["code"].get(part) != digest}
         if changed:
             settings = self.settings
