@@ -178,7 +178,7 @@ class KELFI(LearntLikelihood):
         """Simulate at further latents, learn from all simulations, and sample again.
 
         For a likelihood that is good where a chain goes: run NUTS on `handlers.surrogate(model, kelfi.likelihoods)`, refine at some
-        of its draws, and run it again.
+        of its draws, and run it again. An error leaves the engine as it was.
 
         Args:
             rng_key: The only source of randomness.
