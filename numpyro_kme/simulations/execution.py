@@ -25,6 +25,9 @@ MOST_ROWS = 64
 GRACE = 20.0
 """Seconds beyond its limit after which a worker is ended that does not answer to an alarm."""
 
+STARTING = 300.0
+"""Seconds that a worker may take to start and to import what it needs, which do not count."""
+
 Report = Callable[[Sequence[int], list[Any]], None]
 """Told which rows are done and what each gave: an array or a `Failure`."""
 
@@ -149,10 +152,13 @@ class _Task:
         self._begun: float | None = None
 
     def seconds(self) -> float:
-        """Since the worker was seen to have begun."""
-        if self._begun is None and self.mark is not None and self.mark.exists():
-            self._begun = time.monotonic()
-        return 0.0 if self._begun is None else time.monotonic() - self._begun
+        """Since the worker was seen to have begun, or should have long ago."""
+        now = time.monotonic()
+        if self.mark is None:
+            return 0.0
+        if self._begun is None and self.mark.exists():
+            self._begun = now
+        return max(0.0, now - self.submitted - STARTING) if self._begun is None else now - self._begun
 
 
 class _Given:
