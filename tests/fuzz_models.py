@@ -429,7 +429,8 @@ class Case:
                 engine = kme.DistributionRegressionABC(model, 500, **common)
             case name:
                 size = 800 if name == "KernelBayes" else 2000
-                engine = getattr(kme, name)(model, size, kernel=None if self.size else kernel, **common)
+                few = not self.size and np.shape(self.x)[-1] <= 2  # in more dimensions simulations are too few for a kernel of ours
+                engine = getattr(kme, name)(model, size, kernel=kernel if few else None, **common)
         given = (self.given, self.z) if self.extra else (self.given,)
         engine.run(jax.random.key(self.seed), *given)
         return {name.removeprefix("outer/"): np.asarray(value) for name, value in engine.get_samples().items()}
