@@ -74,7 +74,7 @@ class IidModel(Recomputed):
         (site,) = observed
         frames = observed[site]["cond_indep_stack"]
         _checks.require(
-            len(frames) == 1 and observed[site]["value"].shape[:1] == (frames[0].size,),
+            len(frames) == 1 and np.shape(observed[site]["value"])[:1] == (frames[0].size,),
             f"the observed site {site!r} of shape {np.shape(observed[site]['value'])} must stand in one "
             f"plate, the data plate, along "
             f"its first axis; it has the plates {[(frame.name, frame.size) for frame in frames]}. Write: "
