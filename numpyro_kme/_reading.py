@@ -170,6 +170,11 @@ class PresentPrecision(Messenger):
                 msg["value"] = in_present_precision(msg["value"])
             elif msg["value"] is not None and not isinstance(msg["value"], jax.Array):
                 msg["value"] = np.asarray(msg["value"])
+                _checks.require(
+                    msg["value"].dtype.kind not in "OSUMm",
+                    f"the observation at {msg['name']!r} has dtype {msg['value'].dtype}; it must hold numbers",
+                    TypeError,
+                )
 
 
 def as_numpyro_does():
