@@ -9,6 +9,8 @@ import numpy as np
 from jax import random
 
 from numpyro_kme import _checks, _linalg
+from numpyro_kme._host import nothing_is_traced
+from numpyro_kme._programs import Program
 
 Shape = tuple[int, ...]
 
@@ -39,7 +41,7 @@ def traced_event(fn: Callable, shapes: Sequence[Shape], dtypes: Sequence) -> tup
     """Shape and dtype of what `fn(key, *params)` returns, found by tracing it."""
     structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(shapes, dtypes)]
     try:
-        event = jax.eval_shape(fn, jax.eval_shape(random.key, 0), *structs)
+        event = jax.eval_shape(lambda *args: fn(*args), jax.eval_shape(random.key, 0), *structs)  # `fn` as it is now
     except Exception as error:
         raise ValueError(
             f"JAX could not trace simulator `{name(fn)}` as fn(key, *params) with parameters of shapes "
@@ -55,16 +57,19 @@ def traced_event(fn: Callable, shapes: Sequence[Shape], dtypes: Sequence) -> tup
     return event.shape, np.dtype(event.dtype)
 
 
-@partial(jax.jit, static_argnums=0)
 def call(fn: Callable, key: jax.Array, params: Sequence[jax.Array]) -> jax.Array:
     """One call of a JAX simulator."""
-    return fn(key, *params)
+    return _anew(fn)(key, *params)
 
 
-@partial(jax.jit, static_argnums=0)
 def call_rows(fn: Callable, keys: jax.Array, params: Sequence[jax.Array]) -> jax.Array:
     """One call of a JAX simulator for each key and row of the parameters."""
-    return jax.vmap(fn)(keys, *params)
+    return _anew(jax.vmap(fn))(keys, *params)
+
+
+def _anew(fn: Callable) -> Callable:
+    """`fn` as a compiled program, traced each time, and not as JAX remembers it: what it refers to may have changed."""
+    return Program(lambda *args: fn(*args)) if nothing_is_traced() else fn
 
 
 def call_on_host(fn: Callable, shape: Shape, dtype: np.dtype, key_data: np.ndarray, *params) -> np.ndarray:

@@ -173,6 +173,11 @@ class PresentPrecision(Messenger):
                 msg["value"] = in_present_precision(msg["value"])
             elif msg["value"] is not None and not isinstance(msg["value"], jax.Array):
                 msg["value"] = np.asarray(msg["value"])
+                _checks.require(
+                    msg["value"].dtype.kind not in "OSUMm",
+                    f"the observation at {msg['name']!r} has dtype {msg['value'].dtype}; it must hold numbers",
+                    TypeError,
+                )
 
 
 def as_numpyro_does():
@@ -207,7 +212,7 @@ def read(model: Callable, args: tuple, kwargs: Mapping) -> Parts:
     with _explained(model, args, kwargs):
         again = jax.eval_shape(lambda: _Hidden(run(model, args, kwargs, random.key(0), {})[1])).content
         with as_numpyro_does():
-            upstream = get_model_relations(model, args, dict(kwargs))["sample_sample"]
+            upstream = get_model_relations(PresentPrecision(model), args, dict(kwargs))["sample_sample"]
     parents = {name: _behind(name, upstream, trace) for name in upstream}
     sites = {name: site for name, site in trace.items() if site["type"] == "sample"}
     _check_sites(trace, sites, simulators, parents)
@@ -375,7 +380,7 @@ def _check_sites(trace, sites, simulators, parents) -> None:
             "observed.",
         )
         if name in simulators:
-            dtype = jnp.result_type(site["value"])
+            dtype = site["value"].dtype
             _checks.require(
                 dtype.kind in "bfiu",
                 f"The observation at {name!r} has dtype {dtype}; it must hold real numbers. Give real and imaginary "

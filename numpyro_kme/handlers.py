@@ -133,6 +133,8 @@ def _density(
         f"The likelihood of site {name!r} has event shape {fn.event_shape}, the simulator `{simulator.name}` "
         f"has {simulator.event_shape}. {_advice(fn, simulator)}",
     )
+    if isinstance(fn, KernelMeansLikelihood):
+        fn = fn.in_batches(simulator.groups)
     padded = (1,) * (len(simulator.batch_shape) - len(fn.batch_shape)) + fn.batch_shape
     _checks.require(
         len(padded) == len(simulator.batch_shape) and all(a in (1, b) for a, b in zip(padded, simulator.batch_shape)),

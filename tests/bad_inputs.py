@@ -273,7 +273,9 @@ add("weighted", "constant", lambda: k2abc(x=np.ones(20)), "at least half of the 
 add("weighted", "duplicates", lambda: abc(simulations=bank_of(np.repeat(X[:1], 40, 0))), "at least half of the pairs")
 add("weighted", "outliers", lambda: abc(x=np.array([1e30]), simulations=KEPT), "weights of all 40 simulations are zero")
 add("weighted", "wrong shape", lambda: abc(x=np.zeros((2, 2))), r"The observation at 'x' has shape \(2, 2\)")
-add("weighted", "wrong dtype", lambda: abc(x="text"), "failed while its sites were read")
+add(
+    "weighted", "wrong dtype", lambda: abc(x="text"), "read: the observation at 'x' has dtype <U4; it must hold numbers"
+)
 add("weighted", "m = 0", lambda: abc(num_simulations=0), "`num_simulations` must be at least 20; got 0")
 add("weighted", "m = 1", lambda: abc(simulations=bank_of(X[:1], THETA[:1]), kernel=WIDE), "is 1.0 of 1 simulations")
 add(
@@ -415,7 +417,7 @@ add("bootstrap", "constant", lambda: npl(x=np.ones(20)), "at least half of the p
 add("bootstrap", "duplicates", lambda: npl(x=np.repeat(DATA[:4], 5)), slow=True)
 add("bootstrap", "outliers", lambda: npl(x=spoilt(DATA, 1e30)), slow=True)
 add("bootstrap", "wrong shape", lambda: npl(x=np.zeros((5, 3))), "shape")
-add("bootstrap", "wrong dtype", lambda: npl(x=np.array(["a"] * 5)), "must hold real numbers; got dtype <U1")
+add("bootstrap", "wrong dtype", lambda: npl(x=np.array(["a"] * 5)), "`observation at 'x'` must hold real numbers")
 add("bootstrap", "m = 0", lambda: npl(x=np.zeros(0)), "the data are empty")
 add("bootstrap", "m = 1", lambda: npl(x=np.zeros(1)), "at least two")
 add("bootstrap", "m = 2", lambda: npl(num_samples=0), "`num_samples` must be at least 1; got 0")

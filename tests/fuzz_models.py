@@ -429,7 +429,9 @@ class Case:
                 engine = kme.DistributionRegressionABC(model, 500, **common)
             case name:
                 size = 800 if name == "KernelBayes" else 2000
-                few = not self.size and np.shape(self.x)[-1] <= 2  # in more dimensions simulations are too few for a kernel of ours
+                few = (
+                    not self.size and np.shape(self.x)[-1] <= 2
+                )  # in more dimensions simulations are too few for a kernel of ours
                 engine = getattr(kme, name)(model, size, kernel=kernel if few else None, **common)
         given = (self.given, self.z) if self.extra else (self.given,)
         engine.run(jax.random.key(self.seed), *given)

@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "numpyro_kme"
 
 TABLE = """
-support      _checks _host _linalg _compat _plain_zarr _arviz citations
+support      _checks _host _linalg _compat _programs _plain_zarr _arviz citations
 mathematics  kernels
 mathematics  measures
 mathematics  embeddings
@@ -21,7 +21,7 @@ mathematics  parameter_choice
 mathematics  herding
 mathematics  length_scales
 mathematics  tempering
-modelling    _blocks _calls _programs _tails _links _mixtures
+modelling    _blocks _calls _tails _links _mixtures
 modelling    _normalise
 modelling    simulator from_noise
 modelling    synthetic_likelihood

@@ -59,10 +59,10 @@ class Calibration:
     References: Talts et al. (2018), arXiv:1804.06788; Lemos et al. (2023), ICML; Modrak et al. (2023), Bayesian Analysis.
     """
 
-    ranks: Arrays
-    shares: np.ndarray
-    truths: Arrays
-    data: Arrays = field(default_factory=dict)
+    ranks: Arrays = field(repr=False)
+    shares: np.ndarray = field(repr=False)
+    truths: Arrays = field(repr=False)
+    data: Arrays = field(default_factory=dict, repr=False)
     refused: int = 0
     margin: float = MARGIN
 

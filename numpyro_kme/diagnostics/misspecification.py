@@ -1,6 +1,6 @@
 """Whether an observation is like anything that the model simulates."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ class MisspecificationTest:
 
     p_value: float
     score: float
-    scores: np.ndarray
+    scores: np.ndarray = field(repr=False)
     witness: np.ndarray
 
 

@@ -1,7 +1,7 @@
 """Posterior-predictive checks with the real simulator."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -21,8 +21,8 @@ class PredictiveCheck:
         observed: `{site: (*batch, *event)}`, of the same outputs.
     """
 
-    predicted: Arrays
-    observed: Arrays
+    predicted: Arrays = field(repr=False)
+    observed: Arrays = field(repr=False)
 
     def tail_probabilities(self) -> dict[str, np.ndarray]:
         """Two-sided: twice the smaller share of predictions on either side of each observed number, ties counted half.

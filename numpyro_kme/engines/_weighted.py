@@ -17,7 +17,7 @@ from numpyro_kme.coordinates import Coordinates
 from numpyro_kme.embeddings import MeanEmbedding
 from numpyro_kme.engines._bank import Bank, LatentVectors, check_model
 from numpyro_kme.engines._base import Engine, Result
-from numpyro_kme.engines._tables import groups
+from numpyro_kme.engines._tables import check_bank, groups, observed_anew
 from numpyro_kme.herding import herd
 from numpyro_kme.kernel_bayes import pre_image
 from numpyro_kme.kernel_means.candidates import systematic
@@ -96,6 +96,7 @@ class WeightedEngine(Engine):
                 on_failure=self.on_failure,
                 progress_bar=self.progress_bar,
             )
+        check_bank(self.problem, self.simulations)
         self._prepare(Coordinates.from_prior(coordinates_key, self.problem), fit_key)
         return self._condition(sample_key)
 
@@ -108,7 +109,7 @@ class WeightedEngine(Engine):
     def _infer_again(self, rng_key, args, kwargs):
         """With the simulations of the last run; where the new observation has another mask, factorised again for the
         draws that count."""
-        self.problem = self._checked(self.problem.with_data(*args, **kwargs))
+        self.problem = self._checked(observed_anew(self.problem, args, kwargs))
         if not np.array_equal(self.problem.simulators[self.problem.site()].mask.ravel(), self._bank.mask):
             self._prepare(self._bank.coordinates, self._fit_key)
         return self._condition(rng_key)

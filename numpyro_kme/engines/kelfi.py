@@ -14,7 +14,7 @@ from numpyro_kme.engines import _rounds, _sampling
 from numpyro_kme.engines._base import Result
 from numpyro_kme.engines._learnt import LearntLikelihood
 from numpyro_kme.engines._rounds import FromPosterior, FromVariance, Proposal
-from numpyro_kme.engines._tables import check_sites, groups, training_table
+from numpyro_kme.engines._tables import check_bank, check_sites, groups, observed_anew, training_table
 from numpyro_kme.kernel_means.base import Form
 from numpyro_kme.kernel_means.distribution import fit_likelihood
 from numpyro_kme.kernel_means.hyperpriors import learn_normal
@@ -131,6 +131,7 @@ class KELFI(LearntLikelihood):
                 executor=self.executor,
                 progress_bar=self.progress_bar,
             )
+        check_bank(self.problem, self.simulations)
         self._history = [(len(self.simulations), np.inf)]
         result = self._learn(fit_key, sample_key)
         for number, size in enumerate(later, 1):
@@ -192,7 +193,7 @@ class KELFI(LearntLikelihood):
             draft._result = draft._simulate_again(simulate_key, sample_key, latents, fit_key)
 
     def _infer_again(self, rng_key, args, kwargs):
-        self.problem = self.problem.with_data(*args, **kwargs)
+        self.problem = observed_anew(self.problem, args, kwargs)
         check_sites(self.problem, self.form)
         return self._sample(rng_key)
 

@@ -22,6 +22,7 @@ from numpyro_kme.length_scales import LengthScaleRule
 from numpyro_kme.losses.base import Loss, Objective
 from numpyro_kme.losses.generator import BLOCK, Generator
 from numpyro_kme.losses.mmd import MMD
+from numpyro_kme.simulations.fingerprint import fingerprint
 
 NOISY = 0.2
 """Simulation noise above this many posterior standard deviations is warned of."""
@@ -131,6 +132,7 @@ class PosteriorBootstrap(Engine):
         )
         DirichletProcess(concentration, centering, truncation)
         self._read: tuple[IidModel, Generator, DirichletProcess] | None = None
+        self._code: dict[str, str] = {}
         self._bound: tuple[IidModel, Objective] | None = None
 
     def _infer(self, rng_key: jax.Array, args: tuple, kwargs: dict) -> Result:
@@ -193,7 +195,7 @@ class PosteriorBootstrap(Engine):
 
     def _generator(self, args: tuple, kwargs: dict) -> tuple[IidModel, Generator, DirichletProcess]:
         """The model as a generator, and the prior; the last ones again, with their compiled programs,
-        where only the data have changed."""
+        where only the data have changed, and nothing that the model refers to."""
         iid = IidModel.read(self.model, args, kwargs)
         covariates = None
         if self.covariates is not None:
@@ -202,9 +204,10 @@ class PosteriorBootstrap(Engine):
                 f"`covariates` names the argument {self.covariates!r}; run got the keyword arguments {sorted(kwargs)}.",
             )
             covariates = kwargs[self.covariates]
-        if self._read is None or not _same_but_for_data(self._read[0], iid):
+        code = fingerprint({"model": self.model}).parts
+        if self._read is None or code != self._code or not _same_but_for_data(self._read[0], iid):
             generator = iid.generator(covariates)
-            self._read = iid, generator, self._process(iid, generator)
+            self._read, self._code = (iid, generator, self._process(iid, generator)), code
         return iid, *self._read[1:]
 
     def _process(self, iid: IidModel, generator: Generator) -> DirichletProcess:

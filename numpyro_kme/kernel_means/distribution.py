@@ -135,6 +135,14 @@ class KernelMeansLikelihood(Distribution):
         """All real numbers: the learnt density lives on the simulator's output without its constraints."""
         return constraints.independent(constraints.real, self.event_dim)
 
+    def in_batches(self, shape: tuple[int, ...]) -> "KernelMeansLikelihood":
+        """The same calls with the batch shape `shape`, if there are as many: an axis of length 1 may be taken for part of a parameter."""
+        if math.prod(shape) != math.prod(self.batch_shape):
+            return self
+        new = copy.copy(self)
+        new.arguments, new._batch_shape = self.arguments.reshape(*shape, -1), tuple(shape)
+        return new
+
     def observing(self, value: ArrayLike, mask: ArrayLike = True) -> "KernelMeansLikelihood":
         """The same distribution with the likelihood of one observation prepared; a traced one is left for `log_prob`.
 

@@ -15,6 +15,7 @@ from jax import random
 from tqdm.auto import tqdm
 
 from numpyro_kme import _blocks, _calls, _checks
+from numpyro_kme._programs import Program
 from numpyro_kme.problem import Arrays
 from numpyro_kme.simulations import execution, fingerprint, worker
 from numpyro_kme.simulations.failures import Failure, SimulationError, not_finite
@@ -167,9 +168,10 @@ class Run:
         """Whole blocks, wherever they hold a row that is asked for, so that a row never depends on which others are."""
         wanted = np.zeros(len(keys), bool)
         wanted[rows] = True
+        draw = Program(partial(_draw, self.simulator))
         for block in np.unique(rows // self.block_size):
             inside = slice(block * self.block_size, (block + 1) * self.block_size)
-            x = _blocks.run(partial(_draw, self.simulator), (keys[inside], self.arguments[inside]), self.block_size)
+            x = _blocks.run(draw, (keys[inside], self.arguments[inside]), self.block_size)
             numbers = np.arange(len(keys))[inside]
             chosen = np.flatnonzero(wanted[inside])
             report([int(n) for n in numbers[chosen]], [not_finite(x[i]) or x[i] for i in chosen])
@@ -227,9 +229,8 @@ def _keys_again(keys: np.ndarray, attempt: int) -> np.ndarray:
     return np.asarray(jax.jit(again)(keys))
 
 
-@jax.jit
 def _draw(simulator: Simulator, rows) -> jax.Array:
-    """One draw for each row of keys and arguments; compiled once for each simulator and number of rows."""
+    """One draw for each row of keys and arguments."""
     return jax.vmap(lambda data, a: simulator.with_arguments(a).sample(random.wrap_key_data(data)))(*rows)
 
 
