@@ -48,6 +48,9 @@ class Known(Engine):
         values = self.log_likelihood(latents) + self.problem.log_prior(latents)
         return np.where(np.asarray(latents["b"])[:, 0] > 2.0, -np.inf, values)
 
+    def beyond(self, latents):
+        return np.asarray(latents["a"]) > 8.0
+
     def relevance(self):
         return {"x": np.array([0.1, 2.0, 0.7])}
 

@@ -284,6 +284,7 @@ def test_length_scale_rules_reach_every_engine(make, bank, sets, rng):
 
 
 @pytest.mark.x64
+@pytest.mark.x64
 def test_k2abc_by_a_double_loop(sets, rng):
     y = 0.5 + rng.normal(size=20)
     engine = kme.K2ABC(iid, simulations=sets, estimator=kme.Quadratic(kme.kernels.Gaussian(0.9)), epsilon=0.05)

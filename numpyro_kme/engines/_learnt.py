@@ -74,8 +74,6 @@ class LearntLikelihood(Engine):
                 if share
                 else "all draws within the simulated parameters"
             )
-            if share > fitted.negligible:
-                warnings.warn(too_far(site, share), stacklevel=5)
         for site, measure in self.measures.items():
             if self.learn_prior:
                 mean, covariance = measure.moments()
@@ -140,6 +138,13 @@ class LearntLikelihood(Engine):
         _ = self.result
         sites = [self._beyond(site, latents) for site in self.likelihoods]
         return np.any([found.reshape(len(found), -1).any(axis=1) for found in sites], axis=0)
+
+    def _warn_if_beyond(self) -> None:
+        """Warn of draws beyond the simulated parameters, at the end: a round that others follow may be far out."""
+        for site, fitted in self.likelihoods.items():
+            share = float(np.mean(self._beyond(site, self._drawn.latents)))
+            if share > fitted.negligible:
+                warnings.warn(too_far(site, share), stacklevel=4)
 
     def _beyond(self, site: str, latents) -> np.ndarray:
         y, mask = self.problem.observations[site], self.problem.simulators[site].mask

@@ -139,6 +139,7 @@ class KELFI(LearntLikelihood):
             result = self._simulate_again(*round_keys[1:], self._propose(round_keys[0], size), fit_key)
             if self.tolerance is not None and self._history[-1][1] < self.tolerance:
                 break
+        self._warn_if_beyond()
         return result
 
     def _learn(self, fit_key, sample_key) -> Result:
@@ -191,11 +192,14 @@ class KELFI(LearntLikelihood):
         latents = {name: np.asarray(latents[name]) for name in self.problem.latents if name in latents}
         with self._draft() as draft:
             draft._result = draft._simulate_again(simulate_key, sample_key, latents, fit_key)
+            draft._warn_if_beyond()
 
     def _infer_again(self, rng_key, args, kwargs):
         self.problem = observed_anew(self.problem, args, kwargs)
         check_sites(self.problem, self.form)
-        return self._sample(rng_key)
+        result = self._sample(rng_key)
+        self._warn_if_beyond()
+        return result
 
     def _measure(self, rng_key, site: str, coordinates: Coordinates) -> Measure:
         """The prior in coordinates: exact where its law is known, otherwise prior draws."""
