@@ -283,13 +283,11 @@ def test_length_scale_rules_reach_every_engine(make, bank, sets, rng):
         make(conjugate, length_scale=rule, **given)
 
 
-@pytest.mark.x64
-@pytest.mark.x64
 def test_k2abc_by_a_double_loop(sets, rng):
     y = 0.5 + rng.normal(size=20)
     engine = kme.K2ABC(iid, simulations=sets, estimator=kme.Quadratic(kme.kernels.Gaussian(0.9)), epsilon=0.05)
     engine.run(KEY, x=y)
-    x = np.asarray(sets.x["x"])[:40]
+    x = np.asarray(sets.x["x"], np.float64)[:40]
 
     def mean(a, b, same):
         gram = gaussian(a, b, 0.9)
