@@ -74,6 +74,17 @@ class SimulatorSite:
         `(*lead, calls, *event)`."""
         return x if self.mask.all() else x[(slice(None),) * lead + (self.mask,)]
 
+    def check_observed(self, name: str) -> None:
+        """That an observation is one that the simulator could give: finite, and whole where its outputs are."""
+        seen = self.counted(np.asarray(self.observed))
+        _checks.finite(f"observation at {name!r}", seen)
+        broken = seen[seen != np.round(seen)] if self.simulator.dtype.kind in "biu" else seen[:0]
+        _checks.require(
+            not broken.size,
+            f"The observation at {name!r} holds {', '.join(f'{number:g}' for number in broken[:3])}, and its simulator `{self.simulator.name}` gives whole "
+            f"numbers ({self.simulator.dtype}). Observe whole numbers, or let the simulator return what was averaged.",
+        )
+
     def rows(self, arguments: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Simulations as a table, with a row for each argument that was simulated.
 

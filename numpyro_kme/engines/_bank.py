@@ -153,7 +153,7 @@ def check_model(problem: Problem, engine: str) -> None:
         f"{list(problem.simulators)} and the likelihoods {list(problem.likelihoods)}. Use KELFI, or put what is observed into "
         "one simulator.",
     )
-    name, y = next(iter(problem.observations.items()))
+    name = next(iter(problem.observations))
     site = problem.simulators[name]
     _checks.require(
         bool(site.mask.any()),
@@ -165,7 +165,7 @@ def check_model(problem: Problem, engine: str) -> None:
         f"Site {name!r} is scaled by {site.scale}: {engine} compares data sets and has no likelihood to raise to that "
         "power. Use KELFI, or leave numpyro.handlers.scale out.",
     )
-    _checks.finite(f"observation at {name!r}", site.counted(y))
+    site.check_observed(name)
     groups = site.simulator.groups
     _checks.require(
         all(size == 1 for size in groups),

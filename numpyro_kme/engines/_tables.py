@@ -17,8 +17,8 @@ DRAWS = 1000
 
 def check_sites(problem: Problem, form: Form | None) -> None:
     """What can be said before any simulation is run."""
-    for site, y in problem.observations.items():
-        _checks.finite(f"observation at {site!r}", problem.simulators[site].counted(y))
+    for site in problem.observations:
+        problem.simulators[site].check_observed(site)
         simulator = problem.simulators[site].simulator
         _checks.require(
             simulator.batch_shape == simulator.groups or getattr(form, "data_kernel", None) is None,

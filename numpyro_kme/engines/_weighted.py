@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from scipy import stats
 
 from numpyro_kme import _checks, abc_weights
 from numpyro_kme._checks import EffectiveSampleSizeError
@@ -15,7 +16,7 @@ from numpyro_kme._host import on_host
 from numpyro_kme.abc_weights import LEAST_EFFECTIVE_SIZE, with_unit_sum
 from numpyro_kme.coordinates import Coordinates
 from numpyro_kme.embeddings import MeanEmbedding
-from numpyro_kme.engines._bank import Bank, LatentVectors, check_model
+from numpyro_kme.engines._bank import Bank, LatentVectors, arguments_to_coordinates, check_model
 from numpyro_kme.engines._base import Engine, Result
 from numpyro_kme.engines._tables import check_bank, groups, observed_anew
 from numpyro_kme.herding import herd
@@ -28,6 +29,8 @@ from numpyro_kme.simulations.failures import OnFailure
 
 COMPARED = 200
 """Simulations that are compared with one another, where that is cheap."""
+PRIOR_DRAWS, UNLIKELY = 1000, 1e-6
+"""Draws that given simulations are compared with, and the p-value below which they come from elsewhere than the prior."""
 
 
 class Weighting(NamedTuple):
@@ -54,6 +57,8 @@ class WeightedEngine(Engine):
     """What to do where the effective sample size is too small."""
     measure: str
     """What `_apart` measures."""
+    from_anywhere = False
+    """Whether simulations may come from elsewhere than the prior."""
 
     def __init__(
         self,
@@ -97,8 +102,27 @@ class WeightedEngine(Engine):
                 progress_bar=self.progress_bar,
             )
         check_bank(self.problem, self.simulations)
-        self._prepare(Coordinates.from_prior(coordinates_key, self.problem), fit_key)
+        coordinates = Coordinates.from_prior(coordinates_key, self.problem)
+        if self._given is not None and not self.from_anywhere:
+            self._check_prior(jax.random.fold_in(coordinates_key, 1), coordinates)
+        self._prepare(coordinates, fit_key)
         return self._condition(sample_key)
+
+    def _check_prior(self, rng_key, coordinates: Coordinates) -> None:
+        """That given simulations could be draws from the prior, by two-sample Kolmogorov-Smirnov tests of their coordinates."""
+        site = self.problem.site()
+        drawn = self.problem.draw(rng_key, PRIOR_DRAWS).arguments
+        given, own = (
+            arguments_to_coordinates(coordinates, table[site]).T for table in (self.simulations.arguments, drawn)
+        )
+        tests = [stats.ks_2samp(z, prior) for z, prior in zip(given, own)]
+        worst = min(range(len(tests)), key=lambda d: tests[d].pvalue)
+        _checks.require(
+            tests[worst].pvalue * len(tests) > UNLIKELY,
+            f"`simulations` are not draws from the prior of this model: {coordinates.names[worst]} has a Kolmogorov-Smirnov distance "
+            f"of {tests[worst].statistic:.2f} from it (p-value {tests[worst].pvalue:.1g}), and {type(self).__name__} takes them for "
+            "such. Use KernelBayes or KELFI, which take simulations made anywhere, or a model with the prior they came from.",
+        )
 
     def _prepare(self, coordinates: Coordinates, fit_key) -> None:
         """What depends on the observation by its mask alone."""

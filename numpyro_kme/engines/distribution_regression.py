@@ -35,7 +35,7 @@ class DistributionRegressionABC(WeightedEngine):
         epsilon: Width, in squared units of coordinates; when left out, such that the effective sample size is `max(50, m / 50)`.
         tolerance: Of the low-rank factor of `K`; 1e-3 is much faster for large `m`, and loses little.
         num_samples: Number of equally weighted draws, resampled systematically from the simulations.
-        simulations: Simulations made elsewhere from the prior, instead of new ones.
+        simulations: Simulations made elsewhere from the prior, instead of new ones; others raise an error.
         on_failure: What to do when a simulation fails, as in `simulate`.
         progress_bar: Whether to show the progress of the simulations.
     Raises:

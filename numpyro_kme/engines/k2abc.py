@@ -30,7 +30,7 @@ class K2ABC(WeightedEngine):
             `CrossValidation(key)` on simulated draws, which are to predict their parameters.
         epsilon: Width, in units of the squared MMD; when left out, such that the effective sample size is `max(50, m / 50)`.
         num_samples: Number of equally weighted draws, resampled systematically from the simulations.
-        simulations: Simulations made elsewhere from the prior, instead of new ones.
+        simulations: Simulations made elsewhere from the prior, instead of new ones; others raise an error.
         on_failure: What to do when a simulation fails, as in `simulate`.
         progress_bar: Whether to show the progress of the simulations.
     Raises:

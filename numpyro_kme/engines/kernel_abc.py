@@ -31,7 +31,7 @@ class KernelABC(WeightedEngine):
         regularisation: `eps`; `.01 / sqrt(m)` when left out.
         tolerance: Of the low-rank factor of `G_Y`; 1e-3 is much faster for large `m`, and loses little.
         num_samples: Number of equally weighted draws: simulations chosen by herding, which follows signed weights.
-        simulations: Simulations made elsewhere from the prior, instead of new ones.
+        simulations: Simulations made elsewhere from the prior, instead of new ones; others raise an error.
         on_failure: What to do when a simulation fails, as in `simulate`.
         progress_bar: Whether to show the progress of the simulations.
     Raises:

@@ -59,6 +59,7 @@ class KernelBayes(WeightedEngine):
     """
 
     measure = MEASURE
+    from_anywhere = True
     advice = "Use more simulations, simulations that cover the prior, or a larger `regularisation` or length scale of the kernels."
 
     def __init__(

@@ -32,7 +32,7 @@ class RejectionABC(WeightedEngine):
         quantile: Share of the simulations to accept; .02 when left out and there is no `threshold`.
         threshold: Largest discrepancy to accept.
         num_samples: Number of equally weighted draws, resampled systematically from the accepted simulations.
-        simulations: Simulations made elsewhere from the prior, instead of new ones.
+        simulations: Simulations made elsewhere from the prior, instead of new ones; others raise an error.
         on_failure: What to do when a simulation fails, as in `simulate`.
         progress_bar: Whether to show the progress of the simulations.
     Raises:

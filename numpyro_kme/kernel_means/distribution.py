@@ -95,7 +95,7 @@ class FittedLikelihood:
 def too_far(site: str, share: float) -> str:
     """What to say of a share of draws beyond the simulated parameters of a site."""
     return (
-        f"{share:.2g} of the posterior draws lie beyond the simulated parameters of site {site!r}, where no simulation "
+        f"{share:.2%} of the posterior draws lie beyond the simulated parameters of site {site!r}, where no simulation "
         "supports the likelihood. Simulate more, or further rounds at draws of this posterior (`num_rounds`, "
         "`refine`), or look at the prior."
     )
