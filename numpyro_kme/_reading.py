@@ -78,7 +78,8 @@ class SimulatorSite:
         """That an observation is one that the simulator could give: finite, and whole where its outputs are."""
         seen = self.counted(np.asarray(self.observed))
         _checks.finite(f"observation at {name!r}", seen)
-        broken = seen[seen != np.round(seen)] if self.simulator.dtype.kind in "biu" else seen[:0]
+        numbers = np.ravel(seen) if self.simulator.dtype.kind in "biu" else np.zeros(0)
+        broken = numbers[numbers != np.round(numbers)]
         _checks.require(
             not broken.size,
             f"The observation at {name!r} holds {', '.join(f'{number:g}' for number in broken[:3])}, and its simulator `{self.simulator.name}` gives whole "

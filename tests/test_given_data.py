@@ -54,6 +54,14 @@ def test_simulations_from_the_prior_are_taken(elsewhere):
     kme.RejectionABC(lambda x: model(x, location=0.8), simulations=elsewhere, quantile=0.2).run(KEY, np.array([0.4]))
 
 
+def test_a_scalar_count_is_no_fraction():
+    def scalar(x=None):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        numpyro.sample("x", kme.Simulator(lambda rng_key, t: counted(rng_key, t)[0], theta), obs=x)
+
+    kme.RejectionABC(scalar, 400, quantile=0.2, progress_bar=False).run(KEY, x=2)
+
+
 @pytest.mark.parametrize("engine", ["KELFI", "RejectionABC"])
 def test_counts_cannot_be_fractions(engine):
     with pytest.raises(ValueError, match=r"The observation at 'x' holds 2\.5, and its simulator `counted` gives whole"):
