@@ -23,7 +23,11 @@ def shifted(rng_key, theta):
 
 
 def counted(rng_key, theta):
-    return jax.random.poisson(rng_key, jnp.exp(theta), (1,))
+    return count(rng_key, theta)[None]
+
+
+def count(rng_key, theta):
+    return jax.random.poisson(rng_key, jnp.exp(theta))
 
 
 def model(x=None, location=0.0, simulator=shifted):
@@ -57,7 +61,7 @@ def test_simulations_from_the_prior_are_taken(elsewhere):
 def test_a_scalar_count_is_no_fraction():
     def scalar(x=None):
         theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
-        numpyro.sample("x", kme.Simulator(lambda rng_key, t: counted(rng_key, t)[0], theta), obs=x)
+        numpyro.sample("x", kme.Simulator(count, theta), obs=x)
 
     kme.RejectionABC(scalar, 400, quantile=0.2, progress_bar=False).run(KEY, x=2)
 
