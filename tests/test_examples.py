@@ -95,16 +95,21 @@ def test_noise_has_mean_one_and_the_stated_variance(log_sd):
     assert abs(draws.var() - variance) < 5 * variance * np.sqrt((kurtosis - 1) / draws.size)
 
 
+@jax.jit
+def simulate(keys, points):
+    return jax.vmap(blowfly.blowfly)(keys, points)
+
+
 def test_noise_reaches_the_right_place():
     """Births and deaths have their own spreads: without noise in one of them, the other is all there is."""
-    quiet = jnp.asarray([3.0, -1.0, 5.5, -12.0, -12.0, 2.0])
+    quiet = np.array([3.0, -1.0, 5.5, -12.0, -12.0, 2.0], np.float32)
     keys = jax.random.split(jax.random.key(1), 400)
-    simulate = jax.jit(jax.vmap(blowfly.blowfly, (0, None)))
-    ones = jnp.ones(230)
-    still = plain_population(np.asarray(quiet), ones, ones)[50:]
-    np.testing.assert_allclose(simulate(keys, quiet), np.tile(still, (400, 1)), rtol=0.02)
-    no_births = quiet.at[0].set(-20.0).at[3].set(0.0)  # P ~ 0: N falls by exp(-delta eps_t), E exp(-d e) = 1 / (1 + d)
-    falls = simulate(jax.random.split(jax.random.key(2), 400), no_births)
+    still = plain_population(quiet, np.ones(230), np.ones(230))[50:]
+    np.testing.assert_allclose(simulate(keys, np.tile(quiet, (400, 1))), np.tile(still, (400, 1)), rtol=0.02)
+    no_births = np.array(
+        [-20.0, -1.0, 5.5, 0.0, -12.0, 2.0], np.float32
+    )  # P ~ 0: N falls by exp(-delta eps_t), E exp(-d e) = 1 / (1 + d)
+    falls = np.asarray(simulate(jax.random.split(jax.random.key(2), 400), np.tile(no_births, (400, 1))))
     ratio = np.asarray(falls[:, 1:4] / falls[:, :3]).ravel()
     delta = np.exp(-1.0)
     sd = np.sqrt(1 / (1 + 2 * delta) - 1 / (1 + delta) ** 2)
@@ -116,8 +121,9 @@ def test_extreme_blowflies_are_finite():
     points = np.concatenate(
         [blowfly.PRIOR_MEAN + blowfly.PRIOR_SD * corners, np.full((1, 6), 500.0), np.full((1, 6), -500.0)]
     )
-    keys = jax.random.split(jax.random.key(3), len(points))
-    assert np.isfinite(jax.jit(jax.vmap(blowfly.blowfly_statistics))(keys, points.astype(np.float32))).all()
+    points = np.resize(points, (400, 6)).astype(np.float32)
+    series = simulate(jax.random.split(jax.random.key(3), 400), points)
+    assert np.isfinite(jax.jit(jax.vmap(blowfly.statistics))(series)).all()
 
 
 # --- Lotka-Volterra -----------------------------------------------------------------------------------------
