@@ -75,17 +75,12 @@ def test_adjoint_of_the_right_hand_side():
 @pytest.mark.x64
 @pytest.mark.parametrize("name", TABLE)
 def test_gradients_of_objectives(name):
-    """Against central differences and against autodiff through the factorisation."""
+    """Against central differences; the adjoints in them are compared with autodiff above."""
     data = bank()
     both = jax.jit(jax.value_and_grad(lambda logs: TABLE[name].value(hyper(logs), data)))
     found, step = np.asarray(both(LOGS)[1]), 1e-5
     differences = [(float(both(LOGS + d)[0]) - float(both(LOGS - d)[0])) / (2 * step) for d in step * np.eye(6)]
     np.testing.assert_allclose(found, differences, rtol=1e-5, atol=1e-8)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(adjoint, "inverse", jnp.linalg.inv)
-        patch.setattr(adjoint, "solve", jnp.linalg.solve)
-        plain = jax.jit(jax.grad(lambda logs: TABLE[name].value(hyper(logs), data)))(LOGS)
-    np.testing.assert_allclose(found, plain, rtol=1e-8, atol=1e-11)
 
 
 @pytest.mark.smoke
@@ -135,9 +130,8 @@ def fitted(simulated):
     return KernelMeans().fit(*simulated)
 
 
-def test_learns_and_says_what(simulated, fitted):
-    """Better than the start, inside the bounds, relevant statistics told from noise."""
-    z, _x = simulated
+def test_learns_and_says_what(fitted):
+    """Inside the bounds, relevant statistics told from noise."""
     described = fitted.describe()
     assert described["at bounds"] == "none"
     assert described["leave-one-out score"] > 0.8
@@ -147,12 +141,10 @@ def test_learns_and_says_what(simulated, fitted):
     relevance = fitted.relevance()
     assert relevance[0] > 0.5 and abs(relevance[1]) < 0.15
     np.testing.assert_allclose(fitted.learnt.score, described["leave-one-out score"], rtol=1e-9)
-    start = Hyperparameters(Gaussian(np.ones(1)), Gaussian(np.full(2, 0.4 * np.sqrt(2))), np.array(1e-2))
-    assert value(LeaveOneOut(), start, Bank(z, fitted.data)) < fitted.learnt.score
 
 
 def test_the_search_ends_at_a_maximum(simulated, fitted):
-    """No small step from the end is better, priors included."""
+    """No small step from the end is better, priors included, nor is the start, where these are 0."""
     data, learner = Bank(simulated[0], fitted.data), Learner()
     logs = np.log(
         [
@@ -173,6 +165,7 @@ def test_the_search_ends_at_a_maximum(simulated, fitted):
         return LeaveOneOut().value(at, data) - prior / 120
 
     best = total(logs)
+    assert total(start) < best < fitted.learnt.score + 1e-4
     for direction in np.concatenate([np.eye(4), -np.eye(4)]):
         assert total(logs + 0.05 * direction) < best + 1e-6
 
@@ -206,7 +199,9 @@ def test_learns_the_inner_length_scale():
     rng = np.random.default_rng(2)
     z = rng.normal(size=(40, 1))
     sets = np.exp(0.5 * z)[:, None] * rng.normal(size=(40, 25, 1))
-    fits = [KernelMeans(data_kernel=EmpiricalMeasure(Gaussian(scale), 0.3)).fit(z, sets) for scale in (0.25, 8.0)]
+    learner = Learner(num_starts=1, max_steps=30)
+    kernels = [EmpiricalMeasure(Gaussian(scale), 0.3) for scale in (0.25, 8.0)]
+    fits = [KernelMeans(data_kernel=kernel, learner=learner).fit(z, sets) for kernel in kernels]
     scales = [float(fit.hyper.data_kernel.inner.length_scale) for fit in fits]
     assert scales[0] > 0.25 and scales[1] < 8.0
     assert all(fit.learnt.score > 0.3 for fit in fits)

@@ -50,8 +50,10 @@ def on_points(likelihood, points):
 
 
 @jax.jit
-def slopes(likelihood, points):
-    return jax.vmap(jax.grad(likelihood.log_density))(points)
+def all_on_points(likelihood, points):
+    """Log densities, their slopes, and signed logarithms."""
+    values, slopes = jax.vmap(jax.value_and_grad(likelihood.log_density))(points)
+    return values, slopes, *jax.vmap(likelihood.signed_log)(points)
 
 
 @jax.jit
@@ -119,20 +121,21 @@ def test_a_normal_likelihood_is_recovered_as_by_a_parametric_fit(seventh):
 def test_positive_smooth_and_leading_back_far_away(linear):
     likelihood = linear[1].at(np.array([0.3]))
     points = np.array([[4.0, 0.0], [-4.0, 0.0], [-5.0, 2.0]])
-    found = np.asarray(slopes(likelihood, points)) - points
+    log_values, slopes, sign, value = (np.asarray(part) for part in all_on_points(likelihood, points))
+    found = slopes - points
     assert np.isfinite(found).all()
     assert found[0, 0] < 0 < found[1, 0]
-    sign, value = signed(likelihood, points)
     np.testing.assert_array_equal(sign, 1.0)
-    np.testing.assert_allclose(value, on_points(likelihood, points), rtol=1e-12)
+    np.testing.assert_allclose(value, log_values, rtol=1e-12)
 
 
 @pytest.mark.x64
 def test_gradient_agrees_with_finite_differences(counts_and_rates):
     likelihood = counts_and_rates[2].at(np.array([1.2, 3.0, 7.0]))
     z, step = np.array([[-1.0], [0.2], [1.5]]), 1e-5
-    difference = (on_points(likelihood, z + step) - on_points(likelihood, z - step)) / (2.0 * step)
-    np.testing.assert_allclose(slopes(likelihood, z)[:, 0], difference, rtol=1e-5, atol=1e-6)
+    (ahead, *_), (_, slopes, *_), (behind, *_) = (all_on_points(likelihood, z + d) for d in (step, 0.0, -step))
+    difference = (np.asarray(ahead) - np.asarray(behind)) / (2.0 * step)
+    np.testing.assert_allclose(slopes[:, 0], difference, rtol=1e-5, atol=1e-6)
 
 
 def test_units_of_statistics_enter_only_by_the_jacobian(linear):
