@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,8 +39,13 @@ def hyper(logs):
 
 
 def bank():
-    log_broad = np.asarray(scores.log_broad_density(jnp.asarray(S)))
+    log_broad = np.asarray(jax.jit(scores.log_broad_density)(S))
     return Bank(Z, S, log_broad, Normal.standard(2), S[:1] + 0.1)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def value(objective, at, data):
+    return objective.value(at, data)
 
 
 def squared(a, b, scale):
@@ -52,34 +59,28 @@ def test_adjoints_equal_autodiff(function):
     weights = jnp.asarray(RNG.normal(size=function(jnp.eye(4)).shape))
     matrix = lambda r: r @ r.T + jnp.eye(4)  # noqa: E731
     plain = jnp.linalg.inv if weights.ndim == 2 else lambda a: jnp.linalg.solve(a, jnp.arange(4.0))
-    found = jax.grad(lambda r: jnp.sum(weights * function(matrix(r))))(root)
-    expected = jax.grad(lambda r: jnp.sum(weights * plain(matrix(r))))(root)
+    gradient = lambda f: jax.grad(lambda r: jnp.sum(weights * f(matrix(r))))  # noqa: E731
+    found, expected = jax.jit(lambda r: (gradient(function)(r), gradient(plain)(r)))(root)
     np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.x64
 def test_adjoint_of_the_right_hand_side():
     matrix = jnp.asarray(np.diag([1.0, 2.0, 4.0]) + 0.3)
-    found = jax.grad(lambda b: jnp.sum(adjoint.solve(matrix, b) ** 2))(jnp.arange(3.0))
-    expected = jax.grad(lambda b: jnp.sum(jnp.linalg.solve(matrix, b) ** 2))(jnp.arange(3.0))
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    found = jax.jit(jax.grad(lambda b: jnp.sum(adjoint.solve(matrix, b) ** 2)))(np.arange(3.0))
+    inverse = np.linalg.inv(matrix)
+    np.testing.assert_allclose(found, 2 * inverse @ inverse @ np.arange(3.0), rtol=1e-12)
 
 
 @pytest.mark.x64
 @pytest.mark.parametrize("name", TABLE)
 def test_gradients_of_objectives(name):
-    """Against central differences and against autodiff through the factorisation."""
+    """Against central differences; the adjoints in them are compared with autodiff above."""
     data = bank()
-    value = jax.jit(lambda logs: TABLE[name].value(hyper(logs), data))
-    found = jax.jit(jax.grad(lambda logs: TABLE[name].value(hyper(logs), data)))(LOGS)
-    step = 1e-5
-    differences = [(value(LOGS + step * e) - value(LOGS - step * e)) / (2 * step) for e in np.eye(6)]
+    both = jax.jit(jax.value_and_grad(lambda logs: TABLE[name].value(hyper(logs), data)))
+    found, step = np.asarray(both(LOGS)[1]), 1e-5
+    differences = [(float(both(LOGS + d)[0]) - float(both(LOGS - d)[0])) / (2 * step) for d in step * np.eye(6)]
     np.testing.assert_allclose(found, differences, rtol=1e-5, atol=1e-8)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(adjoint, "inverse", jnp.linalg.inv)
-        patch.setattr(adjoint, "solve", jnp.linalg.solve)
-        plain = jax.jit(jax.grad(lambda logs: TABLE[name].value(hyper(logs), data)))(LOGS)
-    np.testing.assert_allclose(found, plain, rtol=1e-8, atol=1e-11)
 
 
 @pytest.mark.smoke
@@ -101,17 +102,17 @@ def test_objectives_by_hand():
     posterior = part(np.diag(ratios) / np.maximum(np.maximum(ratios, 0).mean(0), 0.02))
     data = bank()
     np.testing.assert_allclose(
-        LeaveOneOut().value(hyper(LOGS), data), np.log(0.98 * posterior + 0.02).mean(), rtol=1e-8
+        value(LeaveOneOut(), hyper(LOGS), data), np.log(0.98 * posterior + 0.02).mean(), rtol=1e-8
     )
     predictive = part(np.diag(ratios) / np.maximum(np.maximum(ratios, 0).mean(1), 0.02)) * density / norm
     broad = multivariate_t(S.mean(0), 2 * np.cov(S.T, bias=True) + 1e-6 * np.eye(3), df=3).pdf(S)
     expected = np.log(0.98 * predictive + 0.02 * broad).mean()
-    np.testing.assert_allclose(LeaveOneOutPredictive().value(hyper(LOGS), data), expected, rtol=1e-8)
+    np.testing.assert_allclose(value(LeaveOneOutPredictive(), hyper(LOGS), data), expected, rtol=1e-8)
     seen = np.exp(-0.5 * squared(S[:1] + 0.1, S, eps)[0]) / norm
     embedding = np.prod(beta / np.sqrt(beta**2 + 1) * np.exp(-(Z**2) / (2 * (beta**2 + 1))), axis=1)
     expected = np.log(embedding @ np.linalg.solve(gram + M * lam * np.eye(M), seen))
-    np.testing.assert_allclose(MarginalLikelihood().value(hyper(LOGS), data), expected, rtol=1e-8)
-    log_marginal = scores.leave_one_out_log_marginal(np.log(kappa))
+    np.testing.assert_allclose(value(MarginalLikelihood(), hyper(LOGS), data), expected, rtol=1e-8)
+    log_marginal = jax.jit(scores.leave_one_out_log_marginal)(np.log(kappa))
     np.testing.assert_allclose(
         log_marginal, logsumexp(np.where(np.eye(M), -np.inf, np.log(kappa)), axis=0) - np.log(M - 1)
     )
@@ -129,9 +130,8 @@ def fitted(simulated):
     return KernelMeans().fit(*simulated)
 
 
-def test_learns_and_says_what(simulated, fitted):
-    """Better than the start, inside the bounds, relevant statistics told from noise."""
-    z, _x = simulated
+def test_learns_and_says_what(fitted):
+    """Inside the bounds, relevant statistics told from noise."""
     described = fitted.describe()
     assert described["at bounds"] == "none"
     assert described["leave-one-out score"] > 0.8
@@ -141,12 +141,10 @@ def test_learns_and_says_what(simulated, fitted):
     relevance = fitted.relevance()
     assert relevance[0] > 0.5 and abs(relevance[1]) < 0.15
     np.testing.assert_allclose(fitted.learnt.score, described["leave-one-out score"], rtol=1e-9)
-    start = Hyperparameters(Gaussian(np.ones(1)), Gaussian(np.full(2, 0.4 * np.sqrt(2))), np.array(1e-2))
-    assert LeaveOneOut().value(start, Bank(z, fitted.data)) < fitted.learnt.score
 
 
 def test_the_search_ends_at_a_maximum(simulated, fitted):
-    """No small step from the end is better, priors included."""
+    """No small step from the end is better, priors included, nor is the start, where these are 0."""
     data, learner = Bank(simulated[0], fitted.data), Learner()
     logs = np.log(
         [
@@ -167,6 +165,7 @@ def test_the_search_ends_at_a_maximum(simulated, fitted):
         return LeaveOneOut().value(at, data) - prior / 120
 
     best = total(logs)
+    assert total(start) < best < fitted.learnt.score + 1e-4
     for direction in np.concatenate([np.eye(4), -np.eye(4)]):
         assert total(logs + 0.05 * direction) < best + 1e-6
 
@@ -200,7 +199,9 @@ def test_learns_the_inner_length_scale():
     rng = np.random.default_rng(2)
     z = rng.normal(size=(40, 1))
     sets = np.exp(0.5 * z)[:, None] * rng.normal(size=(40, 25, 1))
-    fits = [KernelMeans(data_kernel=EmpiricalMeasure(Gaussian(scale), 0.3)).fit(z, sets) for scale in (0.25, 8.0)]
+    learner = Learner(num_starts=1, max_steps=30)
+    kernels = [EmpiricalMeasure(Gaussian(scale), 0.3) for scale in (0.25, 8.0)]
+    fits = [KernelMeans(data_kernel=kernel, learner=learner).fit(z, sets) for kernel in kernels]
     scales = [float(fit.hyper.data_kernel.inner.length_scale) for fit in fits]
     assert scales[0] > 0.25 and scales[1] < 8.0
     assert all(fit.learnt.score > 0.3 for fit in fits)

@@ -36,7 +36,7 @@ def test_two_simulators_a_poisson_likelihood_and_a_positive_latent_against_brute
 
 
 def test_nuts_samples_what_was_learnt(smodel, on_grid):
-    mcmc = MCMC(NUTS(smodel), num_warmup=200, num_samples=500, progress_bar=False)
+    mcmc = MCMC(NUTS(smodel), num_warmup=150, num_samples=400, progress_bar=False)
     mcmc.run(random.key(1), *OBSERVED)
     for name, (mean, sd) in on_grid.items():
         draws = np.asarray(mcmc.get_samples()[name])[None]

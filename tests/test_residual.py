@@ -50,8 +50,15 @@ def on_points(likelihood, points):
 
 
 @jax.jit
-def slopes(likelihood, points):
-    return jax.vmap(jax.grad(likelihood.log_density))(points)
+def all_on_points(likelihood, points):
+    """Log densities, their slopes, and signed logarithms."""
+    values, slopes = jax.vmap(jax.value_and_grad(likelihood.log_density))(points)
+    return values, slopes, *jax.vmap(likelihood.signed_log)(points)
+
+
+@jax.jit
+def values_and_slopes(function, points):
+    return jax.vmap(function)(points), jax.vmap(jax.jacfwd(function))(points)
 
 
 @jax.jit
@@ -114,20 +121,21 @@ def test_a_normal_likelihood_is_recovered_as_by_a_parametric_fit(seventh):
 def test_positive_smooth_and_leading_back_far_away(linear):
     likelihood = linear[1].at(np.array([0.3]))
     points = np.array([[4.0, 0.0], [-4.0, 0.0], [-5.0, 2.0]])
-    found = slopes(likelihood, points) - points
+    log_values, slopes, sign, value = (np.asarray(part) for part in all_on_points(likelihood, points))
+    found = slopes - points
     assert np.isfinite(found).all()
     assert found[0, 0] < 0 < found[1, 0]
-    sign, value = signed(likelihood, points)
     np.testing.assert_array_equal(sign, 1.0)
-    np.testing.assert_allclose(value, on_points(likelihood, points), rtol=1e-12)
+    np.testing.assert_allclose(value, log_values, rtol=1e-12)
 
 
 @pytest.mark.x64
 def test_gradient_agrees_with_finite_differences(counts_and_rates):
     likelihood = counts_and_rates[2].at(np.array([1.2, 3.0, 7.0]))
     z, step = np.array([[-1.0], [0.2], [1.5]]), 1e-5
-    difference = (on_points(likelihood, z + step) - on_points(likelihood, z - step)) / (2.0 * step)
-    np.testing.assert_allclose(slopes(likelihood, z)[:, 0], difference, rtol=1e-5, atol=1e-6)
+    (ahead, *_), (_, slopes, *_), (behind, *_) = (all_on_points(likelihood, z + d) for d in (step, 0.0, -step))
+    difference = (np.asarray(ahead) - np.asarray(behind)) / (2.0 * step)
+    np.testing.assert_allclose(slopes[:, 0], difference, rtol=1e-5, atol=1e-6)
 
 
 def test_units_of_statistics_enter_only_by_the_jacobian(linear):
@@ -234,11 +242,10 @@ def test_information_of_a_linear_statistic(linear):
 def test_precision_of_the_caller(counts_and_rates):
     likelihood = counts_and_rates[2].at(np.array([1.2, 3.0, 7.0]))
     points = np.array([[0.1], [-1.0], [1.5]])
-    value = on_points(likelihood, points)
-    with jax.enable_x64(False):
-        single = on_points(likelihood, points)
-        assert single.dtype == jnp.float32
-        np.testing.assert_allclose(single, value, rtol=1e-4)
+    single = on_points(likelihood, points)
+    assert single.dtype == jnp.float32
+    with jax.enable_x64(True):
+        np.testing.assert_allclose(single, on_points(likelihood, points), rtol=1e-4)
 
 
 def test_fit_refuses_what_it_cannot_learn_from(rng):
@@ -267,7 +274,7 @@ def test_the_brief_version_keeps_the_digits_of_precise_statistics(rng):
         x = (np.sin(z.sum(axis=1)) + 1e-5 * rng.normal(size=150))[:, None] + 10.0
         at = jax.tree.map(jnp.asarray, ResidualKernelMeans().fit(z, x).at(x[0]))
         points = z[0] + 1e-5 * rng.normal(size=(20, 2))
-        full, brief = (np.asarray(jax.vmap(one.log_density)(points)) for one in (at, at.brief()))
+        full, brief = (np.asarray(on_points(one, points)) for one in (at, at.brief()))
     assert brief.dtype == np.float64 and not np.array_equal(full, brief)
     np.testing.assert_allclose(brief, full, atol=1e-3)
 
@@ -277,12 +284,12 @@ def test_the_brief_version_is_short_where_rounding_is_harmless(linear):
         at = jax.tree.map(jnp.asarray, linear[1].at(np.array([0.5])))
         brief, points = at.brief(), jnp.asarray(linear[0][:30])
         assert brief.location.points.dtype == brief.log_scale.points.dtype == np.float32
-        full, short = (np.asarray(jax.vmap(one.log_density)(points)) for one in (at, brief))
+        full, short = (np.asarray(on_points(one, points)) for one in (at, brief))
         np.testing.assert_allclose(short, full, atol=1e-3)
         for part in (at.location, at.log_scale):
-            np.testing.assert_allclose(part.on_host(np.asarray(points)), jax.vmap(part)(points), rtol=1e-10, atol=1e-12)
-            slopes = jax.vmap(jax.jacfwd(part))(points)
-            np.testing.assert_allclose(part.slopes(np.asarray(points)), slopes, rtol=1e-8, atol=1e-10)
+            values, derivatives = values_and_slopes(part, points)
+            np.testing.assert_allclose(part.on_host(np.asarray(points)), values, rtol=1e-10, atol=1e-12)
+            np.testing.assert_allclose(part.slopes(np.asarray(points)), derivatives, rtol=1e-8, atol=1e-10)
         beyond = dataclasses.replace(at, location=dataclasses.replace(at.location, offset=jnp.array([1e39])))
         assert beyond.brief().location.points.dtype == np.float64
         both = dataclasses.replace(beyond.location, linear=at.location.linear - 1e39)

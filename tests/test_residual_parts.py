@@ -164,6 +164,11 @@ def test_functions_are_the_fitted_regressions(rng, smoothness):
     np.testing.assert_allclose(functions(jnp.asarray(new)), [value + 0.7, 2 * value], atol=1e-5)
 
 
+@jax.jit
+def at_points(functions, points):
+    return jax.vmap(functions)(points)
+
+
 @pytest.mark.x64
 def test_functions_take_as_many_gaussian_kernels_as_they_need(rng):
     """A straight one none, one that is curved along one coordinate a few, a rough one all; new points agree too."""
@@ -178,11 +183,11 @@ def test_functions_take_as_many_gaussian_kernels_as_they_need(rng):
     assert functions.bump.shape == (3, 256)
     new = rng.uniform(-1.5, 1.5, size=(20, 2))
     for points, most in ((z[:50], tolerance), (new, 3.0 * tolerance)):
-        found = jax.vmap(functions)(jnp.asarray(points))
+        found = at_points(functions, points)
         for i, hyper in enumerate(hypers):
             expected = signal(hyper, points, z) @ fits.alpha[i] + 0.3
             np.testing.assert_allclose(found[:, i], expected, atol=most)
-    slopes = jax.vmap(jax.jacfwd(functions))(jnp.asarray(new))
+    slopes = jax.jit(jax.vmap(jax.jacfwd(functions)))(new)
     np.testing.assert_allclose(functions.slopes(new), slopes, rtol=1e-8, atol=1e-8)
 
 
@@ -196,7 +201,7 @@ def test_functions_are_as_exact_as_each_simulation_asks(rng):
     for narrow in (1e-1, 1e-3):
         tolerance = np.where(z[:, 0] < 0.0, 1e-1, narrow)
         functions = RidgeFunctions.of([(fit, [0.0], tolerance[None])])
-        error = jax.vmap(functions)(jnp.asarray(z))[:, 0] - expected
+        error = at_points(functions, z)[:, 0] - expected
         assert (np.abs(error) <= 1.01 * tolerance + 1e-5).all()
         counts.append(np.count_nonzero(functions.bump))
     assert counts[0] < counts[1] < 200

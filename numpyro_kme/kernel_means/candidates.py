@@ -80,13 +80,13 @@ def cover(rng_key: jax.Array, likelihood: LikelihoodAt, measure: Measure, n: int
     """
     likelihood, measure = in_present_precision((likelihood, measure))
     if isinstance(measure, Points):
-        sign, log_size = _signed_logs(likelihood, None, measure.points)
+        sign, log_size = signed_logs(likelihood, None, measure.points)
         shares = np.asarray(measure.probabilities)
         return _normalised(measure.points, np.asarray(sign), np.asarray(log_size) + np.log(shares))
     keys = jax.random.split(rng_key, MOST_ROUNDS + 2)
     points, proposal = measure.sample(keys[0], n), measure
     for key in keys[1:-1]:
-        sign, log_size = _signed_logs(likelihood, measure, points)
+        sign, log_size = signed_logs(likelihood, measure, points)
         log_weights = np.where(np.asarray(sign) > 0, np.asarray(log_size - _log_densities(proposal, points)), -np.inf)
         power = _power(log_weights, LEAST_EFFECTIVE * n)
         proposal = _around(key, np.asarray(points), _softmax(power * log_weights))
@@ -96,7 +96,7 @@ def cover(rng_key: jax.Array, likelihood: LikelihoodAt, measure: Measure, n: int
     own = int(np.ceil(DEFENSIVE * n))
     key_own, key_proposed = jax.random.split(keys[-1])
     points = jnp.concatenate([measure.sample(key_own, own), proposal.sample(key_proposed, n - own)])
-    sign, log_size = _signed_logs(likelihood, measure, points)
+    sign, log_size = signed_logs(likelihood, measure, points)
     log_mixture = jnp.logaddexp(
         jnp.log(own / n) + _log_densities(measure, points),
         jnp.log1p(-own / n) + _log_densities(proposal, points),
@@ -152,7 +152,7 @@ def _around(rng_key, points, weights) -> NormalMixture:
 
 
 @jax.jit
-def _signed_logs(likelihood, measure, points):
+def signed_logs(likelihood, measure, points):
     """Sign and log of `q(y | z) p(z)`, or of `q(y | z)` alone, at many points."""
 
     def one(point):

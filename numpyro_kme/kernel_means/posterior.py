@@ -15,7 +15,7 @@ from scipy.optimize import minimize
 from numpyro_kme import _checks
 from numpyro_kme._host import in_present_precision, on_host
 from numpyro_kme.kernel_means.base import LikelihoodAt, Surrogate
-from numpyro_kme.kernel_means.candidates import WeightedPoints, cover
+from numpyro_kme.kernel_means.candidates import WeightedPoints, cover, signed_logs
 from numpyro_kme.kernel_means.signed import SignedLog, to_signed_log
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.stationary import Gaussian
@@ -92,8 +92,8 @@ class KernelMeansPosterior:
     def signed_log_density(self, z: ArrayLike) -> SignedLog:
         """Sign and log absolute value of `q(y | z) / q(y)`, the posterior density relative to the prior, at `(n, D)`."""
         log_mass = self._positive_log_mass()
-        signs, log_sizes = jax.vmap(self.likelihood.signed_log)(jnp.asarray(z))
-        return signs, log_sizes - log_mass
+        signs, log_sizes = signed_logs(in_present_precision(self.likelihood), None, jnp.asarray(z))
+        return np.asarray(signs), np.asarray(log_sizes) - log_mass
 
     @on_host
     def embedding(self, kernel: Kernel, t: ArrayLike) -> np.ndarray:
@@ -183,8 +183,8 @@ class KernelMeansPosterior:
         """
         likelihood, measure = in_present_precision((self.likelihood, self.measure))
         points = jnp.asarray(self._atoms.points)
-        sign, log_size = jax.vmap(likelihood.signed_log)(points)
-        heights = np.where(sign > 0, log_size + jax.vmap(measure.log_density)(points), -np.inf)
+        sign, log_height = signed_logs(likelihood, measure, points)
+        heights = np.where(sign > 0, log_height, -np.inf)
         starts = np.asarray(points)[np.argsort(heights)[-STARTS:]]
 
         def loss(z):
@@ -213,7 +213,7 @@ class KernelMeansPosterior:
             value = np.asarray(terms.weights) @ self._embedding_at_simulations
             return to_signed_log(value, terms.log_scale)
         atoms = self._atoms
-        signs, log_sizes = jax.vmap(likelihood.signed_log)(jnp.asarray(atoms.points))
+        signs, log_sizes = signed_logs(in_present_precision(likelihood), None, jnp.asarray(atoms.points))
         total, sign = logsumexp(log_sizes, b=signs * jnp.asarray(atoms.weights), return_sign=True)
         return sign, total
 

@@ -203,10 +203,10 @@ class KernelMeansSurrogate(Surrogate):
         if self.transform is not None:
             self.transform.check(y)
         y = jax.tree.map(lambda leaf: np.array(leaf, np.float64), y)
-        bare = replace(self, solution=None)  # type: ignore[arg-type]  # nothing below solves
+        bare = replace(self, solution=None, summary=None, learnt=None)  # type: ignore[arg-type]  # nothing below solves
         log_kappa = on_host(KernelMeansSurrogate._log_kappa)(bare, y)
         solved = self.solution.solve_on_host(self.hyper, self.z, np.exp(log_kappa - np.max(log_kappa)))
-        likelihood = on_host(KernelMeansSurrogate._likelihood)(bare, y, log_kappa, solved)
+        likelihood = on_host(_likelihood)(bare, y, log_kappa, solved)
         isolation.warn_if_isolated(likelihood.log_nearest, self.summary.log_isolation, self.transform, self.data, y)
         return likelihood
 
@@ -321,6 +321,9 @@ class KernelMeansSurrogate(Surrogate):
         else:
             described["data kernel"] = str(self.hyper.data_kernel)
         return described | {"at bounds": "not learnt" if self.learnt is None else self.learnt.at_bounds(self.dim)}
+
+
+_likelihood = jax.jit(KernelMeansSurrogate._likelihood)
 
 
 def _simulations(z, x) -> tuple[np.ndarray, Any]:

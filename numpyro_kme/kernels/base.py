@@ -216,6 +216,7 @@ def _squared_distances_jvp(points, tangents):
     return distances, 2.0 * (own - products(x, dy) - products(dx, y))
 
 
+@jax.jit  # a loop outside of a program would be compiled anew in each call
 def _by_differences(x, y):
     def add(total, columns):
         a, b = columns
