@@ -158,7 +158,7 @@ def test_independent_draws_leave_out_pairs_with_themselves(rng):
     scalar = Generator(normal, DrawnNoise(lambda key: jax.random.normal(key, (1,))), 2)
     bound, nodes = MMD(Gaussian(L), tolerance=1e-6).objective(x[:, 0], scalar), one_set(scalar, 12)
     assert isinstance(bound, GridMMD)
-    y = 0.2 + np.exp(0.1) * np.asarray(jax.vmap(lambda key: jax.random.normal(key))(nodes.values))
+    y = 0.2 + np.exp(0.1) * np.asarray(nodes.values)[:, 0]
 
     def matrix(a, b):
         return np.exp(-((a[:, None] - b) ** 2) / (2 * L**2))

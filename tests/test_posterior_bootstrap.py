@@ -82,7 +82,7 @@ def test_point_estimate_is_the_lowest_point_of_the_landscape(engine):
 
 def test_the_reported_loss_is_the_squared_mmd_at_the_best_mass(engine):
     y, v = engine.point_estimate["mean"], engine.replicates.nodes.weights[0]
-    y = y + engine.point_estimate["scale"] * engine.replicates.nodes.values[0, :, 0]
+    y = y + engine.point_estimate["scale"] * np.ravel(engine.replicates.nodes.values[0])
 
     def gram(a, b):
         return np.exp(-0.5 * (a[:, None] - b) ** 2)
@@ -217,19 +217,19 @@ def counts(rng, rate):
 
 
 def poisson(x):
-    rate = numpyro.sample("rate", dist.Gamma(2.0, 0.5))
+    rate = numpyro.sample("rate", dist.LogNormal(1.0, 0.7))
     with numpyro.plate("data", len(x)):
         numpyro.sample("x", Simulator(counts, rate, shape=(), dtype=np.int64), obs=x)
 
 
 def test_black_box_counts_use_differences_and_say_so():
     x = np.random.default_rng(3).poisson(3.0, 60)
-    engine = PosteriorBootstrap(poisson, MMD(Gaussian(1.5)), num_samples=4, num_nodes=64, num_starts=4)
+    engine = PosteriorBootstrap(poisson, MMD(Gaussian(1.5)), num_samples=4, num_nodes=32, num_starts=4)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         engine.run(jax.random.key(0), x)
     assert "differences" in engine.info["derivatives"]
-    assert abs(engine.get_samples()["rate"].mean() - 3.0) < 5 * np.sqrt(3.0 / 60 + 3.0 / 64)
+    assert abs(engine.get_samples()["rate"].mean() - 3.0) < 5 * np.sqrt(3.0 / 60 + 3.0 / 32)
 
 
 def no_plate(x):
