@@ -80,7 +80,7 @@ def test_fresh_noise_gives_the_exact_posterior(truth):
 
 
 def test_latent_noise_gives_the_exact_posterior(truth):
-    _, samples = run(NUTS(loss_with(LatentNoise(16))), X, num_samples=400, num_warmup=300)
+    _, samples = run(NUTS(loss_with(LatentNoise(16))), X, num_samples=300, num_warmup=200)
     assert max(standard_errors(samples, truth)) < 4.0
 
 
@@ -125,6 +125,7 @@ def test_a_synthetic_likelihood_with_fresh_simulations(blocks):
     assert truth[0][1] > 1.05 * np.sqrt(0.2)
 
 
+@pytest.mark.slow
 def test_estimating_the_current_point_again_does_not(truth):
     _, samples = run(Reestimating(loss_with(FreshNoise(16))), X)
     assert max(standard_errors(samples, truth)) > 4.0
@@ -159,10 +160,7 @@ def standard_normal(key):
     return jnp.sum(jax.vmap(random.normal)(jnp.atleast_1d(key))) / np.sqrt(key.size)
 
 
-def test_any_estimated_density_can_be_sampled_with_either_kind_of_chain():
-    kernel = PseudoMarginal(estimated)
-    _, samples = run(kernel, 2.0, 1.0, num_samples=3000)
-    assert max(standard_errors(samples, ((1.0, np.sqrt(0.5)), (0.0, 0.0)))) < 4.0
+def test_any_estimated_density_can_be_sampled_with_one_chain():
     mcmc = MCMC(PseudoMarginal(estimated), num_warmup=500, num_samples=2000, progress_bar=False)
     mcmc.run(random.key(1), 2.0, 1.0)
     one = np.asarray(mcmc.get_samples()["mean"])[None]
