@@ -83,10 +83,13 @@ def stretched(noise, mean, scale):
     return mean + scale * noise
 
 
+STRETCHED = kme.FromNoise(stretched, dist.Normal(0.0, 1.0))
+
+
 def two_parameters(x):
     mean, scale = numpyro.sample("mean", dist.Normal(0.0, 1.0)), numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
     with numpyro.plate("data", len(x)):
-        numpyro.sample("x", kme.Simulator(kme.FromNoise(stretched, dist.Normal(0.0, 1.0)), mean, scale), obs=x)
+        numpyro.sample("x", kme.Simulator(STRETCHED, mean, scale), obs=x)
 
 
 def normal(dim):
