@@ -83,8 +83,8 @@ class ExactValley(Valley):
 
 @pytest.mark.parametrize("objective", [Valley(SCALAR), ExactValley(SCALAR)], ids=["updated", "exact"])
 def test_newton_walks_down_a_curved_valley(objective):
-    start, hessian = np.array([-1.2, 1.0]), np.array([[2.0 - 120.0 * 1.0 + 360.0 * 1.44, 144.0], [144.0, 60.0]])
-    settings = dict(scale=np.ones(2), tolerance=1e-9, damping=0.1, stride=1.0)
+    start, hessian = np.float32([-1.2, 1.0]), np.float32([[2.0 - 120.0 + 360.0 * 1.44, 144.0], [144.0, 60.0]])
+    settings = dict(scale=np.ones(2, np.float32), tolerance=1e-9, damping=0.1, stride=1.0)
     run = jax.jit(lambda steps: minimise(objective, None, None, start, hessian, max_steps=steps, **settings))
     found = run(200)
     np.testing.assert_allclose(found.u, [1.0, 1.0], atol=1e-7)
@@ -314,9 +314,9 @@ class Cliff(Valley):
 
 
 def test_a_trial_without_a_gradient_does_not_spoil_the_hessian():
-    start = np.array([-1.0, 1.0])
-    settings = dict(scale=np.ones(2), tolerance=1e-6, max_steps=60, damping=0.0, stride=10.0)
-    found = jax.jit(lambda: minimise(Cliff(SCALAR), None, None, start, 0.3 * np.eye(2), **settings))()
+    start = np.float32([-1.0, 1.0])
+    settings = dict(scale=np.ones(2, np.float32), tolerance=1e-6, max_steps=60, damping=0.0, stride=10.0)
+    found = jax.jit(lambda: minimise(Cliff(SCALAR), None, None, start, 0.3 * np.eye(2, dtype=np.float32), **settings))()
     assert np.isfinite(found.hessian).all() and bool(found.convex)
     np.testing.assert_allclose(found.u, 0.0, atol=1e-5)
 
