@@ -48,6 +48,13 @@ def exact_energies(x, w, u):
     return q, s, w @ np.exp(-((x[:, None] - x) ** 2) / (2 * L**2)) @ w
 
 
+@jax.jit
+def loss_at(bound, w, u, nodes, extra=None):
+    """The whole loss, with what parameters do not change."""
+    own = None if extra is None else extra[None]
+    return bound.value(bound.reduce(w, extra), u, nodes) + bound.offsets(w[None], own)[0]
+
+
 @pytest.fixture(scope="module")
 def scalars():
     rng = np.random.default_rng(1)
@@ -66,13 +73,25 @@ def test_squared_mmd_of_a_normal_model_is_the_closed_form(scalars, route, u):
         loss = MMD(Gaussian(L), free_mass=free, tolerance=1e-6)
         bound = loss.objective(x, SCALARS) if route == "grid" else DirectMMD(SCALARS, Gaussian(L), x, free)
         assert isinstance(bound, GridMMD if route == "grid" else DirectMMD)
-        value = bound.value(bound.reduce(w), u, one_set(SCALARS, 257)) + bound.offsets(w[None])[0]
-        np.testing.assert_allclose(value, exact, atol=3e-6)
+        np.testing.assert_allclose(loss_at(bound, w, u, one_set(SCALARS, 257)), exact, atol=3e-6)
 
 
 @pytest.mark.x64
-@pytest.mark.parametrize("free", [False, True])
-@pytest.mark.parametrize("case", ["grid", "direct", "independent draws", "covariates", "drawn scalars"])
+@pytest.mark.parametrize(
+    ("case", "free"),
+    [
+        ("grid", False),
+        ("drawn scalars", True),
+        ("direct", False),
+        ("independent draws", True),
+        ("covariates", False),
+        pytest.param("grid", True, marks=pytest.mark.slow),
+        pytest.param("drawn scalars", False, marks=pytest.mark.slow),
+        pytest.param("direct", True, marks=pytest.mark.slow),
+        pytest.param("independent draws", False, marks=pytest.mark.slow),
+        pytest.param("covariates", True, marks=pytest.mark.slow),
+    ],
+)
 def test_slopes_and_hessians_are_the_derivatives_of_the_value(case, free, rng):
     u = np.array([0.3, -0.4])
     if case in ("grid", "drawn scalars"):
@@ -130,11 +149,23 @@ def test_independent_draws_leave_out_pairs_with_themselves(rng):
     kernel = lambda a, b: np.exp(-np.sum((a - b) ** 2) / (2 * L**2))  # noqa: E731
     own = sum(kernel(y[i], y[j]) for i in range(12) for j in range(12) if i != j) / (12 * 11)
     cross = sum(w[i] * kernel(x[i], y[j]) for i in range(15) for j in range(12)) / 12
-    np.testing.assert_allclose(bound.value(bound.reduce(w), u, nodes), own - 2 * cross, rtol=1e-10)
-    gram, to_data, _ = bound.gram(bound.reduce(w), np.stack([y, y + 1.0]), nodes)
+    facts = bound.reduce(w)
+    np.testing.assert_allclose(jax.jit(bound.value)(facts, u, nodes), own - 2 * cross, rtol=1e-10)
+    gram, to_data, _ = jax.jit(bound.gram)(facts, np.stack([y, y + 1.0]), nodes)
     shifted_own = sum(kernel(y[i], y[j] + 1.0) for i in range(12) for j in range(12)) / 144
     np.testing.assert_allclose(gram[0, 1], shifted_own, rtol=1e-10)
     np.testing.assert_allclose(to_data[0], cross, rtol=1e-10)
+    scalar = Generator(normal, DrawnNoise(lambda key: jax.random.normal(key, (1,))), 2)
+    bound, nodes = MMD(Gaussian(L), tolerance=1e-6).objective(x[:, 0], scalar), one_set(scalar, 12)
+    assert isinstance(bound, GridMMD)
+    y = 0.2 + np.exp(0.1) * np.asarray(nodes.values)[:, 0]
+
+    def matrix(a, b):
+        return np.exp(-((a[:, None] - b) ** 2) / (2 * L**2))
+
+    expected = (matrix(y, y).sum() - 12) / (12 * 11) - 2 * w @ matrix(x[:, 0], y).mean(1)
+    expected += w @ matrix(x[:, 0], x[:, 0]) @ w
+    np.testing.assert_allclose(loss_at(bound, w, u, nodes), expected, atol=3e-6)
 
 
 @pytest.mark.parametrize(
@@ -148,11 +179,16 @@ def test_grid_inner_products_are_kernel_double_sums(kernel, rng):
     grid = make_grid(kernel, 1.0, 30.0, found[0], found[2], 100_000)
     a, b = rng.normal(0.0, 3.0, 40), rng.normal(2.0, 1.0, 30)
     v, w = rng.normal(size=40), rng.normal(size=30)
-    tabulated = grid.inner(grid.embed(jnp.asarray(a), v), grid.embed(jnp.asarray(b), w))
+    tabulated = jax.jit(lambda a, b: grid.inner(grid.embed(a, v), grid.embed(b, w)))(a, b)
     exact = v @ np.asarray(kernel.gram(a[:, None], b[:, None])) @ w
     np.testing.assert_allclose(tabulated, exact, atol=3e-4 * np.sum(np.abs(v)) * np.sum(np.abs(w)) ** 0.5)
-    stencil = grid.stencil(jnp.asarray(a))
-    witness = jnp.sum(grid.potential(grid.embed(jnp.asarray(b), w))[stencil.cells] * stencil.weights, axis=1)
+
+    @jax.jit
+    def witness_at(a, b):
+        stencil = grid.stencil(a)
+        return jnp.sum(grid.potential(grid.embed(b, w))[stencil.cells] * stencil.weights, axis=1)
+
+    witness = witness_at(a, b)
     np.testing.assert_allclose(witness, kernel.gram(a[:, None], b[:, None]) @ w, atol=3e-4 * np.abs(w).sum())
 
 
@@ -198,29 +234,33 @@ def test_blocked_fields_are_sums_over_all_sources(kernel, rng):
     y, z, c = rng.normal(size=(7, 2)), rng.normal(size=(SOURCES + 40, 2)), rng.normal(size=SOURCES + 40)
     value, force = jax.jit(field_at)(kernel, y, z, c)
     one = lambda a: c @ jax.vmap(lambda b: kernel.pair(a, b))(z)  # noqa: E731
-    np.testing.assert_allclose(value, [one(a) for a in y], rtol=1e-10)
-    np.testing.assert_allclose(value, potential(kernel, y, z, c), rtol=1e-10)
-    np.testing.assert_allclose(force, jax.vmap(jax.grad(one))(y), rtol=1e-8, atol=1e-10)
+    exact, slope = jax.jit(jax.vmap(jax.value_and_grad(one)))(y)
+    np.testing.assert_allclose(value, exact, rtol=1e-10)
+    np.testing.assert_allclose(value, jax.jit(potential)(kernel, y, z, c), rtol=1e-10)
+    np.testing.assert_allclose(force, slope, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.x64
 def test_free_mass_finds_the_share_that_the_model_explains(rng):
     x = np.append(rng.normal(0.0, 1.0, 900), rng.normal(60.0, 1.0, 100))
     bound = MMD(Gaussian(0.5), free_mass=True).objective(x, SCALARS)
-    facts, nodes = bound.reduce(np.full(1000, 1e-3)), one_set(SCALARS, 129)
-    share = bound.report(facts, np.zeros(2), nodes)["share"]
-    assert abs(float(share) - 0.9) < 5 * np.sqrt(1.0 / 1000)
-    assert bound.report(facts, np.array([-30.0, 0.0]), nodes)["share"] < 1e-6
+    facts, nodes = jax.jit(bound.reduce)(np.full(1000, 1e-3)), one_set(SCALARS, 129)
+    share = jax.jit(lambda u: bound.report(facts, u, nodes)["share"])
+    assert abs(float(share(np.zeros(2))) - 0.9) < 5 * np.sqrt(1.0 / 1000)
+    assert share(np.array([-30.0, 0.0])) < 1e-6
 
 
 @pytest.mark.x64
 def test_extra_points_are_weighed_with_the_data(scalars):
     x, _ = scalars
     extra, w = np.array([0.0, 40.0, 2.0]), np.random.default_rng(5).dirichlet(np.ones(len(x) + 3))
-    bound = MMD(Gaussian(L), tolerance=1e-6).objective(x, SCALARS, extra)
-    value = bound.value(bound.reduce(w, extra), np.array([0.8, 0.4]), one_set(SCALARS, 257))
     q, s, norm = exact_energies(np.append(x, extra), w, np.array([0.8, 0.4]))
-    np.testing.assert_allclose(value, norm - 2 * s + q, atol=3e-6)
+    for bound in (
+        MMD(Gaussian(L), tolerance=1e-6).objective(x, SCALARS, extra),
+        DirectMMD(SCALARS, Gaussian(L), x, False),
+    ):
+        value = loss_at(bound, w, np.array([0.8, 0.4]), one_set(SCALARS, 257), extra)
+        np.testing.assert_allclose(value, norm - 2 * s + q, atol=3e-6)
 
 
 def test_nodes_stand_for_the_law_of_the_noise():
@@ -278,7 +318,7 @@ def test_a_loss_of_draws_is_one_method(rng):
     y = np.asarray(VECTORS.points(u, nodes))
     expected = 2 * sum(w[i] * np.linalg.norm(x[i] - b) for i in range(9) for b in y) / 16
     expected -= sum(np.linalg.norm(a - b) for a in y for b in y) / 256
-    value, gradient = bound.slope(bound.reduce(w), u, nodes)
+    value, gradient = jax.jit(lambda u: bound.slope(bound.reduce(w), u, nodes))(u)
     np.testing.assert_allclose(value, expected, atol=1e-5)
     assert gradient.shape == (2,)
 
@@ -312,9 +352,7 @@ def test_a_smoothed_loss_has_a_kernel_eight_times_as_wide(scalars):
         (DirectMMD(SCALARS, Gaussian(L), x, False).smoothed(), 8.0 * L),
     ):
         wide = DirectMMD(SCALARS, Gaussian(width), x, False)
-        expected = wide.value(wide.reduce(w), u, nodes) + wide.offsets(w[None])[0]
-        value = smoothed.value(smoothed.reduce(w), u, nodes) + smoothed.offsets(w[None])[0]
-        np.testing.assert_allclose(value, expected, atol=1e-5)
+        np.testing.assert_allclose(loss_at(smoothed, w, u, nodes), loss_at(wide, w, u, nodes), atol=1e-5)
     broad = MMD(Gaussian(3.0 * spread)).objective(x, SCALARS)  # wider than the data already
     np.testing.assert_allclose(broad.smoothed().kernel.length_scale, 3.0 * spread)
     plain = DirectMMD(SCALARS, Plain(), x, False)

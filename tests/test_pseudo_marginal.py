@@ -38,7 +38,7 @@ def loss_with(noise):
     return generalized_bayes(model, MMD(Gaussian(1.0)), weight=1.0, noise=noise)
 
 
-def exact(draws=4000, simulated=16):
+def exact(draws=2000, simulated=16):
     """Mean and sd of prior x E exp(-n MMD^2), four times over, by draws of the noise at each point of a grid."""
     grid, found = np.linspace(-1.5, 3.5, 51), []
     for rng in np.random.default_rng(1).spawn(4):
@@ -80,7 +80,7 @@ def test_fresh_noise_gives_the_exact_posterior(truth):
 
 
 def test_latent_noise_gives_the_exact_posterior(truth):
-    _, samples = run(NUTS(loss_with(LatentNoise(16))), X, num_samples=400, num_warmup=300)
+    _, samples = run(NUTS(loss_with(LatentNoise(16))), X, num_samples=300, num_warmup=200)
     assert max(standard_errors(samples, truth)) < 4.0
 
 
@@ -102,7 +102,7 @@ def synthetic(y):
     numpyro.sample("y", likelihood, obs=y)
 
 
-def exact_synthetic(y, draws=400_000):
+def exact_synthetic(y, draws=160_000):
     """Mean and sd of prior x the mean of the estimated density, by draws of the noise, four times over."""
     grid, found = np.linspace(-2.5, 3.0, 111), []
     for rng in np.random.default_rng(2).spawn(4):
@@ -115,16 +115,17 @@ def exact_synthetic(y, draws=400_000):
     return np.mean(found, axis=0), np.std(found, axis=0, ddof=1) / 2.0
 
 
-@pytest.mark.parametrize("blocks", [1, 4])
+@pytest.mark.parametrize("blocks", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_a_synthetic_likelihood_with_fresh_simulations(blocks):
     """The chain targets prior x the expected estimate, which is wider than one with many simulations."""
     kernel = PseudoMarginal(synthetic, blocks=blocks)
-    _, samples = run(kernel, np.array([0.8]), num_samples=6000)
+    _, samples = run(kernel, np.array([0.8]))
     truth = exact_synthetic(0.8)
     assert max(standard_errors(samples, truth)) < 4.0
     assert truth[0][1] > 1.05 * np.sqrt(0.2)
 
 
+@pytest.mark.slow
 def test_estimating_the_current_point_again_does_not(truth):
     _, samples = run(Reestimating(loss_with(FreshNoise(16))), X)
     assert max(standard_errors(samples, truth)) > 4.0
@@ -132,9 +133,14 @@ def test_estimating_the_current_point_again_does_not(truth):
 
 def test_one_frozen_key_does_not(truth):
     grid, means = np.linspace(-1.5, 3.5, 101), []
+
+    @jax.jit
+    def log_densities(key, grid):
+        frozen = simulation_keys(loss_with(FreshNoise(16)), rng_key=key)
+        return jax.vmap(lambda m: log_density(frozen, (X,), {}, {"mean": m})[0])(grid)
+
     for key in range(4):
-        frozen = simulation_keys(loss_with(FreshNoise(16)), rng_key=random.key(key))
-        log_p = jax.jit(jax.vmap(lambda m: log_density(frozen, (X,), {}, {"mean": m})[0]))(grid)  # noqa: B023
+        log_p = np.asarray(log_densities(random.key(key), grid))
         p = np.exp(log_p - log_p.max())
         means.append(p @ grid / p.sum())
     (mean, _), errors = truth
@@ -154,10 +160,7 @@ def standard_normal(key):
     return jnp.sum(jax.vmap(random.normal)(jnp.atleast_1d(key))) / np.sqrt(key.size)
 
 
-def test_any_estimated_density_can_be_sampled_with_either_kind_of_chain():
-    kernel = PseudoMarginal(estimated)
-    _, samples = run(kernel, 2.0, 1.0, num_samples=3000)
-    assert max(standard_errors(samples, ((1.0, np.sqrt(0.5)), (0.0, 0.0)))) < 4.0
+def test_any_estimated_density_can_be_sampled_with_one_chain():
     mcmc = MCMC(PseudoMarginal(estimated), num_warmup=500, num_samples=2000, progress_bar=False)
     mcmc.run(random.key(1), 2.0, 1.0)
     one = np.asarray(mcmc.get_samples()["mean"])[None]

@@ -112,6 +112,7 @@ def _over_blocks(function, objective, nodes, tasks, per_task, shared):
         np.broadcast_to(value, (len(tasks), *np.shape(value)[-rank:])) for value, rank in zip(per_task, ranks)
     )
     devices = jax.local_devices()
+    objective = jax.tree.map(_strong, objective)
     fixed = [jax.device_put((objective, nodes, shared), device) for device in devices]
     results = []
     for number, first in enumerate(range(0, len(tasks), BLOCK)):
@@ -122,6 +123,11 @@ def _over_blocks(function, objective, nodes, tasks, per_task, shared):
         results.append(function(*fixed[where], *jax.device_put((count, *rows), devices[where])))
     results = [to_host(result) for result in results]
     return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(tasks)], *results)
+
+
+def _strong(leaf):
+    """Python's numbers are weakly typed: `Gaussian(1.5)` and the same kernel widened would be compiled apart."""
+    return np.asarray(leaf) if isinstance(leaf, float) else leaf
 
 
 def _each(objective, nodes, count, block, per_task, function):
