@@ -177,14 +177,13 @@ def test_p_values_are_the_largest_within_the_margin(rng):
         (0.0, margin / np.sqrt(2.0)),
         (0.0, -margin / np.sqrt(2.0)),
         (0.1, 0.07),
-        (0.0, 0.0),
     ):
         p = [
-            uniformity.tests(stats.norm.cdf(mean + np.exp(log_spread) * row), components, margin) for row in draws[:500]
+            uniformity.tests(stats.norm.cdf(mean + np.exp(log_spread) * row), components, margin) for row in draws[:400]
         ]
         for test in found:
             share = np.mean([one[test] < 0.05 for one in p])
-            assert share < 0.05 + 4.5 * np.sqrt(0.05 * 0.95 / 500), (test, mean, log_spread)
+            assert share < 0.05 + 4.5 * np.sqrt(0.05 * 0.95 / 400), (test, mean, log_spread)
 
 
 def test_copies_of_a_draw_do_not_count_anew(rng):
@@ -315,13 +314,12 @@ def test_the_rule_counts_every_test(exact):
     assert not Check(exact, {"x": quiet}).flagged()
 
 
-@pytest.mark.parametrize("fault, test", [("sign of a residual", "data"), ("one key for all", None)])
-def test_planted_faults_in_kernel_bayes(fault, test, monkeypatch):
-    """Two of the faults of `benchmarks/planted_faults.py`, on fewer simulations and data sets."""
+def test_a_planted_fault_in_kernel_bayes(monkeypatch):
+    """One of the faults of `benchmarks/planted_faults.py`, on fewer simulations and data sets."""
     monkeypatch.setitem(planted_faults.SIZES, "kernel Bayes", 400)
-    row = planted_faults.one_run("kernel Bayes", fault, 0, 60)
+    row = planted_faults.one_run("kernel Bayes", "sign of a residual", 0, 60)
     assert row["flagged"] and row["p"] < 1e-6
-    assert test is None or min(row["p-values"][f"{name} {test}"] for name in "ab") < 1e-8
+    assert min(row["p-values"][f"{name} data"] for name in "ab") < 1e-8
 
 
 @pytest.mark.slow

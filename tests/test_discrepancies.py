@@ -1,5 +1,7 @@
 """Squared MMD against double loops, closed forms and its own expectations."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,9 +37,10 @@ def random_weights(rng, n):
 
 
 @pytest.mark.x64
-@pytest.mark.parametrize("unbiased", [True, False])
-@pytest.mark.parametrize("sizes", [(7, 5), (300, 620)])  # one tile; several, partly filled
-@pytest.mark.parametrize("dim", [1, 3])  # by differences; by products
+@pytest.mark.parametrize(
+    ("dim", "sizes", "unbiased"),  # by differences or by products; one tile, or several, partly filled
+    [(1, (7, 5), True), (3, (7, 5), False), (1, (300, 620), False), (3, (300, 620), True)],
+)
 def test_matches_a_double_loop(dim, sizes, unbiased, rng):
     x, y = (rng.normal(size=(n, dim)) + shift for n, shift in zip(sizes, (0.0, 0.3), strict=True))
     v, w = (random_weights(rng, n) for n in sizes)
@@ -50,23 +53,11 @@ def test_matches_a_double_loop(dim, sizes, unbiased, rng):
 
 
 @jax.jit
-def estimates(key):
-    """Both estimators over 400 pairs of samples of P and Q, and of P and P."""
-
-    def one(key):
-        a, b, c = jax.random.split(key, 3)
-        x, z = jax.random.normal(a, (20, 2)), jax.random.normal(c, (30, 2))
-        y = jnp.array([[0.5, -1.0]]) + jnp.array([[1.5, 0.7]]) * jax.random.normal(b, (30, 2))
-        kernel = K.Gaussian(0.8)
-        weights = jnp.arange(1.0, 21.0) / 210.0
-        return (
-            squared_mmd(kernel, x, y),
-            squared_mmd(kernel, x, y, x_weights=weights),
-            squared_mmd(kernel, x, z),
-            squared_mmd(kernel, x, z, unbiased=False),
-        )
-
-    return jax.vmap(one)(jax.random.split(key, 400))
+@partial(jax.vmap, in_axes=(0, 0, None))
+def estimates(x, y, weights):
+    """Both estimators for each pair of samples."""
+    kernel = K.Gaussian(0.8)
+    return tuple(squared_mmd(kernel, x, y, x_weights=weights, unbiased=unbiased) for unbiased in (True, False))
 
 
 def overlap(mean_a, sd_a, mean_b, sd_b, l=0.8):
@@ -75,9 +66,14 @@ def overlap(mean_a, sd_a, mean_b, sd_b, l=0.8):
     return np.prod(l / np.sqrt(variance) * np.exp(-0.5 * (mean_a - mean_b) ** 2 / variance))
 
 
-def test_expectations_of_both_estimators():
+def test_expectations_of_both_estimators(rng):
+    """Over 400 pairs of samples of P and Q, and of P and P."""
     p, q = (np.zeros(2), np.ones(2)), (np.array([0.5, -1.0]), np.array([1.5, 0.7]))
-    unbiased, weighted, null_unbiased, null_biased = (np.asarray(values) for values in estimates(jax.random.key(3)))
+    x, y, z = (rng.normal(size=(400, n, 2)).astype(np.float32) for n in (20, 30, 30))
+    y = y * np.float32(q[1]) + np.float32(q[0])
+    uniform, rising = np.full(20, 0.05), np.arange(1.0, 21.0) / 210.0
+    unbiased, weighted = (np.asarray(estimates(x, y, weights)[0]) for weights in (uniform, rising))
+    null_unbiased, null_biased = map(np.asarray, estimates(x, z, uniform))
     between = overlap(*p, *p) + overlap(*q, *q) - 2 * overlap(*p, *q)
     for values, expected in (
         (unbiased, between),
@@ -116,40 +112,40 @@ def test_gradients(size, rng):
     x, y = rng.normal(size=(size, 2)), rng.normal(size=(5, 2))
     x[1] = x[0]
 
-    def naive(l, x):
-        def gram(a, b):
-            return jnp.exp(-0.5 * jnp.sum(jnp.square((a[:, None] - b[None]) / l), axis=-1))
-
-        def mean(a):
-            return (jnp.sum(gram(a, a)) - len(a)) / (len(a) * (len(a) - 1))
-
-        return mean(x) + mean(y) - 2 * jnp.mean(gram(x, y))
-
     ours = jax.jit(jax.grad(lambda l, x: squared_mmd(K.Gaussian(l), x, y), argnums=(0, 1)))(0.7, x)
-    expected = jax.jit(jax.grad(naive, argnums=(0, 1)))(0.7, x)
-    for value, reference in zip(ours, expected, strict=True):
+    by_scale, by_point = 0.0, np.zeros_like(x)  # k' = k r^2 / l^3 by the scale and -k (a - b) / l^2 by the first point
+    for a, b, factor in ((x, x, 1 / size / (size - 1)), (y, y, 1 / 5 / 4), (x, y, -2 / size / 5)):
+        apart = a[:, None] - b[None]
+        gram = factor * gaussian_gram(a, b, 0.7)
+        by_scale += np.sum(gram * np.sum(apart**2, axis=-1)) / 0.7**3
+        if a is x:
+            by_point -= (1 + (b is x)) * np.sum(gram[..., None] * apart, axis=1) / 0.7**2
+    for value, reference in zip(ours, (by_scale, by_point), strict=True):
         np.testing.assert_allclose(value, reference, rtol=1e-9, atol=1e-13)
 
 
 def test_no_full_gram_matrix_is_held():
     n, dim = 4096, 5
-    x = jax.ShapeDtypeStruct((n, dim), jnp.float64)
+    x = jax.ShapeDtypeStruct((n, dim), jnp.float32)
 
     def value(l, x, y):
         return squared_mmd(K.Laplace(l), x, y)
 
-    for function in (value, jax.grad(value, argnums=(0, 1))):
-        memory = jax.jit(function).lower(1.0, x, x).compile().memory_analysis()
-        assert memory.temp_size_in_bytes < 0.1 * n * n * 8
+    memory = jax.jit(jax.value_and_grad(value, argnums=(0, 1))).lower(1.0, x, x).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 0.1 * n * n * 4
 
 
 @pytest.mark.x64
 def test_samples_of_anything(rng):
     x, y = rng.normal(size=(6, 4, 2)), rng.normal(size=(5, 3, 2))
     kernel = K.EmpiricalMeasure(K.Gaussian(1.0), 0.5)
-    grams = [np.asarray(kernel.gram(a, b)) for a, b in ((x, x), (y, y), (x, y))]
-    expected = grams[0].mean() + grams[1].mean() - 2 * grams[2].mean()
-    np.testing.assert_allclose(squared_mmd(kernel, x, y, unbiased=False), expected, rtol=1e-9)
+
+    def value(a, b):
+        within = gaussian_gram(a, a, 1.0).mean() + gaussian_gram(b, b, 1.0).mean()
+        return np.exp(-0.5 * (within - 2 * gaussian_gram(a, b, 1.0).mean()) / 0.5**2)
+
+    of_x, of_y, between = (np.mean([value(s, t) for s in a for t in b]) for a, b in ((x, x), (y, y), (x, y)))
+    np.testing.assert_allclose(squared_mmd(kernel, x, y, unbiased=False), of_x + of_y - 2 * between, rtol=1e-9)
 
 
 @pytest.mark.x64
@@ -168,14 +164,13 @@ def test_fast_powers_are_right_to_the_last_digit(dtype, lowest):
 
 def test_float32_and_numpy_input(rng):
     x, y = rng.normal(size=(300, 2)).astype(np.float32), rng.normal(size=(40, 2)).astype(np.float32)
-    expected = squared_mmd(K.Gaussian(1.0), x.astype(float), y.astype(float))
-    with jax.enable_x64(False):
-        value = squared_mmd(K.Gaussian(np.float64(1.0)), x, y)
-    assert value.dtype == jnp.float32
-    np.testing.assert_allclose(value, expected, atol=1e-6)
-    counts = squared_mmd(K.Gaussian(1.0), np.arange(4)[:, None], np.arange(3)[:, None])
-    floats = squared_mmd(K.Gaussian(1.0), np.arange(4.0)[:, None], np.arange(3.0)[:, None])
-    np.testing.assert_allclose(counts, floats, rtol=1e-12)
+    counts = np.arange(4)[:, None], np.arange(3)[:, None]
+    for a, b in ((x, y), counts):
+        value = squared_mmd(K.Gaussian(np.float64(1.0)), a, b)
+        assert value.dtype == jnp.float32
+        uniform = [np.full(len(points), 1 / len(points)) for points in (a, b)]
+        exact = double_loop(a.astype(float), b.astype(float), *uniform, np.ones(a.shape[1]), True)
+        np.testing.assert_allclose(value, exact, atol=1e-6)
 
 
 def test_bad_input():
@@ -207,10 +202,17 @@ def test_points_far_away_cost_no_digits_in_single_precision(far, rng):
 @pytest.mark.x64
 def test_factored_gaussian_is_the_gaussian(rng):
     x, y, kernel = rng.normal(size=(6, 3)) + 40.0, rng.normal(size=(5, 3)) + 40.0, K.Gaussian(np.array([0.5, 1.0, 2.0]))
-    left, right, precise = factors(kernel, jnp.asarray(x), jnp.asarray(y))
-    np.testing.assert_allclose(ExpProduct().gram(left, right), kernel.gram(x, y), rtol=1e-12)
-    np.testing.assert_allclose(ExpProduct().gram(left), kernel.gram(x), rtol=1e-12)
-    one = jax.tree.map(lambda leaf: leaf[0], (left, right))
-    np.testing.assert_allclose(ExpProduct().pair(*one), kernel.pair(x[0], y[0]), rtol=1e-12)
+
+    @jax.jit
+    def by_factors(x, y):
+        left, right, precise = factors(kernel, x, y)
+        one = jax.tree.map(lambda leaf: leaf[0], (left, right))
+        return precise, ExpProduct().gram(left, right), ExpProduct().gram(left), ExpProduct().pair(*one)
+
+    precise, between, within, pair = by_factors(x, y)
+    exact = gaussian_gram(x, y, kernel.length_scale)
+    np.testing.assert_allclose(between, exact, rtol=1e-12)
+    np.testing.assert_allclose(within, gaussian_gram(x, x, kernel.length_scale), rtol=1e-12)
+    np.testing.assert_allclose(pair, exact[0, 0], rtol=1e-12)
     assert bool(precise)
-    assert not bool(factors(kernel, jnp.asarray(x * 1e9), jnp.asarray(y))[2])
+    assert not bool(by_factors(x * 1e9, y)[0])

@@ -115,8 +115,9 @@ def test_loky(here):
 
 
 def test_a_dask_cluster(here):
+    """Its workers are threads here; `test_killed_at_any_moment` has processes."""
     distributed = pytest.importorskip("distributed")
-    settings = dict(n_workers=2, threads_per_worker=1, dashboard_address=None)
+    settings = dict(n_workers=2, threads_per_worker=1, dashboard_address=None, processes=False)
     with distributed.LocalCluster(**settings) as cluster, distributed.Client(cluster) as client:
         assert_same(bank(executor=client.get_executor()), here)
 

@@ -1,5 +1,7 @@
 """A few of the random models of `fuzz_models`, and whether it would notice what is wrong."""
 
+from copy import copy
+
 import fuzz_models
 import jax
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 from fuzz_models import PRIORS, Case, outcome
 
 
-@pytest.mark.parametrize("seed", range(4, 8))
+@pytest.mark.parametrize("seed", range(4, 6))
 def test_a_random_model_is_right_or_refused(seed):
     found = outcome(seed)
     assert found["outcome"] in ("ok", "refused", "warned"), found
@@ -23,7 +25,7 @@ def test_numpy_draws_the_prior_of_the_model(name):
         trace = numpyro.handlers.trace(numpyro.handlers.seed(prior.sample, key)).get_trace()
         return {site: message["value"] for site, message in trace.items() if message["type"] == "sample"}
 
-    theirs = jax.vmap(draw)(jax.random.split(jax.random.key(1), n))
+    theirs = jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(1), n))
     ours = prior.draw(np.random.default_rng(2), n)
     assert theirs.keys() == ours.keys()
     for site in ours:
@@ -52,6 +54,15 @@ def biased(self):
     return {name: np.repeat((mean + sd)[None], 50, axis=0) for name, (mean, sd) in self.expected().items()}
 
 
+def counts_once(self):
+    """The exact posterior, had the observation not been counted another number of times."""
+    once = copy(self)
+    once.scale = 1.0
+    return {
+        name: np.concatenate([(mean - sd)[None], (mean + sd)[None]]) for name, (mean, sd) in once.expected().items()
+    }
+
+
 def fails_in_jax(self):
     return jax.numpy.zeros(3) + jax.numpy.zeros(4)
 
@@ -60,8 +71,12 @@ def fails_in_numpy(self):
     return np.linalg.cholesky(-np.eye(2))
 
 
-@pytest.mark.parametrize(("run", "kind"), [(biased, "wrong"), (fails_in_jax, "raw"), (fails_in_numpy, "raw")])
+@pytest.mark.parametrize(
+    ("run", "kind"), [(biased, "wrong"), (counts_once, "wrong"), (fails_in_jax, "raw"), (fails_in_numpy, "raw")]
+)
 def test_what_is_wrong_is_noticed(monkeypatch, run, kind):
     monkeypatch.setattr(fuzz_models.Case, "run", run)
-    seed = next(s for s in range(100) if Case(s).told["engine"] == "KELFI" and not Case(s).prior.heavy)
+    cases = (Case(s) for s in range(500))
+    kelfi = (case for case in cases if case.engine == "KELFI" and not case.prior.heavy and np.all(case.mask))
+    seed = next(case.seed for case in kelfi if case.scale != 1.0 or run is not counts_once)
     assert outcome(seed)["outcome"] == kind

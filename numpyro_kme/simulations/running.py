@@ -139,7 +139,7 @@ class Run:
                             x[row] = outcome
                     watch([int(row) for row, _ in final], [outcome for _, outcome in final])
 
-                self._run(rows, self.keys if attempt == 0 else _keys_again(self.keys, attempt), report)
+                self._run(rows, self.keys if attempt == 0 else np.asarray(_keys_again(self.keys, attempt)), report)
                 rows = np.array(sorted(again), int)
         finally:
             watch.write()
@@ -223,10 +223,11 @@ def _keys(key: jax.Array, numbers) -> np.ndarray:
     return np.asarray(_keys_of(key, numbers))
 
 
-def _keys_again(keys: np.ndarray, attempt: int) -> np.ndarray:
+@jax.jit
+@partial(jax.vmap, in_axes=(0, None))
+def _keys_again(data: jax.Array, attempt: int) -> jax.Array:
     """Data of the keys of another attempt."""
-    again = jax.vmap(lambda data: random.key_data(random.fold_in(random.wrap_key_data(data), attempt)))
-    return np.asarray(jax.jit(again)(keys))
+    return random.key_data(random.fold_in(random.wrap_key_data(data), attempt))
 
 
 def _draw(simulator: Simulator, rows) -> jax.Array:
