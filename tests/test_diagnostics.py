@@ -298,7 +298,7 @@ def test_check_runs_all_and_says_what_to_do_next(capsys):
     assert unlike.startswith("x (p-value 0.003") and "witness" in unlike
     fine = Check(dataclasses.replace(found.calibration, margin=5.0), surrogate={"x": SurrogateCheck(0.2, 0.06, 0.01)})
     beyond, negative = fine.findings()
-    assert beyond.startswith("0.2 of the posterior draws lie beyond") and negative.startswith(
+    assert beyond.startswith("20.00% of the posterior draws lie beyond") and negative.startswith(
         "The surrogate at site 'x' is negative at 6%"
     )
     fine.print_summary()
