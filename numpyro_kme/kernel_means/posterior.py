@@ -92,7 +92,7 @@ class KernelMeansPosterior:
     def signed_log_density(self, z: ArrayLike) -> SignedLog:
         """Sign and log absolute value of `q(y | z) / q(y)`, the posterior density relative to the prior, at `(n, D)`."""
         log_mass = self._positive_log_mass()
-        signs, log_sizes = jax.vmap(self.likelihood.signed_log)(jnp.asarray(z))
+        signs, log_sizes = _signed_logs(self.likelihood, jnp.asarray(z))
         return signs, log_sizes - log_mass
 
     @on_host
@@ -183,8 +183,8 @@ class KernelMeansPosterior:
         """
         likelihood, measure = in_present_precision((self.likelihood, self.measure))
         points = jnp.asarray(self._atoms.points)
-        sign, log_size = jax.vmap(likelihood.signed_log)(points)
-        heights = np.where(sign > 0, log_size + jax.vmap(measure.log_density)(points), -np.inf)
+        sign, log_size = _signed_logs(likelihood, points)
+        heights = np.where(sign > 0, log_size + log_densities(measure, points), -np.inf)
         starts = np.asarray(points)[np.argsort(heights)[-STARTS:]]
 
         def loss(z):
@@ -213,14 +213,30 @@ class KernelMeansPosterior:
             value = np.asarray(terms.weights) @ self._embedding_at_simulations
             return to_signed_log(value, terms.log_scale)
         atoms = self._atoms
-        signs, log_sizes = jax.vmap(likelihood.signed_log)(jnp.asarray(atoms.points))
-        total, sign = logsumexp(log_sizes, b=signs * jnp.asarray(atoms.weights), return_sign=True)
-        return sign, total
+        return _signed_mean(likelihood, jnp.asarray(atoms.points), jnp.asarray(atoms.weights))
 
     @cached_property
     def _embedding_at_simulations(self):
         terms = self.likelihood.expansion()
         return self.embedding(terms.kernel, terms.points)
+
+
+@jax.jit
+def log_densities(measure: Measure, z: jax.Array) -> jax.Array:
+    """Log densities of a measure at points `(n, D)`, `(n,)`."""
+    return jax.vmap(measure.log_density)(z)
+
+
+@jax.jit
+def _signed_logs(likelihood, z):
+    return jax.vmap(likelihood.signed_log)(z)
+
+
+@jax.jit
+def _signed_mean(likelihood, z, weights):
+    signs, log_sizes = _signed_logs(likelihood, z)
+    total, sign = logsumexp(log_sizes, b=signs * weights, return_sign=True)
+    return sign, total
 
 
 @jax.jit
