@@ -1,6 +1,6 @@
 """Priors by engines, in JAX's own precision and with ordinary simulators: each posterior mean against brute force.
 
-A simulator adds normal noise to a function of the latents. The oracle knows neither NumPyro nor this package: a million draws from the
+A simulator adds normal noise to a function of the latents. The oracle knows neither NumPyro nor this package: up to a million draws from the
 prior by NumPy and SciPy, weighted by the normal density. The default suite runs every prior once and every engine once; `-m slow` the table.
 """
 
@@ -22,7 +22,7 @@ import numpyro_kme as kme
 from numpyro_kme.losses import MMD
 
 KEY = jax.random.key(0)
-DRAWS = 1_000_000
+DRAWS = 50_000, 1_000_000
 POINTS = 20
 """Draws in a data set, for engines that compare data sets: their mean is the observation of the others."""
 
@@ -80,11 +80,15 @@ class Prior:
     @cached_property
     def exact(self) -> "Exact":
         """By importance sampling of prior draws."""
-        theta = self.draw(np.random.default_rng(1), DRAWS)
-        log_weights = -0.5 * np.sum((theta - np.array(self.y)) ** 2, axis=1) / self.noise**2
-        weights = np.exp(log_weights - log_weights.max())
-        weights /= weights.sum()
-        assert 1.0 / np.sum(weights**2) > 2_000  # so that the oracle's own error is below .025 sd
+        for number in DRAWS:
+            theta = self.draw(np.random.default_rng(1), number)
+            log_weights = -0.5 * np.sum((theta - np.array(self.y)) ** 2, axis=1) / self.noise**2
+            weights = np.exp(log_weights - log_weights.max())
+            weights /= weights.sum()
+            if 1.0 / np.sum(weights**2) > 2_000:  # so that the oracle's own error is below .025 sd
+                break
+        else:
+            raise AssertionError("too few draws count")
         mean = weights @ theta
         low, middle, high = np.quantile(theta, [0.16, 0.5, 0.84], axis=0)
         return Exact(mean, np.sqrt(weights @ (theta - mean) ** 2), middle, 0.5 * (high - low))

@@ -404,7 +404,9 @@ def test_a_chain_outside_the_simulations_or_where_the_surrogate_is_negative_is_n
     smodel = surrogate(single, {"x": fitted})
     inside = check_surrogate(smodel, {"theta": 0.3 * np.random.default_rng(0).normal(size=(50, 2))}, x)["x"]
     assert inside.beyond < 0.03 and inside.negative == 0.0
-    with pytest.warns(UserWarning, match="50.00% of the posterior draws lie beyond the simulated parameters of site 'x'"):
+    with pytest.warns(
+        UserWarning, match="50.00% of the posterior draws lie beyond the simulated parameters of site 'x'"
+    ):
         half = check_surrogate(smodel, {"theta": np.array([[30.0, 0.0], [0.0, 0.0]])}, x)["x"]
     assert half.beyond == 0.5
     grid = np.stack(np.meshgrid(*[np.linspace(-3.0, 3.0, 41)] * 2), -1).reshape(-1, 2)

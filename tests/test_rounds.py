@@ -71,13 +71,15 @@ def test_rounds_stop_where_the_posterior_stays():
     assert len(stopped.simulations) == 40 and "simulations 20, 20;" in stopped.info["rounds"]
 
 
-def test_refining_adds_simulations_where_asked(rounds):
-    before = len(rounds.simulations)
-    rounds.refine(jax.random.key(5), {"theta": np.linspace(1.8, 2.2, 12)})
-    assert len(rounds.simulations) == before + 12
-    np.testing.assert_allclose(rounds.simulations.latents["theta"][-12:], np.linspace(1.8, 2.2, 12), rtol=1e-6)
+def test_refining_adds_simulations_where_asked():
+    """From 20 to 40, whose programs the first two rounds have compiled."""
+    engine = kme.KELFI(narrow, 20, progress_bar=False)
+    engine.run(jax.random.key(3), x=np.array([0.5]))
+    engine.refine(jax.random.key(5), {"theta": np.linspace(0.3, 0.7, 20)})
+    assert len(engine.simulations) == 40
+    np.testing.assert_allclose(engine.simulations.latents["theta"][20:], np.linspace(0.3, 0.7, 20), rtol=1e-6)
     with pytest.raises(ValueError, match="latents"):
-        rounds.refine(jax.random.key(5), {"wrong": np.zeros(3)})
+        engine.refine(jax.random.key(5), {"wrong": np.zeros(3)})
 
 
 @pytest.mark.slow

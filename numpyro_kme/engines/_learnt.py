@@ -15,6 +15,7 @@ from numpyro_kme.coordinates import Coordinates
 from numpyro_kme.engines import _sampling
 from numpyro_kme.engines._base import Engine
 from numpyro_kme.herding import herd
+from numpyro_kme.kernel_means.candidates import log_densities
 from numpyro_kme.kernel_means.distribution import FittedLikelihood, too_far
 from numpyro_kme.kernel_means.posterior import KernelMeansPosterior
 from numpyro_kme.measures import Measure, Normal
@@ -248,4 +249,4 @@ class LearntLikelihood(Engine):
 
 @on_host
 def _log_densities(measure: Measure, z: np.ndarray) -> np.ndarray:
-    return np.asarray(jax.vmap(measure.log_density)(jnp.asarray(z)))
+    return np.asarray(log_densities(measure, jnp.asarray(z)))

@@ -1,5 +1,7 @@
 """Weighted points that cover a posterior, however much narrower than the prior it is, by adaptive importance sampling."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -84,22 +86,22 @@ def cover(rng_key: jax.Array, likelihood: LikelihoodAt, measure: Measure, n: int
         shares = np.asarray(measure.probabilities)
         return _normalised(measure.points, np.asarray(sign), np.asarray(log_size) + np.log(shares))
     keys = jax.random.split(rng_key, MOST_ROUNDS + 2)
-    points, proposal = measure.sample(keys[0], n), measure
+    points, proposal = _sample(measure, keys[0], n), measure
     for key in keys[1:-1]:
         sign, log_size = signed_logs(likelihood, measure, points)
-        log_weights = np.where(np.asarray(sign) > 0, np.asarray(log_size - _log_densities(proposal, points)), -np.inf)
+        log_weights = np.where(np.asarray(sign) > 0, np.asarray(log_size - log_densities(proposal, points)), -np.inf)
         power = _power(log_weights, LEAST_EFFECTIVE * n)
         proposal = _around(key, np.asarray(points), _softmax(power * log_weights))
         if power == 1.0:
             break
-        points = proposal.sample(key, n)
+        points = _sample(proposal, key, n)
     own = int(np.ceil(DEFENSIVE * n))
     key_own, key_proposed = jax.random.split(keys[-1])
-    points = jnp.concatenate([measure.sample(key_own, own), proposal.sample(key_proposed, n - own)])
+    points = jnp.concatenate([_sample(measure, key_own, own), _sample(proposal, key_proposed, n - own)])
     sign, log_size = signed_logs(likelihood, measure, points)
     log_mixture = jnp.logaddexp(
-        jnp.log(own / n) + _log_densities(measure, points),
-        jnp.log1p(-own / n) + _log_densities(proposal, points),
+        jnp.log(own / n) + log_densities(measure, points),
+        jnp.log1p(-own / n) + log_densities(proposal, points),
     )
     return _normalised(points, np.asarray(sign), np.asarray(log_size - log_mixture) - np.log(n))
 
@@ -145,10 +147,20 @@ def _around(rng_key, points, weights) -> NormalMixture:
     mean = weights @ points
     covariance = ((points - mean) * weights[:, None]).T @ (points - mean)
     covariance += 1e-10 * (np.trace(covariance) / dim + 1e-30) * np.eye(dim)
-    rows = np.asarray(jax.random.choice(rng_key, len(points), (CENTRES,), p=jnp.asarray(weights)))
+    rows = np.asarray(_choose(rng_key, weights))
     width = (4.0 / (CENTRES * (dim + 2.0))) ** (2.0 / (dim + 4.0))
     covariances = np.broadcast_to(width * covariance, (CENTRES, dim, dim))
     return NormalMixture(jnp.full(CENTRES, 1.0 / CENTRES), jnp.asarray(points[rows]), jnp.asarray(covariances))
+
+
+@jax.jit
+def _choose(rng_key, weights):
+    return jax.random.choice(rng_key, len(weights), (CENTRES,), p=weights)
+
+
+@partial(jax.jit, static_argnums=2)
+def _sample(measure, rng_key, n):
+    return measure.sample(rng_key, n)
 
 
 @jax.jit
@@ -163,5 +175,5 @@ def signed_logs(likelihood, measure, points):
 
 
 @jax.jit
-def _log_densities(measure, points):
+def log_densities(measure, points):
     return jax.lax.map(measure.log_density, points, batch_size=BATCH)

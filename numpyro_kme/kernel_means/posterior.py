@@ -213,14 +213,19 @@ class KernelMeansPosterior:
             value = np.asarray(terms.weights) @ self._embedding_at_simulations
             return to_signed_log(value, terms.log_scale)
         atoms = self._atoms
-        signs, log_sizes = signed_logs(in_present_precision(likelihood), None, jnp.asarray(atoms.points))
-        total, sign = logsumexp(log_sizes, b=signs * jnp.asarray(atoms.weights), return_sign=True)
-        return sign, total
+        return _signed_mean(likelihood, jnp.asarray(atoms.points), jnp.asarray(atoms.weights))
 
     @cached_property
     def _embedding_at_simulations(self):
         terms = self.likelihood.expansion()
         return self.embedding(terms.kernel, terms.points)
+
+
+@jax.jit
+def _signed_mean(likelihood, z, weights):
+    signs, log_sizes = signed_logs(likelihood, None, z)
+    total, sign = logsumexp(log_sizes, b=signs * weights, return_sign=True)
+    return sign, total
 
 
 @jax.jit

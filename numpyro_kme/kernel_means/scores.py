@@ -70,6 +70,7 @@ def predictive_scores(ratios: jax.Array, log_marginal: jax.Array, log_broad: jax
     return jnp.logaddexp(jnp.log1p(-floor) + shares + log_marginal, jnp.log(floor) + log_broad)
 
 
+@jax.jit
 def log_broad_density(x: jax.Array) -> jax.Array:
     """`log p_0(x_j)` of a multivariate Student distribution with 3 degrees of freedom, fitted to the bank and widened.
 

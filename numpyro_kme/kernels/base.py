@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
@@ -216,7 +217,7 @@ def _squared_distances_jvp(points, tangents):
     return distances, 2.0 * (own - products(x, dy) - products(dx, y))
 
 
-@jax.jit  # a loop outside of a program would be compiled anew in each call
+@partial(jax.jit, inline=True)  # a loop outside of a program would be compiled anew in each call
 def _by_differences(x, y):
     def add(total, columns):
         a, b = columns
@@ -226,6 +227,7 @@ def _by_differences(x, y):
     return jax.lax.scan(add, start, (x.T, y.T), unroll=4)[0]
 
 
+@partial(jax.jit, inline=True)
 def _by_products(x, y):
     """`|x|^2 + |y|^2 - 2 x.y`; rounding errors of the products are about `eps sqrt(dim)` of the norms."""
     x, y = _centred(x, y)
