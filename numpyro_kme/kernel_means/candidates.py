@@ -175,5 +175,6 @@ def signed_logs(likelihood, measure, points):
 
 
 @jax.jit
-def log_densities(measure, points):
+def log_densities(measure: Measure, points: Array) -> Array:
+    """Log densities of a measure at points `(n, D)`, `(n,)`."""
     return jax.lax.map(measure.log_density, points, batch_size=BATCH)
