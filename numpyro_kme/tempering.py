@@ -20,13 +20,14 @@ Computing 16 (differences); Grumitt et al. (2024), Inverse Problems 40 (Student 
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from blackjax.smc import resampling
 
-LogDensity = Callable[[Any, jax.Array], jax.Array]
+LogDensities = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
 MOVES = 4
 """Moves in a round: so many particles come from each chain."""
@@ -82,43 +83,56 @@ class _Points(NamedTuple):
     def log_density(self, temperature):
         return self.log_prior + temperature * self.log_likelihood
 
-
-class _Chains(NamedTuple):
-    """Chains after some rounds of moves, and their states `(MOVES, M, ...)` in the last round."""
-
-    points: _Points
-    path: _Points
-    num_rounds: jax.Array
-    acceptance: jax.Array
+    def without_nan(self) -> "_Points":
+        """With a likelihood of zero where it is not a number."""
+        return self._replace(log_likelihood=jnp.where(jnp.isnan(self.log_likelihood), -jnp.inf, self.log_likelihood))
 
 
-class _Carry(NamedTuple):
-    """Particles `(N, ...)`, the last `M` of them the present states of the chains, the prior draws that they descend from, `(N,)`, ..."""
+class _Draws(NamedTuple):
+    """Random numbers of a round of moves: uniforms `(MOVES, 5 + ..., M)` and normals `(MOVES, D, M)`."""
 
-    key: jax.Array
-    particles: _Points
+    uniform: jax.Array
+    normal: jax.Array
+
+
+class _Law(NamedTuple):
+    """What proposals are made from: particles `(N, D)`, their moments, and the Cholesky factor of their correlations."""
+
+    particles: jax.Array
+    mean: jax.Array
+    sd: jax.Array
+    root: jax.Array
+    inverse: jax.Array
+
+
+class _Before(NamedTuple):
+    """Where chains began: positions `(M, D)` centred and without strays, and the bounds of these, `(D,)`."""
+
+    centred: jax.Array
+    low: jax.Array
+    high: jax.Array
+
+
+class _Level(NamedTuple):
+    """One temperature: where its chains begin, `(M, ...)`, with what they propose."""
+
+    start: _Points
     ancestors: jax.Array
     temperature: jax.Array
-    log_evidence: jax.Array
-    num_temperatures: jax.Array
-    num_rounds: jax.Array
-    acceptance: jax.Array
-    effective_size: jax.Array
-    finished: jax.Array
+    log_mean: jax.Array
+    families: jax.Array
+    law: _Law
+    before: _Before
 
 
-@partial(jax.jit, static_argnums=(1, 2))
-def temper(
-    rng_key: jax.Array, log_prior: LogDensity, log_likelihood: LogDensity, data: Any, particles: jax.Array
-) -> Tempered:
+def temper(rng_key: jax.Array, log_densities: LogDensities, particles: jax.Array) -> Tempered:
     """Turn draws from a prior into draws from the posterior.
 
     Args:
         rng_key: The only source of randomness.
-        log_prior: `(data, point (D,)) -> log p`, up to a constant.
-        log_likelihood: `(data, point (D,)) -> log L`. Where it is -inf or NaN the posterior has no mass; where it is so at
-            every particle, the evidence is not finite.
-        data: A pytree handed to both, so that a new observation does not compile again.
+        log_densities: `(n, D) -> (log p, log L)`, each `(n,)`: the prior up to a constant, and the likelihood. Where this is
+            -inf or NaN the posterior has no mass; where it is so at every particle, the evidence is not finite. It is called
+            with `N / 4` points at a time, and compiled by the caller; no other program depends on the densities.
         particles: `(N, D)` independent draws from the prior, `MOVES` for each draw from the posterior that is wanted; a few
             thousand for ten dimensions.
     Returns:
@@ -130,55 +144,72 @@ def temper(
     num_chains = len(particles) // MOVES
     size = num_chains * MOVES
 
-    @jax.vmap
     def evaluate(u):
-        value = log_likelihood(data, u)
-        return _Points(u, log_prior(data, u), jnp.where(jnp.isnan(value), -jnp.inf, value))
+        return _Points(u, *log_densities(u))
 
-    def go_on(carry):
-        """To the next temperature; from the last one no further, but as many rounds of moves as it needs. One loop compiles once."""
-        key, resample_key, move_key = jax.random.split(carry.key, 3)
-        last = carry.temperature >= 1.0
-        step, weights, log_mean = _reweigh(carry.particles.log_likelihood, 1.0 - carry.temperature)
-        temperature = jnp.where(carry.num_temperatures < MOST_TEMPERATURES, carry.temperature + step, 1.0)
-        chosen = jnp.where(last, jnp.arange(size), resampling.systematic(resample_key, weights, size))
-        starts = jnp.where(last, chosen[-num_chains:], chosen[::MOVES])
-        start = jax.tree.map(lambda x: x[starts], carry.particles)
-        families = num_chains**2 / jnp.sum(jnp.square(jnp.bincount(carry.ancestors[starts], length=size)))
-        move, memory = _mover(evaluate, temperature, carry.particles.u[chosen]), _memory(start.u)
-
-        def effective_size(u):
-            return 1.0 / ((1.0 - memory(u)) / num_chains + memory(u) / families)
-
-        def enough(u):
-            return jnp.where(last, effective_size(u) >= ENOUGH * num_chains, memory(u) <= FORGOTTEN)
-
-        chains = _move(move_key, move, start, enough, jnp.where(last, MOST_FINAL_ROUNDS, MOST_ROUNDS))
-        return _Carry(
-            key=key,
-            particles=jax.tree.map(lambda x: x.reshape(size, *x.shape[2:]), chains.path),
-            ancestors=jnp.tile(carry.ancestors[starts], MOVES),
-            temperature=temperature,
-            log_evidence=carry.log_evidence + jnp.where(last, 0.0, log_mean),
-            num_temperatures=carry.num_temperatures + ~last,
-            num_rounds=carry.num_rounds + chains.num_rounds,
-            acceptance=chains.acceptance,
-            effective_size=effective_size(chains.points.u),
-            finished=last,
-        )
-
-    zero, none = jnp.zeros((), particles.dtype), jnp.array(0)
-    at_prior = _Carry(
-        rng_key, evaluate(particles[:size]), jnp.arange(size), zero, zero, none, none, zero, zero, jnp.array(False)
-    )
-    end = jax.lax.while_loop(lambda carry: ~carry.finished, go_on, at_prior)
+    cloud = _at_prior([evaluate(block) for block in jnp.split(particles[:size], MOVES)])
+    ancestors, zero = jnp.arange(size), jnp.zeros((), particles.dtype)
+    temperature, log_evidence = zero, zero
+    num_temperatures = num_rounds = 0
+    last = False
+    while True:  # at the last temperature once more, for as many rounds as it needs
+        rng_key, resample_key, move_key = jax.random.split(rng_key, 3)
+        level = _level(resample_key, cloud, ancestors, temperature, last, num_temperatures < MOST_TEMPERATURES)
+        points, most = level.start, MOST_FINAL_ROUNDS if last else MOST_ROUNDS
+        for _ in range(most):
+            move_key, draws, there, log_ratio = _begin(move_key, level.law, points.u)
+            path, accepted = [], []
+            for number in range(MOVES):
+                points, moved, there, log_ratio = _move(
+                    level, points, evaluate(there), log_ratio, draws, np.int32(number)
+                )
+                path.append(points)
+                accepted.append(moved)
+            cloud, memory, acceptance = _end(level.before, path, accepted)
+            num_rounds += 1
+            effective_size = 1.0 / ((1.0 - float(memory)) / num_chains + float(memory) / float(level.families))
+            if effective_size >= ENOUGH * num_chains if last else memory <= FORGOTTEN:
+                break
+        ancestors = level.ancestors
+        if last:
+            break
+        temperature, log_evidence = level.temperature, log_evidence + level.log_mean
+        num_temperatures += 1
+        last = bool(temperature >= 1.0)
     return Tempered(
-        particles=end.particles.u[-num_chains:],
-        log_evidence=end.log_evidence,
-        num_temperatures=end.num_temperatures,
-        num_evaluations=size * (1 + end.num_rounds),
-        acceptance=end.acceptance,
-        effective_size=end.effective_size,
+        particles=points.u,
+        log_evidence=log_evidence,
+        num_temperatures=jnp.array(num_temperatures),
+        num_evaluations=jnp.array(size * (1 + num_rounds)),
+        acceptance=acceptance,
+        effective_size=jnp.array(effective_size),
+    )
+
+
+_at_prior = jax.jit(lambda parts: _joined(parts).without_nan())
+
+
+def _joined(parts: list[_Points]) -> _Points:
+    return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
+
+
+@jax.jit
+def _level(rng_key, cloud: _Points, ancestors, temperature, last, go_on) -> _Level:
+    """The next temperature; the last one again, from the states that the chains are in."""
+    size = len(cloud.u)
+    num_chains = size // MOVES
+    step, weights, log_mean = _reweigh(cloud.log_likelihood, 1.0 - temperature)
+    chosen = jnp.where(last, jnp.arange(size), resampling.systematic(rng_key, weights, size))
+    starts = jnp.where(last, chosen[-num_chains:], chosen[::MOVES])
+    start = jax.tree.map(lambda x: x[starts], cloud)
+    return _Level(
+        start=start,
+        ancestors=jnp.tile(ancestors[starts], MOVES),
+        temperature=jnp.where(go_on, temperature + step, 1.0),
+        log_mean=log_mean,
+        families=num_chains**2 / jnp.sum(jnp.square(jnp.bincount(ancestors[starts], length=size))),
+        law=_law(cloud.u[chosen]),
+        before=_before(start.u),
     )
 
 
@@ -208,90 +239,94 @@ def _reweigh(log_likelihood: jax.Array, to_go: jax.Array) -> tuple[jax.Array, ja
     return step, weights / jnp.sum(weights), step * peak + jnp.log(jnp.mean(weights))
 
 
-def _memory(before: jax.Array) -> Callable[[jax.Array], jax.Array]:
-    """Largest squared correlation of a coordinate before and after, `(n, D)` each, without strays; 1 where it does not vary."""
-    ordered, out = jnp.sort(before, axis=0), int(STRAY * len(before))
-
-    def centred(x):
-        x = jnp.clip(x, ordered[out][None], ordered[-1 - out][None])
-        return x - jnp.mean(x, axis=0, keepdims=True)
-
-    first = centred(before)
-
-    def memory(after):
-        last = centred(after)
-        squares = jnp.sum(jnp.square(first), axis=0) * jnp.sum(jnp.square(last), axis=0)
-        shared = jnp.square(jnp.sum(first * last, axis=0))
-        return jnp.max(jnp.where(squares > 0, shared / jnp.where(squares > 0, squares, 1.0), 1.0))
-
-    return memory
+def _before(u: jax.Array) -> _Before:
+    ordered, out = jnp.sort(u, axis=0), int(STRAY * len(u))
+    low, high = ordered[out], ordered[-1 - out]
+    return _Before(_centred(u, low, high), low, high)
 
 
-def _move(rng_key: jax.Array, move: Callable, start: _Points, enough: Callable, most: jax.Array) -> _Chains:
-    """Rounds of `MOVES` moves of all chains, at least one, until there are enough or the most."""
+def _centred(u, low, high):
+    clipped = jnp.clip(u, low[None], high[None])
+    return clipped - jnp.mean(clipped, axis=0, keepdims=True)
 
-    def go_on(carry):
-        _, chains = carry
-        return (chains.num_rounds == 0) | ((chains.num_rounds < most) & ~enough(chains.points.u))
 
-    def one_round(carry):
-        key, chains = carry
-        key, here = jax.random.split(key)
-        points, (path, accepted) = jax.lax.scan(move, chains.points, _random(here, *chains.points.u.shape))
-        return key, _Chains(points, path, chains.num_rounds + 1, jnp.mean(accepted, dtype=points.u.dtype))
+@jax.jit
+def _end(before: _Before, path: list[_Points], accepted: list[jax.Array]) -> tuple[_Points, jax.Array, jax.Array]:
+    """All states of a round, how much of its beginning the last one remembers, and the share of accepted moves."""
+    acceptance = jnp.mean(jnp.stack(accepted), dtype=path[-1].u.dtype)
+    return _joined(path), _memory(before, path[-1].u), acceptance
 
-    path = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (MOVES, *x.shape)), start)
-    begin = _Chains(start, path, jnp.array(0), jnp.zeros((), start.u.dtype))
-    return jax.lax.while_loop(go_on, one_round, (rng_key, begin))[1]
+
+def _memory(before: _Before, u: jax.Array) -> jax.Array:
+    """Largest squared correlation of a coordinate with where the chains began, without strays; 1 where it does not vary."""
+    first, last = before.centred, _centred(u, before.low, before.high)
+    squares = jnp.sum(jnp.square(first), axis=0) * jnp.sum(jnp.square(last), axis=0)
+    shared = jnp.square(jnp.sum(first * last, axis=0))
+    return jnp.max(jnp.where(squares > 0, shared / jnp.where(squares > 0, squares, 1.0), 1.0))
 
 
 def _degrees(dim: int) -> int:
     return DEGREES + dim % 2
 
 
-def _random(rng_key: jax.Array, count: int, dim: int) -> tuple[jax.Array, jax.Array]:
-    """Uniforms and normals of a round of moves, `(MOVES, ..., count)`, in float32, which is enough for proposals.
+@jax.jit
+def _begin(rng_key: jax.Array, law: _Law, u: jax.Array) -> tuple[jax.Array, _Draws, jax.Array, jax.Array]:
+    """The next key, the random numbers of a round of moves, and the first proposals."""
+    rng_key, here = jax.random.split(rng_key)
+    draws = _random(here, *u.shape)
+    return rng_key, draws, *_propose(law, u, draws.uniform[0], draws.normal[0])
+
+
+@jax.jit
+def _move(level: _Level, points: _Points, proposed: _Points, log_ratio: jax.Array, draws: _Draws, number: jax.Array):
+    """The points after a Metropolis move, which of them moved, and the next proposals."""
+    proposed = proposed.without_nan()
+    log_ratio += proposed.log_density(level.temperature) - points.log_density(level.temperature)
+    accepted = jnp.log1p(-draws.uniform[number, 0].astype(points.u.dtype)) < log_ratio
+    points = jax.tree.map(lambda new, old: jax.vmap(jnp.where)(accepted, new, old), proposed, points)
+    then = (number + 1) % MOVES
+    return points, accepted, *_propose(level.law, points.u, draws.uniform[then], draws.normal[then])
+
+
+def _random(rng_key: jax.Array, count: int, dim: int) -> _Draws:
+    """For all moves of a round, in float32, which is enough for proposals.
 
     XLA takes several times longer where the last axis is short, or where they are drawn in the loop that uses them.
     """
     keys, halves = jax.random.split(rng_key), (_degrees(dim) + dim) // 2
     uniform = jax.random.uniform(keys[0], (MOVES * (5 + halves) * count,), jnp.float32).reshape(MOVES, -1, count)
-    return uniform, jax.random.normal(keys[1], (MOVES * dim * count,), jnp.float32).reshape(MOVES, dim, count)
+    normal = jax.random.normal(keys[1], (MOVES * dim * count,), jnp.float32).reshape(MOVES, dim, count)
+    return _Draws(uniform, normal)
 
 
-def _mover(evaluate: Callable, temperature: jax.Array | float, particles: jax.Array) -> Callable:
-    """One Metropolis move of all chains, with proposals from equally weighted particles `(N, D)`."""
+def _law(particles: jax.Array) -> _Law:
     size, dim = particles.shape
-    dtype = particles.dtype
-    degrees = _degrees(dim)
-    scale = 2.38 / (2.0 * dim) ** 0.5
-    mean, sd = jnp.mean(particles, axis=0), jnp.maximum(jnp.std(particles, axis=0), jnp.finfo(dtype).tiny)
+    mean, sd = jnp.mean(particles, axis=0), jnp.maximum(jnp.std(particles, axis=0), jnp.finfo(particles.dtype).tiny)
     standard = (particles - mean[None]) / sd[None]
-    root = jnp.linalg.cholesky(standard.T @ standard / size + RIDGE * jnp.eye(dim, dtype=dtype))
-    inverse = jnp.linalg.inv(root)
+    root = jnp.linalg.cholesky(standard.T @ standard / size + RIDGE * jnp.eye(dim, dtype=particles.dtype))
+    return _Law(particles, mean, sd, root, jnp.linalg.inv(root))
+
+
+def _propose(law: _Law, u: jax.Array, uniform: jax.Array, normal: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Proposals `(M, D)`, and for each the log of `t(u) / t(proposal)` where it is by the Student law."""
+    size, dim = law.particles.shape
+    degrees, scale = _degrees(dim), 2.38 / (2.0 * dim) ** 0.5
 
     @partial(jax.vmap, in_axes=(0, 1, 1))
     def propose(u, uniform, normal):
-        """A proposal, and the log of `t(u) / t(proposal)` where it is by the Student law."""
         kind, amount, *pair = uniform[:4]
         first, second = (jnp.floor(x * size).astype(int) for x in pair)
         multiple = jnp.where(kind < MODE_JUMP, 1.0, scale)
-        by_difference = u + multiple * (particles[first] - particles[second]) + JITTER * sd * normal
-        white = inverse @ ((u - mean) / sd)
+        by_difference = u + multiple * (law.particles[first] - law.particles[second]) + JITTER * law.sd * normal
+        white = law.inverse @ ((u - law.mean) / law.sd)
         chi_square, angle = -2.0 * jnp.log(jnp.prod(1.0 - uniform[4:])), 0.5 * jnp.pi * jnp.minimum(2.0 * amount, 1.0)
         heavy = normal * jnp.sqrt((degrees + white @ white) / chi_square)
         there = jnp.cos(angle) * white + jnp.sin(angle) * heavy
         log_ratio = 0.5 * (degrees + dim) * (jnp.log1p(there @ there / degrees) - jnp.log1p(white @ white / degrees))
         local = kind < LOCAL
-        return jnp.where(local, by_difference, mean + sd * (root @ there)), jnp.where(local, 0.0, log_ratio)
+        return (
+            jnp.where(local, by_difference, law.mean + law.sd * (law.root @ there)),
+            jnp.where(local, 0.0, log_ratio),
+        )
 
-    def move(points, draws):
-        uniform, normal = (x.astype(dtype) for x in draws)
-        there, log_ratio = propose(points.u, uniform[1:], normal)
-        proposed = evaluate(there)
-        log_ratio += proposed.log_density(temperature) - points.log_density(temperature)
-        accepted = jnp.log1p(-uniform[0]) < log_ratio
-        points = jax.tree.map(lambda new, old: jax.vmap(jnp.where)(accepted, new, old), proposed, points)
-        return points, (points, accepted)
-
-    return move
+    return propose(u, uniform[1:].astype(u.dtype), normal.astype(u.dtype))

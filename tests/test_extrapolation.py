@@ -120,7 +120,9 @@ def test_a_draw_beyond_an_edge_is_noticed_in_every_place(waiting):
     draws = dict(zip(("theta1", "width", "rate"), arguments.T, strict=True))
     assert engine.beyond(draws).tolist() == [True, False]
     smodel = kme.handlers.surrogate(queue_model, engine.likelihoods)
-    with pytest.warns(UserWarning, match="50.00% of the posterior draws lie beyond the simulated parameters of site 'x'"):
+    with pytest.warns(
+        UserWarning, match="50.00% of the posterior draws lie beyond the simulated parameters of site 'x'"
+    ):
         assert kme.check_surrogate(smodel, draws, x)["x"].beyond == 0.5
 
 

@@ -1,5 +1,7 @@
 """Tempered sequential Monte Carlo against posteriors and evidences known in closed form."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,10 +9,19 @@ import pytest
 from scipy import stats
 
 from numpyro_kme.engines import _sampling
-from numpyro_kme.tempering import FORGOTTEN, MOVES, _memory, temper
+from numpyro_kme.tempering import FORGOTTEN, MOVES, _before, _memory, _move, temper
 
 N = 4000
 M = N // MOVES
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def both(log_prior, log_likelihood, data, u):
+    return jax.vmap(partial(log_prior, data))(u), jax.vmap(partial(log_likelihood, data))(u)
+
+
+def tempered(rng_key, log_prior, log_likelihood, data, particles):
+    return temper(rng_key, partial(both, log_prior, log_likelihood, data), particles)
 
 
 def standard_normal(_, u):
@@ -28,7 +39,7 @@ def test_correlated_normal_in_six_dimensions(seed):
     root = rng.normal(size=(6, 6))
     precision, at = 5 * root @ root.T, 2 * rng.normal(size=6)
     particles = jax.random.normal(jax.random.key(seed), (N, 6))
-    found = temper(
+    found = tempered(
         jax.random.key(seed + 10),
         standard_normal,
         normal_likelihood,
@@ -54,15 +65,15 @@ def two_modes(weight, u):
 
 def test_modes_keep_their_masses_and_another_observation_does_not_compile_again():
     particles = jax.random.normal(jax.random.key(0), (N, 3))
-    found = temper(jax.random.key(1), standard_normal, two_modes, jnp.array(0.8), particles)
+    found = tempered(jax.random.key(1), standard_normal, two_modes, jnp.array(0.8), particles)
     right = found.particles[:, 0] > 0
     np.testing.assert_allclose(np.mean(right), 0.8, atol=0.08)
     sd = 1 / np.sqrt(101)
     np.testing.assert_allclose(np.std(found.particles[right], axis=0), sd, rtol=0.12)
     np.testing.assert_allclose(np.mean(found.particles[right], axis=0), 150 / 101, atol=5 * sd / np.sqrt(M / 2))
-    programs = temper._cache_size()
-    other = temper(jax.random.key(1), standard_normal, two_modes, jnp.array(0.3), particles)
-    assert np.mean(other.particles[:, 0] > 0) < 0.5 and temper._cache_size() == programs
+    programs = both._cache_size(), _move._cache_size()
+    other = tempered(jax.random.key(1), standard_normal, two_modes, jnp.array(0.3), particles)
+    assert np.mean(other.particles[:, 0] > 0) < 0.5 and (both._cache_size(), _move._cache_size()) == programs
 
 
 def narrow_on_a_floor(_, u):
@@ -77,7 +88,7 @@ def flat(_, u):
 def test_a_stray_chain_at_a_density_floor_costs_nothing(stray):
     """There, 150 standard deviations away, chains stay where they are; one does not use up all rounds, as many do."""
     particles = 0.01 * jax.random.normal(jax.random.key(0), (N, 2)).at[: MOVES * stray : MOVES].set(150.0)
-    found = temper(jax.random.key(1), narrow_on_a_floor, flat, None, particles)
+    found = tempered(jax.random.key(1), narrow_on_a_floor, flat, None, particles)
     assert (found.num_evaluations < 8 * N) == (stray == 1)
 
 
@@ -86,7 +97,7 @@ def test_chains_that_are_stuck_in_another_mode_count_if_they_are_many(rng, stuck
     before, after = rng.normal(size=(2, M, 3))
     for states in (before, after):
         states[:stuck, 1] += 1000.0
-    memory = _memory(jnp.asarray(before))(jnp.asarray(after))
+    memory = _memory(_before(jnp.asarray(before)), jnp.asarray(after))
     assert memory > 0.9 if remembered else memory < FORGOTTEN
 
 
@@ -95,7 +106,7 @@ def test_a_likelihood_that_is_nearly_a_point():
     at = np.array([0.3, -0.8, 0.5, 1.1, -0.2, 0.0])
     particles = jax.random.normal(jax.random.key(0), (N, 6))
     data = jnp.array(1e10 * np.eye(6)), jnp.array(at)
-    found = temper(jax.random.key(1), standard_normal, normal_likelihood, data, particles)
+    found = tempered(jax.random.key(1), standard_normal, normal_likelihood, data, particles)
     error = 5 / np.sqrt(float(found.effective_size))
     assert found.effective_size > M / 2
     np.testing.assert_allclose((np.mean(found.particles, axis=0) - at) * 1e5, 0.0, atol=error)
@@ -119,7 +130,7 @@ def test_crescents_in_ten_dimensions():
     sds = np.sqrt([np.sum(weight * a**2), np.sum(weight * (b - mean) ** 2)])
     log_evidence = 5 * np.log(density.sum() * (nodes[1] - nodes[0]) ** 2 / (2 * np.pi))
     particles = jax.random.normal(jax.random.key(0), (N, 10))
-    found = temper(jax.random.key(1), standard_normal, crescent, jnp.array(width), particles)
+    found = tempered(jax.random.key(1), standard_normal, crescent, jnp.array(width), particles)
     first, second = np.asarray(found.particles).reshape(-1, 2, 5).transpose(1, 0, 2)
     error = 5 / np.sqrt(float(found.effective_size))
     assert found.effective_size > M / 4
@@ -137,7 +148,7 @@ def half_space(edge, u):
 @pytest.mark.parametrize("edge", [-1.0, 1.5])
 def test_a_likelihood_that_vanishes_at_most_particles(edge):
     particles = jax.random.normal(jax.random.key(0), (N, 2))
-    found = temper(jax.random.key(1), standard_normal, half_space, jnp.array(edge), particles)
+    found = tempered(jax.random.key(1), standard_normal, half_space, jnp.array(edge), particles)
     inside = stats.truncnorm(edge, np.inf)
     assert np.min(found.particles[:, 0]) > edge
     np.testing.assert_allclose(np.mean(found.particles[:, 0]), inside.mean(), atol=0.2 * inside.std())
@@ -147,7 +158,7 @@ def test_a_likelihood_that_vanishes_at_most_particles(edge):
 
 def test_a_likelihood_that_vanishes_everywhere_ends():
     particles = jax.random.normal(jax.random.key(0), (200, 2))
-    found = temper(jax.random.key(1), standard_normal, half_space, jnp.array(50.0), particles)
+    found = tempered(jax.random.key(1), standard_normal, half_space, jnp.array(50.0), particles)
     assert not np.isfinite(found.log_evidence)
     with pytest.raises(ValueError, match="no mass at any of 200 draws from the prior"):
         _sampling._drawn({}, np.zeros(200), found)

@@ -11,6 +11,7 @@ import numpy as np
 
 from numpyro_kme import _checks, handlers
 from numpyro_kme._host import on_host
+from numpyro_kme._programs import Program
 from numpyro_kme.coordinates import Coordinates
 from numpyro_kme.engines import _sampling
 from numpyro_kme.engines._base import Engine
@@ -243,7 +244,7 @@ class LearntLikelihood(Engine):
     def _log_joint(self, latents) -> np.ndarray:
         target = self._target()
         points = {name: np.asarray(v, np.float64) for name, v in latents.items()}
-        terms = jax.jit(jax.vmap(lambda point: target.terms(target.flatten(point))))(points)
+        terms = Program(jax.vmap(lambda point: target.terms(target.flatten(point))))(points)
         return np.asarray(terms.log_prior + terms.log_likelihood)
 
 

@@ -11,6 +11,7 @@ from scipy.optimize import minimize
 
 from numpyro_kme import _checks, _linalg
 from numpyro_kme._host import on_host
+from numpyro_kme._programs import Program
 from numpyro_kme.coordinates import Coordinates
 from numpyro_kme.kernel_means.base import LikelihoodAt
 from numpyro_kme.measures import Measure
@@ -47,7 +48,7 @@ def in_coordinates(
     with _linalg.one_blas_thread:
         data = jax.tree.map(jnp.asarray, (likelihood, measure))
         start = _start(data[1], start_key, _num_particles(num_samples))
-        found = temper(temper_key, _log_measure, _log_likelihood, (data[0].brief(), data[1]), start)
+        found = temper(temper_key, partial(_log_densities, (data[0].brief(), data[1])), start)
         latents, log_posterior = _finish(data, coordinates, pick_key, found.particles, num_samples)
         return _drawn(latents, log_posterior, found)
 
@@ -64,10 +65,10 @@ def _from_prior(
     temper_key, pick_key, target: Unconstrained, prior: Mapping[str, np.ndarray], num_samples: int
 ) -> Drawn:
     with _linalg.one_blas_thread:
-        start = jax.jit(jax.vmap(target.flatten))(dict(prior))
-        found = temper(temper_key, _log_prior_of_model(target), _log_likelihood_of_model(target), None, start)
+        start = Program(jax.vmap(target.flatten))(dict(prior))
+        found = temper(temper_key, Program(jax.vmap(_terms(target))), start)
         u = _pick(pick_key, found.particles, num_samples)
-        latents, terms = jax.jit(jax.vmap(target.evaluate))(u)
+        latents, terms = Program(jax.vmap(target.evaluate))(u)
         return _drawn(latents, terms.log_prior + terms.log_likelihood, found)
 
 
@@ -76,17 +77,17 @@ def mode(target: Unconstrained, latents: Mapping[str, np.ndarray], log_posterior
     """Maximise the posterior density of the latents by L-BFGS from the five best of the given draws."""
     best = np.argsort(log_posterior)[-5:]
 
-    @jax.jit
-    @jax.value_and_grad
     def loss(u):
         terms = target.terms(u)
         return -(terms.log_prior + terms.log_likelihood)
 
+    compiled = Program(jax.value_and_grad(loss))
+
     def value_and_gradient(u):
-        value, gradient = loss(u)
+        value, gradient = compiled(u)
         return float(value), np.asarray(gradient)
 
-    starts = jax.jit(jax.vmap(target.flatten))({name: value[best] for name, value in latents.items()})
+    starts = Program(jax.vmap(target.flatten))({name: value[best] for name, value in latents.items()})
     found = min(
         (minimize(value_and_gradient, np.asarray(u), jac=True, method="L-BFGS-B") for u in starts),
         key=lambda f: f.fun,
@@ -102,6 +103,12 @@ def _log_likelihood(data, z):
     return data[0].log_density(z)
 
 
+@jax.jit
+def _log_densities(data, z):
+    """Log prior and log likelihood at coordinates `(n, D)`."""
+    return jax.vmap(partial(_log_measure, data))(z), jax.vmap(partial(_log_likelihood, data))(z)
+
+
 @partial(jax.jit, static_argnums=2)
 def _start(measure, rng_key, num_particles):
     return measure.sample(rng_key, num_particles)
@@ -115,16 +122,14 @@ def _finish(data, coordinates, rng_key, particles, num_samples):
     return jax.vmap(coordinates.latents)(z), log_posterior
 
 
-def _log_prior_of_model(target):
-    def log_prior(_, u):
+def _terms(target):
+    """Log prior and log likelihood of the unconstrained latents of a model."""
+
+    def log_densities(u):
         terms = target.terms(u)
-        return terms.log_prior + terms.log_jacobian
+        return terms.log_prior + terms.log_jacobian, terms.log_likelihood
 
-    return log_prior
-
-
-def _log_likelihood_of_model(target):
-    return lambda _, u: target.terms(u).log_likelihood
+    return log_densities
 
 
 def _num_particles(num_samples: int) -> int:
