@@ -316,11 +316,10 @@ def test_an_edge_makes_the_likelihood_better(kind, rng):
     assert missing < 0.25
 
 
-def test_the_plot_marks_what_is_beyond(waiting):
+def test_the_plot_marks_what_is_beyond(walk, waiting):
     plt = pytest.importorskip("matplotlib.pyplot")
-    engine, _, _ = waiting
-    (axis,) = [a for a in kme.plots.surrogate(engine, ["theta1", "width"]).axes if a.get_xlabel() == "theta1"]
+    (axis,) = [a for a in kme.plots.surrogate(walk).axes if a.get_xlabel() == "drift"]
     assert any(collection.hatches for collection in axis.collections if hasattr(collection, "hatches"))
-    (axis,) = kme.plots.surrogate(engine, ["theta1"]).axes
+    (axis,) = kme.plots.surrogate(waiting[0], ["theta1"]).axes
     assert "beyond the simulations" in [text.get_text() for text in axis.get_legend().get_texts()]
     plt.close("all")
