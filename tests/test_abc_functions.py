@@ -250,7 +250,9 @@ def banks():
     }
 
 
-@pytest.mark.parametrize("make", [kme.DistributionRegressionABC, kme.KernelABC, kme.KernelBayes])
+@pytest.mark.parametrize(
+    "make", [pytest.param(kme.DistributionRegressionABC, marks=pytest.mark.slow), kme.KernelABC, kme.KernelBayes]
+)
 def test_engines_take_a_tolerance(make, banks):
     """A lower rank, and about the same posterior mean; the tolerance is a positive number."""
     means, ranks = [], []
@@ -285,7 +287,7 @@ WARNING = "the observation lies away from the simulations"
         (lambda model, **rest: kme.RejectionABC(model, discrepancy=distance_of_means, **rest), iid, 20),
         (kme.K2ABC, iid, 20),
         (kme.DistributionRegressionABC, conjugate, 1),
-        (kme.DistributionRegressionABC, iid, 20),
+        pytest.param(kme.DistributionRegressionABC, iid, 20, marks=pytest.mark.slow),
         (kme.KernelABC, conjugate, 1),
         (kme.KernelABC, iid, 20),
         (kme.KernelBayes, conjugate, 1),

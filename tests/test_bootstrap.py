@@ -279,6 +279,7 @@ for used in (devices, devices[:1]):
 """
 
 
+@pytest.mark.slow  # starts a process with two devices
 def test_several_devices_and_float32_sessions_give_the_same_numbers():
     env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-W", "error", "-c", SCRIPT]

@@ -316,7 +316,7 @@ def test_there_and_back(name, fitted):
     assert_same(row.state(engine), before)
 
 
-@rows(*(name for name in ROWS if name != "KELFI, learnt prior"))
+@every_engine
 def test_diagnostics_and_plots_leave_the_engine_as_it_was(name, fitted):
     row, engine = ROWS[name], fitted(name)
     before, attributes = copy.deepcopy(row.glance(engine)), dict(vars(engine))

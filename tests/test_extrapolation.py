@@ -95,6 +95,7 @@ def check_queue(engine, met, x):
     return impossible
 
 
+@pytest.mark.slow  # its parts are tested one by one below
 def test_the_queue_has_next_to_no_draws_where_the_density_is_zero(waiting):
     engine, met, x = waiting
     assert check_queue(engine, met, x) < 0.01

@@ -267,6 +267,7 @@ def test_filter_by_dense_formulas(rng):
     np.testing.assert_allclose(found.smooth(filtered), np.stack(smoothed[::-1]), atol=1e-4)
 
 
+@pytest.mark.slow  # the smoother against its formula is above
 def test_smoother_after_outlying_observations(rng):
     """They leave small weights, beside whose squares `delta` is large unless they are normalised."""
     states, seen = rotation(rng, 300)

@@ -308,6 +308,7 @@ def test_the_bootstrap_leaves_masked_points_out():
         engine.run(KEY, Y, covariates=COVARIATES, density=True, scale=2.0)
 
 
+@pytest.mark.slow  # the test before compares minimisers
 def test_the_bootstrap_simulates_no_masked_points():
     """What it reads of the model is what it reads where they were never there, and so is what it finds."""
     engine = kme.PosteriorBootstrap(line, MMD(Gaussian(1.0)), covariates="covariates", num_samples=8, num_starts=8)

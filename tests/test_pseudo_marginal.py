@@ -167,6 +167,7 @@ def test_any_estimated_density_can_be_sampled_with_one_chain():
     assert max(standard_errors(one, ((1.0, np.sqrt(0.5)), (0.0, 0.0)))) < 4.0
 
 
+@pytest.mark.slow  # blocks: the synthetic likelihood with 4
 def test_noise_renewed_in_blocks_gives_the_exact_posterior_where_all_of_it_would_make_the_chain_stick():
     sizes = {}
     for blocks in (1, 16):
