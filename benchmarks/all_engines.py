@@ -200,7 +200,11 @@ def models(problem):
 def mmd_of(problem):
     """The MMD to the observed data: by all pairs, or by features where there are many."""
     kernel = Gaussian(median_heuristic(problem.raw[:, None]))
-    return kme.Quadratic(kernel) if len(problem.raw) < 1000 else kme.Fourier.draw(jax.random.key(7), kernel, 1, 300)
+    return (
+        kme.embeddings.Quadratic(kernel)
+        if len(problem.raw) < 1000
+        else kme.embeddings.Fourier.draw(jax.random.key(7), kernel, 1, 300)
+    )
 
 
 def wasserstein(a, b):
@@ -317,7 +321,7 @@ def synthetic(problem, budget, bank, key):
 
     def model(x=None):
         law = kme.SyntheticLikelihood(
-            STATISTICS_OF[type(problem)], problem.prior(), num_simulations=count, rng_key=kme.simulation_key("x")
+            STATISTICS_OF[type(problem)], problem.prior(), num_simulations=count, rng_key=kme.mcmc.simulation_key("x")
         )
         numpyro.sample("x", law, obs=x)
 

@@ -126,9 +126,9 @@ FORMS = {
     "residual form": kme.ResidualKernelMeans(),
     "published form, leave-one-out": kme.KernelMeans(),
     "marginal likelihood, as published: tied": kme.KernelMeans(
-        objective=kme.MarginalLikelihood(), learner=kme.Learner(tied=kme.Tied())
+        objective=kme.likelihoods.MarginalLikelihood(), learner=kme.likelihoods.Learner(tied=kme.likelihoods.Tied())
     ),
-    "marginal likelihood, everything free": kme.KernelMeans(objective=kme.MarginalLikelihood()),
+    "marginal likelihood, everything free": kme.KernelMeans(objective=kme.likelihoods.MarginalLikelihood()),
 }
 
 

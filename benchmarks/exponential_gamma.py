@@ -21,12 +21,12 @@ from scipy.special import ndtri
 from scipy.stats import gamma, norm
 
 from numpyro_kme import kernels
-from numpyro_kme.herding import herd
-from numpyro_kme.kernel_means.objectives import LeaveOneOut, LeaveOneOutPredictive, MarginalLikelihood
-from numpyro_kme.kernel_means.posterior import KernelMeansPosterior
-from numpyro_kme.kernel_means.published import KernelMeans
-from numpyro_kme.kernel_means.residual import ResidualKernelMeans
-from numpyro_kme.measures import Normal
+from numpyro_kme.embeddings.herding import herd
+from numpyro_kme.embeddings.measures import Normal
+from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
+from numpyro_kme.likelihoods.published.form import KernelMeans
+from numpyro_kme.likelihoods.published.objectives import LeaveOneOut, LeaveOneOutPredictive, MarginalLikelihood
+from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 
 SHAPE, RATE, TRUTH, DRAWS = 2.0, 0.5, 4.0, 15
 PRIOR = gamma(SHAPE, scale=1.0 / RATE)

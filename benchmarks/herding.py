@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import report
 
-from numpyro_kme.herding import herd, polish
+from numpyro_kme.embeddings.herding import herd, polish
 from numpyro_kme.kernels import Gaussian
 
 CANDIDATES, SAMPLES = 10_000, 1_000

@@ -52,9 +52,9 @@ def toy_model(x=None):
 
 
 ESTIMATORS = {
-    "quadratic": lambda key, kernel: kme.Quadratic(kernel),
-    "linear": lambda key, kernel: kme.LinearTime(kernel),
-    "Fourier": lambda key, kernel: kme.Fourier.draw(key, kernel, 1, 500),
+    "quadratic": lambda key, kernel: kme.embeddings.Quadratic(kernel),
+    "linear": lambda key, kernel: kme.embeddings.LinearTime(kernel),
+    "Fourier": lambda key, kernel: kme.embeddings.Fourier.draw(key, kernel, 1, 500),
 }
 EPSILONS = (None, 3e-3, 1e-3)
 

@@ -24,10 +24,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 import report
 
-from numpyro_kme.filtering import KernelBayesFilter
-from numpyro_kme.kernel_bayes import posterior_weights
+from numpyro_kme.embeddings.filtering import KernelBayesFilter
+from numpyro_kme.embeddings.kernel_bayes import posterior_weights
+from numpyro_kme.embeddings.parameter_choice import choose_by_halves, kernel_bayes_candidates
 from numpyro_kme.kernels import Gaussian, RotationGaussian, RotationTrace, median_heuristic, nearest_rotation
-from numpyro_kme.parameter_choice import choose_by_halves, kernel_bayes_candidates
 
 DYNAMICS = {"rotation": (0.3, 0.0, 0.0), "oscillatory rotation": (0.4, 0.4, 8.0)}
 SIZES = (100, 200, 400, 800)

@@ -16,11 +16,11 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 import report
 
-from numpyro_kme.embeddings import MeanEmbedding
-from numpyro_kme.kernel_bayes import update
+from numpyro_kme.embeddings.kernel_bayes import update
+from numpyro_kme.embeddings.means import MeanEmbedding
+from numpyro_kme.embeddings.parameter_choice import choose_by_folds, choose_by_prediction, kernel_bayes_candidates
 from numpyro_kme.kernels import Gaussian, median_heuristic
-from numpyro_kme.low_rank import LowRank, ridge
-from numpyro_kme.parameter_choice import choose_by_folds, choose_by_prediction, kernel_bayes_candidates
+from numpyro_kme.kernels.low_rank import LowRank, ridge
 
 DIMENSIONS = (2, 4, 8, 16, 32, 64)
 N, SEEN = 200, 1000

@@ -12,8 +12,8 @@ import time
 import numpy as np
 import report
 
-from numpyro_kme.embeddings import MeanEmbedding
-from numpyro_kme.kernel_bayes import KernelBayesRule
+from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule
+from numpyro_kme.embeddings.means import MeanEmbedding
 from numpyro_kme.kernels import Gaussian, median_heuristic
 
 TOLERANCES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-6, 1e-12)

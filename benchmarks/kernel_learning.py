@@ -19,8 +19,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 import report
 
-from numpyro_kme import BayesianKernelLearning, MedianHeuristic, learn_length_scale, mmd_test
-from numpyro_kme.kernels import Gaussian
+from numpyro_kme import BayesianKernelLearning, MedianHeuristic, mmd_test
+from numpyro_kme.kernels import Gaussian, learn_length_scale
 
 RATIOS, POINTS, SPACING = (1.0, 1.5, 2.0, 3.0, 5.0, 10.0), 300, 10.0
 SIZES, LANDMARKS = (100, 300, 600, 1200), (25, 50, 100, 200)

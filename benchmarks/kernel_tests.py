@@ -18,7 +18,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 import report
 
-from numpyro_kme import hsic_test, mmd_test
+from numpyro_kme import mmd_test
+from numpyro_kme.embeddings import hsic_test
 from numpyro_kme.kernels import Gaussian
 
 NULLS, POWERS, PERMUTATIONS, POINTS = 1000, 200, 199, 40

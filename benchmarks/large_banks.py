@@ -24,12 +24,12 @@ import numpyro.distributions as dist
 import report
 
 import numpyro_kme as kme
-from numpyro_kme.kernel_means.objectives import Hyperparameters
-from numpyro_kme.measures import Normal
+from numpyro_kme.embeddings.measures import Normal
+from numpyro_kme.likelihoods.published.objectives import Hyperparameters
 
 Y = np.array([0.6, 0.3, 0.2])
 CASES = [("dense", 10_000), ("low rank", 10_000), ("dense", 20_000), ("low rank", 20_000), ("low rank", 100_000)]
-SOLVES = {"dense": kme.DenseSolve(), "low rank": kme.LowRankSolve()}
+SOLVES = {"dense": kme.likelihoods.DenseSolve(), "low rank": kme.likelihoods.LowRankSolve()}
 
 
 def draw(rng_key, z):
@@ -52,9 +52,9 @@ def case(name, number):
     begun = time.process_time()
     surrogate = kme.KernelMeans(hyperparameters=hyper, solve=SOLVES[name]).fit(z, x)
     fitted = time.process_time()
-    kme.KernelMeansPosterior(surrogate, Y + 0.1, Normal.standard(2)).mean()
+    kme.likelihoods.KernelMeansPosterior(surrogate, Y + 0.1, Normal.standard(2)).mean()
     first = time.process_time()
-    posterior = kme.KernelMeansPosterior(surrogate, Y, Normal.standard(2))
+    posterior = kme.likelihoods.KernelMeansPosterior(surrogate, Y, Normal.standard(2))
     found = dict(mean=posterior.mean().tolist(), sd=np.sqrt(np.diag(posterior.covariance())).tolist())
     times = dict(fit=fitted - begun, first=first - fitted, another=time.process_time() - first)
     solve = surrogate.describe().get("solve", "exact")

@@ -92,7 +92,7 @@ def run(seed, name, simulations, draws):
     ended = time.perf_counter()
     if form is not None:
         flat = {name: value.reshape(-1, *value.shape[2:]) for name, value in chains.items() if name != "theta"}
-        found = kme.check_surrogate(model, flat, x)["x"]
+        found = kme.mcmc.check_surrogate(model, flat, x)["x"]
         check = {"negative": found.negative, "outside": found.beyond}
     row = {"divergent": float(np.mean(mcmc.get_extra_fields()["diverging"])), **check,
            "learning": learnt - began, "sampling": ended - learnt}  # fmt: skip

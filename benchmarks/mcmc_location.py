@@ -70,7 +70,7 @@ def one(seed):
     x = np.random.default_rng(seed).normal(TRUTH, 1.0, SIZE)
     x[: int(SHARE * SIZE)] += 19.0
     BOOTSTRAP.run(jax.random.key(seed), x)
-    weights = kme.WeightCalibration.from_bootstrap(BOOTSTRAP, level=LEVEL)
+    weights = kme.diagnostics.WeightCalibration.from_bootstrap(BOOTSTRAP, level=LEVEL)
     prior = np.asarray(dist.Normal(0.0, 5.0).log_prob(GRID))
     unit = scores(x)
     return {

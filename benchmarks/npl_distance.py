@@ -68,7 +68,7 @@ def one(seed, distance):
         bound = kme.MMD(KERNEL, free_mass=free).objective(x[:, None], LINE)
         u = bootstrap(seed, bound, starts, 200, num_nodes=128).u[:, 0]
         found.append((u.mean(), u.std()))
-    weight = kme.calibrate_weight(
+    weight = kme.diagnostics.calibrate_weight(
         jax.random.key(seed), model, kme.MMD(KERNEL), x, num_replicates=100, num_nodes=128
     ).by_bootstrap
     prior = np.asarray(dist.Normal(0.0, 5.0).log_prob(GRID))

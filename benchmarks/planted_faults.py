@@ -24,12 +24,12 @@ import report
 
 import numpyro_kme as kme
 from numpyro_kme import diagnostics
-from numpyro_kme._checks import EffectiveSampleSizeError
+from numpyro_kme._core.checks import EffectiveSampleSizeError
+from numpyro_kme.embeddings.measures import Normal
 from numpyro_kme.engines import _sampling
 from numpyro_kme.engines._data_kernels import data_kernel
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.kernels.base import register
-from numpyro_kme.measures import Normal
 
 SD = 0.7
 NOISE = SD * np.linalg.cholesky(np.array([[1.0, 0.6], [0.6, 1.0]]))

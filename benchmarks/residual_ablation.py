@@ -18,10 +18,10 @@ import report
 from exponential_gamma import STATISTICS, Task, learnt, on_grid
 from scipy.special import ndtri
 
-from numpyro_kme.kernel_means.objectives import LeaveOneOut, MarginalLikelihood
-from numpyro_kme.kernel_means.published import KernelMeans
-from numpyro_kme.kernel_means.residual import ResidualKernelMeans
-from numpyro_kme.measures import Normal
+from numpyro_kme.embeddings.measures import Normal
+from numpyro_kme.likelihoods.published.form import KernelMeans
+from numpyro_kme.likelihoods.published.objectives import LeaveOneOut, MarginalLikelihood
+from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 
 FORMS = {
     "published form and objective": KernelMeans(MarginalLikelihood()),

@@ -33,7 +33,7 @@ from sbi_tasks import epidemic, mixture
 from sbi_tasks import linear as linear_task
 
 import numpyro_kme as kme
-from numpyro_kme.kernel_means.residual import ResidualKernelMeans
+from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 
 
 def linear(rng_key, theta):

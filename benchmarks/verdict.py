@@ -27,7 +27,7 @@ from scipy.special import ndtr, ndtri
 
 import numpyro_kme as kme
 from numpyro_kme import diagnostics
-from numpyro_kme._checks import EffectiveSampleSizeError
+from numpyro_kme._core.checks import EffectiveSampleSizeError
 from numpyro_kme.diagnostics.uniformity import MARGIN
 
 MARGINS = (0.0, 0.05, 0.1, 0.15)

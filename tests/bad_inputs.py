@@ -16,7 +16,8 @@ import numpyro
 import numpyro.distributions as dist
 
 import numpyro_kme as kme
-from numpyro_kme import diagnostics, handlers, kernels
+from numpyro_kme import diagnostics, kernels
+from numpyro_kme.mcmc import handlers
 from numpyro_kme.simulations import Penalise, Retry, Simulations, simulate
 
 KEY = jax.random.key(0)
@@ -206,7 +207,7 @@ def learnt(theta=THETA, x=X, y=X[0], **settings):
 
 
 def published(**settings):
-    from numpyro_kme.kernel_means.objectives import Hyperparameters
+    from numpyro_kme.likelihoods.published.objectives import Hyperparameters
 
     hyper = Hyperparameters(kernels.Gaussian(np.ones(1)), kernels.Gaussian(np.ones(1)), settings.pop("lam", 0.01))
     return kme.KernelMeans(hyperparameters=hyper, **settings)
@@ -244,13 +245,28 @@ add(
 )
 add("fit_likelihood", "hanging", lambda: fitted()(np.zeros(1), np.zeros(1)), "learnt from 1 arg")
 add("fit_likelihood", "wrongly shaped", lambda: learnt(x=X[:, :0]), "`x` must hold at least one number")
-add("fit_likelihood", "bad prior", lambda: learnt(form=kme.KernelMeans(kme.MarginalLikelihood())), "needs `y=`")
+add(
+    "fit_likelihood",
+    "bad prior",
+    lambda: learnt(form=kme.KernelMeans(kme.likelihoods.MarginalLikelihood())),
+    "needs `y=`",
+)
 add("fit_likelihood", "bad prior", lambda: learnt(theta=0 * THETA), "All rows of `table` are the same")
 add("fit_likelihood", "bad observation", lambda: learnt(y=np.array([NAN]), form=published()), "`value` has 1 entries")
 add("fit_likelihood", "bad observation", lambda: learnt(y=np.zeros(3), form=published()), r"shape .*\(3,\)")
 add("fit_likelihood", "wrong type", lambda: learnt(form="residual"), "`form` must be KernelMeans")
-add("fit_likelihood", "bad hyperparameter", lambda: kme.LeaveOneOut(floor=2.0), "`floor` must be between 0 and 1")
-add("fit_likelihood", "bad hyperparameter", lambda: kme.Learner(regularisation_bounds=(1.0, 0.1)), "must increase")
+add(
+    "fit_likelihood",
+    "bad hyperparameter",
+    lambda: kme.likelihoods.LeaveOneOut(floor=2.0),
+    "`floor` must be between 0 and 1",
+)
+add(
+    "fit_likelihood",
+    "bad hyperparameter",
+    lambda: kme.likelihoods.Learner(regularisation_bounds=(1.0, 0.1)),
+    "must increase",
+)
 
 
 # --- engines that weight simulations -----------------------------------------------------------------------------------
@@ -307,30 +323,30 @@ add("weighted", "wrong type", lambda: abc(simulations=X), "`simulations` must be
 
 # --- what those engines call, as plain functions -----------------------------------------------------------------------
 
-QUADRATIC, ON_SETS = kme.Quadratic(WIDE), kernels.EmpiricalMeasure(WIDE, 1.0)
+QUADRATIC, ON_SETS = kme.embeddings.Quadratic(WIDE), kernels.EmpiricalMeasure(WIDE, 1.0)
 ROWS_OF_SETS, WASSERSTEIN = SETS[..., None], kme.Wasserstein(1.0)
 
 
 def apart(y=DATA[:, None], sets=ROWS_OF_SETS, discrepancy=QUADRATIC):
-    return kme.discrepancies_to(y, sets, discrepancy)
+    return kme.abc.discrepancies_to(y, sets, discrepancy)
 
 
 def learnt_summary(x=ROWS_OF_SETS, targets=THETA, kernel=ON_SETS, y=ROWS_OF_SETS[:2], **settings):
-    return kme.DistributionRegression.fit(x, targets, kernel, **settings).predict(y)
+    return kme.abc.DistributionRegression.fit(x, targets, kernel, **settings).predict(y)
 
 
 def ridge_weights(inputs=X, kernel=WIDE, regularisation=0.1, t=X[:2], **settings):
-    return kme.LowRankRidge.fit(inputs, kernel, regularisation, **settings).weights(t)
+    return kme.kernels.LowRankRidge.fit(inputs, kernel, regularisation, **settings).weights(t)
 
 
 def recursive(
     simulate=lambda key, theta: theta + 0.5 * jax.random.normal(key, theta.shape), theta=THETA, y=X[0], **rest
 ):
-    return kme.kernel_recursive_abc(KEY, simulate, theta, y, num_iterations=2, **rest)
+    return kme.abc.kernel_recursive_abc(KEY, simulate, theta, y, num_iterations=2, **rest)
 
 
 def recursive_step(theta=THETA, x=X, y=X[0], kernel=WIDE, number=20, **settings):
-    return kme.recursive_abc_step(KEY, theta, x, y, kernel, number, **settings)
+    return kme.abc.recursive_abc_step(KEY, theta, x, y, kernel, number, **settings)
 
 
 for kind, call, raises in [
@@ -349,21 +365,29 @@ for kind, call, raises in [
     ("m = 1", lambda: apart(DATA[:1, None]), "must have at least 2 points for an unbiased estimate; got 1"),
     ("raising", lambda: apart(discrepancy=raising_kernel), "The discrepancy `raising_kernel` failed: no kernel"),
     ("wrong type", lambda: apart(discrepancy=None), "`discrepancy` must be a function of a simulation .*got None"),
-    ("constant", lambda: kme.soft_abc_weights(np.ones(9)), "Check the simulations, or compare something else"),
-    ("outliers", lambda: kme.soft_abc_weights([0.0, 1.0, 1e30]), ""),
-    ("m = 0", lambda: kme.soft_abc_weights([]), r"`discrepancies` must have shape \(m,\)"),
+    ("constant", lambda: kme.abc.soft_abc_weights(np.ones(9)), "Check the simulations, or compare something else"),
+    ("outliers", lambda: kme.abc.soft_abc_weights([0.0, 1.0, 1e30]), ""),
+    ("m = 0", lambda: kme.abc.soft_abc_weights([]), r"`discrepancies` must have shape \(m,\)"),
     (
         "bad hyperparameter",
-        lambda: kme.soft_abc_weights([1.0, 2.0], [1.0, 2.0]),
+        lambda: kme.abc.soft_abc_weights([1.0, 2.0], [1.0, 2.0]),
         r"`epsilon` must be one number; got sh",
     ),
-    ("constant", lambda: kme.rejection_weights(np.ones(9)), ""),
-    ("bad hyperparameter", lambda: kme.rejection_weights([1.0], quantile=[0.1, 0.2]), "`quantile` must be one number"),
-    ("bad hyperparameter", lambda: kme.rejection_weights([1.0], threshold=NAN), "`threshold` must be finite; got nan"),
-    ("wrong type", lambda: kme.rejection_weights([1.0], quantile="half"), "`quantile` must hold real numbers"),
-    ("NaN", lambda: kme.effective_sample_size([1.0, NAN]), "`weights` has 1 entries .*what they were made of"),
-    ("NaN", lambda: kme.remoteness(np.array([NAN, 1.0]), np.eye(2)), "`to_observation` has 1 entries"),
-    ("m = 1", lambda: kme.remoteness([1.0], np.eye(1)), r"k from 2 to m; got \(1,\) and \(1, 1\)"),
+    ("constant", lambda: kme.abc.rejection_weights(np.ones(9)), ""),
+    (
+        "bad hyperparameter",
+        lambda: kme.abc.rejection_weights([1.0], quantile=[0.1, 0.2]),
+        "`quantile` must be one number",
+    ),
+    (
+        "bad hyperparameter",
+        lambda: kme.abc.rejection_weights([1.0], threshold=NAN),
+        "`threshold` must be finite; got nan",
+    ),
+    ("wrong type", lambda: kme.abc.rejection_weights([1.0], quantile="half"), "`quantile` must hold real numbers"),
+    ("NaN", lambda: kme.abc.effective_sample_size([1.0, NAN]), "`weights` has 1 entries .*what they were made of"),
+    ("NaN", lambda: kme.abc.remoteness(np.array([NAN, 1.0]), np.eye(2)), "`to_observation` has 1 entries"),
+    ("m = 1", lambda: kme.abc.remoteness([1.0], np.eye(1)), r"k from 2 to m; got \(1,\) and \(1, 1\)"),
     ("NaN", lambda: learnt_summary(spoilt(ROWS_OF_SETS, NAN)), "`x` has 20 entries"),
     ("NaN", lambda: learnt_summary(y=NAN * ROWS_OF_SETS[:1]), "`y` has 20 entries"),
     ("constant", lambda: learnt_summary(0 * ROWS_OF_SETS), ""),
@@ -447,7 +471,7 @@ POINTS, OTHERS = RNG.normal(size=(6, 2)), RNG.normal(size=(5, 2))
 HOST = kernels.FromCallable(raising_kernel, host=True)
 mmd = partial(kme.squared_mmd, kernels.Gaussian(1.0))
 add("functions", "NaN", lambda: mmd(spoilt(POINTS, NAN), OTHERS), "`x` has 2 entries that are not finite")
-add("functions", "infinite", lambda: kme.MeanEmbedding(WIDE, spoilt(POINTS, INF)), "`points` has 2 entries")
+add("functions", "infinite", lambda: kme.embeddings.MeanEmbedding(WIDE, spoilt(POINTS, INF)), "`points` has 2 entries")
 add("functions", "constant", lambda: kernels.median_heuristic(np.ones((5, 2))), "at least half of the pairs coincide")
 add("functions", "duplicates", lambda: mmd(POINTS[[0] * 6], OTHERS[[0] * 5]))
 add("functions", "outliers", lambda: mmd(spoilt(POINTS, 1e30), OTHERS))
@@ -458,10 +482,15 @@ add("functions", "m = 1", lambda: mmd(POINTS[:1], OTHERS), "`x` must have at lea
 add("functions", "m = 2", lambda: mmd(POINTS[:2], OTHERS, x_weights=[1.0, 0.0]), "divides by zero")
 add("functions", "bad hyperparameter", lambda: kernels.Gaussian(-1.0), "`length_scale` must be positive")
 add("functions", "raising", lambda: kernels.FromCallable(raising_kernel).gram(POINTS), "`raising_kernel` failed")
-add("functions", "hanging", lambda: kme.hsic(WIDE, POINTS, WIDE, OTHERS), "must be at least 2 pairs; got 6 and 5")
+add(
+    "functions",
+    "hanging",
+    lambda: kme.embeddings.hsic(WIDE, POINTS, WIDE, OTHERS),
+    "must be at least 2 pairs; got 6 and 5",
+)
 add("functions", "raising", lambda: HOST.gram(POINTS), "`raising_kernel` failed .*no kernel")
 add("functions", "wrongly shaped", lambda: kernels.FromCallable(lambda a, b: a + b).gram(POINTS), "return a scalar")
-add("functions", "bad prior", lambda: kme.measures.Normal(np.zeros(2), -np.eye(2)), "`covariance` must be")
+add("functions", "bad prior", lambda: kme.embeddings.measures.Normal(np.zeros(2), -np.eye(2)), "`covariance` must be")
 add(
     "functions",
     "NaN",
@@ -470,18 +499,21 @@ add(
 )
 add("functions", "NaN", lambda: kme.herd(np.array([NAN, 0.0]), WIDE, POINTS[:2], 3), "`embedding_values` has 1 entries")
 add("functions", "NaN", lambda: kme.mmd_test(KEY, WIDE, spoilt(POINTS, NAN), OTHERS), "`x` has 2 entries")
-add("functions", "NaN", lambda: kme.hsic(WIDE, POINTS, WIDE, spoilt(POINTS, NAN)), "`y` has 2 entries")
+add("functions", "NaN", lambda: kme.embeddings.hsic(WIDE, POINTS, WIDE, spoilt(POINTS, NAN)), "`y` has 2 entries")
 add("functions", "NaN", lambda: kernels.median_heuristic(spoilt(POINTS, NAN)), "`x` has 2 entries")
 add("functions", "bad hyperparameter", lambda: kernels.Gaussian(NAN), "`length_scale` must be positive")
 add("functions", "bad hyperparameter", lambda: kernels.EmpiricalMeasure(WIDE, 0.0), "`length_scale` must be positive")
 add("functions", "m = 0", lambda: kme.herd(np.zeros(2), WIDE, POINTS[:2], 0), "`num_samples` must be at least 1; got 0")
 add(
-    "functions", "wrong shape", lambda: kme.MeanEmbedding(WIDE, POINTS, np.ones(3)), r"`weights` must have shape \(6,\)"
+    "functions",
+    "wrong shape",
+    lambda: kme.embeddings.MeanEmbedding(WIDE, POINTS, np.ones(3)),
+    r"`weights` must have shape \(6,\)",
 )
 
 
 def ridge(inputs=POINTS, regularisation=0.1):
-    return kme.ConditionalMeanEmbedding.fit(inputs, WIDE, regularisation).factor
+    return kme.embeddings.ConditionalMeanEmbedding.fit(inputs, WIDE, regularisation).factor
 
 
 add("functions", "NaN", lambda: ridge(spoilt(POINTS, NAN)), "`inputs` has 2 entries")
@@ -511,7 +543,7 @@ def positional(obs=None):
 
 
 def looked_up(model, samples):
-    return kme.check_surrogate(model, samples, x=X[0])
+    return kme.mcmc.check_surrogate(model, samples, x=X[0])
 
 
 SURROGATE = handlers.surrogate(CONJUGATE, {"x": lambda theta: dist.Normal(theta[..., None], 1.0).to_event(1)})
@@ -526,7 +558,12 @@ add("diagnostics", "wrong dtype", lambda: foreign(X.astype("U9")), "`x` must hol
 add("diagnostics", "m = 0", lambda: foreign(X[:0]), "more than 5 simulations")
 add("diagnostics", "m = 1", lambda: calibrated(num_datasets=1), "`num_datasets` must be at least 2; got 1")
 add("diagnostics", "m = 2", lambda: calibrated(num_draws=0), "`num_draws` must be at least 1; got 0")
-add("diagnostics", "bad hyperparameter", lambda: kme.calibrate_weight(KEY, IID, kme.MMD(), DATA, level=2.0), "`level`")
+add(
+    "diagnostics",
+    "bad hyperparameter",
+    lambda: kme.diagnostics.calibrate_weight(KEY, IID, kme.MMD(), DATA, level=2.0),
+    "`level`",
+)
 add("diagnostics", "raising", lambda: diagnostics.predictive_check(KEY, FRESH), "should be called first")
 add("diagnostics", "hanging", lambda: diagnostics.calibrate(KEY, FRESH), "should be called first")
 add(

@@ -10,11 +10,12 @@ import pytest
 from test_bad_inputs import all_finite, is_ours
 
 import numpyro_kme as kme
-from numpyro_kme import diagnostics, kernels, measures
-from numpyro_kme.herding import polish
-from numpyro_kme.kernel_means.objectives import Hyperparameters
-from numpyro_kme.kernel_means.statistics import StatisticsTransform
-from numpyro_kme.low_rank import LowRank
+from numpyro_kme import diagnostics, kernels
+from numpyro_kme.embeddings import measures
+from numpyro_kme.embeddings.herding import polish
+from numpyro_kme.kernels.low_rank import LowRank
+from numpyro_kme.likelihoods.published.objectives import Hyperparameters
+from numpyro_kme.likelihoods.statistics import StatisticsTransform
 
 KEY = jax.random.key(0)
 CASES, LIMIT = 1000, 60
@@ -101,23 +102,25 @@ def statistics(f):
 
 
 def bayes(f):
-    prior = kme.MeanEmbedding(kernels.Gaussian(1.0), f.points(), f.weights())
-    rule = kme.KernelBayesRule.fit(f.points(), f.points(), f.kernel(), prior, f.positive(), delta=f.positive())
+    prior = kme.embeddings.MeanEmbedding(kernels.Gaussian(1.0), f.points(), f.weights())
+    rule = kme.embeddings.KernelBayesRule.fit(
+        f.points(), f.points(), f.kernel(), prior, f.positive(), delta=f.positive()
+    )
     return rule.weights(f.points(1))
 
 
 def sum_rule(f):
-    prior = kme.MeanEmbedding(kernels.Gaussian(1.0), f.points(), f.weights())
-    return kme.kernel_sum_rule(prior, f.points(), f.points(), f.kernel(), f.positive()).weights
+    prior = kme.embeddings.MeanEmbedding(kernels.Gaussian(1.0), f.points(), f.weights())
+    return kme.embeddings.kernel_sum_rule(prior, f.points(), f.points(), f.kernel(), f.positive()).weights
 
 
 def ridge(f):
-    fitted = kme.ConditionalMeanEmbedding.fit(f.points(), f.kernel(), f.positive())
+    fitted = kme.embeddings.ConditionalMeanEmbedding.fit(f.points(), f.kernel(), f.positive())
     return fitted.expectation(f.column(), f.points(3))
 
 
 def embedding(f):
-    found = kme.MeanEmbedding(f.kernel(), f.points(), f.weights())
+    found = kme.embeddings.MeanEmbedding(f.kernel(), f.points(), f.weights())
     return found(f.points(3)), found.squared_norm(), found.expectation(f.column())
 
 
@@ -136,23 +139,27 @@ def table(f):
 
 
 def coordinates(f):
-    return kme.Coordinates.standardise(f.points()).table(f.points(3))
+    return kme.models.Coordinates.standardise(f.points()).table(f.points(3))
 
 
 FUNCTIONS = [
     lambda f: f.kernel().gram(f.points(), f.points(3)),
     lambda f: kme.squared_mmd(f.kernel(), f.points(), f.points(), x_weights=f.weights(), unbiased=f.one(True, False)),
-    lambda f: kme.LinearTime(f.kernel())(f.points(), f.points()),
-    lambda f: kme.Fourier.draw(KEY, kernels.Gaussian(f.positive()), 2, f.whole())(f.points(), f.points()),
+    lambda f: kme.embeddings.LinearTime(f.kernel())(f.points(), f.points()),
+    lambda f: kme.embeddings.Fourier.draw(KEY, kernels.Gaussian(f.positive()), 2, f.whole())(f.points(), f.points()),
     lambda f: tuple(kme.mmd_test(KEY, f.kernel(), f.points(), f.points(), num_permutations=f.whole())),
-    lambda f: tuple(kme.hsic_test(KEY, f.kernel(), f.points(), f.kernel(), f.points(), num_permutations=f.whole())),
-    lambda f: kme.hsic(f.kernel(), f.points(), f.kernel(), f.points()),
+    lambda f: tuple(
+        kme.embeddings.hsic_test(KEY, f.kernel(), f.points(), f.kernel(), f.points(), num_permutations=f.whole())
+    ),
+    lambda f: kme.embeddings.hsic(f.kernel(), f.points(), f.kernel(), f.points()),
     lambda f: kernels.median_heuristic(f.points()),
     lambda f: kernels.median_heuristic_per_dimension(f.points()),
     lambda f: kme.herd(f.column(), f.kernel(), f.points(), f.whole()),
     lambda f: polish(lambda t: t[:, 0], kernels.Gaussian(1.0), f.points(), max_steps=2),
     lambda f: LowRank.fit(f.kernel(), f.points(), tolerance=f.positive(), max_rank=f.whole()).values,
-    lambda f: kme.pre_image(kme.MeanEmbedding(kernels.Gaussian(f.positive()), f.points(), f.weights())),
+    lambda f: kme.embeddings.pre_image(
+        kme.embeddings.MeanEmbedding(kernels.Gaussian(f.positive()), f.points(), f.weights())
+    ),
     lambda f: diagnostics.misspecification_test(f.points(), f.column(2)).p_value,
     lambda f: kernels.EmpiricalMeasure(f.kernel(), f.positive()).gram(f.spoil(f.rng.normal(size=(3, 4, 2)))),
     lambda f: (kme.Retry(f.whole()).times, kme.Penalise(f.positive()).value),

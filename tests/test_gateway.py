@@ -14,13 +14,14 @@ from jax._src import dtypes, literals
 from scipy.linalg import solve_triangular
 
 import numpyro_kme as kme
-from numpyro_kme import _checks, _compat, _host, _linalg, kernels
-from numpyro_kme._host import on_host
-from numpyro_kme._reading import one_model_at_a_time
-from numpyro_kme.herding import polish
-from numpyro_kme.low_rank import LowRank
-from numpyro_kme.mmd_estimators import Quadratic
-from numpyro_kme.noise import simulation_keys
+from numpyro_kme import kernels
+from numpyro_kme._core import checks, compat, host, solves
+from numpyro_kme._core.host import on_host
+from numpyro_kme.embeddings.herding import polish
+from numpyro_kme.embeddings.mmd_estimators import Quadratic
+from numpyro_kme.kernels.low_rank import LowRank
+from numpyro_kme.mcmc.noise import simulation_keys
+from numpyro_kme.models.reading import one_model_at_a_time
 
 PACKAGE = Path(kme.__file__).parent
 KEY = jax.random.key(0)
@@ -136,7 +137,7 @@ class TestGateway:
         np.testing.assert_allclose(jax.vmap(lambda t: t * root(np.array(2.0)))(jnp.ones(2)), np.sqrt(2.0), rtol=1e-6)
 
     def test_no_thread_is_opened_where_nothing_is_traced(self, monkeypatch):
-        monkeypatch.setattr(_host, "ThreadPoolExecutor", None)
+        monkeypatch.setattr(host, "ThreadPoolExecutor", None)
         assert on_host(lambda a: a + 1)(np.zeros(1)) == 1.0
 
     def test_what_is_traced_is_named(self):
@@ -165,13 +166,13 @@ class TestGateway:
         assert len(count) == 1
 
     def test_threads(self):
-        found = _host.in_threads(lambda i: jnp.asarray(i) / 3, np.arange(4.0))
+        found = host.in_threads(lambda i: jnp.asarray(i) / 3, np.arange(4.0))
         assert [(type(a), a.dtype) for a in map(np.asarray, found)] == [(np.ndarray, np.float64)] * 4
         np.testing.assert_allclose(found, np.arange(4) / 3, rtol=1e-15)
 
     def test_constants_have_the_present_precision(self):
         def look():
-            leaf = _host.constants({"a": np.ones(2)})["a"]
+            leaf = host.constants({"a": np.ones(2)})["a"]
             assert not isinstance(leaf, jax.core.Tracer)
             return leaf.dtype
 
@@ -187,7 +188,7 @@ class TestGateway:
             return [lib.num_threads for lib in ThreadpoolController().select(user_api="blas").lib_controllers]
 
         before = threads()
-        limit = _linalg.one_blas_thread
+        limit = solves.one_blas_thread
         with ThreadPoolExecutor(1) as pool:
             limit.__enter__()
             pool.submit(limit.__enter__).result()
@@ -202,19 +203,19 @@ class TestGateway:
 
 
 def coordinates_of(z):
-    return kme.Coordinates.standardise(z)
+    return kme.models.Coordinates.standardise(z)
 
 
 def surrogate(z, x, form):
     return kme.fit_likelihood(z, x, form=form)
 
 
-PUBLISHED = kme.KernelMeans(learner=kme.Learner(max_steps=2))
+PUBLISHED = kme.KernelMeans(learner=kme.likelihoods.Learner(max_steps=2))
 RESIDUAL = kme.ResidualKernelMeans(steps=3)
 
 
 def prior(z):
-    return kme.MeanEmbedding(GAUSSIAN, z)
+    return kme.embeddings.MeanEmbedding(GAUSSIAN, z)
 
 
 def simulator_of_sets(key, theta):
@@ -222,7 +223,7 @@ def simulator_of_sets(key, theta):
 
 
 def settings():
-    return kme.kernel_bayes_candidates(GAUSSIAN, GAUSSIAN, [0.1], scales_x=(1.0,), scales_y=(1.0,))
+    return kme.embeddings.kernel_bayes_candidates(GAUSSIAN, GAUSSIAN, [0.1], scales_x=(1.0,), scales_y=(1.0,))
 
 
 DOORS = {
@@ -231,37 +232,37 @@ DOORS = {
     "ResidualKernelMeans.fit": lambda z, x: RESIDUAL.fit(z, x).information(),
     "Coordinates.standardise": lambda z, x: coordinates_of(z).rest,
     "Coordinates.table": lambda z, x: coordinates_of(Z).table(z),
-    "KernelBayesRule.fit": lambda z, x: kme.KernelBayesRule.fit(z, x, GAUSSIAN, prior(z), 0.1).weights(x[:2]),
-    "kernel_sum_rule": lambda z, x: kme.kernel_sum_rule(prior(z), z, x, GAUSSIAN, 0.1).weights,
-    "conditional_embedding": lambda z, x: kme.conditional_embedding(z, x, GAUSSIAN, GAUSSIAN, x[:1], 0.1).weights,
-    "kernel_bayes_rule": lambda z, x: kme.kernel_bayes_rule(prior(z), z, x, GAUSSIAN, x[:1], 0.1).weights,
+    "KernelBayesRule.fit": lambda z, x: kme.embeddings.KernelBayesRule.fit(z, x, GAUSSIAN, prior(z), 0.1).weights(x[:2]),
+    "kernel_sum_rule": lambda z, x: kme.embeddings.kernel_sum_rule(prior(z), z, x, GAUSSIAN, 0.1).weights,
+    "conditional_embedding": lambda z, x: kme.embeddings.conditional_embedding(z, x, GAUSSIAN, GAUSSIAN, x[:1], 0.1).weights,
+    "kernel_bayes_rule": lambda z, x: kme.embeddings.kernel_bayes_rule(prior(z), z, x, GAUSSIAN, x[:1], 0.1).weights,
     "KernelBayesFilter.fit": lambda z, x: (
-        kme.KernelBayesFilter.fit(z, x, GAUSSIAN, GAUSSIAN, 0.1, delta=0.1).filter(x[:2])
+        kme.embeddings.KernelBayesFilter.fit(z, x, GAUSSIAN, GAUSSIAN, 0.1, delta=0.1).filter(x[:2])
     ),
     "LowRank.fit": lambda z, x: LowRank.fit(GAUSSIAN, z).values,
-    "LowRankRidge.fit": lambda z, x: kme.LowRankRidge.fit(z, GAUSSIAN, 0.1).weights(z[:2]),
-    "ConditionalMeanEmbedding.fit": lambda z, x: kme.ConditionalMeanEmbedding.fit(z, GAUSSIAN, 0.1).factor,
-    "DistributionRegression.fit": lambda z, x: kme.DistributionRegression.fit(x, z, GAUSSIAN, 0.1).predict(x[:2]),
-    "discrepancies_to, a function": lambda z, x: kme.discrepancies_to(x[0], x, lambda a, b: jnp.sum(jnp.square(a - b))),
-    "discrepancies_to, NumPy": lambda z, x: kme.discrepancies_to(x[0], x, lambda a, b: np.linalg.norm(np.asarray(a) - b)),
-    "discrepancies_to, an estimator": lambda z, x: kme.discrepancies_to(z, x.reshape(2, 12, 2), Quadratic(GAUSSIAN)),
-    "discrepancies_to, a loss": lambda z, x: kme.discrepancies_to(z[:, :1], x[None, :, :1], kme.Wasserstein()),
+    "LowRankRidge.fit": lambda z, x: kme.kernels.LowRankRidge.fit(z, GAUSSIAN, 0.1).weights(z[:2]),
+    "ConditionalMeanEmbedding.fit": lambda z, x: kme.embeddings.ConditionalMeanEmbedding.fit(z, GAUSSIAN, 0.1).factor,
+    "DistributionRegression.fit": lambda z, x: kme.abc.DistributionRegression.fit(x, z, GAUSSIAN, 0.1).predict(x[:2]),
+    "discrepancies_to, a function": lambda z, x: kme.abc.discrepancies_to(x[0], x, lambda a, b: jnp.sum(jnp.square(a - b))),
+    "discrepancies_to, NumPy": lambda z, x: kme.abc.discrepancies_to(x[0], x, lambda a, b: np.linalg.norm(np.asarray(a) - b)),
+    "discrepancies_to, an estimator": lambda z, x: kme.abc.discrepancies_to(z, x.reshape(2, 12, 2), Quadratic(GAUSSIAN)),
+    "discrepancies_to, a loss": lambda z, x: kme.abc.discrepancies_to(z[:, :1], x[None, :, :1], kme.Wasserstein()),
     "mmd_test": lambda z, x: kme.mmd_test(KEY, GAUSSIAN, z, x, num_permutations=9).null,
-    "hsic_test": lambda z, x: kme.hsic_test(KEY, GAUSSIAN, z, GAUSSIAN, x, num_permutations=9).null,
-    "learn_length_scale": lambda z, x: kme.learn_length_scale(KEY, z, num_landmarks=5).candidates,
-    "shrunk_embedding": lambda z, x: kme.shrunk_embedding(z, x, 1.0, 0.5, 2.0),
-    "spread_out": lambda z, x: kme.spread_out(KEY, z, 4),
-    "choose_by_folds": lambda z, x: kme.choose_by_folds(KEY, z, x, settings(), num_folds=2).errors,
-    "choose_by_prediction": lambda z, x: kme.choose_by_prediction(KEY, z, x, settings(), num_folds=2).errors,
-    "recursive_abc_step": lambda z, x: kme.recursive_abc_step(KEY, z, x, x[0], GAUSSIAN, 40, regularisation=0.1),
-    "pre_image": lambda z, x: kme.pre_image(prior(z)),
+    "hsic_test": lambda z, x: kme.embeddings.hsic_test(KEY, GAUSSIAN, z, GAUSSIAN, x, num_permutations=9).null,
+    "learn_length_scale": lambda z, x: kme.kernels.learn_length_scale(KEY, z, num_landmarks=5).candidates,
+    "shrunk_embedding": lambda z, x: kme.kernels.shrunk_embedding(z, x, 1.0, 0.5, 2.0),
+    "spread_out": lambda z, x: kme.kernels.spread_out(KEY, z, 4),
+    "choose_by_folds": lambda z, x: kme.embeddings.choose_by_folds(KEY, z, x, settings(), num_folds=2).errors,
+    "choose_by_prediction": lambda z, x: kme.embeddings.choose_by_prediction(KEY, z, x, settings(), num_folds=2).errors,
+    "recursive_abc_step": lambda z, x: kme.abc.recursive_abc_step(KEY, z, x, x[0], GAUSSIAN, 40, regularisation=0.1),
+    "pre_image": lambda z, x: kme.embeddings.pre_image(prior(z)),
     "polish": lambda z, x: polish(prior(z), GAUSSIAN, x[:4], max_steps=5),
-    "soft_abc_weights": lambda z, x: kme.soft_abc_weights(z[:, 0], 1.0).weights,
-    "rejection_weights": lambda z, x: kme.rejection_weights(z[:, 0], quantile=0.5).weights,
+    "soft_abc_weights": lambda z, x: kme.abc.soft_abc_weights(z[:, 0], 1.0).weights,
+    "rejection_weights": lambda z, x: kme.abc.rejection_weights(z[:, 0], quantile=0.5).weights,
     "MeanEmbedding": lambda z, x: prior(z)(x),
     "squared_mmd": lambda z, x: kme.squared_mmd(GAUSSIAN, z, x),
     "herd": lambda z, x: kme.herd(z[:, 0], GAUSSIAN, z, 3),
-    "Gaussian(length_scale=z)": lambda z, x: kme.ConditionalMeanEmbedding.fit(
+    "Gaussian(length_scale=z)": lambda z, x: kme.embeddings.ConditionalMeanEmbedding.fit(
         x, kernels.Gaussian(z[0] ** 2 + 1.0), 0.1
     ).factor,
 }  # fmt: skip
@@ -358,15 +359,15 @@ class TestWhatFunctionsCloseOver:
         squared = np.sum(weights * np.square(Z[:, None] - Z), axis=2)
         gram = LowRank.fit(kernels.FromCallable(kernel), Z).values
         np.testing.assert_allclose(gram @ gram.T, np.exp(-squared), rtol=0.0, atol=1e-9)
-        found = kme.discrepancies_to(Z[0], Z, discrepancy)
+        found = kme.abc.discrepancies_to(Z[0], Z, discrepancy)
         np.testing.assert_allclose(found, squared[0], rtol=1e-14, atol=1e-15)
         assert single == (kernel(jnp.zeros(2), jnp.ones(2)), discrepancy(jnp.zeros(2), jnp.ones(2)))
 
     def test_what_was_fitted_under_jit_and_again_on_the_host(self):
-        embedding = kme.ConditionalMeanEmbedding.fit(Z, GAUSSIAN, 0.1)
+        embedding = kme.embeddings.ConditionalMeanEmbedding.fit(Z, GAUSSIAN, 0.1)
         living = jax.jit(embedding.weights)
         single = living(Z[:3].astype(np.float32))
-        double = on_host(kme.ConditionalMeanEmbedding.weights)(embedding, Z[:3])
+        double = on_host(kme.embeddings.ConditionalMeanEmbedding.weights)(embedding, Z[:3])
         assert single.dtype == np.float32 and double.dtype == np.float64
         np.testing.assert_allclose(double, single, atol=1e-4)
 
@@ -392,7 +393,7 @@ def test_joint_normal_priors(name):
         numpyro.sample("x", kme.Simulator(shift, numpyro.sample("b", make())), obs=x)
 
     problem = kme.Problem.read(model)
-    coordinates = kme.Coordinates.from_prior(KEY, problem)
+    coordinates = kme.models.Coordinates.from_prior(KEY, problem)
     assert coordinates.exact, coordinates.note
     white = solve_triangular(np.linalg.cholesky(covariance), Z.T, lower=True).T
     np.testing.assert_allclose(coordinates.table(Z), white, rtol=0.0, atol=1e-5)
@@ -406,7 +407,7 @@ def test_a_joint_normal_prior_under_another_latent():
         b = numpyro.sample("b", dist.MultivariateNormal(centre * jnp.ones(2), jnp.asarray(COVARIANCE)))
         numpyro.sample("x", kme.Simulator(shift, b), obs=x)
 
-    coordinates = kme.Coordinates.from_prior(KEY, kme.Problem.read(model))
+    coordinates = kme.models.Coordinates.from_prior(KEY, kme.Problem.read(model))
     assert np.isfinite(coordinates.table(Z)).all() and coordinates.table(Z).dtype == np.float64
 
 
@@ -452,25 +453,25 @@ KEYED = {
     "run": lambda key: kme.KELFI(model).run(key, x=OBSERVED),
     "BayesianKernelLearning": kme.BayesianKernelLearning,
     "CrossValidation": kme.CrossValidation,
-    "Coordinates.from_prior": lambda key: kme.Coordinates.from_prior(key, PROBLEM),
-    "Fourier.draw": lambda key: kme.Fourier.draw(key, GAUSSIAN, 2),
+    "Coordinates.from_prior": lambda key: kme.models.Coordinates.from_prior(key, PROBLEM),
+    "Fourier.draw": lambda key: kme.embeddings.Fourier.draw(key, GAUSSIAN, 2),
     "Problem.draw": lambda key: PROBLEM.draw(key, 3),
-    "calibrate_weight": lambda key: kme.calibrate_weight(key, model, kme.MMD(), x=OBSERVED),
-    "choose_by_folds": lambda key: kme.choose_by_folds(key, Z, X, settings()),
-    "choose_by_prediction": lambda key: kme.choose_by_prediction(key, Z, X, settings()),
-    "estimate_spread": lambda key: kme.estimate_spread(key, model, {"b": Z}),
-    "noise_sensitivity": lambda key: kme.noise_sensitivity(key, model, {"b": Z}),
-    "hsic_test": lambda key: kme.hsic_test(key, GAUSSIAN, Z, GAUSSIAN, X),
+    "calibrate_weight": lambda key: kme.diagnostics.calibrate_weight(key, model, kme.MMD(), x=OBSERVED),
+    "choose_by_folds": lambda key: kme.embeddings.choose_by_folds(key, Z, X, settings()),
+    "choose_by_prediction": lambda key: kme.embeddings.choose_by_prediction(key, Z, X, settings()),
+    "estimate_spread": lambda key: kme.mcmc.estimate_spread(key, model, {"b": Z}),
+    "noise_sensitivity": lambda key: kme.mcmc.noise_sensitivity(key, model, {"b": Z}),
+    "hsic_test": lambda key: kme.embeddings.hsic_test(key, GAUSSIAN, Z, GAUSSIAN, X),
     "mmd_test": lambda key: kme.mmd_test(key, GAUSSIAN, Z, X),
-    "kernel_recursive_abc": lambda key: kme.kernel_recursive_abc(key, shift, Z, X[0], GAUSSIAN),
-    "recursive_abc_step": lambda key: kme.recursive_abc_step(key, Z, X, X[0], GAUSSIAN, 5),
-    "learn_length_scale": lambda key: kme.learn_length_scale(key, Z),
-    "spread_out": lambda key: kme.spread_out(key, Z, 3),
+    "kernel_recursive_abc": lambda key: kme.abc.kernel_recursive_abc(key, shift, Z, X[0], GAUSSIAN),
+    "recursive_abc_step": lambda key: kme.abc.recursive_abc_step(key, Z, X, X[0], GAUSSIAN, 5),
+    "learn_length_scale": lambda key: kme.kernels.learn_length_scale(key, Z),
+    "spread_out": lambda key: kme.kernels.spread_out(key, Z, 3),
     "simulate": lambda key: kme.simulate(key, PROBLEM, 3),
     "CommonNoise": lambda key: kme.CommonNoise(10, key),
     "simulation_keys": lambda key: simulation_keys(model, rng_key=key),
-    "Normal.sample": lambda key: kme.measures.Normal.standard(2).sample(key, 3),
-    "Points.sample": lambda key: kme.measures.Points(Z).sample(key, 3),
+    "Normal.sample": lambda key: kme.embeddings.measures.Normal.standard(2).sample(key, 3),
+    "Points.sample": lambda key: kme.embeddings.measures.Points(Z).sample(key, 3),
     "calibrate": lambda key: kme.diagnostics.calibrate(key, None),
     "check": lambda key: kme.diagnostics.check(key, None),
     "predictive_check": lambda key: kme.diagnostics.predictive_check(key, None),
@@ -493,18 +494,18 @@ def test_what_is_no_key_is_refused(door):
 
 def test_raw_keys_of_the_other_generators_are_taken():
     data = jax.random.key_data(jax.random.key(0, impl="rbg"))
-    _checks.key(data)
+    checks.key(data)
     with jax.default_prng_impl("rbg"):
-        assert kme.spread_out(data, Z, 3).shape == (3, 2)
+        assert kme.kernels.spread_out(data, Z, 3).shape == (3, 2)
     with pytest.raises(TypeError, match="must be a random key"):
-        _checks.key(np.zeros(3, np.uint32))
+        checks.key(np.zeros(3, np.uint32))
 
 
 class TestHowJaxReadsArrays:
     @pytest.mark.parametrize(("of", "name"), [(literals, "TypedNdArray"), (dtypes, "canonicalize_value_handlers")])
     def test_where_its_private_names_moved_it_stays_as_it_is(self, of, name, monkeypatch):
         monkeypatch.delattr(of, name)
-        assert not _compat.read_arrays_in_present_precision()
+        assert not compat.read_arrays_in_present_precision()
 
     def test_one_object_for_each_precision_while_it_lives(self):
         array = np.arange(3.0)
@@ -532,6 +533,6 @@ class TestHowJaxReadsArrays:
 
 def test_keys_of_both_kinds_are_taken():
     for key in (jax.random.key(0), jax.random.PRNGKey(0)):
-        assert kme.spread_out(key, Z, 3).shape == (3, 2)
+        assert kme.kernels.spread_out(key, Z, 3).shape == (3, 2)
         assert PROBLEM.draw(key, 3).latents["b"].shape == (3, 2)
         assert 0.0 < kme.mmd_test(key, GAUSSIAN, Z, X, num_permutations=9).p_value <= 1.0

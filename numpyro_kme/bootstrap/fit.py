@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_kme import _checks
+from numpyro_kme._core import checks
 from numpyro_kme.bootstrap import lanes
 from numpyro_kme.bootstrap.lanes import Control, Tasks
 from numpyro_kme.losses.base import Objective, num_points
@@ -54,11 +54,11 @@ class Fit:
 def rank_starts(objective: Objective, nodes: Nodes, which: int, starts: np.ndarray) -> np.ndarray:
     """Sort the starting points `(S, p)` by their loss on the full data, best first; keep `3 BLOCK` at most."""
     starts = np.asarray(starts, np.float64)
-    _checks.matrix("starts", starts, columns=objective.generator.dim)
+    checks.matrix("starts", starts, columns=objective.generator.dim)
     tasks = full_data(objective, which).rows(np.zeros(len(starts), int))
     scores = lanes.values(objective, nodes, tasks, starts)
     finite = np.isfinite(scores)
-    _checks.require(
+    checks.require(
         bool(finite.any()),
         f"the loss is not finite at any of the {len(starts)} starting points; check the simulator at draws "
         f"of the prior.",
@@ -94,7 +94,7 @@ def fit(
     one = full_data(objective, which)
     tasks = one.rows(np.zeros(len(starts), int))
     found = lanes.solve(objective, nodes, tasks, starts, *_first(objective, nodes, tasks, starts, scale, max_steps))
-    _checks.require(
+    checks.require(
         bool(np.isfinite(found.value).any()),
         f"the loss is not finite at any of the {len(starts)} points that the starts led to, such as "
         f"{np.array2string(starts[0], precision=3)} (unconstrained). Check the simulator there, or narrow the priors.",
@@ -181,9 +181,9 @@ def require_possible(value: Any, numbers: dict[str, np.ndarray]) -> None:
     )
     if "share" in numbers:
         narrow = f"{advice}, as where the data are narrower than any model."
-        _checks.possible("The share of the data explained", numbers["share"], numbers["share_error"], narrow, most=1.0)
+        checks.possible("The share of the data explained", numbers["share"], numbers["share_error"], narrow, most=1.0)
     if "loss_error" in numbers:
-        _checks.possible("A minimum of the squared distance", value, numbers["loss_error"], f"{advice}.", least=0.0)
+        checks.possible("A minimum of the squared distance", value, numbers["loss_error"], f"{advice}.", least=0.0)
 
 
 def full_data(objective: Objective, which: int) -> Tasks:

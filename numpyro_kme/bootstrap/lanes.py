@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme._host import on_host, to_host
+from numpyro_kme._core.host import on_host, to_host
 from numpyro_kme.bootstrap.newton import Minimum, minimise
 from numpyro_kme.losses.base import Expansion, Objective
 from numpyro_kme.losses.generator import BLOCK, Nodes

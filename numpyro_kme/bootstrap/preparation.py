@@ -6,7 +6,7 @@ from typing import Literal
 import jax
 import numpy as np
 
-from numpyro_kme import _checks
+from numpyro_kme._core import checks
 from numpyro_kme.bootstrap import lanes
 from numpyro_kme.bootstrap.derivatives import DISAGREE, Derivatives, compare_derivatives
 from numpyro_kme.bootstrap.fit import Fit, fit, look, newton_step, rank_starts, refit, spread
@@ -47,23 +47,23 @@ class Settings:
     num_simulations: int = 2_500_000
 
     def __post_init__(self):
-        _checks.whole("num_samples", self.num_samples, 1)
-        _checks.whole("num_nodes", self.num_nodes, 8)
-        _checks.require(
+        checks.whole("num_samples", self.num_samples, 1)
+        checks.whole("num_nodes", self.num_nodes, 8)
+        checks.require(
             self.method in ("newton", "linear", "emulated"),
             f'`method` must be "newton", "linear" or "emulated"; got {self.method!r}.',
         )
-        _checks.whole("num_simulations", self.num_simulations, 100_000)
-        _checks.require(
+        checks.whole("num_simulations", self.num_simulations, 100_000)
+        checks.require(
             0.0 <= self.prior_weight < np.inf,
             f"`prior_weight` must be finite and not negative; got {self.prior_weight}. Use 0 to ignore the prior.",
         )
-        _checks.require(
+        checks.require(
             self.prior_weight == 0.0 or self.method == "emulated",
             f'`prior_weight` is for `method="emulated"`; got {self.prior_weight} with {self.method!r}. Change one of them.',
         )
-        _checks.whole("prior_draws", self.prior_draws, 1)
-        _checks.require(
+        checks.whole("prior_draws", self.prior_draws, 1)
+        checks.require(
             self.prior_draws == 1 or self.prior_weight > 0.0,
             f"`prior_draws` does nothing without a prior weight; got {self.prior_draws} with `prior_weight={self.prior_weight}`. "
             "Set `prior_weight=1.0`, or leave `prior_draws` out.",

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 import jax
 import numpy as np
 
-from numpyro_kme._host import to_host
+from numpyro_kme._core.host import to_host
 from numpyro_kme.bootstrap import lanes
 from numpyro_kme.bootstrap.derivatives import Derivatives
-from numpyro_kme.bootstrap.emulation import Emulation, emulate
-from numpyro_kme.bootstrap.emulator import LAST
+from numpyro_kme.bootstrap.emulated.emulator import LAST
+from numpyro_kme.bootstrap.emulated.replicates import Emulation, emulate
 from numpyro_kme.bootstrap.fit import Fit, full_data, newton_step, require_possible
 from numpyro_kme.bootstrap.lanes import Control, Tasks
 from numpyro_kme.bootstrap.preparation import Settings, one_step, prepare, robust_sd

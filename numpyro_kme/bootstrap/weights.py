@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme import _checks
-from numpyro_kme._host import on_host
+from numpyro_kme._core import checks
+from numpyro_kme._core.host import on_host
 from numpyro_kme.losses.base import num_points
 from numpyro_kme.losses.generator import BLOCK
 
@@ -39,17 +39,17 @@ class DirichletProcess:
     truncation: int = 100
 
     def __post_init__(self):
-        _checks.require(
+        checks.require(
             0.0 <= self.concentration < np.inf,
             f"`concentration` must be finite and not negative; got {self.concentration}. Use 0 for no prior.",
         )
-        _checks.require(
+        checks.require(
             self.concentration == 0.0 or self.centering is not None,
             f"`centering` must be given when `concentration` is positive; got concentration "
             f"{self.concentration}. Pass the measure "
             "that the Dirichlet process is centred on, or set concentration to 0.",
         )
-        _checks.whole("truncation", self.truncation, 1)
+        checks.whole("truncation", self.truncation, 1)
 
     def weights(self, rng_key: jax.Array, replicates: jax.Array, n: int) -> jax.Array:
         """Draw weights on `n` data points, `(R, n)` or `(R, n + T)`; replicate `b` depends on the key and
@@ -75,7 +75,7 @@ class DirichletProcess:
         drawn = on_host(_points)(self, rng_key, replicates)
         have = [leaf.shape[1:] for leaf in jax.tree.leaves(drawn)]
         want = [(self.truncation, *leaf.shape[1:]) for leaf in jax.tree.leaves(data)]
-        _checks.require(
+        checks.require(
             have == want,
             f"`centering` drew points of shape {have} for {self.truncation} draws; the data ask for "
             f"{want}. Give a measure on single "

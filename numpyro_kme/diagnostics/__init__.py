@@ -4,13 +4,16 @@ from numpyro_kme.diagnostics.calibration import Calibration, calibrate
 from numpyro_kme.diagnostics.misspecification import MisspecificationTest, misspecification_test
 from numpyro_kme.diagnostics.predictive import PredictiveCheck, predictive_check
 from numpyro_kme.diagnostics.verdict import Check, check
+from numpyro_kme.diagnostics.weight_calibration import WeightCalibration, calibrate_weight
 
 __all__ = [
     "Calibration",
     "Check",
     "MisspecificationTest",
     "PredictiveCheck",
+    "WeightCalibration",
     "calibrate",
+    "calibrate_weight",
     "check",
     "misspecification_test",
     "predictive_check",

@@ -12,11 +12,11 @@ import numpy as np
 from scipy.special import ndtri
 from tqdm.auto import tqdm
 
-from numpyro_kme import _arviz, _checks, _compat
+from numpyro_kme._core import arviz, checks, compat
 from numpyro_kme.diagnostics import uniformity
 from numpyro_kme.diagnostics.predictive import samples_of
 from numpyro_kme.diagnostics.uniformity import MARGIN
-from numpyro_kme.problem import Arrays
+from numpyro_kme.models.problem import Arrays
 from numpyro_kme.simulations import Simulations, simulate
 
 LEVEL = 0.001
@@ -144,7 +144,7 @@ class Calibration:
             "prior": {name: np.asarray(value)[None] for name, value in self.truths.items()},
             "sample_stats": {"tarp": self.shares[None]},
         }
-        return _arviz.to_inference_data(groups, attrs={"p_value": self.p_value})
+        return arviz.to_inference_data(groups, attrs={"p_value": self.p_value})
 
     def print_summary(self, level: float = 0.9) -> None:
         """Print how many data sets there were, coverage, p-values of all tests, and one for all."""
@@ -190,21 +190,21 @@ def calibrate(
     Raises:
         ValueError: If the model has observed sites that are not simulators, or takes none of its sites as an argument.
     """
-    _checks.key(rng_key)
-    _checks.whole("num_datasets", num_datasets, 2)
-    _checks.whole("num_draws", num_draws, 1)
-    _checks.non_negative("margin", margin)
+    checks.key(rng_key)
+    checks.whole("num_datasets", num_datasets, 2)
+    checks.whole("num_draws", num_draws, 1)
+    checks.non_negative("margin", margin)
     samples_of(engine)
     engine = copy.copy(engine)
     problem = engine.problem
-    _checks.require(
+    checks.require(
         not problem.likelihoods,
         f"The sites {list(problem.likelihoods)} are observed and have densities of their own; calibration draws data for simulator "
         "sites only.",
     )
     if arguments is None:
         missing = [site for site in problem.simulators if site not in problem.kwargs]
-        _checks.require(
+        checks.require(
             not missing,
             f"The model was not run with keyword arguments named like its sites {missing}, but with {sorted(problem.kwargs)}. Pass "
             "`arguments=lambda x: dict(...)`, which turns simulated outputs into arguments of the model.",
@@ -214,17 +214,17 @@ def calibrate(
     rng = np.random.default_rng(np.asarray(jax.random.key_data(choose_key)).ravel())
     ranks: dict[str, list[np.ndarray]] = {name: [] for name in problem.latents}
     shares, served = [], []
-    quiet = not (progress_bar and _compat.progress_bars_allowed())
+    quiet = not (progress_bar and compat.progress_bars_allowed())
     for j in tqdm(range(len(bank)), desc="calibrating", disable=quiet):
         outputs = {site: np.asarray(value[j]) for site, value in bank.x.items()}
         made = outputs if arguments is None else arguments(outputs)
-        _checks.instance("arguments(outputs)", made, Mapping, "a dictionary of keyword arguments of the model")
+        checks.instance("arguments(outputs)", made, Mapping, "a dictionary of keyword arguments of the model")
         given = {**problem.kwargs, **made}
         try:
             with warnings.catch_warnings():  # of simulated data, which nobody has to look into
                 warnings.simplefilter("ignore", UserWarning)
                 engine.condition(jax.random.fold_in(infer_key, j), *problem.args, **given)
-        except _checks.EffectiveSampleSizeError:
+        except checks.EffectiveSampleSizeError:
             continue
         draws = _some(rng, engine.get_samples(), list(ranks), num_draws)
         truth = {name: np.asarray(bank.latents[name][j]) for name in ranks}
@@ -233,7 +233,7 @@ def calibrate(
             ranks[name].append((rank + rng.uniform(size=rank.shape)) / (len(value) + 1))
         shares.append(_tarp(rng, draws, truth, bank))
         served.append(j)
-    _checks.require(
+    checks.require(
         len(served) >= 2, f"The engine refused {len(bank) - len(served)} of {len(bank)} data sets: nothing to check."
     )
     return Calibration(

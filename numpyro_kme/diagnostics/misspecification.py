@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_kme import _checks
-from numpyro_kme.kernel_means.statistics import StatisticsTransform
+from numpyro_kme._core import checks
+from numpyro_kme.likelihoods.statistics import StatisticsTransform
 
 NEIGHBOURS = 5
 
@@ -42,14 +42,14 @@ def misspecification_test(x: Any, y: Any) -> MisspecificationTest:
         y: The observation, `(*event)`.
     Cost: `m^2 n`.
     """
-    _checks.real("x", np.asarray(x))
-    _checks.real("y", np.asarray(y))
+    checks.real("x", np.asarray(x))
+    checks.real("y", np.asarray(y))
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    _checks.require(
+    checks.require(
         x.ndim >= 1 and x.shape[1:] == y.shape and len(x) > NEIGHBOURS,
         f"`x` must hold more than {NEIGHBOURS} simulations of the shape of `y`; got shapes {x.shape} and {y.shape}.",
     )
-    _checks.finite("y", y)
+    checks.finite("y", y)
     table, seen = x.reshape(len(x), -1), y.reshape(-1)
     transform = StatisticsTransform.fit(table)
     transform.check(seen)

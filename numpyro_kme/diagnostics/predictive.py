@@ -8,8 +8,9 @@ import jax
 import numpy as np
 from numpyro.infer import Predictive
 
-from numpyro_kme import _arviz, _checks, _reading
-from numpyro_kme.problem import Arrays
+from numpyro_kme._core import arviz, checks
+from numpyro_kme.models import reading
+from numpyro_kme.models.problem import Arrays
 
 
 @dataclass(frozen=True)
@@ -40,16 +41,16 @@ class PredictiveCheck:
     def to_inference_data(self):
         """An ArviZ object with the groups `posterior_predictive` and `observed_data`, for `az.plot_ppc` and others."""
         predicted = {site: value[None] for site, value in self.predicted.items()}
-        return _arviz.to_inference_data({"posterior_predictive": predicted, "observed_data": self.observed})
+        return arviz.to_inference_data({"posterior_predictive": predicted, "observed_data": self.observed})
 
 
 def samples_of(engine: Any) -> Mapping[str, np.ndarray]:
     """Posterior draws of an engine that works from a simulator and has been run."""
-    _checks.require(
+    checks.require(
         hasattr(engine, "get_samples"), f"`engine` must be an engine, such as KELFI(model); got {engine!r}.", TypeError
     )
     samples = engine.get_samples()
-    _checks.require(
+    checks.require(
         hasattr(engine, "problem"),
         f"`engine` must be one that works from simulations, such as KELFI; {type(engine).__name__} is not.",
         TypeError,
@@ -65,8 +66,8 @@ def predictive_check(rng_key: jax.Array, engine: Any, num_draws: int = 200) -> P
         engine: Any engine.
         num_draws: How many draws, each simulated once.
     """
-    _checks.key(rng_key)
-    _checks.whole("num_draws", num_draws, 1)
+    checks.key(rng_key)
+    checks.whole("num_draws", num_draws, 1)
     samples: Mapping[str, np.ndarray] = samples_of(engine)
     problem = engine.problem
     choose_key, simulate_key = jax.random.split(rng_key)
@@ -75,11 +76,11 @@ def predictive_check(rng_key: jax.Array, engine: Any, num_draws: int = 200) -> P
     latents = {name: np.asarray(samples[name])[rows] for name in problem.latents}
     observed = problem.observations
     unseen = {name: None if name in observed else value for name, value in problem.kwargs.items()}
-    with _reading.one_model_at_a_time(), _reading.as_numpyro_does():
+    with reading.one_model_at_a_time(), reading.as_numpyro_does():
         predictive = Predictive(problem.model, latents, return_sites=list(observed), parallel=True)
         predicted = predictive(simulate_key, *problem.args, **unseen)
     for site, value in observed.items():
-        _checks.require(
+        checks.require(
             not np.array_equal(np.asarray(predicted[site])[0], value) or len(rows) == 1,
             f"The model keeps the observation at {site!r}: let it take it as a keyword argument of that name, so that leaving it "
             "out simulates.",

@@ -17,7 +17,7 @@ import numpy as np
 from scipy import stats
 from scipy.special import ndtr, ndtri
 
-from numpyro_kme.problem import Arrays
+from numpyro_kme.models.problem import Arrays
 
 MARGIN = 0.05
 """Errors of posteriors up to this many posterior standard deviations are let pass."""

@@ -9,12 +9,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_kme import _checks, handlers
+from numpyro_kme._core import checks
 from numpyro_kme.diagnostics.calibration import LEVEL, Calibration, calibrate
 from numpyro_kme.diagnostics.misspecification import MisspecificationTest, misspecification_test
 from numpyro_kme.diagnostics.predictive import PredictiveCheck, predictive_check, samples_of
+from numpyro_kme.mcmc import handlers
+from numpyro_kme.mcmc.surrogate_check import SurrogateCheck, check_surrogate
 from numpyro_kme.simulations import Simulations
-from numpyro_kme.surrogate_check import SurrogateCheck, check_surrogate
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def check(rng_key: jax.Array, engine: Any, num_datasets: int = 200, **settings: 
     Raises:
         ValueError: As `calibrate`.
     """
-    _checks.key(rng_key)
+    checks.key(rng_key)
     samples = samples_of(engine)
     simulations = getattr(engine, "simulations", None)
     if not isinstance(simulations, Simulations):

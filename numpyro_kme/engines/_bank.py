@@ -8,13 +8,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_kme import _checks
-from numpyro_kme._host import on_host
-from numpyro_kme._programs import Recomputed
-from numpyro_kme.coordinates import Coordinates
-from numpyro_kme.problem import Problem
+from numpyro_kme._core import checks
+from numpyro_kme._core.host import on_host
+from numpyro_kme._core.programs import Recomputed
+from numpyro_kme.models.coordinates import Coordinates
+from numpyro_kme.models.problem import Problem
+from numpyro_kme.models.unconstrained import Unconstrained
 from numpyro_kme.simulations import Simulations
-from numpyro_kme.unconstrained import Unconstrained
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Bank:
         x = np.asarray(simulations.x[site], np.float64)
         if data_sets:
             x = x.reshape(len(x), -1, int(np.prod(simulator.event_shape, dtype=int)))
-            _checks.require(
+            checks.require(
                 x.shape[1] == len(mask),
                 f"The simulations of {site!r} have {x.shape[1]} draws each, the model {len(mask)}: they were made by "
                 "another model.",
@@ -66,7 +66,7 @@ class Bank:
 
     def point(self, y: np.ndarray) -> np.ndarray:
         """An observation in the shape of a row of `x`."""
-        _checks.require(
+        checks.require(
             np.size(y) == self._size,
             f"The observation has shape {np.shape(y)}, the simulations {self.x.shape[1:]}: they were made by another model.",
         )
@@ -74,15 +74,15 @@ class Bank:
 
     def points(self, observations: Any) -> np.ndarray:
         """Many observations `(s, *event)`, masked draws included, as rows of `x`."""
-        _checks.real("observations", observations)
+        checks.real("observations", observations)
         y = np.asarray(observations, np.float64)
-        _checks.require(
+        checks.require(
             y.ndim >= 1 and len(y) >= 1 and y[0].size == self._size,
             f"`observations` must have shape (s, *event) with s at least 1 and as many numbers in each as the simulator gives, "
             f"{self._size}; got shape {y.shape}.",
         )
         counted = self._counted(y)
-        _checks.finite("observations", counted)
+        checks.finite("observations", counted)
         return counted
 
     @property
@@ -98,7 +98,7 @@ class Bank:
 
     def as_data_sets(self, x: np.ndarray) -> np.ndarray:
         """Outputs `(k, *event)` as data sets `(k, n, d)`."""
-        _checks.require(
+        checks.require(
             x.ndim in (2, 3),
             f"The output of the simulator has shape {self.x.shape[1:]}; as a data set it must be (n,) or (n, d), or n draws under "
             "a plate.",
@@ -147,7 +147,7 @@ class LatentVectors(Recomputed):
 
 def check_model(problem: Problem, engine: str) -> None:
     """What can be said before any simulation is run."""
-    _checks.require(
+    checks.require(
         len(problem.simulators) == 1 and not problem.likelihoods,
         f"{engine} needs a model with one simulator site and nothing else that is observed; this one has the simulator sites "
         f"{list(problem.simulators)} and the likelihoods {list(problem.likelihoods)}. Use KELFI, or put what is observed into "
@@ -155,19 +155,19 @@ def check_model(problem: Problem, engine: str) -> None:
     )
     name = next(iter(problem.observations))
     site = problem.simulators[name]
-    _checks.require(
+    checks.require(
         bool(site.mask.any()),
         f"Site {name!r} is masked as a whole, so that {engine} has nothing to compare simulations with. The posterior "
         "is the prior: draw from that, or use KELFI.",
     )
-    _checks.require(
+    checks.require(
         bool(np.all(site.scale == 1.0)),
         f"Site {name!r} is scaled by {site.scale}: {engine} compares data sets and has no likelihood to raise to that "
         "power. Use KELFI, or leave numpyro.handlers.scale out.",
     )
     site.check_observed(name)
     groups = site.simulator.groups
-    _checks.require(
+    checks.require(
         all(size == 1 for size in groups),
         f"The parameters of the simulator at {name!r} vary along plates of shape {groups}; {engine} compares one data "
         "set of one parameter. Use KELFI for groups.",

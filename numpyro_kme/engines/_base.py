@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from numpyro.diagnostics import summary
 
-from numpyro_kme import _arviz, _checks
+from numpyro_kme._core import arviz, checks
 
 Samples = Mapping[str, np.ndarray]
 WIDTH = 80
@@ -73,8 +73,8 @@ class Engine(abc.ABC):
             *args: Positional arguments of the model.
             **kwargs: Keyword arguments of the model.
         """
-        _checks.key(rng_key)
-        _checks.concrete(**{"rng_key": rng_key, "args": args, **kwargs})
+        checks.key(rng_key)
+        checks.concrete(**{"rng_key": rng_key, "args": args, **kwargs})
         with self._draft() as draft:
             draft._result = draft._infer(rng_key, args, kwargs)
 
@@ -89,8 +89,8 @@ class Engine(abc.ABC):
             *args: Positional arguments of the model.
             **kwargs: Keyword arguments of the model, with the new observation.
         """
-        _checks.key(rng_key)
-        _checks.concrete(**{"rng_key": rng_key, "args": args, **kwargs})
+        checks.key(rng_key)
+        checks.concrete(**{"rng_key": rng_key, "args": args, **kwargs})
         _ = self.result
         with self._draft() as draft:
             draft._result = draft._infer_again(rng_key, args, kwargs)
@@ -156,7 +156,7 @@ class Engine(abc.ABC):
             **self.result.groups,
         }
         attrs = {"engine": type(self).__name__, **self.result.info}
-        return _arviz.to_inference_data(groups, coords=coords, dims=dims, attrs=attrs)
+        return arviz.to_inference_data(groups, coords=coords, dims=dims, attrs=attrs)
 
     def _grouped(self, tree: Samples, group_by_chain: bool) -> dict[str, np.ndarray]:
         chains = self.result.num_chains

@@ -5,13 +5,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_kme import _checks
-from numpyro_kme._host import on_host
+from numpyro_kme._core import checks
+from numpyro_kme._core.host import on_host
+from numpyro_kme.embeddings.mmd_estimators import Quadratic
 from numpyro_kme.engines._bank import Bank
 from numpyro_kme.kernels import EmpiricalMeasure, Gaussian
 from numpyro_kme.kernels.base import Kernel
-from numpyro_kme.length_scales import LengthScaleRule, MedianHeuristic
-from numpyro_kme.mmd_estimators import Quadratic
+from numpyro_kme.kernels.length_scales import LengthScaleRule, MedianHeuristic
 
 SETS = 100
 """Data sets whose distances give the length scale."""
@@ -27,9 +27,9 @@ def checked_rule(
     what: str = "a kernel, such as Gaussian(length_scale)",
 ) -> LengthScaleRule | None:
     """The rule for length scales, which has nothing to say where a kernel is given."""
-    _checks.instance("length_scale", rule, LengthScaleRule | None, "a rule such as CrossValidation(key)")
-    _checks.require(kernel is None or rule is None, f"Give `{name}` or `length_scale`, not both.")
-    _checks.instance(name, kernel, kind | None, what)
+    checks.instance("length_scale", rule, LengthScaleRule | None, "a rule such as CrossValidation(key)")
+    checks.require(kernel is None or rule is None, f"Give `{name}` or `length_scale`, not both.")
+    checks.instance(name, kernel, kind | None, what)
     return rule
 
 

@@ -15,14 +15,15 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.infer import Predictive
 
-from numpyro_kme import _checks, _compat, _reading
-from numpyro_kme._host import on_host
-from numpyro_kme._programs import Recomputed
-from numpyro_kme.from_noise import FromNoise
+from numpyro_kme._core import checks, compat
+from numpyro_kme._core.host import on_host
+from numpyro_kme._core.programs import Recomputed
 from numpyro_kme.losses.generator import Generator, NormalNoise
-from numpyro_kme.noise import even_noise
-from numpyro_kme.problem import Problem
-from numpyro_kme.simulator import Simulator
+from numpyro_kme.mcmc.noise import even_noise
+from numpyro_kme.models import reading
+from numpyro_kme.models.from_noise import FromNoise
+from numpyro_kme.models.problem import Problem
+from numpyro_kme.models.simulator import Simulator
 
 EXPANDED = (dist.ExpandedDistribution, dist.MaskedDistribution)
 """What stands around the law of one data point."""
@@ -54,17 +55,17 @@ class IidModel(Recomputed):
     def read(cls, model: Callable, args: tuple, kwargs: Mapping) -> "IidModel":
         """Find the data plate of `model(*args, **kwargs)`, or raise a sentence that says how to write one."""
         sizes = [np.shape(leaf)[0] for leaf in jax.tree.leaves((args, kwargs)) if np.ndim(leaf)]
-        _checks.require(
+        checks.require(
             0 not in sizes,
             "the data are empty; the posterior bootstrap needs at least two points along the data plate.",
         )
-        with _reading.one_model_at_a_time(), handlers.block(), handlers.trace() as sketch, _reading.ProperPriors():
+        with reading.one_model_at_a_time(), handlers.block(), handlers.trace() as sketch, reading.ProperPriors():
             handlers.seed(handlers.substitute(model, data={}), random.key(0))(*args, **kwargs)
-        _reading.check_plates(sketch)
+        reading.check_plates(sketch)
         samples = {name: site for name, site in sketch.items() if site["type"] == "sample"}
         observed = {name: site for name, site in samples.items() if site["is_observed"]}
         simulated = {name for name, site in samples.items() if _is_simulator(site)}
-        _checks.require(
+        checks.require(
             len(observed) == 1,
             f"the posterior bootstrap needs one observed site whose data it reweights; this model observes "
             f"{sorted(observed)}"
@@ -73,7 +74,7 @@ class IidModel(Recomputed):
         )
         (site,) = observed
         frames = observed[site]["cond_indep_stack"]
-        _checks.require(
+        checks.require(
             len(frames) == 1 and np.shape(observed[site]["value"])[:1] == (frames[0].size,),
             f"the observed site {site!r} of shape {np.shape(observed[site]['value'])} must stand in one "
             f"plate, the data plate, along "
@@ -82,11 +83,11 @@ class IidModel(Recomputed):
             f"len(x)): numpyro.sample({site!r}, ..., obs=x), with one event for each data point.",
         )
         value = np.asarray(observed[site]["value"])
-        _checks.real(f"observation at {site!r}", value)
+        checks.real(f"observation at {site!r}", value)
         kept = _kept(site, observed[site])
         latents = {name: found for name, found in samples.items() if name != site}
         inside = [name for name, found in latents.items() if frames[0] in found["cond_indep_stack"]]
-        _checks.require(
+        checks.require(
             not inside,
             f"the latents {inside} stand inside the data plate {frames[0].name!r}, one for each data "
             f"point; the bootstrap infers "
@@ -113,7 +114,7 @@ class IidModel(Recomputed):
             draws = self.problem.draw(rng_key, num).latents
         else:
             prior = Predictive(self.model, num_samples=num, return_sites=list(self.shapes))
-            with _reading.one_model_at_a_time():
+            with reading.one_model_at_a_time():
                 draws = prior(rng_key, *self.args, **self.kwargs)
         return np.asarray(self._flatten({name: np.asarray(draws[name], np.float64) for name in self.shapes}))
 
@@ -133,14 +134,14 @@ class IidModel(Recomputed):
             return Generator(_no_draws, NormalNoise(1), self.dim, log_density=self._log_density)
         simulator = self.problem.simulators[self.site].simulator
         varies = simulator.groups not in ((), (1,))
-        _checks.require(
+        checks.require(
             varies == (covariates is not None),
             f"the simulator's parameters have batch shape {simulator.groups} and `covariates` is "
             f"{'missing' if covariates is None else 'given'}. Where parameters vary along the data plate, "
             f"say with what: pass "
             "covariates=the name of the model's argument that holds the covariates; otherwise leave it out.",
         )
-        _checks.require(
+        checks.require(
             covariates is None or len(covariates) == len(self.observed),
             f"`covariates` must have one row for each of the {len(self.observed)} data points; got "
             f"{np.shape(covariates)}.",
@@ -158,7 +159,7 @@ class IidModel(Recomputed):
 
         With covariates, a point is a covariate of the data at random and a response.
         """
-        _checks.require(
+        checks.require(
             self.problem is not None,
             "centring on the model's own prior predictive needs a Simulator site; give `centering` a "
             "distribution or a sampler.",
@@ -169,7 +170,7 @@ class IidModel(Recomputed):
     def _predicted(self, generator, rng_key, num):
         def one(rng_key):
             prior_key, noise_key, row_key = random.split(rng_key, 3)
-            with _reading.one_model_at_a_time(), handlers.block(), handlers.trace() as trace:
+            with reading.one_model_at_a_time(), handlers.block(), handlers.trace() as trace:
                 handlers.seed(self.model, prior_key)(*self.args, **self.kwargs)
             u, noise = self._flat(trace), generator.noise.sample(noise_key)
             if generator.covariates is None:
@@ -181,7 +182,7 @@ class IidModel(Recomputed):
 
     def _simulate(self, u, noise, row=None):
         assert self.problem is not None
-        simulator = _reading.run(self.model, self.args, self.kwargs, random.key(0), {}, self._given(u))[1][self.site]
+        simulator = reading.run(self.model, self.args, self.kwargs, random.key(0), {}, self._given(u))[1][self.site]
         params = simulator.params
         if simulator.groups != ():
             pairs = zip(simulator.params, simulator.call_shapes)
@@ -204,7 +205,7 @@ class IidModel(Recomputed):
         if len(points) != len(self.kept):
             while isinstance(fn, EXPANDED) and fn.base_dist.event_shape == fn.event_shape:
                 fn = fn.base_dist
-            _checks.require(
+            checks.require(
                 fn.batch_shape in ((), (1,)),
                 "centering draws have no covariates: with parameters that vary along the data plate, use "
                 "concentration=0.",
@@ -226,7 +227,7 @@ class IidModel(Recomputed):
     def _unflatten(self):
         def one(u):
             if self.problem is not None:
-                trace = _reading.run(self.model, self.args, self.kwargs, random.key(0), {}, self._given(u))[0]
+                trace = reading.run(self.model, self.args, self.kwargs, random.key(0), {}, self._given(u))[0]
                 kept = (*self.shapes, *self.problem.deterministics)
             else:
                 trace = _run(self.model, self.args, self.kwargs, self._given(u))
@@ -252,14 +253,14 @@ class IidModel(Recomputed):
 def _kept(name: str, site) -> np.ndarray:
     """Numbers of the data points that count."""
     scale = 1.0 if site["scale"] is None else site["scale"]
-    _checks.require(
+    checks.require(
         bool(np.all(np.asarray(scale) == 1.0)),
         f"the observed site {name!r} is scaled by {scale}, which has no meaning for the posterior bootstrap: it "
         "weights the data itself. Leave numpyro.handlers.scale out, or use handlers.generalized_bayes with a `weight`.",
     )
-    mask = np.asarray(_compat.mask(site["fn"])).reshape(len(site["value"]), -1)
+    mask = np.asarray(compat.mask(site["fn"])).reshape(len(site["value"]), -1)
     kept = np.flatnonzero(mask.all(axis=1))
-    _checks.require(
+    checks.require(
         len(kept) >= 2 and not mask[~mask.all(axis=1)].any(),
         f"of the {len(mask)} points at site {name!r}, {len(kept)} are not masked and "
         f"{int(mask.any(axis=1).sum()) - len(kept)} are masked in part; the posterior bootstrap needs at least two "
@@ -272,7 +273,7 @@ def _unconstrained(site):
     return biject_to(site["fn"].support).inv(jnp.asarray(site["value"]))
 
 
-@_reading.one_model_at_a_time()
+@reading.one_model_at_a_time()
 def _run(model, args, kwargs, messenger):
     messenger.fn = handlers.seed(model, random.key(0))
     with handlers.block(), handlers.trace() as trace:
@@ -281,7 +282,7 @@ def _run(model, args, kwargs, messenger):
 
 
 def _is_simulator(site) -> bool:
-    return isinstance(_compat.innermost(site["fn"]), Simulator)
+    return isinstance(compat.innermost(site["fn"]), Simulator)
 
 
 def _unobserved(names) -> str:

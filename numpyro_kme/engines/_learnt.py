@@ -9,20 +9,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme import _checks, handlers
-from numpyro_kme._host import on_host
-from numpyro_kme._programs import Program
-from numpyro_kme.coordinates import Coordinates
+from numpyro_kme._core import checks
+from numpyro_kme._core.host import on_host
+from numpyro_kme._core.programs import Program
+from numpyro_kme.embeddings.herding import herd
+from numpyro_kme.embeddings.measures import Measure, Normal
 from numpyro_kme.engines import _sampling
 from numpyro_kme.engines._base import Engine
-from numpyro_kme.herding import herd
-from numpyro_kme.kernel_means.candidates import log_densities
-from numpyro_kme.kernel_means.distribution import FittedLikelihood, too_far
-from numpyro_kme.kernel_means.posterior import KernelMeansPosterior
-from numpyro_kme.measures import Measure, Normal
-from numpyro_kme.problem import Problem
+from numpyro_kme.likelihoods.distribution import FittedLikelihood, too_far
+from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
+from numpyro_kme.mcmc import handlers
+from numpyro_kme.models.coordinates import Coordinates
+from numpyro_kme.models.problem import Problem
+from numpyro_kme.models.unconstrained import Unconstrained
+from numpyro_kme.samplers.importance import log_densities
 from numpyro_kme.simulations import Simulations
-from numpyro_kme.unconstrained import Unconstrained
 
 HERDING_CANDIDATES = 4096
 
@@ -98,7 +99,7 @@ class LearntLikelihood(Engine):
             ValueError: If other likelihoods, plates or simulator sites stand beside it, or it is masked or scaled.
         """
         _ = self.result
-        _checks.require(
+        checks.require(
             self._plain,
             "The posterior in coordinates needs a model with one simulator site and nothing else that is observed; "
             f"this one has the simulator sites {list(self.problem.simulators)}, of which "
@@ -164,7 +165,7 @@ class LearntLikelihood(Engine):
         Raises:
             ValueError: If the coordinates do not determine the latents, or other likelihoods stand beside the simulator.
         """
-        _checks.key(rng_key)
+        checks.key(rng_key)
         posterior = self.posterior
         coordinates = self.likelihoods[self.problem.site()].coordinates
         kernel = posterior.herding_kernel()
@@ -207,7 +208,7 @@ class LearntLikelihood(Engine):
         posterior = self.posterior
         fitted = self.likelihoods[self.problem.site()]
         outputs = np.asarray(y_new, np.float64)
-        _checks.require(
+        checks.require(
             outputs.shape[1:] == fitted.event_shape,
             f"`y_new` must have shape (n, *{fitted.event_shape}); got {outputs.shape}.",
         )

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_kme import _checks
+from numpyro_kme._core import checks
 
 Latents = Mapping[str, np.ndarray]
 
@@ -45,7 +45,7 @@ class FromPosterior(Proposal):
     prior_share: float = 0.2
 
     def __post_init__(self):
-        _checks.require(
+        checks.require(
             0.0 <= self.prior_share <= 1.0, f"`prior_share` must lie between 0 and 1; got {self.prior_share}."
         )
 
@@ -71,7 +71,7 @@ class FromVariance(Proposal):
     candidates: int = 4
 
     def __post_init__(self):
-        _checks.whole("candidates", self.candidates, 1)
+        checks.whole("candidates", self.candidates, 1)
 
     def choose(self, rng_key, draws, prior, variance, size):
         """Posterior draws with odds in proportion to the variance."""

@@ -9,15 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import minimize
 
-from numpyro_kme import _checks, _linalg
-from numpyro_kme._host import on_host
-from numpyro_kme._programs import Program
-from numpyro_kme.coordinates import Coordinates
-from numpyro_kme.kernel_means.base import LikelihoodAt
-from numpyro_kme.measures import Measure
-from numpyro_kme.problem import Problem
-from numpyro_kme.tempering import MOVES, Tempered, temper
-from numpyro_kme.unconstrained import Unconstrained
+from numpyro_kme._core import checks, solves
+from numpyro_kme._core.host import on_host
+from numpyro_kme._core.programs import Program
+from numpyro_kme.embeddings.measures import Measure
+from numpyro_kme.likelihoods.base import LikelihoodAt
+from numpyro_kme.models.coordinates import Coordinates
+from numpyro_kme.models.problem import Problem
+from numpyro_kme.models.unconstrained import Unconstrained
+from numpyro_kme.samplers.tempering import MOVES, Tempered, temper
 
 PARTICLES = 4000
 """Draws from the prior; of the posterior there are `MOVES` times fewer, and no fewer than are wanted."""
@@ -45,7 +45,7 @@ def in_coordinates(
 ) -> Drawn:
     """Draw in coordinates that determine all latents; a new observation does not compile again."""
     start_key, temper_key, pick_key = jax.random.split(rng_key, 3)
-    with _linalg.one_blas_thread:
+    with solves.one_blas_thread:
         data = jax.tree.map(jnp.asarray, (likelihood, measure))
         start = _start(data[1], start_key, _num_particles(num_samples))
         found = temper(temper_key, partial(_log_densities, (data[0].brief(), data[1])), start)
@@ -64,7 +64,7 @@ def in_model(rng_key: jax.Array, target: Unconstrained, problem: Problem, num_sa
 def _from_prior(
     temper_key, pick_key, target: Unconstrained, prior: Mapping[str, np.ndarray], num_samples: int
 ) -> Drawn:
-    with _linalg.one_blas_thread:
+    with solves.one_blas_thread:
         start = Program(jax.vmap(target.flatten))(dict(prior))
         found = temper(temper_key, Program(jax.vmap(_terms(target))), start)
         u = _pick(pick_key, found.particles, num_samples)
@@ -143,7 +143,7 @@ def _pick(rng_key, particles, num_samples):
 
 def _drawn(latents, log_posterior, found: Tempered) -> Drawn:
     kept, size = len(log_posterior), MOVES * len(found.particles)
-    _checks.require(
+    checks.require(
         bool(np.isfinite(found.log_evidence)),
         f"The posterior has no mass at any of {size} draws from the prior: the likelihood is zero or NaN at "
         "each. Look at the model's factors and ordinary likelihoods there, or choose a prior that reaches where they are not.",

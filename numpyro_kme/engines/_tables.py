@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_kme import _checks
-from numpyro_kme.kernel_means.base import Form
-from numpyro_kme.problem import Problem, SimulatorSite
+from numpyro_kme._core import checks
+from numpyro_kme.likelihoods.base import Form
+from numpyro_kme.models.problem import Problem, SimulatorSite
 from numpyro_kme.simulations import Simulations
 from numpyro_kme.simulations.fingerprint import fingerprint
 
@@ -20,7 +20,7 @@ def check_sites(problem: Problem, form: Form | None) -> None:
     for site in problem.observations:
         problem.simulators[site].check_observed(site)
         simulator = problem.simulators[site].simulator
-        _checks.require(
+        checks.require(
             simulator.batch_shape == simulator.groups or getattr(form, "data_kernel", None) is None,
             f"Site {site!r} holds {simulator.batch_shape} draws of the same parameters along plates, whose densities are "
             "multiplied; a data kernel on whole data sets does not fit there. Make the data set one event of the simulator, "
@@ -34,13 +34,13 @@ def check_bank(problem: Problem, simulations: Simulations) -> None:
         ("latents", simulations.latents, problem.latents),
         ("simulator sites", simulations.x, problem.simulators),
     ):
-        _checks.require(
+        checks.require(
             set(given) == set(own) or (given is simulations.latents and not given),
             f"`simulations` has the {kind} {sorted(given)}, the model {sorted(own)}: they were made by another model.",
         )
     for site, found in problem.simulators.items():
         shape, expected = np.shape(simulations.x[site])[1:], found.simulator.shape()
-        _checks.require(
+        checks.require(
             len(shape) == len(expected) and shape[len(found.simulator.batch_shape) :] == found.simulator.event_shape,
             f"`simulations` has outputs of shape {shape} at site {site!r}, its simulator `{found.simulator.name}` gives {expected}: they "
             "were made by another model.",
@@ -63,7 +63,7 @@ def observed_anew(problem: Problem, args: tuple, kwargs: Mapping[str, Any]) -> P
         for name, old in problem.simulators.items()
         if name in found.simulators and _another(old, found.simulators[name])
     ]
-    _checks.require(
+    checks.require(
         not changed,
         f"The new arguments of the model change {' and '.join(changed)}: the simulations of the last run are of another model. "
         "`condition` is for other observations; call `run`.",

@@ -10,20 +10,21 @@ import jax
 import numpy as np
 from scipy import stats
 
-from numpyro_kme import _checks, abc_weights
-from numpyro_kme._checks import EffectiveSampleSizeError
-from numpyro_kme._host import on_host
-from numpyro_kme.abc_weights import LEAST_EFFECTIVE_SIZE, with_unit_sum
-from numpyro_kme.coordinates import Coordinates
-from numpyro_kme.embeddings import MeanEmbedding
+from numpyro_kme._core import checks
+from numpyro_kme._core.checks import EffectiveSampleSizeError
+from numpyro_kme._core.host import on_host
+from numpyro_kme.abc import weighting
+from numpyro_kme.abc.weighting import LEAST_EFFECTIVE_SIZE, with_unit_sum
+from numpyro_kme.embeddings.herding import herd
+from numpyro_kme.embeddings.kernel_bayes import pre_image
+from numpyro_kme.embeddings.means import MeanEmbedding
 from numpyro_kme.engines._bank import Bank, LatentVectors, arguments_to_coordinates, check_model
 from numpyro_kme.engines._base import Engine, Result
 from numpyro_kme.engines._tables import check_bank, groups, observed_anew
-from numpyro_kme.herding import herd
-from numpyro_kme.kernel_bayes import pre_image
-from numpyro_kme.kernel_means.candidates import systematic
 from numpyro_kme.kernels import Gaussian
-from numpyro_kme.problem import Problem
+from numpyro_kme.models.coordinates import Coordinates
+from numpyro_kme.models.problem import Problem
+from numpyro_kme.samplers.importance import systematic
 from numpyro_kme.simulations import Simulations, simulate
 from numpyro_kme.simulations.failures import OnFailure
 
@@ -71,9 +72,9 @@ class WeightedEngine(Engine):
         progress_bar: bool = True,
     ):
         super().__init__(model)
-        _checks.whole("num_simulations", num_simulations, 20, " Thousands are usual.")
-        _checks.whole("num_samples", num_samples, 1)
-        _checks.instance("simulations", simulations, Simulations | None, "a bank of simulations (Simulations)")
+        checks.whole("num_simulations", num_simulations, 20, " Thousands are usual.")
+        checks.whole("num_samples", num_samples, 1)
+        checks.instance("simulations", simulations, Simulations | None, "a bank of simulations (Simulations)")
         self.num_simulations, self.num_samples = num_simulations, num_samples
         self.on_failure, self.progress_bar, self._given = on_failure, progress_bar, simulations
 
@@ -117,7 +118,7 @@ class WeightedEngine(Engine):
         )
         tests = [stats.ks_2samp(z, prior) for z, prior in zip(given, own)]
         worst = min(range(len(tests)), key=lambda d: tests[d].pvalue)
-        _checks.require(
+        checks.require(
             tests[worst].pvalue * len(tests) > UNLIKELY,
             f"`simulations` are not draws from the prior of this model: {coordinates.names[worst]} has a Kolmogorov-Smirnov distance "
             f"of {tests[worst].statistic:.2f} from it (p-value {tests[worst].pvalue:.1g}), and {type(self).__name__} takes them for "
@@ -167,7 +168,7 @@ class WeightedEngine(Engine):
         """Weights with a sum of one, checked to be a posterior."""
         name = type(self).__name__
         weights = with_unit_sum(found.weights, name, self.advice)
-        effective = abc_weights.effective_sample_size(weights)
+        effective = weighting.effective_sample_size(weights)
         if effective < LEAST_EFFECTIVE_SIZE:
             raise EffectiveSampleSizeError(
                 f"{name}: the effective sample size is {effective:.1f} of {len(weights)} simulations, below "
@@ -189,7 +190,7 @@ class WeightedEngine(Engine):
         if self._between is None:
             some = bank.x[np.linspace(0, len(bank) - 1, self._num_compared(len(bank))).astype(int)]
             self._between = self._apart(some, some)
-        found = abc_weights.remoteness(distances, self._between)
+        found = weighting.remoteness(distances, self._between)
         if found.is_far:
             warnings.warn(
                 f"{type(self).__name__}: the observation lies away from the simulations. The nearest of them, a share of "
@@ -223,7 +224,7 @@ class WeightedEngine(Engine):
             `(*event)`.
         """
         values = np.asarray(function({name: value for name, value in self.get_weights().items() if name != "weight"}))
-        _checks.require(
+        checks.require(
             values.shape[:1] == self._weights.shape,
             f"`function` must give {len(self._weights)} rows, one for each simulation; it gave shape {values.shape}.",
         )

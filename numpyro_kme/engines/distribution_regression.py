@@ -4,15 +4,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from numpyro_kme import _checks
-from numpyro_kme.abc_weights import soft_abc_weights
-from numpyro_kme.distribution_regression import DistributionRegression
+from numpyro_kme._core import checks
+from numpyro_kme.abc.distribution_regression import DistributionRegression
+from numpyro_kme.abc.weighting import soft_abc_weights
 from numpyro_kme.engines._bank import Bank
 from numpyro_kme.engines._data_kernels import MEASURE, apart, checked_rule, data_kernel
 from numpyro_kme.engines._weighted import WeightedEngine, Weighting
 from numpyro_kme.kernels.base import Kernel
-from numpyro_kme.length_scales import LengthScaleRule
-from numpyro_kme.low_rank import TOLERANCE
+from numpyro_kme.kernels.length_scales import LengthScaleRule
+from numpyro_kme.kernels.low_rank import TOLERANCE
 from numpyro_kme.simulations import Simulations
 from numpyro_kme.simulations.failures import OnFailure
 
@@ -74,8 +74,8 @@ class DistributionRegressionABC(WeightedEngine):
         )
         for name, value in {"regularisation": regularisation, "epsilon": epsilon}.items():
             if value is not None:
-                _checks.positive_number(name, value)
-        _checks.positive_number("tolerance", tolerance)
+                checks.positive_number(name, value)
+        checks.positive_number("tolerance", tolerance)
         self.kernel, self.length_scale = kernel, checked_rule(kernel, length_scale)
         self.regularisation, self.epsilon, self.tolerance = regularisation, epsilon, tolerance
 

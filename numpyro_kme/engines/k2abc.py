@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from numpyro_kme import _checks
-from numpyro_kme.abc_weights import discrepancies_to, dissimilarities, soft_abc_weights
+from numpyro_kme._core import checks
+from numpyro_kme.abc.weighting import discrepancies_to, dissimilarities, soft_abc_weights
+from numpyro_kme.embeddings.mmd_estimators import Estimator
 from numpyro_kme.engines._data_kernels import checked_rule, quadratic_by
 from numpyro_kme.engines._weighted import WeightedEngine, Weighting, fewer_compared
-from numpyro_kme.length_scales import LengthScaleRule
-from numpyro_kme.mmd_estimators import Estimator
+from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.simulations import Simulations
 from numpyro_kme.simulations.failures import OnFailure
 
@@ -67,14 +67,14 @@ class K2ABC(WeightedEngine):
             progress_bar=progress_bar,
         )
         if epsilon is not None:
-            _checks.positive_number("epsilon", epsilon)
+            checks.positive_number("epsilon", epsilon)
         self.estimator, self.epsilon = estimator, epsilon
         what = "an estimator of the MMD: Quadratic(kernel), LinearTime(kernel) or a Fourier"
         self.length_scale = checked_rule(estimator, length_scale, "estimator", Estimator, what)
 
     def _fit(self, rng_key, bank):
         self._sets, self._estimator = bank.as_data_sets(bank.x), self.estimator
-        _checks.require(
+        checks.require(
             self._sets.shape[1] >= 2,
             f"K2ABC compares data sets; the simulator gives one of {self._sets.shape[1]} points. Put several draws under a plate.",
         )

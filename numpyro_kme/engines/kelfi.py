@@ -8,20 +8,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_kme import _checks
-from numpyro_kme.coordinates import Coordinates
+from numpyro_kme._core import checks
+from numpyro_kme.embeddings.measures import Measure, Normal, NormalMixture, Points
 from numpyro_kme.engines import _rounds, _sampling
 from numpyro_kme.engines._base import Result
 from numpyro_kme.engines._learnt import LearntLikelihood
 from numpyro_kme.engines._rounds import FromPosterior, FromVariance, Proposal
 from numpyro_kme.engines._tables import check_bank, check_sites, groups, observed_anew, training_table
-from numpyro_kme.kernel_means.base import Form
-from numpyro_kme.kernel_means.distribution import fit_likelihood
-from numpyro_kme.kernel_means.hyperpriors import learn_normal
-from numpyro_kme.kernel_means.published import KernelMeans
-from numpyro_kme.length_scales import LengthScaleRule
-from numpyro_kme.measures import Measure, Normal, NormalMixture, Points
-from numpyro_kme.problem import Problem
+from numpyro_kme.kernels.length_scales import LengthScaleRule
+from numpyro_kme.likelihoods.base import Form
+from numpyro_kme.likelihoods.distribution import fit_likelihood
+from numpyro_kme.likelihoods.published.form import KernelMeans
+from numpyro_kme.likelihoods.published.hyperpriors import learn_normal
+from numpyro_kme.models.coordinates import Coordinates
+from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations, simulate
 from numpyro_kme.simulations.at import simulate_at
 
@@ -84,26 +84,26 @@ class KELFI(LearntLikelihood):
         progress_bar: bool = True,
     ):
         super().__init__(model)
-        _checks.whole("num_simulations", num_simulations, 2, " Some hundreds are usual.")
-        _checks.whole("num_samples", num_samples, 1)
-        _checks.instance("form", form, Form | None, "KernelMeans(...), ResidualKernelMeans(...) or another form")
-        _checks.instance("simulations", simulations, Simulations | None, "a bank of simulations (Simulations)")
-        _checks.whole("num_rounds", num_rounds, 1)
-        _checks.instance("proposal", proposal, Proposal | None, "FromPosterior(...) or FromVariance(...)")
-        _checks.require(
+        checks.whole("num_simulations", num_simulations, 2, " Some hundreds are usual.")
+        checks.whole("num_samples", num_samples, 1)
+        checks.instance("form", form, Form | None, "KernelMeans(...), ResidualKernelMeans(...) or another form")
+        checks.instance("simulations", simulations, Simulations | None, "a bank of simulations (Simulations)")
+        checks.whole("num_rounds", num_rounds, 1)
+        checks.instance("proposal", proposal, Proposal | None, "FromPosterior(...) or FromVariance(...)")
+        checks.require(
             num_simulations >= 2 * num_rounds and (simulations is None or num_rounds == 1),
             f"`num_rounds` must leave two of the {num_simulations} simulations for each round, and be 1 where `simulations` are "
             f"given (`refine` adds to those); got {num_rounds}.",
         )
-        _checks.require(
+        checks.require(
             tolerance is None or tolerance > 0.0, f"`tolerance` must be a positive number or None; got {tolerance}."
         )
-        _checks.require(
+        checks.require(
             not isinstance(proposal, FromVariance) or isinstance(form, KernelMeans),
             f"`proposal` FromVariance() needs a form with a Gaussian-process variance: pass form=KernelMeans(); got form={form}.",
         )
         if length_scale is not None:
-            _checks.require(
+            checks.require(
                 isinstance(form, KernelMeans),
                 "`length_scale` needs a form with a kernel on data: pass form=KernelMeans(). The residual form, the default, and forms "
                 f"of your own learn their widths themselves; got form={form}.",
@@ -186,7 +186,7 @@ class KELFI(LearntLikelihood):
             rng_key: The only source of randomness.
             latents: Where to simulate, `{site: (m, *shape)}`, for all latents; any proposal will do.
         """
-        _checks.key(rng_key)
+        checks.key(rng_key)
         _ = self.result
         fit_key, simulate_key, sample_key = jax.random.split(rng_key, 3)
         latents = {name: np.asarray(latents[name]) for name in self.problem.latents if name in latents}
@@ -232,7 +232,7 @@ class KELFI(LearntLikelihood):
 
     def _learn_prior(self, site: str, in_coordinates: bool) -> None:
         fitted = self.likelihoods[site]
-        _checks.require(
+        checks.require(
             in_coordinates and len(fitted.coordinates.mixture[0]) == 1,
             "`learn_prior` needs one simulator site, neither masked nor scaled, nothing else that is observed, and a "
             f"prior that is normal in the coordinates of the simulator's arguments. {fitted.coordinates.note}",

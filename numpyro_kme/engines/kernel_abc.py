@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_kme import _checks
+from numpyro_kme._core import checks
 from numpyro_kme.engines._data_kernels import MEASURE, apart, checked_rule, data_kernel
 from numpyro_kme.engines._weighted import WeightedEngine, Weighting
 from numpyro_kme.kernels.base import Kernel
-from numpyro_kme.length_scales import LengthScaleRule
-from numpyro_kme.low_rank import TOLERANCE, LowRankRidge
+from numpyro_kme.kernels.length_scales import LengthScaleRule
+from numpyro_kme.kernels.low_rank import TOLERANCE, LowRankRidge
 from numpyro_kme.simulations import Simulations
 from numpyro_kme.simulations.failures import OnFailure
 
@@ -68,8 +68,8 @@ class KernelABC(WeightedEngine):
             progress_bar=progress_bar,
         )
         if regularisation is not None:
-            _checks.positive_number("regularisation", regularisation)
-        _checks.positive_number("tolerance", tolerance)
+            checks.positive_number("regularisation", regularisation)
+        checks.positive_number("tolerance", tolerance)
         self.kernel, self.length_scale = kernel, checked_rule(kernel, length_scale)
         self.regularisation, self.tolerance = regularisation, tolerance
 

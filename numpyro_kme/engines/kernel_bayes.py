@@ -6,16 +6,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_kme import _checks
+from numpyro_kme._core import checks
+from numpyro_kme.embeddings.parameter_choice import KernelBayesSettings, choose_by_folds, kernel_bayes_candidates
 from numpyro_kme.engines._bank import arguments_to_coordinates
 from numpyro_kme.engines._data_kernels import MEASURE, apart, checked_rule, data_kernel
 from numpyro_kme.engines._weighted import WeightedEngine, Weighting
 from numpyro_kme.kernels import Gaussian, median_heuristic
 from numpyro_kme.kernels.base import Kernel
-from numpyro_kme.length_scales import LengthScaleRule
-from numpyro_kme.low_rank import TOLERANCE
-from numpyro_kme.parameter_choice import KernelBayesSettings, choose_by_folds, kernel_bayes_candidates
-from numpyro_kme.problem import Problem
+from numpyro_kme.kernels.length_scales import LengthScaleRule
+from numpyro_kme.kernels.low_rank import TOLERANCE
+from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations
 from numpyro_kme.simulations.failures import OnFailure
 
@@ -91,24 +91,22 @@ class KernelBayes(WeightedEngine):
         )
         for name, value in {"regularisation": regularisation, "delta": delta}.items():
             if value is not None:
-                _checks.positive_number(name, value)
-        _checks.positive_number("tolerance", tolerance)
+                checks.positive_number(name, value)
+        checks.positive_number("tolerance", tolerance)
         if num_prior_draws is not None:
-            _checks.whole("num_prior_draws", num_prior_draws, 2)
-        _checks.instance(
-            "parameter_kernel", parameter_kernel, Kernel | None, "a kernel, such as Gaussian(length_scale)"
-        )
+            checks.whole("num_prior_draws", num_prior_draws, 2)
+        checks.instance("parameter_kernel", parameter_kernel, Kernel | None, "a kernel, such as Gaussian(length_scale)")
         if num_folds is not None:
-            _checks.whole("num_folds", num_folds, 2)
-        _checks.require(
+            checks.whole("num_folds", num_folds, 2)
+        checks.require(
             num_folds is None or (regularisation is None and delta is None),
             "With `num_folds` the regularisation is chosen: leave `regularisation` and `delta` out.",
         )
-        _checks.require(
+        checks.require(
             prior is None or num_prior_draws is None,
             "Give `prior` or `num_prior_draws`, not both: draws are given by `prior`.",
         )
-        _checks.instance(
+        checks.instance(
             "prior", prior, Mapping | None, 'draws {site: (n, *shape)} with their "weight", as from get_weights()'
         )
         self.kernel, self.length_scale = kernel, checked_rule(kernel, length_scale)
@@ -155,10 +153,10 @@ class KernelBayes(WeightedEngine):
         weights = self.prior.get("weight")
         if weights is not None:
             weights = np.asarray(weights, np.float64)
-            _checks.require(
+            checks.require(
                 weights.shape == (len(z),), f"`prior['weight']` must have shape ({len(z)},); got {weights.shape}."
             )
-            _checks.sums_to_one("prior['weight']", weights)
+            checks.sums_to_one("prior['weight']", weights)
         return z, weights
 
     def weights(self, observations: Any) -> np.ndarray:
@@ -187,13 +185,13 @@ class KernelBayes(WeightedEngine):
 def _check_prior(prior: Mapping[str, Any], problem: Problem) -> None:
     """What can be said of the draws before any simulation is run."""
     missing = [name for name in problem.latents if name not in prior]
-    _checks.require(not missing, f"`prior` must have the latents {list(problem.latents)}; it lacks {missing}.")
+    checks.require(not missing, f"`prior` must have the latents {list(problem.latents)}; it lacks {missing}.")
     latents = {name: np.asarray(prior[name]) for name in problem.latents}
     for name, value in latents.items():
-        _checks.sound(f"prior[{name!r}]", value)
+        checks.sound(f"prior[{name!r}]", value)
     for name, inside in problem.inside_support(latents).items():
         outside = latents[name][~inside]
-        _checks.require(
+        checks.require(
             not len(outside),
             f"`prior[{name!r}]` has {len(outside)} of {len(inside)} draws outside the support of the prior of {name!r} in the model, "
             f"such as {outside[:1].tolist()[:1]}: they have no coordinates. Leave them out, or write a model whose prior reaches them.",

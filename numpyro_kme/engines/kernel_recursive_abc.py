@@ -6,17 +6,17 @@ from dataclasses import replace
 import jax
 import numpy as np
 
-from numpyro_kme import _checks
-from numpyro_kme.coordinates import Coordinates
+from numpyro_kme._core import checks
+from numpyro_kme.abc.recursive import recursive_abc_step
 from numpyro_kme.engines._bank import Bank, LatentVectors, check_model
 from numpyro_kme.engines._base import Engine, Result
 from numpyro_kme.engines._data_kernels import checked_rule, data_kernel
 from numpyro_kme.engines._tables import groups
 from numpyro_kme.kernels.base import Kernel
-from numpyro_kme.length_scales import LengthScaleRule, MedianHeuristic
-from numpyro_kme.low_rank import TOLERANCE
-from numpyro_kme.problem import Problem
-from numpyro_kme.recursive_abc import recursive_abc_step
+from numpyro_kme.kernels.length_scales import LengthScaleRule, MedianHeuristic
+from numpyro_kme.kernels.low_rank import TOLERANCE
+from numpyro_kme.models.coordinates import Coordinates
+from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations.at import simulate_at
 from numpyro_kme.simulations.failures import OnFailure, check_policy
 
@@ -61,11 +61,11 @@ class KernelRecursiveABC(Engine):
     ):
         super().__init__(model)
         check_policy(on_failure)
-        _checks.whole("num_simulations", num_simulations, 20)
-        _checks.whole("num_iterations", num_iterations, 1)
+        checks.whole("num_simulations", num_simulations, 20)
+        checks.whole("num_iterations", num_iterations, 1)
         if regularisation is not None:
-            _checks.positive_number("regularisation", regularisation)
-        _checks.positive_number("tolerance", tolerance)
+            checks.positive_number("regularisation", regularisation)
+        checks.positive_number("tolerance", tolerance)
         self.num_simulations, self.num_iterations = num_simulations, num_iterations
         self.kernel, self.length_scale = kernel, checked_rule(kernel, length_scale)
         self.regularisation, self.tolerance, self.on_failure = regularisation, tolerance, on_failure

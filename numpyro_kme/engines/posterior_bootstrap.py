@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from numpyro.distributions import Distribution
 
-from numpyro_kme import _checks
+from numpyro_kme._core import checks
 from numpyro_kme.bootstrap import lanes
 from numpyro_kme.bootstrap.fit import full_data
 from numpyro_kme.bootstrap.preparation import Settings
@@ -18,7 +18,7 @@ from numpyro_kme.bootstrap.weights import DirichletProcess
 from numpyro_kme.engines._base import Engine, Result
 from numpyro_kme.engines._data_kernels import checked_rule
 from numpyro_kme.engines._iid import IidModel
-from numpyro_kme.length_scales import LengthScaleRule
+from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.losses.base import Loss, Objective
 from numpyro_kme.losses.generator import BLOCK, Generator
 from numpyro_kme.losses.mmd import MMD
@@ -113,7 +113,7 @@ class PosteriorBootstrap(Engine):
         prior_draws: int = 1,
     ):
         super().__init__(model)
-        _checks.whole("num_starts", num_starts, 1)
+        checks.whole("num_starts", num_starts, 1)
         rule = checked_rule(loss, length_scale, "loss", Loss, "a loss, such as MMD()")
         self.loss = MMD(length_scale=rule) if loss is None else loss
         self.settings = Settings(
@@ -126,7 +126,7 @@ class PosteriorBootstrap(Engine):
         )
         self.concentration, self.centering, self.truncation = concentration, centering, truncation
         self.covariates, self.num_starts = covariates, num_starts
-        _checks.require(
+        checks.require(
             not isinstance(centering, str) or centering == "prior predictive",
             f'`centering` must be a distribution, a sampler or "prior predictive"; got {centering!r}.',
         )
@@ -179,7 +179,7 @@ class PosteriorBootstrap(Engine):
             Losses, one for each value; the part that no parameter changes is included.
         """
         iid, objective = self._last()
-        _checks.require(site in iid.shapes, f"`site` must be one of {list(iid.shapes)}; got {site!r}.")
+        checks.require(site in iid.shapes, f"`site` must be one of {list(iid.shapes)}; got {site!r}.")
         estimate = self.point_estimate
         latents = {name: np.repeat(estimate[name][None], len(values), axis=0) for name in iid.shapes}
         entry: Any = (slice(None), *index)
@@ -199,7 +199,7 @@ class PosteriorBootstrap(Engine):
         iid = IidModel.read(self.model, args, kwargs)
         covariates = None
         if self.covariates is not None:
-            _checks.require(
+            checks.require(
                 self.covariates in kwargs,
                 f"`covariates` names the argument {self.covariates!r}; run got the keyword arguments {sorted(kwargs)}.",
             )

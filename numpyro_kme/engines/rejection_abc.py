@@ -4,14 +4,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from numpyro_kme import _checks, abc_weights
-from numpyro_kme.abc_weights import Discrepancy, discrepancies_to, dissimilarities, rejection_weights
+from numpyro_kme._core import checks
+from numpyro_kme.abc import weighting
+from numpyro_kme.abc.weighting import Discrepancy, discrepancies_to, dissimilarities, rejection_weights
+from numpyro_kme.embeddings.mmd_estimators import Estimator
 from numpyro_kme.engines._bank import Bank
 from numpyro_kme.engines._data_kernels import checked_rule, quadratic_by
 from numpyro_kme.engines._weighted import WeightedEngine, Weighting, fewer_compared
-from numpyro_kme.length_scales import LengthScaleRule
+from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.losses.base import Loss
-from numpyro_kme.mmd_estimators import Estimator
 from numpyro_kme.simulations import Simulations
 from numpyro_kme.simulations.failures import OnFailure
 
@@ -69,15 +70,15 @@ class RejectionABC(WeightedEngine):
             on_failure=on_failure,
             progress_bar=progress_bar,
         )
-        abc_weights.check_acceptance(quantile, threshold)
+        weighting.check_acceptance(quantile, threshold)
         if discrepancy is not None:
-            abc_weights.check_discrepancy(discrepancy)
+            weighting.check_discrepancy(discrepancy)
         self.length_scale = checked_rule(discrepancy, length_scale, "discrepancy", object, "a discrepancy")
         self.discrepancy, self.quantile, self.threshold = discrepancy, quantile, threshold
 
     def _fit(self, rng_key, bank: Bank) -> None:
         self._by_numbers = self.discrepancy is None and self.length_scale is None
-        _checks.require(
+        checks.require(
             not (self._by_numbers and bank.data_sets) or bank.x.shape[2] == 1,
             f"The simulator gives data sets of shape {bank.x.shape[1:]}, whose rows have no order: give a `discrepancy`, such as "
             "the MMD estimator Quadratic(kernel).",

@@ -5,6 +5,17 @@ from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.empirical import EmpiricalMeasure
 from numpyro_kme.kernels.energy import DistanceInduced, Energy
 from numpyro_kme.kernels.heuristics import median_heuristic, median_heuristic_per_dimension
+from numpyro_kme.kernels.length_scales import (
+    BayesianKernelLearning,
+    CrossValidation,
+    LearntLengthScale,
+    LengthScaleRule,
+    MedianHeuristic,
+    learn_length_scale,
+    shrunk_embedding,
+    spread_out,
+)
+from numpyro_kme.kernels.low_rank import LowRank, LowRankRidge
 from numpyro_kme.kernels.paths import GaussianProcessPath
 from numpyro_kme.kernels.polynomial import Linear, Polynomial
 from numpyro_kme.kernels.rotations import RotationGaussian, RotationTrace, nearest_rotation
@@ -20,6 +31,8 @@ from numpyro_kme.kernels.stationary import (
 from numpyro_kme.kernels.user import FromCallable
 
 __all__ = [
+    "BayesianKernelLearning",
+    "CrossValidation",
     "DistanceInduced",
     "EmpiricalMeasure",
     "Energy",
@@ -29,10 +42,15 @@ __all__ = [
     "InverseMultiquadric",
     "Kernel",
     "Laplace",
+    "LearntLengthScale",
+    "LengthScaleRule",
     "Linear",
+    "LowRank",
+    "LowRankRidge",
     "Matern12",
     "Matern32",
     "Matern52",
+    "MedianHeuristic",
     "Mixture",
     "Polynomial",
     "Product",
@@ -41,7 +59,10 @@ __all__ = [
     "RotationTrace",
     "Scaled",
     "Sum",
+    "learn_length_scale",
     "median_heuristic",
     "median_heuristic_per_dimension",
     "nearest_rotation",
+    "shrunk_embedding",
+    "spread_out",
 ]

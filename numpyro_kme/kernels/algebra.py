@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from numpyro_kme import _checks
+from numpyro_kme._core import checks
 from numpyro_kme.kernels.base import Kernel, check_fields, register, scaled, squared_distances
 from numpyro_kme.kernels.stationary import Gaussian
 
 
 def _require_members(name: str, kernels: tuple[Kernel, ...]) -> None:
-    _checks.require(
+    checks.require(
         isinstance(kernels, tuple) and len(kernels) > 0 and all(isinstance(k, Kernel) for k in kernels),
         f"`kernels` of {name} must be a tuple of at least one kernel; got {kernels!r}.",
         TypeError,
@@ -111,7 +111,7 @@ class Scaled(Kernel):
     scale: ArrayLike
 
     def __post_init__(self):
-        check_fields(self, _checks.positive, "scale")
+        check_fields(self, checks.positive, "scale")
 
     def pair(self, a, b):
         """Scaled value."""
@@ -155,16 +155,16 @@ class Mixture(Kernel):
     weights: ArrayLike | None = None
 
     def __post_init__(self):
-        check_fields(self, _checks.positive, "length_scales")
+        check_fields(self, checks.positive, "length_scales")
         shape = jnp.shape(self.length_scales)
-        _checks.require(
+        checks.require(
             len(shape) == 1 and shape[0] > 0,
             f"`length_scales` must have shape (count,); got shape {shape}. Add Gaussian kernels for length "
             "scales per dimension.",
         )
         if self.weights is not None:
-            check_fields(self, _checks.positive, "weights")
-            _checks.require(
+            check_fields(self, checks.positive, "weights")
+            checks.require(
                 jnp.shape(self.weights) == shape,
                 f"`weights` must have shape {shape}, one per length scale; got {jnp.shape(self.weights)}.",
             )

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme import _checks
+from numpyro_kme._core import checks
 
 Points = Any
 """A pytree whose leaves share their leading axis: `(n, dim)` vectors, `(n, size, dim)` data sets, ..."""
@@ -137,7 +137,7 @@ def check_fields(kernel: Kernel, check: Callable[[str, Any], None], *names: str)
     for name in names:
         value = getattr(kernel, name)
         if isinstance(value, list | tuple):
-            value = np.asarray(value) if _checks.is_concrete(value) else jnp.asarray(value)
+            value = np.asarray(value) if checks.is_concrete(value) else jnp.asarray(value)
             object.__setattr__(kernel, name, value)
         check(name, value)
 
@@ -145,7 +145,7 @@ def check_fields(kernel: Kernel, check: Callable[[str, Any], None], *names: str)
 def num_points(points: Points) -> int:
     """Number of points in a pytree whose leaves share their leading axis."""
     lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(points)}
-    _checks.require(
+    checks.require(
         len(lengths) == 1 and () not in lengths,
         f"Points must be arrays that share their leading axis; got shapes {jax.tree.map(np.shape, points)}.",
     )
@@ -159,14 +159,14 @@ def pairwise(function, x: Points, y: Points) -> jax.Array:
 
 def scaled(x: jax.Array, y: jax.Array | None, length_scale: ArrayLike) -> tuple[jax.Array, jax.Array]:
     """Points in units of the length scale, a scalar or `(dim,)`; `y` is `x` when left out."""
-    _checks.matrix("x", x)
-    _checks.sound("x", x)
+    checks.matrix("x", x)
+    checks.sound("x", x)
     dim = jnp.shape(x)[1]
     if y is not None:
-        _checks.matrix("y", y, columns=dim)
-        _checks.sound("y", y)
+        checks.matrix("y", y, columns=dim)
+        checks.sound("y", y)
     shape = jnp.shape(length_scale)
-    _checks.require(
+    checks.require(
         shape in ((), (1,), (dim,)),
         f"`length_scale` must be a scalar or have shape ({dim},), one per column of the points; got {shape}.",
     )
@@ -178,7 +178,7 @@ def scaled(x: jax.Array, y: jax.Array | None, length_scale: ArrayLike) -> tuple[
 def scaled_difference(a: jax.Array, b: jax.Array, length_scale: ArrayLike) -> jax.Array:
     """Difference of two points in units of the length scale, a scalar or `(dim,)`."""
     shape = jnp.shape(length_scale)
-    _checks.require(
+    checks.require(
         shape in ((), (1,), jnp.shape(a)),
         f"`length_scale` must be a scalar or have the shape of a point, {jnp.shape(a)}; got {shape}.",
     )

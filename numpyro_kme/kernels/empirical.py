@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme import _checks
+from numpyro_kme._core import checks
 from numpyro_kme.kernels import blocks
 from numpyro_kme.kernels.base import Kernel, Points, check_fields, num_points, register
 
@@ -32,8 +32,8 @@ class EmpiricalMeasure(Kernel):
     length_scale: ArrayLike
 
     def __post_init__(self):
-        check_fields(self, _checks.positive, "length_scale")
-        _checks.require(
+        check_fields(self, checks.positive, "length_scale")
+        checks.require(
             jnp.ndim(self.length_scale) == 0,
             f"`length_scale` of EmpiricalMeasure must be a scalar; got {jnp.shape(self.length_scale)}.",
         )
@@ -76,18 +76,18 @@ class EmpiricalMeasure(Kernel):
 def _measures(name, bank):
     rows, weights = bank if isinstance(bank, tuple) else (bank, None)
     rows = jnp.asarray(rows, jnp.result_type(rows, float))
-    _checks.require(
+    checks.require(
         rows.ndim == 3 and rows.shape[1] > 0,
         f"`{name}` must be a bank of data sets with shape (count, size, dim); got {rows.shape}. Rows of "
         "scalars need a last axis of length 1.",
     )
     if weights is None:
         return rows, jnp.full(rows.shape[:2], 1.0 / rows.shape[1], rows.dtype)
-    _checks.require(
+    checks.require(
         jnp.shape(weights) == rows.shape[:2],
         f"Weights of `{name}` must have shape {rows.shape[:2]}, one per row; got {jnp.shape(weights)}.",
     )
-    _checks.sums_to_one(f"weights of {name}", weights)
+    checks.sums_to_one(f"weights of {name}", weights)
     return rows, jnp.asarray(weights)
 
 

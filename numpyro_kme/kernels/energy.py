@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from numpyro_kme import _checks
+from numpyro_kme._core import checks
 from numpyro_kme.kernels.base import (
     Kernel,
     Signed,
@@ -32,7 +32,7 @@ class Energy(Signed):
     length_scale: ArrayLike = 1.0
 
     def __post_init__(self):
-        check_fields(self, _checks.positive, "length_scale")
+        check_fields(self, checks.positive, "length_scale")
 
     def pair(self, a, b):
         """Negative scaled distance between two vectors `(dim,)`."""
@@ -61,8 +61,8 @@ class DistanceInduced(Kernel):
     length_scale: ArrayLike = 1.0
 
     def __post_init__(self):
-        check_fields(self, _checks.positive, "length_scale")
-        check_fields(self, _checks.finite, "origin")
+        check_fields(self, checks.positive, "length_scale")
+        check_fields(self, checks.finite, "origin")
 
     def pair(self, a, b):
         """Kernel value for two vectors `(dim,)`."""

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 from scipy.spatial.distance import pdist
 
-from numpyro_kme import _checks
+from numpyro_kme._core import checks
 
 Array = jax.Array | np.ndarray
 MAX_POINTS = 2048
@@ -52,17 +52,17 @@ def median_heuristic_per_dimension(x: Array, *, max_points: int | None = MAX_POI
 
 
 def _subset(name, x, max_points):
-    _checks.require(
-        _checks.is_concrete(x),
+    checks.require(
+        checks.is_concrete(x),
         f"`{name}` is traced: the median heuristic runs on the host; call it outside `jax.jit`.",
         TypeError,
     )
-    _checks.matrix(name, x, min_rows=2)
-    _checks.sound(name, x)
+    checks.matrix(name, x, min_rows=2)
+    checks.sound(name, x)
     x = np.asarray(x, dtype=np.float64)
     if max_points is None or len(x) <= max_points:
         return x
-    _checks.require(max_points >= 2, f"`max_points` must be at least 2; got {max_points}.")
+    checks.require(max_points >= 2, f"`max_points` must be at least 2; got {max_points}.")
     return x[np.random.default_rng(0).choice(len(x), max_points, replace=False)]
 
 
@@ -70,7 +70,7 @@ def _median_distance(name, x, ties):
     squares = pdist(x, "sqeuclidean")
     squares = squares if ties else squares[squares > 0.0]
     median = np.sqrt(np.median(squares)) if len(squares) else 0.0
-    _checks.require(
+    checks.require(
         bool(median > 0),
         f"The median distance between the points of `{name}` is 0: {'at least half' if ties else 'all'} of the pairs coincide. "
         "Pass a length scale by hand, or remove repeated points first.",

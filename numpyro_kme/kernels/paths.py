@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jax.typing import ArrayLike
 
-from numpyro_kme import _checks
+from numpyro_kme._core import checks
 from numpyro_kme.kernels.base import Kernel, check_fields, pairwise, register, squared_distances
 
 
@@ -39,7 +39,7 @@ class GaussianProcessPath(Kernel):
     noise: ArrayLike
 
     def __post_init__(self):
-        check_fields(self, _checks.positive, "noise")
+        check_fields(self, checks.positive, "noise")
 
     def points(self, x):
         """Read arrays `(n, size, dim + 1)` as paths: rows of places with the value in the last column.
@@ -47,7 +47,7 @@ class GaussianProcessPath(Kernel):
         Places that all `n` arrays share are kept once.
         """
         places, values = x[..., :-1], x[..., -1]
-        shared = _checks.is_concrete(x) and bool((places == places[:1]).all())
+        shared = checks.is_concrete(x) and bool((places == places[:1]).all())
         return (places[0] if shared else places), values
 
     def point(self, y):
@@ -81,8 +81,8 @@ class GaussianProcessPath(Kernel):
         return jnp.zeros(())
 
     def _checked(self, result):
-        if _checks.is_concrete(result):
-            _checks.require(
+        if checks.is_concrete(result):
+            checks.require(
                 bool(jnp.all(jnp.isfinite(result))),
                 f"A covariance of GaussianProcessPath with noise {self.noise} is not positive definite to "
                 "working precision, or a path is not finite. Raise `noise`, or remove repeated places.",
@@ -106,13 +106,13 @@ def _log_density(kernel, t, y, s, x):
 
 
 def _bank(name, bank):
-    _checks.require(
+    checks.require(
         isinstance(bank, tuple) and len(bank) == 2,
         f"`{name}` must be a tuple (places, values); got {type(bank).__name__}.",
         TypeError,
     )
     places, values = map(jnp.asarray, bank)
-    _checks.require(
+    checks.require(
         values.ndim == 2 and places.ndim in (2, 3) and places.shape[-2] == values.shape[1],
         f"`{name}` must hold places (count, size, dim), or (size, dim) shared by all, and values (count, "
         f"size); got shapes {places.shape} and {values.shape}. Times need a last axis: times[:, None].",

@@ -5,7 +5,7 @@ from dataclasses import field
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from numpyro_kme import _checks
+from numpyro_kme._core import checks
 from numpyro_kme.kernels.base import Signed, check_fields, products, register, scaled
 
 
@@ -20,7 +20,7 @@ class Linear(Signed):
     length_scale: ArrayLike = 1.0
 
     def __post_init__(self):
-        check_fields(self, _checks.positive, "length_scale")
+        check_fields(self, checks.positive, "length_scale")
 
     def pair(self, a, b):
         """Inner product of two scaled vectors `(dim,)`."""
@@ -48,12 +48,12 @@ class Polynomial(Signed):
     offset: ArrayLike = 1.0
 
     def __post_init__(self):
-        _checks.require(
+        checks.require(
             isinstance(self.degree, int) and self.degree >= 1,
             f"`degree` must be a positive integer; got {self.degree!r}.",
         )
-        check_fields(self, _checks.positive, "length_scale")
-        check_fields(self, _checks.non_negative, "offset")
+        check_fields(self, checks.positive, "length_scale")
+        check_fields(self, checks.non_negative, "offset")
 
     def pair(self, a, b):
         """Power of the inner product of two scaled vectors `(dim,)`."""

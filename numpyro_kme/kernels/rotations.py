@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme import _checks
+from numpyro_kme._core import checks
 from numpyro_kme.kernels.base import Kernel, Signed, check_fields, products, register, squared_distances
 
 
@@ -45,7 +45,7 @@ class RotationGaussian(Kernel):
     length_scale: ArrayLike
 
     def __post_init__(self):
-        check_fields(self, _checks.positive, "length_scale")
+        check_fields(self, checks.positive, "length_scale")
 
     def points(self, x):
         """Read arrays `(n, *event)` as they are."""
@@ -76,10 +76,10 @@ def nearest_rotation(matrix: ArrayLike) -> np.ndarray:
     References: Kabsch (1976), Acta Crystallographica A 32.
     """
     shape = np.shape(matrix)
-    _checks.require(
+    checks.require(
         len(shape) >= 2 and shape[-1] == shape[-2] >= 1, f"`matrix` must have shape (..., size, size); got {shape}."
     )
-    _checks.sound("matrix", matrix)
+    checks.sound("matrix", matrix)
     left, _, right = np.linalg.svd(np.asarray(matrix, np.float64))
     turned = np.sign(np.linalg.det(left @ right))
     left[..., -1] *= turned[..., None]
@@ -88,7 +88,7 @@ def nearest_rotation(matrix: ArrayLike) -> np.ndarray:
 
 def _flat(name, rotations):
     shape = jnp.shape(rotations)
-    _checks.require(
+    checks.require(
         len(shape) == 3 and shape[1] == shape[2],
         f"`{name}` must hold rotation matrices with shape (count, size, size); got {shape}.",
     )

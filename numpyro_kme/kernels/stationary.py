@@ -6,7 +6,7 @@ import numpy as np
 from jax.scipy.special import gammaln
 from jax.typing import ArrayLike
 
-from numpyro_kme import _checks
+from numpyro_kme._core import checks
 from numpyro_kme.kernels.base import (
     Kernel,
     check_fields,
@@ -28,7 +28,7 @@ class Stationary(Kernel):
     length_scale: ArrayLike
 
     def __post_init__(self):
-        check_fields(self, _checks.positive, "length_scale")
+        check_fields(self, checks.positive, "length_scale")
 
     def log_profile(self, s: jax.Array) -> jax.Array:
         """Logarithm of the kernel as a function of the squared scaled distance."""
@@ -167,7 +167,7 @@ class RationalQuadratic(Stationary):
 
     def __post_init__(self):
         super().__post_init__()
-        check_fields(self, _checks.positive, "alpha")
+        check_fields(self, checks.positive, "alpha")
 
     def log_profile(self, s):
         """`g(s) = -alpha log(1 + s / (2 alpha))`."""
@@ -179,8 +179,8 @@ class RationalQuadratic(Stationary):
         Finite for `alpha > dim/2`. A traced `alpha` that is too small gives infinity, the value of the
         integral.
         """
-        if _checks.is_concrete(self.alpha):
-            _checks.require(
+        if checks.is_concrete(self.alpha):
+            checks.require(
                 bool(np.all(np.asarray(self.alpha) > dim / 2)),
                 f"RationalQuadratic is a density over {dim} dimensions only for `alpha` above {dim / 2}; "
                 f"got {self.alpha}. Raise `alpha`.",

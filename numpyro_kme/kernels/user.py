@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme import _checks, _linalg
+from numpyro_kme._core import checks, solves
 from numpyro_kme.kernels.base import Kernel, num_points, pairwise, register
 
 
@@ -38,7 +38,7 @@ class FromCallable(Kernel):
     host: bool = field(default=False, metadata=dict(static=True))
 
     def __post_init__(self):
-        _checks.require(callable(self.fn), f"`fn` must be callable as fn(a, b); got {self.fn!r}.", TypeError)
+        checks.require(callable(self.fn), f"`fn` must be callable as fn(a, b); got {self.fn!r}.", TypeError)
 
     def points(self, x):
         """Read arrays `(n, *event)` as they are."""
@@ -49,7 +49,7 @@ class FromCallable(Kernel):
         if self.host:
             return _on_host(self._call, (), a, b)
         value = jnp.asarray(self._call(a, b))
-        _checks.require(value.shape == (), f"`fn` must return a scalar for one pair; got shape {value.shape}.")
+        checks.require(value.shape == (), f"`fn` must return a scalar for one pair; got shape {value.shape}.")
         return value
 
     def _call(self, a, b):
@@ -76,8 +76,8 @@ class FromCallable(Kernel):
     def log_gram(self, x, y=None):
         """Matrix of logarithms of the callable's values."""
         result = jnp.log(self.gram(x, y))
-        if _checks.is_concrete(result):
-            _checks.require(
+        if checks.is_concrete(result):
+            checks.require(
                 not bool(jnp.any(jnp.isnan(result))),
                 "`fn` is negative or NaN for some pair of points, so it has no logarithm and cannot be an "
                 "epsilon-kernel; return positive values.",
@@ -92,9 +92,9 @@ def _on_host(function, shape, *points):
     def call(*points):
         return np.asarray(function(*points), dtype)
 
-    if _checks.is_concrete(points):
+    if checks.is_concrete(points):
         return jnp.asarray(call(*jax.tree.map(np.asarray, points)))
-    return _linalg.call_back(call, shape, dtype, *points, vmap_method="sequential")
+    return solves.call_back(call, shape, dtype, *points, vmap_method="sequential")
 
 
 def _pick(points, i):

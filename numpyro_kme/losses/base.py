@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme import _checks
-from numpyro_kme._host import on_host
+from numpyro_kme._core import checks
+from numpyro_kme._core.host import on_host
 from numpyro_kme.losses.generator import Generator, Nodes
 
 
@@ -145,16 +145,16 @@ def num_points(data: Any) -> int:
 def check_points(data: Any, generator: Generator) -> None:
     """Require at least two finite data points whose shape is that of the simulator's output."""
     leaves = jax.tree.leaves(data)
-    _checks.require(
+    checks.require(
         bool(leaves) and all(leaf.ndim >= 1 and leaf.shape[0] >= 2 for leaf in leaves),
         f"`data` must hold at least two points along its first axis; got shapes {[leaf.shape for leaf in leaves]}.",
     )
     for leaf in leaves:
-        _checks.finite("data", leaf)
+        checks.finite("data", leaf)
     drawn = _two_draws(generator)
     have = [leaf.shape[1:] for leaf in leaves]
     want = [leaf.shape[1:] for leaf in jax.tree.leaves(drawn)]
-    _checks.require(
+    checks.require(
         have == want,
         f"one data point has shape {have} and one simulated point {want}; they must agree. Change the "
         "simulator's output, or the axis of the data that the plate runs over.",

@@ -10,10 +10,10 @@ import jax
 import numpy as np
 from scipy.linalg import eigh
 
-from numpyro_kme._host import on_host
+from numpyro_kme._core.host import on_host
 from numpyro_kme.kernels import Kernel
+from numpyro_kme.kernels.low_rank import LowRank
 from numpyro_kme.losses.direct_mmd import vectors
-from numpyro_kme.low_rank import LowRank
 
 CELLS, LEADING = 2048, 256
 """Points of the line at which features are tabulated; how many features there are."""

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import ndtr, ndtri
 
-from numpyro_kme._host import on_host
+from numpyro_kme._core.host import on_host
 
 BLOCK = 16
 """Replicates that share one draw of the noise: replicate `b` uses draw `1 + b // BLOCK`, the full data

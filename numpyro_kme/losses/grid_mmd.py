@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme._host import on_host
+from numpyro_kme._core.host import on_host
 from numpyro_kme.kernels import Kernel
 from numpyro_kme.kernels.stationary import Stationary
 from numpyro_kme.losses import mass

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme import _checks
+from numpyro_kme._core import checks
 from numpyro_kme.losses.base import Loss, Objective, join, num_points
 from numpyro_kme.losses.generator import Generator
 
@@ -23,13 +23,13 @@ class NegativeLogLikelihood(Loss):
 
     def objective(self, data: Any, generator: Generator, extra: Any = None) -> Objective:
         """Bind to data `(n, ...)`; raises if the model has no density."""
-        _checks.require(
+        checks.require(
             generator.log_density is not None,
             "NegativeLogLikelihood needs a model with a density; this one only draws. Use MMD or Wasserstein.",
         )
-        _checks.require(num_points(data) >= 2, f"`data` must hold at least two points; got {num_points(data)}.")
+        checks.require(num_points(data) >= 2, f"`data` must hold at least two points; got {num_points(data)}.")
         for leaf in jax.tree.leaves(data):
-            _checks.finite("data", leaf)
+            checks.finite("data", leaf)
         return LikelihoodObjective(generator, jax.tree.map(np.asarray, data))
 
 

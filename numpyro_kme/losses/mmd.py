@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme import _checks
-from numpyro_kme._host import on_host
+from numpyro_kme._core import checks
+from numpyro_kme._core.host import on_host
 from numpyro_kme.kernels import Gaussian, Kernel
 from numpyro_kme.kernels.base import register
-from numpyro_kme.length_scales import LengthScaleRule, MedianHeuristic
+from numpyro_kme.kernels.length_scales import LengthScaleRule, MedianHeuristic
 from numpyro_kme.losses.base import Loss, Objective, check_points
 from numpyro_kme.losses.direct_mmd import DirectMMD, vectors
 from numpyro_kme.losses.generator import Generator
@@ -80,10 +80,10 @@ class MMD(Loss):
 
     def _rule(self, generator: Generator) -> LengthScaleRule:
         rule = self.length_scale
-        _checks.instance("length_scale", rule, LengthScaleRule | None, "a rule such as BayesianKernelLearning(key)")
+        checks.instance("length_scale", rule, LengthScaleRule | None, "a rule such as BayesianKernelLearning(key)")
         given = self.kernel is not None and (generator.covariates is None or self.covariate_kernel is not None)
-        _checks.require(rule is None or not given, "Give `kernel` or `length_scale`, not both.")
-        _checks.require(
+        checks.require(rule is None or not given, "Give `kernel` or `length_scale`, not both.")
+        checks.require(
             rule is None or not rule.needs_targets,
             f"`length_scale` {type(rule).__name__} asks what predicts the parameters best, and a loss sees data of one unknown "
             "parameter. Use BayesianKernelLearning(key) or MedianHeuristic(), or give `kernel`.",
@@ -123,7 +123,7 @@ class OnPairs(Kernel):
 
 def gaussian_by(rule: LengthScaleRule, data: Any) -> Gaussian:
     """Gaussian kernel with the length scale that a rule gives for the data points."""
-    _checks.require(
+    checks.require(
         isinstance(data, np.ndarray) and data.ndim <= 2,
         "`kernel` must be given for data that are not vectors of shape (n,) or (n, dim); there is no distance between them.",
     )
@@ -144,7 +144,7 @@ def _require_bounded(kernel: Kernel, points: Any) -> None:
         np.asarray(kernel.diagonal(jax.tree.map(lambda leaf: jnp.asarray(leaf[:1]), points))),
         np.asarray(kernel.diagonal(far)),
     )
-    _checks.require(
+    checks.require(
         bool(np.isfinite(distant).all()) and float(distant[0]) <= 10.0 * max(float(near[0]), 1e-300),
         f"`kernel` must be bounded for a robust loss; {type(kernel).__name__} has k(x, x) = "
         f"{float(near[0]):.3g} at a data point and "

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme._host import on_host
+from numpyro_kme._core.host import on_host
 from numpyro_kme.losses.generator import REACH, Generator, Nodes, NormalNoise
 
 FINE = 4097

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme import _checks, _linalg
+from numpyro_kme._core import checks, solves
 from numpyro_kme.losses.base import Loss
 from numpyro_kme.losses.direct_mmd import vectors
 
@@ -35,7 +35,7 @@ class Wasserstein(Loss):
     max_iterations: int = 1_000_000
 
     def __post_init__(self):
-        _checks.require(self.p >= 1.0, f"`p` must be at least 1; got {self.p}.")
+        checks.require(self.p >= 1.0, f"`p` must be at least 1; got {self.p}.")
 
     def objective(self, data: Any, generator: Any, extra: Any = None):
         """Bind to data; vectors need POT."""
@@ -76,7 +76,7 @@ class Wasserstein(Loss):
             return ot.lp.emd(w / w.sum(), v / v.sum(), np.asarray(cost, np.float64), numItermax=self.max_iterations)
 
         given = map(jax.lax.stop_gradient, (w, v, cost))
-        return _linalg.call_back(solve, cost.shape, cost.dtype, *given, vmap_method="sequential")
+        return solves.call_back(solve, cost.shape, cost.dtype, *given, vmap_method="sequential")
 
 
 def _import_pot():

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_kme import _checks
+from numpyro_kme._core import checks
 
 COLOURS = ("#0b6e4f", "#b5493a", "#2a6fbb", "#8a6fae")
 FILL, FAINT, DARK = 0.25, "0.75", "0.25"
@@ -27,7 +27,7 @@ def pyplot() -> Any:
 
 def panels(count: int, **settings: Any) -> tuple[Any, list]:
     """A figure of `count` panels, at most four in a row, and their axes."""
-    _checks.require(count >= 1, "There is nothing to draw: no number was named, or none varies.")
+    checks.require(count >= 1, "There is nothing to draw: no number was named, or none varies.")
     across = min(count, MOST_ACROSS)
     down = ceil(count / across)
     size = (max(WIDTH * across, 1.4 * WIDTH), HEIGHT * down + 0.4)
@@ -54,5 +54,5 @@ def numbers(arrays: Mapping[str, Any], names: Sequence[str] | None = None) -> di
             if names is None or name in names or label in names:
                 found[label] = value[(slice(None), *index)]
     unknown = [name for name in names or () if not any(name in (label, label.split("[")[0]) for label in found)]
-    _checks.require(not unknown, f"`names` must be among {list(arrays)}; got {unknown}.")
+    checks.require(not unknown, f"`names` must be among {list(arrays)}; got {unknown}.")
     return found

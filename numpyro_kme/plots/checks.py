@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from numpyro_kme import _checks
+from numpyro_kme._core import checks
 from numpyro_kme.diagnostics.calibration import Calibration
 from numpyro_kme.plots._panels import COLOURS, DARK, FAINT, FILL, numbers, panels
 
@@ -84,19 +84,19 @@ def witness(x: Any, y: Any, labels: Sequence[str] | None = None, *, length_scale
     Returns:
         A matplotlib figure.
     """
-    _checks.real("x", np.asarray(x))
-    _checks.real("y", np.asarray(y))
+    checks.real("x", np.asarray(x))
+    checks.real("y", np.asarray(y))
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     y = y[None] if y.ndim == x.ndim - 1 else y
-    _checks.require(
+    checks.require(
         x.ndim >= 1 and x.shape[1:] == y.shape[1:] and len(x) > 1 and len(y) > 0,
         f"`x` and `y` must hold points of one shape, several in `x`; got shapes {x.shape} and {y.shape}.",
     )
     columns, others = numbers({"x": x}), numbers({"x": y})
     names = list(columns) if labels is None else list(labels)
-    _checks.require(len(names) == len(columns), f"`labels` must name {len(columns)} statistics; got {len(names)}.")
+    checks.require(len(names) == len(columns), f"`labels` must name {len(columns)} statistics; got {len(names)}.")
     if length_scale is not None:
-        _checks.positive("length_scale", length_scale)
+        checks.positive("length_scale", length_scale)
     figure, axes = panels(len(columns))
     scales = [None] * len(columns) if length_scale is None else np.broadcast_to(length_scale, len(columns))
     for axis, name, scale, simulated, observed in zip(

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_kme import _checks
+from numpyro_kme._core import checks
 from numpyro_kme.plots._panels import COLOURS, DARK, FAINT, HEIGHT, WIDTH, numbers, pyplot
 
 GRID = 60
@@ -28,7 +28,7 @@ def relevance(engine: Any, labels: Sequence[str] | None = None) -> Any:
         label: float(value[0])
         for label, value in numbers({site: value[None] for site, value in engine.relevance().items()}).items()
     }
-    _checks.require(
+    checks.require(
         labels is None or len(labels) == len(found),
         f"`labels` must name {len(found)} statistics; got {len(labels or ())}.",
     )
@@ -60,7 +60,7 @@ def surrogate(engine: Any, names: Sequence[str] | None = None, *, simulations: b
     columns = numbers(latents, names)
     if names is None:
         columns = dict(list(columns.items())[:2])
-    _checks.require(1 <= len(columns) <= 2, f"`names` must be of one or two numbers; got {list(columns)}.")
+    checks.require(1 <= len(columns) <= 2, f"`names` must be of one or two numbers; got {list(columns)}.")
     made = numbers({name: engine.simulations.latents[name] for name in latents if name in engine.simulations.latents})
     grids = [_around(draws) for draws in columns.values()]
     points = np.stack([part.ravel() for part in np.meshgrid(*grids, indexing="ij")], axis=1)
@@ -138,7 +138,5 @@ def _log_likelihood(engine, tables) -> np.ndarray:
     with np.errstate(invalid="ignore"):
         log_q = log_posterior - log_prior
     log_q = np.where(np.isfinite(log_q), log_q, np.nan)
-    _checks.require(
-        bool(np.isfinite(log_q).any()), "The surrogate is positive nowhere on the grid of these parameters."
-    )
+    checks.require(bool(np.isfinite(log_q).any()), "The surrogate is positive nowhere on the grid of these parameters.")
     return log_q - np.nanmax(log_q)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_kme import _arviz, _checks
+from numpyro_kme._core import arviz, checks
 from numpyro_kme.plots._panels import COLOURS, DARK, FILL, numbers, panels, pyplot
 
 BINS = 40
@@ -26,7 +26,7 @@ def marginals(
     Returns:
         A matplotlib figure.
     """
-    _checks.require(0.0 < prob < 1.0, f"`prob` must be between 0 and 1; got {prob}.")
+    checks.require(0.0 < prob < 1.0, f"`prob` must be between 0 and 1; got {prob}.")
     columns = {label: numbers(draws, names) for label, draws in _labelled(engines).items()}
     known = numbers({name: np.asarray(value)[None] for name, value in (truth or {}).items()})
     first = next(iter(columns.values()))
@@ -64,7 +64,7 @@ def pair(engine: Any, names: Sequence[str] | None = None) -> Any:
     idata = engine.to_inference_data()
     if names is None and hasattr(engine, "problem"):
         names = list(engine.problem.latents)
-    return _arviz.pair_figure(idata, names)
+    return arviz.pair_figure(idata, names)
 
 
 def _labelled(engines: Any) -> dict[str, Mapping[str, np.ndarray]]:
@@ -79,7 +79,7 @@ def _draws(engine: Any) -> Mapping[str, np.ndarray]:
     """The latents' draws of an engine, or draws as they are."""
     if isinstance(engine, Mapping):
         return engine
-    _checks.require(
+    checks.require(
         hasattr(engine, "get_samples"),
         f"`engines` must be engines that have been run, or draws {{site: (n, *shape)}}; got {engine!r}.",
         TypeError,

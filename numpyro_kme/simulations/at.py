@@ -5,8 +5,8 @@ from concurrent.futures import Executor
 import jax
 from tqdm.auto import tqdm
 
-from numpyro_kme import _blocks, _checks, _compat
-from numpyro_kme.problem import Arrays, Problem
+from numpyro_kme._core import batches, checks, compat
+from numpyro_kme.models.problem import Arrays, Problem
 from numpyro_kme.simulations import running
 from numpyro_kme.simulations.bank import Simulations
 from numpyro_kme.simulations.failures import OnFailure, check_policy, retries, stops
@@ -36,13 +36,13 @@ def simulate_at(
     Raises:
         SimulationError: If a simulation fails, with its number and latents, or if all of them failed.
     """
-    _checks.key(rng_key)
+    checks.key(rng_key)
     check_policy(on_failure)
     check_execution(problem, timeout, executor)
     draws = problem.evaluate(latents)
     x, errors = {}, {}
     total = len(next(iter(draws.latents.values()))) * len(problem.simulators)
-    quiet = not (progress_bar and _compat.progress_bars_allowed())
+    quiet = not (progress_bar and compat.progress_bars_allowed())
     with tqdm(total=total, desc="simulating", disable=quiet) as bar:
         for name, site in problem.simulators.items():
             run = running.Run(
@@ -50,7 +50,7 @@ def simulate_at(
                 name,
                 site.simulator,
                 draws.arguments[name],
-                block_size=_blocks.BLOCK,
+                block_size=batches.BLOCK,
                 timeout=timeout,
                 executor=executor,
             )

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_kme import _arviz, _checks
-from numpyro_kme.problem import Arrays, Problem
+from numpyro_kme._core import arviz, checks
+from numpyro_kme.models.problem import Arrays, Problem
 
 
 @dataclass(frozen=True)
@@ -85,15 +85,15 @@ class Simulations:
             ValueError: If the rows do not agree in number or hold values that are not finite.
         """
         arguments, x = np.asarray(arguments), np.asarray(x)
-        _checks.real("arguments", arguments)
-        _checks.real("x", x)
-        _checks.matrix("arguments", arguments)
-        _checks.require(
+        checks.real("arguments", arguments)
+        checks.real("x", x)
+        checks.matrix("arguments", arguments)
+        checks.require(
             x.shape[:1] == arguments.shape[:1],
             f"`arguments` and `x` must have one row for each simulation; got shapes {arguments.shape} and {x.shape}.",
         )
-        _checks.finite("arguments", arguments)
-        _checks.finite("x", x)
+        checks.finite("arguments", arguments)
+        checks.finite("x", x)
         return cls({site: arguments}, {site: x})
 
     @classmethod
@@ -110,15 +110,15 @@ class Simulations:
         x = x if isinstance(x, Mapping) else {problem.site(): x}
         x = {problem.site(name): np.asarray(value) for name, value in x.items()}
         missing = sorted(set(problem.simulators) - set(x))
-        _checks.require(not missing, f"`x` has no simulations of the sites {missing}.")
+        checks.require(not missing, f"`x` has no simulations of the sites {missing}.")
         draws = problem.evaluate(latents)
         for name, value in x.items():
             shape = (len(draws.arguments[name]), *problem.simulators[name].simulator.shape())
-            _checks.require(
+            checks.require(
                 value.shape == shape,
                 f"The simulations of site {name!r} must have shape {shape}; got {value.shape}.",
             )
-            _checks.finite(name, value)
+            checks.finite(name, value)
         return cls(draws.arguments, x, draws.latents, draws.deterministics)
 
     @classmethod
@@ -132,7 +132,7 @@ class Simulations:
         Raises:
             ValueError: If a group or variable is missing, or shapes do not fit the model.
         """
-        groups = _arviz.read_groups(source, ("prior", "prior_predictive"))
+        groups = arviz.read_groups(source, ("prior", "prior_predictive"))
         latents = _variables(groups["prior"], problem.latents, "prior")
         x = _variables(groups["prior_predictive"], problem.simulators, "prior_predictive")
         sound = np.all([np.isfinite(value).reshape(len(value), -1).all(axis=1) for value in x.values()], axis=0)
@@ -147,7 +147,7 @@ class Simulations:
 
 
 def _stacked(first: Arrays, second: Arrays) -> dict[str, np.ndarray]:
-    _checks.require(
+    checks.require(
         set(first) == set(second),
         f"Only simulations of the same model can be joined: one bank has {sorted(first)}, the other {sorted(second)}.",
     )
@@ -161,6 +161,6 @@ def _spread(values) -> str:
 def _variables(group: Arrays, names, what: str) -> dict[str, np.ndarray]:
     """The named variables with chains joined, `{name: (m, *shape)}`."""
     missing = [name for name in names if name not in group]
-    _checks.require(not missing, f"The group `{what}` has no variables {missing}; it has {list(group)}.")
+    checks.require(not missing, f"The group `{what}` has no variables {missing}; it has {list(group)}.")
     arrays = {name: np.asarray(group[name]) for name in names}
     return {name: array.reshape(-1, *array.shape[2:]) for name, array in arrays.items()}

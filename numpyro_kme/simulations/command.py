@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from numpyro_kme import _checks
+from numpyro_kme._core import checks
 
 
 def write_text(path: Path, *params: np.ndarray) -> None:
@@ -48,7 +48,7 @@ class Command:
     timeout: float | None = None
 
     def __post_init__(self):
-        _checks.require(
+        checks.require(
             not isinstance(self.arguments, str) and len(self.arguments) > 0,
             f"`arguments` must be a tuple of strings, the program first; got {self.arguments!r}.",
         )

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_kme import _calls
+from numpyro_kme.models import calling
 from numpyro_kme.simulations import worker
 from numpyro_kme.simulations.failures import Failure, SimulationError
 
@@ -102,7 +102,7 @@ class _Run:
             rows = task.rows
             try:
                 outcomes = future.result()
-            except _calls.WrongOutput:
+            except calling.WrongOutput:
                 raise
             except BrokenExecutor as error:
                 broken = error

@@ -5,7 +5,7 @@ from typing import Literal
 
 import numpy as np
 
-from numpyro_kme import _checks
+from numpyro_kme._core import checks
 
 
 class SimulationError(RuntimeError):
@@ -57,8 +57,8 @@ class Retry:
     then: Literal["raise", "skip"] = "raise"
 
     def __post_init__(self):
-        _checks.require(self.times >= 1, f"`times` must be at least 1; got {self.times}.")
-        _checks.require(self.then in ("raise", "skip"), f"`then` must be 'raise' or 'skip'; got {self.then!r}.")
+        checks.require(self.times >= 1, f"`times` must be at least 1; got {self.times}.")
+        checks.require(self.then in ("raise", "skip"), f"`then` must be 'raise' or 'skip'; got {self.then!r}.")
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Penalise:
     value: float
 
     def __post_init__(self):
-        _checks.require(bool(np.isfinite(self.value)), f"`value` must be finite; got {self.value}.")
+        checks.require(bool(np.isfinite(self.value)), f"`value` must be finite; got {self.value}.")
 
 
 OnFailure = Literal["raise", "skip"] | Retry | Penalise
@@ -83,7 +83,7 @@ OnFailure = Literal["raise", "skip"] | Retry | Penalise
 
 def check_policy(on_failure: OnFailure) -> None:
     """Require a policy."""
-    _checks.require(
+    checks.require(
         isinstance(on_failure, Retry | Penalise) or on_failure in ("raise", "skip"),
         f"`on_failure` must be 'raise', 'skip', Retry(...) or Penalise(...); got {on_failure!r}.",
     )

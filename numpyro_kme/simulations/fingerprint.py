@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from numpyro_kme import _calls, _checks, _compat
+from numpyro_kme._core import checks, compat
+from numpyro_kme.models import calling
 from numpyro_kme.simulations import named
 
 _NUMBERS = (type(None), bool, int, float, complex)
@@ -109,13 +110,13 @@ class _Reader:
                 queue.append((name, value))
 
         for what, root in roots.items():
-            add(what, _calls.name(root), root)
+            add(what, calling.name(root), root)
         while queue:
             owner, value = queue.popleft()
             for what, name, child in self._node(value).children:
                 add(
                     f"{what} `{name}` of `{owner}`" if name else f"{what} of `{owner}`",
-                    _calls.name(child) if name in ("", "__wrapped__") else name,
+                    calling.name(child) if name in ("", "__wrapped__") else name,
                     child,
                 )
         return found
@@ -245,7 +246,7 @@ class _Reader:
         kind = type(value)
         installed = self._installed(kind.__module__) is not None
         tag = f"{kind.__module__}.{kind.__qualname__}" if installed else kind.__qualname__
-        fields = _compat.fields(value)
+        fields = compat.fields(value)
         try:
             reduced: Any = (
                 (_new, (kind,), fields)
@@ -287,7 +288,7 @@ def _attributes(state: Any) -> tuple[dict[str, Any], Any]:
 
 
 def _array(value: Any) -> _Node:
-    if _checks.is_key(value):
+    if checks.is_key(value):
         return _Node(f"keys {value.dtype}", (("data", "", jax.random.key_data(value)),))
     tag = f"{'jax' if isinstance(value, jax.Array) else type(value).__name__} {value.dtype} {value.shape}"
     host = np.asarray(value)

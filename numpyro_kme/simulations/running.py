@@ -14,13 +14,14 @@ import numpy as np
 from jax import random
 from tqdm.auto import tqdm
 
-from numpyro_kme import _blocks, _calls, _checks
-from numpyro_kme._programs import Program
-from numpyro_kme.problem import Arrays
+from numpyro_kme._core import batches, checks
+from numpyro_kme._core.programs import Program
+from numpyro_kme.models import calling
+from numpyro_kme.models.problem import Arrays
+from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.simulations import execution, fingerprint, worker
 from numpyro_kme.simulations.failures import Failure, SimulationError, not_finite
 from numpyro_kme.simulations.store import CHUNK, PENDING, Store
-from numpyro_kme.simulator import Simulator
 
 WRITE_SECONDS = 0.5
 """What came in during this time may be lost when the process is killed."""
@@ -152,7 +153,7 @@ class Run:
             return self._in_blocks(rows, keys, report)
         simulator = self.simulator
         job = worker.Job(simulator.fn, simulator.batch_shape, simulator.event_shape, simulator.dtype)
-        prepared = _blocks.run(partial(_prepare, simulator), (keys[rows], self.arguments[rows]), self.block_size)
+        prepared = batches.run(partial(_prepare, simulator), (keys[rows], self.arguments[rows]), self.block_size)
         place = {int(row): i for i, row in enumerate(rows)}
 
         def row(number):
@@ -171,7 +172,7 @@ class Run:
         draw = Program(partial(_draw, self.simulator))
         for block in np.unique(rows // self.block_size):
             inside = slice(block * self.block_size, (block + 1) * self.block_size)
-            x = _blocks.run(draw, (keys[inside], self.arguments[inside]), self.block_size)
+            x = batches.run(draw, (keys[inside], self.arguments[inside]), self.block_size)
             numbers = np.arange(len(keys))[inside]
             chosen = np.flatnonzero(wanted[inside])
             report([int(n) for n in numbers[chosen]], [not_finite(x[i]) or x[i] for i in chosen])
@@ -194,7 +195,7 @@ def settings(
     roots = {f"simulator of `{name}`": simulator.fn for name, simulator in simulators.items()} | {"model": model}
     found = fingerprint.fingerprint(roots)
     return {
-        "key": np.asarray(random.key_data(rng_key) if _checks.is_key(rng_key) else rng_key).tolist(),
+        "key": np.asarray(random.key_data(rng_key) if checks.is_key(rng_key) else rng_key).tolist(),
         "version": None if version is None else str(version),
         "code": found.parts,
         "packages": found.versions,
@@ -203,7 +204,7 @@ def settings(
         "float64": jnp.result_type(float) == jnp.float64,
         "simulator": {
             name: {
-                "function": _calls.name(simulator.fn),
+                "function": calling.name(simulator.fn),
                 "shape": list(simulator.shape()),
                 "dtype": str(simulator.dtype),
                 "black box": simulator.black_box,

@@ -13,8 +13,8 @@ import numpy as np
 from jax import random
 from tqdm.auto import tqdm
 
-from numpyro_kme import _blocks, _checks, _compat
-from numpyro_kme.problem import Arrays, Draws, Problem
+from numpyro_kme._core import batches, checks, compat
+from numpyro_kme.models.problem import Arrays, Draws, Problem
 from numpyro_kme.simulations import running
 from numpyro_kme.simulations.bank import Simulations
 from numpyro_kme.simulations.failures import OnFailure, Penalise, SimulationError, check_policy, retries, stops
@@ -33,7 +33,7 @@ def simulate(
     store: str | PathLike | None = None,
     version: str | int | None = None,
     progress_bar: bool = True,
-    block_size: int = _blocks.BLOCK,
+    block_size: int = batches.BLOCK,
 ) -> Simulations:
     """Draw latents from the prior and simulate at each.
 
@@ -69,19 +69,19 @@ def simulate(
     Cost: `num_simulations` calls of each simulator, times its batch size; memory for one block and the
         results.
     """
-    _checks.key(rng_key)
+    checks.key(rng_key)
     problem = problem if isinstance(problem, Problem) else Problem.read(problem)
-    _checks.whole("num_simulations", num_simulations, 1)
-    _checks.whole("block_size", block_size, 1)
+    checks.whole("num_simulations", num_simulations, 1)
+    checks.whole("block_size", block_size, 1)
     check_policy(on_failure)
     check_execution(problem, timeout, executor)
-    _checks.require(
+    checks.require(
         version is None or isinstance(version, str | int),
         f"`version` must be a string or a whole number; got {version!r}.",
         TypeError,
     )
     draws = problem.draw(random.fold_in(rng_key, 0), num_simulations)
-    quiet = not (progress_bar and _compat.progress_bars_allowed())
+    quiet = not (progress_bar and compat.progress_bars_allowed())
     x: dict[str, np.ndarray] = {}
     errors: dict[str, np.ndarray] = {}
     simulators = {name: site.simulator for name, site in problem.simulators.items()}
@@ -109,13 +109,13 @@ def simulate(
 def check_execution(problem: Problem, timeout, executor) -> None:
     """Executors and time limits are for black boxes."""
     black_boxes = [name for name, site in problem.simulators.items() if site.simulator.black_box]
-    _checks.require(timeout is None or timeout > 0, f"`timeout` must be a positive number of seconds; got {timeout}.")
-    _checks.require(
+    checks.require(timeout is None or timeout > 0, f"`timeout` must be a positive number of seconds; got {timeout}.")
+    checks.require(
         bool(black_boxes) or (timeout is None and executor is None),
         "`executor` and `timeout` are for black-box simulators, Simulator(fn, ..., shape=, dtype=); those of this model, "
         f"{list(problem.simulators)}, are JAX functions, which run in compiled blocks on the device.",
     )
-    _checks.require(
+    checks.require(
         executor is None or (executor >= 1 if isinstance(executor, int) else hasattr(executor, "submit")),
         f"`executor` must be an executor or at least 1 process; got {executor!r}.",
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_kme import _checks, _plain_zarr
+from numpyro_kme._core import checks, zarr_folders
 from numpyro_kme.simulations.failures import Failure
 from numpyro_kme.simulations.guards import StoreError, alone, unwritable, writing
 
@@ -82,7 +82,7 @@ class Store:
         """
         zarr = _zarr()
         path = Path(path)
-        what = _plain_zarr.objection(path) if (path / "zarr.json").is_file() else "there is no zarr.json in it"
+        what = zarr_folders.objection(path) if (path / "zarr.json").is_file() else "there is no zarr.json in it"
         if what:
             raise _damaged(path, what)
         try:
@@ -108,9 +108,9 @@ class Store:
             {"numpyro_kme_store": FORMAT, "settings": json.dumps(settings), "inference_library": "numpyro_kme"}
         )
         for group, names in (("prior", prior), ("prior_predictive", outputs), ("simulations", ())):
-            files = {_plain_zarr.file_name(name): name for name in names}
+            files = {zarr_folders.file_name(name): name for name in names}
             odd = {file: name for file, name in files.items() if file != name}
-            root.create_group(group, attributes={_plain_zarr.NAMES: odd} if odd else {})
+            root.create_group(group, attributes={zarr_folders.NAMES: odd} if odd else {})
         store = cls(made, root)
         for name, value in prior.items():
             store._array("prior", name, (0, *value.shape[1:]), value.dtype)
@@ -124,7 +124,7 @@ class Store:
     def _array(self, group, name, shape, dtype) -> None:
         from zarr.codecs import Crc32cCodec, ZstdCodec
 
-        file = _plain_zarr.file_name(name)
+        file = zarr_folders.file_name(name)
         dims = ["chain", "draw", *(f"{file}_dim_{i}" for i in range(len(shape) - 1))]
         self._root[group].create_array(
             file,
@@ -223,10 +223,10 @@ class Store:
         self._stored(group, name).oindex[0, rows] = values
 
     def _stored(self, group, name):
-        return self._root[group][_plain_zarr.file_name(name)]
+        return self._root[group][zarr_folders.file_name(name)]
 
     def _names(self, group) -> list[str]:
-        known = _plain_zarr.names(self._root[group].attrs)
+        known = zarr_folders.names(self._root[group].attrs)
         return [known.get(file, file) for file, _ in self._root[group].arrays()]
 
     def _values(self, group, name) -> np.ndarray:
@@ -250,7 +250,7 @@ class Store:
         names = {name for name, _ in arrays}
         for site in self.sites:
             for name in (f"arguments of {site}", f"status of {site}", f"failures of {site}"):
-                if f"simulations/{_plain_zarr.file_name(name)}" not in names:
+                if f"simulations/{zarr_folders.file_name(name)}" not in names:
                     raise _damaged(self.path, f"the array simulations/{name} is missing")
         for name, array in arrays:
             if array.dtype.kind not in "biuf":
@@ -331,7 +331,7 @@ def _zarr():
         import zarr
     except ImportError as error:
         raise ImportError("A store of simulations needs zarr: pip install 'numpyro-kme[store]'.") from error
-    _checks.require(
+    checks.require(
         int(zarr.__version__.partition(".")[0]) >= 3, f"A store needs zarr 3; {zarr.__version__} is installed."
     )
     return zarr

@@ -1,0 +1,138 @@
+"""Results as ArviZ objects: one function for ArviZ 0.23 (`InferenceData`) and 1.x (`xarray.DataTree`)."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from numpyro_kme._core import checks, zarr_folders
+
+Group = Mapping[str, Any]
+
+SAMPLE_DIMS = ("chain", "draw")
+UNSAMPLED = ("observed_data", "constant_data")
+
+
+def to_inference_data(
+    groups: Mapping[str, Group],
+    *,
+    coords: Mapping[str, Sequence] | None = None,
+    dims: Mapping[str, Sequence[str]] | None = None,
+    attrs: Mapping[str, Any] | None = None,
+):
+    """Build the ArviZ object that belongs to the installed ArviZ.
+
+    Args:
+        groups: `{group: {variable: array}}`. Arrays have shape `(chain, draw, *event)`, except in `observed_data` and
+            `constant_data`, which have no sample dimensions. Groups outside ArviZ's own list are kept on both lines.
+        coords: Values of named dimensions.
+        dims: Names of the event dimensions, by variable; `{variable}_dim_{i}` otherwise.
+        attrs: Facts to attach to every group; values that netCDF cannot hold are written as text.
+    Returns:
+        An `arviz.InferenceData` under ArviZ 0.x, an `xarray.DataTree` under 1.x.
+    """
+    import xarray
+
+    with warnings.catch_warnings():  # ArviZ 0.23 announces its refactoring at import
+        warnings.simplefilter("ignore", FutureWarning)
+        import arviz
+
+    attributes = {
+        "created_at": datetime.now(UTC).isoformat(),
+        "inference_library": "numpyro_kme",
+        "inference_library_version": version("numpyro-kme"),
+        **{name: _plain(value) for name, value in (attrs or {}).items()},
+    }
+    datasets = {
+        name: _dataset(group, () if name in UNSAMPLED else SAMPLE_DIMS, coords or {}, dims or {}, attributes)
+        for name, group in groups.items()
+        if group
+    }
+    if int(arviz.__version__.partition(".")[0]) < 1:
+        return arviz.InferenceData(warn_on_custom_groups=False, **datasets)
+    return xarray.DataTree.from_dict(datasets)
+
+
+def pair_figure(idata: Any, names: Sequence[str] | None) -> Any:
+    """The matplotlib figure of `arviz.plot_pair`, with marginals, on either line."""
+    chosen = None if names is None else list(names)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import arviz
+
+        if int(arviz.__version__.partition(".")[0]) < 1:
+            return np.ravel(arviz.plot_pair(idata, var_names=chosen, kind="scatter", marginals=True))[0].figure
+        return arviz.plot_pair(idata, var_names=chosen, backend="matplotlib").viz["figure"].item()
+
+
+def read_groups(source: Any, names: Sequence[str]) -> dict[str, dict[str, np.ndarray]]:
+    """Variables of some groups of an ArviZ object, or of a file of one: `{group: {variable: (chain, draw, *event)}}`.
+
+    Nothing in a file is unpickled.
+
+    Raises:
+        ValueError: If a file or one of the groups is not there, or the file is damaged or could hold code.
+    """
+    if isinstance(source, str | PathLike):
+        return read_groups(_load(Path(source)), names)
+    found = list(source.groups() if callable(source.groups) else source.children)
+    missing = [name for name in names if name not in found]
+    checks.require(not missing, f"The ArviZ object has no group {missing}; it has {found}.")
+    known = {name: zarr_folders.names(source[name].attrs) for name in names}
+    return {
+        name: {known[name].get(key, key): np.asarray(source[name][key].values) for key in source[name].data_vars}
+        for name in names
+    }
+
+
+def _load(path: Path):
+    """The tree in a netCDF file or Zarr folder, in memory."""
+    import xarray
+
+    checks.require(path.exists(), f"There is no file {path}.")
+    what = zarr_folders.objection(path) if path.is_dir() else None
+    if what is None:
+        settings: dict[str, Any] = dict(engine="zarr", consolidated=False) if path.is_dir() else dict(engine="h5netcdf")
+        try:
+            with xarray.open_datatree(path, **settings) as tree:
+                return tree.load()
+        except ImportError:
+            raise
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+    raise ValueError(f"{path} cannot be read as an ArviZ file: {what}. Restore a copy, or make it again.")
+
+
+def _dataset(group: Group, sample_dims, coords, dims, attributes):
+    import xarray
+
+    variables, used = {}, {}
+    for name, value in group.items():
+        array = np.asarray(value)
+        event = array.ndim - len(sample_dims)
+        named = tuple(dims.get(name, ()))
+        checks.require(
+            event >= 0 and (not named or len(named) == event),
+            f"`{name}` has shape {array.shape}; it needs the leading dimensions {sample_dims} and the event dimensions "
+            f"{named or '(any)'}. Pass `dims` with one name for each event dimension.",
+        )
+        names = (*sample_dims, *(named or (f"{name}_dim_{i}" for i in range(event))))
+        variables[name] = (names, array)
+        for dim, size in zip(names, array.shape, strict=True):
+            used[dim] = coords.get(dim, np.arange(size))
+    return xarray.Dataset(variables, coords=used, attrs=attributes)
+
+
+def _plain(value: Any) -> Any:
+    """A number, string or 1-D array that netCDF can hold."""
+    if isinstance(value, (bool, np.bool_)):
+        return int(value)
+    if isinstance(value, (int, float, str, np.integer, np.floating)):
+        return value
+    array = np.asarray(value)
+    return array if array.ndim <= 1 and array.dtype.kind in "if" else str(value)

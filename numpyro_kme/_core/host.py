@@ -1,0 +1,115 @@
+"""The one gateway for arithmetic on the host: copies in, 64 bits inside, NumPy out, whatever JAX is doing around it.
+
+What is factorised or searched is computed in float64, whatever the session's precision, because the relative error of
+`(K + m lam I)^-1 b` is about 1e-16 / lam there and 1e-7 / lam in float32. Nothing else in the package switches
+precision.
+"""
+
+import inspect
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar, copy_context
+from functools import partial, wraps
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_kme._core import checks
+from numpyro_kme._core.compat import nothing_is_traced
+
+Given = ParamSpec("Given")
+Found = TypeVar("Found")
+
+_inside: ContextVar[bool] = ContextVar("inside", default=False)
+
+
+def on_host(function: Callable[Given, Any]) -> Callable[Given, Any]:
+    """`function` on the host: evaluated at once in float64, on copies of its arrays, with NumPy results; a decorator
+    too.
+
+    Floating-point arrays of the arguments become float64, other arrays keep their type, keys and everything else stay
+    as they are. Copies, because JAX remembers what it made of an array in the session's precision. Inside another such
+    function this one is called as it stands. While JAX traces something around it, it is evaluated all the same, on
+    arguments that are concrete, in a thread of its own: a thread has its own trace and its own precision.
+
+    Raises:
+        TypeError: If an argument is traced.
+    """
+
+    @wraps(function)
+    def call(*args: Given.args, **kwargs: Given.kwargs) -> Any:
+        if _inside.get() and jax.enable_x64.value and nothing_is_traced():
+            return to_host(function(*args, **kwargs))
+        _require_concrete(function, args, kwargs)
+        args, kwargs = jax.tree.map(_own, (args, kwargs))
+        return _at_once(partial(_run, function, args, kwargs), True)
+
+    return call
+
+
+def in_threads(function: Callable, items: Iterable) -> list:
+    """`[function(item) for item in items]` on the host with as many threads as processors, for work that NumPy does."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(on_host(function), items))
+
+
+def constants(tree: Any) -> Any:
+    """NumPy arrays of a pytree in the precision in force, as constants even while JAX is tracing, so that what depends
+    on them alone is prepared once and not at each evaluation."""
+    return _at_once(partial(in_present_precision, tree), jax.enable_x64.value)
+
+
+def in_present_precision(tree: Any) -> Any:
+    """Turn the NumPy arrays of a pytree into JAX arrays of the precision in force.
+
+    For what is evaluated in any precision and holds NumPy arrays that are not arguments of a jitted function.
+    """
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf, tree)
+
+
+def _run(function, args, kwargs):
+    token = _inside.set(True)
+    try:
+        return to_host(function(*args, **kwargs))
+    finally:
+        _inside.reset(token)
+
+
+def _at_once(run: Callable[[], Found], x64: bool) -> Found:
+    """`run()` in a precision, in a thread of its own if JAX is tracing here.
+
+    (`jax.ensure_compile_time_eval` inside `jax.enable_x64` passes float32 buffers to float64 executables in JAX 0.10
+    and 0.12.)
+    """
+
+    def switched():
+        with jax.enable_x64(x64):
+            return run()
+
+    if nothing_is_traced():
+        return switched()
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(copy_context().run, switched).result()
+
+
+def _require_concrete(function, args, kwargs) -> None:
+    if not checks.is_concrete((args, kwargs)):
+        checks.concrete(**inspect.signature(function).bind(*args, **kwargs).arguments)
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, np.ndarray | jax.Array) and not checks.is_key(leaf)
+
+
+def _own(leaf: Any) -> Any:
+    if not _is_array(leaf):
+        return leaf
+    return np.array(leaf, np.float64 if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype)
+
+
+def to_host(tree: Any) -> Any:
+    """JAX arrays of a pytree as NumPy arrays; keys and everything else stay as they are."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf) if _is_array(leaf) else leaf, tree)

@@ -1,0 +1,167 @@
+"""Positive definite solves, BLAS threads, and calls from JAX back to NumPy.
+
+A Cholesky factorisation that fails is NaN without an error in JAX, so every factor made here is checked.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from threading import Lock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_batching import custom_vmap
+from jax.typing import ArrayLike
+from threadpoolctl import threadpool_limits
+
+from numpyro_kme._core import checks
+from numpyro_kme._core.host import on_host
+
+Array = jax.Array | np.ndarray
+"""An array leaf of a fitted object: NumPy as it was learnt, JAX where it is traced."""
+
+
+class _OneBlasThread:
+    """Let NumPy's and SciPy's BLAS use one thread inside this block.
+
+    For loops over matrices of some hundred rows, and for the small triangular solves that XLA hands to it: the threads of OpenBLAS
+    wait for each other by spinning, and several take longer than one. The limit holds for the whole process, from the
+    first block that is entered, in any thread, until the last is left. A thread of its own sets and lifts it, because a
+    limit that one thread has set no other can change (threadpoolctl 3.8), and without a word.
+    """
+
+    def __init__(self):
+        self._lock, self._entered = Lock(), 0
+
+    def __enter__(self):
+        with self._lock:
+            if self._entered == 0:
+                self._keeper, self._limit = ThreadPoolExecutor(1), ExitStack()
+                limit = self._keeper.submit(threadpool_limits, limits=1, user_api="blas").result()
+                self._keeper.submit(self._limit.enter_context, limit).result()
+            self._entered += 1
+
+    def __exit__(self, *_):
+        with self._lock:
+            self._entered -= 1
+            if self._entered == 0:
+                self._keeper.submit(self._limit.close).result()
+                self._keeper.shutdown()
+
+
+one_blas_thread = _OneBlasThread()
+
+
+def call_back(function: Callable, shape: tuple[int, ...], dtype, *args, vmap_method: str) -> jax.Array:
+    """Call a NumPy function from inside JAX, as `jax.pure_callback` does, with 64-bit numbers and large arrays made safe.
+
+    The thread that calls back has the session's precision, not that of the gateway around it (`_host`): JAX would round
+    the arguments and refuse the result. So 64-bit numbers travel as pairs of 32-bit words. Larger arguments than
+    `AT_ONCE` would be copied by the pool of threads to which the thread that calls back belongs, and on one CPU it
+    would wait for itself for ever (JAX 0.10, jax-ml/jax#25861); so they travel in pieces.
+
+    Args:
+        function: Takes NumPy arrays; returns an array of the declared shape.
+        shape, dtype: Of the result.
+        args: JAX arrays.
+        vmap_method: "sequential" calls once for each element; "broadcast_all" once, with leading axes on every argument and
+            the result.
+    """
+    dtype = np.dtype(dtype)
+    leaves, structure = jax.tree.flatten(args)
+
+    def run(*leaves):
+        return np.asarray(function(*structure.unflatten(leaves)), dtype, order="C")
+
+    if vmap_method == "sequential":
+        return _call_in_pieces(run, shape, dtype, *map(jnp.asarray, leaves))
+
+    @custom_vmap
+    def call(*leaves):
+        return _call_in_pieces(run, shape, dtype, *leaves)
+
+    @call.def_vmap
+    def _(size, batched, *leaves):
+        given = [leaf if over else jnp.broadcast_to(leaf, (size, *leaf.shape)) for leaf, over in zip(leaves, batched)]
+        return call_back(run, (size, *shape), dtype, *given, vmap_method=vmap_method), True
+
+    return call(*map(jnp.asarray, leaves))
+
+
+AT_ONCE = 32_768
+"""Bytes of an argument that JAX certainly copies at once."""
+
+
+def _call_in_pieces(function: Callable, shape: tuple[int, ...], dtype: np.dtype, *leaves: jax.Array) -> jax.Array:
+    words = [jax.lax.bitcast_convert_type(leaf, np.uint32) if _is_wide(leaf.dtype) else leaf for leaf in leaves]
+    each = [max(1, AT_ONCE // word.dtype.itemsize) for word in words]
+    pieces = [
+        [word.ravel()[start : start + size] for start in range(0, word.size, size)] if word.size > size else word
+        for word, size in zip(words, each)
+    ]
+
+    kinds = [(word.shape, leaf.dtype) for word, leaf in zip(words, leaves)]
+
+    def run(pieces):
+        given = []
+        for piece, (word_shape, own) in zip(pieces, kinds):
+            word = np.concatenate(piece).reshape(word_shape) if isinstance(piece, list) else np.asarray(piece)
+            given.append(_from_words(word, own) if _is_wide(own) else word)
+        result = function(*given)
+        return result[..., None].view(np.uint32) if _is_wide(dtype) else result
+
+    struct = jax.ShapeDtypeStruct((*shape, 2), np.uint32) if _is_wide(dtype) else jax.ShapeDtypeStruct(shape, dtype)
+    result = jax.pure_callback(run, struct, pieces, vmap_method="sequential")
+    return jax.lax.bitcast_convert_type(result, dtype) if _is_wide(dtype) else result
+
+
+def _is_wide(dtype) -> bool:
+    return dtype.itemsize == 8 and dtype.kind in "fiu"
+
+
+def _from_words(words, dtype) -> np.ndarray:
+    return np.asarray(words, order="C").view(dtype)[..., 0]
+
+
+@jax.jit
+def _cholesky(matrix: jax.Array) -> jax.Array:
+    return jnp.linalg.cholesky(matrix)
+
+
+def cholesky(matrix: ArrayLike, what: str) -> np.ndarray:
+    """Lower Cholesky factor of a concrete positive definite matrix, in float64 and checked.
+
+    Args:
+        matrix: `(m, m)`, with its regularisation already added.
+        what: Names the matrix and its regularisation in the error, as in `"L + m lam I with lam = 1e-9"`.
+    Raises:
+        numpy.linalg.LinAlgError: If the matrix is not positive definite to working precision.
+    """
+    factor = on_host(_cholesky)(np.asarray(matrix))
+    if not np.isfinite(factor).all():
+        raise np.linalg.LinAlgError(
+            f"The Cholesky factorisation of {what} failed: the matrix is not positive definite to working precision. "
+            "Increase the regularisation, or remove duplicated points."
+        )
+    return factor
+
+
+def require_resolved(added: float, trace: float, what: str) -> None:
+    """Require that float64 sees what regularisation adds beside a positive semi-definite matrix of this trace.
+
+    Raises:
+        numpy.linalg.LinAlgError: If it does not: the solve would be rounding, blown up.
+    """
+    least = np.finfo(np.float64).eps * trace
+    checks.require(
+        bool(added > least),
+        f"{what} cannot be solved: with c = {added:.3g}, number of points times regularisation, it is singular to working "
+        f"precision ({least:.3g}). Increase the regularisation.",
+        np.linalg.LinAlgError,
+    )
+
+
+def cho_solve(factor: ArrayLike, b: ArrayLike) -> jax.Array:
+    """Solve `A x = b` given the lower Cholesky factor of `A`."""
+    return jax.scipy.linalg.cho_solve((jnp.asarray(factor), True), jnp.asarray(b))

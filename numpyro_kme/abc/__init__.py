@@ -1,0 +1,29 @@
+"""Approximate Bayesian computation as functions, without a model."""
+
+from numpyro_kme.abc.distribution_regression import DistributionRegression
+from numpyro_kme.abc.recursive import RecursiveABC, kernel_recursive_abc, recursive_abc_step
+from numpyro_kme.abc.weighting import (
+    RejectionWeights,
+    Remoteness,
+    SoftWeights,
+    discrepancies_to,
+    effective_sample_size,
+    rejection_weights,
+    remoteness,
+    soft_abc_weights,
+)
+
+__all__ = [
+    "DistributionRegression",
+    "RecursiveABC",
+    "RejectionWeights",
+    "Remoteness",
+    "SoftWeights",
+    "discrepancies_to",
+    "effective_sample_size",
+    "kernel_recursive_abc",
+    "recursive_abc_step",
+    "rejection_weights",
+    "remoteness",
+    "soft_abc_weights",
+]

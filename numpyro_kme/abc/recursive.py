@@ -1,0 +1,167 @@
+"""Kernel recursive ABC without a model: kernel ABC and herding in turns."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.typing import ArrayLike
+
+from numpyro_kme._core import checks
+from numpyro_kme._core.checks import EffectiveSampleSizeError
+from numpyro_kme._core.host import on_host
+from numpyro_kme.abc.weighting import with_unit_sum
+from numpyro_kme.embeddings.herding import herd
+from numpyro_kme.embeddings.means import MeanEmbedding
+from numpyro_kme.kernels import low_rank, median_heuristic, median_heuristic_per_dimension
+from numpyro_kme.kernels.base import Kernel, num_points
+from numpyro_kme.kernels.low_rank import LowRankRidge
+from numpyro_kme.kernels.stationary import Gaussian
+
+NAME = "Kernel recursive ABC"
+ADVICE = "Start where the observation is reached, with more simulations or a wider kernel."
+CANDIDATES = 10
+"""Candidates of herding for each point."""
+
+
+class RecursiveABC(NamedTuple):
+    """What kernel recursive ABC found.
+
+    Attributes:
+        theta: The points after the last iteration, `(m, dim)`.
+        path: The first point that each herding chose, `(iterations, dim)`; the last one is the estimate.
+        spread: Standard deviations of the points after each iteration, `(iterations, dim)`.
+    """
+
+    theta: np.ndarray
+    path: np.ndarray
+    spread: np.ndarray
+
+
+def kernel_recursive_abc(
+    rng_key: jax.Array,
+    simulate: Callable[[jax.Array, np.ndarray], Any],
+    theta: ArrayLike,
+    observed: ArrayLike,
+    kernel: Kernel | None = None,
+    *,
+    num_iterations: int = 10,
+    regularisation: float | None = None,
+    tolerance: float = low_rank.TOLERANCE,
+) -> RecursiveABC:
+    r"""Close in on the maximum of a likelihood: simulate, `recursive_abc_step`, and again from the points that it gives.
+
+    The `t`-th set of points follows $p(\theta) \ell(\theta)^t$, where `p` is the law of the first.
+
+    Args:
+        rng_key: The only source of randomness.
+        simulate: `simulate(rng_key, theta)` gives an output `(m, *event)` for each row of `theta` `(m, dim)`.
+        theta: Where to begin, such as prior draws, `(m, dim)`, on a scale on which distances mean the same in each column.
+        observed: `y`, `(*event)`.
+        kernel: On outputs; when left out, a Gaussian with the median distance of each number, anew in each iteration; pairs that
+            coincide, as counts do, are left out.
+        num_iterations: How often.
+        regularisation, tolerance: As in `recursive_abc_step`.
+    Raises:
+        RuntimeError: As `recursive_abc_step`.
+    References: Kajihara, Kanagawa, Yamazaki & Fukumizu (2018), ICML.
+    """
+    checks.concrete(rng_key=rng_key, theta=theta, observed=observed)
+    checks.key(rng_key)
+    checks.whole("num_iterations", num_iterations, 1)
+    checks.matrix("theta", theta, min_rows=2)
+    checks.sound("theta", theta)
+    checks.require(
+        callable(simulate), f"`simulate` must be a function of a key and `theta`; got {simulate!r:.200}.", TypeError
+    )
+    theta = np.asarray(theta, np.float64)
+    path, spread, number = [], [], len(theta)
+    for key in jax.random.split(rng_key, num_iterations):
+        simulate_key, herd_key = jax.random.split(key)
+        x = simulate(simulate_key, theta)
+        checks.require(
+            np.shape(x)[:1] == (number,),
+            f"`simulate` must give one output for each of the {number} rows of `theta`; it gave shape {np.shape(x)}.",
+        )
+        checks.sound("simulate(rng_key, theta)", x, "Check the simulator.")
+        x = np.asarray(x, np.float64)
+        chosen = kernel or Gaussian(median_heuristic_per_dimension(x.reshape(len(x), -1), ties=False))
+        theta = recursive_abc_step(
+            herd_key, theta, x, observed, chosen, number, regularisation=regularisation, tolerance=tolerance
+        )
+        path.append(theta[0])
+        spread.append(theta.std(axis=0))
+    return RecursiveABC(theta, np.stack(path), np.stack(spread))
+
+
+def recursive_abc_step(
+    rng_key: jax.Array,
+    theta: ArrayLike,
+    x: ArrayLike,
+    observed: ArrayLike,
+    kernel: Kernel,
+    number: int,
+    *,
+    regularisation: float | None = None,
+    tolerance: float = low_rank.TOLERANCE,
+) -> np.ndarray:
+    r"""One iteration: points that follow the posterior whose prior the given points follow, by kernel ABC and herding.
+
+    The embedding $\sum_j v_j k_\Theta(\cdot, \theta_j)$, $v = (G_X + m \varepsilon I)^{-1} k_X(y)$, with a Gaussian $k_\Theta$ whose
+    length scale is the median distance of the points, and weights divided by their sum. Candidates of `herd` are the points and ten
+    others close to them for each point that is asked for.
+
+    Args:
+        rng_key: Makes the candidates.
+        theta: `(m, dim)`.
+        x: Simulated there, `(m, *event)`.
+        observed: `y`, `(*event)`.
+        kernel: `k_X`, on outputs.
+        number: How many points come out.
+        regularisation: `eps`; `.01 / sqrt(m)` when left out.
+        tolerance: Of the low-rank factor of `G_X`.
+    Returns:
+        `(number, dim)`, in the order in which they were chosen.
+    Raises:
+        RuntimeError: If the weights vanish or cancel, or the points come together in one place, because the observation lies far from
+            all that was simulated.
+    Cost: `m r^2` for a factor of rank `r`, and `11 number^2` for herding.
+    References: Kajihara, Kanagawa, Yamazaki & Fukumizu (2018), ICML.
+    """
+    checks.concrete(rng_key=rng_key, theta=theta, x=x, observed=observed)
+    checks.key(rng_key)
+    checks.matrix("theta", theta, min_rows=2)
+    checks.sound("theta", theta)
+    checks.whole("number", number, 1)
+    checks.instance("kernel", kernel, Kernel, "a kernel on outputs, such as Gaussian(length_scale)")
+    checks.sound("x", x)
+    checks.sound("observed", observed)
+    theta, points, y = np.asarray(theta, np.float64), kernel.points(np.asarray(x)), np.asarray(observed)[None]
+    weights = _weights(theta, points, kernel.points(y), kernel, regularisation, tolerance)
+    on_theta = Gaussian(median_heuristic(theta, ties=False))
+    candidates = _candidates(rng_key, theta, float(np.asarray(on_theta.length_scale)), CANDIDATES * number)
+    values = on_host(MeanEmbedding.__call__)(MeanEmbedding(on_theta, theta, weights), candidates)
+    chosen = np.asarray(herd(values, on_theta, candidates, number))
+    places = 1.0 / np.sum(np.square(np.bincount(chosen) / number))
+    checks.require(
+        bool(places >= 2.0),
+        f"{NAME}: the {number} points of an iteration have come together in {places:.1f} places. {ADVICE}",
+        EffectiveSampleSizeError,
+    )
+    return candidates[chosen]
+
+
+def _weights(theta, x, y, kernel, regularisation, tolerance) -> np.ndarray:
+    m = len(theta)
+    checks.require(num_points(x) == m, f"`theta` and `x` must have as many rows; got {m} and {num_points(x)}.")
+    epsilon = 0.01 / np.sqrt(m) if regularisation is None else regularisation
+    return with_unit_sum(LowRankRidge.fit(x, kernel, epsilon, tolerance=tolerance).weights(y)[0], NAME, ADVICE)
+
+
+def _candidates(rng_key, theta, scale, number) -> np.ndarray:
+    """The points themselves, and others at a tenth, a third and all of the length scale from them."""
+    which, where = jax.random.split(rng_key)
+    near = np.asarray(jax.random.randint(which, (number,), 0, len(theta)))
+    steps = np.asarray(jax.random.normal(where, (number, theta.shape[1])), np.float64)
+    reach = scale / np.sqrt(theta.shape[1]) * np.resize([0.1, 0.3, 1.0], (number, 1))
+    return np.concatenate([theta, theta[near] + reach * steps])

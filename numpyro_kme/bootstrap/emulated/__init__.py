@@ -1,0 +1,1 @@
+"""The posterior bootstrap on an emulator of the simulator's mean embedding."""

@@ -1,0 +1,51 @@
+"""Embeddings of distributions: means, conditional means and rules on them, squared MMD and tests, herding, measures."""
+
+from numpyro_kme.embeddings import measures
+from numpyro_kme.embeddings.filtering import KernelBayesFilter
+from numpyro_kme.embeddings.herding import herd
+from numpyro_kme.embeddings.hypothesis_tests import PermutationTest, hsic, hsic_test, mmd_test
+from numpyro_kme.embeddings.kernel_bayes import (
+    KernelBayesRule,
+    conditional_embedding,
+    kernel_bayes_rule,
+    kernel_sum_rule,
+    pre_image,
+)
+from numpyro_kme.embeddings.means import ConditionalMeanEmbedding, MeanEmbedding
+from numpyro_kme.embeddings.mmd_estimators import Fourier, LinearTime, Quadratic
+from numpyro_kme.embeddings.parameter_choice import (
+    ChosenSettings,
+    KernelBayesSettings,
+    choose_by_folds,
+    choose_by_halves,
+    choose_by_prediction,
+    kernel_bayes_candidates,
+)
+from numpyro_kme.embeddings.squared_mmd import squared_mmd
+
+__all__ = [
+    "ChosenSettings",
+    "ConditionalMeanEmbedding",
+    "Fourier",
+    "KernelBayesFilter",
+    "KernelBayesRule",
+    "KernelBayesSettings",
+    "LinearTime",
+    "MeanEmbedding",
+    "PermutationTest",
+    "Quadratic",
+    "choose_by_folds",
+    "choose_by_halves",
+    "choose_by_prediction",
+    "conditional_embedding",
+    "herd",
+    "hsic",
+    "hsic_test",
+    "kernel_bayes_candidates",
+    "kernel_bayes_rule",
+    "kernel_sum_rule",
+    "measures",
+    "mmd_test",
+    "pre_image",
+    "squared_mmd",
+]

@@ -1,0 +1,201 @@
+"""Kernel Bayes filtering: hidden states of a time series from one path on which states were seen, without a model."""
+
+import jax
+import numpy as np
+
+from numpyro_kme._core import checks
+from numpyro_kme._core.solves import Array
+from numpyro_kme.embeddings.kernel_bayes import posterior_weights, pre_image
+from numpyro_kme.embeddings.means import MeanEmbedding
+from numpyro_kme.kernels import low_rank
+from numpyro_kme.kernels.base import Kernel, Points, num_points, register
+from numpyro_kme.kernels.low_rank import LowRank
+
+
+@register
+class KernelBayesFilter:
+    r"""A nonparametric filter, learnt from a path of states and observations $(X_1, Y_1), \ldots, (X_{T+1}, Y_{T+1})$.
+
+    The law of the state at each time is a signed weighting $\alpha$ of the states $X_1, \ldots, X_T$:
+
+    $$ \mu^{(t+1)} = (G_X + T \varepsilon I)^{-1} G_{X X_{+1}} (G_X + T \varepsilon I)^{-1} G_X\, \alpha^{(t)}, \qquad
+       \alpha^{(t+1)} = R(\mu^{(t+1)})\, k_Y(y_{t+1}), $$
+
+    with `R` of kernel Bayes' rule and $\alpha^{(1)} = (G_Y + T \varepsilon I)^{-1} k_Y(y_1)$. Low-rank factors make a step cost
+    `T r^2`. Make one with `fit`.
+
+    Args:
+        kernel: On states.
+        states: `X_1, ..., X_T`.
+        left: `V M`, `(T, r)`, with `M = (V'V + T eps I)^-1`.
+        transition: `V_{+1}' V M`, `(r, r)`.
+        features: `V`, `(T, r)`.
+        following: Features of `X_2, ..., X_{T+1}`, `(T, r)`.
+        observations: Features of observations.
+        regularisation: `(eps, delta)`.
+    References: Fukumizu, Song & Gretton (2013), JMLR 14, section 4.3.
+    """
+
+    kernel: Kernel
+    states: Points
+    left: Array
+    transition: Array
+    features: Array
+    following: Array
+    observations: LowRank
+    regularisation: Array
+
+    @classmethod
+    def fit(
+        cls,
+        states: Points,
+        observations: Points,
+        kernel_state: Kernel,
+        kernel_observation: Kernel,
+        regularisation: float,
+        *,
+        delta: float | None = None,
+        tolerance: float = low_rank.TOLERANCE,
+        max_rank: int | None = None,
+    ) -> "KernelBayesFilter":
+        """Learn from one path of `T + 1` states and observations.
+
+        Args:
+            states, observations: In the order of time.
+            kernel_state, kernel_observation: Positive definite.
+            regularisation: `eps`.
+            delta: `2 eps` when left out.
+            tolerance, max_rank: Of the low-rank factors.
+        """
+        checks.concrete(states=states, observations=observations, regularisation=regularisation)
+        length = num_points(states) - 1
+        checks.require(
+            length >= 2 and num_points(observations) == length + 1,
+            f"`states` and `observations` must be one path of at least 3 times each; got {length + 1} and {num_points(observations)}.",
+        )
+        known = jax.tree.map(lambda leaf: np.asarray(leaf)[:-1], (states, observations))
+        of_states, of_observations = (
+            LowRank.fit(kernel, points, tolerance=tolerance, max_rank=max_rank)
+            for kernel, points in zip((kernel_state, kernel_observation), known)
+        )
+        return cls.from_factors(states, of_states, of_observations, regularisation, delta=delta)
+
+    @classmethod
+    def from_factors(
+        cls,
+        states: Points,
+        of_states: LowRank,
+        of_observations: LowRank,
+        regularisation: float,
+        *,
+        delta: float | None = None,
+    ) -> "KernelBayesFilter":
+        """Learn from factors of the Gram matrices that exist already, to try several regularisations.
+
+        Args:
+            states: The whole path, `T + 1` points.
+            of_states, of_observations: Factors of its first `T` points.
+            regularisation, delta: As in `fit`.
+        """
+        checks.positive_number("regularisation", regularisation)
+        delta = 2.0 * regularisation if delta is None else delta
+        checks.positive_number("delta", delta)
+        v = np.asarray(of_states.values)
+        before, last = (
+            jax.tree.map(lambda a, part=part: np.asarray(a)[part], states) for part in (slice(-1), slice(-1, None))
+        )
+        following = np.concatenate([v[1:], of_states.features(last)])
+        inner = np.linalg.inv(low_rank.inner(v, len(v) * regularisation))
+        both = np.array([regularisation, delta])
+        return cls(of_states.kernel, before, v @ inner, following.T @ v @ inner, v, following, of_observations, both)
+
+    def predict(self, weights: np.ndarray) -> np.ndarray:
+        """Weights of the law one step later, without an observation, `(T,)` or for many laws `(S, T)`. Cost: `T r` each."""
+        weights = self._weights(weights)
+        return weights @ np.asarray(self.features) @ np.asarray(self.transition).T @ np.asarray(self.left).T
+
+    def filter(self, observations: Points, *, normalise: bool = True) -> np.ndarray:
+        """Weights of the law of each state given the observations up to then, `(S, T)`. Cost: `S T r^2`.
+
+        Args:
+            observations: `S` points in the order of time.
+            normalise: Divide the weights of each time by their sum before the next one. The paper (`normalise=False`) does not; then the
+                weights that follow an outlying observation are small, `delta` is large beside their squares, and they can die out.
+        Raises:
+            FloatingPointError: If all weights are zero at some time, because an observation is far from all that were learnt
+                from.
+        """
+        checks.sound("observations", observations)
+        features = self.observations.features(observations)
+        factor = np.asarray(self.observations.values)
+        epsilon, delta = np.asarray(self.regularisation)
+        found = [low_rank.ridge(factor, len(factor) * epsilon, factor @ features[0])]
+        for phi in features[1:]:
+            before = _unit(found[-1]) if normalise else found[-1]
+            found.append(posterior_weights(self.predict(before), factor, delta, phi))
+        return _some_weight(np.stack(found))
+
+    def smooth(self, filtered: np.ndarray, *, normalise: bool = True) -> np.ndarray:
+        """Weights of the law of each state given all observations, `(S, T)`, from the filtered ones.
+
+        Backwards, kernel Bayes' rule with `(X_i, X_{i+1})` as the joint sample and the filtered law at `t` as the prior, applied
+        to the smoothed law at `t + 1`. Cost: `S T r^2`.
+
+        Args:
+            filtered: Weights of `filter`, in the order of time.
+            normalise: Divide the weights of each time by their sum before they are used, as in `filter`.
+        """
+        filtered = self._weights(filtered, laws=True)
+        v = np.asarray(self.features)
+        following = np.asarray(self.following)
+        _, delta = np.asarray(self.regularisation)
+        found = [filtered[-1]]
+        for weights in filtered[-2::-1]:
+            weights, later = (_unit(w) if normalise else w for w in (weights, found[-1]))
+            prior = np.asarray(self.left) @ (v.T @ weights)
+            found.append(posterior_weights(prior, following, delta, v.T @ later))
+        return _some_weight(np.stack(found[::-1]))
+
+    def means(self, weights: np.ndarray) -> np.ndarray:
+        """Means of the state `(S, *point)` under weights `(S, T)`, normalised to a sum of one; of one law `(T,)`, `(*point)`."""
+        weights = self._weights(weights)
+        _some_weight(np.atleast_2d(weights))
+        return np.tensordot(weights / weights.sum(axis=-1, keepdims=True), np.asarray(self.states), axes=1)
+
+    def modes(self, weights: np.ndarray) -> np.ndarray:
+        """Modes of the law of the state `(S, *point)` under weights `(S, T)`: the `pre_image` of each row, or of one law `(T,)`.
+
+        For states with a Gaussian kernel or one on rotations; the modes are rotations then, which `means` are not.
+        """
+        weights = self._weights(weights)
+        found = [pre_image(MeanEmbedding(self.kernel, self.states, row)) for row in np.atleast_2d(weights)]
+        return np.stack(found) if weights.ndim == 2 else found[0]
+
+    def _weights(self, weights, laws: bool = False) -> np.ndarray:
+        weights, size = np.asarray(weights), len(self.features)
+        checks.require(
+            weights.shape[-1:] == (size,) and weights.ndim in ((2,) if laws else (1, 2)) and weights.size > 0,
+            f"Weights must have shape {'' if laws else f'({size},) or '}(times, {size}), one for each state of the training path but "
+            f"the last; got {weights.shape}.",
+        )
+        checks.sound("weights", weights)
+        return weights
+
+
+def _unit(weights: np.ndarray) -> np.ndarray:
+    """Weights with a sum of one, unless there is none."""
+    return weights / weights.sum() if weights.any() else weights
+
+
+def _some_weight(weights: np.ndarray) -> np.ndarray:
+    """`weights`, checked not to vanish at any time."""
+    totals = weights.sum(axis=1)
+    lost = np.flatnonzero(~np.isfinite(totals) | (totals == 0.0))
+    checks.require(
+        not len(lost),
+        f"The filter has lost the state: its weights are zero or not finite at {len(lost)} of {len(weights)} times, first at time "
+        f"{lost[0] if len(lost) else 0}. An observation there may be far from all that it learnt from; widen the kernel on "
+        "observations, or increase the regularisation.",
+        FloatingPointError,
+    )
+    return weights

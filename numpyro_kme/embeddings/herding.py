@@ -1,0 +1,128 @@
+"""Kernel herding: samples that follow an embedding, of a probability or of a signed measure."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from scipy.optimize import minimize
+
+from numpyro_kme._core import checks
+from numpyro_kme._core.host import on_host
+from numpyro_kme.kernels import blocks
+from numpyro_kme.kernels.base import Kernel, Points, num_points
+
+ROWS = 64
+"""Rows of the two-stage argmax: the best score of each column first, then the row in the best column."""
+
+
+def herd(embedding_values: ArrayLike, kernel: Kernel, candidates: Points, num_samples: int) -> jax.Array:
+    r"""Choose super-samples greedily: `theta^(s) = argmax_t mu(t) - (1/s) sum_{i < s} l(theta^(i), t)`.
+
+    The equally weighted samples approach `mu` at a rate of about `1/S` instead of `S^-1/2` for functions in
+    the space of the kernel; averages of functions outside it (tail probabilities, for one) can be worse than
+    those of random draws. A candidate can be chosen more than once. `mu` may embed a signed measure.
+
+    Args:
+        embedding_values: `(R,)`, `mu` at the candidates, on the scale of a measure of total mass one.
+        kernel: `l`, the kernel of the embedding.
+        candidates: `(R, dim)`, `t`, or any pytree of points along its leading axis; dense where `mu` has
+            mass.
+        num_samples: `S`.
+    Returns:
+        `(S,)` indices into the candidates, in the order chosen: the first `s` are the herded set of size `s`.
+    Cost: `R S` kernel evaluations; scores are in float32, whose ties can change the path but not the distance
+        reached.
+    References: Chen, Welling & Smola (2010), UAI.
+    """
+    r = num_points(candidates)
+    checks.require(
+        jnp.shape(embedding_values) == (r,),
+        f"`embedding_values` must have shape ({r},), one per candidate; got {jnp.shape(embedding_values)}.",
+    )
+    checks.whole("num_samples", num_samples, 1)
+    checks.sound("candidates", candidates)
+    checks.sound("embedding_values", embedding_values, "Check the kernel and the weights of the embedding.")
+    kernel, candidates, values = jax.tree.map(_single, (kernel, candidates, jnp.asarray(embedding_values)))
+    return _herd(values, kernel, candidates, num_samples)
+
+
+def _single(leaf):
+    leaf = jnp.asarray(leaf)
+    return leaf.astype(jnp.float32) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+
+@functools.partial(jax.jit, static_argnames="num_samples")
+def _herd(values, kernel, candidates, num_samples):
+    columns = -(-num_points(candidates) // ROWS)
+    padding = ROWS * columns - num_points(candidates)
+    values = jnp.pad(values, (0, padding), constant_values=-jnp.inf).reshape(ROWS, columns)
+    candidates = blocks.split(candidates, ROWS * columns)
+    candidates = jax.tree.map(lambda leaf: leaf[0], candidates)
+
+    def choose(total, size):
+        scores = values - total / size
+        column = jnp.argmax(jnp.max(scores, axis=0))
+        chosen = jnp.argmax(scores[:, column]) * columns + column
+        point = jax.tree.map(lambda leaf: leaf[chosen][None], candidates)
+        row = kernel.gram(point, candidates).astype(total.dtype)
+        return total + row.reshape(total.shape), chosen
+
+    sizes = jnp.arange(1, num_samples + 1, dtype=values.dtype)
+    return jax.lax.scan(choose, jnp.zeros_like(values), sizes)[1]
+
+
+@on_host
+def polish(
+    embedding: Callable[[jax.Array], jax.Array],
+    kernel: Kernel,
+    points: ArrayLike,
+    *,
+    max_steps: int = 200,
+) -> np.ndarray:
+    r"""Move all samples together, down the squared distance between their mean embedding and `mu`.
+
+    Minimises `(1/S^2) sum_ij l(theta^(i), theta^(j)) - (2/S) sum_i mu(theta^(i))` from the given points by
+    L-BFGS; the squared MMD is that plus `|mu|^2`. In two dimensions, herded points end at two thirds (25
+    points) to a quarter (1,000 points) of their distance.
+
+    Args:
+        embedding: `mu`, maps points `(S, dim)` to values `(S,)`; differentiable by JAX. A `MeanEmbedding`
+            serves.
+        kernel: `l`, the kernel of the embedding, differentiable at coincident points.
+        points: `(S, dim)`, the start: a local method improves herded points, and does not find lost modes.
+        max_steps: Largest number of L-BFGS steps.
+    Returns:
+        `(S, dim)` in float64, at least as good as the start. Points are not kept inside any bounds.
+    Raises:
+        FloatingPointError: If the distance or its gradient is not finite at the start.
+    Cost: about `S^2` kernel evaluations and `S` of `mu`, with gradients, a step.
+    """
+    checks.matrix("points", points, min_rows=1)
+    checks.sound("points", points)
+    start = np.asarray(points, dtype=np.float64)
+    # repeated points feel no force apart until they differ
+    start = start + 1e-6 * np.std(start, axis=0) * np.random.default_rng(0).normal(size=start.shape)
+
+    @jax.jit
+    @jax.value_and_grad
+    def objective(flat):
+        theta = flat.reshape(start.shape)
+        uniform = blocks.uniform_weights(theta)
+        return blocks.weighted_self_sum(kernel, theta, uniform) - 2.0 * uniform @ embedding(theta)
+
+    def value_and_slope(flat):
+        value, slope = objective(flat)
+        return float(value), np.asarray(slope)
+
+    value, slope = value_and_slope(start.ravel())
+    checks.require(
+        bool(np.isfinite(value) and np.all(np.isfinite(slope))),
+        "The distance to the embedding, or its gradient, is not finite at the start; check `embedding` and `kernel`.",
+        FloatingPointError,
+    )
+    options = dict(maxiter=max_steps, ftol=1e-15, gtol=1e-4 * float(np.max(np.abs(slope))))
+    result = minimize(value_and_slope, start.ravel(), jac=True, method="L-BFGS-B", options=options)
+    return result.x.reshape(start.shape)

@@ -1,0 +1,154 @@
+"""Two-sample and independence tests by kernels, with permutation p-values."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_kme._core import checks
+from numpyro_kme._core.host import on_host
+from numpyro_kme.kernels.base import Kernel, Points, num_points
+
+BATCH = 64
+KERNEL = "a kernel, such as Gaussian(length_scale)"
+
+
+class PermutationTest(NamedTuple):
+    """A statistic and how unusual it is.
+
+    Attributes:
+        statistic: Its value on the data.
+        p_value: `(1 + number of permutations with a statistic at least as large) / (1 + number of permutations)`: its probability
+            of being at most `a` is at most `a` under the null, for any sample size.
+        null: The statistic under each permutation.
+    """
+
+    statistic: float
+    p_value: float
+    null: np.ndarray
+
+
+@on_host
+def mmd_test(
+    rng_key: jax.Array, kernel: Kernel, x: Points, y: Points, *, num_permutations: int = 999
+) -> PermutationTest:
+    """Test whether two samples have the same law, by the unbiased squared MMD.
+
+    Args:
+        rng_key: The only source of randomness.
+        kernel: Characteristic, such as `Gaussian(median_heuristic(...))`.
+        x, y: `n` and `m` points, at least two each.
+        num_permutations: Number of random divisions of the joint sample.
+    Cost: `(n + m)^2` kernel evaluations, kept, and one matrix product a permutation.
+    References: Gretton et al. (2012), JMLR 13.
+    """
+    checks.key(rng_key)
+    checks.instance("kernel", kernel, Kernel, KERNEL)
+    n, m = num_points(x), num_points(y)
+    checks.require(min(n, m) >= 2, f"`x` and `y` must have at least 2 points each; got {n} and {m}.")
+    _require_permutations(num_permutations)
+    checks.sound("x", x)
+    checks.sound("y", y)
+    shapes = [[np.shape(leaf)[1:] for leaf in jax.tree.leaves(sample)] for sample in (x, y)]
+    checks.require(
+        shapes[0] == shapes[1], f"Points of `x` and `y` must have one shape; got {shapes[0]} and {shapes[1]}."
+    )
+    joint = jax.tree.map(lambda a, b: np.concatenate([np.asarray(a), np.asarray(b)]), x, y)
+    first = jnp.concatenate([jnp.ones(n), jnp.zeros(m)])
+    keys = jax.random.split(rng_key, num_permutations)
+    value, null = _mmds(kernel, joint, first, keys)
+    return _result(value, null)
+
+
+@jax.jit
+def _mmds(kernel, joint, first, keys):
+    gram = kernel.gram(joint)
+    gram = gram - jnp.diag(jnp.diagonal(gram))
+    n, m = jnp.sum(first), jnp.sum(1.0 - first)
+
+    def statistic(a):
+        b = 1.0 - a
+        of_a, of_b = gram @ a, gram @ b
+        return a @ of_a / (n * (n - 1.0)) + b @ of_b / (m * (m - 1.0)) - 2.0 * (a @ of_b) / (n * m)
+
+    permuted = jax.lax.map(lambda key: statistic(jax.random.permutation(key, first)), keys, batch_size=BATCH)
+    return statistic(first), permuted
+
+
+def hsic(kernel_x: Kernel, x: Points, kernel_y: Kernel, y: Points) -> jax.Array:
+    r"""The Hilbert-Schmidt independence criterion, $\mathrm{tr}(K H L H) / n^2$, $H = I - 11^\top / n$: 0 or more, biased.
+
+    Args:
+        kernel_x, kernel_y: Kernels on each of two variables.
+        x, y: `n` pairs.
+    Raises:
+        RuntimeError: If it is negative by more than rounding: a kernel is not positive definite.
+    References: Gretton et al. (2005), ALT.
+    """
+    _pairs(kernel_x, x, kernel_y, y)
+    centred, gram = _centred(kernel_x.gram(x)), kernel_y.gram(y)
+    value = _hsic(centred, gram)
+    checks.v_statistic("The HSIC", value, _hsic(jnp.abs(centred), jnp.abs(gram)))
+    return value
+
+
+@on_host
+def hsic_test(
+    rng_key: jax.Array, kernel_x: Kernel, x: Points, kernel_y: Kernel, y: Points, *, num_permutations: int = 999
+) -> PermutationTest:
+    """Test whether two variables are independent, by the HSIC under permutations of the pairing.
+
+    Args:
+        rng_key: The only source of randomness.
+        kernel_x, kernel_y: Characteristic kernels on each variable.
+        x, y: `n` pairs, at least two.
+        num_permutations: Number of random pairings.
+    Cost: `2 n^2` kernel evaluations, kept, and `n^2` operations a permutation.
+    References: Gretton et al. (2008), NIPS.
+    """
+    checks.key(rng_key)
+    _pairs(kernel_x, x, kernel_y, y)
+    _require_permutations(num_permutations)
+    keys = jax.random.split(rng_key, num_permutations)
+    value, null = _hsics(kernel_x, x, kernel_y, y, keys)
+    return _result(value, null)
+
+
+@jax.jit
+def _hsics(kernel_x, x, kernel_y, y, keys):
+    centred, gram = _centred(kernel_x.gram(x)), kernel_y.gram(y)
+
+    def permuted(key):
+        order = jax.random.permutation(key, len(gram))
+        return _hsic(centred, gram[order][:, order])
+
+    return _hsic(centred, gram), jax.lax.map(permuted, keys)
+
+
+def _centred(gram):
+    rows = jnp.mean(gram, axis=0, keepdims=True)
+    return gram - rows - rows.T + jnp.mean(gram)
+
+
+def _hsic(centred, gram):
+    return jnp.sum(centred * gram) / len(gram) ** 2
+
+
+def _pairs(kernel_x, x, kernel_y, y) -> None:
+    checks.instance("kernel_x", kernel_x, Kernel, KERNEL)
+    checks.instance("kernel_y", kernel_y, Kernel, KERNEL)
+    n, m = num_points(x), num_points(y)
+    checks.require(n == m >= 2, f"`x` and `y` must be at least 2 pairs; got {n} and {m} points.")
+    checks.sound("x", x)
+    checks.sound("y", y)
+
+
+def _require_permutations(number) -> None:
+    checks.whole("num_permutations", number, 1)
+
+
+def _result(value, null) -> PermutationTest:
+    value, null = float(value), np.asarray(null)
+    slack = 1e-12 * (abs(value) + np.abs(null).max())
+    return PermutationTest(value, float((1 + np.sum(null >= value - slack)) / (1 + len(null))), null)

@@ -1,0 +1,321 @@
+"""Kernel Bayes' rule: embeddings of posteriors from a joint sample and an embedded prior, without any density."""
+
+import warnings
+
+import numpy as np
+from jax.typing import ArrayLike
+from scipy.linalg import cho_factor, cho_solve
+
+from numpyro_kme._core import checks
+from numpyro_kme._core.checks import EffectiveSampleSizeError
+from numpyro_kme._core.host import on_host
+from numpyro_kme._core.solves import Array
+from numpyro_kme.embeddings.means import MeanEmbedding
+from numpyro_kme.kernels import low_rank
+from numpyro_kme.kernels.base import Kernel, Points, num_points, register
+from numpyro_kme.kernels.low_rank import LowRank, LowRankRidge
+from numpyro_kme.kernels.rotations import RotationGaussian, RotationTrace, nearest_rotation
+from numpyro_kme.kernels.stationary import Gaussian
+
+MOST_INCREASES = 20
+"""How often a regularisation is doubled where a solve fails, before giving up."""
+
+
+def kernel_sum_rule(
+    prior: MeanEmbedding,
+    x: Points,
+    y: Points,
+    kernel_y: Kernel,
+    regularisation: float,
+    *,
+    tolerance: float = low_rank.TOLERANCE,
+) -> MeanEmbedding:
+    r"""Embed the marginal of `Y` when `X` has another law: $\hat m_Y = \sum_i \mu_i k_Y(\cdot, Y_i)$.
+
+    $\mu = (G_X + n \varepsilon I)^{-1} \hat m$, $\hat m_i = \sum_j \gamma_j k_X(X_i, U_j)$.
+
+    Args:
+        prior: $\sum_j \gamma_j k_X(\cdot, U_j)$; weights of any sign.
+        x, y: Joint sample, `n` points each.
+        kernel_y: Kernel of the result.
+        regularisation: `eps`.
+        tolerance: Of the low-rank factor of `G_X`.
+    Raises:
+        RuntimeError: If all weights are zero.
+    References: Fukumizu, Song & Gretton (2013), JMLR 14, section 3.
+    """
+    checks.concrete(prior=prior, x=x, y=y, regularisation=regularisation)
+    n = _joint(x, y)
+    _embedding(prior)
+    checks.positive_number("regularisation", regularisation)
+    factor = LowRank.fit(prior.kernel, x, tolerance=tolerance)
+    return _found(kernel_y, y, low_rank.ridge(factor.values, n * regularisation, _values(prior, x)))
+
+
+def conditional_embedding(
+    x: Points,
+    y: Points,
+    kernel_x: Kernel,
+    kernel_y: Kernel,
+    observed: Points,
+    regularisation: float,
+    *,
+    tolerance: float = low_rank.TOLERANCE,
+) -> MeanEmbedding:
+    r"""Embed the law of `X` given `Y = y`: $\sum_i v_i k_X(\cdot, X_i)$, $v = (G_Y + n \varepsilon I)^{-1} k_Y(y)$.
+
+    For many observations and no embeddings, `LowRankRidge` and, dense, `ConditionalMeanEmbedding` factorise once.
+
+    Args:
+        x, y: Joint sample, `n` points each.
+        kernel_x: Kernel of the result.
+        kernel_y: Kernel on observations.
+        observed: `y`, one point with a leading axis.
+        regularisation: `eps`; .01 / sqrt(n) in the experiments of the paper.
+        tolerance: Of the low-rank factor of `G_Y`.
+    Raises:
+        RuntimeError: If all weights are zero.
+    References: Song et al. (2009), ICML.
+    """
+    checks.concrete(x=x, y=y, observed=observed, regularisation=regularisation)
+    _joint(x, y)
+    fitted = LowRankRidge.fit(y, kernel_y, regularisation, tolerance=tolerance)
+    return _found(kernel_x, x, fitted.weights(_one(observed))[0])
+
+
+def kernel_bayes_rule(
+    prior: MeanEmbedding,
+    x: Points,
+    y: Points,
+    kernel_y: Kernel,
+    observed: Points,
+    regularisation: float,
+    *,
+    delta: float | None = None,
+    tolerance: float = low_rank.TOLERANCE,
+) -> MeanEmbedding:
+    r"""Embed the posterior of `X` given `Y = y` under a prior of its own: $\sum_i \rho_i k_X(\cdot, X_i)$.
+
+    `KernelBayesRule.fit(...).posterior(observed)`; that class serves many observations from one factorisation.
+
+    Args:
+        prior: $\sum_j \gamma_j k_X(\cdot, U_j)$; weights of any sign.
+        x, y: Joint sample, `n` points each, from any prior.
+        kernel_y: Kernel on observations.
+        observed: `y`, one point with a leading axis.
+        regularisation, delta, tolerance: As in `KernelBayesRule.fit`.
+    Raises:
+        RuntimeError: If all weights are zero.
+    References: Fukumizu, Song & Gretton (2013), JMLR 14, section 4.
+    """
+    checks.concrete(prior=prior, x=x, y=y, observed=observed, regularisation=regularisation)
+    rule = KernelBayesRule.fit(x, y, kernel_y, prior, regularisation, delta=delta, tolerance=tolerance)
+    return rule.posterior(observed)
+
+
+@register
+class KernelBayesRule:
+    r"""The kernel Bayes' rule: posterior embeddings $\sum_i \rho_i k_X(\cdot, X_i)$, $\rho = R\, k_Y(y)$, for any `y`.
+
+    With $\mu = (G_X + n \varepsilon I)^{-1} \hat m$, $\Lambda = \mathrm{diag}(\mu)$ and $G_Y = U U^\top$,
+
+    $$ R = \Lambda G_Y \big((\Lambda G_Y)^2 + \delta I\big)^{-1} \Lambda = \Lambda U \big(C^2 + \delta I\big)^{-1} U^\top \Lambda, \qquad C = U^\top \Lambda U. $$
+
+    The second form is symmetric, needs one Cholesky factorisation of the size of the rank, and is exact for any factor `U`. Weights
+    are signed and do not sum to one exactly. Make one with `fit`.
+
+    Args:
+        kernel_x: Kernel on what is inferred.
+        x: Its sample, `n` points.
+        right: Features of the observations, with the low-rank factor of `G_Y`.
+        left: `Lambda U (C^2 + delta I)^-1 U' Lambda U`, `(n, r)`: weights are `left` times the features of `y`.
+        prior_weights: `mu`, `(n,)`.
+        regularisation: `eps` and `delta` that were used, `(2,)`.
+    References: Fukumizu, Song & Gretton (2013), JMLR 14, section 4. (Its equation 11 prints `mu` n times larger than its filter.)
+    """
+
+    kernel_x: Kernel
+    x: Points
+    right: LowRank
+    left: Array
+    prior_weights: Array
+    regularisation: Array
+
+    @classmethod
+    def fit(
+        cls,
+        x: Points,
+        y: Points,
+        kernel_y: Kernel,
+        prior: MeanEmbedding,
+        regularisation: float,
+        *,
+        delta: float | None = None,
+        tolerance: float = low_rank.TOLERANCE,
+    ) -> "KernelBayesRule":
+        """Prepare for any observation.
+
+        Args:
+            x, y: Joint sample, `n` points each, from any prior.
+            kernel_y: Kernel on observations.
+            prior: Embedding of the prior, whose kernel is that on `x`.
+            regularisation: `eps`; .01 / n in the paper.
+            delta: `2 eps` when left out.
+            tolerance: Of the low-rank factors of both Gram matrices.
+        Warns:
+            UserWarning: If `delta` had to be increased for the factorisation to succeed.
+        Cost: `n r^2`.
+        """
+        checks.concrete(x=x, y=y, kernel_y=kernel_y, prior=prior, regularisation=regularisation)
+        n = _joint(x, y)
+        _embedding(prior)
+        checks.positive_number("regularisation", regularisation)
+        delta = 2.0 * regularisation if delta is None else delta
+        checks.positive_number("delta", delta)
+        of_x = LowRank.fit(prior.kernel, x, tolerance=tolerance)
+        mu = low_rank.ridge(of_x.values, n * regularisation, _values(prior, x))
+        right = LowRank.fit(kernel_y, y, tolerance=tolerance)
+        left, delta = update(mu, np.asarray(right.values), delta)
+        return cls(prior.kernel, x, right, left, mu, np.array([regularisation, delta]))
+
+    def weights(self, y: Points) -> np.ndarray:
+        """Weights `rho` at many observations, `(s, n)`. Cost: `s n r`."""
+        checks.sound("y", y)
+        return self.right.features(y) @ np.asarray(self.left).T
+
+    def posterior(self, y: Points) -> MeanEmbedding:
+        """Embedding of the posterior at one observation, a bank of one point.
+
+        Raises:
+            RuntimeError: If all weights are zero.
+        """
+        return _found(self.kernel_x, self.x, self.weights(_one(y))[0])
+
+
+def update(mu: np.ndarray, factor: np.ndarray, delta: float) -> tuple[np.ndarray, float]:
+    """`Lambda U (C^2 + delta I)^-1 C`, `(n, r)`, and the `delta` used, doubled until the factorisation succeeds.
+
+    Multiplied by the features `phi` of an observation, for which `k_Y(y) = U phi`, it gives the weights `R k_Y(y)`.
+    """
+    scaled, core, cholesky, delta = _factorised(mu, factor, delta)
+    return scaled @ cho_solve(cholesky, core), delta
+
+
+def posterior_weights(mu: np.ndarray, factor: np.ndarray, delta: float, phi: np.ndarray) -> np.ndarray:
+    """The weights `R k_Y(y)` for features `phi` `(r,)` or `(r, s)`, `(n,)` or `(n, s)`: `update` for few `y`, at less cost."""
+    scaled, core, cholesky, _ = _factorised(mu, factor, delta)
+    return scaled @ cho_solve(cholesky, core @ phi)
+
+
+def _factorised(mu, factor, delta):
+    """`Lambda U`, `C`, the factor of `C^2 + delta I`, and `delta`."""
+    scaled = mu[:, None] * factor
+    core = factor.T @ scaled
+    square = core @ core
+    for attempt in range(MOST_INCREASES):
+        tried = delta * 2.0**attempt
+        try:
+            cholesky = cho_factor(square + tried * np.eye(len(square)), lower=True)
+        except (np.linalg.LinAlgError, ValueError):
+            continue
+        if attempt:
+            warnings.warn(f"delta = {delta:.3g} is too small to factorise; {tried:.3g} was used.", stacklevel=4)
+        return scaled, core, cholesky, tried
+    raise np.linalg.LinAlgError(
+        f"The matrix of kernel Bayes' rule cannot be factorised for delta from {delta:.3g} to {tried:.3g}: are weights or Gram "
+        "matrices finite?"
+    )
+
+
+def pre_image(embedding: MeanEmbedding, start: ArrayLike | None = None, *, max_steps: int = 200) -> np.ndarray:
+    r"""The point `x` whose feature is nearest to an embedding, `min_x |k(., x) - m|`, `(dim,)` or `(size, size)`.
+
+    For a Gaussian kernel, by the fixed point $x \leftarrow \sum_i \rho_i k(X_i, x) X_i / \sum_i \rho_i k(X_i, x)$, kept where
+    the embedding increases; it ends at a local maximum of the embedding, the mode of a smooth density. On rotations each step
+    goes to the rotation nearest to that mean; for the trace kernel the first is exact.
+
+    Args:
+        embedding: With `Gaussian` and points `(n, dim)`, or with `RotationTrace` or `RotationGaussian` and points
+            `(n, size, size)`.
+        start: Such a point; the sample point at which the embedding is largest, when left out.
+        max_steps: Largest number of steps.
+    Raises:
+        FloatingPointError: If all weights are zero, or a Gaussian embedding is nowhere positive on the sample or at `start`.
+    References: Mika et al. (1999); Fukumizu, Song & Gretton (2013), section 5.1.
+    """
+    checks.concrete(embedding=embedding, start=start)
+    points, weights = np.asarray(embedding.points, np.float64), np.asarray(embedding.weights, np.float64)
+    kernel = embedding.kernel
+    checks.require(
+        bool(weights.any()), f"All {len(weights)} weights are zero: there is no pre-image.", FloatingPointError
+    )
+    if isinstance(kernel, RotationTrace):
+        return nearest_rotation(np.tensordot(weights, points, axes=1))
+    if not isinstance(kernel, Gaussian | RotationGaussian):
+        raise ValueError(f"A pre-image needs a Gaussian kernel, or one on rotations; got {type(kernel).__name__}.")
+    scale = np.asarray(kernel.length_scale, np.float64)
+    project = nearest_rotation if isinstance(kernel, RotationGaussian) else np.asarray
+
+    def height(x):
+        near = np.exp(-0.5 * np.sum(np.square((points - x) / scale), axis=tuple(range(1, points.ndim))))
+        return weights @ near, near
+
+    if start is None:
+        start = points[int(np.argmax(_values(embedding, points)))]
+    x = np.asarray(start, np.float64)
+    checks.require(
+        x.shape == points.shape[1:], f"`start` must be one point of shape {points.shape[1:]}; got {x.shape}."
+    )
+    checks.finite("start", x)
+    value, near = height(x)
+    checks.require(
+        value > 0,
+        f"The embedding is {value:.3g} at the start of the search, where it must be positive: its weights, with a sum of "
+        f"{weights.sum():.3g}, have no mode there.",
+        FloatingPointError,
+    )
+    for _ in range(max_steps):
+        step = np.tensordot(weights * near, points, axes=1) / value - x
+        for shorter in (1.0, 0.5, 0.1, 0.01):
+            moved = project(x + shorter * step)
+            new_value, new_near = height(moved)
+            if new_value >= value:
+                break
+        else:
+            break
+        done = np.max(np.abs(moved - x) / scale) < 1e-9
+        x, value, near = moved, new_value, new_near
+        if done:
+            break
+    return x
+
+
+def _values(embedding: MeanEmbedding, points: Points) -> np.ndarray:
+    """The embedding at points, on the host in float64, `(n,)`."""
+    return on_host(MeanEmbedding.__call__)(embedding, points)
+
+
+def _one(y: Points) -> Points:
+    checks.require(num_points(y) == 1, f"`y` must hold one observation, with a leading axis; it holds {num_points(y)}.")
+    checks.sound("y", y)
+    return y
+
+
+def _found(kernel: Kernel, points: Points, weights: np.ndarray) -> MeanEmbedding:
+    checks.require(
+        bool(weights.any()),
+        f"All {len(weights)} weights are zero: the observation or the prior lies far from the joint sample, or kernels are too narrow.",
+        EffectiveSampleSizeError,
+    )
+    return MeanEmbedding(kernel, points, weights)
+
+
+def _embedding(prior) -> None:
+    checks.instance("prior", prior, MeanEmbedding, "an embedding, such as MeanEmbedding(kernel, draws)")
+
+
+def _joint(x, y) -> int:
+    n = num_points(x)
+    checks.require(n >= 1, "`x` and `y` must hold at least one point each; got none.")
+    checks.require(num_points(y) == n, f"`x` and `y` must hold as many points each; got {n} and {num_points(y)}.")
+    return n

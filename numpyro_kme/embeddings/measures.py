@@ -1,0 +1,390 @@
+"""Probability measures on `R^D` whose kernel embeddings are known: priors in coordinates.
+
+For a Gaussian kernel `k` with `B = diag(length_scale^2)` and a normal measure `N(m, S)`
+
+    int k(a, t) N(t | m, S) dt = |B|^(1/2) |B + S|^(-1/2) exp(-1/2 (a - m)' (B + S)^(-1) (a - m)),
+
+a product of two Gaussian kernels is a Gaussian kernel times a constant, and a mixture is a sum. Everything else goes
+by weighted points: a quasi-random set drawn from the measure stands in for it.
+"""
+
+import abc
+from dataclasses import field
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.linalg import solve_triangular
+from jax.scipy.special import logsumexp
+from jax.typing import ArrayLike
+from scipy.special import ndtri
+from scipy.stats import qmc
+
+from numpyro_kme._core import checks
+from numpyro_kme.kernels.base import Kernel, register, squared_distances
+from numpyro_kme.kernels.stationary import Gaussian
+
+
+class Tilted(NamedTuple):
+    """The unnormalised measures `k(a_i, t) p(dt)`, each a mixture of `K` normals.
+
+    Attributes:
+        log_masses: `(m, K)`; the log mean embedding at `a_i` is the log-sum-exp of row `i`.
+        means: `(m, K, D)`.
+        covariances: `(K, D, D)`, the same for every `a_i`.
+    """
+
+    log_masses: jax.Array
+    means: jax.Array
+    covariances: jax.Array
+
+
+class Measure(abc.ABC):
+    """A probability measure `p` on `R^D`."""
+
+    @property
+    @abc.abstractmethod
+    def dim(self) -> int:
+        """Dimension `D`."""
+
+    @abc.abstractmethod
+    def closed_form(self, *kernels: Kernel) -> bool:
+        """Whether embeddings with these kernels are exact."""
+
+    @abc.abstractmethod
+    def mean_embedding(self, kernel: Kernel, a: ArrayLike) -> jax.Array:
+        """Values `int k(a_i, t) p(dt)` at the points `a` of shape `(m, D)`, `(m,)`."""
+
+    @abc.abstractmethod
+    def product_embedding(self, kernel_a: Kernel, a: ArrayLike, kernel_b: Kernel, b: ArrayLike) -> jax.Array:
+        """Matrix `int k_a(a_i, t) k_b(t, b_j) p(dt)` for points `(m, D)` and `(r, D)`, `(m, r)`."""
+
+    @abc.abstractmethod
+    def squared_norm(self, kernel: Kernel) -> jax.Array:
+        """`int int k(s, t) p(ds) p(dt)`, the squared length of the mean embedding."""
+
+    @abc.abstractmethod
+    def as_points(self) -> "Points":
+        """Weighted points that stand for the measure."""
+
+    @abc.abstractmethod
+    def moments(self) -> tuple[jax.Array, jax.Array]:
+        """Mean `(D,)` and covariance `(D, D)`."""
+
+    @abc.abstractmethod
+    def sample(self, rng_key: jax.Array, n: int) -> jax.Array:
+        """`n` independent draws, `(n, D)`."""
+
+    @abc.abstractmethod
+    def log_density(self, t: ArrayLike) -> jax.Array:
+        """Log density at one point `(D,)`; raises where the measure has none."""
+
+
+def _require_covariances(value: ArrayLike) -> None:
+    """Require symmetric positive definite matrices `(..., D, D)`."""
+    checks.sound("covariance", value)
+    matrices = np.asarray(value, np.float64)
+    smallest = np.linalg.eigvalsh(matrices).min(initial=np.inf)
+    checks.require(
+        bool(smallest > 0) and np.allclose(matrices, np.swapaxes(matrices, -1, -2), rtol=1e-5),
+        f"`covariance` must be symmetric and positive definite; its smallest eigenvalue is {smallest:.3g}.",
+    )
+
+
+@register
+class Points(Measure):
+    """The measure `sum_t weights_t delta(points_t)`: prior draws where no closed form is known.
+
+    Args:
+        points: `(T, D)`.
+        weights: `(T,)`, non-negative, with sum one; equal when left out.
+    Embeddings cost `T` kernel evaluations a point.
+    """
+
+    points: ArrayLike
+    weights: ArrayLike | None = None
+
+    def __post_init__(self):
+        if checks.is_concrete((self.points, self.weights)):
+            checks.matrix("points", self.points)
+            checks.sound("points", self.points)
+            if self.weights is not None:
+                weights = np.asarray(self.weights)
+                checks.require(
+                    weights.shape == np.shape(self.points)[:1]
+                    and bool(np.all(weights >= 0))
+                    and abs(float(np.sum(weights)) - 1.0) < 1e-4,
+                    f"`weights` must be non-negative and sum to 1, one for each of the {len(self.points)} points; "
+                    f"got shape {weights.shape}, smallest {np.min(weights)}, sum {np.sum(weights)}.",
+                )
+
+    @property
+    def dim(self):
+        """Dimension `D`."""
+        return jnp.shape(self.points)[1]
+
+    @property
+    def probabilities(self) -> jax.Array:
+        """The weights, `(T,)`."""
+        size = jnp.shape(self.points)[0]
+        return jnp.full((size,), 1.0 / size) if self.weights is None else jnp.asarray(self.weights)
+
+    def as_points(self) -> "Points":
+        """Itself."""
+        return self
+
+    def closed_form(self, *kernels):
+        """Always true: finite sums are exact for this measure."""
+        return True
+
+    def mean_embedding(self, kernel, a):
+        """`sum_t weights_t k(a_i, points_t)`."""
+        checks.sound("a", a)
+        return kernel.gram(jnp.asarray(a), jnp.asarray(self.points)) @ self.probabilities
+
+    def product_embedding(self, kernel_a, a, kernel_b, b):
+        """`sum_t weights_t k_a(a_i, points_t) k_b(points_t, b_j)`."""
+        points = jnp.asarray(self.points)
+        return (kernel_a.gram(jnp.asarray(a), points) * self.probabilities[None, :]) @ kernel_b.gram(
+            points, jnp.asarray(b)
+        )
+
+    def squared_norm(self, kernel):
+        """`sum_st weights_s weights_t k(points_s, points_t)`."""
+        return self.probabilities @ self.mean_embedding(kernel, self.points)
+
+    def moments(self):
+        """Weighted mean and covariance."""
+        points = jnp.asarray(self.points)
+        mean = self.probabilities @ points
+        centred = points - mean[None, :]
+        return mean, (centred * self.probabilities[:, None]).T @ centred
+
+    def sample(self, rng_key, n):
+        """Points drawn with replacement."""
+        checks.key(rng_key)
+        return jax.random.choice(rng_key, jnp.asarray(self.points), (n,), p=self.probabilities)
+
+    def log_density(self, t):
+        """A set of points has no density."""
+        raise ValueError(
+            "`Points` has no density: it stands for a measure known by draws alone. Use its draws with "
+            "importance weights, or give a Normal or NormalMixture."
+        )
+
+
+class _NormalComponents(Measure):
+    """What `Normal` and `NormalMixture` share: sums over normal components."""
+
+    num_points: int
+
+    @abc.abstractmethod
+    def components(self) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Log weights `(K,)`, means `(K, D)` and covariances `(K, D, D)`."""
+
+    def closed_form(self, *kernels):
+        """Whether all `kernels` are Gaussian."""
+        return all(isinstance(kernel, Gaussian) for kernel in kernels)
+
+    def as_points(self) -> Points:
+        """`num_points` quasi-random draws (scrambled Sobol points, always the same), stratified by component."""
+        log_weights, means, covariances = self.components()
+        each = max(self.num_points // len(means), 1)
+        noise = jnp.asarray(_quasi_normals(each, self.dim), dtype=means.dtype)
+        draws = means[:, None, :] + jnp.einsum("tj,kij->kti", noise, jnp.linalg.cholesky(covariances))
+        return Points(draws.reshape(-1, self.dim), jnp.repeat(jnp.exp(log_weights) / each, each))
+
+    def tilt(self, kernel: Kernel, a: ArrayLike) -> Tilted:
+        """The measures `k(a_i, t) p(dt)` for a Gaussian kernel, by completing the square in each component."""
+        if not isinstance(kernel, Gaussian):
+            raise ValueError(f"`kernel` must be Gaussian for a closed form; got {type(kernel).__name__}.")
+        a = jnp.asarray(a)
+        log_weights, means, covariances = self.components()
+        squares = _squared_length_scales(kernel, self.dim)
+
+        def component(log_weight, mean, covariance):
+            factor = jnp.linalg.cholesky(covariance + jnp.diag(squares))
+            half = solve_triangular(factor, covariance, lower=True)
+            white = solve_triangular(factor, (a - mean[None, :]).T, lower=True)
+            log_mass = 0.5 * jnp.sum(jnp.log(squares)) - jnp.sum(jnp.log(jnp.diagonal(factor)))
+            log_masses = log_weight + log_mass - 0.5 * jnp.sum(white * white, axis=0)
+            return log_masses, mean[None, :] + white.T @ half, covariance - half.T @ half
+
+        log_masses, tilted_means, tilted_covariances = jax.vmap(component)(log_weights, means, covariances)
+        return Tilted(log_masses.T, jnp.swapaxes(tilted_means, 0, 1), tilted_covariances)
+
+    def mean_embedding(self, kernel, a):
+        """Closed form for a Gaussian kernel, otherwise a sum over `as_points()`."""
+        checks.matrix("a", a, columns=self.dim)
+        checks.sound("a", a)
+        if not self.closed_form(kernel):
+            return self.as_points().mean_embedding(kernel, a)
+        return jnp.sum(jnp.exp(self.tilt(kernel, a).log_masses), axis=1)
+
+    def product_embedding(self, kernel_a, a, kernel_b, b):
+        """Closed form for two Gaussian kernels, of equal or different length scales, otherwise by `as_points()`.
+
+        `k_a(a, t) k_b(t, b) = exp(-1/2 (a - b)' (A + B)^(-1) (a - b)) exp(-1/2 (t - c)' C^(-1) (t - c))` with
+        `C = (A^(-1) + B^(-1))^(-1)` and `c = C (A^(-1) a + B^(-1) b)`.
+        """
+        if not self.closed_form(kernel_a, kernel_b):
+            return self.as_points().product_embedding(kernel_a, a, kernel_b, b)
+        a, b = jnp.asarray(a), jnp.asarray(b)
+        squares_a = _squared_length_scales(kernel_a, self.dim)
+        squares_b = _squared_length_scales(kernel_b, self.dim)
+        total = squares_a + squares_b
+        squares = squares_a * squares_b / total
+        log_between = Gaussian(jnp.sqrt(total)).log_gram(a, b)
+        from_a, from_b = a * (squares_b / total)[None, :], b * (squares_a / total)[None, :]
+
+        def component(log_weight, mean, covariance):
+            factor = jnp.linalg.cholesky(covariance + jnp.diag(squares))
+            log_mass = 0.5 * jnp.sum(jnp.log(squares)) - jnp.sum(jnp.log(jnp.diagonal(factor)))
+            white_a = solve_triangular(factor, (from_a - mean[None, :]).T, lower=True).T
+            white_b = solve_triangular(factor, -from_b.T, lower=True).T
+            return log_weight + log_mass - 0.5 * squared_distances(white_a, white_b)
+
+        log_tilts = jax.vmap(component)(*self.components())
+        return jnp.exp(log_between + logsumexp(log_tilts, axis=0))
+
+    def squared_norm(self, kernel):
+        """`sum_kl w_k w_l |B|^(1/2) |B + S_k + S_l|^(-1/2) exp(...)` for a Gaussian kernel."""
+        if not self.closed_form(kernel):
+            return self.as_points().squared_norm(kernel)
+        log_weights, means, covariances = self.components()
+
+        def against(log_weight, mean, covariance):
+            wide = NormalMixture(jnp.exp(log_weights), means, covariances + covariance[None])
+            return jnp.exp(log_weight) * wide.mean_embedding(kernel, mean[None, :])[0]
+
+        return jnp.sum(jax.vmap(against)(log_weights, means, covariances))
+
+    def moments(self):
+        """Mean and covariance of the mixture."""
+        log_weights, means, covariances = self.components()
+        weights = jnp.exp(log_weights)
+        mean = weights @ means
+        centred = means - mean[None, :]
+        within = jnp.einsum("k,kij->ij", weights, covariances)
+        return mean, within + (centred * weights[:, None]).T @ centred
+
+    def sample(self, rng_key, n):
+        """Independent draws."""
+        checks.key(rng_key)
+        log_weights, means, covariances = self.components()
+        key_component, key_noise = jax.random.split(rng_key)
+        which = jax.random.categorical(key_component, log_weights, shape=(n,))
+        noise = jax.random.normal(key_noise, (n, self.dim), dtype=means.dtype)
+        return means[which] + jnp.einsum("nij,nj->ni", jnp.linalg.cholesky(covariances)[which], noise)
+
+    def log_density(self, t):
+        """`log sum_k w_k N(t | m_k, S_k)`."""
+        log_weights, means, covariances = self.components()
+
+        def component(mean, covariance):
+            factor = jnp.linalg.cholesky(covariance)
+            # of the identity, once for all t: a solve for each point would cost far more than the density
+            white = solve_triangular(factor, jnp.eye(self.dim, dtype=factor.dtype), lower=True) @ (
+                jnp.asarray(t) - mean
+            )
+            log_norm = 0.5 * self.dim * jnp.log(2.0 * jnp.pi) + jnp.sum(jnp.log(jnp.diagonal(factor)))
+            return -0.5 * jnp.sum(white * white) - log_norm
+
+        return logsumexp(log_weights + jax.vmap(component)(means, covariances))
+
+
+@register
+class Normal(_NormalComponents):
+    """The normal measure `N(mean, covariance)`.
+
+    Args:
+        mean: `(D,)`.
+        covariance: `(D, D)`, positive definite.
+        num_points: How many quasi-random draws stand in where no closed form is known (static).
+    """
+
+    mean: ArrayLike
+    covariance: ArrayLike
+    num_points: int = field(default=2048, metadata=dict(static=True))
+
+    def __post_init__(self):
+        if checks.is_concrete((self.mean, self.covariance)):
+            dim = np.size(self.mean)
+            checks.require(
+                np.shape(self.mean) == (dim,) and np.shape(self.covariance) == (dim, dim),
+                "`mean` must have shape (D,) and `covariance` (D, D); "
+                f"got {np.shape(self.mean)} and {np.shape(self.covariance)}.",
+            )
+            checks.sound("mean", self.mean)
+            _require_covariances(self.covariance)
+
+    @classmethod
+    def standard(cls, dim: int) -> "Normal":
+        """`N(0, I)` on `R^dim`: the prior in normal coordinates."""
+        return cls(np.zeros(dim), np.eye(dim))
+
+    @property
+    def dim(self):
+        """Dimension `D`."""
+        return jnp.shape(self.mean)[0]
+
+    def components(self):
+        """One component."""
+        mean = jnp.asarray(self.mean)
+        return jnp.zeros((1,), mean.dtype), mean[None, :], jnp.asarray(self.covariance)[None]
+
+
+@register
+class NormalMixture(_NormalComponents):
+    """The mixture `sum_k weights_k N(means_k, covariances_k)`.
+
+    Args:
+        weights: `(K,)`, positive, with sum one.
+        means: `(K, D)`.
+        covariances: `(K, D, D)`, positive definite.
+        num_points: How many quasi-random draws stand in where no closed form is known (static).
+    """
+
+    weights: ArrayLike
+    means: ArrayLike
+    covariances: ArrayLike
+    num_points: int = field(default=2048, metadata=dict(static=True))
+
+    def __post_init__(self):
+        if checks.is_concrete((self.weights, self.means, self.covariances)):
+            shapes = np.shape(self.weights), np.shape(self.means), np.shape(self.covariances)
+            checks.require(
+                len(shapes[1]) == 2 and shapes[0] == shapes[1][:1] and shapes[2] == (*shapes[1], shapes[1][1]),
+                "`weights`, `means` and `covariances` must have shapes (K,), (K, D) and (K, D, D); "
+                f"got {shapes[0]}, {shapes[1]} and {shapes[2]}.",
+            )
+            checks.sound("means", self.means)
+            _require_covariances(self.covariances)
+            checks.positive("weights", self.weights)
+            total = float(np.sum(np.asarray(self.weights)))
+            checks.require(abs(total - 1.0) < 1e-4, f"`weights` must sum to 1; they sum to {total}.")
+
+    @property
+    def dim(self):
+        """Dimension `D`."""
+        return jnp.shape(self.means)[1]
+
+    def components(self):
+        """The `K` components."""
+        return jnp.log(jnp.asarray(self.weights)), jnp.asarray(self.means), jnp.asarray(self.covariances)
+
+
+def _squared_length_scales(kernel: Any, dim: int) -> jax.Array:
+    checks.require(
+        jnp.shape(kernel.length_scale) in ((), (1,), (dim,)),
+        f"`length_scale` must be a scalar or have shape ({dim},); got {jnp.shape(kernel.length_scale)}.",
+    )
+    return jnp.square(jnp.broadcast_to(jnp.asarray(kernel.length_scale), (dim,)))
+
+
+@lru_cache(maxsize=8)
+def _quasi_normals(n: int, dim: int) -> np.ndarray:
+    points = qmc.Sobol(dim, scramble=True, rng=np.random.default_rng(0)).random_base2(int(np.ceil(np.log2(n))))
+    return ndtri(np.clip(points[:n], 1e-12, 1.0 - 1e-12))

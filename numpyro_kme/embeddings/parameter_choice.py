@@ -1,0 +1,301 @@
+"""Kernels and regularisation of kernel Bayes' rule and its filter from the data: K-fold criteria and split halves."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.typing import ArrayLike
+
+from numpyro_kme._core import checks
+from numpyro_kme.embeddings.filtering import KernelBayesFilter
+from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule, posterior_weights
+from numpyro_kme.embeddings.means import MeanEmbedding
+from numpyro_kme.kernels import low_rank
+from numpyro_kme.kernels.base import Kernel, Points, num_points
+from numpyro_kme.kernels.low_rank import LowRank
+
+SCALES = (0.5, 0.7, 1.0, 1.4, 2.0)
+
+
+class KernelBayesSettings(NamedTuple):
+    """What kernel Bayes' rule and its filter are told.
+
+    Attributes:
+        kernel_x: On what is inferred.
+        kernel_y: On observations.
+        regularisation: `eps`.
+        delta: `2 eps` when left out.
+    """
+
+    kernel_x: Kernel
+    kernel_y: Kernel
+    regularisation: float
+    delta: float | None = None
+
+    def rule(self, x: Points, y: Points, prior: Points, prior_weights=None, **settings) -> KernelBayesRule:
+        """`KernelBayesRule.fit` with the prior embedded from points `prior` by `kernel_x`."""
+        embedding = MeanEmbedding(self.kernel_x, prior, prior_weights)
+        return KernelBayesRule.fit(x, y, self.kernel_y, embedding, self.regularisation, delta=self.delta, **settings)
+
+    def filter(self, states: Points, observations: Points, **settings) -> KernelBayesFilter:
+        """`KernelBayesFilter.fit`."""
+        return KernelBayesFilter.fit(
+            states, observations, self.kernel_x, self.kernel_y, self.regularisation, delta=self.delta, **settings
+        )
+
+
+class ChosenSettings(NamedTuple):
+    """The candidate with the least error.
+
+    Attributes:
+        settings: That candidate.
+        errors: Of all candidates, in their order.
+    """
+
+    settings: KernelBayesSettings
+    errors: np.ndarray
+
+
+def kernel_bayes_candidates(
+    kernel_x: Kernel,
+    kernel_y: Kernel,
+    regularisations: Sequence[float],
+    *,
+    scales_x: Sequence[float] = SCALES,
+    scales_y: Sequence[float] | None = None,
+    delta_ratios: Sequence[float] = (2.0,),
+) -> list[KernelBayesSettings]:
+    """Settings with the length scales of two kernels multiplied by numbers, and every regularisation.
+
+    Args:
+        kernel_x, kernel_y: With a field `length_scale`, such as `Gaussian(median_heuristic(x))`; one without is kept as it is.
+        regularisations: `eps`.
+        scales_x, scales_y: Multiples of each length scale. When `scales_y` is left out, both kernels have the same multiple, as
+            in the filter of the paper.
+        delta_ratios: `delta` as multiples of `eps`.
+    """
+    both = [(s, s) for s in scales_x] if scales_y is None else list(product(scales_x, scales_y))
+    return [
+        KernelBayesSettings(
+            scaled_kernel(kernel_x, a), scaled_kernel(kernel_y, b), float(epsilon), float(ratio * epsilon)
+        )
+        for a, b in both
+        for epsilon in regularisations
+        for ratio in delta_ratios
+    ]
+
+
+def scaled_kernel(kernel: Kernel, factor: float) -> Kernel:
+    """The kernel with its length scale multiplied; as it is where it has none."""
+    if not hasattr(kernel, "length_scale"):
+        return kernel
+    return replace(kernel, length_scale=np.asarray(kernel.length_scale) * factor)  # type: ignore[type-var]
+
+
+def choose_by_folds(
+    rng_key: jax.Array,
+    x: Points,
+    y: Points,
+    settings: Sequence[KernelBayesSettings],
+    *,
+    num_folds: int = 10,
+    compare_in: Kernel | None = None,
+    tolerance: float = low_rank.TOLERANCE,
+) -> ChosenSettings:
+    r"""Settings of kernel Bayes' rule by the paper's K-fold criterion.
+
+    Averaged over the observations, posteriors under the joint sample's own prior are that prior:
+    $\sum_a \big| \tfrac{1}{|T_a|} \sum_{j \in T_a} \hat m^{[-a]}_{X \mid Y_j} - \hat m^{[a]}_X \big|^2$ is small for good settings.
+
+    Norms in the spaces of different kernels do not compare: the wider `kernel_x`, the smaller all distances. With
+    `compare_in` every candidate is measured in the space of that kernel. The paper does without.
+
+    Args:
+        rng_key: Divides the sample into folds.
+        x, y: Joint sample, `n` points each.
+        settings: Candidates, such as `kernel_bayes_candidates(...)`.
+        num_folds: `K`, from 2 to `n / 2`.
+        compare_in: Kernel of the norm; the candidate's `kernel_x` when left out.
+        tolerance: Of the low-rank factors.
+    Cost: for each kernel one factor of rank `r`, `n r^2`; for each candidate `K n r^2`.
+    References: Fukumizu, Song & Gretton (2013), JMLR 14, section 4.2.
+    """
+    checks.concrete(rng_key=rng_key, x=x, y=y)
+    checks.key(rng_key)
+    folds, factors = _folds(rng_key, x, y, settings, num_folds), _Factors(tolerance)
+
+    def error(one):
+        of_x, of_y = factors(one.kernel_x, x).values, factors(one.kernel_y, y).values
+        norm = of_x if compare_in is None else factors(compare_in, x).values
+        return sum(_from_average(one, of_x, of_y, norm, fold) for fold in folds)
+
+    return _least(settings, [_or_infinite(error, one) for one in settings])
+
+
+def choose_by_prediction(
+    rng_key: jax.Array,
+    x: ArrayLike,
+    y: Points,
+    settings: Sequence[KernelBayesSettings],
+    *,
+    num_folds: int = 10,
+    tolerance: float = low_rank.TOLERANCE,
+) -> ChosenSettings:
+    r"""Settings of kernel Bayes' rule by cross-validation of posterior means under the joint sample's own prior.
+
+    The mean of $|x_j - \hat E[X \mid y_j]|^2$ over held-out pairs: best where means are what is wanted. It is as cheap as the
+    criterion of `choose_by_folds` and, unlike it, sees whether each observation is used well.
+
+    Args:
+        rng_key: Divides the sample into folds.
+        x: `(n, dim)`.
+        y: `n` points.
+        settings: Candidates, such as `kernel_bayes_candidates(...)`.
+        num_folds: `K`, from 2 to `n / 2`.
+        tolerance: Of the low-rank factors.
+    References: Fukumizu, Song & Gretton (2013), JMLR 14, section 4.2.
+    """
+    checks.concrete(rng_key=rng_key, x=x, y=y)
+    checks.key(rng_key)
+    checks.matrix("x", x)
+    table = np.asarray(x, np.float64)
+    folds, factors = _folds(rng_key, x, y, settings, num_folds), _Factors(tolerance)
+
+    def error(one):
+        of_x, of_y = factors(one.kernel_x, x).values, factors(one.kernel_y, y).values
+        return sum(_from_means(one, of_x, of_y, table, fold) for fold in folds) / len(table)
+
+    return _least(settings, [_or_infinite(error, one) for one in settings])
+
+
+def _folds(rng_key, x, y, settings, num_folds) -> list[np.ndarray]:
+    n = num_points(x)
+    _require_candidates(settings)
+    checks.require(num_points(y) == n, f"`x` and `y` must hold as many points each; got {n} and {num_points(y)}.")
+    checks.whole("num_folds", num_folds, 2)
+    checks.require(2 * num_folds <= n, f"`num_folds` must be at most half of the {n} points; got {num_folds}.")
+    return np.array_split(np.asarray(jax.random.permutation(rng_key, n)), num_folds)
+
+
+def _or_infinite(error: Callable[[KernelBayesSettings], float], one: KernelBayesSettings) -> float:
+    """The error of a candidate, infinite where it cannot be solved or breaks down."""
+    try:
+        found = float(error(one))
+    except (np.linalg.LinAlgError, FloatingPointError):
+        return np.inf
+    return found if np.isfinite(found) else np.inf
+
+
+def _from_average(settings, of_x, of_y, norm, fold) -> float:
+    """Squared distance between the average posterior of held-out observations and the held-out sample."""
+    rest, weights = _held_out(settings, of_x, of_y, fold, of_y[fold].mean(axis=0))
+    return float(np.sum(np.square(norm[rest].T @ weights - norm[fold].mean(axis=0))))
+
+
+def _from_means(settings, of_x, of_y, table, fold) -> float:
+    """Sum of squared errors of the posterior means of held-out observations."""
+    rest, weights = _held_out(settings, of_x, of_y, fold, of_y[fold].T)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        means = (weights / weights.sum(axis=0)).T @ table[rest]
+    return float(np.sum(np.square(means - table[fold])))
+
+
+def _held_out(settings, of_x, of_y, fold, phi):
+    """Rows that are not held out, and their posterior weights for features `phi` of observations."""
+    rest = np.setdiff1d(np.arange(len(of_x)), fold)
+    u = of_x[rest]
+    mu = low_rank.ridge(u, len(rest) * settings.regularisation, u @ u.mean(axis=0))
+    delta = 2.0 * settings.regularisation if settings.delta is None else settings.delta
+    return rest, posterior_weights(mu, of_y[rest], delta, phi)
+
+
+class _Factors:
+    """Low-rank factors of whole samples, one for each kernel."""
+
+    def __init__(self, tolerance, max_rank=None):
+        self.settings, self.made = dict(tolerance=tolerance, max_rank=max_rank), []
+
+    def __call__(self, kernel, points) -> LowRank:
+        for known, of, factor in self.made:
+            if of is points and _same(known, kernel):
+                return factor
+        self.made.append((kernel, points, LowRank.fit(kernel, points, **self.settings)))
+        return self.made[-1][2]
+
+
+def _same(a, b):
+    leaves = zip(jax.tree.leaves(a), jax.tree.leaves(b))
+    if jax.tree.structure(a) != jax.tree.structure(b):
+        return False
+    return all(np.array_equal(one, other) for one, other in leaves)
+
+
+def choose_by_halves(
+    states: Points,
+    observations: Points,
+    settings: Sequence[KernelBayesSettings],
+    *,
+    modes: bool = False,
+    normalise: bool = True,
+    tolerance: float = low_rank.TOLERANCE,
+    max_rank: int | None = None,
+) -> ChosenSettings:
+    """Settings of the filter by its error on the second half of the training path, learnt from the first.
+
+    The error is the mean squared Euclidean (for matrices, Frobenius) distance between the decoded state and the true one. A
+    candidate whose filter breaks down has an infinite error.
+
+    Args:
+        states, observations: One path in the order of time, 8 points or more.
+        settings: Candidates, such as `kernel_bayes_candidates(...)`.
+        modes: Decode by modes instead of means.
+        normalise: As in `KernelBayesFilter.filter`.
+        tolerance, max_rank: Of the low-rank factors.
+    References: Fukumizu, Song & Gretton (2013), JMLR 14, section 5.3.
+    """
+    checks.concrete(states=states, observations=observations)
+    length = num_points(states)
+    _require_candidates(settings)
+    checks.require(length >= 8, f"`states` must hold at least 8 times to be halved; got {length}.")
+    checks.require(
+        num_points(observations) == length,
+        f"`states` and `observations` must be one path; got {length} and {num_points(observations)} points.",
+    )
+    middle = length // 2
+    states, observations = jax.tree.map(np.asarray, (states, observations))
+    path, seen = (jax.tree.map(lambda leaf: leaf[:middle], tree) for tree in (states, observations))
+    truth, new = (jax.tree.map(lambda leaf: leaf[middle:], tree) for tree in (states, observations))
+    before, before_seen = (jax.tree.map(lambda leaf: leaf[:-1], tree) for tree in (path, seen))
+    factors = _Factors(tolerance, max_rank)
+
+    def error(one):
+        of_states, of_observations = factors(one.kernel_x, before), factors(one.kernel_y, before_seen)
+        found = KernelBayesFilter.from_factors(path, of_states, of_observations, one.regularisation, delta=one.delta)
+        weights = found.filter(new, normalise=normalise)
+        decoded = found.modes(weights) if modes else found.means(weights)
+        return np.sum(np.square(decoded - truth)) / len(decoded)
+
+    return _least(settings, [_or_infinite(error, one) for one in settings])
+
+
+def _require_candidates(settings) -> None:
+    checks.require(len(settings) >= 1, "`settings` must hold at least one candidate; got none.")
+    for one in settings:
+        checks.instance("settings", one, KernelBayesSettings, "candidates KernelBayesSettings(...)")
+        checks.positive_number("regularisation", one.regularisation)
+        if one.delta is not None:
+            checks.positive_number("delta", one.delta)
+
+
+def _least(settings, errors) -> ChosenSettings:
+    errors, tried = np.asarray(errors, np.float64), [one.regularisation for one in settings]
+    checks.require(
+        bool(np.isfinite(errors).any()),
+        f"None of the {len(errors)} candidates, with regularisations from {min(tried):.3g} to {max(tried):.3g}, gave a finite error; "
+        "add larger regularisations or wider kernels.",
+        np.linalg.LinAlgError,
+    )
+    return ChosenSettings(settings[int(np.argmin(np.where(np.isfinite(errors), errors, np.inf)))], errors)

@@ -1,0 +1,29 @@
+"""Inference engines: settings, `run`, and a posterior."""
+
+from numpyro_kme.engines._base import Engine
+from numpyro_kme.engines._rounds import FromPosterior, FromVariance, Proposal
+from numpyro_kme.engines.citations import cite
+from numpyro_kme.engines.distribution_regression import DistributionRegressionABC
+from numpyro_kme.engines.k2abc import K2ABC
+from numpyro_kme.engines.kelfi import KELFI
+from numpyro_kme.engines.kernel_abc import KernelABC
+from numpyro_kme.engines.kernel_bayes import KernelBayes
+from numpyro_kme.engines.kernel_recursive_abc import KernelRecursiveABC
+from numpyro_kme.engines.posterior_bootstrap import PosteriorBootstrap
+from numpyro_kme.engines.rejection_abc import RejectionABC
+
+__all__ = [
+    "K2ABC",
+    "KELFI",
+    "DistributionRegressionABC",
+    "Engine",
+    "FromPosterior",
+    "FromVariance",
+    "KernelABC",
+    "KernelBayes",
+    "KernelRecursiveABC",
+    "PosteriorBootstrap",
+    "Proposal",
+    "RejectionABC",
+    "cite",
+]

@@ -1,0 +1,203 @@
+"""Pivoted incomplete Cholesky factors of Gram matrices: `G ~ U U'` with as few columns as a tolerance needs."""
+
+import jax
+import numpy as np
+from jax.typing import ArrayLike
+from scipy.linalg.lapack import dpstrf
+
+from numpyro_kme._core import checks, solves
+from numpyro_kme._core.host import in_present_precision, on_host
+from numpyro_kme._core.solves import Array
+from numpyro_kme.kernels.base import Kernel, Points, num_points, register
+
+TOLERANCE = 1e-10
+"""Share of the largest diagonal entry; small enough that what is left out is far below any regularisation here."""
+IN_TURN, AT_ONCE = 256, 4096
+"""Pivots that are found one at a time; points whose other pivots are found on the whole matrix."""
+
+
+@register
+class LowRank:
+    """Features `phi(t) = W k(P, t)` of a kernel by its pivots `P`: `k(a, b) ~ phi(a)' phi(b)`, exact at the pivots.
+
+    Args:
+        kernel: `k`.
+        pivots: `(r, dim)`.
+        inverse: `W`, `(r, r)`: the inverse of the Cholesky factor of `k(P, P)`.
+        values: `U`, features of the points that it was made of, `(n, r)`; `G ~ U U'`.
+        residual: Largest diagonal entry of `G - U U'`.
+    """
+
+    kernel: Kernel
+    pivots: Points
+    inverse: Array
+    values: Array
+    residual: Array
+
+    @classmethod
+    @on_host
+    def fit(
+        cls, kernel: Kernel, points: Points, *, tolerance: float = TOLERANCE, max_rank: int | None = None
+    ) -> "LowRank":
+        """Choose pivots greedily: each is the point that those before it explain worst.
+
+        Args:
+            kernel: Positive definite.
+            points: `(n, dim)`, or any pytree of points.
+            tolerance: Stop when no diagonal entry of the rest exceeds this share of the largest one of `G`. A failed or zero
+                pivot cannot occur: the matrix `U U'` is positive semi-definite at every rank.
+            max_rank: Stop at this rank at the latest.
+        Cost: `n r` kernel evaluations and `n r^2` operations, without an `(n, n)` matrix; for up to 4,096 points whose rank proves
+            larger than 256 the rest of the matrix is formed and factorised in blocks, which is faster.
+        References: Fine & Scheinberg (2001), JMLR 2.
+        """
+        n = num_points(points)
+        checks.instance("kernel", kernel, Kernel, "a kernel, such as Gaussian(length_scale)")
+        checks.require(n >= 1, "`points` must hold at least one point; it is empty.")
+        checks.sound("points", points)
+        checks.positive_number("tolerance", tolerance)
+        checks.require(tolerance < 1, f"`tolerance` must be below 1, a share of the diagonal; got {tolerance}.")
+        if max_rank is not None:
+            checks.whole("max_rank", max_rank, 1)
+        most = n if max_rank is None else min(max_rank, n)
+        on_device = in_present_precision(points)
+        rest = np.array(kernel.diagonal(points), np.float64)
+        stop = tolerance * rest.max()
+        columns = np.zeros((min(most, 64), n))
+        chosen: list[int] = []
+        while len(chosen) < most and rest.max() > stop and not (len(chosen) == IN_TURN and n <= AT_ONCE):
+            rank, pivot = len(chosen), int(np.argmax(rest))
+            if rank == len(columns):
+                columns = np.concatenate([columns, np.zeros((min(rank, most - rank), n))])
+            row = np.asarray(_row(kernel, on_device, pivot)) - columns[:rank, pivot] @ columns[:rank]
+            columns[rank] = row / np.sqrt(rest[pivot])
+            rest = np.maximum(rest - columns[rank] ** 2, 0.0)
+            chosen.append(pivot)
+            rest[chosen] = 0.0
+        values = columns[: len(chosen)].T.copy()
+        if len(chosen) < most and rest.max() > stop:
+            whole = np.asarray(_gram(kernel, on_device))
+            further, order = blocked(whole - values @ values.T, float(stop), most - len(chosen))
+            values, chosen = np.concatenate([values, further], axis=1), [*chosen, *order]
+            rest = np.maximum(np.diagonal(whole) - np.square(values).sum(axis=1), 0.0)
+        pivots = jax.tree.map(lambda leaf: leaf[chosen], points)
+        inverse = np.linalg.solve(values[chosen], np.eye(len(chosen)))
+        return cls(jax.tree.map(np.asarray, kernel), pivots, inverse, values, np.asarray(rest.max()))
+
+    @property
+    def rank(self) -> int:
+        """Number of pivots."""
+        return len(self.inverse)
+
+    def features(self, t: Points) -> np.ndarray:
+        """Features of other points, `(s, r)`."""
+        return self.at_pivots(t) @ np.asarray(self.inverse).T
+
+    def at_pivots(self, t: Points) -> np.ndarray:
+        """The kernel between other points and the pivots, `(s, r)`."""
+        if isinstance(self.pivots, np.ndarray) and np.ndim(t) == 2:
+            checks.same_columns("t", t, "pivots", self.pivots)
+        return on_host(_gram)(self.kernel, t, self.pivots)
+
+
+def blocked(matrix: np.ndarray, stop: float, most: int) -> tuple[np.ndarray, list[int]]:
+    """The same greedy columns `(n, r)` of a matrix that is there, and their pivots, by LAPACK; no diagonal entry of the rest is over `stop`."""
+    factor, order, rank, _ = dpstrf(matrix, tol=stop, lower=1)
+    order, rank = order - 1, min(int(rank), most)
+    columns = np.zeros((len(matrix), rank))
+    columns[order] = np.tril(factor)[:, :rank]
+    return columns, order[:rank].tolist()
+
+
+@jax.jit
+def _row(kernel, points, index):
+    point = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, index, 1), points)
+    return kernel.gram(point, points)[0]
+
+
+@jax.jit
+def _gram(kernel, x, y=None):
+    return kernel.gram(x, y)
+
+
+@register
+class LowRankRidge:
+    r"""Weights of kernel ridge regression, $v(t) = (G + n \lambda I)^{-1} k(t)$, as $U (U^\top U + n \lambda I)^{-1} \phi(t)$.
+
+    $E[f(X) \mid t] \approx \sum_j v_j(t) f(x_j)$: a conditional mean embedding (`ConditionalMeanEmbedding`) by Woodbury's formula, exact for the
+    factor `U`. Make one with `fit`.
+
+    Args:
+        right: Features of inputs.
+        left: `U (U'U + n lam I)^-1`, `(n, r)`.
+        regularisation: `lam`.
+    """
+
+    right: LowRank
+    left: Array
+    regularisation: Array
+
+    @classmethod
+    def fit(
+        cls, inputs: Points, kernel: Kernel, regularisation: float, *, tolerance: float = TOLERANCE
+    ) -> "LowRankRidge":
+        """Factorise.
+
+        Args:
+            inputs: `n` points.
+            kernel: `k`.
+            regularisation: `lam`.
+            tolerance: Of the factor.
+        Cost: `n r^2`.
+        """
+        checks.concrete(inputs=inputs, kernel=kernel, regularisation=regularisation)
+        checks.positive_number("regularisation", regularisation)
+        checks.sound("inputs", inputs)
+        right = LowRank.fit(kernel, inputs, tolerance=tolerance)
+        values = np.asarray(right.values)
+        left = np.linalg.solve(inner(values, len(values) * regularisation), values.T).T
+        return cls(right, left, np.asarray(regularisation, np.float64))
+
+    def weights(self, t: Points) -> np.ndarray:
+        """Weights `v` at many points, `(s, n)`. Cost: `s n r`."""
+        checks.sound("t", t)
+        return self.right.features(t) @ np.asarray(self.left).T
+
+
+def ridges(factor: Array, targets: np.ndarray, regularisations: ArrayLike):
+    r"""Kernel ridge regression for each `lam`: `(lam, coefficients, leave-one-out residuals)`, from one eigendecomposition.
+
+    With $G = U U^\top$ and $H = U (U^\top U + n \lambda I)^{-1} U^\top$: predictions at `t` are `phi(t)' c`,
+    $c = (U^\top U + n \lambda I)^{-1} U^\top t$, `(r, p)`, and $t_i - \hat t_{-i}(x_i) = [(I - H) t]_i / (1 - H_{ii})$, `(n, p)`.
+
+    Args:
+        factor: `U`, `(n, r)`.
+        targets: `(n, p)`.
+        regularisations: Each `lam`.
+    Cost: `2 n r^2 + 9 r^3`, then `n r p` for each `lam`.
+    """
+    factor = np.asarray(factor)
+    square = factor.T @ factor
+    values, vectors = np.linalg.eigh(square)
+    rotated = factor @ vectors
+    for lam in np.asarray(regularisations):
+        added = len(factor) * lam
+        solves.require_resolved(added, float(np.trace(square)), "U U' + c I")
+        inverse = 1.0 / (np.maximum(values, 0.0) + added)
+        within = inverse[:, None] * (rotated.T @ targets)
+        leverage = np.square(rotated) @ inverse
+        yield lam, vectors @ within, (targets - rotated @ within) / (1.0 - leverage)[:, None]
+
+
+def ridge(factor: Array, added: float, right: np.ndarray) -> np.ndarray:
+    """`(U U' + c I)^-1 b` by Woodbury's formula, for `U` `(n, r)` and `b` `(n, ...)`. Cost: `n r^2`."""
+    factor = np.asarray(factor)
+    return (right - factor @ np.linalg.solve(inner(factor, added), factor.T @ right)) / added
+
+
+def inner(factor: Array, added: float) -> np.ndarray:
+    """`U'U + c I`, `(r, r)`, checked: with a `c` below rounding, what is solved with it is noise."""
+    factor = np.asarray(factor)
+    square = factor.T @ factor
+    solves.require_resolved(added, float(np.trace(square)), "U U' + c I")
+    return square + added * np.eye(len(square))

@@ -1,0 +1,38 @@
+"""Learnt likelihoods: as values, as NumPyro distributions, and the posterior in their coordinates."""
+
+from numpyro_kme.likelihoods.base import Expansion, Form, LikelihoodAt, Surrogate
+from numpyro_kme.likelihoods.distribution import FittedLikelihood, KernelMeansLikelihood, fit_likelihood
+from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
+from numpyro_kme.likelihoods.published import (
+    DenseSolve,
+    KernelMeans,
+    Learner,
+    LeaveOneOut,
+    LeaveOneOutPredictive,
+    LowRankSolve,
+    MarginalLikelihood,
+    Tied,
+)
+from numpyro_kme.likelihoods.residual import ResidualKernelMeans
+from numpyro_kme.likelihoods.synthetic import SyntheticLikelihood
+
+__all__ = [
+    "DenseSolve",
+    "Expansion",
+    "FittedLikelihood",
+    "Form",
+    "KernelMeans",
+    "KernelMeansLikelihood",
+    "KernelMeansPosterior",
+    "Learner",
+    "LeaveOneOut",
+    "LeaveOneOutPredictive",
+    "LikelihoodAt",
+    "LowRankSolve",
+    "MarginalLikelihood",
+    "ResidualKernelMeans",
+    "Surrogate",
+    "SyntheticLikelihood",
+    "Tied",
+    "fit_likelihood",
+]

@@ -1,0 +1,166 @@
+"""What every kernel means surrogate offers: a learnt likelihood of statistics, given coordinates."""
+
+import abc
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import logsumexp
+from jax.typing import ArrayLike
+
+from numpyro_kme._core.solves import Array
+from numpyro_kme.embeddings.measures import Measure
+from numpyro_kme.kernels.base import register
+from numpyro_kme.kernels.stationary import Gaussian
+from numpyro_kme.likelihoods.signed import SignedLog, to_signed_log
+
+
+@register
+class Expansion:
+    """A function `z -> exp(log_scale) sum_j weights_j k(points_j, z)` on coordinates.
+
+    Args:
+        kernel: `k`.
+        points: `(m, D)`.
+        weights: `(m,)`, of either sign.
+        log_scale: Scalar.
+    """
+
+    kernel: Gaussian
+    points: Array
+    weights: Array
+    log_scale: Array
+
+
+class LikelihoodAt(abc.ABC):
+    """The learnt likelihood `z -> q(y | z)` at one observation `y`, with all work that depends on `y` alone done.
+
+    A frozen pytree: evaluate it under `jax.jit`, `jax.grad` and `jax.vmap`, in the precision of the caller.
+    """
+
+    @property
+    @abc.abstractmethod
+    def data(self) -> Any:
+        """The observation `y`."""
+
+    @abc.abstractmethod
+    def signed_log(self, z: ArrayLike) -> SignedLog:
+        """Sign and log absolute value of `q(y | z)` at one point `z` of shape `(D,)`.
+
+        `q` may be negative for a finite number of simulations; it is handed out as it is.
+        """
+
+    @abc.abstractmethod
+    def log_density(self, z: ArrayLike) -> jax.Array:
+        """Logarithm of a positive version of `q(y | z)` at one point, for samplers that follow gradients.
+
+        It equals `log q` up to a stated error where `q` is well above zero; elsewhere its gradient is finite and leads
+        back to the simulations that look like `y`. Never a flat floor.
+        """
+
+    def brief(self) -> "LikelihoodAt":
+        """The same with the parts in which nothing cancels in float32, for samplers that only compare values."""
+        return self
+
+    def log_mean(self, measure: Measure) -> SignedLog:
+        """Sign and log absolute value of `int q(y | z) p(dz)` for a measure `p`.
+
+        In closed form where `q(y | .)` is an expansion whose kernel `p` can be integrated against; otherwise over the points
+        that stand for `p`.
+        """
+        terms = self.expansion()
+        if terms is not None:
+            value = jnp.asarray(terms.weights) @ measure.mean_embedding(terms.kernel, terms.points)
+            return to_signed_log(value, terms.log_scale)
+        points = measure.as_points()
+        signs, log_sizes = jax.vmap(self.signed_log)(jnp.asarray(points.points))
+        log_mean, sign = logsumexp(log_sizes, b=signs * points.probabilities, return_sign=True)
+        return sign, log_mean
+
+    def expansion(self) -> Expansion | None:
+        """`q(y | .)` as a weighted sum of kernels, where it is one; `None` where functionals need draws."""
+        return None
+
+
+class Surrogate(abc.ABC):
+    """A likelihood of raw statistics `y` given coordinates `z`, learnt from simulations `{(z_j, x_j)}`.
+
+    A frozen pytree whose arrays are NumPy float64, so that it works in sessions of either precision.
+    Coordinates are about standard normal under the prior. A form of the surrogate is a settings object with
+    `fit(z, x, ...) -> Surrogate`.
+    """
+
+    @property
+    @abc.abstractmethod
+    def dim(self) -> int:
+        """Number of coordinates `D`."""
+
+    @property
+    @abc.abstractmethod
+    def num_simulations(self) -> int:
+        """Number of simulations `m`."""
+
+    @abc.abstractmethod
+    def at(self, y: Any) -> LikelihoodAt:
+        """The likelihood at one observation; a concrete `y` is prepared on the host in float64, a traced one in place."""
+
+    def point(self, y: Any) -> Any:
+        """Read one output `(*event)` of a simulator as what `at` takes; here a vector."""
+        return y.reshape(-1)
+
+    def relevance(self) -> np.ndarray:
+        """Relevance of each raw statistic, `(n_raw,)`, in nats; raises where the form has none."""
+        raise NotImplementedError(f"{type(self).__name__} has no relevance of single statistics.")
+
+    def variance(self, z: ArrayLike) -> jax.Array:
+        """Variance of the surrogate at points `(r, D)`, relative to far from all simulations; raises if there is none."""
+        raise NotImplementedError(f"{type(self).__name__} has no Gaussian-process variance.")
+
+    @abc.abstractmethod
+    def describe(self) -> Mapping[str, Any]:
+        """What was learnt and what to look at, in words and numbers, for a person."""
+
+    def describe_observation(self, y: Any) -> str:
+        """Where an observation lies among the simulations, in a sentence; empty where the form does not say."""
+        return ""
+
+    def dependence(self) -> np.ndarray:
+        """How much the likelihood depends on each coordinate, `(D,)`: squared distances from the simulations are
+        weighted by it."""
+        return np.ones(self.dim)
+
+    def crossed(self, y: np.ndarray, z: np.ndarray) -> np.ndarray:
+        """Whether a vector of statistics `(..., n)` cannot come from coordinates `(..., D)`, as far as is known."""
+        return np.zeros(np.broadcast_shapes(y.shape[:-1], z.shape[:-1]), bool)
+
+    def require_density(self) -> None:  # noqa: B027
+        """Raise where `q(y | z)` is not a density in `y`, so that marginals and predictions mean nothing."""
+
+    def signed_log_density(self, z: ArrayLike, y: Any) -> SignedLog:
+        """Sign and log absolute value of `q(y | z)` for one `z` of shape `(D,)`; use `at(y)` for many."""
+        return self.at(y).signed_log(jnp.asarray(z))
+
+
+class Form(abc.ABC):
+    """Settings of one form of the surrogate: how a likelihood is learnt from simulations."""
+
+    def points(self, x: Any) -> Any:
+        """Read outputs `(n, *event)` of a simulator as what `fit` takes; here vectors."""
+        return x.reshape(len(x), -1)
+
+    def point(self, y: Any) -> Any:
+        """Read one output `(*event)`."""
+        return y.reshape(-1)
+
+    @abc.abstractmethod
+    def fit(self, z: ArrayLike, x: Any, *, measure: Any = None, y: Any = None) -> Surrogate:
+        """Learn a surrogate.
+
+        Args:
+            z: Coordinates of the simulations, `(m, D)`, from any proposal.
+            x: Raw statistics `(m, n)`, or a pytree of `m` data points.
+            measure: The prior in coordinates, for objectives and reports that need one.
+            y: The observation, for objectives that need it.
+        """

@@ -1,0 +1,349 @@
+"""Where the two columns meet: a learnt likelihood as a NumPyro distribution."""
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from numpyro.distributions import constraints
+from numpyro.distributions.distribution import Distribution
+
+from numpyro_kme._core import checks, solves
+from numpyro_kme._core.host import on_host
+from numpyro_kme.embeddings.measures import Measure
+from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
+from numpyro_kme.likelihoods.forms import default_form
+from numpyro_kme.likelihoods.region import Region
+from numpyro_kme.models.coordinates import Coordinates
+
+MANY = 0.01
+"""So many draws beyond the simulated parameters are warned of."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class FittedLikelihood:
+    """A learnt likelihood together with the map from a simulator's arguments to its coordinates.
+
+    Call it with the arguments of a simulator to get a distribution of its output:
+    `numpyro.sample("x", fitted(theta), obs=x)`, or hand it to `handlers.surrogate`.
+
+    Attributes:
+        surrogate: The learnt `q(y | z)` of flattened outputs `y`.
+        coordinates: The map `z = coordinates.forward(arguments)`.
+        event_shape: Shape of one output of the simulator.
+        simulated: Coordinates of the simulations it was learnt from, `(m, D)`.
+    """
+
+    surrogate: Surrogate
+    coordinates: Coordinates
+    event_shape: tuple[int, ...] = field(metadata=dict(static=True))
+    simulated: solves.Array
+
+    def at(self, y: ArrayLike) -> LikelihoodAt:
+        """The likelihood of one output `(*event)`, as a function of coordinates."""
+        return self.surrogate.at(self.surrogate.point(y))
+
+    @property
+    def region(self) -> Region:
+        """The simulated region of the coordinates."""
+        return Region.of(np.asarray(self.simulated), self.surrogate.dependence())
+
+    @property
+    def negligible(self) -> float:
+        """Share of draws beyond the simulations that is not worth a warning: 1 %, or five times what chance gives,
+        `1 / (m + 1)`."""
+        return max(MANY, 5.0 / (len(self.simulated) + 1))
+
+    def beyond(self, y: ArrayLike, arguments: ArrayLike, mask: ArrayLike = True) -> np.ndarray:
+        r"""Which calls of the simulator lie beyond those that the likelihood was learnt from.
+
+        A call does where its coordinates are farther outside the simulated ones than every simulation is outside the
+        others, each coordinate counting as the likelihood depends on it (`Region`), and where the observation cannot
+        come from it: a statistic is beyond an edge that no simulation crossed, or nearer to it than the edge is known
+        (`Edges`). What the likelihood says there rests on no simulation.
+
+        Args:
+            y: Observations `(*lead, *event)`.
+            arguments: The simulator's arguments, flattened, `(k, *groups, p)`; `lead` and `groups` are broadcast, and a
+                call that several observations share lies beyond where it does for one of them.
+            mask: Which observations count, of the broadcast shape; a call without any lies beyond nothing.
+        Returns:
+            `(k, *groups)`. A further draw from where the simulations were drawn lies beyond the region with probability
+            of about `1 / (m + 1)`.
+        """
+        y, arguments = np.asarray(y), np.asarray(arguments, np.float64)
+        lead, (size, *groups, count) = y.shape[: y.ndim - len(self.event_shape)], arguments.shape
+        z = self.coordinates.table(arguments.reshape(-1, count)).reshape(size, *groups, -1)
+        shared = tuple(range(1, 1 + max(0, len(lead) - len(groups))))
+        crossed = self.surrogate.crossed(
+            y.reshape(*lead, -1), z.reshape(size, *(1,) * len(shared), *groups, z.shape[-1])
+        )
+        counts = np.broadcast_to(mask, crossed.shape)
+        return (self.region.beyond(z) | (crossed & counts).any(axis=shared)) & counts.any(axis=shared)
+
+    def __call__(self, *params: ArrayLike) -> "KernelMeansLikelihood":
+        """The distribution of the output at `params`."""
+        return KernelMeansLikelihood(self, *params)
+
+
+def too_far(site: str, share: float) -> str:
+    """What to say of a share of draws beyond the simulated parameters of a site."""
+    return (
+        f"{share:.2%} of the posterior draws lie beyond the simulated parameters of site {site!r}, where no simulation "
+        "supports the likelihood. Simulate more, or further rounds at draws of this posterior (`num_rounds`, "
+        "`refine`), or look at the prior."
+    )
+
+
+class KernelMeansLikelihood(Distribution):
+    r"""The kernel means likelihood $q(y \mid \theta)$, learnt from simulations $\{(\theta_j, x_j)\}$.
+
+    It stands for a density of the simulator's output that is smoothed by the learnt bandwidth. A finite number of
+    simulations can make $q$ negative; `log_prob` is the logarithm of the positive version that the form of the
+    surrogate documents, so that gradient-based samplers can follow it.
+
+    Outputs `(*lead, *event)` and parameters of any batch shape are broadcast against each other: groups with their own
+    parameters, draws that share one (whose log densities a data plate adds up), or both.
+
+    Args:
+        fitted: From `fit_likelihood`, or from an engine (`KELFI.likelihoods[site]`).
+        *params: The simulator's arguments, in its order. Leading dimensions beyond those of one call are batch
+            dimensions, the same for every parameter.
+    Raises:
+        ValueError: If the parameters do not have as many numbers a call as `fitted` was learnt from.
+    Cost: `m` kernels a parameter and `m` products an output; `observing` does once what depends on the output alone.
+    Reference: Hsu and Ramos (2019), AISTATS.
+    """
+
+    arg_constraints: dict = {}
+    pytree_data_fields = ("fitted", "arguments", "prepared")
+
+    def __init__(self, fitted: FittedLikelihood, *params: ArrayLike):
+        self.fitted = fitted
+        self.arguments = _join(params, len(fitted.coordinates.columns))
+        self.prepared: Prepared | None = None
+        super().__init__(self.arguments.shape[:-1], fitted.event_shape)
+
+    @property
+    def support(self) -> constraints.Constraint:
+        """All real numbers: the learnt density lives on the simulator's output without its constraints."""
+        return constraints.independent(constraints.real, self.event_dim)
+
+    def in_batches(self, shape: tuple[int, ...]) -> "KernelMeansLikelihood":
+        """The same calls with the batch shape `shape`, if there are as many: an axis of length 1 may be taken for part of a parameter."""
+        if math.prod(shape) != math.prod(self.batch_shape):
+            return self
+        new = copy.copy(self)
+        new.arguments, new._batch_shape = self.arguments.reshape(*shape, -1), tuple(shape)
+        return new
+
+    def observing(self, value: ArrayLike, mask: ArrayLike = True) -> "KernelMeansLikelihood":
+        """The same distribution with the likelihood of one observation prepared; a traced one is left for `log_prob`.
+
+        What is prepared stays prepared under `jax.jit`, where `value` may be traced by the time it is scored. Outputs
+        that a known `mask`, of the shape of the outputs' leading dimensions, leaves out may be anything: they are not
+        looked at.
+        """
+        if not checks.is_concrete((value, self.fitted)):
+            return self
+        new = copy.copy(self)
+        new.prepared = Prepared.of(self.fitted, np.asarray(value), mask if checks.is_concrete(mask) else True)
+        return new
+
+    def sample(self, key: jax.Array | None, sample_shape: tuple[int, ...] = ()) -> jax.Array:
+        """Raises: draws come from the simulator itself."""
+        raise NotImplementedError(
+            "A kernel means likelihood has a density and no draws of its own. To simulate, leave the site unobserved "
+            "under `handlers.surrogate`, which then keeps the simulator."
+        )
+
+    def log_prob(self, value: ArrayLike, intermediates=None) -> jax.Array:
+        """Logarithm of the positive version of `q(value | params)`, of the broadcast batch shape.
+
+        A concrete `value` is prepared once, on the host and in float64; a traced one costs two triangular solves.
+        """
+        prepared = self.prepared
+        if prepared is None or not prepared.is_for(value):
+            prepared = Prepared.of(self.fitted, value)
+        return prepared.over(self._one, self.arguments)
+
+    def signs(self, value: ArrayLike) -> jax.Array:
+        """Signs of `q(value | params)`, of the broadcast batch shape."""
+
+        def sign(likelihood, arguments):
+            return likelihood.signed_log(self.fitted.coordinates.forward(arguments))[0]
+
+        return (self.prepared or Prepared.of(self.fitted, value)).over(sign, self.arguments)
+
+    def _one(self, likelihood, arguments):
+        return likelihood.log_density(self.fitted.coordinates.forward(arguments))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Prepared:
+    """The likelihood at outputs `(*lead, *event)`, as a function of parameters.
+
+    Attributes:
+        likelihood: A `LikelihoodAt`; leaves that depend on the output have leading dimensions `lead`.
+        value: The outputs.
+        mask: Which outputs count.
+        lead: Leading dimensions of the outputs.
+        varies: Which leaves depend on the output.
+    """
+
+    likelihood: LikelihoodAt
+    value: Any
+    mask: Any
+    lead: tuple[int, ...] = field(metadata=dict(static=True))
+    varies: tuple[bool, ...] = field(metadata=dict(static=True))
+
+    @classmethod
+    def of(cls, fitted: FittedLikelihood, value: ArrayLike, mask: ArrayLike = True) -> "Prepared":
+        """Prepare on the host where everything is concrete, in place otherwise."""
+        concrete = checks.is_concrete((value, fitted))
+        data: Any = np.asarray(value) if concrete else jnp.asarray(value)
+        checks.real("value", data)
+        lead = data.shape[: data.ndim - len(fitted.event_shape)]
+        checks.require(
+            data.shape[len(lead) :] == fitted.event_shape,
+            f"`value` must have shape (..., *{fitted.event_shape}), as the simulated outputs have; got {data.shape}.",
+        )
+        rows = data.reshape(-1, *fitted.event_shape)
+        mask = mask if concrete and np.shape(mask) == lead else True
+        if concrete:
+            leaves, structure, varies = _prepare(fitted, _without(rows, np.ravel(mask)))
+        else:
+            leaves, structure = jax.tree.flatten(jax.vmap(fitted.at)(rows))
+            varies = [True] * len(leaves)
+        shaped = [leaf.reshape((*lead, *leaf.shape[1:])) if moves else leaf for leaf, moves in zip(leaves, varies)]
+        return cls(structure.unflatten(shaped), data, mask, lead, tuple(varies))
+
+    def is_for(self, value: ArrayLike) -> bool:
+        """Whether `value` is what was prepared; one that is traced can only be that."""
+        if not checks.is_concrete((value, self.value, self.mask)):
+            return True
+        return np.shape(value) == np.shape(self.value) and np.array_equal(
+            *(np.asarray(v)[self.mask] for v in (value, self.value))
+        )
+
+    def over(self, function: Callable, arguments: jax.Array) -> jax.Array:
+        """`function(likelihood, arguments)` for one output and one call's arguments, over the broadcast batch shape.
+
+        What does not vary along a dimension is evaluated once for it.
+        """
+        batch = np.broadcast_shapes(self.lead, arguments.shape[:-1])
+        structure: Any
+        leaves, structure = jax.tree.flatten(self.likelihood)
+        mine, theirs = _missing(self.lead, batch), _missing(arguments.shape[:-1], batch)
+        leaves = [
+            jnp.asarray(leaf).reshape((*mine.kept, *leaf.shape[len(self.lead) :])) if moves else jnp.asarray(leaf)
+            for leaf, moves in zip(leaves, self.varies)
+        ]
+        for ours, args in zip(reversed(mine.axes), reversed(theirs.axes)):
+            axes = structure.unflatten([ours if moves else None for moves in self.varies])
+            function = jax.vmap(function, in_axes=(axes, args))
+        return function(structure.unflatten(leaves), arguments.reshape(*theirs.kept, arguments.shape[-1]))
+
+
+def _without(rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Outputs `(R, *event)` with one that counts in place of those that do not."""
+    return rows if mask.all() else rows[np.where(mask, np.arange(len(mask)), np.argmax(mask))]
+
+
+def _prepare(fitted: FittedLikelihood, rows: np.ndarray) -> tuple[list, Any, list[bool]]:
+    """Leaves and structure of the likelihood at outputs `(R, *event)`, and which leaves differ between them.
+
+    The outputs that are extreme in some statistic go through the checks of `fitted.at`; all are prepared together.
+    """
+    checks.finite("value", rows)
+    columns = rows.reshape(len(rows), -1)
+    extreme = np.unique([np.argmin(columns, axis=0), np.argmax(columns, axis=0)])
+    checked = [fitted.at(rows[i]) for i in extreme]
+    if len(rows) == 1:
+        leaves, structure = jax.tree.flatten(checked[0])
+        return [leaf[None] for leaf in leaves], structure, [True] * len(leaves)
+    leaves, structure = jax.tree.flatten(on_host(_prepare_rows)(fitted, rows.astype(np.float64)))
+    varies = [any(not np.array_equal(row, leaf[0]) for row in leaf[1:]) for leaf in leaves]
+    varies[-1] = True
+    return [leaf if moves else leaf[0] for leaf, moves in zip(leaves, varies)], structure, varies
+
+
+@jax.jit
+def _prepare_rows(fitted, rows):
+    return jax.vmap(fitted.at)(rows)
+
+
+class _Lead(NamedTuple):
+    kept: tuple[int, ...]
+    axes: tuple[int | None, ...]
+
+
+def _missing(lead: tuple[int, ...], batch: tuple[int, ...]) -> _Lead:
+    """Dimensions of `lead` that run along `batch`, and for each dimension of `batch` whether there is one."""
+    padded = (1,) * (len(batch) - len(lead)) + lead
+    here = [i >= len(batch) - len(lead) and padded[i] == batch[i] for i in range(len(batch))]
+    kept = tuple(size for size, moves in zip(batch, here) if moves)
+    return _Lead(kept, tuple(0 if moves else None for moves in here))
+
+
+def _join(params: tuple[ArrayLike, ...], expected: int) -> jax.Array:
+    """All numbers that one call takes, flattened and joined, `batch_shape + (expected,)`."""
+    arrays = [jnp.asarray(p) for p in params]
+    shapes = [a.shape for a in arrays]
+    for k in range(min((a.ndim for a in arrays), default=0) + 1):
+        if len({shape[:k] for shape in shapes}) == 1 and sum(math.prod(shape[k:]) for shape in shapes) == expected:
+            dtype = jnp.result_type(float, *arrays)
+            return jnp.concatenate([a.reshape(*a.shape[:k], -1).astype(dtype) for a in arrays], axis=-1)
+    raise ValueError(
+        f"The likelihood was learnt from {expected} arguments for each simulation, and parameters of the shapes {shapes} do "
+        "not hold that many after common leading batch dimensions. Pass the arguments of the simulator in its order, "
+        "broadcast against each other."
+    )
+
+
+def fit_likelihood(
+    theta: ArrayLike,
+    x: ArrayLike,
+    *,
+    form: Form | None = None,
+    coordinates: Coordinates | None = None,
+    measure: Measure | None = None,
+    y: ArrayLike | None = None,
+) -> FittedLikelihood:
+    """Learn a simulator's likelihood from any table of its arguments and outputs.
+
+    Args:
+        theta: `(m, p)` arguments, from any proposal: they need not be draws from the prior.
+        x: `(m, *event)` outputs.
+        form: Form and settings of the surrogate; `ResidualKernelMeans()` when left out, or `KernelMeans()` for fewer than ten
+            simulations.
+        coordinates: Map of the arguments to about standard normal; `Coordinates.standardise(theta)` when left out.
+        measure: The prior in coordinates, for objectives and reports that need one.
+        y: The observation `(*event)`, for objectives that need it.
+    Raises:
+        ValueError: If the tables disagree in length, hold values that are not finite, or are too short.
+    """
+    checks.concrete(theta=theta, x=x, y=y)
+    theta, x = np.asarray(theta), np.asarray(x)
+    checks.matrix("theta", theta, min_rows=2)
+    checks.require(
+        x.shape[:1] == theta.shape[:1],
+        f"`theta` and `x` must have one row for each simulation; got shapes {theta.shape} and {x.shape}.",
+    )
+    checks.sound("theta", theta)
+    checks.sound("x", x, "Leave out the simulations that failed.")
+    checks.require(x.size > 0, f"`x` must hold at least one number for each simulation; got shape {x.shape}.")
+    checks.instance("form", form, Form | None, "KernelMeans(...), ResidualKernelMeans(...) or another form")
+    coordinates = coordinates or Coordinates.standardise(theta)
+    z = coordinates.table(theta)
+    form = form or default_form(len(x))
+    point = None if y is None else form.point(np.asarray(y))
+    surrogate = form.fit(z, form.points(x), measure=measure, y=point)
+    return FittedLikelihood(surrogate, coordinates, x.shape[1:], z)

@@ -1,0 +1,240 @@
+"""The kernel means posterior: density, embedding, moments and predictions, in closed form where there is one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import logsumexp
+from jax.typing import ArrayLike
+from scipy.optimize import minimize
+
+from numpyro_kme._core import checks
+from numpyro_kme._core.host import in_present_precision, on_host
+from numpyro_kme.embeddings.measures import Measure, Normal, NormalMixture
+from numpyro_kme.kernels.base import Kernel
+from numpyro_kme.kernels.stationary import Gaussian
+from numpyro_kme.likelihoods.base import LikelihoodAt, Surrogate
+from numpyro_kme.likelihoods.signed import SignedLog, to_signed_log
+from numpyro_kme.samplers.importance import WeightedPoints, cover, signed_logs
+
+ATOMS = 4096
+STARTS = 5
+
+
+@dataclass(frozen=True)
+class KernelMeansPosterior:
+    r"""Posterior `q(z | y) = q(y | z) p(z) / q(y)` of the coordinates under a learnt likelihood and a prior.
+
+    It integrates to one and may be negative somewhere, as the likelihood may. With the published form, a normal or
+    normal-mixture measure and Gaussian kernels, all is in closed form: the posterior is a signed sum of normals.
+    Otherwise `ATOMS` weighted points (`weighted_points` with a fixed key) stand in for it. Results are NumPy float64.
+
+    Args:
+        surrogate: The learnt likelihood.
+        y: The observation, raw.
+        measure: The prior in coordinates.
+    References:
+        Hsu & Ramos (2019), AISTATS.
+    """
+
+    surrogate: Surrogate
+    y: Any
+    measure: Measure
+
+    def __post_init__(self):
+        checks.require(
+            self.measure.dim == self.surrogate.dim,
+            f"`measure` has {self.measure.dim} dimensions and `surrogate` {self.surrogate.dim}: give the prior in the "
+            "coordinates that the surrogate was fitted on.",
+        )
+
+    @cached_property
+    def likelihood(self) -> LikelihoodAt:
+        """The learnt likelihood at the observation."""
+        return self.surrogate.at(self.y)
+
+    @property
+    def closed_form(self) -> bool:
+        """Whether moments and embeddings under Gaussian kernels are exact."""
+        return self.likelihood.expansion() is not None and isinstance(self.measure, Normal | NormalMixture)
+
+    @cached_property
+    @on_host
+    def _log_mass(self) -> SignedLog:
+        """Sign and log of `int q(y | z) p(dz)`, on the scale of the likelihood: by the weighted points where no closed form is."""
+        if self.likelihood.expansion() is None:
+            return np.ones(()), np.asarray(self._atoms.log_mass)
+        return self.likelihood.log_mean(self.measure)
+
+    def _positive_log_mass(self) -> np.ndarray:
+        sign, log_mass = self._log_mass
+        checks.require(
+            bool(sign > 0),
+            "The learnt likelihood of this observation is negative on average over the prior, so there is no posterior. "
+            "Simulate more, or check that the simulator can produce such an observation.",
+        )
+        return np.asarray(log_mass)
+
+    def log_marginal(self) -> SignedLog:
+        """Sign and log absolute value of the marginal likelihood `q(y)`.
+
+        Raises:
+            ValueError: If the data kernel is not a density in the observation.
+        """
+        self.surrogate.require_density()
+        return self._log_mass
+
+    @on_host
+    def signed_log_density(self, z: ArrayLike) -> SignedLog:
+        """Sign and log absolute value of `q(y | z) / q(y)`, the posterior density relative to the prior, at `(n, D)`."""
+        log_mass = self._positive_log_mass()
+        signs, log_sizes = signed_logs(in_present_precision(self.likelihood), None, jnp.asarray(z))
+        return np.asarray(signs), np.asarray(log_sizes) - log_mass
+
+    @on_host
+    def embedding(self, kernel: Kernel, t: ArrayLike) -> np.ndarray:
+        """Posterior embedding `mu(t) = int k(z, t) q(dz | y)` at points `(n, D)`, `(n,)`.
+
+        Exact for Gaussian kernels of any length scale where `closed_form`. Cost: `m n` kernel evaluations.
+        """
+        terms = self.likelihood.expansion()
+        t = jnp.asarray(t)
+        if terms is None:
+            atoms = self._atoms
+            return np.asarray(kernel.gram(t, jnp.asarray(atoms.points)) @ jnp.asarray(atoms.weights))
+        products = self.measure.product_embedding(terms.kernel, terms.points, kernel, t)
+        scale = jnp.exp(terms.log_scale - self._positive_log_mass())
+        return np.asarray(jnp.asarray(terms.weights) @ products * scale)
+
+    @cached_property
+    @on_host
+    def moments(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean `(D,)` and covariance `(D, D)` of the signed posterior.
+
+        With negative parts the covariance need not be positive definite; `weighted_points` has the positive part.
+        """
+        terms = self.likelihood.expansion()
+        if terms is None or not isinstance(self.measure, Normal | NormalMixture):
+            points, weights = np.asarray(self._atoms.points), np.asarray(self._atoms.weights)
+            mean = weights @ points
+            return mean, ((points - mean) * weights[:, None]).T @ (points - mean)
+        tilted = self.measure.tilt(terms.kernel, terms.points)
+        shares = jnp.exp(tilted.log_masses + terms.log_scale - self._positive_log_mass())
+        shares = shares * jnp.asarray(terms.weights)[:, None]
+        mean = jnp.einsum("jk,jkd->d", shares, tilted.means)
+        centred = tilted.means - mean[None, None, :]
+        between = jnp.einsum("jk,jkd,jke->de", shares, centred, centred)
+        covariance = between + jnp.einsum("jk,kde->de", shares, tilted.covariances)
+        return np.asarray(mean), np.asarray(covariance)
+
+    def mean(self) -> np.ndarray:
+        """Mean of the signed posterior, `(D,)`."""
+        return self.moments[0]
+
+    def covariance(self) -> np.ndarray:
+        """Covariance of the signed posterior, `(D, D)`."""
+        return self.moments[1]
+
+    @on_host
+    def expectation(self, function: Callable, *, positive: bool = False) -> np.ndarray:
+        """Posterior expectation of `function(z)` for one point `(D,)`, by `ATOMS` weighted points.
+
+        Args:
+            function: Traceable; any output shape.
+            positive: Use the positive part of the posterior, normalised, instead of the signed one.
+        """
+        atoms = self._atoms
+        weights = atoms.positive_weights if positive else atoms.weights
+        values = jax.vmap(function)(jnp.asarray(atoms.points))
+        return np.asarray(jnp.tensordot(jnp.asarray(weights), values, axes=1))
+
+    def negative_share(self) -> float:
+        """Share of the negative part in the absolute mass of the posterior; a few percent do no harm."""
+        return self._atoms.negative_share
+
+    def weighted_points(self, rng_key: jax.Array, n: int) -> WeightedPoints:
+        """Points that cover the posterior, with signed weights; see `candidates.cover`."""
+        checks.key(rng_key)
+        return cover(rng_key, self.likelihood, self.measure, n)
+
+    @cached_property
+    def _atoms(self) -> WeightedPoints:
+        return self.weighted_points(jax.random.key(0), ATOMS)
+
+    def herding_kernel(self) -> Gaussian:
+        """A Gaussian kernel for herding: per dimension, a third of the posterior standard deviation of the positive part.
+
+        Herding in the space of `l` itself cannot see anything finer than `beta`, which is often wider than the posterior.
+        """
+        points, weights = np.asarray(self._atoms.points), self._atoms.positive_weights
+        mean = weights @ points
+        return Gaussian(np.sqrt(weights @ (points - mean) ** 2) / 3.0)
+
+    @on_host
+    def mode(self) -> np.ndarray:
+        """Maximum of the posterior density in coordinates, `(D,)`, by L-BFGS from the best weighted points.
+
+        Raises:
+            ValueError: If the measure has no density (`Points`).
+        """
+        likelihood, measure = in_present_precision((self.likelihood, self.measure))
+        points = jnp.asarray(self._atoms.points)
+        sign, log_height = signed_logs(likelihood, measure, points)
+        heights = np.where(sign > 0, log_height, -np.inf)
+        starts = np.asarray(points)[np.argsort(heights)[-STARTS:]]
+
+        def loss(z):
+            sign, value, slope = _height(likelihood, measure, z)
+            return (-float(value), -np.asarray(slope)) if sign > 0 else (1e10, np.zeros_like(z))
+
+        found = [minimize(loss, start, jac=True, method="L-BFGS-B") for start in starts]
+        return min(found, key=lambda result: result.fun).x
+
+    def predictive_log_density(self, y_new: ArrayLike) -> SignedLog:
+        """Sign and log absolute value of `q(y* | y) = int q(y* | z) q(dz | y)` at new observations `(k, n)`, each `(k,)`.
+
+        `sum_j v_j(y*) mu(z_j)` for the published form.
+
+        Raises:
+            ValueError: If the data kernel is not a density in the observation.
+        """
+        self.surrogate.require_density()
+        found = [self._predict(self.surrogate.at(y)) for y in np.asarray(y_new)]
+        return np.array([sign for sign, _ in found]), np.array([log_size for _, log_size in found])
+
+    @on_host
+    def _predict(self, likelihood):
+        terms = likelihood.expansion()
+        if terms is not None:
+            value = np.asarray(terms.weights) @ self._embedding_at_simulations
+            return to_signed_log(value, terms.log_scale)
+        atoms = self._atoms
+        return _signed_mean(likelihood, jnp.asarray(atoms.points), jnp.asarray(atoms.weights))
+
+    @cached_property
+    def _embedding_at_simulations(self):
+        terms = self.likelihood.expansion()
+        return self.embedding(terms.kernel, terms.points)
+
+
+@jax.jit
+def _signed_mean(likelihood, z, weights):
+    signs, log_sizes = signed_logs(likelihood, None, z)
+    total, sign = logsumexp(log_sizes, b=signs * weights, return_sign=True)
+    return sign, total
+
+
+@jax.jit
+def _height(likelihood, measure, z):
+    """Sign, log and its gradient of `q(y | z) p(z)`."""
+
+    def height(z):
+        sign, log_size = likelihood.signed_log(z)
+        return log_size + measure.log_density(z), sign
+
+    (value, sign), slope = jax.value_and_grad(height, has_aux=True)(z)
+    return sign, value, slope

@@ -1,0 +1,286 @@
+"""Learning hyperparameters: L-BFGS-B on logarithms, from several starts, with bounds, weak priors and adjoint gradients."""
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.optimize import minimize
+
+from numpyro_kme._core import checks
+from numpyro_kme._core.host import in_present_precision, on_host, to_host
+from numpyro_kme.kernels.base import register
+from numpyro_kme.kernels.stationary import Gaussian
+from numpyro_kme.likelihoods.published.objectives import Bank, Hyperparameters, Objective, part
+
+
+@dataclass(frozen=True)
+class Tied:
+    r"""Two hyperparameters in place of all: one `eps` for every statistic and one `beta_0`, which decides `lam` too.
+
+        eps_i = eps,   beta_d = beta_0,   lam = ratio * beta_0 ** power
+
+    The protocol of the papers, which let `beta = beta_0 sigma` with the prior's standard deviations `sigma`; those are
+    1 in coordinates. `Tied()` is `lam = 1e-3 beta_0` (AISTATS), `Tied(1e-4, power=0.0)` the constant `lam = 1e-4` of
+    the preprint. A data kernel with several hyperparameters keeps the ratios between them.
+
+    Args:
+        ratio: `lam` where `beta_0` is 1.
+        power: How `lam` grows with `beta_0`.
+    References:
+        Hsu & Ramos (2019), AISTATS, section 5.
+    """
+
+    ratio: float = 1e-3
+    power: float = 1.0
+
+    def __post_init__(self):
+        checks.positive("ratio", self.ratio)
+        checks.require(0 <= self.power < np.inf, f"`power` must be finite and not negative; got {self.power}.")
+
+
+@dataclass(frozen=True)
+class Learner:
+    """How hyperparameters are searched; every number is in units of the template's values or of logarithms.
+
+    Args:
+        regularisation_bounds: Of `lam`. The lower bound keeps the surrogate from interpolating noise.
+        parameter_bounds: Of `beta`, in coordinates (about standard normal under the prior): bounded away from 0, so that
+            the maximum cannot be a spike.
+        data_factors: Bounds of each data hyperparameter as factors of its start.
+        common_sd: Standard deviation of the normal prior on the mean of the log length scales of one kernel.
+        separate_sd: Standard deviation of the normal prior of each log length scale about that mean: how much
+            evidence it takes to treat dimensions differently.
+        num_starts: Isotropic starts that are followed to their optimum, the best of a small grid.
+        subset: Number of simulations for all but the last steps.
+        last_steps: Evaluations of a last search with all simulations, where there are more than `subset`.
+        most: Largest number of simulations of the last search, chosen at random. Where there are more, `lam` is divided by
+            as much as they are more: the noise variance `m lam` stays.
+        max_steps: Evaluations of every other search.
+        tied: `Tied()` searches over one `eps` and one `beta_0` with all simulations up to `most`, without
+            `regularisation_bounds`; when left out, everything is free.
+    """
+
+    regularisation_bounds: tuple[float, float] = (1e-3, 1.0)
+    parameter_bounds: tuple[float, float] = (0.05, 100.0)
+    data_factors: tuple[float, float] = (0.02, 50.0)
+    common_sd: float = 1.5
+    separate_sd: float = 1.0
+    num_starts: int = 2
+    subset: int = 350
+    last_steps: int = 15
+    most: int = 2000
+    max_steps: int = 60
+    tied: Tied | None = None
+
+    def __post_init__(self):
+        for name in ("regularisation_bounds", "parameter_bounds", "data_factors"):
+            low, high = getattr(self, name)
+            checks.require(0 < low < high < np.inf, f"`{name}` must increase and be positive; got ({low}, {high}).")
+        for name in ("common_sd", "separate_sd"):
+            checks.positive(name, getattr(self, name))
+        for name in ("num_starts", "subset", "last_steps", "most", "max_steps"):
+            checks.whole(name, getattr(self, name), 1)
+        checks.instance("tied", self.tied, Tied | None, "Tied() or None")
+
+
+@register
+class Learnt:
+    """What a search found.
+
+    Attributes:
+        hyper: The hyperparameters.
+        score: The objective there, without priors.
+        at_lower: For each logarithm (`beta`, then the data kernel's, then `lam`) whether it ended at its lower bound.
+        at_upper: The same for upper bounds.
+        evaluations: Number of evaluations with a gradient, `(subset, all simulations)`.
+    """
+
+    hyper: Hyperparameters
+    score: float
+    at_lower: np.ndarray
+    at_upper: np.ndarray
+    evaluations: np.ndarray
+
+    def at_bounds(self, dim: int) -> str:
+        """Which hyperparameters ended at a bound of the search, in words; `dim` is the number of coordinates."""
+        eps = [f"eps[{i}]" for i in range(len(self.at_lower) - dim - 1)]
+        names = [*(f"beta[{i}]" for i in range(dim)), *eps, "lam"]
+        ends = {"lower": self.at_lower, "upper": self.at_upper}
+        hits = [f"{name} ({end})" for end, masks in ends.items() for name, hit in zip(names, masks, strict=True) if hit]
+        return ", ".join(hits) or "none"
+
+
+class Space(NamedTuple):
+    """Box of log hyperparameters: `beta` `(D,)`, the leaves of the data kernel, `lam`; and what moves in it.
+
+    Attributes:
+        start, lower, upper: Where the search starts, and the box, `(n,)`.
+        groups: Which kernel a logarithm belongs to, 2 for `lam`; -1 where it follows from others and has no prior of
+            its own.
+        common: One direction for each group, `(n, groups)`: all of its logarithms at once.
+    """
+
+    start: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+    groups: np.ndarray
+    common: np.ndarray
+
+    @property
+    def present(self) -> np.ndarray:
+        """The groups that are searched."""
+        return np.unique(self.groups[self.groups >= 0])
+
+    @classmethod
+    def around(cls, template: Hyperparameters, learner: Learner) -> "Space":
+        """The box around a template, whose values are the centres of the priors."""
+        beta = np.log(np.ravel(template.parameter_kernel.length_scale))
+        data = np.log(np.concatenate([np.ones(0), *map(np.ravel, jax.tree.leaves(template.data_kernel))]))
+        lam = np.log(np.ravel(template.regularisation))
+        factors, of_beta, of_lam = (
+            np.log(b) for b in (learner.data_factors, learner.parameter_bounds, learner.regularisation_bounds)
+        )
+        lower = np.concatenate([np.full(beta.shape, of_beta[0]), data + factors[0], of_lam[:1]])
+        upper = np.concatenate([np.full(beta.shape, of_beta[1]), data + factors[1], of_lam[1:]])
+        groups = np.repeat([0, 1, 2], [beta.size, data.size, 1])
+        start = np.clip(np.concatenate([beta, data, lam]), lower, upper)
+        common = (groups[:, None] == np.unique(groups)).astype(float)
+        if learner.tied is None:
+            return cls(start, lower, upper, groups, common)
+        start[: beta.size] = start[: beta.size].mean()
+        start[-1] = np.log(learner.tied.ratio) + learner.tied.power * start[0]
+        lower[-1], upper[-1], groups[-1] = -np.inf, np.inf, -1
+        common = common[:, :-1]
+        common[-1, 0] = learner.tied.power
+        return cls(start, lower, upper, groups, common)
+
+
+@on_host
+def learn(objective: Objective, bank: Bank, template: Hyperparameters, learner: Learner = Learner()) -> Learnt:
+    """Maximise an objective over the hyperparameters.
+
+    A grid of isotropic settings, searches from the best of them with one factor per kernel, then one search with every
+    length scale free from there; with many simulations these use a subset, and a last search uses all. Tied
+    hyperparameters end with the first searches, which use all simulations: on a subset the maximum can be another.
+
+    Args:
+        objective: What to maximise.
+        bank: The simulations.
+        template: Structure, starting values and centres of the priors.
+        learner: Settings of the search.
+    """
+    objective.check(bank, template)
+    space, total = Space.around(template, learner), len(bank.z)
+    bank = part(bank, learner.most)
+    vectors = isinstance(bank.data, np.ndarray) and bank.data.ndim == 2
+    small = part(bank, learner.subset) if vectors and learner.tied is None else bank
+    whole = small is bank
+    bank, small = in_present_precision((bank, small))
+    search = _Search(objective, template, space, learner)
+    at = search.isotropic(small)
+    if learner.tied is None and len(space.start) > space.common.shape[1]:
+        at = search.free(small, at, learner.max_steps)
+    counts = search.count
+    if not whole:
+        at = search.free(bank, at, learner.last_steps)
+    score = search.value_and_gradient(at, bank)[0]
+    slack = 1e-6
+    hyper = to_host(_unpack(at, template))
+    return Learnt(
+        replace(hyper, regularisation=hyper.regularisation * len(bank.z) / total),
+        score,
+        at < space.lower + slack,
+        at > space.upper - slack,
+        np.array([counts, search.count - counts]),
+    )
+
+
+@dataclass
+class _Search:
+    objective: Objective
+    template: Hyperparameters
+    space: Space
+    learner: Learner
+    count: int = field(default=0)
+
+    def value_and_gradient(self, at, bank):
+        """The objective and its gradient on the host; `-inf` where a factorisation failed."""
+        self.count += 1
+        value, gradient = _value_and_gradient(self.objective, at, bank, self.template)
+        value, gradient = float(value), np.asarray(gradient)
+        if not (np.isfinite(value) and np.isfinite(gradient).all()):
+            return -np.inf, np.zeros_like(at)
+        return value, gradient
+
+    def loss(self, at, bank):
+        """Minus the objective, plus minus log priors per simulation."""
+        value, gradient = self.value_and_gradient(at, bank)
+        penalty, slope = self._penalty(at)
+        weight = 1.0 / len(bank.z) if self.objective.uses_priors else 0.0
+        if not np.isfinite(value):
+            return 1e6, slope
+        return weight * penalty - value, weight * slope - gradient
+
+    def _penalty(self, at):
+        """Normal priors on the mean of the logs of each group, and on the differences from it."""
+        penalty, slope = 0.0, np.zeros_like(at)
+        offset = at - self.space.start
+        for group in self.space.present:
+            rows = self.space.groups == group
+            mean = offset[rows].mean()
+            apart = offset[rows] - mean
+            penalty += 0.5 * (mean / self.learner.common_sd) ** 2 + 0.5 * np.sum(apart**2) / self.learner.separate_sd**2
+            slope[rows] += mean / self.learner.common_sd**2 / rows.sum() + apart / self.learner.separate_sd**2
+        return penalty, slope
+
+    def isotropic(self, bank):
+        """Search over one factor for each kernel and `lam`, from the best points of a grid."""
+        space = self.space
+        tie = space.common
+        low = [np.max((space.lower - space.start)[column > 0]) for column in tie.T]
+        high = [np.min((space.upper - space.start)[column > 0]) for column in tie.T]
+
+        def loss(factors):
+            value, slope = self.loss(space.start + tie @ factors, bank)
+            return value, tie.T @ slope
+
+        grid = [
+            np.clip(np.array([a, b, 0.0])[space.present], low, high)
+            for a in np.log([0.3, 1.0])
+            for b in np.log([0.25, 0.7, 2.0])
+        ]
+        grid = sorted(grid, key=lambda factors: loss(factors)[0])[: self.learner.num_starts]
+        results = [_minimise(loss, start, low, high, self.learner.max_steps) for start in grid]
+        return space.start + tie @ min(results, key=lambda result: result.fun).x
+
+    def free(self, bank, start, steps):
+        """Search with every hyperparameter free."""
+        space = self.space
+        return _minimise(lambda at: self.loss(at, bank), start, space.lower, space.upper, steps).x
+
+
+def _minimise(loss, start, lower, upper, steps):
+    options = dict(maxfun=steps, maxiter=steps, ftol=1e-7, gtol=1e-5)
+    return minimize(
+        loss, start, jac=True, method="L-BFGS-B", bounds=list(zip(lower, upper, strict=True)), options=options
+    )
+
+
+@partial(jax.jit, static_argnums=0)
+def _value_and_gradient(objective, at, bank, template):
+    return jax.value_and_grad(lambda logs: objective.value(_unpack(logs, template), bank))(at)
+
+
+def _unpack(logs, template: Hyperparameters) -> Hyperparameters:
+    """Log hyperparameters in the order of `Space` to the structure of the template."""
+    dim = jnp.size(template.parameter_kernel.length_scale)
+    values = jnp.exp(logs) if isinstance(logs, jax.Array) else np.exp(logs)
+    leaves, structure = jax.tree.flatten(template.data_kernel)
+    ends = dim + np.cumsum([jnp.size(leaf) for leaf in leaves])
+    pieces = [
+        values[end - jnp.size(leaf) : end].reshape(jnp.shape(leaf)) for leaf, end in zip(leaves, ends, strict=True)
+    ]
+    return Hyperparameters(Gaussian(values[:dim]), jax.tree.unflatten(structure, pieces), values[-1])

@@ -1,0 +1,227 @@
+"""What the learner maximises: leave-one-out densities of the simulations, or the published marginal likelihood."""
+
+import abc
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from numpyro_kme._core import checks
+from numpyro_kme._core.solves import Array
+from numpyro_kme.embeddings.measures import Measure
+from numpyro_kme.kernels.base import Kernel, register
+from numpyro_kme.kernels.stationary import Gaussian
+from numpyro_kme.likelihoods.published import adjoint, scores
+from numpyro_kme.likelihoods.signed import log_positive_part
+
+
+@register
+class Hyperparameters:
+    """Everything the published form learns.
+
+    Args:
+        parameter_kernel: `l` on coordinates, length scales `beta` `(D,)`.
+        data_kernel: `k` on standardised statistics (length scales `eps`), or on whatever the data are.
+        regularisation: `lam`, for `(L + m lam I)^-1`.
+    """
+
+    parameter_kernel: Gaussian
+    data_kernel: Kernel
+    regularisation: Array
+
+    def __post_init__(self):
+        checks.positive("regularisation", self.regularisation)
+
+
+@register
+class Bank:
+    """Simulations as the kernels see them.
+
+    Args:
+        z: Coordinates, `(m, D)`.
+        data: `m` data points: standardised statistics `(m, n)`, or a pytree that the data kernel understands.
+        log_broad: `log p_0(x_j)` of a density much wider than the data, `(m,)`; `None` where the data have no density.
+        measure: The prior in coordinates; only for objectives that need it.
+        y: A bank with the observation alone; only for objectives that need it.
+    """
+
+    z: Array
+    data: Any
+    log_broad: Array | None = None
+    measure: Measure | None = None
+    y: Any = None
+
+
+def part(bank: Bank, size: int) -> Bank:
+    """A fixed random choice of simulations where there are many more; what all share in the data stays as it is."""
+    total = len(bank.z)
+    if total <= 1.3 * size:
+        return bank
+    rows = np.random.default_rng(0).permutation(total)[:size]
+    choose = lambda leaf: leaf[rows] if np.shape(leaf)[:1] == (total,) else leaf  # noqa: E731
+    log_broad = None if bank.log_broad is None else np.asarray(bank.log_broad)[rows]
+    return replace(bank, z=bank.z[rows], data=jax.tree.map(choose, bank.data), log_broad=log_broad)
+
+
+class Objective(abc.ABC):
+    """A function of the hyperparameters to maximise, per simulation."""
+
+    @abc.abstractmethod
+    def value(self, hyper: Hyperparameters, bank: Bank) -> jax.Array:
+        """The objective; NaN where a factorisation fails."""
+
+    def check(self, bank: Bank, template: Hyperparameters) -> None:
+        """Raise where something that this objective needs is missing; nothing is, unless a class says so."""
+        return
+
+    @property
+    @abc.abstractmethod
+    def uses_priors(self) -> bool:
+        """Whether the learner adds its weak priors on the logarithms of the hyperparameters."""
+
+
+@dataclass(frozen=True)
+class LeaveOneOut(Objective):
+    r"""Held-out log posterior density of each simulation's parameters, in closed form: the default.
+
+        mean_i log [ (1-w) q_{-i}(x_i | z_i)^+ / mean_j q_{-i}(x_i | z_j)^+ + w ]
+
+    asks that the positive part of the posterior given `x_i`, learnt without simulation `i`, is high at `z_i` relative to the
+    other simulated parameters. `^+` is a smooth positive part; the average in the denominator keeps negative parts
+    from being rewarded. It is invariant to the scale of the data kernel, so every data kernel will do, and a statistic
+    that says nothing about the parameters gets a wide `eps`.
+
+    Args:
+        floor: `w`, a share of the prior that bounds the loss of a single simulation.
+    Cost: a gradient is one Cholesky factorisation, one inverse and five matrix products of size `m`.
+    """
+
+    floor: float = 0.02
+
+    def __post_init__(self):
+        _require_share(self.floor)
+
+    def value(self, hyper, bank):
+        """Mean held-out score; 0 for a surrogate that knows nothing, at most about `log m`."""
+        ratios, _ = held_out(hyper, bank)
+        return jnp.mean(scores.posterior_scores(ratios, self.floor))
+
+    @property
+    def uses_priors(self):
+        """Yes."""
+        return True
+
+
+@dataclass(frozen=True)
+class LeaveOneOutPredictive(Objective):
+    r"""Held-out log predictive density of each simulation's data, in closed form.
+
+        mean_j log [ (1-w) q_{-j}(x_j | z_j)^+ / N_j + w p_0(x_j) ]
+
+    with `N_j` the integral of the positive part and `p_0` a broad density fitted to the bank. Every statistic has to be
+    predicted, informative or not, so `eps` is a bandwidth and says nothing about relevance. Better than `LeaveOneOut`
+    for predictive densities; as good for posteriors when all statistics matter, and worse when some do not.
+
+    Args:
+        floor: `w`, the share of the broad density.
+    Cost: as `LeaveOneOut`.
+    """
+
+    floor: float = 0.02
+
+    def __post_init__(self):
+        _require_share(self.floor)
+
+    def value(self, hyper, bank):
+        """Mean held-out log density of the standardised statistics."""
+        ratios, log_marginal = held_out(hyper, bank)
+        log_marginal = log_marginal - _normaliser(hyper, bank)
+        return jnp.mean(scores.predictive_scores(ratios, log_marginal, bank.log_broad, self.floor))
+
+    def check(self, bank, template):
+        """Require a density."""
+        checks.require(
+            bank.log_broad is not None and log_integral(template.data_kernel, bank.data) is not None,
+            "LeaveOneOutPredictive needs a data kernel that is a density over vectors of statistics. Learn by LeaveOneOut().",
+        )
+
+    @property
+    def uses_priors(self):
+        """Yes."""
+        return True
+
+
+@dataclass(frozen=True)
+class MarginalLikelihood(Objective):
+    r"""The published objective: the marginal kernel means likelihood `log q(y) = log int q(y | z) p(dz)`.
+
+    Over all hyperparameters it over-fits with few simulations: the maximum can be a spike (`eps` near the distance to
+    the nearest simulation, tiny `beta`) and usually sits at a bound. The papers maximise it over two,
+    `Learner(tied=Tied())`. Kept for comparison; prefer `LeaveOneOut`. No priors are added. Needs the observation and
+    the measure.
+
+    Cost: a gradient is one Cholesky factorisation and two solves of size `m`.
+    References: Hsu & Ramos (2019), AISTATS.
+    """
+
+    def value(self, hyper, bank):
+        """`log q(y)`, on the scale of one observation."""
+        kernel = hyper.parameter_kernel
+        log_kappa = hyper.data_kernel.log_gram(bank.y, bank.data)[0]
+        largest = jax.lax.stop_gradient(jnp.max(log_kappa))
+        weights = adjoint.solve(regularised(hyper, bank.z), jnp.exp(log_kappa - largest))
+        marginal = weights @ bank.measure.mean_embedding(kernel, bank.z)
+        return log_positive_part(marginal, LOG_SMALLEST) + largest - _normaliser(hyper, bank)
+
+    def check(self, bank, template):
+        """Require the observation, the measure and a density."""
+        checks.require(
+            bank.y is not None
+            and bank.measure is not None
+            and log_integral(template.data_kernel, bank.data) is not None,
+            "MarginalLikelihood needs `y=` (the observation) and `measure=` (the prior in coordinates) in `fit`, and a data "
+            "kernel that is a density in the observation. Give them, or learn by LeaveOneOut().",
+        )
+
+    @property
+    def uses_priors(self):
+        """No."""
+        return False
+
+
+LOG_SMALLEST = -18.0
+"""Marginals below `exp(-18)` of the largest data kernel value count as not positive."""
+
+
+def regularised(hyper: Hyperparameters, z: ArrayLike) -> jax.Array:
+    """`L + m lam I`, `(m, m)`."""
+    gram = hyper.parameter_kernel.gram(jnp.asarray(z))
+    return gram + len(gram) * hyper.regularisation * jnp.eye(len(gram), dtype=gram.dtype)
+
+
+def held_out(hyper: Hyperparameters, bank: Bank) -> tuple[jax.Array, jax.Array]:
+    """Held-out density ratios `(m, m)` and log marginals `(m,)` of `kappa` as it is, not normalised."""
+    inverse_gram = adjoint.inverse(regularised(hyper, bank.z))
+    log_gram = hyper.data_kernel.log_gram(bank.data).T
+    return scores.density_ratios(inverse_gram, log_gram), scores.leave_one_out_log_marginal(log_gram)
+
+
+def _require_share(floor):
+    checks.require(0.0 < floor < 1.0, f"`floor` must be between 0 and 1; got {floor}.")
+
+
+def log_integral(kernel: Kernel, data: Any) -> jax.Array | None:
+    """Log of the integral of a data kernel over the observation; `None` where it is not a density over such data."""
+    try:
+        return kernel.log_integral(int(np.prod(jnp.shape(jax.tree.leaves(data)[-1])[1:])))
+    except ValueError:
+        return None
+
+
+def _normaliser(hyper, bank):
+    log_norm = log_integral(hyper.data_kernel, bank.data)
+    assert log_norm is not None
+    return log_norm

@@ -1,0 +1,167 @@
+"""Minimising functions of a small pytree: BFGS in a box, from curvatures that are known about."""
+
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from numpyro_kme._core.host import on_host
+
+ENOUGH = 0.2
+"""Decrease of the value, in nats, below which the search ends, and of what the next step promises."""
+
+LONGEST = 1.0
+"""Longest step along any variable: one of logarithms by more leaves what its slope says anything about."""
+
+Tree = TypeVar("Tree")
+
+
+def descend(
+    value_and_gradient: Callable[..., tuple[Any, Any]],
+    start: Tree,
+    bounds: tuple[Tree, Tree],
+    steps: int,
+    *args: Any,
+    curvature: Tree,
+    enough: float = ENOUGH,
+) -> Tree:
+    """Minimise `value_and_gradient(tree, *args)[0]` over a pytree of NumPy arrays, from `start`, in float64.
+
+    Args:
+        value_and_gradient: The gradient has the structure of `start`.
+        start: Where to begin; moved inside the bounds.
+        bounds: Lowest and highest values, of the same structure.
+        steps: Number of iterations.
+        *args: Further arguments.
+        curvature: Rough second derivative by each variable, positive, of the same structure: it gives the first steps their length.
+        enough: See `ENOUGH`.
+    """
+
+    def one(trees, _):
+        found = value_and_gradient(jax.tree.map(lambda leaf: leaf[0], trees), *args)
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[None], found)
+
+    inverses = 1.0 / ravel(curvature)
+    starts = jax.tree.map(lambda leaf: np.asarray(leaf)[None], start)
+    found, _ = descend_all(one, starts, bounds, steps, np.diag(inverses)[None], enough)
+    return jax.tree.map(lambda leaf: leaf[0], found)
+
+
+@on_host
+def descend_all(
+    value_and_gradient: Callable[[Tree, np.ndarray], tuple[Any, Tree]],
+    starts: Tree,
+    bounds: tuple[Tree, Tree],
+    steps: int,
+    inverses: np.ndarray,
+    enough: float = ENOUGH,
+) -> tuple[Tree, np.ndarray]:
+    """Minimise `k` functions, each over its own variables, with one call for the next point of all of them.
+
+    Args:
+        value_and_gradient: Values `(a,)` of the functions with numbers `rows` `(a,)` at points, and the gradients; leaves of
+            both trees have a leading axis `a`.
+        starts: Where to begin; leaves have a leading axis `k`.
+        bounds: Lowest and highest values, without that axis.
+        steps: Number of iterations of each.
+        inverses: First inverse Hessians, `(k, p, p)` for `p` variables, in the order of the leaves.
+        enough: See `ENOUGH`.
+    Returns:
+        Minima, with the leading axis, and the last inverse Hessians.
+    """
+    leaves, structure = jax.tree.flatten(starts)
+    shapes = [np.shape(leaf)[1:] for leaf in leaves]
+    ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
+    lower, upper = ravel(bounds[0]), ravel(bounds[1])
+
+    def unpack(points):
+        pieces = np.split(points, ends[:-1], axis=1)
+        return structure.unflatten(
+            [piece.reshape(len(points), *shape) for piece, shape in zip(pieces, shapes, strict=True)]
+        )
+
+    begun = np.clip(ravel(starts, 1), lower, upper)
+    searches = [minimise(x, lower, upper, steps, inverse, enough) for x, inverse in zip(begun, inverses, strict=True)]
+    asked, found = {i: next(search) for i, search in enumerate(searches)}, dict[int, tuple[np.ndarray, np.ndarray]]()
+    while asked:
+        rows = np.array(list(asked))
+        values, gradients = value_and_gradient(unpack(np.stack(list(asked.values()))), rows)
+        for i, value, slope in zip(rows, np.asarray(values, np.float64), ravel(gradients, 1), strict=True):
+            try:
+                asked[i] = searches[i].send((value, slope))
+            except StopIteration as end:
+                found[i] = end.value
+                del asked[i]
+    x, inverses = (np.stack(parts) for parts in zip(*(found[i] for i in range(len(begun)))))
+    return unpack(x), inverses
+
+
+def minimise(
+    x: np.ndarray, lower: np.ndarray, upper: np.ndarray, steps: int, inverse: np.ndarray, enough: float
+) -> Generator[np.ndarray, tuple[float, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """Minimise a function in a box by BFGS with backtracking; variables at a bound that want to leave the box stay there.
+
+    A generator: it yields points `(p,)`, is sent values and gradients there, and returns the last point and inverse Hessian.
+
+    Args:
+        x: Where to begin, inside the box.
+        lower, upper: The box.
+        steps: Number of iterations.
+        inverse: First inverse Hessian, `(p, p)`; after a failure its diagonal.
+        enough: See `ENOUGH`.
+    """
+    plain = np.diag(np.diagonal(inverse))
+    value, slope = _sound(*(yield x))
+    for _ in range(steps):
+        free = ((x > lower) | (slope < 0.0)) & ((x < upper) | (slope > 0.0))
+        move = -np.where(free, inverse @ np.where(free, slope, 0.0), 0.0)
+        if -0.5 * (slope @ move) < enough:
+            break
+        move *= min(1.0, LONGEST / np.max(np.abs(move)))
+        found = yield from _backtrack(x, value, slope, move, lower, upper)
+        if found is None:
+            if inverse is plain:
+                break
+            inverse = plain
+            continue
+        there, new, turned = found
+        inverse = _updated(inverse, there - x, turned - slope)
+        gain, x, value, slope = value - new, there, new, turned
+        if gain < enough:
+            break
+    return x, inverse
+
+
+def _backtrack(x, value, slope, move, lower, upper):
+    """Point, value and gradient of the first sufficient decrease along `move`, or None."""
+    share = 1.0
+    for _ in range(8):
+        there = np.clip(x + share * move, lower, upper)
+        new, turned = _sound(*(yield there))
+        promised = slope @ (there - x)
+        if new <= value + 1e-4 * promised:
+            return there, new, turned
+        share *= np.clip(-0.5 * promised / (new - value - promised), 0.1, 0.5)
+    return None
+
+
+def _sound(value, slope):
+    """Infinite, and level, where there is no value."""
+    return (value, slope) if np.isfinite(value) and np.isfinite(slope).all() else (np.inf, np.zeros_like(slope))
+
+
+def _updated(inverse, step, turned):
+    """The BFGS update of an inverse Hessian; unchanged where the function does not curve upwards."""
+    along = step @ turned
+    if along <= 1e-8 * np.sqrt((step @ step) * (turned @ turned)):
+        return inverse
+    left = inverse @ turned
+    crossed = np.outer(left, step)
+    return inverse + (1.0 + turned @ left / along) / along * np.outer(step, step) - (crossed + crossed.T) / along
+
+
+def ravel(tree: Any, axes: int = 0) -> np.ndarray:
+    """All numbers of a pytree as one float64 vector, or, after so many leading axes, vectors."""
+    leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
+    return np.concatenate([leaf.reshape(*leaf.shape[:axes], -1) for leaf in leaves], axis=axes)

@@ -1,0 +1,240 @@
+r"""The residual kernel means likelihood: embed residuals, which simulations can lend each other, not the statistics."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.typing import ArrayLike
+
+from numpyro_kme._core import checks, solves
+from numpyro_kme._core.host import in_threads, on_host
+from numpyro_kme.likelihoods.base import Form
+from numpyro_kme.likelihoods.region import Region
+from numpyro_kme.likelihoods.residual.bandwidths import HeldOutScores, learn_bandwidths
+from numpyro_kme.likelihoods.residual.decorrelation import Chain, fit_chain
+from numpyro_kme.likelihoods.residual.density import fit_residual_density
+from numpyro_kme.likelihoods.residual.edges import Edges, fit_edges
+from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
+from numpyro_kme.likelihoods.residual.location import Location, learn_location, start_locations
+from numpyro_kme.likelihoods.residual.marginals import Warp, spread_atoms
+from numpyro_kme.likelihoods.residual.scale import Spread, robust_size
+from numpyro_kme.likelihoods.residual.smoothness import Inputs, Regression
+from numpyro_kme.likelihoods.residual.surrogate import Gains, ResidualSurrogate, steepness
+from numpyro_kme.likelihoods.statistics import StatisticsTransform, robust_scale
+
+MIN_SIMULATIONS = 10
+"""Fewer simulations than this cannot be held out from."""
+
+TAIL, REACH = 0.02, 2.0
+"""For learning, statistics are cut where their arcsinh is beyond its `TAIL` quantiles by `REACH`: far outliers alone."""
+
+TOGETHER = 200_000
+"""Statistics are learnt together whose matrices have so many numbers in all: few calls of NumPy, which threads can share."""
+
+NEGLIGIBLE = 0.05
+"""What location, in residual standard deviations, and log scale may be off by where a simpler function stands in."""
+
+
+@dataclass(frozen=True)
+class ResidualKernelMeans(Form):
+    r"""The residual form of the kernel means likelihood: settings, and `fit`.
+
+    Each statistic is warped by a learnt monotone map, $t_i = T_i(y_i)$, and written as $t_i = \mu_i(z) + \sigma_i(z) u_i$ with
+    location and log scale by kernel ridge regression; the held-out residuals $u$ are decorrelated by a triangular chain,
+    $v = V_z(u)$, and their embedding is the density $p(v \mid z)$ (`residual_density`):
+
+    $$ q(y \mid z) = p(V_z(u) \mid z) \prod_i e^{-\rho_i} \, T_i'(y_i) / \sigma_i(z), \qquad u_i = (T_i(y_i) - \mu_i(z)) / \sigma_i(z). $$
+
+    It is positive and integrates to 1 in `y` for every `z`. All hyperparameters follow held-out densities in closed form,
+    under priors that favour simple functions.
+
+    Args:
+        warp: Whether statistics are warped.
+        scale: Whether the scale of residuals may change with the coordinates.
+        chain: Whether residuals are decorrelated.
+        subset: Largest number of simulations that hyperparameters are learnt from; functions use all.
+        centres: Largest number of simulations around which functions have a Gaussian kernel.
+        steps: Iterations of one location; other parts take fixed shares of it.
+    """
+
+    warp: bool = True
+    scale: bool = True
+    chain: bool = True
+    subset: int = 350
+    centres: int = 100
+    steps: int = 30
+
+    def __post_init__(self):
+        checks.whole("centres", self.centres, 1)
+
+    def fit(self, z: ArrayLike, x: Any, *, measure: Any = None, y: Any = None) -> ResidualSurrogate:
+        """Learn a surrogate from simulations.
+
+        Args:
+            z: Coordinates, `(m, D)`, from any proposal; `m >= 10`.
+            x: Raw statistics, `(m, n)`: continuous, counts, constant, with atoms.
+            measure: Not used.
+            y: Not used: the surrogate serves every observation.
+        Raises:
+            ValueError: For tables that disagree or are not finite, fewer than 10 simulations, and statistics that are all
+                constant.
+        Warns:
+            UserWarning: For statistics that are constant over the simulations; they are left out.
+        Cost: for each statistic thirty to seventy evaluations of `10 min(m, subset) r^2` operations, and six of `2 m r^2`,
+            for `r` centres and features; hyperparameters are learnt with half of the centres, or fewer.
+        """
+        checks.concrete(z=z, x=x)
+        checks.matrix("z", z)
+        checks.few_enough(np.shape(z)[0], 2)
+        checks.matrix("x", x, min_rows=2)
+        z, x = np.asarray(z, np.float64), np.asarray(x, np.float64)
+        checks.require(
+            len(z) == len(x),
+            f"`z` and `x` must have one row for each simulation; got shapes {z.shape} and {x.shape}.",
+        )
+        checks.require(
+            len(z) >= MIN_SIMULATIONS,
+            f"The residual form needs at least {MIN_SIMULATIONS} simulations; got {len(z)}. Simulate more.",
+        )
+        checks.finite("z", z)
+        with solves.one_blas_thread:
+            return self._fit(z, x, StatisticsTransform.fit(x))
+
+    @on_host
+    def _fit(self, z, x, transform):
+        rows = np.random.default_rng(0).permutation(len(z))[: self.subset]
+        at = Inputs.at(z, Inputs.spread(z[rows], self.centres).centres)
+        standard = (spread_atoms(x[:, list(transform.kept)]) - transform.centre) / transform.scale
+        edges, bounded = fit_edges(at, standard, rows, self.warp)
+        units = _Units.of(bounded, edges, -np.asarray(transform.centre) / transform.scale)
+        scaled = units.scaled(bounded)
+        zero = units.zero
+        starts, _ = start_locations(at.coarse[rows], scaled[rows].T, zero, self.warp)
+        each = max(1, TOGETHER // (len(z) * (at.features.shape[1] + len(at.centres))))
+        groups = np.array_split(np.arange(len(zero)), -(-len(zero) // each))
+        fits = in_threads(partial(_fit_statistics, self, at, rows, scaled.T, starts), groups)
+        residuals = np.concatenate([fit.residuals for fit in fits]).T
+        if self.chain:
+            chain, residuals = fit_chain(z, residuals, rows, self.steps // 2)
+        else:
+            chain = Chain.identity(residuals.shape[1], z.shape[1])
+        bandwidths = learn_bandwidths(z, residuals, self.subset, self.steps)
+        scores = HeldOutScores.of(bandwidths, z, residuals, self.subset)
+        gains = Gains(
+            np.concatenate([fit.location_gain for fit in fits]),
+            np.concatenate([fit.scale_gain for fit in fits]),
+            -np.asarray(chain.log_size),
+            np.array(scores.gain()),
+        )
+        location = RidgeFunctions.of((f.regression, np.zeros(len(f.size)), NEGLIGIBLE * f.size) for f in fits)
+        log_scale = RidgeFunctions.of((f.log_scales, f.log_scale, np.full(f.size.shape, NEGLIGIBLE)) for f in fits)
+        warp = _warp(fits, scaled, units)
+        information, steep = steepness(edges, warp, location, log_scale, z)
+        return ResidualSurrogate(
+            transform,
+            Region.of(z, information.sum(axis=0)),
+            steep,
+            edges,
+            warp,
+            location,
+            log_scale,
+            chain,
+            fit_residual_density(z, residuals, bandwidths, scores.share()),
+            np.stack([np.asarray(transform.forward(end)) for end in (x.min(axis=0), x.max(axis=0))]),
+            gains,
+        )
+
+
+@dataclass
+class _Fits:
+    """Some statistics: locations, their regression, spread, log scales beside it, standardised residuals `(n, m)`, gains `(n,)`."""
+
+    location: Location
+    regression: Regression
+    spread: Spread
+    log_scale: np.ndarray
+    residuals: np.ndarray
+    location_gain: np.ndarray
+    scale_gain: np.ndarray
+
+    @property
+    def size(self) -> np.ndarray:
+        """Scales of the residuals at the simulations, `(n, m)`."""
+        return np.exp(self.log_scale[:, None] + self.spread.fitted - self.spread.offset[:, None])
+
+    @property
+    def log_scales(self) -> Regression:
+        """How the log scales change: not at all where they are not learnt."""
+        return self.spread.last or self.regression.again(np.zeros(self.residuals.shape))
+
+
+def _fit_statistics(
+    form: ResidualKernelMeans, at: Inputs, rows, statistics, starts: Location, group: np.ndarray
+) -> _Fits:
+    """Learn on `rows` with some of the centres, and again with the noise found so; fit all simulations with the result."""
+    x, location = statistics[group], jax.tree.map(lambda leaf: leaf[group], starts)
+    spread, coarse = Spread.unknown(at.dim, *x.shape), at.coarse[rows]
+    noise = size = np.ones((len(x), len(rows)))
+    for steps in (form.steps, form.steps // 2):
+        location = learn_location(location, coarse, x[:, rows], noise, size, steps, form.warp)
+        residuals = location.fit(coarse, x[:, rows], noise).held_out.residual
+        noise, size = _noise(form, coarse, residuals, spread, 2, form.steps // 3)
+    noise = size = np.ones(x.shape)
+    for _ in range(2):
+        found = location.fit(at, x, noise)
+        noise, size = _noise(form, at, found.held_out.residual, spread, 2, 0)
+    residuals = found.held_out.residual * np.exp(-spread.held_out)
+    scale, plain = robust_size(residuals), robust_size(found.held_out.residual)
+    return _Fits(
+        location,
+        found,
+        spread,
+        spread.offset + np.log(scale),
+        residuals / scale[:, None],
+        -np.log(plain),
+        np.log(plain / scale) - np.mean(spread.held_out, axis=1),
+    )
+
+
+def _noise(form, at, residuals, spread: Spread, rounds, steps):
+    """Relative noise variances for the next regression, and without the weights that outliers get, `(n, m)`."""
+    if form.scale:
+        spread.update(at, residuals, rounds, steps)
+    log_scale = spread.held_out if form.scale else np.zeros(residuals.shape)
+    standard = residuals * np.exp(-log_scale)
+    weights = 5.0 / (4.0 + np.square(standard / robust_size(standard)[:, None]))
+    size = np.exp(2.0 * (log_scale - np.mean(log_scale, axis=1, keepdims=True)))
+    return size * np.mean(weights, axis=1, keepdims=True) / weights, size
+
+
+class _Units(NamedTuple):
+    """Middles, robust standard deviations and zeros, `(n,)`, of standardised statistics and of what edges put in their
+    place."""
+
+    centre: np.ndarray
+    scale: np.ndarray
+    zero: np.ndarray
+
+    @classmethod
+    def of(cls, s: np.ndarray, edges: Edges, zero: np.ndarray) -> "_Units":
+        """Of `(m, n)`; those without an edge keep their units and their `zero`."""
+        bounded = edges.side != 0.0
+        centre = np.where(bounded, np.median(s, axis=0), 0.0)
+        scale = np.array([robust_scale(column) if own else 1.0 for column, own in zip(s.T, bounded)])
+        return cls(centre, scale, np.where(bounded, -centre / scale, zero))
+
+    def scaled(self, s: np.ndarray) -> np.ndarray:
+        """In their own units, cut where far outside the bulk."""
+        scores = np.arcsinh((s - self.centre) / self.scale)
+        low, high = np.quantile(scores, [TAIL, 1.0 - TAIL], axis=0)
+        return np.sinh(np.clip(scores, low - REACH, high + REACH))
+
+
+def _warp(fits, scaled, units: _Units) -> Warp:
+    """The learnt warps, of statistics in robust standard deviations."""
+    centre = np.concatenate([fit.location.centre for fit in fits])
+    width = np.exp(np.concatenate([fit.location.log_width for fit in fits]))
+    v = np.arcsinh((scaled - centre) / width)
+    return Warp(units.centre + centre * units.scale, width * units.scale, np.mean(v, axis=0), np.std(v, axis=0))

@@ -1,0 +1,143 @@
+"""Fitted regressions as functions of the coordinates, for JAX: features, and as few Gaussian kernels as they need."""
+
+from collections.abc import Iterable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from scipy.linalg import solve_triangular
+
+from numpyro_kme.kernels.base import register
+from numpyro_kme.likelihoods.residual.smoothness import Regression, features, line_slopes
+
+DEPENDENT = 1e-9
+"""A kernel of which no larger share is left beside those chosen, as at a point that comes twice, adds nothing."""
+ROUNDING = 1e-12
+"""Of a sum of squares."""
+
+
+@register
+class RidgeFunctions:
+    """Fitted functions of the coordinates, `n` at once: `z (D,) -> (n,)`.
+
+    Attributes:
+        offset: `(n,)`.
+        linear: Weights of the features, `(n, 2 D)`.
+        points: Centres of the Gaussian kernels of all functions, `(r, D)`.
+        precision: Their squared inverse length scales, `(r, D)`.
+        bump: Their weights in each function, `(n, r)`.
+    """
+
+    offset: ArrayLike
+    linear: ArrayLike
+    points: ArrayLike
+    precision: ArrayLike
+    bump: ArrayLike
+
+    @classmethod
+    def of(cls, groups: Iterable[tuple[Regression, ArrayLike, ArrayLike]]) -> "RidgeFunctions":
+        """From regressions, all at the same inputs: of each group several, what is added to each, `(k,)`, and tolerances, `(k, m)`.
+
+        Features, and then as few kernels as are needed to match the function at every simulation to its tolerance, take
+        the place of the kernels of the regression. Their number is rounded up by kernels of weight 0, so that other
+        functions do not compile again.
+        """
+        offset, linear, centres, scales, bump = [], [], [], [], []
+        for fits, shift, tolerance in groups:
+            basis, tolerance = (
+                np.concatenate([np.ones((len(fits.at), 1)), fits.at.features], axis=1),
+                np.asarray(tolerance),
+            )
+            intercepts, slopes, weights = fits.weights()
+            for i, share in enumerate(1.0 / tolerance[:, :, None]):
+                straight, chosen, found = _sparse(fits.near[i] * share, weights[i], basis * share)
+                offset.append(intercepts[i] + np.asarray(shift)[i] + straight[0])
+                linear.append(slopes[i] + straight[1:])
+                centres.append(fits.at.centres[chosen])
+                scales.append(np.tile(np.exp(-2.0 * fits.smoothness.length[i]), (len(chosen), 1)))
+                bump.append(found)
+        spare, ends = padded(sum(map(len, bump))) - sum(map(len, bump)), np.cumsum([len(found) for found in bump])
+        bumps = np.stack([np.pad(one, (end - len(one), ends[-1] - end + spare)) for one, end in zip(bump, ends)])
+        points, precision = (np.pad(np.concatenate(a), ((0, spare), (0, 0))) for a in (centres, scales))
+        return cls(np.array(offset), np.array(linear), points, precision, bumps)
+
+    def __call__(self, z: jax.Array) -> jax.Array:
+        """Values `(n,)` at one point `(D,)`, in the precision of the centres. Cost: `r` exponentials; under `vmap`, products of matrices."""
+        points, precision = jnp.asarray(self.points), jnp.asarray(self.precision)
+        z = z.astype(points.dtype)
+        straight = self.offset + features(z, jnp, jax.lax.erf) @ jnp.asarray(self.linear).T
+        # under vmap one product of matrices takes XLA a third of the time of two
+        size = jnp.sum(precision * jnp.square(points), axis=1, keepdims=True)
+        factor = jnp.concatenate([precision * points, -0.5 * precision, -0.5 * size], axis=1)
+        near = jnp.concatenate([z, jnp.square(z), jnp.ones(1, z.dtype)]) @ factor.T
+        return straight + jnp.exp(near) @ jnp.asarray(self.bump).T
+
+    def on_host(self, z: np.ndarray, kind: type[np.floating] = np.float64) -> np.ndarray:
+        """Values `(k, n)` at points `(k, D)` as NumPy computes them in a given precision."""
+        z = np.asarray(z, kind)
+        straight = np.asarray(self.offset, kind) + features(z).astype(kind) @ np.asarray(self.linear, kind).T
+        return straight + self._kernels(z) @ np.asarray(self.bump, kind).T
+
+    def slopes(self, z: np.ndarray) -> np.ndarray:
+        """Derivatives `(k, n, D)` at points `(k, D)`, by NumPy."""
+        points, precision, bump = (np.asarray(leaf) for leaf in (self.points, self.precision, self.bump))
+        near, dim = self._kernels(z), z.shape[1]
+        curved = [
+            near @ (bump * (precision * points)[:, d]).T - z[:, [d]] * (near @ (bump * precision[:, d]).T)
+            for d in range(dim)
+        ]
+        return line_slopes(np.asarray(self.linear), z) + np.stack(curved, axis=-1)
+
+    def _kernels(self, z):
+        """Gaussian kernels `(k, r)`, in the precision of `z`."""
+        points, precision = np.asarray(self.points, z.dtype), np.asarray(self.precision, z.dtype)
+        near = z @ (precision * points).T - z.dtype.type(0.5) * np.square(z) @ precision.T
+        near -= z.dtype.type(0.5) * np.sum(precision * np.square(points), axis=1)
+        return np.exp(near, out=near)
+
+
+def padded(size: int, least: int = 64, coarse: int = 256) -> int:
+    """`size` rounded up to `least` times a power of four up to `coarse`, of two above: few sizes, few compilations."""
+    return least if size <= least else padded(size, (4 if least < coarse else 2) * least, coarse)
+
+
+def _sparse(kernels: np.ndarray, weights: np.ndarray, basis: np.ndarray) -> tuple[np.ndarray, list[int], np.ndarray]:
+    """Weights of the columns of `basis`, numbers of kernels and their weights that match `kernels @ weights` to 1 everywhere.
+
+    Kernels are added where they lessen the error most, and all weights are by least squares, by a Cholesky factor of the Gram matrix of
+    what the basis leaves of them, which grows by a row for each. Where half as many weights as
+    there are points do not suffice, a match at the points says little about the rest, and all kernels are kept.
+
+    Args:
+        kernels: At the simulations, `(m, r)`.
+        weights: `(r,)`.
+        basis: `(m, b)`.
+    """
+    size, begun, most = len(kernels), basis.shape[1], len(weights)
+    target = kernels @ weights
+    beside = np.linalg.qr(np.pad(basis, ((0, max(0, begun - size)), (0, 0))))[0][:size]
+    left, rest = (x - beside @ (beside.T @ x) for x in (kernels, target))
+    # errors are below 1 only if the sum of their squares is below their number; what is left of it below rounding says nothing
+    perhaps = size + ROUNDING * (rest @ rest)
+    gram = left.T @ left
+    squares, products, error = np.diagonal(gram).copy(), left.T @ rest, rest @ rest
+    least = DEPENDENT * np.sum(np.square(kernels), axis=0)
+    factor, steps = np.zeros((min(most, max(0, size // 2 - begun)), most)), np.zeros(most)
+    chosen = list[int]()
+    while True:
+        count = len(chosen)
+        if error <= perhaps:
+            found = solve_triangular(factor[:count, chosen], steps[:count])
+            if np.max(np.abs(rest - left[:, chosen] @ found)) <= 1.0:
+                return np.linalg.lstsq(basis, target - kernels[:, chosen] @ found, rcond=1e-12)[0], chosen, found
+        useful = squares > least
+        if count == len(factor) or not useful.any():
+            return np.zeros(begun), list(range(most)), weights
+        best = int(np.argmax(np.where(useful, np.square(products) / np.where(useful, squares, 1.0), -1.0)))
+        size_left = np.sqrt(squares[best])
+        row = (gram[best] - factor[:count, best] @ factor[:count]) / size_left
+        factor[count], steps[count] = row, products[best] / size_left
+        squares, products, error = squares - row**2, products - steps[count] * row, error - steps[count] ** 2
+        squares[best] = 0.0
+        chosen.append(best)

@@ -1,0 +1,244 @@
+r"""How smooth a function of the coordinates is: hyperparameters of a ridge regression, and the columns that they give.
+
+$k(z, z') = b^2 + \sum_f a_f^2 \phi_f(z) \phi_f(z') + c^2 g(z)' G^{-1} g(z')$ with the features
+$\phi(z) = (z, \sqrt{12} (\Phi(z) - 1/2))$, so that a function that is linear in a normal, or in a uniform, parameter costs
+one amplitude, and the Gaussian kernel $g_u(z) = \exp(-\tfrac12 \sum_d (z_d - u_d)^2 / l_d^2)$ around centres $u$ (Nystroem's
+method: where every simulation is a centre, the last term is the Gaussian kernel itself).
+
+Learning runs in NumPy with adjoints by hand: nothing is compiled, and a gradient takes a few products of matrices. Several regressions
+on the same inputs are computed at once, `...` below: one for each of the leading axes of hyperparameters and targets.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+from scipy import special
+from scipy.spatial.distance import cdist
+
+from numpyro_kme.kernels.base import register
+from numpyro_kme.kernels.low_rank import blocked
+from numpyro_kme.likelihoods.residual.held_out import HeldOut, Ridge, inverse_root, noise_root, transposed
+
+INTERCEPT = 10.0
+"""Prior standard deviation `b` of the intercept, in standard deviations of the target."""
+
+JITTER = 1e-6
+"""Least noise variance, in variances of the target."""
+
+SPACING, EXPLAINED = 0.3, 1e-6
+"""Centres are the pivots of a Gaussian kernel of length `SPACING sqrt(D)`, until they explain all but this share of it."""
+
+RIDGE = 1e-8
+"""Added to the diagonal of `G`."""
+
+LEFT_OUT, SHORTER, FEWEST = 0.01, 1.5, 10
+"""While hyperparameters are learnt, centres are left out that matter less than this; see `Smoothness.enough`."""
+
+
+def features(z: Any, xp: Any = np, erf: Any = special.erf) -> Any:
+    """`(..., D)` to `(..., 2 D)`: normal and uniform versions of each coordinate, each of variance 1."""
+    return xp.concatenate([z, np.sqrt(3.0) * erf(z / np.sqrt(2.0))], axis=-1)
+
+
+def line_slopes(linear: np.ndarray, z: np.ndarray) -> np.ndarray:
+    """Derivatives `(k, n, D)` at points `(k, D)` of lines in the features with weights `(n, 2 D)`."""
+    normal, uniform = np.split(linear, [z.shape[1]], axis=1)
+    return normal + uniform * (np.sqrt(6.0 / np.pi) * np.exp(-0.5 * np.square(z)))[:, None, :]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Coordinates of simulations, and what every regression on them shares.
+
+    Attributes:
+        z: Coordinates, `(m, D)`.
+        features: `phi`, `(m, 2 D)`.
+        centres: `u`, `(r, D)`.
+    """
+
+    z: np.ndarray
+    features: np.ndarray
+    centres: np.ndarray
+
+    @classmethod
+    def at(cls, z: np.ndarray, centres: np.ndarray) -> "Inputs":
+        """Coordinates with given centres."""
+        return cls(z, features(z), centres)
+
+    @classmethod
+    def spread(cls, z: np.ndarray, most: int) -> "Inputs":
+        """At most so many centres, those that explain the other coordinates best."""
+        kernel = np.exp(-0.5 / (SPACING**2 * z.shape[1]) * cdist(z, z, "sqeuclidean"))
+        return cls.at(z, z[blocked(kernel, EXPLAINED, most)[1]])
+
+    def __getitem__(self, rows: np.ndarray) -> "Inputs":
+        """Some of the simulations, with all centres."""
+        return Inputs(self.z[rows], self.features[rows], self.centres)
+
+    def first(self, number: int) -> "Inputs":
+        """With the first so many centres: the best ones, as `spread` has them in that order."""
+        return replace(self, centres=self.centres[:number])
+
+    @property
+    def coarse(self) -> "Inputs":
+        """With the first half of the centres."""
+        return self.first((len(self.centres) + 1) // 2)
+
+    @property
+    def dim(self) -> int:
+        """Number `D` of coordinates."""
+        return self.z.shape[1]
+
+    def __len__(self) -> int:
+        return len(self.z)
+
+
+@register
+class Smoothness:
+    """Logarithms of the hyperparameters of regressions.
+
+    Attributes:
+        linear: `a`, `(..., 2 D)`.
+        bump: `c`, `(...)`.
+        length: `l`, `(..., D)`.
+        noise: Standard deviation of the noise, `(...)`.
+    """
+
+    linear: Any
+    bump: Any
+    length: Any
+    noise: Any
+
+    @classmethod
+    def start(
+        cls, dim: int, linear: float = 0.3, bump: float = 0.3, length: float = 1.5, noise: float = 1.0
+    ) -> "Smoothness":
+        """The same values everywhere; `length` is multiplied by `sqrt(D)`."""
+        lengths = np.full(dim, np.log(length * np.sqrt(dim)))
+        return cls(np.full(2 * dim, np.log(linear)), np.log(bump), lengths, np.log(noise))
+
+    @classmethod
+    def bounds(cls, dim: int) -> tuple["Smoothness", "Smoothness"]:
+        """Box of the search."""
+        low = cls(np.full(2 * dim, -9.0), -6.0, np.full(dim, np.log(0.2)), -7.0)
+        return low, cls(np.full(2 * dim, 3.0), 3.0, np.full(dim, 6.0), 1.5)
+
+    def curvature(self, size: int) -> "Smoothness":
+        """About the second derivatives of minus the log density of `size` simulations, and minus the log prior."""
+        numbers = Smoothness(1.0, 5.0, 3.0, 2.0 * size)
+        return jax.tree.map(lambda leaf, number: np.full(np.shape(leaf), number), self, numbers)
+
+    def penalty(self) -> tuple[np.ndarray, "Smoothness"]:
+        """Minus the log prior, and its gradient: exponential priors on `a` (rate `sqrt(2 D)`), `1 / l` (rate `D`) and `c` (rate 2).
+
+        A function that does not depend on a coordinate, or is straight, is the simplest, and costs nothing; the expected variance of
+        the straight part, and the expected sum of `1 / l`, do not depend on the number of coordinates.
+        """
+        dim = np.shape(self.length)[-1]
+        linear, length, bump = (
+            np.sqrt(2.0 * dim) * np.exp(self.linear),
+            dim * np.exp(-self.length),
+            2.0 * np.exp(self.bump),
+        )
+        total = linear.sum(axis=-1) + length.sum(axis=-1) + bump
+        return total, Smoothness(linear, bump, -length, np.zeros(np.shape(bump)))
+
+    def regress(self, at: Inputs, noise: np.ndarray, target: np.ndarray) -> "Regression":
+        """Regress targets, `(..., m)`; `noise` `(..., m)` is in units of `exp(2 self.noise)`.
+
+        Cost: for each `(m + r) r` exponentials and about `2 m r^2` operations for `r` centres.
+        """
+        near, among = self.bumps(at.z, at.centres), self.bumps(at.centres, at.centres)
+        root = np.exp(self.bump)[..., None, None] * inverse_root(among + RIDGE * np.eye(len(at.centres)))
+        scale = noise_root((np.exp(2.0 * self.noise) + JITTER)[..., None] * noise)
+        weight, first = (1.0 / scale)[..., None], at.features.shape[1] + 1
+        columns = np.empty((*scale.shape, first + len(at.centres)))
+        columns[..., :1] = INTERCEPT * weight
+        np.multiply(at.features * np.exp(self.linear)[..., None, :], weight, out=columns[..., 1:first])
+        np.multiply(near @ transposed(root), weight, out=columns[..., first:])
+        ridge = Ridge.of_scaled(columns, scale)
+        return Regression(self, at, near, among, root, ridge.held_out(target))
+
+    def enough(self, at: Inputs) -> Inputs:
+        """Inputs with only the first centres, so many that the rest add to the prior variance, on average over centres, less than `LEFT_OUT` of the noise variance.
+
+        At lengths that are `SHORTER` times shorter: a search may go there. Cost: `r^3 / 3` operations for `r` centres.
+        """
+        shorter = replace(self, length=self.length - np.log(SHORTER))
+        factor = np.linalg.cholesky(shorter.bumps(at.centres, at.centres) + RIDGE * np.eye(len(at.centres)))
+        left = np.mean(np.cumsum(np.square(factor)[..., ::-1], axis=-1)[..., ::-1], axis=-2)
+        needed = np.sum(np.exp(2.0 * (self.bump - self.noise))[..., None] * left > LEFT_OUT, axis=-1)
+        return at.first(max(int(np.max(needed)), FEWEST))
+
+    def bumps(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """`g_b(a)`, `(..., r, s)`."""
+        shrink = np.exp(-self.length)[..., None, :]
+        a, b = a * shrink, b * shrink
+        products = a @ transposed(b)
+        products -= 0.5 * np.sum(a * a, axis=-1)[..., :, None]
+        products -= 0.5 * np.sum(b * b, axis=-1)[..., None, :]
+        return np.exp(np.minimum(products, 0.0, out=products), out=products)
+
+
+@dataclass(frozen=True)
+class Regression:
+    """Regressions on the coordinates, and their held-out predictions.
+
+    Attributes:
+        smoothness: Hyperparameters.
+        at: Coordinates.
+        near: `g` at the simulations, `(..., m, r)`.
+        among: `g` at the centres, `(..., r, r)`.
+        root: `c L^-1` for the Cholesky factor `L` of `G = among + RIDGE`, `(..., r, r)`.
+        held_out: By the columns: intercept, features, kernels.
+    """
+
+    smoothness: Smoothness
+    at: Inputs
+    near: np.ndarray
+    among: np.ndarray
+    root: np.ndarray
+    held_out: HeldOut
+
+    @property
+    def alpha(self) -> np.ndarray:
+        """Residual over noise variance of each simulation, `(..., m)`."""
+        return self.held_out.alpha
+
+    def again(self, target: np.ndarray) -> "Regression":
+        """Of other targets, `(..., m)`: nothing is factorised."""
+        return replace(self, held_out=self.held_out.ridge.held_out(target))
+
+    def gradient(self, of_residual: np.ndarray, of_variance: np.ndarray) -> tuple[Smoothness, np.ndarray]:
+        """Chain rule: from derivatives by held-out residuals and variances, `(..., m)`, to hyperparameters and target, `(..., m)`."""
+        kernels, hyper, at = len(self.at.centres), self.smoothness, self.at
+        found = self.held_out.adjoint(of_residual, of_variance, self.root)
+        amplitudes, variance = np.diagonal(found.products, axis1=-2, axis2=-1), np.exp(2.0 * hyper.noise)
+        of_among = transposed(self.root) @ found.products[..., -kernels:, -kernels:] @ self.root
+        of_among *= -0.5 * np.exp(-2.0 * hyper.bump)[..., None, None]
+        of_among *= self.among
+        of_near = found.of_columns
+        of_near *= self.near
+        squares = _squares(of_near, at.z, at.centres, 1.0 / self.held_out.ridge.root)
+        squares += _squares(of_among, at.centres, at.centres, np.ones(kernels))
+        length = np.exp(-2.0 * hyper.length) * squares
+        noise = 2.0 * found.of_noise * variance / (variance + JITTER)
+        linear, bump = amplitudes[..., 1:-kernels], amplitudes[..., -kernels:].sum(axis=-1)
+        return Smoothness(linear, bump, length, noise), found.of_target
+
+    def weights(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The fitted functions: intercepts, `(...)`, and weights of the features, `(..., 2 D)`, and of the kernels, `(..., r)`."""
+        found, hyper = self.held_out.coefficients, self.smoothness
+        kernels = len(self.at.centres)
+        of_kernels = (found[..., None, -kernels:] @ self.root)[..., 0, :]
+        return INTERCEPT * found[..., 0], np.exp(hyper.linear) * found[..., 1:-kernels], of_kernels
+
+
+def _squares(matrix, a, b, rows):
+    """`sum_jk w_j H_jk (a_jd - b_kd)^2`, `(..., D)`, for `H` `(..., r, s)` and weights of the rows `w` `(..., r)`."""
+    dim, powers = b.shape[1], np.concatenate([np.ones((len(a), 1)), a, np.square(a)], axis=1)
+    sums = transposed(matrix) @ (powers * rows[..., None])
+    first, second = sums[..., 1 : 1 + dim], sums[..., 1 + dim :]
+    return sums[..., 0] @ np.square(b) + second.sum(axis=-2) - 2.0 * np.sum(b * first, axis=-2)

@@ -1,0 +1,134 @@
+"""The recorded map from raw statistics to standardised ones: robust, monotone, with its exact Jacobian."""
+
+import warnings
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from numpyro_kme._core import checks
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class StatisticsTransform:
+    r"""`s_i = arcsinh((x_i - centre_i) / scale_i)` for every statistic that varies.
+
+    The centre is the median and the scale a robust standard deviation, so that a single simulation of `1e30` changes
+    nothing for the others and is itself brought within reach. Statistics that are constant over the simulations say
+    nothing about parameters and are left out.
+
+    Args:
+        centre: Medians of the kept statistics, `(n,)`, raw units.
+        scale: Robust standard deviations of the kept statistics, `(n,)`, raw units.
+        reference: One simulation, `(n_raw,)`: the values of the statistics that are constant.
+        kept: Indices of the statistics that vary (static).
+    """
+
+    centre: ArrayLike
+    scale: ArrayLike
+    reference: ArrayLike
+    kept: tuple[int, ...] = field(metadata=dict(static=True))
+
+    @classmethod
+    def fit(cls, x: ArrayLike) -> "StatisticsTransform":
+        """Fit to simulated statistics `(m, n_raw)`.
+
+        The scale is `1.4826 median |x - median|`; where that is 0, the interquartile range over `1.349`; where that is 0
+        too, the median of the deviations that are not 0.
+
+        Raises:
+            ValueError: If entries are not finite, or no statistic varies.
+        """
+        checks.matrix("x", x, min_rows=2)
+        checks.sound("x", x, "Leave out the simulations that failed.")
+        x = np.asarray(x, dtype=np.float64)
+        lowest, highest = x.min(axis=0), x.max(axis=0)
+        varies = highest / 2 - lowest / 2 > 1e-13 * np.maximum(np.abs(lowest), np.abs(highest))
+        kept = tuple(int(i) for i in np.flatnonzero(varies))
+        constant = [int(i) for i in np.flatnonzero(~varies)]
+        checks.require(
+            bool(kept),
+            f"All {x.shape[1]} statistics are constant over the {x.shape[0]} simulations: they say nothing about the "
+            "parameters. Check the simulator, or give other statistics.",
+        )
+        if constant:
+            warnings.warn(
+                f"Statistics {constant} are constant over the {x.shape[0]} simulations and are left out.",
+                stacklevel=2,
+            )
+        columns = x[:, list(kept)]
+        centre = np.median(columns, axis=0)
+        scale = np.array([robust_scale(column) for column in columns.T])
+        return cls(centre, scale, x[0], kept)
+
+    @property
+    def num_raw(self) -> int:
+        """Number of raw statistics."""
+        return jnp.shape(self.reference)[0]
+
+    def forward(self, x: ArrayLike) -> jax.Array:
+        """Raw statistics `(..., n_raw)` to standardised ones `(..., n)`."""
+        checks.sound("x", x)
+        checks.require(
+            jnp.shape(x)[-1:] == (self.num_raw,),
+            f"`x` must have shape (..., {self.num_raw}), one entry for each statistic; got {jnp.shape(x)}.",
+        )
+        return _forward(self, x)
+
+    def inverse(self, s: ArrayLike) -> jax.Array:
+        """Standardised statistics `(..., n)` to the kept raw ones `(..., n)`, in the order of `kept`."""
+        s = jnp.asarray(s)
+        row = (1,) * (s.ndim - 1) + (len(self.kept),)
+        return jnp.reshape(self.centre, row) + jnp.reshape(self.scale, row) * jnp.sinh(s)
+
+    def log_abs_det_jacobian(self, x: ArrayLike) -> jax.Array:
+        """`sum_i log |ds_i / dx_i|` over the kept statistics, `(...)`."""
+        size = jnp.abs(self._scores(x))
+        large = size > 1e8
+        small_log = 0.5 * jnp.log1p(jnp.square(jnp.where(large, 1.0, size)))
+        log_slope = -jnp.where(large, jnp.log(jnp.where(large, size, 1.0)), small_log)
+        return jnp.sum(log_slope, axis=-1) - jnp.sum(jnp.log(jnp.asarray(self.scale)))
+
+    def check(self, y: ArrayLike) -> None:
+        """Raise unless a concrete observation has the right shape, is finite, and agrees with the constant statistics."""
+        checks.real("y", y)
+        y = np.asarray(y, dtype=np.float64)
+        checks.require(
+            y.shape == (self.num_raw,),
+            f"`y` must have shape ({self.num_raw},), one entry for each simulated statistic; got {y.shape}.",
+        )
+        checks.finite("y", y)
+        reference = np.asarray(self.reference)
+        for i in sorted(set(range(self.num_raw)) - set(self.kept)):
+            checks.require(
+                bool(np.isclose(y[i], reference[i], rtol=1e-6, atol=0.0)),
+                f"Statistic {i} is {reference[i]} in every simulation but {y[i]} in the observation: the simulator cannot "
+                "produce this observation. Repair the simulator, or leave this statistic out.",
+            )
+
+    def _scores(self, x):
+        columns = jnp.asarray(
+            x[..., list(self.kept)] if isinstance(x, np.ndarray) else jnp.asarray(x)[..., np.array(self.kept)]
+        )
+        row = (1,) * (columns.ndim - 1) + (len(self.kept),)
+        return (columns - jnp.reshape(self.centre, row)) / jnp.reshape(self.scale, row)
+
+
+@jax.jit
+def _forward(transform, x):
+    return jnp.arcsinh(transform._scores(x))
+
+
+def robust_scale(column: np.ndarray) -> float:
+    """A robust standard deviation about the median; positive for a column that varies."""
+    centre = np.median(column)
+    size = np.abs(column - centre)
+    low, high = np.quantile(column, [0.25, 0.75])
+    noise = 1e-13 * abs(centre)
+    for scale in (1.4826 * np.median(size), (high - low) / 1.349):
+        if scale > noise:
+            return float(scale)
+    return float(np.median(size[size > noise]))

@@ -1,0 +1,123 @@
+"""The Gaussian synthetic likelihood of a simulator as a NumPyro distribution."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from numpyro.distributions import constraints
+from numpyro.distributions.distribution import Distribution
+
+from numpyro_kme._core import checks
+from numpyro_kme.models.simulator import Simulator
+
+
+class SyntheticLikelihood(Distribution):
+    r"""Gaussian synthetic likelihood, $N(y;\, \hat\mu_\theta, \hat\Sigma_\theta)$, with moments of simulations at each `theta`.
+
+    An ordinary distribution: `numpyro.sample("x", SyntheticLikelihood(fn, theta), obs=x)` runs under NUTS where `fn` is a JAX
+    function that is differentiable in its parameters. It is the likelihood of the simulator if its outputs are normal and
+    `num_simulations` is large: they should be summaries, averages of much data.
+
+    Simulations at every `theta` share `rng_key`, which makes the density a smooth, fixed function. With
+    `rng_key=simulation_key("x")` and the kernel `PseudoMarginal` they are fresh at every proposal instead.
+
+    Args:
+        fn: The simulator, as in `Simulator`.
+        *params: The arguments of one call.
+        num_simulations: Simulations at each `theta`; more than the event has numbers, plus two.
+        rng_key: Makes the noise; `jax.random.key(0)` when left out. Of several keys `(blocks,)`, as `PseudoMarginal(blocks=...)` gives
+            them, each makes an equal part of the simulations.
+        shape, dtype: Of one event of a black-box simulator, whose density has no gradient.
+    Raises:
+        numpy.linalg.LinAlgError: If the covariance of the simulations is singular, outside compiled code; inside, the density is
+            not a number.
+    Cost: `num_simulations` simulations an evaluation.
+    References: Wood (2010), Nature; Price et al. (2018), JCGS.
+    """
+
+    arg_constraints: dict[str, Any] = {}
+    pytree_data_fields = ("simulator", "rng_key")
+    pytree_aux_fields = ("num_simulations",)
+
+    def __init__(
+        self,
+        fn: Callable[..., ArrayLike],
+        *params: ArrayLike,
+        num_simulations: int = 200,
+        rng_key: jax.Array | None = None,
+        shape: int | tuple[int, ...] | None = None,
+        dtype: Any = None,
+    ):
+        self.simulator = Simulator(fn, *params, shape=shape, dtype=dtype)
+        checks.whole("num_simulations", num_simulations, 1)
+        numbers = math.prod(self.simulator.event_shape)
+        checks.require(
+            num_simulations > numbers + 2,
+            f"`num_simulations` must exceed {numbers + 2}, the numbers of the event plus two; got {num_simulations}.",
+        )
+        self.num_simulations = num_simulations
+        self.rng_key = jax.random.key(0) if rng_key is None else rng_key
+        checks.key(self.rng_key, several=True)
+        blocks = len(_keys(self.rng_key))
+        checks.require(
+            num_simulations % blocks == 0,
+            f"`num_simulations` must be a multiple of the number of blocks; got {num_simulations} simulations and {blocks} blocks.",
+        )
+        super().__init__((), self.simulator.event_shape)
+
+    @property
+    def support(self) -> constraints.Constraint:
+        """All real numbers."""
+        return constraints.independent(constraints.real, self.event_dim)
+
+    def sample(self, key: jax.Array | None, sample_shape: tuple[int, ...] = ()) -> jax.Array:
+        """Draws of the simulator itself, not of the normal distribution."""
+        return self.simulator.sample(key, sample_shape)
+
+    def log_prob(self, value: ArrayLike, intermediates=None) -> jax.Array:
+        """Log density of the normal distribution with the mean and covariance of the simulations, over the leading axes."""
+        checks.sound("value", value)
+        checks.require(
+            jnp.shape(value)[jnp.ndim(value) - self.event_dim :] == self.event_shape,
+            f"`value` must have shape (..., *{self.event_shape}), as the simulator gives; got {jnp.shape(value)}.",
+        )
+        keys = _keys(self.rng_key)
+        share = (self.num_simulations // len(keys),)
+        drawn = jax.lax.map(lambda key: self.simulator.sample(key, share), keys)
+        drawn = drawn.reshape(self.num_simulations, -1)
+        drawn = drawn.astype(jnp.result_type(float, drawn))
+        mean = jnp.mean(drawn, axis=0)
+        centred = drawn - mean[None]
+        covariance = centred.T @ centred / (self.num_simulations - 1)
+        factor = jnp.linalg.cholesky(covariance)
+        _check_rank(mean, covariance, factor)
+        value = jnp.asarray(value)
+        lead = value.shape[: value.ndim - self.event_dim]
+        rows = value.reshape(-1, len(mean)) - mean[None]
+        white = jax.scipy.linalg.solve_triangular(factor, rows.T, lower=True)
+        constant = 0.5 * len(mean) * jnp.log(2.0 * jnp.pi) + jnp.sum(jnp.log(jnp.diagonal(factor)))
+        return (-0.5 * jnp.sum(jnp.square(white), axis=0) - constant).reshape(lead)
+
+
+def _check_rank(mean, covariance, factor) -> None:
+    """Require variances, given the numbers before, above the rounding of the numbers and of their covariance."""
+    if not checks.is_concrete(factor):
+        return
+    eps = 8.0 * float(jnp.finfo(factor.dtype).eps)
+    mean, scale, given = (np.asarray(a, np.float64) for a in (mean, np.diagonal(covariance), np.diagonal(factor)))
+    lost = np.flatnonzero(~(given**2 > eps * scale + (eps * mean) ** 2))
+    checks.require(
+        not len(lost),
+        f"Over the simulations, numbers {lost.tolist()} of the event are constant, follow from those before them, or are not "
+        "finite: the normal density does not exist. Leave them out.",
+        np.linalg.LinAlgError,
+    )
+
+
+def _keys(key: jax.Array) -> jax.Array:
+    """One key, of either kind, or several, as `(blocks,)` of them."""
+    return key if checks.is_key(key) and key.ndim == 1 else key[None]

@@ -1,0 +1,23 @@
+"""Models in, models out, for NumPyro's own MCMC: surrogates, generalised posteriors, pseudo-marginal chains."""
+
+from numpyro_kme.mcmc import handlers
+from numpyro_kme.mcmc.length_scale_model import length_scale_model
+from numpyro_kme.mcmc.noise import CommonNoise, FreshNoise, LatentNoise, simulation_key
+from numpyro_kme.mcmc.pseudo_marginal import PseudoMarginal
+from numpyro_kme.mcmc.rescoring import NoiseSensitivity, estimate_spread, noise_sensitivity
+from numpyro_kme.mcmc.surrogate_check import SurrogateCheck, check_surrogate
+
+__all__ = [
+    "CommonNoise",
+    "FreshNoise",
+    "LatentNoise",
+    "NoiseSensitivity",
+    "PseudoMarginal",
+    "SurrogateCheck",
+    "check_surrogate",
+    "estimate_spread",
+    "handlers",
+    "length_scale_model",
+    "noise_sensitivity",
+    "simulation_key",
+]

@@ -1,0 +1,159 @@
+"""Models in, models out: a density in place of a simulator, and simulators in place of observations."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import numpy as np
+import numpyro
+from jax.typing import ArrayLike
+from numpyro.distributions.distribution import Distribution
+from numpyro.primitives import Messenger
+
+from numpyro_kme._core import checks, compat
+from numpyro_kme.likelihoods.distribution import KernelMeansLikelihood
+from numpyro_kme.mcmc.generalized import generalized_bayes
+from numpyro_kme.models.simulator import Simulator
+
+__all__ = ["generalized_bayes", "surrogate", "uncondition_simulators"]
+
+Likelihood = Callable[..., Distribution]
+"""A function of a simulator's parameters; those of a batch of calls have leading batch dimensions."""
+
+
+class surrogate(Messenger):
+    """The same model with a density in place of each observed simulator.
+
+    The result is an ordinary NumPyro model, for `MCMC(NUTS(smodel))`, `log_likelihood` and `az.from_numpyro`.
+    All other sites stay as they are, masks, plates and scales of the simulator's site apply to its density, and
+    simulators that are not observed stay in place, so that `Predictive(smodel, samples)(rng_key)` still
+    simulates.
+
+    Observe inside: `surrogate(condition(model, data), likelihoods)`, or pass the observation to the model.
+
+    Under plates one likelihood of single calls serves everything: where parameters vary along the plate, each
+    group is scored at its own; where they do not, the plate holds independent draws, and their log densities
+    add up. To compare such a data set as a whole, make it one event of the simulator.
+
+    Args:
+        model: A model with `Simulator` sites.
+        likelihoods: `{site: f}`, where `f(*params)` is a distribution: a `FittedLikelihood`, or any function.
+            It gets the simulator's parameters, all with the leading dimensions in which one of them varies
+            along plates.
+    Raises:
+        ValueError: When the model runs: if an observed simulator has no likelihood, if a likelihood has no
+            simulator site, or if the event or batch shape of a likelihood is not that of the simulator.
+    Example:
+        >>> likelihood = lambda theta: dist.Normal(theta, 1.0).to_event(1)
+        >>> smodel = surrogate(model, {"x": likelihood})
+        >>> mcmc = MCMC(NUTS(smodel), num_warmup=500, num_samples=1000)
+    """
+
+    def __init__(self, model: Callable | None = None, likelihoods: Mapping[str, Likelihood] | None = None):
+        given = likelihoods.items() if isinstance(likelihoods, Mapping) else ()
+        shown = {name: type(f).__name__ for name, f in given} or type(likelihoods).__name__
+        checks.require(
+            bool(given) and all(callable(f) for _, f in given),
+            "`likelihoods` must be a dictionary {site: f} of functions f(*params) that give a distribution, such as "
+            f"`kelfi.likelihoods` after a run, or {{site: fit_likelihood(...)}}; got {shown}.",
+        )
+        self.likelihoods: dict[str, Likelihood] = dict(given)
+        self._met: set[str] = set()
+        super().__init__(model)
+
+    def __enter__(self):
+        self._met = set()
+        return super().__enter__()
+
+    def __exit__(self, exc_type, exc_value, traceback):
+        super().__exit__(exc_type, exc_value, traceback)
+        unmet = sorted(set(self.likelihoods) - self._met)
+        checks.require(
+            exc_type is not None or not unmet,
+            f"`likelihoods` names {unmet}, but the simulator sites of the model are {sorted(self._met)}.",
+        )
+
+    def process_message(self, msg):
+        """Put the density in place at an observed simulator site."""
+        if msg["type"] != "sample" or not isinstance(compat.innermost(msg["fn"]), Simulator):
+            return
+        name = msg["name"]
+        self._met.add(name)
+        if not msg["is_observed"]:
+            return
+        checks.require(
+            name in self.likelihoods,
+            f"Site {name!r} is an observed simulator without a likelihood: add {name!r} to `likelihoods`, "
+            f"which has {sorted(self.likelihoods)}, or do not observe it.",
+        )
+        mask = compat.mask(msg["fn"])
+        density = partial(_density, name, self.likelihoods[name], msg["value"], mask)
+        fn = compat.rewrapped(msg["fn"], density)
+        msg["fn"] = fn if _counts(mask) else fn.mask(False)
+
+
+class uncondition_simulators(Messenger):
+    """The same model with its simulators not observed, and everything else as it is.
+
+    `Predictive(uncondition_simulators(model), samples)(rng_key, x)` simulates replicates of an observation
+    that is passed to the model, while `numpyro.handlers.uncondition` would redraw ordinary observations as
+    well.
+    """
+
+    def process_message(self, msg):
+        """Forget the observation of a simulator site, and ask for a key."""
+        if msg["type"] == "sample" and msg["is_observed"] and isinstance(compat.innermost(msg["fn"]), Simulator):
+            msg["is_observed"], msg["value"] = False, None
+            if msg["kwargs"]["rng_key"] is None:
+                msg["kwargs"]["rng_key"] = numpyro.prng_key()
+
+
+def _counts(mask: ArrayLike) -> bool:
+    """Whether any call counts, as far as is known."""
+    return not checks.is_concrete(mask) or bool(np.any(mask))
+
+
+def _density(
+    name: str, likelihood: Likelihood, value: ArrayLike, mask: ArrayLike, simulator: Simulator
+) -> Distribution:
+    try:
+        fn = likelihood(*simulator.broadcast_params(simulator.groups))
+    except ValueError as error:
+        raise ValueError(
+            f"The likelihood of site {name!r} does not take the simulator's parameters: {error}"
+        ) from error
+    except Exception as error:
+        raise RuntimeError(f"The likelihood of site {name!r} failed: {error} ({type(error).__name__}).") from error
+    checks.require(
+        isinstance(fn, Distribution),
+        f"The likelihood of site {name!r} gave a {type(fn).__name__}; it must give a numpyro Distribution.",
+        TypeError,
+    )
+    checks.require(
+        fn.event_shape == simulator.event_shape,
+        f"The likelihood of site {name!r} has event shape {fn.event_shape}, the simulator `{simulator.name}` "
+        f"has {simulator.event_shape}. {_advice(fn, simulator)}",
+    )
+    if isinstance(fn, KernelMeansLikelihood):
+        fn = fn.in_batches(simulator.groups)
+    padded = (1,) * (len(simulator.batch_shape) - len(fn.batch_shape)) + fn.batch_shape
+    checks.require(
+        len(padded) == len(simulator.batch_shape) and all(a in (1, b) for a, b in zip(padded, simulator.batch_shape)),
+        f"The likelihood of site {name!r} has batch shape {fn.batch_shape}, the simulator `{simulator.name}` "
+        f"has {simulator.batch_shape}, one for each call.",
+    )
+    if isinstance(fn, KernelMeansLikelihood) and _counts(mask):
+        try:
+            fn = fn.observing(value, mask)
+        except ValueError as error:
+            raise ValueError(f"The observation at site {name!r} does not fit its likelihood: {error}") from error
+    return fn.expand(simulator.batch_shape)
+
+
+def _advice(fn: Distribution, simulator: Simulator) -> str:
+    if fn.event_shape == simulator.batch_shape + simulator.event_shape:
+        return (
+            "Along a plate, draws that share their parameters are scored one by one. If the likelihood was learnt from "
+            "whole data sets, make the data set one event of the simulator, outside the plate; if the plate holds "
+            "independent draws, learn the likelihood from single draws."
+        )
+    return "Use .to_event(n) if entries of one output are batch dimensions of the likelihood."

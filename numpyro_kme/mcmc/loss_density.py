@@ -1,0 +1,184 @@
+"""A loss between data and simulated draws as a density of the data: `exp(-weight n loss)`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import logsumexp
+from numpyro.distributions import constraints
+from numpyro.distributions.distribution import Distribution
+
+from numpyro_kme._core import checks, compat
+from numpyro_kme._core.host import in_present_precision, on_host
+from numpyro_kme.losses.base import Loss, Objective
+from numpyro_kme.losses.generator import Generator, Nodes
+from numpyro_kme.models.from_noise import FromNoise
+from numpyro_kme.models.simulator import Simulator
+
+_no_key = compat.valueless("fresh_noise_log_prob")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a simulator as a function of its flattened arguments and the noise."""
+
+    fn: Callable
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    black_box: tuple[tuple[int, ...], str] | None
+    groups: tuple[int, ...]
+
+    @property
+    def dim(self) -> int:
+        """Number of arguments, of all groups."""
+        return int(np.prod(self.groups)) * sum(int(np.prod(shape)) for shape in self.shapes)
+
+    def __call__(self, arguments, noise, row=None):
+        """Simulate one point, with the arguments of group `row`."""
+        arguments = arguments if row is None else arguments.reshape(*self.groups, -1)[row]
+        ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes])[:-1]
+        blocks = zip(jnp.split(arguments, ends), self.shapes, self.dtypes)
+        params = [block.reshape(shape).astype(dtype) for block, shape, dtype in blocks]
+        if self.black_box is not None:
+            shape, dtype = self.black_box
+            drawn = Simulator(self.fn, *params, shape=shape, dtype=dtype).sample(noise)
+        else:
+            fn = self.fn.fn if isinstance(self.fn, FromNoise) else self.fn
+            drawn = fn(noise, *params)
+        return jnp.asarray(drawn, jnp.result_type(float))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Bound:
+    """A loss bound to data, with what does not depend on the parameters computed once.
+
+    Attributes:
+        objective: The loss as a function of the simulator's arguments.
+        facts: The data, reduced.
+        offset: What the objective leaves out because parameters do not change it.
+        size: Number of data points.
+    """
+
+    objective: Objective
+    facts: Any
+    offset: Any
+    size: int = field(metadata=dict(static=True))
+
+    @classmethod
+    @on_host
+    def make(cls, loss: Loss, value: np.ndarray, generator: Generator) -> "Bound":
+        """Bind to data `(n, *event)`, in float64."""
+        data = value if generator.covariates is None else (generator.covariates, value)
+        objective, weights = loss.objective(data, generator), np.full(len(value), 1.0 / len(value))
+        parts = (
+            objective,
+            objective.reduce(jnp.asarray(weights)),
+            objective.offsets(jnp.asarray(weights)[None])[0],
+        )
+        return cls(*parts, len(value))
+
+    def common_nodes(self, key: jax.Array, num: int) -> Nodes:
+        """One set of nodes, made on the host."""
+        return self.objective.generator.draw_nodes(key, num, 1)
+
+    def values(self, arguments: jax.Array, nodes: Nodes) -> jax.Array:
+        """Losses at one point, `(sets,)`."""
+        return self.offset + jax.vmap(lambda one: self.objective.value(self.facts, arguments, one))(nodes)
+
+
+@jax.custom_jvp
+def smooth_values(bound: Bound, nodes: Nodes, arguments: jax.Array) -> jax.Array:
+    """`bound.values(arguments, nodes)` with the loss's own derivative in the arguments."""
+    return bound.values(arguments, nodes)
+
+
+@smooth_values.defjvp
+def _(primals, tangents):
+    bound, nodes, arguments = primals
+    value, slope = jax.vmap(lambda one: bound.objective.slope(bound.facts, arguments, one))(nodes)
+    return value + bound.offset, slope @ tangents[2]
+
+
+class LossDensity(Distribution):
+    """`exp(-weight n loss)`, shared out evenly over the data plate; made by `generalized_bayes`.
+
+    Attributes:
+        bound: The loss.
+        nodes: Sets of noise; `None` where a kernel has to bring the key.
+        weight: Learning rate.
+        arguments: The simulator's arguments, flattened.
+    """
+
+    arg_constraints: dict[str, Any] = {}
+    pytree_data_fields = ("bound", "nodes", "weight", "arguments")
+    pytree_aux_fields = ("_common", "_name", "_smooth", "_black_box")
+
+    def __init__(self, simulator: Simulator, bound: Bound, nodes: Nodes | None, weight, common: bool):
+        self.bound, self.nodes, self.weight = bound, nodes, weight
+        self.arguments = simulator.arguments.reshape(-1)
+        self._common = common
+        self._name, self._smooth, self._black_box = simulator.name, simulator.has_rsample, simulator.black_box
+        super().__init__((bound.size,), simulator.event_shape)
+
+    @property
+    def support(self) -> constraints.Constraint:
+        """All real numbers."""
+        return constraints.independent(constraints.real, self.event_dim)
+
+    def mask(self, mask):
+        """All or nothing: a joint loss has no terms of single points."""
+        checks.require(
+            isinstance(mask, bool) or not np.shape(mask),
+            f"A mask of shape {np.shape(mask)} around handlers.generalized_bayes: the loss compares the data of "
+            f"simulator `{self._name}` as a whole, so that no points can be taken out of it. Leave them out of the "
+            "data.",
+        )
+        return super().mask(mask)
+
+    def sample(self, key, sample_shape=()):
+        """Raises: draws come from the simulator itself."""
+        raise NotImplementedError(
+            "A loss has no draws. To simulate, leave the site unobserved under `handlers.generalized_bayes`."
+        )
+
+    def log_prob(self, value, intermediates=None):
+        """`-weight loss` for each data point."""
+        if self.nodes is None:
+            return _no_key(jnp.asarray(value), self.arguments, shape=self.batch_shape, dtype=jnp.result_type(float), sentence=(
+                "FreshNoise has a new estimate of the density each time, which only the kernel "
+                "`numpyro_kme.PseudoMarginal` samples correctly: MCMC(PseudoMarginal(model), ...). For NUTS use "
+                "CommonNoise or LatentNoise."
+            ))  # fmt: skip
+        bound, nodes = in_present_precision((self.bound, self.nodes))
+        arguments = self.arguments if self._smooth else _refuse_derivative(self.arguments, self._no_derivative)
+        smooth = self._smooth and self._common
+        losses = smooth_values(bound, nodes, arguments) if smooth else bound.values(arguments, nodes)
+        total = logsumexp(-self.weight * bound.size * losses) - np.log(len(losses))
+        return jnp.broadcast_to(total / bound.size, self.batch_shape)
+
+    @property
+    def _no_derivative(self) -> str:
+        why = "runs on the host" if self._black_box else "returns whole numbers"
+        return (
+            f"Simulator `{self._name}` {why} and has no derivative, which NUTS, HMC and SVI need. Kernels that work: "
+            "PseudoMarginal with FreshNoise; AIES and ESS of numpyro.infer with CommonNoise; any kernel on a surrogate "
+            "(handlers.surrogate)."
+        )
+
+
+def _refuse_derivative(arguments: jax.Array, sentence: str) -> jax.Array:
+    """`arguments`, whose derivative raises."""
+
+    @jax.custom_jvp
+    def same(a):
+        return a
+
+    @same.defjvp
+    def _(primals, tangents):
+        raise NotImplementedError(sentence)
+
+    return same(arguments)

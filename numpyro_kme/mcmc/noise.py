@@ -1,0 +1,180 @@
+"""Where the noise of a simulator comes from when a loss compares its draws with data inside MCMC: a named choice."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from zlib import crc32
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax import random
+from jax.scipy.special import ndtr
+from numpyro.primitives import Messenger, apply_stack
+
+from numpyro_kme._core import checks, compat
+from numpyro_kme.losses.generator import DrawnNoise, Nodes, Noise, NormalNoise
+from numpyro_kme.models.from_noise import FromNoise
+
+
+def _check_size(num_simulated: int) -> None:
+    checks.whole("num_simulated", num_simulated, 2)
+
+
+@dataclass(frozen=True)
+class CommonNoise:
+    """The same noise at every point of the chain: a smooth density, for any kernel.
+
+    The posterior is that of one simulated sample. It is close to the one with infinitely many only if the sample is much
+    larger than the data, unless the simulator declares one standard noise number (`FromNoise`), where `num_simulated` are
+    nodes of a quadrature. `noise_sensitivity` rescores draws under other keys.
+
+    Args:
+        num_simulated: Simulated points `M`; ten times the data is a start.
+        rng_key: Makes the noise.
+    """
+
+    num_simulated: int
+    rng_key: jax.Array = field(default_factory=lambda: random.key(0))
+
+    def __post_init__(self):
+        _check_size(self.num_simulated)
+        checks.key(self.rng_key, several=True)
+
+
+@dataclass(frozen=True)
+class LatentNoise:
+    """The noise of every simulated point as a latent `<site>_noise` of the model, `(M, *noise)`, beside the parameters.
+
+    Exact for any `M`, for the posterior prior x `E exp(-weight n loss)`, where the loss compares with `M` simulated points;
+    for NUTS, with `FromNoise` simulators.
+
+    Args:
+        num_simulated: Simulated points `M`.
+    """
+
+    num_simulated: int
+
+    def __post_init__(self):
+        _check_size(self.num_simulated)
+
+
+@dataclass(frozen=True)
+class FreshNoise:
+    """New noise at each proposal, for the kernel `PseudoMarginal`, which keeps the estimate of the current point.
+
+    Exact for any `M`, for the posterior prior x `E exp(-weight n loss)`, where the loss compares with `M` simulated points;
+    for any simulator.
+
+    Args:
+        num_simulated: Simulated points `M`.
+        repeats: Independent simulated samples whose `exp(-weight n loss)` are averaged: the same posterior, and a chain that
+            sticks less.
+    """
+
+    num_simulated: int
+    repeats: int = 1
+
+    def __post_init__(self):
+        _check_size(self.num_simulated)
+        checks.whole("repeats", self.repeats, 1)
+
+
+NoisePolicy = CommonNoise | LatentNoise | FreshNoise
+
+
+def simulation_key(site: str, *, common: bool = False) -> jax.Array | None:
+    """The key that a surrounding `simulation_keys` gives to a site; None without one.
+
+    A density that a model estimates with this key, `numpyro.factor("x", log_estimate(simulation_key("x"), theta))`, can be
+    sampled by `PseudoMarginal`. It differs from `numpyro.prng_key()`, which is the same in every step of NUTS.
+
+    Args:
+        site: Name of the site.
+        common: Whether the noise is meant to stay: then kernels that bring new keys do not answer.
+    """
+    message = {
+        "type": "simulation_key",
+        "fn": lambda: None,
+        "args": (),
+        "kwargs": {},
+        "value": None,
+        "site": site,
+        "common": common,
+    }
+    return apply_stack(message)["value"]
+
+
+class simulation_keys(Messenger):
+    """The same model with a key for each site that asks `simulation_key(site)`: `fold_in(rng_key, crc32(site))`.
+
+    Args:
+        model: The model.
+        rng_key: A JAX key, or `(blocks,)` of them, which the sites then get.
+        common: Whether sites whose noise is meant to stay get one too.
+    """
+
+    def __init__(self, model: Callable | None = None, rng_key: jax.Array | None = None, *, common: bool = True):
+        checks.key(rng_key, several=True)
+        self.rng_key, self.common = rng_key, common
+        super().__init__(model)
+
+    def process_message(self, msg):
+        """Answer, unless a closer handler has."""
+        if msg["type"] == "simulation_key" and msg["value"] is None and (self.common or not msg["common"]):
+            concrete = checks.is_concrete(self.rng_key)
+            with jax.ensure_compile_time_eval() if concrete else nullcontext():
+                fold = partial(random.fold_in, data=crc32(msg["site"].encode()))
+                many = checks.is_key(self.rng_key) and self.rng_key.ndim == 1
+                msg["value"] = (jax.vmap(fold) if many else fold)(self.rng_key)
+
+
+def independent_noise(fn: Callable) -> Noise:
+    """Independent draws of a simulator's noise: of its declared distribution, or keys."""
+    return DrawnNoise(fn.noise.sample) if isinstance(fn, FromNoise) else DrawnNoise()
+
+
+@lru_cache(maxsize=256)
+def even_noise(fn: Callable) -> Noise:
+    """Quadrature or low-discrepancy points where the noise is declared and follows from normals; else independent draws."""
+    if not isinstance(fn, FromNoise):
+        return DrawnNoise()
+    shape, base = fn.noise.shape(), compat.innermost(fn.noise)
+    size = int(np.prod(shape))
+    if isinstance(base, dist.MultivariateNormal) and base.shape() == shape and len(shape) == 1:
+        return NormalNoise(size, partial(_correlated, base))
+    try:
+        base.icdf(jnp.full(base.batch_shape, 0.5))
+    except (NotImplementedError, AttributeError, ImportError):
+        return independent_noise(fn)
+    if isinstance(base, dist.Normal):
+        return NormalNoise(size, partial(_scaled, base, shape))
+    return NormalNoise(size, partial(_by_quantiles, base, shape))
+
+
+def _correlated(law, z):
+    return law.loc + law.scale_tril @ z
+
+
+def _scaled(law, shape, z):
+    return law.loc + law.scale * z.reshape(shape)
+
+
+def _by_quantiles(law, shape, z):
+    return law.icdf(ndtr(z.reshape(shape)))
+
+
+def fresh_nodes(law: Noise, key: jax.Array, noise: FreshNoise) -> Nodes:
+    """Independent sets of nodes `(repeats, M, ...)`; with keys `(blocks,)` each makes an equal part of every set."""
+    num, sets = noise.num_simulated, noise.repeats
+    if not checks.is_key(key) or key.ndim == 0:
+        return law.nodes(key, num, sets)
+    checks.require(
+        num % len(key) == 0,
+        f"`num_simulated` must be a multiple of the number of blocks; got {num} points and {len(key)} blocks.",
+    )
+    parts = jax.vmap(lambda one: law.nodes(one, num // len(key), sets))(key)
+    values = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1).reshape(sets, num, *leaf.shape[3:]), parts.values)
+    return Nodes(values, jnp.full((sets, num), 1.0 / num))

@@ -1,0 +1,169 @@
+"""Coordinates in which the arguments of a simulator are about standard normal under the prior."""
+
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from numpyro_kme._core import checks
+from numpyro_kme._core.host import on_host
+from numpyro_kme.models import matching
+from numpyro_kme.models.link_functions import Column
+from numpyro_kme.models.normal_mixtures import Mixture
+from numpyro_kme.models.problem import Problem
+
+Shape = tuple[int, ...]
+
+
+def _static() -> Any:
+    return field(metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Coordinates:
+    r"""A recorded map between the flattened arguments `a (p,)` of a simulator and coordinates `z (D,)`.
+
+    Where each argument is an elementwise function of one entry of a latent, or a constant, the coordinates
+    are those of the latents: the prior maps them to standard normals exactly or, if it is a mixture of normals,
+    affinely to a mixture of mean 0 and covariance I. Elsewhere the arguments are standardised, and `note`
+    says why. Arguments that do not vary are left out of `z` and put back by `inverse`.
+
+    `forward`, `inverse` and `latents` take one point, can be traced, differentiated and vmapped, and work in
+    the precision of the session.
+
+    Attributes:
+        columns: How each argument follows from one entry of the latents in between.
+        priors: How these latents are mapped to normals.
+        rest: Values of their entries where no argument shows them.
+        mixture: Law of `z` under the prior: weights `(K,)`, means `(K, D)`, covariances `(K, D, D)`.
+        sites: Name and shape of the latents in between.
+        entries: Where each coordinate sits among their entries.
+        readers: The argument that each coordinate is read from.
+        names: Name of each coordinate.
+        exact: Whether `mixture` is the law of `z` under the prior, or only about so.
+        one_to_one: Whether `z` determines all latents of the model.
+        note: One sentence for people.
+    """
+
+    columns: tuple[Column, ...]
+    priors: Any
+    rest: np.ndarray
+    mixture: Mixture
+    sites: tuple[tuple[str, Shape], ...] = _static()
+    entries: tuple[int, ...] = _static()
+    readers: tuple[int, ...] = _static()
+    names: tuple[str, ...] = _static()
+    exact: bool = _static()
+    one_to_one: bool = _static()
+    note: str = _static()
+
+    @classmethod
+    def from_prior(
+        cls, rng_key: jax.Array, problem: Problem, site: str | None = None, *, num_draws: int = 1000
+    ) -> "Coordinates":
+        """Find the coordinates of the arguments of one simulator site.
+
+        How the arguments follow from the latents is read from prior draws: equality bit by bit, else one of a
+        short list of functions (exp, log, expit, logit, reciprocal, square, sqrt, log1p, expm1) with an
+        affine function inside or outside, which has to hold for every draw to the last digits.
+
+        Args:
+            rng_key: Key of the prior draws.
+            problem: The model, as `Problem.read` gives it.
+            site: A simulator site; the only one if left out.
+            num_draws: Prior draws to read the map from.
+        Raises:
+            ValueError: If no argument depends on a latent, or arguments of prior draws are not finite.
+        """
+        checks.key(rng_key)
+        site = problem.site(site)
+        draws = problem.draw(rng_key, num_draws)
+        table = draws.arguments[site].reshape(-1, draws.arguments[site].shape[-1])
+        what = f"the arguments of the simulator at {site!r}"
+        checks.finite(what, table, "Narrow the prior, or bound the step that overflows.")
+        checks.require(
+            bool(np.ptp(table, axis=0).any()),
+            f"T{what[1:]} are the same in all prior draws: nothing to infer.",
+        )
+        try:
+            return cls(**matching.exact(problem, site, draws))
+        except matching.NotExact as reason:
+            return cls(**matching.standardised(table, what, str(reason), choose_links=True))
+
+    @classmethod
+    def standardise(cls, table: ArrayLike) -> "Coordinates":
+        """Affine coordinates of a table of arguments `(m, p)`: median 0, 68 % of the rows between -1 and 1."""
+        checks.concrete(table=table)
+        checks.matrix("table", table, min_rows=2)
+        checks.sound("table", table)
+        table = np.asarray(table, np.float64)
+        checks.require(bool(np.ptp(table, axis=0).any()), "All rows of `table` are the same.")
+        return cls(**matching.standardised(table, "the columns", "no prior is known", choose_links=False))
+
+    @property
+    def dim(self) -> int:
+        """Number of coordinates, `D`."""
+        return len(self.entries)
+
+    def forward(self, a: ArrayLike) -> jax.Array:
+        """Coordinates `(D,)` of the arguments `(p,)` of one call."""
+        a = _one("a", a, len(self.columns))
+        shown = jnp.stack([self.columns[reader].solve(a[reader]) for reader in self.readers])
+        entries = jnp.asarray(self.entries)
+        t = jnp.asarray(self.rest).at[entries].set(shown)
+        return _join(self.priors.to_normal(self._split(t)))[entries]
+
+    @on_host
+    def table(self, arguments: ArrayLike) -> np.ndarray:
+        """Coordinates `(m, D)` of the arguments `(m, p)` of many calls, on the host in float64; compiled once for each size."""
+        checks.matrix("arguments", arguments, columns=len(self.columns))
+        checks.sound("arguments", arguments)
+        return np.asarray(_forward_rows(self, np.asarray(arguments, np.float64)))
+
+    @on_host
+    def latents_table(self, z: ArrayLike) -> dict[str, Any]:
+        """All latents `{site: (m, *shape)}` at coordinates `(m, D)`, on the host in float64; raises unless
+        `one_to_one`."""
+        return jax.vmap(self.latents)(jnp.asarray(z))
+
+    def inverse(self, z: ArrayLike) -> jax.Array:
+        """Arguments `(p,)` of one call at the coordinates `(D,)`."""
+        t = _join(self._values(z))
+        return jnp.stack([jnp.asarray(column(t[column.entry])) for column in self.columns])
+
+    def latents(self, z: ArrayLike) -> dict[str, jax.Array]:
+        """All latents of the model, `{site: value}`, at coordinates `(D,)`; raises unless `one_to_one`."""
+        checks.require(self.one_to_one, f"These coordinates do not determine the latents. {self.note}")
+        return dict(zip((name for name, _ in self.sites), self._values(z)))
+
+    def _values(self, z: ArrayLike) -> tuple[jax.Array, ...]:
+        z = _one("z", z, self.dim)
+        normals = jnp.zeros(self.rest.shape, z.dtype).at[jnp.asarray(self.entries)].set(z)
+        return self.priors.from_normal(self._split(normals))
+
+    def _split(self, entries: jax.Array) -> tuple[jax.Array, ...]:
+        ends = [int(end) for end in np.cumsum([prod(shape) for _, shape in self.sites])[:-1]]
+        return tuple(part.reshape(shape) for part, (_, shape) in zip(jnp.split(entries, ends), self.sites))
+
+
+@jax.jit
+def _forward_rows(coordinates: Coordinates, rows: jax.Array) -> jax.Array:
+    return jax.vmap(coordinates.forward)(rows)
+
+
+def _one(name: str, point: ArrayLike, size: int) -> jax.Array:
+    point = jnp.asarray(point)
+    checks.require(
+        point.shape == (size,),
+        f"`{name}` must be one point of shape ({size},); got {point.shape}. Use jax.vmap for more.",
+    )
+    return point
+
+
+def _join(values) -> jax.Array:
+    return jnp.concatenate([jnp.ravel(value) for value in values])

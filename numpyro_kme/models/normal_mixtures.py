@@ -1,0 +1,123 @@
+"""Priors that are mixtures of normals, kept exact in coordinates of mean 0 and covariance I."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpyro.distributions as dist
+from numpyro.distributions import transforms
+
+from numpyro_kme._core import compat
+
+MAX_COMPONENTS = 64
+
+
+class Mixture(NamedTuple):
+    """A mixture of normals: weights `(K,)`, means `(K, dim)`, covariances `(K, dim, dim)`."""
+
+    weights: np.ndarray
+    means: np.ndarray
+    covariances: np.ndarray
+
+
+def standard(dim: int) -> Mixture:
+    """One standard normal."""
+    return Mixture(np.ones(1), np.zeros((1, dim)), np.eye(dim)[None])
+
+
+def product(parts: Sequence[Mixture]) -> Mixture:
+    """The mixture of independent mixtures, joined in their order."""
+    weights, means, covariances = np.ones(1), np.zeros((1, 0)), np.zeros((1, 0, 0))
+    for part in parts:
+        i, j = (axis.ravel() for axis in np.indices((len(weights), len(part.weights))))
+        d, e = means.shape[1], part.means.shape[1]
+        joined = np.zeros((len(i), d + e, d + e))
+        joined[:, :d, :d], joined[:, d:, d:] = covariances[i], part.covariances[j]
+        weights, covariances = weights[i] * part.weights[j], joined
+        means = np.concatenate([means[i], part.means[j]], axis=1)
+    return Mixture(weights, means, covariances)
+
+
+def num_components(parts: Sequence[Mixture]) -> int:
+    """Components of the product of `parts`."""
+    return math.prod(len(part.weights) for part in parts)
+
+
+def read(fn: dist.Distribution, shape: tuple[int, ...] | None = None):
+    """Split a prior that is a mixture of normals into an affine map and a mixture.
+
+    Args:
+        fn: The prior of one site, wrapped or transformed in any way.
+        shape: Shape of a value; that of `fn` if left out.
+    Returns:
+        None if `fn` is not such a prior. Else a distribution of the same mean and covariance without the
+        mixture, whose map to normals is therefore affine (inside the transforms of `fn`), and for each
+        independent event of the site the mixture that the prior is in the mapped coordinates.
+    """
+    shape = fn.shape() if shape is None else shape
+    fn = compat.innermost(fn)
+    if isinstance(fn, dist.TransformedDistribution):
+        inner = None if _folded(fn) or fn.base_dist.shape() != fn.shape() else read(fn.base_dist, shape)
+        return inner and (dist.TransformedDistribution(inner[0], fn.transforms), inner[1])
+    components = _components(fn)
+    if components is None:
+        return None
+    lead, dim = shape[: len(shape) - fn.event_dim], components.means.shape[-1]
+    weights, means, covariances = (
+        np.broadcast_to(array, lead + array.shape[array.ndim - keep :]) for array, keep in zip(components, (1, 2, 3))
+    )
+    mean = np.einsum("...k,...kd->...d", weights, means)
+    offset = means - mean[..., None, :]
+    spread = covariances + offset[..., :, None] * offset[..., None, :]
+    factor = np.linalg.cholesky(np.einsum("...k,...kde->...de", weights, spread))
+    inverse = np.linalg.inv(factor)[..., None, :, :]
+    mapped = Mixture(
+        weights.reshape(-1, weights.shape[-1]),
+        (inverse @ offset[..., None])[..., 0].reshape(-1, *means.shape[-2:]),
+        (inverse @ covariances @ np.swapaxes(inverse, -1, -2)).reshape(-1, means.shape[-2], dim, dim),
+    )
+    if fn.event_dim:
+        affine: dist.Distribution = dist.MultivariateNormal(mean, scale_tril=factor)
+    else:
+        affine = dist.Normal(mean[..., 0], factor[..., 0, 0])
+    return affine, [Mixture(*part) for part in zip(*mapped)]
+
+
+def _folded(fn: dist.TransformedDistribution) -> bool:
+    return any(isinstance(transform, transforms.AbsTransform) for transform in fn.transforms)
+
+
+def _components(fn: dist.Distribution) -> Mixture | None:
+    """Weights `(*batch, K)`, means `(*batch, K, dim)` and covariances of a mixture of normals."""
+    if isinstance(fn, dist.MixtureSameFamily):
+        moments = _moments(fn.component_distribution)
+    elif isinstance(fn, dist.MixtureGeneral):
+        moments = _stacked([_moments(part) for part in fn.component_distributions], fn.batch_shape)
+    else:
+        return None
+    weights = np.asarray(fn.mixing_distribution.probs, np.float64)
+    return moments and Mixture(weights / weights.sum(axis=-1, keepdims=True), *moments)
+
+
+def _stacked(parts, batch_shape: tuple[int, ...]):
+    """Moments of separate components, with the axis of the components behind the batch."""
+    if any(part is None for part in parts):
+        return None
+    means = [np.broadcast_to(mean, batch_shape + mean.shape[-1:]) for mean, _ in parts]
+    covariances = [np.broadcast_to(c, batch_shape + c.shape[-2:]) for _, c in parts]
+    return np.stack(means, axis=-2), np.stack(covariances, axis=-3)
+
+
+def _moments(fn: dist.Distribution) -> tuple[np.ndarray, np.ndarray] | None:
+    """Mean `(*batch, dim)` and covariance `(*batch, dim, dim)` of a normal; dim is 1 for a univariate one."""
+    base = compat.innermost(fn)
+    if isinstance(base, dist.Normal) and fn.event_dim == 0:
+        return np.asarray(fn.mean, np.float64)[..., None], np.asarray(fn.variance, np.float64)[..., None, None]
+    if isinstance(base, dist.Normal) and fn.event_dim == 1:
+        variance = np.asarray(fn.variance, np.float64)
+        return np.asarray(fn.mean, np.float64), variance[..., None] * np.eye(variance.shape[-1])
+    if isinstance(base, (dist.MultivariateNormal, dist.LowRankMultivariateNormal)) and fn.event_dim == 1:
+        mean, covariance = np.asarray(fn.mean, np.float64), np.asarray(base.covariance_matrix, np.float64)
+        return mean, np.broadcast_to(covariance, mean.shape + mean.shape[-1:])
+    return None

@@ -1,0 +1,212 @@
+"""What a model with simulators consists of, and draws from its prior."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import random
+from numpyro.primitives import Messenger
+
+from numpyro_kme._core import batches, checks, compat
+from numpyro_kme._core.programs import Program, Recomputed
+from numpyro_kme.models import normalise, reading
+from numpyro_kme.models.reading import Latent, SimulatorSite
+
+__all__ = ["Draws", "Latent", "Problem", "SimulatorSite"]
+
+Arrays = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Latents and what follows from them; every array has a leading axis of `m` draws.
+
+    Attributes:
+        latents: `{site: (m, *shape)}`.
+        arguments: All numbers that one call of a simulator takes, flattened: `{site: (m, *groups, p)}`, where
+            `groups` is `()` unless the simulator's parameters vary along plates.
+        deterministics: `{site: (m, *shape)}`, of the sites that do not depend on a simulator's output.
+    """
+
+    latents: Arrays
+    arguments: Arrays
+    deterministics: Arrays = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Problem(Recomputed):
+    """A model with simulators, taken apart; made by `Problem.read(model, *args, **kwargs)`.
+
+    No method runs a simulator. Methods that take or give many points work in blocks of one width, so that no
+    point depends on how many there are.
+
+    Attributes:
+        model: The model, which is run as `model(*args, **kwargs)`.
+        latents: What is to be inferred, in the order of the model.
+        simulators: The sites that come from simulators, observed or not.
+        likelihoods: Names of the other observed sites and factors.
+        deterministics: Names of the deterministic sites that do not depend on a simulator's output.
+    """
+
+    model: Callable
+    args: tuple
+    kwargs: Mapping[str, Any]
+    latents: Mapping[str, Latent]
+    simulators: Mapping[str, SimulatorSite]
+    likelihoods: tuple[str, ...]
+    deterministics: tuple[str, ...]
+
+    @classmethod
+    def read(cls, model: Callable, *args, **kwargs) -> "Problem":
+        """Run `model(*args, **kwargs)` with its simulators left out and say what it consists of.
+
+        Raises:
+            ValueError: If the model fails, has no simulator or no latent, has a `param` site, a simulator
+                whose output another site depends on, an observation of the wrong shape, or an improper or
+                discrete prior. Each sentence names the site and says what to do.
+        """
+        return cls(model, args, kwargs, *reading.read(model, args, kwargs))
+
+    def with_data(self, *args, **kwargs) -> "Problem":
+        """The same model with other arguments, such as another observation; much faster than to read it anew.
+
+        Raises:
+            ValueError: As `read`.
+        """
+        before = reading.Parts(dict(self.latents), dict(self.simulators), self.likelihoods, self.deterministics)
+        return Problem(self.model, args, kwargs, *reading.read_again(before, self.model, args, kwargs))
+
+    @property
+    def observations(self) -> dict[str, np.ndarray]:
+        """The observation at every simulator site, `{site: (*batch, *event)}`; raises if one is missing."""
+        observed = {name: site.observed for name, site in self.simulators.items()}
+        for name, value in observed.items():
+            checks.require(
+                value is not None,
+                f"The simulator site {name!r} is not observed: pass its observation to the model.",
+            )
+        return {name: value for name, value in observed.items() if value is not None}
+
+    def site(self, name: str | None = None) -> str:
+        """`name`, checked to be a simulator site; the only one there is if `name` is left out."""
+        names = list(self.simulators)
+        checks.require(
+            name in names or (name is None and len(names) == 1),
+            f"Name one of the model's simulator sites, {names}; got {name!r}.",
+        )
+        return names[0] if name is None else name
+
+    def draw(self, rng_key: jax.Array, num_draws: int) -> Draws:
+        """Draw latents from the prior, with the simulators' arguments and the deterministic sites.
+
+        Observations and factors do not count. Draw `i` has the key `fold_in(rng_key, i)`, whatever
+        `num_draws`.
+        """
+        checks.key(rng_key)
+        checks.require(num_draws >= 1, f"`num_draws` must be at least 1; got {num_draws}.")
+        return self._draws(batches.run(partial(self._draw, rng_key), np.arange(num_draws, dtype=np.uint32)))
+
+    def evaluate(self, latents: Arrays) -> Draws:
+        """The simulators' arguments and the deterministic sites at given latents `{site: (m, *shape)}`."""
+        return self._draws(batches.run(self._evaluate, self._checked(latents)))
+
+    def arguments(self, latents: Arrays) -> Arrays:
+        """The simulators' arguments, `{site: (m, *groups, p)}`, at given latents `{site: (m, *shape)}`."""
+        return self.evaluate(latents).arguments
+
+    def log_prior(self, latents: Arrays) -> np.ndarray:
+        """Log density of the prior, `(m,)`, at given latents `{site: (m, *shape)}`."""
+        return batches.run(self._log_prior, self._checked(latents))
+
+    def inside_support(self, latents: Arrays) -> dict[str, np.ndarray]:
+        """Whether latents `{site: (m, *shape)}` lie in the support of their priors, given those before them: `{site: (m,)}`."""
+        return batches.run(self._inside, self._checked(latents))
+
+    def to_normal(self, latents: Arrays) -> dict[str, jax.Array]:
+        """Map one point to independent standard normals: each site given those before it (Rosenblatt's map).
+
+        Traceable and differentiable. Latents left out are taken at one fixed prior draw, which matters only
+        to latents that depend on them.
+        """
+        values = {name: latents.get(name, latent.value) for name, latent in self.latents.items()}
+        trace, _ = self._run(random.key(0), values)
+        return {name: normalise.to_normal(trace[name]["fn"], trace[name]["value"]) for name in latents}
+
+    def from_normal(self, z: Arrays) -> dict[str, jax.Array]:
+        """Inverse of `to_normal`; low-discrepancy points in `z` become low-discrepancy prior draws."""
+        rest = {name: latent.value for name, latent in self.latents.items() if name not in z}
+        trace, _ = self._run(random.key(0), rest, _FromNormal(z))
+        return {name: trace[name]["value"] for name in z}
+
+    def _run(self, key, latents, *inside):
+        return reading.run(self.model, self.args, self.kwargs, key, latents, *inside)
+
+    def _parts(self, trace, simulators):
+        arguments = {name: simulators[name].arguments for name in self.simulators}
+        return [trace[name]["value"] for name in (*self.latents, *self.deterministics)], arguments
+
+    def _draws(self, parts) -> Draws:
+        values, arguments = parts
+        sites = dict(zip((*self.latents, *self.deterministics), values))
+        return Draws(
+            {name: sites[name] for name in self.latents},
+            {name: arguments[name] for name in self.simulators},
+            {name: sites[name] for name in self.deterministics},
+        )
+
+    @cached_property
+    def _draw(self) -> Callable:
+        def draw(key, number):
+            return self._parts(*self._run(random.fold_in(key, number), {}))
+
+        return Program(jax.vmap(draw, in_axes=(None, 0)))
+
+    @cached_property
+    def _evaluate(self) -> Callable:
+        return Program(jax.vmap(lambda latents: self._parts(*self._run(random.key(0), latents))))
+
+    @cached_property
+    def _log_prior(self) -> Callable:
+        def log_prior(latents):
+            sites, _ = self._run(random.key(0), latents)
+            with reading.as_numpyro_does():
+                return sum(compat.log_prob(sites[name]) for name in self.latents)
+
+        return Program(jax.vmap(log_prior))
+
+    @cached_property
+    def _inside(self) -> Callable:
+        def inside(latents):
+            sites, _ = self._run(random.key(0), latents)
+            return {name: jnp.all(sites[name]["fn"].support(sites[name]["value"])) for name in self.latents}
+
+        return Program(jax.vmap(inside))
+
+    def _checked(self, latents: Arrays) -> dict[str, np.ndarray]:
+        names = list(self.latents)
+        checks.require(set(latents) == set(names), f"`latents` must have the sites {names}; got {list(latents)}.")
+        arrays = {name: np.asarray(latents[name]) for name in names}
+        for name, array in arrays.items():
+            shape = self.latents[name].value.shape
+            checks.require(
+                array.shape[1:] == shape and array.shape[:1] == arrays[names[0]].shape[:1] != (0,),
+                f"`latents[{name!r}]` must have shape (draws, *{shape}) with as many draws as {names[0]!r}; "
+                f"got {array.shape}.",
+            )
+        return arrays
+
+
+class _FromNormal(Messenger):
+    """Set each latent from standard normals, given the latents before it."""
+
+    def __init__(self, z: Arrays):
+        super().__init__()
+        self.z = z
+
+    def process_message(self, msg):
+        if msg["type"] == "sample" and msg["name"] in self.z:
+            msg["value"] = normalise.from_normal(msg["fn"], jnp.asarray(self.z[msg["name"]]))

@@ -1,0 +1,427 @@
+"""Running a model with its simulators left out, and reading what it consists of."""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from threading import Lock
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax import random
+from numpyro import handlers
+from numpyro.infer.inspect import get_model_relations
+from numpyro.primitives import Messenger
+
+from numpyro_kme._core import checks, compat
+from numpyro_kme._core.host import in_present_precision
+from numpyro_kme.models.simulator import Simulator
+
+
+@dataclass(frozen=True)
+class Latent:
+    """A site that is neither observed nor simulated.
+
+    Attributes:
+        fn: Its prior; where it has parents, the prior at one draw of them.
+        value: One prior draw.
+        parents: The latents that `fn` depends on.
+    """
+
+    fn: dist.Distribution
+    value: np.ndarray
+    parents: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SimulatorSite:
+    """A site that comes from a simulator.
+
+    Attributes:
+        simulator: The `Simulator` at the arguments of one prior draw; its batch shape has one element for
+            each call.
+        fn: Distribution of the site: the simulator, perhaps masked or with its batch dimensions made event
+            dimensions.
+        plates: Sizes of the plates around the site.
+        observed: The observation, or None.
+        parents: The latents that the simulator's arguments depend on.
+        mask: Which calls count, of the simulator's batch shape; see `numpyro.handlers.mask`. Simulations have all of
+            them.
+        scale: Powers that the likelihoods of the calls are raised to, `()` or broadcast to the batch shape of `fn`; see
+            `numpyro.handlers.scale`.
+    """
+
+    simulator: Simulator
+    fn: dist.Distribution
+    plates: Mapping[str, int]
+    observed: np.ndarray | None
+    parents: tuple[str, ...]
+    mask: np.ndarray
+    scale: np.ndarray
+
+    @property
+    def weighted(self) -> bool:
+        """Whether calls are masked, or their likelihoods raised to a power other than 1."""
+        return not self.mask.all() or bool(np.any(self.scale != 1.0))
+
+    def counted(self, x: np.ndarray, lead: int = 0) -> np.ndarray:
+        """Outputs `(*lead, *batch, *event)` without the masked ones: as they are if there are none, else
+        `(*lead, calls, *event)`."""
+        return x if self.mask.all() else x[(slice(None),) * lead + (self.mask,)]
+
+    def check_observed(self, name: str) -> None:
+        """That an observation is one that the simulator could give: finite, and whole where its outputs are."""
+        seen = self.counted(np.asarray(self.observed))
+        checks.finite(f"observation at {name!r}", seen)
+        numbers = np.ravel(seen) if self.simulator.dtype.kind in "biu" else np.zeros(0)
+        broken = numbers[numbers != np.round(numbers)]
+        checks.require(
+            not broken.size,
+            f"The observation at {name!r} holds {', '.join(f'{number:g}' for number in broken[:3])}, and its simulator `{self.simulator.name}` gives whole "
+            f"numbers ({self.simulator.dtype}). Observe whole numbers, or let the simulator return what was averaged.",
+        )
+
+    def rows(self, arguments: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Simulations as a table, with a row for each argument that was simulated.
+
+        Args:
+            arguments: `(m, *groups, p)`.
+            x: `(m, *batch, *event)`.
+        Returns:
+            `(rows, p)` and `(rows, *rest, *event)`. Without groups these are the arguments given, and `rest` is
+            the batch shape: draws that share an argument stay together. Groups, the batch dimensions along
+            which the parameters vary, become rows: there are `m * prod(groups)` of them.
+        """
+        groups, batch = self.simulator.groups, self.simulator.batch_shape
+        padded = (1,) * (len(batch) - len(groups)) + groups
+        varying = [1 + i for i, size in enumerate(padded) if size > 1]
+        moved = np.moveaxis(x, varying, range(1, 1 + len(varying)))
+        kept = tuple(size for size, own in zip(batch, padded) if own == 1)
+        shape = (-1, *kept, *self.simulator.event_shape)
+        return arguments.reshape(-1, arguments.shape[-1]), moved.reshape(shape)
+
+
+class Parts(NamedTuple):
+    """What a model consists of."""
+
+    latents: dict[str, Latent]
+    simulators: dict[str, SimulatorSite]
+    likelihoods: tuple[str, ...]
+    deterministics: tuple[str, ...]
+
+
+class ProperPriors(Messenger):
+    """Refuse a latent that has no value and cannot be drawn."""
+
+    def process_message(self, msg):
+        """Look at the prior before NumPyro draws from it."""
+        improper = msg["type"] == "sample" and isinstance(compat.innermost(msg["fn"]), dist.ImproperUniform)
+        if improper and msg["value"] is None:
+            raise ValueError(
+                f"The prior of {msg['name']!r} is improper (ImproperUniform), so it cannot be drawn from. "
+                "Give it a proper prior, as wide as it needs to be."
+            )
+
+
+class LeaveOutSimulators(ProperPriors):
+    """Note the `Simulator` of each site, and give the site zeros if it has no value: no simulator runs."""
+
+    def __enter__(self) -> "LeaveOutSimulators":
+        self.simulators: dict[str, Simulator] = {}
+        super().__enter__()
+        return self
+
+    def process_message(self, msg):
+        """Keep the simulator of this message from running."""
+        if msg["type"] != "sample":
+            return
+        fn = compat.innermost(msg["fn"])
+        if isinstance(fn, Simulator):
+            shape = msg["fn"].shape(msg["kwargs"]["sample_shape"])
+            self.simulators[msg["name"]] = fn.expand(shape[: len(shape) - fn.event_dim])
+            if msg["value"] is None:
+                msg["value"] = jnp.zeros(shape, jax.dtypes.canonicalize_dtype(fn.dtype))
+        super().process_message(msg)
+
+
+_lock = Lock()
+_ours: ContextVar[bool] = ContextVar("ours", default=False)
+
+
+@contextmanager
+def one_model_at_a_time() -> Iterator[None]:
+    """No other thread of this package runs a model inside this block: NumPyro keeps its handlers in one list for all
+    threads.
+
+    A block inside a block, also in a thread that the gateway (`_host`) opens in between, goes on.
+    """
+    if _ours.get():
+        yield
+        return
+    with _lock:
+        token = _ours.set(True)
+        try:
+            yield
+        finally:
+            _ours.reset(token)
+
+
+class PresentPrecision(Messenger):
+    """Use the NumPy arrays in a model's distributions and observations in the precision in force.
+
+    The observation of a simulator stays as it was given: it is compared on the host, in float64.
+    """
+
+    def process_message(self, msg):
+        """Replace them before the site is drawn or scored."""
+        if msg["type"] == "sample":
+            msg["fn"] = in_present_precision(msg["fn"])
+            if not isinstance(compat.innermost(msg["fn"]), Simulator):
+                msg["value"] = in_present_precision(msg["value"])
+            elif msg["value"] is not None and not isinstance(msg["value"], jax.Array):
+                msg["value"] = np.asarray(msg["value"])
+                checks.require(
+                    msg["value"].dtype.kind not in "OSUMm",
+                    f"the observation at {msg['name']!r} has dtype {msg['value'].dtype}; it must hold numbers",
+                    TypeError,
+                )
+
+
+def as_numpyro_does():
+    """NumPyro's distributions rely on rank promotion, also where the session forbids it."""
+    return jax.numpy_rank_promotion("allow")
+
+
+@one_model_at_a_time()
+def run(model: Callable, args: tuple, kwargs: Mapping, key: jax.Array, latents: Mapping, *inside: Messenger):
+    """Run a model with given latents and its simulators left out, unseen by handlers around it.
+
+    Returns:
+        The trace, and the `Simulator` of each simulator site.
+    """
+    values = {name: jnp.asarray(value) for name, value in latents.items()}
+    left_out = LeaveOutSimulators()
+    with as_numpyro_does(), handlers.block(), handlers.trace() as trace, left_out:
+        precise = PresentPrecision(handlers.seed(model, key))
+        wrapped = handlers.substitute(precise, data=values)
+        for messenger in inside:
+            messenger.fn, wrapped = wrapped, messenger
+        wrapped(*args, **dict(kwargs))
+    return trace, left_out.simulators
+
+
+@one_model_at_a_time()
+def read(model: Callable, args: tuple, kwargs: Mapping) -> Parts:
+    """Read the parts of `model(*args, **kwargs)`; see `Problem.read`."""
+    with _explained(model, args, kwargs):
+        trace, simulators = run(model, args, kwargs, random.key(0), {})
+    check_plates(trace)
+    with _explained(model, args, kwargs):
+        again = jax.eval_shape(lambda: _Hidden(run(model, args, kwargs, random.key(0), {})[1])).content
+        with as_numpyro_does():
+            upstream = get_model_relations(PresentPrecision(model), args, dict(kwargs))["sample_sample"]
+    parents = {name: _behind(name, upstream, trace) for name in upstream}
+    sites = {name: site for name, site in trace.items() if site["type"] == "sample"}
+    _check_sites(trace, sites, simulators, parents)
+    for name, simulator in simulators.items():
+        if again[name].fn != simulator.fn:
+            warnings.warn(
+                f"The simulator `{simulator.name}` of site {name!r} is a new function each time the model "
+                "runs, a lambda or a function defined inside the model, so JAX compiles it again each time. "
+                "Define it outside.",
+                stacklevel=4,
+            )
+    parts = _parts(trace, simulators, parents)
+    _check_weights(parts, model, args, kwargs)
+    return parts
+
+
+@contextmanager
+def _explained(model: Callable, args: tuple, kwargs: Mapping):
+    """Say which model failed, and how it was run."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(
+            f"The model `{getattr(model, '__name__', model)}` failed while its sites were read: {error} "
+            f"({type(error).__name__}). It was run with {len(args)} positional arguments and the keyword "
+            f"arguments {sorted(kwargs)}; observations and covariates are passed the way the model takes "
+            "them."
+        ) from error
+
+
+def read_again(before: Parts, model: Callable, args: tuple, kwargs: Mapping) -> Parts:
+    """As `read`, for other data of a model that was read: dependence is read again only where the sites are others."""
+    try:
+        trace, simulators = run(model, args, kwargs, random.key(0), {})
+    except Exception:  # which `read` explains
+        return read(model, args, kwargs)
+    sites = {name: site for name, site in trace.items() if site["type"] == "sample"}
+    known = {name: latent.parents for name, latent in before.latents.items()}
+    known |= {name: site.parents for name, site in before.simulators.items()}
+    parents = dict.fromkeys(before.deterministics, ()) | dict.fromkeys(before.likelihoods, ()) | known
+    if set(trace) - {name for name, site in trace.items() if site["type"] == "plate"} != set(parents):
+        return read(model, args, kwargs)
+    found = _parts(trace, simulators, parents)
+    if _outline(found) != _outline(before):
+        return read(model, args, kwargs)
+    _check_sites(trace, sites, simulators, parents)
+    return found
+
+
+def _outline(parts: Parts) -> tuple:
+    """What does not change with the data."""
+    latents = [(name, type(compat.innermost(latent.fn)), latent.value.shape) for name, latent in parts.latents.items()]
+    simulators = [
+        (name, site.simulator.fn, site.plates, site.observed is None, site.weighted)
+        for name, site in parts.simulators.items()
+    ]
+    return latents, simulators, parts.likelihoods, parts.deterministics
+
+
+def _parts(trace, simulators, parents) -> Parts:
+    sites = {name: site for name, site in trace.items() if site["type"] == "sample"}
+    unobserved = [name for name, site in sites.items() if not site["is_observed"] and name not in simulators]
+    return Parts(
+        latents={
+            name: Latent(sites[name]["fn"], np.asarray(sites[name]["value"]), parents[name]) for name in unobserved
+        },
+        simulators={
+            name: SimulatorSite(
+                simulator,
+                sites[name]["fn"],
+                {frame.name: frame.size for frame in sites[name]["cond_indep_stack"]},
+                np.asarray(sites[name]["value"]) if sites[name]["is_observed"] else None,
+                parents[name],
+                np.broadcast_to(compat.mask(sites[name]["fn"]), simulator.batch_shape),
+                np.asarray(1.0 if sites[name]["scale"] is None else sites[name]["scale"]),
+            )
+            for name, simulator in simulators.items()
+        },
+        likelihoods=tuple(name for name in sites if sites[name]["is_observed"] and name not in simulators),
+        deterministics=tuple(
+            name
+            for name, site in trace.items()
+            if site["type"] == "deterministic" and not set(parents[name]) & set(simulators)
+        ),
+    )
+
+
+@jax.tree_util.register_pytree_node_class
+class _Hidden:
+    """Passes any object through `jax.eval_shape`."""
+
+    def __init__(self, content: Any):
+        self.content = content
+
+    def tree_flatten(self):
+        return (), self.content
+
+    @classmethod
+    def tree_unflatten(cls, content, _):
+        return cls(content)
+
+
+def _behind(name: str, upstream: Mapping[str, list[str]], trace) -> tuple[str, ...]:
+    """The sample sites that a site depends on, directly or through deterministic sites."""
+    found: set[str] = set()
+    pending = list(upstream[name])
+    while pending:
+        parent = pending.pop()
+        if trace[parent]["type"] == "deterministic":
+            pending.extend(upstream[parent])
+        else:
+            found.add(parent)
+    return tuple(site for site in trace if site in found)
+
+
+def check_plates(trace) -> None:
+    """Before a model is traced, which takes another part of the data each time."""
+    for name, site in trace.items():
+        if site["type"] == "plate":
+            size, taken = site["args"][0], len(site["value"])
+            checks.require(
+                size == taken,
+                f"Plate {name!r} takes {taken} of {size} elements, at random (subsample_size): an engine learns from "
+                "one data set. Leave `subsample_size` out, or choose the part before and pass it to the model, with "
+                "a plate of its size.",
+            )
+
+
+def _check_weights(parts: Parts, model, args, kwargs) -> None:
+    """Masks and scales are known before anything is inferred."""
+    for name, site in parts.simulators.items():
+        if site.weighted:
+            known = {latent: jnp.asarray(found.value) for latent, found in parts.latents.items()}
+            behind = compat.depends_on(partial(_weights, model, args, kwargs, name), known)
+            checks.require(
+                not behind,
+                f"The mask or scale of site {name!r} depends on the latents {list(behind)}. Make it depend on data "
+                "alone.",
+            )
+
+
+def _weights(model, args, kwargs, name, latents):
+    site = run(model, args, kwargs, random.key(0), latents)[0][name]
+    return compat.mask(site["fn"]), 1.0 if site["scale"] is None else site["scale"]
+
+
+def _check_sites(trace, sites, simulators, parents) -> None:
+    params = [name for name, site in trace.items() if site["type"] == "param"]
+    checks.require(
+        not params,
+        f"The model has the `param` sites {params}, which have no prior. Give them one with numpyro.sample "
+        "(or the handler numpyro.handlers.lift), or pass their values as arguments of the model.",
+    )
+    checks.require(
+        len(simulators) > 0,
+        f"The model has no simulator site; its sites are {list(sites)}. Add one: numpyro.sample('x', "
+        "numpyro_kme.Simulator(fn, *params), obs=x).",
+    )
+    for name, site in sites.items():
+        fed = [parent for parent in parents[name] if parent in simulators]
+        checks.require(
+            not fed,
+            f"Site {name!r} depends on the output of the simulator at {fed and fed[0]!r}, whose density is "
+            "not known. Put that step inside the simulator's function, so that its output is what is "
+            "observed.",
+        )
+        if name in simulators:
+            dtype = site["value"].dtype
+            checks.require(
+                dtype.kind in "bfiu",
+                f"The observation at {name!r} has dtype {dtype}; it must hold real numbers. Give real and imaginary "
+                "parts as numbers of their own, and let the simulator return them so.",
+                TypeError,
+            )
+            found, expected = np.shape(site["value"]), simulators[name].shape()
+            checks.require(
+                found == expected,
+                f"The observation at {name!r} has shape {found}; the simulator `{simulators[name].name}` gives "
+                f"shape {expected}."
+                if site["is_observed"]
+                else f"Site {name!r} has shape {found} where its simulator gives shape {expected}. A simulator "
+                "inside `scan` is not supported: make the whole series one call of a simulator.",
+            )
+    latents = [name for name, site in sites.items() if not site["is_observed"] and name not in simulators]
+    checks.require(len(latents) > 0, f"The model has no latent site to infer; its sites are {list(sites)}.")
+    for name in latents:
+        fn, scale = sites[name]["fn"], sites[name]["scale"]
+        masked = not np.all(compat.mask(fn))
+        checks.require(
+            not masked and (scale is None or bool(np.all(np.asarray(scale) == 1.0))),
+            f"The prior of {name!r} is {'masked' if masked else f'scaled, by {scale}'}, so that its density is not "
+            "that of draws from it. Put numpyro.handlers.mask and numpyro.handlers.scale around observed sites only.",
+        )
+        discrete = fn.support.is_discrete or isinstance(compat.innermost(fn), dist.Delta)
+        checks.require(
+            not discrete,
+            f"The prior of {name!r} is discrete ({type(compat.innermost(fn)).__name__}). Sum over it inside "
+            "the simulator, or use a continuous parameter; a fixed value belongs in numpyro.deterministic. If it is "
+            "data, pass the observation to the model: `simulate` takes Problem.read(model, ...).",
+        )

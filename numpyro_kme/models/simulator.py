@@ -1,0 +1,259 @@
+"""A simulator as a NumPyro distribution: it draws, and has no density."""
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import random
+from jax.typing import ArrayLike
+from numpyro.distributions import constraints
+from numpyro.distributions.distribution import Distribution, MaskedDistribution
+
+from numpyro_kme._core import checks, compat
+from numpyro_kme.models import calling
+
+Shape = tuple[int, ...]
+
+_log_prob = compat.valueless("simulator_log_prob")
+
+
+class Simulator(Distribution):
+    r"""The distribution of the output of a simulator, `x ~ fn(., *params)`.
+
+    Use it as any distribution of NumPyro: `numpyro.sample("x", Simulator(fn, *params), obs=x)`. It can be
+    drawn from, observed, masked and put under plates. It has no density: whatever asks for one (NUTS, SVI,
+    `log_density`) raises a sentence that names the site, while `render_model` and `get_dependencies` work.
+
+    A JAX simulator is a function `fn(key, *params)` that draws **one** event from a JAX key; its event shape
+    is found by tracing it. A black-box simulator is any function `fn(rng, *params)` of a NumPy generator and
+    NumPy arrays; pass `shape` and `dtype` to declare what it returns. Both are called once for each event,
+    never with a batch. Draws of a black-box simulator depend on the JAX key in the same way but have no
+    derivative.
+
+    Define `fn` once, outside the model: JAX compares functions by identity, so that a lambda made inside the
+    model is compiled again at each run, and two runs of the model differ in structure.
+
+    Args:
+        fn: The simulator.
+        *params: Arrays; the arguments of one call, or a batch of them.
+        event_dims: How many trailing dimensions of each parameter belong to one call: one number for all
+            parameters, or a tuple with one for each. The others are batch dimensions, broadcast against each
+            other and against plates. By default every parameter belongs to one call as a whole.
+        shape: Shape of one event of a black-box simulator.
+        dtype: Data type of a black-box simulator. Draws made inside JAX have its 32-bit form while x64 is
+            off.
+    Attributes:
+        groups: Batch shape of the parameters, before plates expand it.
+        dtype: Data type of an event.
+        black_box: Whether the simulator runs in NumPy on the host.
+    Raises:
+        ValueError: If JAX cannot trace `fn`, if it returns anything but one real array, or if `event_dims`
+            does not fit the parameters or is needed under a plate.
+    """
+
+    arg_constraints: dict[str, Any] = {}
+    pytree_data_fields = ("params",)
+    pytree_aux_fields = ("fn", "event_dims", "groups", "dtype", "black_box", "_event_dims_given")
+
+    def __init__(
+        self,
+        fn: Callable[..., ArrayLike],
+        *params: ArrayLike,
+        event_dims: int | tuple[int, ...] | None = None,
+        shape: int | Shape | None = None,
+        dtype: Any = None,
+    ):
+        calling.check_function(fn)
+        checks.require(len(params) > 0, f"Simulator `{calling.name(fn)}` has no parameter, so nothing can be inferred.")
+        checks.require(
+            (shape is None) == (dtype is None),
+            f"Simulator `{calling.name(fn)}` got shape={shape} and dtype={dtype}: a black-box simulator needs "
+            "both, a JAX simulator neither.",
+        )
+        self.fn = fn
+        self.params = tuple(jnp.asarray(param) for param in params)
+        self.event_dims = _event_dims(fn, [param.shape for param in self.params], event_dims)
+        self.groups = _groups(fn, [param.shape for param in self.params], self.event_dims)
+        self.black_box = shape is not None
+        self._event_dims_given = event_dims is not None
+        if shape is None:
+            event_shape, self.dtype = calling.traced_event(fn, self.call_shapes, [param.dtype for param in self.params])
+        else:
+            event_shape = (shape,) if isinstance(shape, int) else tuple(shape)
+            self.dtype = np.dtype(dtype)
+        checks.require(
+            self.dtype.kind in "bfiu" and math.prod(event_shape) > 0,
+            f"Simulator `{self.name}` returns shape {event_shape} and dtype {self.dtype}; it must return at "
+            "least one real number, integer or truth value.",
+        )
+        super().__init__(self.groups, event_shape)
+
+    @property
+    def name(self) -> str:
+        """Name of the simulator's function."""
+        return calling.name(self.fn)
+
+    @property
+    def call_shapes(self) -> tuple[Shape, ...]:
+        """Shape of each parameter in one call."""
+        return tuple(param.shape[param.ndim - dims :] for param, dims in zip(self.params, self.event_dims))
+
+    @property
+    def arguments(self) -> jax.Array:
+        """All numbers that one call takes, flattened and joined, `groups + (p,)`."""
+        dtype = jnp.result_type(float, *self.params)
+        columns = [param.reshape(*self.groups, -1).astype(dtype) for param in self.broadcast_params(self.groups)]
+        return jnp.concatenate(columns, axis=-1)
+
+    def with_arguments(self, arguments: ArrayLike) -> "Simulator":
+        """The same simulator under the same plates, at other `arguments` of shape `groups + (p,)`."""
+        ends = np.cumsum([math.prod(shape) for shape in self.call_shapes])[:-1]
+        blocks = jnp.split(jnp.asarray(arguments), ends, axis=-1)
+        new = copy.copy(self)
+        new.params = tuple(
+            block.reshape(self.groups + shape).astype(param.dtype)
+            for block, shape, param in zip(blocks, self.call_shapes, self.params)
+        )
+        return new
+
+    def broadcast_params(self, lead: Shape) -> list[jax.Array]:
+        """Each parameter with the leading dimensions `lead`."""
+        broadcast = []
+        for param, shape in zip(self.params, self.call_shapes):
+            missing = len(lead) + len(shape) - param.ndim
+            broadcast.append(jnp.broadcast_to(param.reshape((1,) * missing + param.shape), lead + shape))
+        return broadcast
+
+    @property
+    def support(self) -> constraints.Constraint:
+        """Real numbers, integers or truth values, as the simulator returns them."""
+        base = {"f": constraints.real, "b": constraints.boolean}.get(self.dtype.kind, _INTEGER)
+        return constraints.independent(base, self.event_dim)
+
+    @property
+    def has_rsample(self) -> bool:
+        """Whether draws have a derivative with respect to the parameters at a fixed key.
+
+        It is the derivative of an expectation only where `fn` is continuous in its parameters, which its
+        author has to know.
+        """
+        return not self.black_box and self.dtype.kind == "f"
+
+    def expand(self, batch_shape) -> "Simulator":
+        """The simulator under plates: one call for each element of `batch_shape`."""
+        batch_shape = tuple(batch_shape)
+        if not self._event_dims_given:
+            self._refuse_ambiguity(batch_shape)
+        padded = (1,) * (len(batch_shape) - len(self.batch_shape)) + self.batch_shape
+        checks.require(
+            len(padded) == len(batch_shape) and all(a in (1, b) for a, b in zip(padded, batch_shape)),
+            f"Simulator `{self.name}` has batch shape {self.batch_shape}, which does not expand to {batch_shape}.",
+        )
+        new = copy.copy(self)
+        new._batch_shape = batch_shape
+        return new
+
+    def mask(self, mask) -> Distribution:
+        """The simulator with some of its events left out of densities; see `numpyro.handlers.mask`."""
+        if mask is True:
+            return self
+        with jax.ensure_compile_time_eval():  # a mask that is known stays known while JAX traces the model
+            return _MaskedSimulator(self, mask)
+
+    def keys(self, key: jax.Array, sample_shape: Shape = ()) -> jax.Array:
+        """The key of each call of a draw: `key` itself if there is one call, else split over the batch."""
+        lead = sample_shape + self.batch_shape
+        key = key if checks.is_key(key) else random.wrap_key_data(key)
+        return random.split(key, lead) if lead else key
+
+    def sample(self, key: jax.Array | None, sample_shape: Shape = ()) -> jax.Array:
+        """Draw `sample_shape + batch_shape + event_shape`; every event is one call with its own key."""
+        assert key is not None
+        keys = self.keys(key, sample_shape)
+        params = self.broadcast_params(keys.shape)
+        if self.black_box:
+            return calling.call_back(self.fn, self.event_shape, self.dtype, random.key_data(keys), params)
+        if keys.shape == ():
+            return calling.call(self.fn, keys, params)
+        rows = [param.reshape((-1, *shape)) for param, shape in zip(params, self.call_shapes)]
+        return calling.call_rows(self.fn, keys.ravel(), rows).reshape(keys.shape + self.event_shape)
+
+    def log_prob(self, value: ArrayLike, intermediates: Any = None) -> jax.Array:
+        """Has a shape, for tools that draw the graph of a model; evaluating it raises `NotImplementedError`."""
+        value = jnp.asarray(value)
+        lead = value.shape[: max(value.ndim - self.event_dim, 0)]
+        site = compat.evaluated_site(self)
+        sentence = (
+            f"{f'Site {site!r} is' if site else 'This is'} a simulator (`{self.name}`): it can be drawn from "
+            "but has no density. Put one in its place with `numpyro_kme.mcmc.handlers.surrogate(model, "
+            f"{{{site or '<site>'!r}: fitted}})`, around any `condition`, or run an engine that works from "
+            "simulations, such as `numpyro_kme.KELFI(model)`. Under `surrogate` already: observe it."
+        )
+        shape = jnp.broadcast_shapes(self.batch_shape, lead)
+        return _log_prob(value, *self.params, shape=shape, dtype=jnp.result_type(float), sentence=sentence)
+
+    def _refuse_ambiguity(self, batch_shape: Shape) -> None:
+        for i, param in enumerate(self.params):
+            checks.require(
+                param.ndim == 0 or param.shape[0] == 1 or param.shape[0] not in batch_shape,
+                f"Parameter {i} of simulator `{self.name}` has shape {param.shape} and plates expand the "
+                f"simulator to batch shape {batch_shape}, so it is not clear whether its first dimension "
+                f"runs along a plate. Pass event_dims, with one number for each of the {len(self.params)} "
+                f"parameters: {param.ndim} for parameter {i} if every call takes all of it, {param.ndim - 1} "
+                "if each element of the plate takes its own entry.",
+            )
+
+
+class _MaskedSimulator(MaskedDistribution):
+    """A masked simulator that plates expand from the inside, so that the simulator sees them."""
+
+    def expand(self, batch_shape):
+        return self.base_dist.expand(batch_shape).mask(self._mask)
+
+    def mask(self, mask):
+        with jax.ensure_compile_time_eval():
+            return self.base_dist.mask(self._mask & mask)
+
+
+class _Integer(constraints.ParameterFreeConstraint):
+    """All integers, of either sign."""
+
+    is_discrete = True
+
+    def __call__(self, x):
+        return x % 1 == 0
+
+    def feasible_like(self, prototype):
+        return jnp.zeros_like(prototype)
+
+
+_INTEGER = _Integer()
+
+
+def _event_dims(fn: Callable, shapes: list[Shape], event_dims) -> tuple[int, ...]:
+    ndims = tuple(len(shape) for shape in shapes)
+    if event_dims is None:
+        return ndims
+    dims = (event_dims,) * len(shapes) if isinstance(event_dims, int) else tuple(event_dims)
+    checks.require(
+        len(dims) == len(ndims) and all(0 <= d <= n for d, n in zip(dims, ndims)),
+        f"Simulator `{calling.name(fn)}` got event_dims={event_dims} for parameters of shapes {shapes}; give "
+        "one number for each parameter, at most its number of dimensions.",
+    )
+    return dims
+
+
+def _groups(fn: Callable, shapes: list[Shape], event_dims: tuple[int, ...]) -> Shape:
+    leads = [shape[: len(shape) - dims] for shape, dims in zip(shapes, event_dims)]
+    try:
+        return jnp.broadcast_shapes(*leads)
+    except ValueError as error:
+        raise ValueError(
+            f"The parameters of simulator `{calling.name(fn)}` have shapes {shapes} and "
+            f"event_dims={event_dims}, which leaves the batch shapes {leads}; these must broadcast against "
+            "each other."
+        ) from error

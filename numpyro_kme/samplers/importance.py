@@ -1,0 +1,187 @@
+"""Weighted points that cover a posterior, however much narrower than the prior it is, by adaptive importance sampling."""
+
+from functools import partial
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_kme._core.host import in_present_precision, on_host
+from numpyro_kme._core.solves import Array
+from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points
+from numpyro_kme.kernels.base import register
+
+CENTRES = 100
+MOST_ROUNDS = 15
+DEFENSIVE = 0.1
+LEAST_EFFECTIVE = 0.2
+BATCH = 2048
+
+
+class SignedLikelihood(Protocol):
+    """A likelihood of one observation as a function of coordinates, which may be negative."""
+
+    def signed_log(self, z: Array) -> tuple[Array, Array]:
+        """Its sign and the logarithm of its size at one point `(D,)`."""
+
+
+@register
+class WeightedPoints:
+    """Points with signed importance weights: `sum_i weights_i f(points_i)` estimates a posterior expectation.
+
+    Args:
+        points: `(n, D)`.
+        weights: `(n,)`, with sum one; negative where the surrogate is.
+        log_mass: Estimate of `log int q(y | z) p(dz)`, the sum of the weights before they were normalised.
+    """
+
+    points: Array
+    weights: Array
+    log_mass: Array
+
+    @property
+    def positive_weights(self) -> np.ndarray:
+        """Weights of the positive part of the posterior, normalised again, `(n,)`."""
+        positive = np.maximum(np.asarray(self.weights), 0.0)
+        return positive / positive.sum()
+
+    @property
+    def effective_size(self) -> float:
+        """Effective number of points of the positive part, `1 / sum_i w_i^2`."""
+        return float(1.0 / np.sum(self.positive_weights**2))
+
+    @property
+    def negative_share(self) -> float:
+        """Share of the negative part in the absolute mass."""
+        weights = np.asarray(self.weights)
+        return float(np.sum(np.maximum(-weights, 0.0)) / np.sum(np.abs(weights)))
+
+    def resample(self, rng_key: jax.Array, n: int) -> np.ndarray:
+        """`n` equally weighted points of the positive part, by systematic resampling, in random order, `(n, D)`."""
+        return np.asarray(self.points)[systematic(rng_key, self.positive_weights, n)]
+
+
+def systematic(rng_key: jax.Array, weights: np.ndarray, n: int) -> np.ndarray:
+    """`n` indices by systematic resampling, in random order: each `i` comes `n weights_i` times, rounded up or down.
+
+    Args:
+        rng_key: The only source of randomness.
+        weights: `(m,)`, none negative, with sum one.
+        n: Number of indices.
+    """
+    key_offset, key_order = jax.random.split(rng_key)
+    ladder = (np.arange(n) + float(jax.random.uniform(key_offset))) / n
+    rows = np.searchsorted(np.cumsum(weights), ladder).clip(max=len(weights) - 1)
+    return rows[np.asarray(jax.random.permutation(key_order, n))]
+
+
+@on_host
+def cover(rng_key: jax.Array, likelihood: SignedLikelihood, measure: Measure, n: int) -> WeightedPoints:
+    """Cover the posterior `q(y | z) p(dz)` by `n` weighted points.
+
+    Draws from the measure are reweighted by the positive part of `q` to a power that keeps a fifth of them effective; a
+    mixture of normals around the best of them proposes the next round, until the power is one. A last round of `n`
+    points, a tenth of them from the measure, carries the weights `q p / proposal`, negative ones included. A `Points`
+    measure has no density: its own points are reweighted.
+
+    Cost: `n` evaluations of `q` a round, two to fifteen rounds.
+    """
+    likelihood, measure = in_present_precision((likelihood, measure))
+    if isinstance(measure, Points):
+        sign, log_size = signed_logs(likelihood, None, measure.points)
+        shares = np.asarray(measure.probabilities)
+        return _normalised(measure.points, np.asarray(sign), np.asarray(log_size) + np.log(shares))
+    keys = jax.random.split(rng_key, MOST_ROUNDS + 2)
+    points, proposal = _sample(measure, keys[0], n), measure
+    for key in keys[1:-1]:
+        sign, log_size = signed_logs(likelihood, measure, points)
+        log_weights = np.where(np.asarray(sign) > 0, np.asarray(log_size - log_densities(proposal, points)), -np.inf)
+        power = _power(log_weights, LEAST_EFFECTIVE * n)
+        proposal = _around(key, np.asarray(points), _softmax(power * log_weights))
+        if power == 1.0:
+            break
+        points = _sample(proposal, key, n)
+    own = int(np.ceil(DEFENSIVE * n))
+    key_own, key_proposed = jax.random.split(keys[-1])
+    points = jnp.concatenate([_sample(measure, key_own, own), _sample(proposal, key_proposed, n - own)])
+    sign, log_size = signed_logs(likelihood, measure, points)
+    log_mixture = jnp.logaddexp(
+        jnp.log(own / n) + log_densities(measure, points),
+        jnp.log1p(-own / n) + log_densities(proposal, points),
+    )
+    return _normalised(points, np.asarray(sign), np.asarray(log_size - log_mixture) - np.log(n))
+
+
+def _normalised(points, sign, log_size) -> WeightedPoints:
+    """Points with weights `sign exp(log_size)`, each already divided by the number of points, normalised."""
+    largest = np.max(log_size)
+    weights = sign * np.exp(log_size - largest)
+    total = np.sum(weights)
+    if not total > 0.0:
+        raise ValueError(
+            "The posterior has no positive mass: the learnt likelihood of this observation is negative on average over "
+            "the prior. Simulate more, or check that the simulator can produce such an observation."
+        )
+    return WeightedPoints(np.asarray(points), weights / total, largest + np.log(total))
+
+
+def _power(log_weights, effective):
+    """Largest power up to 1 at which the weights keep an effective number of points, by bisection."""
+    if not np.isfinite(log_weights).any():
+        return 0.0
+    size = lambda power: 1.0 / np.sum(_softmax(power * log_weights) ** 2)  # noqa: E731
+    if size(1.0) >= effective:
+        return 1.0
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if size(middle) >= effective else (low, middle)
+    return max(low, 1e-3)
+
+
+def _softmax(log_weights):
+    finite = np.where(np.isfinite(log_weights), log_weights, -np.inf)
+    if not np.isfinite(finite).any():
+        return np.full(len(log_weights), 1.0 / len(log_weights))
+    weights = np.exp(finite - np.max(finite))
+    return weights / weights.sum()
+
+
+def _around(rng_key, points, weights) -> NormalMixture:
+    """Normal kernel density estimate with `CENTRES` centres and the rule-of-thumb share of the weighted covariance."""
+    dim = points.shape[1]
+    mean = weights @ points
+    covariance = ((points - mean) * weights[:, None]).T @ (points - mean)
+    covariance += 1e-10 * (np.trace(covariance) / dim + 1e-30) * np.eye(dim)
+    rows = np.asarray(_choose(rng_key, weights))
+    width = (4.0 / (CENTRES * (dim + 2.0))) ** (2.0 / (dim + 4.0))
+    covariances = np.broadcast_to(width * covariance, (CENTRES, dim, dim))
+    return NormalMixture(jnp.full(CENTRES, 1.0 / CENTRES), jnp.asarray(points[rows]), jnp.asarray(covariances))
+
+
+@jax.jit
+def _choose(rng_key, weights):
+    return jax.random.choice(rng_key, len(weights), (CENTRES,), p=weights)
+
+
+@partial(jax.jit, static_argnums=2)
+def _sample(measure, rng_key, n):
+    return measure.sample(rng_key, n)
+
+
+@jax.jit
+def signed_logs(likelihood, measure, points):
+    """Sign and log of `q(y | z) p(z)`, or of `q(y | z)` alone, at many points."""
+
+    def one(point):
+        sign, log_size = likelihood.signed_log(point)
+        return sign, log_size if measure is None else log_size + measure.log_density(point)
+
+    return jax.lax.map(one, points, batch_size=BATCH)
+
+
+@jax.jit
+def log_densities(measure: Measure, points: Array) -> Array:
+    """Log densities of a measure at points `(n, D)`, `(n,)`."""
+    return jax.lax.map(measure.log_density, points, batch_size=BATCH)

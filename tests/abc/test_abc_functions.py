@@ -1,0 +1,436 @@
+"""ABC without a model: weights, learnt summaries and recursive ABC by loops, dense solves and exact answers."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy.spatial.distance import cdist
+
+import numpyro_kme as kme
+from numpyro_kme.abc.recursive import _weights
+from numpyro_kme.abc.weighting import dissimilarities
+from numpyro_kme.kernels import EmpiricalMeasure, Gaussian
+
+KEY = jax.random.key(0)
+
+
+def gaussian(a, b, scale):
+    return np.exp(-0.5 * cdist(a, b, "sqeuclidean") / scale**2)
+
+
+@pytest.mark.smoke
+def test_k2_abc_by_a_double_loop(rng):
+    theta = rng.normal(size=40)
+    x, y = theta[:, None, None] + rng.normal(size=(40, 12, 1)), 0.4 + rng.normal(size=(9, 1))
+    found = kme.abc.discrepancies_to(y, x, kme.embeddings.Quadratic(Gaussian(0.9)))
+
+    def k(a, b):
+        return np.exp(-0.5 * (a[0] - b[0]) ** 2 / 0.81)
+
+    def squared_mmd(a):
+        within = [np.mean([k(s, t) for i, s in enumerate(one) for j, t in enumerate(one) if i != j]) for one in (a, y)]
+        return sum(within) - 2 * np.mean([k(s, t) for s in a for t in y])
+
+    expected = np.array([squared_mmd(a) for a in x])
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+    weights, epsilon = kme.abc.soft_abc_weights(found, 0.05)
+    np.testing.assert_allclose(weights, np.exp(-expected / 0.05) / np.exp(-expected / 0.05).sum(), rtol=1e-9)
+    assert epsilon == 0.05
+
+
+def test_default_epsilon_sets_the_effective_sample_size(rng):
+    distance = rng.exponential(size=5000)
+    for number, size in ((5000, 100), (400, 50), (40, 20)):
+        weights, epsilon = kme.abc.soft_abc_weights(distance[:number])
+        assert 1 / np.sum(weights**2) == pytest.approx(size, rel=1e-6)
+        raw = np.exp(-distance[:number] / epsilon)
+        np.testing.assert_allclose(weights, raw / raw.sum(), rtol=1e-9)
+
+
+def test_rejection_weights_by_sorting(rng):
+    distance = rng.normal(size=200)
+    weights, threshold = kme.abc.rejection_weights(distance, quantile=0.1)
+    np.testing.assert_array_equal(np.flatnonzero(weights), np.sort(np.argsort(distance)[:20]))
+    np.testing.assert_allclose(weights[weights > 0], 1 / 20)
+    assert threshold == np.sort(distance)[19]
+    assert np.sum(kme.abc.rejection_weights(distance).weights > 0) == 4
+    weights, _ = kme.abc.rejection_weights(distance, threshold=0.3)
+    np.testing.assert_allclose(weights, (distance <= 0.3) / np.sum(distance <= 0.3))
+
+
+def test_effective_sample_size():
+    assert kme.abc.effective_sample_size(np.full(7, 3.0)) == pytest.approx(7)
+    assert kme.abc.effective_sample_size([1.0, 1.0, 0.0, 0.0]) == pytest.approx(2)
+    assert kme.abc.effective_sample_size([2.0, -1.0]) == pytest.approx(1 / 5)
+    assert kme.abc.effective_sample_size(np.zeros(3)) == 0
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        kme.embeddings.Quadratic(Gaussian(0.8)),
+        kme.embeddings.LinearTime(Gaussian(0.8)),
+        kme.embeddings.Fourier.draw(KEY, Gaussian(0.8), 1, 20_000),
+    ],
+    ids=["quadratic", "linear", "fourier"],
+)
+def test_similarity_is_the_mean_kernel(estimator, rng):
+    """`E k(X, Y) = (1 + s^2 / l^2)^-1/2 exp(-d^2 / 2 (l^2 + s^2))` for normals of means `d` apart, `s^2` the sum of variances."""
+    x, y = rng.normal(size=(1000, 1)), 0.7 + rng.normal(size=(1000, 1))
+    exact = (1 + 2 / 0.64) ** -0.5 * np.exp(-0.5 * 0.49 / (0.64 + 2))
+    found = estimator.similarity(x, y)
+    assert abs(found - exact) < 0.05
+    by_loop = np.mean(gaussian(x, y, 0.8)) if not isinstance(estimator, kme.embeddings.LinearTime) else None
+    by_loop = np.mean(np.diagonal(gaussian(x, np.roll(y, 1), 0.8))) if by_loop is None else by_loop
+    np.testing.assert_allclose(
+        found, by_loop, atol=5 * 20_000**-0.5 * isinstance(estimator, kme.embeddings.Fourier) + 1e-9
+    )
+
+
+def test_dissimilarities_by_a_double_loop(rng):
+    """The rows of the second bank against those of the first, with other numbers of points in each; far sets are equally far."""
+    x, y = rng.normal(size=(4, 7, 2)), rng.normal(size=(3, 5, 2))
+    found = dissimilarities(kme.embeddings.Quadratic(Gaussian(0.8)), x, y)
+
+    def product(a, b):
+        return gaussian(a, b, 0.8).mean()
+
+    cosines = [[product(a, b) / np.sqrt(product(a, a) * product(b, b)) for a in x] for b in y]
+    np.testing.assert_allclose(found, -np.log(cosines), rtol=1e-10)
+    far = dissimilarities(kme.embeddings.Quadratic(Gaussian(0.8)), x, np.stack([y[0] + 1e3, y[0] + 1e6]))
+    assert np.all(far == far[0, 0]) and far[0, 0] > found.max()
+
+
+def test_remoteness_by_sorting(rng):
+    x = rng.normal(size=100)
+    between = np.abs(x[:20, None] - x[None, :20])
+    found = kme.abc.remoteness(np.abs(x - 9.0), between)
+    assert found.nearest == np.sort(np.abs(x - 9.0))[1] and found.share == 1 / 40
+    pairs = between[np.triu_indices(20, 1)]
+    neighbours = [min(between[i, j] for j in range(20) if j != i) for i in range(20)]
+    assert found.usual == pytest.approx(max(np.quantile(np.concatenate([pairs, pairs]), 0.75), max(neighbours)))
+    assert found.is_far and not kme.abc.remoteness(np.abs(x - 0.5), between).is_far
+
+
+@pytest.mark.parametrize("law", ["normal", "standard_cauchy"])
+def test_remoteness_seldom_alarms(law, rng):
+    """Observations of the simulations' own law: once in `k + 1` times at most, here 51, and hardly ever for the normal."""
+    draw = getattr(rng, law)
+    alarms = np.zeros(400)
+    for i in range(400):
+        x, y = draw(size=500), draw()
+        alarms[i] = kme.abc.remoteness(np.abs(x - y), np.abs(x[:50, None] - x[None, :50])).is_far
+    assert alarms.sum() <= (400 / 51 + 5 * np.sqrt(400 / 51) if law == "standard_cauchy" else 2)
+
+
+@pytest.mark.x64
+def test_distribution_regression_against_dense(rng):
+    """Dense solves, one for each data set left out; the error of a low-rank factor by its tolerance."""
+    theta = rng.normal(size=(60, 2))
+    x, y = theta[:, None] + rng.normal(size=(60, 8, 2)), rng.normal(size=(3, 8, 2))
+    kernel = EmpiricalMeasure(Gaussian(3.0), 0.5)
+    gram, rows = np.asarray(kernel.gram(kernel.points(x))), np.asarray(kernel.gram(kernel.points(y), kernel.points(x)))
+    centred, added = theta - theta.mean(axis=0), 60 * 1e-3 * np.eye(60)
+    at_y = theta.mean(axis=0) + rows @ np.linalg.solve(gram + added, centred)
+    held_out = np.empty((60, 2))
+    for i in range(60):
+        rest = np.arange(60) != i
+        system = gram[np.ix_(rest, rest)] + added[:59, :59]
+        held_out[i] = theta.mean(axis=0) + gram[i, rest] @ np.linalg.solve(system, centred[rest])
+    for tolerance, error in ((1e-12, 1e-6), (1e-3, 0.05)):
+        fitted = kme.abc.DistributionRegression.fit(x, theta, kernel, 1e-3, tolerance=tolerance)
+        np.testing.assert_allclose(fitted.predict(y), at_y, atol=error)
+        np.testing.assert_allclose(fitted.held_out, held_out, atol=error)
+        np.testing.assert_allclose(fitted.error, np.sqrt(np.mean((theta - held_out) ** 2, axis=0)), atol=error)
+    assert fitted.features.rank < 50
+    chosen = kme.abc.DistributionRegression.fit(x, theta, kernel)
+    errors = [
+        np.sum(kme.abc.DistributionRegression.fit(x, theta, kernel, lam).error ** 2) for lam in 10.0 ** np.arange(-9, 1)
+    ]
+    assert np.sum(chosen.error**2) == min(errors)
+
+
+def test_weights_of_ridge_regression_against_dense(rng):
+    """At a tolerance of 1e-12 to 1e-6; the error at 1e-3 is stated."""
+    x, t = rng.normal(size=(300, 2)), rng.normal(size=(5, 2))
+    dense = np.linalg.solve(gaussian(x, x, 1.0) + 0.3 * np.eye(300), gaussian(x, t, 1.0)).T
+    errors = []
+    for tolerance in (1e-12, 1e-3):
+        fitted = kme.kernels.LowRankRidge.fit(x, Gaussian(1.0), 1e-3, tolerance=tolerance)
+        errors.append(np.abs(fitted.weights(t) - dense).max() / np.abs(dense).max())
+    assert errors[0] < 1e-6 and errors[1] < 0.01
+    assert fitted.right.rank < 60
+
+
+def shifted(rng_key, theta):
+    return theta + 0.5 * jax.random.normal(rng_key, theta.shape)
+
+
+def test_recursive_abc_step_by_its_parts(rng):
+    """Points of a dense solve's embedding, and herding by a loop over the candidates."""
+    theta = rng.normal(size=(80, 1))
+    x, y = theta + 0.5 * rng.normal(size=(80, 1)), np.array([0.8])
+    found = kme.abc.recursive_abc_step(KEY, theta, x, y, Gaussian(0.7), 25, tolerance=1e-12)
+    weights = np.linalg.solve(gaussian(x, x, 0.7) + 0.01 * np.sqrt(80) * np.eye(80), gaussian(x, y[None], 0.7))[:, 0]
+    weights /= weights.sum()
+    for tolerance, error in ((1e-12, 1e-6), (1e-3, 0.05)):
+        low_rank = _weights(theta, x, y[None], Gaussian(0.7), None, tolerance)
+        assert np.abs(low_rank - weights).max() < error * np.abs(weights).max()
+    scale = kme.kernels.median_heuristic(theta)
+
+    def squared_distance(points):
+        equal = np.full(len(points), 1 / len(points))
+        between = [gaussian(a, b, scale) for a, b in ((points, points), (points, theta), (theta, theta))]
+        return equal @ between[0] @ equal - 2 * equal @ between[1] @ weights + weights @ between[2] @ weights
+
+    # the first point is the mode of the embedding; all of them are nearer to it than those that were there
+    grid = np.linspace(-2, 3, 2001)[:, None]
+    np.testing.assert_allclose(found[0], grid[np.argmax(gaussian(grid, theta, scale) @ weights)], atol=0.03)
+    nearest = theta[np.argsort(np.abs(theta[:, 0] - 0.64))[:25]]
+    assert squared_distance(found) < 0.1 * min(squared_distance(theta), squared_distance(nearest))
+    by_name = kme.abc.recursive_abc_step(
+        KEY, theta, x, y, Gaussian(0.7), 25, regularisation=0.01 / np.sqrt(80), tolerance=1e-12
+    )
+    np.testing.assert_array_equal(by_name, found)
+    coarse = kme.abc.recursive_abc_step(KEY, theta, x, y, Gaussian(0.7), 25, tolerance=1e-3)
+    assert abs(coarse.mean() - found.mean()) < 0.05
+
+
+def test_recursive_abc_is_its_step_again_and_again(rng):
+    """Maximum likelihood at 0.8, where the first posterior has 0.64; the first iterations by hand."""
+    start, y = rng.normal(size=(100, 1)), np.array([0.8])
+    found = kme.abc.kernel_recursive_abc(KEY, shifted, start, y, num_iterations=5)
+    assert found.theta.shape == (100, 1) and found.path.shape == found.spread.shape == (5, 1)
+    assert abs(found.path[-1, 0] - 0.8) < 0.2 and abs(found.theta.mean() - 0.8) < 0.2
+    assert found.spread[-1, 0] < 0.7 * found.spread[0, 0]
+    theta = start
+    for key, first, spread in zip(jax.random.split(KEY, 5)[:2], found.path, found.spread):
+        simulate_key, herd_key = jax.random.split(key)
+        x = np.asarray(shifted(simulate_key, jnp.asarray(theta)))
+        kernel = Gaussian(kme.kernels.median_heuristic_per_dimension(x))
+        theta = kme.abc.recursive_abc_step(herd_key, theta, x, y, kernel, 100)
+        np.testing.assert_array_equal(theta[0], first)
+        np.testing.assert_array_equal(theta.std(axis=0), spread)
+
+
+def conjugate(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    numpyro.sample("x", kme.Simulator(one_shifted, theta), obs=x)
+
+
+def one_shifted(rng_key, theta):
+    return theta + 0.5 * jax.random.normal(rng_key, (1,), jnp.result_type(theta))
+
+
+def one_draw(rng_key, theta):
+    return theta + jax.random.normal(rng_key, (), jnp.result_type(theta))
+
+
+def iid(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    with numpyro.plate("n", 20):
+        numpyro.sample("x", kme.Simulator(one_draw, theta), obs=x)
+
+
+@pytest.fixture(scope="module")
+def banks():
+    """Simulations of each model, and data sets to observe."""
+
+    def drawn(model, size, *numbers):
+        problem = kme.Problem.read(model, x=np.zeros(size))
+        return [kme.simulate(jax.random.key(i), problem, n, progress_bar=False) for i, n in enumerate(numbers)]
+
+    return {
+        conjugate: drawn(conjugate, 1, 600, 10),
+        iid: drawn(iid, 20, 600, 10),
+        gamma_draws: drawn(gamma_draws, 30, 1000, 100),
+    }
+
+
+@pytest.mark.parametrize(
+    "make", [pytest.param(kme.DistributionRegressionABC, marks=pytest.mark.slow), kme.KernelABC, kme.KernelBayes]
+)
+def test_engines_take_a_tolerance(make, banks):
+    """A lower rank, and about the same posterior mean; the tolerance is a positive number."""
+    means, ranks = [], []
+    for tolerance in (1e-12, 1e-3):
+        engine = make(conjugate, simulations=banks[conjugate][0], tolerance=tolerance)
+        engine.run(KEY, x=np.array([0.8]))
+        means.append(engine.expectation(lambda latents: latents["theta"]))
+        ranks.append(int(engine.info["rank of the data"].split()[0]))
+    assert ranks[1] < ranks[0] and abs(means[1] - means[0]) < 0.05
+    with pytest.raises((TypeError, ValueError), match="`tolerance` must"):
+        make(conjugate, tolerance=None)
+
+
+def test_recursive_abc_takes_a_tolerance():
+    estimates = []
+    for tolerance in (1e-12, 1e-3):
+        engine = kme.KernelRecursiveABC(conjugate, 100, num_iterations=3, tolerance=tolerance)
+        engine.run(KEY, x=np.array([0.8]))
+        estimates.append(engine.estimate()["theta"])
+    assert 0 < abs(estimates[1] - estimates[0]) < 0.2
+
+
+WARNING = "the observation lies away from the simulations"
+
+
+@pytest.mark.parametrize(
+    "make, model, size",
+    [
+        (kme.RejectionABC, conjugate, 1),
+        (kme.RejectionABC, iid, 20),
+        (
+            lambda model, **rest: kme.RejectionABC(model, discrepancy=kme.embeddings.Quadratic(Gaussian(1.0)), **rest),
+            iid,
+            20,
+        ),
+        (lambda model, **rest: kme.RejectionABC(model, discrepancy=distance_of_means, **rest), iid, 20),
+        (kme.K2ABC, iid, 20),
+        (kme.DistributionRegressionABC, conjugate, 1),
+        pytest.param(kme.DistributionRegressionABC, iid, 20, marks=pytest.mark.slow),
+        (kme.KernelABC, conjugate, 1),
+        (kme.KernelABC, iid, 20),
+        (kme.KernelBayes, conjugate, 1),
+        (kme.KernelBayes, iid, 20),
+    ],
+)
+def test_far_observations_are_said_and_near_ones_are_not(make, model, size, banks):
+    """No engine answers in silence eight standard deviations away; none warns of data of its own model."""
+    bank, new = banks[model]
+    engine = make(model, simulations=bank, num_samples=20)
+    engine.run(KEY, x=0.3 + np.random.default_rng(0).normal(size=size) * (size > 1))
+    assert not any(WARNING in sentence for y in new.x["x"] for sentence in said(engine, y))
+    (sentence,) = said(engine, np.linspace(-0.5, 0.5, size) + 9.0)
+    assert WARNING in sentence or "effective sample size" in sentence
+
+
+def said(engine, y):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            engine.condition(KEY, x=y)
+        except RuntimeError as error:
+            return [str(error)]
+    return [str(warning.message) for warning in caught if "variance" not in str(warning.message)]
+
+
+def distance_of_means(a, b):
+    return jnp.abs(jnp.mean(a) - jnp.mean(b))
+
+
+def gamma_draws(x=None):
+    shape = numpyro.sample("shape", dist.LogNormal(0.0, 1.0))
+    with numpyro.plate("n", 30):
+        numpyro.sample("x", kme.Simulator(jax.random.gamma, shape), obs=x)
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [None, kme.embeddings.LinearTime(Gaussian(1.0))],
+    ids=["default", "linear"],
+)
+def test_wide_data_sets_are_not_far(estimator, banks):
+    """A width that grows with the parameter. Each of 22 simulations that are compared, and the observation, may be the farthest:
+    one in 23 at most, and four standard errors."""
+    bank, new = banks[gamma_draws]
+    engine = kme.K2ABC(gamma_draws, simulations=bank, estimator=estimator, num_samples=20)
+    engine.run(KEY, x=np.asarray(new.x["x"][0]))
+    warned = sum(any(WARNING in sentence for sentence in said(engine, y)) for y in new.x["x"])
+    assert warned <= 100 / 23 + 4 * np.sqrt(100 / 23)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "make", [kme.RejectionABC, kme.K2ABC, kme.DistributionRegressionABC, kme.KernelABC, kme.KernelBayes]
+)
+def test_no_warning_in_200_null_runs(make):
+    """Observations from the prior predictive; signed weights of a few of them have too small an effective sample size."""
+    problem = kme.Problem.read(iid, x=np.zeros(20))
+    bank, new = (kme.simulate(jax.random.key(i), problem, n, progress_bar=False) for i, n in ((0, 1000), (1, 200)))
+    engine = make(iid, simulations=bank, num_samples=20)
+    engine.run(KEY, x=np.asarray(new.x["x"][0]))
+    sentences = [sentence for y in new.x["x"] for sentence in said(engine, y)]
+    assert len(sentences) <= 5 and all("effective sample size" in sentence for sentence in sentences)
+
+
+@pytest.mark.parametrize(
+    "call, error, sentence",
+    [
+        (lambda: kme.abc.soft_abc_weights(np.ones(5)), ValueError, "all simulations are equal"),
+        (lambda: kme.abc.soft_abc_weights(np.ones((5, 2)), 1.0), ValueError, r"must have shape \(m,\).*got \(5, 2\)"),
+        (
+            lambda: kme.abc.soft_abc_weights([np.nan, 1.0]),
+            ValueError,
+            "`discrepancies` has 1 entries that are not finite",
+        ),
+        (lambda: kme.abc.soft_abc_weights([0.0, 1.0], 0.0), ValueError, "`epsilon` must be positive"),
+        (
+            lambda: kme.abc.rejection_weights([2.0, 3.0], threshold=1.0),
+            RuntimeError,
+            "all 2 simulations are zero: the least discrepancy is 2, the threshold 1",
+        ),
+        (lambda: kme.abc.rejection_weights([2.0], threshold=1.0, quantile=0.1), ValueError, "not both"),
+        (
+            lambda: kme.abc.discrepancies_to(np.zeros(3), np.zeros(3), np.subtract),
+            ValueError,
+            r"`simulated` must be outputs",
+        ),
+        (
+            lambda: kme.abc.discrepancies_to(np.zeros(3), np.zeros((4, 3)), Gaussian(1.0)),
+            TypeError,
+            "Use the estimator",
+        ),
+        (lambda: kme.abc.remoteness(np.zeros(5), np.zeros((2, 3))), ValueError, r"got \(5,\) and \(2, 3\)"),
+        (
+            lambda: kme.abc.DistributionRegression.fit(
+                np.zeros((4, 3, 1)), np.zeros((5, 1)), EmpiricalMeasure(Gaussian(1.0), 1.0)
+            ),
+            ValueError,
+            "as many data sets; got 4 and 5",
+        ),
+        (
+            lambda: kme.abc.DistributionRegression.fit(np.arange(9.0)[:, None], np.eye(9), Gaussian(1.0)).predict(
+                np.array([[1e3]])
+            ),
+            RuntimeError,
+            "The kernel is zero between the observation and all 9 simulations",
+        ),
+        (
+            lambda: kme.abc.recursive_abc_step(KEY, np.zeros((4, 1)), np.zeros((3, 1)), np.zeros(1), Gaussian(1.0), 4),
+            ValueError,
+            "as many rows; got 4 and 3",
+        ),
+        (
+            lambda: kme.abc.kernel_recursive_abc(KEY, shifted, np.linspace(-1, 1, 30)[:, None], np.array([60.0])),
+            RuntimeError,
+            "all 30 simulations are zero",
+        ),
+    ],
+)
+def test_bad_input_gets_a_sentence(call, error, sentence):
+    with pytest.raises(error, match=sentence):
+        call()
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_rank": 300}, {"tolerance": 1e-3}], ids=str)
+def test_pivots_in_blocks_are_those_one_at_a_time(limits, rng, monkeypatch):
+    """More than 256 of them, on the whole matrix and without it."""
+    x = rng.normal(size=(420, 6))
+    fits = []
+    for at_once in (4096, 0):
+        monkeypatch.setattr("numpyro_kme.kernels.low_rank.AT_ONCE", at_once)
+        fits.append(kme.kernels.LowRank.fit(Gaussian(2.0), x, **limits))
+    blocked, in_turn = fits
+    np.testing.assert_array_equal(blocked.pivots, in_turn.pivots)
+    np.testing.assert_allclose(blocked.values, in_turn.values, atol=1e-7)
+    np.testing.assert_allclose(blocked.residual, in_turn.residual, rtol=1e-6, atol=1e-12)
+    assert blocked.rank > 256 and (blocked.rank == 300) == ("max_rank" in limits)
+    rest = np.exp(-0.5 * cdist(x, x, "sqeuclidean") / 4.0) - blocked.values @ blocked.values.T
+    np.testing.assert_allclose(np.abs(rest).max(), blocked.residual, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(blocked.features(x), blocked.values, atol=1e-6)

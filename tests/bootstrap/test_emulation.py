@@ -1,0 +1,321 @@
+"""The posterior bootstrap on an emulator of the model's mean embedding, and the prior's weight."""
+
+import warnings
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy.optimize import minimize_scalar, nnls
+from scipy.stats import kstest, norm
+
+import numpyro_kme as kme
+from numpyro_kme.bootstrap import Settings, lanes, posterior_bootstrap
+from numpyro_kme.bootstrap.emulated import replicates
+from numpyro_kme.bootstrap.emulated.emulator import Emulator, loss_unit
+from numpyro_kme.bootstrap.emulated.replicates import Emulation, design
+from numpyro_kme.kernels import Gaussian
+from numpyro_kme.losses import MMD, DrawnNoise, Generator, NormalNoise, UniformNoise, Wasserstein
+from numpyro_kme.losses.features import fit_features
+
+
+@pytest.fixture(autouse=True)
+def few_rounds(monkeypatch):
+    """Small problems need few rounds and short training."""
+    monkeypatch.setattr(replicates, "STEPS", (200, 700))
+    monkeypatch.setattr(replicates, "EXPLORE", 2)
+    monkeypatch.setattr(replicates, "REFINE", 1)
+
+
+@pytest.fixture
+def thorough(monkeypatch, few_rounds):
+    """More of both, where minima are compared with exact ones."""
+    monkeypatch.setattr(replicates, "STEPS", (400, 1500))
+    monkeypatch.setattr(replicates, "REFINE", 2)
+
+
+def emulated(draws=24, weight=1.0, simulations=100_000, best_of=1):
+    return Settings(draws, 64, "emulated", prior_weight=weight, prior_draws=best_of, num_simulations=simulations)
+
+
+def location(u, noise):
+    return u[0] + noise[0]
+
+
+def scaled(u, noise):
+    return u[0] + jnp.exp(u[1]) * noise[0]
+
+
+def plane(u, noise):
+    return u + noise
+
+
+def jumping(u, noise):
+    """A draw of `p N(3, 1) + (1 - p) N(-1, 1)`, `p = Phi(u_0)`, which jumps with `u_0`; `u_1` does nothing."""
+    return jnp.where(noise[0] < u[0], 3.0, -1.0) + noise[1] + 0.0 * u[1]
+
+
+def bent(u, noise):
+    """A draw of `N(u_0 + u_1^2, 1)`: data leave a parabola open."""
+    return u[0] + u[1] ** 2 + noise[0]
+
+
+class Identity(Emulator):
+    """The embedding is the point itself."""
+
+    def at(self, x):
+        return x
+
+
+def shifted(rng_key, mean):
+    return mean + jax.random.normal(rng_key)
+
+
+def model(x):
+    mean = numpyro.sample("mean", dist.Normal(0.0, 2.0))
+    with numpyro.plate("data", len(x)):
+        numpyro.sample("x", kme.Simulator(shifted, mean), obs=x)
+
+
+def stretched(noise, mean, scale):
+    return mean + scale * noise
+
+
+STRETCHED = kme.FromNoise(stretched, dist.Normal(0.0, 1.0))
+
+
+def two_parameters(x):
+    mean, scale = numpyro.sample("mean", dist.Normal(0.0, 1.0)), numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+    with numpyro.plate("data", len(x)):
+        numpyro.sample("x", kme.Simulator(STRETCHED, mean, scale), obs=x)
+
+
+def normal(dim):
+    return DrawnNoise(lambda key: jax.random.normal(key, (dim,)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [NormalNoise(1), normal(1)])
+def test_minima_are_those_of_the_loss_in_closed_form(noise, thorough):
+    """N(u, 1) and a Gaussian kernel of width l: `-2 E sum w k = -2 sum w l / sqrt(l^2 + 1) exp(-(x - u)^2 / 2 / (l^2 + 1))`."""
+    rng = np.random.default_rng(3)
+    x, starts = rng.normal(1.0, 1.0, 40), rng.normal(2.0, 0.5, (2048, 1))
+    bound = MMD(Gaussian(1.5)).objective(x, Generator(location, noise, 1))
+    found = posterior_bootstrap(jax.random.key(0), bound, starts, settings=emulated())
+    width = 0.5 * np.diff(np.quantile(starts, [0.16, 0.84]))[0]
+
+    def minimum(w, z):
+        def total(u):
+            cross = w @ np.exp(-np.square(x - u) / 2.0 / 3.25) * 1.5 / np.sqrt(3.25)
+            return -2.0 * cross / found.emulation.unit + 0.5 * np.square((u - z) / width)
+
+        return minimize_scalar(total, bounds=(-3.0, 5.0), method="bounded").x
+
+    (_, z), weights = found.tasks.extra, found.tasks.weights
+    exact = np.array([minimum(w, one[0]) for w, one in zip(weights, z)])
+    assert (
+        np.sqrt(np.mean(np.square(found.u[:, 0] - exact))) < 0.2 * exact.std()
+    )  # .05 to .08 with the default training
+    assert found.converged.all() and len(np.unique(z)) == 24
+
+
+@pytest.mark.slow
+def test_the_prior_counts_as_a_prior():
+    """One datum's information: the unit makes the variance of a Dirichlet-weighted mean the inverse curvature of the loss."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=60)
+    bound = MMD(Gaussian(10.0)).objective(x, Generator(location, NormalNoise(1), 1))
+    found = posterior_bootstrap(jax.random.key(2), bound, rng.normal(size=(2048, 1)), settings=emulated())
+    curvature = 2.0 / 101.0 * 10.0 / np.sqrt(101.0)
+    information = curvature / found.emulation.unit * x.var() / (len(x) + 1)
+    assert abs(np.log(information)) < 5.0 * np.sqrt(2.0 / 39)  # from 39 pilots
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("free", [False, True])
+def test_it_agrees_with_newton_without_an_emulator(free):
+    """The same replicates, weights and all, by quadrature and exact derivatives."""
+    rng = np.random.default_rng(2)
+    x, starts = rng.normal(1.0, 1.5, 200), rng.normal([1.0, 0.2], 0.5, (2048, 2))
+    bound = MMD(Gaussian(1.0), free_mass=free).objective(x, Generator(scaled, NormalNoise(1), 2))
+    have = posterior_bootstrap(jax.random.key(0), bound, starts, settings=emulated(weight=0.0, simulations=400_000))
+    want = posterior_bootstrap(jax.random.key(0), bound, starts, settings=Settings(24, 256))
+    np.testing.assert_array_equal(have.tasks.weights, want.tasks.weights)
+    assert (np.abs(have.u - want.u).mean(axis=0) < 0.3 * want.u.std(axis=0)).all()
+    np.testing.assert_allclose(have.value, want.value, atol=0.3 * have.emulation.unit)
+    if free:
+        np.testing.assert_allclose(have.numbers["share"], want.numbers["share"], atol=0.02)
+
+
+@pytest.mark.slow
+def test_vectors_and_points_of_a_centering_law(thorough):
+    """In two dimensions with a wide kernel the minimum is near the weighted mean of data and centering points."""
+    rng = np.random.default_rng(4)
+    x, starts = rng.normal([1.0, -1.0], 1.0, (80, 2)), rng.normal(size=(2048, 2))
+    bound = MMD(Gaussian(8.0)).objective(x, Generator(plane, normal(2), 2))
+    process = kme.bootstrap.DirichletProcess(20.0, lambda key, num: 2.0 + jax.random.normal(key, (num, 2)), 10)
+    found = posterior_bootstrap(jax.random.key(1), bound, starts, process, emulated(weight=0.0))
+    joined = np.concatenate([np.broadcast_to(x, (24, 80, 2)), found.tasks.extra[0]], axis=1)
+    means = np.einsum("rn,rnd->rd", found.tasks.weights, joined)
+    error = np.sqrt(np.mean(np.square(found.u - means), axis=0)) / means.std(axis=0)
+    # .06 to .17 over ten keys; minima that missed the points would be off by 1.5 and 4.5 by arithmetic
+    assert (error < 0.3).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("free", [False, True])
+def test_what_the_data_leave_open_spreads_as_the_prior(free):
+    rng = np.random.default_rng(6)
+    x = np.where(rng.random(400) < 0.3, 3.0, -1.0) + rng.normal(size=400)
+    starts = rng.normal([0.0, 2.0], [1.0, 0.5], (2048, 2))
+    bound = MMD(Gaussian(1.0), free_mass=free).objective(x, Generator(jumping, normal(2), 2, differentiable=False))
+    found = posterior_bootstrap(jax.random.key(0), bound, starts, settings=emulated(40, simulations=200_000))
+    away = (found.u[:, 1] - found.tasks.extra[1][:, 1]) / 0.5
+    assert np.mean(0.5 * away**2) < 0.1  # units of log-likelihood
+    share, binomial = norm.cdf(found.u[:, 0]), np.sqrt(0.3 * 0.7 / 400)
+    assert abs(float(share.mean()) - 0.3) < 5 * binomial
+    assert 0.6 < float(share.std()) / binomial < 1.8
+    assert found.converged.all()
+
+
+@pytest.mark.slow
+def test_replicates_do_not_depend_on_how_many_there_are():
+    x = np.random.default_rng(1).normal(size=60)
+    bound, starts = (
+        MMD(Gaussian(1.0)).objective(x, Generator(location, normal(1), 1)),
+        np.linspace(-2, 2, 2048)[:, None],
+    )
+    many, few = (posterior_bootstrap(jax.random.key(5), bound, starts, settings=emulated(count)) for count in (70, 3))
+    np.testing.assert_array_equal(many.u[:3], few.u)
+
+
+@pytest.mark.slow
+def test_a_bad_emulator_is_said(monkeypatch):
+    monkeypatch.setattr(replicates, "STEPS", (1, 1))
+
+    engine = kme.PosteriorBootstrap(
+        model, MMD(Gaussian(1.0)), num_samples=16, method="emulated", num_simulations=100_000
+    )
+    with pytest.warns(UserWarning, match="the emulated loss is wrong by"), warnings.catch_warnings():
+        engine.run(jax.random.key(0), np.random.default_rng(0).normal(size=300))
+    assert engine.replicates.emulation.error > 0.5
+
+
+def test_the_emulated_loss_is_the_simulated_one_and_the_engine_tells_what_it_cost():
+    x = np.random.default_rng(0).normal(1.0, 1.0, 100)
+    engine = kme.PosteriorBootstrap(
+        two_parameters,
+        MMD(Gaussian(1.0)),
+        num_samples=32,
+        num_nodes=64,
+        method="emulated",
+        num_simulations=100_000,
+        prior_weight=1.0,
+    )
+    engine.run(jax.random.key(0), x)
+    found, bound = engine.replicates, engine._bound[1]
+    nodes = bound.generator.draw_nodes(jax.random.key(1), 2048, 1)
+    direct = lanes.values(bound, nodes, replace(found.tasks, extra=None), found.u)
+    np.testing.assert_allclose(found.value, direct, atol=0.5 * found.emulation.unit)
+    mean = engine.get_samples()["mean"]
+    assert abs(mean.mean() - x.mean()) < 0.2 and 0.05 < mean.std() < 0.25
+    assert "rounds" in engine.info["simulations"] and engine.info["one unit of log-likelihood"] > 0.0
+
+
+def test_errors_by_halves_have_no_noise_in_them():
+    rng = np.random.default_rng(0)
+    noise = rng.normal(0.0, 3.0, (100_000, 2))
+    known = Emulation.read(10, 2, 1.0, 0.5 + noise)
+    assert abs(known.error**2 - 0.25) < 5.0 * 9.5 / np.sqrt(1e5)
+    assert known.resolution == pytest.approx(np.sqrt(9.5 / np.sqrt(1e5)), rel=0.1)
+
+
+def test_the_unit_of_a_log_likelihood_is_one():
+    """Where the data's embedding has the covariance `unit / 2`, gradients vary as the Hessian, times the unit."""
+    rng = np.random.default_rng(0)
+    tangents = rng.normal(size=(5, 4, 3)) * np.array([1.0, 10.0, 0.1])
+    data = rng.normal(size=(4000, 4)) * np.sqrt(0.5)
+    assert abs(loss_unit(tangents, data) - 1.0) < 5 * np.sqrt(2 / 4000)
+    assert abs(loss_unit(tangents, np.sqrt(7.0) * data) - 7.0) < 35 * np.sqrt(2 / 4000)
+
+
+def test_spread_noise_is_even_and_has_its_law():
+    levels = np.asarray(UniformNoise(3).spread(jax.random.key(0), 64))
+    np.testing.assert_allclose(np.diff(np.sort(levels, axis=0), axis=0), 1 / 64, atol=1e-5)
+    one = jax.jit(jax.vmap(lambda key: NormalNoise(2).spread(key, 8)[5]))(jax.random.split(jax.random.key(1), 2000))
+    assert min(kstest(np.asarray(one)[:, i], "norm").pvalue for i in range(2)) > 1e-4
+    assert np.shape(normal(3).spread(jax.random.key(0), 5)) == (5, 3)
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+def test_features_stand_for_the_kernel(dim):
+    points = np.random.default_rng(0).normal(size=(400, dim))
+    kernel = Gaussian(0.5) + Gaussian(2.0)
+    features = fit_features(kernel, points[:, 0] if dim == 1 else points)
+    inside = points[np.abs(points).max(axis=1) < 2.0][:50]
+    values = features.at(inside[:, 0] if dim == 1 else inside)
+    np.testing.assert_allclose(values @ values.T, kernel.gram(inside), atol=2e-3)
+    sets = inside[:48].reshape(6, 8, dim)
+    means = features.mean(sets[..., 0] if dim == 1 else sets)
+    np.testing.assert_allclose(means, values[:48].reshape(6, 8, -1).mean(axis=1), atol=1e-9)
+
+
+def test_simulations_are_shared_out():
+    for num in (100_000, 2_500_000, 50_000_000):
+        points, each = design(num)
+        total = points * each * (2 + 2 * replicates.EXPLORE + 4 * replicates.REFINE)
+        assert 0.9 * num < total <= num and points <= 1024
+
+
+@pytest.mark.parametrize("free", [False, True])
+def test_prior_points_are_the_best_of_their_draws(free, rng):
+    """By a loop over tasks and draws, the best mass by non-negative least squares."""
+    x, data, rows = rng.normal(size=(50, 4)), rng.normal(size=(70, 4)), rng.integers(0, 50, size=(70, 6))
+    found = Identity(None, np.eye(4), None, free).best(data, x, rows)
+
+    def loss(at, target):
+        return nnls(at[:, None], target)[1] if free else np.linalg.norm(at - target)
+
+    for have, target, row in zip(found, data, rows):
+        assert loss(have, target) == min(loss(x[j], target) for j in row)
+        assert any(np.array_equal(have, x[j]) for j in row)
+
+
+@pytest.mark.slow
+def test_along_a_curve_that_is_open_draws_spread_as_the_prior_given_it(thorough):
+    """On `u_0 + u_1^2 = 2` the prior of `u_1` is `phi(u_1) phi(2 - u_1^2)`, by quadrature; with one draw each end lies elsewhere."""
+    rng = np.random.default_rng(5)
+    x, starts = rng.normal(2.0, 1.0, 2000), rng.normal(size=(20_000, 2))
+    bound = MMD(Gaussian(2.0)).objective(x, Generator(bent, NormalNoise(1), 2))
+    half = np.linspace(0.0, 3.0, 2001)
+    exact = np.cumsum(norm.pdf(half) * norm.pdf(2.0 - half**2))
+    apart = []
+    for best_of in (1, 100):
+        settings = emulated(200, simulations=400_000, best_of=best_of)
+        found = posterior_bootstrap(jax.random.key(0), bound, starts, settings=settings)
+        assert np.abs(found.u[:, 0] + np.square(found.u[:, 1]) - x.mean()).max() < 0.3
+        apart.append(kstest(np.abs(found.u[:, 1]), lambda u: np.interp(u, half, exact / exact[-1])).statistic)
+    assert apart[1] < 0.16 < apart[0]  # .04 and .26; a sample of the exact law stays below .14 in 999 of 1,000 cases
+
+
+def test_what_cannot_be_emulated_is_refused():
+    with pytest.raises(ValueError, match=r"`prior_weight` must be finite and not negative; got -1\.0"):
+        Settings(method="emulated", prior_weight=-1.0)
+    with pytest.raises(ValueError, match=r'`prior_weight` is for `method="emulated"`; got 1\.0'):
+        Settings(prior_weight=1.0)
+    with pytest.raises(ValueError, match=r"`prior_draws` does nothing without a prior weight; got 500"):
+        Settings(method="emulated", prior_draws=500)
+    with pytest.raises(ValueError, match="`prior_draws` must be at least 1; got 0"):
+        Settings(method="emulated", prior_weight=1.0, prior_draws=0)
+    with pytest.raises(ValueError, match="num_simulations"):
+        Settings(method="emulated", num_simulations=10)
+    bound = Wasserstein().objective(np.linspace(-1.0, 1.0, 20), Generator(location, NormalNoise(1), 1))
+    with pytest.raises(ValueError, match="knows the squared MMD without covariates; got"):
+        posterior_bootstrap(jax.random.key(0), bound, np.zeros((9, 1)), settings=emulated())
+    broken = Generator(lambda u, noise: jnp.log(u[0]) + noise[0], NormalNoise(1), 1)
+    bound = MMD(Gaussian(1.0)).objective(np.linspace(-1.0, 1.0, 20), broken)
+    with pytest.raises(ValueError, match="drew values that are not finite at"):
+        posterior_bootstrap(jax.random.key(0), bound, np.linspace(-1.0, 1.0, 64)[:, None], settings=emulated())

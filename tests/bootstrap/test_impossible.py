@@ -1,0 +1,192 @@
+"""Impossible values stop: negative squared distances, shares above one; the errors that say what is impossible are right."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_kme as kme
+from numpyro_kme import kernels
+from numpyro_kme._core import checks
+from numpyro_kme.bootstrap.fit import require_possible
+from numpyro_kme.kernels.base import Kernel, register
+from numpyro_kme.losses import MMD, DrawnNoise, Generator, Wasserstein
+from numpyro_kme.losses.direct_mmd import DirectMMD
+from numpyro_kme.losses.grid_mmd import GridMMD
+
+
+def g_and_k(rng_key, theta):
+    a, b, g, log_k = theta
+    z = jax.random.normal(rng_key)
+    return a + b * (1.0 + 0.8 * jnp.tanh(0.5 * g * z)) * (1.0 + z**2) ** jnp.exp(log_k) * z
+
+
+def heavy(x):
+    theta = numpyro.sample("theta", dist.Uniform(np.array([0, 0, 0, -5.0]), np.array([10, 10, 10, 3.0])).to_event(1))
+    with numpyro.plate("data", len(x)):
+        numpyro.sample("x", kme.Simulator(g_and_k, theta), obs=x)
+
+
+def contaminated(rng, n=1024):
+    x = np.array(
+        jax.vmap(g_and_k, (0, None))(jax.random.split(jax.random.key(rng.integers(2**31)), n), [3, 1, 1, -0.7])
+    )
+    x[: n // 20] += 50.0
+    x[-n // 20 :] -= 50.0
+    return x
+
+
+@pytest.mark.slow
+def test_too_few_draws_of_a_heavy_tailed_simulator_give_no_share_of_nine(rng):
+    """With the mass free the minimum is where 512 draws see nothing: a squared distance of -.03, a share of 9."""
+    loss = MMD(kernels.Gaussian(0.15), free_mass=True)
+    engine = kme.PosteriorBootstrap(heavy, loss, num_samples=2, num_nodes=256, num_starts=256)
+    with pytest.raises(RuntimeError, match=r"share of the data explained must be at most 1; got \d.*FromNoise"):
+        engine.run(jax.random.key(0), contaminated(rng))
+
+
+def wide(noise, mean):
+    return mean + noise
+
+
+WIDE = kme.FromNoise(wide, dist.Normal(0.0, 1.0))
+
+
+def one_mean(x):
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+    with numpyro.plate("data", len(x)):
+        numpyro.sample("x", kme.Simulator(WIDE, mean), obs=x)
+
+
+def test_data_narrower_than_any_model_have_no_share(rng):
+    engine = kme.PosteriorBootstrap(one_mean, MMD(kernels.Gaussian(0.5), free_mass=True), num_samples=2, num_starts=8)
+    with pytest.raises(RuntimeError, match=r"at most 1; got 1\..*fix the mass"):
+        engine.run(jax.random.key(0), 0.3 * rng.normal(size=400))
+
+
+@register
+class Distance(Kernel):
+    """What a user may take for a kernel: large where points differ."""
+
+    def pair(self, a, b):
+        d = jnp.sqrt(jnp.sum(jnp.square(a - b)) + 1e-12)
+        return d / (1.0 + d)
+
+
+def test_a_distance_in_place_of_a_kernel_is_found_out(rng):
+    x, y = rng.normal(size=(20, 1)), rng.normal(2.0, 1.0, (30, 1))
+    with pytest.raises(RuntimeError, match=r"squared MMD must be at least 0; got -.*another kernel"):
+        kme.squared_mmd(Distance(), x, y, unbiased=False)
+    assert kme.squared_mmd(Distance(), x, y) < 0  # an unbiased estimate may be anything
+    with pytest.raises(RuntimeError, match="squared distance must be at least 0; got -"):
+        kme.embeddings.MeanEmbedding(Distance(), x).squared_distance(kme.embeddings.MeanEmbedding(Distance(), y))
+    with pytest.raises(RuntimeError, match="HSIC must be at least 0; got -"):
+        kme.embeddings.hsic(Distance(), x, kernels.Gaussian(1.0), x)
+
+
+@pytest.mark.slow
+def test_a_bootstrap_by_a_distance_in_place_of_a_kernel_is_found_out(rng):
+    engine = kme.PosteriorBootstrap(one_mean, MMD(Distance()), num_samples=2, num_nodes=32, num_starts=8)
+    with pytest.raises(RuntimeError, match="minimum of the squared distance must be at least 0; got -"):
+        engine.run(jax.random.key(0), rng.normal(size=20))
+
+
+def test_impossible_minima_are_found_out():
+    require_possible(-0.04, {"loss_error": 0.01})
+    with pytest.raises(RuntimeError, match=r"squared distance must be at least 0; got -0\.06 .*FromNoise"):
+        require_possible(-0.06, {"loss_error": 0.01})
+    require_possible(0.1, {"share": 1.04, "share_error": 0.01, "loss_error": 0.01})
+    with pytest.raises(RuntimeError, match=r"share of the data explained must be at most 1; got 1\.06 .*FromNoise"):
+        require_possible(0.1, {"share": 1.06, "share_error": 0.01, "loss_error": 0.01})
+
+
+@pytest.mark.parametrize(
+    "kernel", [kernels.Gaussian(1e-2), kernels.Gaussian(30.0), kernels.Matern32(1.0), kernels.Energy()]
+)
+def test_rounding_is_no_impossible_square(kernel, rng):
+    """Equal samples far from zero: what is left is rounding, of either sign."""
+    x = np.float32(1e3 + rng.normal(size=(200, 2)))
+    order = rng.permutation(200)
+    none = [
+        kme.squared_mmd(kernel, x, x[order], unbiased=False),
+        kme.embeddings.MeanEmbedding(kernel, x).squared_distance(kme.embeddings.MeanEmbedding(kernel, x[order])),
+        kme.embeddings.hsic(kernels.Gaussian(1.0), x, kernels.Gaussian(1.0), np.ones((200, 1), np.float32)),
+    ]
+    assert np.abs(none).max() < 1e-3
+
+
+def test_possible_values_pass_and_others_are_counted():
+    checks.possible("It", np.array([1.04, 0.2]), 0.01, "", most=1.0)
+    checks.possible("It", -1e-9, 1e-9, "", least=0.0)
+    with pytest.raises(
+        RuntimeError, match=r"^It must be at most 1; got 1.3 with a standard error of 0.01, and 2 of 3 are"
+    ):
+        checks.possible("It", np.array([1.1, 1.3, 0.2]), 0.01, "Do.", most=1.0)
+    with pytest.raises(RuntimeError, match=r"^It must be at most 1; got 1.3 "):
+        checks.possible("It", np.array([-0.001, 1.3]), 0.01, "Do.", least=0.0, most=1.0)
+    assert jax.jit(lambda x: (checks.possible("It", x, 0.1, "", least=0.0), x)[1])(-9.0) == -9.0
+
+
+def drawn(u, rng_key):
+    return u[0] + jnp.exp(u[1]) * jax.random.normal(rng_key, (1,))
+
+
+KEYED = Generator(drawn, DrawnNoise(), 2)
+ROUTES = [GridMMD, DirectMMD]
+
+
+def bind(route, generator, x, free):
+    if route is DirectMMD:
+        return DirectMMD(generator, kernels.Gaussian(0.5), x, free)
+    return MMD(kernels.Gaussian(0.5), free_mass=free).objective(x, generator)
+
+
+@jax.jit
+def found(objective, nodes, weights, u):
+    """Loss and report for every set of nodes and row of weights."""
+
+    def one(own):
+        facts = objective.reduce(own[1])
+        return objective.value(facts, u, own[0]), objective.report(facts, u, own[0])
+
+    return jax.lax.map(one, (nodes, weights))
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("free", [False, True])
+@pytest.mark.parametrize("route", ROUTES)
+def test_the_losss_error_is_its_deviation_over_draws_of_the_nodes(route, free, rng):
+    x, sets = rng.normal(0.5, 1.0, 60), 320
+    objective = bind(route, KEYED, x[:, None], free)
+    assert isinstance(objective, route)
+    nodes, weights = KEYED.draw_nodes(jax.random.key(1), 64, sets), np.full((sets, 60), 1 / 60)
+    values, numbers = found(objective, nodes, weights, np.array([0.9, 0.4]))
+    ratio = np.sqrt(np.mean(np.square(numbers["loss_error"]))) / values.std()
+    assert 1.0 - 5 / np.sqrt(2 * sets) < ratio < 1.3  # an upper bound, by E k^2 <= k(y, y) q
+    # where draws are far from each other their energy without pairs of a node with itself is rounding, of either sign
+    assert np.isfinite(found(objective, nodes, weights, np.array([0.0, 9.0]))[1]["loss_error"]).all()
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("route", ROUTES)
+def test_the_shares_error_is_its_deviation_over_data_weights_and_nodes(route, rng):
+    shares, errors = [], []
+    for i in range(12):
+        objective = bind(route, KEYED, rng.normal(size=(100, 1)), True)
+        nodes = KEYED.draw_nodes(jax.random.key(i), 400, 32)
+        numbers = found(objective, nodes, rng.dirichlet(np.ones(100), 32), np.zeros(2))[1]
+        shares.append(numbers["share"])
+        errors.append(numbers["share_error"])
+    ratio = np.sqrt(np.mean(np.square(errors)) / np.mean(np.square(np.array(shares) - 1.0)))
+    assert 0.5 < ratio < 1.8  # twelve data sets know their own deviation to a fifth
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+def test_transport_costs_nothing_at_least(dim, rng):
+    if dim == 2:
+        pytest.importorskip("ot")
+    y, w, value = np.float32(rng.normal(size=(30, dim))), np.full(30, 1 / 30, np.float32), jax.jit(Wasserstein().value)
+    for x in (y, y[::-1], y + np.float32(1e-6)):
+        assert value(x, w, y, w) >= 0.0

@@ -1,0 +1,345 @@
+"""Diagnostics on an engine whose posterior is exact, and on engines with planted faults.
+
+`tests/test_conformance.py` runs them on every engine of the package."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import planted_faults
+import pytest
+from scipy import stats
+
+import numpyro_kme as kme
+from numpyro_kme._core.checks import EffectiveSampleSizeError
+from numpyro_kme.diagnostics import (
+    Calibration,
+    Check,
+    MisspecificationTest,
+    calibrate,
+    calibration,
+    check,
+    misspecification_test,
+    predictive_check,
+    uniformity,
+)
+from numpyro_kme.engines._base import Engine, Result
+from numpyro_kme.mcmc.surrogate_check import SurrogateCheck
+
+KEY = jax.random.key(1)
+NOISE = 0.7
+
+
+def noisy(rng_key, theta):
+    return theta + NOISE * jax.random.normal(rng_key, theta.shape, jnp.result_type(theta))
+
+
+def model(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    numpyro.sample("x", kme.Simulator(noisy, theta), obs=x)
+
+
+class Conjugate(Engine):
+    """Draws from the exact posterior, or from one with a fault; refuses data above a bound."""
+
+    def __init__(self, shift=0.0, widen=1.0, prior=1.0, swap=False, sign=1.0, refuse=np.inf):
+        super().__init__(model)
+        self.shift, self.widen, self.prior, self.swap, self.sign = shift, widen, prior, swap, sign
+        self.refuse, self.problem = refuse, None
+
+    def _infer(self, rng_key, args, kwargs):
+        if self.problem is None or args:
+            self.problem = kme.Problem.read(self.model, *args, **kwargs)
+            self.simulations = kme.simulate(KEY, self.problem, 300, progress_bar=False)
+        x = np.asarray((*args, *kwargs.values())[0])
+        if x[0] > self.refuse:
+            raise EffectiveSampleSizeError("too far out")
+        precision = self.prior + NOISE**-2
+        mean = self.sign * x * NOISE**-2 / precision + self.shift / np.sqrt(precision)
+        rng = np.random.default_rng(np.asarray(jax.random.key_data(rng_key)).ravel())
+        draws = mean + self.widen / np.sqrt(precision) * rng.normal(size=(200, 2))
+        return Result({"theta": draws[:, ::-1] if self.swap else draws})
+
+
+def calibrated(number=150, **faults):
+    engine = Conjugate(**faults)
+    engine.run(KEY, x=np.zeros(2))
+    return calibrate(KEY, engine, number, progress_bar=False)
+
+
+@pytest.fixture(scope="module")
+def exact():
+    return calibrated()
+
+
+def test_an_exact_posterior_passes(exact):
+    assert exact.p_value > 1e-3
+    for share in exact.coverage(0.9).values():
+        assert abs(share - 0.9) < 4.5 * np.sqrt(0.09 / 150)
+    levels, curves = exact.coverage_curve()
+    assert set(curves) == {"theta[0]", "theta[1]", "TARP"}
+    assert all(np.max(np.abs(curve - levels)) < 2.2 / np.sqrt(150) for curve in curves.values())
+    assert exact.ranks["theta"].shape == (150, 2) and exact.truths["theta"].shape == (150, 2)
+
+
+@pytest.mark.parametrize(
+    "fault, test",
+    [
+        (dict(shift=0.6), "location"),
+        (dict(shift=-0.6), "location"),
+        (dict(widen=1.6), "spread"),
+        (dict(widen=0.6), "spread"),
+        (dict(prior=0.0), "data"),
+        (dict(prior=3.5), "data"),
+        (dict(sign=-1.0), "data"),
+        (dict(swap=True), "data"),
+    ],
+)
+def test_faults_are_flagged_by_the_test_that_is_for_them(fault, test):
+    """At each fault the power of the named test at level .001, with 250 data sets, was above .999 in 3,000 simulated sets of ranks."""
+    found = calibrated(250, **fault)
+    assert found.p_value < 1e-3
+    assert all(found.tests[name][test] < 1e-3 / 11 for name in found.columns)
+    kind = {"spread": "too wide" if fault.get("widen", 0.0) > 1.0 else "too narrow"}.get(test, test)
+    (sentence,) = (line for line in found.findings() if line.startswith(kind))
+    assert "theta[0]" in sentence and "theta[1]" in sentence and calibration.NEXT[kind] in sentence
+    if test == "location":
+        assert ("sd too high" in sentence) == (fault["shift"] > 0)
+
+
+def test_findings_say_by_how_much():
+    """Normal scores of known mean and deviation: the truth .5 sd above, posteriors twice as wide, a third too narrow."""
+    even = stats.norm.ppf((np.arange(400) + 0.5) / 400)
+    columns = {"low": even + 0.5, "wide": even / 2.0, "narrow": even * 1.5}
+    found = Calibration({name: stats.norm.cdf(z) for name, z in columns.items()}, stats.norm.cdf(even), {})
+    location, wide, narrow = found.findings()
+    assert location.startswith("location (low 0.5 sd too low):")
+    assert wide.startswith("too wide (wide by 100%):") or wide.startswith("too wide (wide by 101%):")
+    assert narrow.startswith("too narrow (narrow by 33%):")
+    assert Calibration({"a": stats.norm.cdf(even)}, stats.norm.cdf(even), {}).findings() == []
+
+
+@pytest.mark.smoke
+def test_a_posterior_that_is_the_prior_passes_ranks_and_fails_on_the_data():
+    """Ranks of a prior are uniform, which the data test alone sees."""
+    found = calibrated(prior=1.0, sign=0.0, widen=np.sqrt(1.0 + NOISE**-2))
+    assert all(found.tests[name][test] > 1e-4 for name in found.columns for test in ("shape", "location", "spread"))
+    assert found.p_value < 1e-10
+
+
+def test_the_tests_of_ranks_are_exact(rng):
+    """Uniform ranks give uniform p-values, each against an oracle; the components are orthonormal and see no constants."""
+    data = {"x": rng.standard_cauchy((80, 3)), "constant": np.ones((80, 2))}
+    components = uniformity.components_of(data)
+    assert components.shape == (80, 3)
+    np.testing.assert_allclose(components.T @ components, np.eye(3), atol=1e-12)
+    np.testing.assert_allclose(components.sum(axis=0), 0.0, atol=1e-12)
+    assert uniformity.components_of({"x": rng.normal(size=(80, 30))}).shape == (80, 8)
+    found = [uniformity.tests(rng.uniform(size=80), components) for _ in range(400)]
+    for name in ("shape", "location", "spread", "data"):
+        p = np.array([row[name] for row in found])
+        assert stats.kstest(p, "uniform").pvalue > 1e-5, name
+    ranks = rng.uniform(size=80)
+    z = stats.norm.ppf(ranks)
+    one = uniformity.tests(ranks, components)
+    np.testing.assert_allclose(one["location"], stats.norm.cdf(-abs(z.sum()) / np.sqrt(80)) * 2)
+    fit = np.linalg.lstsq(components, z, rcond=None)[0]
+    np.testing.assert_allclose(one["data"], 1 - stats.chi2.cdf(np.sum((components @ fit) ** 2), 3), rtol=1e-6)
+    lower = stats.gamma.cdf(80 * np.var(z), 39.5, scale=2.0)
+    np.testing.assert_allclose(one["spread"], 2 * min(lower, 1 - lower), rtol=1e-6)
+
+
+def test_p_values_are_the_largest_within_the_margin(rng):
+    """Each against draws from the end of the margin where it is largest, and no more than its level there and inside."""
+    margin, size = 0.15, 60
+    components = uniformity.components_of({"x": rng.normal(size=(size, 2))})
+    ranks = stats.norm.cdf(rng.normal(size=size) * 1.3 + 0.45)
+    z = stats.norm.ppf(ranks)
+    found = uniformity.tests(ranks, components, margin)
+    draws = rng.normal(size=(20_000, size))
+    ends = {
+        "location": np.abs((draws + margin).mean(axis=1)) >= abs(z.mean()),
+        "spread": 2 * (np.var(draws * np.exp(margin / np.sqrt(2.0)), axis=1) >= np.var(z)),
+        "data": np.sum(((draws + margin * np.sqrt(size) * components[:, 0]) @ components) ** 2, axis=1)
+        >= np.sum((z @ components) ** 2),
+    }
+    for test, above in ends.items():
+        share = np.mean(above)
+        assert abs(found[test] - share) < 5 * np.sqrt(max(share, 1e-3) / 20_000), test
+    shift = np.max(np.abs(stats.norm.cdf(np.linspace(-4, 4, 4001) - margin) - stats.norm.cdf(np.linspace(-4, 4, 4001))))
+    above = stats.kstest(ranks, "uniform").statistic - shift
+    np.testing.assert_allclose(found["shape"], stats.kstwo.sf(above, size), rtol=1e-4)
+    for mean, log_spread in (
+        (margin, 0.0),
+        (0.0, margin / np.sqrt(2.0)),
+        (0.0, -margin / np.sqrt(2.0)),
+        (0.1, 0.07),
+    ):
+        p = [
+            uniformity.tests(stats.norm.cdf(mean + np.exp(log_spread) * row), components, margin) for row in draws[:400]
+        ]
+        for test in found:
+            share = np.mean([one[test] < 0.05 for one in p])
+            assert share < 0.05 + 4.5 * np.sqrt(0.05 * 0.95 / 400), (test, mean, log_spread)
+
+
+def test_copies_of_a_draw_do_not_count_anew(rng):
+    """Ranks among ten draws, each a hundred times, are uniform on eleven values; with unequal copies, by the effective number."""
+    for copies, number in ((np.full(10, 100), 10), (np.array([300, 100, 100]), 2)):
+        values = np.arange(len(copies)) + 0.5
+        chosen = calibration._some(rng, {"a": np.repeat(values, copies)}, ["a"], 100)["a"]
+        assert len(chosen) == number and set(chosen) <= set(values)
+    every = calibration._some(rng, {"a": np.repeat(np.arange(10), 100)}, ["a"], 100)["a"]
+    assert sorted(every) == list(range(10))
+    few = [calibration._some(rng, {"a": np.arange(40)}, ["a"], 4)["a"] for _ in range(1000)]
+    assert all(len(set(row)) == 4 for row in few)
+    assert stats.chisquare(np.bincount(np.concatenate(few), minlength=40)).pvalue > 1e-5
+
+
+def test_p_values_are_combined_by_their_number(exact):
+    """Bonferroni, by hand."""
+    assert list(exact.tests["theta[0]"]) == ["shape", "location", "spread", "data"]
+    assert list(exact.tests["TARP"]) == ["shape", "location", "spread"]
+    values = [p for tests in exact.tests.values() for p in tests.values()]
+    assert len(values) == 11 and exact.p_value == min(1.0, 11 * min(values))
+    assert exact.tests["TARP"] == uniformity.tests(exact.shares, margin=exact.margin * np.sqrt(2.0))
+    assert exact.p_values()["TARP"] == min(1.0, 3 * min(exact.tests["TARP"].values()))
+
+
+def test_coverage_and_tarp_of_known_ranks(rng):
+    """Evenly spread ranks cover at every level; a truth further from a point than all draws has a share near one."""
+    even = (np.arange(1000) + 0.5) / 1000
+    found = Calibration({"a": even}, even**2, {})
+    assert abs(found.coverage(0.9)["a"] - 0.9) < 2e-3 and abs(found.coverage(0.5)["a"] - 0.5) < 2e-3
+    levels, curves = found.coverage_curve()
+    np.testing.assert_allclose(curves["a"], levels, atol=2e-3)
+    np.testing.assert_allclose(curves["TARP"], np.sqrt(levels), atol=2e-3)
+    bank = kme.Simulations({}, {"x": np.zeros(9)}, {"a": np.linspace(-0.1, 0.1, 9)})
+    near, far = np.full(50, 0.0), np.full(50, 5.0)
+    for draws, truth, share in ((near, 5.0, 1.0), (far, 0.0, 0.0)):
+        assert abs(calibration._tarp(rng, {"a": draws}, {"a": truth}, bank) - share) <= 1 / 51
+
+
+def test_data_sets_that_an_engine_refuses_are_counted_and_left_out():
+    found = calibrated(refuse=0.8)
+    assert 10 < found.refused < 60 and len(found.shares) == len(found.data["x"]) == 150 - found.refused
+    assert found.data["x"][:, 0].max() <= 0.8 and found.p_value > 1e-3
+    np.testing.assert_allclose(np.std(found.data["x"][:, 1] - found.truths["theta"][:, 1]), NOISE, rtol=0.35)
+    engine = Conjugate()
+    engine.run(KEY, x=np.zeros(2))
+    engine.refuse = -np.inf
+    with pytest.raises(ValueError, match="refused 5 of 5 data sets"):
+        calibrate(KEY, engine, 5, progress_bar=False)
+
+
+def test_p_values_of_null_runs_are_not_small():
+    """Ranks of independent uniforms in place of runs: at most a few of 300 below .01."""
+    rng = np.random.default_rng(0)
+    p = [
+        Calibration({"a": rng.uniform(size=(60, 2))}, rng.uniform(size=60), {}, margin=0.0).p_value for _ in range(300)
+    ]
+    assert np.mean(np.array(p) < 0.05) < 0.05 + 4 * np.sqrt(0.05 * 0.95 / 300)
+
+
+def test_calibration_in_arviz_and_in_print(exact, capsys):
+    idata = exact.to_inference_data()
+    assert idata["prior_sbc"]["theta"].shape == (1, 150, 2)
+    exact.print_summary()
+    printed = capsys.readouterr().out
+    assert "150 data sets, 0 further ones refused" in printed and "theta[1]" in printed and "TARP" in printed
+    assert max(map(len, printed.splitlines())) <= 80
+    dataclasses.replace(exact, refused=3).print_summary()
+    assert "150 data sets, 3 further ones refused" in capsys.readouterr().out
+    assert dataclasses.replace(exact, refused=16).findings() == []
+    (refused,) = dataclasses.replace(exact, refused=17).findings()
+    assert refused.startswith("refused (17 of 167 data sets):")
+
+
+def test_predictive_check():
+    engine = Conjugate()
+    engine.run(KEY, x=np.array([0.2, 6.0]))
+    check = predictive_check(KEY, engine, 150)
+    assert check.predicted["x"].shape == (150, 2)
+    near, far = check.tail_probabilities()["x"]
+    assert near > 0.1 > far
+    assert len(np.unique(check.predicted["x"])) == 300
+    idata = check.to_inference_data()
+    assert idata["posterior_predictive"]["x"].shape == (1, 150, 2)
+
+
+def test_misspecification_is_a_valid_test(rng):
+    """Under the model the p-value is uniform on its grid; far or oddly combined observations are found, and where."""
+    draw = lambda n: rng.normal(size=(n, 1)) * np.array([1.0, 1.0, 2.0]) + 0.1 * rng.normal(size=(n, 3))  # noqa: E731
+    null = np.array([misspecification_test(draw(99), draw(1)[0]).p_value for _ in range(200)])
+    assert abs(np.mean(null <= 0.1) - 0.1) < 4.5 * np.sqrt(0.09 / 200)
+    assert abs(null.mean() - 0.505) < 4.5 * np.sqrt(1 / 12 / 200)
+    odd = misspecification_test(draw(300), np.array([1.0, -1.0, 2.0]))
+    assert odd.p_value < 0.01 and odd.witness.min() > 0.05
+    far = misspecification_test(draw(300), np.array([0.0, 9.0, 0.0]))
+    assert far.p_value < 0.01 and np.argmin(far.witness) == 1
+
+
+def test_check_runs_all_and_says_what_to_do_next(capsys):
+    engine = Conjugate(shift=1.0)
+    engine.run(KEY, x=np.array([0.2, 9.0]))
+    found = check(KEY, engine, 100, progress_bar=False)
+    np.testing.assert_allclose(found.predictive.observed["x"], np.array([0.2, 9.0]), rtol=1e-6)
+    by_hand = misspecification_test(engine.simulations.x["x"], np.array([0.2, 9.0])).p_value
+    assert found.misspecification["x"].p_value == by_hand < 0.005
+    assert found.p_value == min(1.0, 2 * min(found.calibration.p_value, by_hand)) < 1e-3 and found.flagged()
+    found.print_summary()
+    printed = capsys.readouterr().out
+    assert "FLAGGED" in printed and "- location (theta[0]" in printed and "compare `predictive_check`" in printed
+    assert "hardly makes this observation" not in printed and max(map(len, printed.splitlines())) <= 80
+    unlike, _ = found.findings(0.05)[:2]
+    assert unlike.startswith("x (p-value 0.003") and "witness" in unlike
+    fine = Check(dataclasses.replace(found.calibration, margin=5.0), surrogate={"x": SurrogateCheck(0.2, 0.06, 0.01)})
+    beyond, negative = fine.findings()
+    assert beyond.startswith("20.00% of the posterior draws lie beyond") and negative.startswith(
+        "The surrogate at site 'x' is negative at 6%"
+    )
+    fine.print_summary()
+    assert "not flagged" in capsys.readouterr().out
+
+
+def test_the_rule_counts_every_test(exact):
+    """Twice the smaller of calibration and model, the model's times the number of sites."""
+    quiet = MisspecificationTest(0.5, 0.0, np.zeros(1), np.zeros(1))
+    small = dataclasses.replace(quiet, p_value=1e-4)
+    assert Check(exact, {"x": small, "y": quiet}).p_value == 4e-4
+    assert Check(exact, {"x": small, "y": quiet}).flagged() and not Check(exact, {"x": small}).flagged(1e-4)
+    assert not Check(exact, {"x": quiet}).flagged()
+
+
+def test_a_planted_fault_in_kernel_bayes(monkeypatch):
+    """One of the faults of `benchmarks/planted_faults.py`, on fewer simulations and data sets."""
+    monkeypatch.setitem(planted_faults.SIZES, "kernel Bayes", 400)
+    row = planted_faults.one_run("kernel Bayes", "sign of a residual", 0, 60)
+    assert row["flagged"] and row["p"] < 1e-6
+    assert min(row["p-values"][f"{name} data"] for name in "ab") < 1e-8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["KELFI", "kernel Bayes"])
+@pytest.mark.parametrize("fault", list(planted_faults.FAULTS))
+def test_planted_faults(engine, fault):
+    assert planted_faults.one_run(engine, fault, 0, 150)["p"] < 0.05
+
+
+@pytest.mark.parametrize(
+    "call, sentence",
+    [
+        (lambda e: calibrate(KEY, e, 1), "`num_datasets` must be at least 2; got 1"),
+        (lambda e: predictive_check(KEY, e, 0), "`num_draws` must be at least 1; got 0"),
+        (lambda e: misspecification_test(np.zeros((20, 2)), np.zeros(3)), r"got shapes \(20, 2\) and \(3,\)"),
+        (lambda e: e.run(KEY, np.zeros(2)) or calibrate(KEY, e, 5), "keyword arguments named like its sites"),
+    ],
+)
+def test_bad_input_gets_a_sentence(call, sentence):
+    engine = Conjugate()
+    engine.run(KEY, x=np.zeros(2))
+    with pytest.raises(ValueError, match=sentence):
+        call(engine)

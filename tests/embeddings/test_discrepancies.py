@@ -1,0 +1,218 @@
+"""Squared MMD against double loops, closed forms and its own expectations."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_kme import kernels as K
+from numpyro_kme.embeddings.squared_mmd import squared_mmd
+from numpyro_kme.kernels.exponents import ExpProduct, exp2_negative, factors
+
+
+def gaussian_gram(x, y, l):
+    return np.exp(-0.5 * np.sum(((x[:, None] - y[None]) / l) ** 2, axis=-1))
+
+
+def double_loop(x, y, v, w, l, unbiased):
+    """The two estimators, term by term."""
+    total = 0.0
+    for points, weights in ((x, v), (y, w)):
+        gram = gaussian_gram(points, points, l)
+        if unbiased:
+            pairs = sum(
+                weights[i] * weights[j] * gram[i, j] for i in range(len(points)) for j in range(len(points)) if i != j
+            )
+            total += pairs / (1 - np.sum(weights**2))
+        else:
+            total += weights @ gram @ weights
+    return total - 2 * v @ gaussian_gram(x, y, l) @ w
+
+
+def random_weights(rng, n):
+    weights = rng.normal(size=n) + 2.0
+    return weights / weights.sum()
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize(
+    ("dim", "sizes", "unbiased"),  # by differences or by products; one tile, or several, partly filled
+    [(1, (7, 5), True), (3, (7, 5), False), (1, (300, 620), False), (3, (300, 620), True)],
+)
+def test_matches_a_double_loop(dim, sizes, unbiased, rng):
+    x, y = (rng.normal(size=(n, dim)) + shift for n, shift in zip(sizes, (0.0, 0.3), strict=True))
+    v, w = (random_weights(rng, n) for n in sizes)
+    l = np.array([0.7, 1.0, 2.0])[:dim]
+    value = squared_mmd(K.Gaussian(l), x, y, x_weights=v, y_weights=w, unbiased=unbiased)
+    np.testing.assert_allclose(value, double_loop(x, y, v, w, l, unbiased), rtol=1e-10)
+    uniform = [np.full(n, 1 / n) for n in sizes]
+    value = squared_mmd(K.Gaussian(l), x, y, unbiased=unbiased)
+    np.testing.assert_allclose(value, double_loop(x, y, *uniform, l, unbiased), rtol=1e-10)
+
+
+@jax.jit
+@partial(jax.vmap, in_axes=(0, 0, None))
+def estimates(x, y, weights):
+    """Both estimators for each pair of samples."""
+    kernel = K.Gaussian(0.8)
+    return tuple(squared_mmd(kernel, x, y, x_weights=weights, unbiased=unbiased) for unbiased in (True, False))
+
+
+def overlap(mean_a, sd_a, mean_b, sd_b, l=0.8):
+    """`E exp(-|X - Y|^2 / (2 l^2))` for independent normals."""
+    variance = l**2 + sd_a**2 + sd_b**2
+    return np.prod(l / np.sqrt(variance) * np.exp(-0.5 * (mean_a - mean_b) ** 2 / variance))
+
+
+def test_expectations_of_both_estimators(rng):
+    """Over 400 pairs of samples of P and Q, and of P and P."""
+    p, q = (np.zeros(2), np.ones(2)), (np.array([0.5, -1.0]), np.array([1.5, 0.7]))
+    x, y, z = (rng.normal(size=(400, n, 2)).astype(np.float32) for n in (20, 30, 30))
+    y = y * np.float32(q[1]) + np.float32(q[0])
+    uniform, rising = np.full(20, 0.05), np.arange(1.0, 21.0) / 210.0
+    unbiased, weighted = (np.asarray(estimates(x, y, weights)[0]) for weights in (uniform, rising))
+    null_unbiased, null_biased = map(np.asarray, estimates(x, z, uniform))
+    between = overlap(*p, *p) + overlap(*q, *q) - 2 * overlap(*p, *q)
+    for values, expected in (
+        (unbiased, between),
+        (weighted, between),
+        (null_unbiased, 0.0),
+        (null_biased, (1 / 20 + 1 / 30) * (1 - overlap(*p, *p))),
+    ):
+        error = values.std(ddof=1) / np.sqrt(len(values))
+        assert abs(values.mean() - expected) < 5 * error
+    assert null_unbiased.min() < 0  # never clipped
+    assert null_biased.min() > 0
+
+
+@pytest.mark.x64
+def test_energy_distance_against_scipy(rng):
+    from scipy.stats import energy_distance
+
+    x, y = rng.normal(size=(40, 1)), rng.normal(size=(25, 1)) + 0.4
+    value = squared_mmd(K.Energy(2.0), x, y, unbiased=False)
+    np.testing.assert_allclose(value, energy_distance(x[:, 0], y[:, 0]) ** 2 / 2.0, rtol=1e-10)
+    induced = squared_mmd(K.DistanceInduced(0.3, 2.0), x, y, unbiased=False)
+    np.testing.assert_allclose(induced, value, rtol=1e-10)
+
+
+@pytest.mark.smoke
+@pytest.mark.x64
+def test_linear_kernel_compares_means(rng):
+    x, y = rng.normal(size=(40, 3)), rng.normal(size=(25, 3)) + 0.4
+    expected = np.sum((x.mean(0) - y.mean(0)) ** 2)
+    np.testing.assert_allclose(squared_mmd(K.Linear(), x, y, unbiased=False), expected, rtol=1e-10)
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("size", [8, 300])
+def test_gradients(size, rng):
+    x, y = rng.normal(size=(size, 2)), rng.normal(size=(5, 2))
+    x[1] = x[0]
+
+    ours = jax.jit(jax.grad(lambda l, x: squared_mmd(K.Gaussian(l), x, y), argnums=(0, 1)))(0.7, x)
+    by_scale, by_point = 0.0, np.zeros_like(x)  # k' = k r^2 / l^3 by the scale and -k (a - b) / l^2 by the first point
+    for a, b, factor in ((x, x, 1 / size / (size - 1)), (y, y, 1 / 5 / 4), (x, y, -2 / size / 5)):
+        apart = a[:, None] - b[None]
+        gram = factor * gaussian_gram(a, b, 0.7)
+        by_scale += np.sum(gram * np.sum(apart**2, axis=-1)) / 0.7**3
+        if a is x:
+            by_point -= (1 + (b is x)) * np.sum(gram[..., None] * apart, axis=1) / 0.7**2
+    for value, reference in zip(ours, (by_scale, by_point), strict=True):
+        np.testing.assert_allclose(value, reference, rtol=1e-9, atol=1e-13)
+
+
+def test_no_full_gram_matrix_is_held():
+    n, dim = 4096, 5
+    x = jax.ShapeDtypeStruct((n, dim), jnp.float32)
+
+    def value(l, x, y):
+        return squared_mmd(K.Laplace(l), x, y)
+
+    memory = jax.jit(jax.value_and_grad(value, argnums=(0, 1))).lower(1.0, x, x).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 0.1 * n * n * 4
+
+
+@pytest.mark.x64
+def test_samples_of_anything(rng):
+    x, y = rng.normal(size=(6, 4, 2)), rng.normal(size=(5, 3, 2))
+    kernel = K.EmpiricalMeasure(K.Gaussian(1.0), 0.5)
+
+    def value(a, b):
+        within = gaussian_gram(a, a, 1.0).mean() + gaussian_gram(b, b, 1.0).mean()
+        return np.exp(-0.5 * (within - 2 * gaussian_gram(a, b, 1.0).mean()) / 0.5**2)
+
+    of_x, of_y, between = (np.mean([value(s, t) for s in a for t in b]) for a, b in ((x, x), (y, y), (x, y)))
+    np.testing.assert_allclose(squared_mmd(kernel, x, y, unbiased=False), of_x + of_y - 2 * between, rtol=1e-9)
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize(("dtype", "lowest"), [("float64", -1021), ("float32", -125)])
+def test_fast_powers_are_right_to_the_last_digit(dtype, lowest):
+    t = np.concatenate([np.linspace(lowest, 1e-5, 20_001), np.arange(lowest, 1) + 0.5]).astype(dtype)
+    exact = np.exp2(t.astype(np.longdouble))
+    value, slope = map(np.asarray, jax.jit(jax.vmap(jax.value_and_grad(exp2_negative)))(t))
+    assert value.dtype == dtype
+    resolution = np.finfo(dtype).eps
+    assert np.abs(value / exact - 1).max() < 2.5 * resolution
+    assert np.abs(slope / (np.log(2.0) * exact) - 1).max() < 4 * resolution
+    ends = np.asarray(exp2_negative(np.array([-np.inf, -1e6, np.nan], dtype)))
+    assert (ends[:2] <= np.finfo(dtype).tiny).all() and np.isnan(ends[2])
+
+
+def test_float32_and_numpy_input(rng):
+    x, y = rng.normal(size=(300, 2)).astype(np.float32), rng.normal(size=(40, 2)).astype(np.float32)
+    counts = np.arange(4)[:, None], np.arange(3)[:, None]
+    for a, b in ((x, y), counts):
+        value = squared_mmd(K.Gaussian(np.float64(1.0)), a, b)
+        assert value.dtype == jnp.float32
+        uniform = [np.full(len(points), 1 / len(points)) for points in (a, b)]
+        exact = double_loop(a.astype(float), b.astype(float), *uniform, np.ones(a.shape[1]), True)
+        np.testing.assert_allclose(value, exact, atol=1e-6)
+
+
+def test_bad_input():
+    kernel, x, y = K.Gaussian(1.0), np.zeros((4, 2)), np.zeros((3, 2))
+    with pytest.raises(ValueError, match=r"`x` and `y` must have the same number of columns.*\(4, 2\) and \(3, 1\)"):
+        squared_mmd(kernel, x, y[:, :1])
+    with pytest.raises(ValueError, match="`y` must have at least 2 points for an unbiased estimate; got 1"):
+        squared_mmd(kernel, x, y[:1])
+    with pytest.raises(ValueError, match=r"`x_weights` must have shape \(4,\).*got \(3,\)"):
+        squared_mmd(kernel, x, y, x_weights=np.ones(3) / 3)
+    with pytest.raises(ValueError, match="`y_weights` must sum to one; got a sum of 3"):
+        squared_mmd(kernel, x, y, y_weights=np.ones(3))
+    with pytest.raises(ValueError, match="have a sum of squares of 1, so the unbiased estimate divides by zero"):
+        squared_mmd(kernel, x, y, y_weights=np.array([1.0, 0.0, 0.0]))
+    squared_mmd(kernel, x, y[:1], unbiased=False)
+
+
+@pytest.mark.parametrize("far", [0.0, 300.0])
+def test_points_far_away_cost_no_digits_in_single_precision(far, rng):
+    """Two tight clouds `far` length scales apart: multiplied-out distances would lose them in float32."""
+    x = np.concatenate([rng.normal(size=(30, 2)), rng.normal(size=(30, 2)) + far])
+    y = x + 0.7
+    exact = double_loop(x, y, *[np.full(60, 1 / 60)] * 2, np.ones(2), True)
+    single = squared_mmd(K.Gaussian(np.float32(1.0)), *(np.float32(points) for points in (x, y)))
+    assert single.dtype == np.float32
+    np.testing.assert_allclose(single, exact, rtol=2e-4)
+
+
+@pytest.mark.x64
+def test_factored_gaussian_is_the_gaussian(rng):
+    x, y, kernel = rng.normal(size=(6, 3)) + 40.0, rng.normal(size=(5, 3)) + 40.0, K.Gaussian(np.array([0.5, 1.0, 2.0]))
+
+    @jax.jit
+    def by_factors(x, y):
+        left, right, precise = factors(kernel, x, y)
+        one = jax.tree.map(lambda leaf: leaf[0], (left, right))
+        return precise, ExpProduct().gram(left, right), ExpProduct().gram(left), ExpProduct().pair(*one)
+
+    precise, between, within, pair = by_factors(x, y)
+    exact = gaussian_gram(x, y, kernel.length_scale)
+    np.testing.assert_allclose(between, exact, rtol=1e-12)
+    np.testing.assert_allclose(within, gaussian_gram(x, x, kernel.length_scale), rtol=1e-12)
+    np.testing.assert_allclose(pair, exact[0, 0], rtol=1e-12)
+    assert bool(precise)
+    assert not bool(by_factors(x * 1e9, y)[0])

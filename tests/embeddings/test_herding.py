@@ -1,0 +1,148 @@
+"""Herding against a NumPy loop, its rate, and the polish."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_kme import kernels as K
+from numpyro_kme.embeddings.herding import herd, polish
+from numpyro_kme.embeddings.means import MeanEmbedding
+
+SCALE = 0.5
+
+
+def gram(x, y):
+    return np.exp(-0.5 * np.sum((x[:, None] - y[None]) ** 2, axis=-1) / SCALE**2)
+
+
+def embedding(t):
+    """Closed form for a standard normal in two dimensions."""
+    return SCALE**2 / (SCALE**2 + 1) * jnp.exp(-0.5 * jnp.sum(t**2, axis=-1) / (SCALE**2 + 1))
+
+
+def mmd(points):
+    squared = gram(points, points).mean() - 2 * np.asarray(embedding(points)).mean() + SCALE**2 / (SCALE**2 + 2)
+    return np.sqrt(squared)
+
+
+def numpy_herding(values, candidates, num_samples):
+    total, chosen = np.zeros(len(values)), []
+    for s in range(1, num_samples + 1):
+        chosen.append(int(np.argmax(values - total / s)))
+        total += gram(candidates[chosen[-1:]], candidates)[0]
+    return np.array(chosen)
+
+
+@functools.cache
+def herded():
+    rng = np.random.default_rng(11)
+    candidates = rng.normal(size=(3000, 2)) * 1.2
+    values = np.asarray(embedding(candidates))
+    return candidates, values, np.asarray(herd(values, K.Gaussian(SCALE), candidates, 400))
+
+
+def test_agrees_with_numpy():
+    candidates, values, order = herded()
+    reference = numpy_herding(values, candidates, 400)
+    np.testing.assert_array_equal(order[:5], reference[:5])
+    for size in (50, 400):  # ties in float32 may change the path, not the distance
+        assert mmd(candidates[order[:size]]) == pytest.approx(mmd(candidates[reference[:size]]), rel=0.1)
+
+
+def test_falls_faster_than_random_draws():
+    candidates, _, order = herded()
+    sizes = np.array([25, 50, 100, 200, 400])
+    distances = [mmd(candidates[order[:size]]) for size in sizes]
+    assert np.polyfit(np.log(sizes), np.log(distances), 1)[0] < -0.75
+    random = [mmd(np.random.default_rng(seed).normal(size=(400, 2))) for seed in range(20)]
+    assert distances[-1] < 0.3 * np.min(random)
+
+
+@pytest.mark.parametrize("count", [1, 3, 64, 65, 130])
+def test_any_number_of_candidates(count, rng):
+    """Padding of the two-stage argmax is never chosen."""
+    candidates = rng.normal(size=(count, 2))
+    values = rng.normal(size=count) - 5.0
+    order = np.asarray(herd(values, K.Gaussian(SCALE), candidates, 7))
+    assert order.min() >= 0 and order.max() < count
+    np.testing.assert_array_equal(order, numpy_herding(values, candidates, 7))
+
+
+@pytest.mark.smoke
+def test_signed_embeddings(rng):
+    """A difference of measures with negative parts is followed where it is positive."""
+    points = rng.normal(size=(30, 2))
+    signed = MeanEmbedding(K.Gaussian(SCALE), points, np.where(np.arange(30) < 20, 0.1, -0.1))
+    candidates = rng.normal(size=(500, 2))
+    values = np.asarray(signed(candidates))
+    assert values.min() < 0
+    order = np.asarray(herd(values, K.Gaussian(SCALE), candidates, 30))
+    reference = numpy_herding(values, candidates, 30)
+
+    def distance(chosen):
+        return float(MeanEmbedding(K.Gaussian(SCALE), candidates[chosen]).squared_distance(signed))
+
+    assert distance(order) == pytest.approx(distance(reference), rel=1e-3)
+
+
+def test_other_points_and_kernels(rng):
+    sets = rng.normal(size=(40, 6, 2)) + rng.normal(size=(40, 1, 2))
+    kernel = K.EmpiricalMeasure(K.Laplace(1.0), 0.5)
+    values = np.asarray(kernel.gram(sets)).mean(0)
+    order = herd(values, kernel, sets, 5)
+    assert order[0] == np.argmax(values)
+    assert len(set(np.asarray(order).tolist())) > 1
+
+
+def test_traced_embeddings():
+    candidates, values, order = herded()
+    inside = jax.jit(lambda l, values: herd(values, K.Gaussian(l), candidates, 20))
+    np.testing.assert_array_equal(inside(SCALE, values), order[:20])
+
+
+def test_polish_improves_herded_points():
+    candidates, _, order = herded()
+    start = candidates[order[:60]]
+    polished = polish(embedding, K.Gaussian(SCALE), start)
+    assert polished.shape == start.shape and polished.dtype == np.float64
+    assert mmd(polished) < 0.6 * mmd(start)
+
+
+def test_polish_separates_repeated_points():
+    start = np.zeros((2, 2))
+    start[:, 0] = 0.3
+    start = np.concatenate([start, [[-1.0, 0.0]]])
+    polished = polish(embedding, K.Gaussian(SCALE), start)
+    assert np.linalg.norm(polished[0] - polished[1]) > 0.1
+    assert mmd(polished) < mmd(start)
+
+
+def test_polish_accepts_an_embedding_of_points_in_a_float32_session(rng):
+    points = rng.normal(size=(50, 1)).astype(np.float32)
+    with jax.enable_x64(False):
+        target = MeanEmbedding(K.Gaussian(SCALE), jnp.asarray(points))
+        start = points[:6]
+        polished = polish(target, K.Gaussian(SCALE), start)
+    assert polished.dtype == np.float64
+
+    def distance(t):
+        return float(MeanEmbedding(K.Gaussian(SCALE), np.asarray(t)).squared_distance(target))
+
+    assert distance(polished) < 0.5 * distance(start)
+
+
+def test_bad_input():
+    kernel, candidates = K.Gaussian(1.0), np.zeros((4, 2))
+    with pytest.raises(ValueError, match=r"`embedding_values` must have shape \(4,\), one per candidate; got \(3,\)"):
+        herd(np.zeros(3), kernel, candidates, 2)
+    with pytest.raises(ValueError, match="`num_samples` must be at least 1; got 0"):
+        herd(np.zeros(4), kernel, candidates, 0)
+    with pytest.raises(ValueError, match="`embedding_values` has 1 entries that are not finite"):
+        herd(np.array([0.0, np.nan, 0.0, 0.0]), kernel, candidates, 2)
+    with pytest.raises(FloatingPointError, match="not finite at the start"):
+        polish(lambda t: jnp.log(jnp.sum(t, axis=1) - 10), kernel, candidates)
+    with pytest.raises(ValueError, match=r"`points` must have shape \(points, dim\)"):
+        polish(embedding, kernel, np.zeros(3))

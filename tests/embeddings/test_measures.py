@@ -1,0 +1,180 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.stats import multivariate_normal
+
+from numpyro_kme.embeddings.measures import Normal, NormalMixture, Points
+from numpyro_kme.kernels import Gaussian, Laplace
+
+MEAN, SDS = np.array([0.4, -1.1]), np.array([0.7, 1.3])
+A = np.array([[0.3, 0.2], [-1.0, 1.5], [2.0, -0.7]])
+B = np.array([[0.0, 0.5], [1.0, -2.0]])
+WIDE, NARROW = Gaussian(np.array([0.6, 0.9])), Gaussian(np.array([0.35, 0.5]))
+
+MEASURES = {
+    "normal": Normal(MEAN, np.array([[0.9, 0.35], [0.35, 1.2]])),
+    "standard": Normal.standard(2),
+    "mixture": NormalMixture(
+        np.array([0.3, 0.7]),
+        np.array([[0.0, 1.0], [-1.0, 0.5]]),
+        np.array([np.diag([0.5, 1.0]), [[1.0, -0.4], [-0.4, 0.8]]]),
+    ),
+    "points": Points(A, np.array([0.2, 0.5, 0.3])),
+    "equal points": Points(A),
+}
+NORMALS = [name for name in MEASURES if "points" not in name]
+
+
+@jax.jit
+def closed_forms(measure):
+    """Everything that quadrature checks, compiled together."""
+    products = [measure.product_embedding(k, A, l, B) for k, l in ((WIDE, WIDE), (WIDE, NARROW), (NARROW, WIDE))]
+    return measure.mean_embedding(WIDE, A), products, measure.squared_norm(WIDE), measure.moments()
+
+
+@jax.jit
+def products(measure, first, a, second, b):
+    return measure.product_embedding(first, a, second, b)
+
+
+@jax.jit
+def embed(measure, t):
+    return measure.mean_embedding(WIDE, t)
+
+
+def quadrature(measure, nodes=100):
+    """Points and weights that integrate smooth functions against a measure to about machine precision."""
+    if isinstance(measure, Points):
+        weights = np.full(3, 1 / 3) if measure.weights is None else measure.weights
+        return measure.points, weights
+    t, w = np.polynomial.hermite_e.hermegauss(nodes)
+    grid, weight = np.stack(np.meshgrid(t, t), -1).reshape(-1, 2), np.outer(w, w).ravel() / w.sum() ** 2
+    log_weights, means, covariances = measure.components()
+    points = [np.asarray(m) + grid @ np.linalg.cholesky(c).T for m, c in zip(means, covariances)]
+    return np.concatenate(points), np.concatenate([np.exp(v) * weight for v in np.asarray(log_weights)])
+
+
+def gram(kernel, a, b):
+    return np.exp(-0.5 * np.sum(((a[:, None] - b[None]) / kernel.length_scale) ** 2, -1))
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("name", MEASURES)
+def test_embeddings_by_quadrature(name):
+    measure = MEASURES[name]
+    t, w = quadrature(measure)
+    embedding, products, squared_norm, (mean, covariance) = jax.tree.map(np.asarray, closed_forms(measure))
+    np.testing.assert_allclose(embedding, gram(WIDE, A, t) @ w, atol=1e-8)
+    for found, (first, second) in zip(products, ((WIDE, WIDE), (WIDE, NARROW), (NARROW, WIDE))):
+        np.testing.assert_allclose(found, (gram(first, A, t) * w) @ gram(second, t, B), atol=1e-8)
+    np.testing.assert_allclose(squared_norm, w @ embed(measure, t), atol=1e-8)
+    np.testing.assert_allclose(mean, w @ t, atol=1e-8)
+    np.testing.assert_allclose(covariance, (t - mean).T @ ((t - mean) * w[:, None]), atol=1e-8)
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("name", NORMALS)
+def test_tilted_measures_by_quadrature(name):
+    measure = MEASURES[name]
+    tilted = jax.tree.map(np.asarray, jax.jit(lambda m: m.tilt(WIDE, A))(measure))
+    t, w = quadrature(measure)
+    masses = np.exp(tilted.log_masses)
+    for i, values in enumerate(gram(WIDE, A, t) * w):
+        np.testing.assert_allclose(masses[i].sum(), values.sum(), atol=1e-8)
+        np.testing.assert_allclose(masses[i] @ tilted.means[i], values @ t, atol=1e-8)
+        second = np.einsum("k,kde->de", masses[i], tilted.covariances + np.einsum("kd,ke->kde", *[tilted.means[i]] * 2))
+        np.testing.assert_allclose(second, t.T @ (t * values[:, None]), atol=1e-8)
+
+
+@pytest.mark.smoke
+@pytest.mark.x64
+def test_printed_formulas():
+    """mu_Theta and h as they are printed, for independent normal components."""
+    measure, beta = Normal(MEAN, np.diag(SDS**2)), WIDE.length_scale
+    nu = np.sqrt(beta**2 + SDS**2)
+    printed = np.prod(beta / nu * np.exp(-((A - MEAN) ** 2) / (2 * nu**2)), axis=1)
+    np.testing.assert_allclose(embed(measure, A), printed, rtol=1e-12)
+    s, g = (2 / beta**2 + 1 / SDS**2) ** -0.5, (beta / SDS) ** 2
+    a, b = A[:, None], B[None]
+    first, second = (a**2 + b**2 + g * MEAN**2) / (2 + g), (a + b + g * MEAN) / (2 + g)
+    h = np.prod(s / SDS * np.exp(-(first - second**2) / (2 * s**2)), axis=-1)
+    np.testing.assert_allclose(products(measure, WIDE, A, WIDE, B), h, rtol=1e-12)
+
+
+@jax.jit
+def stand_in_error(measure):
+    return jnp.max(jnp.abs(measure.as_points().mean_embedding(WIDE, A) - measure.mean_embedding(WIDE, A)))
+
+
+@pytest.mark.parametrize("name", ["normal", "mixture"])
+def test_points_stand_in_for_other_kernels(name):
+    """A quasi-random set converges to the closed form, and serves kernels that have none."""
+    measure = MEASURES[name]
+    coarse, fine = (
+        stand_in_error(type(measure)(*leaves, num_points=n))
+        for leaves in [jax.tree.leaves(measure)]
+        for n in (64, 8192)
+    )
+    assert fine < 2e-3 and fine < coarse
+    laplace = Laplace(0.8)
+    assert not measure.closed_form(laplace) and measure.closed_form(WIDE, NARROW)
+    t, w = quadrature(measure)
+    expected = np.exp(-np.linalg.norm(A[:, None] - t, axis=-1) / 0.8) @ w
+    np.testing.assert_allclose(measure.mean_embedding(laplace, A), expected, atol=1e-2)
+    np.testing.assert_allclose(
+        measure.product_embedding(laplace, A, WIDE, B),
+        measure.as_points().product_embedding(laplace, A, WIDE, B),
+    )
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_draws_have_the_moments(name):
+    measure, n = MEASURES[name], 4000
+    draws = np.asarray(measure.sample(jax.random.key(1), n))
+    mean, covariance = map(np.asarray, measure.moments())
+    assert draws.shape == (n, 2)
+    assert np.all(np.abs(draws.mean(0) - mean) < 5 * np.sqrt(np.diag(covariance) / n))
+    centred = draws - mean
+    products = centred[:, :, None] * centred[:, None, :]
+    assert np.all(np.abs(products.mean(0) - covariance) < 5 * products.std(0) / np.sqrt(n) + 1e-12)
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("name", NORMALS)
+def test_log_density(name):
+    measure = MEASURES[name]
+    log_weights, means, covariances = measure.components()
+    expected = sum(np.exp(v) * multivariate_normal(m, c).pdf(A) for v, m, c in zip(log_weights, means, covariances))
+    np.testing.assert_allclose(jax.jit(lambda m: jax.vmap(m.log_density)(A))(measure), np.log(expected), rtol=1e-12)
+
+
+@pytest.mark.x64
+def test_traced_and_single_precision():
+    """Measures can be traced and differentiated, and work without float64."""
+    total = jax.jit(jax.value_and_grad(lambda m: Normal(m, jnp.eye(2)).mean_embedding(WIDE, A).sum()))
+    step = 1e-6
+    ahead, behind = (float(total(np.array([d, 0.0]))[0]) for d in (step, -step))
+    np.testing.assert_allclose(total(np.zeros(2))[1][0], (ahead - behind) / (2 * step), rtol=1e-6)
+    measure, wide, a, narrow, b = jax.tree.map(np.array, (MEASURES["mixture"], WIDE, A, NARROW, B))
+    with jax.enable_x64(False):
+        single = products(measure, wide, a, narrow, b)
+    assert single.dtype == jnp.float32
+    np.testing.assert_allclose(single, products(MEASURES["mixture"], WIDE, A, NARROW, B), atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: Normal(np.zeros(2), np.ones(2)), r"`covariance` \(D, D\)"),
+        (lambda: NormalMixture(np.ones(2), np.zeros((2, 1)), np.ones((2, 1, 1))), "sum to 2"),
+        (lambda: NormalMixture(np.ones(1), np.zeros((2, 1)), np.ones((2, 1, 1))), "must have shapes"),
+        (lambda: Points(np.zeros(3)), "must have shape"),
+        (lambda: Points(A, np.array([0.5, 0.6, -0.1])), "non-negative"),
+        (lambda: Points(A).log_density(np.zeros(2)), "no density"),
+        (lambda: Normal.standard(2).tilt(Laplace(1.0), A), "must be Gaussian"),
+    ],
+)
+def test_bad_input(make, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        make()

@@ -1,0 +1,38 @@
+"""BibTeX entries: well formed, one for every engine, and refused for strangers."""
+
+import re
+
+import pytest
+
+import numpyro_kme as kme
+from numpyro_kme.engines import citations
+from numpyro_kme.engines._base import Engine
+
+ENGINES = [
+    name for name in kme.__all__ if isinstance(getattr(kme, name), type) and issubclass(getattr(kme, name), Engine)
+]
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_every_engine_has_a_paper(name):
+    entry = kme.cite(getattr(kme, name))
+    assert re.match(r"@(article|inproceedings)\{\w+,\n", entry)
+    for part in ("title", "author", "year"):
+        assert re.search(rf"^  {part} = \{{.+\}},?$", entry, re.MULTILINE)
+
+
+def test_papers_name_public_classes_and_entries_are_balanced():
+    assert set(citations.PAPERS) <= set(kme.__all__)
+    assert {key for keys in citations.PAPERS.values() for key in keys} == set(citations.ENTRIES)
+    for key, entry in citations.ENTRIES.items():
+        assert entry.count("{") == entry.count("}") and entry.split("{")[1].startswith(key)
+
+
+def test_objects_cite_as_their_class_does():
+    assert kme.cite(kme.KernelMeans()) == kme.cite(kme.KELFI)
+    assert "Hsu" in kme.cite(kme.KELFI) and "Dellaporta" in kme.cite(kme.PosteriorBootstrap)
+
+
+def test_strangers_are_refused():
+    with pytest.raises(TypeError, match="`engine` must be"):
+        kme.cite(dict)

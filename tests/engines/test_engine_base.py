@@ -1,0 +1,106 @@
+"""The shared part of the engines, and the ArviZ conversion, on both ArviZ lines."""
+
+import warnings
+
+import jax
+import numpy as np
+import pytest
+from numpyro.diagnostics import summary
+
+from numpyro_kme._core import arviz
+from numpyro_kme.engines._base import Engine, Result
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", FutureWarning)
+    import arviz as az
+
+
+class TwoChains(Engine):
+    """Draws from known normals: 2 chains of 50 draws, a scalar and a vector site."""
+
+    def _infer(self, rng_key, args, kwargs):
+        a, b = jax.random.split(rng_key)
+        samples = {
+            "a": np.asarray(jax.random.normal(a, (100,))),
+            "b": np.asarray(jax.random.normal(b, (100, 3))) + np.arange(3.0)[None],
+        }
+        return Result(
+            samples=samples,
+            fields={"log_weight": np.zeros(100)},
+            groups={
+                "prior": {"a": np.zeros((1, 7))},
+                "weighted_posterior": {"a": np.zeros((1, 5)), "weight": np.full((1, 5), 0.2)},
+                "observed_data": {"x": kwargs["x"]},
+            },
+            info={"learnt length scale": np.array([0.5, 1.25]), "sampler": "exact", "reliable": True},
+            num_chains=2,
+        )
+
+
+@pytest.fixture(scope="module")
+def engine():
+    engine = TwoChains(model=lambda x: None)
+    engine.run(jax.random.key(0), x=np.arange(4.0))
+    return engine
+
+
+def test_results_before_run_say_what_to_do():
+    with pytest.raises(RuntimeError, match=r"TwoChains\.run\(rng_key, \.\.\.\) should be called first"):
+        TwoChains(model=lambda: None).get_samples()
+
+
+@pytest.mark.smoke
+def test_samples_are_grouped_chain_by_chain(engine):
+    flat, grouped = engine.get_samples(), engine.get_samples(group_by_chain=True)
+    assert grouped["b"].shape == (2, 50, 3)
+    np.testing.assert_array_equal(grouped["b"][1, 0], flat["b"][50])
+    assert engine.get_extra_fields(group_by_chain=True)["log_weight"].shape == (2, 50)
+
+
+def test_summary_shows_sites_and_what_was_learnt(engine, capsys):
+    """With the columns of chains, as NumPyro has them; engines whose draws are none are in test_conformance.py."""
+    engine.print_summary(prob=0.5)
+    printed = capsys.readouterr().out
+    assert "b[2]" in printed and "learnt length scale: [0.5  1.25]" in printed and "sampler: exact" in printed
+    lines = printed.splitlines()
+    assert lines[1].split() == ["mean", "std", "median", "25.0%", "75.0%", "n_eff", "r_hat"] and len(lines[1]) == 80
+    expected = summary(engine.get_samples(group_by_chain=True), 0.5)["b"]
+    row = next(line for line in lines if line.split()[:1] == ["b[1]"]).split()[1:]
+    np.testing.assert_allclose([float(number) for number in row], [v[1] for v in expected.values()], rtol=5e-3)
+
+
+def test_an_engine_that_keeps_nothing_is_run_again_by_condition(engine):
+    again, run = (TwoChains(model=lambda x: None) for _ in range(2))
+    with pytest.raises(RuntimeError, match="should be called first"):
+        again.condition(jax.random.key(1), x=np.zeros(4))
+    again.run(jax.random.key(0), x=np.arange(4.0))
+    again.condition(jax.random.key(1), x=np.zeros(4))
+    run.run(jax.random.key(1), x=np.zeros(4))
+    np.testing.assert_array_equal(again.get_samples()["a"], run.get_samples()["a"])
+    np.testing.assert_array_equal(again.result.groups["observed_data"]["x"], 0.0)
+
+
+def test_inference_data_has_every_group_and_round_trips(engine, tmp_path):
+    idata = engine.to_inference_data(dims={"b": ["species"]}, coords={"species": ["x", "y", "z"]})
+    np.testing.assert_array_equal(idata["posterior"]["a"].values, engine.get_samples(group_by_chain=True)["a"])
+    assert idata["posterior"]["b"].dims == ("chain", "draw", "species")
+    assert idata["observed_data"]["x"].dims == ("x_dim_0",)
+    assert idata["weighted_posterior"]["weight"].shape == (1, 5)
+    assert idata["posterior"].attrs["engine"] == "TwoChains"
+    path = tmp_path / "run.nc"
+    idata.to_netcdf(str(path), engine="h5netcdf")
+    again = az.from_netcdf(str(path))
+    np.testing.assert_array_equal(again["posterior"]["b"].values, idata["posterior"]["b"].values)
+    np.testing.assert_array_equal(again["weighted_posterior"]["weight"].values, np.full((1, 5), 0.2))
+
+
+def test_arviz_reads_it(engine):
+    summary = az.summary(engine.to_inference_data())
+    np.testing.assert_allclose(
+        summary["mean"].astype(float).to_numpy()[1:], engine.get_samples()["b"].mean(0), atol=0.06
+    )
+
+
+def test_wrong_event_names_are_explained():
+    with pytest.raises(ValueError, match=r"`b` has shape \(1, 4, 2\).*one name for each event dimension"):
+        arviz.to_inference_data({"posterior": {"b": np.zeros((1, 4, 2))}}, dims={"b": ["u", "v"]})

@@ -1,0 +1,293 @@
+"""The engine on NumPyro models: samples, constraints, losses, covariates, sentences."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer import Predictive
+
+from numpyro_kme.bootstrap import fit, lanes
+from numpyro_kme.engines._iid import IidModel
+from numpyro_kme.engines.posterior_bootstrap import PosteriorBootstrap
+from numpyro_kme.kernels import Gaussian
+from numpyro_kme.losses import MMD, Generator, Loss, NegativeLogLikelihood, NormalNoise, Wasserstein
+from numpyro_kme.models.from_noise import FromNoise
+from numpyro_kme.models.simulator import Simulator
+
+RNG = np.random.default_rng(0)
+X = np.append(RNG.normal(2.0, 1.5, 190), np.full(10, 60.0))
+
+
+def scaled(noise, mean, scale):
+    return mean + scale * noise
+
+
+def keyed(rng_key, mean, scale):
+    return mean + scale * jax.random.normal(rng_key)
+
+
+DECLARED = FromNoise(scaled, dist.Normal(0.0, 1.0))
+
+
+def model(x, simulator=DECLARED):
+    mean = numpyro.sample("mean", dist.Normal(0.0, 5.0))
+    scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+    numpyro.deterministic("ratio", mean / scale)
+    with numpyro.plate("data", len(x)):
+        numpyro.sample("x", Simulator(simulator, mean, scale), obs=x)
+
+
+def density(x):
+    mean = numpyro.sample("mean", dist.Normal(0.0, 5.0))
+    scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+    with numpyro.plate("data", len(x)):
+        numpyro.sample("x", dist.Normal(mean, scale), obs=x)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    engine = PosteriorBootstrap(model, MMD(Gaussian(1.0), free_mass=True), num_samples=64, num_nodes=128, num_starts=64)
+    engine.run(jax.random.key(0), X)
+    return engine
+
+
+def test_samples_keep_constraints_and_resist_outliers(engine):
+    samples = engine.get_samples()
+    assert set(samples) == {"mean", "scale", "ratio"}
+    assert samples["mean"].shape == (64,) and samples["mean"].dtype == np.float64
+    assert (samples["scale"] > 0).all()
+    np.testing.assert_allclose(samples["ratio"], samples["mean"] / samples["scale"], rtol=1e-10)
+    clean = X[X < 50]
+    assert abs(samples["mean"].mean() - clean.mean()) < 4 * clean.std() / np.sqrt(len(clean))
+    assert abs(samples["scale"].mean() - clean.std()) < 5 * clean.std() / np.sqrt(len(clean))
+    fields = engine.get_extra_fields()
+    assert fields["converged"].all()
+    assert abs(fields["share"].mean() - 0.95) < 0.03
+    assert 0 < engine.replicates.fit.value < fields["loss"].max()
+
+
+def test_point_estimate_is_the_lowest_point_of_the_landscape(engine):
+    estimate = engine.point_estimate
+    values = estimate["mean"] + np.linspace(-1.0, 1.0, 21)
+    landscape = engine.landscape("mean", values)
+    assert landscape.argmin() == 10
+    np.testing.assert_allclose(landscape[10], engine.replicates.fit.value, rtol=1e-8)
+    with pytest.raises(ValueError, match=r"`site` must be one of \['mean', 'scale'\]"):
+        engine.landscape("x", [0.0])
+
+
+def test_the_reported_loss_is_the_squared_mmd_at_the_best_mass(engine):
+    y, v = engine.point_estimate["mean"], engine.replicates.nodes.weights[0]
+    y = y + engine.point_estimate["scale"] * np.ravel(engine.replicates.nodes.values[0])
+
+    def gram(a, b):
+        return np.exp(-0.5 * (a[:, None] - b) ** 2)
+
+    own, cross = v @ gram(y, y) @ v, v @ gram(y, X).mean(axis=1)
+    expected = gram(X, X).mean() - cross**2 / own
+    np.testing.assert_allclose(engine.replicates.fit.value, expected, atol=2e-4)
+    assert engine.replicates.fit.value > -5 * engine.replicates.fit.numbers["loss_error"]
+
+
+def test_results_go_to_arviz_and_predictive(engine, capsys):
+    idata = engine.to_inference_data()
+    assert dict(idata.posterior.sizes) == {"chain": 1, "draw": 64}
+    assert {"loss", "converged", "steps", "share"} <= set(idata.sample_stats.data_vars)
+    predictive = Predictive(model, {name: engine.get_samples()[name].astype(np.float64) for name in ("mean", "scale")})
+    assert predictive(jax.random.key(1), X)["x"].shape == (64, 200)
+    engine.print_summary()
+    assert "64 of 64 replicates" in capsys.readouterr().out
+
+
+def test_a_second_run_on_new_data_does_not_compile_again(engine):
+    generator, programs = engine._read[1], lanes._solve_block._cache_size()
+    engine.run(jax.random.key(1), np.append(X[1:] + 1.0, 62.5))
+    assert engine._read[1] is generator
+    assert lanes._solve_block._cache_size() == programs
+    assert abs(engine.point_estimate["mean"] - X[X < 50].mean() - 1.0) < 0.5
+    engine.run(jax.random.key(0), X)
+
+
+def test_likelihood_and_transport_are_pulled_by_outliers_as_published():
+    likelihood = PosteriorBootstrap(density, NegativeLogLikelihood(), num_samples=32, num_starts=16)
+    likelihood.run(jax.random.key(0), X)
+    weights_mean = likelihood.get_samples()["mean"]
+    assert abs(weights_mean.mean() - X.mean()) < 5 * X.std() / np.sqrt(200 * 32) + 0.1
+    np.testing.assert_allclose(likelihood.point_estimate["mean"], X.mean(), rtol=1e-5)
+    np.testing.assert_allclose(likelihood.point_estimate["scale"], X.std(), rtol=1e-5)
+    generator = Generator(lambda u, z: u[0] + jnp.exp(u[1]) * z[0], NormalNoise(1), 2)
+    transport, starts = Wasserstein().objective(X, generator), np.random.default_rng(0).normal(size=(16, 2))
+    found = fit(transport, generator.draw_nodes(jax.random.key(0), 128, 1), 0, starts, np.ones(2))
+    np.testing.assert_allclose(found.u[0], X.mean(), rtol=1e-3)
+
+
+def gaussian(key, num):
+    return 5.0 + jax.random.normal(key, (num,))
+
+
+@pytest.mark.parametrize("guess", [dist.Normal(5.0, 1.0), gaussian], ids=["distribution", "sampler"])
+def test_a_prior_guess_is_a_distribution_or_a_sampler(guess):
+    engine = PosteriorBootstrap(model, concentration=200.0, centering=guess, truncation=500)
+    process = engine._generator((X,), {})[2]
+    drawn = process.points(jax.random.key(2), np.arange(8), X)
+    assert drawn.shape == (8, 500)
+    assert abs(drawn.mean() - 5.0) < 5 / np.sqrt(4000)
+    assert abs(drawn.std() - 1.0) < 5 / np.sqrt(8000)
+
+
+def own_guess(simulator):
+    def own(x):
+        mean = numpyro.sample("mean", dist.Normal(5.0, 0.5))
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("x", Simulator(simulator, mean, 2.0), obs=x)
+
+    return own
+
+
+@pytest.mark.parametrize("simulator", [DECLARED, keyed], ids=["declared noise", "key"])
+def test_a_prior_guess_may_be_the_models_own_prior_predictive(simulator):
+    iid = IidModel.read(own_guess(simulator), (X,), {})
+    drawn = np.asarray(iid.predictive(iid.generator())(jax.random.key(2), 4000))
+    sd = np.sqrt(0.25 + 4.0)
+    assert drawn.shape == (4000,)
+    assert abs(drawn.mean() - 5.0) < 5 * sd / np.sqrt(4000)
+    assert abs(drawn.std() / sd - 1.0) < 5 / np.sqrt(8000)
+
+
+class Means(Loss):
+    """Half the squared difference of the means, least where the model's mean is that of the weighted points."""
+
+    def value(self, x, w, y, v):
+        return 0.5 * (w @ x - v @ y) ** 2
+
+
+def test_the_prior_guess_reaches_the_fit():
+    settings = dict(num_samples=8, num_nodes=128, num_starts=16, concentration=200.0, truncation=200)
+    pulled = PosteriorBootstrap(own_guess(DECLARED), Means(), centering="prior predictive", **settings)
+    pulled.run(jax.random.key(0), X[:190])
+    tasks, mean = pulled.replicates.tasks, pulled.get_samples()["mean"]
+    assert tasks.extra.shape == (8, 200) and len(np.unique(tasks.extra)) == 1600
+    joined = np.concatenate([np.broadcast_to(X[:190], (8, 190)), tasks.extra], axis=1)
+    np.testing.assert_allclose(mean, np.sum(tasks.weights * joined, axis=1), rtol=1e-6)
+    # 200 of 390 parts of a guess of 5, against a mean of the data of 2
+    assert abs(mean.mean() - (190 * X[:190].mean() + 200 * 5.0) / 390) < 5 * 2.5 / np.sqrt(390 / 2)
+
+
+def line(noise, mean, scale):
+    return mean + scale * noise
+
+
+LINE = FromNoise(line, dist.Normal(0.0, 1.0))
+
+
+def regression(c, y):
+    a = numpyro.sample("a", dist.Normal(0.0, 3.0))
+    b = numpyro.sample("b", dist.Normal(0.0, 3.0))
+    with numpyro.plate("data", len(y)):
+        numpyro.sample("y", Simulator(LINE, a + b * c, 0.3, event_dims=0), obs=y)
+
+
+def test_robust_regression_compares_joint_laws():
+    rng = np.random.default_rng(1)
+    c = rng.uniform(-2.0, 2.0, 60)
+    y = 1.0 + 2.0 * c + 0.3 * rng.normal(size=60)
+    y[:6] = 15.0
+    engine = PosteriorBootstrap(
+        regression,
+        MMD(Gaussian(0.5), covariate_kernel=Gaussian(0.5)),
+        num_samples=16,
+        num_nodes=480,
+        num_starts=64,
+        covariates="c",
+    )
+    engine.run(jax.random.key(0), c=c, y=y)
+    samples = engine.get_samples()
+    for name, truth in (("a", 1.0), ("b", 2.0)):
+        assert abs(samples[name].mean() - truth) < 5 * 0.3 / np.sqrt(54)
+    with pytest.raises(ValueError, match="pass covariates=the name"):
+        PosteriorBootstrap(regression).run(jax.random.key(0), c=c, y=y)
+
+
+def counts(rng, rate):
+    return rng.poisson(rate)
+
+
+def poisson(x):
+    rate = numpyro.sample("rate", dist.LogNormal(1.0, 0.7))
+    with numpyro.plate("data", len(x)):
+        numpyro.sample("x", Simulator(counts, rate, shape=(), dtype=np.int64), obs=x)
+
+
+def test_black_box_counts_use_differences_and_say_so():
+    x = np.random.default_rng(3).poisson(3.0, 60)
+    engine = PosteriorBootstrap(poisson, MMD(Gaussian(1.5)), num_samples=4, num_nodes=32, num_starts=4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        engine.run(jax.random.key(0), x)
+    assert "differences" in engine.info["derivatives"]
+    assert abs(engine.get_samples()["rate"].mean() - 3.0) < 5 * np.sqrt(3.0 / 60 + 3.0 / 32)
+
+
+def no_plate(x):
+    numpyro.sample("x", Simulator(DECLARED, numpyro.sample("mean", dist.Normal(0.0, 1.0)), 1.0), obs=x)
+
+
+def two_sites(x):
+    density(x)
+    numpyro.sample("y", dist.Normal(0.0, 1.0), obs=0.0)
+
+
+def inside(x):
+    with numpyro.plate("data", len(x)):
+        numpyro.sample("x", Simulator(DECLARED, numpyro.sample("own", dist.Normal(0.0, 1.0)), 1.0, event_dims=0), obs=x)
+
+
+def two_numbers(noise, mean):
+    return mean + noise
+
+
+TWO = FromNoise(two_numbers, dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+
+
+def pairs(x):
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+    with numpyro.plate("data", len(x)):
+        numpyro.sample("x", Simulator(TWO, mean), obs=x)
+
+
+@pytest.mark.parametrize(
+    ("bad", "x", "sentence"),
+    [
+        (no_plate, np.float64(1.0), "must stand in one plate, the data plate"),
+        (two_sites, X, r"needs one observed site .* observes \['x', 'y'\]"),
+        (inside, X, r"latents \['own'\] stand inside the data plate"),
+        (model, np.append(X, np.nan), "`data` has 1 entries that are not finite"),
+        (model, X[:1], "at least two points"),
+        (model, X[:0], "at least two points"),
+        (pairs, np.zeros((5, 3)), r"one data point has shape \[\(3,\)\] and one simulated point \[\(2,\)\]|shape"),
+    ],
+)
+def test_bad_models_and_data_are_named(bad, x, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        PosteriorBootstrap(bad, MMD(Gaussian(1.0))).run(jax.random.key(0), x)
+
+
+def test_bad_settings_are_named():
+    with pytest.raises(ValueError, match="`concentration` must be finite and not negative"):
+        PosteriorBootstrap(model, concentration=-1.0)
+    with pytest.raises(ValueError, match="`num_samples` must be at least 1"):
+        PosteriorBootstrap(model, num_samples=0)
+    with pytest.raises(
+        ValueError, match=r'`centering` must be a distribution, a sampler or "prior predictive"; got \'x\''
+    ):
+        PosteriorBootstrap(model, concentration=1.0, centering="x")
+    with pytest.raises(ValueError, match="`centering` must be given when `concentration` is positive"):
+        PosteriorBootstrap(model, concentration=1.0)
+    with pytest.raises(ValueError, match="needs a Simulator site"):
+        PosteriorBootstrap(density, concentration=1.0, centering="prior predictive").run(jax.random.key(0), X)
+    with pytest.raises(RuntimeError, match="should be called first"):
+        _ = PosteriorBootstrap(model).point_estimate

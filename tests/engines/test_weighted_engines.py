@@ -1,0 +1,633 @@
+"""Engines that weight simulations: printed formulas by other code, exact posteriors, and refusals."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy import stats
+
+import numpyro_kme as kme
+from numpyro_kme.abc.weighting import soft_abc_weights
+from numpyro_kme.kernels.low_rank import LowRank, ridges
+
+KEY = jax.random.key(0)
+NOISE = 0.5
+X = np.array([0.8])
+MEAN, SD = 0.8 / 1.25, 0.2**0.5
+
+
+def shifted(rng_key, theta):
+    return theta + NOISE * jax.random.normal(rng_key, (1,), jnp.result_type(theta))
+
+
+def one_draw(rng_key, theta):
+    return theta + jax.random.normal(rng_key, (), jnp.result_type(theta))
+
+
+def data_set(rng_key, theta):
+    return theta + jax.random.normal(rng_key, (200,), jnp.result_type(theta))
+
+
+def three_times(rng_key, theta):
+    return jnp.stack([theta, theta, theta])
+
+
+def conjugate(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    numpyro.deterministic("twice", 2 * theta)
+    numpyro.sample("x", kme.Simulator(shifted, theta), obs=x)
+
+
+def iid(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    with numpyro.plate("n", 20):
+        numpyro.sample("x", kme.Simulator(one_draw, theta), obs=x)
+
+
+def location(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 8**0.5))
+    numpyro.sample("x", kme.Simulator(data_set, theta), obs=x)
+
+
+@pytest.fixture(scope="module")
+def bank():
+    return kme.simulate(KEY, kme.Problem.read(conjugate, x=X), 500, progress_bar=False)
+
+
+@pytest.fixture(scope="module")
+def sets():
+    return kme.simulate(KEY, kme.Problem.read(iid, x=np.zeros(20)), 400, progress_bar=False)
+
+
+@pytest.fixture(scope="module")
+def wide_sets():
+    return kme.simulate(KEY, kme.Problem.read(location, x=np.zeros(200)), 1000, progress_bar=False)
+
+
+@pytest.fixture(scope="module")
+def kernel_abc(bank):
+    engine = kme.KernelABC(conjugate, simulations=bank, kernel=kme.kernels.Gaussian(0.7))
+    engine.run(KEY, x=X)
+    return engine
+
+
+def moments(engine):
+    mean = engine.expectation(lambda latents: latents["theta"])
+    return mean, np.sqrt(engine.expectation(lambda latents: (latents["theta"] - mean) ** 2))
+
+
+def gaussian(a, b, scale):
+    return np.exp(-0.5 * (a[:, None] - b[None]) ** 2 / scale**2)
+
+
+@pytest.mark.x64
+def test_kernel_abc_by_its_formula(kernel_abc, bank):
+    x = np.asarray(bank.x["x"])[:, 0]
+    gram = gaussian(x, x, 0.7) + np.sqrt(500) * 0.01 * np.eye(500)
+    seen = np.array([0.8, -0.4])
+    expected = np.linalg.solve(gram, gaussian(x, seen, 0.7)).T
+    np.testing.assert_allclose(kernel_abc.weights(seen[:, None]), expected, atol=1e-9)
+    found = kernel_abc.get_weights()
+    np.testing.assert_allclose(found["weight"], expected[0] / expected[0].sum(), atol=1e-9)
+    np.testing.assert_array_equal(found["theta"], bank.latents["theta"])
+    assert kernel_abc.info["effective sample size"] == pytest.approx(1 / np.sum(found["weight"] ** 2))
+    assert kernel_abc.info["sum of weights"] == pytest.approx(expected[0].sum())
+    assert kernel_abc.info["negative share of weights"] == pytest.approx(
+        -expected[0][expected[0] < 0].sum() / np.abs(expected[0]).sum()
+    )
+
+
+def test_kernel_abc_by_a_low_rank_factor(kernel_abc, bank):
+    seen = np.array([[0.8], [-0.4], [3.0]])
+    ranks = []
+    for tolerance, error in ((1e-12, 1e-7), (1e-4, 0.02)):
+        engine = kme.KernelABC(conjugate, simulations=bank, kernel=kme.kernels.Gaussian(0.7), tolerance=tolerance)
+        engine.run(KEY, x=X)
+        np.testing.assert_allclose(engine.weights(seen), kernel_abc.weights(seen), atol=error)
+        ranks.append(engine.fitted.right.rank)
+        assert engine.info["rank of the data"] == f"{ranks[-1]} of 500"
+        np.testing.assert_allclose(moments(engine), moments(kernel_abc), atol=10 * error)
+    assert ranks[1] < ranks[0] < 60
+
+
+@pytest.mark.smoke
+def test_kernel_abc_meets_the_exact_posterior(kernel_abc):
+    mean, sd = moments(kernel_abc)
+    assert abs(mean - MEAN) < 5 * SD / np.sqrt(kernel_abc.info["effective sample size"])
+    np.testing.assert_allclose(sd, SD, rtol=0.25)
+    herded = kernel_abc.get_samples()
+    np.testing.assert_allclose(herded["theta"].mean(), mean, atol=0.15 * SD)
+    np.testing.assert_allclose(herded["theta"].std(), sd, rtol=0.25)
+    np.testing.assert_allclose(herded["twice"], 2 * herded["theta"], rtol=1e-6)
+    np.testing.assert_allclose(kernel_abc.pre_image()["theta"], MEAN, atol=0.35 * SD)
+
+
+def test_condition_solves_again_with_the_same_simulations(kernel_abc, bank):
+    engine = kme.KernelABC(conjugate, simulations=bank, kernel=kme.kernels.Gaussian(0.7))
+    engine.run(KEY, x=-X)
+    fitted = engine.fitted
+    engine.condition(KEY, x=X)
+    assert engine.fitted is fitted
+    np.testing.assert_array_equal(engine.get_weights()["weight"], kernel_abc.get_weights()["weight"])
+    np.testing.assert_array_equal(engine.to_inference_data()["observed_data"]["x"].values, X)
+
+
+def test_a_refused_observation_leaves_the_last_posterior(bank):
+    engine = kme.KernelABC(conjugate, simulations=bank, kernel=kme.kernels.Gaussian(0.7))
+    engine.run(KEY, x=X)
+    before = engine.get_samples()["theta"]
+    with pytest.raises(RuntimeError, match="all 500 simulations are zero"):
+        engine.condition(KEY, x=X + 1e3)
+    np.testing.assert_array_equal(engine.problem.observations["x"], X)
+    np.testing.assert_array_equal(engine.get_samples()["theta"], before)
+    with pytest.raises(RuntimeError, match="all 500 simulations are zero"):
+        engine.run(KEY, x=X + 1e3)
+    np.testing.assert_array_equal(engine.get_samples()["theta"], before)
+
+
+def test_arviz_keeps_the_weighted_set(kernel_abc):
+    idata = kernel_abc.to_inference_data()
+    weighted = idata["weighted_posterior"]
+    assert weighted["theta"].shape == weighted["weight"].shape == (1, 500)
+    np.testing.assert_allclose(weighted["weight"].values.sum(), 1.0, rtol=1e-12)
+    assert idata["posterior"]["theta"].shape == (1, 1000) and idata["prior_predictive"]["x"].shape == (
+        1,
+        500,
+        1,
+    )
+
+
+def test_kernel_bayes_takes_simulations_from_elsewhere(rng):
+    """Simulations about 0 with sd 1.5 under a prior about 0.3 with sd 0.6: the posterior of the prior."""
+
+    def model(x=None):
+        theta = numpyro.sample("theta", dist.Normal(0.3, 0.6))
+        numpyro.sample("x", kme.Simulator(shifted, theta), obs=x)
+
+    theta = 1.5 * rng.normal(size=500)
+    elsewhere = kme.Simulations.from_table(theta[:, None], (theta + NOISE * rng.normal(size=500))[:, None])
+    engine = kme.KernelBayes(model, simulations=elsewhere)
+    engine.run(KEY, x=np.array([0.5]))
+    seen = np.linspace(-0.5, 1.2, 12)
+    weights = engine.weights(seen[:, None])
+    means = weights @ theta / weights.sum(axis=1)
+    gain, without = 0.36 / (0.36 + NOISE**2), 2.25 / (2.25 + NOISE**2) * seen
+    exact = 0.3 + gain * (seen - 0.3)
+    assert np.mean((means - exact) ** 2) < 0.35 * np.mean((without - exact) ** 2)
+    np.testing.assert_allclose(engine.get_weights()["theta"], theta, rtol=1e-6)
+    np.testing.assert_allclose(
+        engine.get_weights()["weight"], engine.weights([[0.5]])[0] / engine.weights([[0.5]]).sum(), rtol=1e-8
+    )
+
+
+def test_kernel_bayes_with_a_weighted_prior(bank):
+    """Signed weights of another engine as the prior: as draws that carry them, and the posterior of two observations."""
+    first = kme.KernelABC(conjugate, simulations=bank, kernel=kme.kernels.Gaussian(0.7))
+    first.run(KEY, x=X)
+    prior = first.get_weights()
+    settings = dict(simulations=bank, kernel=kme.kernels.Gaussian(0.7), parameter_kernel=kme.kernels.Gaussian(0.8))
+    engine = kme.KernelBayes(conjugate, prior=prior, **settings)
+    engine.run(KEY, x=np.array([0.5]))
+    z, x = np.asarray(bank.latents["theta"], np.float64), np.asarray(bank.x["x"], np.float64)[:, 0]
+    eps = 0.01 / 500
+    gram_z, gram_x = gaussian(z, z, 0.8), gaussian(x, x, 0.7)
+    mu = np.linalg.solve(gram_z + 500 * eps * np.eye(500), gram_z @ prior["weight"])
+    product = mu[:, None] * gram_x
+    rho = product @ np.linalg.solve(
+        product @ product + 2 * eps * np.eye(500), mu * gaussian(x, np.array([0.5]), 0.7)[:, 0]
+    )
+    np.testing.assert_allclose(engine.expectation(lambda latents: latents["theta"]), rho @ z / rho.sum(), atol=1e-4)
+    precision = 1 + 2 / NOISE**2
+    exact, without = 1.3 / NOISE**2 / precision, 0.5 / (1 + NOISE**2)
+    assert abs(moments(engine)[0] - exact) < 0.35 * abs(without - exact)
+
+
+def test_kernel_bayes_refuses_a_prior_where_nothing_was_simulated(bank):
+    far = {"theta": 12.0 + 0.1 * np.random.default_rng(0).normal(size=200)}
+    engine = kme.KernelBayes(conjugate, prior=far, simulations=bank)
+    with pytest.raises(RuntimeError, match="simulations that cover the prior"):
+        engine.run(KEY, x=X)
+
+
+def between(x=None):
+    top = numpyro.sample("top", dist.Uniform(1.0, 2.0))
+    theta = numpyro.sample("theta", dist.Uniform(0.0, top))
+    numpyro.sample("x", kme.Simulator(shifted, theta), obs=x)
+
+
+@pytest.mark.parametrize(
+    "theta, sentence",
+    [
+        ([0.5, -0.3, 1.4, 1.6], r"`prior\['theta'\]` has 2 of 4 draws outside the support .* such as \[-0.3\]"),
+        ([0.5, np.nan, 1.4, 1.6], r"`prior\['theta'\]` has 1 entries that are not finite"),
+        ([0.5, 0.5, 0.5], r"as many draws as 'top'; got \(3,\)"),
+    ],
+)
+def test_kernel_bayes_refuses_draws_outside_the_support(theta, sentence):
+    """A support that depends on another latent; said before any simulation is run."""
+    prior = {"top": np.array([1.0, 1.5, 1.5, 1.5]), "theta": np.array(theta)}
+    engine = kme.KernelBayes(between, prior=prior)
+    with pytest.raises(ValueError, match=sentence):
+        engine.run(KEY, x=X)
+    assert not hasattr(engine, "simulations")
+
+
+def test_kernel_bayes_by_folds(bank):
+    engine = kme.KernelBayes(conjugate, simulations=bank, num_folds=5, tolerance=1e-6)
+    engine.run(KEY, x=X)
+    assert abs(moments(engine)[0] - MEAN) < 0.5 * SD
+    on_parameters = kme.kernels.median_heuristic(engine._bank.z)
+    ratio = engine.rule.kernel_x.length_scale / on_parameters
+    assert min(abs(ratio - c) for c in (0.5, 0.7, 1.0, 1.4, 2.0)) < 1e-6
+    assert min(abs(engine.info["regularisation"] * 500 / 0.01 - c) for c in (0.1, 1, 10, 100)) < 1e-6
+
+
+class Fixed(kme.kernels.LengthScaleRule):
+    needs_targets = True
+
+    def __call__(self, x, targets=None):
+        assert len(x) == len(targets)
+        self.seen = x.shape, targets.shape
+        return np.float64(0.37)
+
+
+@pytest.mark.parametrize(
+    "make", [kme.KernelABC, kme.KernelBayes, kme.DistributionRegressionABC, kme.K2ABC, kme.KernelRecursiveABC]
+)
+def test_length_scale_rules_reach_every_engine(make, bank, sets, rng):
+    """A rule that gives .37 makes the kernel that .37 makes; on data sets it sees draws with their parameters."""
+    rule, on_sets = Fixed(), make in (kme.K2ABC, kme.DistributionRegressionABC)
+    settings = dict(num_simulations=40, num_iterations=1) if make is kme.KernelRecursiveABC else {}
+    settings |= {} if settings else dict(simulations=sets if on_sets else bank)
+    engine = make(iid if on_sets else conjugate, length_scale=rule, **settings)
+    y = 0.5 + rng.normal(size=20) if on_sets else X
+    engine.run(KEY, x=y)
+    used = {
+        kme.KernelABC: lambda: engine.fitted.right.kernel.length_scale,
+        kme.KernelBayes: lambda: engine.rule.right.kernel.length_scale,
+        kme.DistributionRegressionABC: lambda: engine.fitted.features.kernel.inner.length_scale,
+    }.get(make)
+    if used:
+        assert float(used()) == 0.37
+    else:
+        named = (
+            {"estimator": kme.embeddings.Quadratic(kme.kernels.Gaussian(0.37))}
+            if on_sets
+            else {"kernel": kme.kernels.Gaussian(0.37)}
+        )
+        other = make(iid if on_sets else conjugate, **named, **settings)
+        other.run(KEY, x=y)
+        np.testing.assert_array_equal(other.get_samples()["theta"], engine.get_samples()["theta"])
+    rows = {kme.K2ABC: 8000, kme.DistributionRegressionABC: 2000, kme.KernelRecursiveABC: 40}.get(make, 500)
+    assert rule.seen == ((rows, 1), (rows, 1))
+    with pytest.raises(ValueError, match="or `length_scale`, not both"):
+        given = {"estimator": 1} if make is kme.K2ABC else {"kernel": kme.kernels.Gaussian(1.0)}
+        make(conjugate, length_scale=rule, **given)
+
+
+def test_k2abc_by_a_double_loop(sets, rng):
+    y = 0.5 + rng.normal(size=20)
+    engine = kme.K2ABC(
+        iid, simulations=sets, estimator=kme.embeddings.Quadratic(kme.kernels.Gaussian(0.9)), epsilon=0.05
+    )
+    engine.run(KEY, x=y)
+    x = np.asarray(sets.x["x"], np.float64)[:40]
+
+    def mean(a, b, same):
+        gram = gaussian(a, b, 0.9)
+        return (gram.sum() - len(a)) / (len(a) * (len(a) - 1)) if same else gram.mean()
+
+    squared = np.array([mean(one, one, True) + mean(y, y, True) - 2 * mean(one, y, False) for one in x])
+    ratio = engine.get_weights()["weight"][:40] / np.exp(-squared / 0.05)
+    np.testing.assert_allclose(ratio, ratio[0], rtol=1e-6)
+
+
+def test_k2abc_approaches_the_exact_posterior(rng, wide_sets):
+    """Normal(theta, 1), 200 data, prior variance 8: as epsilon falls the posterior narrows to the exact one."""
+    y = 3.0 + rng.normal(size=200)
+    mean, sd = y.sum() / (200 + 1 / 8), (200 + 1 / 8) ** -0.5
+    engine = kme.K2ABC(location, simulations=wide_sets, epsilon=0.1)
+    engine.run(KEY, x=y)
+    widths = []
+    for epsilon in (0.1, 0.02, 0.004):
+        if epsilon != engine.epsilon:
+            engine.epsilon = epsilon
+            engine.condition(KEY, x=y)
+        found, width = moments(engine)
+        widths.append(width / sd)
+        assert abs(found - mean) < 5 * width / np.sqrt(engine.info["effective sample size"])
+    assert widths[0] > 4 and widths[0] > 1.5 * widths[1] > 2 * widths[2] and 0.7 < widths[2] < 2.6
+    samples, weighted = engine.get_samples()["theta"], engine.get_weights()
+    counts = np.array([np.sum(samples == value) for value in weighted["theta"]])
+    assert np.all(np.abs(counts - 1000 * weighted["weight"]) < 1 + 1e-6) and counts.sum() == 1000
+
+
+@pytest.mark.slow
+def test_k2abc_converges(rng):
+    """20,000 simulations at a small epsilon: mean and sd of the exact posterior, to what MMD^2 of 200 data resolves."""
+    y = 3.0 + rng.normal(size=200)
+    mean, sd = y.sum() / (200 + 1 / 8), (200 + 1 / 8) ** -0.5
+    engine = kme.K2ABC(location, 20_000, epsilon=3e-4, progress_bar=False)
+    engine.run(KEY, x=y)
+    found, width = moments(engine)
+    assert abs(found - mean) < sd and 0.8 < width / sd < 1.6
+
+
+@pytest.mark.parametrize("name", ["linear", "fourier"])
+def test_k2abc_with_cheaper_estimators(name, rng, wide_sets):
+    y = 3.0 + rng.normal(size=200)
+    kernel = kme.kernels.Gaussian(1.0)
+    estimator = (
+        kme.embeddings.LinearTime(kernel) if name == "linear" else kme.embeddings.Fourier.draw(KEY, kernel, 1, 100)
+    )
+    engine = kme.K2ABC(location, simulations=wide_sets, estimator=estimator)
+    engine.run(KEY, x=y)
+    mean, sd = moments(engine)
+    assert abs(mean - y.mean()) < 5 * sd / np.sqrt(engine.info["effective sample size"]) and sd < 1.0
+
+
+def test_default_epsilon_sets_the_effective_sample_size(rng):
+    distance = rng.exponential(size=5000)
+    weights, epsilon = soft_abc_weights(distance, None)
+    assert 1 / np.sum(weights**2) == pytest.approx(100, rel=1e-6)
+    np.testing.assert_allclose(weights, np.exp(-distance / epsilon) / np.exp(-distance / epsilon).sum(), rtol=1e-9)
+    far, _ = soft_abc_weights(distance + 1e6, 1e-2)
+    np.testing.assert_allclose(far, soft_abc_weights(distance, 1e-2)[0], rtol=1e-4, atol=1e-12)
+
+
+def test_rejection_accepts_the_nearest(bank):
+    x = np.asarray(bank.x["x"])[:, 0]
+    nearest = np.argsort(np.abs(x - 0.8))
+    engine = kme.RejectionABC(conjugate, simulations=bank, quantile=0.1)
+    engine.run(KEY, x=X)
+    np.testing.assert_array_equal(np.flatnonzero(engine.get_weights()["weight"]), np.sort(nearest[:50]))
+    assert engine.info["accepted"] == 50 == round(engine.info["effective sample size"])
+    assert abs(moments(engine)[0] - MEAN) < 5 * SD / np.sqrt(50)
+
+    def python_only(a, b):
+        return float(np.abs(np.asarray(a) - np.asarray(b))[0]) ** 2
+
+    for discrepancy in (lambda a, b: jnp.sum((a - b) ** 2), python_only):
+        other = kme.RejectionABC(conjugate, simulations=bank, discrepancy=discrepancy, threshold=0.04)
+        other.run(KEY, x=X)
+        np.testing.assert_array_equal(other.get_weights()["weight"] > 0, np.abs(x - 0.8) <= 0.2)
+
+
+def test_rejection_on_data_sets(sets, rng):
+    """By default the order of draws under a plate does not matter; with the MMD it never does."""
+    y = 0.5 + rng.normal(size=20)
+    engine = kme.RejectionABC(iid, simulations=sets, quantile=0.1)
+    engine.run(KEY, x=y)
+    kept = engine.get_weights()["weight"]
+    engine.condition(KEY, x=y[::-1])
+    np.testing.assert_array_equal(engine.get_weights()["weight"], kept)
+    mean, sd = moments(engine)
+    assert abs(mean - y.sum() / 21) < 5 * sd / np.sqrt(40)
+    by_mmd = kme.RejectionABC(
+        iid, simulations=sets, quantile=0.1, discrepancy=kme.embeddings.Quadratic(kme.kernels.Gaussian(1.0))
+    )
+    by_mmd.run(KEY, x=y)
+    assert abs(moments(by_mmd)[0] - y.sum() / 21) < 5 * sd / np.sqrt(40)
+
+
+def test_rejection_sees_numbers_that_are_mostly_equal(rng):
+    """Zeros in more than half of the simulations: the median absolute deviation is zero, the number not without meaning."""
+    theta = rng.normal(size=400)
+    outputs = np.stack([rng.normal(size=400), np.maximum(theta - 0.5, 0.0), np.ones(400)], axis=1)
+    rare = kme.Simulations.from_table(theta[:, None], outputs)
+
+    def model(x=None):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        numpyro.sample("x", kme.Simulator(three_times, theta), obs=x)
+
+    engine = kme.RejectionABC(model, simulations=rare, quantile=0.05)
+    engine.run(KEY, x=np.array([0.0, 1.0, 1.0]))
+    spread = np.array([np.median(np.abs(outputs[:, 0] - np.median(outputs[:, 0]))), outputs[:, 1].std(), 1.0])
+    nearest = np.argsort(np.sum(((outputs - [0.0, 1.0, 1.0]) / spread) ** 2, axis=1))[:20]
+    np.testing.assert_array_equal(np.flatnonzero(engine.get_weights()["weight"]), np.sort(nearest))
+    threshold = kme.RejectionABC(model, simulations=rare, threshold=3.0)
+    with pytest.raises(RuntimeError, match="all 400 simulations are zero"):
+        threshold.run(KEY, x=np.array([0.0, 1.0, 9.0]))
+
+
+def test_rejection_by_the_wasserstein_distance(sets, rng):
+    """The loss itself as a discrepancy, with data sets of one size: SciPy's distance, and its accepted simulations."""
+    y = 0.5 + rng.normal(size=20)
+    x = np.asarray(sets.x["x"])
+    distance = np.array([stats.wasserstein_distance(one, y) for one in x])
+    engine = kme.RejectionABC(iid, simulations=sets, quantile=0.1, discrepancy=kme.Wasserstein(p=1.0))
+    engine.run(KEY, x=y)
+    np.testing.assert_array_equal(
+        np.flatnonzero(engine.get_weights()["weight"]), np.sort(np.argsort(distance)[: round(0.1 * len(x))])
+    )
+    assert engine.info["threshold"] == pytest.approx(np.sort(distance)[round(0.1 * len(x)) - 1], rel=1e-5)
+
+
+def test_leave_one_out_by_leaving_out(rng):
+    """A factor of all of the Gram matrix, and one of half its rank, whose own Gram matrix takes the place of the whole."""
+    x, z = rng.normal(size=(30, 1)), rng.normal(size=(30, 2))
+    for tolerance in (1e-13, 1e-3):
+        factor = LowRank.fit(kme.kernels.Gaussian(0.8), x, tolerance=tolerance).values
+        gram = factor @ factor.T
+        ((lam, coefficients, residuals),) = ridges(factor, z, [1e-2])
+        dense = np.linalg.solve(gram + 0.3 * np.eye(30), z)
+        np.testing.assert_allclose(coefficients, factor.T @ dense, rtol=1e-7)
+        for i in (0, 7):
+            rest = np.arange(30) != i
+            predicted = gram[i, rest] @ np.linalg.solve(gram[np.ix_(rest, rest)] + 0.3 * np.eye(29), z[rest])
+            np.testing.assert_allclose(residuals[i], z[i] - predicted, rtol=1e-8)
+        assert lam == 1e-2
+    assert factor.shape[1] < 8
+
+
+def test_summaries_are_predictions_without_themselves(bank):
+    kernel = kme.kernels.Gaussian(0.7)
+    engine = kme.DistributionRegressionABC(conjugate, simulations=bank, kernel=kernel, regularisation=1e-3)
+    engine.run(KEY, x=X)
+    theta, x = (np.asarray(a, np.float64).ravel() for a in (bank.latents["theta"], bank.x["x"]))
+    gram = gaussian(x, x, 0.7) + 0.5 * np.eye(500)
+    centred = theta - theta.mean()
+    rest = np.arange(500) != 3
+    predicted = gram[3, rest] @ np.linalg.solve(gram[np.ix_(rest, rest)], centred[rest]) + theta.mean()
+    np.testing.assert_allclose(engine.fitted.held_out[3, 0], predicted, rtol=1e-6)
+    at_y = gaussian(X, x, 0.7) @ np.linalg.solve(gram, centred) + theta.mean()
+    np.testing.assert_allclose(engine.info["summary"], at_y, rtol=1e-6)
+    expected = np.exp(-((engine.fitted.held_out[:, 0] - at_y) ** 2) / engine.info["epsilon"])
+    np.testing.assert_allclose(engine.get_weights()["weight"], expected / expected.sum(), rtol=1e-5, atol=1e-12)
+
+
+def test_distribution_regression_meets_the_exact_posterior(sets, rng):
+    y = 0.5 + rng.normal(size=20)
+    engine = kme.DistributionRegressionABC(iid, simulations=sets)
+    engine.run(KEY, x=y)
+    mean, sd = moments(engine)
+    exact = 21**-0.5
+    assert abs(mean - y.sum() / 21) < 5 * sd / np.sqrt(engine.info["effective sample size"])
+    assert 0.6 * exact < sd < 2.0 * exact
+    assert abs(engine.info["leave-one-out error of the summaries"][0] / exact - 1) < 0.35
+    assert np.corrcoef(engine.fitted.held_out[:, 0], sets.latents["theta"])[0, 1] > 0.93
+    np.testing.assert_allclose(engine.info["summary"], y.sum() / 21, atol=0.5 * exact)
+
+
+def test_pre_image_is_the_mode_of_the_smoothed_weights(bank):
+    engine = kme.RejectionABC(conjugate, simulations=bank, quantile=0.2)
+    engine.run(KEY, x=X)
+    theta, weights = engine.get_weights()["theta"], engine.get_weights()["weight"]
+    grid = np.linspace(-2, 3, 2001)
+    heights = gaussian(grid, theta, moments(engine)[1]) @ weights
+    np.testing.assert_allclose(engine.pre_image()["theta"], grid[np.argmax(heights)], atol=0.01)
+
+
+def with_a_likelihood(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    numpyro.sample("x", kme.Simulator(shifted, theta), obs=x)
+    numpyro.sample("y", dist.Normal(theta, 1.0), obs=0.0)
+
+
+def in_groups(x=None):
+    with numpyro.plate("groups", 3):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        numpyro.sample("x", kme.Simulator(shifted, theta, event_dims=0), obs=x)
+
+
+@pytest.mark.parametrize(
+    ("make", "x", "error", "sentence"),
+    [
+        (lambda bank: kme.K2ABC(conjugate, 5), X, ValueError, "`num_simulations` must be at least 20; got 5"),
+        (
+            lambda bank: kme.KernelABC(conjugate, regularisation=-1.0),
+            X,
+            ValueError,
+            "`regularisation` must be positive",
+        ),
+        (
+            lambda bank: kme.K2ABC(iid, epsilon=np.ones(3)),
+            X,
+            ValueError,
+            r"`epsilon` must be one number; got shape \(3,\)",
+        ),
+        (lambda bank: kme.RejectionABC(conjugate, quantile=0.1, threshold=1.0), X, ValueError, "not both"),
+        (
+            lambda bank: kme.KernelBayes(conjugate, prior={"weight": np.ones(3)}, simulations=bank),
+            X,
+            ValueError,
+            "it lacks .'theta'.",
+        ),
+        (
+            lambda bank: kme.KernelBayes(
+                conjugate, prior={"theta": np.zeros(3), "weight": np.ones(3)}, simulations=bank
+            ),
+            X,
+            ValueError,
+            "must sum to one",
+        ),
+        (
+            lambda bank: kme.KernelBayes(conjugate, num_folds=5, delta=1.0),
+            X,
+            ValueError,
+            "the regularisation is chosen",
+        ),
+        (lambda bank: kme.KernelABC(conjugate, kernel=3), X, TypeError, "`kernel` must be a kernel"),
+        (lambda bank: kme.KernelBayes(conjugate, parameter_kernel=3), X, TypeError, "`parameter_kernel` must be a"),
+        (lambda bank: kme.RejectionABC(conjugate, quantile="a"), X, TypeError, "`quantile` must hold real numbers"),
+        (lambda bank: kme.KernelBayes(conjugate, prior=3), X, TypeError, "`prior` must be draws"),
+        (lambda bank: kme.KernelABC(conjugate, regularisation="a"), X, TypeError, "`regularisation` must hold real"),
+        (
+            lambda bank: kme.K2ABC(iid, estimator=kme.kernels.Gaussian(1.0)),
+            X,
+            TypeError,
+            "`estimator` must be an estimator",
+        ),
+        (lambda bank: kme.RejectionABC(iid, discrepancy=kme.kernels.Gaussian(1.0)), X, TypeError, "got Gaussian. Use"),
+        (lambda bank: kme.RejectionABC(iid, discrepancy=kme.MMD()), X, TypeError, "got MMD. Use the estimator"),
+        (lambda bank: kme.RejectionABC(iid, discrepancy=3), X, TypeError, "loss such as Wasserstein.*got 3"),
+        (
+            lambda bank: kme.DistributionRegressionABC(conjugate, simulations=bank, regularisation=1e-18),
+            X,
+            np.linalg.LinAlgError,
+            "with c = 5e-16, number of points times regularisation, it is singular",
+        ),
+        (
+            lambda bank: kme.DistributionRegressionABC(conjugate, simulations=bank, kernel=kme.kernels.Gaussian(0.7)),
+            X + 1e3,
+            RuntimeError,
+            "The kernel is zero between the observation and all 500 simulations: none comes near",
+        ),
+        (lambda bank: kme.KernelBayes(conjugate, num_folds=1), X, ValueError, "`num_folds` must be at least 2; got 1"),
+        (
+            lambda bank: kme.RejectionABC(conjugate, simulations=bank, discrepancy=lambda a, b: 1 / 0),
+            X,
+            ValueError,
+            "The discrepancy `<lambda>` failed: division by zero",
+        ),
+        (
+            lambda bank: kme.KernelABC(iid, simulations=bank),
+            np.zeros(20),
+            ValueError,
+            r"have 1 draws each, the model 20: they were made by another model",
+        ),
+        (lambda bank: kme.KernelABC(with_a_likelihood), X, ValueError, "nothing else that is observed"),
+        (lambda bank: kme.KernelABC(in_groups), np.zeros((3, 1)), ValueError, "vary along plates of shape"),
+        (lambda bank: kme.KernelABC(conjugate), np.array([np.nan]), ValueError, "not finite"),
+        (lambda bank: kme.K2ABC(conjugate, simulations=bank), X, ValueError, "compares data sets"),
+        (
+            lambda bank: kme.RejectionABC(conjugate, simulations=bank, threshold=-1.0),
+            X,
+            RuntimeError,
+            "all 500 .* are zero",
+        ),
+        (
+            lambda bank: kme.RejectionABC(conjugate, simulations=bank, quantile=0.01),
+            X,
+            RuntimeError,
+            "sample size is 5.0 of 500",
+        ),
+        (
+            lambda bank: kme.KernelABC(conjugate, simulations=bank, kernel=kme.kernels.Gaussian(0.01)),
+            np.array([60.0]),
+            RuntimeError,
+            "zero",
+        ),
+        (
+            lambda bank: kme.DistributionRegressionABC(conjugate, simulations=bank, epsilon=1e-9),
+            X,
+            RuntimeError,
+            "below 10",
+        ),
+    ],
+)
+def test_bad_input_gets_a_sentence(make, x, error, sentence, bank):
+    with pytest.raises(error, match=sentence):
+        make(bank).run(KEY, x=x)
+
+
+@pytest.mark.parametrize(
+    "observations, sentence",
+    [
+        (np.ones((5, 3)), r"the simulator gives, 1; got shape \(5, 3\)"),
+        (np.ones((0, 1)), r"s at least 1 .* got shape \(0, 1\)"),
+        (np.full((5, 1), np.nan), "`observations` has 5 entries that are not finite"),
+    ],
+)
+def test_many_observations_are_checked(observations, sentence, kernel_abc):
+    with pytest.raises(ValueError, match=sentence):
+        kernel_abc.weights(observations)
+
+
+def test_negative_variances_are_said(bank):
+    class Ringing(kme.KernelABC):
+        def _solve(self, y):
+            z = self._bank.z[:, 0]
+            return (1.3 - 0.9 * z**2)[None]
+
+    with pytest.warns(UserWarning, match="variance of theta is negative"):
+        Ringing(conjugate, simulations=bank).run(KEY, x=X)
+
+
+def test_functions_of_the_wrong_length(kernel_abc):
+    with pytest.raises(ValueError, match="must give 500 rows"):
+        kernel_abc.expectation(lambda latents: latents["theta"][:3])
+    with pytest.raises(RuntimeError, match="should be called first"):
+        kme.KernelABC(conjugate).get_weights()

@@ -1,0 +1,195 @@
+"""Rules for length scales where a kernel is chosen from data: the same as the kernel that the rule names."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer.util import log_density
+from scipy.spatial.distance import pdist
+
+import numpyro_kme as kme
+from numpyro_kme.kernels import Gaussian
+from numpyro_kme.likelihoods.published.objectives import Bank, LeaveOneOut
+from numpyro_kme.losses import generator as generators
+
+KEY = jax.random.key(0)
+
+
+def shift(noise, mean):
+    return mean + noise
+
+
+SHIFTED = kme.FromNoise(shift, dist.Normal(0.0, 1.0))
+
+
+def one_draw(rng_key, mean):
+    return mean + jax.random.normal(rng_key, (), jnp.result_type(mean))
+
+
+def two_numbers(rng_key, mean):
+    return mean * jnp.array([1.0, 30.0]) + jnp.array([0.5, 60.0]) * jax.random.normal(
+        rng_key, (2,), jnp.result_type(mean)
+    )
+
+
+def model(x=None, simulator=SHIFTED, size=40):
+    mean = numpyro.sample("mean", dist.Normal(0.0, 2.0))
+    with numpyro.plate("data", size):
+        numpyro.sample("x", kme.Simulator(simulator, mean), obs=x)
+
+
+def statistics(x=None):
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+    numpyro.sample("x", kme.Simulator(two_numbers, mean), obs=x)
+
+
+@pytest.fixture(scope="module")
+def x():
+    return np.random.default_rng(1).choice([-2.0, 2.0], 40) + 0.3 * np.random.default_rng(0).normal(size=40)
+
+
+class Third(kme.kernels.LengthScaleRule):
+    """A third of the median distance, by SciPy."""
+
+    def __call__(self, x, targets=None):
+        return np.median(pdist(x)) / 3
+
+
+RULES = {"third": Third(), "kernel learning": kme.BayesianKernelLearning(KEY, num_landmarks=10)}
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("name", RULES)
+def test_bootstrap(name, x):
+    """By the engine, which leaves it to the loss, and by the kernel."""
+    rule = RULES[name]
+    assert kme.PosteriorBootstrap(model, length_scale=rule).loss == kme.MMD(length_scale=rule)
+    generator = generators.Generator(lambda u, noise: u[0] + noise[0], generators.NormalNoise(1), 1)
+    for points in (x, 2.0 * x):
+        bound = kme.MMD(length_scale=rule).objective(points, generator)
+        np.testing.assert_allclose(float(bound.kernel.length_scale), float(rule(points.reshape(40, 1))), rtol=1e-9)
+    assert abs(bound.kernel.length_scale / kme.MMD().objective(2.0 * x, generator).kernel.length_scale - 1) > 1e-3
+
+
+def test_each_kernel_of_a_joint_law(x, rng):
+    """With covariates, the kernels that are left out."""
+    covariates = rng.normal(size=(40, 1)) * 7
+    points = generators.Generator(
+        lambda u, noise, row=None: u + noise, generators.NormalNoise(1), 1, covariates=covariates, differentiable=True
+    )
+    for given in (None, Gaussian(0.2)):
+        kernel = (
+            kme.MMD(covariate_kernel=given, length_scale=Third()).objective((covariates, x[:, None]), points).kernel
+        )
+        expected = np.median(pdist(covariates)) / 3 if given is None else 0.2
+        assert float(kernel.covariate.length_scale) == pytest.approx(expected, rel=1e-12)
+        assert float(kernel.response.length_scale) == pytest.approx(np.median(pdist(x[:, None])) / 3, rel=1e-12)
+
+
+def test_generalised_posterior(x):
+    densities = []
+    for loss in (kme.MMD(length_scale=Third()), kme.MMD(Gaussian(np.median(pdist(x[:, None])) / 3)), kme.MMD()):
+        robust = kme.handlers.generalized_bayes(model, loss, weight=10.0, noise=kme.CommonNoise(100))
+        density = jax.jit(lambda mean: log_density(robust, (x,), {}, {"mean": mean})[0])  # noqa: B023
+        densities.append(float(density(0.7)))
+    assert densities[0] == pytest.approx(densities[1], rel=1e-12) and abs(densities[0] - densities[2]) > 0.1
+
+
+def test_rejection(x):
+    bank = kme.simulate(KEY, kme.Problem.read(model, x, one_draw), 200, progress_bar=False)
+    kept = []
+    for settings in (
+        {"length_scale": Third()},
+        {"discrepancy": kme.embeddings.Quadratic(Gaussian(np.median(pdist(x[:, None])) / 3))},
+        {"length_scale": kme.MedianHeuristic()},
+    ):
+        engine = kme.RejectionABC(model, simulations=bank, quantile=0.1, **settings)
+        engine.run(KEY, x, one_draw)
+        kept.append(engine.get_weights()["weight"])
+    np.testing.assert_array_equal(kept[0], kept[1])
+    assert (kept[0] != kept[2]).any()
+    again = np.linspace(-1.5, 2.5, 40)
+    engine.condition(KEY, again, one_draw)
+    other = kme.RejectionABC(
+        model,
+        simulations=bank,
+        quantile=0.1,
+        discrepancy=kme.embeddings.Quadratic(Gaussian(np.median(pdist(again[:, None])))),
+    )
+    other.run(KEY, again, one_draw)
+    np.testing.assert_array_equal(engine.get_weights()["weight"], other.get_weights()["weight"])
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("rule", [kme.CrossValidation(KEY), kme.MedianHeuristic(per_dimension=True)])
+def test_kelfi_with_fixed_widths(rule):
+    """The data kernel is what the rule says of standardised statistics; `beta` and `lam` are at a maximum of the objective."""
+    engine = kme.KELFI(statistics, 150, form=kme.KernelMeans(), length_scale=rule, progress_bar=False)
+    engine.run(KEY, x=np.array([0.5, 20.0]))
+    (fitted,) = engine.likelihoods.values()
+    surrogate = fitted.surrogate
+    scale = np.broadcast_to(rule(surrogate.data, surrogate.z), 2)
+    np.testing.assert_array_equal(surrogate.hyper.data_kernel.length_scale, scale)
+    np.testing.assert_array_equal(engine.info["eps"], scale)
+    assert "eps" not in engine.info["at bounds"]
+    bank, value = Bank(surrogate.z, surrogate.data), jax.jit(LeaveOneOut().value)
+
+    def score(beta, lam):
+        hyper = replace(surrogate.hyper, parameter_kernel=Gaussian(beta), regularisation=lam)
+        return float(value(hyper, bank))
+
+    beta, lam = surrogate.hyper.parameter_kernel.length_scale, surrogate.hyper.regularisation
+    beta, lam = np.asarray(beta), np.float64(lam)
+    best = score(beta, lam)
+    assert all(score(beta * a, np.clip(lam * b, 1e-3, 1)) < best + 2e-3 for a in (0.6, 1, 1.6) for b in (0.4, 1, 2.5))
+    direct = kme.KELFI(
+        statistics, form=kme.KernelMeans(length_scale=rule), simulations=engine.simulations, progress_bar=False
+    )
+    direct.run(KEY, x=np.array([0.5, 20.0]))
+    np.testing.assert_array_equal(direct.get_samples()["mean"], engine.get_samples()["mean"])
+
+
+@pytest.mark.parametrize(
+    "call, error, sentence",
+    [
+        (
+            lambda x: kme.PosteriorBootstrap(model, kme.MMD(), length_scale=Third()),
+            ValueError,
+            "`loss` or `length_scale`, not",
+        ),
+        (lambda x: kme.PosteriorBootstrap(model, length_scale=0.3), TypeError, "`length_scale` must be a rule"),
+        (
+            lambda x: kme.PosteriorBootstrap(model, kme.MMD(Gaussian(1.0), length_scale=Third())).run(KEY, x),
+            ValueError,
+            "`kernel` or `length_scale`, not both",
+        ),
+        (
+            lambda x: kme.PosteriorBootstrap(model, length_scale=kme.CrossValidation(KEY)).run(KEY, x),
+            ValueError,
+            "CrossValidation asks what predicts the parameters",
+        ),
+        (
+            lambda x: kme.RejectionABC(model, discrepancy=np.subtract, length_scale=Third()),
+            ValueError,
+            "`discrepancy` or `length_scale`, not",
+        ),
+        (
+            lambda x: kme.KELFI(statistics, length_scale=Third()),
+            ValueError,
+            r"pass form=KernelMeans\(\). The residual form",
+        ),
+        (
+            lambda x: kme.KELFI(statistics, form=kme.KernelMeans(data_kernel=Gaussian(1.0)), length_scale=Third()),
+            ValueError,
+            "`length_scale`, or `data_kernel`",
+        ),
+        (lambda x: kme.KernelMeans(length_scale=1.0), TypeError, "`length_scale` must be a rule"),
+    ],
+)
+def test_bad_input_gets_a_sentence(call, error, sentence, x):
+    with pytest.raises(error, match=sentence):
+        call(x)

@@ -1,0 +1,214 @@
+"""Bayesian kernel learning: quadrature, a dense covariance, volumes by autodiff, and the grid of Gaussians."""
+
+from itertools import combinations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+from scipy.special import logsumexp
+
+from numpyro_kme import BayesianKernelLearning, CrossValidation, MedianHeuristic
+from numpyro_kme.kernels import Gaussian, median_heuristic, median_heuristic_per_dimension
+from numpyro_kme.kernels.length_scales import (
+    REGULARISATIONS,
+    _log_volume,
+    learn_length_scale,
+    log_pseudo_likelihood,
+    shrunk_embedding,
+    smoothed_kernel,
+    spread_out,
+)
+from numpyro_kme.mcmc import length_scale_model
+
+value_and_slope = jax.jit(jax.value_and_grad(log_pseudo_likelihood, argnums=2))
+
+
+@pytest.mark.x64
+def test_smoothed_kernel_by_quadrature(rng):
+    x, y, s, eta = rng.normal(size=(3, 2)), rng.normal(size=(4, 2)), 0.7, 1.3
+    axis = np.linspace(-8, 8, 321)
+    u = np.stack(np.meshgrid(axis, axis), -1).reshape(-1, 2)
+    k = lambda a: np.exp(-0.5 * np.sum((a[:, None] - u[None]) ** 2, -1) / s**2)  # noqa: E731
+    weight = np.exp(-0.5 * np.sum(u**2, -1) / eta**2) * (axis[1] - axis[0]) ** 2
+    np.testing.assert_allclose(smoothed_kernel(x, y, s, eta), (k(x) * weight) @ k(y).T, rtol=1e-8)
+
+
+@pytest.mark.x64
+def test_pseudo_likelihood_by_a_dense_normal(rng):
+    x, z, s, tau, eta = rng.normal(size=(6, 2)), rng.normal(size=(4, 2)), 0.8, 0.3, 1.5
+    phi = np.exp(-0.5 * np.sum((x[:, None] - z) ** 2, axis=-1) / s**2)
+    covariance = np.kron(np.ones((6, 6)), np.asarray(smoothed_kernel(z, z, s, eta))) + tau**2 * np.eye(24)
+    expected = stats.multivariate_normal.logpdf(phi.ravel(), np.zeros(24), covariance)
+    jacobians = phi[..., None] * (z - x[:, None]) / s**2
+    expected += sum(0.5 * np.linalg.slogdet(j.T @ j)[1] for j in jacobians)
+    np.testing.assert_allclose(value_and_slope(x, z, s, tau, eta)[0], expected, rtol=1e-9)
+
+
+log_volume = jax.jit(_log_volume)
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("dim", [1, 2, 3])
+@pytest.mark.parametrize("s", [0.05, 0.3, 3.0])
+def test_volumes_by_cauchy_and_binet(rng, s, dim):
+    """`det J'J` is the sum of squared minors of `J`: here in logs, where squares of features would underflow."""
+    x, z = rng.normal(size=(3, dim)), rng.normal(size=(6, dim))
+    for point in x:
+        logs, rows = -0.5 * np.sum((z - point) ** 2, axis=1) / s**2, (z - point) / s**2
+        minors = [
+            np.sum(logs[list(chosen)]) + np.linalg.slogdet(rows[list(chosen)])[1]
+            for chosen in combinations(range(6), dim)
+        ]
+        expected = 0.5 * logsumexp(2.0 * np.array(minors))
+        np.testing.assert_allclose(log_volume(logs, rows), expected, rtol=1e-9)
+    steps = [value_and_slope(x, z, s * ratio, 0.3, 1.5)[0] for ratio in (1 - 1e-6, 1 + 1e-6)]
+    slope = value_and_slope(x, z, s, 0.3, 1.5)[1]
+    np.testing.assert_allclose(slope, (steps[1] - steps[0]) / (2e-6 * s), rtol=1e-4)
+
+
+def test_finds_the_local_scale_of_a_grid_of_gaussians(rng):
+    """The published check: about .85 where the median heuristic says about 20."""
+    centres = 10.0 * np.stack(np.meshgrid(np.arange(5), np.arange(5)), -1).reshape(-1, 2)
+    x = centres[rng.integers(25, size=500)] + rng.normal(size=(500, 2))
+    found = learn_length_scale(jax.random.key(0), x)
+    assert 15 < median_heuristic(x) < 30
+    assert 0.7 < found.length_scale < 1.3
+    assert found.log_likelihood == found.candidates[:, 1].max()
+
+
+def test_shrinkage_by_its_definition(rng):
+    """The posterior of a normal with covariance r, observed with noise tau^2 / n, as a regression by hand; data far from
+    every point shrink to 0."""
+    x, t, s, tau, eta = rng.normal(size=(20, 1)), np.linspace(-2, 2, 5)[:, None], 0.8, 0.5, 1.2
+    mean, covariance = shrunk_embedding(x, t, s, tau, eta)
+    r, precision = np.asarray(smoothed_kernel(t, t, s, eta)), 20 / tau**2 * np.eye(5)
+    expected = np.linalg.inv(np.linalg.inv(r) + precision)
+    np.testing.assert_allclose(covariance, expected, atol=1e-8)
+    np.testing.assert_allclose(mean, expected @ precision @ np.asarray(Gaussian(s).gram(t, x)).mean(1), rtol=1e-6)
+
+
+def test_landmarks_are_spread_out(rng):
+    x = np.concatenate([rng.normal(size=(50, 2)), 30 + rng.normal(size=(50, 2))])
+    found = spread_out(jax.random.key(0), x, 4)
+    assert found.shape == (4, 2) and 1 <= np.sum(found[:, 0] > 15) <= 3
+
+
+def test_rules_are_one_interface(rng):
+    x = rng.normal(size=(60, 2)) * [1.0, 5.0]
+    assert MedianHeuristic()(x, x) == median_heuristic(x)
+    np.testing.assert_array_equal(MedianHeuristic(per_dimension=True)(x), median_heuristic_per_dimension(x))
+    key = jax.random.key(1)
+    learnt = BayesianKernelLearning(key, num_landmarks=10)(x)
+    np.testing.assert_allclose(
+        learnt, learn_length_scale(jax.random.split(key)[1], x, num_landmarks=10).length_scale, rtol=1e-10
+    )
+    with pytest.raises(ValueError, match="needs `targets`"):
+        CrossValidation(key)(x)
+    with pytest.raises(ValueError, match="as many rows; got 60 and 3"):
+        CrossValidation(key)(x, x[:3])
+
+
+def test_cross_validation_by_leaving_out(rng):
+    """Every multiple and regularisation, every point left out in turn; a wiggly target needs a short length scale."""
+    x = np.sort(rng.uniform(-3, 3, size=(40, 1)), axis=0)
+    targets = np.concatenate([np.sin(4 * x), 10 * np.cos(4 * x)], axis=1)
+    multiples = (0.1, 0.3, 1.0)
+    found = CrossValidation(jax.random.key(0), multiples)(x, targets)
+    scaled = (targets - targets.mean(0)) / targets.std(0)
+    errors = np.zeros((3, len(REGULARISATIONS)))
+    for a, multiple in enumerate(multiples):
+        gram = np.exp(-0.5 * ((x - x.T) / (multiple * median_heuristic(x))) ** 2)
+        for b, lam in enumerate(REGULARISATIONS):
+            for i in range(40):
+                rest = np.arange(40) != i
+                weights = np.linalg.solve(gram[np.ix_(rest, rest)] + 40 * lam * np.eye(39), gram[rest, i])
+                errors[a, b] += np.sum((scaled[i] - weights @ scaled[rest]) ** 2)
+    assert found == multiples[int(np.argmin(errors.min(axis=1)))] * median_heuristic(x)
+    assert found < 0.5 * median_heuristic(x)
+
+
+@pytest.mark.x64
+def test_kernel_learning_as_a_model(rng):
+    """The density of the model is the pseudo-likelihood times its priors."""
+    from numpyro import handlers
+    from numpyro.infer.util import log_density
+
+    x = rng.normal(size=(30, 2)) + 3.0
+    z = spread_out(jax.random.key(0), x, 8)
+    median, reach = median_heuristic(x), np.sqrt(np.mean(np.sum((x - x.mean(0)) ** 2, 1)))
+    at = {"log_length_scale": jnp.log(0.7), "log_noise": jnp.log(0.2)}
+    found = jax.jit(lambda at: log_density(length_scale_model, (x, z), {}, at)[0])(at)
+    trace = handlers.trace(handlers.substitute(length_scale_model, at)).get_trace(x, z)
+    expected = value_and_slope(x - x.mean(0), z - x.mean(0), 0.7, 0.2, reach)[0]
+    expected += stats.norm.logpdf(np.log(0.2), np.log(0.3), 1.0) - np.log(np.log(1e3))
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    np.testing.assert_allclose(trace["length_scale"]["value"], 0.7, rtol=1e-12)
+    np.testing.assert_allclose(trace["log_length_scale"]["fn"].high, np.log(median), rtol=1e-12)
+
+
+@pytest.mark.slow
+def test_kernel_learning_by_nuts(rng):
+    """Mean and standard deviation of the log length scale under NUTS, against a grid over both parameters."""
+    from numpyro.infer import MCMC, NUTS
+    from numpyro.infer.util import log_density
+
+    x = rng.normal(size=(40, 1)) + 4.0 * rng.integers(3, size=(40, 1))
+    z = spread_out(jax.random.key(0), x, 8)
+    chain = MCMC(NUTS(length_scale_model), num_warmup=300, num_samples=1200, progress_bar=False)
+    chain.run(jax.random.key(1), x, z)
+    found = np.asarray(chain.get_samples()["log_length_scale"])
+    median = np.log(median_heuristic(x))
+    scales, noises = np.linspace(median + np.log(1e-3), median, 250)[1:-1], np.linspace(-6.0, 3.0, 91)
+    at = np.stack(np.meshgrid(scales, noises, indexing="ij"), axis=-1).reshape(-1, 2)
+    density = jax.jit(
+        lambda u: log_density(length_scale_model, (x, z), {}, dict(log_length_scale=u[0], log_noise=u[1]))[0]
+    )
+    logs = np.asarray(jax.lax.map(density, jnp.asarray(at)))
+    weights = np.exp(logs - logsumexp(logs))
+    mean = weights @ at[:, 0]
+    sd = np.sqrt(weights @ (at[:, 0] - mean) ** 2)
+    assert abs(found.mean() - mean) < 5 * sd / np.sqrt(150)
+    assert abs(found.std() / sd - 1) < 5 / np.sqrt(2 * 150)
+
+
+def test_too_few_different_points_are_said():
+    two = np.repeat([[0.0, 0.0], [1.0, 1.0]], 5, axis=0)
+    with pytest.raises(
+        np.linalg.LinAlgError, match=r"not finite at length scales .*: are there enough different points"
+    ):
+        learn_length_scale(jax.random.key(0), two)
+
+
+@pytest.mark.parametrize(
+    "x, sentence",
+    [(np.ones((5, 2)), "constant column"), (np.full((5, 1), np.nan), "finite"), (np.ones((1, 2)), "at least 2")],
+)
+def test_bad_input_gets_a_sentence(x, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        learn_length_scale(jax.random.key(0), x)
+
+
+X = np.random.default_rng(0).normal(size=(20, 2))
+
+
+@pytest.mark.parametrize(
+    "call, sentence",
+    [
+        (lambda: CrossValidation(jax.random.key(0))(X, np.full((20, 1), np.nan)), "`targets` has 20 entries"),
+        (lambda: CrossValidation(jax.random.key(0))(X, np.ones((20, 1))), "`targets` are constant"),
+        (lambda: CrossValidation(jax.random.key(0), ())(X, X), "`multiples` must hold at least one number"),
+        (lambda: CrossValidation(jax.random.key(0), most=3)(X, X), "`most` must be at least 10; got 3"),
+        (lambda: spread_out(jax.random.key(0), X * np.nan, 3), "`x` has 40 entries that are not finite"),
+        (lambda: spread_out(jax.random.key(0), X[:, 0], 3), r"`x` must have shape \(points, dim\); got \(20,\)"),
+        (lambda: spread_out(jax.random.key(0), X, 0), "`number` must be at least 1; got 0"),
+        (lambda: shrunk_embedding(X, X[:5], 1.0, 0.0, 1.0), "`noise` must be positive and finite; got 0"),
+        (lambda: shrunk_embedding(X, X[:5], 1.0, 0.3, 0.0), "`reach` must be positive and finite; got 0"),
+        (lambda: shrunk_embedding(X[:, :1], X[:5, :1], 5.0, 1e-9, 1.0), r"`noise` of 1e-09 is too small: .* = 5e-20"),
+    ],
+)
+def test_what_says_nothing_gets_a_sentence(call, sentence):
+    """NaN and constant targets gave the first multiple, and a prior of no width an embedding of zero."""
+    with pytest.raises((ValueError, np.linalg.LinAlgError), match=sentence):
+        call()

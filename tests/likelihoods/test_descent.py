@@ -1,0 +1,130 @@
+"""Descent in a box: minima that SciPy finds, warm starts, points without a value."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from scipy import optimize
+
+from numpyro_kme.kernels.base import register
+from numpyro_kme.likelihoods.residual.descent import descend, descend_all, ravel
+
+
+@register
+class Point:
+    """Two vectors and a number."""
+
+    a: Any
+    b: Any
+
+
+def at(a, b):
+    return Point(np.asarray(a, float), np.asarray(b, float))
+
+
+LOW, HIGH = at([-2.0, -2.0], -1.0), at([3.0, 3.0], 4.0)
+
+
+@pytest.fixture
+def bowl(rng):
+    root = rng.normal(size=(3, 3))
+    return root @ root.T + 0.1 * np.eye(3), 3.0 * rng.normal(size=3)
+
+
+def quadratic(point, matrix, middle):
+    """Half a squared distance from `middle`."""
+    away = ravel(point) - middle
+    slope = matrix @ away
+    return 0.5 * away @ slope, at(slope[:2], slope[2])
+
+
+def valley(point):
+    """Rosenbrock's function, and a square."""
+    (x, y), z = point.a, point.b
+    slope = [-2.0 * (1.0 - x) - 400.0 * x * (y - x * x), 200.0 * (y - x * x)]
+    return (1.0 - x) ** 2 + 100.0 * (y - x * x) ** 2 + z**2, at(slope, 2.0 * z)
+
+
+@pytest.mark.parametrize("curvature", [0.1, 1.0, 100.0])
+def test_minima_in_a_box_are_those_of_scipy(bowl, curvature):
+    found = descend(
+        quadratic, at([0, 0], 0), (LOW, HIGH), 200, *bowl, curvature=at([curvature] * 2, curvature), enough=1e-12
+    )
+    bounds = np.stack([ravel(LOW), ravel(HIGH)], axis=1)
+    expected = optimize.lsq_linear(np.linalg.cholesky(bowl[0]).T, np.linalg.cholesky(bowl[0]).T @ bowl[1], bounds.T)
+    np.testing.assert_allclose(ravel(found), expected.x, atol=1e-4)
+
+
+def test_a_bent_valley_is_followed_to_its_end():
+    start = at([-1.2, 1.0], 3.0)
+    found = descend(valley, start, (LOW, HIGH), 200, curvature=at([100.0, 100.0], 2.0), enough=1e-12)
+    np.testing.assert_allclose(ravel(found), [1.0, 1.0, 0.0], atol=1e-4)
+
+
+def test_a_start_outside_the_box_is_moved_inside_and_no_point_is_outside(bowl):
+    seen = []
+
+    def loss(point, *args):
+        seen.append(ravel(point))
+        return quadratic(point, *args)
+
+    descend(loss, at([9, -9], 9), (LOW, HIGH), 50, *bowl, curvature=at([1, 1], 1))
+    assert np.all(np.array(seen) >= ravel(LOW)) and np.all(np.array(seen) <= ravel(HIGH))
+
+
+def test_a_second_search_begins_with_the_curvature_of_the_first(bowl):
+    """Of functions like the first ones it takes fewer evaluations than one that knows nothing."""
+    matrix, middle = bowl
+    counts = []
+
+    def loss(points, rows, middle):
+        counts[-1] += len(rows)
+        found = [quadratic(at(a, b), matrix, middle * (1.0 + row)) for a, b, row in zip(points.a, points.b, rows)]
+        return [value for value, _ in found], jax.tree.map(lambda *leaves: np.stack(leaves), *(g for _, g in found))
+
+    bounds = at([-99, -99], -99), at([99, 99], 99)
+    wide, starts = np.tile(np.diag([9.0, 9.0, 9.0]), (2, 1, 1)), at(np.zeros((2, 2)), np.zeros(2))
+    counts.append(0)
+    first, inverses = descend_all(lambda p, rows: loss(p, rows, middle), starts, bounds, 100, wide)
+    for known in (wide, inverses):
+        counts.append(0)
+        descend_all(lambda p, rows: loss(p, rows, middle + 1.0), first, bounds, 100, known)
+    assert counts[2] < counts[1]
+
+
+def test_several_searches_at_once_are_each_alone(bowl):
+    """Valleys of different depth: one ends before the others, and is not asked again."""
+    asked = []
+
+    def several(points, rows):
+        asked.append(rows)
+        found = [valley(at(a, (row + 1.0) * b)) for a, b, row in zip(points.a, points.b, rows)]
+        slopes = [(slope.a, (row + 1.0) * slope.b) for (_, slope), row in zip(found, rows)]
+        return [value for value, _ in found], at([a for a, _ in slopes], [b for _, b in slopes])
+
+    starts, bounds = at([[-1.2, 1.0], [0.9, 0.8], [2.0, 2.0]], [3.0, 0.1, 1.0]), (LOW, HIGH)
+    found, _ = descend_all(several, starts, bounds, 60, np.tile(np.eye(3), (3, 1, 1)), 1e-9)
+    assert {len(rows) for rows in asked} >= {3, 1}
+    for i in range(3):
+        one = at(starts.a[i : i + 1], starts.b[i : i + 1])
+        alone, _ = descend_all(lambda points, _, i=i: several(points, [i]), one, bounds, 60, np.eye(3)[None], 1e-9)
+        np.testing.assert_array_equal(ravel(found, 1)[i], ravel(alone))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_points_without_a_value_are_left(bad):
+    """Beyond 1 there is none; the minimum is at 0.9."""
+
+    def loss(point):
+        x = float(point.b)
+        value = 50.0 * (x - 0.9) ** 2 if x < 1.0 else bad
+        return value, at([0, 0], 100.0 * (x - 0.9))
+
+    found = descend(loss, at([0, 0], -1), (LOW, HIGH), 50, curvature=at([1, 1], 0.1), enough=1e-9)
+    np.testing.assert_allclose(found.b, 0.9, atol=1e-3)
+
+
+def test_nothing_is_found_where_there_is_no_value():
+    found = descend(lambda point: (np.nan, at([1, 1], 1)), at([0, 0], 0), (LOW, HIGH), 50, curvature=at([1, 1], 1))
+    np.testing.assert_array_equal(ravel(found), 0.0)

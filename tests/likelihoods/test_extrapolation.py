@@ -1,0 +1,326 @@
+"""Extrapolation in the parameters: edges of statistics, the simulated region, what holds outside it, and how it is reported."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy import special, stats
+
+import numpyro_kme as kme
+from numpyro_kme.likelihoods.region import Region
+from numpyro_kme.likelihoods.residual.edges import below, held_out_below
+
+QUEUE_TRUTH = (1.0, 4.0, 0.2)
+README_DATA = np.array([21.0, 28.0])
+
+
+def queue(rng_key, theta1, width, rate):
+    """Quantiles of 50 inter-departure times of an M/G/1 queue; none is shorter than the shortest service, `theta1`."""
+    service_key, gap_key = jax.random.split(rng_key)
+    service = theta1 + width * jax.random.uniform(service_key, (50,))
+    gaps = jax.random.exponential(gap_key, (50,)) / rate
+
+    def step(state, customer):
+        (arrival, departure), (service, gap) = state, customer
+        leaves = service + jnp.maximum(arrival + gap, departure)
+        return (arrival + gap, leaves), leaves - departure
+
+    _, times = jax.lax.scan(step, (0.0, 0.0), (service, gaps))
+    return jnp.quantile(times, jnp.linspace(0.0, 1.0, 5))
+
+
+def queue_model(x=None):
+    theta1 = numpyro.sample("theta1", dist.Uniform(0.0, 10.0))
+    width = numpyro.sample("width", dist.Uniform(0.0, 10.0))
+    rate = numpyro.sample("rate", dist.Uniform(0.0, 1.0 / 3.0))
+    numpyro.sample("x", kme.Simulator(queue, theta1, width, rate), obs=x)
+
+
+def end_and_range(rng_key, drift, scale):
+    path = jnp.cumsum(drift + scale * jax.random.t(rng_key, 4.0, (100,)))
+    return jnp.stack([path[-1], jnp.max(path) - jnp.min(path)])
+
+
+def readme_model(x=None):
+    drift = numpyro.sample("drift", dist.Normal(0.0, 0.5))
+    scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+    numpyro.sample("x", kme.Simulator(end_and_range, drift, scale), obs=x)
+
+
+def noisy(rng_key, mean):
+    return mean + 0.5 * jax.random.normal(rng_key, (2,))
+
+
+def conjugate_model(x=None):
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    numpyro.sample("x", kme.Simulator(noisy, mean), obs=x)
+
+
+def beyond_warnings(caught):
+    return [str(w.message) for w in caught if "beyond the simulated parameters" in str(w.message)]
+
+
+def run(model, size, key, x):
+    engine = kme.KELFI(model, size, progress_bar=False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        engine.run(jax.random.key(key), x=x)
+    return engine, beyond_warnings(caught)
+
+
+@pytest.fixture(scope="module")
+def waiting():
+    """A queue of 1,000 simulations."""
+    x = np.asarray(queue(jax.random.key(10_000), *QUEUE_TRUTH))
+    return *run(queue_model, 1000, 0, x), x
+
+
+@pytest.fixture(scope="module")
+def walk():
+    return run(readme_model, 300, 0, README_DATA)[0]
+
+
+def log_likelihood(engine, x):
+    """What it has learnt at `x`, as a function of the simulator's arguments."""
+    return jax.jit(lambda *arguments: engine.likelihoods["x"](*arguments).log_prob(x))
+
+
+def check_queue(engine, met, x):
+    impossible = np.mean(engine.get_samples()["theta1"] > x[0])
+    assert impossible < 0.01 or met
+    return impossible
+
+
+@pytest.mark.slow  # its parts are tested one by one below
+def test_the_queue_has_next_to_no_draws_where_the_density_is_zero(waiting):
+    engine, met, x = waiting
+    assert check_queue(engine, met, x) < 0.01
+    assert engine.likelihoods["x"].surrogate.edges.side.tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]
+    assert engine.likelihoods["x"].surrogate.describe()["edges"] == "not crossed by statistics 0"
+
+
+@pytest.mark.slow
+def test_the_queue_at_ten_keys():
+    shares = []
+    for key in range(10):
+        x = np.asarray(queue(jax.random.key(10_000 + key), *QUEUE_TRUTH))
+        shares.append(check_queue(*run(queue_model, 1000, key, x), x))
+    assert np.mean(np.array(shares) < 0.01) >= 0.8
+
+
+def test_a_draw_beyond_an_edge_is_noticed_in_every_place(waiting):
+    """`theta1` above the smallest time is impossible, whatever the rest."""
+    engine, _, x = waiting
+    fitted = engine.likelihoods["x"]
+    arguments = np.array([[x[0] + 0.5, 4.0, 0.2], [x[0] - 0.5, 4.0, 0.2]])
+    assert fitted.beyond(x, arguments).tolist() == [True, False]
+    draws = dict(zip(("theta1", "width", "rate"), arguments.T, strict=True))
+    assert engine.beyond(draws).tolist() == [True, False]
+    smodel = kme.handlers.surrogate(queue_model, engine.likelihoods)
+    with pytest.warns(
+        UserWarning, match="50.00% of the posterior draws lie beyond the simulated parameters of site 'x'"
+    ):
+        assert kme.mcmc.check_surrogate(smodel, draws, x)["x"].beyond == 0.5
+
+
+def test_the_log_density_falls_steeply_at_the_edge(waiting):
+    engine, _, x = waiting
+    values = log_likelihood(engine, x)(x[0] + np.array([-0.1, 0.02], np.float32), np.full(2, 4.0), np.full(2, 0.2))
+    assert values[0] > values[1] + 5.0
+
+
+@pytest.mark.x64
+def test_the_density_integrates_to_one_beside_an_edge(rng):
+    """In the statistic, with `x >= theta` exactly, on nodes that follow the logarithm of the gap."""
+    z = rng.normal(size=(200, 1))
+    x = z + rng.exponential(size=(200, 1))
+    surrogate = kme.ResidualKernelMeans().fit(z, x)
+    assert surrogate.edges.side.tolist() == [1.0]
+    t = np.linspace(-650.0, 650.0, 100_001)
+    log_density = jax.jit(lambda y, z: jax.vmap(lambda row: surrogate._at(row).log_density(z))(y))
+    for point in (0.0, 2.0):
+        nearest = float(surrogate.region.nearest(jnp.array([point]))[0])
+        line = surrogate.edges.offset + np.asarray(surrogate.edges.linear) @ np.array(
+            [nearest, np.sqrt(3.0) * special.erf(nearest / np.sqrt(2.0))]
+        )
+        width, unit = surrogate.edges.width, surrogate.transform.scale
+        y = surrogate.transform.centre + unit * (line + width * np.sinh(t[:, None]))
+        log_step = np.log(unit * width * (t[1] - t[0])) + np.logaddexp(t, -t) - np.log(2.0)
+        value = np.asarray(log_density(jnp.asarray(y), jnp.array([point])))
+        assert abs(np.sum(np.exp(value + log_step)) - 1.0) < 5e-3
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("point", [-6.0, 15.0])
+def test_the_density_integrates_to_one_far_outside_the_simulations(point, rng):
+    """On nodes far into the tails, which are broad there."""
+    z = rng.normal(size=(100, 1))
+    surrogate = kme.ResidualKernelMeans(warp=False).fit(z, z + 0.3 * np.exp(0.3 * z) * rng.normal(size=(100, 1)))
+    t = np.linspace(-600.0, 600.0, 50_001)
+    log_density = jax.jit(jax.vmap(lambda row: surrogate._at(row).log_density(jnp.array([point]))))
+    value = np.asarray(log_density(jnp.asarray(np.sinh(t)[:, None])))
+    assert abs(np.sum(np.exp(value + np.logaddexp(t, -t) - np.log(2.0))) * (t[1] - t[0]) - 1.0) < 1e-3
+
+
+def test_functions_are_held_outside_and_residuals_widen_as_the_formula_says(rng):
+    """Independently: `sigma^2 exp(2 tau^2 / sqrt(1 + tau^2)) + delta^2` about the location where the box ends."""
+    z = rng.normal(size=(150, 2))
+    x = z[:, :1] + 0.3 * np.exp(0.4 * z[:, 1:]) * rng.normal(size=(150, 1))
+    surrogate = kme.ResidualKernelMeans().fit(z, x)
+    at, point = surrogate.at(np.array([0.2])), np.array([5.0, -6.0])
+    ends = np.clip(point, z.min(axis=0), z.max(axis=0))
+    held = ends + 0.02 * np.ptp(z, axis=0) * np.tanh((point - ends) / (0.02 * np.ptp(z, axis=0)))
+    np.testing.assert_allclose(surrogate.region.nearest(jnp.asarray(point)), held, rtol=1e-5)
+    slopes, step = [], 1e-4
+    for part in (surrogate.location, surrogate.log_scale):
+        moved = [(part.on_host(z + step * e) - part.on_host(z - step * e)) / (2.0 * step) for e in np.eye(2)]
+        slopes.append(np.mean(np.square(moved), axis=1)[:, 0])
+    delta, tau = (of @ np.square(point - held) for of in slopes)
+    scale = np.exp(surrogate.log_scale.on_host(held[None])[0, 0])
+    wide = np.sqrt(scale**2 * np.exp(2.0 * tau / np.sqrt(1.0 + tau)) + delta)
+    warped = np.asarray(surrogate.warp((0.2 - surrogate.transform.centre) / surrogate.transform.scale))[0]
+    u = (warped - surrogate.location.on_host(held[None])[0, 0]) / wide
+    known = (scale / wide) ** 2
+    inner = surrogate.density.log_density(jnp.array([u]), jnp.asarray(held), known)
+    jacobian = surrogate.warp.log_slope((0.2 - surrogate.transform.centre) / surrogate.transform.scale)[0]
+    expected = inner - np.log(wide) + jacobian - np.log(surrogate.transform.scale[0])
+    np.testing.assert_allclose(at.log_density(jnp.asarray(point)), expected, rtol=1e-3)
+
+
+@pytest.mark.x64
+def test_slopes_are_finite_and_lead_back(rng):
+    z = rng.normal(size=(150, 2))
+    surrogate = kme.ResidualKernelMeans().fit(z, z + 0.3 * rng.normal(size=(150, 2)))
+    slope = jax.jit(jax.grad(surrogate.at(np.zeros(2)).log_density))
+    for point in ([6.0, 0.0], [-9.0, 4.0], [0.0, 0.0], list(z.max(axis=0))):
+        found = np.asarray(slope(jnp.array(point)))
+        assert np.isfinite(found).all()
+        assert found @ np.array(point) < 0.0 or np.linalg.norm(point) < 4.5
+
+
+def test_the_readme_example_is_higher_where_it_was_simulated(walk):
+    far, near = log_likelihood(walk, README_DATA)(np.array([0.25, 0.2]), np.array([0.02, 1.1]))
+    assert far < near
+
+
+@pytest.mark.slow
+def test_the_readme_example_at_ten_keys():
+    for key in range(10):
+        engine, _ = run(readme_model, 300, key, README_DATA)
+        far, near = engine.likelihoods["x"](jnp.array([0.25, 0.2]), jnp.array([0.02, 1.1])).log_prob(README_DATA)
+        assert far < near
+
+
+def conjugate_alarms(keys):
+    """Runs of a conjugate normal problem, data from the prior predictive, that warn."""
+    alarms = 0
+    for key in keys:
+        mean = np.random.default_rng(key).normal(size=2)
+        alarms += bool(run(conjugate_model, 300, key, mean + 0.5 * np.random.default_rng(key + 99).normal(size=2))[1])
+    return alarms
+
+
+def test_no_alarm_where_nothing_is_extrapolated():
+    assert conjugate_alarms(range(2)) == 0
+
+
+@pytest.mark.slow
+def test_no_alarm_in_19_of_20_conjugate_problems():
+    assert conjugate_alarms(range(20)) <= 1
+
+
+def test_the_summary_says_both_what_is_within_and_about_what(walk, capsys):
+    walk.print_summary()
+    text = " ".join(capsys.readouterr().out.split())
+    assert "observation: within the simulated range of all statistics" in text
+    assert "parameters: " in text and "simulated parameters" in text
+
+
+def test_parameters_far_from_the_simulations_are_reported():
+    """Simulations in a narrow table, data far from it: every draw is beyond, and the run says so."""
+    rng = np.random.default_rng(2)
+    mean = 0.1 * rng.normal(size=(300, 2))
+    narrow = kme.Simulations({"x": mean}, {"x": mean + 0.5 * rng.normal(size=(300, 2))}, {"mean": mean})
+    engine = kme.KELFI(conjugate_model, simulations=narrow, progress_bar=False)
+    with pytest.warns(UserWarning, match="of the posterior draws lie beyond the simulated parameters of site 'x'"):
+        engine.run(jax.random.key(0), x=np.array([0.6, -0.6]))
+    assert "% of the draws lie beyond the simulated parameters" in engine.result.info["parameters"]
+
+
+def test_the_region_counts_what_chance_gives(rng):
+    """A further draw is beyond all of `m` with probability about `1 / (m + 1)`, in one dimension and in six."""
+    for dim in (1, 6):
+        found = [Region.of(z[:40], np.ones(dim)).beyond(z[40:]) for z in rng.normal(size=(400, 60, dim))]
+        share, error = np.mean(found), np.std(np.mean(found, axis=1)) / np.sqrt(400)
+        assert share < 1.0 / 41 + 4.0 * error
+
+
+def test_the_limit_is_that_of_a_double_loop(rng):
+    z, weights = rng.normal(size=(30, 3)), np.array([1.0, 0.0, 4.0])
+    out = []
+    for j in range(30):
+        rest = np.delete(z, j, axis=0)
+        gap = np.maximum(z[j] - rest.max(axis=0), 0.0) + np.maximum(rest.min(axis=0) - z[j], 0.0)
+        out.append(np.sqrt(weights @ gap**2))
+    np.testing.assert_allclose(Region.of(z, weights).limit, max(out))
+
+
+def test_lines_below_are_those_of_brute_force(rng):
+    """Every line through two points that is below all others, the highest in the mean; and gaps from refits."""
+    t, s = rng.normal(size=(25, 1)), rng.normal(size=25)
+    columns = np.concatenate([np.ones((25, 1)), t], axis=1)
+
+    def brute(columns, s):
+        best = (-np.inf, None)
+        for i in range(len(s)):
+            for j in range(i):
+                line = np.linalg.solve(columns[[i, j]], s[[i, j]])
+                if np.all(columns @ line <= s + 1e-9):
+                    best = max(best, (np.mean(columns @ line), tuple(line)))
+        return np.array(best[1])
+
+    np.testing.assert_allclose(below(columns, s), brute(columns, s), atol=1e-7)
+    found, gaps = held_out_below(columns, s)
+    np.testing.assert_allclose(found, brute(columns, s), atol=1e-7)
+    refits = [s[j] - columns[j] @ brute(np.delete(columns, j, 0), np.delete(s, j)) for j in range(25)]
+    np.testing.assert_allclose(gaps, refits, atol=1e-7)
+    assert np.sum(gaps < 0.0) == 2
+
+
+def test_edges_are_found_where_they_are_and_nowhere_else(rng):
+    """Lower and upper ones; none for normal, Student and gamma noise whose ends are no lines that help."""
+    z = rng.normal(size=(300, 1))
+    noise = {
+        1.0: rng.exponential(size=300),
+        -1.0: -rng.exponential(size=300),
+        0.0: rng.normal(size=300),
+        0.5: rng.standard_t(4.0, size=300),
+    }
+    for kind, e in noise.items():
+        surrogate = kme.ResidualKernelMeans().fit(z, z + e[:, None])
+        assert surrogate.edges.side.tolist() == [kind if abs(kind) == 1.0 else 0.0]
+
+
+@pytest.mark.parametrize("kind", ["exponential", "uniform"])
+def test_an_edge_makes_the_likelihood_better(kind, rng):
+    """Held-out log density against the exact one, in nats a simulation."""
+    z = rng.normal(size=(700, 1))
+    law = {"exponential": stats.expon(), "uniform": stats.uniform()}[kind]
+    x = z + law.ppf(rng.uniform(size=(700, 1)))
+    surrogate = kme.ResidualKernelMeans().fit(z[:300], x[:300])
+    found = jax.jit(jax.vmap(lambda y, p: surrogate.at(y).log_density(p)))(x[300:], z[300:])
+    missing = np.mean(law.logpdf(x[300:, 0] - z[300:, 0])) - np.mean(found)
+    assert missing < 0.25
+
+
+def test_the_plot_marks_what_is_beyond(walk, waiting):
+    plt = pytest.importorskip("matplotlib.pyplot")
+    (axis,) = [a for a in kme.plots.surrogate(walk).axes if a.get_xlabel() == "drift"]
+    assert any(collection.hatches for collection in axis.collections if hasattr(collection, "hatches"))
+    (axis,) = kme.plots.surrogate(waiting[0], ["theta1"]).axes
+    assert "beyond the simulations" in [text.get_text() for text in axis.get_legend().get_texts()]
+    plt.close("all")

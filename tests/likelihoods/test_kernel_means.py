@@ -1,0 +1,308 @@
+import re
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tinygp
+
+from numpyro_kme.embeddings.measures import Normal
+from numpyro_kme.kernels import EmpiricalMeasure, Gaussian, GaussianProcessPath, Laplace
+from numpyro_kme.likelihoods.published.form import KernelMeans
+from numpyro_kme.likelihoods.published.objectives import Hyperparameters
+from numpyro_kme.likelihoods.signed import log_positive_part, positive_part, to_signed_log
+from numpyro_kme.likelihoods.statistics import StatisticsTransform
+
+M, D, N = 40, 2, 3
+BETA, EPS, LAM = np.array([0.7, 1.1]), np.array([0.5, 0.3, 0.8]), 1e-3
+HYPER = Hyperparameters(Gaussian(BETA), Gaussian(EPS), LAM)
+RNG = np.random.default_rng(3)
+Z = RNG.normal(size=(M, D))
+X = np.sinh(np.c_[Z, Z[:, 0] * Z[:, 1]] + 0.3 * RNG.normal(size=(M, N))) * [1.0, 10.0, 0.1] + [0.0, 5.0, 0.0]
+Y = X[0] + [0.1, 1.0, 0.02]
+POINTS = RNG.normal(size=(7, D))
+
+
+@pytest.fixture(scope="module")
+def surrogate():
+    return KernelMeans(hyperparameters=HYPER).fit(Z, X)
+
+
+def squared(a, b, scale):
+    return np.sum(((a[:, None] - b[None]) / scale) ** 2, axis=-1)
+
+
+def likelihood_by_hand(z, x, y, points):
+    """q(y | points) of raw statistics, from the formulas, with an independent linear solver."""
+    centre = np.median(x, axis=0)
+    scale = 1.4826 * np.median(np.abs(x - centre), axis=0)
+    s, t = np.arcsinh((x - centre) / scale), np.arcsinh((y - centre) / scale)
+    kappa = np.exp(-0.5 * squared(t[None], s, EPS)[0]) / np.prod(np.sqrt(2 * np.pi) * EPS)
+    weights = np.linalg.solve(np.exp(-0.5 * squared(z, z, BETA)) + len(z) * LAM * np.eye(len(z)), kappa)
+    jacobian = np.prod(1 / np.sqrt(1 + ((y - centre) / scale) ** 2) / scale)
+    return np.exp(-0.5 * squared(points, z, BETA)) @ weights * jacobian
+
+
+@jax.jit
+def signed_values(likelihood, points):
+    sign, log_size = jax.vmap(likelihood.signed_log)(points)
+    return sign * jnp.exp(log_size)
+
+
+@pytest.mark.smoke
+@pytest.mark.x64
+def test_likelihood_by_hand(surrogate):
+    values = signed_values(surrogate.at(Y), POINTS)
+    np.testing.assert_allclose(values, likelihood_by_hand(Z, X, Y, POINTS), rtol=1e-9, atol=1e-12)
+    sign, log_size = surrogate.signed_log_density(POINTS[0], Y)
+    np.testing.assert_allclose(sign * np.exp(log_size), values[0], rtol=1e-12)
+    signs, logs = surrogate.weights(Y)
+    np.testing.assert_allclose(
+        np.exp(-0.5 * squared(POINTS, Z, BETA)) @ (signs * np.exp(logs)), values, rtol=1e-9, atol=1e-12
+    )
+
+
+@pytest.mark.x64
+def test_prediction_of_an_independent_gaussian_process(surrogate):
+    """The likelihood is a predictive mean and `variance` the predictive variance, to 1e-8."""
+    likelihood = surrogate.at(Y)
+    kappa = np.exp(surrogate.hyper.data_kernel.log_gram(surrogate.transform.forward(Y)[None], surrogate.data))[0]
+    kernel = tinygp.transforms.Linear(1 / BETA, tinygp.kernels.ExpSquared())
+    process = tinygp.GaussianProcess(kernel, jnp.asarray(Z), diag=M * LAM)
+    mean, variance = jax.jit(lambda: [(gp := process.condition(kappa, POINTS, diag=0.0).gp).loc, gp.variance])()
+    values = signed_values(likelihood, POINTS)
+    shift = surrogate.hyper.data_kernel.log_integral(N) - surrogate.transform.log_abs_det_jacobian(Y)
+    np.testing.assert_allclose(values * np.exp(shift), mean, atol=1e-8)
+    np.testing.assert_allclose(surrogate.variance(POINTS), variance, atol=1e-8)
+    gram = np.exp(-0.5 * squared(Z, Z, BETA)) + M * LAM * np.eye(M)
+    amplitude = kappa @ np.linalg.solve(gram, kappa) / M / kappa.max() ** 2
+    np.testing.assert_allclose(likelihood.amplitude, amplitude, rtol=1e-9)
+
+
+def test_integrates_to_the_sum_of_the_weights_in_the_data():
+    """One raw statistic: `int q(y | z) dy = 1' (L + m lam I)^-1 l(z)`, which tests every Jacobian."""
+    hyper = Hyperparameters(Gaussian(BETA), Gaussian(0.5), LAM)
+    surrogate = KernelMeans(hyperparameters=hyper).fit(Z, X[:, :1])
+    y = np.sinh(np.linspace(-9, 9, 3001))
+    slopes = np.sqrt(1 + y**2) * (18 / 3000)
+    z = jnp.asarray(POINTS[0])
+    values = jax.jit(jax.vmap(lambda y: jnp.prod(jnp.stack(to_exp(surrogate.at(y).signed_log(z))))))(
+        jnp.asarray(y)[:, None]
+    )
+    gram = np.exp(-0.5 * squared(Z, Z, BETA)) + M * LAM * np.eye(M)
+    weights = np.linalg.solve(gram, np.exp(-0.5 * squared(Z, POINTS[:1], BETA)))[:, 0]
+    np.testing.assert_allclose(np.asarray(values) @ slopes, weights.sum(), rtol=1e-6)
+
+
+def to_exp(signed):
+    return signed[0], jnp.exp(signed[1])
+
+
+def test_nothing_underflows(surrogate):
+    far = surrogate.at(Y).signed_log(jnp.full(D, 1e3))
+    assert np.isfinite(far[1]) and far[0] in (-1.0, 1.0)
+    with pytest.warns(UserWarning, match="far outside"):
+        likelihood = surrogate.at(Y * 1e12)
+    assert np.isfinite(likelihood.signed_log(Z[0])[1])
+
+
+@pytest.mark.x64
+def test_positive_version(surrogate):
+    """Close to `q` where it is large; finite gradients that lead back from anywhere, in both precisions."""
+    likelihood = surrogate.at(Y)
+    at_simulations = signed_values(likelihood, Z)
+    logs = np.asarray(jax.jit(jax.vmap(likelihood.log_density))(Z))
+    large = at_simulations > 0.1 * at_simulations.max()
+    np.testing.assert_allclose(logs[large], np.log(at_simulations[large]), atol=3e-3)
+    z = np.outer([3.0, 10.0, 1e3, 1e6], [1.0, -1.0])
+    slopes = jax.jit(lambda likelihood, z: jax.vmap(jax.value_and_grad(likelihood.log_density))(z))
+    for x64, dtype in ((True, np.float64), (False, np.float32)):
+        with jax.enable_x64(x64):
+            value, slope = (np.asarray(part) for part in slopes(*jax.tree.map(dtype, (likelihood, z))))
+        assert slope.dtype == dtype and np.isfinite(value).all() and np.isfinite(slope).all()
+        assert (np.sum(slope * (likelihood.centre - z), axis=1) > 0).all()
+
+
+part_and_slopes = jax.jit(jax.value_and_grad(log_positive_part, argnums=(0, 1)))
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("value", [1.0, 1e-3, 0.0, -1e-3, -2.0])
+@pytest.mark.parametrize("floor", [1e-2, 1e-9])
+def test_positive_part(value, floor):
+    expected = (
+        0.5 * (value + np.sqrt(value**2 + floor**2))
+        if value >= 0
+        else 0.5 * floor**2 / (np.hypot(value, floor) - value)
+    )
+    np.testing.assert_allclose(positive_part(value, floor), 0.5 * (value + np.hypot(value, floor)), atol=1e-15)
+    log_part, (slope, _) = part_and_slopes(value, np.log(floor))
+    np.testing.assert_allclose(log_part, np.log(expected), rtol=1e-10)
+    np.testing.assert_allclose(slope, 1 / np.hypot(value, floor), rtol=1e-10)
+
+
+def test_positive_part_has_no_magnitude_that_breaks_it():
+    for value in (0.0, 1e-300, -1e-300, 1.0, -1.0, 1e30):
+        for log_floor in (-1e4, -100.0, 0.0):
+            found, slopes = part_and_slopes(value, log_floor)
+            assert np.isfinite(found) and np.isfinite(slopes[1])
+    assert to_signed_log(0.0)[1] == -np.inf
+
+
+def test_traced_observation(surrogate):
+    """A traced observation gives what a concrete one does; a concrete one may be prepared inside a traced function."""
+    expected = surrogate.at(Y).log_density(Z[0])
+    np.testing.assert_allclose(jax.jit(lambda y: surrogate.at(y).log_density(Z[0]))(Y), expected, rtol=1e-9)
+    np.testing.assert_allclose(jax.jit(lambda z: surrogate.at(Y).log_density(z))(Z[0]), expected, rtol=1e-9)
+
+
+def test_sessions_in_single_precision():
+    """Fits are the same to the last digits, evaluation is in float32, traced observations included."""
+    z, x, y = Z.copy(), X.copy(), Y.copy()
+    with jax.enable_x64(False):
+        hyper = Hyperparameters(Gaussian(BETA.copy()), Gaussian(EPS.copy()), LAM)
+        surrogate = KernelMeans(hyperparameters=hyper).fit(z, x)
+        likelihood = surrogate.at(y)
+        assert likelihood.terms.weights.dtype == np.float64
+        value = likelihood.log_density(jnp.asarray(z[0]))
+        traced = jax.jit(lambda z: surrogate.at(y).log_density(z))(jnp.asarray(z[0]))
+        in_place = jax.jit(lambda y: surrogate.at(y).log_density(jnp.asarray(z[0])))(jnp.asarray(y))
+        assert value.dtype == jnp.float32
+        tiny = KernelMeans(hyperparameters=Hyperparameters(Gaussian(0.5), Gaussian(0.5), 1e-8)).fit(z[:9], x[:9])
+        with pytest.raises(ValueError, match=re.escape("lam = 1.0e-08 is too small to solve")):
+            jax.jit(lambda y: tiny.at(y).log_density(jnp.zeros(2)))(jnp.asarray(y))
+    expected = np.log(likelihood_by_hand(Z, X, Y, Z[:1])[0])
+    np.testing.assert_allclose([value, traced], expected, atol=5e-3)
+    np.testing.assert_allclose(in_place, expected, atol=2e-2)
+
+
+def test_leave_one_out_is_a_refit(surrogate):
+    """The closed form against refits without one simulation, with the noise `m lam` held."""
+    found = surrogate.leave_one_out()
+    s = np.asarray(surrogate.data)
+    gram = np.exp(-0.5 * squared(Z, Z, BETA))
+    kappa = np.exp(-0.5 * squared(s, s, EPS)) / np.prod(np.sqrt(2 * np.pi) * EPS)
+    for j in (0, 7, 39):
+        rest = np.arange(M) != j
+        solved = np.linalg.solve(gram[np.ix_(rest, rest)] + M * LAM * np.eye(M - 1), kappa[rest, j])
+        np.testing.assert_allclose(found.sign[j] * np.exp(found.log_predictive[j]), gram[j, rest] @ solved, rtol=1e-8)
+        values = np.zeros(M)
+        values[j] = gram[j, rest] @ solved
+        for i in np.flatnonzero(rest):
+            both = rest & (np.arange(M) != i)
+            again = np.linalg.solve(gram[np.ix_(both, both)] + M * LAM * np.eye(M - 2), kappa[both, j])
+            values[i] = gram[i, both] @ again
+        mean = np.maximum(values, 0).mean()
+        ratio, softness = values[j] / max(mean, 0.0), 0.02
+        expected = np.log(0.5 * (ratio + np.hypot(ratio, softness)))
+        np.testing.assert_allclose(found.log_posterior[j], expected, rtol=1e-7)
+
+
+def test_warns_far_from_the_simulations(surrogate):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for y in X:
+            surrogate.at(y)
+    with pytest.warns(UserWarning, match=r"far outside all simulations in statistics 1 \(observed 1e\+06"):
+        surrogate.at(np.array([X[0, 0], 1e6, X[0, 2]]))
+    with pytest.warns(UserWarning, match="log data kernel"):
+        KernelMeans(hyperparameters=Hyperparameters(Gaussian(1.0), Gaussian(0.3), LAM)).fit(
+            Z, np.c_[X[:, :1], X[:, :1]]
+        ).at(np.quantile(X[:, 0], [0.02, 0.98]))
+
+
+def test_constant_statistics():
+    x = np.c_[X[:, :1], np.full(M, 7.0), X[:, 1:]]
+    with pytest.warns(UserWarning, match=r"Statistics \[1\] are constant over the 40 simulations"):
+        surrogate = KernelMeans(hyperparameters=HYPER).fit(Z, x)
+    np.testing.assert_allclose(
+        surrogate.at(np.array([Y[0], 7.0, *Y[1:]])).log_density(Z[0]),
+        np.log(likelihood_by_hand(Z, X, Y, Z[:1])[0]),
+        atol=3e-3,
+    )
+    assert surrogate.relevance()[1] == 0.0
+    with pytest.raises(ValueError, match=r"Statistic 1 is 7.0 in every simulation but 8.0"):
+        surrogate.at(np.array([Y[0], 8.0, *Y[1:]]))
+
+
+@pytest.mark.parametrize(
+    ("act", "sentence"),
+    [
+        (lambda s: KernelMeans().fit(Z[:1], X[:1]), "at least 2 rows"),
+        (
+            lambda s: KernelMeans().fit(np.zeros((20_001, 1)), X),
+            r"one row for each simulation; got shapes \(20001, 1\)",
+        ),
+        (lambda s: KernelMeans().fit(Z[:0], X[:0]), "at least 2 rows"),
+        (lambda s: KernelMeans().fit(Z, X[:-1]), "one row for each simulation"),
+        (lambda s: KernelMeans().fit(Z, X[:, 0]), "one row for each simulation"),
+        (lambda s: KernelMeans().fit(Z, np.where(X[3, 1] == X, np.nan, X)), r"nan at index \(3, 1\)"),
+        (lambda s: KernelMeans().fit(np.where(Z[2, 0] == Z, np.inf, Z), X), r"inf at index \(2, 0\)"),
+        (lambda s: KernelMeans().fit(Z, np.ones((M, 2))), "All 2 statistics are constant"),
+        (lambda s: KernelMeans().fit(Z, np.ones((M, 2, 2))), "unless `data_kernel` compares other data"),
+        (lambda s: s.at(Y[:2]), r"`y` must have shape \(3,\)"),
+        (lambda s: s.at(np.array([0.0, np.nan, 0.0])), "not finite"),
+    ],
+)
+def test_bad_input(surrogate, act, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        act(surrogate)
+
+
+def test_unfactorisable_matrix():
+    hyper = Hyperparameters(Gaussian(100.0), Gaussian(1.0), 1e-30)
+    with pytest.raises(np.linalg.LinAlgError, match="lam = 1e-30"):
+        KernelMeans(hyperparameters=hyper).fit(Z, X)
+
+
+@pytest.mark.x64
+def test_other_data_kernels():
+    """A kernel of another family on raw vectors; data sets and time series, compared as a whole."""
+    raw = KernelMeans(hyperparameters=Hyperparameters(Gaussian(BETA), Laplace(2.0), LAM), standardise=False).fit(Z, X)
+    kappa = np.exp(-np.sqrt(squared(Y[None], X, 2.0)[0]) - Laplace(2.0).log_integral(N))
+    weights = np.linalg.solve(np.exp(-0.5 * squared(Z, Z, BETA)) + M * LAM * np.eye(M), kappa)
+    values = np.exp(-0.5 * squared(POINTS, Z, BETA)) @ weights
+    np.testing.assert_allclose(signed_values(raw.at(Y), POINTS), values, rtol=1e-8, atol=1e-14)
+
+    sets = Z[:, None, :1] + RNG.normal(size=(M, 12, 1))
+    kernel = EmpiricalMeasure(Gaussian(1.0), 0.3)
+    empirical = KernelMeans(hyperparameters=Hyperparameters(Gaussian(BETA), kernel, LAM)).fit(Z, sets)
+    kappa = np.asarray(kernel.gram(sets[:1], sets))[0]
+    weights = np.linalg.solve(np.exp(-0.5 * squared(Z, Z, BETA)) + M * LAM * np.eye(M), kappa)
+    np.testing.assert_allclose(
+        signed_values(empirical.at(sets[0]), POINTS),
+        np.exp(-0.5 * squared(POINTS, Z, BETA)) @ weights,
+        rtol=1e-8,
+        atol=1e-12,
+    )
+    with pytest.raises(ValueError, match="EmpiricalMeasure is not a density"):
+        empirical.log_marginal(sets[0], Normal.standard(D))
+
+    times = np.linspace(0, 1, 9)[:, None]
+    paths = Z[:, :1] * np.sin(4 * times[:, 0]) + 0.2 * RNG.normal(size=(M, 9))
+    kernel = GaussianProcessPath(Gaussian(0.4), 0.3)
+    series = KernelMeans(hyperparameters=Hyperparameters(Gaussian(BETA), kernel, LAM)).fit(Z, (times, paths))
+    kappa = np.exp(np.asarray(kernel.log_gram((times[::2], paths[:1, ::2]), (times, paths))))[0]
+    weights = np.linalg.solve(np.exp(-0.5 * squared(Z, Z, BETA)) + M * LAM * np.eye(M), kappa)
+    values = signed_values(series.at((times[::2], paths[0, ::2])), POINTS)
+    np.testing.assert_allclose(values, np.exp(-0.5 * squared(POINTS, Z, BETA)) @ weights, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.x64
+def test_statistics_transform():
+    x = np.c_[X, RNG.poisson(0.1, M), np.full(M, 3.0)]
+    x[5, 0] = 1e30
+    with pytest.warns(UserWarning, match=r"\[4\] are constant"):
+        transform = StatisticsTransform.fit(x)
+    s = np.asarray(transform.forward(x))
+    assert transform.kept == (0, 1, 2, 3) and np.isfinite(s).all() and np.abs(s).max() < 80
+    np.testing.assert_allclose(transform.inverse(s), x[:, :4], rtol=1e-9, atol=1e-12)
+    clean = StatisticsTransform.fit(X)
+    assert abs(s[6, 0] - float(clean.forward(X)[6, 0])) < 0.3
+    slopes = jax.jacfwd(transform.forward)(jnp.asarray(x[0]))[:, :4]
+    np.testing.assert_allclose(transform.log_abs_det_jacobian(x[0]), np.linalg.slogdet(slopes)[1], rtol=1e-12)
+    log_slope = transform.log_abs_det_jacobian(x[5])
+    others = np.sum(-0.5 * np.log1p(np.sinh(s[5, 1:]) ** 2)) - np.sum(np.log(transform.scale))
+    np.testing.assert_allclose(log_slope, others - np.log(1e30 / transform.scale[0]), rtol=1e-9)
+    assert np.all(np.diff(np.asarray(transform.forward(np.linspace(-9, 9, 50)[:, None] * np.ones(5)))[:, 0]) > 0)

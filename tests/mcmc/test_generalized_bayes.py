@@ -1,0 +1,302 @@
+"""Losses in place of likelihoods: against sums by hand, the floor of an exact posterior, and sentences."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro import handlers
+from numpyro.infer import AIES, MCMC, NUTS, Predictive, log_likelihood
+from numpyro.infer.util import log_density
+from scipy.stats import norm
+
+from numpyro_kme.kernels import Gaussian
+from numpyro_kme.losses import MMD
+from numpyro_kme.mcmc.handlers import generalized_bayes
+from numpyro_kme.mcmc.noise import CommonNoise, FreshNoise, LatentNoise, fresh_nodes, independent_noise, simulation_keys
+from numpyro_kme.mcmc.rescoring import noise_sensitivity
+from numpyro_kme.models.from_noise import FromNoise
+from numpyro_kme.models.simulator import Simulator
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(1.0, 1.0, 30)
+LOSS = MMD(Gaussian(1.0))
+
+
+def shift(noise, mean):
+    return mean + noise
+
+
+def keyed(key, mean):
+    return mean + random.normal(key)
+
+
+def on_host(rng, mean):
+    return mean + rng.normal()
+
+
+def counting(key, mean):
+    return random.poisson(key, jnp.exp(mean))
+
+
+DECLARED = FromNoise(shift, dist.Normal(0.0, 1.0))
+
+
+def model(x=None, y=None, simulator=DECLARED, **declared):
+    mean = numpyro.sample("mean", dist.Normal(0.0, 2.0))
+    numpyro.sample("y", dist.Normal(mean, 3.0), obs=y)
+    with numpyro.plate("data", 30):
+        numpyro.sample("x", Simulator(simulator, mean, **declared), obs=x)
+
+
+def squared_mmd(x, y, v, *, unbiased=False):
+    """Double loops over kernel values, length scale 1."""
+
+    def k(a, b):
+        return np.exp(-0.5 * (a[:, None] - b[None]) ** 2)
+
+    own = v @ k(y, y) @ v
+    if unbiased:
+        own = (own - v @ v) / (1.0 - v @ v)
+    return k(x, x).mean() - 2 * (v @ k(y, x)).mean() + own
+
+
+def likelihood(gb, *args, at, **kwargs):
+    """Log density of a model without that of its prior and of `y`, at one mean or several."""
+    value = jax.jit(lambda mean: log_density(gb, args, kwargs, {"mean": mean})[0])
+    return np.array([float(value(mean)) for mean in at]) - norm.logpdf(at, 0.0, 2.0) - norm.logpdf(0.5, at, 3.0)
+
+
+def test_the_density_is_the_prior_times_the_loss_counted_once():
+    gb = generalized_bayes(model, LOSS, weight=0.7, noise=CommonNoise(200))
+    z = np.linspace(-6.5, 6.5, 200)
+    v = np.exp(-0.5 * z**2) / np.exp(-0.5 * z**2).sum()
+    expected = [-0.7 * 30 * squared_mmd(X, at + z, v) for at in (0.4, -1.5)]
+    np.testing.assert_allclose(likelihood(gb, X, 0.5, at=[0.4, -1.5]), expected, atol=30 * 1e-4)
+    shares = log_likelihood(gb, {"mean": jnp.array([0.4, -1.5])}, X, 0.5)["x"]
+    assert shares.shape == (2, 30)
+    np.testing.assert_allclose(np.asarray(shares).sum(1), expected, atol=30 * 1e-4)
+
+
+def test_fresh_and_latent_noise_use_the_draws_they_are_given():
+    z = RNG.normal(size=16)
+    latent = generalized_bayes(model, LOSS, weight=1.0, noise=LatentNoise(16))
+    trace = handlers.trace(handlers.seed(latent, 0)).get_trace(X, 0.5)
+    assert trace["x_noise"]["value"].shape == (16,) and trace["x_noise"]["fn"].batch_shape == ()
+    params = {"mean": jnp.array(0.4), "x_noise": jnp.asarray(z)}
+    found = jax.jit(lambda at: log_density(latent, (X, 0.5), {}, at)[0])(params) - norm.logpdf(z).sum()
+    rest = norm.logpdf(0.4, 0.0, 2.0) + norm.logpdf(0.5, 0.4, 3.0)
+    expected = -30 * squared_mmd(X, 0.4 + z, np.full(16, 1 / 16), unbiased=True)
+    np.testing.assert_allclose(found - rest, expected, atol=30 * 1e-4)
+    fresh = generalized_bayes(model, LOSS, weight=1.0, noise=FreshNoise(16, repeats=3))
+    density = jax.jit(
+        lambda key: log_density(simulation_keys(fresh, rng_key=key), (X, 0.5), {}, {"mean": jnp.array(0.4)})[0]
+    )
+    values = [float(density(random.key(k))) for k in (1, 1, 2)]
+    assert values[0] == values[1] != values[2]
+
+
+def test_noise_of_several_keys_is_made_of_equal_parts():
+    law, keys = independent_noise(DECLARED), random.split(random.key(0), 4)
+    whole = fresh_nodes(law, keys, FreshNoise(12, repeats=2))
+    parts = [law.nodes(key, 3, 2).values for key in keys]
+    np.testing.assert_array_equal(whole.values, np.concatenate(parts, axis=1))
+    assert whole.weights.shape == (2, 12) and float(whole.weights.sum()) == pytest.approx(2.0)
+
+
+def test_kernels_that_bring_new_keys_leave_common_noise_as_it_is():
+    gb, key = generalized_bayes(model, LOSS, weight=1.0, noise=CommonNoise(16, random.key(3))), random.key(4)
+    given = [gb, simulation_keys(gb, rng_key=key, common=False), simulation_keys(gb, rng_key=key)]
+    own, same, other = (float(likelihood(m, X, 0.5, at=[0.4], simulator=keyed)[0]) for m in given)
+    assert own == same != other
+
+
+@pytest.mark.x64
+def test_the_gradient_is_that_of_the_density():
+    gb = generalized_bayes(model, MMD(Gaussian(1.0), free_mass=True), weight=1.0, noise=CommonNoise(64))
+    density = jax.jit(lambda m: log_density(gb, (X, 0.5), {}, {"mean": m})[0])
+    slope = (density(0.7 + 1e-4) - density(0.7 - 1e-4)) / 2e-4
+    np.testing.assert_allclose(jax.grad(density)(0.7), slope, rtol=1e-4)
+
+
+def regression(c, y):
+    a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+    fn = FromNoise(sloped, dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with numpyro.plate("data", 12):
+        numpyro.sample("y", Simulator(fn, a, c, event_dims=0), obs=y)
+
+
+def sloped(noise, a, c):
+    return jnp.array([a, 0.5]) * c + noise
+
+
+@pytest.mark.x64
+def test_vectors_covariates_and_single_precision():
+    covariate, y = np.linspace(-1.0, 1.0, 12), RNG.normal(size=(12, 2))
+    loss = MMD(Gaussian(1.0), covariate_kernel=Gaussian(0.5))
+
+    def scored():
+        gb = generalized_bayes(regression, loss, weight=1.0, noise=CommonNoise(48), covariates={"y": covariate})
+        density = jax.jit(jax.value_and_grad(lambda a: log_density(gb, (covariate, y), {}, {"a": a})[0]))
+        return gb, *density(0.3)
+
+    gb, value, gradient = scored()
+    trace = handlers.trace(handlers.substitute(gb, {"a": jnp.array(0.3)})).get_trace(covariate, y)
+    (index, noise), weights = trace["y"]["fn"].nodes.values, trace["y"]["fn"].nodes.weights[0]
+    c, points = covariate[index[0]], np.array([0.3, 0.5]) * covariate[index[0]][:, None] + noise[0]
+
+    def k(c, y, d, x):
+        squared = ((c[:, None] - d[None]) / 0.5) ** 2 + ((y[:, None] - x[None]) ** 2).sum(-1)
+        return np.exp(-0.5 * squared)
+
+    expected = weights @ k(c, points, c, points) @ weights - 2 * (weights @ k(c, points, covariate, y)).mean()
+    expected += k(covariate, y, covariate, y).mean()
+    np.testing.assert_allclose(value, norm.logpdf(0.3) - 12 * expected, rtol=1e-9)
+    with jax.enable_x64(False):
+        _, single, slope = scored()
+    assert single.dtype == np.float32
+    np.testing.assert_allclose(np.asarray(single), value, rtol=1e-5)
+    np.testing.assert_allclose(np.asarray(slope), gradient, rtol=1e-3)
+
+
+def posterior_on_a_grid(gb, *args, grid, **kwargs):
+    log_p = jax.jit(jax.vmap(lambda m: log_density(gb, args, kwargs, {"mean": m})[0]))(grid)
+    p = np.exp(log_p - np.max(log_p))
+    mean = (p @ grid) / p.sum()
+    return mean, np.sqrt(p @ (grid - mean) ** 2 / p.sum())
+
+
+@pytest.fixture(scope="module")
+def polluted():
+    """Data with outliers, and the mean and sd of their posterior on a grid."""
+    x = np.append(np.random.default_rng(1).normal(1.0, 1.0, 27), np.full(3, 20.0))
+    gb = generalized_bayes(without_y, LOSS, weight=1.0, noise=CommonNoise(256))
+    return x, *posterior_on_a_grid(gb, x, grid=np.linspace(-2.0, 6.0, 400))
+
+
+def test_outliers_do_not_move_the_posterior(polluted):
+    """They leave the closed form of the others: of a normal model, `s(u) = sum k * N(x - u)` by the Gaussian of variance 2."""
+    (x, mean, sd), grid = polluted, np.linspace(-2.0, 6.0, 400)
+    log_p = 2.0 * np.sqrt(0.5) * np.exp(-((x[:27, None] - grid) ** 2) / 4.0).sum(0) - grid**2 / 8.0
+    p = np.exp(log_p - log_p.max())
+    exact = p @ grid / p.sum()
+    np.testing.assert_allclose([mean, sd], [exact, np.sqrt(p @ (grid - exact) ** 2 / p.sum())], atol=2e-3)
+
+
+@pytest.mark.slow
+def test_nuts_samples_the_posterior(polluted):
+    x, mean, sd = polluted
+    gb = generalized_bayes(model, LOSS, weight=1.0, noise=CommonNoise(256))
+    mcmc = MCMC(NUTS(gb), num_warmup=200, num_samples=800, progress_bar=False)
+    mcmc.run(random.key(0), x)
+    draws = mcmc.get_samples()["mean"]
+    np.testing.assert_allclose(draws.mean(), mean, atol=5 * sd / np.sqrt(150))
+    np.testing.assert_allclose(draws.std(), sd, rtol=5 / np.sqrt(2 * 150))
+
+
+def without_y(x):
+    mean = numpyro.sample("mean", dist.Normal(0.0, 2.0))
+    with numpyro.plate("data", 30):
+        numpyro.sample("x", Simulator(DECLARED, mean), obs=x)
+
+
+def test_predictive_simulates():
+    gb = generalized_bayes(model, LOSS, weight=1.0, noise=CommonNoise(64))
+    drawn = Predictive(gb, {"mean": jnp.zeros(4)})(random.key(0), y=0.5)
+    direct = Predictive(model, {"mean": jnp.zeros(4)})(random.key(0), y=0.5)
+    np.testing.assert_array_equal(drawn["x"], direct["x"])
+
+
+def test_ensembles_sample_simulators_on_the_host():
+    declared = dict(simulator=on_host, shape=(), dtype=float)
+    gb = generalized_bayes(model, LOSS, weight=1.0, noise=CommonNoise(40, random.key(3)))
+    mcmc = MCMC(AIES(gb), num_warmup=60, num_samples=100, num_chains=6, chain_method="vectorized", progress_bar=False)
+    mcmc.run(random.key(0), X, 0.5, **declared)
+    mean, sd = posterior_on_a_grid(gb, X, 0.5, grid=np.linspace(-2.0, 4.0, 60), **declared)
+    np.testing.assert_allclose(mcmc.get_samples()["mean"].mean(), mean, atol=5 * sd / np.sqrt(40))
+
+
+def test_noise_sensitivity_tells_quadrature_from_few_draws():
+    draws = {"mean": 1.0 + 0.25 * RNG.normal(size=100)}
+    settled = generalized_bayes(model, LOSS, weight=1.0, noise=CommonNoise(64))
+    found = noise_sensitivity(random.key(0), settled, draws, X, 0.5, num_keys=1)
+    assert found.largest_shift < 1e-9 and found.effective_share[0] == pytest.approx(1.0)
+    few = generalized_bayes(model, LOSS, weight=1.0, noise=CommonNoise(20))
+    found = noise_sensitivity(random.key(0), few, draws, X, 0.5, num_keys=2, simulator=keyed)
+    assert found.largest_shift > 0.5 and found.spread.min() > 0.1 and found.shift["mean"].shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("noise", "declared", "sentence"),
+    [
+        (
+            CommonNoise(8),
+            dict(simulator=on_host, shape=(), dtype=float),
+            "`on_host` runs on the host.*PseudoMarginal.*AIES",
+        ),
+        (CommonNoise(8), dict(simulator=counting), "`counting` returns whole numbers"),
+        (FreshNoise(8), {}, "only the kernel `numpyro_kme.PseudoMarginal` samples correctly"),
+    ],
+)
+def test_kernels_that_do_not_fit_are_explained(noise, declared, sentence):
+    gb = generalized_bayes(model, LOSS, weight=1.0, noise=noise)
+    with pytest.raises(NotImplementedError, match=sentence):
+        MCMC(NUTS(gb), num_warmup=1, num_samples=1, progress_bar=False).run(random.key(0), X, 0.5, **declared)
+
+
+def outside(x):
+    numpyro.sample("x", Simulator(DECLARED, numpyro.sample("mean", dist.Normal(0.0, 2.0))), obs=x)
+
+
+def varying(x):
+    mean = numpyro.sample("mean", dist.Normal(0.0, 2.0).expand([30]).to_event(1))
+    with numpyro.plate("data", 30):
+        numpyro.sample("x", Simulator(DECLARED, mean, event_dims=0), obs=x)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "args", "noise", "sentence"),
+    [
+        (outside, (0.3,), CommonNoise(8), "must stand in one plate, the data plate"),
+        (varying, (X,), CommonNoise(8), "batch shape .30,. and covariates are missing"),
+        (handlers.mask(without_y, mask=False), (X,), CommonNoise(8), "masked or scaled"),
+        (handlers.scale(without_y, scale=0.5), (X,), CommonNoise(8), "masked or scaled"),
+        (
+            lambda x: model(x, simulator=keyed),
+            (X,),
+            LatentNoise(8),
+            "LatentNoise needs the noise of simulator `keyed`",
+        ),
+    ],
+)
+def test_models_that_do_not_fit_are_explained(wrong, args, noise, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        handlers.seed(generalized_bayes(wrong, LOSS, weight=1.0, noise=noise), 0)(*args)
+
+
+def test_data_must_be_known():
+    gb = generalized_bayes(without_y, LOSS, weight=1.0, noise=CommonNoise(8))
+    with pytest.raises(ValueError, match="is traced by JAX"):
+        jax.jit(lambda x: log_density(gb, (x,), {}, {"mean": jnp.zeros(())})[0])(X)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (dict(weight=0.0, noise=CommonNoise(8)), "`weight` must be positive"),
+        (dict(weight=-1.0, noise=CommonNoise(8)), "`weight` must be positive"),
+        (dict(weight="1", noise=CommonNoise(8)), "`weight` must be one positive number; got '1'.*by_bootstrap"),
+        (dict(weight=[1.0, 2.0], noise=CommonNoise(8)), "`weight` must be one positive number"),
+        (dict(weight=1.0, noise=8), "`noise` must be CommonNoise"),
+        (dict(weight=1.0, noise=FreshNoise(8), covariates={"x": X}), "`covariates` need noise=CommonNoise"),
+    ],
+)
+def test_settings_are_checked(settings, sentence):
+    with pytest.raises((ValueError, TypeError), match=sentence):
+        generalized_bayes(model, LOSS, **settings)
+    with pytest.raises(ValueError, match="`num_simulated` must be at least 2; got 1"):
+        LatentNoise(1)
+    with pytest.raises(ValueError, match="`repeats` must be at least 1; got 0"):
+        FreshNoise(8, 0)

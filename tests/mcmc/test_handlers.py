@@ -1,0 +1,429 @@
+"""The surrogate handler with a stand-in density whose posterior is known, and un-observing simulators."""
+
+import functools
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro import handlers
+from numpyro.infer import MCMC, NUTS, Predictive, log_likelihood
+from numpyro.infer.inspect import get_model_relations
+from numpyro.infer.util import log_density
+from scipy import stats
+
+from numpyro_kme.kernels import Gaussian
+from numpyro_kme.kernels.base import register
+from numpyro_kme.likelihoods.base import LikelihoodAt, Surrogate
+from numpyro_kme.likelihoods.distribution import FittedLikelihood, fit_likelihood
+from numpyro_kme.likelihoods.published.form import KernelMeans
+from numpyro_kme.likelihoods.published.objectives import Hyperparameters
+from numpyro_kme.mcmc.handlers import surrogate, uncondition_simulators
+from numpyro_kme.mcmc.surrogate_check import check_surrogate
+from numpyro_kme.models.coordinates import Coordinates
+from numpyro_kme.models.simulator import Simulator
+from numpyro_kme.models.unconstrained import Unconstrained
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", FutureWarning)
+    import arviz as az
+
+
+def shifted(key, theta):
+    return theta + random.normal(key, (2,))
+
+
+def normal(theta):
+    return dist.Normal(theta, 1.0).to_event(1)
+
+
+def model(x=None, y=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    numpyro.sample("x", Simulator(shifted, theta), obs=x)
+    with numpyro.plate("visits", 3):
+        numpyro.sample("y", dist.Normal(b, 1.0), obs=y)
+
+
+X, Y = jnp.array([2.0, -1.0]), jnp.array([0.5, 1.0, 1.5])
+SMODEL = surrogate(model, {"x": normal})
+
+
+def exact(x=None, y=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    numpyro.sample("x", normal(theta), obs=x)
+    with numpyro.plate("visits", 3):
+        numpyro.sample("y", dist.Normal(b, 1.0), obs=y)
+
+
+def same_density(a, b, args, params):
+    left, right = log_density(a, args, {}, params)[0], log_density(b, args, {}, params)[0]
+    np.testing.assert_allclose(left, right, rtol=1e-12)
+    return float(left)
+
+
+@pytest.fixture(scope="module")
+def mcmc():
+    mcmc = MCMC(NUTS(SMODEL), num_warmup=200, num_samples=1000, progress_bar=False)
+    mcmc.run(random.key(0), X, Y)
+    return mcmc
+
+
+def test_the_density_is_that_of_the_model_written_out():
+    theta, b = np.array([0.3, -0.7]), 0.2
+    found = same_density(SMODEL, exact, (X, Y), {"theta": jnp.asarray(theta), "b": jnp.asarray(b)})
+    terms = [stats.norm.logpdf(theta), stats.norm.logpdf(b), stats.norm.logpdf(X, theta), stats.norm.logpdf(Y, b)]
+    np.testing.assert_allclose(found, sum(term.sum() for term in terms), rtol=5e-6)
+
+
+def test_nuts_finds_the_known_posterior(mcmc):
+    samples = mcmc.get_samples()
+    # theta | x is N(x/2, 1/2) and b | y is N(sum(y)/4, 1/4); 5 standard errors at 400 effective draws
+    np.testing.assert_allclose(samples["theta"].mean(0), X / 2, atol=5 * np.sqrt(0.5 / 400))
+    np.testing.assert_allclose(samples["theta"].var(0), 0.5, atol=5 * 0.5 * np.sqrt(2 / 400))
+    np.testing.assert_allclose(samples["b"].mean(), 0.75, atol=5 * np.sqrt(0.25 / 400))
+
+
+def test_arviz_takes_the_run_as_it_is(mcmc):
+    idata = az.from_numpyro(mcmc, log_likelihood=True)
+    np.testing.assert_array_equal(idata["observed_data"]["x"].values, X)
+    theta = mcmc.get_samples()["theta"]
+    expected = dist.Normal(theta, 1.0).log_prob(X[None]).sum(-1)
+    np.testing.assert_allclose(np.asarray(idata["log_likelihood"]["x"])[0], expected, rtol=1e-9)
+
+
+def test_log_likelihood_by_site(mcmc):
+    samples = {name: value[:5] for name, value in mcmc.get_samples().items()}
+    found = log_likelihood(SMODEL, samples, X, Y)
+    np.testing.assert_allclose(found["x"], normal(samples["theta"]).log_prob(X[None]), rtol=1e-12)
+    assert found["y"].shape == (5, 3)
+
+
+def test_predictive_still_simulates(mcmc):
+    samples = {name: value[:7] for name, value in mcmc.get_samples().items()}
+    through = Predictive(SMODEL, samples)(random.key(1))
+    direct = Predictive(model, samples)(random.key(1))
+    np.testing.assert_array_equal(through["x"], direct["x"])
+    trace = handlers.trace(handlers.seed(SMODEL, 0)).get_trace()
+    assert isinstance(trace["x"]["fn"], Simulator)
+
+
+@pytest.mark.smoke
+def test_condition_inside_works_and_outside_is_explained():
+    params = {"theta": jnp.zeros(2), "b": jnp.array(0.0)}
+    inside = surrogate(handlers.condition(model, {"x": X, "y": Y}), {"x": normal})
+    same_density(inside, lambda: exact(X, Y), (), params)
+    with pytest.raises(NotImplementedError, match=r"Site 'x' is a simulator.*around any `condition`"):
+        log_density(handlers.condition(SMODEL, {"x": X, "y": Y}), (), {}, params)
+
+
+def test_the_graph_of_the_surrogate_model():
+    relations = get_model_relations(SMODEL, (X, Y))
+    assert relations["sample_sample"]["x"] == ["theta"] and relations["sample_dist"]["x"] == "Normal"
+
+
+MASK = jnp.array([True, False, True])
+
+
+def in_plates(simulator):
+    """Draws that share a parameter, groups with their own, a mask and a scale, with either kind of site."""
+
+    def site(name, fn, x, density):
+        numpyro.sample(name, fn if simulator else density, obs=x)
+
+    def run(iid, groups):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        with numpyro.plate("n", 3), handlers.mask(mask=MASK), handlers.scale(scale=2.5):
+            site("iid", Simulator(shifted, theta, event_dims=1), iid, normal(theta))
+        with numpyro.plate("g", 3):
+            eta = numpyro.sample("eta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+            with numpyro.plate("r", 4):
+                site("groups", Simulator(shifted, eta, event_dims=1), groups, normal(eta))
+        site(
+            "joint",
+            Simulator(shifted, eta, event_dims=1).to_event(1).mask(True),
+            eta + 1.0,
+            normal(eta).to_event(1),
+        )
+
+    return run
+
+
+def test_plates_masks_scales_and_events():
+    args = (random.normal(random.key(0), (3, 2)), random.normal(random.key(1), (4, 3, 2)))
+    params = {"theta": jnp.array([0.3, -0.7]), "eta": jnp.arange(6.0).reshape(3, 2)}
+    smodel = surrogate(in_plates(True), {"iid": normal, "groups": normal, "joint": normal})
+    with jax.numpy_rank_promotion("allow"):  # NumPyro's own Normal under a plate
+        same_density(smodel, in_plates(False), args, params)
+    trace = handlers.trace(handlers.seed(smodel, 0)).get_trace(*args)
+    assert trace["iid"]["fn"].batch_shape == (3,) and trace["groups"]["fn"].batch_shape == (4, 3)
+    assert trace["joint"]["fn"].event_shape == (3, 2)
+
+
+def test_parameters_arrive_with_common_leading_dimensions():
+    shapes = []
+
+    def likelihood(theta, scale):
+        shapes.append((theta.shape, scale.shape))
+        return dist.Normal(theta, scale[..., None]).to_event(1)
+
+    def groups(x):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([3, 2]).to_event(2))
+        with numpyro.plate("g", 3):
+            numpyro.sample("x", Simulator(lambda k, t, s: t * s, theta, 2.0, event_dims=(1, 0)), obs=x)
+
+    log_density(surrogate(groups, {"x": likelihood}), (jnp.zeros((3, 2)),), {}, {"theta": jnp.zeros((3, 2))})
+    assert set(shapes) == {((3, 2), (3,))}
+
+
+@pytest.mark.parametrize(
+    ("likelihoods", "args", "sentence"),
+    [
+        ({"z": normal}, (), r"`likelihoods` names \['z'\], but the simulator sites of the model are \['x'\]"),
+        ({"x": normal, "y": normal}, (X, Y), r"names \['y'\]"),
+        ({"z": normal}, (X, Y), "Site 'x' is an observed simulator without a likelihood"),
+        (
+            {"x": lambda t: dist.Normal(t, 1.0)},
+            (X, Y),
+            r"event shape \(\), the simulator `shifted` has \(2,\)",
+        ),
+        ({"x": lambda t: normal(t).expand([5])}, (X, Y), r"batch shape \(5,\)"),
+        ({"x": lambda t: t}, (X, Y), "must give a numpyro Distribution"),
+    ],
+)
+def test_likelihoods_that_do_not_fit_are_explained(likelihoods, args, sentence):
+    with pytest.raises((ValueError, TypeError), match=sentence):
+        handlers.seed(surrogate(model, likelihoods), 0)(*args)
+    assert numpyro.primitives._PYRO_STACK == []
+
+
+@pytest.mark.parametrize(
+    ("likelihoods", "shown"), [(None, "NoneType"), ({}, "dict"), ({"x": 3.0}, "{'x': 'float'}"), (normal, "function")]
+)
+def test_likelihoods_must_be_functions(likelihoods, shown):
+    with pytest.raises(ValueError, match=f"`likelihoods` must be a dictionary.*got {shown}"):
+        surrogate(model, likelihoods)
+
+
+def test_unconditioning_simulators_alone():
+    samples = {"theta": jnp.zeros((4, 2)), "b": jnp.zeros(4)}
+    free = Predictive(uncondition_simulators(model), samples)(random.key(0), X, Y)
+    assert free["x"].shape == (4, 2) and len(np.unique(free["x"])) == 8
+    np.testing.assert_array_equal(free["y"], np.tile(Y, (4, 1)))
+    trace = handlers.trace(handlers.seed(uncondition_simulators(model), 0)).get_trace(X, Y)
+    assert not trace["x"]["is_observed"] and trace["y"]["is_observed"]
+
+
+def test_engines_of_both_kinds_can_share_a_model():
+    both = uncondition_simulators(surrogate(model, {"x": normal}))
+    trace = handlers.trace(handlers.seed(both, 0)).get_trace(X, Y)
+    assert trace["x"]["is_observed"] and not isinstance(trace["x"]["fn"], Simulator)
+
+
+@register
+class NormalAt(LikelihoodAt):
+    """N(y; location, scale) as a function of coordinates, for arguments (location (2,), log scale)."""
+
+    coordinates: Coordinates
+    y: jax.Array
+
+    @property
+    def data(self):
+        return self.y
+
+    def signed_log(self, z):
+        return jnp.ones(()), self.log_density(z)
+
+    def log_density(self, z):
+        arguments = self.coordinates.inverse(z)
+        return dist.Normal(arguments[:2], jnp.exp(arguments[2])).log_prob(jnp.asarray(self.y)).sum()
+
+
+@register
+class ExactSurrogate(Surrogate):
+    coordinates: Coordinates
+
+    dim = 3
+    num_simulations = 0
+
+    def at(self, y):
+        return NormalAt(self.coordinates, y if isinstance(y, jax.core.Tracer) else np.asarray(y, np.float64))
+
+    def describe(self):
+        return {}
+
+
+TABLE = np.random.default_rng(1).normal(size=(50, 3))
+EXACT = FittedLikelihood(ExactSurrogate(Coordinates.standardise(TABLE)), Coordinates.standardise(TABLE), (2,), TABLE)
+
+
+def scaled(key, location, log_scale):
+    return location + jnp.exp(log_scale) * random.normal(key, (2,))
+
+
+def hierarchy(density):
+    """Groups pooled, covariates, a mask, replicates, independent draws, a second site, an ordinary likelihood."""
+
+    def fn(location, log_scale, dims):
+        if density:
+            return dist.Normal(location, jnp.exp(log_scale)[..., None]).to_event(1)
+        return Simulator(scaled, location, log_scale, event_dims=dims)
+
+    def run(covariate, groups=None, replicates=None, draws=None, counts=None):
+        mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+        spread = numpyro.sample("spread", dist.HalfNormal(1.0))
+        log_scale = numpyro.sample("log_scale", dist.Normal(0.0, 0.3))
+        with numpyro.plate("g", 4):
+            eta = numpyro.sample("eta", dist.Normal(mean, spread))
+            location = eta[:, None] + covariate[:, None] * jnp.array([[0.0, 1.0]])
+            with handlers.mask(mask=jnp.array([True, True, False, True])):
+                numpyro.sample("groups", fn(location, log_scale, (1, 0)), obs=groups)
+            numpyro.sample("counts", dist.Poisson(jnp.exp(eta)), obs=counts)
+            with numpyro.plate("r", 3):
+                numpyro.sample("replicates", fn(location, log_scale, (1, 0)), obs=replicates)
+        with numpyro.plate("n", 5), handlers.scale(scale=0.5):
+            numpyro.sample("draws", fn(jnp.stack([mean, spread]), log_scale, (1, 0)), obs=draws)
+
+    return run
+
+
+LEARNT = surrogate(hierarchy(False), {"groups": EXACT, "replicates": EXACT, "draws": EXACT})
+DATA = (
+    jnp.linspace(-1.0, 1.0, 4),
+    *(random.normal(random.key(i), shape) for i, shape in enumerate([(4, 2), (3, 4, 2), (5, 2)])),
+    jnp.array([0, 2, 1, 4]),
+)
+LATENTS = {
+    "mean": jnp.array(0.3),
+    "spread": jnp.array(0.8),
+    "log_scale": jnp.array(-0.2),
+    "eta": jnp.array([0.1, -0.4, 0.9, 0.2]),
+}
+
+
+@jax.numpy_rank_promotion("allow")  # NumPyro's own Normal under plates
+def test_one_likelihood_of_single_calls_serves_plates_of_groups_and_of_draws():
+    def scored(model):
+        density = lambda eta: log_density(model, DATA, {}, LATENTS | {"eta": eta})[0]  # noqa: E731
+        return jax.jit(jax.value_and_grad(density))(LATENTS["eta"])
+
+    (ours, our_slope), (theirs, slope) = scored(LEARNT), scored(hierarchy(True))
+    np.testing.assert_allclose(ours, theirs, rtol=5e-6)
+    np.testing.assert_allclose(our_slope, slope, rtol=5e-6)
+    traced = jax.jit(lambda *data: log_density(LEARNT, data, {}, LATENTS)[0])(*DATA)
+    np.testing.assert_allclose(traced, theirs, rtol=5e-6)
+
+
+@pytest.mark.x64
+@jax.numpy_rank_promotion("allow")
+def test_log_likelihood_has_the_dimensions_of_the_plates_and_predictive_simulates():
+    samples = {name: np.float64(np.stack([value, value + 0.1])) for name, value in LATENTS.items()}
+    covariate, *data, counts = (np.asarray(a) if a.dtype.kind == "i" else np.float64(a) for a in DATA)
+    found = log_likelihood(LEARNT, samples, covariate, *data, counts)
+    mean, spread, scale, eta = samples["mean"], samples["spread"], np.exp(samples["log_scale"]), samples["eta"]
+    location = eta[:, :, None] + covariate[:, None] * np.array([[0.0, 1.0]])
+    ends = np.stack([mean, spread], axis=-1)
+    expected = {
+        "groups": np.array([1, 1, 0, 1]) * stats.norm.logpdf(data[0], location, scale[:, None, None]).sum(-1),
+        "replicates": stats.norm.logpdf(data[1], location[:, None], scale[:, None, None, None]).sum(-1),
+        "draws": stats.norm.logpdf(data[2], ends[:, None], scale[:, None, None]).sum(-1),
+        "counts": stats.poisson.logpmf(counts, np.exp(eta)),
+    }
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10), found, expected)
+    drawn = Predictive(LEARNT, samples)(random.key(0), covariate)
+    assert drawn["replicates"].shape == (2, 3, 4, 2) and len(np.unique(drawn["draws"])) == 20
+
+
+@functools.cache
+def learnt():
+    """A likelihood learnt from 200 single calls, hyperparameters given."""
+    theta = np.random.default_rng(0).normal(size=(200, 2))
+    hyper = Hyperparameters(Gaussian(np.full(2, 1.5)), Gaussian(np.full(2, 1.0)), np.array(1e-3))
+    x = theta + np.random.default_rng(1).normal(size=(200, 2))
+    return fit_likelihood(theta, x, form=KernelMeans(hyperparameters=hyper))
+
+
+@pytest.mark.x64
+def test_draws_along_a_plate_multiply_their_learnt_densities():
+    fitted, draws, theta = learnt(), np.random.default_rng(2).normal(size=(3, 2)), jnp.array([0.2, -0.1])
+
+    def iid(x):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        with numpyro.plate("n", 3):
+            numpyro.sample("x", Simulator(shifted, theta, event_dims=1), obs=x)
+
+    smodel = surrogate(iid, {"x": fitted})
+    found = jax.jit(lambda theta: log_density(smodel, (draws,), {}, {"theta": theta})[0])(theta)
+    single = jax.jit(lambda at: at.log_density(fitted.coordinates.forward(theta)))
+    one = [float(single(fitted.at(x))) for x in draws]
+    np.testing.assert_allclose(found, dist.Normal(0.0, 1.0).log_prob(theta).sum() + sum(one), rtol=1e-10)
+
+
+@pytest.mark.x64
+def test_a_learnt_likelihood_is_prepared_once_and_not_at_each_evaluation():
+    x = np.array([0.3, -0.4])
+    model = lambda x: numpyro.sample(  # noqa: E731
+        "x", Simulator(shifted, numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))), obs=x
+    )
+    smodel = surrogate(model, {"x": learnt()})
+    target = Unconstrained.read(smodel, (x,), {}, {"theta": np.zeros(2)})
+    program = jax.jit(lambda u: target.terms(u).log_likelihood)
+    assert "200x200" not in program.lower(jnp.zeros(2)).as_text()  # no solve with the simulations' Gram matrix
+    through = log_density(smodel, (x,), {}, {"theta": jnp.zeros(2)})[0] - 2 * dist.Normal(0.0, 1.0).log_prob(0.0)
+    np.testing.assert_allclose(program(jnp.zeros(2)), through, rtol=1e-12)
+    traced = jax.jit(lambda x: log_density(smodel, (x,), {}, {"theta": jnp.zeros(2)})[0])
+    assert "200x200" in traced.lower(x).as_text()
+    fn = learnt()(jnp.zeros(2))
+    np.testing.assert_allclose(fn.observing(x).log_prob(x + 0.1), fn.log_prob(x + 0.1), rtol=1e-12)
+
+
+def test_a_likelihood_of_other_parameters_and_one_of_whole_data_sets_are_explained():
+    with pytest.raises(
+        ValueError, match=r"The likelihood of site 'x' does not take the simulator's parameters.* 3 arg"
+    ):
+        handlers.seed(surrogate(model, {"x": EXACT}), 0)(X, Y)
+    whole = lambda theta: dist.Normal(theta, 1.0).expand([3, 2]).to_event(2)  # noqa: E731
+    likelihoods = {"iid": whole, "groups": normal, "joint": normal}
+    with pytest.raises(ValueError, match=r"make the data set one event of the simulator, outside the plate; if"):
+        handlers.seed(surrogate(in_plates(True), likelihoods), 0)(jnp.zeros((3, 2)), jnp.zeros((4, 3, 2)))
+
+
+def single(x):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    numpyro.sample("x", Simulator(shifted, theta), obs=x)
+
+
+@pytest.mark.x64
+def test_a_chain_outside_the_simulations_or_where_the_surrogate_is_negative_is_noticed():
+    fitted, x = learnt(), np.array([0.3, -0.4])
+    smodel = surrogate(single, {"x": fitted})
+    inside = check_surrogate(smodel, {"theta": 0.3 * np.random.default_rng(0).normal(size=(50, 2))}, x)["x"]
+    assert inside.beyond < 0.03 and inside.negative == 0.0
+    with pytest.warns(
+        UserWarning, match="50.00% of the posterior draws lie beyond the simulated parameters of site 'x'"
+    ):
+        half = check_surrogate(smodel, {"theta": np.array([[30.0, 0.0], [0.0, 0.0]])}, x)["x"]
+    assert half.beyond == 0.5
+    grid = np.stack(np.meshgrid(*[np.linspace(-3.0, 3.0, 41)] * 2), -1).reshape(-1, 2)
+    signs = jax.jit(jax.vmap(lambda t: fitted.at(x).signed_log(fitted.coordinates.forward(t))[0]))(grid)
+    worst = grid[np.asarray(signs) < 0]
+    assert len(worst)
+    with pytest.warns(UserWarning) as met:
+        found = check_surrogate(smodel, {"theta": worst}, x, max_draws=10)["x"]
+    assert any("surrogate at site 'x' is negative at 100% of the draws" in str(w.message) for w in met)
+    assert found.negative == 1.0
+    with pytest.raises(ValueError, match="No observed site of the model has a learnt likelihood"):
+        check_surrogate(single, {"theta": worst}, x)
+    with pytest.raises(
+        ValueError, match=r"at 'theta', of shape \(2,\), it has \(3, 4, 2\). Pass `mcmc.get_samples\(\)`"
+    ):
+        check_surrogate(smodel, {"theta": np.zeros((3, 4, 2))}, x)
+    with pytest.raises(ValueError, match="it has nothing"):
+        check_surrogate(smodel, {"eta": worst}, x)
+    with pytest.raises(ValueError, match=r"The observation at site 'x' does not fit its likelihood.*got .3,."):
+        handlers.seed(smodel, 0)(np.zeros(3))

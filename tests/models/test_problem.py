@@ -1,0 +1,329 @@
+"""Reading a model: its parts, prior draws, densities, and the sentences for models that cannot be used."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro.contrib.control_flow import scan
+from numpyro.infer import Predictive
+from scipy import special, stats
+
+from numpyro_kme.models import reading
+from numpyro_kme.models.problem import Problem
+from numpyro_kme.models.simulator import Simulator
+
+
+def total(key, theta, sd, constant):
+    return theta.sum() + sd * random.normal(key, (2,)) + constant
+
+
+def model(x=None, y=None):
+    theta = numpyro.sample("theta", dist.Normal(jnp.array([0.0, 1.0]), 2.0).to_event(1))
+    scale = numpyro.deterministic("scale", jnp.exp(theta[0]))
+    sd = numpyro.sample("sd", dist.HalfNormal(scale))
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    x = numpyro.sample("x", Simulator(total, theta, sd, 3.0), obs=x)
+    numpyro.deterministic("of x", x.mean())
+    with numpyro.plate("visits", 3):
+        numpyro.sample("y", dist.Normal(b, 1.0), obs=y)
+    numpyro.factor("penalty", -(b**2))
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return Problem.read(model, x=np.array([0.5, 1.5]), y=jnp.zeros(3))
+
+
+@pytest.fixture(scope="module")
+def draws(problem):
+    return problem.draw(random.key(0), 150)
+
+
+@pytest.mark.smoke
+def test_the_parts_of_a_model(problem):
+    assert list(problem.latents) == ["theta", "sd", "b"]
+    assert [latent.parents for latent in problem.latents.values()] == [(), ("theta",), ()]
+    assert list(problem.simulators) == ["x"] and problem.simulators["x"].parents == ("theta", "sd")
+    assert problem.likelihoods == ("y", "penalty") and problem.deterministics == ("scale",)
+    np.testing.assert_array_equal(problem.observations["x"], [0.5, 1.5])
+    assert problem.simulators["x"].simulator.name == "total" and problem.simulators["x"].plates == {}
+
+
+def test_draws_follow_the_prior(draws):
+    theta, sd = draws.latents["theta"], draws.latents["sd"]
+    assert theta.shape == (150, 2) and isinstance(theta, np.ndarray)
+    np.testing.assert_allclose(theta.mean(0), [0.0, 1.0], atol=5 * 2 / np.sqrt(150))
+    np.testing.assert_allclose(draws.deterministics["scale"], np.exp(theta[:, 0]), rtol=1e-5)
+    assert abs(np.mean(sd / np.exp(theta[:, 0])) - np.sqrt(2 / np.pi)) < 5 * 0.603 / np.sqrt(150)
+    np.testing.assert_array_equal(draws.arguments["x"], np.column_stack([theta, sd, np.full(150, 3.0)]))
+
+
+@pytest.mark.smoke
+def test_draws_do_not_depend_on_their_number(problem, draws):
+    few = problem.draw(random.key(0), 3)
+    for group in ("latents", "arguments", "deterministics"):
+        for name, value in getattr(few, group).items():
+            np.testing.assert_array_equal(value, getattr(draws, group)[name][:3])
+
+
+def test_draws_have_the_law_of_predictive(problem, draws):
+    reference = Predictive(model, num_samples=400, return_sites=["sd"])(random.key(5))["sd"]
+    ours = np.sort(draws.latents["sd"])
+    distance = np.max(np.abs(np.searchsorted(np.sort(reference), ours) / 400 - (np.arange(150) + 0.5) / 150))
+    assert distance < 5 * np.sqrt(0.25 / 400 + 0.25 / 150)
+
+
+def test_no_simulator_runs_and_observations_do_not_count():
+    def explode(rng, theta):
+        raise AssertionError("the simulator ran")
+
+    def plain(x=None, y=None):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        numpyro.sample("x", Simulator(explode, theta, shape=(), dtype=float), obs=x)
+        numpyro.sample("y", dist.Normal(theta, 1e-3), obs=y)
+
+    for kwargs in ({"x": 0.0, "y": 50.0}, {}):
+        theta = Problem.read(plain, **kwargs).draw(random.key(0), 64).latents["theta"]
+        assert abs(theta.mean()) < 5 / np.sqrt(64)
+
+
+def test_arguments_and_deterministics_of_given_latents(problem, draws):
+    again = problem.evaluate(draws.latents)
+    np.testing.assert_allclose(again.arguments["x"], draws.arguments["x"], rtol=1e-6)
+    np.testing.assert_allclose(again.deterministics["scale"], draws.deterministics["scale"], rtol=1e-6)
+    np.testing.assert_array_equal(problem.arguments(draws.latents)["x"], again.arguments["x"])
+
+
+def test_log_prior(problem, draws):
+    theta, sd, b = (draws.latents[name] for name in ("theta", "sd", "b"))
+    expected = (
+        stats.norm.logpdf(theta, [0.0, 1.0], 2.0).sum(-1)
+        + stats.halfnorm.logpdf(sd, scale=np.exp(theta[:, 0]))
+        + stats.norm.logpdf(b)
+    )
+    np.testing.assert_allclose(problem.log_prior(draws.latents), expected, rtol=1e-5)
+
+
+def test_normal_map_goes_site_by_site(problem, draws):
+    z = jax.jit(jax.vmap(problem.to_normal))(dict(draws.latents))
+    np.testing.assert_allclose(z["theta"], (draws.latents["theta"] - [0.0, 1.0]) / 2.0, rtol=1e-5)
+    ratio = draws.latents["sd"] / np.exp(draws.latents["theta"][:, 0])
+    normal = stats.norm.ppf(special.erf(ratio.astype(float) / np.sqrt(2)))
+    np.testing.assert_allclose(z["sd"], normal, rtol=1e-5, atol=1e-5)
+    back = jax.jit(jax.vmap(problem.from_normal))(z)
+    for name, value in draws.latents.items():
+        np.testing.assert_allclose(back[name], value, rtol=1e-5, atol=1e-5)
+
+
+def test_handlers_around_see_nothing(problem):
+    with numpyro.handlers.trace() as trace, numpyro.handlers.seed(rng_seed=0):
+        problem.to_normal({"theta": jnp.zeros(2), "sd": jnp.array(1.0)})
+        problem.draw(random.key(1), 2)
+    assert not trace
+
+
+def groups_model(x=None):
+    with numpyro.plate("g", 4):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        with numpyro.plate("r", 3), numpyro.handlers.mask(mask=jnp.array(True)):
+            numpyro.sample("x", Simulator(total, theta[:, None], 1.0, 0.0, event_dims=(1, 0, 0)), obs=x)
+
+
+def test_a_simulator_with_groups():
+    problem = Problem.read(groups_model, jnp.zeros((3, 4, 2)))
+    site = problem.simulators["x"]
+    assert site.plates == {"r": 3, "g": 4} and site.simulator.groups == (4,)
+    assert site.fn.shape() == (3, 4, 2)
+    draws = problem.draw(random.key(0), 5)
+    assert draws.arguments["x"].shape == (5, 4, 3)
+    np.testing.assert_array_equal(draws.arguments["x"][:, :, 0], draws.latents["theta"])
+    x = np.arange(5 * 3 * 4 * 2).reshape(5, 3, 4, 2)
+    arguments, rows = site.rows(draws.arguments["x"], x)
+    assert arguments.shape == (20, 3) and rows.shape == (20, 3, 2)
+    np.testing.assert_array_equal(arguments[7], draws.arguments["x"][1, 3])
+    np.testing.assert_array_equal(rows[7], x[1, :, 3])
+
+
+def test_a_simulator_with_iid_draws_keeps_them_together():
+    def iid(x=None):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        with numpyro.plate("n", 6):
+            numpyro.sample("x", Simulator(total, theta, 1.0, 0.0), obs=x)
+
+    problem = Problem.read(iid)
+    arguments, x = problem.draw(random.key(0), 5).arguments["x"], np.zeros((5, 6, 2))
+    assert arguments.shape == (5, 3)
+    assert [a.shape for a in problem.simulators["x"].rows(arguments, x)] == [(5, 3), (5, 6, 2)]
+
+
+def two_sites(x=None, y=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    numpyro.sample("x", Simulator(total, theta, 1.0, 0.0), obs=x)
+    numpyro.sample("y", Simulator(total, theta, 1.0, 0.0), obs=y)
+
+
+def test_naming_a_site(problem):
+    assert problem.site() == "x" == problem.site("x")
+    with pytest.raises(ValueError, match=r"Name one of the model's simulator sites, \['x'\]; got 'y'"):
+        problem.site("y")
+    with pytest.raises(ValueError, match=r"Name one of the model's simulator sites, \['x', 'y'\]; got None"):
+        Problem.read(two_sites).site()
+
+
+def test_a_missing_observation_is_named():
+    with pytest.raises(ValueError, match="simulator site 'y' is not observed: pass its observation"):
+        Problem.read(two_sites, x=jnp.zeros(2)).observations  # noqa: B018
+
+
+def broken(x):
+    raise RuntimeError("no data loaded")
+
+
+def no_simulator():
+    numpyro.sample("theta", dist.Normal(0.0, 1.0))
+
+
+def with_prior(prior, x=None):
+    theta = numpyro.sample("theta", prior)
+    numpyro.sample("x", Simulator(total, 1.0 * theta, 1.0, 0.0), obs=x)
+
+
+def feeds():
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    x = numpyro.sample("x", Simulator(total, theta, 1.0, 0.0))
+    mean = numpyro.deterministic("mean", x.mean())
+    numpyro.sample("y", dist.Normal(mean, 1.0), obs=0.0)
+
+
+def learns():
+    theta = numpyro.sample("theta", dist.Normal(numpyro.param("m", 0.0), 1.0))
+    numpyro.sample("x", Simulator(total, theta, 1.0, 0.0))
+
+
+def in_scan():
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+
+    def step(state, _):
+        numpyro.sample("x", Simulator(total, theta, 1.0, 0.0))
+        return state, None
+
+    scan(step, 0.0, None, length=3)
+
+
+def nothing_latent():
+    numpyro.sample("x", Simulator(total, 0.0, 1.0, 0.0))
+
+
+REAL = dist.constraints.real
+
+
+@pytest.mark.parametrize(
+    ("read", "sentence"),
+    [
+        (
+            lambda: Problem.read(broken, 1.0),
+            r"`broken` failed while its sites were read: no data loaded \(RuntimeError\)",
+        ),
+        (lambda: Problem.read(model, z=1.0), r"unexpected keyword argument 'z'.*keyword arguments \['z'\]"),
+        (lambda: Problem.read(no_simulator), r"no simulator site; its sites are \['theta'\]. Add one"),
+        (
+            lambda: Problem.read(with_prior, dist.ImproperUniform(REAL, (), ())),
+            "prior of 'theta' is improper .ImproperUniform.*proper prior",
+        ),
+        (
+            lambda: Problem.read(with_prior, dist.Poisson(3.0)),
+            r"prior of 'theta' is discrete \(Poisson.*If it is data, pass the observation",
+        ),
+        (lambda: Problem.read(with_prior, dist.Delta(3.0)), "fixed value belongs in numpyro.deterministic"),
+        (
+            lambda: Problem.read(feeds),
+            "Site 'y' depends on the output of the simulator at 'x'.*inside the simulator",
+        ),
+        (lambda: Problem.read(learns), r"`param` sites \['m'\], which have no prior"),
+        (lambda: Problem.read(nothing_latent), "no latent site to infer"),
+        (lambda: Problem.read(in_scan), r"has shape \(3, 2\) where its simulator gives shape \(2,\)..*inside `scan`"),
+        (
+            lambda: Problem.read(two_sites, x=jnp.zeros(3)),
+            r"at 'x' has shape \(3,\); the simulator `total` gives shape \(2,\)",
+        ),
+    ],
+)
+def test_models_that_cannot_be_used_are_explained(read, sentence):
+    with pytest.raises(ValueError, match=f"(?s){sentence}"):
+        read()
+    assert numpyro.primitives._PYRO_STACK == []
+
+
+def test_a_simulator_made_inside_the_model_is_pointed_out():
+    def inside():
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        numpyro.sample("x", Simulator(lambda key, t: t + random.normal(key), theta))
+
+    with pytest.warns(UserWarning, match=r"`<lambda>` of site 'x' is a new function each time the model runs") as told:
+        problem = Problem.read(inside)
+    assert told[0].filename == __file__
+    assert problem.draw(random.key(0), 2).arguments["x"].shape == (2, 1)
+
+
+class Colony:
+    """A simulator that is a method: a new object at each access, but an equal one."""
+
+    def grow(self, key, theta):
+        return theta + random.normal(key)
+
+    def model(self):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        numpyro.sample("x", Simulator(self.grow, theta))
+
+
+def test_a_method_is_no_new_simulator():
+    assert Problem.read(Colony().model).simulators["x"].simulator.name == "grow"  # a warning would be an error
+
+
+def test_latents_of_the_wrong_shape_are_explained(problem, draws):
+    with pytest.raises(ValueError, match=r"`latents` must have the sites \['theta', 'sd', 'b'\]; got \['theta'\]"):
+        problem.evaluate({"theta": draws.latents["theta"]})
+    wrong = {**draws.latents, "sd": draws.latents["sd"][:4]}
+    with pytest.raises(ValueError, match=r"`latents\['sd'\]` must have shape .* as 'theta'; got \(4,\)"):
+        problem.log_prior(wrong)
+    with pytest.raises(ValueError, match="`num_draws` must be at least 1; got 0"):
+        problem.draw(random.key(0), 0)
+
+
+def other_sites(x=None, extra=0):
+    """Latents, or what depends on what, that follow from an argument."""
+    a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+    b = numpyro.sample("b", dist.Gamma(2.0, 1.0) if extra == 2 else dist.Normal(0.0, 1.0)) if extra else 0.0
+    theta = jnp.stack([a, b])
+    numpyro.sample("x", Simulator(total, theta, 1.0, 3.0), obs=x)
+
+
+def same_parts(one, other):
+    for name in one.latents:
+        assert one.latents[name].parents == other.latents[name].parents
+        np.testing.assert_array_equal(one.latents[name].value, other.latents[name].value)
+    assert list(one.latents) == list(other.latents)
+    assert one.simulators["x"].parents == other.simulators["x"].parents
+    assert (one.likelihoods, one.deterministics) == (other.likelihoods, other.deterministics)
+    np.testing.assert_array_equal(one.observations["x"], other.observations["x"])
+
+
+def test_other_data_of_a_model_that_was_read(problem, monkeypatch):
+    """As if read anew; where sites are others, it is read anew."""
+    x, y = np.array([7.0, 8.0]), np.ones(3)
+    same_parts(problem.with_data(x=x, y=y), Problem.read(model, x=x, y=y))
+    first, wide = Problem.read(other_sites, x=x), Problem.read(groups_model, x=np.zeros((3, 4, 2)))
+    for extra in (1, 2):
+        same_parts(first.with_data(x=x, extra=extra), Problem.read(other_sites, x=x, extra=extra))
+    changed = Problem.read(other_sites, x=x, extra=1).with_data(x=x, extra=2)
+    assert type(changed.latents["b"].fn) is dist.Gamma
+    with pytest.raises(ValueError, match="has shape"):
+        first.with_data(x=np.zeros(3))
+    with pytest.raises(ValueError, match="failed while its sites were read"):
+        first.with_data(x=x, wrong=1)
+    assert len(wide.latents) == len(wide.with_data(x=np.ones((3, 4, 2))).latents)
+    monkeypatch.setattr(reading, "get_model_relations", None)
+    np.testing.assert_array_equal(first.with_data(x=2.0 * x).observations["x"], 2.0 * x)

@@ -1,0 +1,476 @@
+"""The Simulator distribution: draws, shapes, plates, and the sentences for everything it cannot do."""
+
+import warnings
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro import handlers
+from numpyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO, log_likelihood
+from numpyro.infer.inspect import get_dependencies, get_model_relations, render_model
+from numpyro.infer.util import log_density
+
+from numpyro_kme._core import programs
+from numpyro_kme.models.simulator import Simulator
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", FutureWarning)
+    import arviz as az
+
+
+def noisy_sum(key, theta, scale=1.0):
+    """`(2,)`: the sum of theta plus noise, and a uniform draw."""
+    a, b = random.split(key)
+    return jnp.stack([theta.sum() + scale * random.normal(a), random.uniform(b)])
+
+
+def counts(key, rate):
+    return random.poisson(key, rate, (3,))
+
+
+def numpy_normal(rng, theta):
+    return rng.normal(theta, 1.0)
+
+
+BlackBox = partial(Simulator, numpy_normal, shape=(3,), dtype=np.float64)
+
+
+def model(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    return numpyro.sample("x", Simulator(noisy_sum, theta), obs=x)
+
+
+X = jnp.array([0.3, 0.2])
+
+
+# draws and shapes
+
+
+def test_shapes_are_found_by_tracing():
+    fn = Simulator(noisy_sum, jnp.zeros(3), 2.0)
+    assert (fn.batch_shape, fn.event_shape, fn.event_dims) == ((), (2,), (1, 0))
+    fn = Simulator(noisy_sum, jnp.zeros((5, 3)), jnp.ones((4, 1)), event_dims=(1, 0))
+    assert (fn.batch_shape, fn.groups, fn.call_shapes) == ((4, 5), (4, 5), ((3,), ()))
+
+
+def test_one_call_is_the_function_at_the_key():
+    key = random.key(3)
+    theta = jnp.arange(3.0)
+    np.testing.assert_array_equal(Simulator(noisy_sum, theta).sample(key), jax.jit(noisy_sum)(key, theta))
+
+
+def test_each_event_has_its_own_call_and_key():
+    thetas, scales = jnp.arange(15.0).reshape(5, 3), jnp.array([[1.0], [2.0], [3.0], [4.0]])
+    fn, key = Simulator(noisy_sum, thetas, scales, event_dims=(1, 0)), random.key(0)
+    x, keys, one = fn.sample(key, (2,)), random.split(key, (2, 4, 5)), jax.jit(noisy_sum)
+    assert x.shape == (2, 4, 5, 2)
+    for s, i, j in [(0, 0, 0), (1, 3, 4), (1, 0, 2)]:
+        np.testing.assert_allclose(x[s, i, j], one(keys[s, i, j], thetas[j], scales[i, 0]), rtol=1e-12)
+    assert len(np.unique(x[..., 1])) == 40
+
+
+def test_old_style_keys_give_the_same_draw():
+    fn = Simulator(noisy_sum, jnp.zeros(3))
+    np.testing.assert_array_equal(fn.sample(random.PRNGKey(7)), fn.sample(random.key(7)))
+
+
+def test_moments_of_draws():
+    x = Simulator(noisy_sum, jnp.array([1.0, 2.0, -0.5]), 0.5).sample(random.key(1), (4000,))
+    assert abs(x[:, 0].mean() - 2.5) < 5 * 0.5 / np.sqrt(4000)
+    assert abs(x[:, 0].std() - 0.5) < 5 * 0.5 / np.sqrt(8000)
+
+
+@pytest.mark.parametrize(
+    ("fn", "support", "differentiable"),
+    [
+        (Simulator(noisy_sum, jnp.zeros(3)), "real", True),
+        (Simulator(counts, 2.0), "Integer", False),
+        (BlackBox(jnp.zeros(3)), "real", False),
+        (Simulator(lambda key, p: random.bernoulli(key, p), 0.5), "Boolean", False),
+    ],
+    ids=["float", "integer", "black box", "truth value"],
+)
+def test_support_and_differentiability(fn, support, differentiable):
+    assert support.lower() in repr(fn.support).lower()
+    assert fn.has_rsample is differentiable
+    draw = fn.sample(random.key(0))
+    assert np.all(fn.support(draw))
+    feasible = fn.mask(jnp.array(False)).support.feasible_like(draw)
+    assert feasible.shape == draw.shape and feasible.dtype == draw.dtype
+
+
+def test_integer_support_takes_both_signs_and_no_fractions():
+    support = Simulator(counts, 2.0).support
+    assert support(np.array([-3, 0, 4])) and not support(np.array([0.5, 0.0, 1.0]))
+
+
+@pytest.mark.smoke
+def test_draws_are_differentiable_along_the_path():
+    gradient = jax.grad(lambda t: Simulator(noisy_sum, t, 2.0).sample(random.key(0))[0])(jnp.zeros(3))
+    np.testing.assert_array_equal(gradient, np.ones(3))
+
+
+@pytest.mark.x64
+def test_pytree_round_trip_and_jit():
+    fn = Simulator(noisy_sum, jnp.zeros((5, 3)), 1.0, event_dims=(1, 0)).expand((4, 5))
+    leaves, tree = jax.tree.flatten(fn)
+    assert len(leaves) == 2
+    again = jax.tree.unflatten(tree, leaves)
+    assert (again.batch_shape, again.groups, again.name, again.dtype) == (
+        (4, 5),
+        (5,),
+        "noisy_sum",
+        np.float64,
+    )
+    np.testing.assert_array_equal(jax.jit(lambda d, k: d.sample(k))(fn, random.key(0)), again.sample(random.key(0)))
+
+
+@pytest.mark.x64
+def test_arguments_flatten_and_come_back():
+    theta, scale, n = jnp.arange(15.0).reshape(5, 3), jnp.float64(2.0), jnp.arange(5)
+    fn = Simulator(lambda key, t, s, n: t.sum() + s * n, theta, scale, n, event_dims=(1, 0, 0)).expand((2, 5))
+    a = fn.arguments
+    assert a.shape == (5, 5)
+    np.testing.assert_array_equal(a, np.column_stack([theta, np.full(5, 2.0), n]))
+    again = fn.with_arguments(a)
+    assert again.batch_shape == (2, 5) and again.params[2].dtype == n.dtype
+    np.testing.assert_array_equal(again.sample(random.key(0)), fn.sample(random.key(0)))
+
+
+# black boxes
+
+
+@pytest.mark.x64
+def test_black_box_inside_jax_depends_on_the_key_alone():
+    theta = jnp.arange(3.0)
+    draw = BlackBox(theta).sample
+    x = draw(random.key(0))
+    np.testing.assert_array_equal(x, draw(random.key(0)))
+    np.testing.assert_array_equal(x, jax.jit(draw)(random.key(0)))
+    assert not np.array_equal(x, draw(random.key(1)))
+    rng = np.random.default_rng(np.asarray(random.key_data(random.key(0))))
+    np.testing.assert_array_equal(x, rng.normal(theta, 1.0))
+
+
+def test_black_box_under_vmap_equals_a_loop():
+    thetas, keys = jnp.arange(12.0).reshape(4, 3), random.split(random.key(0), 4)
+    batched = jax.vmap(lambda k, t: BlackBox(t).sample(k))(keys, thetas)
+    looped = np.stack([BlackBox(t).sample(k) for k, t in zip(keys, thetas)])
+    np.testing.assert_array_equal(batched, looped)
+    common = jax.vmap(lambda t: BlackBox(t).sample(keys[0], (2,)))(thetas)
+    np.testing.assert_allclose(common[1] - common[0], np.full((2, 3), 3.0))
+
+
+def test_black_box_in_a_model():
+    def black(x=None):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with numpyro.plate("n", 5):
+            numpyro.sample("x", BlackBox(theta, event_dims=1), obs=x)
+
+    serial = Predictive(black, num_samples=4)(random.key(0))
+    parallel = Predictive(black, num_samples=4, parallel=True)(random.key(0))
+    assert serial["x"].shape == (4, 5, 3)
+    np.testing.assert_allclose(serial["x"], parallel["x"], rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("fn", "shape", "dtype"),
+    [
+        (lambda rng, t: rng.normal(size=4), 3, float),
+        (lambda rng, t: rng.normal(size=3), (3,), np.int32),
+        (lambda rng, t: np.array(["a", "b", "c"]), (3,), float),
+        (lambda rng, t: [rng.normal(), rng.normal()], (3,), float),
+    ],
+    ids=["shape", "float as integer", "text", "list"],
+)
+def test_black_box_that_breaks_its_declaration(fn, shape, dtype):
+    simulator = Simulator(fn, 0.0, shape=shape, dtype=dtype)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"declares shape \(3,\) and dtype .* but returned shape"):
+        np.asarray(simulator.sample(random.key(0)))
+
+
+@pytest.mark.x64
+def test_casts_within_a_kind_are_made():
+    simulator = Simulator(lambda rng, t: rng.poisson(t, 3), 2.0, shape=3, dtype=np.float64)
+    x = simulator.sample(random.key(0))
+    assert x.dtype == np.float64 and np.all(x == np.round(x))
+
+
+def test_without_x64():
+    """float64 declared or returned while it is off."""
+
+    def box(rng, theta):
+        assert theta.dtype == np.float64
+        return rng.normal(theta, 1.0)
+
+    def model(x=None):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        numpyro.sample("x", Simulator(box, theta, shape=(), dtype=np.float64), obs=x)
+        numpyro.sample("y", Simulator(lambda key, t: random.poisson(key, 2.0) + 0 * t, np.float64(1.0)))
+
+    for parallel in (False, True):
+        draws = Predictive(model, num_samples=3, parallel=parallel)(random.key(0))
+        assert draws["x"].dtype == np.float32 and draws["y"].dtype == np.float32, draws
+        assert np.isfinite(draws["x"]).all()
+    with jax.enable_x64(True):
+        x = Simulator(lambda rng, t: rng.normal(), 1.0, shape=(), dtype=np.float64).sample(random.key(0))
+        assert x.dtype == np.float64 and np.isfinite(x)
+
+
+# plates and event_dims
+
+
+def numpy_sum(rng, theta):
+    return np.array([np.sum(theta), rng.uniform()])
+
+
+def grouped(theta_shape, event_dims, plates):
+    theta = jnp.arange(np.prod(theta_shape)).reshape(theta_shape)
+    with numpyro.plate_stack("p", plates):
+        return numpyro.sample("x", Simulator(numpy_sum, theta, event_dims=event_dims, shape=2, dtype=np.float64))
+
+
+@pytest.mark.parametrize(
+    ("theta_shape", "event_dims", "plates"),
+    [
+        ((3,), None, (20,)),  # iid draws of one parameter
+        ((3,), 1, (3,)),
+        ((20, 3), 1, (20,)),  # groups
+        ((20,), 0, (20,)),
+        ((1, 3), 1, (20,)),
+        ((20, 3), 1, (7, 20)),  # groups, each with 7 draws
+        ((7, 1, 3), 1, (7, 20)),
+        ((3,), None, (7, 20)),
+    ],
+)
+def test_plates_make_one_call_for_each_element(theta_shape, event_dims, plates):
+    trace = handlers.trace(handlers.seed(grouped, 0)).get_trace(theta_shape, event_dims, plates)
+    fn, x = trace["x"]["fn"], trace["x"]["value"]
+    assert fn.batch_shape == plates and x.shape == (*plates, 2)
+    assert len(np.unique(x[..., 1])) == np.prod(plates)
+    theta = fn.params[0]
+    sums = theta if event_dims == 0 else theta.sum(axis=-1)
+    np.testing.assert_array_equal(x[..., 0], np.broadcast_to(sums, plates))
+
+
+@pytest.mark.parametrize(
+    ("theta_shape", "plates"), [((20,), (20,)), ((20, 3), (20,)), ((20,), (7, 20)), ((7, 3), (7, 20))]
+)
+def test_a_parameter_that_may_run_along_a_plate_needs_event_dims(theta_shape, plates):
+    n = len(theta_shape)
+    sentence = rf"Parameter 0 of simulator `numpy_sum` has shape .*{n} for parameter 0 if every call.*{n - 1} if"
+    with pytest.raises(ValueError, match=sentence):
+        handlers.seed(grouped, 0)(theta_shape, None, plates)
+
+
+def test_an_outer_plate_is_checked_too():
+    def nested():
+        with numpyro.plate("outer", 4):
+            theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+            with numpyro.plate("inner", 20):
+                numpyro.sample("x", Simulator(noisy_sum, theta))
+
+    with pytest.raises(ValueError, match=r"shape \(4,\) and plates expand"):
+        handlers.seed(nested, 0)()
+
+
+def test_a_mask_inside_a_plate_does_not_hide_the_simulator_from_it():
+    def masked(theta, event_dims=None):
+        mask = jnp.arange(4) > 0
+        with numpyro.plate("n", 4), handlers.mask(mask=mask), handlers.mask(mask=jnp.array(True)):
+            numpyro.sample("x", BlackBox(theta, event_dims=event_dims))
+
+    with pytest.raises(ValueError, match=r"shape \(4,\) and plates expand"):
+        handlers.seed(masked, 0)(jnp.zeros(4))
+    fn = handlers.trace(handlers.seed(masked, 0)).get_trace(jnp.zeros((4, 3)), 1)["x"]["fn"]
+    assert fn.batch_shape == (4,) and isinstance(fn.base_dist, Simulator)
+    np.testing.assert_array_equal(fn._mask, [False, True, True, True])
+
+
+def test_to_event_and_format_shapes():
+    def whole():
+        numpyro.sample("x", Simulator(noisy_sum, jnp.zeros((5, 3)), event_dims=1).to_event(1))
+
+    trace = handlers.trace(handlers.seed(whole, 0)).get_trace()
+    assert trace["x"]["fn"].event_shape == (5, 2)
+    assert "x dist | 5 2" in numpyro.util.format_shapes(trace)
+
+
+# what works with NumPyro
+
+
+@pytest.mark.x64
+def test_predictive_condition_substitute_uncondition():
+    serial = Predictive(model, num_samples=6)(random.key(0))
+    parallel = Predictive(model, num_samples=6, parallel=True)(random.key(0))
+    for name in ("theta", "x"):
+        np.testing.assert_allclose(serial[name], parallel[name], rtol=1e-12)
+    assert serial["x"].shape == (6, 2)
+
+    seeded = handlers.seed(model, 0)
+    trace = handlers.trace(handlers.condition(seeded, {"x": X})).get_trace()
+    assert trace["x"]["is_observed"] and np.array_equal(trace["x"]["value"], X)
+    trace = handlers.trace(handlers.substitute(seeded, {"x": X})).get_trace()
+    assert not trace["x"]["is_observed"] and np.array_equal(trace["x"]["value"], X)
+    trace = handlers.trace(handlers.uncondition(seeded)).get_trace(X)
+    assert not trace["x"]["is_observed"] and trace["x"]["value"].shape == (2,)
+
+
+def test_predictive_given_draws_simulates_at_each():
+    thetas = jnp.arange(12.0).reshape(4, 3) * 100
+    x = Predictive(model, {"theta": thetas})(random.key(0))["x"]
+    np.testing.assert_allclose(x[:, 0], thetas.sum(1), atol=8.0)
+
+
+@pytest.mark.x64
+def test_trace_under_jit_and_vmap():
+    def draw(key):
+        return handlers.seed(model, key)()
+
+    keys = random.split(random.key(0), 3)
+    np.testing.assert_allclose(jax.jit(jax.vmap(draw))(keys), np.stack([draw(k) for k in keys]), rtol=1e-12)
+
+
+def test_mask_and_scale():
+    masked = handlers.mask(handlers.scale(handlers.seed(model, 0), 2.0), False)
+    density, trace = log_density(masked, (X,), {}, {})
+    assert float(density) == 0.0 and isinstance(trace["x"]["fn"], dist.MaskedDistribution)
+    with pytest.raises(NotImplementedError, match="Site 'x' is a simulator"):
+        log_density(handlers.mask(handlers.seed(model, 0), jnp.array(True)), (X,), {}, {})
+
+
+@pytest.mark.parametrize("x", [None, X], ids=["simulated", "observed"])
+def test_the_graph_of_the_model_has_the_right_edges(x):
+    relations = get_model_relations(model, model_args=(x,))
+    assert relations["sample_sample"]["x"] == ["theta"] and relations["sample_dist"]["x"] == "Simulator"
+    assert get_dependencies(model, model_args=(x,))["prior_dependencies"]["x"] == {"theta": set(), "x": set()}
+    assert "theta -> x" in render_model(model, model_args=(x,)).source
+
+
+def test_prior_predictive_in_arviz():
+    draws = Predictive(model, num_samples=6)(random.key(0))
+    if az.__version__.startswith("0."):
+        idata = az.from_numpyro(prior=draws, num_chains=1)
+    else:
+        chains = {name: value[None] for name, value in draws.items()}
+        idata = az.from_numpyro(prior=chains, num_chains=1, sample_dims=["chain", "draw"])
+    np.testing.assert_array_equal(np.asarray(idata["prior"]["x"]).reshape(6, 2), draws["x"])
+
+
+# what has no density says so
+
+
+def guide(x=None):
+    numpyro.sample("theta", dist.Normal(numpyro.param("m", jnp.zeros(3)), 1.0).to_event(1))
+
+
+def nuts():
+    MCMC(NUTS(model), num_warmup=2, num_samples=2, progress_bar=False).run(random.key(0), X)
+
+
+def svi():
+    SVI(model, guide, numpyro.optim.Adam(0.1), Trace_ELBO()).run(random.key(0), 2, X, progress_bar=False)
+
+
+def svi_value():
+    Trace_ELBO().loss(random.key(0), {"m": jnp.zeros(3)}, model, guide, X)
+
+
+@pytest.mark.parametrize(
+    "evaluate",
+    [
+        nuts,
+        svi,
+        svi_value,
+        lambda: log_density(model, (X,), {}, {"theta": jnp.zeros(3)}),
+        lambda: log_likelihood(model, {"theta": jnp.zeros((4, 3))}, X),
+        lambda: log_likelihood(model, {"theta": jnp.zeros((4, 3))}, X, parallel=True),
+        lambda: jax.jit(lambda t: log_density(model, (X,), {}, {"theta": t})[0])(jnp.zeros(3)),
+        lambda: jax.jacfwd(lambda t: log_density(model, (X,), {}, {"theta": t})[0])(jnp.zeros(3)),
+    ],
+    ids=["NUTS", "SVI", "ELBO", "log_density", "log_likelihood", "parallel", "jit", "forward mode"],
+)
+def test_a_density_is_refused_with_the_name_of_the_site(evaluate):
+    with pytest.raises(NotImplementedError) as caught:
+        evaluate()
+    sentence = str(caught.value)
+    assert "Site 'x' is a simulator (`noisy_sum`)" in sentence
+    assert "handlers.surrogate(model, {'x': fitted})" in sentence and "KELFI(model)" in sentence
+
+
+def test_a_density_under_plates_and_masks_names_the_site():
+    def many(x):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with numpyro.plate("n", 4), handlers.mask(mask=jnp.array([True, True, False, True])):
+            numpyro.sample("counts", Simulator(counts, jnp.exp(theta).sum()).to_event(0), obs=x)
+
+    with pytest.raises(NotImplementedError, match=r"Site 'counts' is a simulator \(`counts`\)"):
+        log_density(many, (jnp.zeros((4, 3), int),), {}, {"theta": jnp.zeros(3)})
+
+
+def test_a_density_asked_for_directly():
+    with pytest.raises(NotImplementedError, match=r"This is a simulator \(`noisy_sum`\).*\{'<site>': fitted\}"):
+        Simulator(noisy_sum, jnp.zeros(3)).log_prob(X)
+
+
+# bad input
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: Simulator(3.0, 1.0), "first argument of Simulator must be a function; got 3.0"),
+        (lambda: Simulator(noisy_sum), "`noisy_sum` has no parameter"),
+        (lambda: Simulator(numpy_normal, 1.0, shape=3), r"shape=3 and dtype=None.*needs both"),
+        (lambda: Simulator(numpy_normal, 1.0, dtype=float), "needs both"),
+        (
+            lambda: Simulator(numpy_normal, 1.0),
+            r"could not trace simulator `numpy_normal`.*passing shape and dtype",
+        ),
+        (lambda: Simulator(lambda k, t: (t, t), 1.0), "must return one array"),
+        (
+            lambda: Simulator(lambda k, t: t * 1j, 1.0),
+            "dtype complex64; it must return at least one real number",
+        ),
+        (lambda: Simulator(lambda k, t: jnp.zeros(0), 1.0), r"shape \(0,\)"),
+        (
+            lambda: Simulator(noisy_sum, jnp.zeros(3), event_dims=2),
+            r"event_dims=2 for parameters of shapes \[\(3,\)\]",
+        ),
+        (lambda: Simulator(noisy_sum, jnp.zeros(3), event_dims=(1, 0)), "one number for each parameter"),
+        (
+            lambda: Simulator(noisy_sum, jnp.zeros((4, 3)), jnp.ones(5), event_dims=(1, 0)),
+            r"leaves the batch shapes \[\(4,\), \(5,\)\]; these must broadcast",
+        ),
+        (
+            lambda: Simulator(noisy_sum, jnp.zeros((4, 3)), event_dims=1).expand((5,)),
+            r"batch shape \(4,\), which does not expand to \(5,\)",
+        ),
+    ],
+)
+def test_bad_input_is_explained(make, sentence):
+    with pytest.raises((ValueError, TypeError), match=f"(?s){sentence}"):
+        make()
+
+
+def test_an_unhashable_simulator_is_explained():
+    class Settings:
+        __hash__ = None
+
+        def __call__(self, key, theta):
+            return theta
+
+    with pytest.raises(TypeError, match=r"`Settings` cannot be hashed.*frozen=True"):
+        Simulator(Settings(), 1.0)
+
+
+def test_a_function_is_compiled_once(monkeypatch):
+    monkeypatch.setattr(programs, "_shared", type(programs._shared)())
+    for i in range(3):
+        Simulator(lambda key, theta: theta + random.normal(key), float(i)).sample(random.key(i))
+    assert len(programs._shared) == 1

@@ -1,0 +1,53 @@
+"""The split of a model into prior, Jacobian and likelihood, against NumPyro's own potential energy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro import handlers
+from numpyro.infer.util import log_density, potential_energy
+
+from numpyro_kme.models.unconstrained import Unconstrained
+
+pytestmark = pytest.mark.x64
+
+
+def model(y=None):
+    scale = numpyro.sample("scale", dist.Gamma(2.0, 1.0))
+    top = numpyro.sample("top", dist.Uniform(0.0, scale))
+    weights = numpyro.sample("weights", dist.Dirichlet(jnp.ones(3)))
+    numpyro.factor("extra", -top)
+    with numpyro.plate("n", 4), handlers.scale(scale=0.5):
+        numpyro.sample("y", dist.Normal(weights[0] + top, scale), obs=y)
+
+
+LATENTS = {"scale": jnp.array(1.7), "top": jnp.array(0.4), "weights": jnp.array([0.2, 0.5, 0.3])}
+Y = jnp.array([0.3, -1.0, 2.0, 0.1])
+
+
+def test_terms_add_up_to_the_potential_energy():
+    target = Unconstrained.read(model, (Y,), {}, LATENTS)
+    assert target.dim == 4
+    u = target.flatten(LATENTS)
+    parts = {"scale": u[0], "top": u[1], "weights": u[2:]}
+    energy = jax.jit(lambda parts: potential_energy(model, (Y,), {}, parts))(parts)
+    np.testing.assert_allclose(sum(jax.jit(target.terms)(u)), -energy, rtol=1e-12)
+
+
+def test_prior_and_likelihood_are_told_apart():
+    target = Unconstrained.read(model, (Y,), {}, LATENTS)
+    terms = jax.jit(target.terms)(target.flatten(LATENTS))
+    likelihood = log_density(handlers.block(handlers.substitute(model, LATENTS), hide=list(LATENTS)), (Y,), {}, {})[0]
+    np.testing.assert_allclose(terms.log_likelihood, likelihood, rtol=1e-12)
+    prior = dist.Gamma(2.0, 1.0).log_prob(1.7) - jnp.log(1.7) + dist.Dirichlet(jnp.ones(3)).log_prob(LATENTS["weights"])
+    np.testing.assert_allclose(terms.log_prior, prior, rtol=1e-12)
+
+
+def test_round_trip_under_vmap():
+    target = Unconstrained.read(model, (Y,), {}, LATENTS)
+    u = jax.random.normal(jax.random.key(0), (5, 4))
+    latents = jax.jit(jax.vmap(target.constrain))(u)
+    np.testing.assert_allclose(jax.jit(jax.vmap(target.flatten))(latents), u, rtol=1e-9, atol=1e-9)
+    assert np.all(latents["top"] < latents["scale"])

@@ -1,0 +1,164 @@
+"""Tempered sequential Monte Carlo against posteriors and evidences known in closed form."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from numpyro_kme.engines import _sampling
+from numpyro_kme.samplers.tempering import FORGOTTEN, MOVES, _before, _memory, _move, temper
+
+N = 4000
+M = N // MOVES
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def both(log_prior, log_likelihood, data, u):
+    return jax.vmap(partial(log_prior, data))(u), jax.vmap(partial(log_likelihood, data))(u)
+
+
+def tempered(rng_key, log_prior, log_likelihood, data, particles):
+    return temper(rng_key, partial(both, log_prior, log_likelihood, data), particles)
+
+
+def standard_normal(_, u):
+    return -0.5 * jnp.sum(u**2) - 0.5 * u.shape[0] * jnp.log(2 * jnp.pi)
+
+
+def normal_likelihood(data, u):
+    precision, at = data
+    return -0.5 * (u - at) @ precision @ (u - at)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_correlated_normal_in_six_dimensions(seed):
+    rng = np.random.default_rng(seed)
+    root = rng.normal(size=(6, 6))
+    precision, at = 5 * root @ root.T, 2 * rng.normal(size=6)
+    particles = jax.random.normal(jax.random.key(seed), (N, 6))
+    found = tempered(
+        jax.random.key(seed + 10),
+        standard_normal,
+        normal_likelihood,
+        (jnp.array(precision), jnp.array(at)),
+        particles,
+    )
+    covariance = np.linalg.inv(precision + np.eye(6))
+    mean = covariance @ precision @ at
+    marginal = np.eye(6) + np.linalg.inv(precision)
+    log_evidence = -0.5 * (np.linalg.slogdet(marginal @ precision)[1] + at @ np.linalg.solve(marginal, at))
+    white = (np.asarray(found.particles) - mean) @ np.linalg.cholesky(np.linalg.inv(covariance))
+    error = 5 / np.sqrt(float(found.effective_size))
+    assert found.effective_size > M / 2 and found.num_evaluations < 60 * N
+    np.testing.assert_allclose(white.mean(0), 0.0, atol=error)
+    np.testing.assert_allclose(np.cov(white.T), np.eye(6), atol=1.5 * error)
+    np.testing.assert_allclose(found.log_evidence, log_evidence, atol=1.0)
+
+
+def two_modes(weight, u):
+    near, far = jnp.sum((u - 1.5) ** 2), jnp.sum((u + 1.5) ** 2)
+    return jnp.logaddexp(jnp.log(weight) - 50 * near, jnp.log1p(-weight) - 50 * far)
+
+
+def test_modes_keep_their_masses_and_another_observation_does_not_compile_again():
+    particles = jax.random.normal(jax.random.key(0), (N, 3))
+    found = tempered(jax.random.key(1), standard_normal, two_modes, jnp.array(0.8), particles)
+    right = found.particles[:, 0] > 0
+    np.testing.assert_allclose(np.mean(right), 0.8, atol=0.08)
+    sd = 1 / np.sqrt(101)
+    np.testing.assert_allclose(np.std(found.particles[right], axis=0), sd, rtol=0.12)
+    np.testing.assert_allclose(np.mean(found.particles[right], axis=0), 150 / 101, atol=5 * sd / np.sqrt(M / 2))
+    programs = both._cache_size(), _move._cache_size()
+    other = tempered(jax.random.key(1), standard_normal, two_modes, jnp.array(0.3), particles)
+    assert np.mean(other.particles[:, 0] > 0) < 0.5 and (both._cache_size(), _move._cache_size()) == programs
+
+
+def narrow_on_a_floor(_, u):
+    return jnp.logaddexp(-0.5 * jnp.sum(jnp.square(u / 0.01)), -15.0)
+
+
+def flat(_, u):
+    return jnp.zeros(())
+
+
+@pytest.mark.parametrize("stray", [1, 300])
+def test_a_stray_chain_at_a_density_floor_costs_nothing(stray):
+    """There, 150 standard deviations away, chains stay where they are; one does not use up all rounds, as many do."""
+    particles = 0.01 * jax.random.normal(jax.random.key(0), (N, 2)).at[: MOVES * stray : MOVES].set(150.0)
+    found = tempered(jax.random.key(1), narrow_on_a_floor, flat, None, particles)
+    assert (found.num_evaluations < 8 * N) == (stray == 1)
+
+
+@pytest.mark.parametrize(("stuck", "remembered"), [(0, False), (1, False), (9, False), (30, True), (500, True)])
+def test_chains_that_are_stuck_in_another_mode_count_if_they_are_many(rng, stuck, remembered):
+    before, after = rng.normal(size=(2, M, 3))
+    for states in (before, after):
+        states[:stuck, 1] += 1000.0
+    memory = _memory(_before(jnp.asarray(before)), jnp.asarray(after))
+    assert memory > 0.9 if remembered else memory < FORGOTTEN
+
+
+def test_a_likelihood_that_is_nearly_a_point():
+    """As of a deterministic simulator: the first of its temperatures is below 1e-9."""
+    at = np.array([0.3, -0.8, 0.5, 1.1, -0.2, 0.0])
+    particles = jax.random.normal(jax.random.key(0), (N, 6))
+    data = jnp.array(1e10 * np.eye(6)), jnp.array(at)
+    found = tempered(jax.random.key(1), standard_normal, normal_likelihood, data, particles)
+    error = 5 / np.sqrt(float(found.effective_size))
+    assert found.effective_size > M / 2
+    np.testing.assert_allclose((np.mean(found.particles, axis=0) - at) * 1e5, 0.0, atol=error)
+    np.testing.assert_allclose(np.std(found.particles, axis=0) * 1e5, 1.0, atol=error)
+    log_evidence = stats.norm.logpdf(at).sum() + 3 * np.log(2 * np.pi * 1e-10)
+    np.testing.assert_allclose(found.log_evidence, log_evidence, atol=1.0)
+
+
+def crescent(width, u):
+    first, second = u.reshape(2, -1)
+    return -0.5 * jnp.sum(((second - first**2 + 1.0) / width) ** 2)
+
+
+def test_crescents_in_ten_dimensions():
+    """Five independent pairs, of which quadrature knows all."""
+    width, nodes = 0.5, np.linspace(-5.0, 5.0, 401)
+    a, b = np.meshgrid(nodes, nodes, indexing="ij")
+    density = np.exp(-0.5 * (a**2 + b**2) - 0.5 * ((b - a**2 + 1.0) / width) ** 2)
+    weight = density / density.sum()
+    mean = np.sum(weight * b)
+    sds = np.sqrt([np.sum(weight * a**2), np.sum(weight * (b - mean) ** 2)])
+    log_evidence = 5 * np.log(density.sum() * (nodes[1] - nodes[0]) ** 2 / (2 * np.pi))
+    particles = jax.random.normal(jax.random.key(0), (N, 10))
+    found = tempered(jax.random.key(1), standard_normal, crescent, jnp.array(width), particles)
+    first, second = np.asarray(found.particles).reshape(-1, 2, 5).transpose(1, 0, 2)
+    error = 5 / np.sqrt(float(found.effective_size))
+    assert found.effective_size > M / 4
+    np.testing.assert_allclose(first.mean(0) / sds[0], 0.0, atol=error)
+    np.testing.assert_allclose((second.mean(0) - mean) / sds[1], 0.0, atol=error)
+    np.testing.assert_allclose(first.std(0) / sds[0], 1.0, atol=error)
+    np.testing.assert_allclose(second.std(0) / sds[1], 1.0, atol=1.5 * error)
+    np.testing.assert_allclose(found.log_evidence, log_evidence, atol=1.0)
+
+
+def half_space(edge, u):
+    return jnp.where(u[0] > edge, 0.0, jnp.where(u[1] > 0, -jnp.inf, jnp.nan))
+
+
+@pytest.mark.parametrize("edge", [-1.0, 1.5])
+def test_a_likelihood_that_vanishes_at_most_particles(edge):
+    particles = jax.random.normal(jax.random.key(0), (N, 2))
+    found = tempered(jax.random.key(1), standard_normal, half_space, jnp.array(edge), particles)
+    inside = stats.truncnorm(edge, np.inf)
+    assert np.min(found.particles[:, 0]) > edge
+    np.testing.assert_allclose(np.mean(found.particles[:, 0]), inside.mean(), atol=0.2 * inside.std())
+    np.testing.assert_allclose(np.std(found.particles[:, 0]), inside.std(), rtol=0.2)
+    np.testing.assert_allclose(found.log_evidence, stats.norm.logsf(edge), atol=0.4)
+
+
+def test_a_likelihood_that_vanishes_everywhere_ends():
+    particles = jax.random.normal(jax.random.key(0), (200, 2))
+    found = tempered(jax.random.key(1), standard_normal, half_space, jnp.array(50.0), particles)
+    assert not np.isfinite(found.log_evidence)
+    with pytest.raises(ValueError, match="no mass at any of 200 draws from the prior"):
+        _sampling._drawn({}, np.zeros(200), found)

@@ -1,0 +1,652 @@
+"""Simulations on executors and on disk: the same numbers wherever they run, and nothing lost that was written."""
+
+import json
+import os
+import pickle
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_kme as kme
+from numpyro_kme._core import zarr_folders
+from numpyro_kme.simulations import (
+    Command,
+    Penalise,
+    Retry,
+    SimulationError,
+    Simulations,
+    StoreError,
+    execution,
+    simulate,
+    store,
+)
+
+KEY = jax.random.key(3)
+
+
+def noisy(rng, theta):
+    """Two normal draws around theta."""
+    return theta + rng.normal(size=2)
+
+
+def troubled(rng, theta, *, raises, nan, hangs, dies, deaf):
+    """A simulator that fails in four ways, at four values of theta."""
+    x = noisy(rng, theta)
+    if theta == raises:
+        raise OSError("disk full")
+    if theta == hangs:
+        if deaf:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+        time.sleep(300)
+    if theta == dies:
+        os._exit(1)
+    return x * np.nan if theta == nan else x
+
+
+def fragile(rng, theta):
+    """Fails at about a third of its draws, whatever theta."""
+    x = noisy(rng, theta)
+    if x[0] < theta - 0.4:
+        raise ArithmeticError("did not converge")
+    return x
+
+
+def in_jax(rng_key, theta):
+    return theta + jax.random.normal(rng_key, (2,), jnp.result_type(theta))
+
+
+def model_of(fn, **declared):
+    def model():
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        numpyro.deterministic("twice", 2 * theta)
+        numpyro.sample("x", kme.Simulator(fn, theta, **declared))
+
+    return model
+
+
+BLACK = dict(shape=(2,), dtype=float)
+NOISY = model_of(noisy, **BLACK)
+FRAGILE = model_of(fragile, **BLACK)
+
+
+def bank(model=NOISY, number=30, **settings):
+    return simulate(KEY, model, number, progress_bar=False, **settings)
+
+
+def assert_same(a, b):
+    np.testing.assert_array_equal(a.index, b.index)
+    for name in ("arguments", "x", "latents", "deterministics"):
+        for one, other in zip(jax.tree.leaves(getattr(a, name)), jax.tree.leaves(getattr(b, name)), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.fixture(scope="module")
+def here():
+    return bank()
+
+
+def test_threads_and_one_by_one(here):
+    with ThreadPoolExecutor(3) as executor:
+        assert_same(bank(executor=executor), here)
+        assert_same(bank(executor=executor, timeout=20.0), here)
+
+
+def test_loky(here):
+    loky = pytest.importorskip("loky")
+    executor = loky.get_reusable_executor(max_workers=2)
+    try:
+        assert_same(bank(executor=executor), here)
+    finally:
+        executor.shutdown(kill_workers=True)
+
+
+def test_a_dask_cluster(here):
+    """Its workers are threads here; `test_killed_at_any_moment` has processes."""
+    distributed = pytest.importorskip("distributed")
+    settings = dict(n_workers=2, threads_per_worker=1, dashboard_address=None, processes=False)
+    with distributed.LocalCluster(**settings) as cluster, distributed.Client(cluster) as client:
+        assert_same(bank(executor=client.get_executor()), here)
+
+
+@pytest.mark.parametrize("deaf", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_spawned_processes_that_die_hang_and_raise(here, deaf):
+    """Every simulation that does not fail by itself gives what it gives in this process."""
+    raises, nan, hangs, dies = here.arguments["x"][[3, 4, 11, 20], 0]
+    model = model_of(partial(troubled, raises=raises, nan=nan, hangs=hangs, dies=dies, deaf=deaf), **BLACK)
+    found = bank(model, executor=2, timeout=1.0, on_failure="skip")
+    assert found.failures == {"x: OSError": 1, "x: not finite": 1, "x: timeout": 1, "x: worker died": 1}
+    np.testing.assert_array_equal(found.index, np.delete(np.arange(30), [3, 4, 11, 20]))
+    np.testing.assert_array_equal(found.x["x"], here.x["x"][found.index])
+    np.testing.assert_array_equal(found.failed["theta"], here.latents["theta"][[3, 4, 11, 20]])
+
+
+def test_a_time_limit_in_this_process():
+    with pytest.raises(SimulationError, match="timeout"):
+        bank(model_of(sleepy, **BLACK), 2, timeout=0.2)
+
+
+@pytest.mark.parametrize("executor", [None, "threads", 1])
+def test_a_simulator_that_exits_has_failed(here, executor):
+    theta = here.arguments["x"][5, 0]
+    with ThreadPoolExecutor(2) as threads:
+        found = bank(
+            model_of(partial(exiting, at=theta), **BLACK),
+            executor=threads if executor == "threads" else executor,
+            on_failure="skip",
+        )
+    assert found.failures == {"x: SystemExit": 1}
+    np.testing.assert_array_equal(found.index, np.delete(np.arange(30), 5))
+    if executor is None:
+        with pytest.raises(SimulationError, match=r"Simulation 5 .* failed at .*no convergence \(SystemExit\)"):
+            bank(model_of(partial(exiting, at=theta), **BLACK))
+
+
+def exiting(rng, theta, *, at):
+    return sys.exit("no convergence") if theta == at else noisy(rng, theta)
+
+
+SLOW = """
+import os, time
+def simulator(rng, theta):
+    return theta + rng.normal(size=2)
+if "A_WORKER" in os.environ:
+    try:
+        os.close(os.open(os.environ["A_WORKER"], os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        time.sleep(4.0)
+"""
+
+
+def test_the_time_limit_begins_when_the_worker_has_started(here, tmp_path, monkeypatch):
+    """The second of two workers imports for four seconds; a simulation may take two, and none does."""
+    (tmp_path / "slow_to_import.py").write_text(SLOW)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(execution, "GRACE", 0.0)
+    import slow_to_import
+
+    monkeypatch.setenv("A_WORKER", str(tmp_path / "first"))
+    assert_same(bank(model_of(slow_to_import.simulator, **BLACK), executor=2, timeout=2.0), here)
+
+
+def sleepy(rng, theta):
+    time.sleep(30)
+
+
+def test_retrying_draws_again_given_success():
+    found = bank(FRAGILE, 60, on_failure=Retry(20))
+    once = bank(FRAGILE, 60, on_failure="skip")
+    assert len(found) == 60 and not found.failures
+    np.testing.assert_array_equal(found.x["x"][once.index], once.x["x"])
+    with pytest.raises(SimulationError, match="did not converge"):
+        bank(FRAGILE, 60, on_failure=Retry(1))
+    assert len(bank(FRAGILE, 60, on_failure=Retry(1, then="skip"))) < 60
+
+
+def test_penalising_keeps_every_row():
+    found, skipped = bank(FRAGILE, 60, on_failure=Penalise(-99.0)), bank(FRAGILE, 60, on_failure="skip")
+    failed = np.setdiff1d(np.arange(60), skipped.index)
+    np.testing.assert_array_equal(np.flatnonzero(found.x["x"][:, 0] == -99.0), failed)
+    np.testing.assert_array_equal(found.failed["theta"], found.latents["theta"][failed])
+    assert sum(found.failures.values()) == len(failed) > 5
+    assert found.describe_failures().startswith(
+        f"{len(failed)} of 60 ({len(failed) / 60:.1%}): {len(failed)} x: Arithm"
+    )
+
+
+@pytest.fixture
+def path(tmp_path):
+    pytest.importorskip("zarr")
+    return tmp_path / "sims.zarr"
+
+
+CALLS = []
+
+
+def counted(rng, theta):
+    CALLS.append(float(theta))
+    return noisy(rng, theta)
+
+
+COUNTED = model_of(counted, **BLACK)
+
+
+def test_a_store_gives_the_same_bank_and_is_read_back(here, path):
+    CALLS.clear()
+    first = bank(COUNTED, store=path)
+    again = bank(COUNTED, store=path)
+    assert len(CALLS) == 30
+    assert_same(first, here)
+    assert_same(again, here)
+    longer = bank(COUNTED, 70, store=path)
+    assert len(CALLS) == 70
+    assert_same(longer, bank(NOISY, 70))
+    assert_same(bank(COUNTED, 12, store=path), bank(NOISY, 12))
+
+
+def impatient(rng, theta):
+    if len(CALLS) == int(os.environ.get("STOP_AFTER", "-1")):
+        raise KeyboardInterrupt
+    return counted(rng, theta)
+
+
+def test_an_interrupted_run_goes_on(path, monkeypatch):
+    CALLS.clear()
+    monkeypatch.setenv("STOP_AFTER", "20")
+    with pytest.raises(KeyboardInterrupt):
+        bank(model_of(impatient, **BLACK), store=path)
+    monkeypatch.delenv("STOP_AFTER")
+    assert_same(bank(model_of(impatient, **BLACK), store=path), bank(NOISY))
+    assert len(CALLS) == 30
+
+
+def test_jax_simulators_are_stored_too(path):
+    model = model_of(in_jax)
+    first = bank(model, 100, store=path)
+    assert_same(bank(model, 100, store=path), first)
+    assert_same(bank(model, 100), first)
+    assert_same(bank(model, 130, store=path), bank(model, 130))
+
+
+def test_failures_are_remembered(path):
+    first = bank(FRAGILE, 40, on_failure="skip", store=path)
+    again = bank(FRAGILE, 40, on_failure="skip", store=path)
+    assert_same(first, again)
+    assert again.failures == first.failures != {}
+    with pytest.raises(SimulationError, match="ArithmeticError"):
+        bank(FRAGILE, 40, store=path)
+
+
+def test_another_configuration_is_refused(path):
+    bank(store=path)
+    with pytest.raises(StoreError, match=r"another configuration.*key"):
+        simulate(jax.random.key(4), NOISY, 30, store=path, progress_bar=False)
+    with pytest.raises(StoreError, match="simulator x function: noisy in the store, fragile now"):
+        bank(FRAGILE, store=path)
+
+
+def test_a_store_is_an_arviz_file(here, path):
+    import xarray
+
+    bank(store=path)
+    tree = xarray.open_datatree(path, engine="zarr", consolidated=False)
+    np.testing.assert_array_equal(tree["prior"]["theta"].values[0], here.latents["theta"])
+    np.testing.assert_array_equal(tree["prior_predictive"]["x"].values[0], here.x["x"])
+    assert_same(Simulations.from_arviz(kme.Problem.read(NOISY), path), here)
+    assert_same(Simulations.from_arviz(kme.Problem.read(NOISY), tree), here)
+
+
+@pytest.mark.x64
+def test_the_file_of_an_engine_serves_another_run(tmp_path):
+    """Simulations go through an engine's InferenceData in netCDF and back."""
+    latents = {"theta": np.linspace(-1, 1, 40)}
+    groups = {"prior": {"theta": latents["theta"][None]}, "prior_predictive": {"x": np.ones((1, 40, 2))}}
+    from numpyro_kme._core import arviz
+
+    arviz.to_inference_data(groups).to_netcdf(str(tmp_path / "bank.nc"), engine="h5netcdf")
+    found = Simulations.from_arviz(kme.Problem.read(NOISY), tmp_path / "bank.nc")
+    np.testing.assert_array_equal(found.latents["theta"], latents["theta"])
+    np.testing.assert_array_equal(found.arguments["x"][:, 0], latents["theta"])
+
+
+def _truncate(path):
+    chunk = next(p for p in (path / "prior_predictive" / "x" / "c").rglob("*") if p.is_file())
+    chunk.write_bytes(chunk.read_bytes()[:20])
+
+
+def _flip(path):
+    chunk = next(p for p in (path / "simulations" / "arguments of x" / "c").rglob("*") if p.is_file())
+    data = bytearray(chunk.read_bytes())
+    data[len(data) // 2] ^= 1
+    chunk.write_bytes(bytes(data))
+
+
+def _garble(path):
+    (path / "zarr.json").write_text("{")
+
+
+def _pickle(path):
+    description = path / "prior" / "theta" / "zarr.json"
+    found = json.loads(description.read_text())
+    found["codecs"].append({"name": "numcodecs.pickle"})
+    description.write_text(json.dumps(found))
+
+
+def _forget(path):
+    shutil.rmtree(path / "simulations" / "status of x")
+
+
+def _replace(path):
+    shutil.rmtree(path)
+    path.mkdir()
+    (path / "notes.txt").write_text("not a store")
+
+
+def _hide(path):
+    """A codec that only consolidated metadata ask for."""
+    found = json.loads((path / "zarr.json").read_text())
+    array = json.loads((path / "prior" / "theta" / "zarr.json").read_text())
+    array["codecs"] = [{"name": "numcodecs.pickle"}]
+    metadata = {"prior/theta": array}
+    found["consolidated_metadata"] = dict(kind="inline", must_understand=False, metadata=metadata)
+    (path / "zarr.json").write_text(json.dumps(found))
+
+
+def _link(path):
+    (path / "prior" / "theta").rename(path.parent / "elsewhere")
+    (path / "prior" / "theta").symlink_to(path.parent / "elsewhere")
+
+
+def _shorten(path):
+    description = path / "prior_predictive" / "x" / "zarr.json"
+    found = json.loads(description.read_text())
+    found["shape"][1] = 3
+    description.write_text(json.dumps(found))
+
+
+DAMAGE = {
+    _truncate: "prior_predictive/x cannot be read",
+    _flip: "simulations/arguments of x cannot be read",
+    _garble: "zarr.json cannot be read",
+    _pickle: r"theta/zarr.json is not a description of plain numbers or text: it asks for the codecs \['pickle'\]",
+    _hide: r"^(?!.*theta).*zarr.json .* codecs \['pickle'\]",
+    _link: "prior/theta is a link",
+    _forget: "the array simulations/status of x is missing",
+    _shorten: "where there are 30 simulations",
+    _replace: "there is no zarr.json in it",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_stores_are_named(path, damage):
+    bank(store=path)
+    damage(path)
+    with pytest.raises(StoreError, match="is damaged: ") as error:
+        bank(store=path)
+    assert re.search(DAMAGE[damage], str(error.value).replace(str(path), "store"))
+
+
+class Bomb:
+    """Leaves a mark where it is unpickled."""
+
+    exploded = False
+
+    def __reduce__(self):
+        return exec, ("import test_execution; test_execution.Bomb.exploded = True",)
+
+
+def _hostile_zarr(path):
+    """A Zarr 2 folder whose array is a pickle, as an ArviZ object from elsewhere might be."""
+    for group in (path, path / "prior", path / "prior_predictive", path / "prior" / "theta"):
+        group.mkdir(exist_ok=True)
+        (group / ".zgroup").write_text('{"zarr_format": 2}')
+    array = path / "prior" / "theta"
+    (array / ".zgroup").unlink()
+    description = dict(zarr_format=2, shape=[1], chunks=[1], dtype="|O", order="C", fill_value=None, compressor=None)
+    (array / ".zarray").write_text(json.dumps(description | dict(filters=[{"id": "pickle"}])))
+    (array / ".zattrs").write_text('{"_ARRAY_DIMENSIONS": ["draw"]}')
+    (array / "0").write_bytes(pickle.dumps(np.array([Bomb()], object)))
+
+
+def _truncated_netcdf(path):
+    from numpyro_kme._core import arviz
+
+    groups = {"prior": {"theta": np.zeros((1, 40))}, "prior_predictive": {"x": np.ones((1, 40, 2))}}
+    arviz.to_inference_data(groups).to_netcdf(str(path), engine="h5netcdf")
+    path.write_bytes(path.read_bytes()[:3000])
+
+
+@pytest.mark.parametrize("make, says", [(_hostile_zarr, "the codecs .'pickle'."), (_truncated_netcdf, "Error: ")])
+def test_files_from_elsewhere_run_no_code(tmp_path, make, says):
+    make(tmp_path / "other")
+    with pytest.raises(ValueError, match=f"cannot be read as an ArviZ file: .*{says}"):
+        Simulations.from_arviz(kme.Problem.read(NOISY), tmp_path / "other")
+    assert not Bomb.exploded
+
+
+@pytest.mark.x64
+def test_a_store_from_a_machine_that_rounds_otherwise(here, path):
+    """The parameters that come back are those that were simulated at."""
+    import zarr
+
+    bank(store=path)
+    root = zarr.open_group(str(path), mode="r+")
+    root["prior/theta"][:] *= 1 + 1e-15
+    assert not np.array_equal(root["prior/theta"][0], here.latents["theta"])
+    np.testing.assert_array_equal(bank(store=path).latents["theta"], root["prior/theta"][0])
+
+
+@contextmanager
+def small_files(size):
+    """A disk that is full: no file may grow larger."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def wide(rng, theta):
+    return theta + rng.normal(size=20_000)
+
+
+def test_a_full_disk_is_named_and_the_run_goes_on(path):
+    model = model_of(wide, shape=(20_000,), dtype=float)
+    bank(model, 66, store=path)
+    with (
+        small_files(1_000_000),
+        pytest.raises(
+            StoreError, match=r"cannot be written: File too large. It keeps 66 of 130 .* last are not in it"
+        ) as error,
+    ):
+        bank(model, 130, store=path)
+    assert isinstance(error.value.__cause__, OSError)
+    assert_same(bank(model, 130, store=path), bank(model, 130))
+
+
+def test_a_store_that_cannot_be_made(tmp_path):
+    pytest.importorskip("zarr")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"cannot be written: Not a directory. Nothing has been simulated yet"):
+        bank(store=tmp_path / "file" / "sims.zarr")
+
+
+def test_one_run_at_a_time(path):
+    pytest.importorskip("fcntl")
+
+    def greedy(rng, theta):
+        with pytest.raises(StoreError, match="in use by another run"):
+            bank(store=path)
+        return noisy(rng, theta)
+
+    def once(rng, theta):
+        return noisy(rng, theta)
+
+    bank(model_of(greedy, **BLACK), 2, store=path)
+    again = path.with_name("again.zarr")
+    bank(model_of(once, **BLACK), 2, store=again)
+    bank(model_of(once, **BLACK), 3, store=again)
+
+
+def wandering(rng, theta):
+    os.chdir("/")
+    return counted(rng, theta)
+
+
+def test_paths_of_stores(here, path, monkeypatch):
+    """Relative, in a home folder, as text or as a path: the same store, wherever a simulator goes."""
+    monkeypatch.chdir(path.parent)
+    monkeypatch.setenv("HOME", str(path.parent))
+    model = model_of(wandering, **BLACK)
+    CALLS.clear()
+    assert_same(bank(model, store=path.name), here)
+    for form in (path, str(path), f"~/{path.name}", Path("~") / path.name):
+        assert_same(bank(model, store=form), here)
+    assert len(CALLS) == 30 and [folder.name for folder in path.parent.iterdir()] == [path.name]
+
+
+NAMES = [
+    "x",
+    "beta_0",
+    "a b",
+    "theta.1",
+    "",
+    ".",
+    "..",
+    ".a",
+    "a.",
+    "a/b",
+    "a//b",
+    "/",
+    "a\\b",
+    "zarr.json",
+    "__a",
+    "%",
+    "%2F",
+    "a%2Fb",
+]
+NAMES += [
+    "c:",
+    "a*?|<>",
+    "a\nb",
+    "\u03b8",
+    "\u0398",
+    "e\u0301",
+    "\U0001f600",
+    "a" * 300,
+    "a" * 301,
+    "\u03b8" * 300,
+    " a",
+    "a ",
+    "status of x",
+]
+
+
+def test_any_name_can_be_that_of_a_file(tmp_path):
+    files = [zarr_folders.file_name(name) for name in NAMES]
+    assert files[:4] == NAMES[:4] and len(set(files)) == len(files)
+    for file in files:
+        assert set(file).isdisjoint('/\\:*?"<>|\n') and file[0] not in ". " and file[-1] not in ". "
+        (tmp_path / f"arguments of {file}").mkdir()
+    assert {file.name.removeprefix("arguments of ") for file in tmp_path.iterdir()} == set(files)
+
+
+def test_names_that_scope_makes(path):
+    """Slashes and dots in the names of latents and sites go into a store and come back, by the store and by ArviZ."""
+
+    def model(x=None):
+        with numpyro.handlers.scope(prefix="left"):
+            theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+            numpyro.deterministic("../twice", 2 * theta)
+            numpyro.sample("x", kme.Simulator(noisy, theta, **BLACK), obs=x)
+        other = numpyro.sample("n" * 300, dist.Normal(0.0, 1.0))
+        numpyro.sample(".y", kme.Simulator(in_jax, other))
+
+    first = bank(model, 20, store=path)
+    assert set(first.x) == {"left/x", ".y"} and set(first.latents) == {"left/theta", "n" * 300}
+    longer = bank(model, 30, store=path)
+    assert_same(longer, bank(model, 30))
+    np.testing.assert_array_equal(longer.x["left/x"][:20], first.x["left/x"])
+    read = store.Store.read(path)
+    assert set(read.sites) == {"left/x", ".y"} and set(read.prior()) == {"left/theta", "left/../twice", "n" * 300}
+    import xarray
+
+    for source in (path, xarray.open_datatree(path, engine="zarr", consolidated=False)):
+        assert_same(Simulations.from_arviz(kme.Problem.read(model), source), longer)
+
+
+@pytest.mark.parametrize(
+    "settings, sentence",
+    [
+        (dict(timeout=0.0), "`timeout` must be a positive number"),
+        (dict(executor=0), "at least 1 process"),
+        (dict(on_failure="retry"), r"'skip', Retry\(...\)"),
+    ],
+)
+def test_bad_settings_are_explained(settings, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        bank(**settings)
+
+
+def test_executors_are_for_black_boxes():
+    with pytest.raises(ValueError, match="for black-box simulators"):
+        bank(model_of(in_jax), executor=2)
+
+
+PROGRAM = """
+import random, sys
+theta = float(open("params.txt").read())
+if theta > 1.2: sys.exit("theta is too large")
+random.seed(int(sys.argv[1]))
+open("output.txt", "w").write(f"{theta} {random.random()!r}")
+"""
+
+
+def test_programs_outside_python():
+    """Each call has its own folder and seed; what the program says is in the failure."""
+    command = Command((sys.executable, "-S", "-c", PROGRAM, "{seed}"))
+    model = model_of(command, **BLACK)
+    found, again = (bank(model, 12, on_failure="skip", executor=e) for e in (None, ThreadPoolExecutor(3)))
+    assert_same(found, again)
+    np.testing.assert_array_equal(found.x["x"][:, 0], found.arguments["x"][:, 0])
+    assert len(np.unique(found.x["x"][:, 1])) == len(found)
+    rng = np.random.default_rng(0)
+    with pytest.raises(RuntimeError, match="theta is too large"):
+        command(rng, np.array(1.5))
+    with pytest.raises(subprocess.TimeoutExpired):
+        Command(("sleep", "20"), timeout=0.1)(rng, np.array(1.5))
+    with pytest.raises(ValueError, match="tuple of strings"):
+        Command("run me")
+
+
+def napping(rng, theta):
+    """As `noisy`, in 5 ms, and leaves a byte for each call in a file."""
+    with open(os.environ["CALLS_LOG"], "ab") as log:
+        log.write(b".")
+    time.sleep(0.005)
+    return noisy(rng, theta)
+
+
+NAPPING = model_of(napping, **BLACK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["processes", "dask"])
+def test_killed_at_any_moment(tmp_path, how, monkeypatch):
+    """20 kills: the finished bank is that of an uninterrupted run, and no more than one batch is simulated again.
+
+    A batch is what one write takes, and what two workers, at 5 ms a call, have in hand.
+    """
+    pytest.importorskip("zarr")
+    batch = store.CHUNK + int(2 * execution.TASK_SECONDS / 0.005)
+    script = Path(__file__).parent / "killed_run.py"
+    truth = bank(NOISY, 2000)
+    for trial in range(20):
+        path, log = tmp_path / f"{trial}.zarr", tmp_path / f"{trial}.log"
+        monkeypatch.setenv("CALLS_LOG", str(log))
+        command = [sys.executable, script, how, path, "2000"]
+        process = subprocess.Popen(command, start_new_session=True)
+        while not log.exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        time.sleep(np.random.default_rng(trial).uniform(0.0, 6.0))
+        os.killpg(process.pid, 9)
+        process.wait()
+        subprocess.run(command, check=True, timeout=300)
+        assert_same(bank(NAPPING, 2000, store=path), truth)
+        assert log.stat().st_size - 2000 <= batch
