@@ -1,6 +1,5 @@
 """Simulation-based calibration, coverage and TARP, from one set of runs on simulated data."""
 
-import copy
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,8 +13,9 @@ from tqdm.auto import tqdm
 
 from numpyro_kme._core import arviz, checks, compat
 from numpyro_kme.diagnostics import uniformity
-from numpyro_kme.diagnostics.predictive import samples_of
+from numpyro_kme.diagnostics.predictive import problem_of
 from numpyro_kme.diagnostics.uniformity import MARGIN
+from numpyro_kme.engines.base import Engine
 from numpyro_kme.models.problem import Arrays
 from numpyro_kme.simulations import Simulations, simulate
 
@@ -163,7 +163,7 @@ class Calibration:
 
 def calibrate(
     rng_key: jax.Array,
-    engine: Any,
+    engine: Engine,
     num_datasets: int = 100,
     *,
     num_draws: int = 100,
@@ -175,8 +175,8 @@ def calibrate(
 
     Args:
         rng_key: The only source of randomness.
-        engine: One that has been run. Its `condition` serves each data set, from the simulations and what was learnt in
-            that run, where it keeps them.
+        engine: One that has been run. Its `trained.condition` serves each data set, from the simulations and what was
+            learnt in that run, where it keeps them.
         num_datasets: `N`. With one parameter and the default margin, 200 flag a posterior that is half too wide, or off
             by half a standard deviation, at level .001 in .99 of runs, and one off by .4 in .88; 100 flag the first two
             in .77, and at level .05 in .96 (`benchmarks/verdict.py`).
@@ -194,9 +194,8 @@ def calibrate(
     checks.whole("num_datasets", num_datasets, 2)
     checks.whole("num_draws", num_draws, 1)
     checks.non_negative("margin", margin)
-    samples_of(engine)
-    engine = copy.copy(engine)
-    problem = engine.problem
+    checks.instance("engine", engine, Engine, "an engine, such as KELFI(model)")
+    trained, problem = engine.trained, problem_of(engine.posterior)
     checks.require(
         not problem.likelihoods,
         f"The sites {list(problem.likelihoods)} are observed and have densities of their own; calibration draws data for simulator "
@@ -223,10 +222,10 @@ def calibrate(
         try:
             with warnings.catch_warnings():  # of simulated data, which nobody has to look into
                 warnings.simplefilter("ignore", UserWarning)
-                engine.condition(jax.random.fold_in(infer_key, j), *problem.args, **given)
+                posterior = trained.condition(jax.random.fold_in(infer_key, j), *problem.args, **given)
         except checks.EffectiveSampleSizeError:
             continue
-        draws = _some(rng, engine.get_samples(), list(ranks), num_draws)
+        draws = _some(rng, posterior.samples, list(ranks), num_draws)
         truth = {name: np.asarray(bank.latents[name][j]) for name in ranks}
         for name, value in draws.items():
             rank = np.sum(value < truth[name][None], axis=0)

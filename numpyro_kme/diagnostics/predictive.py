@@ -1,16 +1,16 @@
 """Posterior-predictive checks with the real simulator."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import jax
 import numpy as np
 from numpyro.infer import Predictive
 
 from numpyro_kme._core import arviz, checks
+from numpyro_kme.engines.base import Engine, posterior_of
+from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.models import reading
-from numpyro_kme.models.problem import Arrays
+from numpyro_kme.models.problem import Arrays, Problem
 
 
 @dataclass(frozen=True)
@@ -44,32 +44,29 @@ class PredictiveCheck:
         return arviz.to_inference_data({"posterior_predictive": predicted, "observed_data": self.observed})
 
 
-def samples_of(engine: Any) -> Mapping[str, np.ndarray]:
-    """Posterior draws of an engine that works from a simulator and has been run."""
+def problem_of(posterior: Posterior) -> Problem:
+    """The model of a posterior that rests on simulations."""
     checks.require(
-        hasattr(engine, "get_samples"), f"`engine` must be an engine, such as KELFI(model); got {engine!r}.", TypeError
-    )
-    samples = engine.get_samples()
-    checks.require(
-        hasattr(engine, "problem"),
-        f"`engine` must be one that works from simulations, such as KELFI; {type(engine).__name__} is not.",
+        posterior.problem is not None,
+        f"`posterior` must be of an engine that works from simulations, such as KELFI; {posterior.engine} is not.",
         TypeError,
     )
-    return samples
+    assert posterior.problem is not None
+    return posterior.problem
 
 
-def predictive_check(rng_key: jax.Array, engine: Any, num_draws: int = 200) -> PredictiveCheck:
-    """Simulate at posterior draws of an engine that has been run.
+def predictive_check(rng_key: jax.Array, posterior: Posterior | Engine, num_draws: int = 200) -> PredictiveCheck:
+    """Simulate at posterior draws.
 
     Args:
         rng_key: The only source of randomness.
-        engine: Any engine.
+        posterior: Of an engine that works from simulations, or that engine.
         num_draws: How many draws, each simulated once.
     """
     checks.key(rng_key)
     checks.whole("num_draws", num_draws, 1)
-    samples: Mapping[str, np.ndarray] = samples_of(engine)
-    problem = engine.problem
+    posterior = posterior_of(posterior)
+    problem, samples = problem_of(posterior), posterior.samples
     choose_key, simulate_key = jax.random.split(rng_key)
     total = len(next(iter(samples.values())))
     rows = np.asarray(jax.random.permutation(choose_key, total))[:num_draws]

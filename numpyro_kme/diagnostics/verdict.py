@@ -12,10 +12,11 @@ import numpy as np
 from numpyro_kme._core import checks
 from numpyro_kme.diagnostics.calibration import LEVEL, Calibration, calibrate
 from numpyro_kme.diagnostics.misspecification import MisspecificationTest, misspecification_test
-from numpyro_kme.diagnostics.predictive import PredictiveCheck, predictive_check, samples_of
+from numpyro_kme.diagnostics.predictive import PredictiveCheck, predictive_check, problem_of
+from numpyro_kme.engines._learnt_posterior import LearntPosterior
+from numpyro_kme.engines.base import Engine
 from numpyro_kme.mcmc import handlers
 from numpyro_kme.mcmc.surrogate_check import SurrogateCheck, check_surrogate
-from numpyro_kme.simulations import Simulations
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Check:
             print(textwrap.fill(sentence, 80, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False))
 
 
-def check(rng_key: jax.Array, engine: Any, num_datasets: int = 200, **settings: Any) -> Check:
+def check(rng_key: jax.Array, engine: Engine, num_datasets: int = 200, **settings: Any) -> Check:
     """Run every diagnostic on an engine that has been run.
 
     The engine stays as it is, with the posterior of its own observation.
@@ -94,13 +95,12 @@ def check(rng_key: jax.Array, engine: Any, num_datasets: int = 200, **settings: 
         ValueError: As `calibrate`.
     """
     checks.key(rng_key)
-    samples = samples_of(engine)
-    simulations = getattr(engine, "simulations", None)
-    if not isinstance(simulations, Simulations):
-        raise TypeError(f"{type(engine).__name__} keeps no simulations: call the diagnostics one by one.")
+    checks.instance("engine", engine, Engine, "an engine, such as KELFI(model)")
+    posterior = engine.posterior
+    problem, simulations = problem_of(posterior), posterior.simulations
+    assert simulations is not None
     predictive_key, calibrate_key = jax.random.split(rng_key)
-    problem = engine.problem
-    predictive = predictive_check(predictive_key, engine)
+    predictive = predictive_check(predictive_key, posterior)
     tests = {}
     for site, y in problem.observations.items():
         found = problem.simulators[site]
@@ -108,9 +108,9 @@ def check(rng_key: jax.Array, engine: Any, num_datasets: int = 200, **settings: 
         if found.mask.any():
             tests[site] = misspecification_test(found.counted(x, 1), found.counted(np.asarray(y)))
     surrogate: Mapping[str, SurrogateCheck] = {}
-    if hasattr(engine, "likelihoods"):
-        latents = {name: samples[name] for name in problem.latents}
-        learnt = handlers.surrogate(engine.model, engine.likelihoods)
+    if isinstance(posterior, LearntPosterior):
+        latents = {name: posterior.samples[name] for name in problem.latents}
+        learnt = handlers.surrogate(problem.model, posterior.likelihoods)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             surrogate = check_surrogate(learnt, latents, *problem.args, max_draws=200, **problem.kwargs)

@@ -50,7 +50,7 @@ class WeightCalibration:
         """
         checks.require(0.0 < level < 1.0, f"`level` must be between 0 and 1; got {level}.")
         checks.instance("engine", engine, PosteriorBootstrap, "a PosteriorBootstrap that has been run")
-        (data,), found = engine.result.groups["observed_data"].values(), engine.replicates
+        (data,), found = engine.posterior.groups["observed_data"].values(), engine.replicates
         size, converged = len(data), np.asarray(found.converged)
         offsets = (found.u - found.fit.u)[converged]
         checks.require(

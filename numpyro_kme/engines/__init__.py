@@ -1,7 +1,7 @@
 """Inference engines: settings, `run`, and a posterior."""
 
-from numpyro_kme.engines._base import Engine
 from numpyro_kme.engines._rounds import FromPosterior, FromVariance, Proposal
+from numpyro_kme.engines.base import Engine, RunAgain, Trained
 from numpyro_kme.engines.citations import cite
 from numpyro_kme.engines.distribution_regression import DistributionRegressionABC
 from numpyro_kme.engines.k2abc import K2ABC
@@ -9,6 +9,7 @@ from numpyro_kme.engines.kelfi import KELFI
 from numpyro_kme.engines.kernel_abc import KernelABC
 from numpyro_kme.engines.kernel_bayes import KernelBayes
 from numpyro_kme.engines.kernel_recursive_abc import KernelRecursiveABC
+from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.engines.posterior_bootstrap import PosteriorBootstrap
 from numpyro_kme.engines.rejection_abc import RejectionABC
 
@@ -22,8 +23,11 @@ __all__ = [
     "KernelABC",
     "KernelBayes",
     "KernelRecursiveABC",
+    "Posterior",
     "PosteriorBootstrap",
     "Proposal",
     "RejectionABC",
+    "RunAgain",
+    "Trained",
     "cite",
 ]

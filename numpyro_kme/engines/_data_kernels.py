@@ -8,7 +8,7 @@ import numpy as np
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
 from numpyro_kme.embeddings.mmd_estimators import Quadratic
-from numpyro_kme.engines._bank import Bank
+from numpyro_kme.engines._reference_table import ReferenceTable
 from numpyro_kme.kernels import EmpiricalMeasure, Gaussian
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.length_scales import LengthScaleRule, MedianHeuristic
@@ -43,31 +43,31 @@ def _squared_distances(kernel, x, y):
     return kernel.diagonal(x)[None] + kernel.diagonal(y)[:, None] - 2.0 * kernel.gram(y, x)
 
 
-def quadratic_by(rule: LengthScaleRule | None, bank: Bank, observed: np.ndarray) -> Quadratic:
+def quadratic_by(rule: LengthScaleRule | None, table: ReferenceTable, observed: np.ndarray) -> Quadratic:
     """The MMD with a Gaussian kernel: the median distance within the observed data `(n, d)`, or what the rule says.
 
     A rule that needs parameters sees the draws of all simulations.
     """
     rule = rule or MedianHeuristic()
-    return Quadratic(Gaussian(rule(*draws(bank)) if rule.needs_targets else rule(observed)))
+    return Quadratic(Gaussian(rule(*draws(table)) if rule.needs_targets else rule(observed)))
 
 
-def data_kernel(bank: Bank, rule: LengthScaleRule | None = None) -> Kernel:
+def data_kernel(table: ReferenceTable, rule: LengthScaleRule | None = None) -> Kernel:
     """Gaussian with a length scale for each number of the output; on data sets under plates, Gaussian in their embeddings."""
-    if bank.data_sets:
-        return set_kernel(bank, rule or MedianHeuristic())
-    return Gaussian((rule or MedianHeuristic(per_dimension=True))(bank.x.reshape(len(bank), -1), bank.z))
+    if table.data_sets:
+        return set_kernel(table, rule or MedianHeuristic())
+    return Gaussian((rule or MedianHeuristic(per_dimension=True))(table.x.reshape(len(table), -1), table.z))
 
 
-def set_kernel(bank: Bank, rule: LengthScaleRule) -> EmpiricalMeasure:
+def set_kernel(table: ReferenceTable, rule: LengthScaleRule) -> EmpiricalMeasure:
     """`exp(-MMD^2 / (2 l^2))` between data sets `(m, n, d)`, with the median of the MMD as `l`; a Gaussian kernel inside."""
-    few = bank.x[:SETS]
-    inner = Gaussian(rule(*draws(bank, SETS)))
+    few = table.x[:SETS]
+    inner = Gaussian(rule(*draws(table, SETS)))
     squared = on_host(EmpiricalMeasure.squared_mmd)(EmpiricalMeasure(inner, 1.0), few)
     return EmpiricalMeasure(inner, float(np.sqrt(np.median(squared[np.triu_indices(len(few), 1)]))))
 
 
-def draws(bank: Bank, sets: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+def draws(table: ReferenceTable, sets: int | None = None) -> tuple[np.ndarray, np.ndarray]:
     """The rows of the first data sets, `(sets * n, d)`, each with the coordinates of its parameters, `(sets * n, D)`."""
-    x = bank.as_data_sets(bank.x[:sets])
-    return x.reshape(-1, x.shape[-1]), np.repeat(bank.z[:sets], x.shape[1], axis=0)
+    x = table.as_data_sets(table.x[:sets])
+    return x.reshape(-1, x.shape[-1]), np.repeat(table.z[:sets], x.shape[1], axis=0)

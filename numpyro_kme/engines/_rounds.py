@@ -1,7 +1,7 @@
 """Rounds of simulations: where to simulate next, and how far a posterior has moved."""
 
 import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,7 +113,7 @@ def moved(before: Latents, after: Latents) -> float:
     return float(np.max(changes))
 
 
-def described(history: list[tuple[int, float]]) -> dict[str, Any]:
+def described(history: Sequence[tuple[int, float]]) -> dict[str, Any]:
     """What a person reads of the rounds: their sizes, and how far each moved the posterior."""
     if len(history) < 2:
         return {}

@@ -28,7 +28,7 @@ def check_sites(problem: Problem, form: Form | None) -> None:
         )
 
 
-def check_bank(problem: Problem, simulations: Simulations) -> None:
+def check_simulations(problem: Problem, simulations: Simulations) -> None:
     """That simulations made elsewhere have the sites of the model, with outputs of its shapes."""
     for kind, given, own in (
         ("latents", simulations.latents, problem.latents),

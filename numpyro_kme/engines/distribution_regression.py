@@ -1,20 +1,23 @@
 """DR-ABC: summaries learnt by regression from the embeddings of data sets, then soft ABC."""
 
 from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from os import PathLike
 
 import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme.abc.distribution_regression import DistributionRegression
 from numpyro_kme.abc.weighting import soft_abc_weights
-from numpyro_kme.engines._bank import Bank
 from numpyro_kme.engines._data_kernels import MEASURE, apart, checked_rule, data_kernel
-from numpyro_kme.engines._weighted import WeightedEngine, Weighting
+from numpyro_kme.engines._weighted import Weigher, WeightedEngine, Weighting
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.kernels.low_rank import TOLERANCE
 from numpyro_kme.simulations import Simulations
 from numpyro_kme.simulations.failures import OnFailure
+from numpyro_kme.simulations.plan import Plan
 
 
 class DistributionRegressionABC(WeightedEngine):
@@ -36,8 +39,7 @@ class DistributionRegressionABC(WeightedEngine):
         tolerance: Of the low-rank factor of `K`; 1e-3 is much faster for large `m`, and loses little.
         num_samples: Number of equally weighted draws, resampled systematically from the simulations.
         simulations: Simulations made elsewhere from the prior, instead of new ones; others raise an error.
-        on_failure: What to do when a simulation fails, as in `simulate`.
-        progress_bar: Whether to show the progress of the simulations.
+        on_failure, executor, store, version, timeout, progress_bar: How it simulates, as in `simulate`.
     Raises:
         RuntimeError: If the effective sample size is below 10, or the kernel is zero between the observation and all simulations.
     Warns:
@@ -62,16 +64,14 @@ class DistributionRegressionABC(WeightedEngine):
         num_samples: int = 1000,
         simulations: Simulations | None = None,
         on_failure: OnFailure = "raise",
+        executor: Executor | int | None = None,
+        store: str | PathLike | None = None,
+        version: str | int | None = None,
+        timeout: float | None = None,
         progress_bar: bool = True,
     ):
-        super().__init__(
-            model,
-            num_simulations,
-            num_samples=num_samples,
-            simulations=simulations,
-            on_failure=on_failure,
-            progress_bar=progress_bar,
-        )
+        plan = Plan(num_simulations, simulations, on_failure, executor, store, version, timeout, progress_bar)
+        super().__init__(model, plan, num_samples)
         for name, value in {"regularisation": regularisation, "epsilon": epsilon}.items():
             if value is not None:
                 checks.positive_number(name, value)
@@ -79,16 +79,26 @@ class DistributionRegressionABC(WeightedEngine):
         self.kernel, self.length_scale = kernel, checked_rule(kernel, length_scale)
         self.regularisation, self.epsilon, self.tolerance = regularisation, epsilon, tolerance
 
-    def _fit(self, rng_key, bank: Bank) -> None:
-        self.fitted = DistributionRegression.fit(
-            bank.x,
-            bank.z,
-            self.kernel or data_kernel(bank, self.length_scale),
-            self.regularisation,
-            tolerance=self.tolerance,
-        )
+    def _fit(self, rng_key, problem, table):
+        kernel = self.kernel or data_kernel(table, self.length_scale)
+        fitted = DistributionRegression.fit(table.x, table.z, kernel, self.regularisation, tolerance=self.tolerance)
+        return SummaryWeigher(table, fitted, self.epsilon)
 
-    def _weigh(self, bank, y):
+
+@dataclass(frozen=True)
+class SummaryWeigher(Weigher):
+    """Soft weights by learnt summaries.
+
+    Attributes:
+        fitted: The regression that predicts coordinates from data sets.
+        epsilon: Width of the weights, or None.
+    """
+
+    fitted: DistributionRegression
+    epsilon: float | None
+
+    def weigh(self, y):
+        """As `Weigher.weigh`."""
         summary = self.fitted.predict(y[None])[0]
         distance = np.sum(np.square(np.asarray(self.fitted.held_out) - summary), axis=1)
         weights, epsilon = soft_abc_weights(distance, self.epsilon)
@@ -97,9 +107,10 @@ class DistributionRegressionABC(WeightedEngine):
             "regularisation": float(self.fitted.regularisation),
             "leave-one-out error of the summaries": self.fitted.error,
             "summary": summary,
-            "rank of the data": f"{self.fitted.features.rank} of {len(bank)}",
+            "rank of the data": f"{self.fitted.features.rank} of {len(self.table)}",
         }
-        return Weighting(weights, self._apart(bank.x, y[None])[0], info)
+        return Weighting(weights, self.apart(self.table.x, y[None])[0], info)
 
-    def _apart(self, x, y):
+    def apart(self, x, y):
+        """As `Weigher.apart`."""
         return apart(self.fitted.features.kernel, x, y)

@@ -1,15 +1,21 @@
 """K2-ABC: soft approximate Bayesian computation with the maximum mean discrepancy."""
 
 from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from os import PathLike
+
+import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme.abc.weighting import discrepancies_to, dissimilarities, soft_abc_weights
 from numpyro_kme.embeddings.mmd_estimators import Estimator
 from numpyro_kme.engines._data_kernels import checked_rule, quadratic_by
-from numpyro_kme.engines._weighted import WeightedEngine, Weighting, fewer_compared
+from numpyro_kme.engines._weighted import Weigher, WeightedEngine, Weighting, fewer_compared
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.simulations import Simulations
 from numpyro_kme.simulations.failures import OnFailure
+from numpyro_kme.simulations.plan import Plan
 
 
 class K2ABC(WeightedEngine):
@@ -31,8 +37,7 @@ class K2ABC(WeightedEngine):
         epsilon: Width, in units of the squared MMD; when left out, such that the effective sample size is `max(50, m / 50)`.
         num_samples: Number of equally weighted draws, resampled systematically from the simulations.
         simulations: Simulations made elsewhere from the prior, instead of new ones; others raise an error.
-        on_failure: What to do when a simulation fails, as in `simulate`.
-        progress_bar: Whether to show the progress of the simulations.
+        on_failure, executor, store, version, timeout, progress_bar: How it simulates, as in `simulate`.
     Raises:
         RuntimeError: If the effective sample size is below 10.
     Warns:
@@ -56,39 +61,62 @@ class K2ABC(WeightedEngine):
         num_samples: int = 1000,
         simulations: Simulations | None = None,
         on_failure: OnFailure = "raise",
+        executor: Executor | int | None = None,
+        store: str | PathLike | None = None,
+        version: str | int | None = None,
+        timeout: float | None = None,
         progress_bar: bool = True,
     ):
-        super().__init__(
-            model,
-            num_simulations,
-            num_samples=num_samples,
-            simulations=simulations,
-            on_failure=on_failure,
-            progress_bar=progress_bar,
-        )
+        plan = Plan(num_simulations, simulations, on_failure, executor, store, version, timeout, progress_bar)
+        super().__init__(model, plan, num_samples)
         if epsilon is not None:
             checks.positive_number("epsilon", epsilon)
         self.estimator, self.epsilon = estimator, epsilon
         what = "an estimator of the MMD: Quadratic(kernel), LinearTime(kernel) or a Fourier"
         self.length_scale = checked_rule(estimator, length_scale, "estimator", Estimator, what)
 
-    def _fit(self, rng_key, bank):
-        self._sets, self._estimator = bank.as_data_sets(bank.x), self.estimator
+    def _fit(self, rng_key, problem, table):
+        sets = table.as_data_sets(table.x)
         checks.require(
-            self._sets.shape[1] >= 2,
-            f"K2ABC compares data sets; the simulator gives one of {self._sets.shape[1]} points. Put several draws under a plate.",
+            sets.shape[1] >= 2,
+            f"K2ABC compares data sets; the simulator gives one of {sets.shape[1]} points. Put several draws under a plate.",
         )
+        return MMDWeigher(table, sets, self.estimator, self.length_scale, self.epsilon)
 
-    def _weigh(self, bank, y):
-        observed = bank.as_data_sets(y[None])[0]
-        if self.estimator is None:
-            self._estimator = quadratic_by(self.length_scale, bank, observed)
-            self._between = None
-        weights, epsilon = soft_abc_weights(discrepancies_to(observed, self._sets, self._estimator), self.epsilon)
-        return Weighting(weights, self._apart(bank.x, y[None])[0], {"epsilon": epsilon})
 
-    def _num_compared(self, m):
-        return fewer_compared(m)
+@dataclass(frozen=True)
+class MMDWeigher(Weigher):
+    """Soft weights by the squared MMD between data sets.
 
-    def _apart(self, x, y):
-        return dissimilarities(self._estimator, self._bank.as_data_sets(x), self._bank.as_data_sets(y))
+    Attributes:
+        sets: The simulated data sets, `(m, n, d)`.
+        estimator: Of the squared MMD; None until there is an observation whose length scale it takes.
+        length_scale: Rule for that length scale.
+        epsilon: Width of the weights, or None.
+    """
+
+    sets: np.ndarray
+    estimator: Estimator | None
+    length_scale: LengthScaleRule | None
+    epsilon: float | None
+
+    def at(self, y):
+        """As `Weigher.at`."""
+        if self.estimator is not None:
+            return self
+        return replace(self, estimator=quadratic_by(self.length_scale, self.table, self.table.as_data_sets(y[None])[0]))
+
+    def weigh(self, y):
+        """As `Weigher.weigh`."""
+        observed = self.table.as_data_sets(y[None])[0]
+        weights, epsilon = soft_abc_weights(discrepancies_to(observed, self.sets, self.estimator), self.epsilon)
+        return Weighting(weights, self.apart(self.table.x, y[None])[0], {"epsilon": epsilon})
+
+    @property
+    def num_compared(self):
+        """As `Weigher.num_compared`."""
+        return fewer_compared(len(self.table))
+
+    def apart(self, x, y):
+        """As `Weigher.apart`."""
+        return dissimilarities(self.estimator, self.table.as_data_sets(x), self.table.as_data_sets(y))

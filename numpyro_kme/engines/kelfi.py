@@ -1,9 +1,12 @@
 """KELFI: kernel embedding likelihood-free inference."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from os import PathLike
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -11,25 +14,26 @@ import numpy as np
 from numpyro_kme._core import checks
 from numpyro_kme.embeddings.measures import Measure, Normal, NormalMixture, Points
 from numpyro_kme.engines import _rounds, _sampling
-from numpyro_kme.engines._base import Result
-from numpyro_kme.engines._learnt import LearntLikelihood
+from numpyro_kme.engines._learnt_posterior import Learnt, LearntPosterior, beyond, observation, plain, target
 from numpyro_kme.engines._rounds import FromPosterior, FromVariance, Proposal
-from numpyro_kme.engines._tables import check_bank, check_sites, groups, observed_anew, training_table
+from numpyro_kme.engines._tables import check_simulations, check_sites, groups, training_table
+from numpyro_kme.engines.base import Engine, Trained
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.likelihoods.base import Form
-from numpyro_kme.likelihoods.distribution import fit_likelihood
+from numpyro_kme.likelihoods.distribution import FittedLikelihood, fit_likelihood, too_far
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.published.hyperpriors import learn_normal
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
-from numpyro_kme.simulations import Simulations, simulate
-from numpyro_kme.simulations.at import simulate_at
+from numpyro_kme.simulations import Simulations
+from numpyro_kme.simulations.failures import OnFailure
+from numpyro_kme.simulations.plan import Plan
 
 PRIOR_DRAWS = 4000
 """Prior draws that stand in for a prior whose law in coordinates is not known."""
 
 
-class KELFI(LearntLikelihood):
+class KELFI(Engine):
     r"""Kernel embedding likelihood-free inference: a posterior from a few hundred simulations.
 
     The likelihood of the simulator is learnt as a kernel mean embedding: in the published form
@@ -50,18 +54,13 @@ class KELFI(LearntLikelihood):
         num_rounds: Number of rounds. The first simulates at prior draws; each further one where `proposal` says, learns from all
             simulations so far, and samples. The likelihood may be learnt from any proposal, so nothing is reweighted.
         proposal: Where further rounds simulate: `FromPosterior()` when left out, or `FromVariance()`.
-        tolerance: Stop before `num_rounds` once a round moves the posterior by less: every mean by less than this many standard
+        min_change: Stop before `num_rounds` once a round moves the posterior by less: every mean by less than this many standard
             deviations, and every log standard deviation by less than this. All rounds are made when left out.
         learn_prior: Whether the prior's mean and standard deviation in each coordinate are learnt too, by maximising the
             marginal likelihood $q(y)$ without simulating again (`learn_normal`). For a prior that is normal in the
             coordinates and determines them, and the published form.
-        on_failure: What to do when a simulation fails, as in `simulate`.
-        executor: Where black-box simulators run, as in `simulate`: each round is one batch of parallel runs.
-        progress_bar: Whether to show the progress of the simulations.
-    Attributes:
-        problem: What the model consists of.
-        simulations: The simulations that were used.
-        likelihoods: The learnt likelihood of each simulator site, for `handlers.surrogate`.
+        on_failure, executor, store, version, timeout, progress_bar: How it simulates, as in `simulate`; each round is one
+            batch of parallel runs, and a store is for one round.
     References:
         Hsu and Ramos (2019), AISTATS.
     """
@@ -77,17 +76,19 @@ class KELFI(LearntLikelihood):
         simulations: Simulations | None = None,
         num_rounds: int = 1,
         proposal: Proposal | None = None,
-        tolerance: float | None = None,
+        min_change: float | None = None,
         learn_prior: bool = False,
-        on_failure: Any = "raise",
+        on_failure: OnFailure = "raise",
         executor: Executor | int | None = None,
+        store: str | PathLike | None = None,
+        version: str | int | None = None,
+        timeout: float | None = None,
         progress_bar: bool = True,
     ):
         super().__init__(model)
         checks.whole("num_simulations", num_simulations, 2, " Some hundreds are usual.")
         checks.whole("num_samples", num_samples, 1)
         checks.instance("form", form, Form | None, "KernelMeans(...), ResidualKernelMeans(...) or another form")
-        checks.instance("simulations", simulations, Simulations | None, "a bank of simulations (Simulations)")
         checks.whole("num_rounds", num_rounds, 1)
         checks.instance("proposal", proposal, Proposal | None, "FromPosterior(...) or FromVariance(...)")
         checks.require(
@@ -96,7 +97,8 @@ class KELFI(LearntLikelihood):
             f"given (`refine` adds to those); got {num_rounds}.",
         )
         checks.require(
-            tolerance is None or tolerance > 0.0, f"`tolerance` must be a positive number or None; got {tolerance}."
+            min_change is None or min_change > 0.0,
+            f"`min_change` must be a positive number or None; got {min_change}.",
         )
         checks.require(
             not isinstance(proposal, FromVariance) or isinstance(form, KernelMeans),
@@ -110,71 +112,60 @@ class KELFI(LearntLikelihood):
             )
             assert isinstance(form, KernelMeans)
             form = replace(form, length_scale=length_scale)
-        self.num_simulations, self.num_samples = num_simulations, num_samples
-        self.num_rounds, self.proposal, self.tolerance = num_rounds, proposal or FromPosterior(), tolerance
-        self.form, self.on_failure, self.progress_bar = form, on_failure, progress_bar
-        self.executor = executor
-        self.learn_prior, self._given = learn_prior, simulations
+        checks.require(
+            store is None or num_rounds == 1,
+            f"`store` keeps simulations from the prior: leave it out, or make one round; got num_rounds={num_rounds}.",
+        )
+        self.plan = Plan(num_simulations, simulations, on_failure, executor, store, version, timeout, progress_bar)
+        self.num_samples, self.form, self.learn_prior = num_samples, form, learn_prior
+        self.num_rounds, self.proposal, self.min_change = num_rounds, proposal or FromPosterior(), min_change
 
     def _infer(self, rng_key, args, kwargs):
         simulate_key, fit_key, sample_key = jax.random.split(rng_key, 3)
-        self.problem = Problem.read(self.model, *args, **kwargs)
-        check_sites(self.problem, self.form)
-        first, *later = _rounds.sizes(self.num_simulations, self.num_rounds)
-        self.simulations = self._given
-        if self.simulations is None:
-            self.simulations = simulate(
-                simulate_key,
-                self.problem,
-                first,
-                on_failure=self.on_failure,
-                executor=self.executor,
-                progress_bar=self.progress_bar,
-            )
-        check_bank(self.problem, self.simulations)
-        self._history = [(len(self.simulations), np.inf)]
-        result = self._learn(fit_key, sample_key)
+        problem = Problem.read(self.model, *args, **kwargs)
+        check_sites(problem, self.form)
+        first, *later = _rounds.sizes(self.plan.num_simulations, self.num_rounds)
+        simulations = self.plan.simulate(simulate_key, problem, first)
+        check_simulations(problem, simulations)
+        learnt = self._learn(fit_key, problem, simulations)
+        posterior = self._posterior(sample_key, problem, learnt)
         for number, size in enumerate(later, 1):
             round_keys = [jax.random.fold_in(key, number) for key in (fit_key, simulate_key, sample_key)]
-            result = self._simulate_again(*round_keys[1:], self._propose(round_keys[0], size), fit_key)
-            if self.tolerance is not None and self._history[-1][1] < self.tolerance:
+            latents = self._propose(round_keys[0], posterior, size)
+            learnt, posterior = self._again(*round_keys[1:], fit_key, learnt, posterior, latents)
+            if self.min_change is not None and learnt.history[-1][1] < self.min_change:
                 break
-        self._warn_if_beyond()
-        return result
+        _warn_if_beyond(posterior)
+        return Trained(self._settings(), problem, learnt), posterior
 
-    def _learn(self, fit_key, sample_key) -> Result:
-        """Learn from all simulations, and sample."""
-        self.measures, self.likelihoods = {}, {}
-        for site, observed in self.problem.observations.items():
-            coordinates = Coordinates.from_prior(fit_key, self.problem, site)
-            self.measures[site] = self._measure(fit_key, site, coordinates)
-            theta, x = training_table(self.simulations, self.problem, site)
-            found = self.problem.simulators[site]
+    def _learn(self, fit_key, problem: Problem, simulations: Simulations, history=()) -> Learnt:
+        """Learn from all simulations."""
+        measures, likelihoods = {}, {}
+        for site, observed in problem.observations.items():
+            coordinates = Coordinates.from_prior(fit_key, problem, site)
+            measures[site] = _measure(fit_key, problem, site, coordinates)
+            theta, x = training_table(simulations, problem, site)
+            found = problem.simulators[site]
             seen = observed if found.mask.size == 1 and not found.weighted else None  # along plates there are many
-            self.likelihoods[site] = fit_likelihood(
-                theta, x, form=self.form, coordinates=coordinates, measure=self.measures[site], y=seen
+            likelihoods[site] = fit_likelihood(
+                theta, x, form=self.form, coordinates=coordinates, measure=measures[site], y=seen
             )
-        return self._sample(sample_key)
+        return Learnt(simulations, likelihoods, measures, history or ((len(simulations), np.inf),))
 
-    def _propose(self, rng_key, size: int) -> dict[str, np.ndarray]:
+    def _propose(self, rng_key, posterior: LearntPosterior, size: int) -> dict[str, np.ndarray]:
         choose_key, prior_key = jax.random.split(rng_key)
-        prior = self.problem.draw(prior_key, size).latents
-        return self.proposal.choose(choose_key, self._drawn.latents, prior, self._variance, size)
+        prior = posterior.problem.draw(prior_key, size).latents
+        return self.proposal.choose(choose_key, posterior.drawn.latents, prior, posterior.surrogate_variance, size)
 
-    def _simulate_again(self, simulate_key, sample_key, latents, fit_key) -> Result:
-        before = self._drawn.latents
-        further = simulate_at(
-            simulate_key,
-            self.problem,
-            latents,
-            on_failure=self.on_failure,
-            executor=self.executor,
-            progress_bar=self.progress_bar,
-        )
-        self.simulations = self.simulations.joined(further)
-        result = self._learn(fit_key, sample_key)
-        self._history = [*self._history, (len(further), _rounds.moved(before, self._drawn.latents))]
-        return replace(result, info=dict(result.info) | _rounds.described(self._history))
+    def _again(self, simulate_key, sample_key, fit_key, learnt: Learnt, posterior: LearntPosterior, latents):
+        """Simulate at further latents, learn from all simulations, and sample again."""
+        problem = posterior.problem
+        further = self.plan.simulate_at(simulate_key, problem, latents)
+        learnt = self._learn(fit_key, problem, learnt.simulations.joined(further), learnt.history)
+        after = self._posterior(sample_key, problem, learnt)
+        moved = _rounds.moved(posterior.drawn.latents, after.drawn.latents)
+        learnt = learnt._replace(history=(*learnt.history, (len(further), moved)))
+        return learnt, replace(after, info=dict(after.info) | _rounds.described(learnt.history))
 
     def refine(self, rng_key: jax.Array, latents: Mapping[str, Any]) -> None:
         """Simulate at further latents, learn from all simulations, and sample again.
@@ -187,55 +178,106 @@ class KELFI(LearntLikelihood):
             latents: Where to simulate, `{site: (m, *shape)}`, for all latents; any proposal will do.
         """
         checks.key(rng_key)
-        _ = self.result
+        trained, posterior = self.trained, self.posterior
         fit_key, simulate_key, sample_key = jax.random.split(rng_key, 3)
-        latents = {name: np.asarray(latents[name]) for name in self.problem.latents if name in latents}
-        with self._draft() as draft:
-            draft._result = draft._simulate_again(simulate_key, sample_key, latents, fit_key)
-            draft._warn_if_beyond()
+        latents = {name: np.asarray(latents[name]) for name in posterior.problem.latents if name in latents}
+        learnt, posterior = self._again(simulate_key, sample_key, fit_key, trained.learnt, posterior, latents)
+        _warn_if_beyond(posterior)
+        self._found = Trained(self._settings(), posterior.problem, learnt), posterior
 
-    def _infer_again(self, rng_key, args, kwargs):
-        self.problem = observed_anew(self.problem, args, kwargs)
-        check_sites(self.problem, self.form)
-        result = self._sample(rng_key)
-        self._warn_if_beyond()
-        return result
+    def _condition(self, rng_key, problem, learnt):
+        check_sites(problem, self.form)
+        posterior = self._posterior(rng_key, problem, learnt)
+        _warn_if_beyond(posterior)
+        return posterior
 
-    def _measure(self, rng_key, site: str, coordinates: Coordinates) -> Measure:
-        """The prior in coordinates: exact where its law is known, otherwise prior draws."""
-        if coordinates.exact:
-            return NormalMixture(*coordinates.mixture)
-        arguments = self.problem.draw(rng_key, PRIOR_DRAWS).arguments[site]
-        return Points(coordinates.table(arguments.reshape(-1, arguments.shape[-1])))
+    @property
+    def posterior(self) -> LearntPosterior:
+        """What the last `run`, `refine` or `condition` found, an immutable value."""
+        return cast(LearntPosterior, self._last[1])
 
-    def _sample(self, rng_key) -> Result:
-        site = next(iter(self.likelihoods))
-        fitted = self.likelihoods[site]
-        in_coordinates = self._plain and fitted.coordinates.exact and fitted.coordinates.one_to_one
+    @property
+    def likelihoods(self) -> Mapping[str, FittedLikelihood]:
+        """The learnt likelihood of each simulator site, for `handlers.surrogate`."""
+        return self.posterior.likelihoods
+
+    def _posterior(self, rng_key, problem: Problem, learnt: Learnt) -> LearntPosterior:
+        site, measures = next(iter(learnt.likelihoods)), dict(learnt.measures)
+        fitted = learnt.likelihoods[site]
+        in_coordinates = plain(problem) and fitted.coordinates.exact and fitted.coordinates.one_to_one
         if self.learn_prior:
-            self._learn_prior(site, in_coordinates)
+            measures[site] = _learnt_prior(fitted, problem, site, in_coordinates)
         if in_coordinates:
-            likelihood = fitted.at(self._observation(site))
-            drawn = _sampling.in_coordinates(
-                rng_key, likelihood, self.measures[site], fitted.coordinates, self.num_samples
-            )
+            likelihood = fitted.at(observation(problem, site))
+            drawn = _sampling.in_coordinates(rng_key, likelihood, measures[site], fitted.coordinates, self.num_samples)
         else:
-            drawn = _sampling.in_model(rng_key, self._target(), self.problem, self.num_samples)
-        self._drawn = drawn
-        further = self.problem.evaluate(drawn.latents).deterministics if self.problem.deterministics else {}
-        return Result(
+            drawn = _sampling.in_model(rng_key, target(problem, learnt.likelihoods), problem, self.num_samples)
+        further = problem.evaluate(drawn.latents).deterministics if problem.deterministics else {}
+        return LearntPosterior(
+            engine=type(self).__name__,
             samples={**drawn.latents, **further},
             fields={"lp": drawn.log_posterior},
-            groups=groups(self.simulations, self.problem),
-            info=self._describe(drawn),
+            groups=groups(learnt.simulations, problem),
+            info=_described(problem, learnt, measures if self.learn_prior else {}, drawn),
+            problem=problem,
+            simulations=learnt.simulations,
+            likelihoods=learnt.likelihoods,
+            measures=measures,
+            learn_prior=self.learn_prior,
+            drawn=drawn,
         )
 
-    def _learn_prior(self, site: str, in_coordinates: bool) -> None:
-        fitted = self.likelihoods[site]
-        checks.require(
-            in_coordinates and len(fitted.coordinates.mixture[0]) == 1,
-            "`learn_prior` needs one simulator site, neither masked nor scaled, nothing else that is observed, and a "
-            f"prior that is normal in the coordinates of the simulator's arguments. {fitted.coordinates.note}",
+
+def _measure(rng_key, problem: Problem, site: str, coordinates: Coordinates) -> Measure:
+    """The prior in coordinates: exact where its distribution is known, otherwise prior draws."""
+    if coordinates.exact:
+        return NormalMixture(*coordinates.mixture)
+    arguments = problem.draw(rng_key, PRIOR_DRAWS).arguments[site]
+    return Points(coordinates.table(arguments.reshape(-1, arguments.shape[-1])))
+
+
+def _learnt_prior(fitted: FittedLikelihood, problem: Problem, site: str, in_coordinates: bool) -> Measure:
+    checks.require(
+        in_coordinates and len(fitted.coordinates.mixture[0]) == 1,
+        "`learn_prior` needs one simulator site, neither masked nor scaled, nothing else that is observed, and a "
+        f"prior that is normal in the coordinates of the simulator's arguments. {fitted.coordinates.note}",
+    )
+    return learn_normal(fitted.at(observation(problem, site)), Normal.standard(fitted.coordinates.dim))
+
+
+def _warn_if_beyond(posterior: LearntPosterior) -> None:
+    """Warn of draws beyond the simulated parameters, at the end: a round that others follow may be far out."""
+    for site, fitted in posterior.likelihoods.items():
+        share = float(np.mean(beyond(posterior.problem, posterior.likelihoods, site, posterior.drawn.latents)))
+        if share > fitted.negligible:
+            warnings.warn(too_far(site, share), stacklevel=4)
+
+
+def _described(problem: Problem, learnt: Learnt, priors: Mapping[str, Measure], drawn) -> dict[str, Any]:
+    """What a person reads; of the learnt `priors` too."""
+    info: dict[str, Any] = {"simulations": len(learnt.simulations)}
+    for site, fitted in learnt.likelihoods.items():
+        prefix = f"{site}: " if len(learnt.likelihoods) > 1 else ""
+        info |= {prefix + "coordinates": fitted.coordinates.note}
+        info |= {prefix + name: value for name, value in fitted.surrogate.describe().items()}
+        if not (problem.simulators[site].plates or problem.simulators[site].weighted):
+            place = fitted.surrogate.describe_observation(fitted.surrogate.point(observation(problem, site)))
+            info |= {prefix + "observation": place} if place else {}
+        share = float(np.mean(beyond(problem, learnt.likelihoods, site, drawn.latents)))
+        info[prefix + "parameters"] = (
+            f"{share:.2%} of the draws lie beyond the simulated parameters: no simulation supports the likelihood there"
+            if share
+            else "all draws within the simulated parameters"
         )
-        start = Normal.standard(fitted.coordinates.dim)
-        self.measures = {**self.measures, site: learn_normal(fitted.at(self._observation(site)), start)}
+    for site, measure in priors.items():
+        mean, covariance = measure.moments()
+        info[f"prior mean of {site}"] = np.asarray(mean)
+        info[f"prior sd of {site}"] = np.sqrt(np.diagonal(covariance))
+    if learnt.simulations.failures:
+        info["simulations that failed"] = learnt.simulations.describe_failures()
+    info |= drawn.info
+    with suppress(ValueError):
+        for fitted in learnt.likelihoods.values():
+            fitted.surrogate.require_density()
+        info["log marginal likelihood"] = drawn.log_evidence
+    return info

@@ -1,18 +1,22 @@
 """Kernel ABC: the posterior as a conditional mean embedding of the parameters given the data."""
 
 from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from os import PathLike
 from typing import Any
 
 import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme.engines._data_kernels import MEASURE, apart, checked_rule, data_kernel
-from numpyro_kme.engines._weighted import WeightedEngine, Weighting
+from numpyro_kme.engines._weighted import Weigher, WeightedEngine, Weighting
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.kernels.low_rank import TOLERANCE, LowRankRidge
 from numpyro_kme.simulations import Simulations
 from numpyro_kme.simulations.failures import OnFailure
+from numpyro_kme.simulations.plan import Plan
 
 
 class KernelABC(WeightedEngine):
@@ -32,8 +36,7 @@ class KernelABC(WeightedEngine):
         tolerance: Of the low-rank factor of `G_Y`; 1e-3 is much faster for large `m`, and loses little.
         num_samples: Number of equally weighted draws: simulations chosen by herding, which follows signed weights.
         simulations: Simulations made elsewhere from the prior, instead of new ones; others raise an error.
-        on_failure: What to do when a simulation fails, as in `simulate`.
-        progress_bar: Whether to show the progress of the simulations.
+        on_failure, executor, store, version, timeout, progress_bar: How it simulates, as in `simulate`.
     Raises:
         RuntimeError: If the effective sample size, one over the sum of squared weights, is below 10, or the weights sum to 0.
     Warns:
@@ -57,42 +60,57 @@ class KernelABC(WeightedEngine):
         num_samples: int = 1000,
         simulations: Simulations | None = None,
         on_failure: OnFailure = "raise",
+        executor: Executor | int | None = None,
+        store: str | PathLike | None = None,
+        version: str | int | None = None,
+        timeout: float | None = None,
         progress_bar: bool = True,
     ):
-        super().__init__(
-            model,
-            num_simulations,
-            num_samples=num_samples,
-            simulations=simulations,
-            on_failure=on_failure,
-            progress_bar=progress_bar,
-        )
+        plan = Plan(num_simulations, simulations, on_failure, executor, store, version, timeout, progress_bar)
+        super().__init__(model, plan, num_samples)
         if regularisation is not None:
             checks.positive_number("regularisation", regularisation)
         checks.positive_number("tolerance", tolerance)
         self.kernel, self.length_scale = kernel, checked_rule(kernel, length_scale)
         self.regularisation, self.tolerance = regularisation, tolerance
 
-    def _fit(self, rng_key, bank):
-        kernel = self.kernel or data_kernel(bank, self.length_scale)
-        epsilon = 0.01 / np.sqrt(len(bank)) if self.regularisation is None else self.regularisation
-        self.fitted = LowRankRidge.fit(kernel.points(bank.x), kernel, epsilon, tolerance=self.tolerance)
+    def _fit(self, rng_key, problem, table):
+        kernel = self.kernel or data_kernel(table, self.length_scale)
+        epsilon = 0.01 / np.sqrt(len(table)) if self.regularisation is None else self.regularisation
+        fitted = LowRankRidge.fit(kernel.points(table.x), kernel, epsilon, tolerance=self.tolerance)
+        return RidgeWeigher(table, fitted)
 
     def weights(self, observations: Any) -> np.ndarray:
         """Signed weights of the simulations at many observations `(s, *event)`, `(s, m)`, as they are, from one factorisation."""
-        _ = self.result
-        return self._solve(self._bank.points(observations))
+        return self.trained.learnt.weigher.weights(observations)
 
-    def _weigh(self, bank, y):
+
+@dataclass(frozen=True)
+class RidgeWeigher(Weigher):
+    """Signed weights by ridge regression on the data.
+
+    Attributes:
+        fitted: The regression.
+    """
+
+    fitted: LowRankRidge
+
+    def weights(self, observations: Any) -> np.ndarray:
+        """Signed weights at many observations."""
+        return self._solve(self.table.points(observations))
+
+    def weigh(self, y):
+        """As `Weigher.weigh`."""
         weights = self._solve(y[None])[0]
         info = {
             "sum of weights": float(weights.sum()),
             "regularisation": float(self.fitted.regularisation),
-            "rank of the data": f"{self.fitted.right.rank} of {len(bank)}",
+            "rank of the data": f"{self.fitted.right.rank} of {len(self.table)}",
         }
-        return Weighting(weights, self._apart(bank.x, y[None])[0], info)
+        return Weighting(weights, self.apart(self.table.x, y[None])[0], info)
 
-    def _apart(self, x, y):
+    def apart(self, x, y):
+        """As `Weigher.apart`."""
         return apart(self.fitted.right.kernel, x, y)
 
     def _solve(self, y):

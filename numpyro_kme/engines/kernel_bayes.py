@@ -1,16 +1,20 @@
 """Kernel Bayes' rule on a model: the prior may differ from where the simulations were made."""
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from os import PathLike
 from typing import Any
 
 import jax
 import numpy as np
 
 from numpyro_kme._core import checks
+from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule
 from numpyro_kme.embeddings.parameter_choice import KernelBayesSettings, choose_by_folds, kernel_bayes_candidates
-from numpyro_kme.engines._bank import arguments_to_coordinates
 from numpyro_kme.engines._data_kernels import MEASURE, apart, checked_rule, data_kernel
-from numpyro_kme.engines._weighted import WeightedEngine, Weighting
+from numpyro_kme.engines._reference_table import ReferenceTable, arguments_to_coordinates
+from numpyro_kme.engines._weighted import Weigher, WeightedEngine, Weighting
 from numpyro_kme.kernels import Gaussian, median_heuristic
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.length_scales import LengthScaleRule
@@ -18,6 +22,7 @@ from numpyro_kme.kernels.low_rank import TOLERANCE
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations
 from numpyro_kme.simulations.failures import OnFailure
+from numpyro_kme.simulations.plan import Plan
 
 
 class KernelBayes(WeightedEngine):
@@ -48,8 +53,7 @@ class KernelBayes(WeightedEngine):
         tolerance: Of the low-rank factors of Gram matrices; 1e-3 is much faster for large `m`, and loses little.
         num_samples: Number of equally weighted draws: simulations chosen by herding, which follows signed weights.
         simulations: Simulations made elsewhere, at any parameters, instead of new ones.
-        on_failure: What to do when a simulation fails, as in `simulate`.
-        progress_bar: Whether to show the progress of the simulations.
+        on_failure, executor, store, version, timeout, progress_bar: How it simulates, as in `simulate`.
     Raises:
         RuntimeError: If the effective sample size, one over the sum of squared weights, is below 10, or the weights sum to 0.
     Warns:
@@ -79,16 +83,14 @@ class KernelBayes(WeightedEngine):
         num_samples: int = 1000,
         simulations: Simulations | None = None,
         on_failure: OnFailure = "raise",
+        executor: Executor | int | None = None,
+        store: str | PathLike | None = None,
+        version: str | int | None = None,
+        timeout: float | None = None,
         progress_bar: bool = True,
     ):
-        super().__init__(
-            model,
-            num_simulations,
-            num_samples=num_samples,
-            simulations=simulations,
-            on_failure=on_failure,
-            progress_bar=progress_bar,
-        )
+        plan = Plan(num_simulations, simulations, on_failure, executor, store, version, timeout, progress_bar)
+        super().__init__(model, plan, num_samples)
         for name, value in {"regularisation": regularisation, "delta": delta}.items():
             if value is not None:
                 checks.positive_number(name, value)
@@ -114,11 +116,11 @@ class KernelBayes(WeightedEngine):
         self.regularisation, self.delta, self.tolerance = regularisation, delta, tolerance
         self.num_folds, self.num_prior_draws = num_folds, num_prior_draws
 
-    def _fit(self, rng_key: jax.Array, bank) -> None:
+    def _fit(self, rng_key, problem, table):
         draw_key, fold_key = jax.random.split(rng_key)
-        kernel = self.kernel or data_kernel(bank, self.length_scale)
-        x, m = kernel.points(bank.x), len(bank)
-        on_parameters = self.parameter_kernel or Gaussian(median_heuristic(bank.z))
+        kernel = self.kernel or data_kernel(table, self.length_scale)
+        x, m = kernel.points(table.x), len(table)
+        on_parameters = self.parameter_kernel or Gaussian(median_heuristic(table.z))
         epsilon = 0.01 / m if self.regularisation is None else self.regularisation
         settings = KernelBayesSettings(on_parameters, kernel, epsilon, self.delta)
         if self.num_folds is not None:
@@ -127,29 +129,29 @@ class KernelBayes(WeightedEngine):
             )
             settings = choose_by_folds(
                 fold_key,
-                bank.z,
+                table.z,
                 x,
                 tried,
                 num_folds=self.num_folds,
                 compare_in=on_parameters,
                 tolerance=self.tolerance,
             ).settings
-        self.rule = settings.rule(bank.z, x, *self._prior(draw_key, bank), tolerance=self.tolerance)
+        rule = settings.rule(table.z, x, *self._embedded(draw_key, problem, table), tolerance=self.tolerance)
+        return RuleWeigher(table, rule)
 
-    def _checked(self, problem):
-        problem = super()._checked(problem)
+    def _check(self, problem):
+        super()._check(problem)
         if self.prior is not None:
-            _check_prior(self.prior, problem)
-        return problem
+            _check_draws(self.prior, problem)
 
-    def _prior(self, rng_key, bank) -> tuple[np.ndarray, np.ndarray | None]:
+    def _embedded(self, rng_key, problem: Problem, table: ReferenceTable) -> tuple[np.ndarray, np.ndarray | None]:
         """Coordinates of draws of the prior, and their weights."""
-        site = self.problem.site()
+        site = problem.site()
         if self.prior is None:
-            draws = self.problem.draw(rng_key, self.num_prior_draws or len(bank))
-            return arguments_to_coordinates(bank.coordinates, draws.arguments[site]), None
-        latents = {name: np.asarray(self.prior[name]) for name in self.problem.latents}
-        z = arguments_to_coordinates(bank.coordinates, self.problem.arguments(latents)[site])
+            draws = problem.draw(rng_key, self.num_prior_draws or len(table))
+            return arguments_to_coordinates(table.coordinates, draws.arguments[site]), None
+        latents = {name: np.asarray(self.prior[name]) for name in problem.latents}
+        z = arguments_to_coordinates(table.coordinates, problem.arguments(latents)[site])
         weights = self.prior.get("weight")
         if weights is not None:
             weights = np.asarray(weights, np.float64)
@@ -161,28 +163,44 @@ class KernelBayes(WeightedEngine):
 
     def weights(self, observations: Any) -> np.ndarray:
         """Signed weights of the simulations at many observations `(s, *event)`, `(s, m)`, as they are, from one factorisation."""
-        _ = self.result
-        return self._solve(self._bank.points(observations))
+        return self.trained.learnt.weigher.weights(observations)
 
-    def _weigh(self, bank, y):
+
+@dataclass(frozen=True)
+class RuleWeigher(Weigher):
+    """Signed weights by kernel Bayes' rule.
+
+    Attributes:
+        rule: With the prior of the model.
+    """
+
+    rule: KernelBayesRule
+
+    def weights(self, observations: Any) -> np.ndarray:
+        """Signed weights at many observations."""
+        return self._solve(self.table.points(observations))
+
+    def weigh(self, y):
+        """As `Weigher.weigh`."""
         weights = self._solve(y[None])[0]
         epsilon, delta = np.asarray(self.rule.regularisation)
         info = {
             "sum of weights": float(weights.sum()),
             "regularisation": float(epsilon),
             "delta": float(delta),
-            "rank of the data": f"{self.rule.right.rank} of {len(bank)}",
+            "rank of the data": f"{self.rule.right.rank} of {len(self.table)}",
         }
-        return Weighting(weights, self._apart(bank.x, y[None])[0], info)
+        return Weighting(weights, self.apart(self.table.x, y[None])[0], info)
 
-    def _apart(self, x, y):
+    def apart(self, x, y):
+        """As `Weigher.apart`."""
         return apart(self.rule.right.kernel, x, y)
 
     def _solve(self, y):
         return self.rule.weights(self.rule.right.kernel.points(y))
 
 
-def _check_prior(prior: Mapping[str, Any], problem: Problem) -> None:
+def _check_draws(prior: Mapping[str, Any], problem: Problem) -> None:
     """What can be said of the draws before any simulation is run."""
     missing = [name for name in problem.latents if name not in prior]
     checks.require(not missing, f"`prior` must have the latents {list(problem.latents)}; it lacks {missing}.")

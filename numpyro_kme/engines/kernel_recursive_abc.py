@@ -1,24 +1,27 @@
 """Kernel recursive ABC: a point estimate by kernel ABC and herding in turns."""
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
+from tqdm.auto import tqdm
 
-from numpyro_kme._core import checks
+from numpyro_kme._core import checks, compat
 from numpyro_kme.abc.recursive import recursive_abc_step
-from numpyro_kme.engines._bank import Bank, LatentVectors, check_model
-from numpyro_kme.engines._base import Engine, Result
 from numpyro_kme.engines._data_kernels import checked_rule, data_kernel
+from numpyro_kme.engines._reference_table import LatentVectors, ReferenceTable, check_model
 from numpyro_kme.engines._tables import groups
+from numpyro_kme.engines.base import Engine, RunAgain
+from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.length_scales import LengthScaleRule, MedianHeuristic
 from numpyro_kme.kernels.low_rank import TOLERANCE
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
-from numpyro_kme.simulations.at import simulate_at
-from numpyro_kme.simulations.failures import OnFailure, check_policy
+from numpyro_kme.simulations.failures import OnFailure
+from numpyro_kme.simulations.plan import Plan
 
 
 class KernelRecursiveABC(Engine):
@@ -39,7 +42,8 @@ class KernelRecursiveABC(Engine):
         length_scale: Rule for that kernel instead of the median, as in `KernelABC`.
         regularisation: `eps`; `.01 / sqrt(m)` when left out.
         tolerance: Of the low-rank factor of `G_Y`.
-        on_failure: What to do when a simulation fails, as in `simulate`; with "skip" the other points of an iteration serve.
+        on_failure, executor, timeout, progress_bar: How it simulates, as in `simulate`; with `on_failure="skip"` the other
+            points of an iteration serve.
     Raises:
         RuntimeError: If the weights of an iteration vanish or cancel, or its points come together in one place, because the
             observation lies far from all that was simulated.
@@ -58,63 +62,83 @@ class KernelRecursiveABC(Engine):
         regularisation: float | None = None,
         tolerance: float = TOLERANCE,
         on_failure: OnFailure = "raise",
+        executor: Executor | int | None = None,
+        timeout: float | None = None,
+        progress_bar: bool = True,
     ):
         super().__init__(model)
-        check_policy(on_failure)
         checks.whole("num_simulations", num_simulations, 20)
         checks.whole("num_iterations", num_iterations, 1)
         if regularisation is not None:
             checks.positive_number("regularisation", regularisation)
         checks.positive_number("tolerance", tolerance)
-        self.num_simulations, self.num_iterations = num_simulations, num_iterations
+        self.plan = Plan(
+            num_simulations, on_failure=on_failure, executor=executor, timeout=timeout, progress_bar=progress_bar
+        )
+        self.num_iterations = num_iterations
         self.kernel, self.length_scale = kernel, checked_rule(kernel, length_scale)
-        self.regularisation, self.tolerance, self.on_failure = regularisation, tolerance, on_failure
+        self.regularisation, self.tolerance = regularisation, tolerance
 
     def _infer(self, rng_key, args, kwargs):
-        self.problem = problem = Problem.read(self.model, *args, **kwargs)
+        problem = Problem.read(self.model, *args, **kwargs)
         check_model(problem, type(self).__name__)
         start_key, coordinates_key, *keys = jax.random.split(rng_key, self.num_iterations + 2)
-        latents = problem.draw(start_key, self.num_simulations).latents
+        latents = problem.draw(start_key, self.plan.num_simulations).latents
         coordinates = Coordinates.from_prior(coordinates_key, problem)
         vectors = None if coordinates.one_to_one else LatentVectors.read(problem, latents)
-        path, spread = [], []
-        for key in keys:
+        path, deviations = [], []
+        bars = self.plan.progress_bar and compat.progress_bars_allowed()
+        for key in tqdm(keys, desc="iterations", disable=not bars):
             simulate_key, herd_key = jax.random.split(key)
-            simulations = simulate_at(simulate_key, problem, latents, on_failure=self.on_failure)
-            bank = Bank.read(coordinates, problem, simulations)
+            simulations = replace(self.plan, progress_bar=False).simulate_at(simulate_key, problem, latents)
+            table = ReferenceTable.read(coordinates, problem, simulations)
             if vectors is not None:
-                bank = replace(bank, z=vectors.table(bank.latents))
-            z = self._step(herd_key, bank, bank.point(problem.observations[problem.site()]))
+                table = replace(table, z=vectors.table(table.latents))
+            z = self._step(herd_key, table, table.point(problem.observations[problem.site()]))
             latents = coordinates.latents_table(z) if vectors is None else vectors.latents(z)
             path.append(z[0])
-            spread.append(z.std(axis=0))
-        self._estimate = {name: np.asarray(value[0]) for name, value in latents.items()}
-        return Result(
+            deviations.append(z.std(axis=0))
+        posterior = PointPosterior(
+            engine=type(self).__name__,
             samples={**latents, **problem.evaluate(latents).deterministics},
             groups={"observed_data": groups(simulations, problem)["observed_data"]},
             info={
-                "simulations": self.num_simulations * self.num_iterations,
-                "spread of the points, first and last": np.concatenate([spread[0], spread[-1]]),
+                "simulations": self.plan.num_simulations * self.num_iterations,
+                "spread of the points, first and last": np.concatenate([deviations[0], deviations[-1]]),
                 "last move of the estimate": np.abs(path[-1] - path[max(len(path) - 2, 0)]),
                 "what these are": "points that close in on the maximum of the likelihood, not draws from a posterior",
             },
+            problem=problem,
+            simulations=simulations,
+            estimate={name: np.asarray(value[0]) for name, value in latents.items()},
         )
+        return RunAgain(self._settings()), posterior
 
-    def _step(self, rng_key, bank: Bank, y: np.ndarray) -> np.ndarray:
+    def _step(self, rng_key, table: ReferenceTable, y: np.ndarray) -> np.ndarray:
         """New points `(num_simulations, D)` in coordinates; points that have come close may agree in a count."""
-        rule = self.length_scale or MedianHeuristic(per_dimension=not bank.data_sets, ties=False)
+        rule = self.length_scale or MedianHeuristic(per_dimension=not table.data_sets, ties=False)
         return recursive_abc_step(
             rng_key,
-            bank.z,
-            bank.x,
+            table.z,
+            table.x,
             y,
-            self.kernel or data_kernel(bank, rule),
-            self.num_simulations,
+            self.kernel or data_kernel(table, rule),
+            self.plan.num_simulations,
             regularisation=self.regularisation,
             tolerance=self.tolerance,
         )
 
-    def estimate(self) -> dict[str, np.ndarray]:
+
+@dataclass(frozen=True, kw_only=True)
+class PointPosterior(Posterior):
+    """Points that close in on a point estimate.
+
+    Attributes:
+        estimate: The first point that the last herding chose, `{site: (*shape)}`.
+    """
+
+    estimate: Mapping[str, np.ndarray]
+
+    def mode(self) -> dict[str, np.ndarray]:
         """The point estimate `{site: (*shape)}`: the first point that the last herding chose."""
-        _ = self.result
-        return self._estimate
+        return dict(self.estimate)

@@ -1,9 +1,10 @@
 """The posterior bootstrap: robust inference for a simulator that one does not trust."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import jax
 import numpy as np
@@ -15,9 +16,10 @@ from numpyro_kme.bootstrap.fit import full_data
 from numpyro_kme.bootstrap.preparation import Settings
 from numpyro_kme.bootstrap.replicates import Replicates, posterior_bootstrap
 from numpyro_kme.bootstrap.weights import DirichletProcess
-from numpyro_kme.engines._base import Engine, Result
 from numpyro_kme.engines._data_kernels import checked_rule
 from numpyro_kme.engines._iid import IidModel
+from numpyro_kme.engines.base import Engine, check_run
+from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.losses.base import Loss, Objective
 from numpyro_kme.losses.generator import BLOCK, Generator
@@ -131,69 +133,54 @@ class PosteriorBootstrap(Engine):
             f'`centering` must be a distribution, a sampler or "prior predictive"; got {centering!r}.',
         )
         DirichletProcess(concentration, centering, truncation)
-        self._read: tuple[IidModel, Generator, DirichletProcess] | None = None
-        self._code: dict[str, str] = {}
-        self._bound: tuple[IidModel, Objective] | None = None
 
-    def _infer(self, rng_key: jax.Array, args: tuple, kwargs: dict) -> Result:
+    def _infer(self, rng_key, args, kwargs):
+        last = self._found[0] if self._found else None
+        return self._bootstrap(rng_key, args, kwargs, last)
+
+    def _bootstrap(self, rng_key, args: tuple, kwargs: dict, last: "Read | None"):
         start_key, run_key = jax.random.split(rng_key)
-        iid, generator, process = self._generator(args, kwargs)
+        read = self._generator(args, kwargs, last)
+        iid, generator, process = read.iid, read.generator, read.process
         data = iid.data if generator.covariates is None else (generator.covariates, iid.data)
         objective = self.loss.objective(data, generator, process.points(run_key, np.arange(BLOCK), data))
         starts = iid.starts(start_key, max(self.num_starts, self._least()))
-        self.replicates = posterior_bootstrap(run_key, objective, starts, process, self.settings)
-        self._bound = iid, objective
-        _warn(self.replicates)
-        return Result(
-            samples=iid.latents(self.replicates.u),
+        replicates = posterior_bootstrap(run_key, objective, starts, process, self.settings)
+        _warn(replicates)
+        posterior = BootstrapPosterior(
+            engine=type(self).__name__,
+            samples=iid.latents(replicates.u),
             fields={
-                "loss": self.replicates.value,
-                "converged": self.replicates.converged,
-                "remaining_step": self.replicates.remaining,
-                "steps": self.replicates.steps,
-                "moved_by_restart": self.replicates.moved,
-                **self.replicates.numbers,
+                "loss": replicates.value,
+                "converged": replicates.converged,
+                "remaining_step": replicates.remaining,
+                "steps": replicates.steps,
+                "moved_by_restart": replicates.moved,
+                **replicates.numbers,
             },
             groups={"observed_data": {iid.site: iid.data}},
-            info=_info(self.replicates),
+            info=_info(replicates),
+            replicates=replicates,
+            iid=iid,
+            objective=objective,
         )
+        return read, posterior
 
     def _least(self) -> int:
         """Prior draws, at least."""
         return max(LEAST, APART * self.settings.prior_draws) if self.settings.method == "emulated" else 1
 
     @property
-    def point_estimate(self) -> dict[str, np.ndarray]:
-        """Minimum-loss estimate on the data as they are, `{site: value}`."""
-        iid, _ = self._last()
-        return {name: value[0] for name, value in iid.latents(self.replicates.fit.u[None]).items()}
+    def posterior(self) -> "BootstrapPosterior":
+        """What the last `run` or `condition` found, an immutable value."""
+        return cast(BootstrapPosterior, self._last[1])
 
-    def landscape(self, site: str, values: Sequence[float], index: tuple = ()) -> np.ndarray:
-        """Loss on the full data along one parameter, the others at the point estimate.
+    @property
+    def replicates(self) -> Replicates:
+        """The minimisations that the draws are."""
+        return self.posterior.replicates
 
-        Args:
-            site: Name of a latent.
-            values: Values of that latent, or of its entry `index`.
-            index: Entry of a latent that is an array.
-        Returns:
-            Losses, one for each value; the part that no parameter changes is included.
-        """
-        iid, objective = self._last()
-        checks.require(site in iid.shapes, f"`site` must be one of {list(iid.shapes)}; got {site!r}.")
-        estimate = self.point_estimate
-        latents = {name: np.repeat(estimate[name][None], len(values), axis=0) for name in iid.shapes}
-        entry: Any = (slice(None), *index)
-        latents[site][entry] = np.asarray(values)
-        nodes = self.replicates.nodes
-        tasks = full_data(objective, 0)
-        losses = lanes.values(objective, nodes, tasks.rows(np.zeros(len(values), int)), iid.unconstrain(latents))
-        return losses + lanes.offsets(objective, tasks)
-
-    def _last(self) -> tuple[IidModel, Objective]:
-        assert self.result and self._bound is not None
-        return self._bound
-
-    def _generator(self, args: tuple, kwargs: dict) -> tuple[IidModel, Generator, DirichletProcess]:
+    def _generator(self, args: tuple, kwargs: dict, last: "Read | None") -> "Read":
         """The model as a generator, and the prior; the last ones again, with their compiled programs,
         where only the data have changed, and nothing that the model refers to."""
         iid = IidModel.read(self.model, args, kwargs)
@@ -205,10 +192,10 @@ class PosteriorBootstrap(Engine):
             )
             covariates = kwargs[self.covariates]
         code = fingerprint({"model": self.model}).parts
-        if self._read is None or code != self._code or not _same_but_for_data(self._read[0], iid):
-            generator = iid.generator(covariates)
-            self._read, self._code = (iid, generator, self._process(iid, generator)), code
-        return iid, *self._read[1:]
+        if last is not None and code == last.code and _same_but_for_data(last.first, iid):
+            return replace(last, iid=iid)
+        generator = iid.generator(covariates)
+        return Read(self._settings(), iid, iid, generator, self._process(iid, generator), code)
 
     def _process(self, iid: IidModel, generator: Generator) -> DirichletProcess:
         centering = self.centering
@@ -217,6 +204,71 @@ class PosteriorBootstrap(Engine):
         elif isinstance(centering, str) and self.concentration:
             centering = iid.predictive(generator)
         return DirichletProcess(self.concentration, centering, self.truncation)
+
+
+@dataclass(frozen=True)
+class Read:
+    """A model read as a generator, whose compiled programs serve other data.
+
+    Attributes:
+        engine: The settings.
+        first: The model with the data that it was first read with.
+        iid: The same with the present data.
+        generator: The simulator.
+        process: The Dirichlet process.
+        code: Fingerprints of the model's parts.
+    """
+
+    engine: PosteriorBootstrap = field(repr=False)
+    first: IidModel
+    iid: IidModel
+    generator: Generator
+    process: DirichletProcess
+    code: Mapping[str, str]
+
+    def condition(self, rng_key: jax.Array, *args, **kwargs) -> "BootstrapPosterior":
+        """The posterior of other data, by another bootstrap with the same compiled programs."""
+        check_run(rng_key, args, kwargs)
+        return self.engine._bootstrap(rng_key, args, kwargs, self)[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BootstrapPosterior(Posterior):
+    """Minimisers of a loss on reweighted data.
+
+    Attributes:
+        replicates: The minimisations.
+        iid: The model, with its data.
+        objective: What was minimised.
+    """
+
+    replicates: Replicates = field(repr=False)
+    iid: IidModel = field(repr=False)
+    objective: Objective = field(repr=False)
+
+    def mode(self) -> dict[str, np.ndarray]:
+        """Minimum-loss estimate on the data as they are, `{site: value}`."""
+        return {name: value[0] for name, value in self.iid.latents(self.replicates.fit.u[None]).items()}
+
+    def landscape(self, site: str, values: Sequence[float], index: tuple = ()) -> np.ndarray:
+        """Loss on the full data along one parameter, the others at the point estimate.
+
+        Args:
+            site: Name of a latent.
+            values: Values of that latent, or of its entry `index`.
+            index: Entry of a latent that is an array.
+        Returns:
+            Losses, one for each value; the part that no parameter changes is included.
+        """
+        checks.require(site in self.iid.shapes, f"`site` must be one of {list(self.iid.shapes)}; got {site!r}.")
+        estimate = self.mode()
+        latents = {name: np.repeat(estimate[name][None], len(values), axis=0) for name in self.iid.shapes}
+        entry: Any = (slice(None), *index)
+        latents[site][entry] = np.asarray(values)
+        tasks, nodes = full_data(self.objective, 0), self.replicates.nodes
+        rows = tasks.rows(np.zeros(len(values), int))
+        losses = lanes.values(self.objective, nodes, rows, self.iid.unconstrain(latents))
+        return losses + lanes.offsets(self.objective, tasks)
 
 
 def _drawn(distribution: Distribution, rng_key: jax.Array, num: int) -> jax.Array:

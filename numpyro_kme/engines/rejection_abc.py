@@ -1,6 +1,10 @@
 """Rejection ABC with any discrepancy."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from functools import cached_property
+from os import PathLike
 
 import numpy as np
 
@@ -8,13 +12,13 @@ from numpyro_kme._core import checks
 from numpyro_kme.abc import weighting
 from numpyro_kme.abc.weighting import Discrepancy, discrepancies_to, dissimilarities, rejection_weights
 from numpyro_kme.embeddings.mmd_estimators import Estimator
-from numpyro_kme.engines._bank import Bank
 from numpyro_kme.engines._data_kernels import checked_rule, quadratic_by
-from numpyro_kme.engines._weighted import WeightedEngine, Weighting, fewer_compared
+from numpyro_kme.engines._weighted import Weigher, WeightedEngine, Weighting, fewer_compared
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.losses.base import Loss
 from numpyro_kme.simulations import Simulations
 from numpyro_kme.simulations.failures import OnFailure
+from numpyro_kme.simulations.plan import Plan
 
 
 class RejectionABC(WeightedEngine):
@@ -34,8 +38,7 @@ class RejectionABC(WeightedEngine):
         threshold: Largest discrepancy to accept.
         num_samples: Number of equally weighted draws, resampled systematically from the accepted simulations.
         simulations: Simulations made elsewhere from the prior, instead of new ones; others raise an error.
-        on_failure: What to do when a simulation fails, as in `simulate`.
-        progress_bar: Whether to show the progress of the simulations.
+        on_failure, executor, store, version, timeout, progress_bar: How it simulates, as in `simulate`.
     Raises:
         RuntimeError: If fewer than 10 simulations are accepted.
     Warns:
@@ -60,63 +63,117 @@ class RejectionABC(WeightedEngine):
         num_samples: int = 1000,
         simulations: Simulations | None = None,
         on_failure: OnFailure = "raise",
+        executor: Executor | int | None = None,
+        store: str | PathLike | None = None,
+        version: str | int | None = None,
+        timeout: float | None = None,
         progress_bar: bool = True,
     ):
-        super().__init__(
-            model,
-            num_simulations,
-            num_samples=num_samples,
-            simulations=simulations,
-            on_failure=on_failure,
-            progress_bar=progress_bar,
-        )
+        plan = Plan(num_simulations, simulations, on_failure, executor, store, version, timeout, progress_bar)
+        super().__init__(model, plan, num_samples)
         weighting.check_acceptance(quantile, threshold)
         if discrepancy is not None:
             weighting.check_discrepancy(discrepancy)
         self.length_scale = checked_rule(discrepancy, length_scale, "discrepancy", object, "a discrepancy")
         self.discrepancy, self.quantile, self.threshold = discrepancy, quantile, threshold
 
-    def _fit(self, rng_key, bank: Bank) -> None:
-        self._by_numbers = self.discrepancy is None and self.length_scale is None
+    def _fit(self, rng_key, problem, table):
+        by_numbers = self.discrepancy is None and self.length_scale is None
         checks.require(
-            not (self._by_numbers and bank.data_sets) or bank.x.shape[2] == 1,
-            f"The simulator gives data sets of shape {bank.x.shape[1:]}, whose rows have no order: give a `discrepancy`, such as "
-            "the MMD estimator Quadratic(kernel).",
+            not (by_numbers and table.data_sets) or table.x.shape[2] == 1,
+            f"The simulator gives data sets of shape {table.x.shape[1:]}, whose rows have no order: give a `discrepancy`, such "
+            "as the MMD estimator Quadratic(kernel).",
         )
-        self._discrepancy, self._x = self.discrepancy, self._as_compared(bank.x)
-        if self._by_numbers:
-            spread = np.median(np.abs(self._x - np.median(self._x, axis=0)), axis=0)
-            deviation = self._x.std(axis=0)
-            self._spread = np.where(spread > 0, spread, np.where(deviation > 0, deviation, 1.0))
+        accepted = {"quantile": self.quantile, "threshold": self.threshold}
+        if by_numbers:
+            return NumbersWeigher(table, accepted)
+        return DiscrepancyWeigher(table, accepted, self.discrepancy, self.length_scale)
 
-    def _weigh(self, bank, y):
-        if self.length_scale is not None:
-            self._discrepancy = quadratic_by(self.length_scale, bank, bank.as_data_sets(y[None])[0])
-            self._between = None
-        observed = self._as_compared(y[None])
-        found = self._discrepancies(self._x, observed[0])
-        weights, threshold = rejection_weights(found, quantile=self.quantile, threshold=self.threshold)
-        bounded = isinstance(self._discrepancy, Estimator)
-        distances = dissimilarities(self._discrepancy, self._x, observed)[0] if bounded else found
-        return Weighting(weights, distances, {"threshold": threshold, "accepted": int((weights > 0).sum())})
 
-    def _num_compared(self, m):
-        return super()._num_compared(m) if self._by_numbers else fewer_compared(m)
+@dataclass(frozen=True)
+class NumbersWeigher(Weigher):
+    """Weights of the simulations whose numbers are nearest to the observed ones, each in units of its spread.
 
-    def _apart(self, x, y):
-        x, y = self._as_compared(x), self._as_compared(y)
-        if isinstance(self._discrepancy, Estimator):
-            return dissimilarities(self._discrepancy, x, y)
-        return np.stack([self._discrepancies(x, one) for one in y])
+    Attributes:
+        accepted: Arguments of `rejection_weights`.
+    """
 
-    def _discrepancies(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        if self._discrepancy is None:
-            return np.linalg.norm((x - y) / self._spread, axis=1)
-        return discrepancies_to(y, x, self._discrepancy)
+    accepted: Mapping[str, float | None]
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """The simulations as they are compared, `(m, d)`."""
+        return self._as_compared(self.table.x)
+
+    @cached_property
+    def scale(self) -> np.ndarray:
+        """Median absolute deviation of each number, or its standard deviation where that is 0, or 1, `(d,)`."""
+        median = np.median(np.abs(self.rows - np.median(self.rows, axis=0)), axis=0)
+        deviation = self.rows.std(axis=0)
+        return np.where(median > 0, median, np.where(deviation > 0, deviation, 1.0))
+
+    def weigh(self, y):
+        """As `Weigher.weigh`."""
+        found = self._distances(self.rows, self._as_compared(y[None])[0])
+        weights, threshold = rejection_weights(found, **self.accepted)
+        return Weighting(weights, found, {"threshold": threshold, "accepted": int((weights > 0).sum())})
+
+    def apart(self, x, y):
+        """As `Weigher.apart`."""
+        return np.stack([self._distances(self._as_compared(x), one) for one in self._as_compared(y)])
+
+    def _distances(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return np.linalg.norm((x - y) / self.scale, axis=1)
 
     def _as_compared(self, x: np.ndarray) -> np.ndarray:
-        """Outputs as the discrepancy gets them; without one as rows of numbers, and draws along plates in the order of their values."""
-        if self._by_numbers:
-            return np.sort(x[..., 0], axis=1) if self._bank.data_sets else x.reshape(len(x), -1)
+        """Rows of numbers, draws along plates in the order of their values."""
+        return np.sort(x[..., 0], axis=1) if self.table.data_sets else x.reshape(len(x), -1)
+
+
+@dataclass(frozen=True)
+class DiscrepancyWeigher(Weigher):
+    """Weights of the simulations with the least discrepancy from the observation.
+
+    Attributes:
+        accepted: Arguments of `rejection_weights`.
+        discrepancy: None until there is an observation whose length scale it takes.
+        length_scale: Rule for the length scale of the squared MMD, where that is the discrepancy.
+    """
+
+    accepted: Mapping[str, float | None]
+    discrepancy: Estimator | Loss | Discrepancy | None
+    length_scale: LengthScaleRule | None
+
+    def at(self, y):
+        """As `Weigher.at`."""
+        if self.length_scale is None:
+            return self
+        return replace(
+            self, discrepancy=quadratic_by(self.length_scale, self.table, self.table.as_data_sets(y[None])[0])
+        )
+
+    def weigh(self, y):
+        """As `Weigher.weigh`."""
+        x, observed = self._as_compared(self.table.x), self._as_compared(y[None])
+        found = discrepancies_to(observed[0], x, self.discrepancy)
+        weights, threshold = rejection_weights(found, **self.accepted)
+        bounded = isinstance(self.discrepancy, Estimator)
+        distances = dissimilarities(self.discrepancy, x, observed)[0] if bounded else found
+        return Weighting(weights, distances, {"threshold": threshold, "accepted": int((weights > 0).sum())})
+
+    @property
+    def num_compared(self):
+        """As `Weigher.num_compared`."""
+        return fewer_compared(len(self.table))
+
+    def apart(self, x, y):
+        """As `Weigher.apart`."""
+        x, y = self._as_compared(x), self._as_compared(y)
+        if isinstance(self.discrepancy, Estimator):
+            return dissimilarities(self.discrepancy, x, y)
+        return np.stack([discrepancies_to(one, x, self.discrepancy) for one in y])
+
+    def _as_compared(self, x: np.ndarray) -> np.ndarray:
+        """Outputs as the discrepancy gets them."""
         by_sets = self.length_scale is not None or isinstance(self.discrepancy, Estimator | Loss)
-        return self._bank.as_data_sets(x) if by_sets else x
+        return self.table.as_data_sets(x) if by_sets else x

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 
 from numpyro_kme._core import checks
+from numpyro_kme.engines._learnt_posterior import LearntPosterior
+from numpyro_kme.engines.base import Engine, posterior_of
 from numpyro_kme.plots._panels import COLOURS, DARK, FAINT, HEIGHT, WIDTH, numbers, pyplot
 
 GRID = 60
@@ -15,18 +17,27 @@ DEPTH = 8.0
 BEYOND, HATCHED = "beyond the simulations", {"facecolor": "none", "edgecolor": FAINT, "hatch": "////", "linewidth": 0.0}
 
 
-def relevance(engine: Any, labels: Sequence[str] | None = None) -> Any:
-    """Bars of what each statistic tells about the parameters, in nats (`engine.relevance()`).
+def _learnt(found: LearntPosterior | Engine) -> LearntPosterior:
+    posterior = posterior_of(found)
+    checks.instance("posterior", posterior, LearntPosterior, "a posterior under a learnt likelihood, such as KELFI's")
+    assert isinstance(posterior, LearntPosterior)
+    return posterior
+
+
+def relevance(posterior: LearntPosterior | Engine, labels: Sequence[str] | None = None) -> Any:
+    """Bars of what each statistic tells about the parameters, in nats (`LearntPosterior.relevance`).
 
     Args:
-        engine: `KELFI` that has been run.
+        posterior: Of `KELFI`, or a `KELFI` that has been run.
         labels: Names of the statistics, where there is one site.
     Returns:
         A matplotlib figure.
     """
     found = {
         label: float(value[0])
-        for label, value in numbers({site: value[None] for site, value in engine.relevance().items()}).items()
+        for label, value in numbers(
+            {site: value[None] for site, value in _learnt(posterior).relevance().items()}
+        ).items()
     }
     checks.require(
         labels is None or len(labels) == len(found),
@@ -42,32 +53,37 @@ def relevance(engine: Any, labels: Sequence[str] | None = None) -> Any:
     return figure
 
 
-def surrogate(engine: Any, names: Sequence[str] | None = None, *, simulations: bool = True) -> Any:
+def surrogate(
+    posterior: LearntPosterior | Engine, names: Sequence[str] | None = None, *, simulations: bool = True
+) -> Any:
     r"""The learnt likelihood $q(y \mid \theta)$ of the observation over one or two parameters, posterior draws, and the simulations.
 
     Other parameters stay at their posterior medians: a slice. Where a signed surrogate is negative nothing is drawn. A surface
     shows the log likelihood, 8 nats from its maximum down. Hatching covers what lies beyond the simulated parameters,
-    and crosses mark the draws there (`KELFI.beyond`).
+    and crosses mark the draws there (`LearntPosterior.beyond`).
 
     Args:
-        engine: `KELFI` that has been run.
+        posterior: Of `KELFI`, or a `KELFI` that has been run.
         names: One or two single numbers, such as `["a", "theta[1]"]`; the first two when left out.
         simulations: Whether to mark the simulations that were learnt from.
     Returns:
         A matplotlib figure.
     """
-    latents = {name: np.asarray(engine.get_samples()[name]) for name in engine.problem.latents}
+    posterior = _learnt(posterior)
+    latents = {name: np.asarray(posterior.samples[name]) for name in posterior.problem.latents}
     columns = numbers(latents, names)
     if names is None:
         columns = dict(list(columns.items())[:2])
     checks.require(1 <= len(columns) <= 2, f"`names` must be of one or two numbers; got {list(columns)}.")
-    made = numbers({name: engine.simulations.latents[name] for name in latents if name in engine.simulations.latents})
+    made = numbers(
+        {name: posterior.simulations.latents[name] for name in latents if name in posterior.simulations.latents}
+    )
     grids = [_around(draws) for draws in columns.values()]
     points = np.stack([part.ravel() for part in np.meshgrid(*grids, indexing="ij")], axis=1)
     tables = _slice(latents, list(columns), points)
     shape = [len(grid) for grid in grids]
-    log_q = _log_likelihood(engine, tables).reshape(shape)
-    outside, stray = engine.beyond(tables).reshape(shape), engine.beyond(latents)
+    log_q = _log_likelihood(posterior, tables).reshape(shape)
+    outside, stray = posterior.beyond(tables).reshape(shape), posterior.beyond(latents)
     figure, axis = pyplot().subplots(figsize=(1.5 * WIDTH, 1.4 * HEIGHT), layout="constrained")
     axis.spines[["top", "right"]].set_visible(False)
     marked = [made[name] for name in columns if simulations and name in made]
@@ -131,10 +147,10 @@ def _slice(latents, names, points) -> dict[str, np.ndarray]:
     return tables
 
 
-def _log_likelihood(engine, tables) -> np.ndarray:
+def _log_likelihood(posterior, tables) -> np.ndarray:
     """`log q(y | theta)` at latents, less its largest value; NaN outside."""
-    log_posterior = engine.log_density(tables)
-    log_prior = np.asarray(engine.problem.log_prior(tables), np.float64)
+    log_posterior = posterior.log_density(tables)
+    log_prior = np.asarray(posterior.problem.log_prior(tables), np.float64)
     with np.errstate(invalid="ignore"):
         log_q = log_posterior - log_prior
     log_q = np.where(np.isfinite(log_q), log_q, np.nan)

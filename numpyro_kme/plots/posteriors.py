@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 
 from numpyro_kme._core import arviz, checks
+from numpyro_kme.engines.base import Engine, posterior_of
+from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.plots._panels import COLOURS, DARK, FILL, numbers, panels, pyplot
 
 BINS = 40
@@ -13,12 +15,12 @@ CUT = 0.002
 
 
 def marginals(
-    engines: Any, names: Sequence[str] | None = None, *, truth: Mapping[str, Any] | None = None, prob: float = 0.9
+    posteriors: Any, names: Sequence[str] | None = None, *, truth: Mapping[str, Any] | None = None, prob: float = 0.9
 ) -> Any:
-    """Marginals of posterior draws, with medians and central intervals; several engines side by side.
+    """Marginals of posterior draws, with medians and central intervals; several posteriors side by side.
 
     Args:
-        engines: An engine that has been run, or draws `{site: (n, *shape)}`, or several by label, such as
+        posteriors: A posterior, an engine that has been run, or draws `{site: (n, *shape)}`, or several by label, such as
             `{"NPL-MMD": npl, "NUTS": mcmc.get_samples()}`.
         names: Of sites or of single numbers (`"theta[0]"`); all latents when left out.
         truth: Values to mark, `{site: (*shape)}`.
@@ -27,7 +29,7 @@ def marginals(
         A matplotlib figure.
     """
     checks.require(0.0 < prob < 1.0, f"`prob` must be between 0 and 1; got {prob}.")
-    columns = {label: numbers(draws, names) for label, draws in _labelled(engines).items()}
+    columns = {label: numbers(draws, names) for label, draws in _labelled(posteriors).items()}
     known = numbers({name: np.asarray(value)[None] for name, value in (truth or {}).items()})
     first = next(iter(columns.values()))
     figure, axes = panels(len(first))
@@ -51,42 +53,34 @@ def marginals(
     return figure
 
 
-def pair(engine: Any, names: Sequence[str] | None = None) -> Any:
+def pair(posterior: Posterior | Engine, names: Sequence[str] | None = None) -> Any:
     """Pairs of latents as ArviZ draws them, under ArviZ 0.23 and 1.x.
 
     Args:
-        engine: An engine that has been run.
+        posterior: A posterior, or an engine that has been run.
         names: Of sites; all latents when left out.
     Returns:
         A matplotlib figure.
     """
     pyplot()
-    idata = engine.to_inference_data()
-    if names is None and hasattr(engine, "problem"):
-        names = list(engine.problem.latents)
-    return arviz.pair_figure(idata, names)
+    posterior = posterior_of(posterior)
+    return arviz.pair_figure(posterior.to_inference_data(), list(_draws(posterior)) if names is None else names)
 
 
-def _labelled(engines: Any) -> dict[str, Mapping[str, np.ndarray]]:
+def _labelled(posteriors: Any) -> dict[str, Mapping[str, np.ndarray]]:
     """Draws by label."""
-    several = isinstance(engines, Mapping) and all(
-        isinstance(value, Mapping) or hasattr(value, "get_samples") for value in engines.values()
+    several = isinstance(posteriors, Mapping) and all(
+        isinstance(value, Mapping | Posterior | Engine) for value in posteriors.values()
     )
-    return {label: _draws(engine) for label, engine in (engines if several else {"draws": engines}).items()}
+    return {label: _draws(one) for label, one in (posteriors if several else {"draws": posteriors}).items()}
 
 
-def _draws(engine: Any) -> Mapping[str, np.ndarray]:
-    """The latents' draws of an engine, or draws as they are."""
-    if isinstance(engine, Mapping):
-        return engine
-    checks.require(
-        hasattr(engine, "get_samples"),
-        f"`engines` must be engines that have been run, or draws {{site: (n, *shape)}}; got {engine!r}.",
-        TypeError,
-    )
-    samples = engine.get_samples()
-    latents = engine.problem.latents if hasattr(engine, "problem") else samples
-    return {name: samples[name] for name in latents}
+def _draws(posterior: Any) -> Mapping[str, np.ndarray]:
+    """The latents' draws of a posterior, or draws as they are."""
+    if isinstance(posterior, Mapping):
+        return posterior
+    posterior = posterior_of(posterior)
+    return {name: posterior.samples[name] for name in posterior.latents}
 
 
 def _cycle():

@@ -4,6 +4,7 @@ from numpyro_kme.simulations.bank import Simulations
 from numpyro_kme.simulations.command import Command
 from numpyro_kme.simulations.failures import Failure, Penalise, Retry, SimulationError
 from numpyro_kme.simulations.guards import StoreError
+from numpyro_kme.simulations.plan import Plan
 from numpyro_kme.simulations.simulate import simulate
 from numpyro_kme.simulations.store import Store
 
@@ -11,6 +12,7 @@ __all__ = [
     "Command",
     "Failure",
     "Penalise",
+    "Plan",
     "Retry",
     "SimulationError",
     "Simulations",

@@ -18,7 +18,7 @@ from numpyro_kme.simulations import Simulations
 
 
 @dataclass(frozen=True)
-class Bank:
+class ReferenceTable:
     """The simulations of one site.
 
     Attributes:
@@ -40,7 +40,7 @@ class Bank:
     mask: np.ndarray
 
     @classmethod
-    def read(cls, coordinates: Coordinates, problem: Problem, simulations: Simulations) -> "Bank":
+    def read(cls, coordinates: Coordinates, problem: Problem, simulations: Simulations) -> "ReferenceTable":
         """Read the simulations of a checked model."""
         site = problem.site()
         z = arguments_to_coordinates(coordinates, simulations.arguments[site])

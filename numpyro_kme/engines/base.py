@@ -1,0 +1,186 @@
+"""What every engine shares: settings in the constructor, data in `run`, and a posterior that is a value."""
+
+import abc
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from numpyro_kme._core import checks
+from numpyro_kme.engines._tables import observed_anew
+from numpyro_kme.engines.posterior import Posterior
+from numpyro_kme.models.problem import Problem
+from numpyro_kme.simulations import Simulations
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What an engine has found that does not depend on the observation.
+
+    Attributes:
+        engine: The settings.
+        problem: What the model consists of, as it was run.
+        learnt: What was learnt; of a type that the engine chooses.
+    """
+
+    engine: "Engine" = field(repr=False)
+    problem: Problem = field(repr=False)
+    learnt: Any
+
+    def condition(self, rng_key: jax.Array, *args, **kwargs) -> Posterior:
+        """The posterior of another observation, from the same simulations and what was learnt from them.
+
+        Args:
+            rng_key: The only source of randomness.
+            *args: Positional arguments of the model.
+            **kwargs: Keyword arguments of the model, with the new observation.
+        Raises:
+            ValueError: If the arguments change the prior or a simulator.
+        """
+        check_run(rng_key, args, kwargs)
+        return self.engine._condition(rng_key, observed_anew(self.problem, args, kwargs), self.learnt)
+
+
+@dataclass(frozen=True)
+class RunAgain:
+    """What an engine has found that keeps nothing for another observation.
+
+    Attributes:
+        engine: The settings.
+    """
+
+    engine: "Engine" = field(repr=False)
+
+    def condition(self, rng_key: jax.Array, *args, **kwargs) -> Posterior:
+        """The posterior of another observation, by another run."""
+        check_run(rng_key, args, kwargs)
+        return self.engine._infer(rng_key, args, kwargs)[1]
+
+
+class Engine(abc.ABC):
+    """Base of the inference engines: settings in the constructor, data in `run`, then read the posterior.
+
+    A subclass implements `_infer(rng_key, args, kwargs) -> (trained, posterior)`, where `trained` has a `condition` that gives
+    the posterior of another observation: `Trained`, which calls `_condition`, or `RunAgain`. Neither changes an attribute of
+    the engine. Engines can be pickled, before and after `run`; Python pickles a model that is a function of a module,
+    `cloudpickle` any other.
+    """
+
+    model: Callable
+
+    def __init__(self, model: Callable):
+        self.model = model
+        self._found: tuple[Any, Posterior] | None = None
+
+    @abc.abstractmethod
+    def _infer(self, rng_key: jax.Array, args: tuple, kwargs: dict) -> tuple[Any, Posterior]:
+        """What was found that does not depend on the observation, with a `condition`, and the posterior."""
+
+    def _condition(self, rng_key: jax.Array, problem: Problem, learnt: Any) -> Posterior:
+        """The posterior of the observation of `problem`, from what was learnt."""
+        raise NotImplementedError
+
+    def _settings(self) -> Self:
+        """This engine without what it found."""
+        bare = copy.copy(self)
+        bare._found = None
+        return bare
+
+    def run(self, rng_key: jax.Array, *args, **kwargs) -> None:
+        """Infer the latents of `model(*args, **kwargs)`; observations are passed as the model takes them.
+
+        A run that raises an error leaves the engine as it was, with the posterior of the last run that came to its end,
+        if any.
+
+        Args:
+            rng_key: The only source of randomness; the same key gives the same posterior.
+            *args: Positional arguments of the model.
+            **kwargs: Keyword arguments of the model.
+        """
+        check_run(rng_key, args, kwargs)
+        self._found = self._infer(rng_key, args, kwargs)
+
+    def condition(self, rng_key: jax.Array, *args, **kwargs) -> None:
+        """Infer from another observation, with the simulations and what was learnt in the last `run`, where the engine
+        keeps them.
+
+        An engine that keeps nothing runs again. An error leaves the engine as it was. `trained.condition` gives the
+        posterior and leaves the engine as it is.
+
+        Args:
+            rng_key: The only source of randomness.
+            *args: Positional arguments of the model.
+            **kwargs: Keyword arguments of the model, with the new observation.
+        """
+        trained = self.trained
+        self._found = trained, trained.condition(rng_key, *args, **kwargs)
+
+    @property
+    def trained(self) -> Any:
+        """What the last run found that does not depend on the observation: `condition(rng_key, ...) -> Posterior`."""
+        return self._last[0]
+
+    @property
+    def posterior(self) -> Posterior:
+        """What the last `run` or `condition` found, an immutable value."""
+        return self._last[1]
+
+    @property
+    def _last(self) -> tuple[Any, Posterior]:
+        if self._found is None:
+            raise RuntimeError(f"{type(self).__name__}.run(rng_key, ...) should be called first.")
+        return self._found
+
+    @property
+    def simulations(self) -> Simulations | None:
+        """The simulations that were used."""
+        return self.posterior.simulations
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What was learnt and what to look at, in words and numbers."""
+        return dict(self.posterior.info)
+
+    def get_samples(self, group_by_chain: bool = False) -> dict[str, np.ndarray]:
+        """`Posterior.get_samples` of the last run."""
+        return self.posterior.get_samples(group_by_chain)
+
+    def get_extra_fields(self, group_by_chain: bool = False) -> dict[str, np.ndarray]:
+        """`Posterior.get_extra_fields` of the last run."""
+        return self.posterior.get_extra_fields(group_by_chain)
+
+    def expectation(self, function: Callable[[Mapping[str, np.ndarray]], Any]) -> np.ndarray:
+        """`Posterior.expectation` of the last run."""
+        return self.posterior.expectation(function)
+
+    def mode(self) -> dict[str, np.ndarray]:
+        """`Posterior.mode` of the last run."""
+        return self.posterior.mode()
+
+    def log_density(self, latents: Mapping[str, Any]) -> np.ndarray:
+        """`Posterior.log_density` of the last run."""
+        return self.posterior.log_density(latents)
+
+    def print_summary(self, prob: float = 0.9) -> None:
+        """`Posterior.print_summary` of the last run."""
+        self.posterior.print_summary(prob)
+
+    def to_inference_data(self, *, coords: Mapping | None = None, dims: Mapping | None = None):
+        """`Posterior.to_inference_data` of the last run."""
+        return self.posterior.to_inference_data(coords=coords, dims=dims)
+
+
+def check_run(rng_key: Any, args: tuple, kwargs: dict) -> None:
+    """That a run has a key, and data that are known."""
+    checks.key(rng_key)
+    checks.concrete(**{"rng_key": rng_key, "args": args, **kwargs})
+
+
+def posterior_of(found: Engine | Posterior) -> Posterior:
+    """A posterior, or that of an engine that has been run."""
+    posterior = found.posterior if isinstance(found, Engine) else found
+    checks.instance("posterior", posterior, Posterior, "a posterior, or an engine that has been run")
+    return posterior

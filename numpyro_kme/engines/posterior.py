@@ -1,0 +1,137 @@
+"""What an engine found for one observation: an immutable value, with its summary and one ArviZ conversion."""
+
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpyro.diagnostics import summary
+
+from numpyro_kme._core import arviz
+from numpyro_kme.models.problem import Problem
+from numpyro_kme.simulations import Simulations
+
+Samples = Mapping[str, np.ndarray]
+WIDTH = 80
+"""Columns of a printed summary."""
+ORDERED = "super-samples by kernel herding: in order, each given those before it, and not independent"
+"""What the draws of a herded posterior are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Posterior:
+    """Posterior draws, what belongs to each, and what a person reads.
+
+    Attributes:
+        engine: Name of the engine.
+        samples: Equally weighted draws, constrained, `{site: (chains * draws, *event)}`, deterministics included.
+        fields: Numbers that belong to each draw, `{name: (chains * draws, ...)}`.
+        groups: Further ArviZ groups, `{group: {variable: (chain, draw, *event)}}`: the simulations, a weighted set, ...
+        info: What a person reads, in order: `{what: number or sentence}`.
+        num_chains: Into how many chains the draws are grouped.
+        problem: What the model consists of, with the observation; None where an engine reads a model in another way.
+        simulations: The simulations that were used, where they are kept.
+    """
+
+    engine: str
+    samples: Samples
+    fields: Samples = field(default_factory=dict)
+    groups: Mapping[str, Samples] = field(default_factory=dict)
+    info: Mapping[str, Any] = field(default_factory=dict)
+    num_chains: int = 1
+    problem: Problem | None = field(default=None, repr=False)
+    simulations: Simulations | None = field(default=None, repr=False)
+
+    @property
+    def latents(self) -> tuple[str, ...]:
+        """Names of the latent sites; of all sites where the model is not known."""
+        return tuple(self.samples) if self.problem is None else tuple(self.problem.latents)
+
+    def get_samples(self, group_by_chain: bool = False) -> dict[str, np.ndarray]:
+        """Posterior draws, `{site: (draws, *event)}`, or `(chains, draws, *event)` if `group_by_chain`."""
+        return self._grouped(self.samples, group_by_chain)
+
+    def get_extra_fields(self, group_by_chain: bool = False) -> dict[str, np.ndarray]:
+        """Numbers that belong to each draw, in the shapes of `get_samples`."""
+        return self._grouped(self.fields, group_by_chain)
+
+    def expectation(self, function: Callable[[Samples], Any]) -> np.ndarray:
+        """Posterior expectation of a function of the sites: the mean over the draws.
+
+        Args:
+            function: Maps `{site: (n, *shape)}`, all draws at once, to `(n, *event)`.
+        Returns:
+            `(*event)`.
+        """
+        return np.mean(np.asarray(function(dict(self.samples))), axis=0)
+
+    def mode(self) -> dict[str, np.ndarray]:
+        """A point estimate of the latents, `{site: (*shape)}`, where the method defines one."""
+        raise NotImplementedError(f"{self.engine} has no point estimate of its own; use expectation, or the draws.")
+
+    def log_density(self, latents: Mapping[str, Any]) -> np.ndarray:
+        """Log posterior density at latents `{site: (n, *shape)}`, `(n,)`, where the method has one."""
+        raise NotImplementedError(f"The posterior of {self.engine} has draws and no density; KELFI has one.")
+
+    def print_summary(self, prob: float = 0.9) -> None:
+        """Print a table of the posterior, with the narrowest intervals that hold a share `prob` of the draws, then what
+        was learnt.
+
+        Where draws are chains, the table has `n_eff` and `r_hat` too.
+        """
+        columns = _columns(summary(self.get_samples(group_by_chain=True), prob), self.num_chains > 1)
+        names = columns.pop("")
+        wide = max(10, *map(len, names))
+        print("\n" + " " * wide + "".join(f" {title:>9}" for title in columns))
+        for name, *values in zip(names, *columns.values()):
+            print(f"{name:>{wide}}" + "".join(f" {value:>9.3g}" for value in values))
+        print()
+        lines = textwrap.TextWrapper(WIDTH, break_long_words=False, break_on_hyphens=False)
+        for name, value in self.info.items():
+            lines.initial_indent, lines.subsequent_indent = f"{name:>28}: ", " " * 30
+            print(lines.fill(_readable(value)))
+
+    def to_inference_data(self, *, coords: Mapping | None = None, dims: Mapping | None = None):
+        """Convert to ArviZ: `InferenceData` under ArviZ 0.x, `DataTree` under 1.x.
+
+        Args:
+            coords: Values of named dimensions.
+            dims: Names of the event dimensions, by variable.
+        Returns:
+            Groups `posterior`, `sample_stats`, `observed_data`, and what the engine adds, such as `prior` and
+            `prior_predictive` with the simulations.
+        """
+        groups = {
+            "posterior": self.get_samples(group_by_chain=True),
+            "sample_stats": self.get_extra_fields(group_by_chain=True),
+            **self.groups,
+        }
+        return arviz.to_inference_data(groups, coords=coords, dims=dims, attrs={"engine": self.engine, **self.info})
+
+    def _grouped(self, tree: Samples, group_by_chain: bool) -> dict[str, np.ndarray]:
+        if not group_by_chain:
+            return dict(tree)
+        return {name: value.reshape(self.num_chains, -1, *value.shape[1:]) for name, value in tree.items()}
+
+
+def _columns(statistics: Mapping[str, Mapping[str, np.ndarray]], chains: bool) -> dict[str, list]:
+    """NumPyro's statistics of sites as columns, a row for each number; those of chains only for chains."""
+    columns: dict[str, list] = {"": []}
+    for site, found in statistics.items():
+        shape = np.shape(found["mean"])
+        columns[""] += [site + (f"[{','.join(map(str, i))}]" if shape else "") for i in np.ndindex(shape)]
+        for title, values in found.items():
+            if chains or title not in ("n_eff", "r_hat"):
+                columns.setdefault(title, []).extend(np.ravel(values))
+    return columns
+
+
+def _readable(value: Any) -> str:
+    """One line of text with numbers to three digits."""
+    if isinstance(value, str):
+        return value
+    array = np.asarray(value)
+    if array.dtype.kind == "f":
+        return np.array2string(array, precision=3, max_line_width=10_000, suppress_small=False)
+    return str(value)
