@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -61,7 +62,7 @@ class LearntPosterior(Posterior):
     learn_prior: bool
     drawn: _sampling.Drawn = field(repr=False)
 
-    @property
+    @cached_property
     def in_coordinates(self) -> KernelMeansPosterior:
         """The posterior in the coordinates of the one simulator site, with its embedding, moments and predictions.
 

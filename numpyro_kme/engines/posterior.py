@@ -9,6 +9,7 @@ import numpy as np
 from numpyro.diagnostics import summary
 
 from numpyro_kme._core import arviz
+from numpyro_kme._core.programs import Recomputed
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations
 
@@ -20,7 +21,7 @@ ORDERED = "super-samples by kernel herding: in order, each given those before it
 
 
 @dataclass(frozen=True, kw_only=True)
-class Posterior:
+class Posterior(Recomputed):
     """Posterior draws, what belongs to each, and what a person reads.
 
     Attributes:
