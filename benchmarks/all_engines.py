@@ -258,9 +258,9 @@ def bootstrap(problem):
 def result(engine):
     """Weighted simulations where they may be resampled, otherwise draws; points for engines of points."""
     if isinstance(engine, kme.KernelRecursiveABC):
-        return engine.estimate(), None
+        return engine.mode(), None
     if hasattr(engine, "get_weights"):
-        found = engine.get_weights()
+        found = engine.posterior.get_weights()
         if (found["weight"] >= 0).all() or found["theta"].ndim > 1:
             return found, found["weight"]
     return engine.get_samples(), None

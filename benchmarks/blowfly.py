@@ -86,7 +86,7 @@ def repeat(rng_key, simulations, form, denominators):
         "nmse": {name: nmse.nmse_at(score_key, point, denominators) for name, point in estimates.items()},
         "estimates": estimates,
         "info": {name: value for name, value in kelfi.info.items()},
-        "relevance": kelfi.relevance()["x"],
+        "relevance": kelfi.posterior.relevance()["x"],
         "jax": jax.__version__,
     }
 

@@ -93,7 +93,7 @@ def toy(rows, repeats, simulations):
                     except RuntimeError as error:
                         rows.add(**told, refused=str(error)[:80])
                         continue
-                    theta = engine.get_weights()
+                    theta = engine.posterior.get_weights()
                     mean = engine.expectation(lambda latents: latents["theta"])
                     spread = np.sqrt(theta["weight"] @ np.sum((theta["theta"] - mean) ** 2, axis=1))
                     rows.add(

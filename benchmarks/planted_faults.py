@@ -84,33 +84,26 @@ class KELFI(kme.KELFI):
         super().__init__(model, SIZES["KELFI"], **settings)
         self.fault = fault
 
-    def _learn(self, fit_key, sample_key):
-        self.planted = False
-        return super()._learn(fit_key, sample_key)
-
-    def _sample(self, rng_key):
-        if not self.planted:
-            self._plant()
-        return spoilt(self.fault, rng_key, super()._sample(rng_key))
-
-    def _plant(self):
-        self.planted = True
+    def _learn(self, *args):
+        learnt = super()._learn(*args)
         mean, variance = {
             "prior ignored": (0.0, 25.0),
             "prior counted twice": (0.0, 0.5),
             "Jacobian left out": (-1.0, 1.0),
         }.get(self.fault, (0.0, 1.0))
-        self.measures["x"] = Normal(np.full(2, mean), variance * np.eye(2))
-        learnt = self.likelihoods["x"].surrogate
+        surrogate = learnt.likelihoods["x"].surrogate
         if self.fault == "sign of a residual":
-            learnt = dataclasses.replace(learnt, chain=Flipped(learnt.chain))
+            surrogate = dataclasses.replace(surrogate, chain=Flipped(surrogate.chain))
         if self.fault == "eps three times too large":
-            density = dataclasses.replace(learnt.density, sizes=3.0 * np.asarray(learnt.density.sizes))
-            learnt = dataclasses.replace(learnt, density=density)
-        self.likelihoods["x"] = dataclasses.replace(self.likelihoods["x"], surrogate=learnt)
+            density = dataclasses.replace(surrogate.density, sizes=3.0 * np.asarray(surrogate.density.sizes))
+            surrogate = dataclasses.replace(surrogate, density=density)
+        return learnt._replace(
+            measures={"x": Normal(np.full(2, mean), variance * np.eye(2))},
+            likelihoods={"x": dataclasses.replace(learnt.likelihoods["x"], surrogate=surrogate)},
+        )
 
-    def _observation(self, site):
-        return super()._observation(site) + shift(self.fault)
+    def _posterior(self, rng_key, problem, learnt):
+        return spoilt(self.fault, rng_key, super()._posterior(rng_key, observing(problem, shift(self.fault)), learnt))
 
 
 class KernelBayes(kme.KernelBayes):
@@ -121,24 +114,20 @@ class KernelBayes(kme.KernelBayes):
         super().__init__(model, SIZES["kernel Bayes"], **settings)
         self.fault = fault
 
-    def _fit(self, rng_key, bank):
+    def _fit(self, rng_key, problem, table):
         scale = 1.5 if self.fault == "eps three times too large" else 0.5
-        self.kernel = Gaussian(scale * np.asarray(data_kernel(bank).length_scale))
+        self.kernel = Gaussian(scale * np.asarray(data_kernel(table).length_scale))
         mean, sd = {
             "prior ignored": (0.0, 2.0),
             "prior counted twice": (0.0, 0.5**0.5),
             "Jacobian left out": (-1.0, 1.0),
         }.get(self.fault, (0.0, 1.0))
-        of_data, self.problem = self.problem, kme.Problem.read(partial(model, mean=mean, sd=sd))
-        super()._fit(rng_key, bank)
-        self.problem = of_data
+        return super()._fit(rng_key, kme.Problem.read(partial(model, mean=mean, sd=sd)), table)
 
-    def _weigh(self, bank, y):
+    def _posterior(self, rng_key, problem, learnt):
         sign = np.array([-1.0, 1.0]) if self.fault == "sign of a residual" else 1.0
-        return super()._weigh(bank, sign * (y + shift(self.fault)))
-
-    def _condition(self, rng_key):
-        return spoilt(self.fault, rng_key, super()._condition(rng_key))
+        seen = observing(problem, shift(self.fault), sign)
+        return spoilt(self.fault, rng_key, super()._posterior(rng_key, seen, learnt))
 
 
 ENGINES = {"KELFI": KELFI, "kernel Bayes": KernelBayes}
@@ -169,9 +158,16 @@ def bank(fault, rng_key, size):
     return made
 
 
-def spoilt(fault, rng_key, result):
-    """A result whose draws have a fault."""
-    draws = dict(result.samples)
+def observing(problem, by, sign=1.0):
+    """The model with its observation shifted, or with another sign."""
+    site = problem.simulators["x"]
+    moved = dataclasses.replace(site, observed=sign * (np.asarray(site.observed, np.float64) + by))
+    return dataclasses.replace(problem, simulators={"x": moved})
+
+
+def spoilt(fault, rng_key, posterior):
+    """A posterior whose draws have a fault."""
+    draws = dict(posterior.samples)
     if fault == "two parameters swapped":
         draws["a"], draws["b"] = draws["b"], draws["a"]
     if fault == "chain thinned to its tail":
@@ -181,7 +177,7 @@ def spoilt(fault, rng_key, result):
             path.append(0.98 * path[-1] + np.sqrt(1.0 - 0.98**2) * rng.normal())
         visited = np.argsort(draws["a"])[np.argsort(np.argsort(path))][-(size // 10) :]
         draws = {name: value[visited] for name, value in draws.items()}
-    return dataclasses.replace(result, samples=draws, fields={})
+    return dataclasses.replace(posterior, samples=draws, fields={})
 
 
 def first_served(fitted, run_key, observations):

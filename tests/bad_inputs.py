@@ -170,7 +170,7 @@ add("simulate", "bad policy", lambda: Retry(0), "`times` must be at least 1; got
 def kelfi(model=CONJUGATE, x=X[0], **settings):
     engine = kme.KELFI(model, num_samples=50, progress_bar=False, **settings)
     engine.run(KEY, x=x)
-    return engine.get_samples(), engine.log_marginal_likelihood()
+    return engine.get_samples(), engine.posterior.log_marginal_likelihood()
 
 
 def bad_scale(x=None):
@@ -275,7 +275,7 @@ add(
 def abc(engine=kme.KernelABC, model=CONJUGATE, x=X[0], **settings):
     run = engine(model, num_samples=20, progress_bar=False, **settings)
     run.run(KEY, x=x)
-    return run.get_samples(), run.get_weights()
+    return run.get_samples(), run.posterior.get_weights()
 
 
 def k2abc(x=DATA, sets=SETS, model=IID, **settings):

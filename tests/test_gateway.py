@@ -477,7 +477,7 @@ KEYED = {
     "predictive_check": lambda key: kme.diagnostics.predictive_check(key, None),
     "condition": lambda key: kme.KELFI(model).condition(key, x=OBSERVED),
     "refine": lambda key: kme.KELFI(model).refine(key, {"b": Z}),
-    "herd": lambda key: kme.KELFI(model).herd(key, 3),
+    "herd": lambda key: kme.KELFI(model).posterior.herd(key, 3),
     "RejectionABC.condition": lambda key: kme.RejectionABC(model).condition(key, x=OBSERVED),
     "SyntheticLikelihood": lambda key: kme.SyntheticLikelihood(shift, jnp.zeros(2), num_simulations=100, rng_key=key),
 }

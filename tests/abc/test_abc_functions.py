@@ -273,7 +273,7 @@ def test_recursive_abc_takes_a_tolerance():
     for tolerance in (1e-12, 1e-3):
         engine = kme.KernelRecursiveABC(conjugate, 100, num_iterations=3, tolerance=tolerance)
         engine.run(KEY, x=np.array([0.8]))
-        estimates.append(engine.estimate()["theta"])
+        estimates.append(engine.mode()["theta"])
     assert 0 < abs(estimates[1] - estimates[0]) < 0.2
 
 

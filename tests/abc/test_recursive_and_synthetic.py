@@ -63,7 +63,7 @@ def test_recursive_abc_leaves_the_prior_behind():
     engine.run(KEY, x=X)
     draws = engine.get_samples()["theta"]
     assert draws.shape == (100,) and draws.std() < 0.35
-    assert abs(engine.estimate()["theta"] - 0.8) < 0.2
+    assert abs(engine.mode()["theta"] - 0.8) < 0.2
     assert abs(draws.mean() - 0.8) < 0.2
     first, last = engine.info["spread of the points, first and last"]
     assert last < 0.7 * first
@@ -74,7 +74,7 @@ def test_recursive_abc_leaves_the_prior_behind():
 def test_recursive_abc_takes_counts_that_mostly_coincide():
     engine = kme.KernelRecursiveABC(counting, 150, num_iterations=5)
     engine.run(KEY, x=np.array([0.8, 0.0]))
-    assert abs(engine.estimate()["theta"] - 0.8) < 0.25
+    assert abs(engine.mode()["theta"] - 0.8) < 0.25
 
 
 @pytest.mark.parametrize(
@@ -94,14 +94,14 @@ def test_recursive_abc_where_arguments_do_not_determine_the_latents(model, x, se
     assert all(inside.all() for inside in problem.inside_support(draws).values())
     far = np.abs(seen(**problem.draw(KEY, 500).latents) - exact).mean()
     assert np.abs(seen(**draws) - exact).mean() < 0.3 * far
-    assert abs(seen(**engine.estimate()) - exact) < 0.3 * far
+    assert abs(seen(**engine.mode()) - exact) < 0.3 * far
 
 
 def test_mode_of_shares():
     """Under a Dirichlet prior: the mode of the smoothed weights in logits, by SciPy from another start."""
     engine = kme.RejectionABC(shares, 500, quantile=0.2, progress_bar=False)
     engine.run(KEY, x=np.array([1.7]))
-    found, weighted = engine.pre_image()["p"], engine.get_weights()
+    found, weighted = engine.mode()["p"], engine.posterior.get_weights()
     p, w = np.asarray(weighted["p"], np.float64), weighted["weight"]
     left = 1 - np.cumsum(p, axis=1)[:, :-1] + p[:, :-1]
     u = special.logit(p[:, :-1] / left) + np.log([2.0, 1.0])
@@ -127,7 +127,7 @@ def test_recursive_abc_without_the_simulations_that_fail():
     engine = kme.KernelRecursiveABC(failing, 60, num_iterations=3, on_failure="skip")
     engine.run(KEY, x=X)
     assert engine.get_samples()["theta"].shape == (60, 1)
-    assert abs(engine.estimate()["theta"][0] - 0.8) < 0.5
+    assert abs(engine.mode()["theta"][0] - 0.8) < 0.5
     with pytest.raises(RuntimeError, match="disk full"):
         kme.KernelRecursiveABC(failing, 60).run(KEY, x=X)
     with pytest.raises(ValueError, match="`on_failure` must be"):

@@ -26,7 +26,7 @@ from numpyro_kme.diagnostics import (
     predictive_check,
     uniformity,
 )
-from numpyro_kme.engines._base import Engine, Result
+from numpyro_kme.engines import Engine, Posterior, Trained
 from numpyro_kme.mcmc.surrogate_check import SurrogateCheck
 
 KEY = jax.random.key(1)
@@ -48,20 +48,23 @@ class Conjugate(Engine):
     def __init__(self, shift=0.0, widen=1.0, prior=1.0, swap=False, sign=1.0, refuse=np.inf):
         super().__init__(model)
         self.shift, self.widen, self.prior, self.swap, self.sign = shift, widen, prior, swap, sign
-        self.refuse, self.problem = refuse, None
+        self.refuse = refuse
 
     def _infer(self, rng_key, args, kwargs):
-        if self.problem is None or args:
-            self.problem = kme.Problem.read(self.model, *args, **kwargs)
-            self.simulations = kme.simulate(KEY, self.problem, 300, progress_bar=False)
-        x = np.asarray((*args, *kwargs.values())[0])
+        problem = kme.Problem.read(self.model, *args, **kwargs)
+        simulations = kme.simulate(KEY, problem, 300, progress_bar=False)
+        return Trained(self._settings(), problem, simulations), self._condition(rng_key, problem, simulations)
+
+    def _condition(self, rng_key, problem, simulations):
+        x = problem.observations["x"]
         if x[0] > self.refuse:
             raise EffectiveSampleSizeError("too far out")
         precision = self.prior + NOISE**-2
         mean = self.sign * x * NOISE**-2 / precision + self.shift / np.sqrt(precision)
         rng = np.random.default_rng(np.asarray(jax.random.key_data(rng_key)).ravel())
         draws = mean + self.widen / np.sqrt(precision) * rng.normal(size=(200, 2))
-        return Result({"theta": draws[:, ::-1] if self.swap else draws})
+        samples = {"theta": draws[:, ::-1] if self.swap else draws}
+        return Posterior(engine="Conjugate", samples=samples, problem=problem, simulations=simulations)
 
 
 def calibrated(number=150, **faults):

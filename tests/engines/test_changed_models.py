@@ -133,10 +133,11 @@ def test_the_bootstrap_sees_a_simulator_as_it_is_now():
             numpyro.sample("x", kme.Simulator(fn, theta), obs=x)
 
     engine = kme.PosteriorBootstrap(changing)
-    first = engine._generator((y,), {})[1]
-    assert engine._generator((2.0 * y,), {})[1] is first
+    first = engine._generator((y,), {}, None)
+    again = engine._generator((2.0 * y,), {}, first)
+    assert again.generator is first.generator and np.array_equal(again.iid.observed, 2.0 * y)
     scale = 2.0
-    assert engine._generator((y,), {})[1] is not first
+    assert engine._generator((y,), {}, again).generator is not first.generator
 
 
 def test_rows_with_parameters_of_their_own_under_two_plates():

@@ -25,7 +25,8 @@ from numpyro import handlers
 
 import numpyro_kme as kme
 from numpyro_kme import diagnostics, plots
-from numpyro_kme.engines._base import Result
+from numpyro_kme.engines import BootstrapPosterior, LearntPosterior, Posterior, WeightedPosterior
+from numpyro_kme.engines.kernel_recursive_abc import PointPosterior
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -125,27 +126,27 @@ SHARED = {
     "get_extra_fields": lambda e: e.get_extra_fields(),
     "info": lambda e: e.info,
     "to_inference_data": lambda e: {
-        group: {name: np.asarray(value) for name, value in found.items()} for group, found in e.result.groups.items()
+        group: {name: np.asarray(value) for name, value in found.items()} for group, found in e.posterior.groups.items()
     },
 }
 WEIGHTED = {
-    "get_weights": lambda e: e.get_weights(),
+    "get_weights": lambda e: e.posterior.get_weights(),
     "expectation": lambda e: e.expectation(square),
-    "pre_image": lambda e: e.pre_image(),
+    "mode": lambda e: e.mode(),
 }
 SIGNED = WEIGHTED | {"weights": lambda e: e.weights(FURTHER)}
 LEARNT = {
     "log_density": lambda e: e.log_density(GRID),
     "mode": lambda e: e.mode(),
-    "log_marginal_likelihood": lambda e: e.log_marginal_likelihood(),
-    "relevance": lambda e: e.relevance(),
+    "log_marginal_likelihood": lambda e: e.posterior.log_marginal_likelihood(),
+    "relevance": lambda e: e.posterior.relevance(),
 }
 PLAIN = LEARNT | {
-    "posterior": lambda e: (e.posterior.moments, e.posterior.log_marginal()),
-    "predictive_log_density": lambda e: e.predictive_log_density(FURTHER),
-    "herd": lambda e: e.herd(OTHER, 5),
+    "posterior": lambda e: (e.posterior.in_coordinates.moments, e.posterior.in_coordinates.log_marginal()),
+    "predictive_log_density": lambda e: e.posterior.predictive_log_density(FURTHER),
+    "herd": lambda e: e.posterior.herd(OTHER, 5).samples,
 }
-PUBLISHED = PLAIN | {"surrogate_variance": lambda e: e.surrogate_variance(GRID)}
+PUBLISHED = PLAIN | {"surrogate_variance": lambda e: e.posterior.surrogate_variance(GRID)}
 CHECK = {"check": lambda e: diagnostics.check(OTHER, e, 2, num_draws=20, progress_bar=False).print_summary()}
 PARTS = {
     "calibrate": lambda e: diagnostics.calibrate(OTHER, e, 2, num_draws=20, progress_bar=False),
@@ -206,7 +207,7 @@ ROWS = {
     "KELFI, learnt prior": Row(
         lambda m, **s: kme.KELFI(m, 200, form=kme.KernelMeans(), learn_prior=True, **QUIET, **s),
         statistics,
-        PUBLISHED | {"measures": lambda e: e.measures["x"].moments()},
+        PUBLISHED | {"measures": lambda e: e.posterior.measures["x"].moments()},
         error=2.0,  # another posterior: its prior has the mode at the observation
     ),
     "KELFI, two sites": Row(
@@ -223,7 +224,7 @@ ROWS = {
     "kernel recursive ABC": Row(
         lambda m: kme.KernelRecursiveABC(m, 60, num_iterations=3),
         statistics,
-        {"estimate": lambda e: e.estimate()},
+        {"mode": lambda e: e.mode()},
         PARTS | PLOTS,
         bank=False,
         error=1.5,
@@ -231,7 +232,7 @@ ROWS = {
     "posterior bootstrap": Row(
         lambda m: kme.PosteriorBootstrap(m, num_samples=40, num_nodes=64, num_starts=16),
         data_set,
-        {"point_estimate": lambda e: e.point_estimate, "landscape": lambda e: e.landscape("theta", [0.0, 0.5, 1.0])},
+        {"mode": lambda e: e.mode(), "landscape": lambda e: e.posterior.landscape("theta", [0.0, 0.5, 1.0])},
         PLOTS,
         bank=False,
         error=1.5,
@@ -349,7 +350,9 @@ def test_what_fails_leaves_the_engine_as_it_was(name, fitted, states, monkeypatc
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(Result, "__init__", out_of_memory)
+        patch.setattr(Posterior, "__init__", out_of_memory)
+        for kind in (LearntPosterior, WeightedPosterior, PointPosterior, BootstrapPosterior):
+            patch.setattr(kind, "__init__", out_of_memory)
         for attempt in (engine.run, engine.condition, new.run):
             with pytest.raises(MemoryError):
                 attempt(OTHER, **row.elsewhere())
@@ -361,7 +364,7 @@ def test_what_fails_leaves_the_engine_as_it_was(name, fitted, states, monkeypatc
 def test_what_fails_while_refining_leaves_the_engine_as_it_was(fitted, states, monkeypatch):
     engine = copy.copy(fitted("KELFI"))
     with monkeypatch.context() as patch:
-        patch.setattr(kme.KELFI, "_sample", lambda *args: 1 / 0)
+        patch.setattr(kme.KELFI, "_posterior", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             engine.refine(OTHER, {"theta": np.linspace(-1.0, 1.0, 20)})
     assert_same(ROWS["KELFI"].state(engine), states("KELFI"))

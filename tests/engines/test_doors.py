@@ -282,7 +282,7 @@ def exact_within_a_quarter(prior, engine):
 
 def exact_but_for_the_bandwidth(prior, engine):
     """What the width of the weights moves the mean by, .25 posterior sd for priors that are not normal, and 5 standard errors."""
-    weighted, exact = engine.get_weights(), prior.exact
+    weighted, exact = engine.posterior.get_weights(), prior.exact
     weights, theta = weighted["weight"], means(prior, weighted)
     found = weights @ theta
     sd = np.sqrt(np.maximum(weights @ (theta - found) ** 2, 0.0))
@@ -292,7 +292,7 @@ def exact_but_for_the_bandwidth(prior, engine):
 
 def most_likely(prior, engine):
     """Ten iterations leave a tenth of the variance of the likelihood, and of the prior's pull: within one standard deviation of it."""
-    found = np.asarray(prior.mean(jnp.asarray(engine.estimate()["theta"]))).ravel()
+    found = np.asarray(prior.mean(jnp.asarray(engine.mode()["theta"]))).ravel()
     np.testing.assert_array_less(np.abs(found - np.array(prior.y)), prior.noise)
 
 

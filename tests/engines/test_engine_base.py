@@ -8,7 +8,7 @@ import pytest
 from numpyro.diagnostics import summary
 
 from numpyro_kme._core import arviz
-from numpyro_kme.engines._base import Engine, Result
+from numpyro_kme.engines import Engine, Posterior, RunAgain
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", FutureWarning)
@@ -24,7 +24,8 @@ class TwoChains(Engine):
             "a": np.asarray(jax.random.normal(a, (100,))),
             "b": np.asarray(jax.random.normal(b, (100, 3))) + np.arange(3.0)[None],
         }
-        return Result(
+        posterior = Posterior(
+            engine="TwoChains",
             samples=samples,
             fields={"log_weight": np.zeros(100)},
             groups={
@@ -35,6 +36,7 @@ class TwoChains(Engine):
             info={"learnt length scale": np.array([0.5, 1.25]), "sampler": "exact", "reliable": True},
             num_chains=2,
         )
+        return RunAgain(self._settings()), posterior
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +79,7 @@ def test_an_engine_that_keeps_nothing_is_run_again_by_condition(engine):
     again.condition(jax.random.key(1), x=np.zeros(4))
     run.run(jax.random.key(1), x=np.zeros(4))
     np.testing.assert_array_equal(again.get_samples()["a"], run.get_samples()["a"])
-    np.testing.assert_array_equal(again.result.groups["observed_data"]["x"], 0.0)
+    np.testing.assert_array_equal(again.posterior.groups["observed_data"]["x"], 0.0)
 
 
 def test_inference_data_has_every_group_and_round_trips(engine, tmp_path):

@@ -79,18 +79,18 @@ def test_density_is_that_of_the_draws_and_integrates_to_one(kelfi):
 def test_marginal_likelihood_by_quadrature(kelfi):
     grid = np.linspace(-8, 8, 4001)
     mass = np.sum(signed_sum(kelfi, grid) * stats.norm.pdf(grid)) * (grid[1] - grid[0])
-    np.testing.assert_allclose(kelfi.log_marginal_likelihood(), np.log(mass), rtol=1e-6)
-    assert abs(kelfi.log_marginal_likelihood() - stats.norm.logpdf(X[0], 0, np.sqrt(1 + NOISE**2))) < 0.5
+    np.testing.assert_allclose(kelfi.posterior.log_marginal_likelihood(), np.log(mass), rtol=1e-6)
+    assert abs(kelfi.posterior.log_marginal_likelihood() - stats.norm.logpdf(X[0], 0, np.sqrt(1 + NOISE**2))) < 0.5
 
 
 @pytest.mark.filterwarnings("ignore:The observation lies far outside")
 def test_predictive_density_is_the_mean_over_the_posterior(kelfi):
     at = np.array([[0.0], [1.0], [2.0]])
-    found = kelfi.predictive_log_density(at)
+    found = kelfi.posterior.predictive_log_density(at)
     exact = stats.norm.logpdf(at[:, 0], EXACT.mean(), np.sqrt(EXACT.var() + NOISE**2))
     np.testing.assert_allclose(found, exact, atol=0.5)
     values = np.linspace(-3.5, 5.0, 60)
-    mass = np.exp(kelfi.predictive_log_density(values[:, None])).sum() * (values[1] - values[0])
+    mass = np.exp(kelfi.posterior.predictive_log_density(values[:, None])).sum() * (values[1] - values[0])
     np.testing.assert_allclose(mass, 1.0, atol=0.15)
 
 
@@ -130,17 +130,17 @@ def test_the_same_key_gives_the_same_draws_and_a_new_observation_needs_no_new_si
 
 
 def test_herded_samples_meet_the_signed_moments(kelfi):
-    herded = kelfi.herd(jax.random.key(1), 200)["theta"]
-    mean, sd = kelfi.posterior.mean()[0], np.sqrt(kelfi.posterior.covariance()[0, 0])
+    herded = kelfi.posterior.herd(jax.random.key(1), 200).samples["theta"]
+    mean, sd = kelfi.posterior.in_coordinates.mean()[0], np.sqrt(kelfi.posterior.in_coordinates.covariance()[0, 0])
     np.testing.assert_allclose(herded.mean(), mean, atol=0.1 * sd)
     np.testing.assert_allclose(herded.std(), sd, rtol=0.15)
     assert abs(mean - EXACT.mean()) < 0.5 * EXACT.std() and 0.7 < sd / EXACT.std() < 1.4
-    assert 0.2 < kelfi.posterior.herding_kernel().length_scale[0] / (EXACT.std() / 3) < 2
+    assert 0.2 < kelfi.posterior.in_coordinates.herding_kernel().length_scale[0] / (EXACT.std() / 3) < 2
 
 
 def test_relevance_and_variance(kelfi):
-    assert kelfi.relevance()["x"].shape == (1,) and kelfi.relevance()["x"][0] > 0.2
-    near, far = kelfi.surrogate_variance({"theta": np.array([0.0, 9.0])})
+    assert kelfi.posterior.relevance()["x"].shape == (1,) and kelfi.posterior.relevance()["x"][0] > 0.2
+    near, far = kelfi.posterior.surrogate_variance({"theta": np.array([0.0, 9.0])})
     assert 0 <= near < 0.5 < far <= 1 + 1e-9
 
 
@@ -192,9 +192,9 @@ def test_plates_other_likelihoods_and_dependent_bounds_against_brute_force():
 
 
 def test_check_looks_up_the_learnt_likelihood(kelfi, capsys):
-    before = kelfi.problem, kelfi.get_samples()["theta"]
+    before = kelfi.posterior.problem, kelfi.get_samples()["theta"]
     found = kme.diagnostics.check(jax.random.key(3), kelfi, 3, num_draws=20, progress_bar=False)
-    assert kelfi.problem is before[0] and kelfi.get_samples()["theta"] is before[1]
+    assert kelfi.posterior.problem is before[0] and kelfi.get_samples()["theta"] is before[1]
     assert set(found.surrogate) == {"x"} and 0.0 <= found.surrogate["x"].beyond < 0.5
     found.print_summary()
     assert "with a negative surrogate" in capsys.readouterr().out
@@ -214,7 +214,7 @@ def test_the_default_form_does_what_the_published_one_does(residual):
     log_q = np.asarray(jax.jit(jax.vmap(residual.likelihoods["x"].at(X).log_density))(grid[:, None]))
     joint = np.exp(log_q) * stats.norm.pdf(grid)
     mass = joint.sum() * step
-    np.testing.assert_allclose(residual.log_marginal_likelihood(), np.log(mass), atol=0.1)
+    np.testing.assert_allclose(residual.posterior.log_marginal_likelihood(), np.log(mass), atol=0.1)
     density = np.exp(residual.log_density({"theta": grid}))
     np.testing.assert_allclose(density, joint / mass, atol=0.1 * density.max())
     np.testing.assert_allclose(residual.mode()["theta"], grid[np.argmax(joint)], atol=2 * step)
@@ -224,13 +224,15 @@ def test_the_default_form_does_what_the_published_one_does(residual):
     np.testing.assert_allclose(draws.mean(), mean, atol=5 * sd / np.sqrt(1000))
     np.testing.assert_allclose(mean, EXACT.mean(), atol=0.3 * EXACT.std())
     np.testing.assert_allclose(sd, EXACT.std(), rtol=0.2)
-    np.testing.assert_allclose(residual.herd(jax.random.key(1), 200)["theta"].mean(), mean, atol=0.1 * sd)
-    predicted = np.exp(residual.predictive_log_density(np.array([[0.5], [2.0]])))
+    np.testing.assert_allclose(
+        residual.posterior.herd(jax.random.key(1), 200).samples["theta"].mean(), mean, atol=0.1 * sd
+    )
+    predicted = np.exp(residual.posterior.predictive_log_density(np.array([[0.5], [2.0]])))
     exact = stats.norm(EXACT.mean(), np.sqrt(EXACT.var() + NOISE**2)).pdf([0.5, 2.0])
     np.testing.assert_allclose(predicted, exact, rtol=0.3)
-    assert residual.relevance()["x"].shape == (1,) and residual.relevance()["x"][0] > 0.3
+    assert residual.posterior.relevance()["x"].shape == (1,) and residual.posterior.relevance()["x"][0] > 0.3
     with pytest.raises(NotImplementedError, match="no Gaussian-process variance"):
-        residual.surrogate_variance({"theta": np.zeros(2)})
+        residual.posterior.surrogate_variance({"theta": np.zeros(2)})
 
 
 def unobserved(x=None):

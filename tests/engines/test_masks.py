@@ -156,7 +156,7 @@ def test_kelfi_against_the_exact_posterior(kelfi, mask, scale):
     if scale == 1.0:
         covariance = np.eye(2) + PRIOR**2
         evidence = stats.multivariate_normal(np.zeros(2), covariance).logpdf(X[mask])
-        assert abs(kelfi.log_marginal_likelihood() - evidence) < 0.5
+        assert abs(kelfi.posterior.log_marginal_likelihood() - evidence) < 0.5
     with pytest.raises(ValueError, match=r"\['x'\] stand in plates or are masked or scaled"):
         _ = kelfi.posterior
 
@@ -166,7 +166,7 @@ def test_where_all_is_masked_the_posterior_is_the_prior(kelfi):
     draws = kelfi.get_samples()["theta"]
     assert abs(draws.mean()) < 5 * PRIOR / np.sqrt(len(draws))
     np.testing.assert_allclose(draws.std(), PRIOR, rtol=5 / np.sqrt(2 * len(draws)))
-    assert kelfi.log_marginal_likelihood() == 0.0
+    assert kelfi.posterior.log_marginal_likelihood() == 0.0
     grid = np.linspace(-4.0, 4.0, 9)
     np.testing.assert_allclose(kelfi.log_density({"theta": grid}), stats.norm(0, PRIOR).logpdf(grid), atol=1e-5)
 
@@ -234,17 +234,17 @@ def test_masked_draws_are_as_if_they_were_never_made(make, simulations):
         bank = Simulations.from_latents(problem, simulations.latents, simulations.x["x"][:, mask])
         engine = make(model, simulations=bank)
         engine.run(KEY, x=X[mask], size=2)
-        return engine.get_weights()["weight"]
+        return engine.posterior.get_weights()["weight"]
 
     engine = make(model, simulations=simulations)
     engine.run(KEY, x=hidden(FIRST), mask=FIRST)
-    np.testing.assert_array_equal(engine.get_weights()["weight"], alone(FIRST))
+    np.testing.assert_array_equal(engine.posterior.get_weights()["weight"], alone(FIRST))
     engine.condition(KEY, x=hidden(LAST), mask=LAST)
-    np.testing.assert_array_equal(engine.get_weights()["weight"], alone(LAST))
+    np.testing.assert_array_equal(engine.posterior.get_weights()["weight"], alone(LAST))
     with pytest.raises(ValueError, match="masked as a whole"):
         engine.condition(KEY, x=X, mask=False)
     engine.condition(KEY, x=hidden(FIRST), mask=FIRST)
-    np.testing.assert_array_equal(engine.get_weights()["weight"], alone(FIRST))
+    np.testing.assert_array_equal(engine.posterior.get_weights()["weight"], alone(FIRST))
 
 
 @pytest.mark.smoke
@@ -313,7 +313,8 @@ def test_the_bootstrap_simulates_no_masked_points():
     """What it reads of the model is what it reads where they were never there, and so is what it finds."""
     engine = kme.PosteriorBootstrap(line, MMD(Gaussian(1.0)), covariates="covariates", num_samples=8, num_starts=8)
     engine.run(KEY, np.where(SOME, Y, np.nan), covariates=COVARIATES, mask=SOME)
-    found, generator, _ = engine._generator((np.where(SOME, Y, np.nan),), dict(covariates=COVARIATES, mask=SOME))
+    read = engine._generator((np.where(SOME, Y, np.nan),), dict(covariates=COVARIATES, mask=SOME), None)
+    found, generator = read.iid, read.generator
     np.testing.assert_array_equal(found.data, Y[SOME])
     np.testing.assert_array_equal(np.ravel(generator.covariates), COVARIATES[SOME])
     u, noise = jnp.array([1.7]), jnp.float32(0.4)

@@ -71,18 +71,18 @@ def test_samples_keep_constraints_and_resist_outliers(engine):
 
 
 def test_point_estimate_is_the_lowest_point_of_the_landscape(engine):
-    estimate = engine.point_estimate
+    estimate = engine.mode()
     values = estimate["mean"] + np.linspace(-1.0, 1.0, 21)
-    landscape = engine.landscape("mean", values)
+    landscape = engine.posterior.landscape("mean", values)
     assert landscape.argmin() == 10
     np.testing.assert_allclose(landscape[10], engine.replicates.fit.value, rtol=1e-8)
     with pytest.raises(ValueError, match=r"`site` must be one of \['mean', 'scale'\]"):
-        engine.landscape("x", [0.0])
+        engine.posterior.landscape("x", [0.0])
 
 
 def test_the_reported_loss_is_the_squared_mmd_at_the_best_mass(engine):
-    y, v = engine.point_estimate["mean"], engine.replicates.nodes.weights[0]
-    y = y + engine.point_estimate["scale"] * np.ravel(engine.replicates.nodes.values[0])
+    y, v = engine.mode()["mean"], engine.replicates.nodes.weights[0]
+    y = y + engine.mode()["scale"] * np.ravel(engine.replicates.nodes.values[0])
 
     def gram(a, b):
         return np.exp(-0.5 * (a[:, None] - b) ** 2)
@@ -108,7 +108,7 @@ def test_a_second_run_on_new_data_does_not_compile_again(engine):
     engine.run(jax.random.key(1), np.append(X[1:] + 1.0, 62.5))
     assert engine._read[1] is generator
     assert lanes._solve_block._cache_size() == programs
-    assert abs(engine.point_estimate["mean"] - X[X < 50].mean() - 1.0) < 0.5
+    assert abs(engine.mode()["mean"] - X[X < 50].mean() - 1.0) < 0.5
     engine.run(jax.random.key(0), X)
 
 
@@ -117,8 +117,8 @@ def test_likelihood_and_transport_are_pulled_by_outliers_as_published():
     likelihood.run(jax.random.key(0), X)
     weights_mean = likelihood.get_samples()["mean"]
     assert abs(weights_mean.mean() - X.mean()) < 5 * X.std() / np.sqrt(200 * 32) + 0.1
-    np.testing.assert_allclose(likelihood.point_estimate["mean"], X.mean(), rtol=1e-5)
-    np.testing.assert_allclose(likelihood.point_estimate["scale"], X.std(), rtol=1e-5)
+    np.testing.assert_allclose(likelihood.mode()["mean"], X.mean(), rtol=1e-5)
+    np.testing.assert_allclose(likelihood.mode()["scale"], X.std(), rtol=1e-5)
     generator = Generator(lambda u, z: u[0] + jnp.exp(u[1]) * z[0], NormalNoise(1), 2)
     transport, starts = Wasserstein().objective(X, generator), np.random.default_rng(0).normal(size=(16, 2))
     found = fit(transport, generator.draw_nodes(jax.random.key(0), 128, 1), 0, starts, np.ones(2))
@@ -132,7 +132,7 @@ def gaussian(key, num):
 @pytest.mark.parametrize("guess", [dist.Normal(5.0, 1.0), gaussian], ids=["distribution", "sampler"])
 def test_a_prior_guess_is_a_distribution_or_a_sampler(guess):
     engine = PosteriorBootstrap(model, concentration=200.0, centering=guess, truncation=500)
-    process = engine._generator((X,), {})[2]
+    process = engine._generator((X,), {}, None).process
     drawn = process.points(jax.random.key(2), np.arange(8), X)
     assert drawn.shape == (8, 500)
     assert abs(drawn.mean() - 5.0) < 5 / np.sqrt(4000)
@@ -290,4 +290,4 @@ def test_bad_settings_are_named():
     with pytest.raises(ValueError, match="needs a Simulator site"):
         PosteriorBootstrap(density, concentration=1.0, centering="prior predictive").run(jax.random.key(0), X)
     with pytest.raises(RuntimeError, match="should be called first"):
-        _ = PosteriorBootstrap(model).point_estimate
+        _ = PosteriorBootstrap(model).mode()

@@ -109,7 +109,7 @@ def test_rejection(x):
     ):
         engine = kme.RejectionABC(model, simulations=bank, quantile=0.1, **settings)
         engine.run(KEY, x, one_draw)
-        kept.append(engine.get_weights()["weight"])
+        kept.append(engine.posterior.get_weights()["weight"])
     np.testing.assert_array_equal(kept[0], kept[1])
     assert (kept[0] != kept[2]).any()
     again = np.linspace(-1.5, 2.5, 40)
@@ -121,7 +121,7 @@ def test_rejection(x):
         discrepancy=kme.embeddings.Quadratic(Gaussian(np.median(pdist(again[:, None])))),
     )
     other.run(KEY, again, one_draw)
-    np.testing.assert_array_equal(engine.get_weights()["weight"], other.get_weights()["weight"])
+    np.testing.assert_array_equal(engine.posterior.get_weights()["weight"], other.posterior.get_weights()["weight"])
 
 
 @pytest.mark.x64

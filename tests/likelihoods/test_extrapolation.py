@@ -119,7 +119,7 @@ def test_a_draw_beyond_an_edge_is_noticed_in_every_place(waiting):
     arguments = np.array([[x[0] + 0.5, 4.0, 0.2], [x[0] - 0.5, 4.0, 0.2]])
     assert fitted.beyond(x, arguments).tolist() == [True, False]
     draws = dict(zip(("theta1", "width", "rate"), arguments.T, strict=True))
-    assert engine.beyond(draws).tolist() == [True, False]
+    assert engine.posterior.beyond(draws).tolist() == [True, False]
     smodel = kme.handlers.surrogate(queue_model, engine.likelihoods)
     with pytest.warns(
         UserWarning, match="50.00% of the posterior draws lie beyond the simulated parameters of site 'x'"
@@ -248,7 +248,7 @@ def test_parameters_far_from_the_simulations_are_reported():
     engine = kme.KELFI(conjugate_model, simulations=narrow, progress_bar=False)
     with pytest.warns(UserWarning, match="of the posterior draws lie beyond the simulated parameters of site 'x'"):
         engine.run(jax.random.key(0), x=np.array([0.6, -0.6]))
-    assert "% of the draws lie beyond the simulated parameters" in engine.result.info["parameters"]
+    assert "% of the draws lie beyond the simulated parameters" in engine.posterior.info["parameters"]
 
 
 def test_the_region_counts_what_chance_gives(rng):

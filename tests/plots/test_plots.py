@@ -14,7 +14,7 @@ from scipy import stats
 import numpyro_kme as kme
 from numpyro_kme import plots
 from numpyro_kme.diagnostics import Calibration
-from numpyro_kme.engines._base import Engine, Result
+from numpyro_kme.engines import LearntPosterior
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -32,14 +32,8 @@ def model(x=None):
     numpyro.sample("x", kme.Simulator(simulator, a, b), obs=x)
 
 
-class Known(Engine):
+class Known(LearntPosterior):
     """Draws from anywhere, with a likelihood of normals and a relevance that are known."""
-
-    def _infer(self, rng_key, args, kwargs):
-        rng = np.random.default_rng(0)
-        self.problem = kme.Problem.read(self.model, *args, **kwargs)
-        self.simulations = kme.simulate(rng_key, self.problem, 40, progress_bar=False)
-        return Result({"a": np.exp(rng.normal(size=200)), "b": rng.normal(size=(200, 2)), "c": rng.normal(size=200)})
 
     def log_likelihood(self, latents):
         return -0.5 * (latents["a"] - 1.0) ** 2 - 0.5 * np.sum((latents["b"] - [0.5, -0.5]) ** 2, axis=1)
@@ -57,9 +51,12 @@ class Known(Engine):
 
 @pytest.fixture(scope="module")
 def engine():
-    known = Known(model)
-    known.run(jax.random.key(0), x=OBSERVED)
-    return known
+    rng = np.random.default_rng(0)
+    problem = kme.Problem.read(model, x=OBSERVED)
+    draws = {"a": np.exp(rng.normal(size=200)), "b": rng.normal(size=(200, 2)), "c": rng.normal(size=200)}
+    simulations = kme.simulate(jax.random.key(0), problem, 40, progress_bar=False)
+    none = dict(likelihoods={}, measures={}, learn_prior=False, drawn=None)
+    return Known(engine="Known", samples=draws, problem=problem, simulations=simulations, **none)
 
 
 @pytest.fixture(autouse=True)
