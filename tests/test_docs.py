@@ -81,7 +81,8 @@ def test_public_names_are_explained(name):
 
 def test_public_names_are_in_the_api_page():
     page = (ROOT / "docs" / "api.md").read_text()
-    listed = set(re.findall(r"auto(?:class|function|module):: ([\w.]+)", page))
+    found = re.findall(r"auto(?:class|function|module|exception):: ([\w.]+)", page)
+    listed = {*found, *(name.rpartition(".")[2] for name in found)}
     for name in PUBLIC:
         module, _, short = name.rpartition(".")
         whole = module in listed and module != "numpyro_kme"

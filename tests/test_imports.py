@@ -21,7 +21,7 @@ losses       jax numpy scipy ot
 bootstrap    jax numpy scipy optax
 abc          jax numpy scipy
 mcmc         jax numpy scipy numpyro
-engines      jax numpy scipy numpyro
+engines      jax numpy scipy numpyro tqdm
 diagnostics  jax numpy scipy numpyro tqdm
 plots        numpy scipy matplotlib
 """

@@ -64,6 +64,7 @@ class Noise(abc.ABC):
 
 
 def _same(z):
+    """The noise as it is drawn."""
     return z
 
 

@@ -231,9 +231,8 @@ def test_data_sets_that_an_engine_refuses_are_counted_and_left_out():
     assert 10 < found.refused < 60 and len(found.shares) == len(found.data["x"]) == 150 - found.refused
     assert found.data["x"][:, 0].max() <= 0.8 and found.p_value > 1e-3
     np.testing.assert_allclose(np.std(found.data["x"][:, 1] - found.truths["theta"][:, 1]), NOISE, rtol=0.35)
-    engine = Conjugate()
-    engine.run(KEY, x=np.zeros(2))
-    engine.refuse = -np.inf
+    engine = Conjugate(refuse=-3.0)
+    engine.run(KEY, x=np.full(2, -4.0))
     with pytest.raises(ValueError, match="refused 5 of 5 data sets"):
         calibrate(KEY, engine, 5, progress_bar=False)
 

@@ -104,9 +104,9 @@ def test_results_go_to_arviz_and_predictive(engine, capsys):
 
 
 def test_a_second_run_on_new_data_does_not_compile_again(engine):
-    generator, programs = engine._read[1], lanes._solve_block._cache_size()
+    generator, programs = engine.trained.generator, lanes._solve_block._cache_size()
     engine.run(jax.random.key(1), np.append(X[1:] + 1.0, 62.5))
-    assert engine._read[1] is generator
+    assert engine.trained.generator is generator
     assert lanes._solve_block._cache_size() == programs
     assert abs(engine.mode()["mean"] - X[X < 50].mean() - 1.0) < 0.5
     engine.run(jax.random.key(0), X)

@@ -185,11 +185,10 @@ def test_bad_input_gets_a_sentence(engine, calibration, call, sentence):
 
 
 def test_other_things_are_refused(engine):
-    with pytest.raises(TypeError, match="engines that have been run, or draws"):
+    with pytest.raises(TypeError, match="must be a posterior, or an engine that has been run"):
         plots.marginals(SimpleNamespace())
-    dead = Known(model)
     with pytest.raises(RuntimeError, match="run"):
-        plots.marginals(dead)
+        plots.marginals(kme.KELFI(model))
 
 
 def test_without_matplotlib_a_sentence_says_what_to_install(engine, monkeypatch):
