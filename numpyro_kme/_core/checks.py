@@ -4,6 +4,8 @@ Checks look at static facts (shapes, dtypes, Python numbers) and at concrete arr
 let through, so every constructor works under `jax.jit`, `jax.vmap` and `jax.grad`.
 """
 
+import sys
+import warnings
 from typing import Any
 
 import jax
@@ -65,6 +67,16 @@ def require(condition: bool, sentence: str, error: type[Exception] = ValueError)
     """Raise `error` with `sentence` unless `condition` holds."""
     if not condition:
         raise error(sentence)
+
+
+def warn(sentence: str) -> None:
+    """Warn at the line of the user's that called the package, however deep it went."""
+    frame, level, outermost = sys._getframe(1), 2, 2
+    while frame.f_back is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] == "numpyro_kme":
+            outermost = level + 1
+        frame, level = frame.f_back, level + 1
+    warnings.warn(sentence, UserWarning, stacklevel=outermost)
 
 
 SIGMAS = 5.0

@@ -1,7 +1,6 @@
 """What engines share whose posterior is a weighting of simulations from the prior, with weights of one sign or of both."""
 
 import abc
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -199,12 +198,11 @@ class WeightedEngine(Engine):
         """An effective sample size does not see that all simulations are far."""
         found = weighting.remoteness(distances, weigher.between)
         if found.is_far:
-            warnings.warn(
+            checks.warn(
                 f"{type(self).__name__}: the observation lies away from the simulations. The nearest of them, a share of "
                 f"{found.share:.2g}, are up to {found.nearest:.4g} from it, and simulations are up to {found.usual:.4g} from one "
                 f"another ({self.measure}). The weights say which are least far, not what the parameters are. Check the "
                 "observation and the simulator, or use a prior under which such data occur.",
-                stacklevel=5,
             )
 
 
@@ -218,8 +216,7 @@ def _warn_of_variances(table: ReferenceTable, weights: np.ndarray) -> None:
     variances = weights @ np.square(table.z - weights @ table.z)
     negative = [name for name, value in zip(table.coordinates.names, variances) if value <= 0]
     if negative:
-        warnings.warn(
+        checks.warn(
             f"Under the signed weights the variance of {', '.join(negative)} is negative: means may be right, and nothing finer. "
             "Use more simulations, or another regularisation.",
-            stacklevel=5,
         )

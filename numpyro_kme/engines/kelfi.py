@@ -1,6 +1,5 @@
 """KELFI: kernel embedding likelihood-free inference."""
 
-import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -250,7 +249,7 @@ def _warn_if_beyond(posterior: LearntPosterior) -> None:
     for site, fitted in posterior.likelihoods.items():
         share = float(np.mean(beyond(posterior.problem, posterior.likelihoods, site, posterior.drawn.latents)))
         if share > fitted.negligible:
-            warnings.warn(too_far(site, share), stacklevel=4)
+            checks.warn(too_far(site, share))
 
 
 def _described(problem: Problem, learnt: Learnt, priors: Mapping[str, Measure], drawn) -> dict[str, Any]:

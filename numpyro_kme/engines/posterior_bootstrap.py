@@ -1,6 +1,5 @@
 """The posterior bootstrap: robust inference for a simulator that one does not trust."""
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -293,31 +292,26 @@ def _same_but_for_data(old: IidModel, new: IidModel) -> bool:
 def _warn(replicates: Replicates) -> None:
     failed = np.flatnonzero(~replicates.converged)
     if len(failed):
-        warnings.warn(
+        checks.warn(
             f"{len(failed)} of {len(replicates.converged)} replicates did not converge: "
             f"{failed[:10].tolist()}"
             f"{' ...' if len(failed) > 10 else ''}. They are marked in the extra field `converged`; see "
             f"`remaining_step`.",
-            stacklevel=4,
         )
     known = replicates.emulation
     if known is not None and known.error > max(WRONG, known.resolution):
-        warnings.warn(
+        checks.warn(
             f"the emulated loss is wrong by {known.error:.2g} units of log-likelihood at the draws (root mean square; up to {WRONG} "
             "is harmless). Raise `num_simulations`.",
-            stacklevel=4,
         )
     if known is None and replicates.quadrature.noise > NOISY:
-        warnings.warn(
+        checks.warn(
             f"doubling the noise nodes moves the draws by {replicates.quadrature.noise:.2g} posterior "
             f"standard deviations. Raise "
             "`num_nodes`, or declare the simulator's noise with FromNoise.",
-            stacklevel=4,
         )
     if not replicates.fit.converged:
-        warnings.warn(
-            "the full-data minimum did not converge to working precision; see `replicates.fit`.", stacklevel=4
-        )
+        checks.warn("the full-data minimum did not converge to working precision; see `replicates.fit`.")
 
 
 def _info(replicates: Replicates) -> dict[str, Any]:

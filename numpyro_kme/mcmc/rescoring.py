@@ -1,6 +1,5 @@
 """How much depends on the noise: a posterior with common noise on its key, an estimated density on its own."""
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -122,11 +121,10 @@ def estimate_spread(
     chosen = in_present_precision({name: value[rows] for name, value in draws.items()})
     spread = float(np.mean(np.std(estimates(chosen, random.split(rng_key, num_keys)), axis=1)))
     if spread > STICKS:
-        warnings.warn(
+        checks.warn(
             f"The logarithm of the estimate has a standard deviation of {spread:.2g}; above {STICKS:g} a PseudoMarginal chain "
             "sticks. Simulate more points (`num_simulated`), average over more samples (`repeats`), or renew the noise in parts, "
             "PseudoMarginal(model, blocks=...).",
-            stacklevel=2,
         )
     return spread
 

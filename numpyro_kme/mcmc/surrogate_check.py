@@ -1,6 +1,5 @@
 """Whether draws from a surrogate model stay where its likelihoods were learnt."""
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -102,7 +101,7 @@ def check_surrogate(
         share = beyond.sum() / max(1, len(beyond) * int(number))
         checks[name] = SurrogateCheck(float(share), float(np.mean(negative)), fitted.negligible)
         for sentence in checks[name].findings(name):
-            warnings.warn(sentence, stacklevel=2)
+            _checks.warn(sentence)
     return checks
 
 

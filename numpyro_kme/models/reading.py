@@ -1,6 +1,5 @@
 """Running a model with its simulators left out, and reading what it consists of."""
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -230,11 +229,10 @@ def read(model: Callable, args: tuple, kwargs: Mapping) -> Parts:
     _check_sites(trace, sites, simulators, parents)
     for name, simulator in simulators.items():
         if again[name].fn != simulator.fn:
-            warnings.warn(
+            checks.warn(
                 f"The simulator `{simulator.name}` of site {name!r} is a new function each time the model "
                 "runs, a lambda or a function defined inside the model, so JAX compiles it again each time. "
                 "Define it outside.",
-                stacklevel=4,
             )
     parts = _parts(trace, simulators, parents)
     _check_weights(parts, model, args, kwargs)

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -274,10 +273,9 @@ class Store:
                 "version=...)."
             )
         if code or packages:
-            warnings.warn(
+            checks.warn(
                 f"The store {self.path} is taken, though since it was begun this differs: "
                 f"{'; '.join([*_first(code), *packages])}. Give another path if that makes other simulations.",
-                stacklevel=2,
             )
 
     def admit(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
