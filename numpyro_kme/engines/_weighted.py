@@ -23,6 +23,8 @@ from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations
 from numpyro_kme.simulations.plan import Plan
 
+ROUNDING = 1e-6
+"""Of an effective sample size: that of ten equal weights may come out as 9.999999999999998."""
 COMPARED = 200
 """Simulations that are compared with one another, where that is cheap."""
 PRIOR_DRAWS, UNLIKELY = 1000, 1e-6
@@ -182,7 +184,7 @@ class WeightedEngine(Engine):
         name = type(self).__name__
         weights = with_unit_sum(found.weights, name, self.advice)
         effective = weighting.effective_sample_size(weights)
-        if effective < LEAST_EFFECTIVE_SIZE:
+        if effective < LEAST_EFFECTIVE_SIZE - ROUNDING:
             raise EffectiveSampleSizeError(
                 f"{name}: the effective sample size is {effective:.1f} of {len(weights)} simulations, below "
                 f"{LEAST_EFFECTIVE_SIZE:.0f}: this is not a posterior. {self.advice}"

@@ -70,3 +70,10 @@ def test_a_scalar_count_is_no_fraction():
 def test_counts_cannot_be_fractions(engine):
     with pytest.raises(ValueError, match=r"The observation at 'x' holds 2\.5, and its simulator `counted` gives whole"):
         ENGINES[engine](model).run(KEY, x=np.array([2.5]), simulator=counted)
+
+
+def test_ten_equal_weights_are_enough():
+    """Their effective size is 10 but for rounding."""
+    engine = kme.RejectionABC(model, 500, progress_bar=False)
+    engine.run(KEY, x=np.array([0.4]))
+    assert engine.info["accepted"] == 10
