@@ -67,7 +67,7 @@ def test_one_round_is_a_run_without_rounds():
 
 @pytest.mark.slow
 def test_rounds_stop_where_the_posterior_stays():
-    stopped = run(num_rounds=3, tolerance=100.0)
+    stopped = run(num_rounds=3, min_change=100.0)
     assert len(stopped.simulations) == 40 and "simulations 20, 20;" in stopped.info["rounds"]
 
 
