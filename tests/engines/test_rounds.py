@@ -117,7 +117,7 @@ def test_bad_settings_are_refused():
     for settings, named in [
         (dict(num_rounds=0), "num_rounds"),
         (dict(num_rounds=40), "num_rounds"),
-        (dict(tolerance=-1.0), "tolerance"),
+        (dict(min_change=-1.0), "min_change"),
         (dict(proposal="posterior"), "proposal"),
         (dict(proposal=kme.FromVariance()), "pass form=KernelMeans"),
     ]:
