@@ -21,7 +21,7 @@ from numpyro_kme.embeddings.herding import polish
 from numpyro_kme.embeddings.mmd_estimators import Quadratic
 from numpyro_kme.kernels.low_rank import LowRank
 from numpyro_kme.mcmc.noise import simulation_keys
-from numpyro_kme.models.reading import one_model_at_a_time
+from numpyro_kme.models.tracing import one_model_at_a_time
 
 PACKAGE = Path(kme.__file__).parent
 KEY = jax.random.key(0)

@@ -9,7 +9,7 @@ from numpyro.infer import Predictive
 from numpyro_kme._core import arviz, checks
 from numpyro_kme.engines.base import Engine, posterior_of
 from numpyro_kme.engines.posterior import Posterior
-from numpyro_kme.models import reading
+from numpyro_kme.models import tracing
 from numpyro_kme.models.problem import Arrays, Problem
 
 
@@ -73,7 +73,7 @@ def predictive_check(rng_key: jax.Array, posterior: Posterior | Engine, num_draw
     latents = {name: np.asarray(samples[name])[rows] for name in problem.latents}
     observed = problem.observations
     unseen = {name: None if name in observed else value for name, value in problem.kwargs.items()}
-    with reading.one_model_at_a_time(), reading.as_numpyro_does():
+    with tracing.one_model_at_a_time(), tracing.as_numpyro_does():
         predictive = Predictive(problem.model, latents, return_sites=list(observed), parallel=True)
         predicted = predictive(simulate_key, *problem.args, **unseen)
     for site, value in observed.items():

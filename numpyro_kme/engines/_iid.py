@@ -20,7 +20,7 @@ from numpyro_kme._core.host import on_host
 from numpyro_kme._core.programs import Recomputed
 from numpyro_kme.losses.generator import Generator, NormalNoise
 from numpyro_kme.mcmc.noise import even_noise
-from numpyro_kme.models import reading
+from numpyro_kme.models import reading, tracing
 from numpyro_kme.models.from_noise import FromNoise
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.models.simulator import Simulator
@@ -59,7 +59,7 @@ class IidModel(Recomputed):
             0 not in sizes,
             "the data are empty; the posterior bootstrap needs at least two points along the data plate.",
         )
-        with reading.one_model_at_a_time(), handlers.block(), handlers.trace() as sketch, reading.ProperPriors():
+        with tracing.one_model_at_a_time(), handlers.block(), handlers.trace() as sketch, tracing.ProperPriors():
             handlers.seed(handlers.substitute(model, data={}), random.key(0))(*args, **kwargs)
         reading.check_plates(sketch)
         samples = {name: site for name, site in sketch.items() if site["type"] == "sample"}
@@ -114,7 +114,7 @@ class IidModel(Recomputed):
             draws = self.problem.draw(rng_key, num).latents
         else:
             prior = Predictive(self.model, num_samples=num, return_sites=list(self.shapes))
-            with reading.one_model_at_a_time():
+            with tracing.one_model_at_a_time():
                 draws = prior(rng_key, *self.args, **self.kwargs)
         return np.asarray(self._flatten({name: np.asarray(draws[name], np.float64) for name in self.shapes}))
 
@@ -170,7 +170,7 @@ class IidModel(Recomputed):
     def _predicted(self, generator, rng_key, num):
         def one(rng_key):
             prior_key, noise_key, row_key = random.split(rng_key, 3)
-            with reading.one_model_at_a_time(), handlers.block(), handlers.trace() as trace:
+            with tracing.one_model_at_a_time(), handlers.block(), handlers.trace() as trace:
                 handlers.seed(self.model, prior_key)(*self.args, **self.kwargs)
             u, noise = self._flat(trace), generator.noise.sample(noise_key)
             if generator.covariates is None:
@@ -182,7 +182,7 @@ class IidModel(Recomputed):
 
     def _simulate(self, u, noise, row=None):
         assert self.problem is not None
-        simulator = reading.run(self.model, self.args, self.kwargs, random.key(0), {}, self._given(u))[1][self.site]
+        simulator = tracing.run(self.model, self.args, self.kwargs, random.key(0), {}, self._given(u))[1][self.site]
         params = simulator.params
         if simulator.groups != ():
             pairs = zip(simulator.params, simulator.call_shapes)
@@ -227,7 +227,7 @@ class IidModel(Recomputed):
     def _unflatten(self):
         def one(u):
             if self.problem is not None:
-                trace = reading.run(self.model, self.args, self.kwargs, random.key(0), {}, self._given(u))[0]
+                trace = tracing.run(self.model, self.args, self.kwargs, random.key(0), {}, self._given(u))[0]
                 kept = (*self.shapes, *self.problem.deterministics)
             else:
                 trace = _run(self.model, self.args, self.kwargs, self._given(u))
@@ -273,7 +273,7 @@ def _unconstrained(site):
     return biject_to(site["fn"].support).inv(jnp.asarray(site["value"]))
 
 
-@reading.one_model_at_a_time()
+@tracing.one_model_at_a_time()
 def _run(model, args, kwargs, messenger):
     messenger.fn = handlers.seed(model, random.key(0))
     with handlers.block(), handlers.trace() as trace:

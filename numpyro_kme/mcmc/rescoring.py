@@ -13,7 +13,7 @@ from numpyro.infer.util import log_density
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import in_present_precision
 from numpyro_kme.mcmc.noise import simulation_keys
-from numpyro_kme.models.reading import one_model_at_a_time
+from numpyro_kme.models.tracing import one_model_at_a_time
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from numpyro_kme._core import checks as _checks
 from numpyro_kme._core import compat
 from numpyro_kme._core.host import in_present_precision
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, KernelMeansLikelihood, too_far
-from numpyro_kme.models import reading
+from numpyro_kme.models import tracing
 from numpyro_kme.models.simulator import Simulator
 
 MANY = 0.05
@@ -74,7 +74,7 @@ def check_surrogate(
     rows = np.unique(np.linspace(0, num - 1, min(num, max_draws)).astype(int))
     observed: dict[str, tuple[FittedLikelihood, Any]] = {}
 
-    @reading.one_model_at_a_time()
+    @tracing.one_model_at_a_time()
     def one(latents):
         seeded = handlers.seed(handlers.substitute(model, data=latents), jax.random.key(0))
         sites = handlers.trace(seeded).get_trace(*args, **kwargs)
@@ -112,7 +112,7 @@ def _negative(fn: KernelMeansLikelihood, value, mask) -> jax.Array:
     return jnp.sum((fn.signs(value) < 0) & mask) / jnp.maximum(jnp.sum(mask), 1)
 
 
-@reading.one_model_at_a_time()
+@tracing.one_model_at_a_time()
 def _check_shapes(model, draws, args, kwargs) -> None:
     trace = handlers.trace(handlers.seed(model, jax.random.key(0))).get_trace(*args, **kwargs)
     for name, site in trace.items():

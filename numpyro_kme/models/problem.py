@@ -13,8 +13,8 @@ from numpyro.primitives import Messenger
 
 from numpyro_kme._core import batches, checks, compat
 from numpyro_kme._core.programs import Program, Recomputed
-from numpyro_kme.models import normalise, reading
-from numpyro_kme.models.reading import Latent, SimulatorSite
+from numpyro_kme.models import normalise, reading, sites, tracing
+from numpyro_kme.models.sites import Latent, SimulatorSite
 
 __all__ = ["Draws", "Latent", "Problem", "SimulatorSite"]
 
@@ -77,7 +77,7 @@ class Problem(Recomputed):
         Raises:
             ValueError: As `read`.
         """
-        before = reading.Parts(dict(self.latents), dict(self.simulators), self.likelihoods, self.deterministics)
+        before = sites.Parts(dict(self.latents), dict(self.simulators), self.likelihoods, self.deterministics)
         return Problem(self.model, args, kwargs, *reading.read_again(before, self.model, args, kwargs))
 
     @property
@@ -143,7 +143,7 @@ class Problem(Recomputed):
         return {name: trace[name]["value"] for name in z}
 
     def _run(self, key, latents, *inside):
-        return reading.run(self.model, self.args, self.kwargs, key, latents, *inside)
+        return tracing.run(self.model, self.args, self.kwargs, key, latents, *inside)
 
     def _parts(self, trace, simulators):
         arguments = {name: simulators[name].arguments for name in self.simulators}
@@ -173,7 +173,7 @@ class Problem(Recomputed):
     def _log_prior(self) -> Callable:
         def log_prior(latents):
             sites, _ = self._run(random.key(0), latents)
-            with reading.as_numpyro_does():
+            with tracing.as_numpyro_does():
                 return sum(compat.log_prob(sites[name]) for name in self.latents)
 
         return Program(jax.vmap(log_prior))

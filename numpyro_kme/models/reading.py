@@ -1,217 +1,20 @@
-"""Running a model with its simulators left out, and reading what it consists of."""
+"""Reading what a model consists of: latents, simulator sites, other likelihoods, and what depends on what."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import partial
-from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import random
-from numpyro import handlers
 from numpyro.infer.inspect import get_model_relations
-from numpyro.primitives import Messenger
 
 from numpyro_kme._core import checks, compat
-from numpyro_kme._core.host import in_present_precision
-from numpyro_kme.models.simulator import Simulator
-
-
-@dataclass(frozen=True)
-class Latent:
-    """A site that is neither observed nor simulated.
-
-    Attributes:
-        fn: Its prior; where it has parents, the prior at one draw of them.
-        value: One prior draw.
-        parents: The latents that `fn` depends on.
-    """
-
-    fn: dist.Distribution
-    value: np.ndarray
-    parents: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class SimulatorSite:
-    """A site that comes from a simulator.
-
-    Attributes:
-        simulator: The `Simulator` at the arguments of one prior draw; its batch shape has one element for
-            each call.
-        fn: Distribution of the site: the simulator, perhaps masked or with its batch dimensions made event
-            dimensions.
-        plates: Sizes of the plates around the site.
-        observed: The observation, or None.
-        parents: The latents that the simulator's arguments depend on.
-        mask: Which calls count, of the simulator's batch shape; see `numpyro.handlers.mask`. Simulations have all of
-            them.
-        scale: Powers that the likelihoods of the calls are raised to, `()` or broadcast to the batch shape of `fn`; see
-            `numpyro.handlers.scale`.
-    """
-
-    simulator: Simulator
-    fn: dist.Distribution
-    plates: Mapping[str, int]
-    observed: np.ndarray | None
-    parents: tuple[str, ...]
-    mask: np.ndarray
-    scale: np.ndarray
-
-    @property
-    def weighted(self) -> bool:
-        """Whether calls are masked, or their likelihoods raised to a power other than 1."""
-        return not self.mask.all() or bool(np.any(self.scale != 1.0))
-
-    def counted(self, x: np.ndarray, lead: int = 0) -> np.ndarray:
-        """Outputs `(*lead, *batch, *event)` without the masked ones: as they are if there are none, else
-        `(*lead, calls, *event)`."""
-        return x if self.mask.all() else x[(slice(None),) * lead + (self.mask,)]
-
-    def check_observed(self, name: str) -> None:
-        """That an observation is one that the simulator could give: finite, and whole where its outputs are."""
-        seen = self.counted(np.asarray(self.observed))
-        checks.finite(f"observation at {name!r}", seen)
-        numbers = np.ravel(seen) if self.simulator.dtype.kind in "biu" else np.zeros(0)
-        broken = numbers[numbers != np.round(numbers)]
-        checks.require(
-            not broken.size,
-            f"The observation at {name!r} holds {', '.join(f'{number:g}' for number in broken[:3])}, and its simulator `{self.simulator.name}` gives whole "
-            f"numbers ({self.simulator.dtype}). Observe whole numbers, or let the simulator return what was averaged.",
-        )
-
-    def rows(self, arguments: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Simulations as a table, with a row for each argument that was simulated.
-
-        Args:
-            arguments: `(m, *groups, p)`.
-            x: `(m, *batch, *event)`.
-        Returns:
-            `(rows, p)` and `(rows, *rest, *event)`. Without groups these are the arguments given, and `rest` is
-            the batch shape: draws that share an argument stay together. Groups, the batch dimensions along
-            which the parameters vary, become rows: there are `m * prod(groups)` of them.
-        """
-        groups, batch = self.simulator.groups, self.simulator.batch_shape
-        padded = (1,) * (len(batch) - len(groups)) + groups
-        varying = [1 + i for i, size in enumerate(padded) if size > 1]
-        moved = np.moveaxis(x, varying, range(1, 1 + len(varying)))
-        kept = tuple(size for size, own in zip(batch, padded) if own == 1)
-        shape = (-1, *kept, *self.simulator.event_shape)
-        return arguments.reshape(-1, arguments.shape[-1]), moved.reshape(shape)
-
-
-class Parts(NamedTuple):
-    """What a model consists of."""
-
-    latents: dict[str, Latent]
-    simulators: dict[str, SimulatorSite]
-    likelihoods: tuple[str, ...]
-    deterministics: tuple[str, ...]
-
-
-class ProperPriors(Messenger):
-    """Refuse a latent that has no value and cannot be drawn."""
-
-    def process_message(self, msg):
-        """Look at the prior before NumPyro draws from it."""
-        improper = msg["type"] == "sample" and isinstance(compat.innermost(msg["fn"]), dist.ImproperUniform)
-        if improper and msg["value"] is None:
-            raise ValueError(
-                f"The prior of {msg['name']!r} is improper (ImproperUniform), so it cannot be drawn from. "
-                "Give it a proper prior, as wide as it needs to be."
-            )
-
-
-class LeaveOutSimulators(ProperPriors):
-    """Note the `Simulator` of each site, and give the site zeros if it has no value: no simulator runs."""
-
-    def __enter__(self) -> "LeaveOutSimulators":
-        self.simulators: dict[str, Simulator] = {}
-        super().__enter__()
-        return self
-
-    def process_message(self, msg):
-        """Keep the simulator of this message from running."""
-        if msg["type"] != "sample":
-            return
-        fn = compat.innermost(msg["fn"])
-        if isinstance(fn, Simulator):
-            shape = msg["fn"].shape(msg["kwargs"]["sample_shape"])
-            self.simulators[msg["name"]] = fn.expand(shape[: len(shape) - fn.event_dim])
-            if msg["value"] is None:
-                msg["value"] = jnp.zeros(shape, jax.dtypes.canonicalize_dtype(fn.dtype))
-        super().process_message(msg)
-
-
-_lock = Lock()
-_ours: ContextVar[bool] = ContextVar("ours", default=False)
-
-
-@contextmanager
-def one_model_at_a_time() -> Iterator[None]:
-    """No other thread of this package runs a model inside this block: NumPyro keeps its handlers in one list for all
-    threads.
-
-    A block inside a block, also in a thread that the gateway (`_host`) opens in between, goes on.
-    """
-    if _ours.get():
-        yield
-        return
-    with _lock:
-        token = _ours.set(True)
-        try:
-            yield
-        finally:
-            _ours.reset(token)
-
-
-class PresentPrecision(Messenger):
-    """Use the NumPy arrays in a model's distributions and observations in the precision in force.
-
-    The observation of a simulator stays as it was given: it is compared on the host, in float64.
-    """
-
-    def process_message(self, msg):
-        """Replace them before the site is drawn or scored."""
-        if msg["type"] == "sample":
-            msg["fn"] = in_present_precision(msg["fn"])
-            if not isinstance(compat.innermost(msg["fn"]), Simulator):
-                msg["value"] = in_present_precision(msg["value"])
-            elif msg["value"] is not None and not isinstance(msg["value"], jax.Array):
-                msg["value"] = np.asarray(msg["value"])
-                checks.require(
-                    msg["value"].dtype.kind not in "OSUMm",
-                    f"the observation at {msg['name']!r} has dtype {msg['value'].dtype}; it must hold numbers",
-                    TypeError,
-                )
-
-
-def as_numpyro_does():
-    """NumPyro's distributions rely on rank promotion, also where the session forbids it."""
-    return jax.numpy_rank_promotion("allow")
-
-
-@one_model_at_a_time()
-def run(model: Callable, args: tuple, kwargs: Mapping, key: jax.Array, latents: Mapping, *inside: Messenger):
-    """Run a model with given latents and its simulators left out, unseen by handlers around it.
-
-    Returns:
-        The trace, and the `Simulator` of each simulator site.
-    """
-    values = {name: jnp.asarray(value) for name, value in latents.items()}
-    left_out = LeaveOutSimulators()
-    with as_numpyro_does(), handlers.block(), handlers.trace() as trace, left_out:
-        precise = PresentPrecision(handlers.seed(model, key))
-        wrapped = handlers.substitute(precise, data=values)
-        for messenger in inside:
-            messenger.fn, wrapped = wrapped, messenger
-        wrapped(*args, **dict(kwargs))
-    return trace, left_out.simulators
+from numpyro_kme.models.sites import Parts, outline, parts_of
+from numpyro_kme.models.tracing import PresentPrecision, as_numpyro_does, one_model_at_a_time, run
 
 
 @one_model_at_a_time()
@@ -234,7 +37,7 @@ def read(model: Callable, args: tuple, kwargs: Mapping) -> Parts:
                 "runs, a lambda or a function defined inside the model, so JAX compiles it again each time. "
                 "Define it outside.",
             )
-    parts = _parts(trace, simulators, parents)
+    parts = parts_of(trace, simulators, parents)
     _check_weights(parts, model, args, kwargs)
     return parts
 
@@ -265,49 +68,11 @@ def read_again(before: Parts, model: Callable, args: tuple, kwargs: Mapping) -> 
     parents = dict.fromkeys(before.deterministics, ()) | dict.fromkeys(before.likelihoods, ()) | known
     if set(trace) - {name for name, site in trace.items() if site["type"] == "plate"} != set(parents):
         return read(model, args, kwargs)
-    found = _parts(trace, simulators, parents)
-    if _outline(found) != _outline(before):
+    found = parts_of(trace, simulators, parents)
+    if outline(found) != outline(before):
         return read(model, args, kwargs)
     _check_sites(trace, sites, simulators, parents)
     return found
-
-
-def _outline(parts: Parts) -> tuple:
-    """What does not change with the data."""
-    latents = [(name, type(compat.innermost(latent.fn)), latent.value.shape) for name, latent in parts.latents.items()]
-    simulators = [
-        (name, site.simulator.fn, site.plates, site.observed is None, site.weighted)
-        for name, site in parts.simulators.items()
-    ]
-    return latents, simulators, parts.likelihoods, parts.deterministics
-
-
-def _parts(trace, simulators, parents) -> Parts:
-    sites = {name: site for name, site in trace.items() if site["type"] == "sample"}
-    unobserved = [name for name, site in sites.items() if not site["is_observed"] and name not in simulators]
-    return Parts(
-        latents={
-            name: Latent(sites[name]["fn"], np.asarray(sites[name]["value"]), parents[name]) for name in unobserved
-        },
-        simulators={
-            name: SimulatorSite(
-                simulator,
-                sites[name]["fn"],
-                {frame.name: frame.size for frame in sites[name]["cond_indep_stack"]},
-                np.asarray(sites[name]["value"]) if sites[name]["is_observed"] else None,
-                parents[name],
-                np.broadcast_to(compat.mask(sites[name]["fn"]), simulator.batch_shape),
-                np.asarray(1.0 if sites[name]["scale"] is None else sites[name]["scale"]),
-            )
-            for name, simulator in simulators.items()
-        },
-        likelihoods=tuple(name for name in sites if sites[name]["is_observed"] and name not in simulators),
-        deterministics=tuple(
-            name
-            for name, site in trace.items()
-            if site["type"] == "deterministic" and not set(parents[name]) & set(simulators)
-        ),
-    )
 
 
 @jax.tree_util.register_pytree_node_class

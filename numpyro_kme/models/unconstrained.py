@@ -14,7 +14,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_kme._core.compat import log_prob
 from numpyro_kme._core.host import constants
-from numpyro_kme.models.reading import PresentPrecision, one_model_at_a_time
+from numpyro_kme.models.tracing import PresentPrecision, one_model_at_a_time
 
 Arrays = Mapping[str, Any]
 

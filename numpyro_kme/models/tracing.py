@@ -1,0 +1,117 @@
+"""Running a model with its simulators left out, one at a time, in the precision in force."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from threading import Lock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from numpyro import handlers
+from numpyro.primitives import Messenger
+
+from numpyro_kme._core import checks, compat
+from numpyro_kme._core.host import in_present_precision
+from numpyro_kme.models.simulator import Simulator
+
+
+class ProperPriors(Messenger):
+    """Refuse a latent that has no value and cannot be drawn."""
+
+    def process_message(self, msg):
+        """Look at the prior before NumPyro draws from it."""
+        improper = msg["type"] == "sample" and isinstance(compat.innermost(msg["fn"]), dist.ImproperUniform)
+        if improper and msg["value"] is None:
+            raise ValueError(
+                f"The prior of {msg['name']!r} is improper (ImproperUniform), so it cannot be drawn from. "
+                "Give it a proper prior, as wide as it needs to be."
+            )
+
+
+class LeaveOutSimulators(ProperPriors):
+    """Note the `Simulator` of each site, and give the site zeros if it has no value: no simulator runs."""
+
+    def __enter__(self) -> "LeaveOutSimulators":
+        self.simulators: dict[str, Simulator] = {}
+        super().__enter__()
+        return self
+
+    def process_message(self, msg):
+        """Keep the simulator of this message from running."""
+        if msg["type"] != "sample":
+            return
+        fn = compat.innermost(msg["fn"])
+        if isinstance(fn, Simulator):
+            shape = msg["fn"].shape(msg["kwargs"]["sample_shape"])
+            self.simulators[msg["name"]] = fn.expand(shape[: len(shape) - fn.event_dim])
+            if msg["value"] is None:
+                msg["value"] = jnp.zeros(shape, jax.dtypes.canonicalize_dtype(fn.dtype))
+        super().process_message(msg)
+
+
+_lock = Lock()
+_ours: ContextVar[bool] = ContextVar("ours", default=False)
+
+
+@contextmanager
+def one_model_at_a_time() -> Iterator[None]:
+    """No other thread of this package runs a model inside this block: NumPyro keeps its handlers in one list for all
+    threads.
+
+    A block inside a block, also in a thread that the gateway (`_host`) opens in between, goes on.
+    """
+    if _ours.get():
+        yield
+        return
+    with _lock:
+        token = _ours.set(True)
+        try:
+            yield
+        finally:
+            _ours.reset(token)
+
+
+class PresentPrecision(Messenger):
+    """Use the NumPy arrays in a model's distributions and observations in the precision in force.
+
+    The observation of a simulator stays as it was given: it is compared on the host, in float64.
+    """
+
+    def process_message(self, msg):
+        """Replace them before the site is drawn or scored."""
+        if msg["type"] == "sample":
+            msg["fn"] = in_present_precision(msg["fn"])
+            if not isinstance(compat.innermost(msg["fn"]), Simulator):
+                msg["value"] = in_present_precision(msg["value"])
+            elif msg["value"] is not None and not isinstance(msg["value"], jax.Array):
+                msg["value"] = np.asarray(msg["value"])
+                checks.require(
+                    msg["value"].dtype.kind not in "OSUMm",
+                    f"the observation at {msg['name']!r} has dtype {msg['value'].dtype}; it must hold numbers",
+                    TypeError,
+                )
+
+
+def as_numpyro_does():
+    """NumPyro's distributions rely on rank promotion, also where the session forbids it."""
+    return jax.numpy_rank_promotion("allow")
+
+
+@one_model_at_a_time()
+def run(model: Callable, args: tuple, kwargs: Mapping, key: jax.Array, latents: Mapping, *inside: Messenger):
+    """Run a model with given latents and its simulators left out, unseen by handlers around it.
+
+    Returns:
+        The trace, and the `Simulator` of each simulator site.
+    """
+    values = {name: jnp.asarray(value) for name, value in latents.items()}
+    left_out = LeaveOutSimulators()
+    with as_numpyro_does(), handlers.block(), handlers.trace() as trace, left_out:
+        precise = PresentPrecision(handlers.seed(model, key))
+        wrapped = handlers.substitute(precise, data=values)
+        for messenger in inside:
+            messenger.fn, wrapped = wrapped, messenger
+        wrapped(*args, **dict(kwargs))
+    return trace, left_out.simulators
