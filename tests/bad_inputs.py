@@ -195,7 +195,7 @@ add("KELFI", "wrongly shaped", lambda: kelfi(given(untraceable)), "JAX could not
 add("KELFI", "bad prior", lambda: kelfi(given(shifted, dist.Poisson(2.0))), "The prior of 'theta' is discrete")
 add("KELFI", "bad prior", lambda: kelfi(bad_scale), "failed while its sites were read: Normal .* invalid scale")
 add("KELFI", "wrong type", lambda: kelfi(form="published"), "`form` must be KernelMeans")
-add("KELFI", "wrong type", lambda: kelfi(simulations=X), "`simulations` must be a bank")
+add("KELFI", "wrong type", lambda: kelfi(simulations=X), "`simulations` must be a set of simulations")
 
 
 # --- fit_likelihood ----------------------------------------------------------------------------------------------------
@@ -318,7 +318,7 @@ add(
     lambda: abc(kme.RejectionABC, discrepancy=lambda a, b: NAN * a[0], simulations=KEPT),
     "`discrepancies` has 40 entries",
 )
-add("weighted", "wrong type", lambda: abc(simulations=X), "`simulations` must be a bank")
+add("weighted", "wrong type", lambda: abc(simulations=X), "`simulations` must be a set of simulations")
 
 
 # --- what those engines call, as plain functions -----------------------------------------------------------------------

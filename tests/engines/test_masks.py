@@ -158,7 +158,7 @@ def test_kelfi_against_the_exact_posterior(kelfi, mask, scale):
         evidence = stats.multivariate_normal(np.zeros(2), covariance).logpdf(X[mask])
         assert abs(kelfi.posterior.log_marginal_likelihood() - evidence) < 0.5
     with pytest.raises(ValueError, match=r"\['x'\] stand in plates or are masked or scaled"):
-        _ = kelfi.posterior
+        _ = kelfi.posterior.in_coordinates
 
 
 def test_where_all_is_masked_the_posterior_is_the_prior(kelfi):
