@@ -7,7 +7,7 @@ from scipy.stats import norm
 from numpyro_kme.embeddings.measures import Normal, NormalMixture, Points
 from numpyro_kme.kernels import EmpiricalMeasure, Gaussian, Laplace
 from numpyro_kme.kernels.base import register
-from numpyro_kme.likelihoods.posterior import ATOMS, KernelMeansPosterior
+from numpyro_kme.likelihoods.posterior import NUM_PARTICLES, KernelMeansPosterior
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.published.objectives import Hyperparameters
 from numpyro_kme.samplers.importance import WeightedPoints, cover
@@ -76,7 +76,7 @@ def signed_values(likelihood, points):
 
 def test_weighted_points_agree_with_closed_forms(case):
     posterior, points, weights = case
-    found = posterior.weighted_points(jax.random.key(2), ATOMS)
+    found = posterior.weighted_points(jax.random.key(2), NUM_PARTICLES)
     w = np.asarray(found.weights)
     np.testing.assert_allclose(w.sum(), 1.0)
     error = np.sqrt(np.sum(w**2))
@@ -123,7 +123,7 @@ def test_mode(case):
 
 
 def test_covers_a_posterior_much_narrower_than_the_prior():
-    """Four dimensions, posterior sd .05 of the prior's: one prior draw in a hundred thousand is inside."""
+    """Four dimensions, posterior sd 0.05 of the prior's: one prior draw in a hundred thousand is inside."""
 
     @register
     class Likelihood:
