@@ -93,7 +93,7 @@ class FittedLikelihood:
 
 
 def extrapolation_message(site: str, share: float) -> str:
-    """What to say of a share of draws beyond the simulated parameters of a site."""
+    """The warning of a share of draws beyond the simulated parameters of a site."""
     return (
         f"{share:.2%} of the posterior draws lie beyond the simulated parameters of site {site!r}, where no simulation "
         "supports the likelihood. Simulate more, or further rounds at draws of this posterior (`num_rounds`, "

@@ -152,7 +152,7 @@ def test_signed_weights():
     assert abs(counts[0] - 400) <= 1 and counts[1] == 0 and counts[3] == 0
 
 
-def test_refusals(surrogate):
+def test_errors(surrogate):
     with pytest.raises(ValueError, match="2 dimensions and `surrogate` 1"):
         KernelMeansPosterior(surrogate, Y, Normal.standard(2))
     sets = Z[:, None, :] + RNG.normal(size=(M, 8, 1))

@@ -252,7 +252,7 @@ def test_precision_of_the_caller(counts_and_rates):
         np.testing.assert_allclose(single, on_points(likelihood, points), rtol=1e-4)
 
 
-def test_fit_refuses_what_it_cannot_learn_from(rng):
+def test_fit_raises_where_it_cannot_learn(rng):
     z = rng.normal(size=(20, 1))
     with pytest.raises(ValueError, match="one row for each simulation"):
         FORM.fit(z, np.zeros((19, 1)))

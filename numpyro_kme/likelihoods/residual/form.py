@@ -233,7 +233,7 @@ class _Units(NamedTuple):
 
     @classmethod
     def of(cls, s: np.ndarray, support: SupportBounds, zero: np.ndarray) -> "_Units":
-        """Of `(m, n)`; those without a bound keep their units and their `zero`."""
+        """Units of statistics `(m, n)`; those without a bound keep theirs, and their `zero`."""
         bounded = support.side != 0.0
         centre = np.where(bounded, np.median(s, axis=0), 0.0)
         scale = np.array([robust_scale(column) if own else 1.0 for column, own in zip(s.T, bounded)])

@@ -153,14 +153,12 @@ class Smoothness:
 
         Cost: for each `(m + r) r` exponentials and about `2 m r^2` operations for `r` inducing points.
         """
-        near, among = (
-            self.radial_basis(at.z, at.inducing_points),
-            self.radial_basis(at.inducing_points, at.inducing_points),
-        )
-        root = np.exp(self.rbf)[..., None, None] * inverse_root(among + RIDGE * np.eye(len(at.inducing_points)))
+        points = at.inducing_points
+        near, among = self.radial_basis(at.z, points), self.radial_basis(points, points)
+        root = np.exp(self.rbf)[..., None, None] * inverse_root(among + RIDGE * np.eye(len(points)))
         scale = noise_root((np.exp(2.0 * self.noise) + JITTER)[..., None] * noise)
         weight, first = (1.0 / scale)[..., None], at.features.shape[1] + 1
-        columns = np.empty((*scale.shape, first + len(at.inducing_points)))
+        columns = np.empty((*scale.shape, first + len(points)))
         columns[..., :1] = INTERCEPT * weight
         np.multiply(at.features * np.exp(self.linear)[..., None, :], weight, out=columns[..., 1:first])
         np.multiply(near @ transposed(root), weight, out=columns[..., first:])
@@ -175,9 +173,8 @@ class Smoothness:
         inducing points.
         """
         shorter = replace(self, length=self.length - np.log(SHORTER))
-        factor = np.linalg.cholesky(
-            shorter.radial_basis(at.inducing_points, at.inducing_points) + RIDGE * np.eye(len(at.inducing_points))
-        )
+        points = at.inducing_points
+        factor = np.linalg.cholesky(shorter.radial_basis(points, points) + RIDGE * np.eye(len(points)))
         left = np.mean(np.cumsum(np.square(factor)[..., ::-1], axis=-1)[..., ::-1], axis=-2)
         needed = np.sum(np.exp(2.0 * (self.rbf - self.noise))[..., None] * left > LEFT_OUT, axis=-1)
         return at.first(max(int(np.max(needed)), FEWEST))

@@ -161,7 +161,7 @@ class ResidualSurrogate(Surrogate):
         return 0.5 * np.log1p(self.information().sum(axis=1))
 
     def describe(self) -> Mapping[str, Any]:
-        """How location, scale and transforms were fitted, and how well: sentences, and numbers for each statistic."""
+        """How location, scale and transformations were fitted, and how well: text, and numbers for each statistic."""
         density = self.density
         changes = self._over_simulations()[1] > CHANGING
         curved = np.count_nonzero(self.location.rbf, axis=1) > 0
