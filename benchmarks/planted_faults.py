@@ -66,14 +66,14 @@ def model(x=None, mean=0.0, sd=1.0):
 class Flipped:
     """A decorrelation that takes the first residual with the wrong sign."""
 
-    chain: object
+    decorrelation: object
 
     @property
-    def log_size(self):
-        return self.chain.log_size
+    def log_scale(self):
+        return self.decorrelation.log_scale
 
     def __call__(self, u, z):
-        return self.chain(u * jnp.ones(len(u)).at[0].set(-1.0), z)
+        return self.decorrelation(u * jnp.ones(len(u)).at[0].set(-1.0), z)
 
 
 class KELFI(kme.KELFI):
@@ -93,9 +93,9 @@ class KELFI(kme.KELFI):
         }.get(self.fault, (0.0, 1.0))
         surrogate = learnt.likelihoods["x"].surrogate
         if self.fault == "sign of a residual":
-            surrogate = dataclasses.replace(surrogate, chain=Flipped(surrogate.chain))
+            surrogate = dataclasses.replace(surrogate, decorrelation=Flipped(surrogate.decorrelation))
         if self.fault == "eps three times too large":
-            density = dataclasses.replace(surrogate.density, sizes=3.0 * np.asarray(surrogate.density.sizes))
+            density = dataclasses.replace(surrogate.density, factors=3.0 * np.asarray(surrogate.density.factors))
             surrogate = dataclasses.replace(surrogate, density=density)
         return learnt._replace(
             measures={"x": Normal(np.full(2, mean), variance * np.eye(2))},

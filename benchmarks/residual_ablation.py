@@ -26,9 +26,9 @@ from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 FORMS = {
     "published form and objective": KernelMeans(MarginalLikelihood()),
     "+ leave-one-out": KernelMeans(LeaveOneOut()),
-    "+ location": ResidualKernelMeans(warp=False, scale=False, chain=False),
-    "+ scale": ResidualKernelMeans(warp=False, chain=False),
-    "+ transforms": ResidualKernelMeans(chain=False),
+    "+ location": ResidualKernelMeans(transform_marginals=False, scale=False, decorrelate=False),
+    "+ scale": ResidualKernelMeans(transform_marginals=False, decorrelate=False),
+    "+ transforms": ResidualKernelMeans(decorrelate=False),
     "+ decorrelation (default)": ResidualKernelMeans(),
 }
 OFFSETS = 0.1 * np.sinh(np.linspace(-4.4, 4.4, 161))

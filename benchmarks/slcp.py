@@ -71,7 +71,7 @@ def exact_posterior(rng, y):
 
 FORMS = {
     "published form": (vector, kme.KernelMeans),
-    "residual form, no decorrelation": (vector, lambda: kme.ResidualKernelMeans(chain=False)),
+    "residual form, no decorrelation": (vector, lambda: kme.ResidualKernelMeans(decorrelate=False)),
     "residual form": (vector, kme.ResidualKernelMeans),
     "residual form, four draws under a plate": (plated, kme.ResidualKernelMeans),
 }

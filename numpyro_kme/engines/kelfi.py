@@ -19,7 +19,7 @@ from numpyro_kme.engines._tables import check_simulations, check_sites, groups, 
 from numpyro_kme.engines.base import Engine, Trained
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.likelihoods.base import Form
-from numpyro_kme.likelihoods.distribution import FittedLikelihood, fit_likelihood, too_far
+from numpyro_kme.likelihoods.distribution import FittedLikelihood, extrapolation_message, fit_likelihood
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.published.hyperpriors import learn_normal
 from numpyro_kme.models.coordinates import Coordinates
@@ -249,7 +249,7 @@ def _warn_if_beyond(posterior: LearntPosterior) -> None:
     for site, fitted in posterior.likelihoods.items():
         share = float(np.mean(beyond(posterior.problem, posterior.likelihoods, site, posterior.drawn.latents)))
         if share > fitted.negligible:
-            checks.warn(too_far(site, share))
+            checks.warn(extrapolation_message(site, share))
 
 
 def _described(problem: Problem, learnt: Learnt, priors: Mapping[str, Measure], drawn) -> dict[str, Any]:

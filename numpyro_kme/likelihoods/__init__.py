@@ -1,6 +1,6 @@
 """Learnt likelihoods: as values, as NumPyro distributions, and the posterior in their coordinates."""
 
-from numpyro_kme.likelihoods.base import Expansion, Form, LikelihoodAt, Surrogate
+from numpyro_kme.likelihoods.base import Form, KernelExpansion, LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, KernelMeansLikelihood, fit_likelihood
 from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
 from numpyro_kme.likelihoods.published import (
@@ -18,9 +18,9 @@ from numpyro_kme.likelihoods.synthetic import SyntheticLikelihood
 
 __all__ = [
     "DenseSolve",
-    "Expansion",
     "FittedLikelihood",
     "Form",
+    "KernelExpansion",
     "KernelMeans",
     "KernelMeansLikelihood",
     "KernelMeansPosterior",

@@ -18,14 +18,14 @@ from numpyro_kme.likelihoods.signed import SignedLog, to_signed_log
 
 
 @register
-class Expansion:
+class KernelExpansion:
     """A function `z -> exp(log_scale) sum_j weights_j k(points_j, z)` on coordinates.
 
     Args:
         kernel: `k`.
-        points: `(m, D)`.
-        weights: `(m,)`, of either sign.
-        log_scale: Scalar.
+        points: Centres of the kernels, `(m, D)`.
+        weights: Weights of either sign, `(m,)`.
+        log_scale: Log of the common factor, a scalar.
     """
 
     kernel: Gaussian
@@ -67,8 +67,8 @@ class LikelihoodAt(abc.ABC):
     def log_mean(self, measure: Measure) -> SignedLog:
         """Sign and log absolute value of `int q(y | z) p(dz)` for a measure `p`.
 
-        In closed form where `q(y | .)` is an expansion whose kernel `p` can be integrated against; otherwise over the points
-        that stand for `p`.
+        In closed form where `q(y | .)` is an expansion whose kernel `p` can be integrated against; otherwise over the
+        points that stand for `p`.
         """
         terms = self.expansion()
         if terms is not None:
@@ -79,8 +79,8 @@ class LikelihoodAt(abc.ABC):
         log_mean, sign = logsumexp(log_sizes, b=signs * points.probabilities, return_sign=True)
         return sign, log_mean
 
-    def expansion(self) -> Expansion | None:
-        """`q(y | .)` as a weighted sum of kernels, where it is one; `None` where functionals need draws."""
+    def expansion(self) -> KernelExpansion | None:
+        """`q(y | .)` as a weighted sum of kernels, where it is one; `None` where functionals need particles."""
         return None
 
 
@@ -104,7 +104,7 @@ class Surrogate(abc.ABC):
 
     @abc.abstractmethod
     def at(self, y: Any) -> LikelihoodAt:
-        """The likelihood at one observation; a concrete `y` is prepared on the host in float64, a traced one in place."""
+        """The likelihood at one observation; a concrete `y` is prepared in float64 on the host, a traced one here."""
 
     def point(self, y: Any) -> Any:
         """Read one output `(*event)` of a simulator as what `at` takes; here a vector."""
@@ -115,7 +115,7 @@ class Surrogate(abc.ABC):
         raise NotImplementedError(f"{type(self).__name__} has no relevance of single statistics.")
 
     def variance(self, z: ArrayLike) -> jax.Array:
-        """Variance of the surrogate at points `(r, D)`, relative to far from all simulations; raises if there is none."""
+        """Variance of the surrogate at points `(r, D)`, 1 far from all simulations; raises if the form has none."""
         raise NotImplementedError(f"{type(self).__name__} has no Gaussian-process variance.")
 
     @abc.abstractmethod
@@ -131,7 +131,7 @@ class Surrogate(abc.ABC):
         weighted by it."""
         return np.ones(self.dim)
 
-    def crossed(self, y: np.ndarray, z: np.ndarray) -> np.ndarray:
+    def outside_support(self, y: np.ndarray, z: np.ndarray) -> np.ndarray:
         """Whether a vector of statistics `(..., n)` cannot come from coordinates `(..., D)`, as far as is known."""
         return np.zeros(np.broadcast_shapes(y.shape[:-1], z.shape[:-1]), bool)
 

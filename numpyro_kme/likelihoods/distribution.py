@@ -1,10 +1,8 @@
-"""Where the two columns meet: a learnt likelihood as a NumPyro distribution."""
+"""A learnt likelihood as a NumPyro distribution."""
 
 import copy
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,15 +12,15 @@ from numpyro.distributions import constraints
 from numpyro.distributions.distribution import Distribution
 
 from numpyro_kme._core import checks, solves
-from numpyro_kme._core.host import on_host
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.forms import default_form
+from numpyro_kme.likelihoods.prepared import PreparedLikelihood
 from numpyro_kme.likelihoods.region import Region
 from numpyro_kme.models.coordinates import Coordinates
 
 MANY = 0.01
-"""So many draws beyond the simulated parameters are warned of."""
+"""A larger share of draws beyond the simulated parameters is warned of."""
 
 
 @jax.tree_util.register_dataclass
@@ -56,8 +54,10 @@ class FittedLikelihood:
 
     @property
     def negligible(self) -> float:
-        """Share of draws beyond the simulations that is not worth a warning: 1 %, or five times what chance gives,
-        `1 / (m + 1)`."""
+        """Share of draws beyond the simulations that is not worth a warning.
+
+        1 %, or five times what chance gives, `1 / (m + 1)`.
+        """
         return max(MANY, 5.0 / (len(self.simulated) + 1))
 
     def beyond(self, y: ArrayLike, arguments: ArrayLike, mask: ArrayLike = True) -> np.ndarray:
@@ -65,8 +65,8 @@ class FittedLikelihood:
 
         A call does where its coordinates are farther outside the simulated ones than every simulation is outside the
         others, each coordinate counting as the likelihood depends on it (`Region`), and where the observation cannot
-        come from it: a statistic is beyond an edge that no simulation crossed, or nearer to it than the edge is known
-        (`Edges`). What the likelihood says there rests on no simulation.
+        come from it: a statistic is beyond a bound that no simulation crossed, or nearer to it than the bound is known
+        (`SupportBounds`). What the likelihood says there rests on no simulation.
 
         Args:
             y: Observations `(*lead, *event)`.
@@ -81,19 +81,19 @@ class FittedLikelihood:
         lead, (size, *groups, count) = y.shape[: y.ndim - len(self.event_shape)], arguments.shape
         z = self.coordinates.table(arguments.reshape(-1, count)).reshape(size, *groups, -1)
         shared = tuple(range(1, 1 + max(0, len(lead) - len(groups))))
-        crossed = self.surrogate.crossed(
+        impossible = self.surrogate.outside_support(
             y.reshape(*lead, -1), z.reshape(size, *(1,) * len(shared), *groups, z.shape[-1])
         )
-        counts = np.broadcast_to(mask, crossed.shape)
-        return (self.region.beyond(z) | (crossed & counts).any(axis=shared)) & counts.any(axis=shared)
+        counts = np.broadcast_to(mask, impossible.shape)
+        return (self.region.beyond(z) | (impossible & counts).any(axis=shared)) & counts.any(axis=shared)
 
     def __call__(self, *params: ArrayLike) -> "KernelMeansLikelihood":
         """The distribution of the output at `params`."""
         return KernelMeansLikelihood(self, *params)
 
 
-def too_far(site: str, share: float) -> str:
-    """What to say of a share of draws beyond the simulated parameters of a site."""
+def extrapolation_message(site: str, share: float) -> str:
+    """The warning of a share of draws beyond the simulated parameters of a site."""
     return (
         f"{share:.2%} of the posterior draws lie beyond the simulated parameters of site {site!r}, where no simulation "
         "supports the likelihood. Simulate more, or further rounds at draws of this posterior (`num_rounds`, "
@@ -127,7 +127,7 @@ class KernelMeansLikelihood(Distribution):
     def __init__(self, fitted: FittedLikelihood, *params: ArrayLike):
         self.fitted = fitted
         self.arguments = _join(params, len(fitted.coordinates.columns))
-        self.prepared: Prepared | None = None
+        self.prepared: PreparedLikelihood | None = None
         super().__init__(self.arguments.shape[:-1], fitted.event_shape)
 
     @property
@@ -136,7 +136,10 @@ class KernelMeansLikelihood(Distribution):
         return constraints.independent(constraints.real, self.event_dim)
 
     def in_batches(self, shape: tuple[int, ...]) -> "KernelMeansLikelihood":
-        """The same calls with the batch shape `shape`, if there are as many: an axis of length 1 may be taken for part of a parameter."""
+        """The same calls with the batch shape `shape`, if there are as many.
+
+        An axis of length 1 may be taken for part of a parameter.
+        """
         if math.prod(shape) != math.prod(self.batch_shape):
             return self
         new = copy.copy(self)
@@ -153,7 +156,7 @@ class KernelMeansLikelihood(Distribution):
         if not checks.is_concrete((value, self.fitted)):
             return self
         new = copy.copy(self)
-        new.prepared = Prepared.of(self.fitted, np.asarray(value), mask if checks.is_concrete(mask) else True)
+        new.prepared = PreparedLikelihood.of(self.fitted, np.asarray(value), mask if checks.is_concrete(mask) else True)
         return new
 
     def sample(self, key: jax.Array | None, sample_shape: tuple[int, ...] = ()) -> jax.Array:
@@ -170,7 +173,7 @@ class KernelMeansLikelihood(Distribution):
         """
         prepared = self.prepared
         if prepared is None or not prepared.is_for(value):
-            prepared = Prepared.of(self.fitted, value)
+            prepared = PreparedLikelihood.of(self.fitted, value)
         return prepared.over(self._one, self.arguments)
 
     def signs(self, value: ArrayLike) -> jax.Array:
@@ -179,118 +182,10 @@ class KernelMeansLikelihood(Distribution):
         def sign(likelihood, arguments):
             return likelihood.signed_log(self.fitted.coordinates.forward(arguments))[0]
 
-        return (self.prepared or Prepared.of(self.fitted, value)).over(sign, self.arguments)
+        return (self.prepared or PreparedLikelihood.of(self.fitted, value)).over(sign, self.arguments)
 
     def _one(self, likelihood, arguments):
         return likelihood.log_density(self.fitted.coordinates.forward(arguments))
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Prepared:
-    """The likelihood at outputs `(*lead, *event)`, as a function of parameters.
-
-    Attributes:
-        likelihood: A `LikelihoodAt`; leaves that depend on the output have leading dimensions `lead`.
-        value: The outputs.
-        mask: Which outputs count.
-        lead: Leading dimensions of the outputs.
-        varies: Which leaves depend on the output.
-    """
-
-    likelihood: LikelihoodAt
-    value: Any
-    mask: Any
-    lead: tuple[int, ...] = field(metadata=dict(static=True))
-    varies: tuple[bool, ...] = field(metadata=dict(static=True))
-
-    @classmethod
-    def of(cls, fitted: FittedLikelihood, value: ArrayLike, mask: ArrayLike = True) -> "Prepared":
-        """Prepare on the host where everything is concrete, in place otherwise."""
-        concrete = checks.is_concrete((value, fitted))
-        data: Any = np.asarray(value) if concrete else jnp.asarray(value)
-        checks.real("value", data)
-        lead = data.shape[: data.ndim - len(fitted.event_shape)]
-        checks.require(
-            data.shape[len(lead) :] == fitted.event_shape,
-            f"`value` must have shape (..., *{fitted.event_shape}), as the simulated outputs have; got {data.shape}.",
-        )
-        rows = data.reshape(-1, *fitted.event_shape)
-        mask = mask if concrete and np.shape(mask) == lead else True
-        if concrete:
-            leaves, structure, varies = _prepare(fitted, _without(rows, np.ravel(mask)))
-        else:
-            leaves, structure = jax.tree.flatten(jax.vmap(fitted.at)(rows))
-            varies = [True] * len(leaves)
-        shaped = [leaf.reshape((*lead, *leaf.shape[1:])) if moves else leaf for leaf, moves in zip(leaves, varies)]
-        return cls(structure.unflatten(shaped), data, mask, lead, tuple(varies))
-
-    def is_for(self, value: ArrayLike) -> bool:
-        """Whether `value` is what was prepared; one that is traced can only be that."""
-        if not checks.is_concrete((value, self.value, self.mask)):
-            return True
-        return np.shape(value) == np.shape(self.value) and np.array_equal(
-            *(np.asarray(v)[self.mask] for v in (value, self.value))
-        )
-
-    def over(self, function: Callable, arguments: jax.Array) -> jax.Array:
-        """`function(likelihood, arguments)` for one output and one call's arguments, over the broadcast batch shape.
-
-        What does not vary along a dimension is evaluated once for it.
-        """
-        batch = np.broadcast_shapes(self.lead, arguments.shape[:-1])
-        structure: Any
-        leaves, structure = jax.tree.flatten(self.likelihood)
-        mine, theirs = _missing(self.lead, batch), _missing(arguments.shape[:-1], batch)
-        leaves = [
-            jnp.asarray(leaf).reshape((*mine.kept, *leaf.shape[len(self.lead) :])) if moves else jnp.asarray(leaf)
-            for leaf, moves in zip(leaves, self.varies)
-        ]
-        for ours, args in zip(reversed(mine.axes), reversed(theirs.axes)):
-            axes = structure.unflatten([ours if moves else None for moves in self.varies])
-            function = jax.vmap(function, in_axes=(axes, args))
-        return function(structure.unflatten(leaves), arguments.reshape(*theirs.kept, arguments.shape[-1]))
-
-
-def _without(rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Outputs `(R, *event)` with one that counts in place of those that do not."""
-    return rows if mask.all() else rows[np.where(mask, np.arange(len(mask)), np.argmax(mask))]
-
-
-def _prepare(fitted: FittedLikelihood, rows: np.ndarray) -> tuple[list, Any, list[bool]]:
-    """Leaves and structure of the likelihood at outputs `(R, *event)`, and which leaves differ between them.
-
-    The outputs that are extreme in some statistic go through the checks of `fitted.at`; all are prepared together.
-    """
-    checks.finite("value", rows)
-    columns = rows.reshape(len(rows), -1)
-    extreme = np.unique([np.argmin(columns, axis=0), np.argmax(columns, axis=0)])
-    checked = [fitted.at(rows[i]) for i in extreme]
-    if len(rows) == 1:
-        leaves, structure = jax.tree.flatten(checked[0])
-        return [leaf[None] for leaf in leaves], structure, [True] * len(leaves)
-    leaves, structure = jax.tree.flatten(on_host(_prepare_rows)(fitted, rows.astype(np.float64)))
-    varies = [any(not np.array_equal(row, leaf[0]) for row in leaf[1:]) for leaf in leaves]
-    varies[-1] = True
-    return [leaf if moves else leaf[0] for leaf, moves in zip(leaves, varies)], structure, varies
-
-
-@jax.jit
-def _prepare_rows(fitted, rows):
-    return jax.vmap(fitted.at)(rows)
-
-
-class _Lead(NamedTuple):
-    kept: tuple[int, ...]
-    axes: tuple[int | None, ...]
-
-
-def _missing(lead: tuple[int, ...], batch: tuple[int, ...]) -> _Lead:
-    """Dimensions of `lead` that run along `batch`, and for each dimension of `batch` whether there is one."""
-    padded = (1,) * (len(batch) - len(lead)) + lead
-    here = [i >= len(batch) - len(lead) and padded[i] == batch[i] for i in range(len(batch))]
-    kept = tuple(size for size, moves in zip(batch, here) if moves)
-    return _Lead(kept, tuple(0 if moves else None for moves in here))
 
 
 def _join(params: tuple[ArrayLike, ...], expected: int) -> jax.Array:
@@ -302,9 +197,9 @@ def _join(params: tuple[ArrayLike, ...], expected: int) -> jax.Array:
             dtype = jnp.result_type(float, *arrays)
             return jnp.concatenate([a.reshape(*a.shape[:k], -1).astype(dtype) for a in arrays], axis=-1)
     raise ValueError(
-        f"The likelihood was learnt from {expected} arguments for each simulation, and parameters of the shapes {shapes} do "
-        "not hold that many after common leading batch dimensions. Pass the arguments of the simulator in its order, "
-        "broadcast against each other."
+        f"The likelihood was learnt from {expected} arguments for each simulation, and parameters of the shapes "
+        f"{shapes} do not hold that many after common leading batch dimensions. Pass the arguments of the simulator in "
+        "its order, broadcast against each other."
     )
 
 
@@ -322,8 +217,8 @@ def fit_likelihood(
     Args:
         theta: `(m, p)` arguments, from any proposal: they need not be draws from the prior.
         x: `(m, *event)` outputs.
-        form: Form and settings of the surrogate; `ResidualKernelMeans()` when left out, or `KernelMeans()` for fewer than ten
-            simulations.
+        form: Form and settings of the surrogate; `ResidualKernelMeans()` when left out, or `KernelMeans()` for fewer
+            than ten simulations.
         coordinates: Map of the arguments to about standard normal; `Coordinates.standardise(theta)` when left out.
         measure: The prior in coordinates, for objectives and reports that need one.
         y: The observation `(*event)`, for objectives that need it.

@@ -7,9 +7,9 @@ from numpyro_kme.likelihoods.residual.form import MIN_SIMULATIONS, ResidualKerne
 
 
 def default_form(num_simulations: int) -> Form:
-    """The residual form, which measures better on vectors of statistics; the published form for a handful of simulations.
+    """`ResidualKernelMeans`, which measures better on vectors of statistics; `KernelMeans` for few simulations.
 
-    Above 20,000 simulations, too, the published form, which has a low-rank solve.
+    Above 20,000 simulations, too, `KernelMeans`, which has a low-rank solve.
     """
     dense = MIN_SIMULATIONS <= num_simulations <= checks.MOST_SIMULATIONS
     return ResidualKernelMeans() if dense else KernelMeans()

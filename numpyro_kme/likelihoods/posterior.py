@@ -21,8 +21,11 @@ from numpyro_kme.likelihoods.base import LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.signed import SignedLog, to_signed_log
 from numpyro_kme.samplers.importance import WeightedPoints, cover, signed_logs
 
-ATOMS = 4096
+NUM_PARTICLES = 4096
+"""Weighted particles that stand for a posterior without a closed form."""
+
 STARTS = 5
+"""Best particles from which the mode is searched."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,8 @@ class KernelMeansPosterior:
 
     It integrates to one and may be negative somewhere, as the likelihood may. With the published form, a normal or
     normal-mixture measure and Gaussian kernels, all is in closed form: the posterior is a signed sum of normals.
-    Otherwise `ATOMS` weighted points (`weighted_points` with a fixed key) stand in for it. Results are NumPy float64.
+    Otherwise `NUM_PARTICLES` weighted particles (`weighted_points` with a fixed key) stand in for it. Results are NumPy
+    float64.
 
     Args:
         surrogate: The learnt likelihood.
@@ -64,20 +68,23 @@ class KernelMeansPosterior:
 
     @cached_property
     @on_host
-    def _log_mass(self) -> SignedLog:
-        """Sign and log of `int q(y | z) p(dz)`, on the scale of the likelihood: by the weighted points where no closed form is."""
+    def _log_normaliser(self) -> SignedLog:
+        """Sign and log of the normaliser `int q(y | z) p(dz)`, on the scale of the likelihood.
+
+        By the weighted particles where there is no closed form.
+        """
         if self.likelihood.expansion() is None:
-            return np.ones(()), np.asarray(self._atoms.log_mass)
+            return np.ones(()), np.asarray(self._particles.log_mass)
         return self.likelihood.log_mean(self.measure)
 
-    def _positive_log_mass(self) -> np.ndarray:
-        sign, log_mass = self._log_mass
+    def _positive_log_normaliser(self) -> np.ndarray:
+        sign, log_normaliser = self._log_normaliser
         checks.require(
             bool(sign > 0),
-            "The learnt likelihood of this observation is negative on average over the prior, so there is no posterior. "
-            "Simulate more, or check that the simulator can produce such an observation.",
+            "The learnt likelihood of this observation is negative on average over the prior, so there is no "
+            "posterior. Simulate more, or check that the simulator can produce such an observation.",
         )
-        return np.asarray(log_mass)
+        return np.asarray(log_normaliser)
 
     def log_marginal(self) -> SignedLog:
         """Sign and log absolute value of the marginal likelihood `q(y)`.
@@ -86,14 +93,14 @@ class KernelMeansPosterior:
             ValueError: If the data kernel is not a density in the observation.
         """
         self.surrogate.require_density()
-        return self._log_mass
+        return self._log_normaliser
 
     @on_host
     def signed_log_density(self, z: ArrayLike) -> SignedLog:
-        """Sign and log absolute value of `q(y | z) / q(y)`, the posterior density relative to the prior, at `(n, D)`."""
-        log_mass = self._positive_log_mass()
+        """Sign and log absolute value of `q(y | z) / q(y)`, posterior density relative to the prior, at `(n, D)`."""
+        log_normaliser = self._positive_log_normaliser()
         signs, log_sizes = signed_logs(in_present_precision(self.likelihood), None, jnp.asarray(z))
-        return np.asarray(signs), np.asarray(log_sizes) - log_mass
+        return np.asarray(signs), np.asarray(log_sizes) - log_normaliser
 
     @on_host
     def embedding(self, kernel: Kernel, t: ArrayLike) -> np.ndarray:
@@ -104,10 +111,10 @@ class KernelMeansPosterior:
         terms = self.likelihood.expansion()
         t = jnp.asarray(t)
         if terms is None:
-            atoms = self._atoms
-            return np.asarray(kernel.gram(t, jnp.asarray(atoms.points)) @ jnp.asarray(atoms.weights))
+            particles = self._particles
+            return np.asarray(kernel.gram(t, jnp.asarray(particles.points)) @ jnp.asarray(particles.weights))
         products = self.measure.product_embedding(terms.kernel, terms.points, kernel, t)
-        scale = jnp.exp(terms.log_scale - self._positive_log_mass())
+        scale = jnp.exp(terms.log_scale - self._positive_log_normaliser())
         return np.asarray(jnp.asarray(terms.weights) @ products * scale)
 
     @cached_property
@@ -119,16 +126,16 @@ class KernelMeansPosterior:
         """
         terms = self.likelihood.expansion()
         if terms is None or not isinstance(self.measure, Normal | NormalMixture):
-            points, weights = np.asarray(self._atoms.points), np.asarray(self._atoms.weights)
+            points, weights = np.asarray(self._particles.points), np.asarray(self._particles.weights)
             mean = weights @ points
             return mean, ((points - mean) * weights[:, None]).T @ (points - mean)
         tilted = self.measure.tilt(terms.kernel, terms.points)
-        shares = jnp.exp(tilted.log_masses + terms.log_scale - self._positive_log_mass())
-        shares = shares * jnp.asarray(terms.weights)[:, None]
-        mean = jnp.einsum("jk,jkd->d", shares, tilted.means)
+        components = jnp.exp(tilted.log_masses + terms.log_scale - self._positive_log_normaliser())
+        components = components * jnp.asarray(terms.weights)[:, None]
+        mean = jnp.einsum("jk,jkd->d", components, tilted.means)
         centred = tilted.means - mean[None, None, :]
-        between = jnp.einsum("jk,jkd,jke->de", shares, centred, centred)
-        covariance = between + jnp.einsum("jk,kde->de", shares, tilted.covariances)
+        between = jnp.einsum("jk,jkd,jke->de", components, centred, centred)
+        covariance = between + jnp.einsum("jk,kde->de", components, tilted.covariances)
         return np.asarray(mean), np.asarray(covariance)
 
     def mean(self) -> np.ndarray:
@@ -141,48 +148,49 @@ class KernelMeansPosterior:
 
     @on_host
     def expectation(self, function: Callable, *, positive: bool = False) -> np.ndarray:
-        """Posterior expectation of `function(z)` for one point `(D,)`, by `ATOMS` weighted points.
+        """Posterior expectation of `function(z)` for one point `(D,)`, by `NUM_PARTICLES` weighted particles.
 
         Args:
             function: Traceable; any output shape.
             positive: Use the positive part of the posterior, normalised, instead of the signed one.
         """
-        atoms = self._atoms
-        weights = atoms.positive_weights if positive else atoms.weights
-        values = jax.vmap(function)(jnp.asarray(atoms.points))
+        particles = self._particles
+        weights = particles.positive_weights if positive else particles.weights
+        values = jax.vmap(function)(jnp.asarray(particles.points))
         return np.asarray(jnp.tensordot(jnp.asarray(weights), values, axes=1))
 
     def negative_share(self) -> float:
-        """Share of the negative part in the absolute mass of the posterior; a few percent do no harm."""
-        return self._atoms.negative_share
+        """Share of the negative part in the integral of the absolute posterior; a few percent do no harm."""
+        return self._particles.negative_share
 
     def weighted_points(self, rng_key: jax.Array, n: int) -> WeightedPoints:
-        """Points that cover the posterior, with signed weights; see `candidates.cover`."""
+        """Particles that cover the posterior, with signed weights, by adaptive importance sampling."""
         checks.key(rng_key)
         return cover(rng_key, self.likelihood, self.measure, n)
 
     @cached_property
-    def _atoms(self) -> WeightedPoints:
-        return self.weighted_points(jax.random.key(0), ATOMS)
+    def _particles(self) -> WeightedPoints:
+        return self.weighted_points(jax.random.key(0), NUM_PARTICLES)
 
     def herding_kernel(self) -> Gaussian:
-        """A Gaussian kernel for herding: per dimension, a third of the posterior standard deviation of the positive part.
+        """A Gaussian kernel for herding: per dimension, a third of the standard deviation of the positive part.
 
-        Herding in the space of `l` itself cannot see anything finer than `beta`, which is often wider than the posterior.
+        Herding in the space of `l` itself cannot see anything finer than `beta`, which is often wider than the
+        posterior.
         """
-        points, weights = np.asarray(self._atoms.points), self._atoms.positive_weights
+        points, weights = np.asarray(self._particles.points), self._particles.positive_weights
         mean = weights @ points
         return Gaussian(np.sqrt(weights @ (points - mean) ** 2) / 3.0)
 
     @on_host
     def mode(self) -> np.ndarray:
-        """Maximum of the posterior density in coordinates, `(D,)`, by L-BFGS from the best weighted points.
+        """Maximum of the posterior density in coordinates, `(D,)`, by L-BFGS from the best weighted particles.
 
         Raises:
             ValueError: If the measure has no density (`Points`).
         """
         likelihood, measure = in_present_precision((self.likelihood, self.measure))
-        points = jnp.asarray(self._atoms.points)
+        points = jnp.asarray(self._particles.points)
         sign, log_height = signed_logs(likelihood, measure, points)
         heights = np.where(sign > 0, log_height, -np.inf)
         starts = np.asarray(points)[np.argsort(heights)[-STARTS:]]
@@ -195,7 +203,7 @@ class KernelMeansPosterior:
         return min(found, key=lambda result: result.fun).x
 
     def predictive_log_density(self, y_new: ArrayLike) -> SignedLog:
-        """Sign and log absolute value of `q(y* | y) = int q(y* | z) q(dz | y)` at new observations `(k, n)`, each `(k,)`.
+        """Sign and log absolute value of `q(y* | y) = int q(y* | z) q(dz | y)` at observations `(k, n)`, each `(k,)`.
 
         `sum_j v_j(y*) mu(z_j)` for the published form.
 
@@ -212,8 +220,8 @@ class KernelMeansPosterior:
         if terms is not None:
             value = np.asarray(terms.weights) @ self._embedding_at_simulations
             return to_signed_log(value, terms.log_scale)
-        atoms = self._atoms
-        return _signed_mean(likelihood, jnp.asarray(atoms.points), jnp.asarray(atoms.weights))
+        particles = self._particles
+        return _signed_mean(likelihood, jnp.asarray(particles.points), jnp.asarray(particles.weights))
 
     @cached_property
     def _embedding_at_simulations(self):

@@ -18,7 +18,7 @@ from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
 
 SOFT = 0.02
-"""Beyond the box points are followed by no more than this share of its width."""
+"""Beyond the box points are followed by no more than this fraction of its width."""
 
 
 @register
@@ -38,7 +38,7 @@ class Region:
 
     @classmethod
     def of(cls, z: np.ndarray, weights: np.ndarray) -> "Region":
-        """Of coordinates `(m, D)`."""
+        """The region of coordinates `(m, D)`."""
         ranked = np.sort(z, axis=0)
         outside = np.maximum(z - ranked[-2], 0.0) + np.maximum(ranked[1] - z, 0.0)
         limit = np.sqrt(np.max(np.square(outside) @ weights))

@@ -36,8 +36,8 @@ class StatisticsTransform:
     def fit(cls, x: ArrayLike) -> "StatisticsTransform":
         """Fit to simulated statistics `(m, n_raw)`.
 
-        The scale is `1.4826 median |x - median|`; where that is 0, the interquartile range over `1.349`; where that is 0
-        too, the median of the deviations that are not 0.
+        The scale is `1.4826 median |x - median|`; where that is 0, the interquartile range over `1.349`; where that is
+        0 too, the median of the deviations that are not 0.
 
         Raises:
             ValueError: If entries are not finite, or no statistic varies.
@@ -93,7 +93,7 @@ class StatisticsTransform:
         return jnp.sum(log_slope, axis=-1) - jnp.sum(jnp.log(jnp.asarray(self.scale)))
 
     def check(self, y: ArrayLike) -> None:
-        """Raise unless a concrete observation has the right shape, is finite, and agrees with the constant statistics."""
+        """Raise unless a concrete observation has the right shape, is finite, and agrees with constant statistics."""
         checks.real("y", y)
         y = np.asarray(y, dtype=np.float64)
         checks.require(
@@ -105,8 +105,8 @@ class StatisticsTransform:
         for i in sorted(set(range(self.num_raw)) - set(self.kept)):
             checks.require(
                 bool(np.isclose(y[i], reference[i], rtol=1e-6, atol=0.0)),
-                f"Statistic {i} is {reference[i]} in every simulation but {y[i]} in the observation: the simulator cannot "
-                "produce this observation. Repair the simulator, or leave this statistic out.",
+                f"Statistic {i} is {reference[i]} in every simulation but {y[i]} in the observation: the simulator "
+                "cannot produce this observation. Repair the simulator, or leave this statistic out.",
             )
 
     def _scores(self, x):

@@ -16,11 +16,13 @@ from numpyro_kme.models.simulator import Simulator
 
 
 class SyntheticLikelihood(Distribution):
-    r"""Gaussian synthetic likelihood, $N(y;\, \hat\mu_\theta, \hat\Sigma_\theta)$, with moments of simulations at each `theta`.
+    r"""Gaussian synthetic likelihood, $N(y;\, \hat\mu_\theta, \hat\Sigma_\theta)$.
 
-    An ordinary distribution: `numpyro.sample("x", SyntheticLikelihood(fn, theta), obs=x)` runs under NUTS where `fn` is a JAX
-    function that is differentiable in its parameters. It is the likelihood of the simulator if its outputs are normal and
-    `num_simulations` is large: they should be summaries, averages of much data.
+    Mean and covariance are those of simulations at each `theta`.
+
+    An ordinary distribution: `numpyro.sample("x", SyntheticLikelihood(fn, theta), obs=x)` runs under NUTS where `fn` is
+    a JAX function that is differentiable in its parameters. It is the likelihood of the simulator if its outputs are
+    normal and `num_simulations` is large: they should be summaries, averages of much data.
 
     Simulations at every `theta` share `rng_key`, which makes the density a smooth, fixed function. With
     `rng_key=simulation_key("x")` and the kernel `PseudoMarginal` they are fresh at every proposal instead.
@@ -29,11 +31,12 @@ class SyntheticLikelihood(Distribution):
         fn: The simulator, as in `Simulator`.
         *params: The arguments of one call.
         num_simulations: Simulations at each `theta`; more than the event has numbers, plus two.
-        rng_key: Makes the noise; `jax.random.key(0)` when left out. Of several keys `(blocks,)`, as `PseudoMarginal(blocks=...)` gives
-            them, each makes an equal part of the simulations.
+        rng_key: Makes the noise; `jax.random.key(0)` when left out. Of several keys `(blocks,)`, as
+            `PseudoMarginal(blocks=...)` gives them, each makes an equal part of the simulations.
         shape, dtype: Of one event of a black-box simulator, whose density has no gradient.
     Raises:
-        numpy.linalg.LinAlgError: If the covariance of the simulations is singular, outside compiled code; inside, the density is
+        numpy.linalg.LinAlgError: If the covariance of the simulations is singular, outside compiled code; inside, the
+        density is
             not a number.
     Cost: `num_simulations` simulations an evaluation.
     References: Wood (2010), Nature; Price et al. (2018), JCGS.
@@ -65,7 +68,8 @@ class SyntheticLikelihood(Distribution):
         blocks = len(_keys(self.rng_key))
         checks.require(
             num_simulations % blocks == 0,
-            f"`num_simulations` must be a multiple of the number of blocks; got {num_simulations} simulations and {blocks} blocks.",
+            f"`num_simulations` must be a multiple of the number of blocks; got {num_simulations} simulations and "
+            f"{blocks} blocks.",
         )
         super().__init__((), self.simulator.event_shape)
 
@@ -75,19 +79,19 @@ class SyntheticLikelihood(Distribution):
         return constraints.independent(constraints.real, self.event_dim)
 
     def sample(self, key: jax.Array | None, sample_shape: tuple[int, ...] = ()) -> jax.Array:
-        """Draws of the simulator itself, not of the normal distribution."""
+        """Simulations themselves, not draws of the normal distribution."""
         return self.simulator.sample(key, sample_shape)
 
     def log_prob(self, value: ArrayLike, intermediates=None) -> jax.Array:
-        """Log density of the normal distribution with the mean and covariance of the simulations, over the leading axes."""
+        """Log density of the normal distribution with the moments of the simulations, over the leading axes."""
         checks.sound("value", value)
         checks.require(
             jnp.shape(value)[jnp.ndim(value) - self.event_dim :] == self.event_shape,
             f"`value` must have shape (..., *{self.event_shape}), as the simulator gives; got {jnp.shape(value)}.",
         )
         keys = _keys(self.rng_key)
-        share = (self.num_simulations // len(keys),)
-        drawn = jax.lax.map(lambda key: self.simulator.sample(key, share), keys)
+        each = (self.num_simulations // len(keys),)
+        drawn = jax.lax.map(lambda key: self.simulator.sample(key, each), keys)
         drawn = drawn.reshape(self.num_simulations, -1)
         drawn = drawn.astype(jnp.result_type(float, drawn))
         mean = jnp.mean(drawn, axis=0)
@@ -112,8 +116,8 @@ def _check_rank(mean, covariance, factor) -> None:
     lost = np.flatnonzero(~(given**2 > eps * scale + (eps * mean) ** 2))
     checks.require(
         not len(lost),
-        f"Over the simulations, numbers {lost.tolist()} of the event are constant, follow from those before them, or are not "
-        "finite: the normal density does not exist. Leave them out.",
+        f"Over the simulations, numbers {lost.tolist()} of the event are constant, follow from those before them, or "
+        "are not finite: the normal density does not exist. Leave them out.",
         np.linalg.LinAlgError,
     )
 

@@ -12,7 +12,7 @@ from numpyro import handlers
 from numpyro_kme._core import checks as _checks
 from numpyro_kme._core import compat
 from numpyro_kme._core.host import in_present_precision
-from numpyro_kme.likelihoods.distribution import FittedLikelihood, KernelMeansLikelihood, too_far
+from numpyro_kme.likelihoods.distribution import FittedLikelihood, KernelMeansLikelihood, extrapolation_message
 from numpyro_kme.models import tracing
 from numpyro_kme.models.simulator import Simulator
 
@@ -39,7 +39,7 @@ class SurrogateCheck:
         """What to warn of at a site, and what to do next."""
         found = []
         if self.beyond > self.negligible:
-            found.append(too_far(site, self.beyond))
+            found.append(extrapolation_message(site, self.beyond))
         if self.negative > MANY:
             found.append(
                 f"The surrogate at site {site!r} is negative at {self.negative:.0%} of the draws, where its positive "

@@ -11,7 +11,7 @@ from numpyro_kme.likelihoods import forms
 from numpyro_kme.likelihoods.published import solves
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.published.learning import Learner, learn
-from numpyro_kme.likelihoods.published.objectives import Bank, Hyperparameters, LeaveOneOut, part
+from numpyro_kme.likelihoods.published.objectives import Hyperparameters, LeaveOneOut, TrainingSet, random_subset
 from numpyro_kme.likelihoods.published.solves import DenseSolve, LowRankSolve, default_solve
 
 M, D, N = 60, 2, 3
@@ -116,8 +116,8 @@ def test_dense_in_blocks_is_dense(monkeypatch, dense):
 def test_learning_from_a_part_keeps_the_noise_variance():
     """As if the part were all there is, but for `lam`, whose product with the number of simulations stays."""
     learner = Learner(most=30, subset=30, max_steps=3, last_steps=2)
-    bank = Bank(Z, X)
-    whole, small = (learn(LeaveOneOut(), b, HYPER, learner).hyper for b in (bank, part(bank, 30)))
+    bank = TrainingSet(Z, X)
+    whole, small = (learn(LeaveOneOut(), b, HYPER, learner).hyper for b in (bank, random_subset(bank, 30)))
     np.testing.assert_allclose(whole.regularisation * M, small.regularisation * 30, rtol=1e-12)
     np.testing.assert_array_equal(whole.parameter_kernel.length_scale, small.parameter_kernel.length_scale)
 

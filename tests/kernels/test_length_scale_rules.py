@@ -13,7 +13,7 @@ from scipy.spatial.distance import pdist
 
 import numpyro_kme as kme
 from numpyro_kme.kernels import Gaussian
-from numpyro_kme.likelihoods.published.objectives import Bank, LeaveOneOut
+from numpyro_kme.likelihoods.published.objectives import LeaveOneOut, TrainingSet
 from numpyro_kme.losses import generator as generators
 
 KEY = jax.random.key(0)
@@ -136,7 +136,7 @@ def test_kelfi_with_fixed_widths(rule):
     np.testing.assert_array_equal(surrogate.hyper.data_kernel.length_scale, scale)
     np.testing.assert_array_equal(engine.info["eps"], scale)
     assert "eps" not in engine.info["at bounds"]
-    bank, value = Bank(surrogate.z, surrogate.data), jax.jit(LeaveOneOut().value)
+    bank, value = TrainingSet(surrogate.z, surrogate.data), jax.jit(LeaveOneOut().value)
 
     def score(beta, lam):
         hyper = replace(surrogate.hyper, parameter_kernel=Gaussian(beta), regularisation=lam)

@@ -74,7 +74,7 @@ def test_a_start_outside_the_box_is_moved_inside_and_no_point_is_outside(bowl):
 
 
 def test_a_second_search_begins_with_the_curvature_of_the_first(bowl):
-    """Of functions like the first ones it takes fewer evaluations than one that knows nothing."""
+    """For functions like the first ones it takes fewer evaluations than one that knows nothing."""
     matrix, middle = bowl
     counts = []
 

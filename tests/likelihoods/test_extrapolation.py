@@ -1,4 +1,4 @@
-"""Extrapolation in the parameters: edges of statistics, the simulated region, what holds outside it, and how it is reported."""
+"""Extrapolation in the parameters: bounds of statistics, the simulated region, what holds outside it, reports."""
 
 import warnings
 
@@ -12,7 +12,7 @@ from scipy import special, stats
 
 import numpyro_kme as kme
 from numpyro_kme.likelihoods.region import Region
-from numpyro_kme.likelihoods.residual.edges import below, held_out_below
+from numpyro_kme.likelihoods.residual.support import held_out_lower_bound, linear_lower_bound
 
 QUEUE_TRUTH = (1.0, 4.0, 0.2)
 README_DATA = np.array([21.0, 28.0])
@@ -99,8 +99,8 @@ def check_queue(engine, met, x):
 def test_the_queue_has_next_to_no_draws_where_the_density_is_zero(waiting):
     engine, met, x = waiting
     assert check_queue(engine, met, x) < 0.01
-    assert engine.likelihoods["x"].surrogate.edges.side.tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]
-    assert engine.likelihoods["x"].surrogate.describe()["edges"] == "not crossed by statistics 0"
+    assert engine.likelihoods["x"].surrogate.support.side.tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]
+    assert engine.likelihoods["x"].surrogate.describe()["support bounds"] == "statistics 0"
 
 
 @pytest.mark.slow
@@ -112,7 +112,7 @@ def test_the_queue_at_ten_keys():
     assert np.mean(np.array(shares) < 0.01) >= 0.8
 
 
-def test_a_draw_beyond_an_edge_is_noticed_in_every_place(waiting):
+def test_a_draw_beyond_a_bound_is_noticed_in_every_place(waiting):
     """`theta1` above the smallest time is impossible, whatever the rest."""
     engine, _, x = waiting
     fitted = engine.likelihoods["x"]
@@ -127,27 +127,27 @@ def test_a_draw_beyond_an_edge_is_noticed_in_every_place(waiting):
         assert kme.mcmc.check_surrogate(smodel, draws, x)["x"].beyond == 0.5
 
 
-def test_the_log_density_falls_steeply_at_the_edge(waiting):
+def test_the_log_density_falls_steeply_at_the_bound(waiting):
     engine, _, x = waiting
     values = log_likelihood(engine, x)(x[0] + np.array([-0.1, 0.02], np.float32), np.full(2, 4.0), np.full(2, 0.2))
     assert values[0] > values[1] + 5.0
 
 
 @pytest.mark.x64
-def test_the_density_integrates_to_one_beside_an_edge(rng):
+def test_the_density_integrates_to_one_beside_a_bound(rng):
     """In the statistic, with `x >= theta` exactly, on nodes that follow the logarithm of the gap."""
     z = rng.normal(size=(200, 1))
     x = z + rng.exponential(size=(200, 1))
     surrogate = kme.ResidualKernelMeans().fit(z, x)
-    assert surrogate.edges.side.tolist() == [1.0]
+    assert surrogate.support.side.tolist() == [1.0]
     t = np.linspace(-650.0, 650.0, 100_001)
     log_density = jax.jit(lambda y, z: jax.vmap(lambda row: surrogate._at(row).log_density(z))(y))
     for point in (0.0, 2.0):
         nearest = float(surrogate.region.nearest(jnp.array([point]))[0])
-        line = surrogate.edges.offset + np.asarray(surrogate.edges.linear) @ np.array(
+        line = surrogate.support.offset + np.asarray(surrogate.support.linear) @ np.array(
             [nearest, np.sqrt(3.0) * special.erf(nearest / np.sqrt(2.0))]
         )
-        width, unit = surrogate.edges.width, surrogate.transform.scale
+        width, unit = surrogate.support.width, surrogate.transform.scale
         y = surrogate.transform.centre + unit * (line + width * np.sinh(t[:, None]))
         log_step = np.log(unit * width * (t[1] - t[0])) + np.logaddexp(t, -t) - np.log(2.0)
         value = np.asarray(log_density(jnp.asarray(y), jnp.array([point])))
@@ -157,9 +157,11 @@ def test_the_density_integrates_to_one_beside_an_edge(rng):
 @pytest.mark.x64
 @pytest.mark.parametrize("point", [-6.0, 15.0])
 def test_the_density_integrates_to_one_far_outside_the_simulations(point, rng):
-    """On nodes far into the tails, which are broad there."""
+    """On nodes far into the tails, which are heavy there."""
     z = rng.normal(size=(100, 1))
-    surrogate = kme.ResidualKernelMeans(warp=False).fit(z, z + 0.3 * np.exp(0.3 * z) * rng.normal(size=(100, 1)))
+    surrogate = kme.ResidualKernelMeans(transform_marginals=False).fit(
+        z, z + 0.3 * np.exp(0.3 * z) * rng.normal(size=(100, 1))
+    )
     t = np.linspace(-600.0, 600.0, 50_001)
     log_density = jax.jit(jax.vmap(lambda row: surrogate._at(row).log_density(jnp.array([point]))))
     value = np.asarray(log_density(jnp.asarray(np.sinh(t)[:, None])))
@@ -182,11 +184,11 @@ def test_functions_are_held_outside_and_residuals_widen_as_the_formula_says(rng)
     delta, tau = (of @ np.square(point - held) for of in slopes)
     scale = np.exp(surrogate.log_scale.on_host(held[None])[0, 0])
     wide = np.sqrt(scale**2 * np.exp(2.0 * tau / np.sqrt(1.0 + tau)) + delta)
-    warped = np.asarray(surrogate.warp((0.2 - surrogate.transform.centre) / surrogate.transform.scale))[0]
-    u = (warped - surrogate.location.on_host(held[None])[0, 0]) / wide
+    transformed = np.asarray(surrogate.marginals((0.2 - surrogate.transform.centre) / surrogate.transform.scale))[0]
+    u = (transformed - surrogate.location.on_host(held[None])[0, 0]) / wide
     known = (scale / wide) ** 2
     inner = surrogate.density.log_density(jnp.array([u]), jnp.asarray(held), known)
-    jacobian = surrogate.warp.log_slope((0.2 - surrogate.transform.centre) / surrogate.transform.scale)[0]
+    jacobian = surrogate.marginals.log_slope((0.2 - surrogate.transform.centre) / surrogate.transform.scale)[0]
     expected = inner - np.log(wide) + jacobian - np.log(surrogate.transform.scale[0])
     np.testing.assert_allclose(at.log_density(jnp.asarray(point)), expected, rtol=1e-3)
 
@@ -283,15 +285,15 @@ def test_lines_below_are_those_of_brute_force(rng):
                     best = max(best, (np.mean(columns @ line), tuple(line)))
         return np.array(best[1])
 
-    np.testing.assert_allclose(below(columns, s), brute(columns, s), atol=1e-7)
-    found, gaps = held_out_below(columns, s)
+    np.testing.assert_allclose(linear_lower_bound(columns, s), brute(columns, s), atol=1e-7)
+    found, gaps = held_out_lower_bound(columns, s)
     np.testing.assert_allclose(found, brute(columns, s), atol=1e-7)
     refits = [s[j] - columns[j] @ brute(np.delete(columns, j, 0), np.delete(s, j)) for j in range(25)]
     np.testing.assert_allclose(gaps, refits, atol=1e-7)
     assert np.sum(gaps < 0.0) == 2
 
 
-def test_edges_are_found_where_they_are_and_nowhere_else(rng):
+def test_bounds_are_found_where_they_are_and_nowhere_else(rng):
     """Lower and upper ones; none for normal, Student and gamma noise whose ends are no lines that help."""
     z = rng.normal(size=(300, 1))
     noise = {
@@ -302,18 +304,18 @@ def test_edges_are_found_where_they_are_and_nowhere_else(rng):
     }
     for kind, e in noise.items():
         surrogate = kme.ResidualKernelMeans().fit(z, z + e[:, None])
-        assert surrogate.edges.side.tolist() == [kind if abs(kind) == 1.0 else 0.0]
+        assert surrogate.support.side.tolist() == [kind if abs(kind) == 1.0 else 0.0]
 
 
 @pytest.mark.parametrize("kind", ["exponential", "uniform"])
-def test_an_edge_makes_the_likelihood_better(kind, rng):
+def test_a_bound_makes_the_likelihood_better(kind, rng):
     """Held-out log density against the exact one, in nats a simulation."""
     z = rng.normal(size=(700, 1))
-    law = {"exponential": stats.expon(), "uniform": stats.uniform()}[kind]
-    x = z + law.ppf(rng.uniform(size=(700, 1)))
+    noise = {"exponential": stats.expon(), "uniform": stats.uniform()}[kind]
+    x = z + noise.ppf(rng.uniform(size=(700, 1)))
     surrogate = kme.ResidualKernelMeans().fit(z[:300], x[:300])
     found = jax.jit(jax.vmap(lambda y, p: surrogate.at(y).log_density(p)))(x[300:], z[300:])
-    missing = np.mean(law.logpdf(x[300:, 0] - z[300:, 0])) - np.mean(found)
+    missing = np.mean(noise.logpdf(x[300:, 0] - z[300:, 0])) - np.mean(found)
     assert missing < 0.25
 
 

@@ -14,11 +14,11 @@ from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.published.hyperpriors import learn_normal
 from numpyro_kme.likelihoods.published.learning import Learner, learn
 from numpyro_kme.likelihoods.published.objectives import (
-    Bank,
     Hyperparameters,
     LeaveOneOut,
     LeaveOneOutPredictive,
     MarginalLikelihood,
+    TrainingSet,
 )
 
 M = 30
@@ -38,9 +38,9 @@ def hyper(logs):
     return Hyperparameters(Gaussian(values[:2]), Gaussian(values[2:5]), values[5])
 
 
-def bank():
-    log_broad = np.asarray(jax.jit(scores.log_broad_density)(S))
-    return Bank(Z, S, log_broad, Normal.standard(2), S[:1] + 0.1)
+def training_set():
+    log_heavy_tailed = np.asarray(jax.jit(scores.log_heavy_tailed_density)(S))
+    return TrainingSet(Z, S, log_heavy_tailed, Normal.standard(2), S[:1] + 0.1)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -76,7 +76,7 @@ def test_adjoint_of_the_right_hand_side():
 @pytest.mark.parametrize("name", TABLE)
 def test_gradients_of_objectives(name):
     """Against central differences; the adjoints in them are compared with autodiff above."""
-    data = bank()
+    data = training_set()
     both = jax.jit(jax.value_and_grad(lambda logs: TABLE[name].value(hyper(logs), data)))
     found, step = np.asarray(both(LOGS)[1]), 1e-5
     differences = [(float(both(LOGS + d)[0]) - float(both(LOGS - d)[0])) / (2 * step) for d in step * np.eye(6)]
@@ -100,13 +100,13 @@ def test_objectives_by_hand():
             ratios[j, i] = gram[j, rest] @ weights / density[i]
     part = lambda r: 0.5 * (r + np.hypot(r, 0.02))  # noqa: E731
     posterior = part(np.diag(ratios) / np.maximum(np.maximum(ratios, 0).mean(0), 0.02))
-    data = bank()
+    data = training_set()
     np.testing.assert_allclose(
         value(LeaveOneOut(), hyper(LOGS), data), np.log(0.98 * posterior + 0.02).mean(), rtol=1e-8
     )
     predictive = part(np.diag(ratios) / np.maximum(np.maximum(ratios, 0).mean(1), 0.02)) * density / norm
-    broad = multivariate_t(S.mean(0), 2 * np.cov(S.T, bias=True) + 1e-6 * np.eye(3), df=3).pdf(S)
-    expected = np.log(0.98 * predictive + 0.02 * broad).mean()
+    heavy_tailed = multivariate_t(S.mean(0), 2 * np.cov(S.T, bias=True) + 1e-6 * np.eye(3), df=3).pdf(S)
+    expected = np.log(0.98 * predictive + 0.02 * heavy_tailed).mean()
     np.testing.assert_allclose(value(LeaveOneOutPredictive(), hyper(LOGS), data), expected, rtol=1e-8)
     seen = np.exp(-0.5 * squared(S[:1] + 0.1, S, eps)[0]) / norm
     embedding = np.prod(beta / np.sqrt(beta**2 + 1) * np.exp(-(Z**2) / (2 * (beta**2 + 1))), axis=1)
@@ -145,7 +145,7 @@ def test_learns_and_says_what(fitted):
 
 def test_the_search_ends_at_a_maximum(simulated, fitted):
     """No small step from the end is better, priors included, nor is the start, where these are 0."""
-    data, learner = Bank(simulated[0], fitted.data), Learner()
+    data, learner = TrainingSet(simulated[0], fitted.data), Learner()
     logs = np.log(
         [
             *fitted.hyper.parameter_kernel.length_scale,
@@ -190,7 +190,7 @@ def test_failed_factorisations_do_not_end_the_search():
     """Duplicated parameters and bounds that allow no regularisation: the search stays where factors exist."""
     z, s = np.repeat(Z[:10], 2, axis=0), S[:20]
     template = Hyperparameters(Gaussian(np.ones(2)), Gaussian(np.full(3, 0.5)), np.array(1e-2))
-    learnt = learn(LeaveOneOut(), Bank(z, s), template, Learner(regularisation_bounds=(1e-30, 1.0)))
+    learnt = learn(LeaveOneOut(), TrainingSet(z, s), template, Learner(regularisation_bounds=(1e-30, 1.0)))
     assert np.isfinite(learnt.score)
 
 

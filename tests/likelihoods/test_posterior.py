@@ -7,7 +7,7 @@ from scipy.stats import norm
 from numpyro_kme.embeddings.measures import Normal, NormalMixture, Points
 from numpyro_kme.kernels import EmpiricalMeasure, Gaussian, Laplace
 from numpyro_kme.kernels.base import register
-from numpyro_kme.likelihoods.posterior import ATOMS, KernelMeansPosterior
+from numpyro_kme.likelihoods.posterior import NUM_PARTICLES, KernelMeansPosterior
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.published.objectives import Hyperparameters
 from numpyro_kme.samplers.importance import WeightedPoints, cover
@@ -76,7 +76,7 @@ def signed_values(likelihood, points):
 
 def test_weighted_points_agree_with_closed_forms(case):
     posterior, points, weights = case
-    found = posterior.weighted_points(jax.random.key(2), ATOMS)
+    found = posterior.weighted_points(jax.random.key(2), NUM_PARTICLES)
     w = np.asarray(found.weights)
     np.testing.assert_allclose(w.sum(), 1.0)
     error = np.sqrt(np.sum(w**2))
@@ -123,7 +123,7 @@ def test_mode(case):
 
 
 def test_covers_a_posterior_much_narrower_than_the_prior():
-    """Four dimensions, posterior sd .05 of the prior's: one prior draw in a hundred thousand is inside."""
+    """Four dimensions, posterior sd 0.05 of the prior's: one prior draw in a hundred thousand is inside."""
 
     @register
     class Likelihood:
@@ -152,7 +152,7 @@ def test_signed_weights():
     assert abs(counts[0] - 400) <= 1 and counts[1] == 0 and counts[3] == 0
 
 
-def test_refusals(surrogate):
+def test_errors(surrogate):
     with pytest.raises(ValueError, match="2 dimensions and `surrogate` 1"):
         KernelMeansPosterior(surrogate, Y, Normal.standard(2))
     sets = Z[:, None, :] + RNG.normal(size=(M, 8, 1))

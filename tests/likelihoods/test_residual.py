@@ -13,7 +13,7 @@ from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.published.objectives import Hyperparameters
 from numpyro_kme.likelihoods.residual import form as residual_form
-from numpyro_kme.likelihoods.residual.bandwidths import learn_bandwidths
+from numpyro_kme.likelihoods.residual.bandwidth_learning import learn_bandwidths
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 
 FORM = ResidualKernelMeans()
@@ -77,20 +77,21 @@ def density_of_data(surrogate, y, z):
 
 @pytest.mark.parametrize("z", [-2.0, 0.0, 2.0])
 def test_density_integrates_to_one_in_all_statistics(counts_and_rates, z):
-    """By quadrature on nodes that follow the warp and the residuals, which change its precision and not its value.
+    """By quadrature on nodes that follow transformations and residuals, which change precision and not the value.
 
-    The nodes reach 3 sinh 4 = 80 residual standard deviations: beyond them lie 2e-6 of the broad share.
+    The nodes reach 3 sinh 4 = 80 residual standard deviations: beyond them lie 2e-6 of the heavy-tailed component's
+    weight.
     """
     surrogate, point = counts_and_rates[2], jnp.array([z])
     grid = np.linspace(-4.0, 4.0, 301)
     location, scale = np.asarray(surrogate.location(point)), np.exp(np.asarray(surrogate.log_scale(point)))
-    warped = location[:, None] + scale[:, None] * 3.0 * np.sinh(grid)
-    warp = surrogate.warp
-    v = warped * warp.spread[:, None] + warp.shift[:, None]
-    assert not surrogate.edges.side.any()
+    transformed = location[:, None] + scale[:, None] * 3.0 * np.sinh(grid)
+    marginals = surrogate.marginals
+    v = transformed * marginals.scale[:, None] + marginals.shift[:, None]
+    assert not surrogate.support.side.any()
     centre, unit = np.asarray(surrogate.transform.centre), np.asarray(surrogate.transform.scale)
-    y = centre[:, None] + unit[:, None] * (warp.centre[:, None] + warp.width[:, None] * np.sinh(v))
-    steps = unit * warp.width * warp.spread * scale
+    y = centre[:, None] + unit[:, None] * (marginals.centre[:, None] + marginals.width[:, None] * np.sinh(v))
+    steps = unit * marginals.width * marginals.scale * scale
     slopes = 3.0 * np.cosh(grid) * np.cosh(v) * steps[:, None] * (grid[1] - grid[0])
     nodes = np.stack([y[0][TWO_AXES[:, 0]], y[1][TWO_AXES[:, 1]], np.full(len(TWO_AXES), 7.0)], axis=1)
     weights = slopes[0][TWO_AXES[:, 0]] * slopes[1][TWO_AXES[:, 1]]
@@ -98,7 +99,7 @@ def test_density_integrates_to_one_in_all_statistics(counts_and_rates, z):
 
 
 def squared_error(m, seed, seventh=None, form=FORM):
-    """Mean squared error of the log likelihood over coordinates and data, both from their law."""
+    """Mean squared error of the log likelihood over coordinates and data, both from their distribution."""
     z, x = linear_simulations(m, seed)
     x[7] = x[7] if seventh is None else seventh
     surrogate = form.fit(z, x)
@@ -111,9 +112,10 @@ def squared_error(m, seed, seventh=None, form=FORM):
 @pytest.mark.smoke
 @pytest.mark.parametrize("seventh", [None, 1e30])
 def test_a_normal_likelihood_is_recovered_as_by_a_parametric_fit(seventh):
-    """Maximum likelihood of the line and the variance has error 4 / m; 20 seeds gave 1.6 times that, at worst 3.9 times.
+    """Maximum likelihood of the line and the variance has error 4 / m; 20 seeds gave 1.6 times it, at worst 3.9 times.
 
-    One enormous outlier does no harm: ten seeds gave .018 at 400 simulations on average, at most .031, as clean ones did.
+    One enormous outlier does no harm: ten seeds gave 0.018 at 400 simulations on average, at most 0.031, as clean ones
+    did.
     """
     assert squared_error(300, 0, seventh) < 5.0 * 4.0 / 300
 
@@ -171,7 +173,7 @@ def test_error_falls_at_the_predicted_rate_or_faster(error):
 
 
 def test_parts_can_be_left_out():
-    plain = ResidualKernelMeans(warp=False, scale=False, chain=False)
+    plain = ResidualKernelMeans(transform_marginals=False, scale=False, decorrelate=False)
     assert squared_error(300, 0, form=plain) < 5.0 * 4.0 / 300
 
 
@@ -179,7 +181,7 @@ def test_parts_can_be_left_out():
 def test_awkward_statistics_get_a_sensible_answer(kind):
     """Beside a good statistic: its double, noise, or more noisy ones than simulations.
 
-    The exact posterior given the good statistic alone has mean `x / 1.09` and standard deviation .29.
+    The exact posterior given the good statistic alone has mean `x / 1.09` and standard deviation 0.29.
     """
     rng = np.random.default_rng(6)
     size = 10 if kind == "few" else 60
@@ -215,7 +217,7 @@ def test_relevance_and_report(counts_and_rates):
     relevance = surrogate.relevance()
     assert relevance.shape == (3,) and relevance[2] == 0.0 and (relevance[:2] > 0.3).all()
     report = surrogate.describe()
-    assert "held out" in report["location"] and report["transforms"] == "curved: all statistics"
+    assert "held out" in report["location"] and report["marginal transformations"] == "curved: all statistics"
     assert all(len(line) < 100 for line in report.values() if isinstance(line, str))
     assert (surrogate.dim, surrogate.num_simulations) == (1, 60)
 
@@ -226,11 +228,13 @@ def test_report_of_the_observation(counts_and_rates):
     assert "outside the simulated range of statistics 1:" in surrogate.describe_observation([1.2, 300.0, 7.0])
 
 
-def test_gains_of_the_parts_are_those_of_the_law(linear):
+def test_improvements_of_the_parts_are_those_of_the_model(linear):
     """The line explains 1 of a variance of 1.25: `log(1.25 / 0.25) / 2 = 0.80` nats; the rest is normal."""
-    gains = linear[1].gains
-    assert abs(gains.location[0] - 0.80) < 5.0 * np.sqrt(1.0 / 120)
-    assert all(abs(np.sum(part)) < 0.15 for part in (gains.scale, gains.chain, gains.shape))
+    improvements = linear[1].improvements
+    assert abs(improvements.location[0] - 0.80) < 5.0 * np.sqrt(1.0 / 120)
+    assert all(
+        abs(np.sum(part)) < 0.15 for part in (improvements.scale, improvements.decorrelation, improvements.shape)
+    )
 
 
 def test_information_of_a_linear_statistic(linear):
@@ -248,7 +252,7 @@ def test_precision_of_the_caller(counts_and_rates):
         np.testing.assert_allclose(single, on_points(likelihood, points), rtol=1e-4)
 
 
-def test_fit_refuses_what_it_cannot_learn_from(rng):
+def test_fit_raises_where_it_cannot_learn(rng):
     z = rng.normal(size=(20, 1))
     with pytest.raises(ValueError, match="one row for each simulation"):
         FORM.fit(z, np.zeros((19, 1)))
@@ -296,10 +300,10 @@ def test_the_brief_version_is_short_where_rounding_is_harmless(linear):
         assert dataclasses.replace(at, location=both).brief().location.points.dtype == np.float64
 
 
-@pytest.mark.parametrize("centres", [0, 2.5])
-def test_number_of_centres_is_checked(centres):
-    with pytest.raises((ValueError, TypeError), match="centres"):
-        ResidualKernelMeans(centres=centres)
+@pytest.mark.parametrize("number", [0, 2.5])
+def test_number_of_inducing_points_is_checked(number):
+    with pytest.raises((ValueError, TypeError), match="num_inducing_points"):
+        ResidualKernelMeans(num_inducing_points=number)
 
 
 def test_learning_uses_one_blas_thread_and_gives_the_others_back(monkeypatch):

@@ -8,15 +8,28 @@ from jax.flatten_util import ravel_pytree
 from scipy import integrate, optimize, stats
 from scipy.special import ndtr
 
+from numpyro_kme.likelihoods.residual import bandwidth_learning as bl
 from numpyro_kme.likelihoods.residual import bandwidths as bd
 from numpyro_kme.likelihoods.residual import decorrelation, location, scale
 from numpyro_kme.likelihoods.residual import density as rd
-from numpyro_kme.likelihoods.residual.decorrelation import Chain, Coupling, fit_chain, shortened
+from numpyro_kme.likelihoods.residual import held_out_density as hd
+from numpyro_kme.likelihoods.residual.decorrelation import (
+    DecorrelationHyperparameters,
+    TriangularMap,
+    fit_triangular_map,
+    soft_clip,
+)
 from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
 from numpyro_kme.likelihoods.residual.held_out import Ridge
 from numpyro_kme.likelihoods.residual.location import Location, start_locations
-from numpyro_kme.likelihoods.residual.marginals import Warp, atom_width, lattice_step, log_cosh, spread_atoms
-from numpyro_kme.likelihoods.residual.scale import Spread
+from numpyro_kme.likelihoods.residual.marginals import (
+    MarginalTransform,
+    jitter_ties,
+    jitter_width,
+    lattice_step,
+    log_cosh,
+)
+from numpyro_kme.likelihoods.residual.scale import ScaleFunction
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, Smoothness
 
 
@@ -28,8 +41,8 @@ def smoothness(rng):
 def kernel_by_hand(smoothness, a, b):
     phi = [np.concatenate([p, np.sqrt(12.0) * (ndtr(p) - 0.5)]) for p in (a, b)]
     linear = np.sum(np.exp(2 * np.asarray(smoothness.linear)) * phi[0] * phi[1])
-    bump = np.exp(2 * smoothness.bump - 0.5 * np.sum(((a - b) / np.exp(smoothness.length)) ** 2))
-    return 100.0 + linear + bump
+    radial = np.exp(2 * smoothness.rbf - 0.5 * np.sum(((a - b) / np.exp(smoothness.length)) ** 2))
+    return 100.0 + linear + radial
 
 
 def together(*trees):
@@ -38,7 +51,7 @@ def together(*trees):
 
 
 def everywhere(z):
-    """Every simulation is a centre."""
+    """Every simulation is an inducing point."""
     return Inputs.at(z, z)
 
 
@@ -52,19 +65,19 @@ def test_covariance_of_the_regression_is_the_stated_kernel(rng, smoothness):
     np.testing.assert_allclose(factor @ factor.T, signal(smoothness, z, z), rtol=1e-8)
 
 
-def test_few_centres_are_nystroems_approximation(rng, smoothness):
-    z, centres = rng.normal(size=(6, 2)), rng.normal(size=(3, 2))
-    factor = smoothness.regress(Inputs.at(z, centres), np.ones(6), np.ones(6)).held_out.ridge.factor[:, -3:]
+def test_few_inducing_points_are_nystroems_approximation(rng, smoothness):
+    z, points = rng.normal(size=(6, 2)), rng.normal(size=(3, 2))
+    factor = smoothness.regress(Inputs.at(z, points), np.ones(6), np.ones(6)).held_out.ridge.factor[:, -3:]
     near, among = (
-        np.exp(-0.5 * np.sum(np.square((p[:, None] - centres) / np.exp(smoothness.length)), axis=-1))
-        for p in (z, centres)
+        np.exp(-0.5 * np.sum(np.square((p[:, None] - points) / np.exp(smoothness.length)), axis=-1))
+        for p in (z, points)
     )
-    expected = np.exp(2 * smoothness.bump) * near @ np.linalg.solve(among, near.T)
+    expected = np.exp(2 * smoothness.rbf) * near @ np.linalg.solve(among, near.T)
     np.testing.assert_allclose(factor @ factor.T, expected, rtol=1e-6)
 
 
-def test_centres_explain_the_other_coordinates(rng):
-    few, many = (Inputs.spread(rng.normal(size=(300, dim)), 50).centres for dim in (1, 8))
+def test_inducing_points_explain_the_other_coordinates(rng):
+    few, many = (Inputs.pivoted(rng.normal(size=(300, dim)), 50).inducing_points for dim in (1, 8))
     assert 10 < len(few) < 45 and few.min() < -2.0 and few.max() > 2.0
     assert len(many) == 50 and len(np.unique(many, axis=0)) == 50
 
@@ -99,17 +112,17 @@ def test_a_matrix_that_is_not_positive_definite_gives_nan(columns):
 
 
 @pytest.mark.x64
-@pytest.mark.parametrize("centres", [4, 15])
-@pytest.mark.parametrize("part", ["location", "spread", "chain"])
-def test_gradients_by_hand_agree_with_finite_differences(rng, smoothness, part, centres):
+@pytest.mark.parametrize("points", [4, 15])
+@pytest.mark.parametrize("part", ["location", "scale", "decorrelation"])
+def test_gradients_by_hand_agree_with_finite_differences(rng, smoothness, part, points):
     z, h, noise, size = (rng.normal(size=shape) for shape in ((15, 2), (15, 3), 15, 15))
     x = np.where(np.arange(15) == 3, 40.0, np.exp(z[:, 0] + 0.3 * h[:, 0]))
-    inputs, h = Inputs.at(z, z[:centres]), np.tile(h, 2)[:, : 1 + centres // 3]
+    inputs, h = Inputs.at(z, z[:points]), np.tile(h, 2)[:, : 1 + points // 3]
     at, loss = {
         "location": (Location(smoothness, -0.2, -1.0), lambda t: location.loss(t, inputs, x, noise**2, size**2)),
-        "spread": (smoothness, lambda t: scale.loss(t, inputs, np.log(x), noise**2)),
-        "chain": (
-            Coupling(rng.normal(size=h.shape[1]) - 1.0, rng.normal(size=2) - 1.0, -0.2),
+        "scale": (smoothness, lambda t: scale.loss(t, inputs, np.log(x), noise**2)),
+        "decorrelation": (
+            DecorrelationHyperparameters(rng.normal(size=h.shape[1]) - 1.0, rng.normal(size=2) - 1.0, -0.2),
             lambda t: decorrelation.loss(t, z, h, x, 7),
         ),
     }[part]
@@ -119,12 +132,12 @@ def test_gradients_by_hand_agree_with_finite_differences(rng, smoothness, part, 
     np.testing.assert_allclose(ravel_pytree(loss(at)[1])[0], differences, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("centres", [4, 15])
-@pytest.mark.parametrize("part", ["location", "spread"])
-def test_several_regressions_at_once_are_each_alone(rng, part, centres):
+@pytest.mark.parametrize("points", [4, 15])
+@pytest.mark.parametrize("part", ["location", "scale"])
+def test_several_regressions_at_once_are_each_alone(rng, part, points):
     """Values and gradients, with fewer columns than simulations and with more."""
     z, x, noise, size = rng.normal(size=(15, 2)), *rng.uniform(0.5, 2.0, size=(3, 3, 15))
-    inputs = Inputs.at(z, z[:centres])
+    inputs = Inputs.at(z, z[:points])
     hypers = [Smoothness(rng.normal(size=4), rng.normal(), rng.normal(size=2), -1.0) for _ in range(3)]
     if part == "location":
         hypers = [Location(hyper, rng.normal(), rng.normal()) for hyper in hypers]
@@ -144,11 +157,11 @@ def test_of_several_matrices_one_that_is_not_positive_definite_gives_nan_alone(r
 
 @pytest.mark.parametrize("dim", [1, 7])
 def test_priors_of_the_smoothness_are_exponential(rng, dim):
-    """Amplitudes at rate `sqrt(2 D)`, inverse lengths at rate `D`, the bump at rate 2, up to a constant."""
+    """Amplitudes at rate `sqrt(2 D)`, inverse lengths at rate `D`, radial basis functions at 2, up to constants."""
     hypers = [Smoothness(rng.normal(size=2 * dim), rng.normal(), rng.normal(size=dim), 0.0) for _ in range(2)]
 
     def log_prior(hyper):
-        parts = (hyper.linear, np.sqrt(2 * dim)), (-hyper.length, dim), (hyper.bump, 2.0)
+        parts = (hyper.linear, np.sqrt(2 * dim)), (-hyper.length, dim), (hyper.rbf, 2.0)
         return sum(np.sum(stats.expon.logpdf(np.exp(part), scale=1.0 / rate)) for part, rate in parts)
 
     difference = hypers[0].penalty()[0] - hypers[1].penalty()[0]
@@ -178,9 +191,9 @@ def test_functions_take_as_many_gaussian_kernels_as_they_need(rng):
     hypers = [Smoothness(np.full(4, -1.0), 0.0, np.log(length), -2.0) for length in lengths]
     fits = together(*hypers).regress(everywhere(z), np.ones((3, 200)), np.stack(targets))
     functions = RidgeFunctions.of([(fits, [0.3] * 3, np.full((3, 200), tolerance))])
-    straight, curved, rough = np.count_nonzero(functions.bump, axis=1)
+    straight, curved, rough = np.count_nonzero(functions.rbf, axis=1)
     assert straight == 0 and 0 < curved < 15 and rough == 200
-    assert functions.bump.shape == (3, 256)
+    assert functions.rbf.shape == (3, 256)
     new = rng.uniform(-1.5, 1.5, size=(20, 2))
     for points, most in ((z[:50], tolerance), (new, 3.0 * tolerance)):
         found = at_points(functions, points)
@@ -192,7 +205,7 @@ def test_functions_take_as_many_gaussian_kernels_as_they_need(rng):
 
 
 def test_functions_are_as_exact_as_each_simulation_asks(rng):
-    """Half of the simulations with a hundredth of the tolerance: errors are within it at each, and more kernels than for the wide one."""
+    """Half of the simulations have a hundredth of the tolerance: errors are within it at each, by more kernels."""
     z = rng.normal(size=(200, 2))
     fit = together(Smoothness(np.full(4, -1.0), 0.0, np.log(np.full(2, 1.0)), -2.0)).regress(
         everywhere(z), np.ones((1, 200)), np.sin(3.0 * z[None, :, 0])
@@ -203,16 +216,16 @@ def test_functions_are_as_exact_as_each_simulation_asks(rng):
         functions = RidgeFunctions.of([(fit, [0.0], tolerance[None])])
         error = at_points(functions, z)[:, 0] - expected
         assert (np.abs(error) <= 1.01 * tolerance + 1e-5).all()
-        counts.append(np.count_nonzero(functions.bump))
+        counts.append(np.count_nonzero(functions.rbf))
     assert counts[0] < counts[1] < 200
 
 
 @pytest.mark.x64
 def test_functions_whose_kernels_are_dependent_to_rounding(rng):
-    """Smooth kernels at points that come three times, and a tolerance below rounding; NumPy's warnings are errors here."""
+    """Smooth kernels at points that come three times, and a tolerance below rounding; warnings are errors here."""
     z, t = np.repeat(rng.normal(size=(300, 5)), 3, axis=0), rng.normal(size=900)
     hyper = Smoothness(np.full(10, -1.0), -1.0, np.log(np.full(5, 10.0)), -1.0)
-    fit = together(hyper).regress(Inputs.spread(z, 100), np.ones((1, 900)), t[None])
+    fit = together(hyper).regress(Inputs.pivoted(z, 100), np.ones((1, 900)), t[None])
     found = jax.vmap(RidgeFunctions.of([(fit, [0.0], np.full((1, 900), 1e-12))]))(jnp.asarray(z))[:, 0]
     expected = fit.held_out.ridge.factor[0] @ fit.held_out.coefficients[0]
     np.testing.assert_allclose(found, expected, atol=1e-7 * np.abs(expected).max())
@@ -222,7 +235,7 @@ def test_other_fits_of_the_same_size_do_not_compile_again(rng):
     hyper, shapes = Smoothness(np.full(4, -1.0), -1.0, np.zeros(2), -1.0), []
     for _ in range(2):
         z = rng.normal(size=(200, 2))
-        fit = together(hyper).regress(Inputs.spread(z, 100), np.ones((1, 200)), rng.normal(size=(1, 200)))
+        fit = together(hyper).regress(Inputs.pivoted(z, 100), np.ones((1, 200)), rng.normal(size=(1, 200)))
         functions = RidgeFunctions.of([(fit, [0.0], np.full((1, 200), 0.05))])
         density = rd.fit_residual_density(z, rng.normal(size=(200, 1)), bandwidths(1, beta=rng.uniform(3.0, 3.5)))
         shapes.append(jax.tree.map(np.shape, (functions, density)))
@@ -230,12 +243,14 @@ def test_other_fits_of_the_same_size_do_not_compile_again(rng):
 
 
 @pytest.mark.x64
-def test_warp_is_monotone_with_its_jacobian(rng):
-    warp = Warp(np.array([0.5, -1.0]), np.array([0.01, 30.0]), np.array([0.2, 0.0]), np.array([1.5, 0.03]))
+def test_marginal_transforms_are_monotone_with_their_jacobian(rng):
+    marginals = MarginalTransform(
+        np.array([0.5, -1.0]), np.array([0.01, 30.0]), np.array([0.2, 0.0]), np.array([1.5, 0.03])
+    )
     x = rng.normal(size=2) * 3.0
-    slope = jnp.diagonal(jax.jacfwd(warp)(x))
+    slope = jnp.diagonal(jax.jacfwd(marginals)(x))
     assert (slope > 0).all()
-    np.testing.assert_allclose(warp.log_slope(x), np.log(slope), rtol=1e-9)
+    np.testing.assert_allclose(marginals.log_slope(x), np.log(slope), rtol=1e-9)
     np.testing.assert_allclose(log_cosh(jnp.arcsinh(1e300)), np.log(1e300), rtol=1e-12)
 
 
@@ -268,61 +283,61 @@ def test_lattices_and_atoms_are_recognised(rng):
     np.testing.assert_allclose(lattice_step(0.3 + counts / 40), 1 / 40)
     assert lattice_step(rng.normal(size=200)) == 0.0
     mixed = np.where(rng.random(200) < 0.3, 0.0, rng.gamma(2.0, size=200))
-    width = atom_width(mixed)
+    width = jitter_width(mixed)
     assert (width[mixed == 0] > 0).all() and (width[mixed != 0] == 0).all()
-    scale = spread_atoms(np.stack([counts, rng.normal(size=200)], axis=1))
-    assert np.abs(scale[:, 0] - counts).max() <= 0.5 and len(np.unique(scale[:, 0])) == 200
-    assert abs(np.mean(scale[:, 0] - counts)) < 0.01
+    jittered = jitter_ties(np.stack([counts, rng.normal(size=200)], axis=1))
+    assert np.abs(jittered[:, 0] - counts).max() <= 0.5 and len(np.unique(jittered[:, 0])) == 200
+    assert abs(np.mean(jittered[:, 0] - counts)) < 0.01
 
 
-def test_spread_of_residuals_is_found_within_its_error(rng):
+def test_scale_of_residuals_is_found_within_its_error(rng):
     z = rng.normal(size=(400, 2))
     log_scale = 0.8 * z[:, 0]
-    scale = Spread.unknown(2, 1, 400)
+    scale = ScaleFunction.constant(2, 1, 400)
     scale.update(everywhere(z), rng.normal(size=(1, 400)) * np.exp(log_scale), 3, 12)
     error = scale.held_out - log_scale
     assert np.std(error) < 5 * np.sqrt(3 / 400 / 2)
     assert abs(np.mean(error)) < 0.3
 
 
-def test_spread_of_equal_residuals_is_flat_and_one_outlier_hardly_matters(rng):
+def test_scale_of_equal_residuals_is_flat_and_one_outlier_hardly_matters(rng):
     z, residuals = rng.normal(size=(200, 3)), rng.normal(size=200)
-    scale = Spread.unknown(3, 2, 200)
+    scale = ScaleFunction.constant(3, 2, 200)
     scale.update(everywhere(z), np.stack([residuals, np.where(np.arange(200) == 0, 1e6, residuals)]), 2, 10)
     assert np.std(scale.fitted[0]) < 5 * np.sqrt(1 / 200)
     assert np.abs(scale.fitted[1] - scale.fitted[0])[1:].mean() < 0.1
 
 
 @pytest.mark.x64
-def test_chain_is_triangular_with_the_stated_jacobian(rng):
+def test_decorrelation_is_triangular_with_the_stated_jacobian(rng):
     lower = np.tril(rng.normal(size=(3, 3)), -1)
-    decorrelation = Chain(lower, lower[:, :, None] * rng.normal(size=2), np.array([0.0, 0.3, -0.5]))
+    decorrelation = TriangularMap(lower, lower[:, :, None] * rng.normal(size=2), np.array([0.0, 0.3, -0.5]))
     u, z = rng.normal(size=3), rng.normal(size=2)
     jacobian = jax.jacfwd(lambda u: decorrelation(u, z))(u)
     np.testing.assert_allclose(jacobian, np.tril(jacobian))
-    np.testing.assert_allclose(np.linalg.slogdet(jacobian)[1], -np.sum(decorrelation.log_size), rtol=1e-10)
+    np.testing.assert_allclose(np.linalg.slogdet(jacobian)[1], -np.sum(decorrelation.log_scale), rtol=1e-10)
 
 
-def test_chain_follows_the_regression_it_was_fitted_by(rng):
+def test_decorrelation_follows_the_regression_it_was_fitted_by(rng):
     z, u = rng.normal(size=(60, 2)), rng.normal(size=(60, 2))
     u[:, 1] = (0.3 + 0.6 * z[:, 0]) * u[:, 0] + 0.3 * u[:, 1]
-    decorrelation, rest = fit_chain(z, u, np.arange(60), 20)
+    decorrelation, rest = fit_triangular_map(z, u, np.arange(60), 20)
     decorrelated = jax.vmap(decorrelation)(jnp.asarray(u), jnp.asarray(z))
     np.testing.assert_allclose(decorrelated[:, 0], u[:, 0])
     assert np.corrcoef(decorrelated[:, 1], rest[:, 1])[0, 1] > 0.97
     assert abs(decorrelation.change[1, 0, 0] - 0.6) < 5 * 0.3 / np.sqrt(60) + 0.1
-    assert np.exp(decorrelation.log_size[1]) < 0.5
+    assert np.exp(decorrelation.log_scale[1]) < 0.5
 
 
-def test_chain_kernel_is_the_stated_product(rng):
+def test_decorrelation_kernel_is_the_stated_product(rng):
     z, h = rng.normal(size=(4, 2)), rng.normal(size=(4, 3))
-    coupling = Coupling(rng.normal(size=3), rng.normal(size=2), np.array(0.2))
-    a, b = np.exp(2 * coupling.others), np.exp(2 * coupling.change)
+    hyper = DecorrelationHyperparameters(rng.normal(size=3), rng.normal(size=2), np.array(0.2))
+    a, b = np.exp(2 * hyper.others), np.exp(2 * hyper.change)
     expected = [[(a * p) @ q * (1 + (b * s) @ t) for q, t in zip(h, z, strict=True)] for p, s in zip(h, z, strict=True)]
-    ridge = coupling.ridge(z, h)
+    ridge = hyper.ridge(z, h)
     np.testing.assert_allclose(ridge.factor @ ridge.factor.T, expected, rtol=1e-10)
     np.testing.assert_allclose(np.square(ridge.root), np.exp(0.4) + 1e-6)
-    assert shortened(100.0) < 5.0 + 1e-9
+    assert soft_clip(100.0) < 5.0 + 1e-9
 
 
 def held_out_by_refit(z, j, beta, ridge):
@@ -340,46 +355,48 @@ def held_out_by_refit(z, j, beta, ridge):
 
 def test_held_out_weights_are_those_of_refits_with_an_intercept(rng):
     z = rng.normal(size=(8, 2))
-    found = bd.HeldOut.of(bandwidths(1, beta=0.9, lam=0.3 / 8), z, rng.normal(size=(8, 1))).signed
+    found = hd.HeldOutDensities.of(bandwidths(1, beta=0.9, lam=0.3 / 8), z, rng.normal(size=(8, 1))).signed
     np.testing.assert_allclose(found, [held_out_by_refit(z, j, 0.9, 0.3) for j in range(8)], atol=1e-10)
 
 
-def bandwidths(n, eps=0.6, beta=1.3, lam=0.02, adapt=0.3):
-    return bd.Bandwidths(np.full(n, np.log(eps)), np.log(beta), np.log(lam), np.array(adapt))
+def bandwidths(n, eps=0.6, beta=1.3, lam=0.02, sensitivity=0.3):
+    return bd.Bandwidths(np.full(n, np.log(eps)), np.log(beta), np.log(lam), np.array(sensitivity))
 
 
 def test_held_out_density_is_a_double_loop(rng):
     z, r = rng.normal(size=(9, 2)), rng.normal(size=(9, 2))
-    found = bd.HeldOut.of(bandwidths(2), z, r).defended()
-    sizes = bd.kernel_sizes(r, bandwidths(2))
+    found = hd.HeldOutDensities.of(bandwidths(2), z, r).log_densities()
+    factors = bd.local_factors(r, bandwidths(2))
     for j in range(9):
         weights = held_out_by_refit(z, j, 1.3, 9 * 0.02)
         weights = 0.5 * (weights + np.sqrt(weights**2 + (0.1 / 9) ** 2))
         weights[j] = 0.0
-        parts = [stats.norm.pdf(r[j], 0.8 * r[i], 0.6 * sizes[i]).prod() for i in range(9)]
-        broad = stats.multivariate_t(np.zeros(2), 4.0 * np.eye(2), df=3).pdf(r[j])
-        expected = 0.98 * (weights / weights.sum()) @ parts + 0.02 * broad
+        parts = [stats.norm.pdf(r[j], 0.8 * r[i], 0.6 * factors[i]).prod() for i in range(9)]
+        heavy_tailed = stats.multivariate_t(np.zeros(2), 4.0 * np.eye(2), df=3).pdf(r[j])
+        expected = 0.98 * (weights / weights.sum()) @ parts + 0.02 * heavy_tailed
         np.testing.assert_allclose(found[j], np.log(expected), rtol=1e-9)
 
 
-def test_sizes_follow_a_held_out_pilot_density(rng, monkeypatch):
+def test_local_factors_follow_a_held_out_pilot_density(rng, monkeypatch):
     monkeypatch.setattr(bd, "ROWS", 4)
     r, at = rng.normal(size=(9, 2)), bandwidths(2)
     pilot = [np.mean([stats.norm.pdf(r[j], 0.8 * r[i], 0.6).prod() for i in range(9) if i != j]) for j in range(9)]
     pilot = np.log(pilot + 0.02 * stats.multivariate_t(np.zeros(2), 4.0 * np.eye(2), df=3).pdf(r))
     expected = -0.3 * (pilot - pilot.mean())
-    np.testing.assert_allclose(np.log(bd.kernel_sizes(r, at)), expected, rtol=1e-9)
-    np.testing.assert_allclose(bd.HeldOut.of(at, rng.normal(size=(9, 2)), r).sizes.log_size, expected, rtol=1e-9)
+    np.testing.assert_allclose(np.log(bd.local_factors(r, at)), expected, rtol=1e-9)
+    np.testing.assert_allclose(
+        hd.HeldOutDensities.of(at, rng.normal(size=(9, 2)), r).factors.log_factor, expected, rtol=1e-9
+    )
 
 
 def test_gradient_of_the_held_out_density_agrees_with_finite_differences(rng):
     z, r, at = rng.normal(size=(15, 2)), rng.normal(size=(15, 2)), bandwidths(2)
-    value, gradient = bd.loss(at, z, r)
+    value, gradient = bl.loss(at, z, r)
     leaves, structure = jax.tree.flatten(at)
     for k, leaf in enumerate(leaves):
         for step in 1e-5 * np.eye(np.size(leaf)).reshape(-1, *np.shape(leaf)):
             up, down = (structure.unflatten([*leaves[:k], leaf + s * step, *leaves[k + 1 :]]) for s in (1, -1))
-            slope = (bd.loss(up, z, r)[0] - bd.loss(down, z, r)[0]) / 2e-5
+            slope = (bl.loss(up, z, r)[0] - bl.loss(down, z, r)[0]) / 2e-5
             np.testing.assert_allclose(np.sum(jax.tree.leaves(gradient)[k] * step) / 1e-5, slope, rtol=1e-5, atol=1e-6)
     assert np.isfinite(value)
 
@@ -387,25 +404,25 @@ def test_gradient_of_the_held_out_density_agrees_with_finite_differences(rng):
 def test_loss_is_infinite_where_weights_cannot_be_learnt(rng):
     z = np.zeros((6, 1))
     with np.errstate(all="ignore"):
-        assert not np.isfinite(bd.loss(bandwidths(1, lam=1e-30), z, rng.normal(size=(6, 1)))[0])
+        assert not np.isfinite(bl.loss(bandwidths(1, lam=1e-30), z, rng.normal(size=(6, 1)))[0])
 
 
 @pytest.mark.parametrize("outliers", [0, 6])
-def test_the_broad_share_maximises_the_held_out_density(outliers, rng):
+def test_the_heavy_tailed_weight_maximises_the_held_out_density(outliers, rng):
     z, r, at = rng.normal(size=(60, 2)), rng.normal(size=(60, 2)), bandwidths(2)
     r[:outliers] *= 30.0
-    mixture = bd.HeldOut.of(at, z, r).mixture
-    broad = stats.multivariate_t(np.zeros(2), 4.0 * np.eye(2), df=3).logpdf(r)
+    mixture = hd.HeldOutDensities.of(at, z, r).mixture
+    heavy_tailed = stats.multivariate_t(np.zeros(2), 4.0 * np.eye(2), df=3).logpdf(r)
 
     def loss(w):
-        return -np.sum(np.logaddexp(np.log1p(-w) + mixture, np.log(w) + broad)) - bd.PRIOR_COUNT * np.log(w)
+        return -np.sum(np.logaddexp(np.log1p(-w) + mixture, np.log(w) + heavy_tailed)) - bl.PRIOR_COUNT * np.log(w)
 
-    best = optimize.minimize_scalar(loss, bounds=(1e-7, bd.LARGEST_SHARE), method="bounded", options={"xatol": 1e-9}).x
-    scores = bd.HeldOutScores.of(at, z, r, 60)
-    assert scores.share() == pytest.approx(best, rel=0.02)
+    best = optimize.minimize_scalar(loss, bounds=(1e-7, bl.LARGEST_WEIGHT), method="bounded", options={"xatol": 1e-9}).x
+    scores = bl.HeldOutScores.of(at, z, r, 60)
+    assert scores.heavy_tailed_weight() == pytest.approx(best, rel=0.02)
     normal = stats.norm.logpdf(r).sum(axis=1)
-    assert scores.gain() == pytest.approx(
-        np.mean(np.logaddexp(np.log(0.98) + mixture, np.log(0.02) + broad) - normal), rel=1e-4
+    assert scores.improvement() == pytest.approx(
+        np.mean(np.logaddexp(np.log(0.98) + mixture, np.log(0.02) + heavy_tailed) - normal), rel=1e-4
     )
 
 
@@ -420,23 +437,23 @@ def test_density_integrates_to_one(rng):
 
 def test_wide_weights_give_a_kernel_density_of_residuals(rng):
     r, eps = rng.normal(size=(30, 2)), 0.4
-    density = rd.fit_residual_density(rng.normal(size=(30, 3)), r, bandwidths(2, eps=eps, beta=1e5, adapt=0.0))
+    density = rd.fit_residual_density(rng.normal(size=(30, 3)), r, bandwidths(2, eps=eps, beta=1e5, sensitivity=0.0))
     v = rng.normal(size=2)
     kde = np.mean(stats.norm.pdf(v, np.sqrt(1 - eps**2) * r, eps).prod(axis=1))
-    broad = stats.multivariate_t(np.zeros(2), 4.0 * np.eye(2), df=3).pdf(v)
+    heavy_tailed = stats.multivariate_t(np.zeros(2), 4.0 * np.eye(2), df=3).pdf(v)
     found = jax.jit(density.log_density)(jnp.asarray(v), jnp.asarray(rng.normal(size=3)))
-    np.testing.assert_allclose(found, np.log(0.98 * kde + 0.02 * broad), rtol=1e-6)
+    np.testing.assert_allclose(found, np.log(0.98 * kde + 0.02 * heavy_tailed), rtol=1e-6)
 
 
-def test_far_from_all_residuals_the_broad_density_is_left_in_float32(rng):
+def test_far_from_all_residuals_the_heavy_tailed_component_is_left_in_float32(rng):
     """Log kernels of -1e12 have rounding errors of 1e5, of which the exponential is infinite."""
     learnt = rd.fit_residual_density(rng.normal(size=(50, 2)), rng.normal(size=(50, 2)), bandwidths(2, eps=0.1))
     short = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), learnt)
     v = rng.normal(size=(400, 2)) * 10.0 ** rng.uniform(3.0, 12.0, size=(400, 1))
     z = rng.normal(size=(400, 2))
     found = jax.jit(jax.vmap(short.log_density))(v.astype(np.float32), z.astype(np.float32))
-    broad = stats.multivariate_t(np.zeros(2), 4.0 * np.eye(2), df=3).logpdf(v)
-    np.testing.assert_allclose(found, np.log(0.02) + broad, rtol=1e-5)
+    heavy_tailed = stats.multivariate_t(np.zeros(2), 4.0 * np.eye(2), df=3).logpdf(v)
+    np.testing.assert_allclose(found, np.log(0.02) + heavy_tailed, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("dim", "beta", "lam"), [(2, 20.0, 0.5), (2, 1.0, 0.05), (3, 0.2, 0.01)])
@@ -462,15 +479,15 @@ def test_weights_are_those_of_ridge_regression_with_an_intercept(rng):
     np.testing.assert_allclose(jax.jit(density.weights)(jnp.asarray(new)), expected / expected.sum(), atol=1e-3)
 
 
-def test_centres_are_left_out_that_hardly_matter(rng):
+def test_inducing_points_are_left_out_that_hardly_matter(rng):
     """What they add to the prior covariance at the simulations is below the noise; short lengths need more of them."""
     z = rng.normal(size=(200, 2))
-    at, numbers = Inputs.spread(z, 100), []
+    at, numbers = Inputs.pivoted(z, 100), []
     for length in (6.0, 2.0, 0.6):
         hyper = Smoothness(np.full(4, -9.0), 0.0, np.full(2, np.log(length)), np.log(0.3))
         few = hyper.enough(at)
-        numbers.append(len(few.centres))
-        np.testing.assert_array_equal(few.centres, at.centres[: numbers[-1]])
+        numbers.append(len(few.inducing_points))
+        np.testing.assert_array_equal(few.inducing_points, at.inducing_points[: numbers[-1]])
         ones = np.ones(200)
         whole, part = (hyper.regress(inputs, ones, ones).held_out.ridge.factor for inputs in (at, few))
         left = np.sum(np.square(whole), axis=1) - np.sum(np.square(part), axis=1)
@@ -478,7 +495,7 @@ def test_centres_are_left_out_that_hardly_matter(rng):
     assert 10 <= numbers[0] < numbers[1] < numbers[2] <= 100
 
 
-def test_a_function_without_kernels_needs_the_fewest_centres(rng):
-    at = Inputs.spread(rng.normal(size=(200, 3)), 100)
-    assert len(Smoothness(np.zeros(6), -6.0, np.zeros(3), 0.0).enough(at).centres) == 10
-    assert len(Smoothness(np.zeros(6), -6.0, np.zeros(3), 0.0).enough(at.first(4)).centres) == 4
+def test_a_function_without_kernels_needs_the_fewest_inducing_points(rng):
+    at = Inputs.pivoted(rng.normal(size=(200, 3)), 100)
+    assert len(Smoothness(np.zeros(6), -6.0, np.zeros(3), 0.0).enough(at).inducing_points) == 10
+    assert len(Smoothness(np.zeros(6), -6.0, np.zeros(3), 0.0).enough(at.first(4)).inducing_points) == 4

@@ -9,7 +9,7 @@ from numpyro_kme.kernels import Gaussian
 from numpyro_kme.likelihoods.published import learning
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.published.learning import Learner, Space, Tied
-from numpyro_kme.likelihoods.published.objectives import Bank, Hyperparameters, MarginalLikelihood
+from numpyro_kme.likelihoods.published.objectives import Hyperparameters, MarginalLikelihood, TrainingSet
 
 M, DIM, STATISTICS = 80, 2, 3
 TIES = {"AISTATS": Tied(), "preprint": Tied(1e-4, power=0.0), "square root": Tied(2e-3, power=0.5)}
@@ -42,21 +42,21 @@ def fit(simulated, **settings):
 @pytest.mark.x64
 @pytest.mark.parametrize("name", TIES)
 def test_value_and_gradient_on_the_ties(simulated, name):
-    """Two numbers move everything; objective, weak priors (where an objective asks for them) and slopes are those of the formulas."""
+    """Two numbers move everything; objective, weak priors and slopes are those of the formulas."""
     (z, x, y), tied = simulated, TIES[name]
     learner, step = Learner(tied=tied), 1e-5
     template = Hyperparameters(Gaussian(np.full(DIM, 1.5)), Gaussian(np.full(STATISTICS, 0.7)), np.array(1e-2))
     space = Space.around(template, learner)
     assert space.common.shape == (DIM + STATISTICS + 1, 2)
     search = learning._Search(MarginalLikelihood(), template, space, learner)
-    bank = in_present_precision(Bank(z, x, measure=Normal.standard(DIM), y=y[None]))
+    training = in_present_precision(TrainingSet(z, x, measure=Normal.standard(DIM), y=y[None]))
 
     def expected(factors):
         beta, eps = np.array([1.5, 0.7]) * np.exp(factors)
         return log_marginal(z, x, y, eps, beta, tied.ratio * beta**tied.power)
 
     for factors in np.array([[0.0, 0.0], [-0.4, 0.3], [0.6, 0.5]]):
-        value, slope = search.value_and_gradient(space.start + space.common @ factors, bank)
+        value, slope = search.value_and_gradient(space.start + space.common @ factors, training)
         differences = [(expected(factors + step * e) - expected(factors - step * e)) / (2 * step) for e in np.eye(2)]
         np.testing.assert_allclose(value, expected(factors), rtol=1e-9)
         np.testing.assert_allclose(space.common.T @ slope, differences, rtol=1e-5, atol=1e-7)

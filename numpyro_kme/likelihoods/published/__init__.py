@@ -1,4 +1,4 @@
-"""The kernel means likelihood as published: a conditional mean embedding of data kernels."""
+"""The kernel means likelihood of Hsu & Ramos (2019), the published form: embeds data kernels."""
 
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.published.learning import Learner, Tied

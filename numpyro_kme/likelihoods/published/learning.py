@@ -1,4 +1,4 @@
-"""Learning hyperparameters: L-BFGS-B on logarithms, from several starts, with bounds, weak priors and adjoint gradients."""
+"""Learning hyperparameters: L-BFGS-B on logarithms, from several starts, with bounds, weak priors and adjoints."""
 
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,7 +13,7 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.host import in_present_precision, on_host, to_host
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.stationary import Gaussian
-from numpyro_kme.likelihoods.published.objectives import Bank, Hyperparameters, Objective, part
+from numpyro_kme.likelihoods.published.objectives import Hyperparameters, LearningObjective, TrainingSet, random_subset
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Learner:
     """How hyperparameters are searched; every number is in units of the template's values or of logarithms.
 
     Args:
-        regularisation_bounds: Of `lam`. The lower bound keeps the surrogate from interpolating noise.
-        parameter_bounds: Of `beta`, in coordinates (about standard normal under the prior): bounded away from 0, so that
+        regularisation_bounds: Bounds of `lam`. The lower one keeps the surrogate from interpolating noise.
+        parameter_bounds: Bounds of `beta`, in coordinates (about standard normal under the prior): away from 0, so that
             the maximum cannot be a spike.
         data_factors: Bounds of each data hyperparameter as factors of its start.
         common_sd: Standard deviation of the normal prior on the mean of the log length scales of one kernel.
@@ -56,8 +56,8 @@ class Learner:
         num_starts: Isotropic starts that are followed to their optimum, the best of a small grid.
         subset: Number of simulations for all but the last steps.
         last_steps: Evaluations of a last search with all simulations, where there are more than `subset`.
-        most: Largest number of simulations of the last search, chosen at random. Where there are more, `lam` is divided by
-            as much as they are more: the noise variance `m lam` stays.
+        most: Largest number of simulations of the last search, chosen at random. Where there are more, `lam` is divided
+            by as much as they are more: the noise variance `m lam` stays.
         max_steps: Evaluations of every other search.
         tied: `Tied()` searches over one `eps` and one `beta_0` with all simulations up to `most`, without
             `regularisation_bounds`; when left out, everything is free.
@@ -87,7 +87,7 @@ class Learner:
 
 
 @register
-class Learnt:
+class LearntHyperparameters:
     """What a search found.
 
     Attributes:
@@ -159,7 +159,9 @@ class Space(NamedTuple):
 
 
 @on_host
-def learn(objective: Objective, bank: Bank, template: Hyperparameters, learner: Learner = Learner()) -> Learnt:
+def learn(
+    objective: LearningObjective, training: TrainingSet, template: Hyperparameters, learner: Learner = Learner()
+) -> LearntHyperparameters:
     """Maximise an objective over the hyperparameters.
 
     A grid of isotropic settings, searches from the best of them with one factor per kernel, then one search with every
@@ -168,29 +170,29 @@ def learn(objective: Objective, bank: Bank, template: Hyperparameters, learner: 
 
     Args:
         objective: What to maximise.
-        bank: The simulations.
+        training: The simulations.
         template: Structure, starting values and centres of the priors.
         learner: Settings of the search.
     """
-    objective.check(bank, template)
-    space, total = Space.around(template, learner), len(bank.z)
-    bank = part(bank, learner.most)
-    vectors = isinstance(bank.data, np.ndarray) and bank.data.ndim == 2
-    small = part(bank, learner.subset) if vectors and learner.tied is None else bank
-    whole = small is bank
-    bank, small = in_present_precision((bank, small))
+    objective.check(training, template)
+    space, total = Space.around(template, learner), len(training.z)
+    training = random_subset(training, learner.most)
+    vectors = isinstance(training.data, np.ndarray) and training.data.ndim == 2
+    small = random_subset(training, learner.subset) if vectors and learner.tied is None else training
+    whole = small is training
+    training, small = in_present_precision((training, small))
     search = _Search(objective, template, space, learner)
     at = search.isotropic(small)
     if learner.tied is None and len(space.start) > space.common.shape[1]:
         at = search.free(small, at, learner.max_steps)
     counts = search.count
     if not whole:
-        at = search.free(bank, at, learner.last_steps)
-    score = search.value_and_gradient(at, bank)[0]
+        at = search.free(training, at, learner.last_steps)
+    score = search.value_and_gradient(at, training)[0]
     slack = 1e-6
     hyper = to_host(_unpack(at, template))
-    return Learnt(
-        replace(hyper, regularisation=hyper.regularisation * len(bank.z) / total),
+    return LearntHyperparameters(
+        replace(hyper, regularisation=hyper.regularisation * len(training.z) / total),
         score,
         at < space.lower + slack,
         at > space.upper - slack,
@@ -200,26 +202,26 @@ def learn(objective: Objective, bank: Bank, template: Hyperparameters, learner: 
 
 @dataclass
 class _Search:
-    objective: Objective
+    objective: LearningObjective
     template: Hyperparameters
     space: Space
     learner: Learner
     count: int = field(default=0)
 
-    def value_and_gradient(self, at, bank):
+    def value_and_gradient(self, at, training):
         """The objective and its gradient on the host; `-inf` where a factorisation failed."""
         self.count += 1
-        value, gradient = _value_and_gradient(self.objective, at, bank, self.template)
+        value, gradient = _value_and_gradient(self.objective, at, training, self.template)
         value, gradient = float(value), np.asarray(gradient)
         if not (np.isfinite(value) and np.isfinite(gradient).all()):
             return -np.inf, np.zeros_like(at)
         return value, gradient
 
-    def loss(self, at, bank):
+    def loss(self, at, training):
         """Minus the objective, plus minus log priors per simulation."""
-        value, gradient = self.value_and_gradient(at, bank)
+        value, gradient = self.value_and_gradient(at, training)
         penalty, slope = self._penalty(at)
-        weight = 1.0 / len(bank.z) if self.objective.uses_priors else 0.0
+        weight = 1.0 / len(training.z) if self.objective.uses_priors else 0.0
         if not np.isfinite(value):
             return 1e6, slope
         return weight * penalty - value, weight * slope - gradient
@@ -236,7 +238,7 @@ class _Search:
             slope[rows] += mean / self.learner.common_sd**2 / rows.sum() + apart / self.learner.separate_sd**2
         return penalty, slope
 
-    def isotropic(self, bank):
+    def isotropic(self, training):
         """Search over one factor for each kernel and `lam`, from the best points of a grid."""
         space = self.space
         tie = space.common
@@ -244,7 +246,7 @@ class _Search:
         high = [np.min((space.upper - space.start)[column > 0]) for column in tie.T]
 
         def loss(factors):
-            value, slope = self.loss(space.start + tie @ factors, bank)
+            value, slope = self.loss(space.start + tie @ factors, training)
             return value, tie.T @ slope
 
         grid = [
@@ -256,10 +258,10 @@ class _Search:
         results = [_minimise(loss, start, low, high, self.learner.max_steps) for start in grid]
         return space.start + tie @ min(results, key=lambda result: result.fun).x
 
-    def free(self, bank, start, steps):
+    def free(self, training, start, steps):
         """Search with every hyperparameter free."""
         space = self.space
-        return _minimise(lambda at: self.loss(at, bank), start, space.lower, space.upper, steps).x
+        return _minimise(lambda at: self.loss(at, training), start, space.lower, space.upper, steps).x
 
 
 def _minimise(loss, start, lower, upper, steps):
@@ -270,8 +272,8 @@ def _minimise(loss, start, lower, upper, steps):
 
 
 @partial(jax.jit, static_argnums=0)
-def _value_and_gradient(objective, at, bank, template):
-    return jax.value_and_grad(lambda logs: objective.value(_unpack(logs, template), bank))(at)
+def _value_and_gradient(objective, at, training, template):
+    return jax.value_and_grad(lambda logs: objective.value(_unpack(logs, template), training))(at)
 
 
 def _unpack(logs, template: Hyperparameters) -> Hyperparameters:

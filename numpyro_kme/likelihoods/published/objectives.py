@@ -1,4 +1,4 @@
-"""What the learner maximises: leave-one-out densities of the simulations, or the published marginal likelihood."""
+"""What the learner maximises: leave-one-out densities of the simulations, or the marginal likelihood of the paper."""
 
 import abc
 from dataclasses import dataclass, replace
@@ -37,43 +37,45 @@ class Hyperparameters:
 
 
 @register
-class Bank:
+class TrainingSet:
     """Simulations as the kernels see them.
 
     Args:
         z: Coordinates, `(m, D)`.
         data: `m` data points: standardised statistics `(m, n)`, or a pytree that the data kernel understands.
-        log_broad: `log p_0(x_j)` of a density much wider than the data, `(m,)`; `None` where the data have no density.
+        log_heavy_tailed: `log p_0(x_j)` of a heavy-tailed density much wider than the data, `(m,)`; `None` where the
+            data have no density.
         measure: The prior in coordinates; only for objectives that need it.
-        y: A bank with the observation alone; only for objectives that need it.
+        y: The observation alone, as data of one simulation; only for objectives that need it.
     """
 
     z: Array
     data: Any
-    log_broad: Array | None = None
+    log_heavy_tailed: Array | None = None
     measure: Measure | None = None
     y: Any = None
 
 
-def part(bank: Bank, size: int) -> Bank:
+def random_subset(training: TrainingSet, size: int) -> TrainingSet:
     """A fixed random choice of simulations where there are many more; what all share in the data stays as it is."""
-    total = len(bank.z)
+    total = len(training.z)
     if total <= 1.3 * size:
-        return bank
+        return training
     rows = np.random.default_rng(0).permutation(total)[:size]
     choose = lambda leaf: leaf[rows] if np.shape(leaf)[:1] == (total,) else leaf  # noqa: E731
-    log_broad = None if bank.log_broad is None else np.asarray(bank.log_broad)[rows]
-    return replace(bank, z=bank.z[rows], data=jax.tree.map(choose, bank.data), log_broad=log_broad)
+    log_heavy_tailed = None if training.log_heavy_tailed is None else np.asarray(training.log_heavy_tailed)[rows]
+    data = jax.tree.map(choose, training.data)
+    return replace(training, z=training.z[rows], data=data, log_heavy_tailed=log_heavy_tailed)
 
 
-class Objective(abc.ABC):
+class LearningObjective(abc.ABC):
     """A function of the hyperparameters to maximise, per simulation."""
 
     @abc.abstractmethod
-    def value(self, hyper: Hyperparameters, bank: Bank) -> jax.Array:
+    def value(self, hyper: Hyperparameters, training: TrainingSet) -> jax.Array:
         """The objective; NaN where a factorisation fails."""
 
-    def check(self, bank: Bank, template: Hyperparameters) -> None:
+    def check(self, training: TrainingSet, template: Hyperparameters) -> None:
         """Raise where something that this objective needs is missing; nothing is, unless a class says so."""
         return
 
@@ -84,29 +86,29 @@ class Objective(abc.ABC):
 
 
 @dataclass(frozen=True)
-class LeaveOneOut(Objective):
+class LeaveOneOut(LearningObjective):
     r"""Held-out log posterior density of each simulation's parameters, in closed form: the default.
 
         mean_i log [ (1-w) q_{-i}(x_i | z_i)^+ / mean_j q_{-i}(x_i | z_j)^+ + w ]
 
-    asks that the positive part of the posterior given `x_i`, learnt without simulation `i`, is high at `z_i` relative to the
-    other simulated parameters. `^+` is a smooth positive part; the average in the denominator keeps negative parts
-    from being rewarded. It is invariant to the scale of the data kernel, so every data kernel will do, and a statistic
-    that says nothing about the parameters gets a wide `eps`.
+    asks that the positive part of the posterior given `x_i`, learnt without simulation `i`, is high at `z_i` relative
+    to the other simulated parameters. `^+` is a smooth positive part; the average in the denominator keeps negative
+    parts from being rewarded. It is invariant to the scale of the data kernel, so every data kernel will do, and a
+    statistic that says nothing about the parameters gets a wide `eps`.
 
     Args:
-        floor: `w`, a share of the prior that bounds the loss of a single simulation.
+        floor: `w`, the weight of the prior in a defensive mixture, which bounds the loss of a single simulation.
     Cost: a gradient is one Cholesky factorisation, one inverse and five matrix products of size `m`.
     """
 
     floor: float = 0.02
 
     def __post_init__(self):
-        _require_share(self.floor)
+        _require_weight(self.floor)
 
-    def value(self, hyper, bank):
+    def value(self, hyper, training):
         """Mean held-out score; 0 for a surrogate that knows nothing, at most about `log m`."""
-        ratios, _ = held_out(hyper, bank)
+        ratios, _ = held_out(hyper, training)
         return jnp.mean(scores.posterior_scores(ratios, self.floor))
 
     @property
@@ -116,36 +118,38 @@ class LeaveOneOut(Objective):
 
 
 @dataclass(frozen=True)
-class LeaveOneOutPredictive(Objective):
+class LeaveOneOutPredictive(LearningObjective):
     r"""Held-out log predictive density of each simulation's data, in closed form.
 
         mean_j log [ (1-w) q_{-j}(x_j | z_j)^+ / N_j + w p_0(x_j) ]
 
-    with `N_j` the integral of the positive part and `p_0` a broad density fitted to the bank. Every statistic has to be
-    predicted, informative or not, so `eps` is a bandwidth and says nothing about relevance. Better than `LeaveOneOut`
-    for predictive densities; as good for posteriors when all statistics matter, and worse when some do not.
+    with `N_j` the integral of the positive part and `p_0` a heavy-tailed density fitted to the simulations. Every
+    statistic has to be predicted, informative or not, so `eps` is a bandwidth and says nothing about relevance. Better
+    than `LeaveOneOut` for predictive densities; as good for posteriors when all statistics matter, and worse when some
+    do not.
 
     Args:
-        floor: `w`, the share of the broad density.
+        floor: `w`, the weight of the heavy-tailed component.
     Cost: as `LeaveOneOut`.
     """
 
     floor: float = 0.02
 
     def __post_init__(self):
-        _require_share(self.floor)
+        _require_weight(self.floor)
 
-    def value(self, hyper, bank):
+    def value(self, hyper, training):
         """Mean held-out log density of the standardised statistics."""
-        ratios, log_marginal = held_out(hyper, bank)
-        log_marginal = log_marginal - _normaliser(hyper, bank)
-        return jnp.mean(scores.predictive_scores(ratios, log_marginal, bank.log_broad, self.floor))
+        ratios, log_marginal = held_out(hyper, training)
+        log_marginal = log_marginal - _normaliser(hyper, training)
+        return jnp.mean(scores.predictive_scores(ratios, log_marginal, training.log_heavy_tailed, self.floor))
 
-    def check(self, bank, template):
+    def check(self, training, template):
         """Require a density."""
         checks.require(
-            bank.log_broad is not None and log_integral(template.data_kernel, bank.data) is not None,
-            "LeaveOneOutPredictive needs a data kernel that is a density over vectors of statistics. Learn by LeaveOneOut().",
+            training.log_heavy_tailed is not None and log_integral(template.data_kernel, training.data) is not None,
+            "LeaveOneOutPredictive needs a data kernel that is a density over vectors of statistics. Learn by "
+            "LeaveOneOut().",
         )
 
     @property
@@ -155,8 +159,8 @@ class LeaveOneOutPredictive(Objective):
 
 
 @dataclass(frozen=True)
-class MarginalLikelihood(Objective):
-    r"""The published objective: the marginal kernel means likelihood `log q(y) = log int q(y | z) p(dz)`.
+class MarginalLikelihood(LearningObjective):
+    r"""The objective of the paper: the marginal kernel means likelihood `log q(y) = log int q(y | z) p(dz)`.
 
     Over all hyperparameters it over-fits with few simulations: the maximum can be a spike (`eps` near the distance to
     the nearest simulation, tiny `beta`) and usually sits at a bound. The papers maximise it over two,
@@ -167,23 +171,23 @@ class MarginalLikelihood(Objective):
     References: Hsu & Ramos (2019), AISTATS.
     """
 
-    def value(self, hyper, bank):
+    def value(self, hyper, training):
         """`log q(y)`, on the scale of one observation."""
         kernel = hyper.parameter_kernel
-        log_kappa = hyper.data_kernel.log_gram(bank.y, bank.data)[0]
+        log_kappa = hyper.data_kernel.log_gram(training.y, training.data)[0]
         largest = jax.lax.stop_gradient(jnp.max(log_kappa))
-        weights = adjoint.solve(regularised(hyper, bank.z), jnp.exp(log_kappa - largest))
-        marginal = weights @ bank.measure.mean_embedding(kernel, bank.z)
-        return log_positive_part(marginal, LOG_SMALLEST) + largest - _normaliser(hyper, bank)
+        weights = adjoint.solve(regularised(hyper, training.z), jnp.exp(log_kappa - largest))
+        marginal = weights @ training.measure.mean_embedding(kernel, training.z)
+        return log_positive_part(marginal, LOG_SMALLEST) + largest - _normaliser(hyper, training)
 
-    def check(self, bank, template):
+    def check(self, training, template):
         """Require the observation, the measure and a density."""
         checks.require(
-            bank.y is not None
-            and bank.measure is not None
-            and log_integral(template.data_kernel, bank.data) is not None,
-            "MarginalLikelihood needs `y=` (the observation) and `measure=` (the prior in coordinates) in `fit`, and a data "
-            "kernel that is a density in the observation. Give them, or learn by LeaveOneOut().",
+            training.y is not None
+            and training.measure is not None
+            and log_integral(template.data_kernel, training.data) is not None,
+            "MarginalLikelihood needs `y=` (the observation) and `measure=` (the prior in coordinates) in `fit`, and a "
+            "data kernel that is a density in the observation. Give them, or learn by LeaveOneOut().",
         )
 
     @property
@@ -202,14 +206,14 @@ def regularised(hyper: Hyperparameters, z: ArrayLike) -> jax.Array:
     return gram + len(gram) * hyper.regularisation * jnp.eye(len(gram), dtype=gram.dtype)
 
 
-def held_out(hyper: Hyperparameters, bank: Bank) -> tuple[jax.Array, jax.Array]:
+def held_out(hyper: Hyperparameters, training: TrainingSet) -> tuple[jax.Array, jax.Array]:
     """Held-out density ratios `(m, m)` and log marginals `(m,)` of `kappa` as it is, not normalised."""
-    inverse_gram = adjoint.inverse(regularised(hyper, bank.z))
-    log_gram = hyper.data_kernel.log_gram(bank.data).T
+    inverse_gram = adjoint.inverse(regularised(hyper, training.z))
+    log_gram = hyper.data_kernel.log_gram(training.data).T
     return scores.density_ratios(inverse_gram, log_gram), scores.leave_one_out_log_marginal(log_gram)
 
 
-def _require_share(floor):
+def _require_weight(floor):
     checks.require(0.0 < floor < 1.0, f"`floor` must be between 0 and 1; got {floor}.")
 
 
@@ -221,7 +225,7 @@ def log_integral(kernel: Kernel, data: Any) -> jax.Array | None:
         return None
 
 
-def _normaliser(hyper, bank):
-    log_norm = log_integral(hyper.data_kernel, bank.data)
+def _normaliser(hyper, training):
+    log_norm = log_integral(hyper.data_kernel, training.data)
     assert log_norm is not None
     return log_norm

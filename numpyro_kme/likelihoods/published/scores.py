@@ -25,9 +25,9 @@ def leave_one_out_log_marginal(log_gram: jax.Array) -> jax.Array:
 def density_ratios(inverse_gram: jax.Array, log_gram: jax.Array) -> jax.Array:
     r"""Held-out estimates `R_ji` of `p(x_i | z_j) / p(x_i) = p(z_j | x_i) / p(z_j)`, `(m, m)`.
 
-    Entry `(j, i)` uses neither simulation `j` nor simulation `i`. With `U = B G` (zero diagonal in `G`), taking two rows
-    out of a ridge regression gives `R_ji = G_ji - (B_ii U_ji - B_ji U_ii) / (B_jj B_ii - B_ji^2)`, and taking one out
-    `R_ii = -U_ii / B_ii`. Estimates of either sign.
+    Entry `(j, i)` uses neither simulation `j` nor simulation `i`. With `U = B G` (zero diagonal in `G`), taking two
+    rows out of a ridge regression gives `R_ji = G_ji - (B_ii U_ji - B_ji U_ii) / (B_jj B_ii - B_ji^2)`, and taking one
+    out `R_ii = -U_ii / B_ii`. Estimates of either sign.
 
     Args:
         inverse_gram: `B`, `(m, m)`.
@@ -48,33 +48,36 @@ def density_ratios(inverse_gram: jax.Array, log_gram: jax.Array) -> jax.Array:
 def posterior_scores(ratios: jax.Array, floor: float) -> jax.Array:
     """Held-out log posterior density of each `z_i` given `x_i`, relative to the simulated parameters, `(m,)`.
 
-    `log((1 - w) R_ii^+ / mean_j R_ji^+ + w)`: the positive part of the signed posterior, normalised over the bank, with a
-    share `w` of the prior. 0 for a surrogate that has learnt nothing, at most about `log m`.
+    `log((1 - w) R_ii^+ / mean_j R_ji^+ + w)`: the positive part of the signed posterior, normalised over the
+    simulations, in a defensive mixture with the prior of weight `w`. 0 for a surrogate that has learnt nothing, at most
+    about `log m`.
     """
-    return _share(ratios, jnp.mean(jnp.maximum(ratios, 0.0), axis=0), floor)
+    return _log_relative_density(ratios, jnp.mean(jnp.maximum(ratios, 0.0), axis=0), floor)
 
 
-def predictive_scores(ratios: jax.Array, log_marginal: jax.Array, log_broad: jax.Array, floor: float) -> jax.Array:
+def predictive_scores(
+    ratios: jax.Array, log_marginal: jax.Array, log_heavy_tailed: jax.Array, floor: float
+) -> jax.Array:
     """Held-out log predictive density of each `x_j` given `z_j`, `(m,)`.
 
-    `log((1 - w) q_j^+ / N_j + w p_0(x_j))`, where `N_j`, the integral of the positive part of `q(. | z_j)`, is estimated over
-    the simulated data: without it negative parts would be rewarded.
+    `log((1 - w) q_j^+ / N_j + w p_0(x_j))`, where `N_j`, the integral of the positive part of `q(. | z_j)`, is
+    estimated over the simulated data: without it negative parts would be rewarded.
 
     Args:
         ratios: `(m, m)`.
         log_marginal: `(m,)`, normalised.
-        log_broad: `(m,)`, `log p_0(x_j)`.
+        log_heavy_tailed: `(m,)`, `log p_0(x_j)`.
         floor: `w`.
     """
-    shares = _share(ratios, jnp.mean(jnp.maximum(ratios, 0.0), axis=1), 0.0)
-    return jnp.logaddexp(jnp.log1p(-floor) + shares + log_marginal, jnp.log(floor) + log_broad)
+    log_ratios = _log_relative_density(ratios, jnp.mean(jnp.maximum(ratios, 0.0), axis=1), 0.0)
+    return jnp.logaddexp(jnp.log1p(-floor) + log_ratios + log_marginal, jnp.log(floor) + log_heavy_tailed)
 
 
 @jax.jit
-def log_broad_density(x: jax.Array) -> jax.Array:
-    """`log p_0(x_j)` of a multivariate Student distribution with 3 degrees of freedom, fitted to the bank and widened.
+def log_heavy_tailed_density(x: jax.Array) -> jax.Array:
+    """`log p_0(x_j)` of a multivariate Student distribution with 3 degrees of freedom, fitted to the simulations.
 
-    Mean and covariance are the bank's, the covariance doubled: no simulation is improbable under it.
+    Mean and covariance are theirs, the covariance doubled: no simulation is improbable under it.
     """
     size, dim = x.shape
     degrees = 3.0
@@ -92,9 +95,9 @@ def _without_diagonal(log_gram):
 
 
 SOFTNESS = 0.02
-"""Ratios below this share of the mean count as zero, smoothly, so that gradients pull negative predictions up."""
+"""Ratios below this fraction of the mean count as zero, smoothly, so that gradients pull negative predictions up."""
 
 
-def _share(ratios, means, floor):
+def _log_relative_density(ratios, means, floor):
     own = jnp.diagonal(ratios) / jnp.maximum(means, SOFTNESS)
     return jnp.log((1.0 - floor) * positive_part(own, SOFTNESS) + floor)

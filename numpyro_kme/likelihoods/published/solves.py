@@ -80,8 +80,8 @@ def default_solve(num_simulations: int) -> Solve:
 class DenseSolve(Solve):
     """Solve exactly, by one Cholesky factor of all simulations.
 
-    Cost: `m^3 / 3` operations and `8 m^2` bytes, filled and factorised in place: 0.8 GB for 10,000 simulations, 3.2 GB for
-    20,000, the most that are taken.
+    Cost: `m^3 / 3` operations and `8 m^2` bytes, filled and factorised in place: 0.8 GB for 10,000 simulations, 3.2 GB
+    for 20,000, the most that are taken.
     """
 
     def fit(self, hyper, z):
@@ -98,8 +98,8 @@ class DenseSolve(Solve):
             factor = np.full((1, 1), np.nan)
         if not np.isfinite(factor.diagonal()).all():
             raise np.linalg.LinAlgError(
-                f"The Cholesky factorisation of L + m lam I with lam = {lam:.3g} failed: the matrix is not positive definite to "
-                "working precision. Increase the regularisation, or remove duplicated points."
+                f"The Cholesky factorisation of L + m lam I with lam = {lam:.3g} failed: the matrix is not positive "
+                "definite to working precision. Increase the regularisation, or remove duplicated points."
             )
         return DenseSolution(factor)
 
@@ -134,12 +134,12 @@ class LowRankSolve(Solve):
     r"""Solve with $L \approx U U^\top$, a pivoted incomplete Cholesky factor of rank `r`, by Woodbury's formula.
 
     $q(y \mid z) = \sum_{j=1}^{r} w_j\, \ell(p_j, z)$ on the pivots alone. What is left of a simulation's kernel,
-    $\ell(z_j, z_j) - |U_j|^2$, is at most `tolerance lam`; the relative error of the fitted values is of the order of the
-    tolerance. Pivots are chosen among `subset` simulations at random, and among those that these leave unexplained, until
-    nothing is; no `(m, r)` matrix is kept.
+    $\ell(z_j, z_j) - |U_j|^2$, is at most `tolerance lam`; the relative error of the fitted values is of the order of
+    the tolerance. Pivots are chosen among `subset` simulations at random, and among those that these leave unexplained,
+    until nothing is; no `(m, r)` matrix is kept.
 
     Args:
-        tolerance: Share of `lam`.
+        tolerance: Largest error of the factor's diagonal, as a fraction of `lam`.
         max_rank: Largest rank; a warning says so where it ends the search.
         subset: How many simulations pivots are first chosen from.
     Cost: `m r` kernel evaluations and `m r^2` operations, `8 (1024 + r) r` bytes beside the simulations.
@@ -169,9 +169,9 @@ class LowRankSolve(Solve):
             rows = np.union1d(rows, missed[np.argsort(rest[missed])[-len(rows) :]])
         if rest.max() > 2.0 * stop:
             warnings.warn(
-                f"The low-rank solve ended at rank {factor.rank} with {rest.max():.2g} of a simulation's kernel left out, "
-                f"{rest.max() / lam:.2g} times the regularisation; {2 * self.tolerance} times was asked for. Raise `max_rank`, or use "
-                "fewer simulations and DenseSolve().",
+                f"The low-rank solve ended at rank {factor.rank} with {rest.max():.2g} of a simulation's kernel left "
+                f"out, {rest.max() / lam:.2g} times the regularisation; {2 * self.tolerance} times was asked for. "
+                "Raise `max_rank`, or use fewer simulations and DenseSolve().",
                 stacklevel=5,
             )
         core = np.linalg.cholesky(core + len(z) * lam * np.eye(len(core)))

@@ -1,7 +1,8 @@
-r"""Decorrelation that may change with the coordinates: each residual given those before it.
+r"""Triangular decorrelation that may change with the coordinates: each residual given those before it.
 
-$v_i = (u_i - \sum_{k<i} c_{ik}(z) h(u_k)) e^{-\rho_i}$ with $c_{ik}(z) = C_{ik} + \sum_d G_{ikd} z_d$ and $h(u) = 5 \tanh(u / 5)$:
-triangular with slopes $e^{-\rho_i}$ on the diagonal, so the Jacobian is exact whatever the coefficients are.
+$v_i = (u_i - \sum_{k<i} c_{ik}(z) h(u_k)) e^{-\rho_i}$ with $c_{ik}(z) = C_{ik} + \sum_d G_{ikd} z_d$ and the soft
+clipping $h(u) = 5 \tanh(u / 5)$: a triangular map, as the Knothe-Rosenblatt rearrangement is, with slopes $e^{-\rho_i}$
+on the diagonal, so that the Jacobian is exact whatever the coefficients are.
 """
 
 from typing import Any
@@ -14,23 +15,23 @@ from jax.typing import ArrayLike
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.residual.descent import descend
 from numpyro_kme.likelihoods.residual.held_out import Adjoint, Ridge
-from numpyro_kme.likelihoods.residual.scale import robust_size
+from numpyro_kme.likelihoods.residual.scale import winsorised_rms
 from numpyro_kme.likelihoods.residual.smoothness import JITTER
 
-REACH = 5.0
+CLIP = 5.0
 """Residuals beyond this many standard deviations say no more about the next ones than this one does."""
 
 DEGREES = 8.0
 """Degrees of freedom of the held-out Student score of a residual."""
 
 
-def shortened(u: Any, xp: Any = np) -> Any:
+def soft_clip(u: Any, xp: Any = np) -> Any:
     """`h(u) = 5 tanh(u / 5)`."""
-    return REACH * xp.tanh(u / REACH)
+    return CLIP * xp.tanh(u / CLIP)
 
 
 @register
-class Coupling:
+class DecorrelationHyperparameters:
     """Logarithms of the hyperparameters of one residual's regression on the others.
 
     Attributes:
@@ -49,52 +50,52 @@ class Coupling:
         factor = (h * np.exp(self.others))[:, :, None] * change[:, None, :]
         return Ridge.of(factor.reshape(len(z), -1), np.full(len(z), np.exp(2.0 * self.noise) + JITTER))
 
-    def gradient(self, derivatives: Adjoint) -> "Coupling":
+    def gradient(self, derivatives: Adjoint) -> "DecorrelationHyperparameters":
         """Chain rule: from derivatives by the columns and the noise variances."""
         amplitudes = np.diagonal(derivatives.products).reshape(len(self.others), -1)
         variance = np.exp(2.0 * self.noise)
         own = 2.0 * derivatives.of_noise * variance / (variance + JITTER)
-        return Coupling(amplitudes.sum(axis=1), amplitudes[:, 1:].sum(axis=0), own)
+        return DecorrelationHyperparameters(amplitudes.sum(axis=1), amplitudes[:, 1:].sum(axis=0), own)
 
-    def penalty(self, size: int) -> tuple[float, "Coupling"]:
+    def penalty(self, size: int) -> tuple[float, "DecorrelationHyperparameters"]:
         """Minus the log of exponential priors on the amplitudes of `size` residuals, and its gradient.
 
         Residuals are independent unless held-out ones say more.
         """
         others = 2.0 * np.sqrt(size) * np.exp(self.others)
         change = 2.0 * np.sqrt(len(self.change)) * np.exp(self.change)
-        return others.sum() + change.sum(), Coupling(others, change, 0.0)
+        return others.sum() + change.sum(), DecorrelationHyperparameters(others, change, 0.0)
 
 
 @register
-class Chain:
+class TriangularMap:
     """The fitted map from residuals to decorrelated ones.
 
     Attributes:
-        constant: `C`, strictly lower triangular, `(n, n)`.
-        change: `G`, `(n, n, D)`.
-        log_size: `rho`, `(n,)`.
+        constant: Coefficients `C`, strictly lower triangular, `(n, n)`.
+        change: Their change with each coordinate, `G`, `(n, n, D)`.
+        log_scale: Log standard deviations `rho` of what is left, `(n,)`.
     """
 
     constant: ArrayLike
     change: ArrayLike
-    log_size: ArrayLike
+    log_scale: ArrayLike
 
     def __call__(self, u: jax.Array, z: jax.Array) -> jax.Array:
-        """Residuals `(n,)` at `z` `(D,)` to decorrelated ones; the log Jacobian is `-sum(log_size)`."""
+        """Residuals `(n,)` at `z` `(D,)` to decorrelated ones; the log Jacobian is `-sum(log_scale)`."""
         coefficients = jnp.concatenate([jnp.asarray(self.constant)[:, :, None], jnp.asarray(self.change)], axis=2)
         # under vmap one product of matrices, where a product for each point takes XLA longer than the whole density
-        before = jnp.outer(shortened(u, jnp), jnp.concatenate([jnp.ones(1, z.dtype), z])).ravel()
-        return (u - coefficients.reshape(len(u), -1) @ before) * jnp.exp(-jnp.asarray(self.log_size))
+        before = jnp.outer(soft_clip(u, jnp), jnp.concatenate([jnp.ones(1, z.dtype), z])).ravel()
+        return (u - coefficients.reshape(len(u), -1) @ before) * jnp.exp(-jnp.asarray(self.log_scale))
 
     @classmethod
-    def identity(cls, n: int, dim: int) -> "Chain":
+    def identity(cls, n: int, dim: int) -> "TriangularMap":
         """No decorrelation."""
         return cls(np.zeros((n, n)), np.zeros((n, n, dim)), np.zeros(n))
 
 
-def fit_chain(z: np.ndarray, u: np.ndarray, rows: np.ndarray, steps: int) -> tuple[Chain, np.ndarray]:
-    """Fit the chain to residuals and return it with the held-out decorrelated residuals, `(m, n)`.
+def fit_triangular_map(z: np.ndarray, u: np.ndarray, rows: np.ndarray, steps: int) -> tuple[TriangularMap, np.ndarray]:
+    """Fit the map, one regression after another; return it with the held-out decorrelated residuals, `(m, n)`.
 
     Args:
         z: Coordinates, `(m, D)`.
@@ -103,37 +104,37 @@ def fit_chain(z: np.ndarray, u: np.ndarray, rows: np.ndarray, steps: int) -> tup
         steps: Iterations for each residual.
     """
     n, dim = u.shape[1], z.shape[1]
-    constant, change, log_size, rest = np.zeros((n, n)), np.zeros((n, n, dim)), np.zeros(n), np.array(u)
+    constant, change, log_scale, rest = np.zeros((n, n)), np.zeros((n, n, dim)), np.zeros(n), np.array(u)
 
     for i in range(1, n):
-        before = shortened(u[:, :i])
-        coupling = Coupling(np.full(i, np.log(0.2)), np.full(dim, np.log(0.1)), np.array(0.0))
-        low = Coupling(np.full(i, -9.0), np.full(dim, -9.0), np.array(-7.0))
-        high = Coupling(np.full(i, 3.0), np.full(dim, 3.0), np.array(1.5))
-        curvature = Coupling(np.ones(i), np.ones(dim), 2.0 * len(rows))
+        before = soft_clip(u[:, :i])
+        hyper = DecorrelationHyperparameters(np.full(i, np.log(0.2)), np.full(dim, np.log(0.1)), np.array(0.0))
+        low = DecorrelationHyperparameters(np.full(i, -9.0), np.full(dim, -9.0), np.array(-7.0))
+        high = DecorrelationHyperparameters(np.full(i, 3.0), np.full(dim, 3.0), np.array(1.5))
+        curvature = DecorrelationHyperparameters(np.ones(i), np.ones(dim), 2.0 * len(rows))
         args = z[rows], before[rows], u[rows, i], n
-        coupling = descend(loss, coupling, (low, high), steps, *args, curvature=curvature)
-        found = coupling.ridge(z, before).held_out(u[:, i])
-        size = robust_size(found.residual)
+        hyper = descend(loss, hyper, (low, high), steps, *args, curvature=curvature)
+        found = hyper.ridge(z, before).held_out(u[:, i])
+        size = winsorised_rms(found.residual)
         rest[:, i] = found.residual / size
-        weights = np.exp(2.0 * coupling.others)
-        log_size[i] = np.log(size)
+        weights = np.exp(2.0 * hyper.others)
+        log_scale[i] = np.log(size)
         constant[i, :i] = weights * (found.alpha @ before)
-        change[i, :i] = weights[:, None] * np.exp(2.0 * coupling.change) * ((before * found.alpha[:, None]).T @ z)
-    return Chain(constant, change, log_size), rest
+        change[i, :i] = weights[:, None] * np.exp(2.0 * hyper.change) * ((before * found.alpha[:, None]).T @ z)
+    return TriangularMap(constant, change, log_scale), rest
 
 
 def loss(
-    coupling: Coupling, z: np.ndarray, before: np.ndarray, target: np.ndarray, size: int
-) -> tuple[float, Coupling]:
+    hyper: DecorrelationHyperparameters, z: np.ndarray, before: np.ndarray, target: np.ndarray, size: int
+) -> tuple[float, DecorrelationHyperparameters]:
     """Minus the held-out Student log density and the log prior, and its gradient, for one of `size` residuals."""
-    found = coupling.ridge(z, before).held_out(target)
+    found = hyper.ridge(z, before).held_out(target)
     residual, variance = found.residual, found.variance
     squares = np.square(residual) / variance
     value = 0.5 * np.sum((DEGREES + 1.0) * np.log1p(squares / DEGREES) + np.log(variance))
     weight = (DEGREES + 1.0) / (DEGREES + squares)
     nothing = np.zeros((0, 0))
     derivatives = found.adjoint(weight * residual / variance, 0.5 * (1.0 - weight * squares) / variance, nothing)
-    penalty, slope = coupling.penalty(size)
-    gradient = coupling.gradient(derivatives)
+    penalty, slope = hyper.penalty(size)
+    gradient = hyper.gradient(derivatives)
     return penalty + value, jax.tree.map(np.add, slope, gradient)

@@ -1,9 +1,10 @@
 r"""The embedding of residuals: a density of decorrelated residuals whose weights depend on the coordinates.
 
-$p(v \mid z) = (1 - w) \sum_j a_j(z) N(v \mid \sqrt{1 - \epsilon^2} r_j, (\epsilon s_j)^2) + w\, p_0(v)$, with the weights of the conditional
-mean embedding with an intercept, $a(z) = (K + m \lambda I)^{-1} k(z) + \ldots$, made positive and summing to 1. The shrinkage keeps
-the variance of the residuals: at $\epsilon = 1$ the density is normal, as $\epsilon \to 0$ it is the residuals' own. The widths $s_j$ are
-larger where residuals are rare. It integrates to 1 in $v$ for every $z$.
+$p(v \mid z) = (1 - w) \sum_j a_j(z) N(v \mid \sqrt{1 - \epsilon^2} r_j, (\epsilon s_j)^2) + w\, p_0(v)$, with the
+weights of the conditional mean embedding with an intercept, $a(z) = (K + m \lambda I)^{-1} k(z) + \ldots$, made
+positive and summing to 1, in a defensive mixture with a heavy-tailed density $p_0$. The shrinkage keeps the variance of
+the residuals: at $\epsilon = 1$ the density is normal, as $\epsilon \to 0$ it is the residuals' own. Bandwidths adapt
+by the factors $s_j$, larger where the density of the residuals is low. It integrates to 1 in $v$ for every $z$.
 """
 
 import jax
@@ -15,12 +16,13 @@ from scipy.spatial.distance import cdist
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.low_rank import blocked
-from numpyro_kme.likelihoods.residual.bandwidths import DEFENSIVE, SOFTNESS, Bandwidths, kernel_sizes, log_broad
+from numpyro_kme.likelihoods.residual.bandwidths import DEFENSIVE, Bandwidths, local_factors, log_heavy_tailed
 from numpyro_kme.likelihoods.residual.functions import padded
+from numpyro_kme.likelihoods.residual.held_out_density import SOFTNESS
 from numpyro_kme.likelihoods.signed import positive_part
 
 NEGLIGIBLE = 0.03
-"""Eigenvalues of `K` below this share of `m lam` are left out of the weights: they would move log densities by a thousandth."""
+"""Eigenvalues of `K` below this fraction of `m lam` are left out of the weights; log densities move by a thousandth."""
 
 
 @register
@@ -30,25 +32,25 @@ class ResidualDensity:
     Attributes:
         points: Coordinates of the simulations, `(m, D)`.
         residuals: Their held-out decorrelated residuals, `(m, n)`.
-        eps: `(n,)`.
-        sizes: `s`, `(m,)`.
-        beta: Scalar.
+        eps: Bandwidths of the residuals, `(n,)`.
+        factors: Local bandwidth factors `s`, `(m,)`.
+        beta: Length scale of the weights, a scalar.
         basis: `U`, `(m, r)`, with `m lam (K + m lam I)^-1 = I - U U'` up to negligible eigenvalues; columns of zeros
             round `r` up.
         intercept: `(K + m lam I)^-1 1 / 1' (K + m lam I)^-1 1`, `(m,)`.
-        ridge: `m lam`.
-        share: `w` of the broad density, which keeps `p` positive and leads samplers back.
+        ridge: `m lam`, a scalar.
+        heavy_tailed_weight: `w`, a scalar; the heavy-tailed component keeps `p` positive and leads samplers back.
     """
 
     points: Array
     residuals: Array
     eps: Array
-    sizes: Array
+    factors: Array
     beta: Array
     basis: Array
     intercept: Array
     ridge: Array
-    share: Array
+    heavy_tailed_weight: Array
 
     def weights(self, z: jax.Array) -> jax.Array:
         """`a(z)`, `(m,)`, positive, summing to 1."""
@@ -66,8 +68,11 @@ class ResidualDensity:
         return positive_part(signed, SOFTNESS / len(kernel))
 
     def _log_kernels(self, v):
-        """`log N(v | sqrt(1 - eps^2) r_j, (eps s_j)^2)`, `(m,)`: one product of matrices under `vmap`, exact enough as `r` is about 1."""
-        eps, narrow = jnp.asarray(self.eps), 1.0 / jnp.square(jnp.asarray(self.sizes))[:, None]
+        """`log N(v | sqrt(1 - eps^2) r_j, (eps s_j)^2)`, `(m,)`.
+
+        One product of matrices under `vmap`, exact enough as residuals are about 1.
+        """
+        eps, narrow = jnp.asarray(self.eps), 1.0 / jnp.square(jnp.asarray(self.factors))[:, None]
         centres = jnp.asarray(self.residuals) * (jnp.sqrt(1.0 - jnp.square(eps)) / eps)[None, :]
         constant = 0.5 * len(eps) * jnp.log(2.0 * jnp.pi / narrow) + jnp.sum(jnp.log(eps))
         own = -0.5 * narrow * jnp.sum(jnp.square(centres), axis=1, keepdims=True) - constant
@@ -76,20 +81,22 @@ class ResidualDensity:
         return jnp.concatenate([v, (v @ v)[None], jnp.ones(1, v.dtype)]) @ factor.T
 
     def log_density(self, v: jax.Array, z: jax.Array, known: ArrayLike = 1.0) -> jax.Array:
-        """`log p(v | z)` for one residual vector `(n,)` and one point `(D,)`, with the share `known` of the embedding
-        `1 - w`."""
-        logs, weights = self._log_kernels(v), self._positive(z)
-        own = known * (1.0 - jnp.asarray(self.share))
-        broad = jnp.log(self.share + (1.0 - known) * (1.0 - jnp.asarray(self.share))) + log_broad(v, jnp)
-        # no less than the broad density: XLA may compute `logs` twice, and far out, where they are -1e12, they differ by more than
-        # the largest exponent of float32
-        peak = jax.lax.stop_gradient(jnp.maximum(jnp.max(logs), jnp.maximum(broad, jnp.finfo(logs.dtype).min)))
+        """`log p(v | z)` for one residual vector `(n,)` and one point `(D,)`.
+
+        The embedding has the weight `known (1 - w)`, the heavy-tailed component the rest.
+        """
+        logs, weights, tail_weight = self._log_kernels(v), self._positive(z), self.heavy_tailed_weight
+        own = known * (1.0 - jnp.asarray(tail_weight))
+        tails = jnp.log(tail_weight + (1.0 - known) * (1.0 - jnp.asarray(tail_weight))) + log_heavy_tailed(v, jnp)
+        # no less than the heavy-tailed component: XLA may compute `logs` twice, and far out, where they are -1e12, they
+        # differ by more than the largest exponent of float32
+        peak = jax.lax.stop_gradient(jnp.maximum(jnp.max(logs), jnp.maximum(tails, jnp.finfo(logs.dtype).min)))
         mixture = own * jnp.sum(jnp.exp(logs - peak) * weights) / jnp.sum(weights)
-        return peak + jnp.log(mixture + jnp.exp(broad - peak))
+        return peak + jnp.log(mixture + jnp.exp(tails - peak))
 
 
 def fit_residual_density(
-    z: np.ndarray, residuals: np.ndarray, bandwidths: Bandwidths, share: float = DEFENSIVE
+    z: np.ndarray, residuals: np.ndarray, bandwidths: Bandwidths, heavy_tailed_weight: float = DEFENSIVE
 ) -> ResidualDensity:
     """The density from all residuals at given bandwidths. Cost: `m r^2` where `K` has numerical rank `r`."""
     beta, ridge = float(np.exp(bandwidths.beta)), len(z) * float(np.exp(bandwidths.lam))
@@ -100,20 +107,20 @@ def fit_residual_density(
         z,
         residuals,
         np.exp(bandwidths.eps),
-        kernel_sizes(residuals, bandwidths),
+        local_factors(residuals, bandwidths),
         np.array(beta),
         basis,
         ones / ones.sum(),
         np.array(ridge),
-        np.array(share),
+        np.array(heavy_tailed_weight),
     )
 
 
 def _basis(gram: np.ndarray, ridge: float) -> np.ndarray:
     """`U`, `(m, r)`, with `K (K + ridge I)^-1 = U U'` up to negligible eigenvalues.
 
-    They are those of `F'F` for a pivoted Cholesky factor `F` of low rank, which leaves out no more than they do; where its rank is large,
-    of `K` itself.
+    They are those of `F'F` for a pivoted Cholesky factor `F` of low rank, which leaves out no more than they do; where
+    its rank is large, of `K` itself.
     """
     factor, _ = blocked(gram, NEGLIGIBLE * ridge / len(gram), len(gram))
     if 2 * factor.shape[1] > len(gram):

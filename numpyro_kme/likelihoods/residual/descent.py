@@ -34,7 +34,8 @@ def descend(
         bounds: Lowest and highest values, of the same structure.
         steps: Number of iterations.
         *args: Further arguments.
-        curvature: Rough second derivative by each variable, positive, of the same structure: it gives the first steps their length.
+        curvature: Rough second derivative by each variable, positive, of the same structure: it gives the first steps
+            their length.
         enough: See `ENOUGH`.
     """
 
@@ -60,8 +61,8 @@ def descend_all(
     """Minimise `k` functions, each over its own variables, with one call for the next point of all of them.
 
     Args:
-        value_and_gradient: Values `(a,)` of the functions with numbers `rows` `(a,)` at points, and the gradients; leaves of
-            both trees have a leading axis `a`.
+        value_and_gradient: Values `(a,)` of the functions with numbers `rows` `(a,)` at points, and the gradients;
+            leaves of both trees have a leading axis `a`.
         starts: Where to begin; leaves have a leading axis `k`.
         bounds: Lowest and highest values, without that axis.
         steps: Number of iterations of each.
@@ -100,9 +101,10 @@ def descend_all(
 def minimise(
     x: np.ndarray, lower: np.ndarray, upper: np.ndarray, steps: int, inverse: np.ndarray, enough: float
 ) -> Generator[np.ndarray, tuple[float, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Minimise a function in a box by BFGS with backtracking; variables at a bound that want to leave the box stay there.
+    """Minimise a function in a box by BFGS with backtracking; variables at a bound that would leave the box stay.
 
-    A generator: it yields points `(p,)`, is sent values and gradients there, and returns the last point and inverse Hessian.
+    A generator: it yields points `(p,)`, is sent values and gradients there, and returns the last point and inverse
+    Hessian.
 
     Args:
         x: Where to begin, inside the box.
@@ -127,22 +129,22 @@ def minimise(
             continue
         there, new, turned = found
         inverse = _updated(inverse, there - x, turned - slope)
-        gain, x, value, slope = value - new, there, new, turned
-        if gain < enough:
+        decrease, x, value, slope = value - new, there, new, turned
+        if decrease < enough:
             break
     return x, inverse
 
 
 def _backtrack(x, value, slope, move, lower, upper):
     """Point, value and gradient of the first sufficient decrease along `move`, or None."""
-    share = 1.0
+    fraction = 1.0
     for _ in range(8):
-        there = np.clip(x + share * move, lower, upper)
+        there = np.clip(x + fraction * move, lower, upper)
         new, turned = _sound(*(yield there))
         promised = slope @ (there - x)
         if new <= value + 1e-4 * promised:
             return there, new, turned
-        share *= np.clip(-0.5 * promised / (new - value - promised), 0.1, 0.5)
+        fraction *= np.clip(-0.5 * promised / (new - value - promised), 0.1, 0.5)
     return None
 
 

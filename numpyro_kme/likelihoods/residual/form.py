@@ -1,4 +1,7 @@
-r"""The residual kernel means likelihood: embed residuals, which simulations can lend each other, not the statistics."""
+r"""The location-scale kernel means likelihood, here the residual form: settings, and `fit`.
+
+It embeds residuals, which simulations can lend each other, and not the statistics.
+"""
 
 from dataclasses import dataclass
 from functools import partial
@@ -12,26 +15,26 @@ from numpyro_kme._core import checks, solves
 from numpyro_kme._core.host import in_threads, on_host
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.region import Region
-from numpyro_kme.likelihoods.residual.bandwidths import HeldOutScores, learn_bandwidths
-from numpyro_kme.likelihoods.residual.decorrelation import Chain, fit_chain
+from numpyro_kme.likelihoods.residual.bandwidth_learning import HeldOutScores, learn_bandwidths
+from numpyro_kme.likelihoods.residual.decorrelation import TriangularMap, fit_triangular_map
 from numpyro_kme.likelihoods.residual.density import fit_residual_density
-from numpyro_kme.likelihoods.residual.edges import Edges, fit_edges
 from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
 from numpyro_kme.likelihoods.residual.location import Location, learn_location, start_locations
-from numpyro_kme.likelihoods.residual.marginals import Warp, spread_atoms
-from numpyro_kme.likelihoods.residual.scale import Spread, robust_size
+from numpyro_kme.likelihoods.residual.marginals import MarginalTransform, jitter_ties
+from numpyro_kme.likelihoods.residual.scale import ScaleFunction, winsorised_rms
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, Regression
-from numpyro_kme.likelihoods.residual.surrogate import Gains, ResidualSurrogate, steepness
+from numpyro_kme.likelihoods.residual.support import SupportBounds, fit_support_bounds
+from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate, ScoreImprovements, information_and_slopes
 from numpyro_kme.likelihoods.statistics import StatisticsTransform, robust_scale
 
 MIN_SIMULATIONS = 10
 """Fewer simulations than this cannot be held out from."""
 
 TAIL, REACH = 0.02, 2.0
-"""For learning, statistics are cut where their arcsinh is beyond its `TAIL` quantiles by `REACH`: far outliers alone."""
+"""For learning, statistics are clipped where their arcsinh is beyond its `TAIL` quantiles by `REACH`: far outliers."""
 
 TOGETHER = 200_000
-"""Statistics are learnt together whose matrices have so many numbers in all: few calls of NumPy, which threads can share."""
+"""Statistics are learnt together whose matrices have so many numbers in all: few calls of NumPy, for the threads."""
 
 NEGLIGIBLE = 0.05
 """What location, in residual standard deviations, and log scale may be off by where a simpler function stands in."""
@@ -39,35 +42,37 @@ NEGLIGIBLE = 0.05
 
 @dataclass(frozen=True)
 class ResidualKernelMeans(Form):
-    r"""The residual form of the kernel means likelihood: settings, and `fit`.
+    r"""The location-scale kernel means likelihood, the residual form: settings, and `fit`.
 
-    Each statistic is warped by a learnt monotone map, $t_i = T_i(y_i)$, and written as $t_i = \mu_i(z) + \sigma_i(z) u_i$ with
-    location and log scale by kernel ridge regression; the held-out residuals $u$ are decorrelated by a triangular chain,
-    $v = V_z(u)$, and their embedding is the density $p(v \mid z)$ (`residual_density`):
+    Each statistic is transformed by a learnt monotone map, $t_i = T_i(y_i)$, and written as
+    $t_i = \mu_i(z) + \sigma_i(z) u_i$ with location and log scale by kernel ridge regression; the held-out residuals
+    $u$ are decorrelated by a triangular map, $v = V_z(u)$, and their embedding is the density $p(v \mid z)$
+    (`ResidualDensity`):
 
-    $$ q(y \mid z) = p(V_z(u) \mid z) \prod_i e^{-\rho_i} \, T_i'(y_i) / \sigma_i(z), \qquad u_i = (T_i(y_i) - \mu_i(z)) / \sigma_i(z). $$
+    $$ q(y \mid z) = p(V_z(u) \mid z) \prod_i e^{-\rho_i} \, T_i'(y_i) / \sigma_i(z),
+       \qquad u_i = (T_i(y_i) - \mu_i(z)) / \sigma_i(z). $$
 
-    It is positive and integrates to 1 in `y` for every `z`. All hyperparameters follow held-out densities in closed form,
-    under priors that favour simple functions.
+    It is positive and integrates to 1 in `y` for every `z`. All hyperparameters follow held-out densities in closed
+    form, under priors that favour simple functions.
 
     Args:
-        warp: Whether statistics are warped.
+        transform_marginals: Whether statistics are transformed.
         scale: Whether the scale of residuals may change with the coordinates.
-        chain: Whether residuals are decorrelated.
+        decorrelate: Whether residuals are decorrelated.
         subset: Largest number of simulations that hyperparameters are learnt from; functions use all.
-        centres: Largest number of simulations around which functions have a Gaussian kernel.
-        steps: Iterations of one location; other parts take fixed shares of it.
+        num_inducing_points: Largest number of simulations around which functions have a radial basis function.
+        steps: Iterations of one location; other parts take fixed fractions of it.
     """
 
-    warp: bool = True
+    transform_marginals: bool = True
     scale: bool = True
-    chain: bool = True
+    decorrelate: bool = True
     subset: int = 350
-    centres: int = 100
+    num_inducing_points: int = 100
     steps: int = 30
 
     def __post_init__(self):
-        checks.whole("centres", self.centres, 1)
+        checks.whole("num_inducing_points", self.num_inducing_points, 1)
 
     def fit(self, z: ArrayLike, x: Any, *, measure: Any = None, y: Any = None) -> ResidualSurrogate:
         """Learn a surrogate from simulations.
@@ -78,12 +83,13 @@ class ResidualKernelMeans(Form):
             measure: Not used.
             y: Not used: the surrogate serves every observation.
         Raises:
-            ValueError: For tables that disagree or are not finite, fewer than 10 simulations, and statistics that are all
-                constant.
+            ValueError: For tables that disagree or are not finite, fewer than 10 simulations, and statistics that are
+                all constant.
         Warns:
             UserWarning: For statistics that are constant over the simulations; they are left out.
-        Cost: for each statistic thirty to seventy evaluations of `10 min(m, subset) r^2` operations, and six of `2 m r^2`,
-            for `r` centres and features; hyperparameters are learnt with half of the centres, or fewer.
+        Cost: for each statistic thirty to seventy evaluations of `10 min(m, subset) r^2` operations, and six of
+            `2 m r^2`, for `r` inducing points and features; hyperparameters are learnt with half of the inducing
+            points, or fewer.
         """
         checks.concrete(z=z, x=x)
         checks.matrix("z", z)
@@ -105,136 +111,146 @@ class ResidualKernelMeans(Form):
     @on_host
     def _fit(self, z, x, transform):
         rows = np.random.default_rng(0).permutation(len(z))[: self.subset]
-        at = Inputs.at(z, Inputs.spread(z[rows], self.centres).centres)
-        standard = (spread_atoms(x[:, list(transform.kept)]) - transform.centre) / transform.scale
-        edges, bounded = fit_edges(at, standard, rows, self.warp)
-        units = _Units.of(bounded, edges, -np.asarray(transform.centre) / transform.scale)
+        at = Inputs.at(z, Inputs.pivoted(z[rows], self.num_inducing_points).inducing_points)
+        standard = (jitter_ties(x[:, list(transform.kept)]) - transform.centre) / transform.scale
+        support, bounded = fit_support_bounds(at, standard, rows, self.transform_marginals)
+        units = _Units.of(bounded, support, -np.asarray(transform.centre) / transform.scale)
         scaled = units.scaled(bounded)
         zero = units.zero
-        starts, _ = start_locations(at.coarse[rows], scaled[rows].T, zero, self.warp)
-        each = max(1, TOGETHER // (len(z) * (at.features.shape[1] + len(at.centres))))
+        starts, _ = start_locations(at.coarse[rows], scaled[rows].T, zero, self.transform_marginals)
+        each = max(1, TOGETHER // (len(z) * (at.features.shape[1] + len(at.inducing_points))))
         groups = np.array_split(np.arange(len(zero)), -(-len(zero) // each))
         fits = in_threads(partial(_fit_statistics, self, at, rows, scaled.T, starts), groups)
         residuals = np.concatenate([fit.residuals for fit in fits]).T
-        if self.chain:
-            chain, residuals = fit_chain(z, residuals, rows, self.steps // 2)
+        if self.decorrelate:
+            decorrelation, residuals = fit_triangular_map(z, residuals, rows, self.steps // 2)
         else:
-            chain = Chain.identity(residuals.shape[1], z.shape[1])
+            decorrelation = TriangularMap.identity(residuals.shape[1], z.shape[1])
         bandwidths = learn_bandwidths(z, residuals, self.subset, self.steps)
         scores = HeldOutScores.of(bandwidths, z, residuals, self.subset)
-        gains = Gains(
-            np.concatenate([fit.location_gain for fit in fits]),
-            np.concatenate([fit.scale_gain for fit in fits]),
-            -np.asarray(chain.log_size),
-            np.array(scores.gain()),
+        improvements = ScoreImprovements(
+            np.concatenate([fit.location_improvement for fit in fits]),
+            np.concatenate([fit.scale_improvement for fit in fits]),
+            -np.asarray(decorrelation.log_scale),
+            np.array(scores.improvement()),
         )
         location = RidgeFunctions.of((f.regression, np.zeros(len(f.size)), NEGLIGIBLE * f.size) for f in fits)
         log_scale = RidgeFunctions.of((f.log_scales, f.log_scale, np.full(f.size.shape, NEGLIGIBLE)) for f in fits)
-        warp = _warp(fits, scaled, units)
-        information, steep = steepness(edges, warp, location, log_scale, z)
+        marginals = _marginals(fits, scaled, units)
+        information, slopes = information_and_slopes(support, marginals, location, log_scale, z)
         return ResidualSurrogate(
             transform,
             Region.of(z, information.sum(axis=0)),
-            steep,
-            edges,
-            warp,
+            slopes,
+            support,
+            marginals,
             location,
             log_scale,
-            chain,
-            fit_residual_density(z, residuals, bandwidths, scores.share()),
+            decorrelation,
+            fit_residual_density(z, residuals, bandwidths, scores.heavy_tailed_weight()),
             np.stack([np.asarray(transform.forward(end)) for end in (x.min(axis=0), x.max(axis=0))]),
-            gains,
+            improvements,
         )
 
 
 @dataclass
 class _Fits:
-    """Some statistics: locations, their regression, spread, log scales beside it, standardised residuals `(n, m)`, gains `(n,)`."""
+    """Some statistics as they are fitted.
+
+    Attributes:
+        location: Hyperparameters of the locations.
+        regression: Regressions of the transformed statistics with these.
+        scale: Scale functions.
+        log_scale: Log scales that hold beside these, `(n,)`.
+        residuals: Standardised held-out residuals, `(n, m)`.
+        location_improvement, scale_improvement: What these add to the held-out log score, `(n,)` each.
+    """
 
     location: Location
     regression: Regression
-    spread: Spread
+    scale: ScaleFunction
     log_scale: np.ndarray
     residuals: np.ndarray
-    location_gain: np.ndarray
-    scale_gain: np.ndarray
+    location_improvement: np.ndarray
+    scale_improvement: np.ndarray
 
     @property
     def size(self) -> np.ndarray:
         """Scales of the residuals at the simulations, `(n, m)`."""
-        return np.exp(self.log_scale[:, None] + self.spread.fitted - self.spread.offset[:, None])
+        return np.exp(self.log_scale[:, None] + self.scale.fitted - self.scale.offset[:, None])
 
     @property
     def log_scales(self) -> Regression:
         """How the log scales change: not at all where they are not learnt."""
-        return self.spread.last or self.regression.again(np.zeros(self.residuals.shape))
+        return self.scale.last or self.regression.again(np.zeros(self.residuals.shape))
 
 
 def _fit_statistics(
     form: ResidualKernelMeans, at: Inputs, rows, statistics, starts: Location, group: np.ndarray
 ) -> _Fits:
-    """Learn on `rows` with some of the centres, and again with the noise found so; fit all simulations with the result."""
+    """Learn on `rows` with some inducing points, and again with the noise found so; then fit all simulations."""
     x, location = statistics[group], jax.tree.map(lambda leaf: leaf[group], starts)
-    spread, coarse = Spread.unknown(at.dim, *x.shape), at.coarse[rows]
+    scale, coarse = ScaleFunction.constant(at.dim, *x.shape), at.coarse[rows]
     noise = size = np.ones((len(x), len(rows)))
     for steps in (form.steps, form.steps // 2):
-        location = learn_location(location, coarse, x[:, rows], noise, size, steps, form.warp)
+        location = learn_location(location, coarse, x[:, rows], noise, size, steps, form.transform_marginals)
         residuals = location.fit(coarse, x[:, rows], noise).held_out.residual
-        noise, size = _noise(form, coarse, residuals, spread, 2, form.steps // 3)
+        noise, size = _noise(form, coarse, residuals, scale, 2, form.steps // 3)
     noise = size = np.ones(x.shape)
     for _ in range(2):
         found = location.fit(at, x, noise)
-        noise, size = _noise(form, at, found.held_out.residual, spread, 2, 0)
-    residuals = found.held_out.residual * np.exp(-spread.held_out)
-    scale, plain = robust_size(residuals), robust_size(found.held_out.residual)
+        noise, size = _noise(form, at, found.held_out.residual, scale, 2, 0)
+    residuals = found.held_out.residual * np.exp(-scale.held_out)
+    rest, plain = winsorised_rms(residuals), winsorised_rms(found.held_out.residual)
     return _Fits(
         location,
         found,
-        spread,
-        spread.offset + np.log(scale),
-        residuals / scale[:, None],
+        scale,
+        scale.offset + np.log(rest),
+        residuals / rest[:, None],
         -np.log(plain),
-        np.log(plain / scale) - np.mean(spread.held_out, axis=1),
+        np.log(plain / rest) - np.mean(scale.held_out, axis=1),
     )
 
 
-def _noise(form, at, residuals, spread: Spread, rounds, steps):
+def _noise(form, at, residuals, scale: ScaleFunction, rounds, steps):
     """Relative noise variances for the next regression, and without the weights that outliers get, `(n, m)`."""
     if form.scale:
-        spread.update(at, residuals, rounds, steps)
-    log_scale = spread.held_out if form.scale else np.zeros(residuals.shape)
+        scale.update(at, residuals, rounds, steps)
+    log_scale = scale.held_out if form.scale else np.zeros(residuals.shape)
     standard = residuals * np.exp(-log_scale)
-    weights = 5.0 / (4.0 + np.square(standard / robust_size(standard)[:, None]))
+    weights = 5.0 / (4.0 + np.square(standard / winsorised_rms(standard)[:, None]))
     size = np.exp(2.0 * (log_scale - np.mean(log_scale, axis=1, keepdims=True)))
     return size * np.mean(weights, axis=1, keepdims=True) / weights, size
 
 
 class _Units(NamedTuple):
-    """Middles, robust standard deviations and zeros, `(n,)`, of standardised statistics and of what edges put in their
-    place."""
+    """Middles, robust standard deviations and zeros, `(n,)`, of statistics, or of what bounds put in their place."""
 
     centre: np.ndarray
     scale: np.ndarray
     zero: np.ndarray
 
     @classmethod
-    def of(cls, s: np.ndarray, edges: Edges, zero: np.ndarray) -> "_Units":
-        """Of `(m, n)`; those without an edge keep their units and their `zero`."""
-        bounded = edges.side != 0.0
+    def of(cls, s: np.ndarray, support: SupportBounds, zero: np.ndarray) -> "_Units":
+        """Units of statistics `(m, n)`; those without a bound keep theirs, and their `zero`."""
+        bounded = support.side != 0.0
         centre = np.where(bounded, np.median(s, axis=0), 0.0)
         scale = np.array([robust_scale(column) if own else 1.0 for column, own in zip(s.T, bounded)])
         return cls(centre, scale, np.where(bounded, -centre / scale, zero))
 
     def scaled(self, s: np.ndarray) -> np.ndarray:
-        """In their own units, cut where far outside the bulk."""
+        """In their own units, clipped where far outside the bulk."""
         scores = np.arcsinh((s - self.centre) / self.scale)
         low, high = np.quantile(scores, [TAIL, 1.0 - TAIL], axis=0)
         return np.sinh(np.clip(scores, low - REACH, high + REACH))
 
 
-def _warp(fits, scaled, units: _Units) -> Warp:
-    """The learnt warps, of statistics in robust standard deviations."""
+def _marginals(fits, scaled, units: _Units) -> MarginalTransform:
+    """The learnt transformations, of statistics in robust standard deviations."""
     centre = np.concatenate([fit.location.centre for fit in fits])
     width = np.exp(np.concatenate([fit.location.log_width for fit in fits]))
     v = np.arcsinh((scaled - centre) / width)
-    return Warp(units.centre + centre * units.scale, width * units.scale, np.mean(v, axis=0), np.std(v, axis=0))
+    return MarginalTransform(
+        units.centre + centre * units.scale, width * units.scale, np.mean(v, axis=0), np.std(v, axis=0)
+    )

@@ -12,9 +12,9 @@ from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.residual.smoothness import Regression, features, line_slopes
 
 DEPENDENT = 1e-9
-"""A kernel of which no larger share is left beside those chosen, as at a point that comes twice, adds nothing."""
+"""A kernel of which no larger fraction is left beside those chosen, as at a point that comes twice, adds nothing."""
 ROUNDING = 1e-12
-"""Of a sum of squares."""
+"""Relative rounding error of a sum of squares."""
 
 
 @register
@@ -22,48 +22,52 @@ class RidgeFunctions:
     """Fitted functions of the coordinates, `n` at once: `z (D,) -> (n,)`.
 
     Attributes:
-        offset: `(n,)`.
+        offset: Intercepts, `(n,)`.
         linear: Weights of the features, `(n, 2 D)`.
-        points: Centres of the Gaussian kernels of all functions, `(r, D)`.
+        points: Centres of the radial basis functions of all functions, `(r, D)`.
         precision: Their squared inverse length scales, `(r, D)`.
-        bump: Their weights in each function, `(n, r)`.
+        rbf: Their weights in each function, `(n, r)`.
     """
 
     offset: ArrayLike
     linear: ArrayLike
     points: ArrayLike
     precision: ArrayLike
-    bump: ArrayLike
+    rbf: ArrayLike
 
     @classmethod
     def of(cls, groups: Iterable[tuple[Regression, ArrayLike, ArrayLike]]) -> "RidgeFunctions":
-        """From regressions, all at the same inputs: of each group several, what is added to each, `(k,)`, and tolerances, `(k, m)`.
+        """From regressions, all at the same inputs: groups of them, what is added to each, and tolerances.
 
-        Features, and then as few kernels as are needed to match the function at every simulation to its tolerance, take
-        the place of the kernels of the regression. Their number is rounded up by kernels of weight 0, so that other
-        functions do not compile again.
+        A group is regressions, what is added to each, `(k,)`, and tolerances, `(k, m)`. Features, and then as few
+        kernels as are needed to match the function at every simulation to its tolerance, take the place of the kernels
+        of the regression. Their number is rounded up by kernels of weight 0, so that other functions do not compile
+        again.
         """
-        offset, linear, centres, scales, bump = [], [], [], [], []
+        offset, linear, centres, scales, rbf = [], [], [], [], []
         for fits, shift, tolerance in groups:
             basis, tolerance = (
                 np.concatenate([np.ones((len(fits.at), 1)), fits.at.features], axis=1),
                 np.asarray(tolerance),
             )
             intercepts, slopes, weights = fits.weights()
-            for i, share in enumerate(1.0 / tolerance[:, :, None]):
-                straight, chosen, found = _sparse(fits.near[i] * share, weights[i], basis * share)
+            for i, scale in enumerate(1.0 / tolerance[:, :, None]):
+                straight, chosen, found = _sparse(fits.near[i] * scale, weights[i], basis * scale)
                 offset.append(intercepts[i] + np.asarray(shift)[i] + straight[0])
                 linear.append(slopes[i] + straight[1:])
-                centres.append(fits.at.centres[chosen])
+                centres.append(fits.at.inducing_points[chosen])
                 scales.append(np.tile(np.exp(-2.0 * fits.smoothness.length[i]), (len(chosen), 1)))
-                bump.append(found)
-        spare, ends = padded(sum(map(len, bump))) - sum(map(len, bump)), np.cumsum([len(found) for found in bump])
-        bumps = np.stack([np.pad(one, (end - len(one), ends[-1] - end + spare)) for one, end in zip(bump, ends)])
+                rbf.append(found)
+        spare, ends = padded(sum(map(len, rbf))) - sum(map(len, rbf)), np.cumsum([len(found) for found in rbf])
+        weights = np.stack([np.pad(one, (end - len(one), ends[-1] - end + spare)) for one, end in zip(rbf, ends)])
         points, precision = (np.pad(np.concatenate(a), ((0, spare), (0, 0))) for a in (centres, scales))
-        return cls(np.array(offset), np.array(linear), points, precision, bumps)
+        return cls(np.array(offset), np.array(linear), points, precision, weights)
 
     def __call__(self, z: jax.Array) -> jax.Array:
-        """Values `(n,)` at one point `(D,)`, in the precision of the centres. Cost: `r` exponentials; under `vmap`, products of matrices."""
+        """Values `(n,)` at one point `(D,)`, in the precision of `points`.
+
+        Cost: `r` exponentials; under `vmap`, products of matrices.
+        """
         points, precision = jnp.asarray(self.points), jnp.asarray(self.precision)
         z = z.astype(points.dtype)
         straight = self.offset + features(z, jnp, jax.lax.erf) @ jnp.asarray(self.linear).T
@@ -71,20 +75,20 @@ class RidgeFunctions:
         size = jnp.sum(precision * jnp.square(points), axis=1, keepdims=True)
         factor = jnp.concatenate([precision * points, -0.5 * precision, -0.5 * size], axis=1)
         near = jnp.concatenate([z, jnp.square(z), jnp.ones(1, z.dtype)]) @ factor.T
-        return straight + jnp.exp(near) @ jnp.asarray(self.bump).T
+        return straight + jnp.exp(near) @ jnp.asarray(self.rbf).T
 
     def on_host(self, z: np.ndarray, kind: type[np.floating] = np.float64) -> np.ndarray:
         """Values `(k, n)` at points `(k, D)` as NumPy computes them in a given precision."""
         z = np.asarray(z, kind)
         straight = np.asarray(self.offset, kind) + features(z).astype(kind) @ np.asarray(self.linear, kind).T
-        return straight + self._kernels(z) @ np.asarray(self.bump, kind).T
+        return straight + self._kernels(z) @ np.asarray(self.rbf, kind).T
 
     def slopes(self, z: np.ndarray) -> np.ndarray:
         """Derivatives `(k, n, D)` at points `(k, D)`, by NumPy."""
-        points, precision, bump = (np.asarray(leaf) for leaf in (self.points, self.precision, self.bump))
+        points, precision, rbf = (np.asarray(leaf) for leaf in (self.points, self.precision, self.rbf))
         near, dim = self._kernels(z), z.shape[1]
         curved = [
-            near @ (bump * (precision * points)[:, d]).T - z[:, [d]] * (near @ (bump * precision[:, d]).T)
+            near @ (rbf * (precision * points)[:, d]).T - z[:, [d]] * (near @ (rbf * precision[:, d]).T)
             for d in range(dim)
         ]
         return line_slopes(np.asarray(self.linear), z) + np.stack(curved, axis=-1)
@@ -103,11 +107,11 @@ def padded(size: int, least: int = 64, coarse: int = 256) -> int:
 
 
 def _sparse(kernels: np.ndarray, weights: np.ndarray, basis: np.ndarray) -> tuple[np.ndarray, list[int], np.ndarray]:
-    """Weights of the columns of `basis`, numbers of kernels and their weights that match `kernels @ weights` to 1 everywhere.
+    """Weights of the columns of `basis`, and numbers and weights of kernels, that match `kernels @ weights` to 1.
 
-    Kernels are added where they lessen the error most, and all weights are by least squares, by a Cholesky factor of the Gram matrix of
-    what the basis leaves of them, which grows by a row for each. Where half as many weights as
-    there are points do not suffice, a match at the points says little about the rest, and all kernels are kept.
+    Kernels are added where they lessen the error most, and all weights are by least squares, by a Cholesky factor of
+    the Gram matrix of what the basis leaves of them, which grows by a row for each. Where half as many weights as there
+    are points do not suffice, a match at the points says little about the rest, and all kernels are kept.
 
     Args:
         kernels: At the simulations, `(m, r)`.
@@ -118,7 +122,7 @@ def _sparse(kernels: np.ndarray, weights: np.ndarray, basis: np.ndarray) -> tupl
     target = kernels @ weights
     beside = np.linalg.qr(np.pad(basis, ((0, max(0, begun - size)), (0, 0))))[0][:size]
     left, rest = (x - beside @ (beside.T @ x) for x in (kernels, target))
-    # errors are below 1 only if the sum of their squares is below their number; what is left of it below rounding says nothing
+    # errors are below 1 only if the sum of their squares is below their number; below rounding it says nothing
     perhaps = size + ROUNDING * (rest @ rest)
     gram = left.T @ left
     squares, products, error = np.diagonal(gram).copy(), left.T @ rest, rest @ rest

@@ -1,9 +1,9 @@
-r"""Ridge regression whose held-out predictions, and their derivatives, come in closed form: $A = F F' + \mathrm{diag}(\nu)$.
+r"""Ridge regression whose held-out predictions, and their derivatives, come in closed form.
 
-With weights $\alpha = A^{-1} t$, leaving out simulation $j$ gives the residual $\alpha_j / (A^{-1})_{jj}$ with variance
-$1 / (A^{-1})_{jj}$, as a refit without it does. With fewer columns than simulations all goes through Woodbury's formula,
-$A^{-1} = N^{-1/2} (I - T T') N^{-1/2}$ with $T = N^{-1/2} F L'^{-1}$ and $L L' = I + F' N^{-1} F$: a few products of matrices
-of `m` by `r`.
+The matrix is $A = F F' + \mathrm{diag}(\nu)$. With weights $\alpha = A^{-1} t$, leaving out simulation $j$ gives the
+residual $\alpha_j / (A^{-1})_{jj}$ with variance $1 / (A^{-1})_{jj}$, as a refit without it does. With fewer columns
+than simulations all goes through Woodbury's formula, $A^{-1} = N^{-1/2} (I - T T') N^{-1/2}$ with
+$T = N^{-1/2} F L'^{-1}$ and $L L' = I + F' N^{-1} F$: a few products of matrices of `m` by `r`.
 
 Every array may have leading axes, `...`: one regression for each.
 """
@@ -23,7 +23,7 @@ class Ridge(ABC):
     Attributes:
         root: Square roots of the noise variances `nu`, `(..., m)`.
         scaled: `N^{-1/2} F`, `(..., m, r)`.
-        diagonal: Of the inverse, `(..., m)`; NaN where the matrix is not positive definite to rounding.
+        diagonal: Diagonal of the inverse `A^-1`, `(..., m)`; NaN where the matrix is not positive definite to rounding.
     """
 
     root: np.ndarray
@@ -61,13 +61,13 @@ class Ridge(ABC):
         """`A^-1 b`, for `b` `(..., m)`."""
         return self.solve_rows(right[..., None, :])[..., 0, :]
 
-    def held_out(self, target: np.ndarray) -> "HeldOut":
+    def held_out(self, target: np.ndarray) -> "HeldOutPredictions":
         """Regress a target, `(..., m)`."""
-        return HeldOut(self, self.solve(target))
+        return HeldOutPredictions(self, self.solve(target))
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class HeldOutPredictions:
     """Held-out predictions of one target.
 
     Attributes:
@@ -90,11 +90,11 @@ class HeldOut:
 
     @property
     def coefficients(self) -> np.ndarray:
-        """Of the columns of the factor, `(..., r)`: predictions are `F @ coefficients`."""
+        """Coefficients of the columns of the factor, `(..., r)`: predictions are `F @ coefficients`."""
         return self._onto_columns(self.alpha)
 
     def adjoint(self, of_residual: np.ndarray, of_variance: np.ndarray, last: np.ndarray) -> "Adjoint":
-        """Derivatives by the factor, the noise and the target from those by the predictions; `last` as in `Ridge.sandwich`."""
+        """Derivatives by factor, noise and target from those by the predictions; `last` as in `Ridge.sandwich`."""
         ridge, variance, coefficients = self.ridge, self.variance, self.coefficients
         of_target = ridge.solve(of_residual * variance)
         weights = (of_residual * self.alpha + of_variance) * np.square(variance)
@@ -116,9 +116,10 @@ class Adjoint(NamedTuple):
 
     Attributes:
         of_columns: `N^{1/2} H P`, `(..., m, k)`, for the derivative `H` by the factor `F`, `(..., m, r)`.
-        products: `F' H`, `(..., r, r)`; its diagonal holds the derivatives by the logarithms of the columns' amplitudes.
-        of_noise: By the logarithm of a common factor of the noise variances.
-        of_target: By the target, `(..., m)`.
+        products: `F' H`, `(..., r, r)`; its diagonal holds the derivatives by the logarithms of the columns'
+            amplitudes.
+        of_noise: Derivative by the logarithm of a common factor of the noise variances.
+        of_target: Derivatives by the target, `(..., m)`.
     """
 
     of_columns: np.ndarray
@@ -146,14 +147,14 @@ class _Narrow(Ridge):
 
     def sandwich(self, weights, last):
         half, inverse = self.half, self.inverse
-        share, start = weights / np.square(self.root), half.shape[-1] - last.shape[-1]
-        middle = transposed(half) @ (half * share[..., None])
+        scaled, start = weights / np.square(self.root), half.shape[-1] - last.shape[-1]
+        middle = transposed(half) @ (half * scaled[..., None])
         inner = transposed(inverse) @ middle @ inverse
         onto = inverse[..., start:, start:] @ last
         columns = half[..., start:] @ onto
-        columns *= share[..., None]
+        columns *= scaled[..., None]
         columns -= half @ (middle[..., start:] @ onto)
-        return columns, inner, share.sum(axis=-1) - _trace(middle) - _trace(inner)
+        return columns, inner, scaled.sum(axis=-1) - _trace(middle) - _trace(inner)
 
 
 @dataclass(frozen=True)

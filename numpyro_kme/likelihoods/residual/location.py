@@ -12,13 +12,13 @@ from numpyro_kme.likelihoods.residual.marginals import log_cosh
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, Regression, Smoothness
 
 STRAIGHT = 50.0
-"""Width of a warp that is a straight line over the bulk of the statistic, in its standard deviations."""
+"""Width of a transformation that is a straight line over the bulk of the statistic, in its standard deviations."""
 
 LARGEST = 700.0
 """Log densities above this count as this: their exponential is finite."""
 
 DEFENSIVE = 0.02
-"""Share of a broad density (Cauchy, of the scale of the statistic) in the score: one outlier teaches nothing."""
+"""Weight of a heavy-tailed component (Cauchy, of the statistic's scale) in the score: one outlier teaches nothing."""
 
 
 @register
@@ -26,9 +26,9 @@ class Location:
     """Hyperparameters of the locations of some statistics, one for each leading axis `...`.
 
     Attributes:
-        smoothness: Of the regressions.
-        centre: Of the warps, in robust standard deviations of the statistic, `(...)`.
-        log_width: Logarithms of the warps' widths, in the same units, `(...)`.
+        smoothness: Hyperparameters of the regressions.
+        centre: Centres of the marginal transformations, in robust standard deviations of the statistic, `(...)`.
+        log_width: Logarithms of their widths, in the same units, `(...)`.
     """
 
     smoothness: Any
@@ -36,16 +36,16 @@ class Location:
     log_width: Any
 
     @classmethod
-    def bounds(cls, dim: int, warp: bool) -> tuple["Location", "Location"]:
-        """Box of the search; without `warp` the warp stays a straight line."""
+    def bounds(cls, dim: int, transform_marginals: bool) -> tuple["Location", "Location"]:
+        """Box of the search; without `transform_marginals` the transformation stays a straight line."""
         low, high = Smoothness.bounds(dim)
         straight = np.log(STRAIGHT)
-        if not warp:
+        if not transform_marginals:
             return cls(low, 0.0, straight), cls(high, 0.0, straight)
         return cls(low, -20.0, -12.0), cls(high, 20.0, straight + 2.0)
 
     def penalty(self) -> tuple[np.ndarray, "Location"]:
-        """Minus the log prior, mild and in favour of straight warps, and its gradient."""
+        """Minus the log prior, mild and in favour of straight lines, and its gradient."""
         smoothness, gradient = self.smoothness.penalty()
         value = smoothness + 0.3 * np.log1p(np.exp(-self.log_width)) + 0.02 * np.square(self.centre)
         return value, Location(gradient, 0.04 * self.centre, -0.3 / (1.0 + np.exp(self.log_width)))
@@ -58,24 +58,24 @@ class Location:
         )
 
     def fit(self, at: Inputs, x: np.ndarray, noise: np.ndarray) -> Regression:
-        """Regress the warped statistics `(..., m)` on the coordinates."""
-        target, _ = standardised(self.warped(x))
+        """Regress the transformed statistics `(..., m)` on the coordinates."""
+        target, _ = standardised(self.transformed(x))
         return self.smoothness.regress(at, noise, target)
 
-    def warped(self, x: np.ndarray) -> np.ndarray:
-        """Statistics `(..., m)` after the warps."""
-        return warped(x, np.asarray(self.centre)[..., None], np.asarray(self.log_width)[..., None])
+    def transformed(self, x: np.ndarray) -> np.ndarray:
+        """Statistics `(..., m)` after the marginal transformations."""
+        return transformed(x, np.asarray(self.centre)[..., None], np.asarray(self.log_width)[..., None])
 
 
-def warped(x: np.ndarray, centre: Any, log_width: Any) -> np.ndarray:
+def transformed(x: np.ndarray, centre: Any, log_width: Any) -> np.ndarray:
     """`arcsinh((x - centre) / width)`."""
     return np.arcsinh((x - centre) / np.exp(log_width))
 
 
 def standardised(v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Values `(..., m)` to mean 0 and variance 1, and the standard deviations `(..., 1)`."""
-    spread = np.std(v, axis=-1, keepdims=True)
-    return (v - np.mean(v, axis=-1, keepdims=True)) / spread, spread
+    deviation = np.std(v, axis=-1, keepdims=True)
+    return (v - np.mean(v, axis=-1, keepdims=True)) / deviation, deviation
 
 
 def learn_location(
@@ -83,55 +83,55 @@ def learn_location(
     at: Inputs,
     x: np.ndarray,
     noise: np.ndarray,
-    spread: np.ndarray,
+    score_noise: np.ndarray,
     steps: int,
-    warp: bool,
+    transform_marginals: bool,
 ) -> Location:
-    """Maximise the held-out log density of each raw statistic, normal after the warp, plus log priors.
+    """Maximise the held-out log density of each raw statistic, normal after the transformation, plus log priors.
 
     Args:
         location: Where to start, for `n` statistics.
         at: Coordinates.
         x: Statistics, `(n, m)`, in their robust standard deviations.
         noise: Relative noise variance of each simulation in the regression, `(n, m)`.
-        spread: Relative noise variance in the score, `(n, m)`: `noise` without the weights of outliers.
+        score_noise: Relative noise variance in the score, `(n, m)`: `noise` without the weights of outliers.
         steps: Iterations.
-        warp: Whether the warp is learnt.
+        transform_marginals: Whether the marginal transformation is learnt.
     """
-    bounds, least = Location.bounds(at.dim, warp), location.smoothness.enough(at)
+    bounds, least = Location.bounds(at.dim, transform_marginals), location.smoothness.enough(at)
     inverses = diagonal(1.0 / ravel(location.curvature(x.shape[-1]), 1))
-    some = lambda location, rows: loss(location, least, x[rows], noise[rows], spread[rows])  # noqa: E731
+    some = lambda location, rows: loss(location, least, x[rows], noise[rows], score_noise[rows])  # noqa: E731
     return descend_all(some, location, bounds, steps, inverses)[0]
 
 
 def loss(
-    location: Location, at: Inputs, x: np.ndarray, noise: np.ndarray, spread: np.ndarray
+    location: Location, at: Inputs, x: np.ndarray, noise: np.ndarray, score_noise: np.ndarray
 ) -> tuple[np.ndarray, Location]:
     """Minus the held-out log density and the log prior, `(...)`, and its gradient."""
     smoothness, width = location.smoothness, np.exp(location.log_width)
-    v = location.warped(x)
+    v = location.transformed(x)
     target, scale = standardised(v)
     found = smoothness.regress(at, noise, target)
-    own = np.exp(2.0 * smoothness.noise)[..., None] * (spread - noise)
+    own = np.exp(2.0 * smoothness.noise)[..., None] * (score_noise - noise)
     variance, residual = found.held_out.variance + own, found.held_out.residual
     normal = log_normal(np.square(residual), variance) - log_cosh(v, np) - np.log(width[..., None] * scale)
-    log_density, share = defended(normal, x)
+    log_density, responsibility = log_defensive_mixture(normal, x)
     ratio = residual / variance
-    of_variance = 0.5 * share * (1.0 / variance - np.square(ratio))
-    of_smoothness, of_target = found.gradient(share * ratio, of_variance)
+    of_variance = 0.5 * responsibility * (1.0 / variance - np.square(ratio))
+    of_smoothness, of_target = found.gradient(responsibility * ratio, of_variance)
     of_v = (of_target - _mean(of_target) - target * _mean(of_target * target)) / scale
-    bent, shares = np.tanh(v), share.sum(axis=-1)
-    of_v += share * bent + shares[..., None] * target / (x.shape[-1] * scale)
+    slope_of_log, total = np.tanh(v), responsibility.sum(axis=-1)
+    of_v += responsibility * slope_of_log + total[..., None] * target / (x.shape[-1] * scale)
     penalty, slope = location.penalty()
     gradient = Location(
         Smoothness(
             slope.smoothness.linear + of_smoothness.linear,
-            slope.smoothness.bump + of_smoothness.bump,
+            slope.smoothness.rbf + of_smoothness.rbf,
             slope.smoothness.length + of_smoothness.length,
             of_smoothness.noise + 2.0 * np.sum(of_variance * own, axis=-1),
         ),
         slope.centre - np.sum(of_v / np.cosh(v), axis=-1) / width,
-        slope.log_width - np.sum(of_v * bent, axis=-1) + shares,
+        slope.log_width - np.sum(of_v * slope_of_log, axis=-1) + total,
     )
     return penalty - log_density.sum(axis=-1), gradient
 
@@ -145,43 +145,47 @@ def log_normal(squares: np.ndarray, variance: np.ndarray) -> np.ndarray:
     return -0.5 * (squares / variance + np.log(2.0 * np.pi * variance))
 
 
-def defended(log_density: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Log of the mixture with the broad density at statistics `x`, and the share of `log_density` in it."""
+def log_defensive_mixture(log_density: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Log of the mixture with the heavy-tailed component at statistics `x`, and the responsibility of `log_density`."""
     own = (1.0 - DEFENSIVE) * np.exp(np.minimum(log_density, LARGEST))
     mixture = own + DEFENSIVE / np.pi / (1.0 + np.square(x))
     return np.log(mixture), own / mixture
 
 
-def start_locations(at: Inputs, x: np.ndarray, natural_zero: np.ndarray, warp: bool) -> tuple[Location, np.ndarray]:
-    """Where to start for each statistic: the best of a grid of warps and regressions by their mean held-out log
-    density, `(n,)`.
+def start_locations(
+    at: Inputs, x: np.ndarray, natural_zero: np.ndarray, transform_marginals: bool
+) -> tuple[Location, np.ndarray]:
+    """Where to start for each statistic: the best of a grid of transformations and regressions.
 
-    After each shape of the regressions only the better half of the warps is tried with the next.
+    Best by their mean held-out log density, `(n,)`, which is returned too. After each shape of the regressions only the
+    better half of the transformations is tried with the next.
 
     Args:
         at: Coordinates.
         x: Statistics, `(n, m)`, in their robust standard deviations.
         natural_zero: Raw zero in the same units, `(n,)`.
-        warp: Whether warps are tried.
-    Cost: twelve factorisations in all, whatever the number of statistics and warps.
+        transform_marginals: Whether marginal transformations are tried.
+    Cost: twelve factorisations in all, whatever the number of statistics and transformations.
     """
-    warps = [_Warps.of(column, zero, warp) for column, zero in zip(x, natural_zero, strict=True)]
+    candidates = [
+        _Candidates.of(column, zero, transform_marginals) for column, zero in zip(x, natural_zero, strict=True)
+    ]
     best: list[tuple[float, Location]] = [(-np.inf, Location(Smoothness.start(at.dim), 0.0, np.log(STRAIGHT)))] * len(x)
-    for bump, length in ((0.5, 1.5 / np.sqrt(at.dim)), (1.0, 1.5), (0.1, 2.0), (1.0, 0.5)):
-        tries = [Smoothness.start(at.dim, 0.5, bump, length, noise) for noise in (0.1, 0.3, 0.8)]
+    for rbf, length in ((0.5, 1.5 / np.sqrt(at.dim)), (1.0, 1.5), (0.1, 2.0), (1.0, 0.5)):
+        tries = [Smoothness.start(at.dim, 0.5, rbf, length, noise) for noise in (0.1, 0.3, 0.8)]
         ridges = [smoothness.regress(at, np.ones(len(at)), x[0]).held_out.ridge for smoothness in tries]
-        for i, tried in enumerate(warps):
+        for i, tried in enumerate(candidates):
             found = np.stack([tried.scores(ridge, x[i]) for ridge in ridges])
             j, k = np.unravel_index(np.argmax(found), found.shape)
             if found[j, k] > best[i][0]:
                 best[i] = found[j, k], Location(tries[j], tried.centres[k], tried.log_widths[k])
-            warps[i] = tried.half(found.max(axis=0))
+            candidates[i] = tried.half(found.max(axis=0))
     scores, locations = zip(*best, strict=True)
     return jax.tree.map(lambda *leaves: np.stack(leaves), *locations), np.array(scores)
 
 
-class _Warps(NamedTuple):
-    """Warps that are tried for one statistic, `(k,)`, the standardised targets and log Jacobians that they give, `(k, m)`."""
+class _Candidates(NamedTuple):
+    """Marginal transformations that are tried for one statistic, `(k,)`, and what they give, `(k, m)`."""
 
     centres: np.ndarray
     log_widths: np.ndarray
@@ -189,10 +193,10 @@ class _Warps(NamedTuple):
     log_slopes: np.ndarray
 
     @classmethod
-    def of(cls, column: np.ndarray, zero: float, warp: bool) -> "_Warps":
-        """A straight line, and bends of many widths around the middle, the ends and a zero that all are beyond."""
+    def of(cls, column: np.ndarray, zero: float, transform_marginals: bool) -> "_Candidates":
+        """A straight line, and curves of many widths around the middle, the ends and a zero that all are beyond."""
         centres, widths = [0.0], [STRAIGHT]
-        if warp:
+        if transform_marginals:
             one_sided = zero <= column.min() or zero >= column.max()
             ends = [column.min(), column.max(), *([zero] if one_sided and abs(zero) < 20.0 else [])]
             for centre in (0.0, *ends):
@@ -200,19 +204,19 @@ class _Warps(NamedTuple):
                 centres += [centre] * len(grid)
                 widths += list(grid)
         log_widths = np.log(widths)
-        v = warped(column, np.array(centres)[:, None], log_widths[:, None])
+        v = transformed(column, np.array(centres)[:, None], log_widths[:, None])
         targets, scale = standardised(v)
         return cls(np.array(centres), log_widths, targets, -log_cosh(v, np) - np.log(scale) - log_widths[:, None])
 
-    def half(self, scores: np.ndarray) -> "_Warps":
+    def half(self, scores: np.ndarray) -> "_Candidates":
         """The better half."""
         best = np.argsort(-scores)[: (len(scores) + 1) // 2]
-        return _Warps(*(field[best] for field in self))
+        return _Candidates(*(field[best] for field in self))
 
     def scores(self, ridge: Ridge, column: np.ndarray) -> np.ndarray:
-        """Mean held-out log density for each warp, `(k,)`, at a robust overall variance."""
+        """Mean held-out log density for each transformation, `(k,)`, at a robust overall variance."""
         squares = np.square(ridge.solve_rows(self.targets)) / ridge.diagonal
         middle = np.median(squares, axis=1, keepdims=True) / 0.455
         overall = np.mean(np.minimum(squares, 16.0 * middle), axis=1, keepdims=True)
         normal = log_normal(squares, overall) + (0.5 * np.log(ridge.diagonal) + self.log_slopes)
-        return np.mean(defended(normal, column)[0], axis=1)
+        return np.mean(log_defensive_mixture(normal, column)[0], axis=1)

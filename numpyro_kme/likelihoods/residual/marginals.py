@@ -1,4 +1,4 @@
-r"""Learnt monotone maps of statistics, and the spreading of values that repeat."""
+r"""Learnt monotone transformations of single statistics, and the jittering of tied values."""
 
 from typing import Any
 
@@ -13,35 +13,35 @@ GOLDEN = 0.6180339887498949
 
 
 @register
-class Warp:
-    r"""`t = (arcsinh((x - centre) / width) - shift) / spread`, for `n` statistics at once.
+class MarginalTransform:
+    r"""`t = (arcsinh((x - centre) / width) - shift) / scale`, for `n` statistics at once.
 
     One family for what statistics need: a straight line for a large `width`, a logarithm for a small one (counts and
-    positive statistics with `centre` near 0, left-skewed ones with it above), both tails shortened in between. Monotone,
-    onto the real line, defined for every value.
+    positive statistics with `centre` near 0, left-skewed ones with it above), both tails shortened in between.
+    Monotone, onto the real line, defined for every value.
 
     Args:
         centre, width: Raw units, `(n,)`.
-        shift, spread: Units of the arcsinh, `(n,)`.
+        shift, scale: Units of the arcsinh, `(n,)`.
     """
 
     centre: Array
     width: Array
     shift: Array
-    spread: Array
+    scale: Array
 
     def __call__(self, x: Array) -> jax.Array:
-        """Raw statistics `(..., n)` to warped ones."""
-        return (jnp.arcsinh((x - self.centre) / self.width) - self.shift) / self.spread
+        """Raw statistics `(..., n)` to transformed ones."""
+        return (jnp.arcsinh((x - self.centre) / self.width) - self.shift) / self.scale
 
     @property
     def middle(self) -> np.ndarray:
-        """Raw statistics that are warped to 0, `(n,)`."""
+        """Raw statistics that are transformed to 0, `(n,)`."""
         return np.asarray(self.centre) + np.asarray(self.width) * np.sinh(np.asarray(self.shift))
 
     def log_slope(self, x: Array) -> jax.Array:
         """`log dt/dx`, `(..., n)`."""
-        return -log_cosh(jnp.arcsinh((x - self.centre) / self.width)) - jnp.log(self.width) - jnp.log(self.spread)
+        return -log_cosh(jnp.arcsinh((x - self.centre) / self.width)) - jnp.log(self.width) - jnp.log(self.scale)
 
 
 def log_cosh(v: Any, xp: Any = jnp) -> Any:
@@ -63,11 +63,11 @@ def lattice_step(column: np.ndarray) -> float:
     return float(step) if near and whole[-1] < 1e9 else 0.0
 
 
-def atom_width(column: np.ndarray) -> np.ndarray:
-    """Width over which each of the values `(m,)` is spread: the lattice's step, a little for other atoms, or 0.
+def jitter_width(column: np.ndarray) -> np.ndarray:
+    """Width over which each of the values `(m,)` is jittered: the lattice's step, a little for other atoms, or 0.
 
-    A value that more than 2 % of the simulations share, off a lattice, is an atom of a law that is continuous elsewhere. Over
-    points it has no density; it gets the width of a twentieth of the middle half of the other values.
+    A value that more than 2 % of the simulations have in common, off a lattice, is an atom of a distribution that is
+    continuous elsewhere. It has no density; it gets the width of a twentieth of the middle half of the other values.
     """
     step = lattice_step(column)
     if step > 0.0:
@@ -79,16 +79,16 @@ def atom_width(column: np.ndarray) -> np.ndarray:
     return np.where(atoms[which], 0.05 * middle, 0.0)
 
 
-def spread_atoms(x: np.ndarray) -> np.ndarray:
-    """Spread repeated values evenly over the cell around them, `(m, n)`, so that a density can describe them.
+def jitter_ties(x: np.ndarray) -> np.ndarray:
+    """Jitter tied values evenly over the cell around them, `(m, n)`, so that a density can describe them.
 
-    `x + w (u - 1/2)` with `u` evenly spread over `[0, 1]` in an order fixed for each column. On a
-    lattice the density at a value times its cell is its probability.
+    `x + w (u - 1/2)` with `u` even over `[0, 1]` in an order fixed for each column. On a lattice the density at a value
+    times its cell is its probability.
     """
     size = len(x)
-    spread = np.array(x, np.float64)
+    jittered = np.array(x, np.float64)
     for i, column in enumerate(x.T):
-        width = atom_width(column)
+        width = jitter_width(column)
         order = np.random.default_rng(i).permutation(size)
-        spread[:, i] += width * ((np.arange(size) * GOLDEN + 0.5) % 1.0 - 0.5)[order]
-    return spread
+        jittered[:, i] += width * ((np.arange(size) * GOLDEN + 0.5) % 1.0 - 0.5)[order]
+    return jittered

@@ -1,4 +1,4 @@
-r"""Spread: the log scale of residuals given the coordinates, by a robust likelihood."""
+r"""Scale function: the log scale of residuals given the coordinates, by a robust likelihood."""
 
 from dataclasses import replace
 
@@ -16,37 +16,41 @@ INFORMATION = 2.0 * DEGREES / (DEGREES + 3.0)
 """Fisher information of the log scale in one residual of that likelihood; 2 for a Gaussian one."""
 
 
-def robust_size(residuals: np.ndarray) -> np.ndarray:
-    """Root mean squares of residuals `(..., m)`, cut at four robust standard deviations; positive unless all are 0."""
+def winsorised_rms(residuals: np.ndarray) -> np.ndarray:
+    """Root mean squares of residuals `(..., m)`, winsorised at four robust standard deviations; 0 is replaced by 1.
+
+    Where winsorising leaves nothing, the plain standard deviation.
+    """
     cut = 4.0 * np.median(np.abs(residuals), axis=-1, keepdims=True) / 0.6745
-    cut_off = np.sqrt(np.mean(np.square(np.clip(residuals, -cut, cut)), axis=-1))
+    robust = np.sqrt(np.mean(np.square(np.clip(residuals, -cut, cut)), axis=-1))
     plain = np.std(residuals, axis=-1)
-    return np.where(cut_off > 0.0, cut_off, np.where(plain > 0.0, plain, 1.0))
+    return np.where(robust > 0.0, robust, np.where(plain > 0.0, plain, 1.0))
 
 
-class Spread:
+class ScaleFunction:
     """Log scales `s(z)` being fitted to the residuals of `n` statistics: hyperparameters, and the last fit.
 
-    Fisher scoring: with `e = r exp(-s)`, working targets `s + ((nu + 1) e^2 / (nu + e^2) - 1) / I` with variance `1 / I`
-    are regressed on the coordinates by ridge regression; hyperparameters follow the held-out density of the working targets.
-    The logarithm of squared residuals, the usual target, has two and a half times the variance: it only gives the start.
+    Fisher scoring: with `e = r exp(-s)`, working targets `s + ((nu + 1) e^2 / (nu + e^2) - 1) / I` with variance
+    `1 / I` are regressed on the coordinates by ridge regression; hyperparameters follow the held-out density of the
+    working targets. The logarithm of squared residuals, the usual target, has two and a half times the variance: it
+    only gives the start.
     """
 
     def __init__(self, smoothness: Smoothness, size: int):
         self.smoothness = smoothness
-        self.offset = np.zeros(np.shape(smoothness.bump))
+        self.offset = np.zeros(np.shape(smoothness.rbf))
         self.fitted, self.held_out = np.zeros((2, *self.offset.shape, size))
         self.last: Regression | None = None
         self._inverses = diagonal(1.0 / ravel(smoothness.curvature(size), 1))
 
     @classmethod
-    def unknown(cls, dim: int, n: int, size: int) -> "Spread":
+    def constant(cls, dim: int, n: int, size: int) -> "ScaleFunction":
         """Before the first fit: the same for all of `size` residuals of `n` statistics."""
         start = Smoothness.start(dim, noise=1.0)
         return cls(jax.tree.map(lambda leaf: np.broadcast_to(leaf, (n, *np.shape(leaf))), start), size)
 
     def update(self, at: Inputs, residuals: np.ndarray, rounds: int, steps: int) -> None:
-        """Fit to residuals `(n, m)` in scoring steps, `rounds` of them; in the last the hyperparameters get `steps` iterations."""
+        """Fit to residuals `(n, m)` in `rounds` scoring steps; in the last hyperparameters get `steps` iterations."""
         if self.fitted.shape[-1] != len(at) or not self.fitted.any():
             self._begin(at, residuals, steps)
         for number in range(rounds):

@@ -1,12 +1,14 @@
 r"""How smooth a function of the coordinates is: hyperparameters of a ridge regression, and the columns that they give.
 
 $k(z, z') = b^2 + \sum_f a_f^2 \phi_f(z) \phi_f(z') + c^2 g(z)' G^{-1} g(z')$ with the features
-$\phi(z) = (z, \sqrt{12} (\Phi(z) - 1/2))$, so that a function that is linear in a normal, or in a uniform, parameter costs
-one amplitude, and the Gaussian kernel $g_u(z) = \exp(-\tfrac12 \sum_d (z_d - u_d)^2 / l_d^2)$ around centres $u$ (Nystroem's
-method: where every simulation is a centre, the last term is the Gaussian kernel itself).
+$\phi(z) = (z, \sqrt{12} (\Phi(z) - 1/2))$, so that a function that is linear in a normal, or in a uniform, parameter
+costs one amplitude, and radial basis functions $g_u(z) = \exp(-\tfrac12 \sum_d (z_d - u_d)^2 / l_d^2)$ around inducing
+points $u$ (Nystroem's method: where every simulation is an inducing point, the last term is the Gaussian kernel
+itself).
 
-Learning runs in NumPy with adjoints by hand: nothing is compiled, and a gradient takes a few products of matrices. Several regressions
-on the same inputs are computed at once, `...` below: one for each of the leading axes of hyperparameters and targets.
+Learning runs in NumPy with adjoints by hand: nothing is compiled, and a gradient takes a few products of matrices.
+Several regressions on the same inputs are computed at once, `...` below: one for each of the leading axes of
+hyperparameters and targets.
 """
 
 from dataclasses import dataclass, replace
@@ -19,7 +21,7 @@ from scipy.spatial.distance import cdist
 
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.low_rank import blocked
-from numpyro_kme.likelihoods.residual.held_out import HeldOut, Ridge, inverse_root, noise_root, transposed
+from numpyro_kme.likelihoods.residual.held_out import HeldOutPredictions, Ridge, inverse_root, noise_root, transposed
 
 INTERCEPT = 10.0
 """Prior standard deviation `b` of the intercept, in standard deviations of the target."""
@@ -28,13 +30,13 @@ JITTER = 1e-6
 """Least noise variance, in variances of the target."""
 
 SPACING, EXPLAINED = 0.3, 1e-6
-"""Centres are the pivots of a Gaussian kernel of length `SPACING sqrt(D)`, until they explain all but this share of it."""
+"""Inducing points are pivots of a Gaussian kernel of length `SPACING sqrt(D)`, until so little of it is unexplained."""
 
 RIDGE = 1e-8
 """Added to the diagonal of `G`."""
 
 LEFT_OUT, SHORTER, FEWEST = 0.01, 1.5, 10
-"""While hyperparameters are learnt, centres are left out that matter less than this; see `Smoothness.enough`."""
+"""While hyperparameters are learnt, inducing points are left out that matter less; see `Smoothness.enough`."""
 
 
 def features(z: Any, xp: Any = np, erf: Any = special.erf) -> Any:
@@ -55,36 +57,36 @@ class Inputs:
     Attributes:
         z: Coordinates, `(m, D)`.
         features: `phi`, `(m, 2 D)`.
-        centres: `u`, `(r, D)`.
+        inducing_points: `u`, `(r, D)`.
     """
 
     z: np.ndarray
     features: np.ndarray
-    centres: np.ndarray
+    inducing_points: np.ndarray
 
     @classmethod
-    def at(cls, z: np.ndarray, centres: np.ndarray) -> "Inputs":
-        """Coordinates with given centres."""
-        return cls(z, features(z), centres)
+    def at(cls, z: np.ndarray, inducing_points: np.ndarray) -> "Inputs":
+        """Coordinates with given inducing points."""
+        return cls(z, features(z), inducing_points)
 
     @classmethod
-    def spread(cls, z: np.ndarray, most: int) -> "Inputs":
-        """At most so many centres, those that explain the other coordinates best."""
+    def pivoted(cls, z: np.ndarray, most: int) -> "Inputs":
+        """At most so many inducing points, those that explain the other coordinates best: the first pivots."""
         kernel = np.exp(-0.5 / (SPACING**2 * z.shape[1]) * cdist(z, z, "sqeuclidean"))
         return cls.at(z, z[blocked(kernel, EXPLAINED, most)[1]])
 
     def __getitem__(self, rows: np.ndarray) -> "Inputs":
-        """Some of the simulations, with all centres."""
-        return Inputs(self.z[rows], self.features[rows], self.centres)
+        """Some of the simulations, with all inducing points."""
+        return Inputs(self.z[rows], self.features[rows], self.inducing_points)
 
     def first(self, number: int) -> "Inputs":
-        """With the first so many centres: the best ones, as `spread` has them in that order."""
-        return replace(self, centres=self.centres[:number])
+        """With the first so many inducing points: the best ones, as `pivoted` orders them."""
+        return replace(self, inducing_points=self.inducing_points[:number])
 
     @property
     def coarse(self) -> "Inputs":
-        """With the first half of the centres."""
-        return self.first((len(self.centres) + 1) // 2)
+        """With the first half of the inducing points."""
+        return self.first((len(self.inducing_points) + 1) // 2)
 
     @property
     def dim(self) -> int:
@@ -100,24 +102,24 @@ class Smoothness:
     """Logarithms of the hyperparameters of regressions.
 
     Attributes:
-        linear: `a`, `(..., 2 D)`.
-        bump: `c`, `(...)`.
-        length: `l`, `(..., D)`.
+        linear: Amplitudes `a` of the features, `(..., 2 D)`.
+        rbf: Amplitude `c` of the radial basis functions, `(...)`.
+        length: Their length scales `l`, `(..., D)`.
         noise: Standard deviation of the noise, `(...)`.
     """
 
     linear: Any
-    bump: Any
+    rbf: Any
     length: Any
     noise: Any
 
     @classmethod
     def start(
-        cls, dim: int, linear: float = 0.3, bump: float = 0.3, length: float = 1.5, noise: float = 1.0
+        cls, dim: int, linear: float = 0.3, rbf: float = 0.3, length: float = 1.5, noise: float = 1.0
     ) -> "Smoothness":
         """The same values everywhere; `length` is multiplied by `sqrt(D)`."""
         lengths = np.full(dim, np.log(length * np.sqrt(dim)))
-        return cls(np.full(2 * dim, np.log(linear)), np.log(bump), lengths, np.log(noise))
+        return cls(np.full(2 * dim, np.log(linear)), np.log(rbf), lengths, np.log(noise))
 
     @classmethod
     def bounds(cls, dim: int) -> tuple["Smoothness", "Smoothness"]:
@@ -131,30 +133,32 @@ class Smoothness:
         return jax.tree.map(lambda leaf, number: np.full(np.shape(leaf), number), self, numbers)
 
     def penalty(self) -> tuple[np.ndarray, "Smoothness"]:
-        """Minus the log prior, and its gradient: exponential priors on `a` (rate `sqrt(2 D)`), `1 / l` (rate `D`) and `c` (rate 2).
+        """Minus the log prior, and its gradient.
 
-        A function that does not depend on a coordinate, or is straight, is the simplest, and costs nothing; the expected variance of
-        the straight part, and the expected sum of `1 / l`, do not depend on the number of coordinates.
+        Exponential priors on `a` (rate `sqrt(2 D)`), `1 / l` (rate `D`) and `c` (rate 2). A function that does not
+        depend on a coordinate, or is straight, is the simplest, and costs nothing; the expected variance of the
+        straight part, and the expected sum of `1 / l`, do not depend on the number of coordinates.
         """
         dim = np.shape(self.length)[-1]
-        linear, length, bump = (
+        linear, length, rbf = (
             np.sqrt(2.0 * dim) * np.exp(self.linear),
             dim * np.exp(-self.length),
-            2.0 * np.exp(self.bump),
+            2.0 * np.exp(self.rbf),
         )
-        total = linear.sum(axis=-1) + length.sum(axis=-1) + bump
-        return total, Smoothness(linear, bump, -length, np.zeros(np.shape(bump)))
+        total = linear.sum(axis=-1) + length.sum(axis=-1) + rbf
+        return total, Smoothness(linear, rbf, -length, np.zeros(np.shape(rbf)))
 
     def regress(self, at: Inputs, noise: np.ndarray, target: np.ndarray) -> "Regression":
         """Regress targets, `(..., m)`; `noise` `(..., m)` is in units of `exp(2 self.noise)`.
 
-        Cost: for each `(m + r) r` exponentials and about `2 m r^2` operations for `r` centres.
+        Cost: for each `(m + r) r` exponentials and about `2 m r^2` operations for `r` inducing points.
         """
-        near, among = self.bumps(at.z, at.centres), self.bumps(at.centres, at.centres)
-        root = np.exp(self.bump)[..., None, None] * inverse_root(among + RIDGE * np.eye(len(at.centres)))
+        points = at.inducing_points
+        near, among = self.radial_basis(at.z, points), self.radial_basis(points, points)
+        root = np.exp(self.rbf)[..., None, None] * inverse_root(among + RIDGE * np.eye(len(points)))
         scale = noise_root((np.exp(2.0 * self.noise) + JITTER)[..., None] * noise)
         weight, first = (1.0 / scale)[..., None], at.features.shape[1] + 1
-        columns = np.empty((*scale.shape, first + len(at.centres)))
+        columns = np.empty((*scale.shape, first + len(points)))
         columns[..., :1] = INTERCEPT * weight
         np.multiply(at.features * np.exp(self.linear)[..., None, :], weight, out=columns[..., 1:first])
         np.multiply(near @ transposed(root), weight, out=columns[..., first:])
@@ -162,17 +166,20 @@ class Smoothness:
         return Regression(self, at, near, among, root, ridge.held_out(target))
 
     def enough(self, at: Inputs) -> Inputs:
-        """Inputs with only the first centres, so many that the rest add to the prior variance, on average over centres, less than `LEFT_OUT` of the noise variance.
+        """Inputs with only as many of the first inducing points as are needed.
 
-        At lengths that are `SHORTER` times shorter: a search may go there. Cost: `r^3 / 3` operations for `r` centres.
+        The others add to the prior variance, on average over the inducing points, less than `LEFT_OUT` of the noise
+        variance, at lengths that are `SHORTER` times shorter: a search may go there. Cost: `r^3 / 3` operations for `r`
+        inducing points.
         """
         shorter = replace(self, length=self.length - np.log(SHORTER))
-        factor = np.linalg.cholesky(shorter.bumps(at.centres, at.centres) + RIDGE * np.eye(len(at.centres)))
+        points = at.inducing_points
+        factor = np.linalg.cholesky(shorter.radial_basis(points, points) + RIDGE * np.eye(len(points)))
         left = np.mean(np.cumsum(np.square(factor)[..., ::-1], axis=-1)[..., ::-1], axis=-2)
-        needed = np.sum(np.exp(2.0 * (self.bump - self.noise))[..., None] * left > LEFT_OUT, axis=-1)
+        needed = np.sum(np.exp(2.0 * (self.rbf - self.noise))[..., None] * left > LEFT_OUT, axis=-1)
         return at.first(max(int(np.max(needed)), FEWEST))
 
-    def bumps(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    def radial_basis(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         """`g_b(a)`, `(..., r, s)`."""
         shrink = np.exp(-self.length)[..., None, :]
         a, b = a * shrink, b * shrink
@@ -190,9 +197,9 @@ class Regression:
         smoothness: Hyperparameters.
         at: Coordinates.
         near: `g` at the simulations, `(..., m, r)`.
-        among: `g` at the centres, `(..., r, r)`.
+        among: `g` at the inducing points, `(..., r, r)`.
         root: `c L^-1` for the Cholesky factor `L` of `G = among + RIDGE`, `(..., r, r)`.
-        held_out: By the columns: intercept, features, kernels.
+        held_out: Held-out predictions from the columns: intercept, features, kernels.
     """
 
     smoothness: Smoothness
@@ -200,7 +207,7 @@ class Regression:
     near: np.ndarray
     among: np.ndarray
     root: np.ndarray
-    held_out: HeldOut
+    held_out: HeldOutPredictions
 
     @property
     def alpha(self) -> np.ndarray:
@@ -208,30 +215,30 @@ class Regression:
         return self.held_out.alpha
 
     def again(self, target: np.ndarray) -> "Regression":
-        """Of other targets, `(..., m)`: nothing is factorised."""
+        """Regress other targets, `(..., m)`: nothing is factorised."""
         return replace(self, held_out=self.held_out.ridge.held_out(target))
 
     def gradient(self, of_residual: np.ndarray, of_variance: np.ndarray) -> tuple[Smoothness, np.ndarray]:
-        """Chain rule: from derivatives by held-out residuals and variances, `(..., m)`, to hyperparameters and target, `(..., m)`."""
-        kernels, hyper, at = len(self.at.centres), self.smoothness, self.at
+        """Derivatives by hyperparameters and targets, `(..., m)`, from those by held-out residuals and variances."""
+        kernels, hyper, at = len(self.at.inducing_points), self.smoothness, self.at
         found = self.held_out.adjoint(of_residual, of_variance, self.root)
         amplitudes, variance = np.diagonal(found.products, axis1=-2, axis2=-1), np.exp(2.0 * hyper.noise)
         of_among = transposed(self.root) @ found.products[..., -kernels:, -kernels:] @ self.root
-        of_among *= -0.5 * np.exp(-2.0 * hyper.bump)[..., None, None]
+        of_among *= -0.5 * np.exp(-2.0 * hyper.rbf)[..., None, None]
         of_among *= self.among
         of_near = found.of_columns
         of_near *= self.near
-        squares = _squares(of_near, at.z, at.centres, 1.0 / self.held_out.ridge.root)
-        squares += _squares(of_among, at.centres, at.centres, np.ones(kernels))
+        squares = _squares(of_near, at.z, at.inducing_points, 1.0 / self.held_out.ridge.root)
+        squares += _squares(of_among, at.inducing_points, at.inducing_points, np.ones(kernels))
         length = np.exp(-2.0 * hyper.length) * squares
         noise = 2.0 * found.of_noise * variance / (variance + JITTER)
-        linear, bump = amplitudes[..., 1:-kernels], amplitudes[..., -kernels:].sum(axis=-1)
-        return Smoothness(linear, bump, length, noise), found.of_target
+        linear, rbf = amplitudes[..., 1:-kernels], amplitudes[..., -kernels:].sum(axis=-1)
+        return Smoothness(linear, rbf, length, noise), found.of_target
 
     def weights(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The fitted functions: intercepts, `(...)`, and weights of the features, `(..., 2 D)`, and of the kernels, `(..., r)`."""
+        """Intercepts `(...)` of the fitted functions, and weights of features `(..., 2 D)` and kernels `(..., r)`."""
         found, hyper = self.held_out.coefficients, self.smoothness
-        kernels = len(self.at.centres)
+        kernels = len(self.at.inducing_points)
         of_kernels = (found[..., None, -kernels:] @ self.root)[..., 0, :]
         return INTERCEPT * found[..., 0], np.exp(hyper.linear) * found[..., 1:-kernels], of_kernels
 

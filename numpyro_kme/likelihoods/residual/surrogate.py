@@ -1,8 +1,7 @@
 """What the residual form has learnt: a likelihood to evaluate, and a report for a person."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -13,21 +12,22 @@ from jax.typing import ArrayLike
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import in_present_precision, on_host
 from numpyro_kme.kernels.base import register
-from numpyro_kme.likelihoods import isolation
-from numpyro_kme.likelihoods.base import LikelihoodAt, Surrogate
+from numpyro_kme.likelihoods import out_of_distribution
+from numpyro_kme.likelihoods.base import Surrogate
 from numpyro_kme.likelihoods.region import Region
-from numpyro_kme.likelihoods.residual.decorrelation import Chain
+from numpyro_kme.likelihoods.residual.decorrelation import TriangularMap
 from numpyro_kme.likelihoods.residual.density import ResidualDensity
-from numpyro_kme.likelihoods.residual.edges import Edges
 from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
-from numpyro_kme.likelihoods.residual.marginals import Warp, log_cosh
+from numpyro_kme.likelihoods.residual.likelihood import ResidualAt
+from numpyro_kme.likelihoods.residual.marginals import MarginalTransform, log_cosh
+from numpyro_kme.likelihoods.residual.support import SupportBounds
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
 
 NEAR = np.zeros(())
 """Log kernel at the nearest simulation: only the range of each statistic is looked at."""
 
-WARPED = 0.5
-"""A warp whose `arcsinh` has a larger standard deviation than this bends."""
+CURVED = 0.5
+"""A marginal transformation whose `arcsinh` has a larger standard deviation than this is curved."""
 
 CHANGING = 0.1
 """A log scale that varies by more than this over the simulations changes."""
@@ -35,27 +35,23 @@ CHANGING = 0.1
 SHOWN = 8
 """So many statistics are listed by number."""
 
-TINY = 1e-30
-"""Keeps a logarithm finite."""
-
-ROUNDING = 0.01
-"""What float32 may move locations by, in residual standard deviations, and log scales, where it is used."""
-
 
 @register
-class Gains:
-    """What each part adds to the log density of a simulation that is held out, in nats, means over the simulations.
+class ScoreImprovements:
+    """What each part adds to the held-out log score, the log density of a simulation that is held out.
+
+    In nats, means over the simulations.
 
     Attributes:
-        location: Over a constant location, `(n,)`.
-        scale: Over a constant scale, `(n,)`.
-        chain: Over independent residuals, `(n,)`.
-        shape: Of the embedding over independent standard normals, a scalar.
+        location: Improvement over a constant location, `(n,)`.
+        scale: Improvement over a constant scale, `(n,)`.
+        decorrelation: Improvement over independent residuals, `(n,)`.
+        shape: Improvement of the embedding over independent standard normals, a scalar.
     """
 
     location: ArrayLike
     scale: ArrayLike
-    chain: ArrayLike
+    decorrelation: ArrayLike
     shape: ArrayLike
 
     def sentence(self) -> str:
@@ -63,7 +59,7 @@ class Gains:
         parts = {
             "location": self.location,
             "scale": self.scale,
-            "decorrelation": self.chain,
+            "decorrelation": self.decorrelation,
             "shape": self.shape,
         }
         return ", ".join(f"{name} {np.sum(value):.2f}" for name, value in parts.items())
@@ -72,33 +68,33 @@ class Gains:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ResidualSurrogate(Surrogate):
-    """A learnt residual kernel means likelihood.
+    """A learnt location-scale kernel means likelihood.
 
     Attributes:
         transform: Which statistics vary, and the check of observations.
         region: Which parameters were simulated; weights are the information of all statistics about each coordinate.
-        steepness: Mean squares of the slopes of locations and of log scales over the simulations, `(2, n, D)`.
-        edges: `e`.
-        warp: `T`, of standardised statistics, or of what edges put in their place.
-        location: `mu`.
-        log_scale: `log sigma`.
-        chain: `V`.
-        density: `p(v | z)`.
+        squared_slopes: Mean squares of the slopes of locations and of log scales over the simulations, `(2, n, D)`.
+        support: Bounds `e` of the statistics.
+        marginals: Transformations `T` of standardised statistics, or of what bounds put in their place.
+        location: Locations `mu`.
+        log_scale: Log scale functions `log sigma`.
+        decorrelation: Triangular map `V`.
+        density: Density `p(v | z)` of decorrelated residuals.
         simulated_range: Lowest and highest simulated statistics, transformed, `(2, n)`.
-        gains: Leave-one-out scores of the parts.
+        improvements: What the parts add to the held-out log score.
     """
 
     transform: StatisticsTransform
     region: Region
-    steepness: ArrayLike
-    edges: Edges
-    warp: Warp
+    squared_slopes: ArrayLike
+    support: SupportBounds
+    marginals: MarginalTransform
     location: RidgeFunctions
     log_scale: RidgeFunctions
-    chain: Chain
+    decorrelation: TriangularMap
     density: ResidualDensity
     simulated_range: ArrayLike
-    gains: Gains
+    improvements: ScoreImprovements
 
     @property
     def dim(self):
@@ -123,20 +119,20 @@ class ResidualSurrogate(Surrogate):
             return in_present_precision(self)._at(jnp.asarray(y))
         self.transform.check(y)
         y = np.array(y, np.float64)
-        isolation.warn_if_isolated(NEAR, NEAR, self.transform, self.simulated_range, y)
+        out_of_distribution.warn_if_out_of_distribution(NEAR, NEAR, self.transform, self.simulated_range, y)
         return on_host(_prepare)(self, y)
 
     def _at(self, y) -> "ResidualAt":
         kept, scale = jnp.asarray(y)[np.array(self.transform.kept)], jnp.asarray(self.transform.scale)
-        log_jacobian = -jnp.sum(jnp.log(scale)) - jnp.sum(jnp.asarray(self.chain.log_size))
+        log_jacobian = -jnp.sum(jnp.log(scale)) - jnp.sum(jnp.asarray(self.decorrelation.log_scale))
         parts = (
             self.region,
-            self.steepness,
-            self.edges,
-            self.warp,
+            self.squared_slopes,
+            self.support,
+            self.marginals,
             self.location,
             self.log_scale,
-            self.chain,
+            self.decorrelation,
             self.density,
         )
         return ResidualAt(*parts, (kept - self.transform.centre) / scale, log_jacobian, y)
@@ -145,17 +141,16 @@ class ResidualSurrogate(Surrogate):
         """Information of all statistics about each coordinate, `(D,)`."""
         return np.asarray(self.region.weights)
 
-    def crossed(self, y: np.ndarray, z: np.ndarray) -> np.ndarray:
-        """Whether an observation `(..., n_raw)` is beyond an edge at `z` `(..., D)`, or nearer than the edge is
-        known."""
+    def outside_support(self, y: np.ndarray, z: np.ndarray) -> np.ndarray:
+        """Whether an observation `(..., n_raw)` is beyond a bound at `z` `(..., D)`, or nearer than its width."""
         kept = np.asarray(y, np.float64)[..., list(self.transform.kept)]
-        return self.edges.crossed((kept - self.transform.centre) / self.transform.scale, z)
+        return self.support.outside_support((kept - self.transform.centre) / self.transform.scale, z)
 
     def information(self) -> np.ndarray:
         r"""Information of each raw statistic about each coordinate, `(n_raw, D)`.
 
-        $E_z[(\partial \mu_i / \partial z_d)^2 / \sigma_i(z)^2]$ over the simulations: the Fisher information of the location, where a
-        prior has 1 in each coordinate. 0 for constant statistics.
+        $E_z[(\partial \mu_i / \partial z_d)^2 / \sigma_i(z)^2]$ over the simulations: the Fisher information of the
+        location, where a prior has 1 in each coordinate. 0 for constant statistics.
         """
         information = np.zeros((self.transform.num_raw, self.dim))
         information[list(self.transform.kept)] = self._over_simulations()[0]
@@ -166,19 +161,19 @@ class ResidualSurrogate(Surrogate):
         return 0.5 * np.log1p(self.information().sum(axis=1))
 
     def describe(self) -> Mapping[str, Any]:
-        """How location, scale and transforms were fitted, and how well: sentences, and numbers for each statistic."""
+        """How location, scale and transformations were fitted, and how well: text, and numbers for each statistic."""
         density = self.density
         changes = self._over_simulations()[1] > CHANGING
-        curved = np.count_nonzero(self.location.bump, axis=1) > 0
-        explained = -np.expm1(-2.0 * np.maximum(np.asarray(self.gains.location), 0.0))
+        curved = np.count_nonzero(self.location.rbf, axis=1) > 0
+        explained = -np.expm1(-2.0 * np.maximum(np.asarray(self.improvements.location), 0.0))
         return {
-            "form": "residual kernel means likelihood",
+            "form": "location-scale kernel means likelihood",
             "location": f"{explained.min():.0%} to {explained.max():.0%} of the variance of statistics, held out; "
             f"curved: {self._list(curved)}",
             "scale": f"changes with the parameters: {self._list(changes)}",
-            "edges": f"not crossed by {self._list(np.asarray(self.edges.side) != 0.0)}",
-            "transforms": f"curved: {self._list(np.asarray(self.warp.spread) > WARPED)}",
-            "held-out gain, nats": self.gains.sentence(),
+            "support bounds": self._list(np.asarray(self.support.side) != 0.0),
+            "marginal transformations": f"curved: {self._list(np.asarray(self.marginals.scale) > CURVED)}",
+            "held-out improvement, nats": self.improvements.sentence(),
             "eps": np.asarray(density.eps),
             "beta": float(density.beta),
             "lam": float(density.ridge) / self.num_simulations,
@@ -206,7 +201,8 @@ class ResidualSurrogate(Surrogate):
         """Information, `(n, D)`, and standard deviation of each log scale, `(n,)`, over at most 300 simulations."""
         points = np.asarray(self.density.points)
         log_scale = self.log_scale.on_host(points[:300])
-        return steepness(self.edges, self.warp, self.location, self.log_scale, points)[0], np.std(log_scale, axis=0)
+        parts = self.support, self.marginals, self.location, self.log_scale
+        return information_and_slopes(*parts, points)[0], np.std(log_scale, axis=0)
 
     def _list(self, chosen: np.ndarray) -> str:
         """Raw numbers of the statistics that are marked, `(n,)`, in words."""
@@ -217,93 +213,25 @@ class ResidualSurrogate(Surrogate):
         return f"statistics {', '.join(numbers[:SHOWN])}{more}"
 
 
-def steepness(
-    edges: Edges, warp: Warp, location: RidgeFunctions, log_scale: RidgeFunctions, z: np.ndarray
+def information_and_slopes(
+    support: SupportBounds,
+    marginals: MarginalTransform,
+    location: RidgeFunctions,
+    log_scale: RidgeFunctions,
+    z: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Information of each statistic about each coordinate, `(n, D)`, and mean squares of the slopes of locations and
-    log scales, `(2, n, D)`, over at most 300 of the points `(m, D)`. An edge moves the location too, in units of the
-    warped statistic in its middle."""
-    z, middle = z[:300], warp.middle
-    log_slope = np.asarray(warp.log_slope(middle)) - log_cosh(middle, np) - np.log(edges.width)
-    slopes = location.slopes(z) + np.where(edges.side, np.exp(log_slope), 0.0)[:, None] * edges.slopes(z)
+    """Information of each statistic about each coordinate, and mean squared slopes, over at most 300 points `(m, D)`.
+
+    A bound moves the location too, in units of the transformed statistic in its middle.
+
+    Returns:
+        Information, `(n, D)`, and mean squares of the slopes of locations and log scales, `(2, n, D)`.
+    """
+    z, middle = z[:300], marginals.middle
+    log_slope = np.asarray(marginals.log_slope(middle)) - log_cosh(middle, np) - np.log(support.width)
+    slopes = location.slopes(z) + np.where(support.side, np.exp(log_slope), 0.0)[:, None] * support.slopes(z)
     precision = np.exp(-2.0 * log_scale.on_host(z))[:, :, None]
     return np.mean(np.square(slopes) * precision, axis=0), np.mean(np.square([slopes, log_scale.slopes(z)]), axis=1)
-
-
-@register
-class ResidualAt(LikelihoodAt):
-    """The residual form at one observation.
-
-    Attributes:
-        region, steepness, edges, warp, location, log_scale, chain, density: As in `ResidualSurrogate`.
-        standard: Statistics that vary, in robust standard deviations, `(n,)`.
-        log_jacobian: What does not depend on the coordinates.
-        y: The observation.
-    """
-
-    region: Region
-    steepness: ArrayLike
-    edges: Edges
-    warp: Warp
-    location: RidgeFunctions
-    log_scale: RidgeFunctions
-    chain: Chain
-    density: ResidualDensity
-    standard: ArrayLike
-    log_jacobian: ArrayLike
-    y: Any
-
-    @property
-    def data(self):
-        """The observation."""
-        return self.y
-
-    def signed_log(self, z):
-        """Sign 1 and log of `q(y | z)` at one point `(D,)`."""
-        value = self.log_density(z)
-        return jnp.ones_like(value), value
-
-    def log_density(self, z):
-        r"""`log q(y | z)` at one point `(D,)`: positive and smooth as it is.
-
-        Outside the simulated region functions stay as they are at its nearest point $\tilde z$, and residuals are
-        wider, $\sigma_i^2 \exp(2 \tau_i^2 / \sqrt{1 + \tau_i^2}) + \delta_i^2$: about the variance around
-        $\mu_i(\tilde z)$ when location and log scale may have gone on at their usual slopes, either way, by
-        $\delta_i^2 = \sum_d \overline{(\partial \mu_i / \partial z_d)^2} (z_d - \tilde z_d)^2$, and $\tau_i^2$
-        likewise. The embedding keeps the least share of $\sigma_i^2$ in these; the rest is the broad density's.
-
-        Cost: about `(D + n + 2 r) m` operations for `r` columns of the density's basis, and the exponentials of the
-        kernels that location and scale need; products of matrices under `vmap`.
-        """
-        z, given = self.region.nearest(jnp.asarray(z)), jnp.asarray(z)
-        bounded, log_slope = self.edges(self.standard, z)
-        of_location, of_scale = jnp.asarray(self.steepness).astype(z.dtype) @ jnp.square(given - z)
-        held = self.log_scale(z).astype(z.dtype)
-        log_scale = 0.5 * jnp.logaddexp(2.0 * (held + of_scale / jnp.sqrt(1.0 + of_scale)), jnp.log(of_location + TINY))
-        known = jnp.exp(2.0 * jnp.min(held - log_scale)).astype(jnp.asarray(self.density.points).dtype)
-        u = (self.warp(bounded) - self.location(z).astype(z.dtype)) * jnp.exp(-log_scale)
-        v, precision = self.chain(u, z), jnp.asarray(self.density.points).dtype
-        log_density = self.density.log_density(v.astype(precision), z.astype(precision), known).astype(v.dtype)
-        return log_density + jnp.sum(self.warp.log_slope(bounded) + log_slope - log_scale) + self.log_jacobian
-
-    def brief(self):
-        """In float32, but for locations and scales that rounding would move by more than `ROUNDING`."""
-        short = partial(jax.tree.map, lambda leaf: np.asarray(leaf, np.float32))
-        found = replace(self, density=short(self.density))
-        if self._rounding() <= ROUNDING:
-            found = replace(found, location=short(self.location), log_scale=short(self.log_scale))
-        return found
-
-    def _rounding(self) -> float:
-        """Largest error of locations, in residual standard deviations, and of log scales in float32, over at most 300 simulations;
-        NaN where float32 cannot hold them."""
-        z = np.asarray(self.density.points)[:300]
-        with np.errstate(all="ignore"):
-            location, log_scale = (
-                [part.on_host(z, kind) for kind in (np.float32, np.float64)] for part in (self.location, self.log_scale)
-            )
-            errors = (location[0] - location[1]) * np.exp(-log_scale[1]), log_scale[0] - log_scale[1]
-            return float(np.max(np.abs(errors)))
 
 
 @jax.jit

@@ -1,13 +1,13 @@
-r"""Edges: where the support of a statistic ends, a straight line in the features of the coordinates.
+r"""Where the support of a statistic ends: a bound that is linear in the features of the coordinates.
 
 A smallest or largest value often bounds a parameter: $x_i \ge e_i(z)$ in every simulation. The closest such line,
 
 $$ e_i = \arg\max_e \sum_j e(z_j) \quad \text{with} \quad e(z_j) \le x_{ij} \text{ for all } j, $$
 
 is a linear programme, and a new simulation crosses it with probability of at most `p / (m + 1)` for `p` coefficients.
-An upper edge is a lower one of $-x_i$. Where it raises the held-out density,
-$\operatorname{arcsinh}((x_i - e_i(z)) / w_i)$ takes the place of $x_i$, about the logarithm of the gap: the edge is far
-out in its tail. The width $w_i$ is how far the simulations that hold the line are beyond the line without them.
+An upper bound is a lower one of $-x_i$. Where it raises the held-out density,
+$\operatorname{arcsinh}((x_i - e_i(z)) / w_i)$ takes the place of $x_i$, about the logarithm of the gap: the bound is
+far out in its tail. The width $w_i$ is how far the simulations that hold the line are beyond the line without them.
 """
 
 from dataclasses import dataclass
@@ -25,33 +25,32 @@ from numpyro_kme.likelihoods.residual.smoothness import Inputs, features, line_s
 from numpyro_kme.likelihoods.statistics import robust_scale
 
 FEWEST, LOOKED_AT = 20, 200
-"""Simulations for each coefficient of a line; so many at least, if there are, tell whether there may be an edge."""
+"""Simulations for each coefficient of a line; so many at least, if there are, tell whether there may be a bound."""
 
 NEAR, CROWDED = 0.1, 0.03
-"""At an edge more than a share `CROWDED` of the gaps is below `NEAR` of their median; at the end of a normal tail 1 %
-are, and as large a share more as the line has coefficients where it was fitted to them."""
+"""At a bound more than a fraction `CROWDED` of the gaps is below `NEAR` of their median; at the end of a normal tail
+1 % are, and as large a fraction more as the line has coefficients where it was fitted to them."""
 
 STANDING = 0.1
-"""A line that moves by a smaller share of the median gap than this is an end of the statistic, which a marginal
+"""A line that moves by a smaller fraction of the median gap than this is an end of the statistic, which a marginal
 transformation serves."""
 
-GAIN = 0.1
-"""Nats a simulation that an edge has to add to the held-out log density."""
+MIN_IMPROVEMENT = 0.1
+"""What a bound has to add to the held-out log density, in nats a simulation."""
 
 TOUCHING = 1e-9
 """A gap below this, in standard deviations of the statistic, touches the line."""
-
 
 STEEPEST, NARROWEST = 1e3, 1e-6
 """Largest coefficient of a line, and least width, in standard deviations of the statistic."""
 
 
 @register
-class Edges:
+class SupportBounds:
     """The lines, in robust standard deviations of the statistics.
 
     Attributes:
-        offset: `(n,)`.
+        offset: Intercepts, `(n,)`.
         linear: Weights of the features, `(n, 2 D)`.
         width: `w`, `(n,)`; 1 where there is no line.
         side: 1 where the statistic stays above its line, -1 below, 0 where it has none, which is the line 0, `(n,)`.
@@ -63,8 +62,8 @@ class Edges:
     side: Array
 
     @classmethod
-    def none(cls, n: int, dim: int) -> "Edges":
-        """No statistic has an edge."""
+    def none(cls, n: int, dim: int) -> "SupportBounds":
+        """No statistic has a bound."""
         return cls(np.zeros(n), np.zeros((n, 2 * dim)), np.ones(n), np.zeros(n))
 
     def __call__(self, s: Array, z: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -74,9 +73,11 @@ class Edges:
         found = jnp.arcsinh(gaps / self.width)
         return jnp.where(bounded, found, gaps), jnp.where(bounded, -log_cosh(found) - jnp.log(self.width), 0.0)
 
-    def crossed(self, s: np.ndarray, z: np.ndarray) -> np.ndarray:
-        """Whether one of the statistics `(..., n)` is beyond its edge, or nearer than its width, at points `(..., D)`,
-        on the host."""
+    def outside_support(self, s: np.ndarray, z: np.ndarray) -> np.ndarray:
+        """Whether one of the statistics `(..., n)` is beyond its bound, or nearer than its width, at points `(..., D)`.
+
+        On the host.
+        """
         gaps = (s - self.offset - features(z) @ np.asarray(self.linear).T) * self.side
         return np.any((gaps < self.width) & (np.asarray(self.side) != 0.0), axis=-1)
 
@@ -87,8 +88,14 @@ class Edges:
 
 @dataclass(frozen=True)
 class _Line:
-    """One line: its coefficients of 1 and the features, its width, on which side the statistic is, and held-out gaps
-    `(m,)`."""
+    """A candidate for a bound.
+
+    Attributes:
+        coefficients: Coefficients of 1 and of the features, `(1 + 2 D,)`.
+        width: `w`.
+        side: 1 where the statistic stays above the line, -1 below.
+        gaps: Held-out gaps of the simulations, `(m,)`.
+    """
 
     coefficients: np.ndarray
     width: float
@@ -106,34 +113,37 @@ class _Line:
         return _score(at, found, rows) - np.mean(log_cosh(found[rows], np)) - np.log(self.width)
 
 
-def fit_edges(at: Inputs, s: np.ndarray, rows: np.ndarray, warp: bool) -> tuple[Edges, np.ndarray]:
-    """Find the edges of statistics `(m, n)`, and what takes their place, `(m, n)`: held out, so that those that hold a
-    line are beyond it.
+def fit_support_bounds(
+    at: Inputs, s: np.ndarray, rows: np.ndarray, transform_marginals: bool
+) -> tuple[SupportBounds, np.ndarray]:
+    """Find the bounds of statistics `(m, n)`, and what takes the place of these, `(m, n)`.
+
+    That is held out, so that simulations that hold a line are beyond it.
 
     Args:
         at: Coordinates.
         s: Statistics in robust standard deviations.
         rows: Simulations that are scored.
-        warp: Whether statistics may be warped; without, none has an edge.
+        transform_marginals: Whether statistics may be transformed; without, none has a bound.
     Cost: four linear programmes for each statistic, and one for each coefficient of a line that is used.
     """
-    edges, found = Edges.none(s.shape[1], at.dim), np.array(s)
-    if not warp:
-        return edges, found
+    support, found = SupportBounds.none(s.shape[1], at.dim), np.array(s)
+    if not transform_marginals:
+        return support, found
     columns = np.concatenate([np.ones((len(at), 1)), at.features], axis=1)
     for i, column in enumerate(s.T):
         lines = list(_lines(columns, column, rows))
         scores = [line.score(at, rows) for line in lines]
-        if lines and max(scores) > _score(at, column, rows) + GAIN:
+        if lines and max(scores) > _score(at, column, rows) + MIN_IMPROVEMENT:
             line = lines[int(np.argmax(scores))]
-            edges.offset[i], edges.linear[i] = line.coefficients[0], line.coefficients[1:]
-            edges.width[i], edges.side[i] = line.width, line.side
+            support.offset[i], support.linear[i] = line.coefficients[0], line.coefficients[1:]
+            support.width[i], support.side[i] = line.width, line.side
             found[:, i] = line.statistic
-    return edges, found
+    return support, found
 
 
 def _lines(columns, s, rows):
-    """Lower and upper lines by normal and by uniform features that look like edges on `rows`."""
+    """Lower and upper lines by normal and by uniform features that look like bounds on `rows`."""
     dim = columns.shape[1] // 2
     for chosen in (np.arange(dim + 1), np.r_[0, dim + 1 : 2 * dim + 1]):
         if len(rows) < FEWEST * len(chosen):
@@ -141,12 +151,12 @@ def _lines(columns, s, rows):
         few = columns[:, chosen]
         for side in (1.0, -1.0):
             some = rows[: max(LOOKED_AT, FEWEST * len(chosen))]
-            found = below(few[some], side * s[some])
+            found = linear_lower_bound(few[some], side * s[some])
             line = few[some] @ found
             gaps = side * s[some] - line
             if np.std(line) < STANDING * np.median(gaps) or not _crowded(gaps, len(chosen) / len(some)):
                 continue
-            found, gaps = held_out_below(few, side * s)
+            found, gaps = held_out_lower_bound(few, side * s)
             if not _crowded(gaps[rows]):
                 continue
             coefficients, width = np.zeros(columns.shape[1]), max(np.median(-gaps[gaps < 0.0]), NARROWEST)
@@ -160,9 +170,11 @@ def _crowded(gaps, fitted=0.0):
     return len(inside) > len(gaps) // 2 and np.mean(inside < NEAR * np.median(inside)) > CROWDED + fitted
 
 
-def below(columns: np.ndarray, s: np.ndarray) -> np.ndarray:
-    """Coefficients `(p,)` of the closest line `columns @ c <= s`; constraints that are violated are added until none
-    is; NaN where there is none."""
+def linear_lower_bound(columns: np.ndarray, s: np.ndarray) -> np.ndarray:
+    """Coefficients `(p,)` of the closest line `columns @ c <= s`; NaN where there is none.
+
+    By a linear programme to which constraints that are violated are added until none is.
+    """
     cost, active = -columns.mean(axis=0), np.arange(min(len(s), 200))
     while True:
         found = linprog(cost, A_ub=columns[active], b_ub=s[active], bounds=(-STEEPEST, STEEPEST)).x
@@ -176,19 +188,21 @@ def below(columns: np.ndarray, s: np.ndarray) -> np.ndarray:
         active = np.concatenate([active, worst])
 
 
-def held_out_below(columns: np.ndarray, s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The closest line, and the gaps of all simulations `(m,)` from lines without them: others than those that touch do
-    not hold it."""
-    found = below(columns, s)
+def held_out_lower_bound(columns: np.ndarray, s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The closest line, and the gaps of all simulations `(m,)` from lines without them.
+
+    Only the simulations that touch the line hold it.
+    """
+    found = linear_lower_bound(columns, s)
     gaps = s - columns @ found
     for j in np.flatnonzero(gaps < TOUCHING):
         rest = np.arange(len(s)) != j
-        gaps[j] = s[j] - columns[j] @ below(columns[rest], s[rest])
+        gaps[j] = s[j] - columns[j] @ linear_lower_bound(columns[rest], s[rest])
     return found, gaps
 
 
 def _score(at, s, rows):
-    """Mean held-out log density of a statistic `(m,)` on `rows`, after the best warp."""
+    """Mean held-out log density of a statistic `(m,)` on `rows`, after the best marginal transformation."""
     centre, scale = np.median(s), robust_scale(s)
     column = np.clip((s[rows] - centre) / scale, -20.0, 20.0)
     _, scores = start_locations(at.coarse[rows], column[None], np.array([-centre / scale]), True)

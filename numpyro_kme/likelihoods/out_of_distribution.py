@@ -1,4 +1,4 @@
-"""Whether an observation lies far outside all simulations."""
+"""Out-of-distribution check: whether an observation lies far outside all simulations."""
 
 import warnings
 from typing import Any
@@ -15,7 +15,7 @@ MARGIN = 4.5
 """Log kernel value that is never far: three length scales of a Gaussian kernel."""
 
 
-def log_isolation(log_gram: jax.Array) -> jax.Array:
+def log_nearest_quantile(log_gram: jax.Array) -> jax.Array:
     """First percentile, over simulations, of the log data kernel at the nearest other one, relative to itself.
 
     Args:
@@ -25,13 +25,20 @@ def log_isolation(log_gram: jax.Array) -> jax.Array:
     return jnp.quantile(jnp.max(others, axis=1) - jnp.diagonal(log_gram), 0.01)
 
 
-def warn_if_isolated(
-    log_nearest: Array, isolation: Array, transform: StatisticsTransform | None, data: Any, y: Any
+def warn_if_out_of_distribution(
+    log_nearest: Array, usual: Array, transform: StatisticsTransform | None, data: Any, y: Any
 ) -> None:
     """Warn if the observation is much further from every simulation than simulations are from each other.
 
-    In squared distances twice the first percentile of `log_isolation` plus nine; or, in any one statistic, further
-    outside the simulated range than a quarter of it, on the standardised scale.
+    In squared distances: further than nine more than twice the usual one, `log_nearest_quantile`; or, in any one
+    statistic, further outside the simulated range than a quarter of it, on the standardised scale.
+
+    Args:
+        log_nearest: Log data kernel at the simulation nearest to the observation, relative to the observation itself.
+        usual: `log_nearest_quantile` of the simulations.
+        transform: Raw statistics to standardised ones; without, single statistics are not looked at.
+        data: Standardised statistics of the simulations, or their extremes, `(..., n)`.
+        y: The observation.
     """
     advice = "The posterior there rests on no simulation: check the simulator and the prior, or simulate more."
     outside = [] if transform is None else _outside(transform, data, y)
@@ -40,10 +47,10 @@ def warn_if_isolated(
             f"{i} (observed {value:.6g}, simulated {low:.6g} to {high:.6g})" for i, value, low, high in outside
         )
         warnings.warn(f"The observation lies far outside all simulations in statistics {names}. {advice}", stacklevel=4)
-    elif float(log_nearest) < 2.0 * min(float(isolation), 0.0) - MARGIN:
+    elif float(log_nearest) < 2.0 * min(float(usual), 0.0) - MARGIN:
         warnings.warn(
-            f"The observation lies far outside all simulations: log data kernel {float(log_nearest):.3g} at the nearest one, "
-            f"where 99 % of the simulations have a neighbour above {float(isolation):.3g}. {advice}",
+            f"The observation lies far outside all simulations: log data kernel {float(log_nearest):.3g} at the "
+            f"nearest one, where 99 % of the simulations have a neighbour above {float(usual):.3g}. {advice}",
             stacklevel=4,
         )
 

@@ -1,0 +1,218 @@
+"""What the published form has learnt: a likelihood to evaluate, its held-out scores, and a report for a person."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from numpyro_kme._core import checks
+from numpyro_kme._core.host import in_present_precision, on_host
+from numpyro_kme._core.solves import Array
+from numpyro_kme.embeddings.measures import Measure
+from numpyro_kme.kernels.stationary import Gaussian
+from numpyro_kme.likelihoods.base import KernelExpansion, Surrogate
+from numpyro_kme.likelihoods.out_of_distribution import warn_if_out_of_distribution
+from numpyro_kme.likelihoods.published import summaries
+from numpyro_kme.likelihoods.published.learning import LearntHyperparameters
+from numpyro_kme.likelihoods.published.likelihood import KernelMeansAt, describe_weights
+from numpyro_kme.likelihoods.published.objectives import Hyperparameters, TrainingSet, log_integral
+from numpyro_kme.likelihoods.published.solves import MOST_DENSE, Solution, Solved
+from numpyro_kme.likelihoods.published.summaries import LeaveOneOutScores, Summary
+from numpyro_kme.likelihoods.signed import SignedLog, to_signed_log
+from numpyro_kme.likelihoods.statistics import StatisticsTransform
+
+SMALLEST_SINGLE = 1e-5
+"""Smallest `lam` for solves in float32, whose relative error is about `1e-7 / lam`."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class KernelMeansSurrogate(Surrogate):
+    """A learnt kernel means likelihood of the published form.
+
+    Attributes:
+        z: Coordinates of the simulations, `(m, D)`.
+        data: Standardised statistics `(m, n)`, or the data points as they are.
+        hyper: Hyperparameters.
+        solution: `L + m lam I`, factorised.
+        transform: Raw statistics to standardised ones; `None` where data are compared as they are.
+        summary: Held-out quantities of the fit, of 2,000 simulations at most.
+        learnt: How learning went; `None` where the hyperparameters were given.
+    """
+
+    z: Array
+    data: Any
+    hyper: Hyperparameters
+    solution: Solution
+    transform: StatisticsTransform | None
+    summary: Summary
+    learnt: LearntHyperparameters | None
+
+    @property
+    def dim(self):
+        """Number of coordinates."""
+        return self.z.shape[1]
+
+    @property
+    def num_simulations(self):
+        """Number of simulations."""
+        return len(self.z)
+
+    def point(self, y: Any) -> Any:
+        """Read one output `(*event)` as the data kernel does."""
+        return self.hyper.data_kernel.point(y)
+
+    def at(self, y: Any) -> KernelMeansAt:
+        """The likelihood at one observation.
+
+        A concrete `y` is checked and prepared on the host in float64; a traced one is prepared in place.
+
+        Raises:
+            ValueError: If `y` has the wrong shape, is not finite, or differs from a statistic that every simulation
+                shares.
+        Warns:
+            UserWarning: If `y` lies far outside all simulations.
+        Cost: `m` data kernels and two triangular solves.
+        """
+        if not checks.is_concrete((y, self)):
+            self._check_precision()
+            return in_present_precision(self)._at(y)
+        if self.transform is not None:
+            self.transform.check(y)
+        y = jax.tree.map(lambda leaf: np.array(leaf, np.float64), y)
+        bare = replace(self, solution=None, summary=None, learnt=None)  # type: ignore[arg-type]  # nothing below solves
+        log_kappa = on_host(KernelMeansSurrogate._log_kappa)(bare, y)
+        solved = self.solution.solve_on_host(self.hyper, self.z, np.exp(log_kappa - np.max(log_kappa)))
+        likelihood = on_host(_likelihood)(bare, y, log_kappa, solved)
+        log_nearest = likelihood.log_nearest, self.summary.log_nearest_quantile
+        warn_if_out_of_distribution(*log_nearest, self.transform, self.data, y)
+        return likelihood
+
+    def _at(self, y) -> KernelMeansAt:
+        log_kappa = self._log_kappa(y)
+        solved = self.solution.solve(self.hyper, self.z, jnp.exp(log_kappa - jnp.max(log_kappa)))
+        return self._likelihood(y, log_kappa, solved)
+
+    def _log_kappa(self, y) -> jax.Array:
+        return self.hyper.data_kernel.log_gram(as_one_point(self.transform, y, self.data), self.data)[0]
+
+    def _likelihood(self, y, log_kappa, solved: Solved) -> KernelMeansAt:
+        kernel, largest = self.hyper.data_kernel, jnp.max(log_kappa)
+        observed = as_one_point(self.transform, y, self.data)
+        log_norm = log_integral(kernel, self.data)
+        log_scale = largest if log_norm is None else largest - log_norm
+        if self.transform is not None:
+            log_scale = log_scale + self.transform.log_abs_det_jacobian(y)
+        terms = KernelExpansion(self.hyper.parameter_kernel, solved.points, solved.weights, log_scale)
+        beta = self.hyper.parameter_kernel.length_scale
+        log_largest, centre, cholesky_factor, amplitude = describe_weights(self.z, log_kappa, solved, beta)
+        log_nearest = largest - kernel.log_gram(observed, observed)[0, 0]
+        return KernelMeansAt(terms, log_largest, centre, cholesky_factor, log_nearest, amplitude, y)
+
+    def _check_precision(self):
+        single = jnp.result_type(float) == jnp.float32
+        if single and checks.is_concrete(self.hyper.regularisation):
+            lam = float(self.hyper.regularisation)
+            checks.require(
+                lam >= SMALLEST_SINGLE,
+                f"lam = {lam:.1e} is too small to solve for a traced observation in float32 (at least "
+                f"{SMALLEST_SINGLE:.0e}). Turn on float64 by numpyro.enable_x64(), or pass a concrete observation, "
+                "which is prepared in float64.",
+            )
+
+    def weights(self, y: Any) -> SignedLog:
+        """`v(y)` as signs and logs, `(m,)`: `q(y | z) = sum_j v_j(y) l(z_j, z)` over the simulations, or the pivots."""
+        terms = self.at(y).terms
+        return on_host(to_signed_log)(terms.weights, terms.log_scale)
+
+    def dependence(self) -> np.ndarray:
+        """Inverse squared length scales of the coordinates, `(D,)`."""
+        return np.broadcast_to(1.0 / np.square(self.hyper.parameter_kernel.length_scale), self.dim)
+
+    def variance(self, z: ArrayLike) -> jax.Array:
+        r"""Variance of a Gaussian process with kernel `l` and noise `m lam` at points `(r, D)`, before any amplitude.
+
+        `(r,)`: `l(z, z) - l(z)' (L + m lam I)^-1 l(z)`: between 0 near simulations and 1 far from all of them. Times
+        `amplitude * exp(2 log_scale)` of `at(y)` it is a variance of `q(y | z)`: where further simulations tell most.
+        """
+        return self.solution.variance(self.hyper, self.z, jnp.asarray(z))
+
+    def log_marginal(self, y: Any, measure: Measure) -> SignedLog:
+        """Sign and log absolute value of `q(y) = v(y)' mu`, `mu_j = int l(z_j, t) p(dt)`.
+
+        Raises:
+            ValueError: If the data kernel is not a density in `y`.
+        """
+        self.require_density()
+        return self.at(y).log_mean(measure)
+
+    def require_density(self) -> None:
+        """Raise unless the data kernel is a density in the observation."""
+        checks.require(
+            log_integral(self.hyper.data_kernel, self.data) is not None,
+            f"{type(self.hyper.data_kernel).__name__} is not a density in the observation, so there is no marginal or "
+            "predictive density; posteriors do not need one. Compare models by the leave-one-out score instead.",
+        )
+
+    def leave_one_out(self) -> LeaveOneOutScores:
+        """Held-out quantities of every simulation, in closed form, as a refit without it gives at the same `m lam`.
+
+        Cost: six dense matrices; at most 10,000 simulations.
+        """
+        checks.require(
+            len(self.z) <= MOST_DENSE,
+            f"Leaving out each of {len(self.z)} simulations takes {6 * 8 * len(self.z) ** 2 / 1e9:.0f} GB of dense "
+            f"matrices; at most {MOST_DENSE} are taken. `summary` holds the scores of a random choice.",
+        )
+        return on_host(summaries.leave_one_out)(self.hyper, TrainingSet(self.z, self.data))
+
+    def relevance(self) -> np.ndarray:
+        """Relevance of each raw statistic, `(n_raw,)`: what leaving it out costs.
+
+        The drop of the mean held-out log posterior density of the simulated parameters (`LeaveOneOut`), in nats, when
+        the statistic is taken out of the data kernel and everything else stays, over 2,000 simulations at most. 0 for
+        constant statistics; noise around 0 for those that say nothing. Cost: one matrix product of size `m` for each
+        statistic.
+        """
+        checks.require(
+            isinstance(self.data, np.ndarray) and self.data.ndim == 2,
+            "Relevance needs statistics `(m, n)`; these data are compared as a whole.",
+        )
+        drops = summaries.relevance(*summaries.held_out_sample(self.hyper, self.z, self.data))
+        if self.transform is None:
+            return drops
+        of_raw = np.zeros(self.transform.num_raw)
+        of_raw[list(self.transform.kept)] = drops
+        return of_raw
+
+    def describe(self) -> Mapping[str, Any]:
+        """What was learnt, which bounds were met, and what to look at."""
+        described = {
+            "form": "published kernel means likelihood",
+            "beta": np.asarray(self.hyper.parameter_kernel.length_scale),
+            "lam": float(self.hyper.regularisation),
+            "leave-one-out score": float(self.summary.score),
+            "negative share": float(self.summary.negative_share),
+            **self.solution.describe(),
+        }
+        if isinstance(self.hyper.data_kernel, Gaussian):
+            described["eps"] = np.asarray(self.hyper.data_kernel.length_scale)
+        else:
+            described["data kernel"] = str(self.hyper.data_kernel)
+        return described | {"at bounds": "not learnt" if self.learnt is None else self.learnt.at_bounds(self.dim)}
+
+
+_likelihood = jax.jit(KernelMeansSurrogate._likelihood)
+
+
+def as_one_point(transform: StatisticsTransform | None, y: Any, data: Any) -> Any:
+    """The observation as the data of one simulation that the data kernel sees; what all data share is left as it is."""
+    if transform is not None:
+        return transform.forward(jnp.asarray(y)[None, :])
+    return jax.tree.map(
+        lambda leaf, like: jnp.asarray(leaf)[None] if jnp.ndim(leaf) < jnp.ndim(like) else leaf, y, data
+    )
