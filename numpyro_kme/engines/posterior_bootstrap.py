@@ -11,32 +11,26 @@ import numpy as np
 from numpyro.distributions import Distribution
 
 from numpyro_kme._core import checks
-from numpyro_kme.bootstrap import lanes
+from numpyro_kme.bootstrap import batched
+from numpyro_kme.bootstrap.emulated.bootstrap import least_starts
+from numpyro_kme.bootstrap.emulated.summary import WRONG
 from numpyro_kme.bootstrap.fit import full_data
 from numpyro_kme.bootstrap.preparation import Settings
-from numpyro_kme.bootstrap.replicates import Replicates, posterior_bootstrap
+from numpyro_kme.bootstrap.replicates import posterior_bootstrap
+from numpyro_kme.bootstrap.results import Replicates
 from numpyro_kme.bootstrap.weights import DirichletProcess
 from numpyro_kme.engines._data_kernels import checked_rule
 from numpyro_kme.engines._iid import IidModel
 from numpyro_kme.engines.base import Engine, check_run
 from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.kernels.length_scales import LengthScaleRule
-from numpyro_kme.losses.base import Loss, Objective
+from numpyro_kme.losses.base import Loss, WeightedObjective
 from numpyro_kme.losses.generator import BLOCK, Generator
 from numpyro_kme.losses.mmd import MMD
 from numpyro_kme.simulations.fingerprint import fingerprint
 
 NOISY = 0.2
 """Simulation noise above this many posterior standard deviations is warned of."""
-
-LEAST = 2048
-"""Prior draws from which an emulator begins, at least."""
-
-APART = 128
-"""So many times `prior_draws` are drawn in all: replicates choose among different ones."""
-
-WRONG = 0.5
-"""Errors of an emulated loss above this many units of log-likelihood are warned of."""
 
 
 class PosteriorBootstrap(Engine):
@@ -78,9 +72,9 @@ class PosteriorBootstrap(Engine):
         num_simulations: Draws of the simulator that an emulator learns from, about; at least 100,000.
         prior_weight: What the model's prior counts against the loss as a log-likelihood, with `method="emulated"`; 0 (as
             published) or 1, as in Bayes' rule. Each replicate then draws a point `z` of the prior, and to its loss
-            `prior_weight * unit * sum_a ((u_a - z_a) / s_a)^2 / 2` is added, `u` unconstrained, `s` the prior's standard
-            deviations there: what the data leave open spreads as the prior does. The `unit` is what makes the loss a
-            log-likelihood (`loss_unit`). Exact for linear models with normal noise and normal priors.
+            `prior_weight * loss_scale * sum_a ((u_a - z_a) / s_a)^2 / 2` is added, `u` unconstrained, `s` the prior's standard
+            deviations there: what the data leave open spreads as the prior does. The `loss_scale` is what makes the loss a
+            log-likelihood (`calibrated_loss_scale`). Exact for linear models with normal noise and normal priors.
         prior_draws: `z` is the best, by the replicate's loss, of so many draws of the prior. With 1 the prior counts in every
             direction; with many (the published starts are the best of 500) only where the data say nothing, and there as
             given the data, which matters where they leave a curved set open.
@@ -89,7 +83,7 @@ class PosteriorBootstrap(Engine):
         replicates: Everything known of the last run, unconstrained (`Replicates`).
 
     Raises:
-        RuntimeError: By `run`, if a squared distance comes out negative or a share of the data above one, by more than
+        RuntimeError: By `run`, if a squared distance comes out negative or a mixing proportion above one, by more than
             five of their standard errors: there are too few nodes for the minimum found.
 
     References: Dellaporta et al. (2022), AISTATS; Fong, Lyddon and Holmes (2019), ICML; Bardsley, Solonen, Haario and Laine
@@ -144,7 +138,8 @@ class PosteriorBootstrap(Engine):
         iid, generator, process = read.iid, read.generator, read.process
         data = iid.data if generator.covariates is None else (generator.covariates, iid.data)
         objective = self.loss.objective(data, generator, process.points(run_key, np.arange(BLOCK), data))
-        starts = iid.starts(start_key, max(self.num_starts, self._least()))
+        least = least_starts(self.settings) if self.settings.method == "emulated" else 1
+        starts = iid.starts(start_key, max(self.num_starts, least))
         replicates = posterior_bootstrap(run_key, objective, starts, process, self.settings)
         _warn(replicates)
         posterior = BootstrapPosterior(
@@ -165,10 +160,6 @@ class PosteriorBootstrap(Engine):
             objective=objective,
         )
         return read, posterior
-
-    def _least(self) -> int:
-        """Prior draws, at least."""
-        return max(LEAST, APART * self.settings.prior_draws) if self.settings.method == "emulated" else 1
 
     @property
     def posterior(self) -> "BootstrapPosterior":
@@ -244,7 +235,7 @@ class BootstrapPosterior(Posterior):
 
     replicates: Replicates = field(repr=False)
     iid: IidModel = field(repr=False)
-    objective: Objective = field(repr=False)
+    objective: WeightedObjective = field(repr=False)
 
     def mode(self) -> dict[str, np.ndarray]:
         """Minimum-loss estimate on the data as they are, `{site: value}`."""
@@ -265,10 +256,10 @@ class BootstrapPosterior(Posterior):
         latents = {name: np.repeat(estimate[name][None], len(values), axis=0) for name in self.iid.shapes}
         entry: Any = (slice(None), *index)
         latents[site][entry] = np.asarray(values)
-        tasks, nodes = full_data(self.objective, 0), self.replicates.nodes
-        rows = tasks.rows(np.zeros(len(values), int))
-        losses = lanes.values(self.objective, nodes, rows, self.iid.unconstrain(latents))
-        return losses + lanes.offsets(self.objective, tasks)
+        reweightings, nodes = full_data(self.objective, 0), self.replicates.nodes
+        rows = reweightings.rows(np.zeros(len(values), int))
+        losses = batched.values(self.objective, nodes, rows, self.iid.unconstrain(latents))
+        return losses + batched.offsets(self.objective, reweightings)
 
 
 def _drawn(distribution: Distribution, rng_key: jax.Array, num: int) -> jax.Array:
@@ -300,8 +291,8 @@ def _warn(replicates: Replicates) -> None:
             f"`remaining_step`.",
             stacklevel=4,
         )
-    known = replicates.emulation
-    if known is not None and known.error > max(WRONG, known.resolution):
+    known = replicates.emulator
+    if known is not None and known.is_wrong:
         warnings.warn(
             f"the emulated loss is wrong by {known.error:.2g} units of log-likelihood at the draws (root mean square; up to {WRONG} "
             "is harmless). Raise `num_simulations`.",
@@ -332,13 +323,13 @@ def _info(replicates: Replicates) -> dict[str, Any]:
         "simulation noise (sd)": replicates.quadrature.noise,
         "derivatives": str(replicates.derivatives),
     }
-    if (known := replicates.emulation) is not None:
+    if (known := replicates.emulator) is not None:
         info["simulations"] = f"{known.simulations:,} in {known.rounds} rounds"
         info["emulated loss, error (log-likelihood)"] = f"{known.error:.2g} (resolved: {known.resolution:.2g})"
-        info["one unit of log-likelihood"] = known.unit
+        info["loss scale (one unit of log-likelihood)"] = known.loss_scale
         info["derivatives"] = "automatic, of the emulator"
         info["between networks (sd)"] = info.pop("simulation noise (sd)")
-    if "share" in replicates.numbers:
-        share = replicates.numbers["share"]
-        info["share"] = f"{share.mean():.3f} (sd {share.std():.3f})"
+    if "mixing_proportion" in replicates.numbers:
+        found = replicates.numbers["mixing_proportion"]
+        info["mixing proportion"] = f"{found.mean():.3f} (sd {found.std():.3f})"
     return info
