@@ -137,18 +137,18 @@ def test_the_prior_counts_as_a_prior():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("free", [False, True])
-def test_it_agrees_with_newton_without_an_emulator(free):
+@pytest.mark.parametrize("fit_proportion", [False, True])
+def test_it_agrees_with_newton_without_an_emulator(fit_proportion):
     """The same replicates, weights and all, by quadrature and exact derivatives."""
     rng = np.random.default_rng(2)
     x, starts = rng.normal(1.0, 1.5, 200), rng.normal([1.0, 0.2], 0.5, (2048, 2))
-    bound = MMD(Gaussian(1.0), fit_proportion=free).objective(x, Generator(scaled, NormalNoise(1), 2))
+    bound = MMD(Gaussian(1.0), fit_proportion=fit_proportion).objective(x, Generator(scaled, NormalNoise(1), 2))
     have = posterior_bootstrap(jax.random.key(0), bound, starts, settings=emulated(weight=0.0, simulations=400_000))
     want = posterior_bootstrap(jax.random.key(0), bound, starts, settings=Settings(24, 256))
     np.testing.assert_array_equal(have.reweightings.weights, want.reweightings.weights)
     assert (np.abs(have.u - want.u).mean(axis=0) < 0.3 * want.u.std(axis=0)).all()
     np.testing.assert_allclose(have.value, want.value, atol=0.3 * have.emulator.loss_scale)
-    if free:
+    if fit_proportion:
         np.testing.assert_allclose(have.numbers["mixing_proportion"], want.numbers["mixing_proportion"], atol=0.02)
 
 
@@ -168,12 +168,14 @@ def test_vectors_and_points_of_a_centering_measure(thorough):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("free", [False, True])
-def test_what_the_data_leave_open_spreads_as_the_prior(free):
+@pytest.mark.parametrize("fit_proportion", [False, True])
+def test_what_the_data_leave_open_spreads_as_the_prior(fit_proportion):
     rng = np.random.default_rng(6)
     x = np.where(rng.random(400) < 0.3, 3.0, -1.0) + rng.normal(size=400)
     starts = rng.normal([0.0, 2.0], [1.0, 0.5], (2048, 2))
-    bound = MMD(Gaussian(1.0), fit_proportion=free).objective(x, Generator(jumping, normal(2), 2, differentiable=False))
+    bound = MMD(Gaussian(1.0), fit_proportion=fit_proportion).objective(
+        x, Generator(jumping, normal(2), 2, differentiable=False)
+    )
     found = posterior_bootstrap(jax.random.key(0), bound, starts, settings=emulated(40, simulations=200_000))
     away = (found.u[:, 1] - found.anchors[:, 1]) / 0.5
     assert np.mean(0.5 * away**2) < 0.1  # units of log-likelihood
@@ -274,14 +276,14 @@ def test_simulations_are_divided_among_rounds():
         assert 0.9 * num < total <= num and points <= 1024
 
 
-@pytest.mark.parametrize("free", [False, True])
-def test_prior_anchors_are_the_best_of_their_candidates(free, rng):
+@pytest.mark.parametrize("fit_proportion", [False, True])
+def test_prior_anchors_are_the_best_of_their_candidates(fit_proportion, rng):
     """By a loop over reweightings and draws, the best proportion by non-negative least squares."""
     x, data, rows = rng.normal(size=(50, 4)), rng.normal(size=(70, 4)), rng.integers(0, 50, size=(70, 6))
-    found = Identity(None, np.eye(4), None, free).best(data, x, rows)
+    found = Identity(None, np.eye(4), None, fit_proportion).best(data, x, rows)
 
     def loss(at, target):
-        return nnls(at[:, None], target)[1] if free else np.linalg.norm(at - target)
+        return nnls(at[:, None], target)[1] if fit_proportion else np.linalg.norm(at - target)
 
     for have, target, row in zip(found, data, rows):
         assert loss(have, target) == min(loss(x[j], target) for j in row)

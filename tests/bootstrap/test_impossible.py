@@ -140,10 +140,10 @@ KEYED = Generator(drawn, DrawnNoise(), 2)
 ROUTES = [GridMMD, DirectMMD]
 
 
-def bind(route, generator, x, free):
+def bind(route, generator, x, fit_proportion):
     if route is DirectMMD:
-        return DirectMMD(generator, kernels.Gaussian(0.5), x, free)
-    return MMD(kernels.Gaussian(0.5), fit_proportion=free).objective(x, generator)
+        return DirectMMD(generator, kernels.Gaussian(0.5), x, fit_proportion)
+    return MMD(kernels.Gaussian(0.5), fit_proportion=fit_proportion).objective(x, generator)
 
 
 @jax.jit
@@ -158,11 +158,11 @@ def found(objective, nodes, weights, u):
 
 
 @pytest.mark.x64
-@pytest.mark.parametrize("free", [False, True])
+@pytest.mark.parametrize("fit_proportion", [False, True])
 @pytest.mark.parametrize("route", ROUTES)
-def test_the_error_of_a_loss_is_its_deviation_over_samples_of_the_nodes(route, free, rng):
+def test_the_error_of_a_loss_is_its_deviation_over_samples_of_the_nodes(route, fit_proportion, rng):
     x, sets = rng.normal(0.5, 1.0, 60), 320
-    objective = bind(route, KEYED, x[:, None], free)
+    objective = bind(route, KEYED, x[:, None], fit_proportion)
     assert isinstance(objective, route)
     nodes, weights = KEYED.draw_nodes(jax.random.key(1), 64, sets), np.full((sets, 60), 1 / 60)
     values, numbers = found(objective, nodes, weights, np.array([0.9, 0.4]))

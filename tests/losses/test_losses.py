@@ -69,16 +69,19 @@ def test_squared_mmd_of_a_normal_model_is_the_closed_form(scalars, route, u):
     x, w = scalars
     q, s, norm = exact_energies(x, w, u)
     proportions = np.linspace(0.0, 5.0, 200_001)
-    for free, exact in ((False, norm - 2 * s + q), (True, np.min(norm - 2 * proportions * s + proportions**2 * q))):
-        loss = MMD(Gaussian(L), fit_proportion=free, tolerance=1e-6)
-        bound = loss.objective(x, SCALARS) if route == "grid" else DirectMMD(SCALARS, Gaussian(L), x, free)
+    for fit_proportion, exact in (
+        (False, norm - 2 * s + q),
+        (True, np.min(norm - 2 * proportions * s + proportions**2 * q)),
+    ):
+        loss = MMD(Gaussian(L), fit_proportion=fit_proportion, tolerance=1e-6)
+        bound = loss.objective(x, SCALARS) if route == "grid" else DirectMMD(SCALARS, Gaussian(L), x, fit_proportion)
         assert isinstance(bound, GridMMD if route == "grid" else DirectMMD)
         np.testing.assert_allclose(loss_at(bound, w, u, one_set(SCALARS, 257)), exact, atol=3e-6)
 
 
 @pytest.mark.x64
 @pytest.mark.parametrize(
-    ("case", "free"),
+    ("case", "fit_proportion"),
     [
         ("grid", False),
         ("drawn scalars", True),
@@ -92,7 +95,7 @@ def test_squared_mmd_of_a_normal_model_is_the_closed_form(scalars, route, u):
         pytest.param("covariates", True, marks=pytest.mark.slow),
     ],
 )
-def test_slopes_and_hessians_are_the_derivatives_of_the_value(case, free, rng):
+def test_slopes_and_hessians_are_the_derivatives_of_the_value(case, fit_proportion, rng):
     u = np.array([0.3, -0.4])
     if case in ("grid", "drawn scalars"):
         noise = NormalNoise(1) if case == "grid" else DrawnNoise(lambda key: jax.random.normal(key, (1,)))
@@ -105,7 +108,7 @@ def test_slopes_and_hessians_are_the_derivatives_of_the_value(case, free, rng):
     else:
         generator = VECTORS if case == "direct" else KEYED
         x = rng.normal(0.5, 1.0, (20, 2))
-    bound = MMD(Gaussian(L), fit_proportion=free, covariate_kernel=Gaussian(0.5)).objective(x, generator)
+    bound = MMD(Gaussian(L), fit_proportion=fit_proportion, covariate_kernel=Gaussian(0.5)).objective(x, generator)
     assert isinstance(bound, GridMMD) == (case in ("grid", "drawn scalars"))
     reduced, nodes = bound.reduce(rng.dirichlet(np.ones(len(jax.tree.leaves(x)[0])))), one_set(generator, 32)
 

@@ -79,7 +79,10 @@ class TrainingSimulator:
 
     @on_host
     def simulate(self, rng_key: jax.Array, x: np.ndarray, count: int) -> Any:
-        """Simulations `(R, count, ...)`, two independent halves at each point; they depend on its number alone."""
+        """Simulations `(R, count, ...)`, two independent halves at each point.
+
+        Those at point `i` depend on the key and on `i` alone.
+        """
         size = max(CHUNK // count, 1)
         u, parts = self.parameters(x), []
         for first in range(0, len(x), size):
