@@ -65,7 +65,7 @@ def one(seed, distance):
     x[: int(SHARE * SIZE)] += distance
     found = []
     for free in (False, True):
-        bound = kme.MMD(KERNEL, free_mass=free).objective(x[:, None], LINE)
+        bound = kme.MMD(KERNEL, fit_proportion=free).objective(x[:, None], LINE)
         u = bootstrap(seed, bound, starts, 200, num_nodes=128).u[:, 0]
         found.append((u.mean(), u.std()))
     weight = kme.diagnostics.calibrate_weight(

@@ -124,7 +124,7 @@ def main():
         for share in arguments.shares:
             rng = np.random.default_rng(7)
             x, starts = gk_data(rng, share), gk_starts(rng)
-            ours = bootstrap(1, MMD(Gaussian(GK_LENGTH_SCALE), free_mass=free).objective(x, GK), starts, count)
+            ours = bootstrap(1, MMD(Gaussian(GK_LENGTH_SCALE), fit_proportion=free).objective(x, GK), starts, count)
             with jax.enable_x64(True):
                 loss = make_loss(free)
                 scores = [float(loss(start, x, np.full(len(x), 1 / len(x)))[0]) for start in starts[:32]]

@@ -29,10 +29,10 @@ def one(seed, share, free, draws):
     """Estimates, intervals, share explained and convergence for one data set."""
     rng = np.random.default_rng([seed, round(1000 * share)])
     x = gk_data(rng, share)
-    bound = MMD(Gaussian(GK_LENGTH_SCALE), free_mass=free).objective(x, GK)
+    bound = MMD(Gaussian(GK_LENGTH_SCALE), fit_proportion=free).objective(x, GK)
     found = bootstrap(seed, bound, gk_starts(rng), draws)
     u = upright(found.u)
-    explained = found.numbers["share"] if free else np.ones(draws)
+    explained = found.numbers["mixing_proportion"] if free else np.ones(draws)
     return {
         "mean": u.mean(axis=0),
         "minimum": upright(found.fit.u),

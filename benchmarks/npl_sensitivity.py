@@ -35,10 +35,10 @@ def one(seed, size, scale=0.15, worth=0.0, truncation=100):
     x, starts = gk_data(rng, 0.1, size), gk_starts(rng)
     process = DirichletProcess(worth, guess if worth else None, truncation)
     extra = process.points(jax.random.key(seed), np.arange(16), x)
-    bound = MMD(Gaussian(scale), free_mass=True).objective(x, GK, extra)
+    bound = MMD(Gaussian(scale), fit_proportion=True).objective(x, GK, extra)
     found = posterior_bootstrap(jax.random.key(seed), bound, starts, process, Settings(100))
     u = upright(found.u)
-    return (*u.mean(axis=0), *u.std(axis=0), found.numbers["share"].mean(), found.converged.mean())
+    return (*u.mean(axis=0), *u.std(axis=0), found.numbers["mixing_proportion"].mean(), found.converged.mean())
 
 
 def picture(groups):

@@ -78,7 +78,7 @@ def model(x=None):
 def engine_run(draws):
     """Draws from g-and-k by the engine."""
     x = gk_data(np.random.default_rng(0), 0.1)
-    engine = kme.PosteriorBootstrap(model, loss=MMD(Gaussian(GK_LENGTH_SCALE), free_mass=True), num_samples=draws)
+    engine = kme.PosteriorBootstrap(model, loss=MMD(Gaussian(GK_LENGTH_SCALE), fit_proportion=True), num_samples=draws)
     engine.run(jax.random.key(0), x=x)
     engine.print_summary()
 
@@ -101,7 +101,7 @@ def main():
     if arguments.cold:
         return cold_start(arguments.draws)
     rng, rows = np.random.default_rng(0), []
-    free = lambda scale: MMD(Gaussian(scale), free_mass=True)  # noqa: E731
+    free = lambda scale: MMD(Gaussian(scale), fit_proportion=True)  # noqa: E731
     fixed = lambda scale: MMD(Gaussian(scale))  # noqa: E731
     cases = [
         ("g-and-k", GK, gk_data, gk_starts, fixed, g_and_k, np.full(4, 5.0), (512, 1), 512),

@@ -36,11 +36,10 @@ from npl_models import (
 from scipy.optimize import minimize
 from scipy.special import ndtr
 
-from numpyro_kme.bootstrap import lanes
+from numpyro_kme.bootstrap import Reweightings, batched
 from numpyro_kme.bootstrap.fit import spread
-from numpyro_kme.bootstrap.lanes import Tasks
 from numpyro_kme.kernels import Gaussian
-from numpyro_kme.losses import MMD, Nodes
+from numpyro_kme.losses import MMD, QuadratureNodes
 
 KERNEL = sum((Gaussian(scale) for scale in TOGGLE_LENGTH_SCALES[1:]), Gaussian(TOGGLE_LENGTH_SCALES[0]))
 GENERATOR = toggle_generator()
@@ -55,8 +54,8 @@ def natural(u):
 def nodes(seed, lattices, each=512):
     """Noise of `lattices * each` cells, one set."""
     keys = jax.random.split(jax.random.key(seed), lattices)
-    values = np.concatenate([np.asarray(GENERATOR.noise.spread(key, each), np.float32) for key in keys])
-    return Nodes(values[None], np.full((1, len(values)), 1.0 / len(values)))
+    values = np.concatenate([np.asarray(GENERATOR.noise.quasi_random(key, each), np.float32) for key in keys])
+    return QuadratureNodes(values[None], np.full((1, len(values)), 1.0 / len(values)))
 
 
 def run(seed, free, draws, simulations, prior_weight, prior_draws):
@@ -64,7 +63,7 @@ def run(seed, free, draws, simulations, prior_weight, prior_draws):
     rng = np.random.default_rng(seed)
     x, starts = toggle_data(rng), rng.normal(size=(max(2048, 128 * prior_draws), 7))
     begun = time.process_time()
-    bound = MMD(KERNEL, free_mass=free).objective(x, GENERATOR)
+    bound = MMD(KERNEL, fit_proportion=free).objective(x, GENERATOR)
     settings = dict(method="emulated", prior_weight=prior_weight, prior_draws=prior_draws, num_simulations=simulations)
     found = bootstrap(seed, bound, starts, draws, **settings)
     return found, bound, spread(starts), time.process_time() - begun
@@ -72,19 +71,19 @@ def run(seed, free, draws, simulations, prior_weight, prior_draws):
 
 def losses(bound, found, cells, rows, u):
     """Losses of replicates `rows` at `u (R, p)`, by direct simulation, in units of log-likelihood."""
-    tasks = Tasks(found.tasks.weights[rows], None, np.zeros(len(rows), int))
-    return lanes.values(bound, cells, tasks, u) / found.emulation.unit
+    reweightings = Reweightings(found.reweightings.weights[rows], None, np.zeros(len(rows), int))
+    return batched.values(bound, cells, reweightings, u) / found.emulator.loss_scale
 
 
 def loss_errors(bound, found, cells, count=32):
     """Emulated minus simulated losses at minima, in units of log-likelihood."""
     rows = np.arange(min(count, len(found.u)))
-    return found.value[rows] / found.emulation.unit - losses(bound, found, cells, rows, found.u[rows])
+    return found.value[rows] / found.emulator.loss_scale - losses(bound, found, cells, rows, found.u[rows])
 
 
 def brute_force(bound, found, width, prior_weight, cells, row):
     """The emulator's minimum of one replicate and the lowest one of a direct search: totals and points."""
-    z = found.tasks.extra[1][row]
+    z = found.anchors[row]
 
     def total(u):
         pull = 0.5 * prior_weight * np.sum(np.square((u - z) / width))
@@ -141,7 +140,7 @@ def main():
             found, bound, width, cpu = run(seed, free, arguments.draws, *given)
             mean = natural(found.u).mean(axis=0)
             nmse = np.mean(np.square(mean - TOGGLE_TRUTH)) / np.mean(TOGGLE_TRUTH)
-            error, known = loss_errors(bound, found, many), found.emulation
+            error, known = loss_errors(bound, found, many), found.emulator
             name = "free" if free else "fixed"
             rows.append([name, seed, nmse, *(mean - TOGGLE_TRUTH) / (TOGGLE_HIGH - TOGGLE_LOW), found.converged.mean()])
             rows[-1] += [

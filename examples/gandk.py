@@ -71,7 +71,7 @@ def main():
     arguments = parser.parse_args()
     shares, found = (0.0, 0.05, 0.1), {}
     for free in (False, True):
-        loss = kme.MMD(kme.kernels.Gaussian(0.15), free_mass=free)
+        loss = kme.MMD(kme.kernels.Gaussian(0.15), fit_proportion=free)
         engine = kme.PosteriorBootstrap(model, loss, num_samples=arguments.draws)
         for share in shares:
             engine.run(jax.random.key(0), contaminated(share))

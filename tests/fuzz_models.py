@@ -436,7 +436,7 @@ class Case:
             case "KernelRecursiveABC":
                 engine = kme.KernelRecursiveABC(model, on_failure=policy)
             case "PosteriorBootstrap":
-                loss = kme.MMD(free_mass=bool(rng.random() < 0.3))
+                loss = kme.MMD(fit_proportion=bool(rng.random() < 0.3))
                 engine = kme.PosteriorBootstrap(model, loss, num_samples=32, num_nodes=128, num_starts=64)
             case "K2ABC":
                 engine = kme.K2ABC(model, 3000, **common)

@@ -1,14 +1,14 @@
-"""Whether a simulator's derivatives can be trusted: measured against large differences."""
+"""Whether a simulator's derivatives can be trusted: a comparison with large finite differences."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from numpyro_kme.bootstrap import lanes
-from numpyro_kme.bootstrap.lanes import Tasks
-from numpyro_kme.losses.base import Objective
+from numpyro_kme.bootstrap import batched
+from numpyro_kme.bootstrap.weights import Reweightings
+from numpyro_kme.losses.base import WeightedObjective
 from numpyro_kme.losses.differenced import Differenced
-from numpyro_kme.losses.generator import Nodes
+from numpyro_kme.losses.generator import QuadratureNodes
 
 DISAGREE = 0.3
 """Derivatives further than this from the differences, relative to them, are not used."""
@@ -19,16 +19,15 @@ class Derivatives:
     """How a loss is differentiated, and why.
 
     Attributes:
-        automatic: Whether by automatic differentiation; else by large differences with common noise.
-        disagreement: `(p,)` relative difference between the two, or nothing if the simulator has no
-            derivatives.
+        automatic: Whether by automatic differentiation; else by large differences with common random numbers.
+        disagreement: Relative difference between the two, `(p,)`, or nothing if the simulator has no derivatives.
     """
 
     automatic: bool
     disagreement: np.ndarray | None
 
     def __str__(self) -> str:
-        how = "automatic" if self.automatic else "large differences with common noise"
+        how = "automatic" if self.automatic else "large differences with common random numbers"
         if self.disagreement is None:
             return f"{how}: the simulator has no derivatives"
         apart = f"{self.disagreement.max():.2g}"
@@ -36,25 +35,24 @@ class Derivatives:
 
 
 def compare_derivatives(
-    objective: Objective, nodes: Nodes, tasks: Tasks, u: np.ndarray, steps: np.ndarray
+    objective: WeightedObjective, nodes: QuadratureNodes, reweightings: Reweightings, u: np.ndarray, steps: np.ndarray
 ) -> np.ndarray:
-    """Relative difference `(p,)` between gradients of the loss and differences of the loss, for several
-    weightings.
+    """Relative difference `(p,)` between gradients of the loss and differences of the loss, for several reweightings.
 
     Differences over `s` and `s / 2` are extrapolated, so that curvature does not count.
 
     Args:
         objective: A loss bound to data, with automatic derivatives.
-        nodes: Sets of noise nodes.
-        tasks: Weightings to compare for; they share a node set.
+        nodes: Sets of quadrature nodes.
+        reweightings: Those to compare for; they share a node set.
         u: Parameters `(p,)`, near the minimum of the full data.
         steps: Difference steps `(p,)`, about a posterior standard deviation.
     Returns:
         Infinite where a gradient is not finite.
     """
-    automatic = lanes.slopes_together(objective, nodes, tasks, u)[1]
-    far = lanes.slopes_together(Differenced(objective, steps), nodes, tasks, u)[1]
-    near = lanes.slopes_together(Differenced(objective, 0.5 * steps), nodes, tasks, u)[1]
+    automatic = batched.slopes_together(objective, nodes, reweightings, u)[1]
+    far = batched.slopes_together(Differenced(objective, steps), nodes, reweightings, u)[1]
+    near = batched.slopes_together(Differenced(objective, 0.5 * steps), nodes, reweightings, u)[1]
     differences = (4.0 * near - far) / 3.0
     error = np.linalg.norm(automatic - differences, axis=0)
     return np.where(np.isfinite(error), error / np.maximum(np.linalg.norm(differences, axis=0), 1e-300), np.inf)

@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme.bootstrap import lanes
-from numpyro_kme.bootstrap.lanes import Control, Tasks
-from numpyro_kme.losses.base import Objective, num_points
-from numpyro_kme.losses.generator import BLOCK, Nodes
+from numpyro_kme.bootstrap import batched
+from numpyro_kme.bootstrap.batched import Control
+from numpyro_kme.bootstrap.weights import Reweightings
+from numpyro_kme.losses.base import WeightedObjective, num_points
+from numpyro_kme.losses.generator import BLOCK, QuadratureNodes
 
 SAME = 0.02
-"""Minima closer than this, in units of the spread of the starting points, are one."""
+"""Minima closer than this, in robust standard deviations of the starting points, are one."""
 
 FEW = 15
 """Steps of a first look."""
@@ -23,12 +24,12 @@ class Fit:
     """The minimum-loss estimate and the other minima that were found.
 
     Attributes:
-        u: Best parameters `(p,)`.
-        value: Loss there; in a result with the part that parameters do not change, see `Objective.offsets`.
+        u: Best parameters, `(p,)`.
+        value: Loss there; in a result with the part that parameters do not change, see `WeightedObjective.offsets`.
         hessian: Hessian there, `(p, p)`.
-        others: Other distinct minima `(K, p)`, best first.
-        other_values: Their losses `(K,)`.
-        scale: Spread of the starting points, `(p,)`.
+        others: Other distinct minima, `(K, p)`, best first.
+        other_values: Their losses, `(K,)`.
+        scale: Robust standard deviations of the starting points, `(p,)`.
         reached: How many of the starts that were followed ended at the best minimum.
         followed: How many starts were followed.
         converged: Whether the best one is a minimum to working precision.
@@ -51,49 +52,58 @@ class Fit:
         return replace(self, value=self.value + by, other_values=self.other_values + by)
 
 
-def rank_starts(objective: Objective, nodes: Nodes, which: int, starts: np.ndarray) -> np.ndarray:
+def rank_starts(objective: WeightedObjective, nodes: QuadratureNodes, which: int, starts: np.ndarray) -> np.ndarray:
     """Sort the starting points `(S, p)` by their loss on the full data, best first; keep `3 BLOCK` at most."""
     starts = np.asarray(starts, np.float64)
     checks.matrix("starts", starts, columns=objective.generator.dim)
-    tasks = full_data(objective, which).rows(np.zeros(len(starts), int))
-    scores = lanes.values(objective, nodes, tasks, starts)
+    reweightings = full_data(objective, which).rows(np.zeros(len(starts), int))
+    scores = batched.values(objective, nodes, reweightings, starts)
     finite = np.isfinite(scores)
     checks.require(
         bool(finite.any()),
-        f"the loss is not finite at any of the {len(starts)} starting points; check the simulator at draws "
-        f"of the prior.",
+        f"the loss is not finite at any of the {len(starts)} starting points; check the simulator at "
+        "samples of the prior.",
     )
     return starts[np.argsort(np.where(finite, scores, np.inf))[: min(3 * BLOCK, int(finite.sum()))]]
 
 
-def look(objective: Objective, nodes: Nodes, starts: np.ndarray, scale: np.ndarray) -> np.ndarray:
+def look(objective: WeightedObjective, nodes: QuadratureNodes, starts: np.ndarray, scale: np.ndarray) -> np.ndarray:
     """Follow starts `(S, p)` on the full data: the distinct points reached, see `by_basin`.
 
     All starts for half of `FEW` steps, then the best `BLOCK` for `FEW`.
     """
     for steps in (FEW,) if len(starts) <= BLOCK else (FEW // 2, FEW):
-        tasks = full_data(objective, 0).rows(np.zeros(len(starts), int))
-        found = lanes.solve(objective, nodes, tasks, starts, *_first(objective, nodes, tasks, starts, scale, steps))
+        reweightings = full_data(objective, 0).rows(np.zeros(len(starts), int))
+        found = batched.solve(
+            objective, nodes, reweightings, starts, *_first(objective, nodes, reweightings, starts, scale, steps)
+        )
         starts = found.u[distinct(found.u, found.value, scale)[:BLOCK]]
     return found.u[by_basin(objective, nodes, found.u, found.value, scale)]
 
 
 def fit(
-    objective: Objective, nodes: Nodes, which: int, starts: np.ndarray, scale: np.ndarray, max_steps: int = 60
+    objective: WeightedObjective,
+    nodes: QuadratureNodes,
+    which: int,
+    starts: np.ndarray,
+    scale: np.ndarray,
+    max_steps: int = 60,
 ) -> Fit:
     """Minimise the loss on the full data from every start and keep the distinct minima.
 
     Args:
         objective: A loss bound to data.
-        nodes: Sets of noise nodes, `(sets, M, ...)`.
+        nodes: Sets of quadrature nodes, `(sets, M, ...)`.
         which: The set to use.
         starts: `(S, p)` starting points, at most a few tens: see `rank_starts`.
         scale: Typical sizes of the parameters `(p,)`.
         max_steps: Most evaluations from each start.
     """
     one = full_data(objective, which)
-    tasks = one.rows(np.zeros(len(starts), int))
-    found = lanes.solve(objective, nodes, tasks, starts, *_first(objective, nodes, tasks, starts, scale, max_steps))
+    reweightings = one.rows(np.zeros(len(starts), int))
+    found = batched.solve(
+        objective, nodes, reweightings, starts, *_first(objective, nodes, reweightings, starts, scale, max_steps)
+    )
     checks.require(
         bool(np.isfinite(found.value).any()),
         f"the loss is not finite at any of the {len(starts)} points that the starts led to, such as "
@@ -103,7 +113,7 @@ def fit(
     best, kept = kept[0], kept[1:][found.convex[kept[1:]]]
     u, hessian = found.u[best], found.hessian[best]
     if not objective.has_cheap_hessian:
-        hessian = _sound(lanes.expand(objective, nodes, one, u).hessian, hessian)[0]
+        hessian = _sound(batched.expand(objective, nodes, one, u).hessian, hessian)[0]
     same = np.abs((found.u - u) / scale).max(axis=1) <= SAME
     return Fit(
         u,
@@ -131,7 +141,9 @@ def distinct(u: np.ndarray, values: np.ndarray, scale: np.ndarray) -> np.ndarray
     return np.array(chosen)
 
 
-def by_basin(objective: Objective, nodes: Nodes, u: np.ndarray, values: np.ndarray, scale: np.ndarray) -> np.ndarray:
+def by_basin(
+    objective: WeightedObjective, nodes: QuadratureNodes, u: np.ndarray, values: np.ndarray, scale: np.ndarray
+) -> np.ndarray:
     """Number the distinct points `(S, p)`: the lowest of each basin, best first, and then the others, best first.
 
     Two points share a basin if the loss half way between them is not above the worse one. Points that run away along
@@ -141,8 +153,8 @@ def by_basin(objective: Objective, nodes: Nodes, u: np.ndarray, values: np.ndarr
     if len(kept) == 1:
         return kept
     better, worse = np.triu_indices(len(kept), 1)
-    tasks = full_data(objective, 0).rows(np.zeros(len(better), int))
-    middle = lanes.values(objective, nodes, tasks, 0.5 * (u[kept[better]] + u[kept[worse]]))
+    reweightings = full_data(objective, 0).rows(np.zeros(len(better), int))
+    middle = batched.values(objective, nodes, reweightings, 0.5 * (u[kept[better]] + u[kept[worse]]))
     apart = np.ones((len(kept), len(kept)), bool)
     apart[better, worse] = middle > values[kept[worse]]
     chosen: list[int] = []
@@ -152,12 +164,14 @@ def by_basin(objective: Objective, nodes: Nodes, u: np.ndarray, values: np.ndarr
     return np.concatenate([kept[chosen], np.delete(kept, chosen)])
 
 
-def _first(objective, nodes, tasks, starts, scale, max_steps) -> tuple[Any, Control]:
+def _first(objective, nodes, reweightings, starts, scale, max_steps) -> tuple[Any, Control]:
     """First Hessians, and careful steps."""
     control = Control(scale, tolerance=1e-5, max_steps=max_steps, damping=0.1, stride=1.0)
     if objective.has_cheap_hessian:
         return np.eye(objective.generator.dim), control
-    return _sound(lanes.expand(objective, nodes, tasks, starts).hessian, np.eye(objective.generator.dim)), control
+    return _sound(
+        batched.expand(objective, nodes, reweightings, starts).hessian, np.eye(objective.generator.dim)
+    ), control
 
 
 def _sound(hessians: np.ndarray, instead: np.ndarray) -> np.ndarray:
@@ -165,43 +179,49 @@ def _sound(hessians: np.ndarray, instead: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(hessians).all(axis=(1, 2), keepdims=True), hessians, instead)
 
 
-def refit(objective: Objective, nodes: Nodes, which: int, first: Fit) -> Fit:
-    """Follow the minima of a fit to other noise nodes."""
+def refit(objective: WeightedObjective, nodes: QuadratureNodes, which: int, first: Fit) -> Fit:
+    """Follow the minima of a fit to other quadrature nodes."""
     starts = np.concatenate([first.u[None], first.others])[:BLOCK]
     again = fit(objective, nodes, which, starts, first.scale, max_steps=20)
     return replace(again, reached=first.reached, followed=first.followed)
 
 
 def require_possible(value: Any, numbers: dict[str, np.ndarray]) -> None:
-    """Stop at fitted squared distances below zero and shares above one, beyond their errors; `numbers` as of
-    `mass.report`."""
+    """Raise an error for fitted squared distances below zero and mixing proportions above one, beyond their errors;
+    `numbers` as of `mixing.report`."""
     advice = (
         "Too few simulated points measure the model where the loss was minimised: raise `num_nodes`, declare the "
-        "simulator's noise with FromNoise, or fix the mass (free_mass=False)"
+        "simulator's noise with FromNoise, or fix the mixing proportion at 1 (fit_proportion=False)"
     )
-    if "share" in numbers:
+    if "mixing_proportion" in numbers:
         narrow = f"{advice}, as where the data are narrower than any model."
-        checks.possible("The share of the data explained", numbers["share"], numbers["share_error"], narrow, most=1.0)
+        found, error = numbers["mixing_proportion"], numbers["mixing_proportion_error"]
+        checks.possible("The mixing proportion", found, error, narrow, most=1.0)
     if "loss_error" in numbers:
         checks.possible("A minimum of the squared distance", value, numbers["loss_error"], f"{advice}.", least=0.0)
 
 
-def full_data(objective: Objective, which: int) -> Tasks:
-    """One task: the data as they are, equally weighted, with node set `which`."""
+def full_data(objective: WeightedObjective, which: int) -> Reweightings:
+    """The data as they are, equally weighted, with node set `which`: one row."""
     n = num_points(objective.data)
-    return Tasks(np.full((1, n), 1.0 / n), None, np.array([which]))
+    return Reweightings(np.full((1, n), 1.0 / n), None, np.array([which]))
 
 
 def newton_step(hessian: np.ndarray, gradient: np.ndarray) -> np.ndarray:
-    """Steps `-|H|^-1 g` for gradients `(..., p)`; eigenvalues below a billionth of the largest are raised
-    to it."""
+    """Steps `-|H|^-1 g` for gradients `(..., p)`; eigenvalues below a billionth of the largest are raised to it."""
     size = max(np.abs(hessian).max(), 1e-290)  # that of a model that runs away may overflow when squared
     values, vectors = np.linalg.eigh(hessian / size)
     values = np.maximum(np.abs(values), max(1e-9 * np.abs(values).max(), 1e-10))
     return -((gradient @ vectors) / values) @ vectors.T / size
 
 
-def spread(points: np.ndarray) -> np.ndarray:
-    """Robust standard deviations of `(S, p)` points, never zero."""
+def robust_sd(points: np.ndarray) -> np.ndarray:
+    """Robust standard deviations of `(S, p)` points: half the distance between the 16% and 84% quantiles."""
     low, high = np.quantile(points, [0.16, 0.84], axis=0)
-    return np.where(high > low, 0.5 * (high - low), np.maximum(0.1 * np.abs(low), 0.1))
+    return 0.5 * (high - low)
+
+
+def starting_scale(points: np.ndarray) -> np.ndarray:
+    """Robust standard deviations of `(S, p)` starting points; where they are equal, a tenth of their size."""
+    sd = robust_sd(points)
+    return np.where(sd > 0.0, sd, np.maximum(0.1 * np.abs(np.median(points, axis=0)), 0.1))

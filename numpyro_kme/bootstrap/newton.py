@@ -1,25 +1,23 @@
-"""Damped Newton minimisation of a few parameters, exact or with an updated Hessian, for many lanes at
-once."""
+"""Damped Newton minimisation of a few parameters, with an exact or an updated Hessian; traceable."""
 
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from numpyro_kme.losses.base import Objective
-from numpyro_kme.losses.generator import Nodes
+from numpyro_kme.losses.base import WeightedObjective
+from numpyro_kme.losses.generator import QuadratureNodes
 
 
 class Minimum(NamedTuple):
     """Where a minimisation stopped.
 
     Attributes:
-        u: Parameters `(p,)`.
+        u: Parameters, `(p,)`.
         value: Loss there.
-        gradient: Gradient there.
-        hessian: Hessian there, exact or updated.
-        remaining: The Newton step that is left, `(p,)`: how far from the minimum `u` still is, to first
-            order.
+        gradient: Gradient there, `(p,)`.
+        hessian: Hessian there, exact or updated, `(p, p)`.
+        remaining: The Newton step that is left, `(p,)`: how far from the minimum `u` still is, to first order.
         convex: Whether the Hessian is positive definite.
         steps: Evaluations used.
         numbers: Further numbers of the loss at `u`, by name.
@@ -43,13 +41,13 @@ class _State(NamedTuple):
 
 
 FLAT = 1e-30
-"""Where the largest eigenvalue is below this the loss is constant to all digits, as far from all data, and no step is taken."""
+"""Where the largest eigenvalue is below this, as far from all data, the loss is constant and no step is taken."""
 
 
 def minimise(
-    objective: Objective,
-    facts: Any,
-    nodes: Nodes,
+    objective: WeightedObjective,
+    reduced: Any,
+    nodes: QuadratureNodes,
     start: jax.Array,
     hessian: jax.Array,
     *,
@@ -60,16 +58,16 @@ def minimise(
     stride: jax.Array,
     exact: bool = True,
 ) -> Minimum:
-    r"""Minimise `u -> objective.value(facts, u, nodes)` by damped Newton steps `-(|H| + damping I)^-1 g`.
+    r"""Minimise `u -> objective.value(reduced, u, nodes)` by damped Newton steps `-(|H| + damping I)^-1 g`.
 
-    `|H|` has the absolute eigenvalues, so saddles repel. A step that does not lower the loss is taken back
-    and the damping raised. With `exact`, a cheap Hessian is evaluated at every step; otherwise
-    `hessian` is the first one and symmetric rank-one updates follow.
+    `|H|` has the absolute eigenvalues, so saddles repel. A step that does not lower the loss is taken back and the
+    damping raised. With `exact`, a cheap Hessian is evaluated at every step; otherwise `hessian` is the first one and
+    symmetric rank-one updates follow.
 
     Args:
         objective: What to minimise.
-        facts: `objective.reduce(weights)`.
-        nodes: Noise nodes, the same at every step.
+        reduced: Reduced data terms, `objective.reduce(weights)`.
+        nodes: Quadrature nodes, the same at every step.
         start: First parameters `(p,)`.
         hessian: First Hessian `(p, p)`, unless Hessians are cheap.
         scale: Typical sizes of the parameters `(p,)`: eigenvalues, damping and tolerance are in these units.
@@ -95,10 +93,10 @@ def minimise(
     def body(state):
         best, moved = state.best, state.trial - state.best.u
         if exact:
-            value, gradient, fresh = objective.expand(facts, state.trial, nodes)
+            value, gradient, fresh = objective.expand(reduced, state.trial, nodes)
             kept = best.hessian
         else:
-            value, gradient = objective.slope(facts, state.trial, nodes)
+            value, gradient = objective.slope(reduced, state.trial, nodes)
             fresh = _rank_one(best.hessian, moved, gradient - best.gradient)
             kept = jnp.where(jnp.all(jnp.isfinite(fresh)), fresh, best.hessian)
         good = (value < best.value) & jnp.all(jnp.isfinite(gradient)) & jnp.all(jnp.isfinite(fresh))
@@ -123,7 +121,7 @@ def minimise(
     zero, none = jnp.zeros_like(start), jnp.zeros((), start.dtype)
     nowhere = Minimum(start, none + jnp.inf, zero, hessian, zero + jnp.inf, none > 1, jnp.zeros((), int), {})
     found = jax.lax.while_loop(unfinished, body, _State(nowhere, start, damping, none)).best
-    return found._replace(numbers=objective.report(facts, found.u, nodes))
+    return found._replace(numbers=objective.report(reduced, found.u, nodes))
 
 
 def _rank_one(hessian: jax.Array, step: jax.Array, change: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Before the replicates: the full-data minimum, the noise nodes, and how to differentiate."""
+"""Before the replicates: the full-data minimum, the quadrature nodes, and how to differentiate."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -7,17 +7,16 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme.bootstrap import lanes
+from numpyro_kme.bootstrap import batched
 from numpyro_kme.bootstrap.derivatives import DISAGREE, Derivatives, compare_derivatives
-from numpyro_kme.bootstrap.fit import Fit, fit, look, newton_step, rank_starts, refit, spread
-from numpyro_kme.bootstrap.lanes import Tasks
-from numpyro_kme.losses.base import Objective
+from numpyro_kme.bootstrap.fit import Fit, fit, look, newton_step, rank_starts, refit, robust_sd, starting_scale
+from numpyro_kme.bootstrap.weights import Reweightings
+from numpyro_kme.losses.base import WeightedObjective
 from numpyro_kme.losses.differenced import Differenced
-from numpyro_kme.losses.generator import BLOCK, Nodes
+from numpyro_kme.losses.generator import BLOCK, QuadratureNodes
 
 NARROW, WIDE = 0.02, 0.3
-"""Difference steps are a posterior standard deviation, but within these shares of the spread of the
-starting points."""
+"""Difference steps are a posterior standard deviation, but within these multiples of that of the starting points."""
 
 KEPT = 6
 """Starts followed to the end."""
@@ -29,13 +28,13 @@ class Settings:
 
     Attributes:
         num_samples: Replicates `B`.
-        num_nodes: Noise nodes `M` of the model's law in each minimisation.
-        method: `"newton"` minimises; `"linear"` takes one Newton step from the full-data minimum (the
-            influence function); `"emulated"` minimises on an emulator (`emulation.py`).
+        num_nodes: Quadrature nodes `M` of the noise in each minimisation.
+        method: `"newton"` minimises; `"linear"` takes one Newton step from the full-data minimum (the influence
+            function); `"emulated"` minimises on an emulator (`emulated/`).
         restart_every: One replicate in this many is restarted from elsewhere and compared.
-        prior_weight: What the prior counts, by points drawn from the starts, against the loss as a log-likelihood.
-        prior_draws: Starts that such a point is the best of, by the loss.
-        num_simulations: Draws of the simulator that an emulator learns from, about.
+        prior_weight: What the prior counts, by an anchor among the starts, against the loss as a log-likelihood.
+        prior_draws: Starts that such an anchor is the best of, by the loss.
+        num_simulations: Simulations that an emulator learns from, about.
     """
 
     num_samples: int = 500
@@ -60,16 +59,17 @@ class Settings:
         )
         checks.require(
             self.prior_weight == 0.0 or self.method == "emulated",
-            f'`prior_weight` is for `method="emulated"`; got {self.prior_weight} with {self.method!r}. Change one of them.',
+            f'`prior_weight` is for `method="emulated"`; got {self.prior_weight} with {self.method!r}. Change one of '
+            "them.",
         )
         checks.whole("prior_draws", self.prior_draws, 1)
         checks.require(
             self.prior_draws == 1 or self.prior_weight > 0.0,
-            f"`prior_draws` does nothing without a prior weight; got {self.prior_draws} with `prior_weight={self.prior_weight}`. "
-            "Set `prior_weight=1.0`, or leave `prior_draws` out.",
+            f"`prior_draws` does nothing without a prior weight; got {self.prior_draws} with "
+            f"`prior_weight={self.prior_weight}`. Set `prior_weight=1.0`, or leave `prior_draws` out.",
         )
 
-    def nodes(self, objective: Objective) -> int:
+    def nodes(self, objective: WeightedObjective) -> int:
         """Nodes to use: twice as many where a grid makes them cheap."""
         return self.num_nodes * (2 if objective.has_cheap_hessian else 1)
 
@@ -80,15 +80,15 @@ class Prepared:
 
     Attributes:
         objective: What they minimise.
-        nodes: Sets of noise nodes.
+        nodes: Sets of quadrature nodes.
         fit: The minimum on the full data.
         scale: A first look at the posterior's standard deviations, `(p,)`.
         pool: Where to restart from if the full data have one minimum only, `(K, p)`, best first.
         derivatives: How the loss is differentiated.
     """
 
-    objective: Objective
-    nodes: Nodes
+    objective: WeightedObjective
+    nodes: QuadratureNodes
     fit: Fit
     scale: np.ndarray
     pool: np.ndarray
@@ -96,68 +96,74 @@ class Prepared:
 
 
 def prepare(
-    rng_key: jax.Array, objective: Objective, nodes: Nodes, pilot: Tasks, starts: np.ndarray, settings: Settings
+    rng_key: jax.Array,
+    objective: WeightedObjective,
+    nodes: QuadratureNodes,
+    pilot: Reweightings,
+    starts: np.ndarray,
+    settings: Settings,
 ) -> Prepared:
-    """Fit the full data, place the nodes, and settle how to differentiate.
+    """Fit the full data, adapt the nodes, and settle how to differentiate.
 
     Args:
         rng_key: For the few nodes with which starting points are ranked.
         objective: A loss bound to data.
-        nodes: Sets of noise nodes; the full data use the first.
-        pilot: Tasks that show the posterior's scale; they share a node set.
+        nodes: Sets of quadrature nodes; the full data use the first.
+        pilot: Reweightings that show the posterior's scale; they share a node set.
         starts: `(S, p)`.
         settings: Sizes.
     """
     rough = nodes
     if not objective.has_cheap_hessian:
         rough = objective.generator.draw_nodes(rng_key, max(settings.num_nodes // 4, 8), 1)
-    ranked, width = rank_starts(objective.smoothed(), rough, 0, starts), spread(starts)
+    ranked, width = rank_starts(objective.smoothed(), rough, 0, starts), starting_scale(starts)
     if not (objective.has_cheap_hessian and objective.generator.differentiable):
         ranked = ranked[:BLOCK]
     derivatives = Derivatives(objective.generator.differentiable, None)
     if derivatives.automatic:
-        placed, full, scale, pool = _fit_and_place(objective, nodes, pilot, ranked, width)
+        adapted, full, scale, pool = _fit_and_adapt(objective, nodes, pilot, ranked, width)
         flat = scale < 1e-6 * width  # no derivative at all: look over a wide step
         steps = np.where(flat, NARROW * width, np.minimum(scale, WIDE * width))
-        disagreement = compare_derivatives(objective, placed, pilot, full.u, steps)
+        disagreement = compare_derivatives(objective, adapted, pilot, full.u, steps)
         derivatives = Derivatives(bool((disagreement <= DISAGREE).all()), disagreement)
         if derivatives.automatic:
-            return Prepared(objective, placed, full, scale, pool, derivatives)
+            return Prepared(objective, adapted, full, scale, pool, derivatives)
     objective = Differenced(objective, 0.1 * width)
     best = ranked[:BLOCK]
     for _ in range(2):
-        nodes, full, scale, pool = _fit_and_place(objective, nodes, pilot, best, width)
+        nodes, full, scale, pool = _fit_and_adapt(objective, nodes, pilot, best, width)
         objective = replace(objective, steps=np.clip(scale, NARROW * width, WIDE * width))
         best = np.concatenate([full.u[None], full.others])[:BLOCK]
     full = refit(objective, nodes, 0, full)
-    scale = robust_sd(one_step(objective, nodes, pilot, full)[0])
+    scale = posterior_sd(one_step(objective, nodes, pilot, full)[0])
     return Prepared(objective, nodes, full, scale, pool, derivatives)
 
 
-def _fit_and_place(objective, nodes, pilot, starts, width) -> tuple[Nodes, Fit, np.ndarray, np.ndarray]:
-    """Minimise on the full data, place the nodes for the minimum, and take a first look at the posterior's
-    scale; also what the starts had come to half way.
+def _fit_and_adapt(objective, nodes, pilot, starts, width) -> tuple[QuadratureNodes, Fit, np.ndarray, np.ndarray]:
+    """Minimise on the full data, adapt the nodes to the minimum, and take a first look at the posterior's scale; also
+    what the starts had come to half way.
 
-    The way leads over a smoother loss: with the kernel's own width a model with heavy tails has gaps between
-    its nodes, in which starts settle at false minima.
+    The way leads over a smoother loss: with the kernel's own width a model with heavy tails has gaps between its nodes,
+    in which starts settle at false minima.
     """
     least = nodes.weights.shape[1]
     pool = look(objective.smoothed(), nodes, starts, width)
-    nodes = objective.place(pool[0], least) or nodes
+    nodes = objective.adapt_nodes(pool[0], least) or nodes
     full = fit(objective, nodes, 0, pool[:KEPT], width)
-    placed = objective.place(full.u, least)
-    if placed is not None:
-        nodes, full = placed, refit(objective, placed, 0, full)
-    return nodes, full, robust_sd(one_step(objective, nodes, pilot, full)[0]), pool
+    adapted = objective.adapt_nodes(full.u, least)
+    if adapted is not None:
+        nodes, full = adapted, refit(objective, adapted, 0, full)
+    return nodes, full, posterior_sd(one_step(objective, nodes, pilot, full)[0]), pool
 
 
-def one_step(objective: Objective, nodes: Nodes, tasks: Tasks, full: Fit) -> tuple[np.ndarray, np.ndarray]:
-    """One Newton step of each task from the full-data minimum, and its loss before the step."""
-    value, gradient = lanes.slopes_together(objective, nodes, tasks, full.u)
+def one_step(
+    objective: WeightedObjective, nodes: QuadratureNodes, reweightings: Reweightings, full: Fit
+) -> tuple[np.ndarray, np.ndarray]:
+    """One Newton step for each reweighting from the full-data minimum, and its loss before the step."""
+    value, gradient = batched.slopes_together(objective, nodes, reweightings, full.u)
     return full.u + newton_step(full.hessian, gradient), value
 
 
-def robust_sd(u: np.ndarray) -> np.ndarray:
-    """Robust standard deviations over replicates, never zero."""
-    low, high = np.quantile(u, [0.16, 0.84], axis=0)
-    return np.maximum(0.5 * (high - low), 1e-12 * (1.0 + np.abs(u).max(axis=0)))
+def posterior_sd(u: np.ndarray) -> np.ndarray:
+    """Robust standard deviations of replicates `(R, p)`, never below their rounding."""
+    return np.maximum(robust_sd(u), 1e-12 * (1.0 + np.abs(u).max(axis=0)))

@@ -5,18 +5,19 @@ from dataclasses import replace
 import jax
 import numpy as np
 
-from numpyro_kme.bootstrap import lanes
+from numpyro_kme.bootstrap import batched
+from numpyro_kme.bootstrap.batched import Control
 from numpyro_kme.bootstrap.fit import Fit
-from numpyro_kme.bootstrap.lanes import Control, Tasks
 from numpyro_kme.bootstrap.newton import Minimum
-from numpyro_kme.losses.base import Objective
-from numpyro_kme.losses.generator import Nodes
+from numpyro_kme.bootstrap.weights import Reweightings
+from numpyro_kme.losses.base import WeightedObjective
+from numpyro_kme.losses.generator import QuadratureNodes
 
 
 def rescue(
-    objective: Objective,
-    nodes: Nodes,
-    tasks: Tasks,
+    objective: WeightedObjective,
+    nodes: QuadratureNodes,
+    reweightings: Reweightings,
     full: Fit,
     found: Minimum,
     ceiling: np.ndarray,
@@ -28,37 +29,36 @@ def rescue(
     if not len(short):
         return found
     careful = replace(control, max_steps=60, damping=0.03, stride=3.0)
-    again = lanes.solve(objective, nodes, tasks.rows(short), full.u, full.hessian, careful)
+    again = batched.solve(objective, nodes, reweightings.rows(short), full.u, full.hessian, careful)
     return keep_lower(found, again, short)
 
 
 def restart(
-    objective: Objective,
-    nodes: Nodes,
-    tasks: Tasks,
+    objective: WeightedObjective,
+    nodes: QuadratureNodes,
+    reweightings: Reweightings,
     full: Fit,
     starts: np.ndarray,
     found: Minimum,
     control: Control,
     every: int,
 ) -> tuple[Minimum, np.ndarray, int]:
-    """Minimise one replicate in `every` from elsewhere; where that finds lower minima, minimise all from
-    there too.
+    """Minimise one replicate in `every` from elsewhere; where that finds lower minima, minimise all from there too.
 
     Elsewhere: the other minima of the full data in turn, or `starts` where there are none.
 
     Returns:
         The minima, which replicates moved, and how many were compared.
     """
-    some = np.arange(0, len(tasks), every)
+    some = np.arange(0, len(reweightings), every)
     pool = full.others if len(full.others) else starts
     careful = replace(control, scale=full.scale, tolerance=1e-4, max_steps=20, damping=0.1, stride=1.0)
-    moved = np.zeros(len(tasks), bool)
+    moved = np.zeros(len(reweightings), bool)
 
     def lower(index, start):
-        elsewhere = lanes.solve(objective, nodes, tasks.rows(index), start, full.hessian, careful)
-        polished = lanes.solve(
-            objective, nodes, tasks.rows(index), elsewhere.u, elsewhere.hessian, control, exact=False
+        elsewhere = batched.solve(objective, nodes, reweightings.rows(index), start, full.hessian, careful)
+        polished = batched.solve(
+            objective, nodes, reweightings.rows(index), elsewhere.u, elsewhere.hessian, control, exact=False
         )
         apart = np.abs((polished.u - found.u[index]) / control.scale).max(axis=1) > 0.1
         return polished, apart & (polished.value < found.value[index])
@@ -66,7 +66,7 @@ def restart(
     which = np.arange(len(some)) % len(pool)
     polished, better = lower(some, pool[which])
     for start in np.unique(which[better]):
-        rows = np.arange(len(tasks))
+        rows = np.arange(len(reweightings))
         polished, better = lower(rows, pool[start])
         found = keep_lower(found, jax.tree.map(lambda leaf, rows=better: leaf[rows], polished), rows[better])
         moved |= better

@@ -1,5 +1,4 @@
-"""Draws from the Dirichlet-process posterior: random weights on the data and on draws of a centering
-measure."""
+"""Samples of the Dirichlet-process posterior: random weights on the data and on points of a centering measure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,23 +11,48 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
-from numpyro_kme.losses.base import num_points
+from numpyro_kme.losses.base import WeightedObjective, num_points
 from numpyro_kme.losses.generator import BLOCK
+
+PILOT = 2**30
+"""Replicates numbered from here on set the scale of the others: it must not depend on how many there are."""
+
+
+@dataclass(frozen=True)
+class Reweightings:
+    """Reweightings of the data, one a row: each makes a problem for the batched optimisation.
+
+    Attributes:
+        weights: Data weights, `(R, n)` or `(R, n + T)`.
+        extra: Centering points, `(R, T, ...)`, or nothing.
+        sets: Number of the set of quadrature nodes that each uses, `(R,)`.
+    """
+
+    weights: np.ndarray
+    extra: Any
+    sets: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.sets)
+
+    def rows(self, index: np.ndarray) -> "Reweightings":
+        """Select rows."""
+        return Reweightings(self.weights[index], jax.tree.map(lambda leaf: leaf[index], self.extra), self.sets[index])
 
 
 @dataclass(frozen=True)
 class DirichletProcess:
-    r"""A Dirichlet-process prior `DP(alpha, F)` on the law of the data, and its posterior by a truncated
+    r"""A Dirichlet-process prior `DP(alpha, F)` on the distribution of the data, and its posterior by a truncated
     bootstrap.
 
-    A posterior draw is `sum_i w_i delta(x_i) + sum_k w~_k delta(x~_k)` with `x~_1..T ~ F` and
-    `(w, w~) ~ Dirichlet(1, .., 1, alpha/T, .., alpha/T)`; with `concentration = 0`, `Dirichlet(1, .., 1)`
-    on the data alone.
+    A posterior sample is `sum_i w_i delta(x_i) + sum_k w~_k delta(x~_k)` with `x~_1..T ~ F` and
+    `(w, w~) ~ Dirichlet(1, .., 1, alpha/T, .., alpha/T)`; with `concentration = 0`, `Dirichlet(1, .., 1)` on the data
+    alone.
 
     Args:
         concentration: `alpha >= 0`, how many data points the prior is worth.
-        centering: `(rng_key, num) -> (num, ...)` draws from `F`; needed when `concentration` is positive.
-        truncation: `T`, draws of `F` in each replicate.
+        centering: `(rng_key, num) -> (num, ...)` samples of `F`; needed when `concentration` is positive.
+        truncation: `T`, samples of `F` in each replicate.
 
     References: Lyddon, Walker and Holmes (2018); Fong, Lyddon and Holmes (2019), ICML; Dellaporta et al.
         (2022), AISTATS.
@@ -45,15 +69,13 @@ class DirichletProcess:
         )
         checks.require(
             self.concentration == 0.0 or self.centering is not None,
-            f"`centering` must be given when `concentration` is positive; got concentration "
-            f"{self.concentration}. Pass the measure "
-            "that the Dirichlet process is centred on, or set concentration to 0.",
+            f"`centering` must be given when `concentration` is positive; got concentration {self.concentration}. Pass "
+            "the measure that the Dirichlet process is centred on, or set concentration to 0.",
         )
         checks.whole("truncation", self.truncation, 1)
 
     def weights(self, rng_key: jax.Array, replicates: jax.Array, n: int) -> jax.Array:
-        """Draw weights on `n` data points, `(R, n)` or `(R, n + T)`; replicate `b` depends on the key and
-        `b` alone."""
+        """Sample data weights, `(R, n)` or `(R, n + T)`; those of replicate `b` depend on the key and `b` alone."""
         shape = jnp.ones(n)
         if self.concentration:
             shape = jnp.concatenate([shape, jnp.full(self.truncation, self.concentration / self.truncation)])
@@ -61,15 +83,14 @@ class DirichletProcess:
         def one(replicate):
             key = jax.random.fold_in(rng_key, replicate)
             if not self.concentration:
-                mass = jax.random.exponential(key, (n,))
-                return mass / jnp.sum(mass)
+                unnormalised = jax.random.exponential(key, (n,))
+                return unnormalised / jnp.sum(unnormalised)
             return jax.nn.softmax(jax.random.loggamma(key, shape))
 
         return jax.lax.map(one, replicates)
 
     def points(self, rng_key: jax.Array, replicates: np.ndarray, data: Any) -> Any:
-        """Draw centering points `(R, T, ...)` in float64; nothing when `concentration` is 0. Shapes are
-        checked."""
+        """Sample centering points `(R, T, ...)` in float64; nothing when `concentration` is 0. Shapes are checked."""
         if not self.concentration:
             return None
         drawn = on_host(_points)(self, rng_key, replicates)
@@ -77,11 +98,20 @@ class DirichletProcess:
         want = [(self.truncation, *leaf.shape[1:]) for leaf in jax.tree.leaves(data)]
         checks.require(
             have == want,
-            f"`centering` drew points of shape {have} for {self.truncation} draws; the data ask for "
-            f"{want}. Give a measure on single "
-            "data points.",
+            f"`centering` drew points of shape {have} for {self.truncation} draws; the data ask for {want}. Give a "
+            "measure on single data points.",
         )
         return jax.tree.map(lambda leaf: leaf.astype(np.float64), drawn)
+
+
+def draw_reweightings(
+    rng_key: jax.Array, objective: WeightedObjective, process: DirichletProcess, ids: np.ndarray, sets: int
+) -> Reweightings:
+    """Sample the weights and centering points of replicates `ids`, with the node set of each, at most `sets - 1`."""
+    weights_key, points_key = jax.random.split(rng_key)
+    extra = process.points(points_key, ids, objective.data)
+    weights = draw_weights(process, weights_key, ids, objective.data)
+    return Reweightings(weights, extra, np.minimum(1 + ids // BLOCK, sets - 1))
 
 
 @on_host

@@ -7,18 +7,16 @@ from typing import Any
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme.bootstrap import lanes
+from numpyro_kme.bootstrap import batched
+from numpyro_kme.bootstrap.emulated.summary import WRONG
 from numpyro_kme.bootstrap.fit import full_data
-from numpyro_kme.bootstrap.replicates import Replicates
+from numpyro_kme.bootstrap.results import Replicates
 from numpyro_kme.engines._iid import IidModel
 from numpyro_kme.engines.posterior import Posterior
-from numpyro_kme.losses.base import Objective
+from numpyro_kme.losses.base import WeightedObjective
 
 NOISY = 0.2
 """Simulation noise above this many posterior standard deviations is warned of."""
-
-WRONG = 0.5
-"""Errors of an emulated loss above this many units of log-likelihood are warned of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +31,7 @@ class BootstrapPosterior(Posterior):
 
     replicates: Replicates = field(repr=False)
     iid: IidModel = field(repr=False)
-    objective: Objective = field(repr=False)
+    objective: WeightedObjective = field(repr=False)
 
     def mode(self) -> dict[str, np.ndarray]:
         """Minimum-loss estimate on the data as they are, `{site: value}`."""
@@ -54,10 +52,10 @@ class BootstrapPosterior(Posterior):
         latents = {name: np.repeat(estimate[name][None], len(values), axis=0) for name in self.iid.shapes}
         entry: Any = (slice(None), *index)
         latents[site][entry] = np.asarray(values)
-        tasks, nodes = full_data(self.objective, 0), self.replicates.nodes
-        rows = tasks.rows(np.zeros(len(values), int))
-        losses = lanes.values(self.objective, nodes, rows, self.iid.unconstrain(latents))
-        return losses + lanes.offsets(self.objective, tasks)
+        reweightings, nodes = full_data(self.objective, 0), self.replicates.nodes
+        rows = reweightings.rows(np.zeros(len(values), int))
+        losses = batched.values(self.objective, nodes, rows, self.iid.unconstrain(latents))
+        return losses + batched.offsets(self.objective, reweightings)
 
 
 def warn_of(replicates: Replicates) -> None:
@@ -70,8 +68,8 @@ def warn_of(replicates: Replicates) -> None:
             f"{' ...' if len(failed) > 10 else ''}. They are marked in the extra field `converged`; see "
             f"`remaining_step`.",
         )
-    known = replicates.emulation
-    if known is not None and known.error > max(WRONG, known.resolution):
+    known = replicates.emulator
+    if known is not None and known.is_wrong:
         checks.warn(
             f"the emulated loss is wrong by {known.error:.2g} units of log-likelihood at the draws (root mean square; up to {WRONG} "
             "is harmless). Raise `num_simulations`.",
@@ -99,13 +97,13 @@ def described(replicates: Replicates) -> dict[str, Any]:
         "simulation noise (sd)": replicates.quadrature.noise,
         "derivatives": str(replicates.derivatives),
     }
-    if (known := replicates.emulation) is not None:
+    if (known := replicates.emulator) is not None:
         info["simulations"] = f"{known.simulations:,} in {known.rounds} rounds"
         info["emulated loss, error (log-likelihood)"] = f"{known.error:.2g} (resolved: {known.resolution:.2g})"
-        info["one unit of log-likelihood"] = known.unit
+        info["loss scale (one unit of log-likelihood)"] = known.loss_scale
         info["derivatives"] = "automatic, of the emulator"
         info["between networks (sd)"] = info.pop("simulation noise (sd)")
-    if "share" in replicates.numbers:
-        share = replicates.numbers["share"]
-        info["share"] = f"{share.mean():.3f} (sd {share.std():.3f})"
+    if "mixing_proportion" in replicates.numbers:
+        found = replicates.numbers["mixing_proportion"]
+        info["mixing proportion"] = f"{found.mean():.3f} (sd {found.std():.3f})"
     return info

@@ -10,8 +10,10 @@ import numpy as np
 from numpyro.distributions import Distribution
 
 from numpyro_kme._core import checks
+from numpyro_kme.bootstrap.emulated.bootstrap import least_starts
 from numpyro_kme.bootstrap.preparation import Settings
-from numpyro_kme.bootstrap.replicates import Replicates, posterior_bootstrap
+from numpyro_kme.bootstrap.replicates import posterior_bootstrap
+from numpyro_kme.bootstrap.results import Replicates
 from numpyro_kme.bootstrap.weights import DirichletProcess
 from numpyro_kme.engines._bootstrap_posterior import BootstrapPosterior, described, warn_of
 from numpyro_kme.engines._data_kernels import checked_rule
@@ -22,12 +24,6 @@ from numpyro_kme.losses.base import Loss
 from numpyro_kme.losses.generator import BLOCK, Generator
 from numpyro_kme.losses.mmd import MMD
 from numpyro_kme.simulations.fingerprint import fingerprint
-
-LEAST = 2048
-"""Prior draws from which an emulator begins, at least."""
-
-APART = 128
-"""So many times `prior_draws` are drawn in all: replicates choose among different ones."""
 
 
 class PosteriorBootstrap(Engine):
@@ -69,9 +65,9 @@ class PosteriorBootstrap(Engine):
         num_simulations: Draws of the simulator that an emulator learns from, about; at least 100,000.
         prior_weight: What the model's prior counts against the loss as a log-likelihood, with `method="emulated"`; 0 (as
             published) or 1, as in Bayes' rule. Each replicate then draws a point `z` of the prior, and to its loss
-            `prior_weight * unit * sum_a ((u_a - z_a) / s_a)^2 / 2` is added, `u` unconstrained, `s` the prior's standard
-            deviations there: what the data leave open spreads as the prior does. The `unit` is what makes the loss a
-            log-likelihood (`loss_unit`). Exact for linear models with normal noise and normal priors.
+            `prior_weight * loss_scale * sum_a ((u_a - z_a) / s_a)^2 / 2` is added, `u` unconstrained, `s` the prior's standard
+            deviations there: what the data leave open spreads as the prior does. The `loss_scale` is what makes the loss a
+            log-likelihood (`calibrated_loss_scale`). Exact for linear models with normal noise and normal priors.
         prior_draws: `z` is the best, by the replicate's loss, of so many draws of the prior. With 1 the prior counts in every
             direction; with many (the published starts are the best of 500) only where the data say nothing, and there as
             given the data, which matters where they leave a curved set open.
@@ -80,7 +76,7 @@ class PosteriorBootstrap(Engine):
         replicates: Everything known of the last run, unconstrained (`Replicates`).
 
     Raises:
-        RuntimeError: By `run`, if a squared distance comes out negative or a share of the data above one, by more than
+        RuntimeError: By `run`, if a squared distance comes out negative or a mixing proportion above one, by more than
             five of their standard errors: there are too few nodes for the minimum found.
 
     References: Dellaporta et al. (2022), AISTATS; Fong, Lyddon and Holmes (2019), ICML; Bardsley, Solonen, Haario and Laine
@@ -135,7 +131,8 @@ class PosteriorBootstrap(Engine):
         iid, generator, process = read.iid, read.generator, read.process
         data = iid.data if generator.covariates is None else (generator.covariates, iid.data)
         objective = self.loss.objective(data, generator, process.points(run_key, np.arange(BLOCK), data))
-        starts = iid.starts(start_key, max(self.num_starts, self._least()))
+        least = least_starts(self.settings) if self.settings.method == "emulated" else 1
+        starts = iid.starts(start_key, max(self.num_starts, least))
         replicates = posterior_bootstrap(run_key, objective, starts, process, self.settings)
         warn_of(replicates)
         posterior = BootstrapPosterior(
@@ -156,10 +153,6 @@ class PosteriorBootstrap(Engine):
             objective=objective,
         )
         return read, posterior
-
-    def _least(self) -> int:
-        """Prior draws, at least."""
-        return max(LEAST, APART * self.settings.prior_draws) if self.settings.method == "emulated" else 1
 
     @property
     def posterior(self) -> "BootstrapPosterior":

@@ -1,4 +1,4 @@
-"""What a posterior bootstrap minimises: a loss, and the loss bound to data and a simulator."""
+"""What a posterior bootstrap minimises: a loss, and the objective that it makes of data and a simulator."""
 
 import abc
 from dataclasses import dataclass, field
@@ -10,22 +10,22 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
-from numpyro_kme.losses.generator import Generator, Nodes
+from numpyro_kme.losses.generator import Generator, QuadratureNodes
 
 
-class Expansion(NamedTuple):
-    """A loss about one parameter vector: value, gradient `(p,)`, Hessian `(p, p)` (exact or approximate)."""
+class TaylorExpansion(NamedTuple):
+    """Second-order expansion of an objective: value, gradient `(p,)`, exact or approximate Hessian `(p, p)`."""
 
     value: Any
     gradient: Any
     hessian: Any
 
 
-class Objective(abc.ABC):
-    """A loss bound to data and a family of laws: a function of parameters `u` for each weighting of the data.
+class WeightedObjective(abc.ABC):
+    """A loss between data and a family of distributions: a function of parameters `u` for each weighting of the data.
 
-    `reduce` does once what depends on the weights alone; the other methods take its result and the noise
-    nodes. All are traceable.
+    `reduce` computes once the terms that depend on the weights alone; the other methods take these reduced data terms
+    and the quadrature nodes of the noise. All are traceable.
     """
 
     generator: Generator
@@ -35,27 +35,27 @@ class Objective(abc.ABC):
 
     @abc.abstractmethod
     def reduce(self, weights: jax.Array, extra: Any = None) -> Any:
-        """Reduce data weights `(n,)` to what the loss needs; with `extra` points `(T, ...)`, `(n + T,)`."""
+        """Reduced data terms for weights `(n,)`, or `(n + T,)` with `extra` points `(T, ...)`."""
 
     @abc.abstractmethod
-    def value(self, facts: Any, u: jax.Array, nodes: Nodes) -> jax.Array:
-        """Loss at `u` for the reduced weights."""
+    def value(self, reduced: Any, u: jax.Array, nodes: QuadratureNodes) -> jax.Array:
+        """Loss at `u`."""
 
-    def slope(self, facts: Any, u: jax.Array, nodes: Nodes) -> tuple[jax.Array, jax.Array]:
+    def slope(self, reduced: Any, u: jax.Array, nodes: QuadratureNodes) -> tuple[jax.Array, jax.Array]:
         """Loss and gradient at `u`."""
-        return jax.value_and_grad(lambda t: self.value(facts, t, nodes))(u)
+        return jax.value_and_grad(lambda t: self.value(reduced, t, nodes))(u)
 
-    def expand(self, facts: Any, u: jax.Array, nodes: Nodes) -> Expansion:
+    def expand(self, reduced: Any, u: jax.Array, nodes: QuadratureNodes) -> TaylorExpansion:
         """Loss, gradient and Hessian at `u`."""
 
         def gradient(t):
-            value, slope = self.slope(facts, t, nodes)
+            value, slope = self.slope(reduced, t, nodes)
             return slope, (value, slope)
 
         hessian, (value, slope) = jax.jacfwd(gradient, has_aux=True)(u)
-        return Expansion(value, slope, 0.5 * (hessian + hessian.T))
+        return TaylorExpansion(value, slope, 0.5 * (hessian + hessian.T))
 
-    def report(self, facts: Any, u: jax.Array, nodes: Nodes) -> dict[str, jax.Array]:
+    def report(self, reduced: Any, u: jax.Array, nodes: QuadratureNodes) -> dict[str, jax.Array]:
         """Further numbers for people about the fit at `u`, by name."""
         return {}
 
@@ -66,26 +66,26 @@ class Objective(abc.ABC):
         """
         return jnp.zeros(weights.shape[0], weights.dtype)
 
-    def place(self, u: np.ndarray, least: int) -> Nodes | None:
-        """Return better nodes than the noise's own near `u`, at least `least` of them, if there are any."""
+    def adapt_nodes(self, u: np.ndarray, least: int) -> QuadratureNodes | None:
+        """At least `least` quadrature nodes adapted to the model at `u`; None where there are no better ones."""
         return None
 
-    def smoothed(self) -> "Objective":
-        """Return a smoother objective with about the same minimum, to be led by from afar, if there is one."""
+    def smoothed(self) -> "WeightedObjective":
+        """A smoother objective with about the same minimum, for starts far from it; itself where there is none."""
         return self
 
-    def refined(self) -> "Objective":
-        """Return the same objective with its own discretisation halved, where it has one."""
+    def refined(self) -> "WeightedObjective":
+        """The same objective with its own discretisation halved, where it has one."""
         return self
 
 
-class EmbeddingObjective(Objective):
-    """A squared distance between embeddings, which knows the inner products of any embeddings of draws."""
+class EmbeddingObjective(WeightedObjective):
+    """A squared distance between embeddings, which knows the inner products of embeddings of any simulated points."""
 
-    free_mass: bool
+    fit_proportion: bool
 
     @abc.abstractmethod
-    def gram(self, facts: Any, points: Any, nodes: Nodes) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def gram(self, reduced: Any, points: Any, nodes: QuadratureNodes) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Inner products of the embeddings of `R` sets of simulated points `(R, M, ...)`.
 
         Returns:
@@ -94,29 +94,29 @@ class EmbeddingObjective(Objective):
 
 
 class Loss:
-    """A discrepancy between weighted data and weighted draws of the model.
+    """A discrepancy between weighted data and weighted simulations.
 
-    To write a loss, implement `value`. A loss that wants more than draws (densities, a faster algorithm)
+    To write a loss, implement `value`. A loss that needs more than simulations (densities, a faster algorithm)
     overrides `objective` instead.
     """
 
     def value(self, x: Any, w: jax.Array, y: Any, v: jax.Array) -> jax.Array:
-        """Discrepancy of data `x (n, ...)`, weights `w (n,)`, and draws `y (M, ...)`, weights `v (M,)`.
+        """Discrepancy of data `x (n, ...)`, weights `w (n,)`, and simulations `y (M, ...)`, weights `v (M,)`.
 
         Traceable and differentiable in `y`. Weights sum to one.
         """
         raise NotImplementedError(f"{type(self).__name__} must implement `value(x, w, y, v)` or `objective(...)`.")
 
-    def objective(self, data: Any, generator: Generator, extra: Any = None) -> Objective:
+    def objective(self, data: Any, generator: Generator, extra: Any = None) -> WeightedObjective:
         """Bind to data `(n, ...)` and a simulator; `extra` are points that replicates will add."""
         check_points(data, generator)
-        return DrawsObjective(generator, self, jax.tree.map(np.asarray, data))
+        return TwoSampleObjective(generator, self, jax.tree.map(np.asarray, data))
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class DrawsObjective(Objective):
-    """A loss that looks at data and draws only; derivatives by automatic differentiation."""
+class TwoSampleObjective(WeightedObjective):
+    """A loss between two weighted samples, data and simulations; derivatives by automatic differentiation."""
 
     generator: Generator
     loss: Loss = field(metadata=dict(static=True))
@@ -126,9 +126,9 @@ class DrawsObjective(Objective):
         """Join the points and keep the weights."""
         return join(self.data, extra), weights
 
-    def value(self, facts, u, nodes):
+    def value(self, reduced, u, nodes):
         """Loss at `u`."""
-        data, weights = facts
+        data, weights = reduced
         return self.loss.value(data, weights, self.generator.points(u, nodes), self.generator.weights(nodes, weights))
 
 
@@ -151,9 +151,9 @@ def check_points(data: Any, generator: Generator) -> None:
     )
     for leaf in leaves:
         checks.finite("data", leaf)
-    drawn = _two_draws(generator)
+    simulated = _two_points(generator)
     have = [leaf.shape[1:] for leaf in leaves]
-    want = [leaf.shape[1:] for leaf in jax.tree.leaves(drawn)]
+    want = [leaf.shape[1:] for leaf in jax.tree.leaves(simulated)]
     checks.require(
         have == want,
         f"one data point has shape {have} and one simulated point {want}; they must agree. Change the "
@@ -162,7 +162,7 @@ def check_points(data: Any, generator: Generator) -> None:
 
 
 @on_host
-def _two_draws(generator: Generator) -> Any:
+def _two_points(generator: Generator) -> Any:
     """Shapes and types of two simulated points."""
     u = jax.ShapeDtypeStruct((generator.dim,), np.float64)
     return jax.eval_shape(generator.points, u, generator.draw_nodes(jax.random.key(0), 2))

@@ -10,7 +10,7 @@ import numpy as np
 from numpyro_kme.kernels import Kernel
 from numpyro_kme.kernels.base import squared_distances
 from numpyro_kme.kernels.stationary import Stationary
-from numpyro_kme.losses import mass
+from numpyro_kme.losses import mixing
 from numpyro_kme.losses.base import EmbeddingObjective, join, num_points
 from numpyro_kme.losses.generator import Generator
 
@@ -26,14 +26,14 @@ WIDER = 8.0
 class DirectMMD(EmbeddingObjective):
     r"""Squared MMD between weighted data and simulated points, up to the constant `|mu_w|^2` (see `offsets`).
 
-    With `q = |mu_u|^2`, `s = <mu_w, mu_u>` and `L(q, s)` of `mass.py`, the gradient pulls the force
-    `v_m (2 L_q grad mu_u(y_m) + L_s grad mu_w(y_m))` on each simulated point back to `u`.
+    With `q = |mu_u|^2`, `s = <mu_w, mu_u>` and `L(q, s)` of `mixing.py`, the gradient pulls the derivative
+    `v_m (2 L_q grad mu_u(y_m) + L_s grad mu_w(y_m))` by each simulated point back to `u`.
     """
 
     generator: Generator
     kernel: Kernel
     data: Any
-    free_mass: bool = field(metadata=dict(static=True))
+    fit_proportion: bool = field(metadata=dict(static=True))
 
     def smoothed(self):
         """Widen a stationary kernel."""
@@ -44,8 +44,7 @@ class DirectMMD(EmbeddingObjective):
         return join(self.data, extra), weights
 
     def offsets(self, weights, extra=None):
-        """The constants `|mu_w|^2`: `n^2` kernel values for all weights together, `(n + T)^2` for each
-        with extra points."""
+        """The constants `|mu_w|^2`: `n^2` kernel values for all weights, with extra points `(n + T)^2` for each."""
         if extra is None:
             points = vectors(self.data)
             return jnp.sum(weights.T * potential(self.kernel, points, points, weights.T), axis=0)
@@ -56,23 +55,23 @@ class DirectMMD(EmbeddingObjective):
 
         return jax.lax.map(one, (weights, extra))
 
-    def value(self, facts, u, nodes):
+    def value(self, reduced, u, nodes):
         """Squared MMD at `u`, without its constant."""
-        data, weights = facts
+        data, weights = reduced
         y, v = vectors(self.generator.points(u, nodes)), self.generator.weights(nodes, weights)
         q = v @ potential(self.kernel, y, y, v)
         s = v @ potential(self.kernel, y, vectors(data), weights)
-        return mass.discrepancy(jnp.stack([self._energy(q, y, v), s]), self.free_mass)
+        return mixing.discrepancy(jnp.stack([self._energy(q, y, v), s]), self.fit_proportion)
 
-    def slope(self, facts, u, nodes):
+    def slope(self, reduced, u, nodes):
         """Squared MMD and gradient."""
-        data, weights = facts
+        data, weights = reduced
         v = self.generator.weights(nodes, weights)
         y, pull = jax.vjp(lambda t: vectors(self.generator.points(t, nodes)), u)
         own, own_force = field_at(self.kernel, y, y, v)
         cross, cross_force = field_at(self.kernel, y, vectors(data), weights)
         q, from_energy = jax.vjp(lambda raw, points: self._energy(raw, points, v), v @ own, y)
-        value, (by_q, by_s), _ = mass.derivatives(q, v @ cross, self.free_mass)
+        value, (by_q, by_s), _ = mixing.derivatives(q, v @ cross, self.fit_proportion)
         by_raw, direct = from_energy(by_q)
 
         def total(own_part, cross_part, direct_part):
@@ -81,10 +80,9 @@ class DirectMMD(EmbeddingObjective):
 
         return value, pull(jax.tree.map(total, own_force, cross_force, direct))[0]
 
-    def gram(self, facts, points, nodes):
-        """Inner products of several embeddings with one another and with the data, from points `(R, M,
-        ...)`."""
-        data, weights = facts
+    def gram(self, reduced, points, nodes):
+        """Inner products of several embeddings with one another and with the data, from points `(R, M, ...)`."""
+        data, weights = reduced
         v = self.generator.weights(nodes, weights)
         points = jax.vmap(vectors)(points)
 
@@ -94,19 +92,19 @@ class DirectMMD(EmbeddingObjective):
         s = jax.lax.map(lambda y: v @ potential(self.kernel, y, vectors(data), weights), points)
         return jax.lax.map(row, points), s, jnp.zeros(())
 
-    def report(self, facts, u, nodes):
-        """Standard errors, and the share of the data explained if the mass is free; see `mass.report`."""
-        data, weights = facts
+    def report(self, reduced, u, nodes):
+        """Standard errors, and the mixing proportion if it is fitted; see `mixing.report`."""
+        data, weights = reduced
         y, v = vectors(self.generator.points(u, nodes)), self.generator.weights(nodes, weights)
         own, cross = potential(self.kernel, y, y, v), potential(self.kernel, y, vectors(data), weights)
         q, coincident = self._energy(v @ own, y, v), self._coincident(y, v)
-        kinds = dict(independent=self.generator.noise.independent, free=self.free_mass)
-        return mass.report(q, v @ cross, (own, cross), v, coincident, num_points(self.data), **kinds)
+        kinds = dict(independent=self.generator.noise.independent, fit_proportion=self.fit_proportion)
+        return mixing.report(q, v @ cross, (own, cross), v, coincident, num_points(self.data), **kinds)
 
     def _energy(self, q, y, v):
         if not self.generator.noise.independent:
             return q
-        return mass.unbiased_energy(q, self._coincident(y, v), v, self.free_mass)
+        return mixing.unbiased_energy(q, self._coincident(y, v), v, self.fit_proportion)
 
     def _coincident(self, y, v):
         return jnp.square(v) @ self.kernel.diagonal(y)
@@ -123,8 +121,7 @@ def vectors(points: Any) -> Any:
 
 
 def potential(kernel: Kernel, y: Any, z: Any, c: jax.Array) -> jax.Array:
-    """Witness values `sum_j c_j k(y_i, z_j)`, `(m,)` or `(m, R)` for `c` of shape `(n,)` or `(n, R)`, in
-    blocks of sources."""
+    """Witness values `sum_j c_j k(y_i, z_j)`, `(m,)` or `(m, R)` for `c (n,)` or `(n, R)`, in blocks of sources."""
     return _over_sources(lambda z, c: kernel.gram(y, z) @ c, z, c)
 
 

@@ -1,4 +1,4 @@
-"""A simulator as a family of laws: noise of a known law, pushed forward by the parameters."""
+"""A simulator as a family of distributions: noise of a known distribution, pushed forward by the parameters."""
 
 import abc
 from collections.abc import Callable
@@ -13,65 +13,60 @@ from jax.scipy.special import ndtr, ndtri
 from numpyro_kme._core.host import on_host
 
 BLOCK = 16
-"""Replicates that share one draw of the noise: replicate `b` uses draw `1 + b // BLOCK`, the full data
-draw 0."""
+"""Replicates that share one set of noise nodes: replicate `b` uses set `1 + b // BLOCK`, the full data set 0."""
 
 REACH = 6.5
-"""One-dimensional quadrature covers standard normal noise out to this many standard deviations (8e-11 lies
-outside)."""
+"""One-dimensional quadrature covers standard normal noise out to this many standard deviations (8e-11 lies outside)."""
 
 
-class Nodes(NamedTuple):
-    """Noise values `(M, ...)` with weights `(M,)` that sum to one: they stand for the law of the noise."""
+class QuadratureNodes(NamedTuple):
+    """Noise values `(M, ...)` with weights `(M,)` that sum to one: they stand for the distribution of the noise."""
 
     values: Any
     weights: jax.Array
 
 
-def num_sets(nodes: Nodes) -> int:
+def num_sets(nodes: QuadratureNodes) -> int:
     """Number of sets in nodes `(sets, M, ...)`."""
     return nodes.weights.shape[0]
 
 
 class Noise(abc.ABC):
-    """The law of a simulator's noise, as a rule that makes weighted nodes.
+    """The distribution of a simulator's noise, as a rule that makes weighted quadrature nodes.
 
-    `independent` says that the nodes are independent draws, so that sums over pairs must leave out a
-    node's pair with itself; quadrature and low-discrepancy nodes repel each other, and the full double sum
-    is the better estimate.
+    `independent` says that the nodes are sampled independently, so that sums over pairs must leave out a node's pair
+    with itself; deterministic and low-discrepancy nodes repel each other, and the full double sum is the better
+    estimate.
     """
 
     independent: bool
 
     @abc.abstractmethod
     def sample(self, rng_key: jax.Array) -> Any:
-        """Draw one noise value; traceable."""
+        """Sample one noise value; traceable."""
 
-    def spread(self, rng_key: jax.Array, num: int) -> Any:
-        """Draw `num` noise values `(num, ...)` that lie evenly, where the noise allows it; each alone has the noise's law.
-        Traceable."""
+    def quasi_random(self, rng_key: jax.Array, num: int) -> Any:
+        """Sample `num` noise values `(num, ...)` by randomised quasi-Monte Carlo, where the noise allows it: they lie
+        evenly, and each alone has the noise's distribution. Traceable."""
         return jax.vmap(self.sample)(jax.random.split(rng_key, num))
 
     @abc.abstractmethod
-    def nodes(self, rng_key: jax.Array, num: int, blocks: int) -> Nodes:
-        """Draw `blocks` sets of `num` nodes, `(blocks, num, ...)`; one set (`blocks` = 1) where nodes are
-        not random."""
+    def nodes(self, rng_key: jax.Array, num: int, blocks: int) -> QuadratureNodes:
+        """Make `blocks` sets of `num` nodes, `(blocks, num, ...)`; one set where nodes are not random."""
 
     @abc.abstractmethod
     def grouped(self, rng_key: jax.Array, groups: int, each: int, blocks: int) -> Any:
-        """Draw noise values `(blocks, groups * each, ...)`, an even number `each` for every group, such as
-        a covariate."""
+        """Sample noise values `(blocks, groups * each, ...)`, an even number `each` for each group or covariate."""
 
 
 def _same(z):
-    """The noise as it is drawn."""
+    """The noise as it is sampled."""
     return z
 
 
 @dataclass(frozen=True)
 class NormalNoise(Noise):
-    """Noise `transform(z)`, `z ~ N(0, I)` of `dim` dimensions: quadrature for one dimension,
-    low-discrepancy beyond.
+    """Noise `transform(z)`, `z ~ N(0, I)` of `dim` dimensions: quadrature for one dimension, quasi-Monte Carlo beyond.
 
     One dimension: the trapezoidal rule on `[-6.5, 6.5]` with normal weights, which converges exponentially
     for smooth simulators. More: a scrambled Sobol sequence with each point's mirror image, so that odd
@@ -87,11 +82,11 @@ class NormalNoise(Noise):
     independent: bool = field(default=False, init=False)
 
     def sample(self, rng_key):
-        """Draw one noise value."""
+        """Sample one noise value."""
         return self.transform(jax.random.normal(rng_key, (self.dim,)))
 
-    def spread(self, rng_key, num):
-        """A lattice of rank one with a random generator, randomly shifted: every coordinate is as even as can be, at less
+    def quasi_random(self, rng_key, num):
+        """A rank-one lattice with a random generator and a random shift: every coordinate is as even as can be, at less
         than the cost of random numbers."""
         shift_key, generator_key = jax.random.split(rng_key)
         shift = jax.random.uniform(shift_key, (self.dim,), jnp.float32)
@@ -108,7 +103,7 @@ class NormalNoise(Noise):
         return jax.vmap(one)(jnp.arange(num))
 
     def nodes(self, rng_key, num, blocks):
-        """Draw sets of nodes; one set serves all blocks when `dim` is 1."""
+        """Sets of nodes; one set serves all blocks when `dim` is 1."""
         if self.dim == 1:
             z, blocks = np.linspace(-REACH, REACH, num)[None, :, None], 1
             weights = np.exp(-0.5 * z[0, :, 0] ** 2)
@@ -116,11 +111,10 @@ class NormalNoise(Noise):
             z = np.stack([self._sobol(jax.random.fold_in(rng_key, block), num) for block in range(blocks)])
             weights = np.ones(z.shape[1])
         values = jax.vmap(jax.vmap(self.transform))(jnp.asarray(z))
-        return Nodes(values, jnp.broadcast_to(weights / weights.sum(), z.shape[:2]))
+        return QuadratureNodes(values, jnp.broadcast_to(weights / weights.sum(), z.shape[:2]))
 
     def grouped(self, rng_key, groups, each, blocks):
-        """Noise values `(blocks, groups * each, ...)`; each group has consecutive Sobol points and their
-        mirror images."""
+        """Noise values `(blocks, groups * each, ...)`: consecutive Sobol points and their mirror images in a group."""
 
         def one_set(block):
             z = self._sobol(jax.random.fold_in(rng_key, block), groups * each)[: groups * each // 2]
@@ -148,27 +142,27 @@ def UniformNoise(dim: int) -> NormalNoise:
 
 @dataclass(frozen=True)
 class DrawnNoise(Noise):
-    """Noise that can only be drawn: independent nodes, whose error falls as `M^-1/2`.
+    """Noise that can only be sampled: independent (Monte Carlo) nodes, whose error falls as `M^-1/2`.
 
     Args:
-        draw: `(rng_key) -> noise value`, traceable. Left out, the noise value is the key itself, for
-            simulators `fn(rng_key, *params)`.
+        draw: `(rng_key) -> noise value`, traceable. Left out, the noise value is the key itself, for simulators
+            `fn(rng_key, *params)`.
     """
 
     draw: Callable[[jax.Array], Any] = _same
     independent: bool = field(default=True, init=False)
 
     def sample(self, rng_key):
-        """Draw one noise value."""
+        """Sample one noise value."""
         return self.draw(rng_key)
 
     def nodes(self, rng_key, num, blocks):
-        """Draw `blocks` sets of `num` independent nodes."""
+        """Sample `blocks` sets of `num` independent nodes."""
 
         def one_set(block):
             return jax.vmap(self.draw)(jax.random.split(jax.random.fold_in(rng_key, block), num))
 
-        return Nodes(jax.vmap(one_set)(jnp.arange(blocks)), jnp.full((blocks, num), 1.0 / num))
+        return QuadratureNodes(jax.vmap(one_set)(jnp.arange(blocks)), jnp.full((blocks, num), 1.0 / num))
 
     def grouped(self, rng_key, groups, each, blocks):
         """Independent noise values `(blocks, groups * each, ...)`."""
@@ -178,19 +172,19 @@ class DrawnNoise(Noise):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Generator:
-    r"""A family of laws `P_u`: the law of `simulate(u, noise)`.
+    r"""A family of distributions `P_u`, that of `simulate(u, noise)`.
 
     Args:
-        simulate: `(u, noise value) -> one data point`, or with covariates `(u, noise value, i) -> one
-            response`, `i` the number of the data point whose covariate is used; traceable. `u` is an
-            unconstrained vector `(dim,)`: map it to constrained parameters inside.
-        noise: The law of the noise.
+        simulate: `(u, noise value) -> one data point`, or with covariates `(u, noise value, i) -> one response`, `i`
+            the number of the data point whose covariate is used; traceable. `u` is an unconstrained vector `(dim,)`:
+            map it to constrained parameters inside.
+        noise: The distribution of the noise.
         dim: Number of parameters.
         log_density: `(u, data points (m, ...)) -> log p(x_i | u), (m,)`, for `NegativeLogLikelihood`.
-        covariates: Given values `(n, ...)`, one for each data point, or nothing. With covariates the data
-            points and the simulated points are pairs `(covariate, response)`.
-        differentiable: Whether derivatives of `simulate` in `u` are those of the law. They are not where a
-            draw jumps.
+        covariates: Given values `(n, ...)`, one for each data point, or nothing. With covariates the data points and
+            the simulated points are pairs `(covariate, response)`.
+        differentiable: Whether derivatives of `simulate` in `u` average to those of the distribution. They do not where
+            a simulated point jumps.
     """
 
     simulate: Callable = field(metadata=dict(static=True))
@@ -200,7 +194,7 @@ class Generator:
     covariates: Any = None
     differentiable: bool = field(default=True, metadata=dict(static=True))
 
-    def points(self, u: jax.Array, nodes: Nodes) -> Any:
+    def points(self, u: jax.Array, nodes: QuadratureNodes) -> Any:
         """Simulate `(M, ...)` points at the nodes; with covariates, pairs of a covariate and a response."""
         if self.covariates is None:
             return jax.vmap(lambda noise: self.simulate(u, noise))(nodes.values)
@@ -208,16 +202,16 @@ class Generator:
         given = jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], self.covariates)
         return given, jax.vmap(lambda value, i: self.simulate(u, value, i))(noise, index)
 
-    def weights(self, nodes: Nodes, data_weights: jax.Array) -> jax.Array:
-        """Weights `(M,)` of the simulated points; with covariates, those of the data, shared out."""
+    def weights(self, nodes: QuadratureNodes, data_weights: jax.Array) -> jax.Array:
+        """Weights `(M,)` of the simulated points; with covariates, those of the data, divided among nodes."""
         if self.covariates is None:
             return nodes.weights
-        shares = nodes.weights * jnp.asarray(data_weights)[nodes.values[0]]
-        return shares / jnp.sum(shares)
+        products = nodes.weights * jnp.asarray(data_weights)[nodes.values[0]]
+        return products / jnp.sum(products)
 
     @on_host
-    def draw_nodes(self, rng_key: jax.Array, num: int, blocks: int | None = None) -> Nodes:
-        """Draw nodes in float64, on the host: one set `(num, ...)`, or `(blocks, num, ...)`."""
+    def draw_nodes(self, rng_key: jax.Array, num: int, blocks: int | None = None) -> QuadratureNodes:
+        """Make quadrature nodes in float64, on the host: one set `(num, ...)`, or `(blocks, num, ...)`."""
         nodes = self._nodes(rng_key, num, blocks or 1)
         return nodes if blocks else jax.tree.map(lambda leaf: leaf[0], nodes)
 
@@ -229,4 +223,4 @@ class Generator:
         values = self.noise.grouped(rng_key, n, each, blocks)
         shape = jax.tree.leaves(values)[0].shape[:2]
         index = jnp.broadcast_to(jnp.repeat(jnp.arange(n), each)[None], shape)
-        return Nodes((index, values), jnp.full(shape, 1.0 / shape[1]))
+        return QuadratureNodes((index, values), jnp.full(shape, 1.0 / shape[1]))

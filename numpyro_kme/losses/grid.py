@@ -24,16 +24,16 @@ class Stencil(NamedTuple):
 class Grid:
     r"""A window of the line on which `int int k(a, b) P(da) Q(db)` is a product of Fourier coefficients.
 
-    Each point is spread over four cells by the cubic B-spline (`charges`); with the kernel's values on the
-    grid interpolated by cubic splines, inner products of embeddings are sums over frequencies,
-    `<mu_P, mu_Q> = sum_f spectrum_f Re(conj(P_f) Q_f)`. The error is that of cubic interpolation of the
-    kernel, of order `(step / length scale)^4`. Points outside the window have no charge: they are taken to
-    be too far from everything inside to matter.
+    Each point gives its weight to four cells by the cubic B-spline (`charges`, as in particle-mesh methods); with the
+    kernel's values on the grid interpolated by cubic splines, inner products of embeddings are sums over frequencies,
+    `<mu_P, mu_Q> = sum_f spectrum_f Re(conj(P_f) Q_f)`. The error is that of cubic interpolation of the kernel, of
+    order `(step / length scale)^4`. Points outside the window have no charge: they are taken to be too far from
+    everything inside to matter.
 
     Attributes:
         low: Left end of the window.
         step: Width of a cell.
-        spectrum: Kernel in Fourier space with the splines divided out, and the weights of a one-sided sum,
+        spectrum: Kernel in Fourier space with the splines divided out, times the weights of a one-sided sum,
             `(size // 2 + 1,)`.
         cells: Number of cells that points can fall in.
         size: Even number of cells with the padding that keeps the FFT from wrapping round.
@@ -67,10 +67,9 @@ class Grid:
             jnp.concatenate(second, axis=1) * keep / self.step**2,
         )
 
-    def charges(self, stencil: Stencil, spread: jax.Array) -> jax.Array:
-        """Collect what points put on their four cells: `(M, 4, ...)` to Fourier coefficients `(..., size
-        // 2 + 1)`."""
-        runs = jnp.zeros((self.size, *spread.shape[1:]), spread.dtype).at[stencil.cells[:, 0]].add(spread)
+    def charges(self, stencil: Stencil, parts: jax.Array) -> jax.Array:
+        """Sum what points put on their four cells: `(M, 4, ...)` to Fourier coefficients `(..., size // 2 + 1)`."""
+        runs = jnp.zeros((self.size, *parts.shape[1:]), parts.dtype).at[stencil.cells[:, 0]].add(parts)
         cells = runs[:, 0] + sum(jnp.roll(runs[:, k], k, axis=0) for k in (1, 2, 3))
         return jnp.fft.rfft(jnp.moveaxis(cells, 0, -1))
 
@@ -80,14 +79,12 @@ class Grid:
         return self.charges(stencil, stencil.weights * weights[:, None])
 
     def inner(self, p: jax.Array, q: jax.Array) -> jax.Array:
-        """Inner products of embeddings given by Fourier coefficients: `(F,)` or `(R, F)` with `(F,)` or
-        `(S, F)`."""
+        """Inner products of embeddings given by Fourier coefficients: `(F,)` or `(R, F)` with `(F,)` or `(S, F)`."""
         scaled = p * jnp.asarray(self.spectrum)[(None,) * (p.ndim - 1)]
         return scaled.real @ q.real.T + scaled.imag @ q.imag.T
 
     def potential(self, p: jax.Array) -> jax.Array:
-        """Coefficients on the cells `(size,)` of the witness `t -> int k(t, a) P(da)`, to be summed with a
-        stencil."""
+        """Coefficients on the cells `(size,)` of the witness `t -> int k(t, a) P(da)`, to be summed with a stencil."""
         two_sided = (0.5 * self.size * jnp.asarray(self.spectrum)).at[jnp.array([0, -1])].multiply(2.0)
         return jnp.fft.irfft(two_sided * p, self.size)
 

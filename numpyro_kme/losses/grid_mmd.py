@@ -10,15 +10,15 @@ import numpy as np
 from numpyro_kme._core.host import on_host
 from numpyro_kme.kernels import Kernel
 from numpyro_kme.kernels.stationary import Stationary
-from numpyro_kme.losses import mass
-from numpyro_kme.losses.base import EmbeddingObjective, Expansion, join
+from numpyro_kme.losses import mixing
+from numpyro_kme.losses.base import EmbeddingObjective, TaylorExpansion, join
 from numpyro_kme.losses.direct_mmd import WIDER, widened
 from numpyro_kme.losses.generator import Generator
 from numpyro_kme.losses.grid import Grid, make_grid, profile
-from numpyro_kme.losses.placement import placed_nodes
+from numpyro_kme.losses.node_adaptation import adapted_nodes
 
 LEAST = 2048
-"""Smallest grid: samples of one law then share one size, and the programs compiled for it."""
+"""Smallest grid: samples of one distribution then share one size, and the programs compiled for it."""
 
 
 @jax.tree_util.register_dataclass
@@ -26,10 +26,10 @@ LEAST = 2048
 class GridMMD(EmbeddingObjective):
     r"""Squared MMD between weighted scalars and simulated scalars, by a `Grid`.
 
-    With `q = |mu_u|^2`, `s = <mu_w, mu_u>` and `L(q, s)` of `mass.py`, simulated points `y_m(u)` and witness
+    With `q = |mu_u|^2`, `s = <mu_w, mu_u>` and `L(q, s)` of `mixing.py`, simulated points `y_m(u)` and witness
     `psi = 2 L_q mu_u + L_s mu_w`, the Hessian is
-    `L_q 2 <d_a mu, d_b mu> + sum_m v_m [psi'(y_m) d_ab y_m + psi''(y_m) d_a y_m d_b y_m]` and the rank-two
-    part of `L`'s own Hessian.
+    `L_q 2 <d_a mu, d_b mu> + sum_m v_m [psi'(y_m) d_ab y_m + psi''(y_m) d_a y_m d_b y_m]`, plus the rank-two part by
+    the Hessian of `L`.
 
     Build it with `bind`.
     """
@@ -40,7 +40,7 @@ class GridMMD(EmbeddingObjective):
     peak: Any
     window: tuple
     kernel: Kernel
-    free_mass: bool = field(metadata=dict(static=True))
+    fit_proportion: bool = field(metadata=dict(static=True))
     max_cells: int = field(metadata=dict(static=True))
 
     has_cheap_hessian: ClassVar[bool] = True
@@ -53,42 +53,42 @@ class GridMMD(EmbeddingObjective):
         kernel: Kernel,
         data: np.ndarray,
         window: tuple[float, ...],
-        free_mass: bool,
+        fit_proportion: bool,
         max_cells: int,
         least: int = LEAST,
     ) -> "GridMMD":
-        """Tabulate the kernel on `window = (centre, width, step, half, reach)`, see `find_step`, and keep
-        the data; the grid's size is at least `least`."""
+        """Tabulate the kernel on `window = (centre, width, step, half, reach)`, see `find_step`, and keep the data; the
+        grid's size is at least `least`."""
         kernel = jax.tree.map(np.asarray, kernel)
         centre, width, step, _, reach = window
         peak = profile(kernel, np.zeros(1))[0]
         grid = make_grid(kernel, centre, width, step, reach, max_cells, least)
-        return cls(generator, grid, np.ravel(data), peak, window, kernel, free_mass, max_cells)
+        return cls(generator, grid, np.ravel(data), peak, window, kernel, fit_proportion, max_cells)
 
     def smoothed(self):
-        """Widen a stationary kernel, but not beyond twice the spread of the data, to which all models of that width
-        are alike; the grid keeps its size, and with it the compiled programs."""
+        """Widen a stationary kernel, but not beyond twice the median absolute deviation of the data, to which all
+        models of that width are alike; the grid keeps its size, and with it the compiled programs."""
         if not isinstance(self.kernel, Stationary):
             return self
         centre, width, step, half, reach = self.window
-        spread = float(np.median(np.abs(self.data - centre)))
-        times = min(WIDER, max(2.0 * spread / half, 1.0))
+        mad = float(np.median(np.abs(self.data - centre)))
+        times = min(WIDER, max(2.0 * mad / half, 1.0))
         window = (centre, width + 4.0 * times * half, times * step, times * half, times * reach)
-        settings = (self.free_mass, self.max_cells, self.grid.size)
+        settings = (self.fit_proportion, self.max_cells, self.grid.size)
         return GridMMD.bind(self.generator, widened(self.kernel, times), self.data, window, *settings)
 
     def refined(self):
         """Halve the cells."""
         centre, width, step, half, reach = self.window
         window = (centre, width, 0.5 * step, half, reach)
-        return GridMMD.bind(self.generator, self.kernel, self.data, window, self.free_mass, 2 * self.max_cells)
+        return GridMMD.bind(self.generator, self.kernel, self.data, window, self.fit_proportion, 2 * self.max_cells)
 
-    def place(self, u, least):
-        """Nodes whose simulated points are no further apart than the kernel resolves, at `u`."""
-        return placed_nodes(self.generator, u, float(self.window[3]), least)
+    def adapt_nodes(self, u, least):
+        """Quadrature nodes whose simulated points at `u` are no further apart than the kernel resolves."""
+        return adapted_nodes(self.generator, u, float(self.window[3]), least)
 
     def outside(self) -> float:
-        """Share of the data that lie outside the window."""
+        """Proportion of the data outside the window."""
         inside = np.asarray(self.grid.stencil(jnp.asarray(self.data)).weights.sum(axis=1)) > 0.5
         return float(1.0 - inside.mean())
 
@@ -98,28 +98,28 @@ class GridMMD(EmbeddingObjective):
         coefficients = self.grid.embed(jnp.asarray(data), weights)
         return coefficients, self.grid.inner(coefficients, coefficients)
 
-    def value(self, facts, u, nodes):
+    def value(self, reduced, u, nodes):
         """Squared MMD at `u`."""
-        data, norm = facts
+        data, norm = reduced
         model = self.grid.embed(self._scalars(u, nodes), nodes.weights)
         q, s = self._energies(model, data, nodes)
-        return mass.discrepancy(jnp.stack([q, s]), self.free_mass) + norm
+        return mixing.discrepancy(jnp.stack([q, s]), self.fit_proportion) + norm
 
-    def slope(self, facts, u, nodes):
+    def slope(self, reduced, u, nodes):
         """Squared MMD and gradient: one witness read off at the simulated points."""
-        data, norm = facts
+        data, norm = reduced
         points, pull = jax.vjp(lambda t: self._scalars(t, nodes), u)
         stencil = self.grid.stencil(points)
         model = self.grid.charges(stencil, stencil.weights * nodes.weights[:, None])
         q, pairs = jax.value_and_grad(self._energy)(self.grid.inner(model, model), nodes)
-        value, (by_q, by_s), _ = mass.derivatives(q, self.grid.inner(model, data), self.free_mass)
+        value, (by_q, by_s), _ = mixing.derivatives(q, self.grid.inner(model, data), self.fit_proportion)
         witness = self.grid.potential(2.0 * pairs * by_q * model + by_s * data)
-        force = nodes.weights * jnp.sum(witness[stencil.cells] * stencil.first, axis=1)
-        return value + norm, pull(force)[0]
+        by_points = nodes.weights * jnp.sum(witness[stencil.cells] * stencil.first, axis=1)
+        return value + norm, pull(by_points)[0]
 
-    def expand(self, facts, u, nodes):
+    def expand(self, reduced, u, nodes):
         """Squared MMD, gradient and exact Hessian."""
-        data, norm = facts
+        data, norm = reduced
 
         def scalars(t):
             return self._scalars(t, nodes)
@@ -127,38 +127,38 @@ class GridMMD(EmbeddingObjective):
         points, tangents = scalars(u), jax.jacfwd(scalars)(u)
         stencil, v = self.grid.stencil(points), nodes.weights[:, None]
         moved = stencil.first[..., None] * tangents[:, None, :]
-        spread = jnp.concatenate([stencil.weights[..., None], moved], axis=2) * v[..., None]
-        coefficients = self.grid.charges(stencil, spread)
+        parts = jnp.concatenate([stencil.weights[..., None], moved], axis=2) * v[..., None]
+        coefficients = self.grid.charges(stencil, parts)
         model, change = coefficients[0], coefficients[1:]
         q, pairs = jax.value_and_grad(self._energy)(self.grid.inner(model, model), nodes)
-        value, by, by_by = mass.derivatives(q, self.grid.inner(model, data), self.free_mass)
+        value, by, by_by = mixing.derivatives(q, self.grid.inner(model, data), self.fit_proportion)
         steps = jnp.stack([2.0 * pairs * self.grid.inner(model, change), self.grid.inner(data, change)])
         products = self.grid.inner(change, change)
         witness = self.grid.potential(2.0 * pairs * by[0] * model + by[1] * data)[stencil.cells] * v
-        force, bend = jnp.sum(witness * stencil.first, axis=1), jnp.sum(witness * stencil.second, axis=1)
-        curved = jax.hessian(lambda t: jnp.vdot(force, scalars(t)))(u)
+        first, second = jnp.sum(witness * stencil.first, axis=1), jnp.sum(witness * stencil.second, axis=1)
+        curved = jax.hessian(lambda t: jnp.vdot(first, scalars(t)))(u)
         hessian = (
-            2.0 * pairs * by[0] * products + curved + (tangents.T * bend[None]) @ tangents + steps.T @ by_by @ steps
+            2.0 * pairs * by[0] * products + curved + (tangents.T * second[None]) @ tangents + steps.T @ by_by @ steps
         )
-        return Expansion(value + norm, by @ steps, hessian)
+        return TaylorExpansion(value + norm, by @ steps, hessian)
 
-    def gram(self, facts, points, nodes):
+    def gram(self, reduced, points, nodes):
         """Inner products of several embeddings with one another and with the data, from points `(R, M)`."""
-        data, norm = facts
+        data, norm = reduced
         models = jax.vmap(lambda y: self.grid.embed(jnp.ravel(y), nodes.weights))(points)
         q = self.grid.inner(models, models)
         return q, self.grid.inner(models, data), norm
 
-    def report(self, facts, u, nodes):
-        """Standard errors, and the share of the data explained if the mass is free; see `mass.report`."""
+    def report(self, reduced, u, nodes):
+        """Standard errors, and the mixing proportion if it is fitted; see `mixing.report`."""
         stencil, v = self.grid.stencil(self._scalars(u, nodes)), nodes.weights
         model = self.grid.charges(stencil, stencil.weights * v[:, None])
         own, cross = (
-            jnp.sum(self.grid.potential(f)[stencil.cells] * stencil.weights, axis=1) for f in (model, facts[0])
+            jnp.sum(self.grid.potential(f)[stencil.cells] * stencil.weights, axis=1) for f in (model, reduced[0])
         )
-        q, s = self._energies(model, facts[0], nodes)
-        kinds = dict(independent=self.generator.noise.independent, free=self.free_mass)
-        return mass.report(q, s, (own, cross), v, self._coincident(v), len(self.data), **kinds)
+        q, s = self._energies(model, reduced[0], nodes)
+        kinds = dict(independent=self.generator.noise.independent, fit_proportion=self.fit_proportion)
+        return mixing.report(q, s, (own, cross), v, self._coincident(v), len(self.data), **kinds)
 
     def _scalars(self, u: jax.Array, nodes: Any) -> jax.Array:
         return jnp.ravel(self.generator.points(u, nodes))
@@ -169,7 +169,7 @@ class GridMMD(EmbeddingObjective):
     def _energy(self, q, nodes):
         if not self.generator.noise.independent:
             return q
-        return mass.unbiased_energy(q, self._coincident(nodes.weights), nodes.weights, self.free_mass)
+        return mixing.unbiased_energy(q, self._coincident(nodes.weights), nodes.weights, self.fit_proportion)
 
     def _coincident(self, weights):
         return self.peak * jnp.sum(jnp.square(weights))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme.losses.base import Loss, Objective, join, num_points
+from numpyro_kme.losses.base import Loss, WeightedObjective, join, num_points
 from numpyro_kme.losses.generator import Generator
 
 
@@ -21,11 +21,11 @@ class NegativeLogLikelihood(Loss):
     References: Newton and Raftery (1994), JRSS B 56; Lyddon, Walker and Holmes (2018), NeurIPS.
     """
 
-    def objective(self, data: Any, generator: Generator, extra: Any = None) -> Objective:
-        """Bind to data `(n, ...)`; raises if the model has no density."""
+    def objective(self, data: Any, generator: Generator, extra: Any = None) -> WeightedObjective:
+        """Bind to data `(n, ...)`; raises an error if the model has no density."""
         checks.require(
             generator.log_density is not None,
-            "NegativeLogLikelihood needs a model with a density; this one only draws. Use MMD or Wasserstein.",
+            "NegativeLogLikelihood needs a model with a density; this one can only simulate. Use MMD or Wasserstein.",
         )
         checks.require(num_points(data) >= 2, f"`data` must hold at least two points; got {num_points(data)}.")
         for leaf in jax.tree.leaves(data):
@@ -35,7 +35,7 @@ class NegativeLogLikelihood(Loss):
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class LikelihoodObjective(Objective):
+class LikelihoodObjective(WeightedObjective):
     """A weighted negative log likelihood, bound to data."""
 
     generator: Generator
@@ -45,8 +45,8 @@ class LikelihoodObjective(Objective):
         """Join the points and keep the weights."""
         return join(self.data, extra), weights
 
-    def value(self, facts, u, nodes):
-        """Weighted negative log likelihood at `u`; the noise nodes play no part."""
-        data, weights = facts
+    def value(self, reduced, u, nodes):
+        """Weighted negative log likelihood at `u`; the nodes play no part."""
+        data, weights = reduced
         assert self.generator.log_density is not None
         return -jnp.vdot(weights, self.generator.log_density(u, data))

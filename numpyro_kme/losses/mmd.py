@@ -12,7 +12,7 @@ from numpyro_kme._core.host import on_host
 from numpyro_kme.kernels import Gaussian, Kernel
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.length_scales import LengthScaleRule, MedianHeuristic
-from numpyro_kme.losses.base import Loss, Objective, check_points
+from numpyro_kme.losses.base import Loss, WeightedObjective, check_points
 from numpyro_kme.losses.direct_mmd import DirectMMD, vectors
 from numpyro_kme.losses.generator import Generator
 from numpyro_kme.losses.grid import find_step
@@ -24,41 +24,39 @@ from numpyro_kme.losses.grid_mmd import GridMMD
 class MMD(Loss):
     r"""Squared maximum mean discrepancy between the weighted data and the model.
 
-    `|mu_w - mu_u|^2` with `mu_w = sum_i w_i k(x_i, .)` and `mu_u = E k(G_u(noise), .)`. With `free_mass`,
-    `min_{c >= 0} |mu_w - c mu_u|^2 = |mu_w|^2 - <mu_w, mu_u>_+^2 / |mu_u|^2`: the model explains a share
-    `c` of the data, and far contamination costs nothing, where the plain loss answers a share `e` of
-    outliers with a model that is too wide. The fitted `c` is reported as `share`; without contamination
-    the estimates are less efficient by about a third.
+    `|mu_w - mu_u|^2` with `mu_w = sum_i w_i k(x_i, .)` and `mu_u = E k(G_u(noise), .)`. With `fit_proportion`,
+    `min_{c >= 0} |mu_w - c mu_u|^2 = |mu_w|^2 - <mu_w, mu_u>_+^2 / |mu_u|^2`: the model has mixing proportion `c` in
+    the distribution of the data (its measure need not be normalised), and far contamination costs nothing, where the
+    plain loss answers a proportion `e` of outliers with a model that is too wide. The fitted `c` is reported as
+    `mixing_proportion`; without contamination the estimates are less efficient by about a third.
 
-    Scalar data and a smooth stationary kernel: both embeddings are tabulated on a grid (`grid.py`), at a
-    cost of `O(n + M + N log N)` an evaluation with `N` cells. Otherwise `M (n + M)` kernel values are
-    summed in blocks.
+    Scalar data and a smooth stationary kernel: both embeddings are tabulated on a grid (`grid.py`), at a cost of
+    `O(n + M + N log N)` an evaluation with `N` cells. Otherwise `M (n + M)` kernel values are summed in blocks.
 
     Args:
-        kernel: Compares two data points; Gaussian with the median distance as length scale when left out.
-            It must be bounded. Kernels on points that are not vectors work too.
-        free_mass: Fit the share of the data that the model explains.
-        covariate_kernel: Compares two covariates, for simulators with covariates: the loss then compares
-            joint laws, with kernel `covariate_kernel * kernel`. Gaussian with the median distance when
-            left out.
+        kernel: Compares two data points; Gaussian with the median distance as length scale when left out. It must be
+            bounded. Kernels on points that are not vectors work too.
+        fit_proportion: Fit the mixing proportion of the model, instead of fixing it at 1.
+        covariate_kernel: Compares two covariates, for simulators with covariates: the loss then compares joint
+            distributions, with kernel `covariate_kernel * kernel`. Gaussian with the median distance when left out.
         tolerance: Largest error of a tabulated kernel value, relative to `k(0, 0)`.
         max_cells: Largest grid; a window that needs more is cut about the median.
         length_scale: Rule for the length scale of the Gaussian kernels that are left out, instead of the median:
             `BayesianKernelLearning(key)`. It sees the data alone, so it cannot be one that predicts parameters.
 
     References: Gretton et al. (2012), JMLR 13; Cherief-Abdellatif and Alquier (2022), Bernoulli 28;
-        Dellaporta et al. (2022), AISTATS.
+        Dellaporta et al. (2022), AISTATS; Scott (2004) (`fit_proportion`, see `mixing.py`).
     """
 
     kernel: Kernel | None = None
-    free_mass: bool = field(default=False, metadata=dict(static=True))
+    fit_proportion: bool = field(default=False, metadata=dict(static=True))
     covariate_kernel: Kernel | None = None
     tolerance: float = field(default=1e-4, metadata=dict(static=True))
     max_cells: int = field(default=32_768, metadata=dict(static=True))
     length_scale: LengthScaleRule | None = None
 
     @on_host
-    def objective(self, data: Any, generator: Generator, extra: Any = None) -> Objective:
+    def objective(self, data: Any, generator: Generator, extra: Any = None) -> WeightedObjective:
         """Bind to data, on a grid where data and kernel allow one.
 
         `extra`: points that replicates will add to the data, so that the grid covers them.
@@ -75,8 +73,8 @@ class MMD(Loss):
         _require_bounded(kernel, vectors(data))
         window = None if generator.covariates is not None else self._window(kernel, data, extra)
         if window is None:
-            return DirectMMD(generator, kernel, data, self.free_mass)
-        return GridMMD.bind(generator, kernel, data, window, self.free_mass, self.max_cells)
+            return DirectMMD(generator, kernel, data, self.fit_proportion)
+        return GridMMD.bind(generator, kernel, data, window, self.fit_proportion, self.max_cells)
 
     def _rule(self, generator: Generator) -> LengthScaleRule:
         rule = self.length_scale
@@ -85,23 +83,22 @@ class MMD(Loss):
         checks.require(rule is None or not given, "Give `kernel` or `length_scale`, not both.")
         checks.require(
             rule is None or not rule.needs_targets,
-            f"`length_scale` {type(rule).__name__} asks what predicts the parameters best, and a loss sees data of one unknown "
-            "parameter. Use BayesianKernelLearning(key) or MedianHeuristic(), or give `kernel`.",
+            f"`length_scale` {type(rule).__name__} asks what predicts the parameters best, and a loss sees data of one "
+            "unknown parameter. Use BayesianKernelLearning(key) or MedianHeuristic(), or give `kernel`.",
         )
         return rule or MedianHeuristic()
 
     def _window(self, kernel: Kernel, data: Any, extra: Any) -> tuple[float, ...] | None:
-        """Centre and width of a grid, and its step, half width and reach, for scalar data; None where
-        there is no such grid."""
+        """Centre, width, step, half width and reach of a grid for scalar data; None where there is no such grid."""
         if not isinstance(data, np.ndarray) or data.ndim > 2 or data.size != len(data):
             return None
         centre = float(np.median(data))
-        spread = float(np.median(np.abs(data - centre))) or float(np.abs(data - centre).max()) or 1.0
-        found = find_step(kernel, spread, self.tolerance)
+        mad = float(np.median(np.abs(data - centre))) or float(np.abs(data - centre).max()) or 1.0
+        found = find_step(kernel, mad, self.tolerance)
         if found is None:
             return None
         everything = data.ravel() if extra is None else np.concatenate([data.ravel(), extra.ravel()])
-        return centre, 2.0 * (float(np.abs(everything - centre).max()) + min(found[2], 8.0 * spread)), *found
+        return centre, 2.0 * (float(np.abs(everything - centre).max()) + min(found[2], 8.0 * mad)), *found
 
 
 @register
@@ -125,7 +122,8 @@ def gaussian_by(rule: LengthScaleRule, data: Any) -> Gaussian:
     """Gaussian kernel with the length scale that a rule gives for the data points."""
     checks.require(
         isinstance(data, np.ndarray) and data.ndim <= 2,
-        "`kernel` must be given for data that are not vectors of shape (n,) or (n, dim); there is no distance between them.",
+        "`kernel` must be given for data that are not vectors of shape (n,) or (n, dim); there is no distance between "
+        "them.",
     )
     scale = np.asarray(rule(vectors(data)))
     return Gaussian(scale.reshape(()) if scale.size == 1 else scale)
@@ -137,8 +135,7 @@ def _float64(leaf: Any) -> np.ndarray:
 
 
 def _require_bounded(kernel: Kernel, points: Any) -> None:
-    """Refuse kernels whose diagonal grows with the data: their embeddings are not robust, and may not
-    exist."""
+    """Raise an error where `k(x, x)` grows with the data: such embeddings are not robust, and may not exist."""
     far = jax.tree.map(lambda leaf: jnp.asarray(leaf[:1]) * 1e3 + 1e3 * np.abs(leaf).max(), points)
     near, distant = (
         np.asarray(kernel.diagonal(jax.tree.map(lambda leaf: jnp.asarray(leaf[:1]), points))),

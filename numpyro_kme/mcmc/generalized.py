@@ -11,7 +11,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme.losses.base import Loss
-from numpyro_kme.losses.generator import Generator, Nodes
+from numpyro_kme.losses.generator import Generator, QuadratureNodes
 from numpyro_kme.losses.mmd import MMD
 from numpyro_kme.mcmc.loss_density import Bound, Call, LossDensity
 from numpyro_kme.mcmc.noise import (
@@ -42,7 +42,7 @@ class generalized_bayes(Messenger):
 
     Args:
         model: A model with `Simulator` sites, each in one plate and observed with one event for each element.
-        loss: A loss of the posterior bootstrap: `MMD()`, `MMD(free_mass=True)`, `Wasserstein()`, or your own.
+        loss: A loss of the posterior bootstrap: `MMD()`, `MMD(fit_proportion=True)`, `Wasserstein()`, or your own.
         weight: Learning rate, positive; see `calibrate_weight`.
         noise: `CommonNoise`, `LatentNoise` or `FreshNoise`.
         covariates: `{site: (n, ...)}` where a simulator's parameters vary along the plate: the loss then compares joint laws
@@ -123,7 +123,7 @@ class generalized_bayes(Messenger):
             self._bound[name] = known
         return known[1]
 
-    def _nodes(self, msg, simulator: Simulator, bound: "Bound") -> Nodes | None:
+    def _nodes(self, msg, simulator: Simulator, bound: "Bound") -> QuadratureNodes | None:
         """Sets of noise nodes `(sets, M, ...)`; None where a kernel has to bring the key."""
         noise, generator = self.noise, bound.objective.generator
         if isinstance(noise, LatentNoise):
@@ -137,7 +137,7 @@ class generalized_bayes(Messenger):
             law = fn.noise.expand((noise.num_simulated, *batch)).to_event(1 + len(batch))
             plates = [frame.name for frame in msg["cond_indep_stack"]]
             values = numpyro.sample(f"{msg['name']}_noise", law, infer={"block_plates": plates})
-            return Nodes(values[None], jnp.full((1, noise.num_simulated), 1.0 / noise.num_simulated))
+            return QuadratureNodes(values[None], jnp.full((1, noise.num_simulated), 1.0 / noise.num_simulated))
         key = simulation_key(msg["name"], common=isinstance(noise, CommonNoise))
         if isinstance(noise, FreshNoise):
             return None if key is None else fresh_nodes(generator.noise, key, noise)

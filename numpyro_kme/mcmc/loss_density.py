@@ -13,8 +13,8 @@ from numpyro.distributions.distribution import Distribution
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme._core.host import in_present_precision, on_host
-from numpyro_kme.losses.base import Loss, Objective
-from numpyro_kme.losses.generator import Generator, Nodes
+from numpyro_kme.losses.base import Loss, WeightedObjective
+from numpyro_kme.losses.generator import Generator, QuadratureNodes
 from numpyro_kme.models.from_noise import FromNoise
 from numpyro_kme.models.simulator import Simulator
 
@@ -58,13 +58,13 @@ class Bound:
 
     Attributes:
         objective: The loss as a function of the simulator's arguments.
-        facts: The data, reduced.
+        reduced: The reduced data terms.
         offset: What the objective leaves out because parameters do not change it.
         size: Number of data points.
     """
 
-    objective: Objective
-    facts: Any
+    objective: WeightedObjective
+    reduced: Any
     offset: Any
     size: int = field(metadata=dict(static=True))
 
@@ -81,17 +81,17 @@ class Bound:
         )
         return cls(*parts, len(value))
 
-    def common_nodes(self, key: jax.Array, num: int) -> Nodes:
+    def common_nodes(self, key: jax.Array, num: int) -> QuadratureNodes:
         """One set of nodes, made on the host."""
         return self.objective.generator.draw_nodes(key, num, 1)
 
-    def values(self, arguments: jax.Array, nodes: Nodes) -> jax.Array:
+    def values(self, arguments: jax.Array, nodes: QuadratureNodes) -> jax.Array:
         """Losses at one point, `(sets,)`."""
-        return self.offset + jax.vmap(lambda one: self.objective.value(self.facts, arguments, one))(nodes)
+        return self.offset + jax.vmap(lambda one: self.objective.value(self.reduced, arguments, one))(nodes)
 
 
 @jax.custom_jvp
-def smooth_values(bound: Bound, nodes: Nodes, arguments: jax.Array) -> jax.Array:
+def smooth_values(bound: Bound, nodes: QuadratureNodes, arguments: jax.Array) -> jax.Array:
     """`bound.values(arguments, nodes)` with the loss's own derivative in the arguments."""
     return bound.values(arguments, nodes)
 
@@ -99,7 +99,7 @@ def smooth_values(bound: Bound, nodes: Nodes, arguments: jax.Array) -> jax.Array
 @smooth_values.defjvp
 def _(primals, tangents):
     bound, nodes, arguments = primals
-    value, slope = jax.vmap(lambda one: bound.objective.slope(bound.facts, arguments, one))(nodes)
+    value, slope = jax.vmap(lambda one: bound.objective.slope(bound.reduced, arguments, one))(nodes)
     return value + bound.offset, slope @ tangents[2]
 
 
@@ -117,7 +117,7 @@ class LossDensity(Distribution):
     pytree_data_fields = ("bound", "nodes", "weight", "arguments")
     pytree_aux_fields = ("_common", "_name", "_smooth", "_black_box")
 
-    def __init__(self, simulator: Simulator, bound: Bound, nodes: Nodes | None, weight, common: bool):
+    def __init__(self, simulator: Simulator, bound: Bound, nodes: QuadratureNodes | None, weight, common: bool):
         self.bound, self.nodes, self.weight = bound, nodes, weight
         self.arguments = simulator.arguments.reshape(-1)
         self._common = common

@@ -15,7 +15,7 @@ from jax.scipy.special import ndtr
 from numpyro.primitives import Messenger, apply_stack
 
 from numpyro_kme._core import checks, compat
-from numpyro_kme.losses.generator import DrawnNoise, Nodes, Noise, NormalNoise
+from numpyro_kme.losses.generator import DrawnNoise, Noise, NormalNoise, QuadratureNodes
 from numpyro_kme.models.from_noise import FromNoise
 
 
@@ -166,7 +166,7 @@ def _by_quantiles(law, shape, z):
     return law.icdf(ndtr(z.reshape(shape)))
 
 
-def fresh_nodes(law: Noise, key: jax.Array, noise: FreshNoise) -> Nodes:
+def fresh_nodes(law: Noise, key: jax.Array, noise: FreshNoise) -> QuadratureNodes:
     """Independent sets of nodes `(repeats, M, ...)`; with keys `(blocks,)` each makes an equal part of every set."""
     num, sets = noise.num_simulated, noise.repeats
     if not checks.is_key(key) or key.ndim == 0:
@@ -177,4 +177,4 @@ def fresh_nodes(law: Noise, key: jax.Array, noise: FreshNoise) -> Nodes:
     )
     parts = jax.vmap(lambda one: law.nodes(one, num // len(key), sets))(key)
     values = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1).reshape(sets, num, *leaf.shape[3:]), parts.values)
-    return Nodes(values, jnp.full((sets, num), 1.0 / num))
+    return QuadratureNodes(values, jnp.full((sets, num), 1.0 / num))

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_kme.bootstrap import DirichletProcess, Settings, fit, lanes, minimise, posterior_bootstrap
+from numpyro_kme.bootstrap import DirichletProcess, Settings, batched, fit, minimise, posterior_bootstrap
 from numpyro_kme.bootstrap.fit import by_basin, full_data
 from numpyro_kme.kernels import Gaussian
-from numpyro_kme.losses import MMD, DrawnNoise, Generator, Loss, NormalNoise, Objective
-from numpyro_kme.losses.base import Expansion
+from numpyro_kme.losses import MMD, DrawnNoise, Generator, Loss, NormalNoise, WeightedObjective
+from numpyro_kme.losses.base import TaylorExpansion
 
 L = 1.5
 
@@ -47,8 +47,7 @@ STARTS = np.random.default_rng(9).normal(0.0, 3.0, (40, 2))
 
 
 def exact_location(x, w):
-    """Minimum-MMD mean of N(u, I) under the Gaussian kernel: the mean shift with squared bandwidth `L^2 +
-    1`."""
+    """Minimum-MMD mean of N(u, I) under the Gaussian kernel: mean shift with bandwidth `sqrt(L^2 + 1)`."""
     u = np.average(x, axis=0, weights=w)
     for _ in range(500):
         pull = w * np.exp(-np.sum((x - u) ** 2, axis=1) / (2 * (L**2 + 1)))
@@ -58,7 +57,7 @@ def exact_location(x, w):
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Valley(Objective):
+class Valley(WeightedObjective):
     """Rosenbrock's function, with or without its exact Hessian."""
 
     generator: Generator
@@ -67,7 +66,7 @@ class Valley(Objective):
     def reduce(self, weights, extra=None):
         return weights
 
-    def value(self, facts, u, nodes):
+    def value(self, reduced, u, nodes):
         return (1.0 - u[0]) ** 2 + 30.0 * (u[1] - u[0] ** 2) ** 2
 
 
@@ -76,9 +75,9 @@ class ExactValley(Valley):
 
     has_cheap_hessian = True
 
-    def expand(self, facts, u, nodes):
-        value = lambda t: self.value(facts, t, nodes)  # noqa: E731
-        return Expansion(value(u), jax.grad(value)(u), jax.hessian(value)(u))
+    def expand(self, reduced, u, nodes):
+        value = lambda t: self.value(reduced, t, nodes)  # noqa: E731
+        return TaylorExpansion(value(u), jax.grad(value)(u), jax.hessian(value)(u))
 
 
 @pytest.mark.parametrize("objective", [Valley(SCALAR), ExactValley(SCALAR)], ids=["updated", "exact"])
@@ -105,8 +104,8 @@ def test_weights_are_dirichlet_and_belong_to_their_replicate():
     np.testing.assert_allclose(w.var(axis=0).mean(), variance, rtol=0.05)
     np.testing.assert_array_equal(w[[7, 2]], DirichletProcess().weights(key, np.array([7, 2]), 20))
     prior = DirichletProcess(5.0, lambda key, num: jax.random.normal(key, (num, 1)), 10)
-    share = np.asarray(prior.weights(key, np.arange(4000), 20))[:, 20:].sum(axis=1)
-    assert abs(share.mean() - 5 / 25) < 5 * np.sqrt(0.2 * 0.8 / 26 / 4000)
+    centering = np.asarray(prior.weights(key, np.arange(4000), 20))[:, 20:].sum(axis=1)
+    assert abs(centering.mean() - 5 / 25) < 5 * np.sqrt(0.2 * 0.8 / 26 / 4000)
     points = prior.points(key, np.arange(3), data)
     assert points.shape == (3, 10, 1)
     assert len(np.unique(points)) == 30
@@ -123,15 +122,14 @@ def test_weights_are_dirichlet_and_belong_to_their_replicate():
         ),
     ],
 )
-def test_a_process_that_makes_no_sense_is_refused(arguments, sentence):
+def test_a_process_that_makes_no_sense_raises_an_error(arguments, sentence):
     with pytest.raises(ValueError, match=sentence):
         DirichletProcess(*arguments).points(jax.random.key(0), np.arange(2), np.zeros((5, 2)))
 
 
 @pytest.fixture(scope="module")
 def plane():
-    """Normal data in the plane with far outliers, bound to the squared MMD, and a bootstrap of 40
-    replicates."""
+    """Normal data in the plane with far outliers, their squared MMD, and a bootstrap of 40 replicates."""
     rng = np.random.default_rng(4)
     x = np.concatenate([rng.normal(1.0, 1.0, (90, 2)), rng.normal(20.0, 1.0, (10, 2))])
     bound = MMD(Gaussian(L)).objective(x, PLANE)
@@ -172,7 +170,7 @@ def test_the_reported_loss_is_the_whole_squared_mmd(plane):
     np.testing.assert_allclose(draws.fit.value, expected, atol=1e-9)
     assert draws.fit.value > -5 * draws.fit.numbers["loss_error"]
     full = full_data(bound, 0)
-    parts = lanes.values(bound, draws.nodes, full, draws.fit.u) + lanes.offsets(bound, full)
+    parts = batched.values(bound, draws.nodes, full, draws.fit.u) + batched.offsets(bound, full)
     np.testing.assert_allclose(parts, expected, atol=1e-9)
 
 
@@ -199,9 +197,9 @@ def test_noise_is_drawn_anew_for_each_block_of_replicates():
     x = np.random.default_rng(2).normal(0.0, 1.0, (60, 2))
     bound = Means().objective(x, Generator(location_keyed, DrawnNoise(), 2))
     draws = posterior_bootstrap(jax.random.key(0), bound, STARTS, settings=Settings(64, num_nodes=60))
-    np.testing.assert_array_equal(draws.tasks.sets, 1 + np.arange(64) // 16)
+    np.testing.assert_array_equal(draws.reweightings.sets, 1 + np.arange(64) // 16)
     noise = np.asarray(jax.vmap(jax.vmap(lambda key: jax.random.normal(key, (2,))))(draws.nodes.values))
-    exact = draws.tasks.weights @ x - noise.mean(axis=1)[draws.tasks.sets]
+    exact = draws.reweightings.weights @ x - noise.mean(axis=1)[draws.reweightings.sets]
     np.testing.assert_allclose(draws.u, exact, atol=1e-6)
     assert draws.converged.all() and draws.quadrature.noise > 0.3  # as many nodes as data
 
@@ -212,15 +210,15 @@ def test_a_prior_pulls_towards_the_centering_measure():
     process = DirichletProcess(100.0, lambda key, num: 3.0 + jax.random.normal(key, (num, 2)), 50)
     bound = Means().objective(x, PLANE)
     draws = posterior_bootstrap(jax.random.key(1), bound, STARTS, process, Settings(16, num_nodes=60))
-    joined = np.concatenate([np.broadcast_to(x, (16, 60, 2)), draws.tasks.extra], axis=1)
-    noise = draws.nodes.values[draws.tasks.sets].mean(axis=1)
-    np.testing.assert_allclose(draws.u, np.einsum("rn,rnd->rd", draws.tasks.weights, joined) - noise, atol=1e-6)
+    joined = np.concatenate([np.broadcast_to(x, (16, 60, 2)), draws.reweightings.extra], axis=1)
+    noise = draws.nodes.values[draws.reweightings.sets].mean(axis=1)
+    np.testing.assert_allclose(draws.u, np.einsum("rn,rnd->rd", draws.reweightings.weights, joined) - noise, atol=1e-6)
     assert draws.converged.all() and (draws.u.mean(axis=0) > 1.2).all()  # 100 of 160 parts of a pull to 3
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Ridge(Objective):
+class Ridge(WeightedObjective):
     """A well at 0 with its minimum -1, and a ridge that sinks towards -1/2 on the right."""
 
     generator: Generator
@@ -229,7 +227,7 @@ class Ridge(Objective):
     def reduce(self, weights, extra=None):
         return weights
 
-    def value(self, facts, u, nodes):
+    def value(self, reduced, u, nodes):
         return -jnp.exp(-jnp.square(u[0])) - 0.5 * jax.nn.sigmoid(u[0] - 4.0)
 
 
@@ -290,7 +288,7 @@ def test_several_devices_and_float32_sessions_give_the_same_numbers():
 
 
 def jumping(u, noise):
-    """A draw of the mixture `p N(3, 1) + (1 - p) N(-1, 1)`, `p = Phi(u)`: as a function of `u` it jumps."""
+    """A simulation of the mixture `p N(3, 1) + (1 - p) N(-1, 1)`, `p = Phi(u)`: as a function of `u` it jumps."""
     return jnp.where(noise[0] < u[0], 3.0, -1.0) + noise[1]
 
 
@@ -301,16 +299,16 @@ def test_derivatives_of_a_simulator_that_jumps_are_not_trusted():
     settings = Settings(48, num_nodes=1024)
     draws = posterior_bootstrap(jax.random.key(0), bound, np.linspace(-2.0, 2.0, 16)[:, None], settings=settings)
     assert not draws.derivatives.automatic and "differences" in str(draws.derivatives)
-    share = jax.scipy.stats.norm.cdf(draws.u[:, 0])
+    p = jax.scipy.stats.norm.cdf(draws.u[:, 0])
     binomial = np.sqrt(0.3 * 0.7 / 400)
-    assert abs(float(share.mean()) - 0.3) < 5 * binomial
-    assert 0.7 < float(share.std()) / binomial < 1.6
+    assert abs(float(p.mean()) - 0.3) < 5 * binomial
+    assert 0.7 < float(p.std()) / binomial < 1.6
 
 
 class Cliff(Valley):
     """A parabola in `u[0]` whose gradient is not a number to the right of 2."""
 
-    def value(self, facts, u, nodes):
+    def value(self, reduced, u, nodes):
         return u[0] ** 2 + 0.0 * jnp.sqrt(2.0 - u[0]) + u[1] ** 2
 
 
@@ -327,22 +325,23 @@ import os
 if hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 import jax, jax.numpy as jnp, numpy as np
-from numpyro_kme import _linalg
+from numpyro_kme._core import solves
+
 def twice(a, b):
     assert a.dtype == np.float64 and b.dtype == np.int64, (a.dtype, b.dtype)
     return 2.0 * a + b
 def call(a, b):
-    return _linalg.call_back(twice, a.shape, a.dtype, a, b, vmap_method=how)
+    return solves.call_back(twice, a.shape, a.dtype, a, b, vmap_method=how)
 for calls, how in enumerate(("sequential", "broadcast_all"), 1):
     with jax.enable_x64(True):
         a, b = jnp.arange(6.0).reshape(2, 3) + 1e-12, jnp.arange(6).reshape(2, 3)
         got = np.asarray(jax.jit(jax.vmap(call))(a, b))
         assert got.dtype == np.float64 and (got == 2.0 * np.asarray(a) + np.asarray(b)).all(), got
-single = _linalg.call_back(lambda a: a + 1, (), np.float32, jnp.float32(1.0), vmap_method="sequential")
+single = solves.call_back(lambda a: a + 1, (), np.float32, jnp.float32(1.0), vmap_method="sequential")
 assert single.dtype == np.float32 and single == 2.0
 print(calls, "methods and", single.dtype, flush=True)
 def step(c, _):
-    return _linalg.call_back(lambda c: c + 1.0, c.shape, c.dtype, c, vmap_method="broadcast_all"), jnp.sum(c)
+    return solves.call_back(lambda c: c + 1.0, c.shape, c.dtype, c, vmap_method="broadcast_all"), jnp.sum(c)
 start = np.arange(60_000.0, dtype=np.float32).reshape(2, 30_000)
 for batched in (False, True):
     run = lambda c: jax.lax.scan(step, c, None, length=10)[0]

@@ -1,4 +1,5 @@
-"""Impossible values stop: negative squared distances, shares above one; the errors that say what is impossible are right."""
+"""Impossible values stop: negative squared distances, mixing proportions above one; the errors that say what is
+impossible are right."""
 
 import jax
 import jax.numpy as jnp
@@ -39,11 +40,11 @@ def contaminated(rng, n=1024):
 
 
 @pytest.mark.slow
-def test_too_few_draws_of_a_heavy_tailed_simulator_give_no_share_of_nine(rng):
-    """With the mass free the minimum is where 512 draws see nothing: a squared distance of -.03, a share of 9."""
-    loss = MMD(kernels.Gaussian(0.15), free_mass=True)
+def test_too_few_simulations_of_heavy_tails_give_no_mixing_proportion_of_nine(rng):
+    """The minimum is where 512 points see nothing: a squared distance of -0.03, a mixing proportion of 9."""
+    loss = MMD(kernels.Gaussian(0.15), fit_proportion=True)
     engine = kme.PosteriorBootstrap(heavy, loss, num_samples=2, num_nodes=256, num_starts=256)
-    with pytest.raises(RuntimeError, match=r"share of the data explained must be at most 1; got \d.*FromNoise"):
+    with pytest.raises(RuntimeError, match=r"mixing proportion must be at most 1; got \d.*FromNoise"):
         engine.run(jax.random.key(0), contaminated(rng))
 
 
@@ -60,9 +61,11 @@ def one_mean(x):
         numpyro.sample("x", kme.Simulator(WIDE, mean), obs=x)
 
 
-def test_data_narrower_than_any_model_have_no_share(rng):
-    engine = kme.PosteriorBootstrap(one_mean, MMD(kernels.Gaussian(0.5), free_mass=True), num_samples=2, num_starts=8)
-    with pytest.raises(RuntimeError, match=r"at most 1; got 1\..*fix the mass"):
+def test_data_narrower_than_any_model_have_no_mixing_proportion(rng):
+    engine = kme.PosteriorBootstrap(
+        one_mean, MMD(kernels.Gaussian(0.5), fit_proportion=True), num_samples=2, num_starts=8
+    )
+    with pytest.raises(RuntimeError, match=r"at most 1; got 1\..*fix the mixing proportion"):
         engine.run(jax.random.key(0), 0.3 * rng.normal(size=400))
 
 
@@ -75,7 +78,7 @@ class Distance(Kernel):
         return d / (1.0 + d)
 
 
-def test_a_distance_in_place_of_a_kernel_is_found_out(rng):
+def test_a_distance_in_place_of_a_kernel_raises_an_error(rng):
     x, y = rng.normal(size=(20, 1)), rng.normal(2.0, 1.0, (30, 1))
     with pytest.raises(RuntimeError, match=r"squared MMD must be at least 0; got -.*another kernel"):
         kme.squared_mmd(Distance(), x, y, unbiased=False)
@@ -87,19 +90,19 @@ def test_a_distance_in_place_of_a_kernel_is_found_out(rng):
 
 
 @pytest.mark.slow
-def test_a_bootstrap_by_a_distance_in_place_of_a_kernel_is_found_out(rng):
+def test_a_bootstrap_by_a_distance_in_place_of_a_kernel_raises_an_error(rng):
     engine = kme.PosteriorBootstrap(one_mean, MMD(Distance()), num_samples=2, num_nodes=32, num_starts=8)
     with pytest.raises(RuntimeError, match="minimum of the squared distance must be at least 0; got -"):
         engine.run(jax.random.key(0), rng.normal(size=20))
 
 
-def test_impossible_minima_are_found_out():
+def test_impossible_minima_raise_an_error():
     require_possible(-0.04, {"loss_error": 0.01})
     with pytest.raises(RuntimeError, match=r"squared distance must be at least 0; got -0\.06 .*FromNoise"):
         require_possible(-0.06, {"loss_error": 0.01})
-    require_possible(0.1, {"share": 1.04, "share_error": 0.01, "loss_error": 0.01})
-    with pytest.raises(RuntimeError, match=r"share of the data explained must be at most 1; got 1\.06 .*FromNoise"):
-        require_possible(0.1, {"share": 1.06, "share_error": 0.01, "loss_error": 0.01})
+    require_possible(0.1, {"mixing_proportion": 1.04, "mixing_proportion_error": 0.01, "loss_error": 0.01})
+    with pytest.raises(RuntimeError, match=r"mixing proportion must be at most 1; got 1\.06 .*FromNoise"):
+        require_possible(0.1, {"mixing_proportion": 1.06, "mixing_proportion_error": 0.01, "loss_error": 0.01})
 
 
 @pytest.mark.parametrize(
@@ -137,10 +140,10 @@ KEYED = Generator(drawn, DrawnNoise(), 2)
 ROUTES = [GridMMD, DirectMMD]
 
 
-def bind(route, generator, x, free):
+def bind(route, generator, x, fit_proportion):
     if route is DirectMMD:
-        return DirectMMD(generator, kernels.Gaussian(0.5), x, free)
-    return MMD(kernels.Gaussian(0.5), free_mass=free).objective(x, generator)
+        return DirectMMD(generator, kernels.Gaussian(0.5), x, fit_proportion)
+    return MMD(kernels.Gaussian(0.5), fit_proportion=fit_proportion).objective(x, generator)
 
 
 @jax.jit
@@ -148,38 +151,38 @@ def found(objective, nodes, weights, u):
     """Loss and report for every set of nodes and row of weights."""
 
     def one(own):
-        facts = objective.reduce(own[1])
-        return objective.value(facts, u, own[0]), objective.report(facts, u, own[0])
+        reduced = objective.reduce(own[1])
+        return objective.value(reduced, u, own[0]), objective.report(reduced, u, own[0])
 
     return jax.lax.map(one, (nodes, weights))
 
 
 @pytest.mark.x64
-@pytest.mark.parametrize("free", [False, True])
+@pytest.mark.parametrize("fit_proportion", [False, True])
 @pytest.mark.parametrize("route", ROUTES)
-def test_the_losss_error_is_its_deviation_over_draws_of_the_nodes(route, free, rng):
+def test_the_error_of_a_loss_is_its_deviation_over_samples_of_the_nodes(route, fit_proportion, rng):
     x, sets = rng.normal(0.5, 1.0, 60), 320
-    objective = bind(route, KEYED, x[:, None], free)
+    objective = bind(route, KEYED, x[:, None], fit_proportion)
     assert isinstance(objective, route)
     nodes, weights = KEYED.draw_nodes(jax.random.key(1), 64, sets), np.full((sets, 60), 1 / 60)
     values, numbers = found(objective, nodes, weights, np.array([0.9, 0.4]))
     ratio = np.sqrt(np.mean(np.square(numbers["loss_error"]))) / values.std()
     assert 1.0 - 5 / np.sqrt(2 * sets) < ratio < 1.3  # an upper bound, by E k^2 <= k(y, y) q
-    # where draws are far from each other their energy without pairs of a node with itself is rounding, of either sign
+    # far from each other, the energy of points without pairs of a node with itself is rounding, of either sign
     assert np.isfinite(found(objective, nodes, weights, np.array([0.0, 9.0]))[1]["loss_error"]).all()
 
 
 @pytest.mark.x64
 @pytest.mark.parametrize("route", ROUTES)
-def test_the_shares_error_is_its_deviation_over_data_weights_and_nodes(route, rng):
-    shares, errors = [], []
+def test_the_error_of_a_mixing_proportion_is_its_deviation_over_data_weights_and_nodes(route, rng):
+    proportions, errors = [], []
     for i in range(12):
         objective = bind(route, KEYED, rng.normal(size=(100, 1)), True)
         nodes = KEYED.draw_nodes(jax.random.key(i), 400, 32)
         numbers = found(objective, nodes, rng.dirichlet(np.ones(100), 32), np.zeros(2))[1]
-        shares.append(numbers["share"])
-        errors.append(numbers["share_error"])
-    ratio = np.sqrt(np.mean(np.square(errors)) / np.mean(np.square(np.array(shares) - 1.0)))
+        proportions.append(numbers["mixing_proportion"])
+        errors.append(numbers["mixing_proportion_error"])
+    ratio = np.sqrt(np.mean(np.square(errors)) / np.mean(np.square(np.array(proportions) - 1.0)))
     assert 0.5 < ratio < 1.8  # twelve data sets know their own deviation to a fifth
 
 

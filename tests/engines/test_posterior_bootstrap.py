@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 import pytest
 from numpyro.infer import Predictive
 
-from numpyro_kme.bootstrap import fit, lanes
+from numpyro_kme.bootstrap import batched, fit
 from numpyro_kme.engines._iid import IidModel
 from numpyro_kme.engines.posterior_bootstrap import PosteriorBootstrap
 from numpyro_kme.kernels import Gaussian
@@ -50,7 +50,9 @@ def density(x):
 
 @pytest.fixture(scope="module")
 def engine():
-    engine = PosteriorBootstrap(model, MMD(Gaussian(1.0), free_mass=True), num_samples=64, num_nodes=128, num_starts=64)
+    engine = PosteriorBootstrap(
+        model, MMD(Gaussian(1.0), fit_proportion=True), num_samples=64, num_nodes=128, num_starts=64
+    )
     engine.run(jax.random.key(0), X)
     return engine
 
@@ -66,7 +68,7 @@ def test_samples_keep_constraints_and_resist_outliers(engine):
     assert abs(samples["scale"].mean() - clean.std()) < 5 * clean.std() / np.sqrt(len(clean))
     fields = engine.get_extra_fields()
     assert fields["converged"].all()
-    assert abs(fields["share"].mean() - 0.95) < 0.03
+    assert abs(fields["mixing_proportion"].mean() - 0.95) < 0.03
     assert 0 < engine.replicates.fit.value < fields["loss"].max()
 
 
@@ -96,7 +98,7 @@ def test_the_reported_loss_is_the_squared_mmd_at_the_best_mass(engine):
 def test_results_go_to_arviz_and_predictive(engine, capsys):
     idata = engine.to_inference_data()
     assert dict(idata.posterior.sizes) == {"chain": 1, "draw": 64}
-    assert {"loss", "converged", "steps", "share"} <= set(idata.sample_stats.data_vars)
+    assert {"loss", "converged", "steps", "mixing_proportion"} <= set(idata.sample_stats.data_vars)
     predictive = Predictive(model, {name: engine.get_samples()[name].astype(np.float64) for name in ("mean", "scale")})
     assert predictive(jax.random.key(1), X)["x"].shape == (64, 200)
     engine.print_summary()
@@ -104,10 +106,10 @@ def test_results_go_to_arviz_and_predictive(engine, capsys):
 
 
 def test_a_second_run_on_new_data_does_not_compile_again(engine):
-    generator, programs = engine.trained.generator, lanes._solve_block._cache_size()
+    generator, programs = engine.trained.generator, batched._solve_block._cache_size()
     engine.run(jax.random.key(1), np.append(X[1:] + 1.0, 62.5))
     assert engine.trained.generator is generator
-    assert lanes._solve_block._cache_size() == programs
+    assert batched._solve_block._cache_size() == programs
     assert abs(engine.mode()["mean"] - X[X < 50].mean() - 1.0) < 0.5
     engine.run(jax.random.key(0), X)
 
@@ -169,10 +171,10 @@ def test_the_prior_guess_reaches_the_fit():
     settings = dict(num_samples=8, num_nodes=128, num_starts=16, concentration=200.0, truncation=200)
     pulled = PosteriorBootstrap(own_guess(DECLARED), Means(), centering="prior predictive", **settings)
     pulled.run(jax.random.key(0), X[:190])
-    tasks, mean = pulled.replicates.tasks, pulled.get_samples()["mean"]
-    assert tasks.extra.shape == (8, 200) and len(np.unique(tasks.extra)) == 1600
-    joined = np.concatenate([np.broadcast_to(X[:190], (8, 190)), tasks.extra], axis=1)
-    np.testing.assert_allclose(mean, np.sum(tasks.weights * joined, axis=1), rtol=1e-6)
+    reweightings, mean = pulled.replicates.reweightings, pulled.get_samples()["mean"]
+    assert reweightings.extra.shape == (8, 200) and len(np.unique(reweightings.extra)) == 1600
+    joined = np.concatenate([np.broadcast_to(X[:190], (8, 190)), reweightings.extra], axis=1)
+    np.testing.assert_allclose(mean, np.sum(reweightings.weights * joined, axis=1), rtol=1e-6)
     # 200 of 390 parts of a guess of 5, against a mean of the data of 2
     assert abs(mean.mean() - (190 * X[:190].mean() + 200 * 5.0) / 390) < 5 * 2.5 / np.sqrt(390 / 2)
 

@@ -11,7 +11,7 @@ from numpyro_kme.losses import MMD, DrawnNoise, Generator, Loss, NormalNoise, Un
 from numpyro_kme.losses.direct_mmd import SOURCES, DirectMMD, field_at, potential
 from numpyro_kme.losses.grid import find_step, make_grid
 from numpyro_kme.losses.grid_mmd import GridMMD
-from numpyro_kme.losses.placement import placed_nodes
+from numpyro_kme.losses.node_adaptation import adapted_nodes
 
 L = 0.7
 
@@ -27,7 +27,7 @@ def shifted(u, noise):
 
 
 def keyed(u, rng_key):
-    """The same skewed law from a key."""
+    """The same skewed distribution from a key."""
     return shifted(u, jax.random.normal(rng_key, (2,)))
 
 
@@ -68,17 +68,20 @@ def scalars():
 def test_squared_mmd_of_a_normal_model_is_the_closed_form(scalars, route, u):
     x, w = scalars
     q, s, norm = exact_energies(x, w, u)
-    masses = np.linspace(0.0, 5.0, 200_001)
-    for free, exact in ((False, norm - 2 * s + q), (True, np.min(norm - 2 * masses * s + masses**2 * q))):
-        loss = MMD(Gaussian(L), free_mass=free, tolerance=1e-6)
-        bound = loss.objective(x, SCALARS) if route == "grid" else DirectMMD(SCALARS, Gaussian(L), x, free)
+    proportions = np.linspace(0.0, 5.0, 200_001)
+    for fit_proportion, exact in (
+        (False, norm - 2 * s + q),
+        (True, np.min(norm - 2 * proportions * s + proportions**2 * q)),
+    ):
+        loss = MMD(Gaussian(L), fit_proportion=fit_proportion, tolerance=1e-6)
+        bound = loss.objective(x, SCALARS) if route == "grid" else DirectMMD(SCALARS, Gaussian(L), x, fit_proportion)
         assert isinstance(bound, GridMMD if route == "grid" else DirectMMD)
         np.testing.assert_allclose(loss_at(bound, w, u, one_set(SCALARS, 257)), exact, atol=3e-6)
 
 
 @pytest.mark.x64
 @pytest.mark.parametrize(
-    ("case", "free"),
+    ("case", "fit_proportion"),
     [
         ("grid", False),
         ("drawn scalars", True),
@@ -92,7 +95,7 @@ def test_squared_mmd_of_a_normal_model_is_the_closed_form(scalars, route, u):
         pytest.param("covariates", True, marks=pytest.mark.slow),
     ],
 )
-def test_slopes_and_hessians_are_the_derivatives_of_the_value(case, free, rng):
+def test_slopes_and_hessians_are_the_derivatives_of_the_value(case, fit_proportion, rng):
     u = np.array([0.3, -0.4])
     if case in ("grid", "drawn scalars"):
         noise = NormalNoise(1) if case == "grid" else DrawnNoise(lambda key: jax.random.normal(key, (1,)))
@@ -105,17 +108,17 @@ def test_slopes_and_hessians_are_the_derivatives_of_the_value(case, free, rng):
     else:
         generator = VECTORS if case == "direct" else KEYED
         x = rng.normal(0.5, 1.0, (20, 2))
-    bound = MMD(Gaussian(L), free_mass=free, covariate_kernel=Gaussian(0.5)).objective(x, generator)
+    bound = MMD(Gaussian(L), fit_proportion=fit_proportion, covariate_kernel=Gaussian(0.5)).objective(x, generator)
     assert isinstance(bound, GridMMD) == (case in ("grid", "drawn scalars"))
-    facts, nodes = bound.reduce(rng.dirichlet(np.ones(len(jax.tree.leaves(x)[0])))), one_set(generator, 32)
+    reduced, nodes = bound.reduce(rng.dirichlet(np.ones(len(jax.tree.leaves(x)[0])))), one_set(generator, 32)
 
     @jax.jit
     def everything(u):
-        value = lambda t: bound.value(facts, t, nodes)  # noqa: E731
+        value = lambda t: bound.value(reduced, t, nodes)  # noqa: E731
         return (
             (value(u), jax.grad(value)(u), jax.hessian(value)(u)),
-            bound.slope(facts, u, nodes),
-            bound.expand(facts, u, nodes),
+            bound.slope(reduced, u, nodes),
+            bound.expand(reduced, u, nodes),
         )
 
     (value, gradient, hessian), slope, expansion = everything(u)
@@ -126,22 +129,22 @@ def test_slopes_and_hessians_are_the_derivatives_of_the_value(case, free, rng):
 
 @pytest.mark.x64
 @pytest.mark.parametrize("dim", [1, 2])
-def test_free_mass_does_not_reward_draws_that_scatter(dim, rng):
+def test_a_fitted_mixing_proportion_does_not_reward_simulations_that_scatter(dim, rng):
     x = rng.normal(size=15) if dim == 1 else rng.normal(size=(15, 2))
     noise = DrawnNoise(lambda key: jax.random.normal(key, (dim,)))
     generator = Generator(lambda u, z: jnp.squeeze(jnp.exp(u[0]) * z), noise, 1)
-    bound = MMD(Gaussian(L), free_mass=True).objective(x, generator)
+    bound = MMD(Gaussian(L), fit_proportion=True).objective(x, generator)
     assert isinstance(bound, GridMMD) == (dim == 1)
-    facts, nodes = bound.reduce(np.full(15, 1 / 15)), one_set(generator, 24)
-    value = jax.jit(lambda u: bound.value(facts, u, nodes))
+    reduced, nodes = bound.reduce(np.full(15, 1 / 15)), one_set(generator, 24)
+    value = jax.jit(lambda u: bound.value(reduced, u, nodes))
     assert np.argmin([value(np.array([log_scale])) for log_scale in np.linspace(0.0, 5.0, 51)]) < 10
-    slope, gradient = jax.jit(lambda u: bound.slope(facts, u, nodes)[1]), jax.jit(jax.grad(value))
+    slope, gradient = jax.jit(lambda u: bound.slope(reduced, u, nodes)[1]), jax.jit(jax.grad(value))
     for u in (np.array([0.1]), np.array([3.0])):
         np.testing.assert_allclose(slope(u), gradient(u), atol=1e-12)
 
 
 @pytest.mark.x64
-def test_independent_draws_leave_out_pairs_with_themselves(rng):
+def test_independent_nodes_leave_out_pairs_with_themselves(rng):
     x, w, nodes = rng.normal(size=(15, 2)), rng.dirichlet(np.ones(15)), one_set(KEYED, 12)
     u = np.array([0.2, 0.1])
     bound = MMD(Gaussian(L)).objective(x, KEYED)
@@ -149,9 +152,9 @@ def test_independent_draws_leave_out_pairs_with_themselves(rng):
     kernel = lambda a, b: np.exp(-np.sum((a - b) ** 2) / (2 * L**2))  # noqa: E731
     own = sum(kernel(y[i], y[j]) for i in range(12) for j in range(12) if i != j) / (12 * 11)
     cross = sum(w[i] * kernel(x[i], y[j]) for i in range(15) for j in range(12)) / 12
-    facts = bound.reduce(w)
-    np.testing.assert_allclose(jax.jit(bound.value)(facts, u, nodes), own - 2 * cross, rtol=1e-10)
-    gram, to_data, _ = jax.jit(bound.gram)(facts, np.stack([y, y + 1.0]), nodes)
+    reduced = bound.reduce(w)
+    np.testing.assert_allclose(jax.jit(bound.value)(reduced, u, nodes), own - 2 * cross, rtol=1e-10)
+    gram, to_data, _ = jax.jit(bound.gram)(reduced, np.stack([y, y + 1.0]), nodes)
     shifted_own = sum(kernel(y[i], y[j] + 1.0) for i in range(12) for j in range(12)) / 144
     np.testing.assert_allclose(gram[0, 1], shifted_own, rtol=1e-10)
     np.testing.assert_allclose(to_data[0], cross, rtol=1e-10)
@@ -201,7 +204,7 @@ def test_grids_are_tabulated_in_float64_whatever_the_session(scalars):
         np.testing.assert_array_equal(low.grid.spectrum, high.grid.spectrum)
 
 
-def test_samples_of_one_law_share_the_size_of_a_grid():
+def test_samples_of_one_distribution_share_the_size_of_a_grid():
     rng = np.random.default_rng(2)
     bound = [MMD(Gaussian(0.2)).objective(rng.normal(0.0, sd, 300), SCALARS) for sd in (1.0, 1.2, 2.0)]
     assert {one.grid.size for one in bound} == {one.smoothed().grid.size for one in bound} == {2048}
@@ -230,7 +233,7 @@ class Plain(Kernel):
 @pytest.mark.parametrize(
     "kernel", [Gaussian(np.array([0.5, 2.0])), Matern52(0.9), Plain()], ids=["gaussian", "matern", "user"]
 )
-def test_blocked_fields_are_sums_over_all_sources(kernel, rng):
+def test_blocked_witness_functions_are_sums_over_all_sources(kernel, rng):
     y, z, c = rng.normal(size=(7, 2)), rng.normal(size=(SOURCES + 40, 2)), rng.normal(size=SOURCES + 40)
     value, force = jax.jit(field_at)(kernel, y, z, c)
     one = lambda a: c @ jax.vmap(lambda b: kernel.pair(a, b))(z)  # noqa: E731
@@ -241,13 +244,13 @@ def test_blocked_fields_are_sums_over_all_sources(kernel, rng):
 
 
 @pytest.mark.x64
-def test_free_mass_finds_the_share_that_the_model_explains(rng):
+def test_the_mixing_proportion_is_that_of_the_points_which_the_model_explains(rng):
     x = np.append(rng.normal(0.0, 1.0, 900), rng.normal(60.0, 1.0, 100))
-    bound = MMD(Gaussian(0.5), free_mass=True).objective(x, SCALARS)
-    facts, nodes = jax.jit(bound.reduce)(np.full(1000, 1e-3)), one_set(SCALARS, 129)
-    share = jax.jit(lambda u: bound.report(facts, u, nodes)["share"])
-    assert abs(float(share(np.zeros(2))) - 0.9) < 5 * np.sqrt(1.0 / 1000)
-    assert share(np.array([-30.0, 0.0])) < 1e-6
+    bound = MMD(Gaussian(0.5), fit_proportion=True).objective(x, SCALARS)
+    reduced, nodes = jax.jit(bound.reduce)(np.full(1000, 1e-3)), one_set(SCALARS, 129)
+    proportion = jax.jit(lambda u: bound.report(reduced, u, nodes)["mixing_proportion"])
+    assert abs(float(proportion(np.zeros(2))) - 0.9) < 5 * np.sqrt(1.0 / 1000)
+    assert proportion(np.array([-30.0, 0.0])) < 1e-6
 
 
 @pytest.mark.x64
@@ -263,7 +266,7 @@ def test_extra_points_are_weighed_with_the_data(scalars):
         np.testing.assert_allclose(value, norm - 2 * s + q, atol=3e-6)
 
 
-def test_nodes_stand_for_the_law_of_the_noise():
+def test_nodes_stand_for_the_distribution_of_the_noise():
     scalar = NormalNoise(1).nodes(jax.random.key(0), 64, 5)
     assert scalar.values.shape == (1, 64, 1)
     moments = [float(jnp.sum(scalar.weights[0] * scalar.values[0, :, 0] ** k)) for k in range(5)]
@@ -278,20 +281,20 @@ def test_nodes_stand_for_the_law_of_the_noise():
 
 
 @pytest.mark.x64
-def test_placed_nodes_leave_no_gaps_that_the_kernel_could_see():
+def test_adapted_nodes_leave_no_gaps_that_the_kernel_could_see():
     heavy = Generator(lambda u, z: u[0] * z[0] * jnp.sqrt(1.0 + z[0] ** 2), NormalNoise(1), 1)
-    nodes = placed_nodes(heavy, np.array([3.0]), 0.2, 128)
+    nodes = adapted_nodes(heavy, np.array([3.0]), 0.2, 128)
     z, y = nodes.values[0, :, 0], 3.0 * nodes.values[0, :, 0] * np.sqrt(1 + nodes.values[0, :, 0] ** 2)
     assert np.diff(y[np.abs(z) < 3.8]).max() <= 0.2
     even = np.linspace(-6.5, 6.5, len(z))
     assert np.diff(3.0 * even * np.sqrt(1 + even**2))[np.abs(even[1:]) < 3.8].max() > 0.2
     np.testing.assert_allclose(nodes.weights[0] @ np.cos(z), np.exp(-0.5), atol=1e-5)
     np.testing.assert_allclose(nodes.weights[0] @ z**2, 1.0, atol=1e-4)
-    assert placed_nodes(VECTORS, np.zeros(2), 0.2, 128) is None
+    assert adapted_nodes(VECTORS, np.zeros(2), 0.2, 128) is None
 
 
 @pytest.mark.x64
-def test_covariates_are_drawn_as_the_data_weigh_them():
+def test_covariates_are_weighed_as_the_data_weigh_them():
     rng = np.random.default_rng(8)
     c, w = rng.normal(size=12), rng.dirichlet(np.ones(12))
     generator = Generator(lambda u, z, i: u[0] * jnp.asarray(c)[i] + z[0], NormalNoise(1), 1, covariates=c)
@@ -311,7 +314,7 @@ class Energy(Loss):
 
 
 @pytest.mark.x64
-def test_a_loss_of_draws_is_one_method(rng):
+def test_a_loss_between_samples_is_one_method(rng):
     x, u = rng.normal(size=(9, 2)), np.array([0.1, 0.3])
     bound, nodes = Energy().objective(x, VECTORS), one_set(VECTORS, 16)
     w = rng.dirichlet(np.ones(9))
@@ -346,14 +349,14 @@ def test_bad_input_is_named(data, kernel, sentence):
 def test_a_smoothed_loss_has_a_kernel_eight_times_as_wide(scalars):
     x, w = scalars
     nodes, u = one_set(SCALARS, 257), np.array([0.8, 0.4])
-    narrow, spread = 0.05, np.median(np.abs(x - np.median(x)))
+    narrow, mad = 0.05, np.median(np.abs(x - np.median(x)))
     for smoothed, width in (
         (MMD(Gaussian(narrow), tolerance=1e-6).objective(x, SCALARS).smoothed(), 8.0 * narrow),
         (DirectMMD(SCALARS, Gaussian(L), x, False).smoothed(), 8.0 * L),
     ):
         wide = DirectMMD(SCALARS, Gaussian(width), x, False)
         np.testing.assert_allclose(loss_at(smoothed, w, u, nodes), loss_at(wide, w, u, nodes), atol=1e-5)
-    broad = MMD(Gaussian(3.0 * spread)).objective(x, SCALARS)  # wider than the data already
-    np.testing.assert_allclose(broad.smoothed().kernel.length_scale, 3.0 * spread)
+    broad = MMD(Gaussian(3.0 * mad)).objective(x, SCALARS)  # wider than the data already
+    np.testing.assert_allclose(broad.smoothed().kernel.length_scale, 3.0 * mad)
     plain = DirectMMD(SCALARS, Plain(), x, False)
     assert plain.smoothed() is plain

@@ -115,7 +115,7 @@ def test_kernels_that_bring_new_keys_leave_common_noise_as_it_is():
 
 @pytest.mark.x64
 def test_the_gradient_is_that_of_the_density():
-    gb = generalized_bayes(model, MMD(Gaussian(1.0), free_mass=True), weight=1.0, noise=CommonNoise(64))
+    gb = generalized_bayes(model, MMD(Gaussian(1.0), fit_proportion=True), weight=1.0, noise=CommonNoise(64))
     density = jax.jit(lambda m: log_density(gb, (X, 0.5), {}, {"mean": m})[0])
     slope = (density(0.7 + 1e-4) - density(0.7 - 1e-4)) / 2e-4
     np.testing.assert_allclose(jax.grad(density)(0.7), slope, rtol=1e-4)

@@ -10,31 +10,40 @@ import numpy as np
 
 from numpyro_kme._core.host import on_host, to_host
 from numpyro_kme.bootstrap.emulated.networks import Networks
-from numpyro_kme.bootstrap.emulated.simulations import Bank
-from numpyro_kme.losses import mass
+from numpyro_kme.bootstrap.emulated.training_set import TrainingSet
+from numpyro_kme.losses import mixing
 
 OUTPUTS = 24
-"""Principal features that the networks learn: the embeddings of all laws in question lie close to a space of few dimensions."""
+"""Principal features that the networks learn: the embeddings in question lie near a space of few dimensions."""
 
 NEAR = 0.05
 """How soon points count less for being far from the data: weights are `1 / (noise + NEAR loss)`."""
 
-ITERATIONS, LAST = 30, 100
-"""Steps of each descent in a round, and in the end."""
+ITERATIONS, FINAL_ITERATIONS = 30, 100
+"""Steps of each minimisation in a round, and in the end."""
 
 LONGEST = 0.7
-"""Longest step of a descent, in standard deviations of the prior."""
+"""Longest step of a minimisation, in standard deviations of the prior."""
 
 ELSEWHERE = 0.5
 """Second starts are at least so far from the first, in standard deviations of the prior."""
 
 
-class Minima(NamedTuple):
-    """Minima of the emulated loss, one a row: parameters, loss, mass, step left, and whether the loss is convex there."""
+class EmulatedMinima(NamedTuple):
+    """Minima of the emulated loss, one a row.
+
+    Attributes:
+        x: Standardised parameters, `(R, p)`.
+        value: Losses, `(R,)`.
+        mixing_proportion: Mixing proportions, `(R,)`; 1 where they are not fitted.
+        remaining: Newton steps left, `(R, p)`.
+        hessian: Gauss-Newton Hessians of the scaled loss with the prior, `(R, p, p)`.
+        convex: Whether the loss is convex there, `(R,)`.
+    """
 
     x: np.ndarray
     value: np.ndarray
-    mass: np.ndarray
+    mixing_proportion: np.ndarray
     remaining: np.ndarray
     hessian: np.ndarray
     convex: np.ndarray
@@ -46,46 +55,49 @@ class Emulator:
 
     Attributes:
         networks: What was learnt.
-        basis: Principal features `(J, r)`.
-        bank: Where it was learnt.
-        free: Whether the mass is free.
+        basis: Principal features, `(J, r)`.
+        training: Simulations that it was learnt from.
+        fit_proportion: Whether the mixing proportion is fitted.
     """
 
     networks: Networks
     basis: np.ndarray
-    bank: Bank
-    free: bool
+    training: TrainingSet
+    fit_proportion: bool
 
     @classmethod
-    def fit(cls, rng_key: jax.Array, bank: Bank, data: np.ndarray, free: bool, rows: int, steps: int) -> "Emulator":
-        """Learn from a bank; points near the data's embedding `(J,)` count most."""
-        weights = 1.0 / (bank.noise() + NEAR * np.maximum(bank.losses(data, free), 0.0) + 1e-12 * (data @ data))
-        means = bank.means
+    def fit(
+        cls, rng_key: jax.Array, training: TrainingSet, data: np.ndarray, fit_proportion: bool, rows: int, steps: int
+    ) -> "Emulator":
+        """Learn from a training set; points near the data's embedding `(J,)` count most."""
+        misfit = NEAR * np.maximum(training.losses(data, fit_proportion), 0.0)
+        weights = 1.0 / (training.noise() + misfit + 1e-12 * (data @ data))
+        means = training.means
         _, vectors = np.linalg.eigh((means * weights[:, None]).T @ means)
         basis = vectors[:, ::-1][:, :OUTPUTS]
-        networks = on_host(Networks.fit)(rng_key, bank.x, means @ basis, weights, rows, steps)
-        return cls(networks, basis, bank, free)
+        networks = on_host(Networks.fit)(rng_key, training.x, means @ basis, weights, rows, steps)
+        return cls(networks, basis, training, fit_proportion)
 
     @cached_property
     def known(self) -> np.ndarray:
-        """Emulated embeddings at the points of the bank `(n, r)`."""
-        return self.at(self.bank.x)
+        """Emulated embeddings at the points of the training set, `(n, r)`."""
+        return self.at(self.training.x)
 
     def at(self, x: np.ndarray) -> np.ndarray:
         """Emulated embeddings `(R, r)`."""
         return in_chunks(lambda rows: _at(self.networks, rows), 1024, x)
 
-    def tangents(self, x: np.ndarray, share: np.ndarray) -> np.ndarray:
-        """Derivatives of the embedding at points `(R, p)`, with free mass of its direction only, `(R, r, p)`."""
-        return in_chunks(lambda *rows: _tangents(self.networks, *rows, self.free), 64, x, share)
+    def tangents(self, x: np.ndarray, proportion: np.ndarray) -> np.ndarray:
+        """Derivatives of the model's part of the residual at points `(R, p)`, `(R, r, p)`; see `_tangent`."""
+        return in_chunks(lambda *rows: _tangents(self.networks, *rows, self.fit_proportion), 64, x, proportion)
 
     def losses(self, known: np.ndarray, data: np.ndarray) -> np.ndarray:
-        """Losses of embeddings `(..., n, r)` beside data `(..., R, r)`, up to a term of the data, `(..., R, n)`."""
+        """Losses of embeddings `(..., n, r)` for data `(..., R, r)`, up to a term of the data, `(..., R, n)`."""
         q, s = np.square(known).sum(axis=-1)[..., None, :], data @ np.swapaxes(known, -1, -2)
-        return -np.square(np.maximum(s, 0.0)) / q if self.free else q - 2.0 * s
+        return -np.square(np.maximum(s, 0.0)) / q if self.fit_proportion else q - 2.0 * s
 
     def best(self, data: np.ndarray, x: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """For each task `(R, r)` the best of some points of `x (S, p)`, those of its rows `(R, K)`."""
+        """For each embedding of data `(R, r)` the best of some points of `x (S, p)`, those of its rows `(R, K)`."""
         if rows.shape[1] == 1:
             return x[rows[:, 0]]
         known, found = self.at(x), []
@@ -95,44 +107,47 @@ class Emulator:
             found.append(np.take_along_axis(some, np.argmin(losses, axis=1)[:, None], axis=1)[:, 0])
         return x[np.concatenate(found)]
 
-    def starts(self, data: np.ndarray, towards: np.ndarray, unit: float, weight: float, away: Any = None) -> np.ndarray:
-        """The point of the bank that is best for each task; `away` from points `(R, p)` if these are given."""
+    def starts(
+        self, data: np.ndarray, anchors: np.ndarray, loss_scale: float, weight: float, away: Any = None
+    ) -> np.ndarray:
+        """The best point of the training set for each row of data; `away` from points `(R, p)`, if given."""
         losses = self.losses(self.known, data)
-        apart = np.square(self.bank.x).sum(axis=1) - 2.0 * towards @ self.bank.x.T
-        losses = losses / unit + 0.5 * weight * apart
+        apart = np.square(self.training.x).sum(axis=1) - 2.0 * anchors @ self.training.x.T
+        losses = losses / loss_scale + 0.5 * weight * apart
         if away is not None:
-            near = np.stack([np.abs(self.bank.x - x).max(axis=1) < ELSEWHERE for x in away])
+            near = np.stack([np.abs(self.training.x - x).max(axis=1) < ELSEWHERE for x in away])
             losses = np.where(near & ~near.all(axis=1, keepdims=True), np.inf, losses)
-        return self.bank.x[np.argmin(losses, axis=1)]
+        return self.training.x[np.argmin(losses, axis=1)]
 
-    def minimise(self, data, towards, unit, weight, starts, steps=ITERATIONS) -> Minima:
-        """Minimise `loss / unit + weight |x - z|^2 / 2` for embeddings `(R, r)` and points `z (R, p)`, from starts `(R, p)`."""
+    def minimise(self, data, anchors, loss_scale, weight, starts, steps=ITERATIONS) -> EmulatedMinima:
+        """Minimise `loss / loss_scale + weight |x - z|^2 / 2` for data `(R, r)`, anchors `z` and starts `(R, p)`."""
 
         def some(*rows):
-            return _minimise(self.networks, *rows, float(unit), float(weight), steps, self.free)
+            return _minimise(self.networks, *rows, float(loss_scale), float(weight), steps, self.fit_proportion)
 
-        return Minima(*in_chunks(some, 64, data, towards, starts))
+        return EmulatedMinima(*in_chunks(some, 64, data, anchors, starts))
 
-    def errors(self, bank: Bank, data: np.ndarray, found: Minima) -> np.ndarray:
-        """Errors of the emulated losses at the points of a bank, to first order, by each half of the draws, `(R, 2)`."""
-        have = self.at(bank.x)
-        force = 2.0 * found.mass[:, None] * (found.mass[:, None] * have - data)
-        seen = np.einsum("rhj,jk,rk->rh", bank.halves, self.basis, force, optimize=True)
+    def errors(self, simulated: TrainingSet, data: np.ndarray, found: EmulatedMinima) -> np.ndarray:
+        """Split-half estimates of the errors of the emulated losses at simulated points, to first order, `(R, 2)`."""
+        have = self.at(simulated.x)
+        force = 2.0 * found.mixing_proportion[:, None] * (found.mixing_proportion[:, None] * have - data)
+        seen = np.einsum("rhj,jk,rk->rh", simulated.split_halves, self.basis, force, optimize=True)
         return seen - np.sum(have * force, axis=1)[:, None]
 
-    def between(self, data: np.ndarray, x: np.ndarray, unit: float, hessians: np.ndarray) -> np.ndarray:
-        """How far apart the networks' own minima are: a step of each from the common one, about their mean, `(k, p)`."""
-        slopes = on_host(_slopes_of_each)(self.networks, data, x, float(unit), self.free)
+    def between_networks(self, data: np.ndarray, x: np.ndarray, loss_scale: float, hessians: np.ndarray) -> np.ndarray:
+        """How far the networks' own minima are apart: steps from the common one, about their mean, `(k, p)`."""
+        slopes = on_host(_slopes_of_each)(self.networks, data, x, float(loss_scale), self.fit_proportion)
         steps = np.linalg.solve(hessians[:, None] + 1e-9 * np.eye(x.shape[1]), slopes[..., None])[..., 0]
         return (steps - steps.mean(axis=1, keepdims=True)).reshape(-1, x.shape[1]) / np.sqrt(steps.shape[1] - 1.0)
 
 
-def loss_unit(tangents: np.ndarray, data: np.ndarray) -> float:
-    r"""What one unit of log-likelihood is in the loss: `sum_k h_k / sum_k (h_k^2 / j_k)`, the inverse of a learning rate.
+def calibrated_loss_scale(tangents: np.ndarray, data: np.ndarray) -> float:
+    r"""What one unit of log-likelihood is in the loss: `sum_k h_k / sum_k (h_k^2 / j_k)`, the inverse of a learning
+    rate.
 
-    For a log-likelihood the variance `j` of the gradient over reweightings of the data is the Hessian `h`, the information
-    identity, and the unit 1. For another loss it is that of Lyddon, Holmes and Walker, along the principal directions of `h`.
-    The sums go over several points too, since along what the data leave open `h` may vary.
+    For a log-likelihood the variance `j` of the gradient over reweightings of the data is the Hessian `h` (the
+    information identity) and the loss scale 1. For another loss it is that of Lyddon, Holmes and Walker, along the
+    principal directions of `h`. The sums go over several points too, since along what the data leave open `h` may vary.
 
     Args:
         tangents: Derivatives of the embedding at several points `(K, r, p)`: `h = 2 T' T`.
@@ -149,7 +164,7 @@ def loss_unit(tangents: np.ndarray, data: np.ndarray) -> float:
 
 @on_host
 def in_chunks(function: Any, size: int, *arrays: np.ndarray) -> Any:
-    """Call a compiled function on so many rows of arrays at a time, so that it is compiled once; the last rows are padded."""
+    """Call a function on `size` rows of arrays at a time, so that it is compiled once; the last rows are padded."""
     count, results = len(arrays[0]), []
     for first in range(0, count, size):
         rows = np.minimum(np.arange(first, first + size), count - 1)
@@ -162,33 +177,35 @@ def _at(networks, x):
     return jax.vmap(lambda one: networks(one).mean(axis=0))(x)
 
 
-def _residual(model, data, free):
-    """`c mu - data` with the mass `c`; `model` and `data` are stacked over networks."""
-    c = mass.share(model @ model, model @ data) if free else jnp.ones(())
+def _residual(model, data, fit_proportion):
+    """`c mu - data` with the mixing proportion `c`, and `c`; `model` and `data` are stacked over networks."""
+    c = mixing.proportion(model @ model, model @ data) if fit_proportion else jnp.ones(())
     return c * model - data, c
 
 
-def _tangent(model, jacobian, c, free):
-    """Derivatives of `_residual` but for those of the mass, which the residual is orthogonal to."""
-    if not free:
+def _tangent(model, jacobian, c, fit_proportion):
+    """Derivatives of `_residual` but for those of the mixing proportion, which the residual is orthogonal to."""
+    if not fit_proportion:
         return jacobian
     along = model / jnp.sqrt(model @ model)
     return c * (jacobian - jnp.outer(along, along @ jacobian))
 
 
 @partial(jax.jit, static_argnums=3)
-def _tangents(networks, x, c, free):
+def _tangents(networks, x, c, fit_proportion):
     def model(t):
         return networks(t).mean(axis=0)
 
-    return jax.vmap(lambda x, c: _tangent(model(x), jax.jacfwd(model)(x), c, free))(x, c)
+    return jax.vmap(lambda x, c: _tangent(model(x), jax.jacfwd(model)(x), c, fit_proportion))(x, c)
 
 
 @partial(jax.jit, static_argnums=4)
-def _slopes_of_each(networks, data, x, unit, free):
+def _slopes_of_each(networks, data, x, loss_scale, fit_proportion):
     def of_one(x, data):
         def losses(t):
-            return jax.vmap(lambda model: jnp.sum(jnp.square(_residual(model, data, free)[0])) / unit)(networks(t))
+            return jax.vmap(lambda model: jnp.sum(jnp.square(_residual(model, data, fit_proportion)[0])) / loss_scale)(
+                networks(t)
+            )
 
         return jax.jacfwd(losses)(x)
 
@@ -196,11 +213,11 @@ def _slopes_of_each(networks, data, x, unit, free):
 
 
 @partial(jax.jit, static_argnums=7)
-def _minimise(networks, data, towards, starts, unit, weight, steps, free):
+def _minimise(networks, data, anchors, starts, loss_scale, weight, steps, fit_proportion):
     """Levenberg and Marquardt with exact derivatives of the networks; the loss is averaged over these."""
     p, count = starts.shape[1], networks.level.size
     eye, nets = jnp.eye(p), jax.tree.leaves(networks.layers)[0].shape[0]
-    size = 1.0 / jnp.sqrt(nets * unit)
+    size = 1.0 / jnp.sqrt(nets * loss_scale)
 
     def model(x):
         return size * networks(x).reshape(nets * count)
@@ -211,8 +228,8 @@ def _minimise(networks, data, towards, starts, unit, weight, steps, free):
 
         def look(x):
             value, jacobian = model(x), jax.jacfwd(model)(x)
-            residual, c = _residual(value, target, free)
-            return residual, _tangent(value, jacobian, c, free), c
+            residual, c = _residual(value, target, fit_proportion)
+            return residual, _tangent(value, jacobian, c, fit_proportion), c
 
         def total(residual, x):
             return residual @ residual + 0.5 * weight * jnp.sum(jnp.square(x - z))
@@ -233,7 +250,7 @@ def _minimise(networks, data, towards, starts, unit, weight, steps, free):
         x, (residual, tangents, c), _ = jax.lax.fori_loop(0, steps, step, (start, look(start), jnp.full((), 1e-2)))
 
         def objective(t):
-            return total(_residual(model(t), target, free)[0], t)
+            return total(_residual(model(t), target, fit_proportion)[0], t)
 
         gradient, hessian = jax.grad(objective)(x), jax.hessian(objective)(x)
         values, vectors = jnp.linalg.eigh(hessian)
@@ -241,11 +258,11 @@ def _minimise(networks, data, towards, starts, unit, weight, steps, free):
         remaining = -vectors @ ((gradient @ vectors) / raised)
         return (
             x,
-            unit * (residual @ residual),
+            loss_scale * (residual @ residual),
             c,
             remaining,
             2.0 * tangents.T @ tangents + weight * eye,
             values[0] > 0.0,
         )
 
-    return jax.vmap(lambda *row: one(row))(data, towards, starts)
+    return jax.vmap(lambda *row: one(row))(data, anchors, starts)

@@ -1,4 +1,4 @@
-"""Several small neural networks that learn one regression: a smooth function of the parameters, and how far it is unknown."""
+"""An ensemble of small neural networks: a smooth function of the parameters, and how uncertain it is."""
 
 from functools import partial
 from itertools import pairwise
@@ -16,18 +16,18 @@ WIDTHS = (64, 64, 64)
 """Units of the hidden layers."""
 
 BATCH, RATE, DECAY = 256, 3e-3, 1e-4
-"""Points in a step of Adam, its first rate, which falls to zero by a cosine, and its weight decay."""
+"""Points in a step of Adam, its first learning rate, which falls to zero by a cosine, and its weight decay."""
 
 
 class Networks(NamedTuple):
     """Networks `x -> (outputs,)` with standardised inputs and outputs.
 
     Attributes:
-        layers: Matrices `(networks, in, out)` and offsets `(networks, out)`.
-        centre: Of the inputs `(p,)`.
-        width: Of the inputs `(p,)`.
-        level: Of the outputs `(r,)`.
-        size: Of all outputs together.
+        layers: Matrices `(networks, in, out)` and biases `(networks, out)`.
+        centre: Mean of the inputs, `(p,)`.
+        width: Standard deviation of the inputs, `(p,)`.
+        level: Mean of the outputs, `(r,)`.
+        size: Largest standard deviation of an output.
     """
 
     layers: Any

@@ -13,28 +13,29 @@ from scipy.optimize import minimize_scalar, nnls
 from scipy.stats import kstest, norm
 
 import numpyro_kme as kme
-from numpyro_kme.bootstrap import Settings, lanes, posterior_bootstrap
-from numpyro_kme.bootstrap.emulated import replicates
-from numpyro_kme.bootstrap.emulated.emulator import Emulator, loss_unit
-from numpyro_kme.bootstrap.emulated.replicates import Emulation, design
+from numpyro_kme.bootstrap import Settings, batched, posterior_bootstrap
+from numpyro_kme.bootstrap.emulated import learning
+from numpyro_kme.bootstrap.emulated.emulator import Emulator, calibrated_loss_scale
+from numpyro_kme.bootstrap.emulated.features import fit_features
+from numpyro_kme.bootstrap.emulated.learning import design
+from numpyro_kme.bootstrap.emulated.summary import EmulatorSummary
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD, DrawnNoise, Generator, NormalNoise, UniformNoise, Wasserstein
-from numpyro_kme.losses.features import fit_features
 
 
 @pytest.fixture(autouse=True)
 def few_rounds(monkeypatch):
     """Small problems need few rounds and short training."""
-    monkeypatch.setattr(replicates, "STEPS", (200, 700))
-    monkeypatch.setattr(replicates, "EXPLORE", 2)
-    monkeypatch.setattr(replicates, "REFINE", 1)
+    monkeypatch.setattr(learning, "STEPS", (200, 700))
+    monkeypatch.setattr(learning, "EXPLORE", 2)
+    monkeypatch.setattr(learning, "REFINE", 1)
 
 
 @pytest.fixture
 def thorough(monkeypatch, few_rounds):
     """More of both, where minima are compared with exact ones."""
-    monkeypatch.setattr(replicates, "STEPS", (400, 1500))
-    monkeypatch.setattr(replicates, "REFINE", 2)
+    monkeypatch.setattr(learning, "STEPS", (400, 1500))
+    monkeypatch.setattr(learning, "REFINE", 2)
 
 
 def emulated(draws=24, weight=1.0, simulations=100_000, best_of=1):
@@ -54,12 +55,12 @@ def plane(u, noise):
 
 
 def jumping(u, noise):
-    """A draw of `p N(3, 1) + (1 - p) N(-1, 1)`, `p = Phi(u_0)`, which jumps with `u_0`; `u_1` does nothing."""
+    """A simulation of `p N(3, 1) + (1 - p) N(-1, 1)`, `p = Phi(u_0)`, which jumps with `u_0`; `u_1` does nothing."""
     return jnp.where(noise[0] < u[0], 3.0, -1.0) + noise[1] + 0.0 * u[1]
 
 
-def bent(u, noise):
-    """A draw of `N(u_0 + u_1^2, 1)`: data leave a parabola open."""
+def parabola(u, noise):
+    """A simulation of `N(u_0 + u_1^2, 1)`: data leave a parabola open."""
     return u[0] + u[1] ** 2 + noise[0]
 
 
@@ -100,7 +101,8 @@ def normal(dim):
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", [NormalNoise(1), normal(1)])
 def test_minima_are_those_of_the_loss_in_closed_form(noise, thorough):
-    """N(u, 1) and a Gaussian kernel of width l: `-2 E sum w k = -2 sum w l / sqrt(l^2 + 1) exp(-(x - u)^2 / 2 / (l^2 + 1))`."""
+    """N(u, 1) and a Gaussian kernel of width l:
+    `-2 E sum w k = -2 sum w l / sqrt(l^2 + 1) exp(-(x - u)^2 / 2 / (l^2 + 1))`."""
     rng = np.random.default_rng(3)
     x, starts = rng.normal(1.0, 1.0, 40), rng.normal(2.0, 0.5, (2048, 1))
     bound = MMD(Gaussian(1.5)).objective(x, Generator(location, noise, 1))
@@ -110,74 +112,76 @@ def test_minima_are_those_of_the_loss_in_closed_form(noise, thorough):
     def minimum(w, z):
         def total(u):
             cross = w @ np.exp(-np.square(x - u) / 2.0 / 3.25) * 1.5 / np.sqrt(3.25)
-            return -2.0 * cross / found.emulation.unit + 0.5 * np.square((u - z) / width)
+            return -2.0 * cross / found.emulator.loss_scale + 0.5 * np.square((u - z) / width)
 
         return minimize_scalar(total, bounds=(-3.0, 5.0), method="bounded").x
 
-    (_, z), weights = found.tasks.extra, found.tasks.weights
+    z, weights = found.anchors, found.reweightings.weights
     exact = np.array([minimum(w, one[0]) for w, one in zip(weights, z)])
     assert (
         np.sqrt(np.mean(np.square(found.u[:, 0] - exact))) < 0.2 * exact.std()
-    )  # .05 to .08 with the default training
+    )  # 0.05 to 0.08 with the default training
     assert found.converged.all() and len(np.unique(z)) == 24
 
 
 @pytest.mark.slow
 def test_the_prior_counts_as_a_prior():
-    """One datum's information: the unit makes the variance of a Dirichlet-weighted mean the inverse curvature of the loss."""
+    """One datum's information: a Dirichlet-weighted mean varies by the inverse curvature of the scaled loss."""
     rng = np.random.default_rng(1)
     x = rng.normal(size=60)
     bound = MMD(Gaussian(10.0)).objective(x, Generator(location, NormalNoise(1), 1))
     found = posterior_bootstrap(jax.random.key(2), bound, rng.normal(size=(2048, 1)), settings=emulated())
     curvature = 2.0 / 101.0 * 10.0 / np.sqrt(101.0)
-    information = curvature / found.emulation.unit * x.var() / (len(x) + 1)
+    information = curvature / found.emulator.loss_scale * x.var() / (len(x) + 1)
     assert abs(np.log(information)) < 5.0 * np.sqrt(2.0 / 39)  # from 39 pilots
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("free", [False, True])
-def test_it_agrees_with_newton_without_an_emulator(free):
+@pytest.mark.parametrize("fit_proportion", [False, True])
+def test_it_agrees_with_newton_without_an_emulator(fit_proportion):
     """The same replicates, weights and all, by quadrature and exact derivatives."""
     rng = np.random.default_rng(2)
     x, starts = rng.normal(1.0, 1.5, 200), rng.normal([1.0, 0.2], 0.5, (2048, 2))
-    bound = MMD(Gaussian(1.0), free_mass=free).objective(x, Generator(scaled, NormalNoise(1), 2))
+    bound = MMD(Gaussian(1.0), fit_proportion=fit_proportion).objective(x, Generator(scaled, NormalNoise(1), 2))
     have = posterior_bootstrap(jax.random.key(0), bound, starts, settings=emulated(weight=0.0, simulations=400_000))
     want = posterior_bootstrap(jax.random.key(0), bound, starts, settings=Settings(24, 256))
-    np.testing.assert_array_equal(have.tasks.weights, want.tasks.weights)
+    np.testing.assert_array_equal(have.reweightings.weights, want.reweightings.weights)
     assert (np.abs(have.u - want.u).mean(axis=0) < 0.3 * want.u.std(axis=0)).all()
-    np.testing.assert_allclose(have.value, want.value, atol=0.3 * have.emulation.unit)
-    if free:
-        np.testing.assert_allclose(have.numbers["share"], want.numbers["share"], atol=0.02)
+    np.testing.assert_allclose(have.value, want.value, atol=0.3 * have.emulator.loss_scale)
+    if fit_proportion:
+        np.testing.assert_allclose(have.numbers["mixing_proportion"], want.numbers["mixing_proportion"], atol=0.02)
 
 
 @pytest.mark.slow
-def test_vectors_and_points_of_a_centering_law(thorough):
+def test_vectors_and_points_of_a_centering_measure(thorough):
     """In two dimensions with a wide kernel the minimum is near the weighted mean of data and centering points."""
     rng = np.random.default_rng(4)
     x, starts = rng.normal([1.0, -1.0], 1.0, (80, 2)), rng.normal(size=(2048, 2))
     bound = MMD(Gaussian(8.0)).objective(x, Generator(plane, normal(2), 2))
     process = kme.bootstrap.DirichletProcess(20.0, lambda key, num: 2.0 + jax.random.normal(key, (num, 2)), 10)
     found = posterior_bootstrap(jax.random.key(1), bound, starts, process, emulated(weight=0.0))
-    joined = np.concatenate([np.broadcast_to(x, (24, 80, 2)), found.tasks.extra[0]], axis=1)
-    means = np.einsum("rn,rnd->rd", found.tasks.weights, joined)
+    joined = np.concatenate([np.broadcast_to(x, (24, 80, 2)), found.reweightings.extra], axis=1)
+    means = np.einsum("rn,rnd->rd", found.reweightings.weights, joined)
     error = np.sqrt(np.mean(np.square(found.u - means), axis=0)) / means.std(axis=0)
-    # .06 to .17 over ten keys; minima that missed the points would be off by 1.5 and 4.5 by arithmetic
+    # 0.06 to 0.17 over ten keys; minima that missed the points would be off by 1.5 and 4.5 by arithmetic
     assert (error < 0.3).all()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("free", [False, True])
-def test_what_the_data_leave_open_spreads_as_the_prior(free):
+@pytest.mark.parametrize("fit_proportion", [False, True])
+def test_what_the_data_leave_open_spreads_as_the_prior(fit_proportion):
     rng = np.random.default_rng(6)
     x = np.where(rng.random(400) < 0.3, 3.0, -1.0) + rng.normal(size=400)
     starts = rng.normal([0.0, 2.0], [1.0, 0.5], (2048, 2))
-    bound = MMD(Gaussian(1.0), free_mass=free).objective(x, Generator(jumping, normal(2), 2, differentiable=False))
+    bound = MMD(Gaussian(1.0), fit_proportion=fit_proportion).objective(
+        x, Generator(jumping, normal(2), 2, differentiable=False)
+    )
     found = posterior_bootstrap(jax.random.key(0), bound, starts, settings=emulated(40, simulations=200_000))
-    away = (found.u[:, 1] - found.tasks.extra[1][:, 1]) / 0.5
+    away = (found.u[:, 1] - found.anchors[:, 1]) / 0.5
     assert np.mean(0.5 * away**2) < 0.1  # units of log-likelihood
-    share, binomial = norm.cdf(found.u[:, 0]), np.sqrt(0.3 * 0.7 / 400)
-    assert abs(float(share.mean()) - 0.3) < 5 * binomial
-    assert 0.6 < float(share.std()) / binomial < 1.8
+    p, binomial = norm.cdf(found.u[:, 0]), np.sqrt(0.3 * 0.7 / 400)
+    assert abs(float(p.mean()) - 0.3) < 5 * binomial
+    assert 0.6 < float(p.std()) / binomial < 1.8
     assert found.converged.all()
 
 
@@ -193,15 +197,15 @@ def test_replicates_do_not_depend_on_how_many_there_are():
 
 
 @pytest.mark.slow
-def test_a_bad_emulator_is_said(monkeypatch):
-    monkeypatch.setattr(replicates, "STEPS", (1, 1))
+def test_a_bad_emulator_is_warned_of(monkeypatch):
+    monkeypatch.setattr(learning, "STEPS", (1, 1))
 
     engine = kme.PosteriorBootstrap(
         model, MMD(Gaussian(1.0)), num_samples=16, method="emulated", num_simulations=100_000
     )
     with pytest.warns(UserWarning, match="the emulated loss is wrong by"), warnings.catch_warnings():
         engine.run(jax.random.key(0), np.random.default_rng(0).normal(size=300))
-    assert engine.replicates.emulation.error > 0.5
+    assert engine.replicates.emulator.error > 0.5
 
 
 def test_the_emulated_loss_is_the_simulated_one_and_the_engine_tells_what_it_cost():
@@ -216,38 +220,40 @@ def test_the_emulated_loss_is_the_simulated_one_and_the_engine_tells_what_it_cos
         prior_weight=1.0,
     )
     engine.run(jax.random.key(0), x)
-    found, bound = engine.replicates, engine._bound[1]
+    found, bound = engine.replicates, engine.posterior.objective
     nodes = bound.generator.draw_nodes(jax.random.key(1), 2048, 1)
-    direct = lanes.values(bound, nodes, replace(found.tasks, extra=None), found.u)
-    np.testing.assert_allclose(found.value, direct, atol=0.5 * found.emulation.unit)
+    direct = batched.values(bound, nodes, replace(found.reweightings, extra=None), found.u)
+    np.testing.assert_allclose(found.value, direct, atol=0.5 * found.emulator.loss_scale)
     mean = engine.get_samples()["mean"]
     assert abs(mean.mean() - x.mean()) < 0.2 and 0.05 < mean.std() < 0.25
-    assert "rounds" in engine.info["simulations"] and engine.info["one unit of log-likelihood"] > 0.0
+    assert "rounds" in engine.info["simulations"] and engine.info["loss scale (one unit of log-likelihood)"] > 0.0
 
 
-def test_errors_by_halves_have_no_noise_in_them():
+def test_split_half_errors_have_no_noise_in_them():
     rng = np.random.default_rng(0)
     noise = rng.normal(0.0, 3.0, (100_000, 2))
-    known = Emulation.read(10, 2, 1.0, 0.5 + noise)
+    known = EmulatorSummary.of_split_halves(10, 2, 1.0, 0.5 + noise)
     assert abs(known.error**2 - 0.25) < 5.0 * 9.5 / np.sqrt(1e5)
     assert known.resolution == pytest.approx(np.sqrt(9.5 / np.sqrt(1e5)), rel=0.1)
 
 
-def test_the_unit_of_a_log_likelihood_is_one():
-    """Where the data's embedding has the covariance `unit / 2`, gradients vary as the Hessian, times the unit."""
+def test_the_loss_scale_of_a_log_likelihood_is_one():
+    """Where the embedding of the data has the covariance `s / 2`, gradients vary as the Hessian times the scale `s`."""
     rng = np.random.default_rng(0)
     tangents = rng.normal(size=(5, 4, 3)) * np.array([1.0, 10.0, 0.1])
     data = rng.normal(size=(4000, 4)) * np.sqrt(0.5)
-    assert abs(loss_unit(tangents, data) - 1.0) < 5 * np.sqrt(2 / 4000)
-    assert abs(loss_unit(tangents, np.sqrt(7.0) * data) - 7.0) < 35 * np.sqrt(2 / 4000)
+    assert abs(calibrated_loss_scale(tangents, data) - 1.0) < 5 * np.sqrt(2 / 4000)
+    assert abs(calibrated_loss_scale(tangents, np.sqrt(7.0) * data) - 7.0) < 35 * np.sqrt(2 / 4000)
 
 
-def test_spread_noise_is_even_and_has_its_law():
-    levels = np.asarray(UniformNoise(3).spread(jax.random.key(0), 64))
+def test_quasi_random_noise_is_even_and_has_its_distribution():
+    levels = np.asarray(UniformNoise(3).quasi_random(jax.random.key(0), 64))
     np.testing.assert_allclose(np.diff(np.sort(levels, axis=0), axis=0), 1 / 64, atol=1e-5)
-    one = jax.jit(jax.vmap(lambda key: NormalNoise(2).spread(key, 8)[5]))(jax.random.split(jax.random.key(1), 2000))
+    one = jax.jit(jax.vmap(lambda key: NormalNoise(2).quasi_random(key, 8)[5]))(
+        jax.random.split(jax.random.key(1), 2000)
+    )
     assert min(kstest(np.asarray(one)[:, i], "norm").pvalue for i in range(2)) > 1e-4
-    assert np.shape(normal(3).spread(jax.random.key(0), 5)) == (5, 3)
+    assert np.shape(normal(3).quasi_random(jax.random.key(0), 5)) == (5, 3)
 
 
 @pytest.mark.parametrize("dim", [1, 2])
@@ -263,21 +269,21 @@ def test_features_stand_for_the_kernel(dim):
     np.testing.assert_allclose(means, values[:48].reshape(6, 8, -1).mean(axis=1), atol=1e-9)
 
 
-def test_simulations_are_shared_out():
+def test_simulations_are_divided_among_rounds():
     for num in (100_000, 2_500_000, 50_000_000):
         points, each = design(num)
-        total = points * each * (2 + 2 * replicates.EXPLORE + 4 * replicates.REFINE)
+        total = points * each * (2 + 2 * learning.EXPLORE + 4 * learning.REFINE)
         assert 0.9 * num < total <= num and points <= 1024
 
 
-@pytest.mark.parametrize("free", [False, True])
-def test_prior_points_are_the_best_of_their_draws(free, rng):
-    """By a loop over tasks and draws, the best mass by non-negative least squares."""
+@pytest.mark.parametrize("fit_proportion", [False, True])
+def test_prior_anchors_are_the_best_of_their_candidates(fit_proportion, rng):
+    """By a loop over reweightings and draws, the best proportion by non-negative least squares."""
     x, data, rows = rng.normal(size=(50, 4)), rng.normal(size=(70, 4)), rng.integers(0, 50, size=(70, 6))
-    found = Identity(None, np.eye(4), None, free).best(data, x, rows)
+    found = Identity(None, np.eye(4), None, fit_proportion).best(data, x, rows)
 
     def loss(at, target):
-        return nnls(at[:, None], target)[1] if free else np.linalg.norm(at - target)
+        return nnls(at[:, None], target)[1] if fit_proportion else np.linalg.norm(at - target)
 
     for have, target, row in zip(found, data, rows):
         assert loss(have, target) == min(loss(x[j], target) for j in row)
@@ -285,11 +291,11 @@ def test_prior_points_are_the_best_of_their_draws(free, rng):
 
 
 @pytest.mark.slow
-def test_along_a_curve_that_is_open_draws_spread_as_the_prior_given_it(thorough):
-    """On `u_0 + u_1^2 = 2` the prior of `u_1` is `phi(u_1) phi(2 - u_1^2)`, by quadrature; with one draw each end lies elsewhere."""
+def test_along_a_curve_that_is_open_samples_spread_as_the_prior_given_it(thorough):
+    """On `u_0 + u_1^2 = 2` the prior of `u_1` is `phi(u_1) phi(2 - u_1^2)`; with one candidate each it is not."""
     rng = np.random.default_rng(5)
     x, starts = rng.normal(2.0, 1.0, 2000), rng.normal(size=(20_000, 2))
-    bound = MMD(Gaussian(2.0)).objective(x, Generator(bent, NormalNoise(1), 2))
+    bound = MMD(Gaussian(2.0)).objective(x, Generator(parabola, NormalNoise(1), 2))
     half = np.linspace(0.0, 3.0, 2001)
     exact = np.cumsum(norm.pdf(half) * norm.pdf(2.0 - half**2))
     apart = []
@@ -298,10 +304,12 @@ def test_along_a_curve_that_is_open_draws_spread_as_the_prior_given_it(thorough)
         found = posterior_bootstrap(jax.random.key(0), bound, starts, settings=settings)
         assert np.abs(found.u[:, 0] + np.square(found.u[:, 1]) - x.mean()).max() < 0.3
         apart.append(kstest(np.abs(found.u[:, 1]), lambda u: np.interp(u, half, exact / exact[-1])).statistic)
-    assert apart[1] < 0.16 < apart[0]  # .04 and .26; a sample of the exact law stays below .14 in 999 of 1,000 cases
+    assert (
+        apart[1] < 0.16 < apart[0]
+    )  # 0.04 and 0.26; a sample of the exact distribution stays below 0.14 in 999 of 1,000 cases
 
 
-def test_what_cannot_be_emulated_is_refused():
+def test_what_cannot_be_emulated_raises_an_error():
     with pytest.raises(ValueError, match=r"`prior_weight` must be finite and not negative; got -1\.0"):
         Settings(method="emulated", prior_weight=-1.0)
     with pytest.raises(ValueError, match=r'`prior_weight` is for `method="emulated"`; got 1\.0'):
@@ -313,7 +321,7 @@ def test_what_cannot_be_emulated_is_refused():
     with pytest.raises(ValueError, match="num_simulations"):
         Settings(method="emulated", num_simulations=10)
     bound = Wasserstein().objective(np.linspace(-1.0, 1.0, 20), Generator(location, NormalNoise(1), 1))
-    with pytest.raises(ValueError, match="knows the squared MMD without covariates; got"):
+    with pytest.raises(ValueError, match="needs the squared MMD without covariates; got"):
         posterior_bootstrap(jax.random.key(0), bound, np.zeros((9, 1)), settings=emulated())
     broken = Generator(lambda u, noise: jnp.log(u[0]) + noise[0], NormalNoise(1), 1)
     bound = MMD(Gaussian(1.0)).objective(np.linspace(-1.0, 1.0, 20), broken)

@@ -1,11 +1,11 @@
-"""Quadrature nodes for one-dimensional noise, placed where a given model needs them."""
+"""Node adaptation: quadrature nodes for one-dimensional noise, placed where a given model needs them."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core.host import on_host
-from numpyro_kme.losses.generator import REACH, Generator, Nodes, NormalNoise
+from numpyro_kme.losses.generator import REACH, Generator, NormalNoise, QuadratureNodes
 
 FINE = 4097
 """Points on which the simulator's speed is measured."""
@@ -15,17 +15,17 @@ EDGE = 4.3
 
 
 @on_host
-def placed_nodes(generator: Generator, u: np.ndarray, resolution: float, least: int) -> Nodes | None:
-    r"""Place nodes so that neighbouring simulated scalars are at most `resolution` apart.
+def adapted_nodes(generator: Generator, u: np.ndarray, resolution: float, least: int) -> QuadratureNodes | None:
+    r"""Quadrature nodes for which neighbouring simulated scalars are at most `resolution` apart.
 
-    Equal steps of the noise `z` crowd the middle of a heavy-tailed model and leave gaps in its tails that
-    are wider than the kernel; the loss then sees separate points there, which adds false curvature and
-    narrows a posterior by a third. The nodes are those of the trapezoidal rule in a variable whose density
-    follows the speed `|dy/dz|` at parameters `u`; they are a quadrature rule for every other parameter too.
+    Equal steps of the noise `z` crowd the middle of a heavy-tailed model and leave gaps in its tails that are wider
+    than the kernel; the loss then sees separate points there, which adds false curvature and narrows a posterior by a
+    third. The nodes are those of the trapezoidal rule in a variable whose density follows the speed `|dy/dz|` at
+    parameters `u`; they are a quadrature rule for every other parameter too.
 
     Args:
         generator: A simulator of scalars.
-        u: Parameters of the model to place nodes for.
+        u: Parameters of the model to adapt to.
         resolution: Distance that the kernel resolves, in units of the data.
         least: Number of nodes, at least; more if they are needed.
     Returns:
@@ -35,7 +35,7 @@ def placed_nodes(generator: Generator, u: np.ndarray, resolution: float, least: 
     if not (isinstance(noise, NormalNoise) and noise.dim == 1) or generator.covariates is not None:
         return None
     z = np.linspace(-REACH, REACH, FINE)
-    fine = Nodes(_push(noise, z), jnp.ones(FINE))
+    fine = QuadratureNodes(_push(noise, z), jnp.ones(FINE))
     y = np.ravel(np.asarray(_simulated(generator, u, fine)))
     if not np.isfinite(y).all():
         return None
@@ -43,14 +43,13 @@ def placed_nodes(generator: Generator, u: np.ndarray, resolution: float, least: 
     along = np.concatenate([[0.0], np.cumsum(0.5 * (density[1:] + density[:-1]) * np.diff(z))])
     doublings = max(int(np.ceil(np.log2(along[-1] / least))), 0)  # few sizes, few programs
     num = min(least * 2**doublings, 16_384)
-    placed = np.interp((np.arange(num) + 0.5) / num * along[-1], along, z)
-    weights = np.exp(-0.5 * placed**2) / np.interp(placed, z, density)
-    return Nodes(_push(noise, placed, lead=True), jnp.asarray(weights / weights.sum())[None])
+    adapted = np.interp((np.arange(num) + 0.5) / num * along[-1], along, z)
+    weights = np.exp(-0.5 * adapted**2) / np.interp(adapted, z, density)
+    return QuadratureNodes(_push(noise, adapted, lead=True), jnp.asarray(weights / weights.sum())[None])
 
 
 def _density(z: np.ndarray, y: np.ndarray, resolution: float) -> np.ndarray:
-    """Nodes wanted per unit of `z`: the smoothed speed over the resolution, fading in the tails, and never
-    under 8."""
+    """Nodes wanted per unit of `z`: the smoothed speed over the resolution, fading in the tails, and never under 8."""
     step = z[1] - z[0]
     width = int(0.15 / step)
     window = np.exp(-0.5 * (np.arange(-3 * width, 3 * width + 1) / width) ** 2)

@@ -1,5 +1,4 @@
-"""Finitely many functions whose inner products stand for a kernel, `k(x, y) ~ phi(x)' phi(y)`: a mean embedding is then the
-mean of `phi`."""
+"""Finite-dimensional feature maps of a kernel, `k(x, y) ~ phi(x)' phi(y)`: a mean embedding is the mean of `phi`."""
 
 import abc
 from dataclasses import dataclass
@@ -15,18 +14,18 @@ from numpyro_kme.kernels import Kernel
 from numpyro_kme.kernels.low_rank import LowRank
 from numpyro_kme.losses.direct_mmd import vectors
 
-CELLS, LEADING = 2048, 256
-"""Points of the line at which features are tabulated; how many features there are."""
+CELLS, FEATURES = 2048, 256
+"""Points of the line at which features are tabulated; how many features there are, at most."""
 
 BATCH = 64
 """Sets of points whose features are computed at a time."""
 
 OUTER = 1e-3
-"""Share of the points on either side that a table leaves out, but for a margin."""
+"""Proportion of the points on either side that a table leaves out, but for a margin."""
 
 
-class Features(abc.ABC):
-    """Features of the points that a simulator draws."""
+class FeatureMap(abc.ABC):
+    """Features of simulated points and of data."""
 
     @abc.abstractmethod
     def at(self, points: Any) -> np.ndarray:
@@ -44,14 +43,15 @@ class Features(abc.ABC):
 
 
 @dataclass(frozen=True)
-class TabulatedFeatures(Features):
-    """The leading principal functions of a kernel on a window of the line, between whose cells they are linear.
+class TabulatedFeatures(FeatureMap):
+    """The leading eigenfunctions of a kernel on a window of the line, between whose cells they are linear.
 
-    The law of a simulated scalar is smooth, and so in the span of few smooth functions, even where the kernel has a narrow part.
+    The density of a simulated scalar is smooth, and so in the span of few smooth functions, even where the kernel has a
+    narrow part.
 
     Attributes:
         low: Left end of the window.
-        step: Distance of the cells.
+        step: Width of a cell.
         table: Values `(cells, J)`, zero at both ends.
     """
 
@@ -62,11 +62,11 @@ class TabulatedFeatures(Features):
     @classmethod
     @on_host
     def fit(cls, kernel: Kernel, points: np.ndarray) -> "TabulatedFeatures":
-        """Tabulate on a window that holds all but `OUTER` of the points on either side, and a tenth of its width beyond."""
+        """Tabulate on a window with all but `OUTER` of the points on either side, and a tenth of its width beyond."""
         low, high = np.quantile(points, [OUTER, 1.0 - OUTER])
         cells, step = np.linspace(low - 0.1 * (high - low), high + 0.1 * (high - low), CELLS, retstep=True)
         gram = np.asarray(kernel.gram(cells[:, None]))
-        values, functions = eigh(gram, subset_by_index=(CELLS - LEADING, CELLS - 1))
+        values, functions = eigh(gram, subset_by_index=(CELLS - FEATURES, CELLS - 1))
         table = functions[:, ::-1] * np.sqrt(np.maximum(values[::-1], 0.0))
         table[[0, -1]] = 0.0
         return cls(float(cells[0]), float(step), table)
@@ -93,23 +93,23 @@ class TabulatedFeatures(Features):
 
 
 @dataclass(frozen=True)
-class PivotFeatures(Features):
-    """Features by an incomplete Cholesky factor, for points of any kind; see `LowRank`."""
+class CholeskyFeatures(FeatureMap):
+    """Features by a pivoted incomplete Cholesky factor, for points of any kind; see `LowRank`."""
 
     factor: LowRank
 
     @classmethod
-    def fit(cls, kernel: Kernel, points: Any) -> "PivotFeatures":
-        """Choose at most `LEADING` pivots among the points."""
-        return cls(LowRank.fit(kernel, vectors(points), tolerance=1e-6, max_rank=LEADING))
+    def fit(cls, kernel: Kernel, points: Any) -> "CholeskyFeatures":
+        """Choose at most `FEATURES` pivots among the points."""
+        return cls(LowRank.fit(kernel, vectors(points), tolerance=1e-6, max_rank=FEATURES))
 
     def at(self, points):
         """`W k(P, t)`."""
         return self.factor.features(vectors(points))
 
 
-def fit_features(kernel: Kernel, points: Any) -> Features:
-    """Features for points `(m, ...)`: tabulated for scalars."""
+def fit_features(kernel: Kernel, points: Any) -> FeatureMap:
+    """Feature map for points like `(m, ...)`: tabulated for scalars."""
     if isinstance(points, np.ndarray) and points.size == len(points):
         return TabulatedFeatures.fit(kernel, np.ravel(points))
-    return PivotFeatures.fit(kernel, points)
+    return CholeskyFeatures.fit(kernel, points)

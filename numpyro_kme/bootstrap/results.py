@@ -1,0 +1,72 @@
+"""What a posterior bootstrap returns: its replicates, each with what is known of its minimisation."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from numpyro_kme.bootstrap.derivatives import Derivatives
+from numpyro_kme.bootstrap.emulated.summary import EmulatorSummary
+from numpyro_kme.bootstrap.fit import Fit
+from numpyro_kme.bootstrap.weights import Reweightings
+from numpyro_kme.losses.generator import QuadratureNodes
+
+TOLERANCE = 0.01
+"""A replicate has converged when its remaining Newton step is at most this many posterior standard deviations."""
+
+
+@dataclass(frozen=True)
+class Quadrature:
+    """How far the minima move when the quadrature nodes are doubled and the grid, if any, is halved.
+
+    Attributes:
+        shift: `(R, p)` moves of `R` replicates, to first order, in posterior standard deviations.
+    """
+
+    shift: np.ndarray
+
+    @property
+    def noise(self) -> float:
+        """Largest root mean square move of a parameter, in posterior standard deviations."""
+        return float(np.sqrt(np.mean(np.square(self.shift), axis=0)).max())
+
+
+@dataclass(frozen=True)
+class Replicates:
+    """Samples of the posterior bootstrap, unconstrained, with what is known of each.
+
+    Attributes:
+        u: Minimisers, `(B, p)`.
+        value: Losses, `(B,)`.
+        remaining: Newton step left, the largest over parameters, in posterior standard deviations, `(B,)`.
+        converged: Whether that is at most 0.01, the loss is convex there and not above its value at the full-data
+            minimum.
+        steps: Evaluations used, `(B,)`.
+        moved: Whether a restart found a lower minimum, which is the one kept.
+        linear: One-step approximations, `(B, p)`; on an emulator, the first starts.
+        numbers: Further numbers of the loss, such as `mixing_proportion` and its error were it one, by name.
+        compared: How many replicates were restarted elsewhere.
+        quadrature: The check of the quadrature nodes and the grid; on an emulator, how far its networks are apart.
+        derivatives: How the loss was differentiated.
+        fit: The minimum on the full data.
+        nodes: The quadrature nodes; the full data used the first set.
+        reweightings: Data weights, centering points and node set of each replicate.
+        anchors: Prior anchor of each replicate, `(B, p)`, where the loss is minimised on an emulator.
+        emulator: What is known of the emulator, if there is one.
+    """
+
+    u: np.ndarray
+    value: np.ndarray
+    remaining: np.ndarray
+    converged: np.ndarray
+    steps: np.ndarray
+    moved: np.ndarray
+    linear: np.ndarray
+    numbers: dict[str, np.ndarray]
+    compared: int
+    quadrature: Quadrature
+    derivatives: Derivatives
+    fit: Fit
+    nodes: QuadratureNodes
+    reweightings: Reweightings
+    anchors: np.ndarray | None = None
+    emulator: EmulatorSummary | None = None

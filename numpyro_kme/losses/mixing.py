@@ -1,0 +1,97 @@
+r"""The squared MMD as a function of two inner products, with the model's measure normalised or not.
+
+Everywhere in this package the **mixing proportion** is the `c >= 0` of an unnormalised model measure `c P_u`. Where it
+is fitted (`MMD(fit_proportion=True)`), the data are taken for a mixture of the model, with proportion `c`, and of
+points that it does not explain, and the loss is
+
+    min_{c >= 0} |mu_w - c mu_u|^2 = |mu_w|^2 - <mu_w, mu_u>_+^2 / |mu_u|^2,    c = <mu_w, mu_u>_+ / |mu_u|^2;
+
+otherwise `c = 1`.
+
+Reference: Scott (2004), Partial mixture estimation and outlier detection, in Theory and Applications of Recent Robust
+Methods.
+"""
+
+import jax
+import jax.numpy as jnp
+
+ROUNDING = 1e-9
+"""Error of a loss by rounding, relative to `k(y, y)`."""
+
+
+def discrepancy(energies: jax.Array, fit_proportion: bool) -> jax.Array:
+    """Squared MMD without the constant `|mu_w|^2`, from `energies = (q, s) = (|mu_u|^2, <mu_w, mu_u>)`.
+
+    `q - 2 s`; with a fitted mixing proportion `-max(s, 0)^2 / q`.
+    """
+    q, s = energies
+    return -jnp.square(jnp.maximum(s, 0.0)) / q if fit_proportion else q - 2.0 * s
+
+
+def derivatives(q: jax.Array, s: jax.Array, fit_proportion: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Value, gradient `(2,)` and Hessian `(2, 2)` of `discrepancy` in `(q, s)`."""
+    energies = jnp.stack([q, s])
+    value, gradient = jax.value_and_grad(discrepancy)(energies, fit_proportion)
+    return value, gradient, jax.hessian(discrepancy)(energies, fit_proportion)
+
+
+def unbiased_energy(q: jax.Array, coincident: jax.Array, weights: jax.Array, fit_proportion: bool) -> jax.Array:
+    """Energy `|mu_u|^2` without the pairs of a node with itself: `(q - coincident) / (1 - sum v^2)`.
+
+    A fitted mixing proportion divides by it. It is then kept above `coincident`, the energy of simulated points of
+    which no two are near each other: that many points cannot tell a smaller energy from nothing, and points scattered
+    without end would seem to fit best.
+    """
+    energy = (q - coincident) / (1.0 - jnp.sum(jnp.square(weights)))
+    return jnp.maximum(energy, coincident) if fit_proportion else energy
+
+
+def proportion(q: jax.Array, s: jax.Array) -> jax.Array:
+    """Mixing proportion `c = max(s, 0) / q` that fits best."""
+    return jnp.maximum(s, 0.0) / q
+
+
+def report(
+    q: jax.Array,
+    s: jax.Array,
+    witness: tuple[jax.Array, jax.Array],
+    weights: jax.Array,
+    coincident: jax.Array,
+    num_data: int,
+    *,
+    independent: bool,
+    fit_proportion: bool,
+) -> dict[str, jax.Array]:
+    r"""The fitted mixing proportion, and standard errors of it and of the loss.
+
+    Node `m` moves `q` by `2 v_m mu_u(y_m)` and `s` by `v_m mu_w(y_m)`, and pairs of independent nodes add
+    `2 |v|^4 Var k` to the variance of `q`, where `E k^2 <= k(y, y) q`.
+
+    Args:
+        q, s: `|mu_u|^2` and `<mu_w, mu_u>`.
+        witness: `mu_u` and `mu_w` at the simulated points, `(M,)` each.
+        weights: `v`, `(M,)`.
+        coincident: `sum_m v_m^2 k(y_m, y_m)`.
+        num_data: Number of data points.
+        independent: Whether nodes are sampled independently; quadrature has no error of this kind.
+        fit_proportion: Whether the mixing proportion is fitted.
+    Returns:
+        `loss_error`, which is rounding alone for quadrature. With a fitted proportion also `mixing_proportion` and
+        `mixing_proportion_error`: that of `(s - q) / q` if the proportion were one, where the sample and its random
+        weights count too, `Var_w s = 2 Var_u mu_u / n`.
+    """
+    squares = jnp.sum(jnp.square(weights))
+    peak = coincident / squares
+
+    def of_nodes(by_q, by_s):
+        moves = 2.0 * by_q * witness[0] + by_s * witness[1]
+        single = jnp.sum(jnp.square(weights * (moves - weights @ moves)))
+        pairs = 2.0 * jnp.square(by_q * squares) * peak * jnp.maximum(q, 0.0)  # unbiased, `q` can be negative
+        return single + pairs if independent else jnp.zeros(())
+
+    found = {"loss_error": jnp.sqrt(of_nodes(*derivatives(q, s, fit_proportion)[1])) + ROUNDING * jnp.abs(peak)}
+    if fit_proportion:
+        of_data = 2.0 / num_data * (weights @ jnp.square(witness[0] - weights @ witness[0]))
+        error = jnp.sqrt(of_nodes(-1.0, 1.0) + of_data) / q
+        found |= {"mixing_proportion": proportion(q, s), "mixing_proportion_error": error}
+    return found
