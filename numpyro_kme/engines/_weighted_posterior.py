@@ -16,7 +16,7 @@ from numpyro_kme.engines._reference_table import LatentVectors, ReferenceTable
 from numpyro_kme.engines.posterior import ORDERED, Posterior
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.models.coordinates import Coordinates
-from numpyro_kme.samplers.importance import systematic
+from numpyro_kme.samplers.resampling import systematic_shuffled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class WeightedPosterior(Posterior):
 def choose(rng_key: jax.Array, z: np.ndarray, weights: np.ndarray, num_samples: int) -> np.ndarray:
     """Indices of equally weighted simulations: systematic resampling, or herding where weights are signed."""
     if (weights >= 0).all():
-        return systematic(rng_key, weights, num_samples)
+        return systematic_shuffled(rng_key, weights, num_samples)
     return _herded(z, weights, num_samples)
 
 

@@ -19,9 +19,9 @@ from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.base import LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.signed import SignedLog, to_signed_log
-from numpyro_kme.samplers.importance import WeightedPoints, cover, signed_logs
+from numpyro_kme.samplers.importance import WeightedParticles, adaptive_importance_sampling, signed_logs
 
-ATOMS = 4096
+NUM_PARTICLES = 4096
 STARTS = 5
 
 
@@ -31,7 +31,7 @@ class KernelMeansPosterior:
 
     It integrates to one and may be negative somewhere, as the likelihood may. With the published form, a normal or
     normal-mixture measure and Gaussian kernels, all is in closed form: the posterior is a signed sum of normals.
-    Otherwise `ATOMS` weighted points (`weighted_points` with a fixed key) stand in for it. Results are NumPy float64.
+    Otherwise `NUM_PARTICLES` weighted particles (`weighted_particles` with a fixed key) stand in for it. Results are NumPy float64.
 
     Args:
         surrogate: The learnt likelihood.
@@ -65,9 +65,9 @@ class KernelMeansPosterior:
     @cached_property
     @on_host
     def _log_mass(self) -> SignedLog:
-        """Sign and log of `int q(y | z) p(dz)`, on the scale of the likelihood: by the weighted points where no closed form is."""
+        """Sign and log of `int q(y | z) p(dz)`, on the scale of the likelihood: by the weighted particles where no closed form is."""
         if self.likelihood.expansion() is None:
-            return np.ones(()), np.asarray(self._atoms.log_mass)
+            return np.ones(()), np.asarray(self._particles.log_evidence)
         return self.likelihood.log_mean(self.measure)
 
     def _positive_log_mass(self) -> np.ndarray:
@@ -104,8 +104,8 @@ class KernelMeansPosterior:
         terms = self.likelihood.expansion()
         t = jnp.asarray(t)
         if terms is None:
-            atoms = self._atoms
-            return np.asarray(kernel.gram(t, jnp.asarray(atoms.points)) @ jnp.asarray(atoms.weights))
+            found = self._particles
+            return np.asarray(kernel.gram(t, jnp.asarray(found.particles)) @ jnp.asarray(found.weights))
         products = self.measure.product_embedding(terms.kernel, terms.points, kernel, t)
         scale = jnp.exp(terms.log_scale - self._positive_log_mass())
         return np.asarray(jnp.asarray(terms.weights) @ products * scale)
@@ -115,11 +115,11 @@ class KernelMeansPosterior:
     def moments(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean `(D,)` and covariance `(D, D)` of the signed posterior.
 
-        With negative parts the covariance need not be positive definite; `weighted_points` has the positive part.
+        With negative parts the covariance need not be positive definite; `weighted_particles` has the positive part.
         """
         terms = self.likelihood.expansion()
         if terms is None or not isinstance(self.measure, Normal | NormalMixture):
-            points, weights = np.asarray(self._atoms.points), np.asarray(self._atoms.weights)
+            points, weights = np.asarray(self._particles.particles), np.asarray(self._particles.weights)
             mean = weights @ points
             return mean, ((points - mean) * weights[:, None]).T @ (points - mean)
         tilted = self.measure.tilt(terms.kernel, terms.points)
@@ -141,48 +141,48 @@ class KernelMeansPosterior:
 
     @on_host
     def expectation(self, function: Callable, *, positive: bool = False) -> np.ndarray:
-        """Posterior expectation of `function(z)` for one point `(D,)`, by `ATOMS` weighted points.
+        """Posterior expectation of `function(z)` for one point `(D,)`, by `NUM_PARTICLES` weighted particles.
 
         Args:
             function: Traceable; any output shape.
             positive: Use the positive part of the posterior, normalised, instead of the signed one.
         """
-        atoms = self._atoms
-        weights = atoms.positive_weights if positive else atoms.weights
-        values = jax.vmap(function)(jnp.asarray(atoms.points))
+        found = self._particles
+        weights = found.positive_weights if positive else found.weights
+        values = jax.vmap(function)(jnp.asarray(found.particles))
         return np.asarray(jnp.tensordot(jnp.asarray(weights), values, axes=1))
 
     def negative_share(self) -> float:
         """Share of the negative part in the absolute mass of the posterior; a few percent do no harm."""
-        return self._atoms.negative_share
+        return self._particles.negative_share
 
-    def weighted_points(self, rng_key: jax.Array, n: int) -> WeightedPoints:
-        """Points that cover the posterior, with signed weights; see `candidates.cover`."""
+    def weighted_particles(self, rng_key: jax.Array, n: int) -> WeightedParticles:
+        """The posterior as `n` particles with signed weights, by adaptive importance sampling."""
         checks.key(rng_key)
-        return cover(rng_key, self.likelihood, self.measure, n)
+        return adaptive_importance_sampling(rng_key, self.likelihood, self.measure, n)
 
     @cached_property
-    def _atoms(self) -> WeightedPoints:
-        return self.weighted_points(jax.random.key(0), ATOMS)
+    def _particles(self) -> WeightedParticles:
+        return self.weighted_particles(jax.random.key(0), NUM_PARTICLES)
 
     def herding_kernel(self) -> Gaussian:
         """A Gaussian kernel for herding: per dimension, a third of the posterior standard deviation of the positive part.
 
         Herding in the space of `l` itself cannot see anything finer than `beta`, which is often wider than the posterior.
         """
-        points, weights = np.asarray(self._atoms.points), self._atoms.positive_weights
+        points, weights = np.asarray(self._particles.particles), self._particles.positive_weights
         mean = weights @ points
         return Gaussian(np.sqrt(weights @ (points - mean) ** 2) / 3.0)
 
     @on_host
     def mode(self) -> np.ndarray:
-        """Maximum of the posterior density in coordinates, `(D,)`, by L-BFGS from the best weighted points.
+        """Maximum of the posterior density in coordinates, `(D,)`, by L-BFGS from the best weighted particles.
 
         Raises:
             ValueError: If the measure has no density (`Points`).
         """
         likelihood, measure = in_present_precision((self.likelihood, self.measure))
-        points = jnp.asarray(self._atoms.points)
+        points = jnp.asarray(self._particles.particles)
         sign, log_height = signed_logs(likelihood, measure, points)
         heights = np.where(sign > 0, log_height, -np.inf)
         starts = np.asarray(points)[np.argsort(heights)[-STARTS:]]
@@ -212,8 +212,8 @@ class KernelMeansPosterior:
         if terms is not None:
             value = np.asarray(terms.weights) @ self._embedding_at_simulations
             return to_signed_log(value, terms.log_scale)
-        atoms = self._atoms
-        return _signed_mean(likelihood, jnp.asarray(atoms.points), jnp.asarray(atoms.weights))
+        found = self._particles
+        return _signed_mean(likelihood, jnp.asarray(found.particles), jnp.asarray(found.weights))
 
     @cached_property
     def _embedding_at_simulations(self):

@@ -25,7 +25,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from blackjax.smc import resampling
+
+from numpyro_kme.samplers.resampling import systematic
 
 LogDensities = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
@@ -199,7 +200,7 @@ def _level(rng_key, cloud: _Points, ancestors, temperature, last, go_on) -> _Lev
     size = len(cloud.u)
     num_chains = size // MOVES
     step, weights, log_mean = _reweigh(cloud.log_likelihood, 1.0 - temperature)
-    chosen = jnp.where(last, jnp.arange(size), resampling.systematic(rng_key, weights, size))
+    chosen = jnp.where(last, jnp.arange(size), systematic(rng_key, weights, size))
     starts = jnp.where(last, chosen[-num_chains:], chosen[::MOVES])
     start = jax.tree.map(lambda x: x[starts], cloud)
     return _Level(
