@@ -14,7 +14,7 @@ from scipy.special import logsumexp
 from numpyro_kme._core import checks
 from numpyro_kme._core.checks import EffectiveSampleSizeError
 from numpyro_kme._core.host import on_host
-from numpyro_kme.embeddings.mmd_estimators import Estimator
+from numpyro_kme.embeddings.mmd import Estimator
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.losses.base import Loss
 from numpyro_kme.losses.mmd import MMD

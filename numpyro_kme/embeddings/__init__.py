@@ -12,7 +12,7 @@ from numpyro_kme.embeddings.kernel_bayes import (
     pre_image,
 )
 from numpyro_kme.embeddings.means import ConditionalMeanEmbedding, MeanEmbedding
-from numpyro_kme.embeddings.mmd_estimators import Fourier, LinearTime, Quadratic
+from numpyro_kme.embeddings.mmd import Fourier, LinearTime, Quadratic, squared_mmd
 from numpyro_kme.embeddings.parameter_choice import (
     ChosenSettings,
     KernelBayesSettings,
@@ -21,7 +21,6 @@ from numpyro_kme.embeddings.parameter_choice import (
     choose_by_prediction,
     kernel_bayes_candidates,
 )
-from numpyro_kme.embeddings.squared_mmd import squared_mmd
 
 __all__ = [
     "ChosenSettings",

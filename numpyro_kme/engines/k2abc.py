@@ -9,7 +9,7 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme.abc.weighting import discrepancies_to, dissimilarities, soft_abc_weights
-from numpyro_kme.embeddings.mmd_estimators import Estimator
+from numpyro_kme.embeddings.mmd import Estimator
 from numpyro_kme.engines._data_kernels import checked_rule, quadratic_by
 from numpyro_kme.engines._weighted import Weigher, WeightedEngine, Weighting, fewer_compared
 from numpyro_kme.kernels.length_scales import LengthScaleRule

@@ -9,9 +9,10 @@ from os import PathLike
 import numpy as np
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.robust import mad_or_sd
 from numpyro_kme.abc import weighting
 from numpyro_kme.abc.weighting import Discrepancy, discrepancies_to, dissimilarities, rejection_weights
-from numpyro_kme.embeddings.mmd_estimators import Estimator
+from numpyro_kme.embeddings.mmd import Estimator
 from numpyro_kme.engines._data_kernels import checked_rule, quadratic_by
 from numpyro_kme.engines._weighted import Weigher, WeightedEngine, Weighting, fewer_compared
 from numpyro_kme.kernels.length_scales import LengthScaleRule
@@ -108,9 +109,8 @@ class NumbersWeigher(Weigher):
     @cached_property
     def scale(self) -> np.ndarray:
         """Median absolute deviation of each number, or its standard deviation where that is 0, or 1, `(d,)`."""
-        median = np.median(np.abs(self.rows - np.median(self.rows, axis=0)), axis=0)
-        deviation = self.rows.std(axis=0)
-        return np.where(median > 0, median, np.where(deviation > 0, deviation, 1.0))
+        scale = mad_or_sd(self.rows)
+        return np.where(scale > 0, scale, 1.0)
 
     def weigh(self, y):
         """As `Weigher.weigh`."""

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core.host import on_host
+from numpyro_kme._core.robust import median_absolute_deviation
 from numpyro_kme.kernels import Kernel
 from numpyro_kme.kernels.stationary import Stationary
 from numpyro_kme.losses import mass
@@ -66,13 +67,12 @@ class GridMMD(EmbeddingObjective):
         return cls(generator, grid, np.ravel(data), peak, window, kernel, free_mass, max_cells)
 
     def smoothed(self):
-        """Widen a stationary kernel, but not beyond twice the spread of the data, to which all models of that width
-        are alike; the grid keeps its size, and with it the compiled programs."""
+        """Widen a stationary kernel, but not beyond twice the median absolute deviation of the data, to which all
+        models of that width are alike; the grid keeps its size, and with it the compiled programs."""
         if not isinstance(self.kernel, Stationary):
             return self
         centre, width, step, half, reach = self.window
-        spread = float(np.median(np.abs(self.data - centre)))
-        times = min(WIDER, max(2.0 * spread / half, 1.0))
+        times = min(WIDER, max(2.0 * float(median_absolute_deviation(self.data, centre)) / half, 1.0))
         window = (centre, width + 4.0 * times * half, times * step, times * half, times * reach)
         settings = (self.free_mass, self.max_cells, self.grid.size)
         return GridMMD.bind(self.generator, widened(self.kernel, times), self.data, window, *settings)

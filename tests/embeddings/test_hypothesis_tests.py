@@ -11,7 +11,7 @@ from scipy.spatial.distance import cdist
 from numpyro_kme import squared_mmd
 from numpyro_kme.embeddings import hypothesis_tests
 from numpyro_kme.embeddings.hypothesis_tests import hsic, hsic_test, mmd_test
-from numpyro_kme.embeddings.mmd_estimators import Fourier, LinearTime, Quadratic
+from numpyro_kme.embeddings.mmd import Fourier, LinearTime, Quadratic
 from numpyro_kme.kernels import Gaussian, Laplace
 
 KEY = jax.random.key(0)
