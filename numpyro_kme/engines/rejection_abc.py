@@ -11,7 +11,8 @@ import numpy as np
 from numpyro_kme._core import checks
 from numpyro_kme._core.robust import mad_or_sd
 from numpyro_kme.abc import weighting
-from numpyro_kme.abc.weighting import Discrepancy, discrepancies_to, dissimilarities, rejection_weights
+from numpyro_kme.abc.out_of_distribution import dissimilarities
+from numpyro_kme.abc.weighting import Discrepancy, discrepancies_to, rejection_weights
 from numpyro_kme.embeddings.mmd import Estimator
 from numpyro_kme.engines._data_kernels import checked_rule, quadratic_by
 from numpyro_kme.engines._weighted import Weigher, WeightedEngine, Weighting, fewer_compared
@@ -43,7 +44,7 @@ class RejectionABC(WeightedEngine):
     Raises:
         RuntimeError: If fewer than 10 simulations are accepted.
     Warns:
-        UserWarning: If the observation lies away from the simulations (`remoteness`).
+        UserWarning: If the observation lies away from the simulations (`out_of_distribution_check`).
     Cost: `m` simulations; `m` discrepancies an observation, compiled where JAX can trace the function, and once, to see whether it
         lies away, at most half as many again between simulations. Estimators of the MMD as in `K2ABC`.
     References: Pritchard et al. (1999); Bernton et al. (2019), JRSS B, for the Wasserstein distance.

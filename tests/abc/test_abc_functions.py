@@ -11,8 +11,8 @@ import pytest
 from scipy.spatial.distance import cdist
 
 import numpyro_kme as kme
+from numpyro_kme.abc.out_of_distribution import dissimilarities
 from numpyro_kme.abc.recursive import _weights
-from numpyro_kme.abc.weighting import dissimilarities
 from numpyro_kme.kernels import EmpiricalMeasure, Gaussian
 
 KEY = jax.random.key(0)
@@ -106,25 +106,30 @@ def test_dissimilarities_by_a_double_loop(rng):
     assert np.all(far == far[0, 0]) and far[0, 0] > found.max()
 
 
-def test_remoteness_by_sorting(rng):
+def test_out_of_distribution_check_by_sorting(rng):
     x = rng.normal(size=100)
     between = np.abs(x[:20, None] - x[None, :20])
-    found = kme.abc.remoteness(np.abs(x - 9.0), between)
-    assert found.nearest == np.sort(np.abs(x - 9.0))[1] and found.share == 1 / 40
+    found = kme.abc.out_of_distribution_check(np.abs(x - 9.0), between)
+    assert found.nearest == np.sort(np.abs(x - 9.0))[1] and found.proportion == 1 / 40
     pairs = between[np.triu_indices(20, 1)]
     neighbours = [min(between[i, j] for j in range(20) if j != i) for i in range(20)]
-    assert found.usual == pytest.approx(max(np.quantile(np.concatenate([pairs, pairs]), 0.75), max(neighbours)))
-    assert found.is_far and not kme.abc.remoteness(np.abs(x - 0.5), between).is_far
+    assert found.threshold == pytest.approx(max(np.quantile(np.concatenate([pairs, pairs]), 0.75), max(neighbours)))
+    assert (
+        found.is_out_of_distribution
+        and not kme.abc.out_of_distribution_check(np.abs(x - 0.5), between).is_out_of_distribution
+    )
 
 
 @pytest.mark.parametrize("law", ["normal", "standard_cauchy"])
-def test_remoteness_seldom_alarms(law, rng):
+def test_out_of_distribution_check_seldom_alarms(law, rng):
     """Observations of the simulations' own law: once in `k + 1` times at most, here 51, and hardly ever for the normal."""
     draw = getattr(rng, law)
     alarms = np.zeros(400)
     for i in range(400):
         x, y = draw(size=500), draw()
-        alarms[i] = kme.abc.remoteness(np.abs(x - y), np.abs(x[:50, None] - x[None, :50])).is_far
+        alarms[i] = kme.abc.out_of_distribution_check(
+            np.abs(x - y), np.abs(x[:50, None] - x[None, :50])
+        ).is_out_of_distribution
     assert alarms.sum() <= (400 / 51 + 5 * np.sqrt(400 / 51) if law == "standard_cauchy" else 2)
 
 
@@ -205,11 +210,11 @@ def test_recursive_abc_is_its_step_again_and_again(rng):
     """Maximum likelihood at 0.8, where the first posterior has 0.64; the first iterations by hand."""
     start, y = rng.normal(size=(100, 1)), np.array([0.8])
     found = kme.abc.kernel_recursive_abc(KEY, shifted, start, y, num_iterations=5)
-    assert found.theta.shape == (100, 1) and found.path.shape == found.spread.shape == (5, 1)
+    assert found.theta.shape == (100, 1) and found.path.shape == found.standard_deviations.shape == (5, 1)
     assert abs(found.path[-1, 0] - 0.8) < 0.2 and abs(found.theta.mean() - 0.8) < 0.2
-    assert found.spread[-1, 0] < 0.7 * found.spread[0, 0]
+    assert found.standard_deviations[-1, 0] < 0.7 * found.standard_deviations[0, 0]
     theta = start
-    for key, first, spread in zip(jax.random.split(KEY, 5)[:2], found.path, found.spread):
+    for key, first, spread in zip(jax.random.split(KEY, 5)[:2], found.path, found.standard_deviations):
         simulate_key, herd_key = jax.random.split(key)
         x = np.asarray(shifted(simulate_key, jnp.asarray(theta)))
         kernel = Gaussian(kme.kernels.median_heuristic_per_dimension(x))
@@ -386,7 +391,11 @@ def test_no_warning_in_200_null_runs(make):
             TypeError,
             "Use the estimator",
         ),
-        (lambda: kme.abc.remoteness(np.zeros(5), np.zeros((2, 3))), ValueError, r"got \(5,\) and \(2, 3\)"),
+        (
+            lambda: kme.abc.out_of_distribution_check(np.zeros(5), np.zeros((2, 3))),
+            ValueError,
+            r"got \(5,\) and \(2, 3\)",
+        ),
         (
             lambda: kme.abc.DistributionRegression.fit(
                 np.zeros((4, 3, 1)), np.zeros((5, 1)), EmpiricalMeasure(Gaussian(1.0), 1.0)
