@@ -1,4 +1,4 @@
-"""Robust scales: the median absolute deviation, and a robust standard deviation that is positive for whatever varies."""
+"""Robust scales: the median absolute deviation, and a robust standard deviation of anything that varies."""
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -10,7 +10,7 @@ NORMAL_IQR = 1.349
 
 
 def median_absolute_deviation(x: np.ndarray, centre: ArrayLike | None = None) -> np.ndarray:
-    """`median_i |x_i - centre|` over the first axis, `(...)` for `x` `(m, ...)`, in its units; 0 where half of `x` agrees.
+    """`median_i |x_i - centre|` over the first axis, `(...)`, in the units of `x`; 0 where half of a column agrees.
 
     Args:
         x: `(m, ...)`.
@@ -20,7 +20,7 @@ def median_absolute_deviation(x: np.ndarray, centre: ArrayLike | None = None) ->
 
 
 def mad_or_sd(x: np.ndarray) -> np.ndarray:
-    """The median absolute deviation over the first axis, or where it is 0 the standard deviation, `(...)`; 0 for constants."""
+    """The median absolute deviation over the first axis, or where that is 0 the standard deviation, `(...)`."""
     mad = median_absolute_deviation(x)
     return np.where(mad > 0, mad, np.std(x, axis=0))
 

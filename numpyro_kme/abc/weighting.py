@@ -99,8 +99,8 @@ def soft_abc_weights(discrepancies: ArrayLike, epsilon: float | None = None) -> 
 
     Args:
         discrepancies: `d`, `(m,)`; estimates of a squared MMD may be negative.
-        epsilon: Width, in units of `d`. When left out, the one at which the effective sample size is `max(50, m / 50)`, but at most
-            `m / 2`: it grows with `epsilon`, so there is one.
+        epsilon: Width, in units of `d`. When left out, the one at which the effective sample size is `max(50, m / 50)`,
+            but at most `m / 2`: it grows with `epsilon`, so there is one.
     Raises:
         ValueError: If discrepancies are not finite, or all equal while `epsilon` is left out.
     References: Park, Jitkrittum & Sejdinovic (2016), AISTATS.

@@ -30,7 +30,7 @@ def kernel_sum_rule(
     *,
     tolerance: float = low_rank.TOLERANCE,
 ) -> MeanEmbedding:
-    r"""Embed the marginal of `Y` when `X` has another law: $\hat m_Y = \sum_i \mu_i k_Y(\cdot, Y_i)$.
+    r"""Embed the marginal of `Y` when `X` has another distribution: $\hat m_Y = \sum_i \mu_i k_Y(\cdot, Y_i)$.
 
     $\mu = (G_X + n \varepsilon I)^{-1} \hat m$, $\hat m_i = \sum_j \gamma_j k_X(X_i, U_j)$.
 
@@ -62,7 +62,9 @@ def conditional_embedding(
     *,
     tolerance: float = low_rank.TOLERANCE,
 ) -> MeanEmbedding:
-    r"""Embed the law of `X` given `Y = y`: $\sum_i v_i k_X(\cdot, X_i)$, $v = (G_Y + n \varepsilon I)^{-1} k_Y(y)$.
+    r"""Embed the distribution of `X` given `Y = y`: $\sum_i v_i k_X(\cdot, X_i)$.
+
+    $v = (G_Y + n \varepsilon I)^{-1} k_Y(y)$.
 
     For many observations and no embeddings, `LowRankRidge` and, dense, `ConditionalMeanEmbedding` factorise once.
 
@@ -71,7 +73,7 @@ def conditional_embedding(
         kernel_x: Kernel of the result.
         kernel_y: Kernel on observations.
         observed: `y`, one point with a leading axis.
-        regularisation: `eps`; .01 / sqrt(n) in the experiments of the paper.
+        regularisation: `eps`; `0.01 / sqrt(n)` in the experiments of the paper.
         tolerance: Of the low-rank factor of `G_Y`.
     Raises:
         RuntimeError: If all weights are zero.
@@ -119,10 +121,11 @@ class KernelBayesRule:
 
     With $\mu = (G_X + n \varepsilon I)^{-1} \hat m$, $\Lambda = \mathrm{diag}(\mu)$ and $G_Y = U U^\top$,
 
-    $$ R = \Lambda G_Y \big((\Lambda G_Y)^2 + \delta I\big)^{-1} \Lambda = \Lambda U \big(C^2 + \delta I\big)^{-1} U^\top \Lambda, \qquad C = U^\top \Lambda U. $$
+    $$ R = \Lambda G_Y \big((\Lambda G_Y)^2 + \delta I\big)^{-1} \Lambda
+         = \Lambda U \big(C^2 + \delta I\big)^{-1} U^\top \Lambda, \qquad C = U^\top \Lambda U. $$
 
-    The second form is symmetric, needs one Cholesky factorisation of the size of the rank, and is exact for any factor `U`. Weights
-    are signed and do not sum to one exactly. Make one with `fit`.
+    The second form is symmetric, needs one Cholesky factorisation of the size of the rank, and is exact for any factor
+    `U`. Weights are signed and do not sum to one exactly. Make one with `fit`.
 
     Args:
         kernel_x: Kernel on what is inferred.
@@ -131,7 +134,8 @@ class KernelBayesRule:
         left: `Lambda U (C^2 + delta I)^-1 U' Lambda U`, `(n, r)`: weights are `left` times the features of `y`.
         prior_weights: `mu`, `(n,)`.
         regularisation: `eps` and `delta` that were used, `(2,)`.
-    References: Fukumizu, Song & Gretton (2013), JMLR 14, section 4. (Its equation 11 prints `mu` n times larger than its filter.)
+    References: Fukumizu, Song & Gretton (2013), JMLR 14, section 4. (Its equation 11 prints `mu` n times larger than
+    its filter.)
     """
 
     kernel_x: Kernel
@@ -159,7 +163,7 @@ class KernelBayesRule:
             x, y: Joint sample, `n` points each, from any prior.
             kernel_y: Kernel on observations.
             prior: Embedding of the prior, whose kernel is that on `x`.
-            regularisation: `eps`; .01 / n in the paper.
+            regularisation: `eps`; `0.01 / n` in the paper.
             delta: `2 eps` when left out.
             tolerance: Of the low-rank factors of both Gram matrices.
         Warns:
@@ -184,7 +188,7 @@ class KernelBayesRule:
         return self.right.features(y) @ np.asarray(self.left).T
 
     def posterior(self, y: Points) -> MeanEmbedding:
-        """Embedding of the posterior at one observation, a bank of one point.
+        """Embedding of the posterior at one observation, given with a leading axis.
 
         Raises:
             RuntimeError: If all weights are zero.
@@ -202,7 +206,10 @@ def update(mu: np.ndarray, factor: np.ndarray, delta: float) -> tuple[np.ndarray
 
 
 def posterior_weights(mu: np.ndarray, factor: np.ndarray, delta: float, phi: np.ndarray) -> np.ndarray:
-    """The weights `R k_Y(y)` for features `phi` `(r,)` or `(r, s)`, `(n,)` or `(n, s)`: `update` for few `y`, at less cost."""
+    """The weights `R k_Y(y)`, `(n,)` or `(n, s)`, for features `phi` `(r,)` or `(r, s)`.
+
+    For few `y` it costs less than `update`.
+    """
     scaled, core, cholesky, _ = _factorised(mu, factor, delta)
     return scaled @ cho_solve(cholesky, core @ phi)
 
@@ -222,25 +229,29 @@ def _factorised(mu, factor, delta):
             warnings.warn(f"delta = {delta:.3g} is too small to factorise; {tried:.3g} was used.", stacklevel=4)
         return scaled, core, cholesky, tried
     raise np.linalg.LinAlgError(
-        f"The matrix of kernel Bayes' rule cannot be factorised for delta from {delta:.3g} to {tried:.3g}: are weights or Gram "
-        "matrices finite?"
+        f"The matrix of kernel Bayes' rule cannot be factorised for delta from {delta:.3g} to {tried:.3g}: are weights "
+        "or Gram matrices finite?"
     )
 
 
 def pre_image(embedding: MeanEmbedding, start: ArrayLike | None = None, *, max_steps: int = 200) -> np.ndarray:
-    r"""The point `x` whose feature is nearest to an embedding, `min_x |k(., x) - m|`, `(dim,)` or `(size, size)`.
+    r"""The mode of an embedding (its pre-image): `x` with the nearest feature, `min_x |k(., x) - m|`.
 
-    For a Gaussian kernel, by the fixed point $x \leftarrow \sum_i \rho_i k(X_i, x) X_i / \sum_i \rho_i k(X_i, x)$, kept where
-    the embedding increases; it ends at a local maximum of the embedding, the mode of a smooth density. On rotations each step
-    goes to the rotation nearest to that mean; for the trace kernel the first is exact.
+    For a Gaussian kernel, by the fixed point
+    $x \leftarrow \sum_i \rho_i k(X_i, x) X_i / \sum_i \rho_i k(X_i, x)$, kept where the embedding increases; it ends at
+    a local maximum of the embedding, the mode of a smooth density. On rotations each step goes to the rotation nearest
+    to that mean; for the trace kernel the first is exact.
 
     Args:
         embedding: With `Gaussian` and points `(n, dim)`, or with `RotationTrace` or `RotationGaussian` and points
             `(n, size, size)`.
         start: Such a point; the sample point at which the embedding is largest, when left out.
         max_steps: Largest number of steps.
+    Returns:
+        `x`, `(dim,)` or `(size, size)`.
     Raises:
-        FloatingPointError: If all weights are zero, or a Gaussian embedding is nowhere positive on the sample or at `start`.
+        FloatingPointError: If all weights are zero, or a Gaussian embedding is nowhere positive on the sample or at
+            `start`.
     References: Mika et al. (1999); Fukumizu, Song & Gretton (2013), section 5.1.
     """
     checks.concrete(embedding=embedding, start=start)
@@ -270,8 +281,8 @@ def pre_image(embedding: MeanEmbedding, start: ArrayLike | None = None, *, max_s
     value, near = height(x)
     checks.require(
         value > 0,
-        f"The embedding is {value:.3g} at the start of the search, where it must be positive: its weights, with a sum of "
-        f"{weights.sum():.3g}, have no mode there.",
+        f"The embedding is {value:.3g} at the start of the search, where it must be positive: its weights, with a sum "
+        f"of {weights.sum():.3g}, have no mode there.",
         FloatingPointError,
     )
     for _ in range(max_steps):
@@ -304,7 +315,8 @@ def _one(y: Points) -> Points:
 def _found(kernel: Kernel, points: Points, weights: np.ndarray) -> MeanEmbedding:
     checks.require(
         bool(weights.any()),
-        f"All {len(weights)} weights are zero: the observation or the prior lies far from the joint sample, or kernels are too narrow.",
+        f"All {len(weights)} weights are zero: the observation or the prior lies far from the joint sample, or kernels "
+        "are too narrow.",
         EffectiveSampleSizeError,
     )
     return MeanEmbedding(kernel, points, weights)

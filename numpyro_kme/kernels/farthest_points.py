@@ -8,7 +8,7 @@ from numpyro_kme._core import checks
 
 
 def farthest_point_design(rng_key: jax.Array, x: ArrayLike, number: int) -> np.ndarray:
-    """A farthest-point (maximin) design of rows of `x` `(n, D)`: each is the farthest from those before it, `(number, D)`.
+    """A farthest-point (maximin) design, `(number, D)`: each row of `x` is the farthest from those before it.
 
     Args:
         rng_key: Chooses the first row.

@@ -46,7 +46,7 @@ def smoothed_kernel(x: ArrayLike, y: ArrayLike, length_scale: ArrayLike, reach: 
 def log_pseudo_likelihood(
     x: ArrayLike, landmarks: ArrayLike, length_scale: ArrayLike, noise: ArrayLike, reach: ArrayLike
 ) -> jax.Array:
-    r"""Log density of the data `x` given a Gaussian kernel, as if features at landmarks were draws around a mean embedding.
+    r"""Log density of the data `x` given a Gaussian kernel: features at landmarks are draws around a mean embedding.
 
     With $\phi(x) = (k(x, z_l))_l$ and $R_{ll'} = r(z_l, z_{l'})$:
     $\mathrm{vec}\,\phi(x_{1..n}) \sim N(0,\; 11^\top \otimes R + \tau^2 I)$, times $\prod_i \gamma(x_i)$,
@@ -176,7 +176,8 @@ def shrunk_embedding(
 ) -> tuple[np.ndarray, np.ndarray]:
     r"""Posterior of a mean embedding at points: mean `(r,)` and covariance `(r, r)`.
 
-    $\hat\mu \sim N(\mu, \tau^2 / n)$ and $\mu \sim GP(0, r)$ give $R (R + \tau^2/n I)^{-1} \hat\mu$ and $R - R (R + \tau^2/n I)^{-1} R$.
+    $\hat\mu \sim N(\mu, \tau^2 / n)$ and $\mu \sim GP(0, r)$ give $R (R + \tau^2/n I)^{-1} \hat\mu$ and
+    $R - R (R + \tau^2/n I)^{-1} R$.
 
     Args:
         x: Data `(n, D)`, centred.

@@ -80,8 +80,9 @@ class BayesianKernelLearning(LengthScaleRule):
 class CrossValidation(LengthScaleRule):
     r"""The multiple of the median heuristic with which a Gaussian kernel predicts targets best, by leave-one-out.
 
-    Least mean of $|t_i - \hat t_{-i}|^2 / \mathrm{var}(t)$ over multiples and regularisations, with $\hat t_{-i}$ by kernel
-    ridge regression from all points but one, in closed form. In an engine the targets are the parameters of the simulations.
+    Least mean of $|t_i - \hat t_{-i}|^2 / \mathrm{var}(t)$ over multiples and regularisations, with $\hat t_{-i}$ by
+    kernel ridge regression from all points but one, in closed form. In an engine the targets are the parameters of the
+    simulations.
 
     Args:
         rng_key: Chooses points.

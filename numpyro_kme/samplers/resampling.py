@@ -21,7 +21,7 @@ def systematic(rng_key: jax.Array, weights: jax.Array, n: int) -> jax.Array:
 
 
 def systematic_shuffled(rng_key: jax.Array, weights: np.ndarray, n: int) -> np.ndarray:
-    """The same on the host, in the precision of NumPy, in random order: equally weighted draws that may be cut anywhere.
+    """The same on the host, in the precision of `weights`, and in random order, so that any part is a sample too.
 
     Args:
         rng_key, weights, n: As in `systematic`.

@@ -163,7 +163,7 @@ def test_no_weight_is_not_a_posterior(joint):
 
 
 def test_what_cannot_be_solved_is_said(joint, rng):
-    """Below rounding a regularisation gives noise, not weights; a `delta` that fails is doubled, and that is said."""
+    """Below rounding a regularisation gives noise, not weights; a `delta` that fails is doubled, with a warning."""
     x, y, u = joint
     prior, k = MeanEmbedding(Gaussian(0.9), u), Gaussian(0.7)
     for call in (
@@ -296,7 +296,7 @@ def test_filter_and_smoother_improve_on_the_observations(rng):
 
 
 def test_filter_on_rotations(rng):
-    """A turning frame seen through noise: means are no rotations, modes are, and they beat the noisy frames made rotations."""
+    """A turning frame seen through noise: means are no rotations, modes are, and beat noisy frames made rotations."""
     angle = 0.4 * np.arange(226)
     axis = np.array([1.0, 2.0, 0.5])
     states = np.stack([turned(axis, a + 0.1 * e) for a, e in zip(angle, rng.normal(size=226))])
@@ -333,7 +333,7 @@ def path(x):
 
 
 @pytest.mark.parametrize(
-    "call, sentence",
+    "call, message",
     [
         (
             lambda x: KernelBayesRule.fit(x, x[:3], Gaussian(1.0), MeanEmbedding(Gaussian(1.0), x), 1e-3),
@@ -365,6 +365,6 @@ def path(x):
         (lambda x: LowRank.fit(Gaussian(1.0), x, tolerance=-1.0), "`tolerance` must be positive and finite; got -1.0"),
     ],
 )
-def test_bad_input_gets_a_sentence(rng, call, sentence):
-    with pytest.raises((ValueError, TypeError), match=sentence):
+def test_bad_input_raises(rng, call, message):
+    with pytest.raises((ValueError, TypeError), match=message):
         call(rng.normal(size=(20, 2)))

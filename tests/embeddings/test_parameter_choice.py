@@ -83,7 +83,7 @@ def test_prediction_by_leaving_out(joint):
     assert chosen.settings is tried[0]
 
 
-def test_folds_refuse_what_is_far_too_narrow(joint):
+def test_folds_reject_what_is_far_too_narrow(joint):
     x, y = joint
     good, narrow = (
         KernelBayesSettings(Gaussian(1.0), Gaussian(1.0), 1e-3),
@@ -140,7 +140,7 @@ def test_halves_by_hand(rng):
 
 
 @pytest.mark.parametrize(
-    "call, sentence",
+    "call, message",
     [
         (lambda x, one: choose_by_folds(KEY, x, x[:3], [one]), "as many points each; got 30 and 3"),
         (lambda x, one: choose_by_folds(KEY, x, x, [one], num_folds=16), "at most half of the 30 points; got 16"),
@@ -158,6 +158,6 @@ def test_halves_by_hand(rng):
         (lambda x, one: choose_by_halves(x[:7], x[:7], [one]), "at least 8 times to be halved; got 7"),
     ],
 )
-def test_bad_input_gets_a_sentence(joint, call, sentence):
-    with pytest.raises((ValueError, TypeError), match=sentence):
+def test_bad_input_raises(joint, call, message):
+    with pytest.raises((ValueError, TypeError), match=message):
         call(joint[0], KernelBayesSettings(Gaussian(1.0), Gaussian(1.0), 1e-3))

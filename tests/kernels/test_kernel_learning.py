@@ -79,8 +79,10 @@ def test_finds_the_local_scale_of_a_grid_of_gaussians(rng):
 
 
 def test_shrinkage_by_its_definition(rng):
-    """The posterior of a normal with covariance r, observed with noise tau^2 / n, as a regression by hand; data far from
-    every point shrink to 0."""
+    """The posterior of a normal with covariance r, observed with noise tau^2 / n, as a regression by hand.
+
+    Data far from every point shrink to 0.
+    """
     x, t, s, tau, eta = rng.normal(size=(20, 1)), np.linspace(-2, 2, 5)[:, None], 0.8, 0.5, 1.2
     mean, covariance = shrunk_embedding(x, t, s, tau, eta)
     r, precision = np.asarray(smoothed_kernel(t, t, s, eta)), 20 / tau**2 * np.eye(5)
@@ -89,7 +91,7 @@ def test_shrinkage_by_its_definition(rng):
     np.testing.assert_allclose(mean, expected @ precision @ np.asarray(Gaussian(s).gram(t, x)).mean(1), rtol=1e-6)
 
 
-def test_landmarks_are_spread_out(rng):
+def test_farthest_point_design(rng):
     x = np.concatenate([rng.normal(size=(50, 2)), 30 + rng.normal(size=(50, 2))])
     found = farthest_point_design(jax.random.key(0), x, 4)
     assert found.shape == (4, 2) and 1 <= np.sum(found[:, 0] > 15) <= 3
@@ -173,7 +175,7 @@ def test_kernel_learning_by_nuts(rng):
     assert abs(found.std() / sd - 1) < 5 / np.sqrt(2 * 150)
 
 
-def test_too_few_different_points_are_said():
+def test_too_few_different_points_raise():
     two = np.repeat([[0.0, 0.0], [1.0, 1.0]], 5, axis=0)
     with pytest.raises(
         np.linalg.LinAlgError, match=r"not finite at length scales .*: are there enough different points"
@@ -182,11 +184,11 @@ def test_too_few_different_points_are_said():
 
 
 @pytest.mark.parametrize(
-    "x, sentence",
+    "x, message",
     [(np.ones((5, 2)), "constant column"), (np.full((5, 1), np.nan), "finite"), (np.ones((1, 2)), "at least 2")],
 )
-def test_bad_input_gets_a_sentence(x, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_bad_input_raises(x, message):
+    with pytest.raises(ValueError, match=message):
         learn_length_scale(jax.random.key(0), x)
 
 
@@ -194,7 +196,7 @@ X = np.random.default_rng(0).normal(size=(20, 2))
 
 
 @pytest.mark.parametrize(
-    "call, sentence",
+    "call, message",
     [
         (lambda: CrossValidation(jax.random.key(0))(X, np.full((20, 1), np.nan)), "`targets` has 20 entries"),
         (lambda: CrossValidation(jax.random.key(0))(X, np.ones((20, 1))), "`targets` are constant"),
@@ -211,7 +213,7 @@ X = np.random.default_rng(0).normal(size=(20, 2))
         (lambda: shrunk_embedding(X[:, :1], X[:5, :1], 5.0, 1e-9, 1.0), r"`noise` of 1e-09 is too small: .* = 5e-20"),
     ],
 )
-def test_what_says_nothing_gets_a_sentence(call, sentence):
+def test_what_is_not_identified_raises(call, message):
     """NaN and constant targets gave the first multiple, and a prior of no width an embedding of zero."""
-    with pytest.raises((ValueError, np.linalg.LinAlgError), match=sentence):
+    with pytest.raises((ValueError, np.linalg.LinAlgError), match=message):
         call()

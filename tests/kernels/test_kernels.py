@@ -559,10 +559,10 @@ def test_data_sets_of_different_sizes_and_padding(rng):
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 6])
-def test_a_bank_with_itself_needs_half_the_work(count, rng):
-    bank = rng.normal(size=(count, 3, 2))
+def test_a_batch_with_itself_needs_half_the_work(count, rng):
+    batch = rng.normal(size=(count, 3, 2))
     kernel = K.EmpiricalMeasure(K.Gaussian(0.8), 0.5)
-    np.testing.assert_allclose(jax.jit(kernel.gram)(bank), gram(kernel, bank, bank.copy()), rtol=1e-12)
+    np.testing.assert_allclose(jax.jit(kernel.gram)(batch), gram(kernel, batch, batch.copy()), rtol=1e-12)
 
 
 def test_large_data_sets_go_in_blocks(rng):
@@ -576,21 +576,21 @@ def test_large_data_sets_go_in_blocks(rng):
     np.testing.assert_allclose(kernel.squared_mmd(x, y), expected, rtol=1e-10)
 
 
-def test_banks_hold_no_matrix_of_rows():
-    """Neither the Gram matrix between banks nor its gradient keeps all inner values between rows."""
-    bank = jax.ShapeDtypeStruct((40, 50, 2), jnp.float64)
+def test_batches_hold_no_matrix_of_rows():
+    """Neither the Gram matrix between batches nor its gradient keeps all inner values between rows."""
+    batch = jax.ShapeDtypeStruct((40, 50, 2), jnp.float64)
 
     def total(l, x):
         return jnp.sum(K.EmpiricalMeasure(K.Gaussian(l), 0.5).gram(x))
 
     for function in (total, jax.grad(total, argnums=(0, 1))):
-        memory = jax.jit(function).lower(1.0, bank).compile().memory_analysis()
+        memory = jax.jit(function).lower(1.0, batch).compile().memory_analysis()
         assert memory.temp_size_in_bytes < 0.2 * (40 * 50) ** 2 * 8
 
 
 def test_empirical_measures_are_checked():
     kernel = K.EmpiricalMeasure(K.Gaussian(1.0), 1.0)
-    with pytest.raises(ValueError, match=r"bank of data sets with shape \(count, size, dim\); got \(4, 2\)"):
+    with pytest.raises(ValueError, match=r"batch of data sets with shape \(count, size, dim\); got \(4, 2\)"):
         kernel.gram(np.zeros((4, 2)))
     with pytest.raises(ValueError, match=r"Weights of `x` must have shape \(4, 2\)"):
         kernel.gram((np.zeros((4, 2, 1)), np.ones(4)))
