@@ -5,8 +5,9 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.solves import Array
-from numpyro_kme.embeddings.kernel_bayes import posterior_weights, pre_image
+from numpyro_kme.embeddings.kernel_bayes import posterior_weights
 from numpyro_kme.embeddings.means import MeanEmbedding
+from numpyro_kme.embeddings.modes import embedding_mode
 from numpyro_kme.kernels import low_rank
 from numpyro_kme.kernels.base import Kernel, Points, num_points, register
 from numpyro_kme.kernels.low_rank import LowRank
@@ -171,13 +172,13 @@ class KernelBayesFilter:
         return np.tensordot(weights / weights.sum(axis=-1, keepdims=True), np.asarray(self.states), axes=1)
 
     def modes(self, weights: np.ndarray) -> np.ndarray:
-        """Modes of the distribution of the state `(S, *point)` under weights `(S, T)`: the `pre_image` of each row.
+        """Modes of the distribution of the state `(S, *point)` under weights `(S, T)`: the `embedding_mode` of each row.
 
         For the weights of one time `(T,)`, one mode `(*point)`. For states with a Gaussian kernel or one on rotations;
         the modes are rotations then, which `means` are not.
         """
         weights = self._weights(weights)
-        found = [pre_image(MeanEmbedding(self.kernel, self.states, row)) for row in np.atleast_2d(weights)]
+        found = [embedding_mode(MeanEmbedding(self.kernel, self.states, row)) for row in np.atleast_2d(weights)]
         return np.stack(found) if weights.ndim == 2 else found[0]
 
     def _weights(self, weights, several: bool = False) -> np.ndarray:

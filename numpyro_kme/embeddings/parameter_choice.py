@@ -1,4 +1,4 @@
-"""Kernels and regularisation of kernel Bayes' rule and its filter from the data: K-fold criteria and split halves."""
+"""Kernels and regularisation of kernel Bayes' rule and its filter from the data: K-fold criteria and a held-out half."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -235,7 +235,7 @@ def _same(a, b):
     return all(np.array_equal(one, other) for one, other in leaves)
 
 
-def choose_by_halves(
+def choose_by_holdout(
     states: Points,
     observations: Points,
     settings: Sequence[KernelBayesSettings],

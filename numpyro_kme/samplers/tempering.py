@@ -103,15 +103,15 @@ def temper(rng_key: jax.Array, log_densities: LogDensities, particles: jax.Array
         rng_key: The only source of randomness.
         log_densities: `(n, D) -> (log p, log L)`, each `(n,)`: the prior up to a constant, and the likelihood. Where
             the likelihood is -inf or NaN the posterior has no mass; where it is so at every particle, the evidence is
-            not finite. It is called with `N / 4` points at a time, and compiled by the caller; no other program depends on
-            the densities.
+            not finite. It is called with `N / 4` points at a time, and compiled by the caller; no other program depends
+            on the densities.
         particles: `(N, D)` independent draws from the prior, `MOVES` for each draw from the posterior that is wanted; a
             few thousand for ten dimensions.
     Returns:
         `Tempered`.
     Cost: `N` evaluations of both densities, batched over `M`, at the prior and in each round of moves: 1 to
-    `MOST_ROUNDS` at each temperature, 1 to `MOST_FINAL_ROUNDS` at the posterior. Narrow crescents and modes far apart meet these
-    bounds; the chains then still correlate with where they began, and `effective_size` is small.
+    `MOST_ROUNDS` at each temperature, 1 to `MOST_FINAL_ROUNDS` at the posterior. Narrow crescents and modes far apart
+    meet these bounds; the chains then still correlate with where they began, and `effective_size` is small.
     """
     num_chains = len(particles) // MOVES
     size = num_chains * MOVES
