@@ -1,6 +1,6 @@
 """Kernels on vectors, data sets, time series, rotations and anything a callable compares."""
 
-from numpyro_kme.kernels.algebra import Mixture, Product, Scaled, Sum
+from numpyro_kme.kernels.algebra import GaussianScaleMixture, Product, Scaled, Sum
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.empirical import EmpiricalMeasure
 from numpyro_kme.kernels.energy import DistanceInduced, Energy
@@ -37,6 +37,7 @@ __all__ = [
     "FromCallable",
     "Gaussian",
     "GaussianProcessPath",
+    "GaussianScaleMixture",
     "InverseMultiquadric",
     "Kernel",
     "Laplace",
@@ -49,7 +50,6 @@ __all__ = [
     "Matern32",
     "Matern52",
     "MedianHeuristic",
-    "Mixture",
     "Polynomial",
     "Product",
     "RationalQuadratic",

@@ -8,12 +8,12 @@ from numpyro_kme.embeddings.filtering import KernelBayesFilter
 from numpyro_kme.embeddings.kernel_bayes import (
     KernelBayesRule,
     conditional_embedding,
-    embedding_mode,
     kernel_bayes_rule,
     kernel_sum_rule,
     posterior_weights,
     update,
 )
+from numpyro_kme.embeddings.modes import embedding_mode
 from numpyro_kme.kernels import Gaussian, Laplace, RotationGaussian, RotationTrace, low_rank, nearest_rotation
 from numpyro_kme.kernels.low_rank import LowRank
 

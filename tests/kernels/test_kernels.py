@@ -156,15 +156,15 @@ ROWS = [
     ),
     Row("Scaled", lambda l: 2.5 * K.Matern52(l), lambda a, b, l: 2.5 * matern(2.5)(a, b, l), integral=True),
     Row(
-        "Mixture",
-        lambda l: K.Mixture(l * np.array([0.5, 1.0, 4.0])),
+        "GaussianScaleMixture",
+        lambda l: K.GaussianScaleMixture(l * np.array([0.5, 1.0, 4.0])),
         lambda a, b, l: sum(gaussian(a, b, c * l) for c in (0.5, 1.0, 4.0)),
         scaled=False,
         integral=True,
     ),
     Row(
-        "weighted Mixture",
-        lambda l: K.Mixture(l * np.array([0.5, 4.0]), weights=np.array([0.2, 1.5])),
+        "weighted GaussianScaleMixture",
+        lambda l: K.GaussianScaleMixture(l * np.array([0.5, 4.0]), weights=np.array([0.2, 1.5])),
         lambda a, b, l: 0.2 * gaussian(a, b, 0.5 * l) + 1.5 * gaussian(a, b, 4 * l),
         scaled=False,
         integral=True,
@@ -399,7 +399,10 @@ def test_bad_length_scale(row, bad):
 def test_hyperparameters_as_sequences():
     for listed, array in (
         (K.Gaussian([0.5, 2.0]), K.Gaussian(np.array([0.5, 2.0]))),
-        (K.Mixture((0.5, 2.0), weights=[1.0, 3.0]), K.Mixture(np.array([0.5, 2.0]), np.array([1.0, 3.0]))),
+        (
+            K.GaussianScaleMixture((0.5, 2.0), weights=[1.0, 3.0]),
+            K.GaussianScaleMixture(np.array([0.5, 2.0]), np.array([1.0, 3.0])),
+        ),
         (K.DistanceInduced([0.1, 0.2]), K.DistanceInduced(np.array([0.1, 0.2]))),
     ):
         assert jax.tree.structure(listed) == jax.tree.structure(array)
@@ -451,7 +454,7 @@ def test_logarithms_do_not_underflow():
         (K.Gaussian(1.0), -5e5),
         (K.Gaussian(1.0) * K.Laplace(1.0), -5e5 - 1e3),
         (K.Gaussian(1.0) + K.Gaussian(0.5), -5e5),
-        (K.Mixture(np.array([0.5, 1.0])), -5e5),
+        (K.GaussianScaleMixture(np.array([0.5, 1.0])), -5e5),
         (3.0 * K.Laplace(2.0), np.log(3.0) - 500),
     ):
         values = jax.jit(lambda k: (k.log_gram(x, y), k.log_pair(x[0], y[0])))(kernel)
@@ -537,9 +540,9 @@ def test_polynomial_and_members_are_checked():
     with pytest.raises(ValueError, match="`scale` must be positive"):
         -1.0 * K.Gaussian(1.0)
     with pytest.raises(ValueError, match=r"`length_scales` must have shape \(count,\); got shape \(\)"):
-        K.Mixture(1.0)
+        K.GaussianScaleMixture(1.0)
     with pytest.raises(ValueError, match="one per length scale"):
-        K.Mixture(np.ones(3), np.ones(2))
+        K.GaussianScaleMixture(np.ones(3), np.ones(2))
     with pytest.raises(ValueError, match="must be arrays that share their leading axis"):
         K.FromCallable(tanh_features_numpy, host=True).gram((np.zeros(3), np.zeros(4)))
     with pytest.raises(TypeError, match="must implement `pair"):
