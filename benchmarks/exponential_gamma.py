@@ -128,15 +128,15 @@ def oracle(task, statistic):
 
 def sampled(task, posterior, size=1000):
     """Errors of 1,000 samples: herded with `l`, herded with a narrower kernel, resampled."""
-    key_points, key_draws = jax.random.split(jax.random.key(0))
-    points = posterior.weighted_points(key_points, 4096)
-    found = {"resampled": points.resample(key_draws, size)}
+    key_particles, key_draws = jax.random.split(jax.random.key(0))
+    particles = posterior.weighted_particles(key_particles, 4096)
+    found = {"resampled": particles.resample(key_draws, size)}
     for name, kernel in {
         "herded, l": posterior.likelihood.terms.kernel,
         "herded, narrow": posterior.herding_kernel(),
     }.items():
-        rows = herd(posterior.embedding(kernel, points.points), kernel, points.points, size)
-        found[name] = points.points[np.asarray(rows)]
+        rows = herd(posterior.embedding(kernel, particles.particles), kernel, particles.particles, size)
+        found[name] = particles.particles[np.asarray(rows)]
     return {name: task.error_of_points(z[:, 0], np.ones(size)) for name, z in found.items()}
 
 

@@ -26,7 +26,7 @@ import report
 
 from numpyro_kme.embeddings.filtering import KernelBayesFilter
 from numpyro_kme.embeddings.kernel_bayes import posterior_weights
-from numpyro_kme.embeddings.parameter_choice import choose_by_halves, kernel_bayes_candidates
+from numpyro_kme.embeddings.parameter_choice import choose_by_holdout, kernel_bayes_candidates
 from numpyro_kme.kernels import Gaussian, RotationGaussian, RotationTrace, median_heuristic, nearest_rotation
 
 DYNAMICS = {"rotation": (0.3, 0.0, 0.0), "oscillatory rotation": (0.4, 0.4, 8.0)}
@@ -102,7 +102,7 @@ def kernel_bayes(train, seen, normalise):
         [added / len(states) for added in ADDED],
         scales_x=SCALES,
     )
-    chosen = choose_by_halves(states, observations, tried, normalise=normalise, tolerance=TOLERANCE)
+    chosen = choose_by_holdout(states, observations, tried, normalise=normalise, tolerance=TOLERANCE)
     found = chosen.settings.filter(states, observations, tolerance=TOLERANCE)
     try:
         means = found.means(found.filter(seen, normalise=normalise))
@@ -295,7 +295,7 @@ def by_kernels(name, kernel, flat, train, known, seen):
     added = [c / FRAMES for c in (1e-3, 1e-2, 1e-1, 1.0)]
     tried = kernel_bayes_candidates(kernel, Gaussian(median_heuristic(known)), added, scales_x=FRAME_SCALES)
     few = slice(CHOSEN_FROM)
-    chosen = choose_by_halves(states[few], known[few], tried, modes=name == "trace", max_rank=FRAME_RANK).settings
+    chosen = choose_by_holdout(states[few], known[few], tried, modes=name == "trace", max_rank=FRAME_RANK).settings
     fitted = chosen.filter(states, known, max_rank=FRAME_RANK)
     weights = fitted.filter(seen)
     found = {f"KBR, {name}, means": fitted.means(weights).reshape(-1, 3, 3)}

@@ -40,7 +40,7 @@ def samples(n, dim, dtype):
 
 
 def ours(n, dim, dtype, repeats):
-    from numpyro_kme.embeddings.squared_mmd import squared_mmd
+    from numpyro_kme.embeddings.mmd import squared_mmd
     from numpyro_kme.kernels import Gaussian
 
     x, y = samples(n, dim, dtype)

@@ -157,7 +157,7 @@ FUNCTIONS = [
     lambda f: kme.herd(f.column(), f.kernel(), f.points(), f.whole()),
     lambda f: polish(lambda t: t[:, 0], kernels.Gaussian(1.0), f.points(), max_steps=2),
     lambda f: LowRank.fit(f.kernel(), f.points(), tolerance=f.positive(), max_rank=f.whole()).values,
-    lambda f: kme.embeddings.pre_image(
+    lambda f: kme.embeddings.embedding_mode(
         kme.embeddings.MeanEmbedding(kernels.Gaussian(f.positive()), f.points(), f.weights())
     ),
     lambda f: diagnostics.misspecification_test(f.points(), f.column(2)).p_value,

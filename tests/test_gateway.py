@@ -18,7 +18,7 @@ from numpyro_kme import kernels
 from numpyro_kme._core import checks, compat, host, solves
 from numpyro_kme._core.host import on_host
 from numpyro_kme.embeddings.herding import polish
-from numpyro_kme.embeddings.mmd_estimators import Quadratic
+from numpyro_kme.embeddings.mmd import Quadratic
 from numpyro_kme.kernels.low_rank import LowRank
 from numpyro_kme.mcmc.noise import simulation_keys
 from numpyro_kme.models.tracing import one_model_at_a_time
@@ -249,13 +249,13 @@ DOORS = {
     "discrepancies_to, a loss": lambda z, x: kme.abc.discrepancies_to(z[:, :1], x[None, :, :1], kme.Wasserstein()),
     "mmd_test": lambda z, x: kme.mmd_test(KEY, GAUSSIAN, z, x, num_permutations=9).null,
     "hsic_test": lambda z, x: kme.embeddings.hsic_test(KEY, GAUSSIAN, z, GAUSSIAN, x, num_permutations=9).null,
-    "learn_length_scale": lambda z, x: kme.kernels.learn_length_scale(KEY, z, num_landmarks=5).candidates,
+    "learn_length_scale": lambda z, x: kme.kernels.learn_length_scale(KEY, z, num_landmarks=5).optima,
     "shrunk_embedding": lambda z, x: kme.kernels.shrunk_embedding(z, x, 1.0, 0.5, 2.0),
-    "spread_out": lambda z, x: kme.kernels.spread_out(KEY, z, 4),
+    "farthest_point_design": lambda z, x: kme.kernels.farthest_point_design(KEY, z, 4),
     "choose_by_folds": lambda z, x: kme.embeddings.choose_by_folds(KEY, z, x, settings(), num_folds=2).errors,
     "choose_by_prediction": lambda z, x: kme.embeddings.choose_by_prediction(KEY, z, x, settings(), num_folds=2).errors,
     "recursive_abc_step": lambda z, x: kme.abc.recursive_abc_step(KEY, z, x, x[0], GAUSSIAN, 40, regularisation=0.1),
-    "pre_image": lambda z, x: kme.embeddings.pre_image(prior(z)),
+    "embedding_mode": lambda z, x: kme.embeddings.embedding_mode(prior(z)),
     "polish": lambda z, x: polish(prior(z), GAUSSIAN, x[:4], max_steps=5),
     "soft_abc_weights": lambda z, x: kme.abc.soft_abc_weights(z[:, 0], 1.0).weights,
     "rejection_weights": lambda z, x: kme.abc.rejection_weights(z[:, 0], quantile=0.5).weights,
@@ -466,7 +466,7 @@ KEYED = {
     "kernel_recursive_abc": lambda key: kme.abc.kernel_recursive_abc(key, shift, Z, X[0], GAUSSIAN),
     "recursive_abc_step": lambda key: kme.abc.recursive_abc_step(key, Z, X, X[0], GAUSSIAN, 5),
     "learn_length_scale": lambda key: kme.kernels.learn_length_scale(key, Z),
-    "spread_out": lambda key: kme.kernels.spread_out(key, Z, 3),
+    "farthest_point_design": lambda key: kme.kernels.farthest_point_design(key, Z, 3),
     "simulate": lambda key: kme.simulate(key, PROBLEM, 3),
     "CommonNoise": lambda key: kme.CommonNoise(10, key),
     "simulation_keys": lambda key: simulation_keys(model, rng_key=key),
@@ -495,7 +495,7 @@ def test_raw_keys_of_the_other_generators_are_taken():
     data = jax.random.key_data(jax.random.key(0, impl="rbg"))
     checks.key(data)
     with jax.default_prng_impl("rbg"):
-        assert kme.kernels.spread_out(data, Z, 3).shape == (3, 2)
+        assert kme.kernels.farthest_point_design(data, Z, 3).shape == (3, 2)
     with pytest.raises(TypeError, match="must be a random key"):
         checks.key(np.zeros(3, np.uint32))
 
@@ -532,6 +532,6 @@ class TestHowJaxReadsArrays:
 
 def test_keys_of_both_kinds_are_taken():
     for key in (jax.random.key(0), jax.random.PRNGKey(0)):
-        assert kme.kernels.spread_out(key, Z, 3).shape == (3, 2)
+        assert kme.kernels.farthest_point_design(key, Z, 3).shape == (3, 2)
         assert PROBLEM.draw(key, 3).latents["b"].shape == (3, 2)
         assert 0.0 < kme.mmd_test(key, GAUSSIAN, Z, X, num_permutations=9).p_value <= 1.0

@@ -15,7 +15,7 @@ kernels      jax numpy scipy
 embeddings   jax numpy scipy
 models       jax numpy scipy numpyro
 simulations  jax numpy tqdm zarr cloudpickle xarray
-samplers     jax numpy scipy blackjax
+samplers     jax numpy
 likelihoods  jax numpy scipy
 losses       jax numpy scipy ot
 bootstrap    jax numpy scipy optax

@@ -32,7 +32,7 @@ def to_inference_data(
             `constant_data`, which have no sample dimensions. Groups outside ArviZ's own list are kept on both lines.
         coords: Values of named dimensions.
         dims: Names of the event dimensions, by variable; `{variable}_dim_{i}` otherwise.
-        attrs: Facts to attach to every group; values that netCDF cannot hold are written as text.
+        attrs: Attributes to attach to every group; values that netCDF cannot hold are written as text.
     Returns:
         An `arviz.InferenceData` under ArviZ 0.x, an `xarray.DataTree` under 1.x.
     """

@@ -1,6 +1,6 @@
-"""Error sentences: each names the argument, shows the values and says what to do.
+"""Checks of arguments; each error message names the argument, shows the values and says what to do.
 
-Checks look at static facts (shapes, dtypes, Python numbers) and at concrete arrays on the host; a traced value is
+Checks look at what is static (shapes, dtypes, Python numbers) and at concrete arrays on the host; a traced value is
 let through, so every constructor works under `jax.jit`, `jax.vmap` and `jax.grad`.
 """
 
@@ -54,8 +54,8 @@ def few_enough(m: int, matrices: int) -> None:
     require(
         m <= MOST_SIMULATIONS,
         f"Learning from {m} simulations takes about {matrices * 8 * m * m / 1e9:.0f} GB for dense matrices; at most "
-        f"{MOST_SIMULATIONS} are taken. Use form=KernelMeans(solve=LowRankSolve()), or a part of them: a random choice, or those "
-        "whose outputs are nearest to the observation.",
+        f"{MOST_SIMULATIONS} are taken. Use form=KernelMeans(solve=LowRankSolve()), or a part of them: a random "
+        "choice, or those whose outputs are nearest to the observation.",
     )
 
 
@@ -63,10 +63,10 @@ class EffectiveSampleSizeError(RuntimeError):
     """Too few simulations carry the weights for them to be called a posterior."""
 
 
-def require(condition: bool, sentence: str, error: type[Exception] = ValueError) -> None:
-    """Raise `error` with `sentence` unless `condition` holds."""
+def require(condition: bool, message: str, error: type[Exception] = ValueError) -> None:
+    """Raise `error` with `message` unless `condition` holds."""
     if not condition:
-        raise error(sentence)
+        raise error(message)
 
 
 def warn(sentence: str) -> None:
@@ -190,7 +190,7 @@ def sound(name: str, value: Any, advice: str = "Remove or repair these entries f
 
 
 def finite(name: str, value: Any, advice: str = "Remove or repair these entries first.") -> None:
-    """Require every entry of a concrete array to be finite; the sentence counts the bad entries and shows the first."""
+    """Require every entry of a concrete array to be finite; the error counts the bad entries and shows the first."""
     if not is_concrete(value):
         return
     array = np.asarray(value)

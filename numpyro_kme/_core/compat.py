@@ -25,7 +25,7 @@ try:
 except ImportError:  # a JAX that has it elsewhere
 
     def nothing_is_traced() -> bool:
-        """Never said, so that the gateway (`_host`) takes a thread each time: slower, and as right."""
+        """Never known, so that the gateway (`host`) takes a thread each time: slower, with the same results."""
         return False
 
 
@@ -107,16 +107,16 @@ def evaluated_site(fn: Distribution) -> str | None:
 def valueless(name: str) -> Callable[..., jax.Array]:
     """A JAX operation that has a shape and dependencies but no value.
 
-    Returns `bind(*operands, shape, dtype, sentence)`: abstract evaluation gives `shape` and `dtype`;
-    evaluating, differentiating, batching or compiling it raises `NotImplementedError(sentence)`.
+    Returns `bind(*operands, shape, dtype, message)`: abstract evaluation gives `shape` and `dtype`;
+    evaluating, differentiating, batching or compiling it raises `NotImplementedError(message)`.
     """
     primitive = Primitive(name)
 
-    def refuse(*_, sentence: str, **__):
-        raise NotImplementedError(sentence)
+    def refuse(*_, message: str, **__):
+        raise NotImplementedError(message)
 
     primitive.def_impl(refuse)
-    primitive.def_abstract_eval(lambda *_, shape, dtype, sentence: ShapedArray(shape, dtype))
+    primitive.def_abstract_eval(lambda *_, shape, dtype, message: ShapedArray(shape, dtype))
     ad.primitive_jvps[primitive] = refuse
     batching.primitive_batchers[primitive] = refuse
     mlir.register_lowering(primitive, refuse)

@@ -1,4 +1,4 @@
-"""Compiled programs that are shared by functions which are made anew: where two lower to the same text, the second is not compiled."""
+"""Compiled programs shared by functions that are made anew: where two lower to the same text, one is compiled."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -31,11 +31,11 @@ class Recomputed:
 
 
 class Program:
-    """`jax.jit(function)`, which takes the compiled program of an earlier function that does the same with the same numbers.
+    """`jax.jit(function)`, with the compiled program of an earlier function that does the same with the same numbers.
 
-    A model that is run again is a new function to JAX, and may be another one: what it refers to may have changed. It is traced
-    and lowered, which shows all that it computes and every constant, and takes a tenth of the time of compiling it. Programs that call
-    back to Python do not show what they call, and are not shared.
+    A model that is run again is a new function to JAX, and may be another one: what it refers to may have changed. It
+    is traced and lowered, which shows all that it computes and every constant, and takes a tenth of the time of
+    compiling it. Programs that call back to Python do not show what they call, and are not shared.
     """
 
     def __init__(self, function: Callable):

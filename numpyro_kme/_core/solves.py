@@ -25,10 +25,10 @@ Array = jax.Array | np.ndarray
 class _OneBlasThread:
     """Let NumPy's and SciPy's BLAS use one thread inside this block.
 
-    For loops over matrices of some hundred rows, and for the small triangular solves that XLA hands to it: the threads of OpenBLAS
-    wait for each other by spinning, and several take longer than one. The limit holds for the whole process, from the
-    first block that is entered, in any thread, until the last is left. A thread of its own sets and lifts it, because a
-    limit that one thread has set no other can change (threadpoolctl 3.8), and without a word.
+    For loops over matrices of some hundred rows, and for the small triangular solves that XLA hands to it: the threads
+    of OpenBLAS wait for each other by spinning, and several take longer than one. The limit holds for the whole
+    process, from the first block that is entered, in any thread, until the last is left. A thread of its own sets and
+    lifts it, because no thread can change a limit that another has set (threadpoolctl 3.8), and no error tells.
     """
 
     def __init__(self):
@@ -54,19 +54,19 @@ one_blas_thread = _OneBlasThread()
 
 
 def call_back(function: Callable, shape: tuple[int, ...], dtype, *args, vmap_method: str) -> jax.Array:
-    """Call a NumPy function from inside JAX, as `jax.pure_callback` does, with 64-bit numbers and large arrays made safe.
+    """Call a NumPy function from inside JAX, as `jax.pure_callback` does, safely for 64-bit numbers and large arrays.
 
-    The thread that calls back has the session's precision, not that of the gateway around it (`_host`): JAX would round
-    the arguments and refuse the result. So 64-bit numbers travel as pairs of 32-bit words. Larger arguments than
+    The thread that calls back has the session's precision, not that of the gateway around it (`host`): JAX would round
+    the arguments and reject the result. So 64-bit numbers travel as pairs of 32-bit words. Larger arguments than
     `AT_ONCE` would be copied by the pool of threads to which the thread that calls back belongs, and on one CPU it
     would wait for itself for ever (JAX 0.10, jax-ml/jax#25861); so they travel in pieces.
 
     Args:
         function: Takes NumPy arrays; returns an array of the declared shape.
-        shape, dtype: Of the result.
+        shape, dtype: What the result has.
         args: JAX arrays.
-        vmap_method: "sequential" calls once for each element; "broadcast_all" once, with leading axes on every argument and
-            the result.
+        vmap_method: "sequential" calls once for each element; "broadcast_all" once, with leading axes on every argument
+            and the result.
     """
     dtype = np.dtype(dtype)
     leaves, structure = jax.tree.flatten(args)
@@ -156,8 +156,8 @@ def require_resolved(added: float, trace: float, what: str) -> None:
     least = np.finfo(np.float64).eps * trace
     checks.require(
         bool(added > least),
-        f"{what} cannot be solved: with c = {added:.3g}, number of points times regularisation, it is singular to working "
-        f"precision ({least:.3g}). Increase the regularisation.",
+        f"{what} cannot be solved: with c = {added:.3g}, number of points times regularisation, it is singular to "
+        f"working precision ({least:.3g}). Increase the regularisation.",
         np.linalg.LinAlgError,
     )
 

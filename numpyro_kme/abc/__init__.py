@@ -1,29 +1,28 @@
 """Approximate Bayesian computation as functions, without a model."""
 
 from numpyro_kme.abc.distribution_regression import DistributionRegression
+from numpyro_kme.abc.out_of_distribution import OutOfDistributionCheck, out_of_distribution_check
 from numpyro_kme.abc.recursive import RecursiveABC, kernel_recursive_abc, recursive_abc_step
 from numpyro_kme.abc.weighting import (
     RejectionWeights,
-    Remoteness,
     SoftWeights,
     discrepancies_to,
     effective_sample_size,
     rejection_weights,
-    remoteness,
     soft_abc_weights,
 )
 
 __all__ = [
     "DistributionRegression",
+    "OutOfDistributionCheck",
     "RecursiveABC",
     "RejectionWeights",
-    "Remoteness",
     "SoftWeights",
     "discrepancies_to",
     "effective_sample_size",
     "kernel_recursive_abc",
+    "out_of_distribution_check",
     "recursive_abc_step",
     "rejection_weights",
-    "remoteness",
     "soft_abc_weights",
 ]

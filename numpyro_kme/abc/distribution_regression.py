@@ -14,17 +14,20 @@ from numpyro_kme.kernels.low_rank import LowRank
 
 @register
 class DistributionRegression:
-    r"""Kernel ridge regression from data sets to parameters, $s(y) = \bar t + k(y)^\top (K + m \lambda I)^{-1} (t - \bar t)$.
+    r"""Kernel ridge regression from data sets to parameters.
 
-    With a kernel on data sets, such as a Gaussian in their mean embeddings (`kernels.EmpiricalMeasure`), it learns summaries of any
-    data from simulated pairs. DR-ABC is soft ABC with them:
+    $$ s(y) = \bar t + k(y)^\top (K + m \lambda I)^{-1} (t - \bar t) $$
+
+    With a kernel on data sets, such as a Gaussian in their mean embeddings (`kernels.EmpiricalMeasure`), it learns
+    summaries of any data from simulated pairs. DR-ABC is soft ABC with them:
     `soft_abc_weights(np.sum((fitted.held_out - fitted.predict(y)) ** 2, axis=1))`. Make one with `fit`.
 
     Args:
         features: Of the data sets, with the low-rank factor `U` of `K`.
         coefficients: `(U'U + m lam I)^-1 U' (t - mean t)`, `(r, p)`.
         centre: Mean of the targets, `(p,)`.
-        held_out: Prediction for each data set from all others, in closed form, `(m, p)`: it errs as a prediction for new data does.
+        held_out: Prediction for each data set from all others, in closed form, `(m, p)`: it errs as a prediction for
+            new data does.
         error: Root mean squared error of those, `(p,)`.
         regularisation: `lam`.
     References: Szabo et al. (2016), JMLR 17; Mitrovic, Sejdinovic & Teh (2016), ICML.
@@ -84,8 +87,8 @@ class DistributionRegression:
         """Summaries `s(y)` of data sets, `(s, p)`.
 
         Raises:
-            RuntimeError: If the kernel is zero between one of them and all that it was learnt from: the answer would be the mean
-                of the targets, whatever the data.
+            RuntimeError: If the kernel is zero between one of them and all that it was learnt from: the answer would be
+                the mean of the targets, whatever the data.
         Cost: `s r` kernels.
         """
         y = self.features.kernel.points(np.asarray(y))
@@ -93,8 +96,8 @@ class DistributionRegression:
         near, own = np.abs(self.features.at_pivots(y)), np.square(np.asarray(self.features.values)).sum(axis=1)
         checks.require(
             bool((near.max(axis=1) > np.finfo(np.float64).eps * own.mean()).all()),
-            f"The kernel is zero between the observation and all {len(own)} simulations: none comes near, and nothing is predicted. "
-            "Use a wider kernel, or simulations that come near.",
+            f"The kernel is zero between the observation and all {len(own)} simulations: none comes near, and nothing "
+            "is predicted. Use a wider kernel, or simulations that come near.",
             EffectiveSampleSizeError,
         )
         return np.asarray(self.centre) + self.features.features(y) @ np.asarray(self.coefficients)

@@ -30,12 +30,12 @@ class RecursiveABC(NamedTuple):
     Attributes:
         theta: The points after the last iteration, `(m, dim)`.
         path: The first point that each herding chose, `(iterations, dim)`; the last one is the estimate.
-        spread: Standard deviations of the points after each iteration, `(iterations, dim)`.
+        standard_deviations: Of the points after each iteration, `(iterations, dim)`.
     """
 
     theta: np.ndarray
     path: np.ndarray
-    spread: np.ndarray
+    standard_deviations: np.ndarray
 
 
 def kernel_recursive_abc(
@@ -49,17 +49,18 @@ def kernel_recursive_abc(
     regularisation: float | None = None,
     tolerance: float = low_rank.TOLERANCE,
 ) -> RecursiveABC:
-    r"""Close in on the maximum of a likelihood: simulate, `recursive_abc_step`, and again from the points that it gives.
+    r"""Close in on the maximum of a likelihood: simulate, take a `recursive_abc_step`, and again from where it ends.
 
-    The `t`-th set of points follows $p(\theta) \ell(\theta)^t$, where `p` is the law of the first.
+    The `t`-th set of points follows $p(\theta) \ell(\theta)^t$, where `p` is the distribution of the first.
 
     Args:
         rng_key: The only source of randomness.
         simulate: `simulate(rng_key, theta)` gives an output `(m, *event)` for each row of `theta` `(m, dim)`.
-        theta: Where to begin, such as prior draws, `(m, dim)`, on a scale on which distances mean the same in each column.
+        theta: Where to begin, such as prior draws, `(m, dim)`, on a scale on which distances mean the same in each
+            column.
         observed: `y`, `(*event)`.
-        kernel: On outputs; when left out, a Gaussian with the median distance of each number, anew in each iteration; pairs that
-            coincide, as counts do, are left out.
+        kernel: On outputs; when left out, a Gaussian with the median distance of each number, anew in each iteration;
+            pairs that coincide, as counts do, are left out.
         num_iterations: How often.
         regularisation, tolerance: As in `recursive_abc_step`.
     Raises:
@@ -75,7 +76,7 @@ def kernel_recursive_abc(
         callable(simulate), f"`simulate` must be a function of a key and `theta`; got {simulate!r:.200}.", TypeError
     )
     theta = np.asarray(theta, np.float64)
-    path, spread, number = [], [], len(theta)
+    path, deviations, number = [], [], len(theta)
     for key in jax.random.split(rng_key, num_iterations):
         simulate_key, herd_key = jax.random.split(key)
         x = simulate(simulate_key, theta)
@@ -90,8 +91,8 @@ def kernel_recursive_abc(
             herd_key, theta, x, observed, chosen, number, regularisation=regularisation, tolerance=tolerance
         )
         path.append(theta[0])
-        spread.append(theta.std(axis=0))
-    return RecursiveABC(theta, np.stack(path), np.stack(spread))
+        deviations.append(theta.std(axis=0))
+    return RecursiveABC(theta, np.stack(path), np.stack(deviations))
 
 
 def recursive_abc_step(
@@ -107,9 +108,9 @@ def recursive_abc_step(
 ) -> np.ndarray:
     r"""One iteration: points that follow the posterior whose prior the given points follow, by kernel ABC and herding.
 
-    The embedding $\sum_j v_j k_\Theta(\cdot, \theta_j)$, $v = (G_X + m \varepsilon I)^{-1} k_X(y)$, with a Gaussian $k_\Theta$ whose
-    length scale is the median distance of the points, and weights divided by their sum. Candidates of `herd` are the points and ten
-    others close to them for each point that is asked for.
+    The embedding $\sum_j v_j k_\Theta(\cdot, \theta_j)$, $v = (G_X + m \varepsilon I)^{-1} k_X(y)$, with a Gaussian
+    $k_\Theta$ whose length scale is the median distance of the points, and weights divided by their sum. Candidates of
+    `herd` are the points and ten others close to them for each point that is asked for.
 
     Args:
         rng_key: Makes the candidates.
@@ -118,13 +119,13 @@ def recursive_abc_step(
         observed: `y`, `(*event)`.
         kernel: `k_X`, on outputs.
         number: How many points come out.
-        regularisation: `eps`; `.01 / sqrt(m)` when left out.
+        regularisation: `eps`; `0.01 / sqrt(m)` when left out.
         tolerance: Of the low-rank factor of `G_X`.
     Returns:
         `(number, dim)`, in the order in which they were chosen.
     Raises:
-        RuntimeError: If the weights vanish or cancel, or the points come together in one place, because the observation lies far from
-            all that was simulated.
+        RuntimeError: If the weights vanish or cancel, or the points come together in one place, because the observation
+            lies far from all that was simulated.
     Cost: `m r^2` for a factor of rank `r`, and `11 number^2` for herding.
     References: Kajihara, Kanagawa, Yamazaki & Fukumizu (2018), ICML.
     """

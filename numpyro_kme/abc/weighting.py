@@ -1,4 +1,4 @@
-"""Approximate Bayesian computation without a model: discrepancies of simulations from an observation, and weights that follow."""
+"""Approximate Bayesian computation without a model: discrepancies from an observation, weights of simulations."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,15 +14,15 @@ from scipy.special import logsumexp
 from numpyro_kme._core import checks
 from numpyro_kme._core.checks import EffectiveSampleSizeError
 from numpyro_kme._core.host import on_host
-from numpyro_kme.embeddings.mmd_estimators import Estimator
+from numpyro_kme.embeddings.mmd import Estimator
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.losses.base import Loss
 from numpyro_kme.losses.mmd import MMD
 
 Discrepancy = Callable[[Any, Any], Any]
 
-SHARE, LEAST = 0.02, 50.0
-"""By default this share of the simulations carries soft weights, at least so many."""
+ACCEPTED, LEAST = 0.02, 50.0
+"""Default acceptance rate, and for soft weights the effective sample size relative to all, but at least so many."""
 LEAST_EFFECTIVE_SIZE = 10.0
 
 
@@ -50,26 +50,6 @@ class RejectionWeights(NamedTuple):
     threshold: float
 
 
-class Remoteness(NamedTuple):
-    """How far an observation lies from simulations.
-
-    Attributes:
-        nearest: Distance within which the `share` of the simulations that is nearest to the observation lies.
-        usual: Distance that three in four pairs of simulations do not exceed, or that every simulation has a neighbour within,
-            whichever is larger.
-        share: `1 / 2k` for `k` simulations that were compared with one another.
-    """
-
-    nearest: float
-    usual: float
-    share: float
-
-    @property
-    def is_far(self) -> bool:
-        """Whether the nearest simulations are farther from the observation than simulations are from one another."""
-        return self.nearest > self.usual
-
-
 @on_host
 def discrepancies_to(observed: Any, simulated: Any, discrepancy: Estimator | Loss | Discrepancy) -> np.ndarray:
     r"""Discrepancies $d(x_i, y)$ of simulated outputs from an observed one, `(m,)`.
@@ -77,10 +57,11 @@ def discrepancies_to(observed: Any, simulated: Any, discrepancy: Estimator | Los
     Args:
         observed: `y`, `(*event)`; for estimators and losses a data set `(n, dim)`.
         simulated: `x`, `(m, *event)`.
-        discrepancy: An estimator of the squared MMD such as `Quadratic(kernel)`, a loss between samples such as `Wasserstein()`,
-            or a function of a simulation and the observation that gives one number.
+        discrepancy: An estimator of the squared MMD such as `Quadratic(kernel)`, a loss between samples such as
+            `Wasserstein()`, or a function of a simulation and the observation that gives one number.
     Raises:
-        TypeError: If `discrepancy` is none of these; a kernel is not one, since it is larger where samples are more alike.
+        TypeError: If `discrepancy` is none of these; a kernel is not one, since it is larger where samples are more
+            alike.
         ValueError: If the discrepancy fails, gives anything but one finite number, or shapes disagree.
     Cost: `m` discrepancies, compiled if JAX can trace the function, one by one in Python if not.
     """
@@ -88,7 +69,8 @@ def discrepancies_to(observed: Any, simulated: Any, discrepancy: Estimator | Los
     x, y = _outputs(simulated, observed)
     checks.require(
         not isinstance(discrepancy, Estimator | Loss) or x.shape[2:] == y.shape[1:],
-        f"The points of the data sets of `simulated` and `observed` must be alike; got shapes {x.shape[2:]} and {y.shape[1:]}.",
+        "The points of the data sets of `simulated` and `observed` must be alike; got shapes "
+        f"{x.shape[2:]} and {y.shape[1:]}.",
     )
     if isinstance(discrepancy, Loss):
         found = _losses(discrepancy, x, y)
@@ -112,20 +94,20 @@ def discrepancies_to(observed: Any, simulated: Any, discrepancy: Estimator | Los
 def soft_abc_weights(discrepancies: ArrayLike, epsilon: float | None = None) -> SoftWeights:
     r"""Weights of soft ABC, $w_i \propto e^{-d_i / \epsilon}$: with the squared MMD as `d` those of K2-ABC.
 
-    Normalised in logs: they depend on differences of discrepancies only, and do not underflow. So they never say that all
-    simulations are far from the observation; `remoteness` does.
+    Normalised in logs: they depend on differences of discrepancies only, and do not underflow. So they never show that
+    all simulations are far from the observation; `out_of_distribution_check` does.
 
     Args:
         discrepancies: `d`, `(m,)`; estimates of a squared MMD may be negative.
-        epsilon: Width, in units of `d`. When left out, the one at which the effective sample size is `max(50, m / 50)`, but at most
-            `m / 2`: it grows with `epsilon`, so there is one.
+        epsilon: Width, in units of `d`. When left out, the one at which the effective sample size is `max(50, m / 50)`,
+            but at most `m / 2`: it grows with `epsilon`, so there is one.
     Raises:
         ValueError: If discrepancies are not finite, or all equal while `epsilon` is left out.
     References: Park, Jitkrittum & Sejdinovic (2016), AISTATS.
     """
     distance = _checked("discrepancies", discrepancies)
     if epsilon is None:
-        epsilon = _for_effective_size(distance, min(max(LEAST, SHARE * len(distance)), 0.5 * len(distance)))
+        epsilon = _for_effective_size(distance, min(max(LEAST, ACCEPTED * len(distance)), 0.5 * len(distance)))
     checks.positive_number("epsilon", epsilon)
     logs = -(distance - distance.min()) / epsilon
     return SoftWeights(np.exp(logs - logsumexp(logs)), float(epsilon))
@@ -138,24 +120,25 @@ def rejection_weights(
 
     Args:
         discrepancies: `d`, `(m,)`.
-        quantile: Share of the simulations to accept, at least one; .02 when left out and there is no `threshold`. All that are
-            equally near as the last of them are accepted too.
+        quantile: Proportion of the simulations to accept, at least one; 0.02 when left out and there is no `threshold`.
+            All that are equally near as the last of them are accepted too.
         threshold: `t`, the largest discrepancy to accept.
     Raises:
-        ValueError: If both are given, `quantile` does not lie between 0 and 1, or discrepancies or `threshold` are not finite.
+        ValueError: If both are given, `quantile` does not lie between 0 and 1, or discrepancies or `threshold` are not
+            finite.
         RuntimeError: If none is accepted.
     References: Pritchard et al. (1999).
     """
     check_acceptance(quantile, threshold)
     distance = _checked("discrepancies", discrepancies)
     if threshold is None:
-        kept = max(1, round((quantile or SHARE) * len(distance)))
+        kept = max(1, round((quantile or ACCEPTED) * len(distance)))
         threshold = np.sort(distance)[kept - 1]
     accepted = distance <= threshold
     checks.require(
         bool(accepted.any()),
-        f"The weights of all {len(distance)} simulations are zero: the least discrepancy is {distance.min():.6g}, the threshold "
-        f"{threshold:.6g}. Raise `threshold`, or give `quantile`.",
+        f"The weights of all {len(distance)} simulations are zero: the least discrepancy is {distance.min():.6g}, the "
+        f"threshold {threshold:.6g}. Raise `threshold`, or give `quantile`.",
         EffectiveSampleSizeError,
     )
     return RejectionWeights(accepted / accepted.sum(), float(threshold))
@@ -169,36 +152,6 @@ def effective_sample_size(weights: ArrayLike) -> float:
     weights = _checked("weights", weights, "Check what they were made of.")
     size = float(np.sum(np.square(weights)))
     return float(np.square(weights.sum())) / size if size > 0 else 0.0
-
-
-def remoteness(to_observation: ArrayLike, between: ArrayLike) -> Remoteness:
-    """Whether an observation lies away from simulations, in units of any distance or discrepancy.
-
-    Weights of the simulations that are nearest to an observation say nothing of how near those are. This compares the distance of
-    the nearest `1 / 2k` of the simulations with the distances of `k` simulations from one another. It is far if it exceeds three
-    in four of those, and the distance of every one of the `k` from its nearest neighbour. An observation that the prior and the
-    simulator explain is no farther from its neighbours than a simulation is, so it is called far once in `k + 1` times at most,
-    about, whatever the distribution; where tails are light, hardly ever.
-
-    Args:
-        to_observation: Distances of the simulations from the observation, `(m,)`.
-        between: Distances of some of the simulations from one another, `(k, k)`, `k >= 2`; the diagonal is passed over.
-    Raises:
-        ValueError: If shapes disagree, or distances are not finite.
-    """
-    checks.concrete(to_observation=to_observation, between=between)
-    for name, value in {"to_observation": to_observation, "between": between}.items():
-        checks.sound(name, value)
-    distance, between = np.asarray(to_observation, np.float64), np.asarray(between, np.float64)
-    k = len(between)
-    checks.require(
-        distance.ndim == 1 and len(distance) >= k >= 2 and between.shape == (k, k),
-        f"`to_observation` must have shape (m,) and `between` (k, k), k from 2 to m; got {distance.shape} and {between.shape}.",
-    )
-    off = ~np.eye(k, dtype=bool)
-    nearest_other = np.min(between, axis=1, initial=np.inf, where=off)
-    usual = max(float(np.quantile(between[off], 0.75)), float(nearest_other.max()))
-    return Remoteness(float(np.sort(distance)[max(1, len(distance) // (2 * k)) - 1]), usual, 0.5 / k)
 
 
 def with_unit_sum(weights: np.ndarray, name: str, advice: str) -> np.ndarray:
@@ -215,23 +168,25 @@ def with_unit_sum(weights: np.ndarray, name: str, advice: str) -> np.ndarray:
         )
     if total <= 1e-6 * size:
         raise EffectiveSampleSizeError(
-            f"{name}: the signed weights sum to {total:.2g} where their sizes sum to {size:.2g}, so they are no posterior: "
-            f"the observation lies away from the simulations, or the regularisation is too small. {advice}"
+            f"{name}: the signed weights sum to {total:.2g} where their sizes sum to {size:.2g}, so they are no "
+            "posterior: the observation lies away from the simulations, or the regularisation is too small. "
+            f"{advice}"
         )
     return weights / total
 
 
 def check_discrepancy(given: Any) -> None:
-    """Require an estimator, a loss between samples or a function; not a kernel, which is larger the more alike its arguments are."""
+    """Require an estimator, a loss between samples or a function; not a kernel, which is larger for like samples."""
     checks.require(
         not isinstance(given, Kernel | MMD),
-        f"`discrepancy` must be less where samples are more alike; got {type(given).__name__}. Use the estimator Quadratic(kernel).",
+        f"`discrepancy` must be less where samples are more alike; got {type(given).__name__}. Use the estimator "
+        "Quadratic(kernel).",
         TypeError,
     )
     checks.require(
         callable(given) or isinstance(given, Loss),
-        f"`discrepancy` must be a function of a simulation and the observation, an estimator of the MMD, or a loss such as "
-        f"Wasserstein(); got {given!r:.200}.",
+        "`discrepancy` must be a function of a simulation and the observation, an estimator of the MMD, or a loss such "
+        f"as Wasserstein(); got {given!r:.200}.",
         TypeError,
     )
 
@@ -246,26 +201,14 @@ def check_acceptance(quantile: float | None, threshold: float | None) -> None:
     checks.require(threshold is None or bool(np.isfinite(threshold)), f"`threshold` must be finite; got {threshold}.")
 
 
-@on_host
-def dissimilarities(estimator: Estimator, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    r"""For `remoteness`: minus the log of the cosine between mean embeddings of data sets `(k, n, d)` and `(s, n, d)`, `(s, k)`.
-
-    $-\log E k(X_i, Y_j) + \tfrac12 \log E k(X_i, X_i') + \tfrac12 \log E k(Y_j, Y_j')$: about 0 for samples of one law, however wide
-    it is, and bounded: beyond the reach of the kernel all samples are equally far.
-    """
-    least = np.finfo(np.float64).tiny
-    found = _similarities(estimator, x, y)
-    alike, of_x, of_y = (np.maximum(part, least) for part in found)
-    return np.where(alike > least, 0.5 * (np.log(of_x) + np.log(of_y)[:, None]), 0.0) - np.log(alike)
-
-
 def _outputs(simulated, observed) -> tuple[np.ndarray, np.ndarray]:
     for name, value in {"simulated": simulated, "observed": observed}.items():
         checks.sound(name, value)
     x, y = np.asarray(simulated, np.float64), np.asarray(observed, np.float64)
     checks.require(
         x.ndim >= 1 and len(x) >= 1 and x.ndim == y.ndim + 1,
-        f"`simulated` must be outputs (m, *event) of the kind of `observed` (*event); got shapes {x.shape} and {y.shape}.",
+        f"`simulated` must be outputs (m, *event) of the kind of `observed` (*event); got shapes {x.shape} and "
+        f"{y.shape}.",
     )
     return x, y
 
@@ -293,14 +236,6 @@ def _estimates(estimator, x, y):
     return jax.lax.map(lambda one: estimator(one, y), x)
 
 
-@jax.jit
-def _similarities(estimator, x, y):
-    def own(sets):
-        return jax.lax.map(lambda one: estimator.similarity(one, one), sets)
-
-    return jax.lax.map(lambda b: jax.lax.map(lambda a: estimator.similarity(a, b), x), y), own(x), own(y)
-
-
 @partial(jax.jit, static_argnums=0)
 def _losses(loss, x, y):
     equal = [jnp.full(len(sample), 1.0 / len(sample)) for sample in (x[0], y)]
@@ -316,8 +251,8 @@ def _for_effective_size(distance: np.ndarray, size: float) -> float:
     from_least = distance - distance.min()
     checks.require(
         bool(from_least.max() > 0),
-        "The discrepancies of all simulations are equal: they say nothing of the parameters. Check the simulations, or compare "
-        "something else of them.",
+        "The discrepancies of all simulations are equal: they say nothing of the parameters. Check the simulations, or "
+        "compare something else of them.",
     )
 
     def excess(log_epsilon):

@@ -17,6 +17,7 @@ import numpy as np
 from scipy import stats
 from scipy.special import ndtr, ndtri
 
+from numpyro_kme._core.robust import mad_or_sd
 from numpyro_kme.models.problem import Arrays
 
 MARGIN = 0.05
@@ -70,9 +71,8 @@ def components_of(data: Arrays) -> np.ndarray:
         return np.zeros((0, 0))
     table = np.concatenate(tables, axis=1)
     centre = np.median(table, axis=0)
-    size = np.median(np.abs(table - centre), axis=0)
-    size = np.where(size > 0, size, np.std(table, axis=0))
-    scaled = np.arcsinh((table - centre)[:, size > 0] / size[size > 0])
+    scale = mad_or_sd(table)
+    scaled = np.arcsinh((table - centre)[:, scale > 0] / scale[scale > 0])
     left, sizes, _ = np.linalg.svd(scaled - scaled.mean(axis=0), full_matrices=False)
     kept = int(np.sum(sizes > 1e-8 * np.max(sizes, initial=0.0)))
     return left[:, : min(kept, len(table) // ROWS_PER_COLUMN)]

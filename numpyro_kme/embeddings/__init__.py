@@ -9,19 +9,18 @@ from numpyro_kme.embeddings.kernel_bayes import (
     conditional_embedding,
     kernel_bayes_rule,
     kernel_sum_rule,
-    pre_image,
 )
 from numpyro_kme.embeddings.means import ConditionalMeanEmbedding, MeanEmbedding
-from numpyro_kme.embeddings.mmd_estimators import Fourier, LinearTime, Quadratic
+from numpyro_kme.embeddings.mmd import Fourier, LinearTime, Quadratic, squared_mmd
+from numpyro_kme.embeddings.modes import embedding_mode
 from numpyro_kme.embeddings.parameter_choice import (
     ChosenSettings,
     KernelBayesSettings,
     choose_by_folds,
-    choose_by_halves,
+    choose_by_holdout,
     choose_by_prediction,
     kernel_bayes_candidates,
 )
-from numpyro_kme.embeddings.squared_mmd import squared_mmd
 
 __all__ = [
     "ChosenSettings",
@@ -35,9 +34,10 @@ __all__ = [
     "PermutationTest",
     "Quadratic",
     "choose_by_folds",
-    "choose_by_halves",
+    "choose_by_holdout",
     "choose_by_prediction",
     "conditional_embedding",
+    "embedding_mode",
     "herd",
     "hsic",
     "hsic_test",
@@ -46,6 +46,5 @@ __all__ = [
     "kernel_sum_rule",
     "measures",
     "mmd_test",
-    "pre_image",
     "squared_mmd",
 ]

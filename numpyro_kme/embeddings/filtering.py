@@ -5,8 +5,9 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.solves import Array
-from numpyro_kme.embeddings.kernel_bayes import posterior_weights, pre_image
+from numpyro_kme.embeddings.kernel_bayes import posterior_weights
 from numpyro_kme.embeddings.means import MeanEmbedding
+from numpyro_kme.embeddings.modes import embedding_mode
 from numpyro_kme.kernels import low_rank
 from numpyro_kme.kernels.base import Kernel, Points, num_points, register
 from numpyro_kme.kernels.low_rank import LowRank
@@ -16,16 +17,16 @@ from numpyro_kme.kernels.low_rank import LowRank
 class KernelBayesFilter:
     r"""A nonparametric filter, learnt from a path of states and observations $(X_1, Y_1), \ldots, (X_{T+1}, Y_{T+1})$.
 
-    The law of the state at each time is a signed weighting $\alpha$ of the states $X_1, \ldots, X_T$:
+    The distribution of the state at each time is a signed weighting $\alpha$ of the states $X_1, \ldots, X_T$:
 
     $$ \mu^{(t+1)} = (G_X + T \varepsilon I)^{-1} G_{X X_{+1}} (G_X + T \varepsilon I)^{-1} G_X\, \alpha^{(t)}, \qquad
        \alpha^{(t+1)} = R(\mu^{(t+1)})\, k_Y(y_{t+1}), $$
 
-    with `R` of kernel Bayes' rule and $\alpha^{(1)} = (G_Y + T \varepsilon I)^{-1} k_Y(y_1)$. Low-rank factors make a step cost
-    `T r^2`. Make one with `fit`.
+    with `R` of kernel Bayes' rule and $\alpha^{(1)} = (G_Y + T \varepsilon I)^{-1} k_Y(y_1)$. Low-rank factors make a
+    step cost `T r^2`. Make one with `fit`.
 
     Args:
-        kernel: On states.
+        kernel: Compares two states.
         states: `X_1, ..., X_T`.
         left: `V M`, `(T, r)`, with `M = (V'V + T eps I)^-1`.
         transition: `V_{+1}' V M`, `(r, r)`.
@@ -65,13 +66,14 @@ class KernelBayesFilter:
             kernel_state, kernel_observation: Positive definite.
             regularisation: `eps`.
             delta: `2 eps` when left out.
-            tolerance, max_rank: Of the low-rank factors.
+            tolerance, max_rank: Bounds of the low-rank factors, as in `LowRank.fit`.
         """
         checks.concrete(states=states, observations=observations, regularisation=regularisation)
         length = num_points(states) - 1
         checks.require(
             length >= 2 and num_points(observations) == length + 1,
-            f"`states` and `observations` must be one path of at least 3 times each; got {length + 1} and {num_points(observations)}.",
+            "`states` and `observations` must be one path of at least 3 times each; got "
+            f"{length + 1} and {num_points(observations)}.",
         )
         known = jax.tree.map(lambda leaf: np.asarray(leaf)[:-1], (states, observations))
         of_states, of_observations = (
@@ -110,20 +112,24 @@ class KernelBayesFilter:
         return cls(of_states.kernel, before, v @ inner, following.T @ v @ inner, v, following, of_observations, both)
 
     def predict(self, weights: np.ndarray) -> np.ndarray:
-        """Weights of the law one step later, without an observation, `(T,)` or for many laws `(S, T)`. Cost: `T r` each."""
+        """Weights of the distribution one step later, without an observation.
+
+        For one distribution `(T,)`, or for each of many `(S, T)`. Cost: `T r` each.
+        """
         weights = self._weights(weights)
         return weights @ np.asarray(self.features) @ np.asarray(self.transition).T @ np.asarray(self.left).T
 
     def filter(self, observations: Points, *, normalise: bool = True) -> np.ndarray:
-        """Weights of the law of each state given the observations up to then, `(S, T)`. Cost: `S T r^2`.
+        """Weights of the distribution of each state given the observations up to then, `(S, T)`. Cost: `S T r^2`.
 
         Args:
             observations: `S` points in the order of time.
-            normalise: Divide the weights of each time by their sum before the next one. The paper (`normalise=False`) does not; then the
-                weights that follow an outlying observation are small, `delta` is large beside their squares, and they can die out.
+            normalise: Divide the weights of each time by their sum before the next one. The paper (`normalise=False`)
+                does not; then the weights that follow an outlying observation are small, `delta` is large beside their
+                squares, and they can die out.
         Raises:
-            FloatingPointError: If all weights are zero at some time, because an observation is far from all that were learnt
-                from.
+            FloatingPointError: If all weights are zero at some time, because an observation is far from all that were
+                learnt from.
         """
         checks.sound("observations", observations)
         features = self.observations.features(observations)
@@ -136,16 +142,16 @@ class KernelBayesFilter:
         return _some_weight(np.stack(found))
 
     def smooth(self, filtered: np.ndarray, *, normalise: bool = True) -> np.ndarray:
-        """Weights of the law of each state given all observations, `(S, T)`, from the filtered ones.
+        """Weights of the distribution of each state given all observations, `(S, T)`, from the filtered ones.
 
-        Backwards, kernel Bayes' rule with `(X_i, X_{i+1})` as the joint sample and the filtered law at `t` as the prior, applied
-        to the smoothed law at `t + 1`. Cost: `S T r^2`.
+        Backwards, kernel Bayes' rule with `(X_i, X_{i+1})` as the joint sample and the filtered distribution at `t` as
+        the prior, applied to the smoothed distribution at `t + 1`. Cost: `S T r^2`.
 
         Args:
             filtered: Weights of `filter`, in the order of time.
             normalise: Divide the weights of each time by their sum before they are used, as in `filter`.
         """
-        filtered = self._weights(filtered, laws=True)
+        filtered = self._weights(filtered, several=True)
         v = np.asarray(self.features)
         following = np.asarray(self.following)
         _, delta = np.asarray(self.regularisation)
@@ -157,26 +163,30 @@ class KernelBayesFilter:
         return _some_weight(np.stack(found[::-1]))
 
     def means(self, weights: np.ndarray) -> np.ndarray:
-        """Means of the state `(S, *point)` under weights `(S, T)`, normalised to a sum of one; of one law `(T,)`, `(*point)`."""
+        """Means of the state `(S, *point)` under weights `(S, T)`, normalised to a sum of one.
+
+        For the weights of one time `(T,)`, one mean `(*point)`.
+        """
         weights = self._weights(weights)
         _some_weight(np.atleast_2d(weights))
         return np.tensordot(weights / weights.sum(axis=-1, keepdims=True), np.asarray(self.states), axes=1)
 
     def modes(self, weights: np.ndarray) -> np.ndarray:
-        """Modes of the law of the state `(S, *point)` under weights `(S, T)`: the `pre_image` of each row, or of one law `(T,)`.
+        """Modes of the distribution of the state `(S, *point)` under weights `(S, T)`: the `embedding_mode` of each row.
 
-        For states with a Gaussian kernel or one on rotations; the modes are rotations then, which `means` are not.
+        For the weights of one time `(T,)`, one mode `(*point)`. For states with a Gaussian kernel or one on rotations;
+        the modes are rotations then, which `means` are not.
         """
         weights = self._weights(weights)
-        found = [pre_image(MeanEmbedding(self.kernel, self.states, row)) for row in np.atleast_2d(weights)]
+        found = [embedding_mode(MeanEmbedding(self.kernel, self.states, row)) for row in np.atleast_2d(weights)]
         return np.stack(found) if weights.ndim == 2 else found[0]
 
-    def _weights(self, weights, laws: bool = False) -> np.ndarray:
+    def _weights(self, weights, several: bool = False) -> np.ndarray:
         weights, size = np.asarray(weights), len(self.features)
         checks.require(
-            weights.shape[-1:] == (size,) and weights.ndim in ((2,) if laws else (1, 2)) and weights.size > 0,
-            f"Weights must have shape {'' if laws else f'({size},) or '}(times, {size}), one for each state of the training path but "
-            f"the last; got {weights.shape}.",
+            weights.shape[-1:] == (size,) and weights.ndim in ((2,) if several else (1, 2)) and weights.size > 0,
+            f"Weights must have shape {'' if several else f'({size},) or '}(times, {size}), one for each state of the "
+            f"training path but the last; got {weights.shape}.",
         )
         checks.sound("weights", weights)
         return weights
@@ -193,9 +203,9 @@ def _some_weight(weights: np.ndarray) -> np.ndarray:
     lost = np.flatnonzero(~np.isfinite(totals) | (totals == 0.0))
     checks.require(
         not len(lost),
-        f"The filter has lost the state: its weights are zero or not finite at {len(lost)} of {len(weights)} times, first at time "
-        f"{lost[0] if len(lost) else 0}. An observation there may be far from all that it learnt from; widen the kernel on "
-        "observations, or increase the regularisation.",
+        f"The filter has lost the state: its weights are zero or not finite at {len(lost)} of {len(weights)} times, "
+        f"first at time {lost[0] if len(lost) else 0}. An observation there may be far from all that it learnt from; "
+        "widen the kernel on observations, or increase the regularisation.",
         FloatingPointError,
     )
     return weights

@@ -19,8 +19,8 @@ class PermutationTest(NamedTuple):
 
     Attributes:
         statistic: Its value on the data.
-        p_value: `(1 + number of permutations with a statistic at least as large) / (1 + number of permutations)`: its probability
-            of being at most `a` is at most `a` under the null, for any sample size.
+        p_value: `(1 + number of permutations with a statistic at least as large) / (1 + number of permutations)`: its
+            probability of being at most `a` is at most `a` under the null, for any sample size.
         null: The statistic under each permutation.
     """
 
@@ -33,7 +33,7 @@ class PermutationTest(NamedTuple):
 def mmd_test(
     rng_key: jax.Array, kernel: Kernel, x: Points, y: Points, *, num_permutations: int = 999
 ) -> PermutationTest:
-    """Test whether two samples have the same law, by the unbiased squared MMD.
+    """Test whether two samples have the same distribution, by the unbiased squared MMD.
 
     Args:
         rng_key: The only source of randomness.
@@ -77,7 +77,7 @@ def _mmds(kernel, joint, first, keys):
 
 
 def hsic(kernel_x: Kernel, x: Points, kernel_y: Kernel, y: Points) -> jax.Array:
-    r"""The Hilbert-Schmidt independence criterion, $\mathrm{tr}(K H L H) / n^2$, $H = I - 11^\top / n$: 0 or more, biased.
+    r"""The Hilbert-Schmidt independence criterion, $\mathrm{tr}(K H L H) / n^2$, $H = I - 11^\top / n$: biased, >= 0.
 
     Args:
         kernel_x, kernel_y: Kernels on each of two variables.

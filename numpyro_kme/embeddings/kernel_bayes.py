@@ -3,7 +3,6 @@
 import warnings
 
 import numpy as np
-from jax.typing import ArrayLike
 from scipy.linalg import cho_factor, cho_solve
 
 from numpyro_kme._core import checks
@@ -14,8 +13,6 @@ from numpyro_kme.embeddings.means import MeanEmbedding
 from numpyro_kme.kernels import low_rank
 from numpyro_kme.kernels.base import Kernel, Points, num_points, register
 from numpyro_kme.kernels.low_rank import LowRank, LowRankRidge
-from numpyro_kme.kernels.rotations import RotationGaussian, RotationTrace, nearest_rotation
-from numpyro_kme.kernels.stationary import Gaussian
 
 MOST_INCREASES = 20
 """How often a regularisation is doubled where a solve fails, before giving up."""
@@ -30,7 +27,7 @@ def kernel_sum_rule(
     *,
     tolerance: float = low_rank.TOLERANCE,
 ) -> MeanEmbedding:
-    r"""Embed the marginal of `Y` when `X` has another law: $\hat m_Y = \sum_i \mu_i k_Y(\cdot, Y_i)$.
+    r"""Embed the marginal of `Y` when `X` has another distribution: $\hat m_Y = \sum_i \mu_i k_Y(\cdot, Y_i)$.
 
     $\mu = (G_X + n \varepsilon I)^{-1} \hat m$, $\hat m_i = \sum_j \gamma_j k_X(X_i, U_j)$.
 
@@ -62,7 +59,9 @@ def conditional_embedding(
     *,
     tolerance: float = low_rank.TOLERANCE,
 ) -> MeanEmbedding:
-    r"""Embed the law of `X` given `Y = y`: $\sum_i v_i k_X(\cdot, X_i)$, $v = (G_Y + n \varepsilon I)^{-1} k_Y(y)$.
+    r"""Embed the distribution of `X` given `Y = y`: $\sum_i v_i k_X(\cdot, X_i)$.
+
+    $v = (G_Y + n \varepsilon I)^{-1} k_Y(y)$.
 
     For many observations and no embeddings, `LowRankRidge` and, dense, `ConditionalMeanEmbedding` factorise once.
 
@@ -71,7 +70,7 @@ def conditional_embedding(
         kernel_x: Kernel of the result.
         kernel_y: Kernel on observations.
         observed: `y`, one point with a leading axis.
-        regularisation: `eps`; .01 / sqrt(n) in the experiments of the paper.
+        regularisation: `eps`; `0.01 / sqrt(n)` in the experiments of the paper.
         tolerance: Of the low-rank factor of `G_Y`.
     Raises:
         RuntimeError: If all weights are zero.
@@ -119,10 +118,11 @@ class KernelBayesRule:
 
     With $\mu = (G_X + n \varepsilon I)^{-1} \hat m$, $\Lambda = \mathrm{diag}(\mu)$ and $G_Y = U U^\top$,
 
-    $$ R = \Lambda G_Y \big((\Lambda G_Y)^2 + \delta I\big)^{-1} \Lambda = \Lambda U \big(C^2 + \delta I\big)^{-1} U^\top \Lambda, \qquad C = U^\top \Lambda U. $$
+    $$ R = \Lambda G_Y \big((\Lambda G_Y)^2 + \delta I\big)^{-1} \Lambda
+         = \Lambda U \big(C^2 + \delta I\big)^{-1} U^\top \Lambda, \qquad C = U^\top \Lambda U. $$
 
-    The second form is symmetric, needs one Cholesky factorisation of the size of the rank, and is exact for any factor `U`. Weights
-    are signed and do not sum to one exactly. Make one with `fit`.
+    The second form is symmetric, needs one Cholesky factorisation of the size of the rank, and is exact for any factor
+    `U`. Weights are signed and do not sum to one exactly. Make one with `fit`.
 
     Args:
         kernel_x: Kernel on what is inferred.
@@ -131,7 +131,8 @@ class KernelBayesRule:
         left: `Lambda U (C^2 + delta I)^-1 U' Lambda U`, `(n, r)`: weights are `left` times the features of `y`.
         prior_weights: `mu`, `(n,)`.
         regularisation: `eps` and `delta` that were used, `(2,)`.
-    References: Fukumizu, Song & Gretton (2013), JMLR 14, section 4. (Its equation 11 prints `mu` n times larger than its filter.)
+    References: Fukumizu, Song & Gretton (2013), JMLR 14, section 4. (Its equation 11 prints `mu` n times larger than
+    its filter.)
     """
 
     kernel_x: Kernel
@@ -159,7 +160,7 @@ class KernelBayesRule:
             x, y: Joint sample, `n` points each, from any prior.
             kernel_y: Kernel on observations.
             prior: Embedding of the prior, whose kernel is that on `x`.
-            regularisation: `eps`; .01 / n in the paper.
+            regularisation: `eps`; `0.01 / n` in the paper.
             delta: `2 eps` when left out.
             tolerance: Of the low-rank factors of both Gram matrices.
         Warns:
@@ -184,7 +185,7 @@ class KernelBayesRule:
         return self.right.features(y) @ np.asarray(self.left).T
 
     def posterior(self, y: Points) -> MeanEmbedding:
-        """Embedding of the posterior at one observation, a bank of one point.
+        """Embedding of the posterior at one observation, given with a leading axis.
 
         Raises:
             RuntimeError: If all weights are zero.
@@ -202,7 +203,10 @@ def update(mu: np.ndarray, factor: np.ndarray, delta: float) -> tuple[np.ndarray
 
 
 def posterior_weights(mu: np.ndarray, factor: np.ndarray, delta: float, phi: np.ndarray) -> np.ndarray:
-    """The weights `R k_Y(y)` for features `phi` `(r,)` or `(r, s)`, `(n,)` or `(n, s)`: `update` for few `y`, at less cost."""
+    """The weights `R k_Y(y)`, `(n,)` or `(n, s)`, for features `phi` `(r,)` or `(r, s)`.
+
+    For few `y` it costs less than `update`.
+    """
     scaled, core, cholesky, _ = _factorised(mu, factor, delta)
     return scaled @ cho_solve(cholesky, core @ phi)
 
@@ -222,72 +226,9 @@ def _factorised(mu, factor, delta):
             warnings.warn(f"delta = {delta:.3g} is too small to factorise; {tried:.3g} was used.", stacklevel=4)
         return scaled, core, cholesky, tried
     raise np.linalg.LinAlgError(
-        f"The matrix of kernel Bayes' rule cannot be factorised for delta from {delta:.3g} to {tried:.3g}: are weights or Gram "
-        "matrices finite?"
+        f"The matrix of kernel Bayes' rule cannot be factorised for delta from {delta:.3g} to {tried:.3g}: are weights "
+        "or Gram matrices finite?"
     )
-
-
-def pre_image(embedding: MeanEmbedding, start: ArrayLike | None = None, *, max_steps: int = 200) -> np.ndarray:
-    r"""The point `x` whose feature is nearest to an embedding, `min_x |k(., x) - m|`, `(dim,)` or `(size, size)`.
-
-    For a Gaussian kernel, by the fixed point $x \leftarrow \sum_i \rho_i k(X_i, x) X_i / \sum_i \rho_i k(X_i, x)$, kept where
-    the embedding increases; it ends at a local maximum of the embedding, the mode of a smooth density. On rotations each step
-    goes to the rotation nearest to that mean; for the trace kernel the first is exact.
-
-    Args:
-        embedding: With `Gaussian` and points `(n, dim)`, or with `RotationTrace` or `RotationGaussian` and points
-            `(n, size, size)`.
-        start: Such a point; the sample point at which the embedding is largest, when left out.
-        max_steps: Largest number of steps.
-    Raises:
-        FloatingPointError: If all weights are zero, or a Gaussian embedding is nowhere positive on the sample or at `start`.
-    References: Mika et al. (1999); Fukumizu, Song & Gretton (2013), section 5.1.
-    """
-    checks.concrete(embedding=embedding, start=start)
-    points, weights = np.asarray(embedding.points, np.float64), np.asarray(embedding.weights, np.float64)
-    kernel = embedding.kernel
-    checks.require(
-        bool(weights.any()), f"All {len(weights)} weights are zero: there is no pre-image.", FloatingPointError
-    )
-    if isinstance(kernel, RotationTrace):
-        return nearest_rotation(np.tensordot(weights, points, axes=1))
-    if not isinstance(kernel, Gaussian | RotationGaussian):
-        raise ValueError(f"A pre-image needs a Gaussian kernel, or one on rotations; got {type(kernel).__name__}.")
-    scale = np.asarray(kernel.length_scale, np.float64)
-    project = nearest_rotation if isinstance(kernel, RotationGaussian) else np.asarray
-
-    def height(x):
-        near = np.exp(-0.5 * np.sum(np.square((points - x) / scale), axis=tuple(range(1, points.ndim))))
-        return weights @ near, near
-
-    if start is None:
-        start = points[int(np.argmax(_values(embedding, points)))]
-    x = np.asarray(start, np.float64)
-    checks.require(
-        x.shape == points.shape[1:], f"`start` must be one point of shape {points.shape[1:]}; got {x.shape}."
-    )
-    checks.finite("start", x)
-    value, near = height(x)
-    checks.require(
-        value > 0,
-        f"The embedding is {value:.3g} at the start of the search, where it must be positive: its weights, with a sum of "
-        f"{weights.sum():.3g}, have no mode there.",
-        FloatingPointError,
-    )
-    for _ in range(max_steps):
-        step = np.tensordot(weights * near, points, axes=1) / value - x
-        for shorter in (1.0, 0.5, 0.1, 0.01):
-            moved = project(x + shorter * step)
-            new_value, new_near = height(moved)
-            if new_value >= value:
-                break
-        else:
-            break
-        done = np.max(np.abs(moved - x) / scale) < 1e-9
-        x, value, near = moved, new_value, new_near
-        if done:
-            break
-    return x
 
 
 def _values(embedding: MeanEmbedding, points: Points) -> np.ndarray:
@@ -304,7 +245,8 @@ def _one(y: Points) -> Points:
 def _found(kernel: Kernel, points: Points, weights: np.ndarray) -> MeanEmbedding:
     checks.require(
         bool(weights.any()),
-        f"All {len(weights)} weights are zero: the observation or the prior lies far from the joint sample, or kernels are too narrow.",
+        f"All {len(weights)} weights are zero: the observation or the prior lies far from the joint sample, or kernels "
+        "are too narrow.",
         EffectiveSampleSizeError,
     )
     return MeanEmbedding(kernel, points, weights)

@@ -1,4 +1,4 @@
-"""Kernels and regularisation of kernel Bayes' rule and its filter from the data: K-fold criteria and split halves."""
+"""Kernels and regularisation of kernel Bayes' rule and its filter from the data: K-fold criteria and a held-out half."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,11 +21,11 @@ SCALES = (0.5, 0.7, 1.0, 1.4, 2.0)
 
 
 class KernelBayesSettings(NamedTuple):
-    """What kernel Bayes' rule and its filter are told.
+    """Kernels and regularisation of kernel Bayes' rule and its filter.
 
     Attributes:
-        kernel_x: On what is inferred.
-        kernel_y: On observations.
+        kernel_x: Compares what is inferred.
+        kernel_y: Compares observations.
         regularisation: `eps`.
         delta: `2 eps` when left out.
     """
@@ -51,8 +51,8 @@ class ChosenSettings(NamedTuple):
     """The candidate with the least error.
 
     Attributes:
-        settings: That candidate.
-        errors: Of all candidates, in their order.
+        settings: The candidate.
+        errors: Errors of all candidates, in their order.
     """
 
     settings: KernelBayesSettings
@@ -71,10 +71,11 @@ def kernel_bayes_candidates(
     """Settings with the length scales of two kernels multiplied by numbers, and every regularisation.
 
     Args:
-        kernel_x, kernel_y: With a field `length_scale`, such as `Gaussian(median_heuristic(x))`; one without is kept as it is.
+        kernel_x, kernel_y: With a field `length_scale`, such as `Gaussian(median_heuristic(x))`; one without is kept as
+            it is.
         regularisations: `eps`.
-        scales_x, scales_y: Multiples of each length scale. When `scales_y` is left out, both kernels have the same multiple, as
-            in the filter of the paper.
+        scales_x, scales_y: Multiples of each length scale. When `scales_y` is left out, both kernels have the same
+            multiple, as in the filter of the paper.
         delta_ratios: `delta` as multiples of `eps`.
     """
     both = [(s, s) for s in scales_x] if scales_y is None else list(product(scales_x, scales_y))
@@ -108,7 +109,8 @@ def choose_by_folds(
     r"""Settings of kernel Bayes' rule by the paper's K-fold criterion.
 
     Averaged over the observations, posteriors under the joint sample's own prior are that prior:
-    $\sum_a \big| \tfrac{1}{|T_a|} \sum_{j \in T_a} \hat m^{[-a]}_{X \mid Y_j} - \hat m^{[a]}_X \big|^2$ is small for good settings.
+    $\sum_a \big| \tfrac{1}{|T_a|} \sum_{j \in T_a} \hat m^{[-a]}_{X \mid Y_j} - \hat m^{[a]}_X \big|^2$ is small for
+    good settings.
 
     Norms in the spaces of different kernels do not compare: the wider `kernel_x`, the smaller all distances. With
     `compare_in` every candidate is measured in the space of that kernel. The paper does without.
@@ -146,8 +148,8 @@ def choose_by_prediction(
 ) -> ChosenSettings:
     r"""Settings of kernel Bayes' rule by cross-validation of posterior means under the joint sample's own prior.
 
-    The mean of $|x_j - \hat E[X \mid y_j]|^2$ over held-out pairs: best where means are what is wanted. It is as cheap as the
-    criterion of `choose_by_folds` and, unlike it, sees whether each observation is used well.
+    The mean of $|x_j - \hat E[X \mid y_j]|^2$ over held-out pairs: best where means are what is wanted. It is as cheap
+    as the criterion of `choose_by_folds` and, unlike it, sees whether each observation is used well.
 
     Args:
         rng_key: Divides the sample into folds.
@@ -233,7 +235,7 @@ def _same(a, b):
     return all(np.array_equal(one, other) for one, other in leaves)
 
 
-def choose_by_halves(
+def choose_by_holdout(
     states: Points,
     observations: Points,
     settings: Sequence[KernelBayesSettings],
@@ -245,8 +247,8 @@ def choose_by_halves(
 ) -> ChosenSettings:
     """Settings of the filter by its error on the second half of the training path, learnt from the first.
 
-    The error is the mean squared Euclidean (for matrices, Frobenius) distance between the decoded state and the true one. A
-    candidate whose filter breaks down has an infinite error.
+    The error is the mean squared Euclidean (for matrices, Frobenius) distance between the decoded state and the true
+    one. A candidate whose filter breaks down has an infinite error.
 
     Args:
         states, observations: One path in the order of time, 8 points or more.
@@ -294,8 +296,8 @@ def _least(settings, errors) -> ChosenSettings:
     errors, tried = np.asarray(errors, np.float64), [one.regularisation for one in settings]
     checks.require(
         bool(np.isfinite(errors).any()),
-        f"None of the {len(errors)} candidates, with regularisations from {min(tried):.3g} to {max(tried):.3g}, gave a finite error; "
-        "add larger regularisations or wider kernels.",
+        f"None of the {len(errors)} candidates, with regularisations from {min(tried):.3g} to {max(tried):.3g}, gave a "
+        "finite error; add larger regularisations or wider kernels.",
         np.linalg.LinAlgError,
     )
     return ChosenSettings(settings[int(np.argmin(np.where(np.isfinite(errors), errors, np.inf)))], errors)

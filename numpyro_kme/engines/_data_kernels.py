@@ -7,7 +7,7 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
-from numpyro_kme.embeddings.mmd_estimators import Quadratic
+from numpyro_kme.embeddings.mmd import Quadratic
 from numpyro_kme.engines._reference_table import ReferenceTable
 from numpyro_kme.kernels import EmpiricalMeasure, Gaussian
 from numpyro_kme.kernels.base import Kernel

@@ -117,7 +117,7 @@ class LearntPosterior(Posterior):
         Their averages of smooth functions of the parameters converge faster than those of independent draws. They follow
         the signed posterior, and come in the order in which herding finds them. The herding kernel is
         `in_coordinates.herding_kernel()`, which is narrower than the posterior, and the candidates are
-        `in_coordinates.weighted_points`.
+        `in_coordinates.weighted_particles`.
 
         Raises:
             ValueError: If the coordinates do not determine the latents, or other likelihoods stand beside the simulator.
@@ -126,7 +126,7 @@ class LearntPosterior(Posterior):
         posterior = self.in_coordinates
         coordinates = self.likelihoods[self.problem.site()].coordinates
         kernel = posterior.herding_kernel()
-        candidates = np.asarray(posterior.weighted_points(rng_key, max(HERDING_CANDIDATES, num_samples)).points)
+        candidates = np.asarray(posterior.weighted_particles(rng_key, max(HERDING_CANDIDATES, num_samples)).particles)
         chosen = np.asarray(herd(posterior.embedding(kernel, candidates), kernel, candidates, num_samples))
         latents = {name: np.asarray(v) for name, v in coordinates.latents_table(candidates[chosen]).items()}
         return Posterior(

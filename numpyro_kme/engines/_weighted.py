@@ -13,6 +13,7 @@ from scipy import stats
 from numpyro_kme._core import checks
 from numpyro_kme._core.checks import EffectiveSampleSizeError
 from numpyro_kme.abc import weighting
+from numpyro_kme.abc.out_of_distribution import out_of_distribution_check
 from numpyro_kme.abc.weighting import LEAST_EFFECTIVE_SIZE, with_unit_sum
 from numpyro_kme.engines._reference_table import ReferenceTable, arguments_to_coordinates, check_model
 from numpyro_kme.engines._tables import check_simulations, groups
@@ -161,7 +162,7 @@ class WeightedEngine(Engine):
         found = weigher.weigh(y)
         weights, info = self._normalise(found, learnt.simulations)
         _warn_of_variances(table, weights)
-        self._warn_of_remoteness(weigher, found.distances)
+        self._warn_if_out_of_distribution(weigher, found.distances)
         chosen = choose(rng_key, table.z, weights, self.num_samples)
         sites = {name: np.asarray(value) for name, value in {**table.latents, **table.deterministics}.items()}
         weighted = {name: value[None] for name, value in {**sites, "weight": weights}.items()}
@@ -196,14 +197,14 @@ class WeightedEngine(Engine):
             info["simulations that failed"] = simulations.describe_failures()
         return weights, info
 
-    def _warn_of_remoteness(self, weigher: Weigher, distances: np.ndarray) -> None:
+    def _warn_if_out_of_distribution(self, weigher: Weigher, distances: np.ndarray) -> None:
         """An effective sample size does not see that all simulations are far."""
-        found = weighting.remoteness(distances, weigher.between)
-        if found.is_far:
+        found = out_of_distribution_check(distances, weigher.between)
+        if found.is_out_of_distribution:
             checks.warn(
                 f"{type(self).__name__}: the observation lies away from the simulations. The nearest of them, a share of "
-                f"{found.share:.2g}, are up to {found.nearest:.4g} from it, and simulations are up to {found.usual:.4g} from one "
-                f"another ({self.measure}). The weights say which are least far, not what the parameters are. Check the "
+                f"{found.proportion:.2g}, are up to {found.nearest:.4g} from it, and simulations are up to "
+                f"{found.threshold:.4g} from one another ({self.measure}). The weights say which are least far, not what the parameters are. Check the "
                 "observation and the simulator, or use a prior under which such data occur.",
             )
 

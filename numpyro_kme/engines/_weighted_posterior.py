@@ -10,13 +10,13 @@ import numpy as np
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
 from numpyro_kme.embeddings.herding import herd
-from numpyro_kme.embeddings.kernel_bayes import pre_image
 from numpyro_kme.embeddings.means import MeanEmbedding
+from numpyro_kme.embeddings.modes import embedding_mode
 from numpyro_kme.engines._reference_table import LatentVectors, ReferenceTable
 from numpyro_kme.engines.posterior import ORDERED, Posterior
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.models.coordinates import Coordinates
-from numpyro_kme.samplers.importance import systematic
+from numpyro_kme.samplers.resampling import systematic_shuffled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class WeightedPosterior(Posterior):
         one_to_one = table.coordinates.one_to_one
         vectors = None if one_to_one else LatentVectors.read(problem, table.latents)
         z = table.z if vectors is None else vectors.table(table.latents)
-        found = pre_image(MeanEmbedding(_kernel(z, weights, 1.0), z, weights))
+        found = embedding_mode(MeanEmbedding(_kernel(z, weights, 1.0), z, weights))
         if vectors is None:
             return on_host(Coordinates.latents)(table.coordinates, found)
         return {name: np.asarray(value[0]) for name, value in vectors.latents(found[None]).items()}
@@ -93,7 +93,7 @@ class WeightedPosterior(Posterior):
 def choose(rng_key: jax.Array, z: np.ndarray, weights: np.ndarray, num_samples: int) -> np.ndarray:
     """Indices of equally weighted simulations: systematic resampling, or herding where weights are signed."""
     if (weights >= 0).all():
-        return systematic(rng_key, weights, num_samples)
+        return systematic_shuffled(rng_key, weights, num_samples)
     return _herded(z, weights, num_samples)
 
 

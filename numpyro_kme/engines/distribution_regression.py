@@ -43,7 +43,7 @@ class DistributionRegressionABC(WeightedEngine):
     Raises:
         RuntimeError: If the effective sample size is below 10, or the kernel is zero between the observation and all simulations.
     Warns:
-        UserWarning: If the observation lies away from the simulations (`remoteness`).
+        UserWarning: If the observation lies away from the simulations (`out_of_distribution_check`).
     Cost: `m` simulations, `m r` kernels and `m r^2` for a factor of rank `r`, once; `r` kernels an observation.
     References: Mitrovic, Sejdinovic & Teh (2016), ICML.
     """

@@ -8,8 +8,9 @@ from os import PathLike
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme.abc.weighting import discrepancies_to, dissimilarities, soft_abc_weights
-from numpyro_kme.embeddings.mmd_estimators import Estimator
+from numpyro_kme.abc.out_of_distribution import dissimilarities
+from numpyro_kme.abc.weighting import discrepancies_to, soft_abc_weights
+from numpyro_kme.embeddings.mmd import Estimator
 from numpyro_kme.engines._data_kernels import checked_rule, quadratic_by
 from numpyro_kme.engines._weighted import Weigher, WeightedEngine, Weighting, fewer_compared
 from numpyro_kme.kernels.length_scales import LengthScaleRule
@@ -41,7 +42,7 @@ class K2ABC(WeightedEngine):
     Raises:
         RuntimeError: If the effective sample size is below 10.
     Warns:
-        UserWarning: If the observation lies away from the simulations (`remoteness`).
+        UserWarning: If the observation lies away from the simulations (`out_of_distribution_check`).
     Cost: `m` simulations; `m` estimates of the MMD an observation, and at most `3 m` mean kernels between data sets, which say
         whether it lies away.
     References: Park, Jitkrittum & Sejdinovic (2016), AISTATS.

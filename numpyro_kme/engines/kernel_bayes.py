@@ -57,7 +57,7 @@ class KernelBayes(WeightedEngine):
     Raises:
         RuntimeError: If the effective sample size, one over the sum of squared weights, is below 10, or the weights sum to 0.
     Warns:
-        UserWarning: If the observation lies away from the simulations (`remoteness`).
+        UserWarning: If the observation lies away from the simulations (`out_of_distribution_check`).
     Cost: `m` simulations and `m r^2` for factors of rank `r`, once; `m r` an observation.
     References: Fukumizu, Song & Gretton (2013), JMLR 14.
     """

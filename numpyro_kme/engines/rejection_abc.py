@@ -9,9 +9,11 @@ from os import PathLike
 import numpy as np
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.robust import mad_or_sd
 from numpyro_kme.abc import weighting
-from numpyro_kme.abc.weighting import Discrepancy, discrepancies_to, dissimilarities, rejection_weights
-from numpyro_kme.embeddings.mmd_estimators import Estimator
+from numpyro_kme.abc.out_of_distribution import dissimilarities
+from numpyro_kme.abc.weighting import Discrepancy, discrepancies_to, rejection_weights
+from numpyro_kme.embeddings.mmd import Estimator
 from numpyro_kme.engines._data_kernels import checked_rule, quadratic_by
 from numpyro_kme.engines._weighted import Weigher, WeightedEngine, Weighting, fewer_compared
 from numpyro_kme.kernels.length_scales import LengthScaleRule
@@ -42,7 +44,7 @@ class RejectionABC(WeightedEngine):
     Raises:
         RuntimeError: If fewer than 10 simulations are accepted.
     Warns:
-        UserWarning: If the observation lies away from the simulations (`remoteness`).
+        UserWarning: If the observation lies away from the simulations (`out_of_distribution_check`).
     Cost: `m` simulations; `m` discrepancies an observation, compiled where JAX can trace the function, and once, to see whether it
         lies away, at most half as many again between simulations. Estimators of the MMD as in `K2ABC`.
     References: Pritchard et al. (1999); Bernton et al. (2019), JRSS B, for the Wasserstein distance.
@@ -108,9 +110,8 @@ class NumbersWeigher(Weigher):
     @cached_property
     def scale(self) -> np.ndarray:
         """Median absolute deviation of each number, or its standard deviation where that is 0, or 1, `(d,)`."""
-        median = np.median(np.abs(self.rows - np.median(self.rows, axis=0)), axis=0)
-        deviation = self.rows.std(axis=0)
-        return np.where(median > 0, median, np.where(deviation > 0, deviation, 1.0))
+        scale = mad_or_sd(self.rows)
+        return np.where(scale > 0, scale, 1.0)
 
     def weigh(self, y):
         """As `Weigher.weigh`."""

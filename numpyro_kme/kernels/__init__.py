@@ -1,19 +1,17 @@
 """Kernels on vectors, data sets, time series, rotations and anything a callable compares."""
 
-from numpyro_kme.kernels.algebra import Mixture, Product, Scaled, Sum
+from numpyro_kme.kernels.algebra import GaussianScaleMixture, Product, Scaled, Sum
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.empirical import EmpiricalMeasure
 from numpyro_kme.kernels.energy import DistanceInduced, Energy
+from numpyro_kme.kernels.farthest_points import farthest_point_design
 from numpyro_kme.kernels.heuristics import median_heuristic, median_heuristic_per_dimension
+from numpyro_kme.kernels.kernel_learning import LearntLengthScale, learn_length_scale, shrunk_embedding
 from numpyro_kme.kernels.length_scales import (
     BayesianKernelLearning,
     CrossValidation,
-    LearntLengthScale,
     LengthScaleRule,
     MedianHeuristic,
-    learn_length_scale,
-    shrunk_embedding,
-    spread_out,
 )
 from numpyro_kme.kernels.low_rank import LowRank, LowRankRidge
 from numpyro_kme.kernels.paths import GaussianProcessPath
@@ -39,6 +37,7 @@ __all__ = [
     "FromCallable",
     "Gaussian",
     "GaussianProcessPath",
+    "GaussianScaleMixture",
     "InverseMultiquadric",
     "Kernel",
     "Laplace",
@@ -51,7 +50,6 @@ __all__ = [
     "Matern32",
     "Matern52",
     "MedianHeuristic",
-    "Mixture",
     "Polynomial",
     "Product",
     "RationalQuadratic",
@@ -59,10 +57,10 @@ __all__ = [
     "RotationTrace",
     "Scaled",
     "Sum",
+    "farthest_point_design",
     "learn_length_scale",
     "median_heuristic",
     "median_heuristic_per_dimension",
     "nearest_rotation",
     "shrunk_embedding",
-    "spread_out",
 ]

@@ -139,7 +139,7 @@ class Scaled(Kernel):
 
 
 @register
-class Mixture(Kernel):
+class GaussianScaleMixture(Kernel):
     r"""Sum of Gaussian kernels over length scales, `k(a, b) = sum_i w_i exp(-|a - b|^2 / (2 l_i^2))`.
 
     It sees differences at every scale listed, where one length scale would miss those far below and above it.

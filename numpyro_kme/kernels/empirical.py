@@ -15,15 +15,15 @@ class EmpiricalMeasure(Kernel):
     r"""Double kernel `k(Y, X) = exp(-|mu_Y - mu_X|^2 / (2 eps^2))`; the distance is the biased squared MMD.
 
     A point is a data set whose rows have no order: an array `(size, dim)`, or a tuple `(rows, weights)` with
-    weights `(size,)` that sum to one. Sets of different sizes compare; a bank `(count, size, dim)` has one
+    weights `(size,)` that sum to one. Sets of different sizes compare; a batch `(count, size, dim)` has one
     size, and weights of 0 fill shorter sets up.
 
     Args:
         inner: `h`, the positive definite kernel that embeds rows: `mu_X = sum_i w_i h(x_i, .)`.
         length_scale: `eps`, a scalar, in units of the embedding: between two sets `|mu_Y - mu_X|` is at most
             `2 sqrt(sup h)`.
-    Cost: a Gram matrix between banks takes `count * count * size * size` inner evaluations in blocks, half of
-        that for one bank with itself; the terms of one set alone are computed once. `squared_mmd` gives the
+    Cost: a Gram matrix between batches takes `count * count * size * size` inner evaluations in blocks, half of
+        that for one batch with itself; the terms of one set alone are computed once. `squared_mmd` gives the
         part that does not depend on `eps`.
     References: Christmann & Steinwart (2010), NIPS; Muandet et al. (2017), section 3.
     """
@@ -43,7 +43,7 @@ class EmpiricalMeasure(Kernel):
         return x.reshape(*x.shape[:2], -1)
 
     def squared_mmd(self, x: Points, y: Points | None = None) -> jax.Array:
-        """Matrix `|mu_{x_i} - mu_{y_j}|^2`, `(n, m)`, between banks of data sets; never negative."""
+        """Matrix `|mu_{x_i} - mu_{y_j}|^2`, `(n, m)`, between batches of data sets; never negative."""
         x_rows, x_weights = _measures("x", x)
         x_own = _self_terms(self.inner, x_rows, x_weights)
         if y is None:
@@ -60,11 +60,11 @@ class EmpiricalMeasure(Kernel):
         return self.log_gram(*single)[0, 0]
 
     def log_gram(self, x, y=None):
-        """Matrix of log kernel values between two banks of data sets."""
+        """Matrix of log kernel values between two batches of data sets."""
         return -0.5 * self.squared_mmd(x, y) / jnp.square(self.length_scale)
 
     def gram(self, x, y=None):
-        """Matrix of kernel values between two banks of data sets."""
+        """Matrix of kernel values between two batches of data sets."""
         return jnp.exp(self.log_gram(x, y))
 
     def diagonal(self, x):
@@ -73,12 +73,12 @@ class EmpiricalMeasure(Kernel):
         return jnp.ones(num_points(rows), rows.dtype)
 
 
-def _measures(name, bank):
-    rows, weights = bank if isinstance(bank, tuple) else (bank, None)
+def _measures(name, batch):
+    rows, weights = batch if isinstance(batch, tuple) else (batch, None)
     rows = jnp.asarray(rows, jnp.result_type(rows, float))
     checks.require(
         rows.ndim == 3 and rows.shape[1] > 0,
-        f"`{name}` must be a bank of data sets with shape (count, size, dim); got {rows.shape}. Rows of "
+        f"`{name}` must be a batch of data sets with shape (count, size, dim); got {rows.shape}. Rows of "
         "scalars need a last axis of length 1.",
     )
     if weights is None:
@@ -110,7 +110,7 @@ def _against(inner, rows, weights, y_rows, y_weights):
 
 @jax.jit
 def _symmetric_cross_terms(inner, rows, weights):
-    """The same for a bank with itself: set `i` meets the `count // 2` sets that follow it on a circle."""
+    """The same for a batch with itself: set `i` meets the `count // 2` sets that follow it on a circle."""
     count = num_points(rows)
     window = count // 2 + 1
     twice_rows, twice_weights = jnp.concatenate([rows, rows]), jnp.concatenate([weights, weights])

@@ -43,7 +43,7 @@ def median_heuristic_per_dimension(x: Array, *, max_points: int | None = MAX_POI
         `(dim,)` in float64.
     Raises:
         ValueError: If a column's median is 0, because half of its pairs coincide (without ties, all of them); the
-            sentence names the column.
+            error names the column.
     Cost: `dim + 1` times that of `median_heuristic`.
     """
     subset = _subset("x", x, max_points)
@@ -72,7 +72,7 @@ def _median_distance(name, x, ties):
     median = np.sqrt(np.median(squares)) if len(squares) else 0.0
     checks.require(
         bool(median > 0),
-        f"The median distance between the points of `{name}` is 0: {'at least half' if ties else 'all'} of the pairs coincide. "
-        "Pass a length scale by hand, or remove repeated points first.",
+        f"The median distance between the points of `{name}` is 0: {'at least half' if ties else 'all'} of the pairs "
+        "coincide. Pass a length scale by hand, or remove repeated points first.",
     )
     return median

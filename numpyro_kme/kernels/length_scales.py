@@ -1,220 +1,21 @@
-"""Rules for length scales, Bayesian kernel learning among them, and shrinkage of mean embeddings."""
+"""Rules that choose the length scale of a kernel from data: the median heuristic, kernel learning, cross-validation."""
 
 import abc
 from dataclasses import field
-from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from scipy.optimize import minimize
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.host import on_host
 from numpyro_kme.kernels import low_rank, median_heuristic, median_heuristic_per_dimension
 from numpyro_kme.kernels.base import register
+from numpyro_kme.kernels.kernel_learning import LANDMARKS, learn_length_scale
 from numpyro_kme.kernels.low_rank import LowRank
 from numpyro_kme.kernels.stationary import Gaussian
 
-LANDMARKS = 50
 REGULARISATIONS = 10.0 ** np.arange(-9.0, 1.0)
-"""Of kernel ridge regressions whose error is compared."""
-FAILED = 1e12
-"""Stands for a loss that is not finite."""
-STARTS = (0.02, 0.1, 0.5, 0.95)
-"""Starts of the length scale, as shares of the median heuristic."""
-
-
-def smoothed_kernel(x: ArrayLike, y: ArrayLike, length_scale: ArrayLike, reach: ArrayLike) -> jax.Array:
-    r"""$r(x, y) = \int k(x, u)\, k(u, y)\, e^{-|u|^2 / 2 \eta^2} du$ for a Gaussian `k` of length scale `s`, `(n, m)`.
-
-    $\big(2 \pi \tfrac{s^2 \eta^2}{s^2 + 2 \eta^2}\big)^{D/2} e^{-|x - y|^2 / 4 s^2}\, e^{-|(x + y)/2|^2 / (s^2 + 2 \eta^2)}$: the covariance of a Gaussian
-    process whose paths lie in the space of `k` with probability one.
-
-    Args:
-        x, y: `(n, D)` and `(m, D)`.
-        length_scale: `s`, a scalar.
-        reach: `eta`, of the order of the spread of the data about 0.
-    References: Flaxman et al. (2016), UAI, whose slides print another last denominator.
-    """
-    x, y = jnp.asarray(x), jnp.asarray(y)
-    square, far = jnp.square(length_scale), jnp.square(reach)
-    apart = jnp.sum(jnp.square(x[:, None] - y[None]), axis=-1)
-    middle = 0.25 * jnp.sum(jnp.square(x[:, None] + y[None]), axis=-1)
-    log_scale = 0.5 * x.shape[1] * jnp.log(2.0 * jnp.pi * square * far / (square + 2.0 * far))
-    return jnp.exp(log_scale - apart / (4.0 * square) - middle / (square + 2.0 * far))
-
-
-def log_pseudo_likelihood(
-    x: ArrayLike, landmarks: ArrayLike, length_scale: ArrayLike, noise: ArrayLike, reach: ArrayLike
-) -> jax.Array:
-    r"""Log density of the data `x` given a Gaussian kernel, as if features at landmarks were draws around a mean embedding.
-
-    With $\phi(x) = (k(x, z_l))_l$ and $R_{ll'} = r(z_l, z_{l'})$: $\mathrm{vec}\,\phi(x_{1..n}) \sim N(0,\; 11^\top \otimes R + \tau^2 I)$,
-    times $\prod_i \gamma(x_i)$, $\gamma(x)^2 = \det \sum_l \nabla k(x, z_l) \nabla k(x, z_l)^\top$, the volume that $\phi$ takes.
-
-    Args:
-        x: `(n, D)`, centred.
-        landmarks: `z`, `(q, D)`, `q >= D`.
-        length_scale, noise, reach: `s`, `tau`, `eta`.
-    Cost: `q^3 + n q D^2`.
-    References: Flaxman et al. (2016), UAI, section 4.
-    """
-    x, z = jnp.asarray(x), jnp.asarray(landmarks)
-    n, q = x.shape[0], z.shape[0]
-    difference = (z[None] - x[:, None]) / jnp.square(length_scale)
-    log_features = -0.5 * jnp.sum(jnp.square(z[None] - x[:, None]), axis=-1) / jnp.square(length_scale)
-    features = jnp.exp(log_features)
-    mean = jnp.mean(features, axis=0)
-    covariance = n * smoothed_kernel(z, z, length_scale, reach) + jnp.square(noise) * jnp.eye(q)
-    factor = jnp.linalg.cholesky(covariance)
-    white = jax.scipy.linalg.solve_triangular(factor, jnp.sqrt(n * 1.0) * mean, lower=True)
-    about_mean = -0.5 * white @ white - jnp.sum(jnp.log(jnp.diagonal(factor)))
-    rest = -0.5 * jnp.sum(jnp.square(features - mean[None])) / jnp.square(noise) - (n - 1) * q * jnp.log(noise)
-    log_volume = jnp.sum(jax.vmap(_log_volume)(log_features, difference))
-    return about_mean + rest + log_volume - 0.5 * n * q * jnp.log(2.0 * jnp.pi)
-
-
-def _log_volume(logs, rows):
-    """`log det(J'J) / 2` for `J` with rows `e^logs * rows`, `(q,)` and `(q, D)`.
-
-    By elimination with complete pivoting, with the factors `e^logs` kept apart: they differ by many powers of ten, and
-    the nearest landmark alone gives a matrix `J'J` of rank one in which rounding drowns all others.
-    """
-    lower, total = [], jnp.zeros((), rows.dtype)
-    for _ in range(rows.shape[1]):
-        sizes = jax.lax.stop_gradient(logs[:, None] + jnp.log(jnp.abs(rows)))
-        row, column = jnp.divmod(jnp.argmax(sizes), rows.shape[1])
-        ratio = rows[:, column] / rows[row, column]
-        total += logs[row] + jnp.log(jnp.abs(rows[row, column]))
-        lower.append(jnp.exp(jnp.minimum(logs - logs[row], 80.0)) * ratio)
-        rows = (rows - ratio[:, None] * rows[row][None]).at[:, column].set(0.0).at[row].set(0.0)
-    lower = jnp.stack(lower)
-    return total + 0.5 * jnp.linalg.slogdet(lower @ lower.T)[1]
-
-
-class LearntLengthScale(NamedTuple):
-    """What Bayesian kernel learning found.
-
-    Attributes:
-        length_scale: `s`.
-        noise: `tau`.
-        log_likelihood: Log pseudo-likelihood there.
-        candidates: `(length_scale, log_likelihood)` at the end of each start.
-    """
-
-    length_scale: float
-    noise: float
-    log_likelihood: float
-    candidates: np.ndarray
-
-
-def learn_length_scale(
-    rng_key: jax.Array, x: ArrayLike, *, num_landmarks: int = LANDMARKS, reach: float | None = None
-) -> LearntLengthScale:
-    """Length scale of a Gaussian kernel by Bayesian kernel learning: maximise `log_pseudo_likelihood` by L-BFGS.
-
-    It finds the local scale of data with structure, where the median heuristic gives the size of the whole. The median
-    heuristic is also the upper bound of the search: beyond it features are linear in the data, `tau` goes to 0 with `1 / s`,
-    and the pseudo-likelihood grows without bound.
-
-    Args:
-        rng_key: Chooses the landmarks among the data.
-        x: `(n, D)`.
-        num_landmarks: How many, spread out by farthest-point sampling. The more there are, the shorter the length scale that is
-            learnt (`benchmarks/kernel_learning.py`).
-        reach: `eta`; the root mean squared distance from the mean when left out.
-    References: Flaxman et al. (2016), UAI.
-    """
-    checks.concrete(rng_key=rng_key, x=x, reach=reach)
-    checks.key(rng_key)
-    checks.matrix("x", x, min_rows=2)
-    checks.finite("x", x)
-    table = np.asarray(x, np.float64)
-    table = table - table.mean(axis=0)
-    checks.require(bool(np.ptp(table, axis=0).all()), "`x` has a constant column; leave it out.")
-    reach = float(np.sqrt(np.mean(np.sum(np.square(table), axis=1)))) if reach is None else reach
-    checks.positive_number("reach", reach)
-    checks.whole("num_landmarks", num_landmarks, 1)
-    landmarks = spread_out(rng_key, table, max(num_landmarks, table.shape[1]))
-    return _search(table, landmarks, reach, float(median_heuristic(table)))
-
-
-@on_host
-def _search(table, landmarks, reach, median) -> LearntLengthScale:
-    found = []
-
-    def loss(at):
-        value, slope = _loss(at, table, landmarks, reach)
-        value, slope = float(value), np.asarray(slope)
-        return (value, slope) if np.isfinite(value) and np.isfinite(slope).all() else (FAILED, np.zeros(2))
-
-    bounds = [tuple(np.log(median) + np.log([1e-3, 1.0])), (np.log(1e-2), np.log(10.0))]
-    for share in STARTS:
-        start = np.array([np.log(share * median), np.log(0.3)])
-        found.append(minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds))
-    best = min(found, key=lambda result: result.fun)
-    checks.require(
-        best.fun < FAILED,
-        f"The pseudo-likelihood is not finite at length scales {', '.join(f'{share * median:.3g}' for share in STARTS)}: are there "
-        f"enough different points among the {len(table)}, more than columns?",
-        np.linalg.LinAlgError,
-    )
-    candidates = np.array([[np.exp(result.x[0]), -result.fun] for result in found])
-    return LearntLengthScale(float(np.exp(best.x[0])), float(np.exp(best.x[1])), float(-best.fun), candidates)
-
-
-@jax.jit
-@jax.value_and_grad
-def _loss(at, x, landmarks, reach):
-    return -log_pseudo_likelihood(x, landmarks, jnp.exp(at[0]), jnp.exp(at[1]), reach)
-
-
-def spread_out(rng_key: jax.Array, x: ArrayLike, number: int) -> np.ndarray:
-    """Rows of `x` far from each other, `(number, D)`: each is the farthest from those before it."""
-    checks.concrete(rng_key=rng_key, x=x)
-    checks.key(rng_key)
-    checks.matrix("x", x)
-    checks.sound("x", x)
-    checks.whole("number", number, 1)
-    x = np.asarray(x)
-    first = int(jax.random.randint(rng_key, (), 0, len(x)))
-    chosen, distance = [first], np.sum(np.square(x - x[first]), axis=1)
-    while len(chosen) < min(number, len(x)):
-        chosen.append(int(np.argmax(distance)))
-        distance = np.minimum(distance, np.sum(np.square(x - x[chosen[-1]]), axis=1))
-    return x[chosen]
-
-
-@on_host
-def shrunk_embedding(
-    x: ArrayLike, points: ArrayLike, length_scale: float, noise: float, reach: float
-) -> tuple[np.ndarray, np.ndarray]:
-    r"""Posterior of a mean embedding at points: mean `(r,)` and covariance `(r, r)`.
-
-    $\hat\mu \sim N(\mu, \tau^2 / n)$ and $\mu \sim GP(0, r)$ give $R (R + \tau^2/n I)^{-1} \hat\mu$ and $R - R (R + \tau^2/n I)^{-1} R$.
-
-    Args:
-        x: Data `(n, D)`, centred.
-        points: `(r, D)`.
-        length_scale, noise, reach: `s`, `tau`, `eta`.
-    Raises:
-        numpy.linalg.LinAlgError: If `tau^2 / n` is below the rounding of `R`.
-    References: Flaxman et al. (2016), UAI, section 3.
-    """
-    for name, value in {"length_scale": length_scale, "noise": noise, "reach": reach}.items():
-        checks.positive_number(name, value)
-    gram = np.asarray(Gaussian(length_scale).gram(jnp.asarray(points, float), jnp.asarray(x, float)))
-    r = np.asarray(smoothed_kernel(points, points, length_scale, reach))
-    added = noise**2 / gram.shape[1]
-    checks.require(
-        bool(added > np.finfo(np.float64).eps * np.trace(r)),
-        f"`noise` of {noise:.3g} is too small: `tau^2 / n` = {added:.3g} is below the rounding of `R`.",
-        np.linalg.LinAlgError,
-    )
-    gain = np.linalg.solve(r + added * np.eye(len(r)), r).T
-    return gain @ gram.mean(axis=1), r - gain @ r
+"""Regularisations of kernel ridge regressions whose errors are compared."""
 
 
 class LengthScaleRule(abc.ABC):
@@ -279,8 +80,9 @@ class BayesianKernelLearning(LengthScaleRule):
 class CrossValidation(LengthScaleRule):
     r"""The multiple of the median heuristic with which a Gaussian kernel predicts targets best, by leave-one-out.
 
-    Least mean of $|t_i - \hat t_{-i}|^2 / \mathrm{var}(t)$ over multiples and regularisations, with $\hat t_{-i}$ by kernel ridge
-    regression from all points but one, in closed form. In an engine the targets are the parameters of the simulations.
+    Least mean of $|t_i - \hat t_{-i}|^2 / \mathrm{var}(t)$ over multiples and regularisations, with $\hat t_{-i}$ by
+    kernel ridge regression from all points but one, in closed form. In an engine the targets are the parameters of the
+    simulations.
 
     Args:
         rng_key: Chooses points.
@@ -314,9 +116,9 @@ class CrossValidation(LengthScaleRule):
         checks.whole("most", self.most, 10)
         checks.require(len(self.multiples) >= 1, "`multiples` must hold at least one number; got none.")
         x, targets = (_some(self.rng_key, np.asarray(a, np.float64), self.most) for a in (x, targets))
-        spread = targets.std(axis=0)
-        checks.require(bool(spread.any()), "`targets` are constant: every length scale predicts them.")
-        targets = (targets - targets.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
+        sd = targets.std(axis=0)
+        checks.require(bool(sd.any()), "`targets` are constant: every length scale predicts them.")
+        targets = (targets - targets.mean(axis=0)) / np.where(sd > 0, sd, 1.0)
         scale = MedianHeuristic(self.per_dimension)(x)
         errors = [
             min(

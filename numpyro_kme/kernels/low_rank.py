@@ -11,7 +11,7 @@ from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import Kernel, Points, num_points, register
 
 TOLERANCE = 1e-10
-"""Share of the largest diagonal entry; small enough that what is left out is far below any regularisation here."""
+"""Relative to the largest diagonal entry; small enough that what is left out is far below any regularisation here."""
 IN_TURN, AT_ONCE = 256, 4096
 """Pivots that are found one at a time; points whose other pivots are found on the whole matrix."""
 
@@ -44,11 +44,11 @@ class LowRank:
         Args:
             kernel: Positive definite.
             points: `(n, dim)`, or any pytree of points.
-            tolerance: Stop when no diagonal entry of the rest exceeds this share of the largest one of `G`. A failed or zero
-                pivot cannot occur: the matrix `U U'` is positive semi-definite at every rank.
+            tolerance: Stop when no diagonal entry of the rest exceeds the largest one of `G` times this. A failed or
+                zero pivot cannot occur: the matrix `U U'` is positive semi-definite at every rank.
             max_rank: Stop at this rank at the latest.
-        Cost: `n r` kernel evaluations and `n r^2` operations, without an `(n, n)` matrix; for up to 4,096 points whose rank proves
-            larger than 256 the rest of the matrix is formed and factorised in blocks, which is faster.
+        Cost: `n r` kernel evaluations and `n r^2` operations, without an `(n, n)` matrix; for up to 4,096 points whose
+            rank proves larger than 256 the rest of the matrix is formed and factorised in blocks, which is faster.
         References: Fine & Scheinberg (2001), JMLR 2.
         """
         n = num_points(points)
@@ -101,7 +101,10 @@ class LowRank:
 
 
 def blocked(matrix: np.ndarray, stop: float, most: int) -> tuple[np.ndarray, list[int]]:
-    """The same greedy columns `(n, r)` of a matrix that is there, and their pivots, by LAPACK; no diagonal entry of the rest is over `stop`."""
+    """The same greedy columns `(n, r)` of a matrix that is formed already, and their pivots, by LAPACK.
+
+    No diagonal entry of the rest is over `stop`.
+    """
     factor, order, rank, _ = dpstrf(matrix, tol=stop, lower=1)
     order, rank = order - 1, min(int(rank), most)
     columns = np.zeros((len(matrix), rank))
@@ -122,10 +125,10 @@ def _gram(kernel, x, y=None):
 
 @register
 class LowRankRidge:
-    r"""Weights of kernel ridge regression, $v(t) = (G + n \lambda I)^{-1} k(t)$, as $U (U^\top U + n \lambda I)^{-1} \phi(t)$.
+    r"""Weights of kernel ridge regression, $v(t) = (G + n \lambda I)^{-1} k(t)$, from low-rank features.
 
-    $E[f(X) \mid t] \approx \sum_j v_j(t) f(x_j)$: a conditional mean embedding (`ConditionalMeanEmbedding`) by Woodbury's formula, exact for the
-    factor `U`. Make one with `fit`.
+    $v(t) = U (U^\top U + n \lambda I)^{-1} \phi(t)$ by Woodbury's formula, exact for the factor `U`: a conditional mean
+    embedding (`ConditionalMeanEmbedding`), $E[f(X) \mid t] \approx \sum_j v_j(t) f(x_j)$. Make one with `fit`.
 
     Args:
         right: Features of inputs.
@@ -165,10 +168,11 @@ class LowRankRidge:
 
 
 def ridges(factor: Array, targets: np.ndarray, regularisations: ArrayLike):
-    r"""Kernel ridge regression for each `lam`: `(lam, coefficients, leave-one-out residuals)`, from one eigendecomposition.
+    r"""Kernel ridge regression for each `lam` from one eigendecomposition: `(lam, coefficients, held-out residuals)`.
 
     With $G = U U^\top$ and $H = U (U^\top U + n \lambda I)^{-1} U^\top$: predictions at `t` are `phi(t)' c`,
-    $c = (U^\top U + n \lambda I)^{-1} U^\top t$, `(r, p)`, and $t_i - \hat t_{-i}(x_i) = [(I - H) t]_i / (1 - H_{ii})$, `(n, p)`.
+    $c = (U^\top U + n \lambda I)^{-1} U^\top t$, `(r, p)`, and leaving one out
+    $t_i - \hat t_{-i}(x_i) = [(I - H) t]_i / (1 - H_{ii})$, `(n, p)`.
 
     Args:
         factor: `U`, `(n, r)`.

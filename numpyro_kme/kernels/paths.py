@@ -18,7 +18,7 @@ class GaussianProcessPath(Kernel):
     Grids and lengths may differ.
 
     A point is a tuple `(places, values)` of shapes `(size, dim)` and `(size,)`: times need a last axis,
-    `times[:, None]`. A bank is `(count, size, dim)` and `(count, size)`; places shared by a whole bank may be
+    `times[:, None]`. A batch is `(count, size, dim)` and `(count, size)`; places shared by a whole batch may be
     passed as `(size, dim)`.
 
     Not symmetric: a normalised density in the values of its FIRST argument, so `log_integral` is 0, and a
@@ -31,7 +31,7 @@ class GaussianProcessPath(Kernel):
     Raises:
         FloatingPointError: If a covariance is not positive definite to working precision: raise `noise`.
             (Under `jax.jit` values are NaN instead.)
-    Cost: one factorisation per grid and matrix products when both banks share their places, one per pair of
+    Cost: one factorisation per grid and matrix products when both batches share their places, one per pair of
         grids otherwise.
     """
 
@@ -62,7 +62,7 @@ class GaussianProcessPath(Kernel):
     def log_gram(self, x, y=None):
         """Matrix of log densities of the paths `x` given the paths `y`."""
         y = x if y is None else y
-        (t, t_values), (s, s_values) = _bank("x", x), _bank("y", y)
+        (t, t_values), (s, s_values) = _batch("x", x), _batch("y", y)
         if t.ndim == 2 and s.ndim == 2:
             return self._checked(_log_density(self, t, t_values, s, s_values))
         pairs = pairwise(self.log_pair, _one_grid_each(t, t_values), _one_grid_each(s, s_values))
@@ -74,7 +74,7 @@ class GaussianProcessPath(Kernel):
 
     def diagonal(self, x):
         """Density of each path given itself."""
-        return jax.vmap(lambda a: self.pair(a, a))(_one_grid_each(*_bank("x", x)))
+        return jax.vmap(lambda a: self.pair(a, a))(_one_grid_each(*_batch("x", x)))
 
     def log_integral(self, dim):
         """0: the kernel is a density in the values of its first argument."""
@@ -105,13 +105,13 @@ def _log_density(kernel, t, y, s, x):
     return -0.5 * squared_distances(y, mean) - log_scale
 
 
-def _bank(name, bank):
+def _batch(name, batch):
     checks.require(
-        isinstance(bank, tuple) and len(bank) == 2,
-        f"`{name}` must be a tuple (places, values); got {type(bank).__name__}.",
+        isinstance(batch, tuple) and len(batch) == 2,
+        f"`{name}` must be a tuple (places, values); got {type(batch).__name__}.",
         TypeError,
     )
-    places, values = map(jnp.asarray, bank)
+    places, values = map(jnp.asarray, batch)
     checks.require(
         values.ndim == 2 and places.ndim in (2, 3) and places.shape[-2] == values.shape[1],
         f"`{name}` must hold places (count, size, dim), or (size, dim) shared by all, and values (count, "

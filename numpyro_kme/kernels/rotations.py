@@ -36,7 +36,7 @@ class RotationTrace(Signed):
 class RotationGaussian(Kernel):
     r"""Gaussian kernel `k(A, B) = exp(-|A - B|_F^2 / (2 l^2))` on rotation matrices `(size, size)`.
 
-    `|A - B|_F^2 = 2 (size - tr(A B^T))`, at most 8 in three dimensions. Unlike `RotationTrace` it tells any two laws apart.
+    `|A - B|_F^2 = 2 (size - tr(A B^T))`, at most 8 in three dimensions. Unlike `RotationTrace` it is characteristic.
 
     Args:
         length_scale: `l`, a scalar, in units of the Frobenius norm.
@@ -68,8 +68,8 @@ class RotationGaussian(Kernel):
 def nearest_rotation(matrix: ArrayLike) -> np.ndarray:
     r"""The rotation with the largest `tr(R M^T)`, the nearest to `M` in the Frobenius norm, `(*batch, size, size)`.
 
-    $R = U\, \mathrm{diag}(1, \ldots, 1, \det U V^\top)\, V^\top$ with $M = U S V^\top$; one of several where the two least singular
-    values of `M` are equal and its determinant is negative.
+    $R = U\, \mathrm{diag}(1, \ldots, 1, \det U V^\top)\, V^\top$ with $M = U S V^\top$; one of several where
+    the two least singular values of `M` are equal and its determinant is negative.
 
     Args:
         matrix: `M`, `(*batch, size, size)`.

@@ -19,7 +19,7 @@ from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.base import LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.signed import SignedLog, to_signed_log
-from numpyro_kme.samplers.importance import WeightedPoints, cover, signed_logs
+from numpyro_kme.samplers.importance import adaptive_importance_sampling, signed_logs
 
 NUM_PARTICLES = 4096
 """Weighted particles that stand for a posterior without a closed form."""
@@ -34,7 +34,7 @@ class KernelMeansPosterior:
 
     It integrates to one and may be negative somewhere, as the likelihood may. With the published form, a normal or
     normal-mixture measure and Gaussian kernels, all is in closed form: the posterior is a signed sum of normals.
-    Otherwise `NUM_PARTICLES` weighted particles (`weighted_points` with a fixed key) stand in for it. Results are NumPy
+    Otherwise `NUM_PARTICLES` weighted particles (`weighted_particles` with a fixed key) stand in for it. Results are NumPy
     float64.
 
     Args:
@@ -74,7 +74,7 @@ class KernelMeansPosterior:
         By the weighted particles where there is no closed form.
         """
         if self.likelihood.expansion() is None:
-            return np.ones(()), np.asarray(self._particles.log_mass)
+            return np.ones(()), np.asarray(self._particles.log_evidence)
         return self.likelihood.log_mean(self.measure)
 
     def _positive_log_normaliser(self) -> np.ndarray:
@@ -112,7 +112,7 @@ class KernelMeansPosterior:
         t = jnp.asarray(t)
         if terms is None:
             particles = self._particles
-            return np.asarray(kernel.gram(t, jnp.asarray(particles.points)) @ jnp.asarray(particles.weights))
+            return np.asarray(kernel.gram(t, jnp.asarray(particles.particles)) @ jnp.asarray(particles.weights))
         products = self.measure.product_embedding(terms.kernel, terms.points, kernel, t)
         scale = jnp.exp(terms.log_scale - self._positive_log_normaliser())
         return np.asarray(jnp.asarray(terms.weights) @ products * scale)
@@ -122,11 +122,11 @@ class KernelMeansPosterior:
     def moments(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean `(D,)` and covariance `(D, D)` of the signed posterior.
 
-        With negative parts the covariance need not be positive definite; `weighted_points` has the positive part.
+        With negative parts the covariance need not be positive definite; `weighted_particles` has the positive part.
         """
         terms = self.likelihood.expansion()
         if terms is None or not isinstance(self.measure, Normal | NormalMixture):
-            points, weights = np.asarray(self._particles.points), np.asarray(self._particles.weights)
+            points, weights = np.asarray(self._particles.particles), np.asarray(self._particles.weights)
             mean = weights @ points
             return mean, ((points - mean) * weights[:, None]).T @ (points - mean)
         tilted = self.measure.tilt(terms.kernel, terms.points)
@@ -156,21 +156,21 @@ class KernelMeansPosterior:
         """
         particles = self._particles
         weights = particles.positive_weights if positive else particles.weights
-        values = jax.vmap(function)(jnp.asarray(particles.points))
+        values = jax.vmap(function)(jnp.asarray(particles.particles))
         return np.asarray(jnp.tensordot(jnp.asarray(weights), values, axes=1))
 
     def negative_share(self) -> float:
         """Share of the negative part in the integral of the absolute posterior; a few percent do no harm."""
         return self._particles.negative_share
 
-    def weighted_points(self, rng_key: jax.Array, n: int) -> WeightedPoints:
+    def weighted_particles(self, rng_key: jax.Array, n: int) -> WeightedParticles:
         """Particles that cover the posterior, with signed weights, by adaptive importance sampling."""
         checks.key(rng_key)
-        return cover(rng_key, self.likelihood, self.measure, n)
+        return adaptive_importance_sampling(rng_key, self.likelihood, self.measure, n)
 
     @cached_property
-    def _particles(self) -> WeightedPoints:
-        return self.weighted_points(jax.random.key(0), NUM_PARTICLES)
+    def _particles(self) -> WeightedParticles:
+        return self.weighted_particles(jax.random.key(0), NUM_PARTICLES)
 
     def herding_kernel(self) -> Gaussian:
         """A Gaussian kernel for herding: per dimension, a third of the standard deviation of the positive part.
@@ -178,7 +178,7 @@ class KernelMeansPosterior:
         Herding in the space of `l` itself cannot see anything finer than `beta`, which is often wider than the
         posterior.
         """
-        points, weights = np.asarray(self._particles.points), self._particles.positive_weights
+        points, weights = np.asarray(self._particles.particles), self._particles.positive_weights
         mean = weights @ points
         return Gaussian(np.sqrt(weights @ (points - mean) ** 2) / 3.0)
 
@@ -190,7 +190,7 @@ class KernelMeansPosterior:
             ValueError: If the measure has no density (`Points`).
         """
         likelihood, measure = in_present_precision((self.likelihood, self.measure))
-        points = jnp.asarray(self._particles.points)
+        points = jnp.asarray(self._particles.particles)
         sign, log_height = signed_logs(likelihood, measure, points)
         heights = np.where(sign > 0, log_height, -np.inf)
         starts = np.asarray(points)[np.argsort(heights)[-STARTS:]]
@@ -221,7 +221,7 @@ class KernelMeansPosterior:
             value = np.asarray(terms.weights) @ self._embedding_at_simulations
             return to_signed_log(value, terms.log_scale)
         particles = self._particles
-        return _signed_mean(likelihood, jnp.asarray(particles.points), jnp.asarray(particles.weights))
+        return _signed_mean(likelihood, jnp.asarray(particles.particles), jnp.asarray(particles.weights))
 
     @cached_property
     def _embedding_at_simulations(self):

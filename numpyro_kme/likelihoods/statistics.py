@@ -9,6 +9,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.robust import robust_standard_deviation
 
 
 @jax.tree_util.register_dataclass
@@ -61,7 +62,7 @@ class StatisticsTransform:
             )
         columns = x[:, list(kept)]
         centre = np.median(columns, axis=0)
-        scale = np.array([robust_scale(column) for column in columns.T])
+        scale = np.array([robust_standard_deviation(column) for column in columns.T])
         return cls(centre, scale, x[0], kept)
 
     @property
@@ -120,15 +121,3 @@ class StatisticsTransform:
 @jax.jit
 def _forward(transform, x):
     return jnp.arcsinh(transform._scores(x))
-
-
-def robust_scale(column: np.ndarray) -> float:
-    """A robust standard deviation about the median; positive for a column that varies."""
-    centre = np.median(column)
-    size = np.abs(column - centre)
-    low, high = np.quantile(column, [0.25, 0.75])
-    noise = 1e-13 * abs(centre)
-    for scale in (1.4826 * np.median(size), (high - low) / 1.349):
-        if scale > noise:
-            return float(scale)
-    return float(np.median(size[size > noise]))

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core.host import on_host
+from numpyro_kme._core.robust import median_absolute_deviation
 from numpyro_kme.kernels import Kernel
 from numpyro_kme.kernels.stationary import Stationary
 from numpyro_kme.losses import mixing
@@ -71,8 +72,7 @@ class GridMMD(EmbeddingObjective):
         if not isinstance(self.kernel, Stationary):
             return self
         centre, width, step, half, reach = self.window
-        mad = float(np.median(np.abs(self.data - centre)))
-        times = min(WIDER, max(2.0 * mad / half, 1.0))
+        times = min(WIDER, max(2.0 * float(median_absolute_deviation(self.data, centre)) / half, 1.0))
         window = (centre, width + 4.0 * times * half, times * step, times * half, times * reach)
         settings = (self.fit_proportion, self.max_cells, self.grid.size)
         return GridMMD.bind(self.generator, widened(self.kernel, times), self.data, window, *settings)

@@ -9,6 +9,7 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
+from numpyro_kme._core.robust import median_absolute_deviation
 from numpyro_kme.kernels import Gaussian, Kernel
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.length_scales import LengthScaleRule, MedianHeuristic
@@ -93,12 +94,12 @@ class MMD(Loss):
         if not isinstance(data, np.ndarray) or data.ndim > 2 or data.size != len(data):
             return None
         centre = float(np.median(data))
-        mad = float(np.median(np.abs(data - centre))) or float(np.abs(data - centre).max()) or 1.0
-        found = find_step(kernel, mad, self.tolerance)
+        scale = float(median_absolute_deviation(data.ravel(), centre)) or float(np.abs(data - centre).max()) or 1.0
+        found = find_step(kernel, scale, self.tolerance)
         if found is None:
             return None
         everything = data.ravel() if extra is None else np.concatenate([data.ravel(), extra.ravel()])
-        return centre, 2.0 * (float(np.abs(everything - centre).max()) + min(found[2], 8.0 * mad)), *found
+        return centre, 2.0 * (float(np.abs(everything - centre).max()) + min(found[2], 8.0 * scale)), *found
 
 
 @register

@@ -8,7 +8,7 @@ from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
 from numpyro_kme.kernels import median_heuristic
-from numpyro_kme.kernels.length_scales import log_pseudo_likelihood
+from numpyro_kme.kernels.kernel_learning import log_pseudo_likelihood
 
 SHARE = 1e-3
 """Least length scale, as a share of the median heuristic."""
@@ -22,7 +22,7 @@ def length_scale_model(x: ArrayLike, landmarks: ArrayLike, reach: float | None =
 
     Args:
         x: Data `(n, D)`; centred here.
-        landmarks: `(q, D)`, such as `spread_out(key, x, 50)`, in the units of `x`.
+        landmarks: `(q, D)`, such as `farthest_point_design(key, x, 50)`, in the units of `x`.
         reach: `eta`; the root mean squared distance from the mean when left out.
     References: Flaxman et al. (2016), UAI.
     """

@@ -148,7 +148,7 @@ class LossDensity(Distribution):
     def log_prob(self, value, intermediates=None):
         """`-weight loss` for each data point."""
         if self.nodes is None:
-            return _no_key(jnp.asarray(value), self.arguments, shape=self.batch_shape, dtype=jnp.result_type(float), sentence=(
+            return _no_key(jnp.asarray(value), self.arguments, shape=self.batch_shape, dtype=jnp.result_type(float), message=(
                 "FreshNoise has a new estimate of the density each time, which only the kernel "
                 "`numpyro_kme.PseudoMarginal` samples correctly: MCMC(PseudoMarginal(model), ...). For NUTS use "
                 "CommonNoise or LatentNoise."

@@ -194,7 +194,7 @@ class Simulator(Distribution):
             "simulations, such as `numpyro_kme.KELFI(model)`. Under `surrogate` already: observe it."
         )
         shape = jnp.broadcast_shapes(self.batch_shape, lead)
-        return _log_prob(value, *self.params, shape=shape, dtype=jnp.result_type(float), sentence=sentence)
+        return _log_prob(value, *self.params, shape=shape, dtype=jnp.result_type(float), message=sentence)
 
     def _refuse_ambiguity(self, batch_shape: Shape) -> None:
         for i, param in enumerate(self.params):

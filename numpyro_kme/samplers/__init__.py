@@ -1,11 +1,11 @@
 """Samplers of densities that are learnt: tempered sequential Monte Carlo and adaptive importance sampling."""
 
-from numpyro_kme.samplers.importance import WeightedPoints, cover
+from numpyro_kme.samplers.importance import WeightedParticles, adaptive_importance_sampling
 from numpyro_kme.samplers.tempering import Tempered, temper
 
 __all__ = [
     "Tempered",
-    "WeightedPoints",
-    "cover",
+    "WeightedParticles",
+    "adaptive_importance_sampling",
     "temper",
 ]

@@ -1,4 +1,4 @@
-"""Weighted points that cover a posterior, however much narrower than the prior it is, by adaptive importance sampling."""
+"""Adaptive importance sampling: weighted particles of a posterior, however much narrower than the prior it is."""
 
 from functools import partial
 from typing import Protocol
@@ -11,11 +11,15 @@ from numpyro_kme._core.host import in_present_precision, on_host
 from numpyro_kme._core.solves import Array
 from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points
 from numpyro_kme.kernels.base import register
+from numpyro_kme.samplers.resampling import systematic_shuffled
 
-CENTRES = 100
+COMPONENTS = 100
+"""Normals in a proposal."""
 MOST_ROUNDS = 15
 DEFENSIVE = 0.1
+"""Mixture weight of the measure in the last proposal."""
 LEAST_EFFECTIVE = 0.2
+"""Effective size that reweighting keeps in each round, relative to the number of particles."""
 BATCH = 2048
 
 
@@ -27,18 +31,18 @@ class SignedLikelihood(Protocol):
 
 
 @register
-class WeightedPoints:
-    """Points with signed importance weights: `sum_i weights_i f(points_i)` estimates a posterior expectation.
+class WeightedParticles:
+    """Particles with signed importance weights: `sum_i weights_i f(particles_i)` estimates a posterior expectation.
 
     Args:
-        points: `(n, D)`.
+        particles: `(n, D)`.
         weights: `(n,)`, with sum one; negative where the surrogate is.
-        log_mass: Estimate of `log int q(y | z) p(dz)`, the sum of the weights before they were normalised.
+        log_evidence: Estimate of `log int q(y | z) p(dz)`, the sum of the weights before they were normalised.
     """
 
-    points: Array
+    particles: Array
     weights: Array
-    log_mass: Array
+    log_evidence: Array
 
     @property
     def positive_weights(self) -> np.ndarray:
@@ -48,73 +52,63 @@ class WeightedPoints:
 
     @property
     def effective_size(self) -> float:
-        """Effective number of points of the positive part, `1 / sum_i w_i^2`."""
+        """Effective number of particles of the positive part, `1 / sum_i w_i^2`."""
         return float(1.0 / np.sum(self.positive_weights**2))
 
     @property
     def negative_share(self) -> float:
-        """Share of the negative part in the absolute mass."""
+        """Share of the negative weights in the sum of absolute weights."""
         weights = np.asarray(self.weights)
         return float(np.sum(np.maximum(-weights, 0.0)) / np.sum(np.abs(weights)))
 
     def resample(self, rng_key: jax.Array, n: int) -> np.ndarray:
-        """`n` equally weighted points of the positive part, by systematic resampling, in random order, `(n, D)`."""
-        return np.asarray(self.points)[systematic(rng_key, self.positive_weights, n)]
-
-
-def systematic(rng_key: jax.Array, weights: np.ndarray, n: int) -> np.ndarray:
-    """`n` indices by systematic resampling, in random order: each `i` comes `n weights_i` times, rounded up or down.
-
-    Args:
-        rng_key: The only source of randomness.
-        weights: `(m,)`, none negative, with sum one.
-        n: Number of indices.
-    """
-    key_offset, key_order = jax.random.split(rng_key)
-    ladder = (np.arange(n) + float(jax.random.uniform(key_offset))) / n
-    rows = np.searchsorted(np.cumsum(weights), ladder).clip(max=len(weights) - 1)
-    return rows[np.asarray(jax.random.permutation(key_order, n))]
+        """`n` equally weighted particles of the positive part, by systematic resampling, in random order, `(n, D)`."""
+        return np.asarray(self.particles)[systematic_shuffled(rng_key, self.positive_weights, n)]
 
 
 @on_host
-def cover(rng_key: jax.Array, likelihood: SignedLikelihood, measure: Measure, n: int) -> WeightedPoints:
-    """Cover the posterior `q(y | z) p(dz)` by `n` weighted points.
+def adaptive_importance_sampling(
+    rng_key: jax.Array, likelihood: SignedLikelihood, measure: Measure, n: int
+) -> WeightedParticles:
+    """`n` weighted particles of the posterior `q(y | z) p(dz)`.
 
     Draws from the measure are reweighted by the positive part of `q` to a power that keeps a fifth of them effective; a
-    mixture of normals around the best of them proposes the next round, until the power is one. A last round of `n`
-    points, a tenth of them from the measure, carries the weights `q p / proposal`, negative ones included. A `Points`
-    measure has no density: its own points are reweighted.
+    mixture of normals around the best of them proposes the next round, until the power is one. The last round draws `n`
+    particles from a defensive mixture, a tenth of them from the measure, with the weights `q p / proposal`, negative
+    ones included. A `Points` measure has no density: its own points are reweighted.
 
     Cost: `n` evaluations of `q` a round, two to fifteen rounds.
     """
     likelihood, measure = in_present_precision((likelihood, measure))
     if isinstance(measure, Points):
         sign, log_size = signed_logs(likelihood, None, measure.points)
-        shares = np.asarray(measure.probabilities)
-        return _normalised(measure.points, np.asarray(sign), np.asarray(log_size) + np.log(shares))
+        probabilities = np.asarray(measure.probabilities)
+        return _normalised(measure.points, np.asarray(sign), np.asarray(log_size) + np.log(probabilities))
     keys = jax.random.split(rng_key, MOST_ROUNDS + 2)
-    points, proposal = _sample(measure, keys[0], n), measure
+    particles, proposal = _sample(measure, keys[0], n), measure
     for key in keys[1:-1]:
-        sign, log_size = signed_logs(likelihood, measure, points)
-        log_weights = np.where(np.asarray(sign) > 0, np.asarray(log_size - log_densities(proposal, points)), -np.inf)
+        sign, log_size = signed_logs(likelihood, measure, particles)
+        log_weights = np.where(np.asarray(sign) > 0, np.asarray(log_size - log_densities(proposal, particles)), -np.inf)
         power = _power(log_weights, LEAST_EFFECTIVE * n)
-        proposal = _around(key, np.asarray(points), _softmax(power * log_weights))
+        proposal = _kernel_density(key, np.asarray(particles), _softmax(power * log_weights))
         if power == 1.0:
             break
-        points = _sample(proposal, key, n)
-    own = int(np.ceil(DEFENSIVE * n))
-    key_own, key_proposed = jax.random.split(keys[-1])
-    points = jnp.concatenate([_sample(measure, key_own, own), _sample(proposal, key_proposed, n - own)])
-    sign, log_size = signed_logs(likelihood, measure, points)
-    log_mixture = jnp.logaddexp(
-        jnp.log(own / n) + log_densities(measure, points),
-        jnp.log1p(-own / n) + log_densities(proposal, points),
+        particles = _sample(proposal, key, n)
+    defensive = int(np.ceil(DEFENSIVE * n))
+    key_measure, key_proposal = jax.random.split(keys[-1])
+    particles = jnp.concatenate(
+        [_sample(measure, key_measure, defensive), _sample(proposal, key_proposal, n - defensive)]
     )
-    return _normalised(points, np.asarray(sign), np.asarray(log_size - log_mixture) - np.log(n))
+    sign, log_size = signed_logs(likelihood, measure, particles)
+    log_mixture = jnp.logaddexp(
+        jnp.log(defensive / n) + log_densities(measure, particles),
+        jnp.log1p(-defensive / n) + log_densities(proposal, particles),
+    )
+    return _normalised(particles, np.asarray(sign), np.asarray(log_size - log_mixture) - np.log(n))
 
 
-def _normalised(points, sign, log_size) -> WeightedPoints:
-    """Points with weights `sign exp(log_size)`, each already divided by the number of points, normalised."""
+def _normalised(particles, sign, log_size) -> WeightedParticles:
+    """Particles with weights `sign exp(log_size)`, each already divided by their number, normalised."""
     largest = np.max(log_size)
     weights = sign * np.exp(log_size - largest)
     total = np.sum(weights)
@@ -123,11 +117,11 @@ def _normalised(points, sign, log_size) -> WeightedPoints:
             "The posterior has no positive mass: the learnt likelihood of this observation is negative on average over "
             "the prior. Simulate more, or check that the simulator can produce such an observation."
         )
-    return WeightedPoints(np.asarray(points), weights / total, largest + np.log(total))
+    return WeightedParticles(np.asarray(particles), weights / total, largest + np.log(total))
 
 
 def _power(log_weights, effective):
-    """Largest power up to 1 at which the weights keep an effective number of points, by bisection."""
+    """Largest power up to 1 at which the weights keep an effective number of particles, by bisection."""
     if not np.isfinite(log_weights).any():
         return 0.0
     size = lambda power: 1.0 / np.sum(_softmax(power * log_weights) ** 2)  # noqa: E731
@@ -148,21 +142,21 @@ def _softmax(log_weights):
     return weights / weights.sum()
 
 
-def _around(rng_key, points, weights) -> NormalMixture:
-    """Normal kernel density estimate with `CENTRES` centres and the rule-of-thumb share of the weighted covariance."""
-    dim = points.shape[1]
-    mean = weights @ points
-    covariance = ((points - mean) * weights[:, None]).T @ (points - mean)
+def _kernel_density(rng_key, particles, weights) -> NormalMixture:
+    """Normal kernel density estimate with `COMPONENTS` components of the rule-of-thumb bandwidth."""
+    dim = particles.shape[1]
+    mean = weights @ particles
+    covariance = ((particles - mean) * weights[:, None]).T @ (particles - mean)
     covariance += 1e-10 * (np.trace(covariance) / dim + 1e-30) * np.eye(dim)
     rows = np.asarray(_choose(rng_key, weights))
-    width = (4.0 / (CENTRES * (dim + 2.0))) ** (2.0 / (dim + 4.0))
-    covariances = np.broadcast_to(width * covariance, (CENTRES, dim, dim))
-    return NormalMixture(jnp.full(CENTRES, 1.0 / CENTRES), jnp.asarray(points[rows]), jnp.asarray(covariances))
+    width = (4.0 / (COMPONENTS * (dim + 2.0))) ** (2.0 / (dim + 4.0))
+    covariances = np.broadcast_to(width * covariance, (COMPONENTS, dim, dim))
+    return NormalMixture(jnp.full(COMPONENTS, 1.0 / COMPONENTS), jnp.asarray(particles[rows]), jnp.asarray(covariances))
 
 
 @jax.jit
 def _choose(rng_key, weights):
-    return jax.random.choice(rng_key, len(weights), (CENTRES,), p=weights)
+    return jax.random.choice(rng_key, len(weights), (COMPONENTS,), p=weights)
 
 
 @partial(jax.jit, static_argnums=2)

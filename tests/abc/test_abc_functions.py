@@ -11,8 +11,8 @@ import pytest
 from scipy.spatial.distance import cdist
 
 import numpyro_kme as kme
+from numpyro_kme.abc.out_of_distribution import dissimilarities
 from numpyro_kme.abc.recursive import _weights
-from numpyro_kme.abc.weighting import dissimilarities
 from numpyro_kme.kernels import EmpiricalMeasure, Gaussian
 
 KEY = jax.random.key(0)
@@ -80,7 +80,7 @@ def test_effective_sample_size():
     ids=["quadratic", "linear", "fourier"],
 )
 def test_similarity_is_the_mean_kernel(estimator, rng):
-    """`E k(X, Y) = (1 + s^2 / l^2)^-1/2 exp(-d^2 / 2 (l^2 + s^2))` for normals of means `d` apart, `s^2` the sum of variances."""
+    """`E k(X, Y) = (1 + s^2 / l^2)^-1/2 exp(-d^2 / 2 (l^2 + s^2))` for normals `d` apart, variances of sum `s^2`."""
     x, y = rng.normal(size=(1000, 1)), 0.7 + rng.normal(size=(1000, 1))
     exact = (1 + 2 / 0.64) ** -0.5 * np.exp(-0.5 * 0.49 / (0.64 + 2))
     found = estimator.similarity(x, y)
@@ -93,7 +93,7 @@ def test_similarity_is_the_mean_kernel(estimator, rng):
 
 
 def test_dissimilarities_by_a_double_loop(rng):
-    """The rows of the second bank against those of the first, with other numbers of points in each; far sets are equally far."""
+    """The second sets in rows, the first in columns, with other numbers of points in each; far sets are equally far."""
     x, y = rng.normal(size=(4, 7, 2)), rng.normal(size=(3, 5, 2))
     found = dissimilarities(kme.embeddings.Quadratic(Gaussian(0.8)), x, y)
 
@@ -106,26 +106,31 @@ def test_dissimilarities_by_a_double_loop(rng):
     assert np.all(far == far[0, 0]) and far[0, 0] > found.max()
 
 
-def test_remoteness_by_sorting(rng):
+def test_out_of_distribution_check_by_sorting(rng):
     x = rng.normal(size=100)
     between = np.abs(x[:20, None] - x[None, :20])
-    found = kme.abc.remoteness(np.abs(x - 9.0), between)
-    assert found.nearest == np.sort(np.abs(x - 9.0))[1] and found.share == 1 / 40
+    found = kme.abc.out_of_distribution_check(np.abs(x - 9.0), between)
+    assert found.nearest == np.sort(np.abs(x - 9.0))[1] and found.proportion == 1 / 40
     pairs = between[np.triu_indices(20, 1)]
     neighbours = [min(between[i, j] for j in range(20) if j != i) for i in range(20)]
-    assert found.usual == pytest.approx(max(np.quantile(np.concatenate([pairs, pairs]), 0.75), max(neighbours)))
-    assert found.is_far and not kme.abc.remoteness(np.abs(x - 0.5), between).is_far
+    assert found.threshold == pytest.approx(max(np.quantile(np.concatenate([pairs, pairs]), 0.75), max(neighbours)))
+    assert (
+        found.is_out_of_distribution
+        and not kme.abc.out_of_distribution_check(np.abs(x - 0.5), between).is_out_of_distribution
+    )
 
 
-@pytest.mark.parametrize("law", ["normal", "standard_cauchy"])
-def test_remoteness_seldom_alarms(law, rng):
-    """Observations of the simulations' own law: once in `k + 1` times at most, here 51, and hardly ever for the normal."""
-    draw = getattr(rng, law)
+@pytest.mark.parametrize("distribution", ["normal", "standard_cauchy"])
+def test_out_of_distribution_check_is_seldom_wrong(distribution, rng):
+    """For observations from the simulator once in `k + 1` times at most, here 51, and hardly ever for the normal."""
+    draw = getattr(rng, distribution)
     alarms = np.zeros(400)
     for i in range(400):
         x, y = draw(size=500), draw()
-        alarms[i] = kme.abc.remoteness(np.abs(x - y), np.abs(x[:50, None] - x[None, :50])).is_far
-    assert alarms.sum() <= (400 / 51 + 5 * np.sqrt(400 / 51) if law == "standard_cauchy" else 2)
+        alarms[i] = kme.abc.out_of_distribution_check(
+            np.abs(x - y), np.abs(x[:50, None] - x[None, :50])
+        ).is_out_of_distribution
+    assert alarms.sum() <= (400 / 51 + 5 * np.sqrt(400 / 51) if distribution == "standard_cauchy" else 2)
 
 
 @pytest.mark.x64
@@ -205,17 +210,17 @@ def test_recursive_abc_is_its_step_again_and_again(rng):
     """Maximum likelihood at 0.8, where the first posterior has 0.64; the first iterations by hand."""
     start, y = rng.normal(size=(100, 1)), np.array([0.8])
     found = kme.abc.kernel_recursive_abc(KEY, shifted, start, y, num_iterations=5)
-    assert found.theta.shape == (100, 1) and found.path.shape == found.spread.shape == (5, 1)
+    assert found.theta.shape == (100, 1) and found.path.shape == found.standard_deviations.shape == (5, 1)
     assert abs(found.path[-1, 0] - 0.8) < 0.2 and abs(found.theta.mean() - 0.8) < 0.2
-    assert found.spread[-1, 0] < 0.7 * found.spread[0, 0]
+    assert found.standard_deviations[-1, 0] < 0.7 * found.standard_deviations[0, 0]
     theta = start
-    for key, first, spread in zip(jax.random.split(KEY, 5)[:2], found.path, found.spread):
+    for key, first, deviations in zip(jax.random.split(KEY, 5)[:2], found.path, found.standard_deviations):
         simulate_key, herd_key = jax.random.split(key)
         x = np.asarray(shifted(simulate_key, jnp.asarray(theta)))
         kernel = Gaussian(kme.kernels.median_heuristic_per_dimension(x))
         theta = kme.abc.recursive_abc_step(herd_key, theta, x, y, kernel, 100)
         np.testing.assert_array_equal(theta[0], first)
-        np.testing.assert_array_equal(theta.std(axis=0), spread)
+        np.testing.assert_array_equal(theta.std(axis=0), deviations)
 
 
 def conjugate(x=None):
@@ -238,7 +243,7 @@ def iid(x=None):
 
 
 @pytest.fixture(scope="module")
-def banks():
+def simulated():
     """Simulations of each model, and data sets to observe."""
 
     def drawn(model, size, *numbers):
@@ -255,11 +260,11 @@ def banks():
 @pytest.mark.parametrize(
     "make", [pytest.param(kme.DistributionRegressionABC, marks=pytest.mark.slow), kme.KernelABC, kme.KernelBayes]
 )
-def test_engines_take_a_tolerance(make, banks):
+def test_engines_take_a_tolerance(make, simulated):
     """A lower rank, and about the same posterior mean; the tolerance is a positive number."""
     means, ranks = [], []
     for tolerance in (1e-12, 1e-3):
-        engine = make(conjugate, simulations=banks[conjugate][0], tolerance=tolerance)
+        engine = make(conjugate, simulations=simulated[conjugate][0], tolerance=tolerance)
         engine.run(KEY, x=np.array([0.8]))
         means.append(engine.expectation(lambda latents: latents["theta"]))
         ranks.append(int(engine.info["rank of the data"].split()[0]))
@@ -300,17 +305,17 @@ WARNING = "the observation lies away from the simulations"
         (kme.KernelBayes, iid, 20),
     ],
 )
-def test_far_observations_are_said_and_near_ones_are_not(make, model, size, banks):
+def test_far_observations_raise_or_warn_and_near_ones_do_not(make, model, size, simulated):
     """No engine answers in silence eight standard deviations away; none warns of data of its own model."""
-    bank, new = banks[model]
-    engine = make(model, simulations=bank, num_samples=20)
+    simulations, new = simulated[model]
+    engine = make(model, simulations=simulations, num_samples=20)
     engine.run(KEY, x=0.3 + np.random.default_rng(0).normal(size=size) * (size > 1))
-    assert not any(WARNING in sentence for y in new.x["x"] for sentence in said(engine, y))
-    (sentence,) = said(engine, np.linspace(-0.5, 0.5, size) + 9.0)
-    assert WARNING in sentence or "effective sample size" in sentence
+    assert not any(WARNING in message for y in new.x["x"] for message in warnings_of(engine, y))
+    (message,) = warnings_of(engine, np.linspace(-0.5, 0.5, size) + 9.0)
+    assert WARNING in message or "effective sample size" in message
 
 
-def said(engine, y):
+def warnings_of(engine, y):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -335,13 +340,16 @@ def gamma_draws(x=None):
     [None, kme.embeddings.LinearTime(Gaussian(1.0))],
     ids=["default", "linear"],
 )
-def test_wide_data_sets_are_not_far(estimator, banks):
-    """A width that grows with the parameter. Each of 22 simulations that are compared, and the observation, may be the farthest:
-    one in 23 at most, and four standard errors."""
-    bank, new = banks[gamma_draws]
-    engine = kme.K2ABC(gamma_draws, simulations=bank, estimator=estimator, num_samples=20)
+def test_wide_data_sets_are_not_far(estimator, simulated):
+    """A width that grows with the parameter.
+
+    Each of 22 simulations that are compared, and the observation, may be the farthest: one in 23 at most, and four
+    standard errors.
+    """
+    simulations, new = simulated[gamma_draws]
+    engine = kme.K2ABC(gamma_draws, simulations=simulations, estimator=estimator, num_samples=20)
     engine.run(KEY, x=np.asarray(new.x["x"][0]))
-    warned = sum(any(WARNING in sentence for sentence in said(engine, y)) for y in new.x["x"])
+    warned = sum(any(WARNING in message for message in warnings_of(engine, y)) for y in new.x["x"])
     assert warned <= 100 / 23 + 4 * np.sqrt(100 / 23)
 
 
@@ -350,17 +358,19 @@ def test_wide_data_sets_are_not_far(estimator, banks):
     "make", [kme.RejectionABC, kme.K2ABC, kme.DistributionRegressionABC, kme.KernelABC, kme.KernelBayes]
 )
 def test_no_warning_in_200_null_runs(make):
-    """Observations from the prior predictive; signed weights of a few of them have too small an effective sample size."""
+    """Observations from the prior predictive; for a few of them signed weights have too small an effective size."""
     problem = kme.Problem.read(iid, x=np.zeros(20))
-    bank, new = (kme.simulate(jax.random.key(i), problem, n, progress_bar=False) for i, n in ((0, 1000), (1, 200)))
-    engine = make(iid, simulations=bank, num_samples=20)
+    simulations, new = (
+        kme.simulate(jax.random.key(i), problem, n, progress_bar=False) for i, n in ((0, 1000), (1, 200))
+    )
+    engine = make(iid, simulations=simulations, num_samples=20)
     engine.run(KEY, x=np.asarray(new.x["x"][0]))
-    sentences = [sentence for y in new.x["x"] for sentence in said(engine, y)]
-    assert len(sentences) <= 5 and all("effective sample size" in sentence for sentence in sentences)
+    messages = [message for y in new.x["x"] for message in warnings_of(engine, y)]
+    assert len(messages) <= 5 and all("effective sample size" in message for message in messages)
 
 
 @pytest.mark.parametrize(
-    "call, error, sentence",
+    "call, error, message",
     [
         (lambda: kme.abc.soft_abc_weights(np.ones(5)), ValueError, "all simulations are equal"),
         (lambda: kme.abc.soft_abc_weights(np.ones((5, 2)), 1.0), ValueError, r"must have shape \(m,\).*got \(5, 2\)"),
@@ -386,7 +396,11 @@ def test_no_warning_in_200_null_runs(make):
             TypeError,
             "Use the estimator",
         ),
-        (lambda: kme.abc.remoteness(np.zeros(5), np.zeros((2, 3))), ValueError, r"got \(5,\) and \(2, 3\)"),
+        (
+            lambda: kme.abc.out_of_distribution_check(np.zeros(5), np.zeros((2, 3))),
+            ValueError,
+            r"got \(5,\) and \(2, 3\)",
+        ),
         (
             lambda: kme.abc.DistributionRegression.fit(
                 np.zeros((4, 3, 1)), np.zeros((5, 1)), EmpiricalMeasure(Gaussian(1.0), 1.0)
@@ -413,8 +427,8 @@ def test_no_warning_in_200_null_runs(make):
         ),
     ],
 )
-def test_bad_input_gets_a_sentence(call, error, sentence):
-    with pytest.raises(error, match=sentence):
+def test_bad_input_raises(call, error, message):
+    with pytest.raises(error, match=message):
         call()
 
 

@@ -135,7 +135,7 @@ def test_recursive_abc_without_the_simulations_that_fail():
 
 
 @pytest.mark.parametrize(
-    "x, settings, sentence",
+    "x, settings, message",
     [
         (60.0, {}, "the weights of all 50 simulations are zero"),
         (6.0, {}, r"the 50 points of an iteration have come together in 1\.\d places"),
@@ -143,21 +143,21 @@ def test_recursive_abc_without_the_simulations_that_fail():
         (0.8, {"num_iterations": 2.5}, "`num_iterations` must be a whole number; got 2.5"),
     ],
 )
-def test_recursive_abc_far_from_the_prior_is_said(x, settings, sentence):
-    with pytest.raises((RuntimeError, TypeError), match=sentence):
+def test_recursive_abc_far_from_the_prior_raises(x, settings, message):
+    with pytest.raises((RuntimeError, TypeError), match=message):
         engine = kme.KernelRecursiveABC(conjugate, 50, **({"num_iterations": 3} | settings))
         engine.run(KEY, x=np.array([x]))
 
 
 def test_simulate_at_has_the_keys_of_simulate():
     problem = kme.Problem.read(conjugate, x=X)
-    bank = kme.simulate(KEY, problem, 30, progress_bar=False)
-    again = simulate_at(KEY, problem, bank.latents)
-    np.testing.assert_array_equal(again.x["x"], bank.x["x"])
+    simulations = kme.simulate(KEY, problem, 30, progress_bar=False)
+    again = simulate_at(KEY, problem, simulations.latents)
+    np.testing.assert_array_equal(again.x["x"], simulations.x["x"])
 
 
 @pytest.mark.parametrize(
-    ("make", "sentence"),
+    ("make", "message"),
     [
         (lambda: kme.KernelRecursiveABC(conjugate, 3), "`num_simulations` must be at least 20; got 3"),
         (
@@ -166,8 +166,8 @@ def test_simulate_at_has_the_keys_of_simulate():
         ),
     ],
 )
-def test_bad_input_gets_a_sentence(make, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_bad_input_raises(make, message):
+    with pytest.raises(ValueError, match=message):
         make().run(KEY, x=X)
 
 
@@ -211,7 +211,7 @@ def twice(rng_key, theta):
 
 
 @pytest.mark.parametrize(
-    "fn, value, sentence",
+    "fn, value, message",
     [
         (shifted, np.zeros(3), r"`value` must have shape \(..., \*\(1,\)\), as the simulator gives; got \(3,\)"),
         (shifted, np.array(0.0), r"as the simulator gives; got \(\)"),
@@ -220,8 +220,8 @@ def twice(rng_key, theta):
         (twice, np.zeros(2), r"numbers \[1\] of the event are constant, follow from those before"),
     ],
 )
-def test_synthetic_likelihood_without_an_answer_is_said(fn, value, sentence):
-    with pytest.raises((ValueError, np.linalg.LinAlgError), match=sentence):
+def test_synthetic_likelihood_without_an_answer_raises(fn, value, message):
+    with pytest.raises((ValueError, np.linalg.LinAlgError), match=message):
         kme.SyntheticLikelihood(fn, 0.3).log_prob(value)
 
 
@@ -229,7 +229,7 @@ def in_numpy(rng, theta):
     return theta + 0.5 * rng.normal(size=1)
 
 
-def test_gradients_of_a_black_box_are_refused_in_words():
+def test_gradients_of_a_black_box_raise():
     """NUTS asks for one; pseudo-marginal chains do not."""
 
     def model(x):

@@ -7,7 +7,7 @@ import pytest
 
 from numpyro_kme import kernels as K
 from numpyro_kme.embeddings.means import ConditionalMeanEmbedding, MeanEmbedding
-from numpyro_kme.embeddings.squared_mmd import squared_mmd
+from numpyro_kme.embeddings.mmd import squared_mmd
 
 
 def gram(x, y, l=0.8):

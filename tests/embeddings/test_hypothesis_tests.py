@@ -11,7 +11,7 @@ from scipy.spatial.distance import cdist
 from numpyro_kme import squared_mmd
 from numpyro_kme.embeddings import hypothesis_tests
 from numpyro_kme.embeddings.hypothesis_tests import hsic, hsic_test, mmd_test
-from numpyro_kme.embeddings.mmd_estimators import Fourier, LinearTime, Quadratic
+from numpyro_kme.embeddings.mmd import Fourier, LinearTime, Quadratic
 from numpyro_kme.kernels import Gaussian, Laplace
 
 KEY = jax.random.key(0)
@@ -97,7 +97,7 @@ def test_many_features_are_the_kernel(rng):
 
 
 @pytest.mark.parametrize(
-    "call, sentence",
+    "call, message",
     [
         (lambda x: mmd_test(KEY, x, x, x), "`kernel` must be a kernel"),
         (lambda x: hsic_test(KEY, Gaussian(1.0), x, x, x), "`kernel_y` must be a kernel"),
@@ -112,8 +112,8 @@ def test_many_features_are_the_kernel(rng):
         (lambda x: LinearTime(Gaussian(1.0))(x, x[:1]), "`y` must have at least 2 rows; got shape"),
     ],
 )
-def test_bad_input_gets_a_sentence(rng, call, sentence):
-    with pytest.raises((ValueError, TypeError), match=sentence):
+def test_bad_input_raises(rng, call, message):
+    with pytest.raises((ValueError, TypeError), match=message):
         call(rng.normal(size=(20, 1)))
 
 

@@ -11,9 +11,9 @@ from numpyro_kme.embeddings.kernel_bayes import (
     kernel_bayes_rule,
     kernel_sum_rule,
     posterior_weights,
-    pre_image,
     update,
 )
+from numpyro_kme.embeddings.modes import embedding_mode
 from numpyro_kme.kernels import Gaussian, Laplace, RotationGaussian, RotationTrace, low_rank, nearest_rotation
 from numpyro_kme.kernels.low_rank import LowRank
 
@@ -163,7 +163,7 @@ def test_no_weight_is_not_a_posterior(joint):
 
 
 def test_what_cannot_be_solved_is_said(joint, rng):
-    """Below rounding a regularisation gives noise, not weights; a `delta` that fails is doubled, and that is said."""
+    """Below rounding a regularisation gives noise, not weights; a `delta` that fails is doubled, with a warning."""
     x, y, u = joint
     prior, k = MeanEmbedding(Gaussian(0.9), u), Gaussian(0.7)
     for call in (
@@ -181,21 +181,21 @@ def test_what_cannot_be_solved_is_said(joint, rng):
     np.testing.assert_allclose(np.log2(used / 1e-14) % 1, 0.0, atol=1e-9)
 
 
-def test_pre_image(rng):
+def test_embedding_mode(rng):
     x, weights = rng.normal(size=(40, 2)), rng.normal(size=40)
     embedding = MeanEmbedding(Gaussian(0.8), x, weights)
     axis = np.linspace(-4, 4, 161)
     grid = np.stack(np.meshgrid(axis, axis), -1).reshape(-1, 2)
     best = grid[np.argmax(np.asarray(embedding(grid)))]
-    assert np.asarray(embedding(pre_image(embedding)[None]))[0] >= np.asarray(embedding(best[None]))[0] - 1e-6
-    np.testing.assert_allclose(pre_image(embedding, best), best, atol=0.06)
+    assert np.asarray(embedding(embedding_mode(embedding)[None]))[0] >= np.asarray(embedding(best[None]))[0] - 1e-6
+    np.testing.assert_allclose(embedding_mode(embedding, best), best, atol=0.06)
     with pytest.raises(ValueError, match="needs a Gaussian kernel, or one on rotations; got Laplace"):
-        pre_image(MeanEmbedding(Laplace(1.0), x))
+        embedding_mode(MeanEmbedding(Laplace(1.0), x))
     for kernel, points in ((Gaussian(0.8), x), (RotationTrace(), np.eye(2)[None])):
-        with pytest.raises(FloatingPointError, match=f"All {len(points)} weights are zero: there is no pre-image"):
-            pre_image(MeanEmbedding(kernel, points, np.zeros(len(points))))
+        with pytest.raises(FloatingPointError, match=f"All {len(points)} weights are zero: the embedding has no mode"):
+            embedding_mode(MeanEmbedding(kernel, points, np.zeros(len(points))))
     with pytest.raises(FloatingPointError, match=r"where it must be positive: .* with a sum of -1, have no mode"):
-        pre_image(MeanEmbedding(Gaussian(0.8), x, np.full(40, -1 / 40)))
+        embedding_mode(MeanEmbedding(Gaussian(0.8), x, np.full(40, -1 / 40)))
 
 
 def turned(axis, angle):
@@ -204,7 +204,7 @@ def turned(axis, angle):
     return np.eye(3) + np.sin(angle) * cross + (1 - np.cos(angle)) * cross @ cross
 
 
-def test_pre_images_are_rotations(rng):
+def test_modes_are_rotations(rng):
     """The best of a fine grid of rotations, about the axis on which all points lie, signed weights included."""
     axis, angles = rng.normal(size=3), rng.uniform(-1.0, 1.0, size=25)
     points = np.stack([turned(axis, angle) for angle in angles])
@@ -212,7 +212,7 @@ def test_pre_images_are_rotations(rng):
     grid = np.stack([turned(axis, angle) for angle in np.linspace(-np.pi, np.pi, 2001)])
     for kernel in (RotationTrace(), RotationGaussian(0.6)):
         embedding = MeanEmbedding(kernel, points, weights)
-        found = pre_image(embedding)
+        found = embedding_mode(embedding)
         np.testing.assert_allclose(found @ found.T, np.eye(3), atol=1e-10)
         best = grid[np.argmax(np.asarray(embedding(grid)))]
         assert float(embedding(found[None])[0]) >= float(embedding(best[None])[0]) - 1e-9
@@ -296,7 +296,7 @@ def test_filter_and_smoother_improve_on_the_observations(rng):
 
 
 def test_filter_on_rotations(rng):
-    """A turning frame seen through noise: means are no rotations, modes are, and they beat the noisy frames made rotations."""
+    """A turning frame seen through noise: means are no rotations, modes are, and beat noisy frames made rotations."""
     angle = 0.4 * np.arange(226)
     axis = np.array([1.0, 2.0, 0.5])
     states = np.stack([turned(axis, a + 0.1 * e) for a, e in zip(angle, rng.normal(size=226))])
@@ -333,7 +333,7 @@ def path(x):
 
 
 @pytest.mark.parametrize(
-    "call, sentence",
+    "call, message",
     [
         (
             lambda x: KernelBayesRule.fit(x, x[:3], Gaussian(1.0), MeanEmbedding(Gaussian(1.0), x), 1e-3),
@@ -351,11 +351,14 @@ def path(x):
         ),
         (lambda x: kernel_sum_rule(x, x, x, Gaussian(1.0), 1e-3), "`prior` must be an embedding"),
         (lambda x: LowRank.fit("gaussian", x), "`kernel` must be a kernel, .* got 'gaussian'"),
-        (lambda x: pre_image(fitted(x).posterior(x[:1]), np.full(2, np.nan)), "`start` has 2 entries that are not"),
+        (
+            lambda x: embedding_mode(fitted(x).posterior(x[:1]), np.full(2, np.nan)),
+            "`start` has 2 entries that are not",
+        ),
         (lambda x: fitted(x).weights(x * np.nan), "`y` has 40 entries that are not finite"),
         (lambda x: fitted(x).posterior(x[:2]), "one observation, with a leading axis; it holds 2"),
         (
-            lambda x: pre_image(fitted(x).posterior(x[:1]), np.zeros(3)),
+            lambda x: embedding_mode(fitted(x).posterior(x[:1]), np.zeros(3)),
             r"`start` must be one point of shape \(2,\); got \(3,\)",
         ),
         (lambda x: path(x).filter(x * np.nan), "`observations` has 40 entries that are not finite"),
@@ -365,6 +368,6 @@ def path(x):
         (lambda x: LowRank.fit(Gaussian(1.0), x, tolerance=-1.0), "`tolerance` must be positive and finite; got -1.0"),
     ],
 )
-def test_bad_input_gets_a_sentence(rng, call, sentence):
-    with pytest.raises((ValueError, TypeError), match=sentence):
+def test_bad_input_raises(rng, call, message):
+    with pytest.raises((ValueError, TypeError), match=message):
         call(rng.normal(size=(20, 2)))

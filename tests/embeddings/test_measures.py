@@ -164,7 +164,7 @@ def test_traced_and_single_precision():
 
 
 @pytest.mark.parametrize(
-    ("make", "sentence"),
+    ("make", "message"),
     [
         (lambda: Normal(np.zeros(2), np.ones(2)), r"`covariance` \(D, D\)"),
         (lambda: NormalMixture(np.ones(2), np.zeros((2, 1)), np.ones((2, 1, 1))), "sum to 2"),
@@ -175,6 +175,6 @@ def test_traced_and_single_precision():
         (lambda: Normal.standard(2).tilt(Laplace(1.0), A), "must be Gaussian"),
     ],
 )
-def test_bad_input(make, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_bad_input(make, message):
+    with pytest.raises(ValueError, match=message):
         make()

@@ -8,7 +8,7 @@ import numpyro_kme as kme
 from numpyro_kme.embeddings.parameter_choice import (
     KernelBayesSettings,
     choose_by_folds,
-    choose_by_halves,
+    choose_by_holdout,
     choose_by_prediction,
     kernel_bayes_candidates,
     scaled_kernel,
@@ -83,7 +83,7 @@ def test_prediction_by_leaving_out(joint):
     assert chosen.settings is tried[0]
 
 
-def test_folds_refuse_what_is_far_too_narrow(joint):
+def test_folds_reject_what_is_far_too_narrow(joint):
     x, y = joint
     good, narrow = (
         KernelBayesSettings(Gaussian(1.0), Gaussian(1.0), 1e-3),
@@ -126,21 +126,21 @@ def test_halves_by_hand(rng):
         KernelBayesSettings(Gaussian(0.7), Gaussian(0.8), 1e-3),
         KernelBayesSettings(Gaussian(0.7), Gaussian(1e-3), 1e-3),
     )
-    chosen = choose_by_halves(states, seen, [lost, good])
+    chosen = choose_by_holdout(states, seen, [lost, good])
     found = kme.embeddings.KernelBayesFilter.fit(states[:40], seen[:40], Gaussian(0.7), Gaussian(0.8), 1e-3)
     weights = found.filter(seen[40:])
     error = np.mean([np.sum((w @ states[:39] / w.sum() - truth) ** 2) for w, truth in zip(weights, states[40:])])
     np.testing.assert_allclose(chosen.errors[1], error, rtol=1e-8)
     assert chosen.settings is good and np.isinf(chosen.errors[0])
-    modes = choose_by_halves(states, seen, [good], modes=True).errors[0]
+    modes = choose_by_holdout(states, seen, [good], modes=True).errors[0]
     expected = np.mean(np.sum((found.modes(weights) - states[40:]) ** 2, axis=1))
     np.testing.assert_allclose(modes, expected, rtol=1e-8)
     with pytest.raises(np.linalg.LinAlgError, match="None of the 1 candidates"):
-        choose_by_halves(states, seen, [lost])
+        choose_by_holdout(states, seen, [lost])
 
 
 @pytest.mark.parametrize(
-    "call, sentence",
+    "call, message",
     [
         (lambda x, one: choose_by_folds(KEY, x, x[:3], [one]), "as many points each; got 30 and 3"),
         (lambda x, one: choose_by_folds(KEY, x, x, [one], num_folds=16), "at most half of the 30 points; got 16"),
@@ -153,11 +153,11 @@ def test_halves_by_hand(rng):
             lambda x, one: choose_by_folds(KEY, x, x, [one._replace(delta=0.0)]),
             "`delta` must be positive and finite; got",
         ),
-        (lambda x, one: choose_by_halves(x, x, [1e-3]), "`settings` must be candidates .* got 0.001"),
-        (lambda x, one: choose_by_halves(x, x[:7], [one]), "must be one path; got 30 and 7 points"),
-        (lambda x, one: choose_by_halves(x[:7], x[:7], [one]), "at least 8 times to be halved; got 7"),
+        (lambda x, one: choose_by_holdout(x, x, [1e-3]), "`settings` must be candidates .* got 0.001"),
+        (lambda x, one: choose_by_holdout(x, x[:7], [one]), "must be one path; got 30 and 7 points"),
+        (lambda x, one: choose_by_holdout(x[:7], x[:7], [one]), "at least 8 times to be halved; got 7"),
     ],
 )
-def test_bad_input_gets_a_sentence(joint, call, sentence):
-    with pytest.raises((ValueError, TypeError), match=sentence):
+def test_bad_input_raises(joint, call, message):
+    with pytest.raises((ValueError, TypeError), match=message):
         call(joint[0], KernelBayesSettings(Gaussian(1.0), Gaussian(1.0), 1e-3))

@@ -75,7 +75,7 @@ def test_bootstrap(name, x):
     assert abs(bound.kernel.length_scale / kme.MMD().objective(2.0 * x, generator).kernel.length_scale - 1) > 1e-3
 
 
-def test_each_kernel_of_a_joint_law(x, rng):
+def test_each_kernel_of_a_joint_distribution(x, rng):
     """With covariates, the kernels that are left out."""
     covariates = rng.normal(size=(40, 1)) * 7
     points = generators.Generator(
@@ -100,14 +100,14 @@ def test_generalised_posterior(x):
 
 
 def test_rejection(x):
-    bank = kme.simulate(KEY, kme.Problem.read(model, x, one_draw), 200, progress_bar=False)
+    simulations = kme.simulate(KEY, kme.Problem.read(model, x, one_draw), 200, progress_bar=False)
     kept = []
     for settings in (
         {"length_scale": Third()},
         {"discrepancy": kme.embeddings.Quadratic(Gaussian(np.median(pdist(x[:, None])) / 3))},
         {"length_scale": kme.MedianHeuristic()},
     ):
-        engine = kme.RejectionABC(model, simulations=bank, quantile=0.1, **settings)
+        engine = kme.RejectionABC(model, simulations=simulations, quantile=0.1, **settings)
         engine.run(KEY, x, one_draw)
         kept.append(engine.posterior.get_weights()["weight"])
     np.testing.assert_array_equal(kept[0], kept[1])
@@ -116,7 +116,7 @@ def test_rejection(x):
     engine.condition(KEY, again, one_draw)
     other = kme.RejectionABC(
         model,
-        simulations=bank,
+        simulations=simulations,
         quantile=0.1,
         discrepancy=kme.embeddings.Quadratic(Gaussian(np.median(pdist(again[:, None])))),
     )
@@ -127,7 +127,7 @@ def test_rejection(x):
 @pytest.mark.x64
 @pytest.mark.parametrize("rule", [kme.CrossValidation(KEY), kme.MedianHeuristic(per_dimension=True)])
 def test_kelfi_with_fixed_widths(rule):
-    """The data kernel is what the rule says of standardised statistics; `beta` and `lam` are at a maximum of the objective."""
+    """The data kernel is what the rule gives for standardised statistics; `beta` and `lam` maximise the objective."""
     engine = kme.KELFI(statistics, 150, form=kme.KernelMeans(), length_scale=rule, progress_bar=False)
     engine.run(KEY, x=np.array([0.5, 20.0]))
     (fitted,) = engine.likelihoods.values()
@@ -136,11 +136,11 @@ def test_kelfi_with_fixed_widths(rule):
     np.testing.assert_array_equal(surrogate.hyper.data_kernel.length_scale, scale)
     np.testing.assert_array_equal(engine.info["eps"], scale)
     assert "eps" not in engine.info["at bounds"]
-    bank, value = TrainingSet(surrogate.z, surrogate.data), jax.jit(LeaveOneOut().value)
+    training, value = TrainingSet(surrogate.z, surrogate.data), jax.jit(LeaveOneOut().value)
 
     def score(beta, lam):
         hyper = replace(surrogate.hyper, parameter_kernel=Gaussian(beta), regularisation=lam)
-        return float(value(hyper, bank))
+        return float(value(hyper, training))
 
     beta, lam = surrogate.hyper.parameter_kernel.length_scale, surrogate.hyper.regularisation
     beta, lam = np.asarray(beta), np.float64(lam)
@@ -154,7 +154,7 @@ def test_kelfi_with_fixed_widths(rule):
 
 
 @pytest.mark.parametrize(
-    "call, error, sentence",
+    "call, error, message",
     [
         (
             lambda x: kme.PosteriorBootstrap(model, kme.MMD(), length_scale=Third()),
@@ -190,6 +190,6 @@ def test_kelfi_with_fixed_widths(rule):
         (lambda x: kme.KernelMeans(length_scale=1.0), TypeError, "`length_scale` must be a rule"),
     ],
 )
-def test_bad_input_gets_a_sentence(call, error, sentence, x):
-    with pytest.raises(error, match=sentence):
+def test_bad_input_raises(call, error, message, x):
+    with pytest.raises(error, match=message):
         call(x)

@@ -10,7 +10,7 @@ from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.posterior import NUM_PARTICLES, KernelMeansPosterior
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.published.objectives import Hyperparameters
-from numpyro_kme.samplers.importance import WeightedPoints, cover
+from numpyro_kme.samplers.importance import WeightedParticles, adaptive_importance_sampling
 
 M = 40
 RNG = np.random.default_rng(4)
@@ -74,14 +74,14 @@ def signed_values(likelihood, points):
     return signs * jnp.exp(log_sizes)
 
 
-def test_weighted_points_agree_with_closed_forms(case):
+def test_weighted_particles_agree_with_closed_forms(case):
     posterior, points, weights = case
-    found = posterior.weighted_points(jax.random.key(2), NUM_PARTICLES)
+    found = posterior.weighted_particles(jax.random.key(2), NUM_PARTICLES)
     w = np.asarray(found.weights)
     np.testing.assert_allclose(w.sum(), 1.0)
     error = np.sqrt(np.sum(w**2))
     sd = np.sqrt(posterior.covariance()[0, 0])
-    assert abs(w @ found.points[:, 0] - posterior.mean()[0]) < 5 * sd * error * 2
+    assert abs(w @ found.particles[:, 0] - posterior.mean()[0]) < 5 * sd * error * 2
     q = density(posterior, points) * weights
     share = np.maximum(-q, 0).sum() / np.abs(q).sum()
     assert abs(found.negative_share - share) < 0.03
@@ -122,7 +122,7 @@ def test_mode(case):
     assert abs(posterior.mode()[0] - grid[np.argmax(heights), 0]) < 0.01
 
 
-def test_covers_a_posterior_much_narrower_than_the_prior():
+def test_adaptive_importance_sampling_of_a_posterior_much_narrower_than_the_prior():
     """Four dimensions, posterior sd 0.05 of the prior's: one prior draw in a hundred thousand is inside."""
 
     @register
@@ -132,23 +132,23 @@ def test_covers_a_posterior_much_narrower_than_the_prior():
         def signed_log(self, z):
             return jnp.ones(()), -0.5 * jnp.sum(jnp.square((z - 0.7) / self.scale))
 
-    found = cover(jax.random.key(0), Likelihood(0.05), Normal.standard(4), 3000)
+    found = adaptive_importance_sampling(jax.random.key(0), Likelihood(0.05), Normal.standard(4), 3000)
     variance = 1 / (1 + 1 / 0.05**2)
     weights = found.positive_weights
-    mean = weights @ found.points
+    mean = weights @ found.particles
     assert found.effective_size > 300
     np.testing.assert_allclose(mean, 0.7 * variance / 0.05**2, atol=5 * np.sqrt(variance / found.effective_size))
     np.testing.assert_allclose(
-        weights @ (found.points - mean) ** 2, variance, rtol=5 * np.sqrt(2 / found.effective_size)
+        weights @ (found.particles - mean) ** 2, variance, rtol=5 * np.sqrt(2 / found.effective_size)
     )
 
 
 def test_signed_weights():
-    points = WeightedPoints(np.arange(4.0)[:, None], np.array([0.5, -0.25, 0.75, 0.0]), np.zeros(()))
-    np.testing.assert_allclose(points.positive_weights, [0.4, 0, 0.6, 0])
-    np.testing.assert_allclose(points.negative_share, 0.25 / 1.5)
-    np.testing.assert_allclose(points.effective_size, 1 / (0.16 + 0.36))
-    counts = np.bincount(points.resample(jax.random.key(0), 1000)[:, 0].astype(int), minlength=4)
+    particles = WeightedParticles(np.arange(4.0)[:, None], np.array([0.5, -0.25, 0.75, 0.0]), np.zeros(()))
+    np.testing.assert_allclose(particles.positive_weights, [0.4, 0, 0.6, 0])
+    np.testing.assert_allclose(particles.negative_share, 0.25 / 1.5)
+    np.testing.assert_allclose(particles.effective_size, 1 / (0.16 + 0.36))
+    counts = np.bincount(particles.resample(jax.random.key(0), 1000)[:, 0].astype(int), minlength=4)
     assert abs(counts[0] - 400) <= 1 and counts[1] == 0 and counts[3] == 0
 
 

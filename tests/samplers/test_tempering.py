@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from numpyro_kme.engines import _sampling
-from numpyro_kme.samplers.tempering import FORGOTTEN, MOVES, _before, _memory, _move, temper
+from numpyro_kme.samplers.tempering import DECORRELATED, MOVES, _before, _move, _squared_autocorrelation, temper
 
 N = 4000
 M = N // MOVES
@@ -84,21 +84,21 @@ def flat(_, u):
     return jnp.zeros(())
 
 
-@pytest.mark.parametrize("stray", [1, 300])
-def test_a_stray_chain_at_a_density_floor_costs_nothing(stray):
+@pytest.mark.parametrize("outlying", [1, 300])
+def test_an_outlying_chain_at_a_density_floor_costs_nothing(outlying):
     """There, 150 standard deviations away, chains stay where they are; one does not use up all rounds, as many do."""
-    particles = 0.01 * jax.random.normal(jax.random.key(0), (N, 2)).at[: MOVES * stray : MOVES].set(150.0)
+    particles = 0.01 * jax.random.normal(jax.random.key(0), (N, 2)).at[: MOVES * outlying : MOVES].set(150.0)
     found = tempered(jax.random.key(1), narrow_on_a_floor, flat, None, particles)
-    assert (found.num_evaluations < 8 * N) == (stray == 1)
+    assert (found.num_evaluations < 8 * N) == (outlying == 1)
 
 
-@pytest.mark.parametrize(("stuck", "remembered"), [(0, False), (1, False), (9, False), (30, True), (500, True)])
-def test_chains_that_are_stuck_in_another_mode_count_if_they_are_many(rng, stuck, remembered):
+@pytest.mark.parametrize(("stuck", "correlated"), [(0, False), (1, False), (9, False), (30, True), (500, True)])
+def test_chains_that_are_stuck_in_another_mode_count_if_they_are_many(rng, stuck, correlated):
     before, after = rng.normal(size=(2, M, 3))
     for states in (before, after):
         states[:stuck, 1] += 1000.0
-    memory = _memory(_before(jnp.asarray(before)), jnp.asarray(after))
-    assert memory > 0.9 if remembered else memory < FORGOTTEN
+    correlation = _squared_autocorrelation(_before(jnp.asarray(before)), jnp.asarray(after))
+    assert correlation > 0.9 if correlated else correlation < DECORRELATED
 
 
 def test_a_likelihood_that_is_nearly_a_point():

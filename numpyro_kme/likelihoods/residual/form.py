@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.host import in_threads, on_host
+from numpyro_kme._core.robust import robust_standard_deviation
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.region import Region
 from numpyro_kme.likelihoods.residual.bandwidth_learning import HeldOutScores, learn_bandwidths
@@ -25,7 +26,7 @@ from numpyro_kme.likelihoods.residual.scale import ScaleFunction, winsorised_rms
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, Regression
 from numpyro_kme.likelihoods.residual.support import SupportBounds, fit_support_bounds
 from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate, ScoreImprovements, information_and_slopes
-from numpyro_kme.likelihoods.statistics import StatisticsTransform, robust_scale
+from numpyro_kme.likelihoods.statistics import StatisticsTransform
 
 MIN_SIMULATIONS = 10
 """Fewer simulations than this cannot be held out from."""
@@ -236,7 +237,7 @@ class _Units(NamedTuple):
         """Units of statistics `(m, n)`; those without a bound keep theirs, and their `zero`."""
         bounded = support.side != 0.0
         centre = np.where(bounded, np.median(s, axis=0), 0.0)
-        scale = np.array([robust_scale(column) if own else 1.0 for column, own in zip(s.T, bounded)])
+        scale = np.array([robust_standard_deviation(column) if own else 1.0 for column, own in zip(s.T, bounded)])
         return cls(centre, scale, np.where(bounded, -centre / scale, zero))
 
     def scaled(self, s: np.ndarray) -> np.ndarray:

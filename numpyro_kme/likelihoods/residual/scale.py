@@ -5,6 +5,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 
+from numpyro_kme._core.robust import median_absolute_deviation
 from numpyro_kme.likelihoods.residual.descent import descend_all, ravel
 from numpyro_kme.likelihoods.residual.held_out import diagonal
 from numpyro_kme.likelihoods.residual.smoothness import JITTER, Inputs, Regression, Smoothness
@@ -21,7 +22,7 @@ def winsorised_rms(residuals: np.ndarray) -> np.ndarray:
 
     Where winsorising leaves nothing, the plain standard deviation.
     """
-    cut = 4.0 * np.median(np.abs(residuals), axis=-1, keepdims=True) / 0.6745
+    cut = 4.0 * median_absolute_deviation(np.moveaxis(residuals, -1, 0), 0.0)[..., None] / 0.6745
     robust = np.sqrt(np.mean(np.square(np.clip(residuals, -cut, cut)), axis=-1))
     plain = np.std(residuals, axis=-1)
     return np.where(robust > 0.0, robust, np.where(plain > 0.0, plain, 1.0))

@@ -17,12 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import linprog
 
+from numpyro_kme._core.robust import robust_standard_deviation
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.residual.location import start_locations
 from numpyro_kme.likelihoods.residual.marginals import log_cosh
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, features, line_slopes
-from numpyro_kme.likelihoods.statistics import robust_scale
 
 FEWEST, LOOKED_AT = 20, 200
 """Simulations for each coefficient of a line; so many at least, if there are, tell whether there may be a bound."""
@@ -203,7 +203,7 @@ def held_out_lower_bound(columns: np.ndarray, s: np.ndarray) -> tuple[np.ndarray
 
 def _score(at, s, rows):
     """Mean held-out log density of a statistic `(m,)` on `rows`, after the best marginal transformation."""
-    centre, scale = np.median(s), robust_scale(s)
+    centre, scale = np.median(s), robust_standard_deviation(s)
     column = np.clip((s[rows] - centre) / scale, -20.0, 20.0)
     _, scores = start_locations(at.coarse[rows], column[None], np.array([-centre / scale]), True)
     return scores[0] - np.log(scale)

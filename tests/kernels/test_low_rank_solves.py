@@ -136,7 +136,7 @@ def test_no_dense_matrix_beyond_the_limit(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "call, sentence",
+    "call, message",
     [
         (
             lambda: DenseSolve().fit(HYPER, np.zeros((100_000, 2))),
@@ -147,6 +147,6 @@ def test_no_dense_matrix_beyond_the_limit(monkeypatch):
         (lambda: LowRankSolve(max_rank=0), "`max_rank` must be at least 1"),
     ],
 )
-def test_refusals(call, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_refusals(call, message):
+    with pytest.raises(ValueError, match=message):
         call()

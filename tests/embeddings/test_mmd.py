@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from numpyro_kme import kernels as K
-from numpyro_kme.embeddings.squared_mmd import squared_mmd
+from numpyro_kme.embeddings.mmd import squared_mmd
 from numpyro_kme.kernels.exponents import ExpProduct, exp2_negative, factors
 
 

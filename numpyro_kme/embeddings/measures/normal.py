@@ -1,12 +1,4 @@
-"""Probability measures on `R^D` whose kernel embeddings are known: priors in coordinates.
-
-For a Gaussian kernel `k` with `B = diag(length_scale^2)` and a normal measure `N(m, S)`
-
-    int k(a, t) N(t | m, S) dt = |B|^(1/2) |B + S|^(-1/2) exp(-1/2 (a - m)' (B + S)^(-1) (a - m)),
-
-a product of two Gaussian kernels is a Gaussian kernel times a constant, and a mixture is a sum. Everything else goes
-by weighted points: a quasi-random set drawn from the measure stands in for it.
-"""
+"""Normal measures and their mixtures, with embeddings by Gaussian kernels in closed form."""
 
 import abc
 from dataclasses import field
@@ -23,6 +15,8 @@ from scipy.special import ndtri
 from scipy.stats import qmc
 
 from numpyro_kme._core import checks
+from numpyro_kme.embeddings.measures.base import Measure
+from numpyro_kme.embeddings.measures.points import Points
 from numpyro_kme.kernels.base import Kernel, register, squared_distances
 from numpyro_kme.kernels.stationary import Gaussian
 
@@ -39,140 +33,6 @@ class Tilted(NamedTuple):
     log_masses: jax.Array
     means: jax.Array
     covariances: jax.Array
-
-
-class Measure(abc.ABC):
-    """A probability measure `p` on `R^D`."""
-
-    @property
-    @abc.abstractmethod
-    def dim(self) -> int:
-        """Dimension `D`."""
-
-    @abc.abstractmethod
-    def closed_form(self, *kernels: Kernel) -> bool:
-        """Whether embeddings with these kernels are exact."""
-
-    @abc.abstractmethod
-    def mean_embedding(self, kernel: Kernel, a: ArrayLike) -> jax.Array:
-        """Values `int k(a_i, t) p(dt)` at the points `a` of shape `(m, D)`, `(m,)`."""
-
-    @abc.abstractmethod
-    def product_embedding(self, kernel_a: Kernel, a: ArrayLike, kernel_b: Kernel, b: ArrayLike) -> jax.Array:
-        """Matrix `int k_a(a_i, t) k_b(t, b_j) p(dt)` for points `(m, D)` and `(r, D)`, `(m, r)`."""
-
-    @abc.abstractmethod
-    def squared_norm(self, kernel: Kernel) -> jax.Array:
-        """`int int k(s, t) p(ds) p(dt)`, the squared length of the mean embedding."""
-
-    @abc.abstractmethod
-    def as_points(self) -> "Points":
-        """Weighted points that stand for the measure."""
-
-    @abc.abstractmethod
-    def moments(self) -> tuple[jax.Array, jax.Array]:
-        """Mean `(D,)` and covariance `(D, D)`."""
-
-    @abc.abstractmethod
-    def sample(self, rng_key: jax.Array, n: int) -> jax.Array:
-        """`n` independent draws, `(n, D)`."""
-
-    @abc.abstractmethod
-    def log_density(self, t: ArrayLike) -> jax.Array:
-        """Log density at one point `(D,)`; raises where the measure has none."""
-
-
-def _require_covariances(value: ArrayLike) -> None:
-    """Require symmetric positive definite matrices `(..., D, D)`."""
-    checks.sound("covariance", value)
-    matrices = np.asarray(value, np.float64)
-    smallest = np.linalg.eigvalsh(matrices).min(initial=np.inf)
-    checks.require(
-        bool(smallest > 0) and np.allclose(matrices, np.swapaxes(matrices, -1, -2), rtol=1e-5),
-        f"`covariance` must be symmetric and positive definite; its smallest eigenvalue is {smallest:.3g}.",
-    )
-
-
-@register
-class Points(Measure):
-    """The measure `sum_t weights_t delta(points_t)`: prior draws where no closed form is known.
-
-    Args:
-        points: `(T, D)`.
-        weights: `(T,)`, non-negative, with sum one; equal when left out.
-    Embeddings cost `T` kernel evaluations a point.
-    """
-
-    points: ArrayLike
-    weights: ArrayLike | None = None
-
-    def __post_init__(self):
-        if checks.is_concrete((self.points, self.weights)):
-            checks.matrix("points", self.points)
-            checks.sound("points", self.points)
-            if self.weights is not None:
-                weights = np.asarray(self.weights)
-                checks.require(
-                    weights.shape == np.shape(self.points)[:1]
-                    and bool(np.all(weights >= 0))
-                    and abs(float(np.sum(weights)) - 1.0) < 1e-4,
-                    f"`weights` must be non-negative and sum to 1, one for each of the {len(self.points)} points; "
-                    f"got shape {weights.shape}, smallest {np.min(weights)}, sum {np.sum(weights)}.",
-                )
-
-    @property
-    def dim(self):
-        """Dimension `D`."""
-        return jnp.shape(self.points)[1]
-
-    @property
-    def probabilities(self) -> jax.Array:
-        """The weights, `(T,)`."""
-        size = jnp.shape(self.points)[0]
-        return jnp.full((size,), 1.0 / size) if self.weights is None else jnp.asarray(self.weights)
-
-    def as_points(self) -> "Points":
-        """Itself."""
-        return self
-
-    def closed_form(self, *kernels):
-        """Always true: finite sums are exact for this measure."""
-        return True
-
-    def mean_embedding(self, kernel, a):
-        """`sum_t weights_t k(a_i, points_t)`."""
-        checks.sound("a", a)
-        return kernel.gram(jnp.asarray(a), jnp.asarray(self.points)) @ self.probabilities
-
-    def product_embedding(self, kernel_a, a, kernel_b, b):
-        """`sum_t weights_t k_a(a_i, points_t) k_b(points_t, b_j)`."""
-        points = jnp.asarray(self.points)
-        return (kernel_a.gram(jnp.asarray(a), points) * self.probabilities[None, :]) @ kernel_b.gram(
-            points, jnp.asarray(b)
-        )
-
-    def squared_norm(self, kernel):
-        """`sum_st weights_s weights_t k(points_s, points_t)`."""
-        return self.probabilities @ self.mean_embedding(kernel, self.points)
-
-    def moments(self):
-        """Weighted mean and covariance."""
-        points = jnp.asarray(self.points)
-        mean = self.probabilities @ points
-        centred = points - mean[None, :]
-        return mean, (centred * self.probabilities[:, None]).T @ centred
-
-    def sample(self, rng_key, n):
-        """Points drawn with replacement."""
-        checks.key(rng_key)
-        return jax.random.choice(rng_key, jnp.asarray(self.points), (n,), p=self.probabilities)
-
-    def log_density(self, t):
-        """A set of points has no density."""
-        raise ValueError(
-            "`Points` has no density: it stands for a measure known by draws alone. Use its draws with "
-            "importance weights, or give a Normal or NormalMixture."
-        )
 
 
 class _NormalComponents(Measure):
@@ -388,3 +248,14 @@ def _squared_length_scales(kernel: Any, dim: int) -> jax.Array:
 def _quasi_normals(n: int, dim: int) -> np.ndarray:
     points = qmc.Sobol(dim, scramble=True, rng=np.random.default_rng(0)).random_base2(int(np.ceil(np.log2(n))))
     return ndtri(np.clip(points[:n], 1e-12, 1.0 - 1e-12))
+
+
+def _require_covariances(value: ArrayLike) -> None:
+    """Require symmetric positive definite matrices `(..., D, D)`."""
+    checks.sound("covariance", value)
+    matrices = np.asarray(value, np.float64)
+    smallest = np.linalg.eigvalsh(matrices).min(initial=np.inf)
+    checks.require(
+        bool(smallest > 0) and np.allclose(matrices, np.swapaxes(matrices, -1, -2), rtol=1e-5),
+        f"`covariance` must be symmetric and positive definite; its smallest eigenvalue is {smallest:.3g}.",
+    )

@@ -11,15 +11,15 @@ from scipy.special import logsumexp
 
 from numpyro_kme import BayesianKernelLearning, CrossValidation, MedianHeuristic
 from numpyro_kme.kernels import Gaussian, median_heuristic, median_heuristic_per_dimension
-from numpyro_kme.kernels.length_scales import (
-    REGULARISATIONS,
+from numpyro_kme.kernels.farthest_points import farthest_point_design
+from numpyro_kme.kernels.kernel_learning import (
     _log_volume,
     learn_length_scale,
     log_pseudo_likelihood,
     shrunk_embedding,
     smoothed_kernel,
-    spread_out,
 )
+from numpyro_kme.kernels.length_scales import REGULARISATIONS
 from numpyro_kme.mcmc import length_scale_model
 
 value_and_slope = jax.jit(jax.value_and_grad(log_pseudo_likelihood, argnums=2))
@@ -75,12 +75,14 @@ def test_finds_the_local_scale_of_a_grid_of_gaussians(rng):
     found = learn_length_scale(jax.random.key(0), x)
     assert 15 < median_heuristic(x) < 30
     assert 0.7 < found.length_scale < 1.3
-    assert found.log_likelihood == found.candidates[:, 1].max()
+    assert found.log_likelihood == found.optima[:, 1].max()
 
 
 def test_shrinkage_by_its_definition(rng):
-    """The posterior of a normal with covariance r, observed with noise tau^2 / n, as a regression by hand; data far from
-    every point shrink to 0."""
+    """The posterior of a normal with covariance r, observed with noise tau^2 / n, as a regression by hand.
+
+    Data far from every point shrink to 0.
+    """
     x, t, s, tau, eta = rng.normal(size=(20, 1)), np.linspace(-2, 2, 5)[:, None], 0.8, 0.5, 1.2
     mean, covariance = shrunk_embedding(x, t, s, tau, eta)
     r, precision = np.asarray(smoothed_kernel(t, t, s, eta)), 20 / tau**2 * np.eye(5)
@@ -89,9 +91,9 @@ def test_shrinkage_by_its_definition(rng):
     np.testing.assert_allclose(mean, expected @ precision @ np.asarray(Gaussian(s).gram(t, x)).mean(1), rtol=1e-6)
 
 
-def test_landmarks_are_spread_out(rng):
+def test_farthest_point_design(rng):
     x = np.concatenate([rng.normal(size=(50, 2)), 30 + rng.normal(size=(50, 2))])
-    found = spread_out(jax.random.key(0), x, 4)
+    found = farthest_point_design(jax.random.key(0), x, 4)
     assert found.shape == (4, 2) and 1 <= np.sum(found[:, 0] > 15) <= 3
 
 
@@ -136,7 +138,7 @@ def test_kernel_learning_as_a_model(rng):
     from numpyro.infer.util import log_density
 
     x = rng.normal(size=(30, 2)) + 3.0
-    z = spread_out(jax.random.key(0), x, 8)
+    z = farthest_point_design(jax.random.key(0), x, 8)
     median, reach = median_heuristic(x), np.sqrt(np.mean(np.sum((x - x.mean(0)) ** 2, 1)))
     at = {"log_length_scale": jnp.log(0.7), "log_noise": jnp.log(0.2)}
     found = jax.jit(lambda at: log_density(length_scale_model, (x, z), {}, at)[0])(at)
@@ -155,7 +157,7 @@ def test_kernel_learning_by_nuts(rng):
     from numpyro.infer.util import log_density
 
     x = rng.normal(size=(40, 1)) + 4.0 * rng.integers(3, size=(40, 1))
-    z = spread_out(jax.random.key(0), x, 8)
+    z = farthest_point_design(jax.random.key(0), x, 8)
     chain = MCMC(NUTS(length_scale_model), num_warmup=300, num_samples=1200, progress_bar=False)
     chain.run(jax.random.key(1), x, z)
     found = np.asarray(chain.get_samples()["log_length_scale"])
@@ -173,7 +175,7 @@ def test_kernel_learning_by_nuts(rng):
     assert abs(found.std() / sd - 1) < 5 / np.sqrt(2 * 150)
 
 
-def test_too_few_different_points_are_said():
+def test_too_few_different_points_raise():
     two = np.repeat([[0.0, 0.0], [1.0, 1.0]], 5, axis=0)
     with pytest.raises(
         np.linalg.LinAlgError, match=r"not finite at length scales .*: are there enough different points"
@@ -182,11 +184,11 @@ def test_too_few_different_points_are_said():
 
 
 @pytest.mark.parametrize(
-    "x, sentence",
+    "x, message",
     [(np.ones((5, 2)), "constant column"), (np.full((5, 1), np.nan), "finite"), (np.ones((1, 2)), "at least 2")],
 )
-def test_bad_input_gets_a_sentence(x, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_bad_input_raises(x, message):
+    with pytest.raises(ValueError, match=message):
         learn_length_scale(jax.random.key(0), x)
 
 
@@ -194,21 +196,24 @@ X = np.random.default_rng(0).normal(size=(20, 2))
 
 
 @pytest.mark.parametrize(
-    "call, sentence",
+    "call, message",
     [
         (lambda: CrossValidation(jax.random.key(0))(X, np.full((20, 1), np.nan)), "`targets` has 20 entries"),
         (lambda: CrossValidation(jax.random.key(0))(X, np.ones((20, 1))), "`targets` are constant"),
         (lambda: CrossValidation(jax.random.key(0), ())(X, X), "`multiples` must hold at least one number"),
         (lambda: CrossValidation(jax.random.key(0), most=3)(X, X), "`most` must be at least 10; got 3"),
-        (lambda: spread_out(jax.random.key(0), X * np.nan, 3), "`x` has 40 entries that are not finite"),
-        (lambda: spread_out(jax.random.key(0), X[:, 0], 3), r"`x` must have shape \(points, dim\); got \(20,\)"),
-        (lambda: spread_out(jax.random.key(0), X, 0), "`number` must be at least 1; got 0"),
+        (lambda: farthest_point_design(jax.random.key(0), X * np.nan, 3), "`x` has 40 entries that are not finite"),
+        (
+            lambda: farthest_point_design(jax.random.key(0), X[:, 0], 3),
+            r"`x` must have shape \(points, dim\); got \(20,\)",
+        ),
+        (lambda: farthest_point_design(jax.random.key(0), X, 0), "`number` must be at least 1; got 0"),
         (lambda: shrunk_embedding(X, X[:5], 1.0, 0.0, 1.0), "`noise` must be positive and finite; got 0"),
         (lambda: shrunk_embedding(X, X[:5], 1.0, 0.3, 0.0), "`reach` must be positive and finite; got 0"),
         (lambda: shrunk_embedding(X[:, :1], X[:5, :1], 5.0, 1e-9, 1.0), r"`noise` of 1e-09 is too small: .* = 5e-20"),
     ],
 )
-def test_what_says_nothing_gets_a_sentence(call, sentence):
+def test_what_is_not_identified_raises(call, message):
     """NaN and constant targets gave the first multiple, and a prior of no width an embedding of zero."""
-    with pytest.raises((ValueError, np.linalg.LinAlgError), match=sentence):
+    with pytest.raises((ValueError, np.linalg.LinAlgError), match=message):
         call()

@@ -1,0 +1,92 @@
+"""Weighted points as a measure."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from numpyro_kme._core import checks
+from numpyro_kme.embeddings.measures.base import Measure
+from numpyro_kme.kernels.base import register
+
+
+@register
+class Points(Measure):
+    """The measure `sum_t weights_t delta(points_t)`: prior draws where no closed form is known.
+
+    Args:
+        points: `(T, D)`.
+        weights: `(T,)`, non-negative, with sum one; equal when left out.
+    Embeddings cost `T` kernel evaluations a point.
+    """
+
+    points: ArrayLike
+    weights: ArrayLike | None = None
+
+    def __post_init__(self):
+        if checks.is_concrete((self.points, self.weights)):
+            checks.matrix("points", self.points)
+            checks.sound("points", self.points)
+            if self.weights is not None:
+                weights = np.asarray(self.weights)
+                checks.require(
+                    weights.shape == np.shape(self.points)[:1]
+                    and bool(np.all(weights >= 0))
+                    and abs(float(np.sum(weights)) - 1.0) < 1e-4,
+                    f"`weights` must be non-negative and sum to 1, one for each of the {len(self.points)} points; "
+                    f"got shape {weights.shape}, smallest {np.min(weights)}, sum {np.sum(weights)}.",
+                )
+
+    @property
+    def dim(self):
+        """Dimension `D`."""
+        return jnp.shape(self.points)[1]
+
+    @property
+    def probabilities(self) -> jax.Array:
+        """The weights, `(T,)`."""
+        size = jnp.shape(self.points)[0]
+        return jnp.full((size,), 1.0 / size) if self.weights is None else jnp.asarray(self.weights)
+
+    def as_points(self) -> "Points":
+        """Itself."""
+        return self
+
+    def closed_form(self, *kernels):
+        """Always true: finite sums are exact for this measure."""
+        return True
+
+    def mean_embedding(self, kernel, a):
+        """`sum_t weights_t k(a_i, points_t)`."""
+        checks.sound("a", a)
+        return kernel.gram(jnp.asarray(a), jnp.asarray(self.points)) @ self.probabilities
+
+    def product_embedding(self, kernel_a, a, kernel_b, b):
+        """`sum_t weights_t k_a(a_i, points_t) k_b(points_t, b_j)`."""
+        points = jnp.asarray(self.points)
+        return (kernel_a.gram(jnp.asarray(a), points) * self.probabilities[None, :]) @ kernel_b.gram(
+            points, jnp.asarray(b)
+        )
+
+    def squared_norm(self, kernel):
+        """`sum_st weights_s weights_t k(points_s, points_t)`."""
+        return self.probabilities @ self.mean_embedding(kernel, self.points)
+
+    def moments(self):
+        """Weighted mean and covariance."""
+        points = jnp.asarray(self.points)
+        mean = self.probabilities @ points
+        centred = points - mean[None, :]
+        return mean, (centred * self.probabilities[:, None]).T @ centred
+
+    def sample(self, rng_key, n):
+        """Points drawn with replacement."""
+        checks.key(rng_key)
+        return jax.random.choice(rng_key, jnp.asarray(self.points), (n,), p=self.probabilities)
+
+    def log_density(self, t):
+        """A set of points has no density."""
+        raise ValueError(
+            "`Points` has no density: it stands for a measure known by draws alone. Use its draws with "
+            "importance weights, or give a Normal or NormalMixture."
+        )
