@@ -19,7 +19,7 @@ from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.base import LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.signed import SignedLog, to_signed_log
-from numpyro_kme.samplers.importance import adaptive_importance_sampling, signed_logs
+from numpyro_kme.samplers.importance import WeightedParticles, adaptive_importance_sampling, signed_logs
 
 NUM_PARTICLES = 4096
 """Weighted particles that stand for a posterior without a closed form."""
