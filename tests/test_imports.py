@@ -57,7 +57,7 @@ MEETING = {"kernel_means.distribution"}
 
 THIRD_PARTY = {
     "kernels": {"jax", "numpy", "scipy"},
-    "tempering": {"jax", "blackjax"},
+    "tempering": {"jax", "numpy", "blackjax"},
     "losses": {"jax", "numpy", "scipy", "ot"},
     "simulations": {"jax", "numpy", "tqdm", "zarr", "cloudpickle", "xarray"},
     "_arviz": {"numpy", "arviz", "xarray"},
