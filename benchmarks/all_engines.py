@@ -1,25 +1,26 @@
 """Every engine of the package at equal simulation budgets on three problems, beside SMC-ABC by pyabc.
 
-    python benchmarks/all_engines.py --problem exponential-gamma g-and-k --repeats 5 --runs rows.jsonl     # pip install pyabc
+    python benchmarks/all_engines.py --problem exponential-gamma g-and-k --repeats 5 --runs rows.jsonl  # needs pyabc
     python benchmarks/all_engines.py --problem blowfly --series path/to/blowfly.csv --repeats 5 --runs rows.jsonl
     python benchmarks/all_engines.py --runs rows.jsonl       # the table alone
 
-Exponential-gamma: Wasserstein-1 of 1,000 samples to the exact posterior in its standard deviations (of point estimates: their
-distance from the posterior mean in the same units), a new observation each time. Blowfly: NMSE of `blowfly.py` at the
-posterior mean, in %. g-and-k: 2,048 clean draws, uniform priors on (0, 10)^4, NMSE of the posterior mean on (a, b, g, log k).
-Statistics: the log mean; the ten; 15 quantiles. Data sets without statistics: 15 draws; 180 counts in thousands; the 2,048 draws,
-whose MMD is by 300 Fourier features. The posterior bootstrap differentiates the simulator and has no budget; it answers another
-question (no prior, robust) and is shown with it.
+Exponential-gamma: Wasserstein-1 of 1,000 samples to the exact posterior in its standard deviations (of point
+estimates: their distance from the posterior mean in the same units), a new observation each time. Blowfly: NMSE of
+`blowfly.py` at the posterior mean, in %. g-and-k: 2,048 clean draws, uniform priors on (0, 10)^4, NMSE of the
+posterior mean on (a, b, g, log k). Statistics: the log mean; the ten; 15 quantiles. Data sets without statistics: 15
+draws; 180 counts in thousands; the 2,048 draws, whose MMD is by 300 Fourier features. The posterior bootstrap
+differentiates the simulator and has no budget; it answers another question (no prior, robust) and is shown with it.
 
-The synthetic likelihood and BOLFI start from a fifth of the budget, simulations of the prior that the other engines have too: the
-first from the nearest of them, the second with all as evidence. A pseudo-marginal chain spends the rest on as many steps, half of
-them warmup, as there are sets of 2 (d + 5) simulations of d statistics. BOLFI is ELFI's with its defaults (a virtual environment for
-it is made at the first call), on the log distance of the statistics, each over its median absolute deviation; its Gaussian process
-is refitted every ten simulations at cubic cost, so that it is run up to 300 simulations only.
+The synthetic likelihood and BOLFI start from a fifth of the budget, simulations of the prior that the other engines
+have too: the first from the nearest of them, the second with all as evidence. A pseudo-marginal chain spends the rest
+on as many steps, half of them warmup, as there are sets of 2 (d + 5) simulations of d statistics. BOLFI is ELFI's with
+its defaults (a virtual environment for it is made at the first call), on the log distance of the statistics, each over
+its median absolute deviation; its Gaussian process is refitted every ten simulations at cubic cost, so that it is run
+up to 300 simulations only.
 
-Seconds are CPU time of the process with simulations (of BOLFI, of both processes), the least over repeats. They include what JAX
-compiles for a new data set, 1 to 3 seconds of most rows and more where engines or chains do (kernel recursive ABC, the synthetic
-likelihood). Other jobs ran beside it.
+Seconds are CPU time of the process with simulations (of BOLFI, of both processes), the least over repeats. They
+include what JAX compiles for a new data set, 1 to 3 seconds of most rows and more where engines or chains do (kernel
+recursive ABC, the synthetic likelihood). Other jobs ran beside it.
 """
 
 import argparse
@@ -112,7 +113,9 @@ class ExponentialGamma:
 class Blowfly:
     name = "blowfly"
     engines_without = {
-        "PosteriorBootstrap": "not run: it reweights draws, and the counts are one series; taken for draws, one count of a simulated "
+        "PosteriorBootstrap": "not run: it reweights draws, and the counts are one series; taken for draws, one "
+        "count of "
+        "a simulated "
         "series against each, the search for the first minimum alone (64 nodes, 16 starts) took over 4 minutes"
     }
 

@@ -4,11 +4,12 @@
     python benchmarks/blowfly.py --simulations 100 200 300 500 1000 --repeats 10
     python benchmarks/blowfly.py --make-denominators   # once: the stored errors under the prior
 
-"As published: tied" is the protocol of Hsu and Ramos (2019): one epsilon for all standardised statistics and one beta_0 maximise the
-marginal likelihood of all simulations, with lambda = 1e-3 beta_0. "Everything free" maximises it over each length scale and lambda.
+"As published: tied" is the protocol of Hsu and Ramos (2019): one epsilon for all standardised statistics and one
+beta_0 maximise the marginal likelihood of all simulations, with lambda = 1e-3 beta_0. "Everything free" maximises it
+over each length scale and lambda.
 
-Writes `results/blowfly.md` and `results/blowfly.json` after each repeat. Fits of the same seed that are in the JSON are not made
-again; move it away to begin anew. The tables say with which versions of JAX the rows were made.
+Writes `results/blowfly.md` and `results/blowfly.json` after each repeat. Fits of the same seed that are in the JSON
+are not made again; move it away to begin anew. The tables say with which versions of JAX the rows were made.
 """
 
 import argparse

@@ -1,4 +1,5 @@
-"""The paper's figures for the blowflies, from `results/blowfly.json`: NMSE against the number of simulations, and learnt bandwidths.
+"""The paper's figures for the blowflies, from `results/blowfly.json`: NMSE against the number of simulations, and
+learnt bandwidths.
 
     python benchmarks/blowfly_figure.py
 

@@ -2,9 +2,9 @@
 
     python benchmarks/calibration.py [--datasets 200] [--simulations 300] [--keep rows.jsonl]
 
-Conjugate models: a normal mean in two dimensions and in one, and an exponential rate by the mean of 15 draws. One run learns the
-likelihood; `condition` serves every data set. Intervals that cover more than their level say that posteriors are too wide,
-which a learnt likelihood's blur makes them. Writes `results/calibration.md` and `.json`.
+Conjugate models: a normal mean in two dimensions and in one, and an exponential rate by the mean of 15 draws. One run
+learns the likelihood; `condition` serves every data set. Intervals that cover more than their level say that
+posteriors are too wide, which a learnt likelihood's blur makes them. Writes `results/calibration.md` and `.json`.
 """
 
 import argparse
@@ -103,7 +103,8 @@ def main():
         if not kept.has(model=model_name, engine=engine_name, simulations=options.simulations):
             kept.add(**one_run(model_name, engine_name, options.datasets, options.simulations))
         text = report.table(list(kept.rows[0]), [list(row.values()) for row in kept.rows])
-        text += "\n\nOne run and one learnt likelihood for each row. The standard error of a coverage of 90 % is .021 with 200 data sets."
+        text += "\n\nOne run and one learnt likelihood for each row. "
+        text += "The standard error of a coverage of 90 % is .021 with 200 data sets."
         report.write("calibration", "Calibration", [("Simulation-based calibration", text)], {"rows": kept.rows})
 
 

@@ -2,11 +2,11 @@
 
     python benchmarks/determinism.py
 
-Every run is a process of its own with a fixed key. The first table says whether all numbers of a run agree with those of the
-first, bit by bit; the second how far results in float32 are from those in float64, in posterior standard deviations (means
-and spreads of draws) or relative to the largest value (everything else). Simulations in float32 come from other random
-bits; the other rows start from the same table. The last column is the Monte Carlo error that other draws would make. Writes `results/determinism.md` and
-`.json`.
+Every run is a process of its own with a fixed key. The first table says whether all numbers of a run agree with those
+of the first, bit by bit; the second how far results in float32 are from those in float64, in posterior standard
+deviations (means and spreads of draws) or relative to the largest value (everything else). Simulations in float32 come
+from other random bits; the other rows start from the same table. The last column is the Monte Carlo error that other
+draws would make. Writes `results/determinism.md` and `.json`.
 """
 
 import argparse
@@ -81,7 +81,8 @@ def simulations(executor=None):
 
 
 def surrogate(form):
-    """Log density of the learnt likelihood of one output on a grid of parameters, evaluated in the session's precision."""
+    """Log density of the learnt likelihood of one output on a grid of parameters, evaluated in the session's
+    precision."""
     bank = table()
     fitted = kme.fit_likelihood(bank.arguments["x"], bank.x["x"], form=form)
     return {"values": jax.vmap(lambda theta: fitted(theta).log_prob(Y))(jnp.linspace(-1.0, 2.0, 31)[:, None])}

@@ -1,8 +1,10 @@
-"""BOLFI by ELFI on a simulator of statistics that lives in another process; run by `all_engines.py` in a virtual environment with elfi.
+"""BOLFI by ELFI on a simulator of statistics that lives in another process; run by `all_engines.py` in a virtual
+environment with elfi.
 
-Reads one line of JSON from standard input: names and priors of the parameters (a SciPy distribution and its arguments), the
-observation, a scale for each statistic, simulations to start from, and the number of simulations. Then it prints one line for each
-point at which it wants a simulation, and reads its statistics. The last line has draws of the posterior, and its CPU seconds.
+Reads one line of JSON from standard input: names and priors of the parameters (a SciPy distribution and its
+arguments), the observation, a scale for each statistic, simulations to start from, and the number of simulations. Then
+it prints one line for each point at which it wants a simulation, and reads its statistics. The last line has draws of
+the posterior, and its CPU seconds.
 """
 
 import json

@@ -2,10 +2,10 @@
 
     python benchmarks/exponential_gamma.py [--seeds 20] [--sizes 100,300] [--samples]
 
-theta ~ Gamma(shape 2, rate 1/2), x the mean of 15 draws from Exponential(theta), observed at theta = 4; a new observation and
-new simulations for each seed. The surrogate works in z = Phi^-1(CDF(theta)) under N(0, 1). A posterior density is taken at its
-positive part, on a grid. The oracle picks the best hyperparameters of a grid for each seed, knowing the exact posterior.
-Writes `results/exponential_gamma.md` and `.json`.
+theta ~ Gamma(shape 2, rate 1/2), x the mean of 15 draws from Exponential(theta), observed at theta = 4; a new
+observation and new simulations for each seed. The surrogate works in z = Phi^-1(CDF(theta)) under N(0, 1). A posterior
+density is taken at its positive part, on a grid. The oracle picks the best hyperparameters of a grid for each seed,
+knowing the exact posterior. Writes `results/exponential_gamma.md` and `.json`.
 
 With --samples: what 1,000 samples from the default surrogate's posterior lose, by three ways of drawing them.
 """

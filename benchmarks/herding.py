@@ -2,8 +2,8 @@
 
     python benchmarks/herding.py
 
-Target: a mixture of two normals in two dimensions, whose embedding under a Gaussian kernel is known in closed form. Writes
-`results/herding.md` and `.json`.
+Target: a mixture of two normals in two dimensions, whose embedding under a Gaussian kernel is known in closed form.
+Writes `results/herding.md` and `.json`.
 """
 
 import functools

@@ -1,13 +1,15 @@
-"""K2-ABC on the experiments of its paper (Park, Jitkrittum & Sejdinovic, 2016): a mixture of uniforms, and Nicholson's blowflies.
+"""K2-ABC on the experiments of its paper (Park, Jitkrittum & Sejdinovic, 2016): a mixture of uniforms, and Nicholson's
+blowflies.
 
     python benchmarks/k2abc.py toy --repeats 10
     python benchmarks/k2abc.py blowfly --series path/to/blowfly.csv --repeats 10
     python benchmarks/k2abc.py table
 
-`--runs rows.jsonl` keeps finished rows and goes on from them. The toy: 400 draws from sum_i theta_i U(i - 1, i), i = 1..5, theta ~
-Dirichlet(1, .., 1), at theta = (.25, .04, .33, .04, .34); its exact posterior is Dirichlet(1 + counts). Cross-validation looks at one
-draw of each data set; the learnt length scale is that of the observed data. The blowflies: 180 counts, whose order
-is thrown away, no statistics; the score is that of `blowfly.py`. The series (a CSV with a column `count`) is not part of this package.
+`--runs rows.jsonl` keeps finished rows and goes on from them. The toy: 400 draws from sum_i theta_i U(i - 1, i), i =
+1..5, theta ~ Dirichlet(1, .., 1), at theta = (.25, .04, .33, .04, .34); its exact posterior is Dirichlet(1 + counts).
+Cross-validation looks at one draw of each data set; the learnt length scale is that of the observed data. The
+blowflies: 180 counts, whose order is thrown away, no statistics; the score is that of `blowfly.py`. The series (a CSV
+with a column `count`) is not part of this package.
 """
 
 import argparse

@@ -1,15 +1,18 @@
-"""Error against time of kernel Bayes' rule, kernel ABC and rejection ABC: experiment 5.2 of Fukumizu, Song & Gretton (2013).
+"""Error against time of kernel Bayes' rule, kernel ABC and rejection ABC: experiment 5.2 of Fukumizu, Song & Gretton
+(2013).
 
     python benchmarks/kbr_5_2.py --repeats 10 [--runs rows.jsonl]
 
-The normals of `kbr_gaussian.py` in 2 and 6 dimensions, simulated from the prior; posterior means at 10 observations. Rejection ABC is
-vectorised, in blocks of 100,000, and takes the number of accepted points with the least error, which no user knows. Kernel methods: median
-length scales, tolerance 1e-3, eps = .01 / n and delta = 2 eps (KBR), eps = .01 / sqrt(n) (conditional mean). The paper prints a tolerance of 1e-3 and
-not of what; ours is a share of the largest diagonal entry of the Gram matrix, which gives lower ranks than the paper reports. "Tolerance 1e-4" gives
-about those that it reports, but for 6,000 simulations in six dimensions (700, and 1,200 in the paper). "Cross-validated": both length
-scales the same multiple, 1 to 8, of the medians, and for KBR delta = 2 eps or .01 eps at tolerance 1e-6, by the prediction of 400 of the
-pairs from each other (KBR: `choose_by_prediction` with 5 folds; conditional mean: the rule `CrossValidation`); this choice is in the time.
-Seconds are CPU time, simulations included, compilation apart; of one thread, if the command begins `OMP_NUM_THREADS=1 taskset -c 0`.
+The normals of `kbr_gaussian.py` in 2 and 6 dimensions, simulated from the prior; posterior means at 10 observations.
+Rejection ABC is vectorised, in blocks of 100,000, and takes the number of accepted points with the least error, which
+no user knows. Kernel methods: median length scales, tolerance 1e-3, eps = .01 / n and delta = 2 eps (KBR), eps = .01 /
+sqrt(n) (conditional mean). The paper prints a tolerance of 1e-3 and not of what; ours is a share of the largest
+diagonal entry of the Gram matrix, which gives lower ranks than the paper reports. "Tolerance 1e-4" gives about those
+that it reports, but for 6,000 simulations in six dimensions (700, and 1,200 in the paper). "Cross-validated": both
+length scales the same multiple, 1 to 8, of the medians, and for KBR delta = 2 eps or .01 eps at tolerance 1e-6, by the
+prediction of 400 of the pairs from each other (KBR: `choose_by_prediction` with 5 folds; conditional mean: the rule
+`CrossValidation`); this choice is in the time. Seconds are CPU time, simulations included, compilation apart; of one
+thread, if the command begins `OMP_NUM_THREADS=1 taskset -c 0`.
 """
 
 import argparse
@@ -148,7 +151,8 @@ def curve(rows, dim, method):
 
 
 def time_to(points, error):
-    """Seconds at which a curve reaches an error, by lines between logarithms, and whether it had to be carried on beyond its end."""
+    """Seconds at which a curve reaches an error, by lines between logarithms, and whether it had to be carried on
+    beyond its end."""
     seconds, errors = np.log([p[4] for p in points]), np.log(np.minimum.accumulate([p[2] for p in points]))
     if error < np.exp(errors[-1]):
         slope = (errors[-1] - errors[-3]) / (seconds[-1] - seconds[-3])

@@ -1,17 +1,19 @@
-"""Filtering by kernel Bayes' rule, experiment 5.3 of Fukumizu, Song & Gretton (2013), its time, and an orientation from pictures.
+"""Filtering by kernel Bayes' rule, experiment 5.3 of Fukumizu, Song & Gretton (2013), its time, and an orientation
+from pictures.
 
-    python benchmarks/kbr_filter.py normalised --repeats 30    # against filterpy's extended and unscented Kalman filters
-    python benchmarks/kbr_filter.py dynamics --repeats 30      # the same as published: weights are not normalised at each time
+    python benchmarks/kbr_filter.py normalised --repeats 30  # against extended and unscented Kalman filters
+    python benchmarks/kbr_filter.py dynamics --repeats 30  # as published: weights are not normalised
     python benchmarks/kbr_filter.py time                       # a step at T = 5,000 and rank 100, dense and low rank
     python benchmarks/kbr_filter.py camera --repeats 10        # orientation of a camera from noisy 20 x 20 RGB frames
     python benchmarks/kbr_filter.py table                      # all of it, from what was kept
 
 `--runs rows.jsonl` keeps finished rows and goes on from them; needs `pip install filterpy`.
 
-The dynamics: x_{t+1} = (1 + b sin(M a)) (cos a, sin a) + N(0, .2^2), a = eta + the angle of x_t; y_t = x_t + N(0, .2^2). Rotation:
-eta = .3, b = 0; oscillatory rotation: eta = .4, b = .4, M = 8. The Kalman filters know the dynamics and all variances; kernel Bayes
-learns from one path. Sigma points of the unscented filter lie near the mean (alpha = .001) or at its standard deviations (alpha = 1). 200 new observations a run; both length scales are a multiple of the medians, which with eps is chosen by split
-halves; delta = 2 eps.
+The dynamics: x_{t+1} = (1 + b sin(M a)) (cos a, sin a) + N(0, .2^2), a = eta + the angle of x_t; y_t = x_t + N(0,
+.2^2). Rotation: eta = .3, b = 0; oscillatory rotation: eta = .4, b = .4, M = 8. The Kalman filters know the dynamics
+and all variances; kernel Bayes learns from one path. Sigma points of the unscented filter lie near the mean (alpha =
+.001) or at its standard deviations (alpha = 1). 200 new observations a run; both length scales are a multiple of the
+medians, which with eps is chosen by split halves; delta = 2 eps.
 """
 
 import argparse
@@ -210,7 +212,8 @@ def about(axis, angle):
 
 
 def render(rotations, colours):
-    """Frames `(n, 1200)` from the middle of a cubic room, each wall 4 x 4 patches of one colour, `(3, 2, 4, 4, 3)`; 90 degrees wide."""
+    """Frames `(n, 1200)` from the middle of a cubic room, each wall 4 x 4 patches of one colour, `(3, 2, 4, 4, 3)`; 90
+    degrees wide."""
     fine = (np.arange(2 * PIXELS) + 0.5) / PIXELS - 1.0
     rays = np.stack([np.ones((2 * PIXELS, 2 * PIXELS)), *np.meshgrid(fine, fine)], axis=-1).reshape(-1, 3)
     frames = []
@@ -227,7 +230,8 @@ def render(rotations, colours):
 
 
 def quaternions(rotations):
-    """Unit quaternions `(n, 4)` with a real part of 0 or more: after a full turn one without jumps has the other sign, which a frame
+    """Unit quaternions `(n, 4)` with a real part of 0 or more: after a full turn one without jumps has the other sign,
+    which a frame
     does not show."""
     from scipy.spatial.transform import Rotation
 

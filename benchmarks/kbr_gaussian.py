@@ -1,9 +1,11 @@
-"""Kernel Bayes' rule on normals, experiment 5.1 of Fukumizu, Song & Gretton (2013): error of the posterior mean by dimension.
+"""Kernel Bayes' rule on normals, experiment 5.1 of Fukumizu, Song & Gretton (2013): error of the posterior mean by
+dimension.
 
 Run: python benchmarks/kbr_gaussian.py [--repeats 10] [--runs rows.jsonl]
-(X, Y) ~ N((0, 1), V), V = A'A + 2I with standard normal entries of A; prior N(0, V_XX / 2); 200 pairs, 200 prior draws, 1,000
-observations from the prior predictive. Errors are against the exact posterior mean, in squared units, averaged over data sets. Length scales: medians, or multiples of them by the paper's 10-fold criterion (first that of X, then that of Y, norms in
-each candidate's space as printed, or in that of the medians), or by 10-fold prediction.
+(X, Y) ~ N((0, 1), V), V = A'A + 2I with standard normal entries of A; prior N(0, V_XX / 2); 200 pairs, 200 prior
+draws, 1,000 observations from the prior predictive. Errors are against the exact posterior mean, in squared units,
+averaged over data sets. Length scales: medians, or multiples of them by the paper's 10-fold criterion (first that of
+X, then that of Y, norms in each candidate's space as printed, or in that of the medians), or by 10-fold prediction.
 """
 
 import argparse
@@ -84,7 +86,8 @@ def squares(a, b):
 
 
 def density_estimation(x, y, u, seen):
-    """Importance weights p(y | u) from a kernel density estimate, with the width by leave-one-out conditional likelihood."""
+    """Importance weights p(y | u) from a kernel density estimate, with the width by leave-one-out conditional
+    likelihood."""
     hx, hy = median_heuristic(x), median_heuristic(y)
 
     def log_mean(logs, base):

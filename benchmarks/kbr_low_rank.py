@@ -1,9 +1,9 @@
 """Kernel Bayes' rule with low-rank factors: rank, time and error against dense matrices, by tolerance.
 
 Run: python benchmarks/kbr_low_rank.py [--size 1000] [--repeats 5]
-Normals of experiment 5.1 of Fukumizu, Song & Gretton (2013), median length scales, the paper's regularisation. `R` is compared where
-it acts: weights of the posterior at 200 observations, relative to the norm of the dense ones, and posterior means in posterior
-standard deviations. Writes `results/kbr_low_rank.md` and `.json`.
+Normals of experiment 5.1 of Fukumizu, Song & Gretton (2013), median length scales, the paper's regularisation. `R` is
+compared where it acts: weights of the posterior at 200 observations, relative to the norm of the dense ones, and
+posterior means in posterior standard deviations. Writes `results/kbr_low_rank.md` and `.json`.
 """
 
 import argparse

@@ -2,11 +2,12 @@
 
     python benchmarks/kernel_learning.py --repeats 100 [--runs rows.jsonl]
 
-25 Gaussians on a 5 x 5 grid, 10 apart (Flaxman et al., 2016): isotropic with standard deviation 1 in one sample, in the other with
-eigenvalues of the covariance in the ratio r, their product 1, the longer axis at 45 degrees. 300 points each. The published length scale
-is .85 where the median heuristic says 20. Tests at level .05 with 199 permutations; the length scale is learnt from both samples together, whose
-permutation changes nothing, so the level is kept. The second table has the scale by numbers of points and landmarks, which the slides do not print:
-isotropic Gaussians, three data sets.
+25 Gaussians on a 5 x 5 grid, 10 apart (Flaxman et al., 2016): isotropic with standard deviation 1 in one sample, in
+the other with eigenvalues of the covariance in the ratio r, their product 1, the longer axis at 45 degrees. 300 points
+each. The published length scale is .85 where the median heuristic says 20. Tests at level .05 with 199 permutations;
+the length scale is learnt from both samples together, whose permutation changes nothing, so the level is kept. The
+second table has the scale by numbers of points and landmarks, which the slides do not print: isotropic Gaussians,
+three data sets.
 """
 
 import argparse

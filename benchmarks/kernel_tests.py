@@ -2,8 +2,9 @@
 
     python benchmarks/kernel_tests.py [--runs rows.jsonl]        # needs pip install hyppo
 
-Level .05 with 199 permutations; 1,000 data sets under the null. Power over 200 data sets for tests with the same Gaussian kernel
-(length scale 1) here and in hyppo (biased statistics there: MMD through its equivalence with Hsic, and Hsic).
+Level .05 with 199 permutations; 1,000 data sets under the null. Power over 200 data sets for tests with the same
+Gaussian kernel (length scale 1) here and in hyppo (biased statistics there: MMD through its equivalence with Hsic, and
+Hsic).
 """
 
 import argparse

@@ -2,11 +2,11 @@
 
     python benchmarks/large_banks.py [--quick]
 
-Two parameters with a standard normal prior, three statistics, given hyperparameters (`beta` .5, `eps` .3, `m lam` 10). Every
-row is a process of its own, whose peak memory is the operating system's. Times are of the processor, one thread; the first
-observation compiles, the second is what others cost. Errors are of the posterior mean against the dense solve of the same
-simulations, in posterior standard deviations. The last row learns its hyperparameters and draws 1,000 times. Writes
-`results/large_banks.md` and `.json`.
+Two parameters with a standard normal prior, three statistics, given hyperparameters (`beta` .5, `eps` .3, `m lam` 10).
+Every row is a process of its own, whose peak memory is the operating system's. Times are of the processor, one thread;
+the first observation compiles, the second is what others cost. Errors are of the posterior mean against the dense
+solve of the same simulations, in posterior standard deviations. The last row learns its hyperparameters and draws
+1,000 times. Writes `results/large_banks.md` and `.json`.
 """
 
 import argparse
@@ -115,9 +115,10 @@ def main(quick):
     text = [
         f"Time ratio of {cases[-1][1]} to {cases[1][1]} simulations by low rank, fit and another observation: "
         f"{cost(large) / cost(small):.1f}.",
-        f"`KELFI(model, {cases[-1][1]})` with nothing given: {whole['fit']:.0f} s and {whole['memory']:.2f} GB; {whole['solve']}; "
-        f"posterior mean {np.round(whole['mean'], 3).tolist()}, sd {np.round(whole['sd'], 3).tolist()}, where quadrature gives "
-        f"{np.round(mean, 3).tolist()} and {np.round(sd, 3).tolist()}: {error:.2f} sd away at most.",
+        f"`KELFI(model, {cases[-1][1]})` with nothing given: {whole['fit']:.0f} s and {whole['memory']:.2f} GB; "
+        f"{whole['solve']}; posterior mean {np.round(whole['mean'], 3).tolist()}, sd "
+        f"{np.round(whole['sd'], 3).tolist()}, where quadrature gives {np.round(mean, 3).tolist()} and "
+        f"{np.round(sd, 3).tolist()}: {error:.2f} sd away at most.",
     ]
     sections = [("Solves", report.table(header, rows)), ("In sum", "\n\n".join(text))]
     data = {"rows": rows, "kelfi": whole, "exact": [mean, sd]}

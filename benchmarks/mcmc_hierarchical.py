@@ -3,7 +3,8 @@
     python benchmarks/mcmc_hierarchical.py                       # 5 seeds, both forms
     python benchmarks/mcmc_hierarchical.py --runs runs.jsonl     # keeps each run, and resumes from them
 
-The simulator is a NumPy function of one group. Writes `results/mcmc_hierarchical.md` and `results/mcmc_hierarchical.json`.
+The simulator is a NumPy function of one group. Writes `results/mcmc_hierarchical.md` and
+`results/mcmc_hierarchical.json`.
 """
 
 import argparse
@@ -85,8 +86,9 @@ def run(seed, name, simulations, draws):
         fitted = kme.fit_likelihood(bank.arguments["x"], bank.x["x"], form=form)
         model, kwargs = kme.handlers.surrogate(hierarchical, {"x": fitted}), {}
     learnt = time.perf_counter()
-    mcmc = MCMC(NUTS(model), num_warmup=300, num_samples=draws, num_chains=4,
-                chain_method="vectorized", progress_bar=False)  # fmt: skip
+    mcmc = MCMC(
+        NUTS(model), num_warmup=300, num_samples=draws, num_chains=4, chain_method="vectorized", progress_bar=False
+    )
     mcmc.run(jax.random.key(seed), x, **kwargs)
     chains = {name: np.asarray(value) for name, value in mcmc.get_samples(group_by_chain=True).items()}
     ended = time.perf_counter()
@@ -94,8 +96,12 @@ def run(seed, name, simulations, draws):
         flat = {name: value.reshape(-1, *value.shape[2:]) for name, value in chains.items() if name != "theta"}
         found = kme.mcmc.check_surrogate(model, flat, x)["x"]
         check = {"negative": found.negative, "outside": found.beyond}
-    row = {"divergent": float(np.mean(mcmc.get_extra_fields()["diverging"])), **check,
-           "learning": learnt - began, "sampling": ended - learnt}  # fmt: skip
+    row = {
+        "divergent": float(np.mean(mcmc.get_extra_fields()["diverging"])),
+        **check,
+        "learning": learnt - began,
+        "sampling": ended - learnt,
+    }
     for site, (mean, sd) in exact_moments(x).items():
         row[site] = {
             "error": float(chains[site].mean() - mean) / sd,
@@ -124,8 +130,22 @@ def main():
 
 
 def save(rows, arguments):
-    header = ("likelihood", "parameter", "seeds", "mean: error / sd", "worst", "sd: relative error", "worst",
-              "worst R-hat", "least ESS", "divergent", "negative", "outside", "seconds to learn", "to sample")  # fmt: skip
+    header = (
+        "likelihood",
+        "parameter",
+        "seeds",
+        "mean: error / sd",
+        "worst",
+        "sd: relative error",
+        "worst",
+        "worst R-hat",
+        "least ESS",
+        "divergent",
+        "negative",
+        "outside",
+        "seconds to learn",
+        "to sample",
+    )
     table = []
     for name in dict.fromkeys(name for name, _ in rows):
         for site in ("mean", "spread"):
@@ -137,16 +157,34 @@ def save(rows, arguments):
                 np.mean([row[k] for row in mine]) for k in ("divergent", "negative", "outside", "learning", "sampling")
             ]
             error, sd_error = np.abs(error), np.abs(sd_error)
-            table.append((name, site, len(mine), error.mean(), error.max(), sd_error.mean(), sd_error.max(),
-                          f"{rhat.max():.4f}", ess.min(), *rest))  # fmt: skip
+            table.append(
+                (
+                    name,
+                    site,
+                    len(mine),
+                    error.mean(),
+                    error.max(),
+                    sd_error.mean(),
+                    sd_error.max(),
+                    f"{rhat.max():.4f}",
+                    ess.min(),
+                    *rest,
+                )
+            )
     return report.write(
         "mcmc_hierarchical",
         "A learnt single-group likelihood in a hierarchical model",
-        [(f"{GROUPS} groups, {arguments.simulations} single-group simulations in all", report.table(header, table)),
-         ("How", f"NUTS, four vectorised chains, 300 + {arguments.draws} draws, float32. Errors are against the exact posterior "
-                 "on a grid, absolute values averaged over seeds (new data, simulations and chains each).")],
+        [
+            (f"{GROUPS} groups, {arguments.simulations} single-group simulations in all", report.table(header, table)),
+            (
+                "How",
+                f"NUTS, four vectorised chains, 300 + {arguments.draws} draws, float32. Errors are against the "
+                "exact posterior "
+                "on a grid, absolute values averaged over seeds (new data, simulations and chains each).",
+            ),
+        ],
         {"rows": [[name, seed, row] for (name, seed), row in rows.items()]},
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
     python benchmarks/mcmc_sbc.py                       # 300 data sets for each of 3 banks of each size
     python benchmarks/mcmc_sbc.py --runs runs.jsonl     # keeps each bank's numbers, and resumes from them
 
-theta ~ N(0, I) in two dimensions, x ~ N(theta, .7^2). The data sets are groups of one model, each with parameters of its own, so
-that one run of NUTS on `handlers.surrogate` serves all. Writes `results/mcmc_sbc.md` and `results/mcmc_sbc.json`.
+theta ~ N(0, I) in two dimensions, x ~ N(theta, .7^2). The data sets are groups of one model, each with parameters of
+its own, so that one run of NUTS on `handlers.surrogate` serves all. Writes `results/mcmc_sbc.md` and
+`results/mcmc_sbc.json`.
 """
 
 import argparse
@@ -97,14 +98,28 @@ def save(rows, draws):
             pooled = np.concatenate([row["ranks"] for row in mine])
             all_of = [stats.kstest(column, "uniform").pvalue for column in pooled.T]
             table.append((form, size or "", len(mine), min(p_values), min(all_of), *mean))
-    header = ("likelihood", "simulations", "banks", "least p-value of a bank", "of all banks", "coverage of 90 %", "of 50 %",
-              "posterior sd / exact", "rms error of means / sd", "divergent")  # fmt: skip
-    text = report.table(header, table) + (
-        f"\n\n{DATASETS} data sets for each bank, {draws} draws of each, every {THIN}rd; p-values are Kolmogorov-Smirnov's, the "
-        "least of two parameters. Pooled banks share no data."
+    header = (
+        "likelihood",
+        "simulations",
+        "banks",
+        "least p-value of a bank",
+        "of all banks",
+        "coverage of 90 %",
+        "of 50 %",
+        "posterior sd / exact",
+        "rms error of means / sd",
+        "divergent",
     )
-    return report.write("mcmc_sbc", "Simulation-based calibration of NUTS on a learnt likelihood",
-                        [("Conjugate normal model", text)], {"rows": [[*case, mine] for case, mine in rows.items()]})  # fmt: skip
+    text = report.table(header, table) + (
+        f"\n\n{DATASETS} data sets for each bank, {draws} draws of each, every {THIN}rd; p-values are "
+        "Kolmogorov-Smirnov's, the least of two parameters. Pooled banks share no data."
+    )
+    return report.write(
+        "mcmc_sbc",
+        "Simulation-based calibration of NUTS on a learnt likelihood",
+        [("Conjugate normal model", text)],
+        {"rows": [[*case, mine] for case, mine in rows.items()]},
+    )
 
 
 if __name__ == "__main__":

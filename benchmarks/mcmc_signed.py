@@ -3,8 +3,9 @@
     python benchmarks/mcmc_signed.py                       # 3 seeds
     python benchmarks/mcmc_signed.py --runs runs.jsonl     # keeps each run, and resumes from them
 
-Two parameters, N(0, I) prior, two statistics N(theta, .3^2) observed at (1.0, -0.5), m simulations from the prior. References:
-`max(q, 0)` times the prior on a grid, and the exact posterior. Writes `results/mcmc_signed.md` and `results/mcmc_signed.json`.
+Two parameters, N(0, I) prior, two statistics N(theta, .3^2) observed at (1.0, -0.5), m simulations from the prior.
+References: `max(q, 0)` times the prior on a grid, and the exact posterior. Writes `results/mcmc_signed.md` and
+`results/mcmc_signed.json`.
 """
 
 import argparse
@@ -107,8 +108,14 @@ def sampler(version):
         theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
         numpyro.factor("y", version(at, coordinates.forward(theta), simulated, reach))
 
-    return MCMC(NUTS(model, max_tree_depth=8), num_warmup=500, num_samples=1000, num_chains=4, chain_method="vectorized",
-                progress_bar=False)  # fmt: skip
+    return MCMC(
+        NUTS(model, max_tree_depth=8),
+        num_warmup=500,
+        num_samples=1000,
+        num_chains=4,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
 
 
 def run(fitted, version, seed):
@@ -165,14 +172,41 @@ def save(rows):
         mine = [row for (other, version, _), row in rows.items() if (other, version) == (size, name)]
         column = {key: np.array([row[key] for row in mine]) for key in mine[0]}
         errors = [column[f"{kind}, {of}"].mean() for of in ("own", "exact") for kind in ("mean error", "sd ratio")]
-        table.append((size, name, len(mine), *errors, column["divergent"].mean(), f"{column['rhat'].max():.3f}",
-                      f"{np.sum(column['rhat'] > 1.05)} of {len(mine)}", column["ess"].min(), column["negative"].mean(),
-                      column["outside"].mean()))  # fmt: skip
-    header = ("m", "version", "seeds", "mean error / sd, to max(q, 0)", "sd ratio", "mean error / sd, to exact", "sd ratio",
-              "divergent", "worst R-hat", "R-hat > 1.05", "least ESS", "negative", "outside")  # fmt: skip
-    return report.write("mcmc_signed", "Positive versions of a signed surrogate under NUTS",
-                        [("Four chains of 500 + 1,000 draws, trees of depth 8 at most", report.table(header, table))],
-                        {"rows": [[*key, row] for key, row in rows.items()]})  # fmt: skip
+        table.append(
+            (
+                size,
+                name,
+                len(mine),
+                *errors,
+                column["divergent"].mean(),
+                f"{column['rhat'].max():.3f}",
+                f"{np.sum(column['rhat'] > 1.05)} of {len(mine)}",
+                column["ess"].min(),
+                column["negative"].mean(),
+                column["outside"].mean(),
+            )
+        )
+    header = (
+        "m",
+        "version",
+        "seeds",
+        "mean error / sd, to max(q, 0)",
+        "sd ratio",
+        "mean error / sd, to exact",
+        "sd ratio",
+        "divergent",
+        "worst R-hat",
+        "R-hat > 1.05",
+        "least ESS",
+        "negative",
+        "outside",
+    )
+    return report.write(
+        "mcmc_signed",
+        "Positive versions of a signed surrogate under NUTS",
+        [("Four chains of 500 + 1,000 draws, trees of depth 8 at most", report.table(header, table))],
+        {"rows": [[*key, row] for key, row in rows.items()]},
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Effective samples a second of NUTS on a learnt likelihood of six parameters, four vectorised chains, after compilation.
+"""Effective samples a second of NUTS on a learnt likelihood of six parameters, four vectorised chains, after
+compilation.
 
     python benchmarks/mcmc_speed.py                        # m = 300 and 1,000
 
@@ -85,7 +86,8 @@ def main():
         "divergent",
         "to exact",
     )
-    load = f"The machine's load average was {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; CPU seconds do not depend on it."
+    load = f"The machine's load average was {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; "
+    load += "CPU seconds do not depend on it."
     report.save("mcmc_speed", "Speed of NUTS on a learnt likelihood",
                 [("Six parameters, four vectorised chains, float32", report.table(header, rows)), ("Load", load)],
                 {"rows": rows})  # fmt: skip

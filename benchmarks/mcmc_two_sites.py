@@ -82,8 +82,9 @@ def learn(rng_key, size, form, observed):
 def run(seed, size, form):
     observed = data(seed)
     smodel = kme.handlers.surrogate(model, learn(jax.random.key(seed), size, FORMS[form], observed))
-    mcmc = MCMC(NUTS(smodel), num_warmup=500, num_samples=1000, num_chains=4, chain_method="vectorized",
-                progress_bar=False)  # fmt: skip
+    mcmc = MCMC(
+        NUTS(smodel), num_warmup=500, num_samples=1000, num_chains=4, chain_method="vectorized", progress_bar=False
+    )
     mcmc.run(jax.random.key(seed), *observed)
     chains = mcmc.get_samples(group_by_chain=True)
     row = {"divergent": float(np.mean(mcmc.get_extra_fields()["diverging"]))}
@@ -121,13 +122,40 @@ def save(rows):
                 np.array([row[name][k] for row in mine]) for k in ("error", "sd error", "rhat", "ess")
             )
             divergent = np.mean([row["divergent"] for row in mine])
-            table.append((form, size, name, len(mine), error.mean(), error.max(), sd_error.mean(), sd_error.max(),
-                          f"{rhat.max():.4f}", ess.min(), divergent))  # fmt: skip
-    header = ("form", "simulations", "latent", "seeds", "mean: error / sd", "worst", "sd: relative error", "worst", "worst R-hat",
-              "least ESS", "divergent")  # fmt: skip
-    return report.write("mcmc_two_sites", "Two simulator sites, a Poisson likelihood and a positive latent",
-                        [("Four chains of 500 + 1,000 draws against brute force on a grid", report.table(header, table))],
-                        {"rows": [[*case, mine] for case, mine in rows.items()]})  # fmt: skip
+            table.append(
+                (
+                    form,
+                    size,
+                    name,
+                    len(mine),
+                    error.mean(),
+                    error.max(),
+                    sd_error.mean(),
+                    sd_error.max(),
+                    f"{rhat.max():.4f}",
+                    ess.min(),
+                    divergent,
+                )
+            )
+    header = (
+        "form",
+        "simulations",
+        "latent",
+        "seeds",
+        "mean: error / sd",
+        "worst",
+        "sd: relative error",
+        "worst",
+        "worst R-hat",
+        "least ESS",
+        "divergent",
+    )
+    return report.write(
+        "mcmc_two_sites",
+        "Two simulator sites, a Poisson likelihood and a positive latent",
+        [("Four chains of 500 + 1,000 draws against brute force on a grid", report.table(header, table))],
+        {"rows": [[*case, mine] for case, mine in rows.items()]},
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Mutation testing of the package: does a test that executes a line fail when the line is changed?
 
-`python benchmarks/mutation.py --cover` runs the default tests once and notes which of them execute which line, and how long they take.
-`python benchmarks/mutation.py` draws mutants, runs for each the tests that execute its line, those that execute least else first, until one
-fails, and writes the table; it goes on where it was stopped. A mutant has survived if no default test executes its line, or if none failed
-among the first tests of `MOST` seconds: the score is a lower bound. Cosmic Ray makes the mutants (`pip install cosmic-ray pytest-cov`).
+`python benchmarks/mutation.py --cover` runs the default tests once and notes which of them execute which line, and how
+long they take. `python benchmarks/mutation.py` draws mutants, runs for each the tests that execute its line, those
+that execute least else first, until one fails, and writes the table; it goes on where it was stopped. A mutant has
+survived if no default test executes its line, or if none failed among the first tests of `MOST` seconds: the score is
+a lower bound. Cosmic Ray makes the mutants (`pip install cosmic-ray pytest-cov`).
 """
 
 import argparse
@@ -81,8 +82,8 @@ class Covered:
     def of(self, path: str, first: int, last: int) -> list[str]:
         """Tests of lines, those that execute least else first, as many as take `MOST` seconds.
 
-        A fixture of a module, or a program that JAX traces once, executes its lines in one test and serves others: the further tests
-        of the same modules come after.
+        A fixture of a module, or a program that JAX traces once, executes its lines in one test and serves others: the
+        further tests of the same modules come after.
         """
         found = set().union(*(self.tests.get((path, line), set()) for line in range(first, last + 1)))
         modules = {test.partition("::")[0] for test in found}

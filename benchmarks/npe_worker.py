@@ -1,4 +1,5 @@
-"""Neural posterior estimation by `sbi` on a stored bank; run by `residual_time.py` in a virtual environment that has torch.
+"""Neural posterior estimation by `sbi` on a stored bank; run by `residual_time.py` in a virtual environment that has
+torch.
 
 Prints one line of JSON: wall and CPU seconds of training and of 1,000 posterior draws; importing apart.
 """

@@ -2,8 +2,8 @@
 
     python benchmarks/npl_bound.py                 # g-and-k, ten data sets of each size; about five CPU minutes
 
-Section 6 of Dellaporta et al. (2022): without outliers and without a prior guess, `E MMD(P*, P_theta) <= 2 / sqrt(n)` for a kernel with
-values of at most one, the expectation over data and posterior draws.
+Section 6 of Dellaporta et al. (2022): without outliers and without a prior guess, `E MMD(P*, P_theta) <= 2 / sqrt(n)`
+for a kernel with values of at most one, the expectation over data and posterior draws.
 """
 
 import argparse
@@ -36,7 +36,8 @@ def to_truth(u):
 
 
 def distances(seed, n, draws, kept):
-    """MMD to the truth of the minimum on the data, of the posterior mean, and on average over `kept` posterior draws."""
+    """MMD to the truth of the minimum on the data, of the posterior mean, and on average over `kept`
+    posterior draws."""
     rng = np.random.default_rng([seed, n])
     bound = MMD(KERNEL).objective(gk_data(rng, 0.0, n), GK)
     found = bootstrap(seed, bound, gk_starts(rng), draws)

@@ -4,8 +4,8 @@
     python benchmarks/npl_distance.py --datasets 2        # a look
 
 A tenth of 100 points from N(0, 1) is moved by the distance. MMD-Bayes is `handlers.generalized_bayes` with the weight
-calibrated by the bootstrap, on a grid of the one parameter. Writes `results/npl_distance.md`, `results/npl_distance.json`
-and the picture `docs/_static/npl_distance.png`.
+calibrated by the bootstrap, on a grid of the one parameter. Writes `results/npl_distance.md`,
+`results/npl_distance.json` and the picture `docs/_static/npl_distance.png`.
 """
 
 import argparse

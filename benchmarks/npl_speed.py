@@ -4,10 +4,11 @@
     python benchmarks/npl_speed.py --steps 50               # baseline timed on fewer steps and scaled up
     python benchmarks/npl_speed.py --cold                   # g-and-k by the engine in a new process, and nothing else
 
-Times include binding the loss, the multistart, every replicate and every check; compilation is left out on both sides (a
-first run on another data set compiles) and reported apart. The baseline is timed on the stated number of replicates and
-steps. Writes `results/npl_speed.md` and `results/npl_speed.json`. A cold start is a new Python process that runs
-`PosteriorBootstrap` on an ordinary model, imports and compilation included; its line is kept in `results/npl_speed_cold.md`.
+Times include binding the loss, the multistart, every replicate and every check; compilation is left out on both sides
+(a first run on another data set compiles) and reported apart. The baseline is timed on the stated number of replicates
+and steps. Writes `results/npl_speed.md` and `results/npl_speed.json`. A cold start is a new Python process that runs
+`PosteriorBootstrap` on an ordinary model, imports and compilation included; its line is kept in
+`results/npl_speed_cold.md`.
 """
 
 import argparse

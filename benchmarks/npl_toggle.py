@@ -1,16 +1,18 @@
-"""The toggle switch (seven parameters, draws that jump, a tenth of the data with Cauchy noise) by a bootstrap on an emulator.
+"""The toggle switch (seven parameters, draws that jump, a tenth of the data with Cauchy noise) by a bootstrap on an
+emulator.
 
     python benchmarks/npl_toggle.py                        # five data sets, both masses, 500 replicates
     python benchmarks/npl_toggle.py --datasets 1 --draws 64 --simulations 2e5   # a few minutes
     python benchmarks/npl_toggle.py --check 0              # without the slow brute force
-    python benchmarks/npl_toggle.py --check 0 --prior-draws 1    # pulled to any draw of the prior, not to the best of 500
+    python benchmarks/npl_toggle.py --check 0 --prior-draws 1  # pulled to any draw of the prior
     python benchmarks/npl_toggle.py --check 0 --prior-draws 1 --prior-weight 0   # not pulled to the prior at all
 
-Every run pays for its own simulations; data set `k` and its run have seed `k`. Brute force minimises the same loss, pulled likewise, of some
-replicates of the first data set without the emulator: Nelder and Mead on 16,384 simulated cells with common noise, from the
-emulator's minimum and from the best of 20 other replicates' minima. The loss of 32 minima of every run is compared with the one
-of 65,536 cells. Compilation is in the first run of each mass only. The published algorithm is timed on a few of its 1,000 steps.
-Writes `results/npl_toggle.md` and `results/npl_toggle.json`, with other priors `results/npl_toggle_WEIGHT_DRAWS.*`.
+Every run pays for its own simulations; data set `k` and its run have seed `k`. Brute force minimises the same loss,
+pulled likewise, of some replicates of the first data set without the emulator: Nelder and Mead on 16,384 simulated
+cells with common noise, from the emulator's minimum and from the best of 20 other replicates' minima. The loss of 32
+minima of every run is compared with the one of 65,536 cells. Compilation is in the first run of each mass only. The
+published algorithm is timed on a few of its 1,000 steps. Writes `results/npl_toggle.md` and `results/npl_toggle.json`,
+with other priors `results/npl_toggle_WEIGHT_DRAWS.*`.
 """
 
 import argparse
@@ -175,8 +177,9 @@ def write(rows, checks, baseline, arguments):
     search = ["mass", "replicate", "at the emulator's minimum", "search from there", "search from elsewhere"]
     search += [f"{name}, move" for name in NAMES]
     note = (
-        f"{arguments.draws} replicates. Errors of the posterior mean and moves in ranges of the prior; losses in units of log-likelihood. "
-        f"The published algorithm: {baseline:.1f} CPU s a replicate (1,000 steps, timed on {arguments.steps})."
+        f"{arguments.draws} replicates. Errors of the posterior mean and moves in ranges of the prior; losses in units "
+        f"of log-likelihood. The published algorithm: {baseline:.1f} CPU s a replicate (1,000 steps, timed on "
+        f"{arguments.steps})."
     )
     tables = [
         ("Five data sets", note + "\n\n" + report.table(header, rows)),

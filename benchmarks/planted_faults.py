@@ -3,10 +3,10 @@
     python benchmarks/planted_faults.py [--keep rows.jsonl] [--null 60 140] [--seeds 3]
 
 A conjugate model: two log-normal parameters, of whose logarithms two statistics are noisy copies with correlated normal
-noise. Kernel Bayes has half the length scale of the median heuristic on data; with all of it posteriors are too wide, which
-150 data sets show. Each run fits an engine at a key of its own, calibrates it on 150 simulated data sets, tests the observation, and applies the
-one rule of `diagnostics.Check` at level .001. A run that was stopped goes on where it was with `--keep`. Writes
-`results/planted_faults.md` and `.json`.
+noise. Kernel Bayes has half the length scale of the median heuristic on data; with all of it posteriors are too wide,
+which 150 data sets show. Each run fits an engine at a key of its own, calibrates it on 150 simulated data sets, tests
+the observation, and applies the one rule of `diagnostics.Check` at level .001. A run that was stopped goes on where it
+was with `--keep`. Writes `results/planted_faults.md` and `.json`.
 """
 
 import argparse
@@ -38,7 +38,8 @@ PARTICLES = 1000
 SIZES = {"KELFI": 150, "kernel Bayes": 1000}
 
 FAULTS = {
-    "sign of a residual": "KELFI: of the first statistic, before decorrelation; kernel Bayes: x + y in place of x - y there",
+    "sign of a residual": "KELFI: of the first statistic, before decorrelation; "
+    "kernel Bayes: x + y in place of x - y there",
     "two parameters swapped": "draws of a under the name of b, and the reverse",
     "prior ignored": "KELFI: flat (sd 5); kernel Bayes: simulations and embedded prior of sd 2",
     "prior counted twice": "half the prior variance",

@@ -1,7 +1,8 @@
-"""What the five papers print of the experiments in `results/`, with a function that finds our figure in the stored data.
+"""What the five papers print of the experiments in `results/`, with a function that finds our figure in the stored
+data.
 
-`report.write` ends each table with them; `python benchmarks/report.py` puts them behind the tables that are there. Only figures in text
-or tables are quoted. Of what is in a plot alone, it is said what it shows.
+`report.write` ends each table with them; `python benchmarks/report.py` puts them behind the tables that are there.
+Only figures in text or tables are quoted. Of what is in a plot alone, it is said what it shows.
 """
 
 import numpy as np

@@ -1,6 +1,7 @@
 """Tables of a benchmark, kept in `results/` as Markdown and JSON with what made them, and beside what papers print.
 
-`python benchmarks/report.py` writes the first line of the tables that are there anew, and puts the figures of the papers behind them.
+`python benchmarks/report.py` writes the first line of the tables that are there anew, and puts the figures of the
+papers behind them.
 """
 
 import json

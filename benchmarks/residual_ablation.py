@@ -3,9 +3,10 @@
     python benchmarks/residual_ablation.py [--seeds 20] [--only "+ location" "+ scale"]
 
 Each row adds one part to the row above. Exponential-gamma: Wasserstein-1 to the exact posterior in posterior standard
-deviations (`exponential_gamma.py`). Gaussian mixture of two widths in two dimensions, 300 simulations, five observations a
-seed: half plus half the total variation distance to the exact posterior, by quadrature; it is the accuracy that the best
-classifier could reach (0.5: none). Seconds are those of learning, compiled. Writes `results/residual_ablation.md` and `.json`.
+deviations (`exponential_gamma.py`). Gaussian mixture of two widths in two dimensions, 300 simulations, five
+observations a seed: half plus half the total variation distance to the exact posterior, by quadrature; it is the
+accuracy that the best classifier could reach (0.5: none). Seconds are those of learning, compiled. Writes
+`results/residual_ablation.md` and `.json`.
 """
 
 import argparse

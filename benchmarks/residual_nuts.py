@@ -2,9 +2,10 @@
 
     python benchmarks/residual_nuts.py [--simulations 300 1000] [--problems linear curved] [--observations 2]
 
-Problems as in `residual_time.py`. After a run that compiles, warm-up (500 iterations) and 1,000 draws a chain are timed apart; float32,
-as NumPyro's sessions are by default. The effective size is that of the worst parameter (at most the number of draws counts), per
-second of the draws and of warm-up and draws together. Seconds are CPU seconds. Writes `results/residual_nuts.md` and `.json`.
+Problems as in `residual_time.py`. After a run that compiles, warm-up (500 iterations) and 1,000 draws a chain are
+timed apart; float32, as NumPyro's sessions are by default. The effective size is that of the worst parameter (at most
+the number of draws counts), per second of the draws and of warm-up and draws together. Seconds are CPU seconds. Writes
+`results/residual_nuts.md` and `.json`.
 """
 
 import argparse

@@ -2,15 +2,16 @@
 
     python benchmarks/residual_time.py [--simulations 300 1000] [--problems linear curved ...] [--repeats 5] [--neural]
 
-Each row is a `KELFI.run` on given simulations, other ones than those before, made twice, and a `condition` on another observation, made
-twice: the second time nothing is left to compile, and that one is timed, with the reading of the model, learning and 1,000 draws.
-`first run` has its compilation too; the first rows of each problem and size compile most. Two problems have ten statistics and ten
-parameters: `linear`, where statistics are shifted normals, and `curved`, where locations bend and scales change. Three are tasks of
-`sbi_tasks.py`. All have standard normal priors, of which uniform and log-normal parameters are functions. CPU seconds add up all threads.
+Each row is a `KELFI.run` on given simulations, other ones than those before, made twice, and a `condition` on another
+observation, made twice: the second time nothing is left to compile, and that one is timed, with the reading of the
+model, learning and 1,000 draws. `first run` has its compilation too; the first rows of each problem and size compile
+most. Two problems have ten statistics and ten parameters: `linear`, where statistics are shifted normals, and
+`curved`, where locations bend and scales change. Three are tasks of `sbi_tasks.py`. All have standard normal priors,
+of which uniform and log-normal parameters are functions. CPU seconds add up all threads.
 
-With --neural, neural posterior estimation by `sbi` (its defaults: a masked autoregressive flow, trained until it stops by itself)
-learns from the same simulations and draws as many samples, after each row. It runs in a virtual environment of its own, which
-is made at the first call (torch, a gigabyte or more). Writes `results/residual_time.md` and `.json`.
+With --neural, neural posterior estimation by `sbi` (its defaults: a masked autoregressive flow, trained until it stops
+by itself) learns from the same simulations and draws as many samples, after each row. It runs in a virtual environment
+of its own, which is made at the first call (torch, a gigabyte or more). Writes `results/residual_time.md` and `.json`.
 """
 
 import argparse
@@ -99,7 +100,8 @@ class Timed(ResidualKernelMeans):
 
 
 def measure(problem, size, seed):
-    """Seconds of one run and one `condition`, compiled, and of the first run; simulations `(theta, x)` and the observation."""
+    """Seconds of one run and one `condition`, compiled, and of the first run; simulations `(theta, x)` and the
+    observation."""
     rng_key = jax.random.key(seed)
     model = model_of(SIMULATORS[problem])
     simulations = kme.simulate(rng_key, model, size, progress_bar=False)

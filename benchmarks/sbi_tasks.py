@@ -3,14 +3,15 @@
     python benchmarks/sbi_tasks.py --metrics path/to/posterior_metrics.py --references path/to/posteriors
     python benchmarks/sbi_tasks.py ... --tasks sir --simulations 300 1000 --seeds 3 --forms residual
 
-0.5: the classifier cannot tell; 1: it always can. Raw statistics in, defaults, one round; one fit for each task, seed and
-number of simulations serves all observations through `KELFI.condition`. `posterior_metrics.py` has `c2st`,
-`mmd_permutation_test` and `moment_errors`; a reference `<task>.npz` has `observation`, `reference`, `ref_mean` and `ref_std`.
-C2ST cannot see a mean shift of half a standard deviation in five dimensions: moment errors and the p-value of an MMD test stand
-beside it. Seconds are CPU seconds, of the first observation (simulating, learning, compiling, drawing) and of each further one.
-With `--rounds 5` the simulations are made in rounds, for each observation anew. Writes `results/sbi_tasks.md` and
-`results/sbi_tasks.json` after each fit. Fits that are in the JSON are not made again; move it away to begin anew. `--keep
-rows.jsonl` keeps each posterior of a run in rounds at once, so that a run that was stopped goes on where it was.
+0.5: the classifier cannot tell; 1: it always can. Raw statistics in, defaults, one round; one fit for each task, seed
+and number of simulations serves all observations through `KELFI.condition`. `posterior_metrics.py` has `c2st`,
+`mmd_permutation_test` and `moment_errors`; a reference `<task>.npz` has `observation`, `reference`, `ref_mean` and
+`ref_std`. C2ST cannot see a mean shift of half a standard deviation in five dimensions: moment errors and the p-value
+of an MMD test stand beside it. Seconds are CPU seconds, of the first observation (simulating, learning, compiling,
+drawing) and of each further one. With `--rounds 5` the simulations are made in rounds, for each observation anew.
+Writes `results/sbi_tasks.md` and `results/sbi_tasks.json` after each fit. Fits that are in the JSON are not made
+again; move it away to begin anew. `--keep rows.jsonl` keeps each posterior of a run in rounds at once, so that a run
+that was stopped goes on where it was.
 """
 
 import argparse

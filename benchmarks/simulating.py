@@ -62,8 +62,8 @@ def main(number, workers):
             rows.append([f"{workers} spawned processes{name}", one, many, one / many, 1e3 * idle / number])
     header = ["where", "one process, s", "all workers, s", "times faster", "overhead, ms a simulation"]
     note = (
-        f"\n\n{number} simulations that sleep {1e3 * SLEEP:.0f} ms. One process: {number // 20} of them, times 20. Starting the "
-        f"processes took {start:.1f} s and is not counted. Overhead: the same run with a sleep of 0."
+        f"\n\n{number} simulations that sleep {1e3 * SLEEP:.0f} ms. One process: {number // 20} of them, times 20. "
+        f"Starting the processes took {start:.1f} s and is not counted. Overhead: the same run with a sleep of 0."
     )
     report.save(
         "simulating", "Simulating", [("Parallel efficiency", report.table(header, rows) + note)], {"rows": rows}

@@ -1,12 +1,14 @@
-"""Correlation that changes with the parameters: four points of a normal whose mean, scales and correlation are unknown (slcp).
+"""Correlation that changes with the parameters: four points of a normal whose mean, scales and correlation are unknown
+(slcp).
 
     python benchmarks/slcp.py --metrics path/to/posterior_metrics.py [--simulations 300 1000] [--seeds 3]
 
-Five parameters, uniform on [-3, 3]: means `theta_1`, `theta_2`, standard deviations `theta_3^2`, `theta_4^2`, correlation
-`tanh theta_5`. Eight numbers a simulation, as one vector, or as four draws under a plate, which share one density. The likelihood is
-known: the loss is the mean of `log p(x | theta) - log q(x | theta)` over 2,000 fresh simulations, in nats a data set (half of them
-have less than the median, which is not led by the tails), and C2ST compares with exact posterior draws by importance resampling of
-4,000,000 prior draws. Writes `results/slcp.md` and `.json`.
+Five parameters, uniform on [-3, 3]: means `theta_1`, `theta_2`, standard deviations `theta_3^2`, `theta_4^2`,
+correlation `tanh theta_5`. Eight numbers a simulation, as one vector, or as four draws under a plate, which share one
+density. The likelihood is known: the loss is the mean of `log p(x | theta) - log q(x | theta)` over 2,000 fresh
+simulations, in nats a data set (half of them have less than the median, which is not led by the tails), and C2ST
+compares with exact posterior draws by importance resampling of 4,000,000 prior draws. Writes `results/slcp.md` and
+`.json`.
 """
 
 import argparse

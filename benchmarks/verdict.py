@@ -2,13 +2,14 @@
 
     python benchmarks/verdict.py --keep verdict.jsonl [--runs 70] [--datasets 200] [--engines KELFI "kernel Bayes"]
 
-Each run has a key of its own: parameters and an observation are drawn from the model, an engine simulates, learns and is checked on
-further data sets from its prior. Nothing is planted, so that an alarm at level .05 in more than .05 of the runs says that the engine
-errs by more than the margin, or that the tests do not keep their level; the columns `location` and `log spread` say which, by the mean and
-the logarithm of the standard deviation of the normal scores over all runs, with the largest of a run's own. Margins
-other than the one in force are computed from the same ranks. A second table has the power of the verdict against posteriors of one
-parameter that are normal and off by known amounts, by 1,000 sets of ranks each. A run that was stopped goes on where it was with `--keep`. Writes
-`results/verdict.md` and `.json`.
+Each run has a key of its own: parameters and an observation are drawn from the model, an engine simulates, learns and
+is checked on further data sets from its prior. Nothing is planted, so that an alarm at level .05 in more than .05 of
+the runs says that the engine errs by more than the margin, or that the tests do not keep their level; the columns
+`location` and `log spread` say which, by the mean and the logarithm of the standard deviation of the normal scores
+over all runs, with the largest of a run's own. Margins other than the one in force are computed from the same ranks. A
+second table has the power of the verdict against posteriors of one parameter that are normal and off by known amounts,
+by 1,000 sets of ranks each. A run that was stopped goes on where it was with `--keep`. Writes `results/verdict.md` and
+`.json`.
 """
 
 import argparse
@@ -91,7 +92,8 @@ def one_run(engine_name, model_name, seed, datasets):
 
 
 def power(num_datasets, mean, scale, repeats=1000):
-    """Share of flags at .001 and .05 where the truth has this mean and standard deviation, in those of the posterior."""
+    """Share of flags at .001 and .05 where the truth has this mean and standard deviation, in those of the
+    posterior."""
     rng = np.random.default_rng(0)
     values = []
     for _ in range(repeats):

@@ -49,7 +49,8 @@ def add(place: str, kind: str, call: Callable[[], Any], raises: str = "", **rest
     ROWS.append(Row(place, kind, call, raises, **rest))
 
 
-# --- simulators and models ---------------------------------------------------------------------------------------------
+# --- simulators and models
+# ---------------------------------------------------------------------------------------------
 
 
 def shifted(rng_key, theta):
@@ -135,7 +136,8 @@ def bank_of(x, theta=THETA):
     return Simulations.from_table(theta, x)
 
 
-# --- simulate ----------------------------------------------------------------------------------------------------------
+# --- simulate
+# ----------------------------------------------------------------------------------------------------------
 
 
 def drawn(draw, number=3, prior=None, declared=BOX, **settings):
@@ -164,7 +166,8 @@ add("simulate", "bad policy", lambda: Penalise(NAN), "`value` must be finite; go
 add("simulate", "bad policy", lambda: Retry(0), "`times` must be at least 1; got 0")
 
 
-# --- KELFI -------------------------------------------------------------------------------------------------------------
+# --- KELFI
+# -------------------------------------------------------------------------------------------------------------
 
 
 def kelfi(model=CONJUGATE, x=X[0], **settings):
@@ -198,7 +201,8 @@ add("KELFI", "wrong type", lambda: kelfi(form="published"), "`form` must be Kern
 add("KELFI", "wrong type", lambda: kelfi(simulations=X), "`simulations` must be a set of simulations")
 
 
-# --- fit_likelihood ----------------------------------------------------------------------------------------------------
+# --- fit_likelihood
+# ----------------------------------------------------------------------------------------------------
 
 
 def learnt(theta=THETA, x=X, y=X[0], **settings):
@@ -269,7 +273,8 @@ add(
 )
 
 
-# --- engines that weight simulations -----------------------------------------------------------------------------------
+# --- engines that weight simulations
+# -----------------------------------------------------------------------------------
 
 
 def abc(engine=kme.KernelABC, model=CONJUGATE, x=X[0], **settings):
@@ -321,7 +326,8 @@ add(
 add("weighted", "wrong type", lambda: abc(simulations=X), "`simulations` must be a set of simulations")
 
 
-# --- what those engines call, as plain functions -----------------------------------------------------------------------
+# --- what those engines call, as plain functions
+# -----------------------------------------------------------------------
 
 QUADRATIC, ON_SETS = kme.embeddings.Quadratic(WIDE), kernels.EmpiricalMeasure(WIDE, 1.0)
 ROWS_OF_SETS, WASSERSTEIN = SETS[..., None], kme.Wasserstein(1.0)
@@ -425,7 +431,8 @@ for kind, call, raises in [
     add("weighted", kind, call, raises)
 
 
-# --- posterior bootstrap -----------------------------------------------------------------------------------------------
+# --- posterior bootstrap
+# -----------------------------------------------------------------------------------------------
 
 
 def npl(model=IID, x=DATA, loss=None, **settings):
@@ -469,7 +476,8 @@ add("bootstrap", "NaN", lambda: npl(model=plated(scalar_broken)), "finite", slow
 add("bootstrap", "wrong type", lambda: npl(loss="mmd"), "`loss` must be")
 
 
-# --- kernels, embeddings, discrepancies --------------------------------------------------------------------------------
+# --- kernels, embeddings, discrepancies
+# --------------------------------------------------------------------------------
 
 POINTS, OTHERS = RNG.normal(size=(6, 2)), RNG.normal(size=(5, 2))
 HOST = kernels.FromCallable(raising_kernel, host=True)
@@ -524,7 +532,8 @@ add("functions", "NaN", lambda: ridge(spoilt(POINTS, NAN)), "`inputs` has 2 entr
 add("functions", "bad hyperparameter", lambda: ridge(regularisation=0.0), "`regularisation` must be positive")
 
 
-# --- diagnostics -------------------------------------------------------------------------------------------------------
+# --- diagnostics
+# -------------------------------------------------------------------------------------------------------
 
 
 def foreign(x=X, y=X[0]):
@@ -582,7 +591,8 @@ add("diagnostics", "m = 0", lambda: looked_up(SURROGATE, {"theta": np.zeros(0)})
 add("diagnostics", "wrong type", lambda: diagnostics.calibrate(KEY, SURROGATE), "`engine` must be an engine")
 
 
-# --- handlers ----------------------------------------------------------------------------------------------------------
+# --- handlers
+# ----------------------------------------------------------------------------------------------------------
 
 
 def density(model, likelihoods, x=X[0]):

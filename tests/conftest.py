@@ -1,8 +1,8 @@
 """Tests run as users run: JAX's defaults, float32, full optimisation, asynchronous dispatch.
 
-What users do not have is strictness: rank promotion raises, and pyproject.toml turns warnings into errors. A test that needs 64 bits for its
-oracle says so with `@pytest.mark.x64`. What one test compiled serves the others, in processes of their own too, of this
-run and of the next (.pytest_cache/xla; delete it freely).
+What users do not have is strictness: rank promotion raises, and pyproject.toml turns warnings into errors. A test that
+needs 64 bits for its oracle says so with `@pytest.mark.x64`. What one test compiled serves the others, in processes of
+their own too, of this run and of the next (.pytest_cache/xla; delete it freely).
 """
 
 import gc

@@ -1,12 +1,13 @@
 """Random models from a seed, run end to end as users run them, against brute force.
 
-    python tests/fuzz_models.py --models 1000                  # batches of 30 in fresh processes; resumes from fuzz_models.jsonl
+    python tests/fuzz_models.py --models 1000  # batches of 30 in fresh processes; resumes from fuzz_models.jsonl
     python tests/fuzz_models.py --seed 17                      # one model, told in full
 
-A model's outcome is one of: `ok`, the mean of every latent within .5 posterior standard deviations of brute force, and from KELFI the
-standard deviations within a factor of 1.6; `refused`, an error
-raised by a line of the package in words; `warned`, further away but said in a warning; `wrong`, further away in silence; `raw`, an error of
-another package; `slow`. Brute force weights prior draws made in NumPy with the known density of the simulator's noise.
+A model's outcome is one of: `ok`, the mean of every latent within .5 posterior standard deviations of brute force, and
+from KELFI the standard deviations within a factor of 1.6; `refused`, an error
+raised by a line of the package in words; `warned`, further away but said in a warning; `wrong`, further away in
+silence; `raw`, an error of another package; `slow`. Brute force weights prior draws made in NumPy with the known
+density of the simulator's noise.
 """
 
 import argparse
@@ -43,7 +44,8 @@ DRAWS, ENOUGH = (20_000, 200_000), 1000
 NEAR = 0.5
 """A mean is right if it is at most so many posterior standard deviations from brute force."""
 WIDTH = 1.6
-"""KELFI's standard deviations are right within this factor; it shows an observation that counts `SCALES` times and is counted once."""
+"""KELFI's standard deviations are right within this factor; it shows an observation that counts `SCALES` times and is
+counted once."""
 SCALES = (0.1, 3.0)
 SIMULATIONS, SAMPLES = 200, 500
 """Of every KELFI: its programs are compiled anew for other numbers."""
@@ -374,7 +376,7 @@ class Case:
             numpyro.sample("x", kme.Simulator(self.fn, *params, event_dims=event_dims, **self.declared), obs=x)
 
     def expected(self):
-        """Means and standard deviations of the latents given the data, `{site: (mean, sd)}`, by weighting prior draws."""
+        """Means and sds of the latents given the data, `{site: (mean, sd)}`, by weighting prior draws."""
         found, size = self._weigh(DRAWS[0])
         if size < ENOUGH:
             found, size = self._weigh(DRAWS[1])
@@ -453,7 +455,8 @@ class Case:
         return {name.removeprefix("outer/"): np.asarray(value) for name, value in engine.get_samples().items()}
 
     def apart(self, found) -> tuple[dict[str, float], dict[str, float]]:
-        """How far means are, in standard deviations, and the factor by which those are wrong, the largest at each site."""
+        """How far means are, in standard deviations, and the factor by which those are wrong, the largest at each
+        site."""
         means, widths = {}, {}
         for name, (mean, sd) in self.expected().items():
             draws = self.scaled(found[name])

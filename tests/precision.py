@@ -1,6 +1,7 @@
 """64 bits for the tests that ask for them by `@pytest.mark.x64`, their fixtures included, and for no other.
 
-A module that asks as a whole, by `pytestmark = pytest.mark.x64`, is imported in 64 bits too: what it makes for its tests is made so.
+A module that asks as a whole, by `pytestmark = pytest.mark.x64`, is imported in 64 bits too: what it makes for its
+tests is made so.
 """
 
 import jax

@@ -1,4 +1,5 @@
-"""Arithmetic on the host goes through one gateway, in JAX's defaults: whatever JAX has met before, traces, or runs in other threads."""
+"""Arithmetic on the host goes through one gateway, in JAX's defaults: whatever JAX has met before, traces, or runs in
+other threads."""
 
 import ast
 from concurrent.futures import ThreadPoolExecutor
@@ -232,9 +233,13 @@ DOORS = {
     "ResidualKernelMeans.fit": lambda z, x: RESIDUAL.fit(z, x).information(),
     "Coordinates.standardise": lambda z, x: coordinates_of(z).rest,
     "Coordinates.table": lambda z, x: coordinates_of(Z).table(z),
-    "KernelBayesRule.fit": lambda z, x: kme.embeddings.KernelBayesRule.fit(z, x, GAUSSIAN, prior(z), 0.1).weights(x[:2]),
+    "KernelBayesRule.fit": lambda z, x: (
+        kme.embeddings.KernelBayesRule.fit(z, x, GAUSSIAN, prior(z), 0.1).weights(x[:2])
+    ),
     "kernel_sum_rule": lambda z, x: kme.embeddings.kernel_sum_rule(prior(z), z, x, GAUSSIAN, 0.1).weights,
-    "conditional_embedding": lambda z, x: kme.embeddings.conditional_embedding(z, x, GAUSSIAN, GAUSSIAN, x[:1], 0.1).weights,
+    "conditional_embedding": lambda z, x: (
+        kme.embeddings.conditional_embedding(z, x, GAUSSIAN, GAUSSIAN, x[:1], 0.1).weights
+    ),
     "kernel_bayes_rule": lambda z, x: kme.embeddings.kernel_bayes_rule(prior(z), z, x, GAUSSIAN, x[:1], 0.1).weights,
     "KernelBayesFilter.fit": lambda z, x: (
         kme.embeddings.KernelBayesFilter.fit(z, x, GAUSSIAN, GAUSSIAN, 0.1, delta=0.1).filter(x[:2])
@@ -243,9 +248,15 @@ DOORS = {
     "LowRankRidge.fit": lambda z, x: kme.kernels.LowRankRidge.fit(z, GAUSSIAN, 0.1).weights(z[:2]),
     "ConditionalMeanEmbedding.fit": lambda z, x: kme.embeddings.ConditionalMeanEmbedding.fit(z, GAUSSIAN, 0.1).factor,
     "DistributionRegression.fit": lambda z, x: kme.abc.DistributionRegression.fit(x, z, GAUSSIAN, 0.1).predict(x[:2]),
-    "discrepancies_to, a function": lambda z, x: kme.abc.discrepancies_to(x[0], x, lambda a, b: jnp.sum(jnp.square(a - b))),
-    "discrepancies_to, NumPy": lambda z, x: kme.abc.discrepancies_to(x[0], x, lambda a, b: np.linalg.norm(np.asarray(a) - b)),
-    "discrepancies_to, an estimator": lambda z, x: kme.abc.discrepancies_to(z, x.reshape(2, 12, 2), Quadratic(GAUSSIAN)),
+    "discrepancies_to, a function": lambda z, x: (
+        kme.abc.discrepancies_to(x[0], x, lambda a, b: jnp.sum(jnp.square(a - b)))
+    ),
+    "discrepancies_to, NumPy": lambda z, x: (
+        kme.abc.discrepancies_to(x[0], x, lambda a, b: np.linalg.norm(np.asarray(a) - b))
+    ),
+    "discrepancies_to, an estimator": lambda z, x: (
+        kme.abc.discrepancies_to(z, x.reshape(2, 12, 2), Quadratic(GAUSSIAN))
+    ),
     "discrepancies_to, a loss": lambda z, x: kme.abc.discrepancies_to(z[:, :1], x[None, :, :1], kme.Wasserstein()),
     "mmd_test": lambda z, x: kme.mmd_test(KEY, GAUSSIAN, z, x, num_permutations=9).null,
     "hsic_test": lambda z, x: kme.embeddings.hsic_test(KEY, GAUSSIAN, z, GAUSSIAN, x, num_permutations=9).null,

@@ -42,21 +42,22 @@ NEXT = {
 class Calibration:
     r"""How an engine did on data simulated from the prior, where the truth is known.
 
-    If posteriors are right, the truth is one more draw: its rank among `L` draws is uniform on `0, ..., L` whatever the data are, and
-    so is the share of draws that are closer than it to a random point (TARP). Engines that learn from simulations err a
-    little, in the same way in all data sets: what is tested is whether posteriors are off by more than a margin
-    (`tests`).
+    If posteriors are right, the truth is one more draw: its rank among `L` draws is uniform on `0, ..., L` whatever
+    the data are, and so is the share of draws that are closer than it to a random point (TARP). Engines that learn
+    from simulations err a little, in the same way in all data sets: what is tested is whether posteriors are off by
+    more than a margin (`tests`).
 
     Attributes:
         ranks: `(rank + u) / (L + 1)` with `u` uniform on (0, 1), which is uniform, `{latent: (N, *shape)}`.
         shares: The same for TARP, `(N,)`: one number for all latents together.
         truths: The parameters that data were simulated from, `{latent: (N, *shape)}`.
         data: The data sets, `{site: (N, *event)}`, without what the observation masks.
-        refused: How many further data sets the engine refused, as having no posterior. Whether it does depends on the data
-            alone, and ranks are uniform given any data, so that leaving them out is fair. Of those data nothing is
-            known.
+        refused: How many further data sets the engine refused, as having no posterior. Whether it does depends on the
+            data alone, and ranks are uniform given any data, so that leaving them out is fair. Of those data nothing
+            is known.
         margin: Errors that are let pass, in posterior standard deviations.
-    References: Talts et al. (2018), arXiv:1804.06788; Lemos et al. (2023), ICML; Modrak et al. (2023), Bayesian Analysis.
+    References: Talts et al. (2018), arXiv:1804.06788; Lemos et al. (2023), ICML; Modrak et al. (2023), Bayesian
+    Analysis.
     """
 
     ranks: Arrays = field(repr=False)
@@ -80,9 +81,9 @@ class Calibration:
     def tests(self) -> dict[str, dict[str, float]]:
         r"""P-values of each number, and of TARP, for four ways to be off by more than the margin, `{name: {test: p}}`.
 
-        `shape`: Kolmogorov-Smirnov. `location`: posteriors are shifted. `spread`: they are too narrow, or too wide. `data`: what is
-        off changes with the data, as where the prior is ignored, parameters are swapped or a sign is wrong. A posterior
-        that is off by at most `margin` standard deviations, or in its width by a factor of at most
+        `shape`: Kolmogorov-Smirnov. `location`: posteriors are shifted. `spread`: they are too narrow, or too wide.
+        `data`: what is off changes with the data, as where the prior is ignored, parameters are swapped or a sign is
+        wrong. A posterior that is off by at most `margin` standard deviations, or in its width by a factor of at most
         `exp(margin / sqrt(2))`, has a p-value below `a` with a probability of at most `a`. TARP looks at all `D`
         numbers together, whose errors add up: its margin is $\sqrt D$ times as large.
         """
@@ -198,15 +199,16 @@ def calibrate(
     trained, problem = engine.trained, problem_of(engine.posterior)
     checks.require(
         not problem.likelihoods,
-        f"The sites {list(problem.likelihoods)} are observed and have densities of their own; calibration draws data for simulator "
-        "sites only.",
+        f"The sites {list(problem.likelihoods)} are observed and have densities of their own; calibration draws data "
+        "for simulator sites only.",
     )
     if arguments is None:
         missing = [site for site in problem.simulators if site not in problem.kwargs]
         checks.require(
             not missing,
-            f"The model was not run with keyword arguments named like its sites {missing}, but with {sorted(problem.kwargs)}. Pass "
-            "`arguments=lambda x: dict(...)`, which turns simulated outputs into arguments of the model.",
+            f"The model was not run with keyword arguments named like its sites {missing}, but with "
+            f"{sorted(problem.kwargs)}. Pass `arguments=lambda x: dict(...)`, which turns simulated outputs into "
+            "arguments of the model.",
         )
     bank_key, infer_key, choose_key = jax.random.split(rng_key, 3)
     bank = simulate(bank_key, problem, num_datasets, on_failure="skip", progress_bar=False)

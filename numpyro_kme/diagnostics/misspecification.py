@@ -16,13 +16,13 @@ class MisspecificationTest:
     """A test of the model by one observation.
 
     Attributes:
-        p_value: Share of the simulations, the observation counted among them, that are at least as far from the others. Under the
-            model it is at most `a` with a probability of at most `a`, whatever the distance: the observation is one more
-            simulation.
+        p_value: Share of the simulations, the observation counted among them, that are at least as far from the
+            others. Under the model it is at most `a` with a probability of at most `a`, whatever the distance: the
+            observation is one more simulation.
         score: Log distance of the observation to its nearest simulations.
         scores: The same for each simulation, `(m,)`.
-        witness: The same p-value for each statistic by itself, by its distance from the median, `(n,)`: where it differs.
-            With many statistics some are small by chance.
+        witness: The same p-value for each statistic by itself, by its distance from the median, `(n,)`: where it
+            differs. With many statistics some are small by chance.
     """
 
     p_value: float
@@ -34,8 +34,8 @@ class MisspecificationTest:
 def misspecification_test(x: Any, y: Any) -> MisspecificationTest:
     """Test whether `y` can be another row of the simulations `x`.
 
-    The distance is Euclidean, to the fifth nearest other simulation, after robust z-scores and arcsinh of each statistic, and
-    whitening of their correlations.
+    The distance is Euclidean, to the fifth nearest other simulation, after robust z-scores and arcsinh of each
+    statistic, and whitening of their correlations.
 
     Args:
         x: Simulated outputs from the prior, `(m, *event)`, such as `kelfi.simulations.x["x"]`.

@@ -79,8 +79,8 @@ def predictive_check(rng_key: jax.Array, posterior: Posterior | Engine, num_draw
     for site, value in observed.items():
         checks.require(
             not np.array_equal(np.asarray(predicted[site])[0], value) or len(rows) == 1,
-            f"The model keeps the observation at {site!r}: let it take it as a keyword argument of that name, so that leaving it "
-            "out simulates.",
+            f"The model keeps the observation at {site!r}: let it take it as a keyword argument of that name, so that "
+            "leaving it out simulates.",
         )
     sites = {site: found for site, found in problem.simulators.items() if found.mask.any()}
     return PredictiveCheck(

@@ -61,7 +61,8 @@ def tests(ranks: np.ndarray, components: np.ndarray | None = None, margin: float
 def components_of(data: Arrays) -> np.ndarray:
     """Leading principal components of simulated data sets, orthonormal, orthogonal to constants, `(N, k)`.
 
-    Each number of the data is centred and scaled robustly and compressed by arcsinh. At most one component for ten data sets.
+    Each number of the data is centred and scaled robustly and compressed by arcsinh. At most one component for ten
+    data sets.
 
     Args:
         data: `{site: (N, *event)}`.

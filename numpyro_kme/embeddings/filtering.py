@@ -172,7 +172,8 @@ class KernelBayesFilter:
         return np.tensordot(weights / weights.sum(axis=-1, keepdims=True), np.asarray(self.states), axes=1)
 
     def modes(self, weights: np.ndarray) -> np.ndarray:
-        """Modes of the distribution of the state `(S, *point)` under weights `(S, T)`: the `embedding_mode` of each row.
+        """Modes of the distribution of the state `(S, *point)` under weights `(S, T)`: the `embedding_mode` of each
+        row.
 
         For the weights of one time `(T,)`, one mode `(*point)`. For states with a Gaussian kernel or one on rotations;
         the modes are rotations then, which `means` are not.

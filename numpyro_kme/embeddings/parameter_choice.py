@@ -1,4 +1,4 @@
-"""Kernels and regularisation of kernel Bayes' rule and its filter from the data: K-fold criteria and a held-out half."""
+"""Kernels and regularisation of kernel Bayes' rule and its filter, from the data: K folds, and a held-out half."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

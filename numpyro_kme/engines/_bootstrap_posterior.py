@@ -71,8 +71,8 @@ def warn_of(replicates: Replicates) -> None:
     known = replicates.emulator
     if known is not None and known.is_wrong:
         checks.warn(
-            f"the emulated loss is wrong by {known.error:.2g} units of log-likelihood at the draws (root mean square; up to {WRONG} "
-            "is harmless). Raise `num_simulations`.",
+            f"the emulated loss is wrong by {known.error:.2g} units of log-likelihood at the draws (root mean square; "
+            f"up to {WRONG} is harmless). Raise `num_simulations`.",
         )
     if known is None and replicates.quadrature.noise > NOISY:
         checks.warn(

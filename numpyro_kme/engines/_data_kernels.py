@@ -53,14 +53,16 @@ def quadratic_by(rule: LengthScaleRule | None, table: ReferenceTable, observed: 
 
 
 def data_kernel(table: ReferenceTable, rule: LengthScaleRule | None = None) -> Kernel:
-    """Gaussian with a length scale for each number of the output; on data sets under plates, Gaussian in their embeddings."""
+    """Gaussian with a length scale for each number of the output; on data sets under plates, Gaussian in their
+    embeddings."""
     if table.data_sets:
         return set_kernel(table, rule or MedianHeuristic())
     return Gaussian((rule or MedianHeuristic(per_dimension=True))(table.x.reshape(len(table), -1), table.z))
 
 
 def set_kernel(table: ReferenceTable, rule: LengthScaleRule) -> EmpiricalMeasure:
-    """`exp(-MMD^2 / (2 l^2))` between data sets `(m, n, d)`, with the median of the MMD as `l`; a Gaussian kernel inside."""
+    """`exp(-MMD^2 / (2 l^2))` between data sets `(m, n, d)`, with the median of the MMD as `l`; a Gaussian kernel
+    inside."""
     few = table.x[:SETS]
     inner = Gaussian(rule(*draws(table, SETS)))
     squared = on_host(EmpiricalMeasure.squared_mmd)(EmpiricalMeasure(inner, 1.0), few)
@@ -68,6 +70,6 @@ def set_kernel(table: ReferenceTable, rule: LengthScaleRule) -> EmpiricalMeasure
 
 
 def draws(table: ReferenceTable, sets: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of the first data sets, `(sets * n, d)`, each with the coordinates of its parameters, `(sets * n, D)`."""
+    """Rows of the first data sets, `(sets * n, d)`, and the coordinates of the parameters of each, `(sets * n, D)`."""
     x = table.as_data_sets(table.x[:sets])
     return x.reshape(-1, x.shape[-1]), np.repeat(table.z[:sets], x.shape[1], axis=0)

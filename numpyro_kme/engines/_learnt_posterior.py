@@ -114,13 +114,14 @@ class LearntPosterior(Posterior):
     def herd(self, rng_key: jax.Array, num_samples: int) -> Posterior:
         r"""Super-samples by kernel herding of the posterior's embedding, as a posterior.
 
-        Their averages of smooth functions of the parameters converge faster than those of independent draws. They follow
-        the signed posterior, and come in the order in which herding finds them. The herding kernel is
+        Their averages of smooth functions of the parameters converge faster than those of independent draws. They
+        follow the signed posterior, and come in the order in which herding finds them. The herding kernel is
         `in_coordinates.herding_kernel()`, which is narrower than the posterior, and the candidates are
         `in_coordinates.weighted_particles`.
 
         Raises:
-            ValueError: If the coordinates do not determine the latents, or other likelihoods stand beside the simulator.
+            ValueError: If the coordinates do not determine the latents, or other likelihoods stand beside the
+                simulator.
         """
         checks.key(rng_key)
         posterior = self.in_coordinates

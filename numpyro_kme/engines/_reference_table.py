@@ -68,7 +68,8 @@ class ReferenceTable:
         """An observation in the shape of a row of `x`."""
         checks.require(
             np.size(y) == self._size,
-            f"The observation has shape {np.shape(y)}, the simulations {self.x.shape[1:]}: they were made by another model.",
+            f"The observation has shape {np.shape(y)}, the simulations {self.x.shape[1:]}: they were made by another "
+            "model.",
         )
         return self._counted(np.asarray(y, np.float64)[None])[0]
 
@@ -78,8 +79,8 @@ class ReferenceTable:
         y = np.asarray(observations, np.float64)
         checks.require(
             y.ndim >= 1 and len(y) >= 1 and y[0].size == self._size,
-            f"`observations` must have shape (s, *event) with s at least 1 and as many numbers in each as the simulator gives, "
-            f"{self._size}; got shape {y.shape}.",
+            "`observations` must have shape (s, *event) with s at least 1 and as many numbers in each as the "
+            f"simulator gives, {self._size}; got shape {y.shape}.",
         )
         counted = self._counted(y)
         checks.finite("observations", counted)
@@ -100,15 +101,16 @@ class ReferenceTable:
         """Outputs `(k, *event)` as data sets `(k, n, d)`."""
         checks.require(
             x.ndim in (2, 3),
-            f"The output of the simulator has shape {self.x.shape[1:]}; as a data set it must be (n,) or (n, d), or n draws under "
-            "a plate.",
+            f"The output of the simulator has shape {self.x.shape[1:]}; as a data set it must be (n,) or (n, d), or n "
+            "draws under a plate.",
         )
         return x[..., None] if x.ndim == 2 else x
 
 
 @dataclass(frozen=True)
 class LatentVectors(Recomputed):
-    """All latents as vectors without constraints, standardised: where the coordinates of arguments do not determine the latents.
+    """All latents as vectors without constraints, standardised: where the coordinates of arguments do not determine
+    the latents.
 
     Attributes:
         target: The map to vectors, site by site.
@@ -149,9 +151,9 @@ def check_model(problem: Problem, engine: str) -> None:
     """What can be said before any simulation is run."""
     checks.require(
         len(problem.simulators) == 1 and not problem.likelihoods,
-        f"{engine} needs a model with one simulator site and nothing else that is observed; this one has the simulator sites "
-        f"{list(problem.simulators)} and the likelihoods {list(problem.likelihoods)}. Use KELFI, or put what is observed into "
-        "one simulator.",
+        f"{engine} needs a model with one simulator site and nothing else that is observed; this one has the simulator "
+        f"sites {list(problem.simulators)} and the likelihoods {list(problem.likelihoods)}. Use KELFI, or put what is "
+        "observed into one simulator.",
     )
     name = next(iter(problem.observations))
     site = problem.simulators[name]

@@ -35,8 +35,8 @@ class Proposal(abc.ABC):
 class FromPosterior(Proposal):
     """Simulate at draws from the posterior of the last round, and a share of them at prior draws.
 
-    The prior's share keeps the likelihood honest where the posterior has no mass yet: a mode that the first rounds missed can
-    still be found.
+    The prior's share keeps the likelihood honest where the posterior has no mass yet: a mode that the first rounds
+    missed can still be found.
 
     Args:
         prior_share: Between 0 and 1.
@@ -60,9 +60,9 @@ class FromPosterior(Proposal):
 class FromVariance(Proposal):
     """Simulate at posterior draws, more often where the surrogate's Gaussian-process variance is large.
 
-    Of `candidates * size` posterior draws, `size` are drawn without replacement with odds in proportion to the variance: the
-    posterior says where it matters, the variance where nothing was simulated yet. For forms that have a variance
-    (`KernelMeans`).
+    Of `candidates * size` posterior draws, `size` are drawn without replacement with odds in proportion to the
+    variance: the posterior says where it matters, the variance where nothing was simulated yet. For forms that have a
+    variance (`KernelMeans`).
 
     Args:
         candidates: Posterior draws for each simulation.
@@ -103,7 +103,8 @@ def picked(rng_key: jax.Array, latents: Latents, size: int, odds: np.ndarray | N
 
 
 def moved(before: Latents, after: Latents) -> float:
-    """How far a posterior moved: the largest change of a mean, in its standard deviation, or of a log standard deviation."""
+    """How far a posterior moved: the largest change of a mean, in its standard deviation, or of a log standard
+    deviation."""
     changes = [0.0]
     for name, new in after.items():
         old, new = (np.asarray(part, np.float64).reshape(len(part), -1) for part in (before[name], new))

@@ -145,8 +145,8 @@ def _drawn(latents, log_posterior, found: Tempered) -> Drawn:
     kept, size = len(log_posterior), MOVES * len(found.particles)
     checks.require(
         bool(np.isfinite(found.log_evidence)),
-        f"The posterior has no mass at any of {size} draws from the prior: the likelihood is zero or NaN at "
-        "each. Look at the model's factors and ordinary likelihoods there, or choose a prior that reaches where they are not.",
+        f"The posterior has no mass at any of {size} draws from the prior: the likelihood is zero or NaN at each. Look "
+        "at the model's factors and ordinary likelihoods there, or choose a prior that reaches where they are not.",
     )
     return Drawn(
         {name: np.asarray(value) for name, value in latents.items()},
@@ -154,7 +154,8 @@ def _drawn(latents, log_posterior, found: Tempered) -> Drawn:
         float(found.log_evidence),
         {
             "sampler": f"tempered sequential Monte Carlo, {int(found.num_temperatures)} temperatures, "
-            f"{size} particles, {int(found.num_evaluations)} evaluations, {float(found.acceptance):.0%} of the last moves accepted",
+            f"{size} particles, {int(found.num_evaluations)} evaluations, {float(found.acceptance):.0%} of the last "
+            "moves accepted",
             "effective sample size": min(float(kept), float(found.effective_size)),
         },
     )

@@ -22,9 +22,9 @@ def check_sites(problem: Problem, form: Form | None) -> None:
         simulator = problem.simulators[site].simulator
         checks.require(
             simulator.batch_shape == simulator.groups or getattr(form, "data_kernel", None) is None,
-            f"Site {site!r} holds {simulator.batch_shape} draws of the same parameters along plates, whose densities are "
-            "multiplied; a data kernel on whole data sets does not fit there. Make the data set one event of the simulator, "
-            "or leave `data_kernel` out.",
+            f"Site {site!r} holds {simulator.batch_shape} draws of the same parameters along plates, whose densities "
+            "are multiplied; a data kernel on whole data sets does not fit there. Make the data set one event of the "
+            "simulator, or leave `data_kernel` out.",
         )
 
 
@@ -42,8 +42,8 @@ def check_simulations(problem: Problem, simulations: Simulations) -> None:
         shape, expected = np.shape(simulations.x[site])[1:], found.simulator.shape()
         checks.require(
             len(shape) == len(expected) and shape[len(found.simulator.batch_shape) :] == found.simulator.event_shape,
-            f"`simulations` has outputs of shape {shape} at site {site!r}, its simulator `{found.simulator.name}` gives {expected}: they "
-            "were made by another model.",
+            f"`simulations` has outputs of shape {shape} at site {site!r}, its simulator `{found.simulator.name}` "
+            f"gives {expected}: they were made by another model.",
         )
 
 
@@ -65,14 +65,15 @@ def observed_anew(problem: Problem, args: tuple, kwargs: Mapping[str, Any]) -> P
     ]
     checks.require(
         not changed,
-        f"The new arguments of the model change {' and '.join(changed)}: the simulations of the last run are of another model. "
-        "`condition` is for other observations; call `run`.",
+        f"The new arguments of the model change {' and '.join(changed)}: the simulations of the last run are of "
+        "another model. `condition` is for other observations; call `run`.",
     )
     return found
 
 
 def _another(old: SimulatorSite, new: SimulatorSite) -> bool:
-    """Whether a site's simulator is another one: at the arguments of one prior draw, and by the fingerprint of a new function."""
+    """Whether a site's simulator is another one: at the arguments of one prior draw, and by the fingerprint of a new
+    function."""
     fns = old.simulator.fn, new.simulator.fn
     return _others(old.simulator.arguments, new.simulator.arguments) or (
         fns[0] != fns[1] and len({str(fingerprint({"": fn}).parts) for fn in fns}) > 1
@@ -87,7 +88,8 @@ def _others(old: Any, new: Any) -> bool:
 def training_table(simulations: Simulations, problem: Problem, site: str) -> tuple[np.ndarray, np.ndarray]:
     """Arguments `(r, p)` and outputs `(r, *event)` of single calls, from simulations that may run along plates.
 
-    Groups with parameters of their own become rows. Of draws that share parameters, as many are used as make `DRAWS` rows.
+    Groups with parameters of their own become rows. Of draws that share parameters, as many are used as make `DRAWS`
+    rows.
     """
     arguments, x = problem.simulators[site].rows(
         np.asarray(simulations.arguments[site]), np.asarray(simulations.x[site])

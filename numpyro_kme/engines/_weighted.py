@@ -1,4 +1,5 @@
-"""What engines share whose posterior is a weighting of simulations from the prior, with weights of one sign or of both."""
+"""What engines share whose posterior is a weighting of simulations from the prior, with weights of one sign or of
+both."""
 
 import abc
 from collections.abc import Callable, Mapping
@@ -29,7 +30,8 @@ ROUNDING = 1e-6
 COMPARED = 200
 """Simulations that are compared with one another, where that is cheap."""
 PRIOR_DRAWS, UNLIKELY = 1000, 1e-6
-"""Draws that given simulations are compared with, and the p-value below which they come from elsewhere than the prior."""
+"""Draws that given simulations are compared with, and the p-value below which they come from elsewhere than the prior.
+"""
 
 
 class Weighting(NamedTuple):
@@ -132,7 +134,8 @@ class WeightedEngine(Engine):
         check_model(problem, type(self).__name__)
 
     def _check_prior(self, rng_key, problem: Problem, simulations: Simulations, coordinates: Coordinates) -> None:
-        """That given simulations could be draws from the prior, by two-sample Kolmogorov-Smirnov tests of their coordinates."""
+        """That given simulations could be draws from the prior, by two-sample Kolmogorov-Smirnov tests of their
+        coordinates."""
         site = problem.site()
         drawn = problem.draw(rng_key, PRIOR_DRAWS).arguments
         given, own = (arguments_to_coordinates(coordinates, table[site]).T for table in (simulations.arguments, drawn))
@@ -140,14 +143,15 @@ class WeightedEngine(Engine):
         worst = min(range(len(tests)), key=lambda d: tests[d].pvalue)
         checks.require(
             tests[worst].pvalue * len(tests) > UNLIKELY,
-            f"`simulations` are not draws from the prior of this model: {coordinates.names[worst]} has a Kolmogorov-Smirnov "
-            f"distance of {tests[worst].statistic:.2f} from it (p-value {tests[worst].pvalue:.1g}), and {type(self).__name__} takes "
-            "them for such. Use KernelBayes or KELFI, which take simulations made anywhere, or a model with the prior they came "
-            "from.",
+            f"`simulations` are not draws from the prior of this model: {coordinates.names[worst]} has a "
+            f"Kolmogorov-Smirnov distance of {tests[worst].statistic:.2f} from it (p-value {tests[worst].pvalue:.1g}), "
+            f"and {type(self).__name__} takes them for such. Use KernelBayes or KELFI, which take simulations made "
+            "anywhere, or a model with the prior they came from.",
         )
 
     def _condition(self, rng_key, problem, learnt: Learnt):
-        """With the same simulations; where the new observation has another mask, learnt again for the draws that count."""
+        """With the same simulations; where the new observation has another mask, learnt again for the draws that
+        count."""
         self._check(problem)
         table = learnt.weigher.table
         if not np.array_equal(problem.simulators[problem.site()].mask.ravel(), table.mask):
@@ -202,15 +206,17 @@ class WeightedEngine(Engine):
         found = out_of_distribution_check(distances, weigher.between)
         if found.is_out_of_distribution:
             checks.warn(
-                f"{type(self).__name__}: the observation lies away from the simulations. The nearest of them, a share of "
-                f"{found.proportion:.2g}, are up to {found.nearest:.4g} from it, and simulations are up to "
-                f"{found.threshold:.4g} from one another ({self.measure}). The weights say which are least far, not what the parameters are. Check the "
-                "observation and the simulator, or use a prior under which such data occur.",
+                f"{type(self).__name__}: the observation lies away from the simulations. The nearest of them, a share "
+                f"of {found.proportion:.2g}, are up to {found.nearest:.4g} from it, and simulations are up to "
+                f"{found.threshold:.4g} from one another ({self.measure}). The weights say which are least far, not "
+                "what the parameters are. Check the observation and the simulator, or use a prior under which such "
+                "data occur.",
             )
 
 
 def fewer_compared(m: int) -> int:
-    """So many that comparing them with one another costs half of what comparing `m` simulations with the observation does."""
+    """So many that comparing them with one another costs half of what comparing `m` simulations with the observation
+    does."""
     return int(np.clip(np.sqrt(m / 2), 10, 50))
 
 
@@ -220,6 +226,6 @@ def _warn_of_variances(table: ReferenceTable, weights: np.ndarray) -> None:
     negative = [name for name, value in zip(table.coordinates.names, variances) if value <= 0]
     if negative:
         checks.warn(
-            f"Under the signed weights the variance of {', '.join(negative)} is negative: means may be right, and nothing finer. "
-            "Use more simulations, or another regularisation.",
+            f"Under the signed weights the variance of {', '.join(negative)} is negative: means may be right, and "
+            "nothing finer. Use more simulations, or another regularisation.",
         )

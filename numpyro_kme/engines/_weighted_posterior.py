@@ -32,7 +32,8 @@ class WeightedPosterior(Posterior):
     weights: np.ndarray = field(repr=False)
 
     def get_weights(self) -> dict[str, np.ndarray]:
-        """The weighted set: every simulation's latents `{site: (m, *shape)}`, and under `"weight"` weights that sum to one.
+        """The weighted set: every simulation's latents `{site: (m, *shape)}`, and under `"weight"` weights that sum to
+        one.
 
         Some methods give weights of both signs.
         """
@@ -54,12 +55,13 @@ class WeightedPosterior(Posterior):
         return np.tensordot(self.weights, values, axes=1)
 
     def mode(self) -> dict[str, np.ndarray]:
-        """Point estimate, `{site: (*shape)}`: the mode of the posterior embedding (its pre-image), the weights smoothed by a
+        """Point estimate, `{site: (*shape)}`: the mode of the posterior embedding (its pre-image), the weights
+        smoothed by a
         Gaussian kernel in coordinates.
 
-        The kernel is as wide as the posterior in each coordinate, from its largest weights. Where the simulator's arguments do not
-        determine the latents, as under a Dirichlet or a hierarchical prior, the coordinates are those of all latents, mapped to
-        vectors without constraints.
+        The kernel is as wide as the posterior in each coordinate, from its largest weights. Where the simulator's
+        arguments do not determine the latents, as under a Dirichlet or a hierarchical prior, the coordinates are those
+        of all latents, mapped to vectors without constraints.
         """
         table, weights, problem = self.table, self.weights, self.problem
         assert problem is not None
@@ -72,7 +74,8 @@ class WeightedPosterior(Posterior):
         return {name: np.asarray(value[0]) for name, value in vectors.latents(found[None]).items()}
 
     def herd(self, rng_key: jax.Array, num_samples: int) -> Posterior:
-        """Super-samples: simulations chosen by kernel herding of the embedded posterior, in the order in which it finds them.
+        """Super-samples: simulations chosen by kernel herding of the embedded posterior, in the order in which it
+        finds them.
 
         The key decides nothing: candidates are the simulations.
         """

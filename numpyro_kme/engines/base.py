@@ -63,10 +63,10 @@ class RunAgain:
 class Engine(abc.ABC):
     """Base of the inference engines: settings in the constructor, data in `run`, then read the posterior.
 
-    A subclass implements `_infer(rng_key, args, kwargs) -> (trained, posterior)`, where `trained` has a `condition` that gives
-    the posterior of another observation: `Trained`, which calls `_condition`, or `RunAgain`. Neither changes an attribute of
-    the engine. Engines can be pickled, before and after `run`; Python pickles a model that is a function of a module,
-    `cloudpickle` any other.
+    A subclass implements `_infer(rng_key, args, kwargs) -> (trained, posterior)`, where `trained` has a `condition`
+    that gives the posterior of another observation: `Trained`, which calls `_condition`, or `RunAgain`. Neither
+    changes an attribute of the engine. Engines can be pickled, before and after `run`; Python pickles a model that is
+    a function of a module, `cloudpickle` any other.
     """
 
     model: Callable

@@ -23,25 +23,28 @@ from numpyro_kme.simulations.plan import Plan
 class DistributionRegressionABC(WeightedEngine):
     r"""DR-ABC: soft ABC with summaries learnt by ridge regression from data sets to parameters.
 
-    $s(y) = \bar z + k(y)^\top (K + m \lambda I)^{-1} (z - \bar z)$ predicts the coordinates `z` of the parameters from a data set, with a
-    kernel on data sets, such as a Gaussian in their mean embeddings; $w_i \propto \exp(-|s_{-i}(x_i) - s(y)|^2 / \epsilon)$. The summaries of
-    the simulations are predicted without themselves, in closed form, so they err as that of the observation does. Weights are
-    positive. Without a model it is `DistributionRegression` and `soft_abc_weights`.
+    $s(y) = \bar z + k(y)^\top (K + m \lambda I)^{-1} (z - \bar z)$ predicts the coordinates `z` of the parameters from
+    a data set, with a kernel on data sets, such as a Gaussian in their mean embeddings; $w_i \propto
+    \exp(-|s_{-i}(x_i) - s(y)|^2 / \epsilon)$. The summaries of the simulations are predicted without themselves, in
+    closed form, so they err as that of the observation does. Weights are positive. Without a model it is
+    `DistributionRegression` and `soft_abc_weights`.
 
     Args:
         model: A NumPyro model with one observed `Simulator` site.
         num_simulations: Number `m` of draws from the prior, each simulated once.
-        kernel: On outputs of the simulator; as in `KernelABC` when left out. For data sets that are one event `(n, d)`, give
-            `kernels.EmpiricalMeasure`.
+        kernel: On outputs of the simulator; as in `KernelABC` when left out. For data sets that are one event `(n,
+            d)`, give `kernels.EmpiricalMeasure`.
         length_scale: Rule for the kernel that is chosen when `kernel` is left out, as in `KernelABC`.
         regularisation: `lambda`; when left out, the power of ten, 1e-9 to 1, with the least leave-one-out error.
-        epsilon: Width, in squared units of coordinates; when left out, such that the effective sample size is `max(50, m / 50)`.
+        epsilon: Width, in squared units of coordinates; when left out, such that the effective sample size is `max(50,
+            m / 50)`.
         tolerance: Of the low-rank factor of `K`; 1e-3 is much faster for large `m`, and loses little.
         num_samples: Number of equally weighted draws, resampled systematically from the simulations.
         simulations: Simulations made elsewhere from the prior, instead of new ones; others raise an error.
         on_failure, executor, store, version, timeout, progress_bar: How it simulates, as in `simulate`.
     Raises:
-        RuntimeError: If the effective sample size is below 10, or the kernel is zero between the observation and all simulations.
+        RuntimeError: If the effective sample size is below 10, or the kernel is zero between the observation and all
+            simulations.
     Warns:
         UserWarning: If the observation lies away from the simulations (`out_of_distribution_check`).
     Cost: `m` simulations, `m r` kernels and `m r^2` for a factor of rank `r`, once; `r` kernels an observation.

@@ -22,20 +22,22 @@ from numpyro_kme.simulations.plan import Plan
 class K2ABC(WeightedEngine):
     r"""K2-ABC: simulations from the prior weighted by how close their data sets are to the observed one.
 
-    $w_i \propto \exp\big(-\widehat{\mathrm{MMD}}^2(x_i, y) / \epsilon\big)$, with data sets of draws in any order, and no summary statistics.
-    A data set is one event `(n,)` or `(n, d)` of the simulator, or `n` draws under a plate. Weights are positive.
+    $w_i \propto \exp\big(-\widehat{\mathrm{MMD}}^2(x_i, y) / \epsilon\big)$, with data sets of draws in any order, and
+    no summary statistics. A data set is one event `(n,)` or `(n, d)` of the simulator, or `n` draws under a plate.
+    Weights are positive.
 
-    The posterior is that of a likelihood widened by $\epsilon$: it is exact in no limit but that of $\epsilon \to 0$, with ever more
-    simulations and data sets so large that the discrepancy loses nothing.
+    The posterior is that of a likelihood widened by $\epsilon$: it is exact in no limit but that of $\epsilon \to 0$,
+    with ever more simulations and data sets so large that the discrepancy loses nothing.
 
     Args:
         model: A NumPyro model with one observed `Simulator` site.
         num_simulations: Number `m` of draws from the prior, each simulated once.
-        estimator: Of the squared MMD: `Quadratic`, `LinearTime` or `Fourier`. `Quadratic` when left out, with a Gaussian kernel
-            whose length scale is the median distance within the observed data.
-        length_scale: Rule for that length scale instead of the median: `BayesianKernelLearning(key)` on the observed data, or
-            `CrossValidation(key)` on simulated draws, which are to predict their parameters.
-        epsilon: Width, in units of the squared MMD; when left out, such that the effective sample size is `max(50, m / 50)`.
+        estimator: Of the squared MMD: `Quadratic`, `LinearTime` or `Fourier`. `Quadratic` when left out, with a
+            Gaussian kernel whose length scale is the median distance within the observed data.
+        length_scale: Rule for that length scale instead of the median: `BayesianKernelLearning(key)` on the observed
+            data, or `CrossValidation(key)` on simulated draws, which are to predict their parameters.
+        epsilon: Width, in units of the squared MMD; when left out, such that the effective sample size is `max(50, m /
+            50)`.
         num_samples: Number of equally weighted draws, resampled systematically from the simulations.
         simulations: Simulations made elsewhere from the prior, instead of new ones; others raise an error.
         on_failure, executor, store, version, timeout, progress_bar: How it simulates, as in `simulate`.
@@ -43,7 +45,8 @@ class K2ABC(WeightedEngine):
         RuntimeError: If the effective sample size is below 10.
     Warns:
         UserWarning: If the observation lies away from the simulations (`out_of_distribution_check`).
-    Cost: `m` simulations; `m` estimates of the MMD an observation, and at most `3 m` mean kernels between data sets, which say
+    Cost: `m` simulations; `m` estimates of the MMD an observation, and at most `3 m` mean kernels between data sets,
+    which say
         whether it lies away.
     References: Park, Jitkrittum & Sejdinovic (2016), AISTATS.
     """
@@ -80,7 +83,8 @@ class K2ABC(WeightedEngine):
         sets = table.as_data_sets(table.x)
         checks.require(
             sets.shape[1] >= 2,
-            f"K2ABC compares data sets; the simulator gives one of {sets.shape[1]} points. Put several draws under a plate.",
+            f"K2ABC compares data sets; the simulator gives one of {sets.shape[1]} points. Put several draws under a "
+            "plate.",
         )
         return MMDWeigher(table, sets, self.estimator, self.length_scale, self.epsilon)
 

@@ -36,30 +36,34 @@ class KELFI(Engine):
     r"""Kernel embedding likelihood-free inference: a posterior from a few hundred simulations.
 
     The likelihood of the simulator is learnt as a kernel mean embedding: in the published form
-    $q(y \mid \theta) = \kappa_\epsilon(y)^\top (L + m \lambda I)^{-1} \ell(\theta)$, by default the same of standardised residuals
-    (`ResidualKernelMeans`), with hyperparameters learnt by leave-one-out prediction of the simulations. It does not depend
-    on the observation, so `condition` serves a new one without simulating or learning again.
+    $q(y \mid \theta) = \kappa_\epsilon(y)^\top (L + m \lambda I)^{-1} \ell(\theta)$, by default the same of
+    standardised residuals (`ResidualKernelMeans`), with hyperparameters learnt by leave-one-out prediction of the
+    simulations. It does not depend on the observation, so `condition` serves a new one without simulating or learning
+    again.
 
     Args:
         model: A NumPyro model with observed `Simulator` sites; other likelihoods and factors may stand beside them.
         num_simulations: Number `m` of simulations in all, at draws from the prior if there is one round.
         num_samples: Number of equally weighted posterior draws.
-        form: Form and settings of the surrogate; `ResidualKernelMeans()` when left out. `KernelMeans()` is the published
-            form: closed forms, data kernels on data sets and time series, `learn_prior`, `surrogate_variance`.
+        form: Form and settings of the surrogate; `ResidualKernelMeans()` when left out. `KernelMeans()` is the
+            published form: closed forms, data kernels on data sets and time series, `learn_prior`,
+            `surrogate_variance`.
         length_scale: Rule for the length scales of the data kernel of the published form, instead of learning them:
-            `form=KernelMeans(), length_scale=rule` is `form=KernelMeans(length_scale=rule)`. The residual form standardises
-            residuals by what it learns, and takes none.
+            `form=KernelMeans(), length_scale=rule` is `form=KernelMeans(length_scale=rule)`. The residual form
+            standardises residuals by what it learns, and takes none.
         simulations: Simulations made elsewhere, instead of new ones (`Simulations`).
-        num_rounds: Number of rounds. The first simulates at prior draws; each further one where `proposal` says, learns from all
-            simulations so far, and samples. The likelihood may be learnt from any proposal, so nothing is reweighted.
+        num_rounds: Number of rounds. The first simulates at prior draws; each further one where `proposal` says,
+            learns from all simulations so far, and samples. The likelihood may be learnt from any proposal, so nothing
+            is reweighted.
         proposal: Where further rounds simulate: `FromPosterior()` when left out, or `FromVariance()`.
-        min_change: Stop before `num_rounds` once a round moves the posterior by less: every mean by less than this many standard
-            deviations, and every log standard deviation by less than this. All rounds are made when left out.
-        learn_prior: Whether the prior's mean and standard deviation in each coordinate are learnt too, by maximising the
-            marginal likelihood $q(y)$ without simulating again (`learn_normal`). For a prior that is normal in the
+        min_change: Stop before `num_rounds` once a round moves the posterior by less: every mean by less than this
+            many standard deviations, and every log standard deviation by less than this. All rounds are made when left
+            out.
+        learn_prior: Whether the prior's mean and standard deviation in each coordinate are learnt too, by maximising
+            the marginal likelihood $q(y)$ without simulating again (`learn_normal`). For a prior that is normal in the
             coordinates and determines them, and the published form.
-        on_failure, executor, store, version, timeout, progress_bar: How it simulates, as in `simulate`; each round is one
-            batch of parallel runs, and a store is for one round.
+        on_failure, executor, store, version, timeout, progress_bar: How it simulates, as in `simulate`; each round is
+            one batch of parallel runs, and a store is for one round.
     References:
         Hsu and Ramos (2019), AISTATS.
     """
@@ -92,8 +96,8 @@ class KELFI(Engine):
         checks.instance("proposal", proposal, Proposal | None, "FromPosterior(...) or FromVariance(...)")
         checks.require(
             num_simulations >= 2 * num_rounds and (simulations is None or num_rounds == 1),
-            f"`num_rounds` must leave two of the {num_simulations} simulations for each round, and be 1 where `simulations` are "
-            f"given (`refine` adds to those); got {num_rounds}.",
+            f"`num_rounds` must leave two of the {num_simulations} simulations for each round, and be 1 where "
+            f"`simulations` are given (`refine` adds to those); got {num_rounds}.",
         )
         checks.require(
             min_change is None or min_change > 0.0,
@@ -101,13 +105,14 @@ class KELFI(Engine):
         )
         checks.require(
             not isinstance(proposal, FromVariance) or isinstance(form, KernelMeans),
-            f"`proposal` FromVariance() needs a form with a Gaussian-process variance: pass form=KernelMeans(); got form={form}.",
+            "`proposal` FromVariance() needs a form with a Gaussian-process variance: pass form=KernelMeans(); got "
+            f"form={form}.",
         )
         if length_scale is not None:
             checks.require(
                 isinstance(form, KernelMeans),
-                "`length_scale` needs a form with a kernel on data: pass form=KernelMeans(). The residual form, the default, and forms "
-                f"of your own learn their widths themselves; got form={form}.",
+                "`length_scale` needs a form with a kernel on data: pass form=KernelMeans(). The residual form, the "
+                f"default, and forms of your own learn their widths themselves; got form={form}.",
             )
             assert isinstance(form, KernelMeans)
             form = replace(form, length_scale=length_scale)
@@ -169,8 +174,8 @@ class KELFI(Engine):
     def refine(self, rng_key: jax.Array, latents: Mapping[str, Any]) -> None:
         """Simulate at further latents, learn from all simulations, and sample again.
 
-        For a likelihood that is good where a chain goes: run NUTS on `handlers.surrogate(model, kelfi.likelihoods)`, refine at some
-        of its draws, and run it again. An error leaves the engine as it was.
+        For a likelihood that is good where a chain goes: run NUTS on `handlers.surrogate(model, kelfi.likelihoods)`,
+        refine at some of its draws, and run it again. An error leaves the engine as it was.
 
         Args:
             rng_key: The only source of randomness.

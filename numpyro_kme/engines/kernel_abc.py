@@ -22,23 +22,25 @@ from numpyro_kme.simulations.plan import Plan
 class KernelABC(WeightedEngine):
     r"""Kernel ABC: ridge regression of the parameters' embedding on the data.
 
-    $E[f(\theta) \mid y] \approx \sum_j v_j f(\theta_j)$, $v = (G_Y + m \varepsilon I)^{-1} k_Y(y)$. Weights are signed; they are divided by their
-    sum. No simulation has to come near the observation in every number of the data at once, as it has in rejection. Without a model it is `conditional_embedding`.
+    $E[f(\theta) \mid y] \approx \sum_j v_j f(\theta_j)$, $v = (G_Y + m \varepsilon I)^{-1} k_Y(y)$. Weights are
+    signed; they are divided by their sum. No simulation has to come near the observation in every number of the data
+    at once, as it has in rejection. Without a model it is `conditional_embedding`.
 
     Args:
         model: A NumPyro model with one observed `Simulator` site.
         num_simulations: Number `m` of draws from the prior, each simulated once.
-        kernel: On outputs of the simulator. When left out, a Gaussian with the median distance of each number as length scale;
-            for draws under a plate, a Gaussian in their mean embeddings (`kernels.EmpiricalMeasure`).
-        length_scale: Rule for the length scale of that Gaussian, or of the kernel inside the mean embeddings, instead of the
-            median: `BayesianKernelLearning(key)`, `CrossValidation(key)`.
+        kernel: On outputs of the simulator. When left out, a Gaussian with the median distance of each number as
+            length scale; for draws under a plate, a Gaussian in their mean embeddings (`kernels.EmpiricalMeasure`).
+        length_scale: Rule for the length scale of that Gaussian, or of the kernel inside the mean embeddings, instead
+            of the median: `BayesianKernelLearning(key)`, `CrossValidation(key)`.
         regularisation: `eps`; `.01 / sqrt(m)` when left out.
         tolerance: Of the low-rank factor of `G_Y`; 1e-3 is much faster for large `m`, and loses little.
         num_samples: Number of equally weighted draws: simulations chosen by herding, which follows signed weights.
         simulations: Simulations made elsewhere from the prior, instead of new ones; others raise an error.
         on_failure, executor, store, version, timeout, progress_bar: How it simulates, as in `simulate`.
     Raises:
-        RuntimeError: If the effective sample size, one over the sum of squared weights, is below 10, or the weights sum to 0.
+        RuntimeError: If the effective sample size, one over the sum of squared weights, is below 10, or the weights
+            sum to 0.
     Warns:
         UserWarning: If the observation lies away from the simulations (`out_of_distribution_check`).
     Cost: `m` simulations and `m r^2` for a factor of rank `r`, once; `m r` an observation.
@@ -81,7 +83,8 @@ class KernelABC(WeightedEngine):
         return RidgeWeigher(table, fitted)
 
     def weights(self, observations: Any) -> np.ndarray:
-        """Signed weights of the simulations at many observations `(s, *event)`, `(s, m)`, as they are, from one factorisation."""
+        """Signed weights of the simulations at many observations `(s, *event)`, `(s, m)`, as they are, from one
+        factorisation."""
         return self.trained.learnt.weigher.weights(observations)
 
 

@@ -28,34 +28,38 @@ from numpyro_kme.simulations.plan import Plan
 class KernelBayes(WeightedEngine):
     r"""Kernel Bayes' rule: posterior weights of simulations that may come from anywhere.
 
-    The prior of the model enters as an embedding $\sum_j \gamma_j k_\Theta(\cdot, u_j)$ of draws, so `simulations` may have been made at
-    other parameters, such as a grid, an earlier bank or a prior of former days. The posterior is $\sum_i \rho_i k_\Theta(\cdot, \theta_i)$,
-    $\rho = R\, k_Y(y)$, with `R` of `KernelBayesRule`. Weights are signed; they are divided by their sum.
+    The prior of the model enters as an embedding $\sum_j \gamma_j k_\Theta(\cdot, u_j)$ of draws, so `simulations` may
+    have been made at other parameters, such as a grid, an earlier bank or a prior of former days. The posterior is
+    $\sum_i \rho_i k_\Theta(\cdot, \theta_i)$, $\rho = R\, k_Y(y)$, with `R` of `KernelBayesRule`. Weights are signed;
+    they are divided by their sum.
 
     Args:
         model: A NumPyro model with one observed `Simulator` site.
         num_simulations: Number `m` of draws from the prior, each simulated once.
-        prior: Draws `{site: (n, *shape)}` of the model's latents that stand for the prior instead of the model's own, and under
-            `"weight"` their weights `(n,)` of any sign, with a sum of one; equal when left out. `get_weights()` of another engine
-            is one: its posterior is the prior of this one. Other names, of deterministic sites, are passed over. They have to lie
-            in the support of the model's prior, which gives the coordinates.
+        prior: Draws `{site: (n, *shape)}` of the model's latents that stand for the prior instead of the model's own,
+            and under `"weight"` their weights `(n,)` of any sign, with a sum of one; equal when left out.
+            `get_weights()` of another engine is one: its posterior is the prior of this one. Other names, of
+            deterministic sites, are passed over. They have to lie in the support of the model's prior, which gives the
+            coordinates.
         kernel: On outputs of the simulator; as in `KernelABC` when left out.
         length_scale: Rule for that kernel, as in `KernelABC`.
-        parameter_kernel: On coordinates of the parameters, in which the prior is about standard normal; a Gaussian with the
-            median distance as length scale when left out.
+        parameter_kernel: On coordinates of the parameters, in which the prior is about standard normal; a Gaussian
+            with the median distance as length scale when left out.
         regularisation: `eps`; `.01 / m` when left out.
-        delta: `2 eps` when left out, as in the paper: best for means. A smaller one, `1e-4 / m`, gives better variances where the
-            posterior is narrow; a warning says where a variance comes out negative.
+        delta: `2 eps` when left out, as in the paper: best for means. A smaller one, `1e-4 / m`, gives better
+            variances where the posterior is narrow; a warning says where a variance comes out negative.
         num_folds: If given, the length scales of both kernels and `eps` are chosen by the K-fold criterion of the paper
-            (`choose_by_folds`), among multiples of those above, measured in the space of `parameter_kernel`; with `delta` at
-            twice `eps`. It asks that averages of posteriors are the distribution of the simulated parameters.
+            (`choose_by_folds`), among multiples of those above, measured in the space of `parameter_kernel`; with
+            `delta` at twice `eps`. It asks that averages of posteriors are the distribution of the simulated
+            parameters.
         num_prior_draws: Draws that embed the prior; as many as simulations when left out.
         tolerance: Of the low-rank factors of Gram matrices; 1e-3 is much faster for large `m`, and loses little.
         num_samples: Number of equally weighted draws: simulations chosen by herding, which follows signed weights.
         simulations: Simulations made elsewhere, at any parameters, instead of new ones.
         on_failure, executor, store, version, timeout, progress_bar: How it simulates, as in `simulate`.
     Raises:
-        RuntimeError: If the effective sample size, one over the sum of squared weights, is below 10, or the weights sum to 0.
+        RuntimeError: If the effective sample size, one over the sum of squared weights, is below 10, or the weights
+            sum to 0.
     Warns:
         UserWarning: If the observation lies away from the simulations (`out_of_distribution_check`).
     Cost: `m` simulations and `m r^2` for factors of rank `r`, once; `m r` an observation.
@@ -64,7 +68,10 @@ class KernelBayes(WeightedEngine):
 
     measure = MEASURE
     from_anywhere = True
-    advice = "Use more simulations, simulations that cover the prior, or a larger `regularisation` or length scale of the kernels."
+    advice = (
+        "Use more simulations, simulations that cover the prior, or a larger `regularisation` or length scale of the "
+        "kernels."
+    )
 
     def __init__(
         self,
@@ -162,7 +169,8 @@ class KernelBayes(WeightedEngine):
         return z, weights
 
     def weights(self, observations: Any) -> np.ndarray:
-        """Signed weights of the simulations at many observations `(s, *event)`, `(s, m)`, as they are, from one factorisation."""
+        """Signed weights of the simulations at many observations `(s, *event)`, `(s, m)`, as they are, from one
+        factorisation."""
         return self.trained.learnt.weigher.weights(observations)
 
 
@@ -211,6 +219,7 @@ def _check_draws(prior: Mapping[str, Any], problem: Problem) -> None:
         outside = latents[name][~inside]
         checks.require(
             not len(outside),
-            f"`prior[{name!r}]` has {len(outside)} of {len(inside)} draws outside the support of the prior of {name!r} in the model, "
-            f"such as {outside[:1].tolist()[:1]}: they have no coordinates. Leave them out, or write a model whose prior reaches them.",
+            f"`prior[{name!r}]` has {len(outside)} of {len(inside)} draws outside the support of the prior of {name!r} "
+            f"in the model, such as {outside[:1].tolist()[:1]}: they have no coordinates. Leave them out, or write a "
+            "model whose prior reaches them.",
         )

@@ -28,25 +28,26 @@ class KernelRecursiveABC(Engine):
     r"""Kernel recursive ABC: the maximum-likelihood point of a simulator, by Bayes' rule applied again and again.
 
     Each iteration simulates at `m` points, finds the embedding of their posterior by kernel ABC,
-    $v = (G_Y + m \varepsilon I)^{-1} k_Y(y)$, and herds `m` new points from it, which are the prior of the next. The `t`-th posterior is
-    proportional to $p(\theta) \ell(\theta)^t$ and closes in on the maximum of the likelihood, as far as the kernel on data resolves it. The
-    prior says where to begin. What comes out is no posterior: the spread of the points says how far the iterations have come.
-    Without a model it is `kernel_recursive_abc`.
+    $v = (G_Y + m \varepsilon I)^{-1} k_Y(y)$, and herds `m` new points from it, which are the prior of the next. The
+    `t`-th posterior is proportional to $p(\theta) \ell(\theta)^t$ and closes in on the maximum of the likelihood, as
+    far as the kernel on data resolves it. The prior says where to begin. What comes out is no posterior: the spread of
+    the points says how far the iterations have come. Without a model it is `kernel_recursive_abc`.
 
     Args:
-        model: A NumPyro model with one observed `Simulator` site. Where its arguments do not determine all latents, as under a
-            Dirichlet or a hierarchical prior, the points move in the space of all latents, mapped to vectors without constraints.
+        model: A NumPyro model with one observed `Simulator` site. Where its arguments do not determine all latents, as
+            under a Dirichlet or a hierarchical prior, the points move in the space of all latents, mapped to vectors
+            without constraints.
         num_simulations: Number `m` of simulations in an iteration.
         num_iterations: Number of iterations.
         kernel: On outputs of the simulator; by median heuristics, anew in each iteration, when left out.
         length_scale: Rule for that kernel instead of the median, as in `KernelABC`.
         regularisation: `eps`; `.01 / sqrt(m)` when left out.
         tolerance: Of the low-rank factor of `G_Y`.
-        on_failure, executor, timeout, progress_bar: How it simulates, as in `simulate`; with `on_failure="skip"` the other
-            points of an iteration serve.
+        on_failure, executor, timeout, progress_bar: How it simulates, as in `simulate`; with `on_failure="skip"` the
+            other points of an iteration serve.
     Raises:
-        RuntimeError: If the weights of an iteration vanish or cancel, or its points come together in one place, because the
-            observation lies far from all that was simulated.
+        RuntimeError: If the weights of an iteration vanish or cancel, or its points come together in one place,
+            because the observation lies far from all that was simulated.
     Cost: `m` simulations and `m r^2` for a factor of rank `r` an iteration.
     References: Kajihara, Kanagawa, Yamazaki & Fukumizu (2018), ICML.
     """

@@ -58,19 +58,21 @@ class PosteriorBootstrap(Engine):
             parameters vary along the plate: the loss then compares joint laws of (covariate, response).
         num_nodes: Noise nodes in each minimisation; for simulators `fn(rng_key, *params)` these are
             independent draws, and should outnumber the data tenfold.
-        num_starts: Prior draws to start the full-data minimum from; an emulator uses at least 2,048, and 128 `prior_draws`.
-        method: `"newton"`; `"linear"` for one step of the influence function; `"emulated"` for simulators whose draws jump, are
-            noisy or slow, with `loss=MMD(...)`: the model's mean embedding as a function of the parameters is learnt from
-            `num_simulations` draws, by small neural networks, and every replicate is minimised on that.
+        num_starts: Prior draws to start the full-data minimum from; an emulator uses at least 2,048, and 128
+            `prior_draws`.
+        method: `"newton"`; `"linear"` for one step of the influence function; `"emulated"` for simulators whose draws
+            jump, are noisy or slow, with `loss=MMD(...)`: the model's mean embedding as a function of the parameters
+            is learnt from `num_simulations` draws, by small neural networks, and every replicate is minimised on that.
         num_simulations: Draws of the simulator that an emulator learns from, about; at least 100,000.
-        prior_weight: What the model's prior counts against the loss as a log-likelihood, with `method="emulated"`; 0 (as
-            published) or 1, as in Bayes' rule. Each replicate then draws a point `z` of the prior, and to its loss
-            `prior_weight * loss_scale * sum_a ((u_a - z_a) / s_a)^2 / 2` is added, `u` unconstrained, `s` the prior's standard
-            deviations there: what the data leave open spreads as the prior does. The `loss_scale` is what makes the loss a
-            log-likelihood (`calibrated_loss_scale`). Exact for linear models with normal noise and normal priors.
-        prior_draws: `z` is the best, by the replicate's loss, of so many draws of the prior. With 1 the prior counts in every
-            direction; with many (the published starts are the best of 500) only where the data say nothing, and there as
-            given the data, which matters where they leave a curved set open.
+        prior_weight: What the model's prior counts against the loss as a log-likelihood, with `method="emulated"`; 0
+            (as published) or 1, as in Bayes' rule. Each replicate then draws a point `z` of the prior, and to its loss
+            `prior_weight * loss_scale * sum_a ((u_a - z_a) / s_a)^2 / 2` is added, `u` unconstrained, `s` the prior's
+            standard deviations there: what the data leave open spreads as the prior does. The `loss_scale` is what
+            makes the loss a log-likelihood (`calibrated_loss_scale`). Exact for linear models with normal noise and
+            normal priors.
+        prior_draws: `z` is the best, by the replicate's loss, of so many draws of the prior. With 1 the prior counts
+            in every direction; with many (the published starts are the best of 500) only where the data say nothing,
+            and there as given the data, which matters where they leave a curved set open.
 
     Attributes:
         replicates: Everything known of the last run, unconstrained (`Replicates`).
@@ -79,7 +81,8 @@ class PosteriorBootstrap(Engine):
         RuntimeError: By `run`, if a squared distance comes out negative or a mixing proportion above one, by more than
             five of their standard errors: there are too few nodes for the minimum found.
 
-    References: Dellaporta et al. (2022), AISTATS; Fong, Lyddon and Holmes (2019), ICML; Bardsley, Solonen, Haario and Laine
+    References: Dellaporta et al. (2022), AISTATS; Fong, Lyddon and Holmes (2019), ICML; Bardsley, Solonen, Haario and
+    Laine
         (2014), SIAM J. Sci. Comput. (`prior_weight`).
     """
 

@@ -29,13 +29,14 @@ class RejectionABC(WeightedEngine):
     Args:
         model: A NumPyro model with one observed `Simulator` site.
         num_simulations: Number `m` of draws from the prior, each simulated once.
-        discrepancy: A function of one simulated output and the observation that gives a number, less where they are more alike.
-            It gets `(n, d)` for `n` draws under a plate, otherwise the event of the simulator. An estimator of the MMD,
-            `Quadratic(kernel)`, and `Wasserstein(p)`, whose p-th power it is, get `(n, d)` always. When left out, the Euclidean
-            distance of outputs, each number divided by its median absolute deviation over the simulations, by its standard
-            deviation where that is 0, and by 1 where it is constant; scalar draws under a plate are sorted first.
-        length_scale: Rule such as `MedianHeuristic()`; with one the discrepancy is the squared MMD with a Gaussian kernel of that
-            length scale, as in `K2ABC`.
+        discrepancy: A function of one simulated output and the observation that gives a number, less where they are
+            more alike. It gets `(n, d)` for `n` draws under a plate, otherwise the event of the simulator. An
+            estimator of the MMD, `Quadratic(kernel)`, and `Wasserstein(p)`, whose p-th power it is, get `(n, d)`
+            always. When left out, the Euclidean distance of outputs, each number divided by its median absolute
+            deviation over the simulations, by its standard deviation where that is 0, and by 1 where it is constant;
+            scalar draws under a plate are sorted first.
+        length_scale: Rule such as `MedianHeuristic()`; with one the discrepancy is the squared MMD with a Gaussian
+            kernel of that length scale, as in `K2ABC`.
         quantile: Share of the simulations to accept; .02 when left out and there is no `threshold`.
         threshold: Largest discrepancy to accept.
         num_samples: Number of equally weighted draws, resampled systematically from the accepted simulations.
@@ -45,7 +46,8 @@ class RejectionABC(WeightedEngine):
         RuntimeError: If fewer than 10 simulations are accepted.
     Warns:
         UserWarning: If the observation lies away from the simulations (`out_of_distribution_check`).
-    Cost: `m` simulations; `m` discrepancies an observation, compiled where JAX can trace the function, and once, to see whether it
+    Cost: `m` simulations; `m` discrepancies an observation, compiled where JAX can trace the function, and once, to
+    see whether it
         lies away, at most half as many again between simulations. Estimators of the MMD as in `K2ABC`.
     References: Pritchard et al. (1999); Bernton et al. (2019), JRSS B, for the Wasserstein distance.
     """
@@ -83,8 +85,8 @@ class RejectionABC(WeightedEngine):
         by_numbers = self.discrepancy is None and self.length_scale is None
         checks.require(
             not (by_numbers and table.data_sets) or table.x.shape[2] == 1,
-            f"The simulator gives data sets of shape {table.x.shape[1:]}, whose rows have no order: give a `discrepancy`, such "
-            "as the MMD estimator Quadratic(kernel).",
+            f"The simulator gives data sets of shape {table.x.shape[1:]}, whose rows have no order: give a "
+            "`discrepancy`, such as the MMD estimator Quadratic(kernel).",
         )
         accepted = {"quantile": self.quantile, "threshold": self.threshold}
         if by_numbers:

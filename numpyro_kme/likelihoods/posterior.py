@@ -34,8 +34,8 @@ class KernelMeansPosterior:
 
     It integrates to one and may be negative somewhere, as the likelihood may. With the published form, a normal or
     normal-mixture measure and Gaussian kernels, all is in closed form: the posterior is a signed sum of normals.
-    Otherwise `NUM_PARTICLES` weighted particles (`weighted_particles` with a fixed key) stand in for it. Results are NumPy
-    float64.
+    Otherwise `NUM_PARTICLES` weighted particles (`weighted_particles` with a fixed key) stand in for it. Results are
+    NumPy float64.
 
     Args:
         surrogate: The learnt likelihood.

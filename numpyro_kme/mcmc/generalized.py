@@ -31,27 +31,27 @@ from numpyro_kme.models.simulator import Simulator
 class generalized_bayes(Messenger):
     r"""The same model with a loss in place of each observed simulator: prior x `exp(-weight n loss)`.
 
-    The site stands in one data plate of size `n`, and the loss compares the data as a whole with simulated points. It counts
-    once: `log_prob` shares it out evenly, `-weight loss` for each element of the plate. With `loss=MMD()` this is MMD-Bayes:
-    robust to outliers and wrong models, with a density, so that other likelihoods and hierarchies can stand beside it.
-    Simulators that are not observed stay in place, so that `Predictive` still simulates.
+    The site stands in one data plate of size `n`, and the loss compares the data as a whole with simulated points. It
+    counts once: `log_prob` shares it out evenly, `-weight loss` for each element of the plate. With `loss=MMD()` this
+    is MMD-Bayes: robust to outliers and wrong models, with a density, so that other likelihoods and hierarchies can
+    stand beside it. Simulators that are not observed stay in place, so that `Predictive` still simulates.
 
-    Which kernels work: `CommonNoise` gives a density for NUTS where the simulator is in JAX and its draws are smooth in the
-    parameters, and for the gradient-free ensembles AIES and ESS of NumPyro for any simulator; `LatentNoise` is for NUTS,
-    `FreshNoise` for `PseudoMarginal`.
+    Which kernels work: `CommonNoise` gives a density for NUTS where the simulator is in JAX and its draws are smooth
+    in the parameters, and for the gradient-free ensembles AIES and ESS of NumPyro for any simulator; `LatentNoise` is
+    for NUTS, `FreshNoise` for `PseudoMarginal`.
 
     Args:
         model: A model with `Simulator` sites, each in one plate and observed with one event for each element.
         loss: A loss of the posterior bootstrap: `MMD()`, `MMD(fit_proportion=True)`, `Wasserstein()`, or your own.
         weight: Learning rate, positive; see `calibrate_weight`.
         noise: `CommonNoise`, `LatentNoise` or `FreshNoise`.
-        covariates: `{site: (n, ...)}` where a simulator's parameters vary along the plate: the loss then compares joint laws
-            of (covariate, output). With `CommonNoise`.
+        covariates: `{site: (n, ...)}` where a simulator's parameters vary along the plate: the loss then compares
+            joint laws of (covariate, output). With `CommonNoise`.
     Raises:
-        ValueError: When the model runs: for a site outside a plate or in several, masked or scaled; if parameters vary along
-            the plate without covariates; if the observation is traced.
-        NotImplementedError: When a kernel asks for a density or a derivative that the noise policy or the simulator lacks;
-            the sentence says which kernels work.
+        ValueError: When the model runs: for a site outside a plate or in several, masked or scaled; if parameters vary
+            along the plate without covariates; if the observation is traced.
+        NotImplementedError: When a kernel asks for a density or a derivative that the noise policy or the simulator
+            lacks; the sentence says which kernels work.
     Cost: that of one evaluation of the loss, with `num_simulated` draws of the simulator.
     References: Bissiri, Holmes and Walker (2016), JRSS B 78; Cherief-Abdellatif and Alquier (2020), AABI.
     """
@@ -67,8 +67,8 @@ class generalized_bayes(Messenger):
     ):
         checks.require(
             np.shape(weight) == () and (not checks.is_concrete(weight) or np.asarray(weight).dtype.kind in "fiu"),
-            f"`weight` must be one positive number; got {weight!r:.60}. Of a `calibrate_weight` pass `.by_bootstrap` or "
-            "`.by_coverage`.",
+            f"`weight` must be one positive number; got {weight!r:.60}. Of a `calibrate_weight` pass `.by_bootstrap` "
+            "or `.by_coverage`.",
             TypeError,
         )
         checks.positive("weight", weight)
@@ -151,22 +151,22 @@ def _check_site(msg, simulator: Simulator, covariates) -> None:
     checks.real(f"observation at {name!r}", msg["value"])
     checks.require(
         len(frames) == 1 and len(simulator.batch_shape) == 1 and simulator.batch_shape[0] >= 2,
-        f"Site {name!r} must stand in one plate, the data plate, with one event for each of at least two data points; it has "
-        f"the plates {[(frame.name, frame.size) for frame in frames]} and batch shape {simulator.batch_shape}.",
+        f"Site {name!r} must stand in one plate, the data plate, with one event for each of at least two data points; "
+        f"it has the plates {[(frame.name, frame.size) for frame in frames]} and batch shape {simulator.batch_shape}.",
     )
     checks.require(
         checks.is_concrete(weights) and all(np.all(np.asarray(weight) == 1) for weight in weights),
-        f"Site {name!r} is masked or scaled, which a joint loss cannot be entry by entry. Leave those data out, or change "
-        "`weight`.",
+        f"Site {name!r} is masked or scaled, which a joint loss cannot be entry by entry. Leave those data out, or "
+        "change `weight`.",
     )
     checks.require(
         (simulator.groups not in ((), (1,))) == (covariates is not None),
-        f"The parameters of simulator `{simulator.name}` at site {name!r} have batch shape {simulator.groups} and covariates "
-        f"are {'missing' if covariates is None else 'given'}. Where parameters vary along the data plate, say with what: "
-        f"covariates={{{name!r}: array}}; otherwise leave them out.",
+        f"The parameters of simulator `{simulator.name}` at site {name!r} have batch shape {simulator.groups} and "
+        f"covariates are {'missing' if covariates is None else 'given'}. Where parameters vary along the data plate, "
+        f"say with what: covariates={{{name!r}: array}}; otherwise leave them out.",
     )
     checks.require(
         checks.is_concrete(msg["value"]),
-        f"The observation at {name!r} is traced by JAX; a loss is bound to data that are known. Pass them to the model as they "
-        "are (MCMC(..., jit_model_args=False)).",
+        f"The observation at {name!r} is traced by JAX; a loss is bound to data that are known. Pass them to the model "
+        "as they are (MCMC(..., jit_model_args=False)).",
     )

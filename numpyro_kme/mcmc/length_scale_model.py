@@ -17,8 +17,8 @@ SHARE = 1e-3
 def length_scale_model(x: ArrayLike, landmarks: ArrayLike, reach: float | None = None) -> None:
     r"""The pseudo-likelihood of Bayesian kernel learning with priors on length scale and noise: a model for NUTS.
 
-    $\log s \sim U(\log 10^{-3} m, \log m)$ with `m` the median heuristic, $\log \tau \sim N(\log .3, 1)$. Deterministic sites
-    `length_scale` and `noise` hold `s` and `tau`.
+    $\log s \sim U(\log 10^{-3} m, \log m)$ with `m` the median heuristic, $\log \tau \sim N(\log .3, 1)$.
+    Deterministic sites `length_scale` and `noise` hold `s` and `tau`.
 
     Args:
         x: Data `(n, D)`; centred here.

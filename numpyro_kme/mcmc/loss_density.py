@@ -148,11 +148,13 @@ class LossDensity(Distribution):
     def log_prob(self, value, intermediates=None):
         """`-weight loss` for each data point."""
         if self.nodes is None:
-            return _no_key(jnp.asarray(value), self.arguments, shape=self.batch_shape, dtype=jnp.result_type(float), message=(
+            message = (
                 "FreshNoise has a new estimate of the density each time, which only the kernel "
                 "`numpyro_kme.PseudoMarginal` samples correctly: MCMC(PseudoMarginal(model), ...). For NUTS use "
                 "CommonNoise or LatentNoise."
-            ))  # fmt: skip
+            )
+            settings = dict(shape=self.batch_shape, dtype=jnp.result_type(float), message=message)
+            return _no_key(jnp.asarray(value), self.arguments, **settings)
         bound, nodes = in_present_precision((self.bound, self.nodes))
         arguments = self.arguments if self._smooth else _refuse_derivative(self.arguments, self._no_derivative)
         smooth = self._smooth and self._common

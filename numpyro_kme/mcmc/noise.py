@@ -27,9 +27,9 @@ def _check_size(num_simulated: int) -> None:
 class CommonNoise:
     """The same noise at every point of the chain: a smooth density, for any kernel.
 
-    The posterior is that of one simulated sample. It is close to the one with infinitely many only if the sample is much
-    larger than the data, unless the simulator declares one standard noise number (`FromNoise`), where `num_simulated` are
-    nodes of a quadrature. `noise_sensitivity` rescores draws under other keys.
+    The posterior is that of one simulated sample. It is close to the one with infinitely many only if the sample is
+    much larger than the data, unless the simulator declares one standard noise number (`FromNoise`), where
+    `num_simulated` are nodes of a quadrature. `noise_sensitivity` rescores draws under other keys.
 
     Args:
         num_simulated: Simulated points `M`; ten times the data is a start.
@@ -48,8 +48,8 @@ class CommonNoise:
 class LatentNoise:
     """The noise of every simulated point as a latent `<site>_noise` of the model, `(M, *noise)`, beside the parameters.
 
-    Exact for any `M`, for the posterior prior x `E exp(-weight n loss)`, where the loss compares with `M` simulated points;
-    for NUTS, with `FromNoise` simulators.
+    Exact for any `M`, for the posterior prior x `E exp(-weight n loss)`, where the loss compares with `M` simulated
+    points; for NUTS, with `FromNoise` simulators.
 
     Args:
         num_simulated: Simulated points `M`.
@@ -65,13 +65,13 @@ class LatentNoise:
 class FreshNoise:
     """New noise at each proposal, for the kernel `PseudoMarginal`, which keeps the estimate of the current point.
 
-    Exact for any `M`, for the posterior prior x `E exp(-weight n loss)`, where the loss compares with `M` simulated points;
-    for any simulator.
+    Exact for any `M`, for the posterior prior x `E exp(-weight n loss)`, where the loss compares with `M` simulated
+    points; for any simulator.
 
     Args:
         num_simulated: Simulated points `M`.
-        repeats: Independent simulated samples whose `exp(-weight n loss)` are averaged: the same posterior, and a chain that
-            sticks less.
+        repeats: Independent simulated samples whose `exp(-weight n loss)` are averaged: the same posterior, and a
+            chain that sticks less.
     """
 
     num_simulated: int
@@ -88,8 +88,8 @@ NoisePolicy = CommonNoise | LatentNoise | FreshNoise
 def simulation_key(site: str, *, common: bool = False) -> jax.Array | None:
     """The key that a surrounding `simulation_keys` gives to a site; None without one.
 
-    A density that a model estimates with this key, `numpyro.factor("x", log_estimate(simulation_key("x"), theta))`, can be
-    sampled by `PseudoMarginal`. It differs from `numpyro.prng_key()`, which is the same in every step of NUTS.
+    A density that a model estimates with this key, `numpyro.factor("x", log_estimate(simulation_key("x"), theta))`,
+    can be sampled by `PseudoMarginal`. It differs from `numpyro.prng_key()`, which is the same in every step of NUTS.
 
     Args:
         site: Name of the site.
@@ -138,7 +138,8 @@ def independent_noise(fn: Callable) -> Noise:
 
 @lru_cache(maxsize=256)
 def even_noise(fn: Callable) -> Noise:
-    """Quadrature or low-discrepancy points where the noise is declared and follows from normals; else independent draws."""
+    """Quadrature or low-discrepancy points where the noise is declared and follows from normals; else independent
+    draws."""
     if not isinstance(fn, FromNoise):
         return DrawnNoise()
     shape, base = fn.noise.shape(), compat.innermost(fn.noise)

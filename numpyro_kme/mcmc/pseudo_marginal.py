@@ -53,26 +53,28 @@ class PseudoMarginalState(NamedTuple):
 class PseudoMarginal(MCMCKernel):
     r"""Metropolis for a model whose likelihood is estimated from fresh noise, exact where the estimate is unbiased.
 
-    The state holds the estimate of the current point and the key that made it, and a proposal is accepted with probability
-    `min(1, estimate(proposal) / estimate(kept))`: the marginal law of the parameters is prior x `E[estimate]`. Estimating the
-    current point again, or holding the noise still, samples something else.
+    The state holds the estimate of the current point and the key that made it, and a proposal is accepted with
+    probability `min(1, estimate(proposal) / estimate(kept))`: the marginal law of the parameters is prior x
+    `E[estimate]`. Estimating the current point again, or holding the noise still, samples something else.
 
-    Proposals are normal steps whose covariance and scale adapt during warmup; no gradients, so simulators on the host and
-    whole-number outputs work. For models from `generalized_bayes(..., noise=FreshNoise(...))`, and for any model that asks for
-    `simulation_key(site)`.
+    Proposals are normal steps whose covariance and scale adapt during warmup; no gradients, so simulators on the host
+    and whole-number outputs work. For models from `generalized_bayes(..., noise=FreshNoise(...))`, and for any model
+    that asks for `simulation_key(site)`.
 
     Args:
         model: The model.
-        blocks: Into how many parts the noise is split. Each proposal brings new noise for one of them, chosen at random, so that
-            the two estimates are alike and the chain sticks less where they are noisy, but forgets the noise more slowly. Models
-            of your own get `(blocks,)` keys; `num_simulated` must be a multiple.
+        blocks: Into how many parts the noise is split. Each proposal brings new noise for one of them, chosen at
+            random, so that the two estimates are alike and the chain sticks less where they are noisy, but forgets the
+            noise more slowly. Models of your own get `(blocks,)` keys; `num_simulated` must be a multiple.
         target_accept_prob: Acceptance that the scale adapts to. Noisy estimates want less than the .234 of exact ones.
         init_strategy: Where chains start, as in NumPyro.
     Raises:
         ValueError: If `target_accept_prob` is not between 0 and 1, or `blocks` is not a positive whole number.
-    Cost: one evaluation of the model a step. Acceptance far below the target at every scale means that the estimate is too
+    Cost: one evaluation of the model a step. Acceptance far below the target at every scale means that the estimate is
+    too
         noisy (`estimate_spread`): more `num_simulated`, `repeats` or `blocks`.
-    References: Andrieu and Roberts (2009), Annals of Statistics 37; Haario, Saksman and Tamminen (2001), Bernoulli 7; Tran,
+    References: Andrieu and Roberts (2009), Annals of Statistics 37; Haario, Saksman and Tamminen (2001), Bernoulli 7;
+    Tran,
         Kohn, Quiroz and Villani (2016), arXiv:1603.02485.
     """
 
@@ -210,8 +212,8 @@ class PseudoMarginal(MCMCKernel):
 def _adapt(adapted: Adapted, point: jax.Array, excess: jax.Array, i: jax.Array) -> Adapted:
     """Steps towards the chain's moments, with ten starting values as prior, and towards the target acceptance.
 
-    The scale stays above a twentieth of that for a normal law: where the estimate is so noisy that the chain sticks, smaller
-    steps would not help.
+    The scale stays above a twentieth of that for a normal law: where the estimate is so noisy that the chain sticks,
+    smaller steps would not help.
     """
     rate = 1.0 / (i + 10.0)
     offset = point - adapted.mean

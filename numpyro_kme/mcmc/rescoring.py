@@ -23,8 +23,8 @@ class NoiseSensitivity:
     Attributes:
         shift: Where posterior means move, in posterior standard deviations, `{site: (num_keys, *event)}`.
         spread: Standard deviation, over draws, of the change of the log density, `(num_keys,)`.
-        effective_share: Share of the draws that is left when they are reweighted, `(num_keys,)`; near 0, `shift` is only a
-            sign that the posteriors hardly overlap.
+        effective_share: Share of the draws that is left when they are reweighted, `(num_keys,)`; near 0, `shift` is
+            only a sign that the posteriors hardly overlap.
     """
 
     shift: Mapping[str, np.ndarray]
@@ -122,9 +122,9 @@ def estimate_spread(
     spread = float(np.mean(np.std(estimates(chosen, random.split(rng_key, num_keys)), axis=1)))
     if spread > STICKS:
         checks.warn(
-            f"The logarithm of the estimate has a standard deviation of {spread:.2g}; above {STICKS:g} a PseudoMarginal chain "
-            "sticks. Simulate more points (`num_simulated`), average over more samples (`repeats`), or renew the noise in parts, "
-            "PseudoMarginal(model, blocks=...).",
+            f"The logarithm of the estimate has a standard deviation of {spread:.2g}; above {STICKS:g} a "
+            "PseudoMarginal chain sticks. Simulate more points (`num_simulated`), average over more samples "
+            "(`repeats`), or renew the noise in parts, PseudoMarginal(model, blocks=...).",
         )
     return spread
 

@@ -27,7 +27,8 @@ class SurrogateCheck:
     Attributes:
         beyond: Share of the evaluations, without masked ones, that lie beyond the simulated parameters
             (`FittedLikelihood.beyond`).
-        negative: Share of the evaluations where the signed surrogate is negative, so that its positive version was sampled.
+        negative: Share of the evaluations where the signed surrogate is negative, so that its positive version was
+            sampled.
         negligible: Share `beyond` that is not worth a warning.
     """
 
@@ -124,6 +125,6 @@ def _check_shapes(model, draws, args, kwargs) -> None:
             found, shape = np.shape(draws.get(name, ())), np.shape(site["value"])
             _checks.require(
                 len(found) > 0 and found[1:] == shape,
-                f"`samples` must hold every latent of the model as (draws, *shape); at {name!r}, of shape {shape}, it has "
-                f"{found if name in draws else 'nothing'}. Pass `mcmc.get_samples()`, not grouped by chain.",
+                f"`samples` must hold every latent of the model as (draws, *shape); at {name!r}, of shape {shape}, it "
+                f"has {found if name in draws else 'nothing'}. Pass `mcmc.get_samples()`, not grouped by chain.",
             )

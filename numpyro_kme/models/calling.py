@@ -117,9 +117,9 @@ def call_back(
     @drawn.defjvp
     def _(primals, tangents):
         raise TypeError(
-            f"Simulator `{name(fn)}` runs in NumPy, so that its draws have no derivative, which NUTS, HMC and SVI ask for. Write it in "
-            "JAX, use a kernel that asks for none (PseudoMarginal, or numpyro.infer.SA), or an engine that learns the likelihood, such "
-            "as KELFI."
+            f"Simulator `{name(fn)}` runs in NumPy, so that its draws have no derivative, which NUTS, HMC and SVI ask "
+            "for. Write it in JAX, use a kernel that asks for none (PseudoMarginal, or numpyro.infer.SA), or an "
+            "engine that learns the likelihood, such as KELFI."
         )
 
     return drawn(key_data, *params)

@@ -120,7 +120,8 @@ class Coordinates:
 
     @on_host
     def table(self, arguments: ArrayLike) -> np.ndarray:
-        """Coordinates `(m, D)` of the arguments `(m, p)` of many calls, on the host in float64; compiled once for each size."""
+        """Coordinates `(m, D)` of the arguments `(m, p)` of many calls, on the host in float64; compiled once for each
+        size."""
         checks.matrix("arguments", arguments, columns=len(self.columns))
         checks.sound("arguments", arguments)
         return np.asarray(_forward_rows(self, np.asarray(arguments, np.float64)))

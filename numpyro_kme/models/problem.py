@@ -123,7 +123,8 @@ class Problem(Recomputed):
         return batches.run(self._log_prior, self._checked(latents))
 
     def inside_support(self, latents: Arrays) -> dict[str, np.ndarray]:
-        """Whether latents `{site: (m, *shape)}` lie in the support of their priors, given those before them: `{site: (m,)}`."""
+        """Whether latents `{site: (m, *shape)}` lie in the support of their priors, given those before them: `{site:
+        (m,)}`."""
         return batches.run(self._inside, self._checked(latents))
 
     def to_normal(self, latents: Arrays) -> dict[str, jax.Array]:

@@ -70,8 +70,9 @@ class SimulatorSite:
         broken = numbers[numbers != np.round(numbers)]
         checks.require(
             not broken.size,
-            f"The observation at {name!r} holds {', '.join(f'{number:g}' for number in broken[:3])}, and its simulator `{self.simulator.name}` gives whole "
-            f"numbers ({self.simulator.dtype}). Observe whole numbers, or let the simulator return what was averaged.",
+            f"The observation at {name!r} holds {', '.join(f'{number:g}' for number in broken[:3])}, and its simulator "
+            f"`{self.simulator.name}` gives whole numbers ({self.simulator.dtype}). Observe whole numbers, or let the "
+            "simulator return what was averaged.",
         )
 
     def rows(self, arguments: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

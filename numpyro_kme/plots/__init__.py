@@ -1,6 +1,7 @@
 """Pictures of posteriors, learnt likelihoods and checks. Each function returns a matplotlib figure.
 
-They need matplotlib, `pip install "numpyro-kme[plots]"`. Everything else that ArviZ draws is drawn from `to_inference_data()`.
+They need matplotlib, `pip install "numpyro-kme[plots]"`. Everything else that ArviZ draws is drawn from
+`to_inference_data()`.
 """
 
 from numpyro_kme.plots.checks import coverage, ranks, witness

@@ -16,8 +16,8 @@ GRID = 201
 def ranks(calibration: Calibration, names: Sequence[str] | None = None, *, prob: float = 0.95) -> Any:
     """Empirical distribution of the ranks less the uniform one, with a band for the whole curve.
 
-    Right posteriors stay in the band with probability `prob`. A hill: posteriors lie too high; a valley: too low; first above and
-    then below: too narrow; the reverse: too wide.
+    Right posteriors stay in the band with probability `prob`. A hill: posteriors lie too high; a valley: too low;
+    first above and then below: too narrow; the reverse: too wide.
 
     Args:
         calibration: From `diagnostics.calibrate`.
@@ -73,8 +73,9 @@ def coverage(calibration: Calibration, names: Sequence[str] | None = None, *, pr
 def witness(x: Any, y: Any, labels: Sequence[str] | None = None, *, length_scale: Any = None) -> Any:
     r"""Where two samples differ, statistic by statistic: the witness function of the maximum mean discrepancy.
 
-    $f(t) = \frac1n \sum_i k(t, x_i) - \frac1m \sum_j k(t, y_j)$ with a Gaussian `k`, on each statistic alone: positive where `x` has
-    more, such as simulations from the posterior predictive, negative where `y` has more, such as the data.
+    $f(t) = \frac1n \sum_i k(t, x_i) - \frac1m \sum_j k(t, y_j)$ with a Gaussian `k`, on each statistic alone: positive
+    where `x` has more, such as simulations from the posterior predictive, negative where `y` has more, such as the
+    data.
 
     Args:
         x: `(n, *event)`.

@@ -56,11 +56,12 @@ def relevance(posterior: LearntPosterior | Engine, labels: Sequence[str] | None 
 def surrogate(
     posterior: LearntPosterior | Engine, names: Sequence[str] | None = None, *, simulations: bool = True
 ) -> Any:
-    r"""The learnt likelihood $q(y \mid \theta)$ of the observation over one or two parameters, posterior draws, and the simulations.
+    r"""The learnt likelihood $q(y \mid \theta)$ of the observation over one or two parameters, posterior draws, and
+    the simulations.
 
-    Other parameters stay at their posterior medians: a slice. Where a signed surrogate is negative nothing is drawn. A surface
-    shows the log likelihood, 8 nats from its maximum down. Hatching covers what lies beyond the simulated parameters,
-    and crosses mark the draws there (`LearntPosterior.beyond`).
+    Other parameters stay at their posterior medians: a slice. Where a signed surrogate is negative nothing is drawn. A
+    surface shows the log likelihood, 8 nats from its maximum down. Hatching covers what lies beyond the simulated
+    parameters, and crosses mark the draws there (`LearntPosterior.beyond`).
 
     Args:
         posterior: Of `KELFI`, or a `KELFI` that has been run.

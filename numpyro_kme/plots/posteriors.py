@@ -20,8 +20,8 @@ def marginals(
     """Marginals of posterior draws, with medians and central intervals; several posteriors side by side.
 
     Args:
-        posteriors: A posterior, an engine that has been run, or draws `{site: (n, *shape)}`, or several by label, such as
-            `{"NPL-MMD": npl, "NUTS": mcmc.get_samples()}`.
+        posteriors: A posterior, an engine that has been run, or draws `{site: (n, *shape)}`, or several by label, such
+            as `{"NPL-MMD": npl, "NUTS": mcmc.get_samples()}`.
         names: Of sites or of single numbers (`"theta[0]"`); all latents when left out.
         truth: Values to mark, `{site: (*shape)}`.
         prob: Mass of the intervals.

@@ -62,7 +62,8 @@ class Simulations:
         )
 
     def describe_failures(self) -> str:
-        """How many simulations failed, why, and where: means and standard deviations of scalar latents, all and failed."""
+        """How many simulations failed, why, and where: means and standard deviations of scalar latents, all and
+        failed."""
         number = sum(self.failures.values())
         total = self.attempted or len(self)
         reasons = ", ".join(f"{count} {reason}" for reason, count in self.failures.items())
@@ -128,7 +129,8 @@ class Simulations:
         Args:
             problem: The model, as `Problem.read` gives it.
             source: An `InferenceData`, a `DataTree`, or the path of a netCDF file or Zarr store of one; what `simulate`
-                stored, or any engine's `to_inference_data()`, among them. Simulations that hold NaN are left out and counted.
+                stored, or any engine's `to_inference_data()`, among them. Simulations that hold NaN are left out and
+                counted.
         Raises:
             ValueError: If a group or variable is missing, or shapes do not fit the model.
         """

@@ -26,12 +26,13 @@ def read_text(path: Path) -> np.ndarray:
 class Command:
     """A black-box simulator that runs a program: `Simulator(Command((...)), theta, shape=(10,), dtype=float)`.
 
-    Each call works in a folder of its own, which is removed afterwards: it writes the parameters to `params.txt`, runs the
-    command there, and reads `output.txt`. In the arguments, `{seed}` stands for a whole number that belongs to the simulation,
-    for the program's random numbers: use it, or results cannot be repeated.
+    Each call works in a folder of its own, which is removed afterwards: it writes the parameters to `params.txt`, runs
+    the command there, and reads `output.txt`. In the arguments, `{seed}` stands for a whole number that belongs to the
+    simulation, for the program's random numbers: use it, or results cannot be repeated.
 
     Args:
-        arguments: The command line, such as `("/opt/model/run", "--seed", "{seed}", "params.txt", "output.txt")`. No shell.
+        arguments: The command line, such as `("/opt/model/run", "--seed", "{seed}", "params.txt", "output.txt")`. No
+            shell.
         write: `write(path, *params)`, where the program needs another input.
         read: `read(path) -> array`, where it gives another output.
         environment: Variables added to the environment, such as `{"OMP_NUM_THREADS": "1"}`.
@@ -73,6 +74,7 @@ class Command:
             if done.returncode != 0 or not output.exists():
                 said = (done.stderr or done.stdout).strip()[-500:]
                 raise RuntimeError(
-                    f"{command[0]} ended with {done.returncode} and left {'an' if output.exists() else 'no'} output: {said}"
+                    f"{command[0]} ended with {done.returncode} and left {'an' if output.exists() else 'no'} output: "
+                    f"{said}"
                 )
             return self.read(output)

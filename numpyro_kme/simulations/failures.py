@@ -65,8 +65,8 @@ class Retry:
 class Penalise:
     """Put a value far from any observation in place of a failed simulation's output.
 
-    Parameters at which the simulator fails become improbable, as they should where failure itself rules them out. The value is
-    an outlier to whatever is learnt: prefer `"skip"` unless failing says something about the parameters.
+    Parameters at which the simulator fails become improbable, as they should where failure itself rules them out. The
+    value is an outlier to whatever is learnt: prefer `"skip"` unless failing says something about the parameters.
 
     Args:
         value: For every number of the output; finite.

@@ -51,8 +51,8 @@ def simulate(
             which changes the likelihood to that of runs that succeed; `Penalise(value)`.
         timeout: Seconds for one simulation of a black-box simulator.
         executor: Where black-box simulators run: any `concurrent.futures.Executor` (loky, Dask's
-            `Client.get_executor()`, MPI's), or a number of processes to spawn, which are replaced where one dies or hangs.
-            In this process when left out.
+            `Client.get_executor()`, MPI's), or a number of processes to spawn, which are replaced where one dies or
+            hangs. In this process when left out.
         store: A folder, such as `"sims.zarr"`, to write results to as they come. A run that ended early goes on from
             there; a larger `num_simulations` adds to it; another model, simulator or key is refused, with what differs.
             A fingerprint sees code, closures, defaults, globals, arrays and the state of objects, and not the files,
@@ -112,8 +112,8 @@ def check_execution(problem: Problem, timeout, executor) -> None:
     checks.require(timeout is None or timeout > 0, f"`timeout` must be a positive number of seconds; got {timeout}.")
     checks.require(
         bool(black_boxes) or (timeout is None and executor is None),
-        "`executor` and `timeout` are for black-box simulators, Simulator(fn, ..., shape=, dtype=); those of this model, "
-        f"{list(problem.simulators)}, are JAX functions, which run in compiled blocks on the device.",
+        "`executor` and `timeout` are for black-box simulators, Simulator(fn, ..., shape=, dtype=); those of this "
+        f"model, {list(problem.simulators)}, are JAX functions, which run in compiled blocks on the device.",
     )
     checks.require(
         executor is None or (executor >= 1 if isinstance(executor, int) else hasattr(executor, "submit")),

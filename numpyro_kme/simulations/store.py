@@ -29,9 +29,9 @@ class Store:
     """Simulations on disk, each row with its status.
 
     Groups `prior` (latents and deterministics) and `prior_predictive` (outputs) are those of ArviZ, with dimensions
-    `(chain, draw, *event)`; `simulations` holds, by site, arguments, status (0 not simulated, 1 done, 2 failed) and kinds of
-    failures. Every file is replaced as a whole, and the status of a row is written after its output: a run that is killed
-    loses what was not written, and nothing else. Everything is numbers: nothing is ever unpickled.
+    `(chain, draw, *event)`; `simulations` holds, by site, arguments, status (0 not simulated, 1 done, 2 failed) and
+    kinds of failures. Every file is replaced as a whole, and the status of a row is written after its output: a run
+    that is killed loses what was not written, and nothing else. Everything is numbers: nothing is ever unpickled.
     """
 
     def __init__(self, path: Path, root):
@@ -320,7 +320,8 @@ def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 def _damaged(path: Path, what: str) -> StoreError:
     return StoreError(
-        f"{path} is not a store of simulations, or it is damaged: {what}. Restore a copy, or remove it and simulate again."
+        f"{path} is not a store of simulations, or it is damaged: {what}. Restore a copy, or remove it and simulate "
+        "again."
     )
 
 

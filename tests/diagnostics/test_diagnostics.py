@@ -102,7 +102,8 @@ def test_an_exact_posterior_passes(exact):
     ],
 )
 def test_faults_are_flagged_by_the_test_that_is_for_them(fault, test):
-    """At each fault the power of the named test at level .001, with 250 data sets, was above .999 in 3,000 simulated sets of ranks."""
+    """At each fault the power of the named test at level .001, with 250 data sets, was above .999 in 3,000 simulated
+    sets of ranks."""
     found = calibrated(250, **fault)
     assert found.p_value < 1e-3
     assert all(found.tests[name][test] < 1e-3 / 11 for name in found.columns)
@@ -114,7 +115,7 @@ def test_faults_are_flagged_by_the_test_that_is_for_them(fault, test):
 
 
 def test_findings_say_by_how_much():
-    """Normal scores of known mean and deviation: the truth .5 sd above, posteriors twice as wide, a third too narrow."""
+    """Normal scores of known mean and sd: the truth 0.5 sd above, posteriors twice as wide, a third too narrow."""
     even = stats.norm.ppf((np.arange(400) + 0.5) / 400)
     columns = {"low": even + 0.5, "wide": even / 2.0, "narrow": even * 1.5}
     found = Calibration({name: stats.norm.cdf(z) for name, z in columns.items()}, stats.norm.cdf(even), {})
@@ -134,7 +135,8 @@ def test_a_posterior_that_is_the_prior_passes_ranks_and_fails_on_the_data():
 
 
 def test_the_tests_of_ranks_are_exact(rng):
-    """Uniform ranks give uniform p-values, each against an oracle; the components are orthonormal and see no constants."""
+    """Uniform ranks give uniform p-values, each against an oracle; the components are orthonormal and see no
+    constants."""
     data = {"x": rng.standard_cauchy((80, 3)), "constant": np.ones((80, 2))}
     components = uniformity.components_of(data)
     assert components.shape == (80, 3)
@@ -156,7 +158,7 @@ def test_the_tests_of_ranks_are_exact(rng):
 
 
 def test_p_values_are_the_largest_within_the_margin(rng):
-    """Each against draws from the end of the margin where it is largest, and no more than its level there and inside."""
+    """Each against draws from the end of the margin where it is largest: no more than its level there and inside."""
     margin, size = 0.15, 60
     components = uniformity.components_of({"x": rng.normal(size=(size, 2))})
     ranks = stats.norm.cdf(rng.normal(size=size) * 1.3 + 0.45)
@@ -190,7 +192,8 @@ def test_p_values_are_the_largest_within_the_margin(rng):
 
 
 def test_copies_of_a_draw_do_not_count_anew(rng):
-    """Ranks among ten draws, each a hundred times, are uniform on eleven values; with unequal copies, by the effective number."""
+    """Ranks among ten draws, each a hundred times, are uniform on eleven values; with unequal copies, by the effective
+    number."""
     for copies, number in ((np.full(10, 100), 10), (np.array([300, 100, 100]), 2)):
         values = np.arange(len(copies)) + 0.5
         chosen = calibration._some(rng, {"a": np.repeat(values, copies)}, ["a"], 100)["a"]

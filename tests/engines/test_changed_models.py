@@ -1,4 +1,5 @@
-"""What has changed between two runs is seen: closures, arguments of the model, simulations of another model; and kinds of data."""
+"""What has changed between two runs is seen: closures, arguments of the model, simulations of another model; and kinds
+of data."""
 
 import jax.numpy as jnp
 import numpy as np

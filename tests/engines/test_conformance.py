@@ -1,7 +1,7 @@
 """What every engine must do, on the engines themselves: a new engine is one row of `ROWS`.
 
-The models are conjugate, so that posteriors are known. Each row is fitted once; what is `slow` here is a combination whose
-parts are both in the default suite.
+The models are conjugate, so that posteriors are known. Each row is fitted once; what is `slow` here is a combination
+whose parts are both in the default suite.
 """
 
 import copy
@@ -168,8 +168,8 @@ class Row:
         accessors: Everything that reads its result, beside `SHARED`.
         uses: Diagnostics and plots that it serves.
         bank: Whether it takes `simulations`.
-        error: Of its posterior mean, in posterior standard deviations: 5 Monte Carlo standard errors and its bias at so few
-            simulations.
+        error: Of its posterior mean, in posterior standard deviations: 5 Monte Carlo standard errors and its bias at
+            so few simulations.
     """
 
     make: Callable

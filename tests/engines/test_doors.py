@@ -1,7 +1,8 @@
 """Priors by engines, in JAX's own precision and with ordinary simulators: each posterior mean against brute force.
 
-A simulator adds normal noise to a function of the latents. The oracle knows neither NumPyro nor this package: up to a million draws from the
-prior by NumPy and SciPy, weighted by the normal density. The default suite runs every prior once and every engine once; `-m slow` the table.
+A simulator adds normal noise to a function of the latents. The oracle knows neither NumPyro nor this package: up to a
+million draws from the prior by NumPy and SciPy, weighted by the normal density. The default suite runs every prior
+once and every engine once; `-m slow` the table.
 """
 
 import warnings
@@ -104,10 +105,12 @@ class Exact:
     prior_sd: np.ndarray
 
     def widened(self, sd: np.ndarray) -> np.ndarray:
-        """How far the mean moves towards the prior's where the likelihood is so wide that the posterior has a standard deviation `sd`.
+        """How far the mean moves towards the prior's where the likelihood is so wide that the posterior has a standard
+        deviation `sd`.
 
-        For normals: with prior variance p^2 and noise variances L and L + H, both the means' and the variances' differences are
-        p^2 H / ((p^2 + L) (p^2 + L + H)) times the observation's distance to the prior mean, or times p^2.
+        For normals: with prior variance p^2 and noise variances L and L + H, both the means' and the variances'
+        differences are p^2 H / ((p^2 + L) (p^2 + L + H)) times the observation's distance to the prior mean, or times
+        p^2.
         """
         shift = np.maximum(sd**2 - self.sd**2, 0.0) / np.maximum(self.prior_sd**2 - self.sd**2, 1e-12)
         return np.abs(self.mean - self.prior_mean) * np.minimum(shift, 1.0)
@@ -129,7 +132,8 @@ class Shifted:
         return mean + self.noise * jax.random.normal(rng_key, mean.shape, mean.dtype)
 
 
-# --- priors ------------------------------------------------------------------------------------------------------------
+# --- priors
+# ------------------------------------------------------------------------------------------------------------
 
 COVARIANCE = np.array([[1.0, 0.6], [0.6, 2.0]], np.float32)
 FACTOR, DIAGONAL = np.array([[1.0], [-0.5]], np.float32), np.array([0.5, 1.0], np.float32)
@@ -257,7 +261,8 @@ PRIORS = [
     Prior("improper", one(dist.ImproperUniform(dist.constraints.real, (), ())), None, 0.5, (1.0,)),
 ]
 
-# --- engines -----------------------------------------------------------------------------------------------------------
+# --- engines
+# -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -275,13 +280,14 @@ def means(prior: Prior, samples) -> np.ndarray:
 
 
 def exact_within_a_quarter(prior, engine):
-    """A surrogate from 400 simulations: .25 posterior sd, and 5 standard errors of 1,000 draws of which a fifth count."""
+    """A surrogate from 400 simulations: 0.25 sd, and 5 standard errors of 1,000 draws of which a fifth count."""
     found, exact = means(prior, engine.get_samples()).mean(axis=0), prior.exact
     np.testing.assert_array_less(np.abs(found - exact.mean), (0.25 + 5 / np.sqrt(200)) * exact.sd)
 
 
 def exact_but_for_the_bandwidth(prior, engine):
-    """What the width of the weights moves the mean by, .25 posterior sd for priors that are not normal, and 5 standard errors."""
+    """What the width of the weights moves the mean by, .25 posterior sd for priors that are not normal, and 5 standard
+    errors."""
     weighted, exact = engine.posterior.get_weights(), prior.exact
     weights, theta = weighted["weight"], means(prior, weighted)
     found = weights @ theta
@@ -291,13 +297,15 @@ def exact_but_for_the_bandwidth(prior, engine):
 
 
 def most_likely(prior, engine):
-    """Ten iterations leave a tenth of the variance of the likelihood, and of the prior's pull: within one standard deviation of it."""
+    """Ten iterations leave a tenth of the variance of the likelihood, and of the prior's pull: within one standard
+    deviation of it."""
     found = np.asarray(prior.mean(jnp.asarray(engine.mode()["theta"]))).ravel()
     np.testing.assert_array_less(np.abs(found - np.array(prior.y)), prior.noise)
 
 
 def least_loss(prior, engine):
-    """The MMD's estimate of a location has at most a quarter more variance than the mean, so it is off by .5 of its sd; 5 of these."""
+    """The MMD's estimate of a location has at most a quarter more variance than the mean, so it is off by .5 of its
+    sd; 5 of these."""
     found = means(prior, engine.get_samples())
     np.testing.assert_array_less(np.abs(found.mean(axis=0) - np.array(prior.y)), 2.5 * prior.noise)
 

@@ -166,7 +166,8 @@ def test_the_surrogate_model_agrees_with_the_engine(kelfi):
 
 
 def test_plates_other_likelihoods_and_dependent_bounds_against_brute_force():
-    """Draws of the density that the learnt one, once for each draw, and all other terms give; which is near the exact one."""
+    """Draws of the density that the learnt one, once for each draw, and all other terms give; which is near the exact
+    one."""
     x, y = np.array([[0.9], [0.3], [1.4], [0.8], [0.6]]), np.array([1.2, 0.4, 1.0])
     engine = kme.KELFI(several, num_simulations=200, progress_bar=False)
     engine.run(jax.random.key(0), x=x, y=y)

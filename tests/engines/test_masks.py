@@ -1,4 +1,5 @@
-"""Masks and scales of a simulator's site: exact posteriors of what counts, and what each engine says where they mean nothing."""
+"""Masks and scales of a simulator's site: exact posteriors of what counts, and what each engine says where they mean
+nothing."""
 
 import copy
 
@@ -52,7 +53,8 @@ def hidden(mask):
     return np.where(mask, X, np.nan).astype(np.float32)
 
 
-# --- reading -----------------------------------------------------------------------------------------------------------
+# --- reading
+# -----------------------------------------------------------------------------------------------------------
 
 
 def site(make):
@@ -125,7 +127,8 @@ def test_masks_and_scales_are_read(make, mask, scale):
     np.testing.assert_array_equal(found.counted(x, 1).reshape(10, -1), [row[mask] for row in x])
 
 
-# --- KELFI -------------------------------------------------------------------------------------------------------------
+# --- KELFI
+# -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +139,8 @@ def kelfi():
 
 
 LOCATION = 0.3
-"""A location regressed with about five degrees of freedom on 900 draws with a standard deviation of 1 has a standard error of .07."""
+"""A location regressed with about five degrees of freedom on 900 draws with a standard deviation of 1 has a standard
+error of .07."""
 
 
 def elsewhere(engine, **data):
@@ -208,7 +212,8 @@ def test_the_surrogate_is_looked_up_where_it_counts(kelfi):
     assert kme.mcmc.check_surrogate(smodel, draws, x=hidden(FIRST), mask=False)["x"].beyond == 0.0
 
 
-# --- engines that compare data sets ------------------------------------------------------------------------------------
+# --- engines that compare data sets
+# ------------------------------------------------------------------------------------
 
 WEIGHTING = [
     lambda of, **bank: kme.RejectionABC(of, quantile=0.1, **bank),
@@ -275,7 +280,8 @@ def test_what_has_no_meaning_is_refused_before_simulating(make):
         make(model).run(KEY, x=X, scale=0.5)
 
 
-# --- the posterior bootstrap, losses and synthetic likelihoods ---------------------------------------------------------
+# --- the posterior bootstrap, losses and synthetic likelihoods
+# ---------------------------------------------------------
 
 RNG = np.random.default_rng(0)
 COVARIATES = RNG.uniform(size=30).astype(np.float32)
@@ -320,7 +326,8 @@ def test_the_bootstrap_simulates_no_masked_points():
     u, noise = jnp.array([1.7]), jnp.float32(0.4)
     simulated = jax.jit(jax.vmap(lambda row: generator.simulate(u, noise, row)))(np.arange(SOME.sum()))
     np.testing.assert_allclose(simulated, 1.0 + 1.7 * COVARIATES[SOME] + 0.3 * 0.4, rtol=1e-5)
-    # as `least_loss` in test_doors: twice the standard error of least squares, five times, for the estimate and a replicate
+    # as `least_loss` in test_doors: twice the standard error of least squares, five times, for the estimate and a
+    # replicate
     error = 0.3 / np.sqrt(np.sum(COVARIATES[SOME] ** 2))
     assert np.all(np.abs(engine.get_samples()["slope"] - 2.0) < 2.0 * 5.0 * np.sqrt(2.0) * error)
 
@@ -350,7 +357,8 @@ def test_a_synthetic_likelihood_is_masked_as_any_density():
     np.testing.assert_allclose(found, dist.Normal(0.0, PRIOR).log_prob(theta) + 0.5 * each[FIRST].sum(), rtol=1e-5)
 
 
-# --- what reading refuses ----------------------------------------------------------------------------------------------
+# --- what reading refuses
+# ----------------------------------------------------------------------------------------------
 
 
 def by_a_latent(x=None):

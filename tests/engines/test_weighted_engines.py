@@ -186,7 +186,7 @@ def test_kernel_bayes_takes_simulations_from_elsewhere(rng):
 
 
 def test_kernel_bayes_with_a_weighted_prior(bank):
-    """Signed weights of another engine as the prior: as draws that carry them, and the posterior of two observations."""
+    """Signed weights of another engine as the prior: draws that carry them; the posterior of two observations."""
     first = kme.KernelABC(conjugate, simulations=bank, kernel=kme.kernels.Gaussian(0.7))
     first.run(KEY, x=X)
     prior = first.posterior.get_weights()
@@ -394,7 +394,8 @@ def test_rejection_on_data_sets(sets, rng):
 
 
 def test_rejection_sees_numbers_that_are_mostly_equal(rng):
-    """Zeros in more than half of the simulations: the median absolute deviation is zero, the number not without meaning."""
+    """Zeros in more than half of the simulations: the median absolute deviation is zero, the number not without
+    meaning."""
     theta = rng.normal(size=400)
     outputs = np.stack([rng.normal(size=400), np.maximum(theta - 0.5, 0.0), np.ones(400)], axis=1)
     rare = kme.Simulations.from_table(theta[:, None], outputs)
@@ -427,7 +428,8 @@ def test_rejection_by_the_wasserstein_distance(sets, rng):
 
 
 def test_leave_one_out_by_leaving_out(rng):
-    """A factor of all of the Gram matrix, and one of half its rank, whose own Gram matrix takes the place of the whole."""
+    """A factor of all of the Gram matrix, and one of half its rank, whose own Gram matrix takes the place of the
+    whole."""
     x, z = rng.normal(size=(30, 1)), rng.normal(size=(30, 2))
     for tolerance in (1e-13, 1e-3):
         factor = LowRank.fit(kme.kernels.Gaussian(0.8), x, tolerance=tolerance).values

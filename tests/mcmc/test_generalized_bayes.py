@@ -177,7 +177,8 @@ def polluted():
 
 
 def test_outliers_do_not_move_the_posterior(polluted):
-    """They leave the closed form of the others: of a normal model, `s(u) = sum k * N(x - u)` by the Gaussian of variance 2."""
+    """They leave the closed form of the others: of a normal model, `s(u) = sum k * N(x - u)` by the Gaussian of
+    variance 2."""
     (x, mean, sd), grid = polluted, np.linspace(-2.0, 6.0, 400)
     log_p = 2.0 * np.sqrt(0.5) * np.exp(-((x[:27, None] - grid) ** 2) / 4.0).sum(0) - grid**2 / 8.0
     p = np.exp(log_p - log_p.max())

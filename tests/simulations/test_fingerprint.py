@@ -245,7 +245,8 @@ STABLE = {  # nothing but that they are the same in every process
     "a set that holds its owner": REGISTERED.format(1.0) + "simulator.everyone = {simulator, 'a', 'b'}",
     "an enumeration": "class E(enum.Enum):\n    A = 1\n    B = 2\n" + HOLDS.format("E.B"),
     "a transformed distribution": HOLDS.format(
-        "dist.TransformedDistribution(dist.Normal(0, 1), [dist.transforms.AffineTransform(0.0, 2.0), dist.transforms.ExpTransform()])"
+        "dist.TransformedDistribution(dist.Normal(0, 1), [dist.transforms.AffineTransform(0.0, 2.0), "
+        "dist.transforms.ExpTransform()])"
     ),
     "a command": "from numpyro_kme import Command\nsimulator = Command(('ls', '-l'), environment={'A': 'b'})",
 }
@@ -304,7 +305,8 @@ def test_the_users_own_modules(tmp_path, monkeypatch):
     sources = (
         "import my_steps\ndef simulator(rng, theta): return my_steps.inner.step(rng) + my_steps.SIZE",
         "def simulator(rng, theta):\n    import my_steps\n    return my_steps.inner.step(rng) + my_steps.SIZE",
-        "def simulator(rng, theta):\n    from my_steps.inner import step\n    from my_steps import SIZE\n    return step(rng) + SIZE",
+        "def simulator(rng, theta):\n    from my_steps.inner import step\n    from my_steps import SIZE\n    return "
+        "step(rng) + SIZE",
     )
     for source in sources:
         for name in [name for name in sys.modules if name.startswith("my_steps")]:
