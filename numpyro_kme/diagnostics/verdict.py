@@ -17,6 +17,7 @@ from numpyro_kme.engines._learnt_posterior import LearntPosterior
 from numpyro_kme.engines.base import Engine
 from numpyro_kme.mcmc import handlers
 from numpyro_kme.mcmc.surrogate_check import SurrogateCheck, check_surrogate
+from numpyro_kme.simulations import Simulations
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,12 @@ def check(rng_key: jax.Array, engine: Engine, num_datasets: int = 200, **setting
     checks.instance("engine", engine, Engine, "an engine, such as KELFI(model)")
     posterior = engine.posterior
     problem, simulations = problem_of(posterior), posterior.simulations
+    checks.instance(
+        "engine.simulations",
+        simulations,
+        Simulations,
+        f"kept, which {type(engine).__name__} does not: call the diagnostics one by one",
+    )
     assert simulations is not None
     predictive_key, calibrate_key = jax.random.split(rng_key)
     predictive = predictive_check(predictive_key, posterior)

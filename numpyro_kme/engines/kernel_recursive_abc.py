@@ -110,7 +110,6 @@ class KernelRecursiveABC(Engine):
                 "what these are": "points that close in on the maximum of the likelihood, not draws from a posterior",
             },
             problem=problem,
-            simulations=simulations,
             estimate={name: np.asarray(value[0]) for name, value in latents.items()},
         )
         return RunAgain(self._settings()), posterior
