@@ -28,7 +28,7 @@ from numpyro_kme.simulations import Simulations
 HERDING_CANDIDATES = 4096
 
 
-class Learnt(NamedTuple):
+class LearntLikelihoods(NamedTuple):
     """What was learnt from simulations, whatever the observation.
 
     Attributes:

@@ -82,7 +82,7 @@ class Weigher(abc.ABC):
         return self.apart(some, some)
 
 
-class Learnt(NamedTuple):
+class LearntWeigher(NamedTuple):
     """What a weighting engine keeps for other observations.
 
     Attributes:
@@ -126,7 +126,7 @@ class WeightedEngine(Engine):
         if self.plan.simulations is not None and not self.from_anywhere:
             self._check_prior(jax.random.fold_in(coordinates_key, 1), problem, simulations, coordinates)
         weigher = self._fit(fit_key, problem, ReferenceTable.read(coordinates, problem, simulations))
-        learnt = Learnt(simulations, weigher, fit_key)
+        learnt = LearntWeigher(simulations, weigher, fit_key)
         return Trained(self._settings(), problem, learnt), self._posterior(sample_key, problem, learnt)
 
     def _check(self, problem: Problem) -> None:
@@ -149,7 +149,7 @@ class WeightedEngine(Engine):
             "anywhere, or a model with the prior they came from.",
         )
 
-    def _condition(self, rng_key, problem, learnt: Learnt):
+    def _condition(self, rng_key, problem, learnt: LearntWeigher):
         """With the same simulations; where the new observation has another mask, learnt again for the draws that
         count."""
         self._check(problem)
@@ -159,7 +159,7 @@ class WeightedEngine(Engine):
             learnt = learnt._replace(weigher=self._fit(learnt.fit_key, problem, table))
         return self._posterior(rng_key, problem, learnt)
 
-    def _posterior(self, rng_key, problem: Problem, learnt: Learnt) -> WeightedPosterior:
+    def _posterior(self, rng_key, problem: Problem, learnt: LearntWeigher) -> WeightedPosterior:
         table = learnt.weigher.table
         y = table.point(problem.observations[problem.site()])
         weigher = learnt.weigher.at(y)

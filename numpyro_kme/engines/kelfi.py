@@ -13,7 +13,7 @@ import numpy as np
 from numpyro_kme._core import checks
 from numpyro_kme.embeddings.measures import Measure, Normal, NormalMixture, Points
 from numpyro_kme.engines import _rounds, _sampling
-from numpyro_kme.engines._learnt_posterior import Learnt, LearntPosterior, beyond, observation, plain, target
+from numpyro_kme.engines._learnt_posterior import LearntLikelihoods, LearntPosterior, beyond, observation, plain, target
 from numpyro_kme.engines._rounds import FromPosterior, FromVariance, Proposal
 from numpyro_kme.engines._tables import check_simulations, check_sites, groups, training_table
 from numpyro_kme.engines.base import Engine, Trained
@@ -142,7 +142,7 @@ class KELFI(Engine):
         _warn_if_beyond(posterior)
         return Trained(self._settings(), problem, learnt), posterior
 
-    def _learn(self, fit_key, problem: Problem, simulations: Simulations, history=()) -> Learnt:
+    def _learn(self, fit_key, problem: Problem, simulations: Simulations, history=()) -> LearntLikelihoods:
         """Learn from all simulations."""
         measures, likelihoods = {}, {}
         for site, observed in problem.observations.items():
@@ -154,14 +154,14 @@ class KELFI(Engine):
             likelihoods[site] = fit_likelihood(
                 theta, x, form=self.form, coordinates=coordinates, measure=measures[site], y=seen
             )
-        return Learnt(simulations, likelihoods, measures, history or ((len(simulations), np.inf),))
+        return LearntLikelihoods(simulations, likelihoods, measures, history or ((len(simulations), np.inf),))
 
     def _propose(self, rng_key, posterior: LearntPosterior, size: int) -> dict[str, np.ndarray]:
         choose_key, prior_key = jax.random.split(rng_key)
         prior = posterior.problem.draw(prior_key, size).latents
         return self.proposal.choose(choose_key, posterior.drawn.latents, prior, posterior.surrogate_variance, size)
 
-    def _again(self, simulate_key, sample_key, fit_key, learnt: Learnt, posterior: LearntPosterior, latents):
+    def _again(self, simulate_key, sample_key, fit_key, learnt: LearntLikelihoods, posterior: LearntPosterior, latents):
         """Simulate at further latents, learn from all simulations, and sample again."""
         problem = posterior.problem
         further = self.plan.simulate_at(simulate_key, problem, latents)
@@ -205,7 +205,7 @@ class KELFI(Engine):
         """The learnt likelihood of each simulator site, for `handlers.surrogate`."""
         return self.posterior.likelihoods
 
-    def _posterior(self, rng_key, problem: Problem, learnt: Learnt) -> LearntPosterior:
+    def _posterior(self, rng_key, problem: Problem, learnt: LearntLikelihoods) -> LearntPosterior:
         site, measures = next(iter(learnt.likelihoods)), dict(learnt.measures)
         fitted = learnt.likelihoods[site]
         in_coordinates = plain(problem) and fitted.coordinates.exact and fitted.coordinates.one_to_one
@@ -257,7 +257,7 @@ def _warn_if_beyond(posterior: LearntPosterior) -> None:
             checks.warn(extrapolation_message(site, share))
 
 
-def _described(problem: Problem, learnt: Learnt, priors: Mapping[str, Measure], drawn) -> dict[str, Any]:
+def _described(problem: Problem, learnt: LearntLikelihoods, priors: Mapping[str, Measure], drawn) -> dict[str, Any]:
     """What a person reads; of the learnt `priors` too."""
     info: dict[str, Any] = {"simulations": len(learnt.simulations)}
     for site, fitted in learnt.likelihoods.items():

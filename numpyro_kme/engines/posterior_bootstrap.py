@@ -180,7 +180,7 @@ class PosteriorBootstrap(Engine):
             covariates = kwargs[self.covariates]
         code = fingerprint({"model": self.model}).parts
         if last is not None and code == last.code and _same_but_for_data(last.first, iid):
-            return replace(last, iid=iid)
+            return replace(last, engine=self._settings(), iid=iid)
         generator = iid.generator(covariates)
         return Read(self._settings(), iid, iid, generator, self._process(iid, generator), code)
 

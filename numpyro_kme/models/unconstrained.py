@@ -90,11 +90,11 @@ class Unconstrained:
     def _trace(self, u):
         ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes.values()])[:-1]
         pieces = zip(self.shapes.items(), jnp.split(u, ends), strict=True)
-        given = _Given({name: piece.reshape(shape) for (name, shape), piece in pieces})
+        given = _SetFromUnconstrained({name: piece.reshape(shape) for (name, shape), piece in pieces})
         return _run(self.model, self.args, self.kwargs, given), given.log_jacobian
 
 
-class _Given(Messenger):
+class _SetFromUnconstrained(Messenger):
     """Set each latent from its unconstrained value."""
 
     def __init__(self, unconstrained: Arrays):

@@ -36,7 +36,7 @@ class RandomNumbers(NamedTuple):
     normal: jax.Array
 
 
-class Proposal(NamedTuple):
+class ProposalDistribution(NamedTuple):
     """What proposals are made from.
 
     Attributes:
@@ -67,16 +67,18 @@ def random_numbers(rng_key: jax.Array, moves: int, count: int, dim: int) -> Rand
     return RandomNumbers(uniform, normal)
 
 
-def fit_proposal(particles: jax.Array) -> Proposal:
+def fit_proposal(particles: jax.Array) -> ProposalDistribution:
     """The proposal that fits particles `(N, D)`."""
     size, dim = particles.shape
     mean, sd = jnp.mean(particles, axis=0), jnp.maximum(jnp.std(particles, axis=0), jnp.finfo(particles.dtype).tiny)
     standard = (particles - mean[None]) / sd[None]
     root = jnp.linalg.cholesky(standard.T @ standard / size + RIDGE * jnp.eye(dim, dtype=particles.dtype))
-    return Proposal(particles, mean, sd, root, jnp.linalg.inv(root))
+    return ProposalDistribution(particles, mean, sd, root, jnp.linalg.inv(root))
 
 
-def propose(proposal: Proposal, u: jax.Array, uniform: jax.Array, normal: jax.Array) -> tuple[jax.Array, jax.Array]:
+def propose(
+    proposal: ProposalDistribution, u: jax.Array, uniform: jax.Array, normal: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """Proposals `(M, D)`, and for each the log of `t(u) / t(proposal)` where it is by the Student distribution."""
     size, dim = proposal.particles.shape
     degrees, scale = _degrees(dim), 2.38 / (2.0 * dim) ** 0.5

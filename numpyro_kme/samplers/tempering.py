@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme.samplers.proposals import Proposal, RandomNumbers, fit_proposal, propose, random_numbers
+from numpyro_kme.samplers.proposals import ProposalDistribution, RandomNumbers, fit_proposal, propose, random_numbers
 from numpyro_kme.samplers.resampling import systematic
 
 LogDensities = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
@@ -92,7 +92,7 @@ class _Level(NamedTuple):
     temperature: jax.Array
     log_mean: jax.Array
     effective_ancestors: jax.Array
-    proposal: Proposal
+    proposal: ProposalDistribution
     before: _Before
 
 
@@ -241,7 +241,7 @@ def _squared_autocorrelation(before: _Before, u: jax.Array) -> jax.Array:
 
 @jax.jit
 def _begin(
-    rng_key: jax.Array, proposal: Proposal, u: jax.Array
+    rng_key: jax.Array, proposal: ProposalDistribution, u: jax.Array
 ) -> tuple[jax.Array, RandomNumbers, jax.Array, jax.Array]:
     """The next key, the random numbers of a round of moves, and the first proposals."""
     rng_key, here = jax.random.split(rng_key)

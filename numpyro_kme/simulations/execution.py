@@ -54,7 +54,7 @@ def run(
     """
     import cloudpickle
 
-    pool = _Spawned(executor) if isinstance(executor, int) else _Given(executor)
+    pool = _Spawned(executor) if isinstance(executor, int) else _UsersExecutor(executor)
     try:
         _Run(pool, cloudpickle.dumps(job), row, timeout, report).all(rows)
     finally:
@@ -161,7 +161,7 @@ class _Task:
         return max(0.0, now - self.submitted - STARTING) if self._begun is None else now - self._begun
 
 
-class _Given:
+class _UsersExecutor:
     """An executor of the user's, which is neither replaced nor closed."""
 
     def __init__(self, executor: Executor):

@@ -135,8 +135,10 @@ def test_the_bootstrap_sees_a_simulator_as_it_is_now():
 
     engine = kme.PosteriorBootstrap(changing)
     first = engine._generator((y,), {}, None)
+    engine.num_starts = 7
     again = engine._generator((2.0 * y,), {}, first)
     assert again.generator is first.generator and np.array_equal(again.iid.observed, 2.0 * y)
+    assert again.engine.num_starts == 7  # settings are those of the last run, programs those of the first
     scale = 2.0
     assert engine._generator((y,), {}, again).generator is not first.generator
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from numpyro_kme._core.host import on_host, to_host
 from numpyro_kme.bootstrap.emulated.networks import Networks
-from numpyro_kme.bootstrap.emulated.training_set import TrainingSet
+from numpyro_kme.bootstrap.emulated.training_set import EmulatorTrainingSet
 from numpyro_kme.losses import mixing
 
 OUTPUTS = 24
@@ -62,12 +62,18 @@ class Emulator:
 
     networks: Networks
     basis: np.ndarray
-    training: TrainingSet
+    training: EmulatorTrainingSet
     fit_proportion: bool
 
     @classmethod
     def fit(
-        cls, rng_key: jax.Array, training: TrainingSet, data: np.ndarray, fit_proportion: bool, rows: int, steps: int
+        cls,
+        rng_key: jax.Array,
+        training: EmulatorTrainingSet,
+        data: np.ndarray,
+        fit_proportion: bool,
+        rows: int,
+        steps: int,
     ) -> "Emulator":
         """Learn from a training set; points near the data's embedding `(J,)` count most."""
         misfit = NEAR * np.maximum(training.losses(data, fit_proportion), 0.0)
@@ -127,7 +133,7 @@ class Emulator:
 
         return EmulatedMinima(*in_chunks(some, 64, data, anchors, starts))
 
-    def errors(self, simulated: TrainingSet, data: np.ndarray, found: EmulatedMinima) -> np.ndarray:
+    def errors(self, simulated: EmulatorTrainingSet, data: np.ndarray, found: EmulatedMinima) -> np.ndarray:
         """Split-half estimates of the errors of the emulated losses at simulated points, to first order, `(R, 2)`."""
         have = self.at(simulated.x)
         force = 2.0 * found.mixing_proportion[:, None] * (found.mixing_proportion[:, None] * have - data)

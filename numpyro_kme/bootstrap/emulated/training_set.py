@@ -18,7 +18,7 @@ CHUNK = 8192
 
 
 @dataclass(frozen=True)
-class TrainingSet:
+class EmulatorTrainingSet:
     """At each point the mean features of two independent halves of the simulations there.
 
     Attributes:
@@ -31,9 +31,9 @@ class TrainingSet:
     split_halves: np.ndarray
     counts: np.ndarray
 
-    def join(self, other: "TrainingSet") -> "TrainingSet":
+    def join(self, other: "EmulatorTrainingSet") -> "EmulatorTrainingSet":
         """Both."""
-        return TrainingSet(*(np.concatenate(pair) for pair in zip(vars(self).values(), vars(other).values())))
+        return EmulatorTrainingSet(*(np.concatenate(pair) for pair in zip(vars(self).values(), vars(other).values())))
 
     @property
     def means(self) -> np.ndarray:
@@ -99,16 +99,16 @@ class TrainingSimulator:
             )
         return found
 
-    def training_set(self, rng_key: jax.Array, x: np.ndarray, count: int) -> TrainingSet:
+    def training_set(self, rng_key: jax.Array, x: np.ndarray, count: int) -> EmulatorTrainingSet:
         """Simulate at points `x (R, p)`."""
         return self.summarise(x, self.simulate(rng_key, x, count))
 
-    def summarise(self, x: np.ndarray, simulated: Any) -> TrainingSet:
+    def summarise(self, x: np.ndarray, simulated: Any) -> EmulatorTrainingSet:
         """Mean features of simulations `(R, count, ...)` at points `x (R, p)`."""
         assert self.features is not None
         half = jax.tree.leaves(simulated)[0].shape[1] // 2
         halves = jax.tree.map(lambda leaf: leaf.reshape(len(x) * 2, half, *leaf.shape[2:]), simulated)
-        return TrainingSet(x, self.features.mean(halves).reshape(len(x), 2, -1), np.full(len(x), 2.0 * half))
+        return EmulatorTrainingSet(x, self.features.mean(halves).reshape(len(x), 2, -1), np.full(len(x), 2.0 * half))
 
 
 @partial(jax.jit, static_argnums=4)
