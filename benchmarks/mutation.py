@@ -8,6 +8,7 @@ a lower bound. Cosmic Ray makes the mutants (`pip install cosmic-ray pytest-cov`
 """
 
 import argparse
+import multiprocessing
 import os
 import random
 import shutil
@@ -24,6 +25,7 @@ from pathlib import Path
 from queue import Queue
 
 import parso.tree  # noqa: F401  (Cosmic Ray's operators do not load before it)
+import pytest
 from cosmic_ray import plugins
 from cosmic_ray.ast import ast_nodes, get_ast_from_path
 from cosmic_ray.mutating import mutate_code
@@ -34,6 +36,17 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "numpyro_kme"
 LEFT_OUT = ("BitOr", "BitAnd", "BitXor", "Shift", "FloorDiv", "_Mod", "Invert", "_Is", "Variable", "NoOp")
 """Operators that Python refuses on numbers, that make what type checkers see, or nothing."""
+
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["jax", "numpyro", "arviz", "optax", "scipy.stats", "pytest"])
+"""A process for each mutant begins with what it would import."""
+CACHED = {
+    "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".pytest_cache" / "xla"),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.05",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
+"""What conftest says, too late for a process in which JAX is imported."""
+TOLD = "told.txt"
 
 SLOWEST, START = 4.0, 120.0
 """A run that takes so many times its usual seconds, and these, hangs: the mutant is killed."""
@@ -114,6 +127,20 @@ def drawn(seed: int, number: int):
     return [(path, lines, *rng.choice(changes)) for path, lines, changes in rng.sample(positions(), number)]
 
 
+def run_tests(copy: Path, tests: list[str]) -> None:
+    """Run tests of a copy in this process, which has imported everything but the package, and end it."""
+    os.chdir(copy)
+    sys.path.insert(0, str(copy))
+    sys.dont_write_bytecode = True
+    os.environ |= {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    with open(TOLD, "w") as told:
+        os.dup2(told.fileno(), 1)
+        os.dup2(told.fileno(), 2)
+        code = pytest.main(["-x", "-q", "--no-header", "--tb=no", "-rfE", "-p", "no:cacheprovider", *tests])
+        told.flush()
+    os._exit(int(code))
+
+
 def judge(copy: Path, covered: Covered, mutant) -> dict:
     """Whether tests kill a mutant, which, and what it was."""
     path, (first, last), operator, occurrence = mutant
@@ -126,31 +153,18 @@ def judge(copy: Path, covered: Covered, mutant) -> dict:
         return {**row, "killed": False, "by": "no test executes it", "seconds": 0.0}
     (copy / path).write_text(changed)
     limit, begin = START + SLOWEST * sum(covered.seconds.get(test, 1.0) for test in tests), time.monotonic()
-    try:
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-x",
-            "-q",
-            "--no-header",
-            "--tb=no",
-            "-rfE",
-            "-p",
-            "no:cacheprovider",
-            *tests,
-        ]
-        environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
-        run = subprocess.run(
-            command, cwd=copy, env=environment, capture_output=True, text=True, timeout=limit, check=False
-        )
-        killed = run.returncode not in (0, 5)
-        failed = [line for line in run.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-        by = failed[0].split(" - ")[0] if failed else f"exit {run.returncode}"
-    except subprocess.TimeoutExpired:
+    run = PROCESSES.Process(target=run_tests, args=(copy, tests))
+    run.start()
+    run.join(limit)
+    if run.is_alive():
+        run.kill()
+        run.join()
         killed, by = True, "time"
-    finally:
-        (copy / path).write_text(source)
+    else:
+        killed = run.exitcode not in (0, 5)
+        failed = [line for line in (copy / TOLD).read_text().splitlines() if line.startswith(("FAILED", "ERROR"))]
+        by = failed[0].split(" - ")[0] if failed else f"exit {run.exitcode}"
+    (copy / path).write_text(source)
     return {**row, "killed": killed, "by": by if killed else f"{len(tests)} tests", "seconds": time.monotonic() - begin}
 
 
@@ -167,6 +181,7 @@ def main():
     options.folder.mkdir(parents=True, exist_ok=True)
     if options.cover:
         return cover(options.folder)
+    os.environ |= CACHED
     covered, rows = Covered(options.folder), Rows(options.folder / f"mutants-{options.seed}.jsonl")
     copies: Queue[Path] = Queue()
     for _ in range(options.workers):
