@@ -1,7 +1,11 @@
-"""Results as ArviZ objects: one function for ArviZ 0.23 (`InferenceData`) and 1.x (`xarray.DataTree`)."""
+"""Results as ArviZ objects (0.23 or 1.x), and which Zarr folders and file names are safe."""
 
+import hashlib
+import json
+import os
+import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from os import PathLike
@@ -10,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_kme._core import checks, zarr_folders
+from numpyro_kme._core import checks
 
 Group = Mapping[str, Any]
 
@@ -83,7 +87,7 @@ def read_groups(source: Any, names: Sequence[str]) -> dict[str, dict[str, np.nda
     found = list(source.groups() if callable(source.groups) else source.children)
     missing = [name for name in names if name not in found]
     checks.require(not missing, f"The ArviZ object has no group {missing}; it has {found}.")
-    known = {name: zarr_folders.names(source[name].attrs) for name in names}
+    known = {name: names_of(source[name].attrs) for name in names}
     return {
         name: {known[name].get(key, key): np.asarray(source[name][key].values) for key in source[name].data_vars}
         for name in names
@@ -95,7 +99,7 @@ def _load(path: Path):
     import xarray
 
     checks.require(path.exists(), f"There is no file {path}.")
-    what = zarr_folders.objection(path) if path.is_dir() else None
+    what = objection(path) if path.is_dir() else None
     if what is None:
         settings: dict[str, Any] = dict(engine="zarr", consolidated=False) if path.is_dir() else dict(engine="h5netcdf")
         try:
@@ -136,3 +140,72 @@ def _plain(value: Any) -> Any:
         return value
     array = np.asarray(value)
     return array if array.ndim <= 1 and array.dtype.kind in "if" else str(value)
+
+
+DESCRIPTIONS = {"zarr.json", ".zarray", ".zmetadata"}
+LISTS = {"codecs", "filters", "compressor"}
+
+CODECS = {
+    *("bytes", "transpose", "sharding_indexed", "vlen-utf8", "vlen-bytes"),
+    *("zstd", "blosc", "gzip", "zlib", "lz4", "bz2", "lzma", "shuffle", "delta", "fixedscaleoffset", "packbits"),
+    *("crc32", "crc32c", "adler32", "fletcher32"),
+}
+"""Codecs of numbers and text, under the names of Zarr 2 and 3; whatever is not among them might be `pickle`."""
+
+
+NAMES = "names"
+"""Attribute of a group: `{file name: name}` of the variables whose name cannot be that of a file."""
+
+LONGEST = 120
+
+
+def file_name(name: str) -> str:
+    """A name as it is if any file system takes it; else with "%" and hexadecimal digits for what it would not take."""
+    odd = r"[^\w .-]|^[. ]|[. ]$|^_(?=_)|(?<=^zarr)[.]"
+    safe = re.sub(
+        odd, lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode("utf-8", "surrogatepass")), name
+    )
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return (safe or "%") if len(safe.encode()) <= LONGEST else f"{safe[: LONGEST // 4]}%{digest}"
+
+
+def names_of(attributes: Mapping[str, Any]) -> dict[str, str]:
+    """`{file name: name}` from the attributes of a group."""
+    found = attributes.get(NAMES)
+    return {str(key): str(name) for key, name in found.items()} if isinstance(found, dict) else {}
+
+
+def objection(path: Path) -> str | None:
+    """What in a folder could be anything but numbers and text, in words; None if nothing could.
+
+    Only descriptions are read. A link is objected to because it leads out of what was looked at.
+    """
+    for folder, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            found = Path(folder, name)
+            where = found.relative_to(path)
+            if found.is_symlink():
+                return f"{where} is a link"
+            if name in DESCRIPTIONS:
+                try:
+                    unknown = sorted(set(_codecs(json.loads(found.read_text()))) - CODECS)
+                except Exception as error:
+                    return f"{where} cannot be read ({type(error).__name__}: {error})"
+                if unknown:
+                    return f"{where} is not a description of plain numbers or text: it asks for the codecs {unknown}"
+    return None
+
+
+def _codecs(tree: Any) -> Iterator[str]:
+    """Names of all codecs in a description, also of codecs within codecs and in consolidated metadata."""
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            if key in LISTS:
+                for codec in value if isinstance(value, list) else [value]:
+                    name = codec.get("name", codec.get("id")) if isinstance(codec, dict) else codec
+                    if name is not None:
+                        yield str(name).removeprefix("numcodecs.")
+            yield from _codecs(value)
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from _codecs(value)

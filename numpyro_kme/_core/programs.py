@@ -1,4 +1,4 @@
-"""Compiled programs shared by functions that are made anew: where two lower to the same text, one is compiled."""
+"""Compiled programs: shared by functions that do the same, and run over rows in blocks of one width."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from numpyro_kme._core.host import to_host
 
 KEPT = 8
 """So many programs are kept for others, the last ones."""
@@ -66,3 +68,42 @@ def _compile(function, args, where) -> Callable:
         while len(_shared) > KEPT:
             _shared.popitem(last=False)
     return found
+
+
+BLOCK = 64
+"""Rows that are computed together. Another width changes last digits: JAX vectorises over a block."""
+
+
+def in_blocks(
+    function: Callable[[Any], Any],
+    rows: Any,
+    size: int = BLOCK,
+    done: Callable[[int, Any], None] | None = None,
+):
+    """Apply `function` to a pytree of arrays with a common leading axis, `size` rows at a time.
+
+    The last block is padded with copies of its first row, so `function` always meets the same shapes.
+
+    Args:
+        function: Maps a pytree of `size` rows to a pytree of `size` rows.
+        rows: NumPy or JAX arrays with at least one row.
+        size: Width of a block.
+        done: Told after each block at which row it began and what it gave, without the padding.
+    Returns:
+        NumPy arrays with as many rows as `rows`.
+    """
+    total = len(jax.tree.leaves(rows)[0])
+    parts = []
+    for start in range(0, total, size):
+        index = np.arange(start, min(start + size, total))
+        padded = np.append(index, np.full(size - len(index), start))
+        part = _take(to_host(function(_take(rows, padded))), slice(len(index)))
+        if done is not None:
+            done(start, part)
+        parts.append(part)
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+
+
+def _take(tree: Any, index: Any) -> Any:
+    """Some rows of every array of a pytree."""
+    return jax.tree.map(lambda leaf: leaf[index], tree)

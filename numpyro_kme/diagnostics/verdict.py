@@ -16,7 +16,7 @@ from numpyro_kme.diagnostics.predictive import PredictiveCheck, predictive_check
 from numpyro_kme.engines._learnt_posterior import LearntPosterior
 from numpyro_kme.engines.base import Engine
 from numpyro_kme.mcmc import handlers
-from numpyro_kme.mcmc.surrogate_check import SurrogateCheck, check_surrogate
+from numpyro_kme.mcmc.chain_checks import SurrogateCheck, check_surrogate
 from numpyro_kme.simulations import Simulations
 
 

@@ -21,9 +21,9 @@ from numpyro_kme._core.programs import Recomputed
 from numpyro_kme.losses.generator import Generator, NormalNoise
 from numpyro_kme.mcmc.noise import even_noise
 from numpyro_kme.models import reading, tracing
-from numpyro_kme.models.from_noise import FromNoise
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.models.simulator import Simulator
+from numpyro_kme.models.simulator_functions import FromNoise
 
 EXPANDED = (dist.ExpandedDistribution, dist.MaskedDistribution)
 """What stands around the law of one data point."""

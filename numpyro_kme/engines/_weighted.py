@@ -23,7 +23,7 @@ from numpyro_kme.engines.base import Engine, Trained
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations
-from numpyro_kme.simulations.plan import Plan
+from numpyro_kme.simulations.simulate import Plan
 
 ROUNDING = 1e-6
 """Of an effective sample size: that of ten equal weights may come out as 9.999999999999998."""

@@ -16,7 +16,7 @@ from numpyro_kme.engines._weighted import Weigher, WeightedEngine, Weighting, fe
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.simulations import Simulations
 from numpyro_kme.simulations.failures import OnFailure
-from numpyro_kme.simulations.plan import Plan
+from numpyro_kme.simulations.simulate import Plan
 
 
 class K2ABC(WeightedEngine):

@@ -26,7 +26,7 @@ from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations
 from numpyro_kme.simulations.failures import OnFailure
-from numpyro_kme.simulations.plan import Plan
+from numpyro_kme.simulations.simulate import Plan
 
 PRIOR_DRAWS = 4000
 """Prior draws that stand in for a prior whose law in coordinates is not known."""

@@ -21,7 +21,7 @@ from numpyro_kme.kernels.low_rank import TOLERANCE
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations.failures import OnFailure
-from numpyro_kme.simulations.plan import Plan
+from numpyro_kme.simulations.simulate import Plan
 
 
 class KernelRecursiveABC(Engine):

@@ -20,7 +20,7 @@ from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.losses.base import Loss
 from numpyro_kme.simulations import Simulations
 from numpyro_kme.simulations.failures import OnFailure
-from numpyro_kme.simulations.plan import Plan
+from numpyro_kme.simulations.simulate import Plan
 
 
 class RejectionABC(WeightedEngine):

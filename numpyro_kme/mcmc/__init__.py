@@ -1,11 +1,16 @@
 """Models in, models out, for NumPyro's own MCMC: surrogates, generalised posteriors, pseudo-marginal chains."""
 
 from numpyro_kme.mcmc import handlers
+from numpyro_kme.mcmc.chain_checks import (
+    NoiseSensitivity,
+    SurrogateCheck,
+    check_surrogate,
+    estimate_spread,
+    noise_sensitivity,
+)
 from numpyro_kme.mcmc.length_scale_model import length_scale_model
 from numpyro_kme.mcmc.noise import CommonNoise, FreshNoise, LatentNoise, simulation_key
 from numpyro_kme.mcmc.pseudo_marginal import PseudoMarginal
-from numpyro_kme.mcmc.rescoring import NoiseSensitivity, estimate_spread, noise_sensitivity
-from numpyro_kme.mcmc.surrogate_check import SurrogateCheck, check_surrogate
 
 __all__ = [
     "CommonNoise",

@@ -15,8 +15,8 @@ from numpyro_kme._core import checks, compat
 from numpyro_kme._core.host import in_present_precision, on_host
 from numpyro_kme.losses.base import Loss, WeightedObjective
 from numpyro_kme.losses.generator import Generator, QuadratureNodes
-from numpyro_kme.models.from_noise import FromNoise
 from numpyro_kme.models.simulator import Simulator
+from numpyro_kme.models.simulator_functions import FromNoise
 
 _no_key = compat.valueless("fresh_noise_log_prob")
 

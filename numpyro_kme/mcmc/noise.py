@@ -16,7 +16,7 @@ from numpyro.primitives import Messenger, apply_stack
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme.losses.generator import DrawnNoise, Noise, NormalNoise, QuadratureNodes
-from numpyro_kme.models.from_noise import FromNoise
+from numpyro_kme.models.simulator_functions import FromNoise
 
 
 def _check_size(num_simulated: int) -> None:

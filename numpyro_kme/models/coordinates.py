@@ -12,8 +12,8 @@ from jax.typing import ArrayLike
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
 from numpyro_kme.models import matching
-from numpyro_kme.models.link_functions import Column
-from numpyro_kme.models.normal_mixtures import Mixture
+from numpyro_kme.models.matching import Column
+from numpyro_kme.models.prior_maps import Mixture, NotExact
 from numpyro_kme.models.problem import Problem
 
 Shape = tuple[int, ...]
@@ -92,7 +92,7 @@ class Coordinates:
         )
         try:
             return cls(**matching.exact(problem, site, draws))
-        except matching.NotExact as reason:
+        except NotExact as reason:
             return cls(**matching.standardised(table, what, str(reason), choose_links=True))
 
     @classmethod

@@ -1,57 +1,140 @@
-"""How the arguments of a simulator follow from latents, and how those are mapped to normals."""
+"""How the arguments of a simulator follow from latents, entry by entry, found from draws."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
+from jax.scipy.special import expit, logit
+from jax.typing import ArrayLike
 from scipy.special import ndtri
 
-from numpyro_kme._core.host import in_present_precision, on_host, to_host
-from numpyro_kme.models import link_functions, normal_mixtures, normalise
-from numpyro_kme.models.link_functions import Column
+from numpyro_kme._core.host import on_host, to_host
+from numpyro_kme.models import normalise, prior_maps
 from numpyro_kme.models.problem import Draws, Latent, Problem
 
 
-class NotExact(Exception):
-    """Why the prior gives no exact coordinates: half a sentence, to follow 'because'."""
+@dataclass(frozen=True)
+class Link:
+    """An increasing or decreasing function of one variable and its inverse."""
+
+    name: str
+    forward: Callable[[ArrayLike], jax.Array]
+    inverse: Callable[[ArrayLike], jax.Array]
+
+
+LEAST, MOST = 2.0**-126, 1.0 - 2.0**-24
+"""The float32 numbers next to 0, but for those of fewer digits, and to 1."""
+
+
+def _log(a: ArrayLike) -> jax.Array:
+    """Logarithm; finite where rounding has taken a positive number to 0."""
+    return jnp.log(jnp.where(a == 0.0, LEAST, a))
+
+
+def _logit(a: ArrayLike) -> jax.Array:
+    """Log odds; finite where rounding has taken a number between 0 and 1 to one of these."""
+    return logit(jnp.where(a == 0.0, LEAST, jnp.where(a == 1.0, MOST, a)))
+
+
+IDENTITY = Link("identity", jnp.asarray, jnp.asarray)
+EXP = Link("exp", jnp.exp, _log)
+EXPIT = Link("expit", expit, _logit)
+LINKS = (
+    IDENTITY,
+    EXP,
+    Link("log", jnp.log, jnp.exp),
+    EXPIT,
+    Link("logit", logit, expit),
+    Link("reciprocal", jnp.reciprocal, jnp.reciprocal),
+    Link("square", jnp.square, jnp.sqrt),
+    Link("sqrt", jnp.sqrt, jnp.square),
+    Link("log1p", jnp.log1p, jnp.expm1),
+    Link("expm1", jnp.expm1, jnp.log1p),
+)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Independent:
-    """Sites whose priors do not depend on each other."""
+class Column:
+    """An argument as a function of an entry `t` of a latent: `outer_0 + outer_1 h(inner_0 + inner_1 t)`."""
 
-    fns: tuple[dist.Distribution, ...]
+    inner: np.ndarray
+    outer: np.ndarray
+    link: Link = field(metadata={"static": True})
+    entry: int = field(default=0, metadata={"static": True})
 
-    def to_normal(self, values):
-        """Standard normals, site by site."""
-        return tuple(normalise.to_normal(fn, value) for fn, value in zip(in_present_precision(self.fns), values))
+    def __call__(self, t: jax.Array) -> jax.Array:
+        """The argument, given the entry."""
+        return self.outer[0] + self.outer[1] * self.link.forward(self.inner[0] + self.inner[1] * t)
 
-    def from_normal(self, z):
-        """Values, site by site."""
-        return tuple(normalise.from_normal(fn, part) for fn, part in zip(in_present_precision(self.fns), z))
+    def solve(self, a: jax.Array) -> jax.Array:
+        """The entry, given the argument."""
+        return (self.link.inverse((a - self.outer[0]) / self.outer[1]) - self.inner[0]) / self.inner[1]
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Sequential:
-    """Sites whose priors depend on sites before them: the model is run to find each prior."""
+_UNCHANGED = np.array([0.0, 1.0])
 
-    problem: Problem = field(metadata={"static": True})
-    names: tuple[str, ...] = field(metadata={"static": True})
 
-    def to_normal(self, values):
-        """Standard normals, site by site."""
-        z = self.problem.to_normal(dict(zip(self.names, values)))
-        return tuple(z[name] for name in self.names)
+def column(link: Link, entry: int = 0) -> Column:
+    """The argument that is `link` of an entry as it stands."""
+    return Column(_UNCHANGED, _UNCHANGED, link, entry)
 
-    def from_normal(self, z):
-        """Values, site by site."""
-        values = self.problem.from_normal(dict(zip(self.names, z)))
-        return tuple(values[name] for name in self.names)
+
+def constant(value: float) -> Column:
+    """The argument that no entry moves."""
+    return Column(_UNCHANGED, np.array([float(value), 0.0]), IDENTITY)
+
+
+def is_monotone(a: np.ndarray, t: np.ndarray) -> bool:
+    """Whether draws of `a` rise, or fall, with those of `t`, as monotone functions of `t` alone do."""
+    steps = np.diff(a[np.argsort(t, kind="stable")])
+    return bool(np.all(steps >= 0) or np.all(steps <= 0))
+
+
+def find(a: np.ndarray, t: np.ndarray) -> Column | None:
+    """The function of the list that turns the draws `t` into the draws `a` to their precision, or None.
+
+    The list holds every link as it stands, then with an affine function inside, then outside. A function
+    counts if it gives `a` to about 200 roundings and its inverse gives `t` to a thousandth of its spread.
+    """
+    if np.array_equal(a, t):
+        return column(IDENTITY)
+    eps = np.finfo(np.result_type(a, np.float32)).eps
+    return _first(a, t, 200 * eps)
+
+
+@on_host
+def _first(a, t, tolerance) -> Column | None:
+    with np.errstate(all="ignore"):
+        for candidate in _candidates(a, t):
+            error, back = np.abs(np.asarray(candidate(t)) - a), np.abs(np.asarray(candidate.solve(a)) - t)
+            near = error <= tolerance * (np.abs(a) + min(1.0, float(np.std(a))))
+            if near.all() and (back <= 1e-3 * np.std(t)).all():
+                return candidate
+    return None
+
+
+def _candidates(a: np.ndarray, t: np.ndarray):
+    for link in LINKS:
+        yield column(link)
+    for link in LINKS:
+        if (inner := _affine(t, np.asarray(link.inverse(a)))) is not None:
+            yield Column(inner, _UNCHANGED, link)
+    for link in LINKS[1:]:
+        if (outer := _affine(np.asarray(link.forward(t)), a)) is not None:
+            yield Column(_UNCHANGED, outer, link)
+
+
+def _affine(x: np.ndarray, y: np.ndarray) -> np.ndarray | None:
+    """Intercept and slope of `y` on `x`, where both are finite and vary."""
+    if not (np.isfinite(x).all() and np.isfinite(y).all()) or np.ptp(x) == 0.0 or np.ptp(y) == 0.0:
+        return None
+    slope = np.dot(x - x.mean(), y - y.mean()) / np.dot(x - x.mean(), x - x.mean())
+    return np.array([y.mean() - slope * x.mean(), slope]) if slope != 0.0 else None
 
 
 def exact(problem: Problem, site: str, draws: Draws) -> dict[str, Any]:
@@ -72,14 +155,14 @@ def exact(problem: Problem, site: str, draws: Draws) -> dict[str, Any]:
     shown = {name: [e - first[name] for e in entries if 0 <= e - first[name] < n] for name, n in zip(used, sizes)}
     _check(used, shown)
     sequential = any(latent.parents for latent in used.values())
-    fns, parts = _maps(used, shown, mixtures=not sequential)
-    mixture = normal_mixtures.product(parts)
+    fns, parts = prior_maps.maps(used, shown, mixtures=not sequential)
+    mixture = prior_maps.product(parts)
     number = len(mixture.weights)
     law = "standard normal" if number == 1 else f"a mixture of {number} normals"
     names = [_label(name, i) for name, latent in used.items() for i in np.ndindex(latent.value.shape)]
     return {
         "columns": tuple(columns),
-        "priors": Sequential(problem, tuple(used)) if sequential else Independent(fns),
+        "priors": prior_maps.Sequential(problem, tuple(used)) if sequential else prior_maps.Independent(fns),
         "rest": np.concatenate([latent.value.ravel() for latent in used.values()]).astype(np.float64),
         "mixture": mixture,
         "sites": tuple((name, latent.value.shape) for name, latent in used.items()),
@@ -98,18 +181,18 @@ def standardised(table: np.ndarray, what: str, why: str, *, choose_links: bool) 
     """The fields of inexact coordinates: median 0, and 68 % of the rows of a table between -1 and 1."""
     table = np.asarray(table, np.float64)
     moving = np.flatnonzero(np.ptp(table, axis=0) > 0.0)
-    links = {k: _most_normal(table[:, k]) if choose_links else link_functions.IDENTITY for k in moving}
-    columns = [link_functions.constant(value) for value in table[0]]
+    links = {k: _most_normal(table[:, k]) if choose_links else IDENTITY for k in moving}
+    columns = [constant(value) for value in table[0]]
     for entry, k in enumerate(moving):
-        columns[k] = link_functions.column(links[k], entry)
+        columns[k] = column(links[k], entry)
     t = np.stack([np.asarray(links[k].inverse(table[:, k])) for k in moving], axis=1)
     low, median, high = np.quantile(t, [0.158655, 0.5, 0.841345], axis=0)
     spread = np.where(high > low, 0.5 * (high - low), t.std(axis=0))
     return {
         "columns": tuple(columns),
-        "priors": Independent((to_host(dist.Normal(median, spread)),)),
+        "priors": prior_maps.Independent((to_host(dist.Normal(median, spread)),)),
         "rest": median,
-        "mixture": normal_mixtures.standard(len(moving)),
+        "mixture": prior_maps.standard(len(moving)),
         "sites": (("arguments", (len(moving),)),),
         "entries": tuple(range(len(moving))),
         "readers": tuple(int(k) for k in moving),
@@ -133,11 +216,11 @@ def _match(arguments: np.ndarray, latents: Mapping[str, np.ndarray]) -> list[_Ma
     matches = []
     for k, a in enumerate(arguments.T):
         if np.ptp(a) == 0.0:
-            matches.append(_Match(link_functions.constant(a[0])))
+            matches.append(_Match(constant(a[0])))
             continue
         match = next(_functions(a, latents), None)
         if match is None:
-            raise NotExact(f"argument {k} was not recognised as an elementwise function of one latent")
+            raise prior_maps.NotExact(f"argument {k} was not recognised as an elementwise function of one latent")
         matches.append(match)
     return matches
 
@@ -145,13 +228,13 @@ def _match(arguments: np.ndarray, latents: Mapping[str, np.ndarray]) -> list[_Ma
 def _functions(a: np.ndarray, latents: Mapping[str, np.ndarray]):
     for name, values in latents.items():
         for index, t in enumerate(values.reshape(len(values), -1).T):
-            if link_functions.is_monotone(a, t) and (column := link_functions.find(a, t)) is not None:
+            if is_monotone(a, t) and (column := find(a, t)) is not None:
                 yield _Match(column, name, index)
 
 
 def _refuse(condition: bool, reason: str) -> None:
     if condition:
-        raise NotExact(reason)
+        raise prior_maps.NotExact(reason)
 
 
 def _check(used: Mapping[str, Latent], shown: Mapping[str, list[int]]) -> None:
@@ -164,45 +247,22 @@ def _check(used: Mapping[str, Latent], shown: Mapping[str, list[int]]) -> None:
         _refuse(tied and part, f"the simulator takes only a part of {name}, whose entries belong together")
 
 
-def _maps(used: Mapping[str, Latent], shown: Mapping[str, list[int]], *, mixtures: bool):
-    """For each site a distribution with a map to normals, and the parts of the law of all mapped entries."""
-    split = {name: normal_mixtures.read(latent.fn) if mixtures else None for name, latent in used.items()}
-    count = normal_mixtures.num_components([part for found in split.values() if found for part in found[1]])
-    fns: list[dist.Distribution] = []
-    parts: list[normal_mixtures.Mixture] = []
-    for name, latent in used.items():
-        found = split[name]
-        if found and count <= normal_mixtures.MAX_COMPONENTS:
-            fn, events = found
-            fns.append(to_host(fn))
-            elementwise = len(events) == latent.value.size
-            parts.extend([events[i] for i in shown[name]] if elementwise else events)
-        else:
-            try:
-                normalise.check(latent.fn)
-            except normalise.NoNormalMap as reason:
-                raise NotExact(f"of {name}: {reason}") from reason
-            fns.append(to_host(latent.fn))
-            parts.append(normal_mixtures.standard(len(shown[name])))
-    return tuple(fns), parts
-
-
 def _label(name: str, index: tuple[int, ...]) -> str:
     return f"{name}[{', '.join(map(str, index))}]" if index else name
 
 
 @on_host
-def _most_normal(a: np.ndarray) -> link_functions.Link:
+def _most_normal(a: np.ndarray) -> Link:
     """The identity, exp for positive draws, or expit for draws in the unit interval: whichever fits best.
 
     Judged by the correlation of the sorted draws on that scale with normal quantiles; the identity unless
     another is clearly better.
     """
-    choices = [link_functions.IDENTITY]
+    choices = [IDENTITY]
     if np.all(a > 0.0):
-        choices.append(link_functions.EXP)
+        choices.append(EXP)
     if np.all((a > 0.0) & (a < 1.0)):
-        choices.append(link_functions.EXPIT)
+        choices.append(EXPIT)
     scores = ndtri((np.arange(len(a)) + 0.5) / len(a))
     fits = [np.corrcoef(np.sort(np.asarray(link.inverse(a))), scores)[0, 1] for link in choices]
     best = int(np.argmax(fits))

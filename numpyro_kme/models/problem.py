@@ -11,10 +11,10 @@ import numpy as np
 from jax import random
 from numpyro.primitives import Messenger
 
-from numpyro_kme._core import batches, checks, compat
+from numpyro_kme._core import checks, compat, programs
 from numpyro_kme._core.programs import Program, Recomputed
-from numpyro_kme.models import normalise, reading, sites, tracing
-from numpyro_kme.models.sites import Latent, SimulatorSite
+from numpyro_kme.models import normalise, reading, tracing
+from numpyro_kme.models.reading import Latent, SimulatorSite
 
 __all__ = ["Draws", "Latent", "Problem", "SimulatorSite"]
 
@@ -77,7 +77,7 @@ class Problem(Recomputed):
         Raises:
             ValueError: As `read`.
         """
-        before = sites.Parts(dict(self.latents), dict(self.simulators), self.likelihoods, self.deterministics)
+        before = reading.Parts(dict(self.latents), dict(self.simulators), self.likelihoods, self.deterministics)
         return Problem(self.model, args, kwargs, *reading.read_again(before, self.model, args, kwargs))
 
     @property
@@ -108,11 +108,11 @@ class Problem(Recomputed):
         """
         checks.key(rng_key)
         checks.require(num_draws >= 1, f"`num_draws` must be at least 1; got {num_draws}.")
-        return self._draws(batches.run(partial(self._draw, rng_key), np.arange(num_draws, dtype=np.uint32)))
+        return self._draws(programs.in_blocks(partial(self._draw, rng_key), np.arange(num_draws, dtype=np.uint32)))
 
     def evaluate(self, latents: Arrays) -> Draws:
         """The simulators' arguments and the deterministic sites at given latents `{site: (m, *shape)}`."""
-        return self._draws(batches.run(self._evaluate, self._checked(latents)))
+        return self._draws(programs.in_blocks(self._evaluate, self._checked(latents)))
 
     def arguments(self, latents: Arrays) -> Arrays:
         """The simulators' arguments, `{site: (m, *groups, p)}`, at given latents `{site: (m, *shape)}`."""
@@ -120,12 +120,12 @@ class Problem(Recomputed):
 
     def log_prior(self, latents: Arrays) -> np.ndarray:
         """Log density of the prior, `(m,)`, at given latents `{site: (m, *shape)}`."""
-        return batches.run(self._log_prior, self._checked(latents))
+        return programs.in_blocks(self._log_prior, self._checked(latents))
 
     def inside_support(self, latents: Arrays) -> dict[str, np.ndarray]:
         """Whether latents `{site: (m, *shape)}` lie in the support of their priors, given those before them: `{site:
         (m,)}`."""
-        return batches.run(self._inside, self._checked(latents))
+        return programs.in_blocks(self._inside, self._checked(latents))
 
     def to_normal(self, latents: Arrays) -> dict[str, jax.Array]:
         """Map one point to independent standard normals: each site given those before it (Rosenblatt's map).

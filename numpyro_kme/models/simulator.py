@@ -14,7 +14,7 @@ from numpyro.distributions import constraints
 from numpyro.distributions.distribution import Distribution, MaskedDistribution
 
 from numpyro_kme._core import checks, compat
-from numpyro_kme.models import calling
+from numpyro_kme.models import simulator_functions as functions
 
 Shape = tuple[int, ...]
 
@@ -67,11 +67,13 @@ class Simulator(Distribution):
         shape: int | Shape | None = None,
         dtype: Any = None,
     ):
-        calling.check_function(fn)
-        checks.require(len(params) > 0, f"Simulator `{calling.name(fn)}` has no parameter, so nothing can be inferred.")
+        functions.check_function(fn)
+        checks.require(
+            len(params) > 0, f"Simulator `{functions.name(fn)}` has no parameter, so nothing can be inferred."
+        )
         checks.require(
             (shape is None) == (dtype is None),
-            f"Simulator `{calling.name(fn)}` got shape={shape} and dtype={dtype}: a black-box simulator needs "
+            f"Simulator `{functions.name(fn)}` got shape={shape} and dtype={dtype}: a black-box simulator needs "
             "both, a JAX simulator neither.",
         )
         self.fn = fn
@@ -81,7 +83,9 @@ class Simulator(Distribution):
         self.black_box = shape is not None
         self._event_dims_given = event_dims is not None
         if shape is None:
-            event_shape, self.dtype = calling.traced_event(fn, self.call_shapes, [param.dtype for param in self.params])
+            event_shape, self.dtype = functions.traced_event(
+                fn, self.call_shapes, [param.dtype for param in self.params]
+            )
         else:
             event_shape = (shape,) if isinstance(shape, int) else tuple(shape)
             self.dtype = np.dtype(dtype)
@@ -95,7 +99,7 @@ class Simulator(Distribution):
     @property
     def name(self) -> str:
         """Name of the simulator's function."""
-        return calling.name(self.fn)
+        return functions.name(self.fn)
 
     @property
     def call_shapes(self) -> tuple[Shape, ...]:
@@ -176,11 +180,11 @@ class Simulator(Distribution):
         keys = self.keys(key, sample_shape)
         params = self.broadcast_params(keys.shape)
         if self.black_box:
-            return calling.call_back(self.fn, self.event_shape, self.dtype, random.key_data(keys), params)
+            return functions.call_back(self.fn, self.event_shape, self.dtype, random.key_data(keys), params)
         if keys.shape == ():
-            return calling.call(self.fn, keys, params)
+            return functions.call(self.fn, keys, params)
         rows = [param.reshape((-1, *shape)) for param, shape in zip(params, self.call_shapes)]
-        return calling.call_rows(self.fn, keys.ravel(), rows).reshape(keys.shape + self.event_shape)
+        return functions.call_rows(self.fn, keys.ravel(), rows).reshape(keys.shape + self.event_shape)
 
     def log_prob(self, value: ArrayLike, intermediates: Any = None) -> jax.Array:
         """Has a shape, for tools that draw the graph of a model; evaluating it raises `NotImplementedError`."""
@@ -241,7 +245,7 @@ def _event_dims(fn: Callable, shapes: list[Shape], event_dims) -> tuple[int, ...
     dims = (event_dims,) * len(shapes) if isinstance(event_dims, int) else tuple(event_dims)
     checks.require(
         len(dims) == len(ndims) and all(0 <= d <= n for d, n in zip(dims, ndims)),
-        f"Simulator `{calling.name(fn)}` got event_dims={event_dims} for parameters of shapes {shapes}; give "
+        f"Simulator `{functions.name(fn)}` got event_dims={event_dims} for parameters of shapes {shapes}; give "
         "one number for each parameter, at most its number of dimensions.",
     )
     return dims
@@ -253,7 +257,7 @@ def _groups(fn: Callable, shapes: list[Shape], event_dims: tuple[int, ...]) -> S
         return jnp.broadcast_shapes(*leads)
     except ValueError as error:
         raise ValueError(
-            f"The parameters of simulator `{calling.name(fn)}` have shapes {shapes} and "
+            f"The parameters of simulator `{functions.name(fn)}` have shapes {shapes} and "
             f"event_dims={event_dims}, which leaves the batch shapes {leads}; these must broadcast against "
             "each other."
         ) from error

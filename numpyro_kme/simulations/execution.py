@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_kme.models import calling
+from numpyro_kme.models import simulator_functions
 from numpyro_kme.simulations import worker
 from numpyro_kme.simulations.failures import Failure, SimulationError
 
@@ -102,7 +102,7 @@ class _Run:
             rows = task.rows
             try:
                 outcomes = future.result()
-            except calling.WrongOutput:
+            except simulator_functions.WrongOutput:
                 raise
             except BrokenExecutor as error:
                 broken = error

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import checks, compat
-from numpyro_kme.models import calling
+from numpyro_kme.models import simulator_functions
 from numpyro_kme.simulations import named
 
 _NUMBERS = (type(None), bool, int, float, complex)
@@ -110,13 +110,13 @@ class _Reader:
                 queue.append((name, value))
 
         for what, root in roots.items():
-            add(what, calling.name(root), root)
+            add(what, simulator_functions.name(root), root)
         while queue:
             owner, value = queue.popleft()
             for what, name, child in self._node(value).children:
                 add(
                     f"{what} `{name}` of `{owner}`" if name else f"{what} of `{owner}`",
-                    calling.name(child) if name in ("", "__wrapped__") else name,
+                    simulator_functions.name(child) if name in ("", "__wrapped__") else name,
                     child,
                 )
         return found

@@ -14,9 +14,9 @@ import numpy as np
 from jax import random
 from tqdm.auto import tqdm
 
-from numpyro_kme._core import batches, checks
+from numpyro_kme._core import checks, programs
 from numpyro_kme._core.programs import Program
-from numpyro_kme.models import calling
+from numpyro_kme.models import simulator_functions
 from numpyro_kme.models.problem import Arrays
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.simulations import execution, fingerprint, worker
@@ -153,7 +153,7 @@ class Run:
             return self._in_blocks(rows, keys, report)
         simulator = self.simulator
         job = worker.Job(simulator.fn, simulator.batch_shape, simulator.event_shape, simulator.dtype)
-        prepared = batches.run(partial(_prepare, simulator), (keys[rows], self.arguments[rows]), self.block_size)
+        prepared = programs.in_blocks(partial(_prepare, simulator), (keys[rows], self.arguments[rows]), self.block_size)
         place = {int(row): i for i, row in enumerate(rows)}
 
         def row(number):
@@ -172,7 +172,7 @@ class Run:
         draw = Program(partial(_draw, self.simulator))
         for block in np.unique(rows // self.block_size):
             inside = slice(block * self.block_size, (block + 1) * self.block_size)
-            x = batches.run(draw, (keys[inside], self.arguments[inside]), self.block_size)
+            x = programs.in_blocks(draw, (keys[inside], self.arguments[inside]), self.block_size)
             numbers = np.arange(len(keys))[inside]
             chosen = np.flatnonzero(wanted[inside])
             report([int(n) for n in numbers[chosen]], [not_finite(x[i]) or x[i] for i in chosen])
@@ -204,7 +204,7 @@ def settings(
         "float64": jnp.result_type(float) == jnp.float64,
         "simulator": {
             name: {
-                "function": calling.name(simulator.fn),
+                "function": simulator_functions.name(simulator.fn),
                 "shape": list(simulator.shape()),
                 "dtype": str(simulator.dtype),
                 "black box": simulator.black_box,

@@ -1,9 +1,10 @@
-"""Simulations from the prior of a model: each with its own key, with a stated policy for those that fail."""
+"""Simulations from the prior of a model, or at given latents: each with its own key, with a policy for failures."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -13,13 +14,13 @@ import numpy as np
 from jax import random
 from tqdm.auto import tqdm
 
-from numpyro_kme._core import batches, checks, compat
+from numpyro_kme._core import checks, compat, programs
 from numpyro_kme.models.problem import Arrays, Draws, Problem
 from numpyro_kme.simulations import running
-from numpyro_kme.simulations.bank import Simulations
 from numpyro_kme.simulations.failures import OnFailure, Penalise, SimulationError, check_policy, retries, stops
-from numpyro_kme.simulations.guards import StoreError
+from numpyro_kme.simulations.simulations import Simulations
 from numpyro_kme.simulations.store import Store
+from numpyro_kme.simulations.store_checks import StoreError
 
 
 def simulate(
@@ -33,7 +34,7 @@ def simulate(
     store: str | PathLike | None = None,
     version: str | int | None = None,
     progress_bar: bool = True,
-    block_size: int = batches.BLOCK,
+    block_size: int = programs.BLOCK,
 ) -> Simulations:
     """Draw latents from the prior and simulate at each.
 
@@ -181,3 +182,110 @@ def gather(draws: Draws, x, errors, on_failure: OnFailure) -> Simulations:
 
 def _rows(arrays: Arrays, kept: np.ndarray) -> dict[str, np.ndarray]:
     return {name: np.asarray(value)[kept] for name, value in arrays.items()}
+
+
+def simulate_at(
+    rng_key: jax.Array,
+    problem: Problem,
+    latents: Arrays,
+    *,
+    on_failure: OnFailure = "raise",
+    timeout: float | None = None,
+    executor: Executor | int | None = None,
+    progress_bar: bool = False,
+) -> Simulations:
+    """Simulate once at each of the given latents `{site: (m, *shape)}`, with the keys that `simulate` would use.
+
+    Args:
+        rng_key: The only source of randomness.
+        problem: The model, as `Problem.read` gives it.
+        latents: Values of all latents.
+        on_failure: As in `simulate`.
+        timeout: As in `simulate`.
+        executor: As in `simulate`.
+        progress_bar: Show a bar.
+    Raises:
+        SimulationError: If a simulation fails, with its number and latents, or if all of them failed.
+    """
+    checks.key(rng_key)
+    check_policy(on_failure)
+    check_execution(problem, timeout, executor)
+    draws = problem.evaluate(latents)
+    x, errors = {}, {}
+    total = len(next(iter(draws.latents.values()))) * len(problem.simulators)
+    quiet = not (progress_bar and compat.progress_bars_allowed())
+    with tqdm(total=total, desc="simulating", disable=quiet) as bar:
+        for name, site in problem.simulators.items():
+            run = running.Run(
+                rng_key,
+                name,
+                site.simulator,
+                draws.arguments[name],
+                block_size=programs.BLOCK,
+                timeout=timeout,
+                executor=executor,
+            )
+            watch = running.Watch(name, draws.latents, stops(on_failure), bar, None)
+            x[name], errors[name] = run.all(retries(on_failure), watch)
+    return gather(draws, x, errors, on_failure)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How an engine simulates; engines take these as keywords of their own.
+
+    Args:
+        num_simulations: Number of simulations.
+        simulations: Simulations made elsewhere, instead of new ones.
+        on_failure: What to do when a simulation fails, as in `simulate`.
+        executor: Where black-box simulators run, as in `simulate`.
+        store: A folder to write results to as they come, and to go on from, as in `simulate`.
+        version: Of the simulator, as in `simulate`.
+        timeout: Seconds for one simulation of a black-box simulator.
+        progress_bar: Whether to show the progress.
+    """
+
+    num_simulations: int
+    simulations: Simulations | None = None
+    on_failure: OnFailure = "raise"
+    executor: Executor | int | None = None
+    store: str | PathLike | None = None
+    version: str | int | None = None
+    timeout: float | None = None
+    progress_bar: bool = True
+
+    def __post_init__(self):
+        checks.instance("simulations", self.simulations, Simulations | None, "a set of simulations (Simulations)")
+        check_policy(self.on_failure)
+        checks.require(
+            self.simulations is None or self.store is None,
+            "Give `simulations` or `store`, not both: what is given is not simulated.",
+        )
+
+    def simulate(self, rng_key: jax.Array, problem: Problem, number: int | None = None) -> Simulations:
+        """The given simulations, or `number` new ones from the prior, all of them when left out."""
+        if self.simulations is not None:
+            return self.simulations
+        return simulate(
+            rng_key,
+            problem,
+            self.num_simulations if number is None else number,
+            on_failure=self.on_failure,
+            timeout=self.timeout,
+            executor=self.executor,
+            store=self.store,
+            version=self.version,
+            progress_bar=self.progress_bar,
+        )
+
+    def simulate_at(self, rng_key: jax.Array, problem: Problem, latents: Arrays) -> Simulations:
+        """Simulations at given latents `{site: (m, *shape)}`."""
+        return simulate_at(
+            rng_key,
+            problem,
+            latents,
+            on_failure=self.on_failure,
+            timeout=self.timeout,
+            executor=self.executor,
+            progress_bar=self.progress_bar,
+        )

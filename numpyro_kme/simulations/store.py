@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_kme._core import checks, zarr_folders
+from numpyro_kme._core import arviz, checks
 from numpyro_kme.simulations.failures import Failure
-from numpyro_kme.simulations.guards import StoreError, alone, unwritable, writing
+from numpyro_kme.simulations.store_checks import StoreError, alone, damaged, differences, first, unwritable, writing
 
 FORMAT = 1
 CHUNK = 64
@@ -21,8 +21,6 @@ KIND = 48
 """Bytes for the kind of a failure."""
 
 PENDING, DONE, FAILED = 0, 1, 2
-
-_NOTHING = "(nothing)"
 
 
 class Store:
@@ -81,15 +79,15 @@ class Store:
         """
         zarr = _zarr()
         path = Path(path)
-        what = zarr_folders.objection(path) if (path / "zarr.json").is_file() else "there is no zarr.json in it"
+        what = arviz.objection(path) if (path / "zarr.json").is_file() else "there is no zarr.json in it"
         if what:
-            raise _damaged(path, what)
+            raise damaged(path, what)
         try:
             store = cls(path, zarr.open_group(str(path), mode="r+", zarr_format=3, use_consolidated=False))
             version = store._root.attrs["numpyro_kme_store"]
             json.loads(store._root.attrs["settings"])
         except Exception as error:
-            raise _damaged(path, f"its description cannot be read ({type(error).__name__}: {error})") from error
+            raise damaged(path, f"its description cannot be read ({type(error).__name__}: {error})") from error
         if version != FORMAT:
             raise StoreError(
                 f"The store {path} has format {version}; this release reads {FORMAT}. Read it with its own release."
@@ -107,9 +105,9 @@ class Store:
             {"numpyro_kme_store": FORMAT, "settings": json.dumps(settings), "inference_library": "numpyro_kme"}
         )
         for group, names in (("prior", prior), ("prior_predictive", outputs), ("simulations", ())):
-            files = {zarr_folders.file_name(name): name for name in names}
+            files = {arviz.file_name(name): name for name in names}
             odd = {file: name for file, name in files.items() if file != name}
-            root.create_group(group, attributes={zarr_folders.NAMES: odd} if odd else {})
+            root.create_group(group, attributes={arviz.NAMES: odd} if odd else {})
         store = cls(made, root)
         for name, value in prior.items():
             store._array("prior", name, (0, *value.shape[1:]), value.dtype)
@@ -123,7 +121,7 @@ class Store:
     def _array(self, group, name, shape, dtype) -> None:
         from zarr.codecs import Crc32cCodec, ZstdCodec
 
-        file = zarr_folders.file_name(name)
+        file = arviz.file_name(name)
         dims = ["chain", "draw", *(f"{file}_dim_{i}" for i in range(len(shape) - 1))]
         self._root[group].create_array(
             file,
@@ -165,7 +163,7 @@ class Store:
         """Status of each simulation, `(count,)`."""
         status = self._values("simulations", f"status of {site}")
         if status.max(initial=0) > FAILED:
-            raise _damaged(self.path, f"the status of {site!r} has the value {status.max()}")
+            raise damaged(self.path, f"the status of {site!r} has the value {status.max()}")
         return status
 
     def load(self, site: str) -> tuple[np.ndarray, np.ndarray]:
@@ -222,17 +220,17 @@ class Store:
         self._stored(group, name).oindex[0, rows] = values
 
     def _stored(self, group, name):
-        return self._root[group][zarr_folders.file_name(name)]
+        return self._root[group][arviz.file_name(name)]
 
     def _names(self, group) -> list[str]:
-        known = zarr_folders.names(self._root[group].attrs)
+        known = arviz.names_of(self._root[group].attrs)
         return [known.get(file, file) for file, _ in self._root[group].arrays()]
 
     def _values(self, group, name) -> np.ndarray:
         try:
             return np.asarray(self._stored(group, name)[0, : self.count])
         except Exception as error:
-            raise _damaged(self.path, f"{group}/{name} cannot be read ({type(error).__name__}: {error})") from error
+            raise damaged(self.path, f"{group}/{name} cannot be read ({type(error).__name__}: {error})") from error
 
     def _arrays(self):
         return [
@@ -245,27 +243,27 @@ class Store:
         try:
             arrays = self._arrays()
         except Exception as error:
-            raise _damaged(self.path, f"its groups cannot be read ({type(error).__name__}: {error})") from error
+            raise damaged(self.path, f"its groups cannot be read ({type(error).__name__}: {error})") from error
         names = {name for name, _ in arrays}
         for site in self.sites:
             for name in (f"arguments of {site}", f"status of {site}", f"failures of {site}"):
-                if f"simulations/{zarr_folders.file_name(name)}" not in names:
-                    raise _damaged(self.path, f"the array simulations/{name} is missing")
+                if f"simulations/{arviz.file_name(name)}" not in names:
+                    raise damaged(self.path, f"the array simulations/{name} is missing")
         for name, array in arrays:
             if array.dtype.kind not in "biuf":
-                raise _damaged(self.path, f"{name} does not hold numbers but {array.dtype}")
+                raise damaged(self.path, f"{name} does not hold numbers but {array.dtype}")
             if array.ndim < 2 or array.shape[1] < self.count:
-                raise _damaged(self.path, f"{name} has shape {array.shape} where there are {self.count} simulations")
+                raise damaged(self.path, f"{name} has shape {array.shape} where there are {self.count} simulations")
 
     def _require(self, settings: Mapping[str, Any]) -> None:
         """Refuse other settings; other code is taken with a warning if its author says that it is the same version."""
         stored, asked = dict(self.settings), json.loads(json.dumps(settings))
         changed = stored.pop("code now", {})
-        code = _differences(stored.pop("code", {}), asked.pop("code"), changed)
-        packages = _differences(stored.pop("packages", {}), asked.pop("packages"))
-        others = _differences(stored, asked)
+        code = differences(stored.pop("code", {}), asked.pop("code"), changed)
+        packages = differences(stored.pop("packages", {}), asked.pop("packages"))
+        others = differences(stored, asked)
         if others or (code and asked["version"] is None):
-            told = "; ".join([*others, *_first(code), *(packages if code else [])])
+            told = "; ".join([*others, *first(code), *(packages if code else [])])
             raise StoreError(
                 f"The store {self.path} holds simulations of another configuration: {told}. Give another path, or put "
                 "back what differs; Simulations.from_arviz reads those simulations as they are. What else is to "
@@ -275,7 +273,7 @@ class Store:
         if code or packages:
             checks.warn(
                 f"The store {self.path} is taken, though since it was begun this differs: "
-                f"{'; '.join([*_first(code), *packages])}. Give another path if that makes other simulations.",
+                f"{'; '.join([*first(code), *packages])}. Give another path if that makes other simulations.",
             )
 
     def admit(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
@@ -287,42 +285,6 @@ class Store:
             settings["code now"] = settings.get("code now", {}) | changed
             with writing(self.path, "It keeps the simulations that were written."):
                 self._root.attrs["settings"] = json.dumps(settings)
-
-
-def _differences(stored: Mapping, asked: Mapping, changed: Mapping | None = None) -> list[str]:
-    """What differs between settings, in words; `changed` is as good as what is stored."""
-    stored, asked, changed = _flat(stored), _flat(asked), changed or {}
-    told = [
-        _difference(key, stored.get(key, _NOTHING), asked.get(key, _NOTHING))
-        for key in sorted({*stored, *asked})
-        if asked.get(key, _NOTHING) not in (stored.get(key, _NOTHING), changed.get(key, _NOTHING))
-    ]
-    return sorted(told, key=lambda sentence: ":" not in sentence)  # first what a person can read
-
-
-def _difference(key: str, stored: Any, asked: Any) -> str:
-    if _NOTHING in (stored, asked):
-        return f"{key} is {'no more' if asked is _NOTHING else 'new'}"
-    digests = str(stored).startswith("#") and str(asked).startswith("#")
-    return f"{key} differs" if digests else f"{key}: {stored} in the store, {asked} now"
-
-
-def _first(told: list[str]) -> list[str]:
-    return told if len(told) <= 6 else [*told[:5], f"and {len(told) - 5} more"]
-
-
-def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries with joined keys."""
-    if not isinstance(tree, dict):
-        return {prefix: tree}
-    return {key: leaf for name, value in tree.items() for key, leaf in _flat(value, f"{prefix} {name}".strip()).items()}
-
-
-def _damaged(path: Path, what: str) -> StoreError:
-    return StoreError(
-        f"{path} is not a store of simulations, or it is damaged: {what}. Restore a copy, or remove it and simulate "
-        "again."
-    )
 
 
 def _zarr():

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_kme.models import calling
+from numpyro_kme.models import simulator_functions
 from numpyro_kme.simulations.failures import Failure, not_finite, raised
 
 Row = tuple[np.ndarray, list[np.ndarray]]
@@ -69,7 +69,7 @@ def start_worker() -> None:
 def _simulate(job: Job, row: Row, timeout) -> np.ndarray | Failure:
     try:
         x = _limited(timeout, _calls_of_row, job, row)
-    except calling.WrongOutput:
+    except simulator_functions.WrongOutput:
         raise
     except Failure as failure:
         return failure
@@ -82,7 +82,8 @@ def _calls_of_row(job: Job, row: Row) -> np.ndarray:
     key_data, params = row
     x = np.empty(job.batch_shape + job.event_shape, job.dtype)
     for i in np.ndindex(job.batch_shape):
-        x[i] = calling.call_on_host(job.fn, job.event_shape, job.dtype, key_data[i], *(param[i] for param in params))
+        own = (param[i] for param in params)
+        x[i] = simulator_functions.call_on_host(job.fn, job.event_shape, job.dtype, key_data[i], *own)
     return x
 
 

@@ -10,7 +10,7 @@ from numpyro.infer import MCMC, NUTS
 from scipy import optimize, special, stats
 
 import numpyro_kme as kme
-from numpyro_kme.simulations.at import simulate_at
+from numpyro_kme.simulations.simulate import simulate_at
 
 KEY = jax.random.key(0)
 X = np.array([0.8])

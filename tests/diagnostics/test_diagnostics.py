@@ -27,7 +27,7 @@ from numpyro_kme.diagnostics import (
     uniformity,
 )
 from numpyro_kme.engines import Engine, Posterior, Trained
-from numpyro_kme.mcmc.surrogate_check import SurrogateCheck
+from numpyro_kme.mcmc.chain_checks import SurrogateCheck
 
 KEY = jax.random.key(1)
 NOISE = 0.7

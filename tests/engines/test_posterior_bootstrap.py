@@ -15,8 +15,8 @@ from numpyro_kme.engines._iid import IidModel
 from numpyro_kme.engines.posterior_bootstrap import PosteriorBootstrap
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD, Generator, Loss, NegativeLogLikelihood, NormalNoise, Wasserstein
-from numpyro_kme.models.from_noise import FromNoise
 from numpyro_kme.models.simulator import Simulator
+from numpyro_kme.models.simulator_functions import FromNoise
 
 RNG = np.random.default_rng(0)
 X = np.append(RNG.normal(2.0, 1.5, 190), np.full(10, 60.0))

@@ -14,11 +14,11 @@ from scipy.stats import norm
 
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD
+from numpyro_kme.mcmc.chain_checks import noise_sensitivity
 from numpyro_kme.mcmc.handlers import generalized_bayes
 from numpyro_kme.mcmc.noise import CommonNoise, FreshNoise, LatentNoise, fresh_nodes, independent_noise, simulation_keys
-from numpyro_kme.mcmc.rescoring import noise_sensitivity
-from numpyro_kme.models.from_noise import FromNoise
 from numpyro_kme.models.simulator import Simulator
+from numpyro_kme.models.simulator_functions import FromNoise
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(1.0, 1.0, 30)

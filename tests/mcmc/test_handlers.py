@@ -22,8 +22,8 @@ from numpyro_kme.likelihoods.base import LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, fit_likelihood
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.published.objectives import Hyperparameters
+from numpyro_kme.mcmc.chain_checks import check_surrogate
 from numpyro_kme.mcmc.handlers import surrogate, uncondition_simulators
-from numpyro_kme.mcmc.surrogate_check import check_surrogate
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.unconstrained import Unconstrained

@@ -11,7 +11,7 @@ from jax import random
 from jax.scipy.special import expit, logit
 from scipy import special
 
-from numpyro_kme.models import link_functions
+from numpyro_kme.models import matching
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.models.simulator import Simulator
@@ -271,7 +271,7 @@ def test_functions_are_recognised_with_affine_maps_around_them(name, dtype, rng)
         (dtype(2.0) * h(t) - dtype(7.0), t, False),
     ):
         assert a.dtype == dtype
-        column = link_functions.find(a, s)
+        column = matching.find(a, s)
         assert column is not None
         assert not plain or column.link.name == name
         tolerance = 1e-3 if dtype is np.float32 else 1e-6
@@ -281,7 +281,7 @@ def test_functions_are_recognised_with_affine_maps_around_them(name, dtype, rng)
 @pytest.mark.parametrize("a", [lambda t: t**3, np.sin, lambda t: np.exp(t) + t], ids=["cube", "sine", "sum"])
 def test_other_functions_are_not_taken_for_one_of_the_list(a, rng):
     t = rng.normal(size=300).astype(np.float32)
-    assert link_functions.find(a(t), t) is None
+    assert matching.find(a(t), t) is None
 
 
 @pytest.mark.smoke

@@ -9,7 +9,7 @@ import scipy.stats as st
 from jax import random
 from numpyro.distributions import transforms
 
-from numpyro_kme.models import normal_mixtures, normalise
+from numpyro_kme.models import normalise, prior_maps
 from numpyro_kme.models.normalise import from_normal, to_normal
 
 pytestmark = pytest.mark.x64
@@ -234,8 +234,8 @@ def test_mixtures_of_normals_keep_their_density(name):
     with jax.numpy_rank_promotion("allow"):  # NumPyro's mixtures
         value = fn.sample(random.key(1))
         expected = float(fn.log_prob(value))
-    affine, parts = normal_mixtures.read(fn)
-    mixture = normal_mixtures.product(parts)
+    affine, parts = prior_maps.read(fn)
+    mixture = prior_maps.product(parts)
     z = np.ravel(forward(affine, value))
     jacobian = jax.jit(jax.jacfwd(to_normal, argnums=1))(affine, value).reshape(z.size, z.size)
     found = np.log(density(mixture, z)) + np.linalg.slogdet(jacobian)[1]
@@ -246,7 +246,7 @@ def test_mixtures_of_normals_keep_their_density(name):
     )
     np.testing.assert_allclose(mean, 0.0, atol=1e-12)
     np.testing.assert_allclose(second, np.eye(len(z)), atol=1e-12)
-    assert normal_mixtures.num_components(parts) == len(mixture.weights) == (4 if name == "expanded" else 2)
+    assert prior_maps.num_components(parts) == len(mixture.weights) == (4 if name == "expanded" else 2)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_mixtures_of_normals_keep_their_density(name):
     ],
 )
 def test_other_priors_are_no_mixtures_of_normals(fn):
-    assert normal_mixtures.read(fn) is None
+    assert prior_maps.read(fn) is None
 
 
 def test_single_precision():

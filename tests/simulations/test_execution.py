@@ -22,7 +22,7 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_kme as kme
-from numpyro_kme._core import zarr_folders
+from numpyro_kme._core import arviz
 from numpyro_kme.simulations import (
     Command,
     Penalise,
@@ -538,7 +538,7 @@ NAMES += [
 
 
 def test_any_name_can_be_that_of_a_file(tmp_path):
-    files = [zarr_folders.file_name(name) for name in NAMES]
+    files = [arviz.file_name(name) for name in NAMES]
     assert files[:4] == NAMES[:4] and len(set(files)) == len(files)
     for file in files:
         assert set(file).isdisjoint('/\\:*?"<>|\n') and file[0] not in ". " and file[-1] not in ". "

@@ -1,14 +1,59 @@
-"""Priors that are mixtures of normals, kept exact in coordinates of mean 0 and covariance I."""
+"""Maps of priors to normals; mixtures of normals stay exact, in coordinates of mean 0 and covariance I."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import jax
 import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import transforms
 
 from numpyro_kme._core import compat
+from numpyro_kme._core.host import in_present_precision, to_host
+from numpyro_kme.models import normalise
+from numpyro_kme.models.problem import Latent, Problem
+
+
+class NotExact(Exception):
+    """Why the prior gives no exact coordinates: half a sentence, to follow 'because'."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Independent:
+    """Sites whose priors do not depend on each other."""
+
+    fns: tuple[dist.Distribution, ...]
+
+    def to_normal(self, values):
+        """Standard normals, site by site."""
+        return tuple(normalise.to_normal(fn, value) for fn, value in zip(in_present_precision(self.fns), values))
+
+    def from_normal(self, z):
+        """Values, site by site."""
+        return tuple(normalise.from_normal(fn, part) for fn, part in zip(in_present_precision(self.fns), z))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Sequential:
+    """Sites whose priors depend on sites before them: the model is run to find each prior."""
+
+    problem: Problem = field(metadata={"static": True})
+    names: tuple[str, ...] = field(metadata={"static": True})
+
+    def to_normal(self, values):
+        """Standard normals, site by site."""
+        z = self.problem.to_normal(dict(zip(self.names, values)))
+        return tuple(z[name] for name in self.names)
+
+    def from_normal(self, z):
+        """Values, site by site."""
+        values = self.problem.from_normal(dict(zip(self.names, z)))
+        return tuple(values[name] for name in self.names)
+
 
 MAX_COMPONENTS = 64
 
@@ -121,3 +166,26 @@ def _moments(fn: dist.Distribution) -> tuple[np.ndarray, np.ndarray] | None:
         mean, covariance = np.asarray(fn.mean, np.float64), np.asarray(base.covariance_matrix, np.float64)
         return mean, np.broadcast_to(covariance, mean.shape + mean.shape[-1:])
     return None
+
+
+def maps(used: Mapping[str, Latent], shown: Mapping[str, list[int]], *, mixtures: bool):
+    """For each site a distribution with a map to normals, and the parts of the law of all mapped entries."""
+    split = {name: read(latent.fn) if mixtures else None for name, latent in used.items()}
+    count = num_components([part for found in split.values() if found for part in found[1]])
+    fns: list[dist.Distribution] = []
+    parts: list[Mixture] = []
+    for name, latent in used.items():
+        found = split[name]
+        if found and count <= MAX_COMPONENTS:
+            fn, events = found
+            fns.append(to_host(fn))
+            elementwise = len(events) == latent.value.size
+            parts.extend([events[i] for i in shown[name]] if elementwise else events)
+        else:
+            try:
+                normalise.check(latent.fn)
+            except normalise.NoNormalMap as reason:
+                raise NotExact(f"of {name}: {reason}") from reason
+            fns.append(to_host(latent.fn))
+            parts.append(standard(len(shown[name])))
+    return tuple(fns), parts
