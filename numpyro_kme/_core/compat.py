@@ -75,10 +75,14 @@ def mask(fn: Distribution) -> np.ndarray | jax.Array:
     return found
 
 
+def scale(site) -> float | jax.Array:
+    """The power that `numpyro.handlers.scale` raises the density of a site of a trace to."""
+    return 1.0 if site["scale"] is None else site["scale"]
+
+
 def log_prob(site) -> jax.Array:
     """Log density of a site of a trace, summed, with its mask and its scale."""
-    found = site["fn"].log_prob(site["value"])
-    return jnp.sum(found if site["scale"] is None else site["scale"] * found)
+    return jnp.sum(scale(site) * site["fn"].log_prob(site["value"]))
 
 
 def depends_on(function: Callable, latents: dict[str, jax.Array]) -> tuple[str, ...]:

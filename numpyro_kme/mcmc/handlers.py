@@ -150,7 +150,7 @@ class generalized_bayes(Messenger):
 
 def _check_site(msg, simulator: Simulator, covariates) -> None:
     name, frames = msg["name"], msg["cond_indep_stack"]
-    weights = compat.mask(msg["fn"]), 1.0 if msg["scale"] is None else msg["scale"]
+    weights = compat.mask(msg["fn"]), compat.scale(msg)
     checks.real(f"observation at {name!r}", msg["value"])
     checks.require(
         len(frames) == 1 and len(simulator.batch_shape) == 1 and simulator.batch_shape[0] >= 2,

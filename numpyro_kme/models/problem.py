@@ -77,8 +77,7 @@ class Problem(Recomputed):
         Raises:
             ValueError: As `read`.
         """
-        before = reading.Parts(dict(self.latents), dict(self.simulators), self.likelihoods, self.deterministics)
-        return Problem(self.model, args, kwargs, *reading.read_again(before, self.model, args, kwargs))
+        return Problem(self.model, args, kwargs, *reading.read_again(self, self.model, args, kwargs))
 
     @property
     def observations(self) -> dict[str, np.ndarray]:
@@ -134,46 +133,46 @@ class Problem(Recomputed):
         to latents that depend on them.
         """
         values = {name: latents.get(name, latent.value) for name, latent in self.latents.items()}
-        trace, _ = self._run(random.key(0), values)
+        trace, _ = self._run(values)
         return {name: normalise.to_normal(trace[name]["fn"], trace[name]["value"]) for name in latents}
 
     def from_normal(self, z: Arrays) -> dict[str, jax.Array]:
         """Inverse of `to_normal`; low-discrepancy points in `z` become low-discrepancy prior draws."""
         rest = {name: latent.value for name, latent in self.latents.items() if name not in z}
-        trace, _ = self._run(random.key(0), rest, _FromNormal(z))
+        trace, _ = self._run(rest, _FromNormal(z))
         return {name: trace[name]["value"] for name in z}
 
-    def _run(self, key, latents, *inside):
+    def _run(self, latents, *inside, key=None):
+        key = random.key(0) if key is None else key
         return tracing.run(self.model, self.args, self.kwargs, key, latents, *inside)
 
     def _parts(self, trace, simulators):
-        arguments = {name: simulators[name].arguments for name in self.simulators}
-        return [trace[name]["value"] for name in (*self.latents, *self.deterministics)], arguments
+        """What `Draws` holds, in lists: JAX sorts dictionaries by name."""
+        return (
+            [trace[name]["value"] for name in self.latents],
+            [simulators[name].arguments for name in self.simulators],
+            [trace[name]["value"] for name in self.deterministics],
+        )
 
     def _draws(self, parts) -> Draws:
-        values, arguments = parts
-        sites = dict(zip((*self.latents, *self.deterministics), values))
-        return Draws(
-            {name: sites[name] for name in self.latents},
-            {name: arguments[name] for name in self.simulators},
-            {name: sites[name] for name in self.deterministics},
-        )
+        names = (self.latents, self.simulators, self.deterministics)
+        return Draws(*(dict(zip(*pair)) for pair in zip(names, parts)))
 
     @cached_property
     def _draw(self) -> Callable:
         def draw(key, number):
-            return self._parts(*self._run(random.fold_in(key, number), {}))
+            return self._parts(*self._run({}, key=random.fold_in(key, number)))
 
         return Program(jax.vmap(draw, in_axes=(None, 0)))
 
     @cached_property
     def _evaluate(self) -> Callable:
-        return Program(jax.vmap(lambda latents: self._parts(*self._run(random.key(0), latents))))
+        return Program(jax.vmap(lambda latents: self._parts(*self._run(latents))))
 
     @cached_property
     def _log_prior(self) -> Callable:
         def log_prior(latents):
-            sites, _ = self._run(random.key(0), latents)
+            sites, _ = self._run(latents)
             with tracing.as_numpyro_does():
                 return sum(compat.log_prob(sites[name]) for name in self.latents)
 
@@ -182,7 +181,7 @@ class Problem(Recomputed):
     @cached_property
     def _inside(self) -> Callable:
         def inside(latents):
-            sites, _ = self._run(random.key(0), latents)
+            sites, _ = self._run(latents)
             return {name: jnp.all(sites[name]["fn"].support(sites[name]["value"])) for name in self.latents}
 
         return Program(jax.vmap(inside))

@@ -11,7 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import random
+from numpyro import handlers
 from numpyro.infer.inspect import get_model_relations
+from numpyro.primitives import Messenger
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme.models.simulator import Simulator
@@ -103,76 +105,74 @@ class SimulatorSite:
 
 
 class Parts(NamedTuple):
-    """What a model consists of."""
+    """What a model consists of; `Problem` has the same attributes."""
 
-    latents: dict[str, Latent]
-    simulators: dict[str, SimulatorSite]
+    latents: Mapping[str, Latent]
+    simulators: Mapping[str, SimulatorSite]
     likelihoods: tuple[str, ...]
     deterministics: tuple[str, ...]
-
-
-def outline(parts: Parts) -> tuple:
-    """What does not change with the data."""
-    latents = [(name, type(compat.innermost(latent.fn)), latent.value.shape) for name, latent in parts.latents.items()]
-    simulators = [
-        (name, site.simulator.fn, site.plates, site.observed is None, site.weighted)
-        for name, site in parts.simulators.items()
-    ]
-    return latents, simulators, parts.likelihoods, parts.deterministics
-
-
-def parts_of(trace, simulators, parents) -> Parts:
-    """The parts of a traced model, given its simulators and the parents of each site."""
-    sites = {name: site for name, site in trace.items() if site["type"] == "sample"}
-    unobserved = [name for name, site in sites.items() if not site["is_observed"] and name not in simulators]
-    return Parts(
-        latents={
-            name: Latent(sites[name]["fn"], np.asarray(sites[name]["value"]), parents[name]) for name in unobserved
-        },
-        simulators={
-            name: SimulatorSite(
-                simulator,
-                sites[name]["fn"],
-                {frame.name: frame.size for frame in sites[name]["cond_indep_stack"]},
-                np.asarray(sites[name]["value"]) if sites[name]["is_observed"] else None,
-                parents[name],
-                np.broadcast_to(compat.mask(sites[name]["fn"]), simulator.batch_shape),
-                np.asarray(1.0 if sites[name]["scale"] is None else sites[name]["scale"]),
-            )
-            for name, simulator in simulators.items()
-        },
-        likelihoods=tuple(name for name in sites if sites[name]["is_observed"] and name not in simulators),
-        deterministics=tuple(
-            name
-            for name, site in trace.items()
-            if site["type"] == "deterministic" and not set(parents[name]) & set(simulators)
-        ),
-    )
 
 
 @one_model_at_a_time()
 def read(model: Callable, args: tuple, kwargs: Mapping) -> Parts:
     """Read the parts of `model(*args, **kwargs)`; see `Problem.read`."""
+    _refuse_seeded(model)
+    functions: dict[str, Callable] = {}
+
+    def run_again():
+        functions.update({name: found.fn for name, found in _run(model, args, kwargs)[1].items()})
+
     with _explained(model, args, kwargs):
-        trace, simulators = run(model, args, kwargs, random.key(0), {})
+        trace, simulators = _run(model, args, kwargs)
     check_plates(trace)
-    with _explained(model, args, kwargs):
-        again = jax.eval_shape(lambda: _Hidden(run(model, args, kwargs, random.key(0), {})[1])).content
-        with as_numpyro_does():
-            upstream = get_model_relations(PresentPrecision(model), args, dict(kwargs))["sample_sample"]
+    with _explained(model, args, kwargs), as_numpyro_does():
+        jax.eval_shape(run_again)
+        upstream = get_model_relations(PresentPrecision(model), args, dict(kwargs))["sample_sample"]
     parents = {name: _behind(name, upstream, trace) for name in upstream}
-    sites = {name: site for name, site in trace.items() if site["type"] == "sample"}
-    _check_sites(trace, sites, simulators, parents)
+    _check_sites(trace, simulators, parents)
     for name, simulator in simulators.items():
-        if again[name].fn != simulator.fn:
+        if functions[name] != simulator.fn:
             checks.warn(
                 f"The simulator `{simulator.name}` of site {name!r} is a new function each time the model "
                 "runs, a lambda or a function defined inside the model, so JAX compiles it again each time. "
                 "Define it outside.",
             )
-    parts = parts_of(trace, simulators, parents)
+    parts = _parts_of(trace, simulators, parents)
     _check_weights(parts, model, args, kwargs)
     return parts
+
+
+def read_again(before: Any, model: Callable, args: tuple, kwargs: Mapping) -> Parts:
+    """As `read`, for other data of a model that was read: dependence is read again only where the sites are others."""
+    try:
+        trace, simulators = _run(model, args, kwargs)
+    except Exception:  # which `read` explains
+        return read(model, args, kwargs)
+    parents: dict[str, tuple[str, ...]] = dict.fromkeys((*before.deterministics, *before.likelihoods), ())
+    for known in (before.latents, before.simulators):
+        parents |= {name: site.parents for name, site in known.items()}
+    if {name for name, site in trace.items() if site["type"] != "plate"} != set(parents):
+        return read(model, args, kwargs)
+    found = _parts_of(trace, simulators, parents)
+    if _outline(found) != _outline(before):
+        return read(model, args, kwargs)
+    _check_sites(trace, simulators, parents)
+    return found
+
+
+def _run(model, args, kwargs, latents: Mapping | None = None):
+    return run(model, args, kwargs, random.key(0), latents or {})
+
+
+def _refuse_seeded(model: Any) -> None:
+    """A key inside a model would make all its draws the same."""
+    while isinstance(model, Messenger):
+        checks.require(
+            not isinstance(model, handlers.seed),
+            "The model has a key of its own already, from numpyro.handlers.seed, with which all its draws are the "
+            "same. Pass the model without it: the key is given to `run` or `simulate`.",
+        )
+        model = model.fn
 
 
 @contextmanager
@@ -189,38 +189,45 @@ def _explained(model: Callable, args: tuple, kwargs: Mapping):
         ) from error
 
 
-def read_again(before: Parts, model: Callable, args: tuple, kwargs: Mapping) -> Parts:
-    """As `read`, for other data of a model that was read: dependence is read again only where the sites are others."""
-    try:
-        trace, simulators = run(model, args, kwargs, random.key(0), {})
-    except Exception:  # which `read` explains
-        return read(model, args, kwargs)
+def _outline(parts: Parts) -> tuple:
+    """What does not change with the data."""
+    latents = [(name, type(compat.innermost(latent.fn)), latent.value.shape) for name, latent in parts.latents.items()]
+    simulators = [
+        (name, site.simulator.fn, site.plates, site.observed is None, site.weighted)
+        for name, site in parts.simulators.items()
+    ]
+    return latents, simulators, parts.likelihoods, parts.deterministics
+
+
+def _parts_of(trace, simulators, parents) -> Parts:
+    """The parts of a traced model, given its simulators and the parents of each site."""
     sites = {name: site for name, site in trace.items() if site["type"] == "sample"}
-    known = {name: latent.parents for name, latent in before.latents.items()}
-    known |= {name: site.parents for name, site in before.simulators.items()}
-    parents = dict.fromkeys(before.deterministics, ()) | dict.fromkeys(before.likelihoods, ()) | known
-    if set(trace) - {name for name, site in trace.items() if site["type"] == "plate"} != set(parents):
-        return read(model, args, kwargs)
-    found = parts_of(trace, simulators, parents)
-    if outline(found) != outline(before):
-        return read(model, args, kwargs)
-    _check_sites(trace, sites, simulators, parents)
-    return found
-
-
-@jax.tree_util.register_pytree_node_class
-class _Hidden:
-    """Passes any object through `jax.eval_shape`."""
-
-    def __init__(self, content: Any):
-        self.content = content
-
-    def tree_flatten(self):
-        return (), self.content
-
-    @classmethod
-    def tree_unflatten(cls, content, _):
-        return cls(content)
+    rest = {name: site for name, site in sites.items() if name not in simulators}
+    return Parts(
+        latents={
+            name: Latent(site["fn"], np.asarray(site["value"]), parents[name])
+            for name, site in rest.items()
+            if not site["is_observed"]
+        },
+        simulators={
+            name: SimulatorSite(
+                simulator,
+                sites[name]["fn"],
+                {frame.name: frame.size for frame in sites[name]["cond_indep_stack"]},
+                np.asarray(sites[name]["value"]) if sites[name]["is_observed"] else None,
+                parents[name],
+                np.broadcast_to(compat.mask(sites[name]["fn"]), simulator.batch_shape),
+                np.asarray(compat.scale(sites[name])),
+            )
+            for name, simulator in simulators.items()
+        },
+        likelihoods=tuple(name for name, site in rest.items() if site["is_observed"]),
+        deterministics=tuple(
+            name
+            for name, site in trace.items()
+            if site["type"] == "deterministic" and not set(parents[name]) & set(simulators)
+        ),
+    )
 
 
 def _behind(name: str, upstream: Mapping[str, list[str]], trace) -> tuple[str, ...]:
@@ -251,23 +258,22 @@ def check_plates(trace) -> None:
 
 def _check_weights(parts: Parts, model, args, kwargs) -> None:
     """Masks and scales are known before anything is inferred."""
+
+    def weights(name, latents):
+        site = _run(model, args, kwargs, latents)[0][name]
+        return compat.mask(site["fn"]), compat.scale(site)
+
+    known = {name: jnp.asarray(latent.value) for name, latent in parts.latents.items()}
     for name, site in parts.simulators.items():
-        if site.weighted:
-            known = {latent: jnp.asarray(found.value) for latent, found in parts.latents.items()}
-            behind = compat.depends_on(partial(_weights, model, args, kwargs, name), known)
-            checks.require(
-                not behind,
-                f"The mask or scale of site {name!r} depends on the latents {list(behind)}. Make it depend on data "
-                "alone.",
-            )
+        behind = compat.depends_on(partial(weights, name), known) if site.weighted else ()
+        checks.require(
+            not behind,
+            f"The mask or scale of site {name!r} depends on the latents {list(behind)}. Make it depend on data alone.",
+        )
 
 
-def _weights(model, args, kwargs, name, latents):
-    site = run(model, args, kwargs, random.key(0), latents)[0][name]
-    return compat.mask(site["fn"]), 1.0 if site["scale"] is None else site["scale"]
-
-
-def _check_sites(trace, sites, simulators, parents) -> None:
+def _check_sites(trace, simulators, parents) -> None:
+    sites = {name: site for name, site in trace.items() if site["type"] == "sample"}
     params = [name for name, site in trace.items() if site["type"] == "param"]
     checks.require(
         not params,

@@ -1,4 +1,4 @@
-"""Running a model with its simulators left out, one at a time, in the precision in force."""
+"""The one runner of models: one at a time, in the precision in force, with simulators left out where asked."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
+from jax import random
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
@@ -33,10 +34,9 @@ class ProperPriors(Messenger):
 class LeaveOutSimulators(ProperPriors):
     """Note the `Simulator` of each site, and give the site zeros if it has no value: no simulator runs."""
 
-    def __enter__(self) -> "LeaveOutSimulators":
+    def __init__(self):
+        super().__init__()
         self.simulators: dict[str, Simulator] = {}
-        super().__enter__()
-        return self
 
     def process_message(self, msg):
         """Keep the simulator of this message from running."""
@@ -60,7 +60,7 @@ def one_model_at_a_time() -> Iterator[None]:
     """No other thread of this package runs a model inside this block: NumPyro keeps its handlers in one list for all
     threads.
 
-    A block inside a block, also in a thread that the gateway (`_host`) opens in between, goes on.
+    A block inside a block, also in a thread that the gateway (`_core/host`) opens in between, goes on.
     """
     if _ours.get():
         yield
@@ -100,18 +100,20 @@ def as_numpyro_does():
 
 
 @one_model_at_a_time()
-def run(model: Callable, args: tuple, kwargs: Mapping, key: jax.Array, latents: Mapping, *inside: Messenger):
-    """Run a model with given latents and its simulators left out, unseen by handlers around it.
+def trace_of(model: Callable, args: tuple, kwargs: Mapping, *inside: Messenger, key: jax.Array | None = None) -> dict:
+    """The trace of a model that is run inside handlers, the innermost first, and unseen by handlers around it."""
+    wrapped = PresentPrecision(handlers.seed(model, random.key(0) if key is None else key))
+    for messenger in inside:
+        messenger.fn, wrapped = wrapped, messenger
+    with as_numpyro_does(), handlers.block(), handlers.trace() as trace:
+        wrapped(*args, **kwargs)
+    return trace
 
-    Returns:
-        The trace, and the `Simulator` of each simulator site.
-    """
-    values = {name: jnp.asarray(value) for name, value in latents.items()}
+
+def run(
+    model: Callable, args: tuple, kwargs: Mapping, key: jax.Array, latents: Mapping, *inside: Messenger
+) -> tuple[dict, dict[str, Simulator]]:
+    """The trace of a model with given latents and its simulators left out, and the `Simulator` of each site."""
     left_out = LeaveOutSimulators()
-    with as_numpyro_does(), handlers.block(), handlers.trace() as trace, left_out:
-        precise = PresentPrecision(handlers.seed(model, key))
-        wrapped = handlers.substitute(precise, data=values)
-        for messenger in inside:
-            messenger.fn, wrapped = wrapped, messenger
-        wrapped(*args, **dict(kwargs))
-    return trace, left_out.simulators
+    values = handlers.substitute(data={name: jnp.asarray(value) for name, value in latents.items()})
+    return trace_of(model, args, kwargs, values, *inside, left_out, key=key), left_out.simulators

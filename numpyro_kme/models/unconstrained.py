@@ -7,14 +7,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import random
-from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.primitives import Messenger
 
 from numpyro_kme._core.compat import log_prob
 from numpyro_kme._core.host import constants
-from numpyro_kme.models.tracing import PresentPrecision, one_model_at_a_time
+from numpyro_kme.models.tracing import trace_of
 
 Arrays = Mapping[str, Any]
 
@@ -124,10 +122,5 @@ class _Constrained(Messenger):
             self.unconstrained[msg["name"]] = biject_to(msg["fn"].support).inv(msg["value"])
 
 
-@one_model_at_a_time()
 def _run(model, args, kwargs, messenger):
-    messenger.fn = PresentPrecision(handlers.seed(model, random.key(0)))
-    args, kwargs = constants((args, dict(kwargs)))
-    with handlers.block(), handlers.trace() as trace:
-        messenger(*args, **kwargs)
-    return trace
+    return trace_of(model, *constants((args, dict(kwargs))), messenger)
