@@ -14,7 +14,7 @@ from numpyro.primitives import Messenger
 from numpyro_kme._core import checks, compat, programs
 from numpyro_kme._core.programs import Program, Recomputed
 from numpyro_kme.models import normalise, reading, tracing
-from numpyro_kme.models.reading import Latent, SimulatorSite
+from numpyro_kme.models.sites import Latent, SimulatorSite
 
 __all__ = ["Draws", "Latent", "Problem", "SimulatorSite"]
 

@@ -1,11 +1,10 @@
 """How the simulations of one site are run: JAX simulators in blocks, black boxes here or on an executor."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 from zlib import crc32
 
 import jax
@@ -14,86 +13,32 @@ import numpy as np
 from jax import random
 from tqdm.auto import tqdm
 
-from numpyro_kme._core import checks, programs
+from numpyro_kme._core import programs
 from numpyro_kme._core.programs import Program
-from numpyro_kme.models import simulator_functions
-from numpyro_kme.models.problem import Arrays
+from numpyro_kme.models.problem import Draws
 from numpyro_kme.models.simulator import Simulator
-from numpyro_kme.simulations import execution, fingerprint, worker
-from numpyro_kme.simulations.failures import Failure, SimulationError, not_finite
+from numpyro_kme.simulations import execution, worker
+from numpyro_kme.simulations.failures import Failure, OnFailure, SimulationError, not_finite, retries, stops
 from numpyro_kme.simulations.store import CHUNK, PENDING, Store
 
 WRITE_SECONDS = 0.5
 """What came in during this time may be lost when the process is killed."""
 
 
-@dataclass
-class Watch:
-    """Told of simulations as they finish: moves the bar, writes them, and raises at the first failure if asked to.
-
-    Attributes:
-        site: The simulator site.
-        latents: `{latent: (m, *shape)}`.
-        stops: Whether a failure raises.
-        bar: Progress.
-        store: Where to write, if anywhere.
-    """
-
-    site: str
-    latents: Arrays
-    stops: bool
-    bar: tqdm
-    store: Store | None
-    failures: int = 0
-    _rows: list[int] = field(default_factory=list)
-    _outcomes: list[Any] = field(default_factory=list)
-    _written: float = field(default_factory=time.monotonic)
-
-    def __call__(self, rows: Sequence[int], outcomes: Sequence[Any]) -> None:
-        """Take note of finished simulations."""
-        self.bar.update(len(rows))
-        failed = [(row, outcome) for row, outcome in zip(rows, outcomes, strict=True) if isinstance(outcome, Failure)]
-        self.failures += len(failed)
-        if failed:
-            self.bar.set_postfix(failed=self.failures)
-        sound = [
-            (row, outcome) for row, outcome in zip(rows, outcomes, strict=True) if not isinstance(outcome, Failure)
-        ]
-        for row, outcome in sound if self.stops else zip(rows, outcomes, strict=True):
-            self._rows.append(row)
-            self._outcomes.append(outcome)
-        if len(self._rows) >= CHUNK or time.monotonic() - self._written > WRITE_SECONDS:
-            self.write()
-        if failed and self.stops:
-            self.write()
-            self._raise(*failed[0])
-
-    def write(self) -> None:
-        """Write what has come in."""
-        rows, outcomes = self._rows, self._outcomes
-        self._rows, self._outcomes, self._written = [], [], time.monotonic()
-        if self.store is not None and rows:
-            self.store.write(self.site, rows, outcomes)
-
-    def _raise(self, row: int, failure: Failure) -> None:
-        theta = {name: np.asarray(value[row]).tolist() for name, value in self.latents.items()}
-        raise SimulationError(
-            f"Simulation {row} of site {self.site!r} failed at {theta}: {failure}. "
-            "Repair the simulator, narrow the prior, or leave failures out with on_failure='skip'."
-        ) from (failure.__cause__ or failure)
-
-
 class Run:
-    """The simulations of one site.
+    """The simulations of one site: run, recorded as they finish, and written to a store.
 
     Args:
         rng_key: Key of the run.
         site: Name of the site.
         simulator: Its simulator.
-        arguments: `(m, *groups, p)`.
-        block_size: Width of a block of JAX simulations.
+        draws: Latents and arguments of all simulations.
+        bar: Progress.
+        store: Where to write, if anywhere.
+        on_failure: As in `simulate`, as are the further ones.
         timeout: Seconds for one black-box simulation.
-        executor: Where black-box simulations run.
+        executor: Where black-box simulators run.
+        block_size: Width of a block of JAX simulations.
     """
 
     def __init__(
@@ -101,50 +46,89 @@ class Run:
         rng_key: jax.Array,
         site: str,
         simulator: Simulator,
-        arguments: np.ndarray,
+        draws: Draws,
+        bar: tqdm,
+        store: Store | None,
         *,
-        block_size: int,
+        on_failure: OnFailure,
         timeout: float | None,
         executor: Executor | int | None,
+        block_size: int,
     ):
-        self.simulator, self.arguments = simulator, np.asarray(arguments)
-        self.block_size, self.timeout, self.executor = block_size, timeout, executor
-        self.keys = _keys(random.fold_in(rng_key, crc32(site.encode())), jnp.arange(len(self.arguments)))
-
-    def all(self, retries: int, watch: Watch) -> tuple[np.ndarray, np.ndarray]:
-        """Outputs `(m, *batch, *event)`, and for each simulation a `Failure` or None."""
+        self.site, self.simulator, self.bar, self.store = site, simulator, bar, store
+        self.latents, self.arguments = draws.latents, np.asarray(draws.arguments[site])
+        self.retries, self.stops = retries(on_failure), stops(on_failure)
+        self.timeout, self.executor, self.block_size = timeout, executor, block_size
         total = len(self.arguments)
-        x = np.zeros((total, *self.simulator.shape()), dtype_of(self.simulator))
-        errors = np.full(total, None, object)
-        rows = np.arange(total)
-        if watch.store is not None:
-            stored, known = watch.store.load(watch.site)
-            pending = watch.store.status(watch.site)[:total] == PENDING
-            x[~pending], errors[~pending] = stored[:total][~pending], known[:total][~pending]
-            rows = np.flatnonzero(pending)
-            watch.bar.update(total - len(rows))
-            if watch.stops and (errors != None).any():  # noqa: E711
-                row = int(np.flatnonzero(errors != None)[0])  # noqa: E711
-                watch([row], [errors[row]])
+        self.keys = np.asarray(_keys(random.fold_in(rng_key, crc32(site.encode())), jnp.arange(total)))
+        self.x = np.zeros((total, *simulator.shape()), dtype_of(simulator))
+        self.errors = np.full(total, None, object)
+        self._failures = 0
+        self._unwritten: list[int] = []
+        self._written = time.monotonic()
+
+    def all(self) -> tuple[np.ndarray, np.ndarray]:
+        """Outputs `(m, *batch, *event)`, and for each simulation a `Failure` or None."""
+        rows = self._not_in_store()
         try:
-            for attempt in range(retries + 1):
+            for attempt in range(self.retries + 1):
+                keys = self.keys if attempt == 0 else np.asarray(_keys_again(self.keys, attempt))
                 again: list[int] = []
-
-                def report(rows, outcomes, last=attempt == retries, again=again):
-                    final = [(r, o) for r, o in zip(rows, outcomes, strict=True) if last or not isinstance(o, Failure)]
-                    again.extend(set(map(int, rows)) - {int(row) for row, _ in final})
-                    for row, outcome in final:
-                        if isinstance(outcome, Failure):
-                            errors[row] = outcome
-                        else:
-                            x[row] = outcome
-                    watch([int(row) for row, _ in final], [outcome for _, outcome in final])
-
-                self._run(rows, self.keys if attempt == 0 else np.asarray(_keys_again(self.keys, attempt)), report)
+                self._run(rows, keys, partial(self._report, again if attempt < self.retries else None))
                 rows = np.array(sorted(again), int)
         finally:
-            watch.write()
-        return x, errors
+            self._write()
+        return self.x, self.errors
+
+    def _not_in_store(self) -> np.ndarray:
+        """Take what the store has; numbers of the simulations that remain."""
+        total = len(self.x)
+        if self.store is None:
+            return np.arange(total)
+        x, errors = self.store.load(self.site)
+        pending = self.store.status(self.site)[:total] == PENDING
+        self.x[~pending], self.errors[~pending] = x[:total][~pending], errors[:total][~pending]
+        self.bar.update(total - int(pending.sum()))
+        failed = np.flatnonzero(self.errors != None)  # noqa: E711
+        if self.stops and len(failed):
+            self._raise(failed[0])
+        return np.flatnonzero(pending)
+
+    def _report(self, again: list[int] | None, rows: Sequence[int], outcomes: Sequence[Any]) -> None:
+        """Record finished simulations; those that failed are run `again`, or raise where the policy is that."""
+        sound, failed = [], []
+        for row, outcome in zip(map(int, rows), outcomes, strict=True):
+            if not isinstance(outcome, Failure):
+                self.x[row] = outcome
+                sound.append(row)
+            elif again is None:
+                self.errors[row] = outcome
+                failed.append(row)
+            else:
+                again.append(row)
+        self.bar.update(len(sound) + len(failed))
+        self._failures += len(failed)
+        if failed:
+            self.bar.set_postfix(failed=self._failures)
+        self._unwritten += sound if self.stops else sound + failed
+        if len(self._unwritten) >= CHUNK or time.monotonic() - self._written > WRITE_SECONDS:
+            self._write()
+        if failed and self.stops:
+            self._raise(failed[0])
+
+    def _write(self) -> None:
+        """Write what has come in."""
+        rows, self._unwritten, self._written = self._unwritten, [], time.monotonic()
+        if self.store is not None and rows:
+            self.store.write(self.site, rows, self.x[rows], self.errors[rows])
+
+    def _raise(self, row: int) -> NoReturn:
+        failure = self.errors[row]
+        theta = {name: np.asarray(value[row]).tolist() for name, value in self.latents.items()}
+        raise SimulationError(
+            f"Simulation {row} of site {self.site!r} failed at {theta}: {failure}. "
+            "Repair the simulator, narrow the prior, or leave failures out with on_failure='skip'."
+        ) from (failure.__cause__ or failure)
 
     def _run(self, rows: np.ndarray, keys: np.ndarray, report) -> None:
         if not len(rows):
@@ -170,12 +154,11 @@ class Run:
         wanted = np.zeros(len(keys), bool)
         wanted[rows] = True
         draw = Program(partial(_draw, self.simulator))
-        for block in np.unique(rows // self.block_size):
-            inside = slice(block * self.block_size, (block + 1) * self.block_size)
+        for first in self.block_size * np.unique(rows // self.block_size):
+            inside = slice(first, first + self.block_size)
             x = programs.in_blocks(draw, (keys[inside], self.arguments[inside]), self.block_size)
-            numbers = np.arange(len(keys))[inside]
             chosen = np.flatnonzero(wanted[inside])
-            report([int(n) for n in numbers[chosen]], [not_finite(x[i]) or x[i] for i in chosen])
+            report(first + chosen, [not_finite(x[i]) or x[i] for i in chosen])
 
 
 def dtype_of(simulator: Simulator) -> np.dtype:
@@ -183,45 +166,10 @@ def dtype_of(simulator: Simulator) -> np.dtype:
     return simulator.dtype if simulator.black_box else np.dtype(jax.dtypes.canonicalize_dtype(simulator.dtype))
 
 
-def settings(
-    rng_key: jax.Array,
-    model: Callable,
-    simulators: Mapping[str, Simulator],
-    retries: int,
-    block_size: int,
-    version: str | int | None,
-) -> dict[str, Any]:
-    """What simulations depend on, beside the parameters that a store holds: key, code, shapes, precision."""
-    roots = {f"simulator of `{name}`": simulator.fn for name, simulator in simulators.items()} | {"model": model}
-    found = fingerprint.fingerprint(roots)
-    return {
-        "key": np.asarray(random.key_data(rng_key) if checks.is_key(rng_key) else rng_key).tolist(),
-        "version": None if version is None else str(version),
-        "code": found.parts,
-        "packages": found.versions,
-        "retries": retries,
-        "block size": block_size,
-        "float64": jnp.result_type(float) == jnp.float64,
-        "simulator": {
-            name: {
-                "function": simulator_functions.name(simulator.fn),
-                "shape": list(simulator.shape()),
-                "dtype": str(simulator.dtype),
-                "black box": simulator.black_box,
-            }
-            for name, simulator in simulators.items()
-        },
-    }
-
-
 @jax.jit
-def _keys_of(key, numbers):
-    return random.key_data(jax.vmap(partial(random.fold_in, key))(numbers))
-
-
-def _keys(key: jax.Array, numbers) -> np.ndarray:
+def _keys(key: jax.Array, numbers) -> jax.Array:
     """Data of the key of each simulation, `(m, k)`."""
-    return np.asarray(_keys_of(key, numbers))
+    return random.key_data(jax.vmap(partial(random.fold_in, key))(numbers))
 
 
 @jax.jit

@@ -3,21 +3,26 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import random
 from tqdm.auto import tqdm
 
 from numpyro_kme._core import checks, compat, programs
+from numpyro_kme.models import simulator_functions
 from numpyro_kme.models.problem import Arrays, Draws, Problem
+from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.simulations import running
-from numpyro_kme.simulations.failures import OnFailure, Penalise, SimulationError, check_policy, retries, stops
+from numpyro_kme.simulations.failures import OnFailure, Penalise, SimulationError, check_policy, retries
+from numpyro_kme.simulations.fingerprint import fingerprint
 from numpyro_kme.simulations.simulations import Simulations
 from numpyro_kme.simulations.store import Store
 from numpyro_kme.simulations.store_checks import StoreError
@@ -72,62 +77,142 @@ def simulate(
     """
     checks.key(rng_key)
     problem = problem if isinstance(problem, Problem) else Problem.read(problem)
-    checks.whole("num_simulations", num_simulations, 1)
-    checks.whole("block_size", block_size, 1)
-    check_policy(on_failure)
-    check_execution(problem, timeout, executor)
-    checks.require(
-        version is None or isinstance(version, str | int),
-        f"`version` must be a string or a whole number; got {version!r}.",
-        TypeError,
-    )
-    draws = problem.draw(random.fold_in(rng_key, 0), num_simulations)
-    quiet = not (progress_bar and compat.progress_bars_allowed())
-    x: dict[str, np.ndarray] = {}
-    errors: dict[str, np.ndarray] = {}
-    simulators = {name: site.simulator for name, site in problem.simulators.items()}
-    settings = partial(running.settings, rng_key, problem.model, simulators, retries(on_failure), block_size, version)
-    with (
-        nullcontext() if store is None else _opened(store, settings, draws, simulators) as kept_in,
-        tqdm(total=num_simulations * len(simulators), desc="simulating", disable=quiet) as bar,
-    ):
-        draws = draws if kept_in is None else _as_stored(kept_in, draws, num_simulations)
-        for name, simulator in simulators.items():
-            run = running.Run(
-                rng_key,
-                name,
-                simulator,
-                draws.arguments[name],
-                block_size=block_size,
-                timeout=timeout,
-                executor=executor,
-            )
-            watch = running.Watch(name, draws.latents, stops(on_failure), bar, kept_in)
-            x[name], errors[name] = run.all(retries(on_failure), watch)
-    return gather(draws, x, errors, on_failure)
+    plan = Plan(num_simulations, None, on_failure, executor, store, version, timeout, progress_bar, block_size)
+    return plan.simulate(rng_key, problem)
 
 
-def check_execution(problem: Problem, timeout, executor) -> None:
-    """Executors and time limits are for black boxes."""
-    black_boxes = [name for name, site in problem.simulators.items() if site.simulator.black_box]
-    checks.require(timeout is None or timeout > 0, f"`timeout` must be a positive number of seconds; got {timeout}.")
-    checks.require(
-        bool(black_boxes) or (timeout is None and executor is None),
-        "`executor` and `timeout` are for black-box simulators, Simulator(fn, ..., shape=, dtype=); those of this "
-        f"model, {list(problem.simulators)}, are JAX functions, which run in compiled blocks on the device.",
-    )
-    checks.require(
-        executor is None or (executor >= 1 if isinstance(executor, int) else hasattr(executor, "submit")),
-        f"`executor` must be an executor or at least 1 process; got {executor!r}.",
-    )
+@dataclass(frozen=True)
+class Plan:
+    """How an engine simulates; engines take these as keywords of their own.
+
+    Args:
+        num_simulations: Number of simulations.
+        simulations: Simulations made elsewhere, instead of new ones.
+        on_failure: What to do when a simulation fails, as in `simulate`.
+        executor: Where black-box simulators run, as in `simulate`.
+        store: A folder to write results to as they come, and to go on from, as in `simulate`.
+        version: Of the simulator, as in `simulate`.
+        timeout: Seconds for one simulation of a black-box simulator.
+        progress_bar: Whether to show the progress.
+        block_size: How many JAX simulations run together, as in `simulate`.
+    """
+
+    num_simulations: int
+    simulations: Simulations | None = None
+    on_failure: OnFailure = "raise"
+    executor: Executor | int | None = None
+    store: str | PathLike | None = None
+    version: str | int | None = None
+    timeout: float | None = None
+    progress_bar: bool = True
+    block_size: int = programs.BLOCK
+
+    def __post_init__(self):
+        checks.instance("simulations", self.simulations, Simulations | None, "a set of simulations (Simulations)")
+        check_policy(self.on_failure)
+        checks.whole("block_size", self.block_size, 1)
+        checks.require(
+            self.version is None or isinstance(self.version, str | int),
+            f"`version` must be a string or a whole number; got {self.version!r}.",
+            TypeError,
+        )
+        checks.require(
+            self.simulations is None or self.store is None,
+            "Give `simulations` or `store`, not both: what is given is not simulated.",
+        )
+
+    def simulate(self, rng_key: jax.Array, problem: Problem, number: int | None = None) -> Simulations:
+        """The given simulations, or `number` new ones from the prior, all of them when left out."""
+        if self.simulations is not None:
+            return self.simulations
+        checks.key(rng_key)
+        number = self.num_simulations if number is None else number
+        checks.whole("num_simulations", number, 1)
+        self._check_execution(problem)
+        draws = problem.draw(random.fold_in(rng_key, 0), number)
+        if self.store is None:
+            return self._run(rng_key, problem, draws, None)
+        with _opened(self.store, partial(_settings, rng_key, problem, self), draws, problem) as store:
+            return self._run(rng_key, problem, _as_stored(store, draws, number), store)
+
+    def simulate_at(self, rng_key: jax.Array, problem: Problem, latents: Arrays) -> Simulations:
+        """A simulation at each of the given latents `{site: (m, *shape)}`, with the keys that `simulate` would use."""
+        checks.key(rng_key)
+        self._check_execution(problem)
+        return self._run(rng_key, problem, problem.evaluate(latents), None)
+
+    def _check_execution(self, problem: Problem) -> None:
+        """Executors and time limits are for black boxes."""
+        timeout, executor = self.timeout, self.executor
+        checks.require(
+            timeout is None or timeout > 0, f"`timeout` must be a positive number of seconds; got {timeout}."
+        )
+        checks.require(
+            (timeout is None and executor is None)
+            or any(site.simulator.black_box for site in problem.simulators.values()),
+            "`executor` and `timeout` are for black-box simulators, Simulator(fn, ..., shape=, dtype=); those of this "
+            f"model, {list(problem.simulators)}, are JAX functions, which run in compiled blocks on the device.",
+        )
+        checks.require(
+            executor is None or (executor >= 1 if isinstance(executor, int) else hasattr(executor, "submit")),
+            f"`executor` must be an executor or at least 1 process; got {executor!r}.",
+        )
+
+    def _run(self, rng_key: jax.Array, problem: Problem, draws: Draws, store: Store | None) -> Simulations:
+        """Simulate at draws, at each simulator site in turn."""
+        quiet = not (self.progress_bar and compat.progress_bars_allowed())
+        total = len(next(iter(draws.latents.values()))) * len(problem.simulators)
+        x: dict[str, np.ndarray] = {}
+        errors: dict[str, np.ndarray] = {}
+        with tqdm(total=total, desc="simulating", disable=quiet) as bar:
+            for name, site in problem.simulators.items():
+                run = running.Run(
+                    rng_key,
+                    name,
+                    site.simulator,
+                    draws,
+                    bar,
+                    store,
+                    on_failure=self.on_failure,
+                    timeout=self.timeout,
+                    executor=self.executor,
+                    block_size=self.block_size,
+                )
+                x[name], errors[name] = run.all()
+        return _gathered(draws, x, errors, self.on_failure)
+
+
+def _settings(rng_key: jax.Array, problem: Problem, plan: Plan) -> dict[str, Any]:
+    """What simulations depend on, beside the parameters that a store holds: key, code, shapes, precision."""
+    simulators = _simulators(problem)
+    roots = {f"simulator of `{name}`": simulator.fn for name, simulator in simulators.items()}
+    found = fingerprint(roots | {"model": problem.model})
+    return {
+        "key": np.asarray(random.key_data(rng_key) if checks.is_key(rng_key) else rng_key).tolist(),
+        "version": None if plan.version is None else str(plan.version),
+        "code": found.parts,
+        "packages": found.versions,
+        "retries": retries(plan.on_failure),
+        "block size": plan.block_size,
+        "float64": jnp.result_type(float) == jnp.float64,
+        "simulator": {
+            name: {
+                "function": simulator_functions.name(simulator.fn),
+                "shape": list(simulator.shape()),
+                "dtype": str(simulator.dtype),
+                "black box": simulator.black_box,
+            }
+            for name, simulator in simulators.items()
+        },
+    }
 
 
 @contextmanager
-def _opened(path: str | PathLike, settings: Callable[[], dict], draws: Draws, simulators) -> Iterator[Store]:
+def _opened(path: str | PathLike, settings: Callable[[], dict], draws: Draws, problem: Problem) -> Iterator[Store]:
     """The store of these simulations; it may hold more of them, or fewer."""
     prior = {name: np.asarray(value) for name, value in {**draws.latents, **draws.deterministics}.items()}
     arguments = {name: np.asarray(value) for name, value in draws.arguments.items()}
-    outputs = {name: (simulator.shape(), running.dtype_of(simulator)) for name, simulator in simulators.items()}
+    outputs = {name: (found.shape(), running.dtype_of(found)) for name, found in _simulators(problem).items()}
     before = settings()
     count = len(next(iter(arguments.values())))
     with Store.open(Path(path), before, count, prior, arguments, outputs) as store:
@@ -145,6 +230,10 @@ def _opened(path: str | PathLike, settings: Callable[[], dict], draws: Draws, si
             store.admit(before, settings())
 
 
+def _simulators(problem: Problem) -> dict[str, Simulator]:
+    return {name: site.simulator for name, site in problem.simulators.items()}
+
+
 def _as_stored(store: Store, draws: Draws, count: int) -> Draws:
     """The draws that the store was made at: on another machine their last digits may differ."""
     prior = store.prior()
@@ -155,7 +244,7 @@ def _as_stored(store: Store, draws: Draws, count: int) -> Draws:
     )
 
 
-def gather(draws: Draws, x, errors, on_failure: OnFailure) -> Simulations:
+def _gathered(draws: Draws, x, errors, on_failure: OnFailure) -> Simulations:
     """What is kept, with the failures counted at the first site that failed."""
     total = len(next(iter(x.values())))
     sound, failures = np.ones(total, bool), Counter[str]()
@@ -182,110 +271,3 @@ def gather(draws: Draws, x, errors, on_failure: OnFailure) -> Simulations:
 
 def _rows(arrays: Arrays, kept: np.ndarray) -> dict[str, np.ndarray]:
     return {name: np.asarray(value)[kept] for name, value in arrays.items()}
-
-
-def simulate_at(
-    rng_key: jax.Array,
-    problem: Problem,
-    latents: Arrays,
-    *,
-    on_failure: OnFailure = "raise",
-    timeout: float | None = None,
-    executor: Executor | int | None = None,
-    progress_bar: bool = False,
-) -> Simulations:
-    """Simulate once at each of the given latents `{site: (m, *shape)}`, with the keys that `simulate` would use.
-
-    Args:
-        rng_key: The only source of randomness.
-        problem: The model, as `Problem.read` gives it.
-        latents: Values of all latents.
-        on_failure: As in `simulate`.
-        timeout: As in `simulate`.
-        executor: As in `simulate`.
-        progress_bar: Show a bar.
-    Raises:
-        SimulationError: If a simulation fails, with its number and latents, or if all of them failed.
-    """
-    checks.key(rng_key)
-    check_policy(on_failure)
-    check_execution(problem, timeout, executor)
-    draws = problem.evaluate(latents)
-    x, errors = {}, {}
-    total = len(next(iter(draws.latents.values()))) * len(problem.simulators)
-    quiet = not (progress_bar and compat.progress_bars_allowed())
-    with tqdm(total=total, desc="simulating", disable=quiet) as bar:
-        for name, site in problem.simulators.items():
-            run = running.Run(
-                rng_key,
-                name,
-                site.simulator,
-                draws.arguments[name],
-                block_size=programs.BLOCK,
-                timeout=timeout,
-                executor=executor,
-            )
-            watch = running.Watch(name, draws.latents, stops(on_failure), bar, None)
-            x[name], errors[name] = run.all(retries(on_failure), watch)
-    return gather(draws, x, errors, on_failure)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How an engine simulates; engines take these as keywords of their own.
-
-    Args:
-        num_simulations: Number of simulations.
-        simulations: Simulations made elsewhere, instead of new ones.
-        on_failure: What to do when a simulation fails, as in `simulate`.
-        executor: Where black-box simulators run, as in `simulate`.
-        store: A folder to write results to as they come, and to go on from, as in `simulate`.
-        version: Of the simulator, as in `simulate`.
-        timeout: Seconds for one simulation of a black-box simulator.
-        progress_bar: Whether to show the progress.
-    """
-
-    num_simulations: int
-    simulations: Simulations | None = None
-    on_failure: OnFailure = "raise"
-    executor: Executor | int | None = None
-    store: str | PathLike | None = None
-    version: str | int | None = None
-    timeout: float | None = None
-    progress_bar: bool = True
-
-    def __post_init__(self):
-        checks.instance("simulations", self.simulations, Simulations | None, "a set of simulations (Simulations)")
-        check_policy(self.on_failure)
-        checks.require(
-            self.simulations is None or self.store is None,
-            "Give `simulations` or `store`, not both: what is given is not simulated.",
-        )
-
-    def simulate(self, rng_key: jax.Array, problem: Problem, number: int | None = None) -> Simulations:
-        """The given simulations, or `number` new ones from the prior, all of them when left out."""
-        if self.simulations is not None:
-            return self.simulations
-        return simulate(
-            rng_key,
-            problem,
-            self.num_simulations if number is None else number,
-            on_failure=self.on_failure,
-            timeout=self.timeout,
-            executor=self.executor,
-            store=self.store,
-            version=self.version,
-            progress_bar=self.progress_bar,
-        )
-
-    def simulate_at(self, rng_key: jax.Array, problem: Problem, latents: Arrays) -> Simulations:
-        """Simulations at given latents `{site: (m, *shape)}`."""
-        return simulate_at(
-            rng_key,
-            problem,
-            latents,
-            on_failure=self.on_failure,
-            timeout=self.timeout,
-            executor=self.executor,
-            progress_bar=self.progress_bar,
-        )

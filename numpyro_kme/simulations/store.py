@@ -183,38 +183,26 @@ class Store:
         """Arguments of the calls, `(count, *groups, p)`."""
         return self._values("simulations", f"arguments of {site}")
 
-    def write(self, site: str, rows: Sequence[int], outcomes: Sequence[Any]) -> None:
-        """Write what simulations gave: outputs first, then that they are there.
+    def write(self, site: str, rows: Sequence[int], x: np.ndarray, errors: np.ndarray) -> None:
+        """Write what simulations gave, outputs and a `Failure` or None for each row, then that they are there.
 
         Raises:
             StoreError: If the disk is full or does not let itself be written.
         """
+        numbers, failed = np.asarray(rows), np.array([error is not None for error in errors])
+        kinds = [list(error.kind.encode()[:KIND].ljust(KIND, b"\0")) for error in errors[failed]]
         try:
-            self._write(site, rows, outcomes)
+            if not failed.all():
+                self._put("prior_predictive", site, numbers[~failed], x[~failed])
+            if kinds:
+                self._put("simulations", f"failures of {site}", numbers[failed], np.array(kinds, np.uint8))
+            self._put("simulations", f"status of {site}", numbers, np.where(failed, FAILED, DONE).astype(np.uint8))
         except OSError as error:
             kept = (
                 f"It keeps {np.sum(self.status(site) != PENDING)} of {self.count} simulations of site {site!r}; the "
                 f"{len(rows)} that came in last are not in it, and those that were running are lost."
             )
             raise unwritable(self.path, error, kept) from error
-
-    def _write(self, site, rows, outcomes) -> None:
-        numbers = np.asarray(rows)
-        failed = np.array([isinstance(outcome, Failure) for outcome in outcomes])
-        if (~failed).any():
-            x = np.stack([outcome for outcome in outcomes if not isinstance(outcome, Failure)])
-            self._put("prior_predictive", site, numbers[~failed], x)
-        if failed.any():
-            kinds = [
-                outcome.kind.encode()[:KIND].ljust(KIND, b"\0") for outcome in outcomes if isinstance(outcome, Failure)
-            ]
-            self._put(
-                "simulations",
-                f"failures of {site}",
-                numbers[failed],
-                np.array([list(kind) for kind in kinds], np.uint8),
-            )
-        self._put("simulations", f"status of {site}", numbers, np.where(failed, FAILED, DONE).astype(np.uint8))
 
     def _put(self, group, name, rows, values) -> None:
         self._stored(group, name).oindex[0, rows] = values

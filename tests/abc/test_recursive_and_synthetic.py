@@ -10,7 +10,7 @@ from numpyro.infer import MCMC, NUTS
 from scipy import optimize, special, stats
 
 import numpyro_kme as kme
-from numpyro_kme.simulations.simulate import simulate_at
+from numpyro_kme.simulations import Plan
 
 KEY = jax.random.key(0)
 X = np.array([0.8])
@@ -152,7 +152,7 @@ def test_recursive_abc_far_from_the_prior_raises(x, settings, message):
 def test_simulate_at_has_the_keys_of_simulate():
     problem = kme.Problem.read(conjugate, x=X)
     simulations = kme.simulate(KEY, problem, 30, progress_bar=False)
-    again = simulate_at(KEY, problem, simulations.latents)
+    again = Plan(30).simulate_at(KEY, problem, simulations.latents)
     np.testing.assert_array_equal(again.x["x"], simulations.x["x"])
 
 
