@@ -127,6 +127,20 @@ def valueless(name: str) -> Callable[..., jax.Array]:
     return primitive.bind
 
 
+def without_derivative(tree: Any, error: Exception) -> Any:
+    """A pytree of arrays as it is, whose derivative raises `error`."""
+
+    @jax.custom_jvp
+    def same(tree):
+        return tree
+
+    @same.defjvp
+    def _(primals, tangents):
+        raise error
+
+    return same(tree)
+
+
 def progress_bars_allowed() -> bool:
     """Whether a progress bar may be drawn: not under continuous integration, as in NumPyro."""
     return "CI" not in os.environ and "PYTEST_XDIST_WORKER" not in os.environ

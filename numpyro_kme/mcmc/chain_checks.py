@@ -13,13 +13,11 @@ from numpyro.infer import log_likelihood
 from numpyro.infer.util import log_density
 
 from numpyro_kme._core import checks, compat
-from numpyro_kme._core import checks as _checks
 from numpyro_kme._core.host import in_present_precision
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, KernelMeansLikelihood, extrapolation_message
 from numpyro_kme.mcmc.noise import simulation_keys
-from numpyro_kme.models import tracing
 from numpyro_kme.models.simulator import Simulator
-from numpyro_kme.models.tracing import one_model_at_a_time
+from numpyro_kme.models.tracing import one_model_at_a_time, trace_of
 
 MANY = 0.05
 """So many draws with a negative surrogate are warned of."""
@@ -73,19 +71,13 @@ def check_surrogate(
         UserWarning: If more evaluations at a site are beyond the simulations than `max(1 %, 5 / (m + 1))`, or more than
             5 % negative.
     """
-    draws = {name: np.asarray(value) for name, value in samples.items()}
-    num = len(next(iter(draws.values()), ()))
-    _checks.require(num >= 1, "`samples` must hold at least one draw; got none.")
-    _check_shapes(model, draws, args, kwargs)
-    rows = np.unique(np.linspace(0, num - 1, min(num, max_draws)).astype(int))
+    _check_shapes(model, samples, args, kwargs)
+    draws = _evenly_spaced(samples, max_draws)
     observed: dict[str, tuple[FittedLikelihood, Any]] = {}
 
-    @tracing.one_model_at_a_time()
     def one(latents):
-        seeded = handlers.seed(handlers.substitute(model, data=latents), jax.random.key(0))
-        sites = handlers.trace(seeded).get_trace(*args, **kwargs)
         found = {}
-        for name, site in sites.items():
+        for name, site in trace_of(model, args, kwargs, handlers.substitute(data=latents)).items():
             fn = compat.innermost(site["fn"]) if site["type"] == "sample" and site["is_observed"] else None
             if isinstance(fn, KernelMeansLikelihood):
                 mask = compat.mask(site["fn"])
@@ -93,46 +85,50 @@ def check_surrogate(
                 found[name] = fn.arguments, jnp.asarray(mask), _negative(fn, site["value"], mask)
         return found
 
-    found = jax.jit(jax.vmap(one))(in_present_precision({name: value[rows] for name, value in draws.items()}))
-    _checks.require(
+    found = jax.jit(jax.vmap(one))(in_present_precision(draws))
+    checks.require(
         bool(found),
         "No observed site of the model has a learnt likelihood: pass the model from `handlers.surrogate` and its data.",
     )
-    checks = {}
+    reports = {}
     for name, (arguments, masks, negative) in found.items():
         (fitted, value), mask = observed[name], np.asarray(masks)[0]
         beyond = fitted.beyond(value, arguments, mask)
         counts = np.broadcast_to(mask, np.broadcast_shapes(mask.shape, beyond.shape[1:]))
         number = np.sum(counts.any(axis=tuple(range(counts.ndim - beyond.ndim + 1))))
         share = beyond.sum() / max(1, len(beyond) * int(number))
-        checks[name] = SurrogateCheck(float(share), float(np.mean(negative)), fitted.negligible)
-        for sentence in checks[name].findings(name):
-            _checks.warn(sentence)
-    return checks
+        reports[name] = SurrogateCheck(float(share), float(np.mean(negative)), fitted.negligible)
+        for sentence in reports[name].findings(name):
+            checks.warn(sentence)
+    return reports
 
 
 def _negative(fn: KernelMeansLikelihood, value, mask) -> jax.Array:
     """Share of the evaluations that count where the surrogate is negative."""
-    if _checks.is_concrete(mask) and not np.any(mask):
+    if checks.is_concrete(mask) and not np.any(mask):
         return jnp.zeros(())
     return jnp.sum((fn.signs(value) < 0) & mask) / jnp.maximum(jnp.sum(mask), 1)
 
 
-@tracing.one_model_at_a_time()
-def _check_shapes(model, draws, args, kwargs) -> None:
-    trace = handlers.trace(handlers.seed(model, jax.random.key(0))).get_trace(*args, **kwargs)
-    for name, site in trace.items():
-        if (
-            site["type"] == "sample"
-            and not site["is_observed"]
-            and not isinstance(compat.innermost(site["fn"]), Simulator)
-        ):
-            found, shape = np.shape(draws.get(name, ())), np.shape(site["value"])
-            _checks.require(
-                len(found) > 0 and found[1:] == shape,
-                f"`samples` must hold every latent of the model as (draws, *shape); at {name!r}, of shape {shape}, it "
-                f"has {found if name in draws else 'nothing'}. Pass `mcmc.get_samples()`, not grouped by chain.",
-            )
+def _check_shapes(model, samples, args, kwargs) -> None:
+    for name, site in trace_of(model, args, kwargs).items():
+        if site["type"] != "sample" or site["is_observed"] or isinstance(compat.innermost(site["fn"]), Simulator):
+            continue
+        found, shape = np.shape(samples.get(name, ())), np.shape(site["value"])
+        checks.require(
+            len(found) > 0 and found[1:] == shape,
+            f"`samples` must hold every latent of the model as (draws, *shape); at {name!r}, of shape {shape}, it "
+            f"has {found if name in samples else 'nothing'}. Pass `mcmc.get_samples()`, not grouped by chain.",
+        )
+
+
+def _evenly_spaced(samples: Mapping[str, Any], most: int) -> dict[str, np.ndarray]:
+    """At most so many of the draws `{site: (draws, *event)}`."""
+    draws = {name: np.asarray(value) for name, value in samples.items()}
+    num = len(next(iter(draws.values()), ()))
+    checks.require(num >= 1, "`samples` must hold at least one draw; got none.")
+    rows = np.unique(np.linspace(0, num - 1, min(num, most)).astype(int))
+    return {name: value[rows] for name, value in draws.items()}
 
 
 @dataclass(frozen=True)
@@ -227,18 +223,14 @@ def estimate_spread(
     checks.key(rng_key)
     checks.whole("num_keys", num_keys, 2)
     checks.whole("num_draws", num_draws, 1)
-    draws = {name: np.asarray(value) for name, value in samples.items()}
-    size = len(next(iter(draws.values()), ()))
-    checks.require(size >= 1, "`samples` must hold at least one draw; got none.")
-    rows = np.unique(np.linspace(0, size - 1, min(size, num_draws)).astype(int))
+    draws = _evenly_spaced(samples, num_draws)
 
     @one_model_at_a_time()
     def one(latents, key):
         return log_density(simulation_keys(model, rng_key=key), args, kwargs, latents)[0]
 
     estimates = jax.jit(jax.vmap(jax.vmap(one, in_axes=(None, 0)), in_axes=(0, None)))
-    chosen = in_present_precision({name: value[rows] for name, value in draws.items()})
-    spread = float(np.mean(np.std(estimates(chosen, random.split(rng_key, num_keys)), axis=1)))
+    spread = float(np.mean(np.std(estimates(in_present_precision(draws), random.split(rng_key, num_keys)), axis=1)))
     if spread > STICKS:
         checks.warn(
             f"The logarithm of the estimate has a standard deviation of {spread:.2g}; above {STICKS:g} a "

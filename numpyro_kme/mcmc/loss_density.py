@@ -156,31 +156,17 @@ class LossDensity(Distribution):
             settings = dict(shape=self.batch_shape, dtype=jnp.result_type(float), message=message)
             return _no_key(jnp.asarray(value), self.arguments, **settings)
         bound, nodes = in_present_precision((self.bound, self.nodes))
-        arguments = self.arguments if self._smooth else _refuse_derivative(self.arguments, self._no_derivative)
+        arguments = self.arguments if self._smooth else compat.without_derivative(self.arguments, self._no_derivative)
         smooth = self._smooth and self._common
         losses = smooth_values(bound, nodes, arguments) if smooth else bound.values(arguments, nodes)
         total = logsumexp(-self.weight * bound.size * losses) - np.log(len(losses))
         return jnp.broadcast_to(total / bound.size, self.batch_shape)
 
     @property
-    def _no_derivative(self) -> str:
+    def _no_derivative(self) -> NotImplementedError:
         why = "runs on the host" if self._black_box else "returns whole numbers"
-        return (
+        return NotImplementedError(
             f"Simulator `{self._name}` {why} and has no derivative, which NUTS, HMC and SVI need. Kernels that work: "
             "PseudoMarginal with FreshNoise; AIES and ESS of numpyro.infer with CommonNoise; any kernel on a surrogate "
             "(handlers.surrogate)."
         )
-
-
-def _refuse_derivative(arguments: jax.Array, sentence: str) -> jax.Array:
-    """`arguments`, whose derivative raises."""
-
-    @jax.custom_jvp
-    def same(a):
-        return a
-
-    @same.defjvp
-    def _(primals, tangents):
-        raise NotImplementedError(sentence)
-
-    return same(arguments)

@@ -19,10 +19,6 @@ from numpyro_kme.losses.generator import DrawnNoise, Noise, NormalNoise, Quadrat
 from numpyro_kme.models.simulator_functions import FromNoise
 
 
-def _check_size(num_simulated: int) -> None:
-    checks.whole("num_simulated", num_simulated, 2)
-
-
 @dataclass(frozen=True)
 class CommonNoise:
     """The same noise at every point of the chain: a smooth density, for any kernel.
@@ -40,7 +36,7 @@ class CommonNoise:
     rng_key: jax.Array = field(default_factory=lambda: random.key(0))
 
     def __post_init__(self):
-        _check_size(self.num_simulated)
+        checks.whole("num_simulated", self.num_simulated, 2)
         checks.key(self.rng_key, several=True)
 
 
@@ -58,7 +54,7 @@ class LatentNoise:
     num_simulated: int
 
     def __post_init__(self):
-        _check_size(self.num_simulated)
+        checks.whole("num_simulated", self.num_simulated, 2)
 
 
 @dataclass(frozen=True)
@@ -78,7 +74,7 @@ class FreshNoise:
     repeats: int = 1
 
     def __post_init__(self):
-        _check_size(self.num_simulated)
+        checks.whole("num_simulated", self.num_simulated, 2)
         checks.whole("repeats", self.repeats, 1)
 
 
@@ -155,27 +151,27 @@ def even_noise(fn: Callable) -> Noise:
     return NormalNoise(size, partial(_by_quantiles, base, shape))
 
 
-def _correlated(law, z):
-    return law.loc + law.scale_tril @ z
+def _correlated(base, z):
+    return base.loc + base.scale_tril @ z
 
 
-def _scaled(law, shape, z):
-    return law.loc + law.scale * z.reshape(shape)
+def _scaled(base, shape, z):
+    return base.loc + base.scale * z.reshape(shape)
 
 
-def _by_quantiles(law, shape, z):
-    return law.icdf(ndtr(z.reshape(shape)))
+def _by_quantiles(base, shape, z):
+    return base.icdf(ndtr(z.reshape(shape)))
 
 
-def fresh_nodes(law: Noise, key: jax.Array, noise: FreshNoise) -> QuadratureNodes:
+def fresh_nodes(drawn: Noise, key: jax.Array, noise: FreshNoise) -> QuadratureNodes:
     """Independent sets of nodes `(repeats, M, ...)`; with keys `(blocks,)` each makes an equal part of every set."""
     num, sets = noise.num_simulated, noise.repeats
     if not checks.is_key(key) or key.ndim == 0:
-        return law.nodes(key, num, sets)
+        return drawn.nodes(key, num, sets)
     checks.require(
         num % len(key) == 0,
         f"`num_simulated` must be a multiple of the number of blocks; got {num} points and {len(key)} blocks.",
     )
-    parts = jax.vmap(lambda one: law.nodes(one, num // len(key), sets))(key)
+    parts = jax.vmap(lambda one: drawn.nodes(one, num // len(key), sets))(key)
     values = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1).reshape(sets, num, *leaf.shape[3:]), parts.values)
     return QuadratureNodes(values, jnp.full((sets, num), 1.0 / num))

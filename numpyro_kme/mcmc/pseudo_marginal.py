@@ -110,6 +110,7 @@ class PseudoMarginal(MCMCKernel):
 
     def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs):
         """The first state; for a batch of keys, one for each chain."""
+        checks.key(rng_key if is_prng_key(rng_key) or not np.ndim(rng_key) else rng_key[0])
         self._num_warmup = num_warmup
         single = is_prng_key(rng_key)
         split = random.split if single else jax.vmap(random.split)
@@ -175,15 +176,16 @@ class PseudoMarginal(MCMCKernel):
         return jnp.where(jnp.isnan(energy), jnp.inf, energy)
 
     def _first_keys(self, key):
-        return key if self._blocks == 1 else random.split(_typed(key), self._blocks)
+        key = key if checks.is_key(key) else random.wrap_key_data(key)
+        return key if self._blocks == 1 else random.split(key, self._blocks)
 
     def _renewed(self, kept, key):
         """The noise of a proposal: all of it new, or that of one block."""
+        key = key if checks.is_key(key) else random.wrap_key_data(key)
         if self._blocks == 1:
             return key
-        place_key, new_key = random.split(_typed(key))
-        place = random.randint(place_key, (), 0, self._blocks)
-        return random.wrap_key_data(random.key_data(kept).at[place].set(random.key_data(new_key)))
+        place_key, new_key = random.split(key)
+        return kept.at[random.randint(place_key, (), 0, self._blocks)].set(new_key)
 
     def _step(self, state, model_args, model_kwargs):
         rng_key, step_key, noise_key, accept_key = random.split(state.rng_key, 4)
@@ -195,18 +197,17 @@ class PseudoMarginal(MCMCKernel):
         ratio = jnp.where(jnp.isinf(energy), -jnp.inf, state.potential_energy - energy)
         probability = jnp.exp(jnp.minimum(ratio, 0.0))
         accepted = random.uniform(accept_key) < probability
-        z, energy, kept_key = jax.tree.map(
+        z, energy, noise_key = jax.tree.map(
             lambda new, old: jnp.where(accepted, new, old),
-            (unflatten(moved), energy, random.key_data(_typed(noise_key))),
-            (state.z, state.potential_energy, random.key_data(_typed(state.noise_key))),
+            (unflatten(moved), energy, noise_key),
+            (state.z, state.potential_energy, state.noise_key),
         )
         warming = state.i < self._num_warmup
         adapted = _adapt(state.adapted, ravel_pytree(z)[0], probability - self._target, state.i)
         adapted = jax.tree.map(lambda new, old: jnp.where(warming, new, old), adapted, state.adapted)
         count = jnp.where(warming, state.i + 1, state.i + 1 - self._num_warmup)
         mean = state.mean_accept_prob + (probability - state.mean_accept_prob) / count
-        kept = _like(state.noise_key, kept_key)
-        return PseudoMarginalState(z, energy, kept, state.i + 1, probability, mean, adapted, rng_key)
+        return PseudoMarginalState(z, energy, noise_key, state.i + 1, probability, mean, adapted, rng_key)
 
 
 def _adapt(adapted: Adapted, point: jax.Array, excess: jax.Array, i: jax.Array) -> Adapted:
@@ -228,11 +229,3 @@ def _with_key(model: Callable) -> Callable:
         return simulation_keys(model, rng_key=simulation_rng_key, common=False)(*args, **kwargs)
 
     return keyed
-
-
-def _typed(key: jax.Array) -> jax.Array:
-    return key if checks.is_key(key) else random.wrap_key_data(key)
-
-
-def _like(key: jax.Array, data: jax.Array) -> jax.Array:
-    return random.wrap_key_data(data) if checks.is_key(key) else data

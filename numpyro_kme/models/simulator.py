@@ -182,9 +182,10 @@ class Simulator(Distribution):
         if self.black_box:
             return functions.call_back(self.fn, self.event_shape, self.dtype, random.key_data(keys), params)
         if keys.shape == ():
-            return functions.call(self.fn, keys, params)
+            return functions.traced_anew(self.fn)(keys, *params)
         rows = [param.reshape((-1, *shape)) for param, shape in zip(params, self.call_shapes)]
-        return functions.call_rows(self.fn, keys.ravel(), rows).reshape(keys.shape + self.event_shape)
+        x = functions.traced_anew(jax.vmap(self.fn))(keys.ravel(), *rows)
+        return x.reshape(keys.shape + self.event_shape)
 
     def log_prob(self, value: ArrayLike, intermediates: Any = None) -> jax.Array:
         """Has a shape, for tools that draw the graph of a model; evaluating it raises `NotImplementedError`."""

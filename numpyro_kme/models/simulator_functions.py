@@ -14,7 +14,7 @@ import numpy as np
 from jax import random
 from numpyro.distributions import Distribution
 
-from numpyro_kme._core import checks, solves
+from numpyro_kme._core import checks, compat, solves
 from numpyro_kme._core.host import nothing_is_traced
 from numpyro_kme._core.programs import Program
 
@@ -63,17 +63,7 @@ def traced_event(fn: Callable, shapes: Sequence[Shape], dtypes: Sequence) -> tup
     return event.shape, np.dtype(event.dtype)
 
 
-def call(fn: Callable, key: jax.Array, params: Sequence[jax.Array]) -> jax.Array:
-    """One call of a JAX simulator."""
-    return _anew(fn)(key, *params)
-
-
-def call_rows(fn: Callable, keys: jax.Array, params: Sequence[jax.Array]) -> jax.Array:
-    """One call of a JAX simulator for each key and row of the parameters."""
-    return _anew(jax.vmap(fn))(keys, *params)
-
-
-def _anew(fn: Callable) -> Callable:
+def traced_anew(fn: Callable) -> Callable:
     """`fn` as a compiled program, traced each time, and not as JAX remembers it: what it refers to may have changed."""
     return Program(lambda *args: fn(*args)) if nothing_is_traced() else fn
 
@@ -87,7 +77,8 @@ def call_on_host(fn: Callable, shape: Shape, dtype: np.dtype, key_data: np.ndarr
         WrongOutput: If the result has not the declared shape, or a dtype that does not cast to the declared one.
     """
     rng = np.random.default_rng(np.asarray(key_data, np.uint32).ravel())
-    x = np.asarray(fn(rng, *map(_in_float64, params)))
+    given = (param.astype(np.float64) if param.dtype.kind == "f" else param for param in params)
+    x = np.asarray(fn(rng, *given))
     checks.require(
         x.shape == shape and np.can_cast(x.dtype, dtype, "same_kind"),
         f"Simulator `{name(fn)}` declares shape {shape} and dtype {dtype} but returned shape {x.shape} and "
@@ -95,10 +86,6 @@ def call_on_host(fn: Callable, shape: Shape, dtype: np.dtype, key_data: np.ndarr
         WrongOutput,
     )
     return x.astype(dtype)
-
-
-def _in_float64(param: np.ndarray) -> np.ndarray:
-    return param.astype(np.float64) if param.dtype.kind == "f" else param
 
 
 def call_back(
@@ -116,19 +103,13 @@ def call_back(
 
     lead = key_data.shape[:-1]
 
-    @jax.custom_jvp
-    def drawn(key_data, *params):
-        return solves.call_back(rows, lead + shape, canonical, key_data, *params, vmap_method="broadcast_all")
-
-    @drawn.defjvp
-    def _(primals, tangents):
-        raise TypeError(
-            f"Simulator `{name(fn)}` runs in NumPy, so that its draws have no derivative, which NUTS, HMC and SVI ask "
-            "for. Write it in JAX, use a kernel that asks for none (PseudoMarginal, or numpyro.infer.SA), or an "
-            "engine that learns the likelihood, such as KELFI."
-        )
-
-    return drawn(key_data, *params)
+    no_derivative = TypeError(
+        f"Simulator `{name(fn)}` runs in NumPy, so that its draws have no derivative, which NUTS, HMC and SVI ask "
+        "for. Write it in JAX, use a kernel that asks for none (PseudoMarginal, or numpyro.infer.SA), or an "
+        "engine that learns the likelihood, such as KELFI."
+    )
+    given = compat.without_derivative(tuple(params), no_derivative)
+    return solves.call_back(rows, lead + shape, canonical, key_data, *given, vmap_method="broadcast_all")
 
 
 @dataclass(frozen=True, eq=False)

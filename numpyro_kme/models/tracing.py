@@ -34,7 +34,7 @@ class ProperPriors(Messenger):
 class LeaveOutSimulators(ProperPriors):
     """Note the `Simulator` of each site, and give the site zeros if it has no value: no simulator runs."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.simulators: dict[str, Simulator] = {}
 

@@ -3,6 +3,7 @@
 import signal
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -112,23 +113,18 @@ def _alarm(seconds):
 
 
 def _in_thread(seconds, function, *args):
-    found = []
+    future: Future = Future()
 
     def run():
         try:
-            found.append((function(*args), None))
+            future.set_result(function(*args))
         except BaseException as error:
-            found.append((None, error))
+            future.set_exception(error)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not found:
+    threading.Thread(target=run, daemon=True).start()
+    if not wait([future], seconds).done:
         raise _timed_out(seconds)
-    x, error = found[0]
-    if error is not None:
-        raise error
-    return x
+    return future.result()
 
 
 def _timed_out(seconds) -> Failure:
