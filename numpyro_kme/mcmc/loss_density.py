@@ -170,3 +170,31 @@ class LossDensity(Distribution):
             "PseudoMarginal with FreshNoise; AIES and ESS of numpyro.infer with CommonNoise; any kernel on a surrogate "
             "(handlers.surrogate)."
         )
+
+
+def check_site(msg, simulator: Simulator, covariates) -> None:
+    """Require a site whose data one joint loss can compare: one plate, no masks or scales, covariates where needed."""
+    name, frames = msg["name"], msg["cond_indep_stack"]
+    weights = compat.mask(msg["fn"]), compat.scale(msg)
+    checks.real(f"observation at {name!r}", msg["value"])
+    checks.require(
+        len(frames) == 1 and len(simulator.batch_shape) == 1 and simulator.batch_shape[0] >= 2,
+        f"Site {name!r} must stand in one plate, the data plate, with one event for each of at least two data points; "
+        f"it has the plates {[(frame.name, frame.size) for frame in frames]} and batch shape {simulator.batch_shape}.",
+    )
+    checks.require(
+        checks.is_concrete(weights) and all(np.all(np.asarray(weight) == 1) for weight in weights),
+        f"Site {name!r} is masked or scaled, which a joint loss cannot be entry by entry. Leave those data out, or "
+        "change `weight`.",
+    )
+    checks.require(
+        (simulator.groups not in ((), (1,))) == (covariates is not None),
+        f"The parameters of simulator `{simulator.name}` at site {name!r} have batch shape {simulator.groups} and "
+        f"covariates are {'missing' if covariates is None else 'given'}. Where parameters vary along the data plate, "
+        f"say with what: covariates={{{name!r}: array}}; otherwise leave them out.",
+    )
+    checks.require(
+        checks.is_concrete(msg["value"]),
+        f"The observation at {name!r} is traced by JAX; a loss is bound to data that are known. Pass them to the model "
+        "as they are (MCMC(..., jit_model_args=False)).",
+    )

@@ -1,5 +1,4 @@
-"""A fingerprint of callables: digests of their code and of all that the code holds and names, alike in every
-process."""
+"""A fingerprint of callables: digests of their code and of all that it holds and names, alike in every process."""
 
 import copyreg
 import dis
@@ -10,7 +9,8 @@ import re
 import sys
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import jax
@@ -150,11 +150,11 @@ class _Reader:
         if isinstance(value, np.ndarray | np.generic | jax.Array):
             return _array(value)
         if kind in (tuple, list):
-            return _Node(f"{kind.__name__} of {len(value)}", tuple(("entry", "", item) for item in value))
+            return _Node(f"{kind.__name__} of {len(value)}", _entries(value))
         if kind in (set, frozenset):
-            return _Node(kind.__name__, tuple(("entry", "", item) for item in value), ordered=False)
+            return _Node(kind.__name__, _entries(value), ordered=False)
         if kind in (dict, types.MappingProxyType):
-            return _Node("dict", tuple(("entry", "", item) for item in value.items()), ordered=False)
+            return _Node("dict", _entries(value.items()), ordered=False)
         if isinstance(value, types.ModuleType):
             return self._installed(value.__name__) or _Node(f"module {value.__name__}")
         if isinstance(value, types.CodeType):
@@ -191,19 +191,16 @@ class _Reader:
         if isinstance(value, functools.partial):
             arguments = [*enumerate(value.args), *sorted(value.keywords.items())]
             return self._around("partial", value.func, [("argument", str(name), item) for name, item in arguments])
-        called = inspect.getattr_static(type(value), "__call__", None)
-        if inspect.getattr_static(value, "__wrapped__", None) is not None and not isinstance(
-            called, types.FunctionType
-        ):
+        written = isinstance(inspect.getattr_static(type(value), "__call__", None), types.FunctionType)
+        if inspect.getattr_static(value, "__wrapped__", None) is not None and not written:
             return self._around(type(value).__name__, value.__wrapped__, [])  # jax.jit, lru_cache, staticmethod
         if isinstance(value, type):
-            own = [
-                (name, item)
+            bases = [("base", base.__name__, base) for base in value.__bases__ if base is not object]
+            members = [
+                ("attribute", f"{value.__name__}.{name}", item)
                 for name, item in sorted(vars(value).items())
                 if not (_OF_NO_EFFECT.fullmatch(name) or isinstance(item, types.MemberDescriptorType))  # a slot
             ]
-            bases = [("base", base.__name__, base) for base in value.__bases__ if base is not object]
-            members = [("attribute", f"{value.__name__}.{name}", item) for name, item in own]
             return _Node(f"class {value.__name__}", (*bases, *members), opened=True)
         if isinstance(value, property):
             return _Node("property", tuple(("function", "", fn) for fn in (value.fget, value.fset, value.fdel)))
@@ -218,11 +215,9 @@ class _Reader:
     def _function(self, fn: types.FunctionType) -> _Node:
         code, default = fn.__code__, fn.__defaults__ or ()
         positional = code.co_varnames[: code.co_argcount]
+        closure = zip(code.co_freevars, map(_content, fn.__closure__ or ()))
         held = [
-            *(
-                ("closure variable", name, cell)
-                for name, cell in zip(code.co_freevars, map(_content, fn.__closure__ or ()))
-            ),
+            *(("closure variable", name, value) for name, value in closure),
             *(("default", name, value) for name, value in zip(positional[len(positional) - len(default) :], default)),
             *(("default", name, value) for name, value in sorted((fn.__kwdefaults__ or {}).items())),
             *(("attribute", name, value) for name, value in sorted(vars(fn).items())),
@@ -247,14 +242,10 @@ class _Reader:
         installed = self._installed(kind.__module__) is not None
         tag = f"{kind.__module__}.{kind.__qualname__}" if installed else kind.__qualname__
         fields = compat.fields(value)
-        try:
-            reduced: Any = (
-                (_new, (kind,), fields)
-                if fields
-                else copyreg.dispatch_table.get(kind, lambda v: v.__reduce_ex__(4))(value)
-            )
-        except Exception:
-            reduced = _new, (kind,), getattr(value, "__dict__", None)
+        reduced: Any = _new, (kind,), fields or getattr(value, "__dict__", None)
+        if not fields:
+            with suppress(Exception):
+                reduced = copyreg.dispatch_table.get(kind, lambda v: v.__reduce_ex__(4))(value)
         if isinstance(reduced, str):
             return _Node(f"{tag} {reduced}")
         whole: tuple[Any, ...] = (*reduced, None, None, None)
@@ -263,7 +254,7 @@ class _Reader:
         held: list[tuple[str, str, Any]] = [
             *(("attribute", name, item) for name, item in sorted(attributes.items()) if not named.is_dunder(name)),
             *([("state", "", other)] if other is not None else []),
-            *(("entry", "", item) for item in items or ()),
+            *_entries(items or ()),
             *([("entries", "", dict(pairs))] if pairs is not None else []),
             *([("maker", "", make)] if make is not _new else []),
             *(("argument", "", argument) for argument in arguments if argument is not kind),
@@ -272,11 +263,13 @@ class _Reader:
         return _Node(tag, tuple(held), opened=bool(attributes) and (callable(value) or not installed))
 
 
+def _entries(items: Iterable) -> tuple[tuple[str, str, Any], ...]:
+    return tuple(("entry", "", item) for item in items)
+
+
 def _content(cell: types.CellType) -> Any:
-    try:
+    with suppress(ValueError):  # not assigned yet
         return cell.cell_contents
-    except ValueError:  # not assigned yet
-        return None
 
 
 def _attributes(state: Any) -> tuple[dict[str, Any], Any]:
