@@ -215,6 +215,12 @@ def matrix(name: str, value: Any, *, columns: int | None = None, min_rows: int =
         require(shape[1] == columns, f"`{name}` must have {columns} columns; got shape {shape}.")
 
 
+def expands(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    """Whether an array of a shape can be broadcast to another."""
+    padded = (1,) * (len(to) - len(shape)) + shape
+    return len(padded) == len(to) and all(a in (1, b) for a, b in zip(padded, to))
+
+
 def same_columns(name_a: str, a: Any, name_b: str, b: Any) -> None:
     """Require two `(rows, dim)` arrays to agree in `dim`."""
     require(

@@ -74,12 +74,7 @@ BLOCK = 64
 """Rows that are computed together. Another width changes last digits: JAX vectorises over a block."""
 
 
-def in_blocks(
-    function: Callable[[Any], Any],
-    rows: Any,
-    size: int = BLOCK,
-    done: Callable[[int, Any], None] | None = None,
-):
+def in_blocks(function: Callable[[Any], Any], rows: Any, size: int = BLOCK) -> Any:
     """Apply `function` to a pytree of arrays with a common leading axis, `size` rows at a time.
 
     The last block is padded with copies of its first row, so `function` always meets the same shapes.
@@ -88,7 +83,6 @@ def in_blocks(
         function: Maps a pytree of `size` rows to a pytree of `size` rows.
         rows: NumPy or JAX arrays with at least one row.
         size: Width of a block.
-        done: Told after each block at which row it began and what it gave, without the padding.
     Returns:
         NumPy arrays with as many rows as `rows`.
     """
@@ -97,10 +91,7 @@ def in_blocks(
     for start in range(0, total, size):
         index = np.arange(start, min(start + size, total))
         padded = np.append(index, np.full(size - len(index), start))
-        part = _take(to_host(function(_take(rows, padded))), slice(len(index)))
-        if done is not None:
-            done(start, part)
-        parts.append(part)
+        parts.append(_take(to_host(function(_take(rows, padded))), slice(len(index))))
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
 

@@ -148,7 +148,7 @@ class NoiseSensitivity:
 
     @property
     def largest_shift(self) -> float:
-        """Largest move of a mean, over sites and keys; above .2 or so, simulate more points."""
+        """Largest move of a mean, over sites and keys; above 0.2 or so, simulate more points."""
         return max(float(np.abs(value).max()) for value in self.shift.values())
 
 

@@ -127,7 +127,7 @@ class generalized_bayes(Messenger):
     r"""The same model with a loss in place of each observed simulator: prior x `exp(-weight n loss)`.
 
     The site stands in one data plate of size `n`, and the loss compares the data as a whole with simulated points. It
-    counts once: `log_prob` shares it out evenly, `-weight loss` for each element of the plate. With `loss=MMD()` this
+    counts once: `log_prob` divides it evenly, `-weight loss` for each element of the plate. With `loss=MMD()` this
     is MMD-Bayes: robust to outliers and wrong models, with a density, so that other likelihoods and hierarchies can
     stand beside it. Simulators that are not observed stay in place, so that `Predictive` still simulates.
 
@@ -141,12 +141,12 @@ class generalized_bayes(Messenger):
         weight: Learning rate, positive; see `calibrate_weight`.
         noise: `CommonNoise`, `LatentNoise` or `FreshNoise`.
         covariates: `{site: (n, ...)}` where a simulator's parameters vary along the plate: the loss then compares
-            joint laws of (covariate, output). With `CommonNoise`.
+            joint distributions of (covariate, output). With `CommonNoise`.
     Raises:
         ValueError: When the model runs: for a site outside a plate or in several, masked or scaled; if parameters vary
             along the plate without covariates; if the observation is traced.
         NotImplementedError: When a kernel asks for a density or a derivative that the noise policy or the simulator
-            lacks; the sentence says which kernels work.
+            lacks; the error names kernels that work.
     Cost: that of one evaluation of the loss, with `num_simulated` draws of the simulator.
     References: Bissiri, Holmes and Walker (2016), JRSS B 78; Cherief-Abdellatif and Alquier (2020), AABI.
     """
@@ -207,15 +207,9 @@ class generalized_bayes(Messenger):
         known = self._bound.get(name)
         if known is None or known[0] != signature:
             rule = even_noise if isinstance(self.noise, CommonNoise) else independent_noise
-            generator = Generator(
-                call,
-                rule(simulator.fn),
-                call.dim,
-                covariates=covariates,
-                differentiable=simulator.has_rsample,
-            )
-            known = signature, Bound.make(self.loss, np.asarray(value), generator)
-            self._bound[name] = known
+            smooth = simulator.has_rsample
+            generator = Generator(call, rule(simulator.fn), call.dim, covariates=covariates, differentiable=smooth)
+            known = self._bound[name] = signature, Bound.make(self.loss, np.asarray(value), generator)
         return known[1]
 
     def _nodes(self, msg, simulator: Simulator, bound: "Bound") -> QuadratureNodes | None:
@@ -229,15 +223,14 @@ class generalized_bayes(Messenger):
                 "Simulator(FromNoise(fn, noise), ...). Otherwise use FreshNoise with PseudoMarginal.",
             )
             batch = fn.noise.batch_shape
-            law = fn.noise.expand((noise.num_simulated, *batch)).to_event(1 + len(batch))
+            all_noise = fn.noise.expand((noise.num_simulated, *batch)).to_event(1 + len(batch))
             plates = [frame.name for frame in msg["cond_indep_stack"]]
-            values = numpyro.sample(f"{msg['name']}_noise", law, infer={"block_plates": plates})
+            values = numpyro.sample(f"{msg['name']}_noise", all_noise, infer={"block_plates": plates})
             return QuadratureNodes(values[None], jnp.full((1, noise.num_simulated), 1.0 / noise.num_simulated))
         key = simulation_key(msg["name"], common=isinstance(noise, CommonNoise))
         if isinstance(noise, FreshNoise):
             return None if key is None else fresh_nodes(generator.noise, key, noise)
-        key = noise.rng_key if key is None else key
-        return bound.common_nodes(key, noise.num_simulated)
+        return generator.draw_nodes(noise.rng_key if key is None else key, noise.num_simulated, 1)
 
 
 def _counts(mask: ArrayLike) -> bool:
@@ -268,9 +261,8 @@ def _density(
     )
     if isinstance(fn, KernelMeansLikelihood):
         fn = fn.in_batches(simulator.groups)
-    padded = (1,) * (len(simulator.batch_shape) - len(fn.batch_shape)) + fn.batch_shape
     checks.require(
-        len(padded) == len(simulator.batch_shape) and all(a in (1, b) for a, b in zip(padded, simulator.batch_shape)),
+        checks.expands(fn.batch_shape, simulator.batch_shape),
         f"The likelihood of site {name!r} has batch shape {fn.batch_shape}, the simulator `{simulator.name}` "
         f"has {simulator.batch_shape}, one for each call.",
     )

@@ -11,13 +11,13 @@ from numpyro_kme.kernels import median_heuristic
 from numpyro_kme.kernels.kernel_learning import log_pseudo_likelihood
 
 SHARE = 1e-3
-"""Least length scale, as a share of the median heuristic."""
+"""Least length scale, in median heuristics."""
 
 
 def length_scale_model(x: ArrayLike, landmarks: ArrayLike, reach: float | None = None) -> None:
     r"""The pseudo-likelihood of Bayesian kernel learning with priors on length scale and noise: a model for NUTS.
 
-    $\log s \sim U(\log 10^{-3} m, \log m)$ with `m` the median heuristic, $\log \tau \sim N(\log .3, 1)$.
+    $\log s \sim U(\log 10^{-3} m, \log m)$ with `m` the median heuristic, $\log \tau \sim N(\log 0.3, 1)$.
     Deterministic sites `length_scale` and `noise` hold `s` and `tau`.
 
     Args:

@@ -73,17 +73,8 @@ class Bound:
     def make(cls, loss: Loss, value: np.ndarray, generator: Generator) -> "Bound":
         """Bind to data `(n, *event)`, in float64."""
         data = value if generator.covariates is None else (generator.covariates, value)
-        objective, weights = loss.objective(data, generator), np.full(len(value), 1.0 / len(value))
-        parts = (
-            objective,
-            objective.reduce(jnp.asarray(weights)),
-            objective.offsets(jnp.asarray(weights)[None])[0],
-        )
-        return cls(*parts, len(value))
-
-    def common_nodes(self, key: jax.Array, num: int) -> QuadratureNodes:
-        """One set of nodes, made on the host."""
-        return self.objective.generator.draw_nodes(key, num, 1)
+        objective, weights = loss.objective(data, generator), jnp.full(len(value), 1.0 / len(value))
+        return cls(objective, objective.reduce(weights), objective.offsets(weights[None])[0], len(value))
 
     def values(self, arguments: jax.Array, nodes: QuadratureNodes) -> jax.Array:
         """Losses at one point, `(sets,)`."""

@@ -54,7 +54,7 @@ class PseudoMarginal(MCMCKernel):
     r"""Metropolis for a model whose likelihood is estimated from fresh noise, exact where the estimate is unbiased.
 
     The state holds the estimate of the current point and the key that made it, and a proposal is accepted with
-    probability `min(1, estimate(proposal) / estimate(kept))`: the marginal law of the parameters is prior x
+    probability `min(1, estimate(proposal) / estimate(kept))`: the marginal distribution of the parameters is prior x
     `E[estimate]`. Estimating the current point again, or holding the noise still, samples something else.
 
     Proposals are normal steps whose covariance and scale adapt during warmup; no gradients, so simulators on the host
@@ -66,7 +66,7 @@ class PseudoMarginal(MCMCKernel):
         blocks: Into how many parts the noise is split. Each proposal brings new noise for one of them, chosen at
             random, so that the two estimates are alike and the chain sticks less where they are noisy, but forgets the
             noise more slowly. Models of your own get `(blocks,)` keys; `num_simulated` must be a multiple.
-        target_accept_prob: Acceptance that the scale adapts to. Noisy estimates want less than the .234 of exact ones.
+        target_accept_prob: Acceptance that the scale adapts to. Noisy estimates want less than the 0.234 of exact ones.
         init_strategy: Where chains start, as in NumPyro.
     Raises:
         ValueError: If `target_accept_prob` is not between 0 and 1, or `blocks` is not a positive whole number.
@@ -213,8 +213,8 @@ class PseudoMarginal(MCMCKernel):
 def _adapt(adapted: Adapted, point: jax.Array, excess: jax.Array, i: jax.Array) -> Adapted:
     """Steps towards the chain's moments, with ten starting values as prior, and towards the target acceptance.
 
-    The scale stays above a twentieth of that for a normal law: where the estimate is so noisy that the chain sticks,
-    smaller steps would not help.
+    The scale stays above a twentieth of that for a normal distribution: where the estimate is so noisy that the chain
+    sticks, smaller steps would not help.
     """
     rate = 1.0 / (i + 10.0)
     offset = point - adapted.mean

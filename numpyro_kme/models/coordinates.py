@@ -40,14 +40,14 @@ class Coordinates:
         columns: How each argument follows from one entry of the latents in between.
         priors: How these latents are mapped to normals.
         rest: Values of their entries where no argument shows them.
-        mixture: Law of `z` under the prior: weights `(K,)`, means `(K, D)`, covariances `(K, D, D)`.
+        mixture: Distribution of `z` under the prior: weights `(K,)`, means `(K, D)`, covariances `(K, D, D)`.
         sites: Name and shape of the latents in between.
         entries: Where each coordinate sits among their entries.
         readers: The argument that each coordinate is read from.
         names: Name of each coordinate.
-        exact: Whether `mixture` is the law of `z` under the prior, or only about so.
+        exact: Whether `mixture` is the distribution of `z` under the prior, or only about so.
         one_to_one: Whether `z` determines all latents of the model.
-        note: One sentence for people.
+        note: What they are, for people.
     """
 
     columns: tuple[Column, ...]

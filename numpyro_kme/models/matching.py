@@ -99,7 +99,7 @@ def find(a: np.ndarray, t: np.ndarray) -> Column | None:
     """The function of the list that turns the draws `t` into the draws `a` to their precision, or None.
 
     The list holds every link as it stands, then with an affine function inside, then outside. A function
-    counts if it gives `a` to about 200 roundings and its inverse gives `t` to a thousandth of its spread.
+    counts if it gives `a` to about 200 roundings and its inverse gives `t` to a thousandth of its standard deviation.
     """
     if np.array_equal(a, t):
         return column(IDENTITY)
@@ -158,7 +158,7 @@ def exact(problem: Problem, site: str, draws: Draws) -> dict[str, Any]:
     fns, parts = prior_maps.maps(used, shown, mixtures=not sequential)
     mixture = prior_maps.product(parts)
     number = len(mixture.weights)
-    law = "standard normal" if number == 1 else f"a mixture of {number} normals"
+    shape = "standard normal" if number == 1 else f"a mixture of {number} normals"
     names = [_label(name, i) for name, latent in used.items() for i in np.ndindex(latent.value.shape)]
     return {
         "columns": tuple(columns),
@@ -172,7 +172,7 @@ def exact(problem: Problem, site: str, draws: Draws) -> dict[str, Any]:
         "exact": True,
         "one_to_one": len(entries) == sum(latent.value.size for latent in problem.latents.values()),
         "note": f"The arguments of the simulator at {site!r} are functions of {', '.join(used)}, entry by "
-        f"entry; in these coordinates the prior is exactly {law}.",
+        f"entry; in these coordinates the prior is exactly {shape}.",
     }
 
 
@@ -187,10 +187,10 @@ def standardised(table: np.ndarray, what: str, why: str, *, choose_links: bool) 
         columns[k] = column(links[k], entry)
     t = np.stack([np.asarray(links[k].inverse(table[:, k])) for k in moving], axis=1)
     low, median, high = np.quantile(t, [0.158655, 0.5, 0.841345], axis=0)
-    spread = np.where(high > low, 0.5 * (high - low), t.std(axis=0))
+    sd = np.where(high > low, 0.5 * (high - low), t.std(axis=0))
     return {
         "columns": tuple(columns),
-        "priors": prior_maps.Independent((to_host(dist.Normal(median, spread)),)),
+        "priors": prior_maps.Independent((to_host(dist.Normal(median, sd)),)),
         "rest": median,
         "mixture": prior_maps.standard(len(moving)),
         "sites": (("arguments", (len(moving),)),),

@@ -7,7 +7,7 @@ float64) `z` stays constant. A distribution of your own needs a `cdf` and a supp
 """
 
 from collections.abc import Callable
-from functools import singledispatch
+from functools import partial, singledispatch
 
 import jax
 import jax.numpy as jnp
@@ -61,26 +61,18 @@ def from_normal(fn: dist.Distribution, z: jax.Array) -> jax.Array:
     return _bisect(fn, z)
 
 
-@to_normal.register
-def _(fn: dist.ExpandedDistribution, value):
-    return _over_extra_dims(to_normal, fn.base_dist)(value)
+def _inside(apply: Callable, fn: dist.Distribution, x: jax.Array) -> jax.Array:
+    """`apply(base, .)` over the leading dimensions that a value has beyond the shape of the wrapped distribution."""
+    call = partial(apply, fn.base_dist)
+    if isinstance(fn, dist.ExpandedDistribution):
+        for _ in range(x.ndim - len(fn.base_dist.shape())):
+            call = jax.vmap(call)
+    return call(x)
 
 
-@from_normal.register
-def _(fn: dist.ExpandedDistribution, z):
-    return _over_extra_dims(from_normal, fn.base_dist)(z)
-
-
-@to_normal.register(dist.Independent)
-@to_normal.register(dist.MaskedDistribution)
-def _(fn, value):
-    return to_normal(fn.base_dist, value)
-
-
-@from_normal.register(dist.Independent)
-@from_normal.register(dist.MaskedDistribution)
-def _(fn, z):
-    return from_normal(fn.base_dist, z)
+for _wrapper in compat.WRAPPERS:
+    to_normal.register(_wrapper, partial(_inside, to_normal))
+    from_normal.register(_wrapper, partial(_inside, from_normal))
 
 
 @to_normal.register
@@ -179,18 +171,6 @@ def _bijections(fn: dist.TransformedDistribution) -> list[transforms.Transform]:
         if isinstance(transform, transforms.AbsTransform):
             raise NoNormalMap("it is folded")
     return fn.transforms
-
-
-def _over_extra_dims(apply: Callable, base: dist.Distribution) -> Callable:
-    """`apply(base, .)` over the leading dimensions that a value has beyond the shape of `base`."""
-
-    def mapped(value):
-        call = lambda v: apply(base, v)  # noqa: E731
-        for _ in range(value.ndim - len(base.shape())):
-            call = jax.vmap(call)
-        return call(value)
-
-    return mapped
 
 
 def _bisect(fn: dist.Distribution, z: jax.Array) -> jax.Array:

@@ -114,8 +114,8 @@ def read(fn: dist.Distribution, shape: tuple[int, ...] | None = None):
     )
     mean = np.einsum("...k,...kd->...d", weights, means)
     offset = means - mean[..., None, :]
-    spread = covariances + offset[..., :, None] * offset[..., None, :]
-    factor = np.linalg.cholesky(np.einsum("...k,...kde->...de", weights, spread))
+    around_mean = covariances + offset[..., :, None] * offset[..., None, :]
+    factor = np.linalg.cholesky(np.einsum("...k,...kde->...de", weights, around_mean))
     inverse = np.linalg.inv(factor)[..., None, :, :]
     mapped = Mixture(
         weights.reshape(-1, weights.shape[-1]),
@@ -169,7 +169,7 @@ def _moments(fn: dist.Distribution) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def maps(used: Mapping[str, Latent], shown: Mapping[str, list[int]], *, mixtures: bool):
-    """For each site a distribution with a map to normals, and the parts of the law of all mapped entries."""
+    """For each site a distribution with a map to normals, and the mixtures that mapped entries follow."""
     split = {name: read(latent.fn) if mixtures else None for name, latent in used.items()}
     count = num_components([part for found in split.values() if found for part in found[1]])
     fns: list[dist.Distribution] = []

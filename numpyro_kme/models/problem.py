@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import random
-from numpyro.primitives import Messenger
 
 from numpyro_kme._core import checks, compat, programs
 from numpyro_kme._core.programs import Program, Recomputed
@@ -67,7 +66,7 @@ class Problem(Recomputed):
         Raises:
             ValueError: If the model fails, has no simulator or no latent, has a `param` site, a simulator
                 whose output another site depends on, an observation of the wrong shape, or an improper or
-                discrete prior. Each sentence names the site and says what to do.
+                discrete prior. Each error names the site and says what to do.
         """
         return cls(model, args, kwargs, *reading.read(model, args, kwargs))
 
@@ -139,7 +138,8 @@ class Problem(Recomputed):
     def from_normal(self, z: Arrays) -> dict[str, jax.Array]:
         """Inverse of `to_normal`; low-discrepancy points in `z` become low-discrepancy prior draws."""
         rest = {name: latent.value for name, latent in self.latents.items() if name not in z}
-        trace, _ = self._run(rest, _FromNormal(z))
+        given = tracing.set_from(z, lambda name, fn: normalise.from_normal(fn, jnp.asarray(z[name])))
+        trace, _ = self._run(rest, given)
         return {name: trace[name]["value"] for name in z}
 
     def _run(self, latents, *inside, key=None):
@@ -198,15 +198,3 @@ class Problem(Recomputed):
                 f"got {array.shape}.",
             )
         return arrays
-
-
-class _FromNormal(Messenger):
-    """Set each latent from standard normals, given the latents before it."""
-
-    def __init__(self, z: Arrays):
-        super().__init__()
-        self.z = z
-
-    def process_message(self, msg):
-        if msg["type"] == "sample" and msg["name"] in self.z:
-            msg["value"] = normalise.from_normal(msg["fn"], jnp.asarray(self.z[msg["name"]]))

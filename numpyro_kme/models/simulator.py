@@ -26,7 +26,7 @@ class Simulator(Distribution):
 
     Use it as any distribution of NumPyro: `numpyro.sample("x", Simulator(fn, *params), obs=x)`. It can be
     drawn from, observed, masked and put under plates. It has no density: whatever asks for one (NUTS, SVI,
-    `log_density`) raises a sentence that names the site, while `render_model` and `get_dependencies` work.
+    `log_density`) raises an error that names the site, while `render_model` and `get_dependencies` work.
 
     A JAX simulator is a function `fn(key, *params)` that draws **one** event from a JAX key; its event shape
     is found by tracing it. A black-box simulator is any function `fn(rng, *params)` of a NumPy generator and
@@ -152,9 +152,8 @@ class Simulator(Distribution):
         batch_shape = tuple(batch_shape)
         if not self._event_dims_given:
             self._refuse_ambiguity(batch_shape)
-        padded = (1,) * (len(batch_shape) - len(self.batch_shape)) + self.batch_shape
         checks.require(
-            len(padded) == len(batch_shape) and all(a in (1, b) for a, b in zip(padded, batch_shape)),
+            checks.expands(self.batch_shape, batch_shape),
             f"Simulator `{self.name}` has batch shape {self.batch_shape}, which does not expand to {batch_shape}.",
         )
         new = copy.copy(self)

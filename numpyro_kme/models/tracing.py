@@ -1,6 +1,6 @@
 """The one runner of models: one at a time, in the precision in force, with simulators left out where asked."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from threading import Lock
@@ -11,6 +11,7 @@ import numpy as np
 import numpyro.distributions as dist
 from jax import random
 from numpyro import handlers
+from numpyro.distributions.distribution import Distribution
 from numpyro.primitives import Messenger
 
 from numpyro_kme._core import checks, compat
@@ -108,6 +109,16 @@ def trace_of(model: Callable, args: tuple, kwargs: Mapping, *inside: Messenger, 
     with as_numpyro_does(), handlers.block(), handlers.trace() as trace:
         wrapped(*args, **kwargs)
     return trace
+
+
+def set_from(names: Collection[str], value: Callable[[str, Distribution], jax.Array]) -> Messenger:
+    """A handler that gives latents the values `value(name, prior)`, each prior given the latents before it."""
+
+    def found(site):
+        wanted = site["type"] == "sample" and site["name"] in names
+        return value(site["name"], site["fn"]) if wanted else None
+
+    return handlers.substitute(substitute_fn=found)
 
 
 def run(

@@ -1,7 +1,7 @@
 """A model as two functions of one unconstrained vector: log prior and log likelihood."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +12,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_kme._core.compat import log_prob
 from numpyro_kme._core.host import constants
-from numpyro_kme.models.tracing import trace_of
+from numpyro_kme.models.tracing import set_from, trace_of
 
 Arrays = Mapping[str, Any]
 
@@ -51,9 +51,8 @@ class Unconstrained:
     @classmethod
     def read(cls, model: Callable, args: tuple, kwargs: Mapping, latents: Arrays) -> "Unconstrained":
         """Read the shapes at one point `{site: value}` of the latents."""
-        found = _Constrained({name: jnp.asarray(value) for name, value in latents.items()})
-        _run(model, args, kwargs, found)
-        return cls(model, args, kwargs, {name: np.shape(u) for name, u in found.unconstrained.items()})
+        unread = cls(model, args, kwargs, {})
+        return replace(unread, shapes={name: np.shape(u) for name, u in unread._unconstrained(latents).items()})
 
     @property
     def dim(self) -> int:
@@ -62,9 +61,8 @@ class Unconstrained:
 
     def flatten(self, latents: Arrays) -> jax.Array:
         """The vector `u` of one point of the latents, `{site: value}`."""
-        found = _Constrained(latents)
-        _run(self.model, self.args, self.kwargs, found)
-        return jnp.concatenate([jnp.ravel(found.unconstrained[name]) for name in self.shapes])
+        found = self._unconstrained(latents)
+        return jnp.concatenate([jnp.ravel(found[name]) for name in self.shapes])
 
     def constrain(self, u: jax.Array) -> dict[str, jax.Array]:
         """The latents at `u`, `{site: value}`; no density is evaluated."""
@@ -87,40 +85,26 @@ class Unconstrained:
 
     def _trace(self, u):
         ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes.values()])[:-1]
-        pieces = zip(self.shapes.items(), jnp.split(u, ends), strict=True)
-        given = _SetFromUnconstrained({name: piece.reshape(shape) for (name, shape), piece in pieces})
-        return _run(self.model, self.args, self.kwargs, given), given.log_jacobian
+        pieces = dict(zip(self.shapes, jnp.split(u, ends), strict=True))
+        log_jacobians = []
 
+        def value(name, fn):
+            piece = pieces[name].reshape(self.shapes[name])
+            transform = biject_to(fn.support)
+            found = transform(piece)
+            log_jacobians.append(jnp.sum(transform.log_abs_det_jacobian(piece, found)))
+            return found
 
-class _SetFromUnconstrained(Messenger):
-    """Set each latent from its unconstrained value."""
+        trace = self._run(set_from(self.shapes, value))
+        return trace, sum(log_jacobians, jnp.zeros(()))
 
-    def __init__(self, unconstrained: Arrays):
-        super().__init__()
-        self.unconstrained = unconstrained
-        self.log_jacobian = jnp.zeros(())
+    def _unconstrained(self, latents: Arrays) -> dict[str, jax.Array]:
+        trace = self._run(set_from(latents, lambda name, fn: jnp.asarray(latents[name])))
+        return {
+            name: biject_to(site["fn"].support).inv(site["value"])
+            for name, site in trace.items()
+            if site["type"] == "sample" and name in latents
+        }
 
-    def process_message(self, msg):
-        if msg["type"] == "sample" and msg["name"] in self.unconstrained:
-            u = self.unconstrained[msg["name"]]
-            transform = biject_to(msg["fn"].support)
-            msg["value"] = transform(u)
-            self.log_jacobian += jnp.sum(transform.log_abs_det_jacobian(u, msg["value"]))
-
-
-class _Constrained(Messenger):
-    """Set each latent, and note its unconstrained value."""
-
-    def __init__(self, latents: Arrays):
-        super().__init__()
-        self.latents = latents
-        self.unconstrained: dict[str, jax.Array] = {}
-
-    def process_message(self, msg):
-        if msg["type"] == "sample" and msg["name"] in self.latents:
-            msg["value"] = self.latents[msg["name"]]
-            self.unconstrained[msg["name"]] = biject_to(msg["fn"].support).inv(msg["value"])
-
-
-def _run(model, args, kwargs, messenger):
-    return trace_of(model, *constants((args, dict(kwargs))), messenger)
+    def _run(self, given: Messenger):
+        return trace_of(self.model, *constants((self.args, dict(self.kwargs))), given)

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +74,9 @@ class _Run:
         while queue or alone or self.running:
             if alone and not self.running:
                 self._submit([alone.popleft()])
-            while queue and not alone and len(self.running) < self._most_tasks():
+            while queue and not alone and len(self.running) < self.pool.workers * (1 if self.timeout else 2):
                 self._submit([queue.popleft() for _ in range(min(self.size, len(queue)))])
             alone.extend(self._collect())
-
-    def _most_tasks(self) -> int:
-        return self.pool.workers if self.timeout else 2 * self.pool.workers
 
     def _submit(self, rows: list[int]) -> None:
         begun = self.pool.mark()
@@ -113,11 +111,9 @@ class _Run:
                 self.report(rows, outcomes)
                 each = (time.monotonic() - task.submitted) / len(rows)
                 self.size = int(np.clip(TASK_SECONDS / max(each, 1e-6), 1, min(2 * self.size, MOST_ROWS)))
-        overdue = [] if broken else self._overdue()
+        overdue = [] if broken else [future for future, task in self.running.items() if task.overdue(self.timeout)]
         for future in overdue:
-            again += self._lost(
-                self.running.pop(future).rows, True, Failure("timeout", f"it took longer than {self.timeout:g} s")
-            )
+            again += self._lost(self.running.pop(future).rows, True, worker.timed_out(self.timeout))
         if broken or overdue:
             again += [i for task in self.running.values() for i in task.rows]
             self.running.clear()
@@ -131,34 +127,32 @@ class _Run:
             return []
         return rows
 
-    def _overdue(self) -> list[Future]:
-        """Tasks that their worker does not end by itself; only those that say when they began."""
-        if not self.timeout:
-            return []
-        return [f for f, task in self.running.items() if task.seconds() > len(task.rows) * self.timeout + GRACE]
 
-
+@dataclass
 class _Task:
     """Simulations that are running together.
 
-    Args:
+    Attributes:
         rows: Their numbers.
         mark: A file that the worker makes when it begins with them, if it was asked to.
+        submitted: When they were sent.
+        begun: When the worker was seen to have begun.
     """
 
-    def __init__(self, rows: list[int], mark: Path | None):
-        self.rows, self.mark = rows, mark
-        self.submitted = time.monotonic()
-        self._begun: float | None = None
+    rows: list[int]
+    mark: Path | None
+    submitted: float = field(default_factory=time.monotonic)
+    begun: float | None = None
 
-    def seconds(self) -> float:
-        """Since the worker was seen to have begun, or should have long ago."""
+    def overdue(self, timeout: float | None) -> bool:
+        """Whether the worker does not end them by itself, and has begun, or should have long ago."""
+        if self.mark is None or not timeout:
+            return False
         now = time.monotonic()
-        if self.mark is None:
-            return 0.0
-        if self._begun is None and self.mark.exists():
-            self._begun = now
-        return max(0.0, now - self.submitted - STARTING) if self._begun is None else now - self._begun
+        if self.begun is None and self.mark.exists():
+            self.begun = now
+        seconds = now - self.submitted - STARTING if self.begun is None else now - self.begun
+        return seconds > len(self.rows) * timeout + GRACE
 
 
 class _UsersExecutor:

@@ -1,4 +1,4 @@
-"""A bank of simulations, from a run, a table, or an ArviZ file."""
+"""Simulations as a value: from a run, a table, or an ArviZ file."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -138,20 +138,20 @@ class Simulations:
         latents = _variables(groups["prior"], problem.latents, "prior")
         x = _variables(groups["prior_predictive"], problem.simulators, "prior_predictive")
         sound = np.all([np.isfinite(value).reshape(len(value), -1).all(axis=1) for value in x.values()], axis=0)
-        bank = cls.from_latents(
+        found = cls.from_latents(
             problem,
             {name: value[sound] for name, value in latents.items()},
             {name: value[sound] for name, value in x.items()},
         )
         failures = {} if sound.all() else {"not finite": int(np.sum(~sound))}
         failed = {name: value[~sound] for name, value in latents.items()}
-        return replace(bank, index=np.flatnonzero(sound), failures=failures, failed=failed, attempted=len(sound))
+        return replace(found, index=np.flatnonzero(sound), failures=failures, failed=failed, attempted=len(sound))
 
 
 def _stacked(first: Arrays, second: Arrays) -> dict[str, np.ndarray]:
     checks.require(
         set(first) == set(second),
-        f"Only simulations of the same model can be joined: one bank has {sorted(first)}, the other {sorted(second)}.",
+        f"Only simulations of the same model can be joined: one set has {sorted(first)}, the other {sorted(second)}.",
     )
     return {name: np.concatenate([np.asarray(first[name]), np.asarray(second[name])]) for name in first}
 

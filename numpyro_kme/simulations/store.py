@@ -1,4 +1,4 @@
-"""A bank of simulations on disk: a Zarr store with ArviZ's groups, written as results come, resumed where it ended."""
+"""Simulations on disk: a Zarr store with ArviZ's groups, written as results come, resumed where it ended."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ import numpy as np
 
 from numpyro_kme._core import arviz, checks
 from numpyro_kme.simulations.failures import Failure
-from numpyro_kme.simulations.store_checks import StoreError, alone, damaged, differences, first, unwritable, writing
+from numpyro_kme.simulations.store_checks import StoreError, alone, damaged, differences, first, writing
 
 FORMAT = 1
 CHUNK = 64
@@ -59,14 +59,14 @@ class Store:
             StoreError: If the store is damaged, has other settings, is in use, or cannot be written.
         """
         path = Path(path).expanduser().absolute()  # a simulator may change the working directory
-        with writing(path, "Nothing has been simulated yet."):
+        with writing(path, lambda: "Nothing has been simulated yet."):
             if not path.exists() or (path.is_dir() and not any(path.iterdir())):
                 cls._create(path, settings, prior, arguments, outputs)
         with alone(path):
             store = cls.read(path)
             store._require(settings)
             if store.count < count:
-                with writing(path, f"It keeps its {store.count} simulations."):
+                with writing(path, lambda: f"It keeps its {store.count} simulations."):
                     store._grow(count, prior, arguments)
             yield store
 
@@ -191,18 +191,19 @@ class Store:
         """
         numbers, failed = np.asarray(rows), np.array([error is not None for error in errors])
         kinds = [list(error.kind.encode()[:KIND].ljust(KIND, b"\0")) for error in errors[failed]]
-        try:
+
+        def kept():
+            return (
+                f"It keeps {np.sum(self.status(site) != PENDING)} of {self.count} simulations of site {site!r}; the "
+                f"{len(rows)} that came in last are not in it, and those that were running are lost."
+            )
+
+        with writing(self.path, kept):
             if not failed.all():
                 self._put("prior_predictive", site, numbers[~failed], x[~failed])
             if kinds:
                 self._put("simulations", f"failures of {site}", numbers[failed], np.array(kinds, np.uint8))
             self._put("simulations", f"status of {site}", numbers, np.where(failed, FAILED, DONE).astype(np.uint8))
-        except OSError as error:
-            kept = (
-                f"It keeps {np.sum(self.status(site) != PENDING)} of {self.count} simulations of site {site!r}; the "
-                f"{len(rows)} that came in last are not in it, and those that were running are lost."
-            )
-            raise unwritable(self.path, error, kept) from error
 
     def _put(self, group, name, rows, values) -> None:
         self._stored(group, name).oindex[0, rows] = values
@@ -271,7 +272,7 @@ class Store:
         if changed:
             settings = self.settings
             settings["code now"] = settings.get("code now", {}) | changed
-            with writing(self.path, "It keeps the simulations that were written."):
+            with writing(self.path, lambda: "It keeps the simulations that were written."):
                 self._root.attrs["settings"] = json.dumps(settings)
 
 

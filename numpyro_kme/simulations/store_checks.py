@@ -1,7 +1,7 @@
 """Errors of a store on disk: written by one run at a time, of one configuration, on a disk that takes it."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -13,21 +13,16 @@ class StoreError(RuntimeError):
     """A store that cannot be read or written, or that belongs to other simulations."""
 
 
-def unwritable(path: Path, error: OSError, kept: str) -> StoreError:
-    """The error of a disk that is full or must not be written, with what is kept."""
-    return StoreError(
-        f"The store {path} cannot be written: {error.strerror or error}. {kept} Make room, or see to the permission, "
-        "and run the same again: it goes on from what is there."
-    )
-
-
 @contextmanager
-def writing(path: Path, kept: str) -> Iterator[None]:
-    """Raise errors of a disk as what they mean for the simulations."""
+def writing(path: Path, kept: Callable[[], str]) -> Iterator[None]:
+    """Raise errors of a disk that is full or must not be written, with what is `kept`."""
     try:
         yield
     except OSError as error:
-        raise unwritable(path, error, kept) from error
+        raise StoreError(
+            f"The store {path} cannot be written: {error.strerror or error}. {kept()} Make room, or see to the "
+            "permission, and run the same again: it goes on from what is there."
+        ) from error
 
 
 @contextmanager
@@ -40,22 +35,19 @@ def alone(path: Path) -> Iterator[None]:
         return
     folder = os.open(path, os.O_RDONLY)
     try:
-        with suppress(OSError):  # a network file system without locks
-            _locked(fcntl, folder, path)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StoreError(
+                f"The store {path} is in use by another run: wait for that to end, or give another path."
+            ) from error
+        except OSError:  # a network file system without locks
+            pass
         yield
     finally:
         with suppress(OSError):
             fcntl.flock(folder, fcntl.LOCK_UN)
         os.close(folder)
-
-
-def _locked(fcntl, folder: int, path: Path) -> None:
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise StoreError(
-            f"The store {path} is in use by another run: wait for that to end, or give another path."
-        ) from error
 
 
 def differences(stored: Mapping, asked: Mapping, changed: Mapping | None = None) -> list[str]:

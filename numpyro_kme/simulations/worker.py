@@ -37,7 +37,7 @@ def simulate_rows(job: Job, rows: Sequence[Row], timeout: float | None = None) -
 
 
 def simulate_pickled(
-    job: bytes, rows: Sequence[Row], timeout: float | None, begun: Path | None = None
+    job: bytes, rows: Sequence[Row], timeout: float | None, begun: Path | None
 ) -> list[np.ndarray | Failure]:
     """As `simulate_rows`, in a worker: the job by cloudpickle, and failures without the exceptions behind them.
 
@@ -46,10 +46,8 @@ def simulate_pickled(
     unpickled = _unpickled(job)
     if begun is not None:
         begun.touch()
-    return [
-        Failure(outcome.kind, outcome.reason) if isinstance(outcome, Failure) else outcome
-        for outcome in simulate_rows(unpickled, rows, timeout)
-    ]
+    outcomes = simulate_rows(unpickled, rows, timeout)
+    return [Failure(*outcome.args) if isinstance(outcome, Failure) else outcome for outcome in outcomes]
 
 
 @lru_cache(maxsize=4)
@@ -101,7 +99,7 @@ def _limited(seconds, function, *args):
 @contextmanager
 def _alarm(seconds):
     def ring(*_):
-        raise _timed_out(seconds)
+        raise timed_out(seconds)
 
     before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -123,9 +121,10 @@ def _in_thread(seconds, function, *args):
 
     threading.Thread(target=run, daemon=True).start()
     if not wait([future], seconds).done:
-        raise _timed_out(seconds)
+        raise timed_out(seconds)
     return future.result()
 
 
-def _timed_out(seconds) -> Failure:
+def timed_out(seconds) -> Failure:
+    """The failure of a simulation that has taken too long."""
     return Failure("timeout", f"it took longer than {seconds:g} s")
