@@ -242,6 +242,7 @@ REAL = dist.constraints.real
             lambda: Problem.read(feeds),
             "Site 'y' depends on the output of the simulator at 'x'.*inside the simulator",
         ),
+        (lambda: Problem.read(numpyro.handlers.seed(with_prior, 0), dist.Normal(0.0, 1.0)), "a key of its own already"),
         (lambda: Problem.read(learns), r"`param` sites \['m'\], which have no prior"),
         (lambda: Problem.read(nothing_latent), "no latent site to infer"),
         (lambda: Problem.read(in_scan), r"has shape \(3, 2\) where its simulator gives shape \(2,\)..*inside `scan`"),
