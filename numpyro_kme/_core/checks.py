@@ -34,6 +34,11 @@ def is_key(value: Any) -> bool:
     return isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
+def typed_key(value: jax.Array) -> jax.Array:
+    """A random key, or several, in their typed form."""
+    return value if is_key(value) else jax.random.wrap_key_data(value)
+
+
 def key(value: Any, *, several: bool = False) -> None:
     """Require one random key of JAX, typed or of the older kind, two or four words, or `several` typed ones,
     `(blocks,)`."""

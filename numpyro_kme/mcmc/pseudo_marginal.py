@@ -176,12 +176,12 @@ class PseudoMarginal(MCMCKernel):
         return jnp.where(jnp.isnan(energy), jnp.inf, energy)
 
     def _first_keys(self, key):
-        key = key if checks.is_key(key) else random.wrap_key_data(key)
+        key = checks.typed_key(key)
         return key if self._blocks == 1 else random.split(key, self._blocks)
 
     def _renewed(self, kept, key):
         """The noise of a proposal: all of it new, or that of one block."""
-        key = key if checks.is_key(key) else random.wrap_key_data(key)
+        key = checks.typed_key(key)
         if self._blocks == 1:
             return key
         place_key, new_key = random.split(key)

@@ -170,7 +170,7 @@ class Simulator(Distribution):
     def keys(self, key: jax.Array, sample_shape: Shape = ()) -> jax.Array:
         """The key of each call of a draw: `key` itself if there is one call, else split over the batch."""
         lead = sample_shape + self.batch_shape
-        key = key if checks.is_key(key) else random.wrap_key_data(key)
+        key = checks.typed_key(key)
         return random.split(key, lead) if lead else key
 
     def sample(self, key: jax.Array | None, sample_shape: Shape = ()) -> jax.Array:

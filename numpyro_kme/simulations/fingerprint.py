@@ -18,7 +18,7 @@ import numpy as np
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme.models import simulator_functions
-from numpyro_kme.simulations import named
+from numpyro_kme.simulations import fingerprint_names as named
 
 _NUMBERS = (type(None), bool, int, float, complex)
 _PLAIN = (*_NUMBERS, str, bytes, bytearray, range, slice, type(...), type(NotImplemented))

@@ -20,7 +20,7 @@ from numpyro_kme._core import checks, compat, programs
 from numpyro_kme.models import simulator_functions
 from numpyro_kme.models.problem import Arrays, Draws, Problem
 from numpyro_kme.models.simulator import Simulator
-from numpyro_kme.simulations import running
+from numpyro_kme.simulations import site_runs
 from numpyro_kme.simulations.failures import OnFailure, Penalise, SimulationError, check_policy, retries
 from numpyro_kme.simulations.fingerprint import fingerprint
 from numpyro_kme.simulations.simulations import Simulations
@@ -166,7 +166,7 @@ class Plan:
         errors: dict[str, np.ndarray] = {}
         with tqdm(total=total, desc="simulating", disable=quiet) as bar:
             for name, site in problem.simulators.items():
-                run = running.Run(
+                run = site_runs.Run(
                     rng_key,
                     name,
                     site.simulator,
@@ -212,7 +212,7 @@ def _opened(path: str | PathLike, settings: Callable[[], dict], draws: Draws, pr
     """The store of these simulations; it may hold more of them, or fewer."""
     prior = {name: np.asarray(value) for name, value in {**draws.latents, **draws.deterministics}.items()}
     arguments = {name: np.asarray(value) for name, value in draws.arguments.items()}
-    outputs = {name: (found.shape(), running.dtype_of(found)) for name, found in _simulators(problem).items()}
+    outputs = {name: (found.shape(), site_runs.dtype_of(found)) for name, found in _simulators(problem).items()}
     before = settings()
     count = len(next(iter(arguments.values())))
     with Store.open(Path(path), before, count, prior, arguments, outputs) as store:

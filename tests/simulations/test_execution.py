@@ -30,7 +30,7 @@ from numpyro_kme.simulations import (
     SimulationError,
     Simulations,
     StoreError,
-    execution,
+    executors,
     simulate,
     store,
 )
@@ -633,7 +633,7 @@ def test_killed_at_any_moment(tmp_path, how, monkeypatch):
     A batch is what one write takes, and what two workers, at 5 ms a call, have in hand.
     """
     pytest.importorskip("zarr")
-    batch = store.CHUNK + int(2 * execution.TASK_SECONDS / 0.005)
+    batch = store.CHUNK + int(2 * executors.TASK_SECONDS / 0.005)
     script = Path(__file__).parent / "killed_run.py"
     truth = bank(NOISY, 2000)
     for trial in range(20):

@@ -17,7 +17,7 @@ from numpyro_kme._core import programs
 from numpyro_kme._core.programs import Program
 from numpyro_kme.models.problem import Draws
 from numpyro_kme.models.simulator import Simulator
-from numpyro_kme.simulations import execution, worker
+from numpyro_kme.simulations import executors, worker
 from numpyro_kme.simulations.failures import Failure, OnFailure, SimulationError, not_finite, retries, stops
 from numpyro_kme.simulations.store import CHUNK, PENDING, Store
 
@@ -145,7 +145,7 @@ class Run:
             return key_data, list(params)
 
         if self.executor is not None:
-            return execution.run(self.executor, job, map(int, rows), row, self.timeout, report)
+            return executors.run(self.executor, job, map(int, rows), row, self.timeout, report)
         for number in map(int, rows):
             report([number], worker.simulate_rows(job, [row(number)], self.timeout))
 
