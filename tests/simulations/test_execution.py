@@ -175,7 +175,7 @@ def test_the_time_limit_begins_when_the_worker_has_started(here, tmp_path, monke
     """The second of two workers imports for four seconds; a simulation may take two, and none does."""
     (tmp_path / "slow_to_import.py").write_text(SLOW)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(execution, "GRACE", 0.0)
+    monkeypatch.setattr(executors, "GRACE", 0.0)
     import slow_to_import
 
     monkeypatch.setenv("A_WORKER", str(tmp_path / "first"))
