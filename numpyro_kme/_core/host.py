@@ -43,7 +43,8 @@ def on_host(function: Callable[Given, Any]) -> Callable[Given, Any]:
     def call(*args: Given.args, **kwargs: Given.kwargs) -> Any:
         if _inside.get() and jax.enable_x64.value and nothing_is_traced():
             return to_host(function(*args, **kwargs))
-        _require_concrete(function, args, kwargs)
+        if not checks.is_concrete((args, kwargs)):
+            checks.concrete(**inspect.signature(function).bind(*args, **kwargs).arguments)
         args, kwargs = jax.tree.map(_own, (args, kwargs))
         return _at_once(partial(_run, function, args, kwargs), True)
 
@@ -93,11 +94,6 @@ def _at_once(run: Callable[[], Found], x64: bool) -> Found:
         return switched()
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(copy_context().run, switched).result()
-
-
-def _require_concrete(function, args, kwargs) -> None:
-    if not checks.is_concrete((args, kwargs)):
-        checks.concrete(**inspect.signature(function).bind(*args, **kwargs).arguments)
 
 
 def _is_array(leaf: Any) -> bool:

@@ -166,10 +166,14 @@ def _factor(fn) -> jax.Array:
     return jnp.linalg.cholesky(fn.covariance_matrix)
 
 
+def is_folded(fn: dist.TransformedDistribution) -> bool:
+    """Whether two values of the base give the same value."""
+    return any(isinstance(transform, transforms.AbsTransform) for transform in fn.transforms)
+
+
 def _bijections(fn: dist.TransformedDistribution) -> list[transforms.Transform]:
-    for transform in fn.transforms:
-        if isinstance(transform, transforms.AbsTransform):
-            raise NoNormalMap("it is folded")
+    if is_folded(fn):
+        raise NoNormalMap("it is folded")
     return fn.transforms
 
 

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import numpyro.distributions as dist
-from numpyro.distributions import transforms
 
 from numpyro_kme._core import compat
 from numpyro_kme._core.host import in_present_precision, to_host
@@ -103,7 +102,7 @@ def read(fn: dist.Distribution, shape: tuple[int, ...] | None = None):
     shape = fn.shape() if shape is None else shape
     fn = compat.innermost(fn)
     if isinstance(fn, dist.TransformedDistribution):
-        inner = None if _folded(fn) or fn.base_dist.shape() != fn.shape() else read(fn.base_dist, shape)
+        inner = None if normalise.is_folded(fn) or fn.base_dist.shape() != fn.shape() else read(fn.base_dist, shape)
         return inner and (dist.TransformedDistribution(inner[0], fn.transforms), inner[1])
     components = _components(fn)
     if components is None:
@@ -127,10 +126,6 @@ def read(fn: dist.Distribution, shape: tuple[int, ...] | None = None):
     else:
         affine = dist.Normal(mean[..., 0], factor[..., 0, 0])
     return affine, [Mixture(*part) for part in zip(*mapped)]
-
-
-def _folded(fn: dist.TransformedDistribution) -> bool:
-    return any(isinstance(transform, transforms.AbsTransform) for transform in fn.transforms)
 
 
 def _components(fn: dist.Distribution) -> Mixture | None:
