@@ -166,18 +166,7 @@ class Plan:
         errors: dict[str, np.ndarray] = {}
         with tqdm(total=total, desc="simulating", disable=quiet) as bar:
             for name, site in problem.simulators.items():
-                run = site_runs.Run(
-                    rng_key,
-                    name,
-                    site.simulator,
-                    draws,
-                    bar,
-                    store,
-                    on_failure=self.on_failure,
-                    timeout=self.timeout,
-                    executor=self.executor,
-                    block_size=self.block_size,
-                )
+                run = site_runs.Run(rng_key, name, site.simulator, draws, self, bar, store)
                 x[name], errors[name] = run.all()
         return _gathered(draws, x, errors, self.on_failure)
 

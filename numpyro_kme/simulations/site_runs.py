@@ -2,9 +2,8 @@
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 from zlib import crc32
 
 import jax
@@ -18,8 +17,11 @@ from numpyro_kme._core.programs import Program
 from numpyro_kme.models.problem import Draws
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.simulations import executors, worker
-from numpyro_kme.simulations.failures import Failure, OnFailure, SimulationError, not_finite, retries, stops
+from numpyro_kme.simulations.failures import Failure, SimulationError, not_finite, retries, stops
 from numpyro_kme.simulations.store import CHUNK, PENDING, Store
+
+if TYPE_CHECKING:
+    from numpyro_kme.simulations.simulate import Plan
 
 WRITE_SECONDS = 0.5
 """What came in during this time may be lost when the process is killed."""
@@ -33,12 +35,9 @@ class Run:
         site: Name of the site.
         simulator: Its simulator.
         draws: Latents and arguments of all simulations.
+        plan: How to simulate.
         bar: Progress.
         store: Where to write, if anywhere.
-        on_failure: As in `simulate`, as are the further ones.
-        timeout: Seconds for one black-box simulation.
-        executor: Where black-box simulators run.
-        block_size: Width of a block of JAX simulations.
     """
 
     def __init__(
@@ -47,18 +46,13 @@ class Run:
         site: str,
         simulator: Simulator,
         draws: Draws,
+        plan: "Plan",
         bar: tqdm,
         store: Store | None,
-        *,
-        on_failure: OnFailure,
-        timeout: float | None,
-        executor: Executor | int | None,
-        block_size: int,
     ):
-        self.site, self.simulator, self.bar, self.store = site, simulator, bar, store
+        self.site, self.simulator, self.plan, self.bar, self.store = site, simulator, plan, bar, store
         self.latents, self.arguments = draws.latents, np.asarray(draws.arguments[site])
-        self.retries, self.stops = retries(on_failure), stops(on_failure)
-        self.timeout, self.executor, self.block_size = timeout, executor, block_size
+        self.retries, self.stops = retries(plan.on_failure), stops(plan.on_failure)
         total = len(self.arguments)
         self.keys = np.asarray(_keys(random.fold_in(rng_key, crc32(site.encode())), jnp.arange(total)))
         self.x = np.zeros((total, *simulator.shape()), dtype_of(simulator))
@@ -135,28 +129,30 @@ class Run:
             return
         if not self.simulator.black_box:
             return self._in_blocks(rows, keys, report)
-        simulator = self.simulator
+        simulator, plan = self.simulator, self.plan
         job = worker.Job(simulator.fn, simulator.batch_shape, simulator.event_shape, simulator.dtype)
-        prepared = programs.in_blocks(partial(_prepare, simulator), (keys[rows], self.arguments[rows]), self.block_size)
+        prepared = programs.in_blocks(
+            partial(_prepare, simulator), (keys[rows], self.arguments[rows]), self.plan.block_size
+        )
         place = {int(row): i for i, row in enumerate(rows)}
 
         def row(number):
             key_data, params = jax.tree.map(lambda leaf: leaf[place[number]], prepared)
             return key_data, list(params)
 
-        if self.executor is not None:
-            return executors.run(self.executor, job, map(int, rows), row, self.timeout, report)
+        if plan.executor is not None:
+            return executors.run(plan.executor, job, map(int, rows), row, plan.timeout, report)
         for number in map(int, rows):
-            report([number], worker.simulate_rows(job, [row(number)], self.timeout))
+            report([number], worker.simulate_rows(job, [row(number)], plan.timeout))
 
     def _in_blocks(self, rows, keys, report) -> None:
         """Whole blocks, wherever they hold a row that is asked for, so that a row never depends on which others are."""
         wanted = np.zeros(len(keys), bool)
         wanted[rows] = True
-        draw = Program(partial(_draw, self.simulator))
-        for first in self.block_size * np.unique(rows // self.block_size):
-            inside = slice(first, first + self.block_size)
-            x = programs.in_blocks(draw, (keys[inside], self.arguments[inside]), self.block_size)
+        draw, size = Program(partial(_draw, self.simulator)), self.plan.block_size
+        for first in size * np.unique(rows // size):
+            inside = slice(first, first + size)
+            x = programs.in_blocks(draw, (keys[inside], self.arguments[inside]), size)
             chosen = np.flatnonzero(wanted[inside])
             report(first + chosen, [not_finite(x[i]) or x[i] for i in chosen])
 
