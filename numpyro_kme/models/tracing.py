@@ -1,4 +1,4 @@
-"""The one runner of models: one at a time, in the precision in force, with simulators left out where asked."""
+"""The one runner of models: one at a time, and where asked in the precision in force, with simulators left out."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -103,7 +103,7 @@ def as_numpyro_does():
 @one_model_at_a_time()
 def trace_of(model: Callable, args: tuple, kwargs: Mapping, *inside: Messenger, key: jax.Array | None = None) -> dict:
     """The trace of a model that is run inside handlers, the innermost first, and unseen by handlers around it."""
-    wrapped = PresentPrecision(handlers.seed(model, random.key(0) if key is None else key))
+    wrapped = handlers.seed(model, random.key(0) if key is None else key)
     for messenger in inside:
         messenger.fn, wrapped = wrapped, messenger
     with as_numpyro_does(), handlers.block(), handlers.trace() as trace:
@@ -127,4 +127,4 @@ def run(
     """The trace of a model with given latents and its simulators left out, and the `Simulator` of each site."""
     left_out = LeaveOutSimulators()
     values = handlers.substitute(data={name: jnp.asarray(value) for name, value in latents.items()})
-    return trace_of(model, args, kwargs, values, *inside, left_out, key=key), left_out.simulators
+    return trace_of(model, args, kwargs, PresentPrecision(), values, *inside, left_out, key=key), left_out.simulators

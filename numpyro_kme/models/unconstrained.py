@@ -12,7 +12,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_kme._core.compat import log_prob
 from numpyro_kme._core.host import constants
-from numpyro_kme.models.tracing import set_from, trace_of
+from numpyro_kme.models.tracing import PresentPrecision, set_from, trace_of
 
 Arrays = Mapping[str, Any]
 
@@ -107,4 +107,4 @@ class Unconstrained:
         }
 
     def _run(self, given: Messenger):
-        return trace_of(self.model, *constants((self.args, dict(self.kwargs))), given)
+        return trace_of(self.model, *constants((self.args, dict(self.kwargs))), PresentPrecision(), given)
