@@ -47,15 +47,13 @@ class Simulations:
     def joined(self, further: "Simulations") -> "Simulations":
         """These simulations and further ones, at latents that were chosen."""
         begun = max(self.attempted, int(np.max(self.index)) + 1)
-        counts = Counter(self.failures)
-        counts.update(further.failures)
         return Simulations(
             _stacked(self.arguments, further.arguments),
             _stacked(self.x, further.x),
             _stacked(self.latents, further.latents),
             _stacked(self.deterministics, further.deterministics),
             np.concatenate([self.index, begun + further.index]),
-            dict(counts),
+            dict(Counter(self.failures) + Counter(further.failures)),
             _stacked(self.failed, further.failed) if self.failed and further.failed else self.failed or further.failed,
             begun + (further.attempted or len(further)),
             self.proposed + len(further),
@@ -68,7 +66,7 @@ class Simulations:
         total = self.attempted or len(self)
         reasons = ", ".join(f"{count} {reason}" for reason, count in self.failures.items())
         where = [
-            f"{name} {_spread(value)} where all others are {_spread(self.latents[name])}"
+            f"{name} {_mean_and_sd(value)} where all others are {_mean_and_sd(self.latents[name])}"
             for name, value in self.failed.items()
             if np.ndim(value) == 1 and len(value)
         ]
@@ -156,7 +154,7 @@ def _stacked(first: Arrays, second: Arrays) -> dict[str, np.ndarray]:
     return {name: np.concatenate([np.asarray(first[name]), np.asarray(second[name])]) for name in first}
 
 
-def _spread(values) -> str:
+def _mean_and_sd(values) -> str:
     return f"{np.mean(values):.3g} +- {np.std(values):.2g}"
 
 
