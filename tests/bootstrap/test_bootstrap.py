@@ -204,6 +204,7 @@ def test_noise_is_drawn_anew_for_each_block_of_replicates():
     assert draws.converged.all() and draws.quadrature.noise > 0.3  # as many nodes as data
 
 
+@pytest.mark.slow  # the same by the engine: test_the_prior_guess_reaches_the_fit
 def test_a_prior_pulls_towards_the_centering_measure():
     """Data and points of the centering measure, weighed together."""
     x = np.random.default_rng(2).normal(0.0, 1.0, (60, 2))
