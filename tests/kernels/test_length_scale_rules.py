@@ -125,7 +125,9 @@ def test_rejection(x):
 
 
 @pytest.mark.x64
-@pytest.mark.parametrize("rule", [kme.CrossValidation(KEY), kme.MedianHeuristic(per_dimension=True)])
+@pytest.mark.parametrize(
+    "rule", [pytest.param(kme.CrossValidation(KEY), marks=pytest.mark.slow), kme.MedianHeuristic(per_dimension=True)]
+)
 def test_kelfi_with_fixed_widths(rule):
     """The data kernel is what the rule gives for standardised statistics; `beta` and `lam` maximise the objective."""
     engine = kme.KELFI(statistics, 150, form=kme.KernelMeans(), length_scale=rule, progress_bar=False)
