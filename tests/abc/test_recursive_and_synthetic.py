@@ -72,7 +72,7 @@ def test_recursive_abc_leaves_the_prior_behind():
 
 
 def test_recursive_abc_takes_counts_that_mostly_coincide():
-    engine = kme.KernelRecursiveABC(counting, 150, num_iterations=5)
+    engine = kme.KernelRecursiveABC(counting, 100, num_iterations=5)
     engine.run(KEY, x=np.array([0.8, 0.0]))
     assert abs(engine.mode()["theta"] - 0.8) < 0.25
 
@@ -124,9 +124,9 @@ def failing(x=None):
 
 
 def test_recursive_abc_without_the_simulations_that_fail():
-    engine = kme.KernelRecursiveABC(failing, 60, num_iterations=3, on_failure="skip")
+    engine = kme.KernelRecursiveABC(failing, 100, num_iterations=3, on_failure="skip")
     engine.run(KEY, x=X)
-    assert engine.get_samples()["theta"].shape == (60, 1)
+    assert engine.get_samples()["theta"].shape == (100, 1)
     assert abs(engine.mode()["theta"][0] - 0.8) < 0.5
     with pytest.raises(RuntimeError, match="disk full"):
         kme.KernelRecursiveABC(failing, 60).run(KEY, x=X)
