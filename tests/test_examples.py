@@ -246,6 +246,7 @@ def test_nmse_equals_a_double_loop(rng):
     np.testing.assert_allclose(nmse.nmse(shifted, errors), 1.0)
 
 
+@pytest.mark.slow
 def test_a_published_point_scores_about_one_percent():
     """The published synthetic-likelihood point; a direct search reaches about a tenth of its score."""
     denominators = nmse.stored_denominators()

@@ -279,8 +279,11 @@ DOORS = {
 }  # fmt: skip
 
 
+HEAVY = "fit_likelihood", "KernelMeans.fit", "learn_length_scale", "recursive_abc_step", "mmd_test", "hsic_test"
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", [pytest.param(d, marks=pytest.mark.slow if d in HEAVY else ()) for d in DOORS])
 def test_arrays_that_a_living_program_closes_over(door):
     fresh = DOORS[door](Z.copy(), X.copy())
     z, x = Z.copy(), X.copy()
@@ -331,7 +334,7 @@ REGRESSION = regression(COVARIATES)
 
 
 def kelfi(model, **data):
-    engine = kme.KELFI(model, num_simulations=100, num_samples=500, progress_bar=False)
+    engine = kme.KELFI(model, num_simulations=100, progress_bar=False)
     engine.run(jax.random.key(1), **data)
     return engine.get_samples()["b"]
 
@@ -349,6 +352,7 @@ def test_runs_and_fits_of_a_model_under_jit_raise_one_sentence():
 class TestWhatFunctionsCloseOver:
     """The gateway cannot copy what a user's function closes over: JAX has to read it anew."""
 
+    @pytest.mark.slow  # the priors are those of test_joint_normal_priors; test_doors runs KELFI under one
     def test_a_joint_normal_prior_and_covariates_beside_the_simulator(self):
         precision = COVARIATES.T @ COVARIATES + np.eye(2) + np.linalg.inv(COVARIANCE)
         exact = np.linalg.solve(precision, COVARIATES.T @ Y + OBSERVED)

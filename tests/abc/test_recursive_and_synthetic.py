@@ -28,7 +28,7 @@ def conjugate(x=None):
 def with_a_rare_count(rng_key, theta):
     first, second = jax.random.split(rng_key)
     return jnp.concatenate(
-        [shifted(first, theta), jax.random.poisson(second, 0.2, (1,)).astype(jnp.result_type(theta))]
+        [shifted(first, theta), jax.random.bernoulli(second, 0.2, (1,)).astype(jnp.result_type(theta))]
     )
 
 
@@ -72,7 +72,7 @@ def test_recursive_abc_leaves_the_prior_behind():
 
 
 def test_recursive_abc_takes_counts_that_mostly_coincide():
-    engine = kme.KernelRecursiveABC(counting, 150, num_iterations=5)
+    engine = kme.KernelRecursiveABC(counting, 100, num_iterations=5)
     engine.run(KEY, x=np.array([0.8, 0.0]))
     assert abs(engine.mode()["theta"] - 0.8) < 0.25
 
@@ -80,8 +80,8 @@ def test_recursive_abc_takes_counts_that_mostly_coincide():
 @pytest.mark.parametrize(
     "model, x, seen, exact",
     [
-        ("sums_only", X, lambda a, b: a + b, 0.8),
-        ("shares", np.array([1.7]), lambda p: p @ [1.0, 2.0, 4.0], 1.7),
+        pytest.param("sums_only", X, lambda a, b: a + b, 0.8, marks=pytest.mark.slow),
+        pytest.param("shares", np.array([1.7]), lambda p: p @ [1.0, 2.0, 4.0], 1.7, marks=pytest.mark.slow),
         ("hierarchical", X, lambda scale, theta: theta, 0.8),
     ],
 )
@@ -124,9 +124,9 @@ def failing(x=None):
 
 
 def test_recursive_abc_without_the_simulations_that_fail():
-    engine = kme.KernelRecursiveABC(failing, 60, num_iterations=3, on_failure="skip")
+    engine = kme.KernelRecursiveABC(failing, 100, num_iterations=3, on_failure="skip")
     engine.run(KEY, x=X)
-    assert engine.get_samples()["theta"].shape == (60, 1)
+    assert engine.get_samples()["theta"].shape == (100, 1)
     assert abs(engine.mode()["theta"][0] - 0.8) < 0.5
     with pytest.raises(RuntimeError, match="disk full"):
         kme.KernelRecursiveABC(failing, 60).run(KEY, x=X)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_kme.bootstrap import DirichletProcess, Settings, batched, fit, minimise, posterior_bootstrap
+from numpyro_kme.bootstrap import DirichletProcess, Settings, batched, fit, minimise, posterior_bootstrap, replicates
 from numpyro_kme.bootstrap.fit import by_basin, full_data
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD, DrawnNoise, Generator, Loss, NormalNoise, WeightedObjective
@@ -174,10 +174,16 @@ def test_the_reported_loss_is_the_whole_squared_mmd(plane):
     np.testing.assert_allclose(parts, expected, atol=1e-9)
 
 
-def test_results_do_not_depend_on_how_many_replicates_there_are(plane):
+def test_results_do_not_depend_on_how_many_replicates_there_are(plane, monkeypatch):
+    """The fit and all replicates are checked for impossible values (test_impossible has the checks)."""
     _, bound, draws = plane
+    checked = []
+    monkeypatch.setattr(replicates, "require_possible", lambda value, numbers: checked.append((value, set(numbers))))
     fewer = posterior_bootstrap(jax.random.key(1), bound, STARTS, settings=Settings(33, num_nodes=128))
     np.testing.assert_array_equal(fewer.u, draws.u[:33])
+    (of_the_fit, names), (of_replicates, same) = checked
+    assert of_the_fit == fewer.fit.value and names == same == {"loss_error"}
+    np.testing.assert_array_equal(of_replicates, fewer.value)
     assert np.abs(fewer.u[:5] - draws.u[5:10]).max() > 0.1 * draws.u.std()
 
 
@@ -204,6 +210,7 @@ def test_noise_is_drawn_anew_for_each_block_of_replicates():
     assert draws.converged.all() and draws.quadrature.noise > 0.3  # as many nodes as data
 
 
+@pytest.mark.slow  # the same by the engine: test_the_prior_guess_reaches_the_fit
 def test_a_prior_pulls_towards_the_centering_measure():
     """Data and points of the centering measure, weighed together."""
     x = np.random.default_rng(2).normal(0.0, 1.0, (60, 2))

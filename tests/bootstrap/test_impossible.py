@@ -61,6 +61,7 @@ def one_mean(x):
         numpyro.sample("x", kme.Simulator(WIDE, mean), obs=x)
 
 
+@pytest.mark.slow  # that the bootstrap checks its fit and its replicates: test_bootstrap; the checks: below
 def test_data_narrower_than_any_model_have_no_mixing_proportion(rng):
     engine = kme.PosteriorBootstrap(
         one_mean, MMD(kernels.Gaussian(0.5), fit_proportion=True), num_samples=2, num_starts=8
@@ -158,8 +159,15 @@ def found(objective, nodes, weights, u):
 
 
 @pytest.mark.x64
-@pytest.mark.parametrize("fit_proportion", [False, True])
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    ("route", "fit_proportion"),
+    [
+        (GridMMD, False),
+        (DirectMMD, True),
+        pytest.param(GridMMD, True, marks=pytest.mark.slow),
+        pytest.param(DirectMMD, False, marks=pytest.mark.slow),
+    ],
+)
 def test_the_error_of_a_loss_is_its_deviation_over_samples_of_the_nodes(route, fit_proportion, rng):
     x, sets = rng.normal(0.5, 1.0, 60), 320
     objective = bind(route, KEYED, x[:, None], fit_proportion)

@@ -92,12 +92,12 @@ def test_an_exact_posterior_passes(exact):
     "fault, test",
     [
         (dict(shift=0.6), "location"),
-        (dict(shift=-0.6), "location"),
+        pytest.param(dict(shift=-0.6), "location", marks=pytest.mark.slow),
         (dict(widen=1.6), "spread"),
         (dict(widen=0.6), "spread"),
         (dict(prior=0.0), "data"),
-        (dict(prior=3.5), "data"),
-        (dict(sign=-1.0), "data"),
+        pytest.param(dict(prior=3.5), "data", marks=pytest.mark.slow),
+        pytest.param(dict(sign=-1.0), "data", marks=pytest.mark.slow),
         (dict(swap=True), "data"),
     ],
 )
@@ -319,6 +319,7 @@ def test_the_rule_counts_every_test(exact):
     assert not Check(exact, {"x": quiet}).flagged()
 
 
+@pytest.mark.slow  # faults in an engine of the tests are above; what finds them in a real one is the same
 def test_a_planted_fault_in_kernel_bayes(monkeypatch):
     """One of the faults of `benchmarks/planted_faults.py`, on fewer simulations and data sets."""
     monkeypatch.setitem(planted_faults.SIZES, "kernel Bayes", 400)

@@ -47,7 +47,7 @@ def test_a_simulator_is_seen_as_it_is_now():
         scale, length = np.array(10.0), 4
 
 
-@pytest.mark.parametrize("engine", [kme.RejectionABC, kme.KELFI])
+@pytest.mark.parametrize("engine", [kme.RejectionABC, pytest.param(kme.KELFI, marks=pytest.mark.slow)])
 def test_condition_is_for_other_observations_only(engine):
     settings = {"quantile": 0.1} if engine is kme.RejectionABC else {}
     run = engine(model, 200, num_samples=50, progress_bar=False, **settings)

@@ -238,8 +238,11 @@ ROWS = {
         error=1.5,
     ),
 }
-VARIANTS = ("KELFI, learnt prior", "KELFI, two sites")
-PICKLED = tuple(name for name in ROWS if name not in (*VARIANTS, "KELFI, published form"))
+VARIANTS = ("KELFI, published form", "KELFI, learnt prior", "KELFI, two sites")
+"""Slow: test_kelfi has the published form, a learnt prior and several sites."""
+PICKLED = ("KELFI", "kernel ABC", "kernel recursive ABC")
+"""One of each kind of result: learnt, weighted, points."""
+OTHERS = tuple(name for name in ROWS if name not in (*VARIANTS, *PICKLED))
 
 
 def rows(*default):
@@ -249,7 +252,7 @@ def rows(*default):
     )
 
 
-LIGHT = tuple(name for name in ROWS if name not in (*VARIANTS, "KELFI, published form", "posterior bootstrap"))
+LIGHT = tuple(name for name in ROWS if name not in (*VARIANTS, "posterior bootstrap"))
 every_engine = rows(*(name for name in ROWS if name not in VARIANTS))
 
 
@@ -370,17 +373,6 @@ def test_what_fails_while_refining_leaves_the_engine_as_it_was(fitted, states, m
     assert_same(ROWS["KELFI"].state(engine), states("KELFI"))
 
 
-@pytest.fixture(scope="module")
-def unpickled(fitted, tmp_path_factory):
-    """What all engines say in a new process, as they were and after `condition`."""
-    path = tmp_path_factory.mktemp("pickles") / "engines"
-    path.write_bytes(pickle.dumps({name: fitted(name) for name in PICKLED}))
-    code = f"import test_conformance; test_conformance.in_a_new_process({str(path)!r})"
-    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(kme.__file__).parents[1])])
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": paths}, timeout=500)
-    return pickle.loads(path.with_suffix(".out").read_bytes())
-
-
 def in_a_new_process(path):
     found = {}
     for name, engine in pickle.loads(Path(path).read_bytes()).items():
@@ -395,12 +387,19 @@ def test_a_pickled_engine_says_the_same(name, fitted, states):
     assert_same(ROWS[name].state(pickle.loads(pickle.dumps(fitted(name)))), states(name))
 
 
-@pytest.mark.parametrize("name", PICKLED)
-def test_a_pickled_engine_goes_on_in_a_new_process(name, fitted, unpickled):
-    engine = copy.copy(fitted(name))
-    assert_same(ROWS[name].glance(engine), unpickled[name][0])
-    engine.condition(OTHER, **ROWS[name].elsewhere())
-    assert_same(engine.get_samples(), unpickled[name][1])
+@pytest.mark.parametrize("names", [PICKLED, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["kinds", "others"])
+def test_pickled_engines_go_on_in_a_new_process(names, fitted, tmp_path):
+    """What they say there, as they were and after `condition`."""
+    path = tmp_path / "engines"
+    path.write_bytes(pickle.dumps({name: fitted(name) for name in names}))
+    code = f"import test_conformance; test_conformance.in_a_new_process({str(path)!r})"
+    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(kme.__file__).parents[1])])
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": paths}, timeout=500)
+    for name, (before, after) in pickle.loads(path.with_suffix(".out").read_bytes()).items():
+        engine = copy.copy(fitted(name))
+        assert_same(ROWS[name].glance(engine), before)
+        engine.condition(OTHER, **ROWS[name].elsewhere())
+        assert_same(engine.get_samples(), after)
 
 
 @rows("kernel ABC")
@@ -449,20 +448,14 @@ def test_simulators_in_numpy(name):
     assert_near_the_posterior(row, row.fitted(NUMPY[row.model]).get_samples()["theta"])
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name == "kernel ABC" else pytest.param(name, marks=pytest.mark.slow)
-        for name, row in ROWS.items()
-        if row.model is statistics
-    ],
-)
+@pytest.mark.slow  # 200 processes; test_execution runs programs outside Python
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.model is statistics])
 def test_simulators_by_command(name):
     row = ROWS[name]
     assert_near_the_posterior(row, row.fitted(statistics_by_command).get_samples()["theta"])
 
 
-@rows(*LIGHT)
+@rows(*(name for name in LIGHT if name != "KELFI"))
 def test_scopes_rename(name):
     """`numpyro.handlers.scope` changes names, and with them the keys of simulators."""
     row = ROWS[name]
@@ -498,12 +491,12 @@ def test_draws_under_a_plate(name):
     assert_near_the_posterior(Row(row.make, data_set, error=row.error), engine.get_samples()["theta"])
 
 
-@rows(*(name for name in ROWS if name != "KELFI, learnt prior"))
+@rows("KELFI, two sites", *LIGHT, "posterior bootstrap")
 def test_two_simulator_sites_are_inferred_from_or_refused(name, fitted):
     row = ROWS[name]
     if row.model is two_sites:
         return assert_near_the_posterior(row, fitted(name).get_samples()["theta"])
-    if name == "KELFI" or name == "KELFI, published form":
+    if name in ("KELFI", "KELFI, published form"):
         pytest.skip("the row of two sites has it")
     with pytest.raises(ValueError, match=r"one simulator site|one observed site"):
         row.make(two_sites).run(KEY, **OBSERVED[two_sites])
@@ -543,8 +536,7 @@ MASKED = {statistics: masked, data_set: masked_draws}
     ("name", "word"),
     [
         pytest.param(name, word, marks=pytest.mark.slow if (name, word) in IN_TEST_MASKS else ())
-        for name in ROWS
-        if name not in VARIANTS
+        for name in (*PICKLED, *OTHERS, "KELFI, published form")
         for word in ("mask", "scale")
     ],
 )

@@ -327,12 +327,12 @@ ENGINES = {
 }
 
 DEFAULT = {
-    "Normal": "KernelRecursiveABC",
-    "MultivariateNormal": "RejectionABC",
+    "Normal": "PosteriorBootstrap",
+    "MultivariateNormal": "KELFI",
     "LowRankMultivariateNormal": "RejectionABC",
-    "Uniform": "KELFI",
+    "Uniform": "KernelRecursiveABC",
     "TruncatedNormal": "KernelABC",
-    "Gamma": "PosteriorBootstrap",
+    "Gamma": "RejectionABC",
     "Beta": "K2ABC",
     "HalfCauchy": "DistributionRegressionABC",
     "Dirichlet": "RejectionABC",
@@ -344,7 +344,7 @@ DEFAULT = {
     "hierarchical": "RejectionABC",
     "improper": "RejectionABC",
 }
-"""The engine that the default suite runs with each prior."""
+"""The engine that the default suite runs with each prior: those that compile more have the plainer priors."""
 
 REFUSED = {("improper", engine): r"prior of 'theta' is improper \(ImproperUniform\)" for engine in ENGINES}
 TABLE = [

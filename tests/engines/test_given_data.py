@@ -49,7 +49,7 @@ def test_simulations_from_another_prior_are_refused_where_they_stand_for_the_pri
 @pytest.mark.parametrize("engine", ["KernelBayes", "KELFI"])
 def test_they_serve_where_they_do_not(engine, elsewhere):
     """N(0, 1) prior, sd .5 of the noise: the posterior mean is .8 x, not what the simulations' own prior gives."""
-    found = ENGINES[engine](model, simulations=elsewhere, num_samples=400, progress_bar=False)
+    found = ENGINES[engine](model, simulations=elsewhere, progress_bar=False)
     found.run(KEY, x=np.array([0.4]))
     assert abs(found.get_samples()["theta"].mean() - 0.32) < 0.1
 

@@ -165,6 +165,7 @@ def test_the_surrogate_model_agrees_with_the_engine(kelfi):
     np.testing.assert_allclose(std, kelfi.get_samples()["theta"].std(), rtol=0.3)
 
 
+@pytest.mark.slow  # test_masks has draws along plates, test_mixing other likelihoods, test_unconstrained the bounds
 def test_plates_other_likelihoods_and_dependent_bounds_against_brute_force():
     """Draws of the density that the learnt one, once for each draw, and all other terms give; which is near the exact
     one."""
@@ -294,10 +295,10 @@ def test_a_likelihood_from_a_table():
 def test_batches_of_parameters_and_data(kelfi):
     fitted = kelfi.likelihoods["x"]
     theta, y = np.array([0.1, 0.5, -0.3]), np.array([[0.0], [0.4], [1.0]])
-    together = fitted(theta).log_prob(y)
-    apart = [fitted(t).log_prob(v) for t, v in zip(theta, y, strict=True)]
+    density = jax.jit(lambda t, v: fitted(t).log_prob(v))
+    together, crossed = density(theta, y), density(theta, y[:, None])
+    apart = [density(t, v) for t, v in zip(theta, y, strict=True)]
     np.testing.assert_allclose(together, np.stack(apart), rtol=1e-9)
-    crossed = fitted(theta).log_prob(y[:, None])
     assert crossed.shape == (3, 3)
     np.testing.assert_allclose(np.diagonal(crossed), together, rtol=1e-9)
-    np.testing.assert_allclose(jax.jit(fitted(theta).log_prob)(jnp.asarray(y)), together, rtol=1e-6)
+    np.testing.assert_allclose(fitted(theta).log_prob(y), together, rtol=1e-6)  # with its data prepared on the host

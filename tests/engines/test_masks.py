@@ -182,14 +182,18 @@ def test_where_all_is_masked_the_posterior_is_the_prior(kelfi):
 def test_the_surrogate_model_adds_up_what_counts(kelfi, mask, scale):
     """Under NumPyro's own log density, and as KELFI samples it."""
     theta, likelihood = jnp.float32(0.7), kelfi.likelihoods["x"]
-    each = np.asarray(likelihood(theta).log_prob(X))
+    each = np.asarray(jax.jit(lambda theta: likelihood(theta).log_prob(X))(theta))
     expected = dist.Normal(0.0, PRIOR).log_prob(theta) + np.sum(scale * np.where(mask, each, 0.0))
     smodel = kme.handlers.surrogate(model, kelfi.likelihoods)
     given = dict(x=hidden(np.broadcast_to(mask, 4)), mask=mask, scale=scale)
     with jax.numpy_rank_promotion("allow"):
-        np.testing.assert_allclose(log_density(smodel, (), given, {"theta": theta})[0], expected, rtol=1e-4)
         target = Unconstrained.read(smodel, (), given, {"theta": theta})
-        np.testing.assert_allclose(sum(target.terms(theta[None])), expected, rtol=1e-4)
+
+        @jax.jit
+        def found(theta):
+            return log_density(smodel, (), given, {"theta": theta})[0], sum(target.terms(theta[None]))
+
+        np.testing.assert_allclose(found(theta), expected, rtol=1e-4)
 
 
 @pytest.mark.slow  # its density is that of the test above, and test_handlers runs NUTS on surrogates
@@ -230,7 +234,14 @@ def simulations():
     return simulate(KEY, Problem.read(model, x=X), 600, progress_bar=False)
 
 
-@pytest.mark.parametrize("make", WEIGHTING, ids=NAMES)
+MADE_SO = "KernelBayes", "DistributionRegressionABC"
+"""Their tables are made as that of KernelABC."""
+
+
+@pytest.mark.parametrize(
+    "make",
+    [pytest.param(m, id=n, marks=pytest.mark.slow if n in MADE_SO else ()) for m, n in zip(WEIGHTING, NAMES)],
+)
 def test_masked_draws_are_as_if_they_were_never_made(make, simulations):
     """Weights are those of the model of two draws, also where `condition` brings another mask, and back."""
 

@@ -336,7 +336,7 @@ def test_k2abc_converges(rng):
     assert abs(found - mean) < sd and 0.8 < width / sd < 1.6
 
 
-@pytest.mark.parametrize("name", ["linear", "fourier"])
+@pytest.mark.parametrize("name", ["linear", pytest.param("fourier", marks=pytest.mark.slow)])
 def test_k2abc_with_cheaper_estimators(name, rng, wide_sets):
     y = 3.0 + rng.normal(size=200)
     kernel = kme.kernels.Gaussian(1.0)

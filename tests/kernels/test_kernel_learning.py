@@ -50,7 +50,7 @@ log_volume = jax.jit(_log_volume)
 
 
 @pytest.mark.x64
-@pytest.mark.parametrize("dim", [1, 2, 3])
+@pytest.mark.parametrize("dim", [1, 3])
 @pytest.mark.parametrize("s", [0.05, 0.3, 3.0])
 def test_volumes_by_cauchy_and_binet(rng, s, dim):
     """`det J'J` is the sum of squared minors of `J`: here in logs, where squares of features would underflow."""
@@ -141,13 +141,19 @@ def test_kernel_learning_as_a_model(rng):
     z = farthest_point_design(jax.random.key(0), x, 8)
     median, reach = median_heuristic(x), np.sqrt(np.mean(np.sum((x - x.mean(0)) ** 2, 1)))
     at = {"log_length_scale": jnp.log(0.7), "log_noise": jnp.log(0.2)}
-    found = jax.jit(lambda at: log_density(length_scale_model, (x, z), {}, at)[0])(at)
-    trace = handlers.trace(handlers.substitute(length_scale_model, at)).get_trace(x, z)
+
+    @jax.jit
+    def read(at):
+        trace = handlers.trace(handlers.substitute(length_scale_model, at)).get_trace(x, z)
+        high = trace["log_length_scale"]["fn"].high
+        return log_density(length_scale_model, (x, z), {}, at)[0], trace["length_scale"]["value"], high
+
+    found, length_scale, high = read(at)
     expected = value_and_slope(x - x.mean(0), z - x.mean(0), 0.7, 0.2, reach)[0]
     expected += stats.norm.logpdf(np.log(0.2), np.log(0.3), 1.0) - np.log(np.log(1e3))
     np.testing.assert_allclose(found, expected, rtol=1e-9)
-    np.testing.assert_allclose(trace["length_scale"]["value"], 0.7, rtol=1e-12)
-    np.testing.assert_allclose(trace["log_length_scale"]["fn"].high, np.log(median), rtol=1e-12)
+    np.testing.assert_allclose(length_scale, 0.7, rtol=1e-12)
+    np.testing.assert_allclose(high, np.log(median), rtol=1e-12)
 
 
 @pytest.mark.slow

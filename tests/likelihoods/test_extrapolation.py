@@ -74,14 +74,9 @@ def run(model, size, key, x):
 
 @pytest.fixture(scope="module")
 def waiting():
-    """A queue of 1,000 simulations."""
+    """A queue of 400 simulations."""
     x = np.asarray(queue(jax.random.key(10_000), *QUEUE_TRUTH))
-    return *run(queue_model, 1000, 0, x), x
-
-
-@pytest.fixture(scope="module")
-def walk():
-    return run(readme_model, 300, 0, README_DATA)[0]
+    return *run(queue_model, 400, 0, x), x
 
 
 def log_likelihood(engine, x):
@@ -187,10 +182,10 @@ def test_functions_are_held_outside_and_residuals_widen_as_the_formula_says(rng)
     transformed = np.asarray(surrogate.marginals((0.2 - surrogate.transform.centre) / surrogate.transform.scale))[0]
     u = (transformed - surrogate.location.on_host(held[None])[0, 0]) / wide
     known = (scale / wide) ** 2
-    inner = surrogate.density.log_density(jnp.array([u]), jnp.asarray(held), known)
+    inner = jax.jit(surrogate.density.log_density)(jnp.array([u]), jnp.asarray(held), known)
     jacobian = surrogate.marginals.log_slope((0.2 - surrogate.transform.centre) / surrogate.transform.scale)[0]
     expected = inner - np.log(wide) + jacobian - np.log(surrogate.transform.scale[0])
-    np.testing.assert_allclose(at.log_density(jnp.asarray(point)), expected, rtol=1e-3)
+    np.testing.assert_allclose(jax.jit(at.log_density)(point), expected, rtol=1e-3)
 
 
 @pytest.mark.x64
@@ -204,13 +199,8 @@ def test_slopes_are_finite_and_lead_back(rng):
         assert found @ np.array(point) < 0.0 or np.linalg.norm(point) < 4.5
 
 
-def test_the_readme_example_is_higher_where_it_was_simulated(walk):
-    far, near = log_likelihood(walk, README_DATA)(np.array([0.25, 0.2]), np.array([0.02, 1.1]))
-    assert far < near
-
-
-@pytest.mark.slow
-def test_the_readme_example_at_ten_keys():
+@pytest.mark.slow  # the residuals' formula outside is tested above
+def test_the_readme_example_is_higher_where_it_was_simulated():
     for key in range(10):
         engine, _ = run(readme_model, 300, key, README_DATA)
         far, near = engine.likelihoods["x"](jnp.array([0.25, 0.2]), jnp.array([0.02, 1.1])).log_prob(README_DATA)
@@ -226,17 +216,13 @@ def conjugate_alarms(keys):
     return alarms
 
 
-def test_no_alarm_where_nothing_is_extrapolated():
-    assert conjugate_alarms(range(2)) == 0
-
-
-@pytest.mark.slow
+@pytest.mark.slow  # what chance gives is tested on the region alone
 def test_no_alarm_in_19_of_20_conjugate_problems():
     assert conjugate_alarms(range(20)) <= 1
 
 
-def test_the_summary_says_both_what_is_within_and_about_what(walk, capsys):
-    walk.print_summary()
+def test_the_summary_says_both_what_is_within_and_about_what(waiting, capsys):
+    waiting[0].print_summary()
     text = " ".join(capsys.readouterr().out.split())
     assert "observation: within the simulated range of all statistics" in text
     assert "parameters: " in text and "simulated parameters" in text
@@ -317,12 +303,3 @@ def test_a_bound_makes_the_likelihood_better(kind, rng):
     found = jax.jit(jax.vmap(lambda y, p: surrogate.at(y).log_density(p)))(x[300:], z[300:])
     missing = np.mean(noise.logpdf(x[300:, 0] - z[300:, 0])) - np.mean(found)
     assert missing < 0.25
-
-
-def test_the_plot_marks_what_is_beyond(walk, waiting):
-    plt = pytest.importorskip("matplotlib.pyplot")
-    (axis,) = [a for a in kme.plots.surrogate(walk).axes if a.get_xlabel() == "drift"]
-    assert any(collection.hatches for collection in axis.collections if hasattr(collection, "hatches"))
-    (axis,) = kme.plots.surrogate(waiting[0], ["theta1"]).axes
-    assert "beyond the simulations" in [text.get_text() for text in axis.get_legend().get_texts()]
-    plt.close("all")

@@ -209,6 +209,7 @@ def test_learns_the_inner_length_scale():
         KernelMeans(LeaveOneOutPredictive(), data_kernel=EmpiricalMeasure(Gaussian(1.0), 0.3)).fit(z, sets)
 
 
+@pytest.mark.slow  # test_kelfi learns one by quadrature
 def test_learns_a_prior(fitted):
     """The prior moves to the observation and narrows; the marginal likelihood grows."""
     y, start = np.array([1.2, 0.0]), Normal.standard(1)

@@ -31,7 +31,7 @@ def surrogate():
     return KernelMeans(hyperparameters=HYPER).fit(Z, X)
 
 
-@pytest.fixture(scope="module", params=MEASURES)
+@pytest.fixture(scope="module", params=[pytest.param("normal", marks=pytest.mark.slow), "mixture"])
 def case(request, surrogate):
     """A posterior with quadrature points and weights of its prior."""
     measure = MEASURES[request.param]

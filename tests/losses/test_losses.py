@@ -85,11 +85,11 @@ def test_squared_mmd_of_a_normal_model_is_the_closed_form(scalars, route, u):
     [
         ("grid", False),
         ("drawn scalars", True),
-        ("direct", False),
         ("independent draws", True),
         ("covariates", False),
         pytest.param("grid", True, marks=pytest.mark.slow),
         pytest.param("drawn scalars", False, marks=pytest.mark.slow),
+        pytest.param("direct", False, marks=pytest.mark.slow),  # as covariates, whose kernel is a product
         pytest.param("direct", True, marks=pytest.mark.slow),
         pytest.param("independent draws", False, marks=pytest.mark.slow),
         pytest.param("covariates", True, marks=pytest.mark.slow),
@@ -128,7 +128,7 @@ def test_slopes_and_hessians_are_the_derivatives_of_the_value(case, fit_proporti
 
 
 @pytest.mark.x64
-@pytest.mark.parametrize("dim", [1, 2])
+@pytest.mark.parametrize("dim", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_fitted_mixing_proportion_does_not_reward_simulations_that_scatter(dim, rng):
     x = rng.normal(size=15) if dim == 1 else rng.normal(size=(15, 2))
     noise = DrawnNoise(lambda key: jax.random.normal(key, (dim,)))

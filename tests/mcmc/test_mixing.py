@@ -35,6 +35,7 @@ def test_two_simulators_a_poisson_likelihood_and_a_positive_latent_against_brute
         assert abs(on_grid[name][0] - mean) < 0.25 * sd and abs(on_grid[name][1] / sd - 1.0) < 0.15
 
 
+@pytest.mark.slow  # NUTS on a surrogate model: test_handlers
 def test_nuts_samples_what_was_learnt(smodel, on_grid):
     mcmc = MCMC(NUTS(smodel), num_warmup=150, num_samples=400, progress_bar=False)
     mcmc.run(random.key(1), *OBSERVED)

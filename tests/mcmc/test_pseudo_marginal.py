@@ -66,7 +66,7 @@ def standard_errors(samples, truth):
     return abs(samples.mean() - mean) / se_mean, abs(samples.std() - sd) / se_sd
 
 
-def run(kernel, *args, num_samples=3000, num_warmup=800):
+def run(kernel, *args, num_samples=1000, num_warmup=400):
     mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=num_samples, num_chains=4, chain_method="vectorized",
                 progress_bar=False)  # fmt: skip
     mcmc.run(random.key(0), *args)
@@ -76,9 +76,10 @@ def run(kernel, *args, num_samples=3000, num_warmup=800):
 def test_fresh_noise_gives_the_exact_posterior(truth):
     mcmc, samples = run(PseudoMarginal(loss_with(FreshNoise(16))), X)
     assert max(standard_errors(samples, truth)) < 4.0
-    assert samples.shape == (4, 3000) and 0.03 < float(mcmc.last_state.mean_accept_prob.mean()) < 0.5
+    assert samples.shape == (4, 1000) and 0.03 < float(mcmc.last_state.mean_accept_prob.mean()) < 0.5
 
 
+@pytest.mark.slow  # its density is written out in test_generalized_bayes
 def test_latent_noise_gives_the_exact_posterior(truth):
     _, samples = run(NUTS(loss_with(LatentNoise(16))), X, num_samples=300, num_warmup=200)
     assert max(standard_errors(samples, truth)) < 4.0
@@ -119,7 +120,7 @@ def exact_synthetic(y, draws=160_000):
 def test_a_synthetic_likelihood_with_fresh_simulations(blocks):
     """The chain targets prior x the expected estimate, which is wider than one with many simulations."""
     kernel = PseudoMarginal(synthetic, blocks=blocks)
-    _, samples = run(kernel, np.array([0.8]))
+    _, samples = run(kernel, np.array([0.8]), num_samples=3000, num_warmup=800)
     truth = exact_synthetic(0.8)
     assert max(standard_errors(samples, truth)) < 4.0
     assert truth[0][1] > 1.05 * np.sqrt(0.2)
@@ -127,7 +128,7 @@ def test_a_synthetic_likelihood_with_fresh_simulations(blocks):
 
 @pytest.mark.slow
 def test_estimating_the_current_point_again_does_not(truth):
-    _, samples = run(Reestimating(loss_with(FreshNoise(16))), X)
+    _, samples = run(Reestimating(loss_with(FreshNoise(16))), X, num_samples=3000, num_warmup=800)
     assert max(standard_errors(samples, truth)) > 4.0
 
 

@@ -82,7 +82,7 @@ EXACT = {
             lambda t, u, b: (t[2], u, jnp.square(u), t[0]),
             t=dist.Laplace(0.0, 1.0).expand([3]).to_event(1),
             u=dist.Exponential(1.0),
-            b=dist.Dirichlet(jnp.ones(3)),
+            b=dist.Normal(0.0, 1.0).expand([3]).to_event(1),
         ),
         ("t[0]", "t[2]", "u"),
         False,
@@ -114,8 +114,12 @@ EXACT = {
 }
 
 
+PARTS = "independent", "correlated", "plated", "mixture"
+"""What the other rows have too; joint normal priors are in test_gateway."""
+
+
 @pytest.mark.x64
-@pytest.mark.parametrize("name", list(EXACT))
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in PARTS else ()) for n in EXACT])
 def test_exact_coordinates(name):
     model, names, one_to_one = EXACT[name]
     problem = Problem.read(model)
@@ -217,7 +221,9 @@ INEXACT = {
 
 
 @pytest.mark.x64
-@pytest.mark.parametrize("name", list(INEXACT))
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n == "unknown function" else ()) for n in INEXACT]
+)
 def test_coordinates_that_are_only_about_normal_say_why(name):
     model, reason = INEXACT[name]
     problem = Problem.read(model)

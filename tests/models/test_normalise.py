@@ -98,7 +98,11 @@ def there_and_back(fn, z):
 forward, inverse = jax.jit(to_normal), jax.jit(from_normal)
 
 
-@pytest.mark.parametrize("name", list(UNIVARIATE))
+OTHERS = "Gamma", "LogUniform", "affine"
+"""As the gamma of a small shape, and as other transformed priors."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in OTHERS else ()) for n in UNIVARIATE])
 def test_univariate_priors_against_scipy(name):
     fn, scipy = UNIVARIATE[name]
     normalise.check(fn)
@@ -111,7 +115,7 @@ def test_univariate_priors_against_scipy(name):
 
 @pytest.mark.parametrize(
     "fn",
-    [dist.Cauchy(1.0, 2.0), dist.Laplace(0.0, 1.0), dist.HalfNormal(2.0)],
+    [dist.Cauchy(1.0, 2.0), pytest.param(dist.Laplace(0.0, 1.0), marks=pytest.mark.slow), dist.HalfNormal(2.0)],
     ids=["by bisection", "at a kink", "in two halves"],
 )
 def test_derivatives(fn):
@@ -265,7 +269,7 @@ def test_other_priors_are_no_mixtures_of_normals(fn):
 def test_single_precision():
     with jax.enable_x64(False):
         z = np.array([-4.5, -2.0, 0.0, 2.0, 4.5], np.float32)
-        for fn in (dist.Gamma(2.0, 0.5), dist.Cauchy(0.0, 1.0), dist.Exponential(2.0), dist.HalfNormal(1.0)):
+        for fn in (dist.Gamma(2.0, 0.5), dist.HalfNormal(1.0)):
             x, back, slope = there_and_back(fn, z)
             assert x.dtype == back.dtype == np.float32
             np.testing.assert_allclose(back, z, atol=1e-4, err_msg=str(fn))

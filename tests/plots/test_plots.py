@@ -19,6 +19,7 @@ from numpyro_kme.engines import LearntPosterior
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+BEYOND = "beyond the simulations"
 OBSERVED = np.array([0.4, -0.2, 0.1])
 
 
@@ -43,7 +44,7 @@ class Known(LearntPosterior):
         return np.where(np.asarray(latents["b"])[:, 0] > 2.0, -np.inf, values)
 
     def beyond(self, latents):
-        return np.zeros(len(latents["a"]), bool)
+        return np.asarray(latents["b"])[:, 1] > 1.2
 
     def relevance(self):
         return {"x": np.array([0.1, 2.0, 0.7])}
@@ -97,8 +98,18 @@ def test_surrogate_surface_is_the_likelihood_in_a_slice(engine):
     np.testing.assert_allclose(log_q[:2], [0.0, -2.0], atol=1e-5)
     assert np.isnan(log_q[2])
     labels = [line.get_label() for line in axis.lines]
-    assert labels == ["simulations", "posterior"] and len(axis.lines[0].get_xdata()) == 40
-    assert len(drawn(plots.surrogate(engine, ["b[0]", "b[1]"], simulations=False))[0].lines) == 1
+    assert labels == ["simulations", "posterior", BEYOND] and len(axis.lines[0].get_xdata()) == 40
+    assert len(drawn(plots.surrogate(engine, ["b[0]", "b[1]"], simulations=False))[0].lines) == 2
+
+
+def test_what_lies_beyond_the_simulations_is_hatched_and_crossed(engine):
+    (axis, _), b = drawn(plots.surrogate(engine, ["b[0]", "b[1]"])), engine.get_samples()["b"]
+    np.testing.assert_array_equal(axis.lines[-1].get_xydata(), b[b[:, 1] > 1.2])
+    (hatched,) = [c for c in axis.collections if any(getattr(c, "hatches", None) or [])]
+    edges = np.concatenate([path.vertices for path in hatched.get_paths()])[:, 1]
+    assert abs(edges.min() - 1.2) < 0.1 and edges.max() > 2.0
+    (axis,) = drawn(plots.surrogate(engine, ["b[1]"]))
+    assert BEYOND in [text.get_text() for text in axis.get_legend().get_texts()]
 
 
 def test_surrogate_curve_of_one_number(engine):

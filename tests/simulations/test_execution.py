@@ -105,6 +105,7 @@ def test_threads_and_one_by_one(here):
         assert_same(bank(executor=executor, timeout=20.0), here)
 
 
+@pytest.mark.slow  # another executor by the same interface: threads above, Dask below
 def test_loky(here):
     loky = pytest.importorskip("loky")
     executor = loky.get_reusable_executor(max_workers=2)
@@ -139,7 +140,7 @@ def test_a_time_limit_in_this_process():
         bank(model_of(sleepy, **BLACK), 2, timeout=0.2)
 
 
-@pytest.mark.parametrize("executor", [None, "threads", 1])
+@pytest.mark.parametrize("executor", [None, "threads", pytest.param(1, marks=pytest.mark.slow)])
 def test_a_simulator_that_exits_has_failed(here, executor):
     theta = here.arguments["x"][5, 0]
     with ThreadPoolExecutor(2) as threads:
@@ -167,19 +168,19 @@ if "A_WORKER" in os.environ:
     try:
         os.close(os.open(os.environ["A_WORKER"], os.O_CREAT | os.O_EXCL))
     except FileExistsError:
-        time.sleep(4.0)
+        time.sleep(2.0)
 """
 
 
 def test_the_time_limit_begins_when_the_worker_has_started(here, tmp_path, monkeypatch):
-    """The second of two workers imports for four seconds; a simulation may take two, and none does."""
+    """The second of two workers imports for two seconds; a simulation may take one, and none does."""
     (tmp_path / "slow_to_import.py").write_text(SLOW)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(executors, "GRACE", 0.0)
     import slow_to_import
 
     monkeypatch.setenv("A_WORKER", str(tmp_path / "first"))
-    assert_same(bank(model_of(slow_to_import.simulator, **BLACK), executor=2, timeout=2.0), here)
+    assert_same(bank(model_of(slow_to_import.simulator, **BLACK), executor=2, timeout=1.0), here)
 
 
 def sleepy(rng, theta):

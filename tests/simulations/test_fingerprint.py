@@ -465,6 +465,7 @@ open("output.txt", "w").write("%r %r" % (float(open("params.txt").read()), rando
 """
 
 
+@pytest.mark.slow  # commands have one fingerprint in all processes (above), and stores go on in test_execution
 def test_a_program_outside_python_goes_on_in_a_new_process(path, tmp_path):
     log = str(tmp_path / "log")
     script = tmp_path / "script.py"
