@@ -8,8 +8,8 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme.bootstrap import batched
-from numpyro_kme.bootstrap.derivatives import DISAGREE, Derivatives, compare_derivatives
 from numpyro_kme.bootstrap.fit import Fit, fit, look, newton_step, rank_starts, refit, robust_sd, starting_scale
+from numpyro_kme.bootstrap.results import DISAGREE, Derivatives
 from numpyro_kme.bootstrap.weights import Reweightings
 from numpyro_kme.losses.base import WeightedObjective
 from numpyro_kme.losses.differenced import Differenced
@@ -17,6 +17,7 @@ from numpyro_kme.losses.generator import BLOCK, QuadratureNodes
 
 NARROW, WIDE = 0.02, 0.3
 """Difference steps are a posterior standard deviation, but within these multiples of that of the starting points."""
+
 
 KEPT = 6
 """Starts followed to the end."""
@@ -167,3 +168,27 @@ def one_step(
 def posterior_sd(u: np.ndarray) -> np.ndarray:
     """Robust standard deviations of replicates `(R, p)`, never below their rounding."""
     return np.maximum(robust_sd(u), 1e-12 * (1.0 + np.abs(u).max(axis=0)))
+
+
+def compare_derivatives(
+    objective: WeightedObjective, nodes: QuadratureNodes, reweightings: Reweightings, u: np.ndarray, steps: np.ndarray
+) -> np.ndarray:
+    """Relative difference `(p,)` between gradients of the loss and differences of the loss, for several reweightings.
+
+    Differences over `s` and `s / 2` are extrapolated, so that curvature does not count.
+
+    Args:
+        objective: A loss bound to data, with automatic derivatives.
+        nodes: Sets of quadrature nodes.
+        reweightings: Those to compare for; they share a node set.
+        u: Parameters `(p,)`, near the minimum of the full data.
+        steps: Difference steps `(p,)`, about a posterior standard deviation.
+    Returns:
+        Infinite where a gradient is not finite.
+    """
+    automatic = batched.slopes_together(objective, nodes, reweightings, u)[1]
+    far = batched.slopes_together(Differenced(objective, steps), nodes, reweightings, u)[1]
+    near = batched.slopes_together(Differenced(objective, 0.5 * steps), nodes, reweightings, u)[1]
+    differences = (4.0 * near - far) / 3.0
+    error = np.linalg.norm(automatic - differences, axis=0)
+    return np.where(np.isfinite(error), error / np.maximum(np.linalg.norm(differences, axis=0), 1e-300), np.inf)

@@ -6,10 +6,9 @@ import numpy as np
 from numpyro_kme._core import checks
 from numpyro_kme._core.solves import Array
 from numpyro_kme.embeddings.kernel_bayes import posterior_weights
-from numpyro_kme.embeddings.means import MeanEmbedding
-from numpyro_kme.embeddings.modes import embedding_mode
+from numpyro_kme.embeddings.means import MeanEmbedding, embedding_mode
 from numpyro_kme.kernels import low_rank
-from numpyro_kme.kernels.base import Kernel, Points, num_points, register
+from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register
 from numpyro_kme.kernels.low_rank import LowRank
 
 
@@ -38,7 +37,7 @@ class KernelBayesFilter:
     """
 
     kernel: Kernel
-    states: Points
+    states: PointSet
     left: Array
     transition: Array
     features: Array
@@ -49,8 +48,8 @@ class KernelBayesFilter:
     @classmethod
     def fit(
         cls,
-        states: Points,
-        observations: Points,
+        states: PointSet,
+        observations: PointSet,
         kernel_state: Kernel,
         kernel_observation: Kernel,
         regularisation: float,
@@ -85,7 +84,7 @@ class KernelBayesFilter:
     @classmethod
     def from_factors(
         cls,
-        states: Points,
+        states: PointSet,
         of_states: LowRank,
         of_observations: LowRank,
         regularisation: float,
@@ -119,7 +118,7 @@ class KernelBayesFilter:
         weights = self._weights(weights)
         return weights @ np.asarray(self.features) @ np.asarray(self.transition).T @ np.asarray(self.left).T
 
-    def filter(self, observations: Points, *, normalise: bool = True) -> np.ndarray:
+    def filter(self, observations: PointSet, *, normalise: bool = True) -> np.ndarray:
         """Weights of the distribution of each state given the observations up to then, `(S, T)`. Cost: `S T r^2`.
 
         Args:

@@ -8,7 +8,7 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
-from numpyro_kme.kernels.base import Kernel, Points, num_points
+from numpyro_kme.kernels.base import Kernel, PointSet, num_points
 
 BATCH = 64
 KERNEL = "a kernel, such as Gaussian(length_scale)"
@@ -31,7 +31,7 @@ class PermutationTest(NamedTuple):
 
 @on_host
 def mmd_test(
-    rng_key: jax.Array, kernel: Kernel, x: Points, y: Points, *, num_permutations: int = 999
+    rng_key: jax.Array, kernel: Kernel, x: PointSet, y: PointSet, *, num_permutations: int = 999
 ) -> PermutationTest:
     """Test whether two samples have the same distribution, by the unbiased squared MMD.
 
@@ -76,7 +76,7 @@ def _mmds(kernel, joint, first, keys):
     return statistic(first), permuted
 
 
-def hsic(kernel_x: Kernel, x: Points, kernel_y: Kernel, y: Points) -> jax.Array:
+def hsic(kernel_x: Kernel, x: PointSet, kernel_y: Kernel, y: PointSet) -> jax.Array:
     r"""The Hilbert-Schmidt independence criterion, $\mathrm{tr}(K H L H) / n^2$, $H = I - 11^\top / n$: biased, >= 0.
 
     Args:
@@ -95,7 +95,7 @@ def hsic(kernel_x: Kernel, x: Points, kernel_y: Kernel, y: Points) -> jax.Array:
 
 @on_host
 def hsic_test(
-    rng_key: jax.Array, kernel_x: Kernel, x: Points, kernel_y: Kernel, y: Points, *, num_permutations: int = 999
+    rng_key: jax.Array, kernel_x: Kernel, x: PointSet, kernel_y: Kernel, y: PointSet, *, num_permutations: int = 999
 ) -> PermutationTest:
     """Test whether two variables are independent, by the HSIC under permutations of the pairing.
 

@@ -11,7 +11,7 @@ from numpyro_kme._core.host import on_host
 from numpyro_kme._core.solves import Array
 from numpyro_kme.embeddings.means import MeanEmbedding
 from numpyro_kme.kernels import low_rank
-from numpyro_kme.kernels.base import Kernel, Points, num_points, register
+from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register
 from numpyro_kme.kernels.low_rank import LowRank, LowRankRidge
 
 MOST_INCREASES = 20
@@ -20,8 +20,8 @@ MOST_INCREASES = 20
 
 def kernel_sum_rule(
     prior: MeanEmbedding,
-    x: Points,
-    y: Points,
+    x: PointSet,
+    y: PointSet,
     kernel_y: Kernel,
     regularisation: float,
     *,
@@ -50,11 +50,11 @@ def kernel_sum_rule(
 
 
 def conditional_embedding(
-    x: Points,
-    y: Points,
+    x: PointSet,
+    y: PointSet,
     kernel_x: Kernel,
     kernel_y: Kernel,
-    observed: Points,
+    observed: PointSet,
     regularisation: float,
     *,
     tolerance: float = low_rank.TOLERANCE,
@@ -84,10 +84,10 @@ def conditional_embedding(
 
 def kernel_bayes_rule(
     prior: MeanEmbedding,
-    x: Points,
-    y: Points,
+    x: PointSet,
+    y: PointSet,
     kernel_y: Kernel,
-    observed: Points,
+    observed: PointSet,
     regularisation: float,
     *,
     delta: float | None = None,
@@ -136,7 +136,7 @@ class KernelBayesRule:
     """
 
     kernel_x: Kernel
-    x: Points
+    x: PointSet
     right: LowRank
     left: Array
     prior_weights: Array
@@ -145,8 +145,8 @@ class KernelBayesRule:
     @classmethod
     def fit(
         cls,
-        x: Points,
-        y: Points,
+        x: PointSet,
+        y: PointSet,
         kernel_y: Kernel,
         prior: MeanEmbedding,
         regularisation: float,
@@ -179,12 +179,12 @@ class KernelBayesRule:
         left, delta = update(mu, np.asarray(right.values), delta)
         return cls(prior.kernel, x, right, left, mu, np.array([regularisation, delta]))
 
-    def weights(self, y: Points) -> np.ndarray:
+    def weights(self, y: PointSet) -> np.ndarray:
         """Weights `rho` at many observations, `(s, n)`. Cost: `s n r`."""
         checks.sound("y", y)
         return self.right.features(y) @ np.asarray(self.left).T
 
-    def posterior(self, y: Points) -> MeanEmbedding:
+    def posterior(self, y: PointSet) -> MeanEmbedding:
         """Embedding of the posterior at one observation, given with a leading axis.
 
         Raises:
@@ -231,18 +231,18 @@ def _factorised(mu, factor, delta):
     )
 
 
-def _values(embedding: MeanEmbedding, points: Points) -> np.ndarray:
+def _values(embedding: MeanEmbedding, points: PointSet) -> np.ndarray:
     """The embedding at points, on the host in float64, `(n,)`."""
     return on_host(MeanEmbedding.__call__)(embedding, points)
 
 
-def _one(y: Points) -> Points:
+def _one(y: PointSet) -> PointSet:
     checks.require(num_points(y) == 1, f"`y` must hold one observation, with a leading axis; it holds {num_points(y)}.")
     checks.sound("y", y)
     return y
 
 
-def _found(kernel: Kernel, points: Points, weights: np.ndarray) -> MeanEmbedding:
+def _found(kernel: Kernel, points: PointSet, weights: np.ndarray) -> MeanEmbedding:
     checks.require(
         bool(weights.any()),
         f"All {len(weights)} weights are zero: the observation or the prior lies far from the joint sample, or kernels "

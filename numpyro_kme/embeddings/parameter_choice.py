@@ -14,7 +14,7 @@ from numpyro_kme.embeddings.filtering import KernelBayesFilter
 from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule, posterior_weights
 from numpyro_kme.embeddings.means import MeanEmbedding
 from numpyro_kme.kernels import low_rank
-from numpyro_kme.kernels.base import Kernel, Points, num_points
+from numpyro_kme.kernels.base import Kernel, PointSet, num_points
 from numpyro_kme.kernels.low_rank import LowRank
 
 SCALES = (0.5, 0.7, 1.0, 1.4, 2.0)
@@ -35,12 +35,12 @@ class KernelBayesSettings(NamedTuple):
     regularisation: float
     delta: float | None = None
 
-    def rule(self, x: Points, y: Points, prior: Points, prior_weights=None, **settings) -> KernelBayesRule:
+    def rule(self, x: PointSet, y: PointSet, prior: PointSet, prior_weights=None, **settings) -> KernelBayesRule:
         """`KernelBayesRule.fit` with the prior embedded from points `prior` by `kernel_x`."""
         embedding = MeanEmbedding(self.kernel_x, prior, prior_weights)
         return KernelBayesRule.fit(x, y, self.kernel_y, embedding, self.regularisation, delta=self.delta, **settings)
 
-    def filter(self, states: Points, observations: Points, **settings) -> KernelBayesFilter:
+    def filter(self, states: PointSet, observations: PointSet, **settings) -> KernelBayesFilter:
         """`KernelBayesFilter.fit`."""
         return KernelBayesFilter.fit(
             states, observations, self.kernel_x, self.kernel_y, self.regularisation, delta=self.delta, **settings
@@ -98,8 +98,8 @@ def scaled_kernel(kernel: Kernel, factor: float) -> Kernel:
 
 def choose_by_folds(
     rng_key: jax.Array,
-    x: Points,
-    y: Points,
+    x: PointSet,
+    y: PointSet,
     settings: Sequence[KernelBayesSettings],
     *,
     num_folds: int = 10,
@@ -140,7 +140,7 @@ def choose_by_folds(
 def choose_by_prediction(
     rng_key: jax.Array,
     x: ArrayLike,
-    y: Points,
+    y: PointSet,
     settings: Sequence[KernelBayesSettings],
     *,
     num_folds: int = 10,
@@ -236,8 +236,8 @@ def _same(a, b):
 
 
 def choose_by_holdout(
-    states: Points,
-    observations: Points,
+    states: PointSet,
+    observations: PointSet,
     settings: Sequence[KernelBayesSettings],
     *,
     modes: bool = False,

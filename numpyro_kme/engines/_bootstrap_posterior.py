@@ -8,9 +8,8 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme.bootstrap import batched
-from numpyro_kme.bootstrap.emulated.summary import WRONG
 from numpyro_kme.bootstrap.fit import full_data
-from numpyro_kme.bootstrap.results import Replicates
+from numpyro_kme.bootstrap.results import WRONG, Replicates
 from numpyro_kme.engines._iid import IidModel
 from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.losses.base import WeightedObjective

@@ -10,8 +10,7 @@ import numpy as np
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
 from numpyro_kme.embeddings.herding import herd
-from numpyro_kme.embeddings.means import MeanEmbedding
-from numpyro_kme.embeddings.modes import embedding_mode
+from numpyro_kme.embeddings.means import MeanEmbedding, embedding_mode
 from numpyro_kme.engines._reference_table import LatentVectors, ReferenceTable
 from numpyro_kme.engines.posterior import ORDERED, Posterior
 from numpyro_kme.kernels import Gaussian

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
-from numpyro_kme.kernels.base import Kernel, check_fields, register, scaled, squared_distances
+from numpyro_kme.kernels.base import Kernel, check_fields, register
+from numpyro_kme.kernels.gram import scaled, squared_distances
 from numpyro_kme.kernels.stationary import Gaussian
 
 

@@ -8,7 +8,7 @@ from scipy.linalg.lapack import dpstrf
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.host import in_present_precision, on_host
 from numpyro_kme._core.solves import Array
-from numpyro_kme.kernels.base import Kernel, Points, num_points, register
+from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register
 
 TOLERANCE = 1e-10
 """Relative to the largest diagonal entry; small enough that what is left out is far below any regularisation here."""
@@ -29,7 +29,7 @@ class LowRank:
     """
 
     kernel: Kernel
-    pivots: Points
+    pivots: PointSet
     inverse: Array
     values: Array
     residual: Array
@@ -37,7 +37,7 @@ class LowRank:
     @classmethod
     @on_host
     def fit(
-        cls, kernel: Kernel, points: Points, *, tolerance: float = TOLERANCE, max_rank: int | None = None
+        cls, kernel: Kernel, points: PointSet, *, tolerance: float = TOLERANCE, max_rank: int | None = None
     ) -> "LowRank":
         """Choose pivots greedily: each is the point that those before it explain worst.
 
@@ -89,11 +89,11 @@ class LowRank:
         """Number of pivots."""
         return len(self.inverse)
 
-    def features(self, t: Points) -> np.ndarray:
+    def features(self, t: PointSet) -> np.ndarray:
         """Features of other points, `(s, r)`."""
         return self.at_pivots(t) @ np.asarray(self.inverse).T
 
-    def at_pivots(self, t: Points) -> np.ndarray:
+    def at_pivots(self, t: PointSet) -> np.ndarray:
         """The kernel between other points and the pivots, `(s, r)`."""
         if isinstance(self.pivots, np.ndarray) and np.ndim(t) == 2:
             checks.same_columns("t", t, "pivots", self.pivots)
@@ -142,7 +142,7 @@ class LowRankRidge:
 
     @classmethod
     def fit(
-        cls, inputs: Points, kernel: Kernel, regularisation: float, *, tolerance: float = TOLERANCE
+        cls, inputs: PointSet, kernel: Kernel, regularisation: float, *, tolerance: float = TOLERANCE
     ) -> "LowRankRidge":
         """Factorise.
 
@@ -161,7 +161,7 @@ class LowRankRidge:
         left = np.linalg.solve(inner(values, len(values) * regularisation), values.T).T
         return cls(right, left, np.asarray(regularisation, np.float64))
 
-    def weights(self, t: Points) -> np.ndarray:
+    def weights(self, t: PointSet) -> np.ndarray:
         """Weights `v` at many points, `(s, n)`. Cost: `s n r`."""
         checks.sound("t", t)
         return self.right.features(t) @ np.asarray(self.left).T

@@ -7,15 +7,8 @@ from jax.scipy.special import gammaln
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
-from numpyro_kme.kernels.base import (
-    Kernel,
-    check_fields,
-    register,
-    safe_sqrt,
-    scaled,
-    scaled_difference,
-    squared_distances,
-)
+from numpyro_kme.kernels.base import Kernel, check_fields, register
+from numpyro_kme.kernels.gram import safe_sqrt, scaled, scaled_difference, squared_distances
 
 
 class Stationary(Kernel):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme.kernels import Kernel
-from numpyro_kme.kernels.base import squared_distances
+from numpyro_kme.kernels.gram import squared_distances
 from numpyro_kme.kernels.stationary import Stationary
 from numpyro_kme.losses import mixing
 from numpyro_kme.losses.base import EmbeddingObjective, join, num_points

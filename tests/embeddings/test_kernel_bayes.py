@@ -13,7 +13,7 @@ from numpyro_kme.embeddings.kernel_bayes import (
     posterior_weights,
     update,
 )
-from numpyro_kme.embeddings.modes import embedding_mode
+from numpyro_kme.embeddings.means import embedding_mode
 from numpyro_kme.kernels import Gaussian, Laplace, RotationGaussian, RotationTrace, low_rank, nearest_rotation
 from numpyro_kme.kernels.low_rank import LowRank
 

@@ -5,13 +5,11 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
-from numpyro_kme.bootstrap.derivatives import Derivatives
 from numpyro_kme.bootstrap.emulated.emulator import FINAL_ITERATIONS, EmulatedMinima, Emulator
 from numpyro_kme.bootstrap.emulated.learning import AnchoredReweightings, LearntEmulator, learn
-from numpyro_kme.bootstrap.emulated.summary import EmulatorSummary
 from numpyro_kme.bootstrap.fit import SAME, Fit, distinct, full_data, require_possible
 from numpyro_kme.bootstrap.preparation import Settings, posterior_sd
-from numpyro_kme.bootstrap.results import TOLERANCE, Quadrature, Replicates
+from numpyro_kme.bootstrap.results import TOLERANCE, Derivatives, EmulatorSummary, Quadrature, Replicates
 from numpyro_kme.bootstrap.weights import PILOT, DirichletProcess, Reweightings, draw_reweightings
 from numpyro_kme.losses.base import WeightedObjective
 from numpyro_kme.losses.direct_mmd import DirectMMD

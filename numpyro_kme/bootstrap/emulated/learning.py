@@ -8,8 +8,7 @@ import jax
 import numpy as np
 
 from numpyro_kme.bootstrap.emulated.emulator import EmulatedMinima, Emulator, calibrated_loss_scale
-from numpyro_kme.bootstrap.emulated.features import FeatureMap, fit_features
-from numpyro_kme.bootstrap.emulated.training_set import TrainingSimulator
+from numpyro_kme.bootstrap.emulated.training_set import FeatureMap, TrainingSimulator, fit_features
 from numpyro_kme.bootstrap.fit import starting_scale
 from numpyro_kme.bootstrap.preparation import Settings
 from numpyro_kme.bootstrap.weights import Reweightings

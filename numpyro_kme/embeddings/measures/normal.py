@@ -15,9 +15,9 @@ from scipy.special import ndtri
 from scipy.stats import qmc
 
 from numpyro_kme._core import checks
-from numpyro_kme.embeddings.measures.base import Measure
-from numpyro_kme.embeddings.measures.points import Points
-from numpyro_kme.kernels.base import Kernel, register, squared_distances
+from numpyro_kme.embeddings.measures.points import Measure, Points
+from numpyro_kme.kernels.base import Kernel, register
+from numpyro_kme.kernels.gram import squared_distances
 from numpyro_kme.kernels.stationary import Gaussian
 
 
