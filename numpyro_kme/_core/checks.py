@@ -215,6 +215,12 @@ def matrix(name: str, value: Any, *, columns: int | None = None, min_rows: int =
         require(shape[1] == columns, f"`{name}` must have {columns} columns; got shape {shape}.")
 
 
+def table(name: str, value: Any, *, columns: int | None = None, min_rows: int = 1) -> None:
+    """Require a `matrix` of real numbers, all finite where they are concrete."""
+    matrix(name, value, columns=columns, min_rows=min_rows)
+    sound(name, value)
+
+
 def same_columns(name_a: str, a: Any, name_b: str, b: Any) -> None:
     """Require two `(rows, dim)` arrays to agree in `dim`."""
     require(

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import checks
+from numpyro_kme._core import checks, solves
 from numpyro_kme._core.checks import EffectiveSampleSizeError
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.solves import Array
@@ -74,8 +74,7 @@ class DistributionRegression:
         """
         checks.concrete(x=x, targets=targets, kernel=kernel)
         checks.instance("kernel", kernel, Kernel, "a kernel on data sets, such as EmpiricalMeasure(Gaussian(1.0), 1.0)")
-        checks.matrix("targets", targets)
-        checks.sound("targets", targets)
+        checks.table("targets", targets)
         targets = np.asarray(targets, np.float64)
         if regularisation is not None:
             checks.positive_number("regularisation", regularisation)
@@ -87,7 +86,7 @@ class DistributionRegression:
         )
         features, centre = LowRank.fit(kernel, points, tolerance=tolerance), targets.mean(axis=0)
         tried = REGULARISATIONS if regularisation is None else np.array([regularisation])
-        fits = low_rank.ridges(features.values, targets - centre, tried)
+        fits = solves.ridges(features.values, targets - centre, tried)
         lam, coefficients, rest = min(fits, key=lambda fit: float(np.mean(np.square(fit[2]))))
         error = np.sqrt(np.mean(np.square(rest), axis=0))
         return cls(features, coefficients, centre, targets - rest, error, np.asarray(lam))
@@ -113,7 +112,6 @@ class DistributionRegression:
 
 
 NAME = "Kernel recursive ABC"
-
 
 ADVICE = "Start where the observation is reached, with more simulations or a wider kernel."
 
@@ -168,8 +166,7 @@ def kernel_recursive_abc(
     checks.concrete(rng_key=rng_key, theta=theta, observed=observed)
     checks.key(rng_key)
     checks.whole("num_iterations", num_iterations, 1)
-    checks.matrix("theta", theta, min_rows=2)
-    checks.sound("theta", theta)
+    checks.table("theta", theta, min_rows=2)
     checks.require(
         callable(simulate), f"`simulate` must be a function of a key and `theta`; got {simulate!r:.200}.", TypeError
     )
@@ -229,8 +226,7 @@ def recursive_abc_step(
     """
     checks.concrete(rng_key=rng_key, theta=theta, x=x, observed=observed)
     checks.key(rng_key)
-    checks.matrix("theta", theta, min_rows=2)
-    checks.sound("theta", theta)
+    checks.table("theta", theta, min_rows=2)
     checks.whole("number", number, 1)
     checks.instance("kernel", kernel, Kernel, "a kernel on outputs, such as Gaussian(length_scale)")
     checks.sound("x", x)

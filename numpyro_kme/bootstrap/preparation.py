@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme.bootstrap import batched
+from numpyro_kme.bootstrap import newton
 from numpyro_kme.bootstrap.fit import Fit, fit, look, newton_step, rank_starts, refit, robust_sd, starting_scale
 from numpyro_kme.bootstrap.results import DISAGREE, Derivatives
 from numpyro_kme.bootstrap.weights import Reweightings
@@ -161,7 +161,7 @@ def one_step(
     objective: WeightedObjective, nodes: QuadratureNodes, reweightings: Reweightings, full: Fit
 ) -> tuple[np.ndarray, np.ndarray]:
     """One Newton step for each reweighting from the full-data minimum, and its loss before the step."""
-    value, gradient = batched.slopes_together(objective, nodes, reweightings, full.u)
+    value, gradient = newton.slopes_together(objective, nodes, reweightings, full.u)
     return full.u + newton_step(full.hessian, gradient), value
 
 
@@ -186,9 +186,9 @@ def compare_derivatives(
     Returns:
         Infinite where a gradient is not finite.
     """
-    automatic = batched.slopes_together(objective, nodes, reweightings, u)[1]
-    far = batched.slopes_together(Differenced(objective, steps), nodes, reweightings, u)[1]
-    near = batched.slopes_together(Differenced(objective, 0.5 * steps), nodes, reweightings, u)[1]
+    automatic = newton.slopes_together(objective, nodes, reweightings, u)[1]
+    far = newton.slopes_together(Differenced(objective, steps), nodes, reweightings, u)[1]
+    near = newton.slopes_together(Differenced(objective, 0.5 * steps), nodes, reweightings, u)[1]
     differences = (4.0 * near - far) / 3.0
     error = np.linalg.norm(automatic - differences, axis=0)
     return np.where(np.isfinite(error), error / np.maximum(np.linalg.norm(differences, axis=0), 1e-300), np.inf)

@@ -6,11 +6,10 @@ import jax
 import numpy as np
 
 from numpyro_kme._core.host import to_host
-from numpyro_kme.bootstrap import batched
-from numpyro_kme.bootstrap.batched import Control
+from numpyro_kme.bootstrap import newton
 from numpyro_kme.bootstrap.emulated.bootstrap import emulated_bootstrap
 from numpyro_kme.bootstrap.fit import Fit, full_data, newton_step, require_possible
-from numpyro_kme.bootstrap.newton import Minimum
+from numpyro_kme.bootstrap.newton import Control, Minimum
 from numpyro_kme.bootstrap.preparation import Settings, one_step, posterior_sd, prepare
 from numpyro_kme.bootstrap.results import TOLERANCE, Quadrature, Replicates
 from numpyro_kme.bootstrap.weights import PILOT, DirichletProcess, Reweightings, draw_reweightings
@@ -54,18 +53,18 @@ def posterior_bootstrap(
     pilot = draw_reweightings(keys[1], objective, process, PILOT + np.arange(BLOCK), 1)
     ready = prepare(keys[2], objective, nodes, pilot, starts, settings)
     objective, nodes, full = ready.objective, ready.nodes, ready.fit
-    whole = full.raised(float(batched.offsets(objective, full_data(objective, 0))[0]))
+    whole = full.raised(float(newton.offsets(objective, full_data(objective, 0))[0]))
     require_possible(whole.value, whole.numbers)
     reweightings = draw_reweightings(keys[1], objective, process, ids, num_sets(nodes))
     linear, before = one_step(objective, nodes, reweightings, full)
     control = Control(ready.scale, tolerance=0.3 * TOLERANCE, max_steps=12 if settings.method == "newton" else 1)
     moved, compared = np.zeros(len(ids), bool), 0
-    found = batched.solve(objective, nodes, reweightings, linear, full.hessian, control, exact=False)
+    found = newton.solve(objective, nodes, reweightings, linear, full.hessian, control, exact=False)
     if settings.method == "newton":
         found = rescue(objective, nodes, reweightings, full, found, before, control)
         every = settings.restart_every
         found, moved, compared = restart(objective, nodes, reweightings, full, ready.pool, found, control, every)
-    value = found.value + batched.offsets(objective, reweightings)
+    value = found.value + newton.offsets(objective, reweightings)
     require_possible(value, found.numbers)
     sd = posterior_sd(found.u)
     remaining = np.abs(found.remaining / sd).max(axis=1)
@@ -99,7 +98,7 @@ def _quadrature(rng_key, objective, reweightings, found, rows, full, sd, setting
     if nodes is None:
         nodes = objective.generator.draw_nodes(rng_key, num, len(reweightings))
     sets = np.minimum(np.arange(len(reweightings)), num_sets(nodes) - 1)
-    _, gradient = batched.slopes(objective.refined(), nodes, replace(reweightings, sets=sets), found.u[rows])
+    _, gradient = newton.slopes(objective.refined(), nodes, replace(reweightings, sets=sets), found.u[rows])
     units = full.scale[:, None] * full.scale[None]
     least = 1e-6 * np.abs(np.linalg.eigvalsh(full.hessian * units)).max()
     sound = np.abs(np.linalg.eigvalsh(found.hessian[rows] * units)).min(axis=-1) > least
@@ -122,7 +121,7 @@ def rescue(
     if not len(short):
         return found
     careful = replace(control, max_steps=60, damping=0.03, stride=3.0)
-    again = batched.solve(objective, nodes, reweightings.rows(short), full.u, full.hessian, careful)
+    again = newton.solve(objective, nodes, reweightings.rows(short), full.u, full.hessian, careful)
     return keep_lower(found, again, short)
 
 
@@ -149,8 +148,8 @@ def restart(
     moved = np.zeros(len(reweightings), bool)
 
     def lower(index, start):
-        elsewhere = batched.solve(objective, nodes, reweightings.rows(index), start, full.hessian, careful)
-        polished = batched.solve(
+        elsewhere = newton.solve(objective, nodes, reweightings.rows(index), start, full.hessian, careful)
+        polished = newton.solve(
             objective, nodes, reweightings.rows(index), elsewhere.u, elsewhere.hessian, control, exact=False
         )
         apart = np.abs((polished.u - found.u[index]) / control.scale).max(axis=1) > 0.1

@@ -100,8 +100,7 @@ def polish(
         FloatingPointError: If the distance or its gradient is not finite at the start.
     Cost: about `S^2` kernel evaluations and `S` of `mu`, with gradients, a step.
     """
-    checks.matrix("points", points, min_rows=1)
-    checks.sound("points", points)
+    checks.table("points", points, min_rows=1)
     start = np.asarray(points, dtype=np.float64)
     # repeated points feel no force apart until they differ
     start = start + 1e-6 * np.std(start, axis=0) * np.random.default_rng(0).normal(size=start.shape)

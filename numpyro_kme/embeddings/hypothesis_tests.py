@@ -47,7 +47,7 @@ def mmd_test(
     checks.instance("kernel", kernel, Kernel, KERNEL)
     n, m = num_points(x), num_points(y)
     checks.require(min(n, m) >= 2, f"`x` and `y` must have at least 2 points each; got {n} and {m}.")
-    _require_permutations(num_permutations)
+    checks.whole("num_permutations", num_permutations, 1)
     checks.sound("x", x)
     checks.sound("y", y)
     shapes = [[np.shape(leaf)[1:] for leaf in jax.tree.leaves(sample)] for sample in (x, y)]
@@ -109,7 +109,7 @@ def hsic_test(
     """
     checks.key(rng_key)
     _pairs(kernel_x, x, kernel_y, y)
-    _require_permutations(num_permutations)
+    checks.whole("num_permutations", num_permutations, 1)
     keys = jax.random.split(rng_key, num_permutations)
     value, null = _hsics(kernel_x, x, kernel_y, y, keys)
     return _result(value, null)
@@ -142,10 +142,6 @@ def _pairs(kernel_x, x, kernel_y, y) -> None:
     checks.require(n == m >= 2, f"`x` and `y` must be at least 2 pairs; got {n} and {m} points.")
     checks.sound("x", x)
     checks.sound("y", y)
-
-
-def _require_permutations(number) -> None:
-    checks.whole("num_permutations", number, 1)
 
 
 def _result(value, null) -> PermutationTest:

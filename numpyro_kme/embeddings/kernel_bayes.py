@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
-from numpyro_kme._core import checks
+from numpyro_kme._core import checks, solves
 from numpyro_kme._core.checks import EffectiveSampleSizeError
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.solves import Array
@@ -46,7 +46,7 @@ def kernel_sum_rule(
     _embedding(prior)
     checks.positive_number("regularisation", regularisation)
     factor = LowRank.fit(prior.kernel, x, tolerance=tolerance)
-    return _found(kernel_y, y, low_rank.ridge(factor.values, n * regularisation, _values(prior, x)))
+    return _found(kernel_y, y, solves.ridge(factor.values, n * regularisation, _values(prior, x)))
 
 
 def conditional_embedding(
@@ -174,9 +174,9 @@ class KernelBayesRule:
         delta = 2.0 * regularisation if delta is None else delta
         checks.positive_number("delta", delta)
         of_x = LowRank.fit(prior.kernel, x, tolerance=tolerance)
-        mu = low_rank.ridge(of_x.values, n * regularisation, _values(prior, x))
+        mu = solves.ridge(of_x.values, n * regularisation, _values(prior, x))
         right = LowRank.fit(kernel_y, y, tolerance=tolerance)
-        left, delta = update(mu, np.asarray(right.values), delta)
+        left, delta = posterior_weights(mu, np.asarray(right.values), delta, np.eye(right.rank))
         return cls(prior.kernel, x, right, left, mu, np.array([regularisation, delta]))
 
     def weights(self, y: PointSet) -> np.ndarray:
@@ -193,26 +193,17 @@ class KernelBayesRule:
         return _found(self.kernel_x, self.x, self.weights(_one(y))[0])
 
 
-def update(mu: np.ndarray, factor: np.ndarray, delta: float) -> tuple[np.ndarray, float]:
-    """`Lambda U (C^2 + delta I)^-1 C`, `(n, r)`, and the `delta` used, doubled until the factorisation succeeds.
+def posterior_weights(mu: np.ndarray, factor: np.ndarray, delta: float, phi: np.ndarray) -> tuple[np.ndarray, float]:
+    """The weights `R k_Y(y) = Lambda U (C^2 + delta I)^-1 C phi`, `(n,)` or `(n, s)`, for features `phi` of `y`.
 
-    Multiplied by the features `phi` of an observation, for which `k_Y(y) = U phi`, it gives the weights `R k_Y(y)`.
+    Args:
+        mu: Diagonal of `Lambda`, `(n,)`.
+        factor: `U`, `(n, r)`, so that `k_Y(y) = U phi`.
+        delta: Doubled until the factorisation succeeds.
+        phi: `(r,)`, or `(r, s)` for many observations; the identity gives `R U`.
+    Returns:
+        The weights, and the `delta` that was used.
     """
-    scaled, core, cholesky, delta = _factorised(mu, factor, delta)
-    return scaled @ cho_solve(cholesky, core), delta
-
-
-def posterior_weights(mu: np.ndarray, factor: np.ndarray, delta: float, phi: np.ndarray) -> np.ndarray:
-    """The weights `R k_Y(y)`, `(n,)` or `(n, s)`, for features `phi` `(r,)` or `(r, s)`.
-
-    For few `y` it costs less than `update`.
-    """
-    scaled, core, cholesky, _ = _factorised(mu, factor, delta)
-    return scaled @ cho_solve(cholesky, core @ phi)
-
-
-def _factorised(mu, factor, delta):
-    """`Lambda U`, `C`, the factor of `C^2 + delta I`, and `delta`."""
     scaled = mu[:, None] * factor
     core = factor.T @ scaled
     square = core @ core
@@ -223,8 +214,8 @@ def _factorised(mu, factor, delta):
         except (np.linalg.LinAlgError, ValueError):
             continue
         if attempt:
-            warnings.warn(f"delta = {delta:.3g} is too small to factorise; {tried:.3g} was used.", stacklevel=4)
-        return scaled, core, cholesky, tried
+            warnings.warn(f"delta = {delta:.3g} is too small to factorise; {tried:.3g} was used.", stacklevel=3)
+        return scaled @ cho_solve(cholesky, core @ phi), tried
     raise np.linalg.LinAlgError(
         f"The matrix of kernel Bayes' rule cannot be factorised for delta from {delta:.3g} to {tried:.3g}: are weights "
         "or Gram matrices finite?"

@@ -211,13 +211,9 @@ class Fourier(Estimator):
         checks.key(rng_key)
         checks.require(isinstance(kernel, Gaussian), f"`kernel` must be Gaussian; got {type(kernel).__name__}.")
         checks.whole("num_features", num_features, 1)
-        checks.require(
-            jnp.shape(kernel.length_scale) in ((), (1,), (dim,)),
-            f"`length_scale` must be a scalar or have shape ({dim},); got {jnp.shape(kernel.length_scale)}.",
-        )
         of_frequency, of_phase = jax.random.split(rng_key)
-        scale = jnp.broadcast_to(jnp.asarray(kernel.length_scale), (1, dim))
-        frequencies = jax.random.normal(of_frequency, (num_features, dim)) / scale
+        noise = jax.random.normal(of_frequency, (num_features, dim))
+        frequencies = noise / gram.one_per_dimension(kernel.length_scale, dim)
         return cls(frequencies, jax.random.uniform(of_phase, (num_features,), maxval=2.0 * jnp.pi))
 
     def features(self, x: ArrayLike) -> jax.Array:

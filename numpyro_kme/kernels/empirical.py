@@ -63,10 +63,6 @@ class EmpiricalMeasure(Kernel):
         """Matrix of log kernel values between two batches of data sets."""
         return -0.5 * self.squared_mmd(x, y) / jnp.square(self.length_scale)
 
-    def gram(self, x, y=None):
-        """Matrix of kernel values between two batches of data sets."""
-        return jnp.exp(self.log_gram(x, y))
-
     def diagonal(self, x):
         """Ones."""
         rows, _ = _measures("x", x)

@@ -19,20 +19,23 @@ MAX_DIFFERENCES = 32
 
 def scaled(x: jax.Array, y: jax.Array | None, length_scale: ArrayLike) -> tuple[jax.Array, jax.Array]:
     """Points in units of the length scale, a scalar or `(dim,)`; `y` is `x` when left out."""
-    checks.matrix("x", x)
-    checks.sound("x", x)
+    checks.table("x", x)
     dim = jnp.shape(x)[1]
     if y is not None:
-        checks.matrix("y", y, columns=dim)
-        checks.sound("y", y)
+        checks.table("y", y, columns=dim)
+    scale = one_per_dimension(length_scale, dim)
+    x = x / scale
+    return x, x if y is None else y / scale
+
+
+def one_per_dimension(length_scale: ArrayLike, dim: int) -> jax.Array:
+    """A length scale that is a scalar or `(dim,)` as `(1, dim)`."""
     shape = jnp.shape(length_scale)
     checks.require(
         shape in ((), (1,), (dim,)),
         f"`length_scale` must be a scalar or have shape ({dim},), one per column of the points; got {shape}.",
     )
-    scale = jnp.broadcast_to(jnp.asarray(length_scale), (1, dim))
-    x = x / scale
-    return x, x if y is None else y / scale
+    return jnp.broadcast_to(jnp.asarray(length_scale), (1, dim))
 
 
 def scaled_difference(a: jax.Array, b: jax.Array, length_scale: ArrayLike) -> jax.Array:
@@ -105,7 +108,6 @@ def _centred(x, y):
 
 TILE = 256
 """Points along each side of a tile."""
-
 
 ROW_ENTRIES = 2**17
 """Matrix entries in a block of whole rows."""
@@ -181,7 +183,6 @@ def _sum_tiles(kernel, x_blocks, y_blocks, rows, columns, multiples):
 
 LARGEST_ERROR = 1e-5
 """Largest error of an exponent, in the precision of the points."""
-
 
 DEGREES = {"float64": 10, "float32": 6}
 """Degrees of the polynomial for `2^f`, `|f| <= 1/2`: its error is below half a unit in the last place."""

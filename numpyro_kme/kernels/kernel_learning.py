@@ -17,7 +17,6 @@ from numpyro_kme.kernels.stationary import Gaussian
 
 LANDMARKS = 50
 
-
 FAILED = 1e12
 """Stands for a loss that is not finite."""
 
@@ -132,8 +131,7 @@ def learn_length_scale(
     """
     checks.concrete(rng_key=rng_key, x=x, reach=reach)
     checks.key(rng_key)
-    checks.matrix("x", x, min_rows=2)
-    checks.finite("x", x)
+    checks.table("x", x, min_rows=2)
     table = np.asarray(x, np.float64)
     table = table - table.mean(axis=0)
     checks.require(bool(np.ptp(table, axis=0).all()), "`x` has a constant column; leave it out.")
@@ -218,8 +216,7 @@ def farthest_point_design(rng_key: jax.Array, x: ArrayLike, number: int) -> np.n
     """
     checks.concrete(rng_key=rng_key, x=x)
     checks.key(rng_key)
-    checks.matrix("x", x)
-    checks.sound("x", x)
+    checks.table("x", x)
     checks.whole("number", number, 1)
     x = np.asarray(x)
     first = int(jax.random.randint(rng_key, (), 0, len(x)))

@@ -8,8 +8,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from scipy.spatial.distance import pdist
 
-from numpyro_kme._core import checks
-from numpyro_kme.kernels import low_rank
+from numpyro_kme._core import checks, solves
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.low_rank import LowRank
 from numpyro_kme.kernels.stationary import Gaussian
@@ -67,8 +66,7 @@ def _subset(name, x, max_points):
         f"`{name}` is traced: the median heuristic runs on the host; call it outside `jax.jit`.",
         TypeError,
     )
-    checks.matrix(name, x, min_rows=2)
-    checks.sound(name, x)
+    checks.table(name, x, min_rows=2)
     x = np.asarray(x, dtype=np.float64)
     if max_points is None or len(x) <= max_points:
         return x
@@ -155,13 +153,11 @@ class CrossValidation(LengthScaleRule):
         checks.require(
             targets is not None, "CrossValidation needs `targets`: what the points are to predict, `(n, p)`."
         )
-        checks.matrix("x", x, min_rows=10)
-        checks.matrix("targets", targets)
+        checks.table("x", x, min_rows=10)
+        checks.table("targets", targets)
         checks.require(
             len(x) == len(targets), f"`x` and `targets` must have as many rows; got {len(x)} and {len(targets)}."
         )
-        checks.sound("x", x)
-        checks.sound("targets", targets)
         checks.whole("most", self.most, 10)
         checks.require(len(self.multiples) >= 1, "`multiples` must hold at least one number; got none.")
         x, targets = (some_rows(self.rng_key, np.asarray(a, np.float64), self.most) for a in (x, targets))
@@ -169,19 +165,13 @@ class CrossValidation(LengthScaleRule):
         checks.require(bool(sd.any()), "`targets` are constant: every length scale predicts them.")
         targets = (targets - targets.mean(axis=0)) / np.where(sd > 0, sd, 1.0)
         scale = MedianHeuristic(self.per_dimension)(x)
-        errors = [
-            min(
-                np.mean(np.square(rest))
-                for _, _, rest in low_rank.ridges(_factor(x, factor * scale), targets, REGULARISATIONS)
-            )
-            for factor in self.multiples
-        ]
-        return self.multiples[int(np.argmin(errors))] * scale
 
+        def error(multiple):
+            exact = LowRank.fit(Gaussian(multiple * scale), x, tolerance=1e-14)
+            fits = solves.ridges(exact.values, targets, REGULARISATIONS)
+            return min(np.mean(np.square(held_out)) for _, _, held_out in fits)
 
-def _factor(x, scale):
-    """A factor of the Gaussian Gram matrix, exact to rounding."""
-    return LowRank.fit(Gaussian(scale), x, tolerance=1e-14).values
+        return min(self.multiples, key=error) * scale
 
 
 def some_rows(rng_key: jax.Array, x: np.ndarray, most: int) -> np.ndarray:

@@ -35,10 +35,6 @@ class Stationary(Kernel):
         """Matrix of log kernel values between `(n, dim)` and `(m, dim)`; no `(n, m, dim)` temporary."""
         return self.log_profile(squared_distances(*scaled(x, y, self.length_scale)))
 
-    def gram(self, x, y=None):
-        """Matrix of kernel values between `(n, dim)` and `(m, dim)`."""
-        return jnp.exp(self.log_gram(x, y))
-
     def log_volume(self, dim: int) -> jax.Array:
         """Logarithm of the product of the `dim` length scales."""
         return jnp.sum(jnp.log(jnp.broadcast_to(jnp.asarray(self.length_scale), (dim,))))

@@ -70,10 +70,6 @@ class GaussianProcessPath(Kernel):
         pairs = pairwise(self.log_pair, _one_grid_each(t, t_values), _one_grid_each(s, s_values))
         return self._checked(pairs)
 
-    def gram(self, x, y=None):
-        """Matrix of densities of the paths `x` given the paths `y`."""
-        return jnp.exp(self.log_gram(x, y))
-
     def diagonal(self, x):
         """Density of each path given itself."""
         return jax.vmap(lambda a: self.pair(a, a))(_one_grid_each(*_batch("x", x)))
@@ -177,10 +173,6 @@ class RotationGaussian(Kernel):
         """Matrix of log kernel values between `(n, size, size)` and `(m, size, size)`."""
         apart = squared_distances(_flat("x", x), _flat("y", x if y is None else y))
         return -0.5 * apart / jnp.square(self.length_scale)
-
-    def gram(self, x, y=None):
-        """Matrix of kernel values between `(n, size, size)` and `(m, size, size)`."""
-        return jnp.exp(self.log_gram(x, y))
 
 
 def nearest_rotation(matrix: ArrayLike) -> np.ndarray:

@@ -10,6 +10,7 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
+from numpyro_kme.losses import mixing
 from numpyro_kme.losses.generator import Generator, QuadratureNodes
 
 
@@ -33,9 +34,9 @@ class WeightedObjective(abc.ABC):
     has_cheap_hessian: ClassVar[bool] = False
     """Whether `expand` costs little more than `slope`; if not, solvers update an approximate Hessian."""
 
-    @abc.abstractmethod
     def reduce(self, weights: jax.Array, extra: Any = None) -> Any:
-        """Reduced data terms for weights `(n,)`, or `(n + T,)` with `extra` points `(T, ...)`."""
+        """Reduced data terms for weights `(n,)` or `(n + T,)` with `extra` points `(T, ...)`; here both as they are."""
+        return join(self.data, extra), weights
 
     @abc.abstractmethod
     def value(self, reduced: Any, u: jax.Array, nodes: QuadratureNodes) -> jax.Array:
@@ -84,6 +85,12 @@ class EmbeddingObjective(WeightedObjective):
 
     fit_proportion: bool
 
+    def energy(self, q: jax.Array, coincident: jax.Array, weights: jax.Array) -> jax.Array:
+        """`|mu_u|^2` from its sum `q` over all pairs of nodes: unbiased where these are sampled independently."""
+        if not self.generator.noise.independent:
+            return q
+        return mixing.unbiased_energy(q, coincident, weights, self.fit_proportion)
+
     @abc.abstractmethod
     def gram(self, reduced: Any, points: Any, nodes: QuadratureNodes) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Inner products of the embeddings of `R` sets of simulated points `(R, M, ...)`.
@@ -121,10 +128,6 @@ class TwoSampleObjective(WeightedObjective):
     generator: Generator
     loss: Loss = field(metadata=dict(static=True))
     data: Any
-
-    def reduce(self, weights, extra=None):
-        """Join the points and keep the weights."""
-        return join(self.data, extra), weights
 
     def value(self, reduced, u, nodes):
         """Loss at `u`."""
@@ -196,10 +199,6 @@ class LikelihoodObjective(WeightedObjective):
 
     generator: Generator
     data: Any
-
-    def reduce(self, weights, extra=None):
-        """Join the points and keep the weights."""
-        return join(self.data, extra), weights
 
     def value(self, reduced, u, nodes):
         """Weighted negative log likelihood at `u`; the nodes play no part."""

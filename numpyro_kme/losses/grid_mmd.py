@@ -166,9 +166,7 @@ class GridMMD(EmbeddingObjective):
         return self._energy(self.grid.inner(model, model), nodes), self.grid.inner(model, data)
 
     def _energy(self, q, nodes):
-        if not self.generator.noise.independent:
-            return q
-        return mixing.unbiased_energy(q, self._coincident(nodes.weights), nodes.weights, self.fit_proportion)
+        return self.energy(q, self._coincident(nodes.weights), nodes.weights)
 
     def _coincident(self, weights):
         return self.peak * jnp.sum(jnp.square(weights))
@@ -176,7 +174,6 @@ class GridMMD(EmbeddingObjective):
 
 FINE = 4097
 """Points on which the simulator's speed is measured."""
-
 
 EDGE = 4.3
 """Tails of the noise beyond this many standard deviations get fewer and fewer nodes."""

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.host import on_host
+from numpyro_kme.bootstrap import newton
 from numpyro_kme.bootstrap.emulated.emulator import FINAL_ITERATIONS, EmulatedMinima, Emulator
 from numpyro_kme.bootstrap.emulated.learning import AnchoredReweightings, LearntEmulator, learn
 from numpyro_kme.bootstrap.fit import SAME, Fit, distinct, full_data, require_possible
@@ -169,9 +169,4 @@ def _numbers(
 def _squared_norms(objective: GridMMD | DirectMMD, reweightings: Reweightings) -> np.ndarray:
     """`|mu_w|^2` of every reweighting."""
     bare = DirectMMD(objective.generator, objective.kernel, objective.data, objective.fit_proportion)
-    return on_host(_norms)(bare, reweightings.weights, reweightings.extra)
-
-
-@jax.jit
-def _norms(objective, weights, extra):
-    return objective.offsets(weights, extra)
+    return newton.offsets(bare, reweightings)

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.linalg import eigh
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.host import on_host, to_host
+from numpyro_kme._core import batches, checks
+from numpyro_kme._core.host import on_host
 from numpyro_kme.kernels import Kernel
 from numpyro_kme.kernels.low_rank import LowRank
 from numpyro_kme.losses.direct_mmd import vectors
@@ -24,7 +24,6 @@ CELLS, FEATURES = 2048, 256
 
 BATCH = 64
 """Sets of points whose features are computed at a time."""
-
 
 OUTER = 1e-3
 """Proportion of the points on either side that a table leaves out, but for a margin."""
@@ -191,13 +190,11 @@ class TrainingSimulator:
 
         Those at point `i` depend on the key and on `i` alone.
         """
-        size = max(CHUNK // count, 1)
-        u, parts = self.parameters(x), []
-        for first in range(0, len(x), size):
-            rows = np.arange(first, first + size)
-            chunk = _simulate(self.generator, rng_key, rows, u[np.minimum(rows, len(x) - 1)], count // 2)
-            parts.append(to_host(chunk))
-        found = jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(x)], *parts)
+
+        def some(numbered):
+            return _simulate(self.generator, rng_key, *numbered, count // 2)
+
+        found = batches.run(some, (np.arange(len(x)), self.parameters(x)), max(CHUNK // count, 1))
         for leaf in jax.tree.leaves(found):
             lost = len(x) - int(np.isfinite(leaf).reshape(len(x), -1).all(axis=1).sum())
             checks.require(

@@ -67,8 +67,7 @@ class Points(Measure):
 
     def __post_init__(self):
         if checks.is_concrete((self.points, self.weights)):
-            checks.matrix("points", self.points)
-            checks.sound("points", self.points)
+            checks.table("points", self.points)
             if self.weights is not None:
                 weights = np.asarray(self.weights)
                 checks.require(
