@@ -3,7 +3,7 @@
 Blocks have a fixed size, so that no result depends on how many there are or where they run.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -151,62 +151,58 @@ class Control:
     stride: float = 10.0
 
 
-def solve(
-    objective: WeightedObjective,
-    nodes: QuadratureNodes,
-    reweightings: Reweightings,
-    starts: np.ndarray,
-    hessians: np.ndarray,
-    control: Control,
-    exact: bool = True,
-) -> Minimum:
-    """Minimise for every reweighting from its start.
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Problems:
+    """One objective to minimise for many reweightings of the data, each from its own start.
 
-    Args:
+    Attributes:
         objective: What to minimise.
         nodes: Sets of quadrature nodes, `(sets, M, ...)`.
         reweightings: Weights and node sets, `R` of them.
-        starts: `(R, p)` or `(p,)`.
-        hessians: First Hessians, `(R, p, p)` or `(p, p)`.
-        control: Scales and stopping.
-        exact: Evaluate Hessians where that is cheap; if not, the first ones are updated.
-    Returns:
-        Minima with leading axis `R`.
     """
-    numbers = (control.tolerance, control.max_steps, control.damping, control.stride)
-    block = partial(_solve_block, exact=exact and objective.has_cheap_hessian)
-    return _over_blocks(block, objective, nodes, reweightings, (starts, hessians), (control.scale, numbers))
 
+    objective: WeightedObjective
+    nodes: QuadratureNodes
+    reweightings: Reweightings
 
-def expand(
-    objective: WeightedObjective, nodes: QuadratureNodes, reweightings: Reweightings, points: np.ndarray
-) -> TaylorExpansion:
-    """Loss, gradient and Hessian for every reweighting at its point, `(R, p)` or `(p,)`."""
-    return _over_blocks(partial(_at_points, "expand"), objective, nodes, reweightings, (points,), ())
+    def rows(self, index: np.ndarray) -> "Problems":
+        """Select reweightings."""
+        return replace(self, reweightings=self.reweightings.rows(index))
 
+    def solve(self, starts: np.ndarray, hessians: np.ndarray, control: Control, exact: bool = True) -> Minimum:
+        """Minimise for every reweighting from its start.
 
-def slopes(
-    objective: WeightedObjective, nodes: QuadratureNodes, reweightings: Reweightings, points: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Loss and gradient for every reweighting at its point, `(R, p)` or `(p,)`."""
-    return _over_blocks(partial(_at_points, "slope"), objective, nodes, reweightings, (points,), ())
+        Args:
+            starts: `(R, p)` or `(p,)`.
+            hessians: First Hessians, `(R, p, p)` or `(p, p)`.
+            control: Scales and stopping.
+            exact: Evaluate Hessians where that is cheap; if not, the first ones are updated.
+        Returns:
+            Minima with leading axis `R`.
+        """
+        numbers = (control.tolerance, control.max_steps, control.damping, control.stride)
+        block = partial(_solve_block, exact=exact and self.objective.has_cheap_hessian)
+        return _over_blocks(block, self, (starts, hessians), (control.scale, numbers))
 
+    def expand(self, points: np.ndarray) -> TaylorExpansion:
+        """Loss, gradient and Hessian for every reweighting at its point, `(R, p)` or `(p,)`."""
+        return _over_blocks(partial(_at_points, "expand"), self, (points,), ())
 
-def values(
-    objective: WeightedObjective, nodes: QuadratureNodes, reweightings: Reweightings, points: np.ndarray
-) -> np.ndarray:
-    """Loss for every reweighting at its point, `(R, p)` or `(p,)`."""
-    return _over_blocks(partial(_at_points, "value"), objective, nodes, reweightings, (points,), ())
+    def slopes(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Loss and gradient for every reweighting at its point, `(R, p)` or `(p,)`."""
+        return _over_blocks(partial(_at_points, "slope"), self, (points,), ())
 
+    def values(self, points: np.ndarray) -> np.ndarray:
+        """Loss for every reweighting at its point, `(R, p)` or `(p,)`."""
+        return _over_blocks(partial(_at_points, "value"), self, (points,), ())
 
-def slopes_together(
-    objective: WeightedObjective, nodes: QuadratureNodes, reweightings: Reweightings, u: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Loss and gradient for every reweighting at one point `u (p,)`.
+    def slopes_together(self, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Loss and gradient for every reweighting at one point `u (p,)`.
 
-    The model is simulated once for a block: reweightings `16 i` to `16 i + 15` must share a node set.
-    """
-    return _over_blocks(_slope_together, objective, nodes, reweightings, (), u)
+        The model is simulated once for a block: reweightings `16 i` to `16 i + 15` must share a node set.
+        """
+        return _over_blocks(_slope_together, self, (), u)
 
 
 def offsets(objective: WeightedObjective, reweightings: Reweightings) -> np.ndarray:
@@ -215,15 +211,15 @@ def offsets(objective: WeightedObjective, reweightings: Reweightings) -> np.ndar
 
 
 @on_host
-def _over_blocks(function, objective, nodes, reweightings, per_row, shared):
+def _over_blocks(function, problems, per_row, shared):
     """Call a compiled function on blocks of reweightings, on the local devices in turn; the last one is padded."""
-    ranks = (1, 2)
+    reweightings, ranks = problems.reweightings, (1, 2)
     per_row = tuple(
         np.broadcast_to(value, (len(reweightings), *np.shape(value)[-rank:])) for value, rank in zip(per_row, ranks)
     )
     devices = jax.local_devices()
-    objective = jax.tree.map(_strong, objective)
-    fixed = [jax.device_put((objective, nodes, shared), device) for device in devices]
+    objective = jax.tree.map(_strong, problems.objective)
+    fixed = [jax.device_put((objective, problems.nodes, shared), device) for device in devices]
     results = []
     for number, first in enumerate(range(0, len(reweightings), BLOCK)):
         index = np.minimum(np.arange(first, first + BLOCK), len(reweightings) - 1)

@@ -53,7 +53,7 @@ class BootstrapPosterior(Posterior):
         latents[site][entry] = np.asarray(values)
         reweightings, nodes = full_data(self.objective, 0), self.replicates.nodes
         rows = reweightings.rows(np.zeros(len(values), int))
-        losses = newton.values(self.objective, nodes, rows, self.iid.unconstrain(latents))
+        losses = newton.Problems(self.objective, nodes, rows).values(self.iid.unconstrain(latents))
         return losses + newton.offsets(self.objective, reweightings)
 
 

@@ -14,6 +14,7 @@ from numpyro_kme.kernels.gram import scaled, squared_distances
 from numpyro_kme.kernels.stationary import Gaussian
 
 
+@register
 class _Joined(Kernel):
     """Kernels on the same points joined by one operation, which has its counterpart for their logarithms."""
 
@@ -59,7 +60,6 @@ class Sum(_Joined):
         kernels: A tuple of kernels on the same points.
     """
 
-    kernels: tuple[Kernel, ...]
     join = staticmethod(jnp.add)
     join_logs = staticmethod(jnp.logaddexp)
 
@@ -76,7 +76,6 @@ class Product(_Joined):
         kernels: A tuple of kernels on the same points.
     """
 
-    kernels: tuple[Kernel, ...]
     join = staticmethod(jnp.multiply)
     join_logs = staticmethod(jnp.add)
 

@@ -170,7 +170,7 @@ def test_the_reported_loss_is_the_whole_squared_mmd(plane):
     np.testing.assert_allclose(draws.fit.value, expected, atol=1e-9)
     assert draws.fit.value > -5 * draws.fit.numbers["loss_error"]
     full = full_data(bound, 0)
-    parts = newton.values(bound, draws.nodes, full, draws.fit.u) + newton.offsets(bound, full)
+    parts = newton.Problems(bound, draws.nodes, full).values(draws.fit.u) + newton.offsets(bound, full)
     np.testing.assert_allclose(parts, expected, atol=1e-9)
 
 

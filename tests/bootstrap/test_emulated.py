@@ -222,7 +222,7 @@ def test_the_emulated_loss_is_the_simulated_one_and_the_engine_tells_what_it_cos
     engine.run(jax.random.key(0), x)
     found, bound = engine.replicates, engine.posterior.objective
     nodes = bound.generator.draw_nodes(jax.random.key(1), 2048, 1)
-    direct = newton.values(bound, nodes, replace(found.reweightings, extra=None), found.u)
+    direct = newton.Problems(bound, nodes, replace(found.reweightings, extra=None)).values(found.u)
     np.testing.assert_allclose(found.value, direct, atol=0.5 * found.emulator.loss_scale)
     mean = engine.get_samples()["mean"]
     assert abs(mean.mean() - x.mean()) < 0.2 and 0.05 < mean.std() < 0.25

@@ -128,7 +128,7 @@ def _from_two_starts(
 def _full_fit(learnt: LearntEmulator, objective: GridMMD | DirectMMD, weight: float, summary: EmulatorSummary) -> Fit:
     """The full data's minimum, pulled to the prior's middle, from the best points of the training set."""
     emulator, simulator, loss_scale = learnt.emulator, learnt.simulator, learnt.loss_scale
-    data, x = learnt.full_embedding @ emulator.basis, emulator.training.x
+    data, x = learnt.data_features.mean(axis=0) @ emulator.basis, emulator.training.x
     losses = np.square(emulator.known - data).sum(axis=1) / loss_scale + 0.5 * weight * np.square(x).sum(axis=1)
     starts = x[np.argsort(losses)[:64]]
     targets = np.repeat(data[None], len(starts), axis=0)

@@ -110,12 +110,13 @@ class Emulator:
         """For each embedding of data `(R, r)` the best of some points of `x (S, p)`, those of its rows `(R, K)`."""
         if rows.shape[1] == 1:
             return x[rows[:, 0]]
-        known, found = self.at(x), []
-        for first in range(0, len(rows), 64):
-            some = rows[first : first + 64]
-            losses = self.losses(known[some], data[first : first + 64, None])[:, 0]
-            found.append(np.take_along_axis(some, np.argmin(losses, axis=1)[:, None], axis=1)[:, 0])
-        return x[np.concatenate(found)]
+        known = self.at(x)
+
+        def best(some):
+            losses = self.losses(known[some[0]], some[1][:, None])[:, 0]
+            return np.take_along_axis(some[0], np.argmin(losses, axis=1)[:, None], axis=1)[:, 0]
+
+        return x[_in_blocks(best, (rows, data))]
 
     def starts(
         self, data: np.ndarray, anchors: np.ndarray, loss_scale: float, weight: float, away: Any = None

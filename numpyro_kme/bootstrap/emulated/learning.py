@@ -63,11 +63,6 @@ class LearntEmulator:
     each: int
     rounds: int
 
-    @property
-    def full_embedding(self) -> np.ndarray:
-        """Embedding of the data as they are, `(J,)`."""
-        return self.data_features.mean(axis=0)
-
     def embeddings(self, reweightings: Reweightings) -> np.ndarray:
         """Embeddings of the reweighted data, `(R, J)`."""
         assert self.simulator.features is not None
