@@ -20,6 +20,13 @@ from numpyro_kme.kernels.length_scales import REGULARISATIONS
 from numpyro_kme.kernels.low_rank import LowRank, LowRankRidge
 from numpyro_kme.kernels.stationary import Gaussian
 
+NAME = "Kernel recursive ABC"
+
+ADVICE = "Start where the observation is reached, with more simulations or a wider kernel."
+
+CANDIDATES = 10
+"""Candidates of herding for each point."""
+
 
 @register
 class DistributionRegression:
@@ -109,15 +116,6 @@ class DistributionRegression:
             EffectiveSampleSizeError,
         )
         return np.asarray(self.centre) + self.features.features(y) @ np.asarray(self.coefficients)
-
-
-NAME = "Kernel recursive ABC"
-
-ADVICE = "Start where the observation is reached, with more simulations or a wider kernel."
-
-
-CANDIDATES = 10
-"""Candidates of herding for each point."""
 
 
 class RecursiveABC(NamedTuple):

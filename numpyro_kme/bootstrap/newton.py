@@ -16,6 +16,9 @@ from numpyro_kme.bootstrap.weights import Reweightings
 from numpyro_kme.losses.base import TaylorExpansion, WeightedObjective
 from numpyro_kme.losses.generator import BLOCK, QuadratureNodes
 
+FLAT = 1e-30
+"""Where the largest eigenvalue is below this, as far from all data, the loss is constant and no step is taken."""
+
 
 class Minimum(NamedTuple):
     """Where a minimisation stopped.
@@ -46,10 +49,6 @@ class _State(NamedTuple):
     trial: jax.Array
     damping: jax.Array
     predicted: jax.Array
-
-
-FLAT = 1e-30
-"""Where the largest eigenvalue is below this, as far from all data, the loss is constant and no step is taken."""
 
 
 def minimise(

@@ -11,6 +11,12 @@ from numpyro_kme.losses.generator import QuadratureNodes
 DISAGREE = 0.3
 """Derivatives further than this from the differences, relative to them, are not used."""
 
+WRONG = 0.5
+"""Errors of an emulated loss up to this many units of log-likelihood are harmless."""
+
+TOLERANCE = 0.01
+"""A replicate has converged when its remaining Newton step is at most this many posterior standard deviations."""
+
 
 @dataclass(frozen=True)
 class Derivatives:
@@ -30,10 +36,6 @@ class Derivatives:
             return f"{how}: the simulator has no derivatives"
         apart = f"{self.disagreement.max():.2g}"
         return f"{how}: automatic and large ones are {apart} apart (relative; at most {DISAGREE} is trusted)"
-
-
-WRONG = 0.5
-"""Errors of an emulated loss up to this many units of log-likelihood are harmless."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +71,6 @@ class EmulatorSummary:
     def is_wrong(self) -> bool:
         """Whether the error is larger than what is harmless, and can be told from none."""
         return self.error > max(WRONG, self.resolution)
-
-
-TOLERANCE = 0.01
-"""A replicate has converged when its remaining Newton step is at most this many posterior standard deviations."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,18 @@ from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register
 MAX_DIFFERENCES = 32
 """Largest number of dimensions in which distances are sums of squared differences."""
 
+TILE = 256
+"""Points along each side of a tile."""
+
+ROW_ENTRIES = 2**17
+"""Matrix entries in a block of whole rows."""
+
+LARGEST_ERROR = 1e-5
+"""Largest error of an exponent, in the precision of the points."""
+
+DEGREES = {"float64": 10, "float32": 6}
+"""Degrees of the polynomial for `2^f`, `|f| <= 1/2`: its error is below half a unit in the last place."""
+
 
 def scaled(x: jax.Array, y: jax.Array | None, length_scale: ArrayLike) -> tuple[jax.Array, jax.Array]:
     """Points in units of the length scale, a scalar or `(dim,)`; `y` is `x` when left out."""
@@ -106,13 +118,6 @@ def _centred(x, y):
     return x - centre, y - centre
 
 
-TILE = 256
-"""Points along each side of a tile."""
-
-ROW_ENTRIES = 2**17
-"""Matrix entries in a block of whole rows."""
-
-
 def uniform_weights(points: PointSet) -> jax.Array:
     """Weights `1 / n`, in the precision of the points."""
     n = num_points(points)
@@ -179,13 +184,6 @@ def _sum_tiles(kernel, x_blocks, y_blocks, rows, columns, multiples):
 
     tiles = (rows, columns, multiples.astype(dtype))
     return jax.lax.scan(add, jnp.zeros((), dtype), tiles)[0]
-
-
-LARGEST_ERROR = 1e-5
-"""Largest error of an exponent, in the precision of the points."""
-
-DEGREES = {"float64": 10, "float32": 6}
-"""Degrees of the polynomial for `2^f`, `|f| <= 1/2`: its error is below half a unit in the last place."""
 
 
 @jax.custom_jvp

@@ -13,10 +13,13 @@ from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.low_rank import LowRank
 from numpyro_kme.kernels.stationary import Gaussian
 
-Array = jax.Array | np.ndarray
-
-
 MAX_POINTS = 2048
+
+REGULARISATIONS = 10.0 ** np.arange(-9.0, 1.0)
+"""Regularisations of kernel ridge regressions whose errors are compared."""
+
+
+Array = jax.Array | np.ndarray
 
 
 def median_heuristic(x: Array, *, max_points: int | None = MAX_POINTS, ties: bool = True) -> np.ndarray:
@@ -84,10 +87,6 @@ def _median_distance(name, x, ties):
         "coincide. Pass a length scale by hand, or remove repeated points first.",
     )
     return median
-
-
-REGULARISATIONS = 10.0 ** np.arange(-9.0, 1.0)
-"""Regularisations of kernel ridge regressions whose errors are compared."""
 
 
 class LengthScaleRule(abc.ABC):

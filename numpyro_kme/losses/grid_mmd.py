@@ -20,6 +20,12 @@ from numpyro_kme.losses.grid import Grid, make_grid, profile
 LEAST = 2048
 """Smallest grid: samples of one distribution then share one size, and the programs compiled for it."""
 
+FINE = 4097
+"""Points on which the simulator's speed is measured."""
+
+EDGE = 4.3
+"""Tails of the noise beyond this many standard deviations get fewer and fewer nodes."""
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -170,13 +176,6 @@ class GridMMD(EmbeddingObjective):
 
     def _coincident(self, weights):
         return self.peak * jnp.sum(jnp.square(weights))
-
-
-FINE = 4097
-"""Points on which the simulator's speed is measured."""
-
-EDGE = 4.3
-"""Tails of the noise beyond this many standard deviations get fewer and fewer nodes."""
 
 
 @on_host

@@ -21,12 +21,14 @@ from numpyro_kme.losses.generator import Generator, QuadratureNodes
 CELLS, FEATURES = 2048, 256
 """Points of the line at which features are tabulated; how many features there are, at most."""
 
-
 BATCH = 64
 """Sets of points whose features are computed at a time."""
 
 OUTER = 1e-3
 """Proportion of the points on either side that a table leaves out, but for a margin."""
+
+CHUNK = 8192
+"""Simulations in one call of the compiled simulator."""
 
 
 class FeatureMap(abc.ABC):
@@ -118,10 +120,6 @@ def fit_features(kernel: Kernel, points: Any) -> FeatureMap:
     if isinstance(points, np.ndarray) and points.size == len(points):
         return TabulatedFeatures.fit(kernel, np.ravel(points))
     return CholeskyFeatures.fit(kernel, points)
-
-
-CHUNK = 8192
-"""Simulations in one call of the compiled simulator."""
 
 
 @dataclass(frozen=True)
