@@ -9,7 +9,6 @@ from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.checks import EffectiveSampleSizeError
-from numpyro_kme._core.host import on_host
 from numpyro_kme._core.solves import Array
 from numpyro_kme.abc.weighting import with_unit_sum
 from numpyro_kme.embeddings.herding import herd
@@ -239,7 +238,7 @@ def recursive_abc_step(
     weights = with_unit_sum(fitted.weights(kernel.points(y))[0], NAME, ADVICE)
     on_theta = Gaussian(median_heuristic(theta, ties=False))
     candidates = _candidates(rng_key, theta, float(np.asarray(on_theta.length_scale)), CANDIDATES * number)
-    values = on_host(MeanEmbedding.__call__)(MeanEmbedding(on_theta, theta, weights), candidates)
+    values = MeanEmbedding(on_theta, theta, weights).on_host(candidates)
     chosen = np.asarray(herd(values, on_theta, candidates, number))
     places = 1.0 / np.sum(np.square(np.bincount(chosen) / number))
     checks.require(

@@ -7,7 +7,6 @@ from scipy.linalg import cho_factor, cho_solve
 
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.checks import EffectiveSampleSizeError
-from numpyro_kme._core.host import on_host
 from numpyro_kme._core.solves import Array
 from numpyro_kme.embeddings.means import MeanEmbedding
 from numpyro_kme.kernels import low_rank
@@ -42,11 +41,7 @@ def kernel_sum_rule(
     References: Fukumizu, Song & Gretton (2013), JMLR 14, section 3.
     """
     checks.concrete(prior=prior, x=x, y=y, regularisation=regularisation)
-    n = _joint(x, y)
-    _embedding(prior)
-    checks.positive_number("regularisation", regularisation)
-    factor = LowRank.fit(prior.kernel, x, tolerance=tolerance)
-    return _found(kernel_y, y, solves.ridge(factor.values, n * regularisation, _values(prior, x)))
+    return _found(kernel_y, y, _reweighted(prior, x, y, regularisation, tolerance))
 
 
 def conditional_embedding(
@@ -168,13 +163,9 @@ class KernelBayesRule:
         Cost: `n r^2`.
         """
         checks.concrete(x=x, y=y, kernel_y=kernel_y, prior=prior, regularisation=regularisation)
-        n = _joint(x, y)
-        _embedding(prior)
-        checks.positive_number("regularisation", regularisation)
+        mu = _reweighted(prior, x, y, regularisation, tolerance)
         delta = 2.0 * regularisation if delta is None else delta
         checks.positive_number("delta", delta)
-        of_x = LowRank.fit(prior.kernel, x, tolerance=tolerance)
-        mu = solves.ridge(of_x.values, n * regularisation, _values(prior, x))
         right = LowRank.fit(kernel_y, y, tolerance=tolerance)
         left, delta = posterior_weights(mu, np.asarray(right.values), delta, np.eye(right.rank))
         return cls(prior.kernel, x, right, left, mu, np.array([regularisation, delta]))
@@ -222,9 +213,13 @@ def posterior_weights(mu: np.ndarray, factor: np.ndarray, delta: float, phi: np.
     )
 
 
-def _values(embedding: MeanEmbedding, points: PointSet) -> np.ndarray:
-    """The embedding at points, on the host in float64, `(n,)`."""
-    return on_host(MeanEmbedding.__call__)(embedding, points)
+def _reweighted(prior: MeanEmbedding, x: PointSet, y: PointSet, regularisation: float, tolerance: float) -> np.ndarray:
+    """Weights `mu = (G_X + n eps I)^-1 m` of the joint sample under another distribution of `X`, `(n,)`."""
+    n = _joint(x, y)
+    checks.instance("prior", prior, MeanEmbedding, "an embedding, such as MeanEmbedding(kernel, draws)")
+    checks.positive_number("regularisation", regularisation)
+    factor = LowRank.fit(prior.kernel, x, tolerance=tolerance)
+    return solves.ridge(factor.values, n * regularisation, prior.on_host(x))
 
 
 def _one(y: PointSet) -> PointSet:
@@ -241,10 +236,6 @@ def _found(kernel: Kernel, points: PointSet, weights: np.ndarray) -> MeanEmbeddi
         EffectiveSampleSizeError,
     )
     return MeanEmbedding(kernel, points, weights)
-
-
-def _embedding(prior) -> None:
-    checks.instance("prior", prior, MeanEmbedding, "an embedding, such as MeanEmbedding(kernel, draws)")
 
 
 def _joint(x, y) -> int:

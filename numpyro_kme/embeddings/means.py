@@ -50,6 +50,10 @@ class MeanEmbedding:
         checks.sound("t", t)
         return gram.matvec(self.kernel, t, self.points, jnp.asarray(self.weights))
 
+    def on_host(self, t: PointSet) -> np.ndarray:
+        """The same values in float64, `(r,)`."""
+        return on_host(MeanEmbedding.__call__)(self, t)
+
     def inner(self, other: "MeanEmbedding") -> jax.Array:
         """Inner product `<mu, nu> = sum_ij w_i v_j k(x_i, y_j)` with an embedding by the same kernel."""
         self._require_same_space(other)
@@ -197,7 +201,7 @@ def embedding_mode(embedding: MeanEmbedding, start: ArrayLike | None = None, *, 
         return weights @ near, near
 
     if start is None:
-        start = points[int(np.argmax(on_host(MeanEmbedding.__call__)(embedding, points)))]
+        start = points[int(np.argmax(embedding.on_host(points)))]
     x = np.asarray(start, np.float64)
     checks.require(
         x.shape == points.shape[1:], f"`start` must be one point of shape {points.shape[1:]}; got {x.shape}."

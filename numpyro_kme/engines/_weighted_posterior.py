@@ -101,7 +101,7 @@ def choose(rng_key: jax.Array, z: np.ndarray, weights: np.ndarray, num_samples: 
 
 def _herded(z: np.ndarray, weights: np.ndarray, num_samples: int) -> np.ndarray:
     kernel = _kernel(z, weights, 1.0 / 3.0)
-    values = on_host(MeanEmbedding.__call__)(MeanEmbedding(kernel, z, weights), z)
+    values = MeanEmbedding(kernel, z, weights).on_host(z)
     return np.asarray(herd(values, kernel, z, num_samples))
 
 
