@@ -62,13 +62,17 @@ def emulated_bootstrap(
     starts = np.asarray(starts, np.float64)
 
     def anchored(ids):
-        size, count = (settings.prior_draws,), len(starts)
-        of_one = lambda b: jax.random.randint(jax.random.fold_in(anchor_key, b), size, 0, count)  # noqa: E731
+        def candidates(replicate):
+            key = jax.random.fold_in(anchor_key, replicate)
+            return jax.random.randint(key, (settings.prior_draws,), 0, len(starts))
+
         found = draw_reweightings(weights_key, objective, process, ids, 1)
-        return AnchoredReweightings(found, np.asarray(jax.vmap(of_one)(ids)))
+        return AnchoredReweightings(found, np.asarray(jax.vmap(candidates)(ids)))
+
+    def pilot(number, count):
+        return anchored(PILOT + number * 2**16 + np.arange(count))
 
     own = anchored(np.arange(settings.num_samples))
-    pilot = lambda number, count: anchored(PILOT + number * 2**16 + np.arange(count))  # noqa: E731
     learnt = learn(learn_key, objective, starts, pilot, settings)
     emulator, simulator, loss_scale = learnt.emulator, learnt.simulator, learnt.loss_scale
     data = learnt.embeddings(own.reweightings) @ emulator.basis
