@@ -26,10 +26,11 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 import report
 
+from numpyro_kme._core.solves import ridge
 from numpyro_kme.embeddings.parameter_choice import KernelBayesSettings, choose_by_prediction, kernel_bayes_candidates
 from numpyro_kme.kernels import Gaussian, median_heuristic
 from numpyro_kme.kernels.length_scales import CrossValidation
-from numpyro_kme.kernels.low_rank import LowRank, ridge
+from numpyro_kme.kernels.low_rank import LowRank
 
 DIMENSIONS, SEEN = (2, 6), 10
 VARIANTS = {"": {}, ", tolerance 1e-4": {"tolerance": 1e-4}, ", cross-validated": {"validated": True}}

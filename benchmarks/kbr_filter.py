@@ -165,7 +165,7 @@ def timing(rows):
         )
         begun = time.process_time()
         for t in range(STEPS):
-            posterior_weights(found.predict(weights[t]), factor, found.regularisation[1], phi[t + 1])
+            posterior_weights(found.predict(weights[t]), factor, found.regularisation[1], phi[t + 1])[0]
         low = (time.process_time() - begun) / STEPS
         dense = dense_step(found, factor, weights[0], phi[1]) if size == 5000 else float("nan")
         rows.add(part="time", size=size, rank=found.observations.rank, low_rank=low, dense=dense)

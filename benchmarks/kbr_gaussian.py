@@ -18,11 +18,12 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 import report
 
-from numpyro_kme.embeddings.kernel_bayes import update
+from numpyro_kme._core.solves import ridge
+from numpyro_kme.embeddings.kernel_bayes import posterior_weights
 from numpyro_kme.embeddings.means import MeanEmbedding
 from numpyro_kme.embeddings.parameter_choice import choose_by_folds, choose_by_prediction, kernel_bayes_candidates
 from numpyro_kme.kernels import Gaussian, median_heuristic
-from numpyro_kme.kernels.low_rank import LowRank, ridge
+from numpyro_kme.kernels.low_rank import LowRank
 
 DIMENSIONS = (2, 4, 8, 16, 32, 64)
 N, SEEN = 200, 1000
@@ -57,7 +58,7 @@ def rules(x, y, u, seen):
         ("KBR, mu n times larger (eq. 11)", N * mu, 2 * eps),
         ("KBR, delta = 1e-4 / n", mu, 1e-4 / N),
     ):
-        rho = phi @ update(weights, np.asarray(of_y.values), delta)[0].T
+        rho = posterior_weights(weights, np.asarray(of_y.values), delta, phi.T)[0].T
         yield name, rho @ x
         yield f"{name}, weights normalised", rho @ x / rho.sum(axis=1, keepdims=True)
 

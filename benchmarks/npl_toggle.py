@@ -38,7 +38,7 @@ from npl_models import (
 from scipy.optimize import minimize
 from scipy.special import ndtr
 
-from numpyro_kme.bootstrap import Reweightings, batched
+from numpyro_kme.bootstrap import Reweightings, newton
 from numpyro_kme.bootstrap.fit import spread
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD, QuadratureNodes
@@ -74,7 +74,7 @@ def run(seed, free, draws, simulations, prior_weight, prior_draws):
 def losses(bound, found, cells, rows, u):
     """Losses of replicates `rows` at `u (R, p)`, by direct simulation, in units of log-likelihood."""
     reweightings = Reweightings(found.reweightings.weights[rows], None, np.zeros(len(rows), int))
-    return batched.values(bound, cells, reweightings, u) / found.emulator.loss_scale
+    return newton.Problems(bound, cells, reweightings).values(u) / found.emulator.loss_scale
 
 
 def loss_errors(bound, found, cells, count=32):

@@ -226,6 +226,12 @@ def expands(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
     return len(padded) == len(to) and all(a in (1, b) for a, b in zip(padded, to))
 
 
+def table(name: str, value: Any, *, columns: int | None = None, min_rows: int = 1) -> None:
+    """Require a `matrix` of real numbers, all finite where they are concrete."""
+    matrix(name, value, columns=columns, min_rows=min_rows)
+    sound(name, value)
+
+
 def same_columns(name_a: str, a: Any, name_b: str, b: Any) -> None:
     """Require two `(rows, dim)` arrays to agree in `dim`."""
     require(

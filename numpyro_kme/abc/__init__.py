@@ -1,12 +1,10 @@
 """Approximate Bayesian computation as functions, without a model."""
 
-from numpyro_kme.abc.distribution_regression import DistributionRegression
-from numpyro_kme.abc.out_of_distribution import OutOfDistributionCheck, out_of_distribution_check
-from numpyro_kme.abc.recursive import RecursiveABC, kernel_recursive_abc, recursive_abc_step
+from numpyro_kme.abc.discrepancies import OutOfDistributionCheck, discrepancies_to, out_of_distribution_check
+from numpyro_kme.abc.regression import DistributionRegression, RecursiveABC, kernel_recursive_abc, recursive_abc_step
 from numpyro_kme.abc.weighting import (
     RejectionWeights,
     SoftWeights,
-    discrepancies_to,
     effective_sample_size,
     rejection_weights,
     soft_abc_weights,

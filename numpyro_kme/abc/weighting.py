@@ -1,11 +1,7 @@
-"""Approximate Bayesian computation without a model: discrepancies from an observation, weights of simulations."""
+"""Weights of simulations by their discrepancies from an observation: soft and rejection ABC."""
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from scipy.optimize import brentq
@@ -13,16 +9,11 @@ from scipy.special import logsumexp
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.checks import EffectiveSampleSizeError
-from numpyro_kme._core.host import on_host
-from numpyro_kme.embeddings.mmd import Estimator
-from numpyro_kme.kernels.base import Kernel
-from numpyro_kme.losses.base import Loss
-from numpyro_kme.losses.mmd import MMD
-
-Discrepancy = Callable[[Any, Any], Any]
 
 ACCEPTED, LEAST = 0.02, 50.0
 """Default acceptance rate, and for soft weights the effective sample size relative to all, but at least so many."""
+
+
 LEAST_EFFECTIVE_SIZE = 10.0
 
 
@@ -48,47 +39,6 @@ class RejectionWeights(NamedTuple):
 
     weights: np.ndarray
     threshold: float
-
-
-@on_host
-def discrepancies_to(observed: Any, simulated: Any, discrepancy: Estimator | Loss | Discrepancy) -> np.ndarray:
-    r"""Discrepancies $d(x_i, y)$ of simulated outputs from an observed one, `(m,)`.
-
-    Args:
-        observed: `y`, `(*event)`; for estimators and losses a data set `(n, dim)`.
-        simulated: `x`, `(m, *event)`.
-        discrepancy: An estimator of the squared MMD such as `Quadratic(kernel)`, a loss between samples such as
-            `Wasserstein()`, or a function of a simulation and the observation that gives one number.
-    Raises:
-        TypeError: If `discrepancy` is none of these; a kernel is not one, since it is larger where samples are more
-            alike.
-        ValueError: If the discrepancy fails, gives anything but one finite number, or shapes disagree.
-    Cost: `m` discrepancies, compiled if JAX can trace the function, one by one in Python if not.
-    """
-    check_discrepancy(discrepancy)
-    x, y = _outputs(simulated, observed)
-    checks.require(
-        not isinstance(discrepancy, Estimator | Loss) or x.shape[2:] == y.shape[1:],
-        "The points of the data sets of `simulated` and `observed` must be alike; got shapes "
-        f"{x.shape[2:]} and {y.shape[1:]}.",
-    )
-    if isinstance(discrepancy, Loss):
-        found = _losses(discrepancy, x, y)
-    elif isinstance(discrepancy, Estimator):
-        found = _estimates(discrepancy, x, y)
-    else:
-        try:
-            found = _called(discrepancy, x, y)
-        except Exception as error:
-            name = getattr(discrepancy, "__name__", type(discrepancy).__name__)
-            raise ValueError(f"The discrepancy `{name}` failed: {error}") from error
-    found = np.asarray(found, np.float64)
-    checks.require(
-        found.shape == (len(x),),
-        f"The discrepancy must give one number for a simulation and the observation; it gave shape {found.shape[1:]}.",
-    )
-    checks.finite("discrepancies", found, "Check the discrepancy and the simulations.")
-    return found
 
 
 def soft_abc_weights(discrepancies: ArrayLike, epsilon: float | None = None) -> SoftWeights:
@@ -175,22 +125,6 @@ def with_unit_sum(weights: np.ndarray, name: str, advice: str) -> np.ndarray:
     return weights / total
 
 
-def check_discrepancy(given: Any) -> None:
-    """Require an estimator, a loss between samples or a function; not a kernel, which is larger for like samples."""
-    checks.require(
-        not isinstance(given, Kernel | MMD),
-        f"`discrepancy` must be less where samples are more alike; got {type(given).__name__}. Use the estimator "
-        "Quadratic(kernel).",
-        TypeError,
-    )
-    checks.require(
-        callable(given) or isinstance(given, Loss),
-        "`discrepancy` must be a function of a simulation and the observation, an estimator of the MMD, or a loss such "
-        f"as Wasserstein(); got {given!r:.200}.",
-        TypeError,
-    )
-
-
 def check_acceptance(quantile: float | None, threshold: float | None) -> None:
     """Require at most one of the two, in its range."""
     for name, value in {"quantile": quantile, "threshold": threshold}.items():
@@ -199,18 +133,6 @@ def check_acceptance(quantile: float | None, threshold: float | None) -> None:
     checks.require(quantile is None or threshold is None, "Give `quantile` or `threshold`, not both.")
     checks.require(quantile is None or 0 < quantile < 1, f"`quantile` must lie between 0 and 1; got {quantile}.")
     checks.require(threshold is None or bool(np.isfinite(threshold)), f"`threshold` must be finite; got {threshold}.")
-
-
-def _outputs(simulated, observed) -> tuple[np.ndarray, np.ndarray]:
-    for name, value in {"simulated": simulated, "observed": observed}.items():
-        checks.sound(name, value)
-    x, y = np.asarray(simulated, np.float64), np.asarray(observed, np.float64)
-    checks.require(
-        x.ndim >= 1 and len(x) >= 1 and x.ndim == y.ndim + 1,
-        f"`simulated` must be outputs (m, *event) of the kind of `observed` (*event); got shapes {x.shape} and "
-        f"{y.shape}.",
-    )
-    return x, y
 
 
 def _checked(name, values, advice="Check the discrepancy and the simulations.") -> np.ndarray:
@@ -222,29 +144,6 @@ def _checked(name, values, advice="Check the discrepancy and the simulations.") 
         f"`{name}` must have shape (m,), one for each simulation; got {values.shape}.",
     )
     return values
-
-
-def _called(function, x, y):
-    try:
-        return _compiled(function, x, y)
-    except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError):
-        return np.stack([np.asarray(function(one, y), np.float64) for one in x])
-
-
-@jax.jit
-def _estimates(estimator, x, y):
-    return jax.lax.map(lambda one: estimator(one, y), x)
-
-
-@partial(jax.jit, static_argnums=0)
-def _losses(loss, x, y):
-    equal = [jnp.full(len(sample), 1.0 / len(sample)) for sample in (x[0], y)]
-    return jax.lax.map(lambda one: loss.value(one, equal[0], y, equal[1]), x)
-
-
-@partial(jax.jit, static_argnums=0)
-def _compiled(function, x, y):
-    return jax.lax.map(lambda one: jnp.asarray(function(one, y)), x)
 
 
 def _for_effective_size(distance: np.ndarray, size: float) -> float:

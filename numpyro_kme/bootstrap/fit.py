@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme.bootstrap import batched
-from numpyro_kme.bootstrap.batched import Control
+from numpyro_kme.bootstrap.newton import Control, Minimum, Problems
 from numpyro_kme.bootstrap.weights import Reweightings
 from numpyro_kme.losses.base import WeightedObjective, num_points
 from numpyro_kme.losses.generator import BLOCK, QuadratureNodes
@@ -56,8 +55,7 @@ def rank_starts(objective: WeightedObjective, nodes: QuadratureNodes, which: int
     """Sort the starting points `(S, p)` by their loss on the full data, best first; keep `3 BLOCK` at most."""
     starts = np.asarray(starts, np.float64)
     checks.matrix("starts", starts, columns=objective.generator.dim)
-    reweightings = full_data(objective, which).rows(np.zeros(len(starts), int))
-    scores = batched.values(objective, nodes, reweightings, starts)
+    scores = Problems(objective, nodes, full_data(objective, which)).rows(np.zeros(len(starts), int)).values(starts)
     finite = np.isfinite(scores)
     checks.require(
         bool(finite.any()),
@@ -73,10 +71,7 @@ def look(objective: WeightedObjective, nodes: QuadratureNodes, starts: np.ndarra
     All starts for half of `FEW` steps, then the best `BLOCK` for `FEW`.
     """
     for steps in (FEW,) if len(starts) <= BLOCK else (FEW // 2, FEW):
-        reweightings = full_data(objective, 0).rows(np.zeros(len(starts), int))
-        found = batched.solve(
-            objective, nodes, reweightings, starts, *_first(objective, nodes, reweightings, starts, scale, steps)
-        )
+        found = _follow(Problems(objective, nodes, full_data(objective, 0)), starts, scale, steps)
         starts = found.u[distinct(found.u, found.value, scale)[:BLOCK]]
     return found.u[by_basin(objective, nodes, found.u, found.value, scale)]
 
@@ -99,11 +94,8 @@ def fit(
         scale: Typical sizes of the parameters `(p,)`.
         max_steps: Most evaluations from each start.
     """
-    one = full_data(objective, which)
-    reweightings = one.rows(np.zeros(len(starts), int))
-    found = batched.solve(
-        objective, nodes, reweightings, starts, *_first(objective, nodes, reweightings, starts, scale, max_steps)
-    )
+    problem = Problems(objective, nodes, full_data(objective, which))
+    found = _follow(problem, starts, scale, max_steps)
     checks.require(
         bool(np.isfinite(found.value).any()),
         f"the loss is not finite at any of the {len(starts)} points that the starts led to, such as "
@@ -113,7 +105,7 @@ def fit(
     best, kept = kept[0], kept[1:][found.convex[kept[1:]]]
     u, hessian = found.u[best], found.hessian[best]
     if not objective.has_cheap_hessian:
-        hessian = _sound(batched.expand(objective, nodes, one, u).hessian, hessian)[0]
+        hessian = _sound(problem.expand(u).hessian, hessian)[0]
     same = np.abs((found.u - u) / scale).max(axis=1) <= SAME
     return Fit(
         u,
@@ -153,8 +145,8 @@ def by_basin(
     if len(kept) == 1:
         return kept
     better, worse = np.triu_indices(len(kept), 1)
-    reweightings = full_data(objective, 0).rows(np.zeros(len(better), int))
-    middle = batched.values(objective, nodes, reweightings, 0.5 * (u[kept[better]] + u[kept[worse]]))
+    problems = Problems(objective, nodes, full_data(objective, 0)).rows(np.zeros(len(better), int))
+    middle = problems.values(0.5 * (u[kept[better]] + u[kept[worse]]))
     apart = np.ones((len(kept), len(kept)), bool)
     apart[better, worse] = middle > values[kept[worse]]
     chosen: list[int] = []
@@ -164,14 +156,13 @@ def by_basin(
     return np.concatenate([kept[chosen], np.delete(kept, chosen)])
 
 
-def _first(objective, nodes, reweightings, starts, scale, max_steps) -> tuple[Any, Control]:
-    """First Hessians, and careful steps."""
+def _follow(problem: Problems, starts: np.ndarray, scale: np.ndarray, max_steps: int) -> Minimum:
+    """Minimise for one reweighting from every start, by careful steps."""
+    problems, hessians = problem.rows(np.zeros(len(starts), int)), np.eye(len(scale))
+    if not problem.objective.has_cheap_hessian:
+        hessians = _sound(problems.expand(starts).hessian, hessians)
     control = Control(scale, tolerance=1e-5, max_steps=max_steps, damping=0.1, stride=1.0)
-    if objective.has_cheap_hessian:
-        return np.eye(objective.generator.dim), control
-    return _sound(
-        batched.expand(objective, nodes, reweightings, starts).hessian, np.eye(objective.generator.dim)
-    ), control
+    return problems.solve(starts, hessians, control)
 
 
 def _sound(hessians: np.ndarray, instead: np.ndarray) -> np.ndarray:

@@ -7,9 +7,9 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme.bootstrap import batched
-from numpyro_kme.bootstrap.derivatives import DISAGREE, Derivatives, compare_derivatives
 from numpyro_kme.bootstrap.fit import Fit, fit, look, newton_step, rank_starts, refit, robust_sd, starting_scale
+from numpyro_kme.bootstrap.newton import Problems
+from numpyro_kme.bootstrap.results import DISAGREE, Derivatives
 from numpyro_kme.bootstrap.weights import Reweightings
 from numpyro_kme.losses.base import WeightedObjective
 from numpyro_kme.losses.differenced import Differenced
@@ -17,6 +17,7 @@ from numpyro_kme.losses.generator import BLOCK, QuadratureNodes
 
 NARROW, WIDE = 0.02, 0.3
 """Difference steps are a posterior standard deviation, but within these multiples of that of the starting points."""
+
 
 KEPT = 6
 """Starts followed to the end."""
@@ -124,7 +125,7 @@ def prepare(
         adapted, full, scale, pool = _fit_and_adapt(objective, nodes, pilot, ranked, width)
         flat = scale < 1e-6 * width  # no derivative at all: look over a wide step
         steps = np.where(flat, NARROW * width, np.minimum(scale, WIDE * width))
-        disagreement = compare_derivatives(objective, adapted, pilot, full.u, steps)
+        disagreement = compare_derivatives(Problems(objective, adapted, pilot), full.u, steps)
         derivatives = Derivatives(bool((disagreement <= DISAGREE).all()), disagreement)
         if derivatives.automatic:
             return Prepared(objective, adapted, full, scale, pool, derivatives)
@@ -135,7 +136,7 @@ def prepare(
         objective = replace(objective, steps=np.clip(scale, NARROW * width, WIDE * width))
         best = np.concatenate([full.u[None], full.others])[:BLOCK]
     full = refit(objective, nodes, 0, full)
-    scale = posterior_sd(one_step(objective, nodes, pilot, full)[0])
+    scale = posterior_sd(one_step(Problems(objective, nodes, pilot), full)[0])
     return Prepared(objective, nodes, full, scale, pool, derivatives)
 
 
@@ -153,17 +154,36 @@ def _fit_and_adapt(objective, nodes, pilot, starts, width) -> tuple[QuadratureNo
     adapted = objective.adapt_nodes(full.u, least)
     if adapted is not None:
         nodes, full = adapted, refit(objective, adapted, 0, full)
-    return nodes, full, posterior_sd(one_step(objective, nodes, pilot, full)[0]), pool
+    return nodes, full, posterior_sd(one_step(Problems(objective, nodes, pilot), full)[0]), pool
 
 
-def one_step(
-    objective: WeightedObjective, nodes: QuadratureNodes, reweightings: Reweightings, full: Fit
-) -> tuple[np.ndarray, np.ndarray]:
+def one_step(problems: Problems, full: Fit) -> tuple[np.ndarray, np.ndarray]:
     """One Newton step for each reweighting from the full-data minimum, and its loss before the step."""
-    value, gradient = batched.slopes_together(objective, nodes, reweightings, full.u)
+    value, gradient = problems.slopes_together(full.u)
     return full.u + newton_step(full.hessian, gradient), value
 
 
 def posterior_sd(u: np.ndarray) -> np.ndarray:
     """Robust standard deviations of replicates `(R, p)`, never below their rounding."""
     return np.maximum(robust_sd(u), 1e-12 * (1.0 + np.abs(u).max(axis=0)))
+
+
+def compare_derivatives(problems: Problems, u: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """Relative difference `(p,)` between gradients of the loss and differences of the loss, for several reweightings.
+
+    Differences over `s` and `s / 2` are extrapolated, so that curvature does not count.
+
+    Args:
+        problems: Of a loss with automatic derivatives; they share a node set.
+        u: Parameters `(p,)`, near the minimum of the full data.
+        steps: Difference steps `(p,)`, about a posterior standard deviation.
+    Returns:
+        Infinite where a gradient is not finite.
+    """
+    objective = problems.objective
+    automatic = problems.slopes_together(u)[1]
+    far = replace(problems, objective=Differenced(objective, steps)).slopes_together(u)[1]
+    near = replace(problems, objective=Differenced(objective, 0.5 * steps)).slopes_together(u)[1]
+    differences = (4.0 * near - far) / 3.0
+    error = np.linalg.norm(automatic - differences, axis=0)
+    return np.where(np.isfinite(error), error / np.maximum(np.linalg.norm(differences, axis=0), 1e-300), np.inf)

@@ -6,12 +6,10 @@ import jax
 import numpy as np
 
 from numpyro_kme._core.host import to_host
-from numpyro_kme.bootstrap import batched
-from numpyro_kme.bootstrap.batched import Control
 from numpyro_kme.bootstrap.emulated.bootstrap import emulated_bootstrap
-from numpyro_kme.bootstrap.fit import full_data, newton_step, require_possible
+from numpyro_kme.bootstrap.fit import Fit, full_data, newton_step, require_possible
+from numpyro_kme.bootstrap.newton import Control, Minimum, Problems, offsets
 from numpyro_kme.bootstrap.preparation import Settings, one_step, posterior_sd, prepare
-from numpyro_kme.bootstrap.restarts import rescue, restart
 from numpyro_kme.bootstrap.results import TOLERANCE, Quadrature, Replicates
 from numpyro_kme.bootstrap.weights import PILOT, DirichletProcess, draw_reweightings
 from numpyro_kme.losses.base import WeightedObjective
@@ -54,18 +52,18 @@ def posterior_bootstrap(
     pilot = draw_reweightings(keys[1], objective, process, PILOT + np.arange(BLOCK), 1)
     ready = prepare(keys[2], objective, nodes, pilot, starts, settings)
     objective, nodes, full = ready.objective, ready.nodes, ready.fit
-    whole = full.raised(float(batched.offsets(objective, full_data(objective, 0))[0]))
+    whole = full.raised(float(offsets(objective, full_data(objective, 0))[0]))
     require_possible(whole.value, whole.numbers)
     reweightings = draw_reweightings(keys[1], objective, process, ids, num_sets(nodes))
-    linear, before = one_step(objective, nodes, reweightings, full)
+    problems = Problems(objective, nodes, reweightings)
+    linear, before = one_step(problems, full)
     control = Control(ready.scale, tolerance=0.3 * TOLERANCE, max_steps=12 if settings.method == "newton" else 1)
     moved, compared = np.zeros(len(ids), bool), 0
-    found = batched.solve(objective, nodes, reweightings, linear, full.hessian, control, exact=False)
+    found = problems.solve(linear, full.hessian, control, exact=False)
     if settings.method == "newton":
-        found = rescue(objective, nodes, reweightings, full, found, before, control)
-        every = settings.restart_every
-        found, moved, compared = restart(objective, nodes, reweightings, full, ready.pool, found, control, every)
-    value = found.value + batched.offsets(objective, reweightings)
+        found = rescue(problems, full, found, before, control)
+        found, moved, compared = restart(problems, full, ready.pool, found, control, settings.restart_every)
+    value = found.value + offsets(objective, reweightings)
     require_possible(value, found.numbers)
     sd = posterior_sd(found.u)
     remaining = np.abs(found.remaining / sd).max(axis=1)
@@ -99,9 +97,64 @@ def _quadrature(rng_key, objective, reweightings, found, rows, full, sd, setting
     if nodes is None:
         nodes = objective.generator.draw_nodes(rng_key, num, len(reweightings))
     sets = np.minimum(np.arange(len(reweightings)), num_sets(nodes) - 1)
-    _, gradient = batched.slopes(objective.refined(), nodes, replace(reweightings, sets=sets), found.u[rows])
+    _, gradient = Problems(objective.refined(), nodes, replace(reweightings, sets=sets)).slopes(found.u[rows])
     units = full.scale[:, None] * full.scale[None]
     least = 1e-6 * np.abs(np.linalg.eigvalsh(full.hessian * units)).max()
     sound = np.abs(np.linalg.eigvalsh(found.hessian[rows] * units)).min(axis=-1) > least
     hessians = np.where(sound[:, None, None], found.hessian[rows], full.hessian)
     return Quadrature(np.stack([newton_step(h, g) for h, g in zip(hessians, gradient)]) / sd)
+
+
+def rescue(problems: Problems, full: Fit, found: Minimum, ceiling: np.ndarray, control: Control) -> Minimum:
+    """Minimise again, with damping and from the full-data minimum, where the first attempt stopped short."""
+    left = np.abs(found.remaining / control.scale).max(axis=1)
+    short = np.flatnonzero(~((left <= control.tolerance) & found.convex & (found.value <= ceiling)))
+    if not len(short):
+        return found
+    careful = replace(control, max_steps=60, damping=0.03, stride=3.0)
+    again = problems.rows(short).solve(full.u, full.hessian, careful)
+    return keep_lower(found, again, short)
+
+
+def restart(
+    problems: Problems, full: Fit, starts: np.ndarray, found: Minimum, control: Control, every: int
+) -> tuple[Minimum, np.ndarray, int]:
+    """Minimise one replicate in `every` from elsewhere; where that finds lower minima, minimise all from there too.
+
+    Elsewhere: the other minima of the full data in turn, or `starts` where there are none.
+
+    Returns:
+        The minima, which replicates moved, and how many were compared.
+    """
+    every_one = np.arange(len(problems.reweightings))
+    some = every_one[::every]
+    pool = full.others if len(full.others) else starts
+    careful = replace(control, scale=full.scale, tolerance=1e-4, max_steps=20, damping=0.1, stride=1.0)
+    moved = np.zeros(len(every_one), bool)
+
+    def lower(index, start):
+        elsewhere = problems.rows(index).solve(start, full.hessian, careful)
+        polished = problems.rows(index).solve(elsewhere.u, elsewhere.hessian, control, exact=False)
+        apart = np.abs((polished.u - found.u[index]) / control.scale).max(axis=1) > 0.1
+        return polished, apart & (polished.value < found.value[index])
+
+    which = np.arange(len(some)) % len(pool)
+    polished, better = lower(some, pool[which])
+    for start in np.unique(which[better]):
+        polished, better = lower(every_one, pool[start])
+        found = keep_lower(found, jax.tree.map(lambda leaf, rows=better: leaf[rows], polished), every_one[better])
+        moved |= better
+    return found, moved, len(some)
+
+
+def keep_lower(found: Minimum, again: Minimum, rows: np.ndarray) -> Minimum:
+    """Replace rows by a second attempt where its loss is lower, or equal with less left to go."""
+    closer = np.abs(again.remaining).max(axis=1) < np.abs(found.remaining[rows]).max(axis=1)
+    take = (again.value < found.value[rows]) | ((again.value <= found.value[rows]) & closer)
+
+    def mix(old, new):
+        old = np.array(old)
+        old[rows[take]] = new[take]
+        return old
+
+    return jax.tree.map(mix, found, again)

@@ -10,9 +10,8 @@ from numpyro_kme.embeddings.kernel_bayes import (
     kernel_bayes_rule,
     kernel_sum_rule,
 )
-from numpyro_kme.embeddings.means import ConditionalMeanEmbedding, MeanEmbedding
+from numpyro_kme.embeddings.means import ConditionalMeanEmbedding, MeanEmbedding, embedding_mode
 from numpyro_kme.embeddings.mmd import Fourier, LinearTime, Quadratic, squared_mmd
-from numpyro_kme.embeddings.modes import embedding_mode
 from numpyro_kme.embeddings.parameter_choice import (
     ChosenSettings,
     KernelBayesSettings,

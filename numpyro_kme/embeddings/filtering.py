@@ -3,13 +3,12 @@
 import jax
 import numpy as np
 
-from numpyro_kme._core import checks
+from numpyro_kme._core import checks, solves
 from numpyro_kme._core.solves import Array
 from numpyro_kme.embeddings.kernel_bayes import posterior_weights
-from numpyro_kme.embeddings.means import MeanEmbedding
-from numpyro_kme.embeddings.modes import embedding_mode
+from numpyro_kme.embeddings.means import MeanEmbedding, embedding_mode
 from numpyro_kme.kernels import low_rank
-from numpyro_kme.kernels.base import Kernel, Points, num_points, register
+from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register
 from numpyro_kme.kernels.low_rank import LowRank
 
 
@@ -38,7 +37,7 @@ class KernelBayesFilter:
     """
 
     kernel: Kernel
-    states: Points
+    states: PointSet
     left: Array
     transition: Array
     features: Array
@@ -49,8 +48,8 @@ class KernelBayesFilter:
     @classmethod
     def fit(
         cls,
-        states: Points,
-        observations: Points,
+        states: PointSet,
+        observations: PointSet,
         kernel_state: Kernel,
         kernel_observation: Kernel,
         regularisation: float,
@@ -85,7 +84,7 @@ class KernelBayesFilter:
     @classmethod
     def from_factors(
         cls,
-        states: Points,
+        states: PointSet,
         of_states: LowRank,
         of_observations: LowRank,
         regularisation: float,
@@ -107,7 +106,7 @@ class KernelBayesFilter:
             jax.tree.map(lambda a, part=part: np.asarray(a)[part], states) for part in (slice(-1), slice(-1, None))
         )
         following = np.concatenate([v[1:], of_states.features(last)])
-        inner = np.linalg.inv(low_rank.inner(v, len(v) * regularisation))
+        inner = np.linalg.inv(solves.inner(v, len(v) * regularisation))
         both = np.array([regularisation, delta])
         return cls(of_states.kernel, before, v @ inner, following.T @ v @ inner, v, following, of_observations, both)
 
@@ -119,7 +118,7 @@ class KernelBayesFilter:
         weights = self._weights(weights)
         return weights @ np.asarray(self.features) @ np.asarray(self.transition).T @ np.asarray(self.left).T
 
-    def filter(self, observations: Points, *, normalise: bool = True) -> np.ndarray:
+    def filter(self, observations: PointSet, *, normalise: bool = True) -> np.ndarray:
         """Weights of the distribution of each state given the observations up to then, `(S, T)`. Cost: `S T r^2`.
 
         Args:
@@ -135,10 +134,10 @@ class KernelBayesFilter:
         features = self.observations.features(observations)
         factor = np.asarray(self.observations.values)
         epsilon, delta = np.asarray(self.regularisation)
-        found = [low_rank.ridge(factor, len(factor) * epsilon, factor @ features[0])]
+        found = [solves.ridge(factor, len(factor) * epsilon, factor @ features[0])]
         for phi in features[1:]:
             before = _unit(found[-1]) if normalise else found[-1]
-            found.append(posterior_weights(self.predict(before), factor, delta, phi))
+            found.append(posterior_weights(self.predict(before), factor, delta, phi)[0])
         return _some_weight(np.stack(found))
 
     def smooth(self, filtered: np.ndarray, *, normalise: bool = True) -> np.ndarray:
@@ -159,7 +158,7 @@ class KernelBayesFilter:
         for weights in filtered[-2::-1]:
             weights, later = (_unit(w) if normalise else w for w in (weights, found[-1]))
             prior = np.asarray(self.left) @ (v.T @ weights)
-            found.append(posterior_weights(prior, following, delta, v.T @ later))
+            found.append(posterior_weights(prior, following, delta, v.T @ later)[0])
         return _some_weight(np.stack(found[::-1]))
 
     def means(self, weights: np.ndarray) -> np.ndarray:

@@ -11,14 +11,14 @@ from scipy.optimize import minimize
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
-from numpyro_kme.kernels import blocks
-from numpyro_kme.kernels.base import Kernel, Points, num_points
+from numpyro_kme.kernels import gram
+from numpyro_kme.kernels.base import Kernel, PointSet, num_points
 
 ROWS = 64
 """Rows of the two-stage argmax: the best score of each column first, then the row in the best column."""
 
 
-def herd(embedding_values: ArrayLike, kernel: Kernel, candidates: Points, num_samples: int) -> jax.Array:
+def herd(embedding_values: ArrayLike, kernel: Kernel, candidates: PointSet, num_samples: int) -> jax.Array:
     r"""Choose super-samples greedily: `theta^(s) = argmax_t mu(t) - (1/s) sum_{i < s} l(theta^(i), t)`.
 
     The equally weighted samples approach `mu` at a rate of about `1/S` instead of `S^-1/2` for functions in
@@ -59,7 +59,7 @@ def _herd(values, kernel, candidates, num_samples):
     columns = -(-num_points(candidates) // ROWS)
     padding = ROWS * columns - num_points(candidates)
     values = jnp.pad(values, (0, padding), constant_values=-jnp.inf).reshape(ROWS, columns)
-    candidates = blocks.split(candidates, ROWS * columns)
+    candidates = gram.split(candidates, ROWS * columns)
     candidates = jax.tree.map(lambda leaf: leaf[0], candidates)
 
     def choose(total, size):
@@ -100,8 +100,7 @@ def polish(
         FloatingPointError: If the distance or its gradient is not finite at the start.
     Cost: about `S^2` kernel evaluations and `S` of `mu`, with gradients, a step.
     """
-    checks.matrix("points", points, min_rows=1)
-    checks.sound("points", points)
+    checks.table("points", points, min_rows=1)
     start = np.asarray(points, dtype=np.float64)
     # repeated points feel no force apart until they differ
     start = start + 1e-6 * np.std(start, axis=0) * np.random.default_rng(0).normal(size=start.shape)
@@ -110,8 +109,8 @@ def polish(
     @jax.value_and_grad
     def objective(flat):
         theta = flat.reshape(start.shape)
-        uniform = blocks.uniform_weights(theta)
-        return blocks.weighted_self_sum(kernel, theta, uniform) - 2.0 * uniform @ embedding(theta)
+        uniform = gram.uniform_weights(theta)
+        return gram.weighted_self_sum(kernel, theta, uniform) - 2.0 * uniform @ embedding(theta)
 
     def value_and_slope(flat):
         value, slope = objective(flat)

@@ -8,7 +8,7 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
-from numpyro_kme.kernels.base import Kernel, Points, num_points
+from numpyro_kme.kernels.base import Kernel, PointSet, num_points
 
 BATCH = 64
 KERNEL = "a kernel, such as Gaussian(length_scale)"
@@ -31,7 +31,7 @@ class PermutationTest(NamedTuple):
 
 @on_host
 def mmd_test(
-    rng_key: jax.Array, kernel: Kernel, x: Points, y: Points, *, num_permutations: int = 999
+    rng_key: jax.Array, kernel: Kernel, x: PointSet, y: PointSet, *, num_permutations: int = 999
 ) -> PermutationTest:
     """Test whether two samples have the same distribution, by the unbiased squared MMD.
 
@@ -47,7 +47,7 @@ def mmd_test(
     checks.instance("kernel", kernel, Kernel, KERNEL)
     n, m = num_points(x), num_points(y)
     checks.require(min(n, m) >= 2, f"`x` and `y` must have at least 2 points each; got {n} and {m}.")
-    _require_permutations(num_permutations)
+    checks.whole("num_permutations", num_permutations, 1)
     checks.sound("x", x)
     checks.sound("y", y)
     shapes = [[np.shape(leaf)[1:] for leaf in jax.tree.leaves(sample)] for sample in (x, y)]
@@ -76,7 +76,7 @@ def _mmds(kernel, joint, first, keys):
     return statistic(first), permuted
 
 
-def hsic(kernel_x: Kernel, x: Points, kernel_y: Kernel, y: Points) -> jax.Array:
+def hsic(kernel_x: Kernel, x: PointSet, kernel_y: Kernel, y: PointSet) -> jax.Array:
     r"""The Hilbert-Schmidt independence criterion, $\mathrm{tr}(K H L H) / n^2$, $H = I - 11^\top / n$: biased, >= 0.
 
     Args:
@@ -95,7 +95,7 @@ def hsic(kernel_x: Kernel, x: Points, kernel_y: Kernel, y: Points) -> jax.Array:
 
 @on_host
 def hsic_test(
-    rng_key: jax.Array, kernel_x: Kernel, x: Points, kernel_y: Kernel, y: Points, *, num_permutations: int = 999
+    rng_key: jax.Array, kernel_x: Kernel, x: PointSet, kernel_y: Kernel, y: PointSet, *, num_permutations: int = 999
 ) -> PermutationTest:
     """Test whether two variables are independent, by the HSIC under permutations of the pairing.
 
@@ -109,7 +109,7 @@ def hsic_test(
     """
     checks.key(rng_key)
     _pairs(kernel_x, x, kernel_y, y)
-    _require_permutations(num_permutations)
+    checks.whole("num_permutations", num_permutations, 1)
     keys = jax.random.split(rng_key, num_permutations)
     value, null = _hsics(kernel_x, x, kernel_y, y, keys)
     return _result(value, null)
@@ -142,10 +142,6 @@ def _pairs(kernel_x, x, kernel_y, y) -> None:
     checks.require(n == m >= 2, f"`x` and `y` must be at least 2 pairs; got {n} and {m} points.")
     checks.sound("x", x)
     checks.sound("y", y)
-
-
-def _require_permutations(number) -> None:
-    checks.whole("num_permutations", number, 1)
 
 
 def _result(value, null) -> PermutationTest:

@@ -5,13 +5,12 @@ import warnings
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
-from numpyro_kme._core import checks
+from numpyro_kme._core import checks, solves
 from numpyro_kme._core.checks import EffectiveSampleSizeError
-from numpyro_kme._core.host import on_host
 from numpyro_kme._core.solves import Array
 from numpyro_kme.embeddings.means import MeanEmbedding
 from numpyro_kme.kernels import low_rank
-from numpyro_kme.kernels.base import Kernel, Points, num_points, register
+from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register
 from numpyro_kme.kernels.low_rank import LowRank, LowRankRidge
 
 MOST_INCREASES = 20
@@ -20,8 +19,8 @@ MOST_INCREASES = 20
 
 def kernel_sum_rule(
     prior: MeanEmbedding,
-    x: Points,
-    y: Points,
+    x: PointSet,
+    y: PointSet,
     kernel_y: Kernel,
     regularisation: float,
     *,
@@ -42,19 +41,15 @@ def kernel_sum_rule(
     References: Fukumizu, Song & Gretton (2013), JMLR 14, section 3.
     """
     checks.concrete(prior=prior, x=x, y=y, regularisation=regularisation)
-    n = _joint(x, y)
-    _embedding(prior)
-    checks.positive_number("regularisation", regularisation)
-    factor = LowRank.fit(prior.kernel, x, tolerance=tolerance)
-    return _found(kernel_y, y, low_rank.ridge(factor.values, n * regularisation, _values(prior, x)))
+    return _found(kernel_y, y, _reweighted(prior, x, y, regularisation, tolerance))
 
 
 def conditional_embedding(
-    x: Points,
-    y: Points,
+    x: PointSet,
+    y: PointSet,
     kernel_x: Kernel,
     kernel_y: Kernel,
-    observed: Points,
+    observed: PointSet,
     regularisation: float,
     *,
     tolerance: float = low_rank.TOLERANCE,
@@ -84,10 +79,10 @@ def conditional_embedding(
 
 def kernel_bayes_rule(
     prior: MeanEmbedding,
-    x: Points,
-    y: Points,
+    x: PointSet,
+    y: PointSet,
     kernel_y: Kernel,
-    observed: Points,
+    observed: PointSet,
     regularisation: float,
     *,
     delta: float | None = None,
@@ -136,7 +131,7 @@ class KernelBayesRule:
     """
 
     kernel_x: Kernel
-    x: Points
+    x: PointSet
     right: LowRank
     left: Array
     prior_weights: Array
@@ -145,8 +140,8 @@ class KernelBayesRule:
     @classmethod
     def fit(
         cls,
-        x: Points,
-        y: Points,
+        x: PointSet,
+        y: PointSet,
         kernel_y: Kernel,
         prior: MeanEmbedding,
         regularisation: float,
@@ -168,23 +163,19 @@ class KernelBayesRule:
         Cost: `n r^2`.
         """
         checks.concrete(x=x, y=y, kernel_y=kernel_y, prior=prior, regularisation=regularisation)
-        n = _joint(x, y)
-        _embedding(prior)
-        checks.positive_number("regularisation", regularisation)
+        mu = _reweighted(prior, x, y, regularisation, tolerance)
         delta = 2.0 * regularisation if delta is None else delta
         checks.positive_number("delta", delta)
-        of_x = LowRank.fit(prior.kernel, x, tolerance=tolerance)
-        mu = low_rank.ridge(of_x.values, n * regularisation, _values(prior, x))
         right = LowRank.fit(kernel_y, y, tolerance=tolerance)
-        left, delta = update(mu, np.asarray(right.values), delta)
+        left, delta = posterior_weights(mu, np.asarray(right.values), delta, np.eye(right.rank))
         return cls(prior.kernel, x, right, left, mu, np.array([regularisation, delta]))
 
-    def weights(self, y: Points) -> np.ndarray:
+    def weights(self, y: PointSet) -> np.ndarray:
         """Weights `rho` at many observations, `(s, n)`. Cost: `s n r`."""
         checks.sound("y", y)
         return self.right.features(y) @ np.asarray(self.left).T
 
-    def posterior(self, y: Points) -> MeanEmbedding:
+    def posterior(self, y: PointSet) -> MeanEmbedding:
         """Embedding of the posterior at one observation, given with a leading axis.
 
         Raises:
@@ -193,26 +184,17 @@ class KernelBayesRule:
         return _found(self.kernel_x, self.x, self.weights(_one(y))[0])
 
 
-def update(mu: np.ndarray, factor: np.ndarray, delta: float) -> tuple[np.ndarray, float]:
-    """`Lambda U (C^2 + delta I)^-1 C`, `(n, r)`, and the `delta` used, doubled until the factorisation succeeds.
+def posterior_weights(mu: np.ndarray, factor: np.ndarray, delta: float, phi: np.ndarray) -> tuple[np.ndarray, float]:
+    """The weights `R k_Y(y) = Lambda U (C^2 + delta I)^-1 C phi`, `(n,)` or `(n, s)`, for features `phi` of `y`.
 
-    Multiplied by the features `phi` of an observation, for which `k_Y(y) = U phi`, it gives the weights `R k_Y(y)`.
+    Args:
+        mu: Diagonal of `Lambda`, `(n,)`.
+        factor: `U`, `(n, r)`, so that `k_Y(y) = U phi`.
+        delta: Doubled until the factorisation succeeds.
+        phi: `(r,)`, or `(r, s)` for many observations; the identity gives `R U`.
+    Returns:
+        The weights, and the `delta` that was used.
     """
-    scaled, core, cholesky, delta = _factorised(mu, factor, delta)
-    return scaled @ cho_solve(cholesky, core), delta
-
-
-def posterior_weights(mu: np.ndarray, factor: np.ndarray, delta: float, phi: np.ndarray) -> np.ndarray:
-    """The weights `R k_Y(y)`, `(n,)` or `(n, s)`, for features `phi` `(r,)` or `(r, s)`.
-
-    For few `y` it costs less than `update`.
-    """
-    scaled, core, cholesky, _ = _factorised(mu, factor, delta)
-    return scaled @ cho_solve(cholesky, core @ phi)
-
-
-def _factorised(mu, factor, delta):
-    """`Lambda U`, `C`, the factor of `C^2 + delta I`, and `delta`."""
     scaled = mu[:, None] * factor
     core = factor.T @ scaled
     square = core @ core
@@ -223,26 +205,30 @@ def _factorised(mu, factor, delta):
         except (np.linalg.LinAlgError, ValueError):
             continue
         if attempt:
-            warnings.warn(f"delta = {delta:.3g} is too small to factorise; {tried:.3g} was used.", stacklevel=4)
-        return scaled, core, cholesky, tried
+            warnings.warn(f"delta = {delta:.3g} is too small to factorise; {tried:.3g} was used.", stacklevel=3)
+        return scaled @ cho_solve(cholesky, core @ phi), tried
     raise np.linalg.LinAlgError(
         f"The matrix of kernel Bayes' rule cannot be factorised for delta from {delta:.3g} to {tried:.3g}: are weights "
         "or Gram matrices finite?"
     )
 
 
-def _values(embedding: MeanEmbedding, points: Points) -> np.ndarray:
-    """The embedding at points, on the host in float64, `(n,)`."""
-    return on_host(MeanEmbedding.__call__)(embedding, points)
+def _reweighted(prior: MeanEmbedding, x: PointSet, y: PointSet, regularisation: float, tolerance: float) -> np.ndarray:
+    """Weights `mu = (G_X + n eps I)^-1 m` of the joint sample under another distribution of `X`, `(n,)`."""
+    n = _joint(x, y)
+    checks.instance("prior", prior, MeanEmbedding, "an embedding, such as MeanEmbedding(kernel, draws)")
+    checks.positive_number("regularisation", regularisation)
+    factor = LowRank.fit(prior.kernel, x, tolerance=tolerance)
+    return solves.ridge(factor.values, n * regularisation, prior.on_host(x))
 
 
-def _one(y: Points) -> Points:
+def _one(y: PointSet) -> PointSet:
     checks.require(num_points(y) == 1, f"`y` must hold one observation, with a leading axis; it holds {num_points(y)}.")
     checks.sound("y", y)
     return y
 
 
-def _found(kernel: Kernel, points: Points, weights: np.ndarray) -> MeanEmbedding:
+def _found(kernel: Kernel, points: PointSet, weights: np.ndarray) -> MeanEmbedding:
     checks.require(
         bool(weights.any()),
         f"All {len(weights)} weights are zero: the observation or the prior lies far from the joint sample, or kernels "
@@ -250,10 +236,6 @@ def _found(kernel: Kernel, points: Points, weights: np.ndarray) -> MeanEmbedding
         EffectiveSampleSizeError,
     )
     return MeanEmbedding(kernel, points, weights)
-
-
-def _embedding(prior) -> None:
-    checks.instance("prior", prior, MeanEmbedding, "an embedding, such as MeanEmbedding(kernel, draws)")
 
 
 def _joint(x, y) -> int:

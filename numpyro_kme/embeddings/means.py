@@ -1,4 +1,4 @@
-"""Mean embeddings: weighted sums of kernel functions that stand for distributions."""
+"""Mean embeddings: weighted sums of kernel functions that stand for distributions; conditional ones, and modes."""
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +8,10 @@ from scipy.linalg import cho_solve
 
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.host import on_host
-from numpyro_kme.kernels import blocks
-from numpyro_kme.kernels.base import Kernel, Points, num_points, register
+from numpyro_kme.kernels import gram
+from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register
+from numpyro_kme.kernels.stationary import Gaussian
+from numpyro_kme.kernels.structured import RotationGaussian, RotationTrace, nearest_rotation
 
 
 @register
@@ -26,7 +28,7 @@ class MeanEmbedding:
     """
 
     kernel: Kernel
-    points: Points
+    points: PointSet
     weights: ArrayLike | None = None
 
     def __post_init__(self):
@@ -34,7 +36,7 @@ class MeanEmbedding:
         checks.require(n >= 1, "`points` must hold at least one point; got none.")
         checks.sound("points", self.points)
         if self.weights is None:
-            object.__setattr__(self, "weights", blocks.uniform_weights(self.points))
+            object.__setattr__(self, "weights", gram.uniform_weights(self.points))
         elif not isinstance(self.weights, jax.Array):
             object.__setattr__(self, "weights", np.asarray(self.weights))
         checks.require(
@@ -43,20 +45,24 @@ class MeanEmbedding:
         )
         checks.sound("weights", self.weights)
 
-    def __call__(self, t: Points) -> jax.Array:
+    def __call__(self, t: PointSet) -> jax.Array:
         """Values `mu(t_j) = sum_i w_i k(x_i, t_j)`, `(r,)`, at points `(r, dim)`, in blocks of rows."""
         checks.sound("t", t)
-        return blocks.matvec(self.kernel, t, self.points, jnp.asarray(self.weights))
+        return gram.matvec(self.kernel, t, self.points, jnp.asarray(self.weights))
+
+    def on_host(self, t: PointSet) -> np.ndarray:
+        """The same values in float64, `(r,)`."""
+        return on_host(MeanEmbedding.__call__)(self, t)
 
     def inner(self, other: "MeanEmbedding") -> jax.Array:
         """Inner product `<mu, nu> = sum_ij w_i v_j k(x_i, y_j)` with an embedding by the same kernel."""
         self._require_same_space(other)
         weights = jnp.asarray(self.weights), jnp.asarray(other.weights)
-        return blocks.weighted_sum(self.kernel, self.points, weights[0], other.points, weights[1])
+        return gram.weighted_sum(self.kernel, self.points, weights[0], other.points, weights[1])
 
     def squared_norm(self) -> jax.Array:
         """Squared norm `|mu|^2 = sum_ij w_i w_j k(x_i, x_j)`."""
-        return blocks.weighted_self_sum(self.kernel, self.points, jnp.asarray(self.weights))
+        return gram.weighted_self_sum(self.kernel, self.points, jnp.asarray(self.weights))
 
     def squared_distance(self, other: "MeanEmbedding") -> jax.Array:
         """Squared distance `|mu - nu|^2`: for weights that sum to one, the squared MMD of two measures.
@@ -101,13 +107,13 @@ class ConditionalMeanEmbedding:
     """
 
     kernel: Kernel
-    inputs: Points
+    inputs: PointSet
     factor: ArrayLike
     regularisation: ArrayLike
 
     @classmethod
     @on_host
-    def fit(cls, inputs: Points, kernel: Kernel, regularisation: float) -> "ConditionalMeanEmbedding":
+    def fit(cls, inputs: PointSet, kernel: Kernel, regularisation: float) -> "ConditionalMeanEmbedding":
         """Factorise `L + m lam I` on the host, in float64.
 
         Args:
@@ -127,19 +133,19 @@ class ConditionalMeanEmbedding:
         factor = solves.cholesky(gram, f"L + m lam I with m = {m} and lam = {regularisation}")
         return cls(kernel, inputs, factor, np.float64(regularisation))
 
-    def weights(self, theta: Points) -> jax.Array:
+    def weights(self, theta: PointSet) -> jax.Array:
         """Weights `a_j(theta_i)`, `(r, m)`, for parameters `(r, dim)`. Cost: `r m^2`."""
         checks.sound("theta", theta)
         return solves.cho_solve(self.factor, self.kernel.gram(self.inputs, theta)).T
 
-    def expectation(self, values: ArrayLike, theta: Points) -> jax.Array:
+    def expectation(self, values: ArrayLike, theta: PointSet) -> jax.Array:
         """Estimate `E[f(X) | theta_i]`, `(r, *event)`, from values `f(x_j)`, `(m, *event)`."""
         m = num_points(self.inputs)
         _require_values("values", values, m)
         checks.sound("theta", theta)
         values = np.asarray(values) if checks.is_concrete(values) else jnp.asarray(values)
         coefficients = jnp.asarray(self._coefficients(values.reshape(m, -1)))
-        return blocks.matvec(self.kernel, theta, self.inputs, coefficients).reshape(-1, *values.shape[1:])
+        return gram.matvec(self.kernel, theta, self.inputs, coefficients).reshape(-1, *values.shape[1:])
 
     def _coefficients(self, columns):
         """`(L + m lam I)^-1 f`, on the host in float64 where the values are not traced."""
@@ -155,3 +161,70 @@ def _require_values(name, values, n):
         f"`{name}` must have {n} rows, one per point; got shape {shape}.",
     )
     checks.sound(name, values)
+
+
+def embedding_mode(embedding: MeanEmbedding, start: ArrayLike | None = None, *, max_steps: int = 200) -> np.ndarray:
+    r"""The mode of an embedding (its pre-image): `x` with the nearest feature, `min_x |k(., x) - m|`.
+
+    For a Gaussian kernel, by the fixed point
+    $x \leftarrow \sum_i \rho_i k(X_i, x) X_i / \sum_i \rho_i k(X_i, x)$, kept where the embedding increases; it ends at
+    a local maximum of the embedding, the mode of a smooth density. On rotations each step goes to the rotation nearest
+    to that mean; for the trace kernel the first is exact.
+
+    Args:
+        embedding: With `Gaussian` and points `(n, dim)`, or with `RotationTrace` or `RotationGaussian` and points
+            `(n, size, size)`.
+        start: Such a point; the sample point at which the embedding is largest, when left out.
+        max_steps: Largest number of steps.
+    Returns:
+        `x`, `(dim,)` or `(size, size)`.
+    Raises:
+        FloatingPointError: If all weights are zero, or a Gaussian embedding is nowhere positive on the sample or at
+            `start`.
+    References: Mika et al. (1999); Fukumizu, Song & Gretton (2013), section 5.1.
+    """
+    checks.concrete(embedding=embedding, start=start)
+    points, weights = np.asarray(embedding.points, np.float64), np.asarray(embedding.weights, np.float64)
+    kernel = embedding.kernel
+    checks.require(
+        bool(weights.any()), f"All {len(weights)} weights are zero: the embedding has no mode.", FloatingPointError
+    )
+    if isinstance(kernel, RotationTrace):
+        return nearest_rotation(np.tensordot(weights, points, axes=1))
+    if not isinstance(kernel, Gaussian | RotationGaussian):
+        raise ValueError(f"A mode needs a Gaussian kernel, or one on rotations; got {type(kernel).__name__}.")
+    scale = np.asarray(kernel.length_scale, np.float64)
+    project = nearest_rotation if isinstance(kernel, RotationGaussian) else np.asarray
+
+    def height(x):
+        near = np.exp(-0.5 * np.sum(np.square((points - x) / scale), axis=tuple(range(1, points.ndim))))
+        return weights @ near, near
+
+    if start is None:
+        start = points[int(np.argmax(embedding.on_host(points)))]
+    x = np.asarray(start, np.float64)
+    checks.require(
+        x.shape == points.shape[1:], f"`start` must be one point of shape {points.shape[1:]}; got {x.shape}."
+    )
+    checks.finite("start", x)
+    value, near = height(x)
+    checks.require(
+        value > 0,
+        f"The embedding is {value:.3g} at the start of the search, where it must be positive: its weights, with a sum "
+        f"of {weights.sum():.3g}, have no mode there.",
+        FloatingPointError,
+    )
+    for _ in range(max_steps):
+        step = np.tensordot(weights * near, points, axes=1) / value - x
+        for shorter in (1.0, 0.5, 0.1, 0.01):
+            moved = project(x + shorter * step)
+            new_value, new_near = height(moved)
+            if new_value >= value:
+                break
+        else:
+            break
+        done = np.max(np.abs(moved - x) / scale) < 1e-9
+        x, value, near = moved, new_value, new_near
+        if done:
+            break
+    return x

@@ -9,16 +9,16 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
-from numpyro_kme.kernels import blocks
-from numpyro_kme.kernels.base import Kernel, Points, num_points, register
-from numpyro_kme.kernels.exponents import ExpProduct, factors
+from numpyro_kme.kernels import gram
+from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register
+from numpyro_kme.kernels.gram import ExpProduct, factors
 from numpyro_kme.kernels.stationary import Gaussian
 
 
 def squared_mmd(
     kernel: Kernel,
-    x: Points,
-    y: Points,
+    x: PointSet,
+    y: PointSet,
     *,
     x_weights: ArrayLike | None = None,
     y_weights: ArrayLike | None = None,
@@ -74,7 +74,7 @@ def _squared_mmd(kernel, x, y, v, w, unbiased):
     if scalars or not isinstance(kernel, Gaussian):
         return _sums(kernel, x, y, v, w, unbiased)
     x, y = jnp.asarray(x), jnp.asarray(y)
-    left, right, precise = factors(kernel, x, y)
+    left, right, precise = factors(kernel.length_scale, x, y)
     return jax.lax.cond(
         precise,
         lambda: _sums(ExpProduct(), left, right, v, w, unbiased),
@@ -83,15 +83,15 @@ def _squared_mmd(kernel, x, y, v, w, unbiased):
 
 
 def _sums(kernel, x, y, v, w, unbiased):
-    within = _unbiased_mean if unbiased else blocks.weighted_self_sum
-    of_x, of_y, cross = within(kernel, x, v), within(kernel, y, w), 2.0 * blocks.weighted_sum(kernel, x, v, y, w)
+    within = _unbiased_mean if unbiased else gram.weighted_self_sum
+    of_x, of_y, cross = within(kernel, x, v), within(kernel, y, w), 2.0 * gram.weighted_sum(kernel, x, v, y, w)
     return of_x + of_y - cross, jnp.abs(of_x) + jnp.abs(of_y) + jnp.abs(cross)
 
 
 def _unbiased_mean(kernel, x, w):
     """`sum_{i != j} w_i w_j k(x_i, x_j) / (1 - sum w_i^2)`."""
     own = jnp.square(w)
-    pairs = blocks.weighted_self_sum(kernel, x, w) - jnp.sum(own * kernel.diagonal(x))
+    pairs = gram.weighted_self_sum(kernel, x, w) - jnp.sum(own * kernel.diagonal(x))
     return pairs / (1.0 - jnp.sum(own))
 
 
@@ -103,7 +103,7 @@ def _weights(name, points, weights, unbiased):
         f"estimate; got {n}.",
     )
     if weights is None:
-        return blocks.uniform_weights(points)
+        return gram.uniform_weights(points)
     weights = weights if isinstance(weights, jax.Array) else np.asarray(weights)
     checks.require(
         jnp.shape(weights) == (n,),
@@ -152,8 +152,8 @@ class Quadratic(Estimator):
 
     def similarity(self, x, y):
         """The mean over all pairs."""
-        w, v = blocks.uniform_weights(x), blocks.uniform_weights(y)
-        return blocks.weighted_sum(self.kernel, jnp.asarray(x), w, jnp.asarray(y), v)
+        w, v = gram.uniform_weights(x), gram.uniform_weights(y)
+        return gram.weighted_sum(self.kernel, jnp.asarray(x), w, jnp.asarray(y), v)
 
 
 @register
@@ -211,13 +211,9 @@ class Fourier(Estimator):
         checks.key(rng_key)
         checks.require(isinstance(kernel, Gaussian), f"`kernel` must be Gaussian; got {type(kernel).__name__}.")
         checks.whole("num_features", num_features, 1)
-        checks.require(
-            jnp.shape(kernel.length_scale) in ((), (1,), (dim,)),
-            f"`length_scale` must be a scalar or have shape ({dim},); got {jnp.shape(kernel.length_scale)}.",
-        )
         of_frequency, of_phase = jax.random.split(rng_key)
-        scale = jnp.broadcast_to(jnp.asarray(kernel.length_scale), (1, dim))
-        frequencies = jax.random.normal(of_frequency, (num_features, dim)) / scale
+        noise = jax.random.normal(of_frequency, (num_features, dim))
+        frequencies = noise / gram.one_per_dimension(kernel.length_scale, dim)
         return cls(frequencies, jax.random.uniform(of_phase, (num_features,), maxval=2.0 * jnp.pi))
 
     def features(self, x: ArrayLike) -> jax.Array:

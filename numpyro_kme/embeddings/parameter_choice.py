@@ -3,18 +3,18 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import checks
+from numpyro_kme._core import checks, solves
 from numpyro_kme.embeddings.filtering import KernelBayesFilter
 from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule, posterior_weights
 from numpyro_kme.embeddings.means import MeanEmbedding
 from numpyro_kme.kernels import low_rank
-from numpyro_kme.kernels.base import Kernel, Points, num_points
+from numpyro_kme.kernels.base import Kernel, PointSet, num_points
 from numpyro_kme.kernels.low_rank import LowRank
 
 SCALES = (0.5, 0.7, 1.0, 1.4, 2.0)
@@ -35,12 +35,12 @@ class KernelBayesSettings(NamedTuple):
     regularisation: float
     delta: float | None = None
 
-    def rule(self, x: Points, y: Points, prior: Points, prior_weights=None, **settings) -> KernelBayesRule:
+    def rule(self, x: PointSet, y: PointSet, prior: PointSet, prior_weights=None, **settings) -> KernelBayesRule:
         """`KernelBayesRule.fit` with the prior embedded from points `prior` by `kernel_x`."""
         embedding = MeanEmbedding(self.kernel_x, prior, prior_weights)
         return KernelBayesRule.fit(x, y, self.kernel_y, embedding, self.regularisation, delta=self.delta, **settings)
 
-    def filter(self, states: Points, observations: Points, **settings) -> KernelBayesFilter:
+    def filter(self, states: PointSet, observations: PointSet, **settings) -> KernelBayesFilter:
         """`KernelBayesFilter.fit`."""
         return KernelBayesFilter.fit(
             states, observations, self.kernel_x, self.kernel_y, self.regularisation, delta=self.delta, **settings
@@ -98,8 +98,8 @@ def scaled_kernel(kernel: Kernel, factor: float) -> Kernel:
 
 def choose_by_folds(
     rng_key: jax.Array,
-    x: Points,
-    y: Points,
+    x: PointSet,
+    y: PointSet,
     settings: Sequence[KernelBayesSettings],
     *,
     num_folds: int = 10,
@@ -127,20 +127,21 @@ def choose_by_folds(
     """
     checks.concrete(rng_key=rng_key, x=x, y=y)
     checks.key(rng_key)
-    folds, factors = _folds(rng_key, x, y, settings, num_folds), _Factors(tolerance)
+    factor = _factors(tolerance)
 
-    def error(one):
-        of_x, of_y = factors(one.kernel_x, x).values, factors(one.kernel_y, y).values
-        norm = of_x if compare_in is None else factors(compare_in, x).values
-        return sum(_from_average(one, of_x, of_y, norm, fold) for fold in folds)
+    def error(one, fold):
+        of_x, of_y = factor(one.kernel_x, x).values, factor(one.kernel_y, y).values
+        norm = of_x if compare_in is None else factor(compare_in, x).values
+        rest, weights = _held_out(one, of_x, of_y, fold, of_y[fold].mean(axis=0))
+        return np.sum(np.square(norm[rest].T @ weights - norm[fold].mean(axis=0)))
 
-    return _least(settings, [_or_infinite(error, one) for one in settings])
+    return _least_over_folds(rng_key, x, y, settings, num_folds, error)
 
 
 def choose_by_prediction(
     rng_key: jax.Array,
     x: ArrayLike,
-    y: Points,
+    y: PointSet,
     settings: Sequence[KernelBayesSettings],
     *,
     num_folds: int = 10,
@@ -164,80 +165,55 @@ def choose_by_prediction(
     checks.key(rng_key)
     checks.matrix("x", x)
     table = np.asarray(x, np.float64)
-    folds, factors = _folds(rng_key, x, y, settings, num_folds), _Factors(tolerance)
+    factor = _factors(tolerance)
 
-    def error(one):
-        of_x, of_y = factors(one.kernel_x, x).values, factors(one.kernel_y, y).values
-        return sum(_from_means(one, of_x, of_y, table, fold) for fold in folds) / len(table)
+    def error(one, fold):
+        of_y = factor(one.kernel_y, y).values
+        rest, weights = _held_out(one, factor(one.kernel_x, x).values, of_y, fold, of_y[fold].T)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            means = (weights / weights.sum(axis=0)).T @ table[rest]
+        return np.sum(np.square(means - table[fold])) / len(table)
 
-    return _least(settings, [_or_infinite(error, one) for one in settings])
+    return _least_over_folds(rng_key, x, y, settings, num_folds, error)
 
 
-def _folds(rng_key, x, y, settings, num_folds) -> list[np.ndarray]:
+def _least_over_folds(rng_key, x, y, settings, num_folds, error) -> ChosenSettings:
+    """Sum the errors `error(candidate, fold)` over random folds."""
     n = num_points(x)
     _require_candidates(settings)
     checks.require(num_points(y) == n, f"`x` and `y` must hold as many points each; got {n} and {num_points(y)}.")
     checks.whole("num_folds", num_folds, 2)
     checks.require(2 * num_folds <= n, f"`num_folds` must be at most half of the {n} points; got {num_folds}.")
-    return np.array_split(np.asarray(jax.random.permutation(rng_key, n)), num_folds)
-
-
-def _or_infinite(error: Callable[[KernelBayesSettings], float], one: KernelBayesSettings) -> float:
-    """The error of a candidate, infinite where it cannot be solved or breaks down."""
-    try:
-        found = float(error(one))
-    except (np.linalg.LinAlgError, FloatingPointError):
-        return np.inf
-    return found if np.isfinite(found) else np.inf
-
-
-def _from_average(settings, of_x, of_y, norm, fold) -> float:
-    """Squared distance between the average posterior of held-out observations and the held-out sample."""
-    rest, weights = _held_out(settings, of_x, of_y, fold, of_y[fold].mean(axis=0))
-    return float(np.sum(np.square(norm[rest].T @ weights - norm[fold].mean(axis=0))))
-
-
-def _from_means(settings, of_x, of_y, table, fold) -> float:
-    """Sum of squared errors of the posterior means of held-out observations."""
-    rest, weights = _held_out(settings, of_x, of_y, fold, of_y[fold].T)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        means = (weights / weights.sum(axis=0)).T @ table[rest]
-    return float(np.sum(np.square(means - table[fold])))
+    folds = np.array_split(np.asarray(jax.random.permutation(rng_key, n)), num_folds)
+    return _least(settings, lambda one: sum(error(one, fold) for fold in folds))
 
 
 def _held_out(settings, of_x, of_y, fold, phi):
     """Rows that are not held out, and their posterior weights for features `phi` of observations."""
     rest = np.setdiff1d(np.arange(len(of_x)), fold)
     u = of_x[rest]
-    mu = low_rank.ridge(u, len(rest) * settings.regularisation, u @ u.mean(axis=0))
+    mu = solves.ridge(u, len(rest) * settings.regularisation, u @ u.mean(axis=0))
     delta = 2.0 * settings.regularisation if settings.delta is None else settings.delta
-    return rest, posterior_weights(mu, of_y[rest], delta, phi)
+    return rest, posterior_weights(mu, of_y[rest], delta, phi)[0]
 
 
-class _Factors:
-    """Low-rank factors of whole samples, one for each kernel."""
+def _factors(tolerance: float, max_rank: int | None = None) -> Callable[[Kernel, PointSet], LowRank]:
+    """`LowRank.fit` that factorises once for each kernel and sample."""
+    made: dict[Any, LowRank] = {}
 
-    def __init__(self, tolerance, max_rank=None):
-        self.settings, self.made = dict(tolerance=tolerance, max_rank=max_rank), []
+    def factor(kernel, points):
+        leaves, structure = jax.tree.flatten(kernel)
+        key = id(points), structure, *(np.asarray(leaf).tobytes() for leaf in leaves)
+        if key not in made:
+            made[key] = LowRank.fit(kernel, points, tolerance=tolerance, max_rank=max_rank)
+        return made[key]
 
-    def __call__(self, kernel, points) -> LowRank:
-        for known, of, factor in self.made:
-            if of is points and _same(known, kernel):
-                return factor
-        self.made.append((kernel, points, LowRank.fit(kernel, points, **self.settings)))
-        return self.made[-1][2]
-
-
-def _same(a, b):
-    leaves = zip(jax.tree.leaves(a), jax.tree.leaves(b))
-    if jax.tree.structure(a) != jax.tree.structure(b):
-        return False
-    return all(np.array_equal(one, other) for one, other in leaves)
+    return factor
 
 
 def choose_by_holdout(
-    states: Points,
-    observations: Points,
+    states: PointSet,
+    observations: PointSet,
     settings: Sequence[KernelBayesSettings],
     *,
     modes: bool = False,
@@ -271,16 +247,16 @@ def choose_by_holdout(
     path, seen = (jax.tree.map(lambda leaf: leaf[:middle], tree) for tree in (states, observations))
     truth, new = (jax.tree.map(lambda leaf: leaf[middle:], tree) for tree in (states, observations))
     before, before_seen = (jax.tree.map(lambda leaf: leaf[:-1], tree) for tree in (path, seen))
-    factors = _Factors(tolerance, max_rank)
+    factor = _factors(tolerance, max_rank)
 
     def error(one):
-        of_states, of_observations = factors(one.kernel_x, before), factors(one.kernel_y, before_seen)
+        of_states, of_observations = factor(one.kernel_x, before), factor(one.kernel_y, before_seen)
         found = KernelBayesFilter.from_factors(path, of_states, of_observations, one.regularisation, delta=one.delta)
         weights = found.filter(new, normalise=normalise)
         decoded = found.modes(weights) if modes else found.means(weights)
         return np.sum(np.square(decoded - truth)) / len(decoded)
 
-    return _least(settings, [_or_infinite(error, one) for one in settings])
+    return _least(settings, error)
 
 
 def _require_candidates(settings) -> None:
@@ -292,12 +268,22 @@ def _require_candidates(settings) -> None:
             checks.positive_number("delta", one.delta)
 
 
-def _least(settings, errors) -> ChosenSettings:
-    errors, tried = np.asarray(errors, np.float64), [one.regularisation for one in settings]
+def _least(settings, error) -> ChosenSettings:
+    """The candidate with the least error; it is infinite where one cannot be solved or breaks down."""
+
+    def or_infinite(one):
+        try:
+            found = float(error(one))
+        except (np.linalg.LinAlgError, FloatingPointError):
+            return np.inf
+        return found if np.isfinite(found) else np.inf
+
+    errors = np.array([or_infinite(one) for one in settings])
+    tried = [one.regularisation for one in settings]
     checks.require(
         bool(np.isfinite(errors).any()),
         f"None of the {len(errors)} candidates, with regularisations from {min(tried):.3g} to {max(tried):.3g}, gave a "
         "finite error; add larger regularisations or wider kernels.",
         np.linalg.LinAlgError,
     )
-    return ChosenSettings(settings[int(np.argmin(np.where(np.isfinite(errors), errors, np.inf)))], errors)
+    return ChosenSettings(settings[int(np.argmin(errors))], errors)

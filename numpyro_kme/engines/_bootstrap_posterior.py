@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme.bootstrap import batched
-from numpyro_kme.bootstrap.emulated.summary import WRONG
+from numpyro_kme.bootstrap import newton
 from numpyro_kme.bootstrap.fit import full_data
-from numpyro_kme.bootstrap.results import Replicates
+from numpyro_kme.bootstrap.results import WRONG, Replicates
 from numpyro_kme.engines._iid import IidModel
 from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.losses.base import WeightedObjective
@@ -54,8 +53,8 @@ class BootstrapPosterior(Posterior):
         latents[site][entry] = np.asarray(values)
         reweightings, nodes = full_data(self.objective, 0), self.replicates.nodes
         rows = reweightings.rows(np.zeros(len(values), int))
-        losses = batched.values(self.objective, nodes, rows, self.iid.unconstrain(latents))
-        return losses + batched.offsets(self.objective, reweightings)
+        losses = newton.Problems(self.objective, nodes, rows).values(self.iid.unconstrain(latents))
+        return losses + newton.offsets(self.objective, reweightings)
 
 
 def warn_of(replicates: Replicates) -> None:

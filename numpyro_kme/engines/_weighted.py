@@ -14,7 +14,7 @@ from scipy import stats
 from numpyro_kme._core import checks
 from numpyro_kme._core.checks import EffectiveSampleSizeError
 from numpyro_kme.abc import weighting
-from numpyro_kme.abc.out_of_distribution import out_of_distribution_check
+from numpyro_kme.abc.discrepancies import out_of_distribution_check
 from numpyro_kme.abc.weighting import LEAST_EFFECTIVE_SIZE, with_unit_sum
 from numpyro_kme.engines._reference_table import ReferenceTable, arguments_to_coordinates, check_model
 from numpyro_kme.engines._tables import check_simulations, groups

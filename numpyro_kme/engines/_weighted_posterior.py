@@ -10,8 +10,7 @@ import numpy as np
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
 from numpyro_kme.embeddings.herding import herd
-from numpyro_kme.embeddings.means import MeanEmbedding
-from numpyro_kme.embeddings.modes import embedding_mode
+from numpyro_kme.embeddings.means import MeanEmbedding, embedding_mode
 from numpyro_kme.engines._reference_table import LatentVectors, ReferenceTable
 from numpyro_kme.engines.posterior import ORDERED, Posterior
 from numpyro_kme.kernels import Gaussian
@@ -102,7 +101,7 @@ def choose(rng_key: jax.Array, z: np.ndarray, weights: np.ndarray, num_samples: 
 
 def _herded(z: np.ndarray, weights: np.ndarray, num_samples: int) -> np.ndarray:
     kernel = _kernel(z, weights, 1.0 / 3.0)
-    values = on_host(MeanEmbedding.__call__)(MeanEmbedding(kernel, z, weights), z)
+    values = MeanEmbedding(kernel, z, weights).on_host(z)
     return np.asarray(herd(values, kernel, z, num_samples))
 
 

@@ -8,8 +8,8 @@ from os import PathLike
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme.abc.out_of_distribution import dissimilarities
-from numpyro_kme.abc.weighting import discrepancies_to, soft_abc_weights
+from numpyro_kme.abc.discrepancies import discrepancies_to, dissimilarities
+from numpyro_kme.abc.weighting import soft_abc_weights
 from numpyro_kme.embeddings.mmd import Estimator
 from numpyro_kme.engines._data_kernels import checked_rule, quadratic_by
 from numpyro_kme.engines._weighted import Weigher, WeightedEngine, Weighting, fewer_compared

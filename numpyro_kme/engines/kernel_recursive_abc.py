@@ -9,7 +9,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from numpyro_kme._core import checks, compat
-from numpyro_kme.abc.recursive import recursive_abc_step
+from numpyro_kme.abc.regression import recursive_abc_step
 from numpyro_kme.engines._data_kernels import checked_rule, data_kernel
 from numpyro_kme.engines._reference_table import LatentVectors, ReferenceTable, check_model
 from numpyro_kme.engines._tables import groups

@@ -10,9 +10,8 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.robust import mad_or_sd
-from numpyro_kme.abc import weighting
-from numpyro_kme.abc.out_of_distribution import dissimilarities
-from numpyro_kme.abc.weighting import Discrepancy, discrepancies_to, rejection_weights
+from numpyro_kme.abc.discrepancies import Discrepancy, check_discrepancy, discrepancies_to, dissimilarities
+from numpyro_kme.abc.weighting import check_acceptance, rejection_weights
 from numpyro_kme.embeddings.mmd import Estimator
 from numpyro_kme.engines._data_kernels import checked_rule, quadratic_by
 from numpyro_kme.engines._weighted import Weigher, WeightedEngine, Weighting, fewer_compared
@@ -75,9 +74,9 @@ class RejectionABC(WeightedEngine):
     ):
         plan = Plan(num_simulations, simulations, on_failure, executor, store, version, timeout, progress_bar)
         super().__init__(model, plan, num_samples)
-        weighting.check_acceptance(quantile, threshold)
+        check_acceptance(quantile, threshold)
         if discrepancy is not None:
-            weighting.check_discrepancy(discrepancy)
+            check_discrepancy(discrepancy)
         self.length_scale = checked_rule(discrepancy, length_scale, "discrepancy", object, "a discrepancy")
         self.discrepancy, self.quantile, self.threshold = discrepancy, quantile, threshold
 

@@ -1,22 +1,23 @@
 """Kernels on vectors, data sets, time series, rotations and anything a callable compares."""
 
 from numpyro_kme.kernels.algebra import GaussianScaleMixture, Product, Scaled, Sum
-from numpyro_kme.kernels.base import Kernel
+from numpyro_kme.kernels.base import FromCallable, Kernel
 from numpyro_kme.kernels.empirical import EmpiricalMeasure
-from numpyro_kme.kernels.energy import DistanceInduced, Energy
-from numpyro_kme.kernels.farthest_points import farthest_point_design
-from numpyro_kme.kernels.heuristics import median_heuristic, median_heuristic_per_dimension
-from numpyro_kme.kernels.kernel_learning import LearntLengthScale, learn_length_scale, shrunk_embedding
-from numpyro_kme.kernels.length_scales import (
+from numpyro_kme.kernels.kernel_learning import (
     BayesianKernelLearning,
+    LearntLengthScale,
+    farthest_point_design,
+    learn_length_scale,
+    shrunk_embedding,
+)
+from numpyro_kme.kernels.length_scales import (
     CrossValidation,
     LengthScaleRule,
     MedianHeuristic,
+    median_heuristic,
+    median_heuristic_per_dimension,
 )
 from numpyro_kme.kernels.low_rank import LowRank, LowRankRidge
-from numpyro_kme.kernels.paths import GaussianProcessPath
-from numpyro_kme.kernels.polynomial import Linear, Polynomial
-from numpyro_kme.kernels.rotations import RotationGaussian, RotationTrace, nearest_rotation
 from numpyro_kme.kernels.stationary import (
     Gaussian,
     InverseMultiquadric,
@@ -26,7 +27,8 @@ from numpyro_kme.kernels.stationary import (
     Matern52,
     RationalQuadratic,
 )
-from numpyro_kme.kernels.user import FromCallable
+from numpyro_kme.kernels.structured import GaussianProcessPath, RotationGaussian, RotationTrace, nearest_rotation
+from numpyro_kme.kernels.unbounded import DistanceInduced, Energy, Linear, Polynomial
 
 __all__ = [
     "BayesianKernelLearning",

@@ -1,56 +1,67 @@
 """Kernels made of kernels: sums, products, multiples, and mixtures over length scales."""
 
 import functools
+from collections.abc import Callable
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
-from numpyro_kme.kernels.base import Kernel, check_fields, register, scaled, squared_distances
+from numpyro_kme.kernels.base import Kernel, check_fields, register
+from numpyro_kme.kernels.gram import scaled, squared_distances
 from numpyro_kme.kernels.stationary import Gaussian
 
 
-def _require_members(name: str, kernels: tuple[Kernel, ...]) -> None:
-    checks.require(
-        isinstance(kernels, tuple) and len(kernels) > 0 and all(isinstance(k, Kernel) for k in kernels),
-        f"`kernels` of {name} must be a tuple of at least one kernel; got {kernels!r}.",
-        TypeError,
-    )
+@register
+class _Joined(Kernel):
+    """Kernels on the same points joined by one operation, which has its counterpart for their logarithms."""
+
+    kernels: tuple[Kernel, ...]
+    join: ClassVar[Callable]
+    join_logs: ClassVar[Callable]
+
+    def __post_init__(self):
+        checks.require(
+            isinstance(self.kernels, tuple)
+            and len(self.kernels) > 0
+            and all(isinstance(k, Kernel) for k in self.kernels),
+            f"`kernels` of {type(self).__name__} must be a tuple of at least one kernel; got {self.kernels!r}.",
+            TypeError,
+        )
+
+    def pair(self, a, b):
+        """The members' values, joined."""
+        return functools.reduce(self.join, [k.pair(a, b) for k in self.kernels])
+
+    def log_pair(self, a, b):
+        """The members' logarithms, joined."""
+        return functools.reduce(self.join_logs, [k.log_pair(a, b) for k in self.kernels])
+
+    def gram(self, x, y=None):
+        """The members' Gram matrices, joined."""
+        return functools.reduce(self.join, [k.gram(x, y) for k in self.kernels])
+
+    def log_gram(self, x, y=None):
+        """The members' log Gram matrices, joined."""
+        return functools.reduce(self.join_logs, [k.log_gram(x, y) for k in self.kernels])
+
+    def diagonal(self, x):
+        """The members' diagonals, joined."""
+        return functools.reduce(self.join, [k.diagonal(x) for k in self.kernels])
 
 
 @register
-class Sum(Kernel):
+class Sum(_Joined):
     r"""Sum `k(a, b) = sum_i k_i(a, b)`; also written `k1 + k2`.
 
     Args:
         kernels: A tuple of kernels on the same points.
     """
 
-    kernels: tuple[Kernel, ...]
-
-    def __post_init__(self):
-        _require_members("Sum", self.kernels)
-
-    def pair(self, a, b):
-        """Sum of the members' values."""
-        return functools.reduce(jnp.add, [k.pair(a, b) for k in self.kernels])
-
-    def log_pair(self, a, b):
-        """Logarithm of the sum, from the members' logarithms."""
-        return functools.reduce(jnp.logaddexp, [k.log_pair(a, b) for k in self.kernels])
-
-    def gram(self, x, y=None):
-        """Sum of the members' Gram matrices."""
-        return functools.reduce(jnp.add, [k.gram(x, y) for k in self.kernels])
-
-    def log_gram(self, x, y=None):
-        """Logarithm of the sum, from the members' log Gram matrices."""
-        return functools.reduce(jnp.logaddexp, [k.log_gram(x, y) for k in self.kernels])
-
-    def diagonal(self, x):
-        """Sum of the members' diagonals."""
-        return functools.reduce(jnp.add, [k.diagonal(x) for k in self.kernels])
+    join = staticmethod(jnp.add)
+    join_logs = staticmethod(jnp.logaddexp)
 
     def log_integral(self, dim):
         """Logarithm of the sum of the members' integrals."""
@@ -58,37 +69,15 @@ class Sum(Kernel):
 
 
 @register
-class Product(Kernel):
+class Product(_Joined):
     r"""Product `k(a, b) = prod_i k_i(a, b)`; also written `k1 * k2`.
 
     Args:
         kernels: A tuple of kernels on the same points.
     """
 
-    kernels: tuple[Kernel, ...]
-
-    def __post_init__(self):
-        _require_members("Product", self.kernels)
-
-    def pair(self, a, b):
-        """Product of the members' values."""
-        return functools.reduce(jnp.multiply, [k.pair(a, b) for k in self.kernels])
-
-    def log_pair(self, a, b):
-        """Sum of the members' logarithms."""
-        return functools.reduce(jnp.add, [k.log_pair(a, b) for k in self.kernels])
-
-    def gram(self, x, y=None):
-        """Elementwise product of the members' Gram matrices."""
-        return functools.reduce(jnp.multiply, [k.gram(x, y) for k in self.kernels])
-
-    def log_gram(self, x, y=None):
-        """Sum of the members' log Gram matrices."""
-        return functools.reduce(jnp.add, [k.log_gram(x, y) for k in self.kernels])
-
-    def diagonal(self, x):
-        """Elementwise product of the members' diagonals."""
-        return functools.reduce(jnp.multiply, [k.diagonal(x) for k in self.kernels])
+    join = staticmethod(jnp.multiply)
+    join_logs = staticmethod(jnp.add)
 
     def log_integral(self, dim):
         """For Gaussian members that of the kernel with `1 / l^2 = sum_i 1 / l_i^2`; otherwise raises."""

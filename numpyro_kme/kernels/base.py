@@ -1,24 +1,20 @@
-"""The kernel interface: an author writes one pair of points, the base class batches and combines."""
+"""The kernel interface: an author writes one pair of points, the base class batches; callables as kernels."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from functools import partial
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 
-from numpyro_kme._core import checks
+from numpyro_kme._core import checks, solves
 
-Points = Any
+PointSet = Any
 """A pytree whose leaves share their leading axis: `(n, dim)` vectors, `(n, size, dim)` data sets, ..."""
 
-T = TypeVar("T")
 
-MAX_DIFFERENCES = 32
-"""Largest number of dimensions in which distances are sums of squared differences."""
+T = TypeVar("T")
 
 
 @dataclass_transform(frozen_default=True)
@@ -77,19 +73,24 @@ class Kernel:
         """Value `k(a, b)` for one pair of points."""
         return self.pair(a, b)
 
-    def gram(self, x: Points, y: Points | None = None) -> jax.Array:
-        """Matrix `k(x_i, y_j)`, `(n, m)`; `y` is `x` when left out. Cost: `n * m` evaluations."""
+    def gram(self, x: PointSet, y: PointSet | None = None) -> jax.Array:
+        """Matrix `k(x_i, y_j)`, `(n, m)`; `y` is `x` when left out. Cost: `n * m` evaluations.
+
+        The exponential of `log_gram` where a family implements that.
+        """
+        if type(self).log_gram is not Kernel.log_gram:
+            return jnp.exp(self.log_gram(x, y))
         return pairwise(self.pair, x, x if y is None else y)
 
-    def log_gram(self, x: Points, y: Points | None = None) -> jax.Array:
+    def log_gram(self, x: PointSet, y: PointSet | None = None) -> jax.Array:
         """Matrix `log k(x_i, y_j)`, `(n, m)`, that does not underflow where the kernel does."""
         return pairwise(self.log_pair, x, x if y is None else y)
 
-    def diagonal(self, x: Points) -> jax.Array:
+    def diagonal(self, x: PointSet) -> jax.Array:
         """Values `k(x_i, x_i)`, `(n,)`."""
         return jax.vmap(lambda a: self.pair(a, a))(x)
 
-    def points(self, x: Any) -> Points:
+    def points(self, x: Any) -> PointSet:
         """Read arrays `(n, *event)`, one array for each point, as points of this kernel; here vectors `(n, dim)`."""
         return x.reshape(len(x), -1)
 
@@ -142,7 +143,7 @@ def check_fields(kernel: Kernel, check: Callable[[str, Any], None], *names: str)
         check(name, value)
 
 
-def num_points(points: Points) -> int:
+def num_points(points: PointSet) -> int:
     """Number of points in a pytree whose leaves share their leading axis."""
     lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(points)}
     checks.require(
@@ -152,92 +153,95 @@ def num_points(points: Points) -> int:
     return lengths.pop()[0]
 
 
-def pairwise(function, x: Points, y: Points) -> jax.Array:
+def pairwise(function, x: PointSet, y: PointSet) -> jax.Array:
     """Matrix `function(x_i, y_j)`, `(n, m)`, of a function of one pair."""
     return jax.vmap(lambda a: jax.vmap(lambda b: function(a, b))(y))(x)
 
 
-def scaled(x: jax.Array, y: jax.Array | None, length_scale: ArrayLike) -> tuple[jax.Array, jax.Array]:
-    """Points in units of the length scale, a scalar or `(dim,)`; `y` is `x` when left out."""
-    checks.matrix("x", x)
-    checks.sound("x", x)
-    dim = jnp.shape(x)[1]
-    if y is not None:
-        checks.matrix("y", y, columns=dim)
-        checks.sound("y", y)
-    shape = jnp.shape(length_scale)
-    checks.require(
-        shape in ((), (1,), (dim,)),
-        f"`length_scale` must be a scalar or have shape ({dim},), one per column of the points; got {shape}.",
-    )
-    scale = jnp.broadcast_to(jnp.asarray(length_scale), (1, dim))
-    x = x / scale
-    return x, x if y is None else y / scale
+@register
+class FromCallable(Kernel):
+    r"""Kernel `k(a, b) = fn(a, b)` of a callable.
 
+    With `host=True`, `fn` is plain Python and is called once per pair with NumPy arrays. Strings, graphs and
+    sets are then compared by number, on points `np.arange(len(words))`:
 
-def scaled_difference(a: jax.Array, b: jax.Array, length_scale: ArrayLike) -> jax.Array:
-    """Difference of two points in units of the length scale, a scalar or `(dim,)`."""
-    shape = jnp.shape(length_scale)
-    checks.require(
-        shape in ((), (1,), jnp.shape(a)),
-        f"`length_scale` must be a scalar or have the shape of a point, {jnp.shape(a)}; got {shape}.",
-    )
-    return (a - b) / length_scale
+        FromCallable(lambda i, j: compare(words[int(i)], words[int(j)]), host=True)
 
+    A kernel with hyperparameters to learn is a subclass of `Kernel` with a `pair` method.
 
-def safe_sqrt(s: jax.Array) -> jax.Array:
-    """Square root whose gradient at 0 is 0 instead of infinite."""
-    positive = s > 0
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, s, 1.0)), 0.0)
-
-
-def products(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Matrix of inner products `<x_i, y_j>`, `(n, m)`, in full precision on every device."""
-    return jnp.matmul(x, y.T, precision=jax.lax.Precision.HIGHEST)
-
-
-@jax.custom_jvp
-def squared_distances(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Matrix `|x_i - y_j|^2` between `(n, dim)` and `(m, dim)`, with no `(n, m, dim)` temporary.
-
-    Up to 32 dimensions, differences are squared and added one dimension at a time: coincident points are
-    exactly at distance 0, and float32 keeps its relative precision far from the origin. Above, one matrix
-    product of centred points is much faster; what it cannot tell from 0 is 0. Derivatives are matrix
-    products, `d s_ij = 2 (x_i - y_j).(dx_i - dy_j)`.
+    Args:
+        fn: `(a, b) -> float`, symmetric and positive definite; for logarithms also positive. It is part of
+            the compiled program: pass the same function object again to avoid compiling again.
+        host: Whether `fn` runs in Python rather than being traced by JAX. It must not call JAX, and has no
+            gradient.
+    Raises:
+        FloatingPointError: From `log_gram`, if `fn` is negative or NaN for some pair. (Under `jax.jit` values
+            are NaN.)
+    Cost: one call per pair; with `host=True`, in a Python loop.
     """
-    return _by_differences(x, y) if x.shape[1] <= MAX_DIFFERENCES else _by_products(x, y)
+
+    fn: Callable[[Any, Any], Any] = field(metadata=dict(static=True))
+    host: bool = field(default=False, metadata=dict(static=True))
+
+    def __post_init__(self):
+        checks.require(callable(self.fn), f"`fn` must be callable as fn(a, b); got {self.fn!r}.", TypeError)
+
+    def points(self, x):
+        """Read arrays `(n, *event)` as they are."""
+        return x
+
+    def pair(self, a, b):
+        """Value of the callable for one pair of points."""
+        if self.host:
+            return _on_host(self._call, (), a, b)
+        value = jnp.asarray(self._call(a, b))
+        checks.require(value.shape == (), f"`fn` must return a scalar for one pair; got shape {value.shape}.")
+        return value
+
+    def _call(self, a, b):
+        try:
+            return self.fn(a, b)
+        except Exception as error:
+            raise RuntimeError(
+                f"The kernel `{getattr(self.fn, '__name__', self.fn)}` failed for a pair of points of shapes "
+                f"{jax.tree.map(jnp.shape, a)} and {jax.tree.map(jnp.shape, b)}: {error} ({type(error).__name__})."
+            ) from error
+
+    def gram(self, x, y=None):
+        """Matrix of the callable's values."""
+        y = x if y is None else y
+        if not self.host:
+            return pairwise(self.pair, x, y)
+
+        def loop(x, y):
+            return [[self._call(_pick(x, i), _pick(y, j)) for j in range(shape[1])] for i in range(shape[0])]
+
+        shape = num_points(x), num_points(y)
+        return _on_host(loop, shape, x, y)
+
+    def log_gram(self, x, y=None):
+        """Matrix of logarithms of the callable's values."""
+        result = jnp.log(self.gram(x, y))
+        if checks.is_concrete(result):
+            checks.require(
+                not bool(jnp.any(jnp.isnan(result))),
+                "`fn` is negative or NaN for some pair of points, so it has no logarithm and cannot be an "
+                "epsilon-kernel; return positive values.",
+                FloatingPointError,
+            )
+        return result
 
 
-@squared_distances.defjvp
-def _squared_distances_jvp(points, tangents):
-    (x, y), (dx, dy) = points, tangents
-    distances = squared_distances(x, y)
-    x, y = _centred(x, y)
-    own = jnp.sum(x * dx, axis=1)[:, None] + jnp.sum(y * dy, axis=1)[None, :]
-    return distances, 2.0 * (own - products(x, dy) - products(dx, y))
+def _on_host(function, shape, *points):
+    dtype = jnp.result_type(float)
+
+    def call(*points):
+        return np.asarray(function(*points), dtype)
+
+    if checks.is_concrete(points):
+        return jnp.asarray(call(*jax.tree.map(np.asarray, points)))
+    return solves.call_back(call, shape, dtype, *points, vmap_method="sequential")
 
 
-@partial(jax.jit, inline=True)  # a loop outside of a program would be compiled anew in each call
-def _by_differences(x, y):
-    def add(total, columns):
-        a, b = columns
-        return total + jnp.square(a[:, None] - b[None, :]), None
-
-    start = jnp.zeros((x.shape[0], y.shape[0]), jnp.result_type(x, y))
-    return jax.lax.scan(add, start, (x.T, y.T), unroll=4)[0]
-
-
-@partial(jax.jit, inline=True)
-def _by_products(x, y):
-    """`|x|^2 + |y|^2 - 2 x.y`; rounding errors of the products are about `eps sqrt(dim)` of the norms."""
-    x, y = _centred(x, y)
-    own = jnp.sum(jnp.square(x), axis=1)[:, None] + jnp.sum(jnp.square(y), axis=1)[None, :]
-    distances = own - 2.0 * products(x, y)
-    resolution = 4.0 * x.shape[1] ** 0.5 * jnp.finfo(distances.dtype).eps
-    return jnp.where(distances > resolution * own, distances, 0.0)
-
-
-def _centred(x, y):
-    """Both point sets shifted alike: distances and their derivatives stay, and lose fewer digits."""
-    centre = jax.lax.stop_gradient(jnp.mean(x, axis=0, keepdims=True))
-    return x - centre, y - centre
+def _pick(points, i):
+    return jax.tree.map(lambda leaf: leaf[i], points)

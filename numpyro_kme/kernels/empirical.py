@@ -6,8 +6,8 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
-from numpyro_kme.kernels import blocks
-from numpyro_kme.kernels.base import Kernel, Points, check_fields, num_points, register
+from numpyro_kme.kernels import gram
+from numpyro_kme.kernels.base import Kernel, PointSet, check_fields, num_points, register
 
 
 @register
@@ -42,7 +42,7 @@ class EmpiricalMeasure(Kernel):
         """Read arrays `(n, size, dim)` or `(n, size)` as data sets of `size` rows."""
         return x.reshape(*x.shape[:2], -1)
 
-    def squared_mmd(self, x: Points, y: Points | None = None) -> jax.Array:
+    def squared_mmd(self, x: PointSet, y: PointSet | None = None) -> jax.Array:
         """Matrix `|mu_{x_i} - mu_{y_j}|^2`, `(n, m)`, between batches of data sets; never negative."""
         x_rows, x_weights = _measures("x", x)
         x_own = _self_terms(self.inner, x_rows, x_weights)
@@ -62,10 +62,6 @@ class EmpiricalMeasure(Kernel):
     def log_gram(self, x, y=None):
         """Matrix of log kernel values between two batches of data sets."""
         return -0.5 * self.squared_mmd(x, y) / jnp.square(self.length_scale)
-
-    def gram(self, x, y=None):
-        """Matrix of kernel values between two batches of data sets."""
-        return jnp.exp(self.log_gram(x, y))
 
     def diagonal(self, x):
         """Ones."""
@@ -93,7 +89,7 @@ def _measures(name, batch):
 
 @jax.jit
 def _self_terms(inner, rows, weights):
-    return jax.lax.map(jax.checkpoint(lambda one: blocks.weighted_self_sum(inner, *one)), (rows, weights))
+    return jax.lax.map(jax.checkpoint(lambda one: gram.weighted_self_sum(inner, *one)), (rows, weights))
 
 
 @jax.jit
@@ -104,7 +100,7 @@ def _cross_terms(inner, x_rows, x_weights, y_rows, y_weights):
 
 
 def _against(inner, rows, weights, y_rows, y_weights):
-    witness = blocks.matvec(inner, y_rows.reshape(-1, y_rows.shape[-1]), rows, weights)
+    witness = gram.matvec(inner, y_rows.reshape(-1, y_rows.shape[-1]), rows, weights)
     return jnp.sum(y_weights * witness.reshape(y_weights.shape), axis=1)
 
 

@@ -1,5 +1,6 @@
 """Bayesian kernel learning: the length scale by a pseudo-likelihood of the data, and shrinkage of mean embeddings."""
 
+from dataclasses import field
 from typing import NamedTuple
 
 import jax
@@ -10,13 +11,16 @@ from scipy.optimize import minimize
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
-from numpyro_kme.kernels.farthest_points import farthest_point_design
-from numpyro_kme.kernels.heuristics import median_heuristic
+from numpyro_kme.kernels.base import register
+from numpyro_kme.kernels.length_scales import LengthScaleRule, median_heuristic, some_rows
 from numpyro_kme.kernels.stationary import Gaussian
 
 LANDMARKS = 50
+
 FAILED = 1e12
 """Stands for a loss that is not finite."""
+
+
 STARTS = (0.02, 0.1, 0.5, 0.95)
 """Starting values of the length scale, relative to the median heuristic."""
 
@@ -127,8 +131,7 @@ def learn_length_scale(
     """
     checks.concrete(rng_key=rng_key, x=x, reach=reach)
     checks.key(rng_key)
-    checks.matrix("x", x, min_rows=2)
-    checks.finite("x", x)
+    checks.table("x", x, min_rows=2)
     table = np.asarray(x, np.float64)
     table = table - table.mean(axis=0)
     checks.require(bool(np.ptp(table, axis=0).all()), "`x` has a constant column; leave it out.")
@@ -199,3 +202,51 @@ def shrunk_embedding(
     )
     gain = np.linalg.solve(r + added * np.eye(len(r)), r).T
     return gain @ gram.mean(axis=1), r - gain @ r
+
+
+def farthest_point_design(rng_key: jax.Array, x: ArrayLike, number: int) -> np.ndarray:
+    """A farthest-point (maximin) design, `(number, D)`: each row of `x` is the farthest from those before it.
+
+    Args:
+        rng_key: Chooses the first row.
+        x: `(n, D)`.
+        number: How many rows; all `n` if there are fewer.
+    Cost: `n number` distances.
+    References: Gonzalez (1985), Theoretical Computer Science 38.
+    """
+    checks.concrete(rng_key=rng_key, x=x)
+    checks.key(rng_key)
+    checks.table("x", x)
+    checks.whole("number", number, 1)
+    x = np.asarray(x)
+    first = int(jax.random.randint(rng_key, (), 0, len(x)))
+    chosen, distance = [first], np.sum(np.square(x - x[first]), axis=1)
+    while len(chosen) < min(number, len(x)):
+        chosen.append(int(np.argmax(distance)))
+        distance = np.minimum(distance, np.sum(np.square(x - x[chosen[-1]]), axis=1))
+    return x[chosen]
+
+
+@register
+class BayesianKernelLearning(LengthScaleRule):
+    """The length scale of `learn_length_scale`, from at most `most` of the points.
+
+    Args:
+        rng_key: Chooses points and landmarks.
+        num_landmarks: How many landmarks.
+        most: How many points, at most, chosen at random.
+    """
+
+    rng_key: jax.Array
+    num_landmarks: int = field(default=LANDMARKS, metadata=dict(static=True))
+    most: int = field(default=1000, metadata=dict(static=True))
+
+    def __post_init__(self):
+        checks.key(self.rng_key)
+
+    def __call__(self, x, targets=None):
+        """The learnt scalar; `targets` say nothing."""
+        checks.matrix("x", x, min_rows=2)
+        rows, landmarks = jax.random.split(self.rng_key)
+        table = some_rows(rows, np.asarray(x), self.most)
+        return np.asarray(learn_length_scale(landmarks, table, num_landmarks=self.num_landmarks).length_scale)

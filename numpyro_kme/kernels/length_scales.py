@@ -1,4 +1,4 @@
-"""Rules that choose the length scale of a kernel from data: the median heuristic, kernel learning, cross-validation."""
+"""Length scales of kernels from data: the median heuristic, cross-validation, and rules that engines take."""
 
 import abc
 from dataclasses import field
@@ -6,16 +6,87 @@ from dataclasses import field
 import jax
 import numpy as np
 from jax.typing import ArrayLike
+from scipy.spatial.distance import pdist
 
-from numpyro_kme._core import checks
-from numpyro_kme.kernels import low_rank, median_heuristic, median_heuristic_per_dimension
+from numpyro_kme._core import checks, solves
 from numpyro_kme.kernels.base import register
-from numpyro_kme.kernels.kernel_learning import LANDMARKS, learn_length_scale
 from numpyro_kme.kernels.low_rank import LowRank
 from numpyro_kme.kernels.stationary import Gaussian
 
+MAX_POINTS = 2048
+
 REGULARISATIONS = 10.0 ** np.arange(-9.0, 1.0)
 """Regularisations of kernel ridge regressions whose errors are compared."""
+
+
+Array = jax.Array | np.ndarray
+
+
+def median_heuristic(x: Array, *, max_points: int | None = MAX_POINTS, ties: bool = True) -> np.ndarray:
+    r"""Median distance between the points, `l = sqrt(median_{i<j} |x_i - x_j|_2^2)`.
+
+    A first guess in the units of the data; it says nothing about which differences matter.
+
+    Args:
+        x: `(n, dim)` concrete points, `n >= 2`.
+        max_points: Above this many points, the median is over the pairs of this many of them, picked at
+            random by a NumPy generator with seed 0: the answer is deterministic, and for 2048 points its
+            standard error is one to three per cent. `None` uses every pair.
+        ties: Whether pairs that coincide count. Leave them out for counts and other numbers that often agree.
+    Returns:
+        A float64 scalar.
+    Raises:
+        ValueError: If the median is 0, because half of the pairs coincide; without ties, if all do.
+    Cost: `min(n, max_points)^2 / 2` distances, in time and memory, on the host.
+    """
+    return _median_distance("x", _subset("x", x, max_points), ties)
+
+
+def median_heuristic_per_dimension(x: Array, *, max_points: int | None = MAX_POINTS, ties: bool = True) -> np.ndarray:
+    r"""One length scale per dimension, `l_d = c m_d`, with `m_d` the median distance along dimension `d`.
+
+    The factor `c` is the median heuristic of `x / m`: the median of `|(x_i - x_j) / l|_2` is 1, as it is for
+    `median_heuristic`, and with columns that are alike both give about the same kernel.
+
+    Args:
+        x: `(n, dim)` concrete points, `n >= 2`.
+        max_points, ties: As in `median_heuristic`.
+    Returns:
+        `(dim,)` in float64.
+    Raises:
+        ValueError: If a column's median is 0, because half of its pairs coincide (without ties, all of them); the
+            error names the column.
+    Cost: `dim + 1` times that of `median_heuristic`.
+    """
+    subset = _subset("x", x, max_points)
+    columns = [_median_distance(f"x[:, {d}]", subset[:, d : d + 1], ties) for d in range(subset.shape[1])]
+    return np.stack(columns) * _median_distance("x", subset / np.stack(columns), ties)
+
+
+def _subset(name, x, max_points):
+    checks.require(
+        checks.is_concrete(x),
+        f"`{name}` is traced: the median heuristic runs on the host; call it outside `jax.jit`.",
+        TypeError,
+    )
+    checks.table(name, x, min_rows=2)
+    x = np.asarray(x, dtype=np.float64)
+    if max_points is None or len(x) <= max_points:
+        return x
+    checks.require(max_points >= 2, f"`max_points` must be at least 2; got {max_points}.")
+    return x[np.random.default_rng(0).choice(len(x), max_points, replace=False)]
+
+
+def _median_distance(name, x, ties):
+    squares = pdist(x, "sqeuclidean")
+    squares = squares if ties else squares[squares > 0.0]
+    median = np.sqrt(np.median(squares)) if len(squares) else 0.0
+    checks.require(
+        bool(median > 0),
+        f"The median distance between the points of `{name}` is 0: {'at least half' if ties else 'all'} of the pairs "
+        "coincide. Pass a length scale by hand, or remove repeated points first.",
+    )
+    return median
 
 
 class LengthScaleRule(abc.ABC):
@@ -52,31 +123,6 @@ class MedianHeuristic(LengthScaleRule):
 
 
 @register
-class BayesianKernelLearning(LengthScaleRule):
-    """The length scale of `learn_length_scale`, from at most `most` of the points.
-
-    Args:
-        rng_key: Chooses points and landmarks.
-        num_landmarks: How many landmarks.
-        most: How many points, at most, chosen at random.
-    """
-
-    rng_key: jax.Array
-    num_landmarks: int = field(default=LANDMARKS, metadata=dict(static=True))
-    most: int = field(default=1000, metadata=dict(static=True))
-
-    def __post_init__(self):
-        checks.key(self.rng_key)
-
-    def __call__(self, x, targets=None):
-        """The learnt scalar; `targets` say nothing."""
-        checks.matrix("x", x, min_rows=2)
-        rows, landmarks = jax.random.split(self.rng_key)
-        table = _some(rows, np.asarray(x), self.most)
-        return np.asarray(learn_length_scale(landmarks, table, num_landmarks=self.num_landmarks).length_scale)
-
-
-@register
 class CrossValidation(LengthScaleRule):
     r"""The multiple of the median heuristic with which a Gaussian kernel predicts targets best, by leave-one-out.
 
@@ -106,36 +152,29 @@ class CrossValidation(LengthScaleRule):
         checks.require(
             targets is not None, "CrossValidation needs `targets`: what the points are to predict, `(n, p)`."
         )
-        checks.matrix("x", x, min_rows=10)
-        checks.matrix("targets", targets)
+        checks.table("x", x, min_rows=10)
+        checks.table("targets", targets)
         checks.require(
             len(x) == len(targets), f"`x` and `targets` must have as many rows; got {len(x)} and {len(targets)}."
         )
-        checks.sound("x", x)
-        checks.sound("targets", targets)
         checks.whole("most", self.most, 10)
         checks.require(len(self.multiples) >= 1, "`multiples` must hold at least one number; got none.")
-        x, targets = (_some(self.rng_key, np.asarray(a, np.float64), self.most) for a in (x, targets))
+        x, targets = (some_rows(self.rng_key, np.asarray(a, np.float64), self.most) for a in (x, targets))
         sd = targets.std(axis=0)
         checks.require(bool(sd.any()), "`targets` are constant: every length scale predicts them.")
         targets = (targets - targets.mean(axis=0)) / np.where(sd > 0, sd, 1.0)
         scale = MedianHeuristic(self.per_dimension)(x)
-        errors = [
-            min(
-                np.mean(np.square(rest))
-                for _, _, rest in low_rank.ridges(_factor(x, factor * scale), targets, REGULARISATIONS)
-            )
-            for factor in self.multiples
-        ]
-        return self.multiples[int(np.argmin(errors))] * scale
+
+        def error(multiple):
+            exact = LowRank.fit(Gaussian(multiple * scale), x, tolerance=1e-14)
+            fits = solves.ridges(exact.values, targets, REGULARISATIONS)
+            return min(np.mean(np.square(held_out)) for _, _, held_out in fits)
+
+        return min(self.multiples, key=error) * scale
 
 
-def _factor(x, scale):
-    """A factor of the Gaussian Gram matrix, exact to rounding."""
-    return LowRank.fit(Gaussian(scale), x, tolerance=1e-14).values
-
-
-def _some(rng_key, x, most):
+def some_rows(rng_key: jax.Array, x: np.ndarray, most: int) -> np.ndarray:
+    """All rows, or `most` of them at random."""
     if len(x) <= most:
         return x
     return x[np.asarray(jax.random.choice(rng_key, len(x), (most,), replace=False))]

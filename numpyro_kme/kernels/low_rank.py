@@ -2,13 +2,12 @@
 
 import jax
 import numpy as np
-from jax.typing import ArrayLike
 from scipy.linalg.lapack import dpstrf
 
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.host import in_present_precision, on_host
 from numpyro_kme._core.solves import Array
-from numpyro_kme.kernels.base import Kernel, Points, num_points, register
+from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register
 
 TOLERANCE = 1e-10
 """Relative to the largest diagonal entry; small enough that what is left out is far below any regularisation here."""
@@ -29,7 +28,7 @@ class LowRank:
     """
 
     kernel: Kernel
-    pivots: Points
+    pivots: PointSet
     inverse: Array
     values: Array
     residual: Array
@@ -37,7 +36,7 @@ class LowRank:
     @classmethod
     @on_host
     def fit(
-        cls, kernel: Kernel, points: Points, *, tolerance: float = TOLERANCE, max_rank: int | None = None
+        cls, kernel: Kernel, points: PointSet, *, tolerance: float = TOLERANCE, max_rank: int | None = None
     ) -> "LowRank":
         """Choose pivots greedily: each is the point that those before it explain worst.
 
@@ -56,7 +55,7 @@ class LowRank:
         checks.require(n >= 1, "`points` must hold at least one point; it is empty.")
         checks.sound("points", points)
         checks.positive_number("tolerance", tolerance)
-        checks.require(tolerance < 1, f"`tolerance` must be below 1, a share of the diagonal; got {tolerance}.")
+        checks.require(tolerance < 1, f"`tolerance` must be below 1, a proportion of the diagonal; got {tolerance}.")
         if max_rank is not None:
             checks.whole("max_rank", max_rank, 1)
         most = n if max_rank is None else min(max_rank, n)
@@ -89,11 +88,11 @@ class LowRank:
         """Number of pivots."""
         return len(self.inverse)
 
-    def features(self, t: Points) -> np.ndarray:
+    def features(self, t: PointSet) -> np.ndarray:
         """Features of other points, `(s, r)`."""
         return self.at_pivots(t) @ np.asarray(self.inverse).T
 
-    def at_pivots(self, t: Points) -> np.ndarray:
+    def at_pivots(self, t: PointSet) -> np.ndarray:
         """The kernel between other points and the pivots, `(s, r)`."""
         if isinstance(self.pivots, np.ndarray) and np.ndim(t) == 2:
             checks.same_columns("t", t, "pivots", self.pivots)
@@ -142,7 +141,7 @@ class LowRankRidge:
 
     @classmethod
     def fit(
-        cls, inputs: Points, kernel: Kernel, regularisation: float, *, tolerance: float = TOLERANCE
+        cls, inputs: PointSet, kernel: Kernel, regularisation: float, *, tolerance: float = TOLERANCE
     ) -> "LowRankRidge":
         """Factorise.
 
@@ -158,50 +157,10 @@ class LowRankRidge:
         checks.sound("inputs", inputs)
         right = LowRank.fit(kernel, inputs, tolerance=tolerance)
         values = np.asarray(right.values)
-        left = np.linalg.solve(inner(values, len(values) * regularisation), values.T).T
+        left = np.linalg.solve(solves.inner(values, len(values) * regularisation), values.T).T
         return cls(right, left, np.asarray(regularisation, np.float64))
 
-    def weights(self, t: Points) -> np.ndarray:
+    def weights(self, t: PointSet) -> np.ndarray:
         """Weights `v` at many points, `(s, n)`. Cost: `s n r`."""
         checks.sound("t", t)
         return self.right.features(t) @ np.asarray(self.left).T
-
-
-def ridges(factor: Array, targets: np.ndarray, regularisations: ArrayLike):
-    r"""Kernel ridge regression for each `lam` from one eigendecomposition: `(lam, coefficients, held-out residuals)`.
-
-    With $G = U U^\top$ and $H = U (U^\top U + n \lambda I)^{-1} U^\top$: predictions at `t` are `phi(t)' c`,
-    $c = (U^\top U + n \lambda I)^{-1} U^\top t$, `(r, p)`, and leaving one out
-    $t_i - \hat t_{-i}(x_i) = [(I - H) t]_i / (1 - H_{ii})$, `(n, p)`.
-
-    Args:
-        factor: `U`, `(n, r)`.
-        targets: `(n, p)`.
-        regularisations: Each `lam`.
-    Cost: `2 n r^2 + 9 r^3`, then `n r p` for each `lam`.
-    """
-    factor = np.asarray(factor)
-    square = factor.T @ factor
-    values, vectors = np.linalg.eigh(square)
-    rotated = factor @ vectors
-    for lam in np.asarray(regularisations):
-        added = len(factor) * lam
-        solves.require_resolved(added, float(np.trace(square)), "U U' + c I")
-        inverse = 1.0 / (np.maximum(values, 0.0) + added)
-        within = inverse[:, None] * (rotated.T @ targets)
-        leverage = np.square(rotated) @ inverse
-        yield lam, vectors @ within, (targets - rotated @ within) / (1.0 - leverage)[:, None]
-
-
-def ridge(factor: Array, added: float, right: np.ndarray) -> np.ndarray:
-    """`(U U' + c I)^-1 b` by Woodbury's formula, for `U` `(n, r)` and `b` `(n, ...)`. Cost: `n r^2`."""
-    factor = np.asarray(factor)
-    return (right - factor @ np.linalg.solve(inner(factor, added), factor.T @ right)) / added
-
-
-def inner(factor: Array, added: float) -> np.ndarray:
-    """`U'U + c I`, `(r, r)`, checked: with a `c` below rounding, what is solved with it is noise."""
-    factor = np.asarray(factor)
-    square = factor.T @ factor
-    solves.require_resolved(added, float(np.trace(square)), "U U' + c I")
-    return square + added * np.eye(len(square))

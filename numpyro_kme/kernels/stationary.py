@@ -1,5 +1,7 @@
 """Stationary kernels: functions of the scaled distance `r = |(a - b) / length_scale|_2`."""
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,17 +9,11 @@ from jax.scipy.special import gammaln
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
-from numpyro_kme.kernels.base import (
-    Kernel,
-    check_fields,
-    register,
-    safe_sqrt,
-    scaled,
-    scaled_difference,
-    squared_distances,
-)
+from numpyro_kme.kernels.base import Kernel, check_fields, register
+from numpyro_kme.kernels.gram import safe_sqrt, scaled, scaled_difference, squared_distances
 
 
+@register
 class Stationary(Kernel):
     """A kernel `exp(g(s))` of the squared scaled distance `s = |(a - b) / length_scale|_2^2`.
 
@@ -42,10 +38,6 @@ class Stationary(Kernel):
         """Matrix of log kernel values between `(n, dim)` and `(m, dim)`; no `(n, m, dim)` temporary."""
         return self.log_profile(squared_distances(*scaled(x, y, self.length_scale)))
 
-    def gram(self, x, y=None):
-        """Matrix of kernel values between `(n, dim)` and `(m, dim)`."""
-        return jnp.exp(self.log_gram(x, y))
-
     def log_volume(self, dim: int) -> jax.Array:
         """Logarithm of the product of the `dim` length scales."""
         return jnp.sum(jnp.log(jnp.broadcast_to(jnp.asarray(self.length_scale), (dim,))))
@@ -59,8 +51,6 @@ class Gaussian(Stationary):
         length_scale: `l`, a scalar or `(dim,)`, in the units of the data.
     """
 
-    length_scale: ArrayLike
-
     def log_profile(self, s):
         """`g(s) = -s / 2`."""
         return -0.5 * s
@@ -70,8 +60,20 @@ class Gaussian(Stationary):
         return 0.5 * dim * jnp.log(2.0 * jnp.pi) + self.log_volume(dim)
 
 
+class _Matern(Stationary):
+    """A Matern kernel, whose integral is its spectral density at frequency 0."""
+
+    order: ClassVar[float]
+
+    def log_integral(self, dim):
+        """`dim log 2 + dim/2 log(pi / (2 nu)) + log Gamma(nu + dim/2) - log Gamma(nu) + sum_d log l_d`, order `nu`."""
+        nu = self.order
+        of_unit = dim * jnp.log(2.0) + 0.5 * dim * jnp.log(jnp.pi / (2.0 * nu)) + gammaln(nu + 0.5 * dim) - gammaln(nu)
+        return of_unit + self.log_volume(dim)
+
+
 @register
-class Laplace(Stationary):
+class Laplace(_Matern):
     r"""Laplace kernel `k(a, b) = exp(-r)`, `r = |(a - b) / l|_2`.
 
     The Matern kernel of order 1/2, also named `Matern12`. The distance is Euclidean, as in every kernel here
@@ -82,56 +84,44 @@ class Laplace(Stationary):
         length_scale: `l`, a scalar or `(dim,)`, in the units of the data.
     """
 
-    length_scale: ArrayLike
+    order = 0.5
 
     def log_profile(self, s):
         """`g(s) = -sqrt(s)`."""
         return -safe_sqrt(s)
-
-    def log_integral(self, dim):
-        """`dim log 2 + dim/2 log pi + log Gamma((dim + 1) / 2) - log Gamma(1/2) + sum_d log l_d`."""
-        return _matern_log_integral(0.5, dim) + self.log_volume(dim)
 
 
 Matern12 = Laplace
 
 
 @register
-class Matern32(Stationary):
+class Matern32(_Matern):
     r"""Matern kernel of order 3/2, `k(a, b) = (1 + sqrt(3) r) exp(-sqrt(3) r)`, `r = |(a - b) / l|_2`.
 
     Args:
         length_scale: `l`, a scalar or `(dim,)`, in the units of the data.
     """
 
-    length_scale: ArrayLike
+    order = 1.5
 
     def log_profile(self, s):
         """`g(s) = log(1 + u) - u`, `u = sqrt(3 s)`."""
         return _log_matern32(s)
 
-    def log_integral(self, dim):
-        """`log int (1 + sqrt(3) |u|) exp(-sqrt(3) |u|) du + sum_d log l_d`."""
-        return _matern_log_integral(1.5, dim) + self.log_volume(dim)
-
 
 @register
-class Matern52(Stationary):
+class Matern52(_Matern):
     r"""Matern kernel of order 5/2, `k(a, b) = (1 + u + u^2 / 3) exp(-u)`, `u = sqrt(5) |(a - b) / l|_2`.
 
     Args:
         length_scale: `l`, a scalar or `(dim,)`, in the units of the data.
     """
 
-    length_scale: ArrayLike
+    order = 2.5
 
     def log_profile(self, s):
         """`g(s) = log(1 + u + u^2 / 3) - u`, `u = sqrt(5 s)`."""
         return _log_matern52(s)
-
-    def log_integral(self, dim):
-        """`log int (1 + sqrt(5) |u| + 5/3 |u|^2) exp(-sqrt(5) |u|) du + sum_d log l_d`."""
-        return _matern_log_integral(2.5, dim) + self.log_volume(dim)
 
 
 @register
@@ -143,8 +133,6 @@ class InverseMultiquadric(Stationary):
     Args:
         length_scale: `l`, a scalar or `(dim,)`, in the units of the data.
     """
-
-    length_scale: ArrayLike
 
     def log_profile(self, s):
         """`g(s) = -log(1 + s) / 2`."""
@@ -162,7 +150,6 @@ class RationalQuadratic(Stationary):
         alpha: Shape, positive; smaller is heavier-tailed.
     """
 
-    length_scale: ArrayLike
     alpha: ArrayLike = 1.0
 
     def __post_init__(self):
@@ -217,10 +204,3 @@ def _log_matern52_jvp(primals, tangents):
     u = safe_sqrt(5.0 * s)
     slope = -5.0 / 6.0 * (1.0 + u) / (1.0 + u + 5.0 / 3.0 * s)
     return _log_matern52(s), slope * ds
-
-
-def _matern_log_integral(order: float, dim: int) -> jax.Array:
-    """`log int k(|u|) du` over `R^dim`: a Matern kernel's spectral density at frequency 0."""
-    return (
-        dim * jnp.log(2.0) + 0.5 * dim * jnp.log(jnp.pi / (2.0 * order)) + gammaln(order + 0.5 * dim) - gammaln(order)
-    )

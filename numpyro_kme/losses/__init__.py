@@ -1,8 +1,7 @@
 """What a posterior bootstrap minimises, and the simulators it minimises over."""
 
-from numpyro_kme.losses.base import Loss, TaylorExpansion, TwoSampleObjective, WeightedObjective
+from numpyro_kme.losses.base import Loss, NegativeLogLikelihood, TaylorExpansion, TwoSampleObjective, WeightedObjective
 from numpyro_kme.losses.generator import DrawnNoise, Generator, Noise, NormalNoise, QuadratureNodes, UniformNoise
-from numpyro_kme.losses.likelihood import NegativeLogLikelihood
 from numpyro_kme.losses.mmd import MMD
 from numpyro_kme.losses.wasserstein import Wasserstein
 

@@ -1,4 +1,4 @@
-"""What a posterior bootstrap minimises: a loss, and the objective that it makes of data and a simulator."""
+"""What a posterior bootstrap minimises: losses, and the objective that one makes of data and a simulator."""
 
 import abc
 from dataclasses import dataclass, field
@@ -10,6 +10,7 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
+from numpyro_kme.losses import mixing
 from numpyro_kme.losses.generator import Generator, QuadratureNodes
 
 
@@ -33,9 +34,9 @@ class WeightedObjective(abc.ABC):
     has_cheap_hessian: ClassVar[bool] = False
     """Whether `expand` costs little more than `slope`; if not, solvers update an approximate Hessian."""
 
-    @abc.abstractmethod
     def reduce(self, weights: jax.Array, extra: Any = None) -> Any:
-        """Reduced data terms for weights `(n,)`, or `(n + T,)` with `extra` points `(T, ...)`."""
+        """Reduced data terms for weights `(n,)` or `(n + T,)` with `extra` points `(T, ...)`; here both as they are."""
+        return join(self.data, extra), weights
 
     @abc.abstractmethod
     def value(self, reduced: Any, u: jax.Array, nodes: QuadratureNodes) -> jax.Array:
@@ -84,6 +85,12 @@ class EmbeddingObjective(WeightedObjective):
 
     fit_proportion: bool
 
+    def energy(self, q: jax.Array, coincident: jax.Array, weights: jax.Array) -> jax.Array:
+        """`|mu_u|^2` from its sum `q` over all pairs of nodes: unbiased where these are sampled independently."""
+        if not self.generator.noise.independent:
+            return q
+        return mixing.unbiased_energy(q, coincident, weights, self.fit_proportion)
+
     @abc.abstractmethod
     def gram(self, reduced: Any, points: Any, nodes: QuadratureNodes) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Inner products of the embeddings of `R` sets of simulated points `(R, M, ...)`.
@@ -121,10 +128,6 @@ class TwoSampleObjective(WeightedObjective):
     generator: Generator
     loss: Loss = field(metadata=dict(static=True))
     data: Any
-
-    def reduce(self, weights, extra=None):
-        """Join the points and keep the weights."""
-        return join(self.data, extra), weights
 
     def value(self, reduced, u, nodes):
         """Loss at `u`."""
@@ -166,3 +169,39 @@ def _two_points(generator: Generator) -> Any:
     """Shapes and types of two simulated points."""
     u = jax.ShapeDtypeStruct((generator.dim,), np.float64)
     return jax.eval_shape(generator.points, u, generator.draw_nodes(jax.random.key(0), 2))
+
+
+@dataclass(frozen=True)
+class NegativeLogLikelihood(Loss):
+    """Weighted negative log likelihood `-sum_i w_i log p(x_i | u)`, for models that have a density.
+
+    Efficient where the model is right, and not robust: one far point moves the estimate without bound.
+
+    References: Newton and Raftery (1994), JRSS B 56; Lyddon, Walker and Holmes (2018), NeurIPS.
+    """
+
+    def objective(self, data: Any, generator: Generator, extra: Any = None) -> WeightedObjective:
+        """Bind to data `(n, ...)`; raises an error if the model has no density."""
+        checks.require(
+            generator.log_density is not None,
+            "NegativeLogLikelihood needs a model with a density; this one can only simulate. Use MMD or Wasserstein.",
+        )
+        checks.require(num_points(data) >= 2, f"`data` must hold at least two points; got {num_points(data)}.")
+        for leaf in jax.tree.leaves(data):
+            checks.finite("data", leaf)
+        return LikelihoodObjective(generator, jax.tree.map(np.asarray, data))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class LikelihoodObjective(WeightedObjective):
+    """A weighted negative log likelihood, bound to data."""
+
+    generator: Generator
+    data: Any
+
+    def value(self, reduced, u, nodes):
+        """Weighted negative log likelihood at `u`; the nodes play no part."""
+        data, weights = reduced
+        assert self.generator.log_density is not None
+        return -jnp.vdot(weights, self.generator.log_density(u, data))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme.kernels import Kernel
-from numpyro_kme.kernels.base import squared_distances
+from numpyro_kme.kernels.gram import split, squared_distances
 from numpyro_kme.kernels.stationary import Stationary
 from numpyro_kme.losses import mixing
 from numpyro_kme.losses.base import EmbeddingObjective, join, num_points
@@ -38,10 +38,6 @@ class DirectMMD(EmbeddingObjective):
     def smoothed(self):
         """Widen a stationary kernel."""
         return replace(self, kernel=widened(self.kernel)) if isinstance(self.kernel, Stationary) else self
-
-    def reduce(self, weights, extra=None):
-        """Join the points and keep the weights."""
-        return join(self.data, extra), weights
 
     def offsets(self, weights, extra=None):
         """The constants `|mu_w|^2`: `n^2` kernel values for all weights, with extra points `(n + T)^2` for each."""
@@ -102,9 +98,7 @@ class DirectMMD(EmbeddingObjective):
         return mixing.report(q, v @ cross, (own, cross), v, coincident, num_points(self.data), **kinds)
 
     def _energy(self, q, y, v):
-        if not self.generator.noise.independent:
-            return q
-        return mixing.unbiased_energy(q, self._coincident(y, v), v, self.fit_proportion)
+        return self.energy(q, self._coincident(y, v), v)
 
     def _coincident(self, y, v):
         return jnp.square(v) @ self.kernel.diagonal(y)
@@ -156,10 +150,8 @@ def _over_sources(block, z: Any, c: jax.Array):
     n = num_points(z)
     if n <= SOURCES:
         return block(z, c)
-    blocks = -(-n // SOURCES)
-    pad = blocks * SOURCES - n
-    c = jnp.pad(c, ((0, pad), *[(0, 0)] * (c.ndim - 1))).reshape(blocks, SOURCES, *c.shape[1:])
-    z = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf[:pad]]).reshape(blocks, SOURCES, *leaf.shape[1:]), z)
+    c = jnp.pad(c, ((0, -n % SOURCES), *[(0, 0)] * (c.ndim - 1))).reshape(-1, SOURCES, *c.shape[1:])
+    z = split(z, SOURCES)
     start = jax.tree.map(
         lambda out: jnp.zeros(out.shape, out.dtype),
         jax.eval_shape(block, *jax.tree.map(lambda a: a[0], (z, c))),

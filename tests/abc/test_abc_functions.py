@@ -11,8 +11,8 @@ import pytest
 from scipy.spatial.distance import cdist
 
 import numpyro_kme as kme
-from numpyro_kme.abc.out_of_distribution import dissimilarities
-from numpyro_kme.abc.recursive import _weights
+from numpyro_kme.abc.discrepancies import dissimilarities
+from numpyro_kme.abc.regression import _weights
 from numpyro_kme.kernels import EmpiricalMeasure, Gaussian
 
 KEY = jax.random.key(0)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_kme.bootstrap import DirichletProcess, Settings, batched, fit, minimise, posterior_bootstrap, replicates
+from numpyro_kme.bootstrap import DirichletProcess, Settings, fit, minimise, newton, posterior_bootstrap, replicates
 from numpyro_kme.bootstrap.fit import by_basin, full_data
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD, DrawnNoise, Generator, Loss, NormalNoise, WeightedObjective
@@ -170,7 +170,7 @@ def test_the_reported_loss_is_the_whole_squared_mmd(plane):
     np.testing.assert_allclose(draws.fit.value, expected, atol=1e-9)
     assert draws.fit.value > -5 * draws.fit.numbers["loss_error"]
     full = full_data(bound, 0)
-    parts = batched.values(bound, draws.nodes, full, draws.fit.u) + batched.offsets(bound, full)
+    parts = newton.Problems(bound, draws.nodes, full).values(draws.fit.u) + newton.offsets(bound, full)
     np.testing.assert_allclose(parts, expected, atol=1e-9)
 
 

@@ -13,12 +13,12 @@ from scipy.optimize import minimize_scalar, nnls
 from scipy.stats import kstest, norm
 
 import numpyro_kme as kme
-from numpyro_kme.bootstrap import Settings, batched, posterior_bootstrap
+from numpyro_kme.bootstrap import Settings, newton, posterior_bootstrap
 from numpyro_kme.bootstrap.emulated import learning
 from numpyro_kme.bootstrap.emulated.emulator import Emulator, calibrated_loss_scale
-from numpyro_kme.bootstrap.emulated.features import fit_features
 from numpyro_kme.bootstrap.emulated.learning import design
-from numpyro_kme.bootstrap.emulated.summary import EmulatorSummary
+from numpyro_kme.bootstrap.emulated.training_set import fit_features
+from numpyro_kme.bootstrap.results import EmulatorSummary
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD, DrawnNoise, Generator, NormalNoise, UniformNoise, Wasserstein
 
@@ -224,7 +224,7 @@ def test_the_emulated_loss_is_the_simulated_one_and_the_engine_tells_what_it_cos
     engine.run(jax.random.key(0), x)
     found, bound = engine.replicates, engine.posterior.objective
     nodes = bound.generator.draw_nodes(jax.random.key(1), 2048, 1)
-    direct = batched.values(bound, nodes, replace(found.reweightings, extra=None), found.u)
+    direct = newton.Problems(bound, nodes, replace(found.reweightings, extra=None)).values(found.u)
     np.testing.assert_allclose(found.value, direct, atol=0.5 * found.emulator.loss_scale)
     mean = engine.get_samples()["mean"]
     assert abs(mean.mean() - x.mean()) < 0.2 and 0.05 < mean.std() < 0.25

@@ -9,9 +9,10 @@ import pytest
 from scipy import stats
 
 import numpyro_kme as kme
+from numpyro_kme._core.solves import ridges
 from numpyro_kme.abc.weighting import soft_abc_weights
 from numpyro_kme.engines.kernel_abc import RidgeWeigher
-from numpyro_kme.kernels.low_rank import LowRank, ridges
+from numpyro_kme.kernels.low_rank import LowRank
 
 KEY = jax.random.key(0)
 NOISE = 0.5

@@ -11,9 +11,9 @@ from scipy.special import logsumexp
 
 from numpyro_kme import BayesianKernelLearning, CrossValidation, MedianHeuristic
 from numpyro_kme.kernels import Gaussian, median_heuristic, median_heuristic_per_dimension
-from numpyro_kme.kernels.farthest_points import farthest_point_design
 from numpyro_kme.kernels.kernel_learning import (
     _log_volume,
+    farthest_point_design,
     learn_length_scale,
     log_pseudo_likelihood,
     shrunk_embedding,

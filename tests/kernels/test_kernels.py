@@ -16,7 +16,7 @@ from scipy.stats import multivariate_normal
 
 import numpyro_kme as kme
 from numpyro_kme import kernels as K
-from numpyro_kme.kernels.base import squared_distances
+from numpyro_kme.kernels.gram import squared_distances
 
 pytestmark = pytest.mark.x64
 

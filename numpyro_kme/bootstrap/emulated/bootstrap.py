@@ -4,14 +4,12 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.host import on_host
-from numpyro_kme.bootstrap.derivatives import Derivatives
+from numpyro_kme.bootstrap import newton
 from numpyro_kme.bootstrap.emulated.emulator import FINAL_ITERATIONS, EmulatedMinima, Emulator
 from numpyro_kme.bootstrap.emulated.learning import AnchoredReweightings, LearntEmulator, learn
-from numpyro_kme.bootstrap.emulated.summary import EmulatorSummary
 from numpyro_kme.bootstrap.fit import SAME, Fit, distinct, full_data, require_possible
 from numpyro_kme.bootstrap.preparation import Settings, posterior_sd
-from numpyro_kme.bootstrap.results import TOLERANCE, Quadrature, Replicates
+from numpyro_kme.bootstrap.results import TOLERANCE, Derivatives, EmulatorSummary, Quadrature, Replicates
 from numpyro_kme.bootstrap.weights import PILOT, DirichletProcess, Reweightings, draw_reweightings
 from numpyro_kme.losses.base import WeightedObjective
 from numpyro_kme.losses.direct_mmd import DirectMMD
@@ -64,13 +62,17 @@ def emulated_bootstrap(
     starts = np.asarray(starts, np.float64)
 
     def anchored(ids):
-        size, count = (settings.prior_draws,), len(starts)
-        of_one = lambda b: jax.random.randint(jax.random.fold_in(anchor_key, b), size, 0, count)  # noqa: E731
+        def candidates(replicate):
+            key = jax.random.fold_in(anchor_key, replicate)
+            return jax.random.randint(key, (settings.prior_draws,), 0, len(starts))
+
         found = draw_reweightings(weights_key, objective, process, ids, 1)
-        return AnchoredReweightings(found, np.asarray(jax.vmap(of_one)(ids)))
+        return AnchoredReweightings(found, np.asarray(jax.vmap(candidates)(ids)))
+
+    def pilot(number, count):
+        return anchored(PILOT + number * 2**16 + np.arange(count))
 
     own = anchored(np.arange(settings.num_samples))
-    pilot = lambda number, count: anchored(PILOT + number * 2**16 + np.arange(count))  # noqa: E731
     learnt = learn(learn_key, objective, starts, pilot, settings)
     emulator, simulator, loss_scale = learnt.emulator, learnt.simulator, learnt.loss_scale
     data = learnt.embeddings(own.reweightings) @ emulator.basis
@@ -130,7 +132,7 @@ def _from_two_starts(
 def _full_fit(learnt: LearntEmulator, objective: GridMMD | DirectMMD, weight: float, summary: EmulatorSummary) -> Fit:
     """The full data's minimum, pulled to the prior's middle, from the best points of the training set."""
     emulator, simulator, loss_scale = learnt.emulator, learnt.simulator, learnt.loss_scale
-    data, x = learnt.full_embedding @ emulator.basis, emulator.training.x
+    data, x = learnt.data_features.mean(axis=0) @ emulator.basis, emulator.training.x
     losses = np.square(emulator.known - data).sum(axis=1) / loss_scale + 0.5 * weight * np.square(x).sum(axis=1)
     starts = x[np.argsort(losses)[:64]]
     targets = np.repeat(data[None], len(starts), axis=0)
@@ -171,9 +173,4 @@ def _numbers(
 def _squared_norms(objective: GridMMD | DirectMMD, reweightings: Reweightings) -> np.ndarray:
     """`|mu_w|^2` of every reweighting."""
     bare = DirectMMD(objective.generator, objective.kernel, objective.data, objective.fit_proportion)
-    return on_host(_norms)(bare, reweightings.weights, reweightings.extra)
-
-
-@jax.jit
-def _norms(objective, weights, extra):
-    return objective.offsets(weights, extra)
+    return newton.offsets(bare, reweightings)

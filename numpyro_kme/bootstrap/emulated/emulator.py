@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme._core.host import on_host, to_host
+from numpyro_kme._core import batches
+from numpyro_kme._core.host import on_host
 from numpyro_kme.bootstrap.emulated.networks import Networks
 from numpyro_kme.bootstrap.emulated.training_set import EmulatorTrainingSet
 from numpyro_kme.losses import mixing
@@ -27,6 +28,9 @@ LONGEST = 0.7
 
 ELSEWHERE = 0.5
 """Second starts are at least so far from the first, in standard deviations of the prior."""
+
+
+_in_blocks = on_host(batches.run)
 
 
 class EmulatedMinima(NamedTuple):
@@ -91,11 +95,11 @@ class Emulator:
 
     def at(self, x: np.ndarray) -> np.ndarray:
         """Emulated embeddings `(R, r)`."""
-        return in_chunks(lambda rows: _at(self.networks, rows), 1024, x)
+        return _in_blocks(lambda rows: _at(self.networks, rows), x, 1024)
 
     def tangents(self, x: np.ndarray, proportion: np.ndarray) -> np.ndarray:
         """Derivatives of the model's part of the residual at points `(R, p)`, `(R, r, p)`; see `_tangent`."""
-        return in_chunks(lambda *rows: _tangents(self.networks, *rows, self.fit_proportion), 64, x, proportion)
+        return _in_blocks(lambda rows: _tangents(self.networks, *rows, self.fit_proportion), (x, proportion))
 
     def losses(self, known: np.ndarray, data: np.ndarray) -> np.ndarray:
         """Losses of embeddings `(..., n, r)` for data `(..., R, r)`, up to a term of the data, `(..., R, n)`."""
@@ -106,12 +110,13 @@ class Emulator:
         """For each embedding of data `(R, r)` the best of some points of `x (S, p)`, those of its rows `(R, K)`."""
         if rows.shape[1] == 1:
             return x[rows[:, 0]]
-        known, found = self.at(x), []
-        for first in range(0, len(rows), 64):
-            some = rows[first : first + 64]
-            losses = self.losses(known[some], data[first : first + 64, None])[:, 0]
-            found.append(np.take_along_axis(some, np.argmin(losses, axis=1)[:, None], axis=1)[:, 0])
-        return x[np.concatenate(found)]
+        known = self.at(x)
+
+        def best(some):
+            losses = self.losses(known[some[0]], some[1][:, None])[:, 0]
+            return np.take_along_axis(some[0], np.argmin(losses, axis=1)[:, None], axis=1)[:, 0]
+
+        return x[_in_blocks(best, (rows, data))]
 
     def starts(
         self, data: np.ndarray, anchors: np.ndarray, loss_scale: float, weight: float, away: Any = None
@@ -128,10 +133,10 @@ class Emulator:
     def minimise(self, data, anchors, loss_scale, weight, starts, steps=ITERATIONS) -> EmulatedMinima:
         """Minimise `loss / loss_scale + weight |x - z|^2 / 2` for data `(R, r)`, anchors `z` and starts `(R, p)`."""
 
-        def some(*rows):
+        def some(rows):
             return _minimise(self.networks, *rows, float(loss_scale), float(weight), steps, self.fit_proportion)
 
-        return EmulatedMinima(*in_chunks(some, 64, data, anchors, starts))
+        return EmulatedMinima(*_in_blocks(some, (data, anchors, starts)))
 
     def errors(self, simulated: EmulatorTrainingSet, data: np.ndarray, found: EmulatedMinima) -> np.ndarray:
         """Split-half estimates of the errors of the emulated losses at simulated points, to first order, `(R, 2)`."""
@@ -166,16 +171,6 @@ def calibrated_loss_scale(tangents: np.ndarray, data: np.ndarray) -> float:
     j = np.einsum("krp,rs,ksp->kp", slopes, np.cov(data.T).reshape(data.shape[1], -1), slopes, optimize=True)
     h = np.maximum(h, 1e-9 * h.max())
     return float(h.sum() / (h**2 / np.maximum(j, 1e-300)).sum())
-
-
-@on_host
-def in_chunks(function: Any, size: int, *arrays: np.ndarray) -> Any:
-    """Call a function on `size` rows of arrays at a time, so that it is compiled once; the last rows are padded."""
-    count, results = len(arrays[0]), []
-    for first in range(0, count, size):
-        rows = np.minimum(np.arange(first, first + size), count - 1)
-        results.append(to_host(function(*(a[rows] for a in arrays))))
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[:count], *results)
 
 
 @jax.jit

@@ -8,8 +8,7 @@ import jax
 import numpy as np
 
 from numpyro_kme.bootstrap.emulated.emulator import EmulatedMinima, Emulator, calibrated_loss_scale
-from numpyro_kme.bootstrap.emulated.features import FeatureMap, fit_features
-from numpyro_kme.bootstrap.emulated.training_set import TrainingSimulator
+from numpyro_kme.bootstrap.emulated.training_set import FeatureMap, TrainingSimulator, fit_features
 from numpyro_kme.bootstrap.fit import starting_scale
 from numpyro_kme.bootstrap.preparation import Settings
 from numpyro_kme.bootstrap.weights import Reweightings
@@ -63,11 +62,6 @@ class LearntEmulator:
     simulator: TrainingSimulator
     each: int
     rounds: int
-
-    @property
-    def full_embedding(self) -> np.ndarray:
-        """Embedding of the data as they are, `(J,)`."""
-        return self.data_features.mean(axis=0)
 
     def embeddings(self, reweightings: Reweightings) -> np.ndarray:
         """Embeddings of the reweighted data, `(R, J)`."""

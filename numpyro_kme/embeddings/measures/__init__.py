@@ -8,8 +8,7 @@ a product of two Gaussian kernels is a Gaussian kernel times a constant, and a m
 by weighted points: a quasi-random set drawn from the measure stands in for it.
 """
 
-from numpyro_kme.embeddings.measures.base import Measure
 from numpyro_kme.embeddings.measures.normal import Normal, NormalMixture, Tilted
-from numpyro_kme.embeddings.measures.points import Points
+from numpyro_kme.embeddings.measures.points import Measure, Points
 
 __all__ = ["Measure", "Normal", "NormalMixture", "Points", "Tilted"]

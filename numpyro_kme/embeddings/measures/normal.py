@@ -3,7 +3,7 @@
 import abc
 from dataclasses import field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,9 @@ from scipy.special import ndtri
 from scipy.stats import qmc
 
 from numpyro_kme._core import checks
-from numpyro_kme.embeddings.measures.base import Measure
-from numpyro_kme.embeddings.measures.points import Points
-from numpyro_kme.kernels.base import Kernel, register, squared_distances
+from numpyro_kme.embeddings.measures.points import Measure, Points
+from numpyro_kme.kernels.base import Kernel, register
+from numpyro_kme.kernels.gram import one_per_dimension, squared_distances
 from numpyro_kme.kernels.stationary import Gaussian
 
 
@@ -62,7 +62,7 @@ class _NormalComponents(Measure):
             raise ValueError(f"`kernel` must be Gaussian for a closed form; got {type(kernel).__name__}.")
         a = jnp.asarray(a)
         log_weights, means, covariances = self.components()
-        squares = _squared_length_scales(kernel, self.dim)
+        squares = jnp.square(one_per_dimension(kernel.length_scale, self.dim)[0])
 
         def component(log_weight, mean, covariance):
             factor = jnp.linalg.cholesky(covariance + jnp.diag(squares))
@@ -77,8 +77,7 @@ class _NormalComponents(Measure):
 
     def mean_embedding(self, kernel, a):
         """Closed form for a Gaussian kernel, otherwise a sum over `as_points()`."""
-        checks.matrix("a", a, columns=self.dim)
-        checks.sound("a", a)
+        checks.table("a", a, columns=self.dim)
         if not self.closed_form(kernel):
             return self.as_points().mean_embedding(kernel, a)
         return jnp.sum(jnp.exp(self.tilt(kernel, a).log_masses), axis=1)
@@ -92,8 +91,8 @@ class _NormalComponents(Measure):
         if not self.closed_form(kernel_a, kernel_b):
             return self.as_points().product_embedding(kernel_a, a, kernel_b, b)
         a, b = jnp.asarray(a), jnp.asarray(b)
-        squares_a = _squared_length_scales(kernel_a, self.dim)
-        squares_b = _squared_length_scales(kernel_b, self.dim)
+        squares_a = jnp.square(one_per_dimension(kernel_a.length_scale, self.dim)[0])
+        squares_b = jnp.square(one_per_dimension(kernel_b.length_scale, self.dim)[0])
         total = squares_a + squares_b
         squares = squares_a * squares_b / total
         log_between = Gaussian(jnp.sqrt(total)).log_gram(a, b)
@@ -234,14 +233,6 @@ class NormalMixture(_NormalComponents):
     def components(self):
         """The `K` components."""
         return jnp.log(jnp.asarray(self.weights)), jnp.asarray(self.means), jnp.asarray(self.covariances)
-
-
-def _squared_length_scales(kernel: Any, dim: int) -> jax.Array:
-    checks.require(
-        jnp.shape(kernel.length_scale) in ((), (1,), (dim,)),
-        f"`length_scale` must be a scalar or have shape ({dim},); got {jnp.shape(kernel.length_scale)}.",
-    )
-    return jnp.square(jnp.broadcast_to(jnp.asarray(kernel.length_scale), (dim,)))
 
 
 @lru_cache(maxsize=8)

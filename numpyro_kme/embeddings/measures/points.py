@@ -1,4 +1,6 @@
-"""Weighted points as a measure."""
+"""What every probability measure answers, and weighted points as a measure."""
+
+import abc
 
 import jax
 import jax.numpy as jnp
@@ -6,8 +8,48 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
-from numpyro_kme.embeddings.measures.base import Measure
-from numpyro_kme.kernels.base import register
+from numpyro_kme.kernels.base import Kernel, register
+
+
+class Measure(abc.ABC):
+    """A probability measure `p` on `R^D`."""
+
+    @property
+    @abc.abstractmethod
+    def dim(self) -> int:
+        """Dimension `D`."""
+
+    @abc.abstractmethod
+    def closed_form(self, *kernels: Kernel) -> bool:
+        """Whether embeddings with these kernels are exact."""
+
+    @abc.abstractmethod
+    def mean_embedding(self, kernel: Kernel, a: ArrayLike) -> jax.Array:
+        """Values `int k(a_i, t) p(dt)` at the points `a` of shape `(m, D)`, `(m,)`."""
+
+    @abc.abstractmethod
+    def product_embedding(self, kernel_a: Kernel, a: ArrayLike, kernel_b: Kernel, b: ArrayLike) -> jax.Array:
+        """Matrix `int k_a(a_i, t) k_b(t, b_j) p(dt)` for points `(m, D)` and `(r, D)`, `(m, r)`."""
+
+    @abc.abstractmethod
+    def squared_norm(self, kernel: Kernel) -> jax.Array:
+        """`int int k(s, t) p(ds) p(dt)`, the squared length of the mean embedding."""
+
+    @abc.abstractmethod
+    def as_points(self) -> "Points":
+        """Weighted points that stand for the measure."""
+
+    @abc.abstractmethod
+    def moments(self) -> tuple[jax.Array, jax.Array]:
+        """Mean `(D,)` and covariance `(D, D)`."""
+
+    @abc.abstractmethod
+    def sample(self, rng_key: jax.Array, n: int) -> jax.Array:
+        """`n` independent draws, `(n, D)`."""
+
+    @abc.abstractmethod
+    def log_density(self, t: ArrayLike) -> jax.Array:
+        """Log density at one point `(D,)`; raises where the measure has none."""
 
 
 @register
@@ -25,8 +67,7 @@ class Points(Measure):
 
     def __post_init__(self):
         if checks.is_concrete((self.points, self.weights)):
-            checks.matrix("points", self.points)
-            checks.sound("points", self.points)
+            checks.table("points", self.points)
             if self.weights is not None:
                 weights = np.asarray(self.weights)
                 checks.require(

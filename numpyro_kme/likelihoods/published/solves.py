@@ -15,7 +15,7 @@ from scipy import linalg
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.solves import Array
-from numpyro_kme.kernels import blocks
+from numpyro_kme.kernels import gram
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.low_rank import LowRank
 from numpyro_kme.kernels.stationary import Gaussian
@@ -198,11 +198,11 @@ class LowRankSolution(Solution):
         """`weights = W' (U' U + m lam I)^-1 U' kappa` on the pivots; `m r` kernel evaluations, twice."""
         kernel, kappa = hyper.parameter_kernel, jnp.asarray(kappa)
         pivots, inverse, z = jnp.asarray(self.pivots), jnp.asarray(self.inverse), jnp.asarray(z)
-        seen = inverse @ blocks.matvec(kernel, pivots, z, kappa)
+        seen = inverse @ gram.matvec(kernel, pivots, z, kappa)
         solved = solves.cho_solve(self.core, seen)
         weights = inverse.T @ solved
         energy = (kappa @ kappa - seen @ solved) / (len(z) * hyper.regularisation)
-        return Solved(pivots, weights, blocks.matvec(kernel, z, pivots, weights), energy)
+        return Solved(pivots, weights, gram.matvec(kernel, z, pivots, weights), energy)
 
     def variance(self, hyper, z, t):
         """`l(t, t) - phi' phi + m lam phi' (U' U + m lam I)^-1 phi` with the features `phi` of `t`."""

@@ -1,19 +1,13 @@
-"""The negative distance and the positive definite kernel it induces: their MMD is the energy distance."""
+"""Kernels that grow without bound: the negative distance and what it induces, inner products and their powers."""
+
+from dataclasses import field
 
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
-from numpyro_kme.kernels.base import (
-    Kernel,
-    Signed,
-    check_fields,
-    register,
-    safe_sqrt,
-    scaled,
-    scaled_difference,
-    squared_distances,
-)
+from numpyro_kme.kernels.base import Kernel, Signed, check_fields, register
+from numpyro_kme.kernels.gram import products, safe_sqrt, scaled, scaled_difference, squared_distances
 
 
 @register
@@ -75,3 +69,58 @@ class DistanceInduced(Kernel):
         energy = Energy(self.length_scale)
         origin = jnp.broadcast_to(jnp.asarray(self.origin), (1, jnp.shape(x)[-1]))
         return jnp.maximum(energy.gram(x, y) - energy.gram(x, origin) - energy.gram(origin, y), 0.0)
+
+
+@register
+class Linear(Signed):
+    r"""Linear kernel `k(a, b) = sum_d a_d b_d / l_d^2`; its mean embeddings are means.
+
+    Args:
+        length_scale: `l`, a scalar or `(dim,)`, in the units of the data.
+    """
+
+    length_scale: ArrayLike = 1.0
+
+    def __post_init__(self):
+        check_fields(self, checks.positive, "length_scale")
+
+    def pair(self, a, b):
+        """Inner product of two scaled vectors `(dim,)`."""
+        return jnp.sum((a / self.length_scale) * (b / self.length_scale))
+
+    def gram(self, x, y=None):
+        """Matrix of inner products between `(n, dim)` and `(m, dim)`, as one matrix product."""
+        return products(*scaled(x, y, self.length_scale))
+
+
+@register
+class Polynomial(Signed):
+    r"""Polynomial kernel `k(a, b) = (sum_d a_d b_d / l_d^2 + c)^p`.
+
+    Its mean embeddings are moments up to order `p`.
+
+    Args:
+        degree: `p`, a positive integer.
+        length_scale: `l`, a scalar or `(dim,)`, in the units of the data.
+        offset: `c >= 0`; 0 keeps the moments of order `p` alone.
+    """
+
+    degree: int = field(metadata=dict(static=True))
+    length_scale: ArrayLike = 1.0
+    offset: ArrayLike = 1.0
+
+    def __post_init__(self):
+        checks.require(
+            isinstance(self.degree, int) and self.degree >= 1,
+            f"`degree` must be a positive integer; got {self.degree!r}.",
+        )
+        check_fields(self, checks.positive, "length_scale")
+        check_fields(self, checks.non_negative, "offset")
+
+    def pair(self, a, b):
+        """Power of the inner product of two scaled vectors `(dim,)`."""
+        return (jnp.sum((a / self.length_scale) * (b / self.length_scale)) + self.offset) ** self.degree
+
+    def gram(self, x, y=None):
+        """Matrix of powers of inner products between `(n, dim)` and `(m, dim)`."""
+        return (products(*scaled(x, y, self.length_scale)) + self.offset) ** self.degree
