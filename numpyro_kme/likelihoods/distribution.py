@@ -14,9 +14,10 @@ from numpyro.distributions.distribution import Distribution
 from numpyro_kme._core import checks, solves
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
-from numpyro_kme.likelihoods.forms import default_form
+from numpyro_kme.likelihoods.extrapolation import Region
 from numpyro_kme.likelihoods.prepared import PreparedLikelihood
-from numpyro_kme.likelihoods.region import Region
+from numpyro_kme.likelihoods.published.form import KernelMeans
+from numpyro_kme.likelihoods.residual.form import MIN_SIMULATIONS, ResidualKernelMeans
 from numpyro_kme.models.coordinates import Coordinates
 
 MANY = 0.01
@@ -242,3 +243,12 @@ def fit_likelihood(
     point = None if y is None else form.point(np.asarray(y))
     surrogate = form.fit(z, form.points(x), measure=measure, y=point)
     return FittedLikelihood(surrogate, coordinates, x.shape[1:], z)
+
+
+def default_form(num_simulations: int) -> Form:
+    """`ResidualKernelMeans`, which measures better on vectors of statistics; `KernelMeans` for few simulations.
+
+    Above 20,000 simulations, too, `KernelMeans`, which has a low-rank solve.
+    """
+    dense = MIN_SIMULATIONS <= num_simulations <= checks.MOST_SIMULATIONS
+    return ResidualKernelMeans() if dense else KernelMeans()

@@ -17,8 +17,7 @@ from numpyro_kme._core.host import in_present_precision, on_host
 from numpyro_kme.embeddings.measures import Measure, Normal, NormalMixture
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.stationary import Gaussian
-from numpyro_kme.likelihoods.base import LikelihoodAt, Surrogate
-from numpyro_kme.likelihoods.signed import SignedLog, to_signed_log
+from numpyro_kme.likelihoods.base import LikelihoodAt, SignedLog, Surrogate, to_signed_log
 from numpyro_kme.samplers.importance import WeightedParticles, adaptive_importance_sampling, signed_logs
 
 NUM_PARTICLES = 4096

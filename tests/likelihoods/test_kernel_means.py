@@ -9,9 +9,9 @@ import tinygp
 
 from numpyro_kme.embeddings.measures import Normal
 from numpyro_kme.kernels import EmpiricalMeasure, Gaussian, GaussianProcessPath, Laplace
+from numpyro_kme.likelihoods.base import log_positive_part, positive_part, to_signed_log
 from numpyro_kme.likelihoods.published.form import KernelMeans
-from numpyro_kme.likelihoods.published.objectives import Hyperparameters
-from numpyro_kme.likelihoods.signed import log_positive_part, positive_part, to_signed_log
+from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
 
 M, D, N = 40, 2, 3

@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_info
 
 from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.published.form import KernelMeans
-from numpyro_kme.likelihoods.published.objectives import Hyperparameters
+from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
 from numpyro_kme.likelihoods.residual import form as residual_form
 from numpyro_kme.likelihoods.residual.bandwidth_learning import learn_bandwidths
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans

@@ -9,10 +9,8 @@ from scipy import integrate, optimize, stats
 from scipy.special import ndtr
 
 from numpyro_kme.likelihoods.residual import bandwidth_learning as bl
-from numpyro_kme.likelihoods.residual import bandwidths as bd
 from numpyro_kme.likelihoods.residual import decorrelation, location, scale
 from numpyro_kme.likelihoods.residual import density as rd
-from numpyro_kme.likelihoods.residual import held_out_density as hd
 from numpyro_kme.likelihoods.residual.decorrelation import (
     DecorrelationHyperparameters,
     TriangularMap,
@@ -20,7 +18,6 @@ from numpyro_kme.likelihoods.residual.decorrelation import (
     soft_clip,
 )
 from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
-from numpyro_kme.likelihoods.residual.held_out import Ridge
 from numpyro_kme.likelihoods.residual.location import Location, start_locations
 from numpyro_kme.likelihoods.residual.marginals import (
     MarginalTransform,
@@ -29,6 +26,7 @@ from numpyro_kme.likelihoods.residual.marginals import (
     lattice_step,
     log_cosh,
 )
+from numpyro_kme.likelihoods.residual.ridge import Ridge
 from numpyro_kme.likelihoods.residual.scale import ScaleFunction
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, Smoothness
 
@@ -355,18 +353,18 @@ def held_out_by_refit(z, j, beta, ridge):
 
 def test_held_out_weights_are_those_of_refits_with_an_intercept(rng):
     z = rng.normal(size=(8, 2))
-    found = hd.HeldOutDensities.of(bandwidths(1, beta=0.9, lam=0.3 / 8), z, rng.normal(size=(8, 1))).signed
+    found = bl.HeldOutDensities.of(bandwidths(1, beta=0.9, lam=0.3 / 8), z, rng.normal(size=(8, 1))).signed
     np.testing.assert_allclose(found, [held_out_by_refit(z, j, 0.9, 0.3) for j in range(8)], atol=1e-10)
 
 
 def bandwidths(n, eps=0.6, beta=1.3, lam=0.02, sensitivity=0.3):
-    return bd.Bandwidths(np.full(n, np.log(eps)), np.log(beta), np.log(lam), np.array(sensitivity))
+    return rd.Bandwidths(np.full(n, np.log(eps)), np.log(beta), np.log(lam), np.array(sensitivity))
 
 
 def test_held_out_density_is_a_double_loop(rng):
     z, r = rng.normal(size=(9, 2)), rng.normal(size=(9, 2))
-    found = hd.HeldOutDensities.of(bandwidths(2), z, r).log_densities()
-    factors = bd.local_factors(r, bandwidths(2))
+    found = bl.HeldOutDensities.of(bandwidths(2), z, r).log_densities()
+    factors = rd.local_factors(r, bandwidths(2))
     for j in range(9):
         weights = held_out_by_refit(z, j, 1.3, 9 * 0.02)
         weights = 0.5 * (weights + np.sqrt(weights**2 + (0.1 / 9) ** 2))
@@ -378,14 +376,14 @@ def test_held_out_density_is_a_double_loop(rng):
 
 
 def test_local_factors_follow_a_held_out_pilot_density(rng, monkeypatch):
-    monkeypatch.setattr(bd, "ROWS", 4)
+    monkeypatch.setattr(rd, "ROWS", 4)
     r, at = rng.normal(size=(9, 2)), bandwidths(2)
     pilot = [np.mean([stats.norm.pdf(r[j], 0.8 * r[i], 0.6).prod() for i in range(9) if i != j]) for j in range(9)]
     pilot = np.log(pilot + 0.02 * stats.multivariate_t(np.zeros(2), 4.0 * np.eye(2), df=3).pdf(r))
     expected = -0.3 * (pilot - pilot.mean())
-    np.testing.assert_allclose(np.log(bd.local_factors(r, at)), expected, rtol=1e-9)
+    np.testing.assert_allclose(np.log(rd.local_factors(r, at)), expected, rtol=1e-9)
     np.testing.assert_allclose(
-        hd.HeldOutDensities.of(at, rng.normal(size=(9, 2)), r).factors.log_factor, expected, rtol=1e-9
+        bl.HeldOutDensities.of(at, rng.normal(size=(9, 2)), r).factors.log_factor, expected, rtol=1e-9
     )
 
 
@@ -411,7 +409,7 @@ def test_loss_is_infinite_where_weights_cannot_be_learnt(rng):
 def test_the_heavy_tailed_weight_maximises_the_held_out_density(outliers, rng):
     z, r, at = rng.normal(size=(60, 2)), rng.normal(size=(60, 2)), bandwidths(2)
     r[:outliers] *= 30.0
-    mixture = hd.HeldOutDensities.of(at, z, r).mixture
+    mixture = bl.HeldOutDensities.of(at, z, r).mixture
     heavy_tailed = stats.multivariate_t(np.zeros(2), 4.0 * np.eye(2), df=3).logpdf(r)
 
     def loss(w):

@@ -15,15 +15,15 @@ from jax.typing import ArrayLike
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
 from numpyro_kme.embeddings.measures import Measure
-from numpyro_kme.kernels.base import Kernel
+from numpyro_kme.kernels.base import Kernel, register
 from numpyro_kme.kernels.empirical import EmpiricalMeasure
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.base import Form
-from numpyro_kme.likelihoods.published import scores, summaries
-from numpyro_kme.likelihoods.published.empirical import learn_empirical
+from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet
 from numpyro_kme.likelihoods.published.learning import Learner, LearntHyperparameters, learn
-from numpyro_kme.likelihoods.published.objectives import Hyperparameters, LearningObjective, LeaveOneOut, TrainingSet
+from numpyro_kme.likelihoods.published.leave_one_out import held_out_sample, log_heavy_tailed_density, summarise
+from numpyro_kme.likelihoods.published.objectives import LearningObjective, LeaveOneOut
 from numpyro_kme.likelihoods.published.solves import Solve, default_solve
 from numpyro_kme.likelihoods.published.surrogate import KernelMeansSurrogate, as_one_point
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
@@ -103,7 +103,7 @@ class KernelMeans(Form):
         training = _training_set(transform, z, x, measure, y)
         hyper, learnt = self._learn(training)
         solution = (self.solve or default_solve(len(z))).fit(hyper, z)
-        summary = on_host(summaries.summarise)(*summaries.held_out_sample(hyper, z, training.data))
+        summary = on_host(summarise)(*held_out_sample(hyper, z, training.data))
         return KernelMeansSurrogate(z, training.data, hyper, solution, transform, summary, learnt)
 
     def _learn(self, training) -> tuple[Hyperparameters, LearntHyperparameters | None]:
@@ -137,7 +137,7 @@ def _training_set(
     """The simulations as the data kernel sees them."""
     data = x if transform is None else np.asarray(transform.forward(x))
     vectors = isinstance(data, np.ndarray) and data.ndim == 2
-    log_heavy_tailed = scores.log_heavy_tailed_density(jnp.asarray(data)) if vectors else None
+    log_heavy_tailed = log_heavy_tailed_density(jnp.asarray(data)) if vectors else None
     return TrainingSet(z, data, log_heavy_tailed, measure, None if y is None else as_one_point(transform, y, data))
 
 
@@ -155,3 +155,58 @@ def _simulations(z, x) -> tuple[np.ndarray, Any]:
         )
         checks.finite("x", x, "Leave out the simulations that failed.")
     return z, x
+
+
+FACTOR = 2.0
+COARSE_STEPS = (-4, -2, 0, 2, 4)
+
+
+@register
+class KnownDistances(Kernel):
+    """Gaussian kernel whose "points" are the rows of a matrix of squared distances that is known already."""
+
+    length_scale: ArrayLike
+
+    def log_pair(self, a, b):
+        """Not defined for single points."""
+        raise TypeError("KnownDistances compares all simulations at once, by their squared distances.")
+
+    def log_gram(self, x, y=None):
+        """`-x / (2 eps^2)` for squared distances `x` `(m, m)`."""
+        return -0.5 * x / jnp.square(self.length_scale)
+
+
+def learn_empirical(
+    objective: LearningObjective, training: TrainingSet, template: Hyperparameters, learner: Learner
+) -> LearntHyperparameters:
+    """Learn with an `EmpiricalMeasure` data kernel, its inner hyperparameters included.
+
+    The inner kernel's hyperparameters are multiplied by a common factor `2^k`, the best of `k = -4, -2, 0, 2, 4` and
+    its two neighbours; at each, squared MMDs between all simulated data sets are computed once, and `eps`, `beta` and
+    `lam` learnt on them. `eps` starts at 0.4 of the median distance.
+
+    Cost: half of `m^2 size^2` inner kernel evaluations for each of seven inner length scales.
+    """
+    objective.check(training, template)
+    found: dict[int, LearntHyperparameters] = {}
+
+    def at(step):
+        if step not in found:
+            found[step] = _at_inner(objective, training, template, learner, FACTOR**step)
+        return found[step].score
+
+    coarse = max(COARSE_STEPS, key=at)
+    step = max((coarse - 1, coarse, coarse + 1), key=at)
+    return found[step]
+
+
+def _at_inner(objective, training, template, learner, factor) -> LearntHyperparameters:
+    given = template.data_kernel
+    inner = jax.tree.map(lambda leaf: factor * np.asarray(leaf, np.float64), given.inner)
+    squared = on_host(EmpiricalMeasure.squared_mmd)(replace(given, inner=inner), training.data)
+    start = 0.4 * np.sqrt(np.median(squared[np.triu_indices(len(squared), 1)]))
+    known = replace(template, data_kernel=KnownDistances(np.array(start)))
+    learnt = learn(objective, replace(training, data=squared), known, learner)
+    [length_scale] = jax.tree.leaves(learnt.hyper.data_kernel)
+    data_kernel = replace(given, inner=inner, length_scale=length_scale)
+    return replace(learnt, hyper=replace(learnt.hyper, data_kernel=data_kernel))

@@ -10,8 +10,7 @@ from scipy.optimize import minimize
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
 from numpyro_kme.embeddings.measures import Normal
-from numpyro_kme.likelihoods.base import LikelihoodAt
-from numpyro_kme.likelihoods.signed import log_positive_part
+from numpyro_kme.likelihoods.base import LikelihoodAt, log_positive_part
 
 LOG_SMALLEST = -30.0
 

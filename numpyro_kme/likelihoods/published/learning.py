@@ -13,7 +13,8 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.host import in_present_precision, on_host, to_host
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.stationary import Gaussian
-from numpyro_kme.likelihoods.published.objectives import Hyperparameters, LearningObjective, TrainingSet, random_subset
+from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet, random_subset
+from numpyro_kme.likelihoods.published.objectives import LearningObjective
 
 
 @dataclass(frozen=True)

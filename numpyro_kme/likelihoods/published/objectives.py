@@ -1,71 +1,16 @@
 """What the learner maximises: leave-one-out densities of the simulations, or the marginal likelihood of the paper."""
 
 import abc
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.solves import Array
-from numpyro_kme.embeddings.measures import Measure
-from numpyro_kme.kernels.base import Kernel, register
-from numpyro_kme.kernels.stationary import Gaussian
-from numpyro_kme.likelihoods.published import adjoint, scores
-from numpyro_kme.likelihoods.signed import log_positive_part
-
-
-@register
-class Hyperparameters:
-    """Everything the published form learns.
-
-    Args:
-        parameter_kernel: `l` on coordinates, length scales `beta` `(D,)`.
-        data_kernel: `k` on standardised statistics (length scales `eps`), or on whatever the data are.
-        regularisation: `lam`, for `(L + m lam I)^-1`.
-    """
-
-    parameter_kernel: Gaussian
-    data_kernel: Kernel
-    regularisation: Array
-
-    def __post_init__(self):
-        checks.positive("regularisation", self.regularisation)
-
-
-@register
-class TrainingSet:
-    """Simulations as the kernels see them.
-
-    Args:
-        z: Coordinates, `(m, D)`.
-        data: `m` data points: standardised statistics `(m, n)`, or a pytree that the data kernel understands.
-        log_heavy_tailed: `log p_0(x_j)` of a heavy-tailed density much wider than the data, `(m,)`; `None` where the
-            data have no density.
-        measure: The prior in coordinates; only for objectives that need it.
-        y: The observation alone, as data of one simulation; only for objectives that need it.
-    """
-
-    z: Array
-    data: Any
-    log_heavy_tailed: Array | None = None
-    measure: Measure | None = None
-    y: Any = None
-
-
-def random_subset(training: TrainingSet, size: int) -> TrainingSet:
-    """A fixed random choice of simulations where there are many more; what all share in the data stays as it is."""
-    total = len(training.z)
-    if total <= 1.3 * size:
-        return training
-    rows = np.random.default_rng(0).permutation(total)[:size]
-    choose = lambda leaf: leaf[rows] if np.shape(leaf)[:1] == (total,) else leaf  # noqa: E731
-    log_heavy_tailed = None if training.log_heavy_tailed is None else np.asarray(training.log_heavy_tailed)[rows]
-    data = jax.tree.map(choose, training.data)
-    return replace(training, z=training.z[rows], data=data, log_heavy_tailed=log_heavy_tailed)
+from numpyro_kme.likelihoods.base import log_positive_part
+from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet, log_integral, regularised
+from numpyro_kme.likelihoods.published.leave_one_out import FLOOR, held_out, posterior_scores, predictive_scores
+from numpyro_kme.likelihoods.published.solves import solve_with_adjoint
 
 
 class LearningObjective(abc.ABC):
@@ -101,7 +46,7 @@ class LeaveOneOut(LearningObjective):
     Cost: a gradient is one Cholesky factorisation, one inverse and five matrix products of size `m`.
     """
 
-    floor: float = 0.02
+    floor: float = FLOOR
 
     def __post_init__(self):
         _require_weight(self.floor)
@@ -109,7 +54,7 @@ class LeaveOneOut(LearningObjective):
     def value(self, hyper, training):
         """Mean held-out score; 0 for a surrogate that knows nothing, at most about `log m`."""
         ratios, _ = held_out(hyper, training)
-        return jnp.mean(scores.posterior_scores(ratios, self.floor))
+        return jnp.mean(posterior_scores(ratios, self.floor))
 
     @property
     def uses_priors(self):
@@ -133,7 +78,7 @@ class LeaveOneOutPredictive(LearningObjective):
     Cost: as `LeaveOneOut`.
     """
 
-    floor: float = 0.02
+    floor: float = FLOOR
 
     def __post_init__(self):
         _require_weight(self.floor)
@@ -142,7 +87,7 @@ class LeaveOneOutPredictive(LearningObjective):
         """Mean held-out log density of the standardised statistics."""
         ratios, log_marginal = held_out(hyper, training)
         log_marginal = log_marginal - _normaliser(hyper, training)
-        return jnp.mean(scores.predictive_scores(ratios, log_marginal, training.log_heavy_tailed, self.floor))
+        return jnp.mean(predictive_scores(ratios, log_marginal, training.log_heavy_tailed, self.floor))
 
     def check(self, training, template):
         """Require a density."""
@@ -176,7 +121,7 @@ class MarginalLikelihood(LearningObjective):
         kernel = hyper.parameter_kernel
         log_kappa = hyper.data_kernel.log_gram(training.y, training.data)[0]
         largest = jax.lax.stop_gradient(jnp.max(log_kappa))
-        weights = adjoint.solve(regularised(hyper, training.z), jnp.exp(log_kappa - largest))
+        weights = solve_with_adjoint(regularised(hyper, training.z), jnp.exp(log_kappa - largest))
         marginal = weights @ training.measure.mean_embedding(kernel, training.z)
         return log_positive_part(marginal, LOG_SMALLEST) + largest - _normaliser(hyper, training)
 
@@ -200,29 +145,8 @@ LOG_SMALLEST = -18.0
 """Marginals below `exp(-18)` of the largest data kernel value count as not positive."""
 
 
-def regularised(hyper: Hyperparameters, z: ArrayLike) -> jax.Array:
-    """`L + m lam I`, `(m, m)`."""
-    gram = hyper.parameter_kernel.gram(jnp.asarray(z))
-    return gram + len(gram) * hyper.regularisation * jnp.eye(len(gram), dtype=gram.dtype)
-
-
-def held_out(hyper: Hyperparameters, training: TrainingSet) -> tuple[jax.Array, jax.Array]:
-    """Held-out density ratios `(m, m)` and log marginals `(m,)` of `kappa` as it is, not normalised."""
-    inverse_gram = adjoint.inverse(regularised(hyper, training.z))
-    log_gram = hyper.data_kernel.log_gram(training.data).T
-    return scores.density_ratios(inverse_gram, log_gram), scores.leave_one_out_log_marginal(log_gram)
-
-
 def _require_weight(floor):
     checks.require(0.0 < floor < 1.0, f"`floor` must be between 0 and 1; got {floor}.")
-
-
-def log_integral(kernel: Kernel, data: Any) -> jax.Array | None:
-    """Log of the integral of a data kernel over the observation; `None` where it is not a density over such data."""
-    try:
-        return kernel.log_integral(int(np.prod(jnp.shape(jax.tree.leaves(data)[-1])[1:])))
-    except ValueError:
-        return None
 
 
 def _normaliser(hyper, training):

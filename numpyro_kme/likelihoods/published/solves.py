@@ -19,7 +19,58 @@ from numpyro_kme.kernels import blocks
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.low_rank import LowRank
 from numpyro_kme.kernels.stationary import Gaussian
-from numpyro_kme.likelihoods.published.objectives import Hyperparameters
+from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
+
+
+@jax.custom_vjp
+def inverse_with_adjoint(matrix: jax.Array) -> jax.Array:
+    """Inverse `B` of a positive definite matrix; NaN where the factorisation fails.
+
+    The adjoint of `A -> B` is `-B dB B`: two matrix products, where differentiating the factorisation costs dozens.
+    """
+    return _inverse(matrix)
+
+
+def _inverse(matrix):
+    factor = jnp.linalg.cholesky(matrix)
+    return jax.scipy.linalg.cho_solve((factor, True), jnp.eye(len(matrix), dtype=matrix.dtype))
+
+
+def _inverse_forward(matrix):
+    result = _inverse(matrix)
+    return result, result
+
+
+def _inverse_backward(result, cotangent):
+    return (-result @ cotangent @ result,)
+
+
+inverse_with_adjoint.defvjp(_inverse_forward, _inverse_backward)
+
+
+@jax.custom_vjp
+def solve_with_adjoint(matrix: jax.Array, b: jax.Array) -> jax.Array:
+    """Solution `x` `(m,)` of `A x = b` for a positive definite `A`; NaN where the factorisation fails.
+
+    The adjoint takes one more solve, `w = A^-1 dx`: `db = w`, `dA = -w x'`.
+    """
+    return _solve_forward(matrix, b)[0]
+
+
+def _solve_forward(matrix, b):
+    factor = jnp.linalg.cholesky(matrix)
+    x = jax.scipy.linalg.cho_solve((factor, True), b)
+    return x, (factor, x)
+
+
+def _solve_backward(saved, cotangent):
+    factor, x = saved
+    w = jax.scipy.linalg.cho_solve((factor, True), cotangent)
+    return -jnp.outer(w, x), w
+
+
+solve_with_adjoint.defvjp(_solve_forward, _solve_backward)
+
 
 MOST_DENSE = 10_000
 """Simulations up to which the solve is dense where none is asked for: 0.8 GB."""

@@ -1,13 +1,165 @@
-"""Learning the hyperparameters of the residuals' density by its held-out log score, and that score itself."""
+r"""Learning the hyperparameters of the residuals' density by its held-out log score, with the gradient by hand.
+
+For each simulation $j$ the `ResidualDensity` without it,
+
+$$ \log p_{-j} = \log \Big( (1 - w) \sum_{i \ne j} \bar a_{ji} N(r_j \mid \sqrt{1 - \epsilon^2} r_i, (\epsilon s_i)^2)
+   + w\, p_0(r_j) \Big), $$
+
+with the weights of a kernel ridge regression that is refitted without $j$, made positive:
+$\bar a_{ji} \propto (W_{ji})_+$ and $W_{ji} = -P_{ji} / P_{jj}$, where $P = B - B 1 1' B / 1' B 1$ and
+$B = (K + m \lambda I)^{-1}$. Nothing is compiled.
+"""
 
 from math import log, pi
 from typing import NamedTuple
 
 import numpy as np
+from scipy.linalg import lapack
 
-from numpyro_kme.likelihoods.residual.bandwidths import DEFENSIVE, Bandwidths
+from numpyro_kme.likelihoods.residual.density import (
+    DEFENSIVE,
+    SOFTNESS,
+    Bandwidths,
+    LocalFactors,
+    exponentials,
+    gradient_of_eps,
+    log_heavy_tailed,
+    log_kernels,
+    scaled_pairs,
+    squared_distances,
+)
 from numpyro_kme.likelihoods.residual.descent import ENOUGH, descend
-from numpyro_kme.likelihoods.residual.held_out_density import HeldOutDensities, log_defensive_mixture
+
+
+class HeldOutDensities(NamedTuple):
+    """The parts of the held-out densities of `m` residuals, matrices `(m, m)` with a row for each that is held out.
+
+    Memory takes longer than arithmetic here: operations are in place wherever they can be.
+
+    Attributes:
+        bandwidths: The hyperparameters.
+        squares: Squared distances of the coordinates over `beta`.
+        gram: `K`.
+        inverse: `B`.
+        signed: `W`, 0 on the diagonal.
+        weights: Its positive part; rows divided by their sums, to 1.
+        sums: The sums, `(m, 1)`.
+        pairs: Residuals over `eps`, and shrunk ones over `eps`, `(m, n)` each.
+        residual_squares: Squared distances between these.
+        factors: Local bandwidth factors.
+        ratios: Kernels over the mixture of kernels.
+        mixture: Log densities of the mixture of kernels, `(m,)`.
+        heavy_tailed: Log densities of the heavy-tailed component, `(m,)`.
+    """
+
+    bandwidths: Bandwidths
+    squares: np.ndarray
+    gram: np.ndarray
+    inverse: np.ndarray
+    signed: np.ndarray
+    weights: np.ndarray
+    sums: np.ndarray
+    pairs: tuple[np.ndarray, np.ndarray]
+    residual_squares: np.ndarray
+    factors: LocalFactors
+    ratios: np.ndarray
+    mixture: np.ndarray
+    heavy_tailed: np.ndarray
+
+    @classmethod
+    def of(cls, bandwidths: Bandwidths, z: np.ndarray, residuals: np.ndarray) -> "HeldOutDensities":
+        """From coordinates `(m, D)` and residuals `(m, n)`, in their precision."""
+        size, log_tails = len(z), log_heavy_tailed(residuals)
+        scaled = z / np.exp(bandwidths.beta).astype(z.dtype)
+        squares = squared_distances(scaled, scaled)
+        gram = squares * -0.5
+        exponentials(gram)
+        inverse = _inverse(gram, size * float(np.exp(bandwidths.lam)))
+        row = inverse.sum(axis=1)
+        signed = np.outer(row, -row / row.sum())
+        signed += inverse
+        signed /= -np.diagonal(signed)[:, None].copy()
+        np.fill_diagonal(signed, 0.0)
+        weights = np.square(signed)
+        weights += (SOFTNESS / size) ** 2
+        np.sqrt(weights, out=weights)
+        weights += signed
+        weights *= 0.5
+        np.fill_diagonal(weights, 0.0)
+        sums = weights.sum(axis=1, keepdims=True)
+        weights /= sums
+        pairs = scaled_pairs(residuals, bandwidths)
+        near = squared_distances(*pairs)
+        factors = LocalFactors.of(near, log_tails, bandwidths)
+        ratios = log_kernels(near, factors.log_factor, bandwidths)
+        np.fill_diagonal(ratios, -np.inf)
+        peak = ratios.max(axis=1, keepdims=True)
+        ratios -= peak
+        exponentials(ratios)
+        total = np.einsum("ij,ij->i", ratios, weights)[:, None]
+        ratios /= total
+        mixture = (peak + np.log(total))[:, 0]
+        matrices = squares, gram, inverse, signed, weights, sums
+        return cls(bandwidths, *matrices, pairs, near, factors, ratios, mixture, log_tails)
+
+    def log_densities(self) -> np.ndarray:
+        """Held-out log densities, with the heavy-tailed component of weight `DEFENSIVE`, `(m,)`."""
+        return log_defensive_mixture(self.mixture, self.heavy_tailed)
+
+    def gradient(self) -> Bandwidths:
+        """Gradient of the sum of `log_densities`."""
+        responsibility = np.exp(log(1.0 - DEFENSIVE) + self.mixture - self.log_densities())[:, None]
+        of_logs = self.ratios * self.weights
+        of_logs *= responsibility
+        sums, narrow, n = of_logs.sum(axis=0), np.exp(-2.0 * self.factors.log_factor), self.pairs[0].shape[1]
+        of_log_factor = narrow * np.einsum("ij,ij->j", of_logs, self.residual_squares) - n * sums
+        of_kernels, sensitivity = self.factors.gradient(of_log_factor, self.bandwidths)
+        total = sums.sum() + of_kernels.sum()
+        of_logs *= narrow
+        of_logs += of_kernels
+        eps = gradient_of_eps(of_logs, self.pairs, self.bandwidths)
+        beta, lam = self._gradient_of_weights(responsibility)
+        return Bandwidths(-0.5 * eps - total, beta, lam, sensitivity)
+
+    def _gradient_of_weights(self, responsibility):
+        """By `beta` and `lam`."""
+        size, inverse, row = len(self.gram), self.inverse, self.inverse.sum(axis=1)
+        root = self.weights * (2.0 * self.sums)
+        root -= self.signed
+        found = self.ratios - 1.0
+        found *= responsibility
+        found *= self.weights
+        np.fill_diagonal(root, 1.0)
+        found /= root
+        pivot = np.diagonal(inverse) - np.square(row) / row.sum()
+        of_pivot = -np.einsum("ij,ij->i", found, self.signed) / pivot
+        found /= -pivot[:, None]
+        np.fill_diagonal(found, of_pivot)
+        onto = found @ row, row @ found
+        found -= (onto[0] + onto[1])[:, None] / row.sum() - (row @ onto[0]) / row.sum() ** 2
+        of_matrix = inverse @ (found @ inverse)
+        trace = np.trace(of_matrix)
+        of_matrix *= self.gram
+        return -np.vdot(of_matrix, self.squares), -size * np.exp(self.bandwidths.lam) * trace
+
+
+def log_defensive_mixture(log_density: np.ndarray, log_tails: np.ndarray) -> np.ndarray:
+    """Log of the mixture of a density and a heavy-tailed component of weight `DEFENSIVE`."""
+    return np.logaddexp(log(1.0 - DEFENSIVE) + log_density, log(DEFENSIVE) + log_tails)
+
+
+def _inverse(gram, ridge):
+    """`(K + ridge I)^-1`; NaN where it is not positive definite."""
+    matrix = gram.copy()
+    np.fill_diagonal(matrix, 1.0 + ridge)
+    factorise, invert = lapack.get_lapack_funcs(("potrf", "potri"), (matrix,))
+    factor, failed = factorise(matrix.T, lower=1, overwrite_a=1)
+    if failed or not np.isfinite(factor[-1, -1]):
+        return np.full_like(gram, np.nan)
+    lower = invert(factor, lower=1, overwrite_c=1)[0]
+    lower += np.tril(lower, -1).T
+    return lower.T
+
 
 PRIOR_COUNT, LARGEST_WEIGHT = 0.05, 0.2
 """The heavy-tailed weight follows the held-out simulations, and so many more that are of that component; its bound."""

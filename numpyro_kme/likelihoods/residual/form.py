@@ -15,7 +15,7 @@ from numpyro_kme._core import checks, solves
 from numpyro_kme._core.host import in_threads, on_host
 from numpyro_kme._core.robust import robust_standard_deviation
 from numpyro_kme.likelihoods.base import Form
-from numpyro_kme.likelihoods.region import Region
+from numpyro_kme.likelihoods.extrapolation import Region
 from numpyro_kme.likelihoods.residual.bandwidth_learning import HeldOutScores, learn_bandwidths
 from numpyro_kme.likelihoods.residual.decorrelation import TriangularMap, fit_triangular_map
 from numpyro_kme.likelihoods.residual.density import fit_residual_density

@@ -7,8 +7,8 @@ import numpy as np
 
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.residual.descent import descend_all, ravel
-from numpyro_kme.likelihoods.residual.held_out import Ridge, diagonal
 from numpyro_kme.likelihoods.residual.marginals import log_cosh
+from numpyro_kme.likelihoods.residual.ridge import Ridge, diagonal
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, Regression, Smoothness
 
 STRAIGHT = 50.0

@@ -7,7 +7,7 @@ import numpy as np
 
 from numpyro_kme._core.robust import median_absolute_deviation
 from numpyro_kme.likelihoods.residual.descent import descend_all, ravel
-from numpyro_kme.likelihoods.residual.held_out import diagonal
+from numpyro_kme.likelihoods.residual.ridge import diagonal
 from numpyro_kme.likelihoods.residual.smoothness import JITTER, Inputs, Regression, Smoothness
 
 DEGREES = 5.0

@@ -21,7 +21,7 @@ from scipy.spatial.distance import cdist
 
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.low_rank import blocked
-from numpyro_kme.likelihoods.residual.held_out import HeldOutPredictions, Ridge, inverse_root, noise_root, transposed
+from numpyro_kme.likelihoods.residual.ridge import HeldOutPredictions, Ridge, inverse_root, noise_root, transposed
 
 INTERCEPT = 10.0
 """Prior standard deviation `b` of the intercept, in standard deviations of the target."""
