@@ -73,12 +73,12 @@ class LikelihoodAt(abc.ABC):
     """The learnt likelihood `z -> q(y | z)` at one observation `y`, with all work that depends on `y` alone done.
 
     A frozen pytree: evaluate it under `jax.jit`, `jax.grad` and `jax.vmap`, in the precision of the caller.
+
+    Attributes:
+        data: The observation `y`.
     """
 
-    @property
-    @abc.abstractmethod
-    def data(self) -> Any:
-        """The observation `y`."""
+    data: Any
 
     @abc.abstractmethod
     def signed_log(self, z: ArrayLike) -> SignedLog:

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from numpyro.distributions.distribution import Distribution
 
 from numpyro_kme._core import checks, solves
 from numpyro_kme.embeddings.measures import Measure
+from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.extrapolation import Region
 from numpyro_kme.likelihoods.prepared import PreparedLikelihood
@@ -24,8 +25,7 @@ MANY = 0.01
 """A larger share of draws beyond the simulated parameters is warned of."""
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@register
 class FittedLikelihood:
     """A learnt likelihood together with the map from a simulator's arguments to its coordinates.
 
@@ -172,21 +172,18 @@ class KernelMeansLikelihood(Distribution):
 
         A concrete `value` is prepared once, on the host and in float64; a traced one costs two triangular solves.
         """
-        prepared = self.prepared
-        if prepared is None or not prepared.is_for(value):
-            prepared = PreparedLikelihood.of(self.fitted, value)
-        return prepared.over(self._one, self.arguments)
+        return self._over(lambda likelihood, z: likelihood.log_density(z), value)
 
     def signs(self, value: ArrayLike) -> jax.Array:
         """Signs of `q(value | params)`, of the broadcast batch shape."""
+        return self._over(lambda likelihood, z: likelihood.signed_log(z)[0], value)
 
-        def sign(likelihood, arguments):
-            return likelihood.signed_log(self.fitted.coordinates.forward(arguments))[0]
-
-        return (self.prepared or PreparedLikelihood.of(self.fitted, value)).over(sign, self.arguments)
-
-    def _one(self, likelihood, arguments):
-        return likelihood.log_density(self.fitted.coordinates.forward(arguments))
+    def _over(self, function, value):
+        """`function(likelihood, coordinates)` for each output and each call."""
+        prepared, forward = self.prepared, self.fitted.coordinates.forward
+        if prepared is None or not prepared.is_for(value):
+            prepared = PreparedLikelihood.of(self.fitted, value)
+        return prepared.over(lambda likelihood, arguments: function(likelihood, forward(arguments)), self.arguments)
 
 
 def _join(params: tuple[ArrayLike, ...], expected: int) -> jax.Array:

@@ -18,7 +18,12 @@ from numpyro_kme.embeddings.measures import Measure, Normal, NormalMixture
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.base import LikelihoodAt, SignedLog, Surrogate, to_signed_log
-from numpyro_kme.samplers.importance import WeightedParticles, adaptive_importance_sampling, signed_logs
+from numpyro_kme.samplers.importance import (
+    WeightedParticles,
+    adaptive_importance_sampling,
+    signed_logs,
+    signed_moments,
+)
 
 NUM_PARTICLES = 4096
 """Weighted particles that stand for a posterior without a closed form."""
@@ -123,11 +128,9 @@ class KernelMeansPosterior:
 
         With negative parts the covariance need not be positive definite; `weighted_particles` has the positive part.
         """
+        if not self.closed_form:
+            return signed_moments(np.asarray(self._particles.particles), np.asarray(self._particles.weights))
         terms = self.likelihood.expansion()
-        if terms is None or not isinstance(self.measure, Normal | NormalMixture):
-            points, weights = np.asarray(self._particles.particles), np.asarray(self._particles.weights)
-            mean = weights @ points
-            return mean, ((points - mean) * weights[:, None]).T @ (points - mean)
         tilted = self.measure.tilt(terms.kernel, terms.points)
         components = jnp.exp(tilted.log_masses + terms.log_scale - self._positive_log_normaliser())
         components = components * jnp.asarray(terms.weights)[:, None]
@@ -210,8 +213,8 @@ class KernelMeansPosterior:
             ValueError: If the data kernel is not a density in the observation.
         """
         self.surrogate.require_density()
-        found = [self._predict(self.surrogate.at(y)) for y in np.asarray(y_new)]
-        return np.array([sign for sign, _ in found]), np.array([log_size for _, log_size in found])
+        signs, log_sizes = zip(*(self._predict(self.surrogate.at(y)) for y in np.asarray(y_new)), strict=True)
+        return np.array(signs), np.array(log_sizes)
 
     @on_host
     def _predict(self, likelihood):

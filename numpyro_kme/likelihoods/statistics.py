@@ -1,7 +1,8 @@
 """The recorded map from raw statistics to standardised ones: robust, monotone, with its exact Jacobian."""
 
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +11,10 @@ from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.robust import robust_standard_deviation
+from numpyro_kme.kernels.base import register
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@register
 class StatisticsTransform:
     r"""`s_i = arcsinh((x_i - centre_i) / scale_i)` for every statistic that varies.
 
@@ -57,8 +58,7 @@ class StatisticsTransform:
         )
         if constant:
             warnings.warn(
-                f"Statistics {constant} are constant over the {x.shape[0]} simulations and are left out.",
-                stacklevel=2,
+                f"Statistics {constant} are constant over the {x.shape[0]} simulations and are left out.", stacklevel=2
             )
         columns = x[:, list(kept)]
         centre = np.median(columns, axis=0)
@@ -87,10 +87,7 @@ class StatisticsTransform:
 
     def log_abs_det_jacobian(self, x: ArrayLike) -> jax.Array:
         """`sum_i log |ds_i / dx_i|` over the kept statistics, `(...)`."""
-        size = jnp.abs(self._scores(x))
-        large = size > 1e8
-        small_log = 0.5 * jnp.log1p(jnp.square(jnp.where(large, 1.0, size)))
-        log_slope = -jnp.where(large, jnp.log(jnp.where(large, size, 1.0)), small_log)
+        log_slope = -log_cosh(jnp.arcsinh(self._scores(x)))
         return jnp.sum(log_slope, axis=-1) - jnp.sum(jnp.log(jnp.asarray(self.scale)))
 
     def check(self, y: ArrayLike) -> None:
@@ -111,11 +108,15 @@ class StatisticsTransform:
             )
 
     def _scores(self, x):
-        columns = jnp.asarray(
-            x[..., list(self.kept)] if isinstance(x, np.ndarray) else jnp.asarray(x)[..., np.array(self.kept)]
-        )
+        x = x if isinstance(x, np.ndarray) else jnp.asarray(x)
+        columns = jnp.asarray(x[..., np.array(self.kept)])
         row = (1,) * (columns.ndim - 1) + (len(self.kept),)
         return (columns - jnp.reshape(self.centre, row)) / jnp.reshape(self.scale, row)
+
+
+def log_cosh(v: Any, xp: Any = jnp) -> Any:
+    """`log cosh v = log sqrt(1 + sinh(v)^2)` without overflow."""
+    return xp.logaddexp(v, -v) - np.log(2.0)
 
 
 @jax.jit

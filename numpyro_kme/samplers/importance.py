@@ -142,11 +142,16 @@ def _softmax(log_weights):
     return weights / weights.sum()
 
 
+def signed_moments(points: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean `(D,)` and covariance `(D, D)` of points `(n, D)` with weights `(n,)` that sum to 1."""
+    mean = weights @ points
+    return mean, ((points - mean) * weights[:, None]).T @ (points - mean)
+
+
 def _kernel_density(rng_key, particles, weights) -> NormalMixture:
     """Normal kernel density estimate with `COMPONENTS` components of the rule-of-thumb bandwidth."""
     dim = particles.shape[1]
-    mean = weights @ particles
-    covariance = ((particles - mean) * weights[:, None]).T @ (particles - mean)
+    _, covariance = signed_moments(particles, weights)
     covariance += 1e-10 * (np.trace(covariance) / dim + 1e-30) * np.eye(dim)
     rows = np.asarray(_choose(rng_key, weights))
     width = (4.0 / (COMPONENTS * (dim + 2.0))) ** (2.0 / (dim + 4.0))

@@ -287,17 +287,19 @@ def test_the_brief_version_is_short_where_rounding_is_harmless(linear):
     with jax.enable_x64(True):
         at = jax.tree.map(jnp.asarray, linear[1].at(np.array([0.5])))
         brief, points = at.brief(), jnp.asarray(linear[0][:30])
-        assert brief.location.points.dtype == brief.log_scale.points.dtype == np.float32
+        learnt, rounded = at.surrogate, brief.surrogate
+        assert rounded.location.points.dtype == rounded.log_scale.points.dtype == np.float32
         full, short = (np.asarray(on_points(one, points)) for one in (at, brief))
         np.testing.assert_allclose(short, full, atol=1e-3)
-        for part in (at.location, at.log_scale):
+        for part in (learnt.location, learnt.log_scale):
             values, derivatives = values_and_slopes(part, points)
             np.testing.assert_allclose(part.on_host(np.asarray(points)), values, rtol=1e-10, atol=1e-12)
             np.testing.assert_allclose(part.slopes(np.asarray(points)), derivatives, rtol=1e-8, atol=1e-10)
-        beyond = dataclasses.replace(at, location=dataclasses.replace(at.location, offset=jnp.array([1e39])))
-        assert beyond.brief().location.points.dtype == np.float64
-        both = dataclasses.replace(beyond.location, linear=at.location.linear - 1e39)
-        assert dataclasses.replace(at, location=both).brief().location.points.dtype == np.float64
+        beyond = dataclasses.replace(learnt.location, offset=jnp.array([1e39]))
+        both = dataclasses.replace(beyond, linear=learnt.location.linear - 1e39)
+        for location in (beyond, both):
+            one = dataclasses.replace(at, surrogate=dataclasses.replace(learnt, location=location))
+            assert one.brief().surrogate.location.points.dtype == np.float64
 
 
 @pytest.mark.parametrize("number", [0, 2.5])

@@ -19,16 +19,11 @@ from numpyro_kme.likelihoods.residual.decorrelation import (
 )
 from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
 from numpyro_kme.likelihoods.residual.location import Location, start_locations
-from numpyro_kme.likelihoods.residual.marginals import (
-    MarginalTransform,
-    jitter_ties,
-    jitter_width,
-    lattice_step,
-    log_cosh,
-)
+from numpyro_kme.likelihoods.residual.marginals import MarginalTransform, jitter_ties, jitter_width, lattice_step
 from numpyro_kme.likelihoods.residual.ridge import Ridge
 from numpyro_kme.likelihoods.residual.scale import ScaleFunction
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, Smoothness
+from numpyro_kme.likelihoods.statistics import log_cosh
 
 
 @pytest.fixture
@@ -416,10 +411,10 @@ def test_the_heavy_tailed_weight_maximises_the_held_out_density(outliers, rng):
         return -np.sum(np.logaddexp(np.log1p(-w) + mixture, np.log(w) + heavy_tailed)) - bl.PRIOR_COUNT * np.log(w)
 
     best = optimize.minimize_scalar(loss, bounds=(1e-7, bl.LARGEST_WEIGHT), method="bounded", options={"xatol": 1e-9}).x
-    scores = bl.HeldOutScores.of(at, z, r, 60)
+    scores = bl.HeldOutDensities.of(at, z.astype(np.float32), r.astype(np.float32))
     assert scores.heavy_tailed_weight() == pytest.approx(best, rel=0.02)
     normal = stats.norm.logpdf(r).sum(axis=1)
-    assert scores.improvement() == pytest.approx(
+    assert scores.improvement(r) == pytest.approx(
         np.mean(np.logaddexp(np.log(0.98) + mixture, np.log(0.02) + heavy_tailed) - normal), rel=1e-4
     )
 

@@ -5,6 +5,7 @@ on coordinates.
 """
 
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import jax
@@ -137,7 +138,7 @@ def _training_set(
     """The simulations as the data kernel sees them."""
     data = x if transform is None else np.asarray(transform.forward(x))
     vectors = isinstance(data, np.ndarray) and data.ndim == 2
-    log_heavy_tailed = log_heavy_tailed_density(jnp.asarray(data)) if vectors else None
+    log_heavy_tailed = log_heavy_tailed_density(data) if vectors else None
     return TrainingSet(z, data, log_heavy_tailed, measure, None if y is None else as_one_point(transform, y, data))
 
 
@@ -155,10 +156,6 @@ def _simulations(z, x) -> tuple[np.ndarray, Any]:
         )
         checks.finite("x", x, "Leave out the simulations that failed.")
     return z, x
-
-
-FACTOR = 2.0
-COARSE_STEPS = (-4, -2, 0, 2, 4)
 
 
 @register
@@ -188,25 +185,17 @@ def learn_empirical(
     Cost: half of `m^2 size^2` inner kernel evaluations for each of seven inner length scales.
     """
     objective.check(training, template)
-    found: dict[int, LearntHyperparameters] = {}
-
-    def at(step):
-        if step not in found:
-            found[step] = _at_inner(objective, training, template, learner, FACTOR**step)
-        return found[step].score
-
-    coarse = max(COARSE_STEPS, key=at)
-    step = max((coarse - 1, coarse, coarse + 1), key=at)
-    return found[step]
-
-
-def _at_inner(objective, training, template, learner, factor) -> LearntHyperparameters:
     given = template.data_kernel
-    inner = jax.tree.map(lambda leaf: factor * np.asarray(leaf, np.float64), given.inner)
-    squared = on_host(EmpiricalMeasure.squared_mmd)(replace(given, inner=inner), training.data)
-    start = 0.4 * np.sqrt(np.median(squared[np.triu_indices(len(squared), 1)]))
-    known = replace(template, data_kernel=KnownDistances(np.array(start)))
-    learnt = learn(objective, replace(training, data=squared), known, learner)
-    [length_scale] = jax.tree.leaves(learnt.hyper.data_kernel)
-    data_kernel = replace(given, inner=inner, length_scale=length_scale)
-    return replace(learnt, hyper=replace(learnt.hyper, data_kernel=data_kernel))
+
+    @cache
+    def at(step: int) -> LearntHyperparameters:
+        inner = jax.tree.map(lambda leaf: 2.0**step * np.asarray(leaf, np.float64), given.inner)
+        squared = on_host(EmpiricalMeasure.squared_mmd)(replace(given, inner=inner), training.data)
+        start = 0.4 * np.sqrt(np.median(squared[np.triu_indices(len(squared), 1)]))
+        known = replace(template, data_kernel=KnownDistances(np.array(start)))
+        learnt = learn(objective, replace(training, data=squared), known, learner)
+        data_kernel = replace(given, inner=inner, length_scale=learnt.hyper.data_kernel.length_scale)
+        return replace(learnt, hyper=replace(learnt.hyper, data_kernel=data_kernel))
+
+    coarse = max((-4, -2, 0, 2, 4), key=lambda step: at(step).score)
+    return at(max((coarse - 1, coarse, coarse + 1), key=lambda step: at(step).score))

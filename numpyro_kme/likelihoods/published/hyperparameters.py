@@ -60,8 +60,7 @@ def random_subset(training: TrainingSet, size: int) -> TrainingSet:
         return training
     rows = np.random.default_rng(0).permutation(total)[:size]
     choose = lambda leaf: leaf[rows] if np.shape(leaf)[:1] == (total,) else leaf  # noqa: E731
-    log_heavy_tailed = None if training.log_heavy_tailed is None else np.asarray(training.log_heavy_tailed)[rows]
-    data = jax.tree.map(choose, training.data)
+    data, log_heavy_tailed = jax.tree.map(choose, (training.data, training.log_heavy_tailed))
     return replace(training, z=training.z[rows], data=data, log_heavy_tailed=log_heavy_tailed)
 
 
@@ -71,7 +70,7 @@ def regularised(hyper: Hyperparameters, z: ArrayLike) -> jax.Array:
     return gram + len(gram) * hyper.regularisation * jnp.eye(len(gram), dtype=gram.dtype)
 
 
-def log_integral(kernel: Kernel, data: Any) -> jax.Array | None:
+def log_integral(kernel: Kernel, data: Any) -> Any:
     """Log of the integral of a data kernel over the observation; `None` where it is not a density over such data."""
     try:
         return kernel.log_integral(int(np.prod(jnp.shape(jax.tree.leaves(data)[-1])[1:])))

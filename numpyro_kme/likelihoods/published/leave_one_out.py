@@ -6,16 +6,18 @@ the surrogate built without simulation `j` predicts at `z_j` the value `-sum_{k 
 column of `G` is divided by its mean, the kernel density estimate of `p(x_i)` from the other simulations.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import gammaln, logsumexp
+from jax.scipy.special import logsumexp
+from scipy.stats import multivariate_t
 
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.solves import Array
+from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.base import positive_part, to_signed_log
 from numpyro_kme.likelihoods.extrapolation import log_nearest_quantile
 from numpyro_kme.likelihoods.published.hyperparameters import (
@@ -88,21 +90,13 @@ def predictive_scores(
     return jnp.logaddexp(jnp.log1p(-floor) + log_ratios + log_marginal, jnp.log(floor) + log_heavy_tailed)
 
 
-@jax.jit
-def log_heavy_tailed_density(x: jax.Array) -> jax.Array:
+def log_heavy_tailed_density(x: np.ndarray) -> np.ndarray:
     """`log p_0(x_j)` of a multivariate Student distribution with 3 degrees of freedom, fitted to the simulations.
 
     Mean and covariance are theirs, the covariance doubled: no simulation is improbable under it.
     """
-    size, dim = x.shape
-    degrees = 3.0
-    centred = x - jnp.mean(x, axis=0, keepdims=True)
-    covariance = 2.0 * centred.T @ centred / size + 1e-6 * jnp.eye(dim)
-    factor = jnp.linalg.cholesky(covariance)
-    white = jax.scipy.linalg.solve_triangular(factor, centred.T, lower=True)
-    log_norm = gammaln(0.5 * (degrees + dim)) - gammaln(0.5 * degrees) - 0.5 * dim * jnp.log(degrees * jnp.pi)
-    log_volume = jnp.sum(jnp.log(jnp.diagonal(factor)))
-    return log_norm - log_volume - 0.5 * (degrees + dim) * jnp.log1p(jnp.sum(white * white, axis=0) / degrees)
+    covariance = 2.0 * np.cov(x, rowvar=False, bias=True) + 1e-6 * np.eye(x.shape[1])
+    return multivariate_t(np.mean(x, axis=0), covariance, df=3, allow_singular=True).logpdf(x)
 
 
 def _without_diagonal(log_gram):
@@ -125,8 +119,7 @@ MOST_HELD_OUT = 2000
 """Largest number of simulations whose held-out quantities go into a summary."""
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@register
 class LeaveOneOutScores:
     """Held-out quantities of each simulation.
 
@@ -142,8 +135,7 @@ class LeaveOneOutScores:
     log_posterior: Array
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@register
 class Summary:
     """Held-out quantities of a fit in a few numbers.
 

@@ -10,11 +10,16 @@ from numpyro_kme._core import checks
 from numpyro_kme.likelihoods.base import log_positive_part
 from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet, log_integral, regularised
 from numpyro_kme.likelihoods.published.leave_one_out import FLOOR, held_out, posterior_scores, predictive_scores
-from numpyro_kme.likelihoods.published.solves import solve_with_adjoint
 
 
 class LearningObjective(abc.ABC):
-    """A function of the hyperparameters to maximise, per simulation."""
+    """A function of the hyperparameters to maximise, per simulation.
+
+    Attributes:
+        uses_priors: Whether the learner adds its weak priors on the logarithms of the hyperparameters.
+    """
+
+    uses_priors = True
 
     @abc.abstractmethod
     def value(self, hyper: Hyperparameters, training: TrainingSet) -> jax.Array:
@@ -23,11 +28,6 @@ class LearningObjective(abc.ABC):
     def check(self, training: TrainingSet, template: Hyperparameters) -> None:
         """Raise where something that this objective needs is missing; nothing is, unless a class says so."""
         return
-
-    @property
-    @abc.abstractmethod
-    def uses_priors(self) -> bool:
-        """Whether the learner adds its weak priors on the logarithms of the hyperparameters."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,6 @@ class LeaveOneOut(LearningObjective):
         ratios, _ = held_out(hyper, training)
         return jnp.mean(posterior_scores(ratios, self.floor))
 
-    @property
-    def uses_priors(self):
-        """Yes."""
-        return True
-
 
 @dataclass(frozen=True)
 class LeaveOneOutPredictive(LearningObjective):
@@ -86,7 +81,7 @@ class LeaveOneOutPredictive(LearningObjective):
     def value(self, hyper, training):
         """Mean held-out log density of the standardised statistics."""
         ratios, log_marginal = held_out(hyper, training)
-        log_marginal = log_marginal - _normaliser(hyper, training)
+        log_marginal = log_marginal - log_integral(hyper.data_kernel, training.data)
         return jnp.mean(predictive_scores(ratios, log_marginal, training.log_heavy_tailed, self.floor))
 
     def check(self, training, template):
@@ -96,11 +91,6 @@ class LeaveOneOutPredictive(LearningObjective):
             "LeaveOneOutPredictive needs a data kernel that is a density over vectors of statistics. Learn by "
             "LeaveOneOut().",
         )
-
-    @property
-    def uses_priors(self):
-        """Yes."""
-        return True
 
 
 @dataclass(frozen=True)
@@ -116,14 +106,16 @@ class MarginalLikelihood(LearningObjective):
     References: Hsu & Ramos (2019), AISTATS.
     """
 
+    uses_priors = False
+
     def value(self, hyper, training):
         """`log q(y)`, on the scale of one observation."""
         kernel = hyper.parameter_kernel
         log_kappa = hyper.data_kernel.log_gram(training.y, training.data)[0]
         largest = jax.lax.stop_gradient(jnp.max(log_kappa))
-        weights = solve_with_adjoint(regularised(hyper, training.z), jnp.exp(log_kappa - largest))
+        weights = jax.scipy.linalg.solve(regularised(hyper, training.z), jnp.exp(log_kappa - largest), assume_a="pos")
         marginal = weights @ training.measure.mean_embedding(kernel, training.z)
-        return log_positive_part(marginal, LOG_SMALLEST) + largest - _normaliser(hyper, training)
+        return log_positive_part(marginal, LOG_SMALLEST) + largest - log_integral(hyper.data_kernel, training.data)
 
     def check(self, training, template):
         """Require the observation, the measure and a density."""
@@ -135,11 +127,6 @@ class MarginalLikelihood(LearningObjective):
             "data kernel that is a density in the observation. Give them, or learn by LeaveOneOut().",
         )
 
-    @property
-    def uses_priors(self):
-        """No."""
-        return False
-
 
 LOG_SMALLEST = -18.0
 """Marginals below `exp(-18)` of the largest data kernel value count as not positive."""
@@ -147,9 +134,3 @@ LOG_SMALLEST = -18.0
 
 def _require_weight(floor):
     checks.require(0.0 < floor < 1.0, f"`floor` must be between 0 and 1; got {floor}.")
-
-
-def _normaliser(hyper, training):
-    log_norm = log_integral(hyper.data_kernel, training.data)
-    assert log_norm is not None
-    return log_norm

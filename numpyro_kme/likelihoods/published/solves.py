@@ -28,16 +28,12 @@ def inverse_with_adjoint(matrix: jax.Array) -> jax.Array:
 
     The adjoint of `A -> B` is `-B dB B`: two matrix products, where differentiating the factorisation costs dozens.
     """
-    return _inverse(matrix)
-
-
-def _inverse(matrix):
     factor = jnp.linalg.cholesky(matrix)
     return jax.scipy.linalg.cho_solve((factor, True), jnp.eye(len(matrix), dtype=matrix.dtype))
 
 
 def _inverse_forward(matrix):
-    result = _inverse(matrix)
+    result = inverse_with_adjoint(matrix)
     return result, result
 
 
@@ -46,30 +42,6 @@ def _inverse_backward(result, cotangent):
 
 
 inverse_with_adjoint.defvjp(_inverse_forward, _inverse_backward)
-
-
-@jax.custom_vjp
-def solve_with_adjoint(matrix: jax.Array, b: jax.Array) -> jax.Array:
-    """Solution `x` `(m,)` of `A x = b` for a positive definite `A`; NaN where the factorisation fails.
-
-    The adjoint takes one more solve, `w = A^-1 dx`: `db = w`, `dA = -w x'`.
-    """
-    return _solve_forward(matrix, b)[0]
-
-
-def _solve_forward(matrix, b):
-    factor = jnp.linalg.cholesky(matrix)
-    x = jax.scipy.linalg.cho_solve((factor, True), b)
-    return x, (factor, x)
-
-
-def _solve_backward(saved, cotangent):
-    factor, x = saved
-    w = jax.scipy.linalg.cho_solve((factor, True), cotangent)
-    return -jnp.outer(w, x), w
-
-
-solve_with_adjoint.defvjp(_solve_forward, _solve_backward)
 
 
 MOST_DENSE = 10_000

@@ -1,7 +1,7 @@
 """What the published form has learnt: a likelihood to evaluate, its held-out scores, and a report for a person."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.host import in_present_precision, on_host
 from numpyro_kme._core.solves import Array
 from numpyro_kme.embeddings.measures import Measure
+from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.base import (
     KernelExpansion,
@@ -43,8 +44,7 @@ DEGREES = 4.0
 """Degrees of freedom of the floor's shape."""
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@register
 class KernelMeansAt(LikelihoodAt):
     """The published form at one observation.
 
@@ -56,7 +56,7 @@ class KernelMeansAt(LikelihoodAt):
         cholesky_factor: Lower Cholesky factor of their weighted covariance, widened by the length scales, `(D, D)`.
         log_nearest: Log data kernel at the nearest simulation, relative to the observation itself.
         amplitude: Fitted variance of the Gaussian process, `v' kappa / m`, in units of `exp(2 log_scale)`.
-        y: The observation.
+        data: The observation `y`.
     """
 
     terms: KernelExpansion
@@ -65,21 +65,11 @@ class KernelMeansAt(LikelihoodAt):
     cholesky_factor: Array
     log_nearest: Array
     amplitude: Array
-    y: Any
-
-    @property
-    def data(self):
-        """The observation."""
-        return self.y
+    data: Any
 
     def expansion(self):
         """The weighted sum of kernels that `q(y | .)` is."""
         return self.terms
-
-    def values(self, points: ArrayLike) -> jax.Array:
-        """`q(y | z) exp(-log_scale)` at points `(r, D)`, `(r,)`; 0 where every kernel underflows."""
-        terms = self.terms
-        return terms.kernel.gram(jnp.asarray(points), jnp.asarray(terms.points)) @ jnp.asarray(terms.weights)
 
     def signed_log(self, z):
         """Sign and log absolute value at one point `(D,)`; nothing underflows, however far the point."""
@@ -97,44 +87,18 @@ class KernelMeansAt(LikelihoodAt):
         finite, and leads back. The floor's tails are those of a Student distribution with 4 degrees of freedom.
         """
         z = jnp.asarray(z)
-        log_floor = self.log_largest + jnp.log(FLOOR) + self._log_shape(z)
-        return log_positive_part(self.values(z[None, :])[0], log_floor) + self.terms.log_scale
-
-    def _log_shape(self, z):
+        terms = self.terms
+        value = terms.kernel.gram(z[None, :], jnp.asarray(terms.points)) @ jnp.asarray(terms.weights)
         white = solve_triangular(jnp.asarray(self.cholesky_factor), z - jnp.asarray(self.centre), lower=True)
-        return -0.5 * (DEGREES + z.shape[0]) * jnp.log1p(jnp.sum(white * white) / DEGREES)
-
-
-def describe_weights(
-    z: ArrayLike, log_kappa: jax.Array, solved: Solved, length_scale: ArrayLike
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """What `KernelMeansAt` needs beside its terms: `log_largest`, `centre`, `cholesky_factor` and `amplitude`.
-
-    Args:
-        z: The simulations, `(m, D)`.
-        log_kappa: Log data kernel at the simulations, `(m,)`.
-        solved: The solve for this observation.
-        length_scale: `beta`.
-    Cost: `m D^2`.
-    """
-    z, (size, dim) = jnp.asarray(z), jnp.shape(z)
-    kappa = jnp.exp(log_kappa - jnp.max(log_kappa))
-    weights = kappa / jnp.sum(kappa)
-    centre = weights @ z
-    centred = z - centre[None, :]
-    effective = 1.0 / jnp.sum(weights * weights)
-    reach = jnp.minimum(jnp.broadcast_to(jnp.asarray(length_scale), (dim,)), 1.0)
-    covariance = (centred * weights[:, None]).T @ centred + dim / (dim + effective) * jnp.diag(jnp.square(reach))
-    amplitude = jnp.maximum(solved.energy, 0.0) / size
-    return jnp.log(jnp.maximum(jnp.max(solved.fitted), 1e-12)), centre, jnp.linalg.cholesky(covariance), amplitude
+        log_shape = -0.5 * (DEGREES + z.shape[0]) * jnp.log1p(jnp.sum(white * white) / DEGREES)
+        return log_positive_part(value[0], self.log_largest + jnp.log(FLOOR) + log_shape) + terms.log_scale
 
 
 SMALLEST_SINGLE = 1e-5
 """Smallest `lam` for solves in float32, whose relative error is about `1e-7 / lam`."""
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@register
 class KernelMeansSurrogate(Surrogate):
     """A learnt kernel means likelihood of the published form.
 
@@ -211,19 +175,28 @@ class KernelMeansSurrogate(Surrogate):
         log_scale = largest if log_norm is None else largest - log_norm
         if self.transform is not None:
             log_scale = log_scale + self.transform.log_abs_det_jacobian(y)
-        terms = KernelExpansion(self.hyper.parameter_kernel, solved.points, solved.weights, log_scale)
-        beta = self.hyper.parameter_kernel.length_scale
-        log_largest, centre, cholesky_factor, amplitude = describe_weights(self.z, log_kappa, solved, beta)
-        log_nearest = largest - kernel.log_gram(observed, observed)[0, 0]
-        return KernelMeansAt(terms, log_largest, centre, cholesky_factor, log_nearest, amplitude, y)
+        kappa, z, (size, dim) = jnp.exp(log_kappa - largest), jnp.asarray(self.z), jnp.shape(self.z)
+        alike = kappa / jnp.sum(kappa)
+        centre, effective = alike @ z, 1.0 / jnp.sum(alike * alike)
+        centred = z - centre[None, :]
+        reach = jnp.minimum(jnp.broadcast_to(jnp.asarray(self.hyper.parameter_kernel.length_scale), (dim,)), 1.0)
+        covariance = (centred * alike[:, None]).T @ centred + dim / (dim + effective) * jnp.diag(jnp.square(reach))
+        return KernelMeansAt(
+            terms=KernelExpansion(self.hyper.parameter_kernel, solved.points, solved.weights, log_scale),
+            log_largest=jnp.log(jnp.maximum(jnp.max(solved.fitted), 1e-12)),
+            centre=centre,
+            cholesky_factor=jnp.linalg.cholesky(covariance),
+            log_nearest=largest - kernel.log_gram(observed, observed)[0, 0],
+            amplitude=jnp.maximum(solved.energy, 0.0) / size,
+            data=y,
+        )
 
     def _check_precision(self):
-        single = jnp.result_type(float) == jnp.float32
-        if single and checks.is_concrete(self.hyper.regularisation):
-            lam = float(self.hyper.regularisation)
+        lam = self.hyper.regularisation
+        if jnp.result_type(float) == jnp.float32 and checks.is_concrete(lam):
             checks.require(
                 lam >= SMALLEST_SINGLE,
-                f"lam = {lam:.1e} is too small to solve for a traced observation in float32 (at least "
+                f"lam = {float(lam):.1e} is too small to solve for a traced observation in float32 (at least "
                 f"{SMALLEST_SINGLE:.0e}). Turn on float64 by numpyro.enable_x64(), or pass a concrete observation, "
                 "which is prepared in float64.",
             )

@@ -7,9 +7,9 @@ import numpy as np
 
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.residual.descent import descend_all, ravel
-from numpyro_kme.likelihoods.residual.marginals import log_cosh
 from numpyro_kme.likelihoods.residual.ridge import Ridge, diagonal
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, Regression, Smoothness
+from numpyro_kme.likelihoods.statistics import log_cosh
 
 STRAIGHT = 50.0
 """Width of a transformation that is a straight line over the bulk of the statistic, in its standard deviations."""
@@ -63,13 +63,8 @@ class Location:
         return self.smoothness.regress(at, noise, target)
 
     def transformed(self, x: np.ndarray) -> np.ndarray:
-        """Statistics `(..., m)` after the marginal transformations."""
-        return transformed(x, np.asarray(self.centre)[..., None], np.asarray(self.log_width)[..., None])
-
-
-def transformed(x: np.ndarray, centre: Any, log_width: Any) -> np.ndarray:
-    """`arcsinh((x - centre) / width)`."""
-    return np.arcsinh((x - centre) / np.exp(log_width))
+        """Statistics `(..., m)` after the marginal transformations, `arcsinh((x - centre) / width)`."""
+        return np.arcsinh((x - np.asarray(self.centre)[..., None]) / np.exp(self.log_width)[..., None])
 
 
 def standardised(v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -204,7 +199,7 @@ class _Candidates(NamedTuple):
                 centres += [centre] * len(grid)
                 widths += list(grid)
         log_widths = np.log(widths)
-        v = transformed(column, np.array(centres)[:, None], log_widths[:, None])
+        v = np.arcsinh((column - np.array(centres)[:, None]) / np.exp(log_widths)[:, None])
         targets, scale = standardised(v)
         return cls(np.array(centres), log_widths, targets, -log_cosh(v, np) - np.log(scale) - log_widths[:, None])
 

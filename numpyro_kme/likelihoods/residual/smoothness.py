@@ -21,7 +21,7 @@ from scipy.spatial.distance import cdist
 
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.low_rank import blocked
-from numpyro_kme.likelihoods.residual.ridge import HeldOutPredictions, Ridge, inverse_root, noise_root, transposed
+from numpyro_kme.likelihoods.residual.ridge import HeldOutPredictions, Ridge, inverse_root, noise_root
 
 INTERCEPT = 10.0
 """Prior standard deviation `b` of the intercept, in standard deviations of the target."""
@@ -161,7 +161,7 @@ class Smoothness:
         columns = np.empty((*scale.shape, first + len(points)))
         columns[..., :1] = INTERCEPT * weight
         np.multiply(at.features * np.exp(self.linear)[..., None, :], weight, out=columns[..., 1:first])
-        np.multiply(near @ transposed(root), weight, out=columns[..., first:])
+        np.multiply(near @ root.mT, weight, out=columns[..., first:])
         ridge = Ridge.of_scaled(columns, scale)
         return Regression(self, at, near, among, root, ridge.held_out(target))
 
@@ -183,7 +183,7 @@ class Smoothness:
         """`g_b(a)`, `(..., r, s)`."""
         shrink = np.exp(-self.length)[..., None, :]
         a, b = a * shrink, b * shrink
-        products = a @ transposed(b)
+        products = a @ b.mT
         products -= 0.5 * np.sum(a * a, axis=-1)[..., :, None]
         products -= 0.5 * np.sum(b * b, axis=-1)[..., None, :]
         return np.exp(np.minimum(products, 0.0, out=products), out=products)
@@ -222,8 +222,8 @@ class Regression:
         """Derivatives by hyperparameters and targets, `(..., m)`, from those by held-out residuals and variances."""
         kernels, hyper, at = len(self.at.inducing_points), self.smoothness, self.at
         found = self.held_out.adjoint(of_residual, of_variance, self.root)
-        amplitudes, variance = np.diagonal(found.products, axis1=-2, axis2=-1), np.exp(2.0 * hyper.noise)
-        of_among = transposed(self.root) @ found.products[..., -kernels:, -kernels:] @ self.root
+        amplitudes, variance = np.linalg.diagonal(found.products), np.exp(2.0 * hyper.noise)
+        of_among = self.root.mT @ found.products[..., -kernels:, -kernels:] @ self.root
         of_among *= -0.5 * np.exp(-2.0 * hyper.rbf)[..., None, None]
         of_among *= self.among
         of_near = found.of_columns
@@ -246,6 +246,6 @@ class Regression:
 def _squares(matrix, a, b, rows):
     """`sum_jk w_j H_jk (a_jd - b_kd)^2`, `(..., D)`, for `H` `(..., r, s)` and weights of the rows `w` `(..., r)`."""
     dim, powers = b.shape[1], np.concatenate([np.ones((len(a), 1)), a, np.square(a)], axis=1)
-    sums = transposed(matrix) @ (powers * rows[..., None])
+    sums = matrix.mT @ (powers * rows[..., None])
     first, second = sums[..., 1 : 1 + dim], sums[..., 1 + dim :]
     return sums[..., 0] @ np.square(b) + second.sum(axis=-2) - 2.0 * np.sum(b * first, axis=-2)

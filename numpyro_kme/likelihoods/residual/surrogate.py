@@ -1,7 +1,7 @@
 """What the residual form has learnt: a likelihood to evaluate, and a report for a person."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,9 +18,10 @@ from numpyro_kme.likelihoods.extrapolation import Region, warn_if_out_of_distrib
 from numpyro_kme.likelihoods.residual.decorrelation import TriangularMap
 from numpyro_kme.likelihoods.residual.density import ResidualDensity
 from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
-from numpyro_kme.likelihoods.residual.marginals import MarginalTransform, log_cosh
+from numpyro_kme.likelihoods.residual.marginals import MarginalTransform
+from numpyro_kme.likelihoods.residual.smoothness import line_slopes
 from numpyro_kme.likelihoods.residual.support import SupportBounds
-from numpyro_kme.likelihoods.statistics import StatisticsTransform
+from numpyro_kme.likelihoods.statistics import StatisticsTransform, log_cosh
 
 TINY = 1e-30
 """Keeps a logarithm finite."""
@@ -34,29 +35,16 @@ class ResidualAt(LikelihoodAt):
     """The location-scale kernel means likelihood at one observation.
 
     Attributes:
-        region, squared_slopes, support, marginals, location, log_scale, decorrelation, density: As in
-            `ResidualSurrogate`.
+        surrogate: What was learnt.
         standard: Statistics that vary, in robust standard deviations, `(n,)`.
         log_jacobian: What does not depend on the coordinates.
-        y: The observation.
+        data: The observation `y`.
     """
 
-    region: Region
-    squared_slopes: ArrayLike
-    support: SupportBounds
-    marginals: MarginalTransform
-    location: RidgeFunctions
-    log_scale: RidgeFunctions
-    decorrelation: TriangularMap
-    density: ResidualDensity
+    surrogate: "ResidualSurrogate"
     standard: ArrayLike
     log_jacobian: ArrayLike
-    y: Any
-
-    @property
-    def data(self):
-        """The observation."""
-        return self.y
+    data: Any
 
     def signed_log(self, z):
         """Sign 1 and log of `q(y | z)` at one point `(D,)`."""
@@ -76,35 +64,36 @@ class ResidualAt(LikelihoodAt):
         Cost: about `(D + n + 2 r) m` operations for `r` columns of the density's basis, and the exponentials of the
         kernels that location and scale need; products of matrices under `vmap`.
         """
-        z, given = self.region.nearest(jnp.asarray(z)), jnp.asarray(z)
-        bounded, log_slope = self.support(self.standard, z)
-        of_location, of_scale = jnp.asarray(self.squared_slopes).astype(z.dtype) @ jnp.square(given - z)
-        held = self.log_scale(z).astype(z.dtype)
+        learnt, given = self.surrogate, jnp.asarray(z)
+        z = learnt.region.nearest(given)
+        bounded, log_slope = learnt.support(self.standard, z)
+        of_location, of_scale = jnp.asarray(learnt.squared_slopes).astype(z.dtype) @ jnp.square(given - z)
+        held = learnt.log_scale(z).astype(z.dtype)
         log_scale = 0.5 * jnp.logaddexp(2.0 * (held + of_scale / jnp.sqrt(1.0 + of_scale)), jnp.log(of_location + TINY))
-        known = jnp.exp(2.0 * jnp.min(held - log_scale)).astype(jnp.asarray(self.density.points).dtype)
-        u = (self.marginals(bounded) - self.location(z).astype(z.dtype)) * jnp.exp(-log_scale)
-        v, precision = self.decorrelation(u, z), jnp.asarray(self.density.points).dtype
-        log_density = self.density.log_density(v.astype(precision), z.astype(precision), known).astype(v.dtype)
-        return log_density + jnp.sum(self.marginals.log_slope(bounded) + log_slope - log_scale) + self.log_jacobian
+        precision = jnp.asarray(learnt.density.points).dtype
+        known = jnp.exp(2.0 * jnp.min(held - log_scale)).astype(precision)
+        u = (learnt.marginals(bounded) - learnt.location(z).astype(z.dtype)) * jnp.exp(-log_scale)
+        v = learnt.decorrelation(u, z)
+        log_density = learnt.density.log_density(v.astype(precision), z.astype(precision), known).astype(v.dtype)
+        return log_density + jnp.sum(learnt.marginals.log_slope(bounded) + log_slope - log_scale) + self.log_jacobian
 
     def brief(self):
         """In float32, but for locations and scales that rounding would move by more than `ROUNDING`."""
         short = partial(jax.tree.map, lambda leaf: np.asarray(leaf, np.float32))
-        found = replace(self, density=short(self.density))
+        learnt = self.surrogate
+        found = replace(learnt, density=short(learnt.density))
         if self._rounding() <= ROUNDING:
-            found = replace(found, location=short(self.location), log_scale=short(self.log_scale))
-        return found
+            found = replace(found, location=short(learnt.location), log_scale=short(learnt.log_scale))
+        return replace(self, surrogate=found)
 
     def _rounding(self) -> float:
         """Largest error of locations, in residual standard deviations, and of log scales in float32.
 
         Over at most 300 simulations; NaN where float32 cannot hold them.
         """
-        z = np.asarray(self.density.points)[:300]
+        z, parts = np.asarray(self.surrogate.density.points)[:300], (self.surrogate.location, self.surrogate.log_scale)
         with np.errstate(all="ignore"):
-            location, log_scale = (
-                [part.on_host(z, kind) for kind in (np.float32, np.float64)] for part in (self.location, self.log_scale)
-            )
+            location, log_scale = ([part.on_host(z, kind) for kind in (np.float32, np.float64)] for part in parts)
             errors = (location[0] - location[1]) * np.exp(-log_scale[1]), log_scale[0] - log_scale[1]
             return float(np.max(np.abs(errors)))
 
@@ -142,17 +131,10 @@ class ScoreImprovements:
 
     def sentence(self) -> str:
         """Sums over the statistics."""
-        parts = {
-            "location": self.location,
-            "scale": self.scale,
-            "decorrelation": self.decorrelation,
-            "shape": self.shape,
-        }
-        return ", ".join(f"{name} {np.sum(value):.2f}" for name, value in parts.items())
+        return ", ".join(f"{name} {np.sum(value):.2f}" for name, value in vars(self).items())
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@register
 class ResidualSurrogate(Surrogate):
     """A learnt location-scale kernel means likelihood.
 
@@ -211,17 +193,7 @@ class ResidualSurrogate(Surrogate):
     def _at(self, y) -> "ResidualAt":
         kept, scale = jnp.asarray(y)[np.array(self.transform.kept)], jnp.asarray(self.transform.scale)
         log_jacobian = -jnp.sum(jnp.log(scale)) - jnp.sum(jnp.asarray(self.decorrelation.log_scale))
-        parts = (
-            self.region,
-            self.squared_slopes,
-            self.support,
-            self.marginals,
-            self.location,
-            self.log_scale,
-            self.decorrelation,
-            self.density,
-        )
-        return ResidualAt(*parts, (kept - self.transform.centre) / scale, log_jacobian, y)
+        return ResidualAt(self, (kept - self.transform.centre) / scale, log_jacobian, y)
 
     def dependence(self) -> np.ndarray:
         """Information of all statistics about each coordinate, `(D,)`."""
@@ -313,9 +285,9 @@ def information_and_slopes(
     Returns:
         Information, `(n, D)`, and mean squares of the slopes of locations and log scales, `(2, n, D)`.
     """
-    z, middle = z[:300], marginals.middle
+    z, middle, of_bounds = z[:300], marginals.middle, line_slopes(np.asarray(support.linear), z[:300])
     log_slope = np.asarray(marginals.log_slope(middle)) - log_cosh(middle, np) - np.log(support.width)
-    slopes = location.slopes(z) + np.where(support.side, np.exp(log_slope), 0.0)[:, None] * support.slopes(z)
+    slopes = location.slopes(z) + np.where(support.side, np.exp(log_slope), 0.0)[:, None] * of_bounds
     precision = np.exp(-2.0 * log_scale.on_host(z))[:, :, None]
     return np.mean(np.square(slopes) * precision, axis=0), np.mean(np.square([slopes, log_scale.slopes(z)]), axis=1)
 
