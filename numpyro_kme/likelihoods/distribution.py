@@ -2,7 +2,7 @@
 
 import copy
 import math
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,6 @@ from numpyro.distributions.distribution import Distribution
 
 from numpyro_kme._core import checks, solves
 from numpyro_kme.embeddings.measures import Measure
-from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.extrapolation import Region
 from numpyro_kme.likelihoods.prepared import PreparedLikelihood
@@ -25,7 +24,8 @@ MANY = 0.01
 """A larger share of draws beyond the simulated parameters is warned of."""
 
 
-@register
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class FittedLikelihood:
     """A learnt likelihood together with the map from a simulator's arguments to its coordinates.
 

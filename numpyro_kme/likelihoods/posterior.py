@@ -128,10 +128,10 @@ class KernelMeansPosterior:
 
         With negative parts the covariance need not be positive definite; `weighted_particles` has the positive part.
         """
-        if not self.closed_form:
+        terms, measure = self.likelihood.expansion(), self.measure
+        if terms is None or not isinstance(measure, Normal | NormalMixture):
             return signed_moments(np.asarray(self._particles.particles), np.asarray(self._particles.weights))
-        terms = self.likelihood.expansion()
-        tilted = self.measure.tilt(terms.kernel, terms.points)
+        tilted = measure.tilt(terms.kernel, terms.points)
         components = jnp.exp(tilted.log_masses + terms.log_scale - self._positive_log_normaliser())
         components = components * jnp.asarray(terms.weights)[:, None]
         mean = jnp.einsum("jk,jkd->d", components, tilted.means)

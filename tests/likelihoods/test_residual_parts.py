@@ -43,9 +43,14 @@ def together(*trees):
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
 
+def columns_of(ridge):
+    """`F`, `(..., m, r)`."""
+    return ridge.scaled * ridge.root[..., None]
+
+
 def everywhere(z):
     """Every simulation is an inducing point."""
-    return Inputs.at(z, z)
+    return Inputs(z, z)
 
 
 def signal(smoothness, a, b):
@@ -54,13 +59,13 @@ def signal(smoothness, a, b):
 
 def test_covariance_of_the_regression_is_the_stated_kernel(rng, smoothness):
     z = rng.normal(size=(5, 2))
-    factor = smoothness.regress(everywhere(z), np.ones(5), np.ones(5)).held_out.ridge.factor
+    factor = columns_of(smoothness.regress(everywhere(z), np.ones(5), np.ones(5)).held_out.ridge)
     np.testing.assert_allclose(factor @ factor.T, signal(smoothness, z, z), rtol=1e-8)
 
 
 def test_few_inducing_points_are_nystroems_approximation(rng, smoothness):
     z, points = rng.normal(size=(6, 2)), rng.normal(size=(3, 2))
-    factor = smoothness.regress(Inputs.at(z, points), np.ones(6), np.ones(6)).held_out.ridge.factor[:, -3:]
+    factor = columns_of(smoothness.regress(Inputs(z, points), np.ones(6), np.ones(6)).held_out.ridge)[:, -3:]
     near, among = (
         np.exp(-0.5 * np.sum(np.square((p[:, None] - points) / np.exp(smoothness.length)), axis=-1))
         for p in (z, points)
@@ -110,7 +115,7 @@ def test_a_matrix_that_is_not_positive_definite_gives_nan(columns):
 def test_gradients_by_hand_agree_with_finite_differences(rng, smoothness, part, points):
     z, h, noise, size = (rng.normal(size=shape) for shape in ((15, 2), (15, 3), 15, 15))
     x = np.where(np.arange(15) == 3, 40.0, np.exp(z[:, 0] + 0.3 * h[:, 0]))
-    inputs, h = Inputs.at(z, z[:points]), np.tile(h, 2)[:, : 1 + points // 3]
+    inputs, h = Inputs(z, z[:points]), np.tile(h, 2)[:, : 1 + points // 3]
     at, loss = {
         "location": (Location(smoothness, -0.2, -1.0), lambda t: location.loss(t, inputs, x, noise**2, size**2)),
         "scale": (smoothness, lambda t: scale.loss(t, inputs, np.log(x), noise**2)),
@@ -130,7 +135,7 @@ def test_gradients_by_hand_agree_with_finite_differences(rng, smoothness, part, 
 def test_several_regressions_at_once_are_each_alone(rng, part, points):
     """Values and gradients, with fewer columns than simulations and with more."""
     z, x, noise, size = rng.normal(size=(15, 2)), *rng.uniform(0.5, 2.0, size=(3, 3, 15))
-    inputs = Inputs.at(z, z[:points])
+    inputs = Inputs(z, z[:points])
     hypers = [Smoothness(rng.normal(size=4), rng.normal(), rng.normal(size=2), -1.0) for _ in range(3)]
     if part == "location":
         hypers = [Location(hyper, rng.normal(), rng.normal()) for hyper in hypers]
@@ -191,7 +196,7 @@ def test_functions_take_as_many_gaussian_kernels_as_they_need(rng):
     for points, most in ((z[:50], tolerance), (new, 3.0 * tolerance)):
         found = at_points(functions, points)
         for i, hyper in enumerate(hypers):
-            expected = signal(hyper, points, z) @ fits.alpha[i] + 0.3
+            expected = signal(hyper, points, z) @ fits.held_out.alpha[i] + 0.3
             np.testing.assert_allclose(found[:, i], expected, atol=most)
     slopes = jax.jit(jax.vmap(jax.jacfwd(functions)))(new)
     np.testing.assert_allclose(functions.slopes(new), slopes, rtol=1e-8, atol=1e-8)
@@ -203,7 +208,7 @@ def test_functions_are_as_exact_as_each_simulation_asks(rng):
     fit = together(Smoothness(np.full(4, -1.0), 0.0, np.log(np.full(2, 1.0)), -2.0)).regress(
         everywhere(z), np.ones((1, 200)), np.sin(3.0 * z[None, :, 0])
     )
-    expected, counts = fit.held_out.ridge.factor[0] @ fit.held_out.coefficients[0], []
+    expected, counts = columns_of(fit.held_out.ridge)[0] @ fit.held_out.coefficients[0], []
     for narrow in (1e-1, 1e-3):
         tolerance = np.where(z[:, 0] < 0.0, 1e-1, narrow)
         functions = RidgeFunctions.of([(fit, [0.0], tolerance[None])])
@@ -220,7 +225,7 @@ def test_functions_whose_kernels_are_dependent_to_rounding(rng):
     hyper = Smoothness(np.full(10, -1.0), -1.0, np.log(np.full(5, 10.0)), -1.0)
     fit = together(hyper).regress(Inputs.pivoted(z, 100), np.ones((1, 900)), t[None])
     found = jax.vmap(RidgeFunctions.of([(fit, [0.0], np.full((1, 900), 1e-12))]))(jnp.asarray(z))[:, 0]
-    expected = fit.held_out.ridge.factor[0] @ fit.held_out.coefficients[0]
+    expected = columns_of(fit.held_out.ridge)[0] @ fit.held_out.coefficients[0]
     np.testing.assert_allclose(found, expected, atol=1e-7 * np.abs(expected).max())
 
 
@@ -328,7 +333,7 @@ def test_decorrelation_kernel_is_the_stated_product(rng):
     a, b = np.exp(2 * hyper.others), np.exp(2 * hyper.change)
     expected = [[(a * p) @ q * (1 + (b * s) @ t) for q, t in zip(h, z, strict=True)] for p, s in zip(h, z, strict=True)]
     ridge = hyper.ridge(z, h)
-    np.testing.assert_allclose(ridge.factor @ ridge.factor.T, expected, rtol=1e-10)
+    np.testing.assert_allclose(columns_of(ridge) @ columns_of(ridge).T, expected, rtol=1e-10)
     np.testing.assert_allclose(np.square(ridge.root), np.exp(0.4) + 1e-6)
     assert soft_clip(100.0) < 5.0 + 1e-9
 
@@ -469,7 +474,8 @@ def test_weights_are_those_of_ridge_regression_with_an_intercept(rng):
     density = rd.fit_residual_density(z, rng.normal(size=(10, 1)), bandwidths(1, beta=0.8, lam=1e-4))
     signed = held_out_by_refit(np.concatenate([z, new[None]]), 10, 0.8, 10 * 1e-4)[:10]
     expected = 0.5 * (signed + np.sqrt(signed**2 + (0.1 / 10) ** 2))
-    np.testing.assert_allclose(jax.jit(density.weights)(jnp.asarray(new)), expected / expected.sum(), atol=1e-3)
+    found = jax.jit(density.weights)(jnp.asarray(new))
+    np.testing.assert_allclose(found / found.sum(), expected / expected.sum(), atol=1e-3)
 
 
 def test_inducing_points_are_left_out_that_hardly_matter(rng):
@@ -482,7 +488,7 @@ def test_inducing_points_are_left_out_that_hardly_matter(rng):
         numbers.append(len(few.inducing_points))
         np.testing.assert_array_equal(few.inducing_points, at.inducing_points[: numbers[-1]])
         ones = np.ones(200)
-        whole, part = (hyper.regress(inputs, ones, ones).held_out.ridge.factor for inputs in (at, few))
+        whole, part = (columns_of(hyper.regress(inputs, ones, ones).held_out.ridge) for inputs in (at, few))
         left = np.sum(np.square(whole), axis=1) - np.sum(np.square(part), axis=1)
         assert np.mean(left) < 0.01 * 0.3**2
     assert 10 <= numbers[0] < numbers[1] < numbers[2] <= 100

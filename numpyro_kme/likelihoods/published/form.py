@@ -185,7 +185,7 @@ def learn_empirical(
     Cost: half of `m^2 size^2` inner kernel evaluations for each of seven inner length scales.
     """
     objective.check(training, template)
-    given = template.data_kernel
+    given: Any = template.data_kernel
 
     @cache
     def at(step: int) -> LearntHyperparameters:

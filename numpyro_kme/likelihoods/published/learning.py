@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -176,14 +176,13 @@ def learn(
     training = random_subset(training, learner.most)
     vectors = isinstance(training.data, np.ndarray) and training.data.ndim == 2
     small = random_subset(training, learner.subset) if vectors and learner.tied is None else training
-    whole = small is training
     training, small = in_present_precision((training, small))
     search = _Search(objective, template, space, learner)
     at = search.isotropic(small)
     if learner.tied is None and len(space.start) > space.common.shape[1]:
         at = search.free(small, at, learner.max_steps)
     counts = search.count
-    if not whole:
+    if len(small.z) < len(training.z):
         at = search.free(training, at, learner.last_steps)
     score = search.value_and_gradient(at, training)[0]
     slack = 1e-6
@@ -269,6 +268,7 @@ def _value_and_gradient(objective, at, training, template):
 
 def _unpack(values, template: Hyperparameters) -> Hyperparameters:
     """Numbers in the order of `Space` to the structure of the template."""
+    structure: Any
     leaves, structure = jax.tree.flatten(template)
     ends = np.cumsum([np.size(leaf) for leaf in leaves])
     return structure.unflatten(

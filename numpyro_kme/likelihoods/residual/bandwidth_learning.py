@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import lapack
+from scipy.special import expit, logit
 
 from numpyro_kme.likelihoods.residual.density import (
     DEFENSIVE,
@@ -25,6 +26,7 @@ from numpyro_kme.likelihoods.residual.density import (
     gradient_of_eps,
     log_heavy_tailed,
     log_kernels,
+    log_mixture,
     scaled_pairs,
     squared_distances,
 )
@@ -93,12 +95,7 @@ class HeldOutDensities(NamedTuple):
         factors = LocalFactors.of(near, log_tails, bandwidths)
         ratios = log_kernels(near, factors.log_factor, bandwidths)
         np.fill_diagonal(ratios, -np.inf)
-        peak = ratios.max(axis=1, keepdims=True)
-        ratios -= peak
-        exponentials(ratios)
-        total = np.einsum("ij,ij->i", ratios, weights)[:, None]
-        ratios /= total
-        mixture = (peak + np.log(total))[:, 0]
+        mixture, _ = log_mixture(ratios, weights)
         matrices = squares, gram, inverse, signed, weights, sums
         return cls(bandwidths, *matrices, pairs, near, factors, ratios, mixture, log_tails)
 
@@ -119,8 +116,8 @@ class HeldOutDensities(NamedTuple):
         """
         gap, weight = self.heavy_tailed.astype(np.float64) - self.mixture, DEFENSIVE
         for _ in range(100):
-            own = 1.0 / (1.0 + np.exp(np.minimum(np.log1p(-weight) - np.log(weight) - gap, 700.0)))
-            weight = min((own.sum() + PRIOR_COUNT) / (len(gap) + PRIOR_COUNT), LARGEST_WEIGHT)
+            explained = expit(gap + logit(weight)).sum()
+            weight = min((explained + PRIOR_COUNT) / (len(gap) + PRIOR_COUNT), LARGEST_WEIGHT)
         return float(weight)
 
     def gradient(self) -> Bandwidths:

@@ -102,7 +102,8 @@ class LocalFactors(NamedTuple):
         """From squared distances over `eps`, `(m, m)`, and log heavy-tailed densities, `(m,)`."""
         logs = log_kernels(squares, 0.0, bandwidths)
         np.fill_diagonal(logs, -np.inf)
-        kernels, responsibilities = _log_mean(logs, len(logs) - 1.0)
+        kernels, responsibilities = log_mixture(logs)
+        kernels -= log(len(logs) - 1.0)
         pilot = np.logaddexp(kernels, log(DEFENSIVE) + log_tails)
         centred = pilot - pilot.mean()
         return cls(responsibilities, np.exp(kernels - pilot), centred, -float(bandwidths.sensitivity) * centred)
@@ -122,7 +123,7 @@ def local_factors(residuals: np.ndarray, bandwidths: Bandwidths) -> np.ndarray:
         rows = np.arange(first, min(first + ROWS, len(residuals)))
         logs = log_kernels(squared_distances(left[rows], right), 0.0, bandwidths)
         logs[rows - first, rows] = -np.inf
-        pilot[rows] = _log_mean(logs, len(residuals) - 1.0)[0]
+        pilot[rows] = log_mixture(logs)[0] - log(len(residuals) - 1.0)
     pilot = np.logaddexp(pilot, log(DEFENSIVE) + log_heavy_tailed(residuals))
     return np.exp(-float(bandwidths.sensitivity) * (pilot - pilot.mean()))
 
@@ -152,14 +153,14 @@ def log_kernels(squares: np.ndarray, log_factor: Any, bandwidths: Bandwidths) ->
     return logs
 
 
-def _log_mean(logs, count):
-    """Log of the sum of each row's exponentials over `count`, and each one's part of the sum, in place."""
+def log_mixture(logs: np.ndarray, weights: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Log of the weighted sum of each row's exponentials, and these over the sum, in place of the logarithms."""
     peak = logs.max(axis=1, keepdims=True)
     logs -= peak
     exponentials(logs)
-    total = logs.sum(axis=1, keepdims=True)
-    logs /= total
-    return (peak + np.log(total))[:, 0] - log(count), logs
+    total = logs.sum(axis=1) if weights is None else np.einsum("ij,ij->i", logs, weights)
+    logs /= total[:, None]
+    return peak[:, 0] + np.log(total), logs
 
 
 def exponentials(logs: np.ndarray) -> None:
@@ -210,11 +211,7 @@ class ResidualDensity:
     heavy_tailed_weight: Array
 
     def weights(self, z: jax.Array) -> jax.Array:
-        """`a(z)`, `(m,)`, positive, summing to 1."""
-        positive = self._positive(z)
-        return positive / jnp.sum(positive)
-
-    def _positive(self, z):
+        """`a(z)` up to a factor, `(m,)`, positive."""
         basis, points = jnp.asarray(self.basis), jnp.asarray(self.points) / self.beta
         z = z / self.beta
         size = jnp.sum(jnp.square(points), axis=1, keepdims=True)
@@ -242,7 +239,7 @@ class ResidualDensity:
 
         The embedding has the weight `known (1 - w)`, the heavy-tailed component the rest.
         """
-        logs, weights, tail_weight = self._log_kernels(v), self._positive(z), self.heavy_tailed_weight
+        logs, weights, tail_weight = self._log_kernels(v), self.weights(z), self.heavy_tailed_weight
         own = known * (1.0 - jnp.asarray(tail_weight))
         tails = jnp.log(tail_weight + (1.0 - known) * (1.0 - jnp.asarray(tail_weight))) + log_heavy_tailed(v, jnp)
         # no less than the heavy-tailed component: XLA may compute `logs` twice, and far out, where they are -1e12, they

@@ -23,10 +23,10 @@ from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
 from numpyro_kme.likelihoods.residual.location import Location, learn_location, start_locations
 from numpyro_kme.likelihoods.residual.marginals import MarginalTransform, jitter_ties
 from numpyro_kme.likelihoods.residual.scale import ScaleFunction, winsorised_rms
-from numpyro_kme.likelihoods.residual.smoothness import Inputs, Regression
+from numpyro_kme.likelihoods.residual.smoothness import Inputs, Regression, line_slopes
 from numpyro_kme.likelihoods.residual.support import SupportBounds, fit_support_bounds
-from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate, ScoreImprovements, information_and_slopes
-from numpyro_kme.likelihoods.statistics import StatisticsTransform
+from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate, ScoreImprovements
+from numpyro_kme.likelihoods.statistics import StatisticsTransform, log_cosh
 
 MIN_SIMULATIONS = 10
 """Fewer simulations than this cannot be held out from."""
@@ -111,7 +111,7 @@ class ResidualKernelMeans(Form):
     @on_host
     def _fit(self, z, x, transform):
         rows = np.random.default_rng(0).permutation(len(z))[: self.subset]
-        at = Inputs.at(z, Inputs.pivoted(z[rows], self.num_inducing_points).inducing_points)
+        at = Inputs(z, Inputs.pivoted(z[rows], self.num_inducing_points).inducing_points)
         standard = (jitter_ties(x[:, list(transform.kept)]) - transform.centre) / transform.scale
         support, bounded = fit_support_bounds(at, standard, rows, self.transform_marginals)
         units = _Units.of(bounded, support, -np.asarray(transform.centre) / transform.scale)
@@ -138,10 +138,11 @@ class ResidualKernelMeans(Form):
         location = RidgeFunctions.of((f.regression, np.zeros(len(f.size)), NEGLIGIBLE * f.size) for f in fits)
         log_scale = RidgeFunctions.of((f.log_scales, f.log_scale, np.full(f.size.shape, NEGLIGIBLE)) for f in fits)
         marginals = _marginals(fits, scaled, units)
-        information, slopes = information_and_slopes(support, marginals, location, log_scale, z)
+        information, slopes = _information_and_slopes(support, marginals, location, log_scale, z[:300])
         return ResidualSurrogate(
             transform,
             Region.of(z, information.sum(axis=0)),
+            information,
             slopes,
             support,
             marginals,
@@ -248,3 +249,16 @@ def _marginals(fits, scaled, units: _Units) -> MarginalTransform:
     return MarginalTransform(
         units.centre + centre * units.scale, width * units.scale, np.mean(v, axis=0), np.std(v, axis=0)
     )
+
+
+def _information_and_slopes(support, marginals, location, log_scale, z) -> tuple[np.ndarray, np.ndarray]:
+    """Information of each statistic about each coordinate, `(n, D)`, over points `(m, D)`, and mean squared slopes.
+
+    The slopes are those of locations and log scales, `(2, n, D)`. A bound moves the location too, in units of the
+    transformed statistic in its middle.
+    """
+    middle, of_bounds = marginals.middle, line_slopes(np.asarray(support.linear), z)
+    log_slope = np.asarray(marginals.log_slope(middle)) - log_cosh(middle, np) - np.log(support.width)
+    slopes = location.slopes(z) + np.where(support.side, np.exp(log_slope), 0.0)[:, None] * of_bounds
+    precision = np.exp(-2.0 * log_scale.on_host(z))[:, :, None]
+    return np.mean(np.square(slopes) * precision, axis=0), np.mean(np.square([slopes, log_scale.slopes(z)]), axis=1)

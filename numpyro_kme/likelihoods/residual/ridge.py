@@ -41,11 +41,6 @@ class Ridge(ABC):
         """Factorise. Cost: `m r^2` operations, or `m^3` where there are more columns than simulations."""
         return _Narrow.of(scaled, root) if scaled.shape[-1] < root.shape[-1] else _Wide.of(scaled, root)
 
-    @property
-    def factor(self) -> np.ndarray:
-        """`F`, `(..., m, r)`."""
-        return self.scaled * self.root[..., None]
-
     @abstractmethod
     def solve_rows(self, right: np.ndarray) -> np.ndarray:
         """`A^-1 b` for every row `b` of a matrix, `(..., k, m)`."""
@@ -72,7 +67,7 @@ class HeldOutPredictions:
 
     Attributes:
         ridge: The regression.
-        alpha: `A^{-1} t`, `(..., m)`.
+        alpha: `A^{-1} t`, `(..., m)`: residual over noise variance of each simulation.
     """
 
     ridge: Ridge

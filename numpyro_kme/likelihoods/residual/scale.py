@@ -75,7 +75,7 @@ class ScaleFunction:
             self.smoothness, self._inverses = descend_all(some, self.smoothness, bounds, steps, self._inverses)
         self.last = self.last.again(centred) if again else self.smoothness.regress(at, noise, centred)
         self.held_out = target - self.last.held_out.residual
-        self.fitted = target - (1.0 + JITTER) * noise * self.last.alpha
+        self.fitted = target - (1.0 + JITTER) * noise * self.last.held_out.alpha
 
 
 def loss(smoothness: Smoothness, at: Inputs, target: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, Smoothness]:

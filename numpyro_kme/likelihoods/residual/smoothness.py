@@ -12,6 +12,7 @@ hyperparameters and targets.
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -56,28 +57,26 @@ class Inputs:
 
     Attributes:
         z: Coordinates, `(m, D)`.
-        features: `phi`, `(m, 2 D)`.
         inducing_points: `u`, `(r, D)`.
     """
 
     z: np.ndarray
-    features: np.ndarray
     inducing_points: np.ndarray
 
-    @classmethod
-    def at(cls, z: np.ndarray, inducing_points: np.ndarray) -> "Inputs":
-        """Coordinates with given inducing points."""
-        return cls(z, features(z), inducing_points)
+    @cached_property
+    def features(self) -> np.ndarray:
+        """`phi`, `(m, 2 D)`."""
+        return features(self.z)
 
     @classmethod
     def pivoted(cls, z: np.ndarray, most: int) -> "Inputs":
         """At most so many inducing points, those that explain the other coordinates best: the first pivots."""
         kernel = np.exp(-0.5 / (SPACING**2 * z.shape[1]) * cdist(z, z, "sqeuclidean"))
-        return cls.at(z, z[blocked(kernel, EXPLAINED, most)[1]])
+        return cls(z, z[blocked(kernel, EXPLAINED, most)[1]])
 
     def __getitem__(self, rows: np.ndarray) -> "Inputs":
         """Some of the simulations, with all inducing points."""
-        return Inputs(self.z[rows], self.features[rows], self.inducing_points)
+        return Inputs(self.z[rows], self.inducing_points)
 
     def first(self, number: int) -> "Inputs":
         """With the first so many inducing points: the best ones, as `pivoted` orders them."""
@@ -208,11 +207,6 @@ class Regression:
     among: np.ndarray
     root: np.ndarray
     held_out: HeldOutPredictions
-
-    @property
-    def alpha(self) -> np.ndarray:
-        """Residual over noise variance of each simulation, `(..., m)`."""
-        return self.held_out.alpha
 
     def again(self, target: np.ndarray) -> "Regression":
         """Regress other targets, `(..., m)`: nothing is factorised."""

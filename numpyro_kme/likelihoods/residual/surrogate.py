@@ -19,9 +19,8 @@ from numpyro_kme.likelihoods.residual.decorrelation import TriangularMap
 from numpyro_kme.likelihoods.residual.density import ResidualDensity
 from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
 from numpyro_kme.likelihoods.residual.marginals import MarginalTransform
-from numpyro_kme.likelihoods.residual.smoothness import line_slopes
 from numpyro_kme.likelihoods.residual.support import SupportBounds
-from numpyro_kme.likelihoods.statistics import StatisticsTransform, log_cosh
+from numpyro_kme.likelihoods.statistics import StatisticsTransform
 
 TINY = 1e-30
 """Keeps a logarithm finite."""
@@ -141,6 +140,7 @@ class ResidualSurrogate(Surrogate):
     Attributes:
         transform: Which statistics vary, and the check of observations.
         region: Which parameters were simulated; weights are the information of all statistics about each coordinate.
+        location_information: See `information`, `(n, D)`.
         squared_slopes: Mean squares of the slopes of locations and of log scales over the simulations, `(2, n, D)`.
         support: Bounds `e` of the statistics.
         marginals: Transformations `T` of standardised statistics, or of what bounds put in their place.
@@ -154,6 +154,7 @@ class ResidualSurrogate(Surrogate):
 
     transform: StatisticsTransform
     region: Region
+    location_information: ArrayLike
     squared_slopes: ArrayLike
     support: SupportBounds
     marginals: MarginalTransform
@@ -211,7 +212,7 @@ class ResidualSurrogate(Surrogate):
         location, where a prior has 1 in each coordinate. 0 for constant statistics.
         """
         information = np.zeros((self.transform.num_raw, self.dim))
-        information[list(self.transform.kept)] = self._over_simulations()[0]
+        information[list(self.transform.kept)] = self.location_information
         return information
 
     def relevance(self) -> np.ndarray:
@@ -221,7 +222,7 @@ class ResidualSurrogate(Surrogate):
     def describe(self) -> Mapping[str, Any]:
         """How location, scale and transformations were fitted, and how well: text, and numbers for each statistic."""
         density = self.density
-        changes = self._over_simulations()[1] > CHANGING
+        changes = np.std(self.log_scale.on_host(np.asarray(density.points)[:300]), axis=0) > CHANGING
         curved = np.count_nonzero(self.location.rbf, axis=1) > 0
         explained = -np.expm1(-2.0 * np.maximum(np.asarray(self.improvements.location), 0.0))
         return {
@@ -255,13 +256,6 @@ class ResidualSurrogate(Surrogate):
             f"{np.sinh(abs(place[worst])):.2g} robust standard deviations"
         )
 
-    def _over_simulations(self) -> tuple[np.ndarray, np.ndarray]:
-        """Information, `(n, D)`, and standard deviation of each log scale, `(n,)`, over at most 300 simulations."""
-        points = np.asarray(self.density.points)
-        log_scale = self.log_scale.on_host(points[:300])
-        parts = self.support, self.marginals, self.location, self.log_scale
-        return information_and_slopes(*parts, points)[0], np.std(log_scale, axis=0)
-
     def _list(self, chosen: np.ndarray) -> str:
         """Raw numbers of the statistics that are marked, `(n,)`, in words."""
         numbers = [str(self.transform.kept[i]) for i in np.flatnonzero(chosen)]
@@ -269,27 +263,6 @@ class ResidualSurrogate(Surrogate):
             return "all statistics" if numbers else "none"
         more = f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else ""
         return f"statistics {', '.join(numbers[:SHOWN])}{more}"
-
-
-def information_and_slopes(
-    support: SupportBounds,
-    marginals: MarginalTransform,
-    location: RidgeFunctions,
-    log_scale: RidgeFunctions,
-    z: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Information of each statistic about each coordinate, and mean squared slopes, over at most 300 points `(m, D)`.
-
-    A bound moves the location too, in units of the transformed statistic in its middle.
-
-    Returns:
-        Information, `(n, D)`, and mean squares of the slopes of locations and log scales, `(2, n, D)`.
-    """
-    z, middle, of_bounds = z[:300], marginals.middle, line_slopes(np.asarray(support.linear), z[:300])
-    log_slope = np.asarray(marginals.log_slope(middle)) - log_cosh(middle, np) - np.log(support.width)
-    slopes = location.slopes(z) + np.where(support.side, np.exp(log_slope), 0.0)[:, None] * of_bounds
-    precision = np.exp(-2.0 * log_scale.on_host(z))[:, :, None]
-    return np.mean(np.square(slopes) * precision, axis=0), np.mean(np.square([slopes, log_scale.slopes(z)]), axis=1)
 
 
 @jax.jit
