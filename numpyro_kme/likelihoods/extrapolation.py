@@ -79,7 +79,7 @@ def log_nearest_quantile(log_gram: jax.Array) -> jax.Array:
 
 
 def warn_if_out_of_distribution(
-    log_nearest: Array, usual: Array, transform: StatisticsTransform | None, data: Any, y: Any
+    transform: StatisticsTransform | None, data: Any, y: Any, log_nearest: Any = 0.0, usual: Any = 0.0
 ) -> None:
     """Warn if the observation is much further from every simulation than simulations are from each other.
 
@@ -87,11 +87,11 @@ def warn_if_out_of_distribution(
     statistic, further outside the simulated range than a quarter of it, on the standardised scale.
 
     Args:
-        log_nearest: Log data kernel at the simulation nearest to the observation, relative to the observation itself.
-        usual: `log_nearest_quantile` of the simulations.
         transform: Raw statistics to standardised ones; without, single statistics are not looked at.
         data: Standardised statistics of the simulations, or their extremes, `(..., n)`.
         y: The observation.
+        log_nearest: Log data kernel at the simulation nearest to the observation, relative to the observation itself.
+        usual: `log_nearest_quantile` of the simulations.
     """
     advice = "The posterior there rests on no simulation: check the simulator and the prior, or simulate more."
     outside = [] if transform is None else _outside(transform, data, y)

@@ -6,7 +6,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.solves import Array
@@ -62,12 +61,6 @@ def random_subset(training: TrainingSet, size: int) -> TrainingSet:
     choose = lambda leaf: leaf[rows] if np.shape(leaf)[:1] == (total,) else leaf  # noqa: E731
     data, log_heavy_tailed = jax.tree.map(choose, (training.data, training.log_heavy_tailed))
     return replace(training, z=training.z[rows], data=data, log_heavy_tailed=log_heavy_tailed)
-
-
-def regularised(hyper: Hyperparameters, z: ArrayLike) -> jax.Array:
-    """`L + m lam I`, `(m, m)`."""
-    gram = hyper.parameter_kernel.gram(jnp.asarray(z))
-    return gram + len(gram) * hyper.regularisation * jnp.eye(len(gram), dtype=gram.dtype)
 
 
 def log_integral(kernel: Kernel, data: Any) -> Any:

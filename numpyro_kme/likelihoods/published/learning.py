@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from scipy.optimize import Bounds, minimize
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import in_present_precision, on_host, to_host
 from numpyro_kme.kernels.base import register
+from numpyro_kme.likelihoods.descent import ravel, unravel
 from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet, random_subset
 from numpyro_kme.likelihoods.published.objectives import LearningObjective
 
@@ -138,7 +139,7 @@ class Space(NamedTuple):
     @classmethod
     def around(cls, template: Hyperparameters, learner: Learner) -> "Space":
         """The box around a template, whose values are the centres of the priors."""
-        logs = np.log(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(template)]))
+        logs = np.log(ravel(template))
         dim = np.size(template.parameter_kernel.length_scale)
         groups = np.repeat([0, 1, 2], [dim, len(logs) - dim - 1, 1])
         bounds = np.log([learner.parameter_bounds, learner.data_factors, learner.regularisation_bounds])[groups]
@@ -186,7 +187,7 @@ def learn(
         at = search.free(training, at, learner.last_steps)
     score = search.value_and_gradient(at, training)[0]
     slack = 1e-6
-    hyper = to_host(_unpack(np.exp(at), template))
+    hyper = to_host(unravel(np.exp(at), template))
     return LearntHyperparameters(
         replace(hyper, regularisation=hyper.regularisation * len(training.z) / total),
         score,
@@ -263,14 +264,4 @@ def _minimise(loss, start, lower, upper, steps):
 
 @partial(jax.jit, static_argnums=0)
 def _value_and_gradient(objective, at, training, template):
-    return jax.value_and_grad(lambda logs: objective.value(_unpack(jnp.exp(logs), template), training))(at)
-
-
-def _unpack(values, template: Hyperparameters) -> Hyperparameters:
-    """Numbers in the order of `Space` to the structure of the template."""
-    structure: Any
-    leaves, structure = jax.tree.flatten(template)
-    ends = np.cumsum([np.size(leaf) for leaf in leaves])
-    return structure.unflatten(
-        [values[end - np.size(leaf) : end].reshape(np.shape(leaf)) for leaf, end in zip(leaves, ends)]
-    )
+    return jax.value_and_grad(lambda logs: objective.value(unravel(jnp.exp(logs), template), training))(at)

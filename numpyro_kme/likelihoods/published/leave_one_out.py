@@ -20,14 +20,8 @@ from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.base import positive_part, to_signed_log
 from numpyro_kme.likelihoods.extrapolation import log_nearest_quantile
-from numpyro_kme.likelihoods.published.hyperparameters import (
-    Hyperparameters,
-    TrainingSet,
-    log_integral,
-    random_subset,
-    regularised,
-)
-from numpyro_kme.likelihoods.published.solves import inverse_with_adjoint
+from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet, log_integral, random_subset
+from numpyro_kme.likelihoods.published.solves import inverse_with_adjoint, regularised
 
 
 def leave_one_out_log_marginal(log_gram: jax.Array) -> jax.Array:

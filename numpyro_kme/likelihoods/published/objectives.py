@@ -8,8 +8,9 @@ import jax.numpy as jnp
 
 from numpyro_kme._core import checks
 from numpyro_kme.likelihoods.base import log_positive_part
-from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet, log_integral, regularised
+from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet, log_integral
 from numpyro_kme.likelihoods.published.leave_one_out import FLOOR, held_out, posterior_scores, predictive_scores
+from numpyro_kme.likelihoods.published.solves import regularised
 
 
 class LearningObjective(abc.ABC):

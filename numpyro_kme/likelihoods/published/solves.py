@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
+from jax.typing import ArrayLike
 from scipy import linalg
 
 from numpyro_kme._core import checks, solves
@@ -49,6 +50,12 @@ MOST_DENSE = 10_000
 
 BLOCK = 1024
 ROUNDS = 4
+
+
+def regularised(hyper: Hyperparameters, z: ArrayLike) -> jax.Array:
+    """`L + m lam I`, `(m, m)`."""
+    gram = hyper.parameter_kernel.gram(jnp.asarray(z))
+    return gram + len(gram) * hyper.regularisation * jnp.eye(len(gram), dtype=gram.dtype)
 
 
 class Solved(NamedTuple):
@@ -115,11 +122,8 @@ class DenseSolve(Solve):
         for rows, block in _blocks(z):
             matrix[:, rows] = _gram(kernel, z, block)[:, : rows.stop - rows.start]
         matrix[np.diag_indices(len(z))] += len(z) * lam
-        try:
-            factor = linalg.cholesky(matrix, lower=True, overwrite_a=True, check_finite=False)
-        except linalg.LinAlgError:
-            factor = np.full((1, 1), np.nan)
-        if not np.isfinite(factor.diagonal()).all():
+        factor, failed = linalg.lapack.dpotrf(matrix, lower=1, clean=1, overwrite_a=1)
+        if failed or not np.isfinite(factor.diagonal()).all():
             raise np.linalg.LinAlgError(
                 f"The Cholesky factorisation of L + m lam I with lam = {lam:.3g} failed: the matrix is not positive "
                 "definite to working precision. Increase the regularisation, or remove duplicated points."

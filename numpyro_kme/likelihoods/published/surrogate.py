@@ -156,8 +156,8 @@ class KernelMeansSurrogate(Surrogate):
         log_kappa = on_host(KernelMeansSurrogate._log_kappa)(bare, y)
         solved = self.solution.solve_on_host(self.hyper, self.z, np.exp(log_kappa - np.max(log_kappa)))
         likelihood = on_host(_likelihood)(bare, y, log_kappa, solved)
-        log_nearest = likelihood.log_nearest, self.summary.log_nearest_quantile
-        warn_if_out_of_distribution(*log_nearest, self.transform, self.data, y)
+        usual = self.summary.log_nearest_quantile
+        warn_if_out_of_distribution(self.transform, self.data, y, likelihood.log_nearest, usual)
         return likelihood
 
     def _at(self, y) -> KernelMeansAt:

@@ -17,20 +17,9 @@ import numpy as np
 from scipy.linalg import lapack
 from scipy.special import expit, logit
 
-from numpyro_kme.likelihoods.residual.density import (
-    DEFENSIVE,
-    SOFTNESS,
-    Bandwidths,
-    LocalFactors,
-    exponentials,
-    gradient_of_eps,
-    log_heavy_tailed,
-    log_kernels,
-    log_mixture,
-    scaled_pairs,
-    squared_distances,
-)
-from numpyro_kme.likelihoods.residual.descent import ENOUGH, descend
+from numpyro_kme.likelihoods.descent import ENOUGH, descend
+from numpyro_kme.likelihoods.residual import density
+from numpyro_kme.likelihoods.residual.density import DEFENSIVE, Bandwidths, LocalFactors
 
 
 class HeldOutDensities(NamedTuple):
@@ -71,11 +60,11 @@ class HeldOutDensities(NamedTuple):
     @classmethod
     def of(cls, bandwidths: Bandwidths, z: np.ndarray, residuals: np.ndarray) -> "HeldOutDensities":
         """From coordinates `(m, D)` and residuals `(m, n)`, in their precision."""
-        size, log_tails = len(z), log_heavy_tailed(residuals)
+        size, log_tails = len(z), density.log_heavy_tailed(residuals)
         scaled = z / np.exp(bandwidths.beta).astype(z.dtype)
-        squares = squared_distances(scaled, scaled)
+        squares = density.squared_distances(scaled, scaled)
         gram = squares * -0.5
-        exponentials(gram)
+        density.exponentials(gram)
         inverse = _inverse(gram, size * float(np.exp(bandwidths.lam)))
         row = inverse.sum(axis=1)
         signed = np.outer(row, -row / row.sum())
@@ -83,19 +72,19 @@ class HeldOutDensities(NamedTuple):
         signed /= -np.diagonal(signed)[:, None].copy()
         np.fill_diagonal(signed, 0.0)
         weights = np.square(signed)
-        weights += (SOFTNESS / size) ** 2
+        weights += (density.SOFTNESS / size) ** 2
         np.sqrt(weights, out=weights)
         weights += signed
         weights *= 0.5
         np.fill_diagonal(weights, 0.0)
         sums = weights.sum(axis=1, keepdims=True)
         weights /= sums
-        pairs = scaled_pairs(residuals, bandwidths)
-        near = squared_distances(*pairs)
+        pairs = density.scaled_pairs(residuals, bandwidths)
+        near = density.squared_distances(*pairs)
         factors = LocalFactors.of(near, log_tails, bandwidths)
-        ratios = log_kernels(near, factors.log_factor, bandwidths)
+        ratios = density.log_kernels(near, factors.log_factor, bandwidths)
         np.fill_diagonal(ratios, -np.inf)
-        mixture, _ = log_mixture(ratios, weights)
+        mixture, _ = density.log_mixture(ratios, weights)
         matrices = squares, gram, inverse, signed, weights, sums
         return cls(bandwidths, *matrices, pairs, near, factors, ratios, mixture, log_tails)
 
@@ -131,7 +120,7 @@ class HeldOutDensities(NamedTuple):
         total = sums.sum() + of_kernels.sum()
         of_logs *= narrow
         of_logs += of_kernels
-        eps = gradient_of_eps(of_logs, self.pairs, self.bandwidths)
+        eps = density.gradient_of_eps(of_logs, self.pairs, self.bandwidths)
         beta, lam = self._gradient_of_weights(responsibility)
         return Bandwidths(-0.5 * eps - total, beta, lam, sensitivity)
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from numpyro_kme.kernels.base import register
-from numpyro_kme.likelihoods.residual.descent import descend_all, ravel
+from numpyro_kme.likelihoods.descent import descend_all, ravel
 from numpyro_kme.likelihoods.residual.ridge import Ridge, diagonal
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, Regression, Smoothness
 from numpyro_kme.likelihoods.statistics import log_cosh

@@ -97,9 +97,6 @@ class ResidualAt(LikelihoodAt):
             return float(np.max(np.abs(errors)))
 
 
-NEAR = np.zeros(())
-"""Log kernel at the nearest simulation: only the range of each statistic is looked at."""
-
 CURVED = 0.5
 """A marginal transformation whose `arcsinh` has a larger standard deviation than this is curved."""
 
@@ -188,7 +185,7 @@ class ResidualSurrogate(Surrogate):
             return in_present_precision(self)._at(jnp.asarray(y))
         self.transform.check(y)
         y = np.array(y, np.float64)
-        warn_if_out_of_distribution(NEAR, NEAR, self.transform, self.simulated_range, y)
+        warn_if_out_of_distribution(self.transform, self.simulated_range, y)
         return on_host(_prepare)(self, y)
 
     def _at(self, y) -> "ResidualAt":
