@@ -132,11 +132,6 @@ class Surrogate(abc.ABC):
     def dim(self) -> int:
         """Number of coordinates `D`."""
 
-    @property
-    @abc.abstractmethod
-    def num_simulations(self) -> int:
-        """Number of simulations `m`."""
-
     @abc.abstractmethod
     def at(self, y: Any) -> LikelihoodAt:
         """The likelihood at one observation; a concrete `y` is prepared in float64 on the host, a traced one here."""
@@ -146,7 +141,10 @@ class Surrogate(abc.ABC):
         return y.reshape(-1)
 
     def relevance(self) -> np.ndarray:
-        """Relevance of each raw statistic, `(n_raw,)`, in nats; raises where the form has none."""
+        """What each raw statistic says about the parameters, `(n_raw,)`, in nats; raises where the form cannot tell.
+
+        By a measure of the form: the held-out drop of the published one, the information of the residual one.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no relevance of single statistics.")
 
     def variance(self, z: ArrayLike) -> jax.Array:

@@ -18,12 +18,7 @@ from numpyro_kme.embeddings.measures import Measure, Normal, NormalMixture
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.base import LikelihoodAt, SignedLog, Surrogate, to_signed_log
-from numpyro_kme.samplers.importance import (
-    WeightedParticles,
-    adaptive_importance_sampling,
-    signed_logs,
-    signed_moments,
-)
+from numpyro_kme.samplers.importance import WeightedParticles, adaptive_importance_sampling, signed_logs, signed_moments
 
 NUM_PARTICLES = 4096
 """Weighted particles that stand for a posterior without a closed form."""

@@ -96,9 +96,8 @@ def adaptive_importance_sampling(
         particles = _sample(proposal, key, n)
     defensive = int(np.ceil(DEFENSIVE * n))
     key_measure, key_proposal = jax.random.split(keys[-1])
-    particles = jnp.concatenate(
-        [_sample(measure, key_measure, defensive), _sample(proposal, key_proposal, n - defensive)]
-    )
+    parts = _sample(measure, key_measure, defensive), _sample(proposal, key_proposal, n - defensive)
+    particles = jnp.concatenate(parts)
     sign, log_size = signed_logs(likelihood, measure, particles)
     log_mixture = jnp.logaddexp(
         jnp.log(defensive / n) + log_densities(measure, particles),

@@ -139,9 +139,8 @@ def temper(rng_key: jax.Array, log_densities: LogDensities, particles: jax.Array
                 accepted.append(moved)
             population, correlation, acceptance = _end(level.before, path, accepted)
             num_rounds += 1
-            effective_size = 1.0 / (
-                (1.0 - float(correlation)) / num_chains + float(correlation) / float(level.effective_ancestors)
-            )
+            shared = float(correlation)
+            effective_size = 1.0 / ((1.0 - shared) / num_chains + shared / float(level.effective_ancestors))
             if effective_size >= ENOUGH * num_chains if last else correlation <= DECORRELATED:
                 break
         ancestors = level.ancestors

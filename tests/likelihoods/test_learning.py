@@ -198,7 +198,7 @@ def test_learns_a_prior(fitted):
     """The prior moves to the observation and narrows; the marginal likelihood grows."""
     y, start = np.array([1.2, 0.0]), Normal.standard(1)
     learnt = learn_normal(fitted.at(y), start)
-    before, after = (fitted.log_marginal(y, measure)[1] for measure in (start, learnt))
+    before, after = (fitted.at(y).log_mean(measure)[1] for measure in (start, learnt))
     assert after > before and abs(learnt.mean[0] - 1.1) < 0.4 and 0.04 <= learnt.covariance[0, 0] < 0.6
 
 

@@ -291,7 +291,7 @@ def test_lattices_and_atoms_are_recognised(rng):
 def test_scale_of_residuals_is_found_within_its_error(rng):
     z = rng.normal(size=(400, 2))
     log_scale = 0.8 * z[:, 0]
-    scale = ScaleFunction.constant(2, 1, 400)
+    scale = ScaleFunction(2, 1, 400)
     scale.update(everywhere(z), rng.normal(size=(1, 400)) * np.exp(log_scale), 3, 12)
     error = scale.held_out - log_scale
     assert np.std(error) < 5 * np.sqrt(3 / 400 / 2)
@@ -300,7 +300,7 @@ def test_scale_of_residuals_is_found_within_its_error(rng):
 
 def test_scale_of_equal_residuals_is_flat_and_one_outlier_hardly_matters(rng):
     z, residuals = rng.normal(size=(200, 3)), rng.normal(size=200)
-    scale = ScaleFunction.constant(3, 2, 200)
+    scale = ScaleFunction(3, 2, 200)
     scale.update(everywhere(z), np.stack([residuals, np.where(np.arange(200) == 0, 1e6, residuals)]), 2, 10)
     assert np.std(scale.fitted[0]) < 5 * np.sqrt(1 / 200)
     assert np.abs(scale.fitted[1] - scale.fitted[0])[1:].mean() < 0.1

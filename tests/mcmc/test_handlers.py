@@ -249,7 +249,6 @@ class ExactSurrogate(Surrogate):
     coordinates: Coordinates
 
     dim = 3
-    num_simulations = 0
 
     def at(self, y):
         return NormalAt(self.coordinates, y if isinstance(y, jax.core.Tracer) else np.asarray(y, np.float64))

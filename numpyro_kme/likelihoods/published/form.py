@@ -98,9 +98,8 @@ class KernelMeans(Form):
         """
         checks.concrete(z=z, x=x, measure=measure, y=y)
         z, x = _simulations(z, x)
-        transform = (
-            StatisticsTransform.fit(x) if self.standardise and isinstance(x, np.ndarray) and x.ndim == 2 else None
-        )
+        table = isinstance(x, np.ndarray) and x.ndim == 2
+        transform = StatisticsTransform.fit(x) if self.standardise and table else None
         training = _training_set(transform, z, x, measure, y)
         hyper, learnt = self._learn(training)
         solution = (self.solve or default_solve(len(z))).fit(hyper, z)

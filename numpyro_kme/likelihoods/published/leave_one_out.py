@@ -171,7 +171,7 @@ def leave_one_out_scores(hyper: Hyperparameters, training: TrainingSet) -> Leave
 
 
 @on_host
-def relevance(hyper: Hyperparameters, training: TrainingSet) -> np.ndarray:
+def held_out_drops(hyper: Hyperparameters, training: TrainingSet) -> np.ndarray:
     """Drop of `Summary.score` when one statistic is taken out of the data kernel, for each, `(n,)`.
 
     A column of zeros adds nothing to a distance, so it stands for a statistic that was left out.

@@ -12,6 +12,9 @@ from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, T
 from numpyro_kme.likelihoods.published.leave_one_out import FLOOR, held_out, posterior_scores, predictive_scores
 from numpyro_kme.likelihoods.published.solves import regularised
 
+LOG_SMALLEST = -18.0
+"""Marginals below `exp(-18)` of the largest data kernel value count as not positive."""
+
 
 class LearningObjective(abc.ABC):
     """A function of the hyperparameters to maximise, per simulation.
@@ -32,7 +35,14 @@ class LearningObjective(abc.ABC):
 
 
 @dataclass(frozen=True)
-class LeaveOneOut(LearningObjective):
+class _Defensive(LearningObjective):
+    floor: float = FLOOR
+
+    def __post_init__(self):
+        checks.require(0.0 < self.floor < 1.0, f"`floor` must be between 0 and 1; got {self.floor}.")
+
+
+class LeaveOneOut(_Defensive):
     r"""Held-out log posterior density of each simulation's parameters, in closed form: the default.
 
         mean_i log [ (1-w) q_{-i}(x_i | z_i)^+ / mean_j q_{-i}(x_i | z_j)^+ + w ]
@@ -47,19 +57,13 @@ class LeaveOneOut(LearningObjective):
     Cost: a gradient is one Cholesky factorisation, one inverse and five matrix products of size `m`.
     """
 
-    floor: float = FLOOR
-
-    def __post_init__(self):
-        _require_weight(self.floor)
-
     def value(self, hyper, training):
         """Mean held-out score; 0 for a surrogate that knows nothing, at most about `log m`."""
         ratios, _ = held_out(hyper, training)
         return jnp.mean(posterior_scores(ratios, self.floor))
 
 
-@dataclass(frozen=True)
-class LeaveOneOutPredictive(LearningObjective):
+class LeaveOneOutPredictive(_Defensive):
     r"""Held-out log predictive density of each simulation's data, in closed form.
 
         mean_j log [ (1-w) q_{-j}(x_j | z_j)^+ / N_j + w p_0(x_j) ]
@@ -73,11 +77,6 @@ class LeaveOneOutPredictive(LearningObjective):
         floor: `w`, the weight of the heavy-tailed component.
     Cost: as `LeaveOneOut`.
     """
-
-    floor: float = FLOOR
-
-    def __post_init__(self):
-        _require_weight(self.floor)
 
     def value(self, hyper, training):
         """Mean held-out log density of the standardised statistics."""
@@ -127,11 +126,3 @@ class MarginalLikelihood(LearningObjective):
             "MarginalLikelihood needs `y=` (the observation) and `measure=` (the prior in coordinates) in `fit`, and a "
             "data kernel that is a density in the observation. Give them, or learn by LeaveOneOut().",
         )
-
-
-LOG_SMALLEST = -18.0
-"""Marginals below `exp(-18)` of the largest data kernel value count as not positive."""
-
-
-def _require_weight(floor):
-    checks.require(0.0 < floor < 1.0, f"`floor` must be between 0 and 1; got {floor}.")

@@ -13,7 +13,6 @@ from jax.typing import ArrayLike
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import in_present_precision, on_host
 from numpyro_kme._core.solves import Array
-from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.base import (
@@ -30,9 +29,9 @@ from numpyro_kme.likelihoods.published.learning import LearntHyperparameters
 from numpyro_kme.likelihoods.published.leave_one_out import (
     LeaveOneOutScores,
     Summary,
+    held_out_drops,
     held_out_sample,
     leave_one_out_scores,
-    relevance,
 )
 from numpyro_kme.likelihoods.published.solves import MOST_DENSE, Solution, Solved
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
@@ -125,11 +124,6 @@ class KernelMeansSurrogate(Surrogate):
         """Number of coordinates."""
         return self.z.shape[1]
 
-    @property
-    def num_simulations(self):
-        """Number of simulations."""
-        return len(self.z)
-
     def point(self, y: Any) -> Any:
         """Read one output `(*event)` as the data kernel does."""
         return self.hyper.data_kernel.point(y)
@@ -218,15 +212,6 @@ class KernelMeansSurrogate(Surrogate):
         """
         return self.solution.variance(self.hyper, self.z, jnp.asarray(z))
 
-    def log_marginal(self, y: Any, measure: Measure) -> SignedLog:
-        """Sign and log absolute value of `q(y) = v(y)' mu`, `mu_j = int l(z_j, t) p(dt)`.
-
-        Raises:
-            ValueError: If the data kernel is not a density in `y`.
-        """
-        self.require_density()
-        return self.at(y).log_mean(measure)
-
     def require_density(self) -> None:
         """Raise unless the data kernel is a density in the observation."""
         checks.require(
@@ -248,7 +233,7 @@ class KernelMeansSurrogate(Surrogate):
         return on_host(leave_one_out_scores)(self.hyper, TrainingSet(self.z, self.data))
 
     def relevance(self) -> np.ndarray:
-        """Relevance of each raw statistic, `(n_raw,)`: what leaving it out costs.
+        """Held-out drop of each raw statistic, `(n_raw,)`: what leaving it out costs.
 
         The drop of the mean held-out log posterior density of the simulated parameters (`LeaveOneOut`), in nats, when
         the statistic is taken out of the data kernel and everything else stays, over 2,000 simulations at most. 0 for
@@ -259,7 +244,7 @@ class KernelMeansSurrogate(Surrogate):
             isinstance(self.data, np.ndarray) and self.data.ndim == 2,
             "Relevance needs statistics `(m, n)`; these data are compared as a whole.",
         )
-        drops = relevance(*held_out_sample(self.hyper, self.z, self.data))
+        drops = held_out_drops(*held_out_sample(self.hyper, self.z, self.data))
         if self.transform is None:
             return drops
         of_raw = np.zeros(self.transform.num_raw)
@@ -290,6 +275,5 @@ def as_one_point(transform: StatisticsTransform | None, y: Any, data: Any) -> An
     """The observation as the data of one simulation that the data kernel sees; what all data share is left as it is."""
     if transform is not None:
         return transform.forward(jnp.asarray(y)[None, :])
-    return jax.tree.map(
-        lambda leaf, like: jnp.asarray(leaf)[None] if jnp.ndim(leaf) < jnp.ndim(like) else leaf, y, data
-    )
+    one = lambda leaf, like: jnp.asarray(leaf)[None] if jnp.ndim(leaf) < jnp.ndim(like) else leaf  # noqa: E731
+    return jax.tree.map(one, y, data)

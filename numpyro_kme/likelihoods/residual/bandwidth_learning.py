@@ -13,6 +13,7 @@ $B = (K + m \lambda I)^{-1}$. Nothing is compiled.
 from math import log, pi
 from typing import NamedTuple
 
+import jax
 import numpy as np
 from scipy.linalg import lapack
 from scipy.special import expit, logit
@@ -182,6 +183,4 @@ def loss(bandwidths: Bandwidths, z: np.ndarray, residuals: np.ndarray) -> tuple[
     penalty, slope = bandwidths.penalty()
     gradient = found.gradient()
     value = penalty - float(np.sum(found.log_densities()))
-    return value, Bandwidths(
-        slope.eps - gradient.eps, slope.beta - gradient.beta, slope.lam - gradient.lam, -gradient.sensitivity
-    )
+    return value, jax.tree.map(np.subtract, slope, gradient)

@@ -183,7 +183,7 @@ def _fit_statistics(
 ) -> _Fits:
     """Learn on `rows` with some inducing points, and again with the noise found so; then fit all simulations."""
     x, location = statistics[group], jax.tree.map(lambda leaf: leaf[group], starts)
-    scale, coarse = ScaleFunction.constant(at.dim, *x.shape), at.coarse[rows]
+    scale, coarse = ScaleFunction(at.dim, *x.shape), at.coarse[rows]
     noise = size = np.ones((len(x), len(rows)))
     for steps in (form.steps, form.steps // 2):
         location = learn_location(location, coarse, x[:, rows], noise, size, steps, form.transform_marginals)
@@ -246,9 +246,8 @@ def _marginals(fits, scaled, units: _Units) -> MarginalTransform:
     centre = np.concatenate([fit.location.centre for fit in fits])
     width = np.exp(np.concatenate([fit.location.log_width for fit in fits]))
     v = np.arcsinh((scaled - centre) / width)
-    return MarginalTransform(
-        units.centre + centre * units.scale, width * units.scale, np.mean(v, axis=0), np.std(v, axis=0)
-    )
+    centre, width = units.centre + centre * units.scale, width * units.scale
+    return MarginalTransform(centre, width, np.mean(v, axis=0), np.std(v, axis=0))
 
 
 def _information_and_slopes(support, marginals, location, log_scale, z) -> tuple[np.ndarray, np.ndarray]:

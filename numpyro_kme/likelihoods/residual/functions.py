@@ -46,12 +46,9 @@ class RidgeFunctions:
         """
         offset, linear, centres, scales, rbf = [], [], [], [], []
         for fits, shift, tolerance in groups:
-            basis, tolerance = (
-                np.concatenate([np.ones((len(fits.at), 1)), fits.at.features], axis=1),
-                np.asarray(tolerance),
-            )
+            basis = np.concatenate([np.ones((len(fits.at), 1)), fits.at.features], axis=1)
             intercepts, slopes, weights = fits.weights()
-            for i, scale in enumerate(1.0 / tolerance[:, :, None]):
+            for i, scale in enumerate(1.0 / np.asarray(tolerance)[:, :, None]):
                 straight, chosen, found = _sparse(fits.near[i] * scale, weights[i], basis * scale)
                 offset.append(intercepts[i] + np.asarray(shift)[i] + straight[0])
                 linear.append(slopes[i] + straight[1:])
@@ -86,11 +83,9 @@ class RidgeFunctions:
     def slopes(self, z: np.ndarray) -> np.ndarray:
         """Derivatives `(k, n, D)` at points `(k, D)`, by NumPy."""
         points, precision, rbf = (np.asarray(leaf) for leaf in (self.points, self.precision, self.rbf))
-        near, dim = self._kernels(z), z.shape[1]
-        curved = [
-            near @ (rbf * (precision * points)[:, d]).T - z[:, [d]] * (near @ (rbf * precision[:, d]).T)
-            for d in range(dim)
-        ]
+        near = self._kernels(z)
+        both = zip((precision * points).T, precision.T, z.T, strict=True)
+        curved = [near @ (rbf * towards).T - at[:, None] * (near @ (rbf * narrow).T) for towards, narrow, at in both]
         return line_slopes(np.asarray(self.linear), z) + np.stack(curved, axis=-1)
 
     def _kernels(self, z):

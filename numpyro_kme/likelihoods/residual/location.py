@@ -52,10 +52,8 @@ class Location:
 
     def curvature(self, size: int) -> "Location":
         """About the second derivatives of the loss of `size` simulations."""
-        width = np.square(np.exp(self.log_width))
-        return Location(
-            self.smoothness.curvature(size), 0.5 * size / (1.0 + width), np.full(np.shape(width), 0.5 * size)
-        )
+        half, width = 0.5 * size, np.square(np.exp(self.log_width))
+        return Location(self.smoothness.curvature(size), half / (1.0 + width), np.full(np.shape(width), half))
 
     def fit(self, at: Inputs, x: np.ndarray, noise: np.ndarray) -> Regression:
         """Regress the transformed statistics `(..., m)` on the coordinates."""
@@ -162,9 +160,7 @@ def start_locations(
         transform_marginals: Whether marginal transformations are tried.
     Cost: twelve factorisations in all, whatever the number of statistics and transformations.
     """
-    candidates = [
-        _Candidates.of(column, zero, transform_marginals) for column, zero in zip(x, natural_zero, strict=True)
-    ]
+    candidates = [_Candidates.of(*one, transform_marginals) for one in zip(x, natural_zero, strict=True)]
     best: list[tuple[float, Location]] = [(-np.inf, Location(Smoothness.start(at.dim), 0.0, np.log(STRAIGHT)))] * len(x)
     for rbf, length in ((0.5, 1.5 / np.sqrt(at.dim)), (1.0, 1.5), (0.1, 2.0), (1.0, 0.5)):
         tries = [Smoothness.start(at.dim, 0.5, rbf, length, noise) for noise in (0.1, 0.3, 0.8)]

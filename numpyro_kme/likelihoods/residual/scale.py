@@ -37,18 +37,13 @@ class ScaleFunction:
     only gives the start.
     """
 
-    def __init__(self, smoothness: Smoothness, size: int):
-        self.smoothness = smoothness
-        self.offset = np.zeros(np.shape(smoothness.rbf))
-        self.fitted, self.held_out = np.zeros((2, *self.offset.shape, size))
-        self.last: Regression | None = None
-        self._inverses = diagonal(1.0 / ravel(smoothness.curvature(size), 1))
-
-    @classmethod
-    def constant(cls, dim: int, n: int, size: int) -> "ScaleFunction":
+    def __init__(self, dim: int, n: int, size: int):
         """Before the first fit: the same for all of `size` residuals of `n` statistics."""
         start = Smoothness.start(dim, noise=1.0)
-        return cls(jax.tree.map(lambda leaf: np.broadcast_to(leaf, (n, *np.shape(leaf))), start), size)
+        self.smoothness = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (n, *np.shape(leaf))), start)
+        self.offset, self.fitted, self.held_out = np.zeros(n), np.zeros((n, size)), np.zeros((n, size))
+        self.last: Regression | None = None
+        self._inverses = diagonal(1.0 / ravel(self.smoothness.curvature(size), 1))
 
     def update(self, at: Inputs, residuals: np.ndarray, rounds: int, steps: int) -> None:
         """Fit to residuals `(n, m)` in `rounds` scoring steps; in the last hyperparameters get `steps` iterations."""

@@ -139,11 +139,8 @@ class Smoothness:
         straight part, and the expected sum of `1 / l`, do not depend on the number of coordinates.
         """
         dim = np.shape(self.length)[-1]
-        linear, length, rbf = (
-            np.sqrt(2.0 * dim) * np.exp(self.linear),
-            dim * np.exp(-self.length),
-            2.0 * np.exp(self.rbf),
-        )
+        linear, length = np.sqrt(2.0 * dim) * np.exp(self.linear), dim * np.exp(-self.length)
+        rbf = 2.0 * np.exp(self.rbf)
         total = linear.sum(axis=-1) + length.sum(axis=-1) + rbf
         return total, Smoothness(linear, rbf, -length, np.zeros(np.shape(rbf)))
 

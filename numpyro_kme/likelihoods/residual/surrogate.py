@@ -167,11 +167,6 @@ class ResidualSurrogate(Surrogate):
         """Number of coordinates."""
         return np.shape(self.density.points)[1]
 
-    @property
-    def num_simulations(self):
-        """Number of simulations."""
-        return np.shape(self.density.points)[0]
-
     def at(self, y: Any) -> "ResidualAt":
         """The likelihood at one observation `(n_raw,)`; a concrete `y` is checked and prepared on the host in float64.
 
@@ -213,7 +208,7 @@ class ResidualSurrogate(Surrogate):
         return information
 
     def relevance(self) -> np.ndarray:
-        """Relevance of each raw statistic alone, `(n_raw,)`: `log(1 + sum_d information) / 2`, in nats."""
+        """Information of each raw statistic alone, `(n_raw,)`: `log(1 + sum_d information_d) / 2`, in nats."""
         return 0.5 * np.log1p(self.information().sum(axis=1))
 
     def describe(self) -> Mapping[str, Any]:
@@ -232,7 +227,7 @@ class ResidualSurrogate(Surrogate):
             "held-out improvement, nats": self.improvements.sentence(),
             "eps": np.asarray(density.eps),
             "beta": float(density.beta),
-            "lam": float(density.ridge) / self.num_simulations,
+            "lam": float(density.ridge) / len(density.points),
             "relevance": self.relevance(),
         }
 
