@@ -167,4 +167,4 @@ def unravel(values: Any, like: Tree, axes: int = 0) -> Tree:
     shapes = [np.shape(leaf)[axes:] for leaf in leaves]
     ends = np.cumsum([prod(shape) for shape in shapes])
     pieces = (values[..., end - prod(shape) : end] for end, shape in zip(ends, shapes))
-    return structure.unflatten([piece.reshape(*values.shape[:axes], *shape) for piece, shape in zip(pieces, shapes)])
+    return structure.unflatten([piece.reshape((*values.shape[:axes], *shape)) for piece, shape in zip(pieces, shapes)])

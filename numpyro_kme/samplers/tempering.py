@@ -120,10 +120,8 @@ def temper(rng_key: jax.Array, log_densities: LogDensities, particles: jax.Array
         return _Points(u, *log_densities(u))
 
     population = _at_prior([evaluate(block) for block in jnp.split(particles[:size], MOVES)])
-    ancestors, zero = jnp.arange(size), jnp.zeros((), particles.dtype)
-    temperature, log_evidence = zero, zero
-    num_temperatures = num_rounds = 0
-    last = False
+    ancestors, temperature = jnp.arange(size), jnp.zeros((), particles.dtype)
+    log_evidence, num_temperatures, num_rounds, last = temperature, 0, 0, False
     while True:  # at the last temperature once more, for as many rounds as it needs
         rng_key, resample_key, move_key = jax.random.split(rng_key, 3)
         level = _level(resample_key, population, ancestors, temperature, last, num_temperatures < MOST_TEMPERATURES)

@@ -98,8 +98,7 @@ class KernelMeans(Form):
         """
         checks.concrete(z=z, x=x, measure=measure, y=y)
         z, x = _simulations(z, x)
-        table = isinstance(x, np.ndarray) and x.ndim == 2
-        transform = StatisticsTransform.fit(x) if self.standardise and table else None
+        transform = StatisticsTransform.fit(x) if self.standardise and TrainingSet(z, x).is_table else None
         training = _training_set(transform, z, x, measure, y)
         hyper, learnt = self._learn(training)
         solution = (self.solve or default_solve(len(z))).fit(hyper, z)
@@ -112,7 +111,7 @@ class KernelMeans(Form):
         kernel, dim = self.data_kernel, training.z.shape[1]
         if kernel is None:
             checks.require(
-                isinstance(training.data, np.ndarray) and training.data.ndim == 2,
+                training.is_table,
                 "`x` must have shape (simulations, statistics), unless `data_kernel` compares other data; got "
                 f"{jax.tree.map(np.shape, training.data)}.",
             )
@@ -136,9 +135,8 @@ def _training_set(
 ) -> TrainingSet:
     """The simulations as the data kernel sees them."""
     data = x if transform is None else np.asarray(transform.forward(x))
-    vectors = isinstance(data, np.ndarray) and data.ndim == 2
-    log_heavy_tailed = log_heavy_tailed_density(data) if vectors else None
-    return TrainingSet(z, data, log_heavy_tailed, measure, None if y is None else as_one_point(transform, y, data))
+    training = TrainingSet(z, data, None, measure, None if y is None else as_one_point(transform, y, data))
+    return replace(training, log_heavy_tailed=log_heavy_tailed_density(data)) if training.is_table else training
 
 
 def _simulations(z, x) -> tuple[np.ndarray, Any]:

@@ -51,6 +51,11 @@ class TrainingSet:
     measure: Measure | None = None
     y: Any = None
 
+    @property
+    def is_table(self) -> bool:
+        """Whether the data are vectors of statistics."""
+        return isinstance(self.data, np.ndarray) and self.data.ndim == 2
+
 
 def random_subset(training: TrainingSet, size: int) -> TrainingSet:
     """A fixed random choice of simulations where there are many more; what all share in the data stays as it is."""

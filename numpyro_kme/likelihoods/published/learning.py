@@ -175,8 +175,7 @@ def learn(
     objective.check(training, template)
     space, total = Space.around(template, learner), len(training.z)
     training = random_subset(training, learner.most)
-    vectors = isinstance(training.data, np.ndarray) and training.data.ndim == 2
-    small = random_subset(training, learner.subset) if vectors and learner.tied is None else training
+    small = random_subset(training, learner.subset) if training.is_table and learner.tied is None else training
     training, small = in_present_precision((training, small))
     search = _Search(objective, template, space, learner)
     at = search.isotropic(small)

@@ -19,7 +19,6 @@ from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels import blocks
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.low_rank import LowRank
-from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
 
 
@@ -189,7 +188,7 @@ class LowRankSolve(Solve):
         rows = np.sort(np.random.default_rng(0).permutation(len(z))[: self.subset])
         for _ in range(ROUNDS):
             factor = LowRank.fit(kernel, z[rows], tolerance=stop, max_rank=self.max_rank)
-            core, rest = _accumulate(kernel, z, np.asarray(factor.pivots), np.asarray(factor.inverse))
+            core, rest = _accumulate(factor, z)
             missed = np.flatnonzero(rest > 2.0 * stop)
             if not len(missed) or factor.rank == self.max_rank:
                 break
@@ -246,13 +245,13 @@ class LowRankSolution(Solution):
         }
 
 
-def _accumulate(kernel: Gaussian, z, pivots, inverse) -> tuple[np.ndarray, np.ndarray]:
+def _accumulate(factor: LowRank, z) -> tuple[np.ndarray, np.ndarray]:
     """`U' U` `(r, r)`, and the diagonal of `L - U U'`, `(m,)`, from blocks of rows of `U`."""
-    core, rest = np.zeros((len(pivots), len(pivots))), np.empty(len(z))
+    core, rest = np.zeros((factor.rank, factor.rank)), np.empty(len(z))
     for rows, block in _blocks(z):
-        factor = (_gram(kernel, block, pivots) @ inverse.T)[: rows.stop - rows.start]
-        core += factor.T @ factor
-        rest[rows] = 1.0 - np.sum(factor * factor, axis=1)
+        features = factor.features(block)[: rows.stop - rows.start]
+        core += features.T @ features
+        rest[rows] = 1.0 - np.sum(features * features, axis=1)
     return core, np.maximum(rest, 0.0)
 
 
