@@ -19,11 +19,16 @@ from numpyro_kme.likelihoods.residual.decorrelation import (
 )
 from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
 from numpyro_kme.likelihoods.residual.location import Location, start_locations
-from numpyro_kme.likelihoods.residual.marginals import MarginalTransform, jitter_ties, jitter_width, lattice_step
+from numpyro_kme.likelihoods.residual.marginals import (
+    MarginalTransform,
+    jitter_ties,
+    jitter_width,
+    lattice_step,
+    log_cosh,
+)
 from numpyro_kme.likelihoods.residual.ridge import Ridge
 from numpyro_kme.likelihoods.residual.scale import ScaleFunction
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, Smoothness
-from numpyro_kme.likelihoods.statistics import log_cosh
 
 
 @pytest.fixture

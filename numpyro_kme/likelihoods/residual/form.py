@@ -21,12 +21,12 @@ from numpyro_kme.likelihoods.residual.decorrelation import TriangularMap, fit_tr
 from numpyro_kme.likelihoods.residual.density import fit_residual_density
 from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
 from numpyro_kme.likelihoods.residual.location import Location, learn_location, start_locations
-from numpyro_kme.likelihoods.residual.marginals import MarginalTransform, jitter_ties
+from numpyro_kme.likelihoods.residual.marginals import MarginalTransform, jitter_ties, log_cosh
 from numpyro_kme.likelihoods.residual.scale import ScaleFunction, winsorised_rms
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, Regression, line_slopes
 from numpyro_kme.likelihoods.residual.support import SupportBounds, fit_support_bounds
 from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate, ScoreImprovements
-from numpyro_kme.likelihoods.statistics import StatisticsTransform, log_cosh
+from numpyro_kme.likelihoods.statistics import StatisticsTransform
 
 MIN_SIMULATIONS = 10
 """Fewer simulations than this cannot be held out from."""

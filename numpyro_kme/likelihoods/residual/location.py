@@ -7,9 +7,9 @@ import numpy as np
 
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.descent import descend_all, ravel
+from numpyro_kme.likelihoods.residual.marginals import log_cosh
 from numpyro_kme.likelihoods.residual.ridge import Ridge, diagonal
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, Regression, Smoothness
-from numpyro_kme.likelihoods.statistics import log_cosh
 
 STRAIGHT = 50.0
 """Width of a transformation that is a straight line over the bulk of the statistic, in its standard deviations."""

@@ -1,12 +1,13 @@
 r"""Learnt monotone transformations of single statistics, and the jittering of tied values."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
-from numpyro_kme.likelihoods.statistics import log_cosh
 
 GOLDEN = 0.6180339887498949
 
@@ -41,6 +42,11 @@ class MarginalTransform:
     def log_slope(self, x: Array) -> jax.Array:
         """`log dt/dx`, `(..., n)`."""
         return -log_cosh(jnp.arcsinh((x - self.centre) / self.width)) - jnp.log(self.width) - jnp.log(self.scale)
+
+
+def log_cosh(v: Any, xp: Any = jnp) -> Any:
+    """`log cosh v = log sqrt(1 + sinh(v)^2)` without overflow."""
+    return xp.logaddexp(v, -v) - np.log(2.0)
 
 
 def lattice_step(column: np.ndarray) -> float:
