@@ -99,10 +99,8 @@ def adaptive_importance_sampling(
     parts = _sample(measure, key_measure, defensive), _sample(proposal, key_proposal, n - defensive)
     particles = jnp.concatenate(parts)
     sign, log_size = signed_logs(likelihood, measure, particles)
-    log_mixture = jnp.logaddexp(
-        jnp.log(defensive / n) + log_densities(measure, particles),
-        jnp.log1p(-defensive / n) + log_densities(proposal, particles),
-    )
+    from_measure = jnp.log(defensive / n) + log_densities(measure, particles)
+    log_mixture = jnp.logaddexp(from_measure, jnp.log1p(-defensive / n) + log_densities(proposal, particles))
     return _normalised(particles, np.asarray(sign), np.asarray(log_size - log_mixture) - np.log(n))
 
 

@@ -130,9 +130,8 @@ def temper(rng_key: jax.Array, log_densities: LogDensities, particles: jax.Array
             move_key, random, proposed, log_ratio = _begin(move_key, level.proposal, points.u)
             path, accepted = [], []
             for number in range(MOVES):
-                points, moved, proposed, log_ratio = _move(
-                    level, points, evaluate(proposed), log_ratio, random, np.int32(number)
-                )
+                found = _move(level, points, evaluate(proposed), log_ratio, random, np.int32(number))
+                points, moved, proposed, log_ratio = found
                 path.append(points)
                 accepted.append(moved)
             population, correlation, acceptance = _end(level.before, path, accepted)

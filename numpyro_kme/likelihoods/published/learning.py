@@ -185,15 +185,10 @@ def learn(
     if len(small.z) < len(training.z):
         at = search.free(training, at, learner.last_steps)
     score = search.value_and_gradient(at, training)[0]
-    slack = 1e-6
     hyper = to_host(unravel(np.exp(at), template))
-    return LearntHyperparameters(
-        replace(hyper, regularisation=hyper.regularisation * len(training.z) / total),
-        score,
-        at < space.lower + slack,
-        at > space.upper - slack,
-        np.array([counts, search.count - counts]),
-    )
+    hyper = replace(hyper, regularisation=hyper.regularisation * len(training.z) / total)
+    evaluations = np.array([counts, search.count - counts])
+    return LearntHyperparameters(hyper, score, at < space.lower + 1e-6, at > space.upper - 1e-6, evaluations)
 
 
 @dataclass

@@ -125,10 +125,6 @@ class ScoreImprovements:
     decorrelation: ArrayLike
     shape: ArrayLike
 
-    def sentence(self) -> str:
-        """Sums over the statistics."""
-        return ", ".join(f"{name} {np.sum(value):.2f}" for name, value in vars(self).items())
-
 
 @register
 class ResidualSurrogate(Surrogate):
@@ -224,7 +220,7 @@ class ResidualSurrogate(Surrogate):
             "scale": f"changes with the parameters: {self._list(changes)}",
             "support bounds": self._list(np.asarray(self.support.side) != 0.0),
             "marginal transformations": f"curved: {self._list(np.asarray(self.marginals.scale) > CURVED)}",
-            "held-out improvement, nats": self.improvements.sentence(),
+            "held-out improvement, nats": ", ".join(f"{k} {np.sum(v):.2f}" for k, v in vars(self.improvements).items()),
             "eps": np.asarray(density.eps),
             "beta": float(density.beta),
             "lam": float(density.ridge) / len(density.points),
