@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from numpyro.distributions import MultivariateNormal, constraints
+from numpyro.distributions import constraints
 from numpyro.distributions.distribution import Distribution
 
 from numpyro_kme._core import checks
@@ -36,8 +36,7 @@ class SyntheticLikelihood(Distribution):
         shape, dtype: Of one event of a black-box simulator, whose density has no gradient.
     Raises:
         numpy.linalg.LinAlgError: If the covariance of the simulations is singular, outside compiled code; inside, the
-        density is
-            not a number.
+            density is not a number.
     Cost: `num_simulations` simulations an evaluation.
     References: Wood (2010), Nature; Price et al. (2018), JCGS.
     """
@@ -99,8 +98,12 @@ class SyntheticLikelihood(Distribution):
         covariance = centred.T @ centred / (self.num_simulations - 1)
         factor = jnp.linalg.cholesky(covariance)
         _check_rank(mean, covariance, factor)
-        rows = jnp.reshape(value, (*jnp.shape(value)[: jnp.ndim(value) - self.event_dim], -1))
-        return MultivariateNormal(mean, scale_tril=factor).log_prob(rows)
+        value = jnp.asarray(value)
+        lead = value.shape[: value.ndim - self.event_dim]
+        rows = value.reshape(-1, len(mean)) - mean[None]
+        white = jax.scipy.linalg.solve_triangular(factor, rows.T, lower=True)
+        constant = 0.5 * len(mean) * jnp.log(2.0 * jnp.pi) + jnp.sum(jnp.log(jnp.diagonal(factor)))
+        return (-0.5 * jnp.sum(jnp.square(white), axis=0) - constant).reshape(lead)
 
 
 def _check_rank(mean, covariance, factor) -> None:
