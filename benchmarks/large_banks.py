@@ -25,7 +25,7 @@ import report
 
 import numpyro_kme as kme
 from numpyro_kme.embeddings.measures import Normal
-from numpyro_kme.likelihoods.published.objectives import Hyperparameters
+from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
 
 Y = np.array([0.6, 0.3, 0.2])
 CASES = [("dense", 10_000), ("low rank", 10_000), ("dense", 20_000), ("low rank", 20_000), ("low rank", 100_000)]

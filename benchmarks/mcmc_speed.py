@@ -21,7 +21,7 @@ from numpyro.infer import MCMC, NUTS
 
 import numpyro_kme as kme
 from numpyro_kme.kernels import Gaussian
-from numpyro_kme.likelihoods.published.objectives import Hyperparameters
+from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
 
 NOISE = np.linspace(0.4, 1.0, 6)
 Y = np.array([0.6, -0.4, 0.2, 0.9, -0.8, 0.1])

@@ -14,7 +14,7 @@ from numpyro_kme import diagnostics, kernels
 from numpyro_kme.embeddings import measures
 from numpyro_kme.embeddings.herding import polish
 from numpyro_kme.kernels.low_rank import LowRank
-from numpyro_kme.likelihoods.published.objectives import Hyperparameters
+from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
 
 KEY = jax.random.key(0)

@@ -3,17 +3,11 @@
 from numpyro_kme.likelihoods.base import Form, KernelExpansion, LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, KernelMeansLikelihood, fit_likelihood
 from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
-from numpyro_kme.likelihoods.published import (
-    DenseSolve,
-    KernelMeans,
-    Learner,
-    LeaveOneOut,
-    LeaveOneOutPredictive,
-    LowRankSolve,
-    MarginalLikelihood,
-    Tied,
-)
-from numpyro_kme.likelihoods.residual import ResidualKernelMeans
+from numpyro_kme.likelihoods.published.form import KernelMeans
+from numpyro_kme.likelihoods.published.learning import Learner, Tied
+from numpyro_kme.likelihoods.published.objectives import LeaveOneOut, LeaveOneOutPredictive, MarginalLikelihood
+from numpyro_kme.likelihoods.published.solves import DenseSolve, LowRankSolve
+from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.likelihoods.synthetic import SyntheticLikelihood
 
 __all__ = [

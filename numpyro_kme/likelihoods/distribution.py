@@ -14,9 +14,10 @@ from numpyro.distributions.distribution import Distribution
 from numpyro_kme._core import checks, solves
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
-from numpyro_kme.likelihoods.forms import default_form
+from numpyro_kme.likelihoods.extrapolation import Region
 from numpyro_kme.likelihoods.prepared import PreparedLikelihood
-from numpyro_kme.likelihoods.region import Region
+from numpyro_kme.likelihoods.published.form import KernelMeans
+from numpyro_kme.likelihoods.residual.form import MIN_SIMULATIONS, ResidualKernelMeans
 from numpyro_kme.models.coordinates import Coordinates
 
 MANY = 0.01
@@ -171,21 +172,18 @@ class KernelMeansLikelihood(Distribution):
 
         A concrete `value` is prepared once, on the host and in float64; a traced one costs two triangular solves.
         """
-        prepared = self.prepared
-        if prepared is None or not prepared.is_for(value):
-            prepared = PreparedLikelihood.of(self.fitted, value)
-        return prepared.over(self._one, self.arguments)
+        return self._over(lambda likelihood, z: likelihood.log_density(z), value)
 
     def signs(self, value: ArrayLike) -> jax.Array:
         """Signs of `q(value | params)`, of the broadcast batch shape."""
+        return self._over(lambda likelihood, z: likelihood.signed_log(z)[0], value)
 
-        def sign(likelihood, arguments):
-            return likelihood.signed_log(self.fitted.coordinates.forward(arguments))[0]
-
-        return (self.prepared or PreparedLikelihood.of(self.fitted, value)).over(sign, self.arguments)
-
-    def _one(self, likelihood, arguments):
-        return likelihood.log_density(self.fitted.coordinates.forward(arguments))
+    def _over(self, function, value):
+        """`function(likelihood, coordinates)` for each output and each call."""
+        prepared, forward = self.prepared, self.fitted.coordinates.forward
+        if prepared is None or not prepared.is_for(value):
+            prepared = PreparedLikelihood.of(self.fitted, value)
+        return prepared.over(lambda likelihood, arguments: function(likelihood, forward(arguments)), self.arguments)
 
 
 def _join(params: tuple[ArrayLike, ...], expected: int) -> jax.Array:
@@ -242,3 +240,12 @@ def fit_likelihood(
     point = None if y is None else form.point(np.asarray(y))
     surrogate = form.fit(z, form.points(x), measure=measure, y=point)
     return FittedLikelihood(surrogate, coordinates, x.shape[1:], z)
+
+
+def default_form(num_simulations: int) -> Form:
+    """`ResidualKernelMeans`, which measures better on vectors of statistics; `KernelMeans` for few simulations.
+
+    Above 20,000 simulations, too, `KernelMeans`, which has a low-rank solve.
+    """
+    dense = MIN_SIMULATIONS <= num_simulations <= checks.MOST_SIMULATIONS
+    return ResidualKernelMeans() if dense else KernelMeans()

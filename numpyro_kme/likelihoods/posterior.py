@@ -17,9 +17,8 @@ from numpyro_kme._core.host import in_present_precision, on_host
 from numpyro_kme.embeddings.measures import Measure, Normal, NormalMixture
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.stationary import Gaussian
-from numpyro_kme.likelihoods.base import LikelihoodAt, Surrogate
-from numpyro_kme.likelihoods.signed import SignedLog, to_signed_log
-from numpyro_kme.samplers.importance import WeightedParticles, adaptive_importance_sampling, signed_logs
+from numpyro_kme.likelihoods.base import LikelihoodAt, SignedLog, Surrogate, to_signed_log
+from numpyro_kme.samplers.importance import WeightedParticles, adaptive_importance_sampling, signed_logs, signed_moments
 
 NUM_PARTICLES = 4096
 """Weighted particles that stand for a posterior without a closed form."""
@@ -124,12 +123,10 @@ class KernelMeansPosterior:
 
         With negative parts the covariance need not be positive definite; `weighted_particles` has the positive part.
         """
-        terms = self.likelihood.expansion()
-        if terms is None or not isinstance(self.measure, Normal | NormalMixture):
-            points, weights = np.asarray(self._particles.particles), np.asarray(self._particles.weights)
-            mean = weights @ points
-            return mean, ((points - mean) * weights[:, None]).T @ (points - mean)
-        tilted = self.measure.tilt(terms.kernel, terms.points)
+        terms, measure = self.likelihood.expansion(), self.measure
+        if terms is None or not isinstance(measure, Normal | NormalMixture):
+            return signed_moments(np.asarray(self._particles.particles), np.asarray(self._particles.weights))
+        tilted = measure.tilt(terms.kernel, terms.points)
         components = jnp.exp(tilted.log_masses + terms.log_scale - self._positive_log_normaliser())
         components = components * jnp.asarray(terms.weights)[:, None]
         mean = jnp.einsum("jk,jkd->d", components, tilted.means)
@@ -211,8 +208,8 @@ class KernelMeansPosterior:
             ValueError: If the data kernel is not a density in the observation.
         """
         self.surrogate.require_density()
-        found = [self._predict(self.surrogate.at(y)) for y in np.asarray(y_new)]
-        return np.array([sign for sign, _ in found]), np.array([log_size for _, log_size in found])
+        signs, log_sizes = zip(*(self._predict(self.surrogate.at(y)) for y in np.asarray(y_new)), strict=True)
+        return np.array(signs), np.array(log_sizes)
 
     @on_host
     def _predict(self, likelihood):

@@ -1,8 +1,8 @@
 """A learnt likelihood at known outputs: what depends on them alone is done once, and broadcast against parameters."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from dataclasses import field
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
+from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.base import LikelihoodAt
 
 
@@ -25,8 +26,7 @@ class Fitted(Protocol):
         """The likelihood of one output `(*event)`."""
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@register
 class PreparedLikelihood:
     """The likelihood at outputs `(*lead, *event)`, as a function of parameters.
 
@@ -79,17 +79,28 @@ class PreparedLikelihood:
         What does not vary along a dimension is evaluated once for it.
         """
         batch = np.broadcast_shapes(self.lead, arguments.shape[:-1])
+        mine, theirs = _axes(self.lead, batch), _axes(arguments.shape[:-1], batch)
         structure: Any
         leaves, structure = jax.tree.flatten(self.likelihood)
-        mine, theirs = _missing(self.lead, batch), _missing(arguments.shape[:-1], batch)
+        kept, behind = _kept(mine, batch), len(self.lead)
         leaves = [
-            jnp.asarray(leaf).reshape((*mine.kept, *leaf.shape[len(self.lead) :])) if moves else jnp.asarray(leaf)
-            for leaf, moves in zip(leaves, self.varies)
+            leaf.reshape(*kept, *leaf.shape[behind:]) if moves else leaf
+            for leaf, moves in zip(map(jnp.asarray, leaves), self.varies)
         ]
-        for ours, args in zip(reversed(mine.axes), reversed(theirs.axes)):
+        for ours, args in zip(reversed(mine), reversed(theirs)):
             axes = structure.unflatten([ours if moves else None for moves in self.varies])
             function = jax.vmap(function, in_axes=(axes, args))
-        return function(structure.unflatten(leaves), arguments.reshape(*theirs.kept, arguments.shape[-1]))
+        return function(structure.unflatten(leaves), arguments.reshape(*_kept(theirs, batch), arguments.shape[-1]))
+
+
+def _axes(lead: tuple[int, ...], batch: tuple[int, ...]) -> list[int | None]:
+    """For each dimension of `batch` 0 where `lead` runs along it."""
+    padded = (1,) * (len(batch) - len(lead)) + lead
+    return [0 if size == whole else None for size, whole in zip(padded, batch)]
+
+
+def _kept(axes: list[int | None], batch: tuple[int, ...]) -> list[int]:
+    return [size for size, axis in zip(batch, axes) if axis == 0]
 
 
 def _without(rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
@@ -118,16 +129,3 @@ def _prepare(fitted: Fitted, rows: np.ndarray) -> tuple[list, Any, list[bool]]:
 @jax.jit
 def _prepare_rows(fitted, rows):
     return jax.vmap(fitted.at)(rows)
-
-
-class _Lead(NamedTuple):
-    kept: tuple[int, ...]
-    axes: tuple[int | None, ...]
-
-
-def _missing(lead: tuple[int, ...], batch: tuple[int, ...]) -> _Lead:
-    """Dimensions of `lead` that run along `batch`, and for each dimension of `batch` whether there is one."""
-    padded = (1,) * (len(batch) - len(lead)) + lead
-    here = [i >= len(batch) - len(lead) and padded[i] == batch[i] for i in range(len(batch))]
-    kept = tuple(size for size, moves in zip(batch, here) if moves)
-    return _Lead(kept, tuple(0 if moves else None for moves in here))

@@ -1,7 +1,7 @@
 """The recorded map from raw statistics to standardised ones: robust, monotone, with its exact Jacobian."""
 
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,10 @@ from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.robust import robust_standard_deviation
+from numpyro_kme.kernels.base import register
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@register
 class StatisticsTransform:
     r"""`s_i = arcsinh((x_i - centre_i) / scale_i)` for every statistic that varies.
 
@@ -57,8 +57,7 @@ class StatisticsTransform:
         )
         if constant:
             warnings.warn(
-                f"Statistics {constant} are constant over the {x.shape[0]} simulations and are left out.",
-                stacklevel=2,
+                f"Statistics {constant} are constant over the {x.shape[0]} simulations and are left out.", stacklevel=2
             )
         columns = x[:, list(kept)]
         centre = np.median(columns, axis=0)
@@ -111,9 +110,8 @@ class StatisticsTransform:
             )
 
     def _scores(self, x):
-        columns = jnp.asarray(
-            x[..., list(self.kept)] if isinstance(x, np.ndarray) else jnp.asarray(x)[..., np.array(self.kept)]
-        )
+        x = x if isinstance(x, np.ndarray) else jnp.asarray(x)
+        columns = jnp.asarray(x[..., np.array(self.kept)])
         row = (1,) * (columns.ndim - 1) + (len(self.kept),)
         return (columns - jnp.reshape(self.centre, row)) / jnp.reshape(self.scale, row)
 

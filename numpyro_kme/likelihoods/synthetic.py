@@ -36,8 +36,7 @@ class SyntheticLikelihood(Distribution):
         shape, dtype: Of one event of a black-box simulator, whose density has no gradient.
     Raises:
         numpy.linalg.LinAlgError: If the covariance of the simulations is singular, outside compiled code; inside, the
-        density is
-            not a number.
+            density is not a number.
     Cost: `num_simulations` simulations an evaluation.
     References: Wood (2010), Nature; Price et al. (2018), JCGS.
     """

@@ -3,9 +3,4 @@
 from numpyro_kme.samplers.importance import WeightedParticles, adaptive_importance_sampling
 from numpyro_kme.samplers.tempering import Tempered, temper
 
-__all__ = [
-    "Tempered",
-    "WeightedParticles",
-    "adaptive_importance_sampling",
-    "temper",
-]
+__all__ = ["Tempered", "WeightedParticles", "adaptive_importance_sampling", "temper"]

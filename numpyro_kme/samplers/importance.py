@@ -96,14 +96,11 @@ def adaptive_importance_sampling(
         particles = _sample(proposal, key, n)
     defensive = int(np.ceil(DEFENSIVE * n))
     key_measure, key_proposal = jax.random.split(keys[-1])
-    particles = jnp.concatenate(
-        [_sample(measure, key_measure, defensive), _sample(proposal, key_proposal, n - defensive)]
-    )
+    parts = _sample(measure, key_measure, defensive), _sample(proposal, key_proposal, n - defensive)
+    particles = jnp.concatenate(parts)
     sign, log_size = signed_logs(likelihood, measure, particles)
-    log_mixture = jnp.logaddexp(
-        jnp.log(defensive / n) + log_densities(measure, particles),
-        jnp.log1p(-defensive / n) + log_densities(proposal, particles),
-    )
+    from_measure = jnp.log(defensive / n) + log_densities(measure, particles)
+    log_mixture = jnp.logaddexp(from_measure, jnp.log1p(-defensive / n) + log_densities(proposal, particles))
     return _normalised(particles, np.asarray(sign), np.asarray(log_size - log_mixture) - np.log(n))
 
 
@@ -142,11 +139,16 @@ def _softmax(log_weights):
     return weights / weights.sum()
 
 
+def signed_moments(points: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean `(D,)` and covariance `(D, D)` of points `(n, D)` with weights `(n,)` that sum to 1."""
+    mean = weights @ points
+    return mean, ((points - mean) * weights[:, None]).T @ (points - mean)
+
+
 def _kernel_density(rng_key, particles, weights) -> NormalMixture:
     """Normal kernel density estimate with `COMPONENTS` components of the rule-of-thumb bandwidth."""
     dim = particles.shape[1]
-    mean = weights @ particles
-    covariance = ((particles - mean) * weights[:, None]).T @ (particles - mean)
+    _, covariance = signed_moments(particles, weights)
     covariance += 1e-10 * (np.trace(covariance) / dim + 1e-30) * np.eye(dim)
     rows = np.asarray(_choose(rng_key, weights))
     width = (4.0 / (COMPONENTS * (dim + 2.0))) ** (2.0 / (dim + 4.0))

@@ -88,18 +88,14 @@ def propose(
         kind, amount, *pair = uniform[:4]
         first, second = (jnp.floor(x * size).astype(int) for x in pair)
         multiple = jnp.where(kind < MODE_JUMP, 1.0, scale)
-        by_difference = (
-            u + multiple * (proposal.particles[first] - proposal.particles[second]) + JITTER * proposal.sd * normal
-        )
+        difference = proposal.particles[first] - proposal.particles[second]
+        by_difference = u + multiple * difference + JITTER * proposal.sd * normal
         white = proposal.inverse @ ((u - proposal.mean) / proposal.sd)
         chi_square, angle = -2.0 * jnp.log(jnp.prod(1.0 - uniform[4:])), 0.5 * jnp.pi * jnp.minimum(2.0 * amount, 1.0)
         heavy = normal * jnp.sqrt((degrees + white @ white) / chi_square)
         there = jnp.cos(angle) * white + jnp.sin(angle) * heavy
         log_ratio = 0.5 * (degrees + dim) * (jnp.log1p(there @ there / degrees) - jnp.log1p(white @ white / degrees))
-        local = kind < LOCAL
-        return (
-            jnp.where(local, by_difference, proposal.mean + proposal.sd * (proposal.root @ there)),
-            jnp.where(local, 0.0, log_ratio),
-        )
+        local, by_student = kind < LOCAL, proposal.mean + proposal.sd * (proposal.root @ there)
+        return jnp.where(local, by_difference, by_student), jnp.where(local, 0.0, log_ratio)
 
     return one(u, uniform[1:].astype(u.dtype), normal.astype(u.dtype))

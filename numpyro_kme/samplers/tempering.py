@@ -120,10 +120,8 @@ def temper(rng_key: jax.Array, log_densities: LogDensities, particles: jax.Array
         return _Points(u, *log_densities(u))
 
     population = _at_prior([evaluate(block) for block in jnp.split(particles[:size], MOVES)])
-    ancestors, zero = jnp.arange(size), jnp.zeros((), particles.dtype)
-    temperature, log_evidence = zero, zero
-    num_temperatures = num_rounds = 0
-    last = False
+    ancestors, temperature = jnp.arange(size), jnp.zeros((), particles.dtype)
+    log_evidence, num_temperatures, num_rounds, last = temperature, 0, 0, False
     while True:  # at the last temperature once more, for as many rounds as it needs
         rng_key, resample_key, move_key = jax.random.split(rng_key, 3)
         level = _level(resample_key, population, ancestors, temperature, last, num_temperatures < MOST_TEMPERATURES)
@@ -132,16 +130,14 @@ def temper(rng_key: jax.Array, log_densities: LogDensities, particles: jax.Array
             move_key, random, proposed, log_ratio = _begin(move_key, level.proposal, points.u)
             path, accepted = [], []
             for number in range(MOVES):
-                points, moved, proposed, log_ratio = _move(
-                    level, points, evaluate(proposed), log_ratio, random, np.int32(number)
-                )
+                found = _move(level, points, evaluate(proposed), log_ratio, random, np.int32(number))
+                points, moved, proposed, log_ratio = found
                 path.append(points)
                 accepted.append(moved)
             population, correlation, acceptance = _end(level.before, path, accepted)
             num_rounds += 1
-            effective_size = 1.0 / (
-                (1.0 - float(correlation)) / num_chains + float(correlation) / float(level.effective_ancestors)
-            )
+            shared = float(correlation)
+            effective_size = 1.0 / ((1.0 - shared) / num_chains + shared / float(level.effective_ancestors))
             if effective_size >= ENOUGH * num_chains if last else correlation <= DECORRELATED:
                 break
         ancestors = level.ancestors

@@ -13,7 +13,8 @@ from scipy.spatial.distance import pdist
 
 import numpyro_kme as kme
 from numpyro_kme.kernels import Gaussian
-from numpyro_kme.likelihoods.published.objectives import LeaveOneOut, TrainingSet
+from numpyro_kme.likelihoods.published.hyperparameters import TrainingSet
+from numpyro_kme.likelihoods.published.objectives import LeaveOneOut
 from numpyro_kme.losses import generator as generators
 
 KEY = jax.random.key(0)

@@ -7,11 +7,12 @@ import pytest
 
 from numpyro_kme import ResidualKernelMeans
 from numpyro_kme.kernels import Gaussian
-from numpyro_kme.likelihoods import forms
+from numpyro_kme.likelihoods.distribution import default_form
 from numpyro_kme.likelihoods.published import solves
 from numpyro_kme.likelihoods.published.form import KernelMeans
+from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet, random_subset
 from numpyro_kme.likelihoods.published.learning import Learner, learn
-from numpyro_kme.likelihoods.published.objectives import Hyperparameters, LeaveOneOut, TrainingSet, random_subset
+from numpyro_kme.likelihoods.published.objectives import LeaveOneOut
 from numpyro_kme.likelihoods.published.solves import DenseSolve, LowRankSolve, default_solve
 
 M, D, N = 60, 2, 3
@@ -124,8 +125,8 @@ def test_learning_from_a_part_keeps_the_noise_variance():
 
 def test_the_choice_by_size():
     assert isinstance(default_solve(10_000), DenseSolve) and isinstance(default_solve(10_001), LowRankSolve)
-    assert isinstance(forms.default_form(20_000), ResidualKernelMeans)
-    assert isinstance(forms.default_form(20_001), KernelMeans)
+    assert isinstance(default_form(20_000), ResidualKernelMeans)
+    assert isinstance(default_form(20_001), KernelMeans)
 
 
 def test_no_dense_matrix_beyond_the_limit(monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 from scipy import optimize
 
 from numpyro_kme.kernels.base import register
-from numpyro_kme.likelihoods.residual.descent import descend, descend_all, ravel
+from numpyro_kme.likelihoods.descent import descend, descend_all, ravel
 
 
 @register

@@ -11,7 +11,7 @@ import pytest
 from scipy import special, stats
 
 import numpyro_kme as kme
-from numpyro_kme.likelihoods.region import Region
+from numpyro_kme.likelihoods.extrapolation import Region
 from numpyro_kme.likelihoods.residual.support import held_out_lower_bound, linear_lower_bound
 
 QUEUE_TRUTH = (1.0, 4.0, 0.2)

@@ -8,8 +8,9 @@ from numpyro_kme.embeddings.measures import Normal
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.likelihoods.published import learning
 from numpyro_kme.likelihoods.published.form import KernelMeans
+from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet
 from numpyro_kme.likelihoods.published.learning import Learner, Space, Tied
-from numpyro_kme.likelihoods.published.objectives import Hyperparameters, MarginalLikelihood, TrainingSet
+from numpyro_kme.likelihoods.published.objectives import MarginalLikelihood
 
 M, DIM, STATISTICS = 80, 2, 3
 TIES = {"AISTATS": Tied(), "preprint": Tied(1e-4, power=0.0), "square root": Tied(2e-3, power=0.5)}

@@ -21,7 +21,7 @@ from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.base import LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, fit_likelihood
 from numpyro_kme.likelihoods.published.form import KernelMeans
-from numpyro_kme.likelihoods.published.objectives import Hyperparameters
+from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
 from numpyro_kme.mcmc.chain_checks import check_surrogate
 from numpyro_kme.mcmc.handlers import surrogate, uncondition_simulators
 from numpyro_kme.models.coordinates import Coordinates
@@ -249,7 +249,6 @@ class ExactSurrogate(Surrogate):
     coordinates: Coordinates
 
     dim = 3
-    num_simulations = 0
 
     def at(self, y):
         return NormalAt(self.coordinates, y if isinstance(y, jax.core.Tracer) else np.asarray(y, np.float64))

@@ -5,6 +5,7 @@ on coordinates.
 """
 
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import jax
@@ -15,15 +16,15 @@ from jax.typing import ArrayLike
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
 from numpyro_kme.embeddings.measures import Measure
-from numpyro_kme.kernels.base import Kernel
+from numpyro_kme.kernels.base import Kernel, register
 from numpyro_kme.kernels.empirical import EmpiricalMeasure
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.base import Form
-from numpyro_kme.likelihoods.published import scores, summaries
-from numpyro_kme.likelihoods.published.empirical import learn_empirical
+from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet
 from numpyro_kme.likelihoods.published.learning import Learner, LearntHyperparameters, learn
-from numpyro_kme.likelihoods.published.objectives import Hyperparameters, LearningObjective, LeaveOneOut, TrainingSet
+from numpyro_kme.likelihoods.published.leave_one_out import held_out_sample, log_heavy_tailed_density, summarise
+from numpyro_kme.likelihoods.published.objectives import LearningObjective, LeaveOneOut
 from numpyro_kme.likelihoods.published.solves import Solve, default_solve
 from numpyro_kme.likelihoods.published.surrogate import KernelMeansSurrogate, as_one_point
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
@@ -97,13 +98,11 @@ class KernelMeans(Form):
         """
         checks.concrete(z=z, x=x, measure=measure, y=y)
         z, x = _simulations(z, x)
-        transform = (
-            StatisticsTransform.fit(x) if self.standardise and isinstance(x, np.ndarray) and x.ndim == 2 else None
-        )
+        transform = StatisticsTransform.fit(x) if self.standardise and TrainingSet(z, x).is_table else None
         training = _training_set(transform, z, x, measure, y)
         hyper, learnt = self._learn(training)
         solution = (self.solve or default_solve(len(z))).fit(hyper, z)
-        summary = on_host(summaries.summarise)(*summaries.held_out_sample(hyper, z, training.data))
+        summary = on_host(summarise)(*held_out_sample(hyper, z, training.data))
         return KernelMeansSurrogate(z, training.data, hyper, solution, transform, summary, learnt)
 
     def _learn(self, training) -> tuple[Hyperparameters, LearntHyperparameters | None]:
@@ -112,7 +111,7 @@ class KernelMeans(Form):
         kernel, dim = self.data_kernel, training.z.shape[1]
         if kernel is None:
             checks.require(
-                isinstance(training.data, np.ndarray) and training.data.ndim == 2,
+                training.is_table,
                 "`x` must have shape (simulations, statistics), unless `data_kernel` compares other data; got "
                 f"{jax.tree.map(np.shape, training.data)}.",
             )
@@ -136,9 +135,8 @@ def _training_set(
 ) -> TrainingSet:
     """The simulations as the data kernel sees them."""
     data = x if transform is None else np.asarray(transform.forward(x))
-    vectors = isinstance(data, np.ndarray) and data.ndim == 2
-    log_heavy_tailed = scores.log_heavy_tailed_density(jnp.asarray(data)) if vectors else None
-    return TrainingSet(z, data, log_heavy_tailed, measure, None if y is None else as_one_point(transform, y, data))
+    training = TrainingSet(z, data, None, measure, None if y is None else as_one_point(transform, y, data))
+    return replace(training, log_heavy_tailed=log_heavy_tailed_density(data)) if training.is_table else training
 
 
 def _simulations(z, x) -> tuple[np.ndarray, Any]:
@@ -155,3 +153,46 @@ def _simulations(z, x) -> tuple[np.ndarray, Any]:
         )
         checks.finite("x", x, "Leave out the simulations that failed.")
     return z, x
+
+
+@register
+class KnownDistances(Kernel):
+    """Gaussian kernel whose "points" are the rows of a matrix of squared distances that is known already."""
+
+    length_scale: ArrayLike
+
+    def log_pair(self, a, b):
+        """Not defined for single points."""
+        raise TypeError("KnownDistances compares all simulations at once, by their squared distances.")
+
+    def log_gram(self, x, y=None):
+        """`-x / (2 eps^2)` for squared distances `x` `(m, m)`."""
+        return -0.5 * x / jnp.square(self.length_scale)
+
+
+def learn_empirical(
+    objective: LearningObjective, training: TrainingSet, template: Hyperparameters, learner: Learner
+) -> LearntHyperparameters:
+    """Learn with an `EmpiricalMeasure` data kernel, its inner hyperparameters included.
+
+    The inner kernel's hyperparameters are multiplied by a common factor `2^k`, the best of `k = -4, -2, 0, 2, 4` and
+    its two neighbours; at each, squared MMDs between all simulated data sets are computed once, and `eps`, `beta` and
+    `lam` learnt on them. `eps` starts at 0.4 of the median distance.
+
+    Cost: half of `m^2 size^2` inner kernel evaluations for each of seven inner length scales.
+    """
+    objective.check(training, template)
+    given: Any = template.data_kernel
+
+    @cache
+    def at(step: int) -> LearntHyperparameters:
+        inner = jax.tree.map(lambda leaf: 2.0**step * np.asarray(leaf, np.float64), given.inner)
+        squared = on_host(EmpiricalMeasure.squared_mmd)(replace(given, inner=inner), training.data)
+        start = 0.4 * np.sqrt(np.median(squared[np.triu_indices(len(squared), 1)]))
+        known = replace(template, data_kernel=KnownDistances(np.array(start)))
+        learnt = learn(objective, replace(training, data=squared), known, learner)
+        data_kernel = replace(given, inner=inner, length_scale=learnt.hyper.data_kernel.length_scale)
+        return replace(learnt, hyper=replace(learnt.hyper, data_kernel=data_kernel))
+
+    coarse = max((-4, -2, 0, 2, 4), key=lambda step: at(step).score)
+    return at(max((coarse - 1, coarse, coarse + 1), key=lambda step: at(step).score))

@@ -10,8 +10,7 @@ from scipy.optimize import minimize
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
 from numpyro_kme.embeddings.measures import Normal
-from numpyro_kme.likelihoods.base import LikelihoodAt
-from numpyro_kme.likelihoods.signed import log_positive_part
+from numpyro_kme.likelihoods.base import LikelihoodAt, log_positive_part
 
 LOG_SMALLEST = -30.0
 
@@ -45,16 +44,12 @@ def learn_normal(likelihood: LikelihoodAt, start: Normal, *, smallest: float = 0
     dim = len(mean)
     bounds = [*zip(points.min(0), points.max(0), strict=True), *[(np.log(smallest), np.log(largest))] * dim]
 
-    def loss(at):
-        value, slope = _loss(terms, jnp.asarray(sds), at)
-        return float(value), np.asarray(slope)
-
     begin = np.clip(np.concatenate([mean, np.zeros(dim)]), *np.array(bounds).T)
-    found = minimize(loss, begin, jac=True, method="L-BFGS-B", bounds=bounds)
+    found = minimize(lambda at: _loss(terms, sds, at), begin, jac=True, method="L-BFGS-B", bounds=bounds)
     return Normal(found.x[:dim], np.diag(np.square(sds * np.exp(found.x[dim:]))))
 
 
-@partial(jax.jit)
+@jax.jit
 @partial(jax.value_and_grad, argnums=2)
 def _loss(terms, sds, at):
     mean, log_factors = jnp.split(at, 2)

@@ -1,19 +1,21 @@
 """Learning hyperparameters: L-BFGS-B on logarithms, from several starts, with bounds, weak priors and adjoints."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.optimize import minimize
+from scipy.optimize import Bounds, minimize
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import in_present_precision, on_host, to_host
 from numpyro_kme.kernels.base import register
-from numpyro_kme.kernels.stationary import Gaussian
-from numpyro_kme.likelihoods.published.objectives import Hyperparameters, LearningObjective, TrainingSet, random_subset
+from numpyro_kme.likelihoods.descent import ravel, unravel
+from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet, random_subset
+from numpyro_kme.likelihoods.published.objectives import LearningObjective
 
 
 @dataclass(frozen=True)
@@ -137,24 +139,20 @@ class Space(NamedTuple):
     @classmethod
     def around(cls, template: Hyperparameters, learner: Learner) -> "Space":
         """The box around a template, whose values are the centres of the priors."""
-        beta = np.log(np.ravel(template.parameter_kernel.length_scale))
-        data = np.log(np.concatenate([np.ones(0), *map(np.ravel, jax.tree.leaves(template.data_kernel))]))
-        lam = np.log(np.ravel(template.regularisation))
-        factors, of_beta, of_lam = (
-            np.log(b) for b in (learner.data_factors, learner.parameter_bounds, learner.regularisation_bounds)
-        )
-        lower = np.concatenate([np.full(beta.shape, of_beta[0]), data + factors[0], of_lam[:1]])
-        upper = np.concatenate([np.full(beta.shape, of_beta[1]), data + factors[1], of_lam[1:]])
-        groups = np.repeat([0, 1, 2], [beta.size, data.size, 1])
-        start = np.clip(np.concatenate([beta, data, lam]), lower, upper)
+        logs = np.log(ravel(template))
+        dim = np.size(template.parameter_kernel.length_scale)
+        groups = np.repeat([0, 1, 2], [dim, len(logs) - dim - 1, 1])
+        bounds = np.log([learner.parameter_bounds, learner.data_factors, learner.regularisation_bounds])[groups]
+        bounds[groups == 1] += logs[groups == 1, None]
+        lower, upper = bounds.T
+        start = np.clip(logs, lower, upper)
         common = (groups[:, None] == np.unique(groups)).astype(float)
-        if learner.tied is None:
-            return cls(start, lower, upper, groups, common)
-        start[: beta.size] = start[: beta.size].mean()
-        start[-1] = np.log(learner.tied.ratio) + learner.tied.power * start[0]
-        lower[-1], upper[-1], groups[-1] = -np.inf, np.inf, -1
-        common = common[:, :-1]
-        common[-1, 0] = learner.tied.power
+        if learner.tied is not None:
+            start[:dim] = start[:dim].mean()
+            start[-1] = np.log(learner.tied.ratio) + learner.tied.power * start[0]
+            lower[-1], upper[-1], groups[-1] = -np.inf, np.inf, -1
+            common = common[:, :-1]
+            common[-1, 0] = learner.tied.power
         return cls(start, lower, upper, groups, common)
 
 
@@ -177,27 +175,20 @@ def learn(
     objective.check(training, template)
     space, total = Space.around(template, learner), len(training.z)
     training = random_subset(training, learner.most)
-    vectors = isinstance(training.data, np.ndarray) and training.data.ndim == 2
-    small = random_subset(training, learner.subset) if vectors and learner.tied is None else training
-    whole = small is training
+    small = random_subset(training, learner.subset) if training.is_table and learner.tied is None else training
     training, small = in_present_precision((training, small))
     search = _Search(objective, template, space, learner)
     at = search.isotropic(small)
     if learner.tied is None and len(space.start) > space.common.shape[1]:
         at = search.free(small, at, learner.max_steps)
     counts = search.count
-    if not whole:
+    if len(small.z) < len(training.z):
         at = search.free(training, at, learner.last_steps)
     score = search.value_and_gradient(at, training)[0]
-    slack = 1e-6
-    hyper = to_host(_unpack(at, template))
-    return LearntHyperparameters(
-        replace(hyper, regularisation=hyper.regularisation * len(training.z) / total),
-        score,
-        at < space.lower + slack,
-        at > space.upper - slack,
-        np.array([counts, search.count - counts]),
-    )
+    hyper = to_host(unravel(np.exp(at), template))
+    hyper = replace(hyper, regularisation=hyper.regularisation * len(training.z) / total)
+    evaluations = np.array([counts, search.count - counts])
+    return LearntHyperparameters(hyper, score, at < space.lower + 1e-6, at > space.upper - 1e-6, evaluations)
 
 
 @dataclass
@@ -206,7 +197,7 @@ class _Search:
     template: Hyperparameters
     space: Space
     learner: Learner
-    count: int = field(default=0)
+    count: int = 0
 
     def value_and_gradient(self, at, training):
         """The objective and its gradient on the host; `-inf` where a factorisation failed."""
@@ -249,13 +240,9 @@ class _Search:
             value, slope = self.loss(space.start + tie @ factors, training)
             return value, tie.T @ slope
 
-        grid = [
-            np.clip(np.array([a, b, 0.0])[space.present], low, high)
-            for a in np.log([0.3, 1.0])
-            for b in np.log([0.25, 0.7, 2.0])
-        ]
-        grid = sorted(grid, key=lambda factors: loss(factors)[0])[: self.learner.num_starts]
-        results = [_minimise(loss, start, low, high, self.learner.max_steps) for start in grid]
+        grid = np.array(list(product(np.log([0.3, 1.0]), np.log([0.25, 0.7, 2.0]), [0.0])))[:, space.present]
+        starts = sorted(np.clip(grid, low, high), key=lambda factors: loss(factors)[0])[: self.learner.num_starts]
+        results = [_minimise(loss, start, low, high, self.learner.max_steps) for start in starts]
         return space.start + tie @ min(results, key=lambda result: result.fun).x
 
     def free(self, training, start, steps):
@@ -266,23 +253,9 @@ class _Search:
 
 def _minimise(loss, start, lower, upper, steps):
     options = dict(maxfun=steps, maxiter=steps, ftol=1e-7, gtol=1e-5)
-    return minimize(
-        loss, start, jac=True, method="L-BFGS-B", bounds=list(zip(lower, upper, strict=True)), options=options
-    )
+    return minimize(loss, start, jac=True, method="L-BFGS-B", bounds=Bounds(lower, upper), options=options)
 
 
 @partial(jax.jit, static_argnums=0)
 def _value_and_gradient(objective, at, training, template):
-    return jax.value_and_grad(lambda logs: objective.value(_unpack(logs, template), training))(at)
-
-
-def _unpack(logs, template: Hyperparameters) -> Hyperparameters:
-    """Log hyperparameters in the order of `Space` to the structure of the template."""
-    dim = jnp.size(template.parameter_kernel.length_scale)
-    values = jnp.exp(logs) if isinstance(logs, jax.Array) else np.exp(logs)
-    leaves, structure = jax.tree.flatten(template.data_kernel)
-    ends = dim + np.cumsum([jnp.size(leaf) for leaf in leaves])
-    pieces = [
-        values[end - jnp.size(leaf) : end].reshape(jnp.shape(leaf)) for leaf, end in zip(leaves, ends, strict=True)
-    ]
-    return Hyperparameters(Gaussian(values[:dim]), jax.tree.unflatten(structure, pieces), values[-1])
+    return jax.value_and_grad(lambda logs: objective.value(unravel(jnp.exp(logs), template), training))(at)

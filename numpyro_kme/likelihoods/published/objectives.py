@@ -1,75 +1,29 @@
 """What the learner maximises: leave-one-out densities of the simulations, or the marginal likelihood of the paper."""
 
 import abc
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.solves import Array
-from numpyro_kme.embeddings.measures import Measure
-from numpyro_kme.kernels.base import Kernel, register
-from numpyro_kme.kernels.stationary import Gaussian
-from numpyro_kme.likelihoods.published import adjoint, scores
-from numpyro_kme.likelihoods.signed import log_positive_part
+from numpyro_kme.likelihoods.base import log_positive_part
+from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet, log_integral
+from numpyro_kme.likelihoods.published.leave_one_out import FLOOR, held_out, posterior_scores, predictive_scores
+from numpyro_kme.likelihoods.published.solves import regularised
 
-
-@register
-class Hyperparameters:
-    """Everything the published form learns.
-
-    Args:
-        parameter_kernel: `l` on coordinates, length scales `beta` `(D,)`.
-        data_kernel: `k` on standardised statistics (length scales `eps`), or on whatever the data are.
-        regularisation: `lam`, for `(L + m lam I)^-1`.
-    """
-
-    parameter_kernel: Gaussian
-    data_kernel: Kernel
-    regularisation: Array
-
-    def __post_init__(self):
-        checks.positive("regularisation", self.regularisation)
-
-
-@register
-class TrainingSet:
-    """Simulations as the kernels see them.
-
-    Args:
-        z: Coordinates, `(m, D)`.
-        data: `m` data points: standardised statistics `(m, n)`, or a pytree that the data kernel understands.
-        log_heavy_tailed: `log p_0(x_j)` of a heavy-tailed density much wider than the data, `(m,)`; `None` where the
-            data have no density.
-        measure: The prior in coordinates; only for objectives that need it.
-        y: The observation alone, as data of one simulation; only for objectives that need it.
-    """
-
-    z: Array
-    data: Any
-    log_heavy_tailed: Array | None = None
-    measure: Measure | None = None
-    y: Any = None
-
-
-def random_subset(training: TrainingSet, size: int) -> TrainingSet:
-    """A fixed random choice of simulations where there are many more; what all share in the data stays as it is."""
-    total = len(training.z)
-    if total <= 1.3 * size:
-        return training
-    rows = np.random.default_rng(0).permutation(total)[:size]
-    choose = lambda leaf: leaf[rows] if np.shape(leaf)[:1] == (total,) else leaf  # noqa: E731
-    log_heavy_tailed = None if training.log_heavy_tailed is None else np.asarray(training.log_heavy_tailed)[rows]
-    data = jax.tree.map(choose, training.data)
-    return replace(training, z=training.z[rows], data=data, log_heavy_tailed=log_heavy_tailed)
+LOG_SMALLEST = -18.0
+"""Marginals below `exp(-18)` of the largest data kernel value count as not positive."""
 
 
 class LearningObjective(abc.ABC):
-    """A function of the hyperparameters to maximise, per simulation."""
+    """A function of the hyperparameters to maximise, per simulation.
+
+    Attributes:
+        uses_priors: Whether the learner adds its weak priors on the logarithms of the hyperparameters.
+    """
+
+    uses_priors = True
 
     @abc.abstractmethod
     def value(self, hyper: Hyperparameters, training: TrainingSet) -> jax.Array:
@@ -79,14 +33,16 @@ class LearningObjective(abc.ABC):
         """Raise where something that this objective needs is missing; nothing is, unless a class says so."""
         return
 
-    @property
-    @abc.abstractmethod
-    def uses_priors(self) -> bool:
-        """Whether the learner adds its weak priors on the logarithms of the hyperparameters."""
-
 
 @dataclass(frozen=True)
-class LeaveOneOut(LearningObjective):
+class _Defensive(LearningObjective):
+    floor: float = FLOOR
+
+    def __post_init__(self):
+        checks.require(0.0 < self.floor < 1.0, f"`floor` must be between 0 and 1; got {self.floor}.")
+
+
+class LeaveOneOut(_Defensive):
     r"""Held-out log posterior density of each simulation's parameters, in closed form: the default.
 
         mean_i log [ (1-w) q_{-i}(x_i | z_i)^+ / mean_j q_{-i}(x_i | z_j)^+ + w ]
@@ -101,24 +57,13 @@ class LeaveOneOut(LearningObjective):
     Cost: a gradient is one Cholesky factorisation, one inverse and five matrix products of size `m`.
     """
 
-    floor: float = 0.02
-
-    def __post_init__(self):
-        _require_weight(self.floor)
-
     def value(self, hyper, training):
         """Mean held-out score; 0 for a surrogate that knows nothing, at most about `log m`."""
         ratios, _ = held_out(hyper, training)
-        return jnp.mean(scores.posterior_scores(ratios, self.floor))
-
-    @property
-    def uses_priors(self):
-        """Yes."""
-        return True
+        return jnp.mean(posterior_scores(ratios, self.floor))
 
 
-@dataclass(frozen=True)
-class LeaveOneOutPredictive(LearningObjective):
+class LeaveOneOutPredictive(_Defensive):
     r"""Held-out log predictive density of each simulation's data, in closed form.
 
         mean_j log [ (1-w) q_{-j}(x_j | z_j)^+ / N_j + w p_0(x_j) ]
@@ -133,16 +78,11 @@ class LeaveOneOutPredictive(LearningObjective):
     Cost: as `LeaveOneOut`.
     """
 
-    floor: float = 0.02
-
-    def __post_init__(self):
-        _require_weight(self.floor)
-
     def value(self, hyper, training):
         """Mean held-out log density of the standardised statistics."""
         ratios, log_marginal = held_out(hyper, training)
-        log_marginal = log_marginal - _normaliser(hyper, training)
-        return jnp.mean(scores.predictive_scores(ratios, log_marginal, training.log_heavy_tailed, self.floor))
+        log_marginal = log_marginal - log_integral(hyper.data_kernel, training.data)
+        return jnp.mean(predictive_scores(ratios, log_marginal, training.log_heavy_tailed, self.floor))
 
     def check(self, training, template):
         """Require a density."""
@@ -151,11 +91,6 @@ class LeaveOneOutPredictive(LearningObjective):
             "LeaveOneOutPredictive needs a data kernel that is a density over vectors of statistics. Learn by "
             "LeaveOneOut().",
         )
-
-    @property
-    def uses_priors(self):
-        """Yes."""
-        return True
 
 
 @dataclass(frozen=True)
@@ -171,14 +106,16 @@ class MarginalLikelihood(LearningObjective):
     References: Hsu & Ramos (2019), AISTATS.
     """
 
+    uses_priors = False
+
     def value(self, hyper, training):
         """`log q(y)`, on the scale of one observation."""
         kernel = hyper.parameter_kernel
         log_kappa = hyper.data_kernel.log_gram(training.y, training.data)[0]
         largest = jax.lax.stop_gradient(jnp.max(log_kappa))
-        weights = adjoint.solve(regularised(hyper, training.z), jnp.exp(log_kappa - largest))
+        weights = jax.scipy.linalg.solve(regularised(hyper, training.z), jnp.exp(log_kappa - largest), assume_a="pos")
         marginal = weights @ training.measure.mean_embedding(kernel, training.z)
-        return log_positive_part(marginal, LOG_SMALLEST) + largest - _normaliser(hyper, training)
+        return log_positive_part(marginal, LOG_SMALLEST) + largest - log_integral(hyper.data_kernel, training.data)
 
     def check(self, training, template):
         """Require the observation, the measure and a density."""
@@ -189,43 +126,3 @@ class MarginalLikelihood(LearningObjective):
             "MarginalLikelihood needs `y=` (the observation) and `measure=` (the prior in coordinates) in `fit`, and a "
             "data kernel that is a density in the observation. Give them, or learn by LeaveOneOut().",
         )
-
-    @property
-    def uses_priors(self):
-        """No."""
-        return False
-
-
-LOG_SMALLEST = -18.0
-"""Marginals below `exp(-18)` of the largest data kernel value count as not positive."""
-
-
-def regularised(hyper: Hyperparameters, z: ArrayLike) -> jax.Array:
-    """`L + m lam I`, `(m, m)`."""
-    gram = hyper.parameter_kernel.gram(jnp.asarray(z))
-    return gram + len(gram) * hyper.regularisation * jnp.eye(len(gram), dtype=gram.dtype)
-
-
-def held_out(hyper: Hyperparameters, training: TrainingSet) -> tuple[jax.Array, jax.Array]:
-    """Held-out density ratios `(m, m)` and log marginals `(m,)` of `kappa` as it is, not normalised."""
-    inverse_gram = adjoint.inverse(regularised(hyper, training.z))
-    log_gram = hyper.data_kernel.log_gram(training.data).T
-    return scores.density_ratios(inverse_gram, log_gram), scores.leave_one_out_log_marginal(log_gram)
-
-
-def _require_weight(floor):
-    checks.require(0.0 < floor < 1.0, f"`floor` must be between 0 and 1; got {floor}.")
-
-
-def log_integral(kernel: Kernel, data: Any) -> jax.Array | None:
-    """Log of the integral of a data kernel over the observation; `None` where it is not a density over such data."""
-    try:
-        return kernel.log_integral(int(np.prod(jnp.shape(jax.tree.leaves(data)[-1])[1:])))
-    except ValueError:
-        return None
-
-
-def _normaliser(hyper, training):
-    log_norm = log_integral(hyper.data_kernel, training.data)
-    assert log_norm is not None
-    return log_norm

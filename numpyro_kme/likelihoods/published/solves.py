@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
+from jax.typing import ArrayLike
 from scipy import linalg
 
 from numpyro_kme._core import checks, solves
@@ -18,14 +19,42 @@ from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels import gram
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.low_rank import LowRank
-from numpyro_kme.kernels.stationary import Gaussian
-from numpyro_kme.likelihoods.published.objectives import Hyperparameters
+from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
+
+
+@jax.custom_vjp
+def inverse_with_adjoint(matrix: jax.Array) -> jax.Array:
+    """Inverse `B` of a positive definite matrix; NaN where the factorisation fails.
+
+    The adjoint of `A -> B` is `-B dB B`: two matrix products, where differentiating the factorisation costs dozens.
+    """
+    factor = jnp.linalg.cholesky(matrix)
+    return jax.scipy.linalg.cho_solve((factor, True), jnp.eye(len(matrix), dtype=matrix.dtype))
+
+
+def _inverse_forward(matrix):
+    result = inverse_with_adjoint(matrix)
+    return result, result
+
+
+def _inverse_backward(result, cotangent):
+    return (-result @ cotangent @ result,)
+
+
+inverse_with_adjoint.defvjp(_inverse_forward, _inverse_backward)
+
 
 MOST_DENSE = 10_000
 """Simulations up to which the solve is dense where none is asked for: 0.8 GB."""
 
 BLOCK = 1024
 ROUNDS = 4
+
+
+def regularised(hyper: Hyperparameters, z: ArrayLike) -> jax.Array:
+    """`L + m lam I`, `(m, m)`."""
+    gram = hyper.parameter_kernel.gram(jnp.asarray(z))
+    return gram + len(gram) * hyper.regularisation * jnp.eye(len(gram), dtype=gram.dtype)
 
 
 class Solved(NamedTuple):
@@ -92,11 +121,8 @@ class DenseSolve(Solve):
         for rows, block in _blocks(z):
             matrix[:, rows] = _gram(kernel, z, block)[:, : rows.stop - rows.start]
         matrix[np.diag_indices(len(z))] += len(z) * lam
-        try:
-            factor = linalg.cholesky(matrix, lower=True, overwrite_a=True, check_finite=False)
-        except linalg.LinAlgError:
-            factor = np.full((1, 1), np.nan)
-        if not np.isfinite(factor.diagonal()).all():
+        factor, failed = linalg.lapack.dpotrf(matrix, lower=1, clean=1, overwrite_a=1)
+        if failed or not np.isfinite(factor.diagonal()).all():
             raise np.linalg.LinAlgError(
                 f"The Cholesky factorisation of L + m lam I with lam = {lam:.3g} failed: the matrix is not positive "
                 "definite to working precision. Increase the regularisation, or remove duplicated points."
@@ -162,7 +188,7 @@ class LowRankSolve(Solve):
         rows = np.sort(np.random.default_rng(0).permutation(len(z))[: self.subset])
         for _ in range(ROUNDS):
             factor = LowRank.fit(kernel, z[rows], tolerance=stop, max_rank=self.max_rank)
-            core, rest = _accumulate(kernel, z, np.asarray(factor.pivots), np.asarray(factor.inverse))
+            core, rest = _accumulate(factor, z)
             missed = np.flatnonzero(rest > 2.0 * stop)
             if not len(missed) or factor.rank == self.max_rank:
                 break
@@ -219,13 +245,13 @@ class LowRankSolution(Solution):
         }
 
 
-def _accumulate(kernel: Gaussian, z, pivots, inverse) -> tuple[np.ndarray, np.ndarray]:
+def _accumulate(factor: LowRank, z) -> tuple[np.ndarray, np.ndarray]:
     """`U' U` `(r, r)`, and the diagonal of `L - U U'`, `(m,)`, from blocks of rows of `U`."""
-    core, rest = np.zeros((len(pivots), len(pivots))), np.empty(len(z))
+    core, rest = np.zeros((factor.rank, factor.rank)), np.empty(len(z))
     for rows, block in _blocks(z):
-        factor = (_gram(kernel, block, pivots) @ inverse.T)[: rows.stop - rows.start]
-        core += factor.T @ factor
-        rest[rows] = 1.0 - np.sum(factor * factor, axis=1)
+        features = factor.features(block)[: rows.stop - rows.start]
+        core += features.T @ features
+        rest[rows] = 1.0 - np.sum(features * features, axis=1)
     return core, np.maximum(rest, 0.0)
 
 

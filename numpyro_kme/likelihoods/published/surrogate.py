@@ -1,36 +1,103 @@
 """What the published form has learnt: a likelihood to evaluate, its held-out scores, and a report for a person."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.linalg import solve_triangular
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import in_present_precision, on_host
 from numpyro_kme._core.solves import Array
-from numpyro_kme.embeddings.measures import Measure
+from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.stationary import Gaussian
-from numpyro_kme.likelihoods.base import KernelExpansion, Surrogate
-from numpyro_kme.likelihoods.out_of_distribution import warn_if_out_of_distribution
-from numpyro_kme.likelihoods.published import summaries
+from numpyro_kme.likelihoods.base import (
+    KernelExpansion,
+    LikelihoodAt,
+    SignedLog,
+    Surrogate,
+    log_positive_part,
+    to_signed_log,
+)
+from numpyro_kme.likelihoods.extrapolation import warn_if_out_of_distribution
+from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet, log_integral
 from numpyro_kme.likelihoods.published.learning import LearntHyperparameters
-from numpyro_kme.likelihoods.published.likelihood import KernelMeansAt, describe_weights
-from numpyro_kme.likelihoods.published.objectives import Hyperparameters, TrainingSet, log_integral
+from numpyro_kme.likelihoods.published.leave_one_out import (
+    LeaveOneOutScores,
+    Summary,
+    held_out_drops,
+    held_out_sample,
+    leave_one_out_scores,
+)
 from numpyro_kme.likelihoods.published.solves import MOST_DENSE, Solution, Solved
-from numpyro_kme.likelihoods.published.summaries import LeaveOneOutScores, Summary
-from numpyro_kme.likelihoods.signed import SignedLog, to_signed_log
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
+
+FLOOR = 0.01
+"""Height of the floor of the positive version, as a fraction of the largest value of `q(y | .)` at the simulations."""
+
+DEGREES = 4.0
+"""Degrees of freedom of the floor's shape."""
+
+
+@register
+class KernelMeansAt(LikelihoodAt):
+    """The published form at one observation.
+
+    Attributes:
+        terms: `q(y | .)` as a weighted sum of kernels; the largest fitted value at the simulations has log
+            `terms.log_scale + log_largest`.
+        log_largest: See `terms`.
+        centre: Mean of the simulated coordinates, weighted by how alike their data are to `y`, `(D,)`.
+        cholesky_factor: Lower Cholesky factor of their weighted covariance, widened by the length scales, `(D, D)`.
+        log_nearest: Log data kernel at the nearest simulation, relative to the observation itself.
+        amplitude: Fitted variance of the Gaussian process, `v' kappa / m`, in units of `exp(2 log_scale)`.
+        data: The observation `y`.
+    """
+
+    terms: KernelExpansion
+    log_largest: Array
+    centre: Array
+    cholesky_factor: Array
+    log_nearest: Array
+    amplitude: Array
+    data: Any
+
+    def expansion(self):
+        """The weighted sum of kernels that `q(y | .)` is."""
+        return self.terms
+
+    def signed_log(self, z):
+        """Sign and log absolute value at one point `(D,)`; nothing underflows, however far the point."""
+        terms = self.terms
+        log_kernel = terms.kernel.log_gram(jnp.asarray(terms.points), jnp.asarray(z)[None, :])[:, 0]
+        largest = jax.lax.stop_gradient(jnp.max(log_kernel))
+        return to_signed_log(jnp.asarray(terms.weights) @ jnp.exp(log_kernel - largest), largest + terms.log_scale)
+
+    def log_density(self, z):
+        r"""`log (q + sqrt(q^2 + c^2)) / 2`, with a floor `c(z)` that falls off around the simulations like `y`.
+
+        `c(z) = 0.01 max_j q(y | z_j) (1 + r(z)^2 / 4)^{-(4 + D) / 2}`, where `r` is the Mahalanobis distance from the
+        simulated coordinates weighted by how alike their data are to `y`. Where `q` is above a tenth of its maximum,
+        the error of `log q` is below `0.003`; where `q` vanishes or is negative, the gradient is that of the floor,
+        finite, and leads back. The floor's tails are those of a Student distribution with 4 degrees of freedom.
+        """
+        z = jnp.asarray(z)
+        terms = self.terms
+        value = terms.kernel.gram(z[None, :], jnp.asarray(terms.points)) @ jnp.asarray(terms.weights)
+        white = solve_triangular(jnp.asarray(self.cholesky_factor), z - jnp.asarray(self.centre), lower=True)
+        log_shape = -0.5 * (DEGREES + z.shape[0]) * jnp.log1p(jnp.sum(white * white) / DEGREES)
+        return log_positive_part(value[0], self.log_largest + jnp.log(FLOOR) + log_shape) + terms.log_scale
+
 
 SMALLEST_SINGLE = 1e-5
 """Smallest `lam` for solves in float32, whose relative error is about `1e-7 / lam`."""
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@register
 class KernelMeansSurrogate(Surrogate):
     """A learnt kernel means likelihood of the published form.
 
@@ -56,11 +123,6 @@ class KernelMeansSurrogate(Surrogate):
     def dim(self):
         """Number of coordinates."""
         return self.z.shape[1]
-
-    @property
-    def num_simulations(self):
-        """Number of simulations."""
-        return len(self.z)
 
     def point(self, y: Any) -> Any:
         """Read one output `(*event)` as the data kernel does."""
@@ -88,8 +150,8 @@ class KernelMeansSurrogate(Surrogate):
         log_kappa = on_host(KernelMeansSurrogate._log_kappa)(bare, y)
         solved = self.solution.solve_on_host(self.hyper, self.z, np.exp(log_kappa - np.max(log_kappa)))
         likelihood = on_host(_likelihood)(bare, y, log_kappa, solved)
-        log_nearest = likelihood.log_nearest, self.summary.log_nearest_quantile
-        warn_if_out_of_distribution(*log_nearest, self.transform, self.data, y)
+        usual = self.summary.log_nearest_quantile
+        warn_if_out_of_distribution(self.transform, self.data, y, likelihood.log_nearest, usual)
         return likelihood
 
     def _at(self, y) -> KernelMeansAt:
@@ -107,19 +169,28 @@ class KernelMeansSurrogate(Surrogate):
         log_scale = largest if log_norm is None else largest - log_norm
         if self.transform is not None:
             log_scale = log_scale + self.transform.log_abs_det_jacobian(y)
-        terms = KernelExpansion(self.hyper.parameter_kernel, solved.points, solved.weights, log_scale)
-        beta = self.hyper.parameter_kernel.length_scale
-        log_largest, centre, cholesky_factor, amplitude = describe_weights(self.z, log_kappa, solved, beta)
-        log_nearest = largest - kernel.log_gram(observed, observed)[0, 0]
-        return KernelMeansAt(terms, log_largest, centre, cholesky_factor, log_nearest, amplitude, y)
+        kappa, z, (size, dim) = jnp.exp(log_kappa - largest), jnp.asarray(self.z), jnp.shape(self.z)
+        alike = kappa / jnp.sum(kappa)
+        centre, effective = alike @ z, 1.0 / jnp.sum(alike * alike)
+        centred = z - centre[None, :]
+        reach = jnp.minimum(jnp.broadcast_to(jnp.asarray(self.hyper.parameter_kernel.length_scale), (dim,)), 1.0)
+        covariance = (centred * alike[:, None]).T @ centred + dim / (dim + effective) * jnp.diag(jnp.square(reach))
+        return KernelMeansAt(
+            terms=KernelExpansion(self.hyper.parameter_kernel, solved.points, solved.weights, log_scale),
+            log_largest=jnp.log(jnp.maximum(jnp.max(solved.fitted), 1e-12)),
+            centre=centre,
+            cholesky_factor=jnp.linalg.cholesky(covariance),
+            log_nearest=largest - kernel.log_gram(observed, observed)[0, 0],
+            amplitude=jnp.maximum(solved.energy, 0.0) / size,
+            data=y,
+        )
 
     def _check_precision(self):
-        single = jnp.result_type(float) == jnp.float32
-        if single and checks.is_concrete(self.hyper.regularisation):
-            lam = float(self.hyper.regularisation)
+        lam = self.hyper.regularisation
+        if jnp.result_type(float) == jnp.float32 and checks.is_concrete(lam):
             checks.require(
                 lam >= SMALLEST_SINGLE,
-                f"lam = {lam:.1e} is too small to solve for a traced observation in float32 (at least "
+                f"lam = {float(lam):.1e} is too small to solve for a traced observation in float32 (at least "
                 f"{SMALLEST_SINGLE:.0e}). Turn on float64 by numpyro.enable_x64(), or pass a concrete observation, "
                 "which is prepared in float64.",
             )
@@ -141,15 +212,6 @@ class KernelMeansSurrogate(Surrogate):
         """
         return self.solution.variance(self.hyper, self.z, jnp.asarray(z))
 
-    def log_marginal(self, y: Any, measure: Measure) -> SignedLog:
-        """Sign and log absolute value of `q(y) = v(y)' mu`, `mu_j = int l(z_j, t) p(dt)`.
-
-        Raises:
-            ValueError: If the data kernel is not a density in `y`.
-        """
-        self.require_density()
-        return self.at(y).log_mean(measure)
-
     def require_density(self) -> None:
         """Raise unless the data kernel is a density in the observation."""
         checks.require(
@@ -168,10 +230,10 @@ class KernelMeansSurrogate(Surrogate):
             f"Leaving out each of {len(self.z)} simulations takes {6 * 8 * len(self.z) ** 2 / 1e9:.0f} GB of dense "
             f"matrices; at most {MOST_DENSE} are taken. `summary` holds the scores of a random choice.",
         )
-        return on_host(summaries.leave_one_out)(self.hyper, TrainingSet(self.z, self.data))
+        return on_host(leave_one_out_scores)(self.hyper, TrainingSet(self.z, self.data))
 
     def relevance(self) -> np.ndarray:
-        """Relevance of each raw statistic, `(n_raw,)`: what leaving it out costs.
+        """Held-out drop of each raw statistic, `(n_raw,)`: what leaving it out costs.
 
         The drop of the mean held-out log posterior density of the simulated parameters (`LeaveOneOut`), in nats, when
         the statistic is taken out of the data kernel and everything else stays, over 2,000 simulations at most. 0 for
@@ -182,7 +244,7 @@ class KernelMeansSurrogate(Surrogate):
             isinstance(self.data, np.ndarray) and self.data.ndim == 2,
             "Relevance needs statistics `(m, n)`; these data are compared as a whole.",
         )
-        drops = summaries.relevance(*summaries.held_out_sample(self.hyper, self.z, self.data))
+        drops = held_out_drops(*held_out_sample(self.hyper, self.z, self.data))
         if self.transform is None:
             return drops
         of_raw = np.zeros(self.transform.num_raw)
@@ -213,6 +275,5 @@ def as_one_point(transform: StatisticsTransform | None, y: Any, data: Any) -> An
     """The observation as the data of one simulation that the data kernel sees; what all data share is left as it is."""
     if transform is not None:
         return transform.forward(jnp.asarray(y)[None, :])
-    return jax.tree.map(
-        lambda leaf, like: jnp.asarray(leaf)[None] if jnp.ndim(leaf) < jnp.ndim(like) else leaf, y, data
-    )
+    one = lambda leaf, like: jnp.asarray(leaf)[None] if jnp.ndim(leaf) < jnp.ndim(like) else leaf  # noqa: E731
+    return jax.tree.map(one, y, data)

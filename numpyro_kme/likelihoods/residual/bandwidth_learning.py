@@ -1,70 +1,102 @@
-"""Learning the hyperparameters of the residuals' density by its held-out log score, and that score itself."""
+r"""Learning the hyperparameters of the residuals' density by its held-out log score, with the gradient by hand.
+
+For each simulation $j$ the `ResidualDensity` without it,
+
+$$ \log p_{-j} = \log \Big( (1 - w) \sum_{i \ne j} \bar a_{ji} N(r_j \mid \sqrt{1 - \epsilon^2} r_i, (\epsilon s_i)^2)
+   + w\, p_0(r_j) \Big), $$
+
+with the weights of a kernel ridge regression that is refitted without $j$, made positive:
+$\bar a_{ji} \propto (W_{ji})_+$ and $W_{ji} = -P_{ji} / P_{jj}$, where $P = B - B 1 1' B / 1' B 1$ and
+$B = (K + m \lambda I)^{-1}$. Nothing is compiled.
+"""
 
 from math import log, pi
 from typing import NamedTuple
 
+import jax
 import numpy as np
+from scipy.linalg import lapack
+from scipy.special import expit, logit
 
-from numpyro_kme.likelihoods.residual.bandwidths import DEFENSIVE, Bandwidths
-from numpyro_kme.likelihoods.residual.descent import ENOUGH, descend
-from numpyro_kme.likelihoods.residual.held_out_density import HeldOutDensities, log_defensive_mixture
-
-PRIOR_COUNT, LARGEST_WEIGHT = 0.05, 0.2
-"""The heavy-tailed weight follows the held-out simulations, and so many more that are of that component; its bound."""
-
-
-def learn_bandwidths(z: np.ndarray, residuals: np.ndarray, subset: int, steps: int) -> Bandwidths:
-    """Maximise the held-out log density of the residuals, plus log priors, on at most `subset` simulations."""
-    n, given = residuals.shape[1], _chosen(z, residuals, subset)
-    start, low, high = Bandwidths.around(n, (0.5, 0.02, 0.98), (5.0, 0.3, 200.0), (0.1, 1e-3, 10.0), (0.1, 0.0, 0.5))
-    size = float(len(given[0]))
-    curvature = Bandwidths(np.full(n, size), 5.0, 5.0, 4.0 * size)
-    return descend(loss, start, (low, high), steps, *given, curvature=curvature, enough=ENOUGH * n)
+from numpyro_kme.likelihoods.descent import ENOUGH, descend
+from numpyro_kme.likelihoods.residual import density
+from numpyro_kme.likelihoods.residual.density import DEFENSIVE, Bandwidths, LocalFactors
 
 
-def _chosen(z: np.ndarray, residuals: np.ndarray, subset: int) -> tuple[np.ndarray, np.ndarray]:
-    """The simulations that are learnt from, in float32.
+class HeldOutDensities(NamedTuple):
+    """The parts of the held-out densities of `m` residuals, matrices `(m, m)` with a row for each that is held out.
 
-    Kernels and their sums need no more, and the ridge is at least a thousandth of `m`.
-    """
-    rows = np.random.default_rng(0).permutation(len(z))[:subset]
-    return z[rows].astype(np.float32), residuals[rows].astype(np.float32)
-
-
-def loss(bandwidths: Bandwidths, z: np.ndarray, residuals: np.ndarray) -> tuple[float, Bandwidths]:
-    """Minus the held-out log density and the log prior, and its gradient; NaN where `K + m lam I` has no factor."""
-    found = HeldOutDensities.of(bandwidths, z, residuals)
-    penalty, slope = bandwidths.penalty()
-    gradient = found.gradient()
-    value = penalty - float(np.sum(found.log_densities()))
-    return value, Bandwidths(
-        slope.eps - gradient.eps, slope.beta - gradient.beta, slope.lam - gradient.lam, -gradient.sensitivity
-    )
-
-
-class HeldOutScores(NamedTuple):
-    """Log densities of the residuals that were learnt from.
+    Memory takes longer than arithmetic here: operations are in place wherever they can be.
 
     Attributes:
-        mixture: Held-out log densities of the embedding, `(m,)`.
+        bandwidths: The hyperparameters.
+        squares: Squared distances of the coordinates over `beta`.
+        gram: `K`.
+        inverse: `B`.
+        signed: `W`, 0 on the diagonal.
+        weights: Its positive part; rows divided by their sums, to 1.
+        sums: The sums, `(m, 1)`.
+        pairs: Residuals over `eps`, and shrunk ones over `eps`, `(m, n)` each.
+        residual_squares: Squared distances between these.
+        factors: Local bandwidth factors.
+        ratios: Kernels over the mixture of kernels.
+        mixture: Log densities of the mixture of kernels, `(m,)`.
         heavy_tailed: Log densities of the heavy-tailed component, `(m,)`.
-        normal: Log densities of independent standard normals, `(m,)`.
     """
 
+    bandwidths: Bandwidths
+    squares: np.ndarray
+    gram: np.ndarray
+    inverse: np.ndarray
+    signed: np.ndarray
+    weights: np.ndarray
+    sums: np.ndarray
+    pairs: tuple[np.ndarray, np.ndarray]
+    residual_squares: np.ndarray
+    factors: LocalFactors
+    ratios: np.ndarray
     mixture: np.ndarray
     heavy_tailed: np.ndarray
-    normal: np.ndarray
 
     @classmethod
-    def of(cls, bandwidths: Bandwidths, z: np.ndarray, residuals: np.ndarray, subset: int) -> "HeldOutScores":
-        """With the bandwidths that were learnt."""
-        z, residuals = _chosen(z, residuals, subset)
-        found = HeldOutDensities.of(bandwidths, z, residuals)
-        return cls(found.mixture, found.heavy_tailed, -0.5 * np.sum(np.square(residuals) + log(2.0 * pi), axis=1))
+    def of(cls, bandwidths: Bandwidths, z: np.ndarray, residuals: np.ndarray) -> "HeldOutDensities":
+        """From coordinates `(m, D)` and residuals `(m, n)`, in their precision."""
+        size, log_tails = len(z), density.log_heavy_tailed(residuals)
+        scaled = z / np.exp(bandwidths.beta).astype(z.dtype)
+        squares = density.squared_distances(scaled, scaled)
+        gram = squares * -0.5
+        density.exponentials(gram)
+        inverse = _inverse(gram, size * float(np.exp(bandwidths.lam)))
+        row = inverse.sum(axis=1)
+        signed = np.outer(row, -row / row.sum())
+        signed += inverse
+        signed /= -np.diagonal(signed)[:, None].copy()
+        np.fill_diagonal(signed, 0.0)
+        weights = np.square(signed)
+        weights += (density.SOFTNESS / size) ** 2
+        np.sqrt(weights, out=weights)
+        weights += signed
+        weights *= 0.5
+        np.fill_diagonal(weights, 0.0)
+        sums = weights.sum(axis=1, keepdims=True)
+        weights /= sums
+        pairs = density.scaled_pairs(residuals, bandwidths)
+        near = density.squared_distances(*pairs)
+        factors = LocalFactors.of(near, log_tails, bandwidths)
+        ratios = density.log_kernels(near, factors.log_factor, bandwidths)
+        np.fill_diagonal(ratios, -np.inf)
+        mixture, _ = density.log_mixture(ratios, weights)
+        matrices = squares, gram, inverse, signed, weights, sums
+        return cls(bandwidths, *matrices, pairs, near, factors, ratios, mixture, log_tails)
 
-    def improvement(self) -> float:
-        """Mean held-out log density, with the heavy-tailed component, over that of independent standard normals."""
-        return float(np.mean(log_defensive_mixture(self.mixture, self.heavy_tailed) - self.normal))
+    def log_densities(self) -> np.ndarray:
+        """Held-out log densities, with the heavy-tailed component of weight `DEFENSIVE`, `(m,)`."""
+        return log_defensive_mixture(self.mixture, self.heavy_tailed)
+
+    def improvement(self, residuals: np.ndarray) -> float:
+        """Mean held-out log density of the residuals `(m, n)` over that of independent standard normals."""
+        normal = -0.5 * np.sum(np.square(residuals) + log(2.0 * pi), axis=1)
+        return float(np.mean(self.log_densities() - normal))
 
     def heavy_tailed_weight(self) -> float:
         """Weight `w` of the heavy-tailed component that held-out simulations ask for, by expectation-maximisation.
@@ -74,6 +106,81 @@ class HeldOutScores(NamedTuple):
         """
         gap, weight = self.heavy_tailed.astype(np.float64) - self.mixture, DEFENSIVE
         for _ in range(100):
-            own = 1.0 / (1.0 + np.exp(np.minimum(np.log1p(-weight) - np.log(weight) - gap, 700.0)))
-            weight = min((own.sum() + PRIOR_COUNT) / (len(gap) + PRIOR_COUNT), LARGEST_WEIGHT)
+            explained = expit(gap + logit(weight)).sum()
+            weight = min((explained + PRIOR_COUNT) / (len(gap) + PRIOR_COUNT), LARGEST_WEIGHT)
         return float(weight)
+
+    def gradient(self) -> Bandwidths:
+        """Gradient of the sum of `log_densities`."""
+        responsibility = np.exp(log(1.0 - DEFENSIVE) + self.mixture - self.log_densities())[:, None]
+        of_logs = self.ratios * self.weights
+        of_logs *= responsibility
+        sums, narrow, n = of_logs.sum(axis=0), np.exp(-2.0 * self.factors.log_factor), self.pairs[0].shape[1]
+        of_log_factor = narrow * np.einsum("ij,ij->j", of_logs, self.residual_squares) - n * sums
+        of_kernels, sensitivity = self.factors.gradient(of_log_factor, self.bandwidths)
+        total = sums.sum() + of_kernels.sum()
+        of_logs *= narrow
+        of_logs += of_kernels
+        eps = density.gradient_of_eps(of_logs, self.pairs, self.bandwidths)
+        beta, lam = self._gradient_of_weights(responsibility)
+        return Bandwidths(-0.5 * eps - total, beta, lam, sensitivity)
+
+    def _gradient_of_weights(self, responsibility):
+        """By `beta` and `lam`."""
+        size, inverse, row = len(self.gram), self.inverse, self.inverse.sum(axis=1)
+        root = self.weights * (2.0 * self.sums)
+        root -= self.signed
+        found = self.ratios - 1.0
+        found *= responsibility
+        found *= self.weights
+        np.fill_diagonal(root, 1.0)
+        found /= root
+        pivot = np.diagonal(inverse) - np.square(row) / row.sum()
+        of_pivot = -np.einsum("ij,ij->i", found, self.signed) / pivot
+        found /= -pivot[:, None]
+        np.fill_diagonal(found, of_pivot)
+        onto = found @ row, row @ found
+        found -= (onto[0] + onto[1])[:, None] / row.sum() - (row @ onto[0]) / row.sum() ** 2
+        of_matrix = inverse @ (found @ inverse)
+        trace = np.trace(of_matrix)
+        of_matrix *= self.gram
+        return -np.vdot(of_matrix, self.squares), -size * np.exp(self.bandwidths.lam) * trace
+
+
+def log_defensive_mixture(log_density: np.ndarray, log_tails: np.ndarray) -> np.ndarray:
+    """Log of the mixture of a density and a heavy-tailed component of weight `DEFENSIVE`."""
+    return np.logaddexp(log(1.0 - DEFENSIVE) + log_density, log(DEFENSIVE) + log_tails)
+
+
+def _inverse(gram, ridge):
+    """`(K + ridge I)^-1`; NaN where it is not positive definite."""
+    matrix = gram.copy()
+    np.fill_diagonal(matrix, 1.0 + ridge)
+    factorise, invert = lapack.get_lapack_funcs(("potrf", "potri"), (matrix,))
+    factor, failed = factorise(matrix.T, lower=1, overwrite_a=1)
+    if failed or not np.isfinite(factor[-1, -1]):
+        return np.full_like(gram, np.nan)
+    lower = invert(factor, lower=1, overwrite_c=1)[0]
+    lower += np.tril(lower, -1).T
+    return lower.T
+
+
+PRIOR_COUNT, LARGEST_WEIGHT = 0.05, 0.2
+"""The heavy-tailed weight follows the held-out simulations, and so many more that are of that component; its bound."""
+
+
+def learn_bandwidths(z: np.ndarray, residuals: np.ndarray, steps: int) -> Bandwidths:
+    """Maximise the held-out log density of residuals `(m, n)`, plus log priors."""
+    size, n = residuals.shape
+    start, low, high = Bandwidths.around(n, (0.5, 0.02, 0.98), (5.0, 0.3, 200.0), (0.1, 1e-3, 10.0), (0.1, 0.0, 0.5))
+    curvature = Bandwidths(np.full(n, float(size)), 5.0, 5.0, 4.0 * size)
+    return descend(loss, start, (low, high), steps, z, residuals, curvature=curvature, enough=ENOUGH * n)
+
+
+def loss(bandwidths: Bandwidths, z: np.ndarray, residuals: np.ndarray) -> tuple[float, Bandwidths]:
+    """Minus the held-out log density and the log prior, and its gradient; NaN where `K + m lam I` has no factor."""
+    found = HeldOutDensities.of(bandwidths, z, residuals)
+    penalty, slope = bandwidths.penalty()
+    gradient = found.gradient()
+    value = penalty - float(np.sum(found.log_densities()))
+    return value, jax.tree.map(np.subtract, slope, gradient)

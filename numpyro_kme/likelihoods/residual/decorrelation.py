@@ -13,8 +13,8 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme.kernels.base import register
-from numpyro_kme.likelihoods.residual.descent import descend
-from numpyro_kme.likelihoods.residual.held_out import Adjoint, Ridge
+from numpyro_kme.likelihoods.descent import descend
+from numpyro_kme.likelihoods.residual.ridge import Adjoint, Ridge
 from numpyro_kme.likelihoods.residual.scale import winsorised_rms
 from numpyro_kme.likelihoods.residual.smoothness import JITTER
 

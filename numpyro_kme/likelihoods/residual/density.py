@@ -4,8 +4,15 @@ $p(v \mid z) = (1 - w) \sum_j a_j(z) N(v \mid \sqrt{1 - \epsilon^2} r_j, (\epsil
 weights of the conditional mean embedding with an intercept, $a(z) = (K + m \lambda I)^{-1} k(z) + \ldots$, made
 positive and summing to 1, in a defensive mixture with a heavy-tailed density $p_0$. The shrinkage keeps the variance of
 the residuals: at $\epsilon = 1$ the density is normal, as $\epsilon \to 0$ it is the residuals' own. Bandwidths adapt
-by the factors $s_j$, larger where the density of the residuals is low. It integrates to 1 in $v$ for every $z$.
+by the factors $s_j = (\tilde p(r_j) / g)^{-\alpha}$ of Abramson and Silverman, where $\tilde p$ is a pilot density, a
+defensive mixture of kernels of fixed bandwidth and a heavy-tailed density, and $g$ its geometric mean over the
+residuals. The density integrates to 1 in $v$ for every $z$.
+
+References: Abramson (1982), Annals of Statistics; Silverman (1986), section 5.3.
 """
+
+from math import lgamma, log, pi
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +23,161 @@ from scipy.spatial.distance import cdist
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.low_rank import blocked
-from numpyro_kme.likelihoods.residual.bandwidths import DEFENSIVE, Bandwidths, local_factors, log_heavy_tailed
+from numpyro_kme.likelihoods.base import positive_part
 from numpyro_kme.likelihoods.residual.functions import padded
-from numpyro_kme.likelihoods.residual.held_out_density import SOFTNESS
-from numpyro_kme.likelihoods.signed import positive_part
+
+DEFENSIVE = 0.02
+"""Weight `w` of the heavy-tailed component while bandwidths are learnt: bounds the loss of one simulation."""
+
+HEAVY_TAILED_SCALE, HEAVY_TAILED_DEGREES = 2.0, 3.0
+"""Scale, in residual standard deviations, and degrees of freedom of the Student density `p_0`, heavy-tailed."""
+
+SMALLEST = -60.0
+"""Log of the smallest kernel in a density, relative to the largest."""
+
+ROWS = 1000
+"""Bandwidth factors of many residuals are computed for so many at a time."""
+
+PRIOR_CENTRE = {"eps": 0.5, "beta": 5.0, "lam": 0.1}
+PRIOR_SD = {"eps": 1.0, "beta": 1.5, "lam": 1.5}
+"""Centres and standard deviations of the normal priors on the logarithms."""
+
+
+@register
+class Bandwidths:
+    """Hyperparameters of the density, logarithms except `sensitivity`.
+
+    Attributes:
+        eps: Bandwidth of each residual in its standard deviations, `(n,)`.
+        beta: Length scale of the weights in the coordinates, a scalar.
+        lam: Regularisation of the weights, a scalar.
+        sensitivity: `alpha`, how bandwidths follow the pilot density: from 0, not at all, to 1/2, a scalar.
+    """
+
+    eps: Any
+    beta: Any
+    lam: Any
+    sensitivity: Any
+
+    @classmethod
+    def around(cls, n: int, eps: tuple, beta: tuple, lam: tuple, sensitivity: tuple) -> tuple["Bandwidths", ...]:
+        """One object for each entry of the tuples, the values before logarithms."""
+        rows = zip(eps, beta, lam, sensitivity, strict=True)
+        return tuple(cls(np.full(n, np.log(e)), np.log(b), np.log(l), np.array(a)) for e, b, l, a in rows)
+
+    def penalty(self) -> tuple[float, "Bandwidths"]:
+        """Minus the log prior, normals on the logarithms, and its gradient."""
+        parts = {name: (getattr(self, name) - log(PRIOR_CENTRE[name])) / PRIOR_SD[name] for name in PRIOR_SD}
+        slopes = {name: part / PRIOR_SD[name] for name, part in parts.items()}
+        value = 0.5 * sum(float(np.sum(np.square(part))) for part in parts.values())
+        return value, Bandwidths(**slopes, sensitivity=0.0)
+
+
+def log_heavy_tailed(v: Any, xp: Any = np) -> Any:
+    """`log p_0`: Student density of residuals `(..., n)`."""
+    n = v.shape[-1]
+    size = xp.sum(xp.square(v / HEAVY_TAILED_SCALE), axis=-1)
+    constant = lgamma(0.5 * (HEAVY_TAILED_DEGREES + n)) - lgamma(0.5 * HEAVY_TAILED_DEGREES)
+    constant -= 0.5 * n * log(HEAVY_TAILED_DEGREES * pi) + n * log(HEAVY_TAILED_SCALE)
+    return constant - 0.5 * (HEAVY_TAILED_DEGREES + n) * xp.log1p(size / HEAVY_TAILED_DEGREES)
+
+
+class LocalFactors(NamedTuple):
+    """Local bandwidth factors `s_j` of geometric mean 1, from the pilot density of each residual without itself.
+
+    Attributes:
+        responsibilities: Posterior probability of each pilot kernel among the kernels, for each residual, `(m, m)`.
+        kernel_responsibility: Posterior probability of all pilot kernels beside the heavy-tailed component, `(m,)`.
+        log_pilot: Log pilot densities less their mean, `(m,)`.
+        log_factor: `log s`, `(m,)`.
+    """
+
+    responsibilities: np.ndarray
+    kernel_responsibility: np.ndarray
+    log_pilot: np.ndarray
+    log_factor: np.ndarray
+
+    @classmethod
+    def of(cls, squares: np.ndarray, log_tails: np.ndarray, bandwidths: Bandwidths) -> "LocalFactors":
+        """From squared distances over `eps`, `(m, m)`, and log heavy-tailed densities, `(m,)`."""
+        logs = log_kernels(squares, 0.0, bandwidths)
+        np.fill_diagonal(logs, -np.inf)
+        kernels, responsibilities = log_mixture(logs)
+        kernels -= log(len(logs) - 1.0)
+        pilot = np.logaddexp(kernels, log(DEFENSIVE) + log_tails)
+        centred = pilot - pilot.mean()
+        return cls(responsibilities, np.exp(kernels - pilot), centred, -float(bandwidths.sensitivity) * centred)
+
+    def gradient(self, of_log_factor: np.ndarray, bandwidths: Bandwidths) -> tuple[np.ndarray, float]:
+        """By the log pilot kernels, `(m, m)`, and by `sensitivity`."""
+        of_log_pilot = -float(bandwidths.sensitivity) * of_log_factor
+        of_kernels = (of_log_pilot - of_log_pilot.mean()) * self.kernel_responsibility
+        return of_kernels[:, None] * self.responsibilities, -float(of_log_factor @ self.log_pilot)
+
+
+def local_factors(residuals: np.ndarray, bandwidths: Bandwidths) -> np.ndarray:
+    """Local bandwidth factors `s_j` of all residuals `(m, n)`, `(m,)`: as `LocalFactors`, some rows at a time."""
+    left, right = scaled_pairs(residuals, bandwidths)
+    pilot = np.empty(len(residuals))
+    for first in range(0, len(residuals), ROWS):
+        rows = np.arange(first, min(first + ROWS, len(residuals)))
+        logs = log_kernels(squared_distances(left[rows], right), 0.0, bandwidths)
+        logs[rows - first, rows] = -np.inf
+        pilot[rows] = log_mixture(logs)[0] - log(len(residuals) - 1.0)
+    pilot = np.logaddexp(pilot, log(DEFENSIVE) + log_heavy_tailed(residuals))
+    return np.exp(-float(bandwidths.sensitivity) * (pilot - pilot.mean()))
+
+
+def scaled_pairs(residuals: np.ndarray, bandwidths: Bandwidths) -> tuple[np.ndarray, np.ndarray]:
+    """Residuals over `eps`, and residuals shrunk by `sqrt(1 - eps^2)` over `eps`, `(m, n)` each."""
+    eps = np.exp(bandwidths.eps)
+    narrow, shrunk = (factor.astype(residuals.dtype) for factor in (1.0 / eps, np.sqrt(1.0 - eps**2) / eps))
+    return residuals * narrow, residuals * shrunk
+
+
+def gradient_of_eps(of_squares: np.ndarray, pairs: tuple[np.ndarray, np.ndarray], bandwidths: Bandwidths) -> np.ndarray:
+    """By the logarithms of `eps`, `(n,)`, from derivatives by the squared distances of `scaled_pairs`, `(m, m)`."""
+    left, right = pairs
+    more = 1.0 / (1.0 - np.exp(2.0 * bandwidths.eps))
+    crossed = np.sum(left * (of_squares @ right), axis=0)
+    own = of_squares.sum(axis=1) @ np.square(left) + more * (of_squares.sum(axis=0) @ np.square(right))
+    return 2.0 * ((1.0 + more) * crossed - own)
+
+
+def log_kernels(squares: np.ndarray, log_factor: Any, bandwidths: Bandwidths) -> np.ndarray:
+    """`log N(r_i | sqrt(1 - eps^2) r_j, (eps s_j)^2)`, `(i, j)`, from squared distances over `eps`."""
+    n = len(bandwidths.eps)
+    constant = float(np.sum(bandwidths.eps)) + 0.5 * n * log(2.0 * pi)
+    logs = squares * np.asarray(-0.5 * np.exp(-2.0 * log_factor), squares.dtype)
+    logs -= n * log_factor + constant
+    return logs
+
+
+def log_mixture(logs: np.ndarray, weights: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Log of the weighted sum of each row's exponentials, and these over the sum, in place of the logarithms."""
+    peak = logs.max(axis=1, keepdims=True)
+    logs -= peak
+    exponentials(logs)
+    total = logs.sum(axis=1) if weights is None else np.einsum("ij,ij->i", logs, weights)
+    logs /= total[:, None]
+    return peak[:, 0] + np.log(total), logs
+
+
+def exponentials(logs: np.ndarray) -> None:
+    """Take exponentials in place, none of them so small that processors take their time over it in float32."""
+    np.exp(np.maximum(logs, SMALLEST, out=logs), out=logs)
+
+
+def squared_distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Squared distances `(i, j)` between rows."""
+    found = a @ (-2.0 * b.T)
+    found += np.sum(a * a, axis=1)[:, None]
+    found += np.sum(b * b, axis=1)[None, :]
+    return np.maximum(found, 0.0, out=found)
+
+
+SOFTNESS = 0.1
+"""Weights below this fraction of `1 / m` count as about zero, smoothly."""
 
 NEGLIGIBLE = 0.03
 """Eigenvalues of `K` below this fraction of `m lam` are left out of the weights; log densities move by a thousandth."""
@@ -53,11 +211,7 @@ class ResidualDensity:
     heavy_tailed_weight: Array
 
     def weights(self, z: jax.Array) -> jax.Array:
-        """`a(z)`, `(m,)`, positive, summing to 1."""
-        positive = self._positive(z)
-        return positive / jnp.sum(positive)
-
-    def _positive(self, z):
+        """`a(z)` up to a factor, `(m,)`, positive."""
         basis, points = jnp.asarray(self.basis), jnp.asarray(self.points) / self.beta
         z = z / self.beta
         size = jnp.sum(jnp.square(points), axis=1, keepdims=True)
@@ -85,7 +239,7 @@ class ResidualDensity:
 
         The embedding has the weight `known (1 - w)`, the heavy-tailed component the rest.
         """
-        logs, weights, tail_weight = self._log_kernels(v), self._positive(z), self.heavy_tailed_weight
+        logs, weights, tail_weight = self._log_kernels(v), self.weights(z), self.heavy_tailed_weight
         own = known * (1.0 - jnp.asarray(tail_weight))
         tails = jnp.log(tail_weight + (1.0 - known) * (1.0 - jnp.asarray(tail_weight))) + log_heavy_tailed(v, jnp)
         # no less than the heavy-tailed component: XLA may compute `logs` twice, and far out, where they are -1e12, they

@@ -15,17 +15,17 @@ from numpyro_kme._core import checks, solves
 from numpyro_kme._core.host import in_threads, on_host
 from numpyro_kme._core.robust import robust_standard_deviation
 from numpyro_kme.likelihoods.base import Form
-from numpyro_kme.likelihoods.region import Region
-from numpyro_kme.likelihoods.residual.bandwidth_learning import HeldOutScores, learn_bandwidths
+from numpyro_kme.likelihoods.extrapolation import Region
+from numpyro_kme.likelihoods.residual.bandwidth_learning import HeldOutDensities, learn_bandwidths
 from numpyro_kme.likelihoods.residual.decorrelation import TriangularMap, fit_triangular_map
 from numpyro_kme.likelihoods.residual.density import fit_residual_density
 from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
 from numpyro_kme.likelihoods.residual.location import Location, learn_location, start_locations
-from numpyro_kme.likelihoods.residual.marginals import MarginalTransform, jitter_ties
+from numpyro_kme.likelihoods.residual.marginals import MarginalTransform, jitter_ties, log_cosh
 from numpyro_kme.likelihoods.residual.scale import ScaleFunction, winsorised_rms
-from numpyro_kme.likelihoods.residual.smoothness import Inputs, Regression
+from numpyro_kme.likelihoods.residual.smoothness import Inputs, Regression, line_slopes
 from numpyro_kme.likelihoods.residual.support import SupportBounds, fit_support_bounds
-from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate, ScoreImprovements, information_and_slopes
+from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate, ScoreImprovements
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
 
 MIN_SIMULATIONS = 10
@@ -98,8 +98,7 @@ class ResidualKernelMeans(Form):
         checks.matrix("x", x, min_rows=2)
         z, x = np.asarray(z, np.float64), np.asarray(x, np.float64)
         checks.require(
-            len(z) == len(x),
-            f"`z` and `x` must have one row for each simulation; got shapes {z.shape} and {x.shape}.",
+            len(z) == len(x), f"`z` and `x` must have one row for each simulation; got shapes {z.shape} and {x.shape}."
         )
         checks.require(
             len(z) >= MIN_SIMULATIONS,
@@ -112,36 +111,38 @@ class ResidualKernelMeans(Form):
     @on_host
     def _fit(self, z, x, transform):
         rows = np.random.default_rng(0).permutation(len(z))[: self.subset]
-        at = Inputs.at(z, Inputs.pivoted(z[rows], self.num_inducing_points).inducing_points)
+        at = Inputs(z, Inputs.pivoted(z[rows], self.num_inducing_points).inducing_points)
         standard = (jitter_ties(x[:, list(transform.kept)]) - transform.centre) / transform.scale
         support, bounded = fit_support_bounds(at, standard, rows, self.transform_marginals)
         units = _Units.of(bounded, support, -np.asarray(transform.centre) / transform.scale)
-        scaled = units.scaled(bounded)
-        zero = units.zero
-        starts, _ = start_locations(at.coarse[rows], scaled[rows].T, zero, self.transform_marginals)
+        scaled, n = units.scaled(bounded), bounded.shape[1]
+        starts, _ = start_locations(at.coarse[rows], scaled[rows].T, units.zero, self.transform_marginals)
         each = max(1, TOGETHER // (len(z) * (at.features.shape[1] + len(at.inducing_points))))
-        groups = np.array_split(np.arange(len(zero)), -(-len(zero) // each))
+        groups = np.array_split(np.arange(n), -(-n // each))
         fits = in_threads(partial(_fit_statistics, self, at, rows, scaled.T, starts), groups)
         residuals = np.concatenate([fit.residuals for fit in fits]).T
         if self.decorrelate:
             decorrelation, residuals = fit_triangular_map(z, residuals, rows, self.steps // 2)
         else:
-            decorrelation = TriangularMap.identity(residuals.shape[1], z.shape[1])
-        bandwidths = learn_bandwidths(z, residuals, self.subset, self.steps)
-        scores = HeldOutScores.of(bandwidths, z, residuals, self.subset)
+            decorrelation = TriangularMap.identity(n, z.shape[1])
+        # kernels and their sums need no more than float32, as the ridge is at least a thousandth of `m`
+        few = z[rows].astype(np.float32), residuals[rows].astype(np.float32)
+        bandwidths = learn_bandwidths(*few, self.steps)
+        scores = HeldOutDensities.of(bandwidths, *few)
         improvements = ScoreImprovements(
             np.concatenate([fit.location_improvement for fit in fits]),
             np.concatenate([fit.scale_improvement for fit in fits]),
             -np.asarray(decorrelation.log_scale),
-            np.array(scores.improvement()),
+            np.array(scores.improvement(few[1])),
         )
         location = RidgeFunctions.of((f.regression, np.zeros(len(f.size)), NEGLIGIBLE * f.size) for f in fits)
         log_scale = RidgeFunctions.of((f.log_scales, f.log_scale, np.full(f.size.shape, NEGLIGIBLE)) for f in fits)
         marginals = _marginals(fits, scaled, units)
-        information, slopes = information_and_slopes(support, marginals, location, log_scale, z)
+        information, slopes = _information_and_slopes(support, marginals, location, log_scale, z[:300])
         return ResidualSurrogate(
             transform,
             Region.of(z, information.sum(axis=0)),
+            information,
             slopes,
             support,
             marginals,
@@ -154,36 +155,27 @@ class ResidualKernelMeans(Form):
         )
 
 
-@dataclass
-class _Fits:
+class _Fits(NamedTuple):
     """Some statistics as they are fitted.
 
     Attributes:
         location: Hyperparameters of the locations.
         regression: Regressions of the transformed statistics with these.
-        scale: Scale functions.
+        log_scales: How the log scales change: not at all where they are not learnt.
         log_scale: Log scales that hold beside these, `(n,)`.
+        size: Scales of the residuals at the simulations, `(n, m)`.
         residuals: Standardised held-out residuals, `(n, m)`.
         location_improvement, scale_improvement: What these add to the held-out log score, `(n,)` each.
     """
 
     location: Location
     regression: Regression
-    scale: ScaleFunction
+    log_scales: Regression
     log_scale: np.ndarray
+    size: np.ndarray
     residuals: np.ndarray
     location_improvement: np.ndarray
     scale_improvement: np.ndarray
-
-    @property
-    def size(self) -> np.ndarray:
-        """Scales of the residuals at the simulations, `(n, m)`."""
-        return np.exp(self.log_scale[:, None] + self.scale.fitted - self.scale.offset[:, None])
-
-    @property
-    def log_scales(self) -> Regression:
-        """How the log scales change: not at all where they are not learnt."""
-        return self.scale.last or self.regression.again(np.zeros(self.residuals.shape))
 
 
 def _fit_statistics(
@@ -191,7 +183,7 @@ def _fit_statistics(
 ) -> _Fits:
     """Learn on `rows` with some inducing points, and again with the noise found so; then fit all simulations."""
     x, location = statistics[group], jax.tree.map(lambda leaf: leaf[group], starts)
-    scale, coarse = ScaleFunction.constant(at.dim, *x.shape), at.coarse[rows]
+    scale, coarse = ScaleFunction(at.dim, *x.shape), at.coarse[rows]
     noise = size = np.ones((len(x), len(rows)))
     for steps in (form.steps, form.steps // 2):
         location = learn_location(location, coarse, x[:, rows], noise, size, steps, form.transform_marginals)
@@ -203,11 +195,13 @@ def _fit_statistics(
         noise, size = _noise(form, at, found.held_out.residual, scale, 2, 0)
     residuals = found.held_out.residual * np.exp(-scale.held_out)
     rest, plain = winsorised_rms(residuals), winsorised_rms(found.held_out.residual)
+    log_scale = scale.offset + np.log(rest)
     return _Fits(
         location,
         found,
-        scale,
-        scale.offset + np.log(rest),
+        scale.last or found.again(np.zeros(x.shape)),
+        log_scale,
+        np.exp(log_scale[:, None] + scale.fitted - scale.offset[:, None]),
         residuals / rest[:, None],
         -np.log(plain),
         np.log(plain / rest) - np.mean(scale.held_out, axis=1),
@@ -252,6 +246,18 @@ def _marginals(fits, scaled, units: _Units) -> MarginalTransform:
     centre = np.concatenate([fit.location.centre for fit in fits])
     width = np.exp(np.concatenate([fit.location.log_width for fit in fits]))
     v = np.arcsinh((scaled - centre) / width)
-    return MarginalTransform(
-        units.centre + centre * units.scale, width * units.scale, np.mean(v, axis=0), np.std(v, axis=0)
-    )
+    centre, width = units.centre + centre * units.scale, width * units.scale
+    return MarginalTransform(centre, width, np.mean(v, axis=0), np.std(v, axis=0))
+
+
+def _information_and_slopes(support, marginals, location, log_scale, z) -> tuple[np.ndarray, np.ndarray]:
+    """Information of each statistic about each coordinate, `(n, D)`, over points `(m, D)`, and mean squared slopes.
+
+    The slopes are those of locations and log scales, `(2, n, D)`. A bound moves the location too, in units of the
+    transformed statistic in its middle.
+    """
+    middle, of_bounds = marginals.middle, line_slopes(np.asarray(support.linear), z)
+    log_slope = np.asarray(marginals.log_slope(middle)) - log_cosh(middle, np) - np.log(support.width)
+    slopes = location.slopes(z) + np.where(support.side, np.exp(log_slope), 0.0)[:, None] * of_bounds
+    precision = np.exp(-2.0 * log_scale.on_host(z))[:, :, None]
+    return np.mean(np.square(slopes) * precision, axis=0), np.mean(np.square([slopes, log_scale.slopes(z)]), axis=1)

@@ -6,9 +6,9 @@ import jax
 import numpy as np
 
 from numpyro_kme.kernels.base import register
-from numpyro_kme.likelihoods.residual.descent import descend_all, ravel
-from numpyro_kme.likelihoods.residual.held_out import Ridge, diagonal
+from numpyro_kme.likelihoods.descent import descend_all, ravel
 from numpyro_kme.likelihoods.residual.marginals import log_cosh
+from numpyro_kme.likelihoods.residual.ridge import Ridge, diagonal
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, Regression, Smoothness
 
 STRAIGHT = 50.0
@@ -52,10 +52,8 @@ class Location:
 
     def curvature(self, size: int) -> "Location":
         """About the second derivatives of the loss of `size` simulations."""
-        width = np.square(np.exp(self.log_width))
-        return Location(
-            self.smoothness.curvature(size), 0.5 * size / (1.0 + width), np.full(np.shape(width), 0.5 * size)
-        )
+        half, width = 0.5 * size, np.square(np.exp(self.log_width))
+        return Location(self.smoothness.curvature(size), half / (1.0 + width), np.full(np.shape(width), half))
 
     def fit(self, at: Inputs, x: np.ndarray, noise: np.ndarray) -> Regression:
         """Regress the transformed statistics `(..., m)` on the coordinates."""
@@ -63,13 +61,8 @@ class Location:
         return self.smoothness.regress(at, noise, target)
 
     def transformed(self, x: np.ndarray) -> np.ndarray:
-        """Statistics `(..., m)` after the marginal transformations."""
-        return transformed(x, np.asarray(self.centre)[..., None], np.asarray(self.log_width)[..., None])
-
-
-def transformed(x: np.ndarray, centre: Any, log_width: Any) -> np.ndarray:
-    """`arcsinh((x - centre) / width)`."""
-    return np.arcsinh((x - centre) / np.exp(log_width))
+        """Statistics `(..., m)` after the marginal transformations, `arcsinh((x - centre) / width)`."""
+        return np.arcsinh((x - np.asarray(self.centre)[..., None]) / np.exp(self.log_width)[..., None])
 
 
 def standardised(v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -167,9 +160,7 @@ def start_locations(
         transform_marginals: Whether marginal transformations are tried.
     Cost: twelve factorisations in all, whatever the number of statistics and transformations.
     """
-    candidates = [
-        _Candidates.of(column, zero, transform_marginals) for column, zero in zip(x, natural_zero, strict=True)
-    ]
+    candidates = [_Candidates.of(*one, transform_marginals) for one in zip(x, natural_zero, strict=True)]
     best: list[tuple[float, Location]] = [(-np.inf, Location(Smoothness.start(at.dim), 0.0, np.log(STRAIGHT)))] * len(x)
     for rbf, length in ((0.5, 1.5 / np.sqrt(at.dim)), (1.0, 1.5), (0.1, 2.0), (1.0, 0.5)):
         tries = [Smoothness.start(at.dim, 0.5, rbf, length, noise) for noise in (0.1, 0.3, 0.8)]
@@ -204,7 +195,7 @@ class _Candidates(NamedTuple):
                 centres += [centre] * len(grid)
                 widths += list(grid)
         log_widths = np.log(widths)
-        v = transformed(column, np.array(centres)[:, None], log_widths[:, None])
+        v = np.arcsinh((column - np.array(centres)[:, None]) / np.exp(log_widths)[:, None])
         targets, scale = standardised(v)
         return cls(np.array(centres), log_widths, targets, -log_cosh(v, np) - np.log(scale) - log_widths[:, None])
 

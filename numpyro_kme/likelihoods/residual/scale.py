@@ -6,8 +6,8 @@ import jax
 import numpy as np
 
 from numpyro_kme._core.robust import median_absolute_deviation
-from numpyro_kme.likelihoods.residual.descent import descend_all, ravel
-from numpyro_kme.likelihoods.residual.held_out import diagonal
+from numpyro_kme.likelihoods.descent import descend_all, ravel
+from numpyro_kme.likelihoods.residual.ridge import diagonal
 from numpyro_kme.likelihoods.residual.smoothness import JITTER, Inputs, Regression, Smoothness
 
 DEGREES = 5.0
@@ -37,18 +37,13 @@ class ScaleFunction:
     only gives the start.
     """
 
-    def __init__(self, smoothness: Smoothness, size: int):
-        self.smoothness = smoothness
-        self.offset = np.zeros(np.shape(smoothness.rbf))
-        self.fitted, self.held_out = np.zeros((2, *self.offset.shape, size))
-        self.last: Regression | None = None
-        self._inverses = diagonal(1.0 / ravel(smoothness.curvature(size), 1))
-
-    @classmethod
-    def constant(cls, dim: int, n: int, size: int) -> "ScaleFunction":
+    def __init__(self, dim: int, n: int, size: int):
         """Before the first fit: the same for all of `size` residuals of `n` statistics."""
         start = Smoothness.start(dim, noise=1.0)
-        return cls(jax.tree.map(lambda leaf: np.broadcast_to(leaf, (n, *np.shape(leaf))), start), size)
+        self.smoothness = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (n, *np.shape(leaf))), start)
+        self.offset, self.fitted, self.held_out = np.zeros(n), np.zeros((n, size)), np.zeros((n, size))
+        self.last: Regression | None = None
+        self._inverses = diagonal(1.0 / ravel(self.smoothness.curvature(size), 1))
 
     def update(self, at: Inputs, residuals: np.ndarray, rounds: int, steps: int) -> None:
         """Fit to residuals `(n, m)` in `rounds` scoring steps; in the last hyperparameters get `steps` iterations."""
@@ -75,7 +70,7 @@ class ScaleFunction:
             self.smoothness, self._inverses = descend_all(some, self.smoothness, bounds, steps, self._inverses)
         self.last = self.last.again(centred) if again else self.smoothness.regress(at, noise, centred)
         self.held_out = target - self.last.held_out.residual
-        self.fitted = target - (1.0 + JITTER) * noise * self.last.alpha
+        self.fitted = target - (1.0 + JITTER) * noise * self.last.held_out.alpha
 
 
 def loss(smoothness: Smoothness, at: Inputs, target: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, Smoothness]:

@@ -12,6 +12,7 @@ hyperparameters and targets.
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -21,7 +22,7 @@ from scipy.spatial.distance import cdist
 
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.low_rank import blocked
-from numpyro_kme.likelihoods.residual.held_out import HeldOutPredictions, Ridge, inverse_root, noise_root, transposed
+from numpyro_kme.likelihoods.residual.ridge import HeldOutPredictions, Ridge, inverse_root, noise_root
 
 INTERCEPT = 10.0
 """Prior standard deviation `b` of the intercept, in standard deviations of the target."""
@@ -56,28 +57,26 @@ class Inputs:
 
     Attributes:
         z: Coordinates, `(m, D)`.
-        features: `phi`, `(m, 2 D)`.
         inducing_points: `u`, `(r, D)`.
     """
 
     z: np.ndarray
-    features: np.ndarray
     inducing_points: np.ndarray
 
-    @classmethod
-    def at(cls, z: np.ndarray, inducing_points: np.ndarray) -> "Inputs":
-        """Coordinates with given inducing points."""
-        return cls(z, features(z), inducing_points)
+    @cached_property
+    def features(self) -> np.ndarray:
+        """`phi`, `(m, 2 D)`."""
+        return features(self.z)
 
     @classmethod
     def pivoted(cls, z: np.ndarray, most: int) -> "Inputs":
         """At most so many inducing points, those that explain the other coordinates best: the first pivots."""
         kernel = np.exp(-0.5 / (SPACING**2 * z.shape[1]) * cdist(z, z, "sqeuclidean"))
-        return cls.at(z, z[blocked(kernel, EXPLAINED, most)[1]])
+        return cls(z, z[blocked(kernel, EXPLAINED, most)[1]])
 
     def __getitem__(self, rows: np.ndarray) -> "Inputs":
         """Some of the simulations, with all inducing points."""
-        return Inputs(self.z[rows], self.features[rows], self.inducing_points)
+        return Inputs(self.z[rows], self.inducing_points)
 
     def first(self, number: int) -> "Inputs":
         """With the first so many inducing points: the best ones, as `pivoted` orders them."""
@@ -140,11 +139,8 @@ class Smoothness:
         straight part, and the expected sum of `1 / l`, do not depend on the number of coordinates.
         """
         dim = np.shape(self.length)[-1]
-        linear, length, rbf = (
-            np.sqrt(2.0 * dim) * np.exp(self.linear),
-            dim * np.exp(-self.length),
-            2.0 * np.exp(self.rbf),
-        )
+        linear, length = np.sqrt(2.0 * dim) * np.exp(self.linear), dim * np.exp(-self.length)
+        rbf = 2.0 * np.exp(self.rbf)
         total = linear.sum(axis=-1) + length.sum(axis=-1) + rbf
         return total, Smoothness(linear, rbf, -length, np.zeros(np.shape(rbf)))
 
@@ -161,7 +157,7 @@ class Smoothness:
         columns = np.empty((*scale.shape, first + len(points)))
         columns[..., :1] = INTERCEPT * weight
         np.multiply(at.features * np.exp(self.linear)[..., None, :], weight, out=columns[..., 1:first])
-        np.multiply(near @ transposed(root), weight, out=columns[..., first:])
+        np.multiply(near @ root.mT, weight, out=columns[..., first:])
         ridge = Ridge.of_scaled(columns, scale)
         return Regression(self, at, near, among, root, ridge.held_out(target))
 
@@ -183,7 +179,7 @@ class Smoothness:
         """`g_b(a)`, `(..., r, s)`."""
         shrink = np.exp(-self.length)[..., None, :]
         a, b = a * shrink, b * shrink
-        products = a @ transposed(b)
+        products = a @ b.mT
         products -= 0.5 * np.sum(a * a, axis=-1)[..., :, None]
         products -= 0.5 * np.sum(b * b, axis=-1)[..., None, :]
         return np.exp(np.minimum(products, 0.0, out=products), out=products)
@@ -209,11 +205,6 @@ class Regression:
     root: np.ndarray
     held_out: HeldOutPredictions
 
-    @property
-    def alpha(self) -> np.ndarray:
-        """Residual over noise variance of each simulation, `(..., m)`."""
-        return self.held_out.alpha
-
     def again(self, target: np.ndarray) -> "Regression":
         """Regress other targets, `(..., m)`: nothing is factorised."""
         return replace(self, held_out=self.held_out.ridge.held_out(target))
@@ -222,8 +213,8 @@ class Regression:
         """Derivatives by hyperparameters and targets, `(..., m)`, from those by held-out residuals and variances."""
         kernels, hyper, at = len(self.at.inducing_points), self.smoothness, self.at
         found = self.held_out.adjoint(of_residual, of_variance, self.root)
-        amplitudes, variance = np.diagonal(found.products, axis1=-2, axis2=-1), np.exp(2.0 * hyper.noise)
-        of_among = transposed(self.root) @ found.products[..., -kernels:, -kernels:] @ self.root
+        amplitudes, variance = np.linalg.diagonal(found.products), np.exp(2.0 * hyper.noise)
+        of_among = self.root.mT @ found.products[..., -kernels:, -kernels:] @ self.root
         of_among *= -0.5 * np.exp(-2.0 * hyper.rbf)[..., None, None]
         of_among *= self.among
         of_near = found.of_columns
@@ -246,6 +237,6 @@ class Regression:
 def _squares(matrix, a, b, rows):
     """`sum_jk w_j H_jk (a_jd - b_kd)^2`, `(..., D)`, for `H` `(..., r, s)` and weights of the rows `w` `(..., r)`."""
     dim, powers = b.shape[1], np.concatenate([np.ones((len(a), 1)), a, np.square(a)], axis=1)
-    sums = transposed(matrix) @ (powers * rows[..., None])
+    sums = matrix.mT @ (powers * rows[..., None])
     first, second = sums[..., 1 : 1 + dim], sums[..., 1 + dim :]
     return sums[..., 0] @ np.square(b) + second.sum(axis=-2) - 2.0 * np.sum(b * first, axis=-2)

@@ -10,7 +10,7 @@ $\operatorname{arcsinh}((x_i - e_i(z)) / w_i)$ takes the place of $x_i$, about t
 far out in its tail. The width $w_i$ is how far the simulations that hold the line are beyond the line without them.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.residual.location import start_locations
 from numpyro_kme.likelihoods.residual.marginals import log_cosh
-from numpyro_kme.likelihoods.residual.smoothness import Inputs, features, line_slopes
+from numpyro_kme.likelihoods.residual.smoothness import Inputs, features
 
 FEWEST, LOOKED_AT = 20, 200
 """Simulations for each coefficient of a line; so many at least, if there are, tell whether there may be a bound."""
@@ -81,36 +81,26 @@ class SupportBounds:
         gaps = (s - self.offset - features(z) @ np.asarray(self.linear).T) * self.side
         return np.any((gaps < self.width) & (np.asarray(self.side) != 0.0), axis=-1)
 
-    def slopes(self, z: np.ndarray) -> np.ndarray:
-        """Derivatives of the lines, `(k, n, D)`, at points `(k, D)`, by NumPy."""
-        return line_slopes(np.asarray(self.linear), z)
 
-
-@dataclass(frozen=True)
-class _Line:
+class _Line(NamedTuple):
     """A candidate for a bound.
 
     Attributes:
         coefficients: Coefficients of 1 and of the features, `(1 + 2 D,)`.
         width: `w`.
         side: 1 where the statistic stays above the line, -1 below.
-        gaps: Held-out gaps of the simulations, `(m,)`.
+        statistic: What takes the place of the statistic in the simulations, held out, `(m,)`.
     """
 
     coefficients: np.ndarray
     width: float
     side: float
-    gaps: np.ndarray
-
-    @property
-    def statistic(self) -> np.ndarray:
-        """What takes the place of the statistic."""
-        return np.arcsinh(self.gaps / self.width)
+    statistic: np.ndarray
 
     def score(self, at: Inputs, rows: np.ndarray) -> float:
         """Mean held-out log density of the statistic."""
-        found = self.statistic
-        return _score(at, found, rows) - np.mean(log_cosh(found[rows], np)) - np.log(self.width)
+        log_slope = -np.mean(log_cosh(self.statistic[rows], np)) - np.log(self.width)
+        return _score(at, self.statistic, rows) + log_slope
 
 
 def fit_support_bounds(
@@ -162,7 +152,7 @@ def _lines(columns, s, rows):
             coefficients, width = np.zeros(columns.shape[1]), max(np.median(-gaps[gaps < 0.0]), NARROWEST)
             coefficients[chosen] = side * found
             coefficients[0] += side * width
-            yield _Line(coefficients, width, side, side * (gaps - width))
+            yield _Line(coefficients, width, side, np.arcsinh(side * (gaps - width) / width))
 
 
 def _crowded(gaps, fitted=0.0):

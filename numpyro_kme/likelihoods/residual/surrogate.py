@@ -1,7 +1,8 @@
 """What the residual form has learnt: a likelihood to evaluate, and a report for a person."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,19 +13,89 @@ from jax.typing import ArrayLike
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import in_present_precision, on_host
 from numpyro_kme.kernels.base import register
-from numpyro_kme.likelihoods import out_of_distribution
-from numpyro_kme.likelihoods.base import Surrogate
-from numpyro_kme.likelihoods.region import Region
+from numpyro_kme.likelihoods.base import LikelihoodAt, Surrogate
+from numpyro_kme.likelihoods.extrapolation import Region, warn_if_out_of_distribution
 from numpyro_kme.likelihoods.residual.decorrelation import TriangularMap
 from numpyro_kme.likelihoods.residual.density import ResidualDensity
 from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
-from numpyro_kme.likelihoods.residual.likelihood import ResidualAt
-from numpyro_kme.likelihoods.residual.marginals import MarginalTransform, log_cosh
+from numpyro_kme.likelihoods.residual.marginals import MarginalTransform
 from numpyro_kme.likelihoods.residual.support import SupportBounds
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
 
-NEAR = np.zeros(())
-"""Log kernel at the nearest simulation: only the range of each statistic is looked at."""
+TINY = 1e-30
+"""Keeps a logarithm finite."""
+
+ROUNDING = 0.01
+"""What float32 may move locations by, in residual standard deviations, and log scales, where it is used."""
+
+
+@register
+class ResidualAt(LikelihoodAt):
+    """The location-scale kernel means likelihood at one observation.
+
+    Attributes:
+        surrogate: What was learnt.
+        standard: Statistics that vary, in robust standard deviations, `(n,)`.
+        log_jacobian: What does not depend on the coordinates.
+        data: The observation `y`.
+    """
+
+    surrogate: "ResidualSurrogate"
+    standard: ArrayLike
+    log_jacobian: ArrayLike
+    data: Any
+
+    def signed_log(self, z):
+        """Sign 1 and log of `q(y | z)` at one point `(D,)`."""
+        value = self.log_density(z)
+        return jnp.ones_like(value), value
+
+    def log_density(self, z):
+        r"""`log q(y | z)` at one point `(D,)`: positive and smooth as it is.
+
+        Outside the simulated region functions stay as they are at its nearest point $\tilde z$, and residuals are
+        wider, $\sigma_i^2 \exp(2 \tau_i^2 / \sqrt{1 + \tau_i^2}) + \delta_i^2$: about the variance around
+        $\mu_i(\tilde z)$ when location and log scale may have gone on at their usual slopes, either way, by
+        $\delta_i^2 = \sum_d \overline{(\partial \mu_i / \partial z_d)^2} (z_d - \tilde z_d)^2$, and $\tau_i^2$
+        likewise. The embedding keeps the least fraction of $\sigma_i^2$ in these; the rest goes to the heavy-tailed
+        component.
+
+        Cost: about `(D + n + 2 r) m` operations for `r` columns of the density's basis, and the exponentials of the
+        kernels that location and scale need; products of matrices under `vmap`.
+        """
+        learnt, given = self.surrogate, jnp.asarray(z)
+        z = learnt.region.nearest(given)
+        bounded, log_slope = learnt.support(self.standard, z)
+        of_location, of_scale = jnp.asarray(learnt.squared_slopes).astype(z.dtype) @ jnp.square(given - z)
+        held = learnt.log_scale(z).astype(z.dtype)
+        log_scale = 0.5 * jnp.logaddexp(2.0 * (held + of_scale / jnp.sqrt(1.0 + of_scale)), jnp.log(of_location + TINY))
+        precision = jnp.asarray(learnt.density.points).dtype
+        known = jnp.exp(2.0 * jnp.min(held - log_scale)).astype(precision)
+        u = (learnt.marginals(bounded) - learnt.location(z).astype(z.dtype)) * jnp.exp(-log_scale)
+        v = learnt.decorrelation(u, z)
+        log_density = learnt.density.log_density(v.astype(precision), z.astype(precision), known).astype(v.dtype)
+        return log_density + jnp.sum(learnt.marginals.log_slope(bounded) + log_slope - log_scale) + self.log_jacobian
+
+    def brief(self):
+        """In float32, but for locations and scales that rounding would move by more than `ROUNDING`."""
+        short = partial(jax.tree.map, lambda leaf: np.asarray(leaf, np.float32))
+        learnt = self.surrogate
+        found = replace(learnt, density=short(learnt.density))
+        if self._rounding() <= ROUNDING:
+            found = replace(found, location=short(learnt.location), log_scale=short(learnt.log_scale))
+        return replace(self, surrogate=found)
+
+    def _rounding(self) -> float:
+        """Largest error of locations, in residual standard deviations, and of log scales in float32.
+
+        Over at most 300 simulations; NaN where float32 cannot hold them.
+        """
+        z, parts = np.asarray(self.surrogate.density.points)[:300], (self.surrogate.location, self.surrogate.log_scale)
+        with np.errstate(all="ignore"):
+            location, log_scale = ([part.on_host(z, kind) for kind in (np.float32, np.float64)] for part in parts)
+            errors = (location[0] - location[1]) * np.exp(-log_scale[1]), log_scale[0] - log_scale[1]
+            return float(np.max(np.abs(errors)))
+
 
 CURVED = 0.5
 """A marginal transformation whose `arcsinh` has a larger standard deviation than this is curved."""
@@ -54,25 +125,15 @@ class ScoreImprovements:
     decorrelation: ArrayLike
     shape: ArrayLike
 
-    def sentence(self) -> str:
-        """Sums over the statistics."""
-        parts = {
-            "location": self.location,
-            "scale": self.scale,
-            "decorrelation": self.decorrelation,
-            "shape": self.shape,
-        }
-        return ", ".join(f"{name} {np.sum(value):.2f}" for name, value in parts.items())
 
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@register
 class ResidualSurrogate(Surrogate):
     """A learnt location-scale kernel means likelihood.
 
     Attributes:
         transform: Which statistics vary, and the check of observations.
         region: Which parameters were simulated; weights are the information of all statistics about each coordinate.
+        location_information: See `information`, `(n, D)`.
         squared_slopes: Mean squares of the slopes of locations and of log scales over the simulations, `(2, n, D)`.
         support: Bounds `e` of the statistics.
         marginals: Transformations `T` of standardised statistics, or of what bounds put in their place.
@@ -86,6 +147,7 @@ class ResidualSurrogate(Surrogate):
 
     transform: StatisticsTransform
     region: Region
+    location_information: ArrayLike
     squared_slopes: ArrayLike
     support: SupportBounds
     marginals: MarginalTransform
@@ -101,11 +163,6 @@ class ResidualSurrogate(Surrogate):
         """Number of coordinates."""
         return np.shape(self.density.points)[1]
 
-    @property
-    def num_simulations(self):
-        """Number of simulations."""
-        return np.shape(self.density.points)[0]
-
     def at(self, y: Any) -> "ResidualAt":
         """The likelihood at one observation `(n_raw,)`; a concrete `y` is checked and prepared on the host in float64.
 
@@ -119,23 +176,13 @@ class ResidualSurrogate(Surrogate):
             return in_present_precision(self)._at(jnp.asarray(y))
         self.transform.check(y)
         y = np.array(y, np.float64)
-        out_of_distribution.warn_if_out_of_distribution(NEAR, NEAR, self.transform, self.simulated_range, y)
+        warn_if_out_of_distribution(self.transform, self.simulated_range, y)
         return on_host(_prepare)(self, y)
 
     def _at(self, y) -> "ResidualAt":
         kept, scale = jnp.asarray(y)[np.array(self.transform.kept)], jnp.asarray(self.transform.scale)
         log_jacobian = -jnp.sum(jnp.log(scale)) - jnp.sum(jnp.asarray(self.decorrelation.log_scale))
-        parts = (
-            self.region,
-            self.squared_slopes,
-            self.support,
-            self.marginals,
-            self.location,
-            self.log_scale,
-            self.decorrelation,
-            self.density,
-        )
-        return ResidualAt(*parts, (kept - self.transform.centre) / scale, log_jacobian, y)
+        return ResidualAt(self, (kept - self.transform.centre) / scale, log_jacobian, y)
 
     def dependence(self) -> np.ndarray:
         """Information of all statistics about each coordinate, `(D,)`."""
@@ -153,17 +200,17 @@ class ResidualSurrogate(Surrogate):
         location, where a prior has 1 in each coordinate. 0 for constant statistics.
         """
         information = np.zeros((self.transform.num_raw, self.dim))
-        information[list(self.transform.kept)] = self._over_simulations()[0]
+        information[list(self.transform.kept)] = self.location_information
         return information
 
     def relevance(self) -> np.ndarray:
-        """Relevance of each raw statistic alone, `(n_raw,)`: `log(1 + sum_d information) / 2`, in nats."""
+        """Information of each raw statistic alone, `(n_raw,)`: `log(1 + sum_d information_d) / 2`, in nats."""
         return 0.5 * np.log1p(self.information().sum(axis=1))
 
     def describe(self) -> Mapping[str, Any]:
         """How location, scale and transformations were fitted, and how well: text, and numbers for each statistic."""
         density = self.density
-        changes = self._over_simulations()[1] > CHANGING
+        changes = np.std(self.log_scale.on_host(np.asarray(density.points)[:300]), axis=0) > CHANGING
         curved = np.count_nonzero(self.location.rbf, axis=1) > 0
         explained = -np.expm1(-2.0 * np.maximum(np.asarray(self.improvements.location), 0.0))
         return {
@@ -173,10 +220,10 @@ class ResidualSurrogate(Surrogate):
             "scale": f"changes with the parameters: {self._list(changes)}",
             "support bounds": self._list(np.asarray(self.support.side) != 0.0),
             "marginal transformations": f"curved: {self._list(np.asarray(self.marginals.scale) > CURVED)}",
-            "held-out improvement, nats": self.improvements.sentence(),
+            "held-out improvement, nats": ", ".join(f"{k} {np.sum(v):.2f}" for k, v in vars(self.improvements).items()),
             "eps": np.asarray(density.eps),
             "beta": float(density.beta),
-            "lam": float(density.ridge) / self.num_simulations,
+            "lam": float(density.ridge) / len(density.points),
             "relevance": self.relevance(),
         }
 
@@ -197,13 +244,6 @@ class ResidualSurrogate(Surrogate):
             f"{np.sinh(abs(place[worst])):.2g} robust standard deviations"
         )
 
-    def _over_simulations(self) -> tuple[np.ndarray, np.ndarray]:
-        """Information, `(n, D)`, and standard deviation of each log scale, `(n,)`, over at most 300 simulations."""
-        points = np.asarray(self.density.points)
-        log_scale = self.log_scale.on_host(points[:300])
-        parts = self.support, self.marginals, self.location, self.log_scale
-        return information_and_slopes(*parts, points)[0], np.std(log_scale, axis=0)
-
     def _list(self, chosen: np.ndarray) -> str:
         """Raw numbers of the statistics that are marked, `(n,)`, in words."""
         numbers = [str(self.transform.kept[i]) for i in np.flatnonzero(chosen)]
@@ -211,27 +251,6 @@ class ResidualSurrogate(Surrogate):
             return "all statistics" if numbers else "none"
         more = f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else ""
         return f"statistics {', '.join(numbers[:SHOWN])}{more}"
-
-
-def information_and_slopes(
-    support: SupportBounds,
-    marginals: MarginalTransform,
-    location: RidgeFunctions,
-    log_scale: RidgeFunctions,
-    z: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Information of each statistic about each coordinate, and mean squared slopes, over at most 300 points `(m, D)`.
-
-    A bound moves the location too, in units of the transformed statistic in its middle.
-
-    Returns:
-        Information, `(n, D)`, and mean squares of the slopes of locations and log scales, `(2, n, D)`.
-    """
-    z, middle = z[:300], marginals.middle
-    log_slope = np.asarray(marginals.log_slope(middle)) - log_cosh(middle, np) - np.log(support.width)
-    slopes = location.slopes(z) + np.where(support.side, np.exp(log_slope), 0.0)[:, None] * support.slopes(z)
-    precision = np.exp(-2.0 * log_scale.on_host(z))[:, :, None]
-    return np.mean(np.square(slopes) * precision, axis=0), np.mean(np.square([slopes, log_scale.slopes(z)]), axis=1)
 
 
 @jax.jit

@@ -1,6 +1,7 @@
 """Minimising functions of a small pytree: BFGS in a box, from curvatures that are known about."""
 
 from collections.abc import Callable, Generator
+from math import prod
 from typing import Any, TypeVar
 
 import jax
@@ -71,23 +72,13 @@ def descend_all(
     Returns:
         Minima, with the leading axis, and the last inverse Hessians.
     """
-    leaves, structure = jax.tree.flatten(starts)
-    shapes = [np.shape(leaf)[1:] for leaf in leaves]
-    ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
     lower, upper = ravel(bounds[0]), ravel(bounds[1])
-
-    def unpack(points):
-        pieces = np.split(points, ends[:-1], axis=1)
-        return structure.unflatten(
-            [piece.reshape(len(points), *shape) for piece, shape in zip(pieces, shapes, strict=True)]
-        )
-
     begun = np.clip(ravel(starts, 1), lower, upper)
     searches = [minimise(x, lower, upper, steps, inverse, enough) for x, inverse in zip(begun, inverses, strict=True)]
     asked, found = {i: next(search) for i, search in enumerate(searches)}, dict[int, tuple[np.ndarray, np.ndarray]]()
     while asked:
         rows = np.array(list(asked))
-        values, gradients = value_and_gradient(unpack(np.stack(list(asked.values()))), rows)
+        values, gradients = value_and_gradient(unravel(np.stack(list(asked.values())), starts, 1), rows)
         for i, value, slope in zip(rows, np.asarray(values, np.float64), ravel(gradients, 1), strict=True):
             try:
                 asked[i] = searches[i].send((value, slope))
@@ -95,7 +86,7 @@ def descend_all(
                 found[i] = end.value
                 del asked[i]
     x, inverses = (np.stack(parts) for parts in zip(*(found[i] for i in range(len(begun)))))
-    return unpack(x), inverses
+    return unravel(x, starts, 1), inverses
 
 
 def minimise(
@@ -167,3 +158,13 @@ def ravel(tree: Any, axes: int = 0) -> np.ndarray:
     """All numbers of a pytree as one float64 vector, or, after so many leading axes, vectors."""
     leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
     return np.concatenate([leaf.reshape(*leaf.shape[:axes], -1) for leaf in leaves], axis=axes)
+
+
+def unravel(values: Any, like: Tree, axes: int = 0) -> Tree:
+    """What `ravel` of a pytree of the structure and shapes of `like` gives, as such a pytree; traceable."""
+    structure: Any
+    leaves, structure = jax.tree.flatten(like)
+    shapes = [np.shape(leaf)[axes:] for leaf in leaves]
+    ends = np.cumsum([prod(shape) for shape in shapes])
+    pieces = (values[..., end - prod(shape) : end] for end, shape in zip(ends, shapes))
+    return structure.unflatten([piece.reshape((*values.shape[:axes], *shape)) for piece, shape in zip(pieces, shapes)])

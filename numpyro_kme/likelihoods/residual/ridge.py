@@ -41,11 +41,6 @@ class Ridge(ABC):
         """Factorise. Cost: `m r^2` operations, or `m^3` where there are more columns than simulations."""
         return _Narrow.of(scaled, root) if scaled.shape[-1] < root.shape[-1] else _Wide.of(scaled, root)
 
-    @property
-    def factor(self) -> np.ndarray:
-        """`F`, `(..., m, r)`."""
-        return self.scaled * self.root[..., None]
-
     @abstractmethod
     def solve_rows(self, right: np.ndarray) -> np.ndarray:
         """`A^-1 b` for every row `b` of a matrix, `(..., k, m)`."""
@@ -72,7 +67,7 @@ class HeldOutPredictions:
 
     Attributes:
         ridge: The regression.
-        alpha: `A^{-1} t`, `(..., m)`.
+        alpha: `A^{-1} t`, `(..., m)`: residual over noise variance of each simulation.
     """
 
     ridge: Ridge
@@ -104,7 +99,7 @@ class HeldOutPredictions:
         of_columns *= 2.0
         of_columns -= solved @ (np.stack([coefficients[..., start:], other[..., start:]], axis=-2) @ last)
         crossed = other[..., :, None] * coefficients[..., None, :]
-        products = 2.0 * products - crossed - transposed(crossed)
+        products = 2.0 * products - crossed - crossed.mT
         return Adjoint(of_columns, products, of_noise - np.sum(solved[..., 0] * solved[..., 1], axis=-1), of_target)
 
     def _onto_columns(self, values):
@@ -137,24 +132,24 @@ class _Narrow(Ridge):
 
     @classmethod
     def of(cls, scaled, root):
-        inverse = inverse_root(transposed(scaled) @ scaled + np.eye(scaled.shape[-1]))
-        half = scaled @ transposed(inverse)
+        inverse = inverse_root(scaled.mT @ scaled + np.eye(scaled.shape[-1]))
+        half = scaled @ inverse.mT
         return cls(root, scaled, (1.0 - np.einsum("...r,...r->...", half, half)) / np.square(root), half, inverse)
 
     def solve_rows(self, right):
         scaled = right / self.root[..., None, :]
-        return (scaled - (scaled @ self.half) @ transposed(self.half)) / self.root[..., None, :]
+        return (scaled - (scaled @ self.half) @ self.half.mT) / self.root[..., None, :]
 
     def sandwich(self, weights, last):
         half, inverse = self.half, self.inverse
         scaled, start = weights / np.square(self.root), half.shape[-1] - last.shape[-1]
-        middle = transposed(half) @ (half * scaled[..., None])
-        inner = transposed(inverse) @ middle @ inverse
+        middle = half.mT @ (half * scaled[..., None])
+        inner = inverse.mT @ middle @ inverse
         onto = inverse[..., start:, start:] @ last
         columns = half[..., start:] @ onto
         columns *= scaled[..., None]
         columns -= half @ (middle[..., start:] @ onto)
-        return columns, inner, scaled.sum(axis=-1) - _trace(middle) - _trace(inner)
+        return columns, inner, scaled.sum(axis=-1) - np.linalg.trace(middle) - np.linalg.trace(inner)
 
 
 @dataclass(frozen=True)
@@ -165,9 +160,9 @@ class _Wide(Ridge):
 
     @classmethod
     def of(cls, scaled, root):
-        half = inverse_root(scaled @ transposed(scaled) + np.eye(root.shape[-1]))
-        inverse = transposed(half) @ half
-        return cls(root, scaled, np.diagonal(inverse, axis1=-2, axis2=-1) / np.square(root), inverse)
+        half = inverse_root(scaled @ scaled.mT + np.eye(root.shape[-1]))
+        inverse = half.mT @ half
+        return cls(root, scaled, np.linalg.diagonal(inverse) / np.square(root), inverse)
 
     def solve_rows(self, right):
         root = self.root[..., None, :]
@@ -177,7 +172,7 @@ class _Wide(Ridge):
         whole = (self.inverse * (weights / np.square(self.root))[..., None, :]) @ self.inverse
         columns = whole @ self.scaled
         some = columns[..., columns.shape[-1] - last.shape[-1] :] @ last
-        return some, transposed(self.scaled) @ columns, _trace(whole)
+        return some, self.scaled.mT @ columns, np.linalg.trace(whole)
 
 
 def noise_root(noise: np.ndarray) -> np.ndarray:
@@ -198,15 +193,6 @@ def inverse_root(matrix: np.ndarray) -> np.ndarray:
     return found
 
 
-def transposed(matrix: np.ndarray) -> np.ndarray:
-    """The last two axes exchanged."""
-    return np.swapaxes(matrix, -1, -2)
-
-
 def diagonal(values: np.ndarray) -> np.ndarray:
     """Diagonal matrices `(..., r, r)` of vectors `(..., r)`."""
     return values[..., None] * np.eye(values.shape[-1])
-
-
-def _trace(matrix):
-    return np.trace(matrix, axis1=-2, axis2=-1)

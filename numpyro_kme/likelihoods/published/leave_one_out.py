@@ -1,0 +1,189 @@
+r"""Leave-one-out quantities of the conditional mean embedding, for all simulations at once, in closed form.
+
+With `B = (L + m lam I)^-1` and `G_ki = kappa(x_i, x_k)`, column `i` holding the data kernel at the observation `x_i`,
+the surrogate built without simulation `j` predicts at `z_j` the value `-sum_{k != j} B_jk G_ki / B_jj`
+(`m lam` keeps its full-sample value). Everything below is invariant to the scale of the data kernel, because each
+column of `G` is divided by its mean, the kernel density estimate of `p(x_i)` from the other simulations.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import logsumexp
+from scipy.stats import multivariate_t
+
+from numpyro_kme._core.host import on_host
+from numpyro_kme._core.solves import Array
+from numpyro_kme.kernels.base import register
+from numpyro_kme.likelihoods.base import positive_part, to_signed_log
+from numpyro_kme.likelihoods.extrapolation import log_nearest_quantile
+from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet, log_integral, random_subset
+from numpyro_kme.likelihoods.published.solves import inverse_with_adjoint, regularised
+
+
+def leave_one_out_log_marginal(log_gram: jax.Array) -> jax.Array:
+    """Log kernel density estimate `log 1/(m-1) sum_{k != i} kappa(x_i, x_k)` of each simulation, `(m,)`.
+
+    Args:
+        log_gram: `(m, m)`, `log kappa(x_i, x_k)` in row `k` and column `i`.
+    """
+    return logsumexp(_without_diagonal(log_gram), axis=0) - jnp.log(len(log_gram) - 1.0)
+
+
+def density_ratios(inverse_gram: jax.Array, log_gram: jax.Array) -> jax.Array:
+    r"""Held-out estimates `R_ji` of `p(x_i | z_j) / p(x_i) = p(z_j | x_i) / p(z_j)`, `(m, m)`.
+
+    Entry `(j, i)` uses neither simulation `j` nor simulation `i`. With `U = B G` (zero diagonal in `G`), taking two
+    rows out of a ridge regression gives `R_ji = G_ji - (B_ii U_ji - B_ji U_ii) / (B_jj B_ii - B_ji^2)`, and taking one
+    out `R_ii = -U_ii / B_ii`. Estimates of either sign.
+
+    Args:
+        inverse_gram: `B`, `(m, m)`.
+        log_gram: `(m, m)`, as in `leave_one_out_log_marginal`.
+    Cost: one matrix product.
+    """
+    size = len(log_gram)
+    gram = (size - 1.0) * jax.nn.softmax(_without_diagonal(log_gram), axis=0)
+    own = jnp.diagonal(inverse_gram)
+    product = inverse_gram @ gram
+    single = jnp.diagonal(product)
+    diagonal = jnp.eye(size, dtype=bool)
+    determinant = jnp.where(diagonal, 1.0, own[:, None] * own[None, :] - jnp.square(inverse_gram))
+    others = gram - (product * own[None, :] - inverse_gram * single[None, :]) / determinant
+    return jnp.where(diagonal, (-single / own)[:, None], others)
+
+
+def posterior_scores(ratios: jax.Array, floor: float) -> jax.Array:
+    """Held-out log posterior density of each `z_i` given `x_i`, relative to the simulated parameters, `(m,)`.
+
+    `log((1 - w) R_ii^+ / mean_j R_ji^+ + w)`: the positive part of the signed posterior, normalised over the
+    simulations, in a defensive mixture with the prior of weight `w`. 0 for a surrogate that has learnt nothing, at most
+    about `log m`.
+    """
+    return _log_relative_density(ratios, jnp.mean(jnp.maximum(ratios, 0.0), axis=0), floor)
+
+
+def predictive_scores(
+    ratios: jax.Array, log_marginal: jax.Array, log_heavy_tailed: jax.Array, floor: float
+) -> jax.Array:
+    """Held-out log predictive density of each `x_j` given `z_j`, `(m,)`.
+
+    `log((1 - w) q_j^+ / N_j + w p_0(x_j))`, where `N_j`, the integral of the positive part of `q(. | z_j)`, is
+    estimated over the simulated data: without it negative parts would be rewarded.
+
+    Args:
+        ratios: `(m, m)`.
+        log_marginal: `(m,)`, normalised.
+        log_heavy_tailed: `(m,)`, `log p_0(x_j)`.
+        floor: `w`.
+    """
+    log_ratios = _log_relative_density(ratios, jnp.mean(jnp.maximum(ratios, 0.0), axis=1), 0.0)
+    return jnp.logaddexp(jnp.log1p(-floor) + log_ratios + log_marginal, jnp.log(floor) + log_heavy_tailed)
+
+
+def log_heavy_tailed_density(x: np.ndarray) -> np.ndarray:
+    """`log p_0(x_j)` of a multivariate Student distribution with 3 degrees of freedom, fitted to the simulations.
+
+    Mean and covariance are theirs, the covariance doubled: no simulation is improbable under it.
+    """
+    covariance = 2.0 * np.cov(x, rowvar=False, bias=True) + 1e-6 * np.eye(x.shape[1])
+    return multivariate_t(np.mean(x, axis=0), covariance, df=3, allow_singular=True).logpdf(x)
+
+
+def _without_diagonal(log_gram):
+    return jnp.where(jnp.eye(len(log_gram), dtype=bool), -jnp.inf, log_gram)
+
+
+FLOOR = 0.02
+"""Weight of the prior or of a heavy-tailed density in the mixture that bounds the loss of one simulation."""
+
+SOFTNESS = 0.02
+"""Ratios below this fraction of the mean count as zero, smoothly, so that gradients pull negative predictions up."""
+
+
+def _log_relative_density(ratios, means, floor):
+    own = jnp.diagonal(ratios) / jnp.maximum(means, SOFTNESS)
+    return jnp.log((1.0 - floor) * positive_part(own, SOFTNESS) + floor)
+
+
+MOST_HELD_OUT = 2000
+"""Largest number of simulations whose held-out quantities go into a summary."""
+
+
+@register
+class LeaveOneOutScores:
+    """Held-out quantities of each simulation.
+
+    Attributes:
+        sign, log_predictive: `q_{-j}(x_j | z_j)` of the standardised statistics, `(m,)`; normalised where the data
+            kernel is a density.
+        log_posterior: Log posterior density of `z_j` given `x_j` relative to the simulated parameters, `(m,)`, as in
+            `LeaveOneOut` without its floor.
+    """
+
+    sign: Array
+    log_predictive: Array
+    log_posterior: Array
+
+
+@register
+class Summary:
+    """Held-out quantities of a fit in a few numbers.
+
+    Attributes:
+        score: Mean held-out log posterior density of the simulated parameters relative to all of them, in nats.
+        negative_share: Share of the negative part in the integral of the absolute held-out posteriors.
+        log_nearest_quantile: How far simulations lie from each other: the first percentile, over simulations, of the
+            log data kernel at the nearest other one.
+    """
+
+    score: Array
+    negative_share: Array
+    log_nearest_quantile: Array
+
+
+def held_out_sample(hyper: Hyperparameters, z: Array, data: Any) -> tuple[Hyperparameters, TrainingSet]:
+    """At most about `MOST_HELD_OUT` simulations, with the noise variance `m lam` of all."""
+    training = random_subset(TrainingSet(z, data), MOST_HELD_OUT)
+    return replace(hyper, regularisation=hyper.regularisation * len(z) / len(training.z)), training
+
+
+@jax.jit
+def summarise(hyper: Hyperparameters, training: TrainingSet) -> Summary:
+    """The summary of a fit; one factorisation."""
+    ratios, _ = held_out(hyper, training)
+    score = jnp.mean(posterior_scores(ratios, FLOOR))
+    negative = jnp.sum(jnp.maximum(-ratios, 0.0)) / jnp.sum(jnp.abs(ratios))
+    return Summary(score, negative, log_nearest_quantile(hyper.data_kernel.log_gram(training.data)))
+
+
+@jax.jit
+def leave_one_out_scores(hyper: Hyperparameters, training: TrainingSet) -> LeaveOneOutScores:
+    """The scores of every simulation; one factorisation."""
+    ratios, log_marginal = held_out(hyper, training)
+    log_norm = log_integral(hyper.data_kernel, training.data)
+    log_scale = log_marginal if log_norm is None else log_marginal - log_norm
+    sign, log_predictive = to_signed_log(jnp.diagonal(ratios), log_scale)
+    return LeaveOneOutScores(sign, log_predictive, posterior_scores(ratios, 0.0))
+
+
+@on_host
+def held_out_drops(hyper: Hyperparameters, training: TrainingSet) -> np.ndarray:
+    """Drop of `Summary.score` when one statistic is taken out of the data kernel, for each, `(n,)`.
+
+    A column of zeros adds nothing to a distance, so it stands for a statistic that was left out.
+    """
+    full = float(summarise(hyper, training).score)
+    columns = np.arange(training.data.shape[1])
+    reduced = (replace(training, data=np.where(columns[None, :] == out, 0.0, training.data)) for out in columns)
+    return np.array([full - float(summarise(hyper, without).score) for without in reduced])
+
+
+def held_out(hyper: Hyperparameters, training: TrainingSet) -> tuple[jax.Array, jax.Array]:
+    """Held-out density ratios `(m, m)` and log marginals `(m,)` of `kappa` as it is, not normalised."""
+    inverse_gram = inverse_with_adjoint(regularised(hyper, training.z))
+    log_gram = hyper.data_kernel.log_gram(training.data).T
+    return density_ratios(inverse_gram, log_gram), leave_one_out_log_marginal(log_gram)
