@@ -60,7 +60,7 @@ def test_rows_go_on_where_they_were(tmp_path):
         rows = report.Rows(tmp_path / "rows.jsonl")
         for seed in range(2):
             found = rows.get(
-                lambda seed=seed: calls.append(seed) or {"error": 0.5 * seed, "draws": [0.1] * 50}, seed=seed
+                lambda seed=seed: calls.append(seed) or {"error": 0.5 * seed, "draws": [0.1] * 50}, seed=seed, name="a"
             )
             assert found == {"error": 0.5 * seed, "draws": [0.1] * 50}
         assert rows.values("seed") == [0, 1] and rows.has(seed=1) and not rows.has(seed=2)

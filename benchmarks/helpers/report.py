@@ -34,15 +34,15 @@ class Rows:
     def __iter__(self):
         return iter(self.rows)
 
-    def of(self, **key):
+    def of(self, /, **key):
         """The rows with these entries."""
         return [row for row in self.rows if all(row.get(name) == value for name, value in key.items())]
 
-    def has(self, **key):
+    def has(self, /, **key):
         """Whether there is a row with these entries."""
         return bool(self.of(**key))
 
-    def values(self, name, **key):
+    def values(self, name, /, **key):
         """The entry `name` of all rows with these entries."""
         return [row[name] for row in self.of(**key)]
 
@@ -58,7 +58,7 @@ class Rows:
             with self.path.open("a") as file:
                 file.write(text + "\n")
 
-    def get(self, compute, **key):
+    def get(self, compute, /, **key):
         """The `found` of the row with these entries, which is made by `compute()` if there is none."""
         if not self.has(**key):
             self.add(**key, found=compute())
