@@ -329,12 +329,7 @@ def bolfi(problem, budget, simulated, seed):
     task = {"priors": problem.priors, "observed": problem.statistics.tolist(), "theta": theta, "x": x, "scale": scale}
     simulate, made = jax.jit(STATISTICS_OF[type(problem)]), 0
     with subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        bufsize=1,
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, bufsize=1
     ) as worker:
         print(json.dumps(task | {"budget": budget, "seed": seed}), file=worker.stdin)
         for line in worker.stdout:
@@ -396,8 +391,7 @@ def run(options, name, seed):
 def keep(rows, problem, seed, budget, label, find, before=0.0):
     begun = time.process_time() - before
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             samples, weights, *more = find()
         seconds = time.process_time() - begun
         found = {"score": problem.score(samples, weights), **(more[0] if more else {})}

@@ -90,7 +90,7 @@ def toy(rows, repeats, simulations):
                         continue
                     theta = engine.posterior.get_weights()
                     mean = engine.expectation(lambda latents: latents["theta"])
-                    spread = np.sqrt(theta["weight"] @ np.sum((theta["theta"] - mean) ** 2, axis=1))
+                    sd = np.sqrt(theta["weight"] @ np.sum((theta["theta"] - mean) ** 2, axis=1))
                     rows.add(
                         **told,
                         used=engine.info["epsilon"],
@@ -98,7 +98,7 @@ def toy(rows, repeats, simulations):
                         to_truth=np.linalg.norm(mean - TRUTH),
                         to_exact=np.linalg.norm(mean - exact),
                         exact_to_truth=np.linalg.norm(exact - TRUTH),
-                        width=spread / deviation,
+                        width=sd / deviation,
                     )
 
 
@@ -173,17 +173,8 @@ def write(rows):
             keys = ("scale", "used", "size", "to_exact", "to_truth", "exact_to_truth", "width")
             label = "default" if epsilon is None else epsilon
             lines.append([size, rule, name, label, len(found), len(chosen) - len(found), *map(mean, keys)])
-    header = [
-        "simulations",
-        "length scale",
-        "estimator",
-        "epsilon",
-        "runs",
-        "refused",
-        "length scale used",
-        "epsilon used",
-        "effective size",
-    ]
+    header = ["simulations", "length scale", "estimator", "epsilon", "runs", "refused"]
+    header += ["length scale used", "epsilon used", "effective size"]
     header += ["mean to exact mean", "mean to truth", "exact mean to truth", "sd / exact"]
     sections = [("Mixture of uniforms", report.table(header, lines))]
     lines, each = [], []
@@ -191,36 +182,14 @@ def write(rows):
     for group in groups:
         found = [r for r in rows if r["part"] == "blowfly" and (r["prior"], r["simulations"], r["width"]) == group]
         scores = 100 * np.array([r["nmse"] for r in found])
-        lines.append(
-            [
-                *group,
-                len(found),
-                scores.mean(),
-                np.median(scores),
-                scores.max(),
-                np.mean([r["distance"] for r in found]),
-                np.mean([r["seconds"] for r in found]),
-            ]
-        )
+        rest = [np.mean([r[name] for r in found]) for name in ("distance", "seconds")]
+        lines.append([*group, len(found), scores.mean(), np.median(scores), scores.max(), *rest])
         each.append([*group, *(100 * np.mean([r["ratios"] for r in found], axis=0))])
-    header = [
-        "prior of",
-        "simulations",
-        "epsilon of K2-ABC, or KELFI",
-        "runs",
-        "NMSE, %",
-        "median",
-        "largest",
-        "distance of statistics",
-        "CPU seconds",
-    ]
+    by = ["prior of", "simulations", "epsilon of K2-ABC, or KELFI"]
+    header = [*by, "runs", "NMSE, %", "median", "largest", "distance of statistics", "CPU seconds"]
     sections.append(("Blowflies as 180 values without order", report.table(header, lines)))
-    sections.append(
-        (
-            "Error in each statistic, % of the prior's",
-            report.table([*header[:3], *(f"s{i + 1}" for i in range(10))], each),
-        )
-    )
+    statistics = [f"s{i + 1}" for i in range(10)]
+    sections.append(("Error in each statistic, % of the prior's", report.table([*by, *statistics], each)))
     report.save("k2abc", "K2-ABC", sections, {"rows": rows.rows})
 
 

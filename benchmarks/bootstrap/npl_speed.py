@@ -117,39 +117,16 @@ def main():
         cold = runs[0][0]
         wall, cpu, found = min(runs[1:], key=lambda run: run[0])
         for dtype in ("float32", "float64"):
-            base = baseline(
-                simulate, scale, x, rng.normal(size=noise), start, arguments.steps, dtype, arguments.repeats
-            )
-            rows.append(
-                (
-                    name,
-                    arguments.draws,
-                    cold,
-                    wall,
-                    cpu,
-                    dtype,
-                    base[0],
-                    base[1],
-                    arguments.draws * base[0] / wall,
-                    arguments.draws * base[1] / cpu,
-                    float(found.converged.mean()),
-                    found.quadrature.noise,
-                )
-            )
+            settings = arguments.steps, dtype, arguments.repeats
+            base = baseline(simulate, scale, x, rng.normal(size=noise), start, *settings)
+            faster = arguments.draws * base / [wall, cpu]
+            checks = float(found.converged.mean()), found.quadrature.noise
+            rows.append((name, arguments.draws, cold, wall, cpu, dtype, *base, *faster, *checks))
             print(rows[-1], flush=True)
     header = ("model", "draws", "first run with compilation, s", "wall, s", "CPU, s", "baseline precision")
-    header += (
-        "baseline wall, s a replicate",
-        "baseline CPU, s a replicate",
-        "times faster (wall)",
-        "times faster (CPU)",
-    )
-    header += ("converged", "noise (sd)")
+    header += ("baseline wall, s a replicate", "baseline CPU, s a replicate", "times faster (wall)")
+    header += ("times faster (CPU)", "converged", "noise (sd)")
     note = f"Baseline timed on {arguments.repeats} replicates of {arguments.steps} steps, scaled to 1,000 steps. "
     note += "Ours computes in float64; the published code in float32."
-    report.save(
-        "npl_speed",
-        "Posterior bootstrap: speed",
-        [("Against 1,000 Adam steps a replicate", note + "\n\n" + report.table(header, rows))],
-        {"rows": rows},
-    )
+    sections = [("Against 1,000 Adam steps a replicate", note + "\n\n" + report.table(header, rows))]
+    report.save("npl_speed", "Posterior bootstrap: speed", sections, {"rows": rows})

@@ -71,8 +71,7 @@ def one_run(model_name, engine_name, datasets, simulations):
     begun = time.process_time()
     model, x = MODELS[model_name]
     engine = ENGINES[engine_name](model, simulations)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
         engine.run(jax.random.key(0), x=x)
         found = diagnostics.calibrate(jax.random.key(1), engine, datasets, progress_bar=False)
     coverage = list(found.coverage(0.9).values())

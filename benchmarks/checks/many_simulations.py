@@ -93,16 +93,8 @@ def all_rows(quick):
         rows.append([number, name, row["memory"], row["fit"], row["first"], row["another"], error, row["solve"]])
     small, large = (found["low rank", number] for number in (cases[1][1], cases[-1][1]))
     cost = lambda row: row["fit"] + row["another"]  # noqa: E731
-    header = [
-        "simulations",
-        "solve",
-        "peak GB",
-        "fit, s",
-        "first observation, s",
-        "another, s",
-        "error, sd",
-        "what it says",
-    ]
+    header = ["simulations", "solve", "peak GB", "fit, s", "first observation, s", "another, s", "error, sd"]
+    header.append("what it says")
     whole = in_a_process("kelfi", cases[-1][1])
     mean, sd = exact()
     error = np.max(np.abs(np.subtract(whole["mean"], mean)) / sd)

@@ -200,8 +200,7 @@ def one_run(engine, fault, seed, datasets):
     key = jax.random.fold_in(jax.random.key(list(ENGINES).index(engine)), number)
     simulate_key, run_key, truth_key, calibrate_key = jax.random.split(key, 4)
     observations = kme.simulate(truth_key, kme.Problem.read(model), 20, progress_bar=False).x["x"]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
         fitted = ENGINES[engine](fault, simulate_key)
         y = first_served(fitted, run_key, observations)
         calibration = diagnostics.calibrate(calibrate_key, fitted, datasets, progress_bar=False)
@@ -242,31 +241,15 @@ def write(rows):
     quiet = []
     for engine, runs in null.items():
         if runs:
-            column = {
-                name: np.array([row[name] for row in runs])
-                for name in ("p", "flagged", "coverage", "refused", "seconds")
-            }
-            quiet.append(
-                [engine, len(runs), int(column["flagged"].sum()), *(np.mean(column["p"] < a) for a in (0.01, 0.05))]
-            )
+            names = ("p", "flagged", "coverage", "refused", "seconds")
+            column = {name: np.array([row[name] for row in runs]) for name in names}
+            low = [np.mean(column["p"] < level) for level in (0.01, 0.05)]
+            quiet.append([engine, len(runs), int(column["flagged"].sum()), *low])
             quiet[-1] += [column["coverage"].mean(), int(column["refused"].sum()), np.median(column["seconds"])]
-    names = [
-        "engine",
-        "runs",
-        "flagged at 0.001",
-        "fraction with p < 0.01",
-        "p < 0.05",
-        "coverage of 90%",
-        "refused",
-        "CPU s",
-    ]
-    sections = [
-        (
-            "Ten faults",
-            report.table(header, lines) + "\n\nThe p-value is the median over seeds, with the test it is from.",
-        ),
-        ("Without a fault", report.table(names, quiet)),
-    ]
+    names = ["engine", "runs", "flagged at 0.001", "fraction with p < 0.01", "p < 0.05", "coverage of 90%"]
+    names += ["refused", "CPU s"]
+    note = "\n\nThe p-value is the median over seeds, with the test it is from."
+    sections = [("Ten faults", report.table(header, lines) + note), ("Without a fault", report.table(names, quiet))]
     report.save("planted_faults", "Planted faults", sections)
 
 

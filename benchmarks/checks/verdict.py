@@ -62,8 +62,7 @@ def one_run(engine_name, model_name, seed, datasets):
     engine = ROWS[engine_name, model_name]()
     observations = kme.simulate(truth_key, kme.Problem.read(engine.model), 20, progress_bar=False).x["x"]
     unserved = 0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
         for y in observations:
             try:
                 engine.run(run_key, x=y)

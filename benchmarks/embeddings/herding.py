@@ -103,8 +103,5 @@ def main():
     heading = f"{SAMPLES} samples among {CANDIDATES} candidates in two dimensions, {values.dtype}"
     rate_header = ["method", "ns a candidate-step", "seconds, best of 40", "compilation, s"]
     error_header = ["samples", "independent draws", "naive", "herd", "polish", "seconds of polish"]
-    sections = [
-        (heading, report.table(rate_header, rates)),
-        ("MMD to the target", report.table(error_header, errors)),
-    ]
+    sections = [(heading, report.table(rate_header, rates)), ("MMD to the target", report.table(error_header, errors))]
     report.save("herding", "Herding", sections)

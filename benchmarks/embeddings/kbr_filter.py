@@ -363,8 +363,8 @@ def write(rows):
         for name in dict.fromkeys(r["name"] for r in chosen):
             of = [r for r in chosen if r["variance"] == variance and r["name"] == name]
             norms, squares, seconds = (np.array([r[k] for r in of]) for k in ("norm", "square", "seconds"))
-            spread = f"{norms.mean():.3f} ({norms.std(ddof=1) / np.sqrt(len(norms)):.3f})" if of else ""
-            lines += [[variance, name, len(of), spread, squares.mean(), seconds.mean()]] if of else []
+            mean_se = f"{norms.mean():.3f} ({norms.std(ddof=1) / np.sqrt(len(norms)):.3f})" if of else ""
+            lines += [[variance, name, len(of), mean_se, squares.mean(), seconds.mean()]] if of else []
     header = ["noise variance", "filter", "runs", "Frobenius norm of the error (s.e.)", "its square", "seconds"]
     sections.append(("Orientation of a camera in a room", report.table(header, lines)))
     report.save("kbr_filter", "Filtering by kernel Bayes' rule", sections, {"rows": rows.rows})

@@ -143,20 +143,15 @@ def write(rows):
     chosen = report.table(["multiples of the medians (X / Y), mean, d =", *dimensions], lines)
     counts = sorted({len(rows.values("seed", dim=d)) for d in dimensions})
     note = f"Means over {' to '.join(map(str, counts))} data sets, eps = 0.01 / n, median length scales unless said."
-    report.save(
-        "kbr_gaussian",
-        "Kernel Bayes' rule on normals (experiment 5.1)",
-        [
-            ("Error", f"{note}\n\n{text}"),
-            (
-                "Error over that of density estimation with importance weights",
-                "Geometric mean over data sets; how many of them are below 1.\n\n"
-                + report.table(["d =", *dimensions], beside),
-            ),
-            ("What cross-validation chose", chosen),
-        ],
-        {"rows": rows.rows},
+    below = "Geometric mean over data sets; how many of them are below 1.\n\n" + report.table(
+        ["d =", *dimensions], beside
     )
+    sections = [
+        ("Error", f"{note}\n\n{text}"),
+        ("Error over that of density estimation with importance weights", below),
+        ("What cross-validation chose", chosen),
+    ]
+    report.save("kbr_gaussian", "Kernel Bayes' rule on normals (experiment 5.1)", sections, {"rows": rows.rows})
 
 
 def main():

@@ -65,15 +65,10 @@ def write(rows):
                 lines.append([ratio, rule, len(p), *quartiles, f"{rejected:.3f} ({error:.3f})"])
     header = ["ratio of eigenvalues", "length scale", "runs", "least", "median", "largest", "rejected at 0.05 (s.e.)"]
     scales = [[np.median(rows.values("scale", points=n, landmarks=q)) for q in LANDMARKS] for n in SIZES]
-    by_landmarks = report.table(
-        ["points", *(f"{q} landmarks" for q in LANDMARKS)], [[n, *line] for n, line in zip(SIZES, scales)]
-    )
-    report.save(
-        "kernel_learning",
-        "Bayesian kernel learning on grids of Gaussians",
-        [("Length scales and power", report.table(header, lines)), ("Median length scale learnt", by_landmarks)],
-        {"rows": rows.rows},
-    )
+    lines_of = [[n, *line] for n, line in zip(SIZES, scales)]
+    by_landmarks = report.table(["points", *(f"{q} landmarks" for q in LANDMARKS)], lines_of)
+    sections = [("Length scales and power", report.table(header, lines)), ("Median length scale learnt", by_landmarks)]
+    report.save("kernel_learning", "Bayesian kernel learning on grids of Gaussians", sections, {"rows": rows.rows})
 
 
 def main():

@@ -51,8 +51,7 @@ def theirs(test, x, y):
     from hyppo.independence import Hsic
     from hyppo.ksample import MMD
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         kind = (MMD if test == "MMD" else Hsic)(compute_kernel="gaussian", bias=True, gamma=0.5)
         return float(kind.test(x, y, reps=PERMUTATIONS, workers=1, auto=False)[1])
 

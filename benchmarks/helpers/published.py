@@ -188,7 +188,7 @@ PUBLISHED = {
             "plot only: KELFI nearest, kernel ABC, K2-ABC, KBR wider",
             KELFI,
             wasserstein,
-        ),
+        )
     ],
     "lotka_volterra": [
         ("log theta_1 (truth -4.605), 2,500 simulations", "plot only: mean and mode near the truth", KELFI, theta_1),
@@ -227,14 +227,7 @@ PUBLISHED = {
         ("Wasserstein ABC, location / g-and-k", "3,340 / 105", NPL, NOT_RUN),
     ],
     "npl_bound": [("mean MMD by n", "plot only: an illustration of the bound", NPL, ABOVE)],
-    "npl_distance": [
-        (
-            "location as outliers move and multiply",
-            "plot only",
-            NPL,
-            ABOVE,
-        )
-    ],
+    "npl_distance": [("location as outliers move and multiply", "plot only", NPL, ABOVE)],
     "npl_sensitivity": [
         ("NMSE by concentration", "plot only: no effect if well specified, grows with outliers", NPL, ABOVE),
         ("NMSE by truncation, 10 to 5,000", "plot only: not sensitive", NPL, ABOVE),
@@ -247,12 +240,7 @@ PUBLISHED = {
             KBR,
             gaussian("KBR, delta = 2 eps (default)", "density estimation, importance weights"),
         ),
-        (
-            "KBR, length scales by 10 folds",
-            "plot only",
-            KBR,
-            gaussian("KBR, length scales by 10 folds as printed"),
-        ),
+        ("KBR, length scales by 10 folds", "plot only", KBR, gaussian("KBR, length scales by 10 folds as printed")),
     ],
     "kbr_5_2": [
         ("rank, d = 2, 200 simulations", "about 30", KBR, ranks(2, 200)),

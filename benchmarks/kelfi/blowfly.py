@@ -119,34 +119,25 @@ def sections(runs):
     groups = {group: chosen for group, chosen in groups.items() if chosen}
     versions = {group: " and ".join(sorted({run["jax"] for run in chosen})) for group, chosen in groups.items()}
     scores = [
-        [*group, len(chosen), versions[group], estimate, *_spread([100 * run["nmse"][estimate] for run in chosen])]
+        [*group, len(chosen), versions[group], estimate, *_summary([100 * run["nmse"][estimate] for run in chosen])]
         for group, chosen in groups.items()
         for estimate in chosen[0]["nmse"]
     ]
     eps = [[*group, *_mean(chosen, lambda run: run["eps"])] for group, chosen in groups.items()]
     relevance = [[*group, *_mean(chosen, lambda run: run["relevance"])] for group, chosen in groups.items()]
-    seconds = [[*group, *_spread([run["seconds"] for run in chosen])] for group, chosen in groups.items()]
+    seconds = [[*group, *_summary([run["seconds"] for run in chosen])] for group, chosen in groups.items()]
     numbered = ["simulations", "learnt by", *(f"s{i + 1}" for i in range(len(STATISTICS)))]
-    spread = ["mean", "least", "median", "most"]
+    summary = ["mean", "least", "median", "most"]
     legend = "; ".join(f"s{i + 1} {name}" for i, name in enumerate(STATISTICS)) + "."
     return [
-        (
-            SCORES,
-            report.table(["simulations", "learnt by", "repeats", "JAX", "point", *spread], scores),
-        ),
-        (
-            "Relevance of the statistics",
-            report.table(numbered, relevance) + "\n\nMean over repeats. " + legend,
-        ),
-        (
-            LEARNT,
-            report.table(numbered, eps) + "\n\nMean over repeats, of standardised statistics.",
-        ),
-        ("Seconds to learn and sample", report.table(["simulations", "learnt by", *spread], seconds)),
+        (SCORES, report.table(["simulations", "learnt by", "repeats", "JAX", "point", *summary], scores)),
+        ("Relevance of the statistics", report.table(numbered, relevance) + "\n\nMean over repeats. " + legend),
+        (LEARNT, report.table(numbered, eps) + "\n\nMean over repeats, of standardised statistics."),
+        ("Seconds to learn and sample", report.table(["simulations", "learnt by", *summary], seconds)),
     ]
 
 
-def _spread(values):
+def _summary(values):
     return np.mean(values), np.min(values), np.median(values), np.max(values)
 
 

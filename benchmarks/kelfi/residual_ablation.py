@@ -90,10 +90,7 @@ def main():
     parser.add_argument("--only", nargs="+", default=list(FORMS), choices=FORMS)
     options = parser.parse_args()
     columns = {
-        f"{label}, {size}": (
-            options.seeds,
-            lambda form, seed, s=statistic, m=size: exponential_gamma(form, s, m, seed),
-        )
+        f"{label}, {size}": (options.seeds, lambda form, seed, s=statistic, m=size: exponential_gamma(form, s, m, seed))
         for label, statistic in STATISTICS.items()
         for size in options.sizes
     }
@@ -102,13 +99,11 @@ def main():
     for name in options.only:
         found[name] = {}
         for label, (seeds, measure) in columns.items():
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)
+            with warnings.catch_warnings(action="ignore", category=UserWarning):
                 found[name][label] = np.array([measure(FORMS[name], seed) for seed in range(seeds)])
             errors, seconds = found[name][label].T
             print(
-                f"{name}; {label}: {errors.mean():.3f}, most {errors.max():.3f}; {np.median(seconds):.2f} s",
-                flush=True,
+                f"{name}; {label}: {errors.mean():.3f}, most {errors.max():.3f}; {np.median(seconds):.2f} s", flush=True
             )
             write(found, columns)
     print(write(found, columns))

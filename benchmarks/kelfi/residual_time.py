@@ -103,8 +103,7 @@ def measure(problem, size, seed):
     kelfi = kme.KELFI(model, simulations=simulations, num_samples=1000, form=Timed(), progress_bar=False)
     theta = jax.random.normal(rng_key, (2, PARAMETERS[SIMULATORS[problem]]))
     first, second = (np.asarray(SIMULATORS[problem](rng_key, row), np.float64) for row in theta)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
         cold, _ = seconds(kelfi.run, rng_key, x=first)
         run, _ = seconds(kelfi.run, rng_key, x=first)
         info = kelfi.info

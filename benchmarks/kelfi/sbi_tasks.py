@@ -119,8 +119,7 @@ def one_fit(task, form, size, seed, options, metrics):
         missing = sorted({0, *missing})  # the first observation is the one that all others are learnt with
     for i in missing:
         begun, infer = time.process_time(), kelfi.condition if i > 0 and options.rounds == 1 else kelfi.run
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
+        with warnings.catch_warnings(action="ignore", category=UserWarning):
             infer(jax.random.key(1000 * seed + i), x=np.asarray(reference["observation"][i], np.float64))
         seconds = time.process_time() - begun
         scores = judged(metrics, reference, i, kelfi.get_samples()["theta"])

@@ -101,8 +101,7 @@ def one(name, size, seed, metrics):
     y = x[0]
     kelfi = kme.KELFI(model, size, form=form(), num_samples=DRAWS, progress_bar=False)
     begun = time.process_time()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
         kelfi.run(jax.random.key(seed), x=y if model is plated else y.ravel())
     seconds = time.process_time() - begun
     gaps = losses(kelfi.likelihoods["x"], model is plated, theta, x)

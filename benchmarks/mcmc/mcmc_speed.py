@@ -68,16 +68,7 @@ def main():
         found = speed(kme.handlers.surrogate(model, {"x": fitted}), arguments.draws)
         rows.append(("learnt", size, *found, found[0] / exact[0]))
         print(rows[-1], flush=True)
-    header = (
-        "likelihood",
-        "m",
-        "ESS a second",
-        "ESS a CPU second",
-        "least ESS",
-        "seconds",
-        "divergent",
-        "to exact",
-    )
+    header = ("likelihood", "m", "ESS a second", "ESS a CPU second", "least ESS", "seconds", "divergent", "to exact")
     load = f"The machine's load average was {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; "
     load += "CPU seconds do not depend on it."
     sections = [("Six parameters, four vectorised chains, float32", report.table(header, rows)), ("Load", load)]

@@ -81,8 +81,7 @@ def main():
         for size in options.simulations:
             fitted = learnt(problem, size, 0)
             for seed in range(options.observations):
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", UserWarning)
+                with warnings.catch_warnings(action="ignore", category=UserWarning):
                     found = sampled(problem, fitted, seed)
                 rows.append({"problem": problem, "simulations": size, "observation": seed + 1} | found)
                 sections = [("Four chains", report.table_of(rows))]
