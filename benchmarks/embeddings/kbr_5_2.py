@@ -20,6 +20,7 @@ import time
 import jax
 import numpy as np
 
+from benchmarks.embeddings.kbr_gaussian import Normals
 from benchmarks.helpers import report
 from numpyro_kme.embeddings.parameter_choice import KernelBayesSettings, choose_by_prediction, kernel_bayes_candidates
 from numpyro_kme.kernels import Gaussian, median_heuristic
@@ -40,16 +41,11 @@ class Task:
     """One model: draws of (x, y) from the prior, ten observations and their exact posterior means."""
 
     def __init__(self, rng, dim):
-        a = rng.normal(size=(2 * dim, 2 * dim))
-        v = a.T @ a + 2 * np.eye(2 * dim)
-        xx, xy, yy = v[:dim, :dim], v[:dim, dim:], v[dim:, dim:]
-        self.slope = np.linalg.solve(xx, xy).T
-        noise, prior = yy - self.slope @ xy, xx / 2
-        self.of_x, self.of_noise = np.linalg.cholesky(prior), np.linalg.cholesky(noise)
-        gain = np.linalg.solve(self.slope @ prior @ self.slope.T + noise, self.slope @ prior).T
-        self.dim = dim
+        normals = Normals(rng, dim)
+        self.of_x, self.of_noise = np.linalg.cholesky(normals.prior), np.linalg.cholesky(normals.noise)
+        self.dim, self.slope = dim, normals.slope
         self.seen = self.draw(rng, SEEN)[1]
-        self.exact = (self.seen - 1) @ gain.T
+        self.exact = (self.seen - 1) @ normals.gain.T
 
     def draw(self, rng, n):
         x = rng.standard_normal((n, self.dim)) @ self.of_x.T

@@ -26,19 +26,26 @@ MULTIPLES = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
 FACTORS = (0.1, 0.2, 0.35, 0.5, 0.7, 1.0)
 
 
+class Normals:
+    """X and Y with a random joint covariance, another prior of X, and the gain of the posterior mean."""
+
+    def __init__(self, rng, dim):
+        a = rng.normal(size=(2 * dim, 2 * dim))
+        self.joint = a.T @ a + 2 * np.eye(2 * dim)
+        xx, xy, yy = self.joint[:dim, :dim], self.joint[:dim, dim:], self.joint[dim:, dim:]
+        self.slope = np.linalg.solve(xx, xy).T
+        self.noise = yy - self.slope @ xy
+        self.prior = xx / 2
+        self.gain = np.linalg.solve(self.slope @ self.prior @ self.slope.T + self.noise, self.slope @ self.prior).T
+
+
 def problem(rng, dim):
     """Joint sample, prior draws, observations and exact posterior means."""
-    a = rng.normal(size=(2 * dim, 2 * dim))
-    v = a.T @ a + 2 * np.eye(2 * dim)
-    joint = rng.multivariate_normal(np.repeat([0.0, 1.0], dim), v, size=N)
-    xx, xy, yy = v[:dim, :dim], v[:dim, dim:], v[dim:, dim:]
-    slope = np.linalg.solve(xx, xy).T
-    noise = yy - slope @ xy
-    prior = xx / 2
-    u, x = (rng.multivariate_normal(np.zeros(dim), prior, size=size) for size in (N, SEEN))
-    y = 1 + x @ slope.T + rng.multivariate_normal(np.zeros(dim), noise, size=SEEN)
-    gain = np.linalg.solve(slope @ prior @ slope.T + noise, slope @ prior).T
-    return joint[:, :dim], joint[:, dim:], u, y, (y - 1) @ gain.T
+    normals = Normals(rng, dim)
+    joint = rng.multivariate_normal(np.repeat([0.0, 1.0], dim), normals.joint, size=N)
+    u, x = (rng.multivariate_normal(np.zeros(dim), normals.prior, size=size) for size in (N, SEEN))
+    y = 1 + x @ normals.slope.T + rng.multivariate_normal(np.zeros(dim), normals.noise, size=SEEN)
+    return joint[:, :dim], joint[:, dim:], u, y, (y - 1) @ normals.gain.T
 
 
 def rules(x, y, u, seen):

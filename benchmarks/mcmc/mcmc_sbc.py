@@ -2,7 +2,7 @@
 
     python -m benchmarks mcmc_sbc    # 300 data sets for each of 3 training sets of each size
 
-theta ~ N(0, I) in two dimensions, x ~ N(theta, .7^2). The data sets are groups of one model, each with parameters of
+theta ~ N(0, I) in two dimensions, x ~ N(theta, 0.7^2). The data sets are groups of one model, each with parameters of
 its own, so that one run of NUTS on `handlers.surrogate` serves all. Takes some hours.
 """
 
