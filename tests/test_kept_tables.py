@@ -1,6 +1,8 @@
 """The benchmarks can be run by name, and the tables of `benchmarks/results/` are small and say what made them."""
 
+import argparse
 import re
+import shlex
 
 import pytest
 
@@ -10,6 +12,16 @@ from benchmarks.helpers import report
 TABLES = sorted(report.RESULTS.iterdir())
 README = (report.RESULTS.parent / "README.md").read_text()
 OPTIONAL = ("cosmic_ray", "parso", "pytest_cov", "coverage")
+
+
+def importable(name):
+    """Import a benchmark, or skip the test where it needs a package that tests do not."""
+    try:
+        load(name)
+    except ModuleNotFoundError as error:
+        if error.name not in OPTIONAL:
+            raise
+        pytest.skip(f"{error.name} is not installed")
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
@@ -36,17 +48,41 @@ def test_a_benchmark_is_listed_and_shows_its_options(name, capsys, monkeypatch):
     """`benchmarks/README.md` and the runner name it, and it can be imported."""
     assert f"`{name}" in README
     assert name in listing() and all(described(scripts()[name])[:2])
-    try:
-        load(name)
-    except ModuleNotFoundError as error:
-        if error.name not in OPTIONAL:
-            raise
-        pytest.skip(f"{error.name} is not installed")
+    importable(name)
     monkeypatch.setattr("sys.argv", [])
     with pytest.raises(SystemExit) as ended:
         main(name, "--help")
     assert ended.value.code == 0
     assert f"usage: python -m benchmarks {name}" in capsys.readouterr().out
+
+
+def shown(path):
+    """The commands that a file shows, as lists of a name and its options; those with an ellipsis are left out."""
+    for found in re.finditer(r"python -m benchmarks (?!NAME|all\b)(\w+[^`\n]*)", path.read_text()):
+        command = re.split(r"  +|#|; |, ", found[1])[0]
+        if "..." not in command:
+            yield shlex.split(command.replace("[", "").replace("]", ""))
+
+
+def commands():
+    texts = [report.ROOT / "README.md", *(report.ROOT / "docs").rglob("*.md"), *report.RESULTS.parent.rglob("*.md")]
+    return sorted({tuple(command) for path in [*texts, *scripts().values()] for command in shown(path)})
+
+
+@pytest.mark.parametrize("command", commands(), ids=" ".join)
+def test_a_command_that_is_shown_exists(command, monkeypatch):
+    """Every name and option in the docs, the tables and the docstrings is understood."""
+
+    def parsed(self, args=None, namespace=None):
+        known(self, args, namespace)
+        raise InterruptedError
+
+    known = argparse.ArgumentParser.parse_args
+    monkeypatch.setattr("sys.argv", [])
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsed)
+    with pytest.raises(InterruptedError):
+        importable(command[0])
+        main(*command)
 
 
 def test_an_unknown_name_is_refused():
