@@ -1,12 +1,10 @@
 """The benchmark page: every table of `benchmarks/results/`, put behind the page's own text when it is read."""
 
-import json
 import re
 from collections import Counter
 from pathlib import Path
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-LEFT_OUT = re.compile(r"^## Each .*?(?=^## |\Z)", re.M | re.S)
 
 
 def setup(app):
@@ -24,21 +22,18 @@ def always(app, env, added, changed, removed):
 def fill(app, name, source):
     """Append the tables to the source of the page."""
     if name == "benchmarks":
-        source[0] += f"\n{versions()}\n\n{tables()}"
+        texts = {path.stem: path.read_text() for path in sorted(RESULTS.glob("*.md"))}
+        source[0] += f"\n{versions(texts.values())}\n\n{tables(texts)}"
 
 
-def versions():
+def versions(texts):
     """How many tables were made with which JAX."""
-    made = [json.loads(path.read_text())["made"]["versions"]["jax"] for path in sorted(RESULTS.glob("*.json"))]
+    made = [re.search(r"^Made by .* JAX ([\d.]+)", text, re.M)[1] for text in texts]
     counts = ", ".join(f"{count} with {version}" for version, count in sorted(Counter(made).items()))
     return f"Tables by the JAX that made them: {counts}."
 
 
-def tables():
+def tables(texts):
     """All results, one heading level down, with a label for links."""
-    parts = []
-    for path in sorted(RESULTS.glob("*.md")):
-        text = LEFT_OUT.sub("", path.read_text())
-        text = re.sub(r"^(#+) ", r"#\1 ", text, flags=re.M)
-        parts.append(f"({path.stem.replace('_', '-')})=\n{text.strip()}\n")
-    return "\n".join(parts)
+    lower = {name: re.sub(r"^(#+) ", r"#\1 ", text, flags=re.M) for name, text in texts.items()}
+    return "\n".join(f"({name.replace('_', '-')})=\n{text.strip()}\n" for name, text in lower.items())

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import nmse
 import numpy as np
 import pytest
 from simulators import blowfly, exponential_gamma, lotka_volterra
+
+from benchmarks.helpers import nmse
 
 ROOT = Path(__file__).parents[1]
 SERIES = ROOT.parent / "shared" / "data" / "blowfly.csv"

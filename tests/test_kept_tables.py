@@ -1,29 +1,112 @@
-"""The tables of `benchmarks/results/` say what made them, and nothing else about it than their data do."""
+"""The benchmarks can be run by name, and the tables of `benchmarks/results/` are small and say what made them."""
 
-import json
+import argparse
+import re
+import shlex
 
 import pytest
-import report
 
-NAMES = sorted(path.stem for path in report.RESULTS.glob("*.json"))
+from benchmarks.__main__ import described, listing, load, main, scripts
+from benchmarks.helpers import report
 
-
-@pytest.mark.parametrize("name", NAMES)
-def test_first_line_is_that_of_the_data(name):
-    """Command, date, machine and JAX; `python benchmarks/report.py` writes it."""
-    made = json.loads((report.RESULTS / f"{name}.json").read_text())["made"]
-    line = (report.RESULTS / f"{name}.md").read_text().splitlines()[2]
-    assert line == report.origin(made)
-    assert f"JAX {made['versions']['jax']})" in line and f"`{made['command']}`" in line
-    assert (report.RESULTS.parent / made["command"].split()[1].rpartition("/")[2]).exists()
+TABLES = sorted(report.RESULTS.iterdir())
+README = (report.RESULTS.parent / "README.md").read_text()
+OPTIONAL = ("cosmic_ray", "parso", "pytest_cov", "coverage")
 
 
-def test_tables_and_data_come_in_pairs():
-    assert sorted(path.stem for path in report.RESULTS.glob("*.md")) == NAMES
+def importable(name):
+    """Import a benchmark, or skip the test where it needs a package that tests do not."""
+    try:
+        load(name)
+    except ModuleNotFoundError as error:
+        if error.name not in OPTIONAL:
+            raise
+        pytest.skip(f"{error.name} is not installed")
 
 
-def test_every_benchmark_is_listed():
-    """`benchmarks/README.md` names each script that keeps a table."""
-    listed = (report.RESULTS.parent / "README.md").read_text()
-    commands = {json.loads((report.RESULTS / f"{n}.json").read_text())["made"]["command"].split()[1] for n in NAMES}
-    assert [c for c in sorted(commands) if c.rpartition("/")[2] not in listed] == []
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+def test_a_table_says_which_benchmark_made_it(path):
+    """Command, date, machine and versions stand in the third line; no file of a machine is named."""
+    assert path.suffix == ".md"
+    text = path.read_text()
+    made = text.splitlines()[2]
+    found = re.fullmatch(
+        r"Made by `python -m benchmarks (\w+)[^`]*` on [\d-]{10} \(.*, JAX [\d.]+, NumPyro .*\)\.", made
+    )
+    assert found and found[1] in scripts(), made
+    assert path.stem.startswith(found[1])
+    assert not re.search(r"(?<![\w.)])/\w+/|\\\\|[A-Z]:\\", text)
+
+
+def test_results_are_small():
+    """Tables only: 0.3 MB at most."""
+    assert sum(path.stat().st_size for path in TABLES) < 300_000
+
+
+@pytest.mark.parametrize("name", scripts())
+def test_a_benchmark_is_listed_and_shows_its_options(name, capsys, monkeypatch):
+    """`benchmarks/README.md` and the runner name it, and it can be imported."""
+    assert f"`{name}" in README
+    assert name in listing() and all(described(scripts()[name])[:2])
+    importable(name)
+    monkeypatch.setattr("sys.argv", [])
+    with pytest.raises(SystemExit) as ended:
+        main(name, "--help")
+    assert ended.value.code == 0
+    assert f"usage: python -m benchmarks {name}" in capsys.readouterr().out
+
+
+def shown(path):
+    """The commands that a file shows, as lists of a name and its options; those with an ellipsis are left out."""
+    for found in re.finditer(r"python -m benchmarks (?!NAME|all\b)(\w+[^`\n]*)", path.read_text()):
+        command = re.split(r"  +|#|; |, ", found[1])[0]
+        if "..." not in command:
+            yield shlex.split(command.replace("[", "").replace("]", ""))
+
+
+def commands():
+    texts = [report.ROOT / "README.md", *(report.ROOT / "docs").rglob("*.md"), *report.RESULTS.parent.rglob("*.md")]
+    return sorted({tuple(command) for path in [*texts, *scripts().values()] for command in shown(path)})
+
+
+@pytest.mark.parametrize("command", commands(), ids=" ".join)
+def test_a_command_that_is_shown_exists(command, monkeypatch):
+    """Every name and option in the docs, the tables and the docstrings is understood."""
+
+    def parsed(self, args=None, namespace=None):
+        known(self, args, namespace)
+        raise InterruptedError
+
+    known = argparse.ArgumentParser.parse_args
+    monkeypatch.setattr("sys.argv", [])
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsed)
+    with pytest.raises(InterruptedError):
+        importable(command[0])
+        main(*command)
+
+
+def test_an_unknown_name_is_refused():
+    assert "no benchmark 'nothing'" in main("nothing")
+
+
+def test_rows_go_on_where_they_were(tmp_path):
+    """A stopped benchmark computes what its file lacks."""
+    calls = []
+    for _ in range(2):
+        rows = report.Rows(tmp_path / "rows.jsonl")
+        for seed in range(2):
+            found = rows.get(
+                lambda seed=seed: calls.append(seed) or {"error": 0.5 * seed, "draws": [0.1] * 50}, seed=seed, name="a"
+            )
+            assert found == {"error": 0.5 * seed, "draws": [0.1] * 50}
+        assert rows.values("seed") == [0, 1] and rows.has(seed=1) and not rows.has(seed=2)
+    assert calls == [0, 1]
+
+
+def test_a_kept_table_is_read_back(tmp_path, monkeypatch):
+    """`write` and `rows_of` are inverse; the command names the files that it was given, and not their folders."""
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    monkeypatch.setattr("sys.argv", ["python -m benchmarks herding", "--rows", "/a/folder/rows.jsonl"])
+    report.write("herding", "Herding", [("Errors", report.table(["size", "error"], [[25, 0.12345], [100, "-"]]))])
+    assert report.rows_of("herding", "Errors") == [{"size": "25", "error": "0.123"}, {"size": "100", "error": "-"}]
+    assert "Made by `python -m benchmarks herding --rows rows.jsonl` on " in (tmp_path / "herding.md").read_text()

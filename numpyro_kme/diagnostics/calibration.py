@@ -180,7 +180,7 @@ def calibrate(
             learnt in that run, where it keeps them.
         num_datasets: `N`. With one parameter and the default margin, 200 flag a posterior that is half too wide, or off
             by half a standard deviation, at level .001 in .99 of runs, and one off by .4 in .88; 100 flag the first two
-            in .77, and at level .05 in .96 (`benchmarks/verdict.py`).
+            in .77, and at level .05 in .96 (`python -m benchmarks verdict`).
         num_draws: `L`, posterior draws of each data set that the truth is compared with: at most so many, and no more
             than their effective number where draws are alike, as resampled simulations are.
         margin: Errors that are let pass, in posterior standard deviations (`Calibration.tests`); 0 tests exact

@@ -125,7 +125,7 @@ def learn_length_scale(
         rng_key: Chooses the landmarks among the data.
         x: `(n, D)`.
         num_landmarks: Size of the farthest-point design. The more landmarks, the shorter the length scale that is
-            learnt (`benchmarks/kernel_learning.py`).
+            learnt (`python -m benchmarks kernel_learning`).
         reach: `eta`; the root mean squared distance from the mean when left out.
     References: Flaxman et al. (2016), UAI.
     """

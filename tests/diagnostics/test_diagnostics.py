@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-import planted_faults
 import pytest
 from scipy import stats
 
 import numpyro_kme as kme
+from benchmarks.checks import planted_faults
 from numpyro_kme._core.checks import EffectiveSampleSizeError
 from numpyro_kme.diagnostics import (
     Calibration,
@@ -321,7 +321,7 @@ def test_the_rule_counts_every_test(exact):
 
 @pytest.mark.slow  # faults in an engine of the tests are above; what finds them in a real one is the same
 def test_a_planted_fault_in_kernel_bayes(monkeypatch):
-    """One of the faults of `benchmarks/planted_faults.py`, on fewer simulations and data sets."""
+    """One of the faults of `python -m benchmarks planted_faults`, on fewer simulations and data sets."""
     monkeypatch.setitem(planted_faults.SIZES, "kernel Bayes", 400)
     row = planted_faults.one_run("kernel Bayes", "sign of a residual", 0, 60)
     assert row["flagged"] and row["p"] < 1e-6

@@ -4,11 +4,11 @@ import jax
 import numpy as np
 import pytest
 from jax import random
-from mcmc_two_sites import LEVEL, LOG_RATE, exact_moments, learn, model, moments
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import log_density
 
+from benchmarks.mcmc.mcmc_two_sites import LEVEL, LOG_RATE, exact_moments, learn, model, moments_of
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.mcmc.handlers import surrogate
 
@@ -27,7 +27,7 @@ def on_grid(smodel):
     density = jax.jit(jax.vmap(lambda pair: log_density(smodel, OBSERVED, {}, {"level": pair[0], "rate": pair[1]})[0]))
     log_p = np.full((len(LEVEL), len(LOG_RATE)), -np.inf)
     log_p[::2, ::2] = np.asarray(density(pairs)).reshape(len(LEVEL[::2]), -1) + LOG_RATE[::2]
-    return moments(log_p)
+    return moments_of(log_p)
 
 
 def test_two_simulators_a_poisson_likelihood_and_a_positive_latent_against_brute_force(on_grid):

@@ -1,0 +1,1 @@
+"""What was measured, and the scripts that measure it: `python -m benchmarks` lists them."""

@@ -1,0 +1,154 @@
+"""Seconds that the residual form takes to learn and to draw 1,000 samples, beside neural posterior estimation.
+
+    python -m benchmarks residual_time [--simulations 300 1000] [--problems linear curved ...] [--repeats 5] [--neural]
+
+Each row is a `KELFI.run` on given simulations, other ones than those before, made twice, and a `condition` on another
+observation, made twice: the second time nothing is left to compile, and that one is timed, with the reading of the
+model, learning and 1,000 draws. `first run` has its compilation too; the first rows of each problem and size compile
+most. Two problems have ten statistics and ten parameters: `linear`, where statistics are shifted normals, and `curved`,
+where locations bend and scales change. Three are tasks of `sbi_tasks.py`. All have standard normal priors, of which
+uniform and log-normal parameters are functions. CPU seconds add up all threads.
+
+With --neural, neural posterior estimation by `sbi` (its defaults: a masked autoregressive flow, trained until it stops
+by itself) learns from the same simulations and draws as many samples, after each row. It runs in a virtual environment
+of its own, which is made at the first call (torch, a gigabyte or more). Takes ten minutes, with it a quarter of an
+hour.
+"""
+
+import json
+import subprocess
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax.scipy.special import ndtr
+
+import numpyro_kme as kme
+from benchmarks.helpers import report
+from benchmarks.kelfi.sbi_tasks import epidemic, mixture
+from benchmarks.kelfi.sbi_tasks import linear as linear_task
+from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
+
+
+def linear(rng_key, theta):
+    """`theta` and noise of variance 0.1."""
+    return theta + jnp.sqrt(0.1) * jax.random.normal(rng_key, theta.shape)
+
+
+def curved(rng_key, theta):
+    """A bent location, and noise whose scale follows the next parameter."""
+    after = jnp.roll(theta, -1)
+    return theta + 0.4 * jnp.sin(2.0 * after) + 0.3 * jnp.exp(0.3 * after) * jax.random.normal(rng_key, theta.shape)
+
+
+def sir(rng_key, z):
+    """The epidemic; both rates log-normal."""
+    return epidemic(rng_key, jnp.array([0.4, 0.125]) * jnp.exp(jnp.array([0.5, 0.2]) * z))
+
+
+def gaussian_mixture(rng_key, z):
+    """The mixture, around a uniform point of a square."""
+    return mixture(rng_key, 20.0 * ndtr(z) - 10.0)
+
+
+def gaussian_linear_uniform(rng_key, z):
+    """Shifted normals with uniform parameters."""
+    return linear_task(rng_key, 2.0 * ndtr(z) - 1.0)
+
+
+PARAMETERS = {linear: 10, curved: 10, gaussian_mixture: 2, sir: 2, gaussian_linear_uniform: 10}
+SIMULATORS = {simulator.__name__: simulator for simulator in PARAMETERS}
+
+
+def model_of(simulator):
+    """Standard normal parameters and one simulator."""
+
+    def model(x=None):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([PARAMETERS[simulator]]).to_event(1))
+        numpyro.sample("x", kme.Simulator(simulator, theta), obs=x)
+
+    return model
+
+
+def seconds(function, *args, **kwargs):
+    """Seconds `(wall, CPU)` of one call, and its result."""
+    begun = np.array([time.perf_counter(), time.process_time()])
+    result = function(*args, **kwargs)
+    return np.array([time.perf_counter(), time.process_time()]) - begun, result
+
+
+class Timed(ResidualKernelMeans):
+    """The residual form, with the seconds of its last fit kept."""
+
+    last = np.zeros(2)
+
+    def fit(self, *args, **kwargs):
+        """As `ResidualKernelMeans.fit`."""
+        Timed.last, surrogate = seconds(super().fit, *args, **kwargs)
+        return surrogate
+
+
+def measure(problem, size, seed):
+    """Seconds of one run and one `condition`, compiled, and of the first run; simulations `(theta, x)` and the
+    observation."""
+    rng_key = jax.random.key(seed)
+    model = model_of(SIMULATORS[problem])
+    simulations = kme.simulate(rng_key, model, size, progress_bar=False)
+    kelfi = kme.KELFI(model, simulations=simulations, num_samples=1000, form=Timed(), progress_bar=False)
+    theta = jax.random.normal(rng_key, (2, PARAMETERS[SIMULATORS[problem]]))
+    first, second = (np.asarray(SIMULATORS[problem](rng_key, row), np.float64) for row in theta)
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
+        cold, _ = seconds(kelfi.run, rng_key, x=first)
+        run, _ = seconds(kelfi.run, rng_key, x=first)
+        info = kelfi.info
+        for _ in range(2):
+            further, _ = seconds(kelfi.condition, rng_key, x=second)
+    row = {
+        "problem": problem,
+        "simulations": size,
+        "first run": cold[0],
+        "run": run[0],
+        "run, CPU": run[1],
+        "learning": Timed.last[0],
+        "condition": further[0],
+        "effective size": float(info["effective sample size"]),
+    }
+    return row, (simulations.arguments["x"], simulations.x["x"], first)
+
+
+def neural(theta, x, y):
+    """Seconds of neural posterior estimation on the same simulations."""
+    python = report.environment("npe", "torch==2.13.0", "sbi")
+    with tempfile.TemporaryDirectory() as folder:
+        np.savez(Path(folder) / "simulations.npz", theta=theta, x=x, y=y)
+        command = [python, report.__file__.replace("report", "npe_worker"), Path(folder) / "simulations.npz"]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main():
+    parser = report.parser(__doc__)
+    parser.add_argument("--simulations", type=int, nargs="+", default=[300, 1000])
+    parser.add_argument("--problems", nargs="+", default=list(SIMULATORS), choices=SIMULATORS)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--neural", action="store_true")
+    options = parser.parse_args()
+    rows, text = [], ""
+    for problem in options.problems:
+        for size in options.simulations:
+            for seed in range(options.repeats + 1):
+                row, data = measure(problem, size, seed)
+                if options.neural:
+                    found = neural(*data)
+                    row |= {"NPE": found["wall"], "NPE, CPU": found["cpu"], "NPE / run": found["wall"] / row["run"]}
+                rows.append(row)
+                print({k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
+                sections = [("Seconds", report.table_of(rows))]
+                text = report.write("residual_time", "Time of the residual form", sections)
+    print(text)
