@@ -11,10 +11,14 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme.diagnostics.calibration import LEVEL, Calibration, calibrate
-from numpyro_kme.diagnostics.misspecification import MisspecificationTest, misspecification_test
-from numpyro_kme.diagnostics.predictive import PredictiveCheck, predictive_check, problem_of
+from numpyro_kme.diagnostics.goodness_of_fit import (
+    MisspecificationTest,
+    PredictiveCheck,
+    misspecification_test,
+    predictive_check,
+)
 from numpyro_kme.engines._learnt_posterior import LearntPosterior
-from numpyro_kme.engines.base import Engine
+from numpyro_kme.engines.base import Engine, problem_of
 from numpyro_kme.mcmc import handlers
 from numpyro_kme.mcmc.surrogate_check import SurrogateCheck, check_surrogate
 from numpyro_kme.simulations import Simulations

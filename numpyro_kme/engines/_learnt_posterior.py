@@ -16,6 +16,7 @@ from numpyro_kme.embeddings.herding import herd
 from numpyro_kme.embeddings.measures import Measure, Normal
 from numpyro_kme.engines import _sampling
 from numpyro_kme.engines.posterior import ORDERED, Posterior
+from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
 from numpyro_kme.mcmc import handlers
@@ -238,3 +239,35 @@ def beyond(problem: Problem, likelihoods: Mapping[str, FittedLikelihood], site: 
 @on_host
 def _log_densities(measure: Measure, z: np.ndarray) -> np.ndarray:
     return np.asarray(log_densities(measure, jnp.asarray(z)))
+
+
+DRAWS = 1000
+"""Rows to learn from, at most, where several draws share each parameter."""
+
+
+def check_sites(problem: Problem, form: Form | None) -> None:
+    """What can be said before any simulation is run."""
+    for site in problem.observations:
+        problem.simulators[site].check_observed(site)
+        simulator = problem.simulators[site].simulator
+        checks.require(
+            simulator.batch_shape == simulator.groups or getattr(form, "data_kernel", None) is None,
+            f"Site {site!r} holds {simulator.batch_shape} draws of the same parameters along plates, whose densities "
+            "are multiplied; a data kernel on whole data sets does not fit there. Make the data set one event of the "
+            "simulator, or leave `data_kernel` out.",
+        )
+
+
+def training_table(simulations: Simulations, problem: Problem, site: str) -> tuple[np.ndarray, np.ndarray]:
+    """Arguments `(r, p)` and outputs `(r, *event)` of single calls, from simulations that may run along plates.
+
+    Groups with parameters of their own become rows. Of draws that share parameters, as many are used as make `DRAWS`
+    rows.
+    """
+    arguments, x = problem.simulators[site].rows(
+        np.asarray(simulations.arguments[site]), np.asarray(simulations.x[site])
+    )
+    event_shape = problem.simulators[site].simulator.event_shape
+    draws = x.reshape(len(x), -1, *event_shape)
+    used = int(np.clip(DRAWS // len(x), 1, draws.shape[1]))
+    return np.repeat(arguments, used, axis=0), draws[:, :used].reshape(-1, *event_shape)

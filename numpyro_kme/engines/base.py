@@ -10,10 +10,10 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme.engines._tables import observed_anew
 from numpyro_kme.engines.posterior import Posterior
-from numpyro_kme.models.problem import Problem
+from numpyro_kme.models.problem import Problem, SimulatorSite
 from numpyro_kme.simulations import Simulations
+from numpyro_kme.simulations.fingerprint import fingerprint
 
 
 @dataclass(frozen=True)
@@ -185,3 +185,71 @@ def posterior_of(found: Engine | Posterior) -> Posterior:
     posterior = found.posterior if isinstance(found, Engine) else found
     checks.instance("posterior", posterior, Posterior, "a posterior, or an engine that has been run")
     return posterior
+
+
+def check_simulations(problem: Problem, simulations: Simulations) -> None:
+    """That simulations made elsewhere have the sites of the model, with outputs of its shapes."""
+    for kind, given, own in (
+        ("latents", simulations.latents, problem.latents),
+        ("simulator sites", simulations.x, problem.simulators),
+    ):
+        checks.require(
+            set(given) == set(own) or (given is simulations.latents and not given),
+            f"`simulations` has the {kind} {sorted(given)}, the model {sorted(own)}: they were made by another model.",
+        )
+    for site, found in problem.simulators.items():
+        shape, expected = np.shape(simulations.x[site])[1:], found.simulator.shape()
+        checks.require(
+            len(shape) == len(expected) and shape[len(found.simulator.batch_shape) :] == found.simulator.event_shape,
+            f"`simulations` has outputs of shape {shape} at site {site!r}, its simulator `{found.simulator.name}` "
+            f"gives {expected}: they were made by another model.",
+        )
+
+
+def observed_anew(problem: Problem, args: tuple, kwargs: Mapping[str, Any]) -> Problem:
+    """The model with another observation, for which simulations and what was learnt from them still hold.
+
+    Raises:
+        ValueError: If the prior or a simulator is another one too.
+    """
+    found = problem.with_data(*args, **kwargs)
+    changed = [
+        f"the prior of {name!r}"
+        for name, old in problem.latents.items()
+        if name in found.latents and _others(old.value, found.latents[name].value)
+    ] or [
+        f"the simulator at {name!r}"
+        for name, old in problem.simulators.items()
+        if name in found.simulators and _another(old, found.simulators[name])
+    ]
+    checks.require(
+        not changed,
+        f"The new arguments of the model change {' and '.join(changed)}: the simulations of the last run are of "
+        "another model. `condition` is for other observations; call `run`.",
+    )
+    return found
+
+
+def _another(old: SimulatorSite, new: SimulatorSite) -> bool:
+    """Whether a site's simulator is another one: at the arguments of one prior draw, and by the fingerprint of a new
+    function."""
+    fns = old.simulator.fn, new.simulator.fn
+    return _others(old.simulator.arguments, new.simulator.arguments) or (
+        fns[0] != fns[1] and len({str(fingerprint({"": fn}).parts) for fn in fns}) > 1
+    )
+
+
+def _others(old: Any, new: Any) -> bool:
+    """Whether numbers differ, of as many: more or fewer groups along a plate are the same model."""
+    return np.shape(old) == np.shape(new) and not np.array_equal(old, new)
+
+
+def problem_of(posterior: Posterior) -> Problem:
+    """The model of a posterior that rests on simulations."""
+    checks.require(
+        posterior.problem is not None,
+        f"`posterior` must be of an engine that works from simulations, such as KELFI; {posterior.engine} is not.",
+        TypeError,
+    )
+    assert posterior.problem is not None
+    return posterior.problem

@@ -11,7 +11,7 @@ from numpyro_kme._core import checks
 from numpyro_kme.abc.out_of_distribution import dissimilarities
 from numpyro_kme.abc.weighting import discrepancies_to, soft_abc_weights
 from numpyro_kme.embeddings.mmd import Estimator
-from numpyro_kme.engines._data_kernels import checked_rule, quadratic_by
+from numpyro_kme.engines._reference_table import checked_rule, quadratic_by
 from numpyro_kme.engines._weighted import Weigher, WeightedEngine, Weighting, fewer_compared
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.simulations import Simulations

@@ -13,10 +13,19 @@ import numpy as np
 from numpyro_kme._core import checks
 from numpyro_kme.embeddings.measures import Measure, Normal, NormalMixture, Points
 from numpyro_kme.engines import _rounds, _sampling
-from numpyro_kme.engines._learnt_posterior import LearntLikelihoods, LearntPosterior, beyond, observation, plain, target
+from numpyro_kme.engines._learnt_posterior import (
+    LearntLikelihoods,
+    LearntPosterior,
+    beyond,
+    check_sites,
+    observation,
+    plain,
+    target,
+    training_table,
+)
 from numpyro_kme.engines._rounds import FromPosterior, FromVariance, Proposal
-from numpyro_kme.engines._tables import check_simulations, check_sites, groups, training_table
-from numpyro_kme.engines.base import Engine, Trained
+from numpyro_kme.engines.base import Engine, Trained, check_simulations
+from numpyro_kme.engines.posterior import groups
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, extrapolation_message, fit_likelihood

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme.engines._data_kernels import MEASURE, apart, checked_rule, data_kernel
+from numpyro_kme.engines._reference_table import MEASURE, apart, checked_rule, data_kernel
 from numpyro_kme.engines._weighted import Weigher, WeightedEngine, Weighting
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.length_scales import LengthScaleRule

@@ -12,8 +12,14 @@ import numpy as np
 from numpyro_kme._core import checks
 from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule
 from numpyro_kme.embeddings.parameter_choice import KernelBayesSettings, choose_by_folds, kernel_bayes_candidates
-from numpyro_kme.engines._data_kernels import MEASURE, apart, checked_rule, data_kernel
-from numpyro_kme.engines._reference_table import ReferenceTable, arguments_to_coordinates
+from numpyro_kme.engines._reference_table import (
+    MEASURE,
+    ReferenceTable,
+    apart,
+    arguments_to_coordinates,
+    checked_rule,
+    data_kernel,
+)
 from numpyro_kme.engines._weighted import Weigher, WeightedEngine, Weighting
 from numpyro_kme.kernels import Gaussian, median_heuristic
 from numpyro_kme.kernels.base import Kernel

@@ -10,11 +10,9 @@ from tqdm.auto import tqdm
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme.abc.recursive import recursive_abc_step
-from numpyro_kme.engines._data_kernels import checked_rule, data_kernel
-from numpyro_kme.engines._reference_table import LatentVectors, ReferenceTable, check_model
-from numpyro_kme.engines._tables import groups
+from numpyro_kme.engines._reference_table import LatentVectors, ReferenceTable, check_model, checked_rule, data_kernel
 from numpyro_kme.engines.base import Engine, RunAgain
-from numpyro_kme.engines.posterior import Posterior
+from numpyro_kme.engines.posterior import Posterior, groups
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.length_scales import LengthScaleRule, MedianHeuristic
 from numpyro_kme.kernels.low_rank import TOLERANCE

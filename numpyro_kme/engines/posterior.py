@@ -14,8 +14,12 @@ from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations
 
 Samples = Mapping[str, np.ndarray]
+
+
 WIDTH = 80
 """Columns of a printed summary."""
+
+
 ORDERED = "super-samples by kernel herding: in order, each given those before it, and not independent"
 """What the draws of a herded posterior are."""
 
@@ -136,3 +140,22 @@ def _readable(value: Any) -> str:
     if array.dtype.kind == "f":
         return np.array2string(array, precision=3, max_line_width=10_000, suppress_small=False)
     return str(value)
+
+
+def groups(simulations: Simulations, problem: Problem) -> dict[str, dict[str, np.ndarray]]:
+    """The simulations, those at chosen latents apart, and the observation as ArviZ groups."""
+    chain = lambda tree: {name: np.asarray(value)[None] for name, value in tree.items()}  # noqa: E731
+    failed = {"failed_simulations": chain(simulations.failed)} if simulations.failures else {}
+    first = len(simulations) - simulations.proposed
+    drawn = {**simulations.latents, **simulations.deterministics}
+    proposed = {
+        "proposal": chain({name: value[first:] for name, value in drawn.items()}),
+        "proposal_predictive": chain({name: value[first:] for name, value in simulations.x.items()}),
+    }
+    return {
+        "prior": chain({name: value[:first] for name, value in drawn.items()}),
+        "prior_predictive": chain({name: value[:first] for name, value in simulations.x.items()}),
+        **(proposed if simulations.proposed else {}),
+        "observed_data": problem.observations,
+        **failed,
+    }

@@ -92,8 +92,8 @@ def test_surrogate_surface_is_the_likelihood_in_a_slice(engine):
     assert axis.get_xlabel() == "b[0]" and axis.get_ylabel() == "b[1]" and "log q" in bar.get_ylabel()
     points = np.array([[0.5, -0.5], [0.5, 1.5], [3.0, -0.5]])
     latents = {"a": engine.get_samples()["a"], "b": engine.get_samples()["b"]}
-    tables = plots.learnt._slice(latents, ["b[0]", "b[1]"], points)
-    log_q = plots.learnt._log_likelihood(engine, tables)
+    tables = plots.posteriors._slice(latents, ["b[0]", "b[1]"], points)
+    log_q = plots.posteriors._log_likelihood(engine, tables)
     np.testing.assert_allclose(log_q[:2], [0.0, -2.0], atol=1e-5)
     assert np.isnan(log_q[2])
     labels = [line.get_label() for line in axis.lines]
