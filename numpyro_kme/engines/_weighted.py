@@ -4,7 +4,7 @@ import abc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -20,14 +20,13 @@ from numpyro_kme.embeddings.herding import herd
 from numpyro_kme.embeddings.means import MeanEmbedding
 from numpyro_kme.embeddings.modes import embedding_mode
 from numpyro_kme.engines._reference_table import LatentVectors, ReferenceTable, arguments_to_coordinates, check_model
-from numpyro_kme.engines.base import Engine, Trained, check_simulations
+from numpyro_kme.engines.base import SimulationEngine, Trained
 from numpyro_kme.engines.posterior import ORDERED, Posterior, groups
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.samplers.resampling import systematic_shuffled
 from numpyro_kme.simulations import Simulations
-from numpyro_kme.simulations.plan import Plan
 
 ROUNDING = 1e-6
 """Of an effective sample size: that of ten equal weights may come out as 9.999999999999998."""
@@ -178,21 +177,20 @@ class WeightedPosterior(Posterior):
         )
 
 
-class WeightedEngine(Engine):
+@dataclass(eq=False, repr=False)
+class WeightedEngine(SimulationEngine):
     """Base of the engines that weight simulations from the prior; a subclass makes a `Weigher` in `_fit`."""
 
-    advice: str
+    advice: ClassVar[str]
     """What to do where the effective sample size is too small."""
-    measure: str
+    measure: ClassVar[str]
     """What `Weigher.apart` measures."""
-    from_anywhere = False
+    from_anywhere: ClassVar[bool] = False
     """Whether simulations may come from elsewhere than the prior."""
 
-    def __init__(self, model: Callable, plan: Plan, num_samples: int):
-        super().__init__(model)
-        checks.whole("num_simulations", plan.num_simulations, 20, " Thousands are usual.")
-        checks.whole("num_samples", num_samples, 1)
-        self.plan, self.num_samples = plan, num_samples
+    def __post_init__(self, simulations):
+        checks.whole("num_simulations", self.num_simulations, 20, " Thousands are usual.")
+        super().__post_init__(simulations)
 
     @abc.abstractmethod
     def _fit(self, rng_key: jax.Array, problem: Problem, table: ReferenceTable) -> Weigher:
@@ -202,8 +200,7 @@ class WeightedEngine(Engine):
         simulate_key, coordinates_key, fit_key, sample_key = jax.random.split(rng_key, 4)
         problem = Problem.read(self.model, *args, **kwargs)
         self._check(problem)
-        simulations = self.plan.simulate(simulate_key, problem)
-        check_simulations(problem, simulations)
+        simulations = self._simulate(simulate_key, problem)
         coordinates = Coordinates.from_prior(coordinates_key, problem)
         if self.plan.simulations is not None and not self.from_anywhere:
             self._check_prior(jax.random.fold_in(coordinates_key, 1), problem, simulations, coordinates)

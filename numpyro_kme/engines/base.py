@@ -3,7 +3,9 @@
 import abc
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from concurrent.futures import Executor
+from dataclasses import KW_ONLY, InitVar, dataclass, field
+from os import PathLike
 from typing import Any, Self
 
 import jax
@@ -13,7 +15,9 @@ from numpyro_kme._core import checks
 from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.models.problem import Problem, SimulatorSite
 from numpyro_kme.simulations import Simulations
+from numpyro_kme.simulations.failures import OnFailure
 from numpyro_kme.simulations.fingerprint import fingerprint
+from numpyro_kme.simulations.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class RunAgain:
         return self.engine._infer(rng_key, args, kwargs)[1]
 
 
+@dataclass(eq=False, repr=False)
 class Engine(abc.ABC):
     """Base of the inference engines: settings in the constructor, data in `run`, then read the posterior.
 
@@ -70,10 +75,7 @@ class Engine(abc.ABC):
     """
 
     model: Callable
-
-    def __init__(self, model: Callable):
-        self.model = model
-        self._found: tuple[Any, Posterior] | None = None
+    _found: tuple[Any, Posterior] | None = field(default=None, init=False)
 
     @abc.abstractmethod
     def _infer(self, rng_key: jax.Array, args: tuple, kwargs: dict) -> tuple[Any, Posterior]:
@@ -174,10 +176,55 @@ class Engine(abc.ABC):
         return self.posterior.to_inference_data(coords=coords, dims=dims)
 
 
+@dataclass(eq=False, repr=False)
+class SimulationEngine(Engine):
+    """Base of the engines that learn from one set of simulations, which serves every observation; their settings.
+
+    Args:
+        model: A NumPyro model with observed `Simulator` sites.
+        num_simulations: Number of simulations.
+        num_samples: Number of equally weighted posterior draws.
+        simulations: Simulations made elsewhere, instead of new ones.
+        on_failure, executor, store, version, timeout, progress_bar: How it simulates, as in `simulate`.
+    """
+
+    num_simulations: int = 1000
+    _: KW_ONLY
+    num_samples: int = 1000
+    simulations: InitVar[Simulations | None] = None
+    on_failure: OnFailure = "raise"
+    executor: Executor | int | None = None
+    store: str | PathLike | None = None
+    version: str | int | None = None
+    timeout: float | None = None
+    progress_bar: bool = True
+
+    def __post_init__(self, simulations: Simulations | None) -> None:
+        checks.whole("num_samples", self.num_samples, 1)
+        how = (self.on_failure, self.executor, self.store, self.version, self.timeout, self.progress_bar)
+        self.plan = Plan(self.num_simulations, simulations, *how)
+
+    def _simulate(self, rng_key: jax.Array, problem: Problem, number: int | None = None) -> Simulations:
+        """The given simulations, checked to be of this model, or new ones from its prior."""
+        simulations = self.plan.simulate(rng_key, problem, number)
+        check_simulations(problem, simulations)
+        return simulations
+
+
+del SimulationEngine.simulations  # an argument; the attribute is that of `Engine`, the simulations that were used
+
+
 def check_run(rng_key: Any, args: tuple, kwargs: dict) -> None:
     """That a run has a key, and data that are known."""
     checks.key(rng_key)
     checks.concrete(**{"rng_key": rng_key, "args": args, **kwargs})
+
+
+def check_positive(**values: Any) -> None:
+    """That numbers are positive, where they are given."""
+    for name, value in values.items():
+        if value is not None:
+            checks.positive_number(name, value)
 
 
 def posterior_of(found: Engine | Posterior) -> Posterior:

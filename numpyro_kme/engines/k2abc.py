@@ -1,9 +1,6 @@
 """K2-ABC: soft approximate Bayesian computation with the maximum mean discrepancy."""
 
-from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from os import PathLike
 
 import numpy as np
 
@@ -11,14 +8,13 @@ from numpyro_kme._core import checks
 from numpyro_kme.abc.out_of_distribution import dissimilarities
 from numpyro_kme.abc.weighting import discrepancies_to, soft_abc_weights
 from numpyro_kme.embeddings.mmd import Estimator
-from numpyro_kme.engines._reference_table import checked_rule, quadratic_by
+from numpyro_kme.engines._data_kernels import check_rule, quadratic_by
 from numpyro_kme.engines._weighted import Weigher, WeightedEngine, Weighting, fewer_compared
+from numpyro_kme.engines.base import check_positive
 from numpyro_kme.kernels.length_scales import LengthScaleRule
-from numpyro_kme.simulations import Simulations
-from numpyro_kme.simulations.failures import OnFailure
-from numpyro_kme.simulations.plan import Plan
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class K2ABC(WeightedEngine):
     r"""K2-ABC: simulations from the prior weighted by how close their data sets are to the observed one.
 
@@ -54,30 +50,15 @@ class K2ABC(WeightedEngine):
     measure = "minus log of the cosine between mean embeddings"
     advice = "Use more simulations, a larger `epsilon`, or a prior nearer to what is known."
 
-    def __init__(
-        self,
-        model: Callable,
-        num_simulations: int = 1000,
-        *,
-        estimator: Estimator | None = None,
-        length_scale: LengthScaleRule | None = None,
-        epsilon: float | None = None,
-        num_samples: int = 1000,
-        simulations: Simulations | None = None,
-        on_failure: OnFailure = "raise",
-        executor: Executor | int | None = None,
-        store: str | PathLike | None = None,
-        version: str | int | None = None,
-        timeout: float | None = None,
-        progress_bar: bool = True,
-    ):
-        plan = Plan(num_simulations, simulations, on_failure, executor, store, version, timeout, progress_bar)
-        super().__init__(model, plan, num_samples)
-        if epsilon is not None:
-            checks.positive_number("epsilon", epsilon)
-        self.estimator, self.epsilon = estimator, epsilon
+    estimator: Estimator | None = None
+    length_scale: LengthScaleRule | None = None
+    epsilon: float | None = None
+
+    def __post_init__(self, simulations):
+        super().__post_init__(simulations)
+        check_positive(epsilon=self.epsilon)
         what = "an estimator of the MMD: Quadratic(kernel), LinearTime(kernel) or a Fourier"
-        self.length_scale = checked_rule(estimator, length_scale, "estimator", Estimator, what)
+        check_rule(self.length_scale, self.estimator, "estimator", Estimator, what)
 
     def _fit(self, rng_key, problem, table):
         sets = table.as_data_sets(table.x)

@@ -1,8 +1,8 @@
 """Kernel recursive ABC: a point estimate by kernel ABC and herding in turns."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import jax
 import numpy as np
@@ -10,7 +10,8 @@ from tqdm.auto import tqdm
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme.abc.recursive import recursive_abc_step
-from numpyro_kme.engines._reference_table import LatentVectors, ReferenceTable, check_model, checked_rule, data_kernel
+from numpyro_kme.engines._data_kernels import check_kernel, data_kernel
+from numpyro_kme.engines._reference_table import LatentVectors, ReferenceTable, check_model
 from numpyro_kme.engines.base import Engine, RunAgain
 from numpyro_kme.engines.posterior import Posterior, groups
 from numpyro_kme.kernels.base import Kernel
@@ -22,6 +23,7 @@ from numpyro_kme.simulations.failures import OnFailure
 from numpyro_kme.simulations.plan import Plan
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class KernelRecursiveABC(Engine):
     r"""Kernel recursive ABC: the maximum-likelihood point of a simulator, by Bayes' rule applied again and again.
 
@@ -50,46 +52,41 @@ class KernelRecursiveABC(Engine):
     References: Kajihara, Kanagawa, Yamazaki & Fukumizu (2018), ICML.
     """
 
-    def __init__(
-        self,
-        model: Callable,
-        num_simulations: int = 200,
-        *,
-        num_iterations: int = 10,
-        kernel: Kernel | None = None,
-        length_scale: LengthScaleRule | None = None,
-        regularisation: float | None = None,
-        tolerance: float = TOLERANCE,
-        on_failure: OnFailure = "raise",
-        executor: Executor | int | None = None,
-        timeout: float | None = None,
-        progress_bar: bool = True,
-    ):
-        super().__init__(model)
-        checks.whole("num_simulations", num_simulations, 20)
-        checks.whole("num_iterations", num_iterations, 1)
-        if regularisation is not None:
-            checks.positive_number("regularisation", regularisation)
-        checks.positive_number("tolerance", tolerance)
+    num_simulations: int = field(default=200, kw_only=False)
+    num_iterations: int = 10
+    kernel: Kernel | None = None
+    length_scale: LengthScaleRule | None = None
+    regularisation: float | None = None
+    tolerance: float = TOLERANCE
+    on_failure: OnFailure = "raise"
+    executor: Executor | int | None = None
+    timeout: float | None = None
+    progress_bar: bool = True
+
+    def __post_init__(self):
+        checks.whole("num_simulations", self.num_simulations, 20)
+        checks.whole("num_iterations", self.num_iterations, 1)
+        check_kernel(self.kernel, self.length_scale, self.regularisation, self.tolerance)
         self.plan = Plan(
-            num_simulations, on_failure=on_failure, executor=executor, timeout=timeout, progress_bar=progress_bar
+            self.num_simulations,
+            on_failure=self.on_failure,
+            executor=self.executor,
+            timeout=self.timeout,
+            progress_bar=False,
         )
-        self.num_iterations = num_iterations
-        self.kernel, self.length_scale = kernel, checked_rule(kernel, length_scale)
-        self.regularisation, self.tolerance = regularisation, tolerance
 
     def _infer(self, rng_key, args, kwargs):
         problem = Problem.read(self.model, *args, **kwargs)
         check_model(problem, type(self).__name__)
         start_key, coordinates_key, *keys = jax.random.split(rng_key, self.num_iterations + 2)
-        latents = problem.draw(start_key, self.plan.num_simulations).latents
+        latents = problem.draw(start_key, self.num_simulations).latents
         coordinates = Coordinates.from_prior(coordinates_key, problem)
         vectors = None if coordinates.one_to_one else LatentVectors.read(problem, latents)
         path, deviations = [], []
-        bars = self.plan.progress_bar and compat.progress_bars_allowed()
+        bars = self.progress_bar and compat.progress_bars_allowed()
         for key in tqdm(keys, desc="iterations", disable=not bars):
             simulate_key, herd_key = jax.random.split(key)
-            simulations = replace(self.plan, progress_bar=False).simulate_at(simulate_key, problem, latents)
+            simulations = self.plan.simulate_at(simulate_key, problem, latents)
             table = ReferenceTable.read(coordinates, problem, simulations)
             if vectors is not None:
                 table = replace(table, z=vectors.table(table.latents))
@@ -102,7 +99,7 @@ class KernelRecursiveABC(Engine):
             samples={**latents, **problem.evaluate(latents).deterministics},
             groups={"observed_data": groups(simulations, problem)["observed_data"]},
             info={
-                "simulations": self.plan.num_simulations * self.num_iterations,
+                "simulations": self.num_simulations * self.num_iterations,
                 "spread of the points, first and last": np.concatenate([deviations[0], deviations[-1]]),
                 "last move of the estimate": np.abs(path[-1] - path[max(len(path) - 2, 0)]),
                 "what these are": "points that close in on the maximum of the likelihood, not draws from a posterior",
@@ -121,7 +118,7 @@ class KernelRecursiveABC(Engine):
             table.x,
             y,
             self.kernel or data_kernel(table, rule),
-            self.plan.num_simulations,
+            self.num_simulations,
             regularisation=self.regularisation,
             tolerance=self.tolerance,
         )

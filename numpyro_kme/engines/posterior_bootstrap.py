@@ -1,6 +1,6 @@
 """The posterior bootstrap: robust inference for a simulator that one does not trust."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, cast
@@ -18,8 +18,8 @@ from numpyro_kme.bootstrap.preparation import Settings
 from numpyro_kme.bootstrap.replicates import posterior_bootstrap
 from numpyro_kme.bootstrap.results import Replicates
 from numpyro_kme.bootstrap.weights import DirichletProcess
+from numpyro_kme.engines._data_kernels import check_rule
 from numpyro_kme.engines._iid import IidModel
-from numpyro_kme.engines._reference_table import checked_rule
 from numpyro_kme.engines.base import Engine, check_run
 from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.kernels.length_scales import LengthScaleRule
@@ -71,6 +71,7 @@ class BootstrapPosterior(Posterior):
         return losses + batched.offsets(self.objective, reweightings)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class PosteriorBootstrap(Engine):
     r"""Posterior bootstrap of the parameters that minimise a loss between the data and a simulator.
 
@@ -131,43 +132,36 @@ class PosteriorBootstrap(Engine):
         (2014), SIAM J. Sci. Comput. (`prior_weight`).
     """
 
-    def __init__(
-        self,
-        model: Callable,
-        loss: Loss | None = None,
-        *,
-        length_scale: LengthScaleRule | None = None,
-        num_samples: int = 500,
-        concentration: float = 0.0,
-        centering: Any = None,
-        truncation: int = 100,
-        covariates: str | None = None,
-        num_nodes: int = 512,
-        num_starts: int = 512,
-        method: Literal["newton", "linear", "emulated"] = "newton",
-        num_simulations: int = 2_500_000,
-        prior_weight: float = 0.0,
-        prior_draws: int = 1,
-    ):
-        super().__init__(model)
-        checks.whole("num_starts", num_starts, 1)
-        rule = checked_rule(loss, length_scale, "loss", Loss, "a loss, such as MMD()")
-        self.loss = MMD(length_scale=rule) if loss is None else loss
+    loss: Loss | None = field(default=None, kw_only=False)
+    length_scale: LengthScaleRule | None = None
+    num_samples: int = 500
+    concentration: float = 0.0
+    centering: Any = None
+    truncation: int = 100
+    covariates: str | None = None
+    num_nodes: int = 512
+    num_starts: int = 512
+    method: Literal["newton", "linear", "emulated"] = "newton"
+    num_simulations: int = 2_500_000
+    prior_weight: float = 0.0
+    prior_draws: int = 1
+
+    def __post_init__(self):
+        checks.whole("num_starts", self.num_starts, 1)
+        check_rule(self.length_scale, self.loss, "loss", Loss, "a loss, such as MMD()")
         self.settings = Settings(
-            num_samples,
-            num_nodes,
-            method,
-            prior_weight=prior_weight,
-            prior_draws=prior_draws,
-            num_simulations=num_simulations,
+            self.num_samples,
+            self.num_nodes,
+            self.method,
+            prior_weight=self.prior_weight,
+            prior_draws=self.prior_draws,
+            num_simulations=self.num_simulations,
         )
-        self.concentration, self.centering, self.truncation = concentration, centering, truncation
-        self.covariates, self.num_starts = covariates, num_starts
         checks.require(
-            not isinstance(centering, str) or centering == "prior predictive",
-            f'`centering` must be a distribution, a sampler or "prior predictive"; got {centering!r}.',
+            not isinstance(self.centering, str) or self.centering == "prior predictive",
+            f'`centering` must be a distribution, a sampler or "prior predictive"; got {self.centering!r}.',
         )
-        DirichletProcess(concentration, centering, truncation)
+        DirichletProcess(self.concentration, self.centering, self.truncation)
 
     def _infer(self, rng_key, args, kwargs):
         last = self._found[0] if self._found else None
@@ -178,7 +172,8 @@ class PosteriorBootstrap(Engine):
         read = self._generator(args, kwargs, last)
         iid, generator, process = read.iid, read.generator, read.process
         data = iid.data if generator.covariates is None else (generator.covariates, iid.data)
-        objective = self.loss.objective(data, generator, process.points(run_key, np.arange(BLOCK), data))
+        loss = MMD(length_scale=self.length_scale) if self.loss is None else self.loss
+        objective = loss.objective(data, generator, process.points(run_key, np.arange(BLOCK), data))
         least = least_starts(self.settings) if self.settings.method == "emulated" else 1
         starts = iid.starts(start_key, max(self.num_starts, least))
         replicates = posterior_bootstrap(run_key, objective, starts, process, self.settings)

@@ -1,10 +1,8 @@
 """Rejection ABC with any discrepancy."""
 
-from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from os import PathLike
 
 import numpy as np
 
@@ -14,15 +12,13 @@ from numpyro_kme.abc import weighting
 from numpyro_kme.abc.out_of_distribution import dissimilarities
 from numpyro_kme.abc.weighting import Discrepancy, discrepancies_to, rejection_weights
 from numpyro_kme.embeddings.mmd import Estimator
-from numpyro_kme.engines._reference_table import checked_rule, quadratic_by
+from numpyro_kme.engines._data_kernels import check_rule, quadratic_by
 from numpyro_kme.engines._weighted import Weigher, WeightedEngine, Weighting, fewer_compared
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.losses.base import Loss
-from numpyro_kme.simulations import Simulations
-from numpyro_kme.simulations.failures import OnFailure
-from numpyro_kme.simulations.plan import Plan
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class RejectionABC(WeightedEngine):
     r"""Rejection ABC: the simulations from the prior whose outputs are nearest to the observation.
 
@@ -55,31 +51,18 @@ class RejectionABC(WeightedEngine):
     measure = "discrepancy, or for an estimator of the MMD minus log of the cosine between mean embeddings"
     advice = "Use more simulations, or a larger `quantile` or `threshold`."
 
-    def __init__(
-        self,
-        model: Callable,
-        num_simulations: int = 10_000,
-        *,
-        discrepancy: Estimator | Loss | Discrepancy | None = None,
-        length_scale: LengthScaleRule | None = None,
-        quantile: float | None = None,
-        threshold: float | None = None,
-        num_samples: int = 1000,
-        simulations: Simulations | None = None,
-        on_failure: OnFailure = "raise",
-        executor: Executor | int | None = None,
-        store: str | PathLike | None = None,
-        version: str | int | None = None,
-        timeout: float | None = None,
-        progress_bar: bool = True,
-    ):
-        plan = Plan(num_simulations, simulations, on_failure, executor, store, version, timeout, progress_bar)
-        super().__init__(model, plan, num_samples)
-        weighting.check_acceptance(quantile, threshold)
-        if discrepancy is not None:
-            weighting.check_discrepancy(discrepancy)
-        self.length_scale = checked_rule(discrepancy, length_scale, "discrepancy", object, "a discrepancy")
-        self.discrepancy, self.quantile, self.threshold = discrepancy, quantile, threshold
+    num_simulations: int = field(default=10_000, kw_only=False)
+    discrepancy: Estimator | Loss | Discrepancy | None = None
+    length_scale: LengthScaleRule | None = None
+    quantile: float | None = None
+    threshold: float | None = None
+
+    def __post_init__(self, simulations):
+        super().__post_init__(simulations)
+        weighting.check_acceptance(self.quantile, self.threshold)
+        if self.discrepancy is not None:
+            weighting.check_discrepancy(self.discrepancy)
+        check_rule(self.length_scale, self.discrepancy, "discrepancy", object, "a discrepancy")
 
     def _fit(self, rng_key, problem, table):
         by_numbers = self.discrepancy is None and self.length_scale is None
