@@ -60,9 +60,11 @@ class BootstrapPosterior(Posterior):
         Returns:
             Losses, one for each value; the part that no parameter changes is included.
         """
-        checks.require(site in self.iid.shapes, f"`site` must be one of {list(self.iid.shapes)}; got {site!r}.")
+        checks.require(
+            site in self.iid.target.shapes, f"`site` must be one of {list(self.iid.target.shapes)}; got {site!r}."
+        )
         estimate = self.mode()
-        latents = {name: np.repeat(estimate[name][None], len(values), axis=0) for name in self.iid.shapes}
+        latents = {name: np.repeat(estimate[name][None], len(values), axis=0) for name in self.iid.target.shapes}
         entry: Any = (slice(None), *index)
         latents[site][entry] = np.asarray(values)
         reweightings, nodes = full_data(self.objective, 0), self.replicates.nodes
