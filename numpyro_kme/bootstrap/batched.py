@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_kme._core import compat
 from numpyro_kme._core.host import on_host, to_host
 from numpyro_kme.bootstrap.newton import Minimum, minimise
 from numpyro_kme.bootstrap.weights import Reweightings
@@ -34,6 +35,7 @@ def solve(
     hessians: np.ndarray,
     control: Control,
     exact: bool = True,
+    progress_bar: bool = False,
 ) -> Minimum:
     """Minimise for every reweighting from its start.
 
@@ -45,12 +47,14 @@ def solve(
         hessians: First Hessians, `(R, p, p)` or `(p, p)`.
         control: Scales and stopping.
         exact: Evaluate Hessians where that is cheap; if not, the first ones are updated.
+        progress_bar: Show a bar of the blocks.
     Returns:
         Minima with leading axis `R`.
     """
     numbers = (control.tolerance, control.max_steps, control.damping, control.stride)
     block = _solve_exactly if exact and objective.has_cheap_hessian else _solve_with_updates
-    return _over_blocks(block, objective, nodes, reweightings, (starts, hessians), (control.scale, numbers))
+    shared = control.scale, numbers
+    return _over_blocks(block, objective, nodes, reweightings, (starts, hessians), shared, progress_bar)
 
 
 def expand(
@@ -90,7 +94,7 @@ def offsets(objective: WeightedObjective, reweightings: Reweightings) -> np.ndar
 
 
 @on_host
-def _over_blocks(function, objective, nodes, reweightings, per_row, shared):
+def _over_blocks(function, objective, nodes, reweightings, per_row, shared, progress_bar=False):
     """Call a compiled function on blocks of reweightings, on the local devices in turn; the last one is padded."""
     ranks = (1, 2)
     per_row = tuple(
@@ -106,7 +110,7 @@ def _over_blocks(function, objective, nodes, reweightings, per_row, shared):
         rows = (part.weights, part.extra, part.sets), tuple(value[index] for value in per_row)
         where = number % len(devices)
         results.append(function(*fixed[where], *jax.device_put((count, *rows), devices[where])))
-    results = [to_host(result) for result in results]
+    results = [to_host(result) for result in compat.progress(results, "bootstrapping", progress_bar)]
     return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(reweightings)], *results)
 
 

@@ -60,7 +60,8 @@ def posterior_bootstrap(
     linear, before = one_step(objective, nodes, reweightings, full)
     control = Control(ready.scale, tolerance=0.3 * TOLERANCE, max_steps=12 if settings.method == "newton" else 1)
     moved, compared = np.zeros(len(ids), bool), 0
-    found = batched.solve(objective, nodes, reweightings, linear, full.hessian, control, exact=False)
+    how = {"exact": False, "progress_bar": settings.progress_bar}
+    found = batched.solve(objective, nodes, reweightings, linear, full.hessian, control, **how)
     if settings.method == "newton":
         found = rescue(objective, nodes, reweightings, full, found, before, control)
         every = settings.restart_every

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 from scipy.special import ndtri
-from tqdm.auto import tqdm
 
 from numpyro_kme._core import arviz, checks, compat
 from numpyro_kme.diagnostics import uniformity
@@ -214,8 +213,7 @@ def calibrate(
     rng = np.random.default_rng(np.asarray(jax.random.key_data(choose_key)).ravel())
     ranks: dict[str, list[np.ndarray]] = {name: [] for name in problem.latents}
     shares, served = [], []
-    quiet = not (progress_bar and compat.progress_bars_allowed())
-    for j in tqdm(range(len(bank)), desc="calibrating", disable=quiet):
+    for j in compat.progress(range(len(bank)), "calibrating", progress_bar):
         outputs = {site: np.asarray(value[j]) for site, value in bank.x.items()}
         made = outputs if arguments is None else arguments(outputs)
         checks.instance("arguments(outputs)", made, Mapping, "a dictionary of keyword arguments of the model")

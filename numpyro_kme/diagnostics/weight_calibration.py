@@ -79,6 +79,7 @@ def calibrate_weight(
     num_replicates: int = 400,
     num_nodes: int = 512,
     covariates: str | None = None,
+    progress_bar: bool = True,
     **kwargs,
 ) -> WeightCalibration:
     r"""Calibrate the weight of prior x `exp(-weight n loss)` by the loss-likelihood bootstrap and by coverage.
@@ -99,7 +100,7 @@ def calibrate_weight(
         level: Probability of the intervals.
         num_replicates: Bootstrap replicates.
         num_nodes: Noise nodes of the bootstrap.
-        covariates: As in `PosteriorBootstrap`.
+        covariates, progress_bar: As in `PosteriorBootstrap`.
         **kwargs: Keyword arguments of the model.
     Raises:
         ValueError: If `level` is not between 0 and 1, or fewer than half of the replicates converged.
@@ -107,6 +108,13 @@ def calibrate_weight(
     References: Lyddon, Holmes and Walker (2019), Biometrika 106; Syring and Martin (2019), Biometrika 106.
     """
     checks.require(0.0 < level < 1.0, f"`level` must be between 0 and 1; got {level}.")
-    engine = PosteriorBootstrap(model, loss, num_samples=num_replicates, num_nodes=num_nodes, covariates=covariates)
+    engine = PosteriorBootstrap(
+        model,
+        loss,
+        num_samples=num_replicates,
+        num_nodes=num_nodes,
+        covariates=covariates,
+        progress_bar=progress_bar,
+    )
     engine.run(rng_key, *args, **kwargs)
     return WeightCalibration.from_bootstrap(engine, level=level)

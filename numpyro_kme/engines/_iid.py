@@ -122,28 +122,48 @@ class IidModel(Recomputed):
         """Inverse of `latents`, without deterministic sites: `(m, dim)`."""
         return np.asarray(self._flatten({name: np.asarray(latents[name], np.float64) for name in self.target.shapes}))
 
-    def generator(self, covariates: Any = None) -> Generator:
-        """The distribution of one data point as a function of unconstrained parameters; make it once, and reuse it."""
+    def differs_in_data_alone(self, other: "IidModel") -> bool:
+        """Whether two runs of a model differ in the observed values at most."""
+        ours, structure = jax.tree.flatten((self.args, self.kwargs))
+        theirs, another = jax.tree.flatten((other.args, other.kwargs))
+
+        def alike(a, b):
+            data = np.array_equal(a, self.observed) and np.array_equal(b, other.observed)
+            return np.shape(a) == np.shape(b) and (data or np.array_equal(a, b))
+
+        same = str(structure) == str(another) and np.array_equal(self.kept, other.kept)
+        return same and all(alike(a, b) for a, b in zip(ours, theirs))
+
+    def generator(self, covariates: str | None = None) -> Generator:
+        """The distribution of one data point as a function of unconstrained parameters; make it once, and reuse it.
+
+        Args:
+            covariates: Name of the model's keyword argument that holds them.
+        """
+        checks.require(
+            covariates is None or covariates in self.kwargs,
+            f"`covariates` names the argument {covariates!r}; run got the keyword arguments {sorted(self.kwargs)}.",
+        )
+        rows: Any = None if covariates is None else self.kwargs[covariates]
         if self.problem is None:
             return Generator(_no_draws, NormalNoise(1), self.target.dim, log_density=self._log_density)
         simulator = self.problem.simulators[self.site].simulator
         varies = simulator.groups not in ((), (1,))
         checks.require(
-            varies == (covariates is not None),
+            varies == (rows is not None),
             f"the simulator's parameters have batch shape {simulator.groups} and `covariates` is "
-            f"{'missing' if covariates is None else 'given'}. Where parameters vary along the data plate, say with "
+            f"{'missing' if rows is None else 'given'}. Where parameters vary along the data plate, say with "
             "what: pass covariates=the name of the model's argument that holds the covariates; otherwise leave it out.",
         )
         checks.require(
-            covariates is None or len(covariates) == len(self.observed),
-            f"`covariates` must have one row for each of the {len(self.observed)} data points; got "
-            f"{np.shape(covariates)}.",
+            rows is None or len(rows) == len(self.observed),
+            f"`covariates` must have one row for each of the {len(self.observed)} data points; got {np.shape(rows)}.",
         )
         return Generator(
             self._simulate,
             even_noise(simulator.fn),
             self.target.dim,
-            covariates=None if covariates is None else np.asarray(covariates, np.float64)[self.kept],
+            covariates=None if rows is None else np.asarray(rows, np.float64)[self.kept],
             differentiable=simulator.has_rsample,
         )
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 
 import jax
 import numpy as np
-from tqdm.auto import tqdm
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme.abc.recursive import recursive_abc_step
@@ -83,8 +82,7 @@ class KernelRecursiveABC(Engine):
         coordinates = Coordinates.from_prior(coordinates_key, problem)
         vectors = None if coordinates.one_to_one else LatentVectors.read(problem, latents)
         path, deviations = [], []
-        bars = self.progress_bar and compat.progress_bars_allowed()
-        for key in tqdm(keys, desc="iterations", disable=not bars):
+        for key in compat.progress(keys, "iterations", self.progress_bar):
             simulate_key, herd_key = jax.random.split(key)
             simulations = self.plan.simulate_at(simulate_key, problem, latents)
             table = ReferenceTable.read(coordinates, problem, simulations)

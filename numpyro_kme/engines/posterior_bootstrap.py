@@ -60,11 +60,9 @@ class BootstrapPosterior(Posterior):
         Returns:
             Losses, one for each value; the part that no parameter changes is included.
         """
-        checks.require(
-            site in self.iid.target.shapes, f"`site` must be one of {list(self.iid.target.shapes)}; got {site!r}."
-        )
-        estimate = self.mode()
-        latents = {name: np.repeat(estimate[name][None], len(values), axis=0) for name in self.iid.target.shapes}
+        shapes, estimate = self.iid.target.shapes, self.mode()
+        checks.require(site in shapes, f"`site` must be one of {list(shapes)}; got {site!r}.")
+        latents = {name: np.repeat(estimate[name][None], len(values), axis=0) for name in shapes}
         entry: Any = (slice(None), *index)
         latents[site][entry] = np.asarray(values)
         reweightings, nodes = full_data(self.objective, 0), self.replicates.nodes
@@ -121,6 +119,8 @@ class PosteriorBootstrap(Engine):
         prior_draws: `z` is the best, by the replicate's loss, of so many draws of the prior. With 1 the prior counts
             in every direction; with many (the published starts are the best of 500) only where the data say nothing,
             and there as given the data, which matters where they leave a curved set open.
+        progress_bar: Show a bar of the replicates, or of the rounds in which an emulator learns, except where the
+            environment variable `CI` is set.
 
     Attributes:
         replicates: Everything known of the last run, unconstrained (`Replicates`).
@@ -147,18 +147,13 @@ class PosteriorBootstrap(Engine):
     num_simulations: int = 2_500_000
     prior_weight: float = 0.0
     prior_draws: int = 1
+    progress_bar: bool = True
 
     def __post_init__(self):
         checks.whole("num_starts", self.num_starts, 1)
         check_rule(self.length_scale, self.loss, "loss", Loss, "a loss, such as MMD()")
-        self.settings = Settings(
-            self.num_samples,
-            self.num_nodes,
-            self.method,
-            prior_weight=self.prior_weight,
-            prior_draws=self.prior_draws,
-            num_simulations=self.num_simulations,
-        )
+        names = "num_samples", "num_nodes", "method", "prior_weight", "prior_draws", "num_simulations", "progress_bar"
+        self.settings = Settings(**{name: getattr(self, name) for name in names})
         checks.require(
             not isinstance(self.centering, str) or self.centering == "prior predictive",
             f'`centering` must be a distribution, a sampler or "prior predictive"; got {self.centering!r}.',
@@ -166,8 +161,7 @@ class PosteriorBootstrap(Engine):
         DirichletProcess(self.concentration, self.centering, self.truncation)
 
     def _infer(self, rng_key, args, kwargs):
-        last = self._found[0] if self._found else None
-        return self._bootstrap(rng_key, args, kwargs, last)
+        return self._bootstrap(rng_key, args, kwargs, self._found and self._found[0])
 
     def _bootstrap(self, rng_key, args: tuple, kwargs: dict, last: "Read | None"):
         start_key, run_key = jax.random.split(rng_key)
@@ -193,6 +187,7 @@ class PosteriorBootstrap(Engine):
             },
             groups={"observed_data": {iid.site: iid.data}},
             info=described(replicates),
+            problem=iid.problem,
             replicates=replicates,
             iid=iid,
             objective=objective,
@@ -213,17 +208,10 @@ class PosteriorBootstrap(Engine):
         """The model as a generator, and the prior; the last ones again, with their compiled programs,
         where only the data have changed, and nothing that the model refers to."""
         iid = IidModel.read(self.model, args, kwargs)
-        covariates = None
-        if self.covariates is not None:
-            checks.require(
-                self.covariates in kwargs,
-                f"`covariates` names the argument {self.covariates!r}; run got the keyword arguments {sorted(kwargs)}.",
-            )
-            covariates = kwargs[self.covariates]
         code = fingerprint({"model": self.model}).parts
-        if last is not None and code == last.code and _same_but_for_data(last.first, iid):
+        if last is not None and code == last.code and iid.differs_in_data_alone(last.first):
             return replace(last, engine=self._settings(), iid=iid)
-        generator = iid.generator(covariates)
+        generator = iid.generator(self.covariates)
         return Read(self._settings(), iid, iid, generator, self._process(iid, generator), code)
 
     def _process(self, iid: IidModel, generator: Generator) -> DirichletProcess:
@@ -265,30 +253,14 @@ def _drawn(distribution: Distribution, rng_key: jax.Array, num: int) -> jax.Arra
     return distribution.sample(rng_key, (num,))
 
 
-def _same_but_for_data(old: IidModel, new: IidModel) -> bool:
-    """Whether two runs of a model differ in the observed values at most."""
-    before, structure = jax.tree.flatten((old.args, old.kwargs))
-    after, other = jax.tree.flatten((new.args, new.kwargs))
-    if str(structure) != str(other) or not np.array_equal(old.kept, new.kept):
-        return False
-
-    def same(a, b):
-        if np.shape(a) != np.shape(b):
-            return False
-        return np.array_equal(a, b) or (np.array_equal(a, old.observed) and np.array_equal(b, new.observed))
-
-    return all(same(a, b) for a, b in zip(before, after))
-
-
 def warn_of(replicates: Replicates) -> None:
     """Warn of minimisations that fell short."""
     failed = np.flatnonzero(~replicates.converged)
     if len(failed):
         checks.warn(
-            f"{len(failed)} of {len(replicates.converged)} replicates did not converge: "
-            f"{failed[:10].tolist()}"
+            f"{len(failed)} of {len(replicates.converged)} replicates did not converge: {failed[:10].tolist()}"
             f"{' ...' if len(failed) > 10 else ''}. They are marked in the extra field `converged`; see "
-            f"`remaining_step`.",
+            "`remaining_step`.",
         )
     known = replicates.emulator
     if known is not None and known.is_wrong:
@@ -298,9 +270,8 @@ def warn_of(replicates: Replicates) -> None:
         )
     if known is None and replicates.quadrature.noise > NOISY:
         checks.warn(
-            f"doubling the noise nodes moves the draws by {replicates.quadrature.noise:.2g} posterior "
-            f"standard deviations. Raise "
-            "`num_nodes`, or declare the simulator's noise with FromNoise.",
+            f"doubling the noise nodes moves the draws by {replicates.quadrature.noise:.2g} posterior standard "
+            "deviations. Raise `num_nodes`, or declare the simulator's noise with FromNoise.",
         )
     if not replicates.fit.converged:
         checks.warn("the full-data minimum did not converge to working precision; see `replicates.fit`.")
