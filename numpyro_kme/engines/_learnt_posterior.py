@@ -15,7 +15,7 @@ from numpyro_kme._core.programs import Program
 from numpyro_kme.embeddings.herding import herd
 from numpyro_kme.embeddings.measures import Measure, Normal
 from numpyro_kme.engines import _sampling
-from numpyro_kme.engines.posterior import ORDERED, Posterior
+from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
@@ -131,14 +131,7 @@ class LearntPosterior(Posterior):
         candidates = np.asarray(posterior.weighted_particles(rng_key, max(HERDING_CANDIDATES, num_samples)).particles)
         chosen = np.asarray(herd(posterior.embedding(kernel, candidates), kernel, candidates, num_samples))
         latents = {name: np.asarray(v) for name, v in coordinates.latents_table(candidates[chosen]).items()}
-        return Posterior(
-            engine=self.engine,
-            samples={**latents, **self.problem.evaluate(latents).deterministics},
-            groups={"observed_data": self.problem.observations},
-            info={"draws": ORDERED},
-            problem=self.problem,
-            simulations=self.simulations,
-        )
+        return self._super_samples({**latents, **self.problem.evaluate(latents).deterministics})
 
     def mode(self) -> dict[str, np.ndarray]:
         """The latents at the maximum of the posterior density, `{site: (*shape)}`, by L-BFGS from the best draws.

@@ -3,8 +3,7 @@
 import abc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
@@ -20,9 +19,13 @@ from numpyro_kme.embeddings.herding import herd
 from numpyro_kme.embeddings.means import MeanEmbedding
 from numpyro_kme.embeddings.modes import embedding_mode
 from numpyro_kme.engines._reference_table import LatentVectors, ReferenceTable, arguments_to_coordinates, check_model
+from numpyro_kme.engines._weighers import Weigher, Weighting, check_kernel, data_kernel
 from numpyro_kme.engines.base import SimulationEngine, Trained
-from numpyro_kme.engines.posterior import ORDERED, Posterior, groups
+from numpyro_kme.engines.posterior import Posterior, groups
 from numpyro_kme.kernels import Gaussian
+from numpyro_kme.kernels.base import Kernel
+from numpyro_kme.kernels.length_scales import LengthScaleRule
+from numpyro_kme.kernels.low_rank import TOLERANCE
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.samplers.resampling import systematic_shuffled
@@ -32,61 +35,9 @@ ROUNDING = 1e-6
 """Of an effective sample size: that of ten equal weights may come out as 9.999999999999998."""
 
 
-COMPARED = 200
-"""Simulations that are compared with one another, where that is cheap."""
-
-
 PRIOR_DRAWS, UNLIKELY = 1000, 1e-6
 """Draws that given simulations are compared with, and the p-value below which they come from elsewhere than the prior.
 """
-
-
-class Weighting(NamedTuple):
-    """Weights of the simulations.
-
-    Attributes:
-        weights: `(m,)`, of any sign and total.
-        distances: Of the simulations from the observation, `(m,)`, as `Weigher.apart` measures them.
-        info: What a person reads.
-    """
-
-    weights: np.ndarray
-    distances: np.ndarray
-    info: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Weigher(abc.ABC):
-    """What an engine has learnt to weight simulations by; frozen.
-
-    Attributes:
-        table: The simulations.
-    """
-
-    table: ReferenceTable
-
-    def at(self, y: np.ndarray) -> Self:
-        """The same for one observation, where it measures by it."""
-        return self
-
-    @abc.abstractmethod
-    def weigh(self, y: np.ndarray) -> Weighting:
-        """Weights of the simulations given an observation, read as a row of `table.x`, and their distances from it."""
-
-    @abc.abstractmethod
-    def apart(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """How far rows `(k, *event)` of `table.x` are from such rows `(s, *event)`, `(s, k)`."""
-
-    @property
-    def num_compared(self) -> int:
-        """How many simulations are compared with one another."""
-        return min(COMPARED, len(self.table))
-
-    @cached_property
-    def between(self) -> np.ndarray:
-        """Distances of some simulations from one another, `(k, k)`."""
-        some = self.table.x[np.linspace(0, len(self.table) - 1, self.num_compared).astype(int)]
-        return self.apart(some, some)
 
 
 class LearntWeigher(NamedTuple):
@@ -139,9 +90,8 @@ class WeightedPosterior(Posterior):
         return np.tensordot(self.weights, values, axes=1)
 
     def mode(self) -> dict[str, np.ndarray]:
-        """Point estimate, `{site: (*shape)}`: the mode of the posterior embedding (its pre-image), the weights
-        smoothed by a
-        Gaussian kernel in coordinates.
+        """Point estimate, `{site: (*shape)}`: the mode of the posterior embedding (its pre-image), the weights smoothed
+        by a Gaussian kernel in coordinates.
 
         The kernel is as wide as the posterior in each coordinate, from its largest weights. Where the simulator's
         arguments do not determine the latents, as under a Dirichlet or a hierarchical prior, the coordinates are those
@@ -167,14 +117,7 @@ class WeightedPosterior(Posterior):
         checks.whole("num_samples", num_samples, 1)
         chosen = _herded(self.table.z, self.weights, num_samples)
         sites = {name: np.asarray(value)[chosen] for name, value in self.get_weights().items() if name != "weight"}
-        return Posterior(
-            engine=self.engine,
-            samples=sites,
-            groups={"observed_data": self.groups["observed_data"]},
-            info={"draws": ORDERED},
-            problem=self.problem,
-            simulations=self.simulations,
-        )
+        return self._super_samples(sites)
 
 
 @dataclass(eq=False, repr=False)
@@ -248,14 +191,12 @@ class WeightedEngine(SimulationEngine):
         self._warn_if_out_of_distribution(weigher, found.distances)
         chosen = choose(rng_key, table.z, weights, self.num_samples)
         sites = {name: np.asarray(value) for name, value in {**table.latents, **table.deterministics}.items()}
-        weighted = {name: value[None] for name, value in {**sites, "weight": weights}.items()}
+        found_in = groups(replace(learnt.simulations, latents=table.latents), problem)
+        found_in["weighted_posterior"] = {name: value[None] for name, value in {**sites, "weight": weights}.items()}
         return WeightedPosterior(
             engine=type(self).__name__,
             samples={name: value[chosen] for name, value in sites.items()},
-            groups={
-                **groups(replace(learnt.simulations, latents=table.latents), problem),
-                "weighted_posterior": weighted,
-            },
+            groups=found_in,
             info=info,
             problem=problem,
             simulations=learnt.simulations,
@@ -293,10 +234,40 @@ class WeightedEngine(SimulationEngine):
             )
 
 
-def fewer_compared(m: int) -> int:
-    """So many that comparing them with one another costs half of what comparing `m` simulations with the observation
-    does."""
-    return int(np.clip(np.sqrt(m / 2), 10, 50))
+@dataclass(eq=False, repr=False, kw_only=True)
+class KernelEngine(WeightedEngine):
+    """Base of the engines that weight simulations by ridge regression on the data, with a kernel on these.
+
+    Args:
+        kernel: On outputs of the simulator; made by `length_scale` when left out.
+        length_scale: Rule for the length scale of that kernel; the median heuristic when left out.
+        regularisation: Of the regression.
+        tolerance: Of the low-rank factor of the Gram matrix of the data.
+    """
+
+    measure = "squared distance in the space of the kernel"
+    kernel: Kernel | None = None
+    length_scale: LengthScaleRule | None = None
+    regularisation: float | None = None
+    tolerance: float = TOLERANCE
+
+    def __post_init__(self, simulations):
+        super().__post_init__(simulations)
+        check_kernel(self.kernel, self.length_scale, self.regularisation, self.tolerance)
+
+    def _kernel(self, table: ReferenceTable) -> Kernel:
+        return self.kernel or data_kernel(table, self.length_scale)
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class SignedEngine(KernelEngine):
+    """Base of the engines whose weights have both signs; `_fit` makes a `SignedWeigher`."""
+
+    def weights(self, observations: Any) -> np.ndarray:
+        """Signed weights of the simulations at many observations `(s, *event)`, `(s, m)`, as they are, from one
+        factorisation."""
+        weigher = self.trained.learnt.weigher
+        return weigher.at_rows(weigher.table.points(observations))
 
 
 def _warn_of_variances(table: ReferenceTable, weights: np.ndarray) -> None:

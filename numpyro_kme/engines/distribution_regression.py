@@ -6,8 +6,8 @@ import numpy as np
 
 from numpyro_kme.abc.distribution_regression import DistributionRegression
 from numpyro_kme.abc.weighting import soft_abc_weights
-from numpyro_kme.engines._data_kernels import KernelEngine, apart
-from numpyro_kme.engines._weighted import Weigher, Weighting
+from numpyro_kme.engines._weighers import Weigher, Weighting, apart
+from numpyro_kme.engines._weighted import KernelEngine
 from numpyro_kme.engines.base import check_positive
 
 

@@ -1,15 +1,12 @@
 """K2-ABC: soft approximate Bayesian computation with the maximum mean discrepancy."""
 
-from dataclasses import dataclass, replace
-
-import numpy as np
+from dataclasses import dataclass
 
 from numpyro_kme._core import checks
-from numpyro_kme.abc.out_of_distribution import dissimilarities
-from numpyro_kme.abc.weighting import discrepancies_to, soft_abc_weights
+from numpyro_kme.abc.weighting import soft_abc_weights
 from numpyro_kme.embeddings.mmd import Estimator
-from numpyro_kme.engines._data_kernels import check_rule, quadratic_by
-from numpyro_kme.engines._weighted import Weigher, WeightedEngine, Weighting, fewer_compared
+from numpyro_kme.engines._weighers import DiscrepancyWeigher, check_rule
+from numpyro_kme.engines._weighted import WeightedEngine
 from numpyro_kme.engines.base import check_positive
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 
@@ -61,48 +58,25 @@ class K2ABC(WeightedEngine):
         check_rule(self.length_scale, self.estimator, "estimator", Estimator, what)
 
     def _fit(self, rng_key, problem, table):
-        sets = table.as_data_sets(table.x)
+        size = table.as_data_sets(table.x).shape[1]
         checks.require(
-            sets.shape[1] >= 2,
-            f"K2ABC compares data sets; the simulator gives one of {sets.shape[1]} points. Put several draws under a "
-            "plate.",
+            size >= 2,
+            f"K2ABC compares data sets; the simulator gives one of {size} points. Put several draws under a plate.",
         )
-        return MMDWeigher(table, sets, self.estimator, self.length_scale, self.epsilon)
+        return SoftWeigher(table, self.estimator, self.length_scale, self.epsilon)
 
 
 @dataclass(frozen=True)
-class MMDWeigher(Weigher):
+class SoftWeigher(DiscrepancyWeigher):
     """Soft weights by the squared MMD between data sets.
 
     Attributes:
-        sets: The simulated data sets, `(m, n, d)`.
-        estimator: Of the squared MMD; None until there is an observation whose length scale it takes.
-        length_scale: Rule for that length scale.
         epsilon: Width of the weights, or None.
     """
 
-    sets: np.ndarray
-    estimator: Estimator | None
-    length_scale: LengthScaleRule | None
     epsilon: float | None
 
-    def at(self, y):
-        """As `Weigher.at`."""
-        if self.estimator is not None:
-            return self
-        return replace(self, estimator=quadratic_by(self.length_scale, self.table, self.table.as_data_sets(y[None])[0]))
-
-    def weigh(self, y):
-        """As `Weigher.weigh`."""
-        observed = self.table.as_data_sets(y[None])[0]
-        weights, epsilon = soft_abc_weights(discrepancies_to(observed, self.sets, self.estimator), self.epsilon)
-        return Weighting(weights, self.apart(self.table.x, y[None])[0], {"epsilon": epsilon})
-
-    @property
-    def num_compared(self):
-        """As `Weigher.num_compared`."""
-        return fewer_compared(len(self.table))
-
-    def apart(self, x, y):
-        """As `Weigher.apart`."""
-        return dissimilarities(self.estimator, self.table.as_data_sets(x), self.table.as_data_sets(y))
+    def weights_of(self, discrepancies):
+        """As `DiscrepancyWeigher.weights_of`."""
+        weights, epsilon = soft_abc_weights(discrepancies, self.epsilon)
+        return weights, {"epsilon": epsilon}

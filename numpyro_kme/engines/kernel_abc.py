@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from numpyro_kme.engines._data_kernels import SignedEngine, SignedWeigher
+from numpyro_kme.engines._weighers import SignedWeigher
+from numpyro_kme.engines._weighted import SignedEngine
 from numpyro_kme.kernels.low_rank import LowRankRidge
 
 

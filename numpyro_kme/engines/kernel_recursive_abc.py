@@ -9,8 +9,8 @@ import numpy as np
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme.abc.recursive import recursive_abc_step
-from numpyro_kme.engines._data_kernels import check_kernel, data_kernel
 from numpyro_kme.engines._reference_table import LatentVectors, ReferenceTable, check_model
+from numpyro_kme.engines._weighers import check_kernel, data_kernel
 from numpyro_kme.engines.base import Engine, RunAgain
 from numpyro_kme.engines.posterior import Posterior, groups
 from numpyro_kme.kernels.base import Kernel

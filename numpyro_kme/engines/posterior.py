@@ -18,10 +18,7 @@ Samples = Mapping[str, np.ndarray]
 
 WIDTH = 80
 """Columns of a printed summary."""
-
-
-ORDERED = "super-samples by kernel herding: in order, each given those before it, and not independent"
-"""What the draws of a herded posterior are."""
+HERDED = "super-samples by kernel herding: in order, each given those before it, and not independent"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +110,17 @@ class Posterior(Recomputed):
             **self.groups,
         }
         return arviz.to_inference_data(groups, coords=coords, dims=dims, attrs={"engine": self.engine, **self.info})
+
+    def _super_samples(self, samples: Samples) -> "Posterior":
+        """This posterior with samples chosen by herding."""
+        return Posterior(
+            engine=self.engine,
+            samples=samples,
+            groups={"observed_data": self.groups["observed_data"]},
+            info={"draws": HERDED},
+            problem=self.problem,
+            simulations=self.simulations,
+        )
 
     def _grouped(self, tree: Samples, group_by_chain: bool) -> dict[str, np.ndarray]:
         if not group_by_chain:

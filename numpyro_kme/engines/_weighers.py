@@ -1,61 +1,81 @@
-"""Engines with a kernel on the outputs of a simulator, which a rule for length scales makes where none is given."""
+"""How simulations are weighted: by regression with a kernel on their outputs, or by their discrepancy from the data."""
 
-from dataclasses import dataclass
-from typing import Any
+import abc
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
+from numpyro_kme.abc.out_of_distribution import dissimilarities
+from numpyro_kme.abc.weighting import Discrepancy, discrepancies_to
 from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule
-from numpyro_kme.embeddings.mmd import Quadratic
+from numpyro_kme.embeddings.mmd import Estimator, Quadratic
 from numpyro_kme.engines._reference_table import ReferenceTable
-from numpyro_kme.engines._weighted import Weigher, WeightedEngine, Weighting
 from numpyro_kme.engines.base import check_positive
 from numpyro_kme.kernels import EmpiricalMeasure, Gaussian
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.length_scales import LengthScaleRule, MedianHeuristic
-from numpyro_kme.kernels.low_rank import TOLERANCE, LowRankRidge
+from numpyro_kme.kernels.low_rank import LowRankRidge
+from numpyro_kme.losses.base import Loss
+
+COMPARED = 200
+"""Simulations that are compared with one another, where that is cheap."""
 
 SETS = 100
 """Data sets whose distances give the length scale."""
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
-class KernelEngine(WeightedEngine):
-    """Base of the engines that weight simulations by ridge regression on the data, with a kernel on these.
+class Weighting(NamedTuple):
+    """Weights of the simulations.
 
-    Args:
-        kernel: On outputs of the simulator; made by `length_scale` when left out.
-        length_scale: Rule for the length scale of that kernel; the median heuristic when left out.
-        regularisation: Of the regression.
-        tolerance: Of the low-rank factor of the Gram matrix of the data.
+    Attributes:
+        weights: `(m,)`, of any sign and total.
+        distances: Of the simulations from the observation, `(m,)`, as `Weigher.apart` measures them.
+        info: What a person reads.
     """
 
-    measure = "squared distance in the space of the kernel"
-    kernel: Kernel | None = None
-    length_scale: LengthScaleRule | None = None
-    regularisation: float | None = None
-    tolerance: float = TOLERANCE
-
-    def __post_init__(self, simulations):
-        super().__post_init__(simulations)
-        check_kernel(self.kernel, self.length_scale, self.regularisation, self.tolerance)
-
-    def _kernel(self, table: ReferenceTable) -> Kernel:
-        return self.kernel or data_kernel(table, self.length_scale)
+    weights: np.ndarray
+    distances: np.ndarray
+    info: Mapping[str, Any]
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
-class SignedEngine(KernelEngine):
-    """Base of the engines whose weights have both signs; `_fit` makes a `SignedWeigher`."""
+@dataclass(frozen=True)
+class Weigher(abc.ABC):
+    """What an engine has learnt to weight simulations by; frozen.
 
-    def weights(self, observations: Any) -> np.ndarray:
-        """Signed weights of the simulations at many observations `(s, *event)`, `(s, m)`, as they are, from one
-        factorisation."""
-        weigher = self.trained.learnt.weigher
-        return weigher.at_rows(weigher.table.points(observations))
+    Attributes:
+        table: The simulations.
+    """
+
+    table: ReferenceTable
+
+    def at(self, y: np.ndarray) -> Self:
+        """The same for one observation, where it measures by it."""
+        return self
+
+    @abc.abstractmethod
+    def weigh(self, y: np.ndarray) -> Weighting:
+        """Weights of the simulations given an observation, read as a row of `table.x`, and their distances from it."""
+
+    @abc.abstractmethod
+    def apart(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """How far rows `(k, *event)` of `table.x` are from such rows `(s, *event)`, `(s, k)`."""
+
+    @property
+    def num_compared(self) -> int:
+        """How many simulations are compared with one another."""
+        return min(COMPARED, len(self.table))
+
+    @cached_property
+    def between(self) -> np.ndarray:
+        """Distances of some simulations from one another, `(k, k)`."""
+        some = self.table.x[np.linspace(0, len(self.table) - 1, self.num_compared).astype(int)]
+        return self.apart(some, some)
 
 
 @dataclass(frozen=True)
@@ -85,6 +105,55 @@ class SignedWeigher(Weigher):
     def apart(self, x, y):
         """As `Weigher.apart`."""
         return apart(self.fitted.right.kernel, x, y)
+
+
+@dataclass(frozen=True)
+class DiscrepancyWeigher(Weigher):
+    """Weights by a discrepancy from the observation.
+
+    Attributes:
+        discrepancy: None until there is an observation whose length scale the squared MMD takes.
+        length_scale: Rule for that length scale.
+    """
+
+    discrepancy: Estimator | Loss | Discrepancy | None
+    length_scale: LengthScaleRule | None
+
+    @abc.abstractmethod
+    def weights_of(self, discrepancies: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
+        """Weights of simulations with discrepancies `(m,)`, and what a person reads."""
+
+    def at(self, y):
+        """As `Weigher.at`."""
+        if self.discrepancy is not None:
+            return self
+        observed = self.table.as_data_sets(y[None])[0]
+        return replace(self, discrepancy=quadratic_by(self.length_scale, self.table, observed))
+
+    def weigh(self, y):
+        """As `Weigher.weigh`."""
+        x, observed = self._as_compared(self.table.x), self._as_compared(y[None])
+        found = discrepancies_to(observed[0], x, self.discrepancy)
+        bounded = isinstance(self.discrepancy, Estimator)
+        distances = dissimilarities(self.discrepancy, x, observed)[0] if bounded else found
+        weights, info = self.weights_of(found)
+        return Weighting(weights, distances, info)
+
+    @property
+    def num_compared(self):
+        """So many that comparing them with one another costs half of what comparing all with the observation does."""
+        return int(np.clip(np.sqrt(len(self.table) / 2), 10, 50))
+
+    def apart(self, x, y):
+        """As `Weigher.apart`."""
+        x, y = self._as_compared(x), self._as_compared(y)
+        if isinstance(self.discrepancy, Estimator):
+            return dissimilarities(self.discrepancy, x, y)
+        return np.stack([discrepancies_to(one, x, self.discrepancy) for one in y])
+
+    def _as_compared(self, x: np.ndarray) -> np.ndarray:
+        """Outputs as the discrepancy gets them."""
+        return self.table.as_data_sets(x) if isinstance(self.discrepancy, Estimator | Loss) else x
 
 
 def check_kernel(kernel: Any, rule: LengthScaleRule | None, regularisation: float | None, tolerance: float) -> None:
