@@ -10,15 +10,5 @@ from numpyro_kme.diagnostics.goodness_of_fit import (
 from numpyro_kme.diagnostics.verdict import Check, check
 from numpyro_kme.diagnostics.weight_calibration import WeightCalibration, calibrate_weight
 
-__all__ = [
-    "Calibration",
-    "Check",
-    "MisspecificationTest",
-    "PredictiveCheck",
-    "WeightCalibration",
-    "calibrate",
-    "calibrate_weight",
-    "check",
-    "misspecification_test",
-    "predictive_check",
-]
+__all__ = ["Calibration", "Check", "MisspecificationTest", "PredictiveCheck", "WeightCalibration"]
+__all__ += ["calibrate", "calibrate_weight", "check", "misspecification_test", "predictive_check"]

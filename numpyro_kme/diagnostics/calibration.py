@@ -14,6 +14,7 @@ from numpyro_kme._core import arviz, checks, compat
 from numpyro_kme.diagnostics import uniformity
 from numpyro_kme.diagnostics.uniformity import MARGIN
 from numpyro_kme.engines.base import Engine, problem_of
+from numpyro_kme.engines.posterior import numbers
 from numpyro_kme.models.problem import Arrays
 from numpyro_kme.simulations import Simulations, simulate
 
@@ -68,12 +69,7 @@ class Calibration:
     @property
     def columns(self) -> dict[str, np.ndarray]:
         """The ranks of each number, by name, `{name[i]: (N,)}`."""
-        found = {}
-        for name, value in self.ranks.items():
-            for index in np.ndindex(value.shape[1:]):
-                label = name + (f"[{','.join(map(str, index))}]" if index else "")
-                found[label] = value[(slice(None), *index)]
-        return found
+        return numbers(self.ranks)
 
     @cached_property
     def tests(self) -> dict[str, dict[str, float]]:

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 from numpyro.infer import Predictive
+from scipy.spatial import KDTree
 
 from numpyro_kme._core import arviz, checks
 from numpyro_kme.engines.base import Engine, posterior_of, problem_of
@@ -63,23 +64,12 @@ def misspecification_test(x: Any, y: Any) -> MisspecificationTest:
     centred = together - together.mean(axis=0)
     values, vectors = np.linalg.eigh(centred.T @ centred / len(centred))
     white = centred @ (vectors / np.sqrt(np.maximum(values, 1e-10 * values.max())))
-    scores = np.log(np.maximum(_to_neighbours(white), 1e-300))
+    distances, _ = KDTree(white).query(white, NEIGHBOURS + 1)  # the nearest to each is itself
+    scores = np.log(np.maximum(distances[:, -1], 1e-300))
     tails = np.abs(together - np.median(together, axis=0))
     witness = np.ones(table.shape[1])
     witness[list(transform.kept)] = np.mean(tails >= tails[-1:], axis=0)
     return MisspecificationTest(float(np.mean(scores >= scores[-1])), float(scores[-1]), scores[:-1], witness)
-
-
-def _to_neighbours(points: np.ndarray) -> np.ndarray:
-    """Distance of each row to its fifth nearest other row, in blocks."""
-    found = []
-    squares = np.sum(points * points, axis=1)
-    for start in range(0, len(points), 512):
-        block = points[start : start + 512]
-        distances = squares[start : start + 512, None] + squares[None] - 2.0 * block @ points.T
-        distances[np.arange(len(block)), start + np.arange(len(block))] = np.inf
-        found.append(np.sqrt(np.maximum(np.partition(distances, NEIGHBOURS - 1, axis=1)[:, NEIGHBOURS - 1], 0.0)))
-    return np.concatenate(found)
 
 
 @dataclass(frozen=True)

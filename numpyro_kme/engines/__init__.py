@@ -15,24 +15,6 @@ from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.engines.posterior_bootstrap import BootstrapPosterior, PosteriorBootstrap
 from numpyro_kme.engines.rejection_abc import RejectionABC
 
-__all__ = [
-    "K2ABC",
-    "KELFI",
-    "BootstrapPosterior",
-    "DistributionRegressionABC",
-    "Engine",
-    "FromPosterior",
-    "FromVariance",
-    "KernelABC",
-    "KernelBayes",
-    "KernelRecursiveABC",
-    "LearntPosterior",
-    "Posterior",
-    "PosteriorBootstrap",
-    "Proposal",
-    "RejectionABC",
-    "RunAgain",
-    "Trained",
-    "WeightedPosterior",
-    "cite",
-]
+__all__ = ["KELFI", "FromPosterior", "FromVariance", "PosteriorBootstrap", "Proposal", "cite"]
+__all__ += ["K2ABC", "DistributionRegressionABC", "KernelABC", "KernelBayes", "KernelRecursiveABC", "RejectionABC"]
+__all__ += ["BootstrapPosterior", "Engine", "LearntPosterior", "Posterior", "RunAgain", "Trained", "WeightedPosterior"]

@@ -53,34 +53,31 @@ class IidModel(Recomputed):
 
     @classmethod
     def read(cls, model: Callable, args: tuple, kwargs: Mapping) -> "IidModel":
-        """Find the data plate of `model(*args, **kwargs)`, or raise a sentence that says how to write one."""
+        """Find the data plate of `model(*args, **kwargs)`, or raise an error that says how to write one."""
         sizes = [np.shape(leaf)[0] for leaf in jax.tree.leaves((args, kwargs)) if np.ndim(leaf)]
-        checks.require(
-            0 not in sizes,
-            "the data are empty; the posterior bootstrap needs at least two points along the data plate.",
-        )
+        empty = "the data are empty; the posterior bootstrap needs at least two points along the data plate."
+        checks.require(0 not in sizes, empty)
         with tracing.one_model_at_a_time(), handlers.block(), handlers.trace() as sketch, tracing.ProperPriors():
             handlers.seed(handlers.substitute(model, data={}), random.key(0))(*args, **kwargs)
         reading.check_plates(sketch)
         samples = {name: site for name, site in sketch.items() if site["type"] == "sample"}
         observed = {name: site for name, site in samples.items() if site["is_observed"]}
-        simulated = {name for name, site in samples.items() if _is_simulator(site)}
+        simulated = {name for name, site in samples.items() if isinstance(compat.innermost(site["fn"]), Simulator)}
+        unseen = sorted(simulated - set(observed))
         checks.require(
             len(observed) == 1,
             f"the posterior bootstrap needs one observed site whose data it reweights; this model observes "
-            f"{sorted(observed)}"
-            f"{_unobserved(simulated - set(observed))}. Put everything that belongs to one data point into "
-            f"one site.",
+            f"{sorted(observed)}{f', and its simulator sites {unseen} are not observed' if unseen else ''}. Put "
+            "everything that belongs to one data point into one site.",
         )
         (site,) = observed
         frames = observed[site]["cond_indep_stack"]
         checks.require(
             len(frames) == 1 and np.shape(observed[site]["value"])[:1] == (frames[0].size,),
-            f"the observed site {site!r} of shape {np.shape(observed[site]['value'])} must stand in one "
-            f"plate, the data plate, along "
-            f"its first axis; it has the plates {[(frame.name, frame.size) for frame in frames]}. Write: "
-            f"with numpyro.plate('data', "
-            f"len(x)): numpyro.sample({site!r}, ..., obs=x), with one event for each data point.",
+            f"the observed site {site!r} of shape {np.shape(observed[site]['value'])} must stand in one plate, the "
+            f"data plate, along its first axis; it has the plates {[(frame.name, frame.size) for frame in frames]}. "
+            f"Write: with numpyro.plate('data', len(x)): numpyro.sample({site!r}, ..., obs=x), with one event for each "
+            "data point.",
         )
         value = np.asarray(observed[site]["value"])
         checks.real(f"observation at {site!r}", value)
@@ -259,14 +256,6 @@ def _kept(name: str, site) -> np.ndarray:
         "points, and each as a whole or not at all.",
     )
     return kept
-
-
-def _is_simulator(site) -> bool:
-    return isinstance(compat.innermost(site["fn"]), Simulator)
-
-
-def _unobserved(names) -> str:
-    return f", and its simulator sites {sorted(names)} are not observed" if names else ""
 
 
 def _no_draws(u, noise):

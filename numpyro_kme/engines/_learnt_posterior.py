@@ -181,15 +181,12 @@ class LearntPosterior(Posterior):
         """
         return {site: f.surrogate.relevance().reshape(f.event_shape) for site, f in self.likelihoods.items()}
 
+    @on_host
     def surrogate_variance(self, latents: Mapping[str, Any]) -> np.ndarray:
         """Variance of the surrogate at latents `{site: (n, *shape)}`, relative to far from all simulations, `(n,)`.
 
         It lies between 0 and 1, and says where further simulations would tell most.
         """
-        return self._variance(latents)
-
-    @on_host
-    def _variance(self, latents) -> np.ndarray:
         surrogate = self.likelihoods[self.problem.site()].surrogate
         return np.asarray(surrogate.variance(self._coordinates_of(latents)))
 

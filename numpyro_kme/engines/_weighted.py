@@ -105,7 +105,7 @@ class WeightedPosterior(Posterior):
         found = embedding_mode(MeanEmbedding(_kernel(z, weights, 1.0), z, weights))
         if vectors is None:
             return on_host(Coordinates.latents)(table.coordinates, found)
-        return {name: np.asarray(value[0]) for name, value in vectors.latents(found[None]).items()}
+        return {name: np.asarray(value[0]) for name, value in vectors.latents_table(found[None]).items()}
 
     def herd(self, rng_key: jax.Array, num_samples: int) -> Posterior:
         """Super-samples: simulations chosen by kernel herding of the embedded posterior, in the order in which it

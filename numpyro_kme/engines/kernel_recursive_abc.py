@@ -89,7 +89,7 @@ class KernelRecursiveABC(Engine):
             if vectors is not None:
                 table = replace(table, z=vectors.table(table.latents))
             z = self._step(herd_key, table, table.point(problem.observations[problem.site()]))
-            latents = coordinates.latents_table(z) if vectors is None else vectors.latents(z)
+            latents = (vectors or coordinates).latents_table(z)
             path.append(z[0])
             deviations.append(z.std(axis=0))
         posterior = PointPosterior(

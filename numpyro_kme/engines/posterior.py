@@ -128,12 +128,21 @@ class Posterior(Recomputed):
         return {name: value.reshape(self.num_chains, -1, *value.shape[1:]) for name, value in tree.items()}
 
 
+def numbers(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Each number of arrays `{name: (n, *shape)}` by its name and index, `{name[i,j]: (n,)}`."""
+    found = {}
+    for name, value in arrays.items():
+        for index in np.ndindex(np.shape(value)[1:]):
+            label = name + (f"[{','.join(map(str, index))}]" if index else "")
+            found[label] = np.asarray(value)[(slice(None), *index)]
+    return found
+
+
 def _columns(statistics: Mapping[str, Mapping[str, np.ndarray]], chains: bool) -> dict[str, list]:
     """NumPyro's statistics of sites as columns, a row for each number; those of chains only for chains."""
     columns: dict[str, list] = {"": []}
     for site, found in statistics.items():
-        shape = np.shape(found["mean"])
-        columns[""] += [site + (f"[{','.join(map(str, i))}]" if shape else "") for i in np.ndindex(shape)]
+        columns[""] += numbers({site: found["mean"][None]})
         for title, values in found.items():
             if chains or title not in ("n_eff", "r_hat"):
                 columns.setdefault(title, []).extend(np.ravel(values))
@@ -152,18 +161,17 @@ def _readable(value: Any) -> str:
 
 def groups(simulations: Simulations, problem: Problem) -> dict[str, dict[str, np.ndarray]]:
     """The simulations, those at chosen latents apart, and the observation as ArviZ groups."""
-    chain = lambda tree: {name: np.asarray(value)[None] for name, value in tree.items()}  # noqa: E731
-    failed = {"failed_simulations": chain(simulations.failed)} if simulations.failures else {}
     first = len(simulations) - simulations.proposed
     drawn = {**simulations.latents, **simulations.deterministics}
-    proposed = {
-        "proposal": chain({name: value[first:] for name, value in drawn.items()}),
-        "proposal_predictive": chain({name: value[first:] for name, value in simulations.x.items()}),
-    }
-    return {
-        "prior": chain({name: value[:first] for name, value in drawn.items()}),
-        "prior_predictive": chain({name: value[:first] for name, value in simulations.x.items()}),
-        **(proposed if simulations.proposed else {}),
-        "observed_data": problem.observations,
-        **failed,
-    }
+
+    def chain(tree, rows=slice(None)):
+        return {name: np.asarray(value)[rows][None] for name, value in tree.items()}
+
+    own, further = slice(first), slice(first, None)
+    found = {"prior": chain(drawn, own), "prior_predictive": chain(simulations.x, own)}
+    if simulations.proposed:
+        found |= {"proposal": chain(drawn, further), "proposal_predictive": chain(simulations.x, further)}
+    found["observed_data"] = problem.observations
+    if simulations.failures:
+        found["failed_simulations"] = chain(simulations.failed)
+    return found

@@ -9,7 +9,7 @@ from numpyro_kme._core import arviz, checks
 from numpyro_kme.engines._learnt_posterior import LearntPosterior
 from numpyro_kme.engines.base import Engine, posterior_of
 from numpyro_kme.engines.posterior import Posterior
-from numpyro_kme.plots._panels import COLOURS, DARK, FAINT, FILL, HEIGHT, WIDTH, numbers, panels, pyplot
+from numpyro_kme.plots._panels import COLOURS, DARK, FAINT, FILL, HEIGHT, WIDTH, chosen, panels, pyplot
 
 BINS = 40
 
@@ -32,8 +32,8 @@ def marginals(
         A matplotlib figure.
     """
     checks.require(0.0 < prob < 1.0, f"`prob` must be between 0 and 1; got {prob}.")
-    columns = {label: numbers(draws, names) for label, draws in _labelled(posteriors).items()}
-    known = numbers({name: np.asarray(value)[None] for name, value in (truth or {}).items()})
+    columns = {label: chosen(draws, names) for label, draws in _labelled(posteriors).items()}
+    known = chosen({name: np.asarray(value)[None] for name, value in (truth or {}).items()})
     first = next(iter(columns.values()))
     figure, axes = panels(len(first))
     for axis, name in zip(axes, first):
@@ -120,12 +120,8 @@ def relevance(posterior: LearntPosterior | Engine, labels: Sequence[str] | None 
     Returns:
         A matplotlib figure.
     """
-    found = {
-        label: float(value[0])
-        for label, value in numbers(
-            {site: value[None] for site, value in _learnt(posterior).relevance().items()}
-        ).items()
-    }
+    by_site = _learnt(posterior).relevance()
+    found = {label: float(value[0]) for label, value in chosen({s: v[None] for s, v in by_site.items()}).items()}
     checks.require(
         labels is None or len(labels) == len(found),
         f"`labels` must name {len(found)} statistics; got {len(labels or ())}.",
@@ -159,13 +155,12 @@ def surrogate(
     """
     posterior = _learnt(posterior)
     latents = {name: np.asarray(posterior.samples[name]) for name in posterior.problem.latents}
-    columns = numbers(latents, names)
+    columns = chosen(latents, names)
     if names is None:
         columns = dict(list(columns.items())[:2])
     checks.require(1 <= len(columns) <= 2, f"`names` must be of one or two numbers; got {list(columns)}.")
-    made = numbers(
-        {name: posterior.simulations.latents[name] for name in latents if name in posterior.simulations.latents}
-    )
+    known = posterior.simulations.latents
+    made = chosen({name: known[name] for name in latents if name in known})
     grids = [_around(draws) for draws in columns.values()]
     points = np.stack([part.ravel() for part in np.meshgrid(*grids, indexing="ij")], axis=1)
     tables = _slice(latents, list(columns), points)
