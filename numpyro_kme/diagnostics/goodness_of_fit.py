@@ -23,7 +23,7 @@ class MisspecificationTest:
     """A test of the model by one observation.
 
     Attributes:
-        p_value: Share of the simulations, the observation counted among them, that are at least as far from the
+        p_value: Fraction of the simulations, the observation counted among them, that are at least as far from the
             others. Under the model it is at most `a` with a probability of at most `a`, whatever the distance: the
             observation is one more simulation.
         score: Log distance of the observation to its nearest simulations.
@@ -85,7 +85,8 @@ class PredictiveCheck:
     observed: Arrays = field(repr=False)
 
     def tail_probabilities(self) -> dict[str, np.ndarray]:
-        """Two-sided: twice the smaller share of predictions on either side of each observed number, ties counted half.
+        """Two-sided: twice the smaller fraction of predictions on either side of each observed number, ties
+        counted half.
 
         Not a p-value of a test: the data were used twice, so that it is rarely small even where the model is wrong.
         """
@@ -93,8 +94,8 @@ class PredictiveCheck:
         for site, value in self.observed.items():
             below = np.mean(self.predicted[site] < value[None], axis=0)
             ties = np.mean(self.predicted[site] == value[None], axis=0)
-            share = below + 0.5 * ties
-            found[site] = 2 * np.minimum(share, 1 - share)
+            below += 0.5 * ties
+            found[site] = 2 * np.minimum(below, 1 - below)
         return found
 
     def to_inference_data(self):

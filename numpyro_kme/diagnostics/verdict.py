@@ -28,10 +28,10 @@ from numpyro_kme.simulations import Simulations
 class Check:
     """What the diagnostics found.
 
-    The rule: distrust the engine on this model if `p_value` is below .001. It is twice the smaller of the p-values of
+    The rule: distrust the engine on this model if `p_value` is below 0.001. It is twice the smaller of the p-values of
     the calibration and of the misspecification tests (times the number of these), so that an engine whose posteriors
     are off by less than the margin of the calibration, on a model that is right, is flagged with a probability of at
-    most .001. The predictive check and the surrogate check are no tests: look at them.
+    most 0.001. The predictive check and the surrogate check are no tests: look at them.
 
     Attributes:
         calibration: From `calibrate`.

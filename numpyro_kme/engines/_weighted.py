@@ -189,7 +189,10 @@ class WeightedEngine(SimulationEngine):
         weights, info = self._normalise(found, learnt.simulations)
         _warn_of_variances(table, weights)
         self._warn_if_out_of_distribution(weigher, found.distances)
-        chosen = choose(rng_key, table.z, weights, self.num_samples)
+        if (weights >= 0).all():
+            chosen = systematic_shuffled(rng_key, weights, self.num_samples)
+        else:
+            chosen = _herded(table.z, weights, self.num_samples)
         sites = {name: np.asarray(value) for name, value in {**table.latents, **table.deterministics}.items()}
         found_in = groups(replace(learnt.simulations, latents=table.latents), problem)
         found_in["weighted_posterior"] = {name: value[None] for name, value in {**sites, "weight": weights}.items()}
@@ -216,7 +219,7 @@ class WeightedEngine(SimulationEngine):
             )
         info: dict[str, Any] = {"simulations": len(weights), **found.info, "effective sample size": effective}
         if (weights < 0).any():
-            info["negative share of weights"] = float(-weights[weights < 0].sum() / np.abs(weights).sum())
+            info["proportion of negative weight"] = float(-weights[weights < 0].sum() / np.abs(weights).sum())
         if simulations.failures:
             info["simulations that failed"] = simulations.describe_failures()
         return weights, info
@@ -226,8 +229,8 @@ class WeightedEngine(SimulationEngine):
         found = out_of_distribution_check(distances, weigher.between)
         if found.is_out_of_distribution:
             checks.warn(
-                f"{type(self).__name__}: the observation lies away from the simulations. The nearest of them, a share "
-                f"of {found.proportion:.2g}, are up to {found.nearest:.4g} from it, and simulations are up to "
+                f"{type(self).__name__}: the observation lies away from the simulations. The nearest "
+                f"{found.proportion:.2g} of them are up to {found.nearest:.4g} from it, and simulations are up to "
                 f"{found.threshold:.4g} from one another ({self.measure}). The weights say which are least far, not "
                 "what the parameters are. Check the observation and the simulator, or use a prior under which such "
                 "data occur.",
@@ -281,21 +284,14 @@ def _warn_of_variances(table: ReferenceTable, weights: np.ndarray) -> None:
         )
 
 
-def choose(rng_key: jax.Array, z: np.ndarray, weights: np.ndarray, num_samples: int) -> np.ndarray:
-    """Indices of equally weighted simulations: systematic resampling, or herding where weights are signed."""
-    if (weights >= 0).all():
-        return systematic_shuffled(rng_key, weights, num_samples)
-    return _herded(z, weights, num_samples)
-
-
 def _herded(z: np.ndarray, weights: np.ndarray, num_samples: int) -> np.ndarray:
     kernel = _kernel(z, weights, 1.0 / 3.0)
     values = on_host(MeanEmbedding.__call__)(MeanEmbedding(kernel, z, weights), z)
     return np.asarray(herd(values, kernel, z, num_samples))
 
 
-def _kernel(z: np.ndarray, weights: np.ndarray, share: float) -> Gaussian:
-    """As wide as a share of the standard deviations of the positive part of the weights."""
+def _kernel(z: np.ndarray, weights: np.ndarray, width: float) -> Gaussian:
+    """With length scales `width` times the standard deviations under the positive part of the weights."""
     positive = np.maximum(weights, 0.0) / np.maximum(weights, 0.0).sum()
     deviation = np.sqrt(positive @ np.square(z - positive @ z))
-    return Gaussian(share * np.maximum(deviation, 1e-8))
+    return Gaussian(width * np.maximum(deviation, 1e-8))

@@ -205,9 +205,22 @@ class SimulationEngine(Engine):
         self.plan = Plan(self.num_simulations, simulations, *how)
 
     def _simulate(self, rng_key: jax.Array, problem: Problem, number: int | None = None) -> Simulations:
-        """The given simulations, checked to be of this model, or new ones from its prior."""
-        simulations = self.plan.simulate(rng_key, problem, number)
-        check_simulations(problem, simulations)
+        """The given simulations, checked to have the sites of the model with outputs of its shapes, or new ones."""
+        simulations, made = self.plan.simulate(rng_key, problem, number), "they were made by another model."
+        latents = "latents", simulations.latents or problem.latents, problem.latents
+        for kind, given, own in (latents, ("simulator sites", simulations.x, problem.simulators)):
+            checks.require(
+                set(given) == set(own),
+                f"`simulations` has the {kind} {sorted(given)}, the model {sorted(own)}: {made}",
+            )
+        for site, found in problem.simulators.items():
+            simulator = found.simulator
+            shape, expected = np.shape(simulations.x[site])[1:], simulator.shape()
+            checks.require(
+                len(shape) == len(expected) and shape[len(simulator.batch_shape) :] == simulator.event_shape,
+                f"`simulations` has outputs of shape {shape} at site {site!r}, its simulator `{simulator.name}` gives "
+                f"{expected}: {made}",
+            )
         return simulations
 
 
@@ -232,25 +245,6 @@ def posterior_of(found: Engine | Posterior) -> Posterior:
     posterior = found.posterior if isinstance(found, Engine) else found
     checks.instance("posterior", posterior, Posterior, "a posterior, or an engine that has been run")
     return posterior
-
-
-def check_simulations(problem: Problem, simulations: Simulations) -> None:
-    """That simulations made elsewhere have the sites of the model, with outputs of its shapes."""
-    for kind, given, own in (
-        ("latents", simulations.latents, problem.latents),
-        ("simulator sites", simulations.x, problem.simulators),
-    ):
-        checks.require(
-            set(given) == set(own) or (given is simulations.latents and not given),
-            f"`simulations` has the {kind} {sorted(given)}, the model {sorted(own)}: they were made by another model.",
-        )
-    for site, found in problem.simulators.items():
-        shape, expected = np.shape(simulations.x[site])[1:], found.simulator.shape()
-        checks.require(
-            len(shape) == len(expected) and shape[len(found.simulator.batch_shape) :] == found.simulator.event_shape,
-            f"`simulations` has outputs of shape {shape} at site {site!r}, its simulator `{found.simulator.name}` "
-            f"gives {expected}: they were made by another model.",
-        )
 
 
 def observed_anew(problem: Problem, args: tuple, kwargs: Mapping[str, Any]) -> Problem:

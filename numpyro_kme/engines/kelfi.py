@@ -34,7 +34,7 @@ from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations
 
 PRIOR_DRAWS = 4000
-"""Prior draws that stand in for a prior whose law in coordinates is not known."""
+"""Prior draws that stand in for a prior whose distribution in coordinates is not known."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -244,9 +244,9 @@ def _learnt_prior(fitted: FittedLikelihood, problem: Problem, site: str, in_coor
 def _warn_if_beyond(posterior: LearntPosterior) -> None:
     """Warn of draws beyond the simulated parameters, at the end: a round that others follow may be far out."""
     for site, fitted in posterior.likelihoods.items():
-        share = float(np.mean(beyond(posterior.problem, posterior.likelihoods, site, posterior.drawn.latents)))
-        if share > fitted.negligible:
-            checks.warn(extrapolation_message(site, share))
+        proportion = float(np.mean(beyond(posterior.problem, posterior.likelihoods, site, posterior.drawn.latents)))
+        if proportion > fitted.negligible:
+            checks.warn(extrapolation_message(site, proportion))
 
 
 def _described(problem: Problem, learnt: LearntLikelihoods, priors: Mapping[str, Measure], drawn) -> dict[str, Any]:
@@ -259,10 +259,11 @@ def _described(problem: Problem, learnt: LearntLikelihoods, priors: Mapping[str,
         if not (problem.simulators[site].plates or problem.simulators[site].weighted):
             place = fitted.surrogate.describe_observation(fitted.surrogate.point(observation(problem, site)))
             info |= {prefix + "observation": place} if place else {}
-        share = float(np.mean(beyond(problem, learnt.likelihoods, site, drawn.latents)))
+        outside = float(np.mean(beyond(problem, learnt.likelihoods, site, drawn.latents)))
         info[prefix + "parameters"] = (
-            f"{share:.2%} of the draws lie beyond the simulated parameters: no simulation supports the likelihood there"
-            if share
+            f"{outside:.2%} of the draws lie beyond the simulated parameters: no simulation supports the likelihood "
+            "there"
+            if outside
             else "all draws within the simulated parameters"
         )
     for site, measure in priors.items():

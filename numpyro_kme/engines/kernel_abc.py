@@ -24,7 +24,7 @@ class KernelABC(SignedEngine):
             length scale; for draws under a plate, a Gaussian in their mean embeddings (`kernels.EmpiricalMeasure`).
         length_scale: Rule for the length scale of that Gaussian, or of the kernel inside the mean embeddings, instead
             of the median: `BayesianKernelLearning(key)`, `CrossValidation(key)`.
-        regularisation: `eps`; `.01 / sqrt(m)` when left out.
+        regularisation: `eps`; `0.01 / sqrt(m)` when left out.
         tolerance: Of the low-rank factor of `G_Y`; 1e-3 is much faster for large `m`, and loses little.
         num_samples: Number of equally weighted draws: simulations chosen by herding, which follows signed weights.
         simulations: Simulations made elsewhere from the prior, instead of new ones; others raise an error.

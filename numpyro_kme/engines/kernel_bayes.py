@@ -23,7 +23,7 @@ class KernelBayes(SignedEngine):
     r"""Kernel Bayes' rule: posterior weights of simulations that may come from anywhere.
 
     The prior of the model enters as an embedding $\sum_j \gamma_j k_\Theta(\cdot, u_j)$ of draws, so `simulations` may
-    have been made at other parameters, such as a grid, an earlier bank or a prior of former days. The posterior is
+    have been made at other parameters, such as a grid, or draws from an earlier prior. The posterior is
     $\sum_i \rho_i k_\Theta(\cdot, \theta_i)$, $\rho = R\, k_Y(y)$, with `R` of `KernelBayesRule`. Weights are signed;
     they are divided by their sum.
 
@@ -39,7 +39,7 @@ class KernelBayes(SignedEngine):
         length_scale: Rule for that kernel, as in `KernelABC`.
         parameter_kernel: On coordinates of the parameters, in which the prior is about standard normal; a Gaussian
             with the median distance as length scale when left out.
-        regularisation: `eps`; `.01 / m` when left out.
+        regularisation: `eps`; `0.01 / m` when left out.
         delta: `2 eps` when left out, as in the paper: best for means. A smaller one, `1e-4 / m`, gives better
             variances where the posterior is narrow; a warning says where a variance comes out negative.
         num_folds: If given, the length scales of both kernels and `eps` are chosen by the K-fold criterion of the paper

@@ -29,8 +29,9 @@ class KernelRecursiveABC(Engine):
     Each iteration simulates at `m` points, finds the embedding of their posterior by kernel ABC,
     $v = (G_Y + m \varepsilon I)^{-1} k_Y(y)$, and herds `m` new points from it, which are the prior of the next. The
     `t`-th posterior is proportional to $p(\theta) \ell(\theta)^t$ and closes in on the maximum of the likelihood, as
-    far as the kernel on data resolves it. The prior says where to begin. What comes out is no posterior: the spread of
-    the points says how far the iterations have come. Without a model it is `kernel_recursive_abc`.
+    far as the kernel on data resolves it. The prior says where to begin. What comes out is no posterior: the
+    standard deviations of the points say how far the iterations have come. Without a model it is
+    `kernel_recursive_abc`.
 
     Args:
         model: A NumPyro model with one observed `Simulator` site. Where its arguments do not determine all latents, as
@@ -40,7 +41,7 @@ class KernelRecursiveABC(Engine):
         num_iterations: Number of iterations.
         kernel: On outputs of the simulator; by median heuristics, anew in each iteration, when left out.
         length_scale: Rule for that kernel instead of the median, as in `KernelABC`.
-        regularisation: `eps`; `.01 / sqrt(m)` when left out.
+        regularisation: `eps`; `0.01 / sqrt(m)` when left out.
         tolerance: Of the low-rank factor of `G_Y`.
         on_failure, executor, timeout, progress_bar: How it simulates, as in `simulate`; with `on_failure="skip"` the
             other points of an iteration serve.
@@ -98,7 +99,7 @@ class KernelRecursiveABC(Engine):
             groups={"observed_data": groups(simulations, problem)["observed_data"]},
             info={
                 "simulations": self.num_simulations * self.num_iterations,
-                "spread of the points, first and last": np.concatenate([deviations[0], deviations[-1]]),
+                "standard deviations of the points, first and last": np.concatenate([deviations[0], deviations[-1]]),
                 "last move of the estimate": np.abs(path[-1] - path[max(len(path) - 2, 0)]),
                 "what these are": "points that close in on the maximum of the likelihood, not draws from a posterior",
             },

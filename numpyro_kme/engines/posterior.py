@@ -77,8 +77,8 @@ class Posterior(Recomputed):
         raise NotImplementedError(f"The posterior of {self.engine} has draws and no density; KELFI has one.")
 
     def print_summary(self, prob: float = 0.9) -> None:
-        """Print a table of the posterior, with the narrowest intervals that hold a share `prob` of the draws, then what
-        was learnt.
+        """Print a table of the posterior, with the narrowest intervals that hold a fraction `prob` of the draws, then
+        what was learnt.
 
         Where draws are chains, the table has `n_eff` and `r_hat` too.
         """

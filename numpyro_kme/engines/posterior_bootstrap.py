@@ -75,7 +75,7 @@ class BootstrapPosterior(Posterior):
 class PosteriorBootstrap(Engine):
     r"""Posterior bootstrap of the parameters that minimise a loss between the data and a simulator.
 
-    A Dirichlet process `DP(alpha, F)` on the law of the data gives random weights to the data (and to
+    A Dirichlet process `DP(alpha, F)` on the distribution of the data gives random weights to the data (and to
     draws of `F`); each posterior draw minimises `loss(weighted data, model)`. With `loss=MMD()` this is
     NPL-MMD: it tolerates outliers and a wrong model, where a likelihood does not. Priors of the model
     serve as starting points only, unless `prior_weight` is positive.
@@ -101,7 +101,7 @@ class PosteriorBootstrap(Engine):
             `(rng_key, num) -> (num, *event)`, or `"prior predictive"`, the model's own.
         truncation: Draws of `F` in each replicate.
         covariates: Name of the model's argument that holds covariates `(n, ...)`, where the simulator's
-            parameters vary along the plate: the loss then compares joint laws of (covariate, response).
+            parameters vary along the plate: the loss then compares joint distributions of (covariate, response).
         num_nodes: Noise nodes in each minimisation; for simulators `fn(rng_key, *params)` these are
             independent draws, and should outnumber the data tenfold.
         num_starts: Prior draws to start the full-data minimum from; an emulator uses at least 2,048, and 128
@@ -130,8 +130,7 @@ class PosteriorBootstrap(Engine):
             five of their standard errors: there are too few nodes for the minimum found.
 
     References: Dellaporta et al. (2022), AISTATS; Fong, Lyddon and Holmes (2019), ICML; Bardsley, Solonen, Haario and
-    Laine
-        (2014), SIAM J. Sci. Comput. (`prior_weight`).
+    Laine (2014), SIAM J. Sci. Comput. (`prior_weight`).
     """
 
     loss: Loss | None = field(default=None, kw_only=False)
@@ -280,10 +279,10 @@ def warn_of(replicates: Replicates) -> None:
 def described(replicates: Replicates) -> dict[str, Any]:
     """What a person reads of the minimisations."""
     full = replicates.fit
+    error = f" +- {full.numbers['loss_error']:.1g}" if "loss_error" in full.numbers else ""
     info: dict[str, Any] = {
         "converged": f"{int(replicates.converged.sum())} of {len(replicates.converged)} replicates",
-        "full-data loss": f"{full.value:.3g}"
-        + (f" +- {full.numbers['loss_error']:.1g}" if "loss_error" in full.numbers else ""),
+        "full-data loss": f"{full.value:.3g}{error}",
         "starts at the best minimum": f"{full.reached} of {full.followed}",
         "other minima": len(full.others),
         "restarted elsewhere": f"{replicates.compared} replicates; {int(replicates.moved.sum())} draws moved",
@@ -296,7 +295,6 @@ def described(replicates: Replicates) -> dict[str, Any]:
         info["loss scale (one unit of log-likelihood)"] = known.loss_scale
         info["derivatives"] = "automatic, of the emulator"
         info["between networks (sd)"] = info.pop("simulation noise (sd)")
-    if "mixing_proportion" in replicates.numbers:
-        found = replicates.numbers["mixing_proportion"]
+    if (found := replicates.numbers.get("mixing_proportion")) is not None:
         info["mixing proportion"] = f"{found.mean():.3f} (sd {found.std():.3f})"
     return info

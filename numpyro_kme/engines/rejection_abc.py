@@ -33,7 +33,7 @@ class RejectionABC(WeightedEngine):
             scalar draws under a plate are sorted first.
         length_scale: Rule such as `MedianHeuristic()`; with one the discrepancy is the squared MMD with a Gaussian
             kernel of that length scale, as in `K2ABC`.
-        quantile: Share of the simulations to accept; .02 when left out and there is no `threshold`.
+        quantile: Fraction of the simulations to accept; 0.02 when left out and there is no `threshold`.
         threshold: Largest discrepancy to accept.
         num_samples: Number of equally weighted draws, resampled systematically from the accepted simulations.
         simulations: Simulations made elsewhere from the prior, instead of new ones; others raise an error.

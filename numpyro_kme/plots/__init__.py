@@ -1,4 +1,4 @@
-"""Pictures of posteriors, learnt likelihoods and checks. Each function returns a matplotlib figure.
+"""Plots of posteriors, learnt likelihoods and checks. Each function returns a matplotlib figure.
 
 They need matplotlib, `pip install "numpyro-kme[plots]"`. Everything else that ArviZ draws is drawn from
 `to_inference_data()`.

@@ -39,7 +39,7 @@ def ranks(calibration: Calibration, names: Sequence[str] | None = None, *, prob:
         axis.set_title(name, fontsize="medium")
     for axis in axes:
         axis.set_xlabel("rank of the truth")
-    axes[0].set_ylabel("share below, less rank")
+    axes[0].set_ylabel("fraction below, less rank")
     return figure
 
 
@@ -57,7 +57,7 @@ def coverage(calibration: Calibration, names: Sequence[str] | None = None, *, pr
     """
     levels, curves = calibration.coverage_curve(np.linspace(0.0, 1.0, GRID))
     columns = _columns(calibration, names)
-    size = len(calibration.shares)
+    size = len(calibration.tarp)
     low, high = stats.binom.ppf([[0.5 - prob / 2], [0.5 + prob / 2]], size, levels) / size
     figure, axes = panels(len(columns), sharex=True, sharey=True)
     for axis, name in zip(axes, columns):
@@ -120,7 +120,7 @@ def witness(x: Any, y: Any, labels: Sequence[str] | None = None, *, length_scale
 
 def _columns(calibration: Calibration, names: Sequence[str] | None) -> dict[str, np.ndarray]:
     """Ranks by name, TARP among them."""
-    return chosen({**calibration.ranks, "TARP": calibration.shares}, names)
+    return chosen({**calibration.ranks, "TARP": calibration.tarp}, names)
 
 
 def _stairs(jumps, heights):

@@ -27,7 +27,7 @@ def marginals(
             as `{"NPL-MMD": npl, "NUTS": mcmc.get_samples()}`.
         names: Of sites or of single numbers (`"theta[0]"`); all latents when left out.
         truth: Values to mark, `{site: (*shape)}`.
-        prob: Mass of the intervals.
+        prob: Probability of the intervals.
     Returns:
         A matplotlib figure.
     """
@@ -166,7 +166,7 @@ def surrogate(
     tables = _slice(latents, list(columns), points)
     shape = [len(grid) for grid in grids]
     log_q = _log_likelihood(posterior, tables).reshape(shape)
-    outside, stray = posterior.beyond(tables).reshape(shape), posterior.beyond(latents)
+    outside, far = posterior.beyond(tables).reshape(shape), posterior.beyond(latents)
     figure, axis = pyplot().subplots(figsize=(1.5 * WIDTH, 1.4 * HEIGHT), layout="constrained")
     axis.spines[["top", "right"]].set_visible(False)
     marked = [made[name] for name in columns if simulations and name in made]
@@ -188,9 +188,14 @@ def surrogate(
         axis.plot(columns[first][some], columns[second][some], ".", color=COLOURS[1], markersize=2.5, label="posterior")
         if outside.any():
             axis.contourf(*grids, outside.T, levels=[0.5, 1.5], colors="none", hatches=["////"])
-        if stray.any():
+        if far.any():
             axis.plot(
-                columns[first][stray], columns[second][stray], "x", color=COLOURS[1], markersize=4.0, label=BEYOND
+                columns[first][far],
+                columns[second][far],
+                "x",
+                color=COLOURS[1],
+                markersize=4.0,
+                label=BEYOND,
             )
         axis.set(xlabel=first, ylabel=second, xlim=grids[0][[0, -1]], ylim=grids[1][[0, -1]])
     axis.legend(frameon=True, framealpha=0.8, edgecolor="none", fontsize="small", loc="upper right")
