@@ -103,12 +103,8 @@ def check(rng_key: jax.Array, engine: Engine, num_datasets: int = 200, **setting
     checks.instance("engine", engine, Engine, "an engine, such as KELFI(model)")
     posterior = engine.posterior
     problem, simulations = problem_of(posterior), posterior.simulations
-    checks.instance(
-        "engine.simulations",
-        simulations,
-        Simulations,
-        f"kept, which {type(engine).__name__} does not: call the diagnostics one by one",
-    )
+    kept = f"kept, which {type(engine).__name__} does not: call the diagnostics one by one"
+    checks.instance("engine.simulations", simulations, Simulations, kept)
     assert simulations is not None
     predictive_key, calibrate_key = jax.random.split(rng_key)
     predictive = predictive_check(predictive_key, posterior)

@@ -199,10 +199,8 @@ class IidModel(Recomputed):
         if simulator.black_box:
             shape, dtype = simulator.event_shape, simulator.dtype
             drawn = Simulator(simulator.fn, *params, shape=shape, dtype=dtype).sample(noise)
-        elif isinstance(simulator.fn, FromNoise):
-            drawn = simulator.fn.fn(noise, *params)
         else:
-            drawn = simulator.fn(noise, *params)
+            drawn = (simulator.fn.fn if isinstance(simulator.fn, FromNoise) else simulator.fn)(noise, *params)
         return jnp.asarray(drawn, jnp.result_type(float))
 
     def _log_density(self, u, points):

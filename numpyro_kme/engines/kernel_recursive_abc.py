@@ -67,13 +67,8 @@ class KernelRecursiveABC(Engine):
         checks.whole("num_simulations", self.num_simulations, 20)
         checks.whole("num_iterations", self.num_iterations, 1)
         check_kernel(self.kernel, self.length_scale, self.regularisation, self.tolerance)
-        self.plan = Plan(
-            self.num_simulations,
-            on_failure=self.on_failure,
-            executor=self.executor,
-            timeout=self.timeout,
-            progress_bar=False,
-        )
+        how = self.on_failure, self.executor
+        self.plan = Plan(self.num_simulations, None, *how, timeout=self.timeout, progress_bar=False)
 
     def _infer(self, rng_key, args, kwargs):
         problem = Problem.read(self.model, *args, **kwargs)
@@ -111,15 +106,9 @@ class KernelRecursiveABC(Engine):
     def _step(self, rng_key, table: ReferenceTable, y: np.ndarray) -> np.ndarray:
         """New points `(num_simulations, D)` in coordinates; points that have come close may agree in a count."""
         rule = self.length_scale or MedianHeuristic(per_dimension=not table.data_sets, ties=False)
+        kernel, m = self.kernel or data_kernel(table, rule), self.num_simulations
         return recursive_abc_step(
-            rng_key,
-            table.z,
-            table.x,
-            y,
-            self.kernel or data_kernel(table, rule),
-            self.num_simulations,
-            regularisation=self.regularisation,
-            tolerance=self.tolerance,
+            rng_key, table.z, table.x, y, kernel, m, regularisation=self.regularisation, tolerance=self.tolerance
         )
 
 

@@ -177,26 +177,19 @@ def surrogate(
             shade = axis.get_xaxis_transform()
             axis.fill_between(grids[0], 1.0, where=outside, transform=shade, label=BEYOND, **HATCHED)
     else:
-        first, second = columns
+        (first, second), (a, b) = columns, columns.values()
         shown = axis.contourf(
             *grids, np.maximum(log_q, -DEPTH).T, levels=np.linspace(-DEPTH, 0.0, LEVELS + 1), cmap="Greens"
         )
         figure.colorbar(shown, ax=axis, label="log q(y | θ), less its maximum")
         if len(marked) == 2:
             axis.plot(*marked, ".", color=DARK, markersize=2.5, label="simulations")
-        some = np.linspace(0, len(columns[first]) - 1, min(150, len(columns[first]))).astype(int)
-        axis.plot(columns[first][some], columns[second][some], ".", color=COLOURS[1], markersize=2.5, label="posterior")
+        some = np.linspace(0, len(a) - 1, min(150, len(a))).astype(int)
+        axis.plot(a[some], b[some], ".", color=COLOURS[1], markersize=2.5, label="posterior")
         if outside.any():
             axis.contourf(*grids, outside.T, levels=[0.5, 1.5], colors="none", hatches=["////"])
         if far.any():
-            axis.plot(
-                columns[first][far],
-                columns[second][far],
-                "x",
-                color=COLOURS[1],
-                markersize=4.0,
-                label=BEYOND,
-            )
+            axis.plot(a[far], b[far], "x", color=COLOURS[1], markersize=4.0, label=BEYOND)
         axis.set(xlabel=first, ylabel=second, xlim=grids[0][[0, -1]], ylim=grids[1][[0, -1]])
     axis.legend(frameon=True, framealpha=0.8, edgecolor="none", fontsize="small", loc="upper right")
     return figure
