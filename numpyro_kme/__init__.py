@@ -47,66 +47,14 @@ from numpyro_kme.simulations import Command, Penalise, Retry, Simulations, simul
 
 __version__ = version("numpyro-kme")
 
-__all__ = [  # noqa: RUF022  (by stage of the work)
-    # A simulator in a model
-    "FromNoise",
-    "Problem",
-    "Simulator",
-    # Simulations
-    "Command",
-    "Penalise",
-    "Retry",
-    "Simulations",
-    "simulate",
-    # Learnt likelihoods
-    "KernelMeans",
-    "KernelMeansLikelihood",
-    "ResidualKernelMeans",
-    "SyntheticLikelihood",
-    "fit_likelihood",
-    # Length scales
-    "BayesianKernelLearning",
-    "CrossValidation",
-    "MedianHeuristic",
-    # Losses
-    "MMD",
-    "NegativeLogLikelihood",
-    "Wasserstein",
-    # Engines
-    "DistributionRegressionABC",
-    "Engine",
-    "FromPosterior",
-    "FromVariance",
-    "K2ABC",
-    "KELFI",
-    "KernelABC",
-    "KernelBayes",
-    "KernelRecursiveABC",
-    "PosteriorBootstrap",
-    "RejectionABC",
-    "cite",
-    # NumPyro's MCMC
-    "CommonNoise",
-    "FreshNoise",
-    "LatentNoise",
-    "PseudoMarginal",
-    "handlers",
-    # Embeddings
-    "herd",
-    "mmd_test",
-    "squared_mmd",
-    # The rest, by folder
-    "abc",
-    "bootstrap",
-    "diagnostics",
-    "embeddings",
-    "engines",
-    "kernels",
-    "likelihoods",
-    "losses",
-    "mcmc",
-    "models",
-    "plots",
-    "samplers",
-    "simulations",
-]
+__all__ = ["FromNoise", "Problem", "Simulator"]  # a simulator in a model
+__all__ += ["Command", "Penalise", "Retry", "Simulations", "simulate"]  # simulations
+__all__ += ["KernelMeans", "KernelMeansLikelihood", "ResidualKernelMeans", "SyntheticLikelihood", "fit_likelihood"]
+__all__ += ["BayesianKernelLearning", "CrossValidation", "MedianHeuristic"]  # length scales
+__all__ += ["MMD", "NegativeLogLikelihood", "Wasserstein"]  # losses
+__all__ += ["KELFI", "Engine", "FromPosterior", "FromVariance", "PosteriorBootstrap", "cite"]  # engines
+__all__ += ["K2ABC", "DistributionRegressionABC", "KernelABC", "KernelBayes", "KernelRecursiveABC", "RejectionABC"]
+__all__ += ["CommonNoise", "FreshNoise", "LatentNoise", "PseudoMarginal", "handlers"]  # NumPyro's MCMC
+__all__ += ["herd", "mmd_test", "squared_mmd"]  # embeddings
+__all__ += ["abc", "bootstrap", "diagnostics", "embeddings", "engines", "kernels", "likelihoods", "losses", "mcmc"]
+__all__ += ["models", "plots", "samplers", "simulations"]

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import numpyro
 import pytest
 
 import numpyro_kme
@@ -52,12 +54,15 @@ def test_readme_is_short_and_has_two_commands():
     assert "examples/blowfly.py" in commands[0] and "pytest" in commands[1]
 
 
-def test_first_block_of_the_readme_prints_a_posterior(capsys):
-    first = blocks(README, "python")[0]
+def test_the_readme_prints_a_posterior_and_writes_its_likelihood_out(capsys):
+    first, second = blocks(README, "python")
     assert len(first.splitlines()) <= 20
-    exec(compile(first, "README.md", "exec"), {"__name__": "__main__"})
+    names = {"__name__": "__main__"}
+    exec(compile(first + second, "README.md", "exec"), names)
     printed = capsys.readouterr().out
     assert re.search(r"mean +std +median", printed), printed
+    trace = numpyro.handlers.trace(numpyro.handlers.seed(names["written_out"], 0)).get_trace(np.array([21.0, 28.0]))
+    assert np.isfinite(trace["x"]["fn"].log_prob(trace["x"]["value"]))
 
 
 def test_quickstart_runs_the_code_of_the_readme():

@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "numpyro_kme"
 
 TABLE = """
-_core        jax numpy numpyro arviz xarray threadpoolctl
+_core        jax numpy numpyro arviz xarray threadpoolctl tqdm
 kernels      jax numpy scipy
 embeddings   jax numpy scipy
 models       jax numpy scipy numpyro
@@ -21,8 +21,8 @@ losses       jax numpy scipy ot
 bootstrap    jax numpy scipy optax
 abc          jax numpy scipy
 mcmc         jax numpy scipy numpyro
-engines      jax numpy scipy numpyro tqdm
-diagnostics  jax numpy scipy numpyro tqdm
+engines      jax numpy scipy numpyro
+diagnostics  jax numpy scipy numpyro
 plots        numpy scipy matplotlib
 """
 ROWS = [line.split() for line in TABLE.strip().splitlines()]

@@ -80,7 +80,7 @@ def one_run(model_name, engine_name, datasets, simulations):
         "model": model_name,
         "engine": engine_name,
         "simulations": simulations,
-        "data sets": len(found.shares),
+        "data sets": len(found.tarp),
         "refused": found.refused,
         "least coverage of 90%": min(coverage),
         "most": max(coverage),

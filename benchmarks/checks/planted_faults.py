@@ -25,7 +25,7 @@ from numpyro_kme import diagnostics
 from numpyro_kme._core.checks import EffectiveSampleSizeError
 from numpyro_kme.embeddings.measures import Normal
 from numpyro_kme.engines import _sampling
-from numpyro_kme.engines._data_kernels import data_kernel
+from numpyro_kme.engines._weighers import data_kernel
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.kernels.base import register
 

@@ -2,7 +2,7 @@
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import ref
 
@@ -19,6 +19,7 @@ from numpyro.distributions.distribution import (
     MaskedDistribution,
 )
 from numpyro.ops.provenance import eval_provenance
+from tqdm.auto import tqdm
 
 try:
     from jax._src.core import trace_state_clean as nothing_is_traced
@@ -144,6 +145,11 @@ def without_derivative(tree: Any, error: Exception) -> Any:
 def progress_bars_allowed() -> bool:
     """Whether a progress bar may be drawn: not under continuous integration, as in NumPyro."""
     return "CI" not in os.environ and "PYTEST_XDIST_WORKER" not in os.environ
+
+
+def progress(values: Iterable, description: str, shown: bool) -> Iterable:
+    """The values one by one, with a progress bar if it is to be `shown`, and may be."""
+    return tqdm(values, desc=description, disable=not (shown and progress_bars_allowed()))
 
 
 def read_arrays_in_present_precision() -> bool:

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import checks, solves
+from numpyro_kme._core import checks, compat, solves
 from numpyro_kme._core.checks import EffectiveSampleSizeError
 from numpyro_kme._core.solves import Array
 from numpyro_kme.abc.weighting import with_unit_sum
@@ -141,6 +141,7 @@ def kernel_recursive_abc(
     num_iterations: int = 10,
     regularisation: float | None = None,
     tolerance: float = low_rank.TOLERANCE,
+    progress_bar: bool = True,
 ) -> RecursiveABC:
     r"""Close in on the maximum of a likelihood: simulate, take a `recursive_abc_step`, and again from where it ends.
 
@@ -156,6 +157,7 @@ def kernel_recursive_abc(
             pairs that coincide, as counts do, are left out.
         num_iterations: How often.
         regularisation, tolerance: As in `recursive_abc_step`.
+        progress_bar: Show a bar of the iterations, except where the environment variable `CI` is set.
     Raises:
         RuntimeError: As `recursive_abc_step`.
     References: Kajihara, Kanagawa, Yamazaki & Fukumizu (2018), ICML.
@@ -169,7 +171,7 @@ def kernel_recursive_abc(
     )
     theta = np.asarray(theta, np.float64)
     path, deviations, number = [], [], len(theta)
-    for key in jax.random.split(rng_key, num_iterations):
+    for key in compat.progress(jax.random.split(rng_key, num_iterations), "iterations", progress_bar):
         simulate_key, herd_key = jax.random.split(key)
         x = simulate(simulate_key, theta)
         checks.require(

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_kme._core import compat
 from numpyro_kme._core.host import on_host, to_host
 from numpyro_kme.bootstrap.weights import Reweightings
 from numpyro_kme.losses.base import TaylorExpansion, WeightedObjective
@@ -169,7 +170,14 @@ class Problems:
         """Select reweightings."""
         return replace(self, reweightings=self.reweightings.rows(index))
 
-    def solve(self, starts: np.ndarray, hessians: np.ndarray, control: Control, exact: bool = True) -> Minimum:
+    def solve(
+        self,
+        starts: np.ndarray,
+        hessians: np.ndarray,
+        control: Control,
+        exact: bool = True,
+        progress_bar: bool = False,
+    ) -> Minimum:
         """Minimise for every reweighting from its start.
 
         Args:
@@ -177,12 +185,13 @@ class Problems:
             hessians: First Hessians, `(R, p, p)` or `(p, p)`.
             control: Scales and stopping.
             exact: Evaluate Hessians where that is cheap; if not, the first ones are updated.
+            progress_bar: Show a bar of the blocks.
         Returns:
             Minima with leading axis `R`.
         """
         numbers = (control.tolerance, control.max_steps, control.damping, control.stride)
         block = partial(_solve_block, exact=exact and self.objective.has_cheap_hessian)
-        return _over_blocks(block, self, (starts, hessians), (control.scale, numbers))
+        return _over_blocks(block, self, (starts, hessians), (control.scale, numbers), progress_bar)
 
     def expand(self, points: np.ndarray) -> TaylorExpansion:
         """Loss, gradient and Hessian for every reweighting at its point, `(R, p)` or `(p,)`."""
@@ -210,7 +219,7 @@ def offsets(objective: WeightedObjective, reweightings: Reweightings) -> np.ndar
 
 
 @on_host
-def _over_blocks(function, problems, per_row, shared):
+def _over_blocks(function, problems, per_row, shared, progress_bar=False):
     """Call a compiled function on blocks of reweightings, on the local devices in turn; the last one is padded."""
     reweightings, ranks = problems.reweightings, (1, 2)
     per_row = tuple(
@@ -226,7 +235,7 @@ def _over_blocks(function, problems, per_row, shared):
         rows = (part.weights, part.extra, part.sets), tuple(value[index] for value in per_row)
         where = number % len(devices)
         results.append(function(*fixed[where], *jax.device_put((count, *rows), devices[where])))
-    results = [to_host(result) for result in results]
+    results = [to_host(result) for result in compat.progress(results, "bootstrapping", progress_bar)]
     return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(reweightings)], *results)
 
 

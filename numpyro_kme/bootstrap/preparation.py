@@ -36,6 +36,7 @@ class Settings:
         prior_weight: What the prior counts, by an anchor among the starts, against the loss as a log-likelihood.
         prior_draws: Starts that such an anchor is the best of, by the loss.
         num_simulations: Simulations that an emulator learns from, about.
+        progress_bar: Show a bar of the blocks of replicates, or of the rounds in which an emulator learns.
     """
 
     num_samples: int = 500
@@ -45,6 +46,7 @@ class Settings:
     prior_weight: float = 0.0
     prior_draws: int = 1
     num_simulations: int = 2_500_000
+    progress_bar: bool = True
 
     def __post_init__(self):
         checks.whole("num_samples", self.num_samples, 1)

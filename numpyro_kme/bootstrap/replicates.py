@@ -59,7 +59,7 @@ def posterior_bootstrap(
     linear, before = one_step(problems, full)
     control = Control(ready.scale, tolerance=0.3 * TOLERANCE, max_steps=12 if settings.method == "newton" else 1)
     moved, compared = np.zeros(len(ids), bool), 0
-    found = problems.solve(linear, full.hessian, control, exact=False)
+    found = problems.solve(linear, full.hessian, control, exact=False, progress_bar=settings.progress_bar)
     if settings.method == "newton":
         found = rescue(problems, full, found, before, control)
         found, moved, compared = restart(problems, full, ready.pool, found, control, settings.restart_every)

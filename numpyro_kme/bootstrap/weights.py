@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme._core import batches, checks
+from numpyro_kme._core import checks, programs
 from numpyro_kme._core.host import on_host
 from numpyro_kme.losses.base import WeightedObjective, num_points
 from numpyro_kme.losses.generator import BLOCK
@@ -117,7 +117,7 @@ def draw_reweightings(
 @on_host
 def draw_weights(process: DirichletProcess, rng_key: jax.Array, replicates: np.ndarray, data: Any) -> np.ndarray:
     """Weights of the given replicates as a float64 array on the host."""
-    return batches.run(lambda block: _weights(process, rng_key, block, num_points(data)), replicates, BLOCK)
+    return programs.in_blocks(lambda block: _weights(process, rng_key, block, num_points(data)), replicates, BLOCK)
 
 
 @partial(jax.jit, static_argnums=(0, 3))

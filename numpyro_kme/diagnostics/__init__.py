@@ -1,20 +1,14 @@
 """Whether to trust a posterior: calibration over simulated data, predictive checks, and a test of the model itself."""
 
 from numpyro_kme.diagnostics.calibration import Calibration, calibrate
-from numpyro_kme.diagnostics.misspecification import MisspecificationTest, misspecification_test
-from numpyro_kme.diagnostics.predictive import PredictiveCheck, predictive_check
+from numpyro_kme.diagnostics.goodness_of_fit import (
+    MisspecificationTest,
+    PredictiveCheck,
+    misspecification_test,
+    predictive_check,
+)
 from numpyro_kme.diagnostics.verdict import Check, check
 from numpyro_kme.diagnostics.weight_calibration import WeightCalibration, calibrate_weight
 
-__all__ = [
-    "Calibration",
-    "Check",
-    "MisspecificationTest",
-    "PredictiveCheck",
-    "WeightCalibration",
-    "calibrate",
-    "calibrate_weight",
-    "check",
-    "misspecification_test",
-    "predictive_check",
-]
+__all__ = ["Calibration", "Check", "MisspecificationTest", "PredictiveCheck", "WeightCalibration"]
+__all__ += ["calibrate", "calibrate_weight", "check", "misspecification_test", "predictive_check"]

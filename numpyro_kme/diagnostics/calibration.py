@@ -9,20 +9,19 @@ from typing import Any
 import jax
 import numpy as np
 from scipy.special import ndtri
-from tqdm.auto import tqdm
 
 from numpyro_kme._core import arviz, checks, compat
 from numpyro_kme.diagnostics import uniformity
-from numpyro_kme.diagnostics.predictive import problem_of
 from numpyro_kme.diagnostics.uniformity import MARGIN
-from numpyro_kme.engines.base import Engine
+from numpyro_kme.engines.base import Engine, problem_of
+from numpyro_kme.engines.posterior import numbers
 from numpyro_kme.models.problem import Arrays
 from numpyro_kme.simulations import Simulations, simulate
 
 LEVEL = 0.001
-"""An engine whose p-value is below is not to be trusted."""
+"""An engine whose p-value is below this is not to be trusted."""
 MANY_REFUSED = 0.1
-"""If an engine refuses more than this share of the data sets, that is a finding by itself."""
+"""If an engine refuses more than this proportion of the data sets, that is a finding by itself."""
 NEXT = {
     "location": "Read the simulator and what becomes of its arguments and of the observation on the way; "
     "compare `predictive_check`.",
@@ -42,14 +41,14 @@ NEXT = {
 class Calibration:
     r"""How an engine did on data simulated from the prior, where the truth is known.
 
-    If posteriors are right, the truth is one more draw: its rank among `L` draws is uniform on `0, ..., L` whatever
-    the data are, and so is the share of draws that are closer than it to a random point (TARP). Engines that learn
-    from simulations err a little, in the same way in all data sets: what is tested is whether posteriors are off by
-    more than a margin (`tests`).
+    If posteriors are calibrated, the truth is one more draw: its rank among `L` draws is uniform on `0, ..., L`
+    whatever the data are, and so is the fraction of draws that are closer than it to a random point (TARP). Engines
+    that learn from simulations err a little, in the same way in all data sets: what is tested is whether posteriors are
+    off by more than a margin (`tests`).
 
     Attributes:
         ranks: `(rank + u) / (L + 1)` with `u` uniform on (0, 1), which is uniform, `{latent: (N, *shape)}`.
-        shares: The same for TARP, `(N,)`: one number for all latents together.
+        tarp: The same for TARP, `(N,)`: one number for all latents together.
         truths: The parameters that data were simulated from, `{latent: (N, *shape)}`.
         data: The data sets, `{site: (N, *event)}`, without what the observation masks.
         refused: How many further data sets the engine refused, as having no posterior. Whether it does depends on the
@@ -61,7 +60,7 @@ class Calibration:
     """
 
     ranks: Arrays = field(repr=False)
-    shares: np.ndarray = field(repr=False)
+    tarp: np.ndarray = field(repr=False)
     truths: Arrays = field(repr=False)
     data: Arrays = field(default_factory=dict, repr=False)
     refused: int = 0
@@ -70,18 +69,13 @@ class Calibration:
     @property
     def columns(self) -> dict[str, np.ndarray]:
         """The ranks of each number, by name, `{name[i]: (N,)}`."""
-        found = {}
-        for name, value in self.ranks.items():
-            for index in np.ndindex(value.shape[1:]):
-                label = name + (f"[{','.join(map(str, index))}]" if index else "")
-                found[label] = value[(slice(None), *index)]
-        return found
+        return numbers(self.ranks)
 
     @cached_property
     def tests(self) -> dict[str, dict[str, float]]:
         r"""P-values of each number, and of TARP, for four ways to be off by more than the margin, `{name: {test: p}}`.
 
-        `shape`: Kolmogorov-Smirnov. `location`: posteriors are shifted. `spread`: they are too narrow, or too wide.
+        `shape`: Kolmogorov-Smirnov. `location`: posteriors are shifted. `scale`: they are too narrow, or too wide.
         `data`: what is off changes with the data, as where the prior is ignored, parameters are swapped or a sign is
         wrong. A posterior that is off by at most `margin` standard deviations, or in its width by a factor of at most
         `exp(margin / sqrt(2))`, has a p-value below `a` with a probability of at most `a`. TARP looks at all `D`
@@ -89,7 +83,7 @@ class Calibration:
         """
         components = uniformity.components_of(self.data)
         found = {name: uniformity.tests(value, components, self.margin) for name, value in self.columns.items()}
-        return found | {"TARP": uniformity.tests(self.shares, margin=self.margin * np.sqrt(len(found)))}
+        return found | {"TARP": uniformity.tests(self.tarp, margin=self.margin * np.sqrt(len(found)))}
 
     def p_values(self) -> dict[str, float]:
         """One p-value for each number, and for TARP: its smallest times the number of its tests, at most 1."""
@@ -105,13 +99,13 @@ class Calibration:
         """What is off at a level, by how much, and what to do next: one entry for each kind of error, then data sets
         that were refused."""
         number = sum(map(len, self.tests.values()))
-        scores = {name: ndtri(value) for name, value in {**self.columns, "TARP": self.shares}.items()}
+        scores = {name: ndtri(value) for name, value in {**self.columns, "TARP": self.tarp}.items()}
         found: dict[str, list[str]] = {}
         for name, tests in self.tests.items():
             centre, scale = scores[name].mean(), scores[name].std()
             said = {
                 "location": ("location", f"{abs(centre):.2g} sd too {'low' if centre > 0 else 'high'}"),
-                "spread": ("too wide", f"by {1 / scale - 1:.0%}")
+                "scale": ("too wide", f"by {1 / scale - 1:.0%}")
                 if scale < 1
                 else ("too narrow", f"by {1 - 1 / scale:.0%}"),
             }
@@ -120,7 +114,7 @@ class Calibration:
                 kind, how_much = said.get(test, (test, ""))
                 found.setdefault(kind, []).append(f"{name} {how_much}".strip())
         sentences = [f"{kind} ({', '.join(found[kind])}): {NEXT[kind]}" for kind in NEXT if kind in found]
-        total = self.refused + len(self.shares)
+        total = self.refused + len(self.tarp)
         if self.refused > MANY_REFUSED * total:
             sentences.append(
                 f"refused ({self.refused} of {total} data sets): the engine has no posterior for data that this prior "
@@ -129,27 +123,27 @@ class Calibration:
         return sentences
 
     def coverage(self, level: float = 0.9) -> dict[str, float]:
-        """Share of central intervals of a level that hold the truth, for each number."""
+        """Fraction of central intervals of a level that hold the truth, for each number."""
         return {name: float(np.mean(np.abs(2 * value - 1) <= level)) for name, value in self.columns.items()}
 
     def coverage_curve(self, levels: Any = None) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Levels, and the coverage at each, with TARP's expected coverage of credible regions as `TARP`."""
         levels = np.linspace(0.0, 1.0, 101) if levels is None else np.asarray(levels)
         curves = {name: np.mean(np.abs(2 * v - 1)[:, None] <= levels, axis=0) for name, v in self.columns.items()}
-        return levels, {**curves, "TARP": np.mean(self.shares[:, None] <= levels, axis=0)}
+        return levels, {**curves, "TARP": np.mean(self.tarp[:, None] <= levels, axis=0)}
 
     def to_inference_data(self):
         """An ArviZ object with the group `prior_sbc`: ranks with dimensions `(chain=1, draw=data set)`."""
         groups = {
             "prior_sbc": {name: value[None] for name, value in self.ranks.items()},
             "prior": {name: np.asarray(value)[None] for name, value in self.truths.items()},
-            "sample_stats": {"tarp": self.shares[None]},
+            "sample_stats": {"tarp": self.tarp[None]},
         }
         return arviz.to_inference_data(groups, attrs={"p_value": self.p_value})
 
     def print_summary(self, level: float = 0.9) -> None:
         """Print how many data sets there were, coverage, p-values of all tests, and one for all."""
-        coverage, number = self.coverage(level), len(self.shares)
+        coverage, number = self.coverage(level), len(self.tarp)
         error = np.sqrt(level * (1 - level) / number)
         print(f"{number} data sets, {self.refused} further ones refused")
         print(f"coverage of {level:.0%} intervals (standard error {error:.3f}),")
@@ -179,8 +173,8 @@ def calibrate(
         engine: One that has been run. Its `trained.condition` serves each data set, from the simulations and what was
             learnt in that run, where it keeps them.
         num_datasets: `N`. With one parameter and the default margin, 200 flag a posterior that is half too wide, or off
-            by half a standard deviation, at level .001 in .99 of runs, and one off by .4 in .88; 100 flag the first two
-            in .77, and at level .05 in .96 (`python -m benchmarks verdict`).
+            by half a standard deviation, at level 0.001 in 0.99 of runs, and one off by 0.4 in 0.88; 100 flag the first
+            two in 0.77, and at level 0.05 in 0.96 (`python -m benchmarks verdict`).
         num_draws: `L`, posterior draws of each data set that the truth is compared with: at most so many, and no more
             than their effective number where draws are alike, as resampled simulations are.
         margin: Errors that are let pass, in posterior standard deviations (`Calibration.tests`); 0 tests exact
@@ -210,14 +204,13 @@ def calibrate(
             f"{sorted(problem.kwargs)}. Pass `arguments=lambda x: dict(...)`, which turns simulated outputs into "
             "arguments of the model.",
         )
-    bank_key, infer_key, choose_key = jax.random.split(rng_key, 3)
-    bank = simulate(bank_key, problem, num_datasets, on_failure="skip", progress_bar=False)
+    simulate_key, infer_key, choose_key = jax.random.split(rng_key, 3)
+    simulations = simulate(simulate_key, problem, num_datasets, on_failure="skip", progress_bar=False)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(choose_key)).ravel())
     ranks: dict[str, list[np.ndarray]] = {name: [] for name in problem.latents}
-    shares, served = [], []
-    quiet = not (progress_bar and compat.progress_bars_allowed())
-    for j in tqdm(range(len(bank)), desc="calibrating", disable=quiet):
-        outputs = {site: np.asarray(value[j]) for site, value in bank.x.items()}
+    tarp, served = [], []
+    for j in compat.progress(range(len(simulations)), "calibrating", progress_bar):
+        outputs = {site: np.asarray(value[j]) for site, value in simulations.x.items()}
         made = outputs if arguments is None else arguments(outputs)
         checks.instance("arguments(outputs)", made, Mapping, "a dictionary of keyword arguments of the model")
         given = {**problem.kwargs, **made}
@@ -228,21 +221,20 @@ def calibrate(
         except checks.EffectiveSampleSizeError:
             continue
         draws = _some(rng, posterior.samples, list(ranks), num_draws)
-        truth = {name: np.asarray(bank.latents[name][j]) for name in ranks}
+        truth = {name: np.asarray(simulations.latents[name][j]) for name in ranks}
         for name, value in draws.items():
             rank = np.sum(value < truth[name][None], axis=0)
             ranks[name].append((rank + rng.uniform(size=rank.shape)) / (len(value) + 1))
-        shares.append(_tarp(rng, draws, truth, bank))
+        tarp.append(_tarp(rng, draws, truth, simulations))
         served.append(j)
-    checks.require(
-        len(served) >= 2, f"The engine refused {len(bank) - len(served)} of {len(bank)} data sets: nothing to check."
-    )
+    total, refused = len(simulations), len(simulations) - len(served)
+    checks.require(len(served) >= 2, f"The engine refused {refused} of {total} data sets: nothing to check.")
     return Calibration(
         {name: np.stack(found) for name, found in ranks.items()},
-        np.array(shares),
-        {name: np.asarray(bank.latents[name])[served] for name in ranks},
-        {site: problem.simulators[site].counted(np.asarray(value)[served], 1) for site, value in bank.x.items()},
-        len(bank) - len(served),
+        np.array(tarp),
+        {name: np.asarray(simulations.latents[name])[served] for name in ranks},
+        {site: problem.simulators[site].counted(np.asarray(value)[served], 1) for site, value in simulations.x.items()},
+        refused,
         margin,
     )
 
@@ -259,13 +251,13 @@ def _some(rng, samples: Arrays, names: list[str], number: int) -> dict[str, np.n
     return {name: np.asarray(samples[name])[rows] for name in names}
 
 
-def _tarp(rng, draws: Arrays, truth: Arrays, bank: Simulations) -> float:
-    """Share of draws nearer than the truth to a prior draw, in prior standard deviations, made uniform."""
-    reference = int(rng.integers(len(bank)))
+def _tarp(rng, draws: Arrays, truth: Arrays, simulations: Simulations) -> float:
+    """Fraction of draws nearer than the truth to a prior draw, in prior standard deviations, made uniform."""
+    reference = int(rng.integers(len(simulations)))
     of_draws = np.zeros(len(next(iter(draws.values()))))
     of_truth = 0.0
     for name, value in draws.items():
-        prior = np.asarray(bank.latents[name])
+        prior = np.asarray(simulations.latents[name])
         scale = np.maximum(prior.std(axis=0), 1e-300)
         of_draws += np.sum(((value - prior[reference]) / scale).reshape(len(value), -1) ** 2, axis=1)
         of_truth += np.sum(((truth[name] - prior[reference]) / scale) ** 2)

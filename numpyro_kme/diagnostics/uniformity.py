@@ -9,7 +9,7 @@ null hypothesis is the ball
 $$ \mu^2 / 2 + s^2 \le \text{margin}^2 / 2, $$
 
 of locations off by `margin` posterior standard deviations at most, or widths by a factor of `exp(margin / sqrt(2))`,
-and every p-value is the largest over the ball: for location at its end $\mu$, for spread at its end $s$. A margin of 0
+and every p-value is the largest over the ball: for location at its end $\mu$, for scale at its end $s$. A margin of 0
 tests exact uniformity.
 """
 
@@ -30,7 +30,7 @@ def tests(ranks: np.ndarray, components: np.ndarray | None = None, margin: float
     r"""P-values of four ways not to be uniform, for ranks `r` that are independent given the data.
 
     By normal scores $z = \Phi^{-1}(r)$, independent standard normals where posteriors are exact. `location`:
-    $\sqrt N |\bar z|$ against a folded normal at $\sqrt N$ margin (posteriors are shifted). `spread`:
+    $\sqrt N |\bar z|$ against a folded normal at $\sqrt N$ margin (posteriors are shifted). `scale`:
     $\sum (z - \bar z)^2 e^{\mp 2 s}$ against $\chi^2_{N-1}$, $s$ = margin / $\sqrt 2$ (too narrow or too wide). `data`:
     $|P z|^2$ against a $\chi^2_k$ with noncentrality $N$ margin$^2$, `P` the projection on `k` components of the data
     (what is off changes with the data). `shape`: the Kolmogorov-Smirnov distance, less that of a normal shifted by the
@@ -50,7 +50,7 @@ def tests(ranks: np.ndarray, components: np.ndarray | None = None, margin: float
     found = {
         "shape": float(stats.kstwo.sf(max(distance, 0.0), size)),
         "location": float(stats.norm.sf(away - shift) + stats.norm.sf(away + shift)),
-        "spread": float(min(1.0, 2.0 * min(wide, narrow))),
+        "scale": float(min(1.0, 2.0 * min(wide, narrow))),
     }
     if components is not None and components.shape[1]:
         along = np.sum(np.square(scores @ components))

@@ -11,10 +11,14 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme.diagnostics.calibration import LEVEL, Calibration, calibrate
-from numpyro_kme.diagnostics.misspecification import MisspecificationTest, misspecification_test
-from numpyro_kme.diagnostics.predictive import PredictiveCheck, predictive_check, problem_of
+from numpyro_kme.diagnostics.goodness_of_fit import (
+    MisspecificationTest,
+    PredictiveCheck,
+    misspecification_test,
+    predictive_check,
+)
 from numpyro_kme.engines._learnt_posterior import LearntPosterior
-from numpyro_kme.engines.base import Engine
+from numpyro_kme.engines.base import Engine, problem_of
 from numpyro_kme.mcmc import handlers
 from numpyro_kme.mcmc.chain_checks import SurrogateCheck, check_surrogate
 from numpyro_kme.simulations import Simulations
@@ -24,10 +28,10 @@ from numpyro_kme.simulations import Simulations
 class Check:
     """What the diagnostics found.
 
-    The rule: distrust the engine on this model if `p_value` is below .001. It is twice the smaller of the p-values of
+    The rule: distrust the engine on this model if `p_value` is below 0.001. It is twice the smaller of the p-values of
     the calibration and of the misspecification tests (times the number of these), so that an engine whose posteriors
     are off by less than the margin of the calibration, on a model that is right, is flagged with a probability of at
-    most .001. The predictive check and the surrogate check are no tests: look at them.
+    most 0.001. The predictive check and the surrogate check are no tests: look at them.
 
     Attributes:
         calibration: From `calibrate`.
@@ -99,12 +103,8 @@ def check(rng_key: jax.Array, engine: Engine, num_datasets: int = 200, **setting
     checks.instance("engine", engine, Engine, "an engine, such as KELFI(model)")
     posterior = engine.posterior
     problem, simulations = problem_of(posterior), posterior.simulations
-    checks.instance(
-        "engine.simulations",
-        simulations,
-        Simulations,
-        f"kept, which {type(engine).__name__} does not: call the diagnostics one by one",
-    )
+    kept = f"kept, which {type(engine).__name__} does not: call the diagnostics one by one"
+    checks.instance("engine.simulations", simulations, Simulations, kept)
     assert simulations is not None
     predictive_key, calibrate_key = jax.random.split(rng_key)
     predictive = predictive_check(predictive_key, posterior)

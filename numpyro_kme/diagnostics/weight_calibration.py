@@ -1,4 +1,4 @@
-"""The learning rate of a generalised posterior, so that its spread is that of the posterior bootstrap."""
+"""The learning rate of a generalised posterior, so that its covariance is about that of the posterior bootstrap."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ class WeightCalibration:
 
     Attributes:
         by_bootstrap: The weight whose normal approximation is nearest to the loss-likelihood bootstrap.
-        by_coverage: The weight at which intervals of probability `level` cover the estimate in that share of the
+        by_coverage: The weight at which intervals of probability `level` cover the estimate in that fraction of the
             bootstrap replicates; NaN where the curve does not cross `level`.
         level: See `by_coverage`.
         weights: Weights of the curve, increasing, `(W,)`.
-        coverage: Share of the replicates whose interval covers the estimate, `(W, parameters)`, unconstrained.
+        coverage: Fraction of the replicates whose interval covers the estimate, `(W, parameters)`, unconstrained.
         num_replicates: Replicates that converged, which the others rest on.
     """
 
@@ -79,17 +79,19 @@ def calibrate_weight(
     num_replicates: int = 400,
     num_nodes: int = 512,
     covariates: str | None = None,
+    progress_bar: bool = True,
     **kwargs,
 ) -> WeightCalibration:
     r"""Calibrate the weight of prior x `exp(-weight n loss)` by the loss-likelihood bootstrap and by coverage.
 
     With Hessian `H` of the loss at its minimum `u`, the generalised posterior is about `N(u, (weight n H)^-1)`;
-    replicates `u_b` minimise the loss on randomly weighted data. The first answer makes the two laws as alike as one
-    number can, `weight = D / (n tr(H Cov(u_b)))`, the minimum of their Kullback-Leibler divergence; with one parameter
-    it is the rule of Lyddon, Holmes and Walker. The second is the weight at which the intervals `u_b +- z sd`, of
-    probability `level`, cover `u` in that share of the replicates, averaged over parameters. Both are on the
-    unconstrained scale, both ignore the prior, and both are for the loss against the model's law itself (`CommonNoise`
-    with many nodes). A posterior bootstrap that has been run gives them too, by `WeightCalibration.from_bootstrap`.
+    replicates `u_b` minimise the loss on randomly weighted data. The first answer makes the two distributions as alike
+    as one number can, `weight = D / (n tr(H Cov(u_b)))`, the minimum of their Kullback-Leibler divergence; with one
+    parameter it is the rule of Lyddon, Holmes and Walker. The second is the weight at which the intervals `u_b +- z
+    sd`, of probability `level`, cover `u` in that fraction of the replicates, averaged over parameters. Both are on the
+    unconstrained scale, both ignore the prior, and both are for the loss against the model's distribution itself
+    (`CommonNoise` with many nodes). A posterior bootstrap that has been run gives them too, by
+    `WeightCalibration.from_bootstrap`.
 
     Args:
         rng_key: The only source of randomness.
@@ -99,7 +101,7 @@ def calibrate_weight(
         level: Probability of the intervals.
         num_replicates: Bootstrap replicates.
         num_nodes: Noise nodes of the bootstrap.
-        covariates: As in `PosteriorBootstrap`.
+        covariates, progress_bar: As in `PosteriorBootstrap`.
         **kwargs: Keyword arguments of the model.
     Raises:
         ValueError: If `level` is not between 0 and 1, or fewer than half of the replicates converged.
@@ -107,6 +109,13 @@ def calibrate_weight(
     References: Lyddon, Holmes and Walker (2019), Biometrika 106; Syring and Martin (2019), Biometrika 106.
     """
     checks.require(0.0 < level < 1.0, f"`level` must be between 0 and 1; got {level}.")
-    engine = PosteriorBootstrap(model, loss, num_samples=num_replicates, num_nodes=num_nodes, covariates=covariates)
+    engine = PosteriorBootstrap(
+        model,
+        loss,
+        num_samples=num_replicates,
+        num_nodes=num_nodes,
+        covariates=covariates,
+        progress_bar=progress_bar,
+    )
     engine.run(rng_key, *args, **kwargs)
     return WeightCalibration.from_bootstrap(engine, level=level)

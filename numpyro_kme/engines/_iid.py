@@ -1,5 +1,5 @@
-"""A model whose data are draws of one law, as a `Generator`: data, starting points, and the map back to
-latents."""
+"""A model whose data are independent draws of one distribution, as a `Generator`: data, starting points, and the map
+back to latents."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,6 @@ import numpy as np
 import numpyro.distributions as dist
 from jax import random
 from numpyro import handlers
-from numpyro.distributions import biject_to
 from numpyro.infer import Predictive
 
 from numpyro_kme._core import checks, compat
@@ -24,9 +23,10 @@ from numpyro_kme.models import reading, tracing
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.simulator_functions import FromNoise
+from numpyro_kme.models.unconstrained import Unconstrained
 
 EXPANDED = (dist.ExpandedDistribution, dist.MaskedDistribution)
-"""What stands around the law of one data point."""
+"""What stands around the distribution of one data point."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class IidModel(Recomputed):
         site: Name of the observed site.
         observed: Its observation, masked points included, `(n, *event)`.
         kept: Numbers of the points that are not masked.
-        shapes: Unconstrained shape of each latent.
+        target: The latents as one unconstrained vector.
         problem: The model taken apart, if the site is a simulator; a site with a density has none.
     """
 
@@ -48,39 +48,36 @@ class IidModel(Recomputed):
     site: str
     observed: np.ndarray
     kept: np.ndarray
-    shapes: Mapping[str, tuple[int, ...]]
+    target: Unconstrained
     problem: Problem | None
 
     @classmethod
     def read(cls, model: Callable, args: tuple, kwargs: Mapping) -> "IidModel":
-        """Find the data plate of `model(*args, **kwargs)`, or raise a sentence that says how to write one."""
+        """Find the data plate of `model(*args, **kwargs)`, or raise an error that says how to write one."""
         sizes = [np.shape(leaf)[0] for leaf in jax.tree.leaves((args, kwargs)) if np.ndim(leaf)]
-        checks.require(
-            0 not in sizes,
-            "the data are empty; the posterior bootstrap needs at least two points along the data plate.",
-        )
+        empty = "the data are empty; the posterior bootstrap needs at least two points along the data plate."
+        checks.require(0 not in sizes, empty)
         with tracing.one_model_at_a_time(), handlers.block(), handlers.trace() as sketch, tracing.ProperPriors():
             handlers.seed(handlers.substitute(model, data={}), random.key(0))(*args, **kwargs)
         reading.check_plates(sketch)
         samples = {name: site for name, site in sketch.items() if site["type"] == "sample"}
         observed = {name: site for name, site in samples.items() if site["is_observed"]}
-        simulated = {name for name, site in samples.items() if _is_simulator(site)}
+        simulated = {name for name, site in samples.items() if isinstance(compat.innermost(site["fn"]), Simulator)}
+        unseen = sorted(simulated - set(observed))
         checks.require(
             len(observed) == 1,
             f"the posterior bootstrap needs one observed site whose data it reweights; this model observes "
-            f"{sorted(observed)}"
-            f"{_unobserved(simulated - set(observed))}. Put everything that belongs to one data point into "
-            f"one site.",
+            f"{sorted(observed)}{f', and its simulator sites {unseen} are not observed' if unseen else ''}. Put "
+            "everything that belongs to one data point into one site.",
         )
         (site,) = observed
         frames = observed[site]["cond_indep_stack"]
         checks.require(
             len(frames) == 1 and np.shape(observed[site]["value"])[:1] == (frames[0].size,),
-            f"the observed site {site!r} of shape {np.shape(observed[site]['value'])} must stand in one "
-            f"plate, the data plate, along "
-            f"its first axis; it has the plates {[(frame.name, frame.size) for frame in frames]}. Write: "
-            f"with numpyro.plate('data', "
-            f"len(x)): numpyro.sample({site!r}, ..., obs=x), with one event for each data point.",
+            f"the observed site {site!r} of shape {np.shape(observed[site]['value'])} must stand in one plate, the "
+            f"data plate, along its first axis; it has the plates {[(frame.name, frame.size) for frame in frames]}. "
+            f"Write: with numpyro.plate('data', len(x)): numpyro.sample({site!r}, ..., obs=x), with one event for each "
+            "data point.",
         )
         value = np.asarray(observed[site]["value"])
         checks.real(f"observation at {site!r}", value)
@@ -89,23 +86,17 @@ class IidModel(Recomputed):
         inside = [name for name, found in latents.items() if frames[0] in found["cond_indep_stack"]]
         checks.require(
             not inside,
-            f"the latents {inside} stand inside the data plate {frames[0].name!r}, one for each data "
-            f"point; the bootstrap infers "
-            "parameters of the law of one data point. Draw them inside the simulator.",
+            f"the latents {inside} stand inside the data plate {frames[0].name!r}, one for each data point; the "
+            "bootstrap infers parameters of the distribution of one data point. Draw them inside the simulator.",
         )
         problem = Problem.read(model, *args, **kwargs) if site in simulated else None
-        shapes = {name: np.shape(_unconstrained(found)) for name, found in latents.items()}
-        return cls(model, args, kwargs, site, value, kept, shapes, problem)
+        target = Unconstrained.read(model, args, kwargs, {name: found["value"] for name, found in latents.items()})
+        return cls(model, args, kwargs, site, value, kept, target, problem)
 
     @property
     def data(self) -> np.ndarray:
         """The points that are not masked, `(points, *event)`."""
         return self.observed[self.kept]
-
-    @property
-    def dim(self) -> int:
-        """Number of unconstrained parameters."""
-        return sum(int(np.prod(shape)) for shape in self.shapes.values())
 
     @on_host
     def starts(self, rng_key: jax.Array, num: int) -> np.ndarray:
@@ -113,58 +104,76 @@ class IidModel(Recomputed):
         if self.problem is not None:
             draws = self.problem.draw(rng_key, num).latents
         else:
-            prior = Predictive(self.model, num_samples=num, return_sites=list(self.shapes))
+            prior = Predictive(self.model, num_samples=num, return_sites=list(self.target.shapes))
             with tracing.one_model_at_a_time():
                 draws = prior(rng_key, *self.args, **self.kwargs)
-        return np.asarray(self._flatten({name: np.asarray(draws[name], np.float64) for name in self.shapes}))
+        return self.unconstrain(draws)
 
     @on_host
     def latents(self, u: np.ndarray) -> dict[str, np.ndarray]:
         """Latents and deterministic sites `{site: (m, *event)}` at unconstrained `u (m, dim)`."""
-        return self._unflatten(u)
+        return self._constrain(u)
 
     @on_host
     def unconstrain(self, latents: Mapping[str, Any]) -> np.ndarray:
         """Inverse of `latents`, without deterministic sites: `(m, dim)`."""
-        return np.asarray(self._flatten({name: np.asarray(latents[name], np.float64) for name in self.shapes}))
+        return np.asarray(self._flatten({name: np.asarray(latents[name], np.float64) for name in self.target.shapes}))
 
-    def generator(self, covariates: Any = None) -> Generator:
-        """The law of one data point as a function of unconstrained parameters; make it once, and reuse it."""
+    def differs_in_data_alone(self, other: "IidModel") -> bool:
+        """Whether two runs of a model differ in the observed values at most."""
+        ours, structure = jax.tree.flatten((self.args, self.kwargs))
+        theirs, another = jax.tree.flatten((other.args, other.kwargs))
+
+        def alike(a, b):
+            data = np.array_equal(a, self.observed) and np.array_equal(b, other.observed)
+            return np.shape(a) == np.shape(b) and (data or np.array_equal(a, b))
+
+        same = str(structure) == str(another) and np.array_equal(self.kept, other.kept)
+        return same and all(alike(a, b) for a, b in zip(ours, theirs))
+
+    def generator(self, covariates: str | None = None) -> Generator:
+        """The distribution of one data point as a function of unconstrained parameters; make it once, and reuse it.
+
+        Args:
+            covariates: Name of the model's keyword argument that holds them.
+        """
+        checks.require(
+            covariates is None or covariates in self.kwargs,
+            f"`covariates` names the argument {covariates!r}; run got the keyword arguments {sorted(self.kwargs)}.",
+        )
+        rows: Any = None if covariates is None else self.kwargs[covariates]
         if self.problem is None:
-            return Generator(_no_draws, NormalNoise(1), self.dim, log_density=self._log_density)
+            return Generator(_no_draws, NormalNoise(1), self.target.dim, log_density=self._log_density)
         simulator = self.problem.simulators[self.site].simulator
         varies = simulator.groups not in ((), (1,))
         checks.require(
-            varies == (covariates is not None),
+            varies == (rows is not None),
             f"the simulator's parameters have batch shape {simulator.groups} and `covariates` is "
-            f"{'missing' if covariates is None else 'given'}. Where parameters vary along the data plate, "
-            f"say with what: pass "
-            "covariates=the name of the model's argument that holds the covariates; otherwise leave it out.",
+            f"{'missing' if rows is None else 'given'}. Where parameters vary along the data plate, say with "
+            "what: pass covariates=the name of the model's argument that holds the covariates; otherwise leave it out.",
         )
         checks.require(
-            covariates is None or len(covariates) == len(self.observed),
-            f"`covariates` must have one row for each of the {len(self.observed)} data points; got "
-            f"{np.shape(covariates)}.",
+            rows is None or len(rows) == len(self.observed),
+            f"`covariates` must have one row for each of the {len(self.observed)} data points; got {np.shape(rows)}.",
         )
         return Generator(
             self._simulate,
             even_noise(simulator.fn),
-            self.dim,
-            covariates=None if covariates is None else np.asarray(covariates, np.float64)[self.kept],
+            self.target.dim,
+            covariates=None if rows is None else np.asarray(rows, np.float64)[self.kept],
             differentiable=simulator.has_rsample,
         )
 
     def predictive(self, generator: Generator) -> Callable[[jax.Array, int], Any]:
-        """The prior predictive law of one data point, as a traceable sampler `(rng_key, num) -> (num, ...)`.
+        """The prior predictive distribution of one data point, as a traceable sampler `(rng_key, num) -> (num, ...)`.
 
         With covariates, a point is a covariate of the data at random and a response.
         """
         checks.require(
             self.problem is not None,
-            "centring on the model's own prior predictive needs a Simulator site; give `centering` a "
-            "distribution or a sampler.",
+            "centring on the model's own prior predictive needs a Simulator site; give `centering` a distribution or a "
+            "sampler.",
         )
-
         return partial(self._predicted, generator)
 
     def _predicted(self, generator, rng_key, num):
@@ -172,7 +181,8 @@ class IidModel(Recomputed):
             prior_key, noise_key, row_key = random.split(rng_key, 3)
             with tracing.one_model_at_a_time(), handlers.block(), handlers.trace() as trace:
                 handlers.seed(self.model, prior_key)(*self.args, **self.kwargs)
-            u, noise = self._flat(trace), generator.noise.sample(noise_key)
+            u = self.target.flatten({name: trace[name]["value"] for name in self.target.shapes})
+            noise = generator.noise.sample(noise_key)
             if generator.covariates is None:
                 return generator.simulate(u, noise)
             row = random.randint(row_key, (), 0, len(self.data))
@@ -181,24 +191,20 @@ class IidModel(Recomputed):
         return jax.vmap(one)(random.split(rng_key, num))
 
     def _simulate(self, u, noise, row=None):
-        assert self.problem is not None
-        simulator = tracing.run(self.model, self.args, self.kwargs, random.key(0), {}, self._given(u))[1][self.site]
+        simulator = self._run(u)[1][self.site]
         params = simulator.params
         if simulator.groups != ():
-            pairs = zip(simulator.params, simulator.call_shapes)
             place = 0 if row is None else jnp.asarray(self.kept)[row]
-            params = [jnp.broadcast_to(p, simulator.groups + s)[place] for p, s in pairs]
+            params = [param[place] for param in simulator.broadcast_params(simulator.groups)]
         if simulator.black_box:
             shape, dtype = simulator.event_shape, simulator.dtype
             drawn = Simulator(simulator.fn, *params, shape=shape, dtype=dtype).sample(noise)
-        elif isinstance(simulator.fn, FromNoise):
-            drawn = simulator.fn.fn(noise, *params)
         else:
-            drawn = simulator.fn(noise, *params)
+            drawn = (simulator.fn.fn if isinstance(simulator.fn, FromNoise) else simulator.fn)(noise, *params)
         return jnp.asarray(drawn, jnp.result_type(float))
 
     def _log_density(self, u, points):
-        fn = _run(self.model, self.args, self.kwargs, self._given(u))[self.site]["fn"]
+        fn = self._run(u)[0][self.site]["fn"]
         if len(points) == len(self.kept) < len(self.observed):
             whole = jnp.zeros((len(self.observed), *points.shape[1:]), points.dtype).at[self.kept].set(points)
             return fn.log_prob(whole)[self.kept]
@@ -212,42 +218,23 @@ class IidModel(Recomputed):
             )
         return fn.log_prob(points)
 
-    def _given(self, u):
-        ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes.values()])[:-1]
-        pairs = zip(self.shapes.items(), jnp.split(u, ends), strict=True)
-        pieces = {name: piece.reshape(shape) for (name, shape), piece in pairs}
-
-        def value(site):
-            given = site["type"] == "sample" and site["name"] in pieces
-            return biject_to(site["fn"].support)(pieces[site["name"]]) if given else None
-
-        return handlers.substitute(substitute_fn=value)
+    def _run(self, u):
+        """The trace at unconstrained parameters, and the simulator where there is one."""
+        return tracing.run(self.model, self.args, self.kwargs, random.key(0), self.target.constrain(u))
 
     @cached_property
-    def _unflatten(self):
+    def _constrain(self):
         def one(u):
-            if self.problem is not None:
-                trace = tracing.run(self.model, self.args, self.kwargs, random.key(0), {}, self._given(u))[0]
-                kept = (*self.shapes, *self.problem.deterministics)
-            else:
-                trace = _run(self.model, self.args, self.kwargs, self._given(u))
-                kept = (
-                    *self.shapes,
-                    *(name for name, site in trace.items() if site["type"] == "deterministic"),
-                )
-            return {name: trace[name]["value"] for name in kept}
+            trace, _ = self._run(u)
+            further = [name for name, site in trace.items() if site["type"] == "deterministic"]
+            kept = further if self.problem is None else self.problem.deterministics
+            return {name: trace[name]["value"] for name in (*self.target.shapes, *kept)}
 
         return jax.jit(jax.vmap(one))
 
     @cached_property
     def _flatten(self):
-        def one(latents):
-            return self._flat(_run(self.model, self.args, self.kwargs, handlers.substitute(data=latents)))
-
-        return jax.jit(jax.vmap(one))
-
-    def _flat(self, trace):
-        return jnp.concatenate([jnp.ravel(_unconstrained(trace[name])) for name in self.shapes])
+        return jax.jit(jax.vmap(self.target.flatten))
 
 
 def _kept(name: str, site) -> np.ndarray:
@@ -267,26 +254,6 @@ def _kept(name: str, site) -> np.ndarray:
         "points, and each as a whole or not at all.",
     )
     return kept
-
-
-def _unconstrained(site):
-    return biject_to(site["fn"].support).inv(jnp.asarray(site["value"]))
-
-
-@tracing.one_model_at_a_time()
-def _run(model, args, kwargs, messenger):
-    messenger.fn = handlers.seed(model, random.key(0))
-    with handlers.block(), handlers.trace() as trace:
-        messenger(*args, **kwargs)
-    return trace
-
-
-def _is_simulator(site) -> bool:
-    return isinstance(compat.innermost(site["fn"]), Simulator)
-
-
-def _unobserved(names) -> str:
-    return f", and its simulator sites {sorted(names)} are not observed" if names else ""
 
 
 def _no_draws(u, noise):

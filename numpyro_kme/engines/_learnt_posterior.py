@@ -15,7 +15,8 @@ from numpyro_kme._core.programs import Program
 from numpyro_kme.embeddings.herding import herd
 from numpyro_kme.embeddings.measures import Measure, Normal
 from numpyro_kme.engines import _sampling
-from numpyro_kme.engines.posterior import ORDERED, Posterior
+from numpyro_kme.engines.posterior import Posterior
+from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
 from numpyro_kme.mcmc import handlers
@@ -130,14 +131,7 @@ class LearntPosterior(Posterior):
         candidates = np.asarray(posterior.weighted_particles(rng_key, max(HERDING_CANDIDATES, num_samples)).particles)
         chosen = np.asarray(herd(posterior.embedding(kernel, candidates), kernel, candidates, num_samples))
         latents = {name: np.asarray(v) for name, v in coordinates.latents_table(candidates[chosen]).items()}
-        return Posterior(
-            engine=self.engine,
-            samples={**latents, **self.problem.evaluate(latents).deterministics},
-            groups={"observed_data": self.problem.observations},
-            info={"draws": ORDERED},
-            problem=self.problem,
-            simulations=self.simulations,
-        )
+        return self._super_samples({**latents, **self.problem.evaluate(latents).deterministics})
 
     def mode(self) -> dict[str, np.ndarray]:
         """The latents at the maximum of the posterior density, `{site: (*shape)}`, by L-BFGS from the best draws.
@@ -187,15 +181,12 @@ class LearntPosterior(Posterior):
         """
         return {site: f.surrogate.relevance().reshape(f.event_shape) for site, f in self.likelihoods.items()}
 
+    @on_host
     def surrogate_variance(self, latents: Mapping[str, Any]) -> np.ndarray:
         """Variance of the surrogate at latents `{site: (n, *shape)}`, relative to far from all simulations, `(n,)`.
 
         It lies between 0 and 1, and says where further simulations would tell most.
         """
-        return self._variance(latents)
-
-    @on_host
-    def _variance(self, latents) -> np.ndarray:
         surrogate = self.likelihoods[self.problem.site()].surrogate
         return np.asarray(surrogate.variance(self._coordinates_of(latents)))
 
@@ -238,3 +229,35 @@ def beyond(problem: Problem, likelihoods: Mapping[str, FittedLikelihood], site: 
 @on_host
 def _log_densities(measure: Measure, z: np.ndarray) -> np.ndarray:
     return np.asarray(log_densities(measure, jnp.asarray(z)))
+
+
+DRAWS = 1000
+"""Rows to learn from, at most, where several draws share each parameter."""
+
+
+def check_sites(problem: Problem, form: Form | None) -> None:
+    """What can be said before any simulation is run."""
+    for site in problem.observations:
+        problem.simulators[site].check_observed(site)
+        simulator = problem.simulators[site].simulator
+        checks.require(
+            simulator.batch_shape == simulator.groups or getattr(form, "data_kernel", None) is None,
+            f"Site {site!r} holds {simulator.batch_shape} draws of the same parameters along plates, whose densities "
+            "are multiplied; a data kernel on whole data sets does not fit there. Make the data set one event of the "
+            "simulator, or leave `data_kernel` out.",
+        )
+
+
+def training_table(simulations: Simulations, problem: Problem, site: str) -> tuple[np.ndarray, np.ndarray]:
+    """Arguments `(r, p)` and outputs `(r, *event)` of single calls, from simulations that may run along plates.
+
+    Groups with parameters of their own become rows. Of draws that share parameters, as many are used as make `DRAWS`
+    rows.
+    """
+    arguments, x = problem.simulators[site].rows(
+        np.asarray(simulations.arguments[site]), np.asarray(simulations.x[site])
+    )
+    event_shape = problem.simulators[site].simulator.event_shape
+    draws = x.reshape(len(x), -1, *event_shape)
+    used = int(np.clip(DRAWS // len(x), 1, draws.shape[1]))
+    return np.repeat(arguments, used, axis=0), draws[:, :used].reshape(-1, *event_shape)

@@ -134,7 +134,7 @@ class LatentVectors(Recomputed):
         points = {name: np.asarray(latents[name], np.float64) for name in self.target.shapes}
         return (on_host(self._flatten)(points) - self.centre) / self.scale
 
-    def latents(self, z: np.ndarray) -> dict[str, np.ndarray]:
+    def latents_table(self, z: np.ndarray) -> dict[str, np.ndarray]:
         """Latents `{site: (m, *shape)}` at vectors `(m, D)`."""
         return on_host(self._constrain)(self.centre + self.scale * z)
 

@@ -33,25 +33,24 @@ class Proposal(abc.ABC):
 
 @dataclass(frozen=True)
 class FromPosterior(Proposal):
-    """Simulate at draws from the posterior of the last round, and a share of them at prior draws.
+    """Simulate at draws from the posterior of the last round, and a part of them at prior draws.
 
-    The prior's share keeps the likelihood honest where the posterior has no mass yet: a mode that the first rounds
-    missed can still be found.
+    The part from the prior is a defensive mixture: the likelihood is learnt where the posterior has no mass yet, too,
+    so that a mode that the first rounds missed can still be found.
 
     Args:
-        prior_share: Between 0 and 1.
+        prior_proportion: Between 0 and 1.
     """
 
-    prior_share: float = 0.2
+    prior_proportion: float = 0.2
 
     def __post_init__(self):
-        checks.require(
-            0.0 <= self.prior_share <= 1.0, f"`prior_share` must lie between 0 and 1; got {self.prior_share}."
-        )
+        given = self.prior_proportion
+        checks.require(0.0 <= given <= 1.0, f"`prior_proportion` must lie between 0 and 1; got {given}.")
 
     def choose(self, rng_key, draws, prior, variance, size):
         """Posterior draws without replacement, then prior draws."""
-        own = round(self.prior_share * size)
+        own = round(self.prior_proportion * size)
         chosen = rows(draws, picked(rng_key, draws, size - own))
         return {name: np.concatenate([chosen[name], prior[name][:own]]) for name in chosen}
 

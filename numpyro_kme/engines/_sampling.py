@@ -64,9 +64,13 @@ def in_model(rng_key: jax.Array, target: Unconstrained, problem: Problem, num_sa
 def _from_prior(
     temper_key, pick_key, target: Unconstrained, prior: Mapping[str, np.ndarray], num_samples: int
 ) -> Drawn:
+    def log_densities(u):
+        terms = target.terms(u)
+        return terms.log_prior + terms.log_jacobian, terms.log_likelihood
+
     with solves.one_blas_thread:
         start = Program(jax.vmap(target.flatten))(dict(prior))
-        found = temper(temper_key, Program(jax.vmap(_terms(target))), start)
+        found = temper(temper_key, Program(jax.vmap(log_densities)), start)
         u = _pick(pick_key, found.particles, num_samples)
         latents, terms = Program(jax.vmap(target.evaluate))(u)
         return _drawn(latents, terms.log_prior + terms.log_likelihood, found)
@@ -95,18 +99,11 @@ def mode(target: Unconstrained, latents: Mapping[str, np.ndarray], log_posterior
     return target.constrain(jnp.asarray(found.x))
 
 
-def _log_measure(data, z):
-    return data[1].log_density(z)
-
-
-def _log_likelihood(data, z):
-    return data[0].log_density(z)
-
-
 @jax.jit
 def _log_densities(data, z):
     """Log prior and log likelihood at coordinates `(n, D)`."""
-    return jax.vmap(partial(_log_measure, data))(z), jax.vmap(partial(_log_likelihood, data))(z)
+    likelihood, measure = data
+    return jax.vmap(measure.log_density)(z), jax.vmap(likelihood.log_density)(z)
 
 
 @partial(jax.jit, static_argnums=2)
@@ -117,19 +114,10 @@ def _start(measure, rng_key, num_particles):
 @partial(jax.jit, static_argnums=4)
 def _finish(data, coordinates, rng_key, particles, num_samples):
     """Latents, and log densities with respect to the coordinates."""
+    likelihood, measure = data
     z = _pick(rng_key, particles, num_samples)
-    log_posterior = jax.vmap(lambda point: _log_measure(data, point) + _log_likelihood(data, point))(z)
+    log_posterior = jax.vmap(lambda point: measure.log_density(point) + likelihood.log_density(point))(z)
     return jax.vmap(coordinates.latents)(z), log_posterior
-
-
-def _terms(target):
-    """Log prior and log likelihood of the unconstrained latents of a model."""
-
-    def log_densities(u):
-        terms = target.terms(u)
-        return terms.log_prior + terms.log_jacobian, terms.log_likelihood
-
-    return log_densities
 
 
 def _num_particles(num_samples: int) -> int:

@@ -1,11 +1,9 @@
-"""What engines share whose posterior is a weighting of simulations from the prior, with weights of one sign or of
-both."""
+"""Engines whose posterior is a weighting of simulations from the prior, with weights of one sign or of both."""
 
 import abc
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
@@ -13,73 +11,32 @@ from scipy import stats
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.checks import EffectiveSampleSizeError
+from numpyro_kme._core.host import on_host
 from numpyro_kme.abc import weighting
 from numpyro_kme.abc.discrepancies import out_of_distribution_check
 from numpyro_kme.abc.weighting import LEAST_EFFECTIVE_SIZE, with_unit_sum
-from numpyro_kme.engines._reference_table import ReferenceTable, arguments_to_coordinates, check_model
-from numpyro_kme.engines._tables import check_simulations, groups
-from numpyro_kme.engines._weighted_posterior import WeightedPosterior, choose
-from numpyro_kme.engines.base import Engine, Trained
+from numpyro_kme.embeddings.herding import herd
+from numpyro_kme.embeddings.means import MeanEmbedding, embedding_mode
+from numpyro_kme.engines._reference_table import LatentVectors, ReferenceTable, arguments_to_coordinates, check_model
+from numpyro_kme.engines._weighers import Weigher, Weighting, check_kernel, data_kernel
+from numpyro_kme.engines.base import SimulationEngine, Trained
+from numpyro_kme.engines.posterior import Posterior, groups
+from numpyro_kme.kernels import Gaussian
+from numpyro_kme.kernels.base import Kernel
+from numpyro_kme.kernels.length_scales import LengthScaleRule
+from numpyro_kme.kernels.low_rank import TOLERANCE
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
+from numpyro_kme.samplers.resampling import systematic_shuffled
 from numpyro_kme.simulations import Simulations
-from numpyro_kme.simulations.simulate import Plan
 
 ROUNDING = 1e-6
 """Of an effective sample size: that of ten equal weights may come out as 9.999999999999998."""
-COMPARED = 200
-"""Simulations that are compared with one another, where that is cheap."""
+
+
 PRIOR_DRAWS, UNLIKELY = 1000, 1e-6
 """Draws that given simulations are compared with, and the p-value below which they come from elsewhere than the prior.
 """
-
-
-class Weighting(NamedTuple):
-    """Weights of the simulations.
-
-    Attributes:
-        weights: `(m,)`, of any sign and total.
-        distances: Of the simulations from the observation, `(m,)`, as `Weigher.apart` measures them.
-        info: What a person reads.
-    """
-
-    weights: np.ndarray
-    distances: np.ndarray
-    info: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Weigher(abc.ABC):
-    """What an engine has learnt to weight simulations by; frozen.
-
-    Attributes:
-        table: The simulations.
-    """
-
-    table: ReferenceTable
-
-    def at(self, y: np.ndarray) -> Self:
-        """The same for one observation, where it measures by it."""
-        return self
-
-    @abc.abstractmethod
-    def weigh(self, y: np.ndarray) -> Weighting:
-        """Weights of the simulations given an observation, read as a row of `table.x`, and their distances from it."""
-
-    @abc.abstractmethod
-    def apart(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """How far rows `(k, *event)` of `table.x` are from such rows `(s, *event)`, `(s, k)`."""
-
-    @property
-    def num_compared(self) -> int:
-        """How many simulations are compared with one another."""
-        return min(COMPARED, len(self.table))
-
-    @cached_property
-    def between(self) -> np.ndarray:
-        """Distances of some simulations from one another, `(k, k)`."""
-        some = self.table.x[np.linspace(0, len(self.table) - 1, self.num_compared).astype(int)]
-        return self.apart(some, some)
 
 
 class LearntWeigher(NamedTuple):
@@ -96,21 +53,86 @@ class LearntWeigher(NamedTuple):
     fit_key: jax.Array
 
 
-class WeightedEngine(Engine):
+@dataclass(frozen=True, kw_only=True)
+class WeightedPosterior(Posterior):
+    """A posterior that is a weighting of simulations from the prior.
+
+    Attributes:
+        table: The simulations.
+        weights: `(m,)`, with a sum of one; some methods give weights of both signs.
+    """
+
+    table: ReferenceTable = field(repr=False)
+    weights: np.ndarray = field(repr=False)
+
+    def get_weights(self) -> dict[str, np.ndarray]:
+        """The weighted set: every simulation's latents `{site: (m, *shape)}`, and under `"weight"` weights that sum to
+        one.
+
+        Some methods give weights of both signs.
+        """
+        return {name: value[0] for name, value in self.groups["weighted_posterior"].items()}
+
+    def expectation(self, function: Callable[[Mapping[str, np.ndarray]], Any]) -> np.ndarray:
+        """Posterior expectation by the weights, `sum_i w_i f(theta_i)`; more exact than an average of `get_samples`.
+
+        Args:
+            function: Maps `{site: (m, *shape)}`, all simulations at once, to `(m, *event)`.
+        Returns:
+            `(*event)`.
+        """
+        values = np.asarray(function({name: value for name, value in self.get_weights().items() if name != "weight"}))
+        checks.require(
+            values.shape[:1] == self.weights.shape,
+            f"`function` must give {len(self.weights)} rows, one for each simulation; it gave shape {values.shape}.",
+        )
+        return np.tensordot(self.weights, values, axes=1)
+
+    def mode(self) -> dict[str, np.ndarray]:
+        """Point estimate, `{site: (*shape)}`: the mode of the posterior embedding (its pre-image), the weights smoothed
+        by a Gaussian kernel in coordinates.
+
+        The kernel is as wide as the posterior in each coordinate, from its largest weights. Where the simulator's
+        arguments do not determine the latents, as under a Dirichlet or a hierarchical prior, the coordinates are those
+        of all latents, mapped to vectors without constraints.
+        """
+        table, weights, problem = self.table, self.weights, self.problem
+        assert problem is not None
+        one_to_one = table.coordinates.one_to_one
+        vectors = None if one_to_one else LatentVectors.read(problem, table.latents)
+        z = table.z if vectors is None else vectors.table(table.latents)
+        found = embedding_mode(MeanEmbedding(_kernel(z, weights, 1.0), z, weights))
+        if vectors is None:
+            return on_host(Coordinates.latents)(table.coordinates, found)
+        return {name: np.asarray(value[0]) for name, value in vectors.latents_table(found[None]).items()}
+
+    def herd(self, rng_key: jax.Array, num_samples: int) -> Posterior:
+        """Super-samples: simulations chosen by kernel herding of the embedded posterior, in the order in which it
+        finds them.
+
+        The key decides nothing: candidates are the simulations.
+        """
+        checks.key(rng_key)
+        checks.whole("num_samples", num_samples, 1)
+        chosen = _herded(self.table.z, self.weights, num_samples)
+        sites = {name: np.asarray(value)[chosen] for name, value in self.get_weights().items() if name != "weight"}
+        return self._super_samples(sites)
+
+
+@dataclass(eq=False, repr=False)
+class WeightedEngine(SimulationEngine):
     """Base of the engines that weight simulations from the prior; a subclass makes a `Weigher` in `_fit`."""
 
-    advice: str
+    advice: ClassVar[str]
     """What to do where the effective sample size is too small."""
-    measure: str
+    measure: ClassVar[str]
     """What `Weigher.apart` measures."""
-    from_anywhere = False
+    from_anywhere: ClassVar[bool] = False
     """Whether simulations may come from elsewhere than the prior."""
 
-    def __init__(self, model: Callable, plan: Plan, num_samples: int):
-        super().__init__(model)
-        checks.whole("num_simulations", plan.num_simulations, 20, " Thousands are usual.")
-        checks.whole("num_samples", num_samples, 1)
-        self.plan, self.num_samples = plan, num_samples
+    def __post_init__(self, simulations):
+        checks.whole("num_simulations", self.num_simulations, 20, " Thousands are usual.")
+        super().__post_init__(simulations)
 
     @abc.abstractmethod
     def _fit(self, rng_key: jax.Array, problem: Problem, table: ReferenceTable) -> Weigher:
@@ -120,8 +142,7 @@ class WeightedEngine(Engine):
         simulate_key, coordinates_key, fit_key, sample_key = jax.random.split(rng_key, 4)
         problem = Problem.read(self.model, *args, **kwargs)
         self._check(problem)
-        simulations = self.plan.simulate(simulate_key, problem)
-        check_simulations(problem, simulations)
+        simulations = self._simulate(simulate_key, problem)
         coordinates = Coordinates.from_prior(coordinates_key, problem)
         if self.plan.simulations is not None and not self.from_anywhere:
             self._check_prior(jax.random.fold_in(coordinates_key, 1), problem, simulations, coordinates)
@@ -167,16 +188,17 @@ class WeightedEngine(Engine):
         weights, info = self._normalise(found, learnt.simulations)
         _warn_of_variances(table, weights)
         self._warn_if_out_of_distribution(weigher, found.distances)
-        chosen = choose(rng_key, table.z, weights, self.num_samples)
+        if (weights >= 0).all():
+            chosen = systematic_shuffled(rng_key, weights, self.num_samples)
+        else:
+            chosen = _herded(table.z, weights, self.num_samples)
         sites = {name: np.asarray(value) for name, value in {**table.latents, **table.deterministics}.items()}
-        weighted = {name: value[None] for name, value in {**sites, "weight": weights}.items()}
+        found_in = groups(replace(learnt.simulations, latents=table.latents), problem)
+        found_in["weighted_posterior"] = {name: value[None] for name, value in {**sites, "weight": weights}.items()}
         return WeightedPosterior(
             engine=type(self).__name__,
             samples={name: value[chosen] for name, value in sites.items()},
-            groups={
-                **groups(replace(learnt.simulations, latents=table.latents), problem),
-                "weighted_posterior": weighted,
-            },
+            groups=found_in,
             info=info,
             problem=problem,
             simulations=learnt.simulations,
@@ -196,7 +218,7 @@ class WeightedEngine(Engine):
             )
         info: dict[str, Any] = {"simulations": len(weights), **found.info, "effective sample size": effective}
         if (weights < 0).any():
-            info["negative share of weights"] = float(-weights[weights < 0].sum() / np.abs(weights).sum())
+            info["proportion of negative weight"] = float(-weights[weights < 0].sum() / np.abs(weights).sum())
         if simulations.failures:
             info["simulations that failed"] = simulations.describe_failures()
         return weights, info
@@ -206,18 +228,48 @@ class WeightedEngine(Engine):
         found = out_of_distribution_check(distances, weigher.between)
         if found.is_out_of_distribution:
             checks.warn(
-                f"{type(self).__name__}: the observation lies away from the simulations. The nearest of them, a share "
-                f"of {found.proportion:.2g}, are up to {found.nearest:.4g} from it, and simulations are up to "
+                f"{type(self).__name__}: the observation lies away from the simulations. The nearest "
+                f"{found.proportion:.2g} of them are up to {found.nearest:.4g} from it, and simulations are up to "
                 f"{found.threshold:.4g} from one another ({self.measure}). The weights say which are least far, not "
                 "what the parameters are. Check the observation and the simulator, or use a prior under which such "
                 "data occur.",
             )
 
 
-def fewer_compared(m: int) -> int:
-    """So many that comparing them with one another costs half of what comparing `m` simulations with the observation
-    does."""
-    return int(np.clip(np.sqrt(m / 2), 10, 50))
+@dataclass(eq=False, repr=False, kw_only=True)
+class KernelEngine(WeightedEngine):
+    """Base of the engines that weight simulations by ridge regression on the data, with a kernel on these.
+
+    Args:
+        kernel: On outputs of the simulator; made by `length_scale` when left out.
+        length_scale: Rule for the length scale of that kernel; the median heuristic when left out.
+        regularisation: Of the regression.
+        tolerance: Of the low-rank factor of the Gram matrix of the data.
+    """
+
+    measure = "squared distance in the space of the kernel"
+    kernel: Kernel | None = None
+    length_scale: LengthScaleRule | None = None
+    regularisation: float | None = None
+    tolerance: float = TOLERANCE
+
+    def __post_init__(self, simulations):
+        super().__post_init__(simulations)
+        check_kernel(self.kernel, self.length_scale, self.regularisation, self.tolerance)
+
+    def _kernel(self, table: ReferenceTable) -> Kernel:
+        return self.kernel or data_kernel(table, self.length_scale)
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class SignedEngine(KernelEngine):
+    """Base of the engines whose weights have both signs; `_fit` makes a `SignedWeigher`."""
+
+    def weights(self, observations: Any) -> np.ndarray:
+        """Signed weights of the simulations at many observations `(s, *event)`, `(s, m)`, as they are, from one
+        factorisation."""
+        weigher = self.trained.learnt.weigher
+        return weigher.at_rows(weigher.table.points(observations))
 
 
 def _warn_of_variances(table: ReferenceTable, weights: np.ndarray) -> None:
@@ -229,3 +281,16 @@ def _warn_of_variances(table: ReferenceTable, weights: np.ndarray) -> None:
             f"Under the signed weights the variance of {', '.join(negative)} is negative: means may be right, and "
             "nothing finer. Use more simulations, or another regularisation.",
         )
+
+
+def _herded(z: np.ndarray, weights: np.ndarray, num_samples: int) -> np.ndarray:
+    kernel = _kernel(z, weights, 1.0 / 3.0)
+    values = MeanEmbedding(kernel, z, weights).on_host(z)
+    return np.asarray(herd(values, kernel, z, num_samples))
+
+
+def _kernel(z: np.ndarray, weights: np.ndarray, width: float) -> Gaussian:
+    """With length scales `width` times the standard deviations under the positive part of the weights."""
+    positive = np.maximum(weights, 0.0) / np.maximum(weights, 0.0).sum()
+    deviation = np.sqrt(positive @ np.square(z - positive @ z))
+    return Gaussian(width * np.maximum(deviation, 1e-8))

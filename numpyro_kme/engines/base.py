@@ -3,17 +3,21 @@
 import abc
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from concurrent.futures import Executor
+from dataclasses import KW_ONLY, InitVar, dataclass, field
+from os import PathLike
 from typing import Any, Self
 
 import jax
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme.engines._tables import observed_anew
 from numpyro_kme.engines.posterior import Posterior
-from numpyro_kme.models.problem import Problem
+from numpyro_kme.models.problem import Problem, SimulatorSite
 from numpyro_kme.simulations import Simulations
+from numpyro_kme.simulations.failures import OnFailure
+from numpyro_kme.simulations.fingerprint import fingerprint
+from numpyro_kme.simulations.simulate import Plan
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class RunAgain:
         return self.engine._infer(rng_key, args, kwargs)[1]
 
 
+@dataclass(eq=False, repr=False)
 class Engine(abc.ABC):
     """Base of the inference engines: settings in the constructor, data in `run`, then read the posterior.
 
@@ -70,10 +75,7 @@ class Engine(abc.ABC):
     """
 
     model: Callable
-
-    def __init__(self, model: Callable):
-        self.model = model
-        self._found: tuple[Any, Posterior] | None = None
+    _found: tuple[Any, Posterior] | None = field(default=None, init=False)
 
     @abc.abstractmethod
     def _infer(self, rng_key: jax.Array, args: tuple, kwargs: dict) -> tuple[Any, Posterior]:
@@ -174,10 +176,68 @@ class Engine(abc.ABC):
         return self.posterior.to_inference_data(coords=coords, dims=dims)
 
 
+@dataclass(eq=False, repr=False)
+class SimulationEngine(Engine):
+    """Base of the engines that learn from one set of simulations, which serves every observation; their settings.
+
+    Args:
+        model: A NumPyro model with observed `Simulator` sites.
+        num_simulations: Number of simulations.
+        num_samples: Number of equally weighted posterior draws.
+        simulations: Simulations made elsewhere, instead of new ones.
+        on_failure, executor, store, version, timeout, progress_bar: How it simulates, as in `simulate`.
+    """
+
+    num_simulations: int = 1000
+    _: KW_ONLY
+    num_samples: int = 1000
+    simulations: InitVar[Simulations | None] = None
+    on_failure: OnFailure = "raise"
+    executor: Executor | int | None = None
+    store: str | PathLike | None = None
+    version: str | int | None = None
+    timeout: float | None = None
+    progress_bar: bool = True
+
+    def __post_init__(self, simulations: Simulations | None) -> None:
+        checks.whole("num_samples", self.num_samples, 1)
+        how = (self.on_failure, self.executor, self.store, self.version, self.timeout, self.progress_bar)
+        self.plan = Plan(self.num_simulations, simulations, *how)
+
+    def _simulate(self, rng_key: jax.Array, problem: Problem, number: int | None = None) -> Simulations:
+        """The given simulations, checked to have the sites of the model with outputs of its shapes, or new ones."""
+        simulations, made = self.plan.simulate(rng_key, problem, number), "they were made by another model."
+        latents = "latents", simulations.latents or problem.latents, problem.latents
+        for kind, given, own in (latents, ("simulator sites", simulations.x, problem.simulators)):
+            checks.require(
+                set(given) == set(own),
+                f"`simulations` has the {kind} {sorted(given)}, the model {sorted(own)}: {made}",
+            )
+        for site, found in problem.simulators.items():
+            simulator = found.simulator
+            shape, expected = np.shape(simulations.x[site])[1:], simulator.shape()
+            checks.require(
+                len(shape) == len(expected) and shape[len(simulator.batch_shape) :] == simulator.event_shape,
+                f"`simulations` has outputs of shape {shape} at site {site!r}, its simulator `{simulator.name}` gives "
+                f"{expected}: {made}",
+            )
+        return simulations
+
+
+del SimulationEngine.simulations  # an argument; the attribute is that of `Engine`, the simulations that were used
+
+
 def check_run(rng_key: Any, args: tuple, kwargs: dict) -> None:
     """That a run has a key, and data that are known."""
     checks.key(rng_key)
     checks.concrete(**{"rng_key": rng_key, "args": args, **kwargs})
+
+
+def check_positive(**values: Any) -> None:
+    """That numbers are positive, where they are given."""
+    for name, value in values.items():
+        if value is not None:
+            checks.positive_number(name, value)
 
 
 def posterior_of(found: Engine | Posterior) -> Posterior:
@@ -185,3 +245,52 @@ def posterior_of(found: Engine | Posterior) -> Posterior:
     posterior = found.posterior if isinstance(found, Engine) else found
     checks.instance("posterior", posterior, Posterior, "a posterior, or an engine that has been run")
     return posterior
+
+
+def observed_anew(problem: Problem, args: tuple, kwargs: Mapping[str, Any]) -> Problem:
+    """The model with another observation, for which simulations and what was learnt from them still hold.
+
+    Raises:
+        ValueError: If the prior or a simulator is another one too.
+    """
+    found = problem.with_data(*args, **kwargs)
+    changed = [
+        f"the prior of {name!r}"
+        for name, old in problem.latents.items()
+        if name in found.latents and _others(old.value, found.latents[name].value)
+    ] or [
+        f"the simulator at {name!r}"
+        for name, old in problem.simulators.items()
+        if name in found.simulators and _another(old, found.simulators[name])
+    ]
+    checks.require(
+        not changed,
+        f"The new arguments of the model change {' and '.join(changed)}: the simulations of the last run are of "
+        "another model. `condition` is for other observations; call `run`.",
+    )
+    return found
+
+
+def _another(old: SimulatorSite, new: SimulatorSite) -> bool:
+    """Whether a site's simulator is another one: at the arguments of one prior draw, and by the fingerprint of a new
+    function."""
+    fns = old.simulator.fn, new.simulator.fn
+    return _others(old.simulator.arguments, new.simulator.arguments) or (
+        fns[0] != fns[1] and len({str(fingerprint({"": fn}).parts) for fn in fns}) > 1
+    )
+
+
+def _others(old: Any, new: Any) -> bool:
+    """Whether numbers differ, of as many: more or fewer groups along a plate are the same model."""
+    return np.shape(old) == np.shape(new) and not np.array_equal(old, new)
+
+
+def problem_of(posterior: Posterior) -> Problem:
+    """The model of a posterior that rests on simulations."""
+    checks.require(
+        posterior.problem is not None,
+        f"`posterior` must be of an engine that works from simulations, such as KELFI; {posterior.engine} is not.",
+        TypeError,
+    )
+    assert posterior.problem is not None
+    return posterior.problem

@@ -1,26 +1,18 @@
 """DR-ABC: summaries learnt by regression from the embeddings of data sets, then soft ABC."""
 
-from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass
-from os import PathLike
 
 import numpy as np
 
-from numpyro_kme._core import checks
 from numpyro_kme.abc.regression import DistributionRegression
 from numpyro_kme.abc.weighting import soft_abc_weights
-from numpyro_kme.engines._data_kernels import MEASURE, apart, checked_rule, data_kernel
-from numpyro_kme.engines._weighted import Weigher, WeightedEngine, Weighting
-from numpyro_kme.kernels.base import Kernel
-from numpyro_kme.kernels.length_scales import LengthScaleRule
-from numpyro_kme.kernels.low_rank import TOLERANCE
-from numpyro_kme.simulations import Simulations
-from numpyro_kme.simulations.failures import OnFailure
-from numpyro_kme.simulations.simulate import Plan
+from numpyro_kme.engines._weighers import Weigher, Weighting, apart
+from numpyro_kme.engines._weighted import KernelEngine
+from numpyro_kme.engines.base import check_positive
 
 
-class DistributionRegressionABC(WeightedEngine):
+@dataclass(eq=False, repr=False, kw_only=True)
+class DistributionRegressionABC(KernelEngine):
     r"""DR-ABC: soft ABC with summaries learnt by ridge regression from data sets to parameters.
 
     $s(y) = \bar z + k(y)^\top (K + m \lambda I)^{-1} (z - \bar z)$ predicts the coordinates `z` of the parameters from
@@ -51,40 +43,16 @@ class DistributionRegressionABC(WeightedEngine):
     References: Mitrovic, Sejdinovic & Teh (2016), ICML.
     """
 
-    measure = MEASURE
     advice = "Use more simulations, a larger `epsilon`, or a prior nearer to what is known."
+    epsilon: float | None = None
 
-    def __init__(
-        self,
-        model: Callable,
-        num_simulations: int = 1000,
-        *,
-        kernel: Kernel | None = None,
-        length_scale: LengthScaleRule | None = None,
-        regularisation: float | None = None,
-        epsilon: float | None = None,
-        tolerance: float = TOLERANCE,
-        num_samples: int = 1000,
-        simulations: Simulations | None = None,
-        on_failure: OnFailure = "raise",
-        executor: Executor | int | None = None,
-        store: str | PathLike | None = None,
-        version: str | int | None = None,
-        timeout: float | None = None,
-        progress_bar: bool = True,
-    ):
-        plan = Plan(num_simulations, simulations, on_failure, executor, store, version, timeout, progress_bar)
-        super().__init__(model, plan, num_samples)
-        for name, value in {"regularisation": regularisation, "epsilon": epsilon}.items():
-            if value is not None:
-                checks.positive_number(name, value)
-        checks.positive_number("tolerance", tolerance)
-        self.kernel, self.length_scale = kernel, checked_rule(kernel, length_scale)
-        self.regularisation, self.epsilon, self.tolerance = regularisation, epsilon, tolerance
+    def __post_init__(self, simulations):
+        super().__post_init__(simulations)
+        check_positive(epsilon=self.epsilon)
 
     def _fit(self, rng_key, problem, table):
-        kernel = self.kernel or data_kernel(table, self.length_scale)
-        fitted = DistributionRegression.fit(table.x, table.z, kernel, self.regularisation, tolerance=self.tolerance)
+        settings = self._kernel(table), self.regularisation
+        fitted = DistributionRegression.fit(table.x, table.z, *settings, tolerance=self.tolerance)
         return SummaryWeigher(table, fitted, self.epsilon)
 
 

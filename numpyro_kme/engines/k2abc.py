@@ -1,24 +1,17 @@
 """K2-ABC: soft approximate Bayesian computation with the maximum mean discrepancy."""
 
-from collections.abc import Callable
-from concurrent.futures import Executor
-from dataclasses import dataclass, replace
-from os import PathLike
-
-import numpy as np
+from dataclasses import dataclass
 
 from numpyro_kme._core import checks
-from numpyro_kme.abc.discrepancies import discrepancies_to, dissimilarities
 from numpyro_kme.abc.weighting import soft_abc_weights
 from numpyro_kme.embeddings.mmd import Estimator
-from numpyro_kme.engines._data_kernels import checked_rule, quadratic_by
-from numpyro_kme.engines._weighted import Weigher, WeightedEngine, Weighting, fewer_compared
+from numpyro_kme.engines._weighers import DiscrepancyWeigher, check_rule
+from numpyro_kme.engines._weighted import WeightedEngine
+from numpyro_kme.engines.base import check_positive
 from numpyro_kme.kernels.length_scales import LengthScaleRule
-from numpyro_kme.simulations import Simulations
-from numpyro_kme.simulations.failures import OnFailure
-from numpyro_kme.simulations.simulate import Plan
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class K2ABC(WeightedEngine):
     r"""K2-ABC: simulations from the prior weighted by how close their data sets are to the observed one.
 
@@ -54,74 +47,36 @@ class K2ABC(WeightedEngine):
     measure = "minus log of the cosine between mean embeddings"
     advice = "Use more simulations, a larger `epsilon`, or a prior nearer to what is known."
 
-    def __init__(
-        self,
-        model: Callable,
-        num_simulations: int = 1000,
-        *,
-        estimator: Estimator | None = None,
-        length_scale: LengthScaleRule | None = None,
-        epsilon: float | None = None,
-        num_samples: int = 1000,
-        simulations: Simulations | None = None,
-        on_failure: OnFailure = "raise",
-        executor: Executor | int | None = None,
-        store: str | PathLike | None = None,
-        version: str | int | None = None,
-        timeout: float | None = None,
-        progress_bar: bool = True,
-    ):
-        plan = Plan(num_simulations, simulations, on_failure, executor, store, version, timeout, progress_bar)
-        super().__init__(model, plan, num_samples)
-        if epsilon is not None:
-            checks.positive_number("epsilon", epsilon)
-        self.estimator, self.epsilon = estimator, epsilon
+    estimator: Estimator | None = None
+    length_scale: LengthScaleRule | None = None
+    epsilon: float | None = None
+
+    def __post_init__(self, simulations):
+        super().__post_init__(simulations)
+        check_positive(epsilon=self.epsilon)
         what = "an estimator of the MMD: Quadratic(kernel), LinearTime(kernel) or a Fourier"
-        self.length_scale = checked_rule(estimator, length_scale, "estimator", Estimator, what)
+        check_rule(self.length_scale, self.estimator, "estimator", Estimator, what)
 
     def _fit(self, rng_key, problem, table):
-        sets = table.as_data_sets(table.x)
+        size = table.as_data_sets(table.x).shape[1]
         checks.require(
-            sets.shape[1] >= 2,
-            f"K2ABC compares data sets; the simulator gives one of {sets.shape[1]} points. Put several draws under a "
-            "plate.",
+            size >= 2,
+            f"K2ABC compares data sets; the simulator gives one of {size} points. Put several draws under a plate.",
         )
-        return MMDWeigher(table, sets, self.estimator, self.length_scale, self.epsilon)
+        return SoftWeigher(table, self.estimator, self.length_scale, self.epsilon)
 
 
 @dataclass(frozen=True)
-class MMDWeigher(Weigher):
+class SoftWeigher(DiscrepancyWeigher):
     """Soft weights by the squared MMD between data sets.
 
     Attributes:
-        sets: The simulated data sets, `(m, n, d)`.
-        estimator: Of the squared MMD; None until there is an observation whose length scale it takes.
-        length_scale: Rule for that length scale.
         epsilon: Width of the weights, or None.
     """
 
-    sets: np.ndarray
-    estimator: Estimator | None
-    length_scale: LengthScaleRule | None
     epsilon: float | None
 
-    def at(self, y):
-        """As `Weigher.at`."""
-        if self.estimator is not None:
-            return self
-        return replace(self, estimator=quadratic_by(self.length_scale, self.table, self.table.as_data_sets(y[None])[0]))
-
-    def weigh(self, y):
-        """As `Weigher.weigh`."""
-        observed = self.table.as_data_sets(y[None])[0]
-        weights, epsilon = soft_abc_weights(discrepancies_to(observed, self.sets, self.estimator), self.epsilon)
-        return Weighting(weights, self.apart(self.table.x, y[None])[0], {"epsilon": epsilon})
-
-    @property
-    def num_compared(self):
-        """As `Weigher.num_compared`."""
-        return fewer_compared(len(self.table))
-
-    def apart(self, x, y):
-        """As `Weigher.apart`."""
-        return dissimilarities(self.estimator, self.table.as_data_sets(x), self.table.as_data_sets(y))
+    def weights_of(self, discrepancies):
+        """As `DiscrepancyWeigher.weights_of`."""
+        weights, epsilon = soft_abc_weights(discrepancies, self.epsilon)
+        return weights, {"epsilon": epsilon}

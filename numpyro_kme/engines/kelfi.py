@@ -1,10 +1,8 @@
 """KELFI: kernel embedding likelihood-free inference."""
 
-from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
-from os import PathLike
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import jax
@@ -13,10 +11,19 @@ import numpy as np
 from numpyro_kme._core import checks
 from numpyro_kme.embeddings.measures import Measure, Normal, NormalMixture, Points
 from numpyro_kme.engines import _rounds, _sampling
-from numpyro_kme.engines._learnt_posterior import LearntLikelihoods, LearntPosterior, beyond, observation, plain, target
+from numpyro_kme.engines._learnt_posterior import (
+    LearntLikelihoods,
+    LearntPosterior,
+    beyond,
+    check_sites,
+    observation,
+    plain,
+    target,
+    training_table,
+)
 from numpyro_kme.engines._rounds import FromPosterior, FromVariance, Proposal
-from numpyro_kme.engines._tables import check_simulations, check_sites, groups, training_table
-from numpyro_kme.engines.base import Engine, Trained
+from numpyro_kme.engines.base import SimulationEngine, Trained
+from numpyro_kme.engines.posterior import groups
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, extrapolation_message, fit_likelihood
@@ -25,14 +32,13 @@ from numpyro_kme.likelihoods.published.hyperpriors import learn_normal
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations
-from numpyro_kme.simulations.failures import OnFailure
-from numpyro_kme.simulations.simulate import Plan
 
 PRIOR_DRAWS = 4000
-"""Prior draws that stand in for a prior whose law in coordinates is not known."""
+"""Prior draws that stand in for a prior whose distribution in coordinates is not known."""
 
 
-class KELFI(Engine):
+@dataclass(eq=False, repr=False, kw_only=True)
+class KELFI(SimulationEngine):
     r"""Kernel embedding likelihood-free inference: a posterior from a few hundred simulations.
 
     The likelihood of the simulator is learnt as a kernel mean embedding: in the published form
@@ -68,69 +74,54 @@ class KELFI(Engine):
         Hsu and Ramos (2019), AISTATS.
     """
 
-    def __init__(
-        self,
-        model: Callable,
-        num_simulations: int = 300,
-        *,
-        num_samples: int = 1000,
-        form: Form | None = None,
-        length_scale: LengthScaleRule | None = None,
-        simulations: Simulations | None = None,
-        num_rounds: int = 1,
-        proposal: Proposal | None = None,
-        min_change: float | None = None,
-        learn_prior: bool = False,
-        on_failure: OnFailure = "raise",
-        executor: Executor | int | None = None,
-        store: str | PathLike | None = None,
-        version: str | int | None = None,
-        timeout: float | None = None,
-        progress_bar: bool = True,
-    ):
-        super().__init__(model)
-        checks.whole("num_simulations", num_simulations, 2, " Some hundreds are usual.")
-        checks.whole("num_samples", num_samples, 1)
+    num_simulations: int = field(default=300, kw_only=False)
+    form: Form | None = None
+    length_scale: LengthScaleRule | None = None
+    num_rounds: int = 1
+    proposal: Proposal | None = None
+    min_change: float | None = None
+    learn_prior: bool = False
+
+    def __post_init__(self, simulations):
+        super().__post_init__(simulations)
+        form = self.form
+        checks.whole("num_simulations", self.num_simulations, 2, " Some hundreds are usual.")
         checks.instance("form", form, Form | None, "KernelMeans(...), ResidualKernelMeans(...) or another form")
-        checks.whole("num_rounds", num_rounds, 1)
-        checks.instance("proposal", proposal, Proposal | None, "FromPosterior(...) or FromVariance(...)")
+        checks.whole("num_rounds", self.num_rounds, 1)
+        checks.instance("proposal", self.proposal, Proposal | None, "FromPosterior(...) or FromVariance(...)")
         checks.require(
-            num_simulations >= 2 * num_rounds and (simulations is None or num_rounds == 1),
-            f"`num_rounds` must leave two of the {num_simulations} simulations for each round, and be 1 where "
-            f"`simulations` are given (`refine` adds to those); got {num_rounds}.",
+            self.num_simulations >= 2 * self.num_rounds and (simulations is None or self.num_rounds == 1),
+            f"`num_rounds` must leave two of the {self.num_simulations} simulations for each round, and be 1 where "
+            f"`simulations` are given (`refine` adds to those); got {self.num_rounds}.",
         )
         checks.require(
-            min_change is None or min_change > 0.0,
-            f"`min_change` must be a positive number or None; got {min_change}.",
+            self.min_change is None or self.min_change > 0.0,
+            f"`min_change` must be a positive number or None; got {self.min_change}.",
         )
         checks.require(
-            not isinstance(proposal, FromVariance) or isinstance(form, KernelMeans),
+            not isinstance(self.proposal, FromVariance) or isinstance(form, KernelMeans),
             "`proposal` FromVariance() needs a form with a Gaussian-process variance: pass form=KernelMeans(); got "
             f"form={form}.",
         )
-        if length_scale is not None:
-            checks.require(
-                isinstance(form, KernelMeans),
-                "`length_scale` needs a form with a kernel on data: pass form=KernelMeans(). The residual form, the "
-                f"default, and forms of your own learn their widths themselves; got form={form}.",
-            )
-            assert isinstance(form, KernelMeans)
-            form = replace(form, length_scale=length_scale)
         checks.require(
-            store is None or num_rounds == 1,
-            f"`store` keeps simulations from the prior: leave it out, or make one round; got num_rounds={num_rounds}.",
+            self.length_scale is None or isinstance(form, KernelMeans),
+            "`length_scale` needs a form with a kernel on data: pass form=KernelMeans(). The residual form, the "
+            f"default, and forms of your own learn their widths themselves; got form={form}.",
         )
-        self.plan = Plan(num_simulations, simulations, on_failure, executor, store, version, timeout, progress_bar)
-        self.num_samples, self.form, self.learn_prior = num_samples, form, learn_prior
-        self.num_rounds, self.proposal, self.min_change = num_rounds, proposal or FromPosterior(), min_change
+        if isinstance(form, KernelMeans) and self.length_scale is not None:
+            self.form = replace(form, length_scale=self.length_scale)
+        checks.require(
+            self.store is None or self.num_rounds == 1,
+            "`store` keeps simulations from the prior: leave it out, or make one round; got "
+            f"num_rounds={self.num_rounds}.",
+        )
 
     def _infer(self, rng_key, args, kwargs):
         simulate_key, fit_key, sample_key = jax.random.split(rng_key, 3)
         problem = Problem.read(self.model, *args, **kwargs)
         check_sites(problem, self.form)
         first, *later = _rounds.sizes(self.plan.num_simulations, self.num_rounds)
-        simulations = self.plan.simulate(simulate_key, problem, first)
-        check_simulations(problem, simulations)
+        simulations = self._simulate(simulate_key, problem, first)
         learnt = self._learn(fit_key, problem, simulations)
         posterior = self._posterior(sample_key, problem, learnt)
         for number, size in enumerate(later, 1):
@@ -159,7 +150,8 @@ class KELFI(Engine):
     def _propose(self, rng_key, posterior: LearntPosterior, size: int) -> dict[str, np.ndarray]:
         choose_key, prior_key = jax.random.split(rng_key)
         prior = posterior.problem.draw(prior_key, size).latents
-        return self.proposal.choose(choose_key, posterior.drawn.latents, prior, posterior.surrogate_variance, size)
+        proposal = self.proposal or FromPosterior()
+        return proposal.choose(choose_key, posterior.drawn.latents, prior, posterior.surrogate_variance, size)
 
     def _again(self, simulate_key, sample_key, fit_key, learnt: LearntLikelihoods, posterior: LearntPosterior, latents):
         """Simulate at further latents, learn from all simulations, and sample again."""
@@ -252,9 +244,9 @@ def _learnt_prior(fitted: FittedLikelihood, problem: Problem, site: str, in_coor
 def _warn_if_beyond(posterior: LearntPosterior) -> None:
     """Warn of draws beyond the simulated parameters, at the end: a round that others follow may be far out."""
     for site, fitted in posterior.likelihoods.items():
-        share = float(np.mean(beyond(posterior.problem, posterior.likelihoods, site, posterior.drawn.latents)))
-        if share > fitted.negligible:
-            checks.warn(extrapolation_message(site, share))
+        proportion = float(np.mean(beyond(posterior.problem, posterior.likelihoods, site, posterior.drawn.latents)))
+        if proportion > fitted.negligible:
+            checks.warn(extrapolation_message(site, proportion))
 
 
 def _described(problem: Problem, learnt: LearntLikelihoods, priors: Mapping[str, Measure], drawn) -> dict[str, Any]:
@@ -267,10 +259,11 @@ def _described(problem: Problem, learnt: LearntLikelihoods, priors: Mapping[str,
         if not (problem.simulators[site].plates or problem.simulators[site].weighted):
             place = fitted.surrogate.describe_observation(fitted.surrogate.point(observation(problem, site)))
             info |= {prefix + "observation": place} if place else {}
-        share = float(np.mean(beyond(problem, learnt.likelihoods, site, drawn.latents)))
+        outside = float(np.mean(beyond(problem, learnt.likelihoods, site, drawn.latents)))
         info[prefix + "parameters"] = (
-            f"{share:.2%} of the draws lie beyond the simulated parameters: no simulation supports the likelihood there"
-            if share
+            f"{outside:.2%} of the draws lie beyond the simulated parameters: no simulation supports the likelihood "
+            "there"
+            if outside
             else "all draws within the simulated parameters"
         )
     for site, measure in priors.items():

@@ -1,35 +1,29 @@
 """Kernel Bayes' rule on a model: the prior may differ from where the simulations were made."""
 
-from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
+from collections.abc import Mapping
 from dataclasses import dataclass
-from os import PathLike
 from typing import Any
 
 import jax
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule
 from numpyro_kme.embeddings.parameter_choice import KernelBayesSettings, choose_by_folds, kernel_bayes_candidates
-from numpyro_kme.engines._data_kernels import MEASURE, apart, checked_rule, data_kernel
 from numpyro_kme.engines._reference_table import ReferenceTable, arguments_to_coordinates
-from numpyro_kme.engines._weighted import Weigher, WeightedEngine, Weighting
+from numpyro_kme.engines._weighers import SignedWeigher
+from numpyro_kme.engines._weighted import SignedEngine
+from numpyro_kme.engines.base import check_positive
 from numpyro_kme.kernels import Gaussian, median_heuristic
 from numpyro_kme.kernels.base import Kernel
-from numpyro_kme.kernels.length_scales import LengthScaleRule
-from numpyro_kme.kernels.low_rank import TOLERANCE
 from numpyro_kme.models.problem import Problem
-from numpyro_kme.simulations import Simulations
-from numpyro_kme.simulations.failures import OnFailure
-from numpyro_kme.simulations.simulate import Plan
 
 
-class KernelBayes(WeightedEngine):
+@dataclass(eq=False, repr=False, kw_only=True)
+class KernelBayes(SignedEngine):
     r"""Kernel Bayes' rule: posterior weights of simulations that may come from anywhere.
 
     The prior of the model enters as an embedding $\sum_j \gamma_j k_\Theta(\cdot, u_j)$ of draws, so `simulations` may
-    have been made at other parameters, such as a grid, an earlier bank or a prior of former days. The posterior is
+    have been made at other parameters, such as a grid, or draws from an earlier prior. The posterior is
     $\sum_i \rho_i k_\Theta(\cdot, \theta_i)$, $\rho = R\, k_Y(y)$, with `R` of `KernelBayesRule`. Weights are signed;
     they are divided by their sum.
 
@@ -45,7 +39,7 @@ class KernelBayes(WeightedEngine):
         length_scale: Rule for that kernel, as in `KernelABC`.
         parameter_kernel: On coordinates of the parameters, in which the prior is about standard normal; a Gaussian
             with the median distance as length scale when left out.
-        regularisation: `eps`; `.01 / m` when left out.
+        regularisation: `eps`; `0.01 / m` when left out.
         delta: `2 eps` when left out, as in the paper: best for means. A smaller one, `1e-4 / m`, gives better
             variances where the posterior is narrow; a warning says where a variance comes out negative.
         num_folds: If given, the length scales of both kernels and `eps` are chosen by the K-fold criterion of the paper
@@ -66,85 +60,51 @@ class KernelBayes(WeightedEngine):
     References: Fukumizu, Song & Gretton (2013), JMLR 14.
     """
 
-    measure = MEASURE
     from_anywhere = True
     advice = (
         "Use more simulations, simulations that cover the prior, or a larger `regularisation` or length scale of the "
         "kernels."
     )
 
-    def __init__(
-        self,
-        model: Callable,
-        num_simulations: int = 1000,
-        *,
-        prior: Mapping[str, Any] | None = None,
-        kernel: Kernel | None = None,
-        length_scale: LengthScaleRule | None = None,
-        parameter_kernel: Kernel | None = None,
-        regularisation: float | None = None,
-        delta: float | None = None,
-        num_folds: int | None = None,
-        num_prior_draws: int | None = None,
-        tolerance: float = TOLERANCE,
-        num_samples: int = 1000,
-        simulations: Simulations | None = None,
-        on_failure: OnFailure = "raise",
-        executor: Executor | int | None = None,
-        store: str | PathLike | None = None,
-        version: str | int | None = None,
-        timeout: float | None = None,
-        progress_bar: bool = True,
-    ):
-        plan = Plan(num_simulations, simulations, on_failure, executor, store, version, timeout, progress_bar)
-        super().__init__(model, plan, num_samples)
-        for name, value in {"regularisation": regularisation, "delta": delta}.items():
-            if value is not None:
-                checks.positive_number(name, value)
-        checks.positive_number("tolerance", tolerance)
-        if num_prior_draws is not None:
-            checks.whole("num_prior_draws", num_prior_draws, 2)
-        checks.instance("parameter_kernel", parameter_kernel, Kernel | None, "a kernel, such as Gaussian(length_scale)")
-        if num_folds is not None:
-            checks.whole("num_folds", num_folds, 2)
+    prior: Mapping[str, Any] | None = None
+    parameter_kernel: Kernel | None = None
+    delta: float | None = None
+    num_folds: int | None = None
+    num_prior_draws: int | None = None
+
+    def __post_init__(self, simulations):
+        super().__post_init__(simulations)
+        check_positive(delta=self.delta)
+        for name in ("num_folds", "num_prior_draws"):
+            if getattr(self, name) is not None:
+                checks.whole(name, getattr(self, name), 2)
+        what = "a kernel, such as Gaussian(length_scale)"
+        checks.instance("parameter_kernel", self.parameter_kernel, Kernel | None, what)
         checks.require(
-            num_folds is None or (regularisation is None and delta is None),
+            self.num_folds is None or (self.regularisation is None and self.delta is None),
             "With `num_folds` the regularisation is chosen: leave `regularisation` and `delta` out.",
         )
         checks.require(
-            prior is None or num_prior_draws is None,
+            self.prior is None or self.num_prior_draws is None,
             "Give `prior` or `num_prior_draws`, not both: draws are given by `prior`.",
         )
-        checks.instance(
-            "prior", prior, Mapping | None, 'draws {site: (n, *shape)} with their "weight", as from get_weights()'
-        )
-        self.kernel, self.length_scale = kernel, checked_rule(kernel, length_scale)
-        self.parameter_kernel, self.prior = parameter_kernel, prior
-        self.regularisation, self.delta, self.tolerance = regularisation, delta, tolerance
-        self.num_folds, self.num_prior_draws = num_folds, num_prior_draws
+        what = 'draws {site: (n, *shape)} with their "weight", as from get_weights()'
+        checks.instance("prior", self.prior, Mapping | None, what)
 
     def _fit(self, rng_key, problem, table):
         draw_key, fold_key = jax.random.split(rng_key)
-        kernel = self.kernel or data_kernel(table, self.length_scale)
+        kernel = self._kernel(table)
         x, m = kernel.points(table.x), len(table)
         on_parameters = self.parameter_kernel or Gaussian(median_heuristic(table.z))
         epsilon = 0.01 / m if self.regularisation is None else self.regularisation
         settings = KernelBayesSettings(on_parameters, kernel, epsilon, self.delta)
         if self.num_folds is not None:
-            tried = kernel_bayes_candidates(
-                on_parameters, kernel, [0.1 * epsilon, epsilon, 10 * epsilon, 100 * epsilon]
-            )
-            settings = choose_by_folds(
-                fold_key,
-                table.z,
-                x,
-                tried,
-                num_folds=self.num_folds,
-                compare_in=on_parameters,
-                tolerance=self.tolerance,
-            ).settings
+            epsilons = [0.1 * epsilon, epsilon, 10 * epsilon, 100 * epsilon]
+            tried = kernel_bayes_candidates(on_parameters, kernel, epsilons)
+            how = {"num_folds": self.num_folds, "compare_in": on_parameters, "tolerance": self.tolerance}
+            settings = choose_by_folds(fold_key, table.z, x, tried, **how).settings
         rule = settings.rule(table.z, x, *self._embedded(draw_key, problem, table), tolerance=self.tolerance)
-        return RuleWeigher(table, rule)
+        return SignedWeigher(table, rule)
 
     def _check(self, problem):
         super()._check(problem)
@@ -167,45 +127,6 @@ class KernelBayes(WeightedEngine):
             )
             checks.sums_to_one("prior['weight']", weights)
         return z, weights
-
-    def weights(self, observations: Any) -> np.ndarray:
-        """Signed weights of the simulations at many observations `(s, *event)`, `(s, m)`, as they are, from one
-        factorisation."""
-        return self.trained.learnt.weigher.weights(observations)
-
-
-@dataclass(frozen=True)
-class RuleWeigher(Weigher):
-    """Signed weights by kernel Bayes' rule.
-
-    Attributes:
-        rule: With the prior of the model.
-    """
-
-    rule: KernelBayesRule
-
-    def weights(self, observations: Any) -> np.ndarray:
-        """Signed weights at many observations."""
-        return self._solve(self.table.points(observations))
-
-    def weigh(self, y):
-        """As `Weigher.weigh`."""
-        weights = self._solve(y[None])[0]
-        epsilon, delta = np.asarray(self.rule.regularisation)
-        info = {
-            "sum of weights": float(weights.sum()),
-            "regularisation": float(epsilon),
-            "delta": float(delta),
-            "rank of the data": f"{self.rule.right.rank} of {len(self.table)}",
-        }
-        return Weighting(weights, self.apart(self.table.x, y[None])[0], info)
-
-    def apart(self, x, y):
-        """As `Weigher.apart`."""
-        return apart(self.rule.right.kernel, x, y)
-
-    def _solve(self, y):
-        return self.rule.weights(self.rule.right.kernel.points(y))
 
 
 def _check_draws(prior: Mapping[str, Any], problem: Problem) -> None:

@@ -1,20 +1,18 @@
 """Kernel recursive ABC: a point estimate by kernel ABC and herding in turns."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import jax
 import numpy as np
-from tqdm.auto import tqdm
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme.abc.regression import recursive_abc_step
-from numpyro_kme.engines._data_kernels import checked_rule, data_kernel
 from numpyro_kme.engines._reference_table import LatentVectors, ReferenceTable, check_model
-from numpyro_kme.engines._tables import groups
+from numpyro_kme.engines._weighers import check_kernel, data_kernel
 from numpyro_kme.engines.base import Engine, RunAgain
-from numpyro_kme.engines.posterior import Posterior
+from numpyro_kme.engines.posterior import Posterior, groups
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.length_scales import LengthScaleRule, MedianHeuristic
 from numpyro_kme.kernels.low_rank import TOLERANCE
@@ -24,14 +22,16 @@ from numpyro_kme.simulations.failures import OnFailure
 from numpyro_kme.simulations.simulate import Plan
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class KernelRecursiveABC(Engine):
     r"""Kernel recursive ABC: the maximum-likelihood point of a simulator, by Bayes' rule applied again and again.
 
     Each iteration simulates at `m` points, finds the embedding of their posterior by kernel ABC,
     $v = (G_Y + m \varepsilon I)^{-1} k_Y(y)$, and herds `m` new points from it, which are the prior of the next. The
     `t`-th posterior is proportional to $p(\theta) \ell(\theta)^t$ and closes in on the maximum of the likelihood, as
-    far as the kernel on data resolves it. The prior says where to begin. What comes out is no posterior: the spread of
-    the points says how far the iterations have come. Without a model it is `kernel_recursive_abc`.
+    far as the kernel on data resolves it. The prior says where to begin. What comes out is no posterior: the
+    standard deviations of the points say how far the iterations have come. Without a model it is
+    `kernel_recursive_abc`.
 
     Args:
         model: A NumPyro model with one observed `Simulator` site. Where its arguments do not determine all latents, as
@@ -41,7 +41,7 @@ class KernelRecursiveABC(Engine):
         num_iterations: Number of iterations.
         kernel: On outputs of the simulator; by median heuristics, anew in each iteration, when left out.
         length_scale: Rule for that kernel instead of the median, as in `KernelABC`.
-        regularisation: `eps`; `.01 / sqrt(m)` when left out.
+        regularisation: `eps`; `0.01 / sqrt(m)` when left out.
         tolerance: Of the low-rank factor of `G_Y`.
         on_failure, executor, timeout, progress_bar: How it simulates, as in `simulate`; with `on_failure="skip"` the
             other points of an iteration serve.
@@ -52,51 +52,40 @@ class KernelRecursiveABC(Engine):
     References: Kajihara, Kanagawa, Yamazaki & Fukumizu (2018), ICML.
     """
 
-    def __init__(
-        self,
-        model: Callable,
-        num_simulations: int = 200,
-        *,
-        num_iterations: int = 10,
-        kernel: Kernel | None = None,
-        length_scale: LengthScaleRule | None = None,
-        regularisation: float | None = None,
-        tolerance: float = TOLERANCE,
-        on_failure: OnFailure = "raise",
-        executor: Executor | int | None = None,
-        timeout: float | None = None,
-        progress_bar: bool = True,
-    ):
-        super().__init__(model)
-        checks.whole("num_simulations", num_simulations, 20)
-        checks.whole("num_iterations", num_iterations, 1)
-        if regularisation is not None:
-            checks.positive_number("regularisation", regularisation)
-        checks.positive_number("tolerance", tolerance)
-        self.plan = Plan(
-            num_simulations, on_failure=on_failure, executor=executor, timeout=timeout, progress_bar=progress_bar
-        )
-        self.num_iterations = num_iterations
-        self.kernel, self.length_scale = kernel, checked_rule(kernel, length_scale)
-        self.regularisation, self.tolerance = regularisation, tolerance
+    num_simulations: int = field(default=200, kw_only=False)
+    num_iterations: int = 10
+    kernel: Kernel | None = None
+    length_scale: LengthScaleRule | None = None
+    regularisation: float | None = None
+    tolerance: float = TOLERANCE
+    on_failure: OnFailure = "raise"
+    executor: Executor | int | None = None
+    timeout: float | None = None
+    progress_bar: bool = True
+
+    def __post_init__(self):
+        checks.whole("num_simulations", self.num_simulations, 20)
+        checks.whole("num_iterations", self.num_iterations, 1)
+        check_kernel(self.kernel, self.length_scale, self.regularisation, self.tolerance)
+        how = self.on_failure, self.executor
+        self.plan = Plan(self.num_simulations, None, *how, timeout=self.timeout, progress_bar=False)
 
     def _infer(self, rng_key, args, kwargs):
         problem = Problem.read(self.model, *args, **kwargs)
         check_model(problem, type(self).__name__)
         start_key, coordinates_key, *keys = jax.random.split(rng_key, self.num_iterations + 2)
-        latents = problem.draw(start_key, self.plan.num_simulations).latents
+        latents = problem.draw(start_key, self.num_simulations).latents
         coordinates = Coordinates.from_prior(coordinates_key, problem)
         vectors = None if coordinates.one_to_one else LatentVectors.read(problem, latents)
         path, deviations = [], []
-        bars = self.plan.progress_bar and compat.progress_bars_allowed()
-        for key in tqdm(keys, desc="iterations", disable=not bars):
+        for key in compat.progress(keys, "iterations", self.progress_bar):
             simulate_key, herd_key = jax.random.split(key)
-            simulations = replace(self.plan, progress_bar=False).simulate_at(simulate_key, problem, latents)
+            simulations = self.plan.simulate_at(simulate_key, problem, latents)
             table = ReferenceTable.read(coordinates, problem, simulations)
             if vectors is not None:
                 table = replace(table, z=vectors.table(table.latents))
             z = self._step(herd_key, table, table.point(problem.observations[problem.site()]))
-            latents = coordinates.latents_table(z) if vectors is None else vectors.latents(z)
+            latents = (vectors or coordinates).latents_table(z)
             path.append(z[0])
             deviations.append(z.std(axis=0))
         posterior = PointPosterior(
@@ -104,8 +93,8 @@ class KernelRecursiveABC(Engine):
             samples={**latents, **problem.evaluate(latents).deterministics},
             groups={"observed_data": groups(simulations, problem)["observed_data"]},
             info={
-                "simulations": self.plan.num_simulations * self.num_iterations,
-                "spread of the points, first and last": np.concatenate([deviations[0], deviations[-1]]),
+                "simulations": self.num_simulations * self.num_iterations,
+                "standard deviations of the points, first and last": np.concatenate([deviations[0], deviations[-1]]),
                 "last move of the estimate": np.abs(path[-1] - path[max(len(path) - 2, 0)]),
                 "what these are": "points that close in on the maximum of the likelihood, not draws from a posterior",
             },
@@ -117,15 +106,9 @@ class KernelRecursiveABC(Engine):
     def _step(self, rng_key, table: ReferenceTable, y: np.ndarray) -> np.ndarray:
         """New points `(num_simulations, D)` in coordinates; points that have come close may agree in a count."""
         rule = self.length_scale or MedianHeuristic(per_dimension=not table.data_sets, ties=False)
+        kernel, m = self.kernel or data_kernel(table, rule), self.num_simulations
         return recursive_abc_step(
-            rng_key,
-            table.z,
-            table.x,
-            y,
-            self.kernel or data_kernel(table, rule),
-            self.plan.num_simulations,
-            regularisation=self.regularisation,
-            tolerance=self.tolerance,
+            rng_key, table.z, table.x, y, kernel, m, regularisation=self.regularisation, tolerance=self.tolerance
         )
 
 

@@ -14,10 +14,11 @@ from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations
 
 Samples = Mapping[str, np.ndarray]
+
+
 WIDTH = 80
 """Columns of a printed summary."""
-ORDERED = "super-samples by kernel herding: in order, each given those before it, and not independent"
-"""What the draws of a herded posterior are."""
+HERDED = "super-samples by kernel herding: in order, each given those before it, and not independent"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +77,8 @@ class Posterior(Recomputed):
         raise NotImplementedError(f"The posterior of {self.engine} has draws and no density; KELFI has one.")
 
     def print_summary(self, prob: float = 0.9) -> None:
-        """Print a table of the posterior, with the narrowest intervals that hold a share `prob` of the draws, then what
-        was learnt.
+        """Print a table of the posterior, with the narrowest intervals that hold a fraction `prob` of the draws, then
+        what was learnt.
 
         Where draws are chains, the table has `n_eff` and `r_hat` too.
         """
@@ -110,18 +111,38 @@ class Posterior(Recomputed):
         }
         return arviz.to_inference_data(groups, coords=coords, dims=dims, attrs={"engine": self.engine, **self.info})
 
+    def _super_samples(self, samples: Samples) -> "Posterior":
+        """This posterior with samples chosen by herding."""
+        return Posterior(
+            engine=self.engine,
+            samples=samples,
+            groups={"observed_data": self.groups["observed_data"]},
+            info={"draws": HERDED},
+            problem=self.problem,
+            simulations=self.simulations,
+        )
+
     def _grouped(self, tree: Samples, group_by_chain: bool) -> dict[str, np.ndarray]:
         if not group_by_chain:
             return dict(tree)
         return {name: value.reshape(self.num_chains, -1, *value.shape[1:]) for name, value in tree.items()}
 
 
+def numbers(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Each number of arrays `{name: (n, *shape)}` by its name and index, `{name[i,j]: (n,)}`."""
+    found = {}
+    for name, value in arrays.items():
+        for index in np.ndindex(np.shape(value)[1:]):
+            label = name + (f"[{','.join(map(str, index))}]" if index else "")
+            found[label] = np.asarray(value)[(slice(None), *index)]
+    return found
+
+
 def _columns(statistics: Mapping[str, Mapping[str, np.ndarray]], chains: bool) -> dict[str, list]:
     """NumPyro's statistics of sites as columns, a row for each number; those of chains only for chains."""
     columns: dict[str, list] = {"": []}
     for site, found in statistics.items():
-        shape = np.shape(found["mean"])
-        columns[""] += [site + (f"[{','.join(map(str, i))}]" if shape else "") for i in np.ndindex(shape)]
+        columns[""] += numbers({site: found["mean"][None]})
         for title, values in found.items():
             if chains or title not in ("n_eff", "r_hat"):
                 columns.setdefault(title, []).extend(np.ravel(values))
@@ -136,3 +157,21 @@ def _readable(value: Any) -> str:
     if array.dtype.kind == "f":
         return np.array2string(array, precision=3, max_line_width=10_000, suppress_small=False)
     return str(value)
+
+
+def groups(simulations: Simulations, problem: Problem) -> dict[str, dict[str, np.ndarray]]:
+    """The simulations, those at chosen latents apart, and the observation as ArviZ groups."""
+    first = len(simulations) - simulations.proposed
+    drawn = {**simulations.latents, **simulations.deterministics}
+
+    def chain(tree, rows=slice(None)):
+        return {name: np.asarray(value)[rows][None] for name, value in tree.items()}
+
+    own, further = slice(first), slice(first, None)
+    found = {"prior": chain(drawn, own), "prior_predictive": chain(simulations.x, own)}
+    if simulations.proposed:
+        found |= {"proposal": chain(drawn, further), "proposal_predictive": chain(simulations.x, further)}
+    found["observed_data"] = problem.observations
+    if simulations.failures:
+        found["failed_simulations"] = chain(simulations.failed)
+    return found

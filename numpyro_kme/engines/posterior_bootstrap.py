@@ -1,6 +1,6 @@
 """The posterior bootstrap: robust inference for a simulator that one does not trust."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, cast
@@ -10,26 +10,71 @@ import numpy as np
 from numpyro.distributions import Distribution
 
 from numpyro_kme._core import checks
+from numpyro_kme.bootstrap import newton
 from numpyro_kme.bootstrap.emulated.bootstrap import least_starts
+from numpyro_kme.bootstrap.fit import full_data
 from numpyro_kme.bootstrap.preparation import Settings
 from numpyro_kme.bootstrap.replicates import posterior_bootstrap
-from numpyro_kme.bootstrap.results import Replicates
+from numpyro_kme.bootstrap.results import WRONG, Replicates
 from numpyro_kme.bootstrap.weights import DirichletProcess
-from numpyro_kme.engines._bootstrap_posterior import BootstrapPosterior, described, warn_of
-from numpyro_kme.engines._data_kernels import checked_rule
 from numpyro_kme.engines._iid import IidModel
+from numpyro_kme.engines._weighers import check_rule
 from numpyro_kme.engines.base import Engine, check_run
+from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.kernels.length_scales import LengthScaleRule
-from numpyro_kme.losses.base import Loss
+from numpyro_kme.losses.base import Loss, WeightedObjective
 from numpyro_kme.losses.generator import BLOCK, Generator
 from numpyro_kme.losses.mmd import MMD
 from numpyro_kme.simulations.fingerprint import fingerprint
 
+NOISY = 0.2
+"""Simulation noise above this many posterior standard deviations is warned of."""
 
+
+@dataclass(frozen=True, kw_only=True)
+class BootstrapPosterior(Posterior):
+    """Minimisers of a loss on reweighted data.
+
+    Attributes:
+        replicates: The minimisations.
+        iid: The model, with its data.
+        objective: What was minimised.
+    """
+
+    replicates: Replicates = field(repr=False)
+    iid: IidModel = field(repr=False)
+    objective: WeightedObjective = field(repr=False)
+
+    def mode(self) -> dict[str, np.ndarray]:
+        """Minimum-loss estimate on the data as they are, `{site: value}`."""
+        return {name: value[0] for name, value in self.iid.latents(self.replicates.fit.u[None]).items()}
+
+    def landscape(self, site: str, values: Sequence[float], index: tuple = ()) -> np.ndarray:
+        """Loss on the full data along one parameter, the others at the point estimate.
+
+        Args:
+            site: Name of a latent.
+            values: Values of that latent, or of its entry `index`.
+            index: Entry of a latent that is an array.
+        Returns:
+            Losses, one for each value; the part that no parameter changes is included.
+        """
+        shapes, estimate = self.iid.target.shapes, self.mode()
+        checks.require(site in shapes, f"`site` must be one of {list(shapes)}; got {site!r}.")
+        latents = {name: np.repeat(estimate[name][None], len(values), axis=0) for name in shapes}
+        entry: Any = (slice(None), *index)
+        latents[site][entry] = np.asarray(values)
+        reweightings, nodes = full_data(self.objective, 0), self.replicates.nodes
+        rows = reweightings.rows(np.zeros(len(values), int))
+        losses = newton.Problems(self.objective, nodes, rows).values(self.iid.unconstrain(latents))
+        return losses + newton.offsets(self.objective, reweightings)
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
 class PosteriorBootstrap(Engine):
     r"""Posterior bootstrap of the parameters that minimise a loss between the data and a simulator.
 
-    A Dirichlet process `DP(alpha, F)` on the law of the data gives random weights to the data (and to
+    A Dirichlet process `DP(alpha, F)` on the distribution of the data gives random weights to the data (and to
     draws of `F`); each posterior draw minimises `loss(weighted data, model)`. With `loss=MMD()` this is
     NPL-MMD: it tolerates outliers and a wrong model, where a likelihood does not. Priors of the model
     serve as starting points only, unless `prior_weight` is positive.
@@ -55,7 +100,7 @@ class PosteriorBootstrap(Engine):
             `(rng_key, num) -> (num, *event)`, or `"prior predictive"`, the model's own.
         truncation: Draws of `F` in each replicate.
         covariates: Name of the model's argument that holds covariates `(n, ...)`, where the simulator's
-            parameters vary along the plate: the loss then compares joint laws of (covariate, response).
+            parameters vary along the plate: the loss then compares joint distributions of (covariate, response).
         num_nodes: Noise nodes in each minimisation; for simulators `fn(rng_key, *params)` these are
             independent draws, and should outnumber the data tenfold.
         num_starts: Prior draws to start the full-data minimum from; an emulator uses at least 2,048, and 128
@@ -73,6 +118,8 @@ class PosteriorBootstrap(Engine):
         prior_draws: `z` is the best, by the replicate's loss, of so many draws of the prior. With 1 the prior counts
             in every direction; with many (the published starts are the best of 500) only where the data say nothing,
             and there as given the data, which matters where they leave a curved set open.
+        progress_bar: Show a bar of the replicates, or of the rounds in which an emulator learns, except where the
+            environment variable `CI` is set.
 
     Attributes:
         replicates: Everything known of the last run, unconstrained (`Replicates`).
@@ -82,58 +129,45 @@ class PosteriorBootstrap(Engine):
             five of their standard errors: there are too few nodes for the minimum found.
 
     References: Dellaporta et al. (2022), AISTATS; Fong, Lyddon and Holmes (2019), ICML; Bardsley, Solonen, Haario and
-    Laine
-        (2014), SIAM J. Sci. Comput. (`prior_weight`).
+    Laine (2014), SIAM J. Sci. Comput. (`prior_weight`).
     """
 
-    def __init__(
-        self,
-        model: Callable,
-        loss: Loss | None = None,
-        *,
-        length_scale: LengthScaleRule | None = None,
-        num_samples: int = 500,
-        concentration: float = 0.0,
-        centering: Any = None,
-        truncation: int = 100,
-        covariates: str | None = None,
-        num_nodes: int = 512,
-        num_starts: int = 512,
-        method: Literal["newton", "linear", "emulated"] = "newton",
-        num_simulations: int = 2_500_000,
-        prior_weight: float = 0.0,
-        prior_draws: int = 1,
-    ):
-        super().__init__(model)
-        checks.whole("num_starts", num_starts, 1)
-        rule = checked_rule(loss, length_scale, "loss", Loss, "a loss, such as MMD()")
-        self.loss = MMD(length_scale=rule) if loss is None else loss
-        self.settings = Settings(
-            num_samples,
-            num_nodes,
-            method,
-            prior_weight=prior_weight,
-            prior_draws=prior_draws,
-            num_simulations=num_simulations,
-        )
-        self.concentration, self.centering, self.truncation = concentration, centering, truncation
-        self.covariates, self.num_starts = covariates, num_starts
+    loss: Loss | None = field(default=None, kw_only=False)
+    length_scale: LengthScaleRule | None = None
+    num_samples: int = 500
+    concentration: float = 0.0
+    centering: Any = None
+    truncation: int = 100
+    covariates: str | None = None
+    num_nodes: int = 512
+    num_starts: int = 512
+    method: Literal["newton", "linear", "emulated"] = "newton"
+    num_simulations: int = 2_500_000
+    prior_weight: float = 0.0
+    prior_draws: int = 1
+    progress_bar: bool = True
+
+    def __post_init__(self):
+        checks.whole("num_starts", self.num_starts, 1)
+        check_rule(self.length_scale, self.loss, "loss", Loss, "a loss, such as MMD()")
+        names = "num_samples", "num_nodes", "method", "prior_weight", "prior_draws", "num_simulations", "progress_bar"
+        self.settings = Settings(**{name: getattr(self, name) for name in names})
         checks.require(
-            not isinstance(centering, str) or centering == "prior predictive",
-            f'`centering` must be a distribution, a sampler or "prior predictive"; got {centering!r}.',
+            not isinstance(self.centering, str) or self.centering == "prior predictive",
+            f'`centering` must be a distribution, a sampler or "prior predictive"; got {self.centering!r}.',
         )
-        DirichletProcess(concentration, centering, truncation)
+        DirichletProcess(self.concentration, self.centering, self.truncation)
 
     def _infer(self, rng_key, args, kwargs):
-        last = self._found[0] if self._found else None
-        return self._bootstrap(rng_key, args, kwargs, last)
+        return self._bootstrap(rng_key, args, kwargs, self._found and self._found[0])
 
     def _bootstrap(self, rng_key, args: tuple, kwargs: dict, last: "Read | None"):
         start_key, run_key = jax.random.split(rng_key)
         read = self._generator(args, kwargs, last)
         iid, generator, process = read.iid, read.generator, read.process
         data = iid.data if generator.covariates is None else (generator.covariates, iid.data)
-        objective = self.loss.objective(data, generator, process.points(run_key, np.arange(BLOCK), data))
+        loss = MMD(length_scale=self.length_scale) if self.loss is None else self.loss
+        objective = loss.objective(data, generator, process.points(run_key, np.arange(BLOCK), data))
         least = least_starts(self.settings) if self.settings.method == "emulated" else 1
         starts = iid.starts(start_key, max(self.num_starts, least))
         replicates = posterior_bootstrap(run_key, objective, starts, process, self.settings)
@@ -151,6 +185,7 @@ class PosteriorBootstrap(Engine):
             },
             groups={"observed_data": {iid.site: iid.data}},
             info=described(replicates),
+            problem=iid.problem,
             replicates=replicates,
             iid=iid,
             objective=objective,
@@ -171,17 +206,10 @@ class PosteriorBootstrap(Engine):
         """The model as a generator, and the prior; the last ones again, with their compiled programs,
         where only the data have changed, and nothing that the model refers to."""
         iid = IidModel.read(self.model, args, kwargs)
-        covariates = None
-        if self.covariates is not None:
-            checks.require(
-                self.covariates in kwargs,
-                f"`covariates` names the argument {self.covariates!r}; run got the keyword arguments {sorted(kwargs)}.",
-            )
-            covariates = kwargs[self.covariates]
         code = fingerprint({"model": self.model}).parts
-        if last is not None and code == last.code and _same_but_for_data(last.first, iid):
+        if last is not None and code == last.code and iid.differs_in_data_alone(last.first):
             return replace(last, engine=self._settings(), iid=iid)
-        generator = iid.generator(covariates)
+        generator = iid.generator(self.covariates)
         return Read(self._settings(), iid, iid, generator, self._process(iid, generator), code)
 
     def _process(self, iid: IidModel, generator: Generator) -> DirichletProcess:
@@ -223,16 +251,49 @@ def _drawn(distribution: Distribution, rng_key: jax.Array, num: int) -> jax.Arra
     return distribution.sample(rng_key, (num,))
 
 
-def _same_but_for_data(old: IidModel, new: IidModel) -> bool:
-    """Whether two runs of a model differ in the observed values at most."""
-    before, structure = jax.tree.flatten((old.args, old.kwargs))
-    after, other = jax.tree.flatten((new.args, new.kwargs))
-    if str(structure) != str(other) or not np.array_equal(old.kept, new.kept):
-        return False
+def warn_of(replicates: Replicates) -> None:
+    """Warn of minimisations that fell short."""
+    failed = np.flatnonzero(~replicates.converged)
+    if len(failed):
+        checks.warn(
+            f"{len(failed)} of {len(replicates.converged)} replicates did not converge: {failed[:10].tolist()}"
+            f"{' ...' if len(failed) > 10 else ''}. They are marked in the extra field `converged`; see "
+            "`remaining_step`.",
+        )
+    known = replicates.emulator
+    if known is not None and known.is_wrong:
+        checks.warn(
+            f"the emulated loss is wrong by {known.error:.2g} units of log-likelihood at the draws (root mean square; "
+            f"up to {WRONG} is harmless). Raise `num_simulations`.",
+        )
+    if known is None and replicates.quadrature.noise > NOISY:
+        checks.warn(
+            f"doubling the noise nodes moves the draws by {replicates.quadrature.noise:.2g} posterior standard "
+            "deviations. Raise `num_nodes`, or declare the simulator's noise with FromNoise.",
+        )
+    if not replicates.fit.converged:
+        checks.warn("the full-data minimum did not converge to working precision; see `replicates.fit`.")
 
-    def same(a, b):
-        if np.shape(a) != np.shape(b):
-            return False
-        return np.array_equal(a, b) or (np.array_equal(a, old.observed) and np.array_equal(b, new.observed))
 
-    return all(same(a, b) for a, b in zip(before, after))
+def described(replicates: Replicates) -> dict[str, Any]:
+    """What a person reads of the minimisations."""
+    full = replicates.fit
+    error = f" +- {full.numbers['loss_error']:.1g}" if "loss_error" in full.numbers else ""
+    info: dict[str, Any] = {
+        "converged": f"{int(replicates.converged.sum())} of {len(replicates.converged)} replicates",
+        "full-data loss": f"{full.value:.3g}{error}",
+        "starts at the best minimum": f"{full.reached} of {full.followed}",
+        "other minima": len(full.others),
+        "restarted elsewhere": f"{replicates.compared} replicates; {int(replicates.moved.sum())} draws moved",
+        "simulation noise (sd)": replicates.quadrature.noise,
+        "derivatives": str(replicates.derivatives),
+    }
+    if (known := replicates.emulator) is not None:
+        info["simulations"] = f"{known.simulations:,} in {known.rounds} rounds"
+        info["emulated loss, error (log-likelihood)"] = f"{known.error:.2g} (resolved: {known.resolution:.2g})"
+        info["loss scale (one unit of log-likelihood)"] = known.loss_scale
+        info["derivatives"] = "automatic, of the emulator"
+        info["between networks (sd)"] = info.pop("simulation noise (sd)")
+    if (found := replicates.numbers.get("mixing_proportion")) is not None:
+        info["mixing proportion"] = f"{found.mean():.3f} (sd {found.std():.3f})"
+    return info

@@ -1,27 +1,24 @@
 """Rejection ABC with any discrepancy."""
 
-from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
-from dataclasses import dataclass, replace
-from functools import cached_property
-from os import PathLike
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.robust import mad_or_sd
-from numpyro_kme.abc.discrepancies import Discrepancy, check_discrepancy, discrepancies_to, dissimilarities
+from numpyro_kme.abc.discrepancies import Discrepancy, check_discrepancy
 from numpyro_kme.abc.weighting import check_acceptance, rejection_weights
 from numpyro_kme.embeddings.mmd import Estimator
-from numpyro_kme.engines._data_kernels import checked_rule, quadratic_by
-from numpyro_kme.engines._weighted import Weigher, WeightedEngine, Weighting, fewer_compared
+from numpyro_kme.engines._weighers import DiscrepancyWeigher, Weigher, Weighting, check_rule
+from numpyro_kme.engines._weighted import WeightedEngine
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.losses.base import Loss
-from numpyro_kme.simulations import Simulations
-from numpyro_kme.simulations.failures import OnFailure
-from numpyro_kme.simulations.simulate import Plan
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class RejectionABC(WeightedEngine):
     r"""Rejection ABC: the simulations from the prior whose outputs are nearest to the observation.
 
@@ -36,7 +33,7 @@ class RejectionABC(WeightedEngine):
             scalar draws under a plate are sorted first.
         length_scale: Rule such as `MedianHeuristic()`; with one the discrepancy is the squared MMD with a Gaussian
             kernel of that length scale, as in `K2ABC`.
-        quantile: Share of the simulations to accept; .02 when left out and there is no `threshold`.
+        quantile: Fraction of the simulations to accept; 0.02 when left out and there is no `threshold`.
         threshold: Largest discrepancy to accept.
         num_samples: Number of equally weighted draws, resampled systematically from the accepted simulations.
         simulations: Simulations made elsewhere from the prior, instead of new ones; others raise an error.
@@ -54,31 +51,18 @@ class RejectionABC(WeightedEngine):
     measure = "discrepancy, or for an estimator of the MMD minus log of the cosine between mean embeddings"
     advice = "Use more simulations, or a larger `quantile` or `threshold`."
 
-    def __init__(
-        self,
-        model: Callable,
-        num_simulations: int = 10_000,
-        *,
-        discrepancy: Estimator | Loss | Discrepancy | None = None,
-        length_scale: LengthScaleRule | None = None,
-        quantile: float | None = None,
-        threshold: float | None = None,
-        num_samples: int = 1000,
-        simulations: Simulations | None = None,
-        on_failure: OnFailure = "raise",
-        executor: Executor | int | None = None,
-        store: str | PathLike | None = None,
-        version: str | int | None = None,
-        timeout: float | None = None,
-        progress_bar: bool = True,
-    ):
-        plan = Plan(num_simulations, simulations, on_failure, executor, store, version, timeout, progress_bar)
-        super().__init__(model, plan, num_samples)
-        check_acceptance(quantile, threshold)
-        if discrepancy is not None:
-            check_discrepancy(discrepancy)
-        self.length_scale = checked_rule(discrepancy, length_scale, "discrepancy", object, "a discrepancy")
-        self.discrepancy, self.quantile, self.threshold = discrepancy, quantile, threshold
+    num_simulations: int = field(default=10_000, kw_only=False)
+    discrepancy: Estimator | Loss | Discrepancy | None = None
+    length_scale: LengthScaleRule | None = None
+    quantile: float | None = None
+    threshold: float | None = None
+
+    def __post_init__(self, simulations):
+        super().__post_init__(simulations)
+        check_acceptance(self.quantile, self.threshold)
+        if self.discrepancy is not None:
+            check_discrepancy(self.discrepancy)
+        check_rule(self.length_scale, self.discrepancy, "discrepancy", object, "a discrepancy")
 
     def _fit(self, rng_key, problem, table):
         by_numbers = self.discrepancy is None and self.length_scale is None
@@ -87,21 +71,28 @@ class RejectionABC(WeightedEngine):
             f"The simulator gives data sets of shape {table.x.shape[1:]}, whose rows have no order: give a "
             "`discrepancy`, such as the MMD estimator Quadratic(kernel).",
         )
-        accepted = {"quantile": self.quantile, "threshold": self.threshold}
+        accept = partial(accepted, quantile=self.quantile, threshold=self.threshold)
         if by_numbers:
-            return NumbersWeigher(table, accepted)
-        return DiscrepancyWeigher(table, accepted, self.discrepancy, self.length_scale)
+            return NumbersWeigher(table, accept)
+        return NearestWeigher(table, self.discrepancy, self.length_scale, accept)
+
+
+def accepted(discrepancies, quantile, threshold) -> tuple[np.ndarray, dict[str, Any]]:
+    """Equal weights of the simulations with the least discrepancies `(m,)`, and what a person reads."""
+    weights, threshold = rejection_weights(discrepancies, quantile=quantile, threshold=threshold)
+    return weights, {"threshold": threshold, "accepted": int((weights > 0).sum())}
 
 
 @dataclass(frozen=True)
 class NumbersWeigher(Weigher):
-    """Weights of the simulations whose numbers are nearest to the observed ones, each in units of its spread.
+    """Weights of the simulations whose numbers are nearest to the observed ones, each in units of its robust standard
+    deviation.
 
     Attributes:
-        accepted: Arguments of `rejection_weights`.
+        accept: Gives weights, as `accepted`.
     """
 
-    accepted: Mapping[str, float | None]
+    accept: Callable
 
     @cached_property
     def rows(self) -> np.ndarray:
@@ -117,8 +108,8 @@ class NumbersWeigher(Weigher):
     def weigh(self, y):
         """As `Weigher.weigh`."""
         found = self._distances(self.rows, self._as_compared(y[None])[0])
-        weights, threshold = rejection_weights(found, **self.accepted)
-        return Weighting(weights, found, {"threshold": threshold, "accepted": int((weights > 0).sum())})
+        weights, info = self.accept(found)
+        return Weighting(weights, found, info)
 
     def apart(self, x, y):
         """As `Weigher.apart`."""
@@ -133,49 +124,15 @@ class NumbersWeigher(Weigher):
 
 
 @dataclass(frozen=True)
-class DiscrepancyWeigher(Weigher):
+class NearestWeigher(DiscrepancyWeigher):
     """Weights of the simulations with the least discrepancy from the observation.
 
     Attributes:
-        accepted: Arguments of `rejection_weights`.
-        discrepancy: None until there is an observation whose length scale it takes.
-        length_scale: Rule for the length scale of the squared MMD, where that is the discrepancy.
+        accept: Gives weights, as `accepted`.
     """
 
-    accepted: Mapping[str, float | None]
-    discrepancy: Estimator | Loss | Discrepancy | None
-    length_scale: LengthScaleRule | None
+    accept: Callable
 
-    def at(self, y):
-        """As `Weigher.at`."""
-        if self.length_scale is None:
-            return self
-        return replace(
-            self, discrepancy=quadratic_by(self.length_scale, self.table, self.table.as_data_sets(y[None])[0])
-        )
-
-    def weigh(self, y):
-        """As `Weigher.weigh`."""
-        x, observed = self._as_compared(self.table.x), self._as_compared(y[None])
-        found = discrepancies_to(observed[0], x, self.discrepancy)
-        weights, threshold = rejection_weights(found, **self.accepted)
-        bounded = isinstance(self.discrepancy, Estimator)
-        distances = dissimilarities(self.discrepancy, x, observed)[0] if bounded else found
-        return Weighting(weights, distances, {"threshold": threshold, "accepted": int((weights > 0).sum())})
-
-    @property
-    def num_compared(self):
-        """As `Weigher.num_compared`."""
-        return fewer_compared(len(self.table))
-
-    def apart(self, x, y):
-        """As `Weigher.apart`."""
-        x, y = self._as_compared(x), self._as_compared(y)
-        if isinstance(self.discrepancy, Estimator):
-            return dissimilarities(self.discrepancy, x, y)
-        return np.stack([discrepancies_to(one, x, self.discrepancy) for one in y])
-
-    def _as_compared(self, x: np.ndarray) -> np.ndarray:
-        """Outputs as the discrepancy gets them."""
-        by_sets = self.length_scale is not None or isinstance(self.discrepancy, Estimator | Loss)
-        return self.table.as_data_sets(x) if by_sets else x
+    def weights_of(self, discrepancies):
+        """As `DiscrepancyWeigher.weights_of`."""
+        return self.accept(discrepancies)

@@ -1,11 +1,10 @@
-"""Pictures of posteriors, learnt likelihoods and checks. Each function returns a matplotlib figure.
+"""Plots of posteriors, learnt likelihoods and checks. Each function returns a matplotlib figure.
 
 They need matplotlib, `pip install "numpyro-kme[plots]"`. Everything else that ArviZ draws is drawn from
 `to_inference_data()`.
 """
 
 from numpyro_kme.plots.checks import coverage, ranks, witness
-from numpyro_kme.plots.learnt import relevance, surrogate
-from numpyro_kme.plots.posteriors import marginals, pair
+from numpyro_kme.plots.posteriors import marginals, pair, relevance, surrogate
 
 __all__ = ["coverage", "marginals", "pair", "ranks", "relevance", "surrogate", "witness"]

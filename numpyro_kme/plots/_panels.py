@@ -1,4 +1,4 @@
-"""Figures, colours, and the numbers of a dictionary of arrays by name."""
+"""Figures, colours, and the numbers of a dictionary of arrays that are drawn."""
 
 from collections.abc import Mapping, Sequence
 from math import ceil
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from numpyro_kme._core import checks
+from numpyro_kme.engines.posterior import numbers
 
 COLOURS = ("#0b6e4f", "#b5493a", "#2a6fbb", "#8a6fae")
 FILL, FAINT, DARK = 0.25, "0.75", "0.25"
@@ -15,12 +16,12 @@ MOST_ACROSS = 4
 
 
 def pyplot() -> Any:
-    """`matplotlib.pyplot`, or a sentence."""
+    """`matplotlib.pyplot`, or an error that says how to install it."""
     try:
         import matplotlib.pyplot as plt
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            'Pictures need matplotlib, which is not installed: pip install "numpyro-kme[plots]".', name="matplotlib"
+            'Plots need matplotlib, which is not installed: pip install "numpyro-kme[plots]".', name="matplotlib"
         ) from error
     return plt
 
@@ -39,20 +40,16 @@ def panels(count: int, **settings: Any) -> tuple[Any, list]:
     return figure, list(axes.flat[:count])
 
 
-def numbers(arrays: Mapping[str, Any], names: Sequence[str] | None = None) -> dict[str, np.ndarray]:
+def chosen(arrays: Mapping[str, Any], names: Sequence[str] | None = None) -> dict[str, np.ndarray]:
     """Each number by name, `{name[i]: (n,)}`; `names` may be of arrays or of single numbers.
 
     Args:
         arrays: `{name: (n, *shape)}`.
         names: Which; all when left out.
     """
-    found: dict[str, np.ndarray] = {}
-    for name, value in arrays.items():
-        value = np.asarray(value)
-        for index in np.ndindex(value.shape[1:]):
-            label = name + (f"[{','.join(map(str, index))}]" if index else "")
-            if names is None or name in names or label in names:
-                found[label] = value[(slice(None), *index)]
-    unknown = [name for name in names or () if not any(name in (label, label.split("[")[0]) for label in found)]
+    found = numbers(arrays)
+    if names is None:
+        return found
+    unknown = [name for name in names if name not in arrays and name not in found]
     checks.require(not unknown, f"`names` must be among {list(arrays)}; got {unknown}.")
-    return found
+    return {label: value for label, value in found.items() if label in names or label.split("[")[0] in names}

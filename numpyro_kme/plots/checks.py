@@ -8,7 +8,7 @@ from scipy import stats
 
 from numpyro_kme._core import checks
 from numpyro_kme.diagnostics.calibration import Calibration
-from numpyro_kme.plots._panels import COLOURS, DARK, FAINT, FILL, numbers, panels
+from numpyro_kme.plots._panels import COLOURS, DARK, FAINT, FILL, chosen, panels
 
 GRID = 201
 
@@ -16,7 +16,7 @@ GRID = 201
 def ranks(calibration: Calibration, names: Sequence[str] | None = None, *, prob: float = 0.95) -> Any:
     """Empirical distribution of the ranks less the uniform one, with a band for the whole curve.
 
-    Right posteriors stay in the band with probability `prob`. A hill: posteriors lie too high; a valley: too low;
+    Calibrated posteriors stay in the band with probability `prob`. A hill: posteriors lie too high; a valley: too low;
     first above and then below: too narrow; the reverse: too wide.
 
     Args:
@@ -39,7 +39,7 @@ def ranks(calibration: Calibration, names: Sequence[str] | None = None, *, prob:
         axis.set_title(name, fontsize="medium")
     for axis in axes:
         axis.set_xlabel("rank of the truth")
-    axes[0].set_ylabel("share below, less rank")
+    axes[0].set_ylabel("fraction below, less rank")
     return figure
 
 
@@ -56,11 +56,11 @@ def coverage(calibration: Calibration, names: Sequence[str] | None = None, *, pr
         A matplotlib figure.
     """
     levels, curves = calibration.coverage_curve(np.linspace(0.0, 1.0, GRID))
-    chosen = _columns(calibration, names)
-    size = len(calibration.shares)
+    columns = _columns(calibration, names)
+    size = len(calibration.tarp)
     low, high = stats.binom.ppf([[0.5 - prob / 2], [0.5 + prob / 2]], size, levels) / size
-    figure, axes = panels(len(chosen), sharex=True, sharey=True)
-    for axis, name in zip(axes, chosen):
+    figure, axes = panels(len(columns), sharex=True, sharey=True)
+    for axis, name in zip(axes, columns):
         axis.fill_between(levels, low, high, color=FAINT, alpha=0.5, linewidth=0)
         axis.plot([0, 1], [0, 1], color=DARK, linewidth=0.6)
         axis.plot(levels, curves[name], color=COLOURS[0])
@@ -93,7 +93,7 @@ def witness(x: Any, y: Any, labels: Sequence[str] | None = None, *, length_scale
         x.ndim >= 1 and x.shape[1:] == y.shape[1:] and len(x) > 1 and len(y) > 0,
         f"`x` and `y` must hold points of one shape, several in `x`; got shapes {x.shape} and {y.shape}.",
     )
-    columns, others = numbers({"x": x}), numbers({"x": y})
+    columns, others = chosen({"x": x}), chosen({"x": y})
     names = list(columns) if labels is None else list(labels)
     checks.require(len(names) == len(columns), f"`labels` must name {len(columns)} statistics; got {len(names)}.")
     if length_scale is not None:
@@ -108,12 +108,8 @@ def witness(x: Any, y: Any, labels: Sequence[str] | None = None, *, length_scale
         grid = np.linspace(ends.min() - scale, ends.max() + scale, GRID)
         more, less = _smoothed(grid, simulated, scale), _smoothed(grid, observed, scale)
         axis.plot(grid, more - less, color=DARK, linewidth=1.0)
-        axis.fill_between(
-            grid, 0.0, np.maximum(more - less, 0.0), color=COLOURS[0], alpha=FILL, linewidth=0, label="more x"
-        )
-        axis.fill_between(
-            grid, 0.0, np.minimum(more - less, 0.0), color=COLOURS[1], alpha=FILL, linewidth=0, label="more y"
-        )
+        for part, colour, label in ((np.maximum, COLOURS[0], "more x"), (np.minimum, COLOURS[1], "more y")):
+            axis.fill_between(grid, 0.0, part(more - less, 0.0), color=colour, alpha=FILL, linewidth=0, label=label)
         bottom = axis.get_ylim()[0]
         for points, colour, length in ((simulated[:200], COLOURS[0], 6), (observed[:200], COLOURS[1], 14)):
             axis.plot(points, np.full(len(points), bottom), "|", color=colour, markersize=length, alpha=0.7)
@@ -124,7 +120,7 @@ def witness(x: Any, y: Any, labels: Sequence[str] | None = None, *, length_scale
 
 def _columns(calibration: Calibration, names: Sequence[str] | None) -> dict[str, np.ndarray]:
     """Ranks by name, TARP among them."""
-    return numbers({**calibration.ranks, "TARP": calibration.shares}, names)
+    return chosen({**calibration.ranks, "TARP": calibration.tarp}, names)
 
 
 def _stairs(jumps, heights):

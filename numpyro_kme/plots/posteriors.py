@@ -1,4 +1,4 @@
-"""Posterior draws: marginals of one engine or of several, and pairs."""
+"""Marginals and pairs of posterior draws; relevance of statistics, and the learnt likelihood itself."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,11 +6,14 @@ from typing import Any
 import numpy as np
 
 from numpyro_kme._core import arviz, checks
+from numpyro_kme.engines._learnt_posterior import LearntPosterior
 from numpyro_kme.engines.base import Engine, posterior_of
 from numpyro_kme.engines.posterior import Posterior
-from numpyro_kme.plots._panels import COLOURS, DARK, FILL, numbers, panels, pyplot
+from numpyro_kme.plots._panels import COLOURS, DARK, FAINT, FILL, HEIGHT, WIDTH, chosen, panels, pyplot
 
 BINS = 40
+
+
 CUT = 0.002
 
 
@@ -24,13 +27,13 @@ def marginals(
             as `{"NPL-MMD": npl, "NUTS": mcmc.get_samples()}`.
         names: Of sites or of single numbers (`"theta[0]"`); all latents when left out.
         truth: Values to mark, `{site: (*shape)}`.
-        prob: Mass of the intervals.
+        prob: Probability of the intervals.
     Returns:
         A matplotlib figure.
     """
     checks.require(0.0 < prob < 1.0, f"`prob` must be between 0 and 1; got {prob}.")
-    columns = {label: numbers(draws, names) for label, draws in _labelled(posteriors).items()}
-    known = numbers({name: np.asarray(value)[None] for name, value in (truth or {}).items()})
+    columns = {label: chosen(draws, names) for label, draws in _labelled(posteriors).items()}
+    known = chosen({name: np.asarray(value)[None] for name, value in (truth or {}).items()})
     first = next(iter(columns.values()))
     figure, axes = panels(len(first))
     for axis, name in zip(axes, first):
@@ -86,3 +89,151 @@ def _draws(posterior: Any) -> Mapping[str, np.ndarray]:
 def _cycle():
     while True:
         yield from COLOURS
+
+
+GRID = 60
+
+
+LEVELS = 8
+
+
+DEPTH = 8.0
+"""Nats below the maximum that the colours of a surface span."""
+
+
+BEYOND, HATCHED = "beyond the simulations", {"facecolor": "none", "edgecolor": FAINT, "hatch": "////", "linewidth": 0.0}
+
+
+def _learnt(found: LearntPosterior | Engine) -> LearntPosterior:
+    posterior = posterior_of(found)
+    checks.instance("posterior", posterior, LearntPosterior, "a posterior under a learnt likelihood, such as KELFI's")
+    assert isinstance(posterior, LearntPosterior)
+    return posterior
+
+
+def relevance(posterior: LearntPosterior | Engine, labels: Sequence[str] | None = None) -> Any:
+    """Bars of what each statistic tells about the parameters, in nats (`LearntPosterior.relevance`).
+
+    Args:
+        posterior: Of `KELFI`, or a `KELFI` that has been run.
+        labels: Names of the statistics, where there is one site.
+    Returns:
+        A matplotlib figure.
+    """
+    by_site = _learnt(posterior).relevance()
+    found = {label: float(value[0]) for label, value in chosen({s: v[None] for s, v in by_site.items()}).items()}
+    checks.require(
+        labels is None or len(labels) == len(found),
+        f"`labels` must name {len(found)} statistics; got {len(labels or ())}.",
+    )
+    names = list(found) if labels is None else list(labels)
+    figure, axis = pyplot().subplots(figsize=(1.6 * WIDTH, 0.8 + 0.24 * len(found)), layout="constrained")
+    axis.barh(np.arange(len(found)), list(found.values()), color=COLOURS[0], height=0.65)
+    axis.set_yticks(np.arange(len(found)), names)
+    axis.set_ylim(len(found) - 0.4, -0.6)
+    axis.set_xlabel("relevance, nats")
+    axis.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def surrogate(
+    posterior: LearntPosterior | Engine, names: Sequence[str] | None = None, *, simulations: bool = True
+) -> Any:
+    r"""The learnt likelihood $q(y \mid \theta)$ of the observation over one or two parameters, posterior draws, and
+    the simulations.
+
+    Other parameters stay at their posterior medians: a slice. Where a signed surrogate is negative nothing is drawn. A
+    surface shows the log likelihood, 8 nats from its maximum down. Hatching covers what lies beyond the simulated
+    parameters, and crosses mark the draws there (`LearntPosterior.beyond`).
+
+    Args:
+        posterior: Of `KELFI`, or a `KELFI` that has been run.
+        names: One or two single numbers, such as `["a", "theta[1]"]`; the first two when left out.
+        simulations: Whether to mark the simulations that were learnt from.
+    Returns:
+        A matplotlib figure.
+    """
+    posterior = _learnt(posterior)
+    latents = {name: np.asarray(posterior.samples[name]) for name in posterior.problem.latents}
+    columns = chosen(latents, names)
+    if names is None:
+        columns = dict(list(columns.items())[:2])
+    checks.require(1 <= len(columns) <= 2, f"`names` must be of one or two numbers; got {list(columns)}.")
+    known = posterior.simulations.latents
+    made = chosen({name: known[name] for name in latents if name in known})
+    grids = [_around(draws) for draws in columns.values()]
+    points = np.stack([part.ravel() for part in np.meshgrid(*grids, indexing="ij")], axis=1)
+    tables = _slice(latents, list(columns), points)
+    shape = [len(grid) for grid in grids]
+    log_q = _log_likelihood(posterior, tables).reshape(shape)
+    outside, far = posterior.beyond(tables).reshape(shape), posterior.beyond(latents)
+    figure, axis = pyplot().subplots(figsize=(1.5 * WIDTH, 1.4 * HEIGHT), layout="constrained")
+    axis.spines[["top", "right"]].set_visible(False)
+    marked = [made[name] for name in columns if simulations and name in made]
+    if len(columns) == 1:
+        _curve(axis, grids[0], log_q, next(iter(columns.values())), marked)
+        axis.set(xlabel=next(iter(columns)), yticks=[])
+        if outside.any():
+            shade = axis.get_xaxis_transform()
+            axis.fill_between(grids[0], 1.0, where=outside, transform=shade, label=BEYOND, **HATCHED)
+    else:
+        (first, second), (a, b) = columns, columns.values()
+        shown = axis.contourf(
+            *grids, np.maximum(log_q, -DEPTH).T, levels=np.linspace(-DEPTH, 0.0, LEVELS + 1), cmap="Greens"
+        )
+        figure.colorbar(shown, ax=axis, label="log q(y | θ), less its maximum")
+        if len(marked) == 2:
+            axis.plot(*marked, ".", color=DARK, markersize=2.5, label="simulations")
+        some = np.linspace(0, len(a) - 1, min(150, len(a))).astype(int)
+        axis.plot(a[some], b[some], ".", color=COLOURS[1], markersize=2.5, label="posterior")
+        if outside.any():
+            axis.contourf(*grids, outside.T, levels=[0.5, 1.5], colors="none", hatches=["////"])
+        if far.any():
+            axis.plot(a[far], b[far], "x", color=COLOURS[1], markersize=4.0, label=BEYOND)
+        axis.set(xlabel=first, ylabel=second, xlim=grids[0][[0, -1]], ylim=grids[1][[0, -1]])
+    axis.legend(frameon=True, framealpha=0.8, edgecolor="none", fontsize="small", loc="upper right")
+    return figure
+
+
+def _curve(axis, grid, log_q, draws, marked):
+    """Likelihood and draws over one parameter, both with a maximum of one."""
+    heights, edges = np.histogram(draws, np.linspace(grid[0], grid[-1], GRID // 2 + 1))
+    axis.stairs(heights / heights.max(), edges, fill=True, color=FAINT, label="posterior")
+    axis.plot(grid, np.exp(log_q), color=COLOURS[0], label="learnt likelihood")
+    if marked:
+        inside = marked[0][(marked[0] >= grid[0]) & (marked[0] <= grid[-1])]
+        axis.plot(inside, np.full(len(inside), -0.03), "|", color=DARK, markersize=5, label="simulations")
+
+
+def _around(draws: np.ndarray) -> np.ndarray:
+    """A grid over the draws and half their range on either side, that does not cross zero unless they do."""
+    low, high = np.quantile(draws, [0.005, 0.995])
+    margin = 0.5 * (high - low)
+    ends = np.array([low - margin, high + margin])
+    if draws.min() > 0:
+        ends[0] = max(ends[0], 0.5 * draws.min())
+    if draws.max() < 0:
+        ends[1] = min(ends[1], 0.5 * draws.max())
+    return np.linspace(ends[0], ends[1], GRID)
+
+
+def _slice(latents, names, points) -> dict[str, np.ndarray]:
+    """Latents at points of the named numbers, others at their medians."""
+    tables = {name: np.repeat(np.median(value, axis=0)[None], len(points), axis=0) for name, value in latents.items()}
+    for column, label in enumerate(names):
+        name, _, index = label.partition("[")
+        place = [int(part) for part in index.rstrip("]").split(",")] if index else []
+        rows: tuple[Any, ...] = (slice(None), *place)
+        tables[name][rows] = points[:, column]
+    return tables
+
+
+def _log_likelihood(posterior, tables) -> np.ndarray:
+    """`log q(y | theta)` at latents, less its largest value; NaN outside."""
+    log_posterior = posterior.log_density(tables)
+    log_prior = np.asarray(posterior.problem.log_prior(tables), np.float64)
+    with np.errstate(invalid="ignore"):
+        log_q = log_posterior - log_prior
+    log_q = np.where(np.isfinite(log_q), log_q, np.nan)
+    checks.require(bool(np.isfinite(log_q).any()), "The surrogate is positive nowhere on the grid of these parameters.")
+    return log_q - np.nanmax(log_q)

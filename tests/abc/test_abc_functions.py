@@ -206,10 +206,13 @@ def test_recursive_abc_step_by_its_parts(rng):
     assert abs(coarse.mean() - found.mean()) < 0.05
 
 
-def test_recursive_abc_is_its_step_again_and_again(rng):
+def test_recursive_abc_is_its_step_again_and_again(rng, capsys, monkeypatch):
     """Maximum likelihood at 0.8, where the first posterior has 0.64; the first iterations by hand."""
+    for variable in ("CI", "PYTEST_XDIST_WORKER"):
+        monkeypatch.delenv(variable, raising=False)
     start, y = rng.normal(size=(100, 1)), np.array([0.8])
     found = kme.abc.kernel_recursive_abc(KEY, shifted, start, y, num_iterations=5)
+    assert "iterations: 100%" in capsys.readouterr().err
     assert found.theta.shape == (100, 1) and found.path.shape == found.standard_deviations.shape == (5, 1)
     assert abs(found.path[-1, 0] - 0.8) < 0.2 and abs(found.theta.mean() - 0.8) < 0.2
     assert found.standard_deviations[-1, 0] < 0.7 * found.standard_deviations[0, 0]

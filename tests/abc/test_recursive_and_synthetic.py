@@ -65,7 +65,7 @@ def test_recursive_abc_leaves_the_prior_behind():
     assert draws.shape == (100,) and draws.std() < 0.35
     assert abs(engine.mode()["theta"] - 0.8) < 0.2
     assert abs(draws.mean() - 0.8) < 0.2
-    first, last = engine.info["spread of the points, first and last"]
+    first, last = engine.info["standard deviations of the points, first and last"]
     assert last < 0.7 * first
     engine.run(KEY, x=X)
     np.testing.assert_array_equal(engine.get_samples()["theta"], draws)

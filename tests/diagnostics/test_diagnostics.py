@@ -93,8 +93,8 @@ def test_an_exact_posterior_passes(exact):
     [
         (dict(shift=0.6), "location"),
         pytest.param(dict(shift=-0.6), "location", marks=pytest.mark.slow),
-        (dict(widen=1.6), "spread"),
-        (dict(widen=0.6), "spread"),
+        (dict(widen=1.6), "scale"),
+        (dict(widen=0.6), "scale"),
         (dict(prior=0.0), "data"),
         pytest.param(dict(prior=3.5), "data", marks=pytest.mark.slow),
         pytest.param(dict(sign=-1.0), "data", marks=pytest.mark.slow),
@@ -107,7 +107,7 @@ def test_faults_are_flagged_by_the_test_that_is_for_them(fault, test):
     found = calibrated(250, **fault)
     assert found.p_value < 1e-3
     assert all(found.tests[name][test] < 1e-3 / 11 for name in found.columns)
-    kind = {"spread": "too wide" if fault.get("widen", 0.0) > 1.0 else "too narrow"}.get(test, test)
+    kind = {"scale": "too wide" if fault.get("widen", 0.0) > 1.0 else "too narrow"}.get(test, test)
     (sentence,) = (line for line in found.findings() if line.startswith(kind))
     assert "theta[0]" in sentence and "theta[1]" in sentence and calibration.NEXT[kind] in sentence
     if test == "location":
@@ -130,7 +130,7 @@ def test_findings_say_by_how_much():
 def test_a_posterior_that_is_the_prior_passes_ranks_and_fails_on_the_data():
     """Ranks of a prior are uniform, which the data test alone sees."""
     found = calibrated(prior=1.0, sign=0.0, widen=np.sqrt(1.0 + NOISE**-2))
-    assert all(found.tests[name][test] > 1e-4 for name in found.columns for test in ("shape", "location", "spread"))
+    assert all(found.tests[name][test] > 1e-4 for name in found.columns for test in ("shape", "location", "scale"))
     assert found.p_value < 1e-10
 
 
@@ -144,7 +144,7 @@ def test_the_tests_of_ranks_are_exact(rng):
     np.testing.assert_allclose(components.sum(axis=0), 0.0, atol=1e-12)
     assert uniformity.components_of({"x": rng.normal(size=(80, 30))}).shape == (80, 8)
     found = [uniformity.tests(rng.uniform(size=80), components) for _ in range(400)]
-    for name in ("shape", "location", "spread", "data"):
+    for name in ("shape", "location", "scale", "data"):
         p = np.array([row[name] for row in found])
         assert stats.kstest(p, "uniform").pvalue > 1e-5, name
     ranks = rng.uniform(size=80)
@@ -154,7 +154,7 @@ def test_the_tests_of_ranks_are_exact(rng):
     fit = np.linalg.lstsq(components, z, rcond=None)[0]
     np.testing.assert_allclose(one["data"], 1 - stats.chi2.cdf(np.sum((components @ fit) ** 2), 3), rtol=1e-6)
     lower = stats.gamma.cdf(80 * np.var(z), 39.5, scale=2.0)
-    np.testing.assert_allclose(one["spread"], 2 * min(lower, 1 - lower), rtol=1e-6)
+    np.testing.assert_allclose(one["scale"], 2 * min(lower, 1 - lower), rtol=1e-6)
 
 
 def test_p_values_are_the_largest_within_the_margin(rng):
@@ -167,7 +167,7 @@ def test_p_values_are_the_largest_within_the_margin(rng):
     draws = rng.normal(size=(20_000, size))
     ends = {
         "location": np.abs((draws + margin).mean(axis=1)) >= abs(z.mean()),
-        "spread": 2 * (np.var(draws * np.exp(margin / np.sqrt(2.0)), axis=1) >= np.var(z)),
+        "scale": 2 * (np.var(draws * np.exp(margin / np.sqrt(2.0)), axis=1) >= np.var(z)),
         "data": np.sum(((draws + margin * np.sqrt(size) * components[:, 0]) @ components) ** 2, axis=1)
         >= np.sum((z @ components) ** 2),
     }
@@ -207,11 +207,11 @@ def test_copies_of_a_draw_do_not_count_anew(rng):
 
 def test_p_values_are_combined_by_their_number(exact):
     """Bonferroni, by hand."""
-    assert list(exact.tests["theta[0]"]) == ["shape", "location", "spread", "data"]
-    assert list(exact.tests["TARP"]) == ["shape", "location", "spread"]
+    assert list(exact.tests["theta[0]"]) == ["shape", "location", "scale", "data"]
+    assert list(exact.tests["TARP"]) == ["shape", "location", "scale"]
     values = [p for tests in exact.tests.values() for p in tests.values()]
     assert len(values) == 11 and exact.p_value == min(1.0, 11 * min(values))
-    assert exact.tests["TARP"] == uniformity.tests(exact.shares, margin=exact.margin * np.sqrt(2.0))
+    assert exact.tests["TARP"] == uniformity.tests(exact.tarp, margin=exact.margin * np.sqrt(2.0))
     assert exact.p_values()["TARP"] == min(1.0, 3 * min(exact.tests["TARP"].values()))
 
 
@@ -231,7 +231,7 @@ def test_coverage_and_tarp_of_known_ranks(rng):
 
 def test_data_sets_that_an_engine_refuses_are_counted_and_left_out():
     found = calibrated(refuse=0.8)
-    assert 10 < found.refused < 60 and len(found.shares) == len(found.data["x"]) == 150 - found.refused
+    assert 10 < found.refused < 60 and len(found.tarp) == len(found.data["x"]) == 150 - found.refused
     assert found.data["x"][:, 0].max() <= 0.8 and found.p_value > 1e-3
     np.testing.assert_allclose(np.std(found.data["x"][:, 1] - found.truths["theta"][:, 1]), NOISE, rtol=0.35)
     engine = Conjugate(refuse=-3.0)

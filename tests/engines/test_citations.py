@@ -24,9 +24,9 @@ def test_every_engine_has_a_paper(name):
 
 def test_papers_name_public_classes_and_entries_are_balanced():
     public = {name for part in kme.__all__ for name in (part, *getattr(getattr(kme, part), "__all__", ()))}
-    assert set(citations.PAPERS) <= public
-    assert {key for keys in citations.PAPERS.values() for key in keys} == set(citations.ENTRIES)
-    for key, entry in citations.ENTRIES.items():
+    assert {name for names in citations.PAPERS.values() for name in names} <= public
+    assert set(citations.PAPERS) == set(citations.references())
+    for key, entry in citations.references().items():
         assert entry.count("{") == entry.count("}") and entry.split("{")[1].startswith(key)
 
 

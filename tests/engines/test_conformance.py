@@ -197,32 +197,32 @@ class Row:
 
 
 ROWS = {
-    "KELFI": Row(lambda m, **s: kme.KELFI(m, 200, **QUIET, **s), statistics, PLAIN, CHECK | PLOTS | PLOTS_OF_LEARNT),
+    "KELFI": Row(lambda m, **s: kme.KELFI(m, 200, **QUIET | s), statistics, PLAIN, CHECK | PLOTS | PLOTS_OF_LEARNT),
     "KELFI, published form": Row(
-        lambda m, **s: kme.KELFI(m, 200, form=kme.KernelMeans(), **QUIET, **s),
+        lambda m, **s: kme.KELFI(m, 200, form=kme.KernelMeans(), **QUIET | s),
         statistics,
         PUBLISHED,
         CHECK | PLOTS | PLOTS_OF_LEARNT,
     ),
     "KELFI, learnt prior": Row(
-        lambda m, **s: kme.KELFI(m, 200, form=kme.KernelMeans(), learn_prior=True, **QUIET, **s),
+        lambda m, **s: kme.KELFI(m, 200, form=kme.KernelMeans(), learn_prior=True, **QUIET | s),
         statistics,
         PUBLISHED | {"measures": lambda e: e.posterior.measures["x"].moments()},
         error=2.0,  # another posterior: its prior has the mode at the observation
     ),
     "KELFI, two sites": Row(
-        lambda m, **s: kme.KELFI(m, 200, **QUIET, **s),
+        lambda m, **s: kme.KELFI(m, 200, **QUIET | s),
         two_sites,
         LEARNT,
         CHECK,
     ),
-    "kernel ABC": Row(lambda m, **s: kme.KernelABC(m, 200, **QUIET, **s), statistics, SIGNED),
-    "kernel Bayes": Row(lambda m, **s: kme.KernelBayes(m, 200, **QUIET, **s), statistics, SIGNED),
-    "rejection ABC": Row(lambda m, **s: kme.RejectionABC(m, 300, quantile=0.1, **QUIET, **s), statistics, WEIGHTED),
-    "K2-ABC": Row(lambda m, **s: kme.K2ABC(m, 300, **QUIET, **s), data_set, WEIGHTED, error=1.5),
-    "DR-ABC": Row(lambda m, **s: kme.DistributionRegressionABC(m, 200, **QUIET, **s), data_set, WEIGHTED),
+    "kernel ABC": Row(lambda m, **s: kme.KernelABC(m, 200, **QUIET | s), statistics, SIGNED),
+    "kernel Bayes": Row(lambda m, **s: kme.KernelBayes(m, 200, **QUIET | s), statistics, SIGNED),
+    "rejection ABC": Row(lambda m, **s: kme.RejectionABC(m, 300, quantile=0.1, **QUIET | s), statistics, WEIGHTED),
+    "K2-ABC": Row(lambda m, **s: kme.K2ABC(m, 300, **QUIET | s), data_set, WEIGHTED, error=1.5),
+    "DR-ABC": Row(lambda m, **s: kme.DistributionRegressionABC(m, 200, **QUIET | s), data_set, WEIGHTED),
     "kernel recursive ABC": Row(
-        lambda m: kme.KernelRecursiveABC(m, 60, num_iterations=3),
+        lambda m, **s: kme.KernelRecursiveABC(m, 60, num_iterations=3, **{"progress_bar": False} | s),
         statistics,
         {"mode": lambda e: e.mode()},
         PARTS | PLOTS,
@@ -230,10 +230,12 @@ ROWS = {
         error=1.5,
     ),
     "posterior bootstrap": Row(
-        lambda m: kme.PosteriorBootstrap(m, num_samples=40, num_nodes=64, num_starts=16),
+        lambda m, **s: kme.PosteriorBootstrap(
+            m, num_samples=40, num_nodes=64, num_starts=16, **{"progress_bar": False} | s
+        ),
         data_set,
         {"mode": lambda e: e.mode(), "landscape": lambda e: e.posterior.landscape("theta", [0.0, 0.5, 1.0])},
-        PLOTS,
+        PARTS | PLOTS,
         bank=False,
         error=1.5,
     ),
@@ -426,6 +428,18 @@ def test_the_summary_fits_80_columns_and_speaks_of_no_chain(name, fitted, capsys
     assert sum("effective sample size" in line for line in lines) == (
         name not in ("kernel recursive ABC", "posterior bootstrap")
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "bar"),
+    [("kernel ABC", "simulating"), ("kernel recursive ABC", "iterations"), ("posterior bootstrap", "bootstrapping")],
+)
+def test_progress_is_shown_where_it_is_wanted(name, bar, capsys, monkeypatch):
+    for variable in ("CI", "PYTEST_XDIST_WORKER"):
+        monkeypatch.delenv(variable, raising=False)
+    for wanted in (True, False):
+        ROWS[name].fitted(progress_bar=wanted)
+        assert (bar in capsys.readouterr().err) == wanted
 
 
 @rows("KELFI", "kernel ABC", "rejection ABC")

@@ -97,7 +97,7 @@ def test_from_variance_goes_where_the_surrogate_is_unsure():
 
 def test_shares_of_the_prior():
     draws, prior = {"a": np.ones((100, 2))}, {"a": np.zeros((10, 2))}
-    chosen = kme.FromPosterior(prior_share=0.3).choose(jax.random.key(0), draws, prior, lambda _: None, 10)["a"]
+    chosen = kme.FromPosterior(prior_proportion=0.3).choose(jax.random.key(0), draws, prior, lambda _: None, 10)["a"]
     assert chosen.shape == (10, 2) and chosen[:, 0].sum() == 7
 
 
@@ -123,8 +123,8 @@ def test_bad_settings_are_refused():
     ]:
         with pytest.raises((ValueError, TypeError), match=named):
             kme.KELFI(narrow, 60, **settings)
-    with pytest.raises(ValueError, match="prior_share"):
-        kme.FromPosterior(prior_share=2.0)
+    with pytest.raises(ValueError, match="prior_proportion"):
+        kme.FromPosterior(prior_proportion=2.0)
     bank = kme.Simulations.from_table(np.zeros((5, 1)), np.zeros((5, 1)))
     with pytest.raises(ValueError, match="same model"):
         bank.joined(kme.Simulations.from_table(np.zeros((5, 1)), np.zeros((5, 1)), site="other"))

@@ -93,8 +93,8 @@ def test_surrogate_surface_is_the_likelihood_in_a_slice(engine):
     assert axis.get_xlabel() == "b[0]" and axis.get_ylabel() == "b[1]" and "log q" in bar.get_ylabel()
     points = np.array([[0.5, -0.5], [0.5, 1.5], [3.0, -0.5]])
     latents = {"a": engine.get_samples()["a"], "b": engine.get_samples()["b"]}
-    tables = plots.learnt._slice(latents, ["b[0]", "b[1]"], points)
-    log_q = plots.learnt._log_likelihood(engine, tables)
+    tables = plots.posteriors._slice(latents, ["b[0]", "b[1]"], points)
+    log_q = plots.posteriors._log_likelihood(engine, tables)
     np.testing.assert_allclose(log_q[:2], [0.0, -2.0], atol=1e-5)
     assert np.isnan(log_q[2])
     labels = [line.get_label() for line in axis.lines]
@@ -137,7 +137,7 @@ def test_coverage_draws_the_curves_and_a_binomial_band(calibration):
     x, y = axes[0].lines[-1].get_data()
     assert y[180] == calibration.coverage(x[180])["a"] and abs(x[180] - 0.9) < 1e-12
     x, y = axes[1].lines[-1].get_data()
-    assert y[100] == np.mean(calibration.shares <= 0.5)
+    assert y[100] == np.mean(calibration.tarp <= 0.5)
     band = axes[0].collections[0].get_paths()[0].vertices
     at_half = np.unique(band[np.isclose(band[:, 0], 0.5), 1])
     np.testing.assert_allclose(at_half[[0, -1]] * 120, stats.binom.ppf([0.025, 0.975], 120, 0.5))

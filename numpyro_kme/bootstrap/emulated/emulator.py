@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme._core import batches
+from numpyro_kme._core import programs
 from numpyro_kme._core.host import on_host
 from numpyro_kme.bootstrap.emulated.networks import Networks
 from numpyro_kme.bootstrap.emulated.training_set import EmulatorTrainingSet
@@ -30,7 +30,7 @@ ELSEWHERE = 0.5
 """Second starts are at least so far from the first, in standard deviations of the prior."""
 
 
-_in_blocks = on_host(batches.run)
+_in_blocks = on_host(programs.in_blocks)
 
 
 class EmulatedMinima(NamedTuple):

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from numpyro_kme._core import compat
 from numpyro_kme.bootstrap.emulated.emulator import EmulatedMinima, Emulator, calibrated_loss_scale
 from numpyro_kme.bootstrap.emulated.training_set import FeatureMap, TrainingSimulator, fit_features
 from numpyro_kme.bootstrap.fit import starting_scale
@@ -110,7 +111,7 @@ def learn(
     full = data_features.mean(axis=0)
     loss_scale = np.square(data_features).sum(axis=1).mean() / len(data_features)
     temperature, refined, rows = FIRST_TEMPERATURE, 0, (2 + EXPLORE + REFINE) * points
-    for number in range(EXPLORE + REFINE + 1):
+    for number in compat.progress(range(EXPLORE + REFINE + 1), "learning in rounds", settings.progress_bar):
         exploring = temperature > 1.0 and number < EXPLORE
         temperature = temperature if exploring else 1.0
         net_key, jitter_key = jax.random.split(jax.random.fold_in(fit_key, number))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.linalg import eigh
 
-from numpyro_kme._core import batches, checks
+from numpyro_kme._core import checks, programs
 from numpyro_kme._core.host import on_host
 from numpyro_kme.kernels import Kernel
 from numpyro_kme.kernels.low_rank import LowRank
@@ -192,7 +192,7 @@ class TrainingSimulator:
         def some(numbered):
             return _simulate(self.generator, rng_key, *numbered, count // 2)
 
-        found = batches.run(some, (np.arange(len(x)), self.parameters(x)), max(CHUNK // count, 1))
+        found = programs.in_blocks(some, (np.arange(len(x)), self.parameters(x)), max(CHUNK // count, 1))
         for leaf in jax.tree.leaves(found):
             lost = len(x) - int(np.isfinite(leaf).reshape(len(x), -1).all(axis=1).sum())
             checks.require(
