@@ -151,6 +151,7 @@ def within_five_standard_errors(a, b):
     np.testing.assert_array_less(np.abs(a.mean(0) - b.mean(0)), 5 * error + 1e-12)
 
 
+@pytest.mark.slow  # moments: below
 def test_gillespie_equals_a_plain_one_in_distribution(rng):
     times, theta = np.array([0.0, 0.3, 0.6, 1.0]), np.array([0.004, 0.5, 0.8, 0.01])
     simulate = jax.jit(jax.vmap(lambda key: lotka_volterra.lotka_volterra(key, jnp.log(theta), times=times)))

@@ -56,6 +56,7 @@ def exact_mmd(shift, scale=0.9):
     return 2 * scale / np.sqrt(total) * (1 - np.exp(-0.5 * shift**2 / total))
 
 
+@pytest.mark.slow  # each is compared with a loop or the kernel here; test_mmd has expectations
 def test_estimators_are_unbiased():
     """Means over 2,000 data sets against the closed form, within four standard errors."""
 

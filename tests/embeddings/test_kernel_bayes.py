@@ -295,6 +295,7 @@ def test_filter_and_smoother_improve_on_the_observations(rng):
     assert smooth < 0.75 * raw
 
 
+@pytest.mark.slow  # filters are above, kernels on rotations in test_kernels
 def test_filter_on_rotations(rng):
     """A turning frame seen through noise: means are no rotations, modes are, and beat noisy frames made rotations."""
     angle = 0.4 * np.arange(226)

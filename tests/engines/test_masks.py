@@ -150,7 +150,9 @@ def elsewhere(engine, **data):
     return engine
 
 
-@pytest.mark.parametrize(("mask", "scale"), [(FIRST, 1.0), (LAST, 100.0)])
+@pytest.mark.parametrize(
+    ("mask", "scale"), [(FIRST, 1.0), pytest.param(LAST, 100.0, marks=pytest.mark.slow)]
+)  # scales: the density below
 def test_kelfi_against_the_exact_posterior(kelfi, mask, scale):
     if mask is not FIRST:
         kelfi = elsewhere(kelfi, x=hidden(mask), mask=mask, scale=scale)

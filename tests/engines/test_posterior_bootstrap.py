@@ -193,6 +193,19 @@ def regression(c, y):
         numpyro.sample("y", Simulator(LINE, a + b * c, 0.3, event_dims=0), obs=y)
 
 
+def test_covariates_are_those_of_their_rows():
+    c, y = np.linspace(-2.0, 2.0, 12), np.zeros(12)
+    engine = PosteriorBootstrap(regression, MMD(Gaussian(0.5), covariate_kernel=Gaussian(0.5)), covariates="c")
+    generator = engine._generator((), dict(c=c, y=y), None).generator
+    np.testing.assert_array_equal(np.ravel(generator.covariates), c)
+    u, noise = jnp.array([1.0, 2.0]), jnp.float32(0.4)
+    simulated = jax.jit(jax.vmap(lambda row: generator.simulate(u, noise, row)))(np.arange(12))
+    np.testing.assert_allclose(simulated, 1.0 + 2.0 * c + 0.3 * 0.4, rtol=1e-5)
+    with pytest.raises(ValueError, match="pass covariates=the name"):
+        PosteriorBootstrap(regression).run(jax.random.key(0), c=c, y=y)
+
+
+@pytest.mark.slow  # derivatives of the joint loss: test_losses; its sums: test_generalized_bayes
 def test_robust_regression_compares_joint_laws():
     rng = np.random.default_rng(1)
     c = rng.uniform(-2.0, 2.0, 40)
@@ -210,8 +223,6 @@ def test_robust_regression_compares_joint_laws():
     samples = engine.get_samples()
     for name, truth in (("a", 1.0), ("b", 2.0)):
         assert abs(samples[name].mean() - truth) < 5 * 0.3 / np.sqrt(36)
-    with pytest.raises(ValueError, match="pass covariates=the name"):
-        PosteriorBootstrap(regression).run(jax.random.key(0), c=c, y=y)
 
 
 def counts(rng, rate):

@@ -64,7 +64,7 @@ RULES = {"third": Third(), "kernel learning": kme.BayesianKernelLearning(KEY, nu
 
 
 @pytest.mark.x64
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", ["third", pytest.param("kernel learning", marks=pytest.mark.slow)])
 def test_bootstrap(name, x):
     """By the engine, which leaves it to the loss, and by the kernel."""
     rule = RULES[name]

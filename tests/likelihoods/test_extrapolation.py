@@ -293,7 +293,7 @@ def test_bounds_are_found_where_they_are_and_nowhere_else(rng):
         assert surrogate.support.side.tolist() == [kind if abs(kind) == 1.0 else 0.0]
 
 
-@pytest.mark.parametrize("kind", ["exponential", "uniform"])
+@pytest.mark.parametrize("kind", ["exponential", pytest.param("uniform", marks=pytest.mark.slow)])
 def test_a_bound_makes_the_likelihood_better(kind, rng):
     """Held-out log density against the exact one, in nats a simulation."""
     z = rng.normal(size=(700, 1))

@@ -58,7 +58,7 @@ def test_adjoint_of_the_inverse_equals_autodiff():
 
 
 @pytest.mark.x64
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n != "posterior" else ()) for n in TABLE])
 def test_gradients_of_objectives(name):
     """Against central differences; the adjoints in them are compared with autodiff above."""
     data = training_set()

@@ -172,7 +172,12 @@ def test_independent_nodes_leave_out_pairs_with_themselves(rng):
 
 @pytest.mark.parametrize(
     "kernel",
-    [Gaussian(L), Gaussian(0.3) + 0.5 * Gaussian(2.0), RationalQuadratic(L, 3.0), Matern52(L)],
+    [
+        Gaussian(L),
+        pytest.param(Gaussian(0.3) + 0.5 * Gaussian(2.0), marks=pytest.mark.slow),
+        pytest.param(RationalQuadratic(L, 3.0), marks=pytest.mark.slow),
+        Matern52(L),
+    ],
     ids=str,
 )
 def test_grid_inner_products_are_kernel_double_sums(kernel, rng):
