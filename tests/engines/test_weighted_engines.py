@@ -11,7 +11,7 @@ from scipy import stats
 import numpyro_kme as kme
 from numpyro_kme._core.solves import ridges
 from numpyro_kme.abc.weighting import soft_abc_weights
-from numpyro_kme.engines.kernel_abc import RidgeWeigher
+from numpyro_kme.engines._weighers import SignedWeigher
 from numpyro_kme.kernels.low_rank import LowRank
 
 KEY = jax.random.key(0)
@@ -244,7 +244,7 @@ def test_kernel_bayes_by_folds(bank):
     engine.run(KEY, x=X)
     assert abs(moments(engine)[0] - MEAN) < 0.5 * SD
     on_parameters = kme.kernels.median_heuristic(engine.trained.learnt.weigher.table.z)
-    ratio = engine.trained.learnt.weigher.rule.kernel_x.length_scale / on_parameters
+    ratio = engine.trained.learnt.weigher.fitted.kernel_x.length_scale / on_parameters
     assert min(abs(ratio - c) for c in (0.5, 0.7, 1.0, 1.4, 2.0)) < 1e-6
     assert min(abs(engine.info["regularisation"] * 500 / 0.01 - c) for c in (0.1, 1, 10, 100)) < 1e-6
 
@@ -271,7 +271,7 @@ def test_length_scale_rules_reach_every_engine(make, bank, sets, rng):
     engine.run(KEY, x=y)
     used = {
         kme.KernelABC: lambda: engine.trained.learnt.weigher.fitted.right.kernel.length_scale,
-        kme.KernelBayes: lambda: engine.trained.learnt.weigher.rule.right.kernel.length_scale,
+        kme.KernelBayes: lambda: engine.trained.learnt.weigher.fitted.right.kernel.length_scale,
         kme.DistributionRegressionABC: lambda: engine.trained.learnt.weigher.fitted.features.kernel.inner.length_scale,
     }.get(make)
     if used:
@@ -627,7 +627,7 @@ def test_negative_variances_are_said(bank, monkeypatch):
         z = self.table.z[:, 0]
         return (1.3 - 0.9 * z**2)[None]
 
-    monkeypatch.setattr(RidgeWeigher, "_solve", ringing)
+    monkeypatch.setattr(SignedWeigher, "at_rows", ringing)
     with pytest.warns(UserWarning, match="variance of theta is negative"):
         kme.KernelABC(conjugate, simulations=bank).run(KEY, x=X)
 
