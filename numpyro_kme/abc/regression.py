@@ -231,13 +231,7 @@ def recursive_abc_step(
     checks.sound("x", x)
     checks.sound("observed", observed)
     theta, points, y = np.asarray(theta, np.float64), kernel.points(np.asarray(x)), np.asarray(observed)[None]
-    m = len(theta)
-    checks.require(
-        num_points(points) == m, f"`theta` and `x` must have as many rows; got {m} and {num_points(points)}."
-    )
-    epsilon = 0.01 / np.sqrt(m) if regularisation is None else regularisation
-    fitted = LowRankRidge.fit(points, kernel, epsilon, tolerance=tolerance)
-    weights = with_unit_sum(fitted.weights(kernel.points(y))[0], NAME, ADVICE)
+    weights = _weights(theta, points, kernel.points(y), kernel, regularisation, tolerance)
     on_theta = Gaussian(median_heuristic(theta, ties=False))
     candidates = _candidates(rng_key, theta, float(np.asarray(on_theta.length_scale)), CANDIDATES * number)
     values = MeanEmbedding(on_theta, theta, weights).on_host(candidates)
@@ -249,6 +243,13 @@ def recursive_abc_step(
         EffectiveSampleSizeError,
     )
     return candidates[chosen]
+
+
+def _weights(theta, x, y, kernel, regularisation, tolerance) -> np.ndarray:
+    m = len(theta)
+    checks.require(num_points(x) == m, f"`theta` and `x` must have as many rows; got {m} and {num_points(x)}.")
+    epsilon = 0.01 / np.sqrt(m) if regularisation is None else regularisation
+    return with_unit_sum(LowRankRidge.fit(x, kernel, epsilon, tolerance=tolerance).weights(y)[0], NAME, ADVICE)
 
 
 def _candidates(rng_key, theta, scale, number) -> np.ndarray:
