@@ -39,7 +39,7 @@ from scipy.optimize import minimize
 from scipy.special import ndtr
 
 from numpyro_kme.bootstrap import Reweightings, newton
-from numpyro_kme.bootstrap.fit import robust_sd
+from numpyro_kme.bootstrap.fit import starting_scale
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD, QuadratureNodes
 
@@ -68,7 +68,7 @@ def run(seed, free, draws, simulations, prior_weight, prior_draws):
     bound = MMD(KERNEL, fit_proportion=free).objective(x, GENERATOR)
     settings = dict(method="emulated", prior_weight=prior_weight, prior_draws=prior_draws, num_simulations=simulations)
     found = bootstrap(seed, bound, starts, draws, **settings)
-    return found, bound, robust_sd(starts), time.process_time() - begun
+    return found, bound, starting_scale(starts), time.process_time() - begun
 
 
 def losses(bound, found, cells, rows, u):
