@@ -201,8 +201,14 @@ class SimulationEngine(Engine):
 
     def __post_init__(self, simulations: Simulations | None) -> None:
         checks.whole("num_samples", self.num_samples, 1)
+        self._given = simulations
+        self.plan  # noqa: B018 (raises an error for settings that it does not take)
+
+    @property
+    def plan(self) -> Plan:
+        """How it simulates, by its settings."""
         how = (self.on_failure, self.executor, self.store, self.version, self.timeout, self.progress_bar)
-        self.plan = Plan(self.num_simulations, simulations, *how)
+        return Plan(self.num_simulations, self._given, *how)
 
     def _simulate(self, rng_key: jax.Array, problem: Problem, number: int | None = None) -> Simulations:
         """The given simulations, checked to have the sites of the model with outputs of its shapes, or new ones."""

@@ -67,8 +67,13 @@ class KernelRecursiveABC(Engine):
         checks.whole("num_simulations", self.num_simulations, 20)
         checks.whole("num_iterations", self.num_iterations, 1)
         check_kernel(self.kernel, self.length_scale, self.regularisation, self.tolerance)
+        self.plan  # noqa: B018 (raises an error for settings that it does not take)
+
+    @property
+    def plan(self) -> Plan:
+        """How it simulates, by its settings."""
         how = self.on_failure, self.executor
-        self.plan = Plan(self.num_simulations, None, *how, timeout=self.timeout, progress_bar=False)
+        return Plan(self.num_simulations, None, *how, timeout=self.timeout, progress_bar=False)
 
     def _infer(self, rng_key, args, kwargs):
         problem = Problem.read(self.model, *args, **kwargs)

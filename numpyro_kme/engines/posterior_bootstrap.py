@@ -150,13 +150,18 @@ class PosteriorBootstrap(Engine):
     def __post_init__(self):
         checks.whole("num_starts", self.num_starts, 1)
         check_rule(self.length_scale, self.loss, "loss", Loss, "a loss, such as MMD()")
-        names = "num_samples", "num_nodes", "method", "prior_weight", "prior_draws", "num_simulations", "progress_bar"
-        self.settings = Settings(**{name: getattr(self, name) for name in names})
+        self.settings  # noqa: B018 (raises an error for numbers that it does not take)
         checks.require(
             not isinstance(self.centering, str) or self.centering == "prior predictive",
             f'`centering` must be a distribution, a sampler or "prior predictive"; got {self.centering!r}.',
         )
         DirichletProcess(self.concentration, self.centering, self.truncation)
+
+    @property
+    def settings(self) -> Settings:
+        """What `bootstrap.posterior_bootstrap` is told."""
+        names = "num_samples", "num_nodes", "method", "prior_weight", "prior_draws", "num_simulations", "progress_bar"
+        return Settings(**{name: getattr(self, name) for name in names})
 
     def _infer(self, rng_key, args, kwargs):
         return self._bootstrap(rng_key, args, kwargs, self._found and self._found[0])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from numpyro.diagnostics import summary
 
+import numpyro_kme as kme
 from numpyro_kme._core import arviz
 from numpyro_kme.engines import Engine, Posterior, RunAgain
 
@@ -106,3 +107,13 @@ def test_arviz_reads_it(engine):
 def test_wrong_event_names_are_explained():
     with pytest.raises(ValueError, match=r"`b` has shape \(1, 4, 2\).*one name for each event dimension"):
         arviz.to_inference_data({"posterior": {"b": np.zeros((1, 4, 2))}}, dims={"b": ["u", "v"]})
+
+
+@pytest.mark.parametrize(
+    ("engine", "used"),
+    [(kme.KELFI, "plan"), (kme.KernelRecursiveABC, "plan"), (kme.PosteriorBootstrap, "settings")],
+)
+def test_a_setting_that_is_changed_counts_in_the_next_run(engine, used):
+    engine = engine(model=lambda: None, num_simulations=200_000)
+    engine.num_simulations = 300_000
+    assert getattr(engine, used).num_simulations == 300_000
