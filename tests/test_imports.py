@@ -1,6 +1,7 @@
 """The architecture as a table: a folder imports from rows above its own. CONTRIBUTING.md walks through it."""
 
 import ast
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,3 +133,11 @@ def test_the_table_catches(module, source, word):
 )
 def test_the_table_allows(module, source):
     assert violations(module, source) == []
+
+
+def test_things_are_where_the_list_says():
+    text = (PACKAGE.parent / "CONTRIBUTING.md").read_text()
+    listed = re.findall(r"^\|.*\| `([\w/]+)` \| `(\w+)` \|$", text, re.MULTILINE)
+    assert len(listed) == 30
+    for file, name in listed:
+        assert re.search(rf"^(def|class) {name}\b", (PACKAGE / f"{file}.py").read_text(), re.MULTILINE), (file, name)
