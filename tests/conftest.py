@@ -26,10 +26,10 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 @pytest.fixture(autouse=True, scope="module")
 def bounded_memory():
-    """Let go of compiled programs between modules once they fill 3 GB; a whole run came to 6 GB for each worker."""
+    """Let go of compiled programs between modules once they fill 5 GB; a whole run came to 6 GB for each worker."""
     yield
     pages = Path("/proc/self/statm")
-    if pages.exists() and int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") > 3e9:
+    if pages.exists() and int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") > 5e9:
         jax.clear_caches()
         gc.collect()
 

@@ -92,12 +92,26 @@ class LearntPosterior(Posterior):
         """
         log_prior = np.asarray(self.problem.log_prior(latents), np.float64)
         if not plain(self.problem):
-            return self._log_joint(latents) - self.drawn.log_evidence
+            terms = self._log_terms(latents)
+            return np.asarray(terms.log_prior + terms.log_likelihood) - self.drawn.log_evidence
         z = self._coordinates_of(latents)
         sign, log_ratio = self.in_coordinates.signed_log_density(z)
         if self.learn_prior:
             log_prior += _log_densities(self.in_coordinates.measure, z) - _log_densities(Normal.standard(z.shape[1]), z)
         return np.where(sign > 0, log_ratio + log_prior, -np.inf)
+
+    def log_likelihood(self, latents: Mapping[str, Any]) -> np.ndarray:
+        r"""Log of the likelihood of all observations, $q(y \mid \theta)$ for each simulator, up to a constant.
+
+        Args:
+            latents: `{site: (n, *shape)}`, for all latents.
+        Returns:
+            `(n,)`; minus infinity where a signed surrogate is negative.
+        """
+        if not plain(self.problem):
+            return np.asarray(self._log_terms(latents).log_likelihood)
+        sign, log_q = self.in_coordinates.signed_log_likelihood(self._coordinates_of(latents))
+        return np.where(sign > 0, log_q, -np.inf)
 
     def beyond(self, latents: Mapping[str, Any]) -> np.ndarray:
         """Which latents lie beyond the simulated parameters of a simulator site, for one of its groups at least
@@ -195,11 +209,10 @@ class LearntPosterior(Posterior):
         return self.likelihoods[site].coordinates.table(self.problem.arguments(latents)[site])
 
     @on_host
-    def _log_joint(self, latents) -> np.ndarray:
+    def _log_terms(self, latents):
         density = target(self.problem, self.likelihoods)
         points = {name: np.asarray(v, np.float64) for name, v in latents.items()}
-        terms = Program(jax.vmap(lambda point: density.terms(density.flatten(point))))(points)
-        return np.asarray(terms.log_prior + terms.log_likelihood)
+        return Program(jax.vmap(lambda point: density.terms(density.flatten(point))))(points)
 
 
 def plain(problem: Problem) -> bool:

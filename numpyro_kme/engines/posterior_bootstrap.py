@@ -163,6 +163,11 @@ class PosteriorBootstrap(Engine):
         names = "num_samples", "num_nodes", "method", "prior_weight", "prior_draws", "num_simulations", "progress_bar"
         return Settings(**{name: getattr(self, name) for name in names})
 
+    @property
+    def resolved_loss(self) -> Loss:
+        """The loss: what was given, or the squared MMD."""
+        return MMD(length_scale=self.length_scale) if self.loss is None else self.loss
+
     def _infer(self, rng_key, args, kwargs):
         return self._bootstrap(rng_key, args, kwargs, self._found and self._found[0])
 
@@ -171,8 +176,7 @@ class PosteriorBootstrap(Engine):
         read = self._generator(args, kwargs, last)
         iid, generator, process = read.iid, read.generator, read.process
         data = iid.data if generator.covariates is None else (generator.covariates, iid.data)
-        loss = MMD(length_scale=self.length_scale) if self.loss is None else self.loss
-        objective = loss.objective(data, generator, process.points(run_key, np.arange(BLOCK), data))
+        objective = self.resolved_loss.objective(data, generator, process.points(run_key, np.arange(BLOCK), data))
         least = least_starts(self.settings) if self.settings.method == "emulated" else 1
         starts = iid.starts(start_key, max(self.num_starts, least))
         replicates = posterior_bootstrap(run_key, objective, starts, process, self.settings)

@@ -98,8 +98,14 @@ class KernelMeansPosterior:
     def signed_log_density(self, z: ArrayLike) -> SignedLog:
         """Sign and log absolute value of `q(y | z) / q(y)`, posterior density relative to the prior, at `(n, D)`."""
         log_normaliser = self._positive_log_normaliser()
+        signs, log_sizes = self.signed_log_likelihood(z)
+        return signs, log_sizes - log_normaliser
+
+    @on_host
+    def signed_log_likelihood(self, z: ArrayLike) -> SignedLog:
+        """Sign and log absolute value of `q(y | z)`, on the scale of the likelihood, at `(n, D)`."""
         signs, log_sizes = signed_logs(in_present_precision(self.likelihood), None, jnp.asarray(z))
-        return np.asarray(signs), np.asarray(log_sizes) - log_normaliser
+        return np.asarray(signs), np.asarray(log_sizes)
 
     @on_host
     def embedding(self, kernel: Kernel, t: ArrayLike) -> np.ndarray:

@@ -230,10 +230,7 @@ def _slice(latents, names, points) -> dict[str, np.ndarray]:
 
 def _log_likelihood(posterior, tables) -> np.ndarray:
     """`log q(y | theta)` at latents, less its largest value; NaN outside."""
-    log_posterior = posterior.log_density(tables)
-    log_prior = np.asarray(posterior.problem.log_prior(tables), np.float64)
-    with np.errstate(invalid="ignore"):
-        log_q = log_posterior - log_prior
-    log_q = np.where(np.isfinite(log_q), log_q, np.nan)
+    log_q, possible = posterior.log_likelihood(tables), np.isfinite(posterior.problem.log_prior(tables))
+    log_q = np.where(np.isfinite(log_q) & possible, log_q, np.nan)
     checks.require(bool(np.isfinite(log_q).any()), "The surrogate is positive nowhere on the grid of these parameters.")
     return log_q - np.nanmax(log_q)

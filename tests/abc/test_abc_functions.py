@@ -303,7 +303,7 @@ WARNING = "the observation lies away from the simulations"
         (kme.DistributionRegressionABC, conjugate, 1),
         pytest.param(kme.DistributionRegressionABC, iid, 20, marks=pytest.mark.slow),
         (kme.KernelABC, conjugate, 1),
-        (kme.KernelABC, iid, 20),
+        pytest.param(kme.KernelABC, iid, 20, marks=pytest.mark.slow),
         (kme.KernelBayes, conjugate, 1),
         (kme.KernelBayes, iid, 20),
     ],
@@ -344,7 +344,7 @@ def exponential_draws(x=None):
 
 @pytest.mark.parametrize(
     "estimator",
-    [None, kme.embeddings.LinearTime(Gaussian(1.0))],
+    [pytest.param(None, marks=pytest.mark.slow), kme.embeddings.LinearTime(Gaussian(1.0))],
     ids=["default", "linear"],
 )
 def test_wide_data_sets_are_not_far(estimator, simulated):

@@ -97,6 +97,7 @@ def test_recursive_abc_where_arguments_do_not_determine_the_latents(model, x, se
     assert abs(seen(**engine.mode()) - exact) < 0.3 * far
 
 
+@pytest.mark.slow
 def test_mode_of_shares():
     """Under a Dirichlet prior: the mode of the smoothed weights in logits, by SciPy from another start."""
     engine = kme.RejectionABC(shares, 500, quantile=0.2, progress_bar=False)

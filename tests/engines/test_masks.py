@@ -165,6 +165,10 @@ def test_kelfi_against_the_exact_posterior(kelfi, mask, scale):
         assert abs(kelfi.posterior.log_marginal_likelihood() - evidence) < 0.5
     with pytest.raises(ValueError, match=r"\['x'\] stand in plates or are masked or scaled"):
         _ = kelfi.posterior.in_coordinates
+    points = {"theta": np.linspace(-1.0, 1.0, 5)}
+    prior = stats.norm(0.0, PRIOR).logpdf(points["theta"])
+    rest = kelfi.log_density(points) - prior - kelfi.posterior.log_likelihood(points)
+    np.testing.assert_allclose(rest, rest[0], atol=1e-4)
 
 
 def test_where_all_is_masked_the_posterior_is_the_prior(kelfi):

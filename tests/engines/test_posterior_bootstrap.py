@@ -114,6 +114,7 @@ def test_a_second_run_on_new_data_does_not_compile_again(engine):
     engine.run(jax.random.key(0), X)
 
 
+@pytest.mark.slow
 def test_likelihood_and_transport_are_pulled_by_outliers_as_published():
     likelihood = PosteriorBootstrap(density, NegativeLogLikelihood(), num_samples=32, num_starts=16)
     likelihood.run(jax.random.key(0), X)

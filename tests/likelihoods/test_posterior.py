@@ -95,6 +95,7 @@ def test_weighted_particles_agree_with_closed_forms(case):
     assert abs(posterior.expectation(lambda z: z[0]) - posterior.mean()[0]) < 10 * sd * error
 
 
+@pytest.mark.slow
 def test_prior_draws_converge_to_the_closed_forms(surrogate):
     measure = MEASURES["normal"]
     exact = KernelMeansPosterior(surrogate, Y, measure)

@@ -116,7 +116,8 @@ def exact_synthetic(y, draws=160_000):
     return np.mean(found, axis=0), np.std(found, axis=0, ddof=1) / 2.0
 
 
-@pytest.mark.parametrize("blocks", [pytest.param(1, marks=pytest.mark.slow), 4])
+@pytest.mark.slow
+@pytest.mark.parametrize("blocks", [1, 4])
 def test_a_synthetic_likelihood_with_fresh_simulations(blocks):
     """The chain targets prior x the expected estimate, which is wider than one with many simulations."""
     kernel = PseudoMarginal(synthetic, blocks=blocks)
