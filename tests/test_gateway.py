@@ -474,7 +474,7 @@ KEYED = {
     "calibrate_weight": lambda key: kme.diagnostics.calibrate_weight(key, model, kme.MMD(), x=OBSERVED),
     "choose_by_folds": lambda key: kme.embeddings.choose_by_folds(key, Z, X, settings()),
     "choose_by_prediction": lambda key: kme.embeddings.choose_by_prediction(key, Z, X, settings()),
-    "estimate_spread": lambda key: kme.mcmc.estimate_spread(key, model, {"b": Z}),
+    "log_estimate_sd": lambda key: kme.mcmc.log_estimate_sd(key, model, {"b": Z}),
     "noise_sensitivity": lambda key: kme.mcmc.noise_sensitivity(key, model, {"b": Z}),
     "hsic_test": lambda key: kme.embeddings.hsic_test(key, GAUSSIAN, Z, GAUSSIAN, X),
     "mmd_test": lambda key: kme.mmd_test(key, GAUSSIAN, Z, X),

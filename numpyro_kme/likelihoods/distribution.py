@@ -21,7 +21,7 @@ from numpyro_kme.likelihoods.residual.form import MIN_SIMULATIONS, ResidualKerne
 from numpyro_kme.models.coordinates import Coordinates
 
 MANY = 0.01
-"""A larger share of draws beyond the simulated parameters is warned of."""
+"""A larger proportion of draws beyond the simulated parameters is warned of."""
 
 
 @jax.tree_util.register_dataclass
@@ -93,10 +93,10 @@ class FittedLikelihood:
         return KernelMeansLikelihood(self, *params)
 
 
-def extrapolation_message(site: str, share: float) -> str:
-    """The warning of a share of draws beyond the simulated parameters of a site."""
+def extrapolation_message(site: str, proportion: float) -> str:
+    """The warning of a proportion of draws beyond the simulated parameters of a site."""
     return (
-        f"{share:.2%} of the posterior draws lie beyond the simulated parameters of site {site!r}, where no simulation "
+        f"{proportion:.2%} of the posterior draws lie beyond the simulated parameters of site {site!r}, where no simulation "
         "supports the likelihood. Simulate more, or further rounds at draws of this posterior (`num_rounds`, "
         "`refine`), or look at the prior."
     )

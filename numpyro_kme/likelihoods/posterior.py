@@ -162,9 +162,9 @@ class KernelMeansPosterior:
         values = jax.vmap(function)(jnp.asarray(particles.particles))
         return np.asarray(jnp.tensordot(jnp.asarray(weights), values, axes=1))
 
-    def negative_share(self) -> float:
+    def negative_proportion(self) -> float:
         """Share of the negative part in the integral of the absolute posterior; a few percent do no harm."""
-        return self._particles.negative_share
+        return self._particles.negative_proportion
 
     def weighted_particles(self, rng_key: jax.Array, n: int) -> WeightedParticles:
         """Particles that cover the posterior, with signed weights, by adaptive importance sampling."""

@@ -5,7 +5,7 @@ from numpyro_kme.mcmc.chain_checks import (
     NoiseSensitivity,
     SurrogateCheck,
     check_surrogate,
-    estimate_spread,
+    log_estimate_sd,
     noise_sensitivity,
 )
 from numpyro_kme.mcmc.length_scale_model import length_scale_model
@@ -20,9 +20,9 @@ __all__ = [
     "PseudoMarginal",
     "SurrogateCheck",
     "check_surrogate",
-    "estimate_spread",
     "handlers",
     "length_scale_model",
+    "log_estimate_sd",
     "noise_sensitivity",
     "simulation_key",
 ]

@@ -96,8 +96,8 @@ def check_surrogate(
         beyond = fitted.beyond(value, arguments, mask)
         counts = np.broadcast_to(mask, np.broadcast_shapes(mask.shape, beyond.shape[1:]))
         number = np.sum(counts.any(axis=tuple(range(counts.ndim - beyond.ndim + 1))))
-        share = beyond.sum() / max(1, len(beyond) * int(number))
-        reports[name] = SurrogateCheck(float(share), float(np.mean(negative)), fitted.negligible)
+        proportion = beyond.sum() / max(1, len(beyond) * int(number))
+        reports[name] = SurrogateCheck(float(proportion), float(np.mean(negative)), fitted.negligible)
         for sentence in reports[name].findings(name):
             checks.warn(sentence)
     return reports
@@ -137,14 +137,14 @@ class NoiseSensitivity:
 
     Attributes:
         shift: Where posterior means move, in posterior standard deviations, `{site: (num_keys, *event)}`.
-        spread: Standard deviation, over draws, of the change of the log density, `(num_keys,)`.
-        effective_share: Share of the draws that is left when they are reweighted, `(num_keys,)`; near 0, `shift` is
+        sd: Standard deviation, over draws, of the change of the log density, `(num_keys,)`.
+        effective_proportion: Fraction of the draws that is left when they are reweighted, `(num_keys,)`; near 0, `shift` is
             only a sign that the posteriors hardly overlap.
     """
 
     shift: Mapping[str, np.ndarray]
-    spread: np.ndarray
-    effective_share: np.ndarray
+    sd: np.ndarray
+    effective_proportion: np.ndarray
 
     @property
     def largest_shift(self) -> float:
@@ -191,7 +191,7 @@ STICKS = 2.0
 """Chains stick where the logarithm of the estimate has a larger standard deviation."""
 
 
-def estimate_spread(
+def log_estimate_sd(
     rng_key: jax.Array,
     model: Callable,
     samples: Mapping[str, Any],
@@ -230,14 +230,14 @@ def estimate_spread(
         return log_density(simulation_keys(model, rng_key=key), args, kwargs, latents)[0]
 
     estimates = jax.jit(jax.vmap(jax.vmap(one, in_axes=(None, 0)), in_axes=(0, None)))
-    spread = float(np.mean(np.std(estimates(in_present_precision(draws), random.split(rng_key, num_keys)), axis=1)))
-    if spread > STICKS:
+    sd = float(np.mean(np.std(estimates(in_present_precision(draws), random.split(rng_key, num_keys)), axis=1)))
+    if sd > STICKS:
         checks.warn(
-            f"The logarithm of the estimate has a standard deviation of {spread:.2g}; above {STICKS:g} a "
+            f"The logarithm of the estimate has a standard deviation of {sd:.2g}; above {STICKS:g} a "
             "PseudoMarginal chain sticks. Simulate more points (`num_simulated`), average over more samples "
             "(`repeats`), or renew the noise in parts, PseudoMarginal(model, blocks=...).",
         )
-    return spread
+    return sd
 
 
 @one_model_at_a_time()

@@ -72,7 +72,7 @@ class PseudoMarginal(MCMCKernel):
         ValueError: If `target_accept_prob` is not between 0 and 1, or `blocks` is not a positive whole number.
     Cost: one evaluation of the model a step. Acceptance far below the target at every scale means that the estimate is
     too
-        noisy (`estimate_spread`): more `num_simulated`, `repeats` or `blocks`.
+        noisy (`log_estimate_sd`): more `num_simulated`, `repeats` or `blocks`.
     References: Andrieu and Roberts (2009), Annals of Statistics 37; Haario, Saksman and Tamminen (2001), Bernoulli 7;
     Tran,
         Kohn, Quiroz and Villani (2016), arXiv:1603.02485.

@@ -56,7 +56,7 @@ class WeightedParticles:
         return float(1.0 / np.sum(self.positive_weights**2))
 
     @property
-    def negative_share(self) -> float:
+    def negative_proportion(self) -> float:
         """Share of the negative weights in the sum of absolute weights."""
         weights = np.asarray(self.weights)
         return float(np.sum(np.maximum(-weights, 0.0)) / np.sum(np.abs(weights)))

@@ -120,7 +120,7 @@ def test_learns_and_says_what(fitted):
     described = fitted.describe()
     assert described["at bounds"] == "none"
     assert described["leave-one-out score"] > 0.8
-    assert 0 <= described["negative share"] < 0.3
+    assert 0 <= described["negative proportion"] < 0.3
     eps = described["eps"]
     assert eps[1] > 3 * eps[0]
     relevance = fitted.relevance()

@@ -84,8 +84,8 @@ def test_weighted_particles_agree_with_closed_forms(case):
     assert abs(w @ found.particles[:, 0] - posterior.mean()[0]) < 5 * sd * error * 2
     q = density(posterior, points) * weights
     share = np.maximum(-q, 0).sum() / np.abs(q).sum()
-    assert abs(found.negative_share - share) < 0.03
-    assert abs(posterior.negative_share() - share) < 0.03
+    assert abs(found.negative_proportion - share) < 0.03
+    assert abs(posterior.negative_proportion() - share) < 0.03
     assert found.effective_size > 1000
     positive = np.maximum(q, 0) / np.maximum(q, 0).sum()
     draws = found.resample(jax.random.key(3), 500)
@@ -147,7 +147,7 @@ def test_adaptive_importance_sampling_of_a_posterior_much_narrower_than_the_prio
 def test_signed_weights():
     particles = WeightedParticles(np.arange(4.0)[:, None], np.array([0.5, -0.25, 0.75, 0.0]), np.zeros(()))
     np.testing.assert_allclose(particles.positive_weights, [0.4, 0, 0.6, 0])
-    np.testing.assert_allclose(particles.negative_share, 0.25 / 1.5)
+    np.testing.assert_allclose(particles.negative_proportion, 0.25 / 1.5)
     np.testing.assert_allclose(particles.effective_size, 1 / (0.16 + 0.36))
     counts = np.bincount(particles.resample(jax.random.key(0), 1000)[:, 0].astype(int), minlength=4)
     assert abs(counts[0] - 400) <= 1 and counts[1] == 0 and counts[3] == 0

@@ -223,10 +223,10 @@ def test_noise_sensitivity_tells_quadrature_from_few_draws():
     draws = {"mean": 1.0 + 0.25 * RNG.normal(size=100)}
     settled = generalized_bayes(model, LOSS, weight=1.0, noise=CommonNoise(64))
     found = noise_sensitivity(random.key(0), settled, draws, X, 0.5, num_keys=1)
-    assert found.largest_shift < 1e-9 and found.effective_share[0] == pytest.approx(1.0)
+    assert found.largest_shift < 1e-9 and found.effective_proportion[0] == pytest.approx(1.0)
     few = generalized_bayes(model, LOSS, weight=1.0, noise=CommonNoise(20))
     found = noise_sensitivity(random.key(0), few, draws, X, 0.5, num_keys=2, simulator=keyed)
-    assert found.largest_shift > 0.5 and found.spread.min() > 0.1 and found.shift["mean"].shape == (2,)
+    assert found.largest_shift > 0.5 and found.sd.min() > 0.1 and found.shift["mean"].shape == (2,)
 
 
 @pytest.mark.parametrize(

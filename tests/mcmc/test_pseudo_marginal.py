@@ -14,7 +14,7 @@ from numpyro.infer.util import log_density
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.likelihoods.synthetic import SyntheticLikelihood
 from numpyro_kme.losses import MMD
-from numpyro_kme.mcmc.chain_checks import estimate_spread
+from numpyro_kme.mcmc.chain_checks import log_estimate_sd
 from numpyro_kme.mcmc.handlers import generalized_bayes
 from numpyro_kme.mcmc.noise import FreshNoise, LatentNoise, simulation_key, simulation_keys
 from numpyro_kme.mcmc.pseudo_marginal import PseudoMarginal
@@ -204,13 +204,13 @@ def test_a_rejected_proposal_leaves_point_estimate_and_key_as_they_are():
 
 def test_the_spread_of_an_estimate_is_that_of_its_logarithm():
     draws = {"mean": np.linspace(-1.0, 1.0, 30)}
-    assert estimate_spread(random.key(0), estimated, draws, 2.0, 1.0) == pytest.approx(
+    assert log_estimate_sd(random.key(0), estimated, draws, 2.0, 1.0) == pytest.approx(
         1.0, abs=5 / np.sqrt(2 * 49 * 20)
     )
     with pytest.warns(UserWarning, match=r"standard deviation of .*; above 2 a PseudoMarginal chain sticks"):
-        estimate_spread(random.key(0), estimated, draws, 2.0, 3.0)
+        log_estimate_sd(random.key(0), estimated, draws, 2.0, 3.0)
     with pytest.raises(ValueError, match="`samples` must hold at least one draw"):
-        estimate_spread(random.key(0), estimated, {}, 2.0, 1.0)
+        log_estimate_sd(random.key(0), estimated, {}, 2.0, 1.0)
 
 
 def test_settings_are_checked():

@@ -135,13 +135,13 @@ class Summary:
 
     Attributes:
         score: Mean held-out log posterior density of the simulated parameters relative to all of them, in nats.
-        negative_share: Share of the negative part in the integral of the absolute held-out posteriors.
+        negative_proportion: Proportion of the negative part in the integral of the absolute held-out posteriors.
         log_nearest_quantile: How far simulations lie from each other: the first percentile, over simulations, of the
             log data kernel at the nearest other one.
     """
 
     score: Array
-    negative_share: Array
+    negative_proportion: Array
     log_nearest_quantile: Array
 
 

@@ -258,7 +258,7 @@ class KernelMeansSurrogate(Surrogate):
             "beta": np.asarray(self.hyper.parameter_kernel.length_scale),
             "lam": float(self.hyper.regularisation),
             "leave-one-out score": float(self.summary.score),
-            "negative share": float(self.summary.negative_share),
+            "negative proportion": float(self.summary.negative_proportion),
             **self.solution.describe(),
         }
         if isinstance(self.hyper.data_kernel, Gaussian):
