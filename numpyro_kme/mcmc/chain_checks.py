@@ -138,8 +138,8 @@ class NoiseSensitivity:
     Attributes:
         shift: Where posterior means move, in posterior standard deviations, `{site: (num_keys, *event)}`.
         sd: Standard deviation, over draws, of the change of the log density, `(num_keys,)`.
-        effective_proportion: Fraction of the draws that is left when they are reweighted, `(num_keys,)`; near 0, `shift` is
-            only a sign that the posteriors hardly overlap.
+        effective_proportion: Fraction of the draws that is left when they are reweighted, `(num_keys,)`; near 0,
+            `shift` is only a sign that the posteriors hardly overlap.
     """
 
     shift: Mapping[str, np.ndarray]
