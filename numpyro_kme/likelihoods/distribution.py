@@ -97,7 +97,7 @@ def extrapolation_message(site: str, proportion: float) -> str:
     """The warning of a proportion of draws beyond the simulated parameters of a site."""
     return (
         f"{proportion:.2%} of the posterior draws lie beyond the simulated parameters of site {site!r}, where no "
-        "simulation supports the likelihood. Simulate more, or further rounds at draws of this posterior (`num_rounds`, "
+        "simulation supports the likelihood. Simulate more, or more rounds at draws of this posterior (`num_rounds`, "
         "`refine`), or look at the prior."
     )
 
