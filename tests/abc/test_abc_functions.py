@@ -260,9 +260,7 @@ def simulated():
     }
 
 
-@pytest.mark.parametrize(
-    "make", [pytest.param(kme.DistributionRegressionABC, marks=pytest.mark.slow), kme.KernelABC, kme.KernelBayes]
-)
+@pytest.mark.parametrize("make", [pytest.param(kme.DistributionRegressionABC, marks=pytest.mark.slow), kme.KernelBayes])
 def test_engines_take_a_tolerance(make, simulated):
     """A lower rank, and about the same posterior mean; the tolerance is a positive number."""
     means, ranks = [], []

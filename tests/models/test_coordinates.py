@@ -114,7 +114,7 @@ EXACT = {
 }
 
 
-PARTS = "independent", "correlated", "plated", "mixture"
+PARTS = "independent", "correlated", "plated", "mixture", "many components"
 """What the other rows have too; joint normal priors are in test_gateway."""
 
 
