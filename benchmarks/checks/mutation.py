@@ -59,16 +59,8 @@ def cover(folder: Path) -> None:
     """Run the default tests with a record of the lines that each executes."""
     rc = folder / "coveragerc"
     rc.write_text(f"[run]\nsource = {PACKAGE}\ndata_file = {folder / 'coverage.db'}\n")
-    command = [
-        "-m",
-        "pytest",
-        "-n",
-        "auto",
-        f"--cov={PACKAGE}",
-        f"--cov-config={rc}",
-        "--cov-context=test",
-        "--cov-report=",
-    ]
+    command = ["-m", "pytest", "-n", "auto", "--dist", "worksteal", f"--cov={PACKAGE}", f"--cov-config={rc}"]
+    command += ["--cov-context=test", "--cov-report="]
     subprocess.run([sys.executable, *command, f"--junitxml={folder / 'tests.xml'}"], cwd=ROOT, check=True)
 
 
