@@ -75,7 +75,7 @@ class Engine(abc.ABC):
     """
 
     model: Callable
-    _found: tuple[Any, Posterior] | None = field(default=None, init=False)
+    _found: tuple[Any, Posterior] | None = field(default=None, init=False, repr=False, compare=False)
 
     @abc.abstractmethod
     def _infer(self, rng_key: jax.Array, args: tuple, kwargs: dict) -> tuple[Any, Posterior]:

@@ -103,23 +103,30 @@ class KELFI(SimulationEngine):
             "`proposal` FromVariance() needs a form with a Gaussian-process variance: pass form=KernelMeans(); got "
             f"form={form}.",
         )
-        checks.require(
-            self.length_scale is None or isinstance(form, KernelMeans),
-            "`length_scale` needs a form with a kernel on data: pass form=KernelMeans(). The residual form, the "
-            f"default, and forms of your own learn their widths themselves; got form={form}.",
-        )
-        if isinstance(form, KernelMeans) and self.length_scale is not None:
-            self.form = replace(form, length_scale=self.length_scale)
+        self.resolved_form  # noqa: B018 (raises an error for a form that takes no rule)
         checks.require(
             self.store is None or self.num_rounds == 1,
             "`store` keeps simulations from the prior: leave it out, or make one round; got "
             f"num_rounds={self.num_rounds}.",
         )
 
+    @property
+    def resolved_form(self) -> Form | None:
+        """The form that was given, with the rule for its length scales."""
+        if self.length_scale is None:
+            return self.form
+        checks.require(
+            isinstance(self.form, KernelMeans),
+            "`length_scale` needs a form with a kernel on data: pass form=KernelMeans(). The residual form, the "
+            f"default, and forms of your own learn their widths themselves; got form={self.form}.",
+        )
+        assert isinstance(self.form, KernelMeans)
+        return replace(self.form, length_scale=self.length_scale)
+
     def _infer(self, rng_key, args, kwargs):
         simulate_key, fit_key, sample_key = jax.random.split(rng_key, 3)
         problem = Problem.read(self.model, *args, **kwargs)
-        check_sites(problem, self.form)
+        check_sites(problem, self.resolved_form)
         first, *later = _rounds.sizes(self.plan.num_simulations, self.num_rounds)
         simulations = self._simulate(simulate_key, problem, first)
         learnt = self._learn(fit_key, problem, simulations)
@@ -143,7 +150,7 @@ class KELFI(SimulationEngine):
             found = problem.simulators[site]
             seen = observed if found.mask.size == 1 and not found.weighted else None  # along plates there are many
             likelihoods[site] = fit_likelihood(
-                theta, x, form=self.form, coordinates=coordinates, measure=measures[site], y=seen
+                theta, x, form=self.resolved_form, coordinates=coordinates, measure=measures[site], y=seen
             )
         return LearntLikelihoods(simulations, likelihoods, measures, history or ((len(simulations), np.inf),))
 
@@ -182,7 +189,7 @@ class KELFI(SimulationEngine):
         self._found = Trained(self._settings(), posterior.problem, learnt), posterior
 
     def _condition(self, rng_key, problem, learnt):
-        check_sites(problem, self.form)
+        check_sites(problem, self.resolved_form)
         posterior = self._posterior(rng_key, problem, learnt)
         _warn_if_beyond(posterior)
         return posterior

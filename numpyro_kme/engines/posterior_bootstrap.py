@@ -213,10 +213,15 @@ class PosteriorBootstrap(Engine):
 
     def _generator(self, args: tuple, kwargs: dict, last: "Read | None") -> "Read":
         """The model as a generator, and the prior; the last ones again, with their compiled programs,
-        where only the data have changed, and nothing that the model refers to."""
+        where only the data have changed, and neither settings of theirs nor anything that the model refers to."""
         iid = IidModel.read(self.model, args, kwargs)
         code = fingerprint({"model": self.model}).parts
-        if last is not None and code == last.code and iid.differs_in_data_alone(last.first):
+        if (
+            last is not None
+            and last.has_settings_of(self)
+            and code == last.code
+            and iid.differs_in_data_alone(last.first)
+        ):
             return replace(last, engine=self._settings(), iid=iid)
         generator = iid.generator(self.covariates)
         return Read(self._settings(), iid, iid, generator, self._process(iid, generator), code)
@@ -249,6 +254,11 @@ class Read:
     generator: Generator
     process: DirichletProcess
     code: Mapping[str, str]
+
+    def has_settings_of(self, engine: PosteriorBootstrap) -> bool:
+        """Whether the generator and the process were made with the same settings."""
+        names = "covariates", "concentration", "centering", "truncation"
+        return all(getattr(self.engine, name) is getattr(engine, name) for name in names)
 
     def condition(self, rng_key: jax.Array, *args, **kwargs) -> "BootstrapPosterior":
         """The posterior of other data, by another bootstrap with the same compiled programs."""

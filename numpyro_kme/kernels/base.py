@@ -76,9 +76,10 @@ class Kernel:
     def gram(self, x: PointSet, y: PointSet | None = None) -> jax.Array:
         """Matrix `k(x_i, y_j)`, `(n, m)`; `y` is `x` when left out. Cost: `n * m` evaluations.
 
-        The exponential of `log_gram` where a family implements that.
+        The exponential of `log_gram` where a family implements that, and no `pair`.
         """
-        if type(self).log_gram is not Kernel.log_gram:
+        family = type(self)
+        if family.pair is Kernel.pair and family.log_gram is not Kernel.log_gram:
             return jnp.exp(self.log_gram(x, y))
         return pairwise(self.pair, x, x if y is None else y)
 

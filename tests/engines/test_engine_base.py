@@ -1,6 +1,7 @@
 """The shared part of the engines, and the ArviZ conversion, on both ArviZ lines."""
 
 import warnings
+from dataclasses import dataclass
 
 import jax
 import numpy as np
@@ -117,3 +118,30 @@ def test_a_setting_that_is_changed_counts_in_the_next_run(engine, used):
     engine = engine(model=lambda: None, num_simulations=200_000)
     engine.num_simulations = 300_000
     assert getattr(engine, used).num_simulations == 300_000
+
+
+def test_a_rule_for_length_scales_that_is_changed_counts_in_the_next_run():
+    rule = kme.MedianHeuristic()
+    engine = kme.KELFI(lambda: None, form=kme.KernelMeans())
+    engine.length_scale = rule
+    assert engine.resolved_form == kme.KernelMeans(length_scale=rule)
+    engine.form = kme.KernelMeans(standardise=False)
+    assert engine.resolved_form == kme.KernelMeans(standardise=False, length_scale=rule)
+    engine.form = None
+    with pytest.raises(ValueError, match="`length_scale` needs a form with a kernel on data"):
+        engine.resolved_form  # noqa: B018
+
+
+def test_what_a_run_found_is_no_part_of_what_an_engine_looks_like():
+    """Of a user's dataclass: it is neither shown nor compared, which arrays cannot be."""
+
+    @dataclass
+    class Shown(TwoChains):
+        size: int = 3
+
+    one, other = (Shown(print) for _ in range(2))
+    one.run(jax.random.key(0), x=np.arange(4.0))
+    other.run(jax.random.key(1), x=np.arange(4.0))
+    assert one == other
+    assert repr(one) == repr(other)
+    assert "_found=" not in repr(one)

@@ -673,6 +673,25 @@ def test_nearest_rotation(rng):
         K.nearest_rotation(np.zeros((3, 2)))
 
 
+def test_a_log_gram_may_be_written_by_the_gram(rng):
+    """Of a family of the user's own that implements `pair`; the Gram matrix then does not come from `log_gram`."""
+
+    @K.base.register
+    class Cauchy(K.Kernel):
+        length_scale: float
+
+        def pair(self, a, b):
+            return 1.0 / (1.0 + jnp.sum(jnp.square((a - b) / self.length_scale)))
+
+        def log_gram(self, x, y=None):
+            return jnp.log(self.gram(x, y))
+
+    x = rng.normal(size=(4, 2))
+    by_hand = 1.0 / (1.0 + np.sum(np.square(x[:, None] - x[None]), axis=2) / 4.0)
+    np.testing.assert_allclose(Cauchy(2.0).gram(x), by_hand, rtol=1e-5)
+    np.testing.assert_allclose(Cauchy(2.0).log_gram(x), np.log(by_hand), rtol=1e-5, atol=1e-6)
+
+
 def test_host_callables_compare_anything_by_number():
     words = ["owl", "owls", "fly"]
 

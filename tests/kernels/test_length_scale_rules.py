@@ -133,9 +133,9 @@ def test_rejection(x):
 def test_kelfi_with_fixed_widths(rule):
     """The data kernel is what the rule gives for standardised statistics; `beta` and `lam` maximise the objective."""
     engine = kme.KELFI(statistics, 150, form=kme.KernelMeans(), length_scale=rule)
-    assert engine.form == kme.KernelMeans(length_scale=rule)
+    assert engine.resolved_form == kme.KernelMeans(length_scale=rule)
     simulations = kme.simulate(KEY, statistics, 150, progress_bar=False)
-    surrogate = kme.fit_likelihood(simulations.arguments["x"], simulations.x["x"], form=engine.form).surrogate
+    surrogate = kme.fit_likelihood(simulations.arguments["x"], simulations.x["x"], form=engine.resolved_form).surrogate
     scale = np.broadcast_to(rule(surrogate.data, surrogate.z), 2)
     np.testing.assert_array_equal(surrogate.hyper.data_kernel.length_scale, scale)
     np.testing.assert_array_equal(surrogate.describe()["eps"], scale)
