@@ -28,9 +28,9 @@ class SurrogateCheck:
     """What a chain met at one simulator site.
 
     Attributes:
-        beyond: Share of the evaluations, without masked ones, that lie beyond the simulated parameters
+        beyond: Fraction of the evaluations, without masked ones, that lie beyond the simulated parameters
             (`FittedLikelihood.beyond`).
-        negative: Share of the evaluations where the signed surrogate is negative, so that its positive version was
+        negative: Fraction of the evaluations where the signed surrogate is negative, so that its positive version was
             sampled.
         negligible: Share `beyond` that is not worth a warning.
     """
@@ -104,7 +104,7 @@ def check_surrogate(
 
 
 def _negative(fn: KernelMeansLikelihood, value, mask) -> jax.Array:
-    """Share of the evaluations that count where the surrogate is negative."""
+    """Fraction of the evaluations that count where the surrogate is negative."""
     if checks.is_concrete(mask) and not np.any(mask):
         return jnp.zeros(())
     return jnp.sum((fn.signs(value) < 0) & mask) / jnp.maximum(jnp.sum(mask), 1)
