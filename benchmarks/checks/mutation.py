@@ -88,8 +88,9 @@ class Covered:
     def of(self, path: str, first: int, last: int) -> list[str]:
         """Tests of lines, those that execute least else first, as many as take `MOST` seconds.
 
-        Lines that run when a file is imported have the tests of the whole file. A fixture of a module, or a program that JAX traces once, executes its lines in one test and serves others: the
-        further tests of the same modules come after.
+        Lines that run when a file is imported have the tests of the whole file. A fixture of a module, or a program
+        that JAX traces once, executes its lines in one test and serves others: the further tests of the same modules
+        come after.
         """
         found = set().union(*(self.tests.get((path, line), set()) for line in range(first, last + 1)))
         if not found:  # a constant, a default or a decorator: importing the file executes it, and its tests use it

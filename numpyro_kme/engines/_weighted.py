@@ -229,7 +229,7 @@ class WeightedEngine(SimulationEngine):
         if found.is_out_of_distribution:
             checks.warn(
                 f"{type(self).__name__}: the observation lies away from the simulations. The nearest "
-                f"{found.proportion:.2g} of them are up to {found.nearest:.4g} from it, and simulations are up to "
+                f"{found.proportion:.2%} of them are up to {found.nearest:.4g} from it, and simulations are up to "
                 f"{found.threshold:.4g} from one another ({self.measure}). The weights say which are least far, not "
                 "what the parameters are. Check the observation and the simulator, or use a prior under which such "
                 "data occur.",
