@@ -106,6 +106,8 @@ class LearntLengthScale(NamedTuple):
         optima: `(length_scale, log_likelihood)` at the end of the search from each starting value.
     """
 
+    paper = "flaxman2016bayesian"
+
     length_scale: float
     noise: float
     log_likelihood: float
@@ -236,6 +238,8 @@ class BayesianKernelLearning(LengthScaleRule):
         num_landmarks: How many landmarks.
         most: How many points, at most, chosen at random.
     """
+
+    paper = "flaxman2016bayesian"
 
     rng_key: jax.Array
     num_landmarks: int = field(default=LANDMARKS, metadata=dict(static=True))
