@@ -30,8 +30,6 @@ class KernelBayesSettings(NamedTuple):
         delta: `2 eps` when left out.
     """
 
-    paper = "fukumizu2013kernel"
-
     kernel_x: Kernel
     kernel_y: Kernel
     regularisation: float

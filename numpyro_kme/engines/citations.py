@@ -17,11 +17,11 @@ def cite(engine: Any) -> str:
         TypeError: If it names no paper.
     """
     cls = engine if isinstance(engine, type) else type(engine)
-    paper, entries = getattr(cls, "paper", None), references()
+    paper, entries = str(getattr(cls, "paper", None)), references()
     checks.require(
         paper in entries,
         f"`engine` must be a class with a paper, such as KELFI; the class attribute `paper` of {cls.__name__} is "
-        f"{paper!r}, not a key of engines/references.bib.",
+        f"{paper}, not a key of engines/references.bib.",
         TypeError,
     )
     return entries[paper]

@@ -106,8 +106,6 @@ class LearntLengthScale(NamedTuple):
         optima: `(length_scale, log_likelihood)` at the end of the search from each starting value.
     """
 
-    paper = "flaxman2016bayesian"
-
     length_scale: float
     noise: float
     log_likelihood: float

@@ -37,6 +37,6 @@ def test_objects_cite_as_their_class_does():
 
 def test_classes_without_a_paper_are_refused():
     unknown = type("Unknown", (kme.KernelABC,), {"paper": "nobody2000"})
-    for kind, paper in ((dict, None), (kme.MMD(), None), (Engine, None), (unknown, "'nobody2000'")):
+    for kind, paper in ((dict, None), (kme.MMD(), None), (Engine, None), (unknown, "nobody2000")):
         with pytest.raises(TypeError, match=f"`engine` must be a class with a paper.* is {paper}, not a key"):
             kme.cite(kind)
