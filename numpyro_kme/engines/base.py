@@ -75,7 +75,7 @@ class Engine(abc.ABC):
     """
 
     paper: ClassVar[str | None] = None
-    """Its paper, for `cite`: a key of `engines/references.bib`, or None."""
+    """Key of its paper in `engines/references.bib`, for `cite`; None without one."""
 
     model: Callable
     _found: tuple[Any, Posterior] | None = field(default=None, init=False)
