@@ -24,7 +24,7 @@ def blocks(text, language):
 
 
 def public_objects():
-    """What the package's ledger lists, and what the modules listed there define or list themselves."""
+    """What the package's `__all__` lists, and what the modules listed there define or list themselves."""
     found = {}
     for name in numpyro_kme.__all__:
         value = getattr(numpyro_kme, name)

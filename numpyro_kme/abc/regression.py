@@ -48,6 +48,8 @@ class DistributionRegression:
     References: Szabo et al. (2016), JMLR 17; Mitrovic, Sejdinovic & Teh (2016), ICML.
     """
 
+    paper = "mitrovic2016drabc"
+
     features: LowRank
     coefficients: Array
     centre: Array

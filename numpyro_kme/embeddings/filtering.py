@@ -36,6 +36,8 @@ class KernelBayesFilter:
     References: Fukumizu, Song & Gretton (2013), JMLR 14, section 4.3.
     """
 
+    paper = "fukumizu2013kernel"
+
     kernel: Kernel
     states: PointSet
     left: Array

@@ -130,6 +130,8 @@ class KernelBayesRule:
     its filter.)
     """
 
+    paper = "fukumizu2013kernel"
+
     kernel_x: Kernel
     x: PointSet
     right: LowRank

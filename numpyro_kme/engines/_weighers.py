@@ -1,7 +1,7 @@
 """How simulations are weighted: by regression with a kernel on their outputs, or by their discrepancy from the data."""
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Self
@@ -11,6 +11,7 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
+from numpyro_kme._core.robust import mad_or_sd
 from numpyro_kme.abc.discrepancies import Discrepancy, discrepancies_to, dissimilarities
 from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule
 from numpyro_kme.embeddings.mmd import Estimator, Quadratic
@@ -153,6 +154,46 @@ class DiscrepancyWeigher(Weigher):
     def _as_compared(self, x: np.ndarray) -> np.ndarray:
         """Outputs as the discrepancy gets them."""
         return self.table.as_data_sets(x) if isinstance(self.discrepancy, Estimator | Loss) else x
+
+
+@dataclass(frozen=True)
+class NumbersWeigher(Weigher):
+    """Weights of the simulations whose numbers are nearest to the observed ones, each in units of its robust standard
+    deviation.
+
+    Attributes:
+        accept: Gives weights of distances `(m,)`, and what a person reads.
+    """
+
+    accept: Callable[[np.ndarray], tuple[np.ndarray, dict[str, Any]]]
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """The simulations as they are compared, `(m, d)`."""
+        return self._as_compared(self.table.x)
+
+    @cached_property
+    def scale(self) -> np.ndarray:
+        """Median absolute deviation of each number, or its standard deviation where that is 0, or 1, `(d,)`."""
+        scale = mad_or_sd(self.rows)
+        return np.where(scale > 0, scale, 1.0)
+
+    def weigh(self, y):
+        """As `Weigher.weigh`."""
+        found = self._distances(self.rows, self._as_compared(y[None])[0])
+        weights, info = self.accept(found)
+        return Weighting(weights, found, info)
+
+    def apart(self, x, y):
+        """As `Weigher.apart`."""
+        return np.stack([self._distances(self._as_compared(x), one) for one in self._as_compared(y)])
+
+    def _distances(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return np.linalg.norm((x - y) / self.scale, axis=1)
+
+    def _as_compared(self, x: np.ndarray) -> np.ndarray:
+        """Rows of numbers, draws along plates in the order of their values."""
+        return np.sort(x[..., 0], axis=1) if self.table.data_sets else x.reshape(len(x), -1)
 
 
 def check_kernel(kernel: Any, rule: LengthScaleRule | None, regularisation: float | None, tolerance: float) -> None:

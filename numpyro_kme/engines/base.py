@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from os import PathLike
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import numpy as np
@@ -73,6 +73,9 @@ class Engine(abc.ABC):
     changes an attribute of the engine. Engines can be pickled, before and after `run`; Python pickles a model that is
     a function of a module, `cloudpickle` any other.
     """
+
+    paper: ClassVar[str | None] = None
+    """Key of its paper in `engines/references.bib`, for `cite`; None without one."""
 
     model: Callable
     _found: tuple[Any, Posterior] | None = field(default=None, init=False, repr=False, compare=False)

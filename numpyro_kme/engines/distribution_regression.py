@@ -43,6 +43,7 @@ class DistributionRegressionABC(KernelEngine):
     References: Mitrovic, Sejdinovic & Teh (2016), ICML.
     """
 
+    paper = "mitrovic2016drabc"
     advice = "Use more simulations, a larger `epsilon`, or a prior nearer to what is known."
     epsilon: float | None = None
 

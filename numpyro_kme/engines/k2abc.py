@@ -44,6 +44,7 @@ class K2ABC(WeightedEngine):
     References: Park, Jitkrittum & Sejdinovic (2016), AISTATS.
     """
 
+    paper = "park2016k2abc"
     measure = "minus log of the cosine between mean embeddings"
     advice = "Use more simulations, a larger `epsilon`, or a prior nearer to what is known."
 

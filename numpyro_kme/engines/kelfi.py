@@ -74,6 +74,8 @@ class KELFI(SimulationEngine):
         Hsu and Ramos (2019), AISTATS.
     """
 
+    paper = "hsu2019bayesian"
+
     num_simulations: int = field(default=300, kw_only=False)
     form: Form | None = None
     length_scale: LengthScaleRule | None = None

@@ -38,6 +38,7 @@ class KernelABC(SignedEngine):
     References: Song et al. (2009), ICML; Fukumizu, Song & Gretton (2013), JMLR 14; Nakagome et al. (2013).
     """
 
+    paper = "nakagome2013kernel"
     advice = "Use more simulations, or a larger `regularisation` or length scale of the kernel."
 
     def _fit(self, rng_key, problem, table):

@@ -60,6 +60,7 @@ class KernelBayes(SignedEngine):
     References: Fukumizu, Song & Gretton (2013), JMLR 14.
     """
 
+    paper = "fukumizu2013kernel"
     from_anywhere = True
     advice = (
         "Use more simulations, simulations that cover the prior, or a larger `regularisation` or length scale of the "

@@ -52,6 +52,8 @@ class KernelRecursiveABC(Engine):
     References: Kajihara, Kanagawa, Yamazaki & Fukumizu (2018), ICML.
     """
 
+    paper = "kajihara2018kernel"
+
     num_simulations: int = field(default=200, kw_only=False)
     num_iterations: int = 10
     kernel: Kernel | None = None

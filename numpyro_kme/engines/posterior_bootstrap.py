@@ -132,6 +132,8 @@ class PosteriorBootstrap(Engine):
     Laine (2014), SIAM J. Sci. Comput. (`prior_weight`).
     """
 
+    paper = "dellaporta2022robust"
+
     loss: Loss | None = field(default=None, kw_only=False)
     length_scale: LengthScaleRule | None = None
     num_samples: int = 500

@@ -2,17 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.robust import mad_or_sd
 from numpyro_kme.abc.discrepancies import Discrepancy, check_discrepancy
 from numpyro_kme.abc.weighting import check_acceptance, rejection_weights
 from numpyro_kme.embeddings.mmd import Estimator
-from numpyro_kme.engines._weighers import DiscrepancyWeigher, Weigher, Weighting, check_rule
+from numpyro_kme.engines._weighers import DiscrepancyWeigher, NumbersWeigher, check_rule
 from numpyro_kme.engines._weighted import WeightedEngine
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.losses.base import Loss
@@ -48,6 +47,7 @@ class RejectionABC(WeightedEngine):
     References: Pritchard et al. (1999); Bernton et al. (2019), JRSS B, for the Wasserstein distance.
     """
 
+    paper = "pritchard1999population"
     measure = "discrepancy, or for an estimator of the MMD minus log of the cosine between mean embeddings"
     advice = "Use more simulations, or a larger `quantile` or `threshold`."
 
@@ -81,46 +81,6 @@ def accepted(discrepancies, quantile, threshold) -> tuple[np.ndarray, dict[str, 
     """Equal weights of the simulations with the least discrepancies `(m,)`, and what a person reads."""
     weights, threshold = rejection_weights(discrepancies, quantile=quantile, threshold=threshold)
     return weights, {"threshold": threshold, "accepted": int((weights > 0).sum())}
-
-
-@dataclass(frozen=True)
-class NumbersWeigher(Weigher):
-    """Weights of the simulations whose numbers are nearest to the observed ones, each in units of its robust standard
-    deviation.
-
-    Attributes:
-        accept: Gives weights, as `accepted`.
-    """
-
-    accept: Callable
-
-    @cached_property
-    def rows(self) -> np.ndarray:
-        """The simulations as they are compared, `(m, d)`."""
-        return self._as_compared(self.table.x)
-
-    @cached_property
-    def scale(self) -> np.ndarray:
-        """Median absolute deviation of each number, or its standard deviation where that is 0, or 1, `(d,)`."""
-        scale = mad_or_sd(self.rows)
-        return np.where(scale > 0, scale, 1.0)
-
-    def weigh(self, y):
-        """As `Weigher.weigh`."""
-        found = self._distances(self.rows, self._as_compared(y[None])[0])
-        weights, info = self.accept(found)
-        return Weighting(weights, found, info)
-
-    def apart(self, x, y):
-        """As `Weigher.apart`."""
-        return np.stack([self._distances(self._as_compared(x), one) for one in self._as_compared(y)])
-
-    def _distances(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return np.linalg.norm((x - y) / self.scale, axis=1)
-
-    def _as_compared(self, x: np.ndarray) -> np.ndarray:
-        """Rows of numbers, draws along plates in the order of their values."""
-        return np.sort(x[..., 0], axis=1) if self.table.data_sets else x.reshape(len(x), -1)
 
 
 @dataclass(frozen=True)

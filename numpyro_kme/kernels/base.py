@@ -105,9 +105,9 @@ class Kernel:
         `k(a, b) / exp(log_integral(dim))` is a density in `a`: this is what makes an epsilon-kernel of `k`.
         """
         raise ValueError(
-            f"{type(self).__name__} cannot be normalised to a density over vectors, so it has no marginal "
-            "or predictive density; posteriors do not need one. Use Gaussian, Laplace, Matern or "
-            "RationalQuadratic for densities."
+            f"{type(self).__name__} has no `log_integral`, so it cannot be normalised to a density over vectors for a "
+            "marginal or predictive density; posteriors do not need one. Use Gaussian, Laplace, Matern or "
+            "RationalQuadratic for densities, or write `log_integral` where the integral exists."
         )
 
     def __add__(self, other: "Kernel") -> "Kernel":

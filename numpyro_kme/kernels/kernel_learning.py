@@ -237,6 +237,8 @@ class BayesianKernelLearning(LengthScaleRule):
         most: How many points, at most, chosen at random.
     """
 
+    paper = "flaxman2016bayesian"
+
     rng_key: jax.Array
     num_landmarks: int = field(default=LANDMARKS, metadata=dict(static=True))
     most: int = field(default=1000, metadata=dict(static=True))

@@ -122,6 +122,8 @@ class KernelMeansLikelihood(Distribution):
     Reference: Hsu and Ramos (2019), AISTATS.
     """
 
+    paper = "hsu2019bayesian"
+
     arg_constraints: dict = {}
     pytree_data_fields = ("fitted", "arguments", "prepared")
 

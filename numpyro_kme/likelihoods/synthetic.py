@@ -41,6 +41,8 @@ class SyntheticLikelihood(Distribution):
     References: Wood (2010), Nature; Price et al. (2018), JCGS.
     """
 
+    paper = "wood2010statistical"
+
     arg_constraints: dict[str, Any] = {}
     pytree_data_fields = ("simulator", "rng_key")
     pytree_aux_fields = ("num_simulations",)

@@ -145,6 +145,11 @@ def num_points(data: Any) -> int:
     return jax.tree.leaves(data)[0].shape[0]
 
 
+def vectors(points: Any) -> Any:
+    """Make points of scalars `(n,)` into vectors `(n, 1)`, leaf by leaf."""
+    return jax.tree.map(lambda leaf: leaf[:, None] if leaf.ndim == 1 else leaf, points)
+
+
 def check_points(data: Any, generator: Generator) -> None:
     """Require at least two finite data points whose shape is that of the simulator's output."""
     leaves = jax.tree.leaves(data)

@@ -11,7 +11,7 @@ from numpyro_kme.kernels import Kernel
 from numpyro_kme.kernels.gram import split, squared_distances
 from numpyro_kme.kernels.stationary import Stationary
 from numpyro_kme.losses import mixing
-from numpyro_kme.losses.base import EmbeddingObjective, join, num_points
+from numpyro_kme.losses.base import EmbeddingObjective, join, num_points, vectors
 from numpyro_kme.losses.generator import Generator
 
 SOURCES = 512
@@ -107,11 +107,6 @@ class DirectMMD(EmbeddingObjective):
 def widened(kernel: Any, times: float = WIDER) -> Any:
     """The same stationary kernel, so many times as wide."""
     return replace(kernel, length_scale=times * np.asarray(kernel.length_scale))
-
-
-def vectors(points: Any) -> Any:
-    """Make points of scalars `(n,)` into vectors `(n, 1)`, leaf by leaf."""
-    return jax.tree.map(lambda leaf: leaf[:, None] if leaf.ndim == 1 else leaf, points)
 
 
 def potential(kernel: Kernel, y: Any, z: Any, c: jax.Array) -> jax.Array:

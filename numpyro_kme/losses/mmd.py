@@ -13,8 +13,8 @@ from numpyro_kme._core.robust import median_absolute_deviation
 from numpyro_kme.kernels import Gaussian, Kernel
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.length_scales import LengthScaleRule, MedianHeuristic
-from numpyro_kme.losses.base import Loss, WeightedObjective, check_points
-from numpyro_kme.losses.direct_mmd import DirectMMD, vectors
+from numpyro_kme.losses.base import Loss, WeightedObjective, check_points, vectors
+from numpyro_kme.losses.direct_mmd import DirectMMD
 from numpyro_kme.losses.generator import Generator
 from numpyro_kme.losses.grid import find_step
 from numpyro_kme.losses.grid_mmd import GridMMD

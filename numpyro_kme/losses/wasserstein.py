@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks, solves
-from numpyro_kme.losses.base import Loss
-from numpyro_kme.losses.direct_mmd import vectors
+from numpyro_kme.losses.base import Loss, vectors
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Diagnostics on an engine whose posterior is exact, and on engines with planted faults.
 
-`tests/test_conformance.py` runs them on every engine of the package."""
+`tests/engines/test_conformance.py` runs them on every engine of the package."""
 
 import dataclasses
 

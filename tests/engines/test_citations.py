@@ -22,10 +22,10 @@ def test_every_engine_has_a_paper(name):
         assert re.search(rf"^  {part} = \{{.+\}},?$", entry, re.MULTILINE)
 
 
-def test_papers_name_public_classes_and_entries_are_balanced():
-    public = {name for part in kme.__all__ for name in (part, *getattr(getattr(kme, part), "__all__", ()))}
-    assert {name for names in citations.PAPERS.values() for name in names} <= public
-    assert set(citations.PAPERS) == set(citations.references())
+def test_every_entry_is_the_paper_of_a_public_class_and_balanced():
+    parts = [getattr(kme, name) for name in kme.__all__]
+    public = [*parts, *(getattr(part, name) for part in parts for name in getattr(part, "__all__", ()))]
+    assert {getattr(value, "paper", None) for value in public} - {None} == set(citations.references())
     for key, entry in citations.references().items():
         assert entry.count("{") == entry.count("}") and entry.split("{")[1].startswith(key)
 
@@ -35,6 +35,8 @@ def test_objects_cite_as_their_class_does():
     assert "Hsu" in kme.cite(kme.KELFI) and "Dellaporta" in kme.cite(kme.PosteriorBootstrap)
 
 
-def test_strangers_are_refused():
-    with pytest.raises(TypeError, match="`engine` must be"):
-        kme.cite(dict)
+def test_classes_without_a_paper_are_refused():
+    unknown = type("Unknown", (kme.KernelABC,), {"paper": "nobody2000"})
+    for kind, paper in ((dict, None), (kme.MMD(), None), (Engine, None), (unknown, "nobody2000")):
+        with pytest.raises(TypeError, match=f"`engine` must be a class with a paper.* is {paper}, not a key"):
+            kme.cite(kind)

@@ -25,7 +25,7 @@ from numpyro import handlers
 
 import numpyro_kme as kme
 from numpyro_kme import diagnostics, plots
-from numpyro_kme.engines import BootstrapPosterior, LearntPosterior, Posterior, WeightedPosterior
+from numpyro_kme.engines import BootstrapPosterior, Engine, LearntPosterior, Posterior, WeightedPosterior
 from numpyro_kme.engines.kernel_recursive_abc import PointPosterior
 
 matplotlib.use("Agg")
@@ -240,6 +240,14 @@ ROWS = {
         error=1.5,
     ),
 }
+
+
+def test_every_public_engine_has_a_row():
+    public = [getattr(kme, name) for name in kme.__all__]
+    engines = {kind for kind in public if isinstance(kind, type) and issubclass(kind, Engine)} - {Engine}
+    assert engines <= {type(row.make(row.model)) for row in ROWS.values()}
+
+
 VARIANTS = ("KELFI, published form", "KELFI, learnt prior", "KELFI, two sites")
 """Slow: test_kelfi has the published form, a learnt prior and several sites."""
 PICKLED = ("KELFI", "kernel ABC", "kernel recursive ABC")

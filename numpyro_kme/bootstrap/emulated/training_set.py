@@ -15,7 +15,7 @@ from numpyro_kme._core import checks, programs
 from numpyro_kme._core.host import on_host
 from numpyro_kme.kernels import Kernel
 from numpyro_kme.kernels.low_rank import LowRank
-from numpyro_kme.losses.direct_mmd import vectors
+from numpyro_kme.losses.base import vectors
 from numpyro_kme.losses.generator import Generator, QuadratureNodes
 
 CELLS, FEATURES = 2048, 256

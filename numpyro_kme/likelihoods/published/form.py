@@ -56,6 +56,8 @@ class KernelMeans(Form):
         Hsu & Ramos (2019), AISTATS.
     """
 
+    paper = "hsu2019bayesian"
+
     objective: LearningObjective = field(default_factory=LeaveOneOut)
     data_kernel: Kernel | None = None
     learner: Learner = field(default_factory=Learner)

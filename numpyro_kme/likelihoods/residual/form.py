@@ -65,6 +65,8 @@ class ResidualKernelMeans(Form):
         steps: Iterations of one location; other parts take fixed fractions of it.
     """
 
+    paper = "hsu2019bayesian"
+
     transform_marginals: bool = True
     scale: bool = True
     decorrelate: bool = True
