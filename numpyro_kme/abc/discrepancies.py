@@ -69,7 +69,7 @@ def check_discrepancy(given: Any) -> None:
         TypeError,
     )
     checks.require(
-        callable(given) or isinstance(given, Loss),
+        callable(given) or (isinstance(given, Loss) and type(given).value is not Loss.value),
         "`discrepancy` must be a function of a simulation and the observation, an estimator of the MMD, or a loss such "
         f"as Wasserstein(); got {given!r:.200}.",
         TypeError,

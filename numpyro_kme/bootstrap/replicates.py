@@ -66,13 +66,16 @@ def posterior_bootstrap(
     value = found.value + offsets(objective, reweightings)
     require_possible(value, found.numbers)
     sd = posterior_sd(found.u)
-    remaining = np.abs(found.remaining / sd).max(axis=1)
-    check = np.unique(np.linspace(0, len(ids) - 1, min(BLOCK, len(ids))).astype(int))
+    with np.errstate(over="ignore"):  # the steps that a flat loss leaves
+        remaining = np.abs(found.remaining / sd).max(axis=1)
+    converged = (remaining <= TOLERANCE) & found.convex & (found.value <= before)
+    ends = np.flatnonzero(converged)
+    check = ends[np.unique(np.linspace(0, len(ends) - 1, min(BLOCK, len(ends))).astype(int))]
     return Replicates(
         u=found.u,
         value=value,
         remaining=remaining,
-        converged=(remaining <= TOLERANCE) & found.convex & (found.value <= before),
+        converged=converged,
         steps=found.steps,
         moved=moved,
         linear=linear,
@@ -92,6 +95,8 @@ def _quadrature(rng_key, objective, reweightings, found, rows, full, sd, setting
     Where a replicate's Hessian is flat, as it can be where simulated points jump, that of the full data takes its
     place.
     """
+    if not len(rows):
+        return Quadrature(np.empty((0, len(sd))))
     num = 2 * settings.nodes(objective)
     nodes = objective.adapt_nodes(full.u, num)
     if nodes is None:

@@ -78,14 +78,16 @@ class Quadrature:
     """How far the minima move when the quadrature nodes are doubled and the grid, if any, is halved.
 
     Attributes:
-        shift: `(R, p)` moves of `R` replicates, to first order, in posterior standard deviations.
+        shift: `(R, p)` moves of `R` replicates that converged, to first order, in posterior standard deviations.
     """
 
     shift: np.ndarray
 
     @property
     def noise(self) -> float:
-        """Largest root mean square move of a parameter, in posterior standard deviations."""
+        """Largest root mean square move of a parameter, in posterior standard deviations; NaN if none converged."""
+        if not len(self.shift):
+            return float("nan")
         return float(np.sqrt(np.mean(np.square(self.shift), axis=0)).max())
 
 

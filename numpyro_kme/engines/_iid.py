@@ -164,6 +164,11 @@ class IidModel(Recomputed):
             differentiable=simulator.has_rsample,
         )
 
+    @property
+    def declares_noise(self) -> bool:
+        """Whether the simulator declares its noise; a density has none to declare."""
+        return self.problem is None or isinstance(self.problem.simulators[self.site].simulator.fn, FromNoise)
+
     def predictive(self, generator: Generator) -> Callable[[jax.Array, int], Any]:
         """The prior predictive distribution of one data point, as a traceable sampler `(rng_key, num) -> (num, ...)`.
 

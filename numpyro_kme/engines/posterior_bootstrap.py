@@ -182,7 +182,7 @@ class PosteriorBootstrap(Engine):
         least = least_starts(self.settings) if self.settings.method == "emulated" else 1
         starts = iid.starts(start_key, max(self.num_starts, least))
         replicates = posterior_bootstrap(run_key, objective, starts, process, self.settings)
-        warn_of(replicates)
+        warn_of(replicates, iid.declares_noise)
         posterior = BootstrapPosterior(
             engine=type(self).__name__,
             samples=iid.latents(replicates.u),
@@ -272,8 +272,8 @@ def _drawn(distribution: Distribution, rng_key: jax.Array, num: int) -> jax.Arra
     return distribution.sample(rng_key, (num,))
 
 
-def warn_of(replicates: Replicates) -> None:
-    """Warn of minimisations that fell short."""
+def warn_of(replicates: Replicates, declared: bool) -> None:
+    """Warn of minimisations that fell short; `declared` says whether the simulator's noise is."""
     failed = np.flatnonzero(~replicates.converged)
     if len(failed):
         checks.warn(
@@ -288,9 +288,10 @@ def warn_of(replicates: Replicates) -> None:
             f"up to {WRONG} is harmless). Raise `num_simulations`.",
         )
     if known is None and replicates.quadrature.noise > NOISY:
+        further = "" if declared else ", or declare the simulator's noise with FromNoise"
         checks.warn(
             f"doubling the noise nodes moves the draws by {replicates.quadrature.noise:.2g} posterior standard "
-            "deviations. Raise `num_nodes`, or declare the simulator's noise with FromNoise.",
+            f"deviations. Raise `num_nodes`{further}.",
         )
     if not replicates.fit.converged:
         checks.warn("the full-data minimum did not converge to working precision; see `replicates.fit`.")

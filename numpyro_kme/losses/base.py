@@ -107,15 +107,25 @@ class Loss:
     overrides `objective` instead.
     """
 
+    takes_covariates: ClassVar[bool] = False
+    """Whether `value` or `objective` takes data with covariates, as pairs (covariates, responses)."""
+
     def value(self, x: Any, w: jax.Array, y: Any, v: jax.Array) -> jax.Array:
         """Discrepancy of data `x (n, ...)`, weights `w (n,)`, and simulations `y (M, ...)`, weights `v (M,)`.
 
-        Traceable and differentiable in `y`. Weights sum to one.
+        With covariates, where the loss `takes_covariates`, `x` is a pair `(covariates, responses)`, and so is `y`.
+        Traceable and differentiable in `y`. Weights sum to one. Solvers take Newton steps, so the loss should be
+        smooth in `y`: where it has kinks, as absolute differences do, replicates of the bootstrap may not converge.
         """
         raise NotImplementedError(f"{type(self).__name__} must implement `value(x, w, y, v)` or `objective(...)`.")
 
     def objective(self, data: Any, generator: Generator, extra: Any = None) -> WeightedObjective:
         """Bind to data `(n, ...)` and a simulator; `extra` are points that replicates will add."""
+        checks.require(
+            self.takes_covariates or generator.covariates is None,
+            f"{type(self).__name__} takes no covariates. Use MMD(), or a loss of your own with `takes_covariates = "
+            "True`, whose `value` then gets pairs (covariates, responses).",
+        )
         check_points(data, generator)
         return TwoSampleObjective(generator, self, jax.tree.map(np.asarray, data))
 
@@ -184,6 +194,8 @@ class NegativeLogLikelihood(Loss):
 
     References: Newton and Raftery (1994), JRSS B 56; Lyddon, Walker and Holmes (2018), NeurIPS.
     """
+
+    takes_covariates = True
 
     def objective(self, data: Any, generator: Generator, extra: Any = None) -> WeightedObjective:
         """Bind to data `(n, ...)`; raises an error if the model has no density."""

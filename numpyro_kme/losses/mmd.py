@@ -49,6 +49,7 @@ class MMD(Loss):
         Dellaporta et al. (2022), AISTATS; Scott (2004) (`fit_proportion`, see `mixing.py`).
     """
 
+    takes_covariates = True
     kernel: Kernel | None = None
     fit_proportion: bool = field(default=False, metadata=dict(static=True))
     covariate_kernel: Kernel | None = None

@@ -20,7 +20,7 @@ class Wasserstein(Loss):
     `e` of points at distance `D` moves the estimate by about `e D`.
 
     Args:
-        p: Power of the distance, at least 1.
+        p: Power of the distance, at least 1. Below 2 the loss has kinks, see `Loss.value`.
         max_iterations: Most iterations of the network simplex.
 
     Raises:
@@ -37,9 +37,10 @@ class Wasserstein(Loss):
 
     def objective(self, data: Any, generator: Any, extra: Any = None):
         """Bind to data; vectors need POT."""
+        bound = super().objective(data, generator, extra)
         if np.ndim(data) > 1 and np.size(data) != len(data):
             _import_pot()
-        return super().objective(data, generator, extra)
+        return bound
 
     def value(self, x, w, y, v):
         """The p-th power of the distance."""

@@ -5,10 +5,12 @@ whose parts are both in the default suite.
 """
 
 import copy
+import inspect
 import os
 import pickle
 import subprocess
 import sys
+import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,12 +149,16 @@ PLAIN = LEARNT | {
     "herd": lambda e: e.posterior.herd(OTHER, 5).samples,
 }
 PUBLISHED = PLAIN | {"surrogate_variance": lambda e: e.posterior.surrogate_variance(GRID)}
-CHECK = {"check": lambda e: diagnostics.check(OTHER, e, 2, num_draws=20, progress_bar=False).print_summary()}
-PARTS = {
+DIAGNOSTICS = {
+    "check": lambda e: diagnostics.check(OTHER, e, 2, num_draws=20, progress_bar=False).print_summary(),
     "calibrate": lambda e: diagnostics.calibrate(OTHER, e, 2, num_draws=20, progress_bar=False),
     "predictive_check": lambda e: diagnostics.predictive_check(OTHER, e, 5),
 }
-"""Of `check`, for an engine that keeps no simulations."""
+"""A new diagnostic of an engine or a posterior is one entry, which every engine must serve."""
+CHECK = {name: call for name, call in DIAGNOSTICS.items() if name not in ("calibrate", "predictive_check")}
+"""For an engine that keeps its simulations: `check` has the other two as parts."""
+PARTS = {name: call for name, call in DIAGNOSTICS.items() if name != "check"}
+"""For an engine that keeps none, which `check` needs."""
 PLOTS = {"marginals": lambda e: plots.marginals({"engine": e}), "pair": lambda e: plots.pair(e, ["theta", "double"])}
 PLOTS_OF_LEARNT = {"surrogate": lambda e: plots.surrogate(e), "relevance": lambda e: plots.relevance(e)}
 QUIET = dict(num_samples=DRAWS, progress_bar=False)
@@ -341,6 +347,18 @@ def test_diagnostics_and_plots_leave_the_engine_as_it_was(name, fitted):
             vars(engine)[key] is attributes[key] for key in attributes
         )
     assert_same(row.glance(engine), before)
+
+
+def test_every_diagnostic_has_an_entry():
+    def serves(function):
+        kinds = {one for p in inspect.signature(function).parameters.values() for one in parts_of(p.annotation)}
+        return not kinds.isdisjoint({Engine, Posterior})
+
+    def parts_of(annotation):
+        return typing.get_args(annotation) or (annotation,)
+
+    public = {name: getattr(diagnostics, name) for name in diagnostics.__all__}
+    assert {name for name, value in public.items() if inspect.isfunction(value) and serves(value)} == set(DIAGNOSTICS)
 
 
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if "check" not in row.uses])

@@ -1,6 +1,7 @@
 """The engine on NumPyro models: samples, constraints, losses, covariates, sentences."""
 
 import warnings
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +11,9 @@ import numpyro.distributions as dist
 import pytest
 from numpyro.infer import Predictive
 
-from numpyro_kme.bootstrap import fit, newton
+from numpyro_kme.bootstrap import Quadrature, fit, newton
 from numpyro_kme.engines._iid import IidModel
-from numpyro_kme.engines.posterior_bootstrap import PosteriorBootstrap
+from numpyro_kme.engines.posterior_bootstrap import PosteriorBootstrap, warn_of
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD, Generator, Loss, NegativeLogLikelihood, NormalNoise, Wasserstein
 from numpyro_kme.models.simulator import Simulator
@@ -189,6 +190,27 @@ def test_the_prior_guess_reaches_the_fit():
     assert abs(mean.mean() - (190 * X[:190].mean() + 200 * 5.0) / 390) < 5 * 2.5 / np.sqrt(390 / 2)
 
 
+def test_kinked_losses_are_told_of_what_did_not_converge_alone():
+    """The first-order move by more nodes says nothing where a replicate stopped short of its minimum."""
+    engine = PosteriorBootstrap(own_guess(DECLARED), Wasserstein(1.0), num_samples=40, num_nodes=256, num_starts=8)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        engine.run(jax.random.key(0), X[:60])
+    said, found = " ".join(str(one.message) for one in caught), engine.replicates
+    assert "of 40 replicates did not converge" in said and "doubling" not in said and "overflow" not in said
+    assert len(found.quadrature.shift) == min(16, found.converged.sum())
+    assert np.isnan(found.quadrature.noise) == (not found.converged.any())
+
+
+@pytest.mark.parametrize("simulator", [DECLARED, keyed], ids=["declared noise", "key"])
+def test_declared_noise_is_not_to_be_declared_again(simulator, engine):
+    noisy = replace(engine.replicates, quadrature=Quadrature(np.full((4, 2), 0.5)))
+    declared = IidModel.read(own_guess(simulator), (X,), {}).declares_noise
+    with pytest.warns(UserWarning, match=r"by 0.5 posterior standard deviations. Raise `num_nodes`") as caught:
+        warn_of(noisy, declared)
+    assert ("FromNoise" in str(caught[0].message)) == (simulator is keyed)
+
+
 def line(noise, mean, scale):
     return mean + scale * noise
 
@@ -213,6 +235,9 @@ def test_covariates_are_those_of_their_rows():
     np.testing.assert_allclose(simulated, 1.0 + 2.0 * c + 0.3 * 0.4, rtol=1e-5)
     with pytest.raises(ValueError, match="pass covariates=the name"):
         PosteriorBootstrap(regression).run(jax.random.key(0), c=c, y=y)
+    for loss in (Wasserstein(), Means()):
+        with pytest.raises(ValueError, match=f"{type(loss).__name__} takes no covariates. Use MMD"):
+            PosteriorBootstrap(regression, loss, covariates="c").run(jax.random.key(0), c=c, y=y)
 
 
 @pytest.mark.slow  # derivatives of the joint loss: test_losses; its sums: test_generalized_bayes

@@ -1,0 +1,234 @@
+"""What every loss must do: a new public loss is one row of `LOSSES`, with its formula written out a second time."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.optimize import linprog
+from scipy.spatial.distance import cdist
+from scipy.stats import norm
+
+from numpyro_kme import losses
+from numpyro_kme.abc import discrepancies_to
+from numpyro_kme.kernels import Gaussian
+from numpyro_kme.losses import MMD, Generator, Loss, NegativeLogLikelihood, NormalNoise, Wasserstein
+
+L, N, NODES = 0.7, 8, 16
+U = np.array([0.3, -0.4])
+
+
+def squared_mmd(x, w, y, v, log_density):
+    """Double sums."""
+    gram = lambda a, b: np.exp(-0.5 * cdist(a, b, "sqeuclidean") / L**2)  # noqa: E731
+    return w @ gram(x, x) @ w - 2 * w @ gram(x, y) @ v + v @ gram(y, y) @ v
+
+
+def transport_cost(p):
+    """Least cost of a plan, by linear programming."""
+
+    def formula(x, w, y, v, log_density):
+        sums = np.concatenate([np.kron(np.eye(len(w)), np.ones(len(v))), np.kron(np.ones(len(w)), np.eye(len(v)))])
+        exact = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
+        return linprog(np.ravel(cdist(x, y) ** p), A_eq=sums, b_eq=np.concatenate([w, v]), options=exact).fun
+
+    return formula
+
+
+def minus_log_likelihood(x, w, y, v, log_density):
+    return -w @ log_density
+
+
+@dataclass(frozen=True)
+class Row:
+    """What to know of a loss.
+
+    Attributes:
+        make: The loss.
+        formula: `(x (n, dim), w, y (M, dim), v, log densities of x (n,)) -> value`, in NumPy, with covariates as the
+            first columns of `x` and `y`.
+        smooth: Whether solvers can minimise it.
+        not_a_discrepancy: Why `RejectionABC` cannot take it, a part of the sentence.
+        atol: Of its value.
+    """
+
+    make: Callable[[], Loss]
+    formula: Callable
+    smooth: bool = True
+    not_a_discrepancy: str | None = None
+    atol: float = 1e-9
+
+
+LOSSES = {
+    "MMD": Row(
+        lambda: MMD(Gaussian(L), covariate_kernel=Gaussian(L), tolerance=1e-6),
+        squared_mmd,
+        not_a_discrepancy="less where samples are more alike",
+        atol=3e-6,
+    ),
+    "Wasserstein": Row(Wasserstein, transport_cost(2)),
+    "Wasserstein, p = 1": Row(lambda: Wasserstein(1.0), transport_cost(1), smooth=False),
+    "NegativeLogLikelihood": Row(
+        NegativeLogLikelihood, minus_log_likelihood, not_a_discrepancy="a loss such as Wasserstein"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Data, the first two points equal, and a normal model with its log densities in NumPy."""
+
+    data: Any
+    generator: Generator
+    log_density: Callable
+
+
+X = np.random.default_rng(1).normal(0.5, 1.0, (N, 2))
+X[1] = X[0]
+
+
+def normal(x, mean, sd):
+    return jax.scipy.stats.norm.logpdf(x, mean, sd)
+
+
+CASES = {
+    "scalars": Case(
+        X[:, 0],
+        Generator(
+            lambda u, z: u[0] + jnp.exp(u[1]) * z[0],
+            NormalNoise(1),
+            2,
+            log_density=lambda u, x: normal(x, u[0], jnp.exp(u[1])),
+        ),
+        lambda u: norm.logpdf(X[:, 0], u[0], np.exp(u[1])),
+    ),
+    "vectors": Case(
+        X,
+        Generator(lambda u, z: u + z, NormalNoise(2), 2, log_density=lambda u, x: normal(x, u[None], 1.0).sum(axis=1)),
+        lambda u: norm.logpdf(X, u).sum(axis=1),
+    ),
+    "covariates": Case(
+        (X[:, :1], X[:, 1:]),
+        Generator(
+            lambda u, z, i: u[0] + u[1] * jnp.asarray(X[:, :1])[i] + z,
+            NormalNoise(1),
+            2,
+            log_density=lambda u, x: normal(x[1], u[0] + u[1] * x[0], 1.0).sum(axis=1),
+            covariates=X[:, :1],
+        ),
+        lambda u: norm.logpdf(X[:, 1], u[0] + u[1] * X[:, 0]),
+    ),
+}
+
+
+def columns(points):
+    """Scalars, vectors and pairs as `(n, dim)`."""
+    return np.concatenate([np.asarray(leaf).reshape(len(leaf), -1) for leaf in jax.tree.leaves(points)], axis=1)
+
+
+@jax.jit
+def slope(bound, w, u, nodes):
+    value, gradient = bound.slope(bound.reduce(w), u, nodes)
+    return value + bound.offsets(w[None])[0], gradient
+
+
+def at_case(name, case):
+    """`(w, u) -> value, gradient` of a loss on a case, and the same value by the formula."""
+    if case == "vectors" and name.startswith("Wasserstein"):
+        pytest.importorskip("ot")
+    row, one = LOSSES[name], CASES[case]
+    bound = row.make().objective(one.data, one.generator)
+    nodes = one.generator.draw_nodes(jax.random.key(3), NODES)
+
+    def formula(w, u):
+        y, v = one.generator.points(u, nodes), np.asarray(one.generator.weights(nodes, w), np.float64)
+        return row.formula(columns(one.data), w / w.sum(), columns(y), v / v.sum(), one.log_density(u))
+
+    return lambda w, u: slope(bound, w, u, nodes), formula
+
+
+every_loss = pytest.mark.parametrize("name", LOSSES)
+every_case = pytest.mark.parametrize("case", ["scalars", "vectors"])
+
+
+def test_every_public_loss_has_a_row():
+    public = {value for value in (getattr(losses, name) for name in losses.__all__) if inspect.isclass(value)}
+    public = {value for value in public if issubclass(value, Loss) and value is not Loss}
+    assert public == {type(row.make()) for row in LOSSES.values()}
+
+
+@pytest.mark.x64
+@every_case
+@every_loss
+def test_the_value_is_the_formula(name, case, rng):
+    found, formula = at_case(name, case)
+    w = rng.dirichlet(np.ones(N))
+    np.testing.assert_allclose(found(w, U)[0], formula(w, U), atol=LOSSES[name].atol)
+
+
+@pytest.mark.x64
+@every_case
+@every_loss
+def test_weights_of_equal_points_add_up(name, case, rng):
+    """Repeated points count like weights; and a point without weight does not count."""
+    found, _ = at_case(name, case)
+    apart = rng.dirichlet(np.ones(N))
+    together = np.concatenate([[apart[0] + apart[1], 0.0], apart[2:]])
+    for one, other in zip(found(apart, U), found(together, U)):
+        np.testing.assert_allclose(one, other, atol=1e-9)
+
+
+@pytest.mark.x64
+@every_case
+@pytest.mark.parametrize("name", [name for name, row in LOSSES.items() if row.smooth])
+def test_the_gradient_is_the_limit_of_differences(name, case, rng):
+    found, _ = at_case(name, case)
+    w, h = rng.dirichlet(np.ones(N)), 1e-5
+    differences = [(found(w, U + h * e)[0] - found(w, U - h * e)[0]) / (2 * h) for e in np.eye(2)]
+    gradient = found(w, U)[1]
+    assert np.abs(gradient).min() > 1e-4
+    np.testing.assert_allclose(gradient, differences, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.x64
+@every_loss
+def test_covariates_are_taken_or_refused(name, rng):
+    loss, case = LOSSES[name].make(), CASES["covariates"]
+    if loss.takes_covariates:
+        found, formula = at_case(name, "covariates")
+        w = rng.dirichlet(np.ones(N))
+        np.testing.assert_allclose(found(w, U)[0], formula(w, U), atol=LOSSES[name].atol)
+        return
+    with pytest.raises(ValueError, match=f"{type(loss).__name__} takes no covariates. Use MMD"):
+        loss.objective(case.data, case.generator)
+
+
+@every_case
+@every_loss
+def test_discrepancies_of_abc_are_the_formula_or_refused(name, case, rng):
+    if case == "vectors":
+        pytest.importorskip("ot")
+    row, y, equal = LOSSES[name], CASES[case].data, np.full(N, 1.0 / N)
+    x = rng.normal(size=(3, *y.shape))
+    if row.not_a_discrepancy:
+        with pytest.raises(TypeError, match=row.not_a_discrepancy):
+            discrepancies_to(y, x, row.make())
+        return
+    expected = [row.formula(columns(one), equal, columns(y), equal, None) for one in x]
+    np.testing.assert_allclose(discrepancies_to(y, x, row.make()), expected, rtol=1e-5)
+
+
+@every_case
+@every_loss
+def test_single_precision_is_enough(name, case, rng):
+    """Float32, as users have it."""
+    found, formula = at_case(name, case)
+    w, u = np.float32(rng.dirichlet(np.ones(N))), np.float32(U)
+    value, gradient = found(w, u)
+    assert value.dtype == gradient.dtype == np.float32
+    np.testing.assert_allclose(value, formula(np.float64(w), u), rtol=1e-4, atol=1e-5)
+    assert np.isfinite(gradient).all()
