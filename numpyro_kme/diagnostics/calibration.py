@@ -13,8 +13,8 @@ from scipy.special import ndtri
 from numpyro_kme._core import arviz, checks, compat
 from numpyro_kme.diagnostics import uniformity
 from numpyro_kme.diagnostics.uniformity import MARGIN
-from numpyro_kme.engines.base import Engine, problem_of
-from numpyro_kme.engines.posterior import numbers
+from numpyro_kme.engines.base import Engine
+from numpyro_kme.engines.posterior import numbers, problem_of
 from numpyro_kme.models.problem import Arrays
 from numpyro_kme.simulations import Simulations, simulate
 

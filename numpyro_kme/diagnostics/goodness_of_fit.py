@@ -8,8 +8,8 @@ import numpy as np
 from numpyro.infer import Predictive
 
 from numpyro_kme._core import arviz, checks
-from numpyro_kme.engines.base import Engine, posterior_of, problem_of
-from numpyro_kme.engines.posterior import Posterior
+from numpyro_kme.engines.base import Engine, posterior_of
+from numpyro_kme.engines.posterior import Posterior, problem_of
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
 from numpyro_kme.models import tracing
 from numpyro_kme.models.problem import Arrays

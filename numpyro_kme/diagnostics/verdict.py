@@ -18,7 +18,8 @@ from numpyro_kme.diagnostics.goodness_of_fit import (
     predictive_check,
 )
 from numpyro_kme.engines._learnt_posterior import LearntPosterior
-from numpyro_kme.engines.base import Engine, problem_of
+from numpyro_kme.engines.base import Engine
+from numpyro_kme.engines.posterior import problem_of
 from numpyro_kme.mcmc import handlers
 from numpyro_kme.mcmc.chain_checks import SurrogateCheck, check_surrogate
 from numpyro_kme.simulations import Simulations

@@ -292,14 +292,3 @@ def _another(old: SimulatorSite, new: SimulatorSite) -> bool:
 def _others(old: Any, new: Any) -> bool:
     """Whether numbers differ, of as many: more or fewer groups along a plate are the same model."""
     return np.shape(old) == np.shape(new) and not np.array_equal(old, new)
-
-
-def problem_of(posterior: Posterior) -> Problem:
-    """The model of a posterior that rests on simulations."""
-    checks.require(
-        posterior.problem is not None,
-        f"`posterior` must be of an engine that works from simulations, such as KELFI; {posterior.engine} is not.",
-        TypeError,
-    )
-    assert posterior.problem is not None
-    return posterior.problem

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpyro.diagnostics import summary
 
-from numpyro_kme._core import arviz
+from numpyro_kme._core import arviz, checks
 from numpyro_kme._core.programs import Recomputed
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations
@@ -175,3 +175,14 @@ def groups(simulations: Simulations, problem: Problem) -> dict[str, dict[str, np
     if simulations.failures:
         found["failed_simulations"] = chain(simulations.failed)
     return found
+
+
+def problem_of(posterior: Posterior) -> Problem:
+    """The model of a posterior that rests on simulations."""
+    checks.require(
+        posterior.problem is not None,
+        f"`posterior` must be of an engine that works from simulations, such as KELFI; {posterior.engine} is not.",
+        TypeError,
+    )
+    assert posterior.problem is not None
+    return posterior.problem
