@@ -220,6 +220,7 @@ def test_coverage_and_tarp_of_known_ranks(rng):
     even = (np.arange(1000) + 0.5) / 1000
     found = Calibration({"a": even}, even**2, {})
     assert abs(found.coverage(0.9)["a"] - 0.9) < 2e-3 and abs(found.coverage(0.5)["a"] - 0.5) < 2e-3
+    assert found.coverage() == found.coverage(0.9)
     levels, curves = found.coverage_curve()
     np.testing.assert_allclose(curves["a"], levels, atol=2e-3)
     np.testing.assert_allclose(curves["TARP"], np.sqrt(levels), atol=2e-3)

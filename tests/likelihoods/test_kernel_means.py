@@ -58,6 +58,21 @@ def test_likelihood_by_hand(surrogate):
     np.testing.assert_allclose(values, likelihood_by_hand(Z, X, Y, POINTS), rtol=1e-9, atol=1e-12)
     sign, log_size = surrogate.signed_log_density(POINTS[0], Y)
     np.testing.assert_allclose(sign * np.exp(log_size), values[0], rtol=1e-12)
+
+
+@pytest.mark.x64
+def test_simulations_that_look_like_the_data_by_hand(surrogate):
+    """Where they are and how far they reach, which the floor of NUTS follows; widened by at most a standard deviation
+    where they are few."""
+    centre, at = np.median(X, axis=0), surrogate.at(Y)
+    scale = 1.4826 * np.median(np.abs(X - centre), axis=0)
+    s, t = np.arcsinh((X - centre) / scale), np.arcsinh((Y - centre) / scale)
+    alike = np.exp(-0.5 * squared(t[None], s, EPS)[0])
+    alike /= alike.sum()
+    np.testing.assert_allclose(at.centre, alike @ Z, rtol=1e-9)
+    weighted = np.cov(Z.T, aweights=alike, ddof=0)
+    few = D / (D + 1 / np.sum(alike**2)) * np.diag(np.minimum(BETA, 1.0) ** 2)
+    np.testing.assert_allclose(at.cholesky_factor @ at.cholesky_factor.T, weighted + few, rtol=1e-9)
     signs, logs = surrogate.weights(Y)
     np.testing.assert_allclose(
         np.exp(-0.5 * squared(POINTS, Z, BETA)) @ (signs * np.exp(logs)), values, rtol=1e-9, atol=1e-12
@@ -148,7 +163,10 @@ def test_positive_part_has_no_magnitude_that_breaks_it():
         for log_floor in (-1e4, -100.0, 0.0):
             found, slopes = part_and_slopes(value, log_floor)
             assert np.isfinite(found) and np.isfinite(slopes[1])
-    assert to_signed_log(0.0)[1] == -np.inf
+    for value in (0.0, -1.0, 2.5):
+        sign, log_size = to_signed_log(value, 3.0)
+        with np.errstate(divide="ignore"):
+            assert sign == np.sign(value) and log_size == np.float32(np.log(np.abs(value)) + 3.0)
 
 
 def test_traced_observation(surrogate):
