@@ -58,6 +58,10 @@ def test_likelihood_by_hand(surrogate):
     np.testing.assert_allclose(values, likelihood_by_hand(Z, X, Y, POINTS), rtol=1e-9, atol=1e-12)
     sign, log_size = surrogate.signed_log_density(POINTS[0], Y)
     np.testing.assert_allclose(sign * np.exp(log_size), values[0], rtol=1e-12)
+    signs, logs = surrogate.weights(Y)
+    np.testing.assert_allclose(
+        np.exp(-0.5 * squared(POINTS, Z, BETA)) @ (signs * np.exp(logs)), values, rtol=1e-9, atol=1e-12
+    )
 
 
 @pytest.mark.x64
@@ -73,10 +77,6 @@ def test_simulations_that_look_like_the_data_by_hand(surrogate):
     weighted = np.cov(Z.T, aweights=alike, ddof=0)
     few = D / (D + 1 / np.sum(alike**2)) * np.diag(np.minimum(BETA, 1.0) ** 2)
     np.testing.assert_allclose(at.cholesky_factor @ at.cholesky_factor.T, weighted + few, rtol=1e-9)
-    signs, logs = surrogate.weights(Y)
-    np.testing.assert_allclose(
-        np.exp(-0.5 * squared(POINTS, Z, BETA)) @ (signs * np.exp(logs)), values, rtol=1e-9, atol=1e-12
-    )
 
 
 @pytest.mark.x64
