@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from blowfly_picture import draw
+from blowfly_figure import draw
 from numpyro.infer import Predictive
 from simulators.blowfly import (
     OBSERVED,

@@ -70,7 +70,7 @@ def figure(table):
     axes.axhline(0.0, color="k", lw=0.8)
     axes.set(xlabel="distance of one point in ten", ylabel="location", ylim=(-0.5, 1.5))
     axes.legend(frameon=False)
-    drawn.savefig(report.PICTURES / "npl_distance.png", dpi=100)
+    drawn.savefig(report.FIGURES / "npl_distance.png", dpi=100)
 
 
 def main():

@@ -59,7 +59,7 @@ def figure(groups):
         axes.set(xlabel=name, ylim=(-0.5, 1.4))
     panels[0].set_ylabel("posterior mean - truth, sd")
     panels[0].legend(frameon=False, ncols=2)
-    drawn.savefig(report.PICTURES / "npl_sensitivity.png", dpi=100)
+    drawn.savefig(report.FIGURES / "npl_sensitivity.png", dpi=100)
 
 
 def main():

@@ -16,7 +16,7 @@ from benchmarks.helpers.published import PUBLISHED
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-PICTURES = ROOT / "docs" / "_static"
+FIGURES = ROOT / "docs" / "_static"
 
 
 class Rows:

@@ -166,7 +166,7 @@ def figure():
     errors.minorticks_off()
     errors.legend(frameon=False, fontsize=8)
     bandwidths.set(yscale="log", xlabel="statistic", ylabel=f"learnt bandwidth at {sizes[-1]}", xticks=np.arange(1, 11))
-    drawn.savefig(report.PICTURES / "blowfly_nmse.png", dpi=130)
+    drawn.savefig(report.FIGURES / "blowfly_nmse.png", dpi=130)
 
 
 def main():
