@@ -1,12 +1,17 @@
 """The architecture as a table: a folder imports from rows above its own. CONTRIBUTING.md walks through it."""
 
 import ast
+import importlib
+import pkgutil
 import re
 import sys
 from dataclasses import dataclass
+from inspect import isclass
 from pathlib import Path
 
 import pytest
+
+from numpyro_kme.engines import Engine
 
 PACKAGE = Path(__file__).parents[1] / "numpyro_kme"
 
@@ -141,3 +146,12 @@ def test_things_are_where_the_list_says():
     assert len(listed) == 30
     for file, name in listed:
         assert re.search(rf"^(def|class) {name}\b", (PACKAGE / f"{file}.py").read_text(), re.MULTILINE), (file, name)
+
+
+def test_values_are_frozen():
+    """All but engines, which hold settings, and two states of a search and of a running simulation."""
+    names = [module.name for module in pkgutil.walk_packages([str(PACKAGE)], "numpyro_kme.")]
+    classes = [value for name in names for value in vars(importlib.import_module(name)).values() if isclass(value)]
+    own = {c for c in classes if c.__module__ in names and "__dataclass_params__" in vars(c)}
+    thawed = {c.__name__ for c in own if not c.__dataclass_params__.frozen and not issubclass(c, Engine)}
+    assert len(own) > 100 and thawed == {"_Search", "_Task"}

@@ -95,6 +95,7 @@ class Covered:
         found = set().union(*(self.tests.get((path, line), set()) for line in range(first, last + 1)))
         if not found:  # a constant, a default or a decorator: importing the file executes it, and its tests use it
             found = set().union(*(tests for (file, _), tests in self.tests.items() if file == path))
+            found |= {test for test in self.seconds if test.startswith("tests/test_imports.py")}
         modules = {test.partition("::")[0] for test in found}
         served = {test for test in self.seconds if test.partition("::")[0] in modules} - found
         ordered = sorted(found | served, key=lambda test: (test in served, self.breadth[test], test))

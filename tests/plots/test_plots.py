@@ -209,3 +209,10 @@ def test_without_matplotlib_a_sentence_says_what_to_install(engine, monkeypatch)
     for draw in (plots.relevance, plots.marginals, plots.pair):
         with pytest.raises(ModuleNotFoundError, match=r'pip install "numpyro-kme\[plots\]"'):
             draw(engine)
+
+
+@pytest.mark.parametrize("low, high, ends", [(-1, 1, (-1.98, 1.98)), (1, 3, (0.5, 3.98)), (-3, -1, (-3.98, -0.5))])
+def test_a_grid_reaches_half_the_range_beyond_the_draws_and_does_not_cross_zero(low, high, ends):
+    grid = plots.posteriors._around(np.linspace(low, high, 2001))
+    np.testing.assert_allclose(grid[[0, -1]], ends, rtol=1e-12)
+    np.testing.assert_allclose(np.diff(grid, 2), 0.0, atol=1e-12)
