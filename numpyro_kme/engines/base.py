@@ -183,6 +183,9 @@ class Engine(abc.ABC):
 class SimulationEngine(Engine):
     """Base of the engines that learn from one set of simulations, which serves every observation; their settings.
 
+    To change a setting, assign it, or make another engine: `dataclasses.replace` hands on the simulations that were
+    used, as if they had been given.
+
     Args:
         model: A NumPyro model with observed `Simulator` sites.
         num_simulations: Number of simulations.

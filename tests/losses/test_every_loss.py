@@ -24,7 +24,10 @@ U = np.array([0.3, -0.4])
 
 def squared_mmd(x, w, y, v, log_density):
     """Double sums."""
-    gram = lambda a, b: np.exp(-0.5 * cdist(a, b, "sqeuclidean") / L**2)  # noqa: E731
+
+    def gram(a, b):
+        return np.exp(-0.5 * cdist(a, b, "sqeuclidean") / L**2)
+
     return w @ gram(x, x) @ w - 2 * w @ gram(x, y) @ v + v @ gram(y, y) @ v
 
 
