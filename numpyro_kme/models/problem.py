@@ -160,10 +160,8 @@ class Problem(Recomputed):
 
     @cached_property
     def _draw(self) -> Callable:
-        def draw(key, number):
-            return self._parts(*self._run({}, key=random.fold_in(key, number)))
-
-        return Program(jax.vmap(draw, in_axes=(None, 0)))
+        draw = Program(jax.vmap(lambda keys: self._parts(*self._run({}, key=keys))))
+        return lambda rng_key, draws: draw(tracing.keys_in_order(rng_key, draws))
 
     @cached_property
     def _evaluate(self) -> Callable:

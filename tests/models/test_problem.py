@@ -76,6 +76,24 @@ def test_draws_have_the_law_of_predictive(problem, draws):
     assert distance < 5 * np.sqrt(0.25 / 400 + 0.25 / 150)
 
 
+def test_draws_have_the_keys_that_numpyro_gives():
+    """Also those beyond the keys that are split before."""
+
+    def long(x=None):
+        values = [numpyro.sample(f"v{i}", dist.Normal(i, 1.0)) for i in range(5)]
+        with numpyro.plate("rows", 2):
+            values.append(numpyro.sample("row", dist.Gamma(2.0, 1.0)).sum())
+        values += [numpyro.sample(f"w{i}", dist.Uniform(0.0, 1.0)) for i in range(5)]
+        numpyro.sample("x", Simulator(total, jnp.stack(values), 1.0, 0.0), obs=x)
+
+    draws = Problem.read(long, x=np.zeros(2)).draw(random.key(3), 2).latents
+    for i in range(2):
+        plain = numpyro.handlers.seed(long, random.fold_in(random.key(3), i))
+        by_hand = numpyro.handlers.trace(plain).get_trace(x=jnp.zeros(2))
+        for name, value in draws.items():
+            np.testing.assert_allclose(value[i], by_hand[name]["value"], rtol=1e-5, err_msg=name)
+
+
 def test_no_simulator_runs_and_observations_do_not_count():
     def explode(rng, theta):
         raise AssertionError("the simulator ran")
