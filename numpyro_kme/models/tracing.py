@@ -76,7 +76,7 @@ def one_model_at_a_time() -> Iterator[None]:
 
 
 class PresentPrecision(Messenger):
-    """Use the NumPy arrays in a model's distributions and observations in the precision in force.
+    """Use the NumPy arrays and lists in a model's distributions and observations in the precision in force.
 
     The observation of a simulator stays as it was given: it is compared on the host, in float64.
     """
@@ -86,7 +86,8 @@ class PresentPrecision(Messenger):
         if msg["type"] == "sample":
             msg["fn"] = in_present_precision(msg["fn"])
             if not isinstance(compat.innermost(msg["fn"]), Simulator):
-                msg["value"] = in_present_precision(msg["value"])
+                listed = isinstance(msg["value"], list | tuple)
+                msg["value"] = in_present_precision(np.asarray(msg["value"]) if listed else msg["value"])
             elif msg["value"] is not None and not isinstance(msg["value"], jax.Array):
                 msg["value"] = np.asarray(msg["value"])
                 checks.require(

@@ -51,3 +51,13 @@ def test_round_trip_under_vmap():
     latents = jax.jit(jax.vmap(target.constrain))(u)
     np.testing.assert_allclose(jax.jit(jax.vmap(target.flatten))(latents), u, rtol=1e-9, atol=1e-9)
     assert np.all(latents["top"] < latents["scale"])
+
+
+def test_a_list_is_an_observation_under_a_mask():
+    def masked(y):
+        with handlers.mask(mask=np.array([True, False, True])):
+            numpyro.sample("y", dist.Normal(numpyro.sample("mean", dist.Normal(0.0, 1.0)), 1.0).expand([3]), obs=y)
+
+    target = Unconstrained.read(masked, ([0.5, 1.0, -2.0],), {}, {"mean": jnp.array(0.2)})
+    by_hand = dist.Normal(0.2, 1.0).log_prob(jnp.array([0.5, -2.0])).sum()
+    np.testing.assert_allclose(target.terms(jnp.array([0.2])).log_likelihood, by_hand, rtol=1e-12)
