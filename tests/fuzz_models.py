@@ -443,7 +443,7 @@ class Case:
             case "K2ABC":
                 engine = kme.K2ABC(model, 3000, **common)
             case "DistributionRegressionABC":
-                engine = kme.DistributionRegressionABC(model, 500, **common)
+                engine = kme.DistributionRegressionABC(model, **common)
             case name:
                 size = 800 if name == "KernelBayes" else 2000
                 few = (
