@@ -27,7 +27,7 @@ from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.kernels.low_rank import TOLERANCE
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
-from numpyro_kme.samplers.resampling import systematic_shuffled
+from numpyro_kme.samplers.importance import systematic_shuffled
 from numpyro_kme.simulations import Simulations
 
 ROUNDING = 1e-6

@@ -8,7 +8,7 @@ from scipy import stats
 
 from numpyro_kme._core import checks
 from numpyro_kme.diagnostics.calibration import Calibration
-from numpyro_kme.plots._panels import COLOURS, DARK, FAINT, FILL, chosen, panels
+from numpyro_kme.plots.posteriors import COLOURS, DARK, FAINT, FILL, chosen, panels
 
 GRID = 201
 

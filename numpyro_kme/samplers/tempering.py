@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_kme.samplers.importance import systematic
 from numpyro_kme.samplers.proposals import ProposalDistribution, RandomNumbers, fit_proposal, propose, random_numbers
-from numpyro_kme.samplers.resampling import systematic
 
 LogDensities = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
