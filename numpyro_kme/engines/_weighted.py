@@ -17,9 +17,18 @@ from numpyro_kme.abc.discrepancies import out_of_distribution_check
 from numpyro_kme.abc.weighting import LEAST_EFFECTIVE_SIZE, with_unit_sum
 from numpyro_kme.embeddings.herding import herd
 from numpyro_kme.embeddings.means import MeanEmbedding, embedding_mode
-from numpyro_kme.engines._reference_table import LatentVectors, ReferenceTable, arguments_to_coordinates, check_model
-from numpyro_kme.engines._weighers import Weigher, Weighting, check_kernel, data_kernel
-from numpyro_kme.engines.base import SimulationEngine, Trained
+from numpyro_kme.engines._simulations import SimulationEngine
+from numpyro_kme.engines._weighers import (
+    LatentVectors,
+    ReferenceTable,
+    Weigher,
+    Weighting,
+    arguments_to_coordinates,
+    check_kernel,
+    check_model,
+    data_kernel,
+)
+from numpyro_kme.engines.base import Trained
 from numpyro_kme.engines.posterior import Posterior, groups
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.kernels.base import Kernel

@@ -10,7 +10,7 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme.embeddings.measures import Measure, Normal, NormalMixture, Points
-from numpyro_kme.engines import _rounds, _sampling
+from numpyro_kme.engines import _sampling, _simulations
 from numpyro_kme.engines._learnt_posterior import (
     LearntLikelihoods,
     LearntPosterior,
@@ -21,8 +21,8 @@ from numpyro_kme.engines._learnt_posterior import (
     target,
     training_table,
 )
-from numpyro_kme.engines._rounds import FromPosterior, FromVariance, Proposal
-from numpyro_kme.engines.base import SimulationEngine, Trained
+from numpyro_kme.engines._simulations import FromPosterior, FromVariance, Proposal, SimulationEngine
+from numpyro_kme.engines.base import Trained
 from numpyro_kme.engines.posterior import groups
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.likelihoods.base import Form
@@ -129,7 +129,7 @@ class KELFI(SimulationEngine):
         simulate_key, fit_key, sample_key = jax.random.split(rng_key, 3)
         problem = Problem.read(self.model, *args, **kwargs)
         check_sites(problem, self.resolved_form)
-        first, *later = _rounds.sizes(self.plan.num_simulations, self.num_rounds)
+        first, *later = _simulations.sizes(self.plan.num_simulations, self.num_rounds)
         simulations = self._simulate(simulate_key, problem, first)
         learnt = self._learn(fit_key, problem, simulations)
         posterior = self._posterior(sample_key, problem, learnt)
@@ -168,9 +168,9 @@ class KELFI(SimulationEngine):
         further = self.plan.simulate_at(simulate_key, problem, latents)
         learnt = self._learn(fit_key, problem, learnt.simulations.joined(further), learnt.history)
         after = self._posterior(sample_key, problem, learnt)
-        moved = _rounds.moved(posterior.drawn.latents, after.drawn.latents)
+        moved = _simulations.moved(posterior.drawn.latents, after.drawn.latents)
         learnt = learnt._replace(history=(*learnt.history, (len(further), moved)))
-        return learnt, replace(after, info=dict(after.info) | _rounds.described(learnt.history))
+        return learnt, replace(after, info=dict(after.info) | _simulations.described(learnt.history))
 
     def refine(self, rng_key: jax.Array, latents: Mapping[str, Any]) -> None:
         """Simulate at further latents, learn from all simulations, and sample again.

@@ -9,8 +9,7 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme.embeddings.parameter_choice import KernelBayesSettings, choose_by_folds, kernel_bayes_candidates
-from numpyro_kme.engines._reference_table import ReferenceTable, arguments_to_coordinates
-from numpyro_kme.engines._weighers import SignedWeigher
+from numpyro_kme.engines._weighers import ReferenceTable, SignedWeigher, arguments_to_coordinates
 from numpyro_kme.engines._weighted import SignedEngine
 from numpyro_kme.engines.base import check_positive
 from numpyro_kme.kernels import Gaussian, median_heuristic

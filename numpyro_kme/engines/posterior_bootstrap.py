@@ -18,8 +18,7 @@ from numpyro_kme.bootstrap.replicates import posterior_bootstrap
 from numpyro_kme.bootstrap.results import WRONG, Replicates
 from numpyro_kme.bootstrap.weights import DirichletProcess
 from numpyro_kme.engines._iid import IidModel
-from numpyro_kme.engines._weighers import check_rule
-from numpyro_kme.engines.base import Engine, check_run
+from numpyro_kme.engines.base import Engine, check_rule, check_run
 from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.losses.base import Loss, WeightedObjective

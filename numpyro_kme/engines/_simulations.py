@@ -1,14 +1,21 @@
-"""Rounds of simulations: where to simulate next, and how far a posterior has moved."""
+"""How engines simulate: once for every observation, or in rounds, where a posterior says."""
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Executor
+from dataclasses import KW_ONLY, InitVar, dataclass
+from os import PathLike
 from typing import Any
 
 import jax
 import numpy as np
 
 from numpyro_kme._core import checks
+from numpyro_kme.engines.base import Engine
+from numpyro_kme.models.problem import Problem
+from numpyro_kme.simulations import Simulations
+from numpyro_kme.simulations.failures import OnFailure
+from numpyro_kme.simulations.simulate import Plan
 
 Latents = Mapping[str, np.ndarray]
 
@@ -120,3 +127,63 @@ def described(history: Sequence[tuple[int, float]]) -> dict[str, Any]:
     made = ", ".join(str(size) for size, _ in history)
     how_far = ", ".join(f"{change:.2g}" for _, change in history[1:])
     return {"rounds": f"simulations {made}; the posterior moved by {how_far} sd"}
+
+
+@dataclass(eq=False, repr=False)
+class SimulationEngine(Engine):
+    """Base of the engines that learn from one set of simulations, which serves every observation; their settings.
+
+    To change a setting, assign it, or make another engine: `dataclasses.replace` hands on the simulations that were
+    used, as if they had been given.
+
+    Args:
+        model: A NumPyro model with observed `Simulator` sites.
+        num_simulations: Number of simulations.
+        num_samples: Number of equally weighted posterior draws.
+        simulations: Simulations made elsewhere, instead of new ones.
+        on_failure, executor, store, version, timeout, progress_bar: How it simulates, as in `simulate`.
+    """
+
+    num_simulations: int = 1000
+    _: KW_ONLY
+    num_samples: int = 1000
+    simulations: InitVar[Simulations | None] = None
+    on_failure: OnFailure = "raise"
+    executor: Executor | int | None = None
+    store: str | PathLike | None = None
+    version: str | int | None = None
+    timeout: float | None = None
+    progress_bar: bool = True
+
+    def __post_init__(self, simulations: Simulations | None) -> None:
+        checks.whole("num_samples", self.num_samples, 1)
+        self._given = simulations
+        self.plan  # noqa: B018 (raises an error for settings that it does not take)
+
+    @property
+    def plan(self) -> Plan:
+        """How it simulates, by its settings."""
+        how = (self.on_failure, self.executor, self.store, self.version, self.timeout, self.progress_bar)
+        return Plan(self.num_simulations, self._given, *how)
+
+    def _simulate(self, rng_key: jax.Array, problem: Problem, number: int | None = None) -> Simulations:
+        """The given simulations, checked to have the sites of the model with outputs of its shapes, or new ones."""
+        simulations, made = self.plan.simulate(rng_key, problem, number), "they were made by another model."
+        latents = "latents", simulations.latents or problem.latents, problem.latents
+        for kind, given, own in (latents, ("simulator sites", simulations.x, problem.simulators)):
+            checks.require(
+                set(given) == set(own),
+                f"`simulations` has the {kind} {sorted(given)}, the model {sorted(own)}: {made}",
+            )
+        for site, found in problem.simulators.items():
+            simulator = found.simulator
+            shape, expected = np.shape(simulations.x[site])[1:], simulator.shape()
+            checks.require(
+                len(shape) == len(expected) and shape[len(simulator.batch_shape) :] == simulator.event_shape,
+                f"`simulations` has outputs of shape {shape} at site {site!r}, its simulator `{simulator.name}` gives "
+                f"{expected}: {made}",
+            )
+        return simulations
+
+
+del SimulationEngine.simulations  # an argument; the attribute is that of `Engine`, the simulations that were used
