@@ -21,7 +21,6 @@ from numpyro_kme.mcmc import handlers
 from numpyro_kme.mcmc.chain_checks import SurrogateCheck, check_surrogate
 from numpyro_kme.models import tracing
 from numpyro_kme.models.problem import Arrays
-from numpyro_kme.simulations import Simulations
 
 NEIGHBOURS = 5
 
@@ -109,8 +108,7 @@ class PredictiveCheck:
         found = {}
         for site, value in self.observed.items():
             below = np.mean(self.predicted[site] < value[None], axis=0)
-            ties = np.mean(self.predicted[site] == value[None], axis=0)
-            below += 0.5 * ties
+            below += 0.5 * np.mean(self.predicted[site] == value[None], axis=0)
             found[site] = 2 * np.minimum(below, 1 - below)
         return found
 
@@ -233,9 +231,11 @@ def check(rng_key: jax.Array, engine: Engine, num_datasets: int = 200, **setting
     checks.instance("engine", engine, Engine, "an engine, such as KELFI(model)")
     posterior = engine.posterior
     problem, simulations = problem_of(posterior), posterior.simulations
-    kept = f"kept, which {type(engine).__name__} does not: call the diagnostics one by one"
-    checks.instance("engine.simulations", simulations, Simulations, kept)
-    assert simulations is not None
+    if simulations is None:
+        raise TypeError(
+            f"`engine.simulations` must be kept, which {type(engine).__name__} does not: call the diagnostics one by "
+            "one."
+        )
     predictive_key, calibrate_key = jax.random.split(rng_key)
     predictive = predictive_check(predictive_key, posterior)
     tests = {}

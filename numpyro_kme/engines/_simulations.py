@@ -12,6 +12,7 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme.engines.base import Engine
+from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations
 from numpyro_kme.simulations.failures import OnFailure
@@ -58,7 +59,7 @@ class FromPosterior(Proposal):
     def choose(self, rng_key, draws, prior, variance, size):
         """Posterior draws without replacement, then prior draws."""
         own = round(self.prior_proportion * size)
-        chosen = rows(draws, picked(rng_key, draws, size - own))
+        chosen = some(rng_key, draws, size - own)
         return {name: np.concatenate([chosen[name], prior[name][:own]]) for name in chosen}
 
 
@@ -82,9 +83,9 @@ class FromVariance(Proposal):
     def choose(self, rng_key, draws, prior, variance, size):
         """Posterior draws with odds in proportion to the variance."""
         first_key, second_key = jax.random.split(rng_key)
-        among = rows(draws, picked(first_key, draws, min(self.candidates * size, count(draws))))
+        among = some(first_key, draws, min(self.candidates * size, count(draws)))
         odds = np.maximum(np.asarray(variance(among), np.float64), 1e-12)
-        return rows(among, picked(second_key, among, size, odds / odds.sum()))
+        return some(second_key, among, size, odds / odds.sum())
 
 
 def sizes(total: int, rounds: int) -> list[int]:
@@ -97,15 +98,11 @@ def count(latents: Latents) -> int:
     return len(next(iter(latents.values())))
 
 
-def rows(latents: Latents, index: np.ndarray) -> dict[str, np.ndarray]:
-    """The draws of the given numbers."""
+def some(rng_key: jax.Array, latents: Latents, size: int, odds: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    """`size` draws, none twice unless there are too few."""
+    number = count(latents)
+    index = np.asarray(jax.random.choice(rng_key, number, (size,), replace=size > number, p=odds))
     return {name: np.asarray(value)[index] for name, value in latents.items()}
-
-
-def picked(rng_key: jax.Array, latents: Latents, size: int, odds: np.ndarray | None = None) -> np.ndarray:
-    """Numbers of `size` draws, none twice unless there are too few."""
-    replace = size > count(latents)
-    return np.asarray(jax.random.choice(rng_key, count(latents), (size,), replace=replace, p=odds))
 
 
 def moved(before: Latents, after: Latents) -> float:
@@ -187,3 +184,64 @@ class SimulationEngine(Engine):
 
 
 del SimulationEngine.simulations  # an argument; the attribute is that of `Engine`, the simulations that were used
+
+
+def check_model(problem: Problem, engine: str) -> None:
+    """What can be said before any simulation is run."""
+    checks.require(
+        len(problem.simulators) == 1 and not problem.likelihoods,
+        f"{engine} needs a model with one simulator site and nothing else that is observed; this one has the simulator "
+        f"sites {list(problem.simulators)} and the likelihoods {list(problem.likelihoods)}. Use KELFI, or put what is "
+        "observed into one simulator.",
+    )
+    name = next(iter(problem.observations))
+    site = problem.simulators[name]
+    checks.require(
+        bool(site.mask.any()),
+        f"Site {name!r} is masked as a whole, so that {engine} has nothing to compare simulations with. The posterior "
+        "is the prior: draw from that, or use KELFI.",
+    )
+    checks.require(
+        bool(np.all(site.scale == 1.0)),
+        f"Site {name!r} is scaled by {site.scale}: {engine} compares data sets and has no likelihood to raise to that "
+        "power. Use KELFI, or leave numpyro.handlers.scale out.",
+    )
+    site.check_observed(name)
+    groups = site.simulator.groups
+    checks.require(
+        all(size == 1 for size in groups),
+        f"The parameters of the simulator at {name!r} vary along plates of shape {groups}; {engine} compares one data "
+        "set of one parameter. Use KELFI for groups.",
+    )
+
+
+def check_sites(problem: Problem, form: Form | None) -> None:
+    """What can be said before any simulation is run."""
+    for site in problem.observations:
+        problem.simulators[site].check_observed(site)
+        simulator = problem.simulators[site].simulator
+        checks.require(
+            simulator.batch_shape == simulator.groups or getattr(form, "data_kernel", None) is None,
+            f"Site {site!r} holds {simulator.batch_shape} draws of the same parameters along plates, whose densities "
+            "are multiplied; a data kernel on whole data sets does not fit there. Make the data set one event of the "
+            "simulator, or leave `data_kernel` out.",
+        )
+
+
+DRAWS = 1000
+"""Rows to learn from, at most, where several draws share each parameter."""
+
+
+def training_table(simulations: Simulations, problem: Problem, site: str) -> tuple[np.ndarray, np.ndarray]:
+    """Arguments `(r, p)` and outputs `(r, *event)` of single calls, from simulations that may run along plates.
+
+    Groups with parameters of their own become rows. Of draws that share parameters, as many are used as make `DRAWS`
+    rows.
+    """
+    arguments, x = problem.simulators[site].rows(
+        np.asarray(simulations.arguments[site]), np.asarray(simulations.x[site])
+    )
+    event_shape = problem.simulators[site].simulator.event_shape
+    draws = x.reshape(len(x), -1, *event_shape)
+    used = int(np.clip(DRAWS // len(x), 1, draws.shape[1]))
+    return np.repeat(arguments, used, axis=0), draws[:, :used].reshape(-1, *event_shape)

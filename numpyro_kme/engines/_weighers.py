@@ -11,7 +11,7 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
-from numpyro_kme._core.programs import Recomputed
+from numpyro_kme._core.programs import Program
 from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule
 from numpyro_kme.engines.base import check_positive, check_rule
 from numpyro_kme.kernels import EmpiricalMeasure, Gaussian
@@ -56,11 +56,13 @@ class ReferenceTable:
     def read(cls, coordinates: Coordinates, problem: Problem, simulations: Simulations) -> "ReferenceTable":
         """Read the simulations of a checked model."""
         site = problem.site()
-        z = arguments_to_coordinates(coordinates, simulations.arguments[site])
+        arguments = np.asarray(simulations.arguments[site])
+        z = coordinates.table(arguments.reshape(len(arguments), -1))
         latents = {name: np.asarray(value) for name, value in simulations.latents.items()}
         if not latents:
             latents = coordinates.latents_table(z)
-        deterministics = simulations.deterministics or problem.evaluate(latents).deterministics
+        drawn = simulations.deterministics or problem.evaluate(latents).deterministics
+        deterministics = {name: np.asarray(value) for name, value in drawn.items()}
         simulator, mask = problem.simulators[site].simulator, problem.simulators[site].mask.ravel()
         data_sets = bool(simulator.batch_shape)
         x = np.asarray(simulations.x[site], np.float64)
@@ -72,10 +74,19 @@ class ReferenceTable:
                 "another model.",
             )
             x = x[:, mask]
-        return cls(latents, dict(deterministics), coordinates, z, x, data_sets, mask)
+        return cls(latents, deterministics, coordinates, z, x, data_sets, mask)
 
     def __len__(self) -> int:
         return len(self.z)
+
+    @property
+    def sites(self) -> dict[str, np.ndarray]:
+        """Latents and deterministics, `{site: (m, *shape)}`."""
+        return {**self.latents, **self.deterministics}
+
+    def coordinates_of(self, arguments: np.ndarray) -> np.ndarray:
+        """Coordinates `(k, D)` of arguments `(k, *ones, p)` of the simulator."""
+        return self.coordinates.table(np.asarray(arguments).reshape(len(arguments), -1))
 
     def point(self, y: np.ndarray) -> np.ndarray:
         """An observation in the shape of a row of `x`."""
@@ -106,9 +117,9 @@ class ReferenceTable:
 
     def _counted(self, y: np.ndarray) -> np.ndarray:
         """Outputs `(s, *event)` as rows of `x`."""
-        return (
-            y.reshape(len(y), len(self.mask), -1)[:, self.mask] if self.data_sets else y.reshape(-1, *self.x.shape[1:])
-        )
+        if self.data_sets:
+            return y.reshape(len(y), len(self.mask), -1)[:, self.mask]
+        return y.reshape(-1, *self.x.shape[1:])
 
     def as_data_sets(self, x: np.ndarray) -> np.ndarray:
         """Outputs `(k, *event)` as data sets `(k, n, d)`."""
@@ -121,7 +132,7 @@ class ReferenceTable:
 
 
 @dataclass(frozen=True)
-class LatentVectors(Recomputed):
+class LatentVectors:
     """All latents as vectors without constraints, standardised: where the coordinates of arguments do not determine
     the latents.
 
@@ -142,56 +153,16 @@ class LatentVectors(Recomputed):
         u = cls(target, np.zeros(target.dim), np.ones(target.dim)).table(draws)
         return cls(target, u.mean(axis=0), np.maximum(u.std(axis=0), 1e-8))
 
+    @on_host
     def table(self, latents: Mapping[str, Any]) -> np.ndarray:
         """Vectors `(m, D)` of latents `{site: (m, *shape)}`."""
         points = {name: np.asarray(latents[name], np.float64) for name in self.target.shapes}
-        return (on_host(self._flatten)(points) - self.centre) / self.scale
+        return (np.asarray(Program(jax.vmap(self.target.flatten))(points)) - self.centre) / self.scale
 
+    @on_host
     def latents_table(self, z: np.ndarray) -> dict[str, np.ndarray]:
         """Latents `{site: (m, *shape)}` at vectors `(m, D)`."""
-        return on_host(self._constrain)(self.centre + self.scale * z)
-
-    @cached_property
-    def _flatten(self):
-        return jax.jit(jax.vmap(self.target.flatten))
-
-    @cached_property
-    def _constrain(self):
-        return jax.jit(jax.vmap(self.target.constrain))
-
-
-def check_model(problem: Problem, engine: str) -> None:
-    """What can be said before any simulation is run."""
-    checks.require(
-        len(problem.simulators) == 1 and not problem.likelihoods,
-        f"{engine} needs a model with one simulator site and nothing else that is observed; this one has the simulator "
-        f"sites {list(problem.simulators)} and the likelihoods {list(problem.likelihoods)}. Use KELFI, or put what is "
-        "observed into one simulator.",
-    )
-    name = next(iter(problem.observations))
-    site = problem.simulators[name]
-    checks.require(
-        bool(site.mask.any()),
-        f"Site {name!r} is masked as a whole, so that {engine} has nothing to compare simulations with. The posterior "
-        "is the prior: draw from that, or use KELFI.",
-    )
-    checks.require(
-        bool(np.all(site.scale == 1.0)),
-        f"Site {name!r} is scaled by {site.scale}: {engine} compares data sets and has no likelihood to raise to that "
-        "power. Use KELFI, or leave numpyro.handlers.scale out.",
-    )
-    site.check_observed(name)
-    groups = site.simulator.groups
-    checks.require(
-        all(size == 1 for size in groups),
-        f"The parameters of the simulator at {name!r} vary along plates of shape {groups}; {engine} compares one data "
-        "set of one parameter. Use KELFI for groups.",
-    )
-
-
-def arguments_to_coordinates(coordinates: Coordinates, arguments: np.ndarray) -> np.ndarray:
-    """Coordinates `(m, D)` of arguments `(m, *ones, p)`."""
-    return coordinates.table(np.asarray(arguments).reshape(len(arguments), -1))
+        return Program(jax.vmap(self.target.constrain))(self.centre + self.scale * z)
 
 
 class Weighting(NamedTuple):
@@ -289,18 +260,12 @@ def _squared_distances(kernel, x, y):
 
 
 def data_kernel(table: ReferenceTable, rule: LengthScaleRule | None = None) -> Kernel:
-    """Gaussian with a length scale for each number of the output; on data sets under plates, Gaussian in their
-    embeddings."""
-    if table.data_sets:
-        return set_kernel(table, rule or MedianHeuristic())
-    return Gaussian((rule or MedianHeuristic(per_dimension=True))(table.x.reshape(len(table), -1), table.z))
-
-
-def set_kernel(table: ReferenceTable, rule: LengthScaleRule) -> EmpiricalMeasure:
-    """`exp(-MMD^2 / (2 l^2))` between data sets `(m, n, d)`, with the median of the MMD as `l`; a Gaussian kernel
-    inside."""
+    """Gaussian with a length scale for each number of the output; on data sets `(m, n, d)` under plates
+    `exp(-MMD^2 / (2 l^2))`, with the median of the MMD as `l` and a Gaussian kernel inside."""
+    if not table.data_sets:
+        return Gaussian((rule or MedianHeuristic(per_dimension=True))(table.x.reshape(len(table), -1), table.z))
     few = table.x[:SETS]
-    inner = Gaussian(rule(*draws(table, SETS)))
+    inner = Gaussian((rule or MedianHeuristic())(*draws(table, SETS)))
     squared = on_host(EmpiricalMeasure.squared_mmd)(EmpiricalMeasure(inner, 1.0), few)
     return EmpiricalMeasure(inner, float(np.sqrt(np.median(squared[np.triu_indices(len(few), 1)]))))
 

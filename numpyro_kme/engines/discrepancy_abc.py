@@ -178,10 +178,8 @@ class DiscrepancyWeigher(Weigher):
 
     def weigh(self, y):
         """As `Weigher.weigh`."""
-        x, observed = self._as_compared(self.table.x), self._as_compared(y[None])
-        found = discrepancies_to(observed[0], x, self.discrepancy)
-        bounded = isinstance(self.discrepancy, Estimator)
-        distances = dissimilarities(self.discrepancy, x, observed)[0] if bounded else found
+        found = discrepancies_to(self._as_compared(y[None])[0], self._as_compared(self.table.x), self.discrepancy)
+        distances = self.apart(self.table.x, y[None])[0] if isinstance(self.discrepancy, Estimator) else found
         weights, info = self.weights_of(found)
         return Weighting(weights, distances, info)
 

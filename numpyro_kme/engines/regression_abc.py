@@ -10,6 +10,7 @@ import numpy as np
 from numpyro_kme._core import checks, compat
 from numpyro_kme.abc.regression import DistributionRegression, recursive_abc_step
 from numpyro_kme.abc.weighting import soft_abc_weights
+from numpyro_kme.engines._simulations import check_model
 from numpyro_kme.engines._weighers import (
     LatentVectors,
     ReferenceTable,
@@ -18,7 +19,6 @@ from numpyro_kme.engines._weighers import (
     Weighting,
     apart,
     check_kernel,
-    check_model,
     data_kernel,
 )
 from numpyro_kme.engines._weighted import KernelEngine, SignedEngine
