@@ -118,6 +118,7 @@ class Engine(abc.ABC):
             *args: Positional arguments of the model.
             **kwargs: Keyword arguments of the model, with the new observation.
         """
+        check_run(rng_key, args, kwargs)
         trained = self.trained
         self._found = trained, trained.condition(rng_key, *args, **kwargs)
 
