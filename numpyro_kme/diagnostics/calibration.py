@@ -20,8 +20,6 @@ from numpyro_kme.simulations import Simulations, simulate
 
 LEVEL = 0.001
 """An engine whose p-value is below this is not to be trusted."""
-MANY_REFUSED = 0.1
-"""If an engine refuses more than this proportion of the data sets, that is a finding by itself."""
 NEXT = {
     "location": "Read the simulator and what becomes of its arguments and of the observation on the way; "
     "compare `predictive_check`.",
@@ -97,25 +95,22 @@ class Calibration:
 
     def findings(self, level: float = LEVEL) -> list[str]:
         """What is off at a level, by how much, and what to do next: one entry for each kind of error, then data sets
-        that were refused."""
+        that were refused, if these are more than a tenth."""
         number = sum(map(len, self.tests.values()))
         scores = {name: ndtri(value) for name, value in {**self.columns, "TARP": self.tarp}.items()}
         found: dict[str, list[str]] = {}
         for name, tests in self.tests.items():
             centre, scale = scores[name].mean(), scores[name].std()
-            said = {
-                "location": ("location", f"{abs(centre):.2g} sd too {'low' if centre > 0 else 'high'}"),
-                "scale": ("too wide", f"by {1 / scale - 1:.0%}")
-                if scale < 1
-                else ("too narrow", f"by {1 - 1 / scale:.0%}"),
-            }
+            shift = "location", f"{abs(centre):.2g} sd too {'low' if centre > 0 else 'high'}"
+            width = ("too wide", 1 / scale - 1) if scale < 1 else ("too narrow", 1 - 1 / scale)
+            said = {"location": shift, "scale": (width[0], f"by {width[1]:.0%}")}
             failed = [test for test, p in tests.items() if number * p < level]
             for test in [test for test in failed if test != "shape"] or failed:
                 kind, how_much = said.get(test, (test, ""))
                 found.setdefault(kind, []).append(f"{name} {how_much}".strip())
         sentences = [f"{kind} ({', '.join(found[kind])}): {NEXT[kind]}" for kind in NEXT if kind in found]
         total = self.refused + len(self.tarp)
-        if self.refused > MANY_REFUSED * total:
+        if self.refused > 0.1 * total:
             sentences.append(
                 f"refused ({self.refused} of {total} data sets): the engine has no posterior for data that this prior "
                 "makes, and nothing was checked there. Use more simulations, or a prior nearer to what is known."
@@ -213,11 +208,11 @@ def calibrate(
         outputs = {site: np.asarray(value[j]) for site, value in simulations.x.items()}
         made = outputs if arguments is None else arguments(outputs)
         checks.instance("arguments(outputs)", made, Mapping, "a dictionary of keyword arguments of the model")
-        given = {**problem.kwargs, **made}
         try:
             with warnings.catch_warnings():  # of simulated data, which nobody has to look into
                 warnings.simplefilter("ignore", UserWarning)
-                posterior = trained.condition(jax.random.fold_in(infer_key, j), *problem.args, **given)
+                key, given = jax.random.fold_in(infer_key, j), {**problem.kwargs, **made}
+                posterior = trained.condition(key, *problem.args, **given)
         except checks.EffectiveSampleSizeError:
             continue
         draws = _some(rng, posterior.samples, list(ranks), num_draws)

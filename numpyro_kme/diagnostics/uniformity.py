@@ -22,8 +22,6 @@ from numpyro_kme.models.problem import Arrays
 
 MARGIN = 0.05
 """Errors of posteriors up to this many posterior standard deviations are let pass."""
-ROWS_PER_COLUMN = 10
-"""So many data sets stand for each component of the data that ranks are compared with."""
 
 
 def tests(ranks: np.ndarray, components: np.ndarray | None = None, margin: float = 0.0) -> dict[str, float]:
@@ -76,4 +74,4 @@ def components_of(data: Arrays) -> np.ndarray:
     scaled = np.arcsinh((table - centre)[:, scale > 0] / scale[scale > 0])
     left, sizes, _ = np.linalg.svd(scaled - scaled.mean(axis=0), full_matrices=False)
     kept = int(np.sum(sizes > 1e-8 * np.max(sizes, initial=0.0)))
-    return left[:, : min(kept, len(table) // ROWS_PER_COLUMN)]
+    return left[:, : min(kept, len(table) // 10)]

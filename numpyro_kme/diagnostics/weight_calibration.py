@@ -11,9 +11,6 @@ from numpyro_kme._core import checks
 from numpyro_kme.engines.posterior_bootstrap import PosteriorBootstrap
 from numpyro_kme.losses.base import Loss
 
-REACH = 30.0
-"""The coverage curve covers weights within this factor of the bootstrap's."""
-
 
 @dataclass(frozen=True)
 class WeightCalibration:
@@ -24,7 +21,7 @@ class WeightCalibration:
         by_coverage: The weight at which intervals of probability `level` cover the estimate in that fraction of the
             bootstrap replicates; NaN where the curve does not cross `level`.
         level: See `by_coverage`.
-        weights: Weights of the curve, increasing, `(W,)`.
+        weights: Weights of the curve, increasing, within a factor of 30 of `by_bootstrap`, `(W,)`.
         coverage: Fraction of the replicates whose interval covers the estimate, `(W, parameters)`, unconstrained.
         num_replicates: Replicates that converged, which the others rest on.
     """
@@ -60,7 +57,7 @@ class WeightCalibration:
         )
         hessian = np.asarray(found.fit.hessian)
         weight = offsets.shape[1] / (size * np.trace(hessian @ (offsets.T @ offsets / len(offsets))))
-        weights = weight * np.geomspace(1.0 / REACH, REACH, 241)
+        weights = weight * np.geomspace(1.0 / 30.0, 30.0, 241)
         sd = np.sqrt(np.diag(np.linalg.inv(hessian)) / size)
         reach = np.abs(offsets) / (ndtri(0.5 + 0.5 * level) * sd)
         coverage = np.mean(reach[None] <= weights[:, None, None] ** -0.5, axis=1)
@@ -110,12 +107,7 @@ def calibrate_weight(
     """
     checks.require(0.0 < level < 1.0, f"`level` must be between 0 and 1; got {level}.")
     engine = PosteriorBootstrap(
-        model,
-        loss,
-        num_samples=num_replicates,
-        num_nodes=num_nodes,
-        covariates=covariates,
-        progress_bar=progress_bar,
+        model, loss, num_samples=num_replicates, num_nodes=num_nodes, covariates=covariates, progress_bar=progress_bar
     )
     engine.run(rng_key, *args, **kwargs)
     return WeightCalibration.from_bootstrap(engine, level=level)

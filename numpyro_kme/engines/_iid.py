@@ -2,22 +2,24 @@
 back to latents."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
-from jax import random
 from numpyro import handlers
 from numpyro.infer import Predictive
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme._core.host import on_host
-from numpyro_kme._core.programs import Recomputed
+from numpyro_kme._core.programs import Program
+from numpyro_kme.bootstrap.weights import DirichletProcess
+from numpyro_kme.engines.base import check_run
+from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.losses.generator import Generator, NormalNoise
+from numpyro_kme.mcmc.loss_density import declared, one_point
 from numpyro_kme.mcmc.noise import even_noise
 from numpyro_kme.models import reading, tracing
 from numpyro_kme.models.problem import Problem
@@ -25,12 +27,9 @@ from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.simulator_functions import FromNoise
 from numpyro_kme.models.unconstrained import Unconstrained
 
-EXPANDED = (dist.ExpandedDistribution, dist.MaskedDistribution)
-"""What stands around the distribution of one data point."""
-
 
 @dataclass(frozen=True, eq=False)
-class IidModel(Recomputed):
+class IidModel:
     """A model with one observed site under one data plate.
 
     Attributes:
@@ -58,7 +57,7 @@ class IidModel(Recomputed):
         empty = "the data are empty; the posterior bootstrap needs at least two points along the data plate."
         checks.require(0 not in sizes, empty)
         with tracing.one_model_at_a_time(), handlers.block(), handlers.trace() as sketch, tracing.ProperPriors():
-            handlers.seed(handlers.substitute(model, data={}), random.key(0))(*args, **kwargs)
+            handlers.seed(handlers.substitute(model, data={}), jax.random.key(0))(*args, **kwargs)
         reading.check_plates(sketch)
         samples = {name: site for name, site in sketch.items() if site["type"] == "sample"}
         observed = {name: site for name, site in samples.items() if site["is_observed"]}
@@ -112,12 +111,20 @@ class IidModel(Recomputed):
     @on_host
     def latents(self, u: np.ndarray) -> dict[str, np.ndarray]:
         """Latents and deterministic sites `{site: (m, *event)}` at unconstrained `u (m, dim)`."""
-        return self._constrain(u)
+
+        def one(u):
+            trace, _ = self._run(u)
+            further = [name for name, site in trace.items() if site["type"] == "deterministic"]
+            kept = further if self.problem is None else self.problem.deterministics
+            return {name: trace[name]["value"] for name in (*self.target.shapes, *kept)}
+
+        return Program(jax.vmap(one))(u)
 
     @on_host
     def unconstrain(self, latents: Mapping[str, Any]) -> np.ndarray:
         """Inverse of `latents`, without deterministic sites: `(m, dim)`."""
-        return np.asarray(self._flatten({name: np.asarray(latents[name], np.float64) for name in self.target.shapes}))
+        points = {name: np.asarray(latents[name], np.float64) for name in self.target.shapes}
+        return Program(jax.vmap(self.target.flatten))(points)
 
     def differs_in_data_alone(self, other: "IidModel") -> bool:
         """Whether two runs of a model differ in the observed values at most."""
@@ -183,17 +190,17 @@ class IidModel(Recomputed):
 
     def _predicted(self, generator, rng_key, num):
         def one(rng_key):
-            prior_key, noise_key, row_key = random.split(rng_key, 3)
+            prior_key, noise_key, row_key = jax.random.split(rng_key, 3)
             with tracing.one_model_at_a_time(), handlers.block(), handlers.trace() as trace:
                 handlers.seed(self.model, prior_key)(*self.args, **self.kwargs)
             u = self.target.flatten({name: trace[name]["value"] for name in self.target.shapes})
             noise = generator.noise.sample(noise_key)
             if generator.covariates is None:
                 return generator.simulate(u, noise)
-            row = random.randint(row_key, (), 0, len(self.data))
+            row = jax.random.randint(row_key, (), 0, len(self.data))
             return jnp.asarray(generator.covariates)[row], generator.simulate(u, noise, row)
 
-        return jax.vmap(one)(random.split(rng_key, num))
+        return jax.vmap(one)(jax.random.split(rng_key, num))
 
     def _simulate(self, u, noise, row=None):
         simulator = self._run(u)[1][self.site]
@@ -201,12 +208,7 @@ class IidModel(Recomputed):
         if simulator.groups != ():
             place = 0 if row is None else jnp.asarray(self.kept)[row]
             params = [param[place] for param in simulator.broadcast_params(simulator.groups)]
-        if simulator.black_box:
-            shape, dtype = simulator.event_shape, simulator.dtype
-            drawn = Simulator(simulator.fn, *params, shape=shape, dtype=dtype).sample(noise)
-        else:
-            drawn = (simulator.fn.fn if isinstance(simulator.fn, FromNoise) else simulator.fn)(noise, *params)
-        return jnp.asarray(drawn, jnp.result_type(float))
+        return one_point(simulator.fn, params, noise, declared(simulator))
 
     def _log_density(self, u, points):
         fn = self._run(u)[0][self.site]["fn"]
@@ -214,7 +216,7 @@ class IidModel(Recomputed):
             whole = jnp.zeros((len(self.observed), *points.shape[1:]), points.dtype).at[self.kept].set(points)
             return fn.log_prob(whole)[self.kept]
         if len(points) != len(self.kept):
-            while isinstance(fn, EXPANDED) and fn.base_dist.event_shape == fn.event_shape:
+            while isinstance(fn, compat.WRAPPERS) and fn.base_dist.event_shape == fn.event_shape:
                 fn = fn.base_dist
             checks.require(
                 fn.batch_shape in ((), (1,)),
@@ -225,26 +227,38 @@ class IidModel(Recomputed):
 
     def _run(self, u):
         """The trace at unconstrained parameters, and the simulator where there is one."""
-        return tracing.run(self.model, self.args, self.kwargs, random.key(0), self.target.constrain(u))
+        return tracing.run(self.model, self.args, self.kwargs, jax.random.key(0), self.target.constrain(u))
 
-    @cached_property
-    def _constrain(self):
-        def one(u):
-            trace, _ = self._run(u)
-            further = [name for name, site in trace.items() if site["type"] == "deterministic"]
-            kept = further if self.problem is None else self.problem.deterministics
-            return {name: trace[name]["value"] for name in (*self.target.shapes, *kept)}
 
-        return jax.jit(jax.vmap(one))
+@dataclass(frozen=True)
+class Read:
+    """A model read as a generator, whose compiled programs serve other data.
 
-    @cached_property
-    def _flatten(self):
-        return jax.jit(jax.vmap(self.target.flatten))
+    Attributes:
+        engine: The settings.
+        first: The model with the data that it was first read with.
+        iid: The same with the present data.
+        generator: The simulator.
+        process: The Dirichlet process.
+        code: Fingerprints of the model's parts.
+    """
+
+    engine: Any = field(repr=False)
+    first: IidModel
+    iid: IidModel
+    generator: Generator
+    process: DirichletProcess
+    code: Mapping[str, str]
+
+    def condition(self, rng_key: jax.Array, *args, **kwargs) -> Posterior:
+        """The posterior of other data, by another bootstrap with the same compiled programs."""
+        check_run(rng_key, args, kwargs)
+        return self.engine._bootstrap(rng_key, args, kwargs, self)[1]
 
 
 def _kept(name: str, site) -> np.ndarray:
     """Numbers of the data points that count."""
-    scale = 1.0 if site["scale"] is None else site["scale"]
+    scale = compat.scale(site)
     checks.require(
         bool(np.all(np.asarray(scale) == 1.0)),
         f"the observed site {name!r} is scaled by {scale}, which has no meaning for the posterior bootstrap: it "

@@ -6,7 +6,6 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks
@@ -16,7 +15,6 @@ from numpyro_kme.embeddings.herding import herd
 from numpyro_kme.embeddings.measures import Measure, Normal
 from numpyro_kme.engines import _sampling
 from numpyro_kme.engines.posterior import Posterior
-from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
 from numpyro_kme.mcmc import handlers
@@ -25,8 +23,6 @@ from numpyro_kme.models.problem import Problem
 from numpyro_kme.models.unconstrained import Unconstrained
 from numpyro_kme.samplers.importance import log_densities
 from numpyro_kme.simulations import Simulations
-
-HERDING_CANDIDATES = 4096
 
 
 class LearntLikelihoods(NamedTuple):
@@ -97,7 +93,8 @@ class LearntPosterior(Posterior):
         z = self._coordinates_of(latents)
         sign, log_ratio = self.in_coordinates.signed_log_density(z)
         if self.learn_prior:
-            log_prior += _log_densities(self.in_coordinates.measure, z) - _log_densities(Normal.standard(z.shape[1]), z)
+            log_density, standard = on_host(log_densities), Normal.standard(z.shape[1])
+            log_prior += log_density(self.in_coordinates.measure, z) - log_density(standard, z)
         return np.where(sign > 0, log_ratio + log_prior, -np.inf)
 
     def log_likelihood(self, latents: Mapping[str, Any]) -> np.ndarray:
@@ -142,7 +139,7 @@ class LearntPosterior(Posterior):
         posterior = self.in_coordinates
         coordinates = self.likelihoods[self.problem.site()].coordinates
         kernel = posterior.herding_kernel()
-        candidates = np.asarray(posterior.weighted_particles(rng_key, max(HERDING_CANDIDATES, num_samples)).particles)
+        candidates = np.asarray(posterior.weighted_particles(rng_key, max(4096, num_samples)).particles)
         chosen = np.asarray(herd(posterior.embedding(kernel, candidates), kernel, candidates, num_samples))
         latents = {name: np.asarray(v) for name, v in coordinates.latents_table(candidates[chosen]).items()}
         return self._super_samples({**latents, **self.problem.evaluate(latents).deterministics})
@@ -237,40 +234,3 @@ def beyond(problem: Problem, likelihoods: Mapping[str, FittedLikelihood], site: 
     """Which latents lie beyond the simulated parameters of one site, `(n, *groups)`."""
     y, mask = problem.observations[site], problem.simulators[site].mask
     return likelihoods[site].beyond(y, problem.arguments(latents)[site], mask)
-
-
-@on_host
-def _log_densities(measure: Measure, z: np.ndarray) -> np.ndarray:
-    return np.asarray(log_densities(measure, jnp.asarray(z)))
-
-
-DRAWS = 1000
-"""Rows to learn from, at most, where several draws share each parameter."""
-
-
-def check_sites(problem: Problem, form: Form | None) -> None:
-    """What can be said before any simulation is run."""
-    for site in problem.observations:
-        problem.simulators[site].check_observed(site)
-        simulator = problem.simulators[site].simulator
-        checks.require(
-            simulator.batch_shape == simulator.groups or getattr(form, "data_kernel", None) is None,
-            f"Site {site!r} holds {simulator.batch_shape} draws of the same parameters along plates, whose densities "
-            "are multiplied; a data kernel on whole data sets does not fit there. Make the data set one event of the "
-            "simulator, or leave `data_kernel` out.",
-        )
-
-
-def training_table(simulations: Simulations, problem: Problem, site: str) -> tuple[np.ndarray, np.ndarray]:
-    """Arguments `(r, p)` and outputs `(r, *event)` of single calls, from simulations that may run along plates.
-
-    Groups with parameters of their own become rows. Of draws that share parameters, as many are used as make `DRAWS`
-    rows.
-    """
-    arguments, x = problem.simulators[site].rows(
-        np.asarray(simulations.arguments[site]), np.asarray(simulations.x[site])
-    )
-    event_shape = problem.simulators[site].simulator.event_shape
-    draws = x.reshape(len(x), -1, *event_shape)
-    used = int(np.clip(DRAWS // len(x), 1, draws.shape[1]))
-    return np.repeat(arguments, used, axis=0), draws[:, :used].reshape(-1, *event_shape)

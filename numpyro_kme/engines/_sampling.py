@@ -17,6 +17,7 @@ from numpyro_kme.likelihoods.base import LikelihoodAt
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.models.unconstrained import Unconstrained
+from numpyro_kme.samplers.importance import sample
 from numpyro_kme.samplers.tempering import MOVES, Tempered, temper
 
 PARTICLES = 4000
@@ -47,7 +48,7 @@ def in_coordinates(
     start_key, temper_key, pick_key = jax.random.split(rng_key, 3)
     with solves.one_blas_thread:
         data = jax.tree.map(jnp.asarray, (likelihood, measure))
-        start = _start(data[1], start_key, _num_particles(num_samples))
+        start = sample(data[1], start_key, _num_particles(num_samples))
         found = temper(temper_key, partial(_log_densities, (data[0].brief(), data[1])), start)
         latents, log_posterior = _finish(data, coordinates, pick_key, found.particles, num_samples)
         return _drawn(latents, log_posterior, found)
@@ -85,18 +86,10 @@ def mode(target: Unconstrained, latents: Mapping[str, np.ndarray], log_posterior
         terms = target.terms(u)
         return -(terms.log_prior + terms.log_likelihood)
 
-    compiled = Program(jax.value_and_grad(loss))
-
-    def value_and_gradient(u):
-        value, gradient = compiled(u)
-        return float(value), np.asarray(gradient)
-
+    value_and_gradient = Program(jax.value_and_grad(loss))
     starts = Program(jax.vmap(target.flatten))({name: value[best] for name, value in latents.items()})
-    found = min(
-        (minimize(value_and_gradient, np.asarray(u), jac=True, method="L-BFGS-B") for u in starts),
-        key=lambda f: f.fun,
-    )
-    return target.constrain(jnp.asarray(found.x))
+    found = [minimize(value_and_gradient, np.asarray(u), jac=True, method="L-BFGS-B") for u in starts]
+    return target.constrain(jnp.asarray(min(found, key=lambda result: result.fun).x))
 
 
 @jax.jit
@@ -104,11 +97,6 @@ def _log_densities(data, z):
     """Log prior and log likelihood at coordinates `(n, D)`."""
     likelihood, measure = data
     return jax.vmap(measure.log_density)(z), jax.vmap(likelihood.log_density)(z)
-
-
-@partial(jax.jit, static_argnums=2)
-def _start(measure, rng_key, num_particles):
-    return measure.sample(rng_key, num_particles)
 
 
 @partial(jax.jit, static_argnums=4)

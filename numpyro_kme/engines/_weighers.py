@@ -1,8 +1,8 @@
-"""How simulations are weighted: by regression with a kernel on their outputs, or by their discrepancy from the data."""
+"""Simulations as a table, and how they are weighted: weighers, and kernels on their outputs."""
 
 import abc
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
@@ -11,23 +11,158 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
-from numpyro_kme._core.robust import mad_or_sd
-from numpyro_kme.abc.discrepancies import Discrepancy, discrepancies_to, dissimilarities
+from numpyro_kme._core.programs import Program
 from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule
-from numpyro_kme.embeddings.mmd import Estimator, Quadratic
-from numpyro_kme.engines._reference_table import ReferenceTable
-from numpyro_kme.engines.base import check_positive
+from numpyro_kme.engines.base import check_positive, check_rule
 from numpyro_kme.kernels import EmpiricalMeasure, Gaussian
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.length_scales import LengthScaleRule, MedianHeuristic
 from numpyro_kme.kernels.low_rank import LowRankRidge
-from numpyro_kme.losses.base import Loss
+from numpyro_kme.models.coordinates import Coordinates
+from numpyro_kme.models.problem import Problem
+from numpyro_kme.models.unconstrained import Unconstrained
+from numpyro_kme.simulations import Simulations
 
 COMPARED = 200
 """Simulations that are compared with one another, where that is cheap."""
 
 SETS = 100
 """Data sets whose distances give the length scale."""
+
+
+@dataclass(frozen=True)
+class ReferenceTable:
+    """The simulations of one site.
+
+    Attributes:
+        latents, deterministics: `{site: (m, *shape)}`.
+        coordinates: Of the simulator's arguments.
+        z: Coordinates of the simulations, `(m, D)`.
+        x: Outputs, `(m, *event)`; `(m, n, d)` where `n` draws lie along plates, without those that are masked in the
+            observation.
+        data_sets: Whether the rows of each output are draws along plates, so that their order says nothing.
+        mask: Which draws of an output count, flat.
+    """
+
+    latents: Mapping[str, np.ndarray]
+    deterministics: Mapping[str, np.ndarray]
+    coordinates: Coordinates
+    z: np.ndarray
+    x: np.ndarray
+    data_sets: bool
+    mask: np.ndarray
+
+    @classmethod
+    def read(cls, coordinates: Coordinates, problem: Problem, simulations: Simulations) -> "ReferenceTable":
+        """Read the simulations of a checked model."""
+        site = problem.site()
+        arguments = np.asarray(simulations.arguments[site])
+        z = coordinates.table(arguments.reshape(len(arguments), -1))
+        latents = {name: np.asarray(value) for name, value in simulations.latents.items()}
+        if not latents:
+            latents = coordinates.latents_table(z)
+        drawn = simulations.deterministics or problem.evaluate(latents).deterministics
+        deterministics = {name: np.asarray(value) for name, value in drawn.items()}
+        simulator, mask = problem.simulators[site].simulator, problem.simulators[site].mask.ravel()
+        data_sets = bool(simulator.batch_shape)
+        x = np.asarray(simulations.x[site], np.float64)
+        if data_sets:
+            x = x.reshape(len(x), -1, int(np.prod(simulator.event_shape, dtype=int)))
+            checks.require(
+                x.shape[1] == len(mask),
+                f"The simulations of {site!r} have {x.shape[1]} draws each, the model {len(mask)}: they were made by "
+                "another model.",
+            )
+            x = x[:, mask]
+        return cls(latents, deterministics, coordinates, z, x, data_sets, mask)
+
+    def __len__(self) -> int:
+        return len(self.z)
+
+    @property
+    def sites(self) -> dict[str, np.ndarray]:
+        """Latents and deterministics, `{site: (m, *shape)}`."""
+        return {**self.latents, **self.deterministics}
+
+    def coordinates_of(self, arguments: np.ndarray) -> np.ndarray:
+        """Coordinates `(k, D)` of arguments `(k, *ones, p)` of the simulator."""
+        return self.coordinates.table(np.asarray(arguments).reshape(len(arguments), -1))
+
+    def point(self, y: np.ndarray) -> np.ndarray:
+        """An observation in the shape of a row of `x`."""
+        checks.require(
+            np.size(y) == self._size,
+            f"The observation has shape {np.shape(y)}, the simulations {self.x.shape[1:]}: they were made by another "
+            "model.",
+        )
+        return self._counted(np.asarray(y, np.float64)[None])[0]
+
+    def points(self, observations: Any) -> np.ndarray:
+        """Many observations `(s, *event)`, masked draws included, as rows of `x`."""
+        checks.real("observations", observations)
+        y = np.asarray(observations, np.float64)
+        checks.require(
+            y.ndim >= 1 and len(y) >= 1 and y[0].size == self._size,
+            "`observations` must have shape (s, *event) with s at least 1 and as many numbers in each as the "
+            f"simulator gives, {self._size}; got shape {y.shape}.",
+        )
+        counted = self._counted(y)
+        checks.finite("observations", counted)
+        return counted
+
+    @property
+    def _size(self) -> int:
+        """Numbers in one output, masked draws included."""
+        return len(self.mask) * self.x.shape[2] if self.data_sets else self.x[0].size
+
+    def _counted(self, y: np.ndarray) -> np.ndarray:
+        """Outputs `(s, *event)` as rows of `x`."""
+        if self.data_sets:
+            return y.reshape(len(y), len(self.mask), -1)[:, self.mask]
+        return y.reshape(-1, *self.x.shape[1:])
+
+    def as_data_sets(self, x: np.ndarray) -> np.ndarray:
+        """Outputs `(k, *event)` as data sets `(k, n, d)`."""
+        checks.require(
+            x.ndim in (2, 3),
+            f"The output of the simulator has shape {self.x.shape[1:]}; as a data set it must be (n,) or (n, d), or n "
+            "draws under a plate.",
+        )
+        return x[..., None] if x.ndim == 2 else x
+
+
+@dataclass(frozen=True)
+class LatentVectors:
+    """All latents as vectors without constraints, standardised: where the coordinates of arguments do not determine
+    the latents.
+
+    Attributes:
+        target: The map to vectors, site by site.
+        centre, scale: Means and standard deviations of the draws that it was read from, `(D,)`.
+    """
+
+    target: Unconstrained
+    centre: np.ndarray
+    scale: np.ndarray
+
+    @classmethod
+    def read(cls, problem: Problem, draws: Mapping[str, Any]) -> "LatentVectors":
+        """From draws `{site: (m, *shape)}`."""
+        first = {name: latent.value for name, latent in problem.latents.items()}
+        target = Unconstrained.read(problem.model, problem.args, problem.kwargs, first)
+        u = cls(target, np.zeros(target.dim), np.ones(target.dim)).table(draws)
+        return cls(target, u.mean(axis=0), np.maximum(u.std(axis=0), 1e-8))
+
+    @on_host
+    def table(self, latents: Mapping[str, Any]) -> np.ndarray:
+        """Vectors `(m, D)` of latents `{site: (m, *shape)}`."""
+        points = {name: np.asarray(latents[name], np.float64) for name in self.target.shapes}
+        return (np.asarray(Program(jax.vmap(self.target.flatten))(points)) - self.centre) / self.scale
+
+    @on_host
+    def latents_table(self, z: np.ndarray) -> dict[str, np.ndarray]:
+        """Latents `{site: (m, *shape)}` at vectors `(m, D)`."""
+        return Program(jax.vmap(self.target.constrain))(self.centre + self.scale * z)
 
 
 class Weighting(NamedTuple):
@@ -107,107 +242,11 @@ class SignedWeigher(Weigher):
         return apart(self.fitted.right.kernel, x, y)
 
 
-@dataclass(frozen=True)
-class DiscrepancyWeigher(Weigher):
-    """Weights by a discrepancy from the observation.
-
-    Attributes:
-        discrepancy: None until there is an observation whose length scale the squared MMD takes.
-        length_scale: Rule for that length scale.
-    """
-
-    discrepancy: Estimator | Loss | Discrepancy | None
-    length_scale: LengthScaleRule | None
-
-    @abc.abstractmethod
-    def weights_of(self, discrepancies: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
-        """Weights of simulations with discrepancies `(m,)`, and what a person reads."""
-
-    def at(self, y):
-        """As `Weigher.at`."""
-        if self.discrepancy is not None:
-            return self
-        observed = self.table.as_data_sets(y[None])[0]
-        return replace(self, discrepancy=quadratic_by(self.length_scale, self.table, observed))
-
-    def weigh(self, y):
-        """As `Weigher.weigh`."""
-        x, observed = self._as_compared(self.table.x), self._as_compared(y[None])
-        found = discrepancies_to(observed[0], x, self.discrepancy)
-        bounded = isinstance(self.discrepancy, Estimator)
-        distances = dissimilarities(self.discrepancy, x, observed)[0] if bounded else found
-        weights, info = self.weights_of(found)
-        return Weighting(weights, distances, info)
-
-    @property
-    def num_compared(self):
-        """So many that comparing them with one another costs half of what comparing all with the observation does."""
-        return int(np.clip(np.sqrt(len(self.table) / 2), 10, 50))
-
-    def apart(self, x, y):
-        """As `Weigher.apart`."""
-        x, y = self._as_compared(x), self._as_compared(y)
-        if isinstance(self.discrepancy, Estimator):
-            return dissimilarities(self.discrepancy, x, y)
-        return np.stack([discrepancies_to(one, x, self.discrepancy) for one in y])
-
-    def _as_compared(self, x: np.ndarray) -> np.ndarray:
-        """Outputs as the discrepancy gets them."""
-        return self.table.as_data_sets(x) if isinstance(self.discrepancy, Estimator | Loss) else x
-
-
-@dataclass(frozen=True)
-class NumbersWeigher(Weigher):
-    """Weights of the simulations whose numbers are nearest to the observed ones, each in units of its robust standard
-    deviation.
-
-    Attributes:
-        accept: Gives weights of distances `(m,)`, and what a person reads.
-    """
-
-    accept: Callable[[np.ndarray], tuple[np.ndarray, dict[str, Any]]]
-
-    @cached_property
-    def rows(self) -> np.ndarray:
-        """The simulations as they are compared, `(m, d)`."""
-        return self._as_compared(self.table.x)
-
-    @cached_property
-    def scale(self) -> np.ndarray:
-        """Median absolute deviation of each number, or its standard deviation where that is 0, or 1, `(d,)`."""
-        scale = mad_or_sd(self.rows)
-        return np.where(scale > 0, scale, 1.0)
-
-    def weigh(self, y):
-        """As `Weigher.weigh`."""
-        found = self._distances(self.rows, self._as_compared(y[None])[0])
-        weights, info = self.accept(found)
-        return Weighting(weights, found, info)
-
-    def apart(self, x, y):
-        """As `Weigher.apart`."""
-        return np.stack([self._distances(self._as_compared(x), one) for one in self._as_compared(y)])
-
-    def _distances(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return np.linalg.norm((x - y) / self.scale, axis=1)
-
-    def _as_compared(self, x: np.ndarray) -> np.ndarray:
-        """Rows of numbers, draws along plates in the order of their values."""
-        return np.sort(x[..., 0], axis=1) if self.table.data_sets else x.reshape(len(x), -1)
-
-
 def check_kernel(kernel: Any, rule: LengthScaleRule | None, regularisation: float | None, tolerance: float) -> None:
     """That a kernel and a regression can be made of these settings."""
     check_positive(regularisation=regularisation)
     checks.positive_number("tolerance", tolerance)
     check_rule(rule, kernel, "kernel", Kernel, "a kernel, such as Gaussian(length_scale)")
-
-
-def check_rule(rule: LengthScaleRule | None, given: Any, name: str, kind: Any, what: str) -> None:
-    """That a rule for length scales is one, and that nothing is `given` that has its own."""
-    checks.instance("length_scale", rule, LengthScaleRule | None, "a rule such as CrossValidation(key)")
-    checks.require(given is None or rule is None, f"Give `{name}` or `length_scale`, not both.")
-    checks.instance(name, given, kind | None, what)
 
 
 def apart(kernel: Kernel, x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -220,28 +259,13 @@ def _squared_distances(kernel, x, y):
     return kernel.diagonal(x)[None] + kernel.diagonal(y)[:, None] - 2.0 * kernel.gram(y, x)
 
 
-def quadratic_by(rule: LengthScaleRule | None, table: ReferenceTable, observed: np.ndarray) -> Quadratic:
-    """The MMD with a Gaussian kernel: the median distance within the observed data `(n, d)`, or what the rule says.
-
-    A rule that needs parameters sees the draws of all simulations.
-    """
-    rule = rule or MedianHeuristic()
-    return Quadratic(Gaussian(rule(*draws(table)) if rule.needs_targets else rule(observed)))
-
-
 def data_kernel(table: ReferenceTable, rule: LengthScaleRule | None = None) -> Kernel:
-    """Gaussian with a length scale for each number of the output; on data sets under plates, Gaussian in their
-    embeddings."""
-    if table.data_sets:
-        return set_kernel(table, rule or MedianHeuristic())
-    return Gaussian((rule or MedianHeuristic(per_dimension=True))(table.x.reshape(len(table), -1), table.z))
-
-
-def set_kernel(table: ReferenceTable, rule: LengthScaleRule) -> EmpiricalMeasure:
-    """`exp(-MMD^2 / (2 l^2))` between data sets `(m, n, d)`, with the median of the MMD as `l`; a Gaussian kernel
-    inside."""
+    """Gaussian with a length scale for each number of the output; on data sets `(m, n, d)` under plates
+    `exp(-MMD^2 / (2 l^2))`, with the median of the MMD as `l` and a Gaussian kernel inside."""
+    if not table.data_sets:
+        return Gaussian((rule or MedianHeuristic(per_dimension=True))(table.x.reshape(len(table), -1), table.z))
     few = table.x[:SETS]
-    inner = Gaussian(rule(*draws(table, SETS)))
+    inner = Gaussian((rule or MedianHeuristic())(*draws(table, SETS)))
     squared = on_host(EmpiricalMeasure.squared_mmd)(EmpiricalMeasure(inner, 1.0), few)
     return EmpiricalMeasure(inner, float(np.sqrt(np.median(squared[np.triu_indices(len(few), 1)]))))
 

@@ -10,16 +10,13 @@ import numpy as np
 from scipy import stats
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.checks import EffectiveSampleSizeError
-from numpyro_kme._core.host import on_host
-from numpyro_kme.abc import weighting
 from numpyro_kme.abc.discrepancies import out_of_distribution_check
-from numpyro_kme.abc.weighting import LEAST_EFFECTIVE_SIZE, with_unit_sum
+from numpyro_kme.abc.weighting import LEAST_EFFECTIVE_SIZE, effective_sample_size, with_unit_sum
 from numpyro_kme.embeddings.herding import herd
 from numpyro_kme.embeddings.means import MeanEmbedding, embedding_mode
-from numpyro_kme.engines._reference_table import LatentVectors, ReferenceTable, arguments_to_coordinates, check_model
-from numpyro_kme.engines._weighers import Weigher, Weighting, check_kernel, data_kernel
-from numpyro_kme.engines.base import SimulationEngine, Trained
+from numpyro_kme.engines._simulations import SimulationEngine, check_model
+from numpyro_kme.engines._weighers import LatentVectors, ReferenceTable, Weigher, check_kernel, data_kernel
+from numpyro_kme.engines.base import Trained
 from numpyro_kme.engines.posterior import Posterior, groups
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.kernels.base import Kernel
@@ -27,16 +24,8 @@ from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.kernels.low_rank import TOLERANCE
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
-from numpyro_kme.samplers.resampling import systematic_shuffled
+from numpyro_kme.samplers.importance import systematic_shuffled
 from numpyro_kme.simulations import Simulations
-
-ROUNDING = 1e-6
-"""Of an effective sample size: that of ten equal weights may come out as 9.999999999999998."""
-
-
-PRIOR_DRAWS, UNLIKELY = 1000, 1e-6
-"""Draws that given simulations are compared with, and the p-value below which they come from elsewhere than the prior.
-"""
 
 
 class LearntWeigher(NamedTuple):
@@ -62,6 +51,7 @@ class WeightedPosterior(Posterior):
         weights: `(m,)`, with a sum of one; some methods give weights of both signs.
     """
 
+    problem: Problem = field(repr=False)
     table: ReferenceTable = field(repr=False)
     weights: np.ndarray = field(repr=False)
 
@@ -71,7 +61,7 @@ class WeightedPosterior(Posterior):
 
         Some methods give weights of both signs.
         """
-        return {name: value[0] for name, value in self.groups["weighted_posterior"].items()}
+        return {**self.table.sites, "weight": self.weights}
 
     def expectation(self, function: Callable[[Mapping[str, np.ndarray]], Any]) -> np.ndarray:
         """Posterior expectation by the weights, `sum_i w_i f(theta_i)`; more exact than an average of `get_samples`.
@@ -81,7 +71,7 @@ class WeightedPosterior(Posterior):
         Returns:
             `(*event)`.
         """
-        values = np.asarray(function({name: value for name, value in self.get_weights().items() if name != "weight"}))
+        values = np.asarray(function(self.table.sites))
         checks.require(
             values.shape[:1] == self.weights.shape,
             f"`function` must give {len(self.weights)} rows, one for each simulation; it gave shape {values.shape}.",
@@ -96,15 +86,12 @@ class WeightedPosterior(Posterior):
         arguments do not determine the latents, as under a Dirichlet or a hierarchical prior, the coordinates are those
         of all latents, mapped to vectors without constraints.
         """
-        table, weights, problem = self.table, self.weights, self.problem
-        assert problem is not None
-        one_to_one = table.coordinates.one_to_one
-        vectors = None if one_to_one else LatentVectors.read(problem, table.latents)
+        table, weights = self.table, self.weights
+        vectors = None if table.coordinates.one_to_one else LatentVectors.read(self.problem, table.latents)
         z = table.z if vectors is None else vectors.table(table.latents)
         found = embedding_mode(MeanEmbedding(_kernel(z, weights, 1.0), z, weights))
-        if vectors is None:
-            return on_host(Coordinates.latents)(table.coordinates, found)
-        return {name: np.asarray(value[0]) for name, value in vectors.latents_table(found[None]).items()}
+        latents = (vectors or table.coordinates).latents_table(found[None])
+        return {name: np.asarray(value[0]) for name, value in latents.items()}
 
     def herd(self, rng_key: jax.Array, num_samples: int) -> Posterior:
         """Super-samples: simulations chosen by kernel herding of the embedded posterior, in the order in which it
@@ -115,8 +102,7 @@ class WeightedPosterior(Posterior):
         checks.key(rng_key)
         checks.whole("num_samples", num_samples, 1)
         chosen = _herded(self.table.z, self.weights, num_samples)
-        sites = {name: np.asarray(value)[chosen] for name, value in self.get_weights().items() if name != "weight"}
-        return self._super_samples(sites)
+        return self._super_samples({name: value[chosen] for name, value in self.table.sites.items()})
 
 
 @dataclass(eq=False, repr=False)
@@ -143,28 +129,25 @@ class WeightedEngine(SimulationEngine):
         problem = Problem.read(self.model, *args, **kwargs)
         self._check(problem)
         simulations = self._simulate(simulate_key, problem)
-        coordinates = Coordinates.from_prior(coordinates_key, problem)
+        table = ReferenceTable.read(Coordinates.from_prior(coordinates_key, problem), problem, simulations)
         if self.plan.simulations is not None and not self.from_anywhere:
-            self._check_prior(jax.random.fold_in(coordinates_key, 1), problem, simulations, coordinates)
-        weigher = self._fit(fit_key, problem, ReferenceTable.read(coordinates, problem, simulations))
-        learnt = LearntWeigher(simulations, weigher, fit_key)
+            self._check_prior(jax.random.fold_in(coordinates_key, 1), problem, table)
+        learnt = LearntWeigher(simulations, self._fit(fit_key, problem, table), fit_key)
         return Trained(self._settings(), problem, learnt), self._posterior(sample_key, problem, learnt)
 
     def _check(self, problem: Problem) -> None:
         """That this engine can infer from a model, before anything is simulated."""
         check_model(problem, type(self).__name__)
 
-    def _check_prior(self, rng_key, problem: Problem, simulations: Simulations, coordinates: Coordinates) -> None:
+    def _check_prior(self, rng_key, problem: Problem, table: ReferenceTable) -> None:
         """That given simulations could be draws from the prior, by two-sample Kolmogorov-Smirnov tests of their
-        coordinates."""
-        site = problem.site()
-        drawn = problem.draw(rng_key, PRIOR_DRAWS).arguments
-        given, own = (arguments_to_coordinates(coordinates, table[site]).T for table in (simulations.arguments, drawn))
-        tests = [stats.ks_2samp(z, prior) for z, prior in zip(given, own)]
+        coordinates against 1,000 draws, at level 1e-6."""
+        own = table.coordinates_of(problem.draw(rng_key, 1000).arguments[problem.site()])
+        tests = [stats.ks_2samp(z, prior) for z, prior in zip(table.z.T, own.T)]
         worst = min(range(len(tests)), key=lambda d: tests[d].pvalue)
         checks.require(
-            tests[worst].pvalue * len(tests) > UNLIKELY,
-            f"`simulations` are not draws from the prior of this model: {coordinates.names[worst]} has a "
+            tests[worst].pvalue * len(tests) > 1e-6,
+            f"`simulations` are not draws from the prior of this model: {table.coordinates.names[worst]} has a "
             f"Kolmogorov-Smirnov distance of {tests[worst].statistic:.2f} from it (p-value {tests[worst].pvalue:.1g}), "
             f"and {type(self).__name__} takes them for such. Use KernelBayes or KELFI, which take simulations made "
             "anywhere, or a model with the prior they came from.",
@@ -185,20 +168,24 @@ class WeightedEngine(SimulationEngine):
         y = table.point(problem.observations[problem.site()])
         weigher = learnt.weigher.at(y)
         found = weigher.weigh(y)
-        weights, info = self._normalise(found, learnt.simulations)
+        weights, effective = self._normalise(found.weights)
+        info: dict[str, Any] = {"simulations": len(weights), **found.info, "effective sample size": effective}
+        if (weights < 0).any():
+            info["proportion of negative weight"] = float(-weights[weights < 0].sum() / np.abs(weights).sum())
+        if learnt.simulations.failures:
+            info["simulations that failed"] = learnt.simulations.describe_failures()
         _warn_of_variances(table, weights)
         self._warn_if_out_of_distribution(weigher, found.distances)
         if (weights >= 0).all():
             chosen = systematic_shuffled(rng_key, weights, self.num_samples)
         else:
             chosen = _herded(table.z, weights, self.num_samples)
-        sites = {name: np.asarray(value) for name, value in {**table.latents, **table.deterministics}.items()}
-        found_in = groups(replace(learnt.simulations, latents=table.latents), problem)
-        found_in["weighted_posterior"] = {name: value[None] for name, value in {**sites, "weight": weights}.items()}
+        weighted = {name: value[None] for name, value in {**table.sites, "weight": weights}.items()}
+        simulated = groups(replace(learnt.simulations, latents=table.latents), problem)
         return WeightedPosterior(
             engine=type(self).__name__,
-            samples={name: value[chosen] for name, value in sites.items()},
-            groups=found_in,
+            samples={name: value[chosen] for name, value in table.sites.items()},
+            groups={**simulated, "weighted_posterior": weighted},
             info=info,
             problem=problem,
             simulations=learnt.simulations,
@@ -206,22 +193,18 @@ class WeightedEngine(SimulationEngine):
             weights=weights,
         )
 
-    def _normalise(self, found: Weighting, simulations: Simulations) -> tuple[np.ndarray, dict[str, Any]]:
-        """Weights with a sum of one, checked to be a posterior."""
+    def _normalise(self, weights: np.ndarray) -> tuple[np.ndarray, float]:
+        """Weights with a sum of one, checked to be a posterior, and their effective sample size."""
         name = type(self).__name__
-        weights = with_unit_sum(found.weights, name, self.advice)
-        effective = weighting.effective_sample_size(weights)
-        if effective < LEAST_EFFECTIVE_SIZE - ROUNDING:
-            raise EffectiveSampleSizeError(
-                f"{name}: the effective sample size is {effective:.1f} of {len(weights)} simulations, below "
-                f"{LEAST_EFFECTIVE_SIZE:.0f}: this is not a posterior. {self.advice}"
-            )
-        info: dict[str, Any] = {"simulations": len(weights), **found.info, "effective sample size": effective}
-        if (weights < 0).any():
-            info["proportion of negative weight"] = float(-weights[weights < 0].sum() / np.abs(weights).sum())
-        if simulations.failures:
-            info["simulations that failed"] = simulations.describe_failures()
-        return weights, info
+        weights = with_unit_sum(weights, name, self.advice)
+        effective = effective_sample_size(weights)
+        checks.require(
+            effective >= LEAST_EFFECTIVE_SIZE - 1e-6,  # that of ten equal weights may come out as 9.999999999999998
+            f"{name}: the effective sample size is {effective:.1f} of {len(weights)} simulations, below "
+            f"{LEAST_EFFECTIVE_SIZE:.0f}: this is not a posterior. {self.advice}",
+            checks.EffectiveSampleSizeError,
+        )
+        return weights, effective
 
     def _warn_if_out_of_distribution(self, weigher: Weigher, distances: np.ndarray) -> None:
         """An effective sample size does not see that all simulations are far."""

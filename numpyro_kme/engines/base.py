@@ -3,9 +3,8 @@
 import abc
 import copy
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
-from dataclasses import KW_ONLY, InitVar, dataclass, field
-from os import PathLike
+from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import Any, ClassVar, Self
 
 import jax
@@ -13,11 +12,10 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme.engines.posterior import Posterior
+from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.models.problem import Problem, SimulatorSite
 from numpyro_kme.simulations import Simulations
-from numpyro_kme.simulations.failures import OnFailure
 from numpyro_kme.simulations.fingerprint import fingerprint
-from numpyro_kme.simulations.simulate import Plan
 
 
 @dataclass(frozen=True)
@@ -179,66 +177,6 @@ class Engine(abc.ABC):
         return self.posterior.to_inference_data(coords=coords, dims=dims)
 
 
-@dataclass(eq=False, repr=False)
-class SimulationEngine(Engine):
-    """Base of the engines that learn from one set of simulations, which serves every observation; their settings.
-
-    To change a setting, assign it, or make another engine: `dataclasses.replace` hands on the simulations that were
-    used, as if they had been given.
-
-    Args:
-        model: A NumPyro model with observed `Simulator` sites.
-        num_simulations: Number of simulations.
-        num_samples: Number of equally weighted posterior draws.
-        simulations: Simulations made elsewhere, instead of new ones.
-        on_failure, executor, store, version, timeout, progress_bar: How it simulates, as in `simulate`.
-    """
-
-    num_simulations: int = 1000
-    _: KW_ONLY
-    num_samples: int = 1000
-    simulations: InitVar[Simulations | None] = None
-    on_failure: OnFailure = "raise"
-    executor: Executor | int | None = None
-    store: str | PathLike | None = None
-    version: str | int | None = None
-    timeout: float | None = None
-    progress_bar: bool = True
-
-    def __post_init__(self, simulations: Simulations | None) -> None:
-        checks.whole("num_samples", self.num_samples, 1)
-        self._given = simulations
-        self.plan  # noqa: B018 (raises an error for settings that it does not take)
-
-    @property
-    def plan(self) -> Plan:
-        """How it simulates, by its settings."""
-        how = (self.on_failure, self.executor, self.store, self.version, self.timeout, self.progress_bar)
-        return Plan(self.num_simulations, self._given, *how)
-
-    def _simulate(self, rng_key: jax.Array, problem: Problem, number: int | None = None) -> Simulations:
-        """The given simulations, checked to have the sites of the model with outputs of its shapes, or new ones."""
-        simulations, made = self.plan.simulate(rng_key, problem, number), "they were made by another model."
-        latents = "latents", simulations.latents or problem.latents, problem.latents
-        for kind, given, own in (latents, ("simulator sites", simulations.x, problem.simulators)):
-            checks.require(
-                set(given) == set(own),
-                f"`simulations` has the {kind} {sorted(given)}, the model {sorted(own)}: {made}",
-            )
-        for site, found in problem.simulators.items():
-            simulator = found.simulator
-            shape, expected = np.shape(simulations.x[site])[1:], simulator.shape()
-            checks.require(
-                len(shape) == len(expected) and shape[len(simulator.batch_shape) :] == simulator.event_shape,
-                f"`simulations` has outputs of shape {shape} at site {site!r}, its simulator `{simulator.name}` gives "
-                f"{expected}: {made}",
-            )
-        return simulations
-
-
-del SimulationEngine.simulations  # an argument; the attribute is that of `Engine`, the simulations that were used
-
-
 def check_run(rng_key: Any, args: tuple, kwargs: dict) -> None:
     """That a run has a key, and data that are known."""
     checks.key(rng_key)
@@ -250,6 +188,13 @@ def check_positive(**values: Any) -> None:
     for name, value in values.items():
         if value is not None:
             checks.positive_number(name, value)
+
+
+def check_rule(rule: LengthScaleRule | None, given: Any, name: str, kind: Any, what: str) -> None:
+    """That a rule for length scales is one, and that nothing is `given` that has its own."""
+    checks.instance("length_scale", rule, LengthScaleRule | None, "a rule such as CrossValidation(key)")
+    checks.require(given is None or rule is None, f"Give `{name}` or `length_scale`, not both.")
+    checks.instance(name, given, kind | None, what)
 
 
 def posterior_of(found: Engine | Posterior) -> Posterior:
@@ -295,3 +240,30 @@ def _another(old: SimulatorSite, new: SimulatorSite) -> bool:
 def _others(old: Any, new: Any) -> bool:
     """Whether numbers differ, of as many: more or fewer groups along a plate are the same model."""
     return np.shape(old) == np.shape(new) and not np.array_equal(old, new)
+
+
+def cite(engine: Any) -> str:
+    """BibTeX entry of the paper behind an engine, a form of the likelihood, or another public class.
+
+    Args:
+        engine: A class of the package whose attribute `paper` names one, such as `KELFI`, or an object of it.
+    Returns:
+        The entry.
+    Raises:
+        TypeError: If it names no paper.
+    """
+    cls = engine if isinstance(engine, type) else type(engine)
+    paper, entries = str(getattr(cls, "paper", None)), references()
+    checks.require(
+        paper in entries,
+        f"`engine` must be a class with a paper, such as KELFI; the class attribute `paper` of {cls.__name__} is "
+        f"{paper}, not a key of engines/references.bib.",
+        TypeError,
+    )
+    return entries[paper]
+
+
+def references() -> dict[str, str]:
+    """The entries of `references.bib`, by their keys."""
+    text = files("numpyro_kme.engines").joinpath("references.bib").read_text(encoding="utf-8")
+    return {entry[entry.index("{") + 1 : entry.index(",")]: entry for entry in text.strip().split("\n\n")}

@@ -10,19 +10,10 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme.embeddings.measures import Measure, Normal, NormalMixture, Points
-from numpyro_kme.engines import _rounds, _sampling
-from numpyro_kme.engines._learnt_posterior import (
-    LearntLikelihoods,
-    LearntPosterior,
-    beyond,
-    check_sites,
-    observation,
-    plain,
-    target,
-    training_table,
-)
-from numpyro_kme.engines._rounds import FromPosterior, FromVariance, Proposal
-from numpyro_kme.engines.base import SimulationEngine, Trained
+from numpyro_kme.engines import _sampling, _simulations
+from numpyro_kme.engines._learnt_posterior import LearntLikelihoods, LearntPosterior, beyond, observation, plain, target
+from numpyro_kme.engines._simulations import FromPosterior, FromVariance, Proposal, SimulationEngine
+from numpyro_kme.engines.base import Trained, check_positive
 from numpyro_kme.engines.posterior import groups
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.likelihoods.base import Form
@@ -32,9 +23,6 @@ from numpyro_kme.likelihoods.published.hyperpriors import learn_normal
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations
-
-PRIOR_DRAWS = 4000
-"""Prior draws that stand in for a prior whose distribution in coordinates is not known."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -86,9 +74,8 @@ class KELFI(SimulationEngine):
 
     def __post_init__(self, simulations):
         super().__post_init__(simulations)
-        form = self.form
         checks.whole("num_simulations", self.num_simulations, 2, " Some hundreds are usual.")
-        checks.instance("form", form, Form | None, "KernelMeans(...), ResidualKernelMeans(...) or another form")
+        checks.instance("form", self.form, Form | None, "KernelMeans(...), ResidualKernelMeans(...) or another form")
         checks.whole("num_rounds", self.num_rounds, 1)
         checks.instance("proposal", self.proposal, Proposal | None, "FromPosterior(...) or FromVariance(...)")
         checks.require(
@@ -96,14 +83,11 @@ class KELFI(SimulationEngine):
             f"`num_rounds` must leave two of the {self.num_simulations} simulations for each round, and be 1 where "
             f"`simulations` are given (`refine` adds to those); got {self.num_rounds}.",
         )
+        check_positive(min_change=self.min_change)
         checks.require(
-            self.min_change is None or self.min_change > 0.0,
-            f"`min_change` must be a positive number or None; got {self.min_change}.",
-        )
-        checks.require(
-            not isinstance(self.proposal, FromVariance) or isinstance(form, KernelMeans),
+            not isinstance(self.proposal, FromVariance) or isinstance(self.form, KernelMeans),
             "`proposal` FromVariance() needs a form with a Gaussian-process variance: pass form=KernelMeans(); got "
-            f"form={form}.",
+            f"form={self.form}.",
         )
         self.resolved_form  # noqa: B018 (raises an error for a form that takes no rule)
         checks.require(
@@ -117,25 +101,28 @@ class KELFI(SimulationEngine):
         """The form that was given, with the rule for its length scales."""
         if self.length_scale is None:
             return self.form
-        checks.require(
-            isinstance(self.form, KernelMeans),
-            "`length_scale` needs a form with a kernel on data: pass form=KernelMeans(). The residual form, the "
-            f"default, and forms of your own learn their widths themselves; got form={self.form}.",
-        )
-        assert isinstance(self.form, KernelMeans)
+        if not isinstance(self.form, KernelMeans):
+            raise ValueError(
+                "`length_scale` needs a form with a kernel on data: pass form=KernelMeans(). The residual form, the "
+                f"default, and forms of your own learn their widths themselves; got form={self.form}."
+            )
         return replace(self.form, length_scale=self.length_scale)
 
     def _infer(self, rng_key, args, kwargs):
         simulate_key, fit_key, sample_key = jax.random.split(rng_key, 3)
         problem = Problem.read(self.model, *args, **kwargs)
-        check_sites(problem, self.resolved_form)
-        first, *later = _rounds.sizes(self.plan.num_simulations, self.num_rounds)
+        _simulations.check_sites(problem, self.resolved_form)
+        first, *later = _simulations.sizes(self.plan.num_simulations, self.num_rounds)
         simulations = self._simulate(simulate_key, problem, first)
         learnt = self._learn(fit_key, problem, simulations)
         posterior = self._posterior(sample_key, problem, learnt)
         for number, size in enumerate(later, 1):
             round_keys = [jax.random.fold_in(key, number) for key in (fit_key, simulate_key, sample_key)]
-            latents = self._propose(round_keys[0], posterior, size)
+            choose_key, prior_key = jax.random.split(round_keys[0])
+            prior, draws = problem.draw(prior_key, size).latents, posterior.drawn.latents
+            latents = (self.proposal or FromPosterior()).choose(
+                choose_key, draws, prior, posterior.surrogate_variance, size
+            )
             learnt, posterior = self._again(*round_keys[1:], fit_key, learnt, posterior, latents)
             if self.min_change is not None and learnt.history[-1][1] < self.min_change:
                 break
@@ -144,11 +131,16 @@ class KELFI(SimulationEngine):
 
     def _learn(self, fit_key, problem: Problem, simulations: Simulations, history=()) -> LearntLikelihoods:
         """Learn from all simulations."""
-        measures, likelihoods = {}, {}
+        measures: dict[str, Measure] = {}
+        likelihoods = {}
         for site, observed in problem.observations.items():
             coordinates = Coordinates.from_prior(fit_key, problem, site)
-            measures[site] = _measure(fit_key, problem, site, coordinates)
-            theta, x = training_table(simulations, problem, site)
+            if coordinates.exact:
+                measures[site] = NormalMixture(*coordinates.mixture)
+            else:  # prior draws stand in for a distribution that is not known
+                arguments = problem.draw(fit_key, 4000).arguments[site]
+                measures[site] = Points(coordinates.table(arguments.reshape(-1, arguments.shape[-1])))
+            theta, x = _simulations.training_table(simulations, problem, site)
             found = problem.simulators[site]
             seen = observed if found.mask.size == 1 and not found.weighted else None  # along plates there are many
             likelihoods[site] = fit_likelihood(
@@ -156,21 +148,15 @@ class KELFI(SimulationEngine):
             )
         return LearntLikelihoods(simulations, likelihoods, measures, history or ((len(simulations), np.inf),))
 
-    def _propose(self, rng_key, posterior: LearntPosterior, size: int) -> dict[str, np.ndarray]:
-        choose_key, prior_key = jax.random.split(rng_key)
-        prior = posterior.problem.draw(prior_key, size).latents
-        proposal = self.proposal or FromPosterior()
-        return proposal.choose(choose_key, posterior.drawn.latents, prior, posterior.surrogate_variance, size)
-
     def _again(self, simulate_key, sample_key, fit_key, learnt: LearntLikelihoods, posterior: LearntPosterior, latents):
         """Simulate at further latents, learn from all simulations, and sample again."""
         problem = posterior.problem
         further = self.plan.simulate_at(simulate_key, problem, latents)
         learnt = self._learn(fit_key, problem, learnt.simulations.joined(further), learnt.history)
         after = self._posterior(sample_key, problem, learnt)
-        moved = _rounds.moved(posterior.drawn.latents, after.drawn.latents)
+        moved = _simulations.moved(posterior.drawn.latents, after.drawn.latents)
         learnt = learnt._replace(history=(*learnt.history, (len(further), moved)))
-        return learnt, replace(after, info=dict(after.info) | _rounds.described(learnt.history))
+        return learnt, replace(after, info=dict(after.info) | _simulations.described(learnt.history))
 
     def refine(self, rng_key: jax.Array, latents: Mapping[str, Any]) -> None:
         """Simulate at further latents, learn from all simulations, and sample again.
@@ -191,7 +177,7 @@ class KELFI(SimulationEngine):
         self._found = Trained(self._settings(), posterior.problem, learnt), posterior
 
     def _condition(self, rng_key, problem, learnt):
-        check_sites(problem, self.resolved_form)
+        _simulations.check_sites(problem, self.resolved_form)
         posterior = self._posterior(rng_key, problem, learnt)
         _warn_if_beyond(posterior)
         return posterior
@@ -233,14 +219,6 @@ class KELFI(SimulationEngine):
         )
 
 
-def _measure(rng_key, problem: Problem, site: str, coordinates: Coordinates) -> Measure:
-    """The prior in coordinates: exact where its distribution is known, otherwise prior draws."""
-    if coordinates.exact:
-        return NormalMixture(*coordinates.mixture)
-    arguments = problem.draw(rng_key, PRIOR_DRAWS).arguments[site]
-    return Points(coordinates.table(arguments.reshape(-1, arguments.shape[-1])))
-
-
 def _learnt_prior(fitted: FittedLikelihood, problem: Problem, site: str, in_coordinates: bool) -> Measure:
     checks.require(
         in_coordinates and len(fitted.coordinates.mixture[0]) == 1,
@@ -262,19 +240,17 @@ def _described(problem: Problem, learnt: LearntLikelihoods, priors: Mapping[str,
     """What a person reads; of the learnt `priors` too."""
     info: dict[str, Any] = {"simulations": len(learnt.simulations)}
     for site, fitted in learnt.likelihoods.items():
-        prefix = f"{site}: " if len(learnt.likelihoods) > 1 else ""
-        info |= {prefix + "coordinates": fitted.coordinates.note}
-        info |= {prefix + name: value for name, value in fitted.surrogate.describe().items()}
+        found = {"coordinates": fitted.coordinates.note, **fitted.surrogate.describe()}
         if not (problem.simulators[site].plates or problem.simulators[site].weighted):
             place = fitted.surrogate.describe_observation(fitted.surrogate.point(observation(problem, site)))
-            info |= {prefix + "observation": place} if place else {}
+            found |= {"observation": place} if place else {}
         outside = float(np.mean(beyond(problem, learnt.likelihoods, site, drawn.latents)))
-        info[prefix + "parameters"] = (
-            f"{outside:.2%} of the draws lie beyond the simulated parameters: no simulation supports the likelihood "
-            "there"
-            if outside
-            else "all draws within the simulated parameters"
-        )
+        found["parameters"] = "all draws within the simulated parameters"
+        if outside:
+            far = f"{outside:.2%} of the draws lie beyond the simulated parameters"
+            found["parameters"] = f"{far}: no simulation supports the likelihood there"
+        prefix = f"{site}: " if len(learnt.likelihoods) > 1 else ""
+        info |= {prefix + name: value for name, value in found.items()}
     for site, measure in priors.items():
         mean, covariance = measure.moments()
         info[f"prior mean of {site}"] = np.asarray(mean)

@@ -9,8 +9,7 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme.embeddings.parameter_choice import KernelBayesSettings, choose_by_folds, kernel_bayes_candidates
-from numpyro_kme.engines._reference_table import ReferenceTable, arguments_to_coordinates
-from numpyro_kme.engines._weighers import SignedWeigher
+from numpyro_kme.engines._weighers import ReferenceTable, SignedWeigher
 from numpyro_kme.engines._weighted import SignedEngine
 from numpyro_kme.engines.base import check_positive
 from numpyro_kme.kernels import Gaussian, median_heuristic
@@ -108,18 +107,32 @@ class KernelBayes(SignedEngine):
         return SignedWeigher(table, rule)
 
     def _check(self, problem):
+        """That draws of a prior can be those of the model, too."""
         super()._check(problem)
-        if self.prior is not None:
-            _check_draws(self.prior, problem)
+        if self.prior is None:
+            return
+        missing = [name for name in problem.latents if name not in self.prior]
+        checks.require(not missing, f"`prior` must have the latents {list(problem.latents)}; it lacks {missing}.")
+        latents = {name: np.asarray(self.prior[name]) for name in problem.latents}
+        for name, value in latents.items():
+            checks.sound(f"prior[{name!r}]", value)
+        for name, inside in problem.inside_support(latents).items():
+            outside = latents[name][~inside]
+            checks.require(
+                not len(outside),
+                f"`prior[{name!r}]` has {len(outside)} of {len(inside)} draws outside the support of the prior of "
+                f"{name!r} in the model, such as {outside[:1].tolist()[:1]}: they have no coordinates. Leave them out, "
+                "or write a model whose prior reaches them.",
+            )
 
     def _embedded(self, rng_key, problem: Problem, table: ReferenceTable) -> tuple[np.ndarray, np.ndarray | None]:
         """Coordinates of draws of the prior, and their weights."""
         site = problem.site()
         if self.prior is None:
             draws = problem.draw(rng_key, self.num_prior_draws or len(table))
-            return arguments_to_coordinates(table.coordinates, draws.arguments[site]), None
+            return table.coordinates_of(draws.arguments[site]), None
         latents = {name: np.asarray(self.prior[name]) for name in problem.latents}
-        z = arguments_to_coordinates(table.coordinates, problem.arguments(latents)[site])
+        z = table.coordinates_of(problem.arguments(latents)[site])
         weights = self.prior.get("weight")
         if weights is not None:
             weights = np.asarray(weights, np.float64)
@@ -128,20 +141,3 @@ class KernelBayes(SignedEngine):
             )
             checks.sums_to_one("prior['weight']", weights)
         return z, weights
-
-
-def _check_draws(prior: Mapping[str, Any], problem: Problem) -> None:
-    """What can be said of the draws before any simulation is run."""
-    missing = [name for name in problem.latents if name not in prior]
-    checks.require(not missing, f"`prior` must have the latents {list(problem.latents)}; it lacks {missing}.")
-    latents = {name: np.asarray(prior[name]) for name in problem.latents}
-    for name, value in latents.items():
-        checks.sound(f"prior[{name!r}]", value)
-    for name, inside in problem.inside_support(latents).items():
-        outside = latents[name][~inside]
-        checks.require(
-            not len(outside),
-            f"`prior[{name!r}]` has {len(outside)} of {len(inside)} draws outside the support of the prior of {name!r} "
-            f"in the model, such as {outside[:1].tolist()[:1]}: they have no coordinates. Leave them out, or write a "
-            "model whose prior reaches them.",
-        )

@@ -8,17 +8,12 @@ from typing import Any
 import numpy as np
 from numpyro.diagnostics import summary
 
-from numpyro_kme._core import arviz, checks
+from numpyro_kme._core import arviz
 from numpyro_kme._core.programs import Recomputed
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations
 
 Samples = Mapping[str, np.ndarray]
-
-
-WIDTH = 80
-"""Columns of a printed summary."""
-HERDED = "super-samples by kernel herding: in order, each given those before it, and not independent"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,14 +77,15 @@ class Posterior(Recomputed):
 
         Where draws are chains, the table has `n_eff` and `r_hat` too.
         """
-        columns = _columns(summary(self.get_samples(group_by_chain=True), prob), self.num_chains > 1)
-        names = columns.pop("")
-        wide = max(10, *map(len, names))
-        print("\n" + " " * wide + "".join(f" {title:>9}" for title in columns))
-        for name, *values in zip(names, *columns.values()):
-            print(f"{name:>{wide}}" + "".join(f" {value:>9.3g}" for value in values))
+        rows = summary(self._grouped(numbers(self.samples), True), prob)
+        left_out = () if self.num_chains > 1 else ("n_eff", "r_hat")
+        titles = [title for title in next(iter(rows.values())) if title not in left_out]
+        wide = max(10, *map(len, rows))
+        print("\n" + " " * wide + "".join(f" {title:>9}" for title in titles))
+        for name, row in rows.items():
+            print(f"{name:>{wide}}" + "".join(f" {float(row[title]):>9.3g}" for title in titles))
         print()
-        lines = textwrap.TextWrapper(WIDTH, break_long_words=False, break_on_hyphens=False)
+        lines = textwrap.TextWrapper(80, break_long_words=False, break_on_hyphens=False)
         for name, value in self.info.items():
             lines.initial_indent, lines.subsequent_indent = f"{name:>28}: ", " " * 30
             print(lines.fill(_readable(value)))
@@ -113,11 +109,12 @@ class Posterior(Recomputed):
 
     def _super_samples(self, samples: Samples) -> "Posterior":
         """This posterior with samples chosen by herding."""
+        how = "super-samples by kernel herding: in order, each given those before it, and not independent"
         return Posterior(
             engine=self.engine,
             samples=samples,
             groups={"observed_data": self.groups["observed_data"]},
-            info={"draws": HERDED},
+            info={"draws": how},
             problem=self.problem,
             simulations=self.simulations,
         )
@@ -136,17 +133,6 @@ def numbers(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
             label = name + (f"[{','.join(map(str, index))}]" if index else "")
             found[label] = np.asarray(value)[(slice(None), *index)]
     return found
-
-
-def _columns(statistics: Mapping[str, Mapping[str, np.ndarray]], chains: bool) -> dict[str, list]:
-    """NumPyro's statistics of sites as columns, a row for each number; those of chains only for chains."""
-    columns: dict[str, list] = {"": []}
-    for site, found in statistics.items():
-        columns[""] += numbers({site: found["mean"][None]})
-        for title, values in found.items():
-            if chains or title not in ("n_eff", "r_hat"):
-                columns.setdefault(title, []).extend(np.ravel(values))
-    return columns
 
 
 def _readable(value: Any) -> str:
@@ -179,10 +165,8 @@ def groups(simulations: Simulations, problem: Problem) -> dict[str, dict[str, np
 
 def problem_of(posterior: Posterior) -> Problem:
     """The model of a posterior that rests on simulations."""
-    checks.require(
-        posterior.problem is not None,
-        f"`posterior` must be of an engine that works from simulations, such as KELFI; {posterior.engine} is not.",
-        TypeError,
-    )
-    assert posterior.problem is not None
+    if posterior.problem is None:
+        raise TypeError(
+            f"`posterior` must be of an engine that works from simulations, such as KELFI; {posterior.engine} is not."
+        )
     return posterior.problem

@@ -1,6 +1,6 @@
 """The posterior bootstrap: robust inference for a simulator that one does not trust."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, cast
@@ -17,13 +17,12 @@ from numpyro_kme.bootstrap.preparation import Settings
 from numpyro_kme.bootstrap.replicates import posterior_bootstrap
 from numpyro_kme.bootstrap.results import WRONG, Replicates
 from numpyro_kme.bootstrap.weights import DirichletProcess
-from numpyro_kme.engines._iid import IidModel
-from numpyro_kme.engines._weighers import check_rule
-from numpyro_kme.engines.base import Engine, check_run
+from numpyro_kme.engines._iid import IidModel, Read
+from numpyro_kme.engines.base import Engine, check_rule
 from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.losses.base import Loss, WeightedObjective
-from numpyro_kme.losses.generator import BLOCK, Generator
+from numpyro_kme.losses.generator import BLOCK
 from numpyro_kme.losses.mmd import MMD
 from numpyro_kme.simulations.fingerprint import fingerprint
 
@@ -121,9 +120,6 @@ class PosteriorBootstrap(Engine):
         progress_bar: Show a bar of the replicates, or of the rounds in which an emulator learns, except where the
             environment variable `CI` is set.
 
-    Attributes:
-        replicates: Everything known of the last run, unconstrained (`Replicates`).
-
     Raises:
         RuntimeError: By `run`, if a squared distance comes out negative or a mixing proportion above one, by more than
             five of their standard errors: there are too few nodes for the minimum found.
@@ -173,7 +169,7 @@ class PosteriorBootstrap(Engine):
     def _infer(self, rng_key, args, kwargs):
         return self._bootstrap(rng_key, args, kwargs, self._found and self._found[0])
 
-    def _bootstrap(self, rng_key, args: tuple, kwargs: dict, last: "Read | None"):
+    def _bootstrap(self, rng_key, args: tuple, kwargs: dict, last: Read | None):
         start_key, run_key = jax.random.split(rng_key)
         read = self._generator(args, kwargs, last)
         iid, generator, process = read.iid, read.generator, read.process
@@ -204,68 +200,31 @@ class PosteriorBootstrap(Engine):
         return read, posterior
 
     @property
-    def posterior(self) -> "BootstrapPosterior":
+    def posterior(self) -> BootstrapPosterior:
         """What the last `run` or `condition` found, an immutable value."""
         return cast(BootstrapPosterior, self._last[1])
 
     @property
     def replicates(self) -> Replicates:
-        """The minimisations that the draws are."""
+        """Everything known of the minimisations that the draws are, unconstrained."""
         return self.posterior.replicates
 
-    def _generator(self, args: tuple, kwargs: dict, last: "Read | None") -> "Read":
+    def _generator(self, args: tuple, kwargs: dict, last: Read | None) -> "Read":
         """The model as a generator, and the prior; the last ones again, with their compiled programs,
         where only the data have changed, and neither settings of theirs nor anything that the model refers to."""
         iid = IidModel.read(self.model, args, kwargs)
-        code = fingerprint({"model": self.model}).parts
-        if (
-            last is not None
-            and last.has_settings_of(self)
-            and code == last.code
-            and iid.differs_in_data_alone(last.first)
-        ):
-            return replace(last, engine=self._settings(), iid=iid)
+        code, engine, centering = fingerprint({"model": self.model}).parts, self._settings(), self.centering
+        if last is not None and code == last.code and iid.differs_in_data_alone(last.first):
+            names = "covariates", "concentration", "centering", "truncation"
+            if all(getattr(self, name) is getattr(last.engine, name) for name in names):
+                return replace(last, engine=engine, iid=iid)
         generator = iid.generator(self.covariates)
-        return Read(self._settings(), iid, iid, generator, self._process(iid, generator), code)
-
-    def _process(self, iid: IidModel, generator: Generator) -> DirichletProcess:
-        centering = self.centering
         if isinstance(centering, Distribution):
             centering = partial(_drawn, centering)
         elif isinstance(centering, str) and self.concentration:
             centering = iid.predictive(generator)
-        return DirichletProcess(self.concentration, centering, self.truncation)
-
-
-@dataclass(frozen=True)
-class Read:
-    """A model read as a generator, whose compiled programs serve other data.
-
-    Attributes:
-        engine: The settings.
-        first: The model with the data that it was first read with.
-        iid: The same with the present data.
-        generator: The simulator.
-        process: The Dirichlet process.
-        code: Fingerprints of the model's parts.
-    """
-
-    engine: PosteriorBootstrap = field(repr=False)
-    first: IidModel
-    iid: IidModel
-    generator: Generator
-    process: DirichletProcess
-    code: Mapping[str, str]
-
-    def has_settings_of(self, engine: PosteriorBootstrap) -> bool:
-        """Whether the generator and the process were made with the same settings."""
-        names = "covariates", "concentration", "centering", "truncation"
-        return all(getattr(self.engine, name) is getattr(engine, name) for name in names)
-
-    def condition(self, rng_key: jax.Array, *args, **kwargs) -> "BootstrapPosterior":
-        """The posterior of other data, by another bootstrap with the same compiled programs."""
-        check_run(rng_key, args, kwargs)
-        return self.engine._bootstrap(rng_key, args, kwargs, self)[1]
+        process = DirichletProcess(self.concentration, centering, self.truncation)
+        return Read(engine, iid, iid, generator, process, code)
 
 
 def _drawn(distribution: Distribution, rng_key: jax.Array, num: int) -> jax.Array:
@@ -281,13 +240,13 @@ def warn_of(replicates: Replicates, declared: bool) -> None:
             f"{' ...' if len(failed) > 10 else ''}. They are marked in the extra field `converged`; see "
             "`remaining_step`.",
         )
-    known = replicates.emulator
-    if known is not None and known.is_wrong:
-        checks.warn(
-            f"the emulated loss is wrong by {known.error:.2g} units of log-likelihood at the draws (root mean square; "
-            f"up to {WRONG} is harmless). Raise `num_simulations`.",
-        )
-    if known is None and replicates.quadrature.noise > NOISY:
+    if (known := replicates.emulator) is not None:
+        if known.is_wrong:
+            checks.warn(
+                f"the emulated loss is wrong by {known.error:.2g} units of log-likelihood at the draws (root mean "
+                f"square; up to {WRONG} is harmless). Raise `num_simulations`.",
+            )
+    elif replicates.quadrature.noise > NOISY:
         further = "" if declared else ", or declare the simulator's noise with FromNoise"
         checks.warn(
             f"doubling the noise nodes moves the draws by {replicates.quadrature.noise:.2g} posterior standard "

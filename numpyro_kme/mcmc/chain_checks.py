@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import random
 from numpyro import handlers
 from numpyro.infer import log_likelihood
 from numpyro.infer.util import log_density
@@ -19,9 +18,6 @@ from numpyro_kme.mcmc.noise import simulation_keys
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.tracing import one_model_at_a_time, trace_of
 
-MANY = 0.05
-"""So many draws with a negative surrogate are warned of."""
-
 
 @dataclass(frozen=True)
 class SurrogateCheck:
@@ -31,7 +27,7 @@ class SurrogateCheck:
         beyond: Fraction of the evaluations, without masked ones, that lie beyond the simulated parameters
             (`FittedLikelihood.beyond`).
         negative: Fraction of the evaluations where the signed surrogate is negative, so that its positive version was
-            sampled.
+            sampled; more than 0.05 is worth a warning.
         negligible: Share `beyond` that is not worth a warning.
     """
 
@@ -44,7 +40,7 @@ class SurrogateCheck:
         found = []
         if self.beyond > self.negligible:
             found.append(extrapolation_message(site, self.beyond))
-        if self.negative > MANY:
+        if self.negative > 0.05:
             found.append(
                 f"The surrogate at site {site!r} is negative at {self.negative:.0%} of the draws, where its positive "
                 "version stands for it. Simulate more."
@@ -169,10 +165,10 @@ def noise_sensitivity(
         NotImplementedError: For `FreshNoise`, which has no noise of its own to keep.
     """
     checks.key(rng_key)
-    checks.require(num_keys >= 1, f"`num_keys` must be at least 1; got {num_keys}.")
+    checks.whole("num_keys", num_keys, 1)
     draws = {name: np.asarray(value) for name, value in samples.items()}
     own = _score(model, draws, args, kwargs)
-    keys = random.split(rng_key, num_keys)
+    keys = jax.random.split(rng_key, num_keys)
     change = np.stack([_score(simulation_keys(model, rng_key=key), draws, args, kwargs) - own for key in keys])
     weights = np.exp(change - change.max(axis=1, keepdims=True))
     weights /= weights.sum(axis=1, keepdims=True)
@@ -185,10 +181,6 @@ def noise_sensitivity(
         change.std(axis=1),
         1.0 / np.sum(weights**2, axis=1) / weights.shape[1],
     )
-
-
-STICKS = 2.0
-"""Chains stick where the logarithm of the estimate has a larger standard deviation."""
 
 
 def log_estimate_sd(
@@ -230,10 +222,10 @@ def log_estimate_sd(
         return log_density(simulation_keys(model, rng_key=key), args, kwargs, latents)[0]
 
     estimates = jax.jit(jax.vmap(jax.vmap(one, in_axes=(None, 0)), in_axes=(0, None)))
-    sd = float(np.mean(np.std(estimates(in_present_precision(draws), random.split(rng_key, num_keys)), axis=1)))
-    if sd > STICKS:
+    sd = float(np.mean(np.std(estimates(in_present_precision(draws), jax.random.split(rng_key, num_keys)), axis=1)))
+    if sd > 2.0:
         checks.warn(
-            f"The logarithm of the estimate has a standard deviation of {sd:.2g}; above {STICKS:g} a "
+            f"The logarithm of the estimate has a standard deviation of {sd:.2g}; above 2 a "
             "PseudoMarginal chain sticks. Simulate more points (`num_simulated`), average over more samples "
             "(`repeats`), or renew the noise in parts, PseudoMarginal(model, blocks=...).",
         )

@@ -167,11 +167,7 @@ class generalized_bayes(Messenger):
             TypeError,
         )
         checks.positive("weight", weight)
-        checks.require(
-            isinstance(noise, NoisePolicy),
-            f"`noise` must be CommonNoise(...), LatentNoise(...) or FreshNoise(...); got {noise!r}.",
-            TypeError,
-        )
+        checks.instance("noise", noise, NoisePolicy, "CommonNoise(...), LatentNoise(...) or FreshNoise(...)")
         checks.instance("loss", loss, Loss | None, "a loss, such as MMD()")
         self.loss = MMD() if loss is None else loss
         self.weight, self.noise, self.covariates = weight, noise, dict(covariates or {})
@@ -194,27 +190,22 @@ class generalized_bayes(Messenger):
 
     def _bind(self, msg, simulator: Simulator) -> "Bound":
         """The loss bound to the data, once for each observation."""
-        name, value, covariates = msg["name"], msg["value"], self.covariates.get(msg["name"])
+        name, covariates = msg["name"], self.covariates.get(msg["name"])
         check_site(msg, simulator, covariates)
-        call = Call(
-            simulator.fn,
-            simulator.call_shapes,
-            tuple(str(param.dtype) for param in simulator.params),
-            (simulator.event_shape, str(simulator.dtype)) if simulator.black_box else None,
-            simulator.groups if covariates is not None else (),
-        )
-        signature = (call, np.asarray(value).tobytes(), np.shape(value))
+        value = np.asarray(msg["value"])
+        call = Call.of(simulator, grouped=covariates is not None)
+        signature = call, value.tobytes(), value.shape
         known = self._bound.get(name)
         if known is None or known[0] != signature:
             rule = even_noise if isinstance(self.noise, CommonNoise) else independent_noise
             smooth = simulator.has_rsample
             generator = Generator(call, rule(simulator.fn), call.dim, covariates=covariates, differentiable=smooth)
-            known = self._bound[name] = signature, Bound.make(self.loss, np.asarray(value), generator)
+            known = self._bound[name] = signature, Bound.make(self.loss, value, generator)
         return known[1]
 
     def _nodes(self, msg, simulator: Simulator, bound: "Bound") -> QuadratureNodes | None:
         """Sets of noise nodes `(sets, M, ...)`; None where a kernel has to bring the key."""
-        noise, generator = self.noise, bound.objective.generator
+        noise = self.noise
         if isinstance(noise, LatentNoise):
             fn: Any = simulator.fn
             checks.require(
@@ -229,8 +220,8 @@ class generalized_bayes(Messenger):
             return QuadratureNodes(values[None], jnp.full((1, noise.num_simulated), 1.0 / noise.num_simulated))
         key = simulation_key(msg["name"], common=isinstance(noise, CommonNoise))
         if isinstance(noise, FreshNoise):
-            return None if key is None else fresh_nodes(generator.noise, key, noise)
-        return generator.draw_nodes(noise.rng_key if key is None else key, noise.num_simulated, 1)
+            return None if key is None else fresh_nodes(bound.objective.generator.noise, key, noise)
+        return bound.objective.generator.draw_nodes(noise.rng_key if key is None else key, noise.num_simulated, 1)
 
 
 def _counts(mask: ArrayLike) -> bool:

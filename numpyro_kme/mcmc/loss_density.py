@@ -21,6 +21,21 @@ from numpyro_kme.models.simulator_functions import FromNoise
 _no_key = compat.valueless("fresh_noise_log_prob")
 
 
+def declared(simulator: Simulator) -> tuple[tuple[int, ...], str] | None:
+    """Shape and dtype that a black-box simulator declares; None for one in JAX."""
+    return (simulator.event_shape, str(simulator.dtype)) if simulator.black_box else None
+
+
+def one_point(fn: Callable, params, noise, black_box: tuple[tuple[int, ...], str] | None) -> jax.Array:
+    """One point of a simulator from its noise; `black_box` is what `declared` says."""
+    if black_box is not None:
+        shape, dtype = black_box
+        drawn = Simulator(fn, *params, shape=shape, dtype=dtype).sample(noise)
+    else:
+        drawn = (fn.fn if isinstance(fn, FromNoise) else fn)(noise, *params)
+    return jnp.asarray(drawn, jnp.result_type(float))
+
+
 @dataclass(frozen=True)
 class Call:
     """One call of a simulator as a function of its flattened arguments and the noise."""
@@ -30,6 +45,13 @@ class Call:
     dtypes: tuple[str, ...]
     black_box: tuple[tuple[int, ...], str] | None
     groups: tuple[int, ...]
+
+    @classmethod
+    def of(cls, simulator: Simulator, grouped: bool) -> "Call":
+        """A call of a simulator, for one of its groups of arguments where it is `grouped`."""
+        dtypes = tuple(str(param.dtype) for param in simulator.params)
+        groups = simulator.groups if grouped else ()
+        return cls(simulator.fn, simulator.call_shapes, dtypes, declared(simulator), groups)
 
     @property
     def dim(self) -> int:
@@ -42,13 +64,7 @@ class Call:
         ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes])[:-1]
         blocks = zip(jnp.split(arguments, ends), self.shapes, self.dtypes)
         params = [block.reshape(shape).astype(dtype) for block, shape, dtype in blocks]
-        if self.black_box is not None:
-            shape, dtype = self.black_box
-            drawn = Simulator(self.fn, *params, shape=shape, dtype=dtype).sample(noise)
-        else:
-            fn = self.fn.fn if isinstance(self.fn, FromNoise) else self.fn
-            drawn = fn(noise, *params)
-        return jnp.asarray(drawn, jnp.result_type(float))
+        return one_point(self.fn, params, noise, self.black_box)
 
 
 @jax.tree_util.register_dataclass

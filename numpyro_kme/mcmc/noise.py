@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-from jax import random
 from jax.scipy.special import ndtr
 from numpyro.primitives import Messenger, apply_stack
 
@@ -33,7 +32,7 @@ class CommonNoise:
     """
 
     num_simulated: int
-    rng_key: jax.Array = field(default_factory=lambda: random.key(0))
+    rng_key: jax.Array = field(default_factory=lambda: jax.random.key(0))
 
     def __post_init__(self):
         checks.whole("num_simulated", self.num_simulated, 2)
@@ -91,15 +90,7 @@ def simulation_key(site: str, *, common: bool = False) -> jax.Array | None:
         site: Name of the site.
         common: Whether the noise is meant to stay: then kernels that bring new keys do not answer.
     """
-    message = {
-        "type": "simulation_key",
-        "fn": lambda: None,
-        "args": (),
-        "kwargs": {},
-        "value": None,
-        "site": site,
-        "common": common,
-    }
+    message = dict(type="simulation_key", fn=lambda: None, args=(), kwargs={}, value=None, site=site, common=common)
     return apply_stack(message)["value"]
 
 
@@ -122,7 +113,7 @@ class simulation_keys(Messenger):
         if msg["type"] == "simulation_key" and msg["value"] is None and (self.common or not msg["common"]):
             concrete = checks.is_concrete(self.rng_key)
             with jax.ensure_compile_time_eval() if concrete else nullcontext():
-                fold = partial(random.fold_in, data=crc32(msg["site"].encode()))
+                fold = partial(jax.random.fold_in, data=crc32(msg["site"].encode()))
                 many = checks.is_key(self.rng_key) and self.rng_key.ndim == 1
                 msg["value"] = (jax.vmap(fold) if many else fold)(self.rng_key)
 

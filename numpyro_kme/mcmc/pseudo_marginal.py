@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import random
 from jax.flatten_util import ravel_pytree
 from numpyro.infer.initialization import init_to_median
 from numpyro.infer.mcmc import MCMCKernel
@@ -92,11 +91,8 @@ class PseudoMarginal(MCMCKernel):
             f"`target_accept_prob` must be between 0 and 1; got {target_accept_prob}.",
         )
         self._model, self._target, self._init_strategy = model, target_accept_prob, init_strategy
-        self._blocks = blocks
-        self._num_warmup = 0
-        self._potential: Callable | None = None
-        self._postprocess: Callable | None = None
-        self._sample_fn: Callable | None = None
+        self._blocks, self._num_warmup = blocks, 0
+        self._programs: tuple[Callable, Callable] | None = None  # potential energy, and the map to constrained latents
 
     @property
     def model(self):
@@ -113,10 +109,10 @@ class PseudoMarginal(MCMCKernel):
         checks.key(rng_key if is_prng_key(rng_key) or not np.ndim(rng_key) else rng_key[0])
         self._num_warmup = num_warmup
         single = is_prng_key(rng_key)
-        split = random.split if single else jax.vmap(random.split)
+        split = jax.random.split if single else jax.vmap(jax.random.split)
         rng_key, start_key = jnp.moveaxis(split(rng_key), int(not single), 0)
-        kwargs = {"simulation_rng_key": self._first_keys(random.key(0)), **(model_kwargs or {})}
-        info, self._potential, self._postprocess, _ = initialize_model(
+        kwargs = {"simulation_rng_key": self._first_keys(jax.random.key(0)), **(model_kwargs or {})}
+        info, potential, postprocess, _ = initialize_model(
             start_key,
             _with_key(self._model),
             init_strategy=self._init_strategy,
@@ -125,10 +121,11 @@ class PseudoMarginal(MCMCKernel):
             model_kwargs=kwargs,
             validate_grad=False,
         )
+        self._programs = potential, postprocess
         start = info.z if init_params is None else init_params
 
         def first(z, key):
-            key, noise_key = random.split(key)
+            key, noise_key = jax.random.split(key)
             noise_key = self._first_keys(noise_key)
             flat, _ = ravel_pytree(z)
             dim, dtype = len(flat), flat.dtype
@@ -137,20 +134,18 @@ class PseudoMarginal(MCMCKernel):
             zero = jnp.zeros((), dtype)
             return PseudoMarginalState(z, energy, noise_key, jnp.array(0), zero, zero, adapted, key)
 
-        self._sample_fn = self._step if single else jax.vmap(self._step, in_axes=(0, None, None))
         return first(start, rng_key) if single else jax.vmap(first)(start, rng_key)
 
     def sample(self, state, model_args, model_kwargs):
         """One step."""
-        assert self._sample_fn is not None
-        return self._sample_fn(state, model_args, model_kwargs)
+        step = self._step if is_prng_key(state.rng_key) else jax.vmap(self._step, in_axes=(0, None, None))
+        return step(state, model_args, model_kwargs)
 
     def postprocess_fn(self, model_args, model_kwargs):
         """The map to constrained latents and deterministic sites."""
-        assert self._postprocess is not None
-        return self._postprocess(
-            *model_args, simulation_rng_key=self._first_keys(random.key(0)), **(model_kwargs or {})
-        )
+        assert self._programs is not None
+        key = self._first_keys(jax.random.key(0))
+        return self._programs[1](*model_args, simulation_rng_key=key, **(model_kwargs or {}))
 
     def refresh(self, state, model_args, model_kwargs):
         """Estimate again with the key that is kept, after what the model is conditioned on has changed."""
@@ -160,7 +155,7 @@ class PseudoMarginal(MCMCKernel):
     def wrap_model(self, wrapper):
         """The same kernel for `wrapper(model)`."""
         new = copy.copy(self)
-        new._model, new._potential, new._postprocess, new._sample_fn = wrapper(self._model), None, None, None
+        new._model, new._programs = wrapper(self._model), None
         return new
 
     def get_diagnostics_str(self, state):
@@ -168,35 +163,35 @@ class PseudoMarginal(MCMCKernel):
         return f"acc. prob={jnp.mean(state.mean_accept_prob):.2f}"
 
     def __getstate__(self):
-        return {**self.__dict__, "_potential": None, "_postprocess": None, "_sample_fn": None}
+        return {**self.__dict__, "_programs": None}
 
     def _energy(self, z, noise_key, model_args, model_kwargs):
-        assert self._potential is not None
-        energy = self._potential(*model_args, simulation_rng_key=noise_key, **(model_kwargs or {}))(z)
+        assert self._programs is not None
+        energy = self._programs[0](*model_args, simulation_rng_key=noise_key, **(model_kwargs or {}))(z)
         return jnp.where(jnp.isnan(energy), jnp.inf, energy)
 
     def _first_keys(self, key):
         key = checks.typed_key(key)
-        return key if self._blocks == 1 else random.split(key, self._blocks)
+        return key if self._blocks == 1 else jax.random.split(key, self._blocks)
 
     def _renewed(self, kept, key):
         """The noise of a proposal: all of it new, or that of one block."""
         key = checks.typed_key(key)
         if self._blocks == 1:
             return key
-        place_key, new_key = random.split(key)
-        return kept.at[random.randint(place_key, (), 0, self._blocks)].set(new_key)
+        place_key, new_key = jax.random.split(key)
+        return kept.at[jax.random.randint(place_key, (), 0, self._blocks)].set(new_key)
 
     def _step(self, state, model_args, model_kwargs):
-        rng_key, step_key, noise_key, accept_key = random.split(state.rng_key, 4)
+        rng_key, step_key, noise_key, accept_key = jax.random.split(state.rng_key, 4)
         noise_key = self._renewed(state.noise_key, noise_key)
         flat, unflatten = ravel_pytree(state.z)
         factor = jnp.linalg.cholesky(state.adapted.covariance)
-        moved = flat + jnp.exp(state.adapted.log_scale) * factor @ random.normal(step_key, flat.shape, flat.dtype)
+        moved = flat + jnp.exp(state.adapted.log_scale) * factor @ jax.random.normal(step_key, flat.shape, flat.dtype)
         energy = self._energy(unflatten(moved), noise_key, model_args, model_kwargs)
         ratio = jnp.where(jnp.isinf(energy), -jnp.inf, state.potential_energy - energy)
         probability = jnp.exp(jnp.minimum(ratio, 0.0))
-        accepted = random.uniform(accept_key) < probability
+        accepted = jax.random.uniform(accept_key) < probability
         z, energy, noise_key = jax.tree.map(
             lambda new, old: jnp.where(accepted, new, old),
             (unflatten(moved), energy, noise_key),

@@ -1,6 +1,6 @@
 """Calibration as bands, and witness functions."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,7 +8,7 @@ from scipy import stats
 
 from numpyro_kme._core import checks
 from numpyro_kme.diagnostics.calibration import Calibration
-from numpyro_kme.plots._panels import COLOURS, DARK, FAINT, FILL, chosen, panels
+from numpyro_kme.plots.posteriors import COLOURS, DARK, FAINT, FILL, chosen, labelled, panels
 
 GRID = 201
 
@@ -26,21 +26,13 @@ def ranks(calibration: Calibration, names: Sequence[str] | None = None, *, prob:
     Returns:
         A matplotlib figure.
     """
-    columns = _columns(calibration, names)
-    figure, axes = panels(len(columns), sharex=True, sharey=True)
-    for axis, (name, value) in zip(axes, columns.items()):
-        size = len(value)
-        reach = stats.kstwo.ppf(prob, size)
-        axis.fill_between([0.0, 1.0], -reach, reach, color=FAINT, alpha=0.5, linewidth=0)
-        axis.axhline(0.0, color=DARK, linewidth=0.6)
-        jumps = np.concatenate([[0.0], np.sort(value), [1.0]])
-        heights = np.concatenate([np.arange(size + 1) / size, [1.0]])
-        axis.plot(*_stairs(jumps, heights), color=COLOURS[0])
-        axis.set_title(name, fontsize="medium")
-    for axis in axes:
-        axis.set_xlabel("rank of the truth")
-    axes[0].set_ylabel("fraction below, less rank")
-    return figure
+    size, curves = len(calibration.tarp), {}
+    reach = stats.kstwo.ppf(prob, size)
+    for name, value in _columns(calibration, names).items():
+        stairs = np.repeat(np.concatenate([[0.0], np.sort(value), [1.0]]), 2)[1:-1]
+        curves[name] = stairs, np.repeat(np.arange(size + 1) / size, 2) - stairs
+    band, expected = ([0.0, 1.0], -reach, reach), ([0.0, 1.0], [0.0, 0.0])
+    return _with_band(curves, band, expected, "rank of the truth", "fraction below, less rank")
 
 
 def coverage(calibration: Calibration, names: Sequence[str] | None = None, *, prob: float = 0.95) -> Any:
@@ -56,18 +48,10 @@ def coverage(calibration: Calibration, names: Sequence[str] | None = None, *, pr
         A matplotlib figure.
     """
     levels, curves = calibration.coverage_curve(np.linspace(0.0, 1.0, GRID))
-    columns = _columns(calibration, names)
     size = len(calibration.tarp)
     low, high = stats.binom.ppf([[0.5 - prob / 2], [0.5 + prob / 2]], size, levels) / size
-    figure, axes = panels(len(columns), sharex=True, sharey=True)
-    for axis, name in zip(axes, columns):
-        axis.fill_between(levels, low, high, color=FAINT, alpha=0.5, linewidth=0)
-        axis.plot([0, 1], [0, 1], color=DARK, linewidth=0.6)
-        axis.plot(levels, curves[name], color=COLOURS[0])
-        axis.set_title(name, fontsize="medium")
-        axis.set_xlabel("level")
-    axes[0].set_ylabel("coverage")
-    return figure
+    shown = {name: (levels, curves[name]) for name in _columns(calibration, names)}
+    return _with_band(shown, (levels, low, high), ([0.0, 1.0], [0.0, 1.0]), "level", "coverage")
 
 
 def witness(x: Any, y: Any, labels: Sequence[str] | None = None, *, length_scale: Any = None) -> Any:
@@ -94,8 +78,7 @@ def witness(x: Any, y: Any, labels: Sequence[str] | None = None, *, length_scale
         f"`x` and `y` must hold points of one shape, several in `x`; got shapes {x.shape} and {y.shape}.",
     )
     columns, others = chosen({"x": x}), chosen({"x": y})
-    names = list(columns) if labels is None else list(labels)
-    checks.require(len(names) == len(columns), f"`labels` must name {len(columns)} statistics; got {len(names)}.")
+    names = labelled(columns, labels)
     if length_scale is not None:
         checks.positive("length_scale", length_scale)
     figure, axes = panels(len(columns))
@@ -118,15 +101,22 @@ def witness(x: Any, y: Any, labels: Sequence[str] | None = None, *, length_scale
     return figure
 
 
+def _with_band(curves: Mapping[str, tuple], band: tuple, expected: tuple, xlabel: str, ylabel: str) -> Any:
+    """A panel for each curve `(x, y)`, with a band `(x, low, high)` and what is expected, `(x, y)`."""
+    figure, axes = panels(len(curves), sharex=True, sharey=True)
+    for axis, (name, curve) in zip(axes, curves.items()):
+        axis.fill_between(*band, color=FAINT, alpha=0.5, linewidth=0)
+        axis.plot(*expected, color=DARK, linewidth=0.6)
+        axis.plot(*curve, color=COLOURS[0])
+        axis.set_title(name, fontsize="medium")
+        axis.set_xlabel(xlabel)
+    axes[0].set_ylabel(ylabel)
+    return figure
+
+
 def _columns(calibration: Calibration, names: Sequence[str] | None) -> dict[str, np.ndarray]:
     """Ranks by name, TARP among them."""
     return chosen({**calibration.ranks, "TARP": calibration.tarp}, names)
-
-
-def _stairs(jumps, heights):
-    """The lines of a step function less the diagonal."""
-    x = np.repeat(jumps, 2)[1:-1]
-    return x, np.repeat(heights[:-1], 2) - x
 
 
 def _smoothed(grid, points, scale):

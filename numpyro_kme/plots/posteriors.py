@@ -1,6 +1,8 @@
 """Marginals and pairs of posterior draws; relevance of statistics, and the learnt likelihood itself."""
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -8,13 +10,15 @@ import numpy as np
 from numpyro_kme._core import arviz, checks
 from numpyro_kme.engines._learnt_posterior import LearntPosterior
 from numpyro_kme.engines.base import Engine, posterior_of
-from numpyro_kme.engines.posterior import Posterior
-from numpyro_kme.plots._panels import COLOURS, DARK, FAINT, FILL, HEIGHT, WIDTH, chosen, panels, pyplot
+from numpyro_kme.engines.posterior import Posterior, numbers
 
-BINS = 40
-
-
-CUT = 0.002
+COLOURS = ("#0b6e4f", "#b5493a", "#2a6fbb", "#8a6fae")
+FILL, FAINT, DARK = 0.25, "0.75", "0.25"
+WIDTH, HEIGHT = 3.0, 2.4
+GRID = 60
+DEPTH = 8.0
+"""Nats below the maximum that the colours of a surface span."""
+BEYOND, HATCHED = "beyond the simulations", {"facecolor": "none", "edgecolor": FAINT, "hatch": "////", "linewidth": 0.0}
 
 
 def marginals(
@@ -38,9 +42,9 @@ def marginals(
     figure, axes = panels(len(first))
     for axis, name in zip(axes, first):
         together = np.concatenate([own[name] for own in columns.values() if name in own])
-        ends = np.quantile(together, [CUT, 1.0 - CUT])
-        edges = np.linspace(ends[0], ends[1], BINS + 1)
-        for (label, own), colour in zip(columns.items(), _cycle()):
+        start, end = np.quantile(together, [0.002, 0.998])
+        edges = np.linspace(start, end, 41)
+        for (label, own), colour in zip(columns.items(), cycle(COLOURS)):
             if name in own:
                 axis.hist(own[name], edges, density=True, color=colour, alpha=FILL, label=label)
                 axis.hist(own[name], edges, density=True, color=colour, histtype="step", linewidth=1.2)
@@ -86,24 +90,6 @@ def _draws(posterior: Any) -> Mapping[str, np.ndarray]:
     return {name: posterior.samples[name] for name in posterior.latents}
 
 
-def _cycle():
-    while True:
-        yield from COLOURS
-
-
-GRID = 60
-
-
-LEVELS = 8
-
-
-DEPTH = 8.0
-"""Nats below the maximum that the colours of a surface span."""
-
-
-BEYOND, HATCHED = "beyond the simulations", {"facecolor": "none", "edgecolor": FAINT, "hatch": "////", "linewidth": 0.0}
-
-
 def _learnt(found: LearntPosterior | Engine) -> LearntPosterior:
     posterior = posterior_of(found)
     checks.instance("posterior", posterior, LearntPosterior, "a posterior under a learnt likelihood, such as KELFI's")
@@ -122,17 +108,12 @@ def relevance(posterior: LearntPosterior | Engine, labels: Sequence[str] | None 
     """
     by_site = _learnt(posterior).relevance()
     found = {label: float(value[0]) for label, value in chosen({s: v[None] for s, v in by_site.items()}).items()}
-    checks.require(
-        labels is None or len(labels) == len(found),
-        f"`labels` must name {len(found)} statistics; got {len(labels or ())}.",
-    )
-    names = list(found) if labels is None else list(labels)
-    figure, axis = pyplot().subplots(figsize=(1.6 * WIDTH, 0.8 + 0.24 * len(found)), layout="constrained")
+    names = labelled(found, labels)
+    figure, (axis,) = panels(1, (1.6 * WIDTH, 0.8 + 0.24 * len(found)))
     axis.barh(np.arange(len(found)), list(found.values()), color=COLOURS[0], height=0.65)
     axis.set_yticks(np.arange(len(found)), names)
     axis.set_ylim(len(found) - 0.4, -0.6)
     axis.set_xlabel("relevance, nats")
-    axis.spines[["top", "right"]].set_visible(False)
     return figure
 
 
@@ -167,8 +148,7 @@ def surrogate(
     shape = [len(grid) for grid in grids]
     log_q = _log_likelihood(posterior, tables).reshape(shape)
     outside, far = posterior.beyond(tables).reshape(shape), posterior.beyond(latents)
-    figure, axis = pyplot().subplots(figsize=(1.5 * WIDTH, 1.4 * HEIGHT), layout="constrained")
-    axis.spines[["top", "right"]].set_visible(False)
+    figure, (axis,) = panels(1, (1.5 * WIDTH, 1.4 * HEIGHT))
     marked = [made[name] for name in columns if simulations and name in made]
     if len(columns) == 1:
         _curve(axis, grids[0], log_q, next(iter(columns.values())), marked)
@@ -178,9 +158,7 @@ def surrogate(
             axis.fill_between(grids[0], 1.0, where=outside, transform=shade, label=BEYOND, **HATCHED)
     else:
         (first, second), (a, b) = columns, columns.values()
-        shown = axis.contourf(
-            *grids, np.maximum(log_q, -DEPTH).T, levels=np.linspace(-DEPTH, 0.0, LEVELS + 1), cmap="Greens"
-        )
+        shown = axis.contourf(*grids, np.maximum(log_q, -DEPTH).T, levels=np.arange(-DEPTH, 1.0), cmap="Greens")
         figure.colorbar(shown, ax=axis, label="log q(y | θ), less its maximum")
         if len(marked) == 2:
             axis.plot(*marked, ".", color=DARK, markersize=2.5, label="simulations")
@@ -209,12 +187,12 @@ def _around(draws: np.ndarray) -> np.ndarray:
     """A grid over the draws and half their range on either side, that does not cross zero unless they do."""
     low, high = np.quantile(draws, [0.005, 0.995])
     margin = 0.5 * (high - low)
-    ends = np.array([low - margin, high + margin])
+    start, end = low - margin, high + margin
     if draws.min() > 0:
-        ends[0] = max(ends[0], 0.5 * draws.min())
+        start = max(start, 0.5 * draws.min())
     if draws.max() < 0:
-        ends[1] = min(ends[1], 0.5 * draws.max())
-    return np.linspace(ends[0], ends[1], GRID)
+        end = min(end, 0.5 * draws.max())
+    return np.linspace(start, end, GRID)
 
 
 def _slice(latents, names, points) -> dict[str, np.ndarray]:
@@ -234,3 +212,50 @@ def _log_likelihood(posterior, tables) -> np.ndarray:
     log_q = np.where(np.isfinite(log_q) & possible, log_q, np.nan)
     checks.require(bool(np.isfinite(log_q).any()), "The surrogate is positive nowhere on the grid of these parameters.")
     return log_q - np.nanmax(log_q)
+
+
+def pyplot() -> Any:
+    """`matplotlib.pyplot`, or an error that says how to install it."""
+    try:
+        import matplotlib.pyplot as plt
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            'Plots need matplotlib, which is not installed: pip install "numpyro-kme[plots]".', name="matplotlib"
+        ) from error
+    return plt
+
+
+def panels(count: int, size: tuple[float, float] | None = None, **settings: Any) -> tuple[Any, list]:
+    """A figure of `count` panels, at most four in a row, and their axes; `size` is in inches."""
+    checks.require(count >= 1, "There is nothing to draw: no number was named, or none varies.")
+    across = min(count, 4)
+    down = ceil(count / across)
+    size = size or (max(WIDTH * across, 1.4 * WIDTH), HEIGHT * down + 0.4)
+    figure, axes = pyplot().subplots(down, across, figsize=size, squeeze=False, layout="constrained", **settings)
+    for unused in axes.flat[count:]:
+        unused.set_axis_off()
+    for axis in axes.flat[:count]:
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, list(axes.flat[:count])
+
+
+def labelled(columns: Mapping[str, Any], labels: Sequence[str] | None) -> list[str]:
+    """The labels of as many columns, or the names of these."""
+    names = list(columns) if labels is None else list(labels)
+    checks.require(len(names) == len(columns), f"`labels` must name {len(columns)} statistics; got {len(names)}.")
+    return names
+
+
+def chosen(arrays: Mapping[str, Any], names: Sequence[str] | None = None) -> dict[str, np.ndarray]:
+    """Each number by name, `{name[i]: (n,)}`; `names` may be of arrays or of single numbers.
+
+    Args:
+        arrays: `{name: (n, *shape)}`.
+        names: Which; all when left out.
+    """
+    found = numbers(arrays)
+    if names is None:
+        return found
+    unknown = [name for name in names if name not in arrays and name not in found]
+    checks.require(not unknown, f"`names` must be among {list(arrays)}; got {unknown}.")
+    return {label: value for label, value in found.items() if label in names or label.split("[")[0] in names}

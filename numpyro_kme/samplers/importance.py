@@ -1,4 +1,5 @@
-"""Adaptive importance sampling: weighted particles of a posterior, however much narrower than the prior it is."""
+"""Adaptive importance sampling: weighted particles of a posterior, however much narrower than the prior it is; and
+systematic resampling of weighted particles."""
 
 from functools import partial
 from typing import Protocol
@@ -7,19 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_kme._core import checks
 from numpyro_kme._core.host import in_present_precision, on_host
 from numpyro_kme._core.solves import Array
 from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points
 from numpyro_kme.kernels.base import register
-from numpyro_kme.samplers.resampling import systematic_shuffled
 
 COMPONENTS = 100
 """Normals in a proposal."""
 MOST_ROUNDS = 15
-DEFENSIVE = 0.1
-"""Mixture weight of the measure in the last proposal."""
-LEAST_EFFECTIVE = 0.2
-"""Effective size that reweighting keeps in each round, relative to the number of particles."""
 BATCH = 2048
 
 
@@ -85,18 +82,18 @@ def adaptive_importance_sampling(
         probabilities = np.asarray(measure.probabilities)
         return _normalised(measure.points, np.asarray(sign), np.asarray(log_size) + np.log(probabilities))
     keys = jax.random.split(rng_key, MOST_ROUNDS + 2)
-    particles, proposal = _sample(measure, keys[0], n), measure
+    particles, proposal = sample(measure, keys[0], n), measure
     for key in keys[1:-1]:
         sign, log_size = signed_logs(likelihood, measure, particles)
         log_weights = np.where(np.asarray(sign) > 0, np.asarray(log_size - log_densities(proposal, particles)), -np.inf)
-        power = _power(log_weights, LEAST_EFFECTIVE * n)
-        proposal = _kernel_density(key, np.asarray(particles), _softmax(power * log_weights))
+        power, weights = _tempered(log_weights, 0.2 * n)
+        proposal = _kernel_density(key, np.asarray(particles), weights)
         if power == 1.0:
             break
-        particles = _sample(proposal, key, n)
-    defensive = int(np.ceil(DEFENSIVE * n))
+        particles = sample(proposal, key, n)
+    defensive = int(np.ceil(0.1 * n))
     key_measure, key_proposal = jax.random.split(keys[-1])
-    parts = _sample(measure, key_measure, defensive), _sample(proposal, key_proposal, n - defensive)
+    parts = sample(measure, key_measure, defensive), sample(proposal, key_proposal, n - defensive)
     particles = jnp.concatenate(parts)
     sign, log_size = signed_logs(likelihood, measure, particles)
     from_measure = jnp.log(defensive / n) + log_densities(measure, particles)
@@ -109,34 +106,33 @@ def _normalised(particles, sign, log_size) -> WeightedParticles:
     largest = np.max(log_size)
     weights = sign * np.exp(log_size - largest)
     total = np.sum(weights)
-    if not total > 0.0:
-        raise ValueError(
-            "The posterior has no positive mass: the learnt likelihood of this observation is negative on average over "
-            "the prior. Simulate more, or check that the simulator can produce such an observation."
-        )
+    checks.require(
+        bool(total > 0.0),
+        "The posterior has no positive mass: the learnt likelihood of this observation is negative on average over the "
+        "prior. Simulate more, or check that the simulator can produce such an observation.",
+    )
     return WeightedParticles(np.asarray(particles), weights / total, largest + np.log(total))
 
 
-def _power(log_weights, effective):
-    """Largest power up to 1 at which the weights keep an effective number of particles, by bisection."""
+def _tempered(log_weights, effective):
+    """Largest power up to 1 at which the weights keep an effective number of particles, by bisection, and the weights
+    to this power, normalised; where all are 0, the power 0 and equal weights."""
+    log_weights = np.where(np.isfinite(log_weights), log_weights, -np.inf)
     if not np.isfinite(log_weights).any():
-        return 0.0
-    size = lambda power: 1.0 / np.sum(_softmax(power * log_weights) ** 2)  # noqa: E731
-    if size(1.0) >= effective:
-        return 1.0
+        return 0.0, np.full(len(log_weights), 1.0 / len(log_weights))
+
+    def weights(power):
+        found = np.exp(power * log_weights - np.max(power * log_weights))
+        return found / found.sum()
+
     low, high = 0.0, 1.0
+    if 1.0 / np.sum(weights(1.0) ** 2) >= effective:
+        return 1.0, weights(1.0)
     for _ in range(40):
         middle = 0.5 * (low + high)
-        low, high = (middle, high) if size(middle) >= effective else (low, middle)
-    return max(low, 1e-3)
-
-
-def _softmax(log_weights):
-    finite = np.where(np.isfinite(log_weights), log_weights, -np.inf)
-    if not np.isfinite(finite).any():
-        return np.full(len(log_weights), 1.0 / len(log_weights))
-    weights = np.exp(finite - np.max(finite))
-    return weights / weights.sum()
+        low, high = (middle, high) if 1.0 / np.sum(weights(middle) ** 2) >= effective else (low, middle)
+    power = max(low, 1e-3)
+    return power, weights(power)
 
 
 def signed_moments(points: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -162,7 +158,8 @@ def _choose(rng_key, weights):
 
 
 @partial(jax.jit, static_argnums=2)
-def _sample(measure, rng_key, n):
+def sample(measure: Measure, rng_key: jax.Array, n: int) -> jax.Array:
+    """`n` draws of a measure, `(n, D)`."""
     return measure.sample(rng_key, n)
 
 
@@ -181,3 +178,33 @@ def signed_logs(likelihood, measure, points):
 def log_densities(measure: Measure, points: Array) -> Array:
     """Log densities of a measure at points `(n, D)`, `(n,)`."""
     return jax.lax.map(measure.log_density, points, batch_size=BATCH)
+
+
+def systematic(rng_key: jax.Array, weights: jax.Array, n: int) -> jax.Array:
+    r"""`n` indices by systematic resampling, in ascending order, `(n,)`; traceable.
+
+    With one offset $u \sim U(0, 1)$, index `i` comes once for each $k = 0, \ldots, n - 1$ with
+    $w_1 + \cdots + w_{i-1} < (k + u) / n \le w_1 + \cdots + w_i$: $n w_i$ times, rounded up or down.
+
+    Args:
+        rng_key: The only source of randomness.
+        weights: `w`, `(m,)`, none negative, with sum one.
+        n: Number of indices.
+    References: Kitagawa (1996), JCGS 5.
+    """
+    return _indices(jax.random.uniform(rng_key), weights, n, jnp)
+
+
+def systematic_shuffled(rng_key: jax.Array, weights: np.ndarray, n: int) -> np.ndarray:
+    """The same on the host, in the precision of `weights`, and in random order, so that any part is a sample too.
+
+    Args:
+        rng_key, weights, n: As in `systematic`.
+    """
+    key_offset, key_order = jax.random.split(rng_key)
+    indices = _indices(float(jax.random.uniform(key_offset)), weights, n, np)
+    return indices[np.asarray(jax.random.permutation(key_order, n))]
+
+
+def _indices(offset, weights, n, xp):
+    return xp.clip(xp.searchsorted(xp.cumsum(weights), (xp.arange(n) + offset) / n), 0, len(weights) - 1)

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_kme.samplers.importance import systematic
 from numpyro_kme.samplers.proposals import ProposalDistribution, RandomNumbers, fit_proposal, propose, random_numbers
-from numpyro_kme.samplers.resampling import systematic
 
 LogDensities = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
@@ -29,8 +29,6 @@ DECORRELATED, MOST_ROUNDS = 0.1, 10
 at most this."""
 ENOUGH, MOST_FINAL_ROUNDS = 0.8, 24
 """At the posterior, rounds end when the effective number of draws is so large, relative to all."""
-OUTLYING = 0.01
-"""Values beyond this quantile of the chains on either side are clipped to it, else one outlying particle would rule."""
 SMALLEST, HALVINGS, MOST_TEMPERATURES = -60.0, 14, 1000
 """Log of the smallest step of the temperature, relative to what is left; how often the search for it halves an
 interval; and a bound that only a likelihood of infinity meets."""
@@ -77,7 +75,10 @@ class _Points(NamedTuple):
 
 
 class _Before(NamedTuple):
-    """Where chains began: positions `(M, D)`, clipped at the bounds `(D,)` and centred."""
+    """Where chains began: positions `(M, D)`, clipped at the bounds `(D,)` and centred.
+
+    The bounds are the 1st and 99th percentiles, else one outlying particle would rule.
+    """
 
     centred: jax.Array
     low: jax.Array
@@ -210,7 +211,7 @@ def _reweigh(log_likelihood: jax.Array, to_go: jax.Array) -> tuple[jax.Array, ja
 
 
 def _before(u: jax.Array) -> _Before:
-    ordered, out = jnp.sort(u, axis=0), int(OUTLYING * len(u))
+    ordered, out = jnp.sort(u, axis=0), int(0.01 * len(u))
     low, high = ordered[out], ordered[-1 - out]
     return _Before(_centred(u, low, high), low, high)
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 import numpyro_kme as kme
-from numpyro_kme.engines import Engine, citations
+from numpyro_kme.engines import Engine, base
 
 ENGINES = [
     name
@@ -25,8 +25,8 @@ def test_every_engine_has_a_paper(name):
 def test_every_entry_is_the_paper_of_a_public_class_and_balanced():
     parts = [getattr(kme, name) for name in kme.__all__]
     public = [*parts, *(getattr(part, name) for part in parts for name in getattr(part, "__all__", ()))]
-    assert {getattr(value, "paper", None) for value in public} - {None} == set(citations.references())
-    for key, entry in citations.references().items():
+    assert {getattr(value, "paper", None) for value in public} - {None} == set(base.references())
+    for key, entry in base.references().items():
         assert entry.count("{") == entry.count("}") and entry.split("{")[1].startswith(key)
 
 

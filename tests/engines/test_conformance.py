@@ -28,7 +28,7 @@ from numpyro import handlers
 import numpyro_kme as kme
 from numpyro_kme import diagnostics, plots
 from numpyro_kme.engines import BootstrapPosterior, Engine, LearntPosterior, Posterior, WeightedPosterior
-from numpyro_kme.engines.kernel_recursive_abc import PointPosterior
+from numpyro_kme.engines.regression_abc import PointPosterior
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 import numpyro_kme as kme
-from numpyro_kme.engines import _rounds
+from numpyro_kme.engines import _simulations
 
 FAR, NOISE = 2.0, 0.1
 EXACT = stats.norm(FAR / (1 + NOISE**2), NOISE / np.sqrt(1 + NOISE**2))
@@ -103,14 +103,14 @@ def test_shares_of_the_prior():
 
 def test_how_far_a_posterior_moved(rng):
     a = rng.normal(size=(2000, 2))
-    assert _rounds.moved({"a": a}, {"a": a}) == 0.0
-    assert _rounds.moved({"a": a}, {"a": a + np.array([0.0, 1.5])}) == pytest.approx(1.5, rel=0.1)
-    assert _rounds.moved({"a": a}, {"a": a * np.array([1.0, 4.0])}) == pytest.approx(np.log(4.0), abs=0.1)
+    assert _simulations.moved({"a": a}, {"a": a}) == 0.0
+    assert _simulations.moved({"a": a}, {"a": a + np.array([0.0, 1.5])}) == pytest.approx(1.5, rel=0.1)
+    assert _simulations.moved({"a": a}, {"a": a * np.array([1.0, 4.0])}) == pytest.approx(np.log(4.0), abs=0.1)
 
 
 @pytest.mark.parametrize("total, rounds, sizes", [(10, 3, [4, 3, 3]), (9, 3, [3, 3, 3]), (7, 1, [7])])
 def test_sizes_add_up(total, rounds, sizes):
-    assert _rounds.sizes(total, rounds) == sizes
+    assert _simulations.sizes(total, rounds) == sizes
 
 
 def test_bad_settings_are_refused():

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from numpyro_kme.samplers.resampling import systematic, systematic_shuffled
+from numpyro_kme.samplers.importance import systematic, systematic_shuffled
 
 KEY = jax.random.key(7)
 WEIGHTS = np.array([0.05, 0.0, 0.3, 0.01, 0.44, 0.2])

@@ -1,0 +1,247 @@
+"""How engines simulate: once for every observation, or in rounds, where a posterior says."""
+
+import abc
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import KW_ONLY, InitVar, dataclass
+from os import PathLike
+from typing import Any
+
+import jax
+import numpy as np
+
+from numpyro_kme._core import checks
+from numpyro_kme.engines.base import Engine
+from numpyro_kme.likelihoods.base import Form
+from numpyro_kme.models.problem import Problem
+from numpyro_kme.simulations import Simulations
+from numpyro_kme.simulations.failures import OnFailure
+from numpyro_kme.simulations.simulate import Plan
+
+Latents = Mapping[str, np.ndarray]
+
+
+class Proposal(abc.ABC):
+    """Where an engine simulates next."""
+
+    @abc.abstractmethod
+    def choose(
+        self, rng_key: jax.Array, draws: Latents, prior: Latents, variance: Callable[[Latents], np.ndarray], size: int
+    ) -> dict[str, np.ndarray]:
+        """Latents of the next simulations, `{site: (size, *shape)}`.
+
+        Args:
+            rng_key: The only source of randomness.
+            draws: Posterior draws of the last round, `{site: (n, *shape)}`.
+            prior: Prior draws, `{site: (size, *shape)}`.
+            variance: Variance of the surrogate at latents, `{site: (k, *shape)} -> (k,)`.
+            size: How many.
+        """
+
+
+@dataclass(frozen=True)
+class FromPosterior(Proposal):
+    """Simulate at draws from the posterior of the last round, and a part of them at prior draws.
+
+    The part from the prior is a defensive mixture: the likelihood is learnt where the posterior has no mass yet, too,
+    so that a mode that the first rounds missed can still be found.
+
+    Args:
+        prior_proportion: Between 0 and 1.
+    """
+
+    prior_proportion: float = 0.2
+
+    def __post_init__(self):
+        given = self.prior_proportion
+        checks.require(0.0 <= given <= 1.0, f"`prior_proportion` must lie between 0 and 1; got {given}.")
+
+    def choose(self, rng_key, draws, prior, variance, size):
+        """Posterior draws without replacement, then prior draws."""
+        own = round(self.prior_proportion * size)
+        chosen = some(rng_key, draws, size - own)
+        return {name: np.concatenate([chosen[name], prior[name][:own]]) for name in chosen}
+
+
+@dataclass(frozen=True)
+class FromVariance(Proposal):
+    """Simulate at posterior draws, more often where the surrogate's Gaussian-process variance is large.
+
+    Of `candidates * size` posterior draws, `size` are drawn without replacement with odds in proportion to the
+    variance: the posterior says where it matters, the variance where nothing was simulated yet. For forms that have a
+    variance (`KernelMeans`).
+
+    Args:
+        candidates: Posterior draws for each simulation.
+    """
+
+    candidates: int = 4
+
+    def __post_init__(self):
+        checks.whole("candidates", self.candidates, 1)
+
+    def choose(self, rng_key, draws, prior, variance, size):
+        """Posterior draws with odds in proportion to the variance."""
+        first_key, second_key = jax.random.split(rng_key)
+        among = some(first_key, draws, min(self.candidates * size, count(draws)))
+        odds = np.maximum(np.asarray(variance(among), np.float64), 1e-12)
+        return some(second_key, among, size, odds / odds.sum())
+
+
+def sizes(total: int, rounds: int) -> list[int]:
+    """`total` simulations in `rounds` rounds that are as equal as can be, the first ones larger."""
+    return [total // rounds + (r < total % rounds) for r in range(rounds)]
+
+
+def count(latents: Latents) -> int:
+    """How many draws."""
+    return len(next(iter(latents.values())))
+
+
+def some(rng_key: jax.Array, latents: Latents, size: int, odds: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    """`size` draws, none twice unless there are too few."""
+    number = count(latents)
+    index = np.asarray(jax.random.choice(rng_key, number, (size,), replace=size > number, p=odds))
+    return {name: np.asarray(value)[index] for name, value in latents.items()}
+
+
+def moved(before: Latents, after: Latents) -> float:
+    """How far a posterior moved: the largest change of a mean, in its standard deviation, or of a log standard
+    deviation."""
+    changes = [0.0]
+    for name, new in after.items():
+        old, new = (np.asarray(part, np.float64).reshape(len(part), -1) for part in (before[name], new))
+        sd = np.maximum(new.std(axis=0), 1e-300)
+        changes += list(np.abs(new.mean(axis=0) - old.mean(axis=0)) / sd)
+        changes += list(np.abs(np.log(sd / np.maximum(old.std(axis=0), 1e-300))))
+    return float(np.max(changes))
+
+
+def described(history: Sequence[tuple[int, float]]) -> dict[str, Any]:
+    """What a person reads of the rounds: their sizes, and how far each moved the posterior."""
+    if len(history) < 2:
+        return {}
+    made = ", ".join(str(size) for size, _ in history)
+    how_far = ", ".join(f"{change:.2g}" for _, change in history[1:])
+    return {"rounds": f"simulations {made}; the posterior moved by {how_far} sd"}
+
+
+@dataclass(eq=False, repr=False)
+class SimulationEngine(Engine):
+    """Base of the engines that learn from one set of simulations, which serves every observation; their settings.
+
+    To change a setting, assign it, or make another engine: `dataclasses.replace` hands on the simulations that were
+    used, as if they had been given.
+
+    Args:
+        model: A NumPyro model with observed `Simulator` sites.
+        num_simulations: Number of simulations.
+        num_samples: Number of equally weighted posterior draws.
+        simulations: Simulations made elsewhere, instead of new ones.
+        on_failure, executor, store, version, timeout, progress_bar: How it simulates, as in `simulate`.
+    """
+
+    num_simulations: int = 1000
+    _: KW_ONLY
+    num_samples: int = 1000
+    simulations: InitVar[Simulations | None] = None
+    on_failure: OnFailure = "raise"
+    executor: Executor | int | None = None
+    store: str | PathLike | None = None
+    version: str | int | None = None
+    timeout: float | None = None
+    progress_bar: bool = True
+
+    def __post_init__(self, simulations: Simulations | None) -> None:
+        checks.whole("num_samples", self.num_samples, 1)
+        self._given = simulations
+        self.plan  # noqa: B018 (raises an error for settings that it does not take)
+
+    @property
+    def plan(self) -> Plan:
+        """How it simulates, by its settings."""
+        how = (self.on_failure, self.executor, self.store, self.version, self.timeout, self.progress_bar)
+        return Plan(self.num_simulations, self._given, *how)
+
+    def _simulate(self, rng_key: jax.Array, problem: Problem, number: int | None = None) -> Simulations:
+        """The given simulations, checked to have the sites of the model with outputs of its shapes, or new ones."""
+        simulations, made = self.plan.simulate(rng_key, problem, number), "they were made by another model."
+        latents = "latents", simulations.latents or problem.latents, problem.latents
+        for kind, given, own in (latents, ("simulator sites", simulations.x, problem.simulators)):
+            checks.require(
+                set(given) == set(own),
+                f"`simulations` has the {kind} {sorted(given)}, the model {sorted(own)}: {made}",
+            )
+        for site, found in problem.simulators.items():
+            simulator = found.simulator
+            shape, expected = np.shape(simulations.x[site])[1:], simulator.shape()
+            checks.require(
+                len(shape) == len(expected) and shape[len(simulator.batch_shape) :] == simulator.event_shape,
+                f"`simulations` has outputs of shape {shape} at site {site!r}, its simulator `{simulator.name}` gives "
+                f"{expected}: {made}",
+            )
+        return simulations
+
+
+del SimulationEngine.simulations  # an argument; the attribute is that of `Engine`, the simulations that were used
+
+
+def check_model(problem: Problem, engine: str) -> None:
+    """What can be said before any simulation is run."""
+    checks.require(
+        len(problem.simulators) == 1 and not problem.likelihoods,
+        f"{engine} needs a model with one simulator site and nothing else that is observed; this one has the simulator "
+        f"sites {list(problem.simulators)} and the likelihoods {list(problem.likelihoods)}. Use KELFI, or put what is "
+        "observed into one simulator.",
+    )
+    name = next(iter(problem.observations))
+    site = problem.simulators[name]
+    checks.require(
+        bool(site.mask.any()),
+        f"Site {name!r} is masked as a whole, so that {engine} has nothing to compare simulations with. The posterior "
+        "is the prior: draw from that, or use KELFI.",
+    )
+    checks.require(
+        bool(np.all(site.scale == 1.0)),
+        f"Site {name!r} is scaled by {site.scale}: {engine} compares data sets and has no likelihood to raise to that "
+        "power. Use KELFI, or leave numpyro.handlers.scale out.",
+    )
+    site.check_observed(name)
+    groups = site.simulator.groups
+    checks.require(
+        all(size == 1 for size in groups),
+        f"The parameters of the simulator at {name!r} vary along plates of shape {groups}; {engine} compares one data "
+        "set of one parameter. Use KELFI for groups.",
+    )
+
+
+def check_sites(problem: Problem, form: Form | None) -> None:
+    """What can be said before any simulation is run."""
+    for site in problem.observations:
+        problem.simulators[site].check_observed(site)
+        simulator = problem.simulators[site].simulator
+        checks.require(
+            simulator.batch_shape == simulator.groups or getattr(form, "data_kernel", None) is None,
+            f"Site {site!r} holds {simulator.batch_shape} draws of the same parameters along plates, whose densities "
+            "are multiplied; a data kernel on whole data sets does not fit there. Make the data set one event of the "
+            "simulator, or leave `data_kernel` out.",
+        )
+
+
+DRAWS = 1000
+"""Rows to learn from, at most, where several draws share each parameter."""
+
+
+def training_table(simulations: Simulations, problem: Problem, site: str) -> tuple[np.ndarray, np.ndarray]:
+    """Arguments `(r, p)` and outputs `(r, *event)` of single calls, from simulations that may run along plates.
+
+    Groups with parameters of their own become rows. Of draws that share parameters, as many are used as make `DRAWS`
+    rows.
+    """
+    arguments, x = problem.simulators[site].rows(
+        np.asarray(simulations.arguments[site]), np.asarray(simulations.x[site])
+    )
+    event_shape = problem.simulators[site].simulator.event_shape
+    draws = x.reshape(len(x), -1, *event_shape)
+    used = int(np.clip(DRAWS // len(x), 1, draws.shape[1]))
+    return np.repeat(arguments, used, axis=0), draws[:, :used].reshape(-1, *event_shape)
