@@ -65,15 +65,17 @@ def in_model(rng_key: jax.Array, target: Unconstrained, problem: Problem, num_sa
 def _from_prior(
     temper_key, pick_key, target: Unconstrained, prior: Mapping[str, np.ndarray], num_samples: int
 ) -> Drawn:
+    evaluate = Program(jax.vmap(target.evaluate))  # the one program that a model's densities need
+
     def log_densities(u):
-        terms = target.terms(u)
+        terms = evaluate(u)[1]
         return terms.log_prior + terms.log_jacobian, terms.log_likelihood
 
     with solves.one_blas_thread:
         start = Program(jax.vmap(target.flatten))(dict(prior))
-        found = temper(temper_key, Program(jax.vmap(log_densities)), start)
-        u = _pick(pick_key, found.particles, num_samples)
-        latents, terms = Program(jax.vmap(target.evaluate))(u)
+        found = temper(temper_key, log_densities, start)
+        rows = np.asarray(_rows(pick_key, len(found.particles), num_samples))
+        latents, terms = jax.tree.map(lambda leaf: np.asarray(leaf)[rows], evaluate(found.particles))
         return _drawn(latents, terms.log_prior + terms.log_likelihood, found)
 
 
@@ -103,7 +105,7 @@ def _log_densities(data, z):
 def _finish(data, coordinates, rng_key, particles, num_samples):
     """Latents, and log densities with respect to the coordinates."""
     likelihood, measure = data
-    z = _pick(rng_key, particles, num_samples)
+    z = particles[_rows(rng_key, len(particles), num_samples)]
     log_posterior = jax.vmap(lambda point: measure.log_density(point) + likelihood.log_density(point))(z)
     return jax.vmap(coordinates.latents)(z), log_posterior
 
@@ -112,9 +114,10 @@ def _num_particles(num_samples: int) -> int:
     return max(MOVES * num_samples, PARTICLES)
 
 
-@partial(jax.jit, static_argnums=2)
-def _pick(rng_key, particles, num_samples):
-    return particles[jax.random.permutation(rng_key, len(particles))[:num_samples]]
+@partial(jax.jit, static_argnums=(1, 2))
+def _rows(rng_key, size, number):
+    """Some of the particles, in random order."""
+    return jax.random.permutation(rng_key, size)[:number]
 
 
 def _drawn(latents, log_posterior, found: Tempered) -> Drawn:
