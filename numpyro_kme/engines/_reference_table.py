@@ -11,9 +11,8 @@ import numpy as np
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.programs import Recomputed
-from numpyro_kme.models.coordinates import Coordinates
+from numpyro_kme.models.coordinates import Coordinates, Unconstrained
 from numpyro_kme.models.problem import Problem
-from numpyro_kme.models.unconstrained import Unconstrained
 from numpyro_kme.simulations import Simulations
 
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
-from numpyro_kme._core.robust import mad_or_sd
 from numpyro_kme.abc.discrepancies import Discrepancy, discrepancies_to, dissimilarities
 from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule
 from numpyro_kme.embeddings.mmd import Estimator, Quadratic
@@ -19,7 +18,7 @@ from numpyro_kme.engines._reference_table import ReferenceTable
 from numpyro_kme.engines.base import check_positive
 from numpyro_kme.kernels import EmpiricalMeasure, Gaussian
 from numpyro_kme.kernels.base import Kernel
-from numpyro_kme.kernels.length_scales import LengthScaleRule, MedianHeuristic
+from numpyro_kme.kernels.length_scales import LengthScaleRule, MedianHeuristic, mad_or_sd
 from numpyro_kme.kernels.low_rank import LowRankRidge
 from numpyro_kme.losses.base import Loss
 

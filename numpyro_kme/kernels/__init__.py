@@ -1,8 +1,7 @@
 """Kernels on vectors, data sets, time series, rotations and anything a callable compares."""
 
-from numpyro_kme.kernels.algebra import GaussianScaleMixture, Product, Scaled, Sum
+from numpyro_kme.kernels.algebra import GaussianScaleMixture, Linear, Polynomial, Product, Scaled, Sum
 from numpyro_kme.kernels.base import FromCallable, Kernel
-from numpyro_kme.kernels.empirical import EmpiricalMeasure
 from numpyro_kme.kernels.kernel_learning import (
     BayesianKernelLearning,
     LearntLengthScale,
@@ -19,6 +18,8 @@ from numpyro_kme.kernels.length_scales import (
 )
 from numpyro_kme.kernels.low_rank import LowRank, LowRankRidge
 from numpyro_kme.kernels.stationary import (
+    DistanceInduced,
+    Energy,
     Gaussian,
     InverseMultiquadric,
     Laplace,
@@ -27,8 +28,13 @@ from numpyro_kme.kernels.stationary import (
     Matern52,
     RationalQuadratic,
 )
-from numpyro_kme.kernels.structured import GaussianProcessPath, RotationGaussian, RotationTrace, nearest_rotation
-from numpyro_kme.kernels.unbounded import DistanceInduced, Energy, Linear, Polynomial
+from numpyro_kme.kernels.structured import (
+    EmpiricalMeasure,
+    GaussianProcessPath,
+    RotationGaussian,
+    RotationTrace,
+    nearest_rotation,
+)
 
 __all__ = [
     "BayesianKernelLearning",

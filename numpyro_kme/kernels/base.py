@@ -123,6 +123,14 @@ class Kernel:
     __rmul__ = __mul__
 
 
+class OfArrays:
+    """Base of kernels whose points are arrays of any shape."""
+
+    def points(self, x):
+        """Read arrays `(n, *event)` as they are."""
+        return x
+
+
 class Signed(Kernel):
     """A kernel that takes negative values: it has no logarithm, and no density."""
 
@@ -160,7 +168,7 @@ def pairwise(function, x: PointSet, y: PointSet) -> jax.Array:
 
 
 @register
-class FromCallable(Kernel):
+class FromCallable(OfArrays, Kernel):
     r"""Kernel `k(a, b) = fn(a, b)` of a callable.
 
     With `host=True`, `fn` is plain Python and is called once per pair with NumPy arrays. Strings, graphs and
@@ -186,10 +194,6 @@ class FromCallable(Kernel):
 
     def __post_init__(self):
         checks.require(callable(self.fn), f"`fn` must be callable as fn(a, b); got {self.fn!r}.", TypeError)
-
-    def points(self, x):
-        """Read arrays `(n, *event)` as they are."""
-        return x
 
     def pair(self, a, b):
         """Value of the callable for one pair of points."""

@@ -12,8 +12,10 @@ from jax.scipy.special import expit, logit
 from jax.typing import ArrayLike
 from scipy.special import ndtri
 
+from numpyro_kme._core import checks, compat
 from numpyro_kme._core.host import on_host, to_host
-from numpyro_kme.models import normalise, prior_maps
+from numpyro_kme.models import prior_maps
+from numpyro_kme.models.prior_maps import NotExact
 from numpyro_kme.models.problem import Draws, Latent, Problem
 
 
@@ -139,7 +141,8 @@ def _affine(x: np.ndarray, y: np.ndarray) -> np.ndarray | None:
 
 def exact(problem: Problem, site: str, draws: Draws) -> dict[str, Any]:
     """The fields of exact coordinates; raises `NotExact` if there are none."""
-    _refuse(draws.arguments[site].ndim > 2, "the simulator's parameters vary along plates")
+    together = draws.arguments[site].ndim == 2
+    checks.require(together, "the simulator's parameters vary along plates", NotExact)
     matches = _match(draws.arguments[site], draws.latents)
     sites = {match.site for match in matches if match.site is not None}
     used = {name: latent for name, latent in problem.latents.items() if name in sites}
@@ -159,7 +162,8 @@ def exact(problem: Problem, site: str, draws: Draws) -> dict[str, Any]:
     mixture = prior_maps.product(parts)
     number = len(mixture.weights)
     shape = "standard normal" if number == 1 else f"a mixture of {number} normals"
-    names = [_label(name, i) for name, latent in used.items() for i in np.ndindex(latent.value.shape)]
+    places = [(name, index) for name, latent in used.items() for index in np.ndindex(latent.value.shape)]
+    names = [f"{name}[{', '.join(map(str, index))}]" if index else name for name, index in places]
     return {
         "columns": tuple(columns),
         "priors": prior_maps.Sequential(problem, tuple(used)) if sequential else prior_maps.Independent(fns),
@@ -220,7 +224,7 @@ def _match(arguments: np.ndarray, latents: Mapping[str, np.ndarray]) -> list[_Ma
             continue
         match = next(_functions(a, latents), None)
         if match is None:
-            raise prior_maps.NotExact(f"argument {k} was not recognised as an elementwise function of one latent")
+            raise NotExact(f"argument {k} was not recognised as an elementwise function of one latent")
         matches.append(match)
     return matches
 
@@ -232,23 +236,17 @@ def _functions(a: np.ndarray, latents: Mapping[str, np.ndarray]):
                 yield _Match(column, name, index)
 
 
-def _refuse(condition: bool, reason: str) -> None:
-    if condition:
-        raise prior_maps.NotExact(reason)
-
-
 def _check(used: Mapping[str, Latent], shown: Mapping[str, list[int]]) -> None:
     parents = {parent for latent in used.values() for parent in latent.parents}
     hidden = sorted(parents - set(used))
-    _refuse(bool(hidden), f"their prior depends on {', '.join(hidden)}, which the simulator does not take")
+    checks.require(
+        not hidden, f"their prior depends on {', '.join(hidden)}, which the simulator does not take", NotExact
+    )
     for name, latent in used.items():
-        tied = name in parents or not normalise.is_elementwise(latent.fn)
-        part = len(shown[name]) < latent.value.size
-        _refuse(tied and part, f"the simulator takes only a part of {name}, whose entries belong together")
-
-
-def _label(name: str, index: tuple[int, ...]) -> str:
-    return f"{name}[{', '.join(map(str, index))}]" if index else name
+        tied = name in parents or compat.innermost(latent.fn).event_dim > 0
+        whole = len(shown[name]) == latent.value.size
+        reason = f"the simulator takes only a part of {name}, whose entries belong together"
+        checks.require(whole or not tied, reason, NotExact)
 
 
 @on_host

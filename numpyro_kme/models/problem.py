@@ -12,7 +12,7 @@ from jax import random
 
 from numpyro_kme._core import checks, compat, programs
 from numpyro_kme._core.programs import Program, Recomputed
-from numpyro_kme.models import normalise, reading, tracing
+from numpyro_kme.models import normalise, sites, tracing
 from numpyro_kme.models.sites import Latent, SimulatorSite
 
 __all__ = ["Draws", "Latent", "Problem", "SimulatorSite"]
@@ -68,7 +68,7 @@ class Problem(Recomputed):
                 whose output another site depends on, an observation of the wrong shape, or an improper or
                 discrete prior. Each error names the site and says what to do.
         """
-        return cls(model, args, kwargs, *reading.read(model, args, kwargs))
+        return cls(model, args, kwargs, *sites.read(model, args, kwargs))
 
     def with_data(self, *args, **kwargs) -> "Problem":
         """The same model with other arguments, such as another observation; much faster than to read it anew.
@@ -76,7 +76,7 @@ class Problem(Recomputed):
         Raises:
             ValueError: As `read`.
         """
-        return Problem(self.model, args, kwargs, *reading.read_again(self, self.model, args, kwargs))
+        return Problem(self.model, args, kwargs, *sites.read_again(self, args, kwargs))
 
     @property
     def observations(self) -> dict[str, np.ndarray]:
@@ -170,17 +170,17 @@ class Problem(Recomputed):
     @cached_property
     def _log_prior(self) -> Callable:
         def log_prior(latents):
-            sites, _ = self._run(latents)
+            trace, _ = self._run(latents)
             with tracing.as_numpyro_does():
-                return sum(compat.log_prob(sites[name]) for name in self.latents)
+                return sum(compat.log_prob(trace[name]) for name in self.latents)
 
         return Program(jax.vmap(log_prior))
 
     @cached_property
     def _inside(self) -> Callable:
         def inside(latents):
-            sites, _ = self._run(latents)
-            return {name: jnp.all(sites[name]["fn"].support(sites[name]["value"])) for name in self.latents}
+            trace, _ = self._run(latents)
+            return {name: jnp.all(trace[name]["fn"].support(trace[name]["value"])) for name in self.latents}
 
         return Program(jax.vmap(inside))
 

@@ -21,11 +21,10 @@ from numpyro_kme.models import simulator_functions
 from numpyro_kme.models.problem import Arrays, Draws, Problem
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.simulations import site_runs
-from numpyro_kme.simulations.failures import OnFailure, Penalise, SimulationError, check_policy, retries
+from numpyro_kme.simulations.failures import OnFailure, Penalise, SimulationError, StoreError, check_policy, retries
 from numpyro_kme.simulations.fingerprint import fingerprint
 from numpyro_kme.simulations.simulations import Simulations
 from numpyro_kme.simulations.store import Store
-from numpyro_kme.simulations.store_checks import StoreError
 
 
 def simulate(

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from numpyro_kme._core import arviz, checks
-from numpyro_kme.simulations.failures import Failure
-from numpyro_kme.simulations.store_checks import StoreError, alone, damaged, differences, first, writing
+from numpyro_kme.simulations.failures import Failure, StoreError, alone, damaged, differences, first, writing
 
 FORMAT = 1
 CHUNK = 64
