@@ -36,39 +36,13 @@ from numpyro_kme.kernels.structured import (
     nearest_rotation,
 )
 
-__all__ = [
-    "BayesianKernelLearning",
-    "CrossValidation",
-    "DistanceInduced",
-    "EmpiricalMeasure",
-    "Energy",
-    "FromCallable",
-    "Gaussian",
-    "GaussianProcessPath",
-    "GaussianScaleMixture",
-    "InverseMultiquadric",
-    "Kernel",
-    "Laplace",
-    "LearntLengthScale",
-    "LengthScaleRule",
-    "Linear",
-    "LowRank",
-    "LowRankRidge",
-    "Matern12",
-    "Matern32",
-    "Matern52",
-    "MedianHeuristic",
-    "Polynomial",
-    "Product",
-    "RationalQuadratic",
-    "RotationGaussian",
-    "RotationTrace",
-    "Scaled",
-    "Sum",
-    "farthest_point_design",
-    "learn_length_scale",
-    "median_heuristic",
-    "median_heuristic_per_dimension",
-    "nearest_rotation",
-    "shrunk_embedding",
-]
+__all__ = ["FromCallable", "Kernel"]
+__all__ += ["Gaussian", "InverseMultiquadric", "Laplace", "Matern12", "Matern32", "Matern52", "RationalQuadratic"]
+__all__ += ["DistanceInduced", "Energy", "Linear", "Polynomial"]  # without bound
+__all__ += ["EmpiricalMeasure", "GaussianProcessPath", "RotationGaussian", "RotationTrace", "nearest_rotation"]
+__all__ += ["GaussianScaleMixture", "Product", "Scaled", "Sum"]  # made of kernels
+__all__ += ["CrossValidation", "LengthScaleRule", "MedianHeuristic"]  # length scales
+__all__ += ["median_heuristic", "median_heuristic_per_dimension"]
+__all__ += ["BayesianKernelLearning", "LearntLengthScale", "learn_length_scale"]
+__all__ += ["farthest_point_design", "shrunk_embedding"]
+__all__ += ["LowRank", "LowRankRidge"]

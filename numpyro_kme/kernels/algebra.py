@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
-from numpyro_kme.kernels.base import Kernel, Signed, check_fields, register
+from numpyro_kme.kernels.base import Kernel, OverLengthScale, Signed, check_fields, register
 from numpyro_kme.kernels.gram import products, scaled, squared_distances
 from numpyro_kme.kernels.stationary import Gaussian
 
@@ -192,7 +192,7 @@ class GaussianScaleMixture(Kernel):
 
 
 @register
-class Linear(Signed):
+class Linear(OverLengthScale, Signed):
     r"""Linear kernel `k(a, b) = sum_d a_d b_d / l_d^2`; its mean embeddings are means.
 
     Args:
@@ -200,9 +200,6 @@ class Linear(Signed):
     """
 
     length_scale: ArrayLike = 1.0
-
-    def __post_init__(self):
-        check_fields(self, checks.positive, "length_scale")
 
     def pair(self, a, b):
         """Inner product of two scaled vectors `(dim,)`."""

@@ -30,12 +30,11 @@ def register(cls: type[T]) -> type[T]:
     static = tuple(f.name for f in members if f.metadata.get("static", False))
     leaves = tuple(f.name for f in members if f.name not in static)
 
-    def flatten(instance):
-        return [getattr(instance, name) for name in leaves], tuple(getattr(instance, name) for name in static)
+    keys = [jax.tree_util.GetAttrKey(name) for name in leaves]
 
-    def flatten_with_keys(instance):
-        children, structure = flatten(instance)
-        return list(zip(map(jax.tree_util.GetAttrKey, leaves), children)), structure
+    def flatten(instance):
+        children = [(key, getattr(instance, name)) for key, name in zip(keys, leaves)]
+        return children, tuple(getattr(instance, name) for name in static)
 
     def unflatten(structure, children):
         instance = object.__new__(cls)
@@ -43,7 +42,7 @@ def register(cls: type[T]) -> type[T]:
             object.__setattr__(instance, name, value)
         return instance
 
-    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+    jax.tree_util.register_pytree_with_keys(cls, flatten, unflatten)
     return cls
 
 
@@ -121,6 +120,13 @@ class Kernel:
         return Product((self, other)) if isinstance(other, Kernel) else Scaled(self, other)
 
     __rmul__ = __mul__
+
+
+class OverLengthScale:
+    """Base of kernels with a length scale, which has to be positive."""
+
+    def __post_init__(self):
+        check_fields(self, checks.positive, "length_scale")
 
 
 class OfArrays:

@@ -9,6 +9,7 @@ from jax.typing import ArrayLike
 from scipy.spatial.distance import pdist
 
 from numpyro_kme._core import checks, solves
+from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.low_rank import LowRank
 from numpyro_kme.kernels.stationary import Gaussian
@@ -17,9 +18,6 @@ MAX_POINTS = 2048
 
 REGULARISATIONS = 10.0 ** np.arange(-9.0, 1.0)
 """Regularisations of kernel ridge regressions whose errors are compared."""
-
-
-Array = jax.Array | np.ndarray
 
 
 def median_heuristic(x: Array, *, max_points: int | None = MAX_POINTS, ties: bool = True) -> np.ndarray:
@@ -180,12 +178,6 @@ def some_rows(rng_key: jax.Array, x: np.ndarray, most: int) -> np.ndarray:
     return x[np.asarray(jax.random.choice(rng_key, len(x), (most,), replace=False))]
 
 
-NORMAL_MAD = 1.4826
-"""Standard deviation of a normal distribution in median absolute deviations."""
-NORMAL_IQR = 1.349
-"""Interquartile range of a normal distribution in standard deviations."""
-
-
 def median_absolute_deviation(x: np.ndarray, centre: ArrayLike | None = None) -> np.ndarray:
     """`median_i |x_i - centre|` over the first axis, `(...)`, in the units of `x`; 0 where half of a column agrees.
 
@@ -211,7 +203,7 @@ def robust_standard_deviation(column: np.ndarray) -> float:
     centre = np.median(column)
     low, high = np.quantile(column, [0.25, 0.75])
     rounding = 1e-13 * abs(centre)
-    for scale in (NORMAL_MAD * median_absolute_deviation(column, centre), (high - low) / NORMAL_IQR):
+    for scale in (1.4826 * median_absolute_deviation(column, centre), (high - low) / 1.349):
         if scale > rounding:
             return float(scale)
     deviations = np.abs(column - centre)

@@ -9,12 +9,12 @@ from jax.scipy.special import gammaln
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
-from numpyro_kme.kernels.base import Kernel, Signed, check_fields, register
+from numpyro_kme.kernels.base import Kernel, OverLengthScale, Signed, check_fields, register
 from numpyro_kme.kernels.gram import safe_sqrt, scaled, scaled_difference, squared_distances
 
 
 @register
-class Stationary(Kernel):
+class Stationary(OverLengthScale, Kernel):
     """A kernel `exp(g(s))` of the squared scaled distance `s = |(a - b) / length_scale|_2^2`.
 
     `length_scale` is a scalar, or `(dim,)` for one length scale per dimension, in the units of the data.
@@ -22,9 +22,6 @@ class Stationary(Kernel):
     """
 
     length_scale: ArrayLike
-
-    def __post_init__(self):
-        check_fields(self, checks.positive, "length_scale")
 
     def log_profile(self, s: jax.Array) -> jax.Array:
         """Logarithm of the kernel as a function of the squared scaled distance."""
@@ -180,7 +177,7 @@ class RationalQuadratic(Stationary):
 
 
 @register
-class Energy(Signed):
+class Energy(OverLengthScale, Signed):
     r"""Energy kernel `k(a, b) = -|(a - b) / l|_2`, the negative distance.
 
     Conditionally positive definite: `sum_ij w_i w_j k(x_i, x_j) >= 0` only for weights that sum to 0. That is
@@ -193,9 +190,6 @@ class Energy(Signed):
     """
 
     length_scale: ArrayLike = 1.0
-
-    def __post_init__(self):
-        check_fields(self, checks.positive, "length_scale")
 
     def pair(self, a, b):
         """Negative scaled distance between two vectors `(dim,)`."""
@@ -246,22 +240,17 @@ def _log_matern32(s: jax.Array) -> jax.Array:
     return jnp.log1p(u) - u
 
 
-@_log_matern32.defjvp
-def _log_matern32_jvp(primals, tangents):
-    (s,), (ds,) = primals, tangents
-    slope = -1.5 / (1.0 + safe_sqrt(3.0 * s))  # exact at s = 0, where the chain rule is 0 / 0
-    return _log_matern32(s), slope * ds
-
-
 @jax.custom_jvp
 def _log_matern52(s: jax.Array) -> jax.Array:
     u = safe_sqrt(5.0 * s)
     return jnp.log1p(u + 5.0 / 3.0 * s) - u
 
 
-@_log_matern52.defjvp
-def _log_matern52_jvp(primals, tangents):
-    (s,), (ds,) = primals, tangents
+def _slope_of_log_matern52(s: jax.Array) -> jax.Array:
     u = safe_sqrt(5.0 * s)
-    slope = -5.0 / 6.0 * (1.0 + u) / (1.0 + u + 5.0 / 3.0 * s)
-    return _log_matern52(s), slope * ds
+    return -5.0 / 6.0 * (1.0 + u) / (1.0 + u + 5.0 / 3.0 * s)
+
+
+# exact at s = 0, where the chain rule is 0 / 0
+_log_matern32.defjvps(lambda ds, value, s: -1.5 / (1.0 + safe_sqrt(3.0 * s)) * ds)
+_log_matern52.defjvps(lambda ds, value, s: _slope_of_log_matern52(s) * ds)

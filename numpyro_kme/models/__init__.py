@@ -5,10 +5,4 @@ from numpyro_kme.models.problem import Problem
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.simulator_functions import FromNoise
 
-__all__ = [
-    "Coordinates",
-    "FromNoise",
-    "Problem",
-    "Simulator",
-    "Unconstrained",
-]
+__all__ = ["Coordinates", "FromNoise", "Problem", "Simulator", "Unconstrained"]

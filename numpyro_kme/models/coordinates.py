@@ -91,10 +91,8 @@ class Coordinates:
         table = draws.arguments[site].reshape(-1, draws.arguments[site].shape[-1])
         what = f"the arguments of the simulator at {site!r}"
         checks.finite(what, table, "Narrow the prior, or bound the step that overflows.")
-        checks.require(
-            bool(np.ptp(table, axis=0).any()),
-            f"T{what[1:]} are the same in all prior draws: nothing to infer.",
-        )
+        varied = bool(np.ptp(table, axis=0).any())
+        checks.require(varied, f"T{what[1:]} are the same in all prior draws: nothing to infer.")
         try:
             return cls(**matching.exact(problem, site, draws))
         except NotExact as reason:
@@ -104,8 +102,7 @@ class Coordinates:
     def standardise(cls, table: ArrayLike) -> "Coordinates":
         """Affine coordinates of a table of arguments `(m, p)`: median 0, 68 % of the rows between -1 and 1."""
         checks.concrete(table=table)
-        checks.matrix("table", table, min_rows=2)
-        checks.sound("table", table)
+        checks.table("table", table, min_rows=2)
         table = np.asarray(table, np.float64)
         checks.require(bool(np.ptp(table, axis=0).any()), "All rows of `table` are the same.")
         return cls(**matching.standardised(table, "the columns", "no prior is known", choose_links=False))
@@ -127,8 +124,7 @@ class Coordinates:
     def table(self, arguments: ArrayLike) -> np.ndarray:
         """Coordinates `(m, D)` of the arguments `(m, p)` of many calls, on the host in float64; compiled once for each
         size."""
-        checks.matrix("arguments", arguments, columns=len(self.columns))
-        checks.sound("arguments", arguments)
+        checks.table("arguments", arguments, columns=len(self.columns))
         return np.asarray(_forward_rows(self, np.asarray(arguments, np.float64)))
 
     @on_host
@@ -234,12 +230,11 @@ class Unconstrained:
     def evaluate(self, u: jax.Array) -> tuple[dict[str, jax.Array], Terms]:
         """The latents and the log densities at `u`."""
         trace, log_jacobian = self._trace(u)
-        sites = {name: site for name, site in trace.items() if site["type"] == "sample"}
-        log_probs = {name: log_prob(site) for name, site in sites.items()}
+        log_probs = {name: log_prob(site) for name, site in trace.items() if site["type"] == "sample"}
         zero = jnp.zeros(())
         prior = sum((value for name, value in log_probs.items() if name in self.shapes), zero)
         likelihood = sum((value for name, value in log_probs.items() if name not in self.shapes), zero)
-        return {name: sites[name]["value"] for name in self.shapes}, Terms(prior, log_jacobian, likelihood)
+        return {name: trace[name]["value"] for name in self.shapes}, Terms(prior, log_jacobian, likelihood)
 
     def _trace(self, u):
         ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes.values()])[:-1]

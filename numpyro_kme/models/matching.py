@@ -64,10 +64,10 @@ LINKS = (
 class Column:
     """An argument as a function of an entry `t` of a latent: `outer_0 + outer_1 h(inner_0 + inner_1 t)`."""
 
-    inner: np.ndarray
-    outer: np.ndarray
     link: Link = field(metadata={"static": True})
     entry: int = field(default=0, metadata={"static": True})
+    inner: np.ndarray = field(default_factory=lambda: np.array([0.0, 1.0]))
+    outer: np.ndarray = field(default_factory=lambda: np.array([0.0, 1.0]))
 
     def __call__(self, t: jax.Array) -> jax.Array:
         """The argument, given the entry."""
@@ -78,17 +78,9 @@ class Column:
         return (self.link.inverse((a - self.outer[0]) / self.outer[1]) - self.inner[0]) / self.inner[1]
 
 
-_UNCHANGED = np.array([0.0, 1.0])
-
-
-def column(link: Link, entry: int = 0) -> Column:
-    """The argument that is `link` of an entry as it stands."""
-    return Column(_UNCHANGED, _UNCHANGED, link, entry)
-
-
 def constant(value: float) -> Column:
     """The argument that no entry moves."""
-    return Column(_UNCHANGED, np.array([float(value), 0.0]), IDENTITY)
+    return Column(IDENTITY, outer=np.array([float(value), 0.0]))
 
 
 def is_monotone(a: np.ndarray, t: np.ndarray) -> bool:
@@ -104,7 +96,7 @@ def find(a: np.ndarray, t: np.ndarray) -> Column | None:
     counts if it gives `a` to about 200 roundings and its inverse gives `t` to a thousandth of its standard deviation.
     """
     if np.array_equal(a, t):
-        return column(IDENTITY)
+        return Column(IDENTITY)
     eps = np.finfo(np.result_type(a, np.float32)).eps
     return _first(a, t, 200 * eps)
 
@@ -122,13 +114,13 @@ def _first(a, t, tolerance) -> Column | None:
 
 def _candidates(a: np.ndarray, t: np.ndarray):
     for link in LINKS:
-        yield column(link)
+        yield Column(link)
     for link in LINKS:
         if (inner := _affine(t, np.asarray(link.inverse(a)))) is not None:
-            yield Column(inner, _UNCHANGED, link)
+            yield Column(link, inner=inner)
     for link in LINKS[1:]:
         if (outer := _affine(np.asarray(link.forward(t)), a)) is not None:
-            yield Column(_UNCHANGED, outer, link)
+            yield Column(link, outer=outer)
 
 
 def _affine(x: np.ndarray, y: np.ndarray) -> np.ndarray | None:
@@ -141,9 +133,8 @@ def _affine(x: np.ndarray, y: np.ndarray) -> np.ndarray | None:
 
 def exact(problem: Problem, site: str, draws: Draws) -> dict[str, Any]:
     """The fields of exact coordinates; raises `NotExact` if there are none."""
-    together = draws.arguments[site].ndim == 2
-    checks.require(together, "the simulator's parameters vary along plates", NotExact)
-    matches = _match(draws.arguments[site], draws.latents)
+    checks.require(draws.arguments[site].ndim == 2, "the simulator's parameters vary along plates", NotExact)
+    matches = [_match(k, a, draws.latents) for k, a in enumerate(draws.arguments[site].T)]
     sites = {match.site for match in matches if match.site is not None}
     used = {name: latent for name, latent in problem.latents.items() if name in sites}
     sizes = [latent.value.size for latent in used.values()]
@@ -188,7 +179,7 @@ def standardised(table: np.ndarray, what: str, why: str, *, choose_links: bool) 
     links = {k: _most_normal(table[:, k]) if choose_links else IDENTITY for k in moving}
     columns = [constant(value) for value in table[0]]
     for entry, k in enumerate(moving):
-        columns[k] = column(links[k], entry)
+        columns[k] = Column(links[k], entry)
     t = np.stack([np.asarray(links[k].inverse(table[:, k])) for k in moving], axis=1)
     low, median, high = np.quantile(t, [0.158655, 0.5, 0.841345], axis=0)
     sd = np.where(high > low, 0.5 * (high - low), t.std(axis=0))
@@ -216,24 +207,15 @@ class _Match(NamedTuple):
     place: int = 0
 
 
-def _match(arguments: np.ndarray, latents: Mapping[str, np.ndarray]) -> list[_Match]:
-    matches = []
-    for k, a in enumerate(arguments.T):
-        if np.ptp(a) == 0.0:
-            matches.append(_Match(constant(a[0])))
-            continue
-        match = next(_functions(a, latents), None)
-        if match is None:
-            raise NotExact(f"argument {k} was not recognised as an elementwise function of one latent")
-        matches.append(match)
-    return matches
-
-
-def _functions(a: np.ndarray, latents: Mapping[str, np.ndarray]):
+def _match(k: int, a: np.ndarray, latents: Mapping[str, np.ndarray]) -> _Match:
+    """What argument `k` is a function of, by its draws `a`."""
+    if np.ptp(a) == 0.0:
+        return _Match(constant(a[0]))
     for name, values in latents.items():
-        for index, t in enumerate(values.reshape(len(values), -1).T):
+        for place, t in enumerate(values.reshape(len(values), -1).T):
             if is_monotone(a, t) and (column := find(a, t)) is not None:
-                yield _Match(column, name, index)
+                return _Match(column, name, place)
+    raise NotExact(f"argument {k} was not recognised as an elementwise function of one latent")
 
 
 def _check(used: Mapping[str, Latent], shown: Mapping[str, list[int]]) -> None:

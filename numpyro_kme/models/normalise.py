@@ -147,9 +147,7 @@ for _kind, _inverse in _FROM_NORMAL.items():
 
 def _factor(fn) -> jax.Array:
     """Lower Cholesky factor of the covariance."""
-    if isinstance(fn, dist.MultivariateNormal):
-        return fn.scale_tril
-    return jnp.linalg.cholesky(fn.covariance_matrix)
+    return fn.scale_tril if isinstance(fn, dist.MultivariateNormal) else jnp.linalg.cholesky(fn.covariance_matrix)
 
 
 def is_folded(fn: dist.TransformedDistribution) -> bool:

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import random
 
 from numpyro_kme._core import checks, compat, programs
 from numpyro_kme._core.programs import Program, Recomputed
@@ -81,13 +80,10 @@ class Problem(Recomputed):
     @property
     def observations(self) -> dict[str, np.ndarray]:
         """The observation at every simulator site, `{site: (*batch, *event)}`; raises if one is missing."""
-        observed = {name: site.observed for name, site in self.simulators.items()}
-        for name, value in observed.items():
-            checks.require(
-                value is not None,
-                f"The simulator site {name!r} is not observed: pass its observation to the model.",
-            )
-        return {name: value for name, value in observed.items() if value is not None}
+        for name, site in self.simulators.items():
+            seen = site.observed is not None
+            checks.require(seen, f"The simulator site {name!r} is not observed: pass its observation to the model.")
+        return {name: np.asarray(site.observed) for name, site in self.simulators.items()}
 
     def site(self, name: str | None = None) -> str:
         """`name`, checked to be a simulator site; the only one there is if `name` is left out."""
@@ -143,8 +139,11 @@ class Problem(Recomputed):
         return {name: trace[name]["value"] for name in z}
 
     def _run(self, latents, *inside, key=None):
-        key = random.key(0) if key is None else key
         return tracing.run(self.model, self.args, self.kwargs, key, latents, *inside)
+
+    def _at(self, function: Callable) -> Program:
+        """A program of many points: `function` of the trace at each, and of its simulators."""
+        return Program(jax.vmap(lambda latents: function(*self._run(latents))))
 
     def _parts(self, trace, simulators):
         """What `Draws` holds, in lists: JAX sorts dictionaries by name."""
@@ -165,24 +164,22 @@ class Problem(Recomputed):
 
     @cached_property
     def _evaluate(self) -> Callable:
-        return Program(jax.vmap(lambda latents: self._parts(*self._run(latents))))
+        return self._at(self._parts)
 
     @cached_property
     def _log_prior(self) -> Callable:
-        def log_prior(latents):
-            trace, _ = self._run(latents)
+        def log_prior(trace, _):
             with tracing.as_numpyro_does():
                 return sum(compat.log_prob(trace[name]) for name in self.latents)
 
-        return Program(jax.vmap(log_prior))
+        return self._at(log_prior)
 
     @cached_property
     def _inside(self) -> Callable:
-        def inside(latents):
-            trace, _ = self._run(latents)
+        def inside(trace, _):
             return {name: jnp.all(trace[name]["fn"].support(trace[name]["value"])) for name in self.latents}
 
-        return Program(jax.vmap(inside))
+        return self._at(inside)
 
     def _checked(self, latents: Arrays) -> dict[str, np.ndarray]:
         names = list(self.latents)

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-from jax import random
 from numpyro.infer.inspect import get_model_relations
 
 from numpyro_kme._core import checks, compat
@@ -115,7 +114,7 @@ class Parts(NamedTuple):
 def read(model: Callable, args: tuple, kwargs: Mapping) -> Parts:
     """Read the parts of `model(*args, **kwargs)`; see `Problem.read`."""
     tracing.refuse_seeded(model)
-    run = partial(tracing.run, model, args, kwargs, random.key(0), {})
+    run = partial(tracing.run, model, args, kwargs, None, {})
     functions: dict[str, Callable] = {}
 
     def run_again():
@@ -132,9 +131,8 @@ def read(model: Callable, args: tuple, kwargs: Mapping) -> Parts:
     for name, simulator in simulators.items():
         if functions[name] != simulator.fn:
             checks.warn(
-                f"The simulator `{simulator.name}` of site {name!r} is a new function each time the model "
-                "runs, a lambda or a function defined inside the model, so JAX compiles it again each time. "
-                "Define it outside.",
+                f"The simulator `{simulator.name}` of site {name!r} is a new function each time the model runs, a "
+                "lambda or a function defined inside the model, so JAX compiles it again each time. Define it outside."
             )
     parts = _parts_of(trace, simulators, parents)
     _check_weights(parts, model, args, kwargs)
@@ -144,7 +142,7 @@ def read(model: Callable, args: tuple, kwargs: Mapping) -> Parts:
 def read_again(before: Any, args: tuple, kwargs: Mapping) -> Parts:
     """As `read`, for other data of a model that was read: dependence is read again only where the sites are others."""
     try:
-        trace, simulators = tracing.run(before.model, args, kwargs, random.key(0), {})
+        trace, simulators = tracing.run(before.model, args, kwargs, None, {})
     except Exception:  # which `read` explains
         return read(before.model, args, kwargs)
     parents: dict[str, tuple[str, ...]] = dict.fromkeys((*before.deterministics, *before.likelihoods), ())
@@ -167,9 +165,8 @@ def _explained(model: Callable, args: tuple, kwargs: Mapping):
     except Exception as error:
         raise ValueError(
             f"The model `{getattr(model, '__name__', model)}` failed while its sites were read: {error} "
-            f"({type(error).__name__}). It was run with {len(args)} positional arguments and the keyword "
-            f"arguments {sorted(kwargs)}; observations and covariates are passed the way the model takes "
-            "them."
+            f"({type(error).__name__}). It was run with {len(args)} positional arguments and the keyword arguments "
+            f"{sorted(kwargs)}; observations and covariates are passed the way the model takes them."
         ) from error
 
 
@@ -231,7 +228,7 @@ def _check_weights(parts: Parts, model, args, kwargs) -> None:
     """Masks and scales are known before anything is inferred."""
 
     def weights(name, latents):
-        site = tracing.run(model, args, kwargs, random.key(0), latents)[0][name]
+        site = tracing.run(model, args, kwargs, None, latents)[0][name]
         return compat.mask(site["fn"]), compat.scale(site)
 
     known = {name: jnp.asarray(latent.value) for name, latent in parts.latents.items()}
@@ -260,9 +257,8 @@ def _check_sites(trace, simulators, parents) -> None:
         fed = [parent for parent in parents[name] if parent in simulators]
         checks.require(
             not fed,
-            f"Site {name!r} depends on the output of the simulator at {fed and fed[0]!r}, whose density is "
-            "not known. Put that step inside the simulator's function, so that its output is what is "
-            "observed.",
+            f"Site {name!r} depends on the output of the simulator at {fed and fed[0]!r}, whose density is not known. "
+            "Put that step inside the simulator's function, so that its output is what is observed.",
         )
         if name in simulators:
             dtype = site["value"].dtype

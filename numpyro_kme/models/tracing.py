@@ -133,7 +133,7 @@ def keys_in_order(rng_key: jax.Array, draw: jax.Array) -> jax.Array:
         key, given = random.split(key)
         return key, given
 
-    left, given = jax.lax.scan(split, random.fold_in(rng_key, draw), length=SPLIT)
+    left, given = jax.lax.scan(split, random.fold_in(checks.typed_key(rng_key), draw), length=SPLIT)
     return jnp.append(given, left)
 
 
@@ -168,7 +168,7 @@ def set_from(names: Collection[str], value: Callable[[str, Distribution], jax.Ar
 
 
 def run(
-    model: Callable, args: tuple, kwargs: Mapping, key: jax.Array, latents: Mapping, *inside: Messenger
+    model: Callable, args: tuple, kwargs: Mapping, key: jax.Array | None, latents: Mapping, *inside: Messenger
 ) -> tuple[dict, dict[str, Simulator]]:
     """The trace of a model with given latents and its simulators left out, and the `Simulator` of each site."""
     left_out = LeaveOutSimulators()

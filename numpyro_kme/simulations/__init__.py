@@ -6,15 +6,5 @@ from numpyro_kme.simulations.simulate import Plan, simulate
 from numpyro_kme.simulations.simulations import Simulations
 from numpyro_kme.simulations.store import Store
 
-__all__ = [
-    "Command",
-    "Failure",
-    "Penalise",
-    "Plan",
-    "Retry",
-    "SimulationError",
-    "Simulations",
-    "Store",
-    "StoreError",
-    "simulate",
-]
+__all__ = ["Command", "Plan", "Simulations", "Store", "StoreError", "simulate"]
+__all__ += ["Failure", "Penalise", "Retry", "SimulationError"]  # where simulations fail

@@ -37,19 +37,18 @@ Report = Callable[[Sequence[int], list[Any]], None]
 Row = tuple[np.ndarray, list[np.ndarray]]
 """Data of the keys `(*batch, k)` and parameters `(*batch, *shape)` of the calls that make one simulation."""
 
+Outcome = np.ndarray | Failure
+
 
 class Job(NamedTuple):
     """What is run for each row."""
 
     fn: Callable
-    batch_shape: tuple[int, ...]
-    event_shape: tuple[int, ...]
+    shape: tuple[int, ...]
     dtype: np.dtype
 
 
-def simulate_pickled(
-    job: bytes, rows: Sequence[Row], timeout: float | None, begun: Path | None
-) -> list[np.ndarray | Failure]:
+def simulate_pickled(job: bytes, rows: Sequence[Row], timeout: float | None, begun: Path | None) -> list[Outcome]:
     """`simulate_row` of each row, in a worker: the job by cloudpickle, failures without the exceptions behind them.
 
     The file `begun` is made when the process has started and has imported what the job needs: from then on time counts.
@@ -76,14 +75,14 @@ def start_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def simulate_row(job: Job, row: Row, timeout: float | None) -> np.ndarray | Failure:
+def simulate_row(job: Job, row: Row, timeout: float | None) -> Outcome:
     """One simulation, with a time limit in seconds.
 
     Raises:
         WrongOutput: If the result has not the declared shape or dtype.
     """
     try:
-        x = limited(timeout, _calls_of_row, job, row)
+        x = limited(timeout, simulator_functions.calls_on_host, *job, *row)
     except simulator_functions.WrongOutput:
         raise
     except Failure as failure:
@@ -91,15 +90,6 @@ def simulate_row(job: Job, row: Row, timeout: float | None) -> np.ndarray | Fail
     except (Exception, SystemExit) as error:
         return raised(error)
     return not_finite(x) or x
-
-
-def _calls_of_row(job: Job, row: Row) -> np.ndarray:
-    key_data, params = row
-    x = np.empty(job.batch_shape + job.event_shape, job.dtype)
-    for i in np.ndindex(job.batch_shape):
-        own = (param[i] for param in params)
-        x[i] = simulator_functions.call_on_host(job.fn, job.event_shape, job.dtype, key_data[i], *own)
-    return x
 
 
 def run(

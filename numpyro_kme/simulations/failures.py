@@ -88,14 +88,6 @@ class Penalise:
 OnFailure = Literal["raise", "skip"] | Retry | Penalise
 
 
-def check_policy(on_failure: OnFailure) -> None:
-    """Require a policy."""
-    checks.require(
-        isinstance(on_failure, Retry | Penalise) or on_failure in ("raise", "skip"),
-        f"`on_failure` must be 'raise', 'skip', Retry(...) or Penalise(...); got {on_failure!r}.",
-    )
-
-
 def retries(on_failure: OnFailure) -> int:
     """How many times a failed simulation is run again."""
     return on_failure.times if isinstance(on_failure, Retry) else 0

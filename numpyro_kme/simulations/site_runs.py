@@ -130,10 +130,8 @@ class Run:
         if not self.simulator.black_box:
             return self._in_blocks(rows, keys, report)
         simulator, plan = self.simulator, self.plan
-        job = executors.Job(simulator.fn, simulator.batch_shape, simulator.event_shape, simulator.dtype)
-        prepared = programs.in_blocks(
-            partial(_prepare, simulator), (keys[rows], self.arguments[rows]), self.plan.block_size
-        )
+        job = executors.Job(simulator.fn, simulator.event_shape, simulator.dtype)
+        prepared = programs.in_blocks(partial(_prepare, simulator), (keys[rows], self.arguments[rows]), plan.block_size)
         place = {int(row): i for i, row in enumerate(rows)}
 
         def row(number):
