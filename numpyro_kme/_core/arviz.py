@@ -42,10 +42,7 @@ def to_inference_data(
     """
     import xarray
 
-    with warnings.catch_warnings():  # ArviZ 0.23 announces its refactoring at import
-        warnings.simplefilter("ignore", FutureWarning)
-        import arviz
-
+    arviz, before_1 = _installed()
     attributes = {
         "created_at": datetime.now(UTC).isoformat(),
         "inference_library": "numpyro_kme",
@@ -53,13 +50,27 @@ def to_inference_data(
         **{name: _plain(value) for name, value in (attrs or {}).items()},
     }
     datasets = {
-        name: _dataset(group, () if name in UNSAMPLED else SAMPLE_DIMS, coords or {}, dims or {}, attributes)
+        name: _dataset(
+            group,
+            () if name in UNSAMPLED else SAMPLE_DIMS,
+            coords or {},
+            dims or {},
+            attributes,
+        )
         for name, group in groups.items()
         if group
     }
-    if int(arviz.__version__.partition(".")[0]) < 1:
+    if before_1:
         return arviz.InferenceData(warn_on_custom_groups=False, **datasets)
     return xarray.DataTree.from_dict(datasets)
+
+
+def _installed() -> tuple[Any, bool]:
+    """The installed ArviZ, and whether it is older than 1.0."""
+    with warnings.catch_warnings():  # ArviZ 0.23 announces its refactoring at import
+        warnings.simplefilter("ignore", FutureWarning)
+        import arviz
+    return arviz, int(arviz.__version__.partition(".")[0]) < 1
 
 
 def pair_figure(idata: Any, names: Sequence[str] | None) -> Any:
@@ -67,9 +78,8 @@ def pair_figure(idata: Any, names: Sequence[str] | None) -> Any:
     chosen = None if names is None else list(names)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import arviz
-
-        if int(arviz.__version__.partition(".")[0]) < 1:
+        arviz, before_1 = _installed()
+        if before_1:
             return np.ravel(arviz.plot_pair(idata, var_names=chosen, kind="scatter", marginals=True))[0].figure
         return arviz.plot_pair(idata, var_names=chosen, backend="matplotlib").viz["figure"].item()
 
@@ -142,9 +152,6 @@ def _plain(value: Any) -> Any:
     return array if array.ndim <= 1 and array.dtype.kind in "if" else str(value)
 
 
-DESCRIPTIONS = {"zarr.json", ".zarray", ".zmetadata"}
-LISTS = {"codecs", "filters", "compressor"}
-
 CODECS = {
     *("bytes", "transpose", "sharding_indexed", "vlen-utf8", "vlen-bytes"),
     *("zstd", "blosc", "gzip", "zlib", "lz4", "bz2", "lzma", "shuffle", "delta", "fixedscaleoffset", "packbits"),
@@ -186,7 +193,7 @@ def objection(path: Path) -> str | None:
             where = found.relative_to(path)
             if found.is_symlink():
                 return f"{where} is a link"
-            if name in DESCRIPTIONS:
+            if name in ("zarr.json", ".zarray", ".zmetadata"):
                 try:
                     unknown = sorted(set(_codecs(json.loads(found.read_text()))) - CODECS)
                 except Exception as error:
@@ -200,7 +207,7 @@ def _codecs(tree: Any) -> Iterator[str]:
     """Names of all codecs in a description, also of codecs within codecs and in consolidated metadata."""
     if isinstance(tree, dict):
         for key, value in tree.items():
-            if key in LISTS:
+            if key in ("codecs", "filters", "compressor"):
                 for codec in value if isinstance(value, list) else [value]:
                     name = codec.get("name", codec.get("id")) if isinstance(codec, dict) else codec
                     if name is not None:

@@ -119,10 +119,7 @@ def positive(name: str, value: Any) -> None:
     if is_concrete(value):
         real(name, value)
         array = np.asarray(value)
-        require(
-            bool(np.all(np.isfinite(array) & (array > 0))),
-            f"`{name}` must be positive and finite; got {value}.",
-        )
+        require(bool(np.all(np.isfinite(array) & (array > 0))), f"`{name}` must be positive and finite; got {value}.")
 
 
 def number(name: str, value: Any) -> None:
@@ -141,11 +138,8 @@ def positive_number(name: str, value: Any) -> None:
 def non_negative(name: str, value: Any) -> None:
     """Require every entry of a concrete `value` to be finite and not negative."""
     if is_concrete(value):
-        array = np.asarray(value)
-        require(
-            bool(np.all(np.isfinite(array) & (array >= 0))),
-            f"`{name}` must be finite and not negative; got {value}.",
-        )
+        allowed = np.isfinite(value) & (np.asarray(value) >= 0)
+        require(bool(np.all(allowed)), f"`{name}` must be finite and not negative; got {value}.")
 
 
 def sums_to_one(name: str, weights: Any) -> None:
@@ -178,13 +172,8 @@ def real(name: str, value: Any) -> None:
     """Require every array of a pytree to hold real numbers."""
     for leaf in jax.tree.leaves(value):
         dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
-        require(
-            np.issubdtype(dtype, np.bool_)
-            or jax.numpy.issubdtype(dtype, np.integer)
-            or jax.numpy.issubdtype(dtype, np.floating),
-            f"`{name}` must hold real numbers; got dtype {dtype}.",
-            TypeError,
-        )
+        numbers = any(jax.numpy.issubdtype(dtype, kind) for kind in (np.bool_, np.integer, np.floating))
+        require(numbers, f"`{name}` must hold real numbers; got dtype {dtype}.", TypeError)
 
 
 def sound(name: str, value: Any, advice: str = "Remove or repair these entries first.") -> None:
@@ -196,11 +185,9 @@ def sound(name: str, value: Any, advice: str = "Remove or repair these entries f
 
 def finite(name: str, value: Any, advice: str = "Remove or repair these entries first.") -> None:
     """Require every entry of a concrete array to be finite; the error counts the bad entries and shows the first."""
-    if not is_concrete(value):
+    if not is_concrete(value) or not np.issubdtype(np.asarray(value).dtype, np.inexact):
         return
     array = np.asarray(value)
-    if not np.issubdtype(array.dtype, np.inexact):
-        return
     bad = np.argwhere(~np.isfinite(array))
     if len(bad):
         index = tuple(int(i) for i in bad[0])

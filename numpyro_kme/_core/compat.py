@@ -12,12 +12,7 @@ import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
-from numpyro.distributions.distribution import (
-    Distribution,
-    ExpandedDistribution,
-    Independent,
-    MaskedDistribution,
-)
+from numpyro.distributions.distribution import Distribution, ExpandedDistribution, Independent, MaskedDistribution
 from numpyro.ops.provenance import eval_provenance
 from tqdm.auto import tqdm
 

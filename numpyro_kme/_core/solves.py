@@ -107,7 +107,7 @@ def _call_in_pieces(function: Callable, shape: tuple[int, ...], dtype: np.dtype,
         given = []
         for piece, (word_shape, own) in zip(pieces, kinds):
             word = np.concatenate(piece).reshape(word_shape) if isinstance(piece, list) else np.asarray(piece)
-            given.append(_from_words(word, own) if _is_wide(own) else word)
+            given.append(np.asarray(word, order="C").view(own)[..., 0] if _is_wide(own) else word)
         result = function(*given)
         return result[..., None].view(np.uint32) if _is_wide(dtype) else result
 
@@ -120,15 +120,6 @@ def _is_wide(dtype) -> bool:
     return dtype.itemsize == 8 and dtype.kind in "fiu"
 
 
-def _from_words(words, dtype) -> np.ndarray:
-    return np.asarray(words, order="C").view(dtype)[..., 0]
-
-
-@jax.jit
-def _cholesky(matrix: jax.Array) -> jax.Array:
-    return jnp.linalg.cholesky(matrix)
-
-
 def cholesky(matrix: ArrayLike, what: str) -> np.ndarray:
     """Lower Cholesky factor of a concrete positive definite matrix, in float64 and checked.
 
@@ -138,7 +129,7 @@ def cholesky(matrix: ArrayLike, what: str) -> np.ndarray:
     Raises:
         numpy.linalg.LinAlgError: If the matrix is not positive definite to working precision.
     """
-    factor = on_host(_cholesky)(np.asarray(matrix))
+    factor = on_host(jnp.linalg.cholesky)(np.asarray(matrix))
     if not np.isfinite(factor).all():
         raise np.linalg.LinAlgError(
             f"The Cholesky factorisation of {what} failed: the matrix is not positive definite to working precision. "

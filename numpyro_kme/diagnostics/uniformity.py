@@ -17,7 +17,7 @@ import numpy as np
 from scipy import stats
 from scipy.special import ndtr, ndtri
 
-from numpyro_kme._core.robust import mad_or_sd
+from numpyro_kme.kernels.length_scales import mad_or_sd
 from numpyro_kme.models.problem import Arrays
 
 MARGIN = 0.05

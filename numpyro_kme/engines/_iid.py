@@ -21,11 +21,11 @@ from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.losses.generator import Generator, NormalNoise
 from numpyro_kme.mcmc.loss_density import declared, one_point
 from numpyro_kme.mcmc.noise import even_noise
-from numpyro_kme.models import reading, tracing
+from numpyro_kme.models import tracing
+from numpyro_kme.models.coordinates import Unconstrained
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.simulator_functions import FromNoise
-from numpyro_kme.models.unconstrained import Unconstrained
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ class IidModel:
         checks.require(0 not in sizes, empty)
         with tracing.one_model_at_a_time(), handlers.block(), handlers.trace() as sketch, tracing.ProperPriors():
             handlers.seed(handlers.substitute(model, data={}), jax.random.key(0))(*args, **kwargs)
-        reading.check_plates(sketch)
+        tracing.check_plates(sketch)
         samples = {name: site for name, site in sketch.items() if site["type"] == "sample"}
         observed = {name: site for name, site in samples.items() if site["is_observed"]}
         simulated = {name for name, site in samples.items() if isinstance(compat.innermost(site["fn"]), Simulator)}

@@ -14,9 +14,8 @@ from numpyro_kme._core.host import on_host
 from numpyro_kme._core.programs import Program
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.likelihoods.base import LikelihoodAt
-from numpyro_kme.models.coordinates import Coordinates
+from numpyro_kme.models.coordinates import Coordinates, Unconstrained
 from numpyro_kme.models.problem import Problem
-from numpyro_kme.models.unconstrained import Unconstrained
 from numpyro_kme.samplers.importance import sample
 from numpyro_kme.samplers.tempering import MOVES, Tempered, temper
 

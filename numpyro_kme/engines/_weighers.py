@@ -18,9 +18,8 @@ from numpyro_kme.kernels import EmpiricalMeasure, Gaussian
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.length_scales import LengthScaleRule, MedianHeuristic
 from numpyro_kme.kernels.low_rank import LowRankRidge
-from numpyro_kme.models.coordinates import Coordinates
+from numpyro_kme.models.coordinates import Coordinates, Unconstrained
 from numpyro_kme.models.problem import Problem
-from numpyro_kme.models.unconstrained import Unconstrained
 from numpyro_kme.simulations import Simulations
 
 COMPARED = 200

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.robust import mad_or_sd
 from numpyro_kme.abc.discrepancies import Discrepancy, check_discrepancy, discrepancies_to, dissimilarities
 from numpyro_kme.abc.weighting import check_acceptance, rejection_weights, soft_abc_weights
 from numpyro_kme.embeddings.mmd import Estimator, Quadratic
@@ -16,7 +15,7 @@ from numpyro_kme.engines._weighers import Weigher, Weighting, draws
 from numpyro_kme.engines._weighted import WeightedEngine
 from numpyro_kme.engines.base import check_positive, check_rule
 from numpyro_kme.kernels import Gaussian
-from numpyro_kme.kernels.length_scales import LengthScaleRule, MedianHeuristic
+from numpyro_kme.kernels.length_scales import LengthScaleRule, MedianHeuristic, mad_or_sd
 from numpyro_kme.losses.base import Loss
 
 

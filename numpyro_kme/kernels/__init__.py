@@ -1,8 +1,7 @@
 """Kernels on vectors, data sets, time series, rotations and anything a callable compares."""
 
-from numpyro_kme.kernels.algebra import GaussianScaleMixture, Product, Scaled, Sum
+from numpyro_kme.kernels.algebra import GaussianScaleMixture, Linear, Polynomial, Product, Scaled, Sum
 from numpyro_kme.kernels.base import FromCallable, Kernel
-from numpyro_kme.kernels.empirical import EmpiricalMeasure
 from numpyro_kme.kernels.kernel_learning import (
     BayesianKernelLearning,
     LearntLengthScale,
@@ -19,6 +18,8 @@ from numpyro_kme.kernels.length_scales import (
 )
 from numpyro_kme.kernels.low_rank import LowRank, LowRankRidge
 from numpyro_kme.kernels.stationary import (
+    DistanceInduced,
+    Energy,
     Gaussian,
     InverseMultiquadric,
     Laplace,
@@ -27,42 +28,21 @@ from numpyro_kme.kernels.stationary import (
     Matern52,
     RationalQuadratic,
 )
-from numpyro_kme.kernels.structured import GaussianProcessPath, RotationGaussian, RotationTrace, nearest_rotation
-from numpyro_kme.kernels.unbounded import DistanceInduced, Energy, Linear, Polynomial
+from numpyro_kme.kernels.structured import (
+    EmpiricalMeasure,
+    GaussianProcessPath,
+    RotationGaussian,
+    RotationTrace,
+    nearest_rotation,
+)
 
-__all__ = [
-    "BayesianKernelLearning",
-    "CrossValidation",
-    "DistanceInduced",
-    "EmpiricalMeasure",
-    "Energy",
-    "FromCallable",
-    "Gaussian",
-    "GaussianProcessPath",
-    "GaussianScaleMixture",
-    "InverseMultiquadric",
-    "Kernel",
-    "Laplace",
-    "LearntLengthScale",
-    "LengthScaleRule",
-    "Linear",
-    "LowRank",
-    "LowRankRidge",
-    "Matern12",
-    "Matern32",
-    "Matern52",
-    "MedianHeuristic",
-    "Polynomial",
-    "Product",
-    "RationalQuadratic",
-    "RotationGaussian",
-    "RotationTrace",
-    "Scaled",
-    "Sum",
-    "farthest_point_design",
-    "learn_length_scale",
-    "median_heuristic",
-    "median_heuristic_per_dimension",
-    "nearest_rotation",
-    "shrunk_embedding",
-]
+__all__ = ["FromCallable", "Kernel"]
+__all__ += ["Gaussian", "InverseMultiquadric", "Laplace", "Matern12", "Matern32", "Matern52", "RationalQuadratic"]
+__all__ += ["DistanceInduced", "Energy", "Linear", "Polynomial"]  # without bound
+__all__ += ["EmpiricalMeasure", "GaussianProcessPath", "RotationGaussian", "RotationTrace", "nearest_rotation"]
+__all__ += ["GaussianScaleMixture", "Product", "Scaled", "Sum"]  # made of kernels
+__all__ += ["CrossValidation", "LengthScaleRule", "MedianHeuristic"]  # length scales
+__all__ += ["median_heuristic", "median_heuristic_per_dimension"]
+__all__ += ["BayesianKernelLearning", "LearntLengthScale", "learn_length_scale"]
+__all__ += ["farthest_point_design", "shrunk_embedding"]
+__all__ += ["LowRank", "LowRankRidge"]

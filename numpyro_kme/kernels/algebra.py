@@ -1,7 +1,8 @@
-"""Kernels made of kernels: sums, products, multiples, and mixtures over length scales."""
+"""Kernels made of kernels: sums, products, multiples, mixtures over length scales; inner products and their powers."""
 
 import functools
 from collections.abc import Callable
+from dataclasses import field
 from typing import ClassVar
 
 import jax
@@ -9,8 +10,8 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
-from numpyro_kme.kernels.base import Kernel, check_fields, register
-from numpyro_kme.kernels.gram import scaled, squared_distances
+from numpyro_kme.kernels.base import Kernel, OverLengthScale, Signed, check_fields, register
+from numpyro_kme.kernels.gram import products, scaled, squared_distances
 from numpyro_kme.kernels.stationary import Gaussian
 
 
@@ -188,3 +189,55 @@ class GaussianScaleMixture(Kernel):
     def log_integral(self, dim):
         """`log sum_i w_i (2 pi)^(dim/2) l_i^dim`."""
         return functools.reduce(jnp.logaddexp, [jnp.log(w) + Gaussian(l).log_integral(dim) for w, l in self._members()])
+
+
+@register
+class Linear(OverLengthScale, Signed):
+    r"""Linear kernel `k(a, b) = sum_d a_d b_d / l_d^2`; its mean embeddings are means.
+
+    Args:
+        length_scale: `l`, a scalar or `(dim,)`, in the units of the data.
+    """
+
+    length_scale: ArrayLike = 1.0
+
+    def pair(self, a, b):
+        """Inner product of two scaled vectors `(dim,)`."""
+        return jnp.sum((a / self.length_scale) * (b / self.length_scale))
+
+    def gram(self, x, y=None):
+        """Matrix of inner products between `(n, dim)` and `(m, dim)`, as one matrix product."""
+        return products(*scaled(x, y, self.length_scale))
+
+
+@register
+class Polynomial(Signed):
+    r"""Polynomial kernel `k(a, b) = (sum_d a_d b_d / l_d^2 + c)^p`.
+
+    Its mean embeddings are moments up to order `p`.
+
+    Args:
+        degree: `p`, a positive integer.
+        length_scale: `l`, a scalar or `(dim,)`, in the units of the data.
+        offset: `c >= 0`; 0 keeps the moments of order `p` alone.
+    """
+
+    degree: int = field(metadata=dict(static=True))
+    length_scale: ArrayLike = 1.0
+    offset: ArrayLike = 1.0
+
+    def __post_init__(self):
+        checks.require(
+            isinstance(self.degree, int) and self.degree >= 1,
+            f"`degree` must be a positive integer; got {self.degree!r}.",
+        )
+        check_fields(self, checks.positive, "length_scale")
+        check_fields(self, checks.non_negative, "offset")
+
+    def pair(self, a, b):
+        """Power of the inner product of two scaled vectors `(dim,)`."""
+        return (jnp.sum((a / self.length_scale) * (b / self.length_scale)) + self.offset) ** self.degree
+
+    def gram(self, x, y=None):
+        """Matrix of powers of inner products between `(n, dim)` and `(m, dim)`."""
+        return (products(*scaled(x, y, self.length_scale)) + self.offset) ** self.degree

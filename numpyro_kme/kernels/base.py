@@ -30,12 +30,11 @@ def register(cls: type[T]) -> type[T]:
     static = tuple(f.name for f in members if f.metadata.get("static", False))
     leaves = tuple(f.name for f in members if f.name not in static)
 
-    def flatten(instance):
-        return [getattr(instance, name) for name in leaves], tuple(getattr(instance, name) for name in static)
+    keys = [jax.tree_util.GetAttrKey(name) for name in leaves]
 
-    def flatten_with_keys(instance):
-        children, structure = flatten(instance)
-        return list(zip(map(jax.tree_util.GetAttrKey, leaves), children)), structure
+    def flatten(instance):
+        children = [(key, getattr(instance, name)) for key, name in zip(keys, leaves)]
+        return children, tuple(getattr(instance, name) for name in static)
 
     def unflatten(structure, children):
         instance = object.__new__(cls)
@@ -43,7 +42,7 @@ def register(cls: type[T]) -> type[T]:
             object.__setattr__(instance, name, value)
         return instance
 
-    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+    jax.tree_util.register_pytree_with_keys(cls, flatten, unflatten)
     return cls
 
 
@@ -123,6 +122,21 @@ class Kernel:
     __rmul__ = __mul__
 
 
+class OverLengthScale:
+    """Base of kernels with a length scale, which has to be positive."""
+
+    def __post_init__(self):
+        check_fields(self, checks.positive, "length_scale")
+
+
+class OfArrays:
+    """Base of kernels whose points are arrays of any shape."""
+
+    def points(self, x):
+        """Read arrays `(n, *event)` as they are."""
+        return x
+
+
 class Signed(Kernel):
     """A kernel that takes negative values: it has no logarithm, and no density."""
 
@@ -160,7 +174,7 @@ def pairwise(function, x: PointSet, y: PointSet) -> jax.Array:
 
 
 @register
-class FromCallable(Kernel):
+class FromCallable(OfArrays, Kernel):
     r"""Kernel `k(a, b) = fn(a, b)` of a callable.
 
     With `host=True`, `fn` is plain Python and is called once per pair with NumPy arrays. Strings, graphs and
@@ -186,10 +200,6 @@ class FromCallable(Kernel):
 
     def __post_init__(self):
         checks.require(callable(self.fn), f"`fn` must be callable as fn(a, b); got {self.fn!r}.", TypeError)
-
-    def points(self, x):
-        """Read arrays `(n, *event)` as they are."""
-        return x
 
     def pair(self, a, b):
         """Value of the callable for one pair of points."""

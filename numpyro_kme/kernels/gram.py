@@ -199,10 +199,7 @@ def exp2_negative(t: jax.Array) -> jax.Array:
     return jax.lax.platform_dependent(t, cpu=_exp2_by_polynomial, default=jnp.exp2)
 
 
-@exp2_negative.defjvp
-def _exp2_negative_jvp(primals, tangents):
-    value = exp2_negative(*primals)
-    return value, float(np.log(2.0)) * value * tangents[0]
+exp2_negative.defjvps(lambda dt, value, t: float(np.log(2.0)) * value * dt)
 
 
 def _exp2_by_polynomial(t):

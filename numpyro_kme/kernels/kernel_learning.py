@@ -144,17 +144,14 @@ def learn_length_scale(
 
 @on_host
 def _search(table, landmarks, reach, median) -> LearntLengthScale:
-    found = []
-
     def loss(at):
         value, slope = _loss(at, table, landmarks, reach)
         value, slope = float(value), np.asarray(slope)
         return (value, slope) if np.isfinite(value) and np.isfinite(slope).all() else (FAILED, np.zeros(2))
 
     bounds = [tuple(np.log(median) + np.log([1e-3, 1.0])), (np.log(1e-2), np.log(10.0))]
-    for multiple in STARTS:
-        start = np.array([np.log(multiple * median), np.log(0.3)])
-        found.append(minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds))
+    starts = [np.array([np.log(multiple * median), np.log(0.3)]) for multiple in STARTS]
+    found = [minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds) for start in starts]
     best = min(found, key=lambda result: result.fun)
     checks.require(
         best.fun < FAILED,

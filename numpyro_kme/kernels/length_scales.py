@@ -1,4 +1,4 @@
-"""Length scales of kernels from data: the median heuristic, cross-validation, and rules that engines take."""
+"""Scales of data: the median heuristic, cross-validation, rules that engines take; robust standard deviations."""
 
 import abc
 from dataclasses import field
@@ -9,6 +9,7 @@ from jax.typing import ArrayLike
 from scipy.spatial.distance import pdist
 
 from numpyro_kme._core import checks, solves
+from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.low_rank import LowRank
 from numpyro_kme.kernels.stationary import Gaussian
@@ -17,9 +18,6 @@ MAX_POINTS = 2048
 
 REGULARISATIONS = 10.0 ** np.arange(-9.0, 1.0)
 """Regularisations of kernel ridge regressions whose errors are compared."""
-
-
-Array = jax.Array | np.ndarray
 
 
 def median_heuristic(x: Array, *, max_points: int | None = MAX_POINTS, ties: bool = True) -> np.ndarray:
@@ -178,3 +176,35 @@ def some_rows(rng_key: jax.Array, x: np.ndarray, most: int) -> np.ndarray:
     if len(x) <= most:
         return x
     return x[np.asarray(jax.random.choice(rng_key, len(x), (most,), replace=False))]
+
+
+def median_absolute_deviation(x: np.ndarray, centre: ArrayLike | None = None) -> np.ndarray:
+    """`median_i |x_i - centre|` over the first axis, `(...)`, in the units of `x`; 0 where half of a column agrees.
+
+    Args:
+        x: `(m, ...)`.
+        centre: `(...)`; the median when left out.
+    """
+    return np.median(np.abs(x - (np.median(x, axis=0) if centre is None else centre)), axis=0)
+
+
+def mad_or_sd(x: np.ndarray) -> np.ndarray:
+    """The median absolute deviation over the first axis, or where that is 0 the standard deviation, `(...)`."""
+    mad = median_absolute_deviation(x)
+    return np.where(mad > 0, mad, np.std(x, axis=0))
+
+
+def robust_standard_deviation(column: np.ndarray) -> float:
+    """A robust standard deviation of `(m,)` numbers, consistent for a normal distribution; positive unless all agree.
+
+    `1.4826 median |x - median|`; where that is 0, the interquartile range over `1.349`; where that is 0 too, the median
+    of the deviations that are not 0. Deviations below 1e-13 of the median are rounding, and count as 0.
+    """
+    centre = np.median(column)
+    low, high = np.quantile(column, [0.25, 0.75])
+    rounding = 1e-13 * abs(centre)
+    for scale in (1.4826 * median_absolute_deviation(column, centre), (high - low) / 1.349):
+        if scale > rounding:
+            return float(scale)
+    deviations = np.abs(column - centre)
+    return float(np.median(deviations[deviations > rounding]))

@@ -1,5 +1,7 @@
 """Pivoted incomplete Cholesky factors of Gram matrices: `G ~ U U'` with as few columns as a tolerance needs."""
 
+from typing import Self
+
 import jax
 import numpy as np
 from scipy.linalg.lapack import dpstrf
@@ -140,9 +142,7 @@ class LowRankRidge:
     regularisation: Array
 
     @classmethod
-    def fit(
-        cls, inputs: PointSet, kernel: Kernel, regularisation: float, *, tolerance: float = TOLERANCE
-    ) -> "LowRankRidge":
+    def fit(cls, inputs: PointSet, kernel: Kernel, regularisation: float, *, tolerance: float = TOLERANCE) -> Self:
         """Factorise.
 
         Args:

@@ -1,4 +1,4 @@
-"""Stationary kernels: functions of the scaled distance `r = |(a - b) / length_scale|_2`."""
+"""Kernels that are functions of the scaled distance `r = |(a - b) / length_scale|_2`: stationary, energy."""
 
 from typing import ClassVar
 
@@ -9,12 +9,12 @@ from jax.scipy.special import gammaln
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
-from numpyro_kme.kernels.base import Kernel, check_fields, register
+from numpyro_kme.kernels.base import Kernel, OverLengthScale, Signed, check_fields, register
 from numpyro_kme.kernels.gram import safe_sqrt, scaled, scaled_difference, squared_distances
 
 
 @register
-class Stationary(Kernel):
+class Stationary(OverLengthScale, Kernel):
     """A kernel `exp(g(s))` of the squared scaled distance `s = |(a - b) / length_scale|_2^2`.
 
     `length_scale` is a scalar, or `(dim,)` for one length scale per dimension, in the units of the data.
@@ -22,9 +22,6 @@ class Stationary(Kernel):
     """
 
     length_scale: ArrayLike
-
-    def __post_init__(self):
-        check_fields(self, checks.positive, "length_scale")
 
     def log_profile(self, s: jax.Array) -> jax.Array:
         """Logarithm of the kernel as a function of the squared scaled distance."""
@@ -179,17 +176,68 @@ class RationalQuadratic(Stationary):
         return jnp.where(excess > 0, value, jnp.inf)
 
 
+@register
+class Energy(OverLengthScale, Signed):
+    r"""Energy kernel `k(a, b) = -|(a - b) / l|_2`, the negative distance.
+
+    Conditionally positive definite: `sum_ij w_i w_j k(x_i, x_j) >= 0` only for weights that sum to 0. That is
+    all a squared MMD needs, which is then the energy distance `2 E|X - Y| - E|X - X'| - E|Y - Y'|` over `l`.
+    Regression, embeddings of one measure and Cholesky factors need `DistanceInduced`.
+
+    Args:
+        length_scale: `l`, a scalar or `(dim,)`, in the units of the data.
+    References: Szekely & Rizzo (2013), J. Stat. Plan. Inference 143.
+    """
+
+    length_scale: ArrayLike = 1.0
+
+    def pair(self, a, b):
+        """Negative scaled distance between two vectors `(dim,)`."""
+        return -safe_sqrt(jnp.sum(jnp.square(scaled_difference(a, b, self.length_scale))))
+
+    def gram(self, x, y=None):
+        """Matrix of negative scaled distances between `(n, dim)` and `(m, dim)`."""
+        return -safe_sqrt(squared_distances(*scaled(x, y, self.length_scale)))
+
+
+@register
+class DistanceInduced(Kernel):
+    r"""Distance-induced kernel `k(a, b) = |(a - o) / l|_2 + |(b - o) / l|_2 - |(a - b) / l|_2`, not negative.
+
+    The positive definite form of `Energy`. Squared MMDs do not depend on the origin `o` and equal those of
+    `Energy` (some texts put 1/2 in front). In one dimension with `o = 0` it is twice the covariance of a
+    two-sided Brownian motion.
+
+    Args:
+        origin: `o`, `(dim,)` or a scalar, in the units of the data; best near the data.
+        length_scale: `l`, a scalar or `(dim,)`, in the units of the data.
+    References: Sejdinovic et al. (2013), Ann. Stat. 41.
+    """
+
+    origin: ArrayLike = 0.0
+    length_scale: ArrayLike = 1.0
+
+    def __post_init__(self):
+        check_fields(self, checks.positive, "length_scale")
+        check_fields(self, checks.finite, "origin")
+
+    def pair(self, a, b):
+        """Kernel value for two vectors `(dim,)`."""
+        energy = Energy(self.length_scale).pair
+        return jnp.maximum(energy(a, b) - energy(a, self.origin) - energy(b, self.origin), 0.0)
+
+    def gram(self, x, y=None):
+        """Matrix of kernel values between `(n, dim)` and `(m, dim)`."""
+        y = x if y is None else y
+        energy = Energy(self.length_scale)
+        origin = jnp.broadcast_to(jnp.asarray(self.origin), (1, jnp.shape(x)[-1]))
+        return jnp.maximum(energy.gram(x, y) - energy.gram(x, origin) - energy.gram(origin, y), 0.0)
+
+
 @jax.custom_jvp
 def _log_matern32(s: jax.Array) -> jax.Array:
     u = safe_sqrt(3.0 * s)
     return jnp.log1p(u) - u
-
-
-@_log_matern32.defjvp
-def _log_matern32_jvp(primals, tangents):
-    (s,), (ds,) = primals, tangents
-    slope = -1.5 / (1.0 + safe_sqrt(3.0 * s))  # exact at s = 0, where the chain rule is 0 / 0
-    return _log_matern32(s), slope * ds
 
 
 @jax.custom_jvp
@@ -198,9 +246,11 @@ def _log_matern52(s: jax.Array) -> jax.Array:
     return jnp.log1p(u + 5.0 / 3.0 * s) - u
 
 
-@_log_matern52.defjvp
-def _log_matern52_jvp(primals, tangents):
-    (s,), (ds,) = primals, tangents
+def _slope_of_log_matern52(s: jax.Array) -> jax.Array:
     u = safe_sqrt(5.0 * s)
-    slope = -5.0 / 6.0 * (1.0 + u) / (1.0 + u + 5.0 / 3.0 * s)
-    return _log_matern52(s), slope * ds
+    return -5.0 / 6.0 * (1.0 + u) / (1.0 + u + 5.0 / 3.0 * s)
+
+
+# exact at s = 0, where the chain rule is 0 / 0
+_log_matern32.defjvps(lambda ds, value, s: -1.5 / (1.0 + safe_sqrt(3.0 * s)) * ds)
+_log_matern52.defjvps(lambda ds, value, s: _slope_of_log_matern52(s) * ds)

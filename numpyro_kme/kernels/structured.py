@@ -1,4 +1,4 @@
-"""Kernels on time series and spatial fields seen at arbitrary places, and on rotations."""
+"""Kernels on structured points: data sets, time series and spatial fields seen at arbitrary places, rotations."""
 
 import jax
 import jax.numpy as jnp
@@ -7,34 +7,141 @@ from jax.scipy.linalg import cho_solve, solve_triangular
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
-from numpyro_kme.kernels.base import Kernel, Signed, check_fields, pairwise, register
+from numpyro_kme.kernels import gram
+from numpyro_kme.kernels.base import Kernel, OfArrays, PointSet, Signed, check_fields, num_points, pairwise, register
 from numpyro_kme.kernels.gram import products, squared_distances
+
+
+@register
+class EmpiricalMeasure(Kernel):
+    r"""Double kernel `k(Y, X) = exp(-|mu_Y - mu_X|^2 / (2 eps^2))`; the distance is the biased squared MMD.
+
+    A point is a data set whose rows have no order: an array `(size, dim)`, or a tuple `(rows, weights)` with weights
+    `(size,)` that sum to one. Sets of different sizes compare; a batch `(count, size, dim)` has one size, and weights
+    of 0 fill shorter sets up.
+
+    Args:
+        inner: `h`, the positive definite kernel that embeds rows: `mu_X = sum_i w_i h(x_i, .)`.
+        length_scale: `eps`, a scalar, in units of the embedding, where distances are at most `2 sqrt(sup h)`.
+    Cost: a Gram matrix between batches takes `count * count * size * size` inner evaluations in blocks, half of that
+        for one batch with itself; the terms of one set alone are computed once. `squared_mmd` does not depend on `eps`.
+    References: Christmann & Steinwart (2010), NIPS; Muandet et al. (2017), section 3.
+    """
+
+    inner: Kernel
+    length_scale: ArrayLike
+
+    def __post_init__(self):
+        check_fields(self, checks.positive, "length_scale")
+        checks.require(
+            jnp.ndim(self.length_scale) == 0,
+            f"`length_scale` of EmpiricalMeasure must be a scalar; got {jnp.shape(self.length_scale)}.",
+        )
+
+    def points(self, x):
+        """Read arrays `(n, size, dim)` or `(n, size)` as data sets of `size` rows."""
+        return x.reshape(*x.shape[:2], -1)
+
+    def squared_mmd(self, x: PointSet, y: PointSet | None = None) -> jax.Array:
+        """Matrix `|mu_{x_i} - mu_{y_j}|^2`, `(n, m)`, between batches of data sets; never negative."""
+        x = _measures("x", x)
+        x_own = _self_terms(self.inner, *x)
+        if y is None:
+            y_own, cross = x_own, _symmetric_cross_terms(self.inner, *x)
+        else:
+            y = _measures("y", y)
+            y_own, cross = _self_terms(self.inner, *y), _cross_terms(self.inner, *x, *y)
+        return jnp.maximum(x_own[:, None] + y_own[None, :] - 2.0 * cross, 0.0)
+
+    def log_pair(self, a, b):
+        """Logarithm of the kernel for two data sets."""
+        single = jax.tree.map(lambda leaf: leaf[None], (a, b))
+        return self.log_gram(*single)[0, 0]
+
+    def log_gram(self, x, y=None):
+        """Matrix of log kernel values between two batches of data sets."""
+        return -0.5 * self.squared_mmd(x, y) / jnp.square(self.length_scale)
+
+    def diagonal(self, x):
+        """Ones."""
+        rows, _ = _measures("x", x)
+        return jnp.ones(num_points(rows), rows.dtype)
+
+
+def _measures(name, batch):
+    rows, weights = batch if isinstance(batch, tuple) else (batch, None)
+    rows = jnp.asarray(rows, jnp.result_type(rows, float))
+    checks.require(
+        rows.ndim == 3 and rows.shape[1] > 0,
+        f"`{name}` must be a batch of data sets with shape (count, size, dim); got {rows.shape}. Rows of "
+        "scalars need a last axis of length 1.",
+    )
+    if weights is None:
+        return rows, jnp.full(rows.shape[:2], 1.0 / rows.shape[1], rows.dtype)
+    checks.require(
+        jnp.shape(weights) == rows.shape[:2],
+        f"Weights of `{name}` must have shape {rows.shape[:2]}, one per row; got {jnp.shape(weights)}.",
+    )
+    checks.sums_to_one(f"weights of {name}", weights)
+    return rows, jnp.asarray(weights)
+
+
+@jax.jit
+def _self_terms(inner, rows, weights):
+    return jax.lax.map(jax.checkpoint(lambda one: gram.weighted_self_sum(inner, *one)), (rows, weights))
+
+
+@jax.jit
+def _cross_terms(inner, x_rows, x_weights, y_rows, y_weights):
+    """`sum_kl v_ik w_jl h(x_ik, y_jl)`, one set of `x` at a time against all rows of `y`."""
+    return jax.lax.map(jax.checkpoint(lambda one: _against(inner, *one, y_rows, y_weights)), (x_rows, x_weights))
+
+
+def _against(inner, rows, weights, y_rows, y_weights):
+    witness = gram.matvec(inner, y_rows.reshape(-1, y_rows.shape[-1]), rows, weights)
+    return jnp.sum(y_weights * witness.reshape(y_weights.shape), axis=1)
+
+
+@jax.jit
+def _symmetric_cross_terms(inner, rows, weights):
+    """The same for a batch with itself: set `i` meets the `count // 2` sets that follow it on a circle."""
+    count = num_points(rows)
+    window = count // 2 + 1
+    twice_rows, twice_weights = jnp.concatenate([rows, rows]), jnp.concatenate([weights, weights])
+
+    @jax.checkpoint
+    def follow(i):
+        following = [jax.lax.dynamic_slice_in_dim(twice, i, window) for twice in (twice_rows, twice_weights)]
+        return _against(inner, rows[i], weights[i], *following)
+
+    band = jax.lax.map(follow, jnp.arange(count))
+    i, j = np.indices((count, count))
+    steps = (j - i) % count
+    forward = steps < window
+    return band[np.where(forward, i, j), np.where(forward, steps, (i - j) % count)]
 
 
 @register
 class GaussianProcessPath(Kernel):
     r"""Density of one path given another, `k((t, y), (s, x)) = N(y | A x, H_tt + eps^2 I - A H_st)`.
 
-    `A = H_ts (H_ss + eps^2 I)^-1`: the values `x` seen at places `s` are interpolated by a Gaussian process
-    with covariance `h` and noise variance `eps^2`, and `y` at places `t` is scored under its prediction.
-    Grids and lengths may differ.
+    `A = H_ts (H_ss + eps^2 I)^-1`: the values `x` seen at places `s` are interpolated by a Gaussian process with
+    covariance `h` and noise variance `eps^2`, and `y` at places `t` is scored under its prediction. Grids and lengths
+    may differ.
 
-    A point is a tuple `(places, values)` of shapes `(size, dim)` and `(size,)`: times need a last axis,
-    `times[:, None]`. A batch is `(count, size, dim)` and `(count, size)`; places shared by a whole batch may be
-    passed as `(size, dim)`.
+    A point is a tuple `(places, values)` of shapes `(size, dim)` and `(size,)`: times need a last axis `[:, None]`. A
+    batch is `(count, size, dim)` and `(count, size)`; places shared by a whole batch may be passed as `(size, dim)`.
 
-    Not symmetric: a normalised density in the values of its FIRST argument, so `log_integral` is 0, and a
-    Gram matrix `gram(y, x)` has observations in rows and simulations in columns.
+    Not symmetric: a normalised density in the values of its FIRST argument, so `log_integral` is 0, and a Gram matrix
+    `gram(y, x)` has observations in rows and simulations in columns.
 
     Args:
-        coordinate_kernel: `h`, a positive kernel on places, for values of variance `h(t, t)`: scale it to the
-            data.
+        coordinate_kernel: `h`, a positive kernel on places, for values of variance `h(t, t)`: scale it to the data.
         noise: `eps`, a standard deviation in the units of the values.
     Raises:
-        FloatingPointError: If a covariance is not positive definite to working precision: raise `noise`.
-            (Under `jax.jit` values are NaN instead.)
-    Cost: one factorisation per grid and matrix products when both batches share their places, one per pair of
-        grids otherwise.
+        FloatingPointError: If a covariance is not positive definite to working precision: raise `noise`. (Under
+            `jax.jit` values are NaN instead.)
+    Cost: one factorisation per grid and matrix products when both batches share their places, one per pair otherwise.
     """
 
     coordinate_kernel: Kernel
@@ -44,10 +151,7 @@ class GaussianProcessPath(Kernel):
         check_fields(self, checks.positive, "noise")
 
     def points(self, x):
-        """Read arrays `(n, size, dim + 1)` as paths: rows of places with the value in the last column.
-
-        Places that all `n` arrays share are kept once.
-        """
+        """Read arrays `(n, size, dim + 1)` as paths, values in the last column; places that all share are kept once."""
         places, values = x[..., :-1], x[..., -1]
         shared = checks.is_concrete(x) and bool((places == places[:1]).all())
         return (places[0] if shared else places), values
@@ -123,18 +227,14 @@ def _one_grid_each(places, values):
 
 
 @register
-class RotationTrace(Signed):
+class RotationTrace(OfArrays, Signed):
     r"""Trace kernel `k(A, B) = tr(A B^T)` on rotation matrices `(size, size)`.
 
-    In three dimensions `k = 1 + 2 cos(angle between A and B)`, from -1 to 3; it has no length scale. Its
-    features are the matrix entries, so an embedding is a mean matrix.
+    In three dimensions `k = 1 + 2 cos(angle between A and B)`, from -1 to 3; it has no length scale. Its features are
+    the matrix entries, so an embedding is a mean matrix.
 
     References: Fukumizu, Song & Gretton (2013), JMLR 14, section 5.3.
     """
-
-    def points(self, x):
-        """Read arrays `(n, *event)` as they are."""
-        return x
 
     def pair(self, a, b):
         """Trace of `A B^T` for two matrices."""
@@ -142,12 +242,11 @@ class RotationTrace(Signed):
 
     def gram(self, x, y=None):
         """Matrix of traces between `(n, size, size)` and `(m, size, size)`, as one matrix product."""
-        x, y = _flat("x", x), _flat("y", x if y is None else y)
-        return products(x, y)
+        return products(_flat("x", x), _flat("y", x if y is None else y))
 
 
 @register
-class RotationGaussian(Kernel):
+class RotationGaussian(OfArrays, Kernel):
     r"""Gaussian kernel `k(A, B) = exp(-|A - B|_F^2 / (2 l^2))` on rotation matrices `(size, size)`.
 
     `|A - B|_F^2 = 2 (size - tr(A B^T))`, at most 8 in three dimensions. Unlike `RotationTrace` it is characteristic.
@@ -160,10 +259,6 @@ class RotationGaussian(Kernel):
 
     def __post_init__(self):
         check_fields(self, checks.positive, "length_scale")
-
-    def points(self, x):
-        """Read arrays `(n, *event)` as they are."""
-        return x
 
     def log_pair(self, a, b):
         """Logarithm of the kernel for two matrices."""

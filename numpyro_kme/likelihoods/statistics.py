@@ -9,8 +9,8 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.robust import robust_standard_deviation
 from numpyro_kme.kernels.base import register
+from numpyro_kme.kernels.length_scales import robust_standard_deviation
 
 
 @register

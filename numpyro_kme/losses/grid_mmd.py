@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core.host import on_host
-from numpyro_kme._core.robust import median_absolute_deviation
 from numpyro_kme.kernels import Kernel
+from numpyro_kme.kernels.length_scales import median_absolute_deviation
 from numpyro_kme.kernels.stationary import Stationary
 from numpyro_kme.losses import mixing
 from numpyro_kme.losses.base import EmbeddingObjective, TaylorExpansion, join

@@ -9,10 +9,9 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
-from numpyro_kme._core.robust import median_absolute_deviation
 from numpyro_kme.kernels import Gaussian, Kernel
 from numpyro_kme.kernels.base import register
-from numpyro_kme.kernels.length_scales import LengthScaleRule, MedianHeuristic
+from numpyro_kme.kernels.length_scales import LengthScaleRule, MedianHeuristic, median_absolute_deviation
 from numpyro_kme.losses.base import Loss, WeightedObjective, check_points, vectors
 from numpyro_kme.losses.direct_mmd import DirectMMD
 from numpyro_kme.losses.generator import Generator

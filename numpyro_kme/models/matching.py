@@ -12,8 +12,10 @@ from jax.scipy.special import expit, logit
 from jax.typing import ArrayLike
 from scipy.special import ndtri
 
+from numpyro_kme._core import checks, compat
 from numpyro_kme._core.host import on_host, to_host
-from numpyro_kme.models import normalise, prior_maps
+from numpyro_kme.models import prior_maps
+from numpyro_kme.models.prior_maps import NotExact
 from numpyro_kme.models.problem import Draws, Latent, Problem
 
 
@@ -62,10 +64,10 @@ LINKS = (
 class Column:
     """An argument as a function of an entry `t` of a latent: `outer_0 + outer_1 h(inner_0 + inner_1 t)`."""
 
-    inner: np.ndarray
-    outer: np.ndarray
     link: Link = field(metadata={"static": True})
     entry: int = field(default=0, metadata={"static": True})
+    inner: np.ndarray = field(default_factory=lambda: np.array([0.0, 1.0]))
+    outer: np.ndarray = field(default_factory=lambda: np.array([0.0, 1.0]))
 
     def __call__(self, t: jax.Array) -> jax.Array:
         """The argument, given the entry."""
@@ -76,17 +78,9 @@ class Column:
         return (self.link.inverse((a - self.outer[0]) / self.outer[1]) - self.inner[0]) / self.inner[1]
 
 
-_UNCHANGED = np.array([0.0, 1.0])
-
-
-def column(link: Link, entry: int = 0) -> Column:
-    """The argument that is `link` of an entry as it stands."""
-    return Column(_UNCHANGED, _UNCHANGED, link, entry)
-
-
 def constant(value: float) -> Column:
     """The argument that no entry moves."""
-    return Column(_UNCHANGED, np.array([float(value), 0.0]), IDENTITY)
+    return Column(IDENTITY, outer=np.array([float(value), 0.0]))
 
 
 def is_monotone(a: np.ndarray, t: np.ndarray) -> bool:
@@ -102,7 +96,7 @@ def find(a: np.ndarray, t: np.ndarray) -> Column | None:
     counts if it gives `a` to about 200 roundings and its inverse gives `t` to a thousandth of its standard deviation.
     """
     if np.array_equal(a, t):
-        return column(IDENTITY)
+        return Column(IDENTITY)
     eps = np.finfo(np.result_type(a, np.float32)).eps
     return _first(a, t, 200 * eps)
 
@@ -120,13 +114,13 @@ def _first(a, t, tolerance) -> Column | None:
 
 def _candidates(a: np.ndarray, t: np.ndarray):
     for link in LINKS:
-        yield column(link)
+        yield Column(link)
     for link in LINKS:
         if (inner := _affine(t, np.asarray(link.inverse(a)))) is not None:
-            yield Column(inner, _UNCHANGED, link)
+            yield Column(link, inner=inner)
     for link in LINKS[1:]:
         if (outer := _affine(np.asarray(link.forward(t)), a)) is not None:
-            yield Column(_UNCHANGED, outer, link)
+            yield Column(link, outer=outer)
 
 
 def _affine(x: np.ndarray, y: np.ndarray) -> np.ndarray | None:
@@ -139,8 +133,8 @@ def _affine(x: np.ndarray, y: np.ndarray) -> np.ndarray | None:
 
 def exact(problem: Problem, site: str, draws: Draws) -> dict[str, Any]:
     """The fields of exact coordinates; raises `NotExact` if there are none."""
-    _refuse(draws.arguments[site].ndim > 2, "the simulator's parameters vary along plates")
-    matches = _match(draws.arguments[site], draws.latents)
+    checks.require(draws.arguments[site].ndim == 2, "the simulator's parameters vary along plates", NotExact)
+    matches = [_match(k, a, draws.latents) for k, a in enumerate(draws.arguments[site].T)]
     sites = {match.site for match in matches if match.site is not None}
     used = {name: latent for name, latent in problem.latents.items() if name in sites}
     sizes = [latent.value.size for latent in used.values()]
@@ -159,7 +153,8 @@ def exact(problem: Problem, site: str, draws: Draws) -> dict[str, Any]:
     mixture = prior_maps.product(parts)
     number = len(mixture.weights)
     shape = "standard normal" if number == 1 else f"a mixture of {number} normals"
-    names = [_label(name, i) for name, latent in used.items() for i in np.ndindex(latent.value.shape)]
+    places = [(name, index) for name, latent in used.items() for index in np.ndindex(latent.value.shape)]
+    names = [f"{name}[{', '.join(map(str, index))}]" if index else name for name, index in places]
     return {
         "columns": tuple(columns),
         "priors": prior_maps.Sequential(problem, tuple(used)) if sequential else prior_maps.Independent(fns),
@@ -184,7 +179,7 @@ def standardised(table: np.ndarray, what: str, why: str, *, choose_links: bool) 
     links = {k: _most_normal(table[:, k]) if choose_links else IDENTITY for k in moving}
     columns = [constant(value) for value in table[0]]
     for entry, k in enumerate(moving):
-        columns[k] = column(links[k], entry)
+        columns[k] = Column(links[k], entry)
     t = np.stack([np.asarray(links[k].inverse(table[:, k])) for k in moving], axis=1)
     low, median, high = np.quantile(t, [0.158655, 0.5, 0.841345], axis=0)
     sd = np.where(high > low, 0.5 * (high - low), t.std(axis=0))
@@ -212,43 +207,28 @@ class _Match(NamedTuple):
     place: int = 0
 
 
-def _match(arguments: np.ndarray, latents: Mapping[str, np.ndarray]) -> list[_Match]:
-    matches = []
-    for k, a in enumerate(arguments.T):
-        if np.ptp(a) == 0.0:
-            matches.append(_Match(constant(a[0])))
-            continue
-        match = next(_functions(a, latents), None)
-        if match is None:
-            raise prior_maps.NotExact(f"argument {k} was not recognised as an elementwise function of one latent")
-        matches.append(match)
-    return matches
-
-
-def _functions(a: np.ndarray, latents: Mapping[str, np.ndarray]):
+def _match(k: int, a: np.ndarray, latents: Mapping[str, np.ndarray]) -> _Match:
+    """What argument `k` is a function of, by its draws `a`."""
+    if np.ptp(a) == 0.0:
+        return _Match(constant(a[0]))
     for name, values in latents.items():
-        for index, t in enumerate(values.reshape(len(values), -1).T):
+        for place, t in enumerate(values.reshape(len(values), -1).T):
             if is_monotone(a, t) and (column := find(a, t)) is not None:
-                yield _Match(column, name, index)
-
-
-def _refuse(condition: bool, reason: str) -> None:
-    if condition:
-        raise prior_maps.NotExact(reason)
+                return _Match(column, name, place)
+    raise NotExact(f"argument {k} was not recognised as an elementwise function of one latent")
 
 
 def _check(used: Mapping[str, Latent], shown: Mapping[str, list[int]]) -> None:
     parents = {parent for latent in used.values() for parent in latent.parents}
     hidden = sorted(parents - set(used))
-    _refuse(bool(hidden), f"their prior depends on {', '.join(hidden)}, which the simulator does not take")
+    checks.require(
+        not hidden, f"their prior depends on {', '.join(hidden)}, which the simulator does not take", NotExact
+    )
     for name, latent in used.items():
-        tied = name in parents or not normalise.is_elementwise(latent.fn)
-        part = len(shown[name]) < latent.value.size
-        _refuse(tied and part, f"the simulator takes only a part of {name}, whose entries belong together")
-
-
-def _label(name: str, index: tuple[int, ...]) -> str:
-    return f"{name}[{', '.join(map(str, index))}]" if index else name
+        tied = name in parents or compat.innermost(latent.fn).event_dim > 0
+        whole = len(shown[name]) == latent.value.size
+        reason = f"the simulator takes only a part of {name}, whose entries belong together"
+        checks.require(whole or not tied, reason, NotExact)
 
 
 @on_host

@@ -152,11 +152,10 @@ def _stacked(parts, batch_shape: tuple[int, ...]):
 def _moments(fn: dist.Distribution) -> tuple[np.ndarray, np.ndarray] | None:
     """Mean `(*batch, dim)` and covariance `(*batch, dim, dim)` of a normal; dim is 1 for a univariate one."""
     base = compat.innermost(fn)
-    if isinstance(base, dist.Normal) and fn.event_dim == 0:
-        return np.asarray(fn.mean, np.float64)[..., None], np.asarray(fn.variance, np.float64)[..., None, None]
-    if isinstance(base, dist.Normal) and fn.event_dim == 1:
-        variance = np.asarray(fn.variance, np.float64)
-        return np.asarray(fn.mean, np.float64), variance[..., None] * np.eye(variance.shape[-1])
+    if isinstance(base, dist.Normal) and fn.event_dim <= 1:
+        keep = (..., None)[: 2 - fn.event_dim]
+        mean, variance = (np.asarray(moment, np.float64)[keep] for moment in (fn.mean, fn.variance))
+        return mean, variance[..., None] * np.eye(mean.shape[-1])
     if isinstance(base, (dist.MultivariateNormal, dist.LowRankMultivariateNormal)) and fn.event_dim == 1:
         mean, covariance = np.asarray(fn.mean, np.float64), np.asarray(base.covariance_matrix, np.float64)
         return mean, np.broadcast_to(covariance, mean.shape + mean.shape[-1:])

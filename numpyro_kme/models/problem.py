@@ -8,11 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import random
 
 from numpyro_kme._core import checks, compat, programs
 from numpyro_kme._core.programs import Program, Recomputed
-from numpyro_kme.models import normalise, reading, tracing
+from numpyro_kme.models import normalise, sites, tracing
 from numpyro_kme.models.sites import Latent, SimulatorSite
 
 __all__ = ["Draws", "Latent", "Problem", "SimulatorSite"]
@@ -68,7 +67,7 @@ class Problem(Recomputed):
                 whose output another site depends on, an observation of the wrong shape, or an improper or
                 discrete prior. Each error names the site and says what to do.
         """
-        return cls(model, args, kwargs, *reading.read(model, args, kwargs))
+        return cls(model, args, kwargs, *sites.read(model, args, kwargs))
 
     def with_data(self, *args, **kwargs) -> "Problem":
         """The same model with other arguments, such as another observation; much faster than to read it anew.
@@ -76,18 +75,15 @@ class Problem(Recomputed):
         Raises:
             ValueError: As `read`.
         """
-        return Problem(self.model, args, kwargs, *reading.read_again(self, self.model, args, kwargs))
+        return Problem(self.model, args, kwargs, *sites.read_again(self, args, kwargs))
 
     @property
     def observations(self) -> dict[str, np.ndarray]:
         """The observation at every simulator site, `{site: (*batch, *event)}`; raises if one is missing."""
-        observed = {name: site.observed for name, site in self.simulators.items()}
-        for name, value in observed.items():
-            checks.require(
-                value is not None,
-                f"The simulator site {name!r} is not observed: pass its observation to the model.",
-            )
-        return {name: value for name, value in observed.items() if value is not None}
+        for name, site in self.simulators.items():
+            seen = site.observed is not None
+            checks.require(seen, f"The simulator site {name!r} is not observed: pass its observation to the model.")
+        return {name: np.asarray(site.observed) for name, site in self.simulators.items()}
 
     def site(self, name: str | None = None) -> str:
         """`name`, checked to be a simulator site; the only one there is if `name` is left out."""
@@ -145,8 +141,11 @@ class Problem(Recomputed):
         return {name: trace[name]["value"] for name in z}
 
     def _run(self, latents, *inside, key=None):
-        key = random.key(0) if key is None else key
         return tracing.run(self.model, self.args, self.kwargs, key, latents, *inside)
+
+    def _at(self, function: Callable) -> Program:
+        """A program of many points: `function` of the trace at each, and of its simulators."""
+        return Program(jax.vmap(lambda latents: function(*self._run(latents))))
 
     def _parts(self, trace, simulators):
         """What `Draws` holds, in lists: JAX sorts dictionaries by name."""
@@ -167,24 +166,22 @@ class Problem(Recomputed):
 
     @cached_property
     def _evaluate(self) -> Callable:
-        return Program(jax.vmap(lambda latents: self._parts(*self._run(latents))))
+        return self._at(self._parts)
 
     @cached_property
     def _log_prior(self) -> Callable:
-        def log_prior(latents):
-            sites, _ = self._run(latents)
+        def log_prior(trace, _):
             with tracing.as_numpyro_does():
-                return sum(compat.log_prob(sites[name]) for name in self.latents)
+                return sum(compat.log_prob(trace[name]) for name in self.latents)
 
-        return Program(jax.vmap(log_prior))
+        return self._at(log_prior)
 
     @cached_property
     def _inside(self) -> Callable:
-        def inside(latents):
-            sites, _ = self._run(latents)
-            return {name: jnp.all(sites[name]["fn"].support(sites[name]["value"])) for name in self.latents}
+        def inside(trace, _):
+            return {name: jnp.all(trace[name]["fn"].support(trace[name]["value"])) for name in self.latents}
 
-        return Program(jax.vmap(inside))
+        return self._at(inside)
 
     def _checked(self, latents: Arrays) -> dict[str, np.ndarray]:
         names = list(self.latents)

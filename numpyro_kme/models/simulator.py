@@ -68,9 +68,7 @@ class Simulator(Distribution):
         dtype: Any = None,
     ):
         functions.check_function(fn)
-        checks.require(
-            len(params) > 0, f"Simulator `{functions.name(fn)}` has no parameter, so nothing can be inferred."
-        )
+        checks.require(bool(params), f"Simulator `{functions.name(fn)}` has no parameter, so nothing can be inferred.")
         checks.require(
             (shape is None) == (dtype is None),
             f"Simulator `{functions.name(fn)}` got shape={shape} and dtype={dtype}: a black-box simulator needs "
@@ -78,14 +76,13 @@ class Simulator(Distribution):
         )
         self.fn = fn
         self.params = tuple(jnp.asarray(param) for param in params)
-        self.event_dims = _event_dims(fn, [param.shape for param in self.params], event_dims)
-        self.groups = _groups(fn, [param.shape for param in self.params], self.event_dims)
+        shapes, dtypes = [param.shape for param in self.params], [param.dtype for param in self.params]
+        self.event_dims = _event_dims(fn, shapes, event_dims)
+        self.groups = _groups(fn, shapes, self.event_dims)
         self.black_box = shape is not None
         self._event_dims_given = event_dims is not None
         if shape is None:
-            event_shape, self.dtype = functions.traced_event(
-                fn, self.call_shapes, [param.dtype for param in self.params]
-            )
+            event_shape, self.dtype = functions.traced_event(fn, self.call_shapes, dtypes)
         else:
             event_shape = (shape,) if isinstance(shape, int) else tuple(shape)
             self.dtype = np.dtype(dtype)
@@ -126,11 +123,7 @@ class Simulator(Distribution):
 
     def broadcast_params(self, lead: Shape) -> list[jax.Array]:
         """Each parameter with the leading dimensions `lead`."""
-        broadcast = []
-        for param, shape in zip(self.params, self.call_shapes):
-            missing = len(lead) + len(shape) - param.ndim
-            broadcast.append(jnp.broadcast_to(param.reshape((1,) * missing + param.shape), lead + shape))
-        return broadcast
+        return [jnp.broadcast_to(param, lead + shape) for param, shape in zip(self.params, self.call_shapes)]
 
     @property
     def support(self) -> constraints.Constraint:
@@ -257,7 +250,6 @@ def _groups(fn: Callable, shapes: list[Shape], event_dims: tuple[int, ...]) -> S
         return jnp.broadcast_shapes(*leads)
     except ValueError as error:
         raise ValueError(
-            f"The parameters of simulator `{functions.name(fn)}` have shapes {shapes} and "
-            f"event_dims={event_dims}, which leaves the batch shapes {leads}; these must broadcast against "
-            "each other."
+            f"The parameters of simulator `{functions.name(fn)}` have shapes {shapes} and event_dims={event_dims}, "
+            f"which leaves the batch shapes {leads}; these must broadcast against each other."
         ) from error

@@ -88,20 +88,21 @@ def call_on_host(fn: Callable, shape: Shape, dtype: np.dtype, key_data: np.ndarr
     return x.astype(dtype)
 
 
-def call_back(
-    fn: Callable, shape: Shape, dtype: np.dtype, key_data: jax.Array, params: Sequence[jax.Array]
-) -> jax.Array:
+def calls_on_host(fn: Callable, shape: Shape, dtype: np.dtype, key_data: np.ndarray, params: Sequence) -> np.ndarray:
+    """Calls of a black-box simulator, `(*lead, *shape)`: one for each leading index of `key_data` and of parameters."""
+    lead = key_data.shape[:-1]
+    x = np.empty(lead + shape, dtype)
+    for i in np.ndindex(lead):
+        x[i] = call_on_host(fn, shape, dtype, key_data[i], *(param[i] for param in params))
+    return x
+
+
+def call_back(fn: Callable, shape: Shape, dtype: np.dtype, key_data: jax.Array, params: Sequence) -> jax.Array:
     """Calls of a black-box simulator from inside JAX, one for each leading index of `key_data`."""
     canonical = jax.dtypes.canonicalize_dtype(dtype)  # float64 is float32 while x64 is off
 
     def rows(key_data, *params):
-        lead = key_data.shape[:-1]
-        x = np.empty(lead + shape, canonical)
-        for row in np.ndindex(lead):
-            x[row] = call_on_host(fn, shape, dtype, key_data[row], *(param[row] for param in params))
-        return x
-
-    lead = key_data.shape[:-1]
+        return calls_on_host(fn, shape, dtype, key_data, params).astype(canonical)
 
     no_derivative = TypeError(
         f"Simulator `{name(fn)}` runs in NumPy, so that its draws have no derivative, which NUTS, HMC and SVI ask "
@@ -109,7 +110,7 @@ def call_back(
         "engine that learns the likelihood, such as KELFI."
     )
     given = compat.without_derivative(tuple(params), no_derivative)
-    return solves.call_back(rows, lead + shape, canonical, key_data, *given, vmap_method="broadcast_all")
+    return solves.call_back(rows, key_data.shape[:-1] + shape, canonical, key_data, *given, vmap_method="broadcast_all")
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,11 +134,7 @@ class FromNoise:
     noise: Distribution
 
     def __post_init__(self):
-        checks.require(
-            isinstance(self.noise, Distribution),
-            f"`noise` must be a NumPyro distribution; got {self.noise!r}.",
-            TypeError,
-        )
+        checks.instance("noise", self.noise, Distribution, "a NumPyro distribution")
 
     @property
     def __name__(self) -> str:

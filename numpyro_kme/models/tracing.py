@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from threading import Lock
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -132,7 +133,7 @@ def keys_in_order(rng_key: jax.Array, draw: jax.Array) -> jax.Array:
         key, given = random.split(key)
         return key, given
 
-    left, given = jax.lax.scan(split, random.fold_in(rng_key, draw), length=SPLIT)
+    left, given = jax.lax.scan(split, random.fold_in(checks.typed_key(rng_key), draw), length=SPLIT)
     return jnp.append(given, left)
 
 
@@ -167,9 +168,33 @@ def set_from(names: Collection[str], value: Callable[[str, Distribution], jax.Ar
 
 
 def run(
-    model: Callable, args: tuple, kwargs: Mapping, key: jax.Array, latents: Mapping, *inside: Messenger
+    model: Callable, args: tuple, kwargs: Mapping, key: jax.Array | None, latents: Mapping, *inside: Messenger
 ) -> tuple[dict, dict[str, Simulator]]:
     """The trace of a model with given latents and its simulators left out, and the `Simulator` of each site."""
     left_out = LeaveOutSimulators()
     values = handlers.substitute(data={name: jnp.asarray(value) for name, value in latents.items()})
     return trace_of(model, args, kwargs, PresentPrecision(), values, *inside, left_out, key=key), left_out.simulators
+
+
+def refuse_seeded(model: Any) -> None:
+    """Refuse a model with a key: a key inside a model would make all its draws the same."""
+    while isinstance(model, Messenger):
+        checks.require(
+            not isinstance(model, handlers.seed),
+            "The model has a key of its own already, from numpyro.handlers.seed, with which all its draws are the "
+            "same. Pass the model without it: the key is given to `run` or `simulate`.",
+        )
+        model = model.fn
+
+
+def check_plates(trace) -> None:
+    """Refuse plates that subsample, which take another part of the data each time the model is traced."""
+    for name, site in trace.items():
+        if site["type"] == "plate":
+            size, taken = site["args"][0], len(site["value"])
+            checks.require(
+                size == taken,
+                f"Plate {name!r} takes {taken} of {size} elements, at random (subsample_size): an engine learns from "
+                "one data set. Leave `subsample_size` out, or choose the part before and pass it to the model, with "
+                "a plate of its size.",
+            )

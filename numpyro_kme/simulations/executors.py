@@ -1,8 +1,9 @@
-"""Rows of simulations on an executor: tasks of adapted size, workers that die or hang, results as they come."""
+"""Calls of black-box simulators, here or on an executor: tasks of adapted size, workers that die or hang."""
 
 import itertools
 import multiprocessing
 import os
+import signal
 import tempfile
 import time
 from collections import deque
@@ -10,14 +11,14 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from numpyro_kme.models import simulator_functions
-from numpyro_kme.simulations import worker
-from numpyro_kme.simulations.failures import Failure, SimulationError
+from numpyro_kme.simulations.failures import Failure, SimulationError, limited, not_finite, raised, timed_out
 
 TASK_SECONDS = 0.2
 """Tasks hold as many simulations as take about this long, so that sending them costs little and losing them too."""
@@ -33,11 +34,69 @@ Report = Callable[[Sequence[int], list[Any]], None]
 """Told which rows are done and what each gave: an array or a `Failure`."""
 
 
+Row = tuple[np.ndarray, list[np.ndarray]]
+"""Data of the keys `(*batch, k)` and parameters `(*batch, *shape)` of the calls that make one simulation."""
+
+Outcome = np.ndarray | Failure
+
+
+class Job(NamedTuple):
+    """What is run for each row."""
+
+    fn: Callable
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
+def simulate_pickled(job: bytes, rows: Sequence[Row], timeout: float | None, begun: Path | None) -> list[Outcome]:
+    """`simulate_row` of each row, in a worker: the job by cloudpickle, failures without the exceptions behind them.
+
+    The file `begun` is made when the process has started and has imported what the job needs: from then on time counts.
+    """
+    unpickled = _unpickled(job)
+    if begun is not None:
+        begun.touch()
+    outcomes = [simulate_row(unpickled, row, timeout) for row in rows]
+    return [Failure(*outcome.args) if isinstance(outcome, Failure) else outcome for outcome in outcomes]
+
+
+@lru_cache(maxsize=4)
+def _unpickled(job: bytes) -> Job:
+    import cloudpickle
+
+    return cloudpickle.loads(job)
+
+
+def start_worker() -> None:
+    """Prepare a spawned process: JAX off the accelerator, and interrupts left to the parent."""
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def simulate_row(job: Job, row: Row, timeout: float | None) -> Outcome:
+    """One simulation, with a time limit in seconds.
+
+    Raises:
+        WrongOutput: If the result has not the declared shape or dtype.
+    """
+    try:
+        x = limited(timeout, simulator_functions.calls_on_host, *job, *row)
+    except simulator_functions.WrongOutput:
+        raise
+    except Failure as failure:
+        return failure
+    except (Exception, SystemExit) as error:
+        return raised(error)
+    return not_finite(x) or x
+
+
 def run(
     executor: Executor | int,
-    job: worker.Job,
+    job: Job,
     rows: Iterable[int],
-    row: Callable[[int], worker.Row],
+    row: Callable[[int], Row],
     timeout: float | None,
     report: Report,
 ) -> None:
@@ -81,9 +140,7 @@ class _Run:
     def _submit(self, rows: list[int]) -> None:
         begun = self.pool.mark()
         try:
-            future = self.pool.submit(
-                worker.simulate_pickled, self.job, [self.row(i) for i in rows], self.timeout, begun
-            )
+            future = self.pool.submit(simulate_pickled, self.job, [self.row(i) for i in rows], self.timeout, begun)
         except BrokenExecutor as error:
             self.pool.replace(error)
             return self._submit(rows)
@@ -113,7 +170,7 @@ class _Run:
                 self.size = int(np.clip(TASK_SECONDS / max(each, 1e-6), 1, min(2 * self.size, MOST_ROWS)))
         overdue = [] if broken else [future for future, task in self.running.items() if task.overdue(self.timeout)]
         for future in overdue:
-            again += self._lost(self.running.pop(future).rows, True, worker.timed_out(self.timeout))
+            again += self._lost(self.running.pop(future).rows, True, timed_out(self.timeout))
         if broken or overdue:
             again += [i for task in self.running.values() for i in task.rows]
             self.running.clear()
@@ -187,7 +244,7 @@ class _Spawned:
 
     def _open(self) -> None:
         self._pool = ProcessPoolExecutor(
-            self.workers, mp_context=multiprocessing.get_context("spawn"), initializer=worker.start_worker
+            self.workers, mp_context=multiprocessing.get_context("spawn"), initializer=start_worker
         )
 
     def mark(self) -> Path:

@@ -11,6 +11,7 @@ import types
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR, CO_VARARGS, CO_VARKEYWORDS
 from typing import Any, NamedTuple
 
 import jax
@@ -22,13 +23,7 @@ from numpyro_kme.simulations import fingerprint_names as named
 
 _NUMBERS = (type(None), bool, int, float, complex)
 _PLAIN = (*_NUMBERS, str, bytes, bytearray, range, slice, type(...), type(NotImplemented))
-_KINDS = (
-    inspect.CO_VARARGS
-    | inspect.CO_VARKEYWORDS
-    | inspect.CO_GENERATOR
-    | inspect.CO_COROUTINE
-    | inspect.CO_ASYNC_GENERATOR
-)
+_KINDS = CO_VARARGS | CO_VARKEYWORDS | CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
 _OF_NO_EFFECT = re.compile(
     r"_abc_impl|__(dict|weakref|doc|module|qualname|annotations|annotate\w*|firstlineno|static_attributes"
     r"|abstractmethods|match_args|dataclass_fields|dataclass_params|orig_bases|parameters|slotnames)__"

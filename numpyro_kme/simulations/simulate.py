@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,11 +20,10 @@ from numpyro_kme.models import simulator_functions
 from numpyro_kme.models.problem import Arrays, Draws, Problem
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.simulations import site_runs
-from numpyro_kme.simulations.failures import OnFailure, Penalise, SimulationError, check_policy, retries
+from numpyro_kme.simulations.failures import OnFailure, Penalise, Retry, SimulationError, StoreError, retries
 from numpyro_kme.simulations.fingerprint import fingerprint
 from numpyro_kme.simulations.simulations import Simulations
 from numpyro_kme.simulations.store import Store
-from numpyro_kme.simulations.store_checks import StoreError
 
 
 def simulate(
@@ -75,7 +73,6 @@ def simulate(
     Cost: `num_simulations` calls of each simulator, times its batch size; memory for one block and the
         results.
     """
-    checks.key(rng_key)
     problem = problem if isinstance(problem, Problem) else Problem.read(problem)
     plan = Plan(num_simulations, None, on_failure, executor, store, version, timeout, progress_bar, block_size)
     return plan.simulate(rng_key, problem)
@@ -109,13 +106,12 @@ class Plan:
 
     def __post_init__(self):
         checks.instance("simulations", self.simulations, Simulations | None, "a set of simulations (Simulations)")
-        check_policy(self.on_failure)
-        checks.whole("block_size", self.block_size, 1)
         checks.require(
-            self.version is None or isinstance(self.version, str | int),
-            f"`version` must be a string or a whole number; got {self.version!r}.",
-            TypeError,
+            isinstance(self.on_failure, Retry | Penalise) or self.on_failure in ("raise", "skip"),
+            f"`on_failure` must be 'raise', 'skip', Retry(...) or Penalise(...); got {self.on_failure!r}.",
         )
+        checks.whole("block_size", self.block_size, 1)
+        checks.instance("version", self.version, str | int | None, "a string or a whole number")
         checks.require(
             self.simulations is None or self.store is None,
             "Give `simulations` or `store`, not both: what is given is not simulated.",
@@ -199,12 +195,10 @@ def _settings(rng_key: jax.Array, problem: Problem, plan: Plan) -> dict[str, Any
 @contextmanager
 def _opened(path: str | PathLike, settings: Callable[[], dict], draws: Draws, problem: Problem) -> Iterator[Store]:
     """The store of these simulations; it may hold more of them, or fewer."""
-    prior = {name: np.asarray(value) for name, value in {**draws.latents, **draws.deterministics}.items()}
-    arguments = {name: np.asarray(value) for name, value in draws.arguments.items()}
+    prior, arguments = {**draws.latents, **draws.deterministics}, draws.arguments
     outputs = {name: (found.shape(), site_runs.dtype_of(found)) for name, found in _simulators(problem).items()}
     before = settings()
-    count = len(next(iter(arguments.values())))
-    with Store.open(Path(path), before, count, prior, arguments, outputs) as store:
+    with Store.open(path, before, prior, arguments, outputs) as store:
         for name, value in arguments.items():
             stored = store.arguments(name)[: len(value)]
             if stored.shape != value.shape or not np.allclose(stored, value, rtol=1e-5, equal_nan=True):

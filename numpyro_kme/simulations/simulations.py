@@ -84,15 +84,12 @@ class Simulations:
             ValueError: If the rows do not agree in number or hold values that are not finite.
         """
         arguments, x = np.asarray(arguments), np.asarray(x)
-        checks.real("arguments", arguments)
-        checks.real("x", x)
-        checks.matrix("arguments", arguments)
+        checks.table("arguments", arguments)
+        checks.sound("x", x)
         checks.require(
             x.shape[:1] == arguments.shape[:1],
             f"`arguments` and `x` must have one row for each simulation; got shapes {arguments.shape} and {x.shape}.",
         )
-        checks.finite("arguments", arguments)
-        checks.finite("x", x)
         return cls({site: arguments}, {site: x})
 
     @classmethod
@@ -114,8 +111,7 @@ class Simulations:
         for name, value in x.items():
             shape = (len(draws.arguments[name]), *problem.simulators[name].simulator.shape())
             checks.require(
-                value.shape == shape,
-                f"The simulations of site {name!r} must have shape {shape}; got {value.shape}.",
+                value.shape == shape, f"The simulations of site {name!r} must have shape {shape}; got {value.shape}."
             )
             checks.finite(name, value)
         return cls(draws.arguments, x, draws.latents, draws.deterministics)

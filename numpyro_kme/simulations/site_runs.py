@@ -16,7 +16,7 @@ from numpyro_kme._core import programs
 from numpyro_kme._core.programs import Program
 from numpyro_kme.models.problem import Draws
 from numpyro_kme.models.simulator import Simulator
-from numpyro_kme.simulations import executors, worker
+from numpyro_kme.simulations import executors
 from numpyro_kme.simulations.failures import Failure, SimulationError, not_finite, retries, stops
 from numpyro_kme.simulations.store import CHUNK, PENDING, Store
 
@@ -130,10 +130,8 @@ class Run:
         if not self.simulator.black_box:
             return self._in_blocks(rows, keys, report)
         simulator, plan = self.simulator, self.plan
-        job = worker.Job(simulator.fn, simulator.batch_shape, simulator.event_shape, simulator.dtype)
-        prepared = programs.in_blocks(
-            partial(_prepare, simulator), (keys[rows], self.arguments[rows]), self.plan.block_size
-        )
+        job = executors.Job(simulator.fn, simulator.event_shape, simulator.dtype)
+        prepared = programs.in_blocks(partial(_prepare, simulator), (keys[rows], self.arguments[rows]), plan.block_size)
         place = {int(row): i for i, row in enumerate(rows)}
 
         def row(number):
@@ -143,7 +141,7 @@ class Run:
         if plan.executor is not None:
             return executors.run(plan.executor, job, map(int, rows), row, plan.timeout, report)
         for number in map(int, rows):
-            report([number], worker.simulate_rows(job, [row(number)], plan.timeout))
+            report([number], [executors.simulate_row(job, row(number), plan.timeout)])
 
     def _in_blocks(self, rows, keys, report) -> None:
         """Whole blocks, wherever they hold a row that is asked for, so that a row never depends on which others are."""

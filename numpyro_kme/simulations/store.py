@@ -4,14 +4,14 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from numpyro_kme._core import arviz, checks
-from numpyro_kme.simulations.failures import Failure
-from numpyro_kme.simulations.store_checks import StoreError, alone, damaged, differences, first, writing
+from numpyro_kme.simulations.failures import Failure, StoreError, alone, damaged, differences, first, writing
 
 FORMAT = 1
 CHUNK = 64
@@ -39,9 +39,8 @@ class Store:
     @contextmanager
     def open(
         cls,
-        path: str | Path,
+        path: str | PathLike,
         settings: Mapping[str, Any],
-        count: int,
         prior: Mapping[str, np.ndarray],
         arguments: Mapping[str, np.ndarray],
         outputs: Mapping[str, tuple[tuple[int, ...], np.dtype]],
@@ -51,7 +50,6 @@ class Store:
         Args:
             path: A folder, by custom ending in `.zarr`.
             settings: What the simulations depend on; JSON.
-            count: Number of simulations.
             prior: Latents and deterministics, `{name: (count, *shape)}`.
             arguments: `{site: (count, *groups, p)}`.
             outputs: Shape and dtype of each site's output.
@@ -65,6 +63,7 @@ class Store:
         with alone(path):
             store = cls.read(path)
             store._require(settings)
+            count = len(next(iter(arguments.values())))
             if store.count < count:
                 with writing(path, lambda: f"It keeps its {store.count} simulations."):
                     store._grow(count, prior, arguments)
@@ -255,14 +254,13 @@ class Store:
             told = "; ".join([*others, *first(code), *(packages if code else [])])
             raise StoreError(
                 f"The store {self.path} holds simulations of another configuration: {told}. Give another path, or put "
-                "back what differs; Simulations.from_arviz reads those simulations as they are. What else is to "
-                "count as the same simulator, or as another one, can be said from the start by simulate(..., "
-                "version=...)."
+                "back what differs; Simulations.from_arviz reads those simulations as they are. What else is to count "
+                "as the same simulator, or as another one, can be said from the start by simulate(..., version=...)."
             )
         if code or packages:
             checks.warn(
                 f"The store {self.path} is taken, though since it was begun this differs: "
-                f"{'; '.join([*first(code), *packages])}. Give another path if that makes other simulations.",
+                f"{'; '.join([*first(code), *packages])}. Give another path if that makes other simulations."
             )
 
     def admit(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from numpyro import handlers
 from numpyro.infer.util import log_density, potential_energy
 
-from numpyro_kme.models.unconstrained import Unconstrained
+from numpyro_kme.models.coordinates import Unconstrained
 
 pytestmark = pytest.mark.x64
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 
-from numpyro_kme._core.robust import median_absolute_deviation
+from numpyro_kme.kernels.length_scales import median_absolute_deviation
 from numpyro_kme.likelihoods.descent import descend_all, ravel
 from numpyro_kme.likelihoods.residual.ridge import diagonal
 from numpyro_kme.likelihoods.residual.smoothness import JITTER, Inputs, Regression, Smoothness

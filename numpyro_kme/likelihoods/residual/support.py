@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import linprog
 
-from numpyro_kme._core.robust import robust_standard_deviation
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
+from numpyro_kme.kernels.length_scales import robust_standard_deviation
 from numpyro_kme.likelihoods.residual.location import start_locations
 from numpyro_kme.likelihoods.residual.marginals import log_cosh
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, features

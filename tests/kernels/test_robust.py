@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from numpyro_kme._core.robust import mad_or_sd, median_absolute_deviation, robust_standard_deviation
+from numpyro_kme.kernels.length_scales import mad_or_sd, median_absolute_deviation, robust_standard_deviation
 
 
 @pytest.mark.parametrize("shape", [(7,), (8, 3), (5, 2, 4)])
