@@ -102,9 +102,7 @@ class Problem(Recomputed):
         """
         checks.key(rng_key)
         checks.require(num_draws >= 1, f"`num_draws` must be at least 1; got {num_draws}.")
-        return self._draws(
-            programs.in_blocks(partial(self._draw, checks.typed_key(rng_key)), np.arange(num_draws, dtype=np.uint32))
-        )
+        return self._draws(programs.in_blocks(partial(self._draw, rng_key), np.arange(num_draws, dtype=np.uint32)))
 
     def evaluate(self, latents: Arrays) -> Draws:
         """The simulators' arguments and the deterministic sites at given latents `{site: (m, *shape)}`."""
