@@ -25,7 +25,7 @@ from numpyro_kme.embeddings.measures import Normal
 from numpyro_kme.kernels import median_heuristic
 from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
 from numpyro_kme.likelihoods.published.form import KernelMeans
-from numpyro_kme.likelihoods.published.objectives import LeaveOneOut, LeaveOneOutPredictive, MarginalLikelihood
+from numpyro_kme.likelihoods.published.leave_one_out import LeaveOneOut, LeaveOneOutPredictive, MarginalLikelihood
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 
 SHAPE, RATE, TRUTH, DRAWS = 2.0, 0.5, 4.0, 15

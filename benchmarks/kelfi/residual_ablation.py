@@ -20,7 +20,7 @@ from benchmarks.helpers import report
 from benchmarks.kelfi.exponential_gamma import STATISTICS, Task, learnt, on_grid
 from numpyro_kme.embeddings.measures import Normal
 from numpyro_kme.likelihoods.published.form import KernelMeans
-from numpyro_kme.likelihoods.published.objectives import LeaveOneOut, MarginalLikelihood
+from numpyro_kme.likelihoods.published.leave_one_out import LeaveOneOut, MarginalLikelihood
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 
 FORMS = {

@@ -11,11 +11,10 @@ from numpyro.distributions import Distribution
 
 from numpyro_kme._core import checks
 from numpyro_kme.bootstrap import newton
-from numpyro_kme.bootstrap.emulated.bootstrap import least_starts
+from numpyro_kme.bootstrap.emulated import least_starts
 from numpyro_kme.bootstrap.fit import full_data
 from numpyro_kme.bootstrap.preparation import Settings
-from numpyro_kme.bootstrap.replicates import posterior_bootstrap
-from numpyro_kme.bootstrap.results import WRONG, Replicates
+from numpyro_kme.bootstrap.replicates import WRONG, Replicates, posterior_bootstrap
 from numpyro_kme.bootstrap.weights import DirichletProcess
 from numpyro_kme.engines._iid import IidModel
 from numpyro_kme.engines._weighers import check_rule

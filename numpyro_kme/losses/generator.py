@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import ndtr, ndtri
 
+from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
 
 BLOCK = 16
@@ -224,3 +225,29 @@ class Generator:
         shape = jax.tree.leaves(values)[0].shape[:2]
         index = jnp.broadcast_to(jnp.repeat(jnp.arange(n), each)[None], shape)
         return QuadratureNodes((index, values), jnp.full(shape, 1.0 / shape[1]))
+
+
+def check_points(data: Any, generator: Generator) -> None:
+    """Require at least two finite data points whose shape is that of the simulator's output."""
+    leaves = jax.tree.leaves(data)
+    checks.require(
+        bool(leaves) and all(leaf.ndim >= 1 and leaf.shape[0] >= 2 for leaf in leaves),
+        f"`data` must hold at least two points along its first axis; got shapes {[leaf.shape for leaf in leaves]}.",
+    )
+    for leaf in leaves:
+        checks.finite("data", leaf)
+    simulated = _two_points(generator)
+    have = [leaf.shape[1:] for leaf in leaves]
+    want = [leaf.shape[1:] for leaf in jax.tree.leaves(simulated)]
+    checks.require(
+        have == want,
+        f"one data point has shape {have} and one simulated point {want}; they must agree. Change the "
+        "simulator's output, or the axis of the data that the plate runs over.",
+    )
+
+
+@on_host
+def _two_points(generator: Generator) -> Any:
+    """Shapes and types of two simulated points."""
+    u = jax.ShapeDtypeStruct((generator.dim,), np.float64)
+    return jax.eval_shape(generator.points, u, generator.draw_nodes(jax.random.key(0), 2))

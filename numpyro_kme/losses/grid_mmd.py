@@ -12,8 +12,7 @@ from numpyro_kme._core.robust import median_absolute_deviation
 from numpyro_kme.kernels import Kernel
 from numpyro_kme.kernels.stationary import Stationary
 from numpyro_kme.losses import mixing
-from numpyro_kme.losses.base import EmbeddingObjective, TaylorExpansion, join
-from numpyro_kme.losses.direct_mmd import WIDER, widened
+from numpyro_kme.losses.base import WIDER, EmbeddingObjective, TaylorExpansion, join, widened
 from numpyro_kme.losses.generator import REACH, Generator, NormalNoise, QuadratureNodes
 from numpyro_kme.losses.grid import Grid, make_grid, profile
 

@@ -12,7 +12,7 @@ from numpyro_kme.likelihoods.published import solves
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet, random_subset
 from numpyro_kme.likelihoods.published.learning import Learner, learn
-from numpyro_kme.likelihoods.published.objectives import LeaveOneOut
+from numpyro_kme.likelihoods.published.leave_one_out import LeaveOneOut
 from numpyro_kme.likelihoods.published.solves import DenseSolve, LowRankSolve, default_solve
 
 M, D, N = 60, 2, 3

@@ -11,10 +11,9 @@ from numpyro_kme.embeddings.measures import Normal
 from numpyro_kme.kernels import EmpiricalMeasure, Gaussian
 from numpyro_kme.likelihoods.published import leave_one_out, solves
 from numpyro_kme.likelihoods.published.form import KernelMeans
-from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet
-from numpyro_kme.likelihoods.published.hyperpriors import learn_normal
+from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet, learn_normal
 from numpyro_kme.likelihoods.published.learning import Learner, learn
-from numpyro_kme.likelihoods.published.objectives import LeaveOneOut, LeaveOneOutPredictive, MarginalLikelihood
+from numpyro_kme.likelihoods.published.leave_one_out import LeaveOneOut, LeaveOneOutPredictive, MarginalLikelihood
 
 M = 30
 RNG = np.random.default_rng(11)

@@ -10,7 +10,7 @@ from numpyro_kme.likelihoods.published import learning
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet
 from numpyro_kme.likelihoods.published.learning import Learner, Space, Tied
-from numpyro_kme.likelihoods.published.objectives import MarginalLikelihood
+from numpyro_kme.likelihoods.published.leave_one_out import MarginalLikelihood
 
 M, DIM, STATISTICS = 80, 2, 3
 TIES = {"AISTATS": Tied(), "preprint": Tied(1e-4, power=0.0), "square root": Tied(2e-3, power=0.5)}

@@ -23,8 +23,13 @@ from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet
 from numpyro_kme.likelihoods.published.learning import Learner, LearntHyperparameters, learn
-from numpyro_kme.likelihoods.published.leave_one_out import held_out_sample, log_heavy_tailed_density, summarise
-from numpyro_kme.likelihoods.published.objectives import LearningObjective, LeaveOneOut
+from numpyro_kme.likelihoods.published.leave_one_out import (
+    LearningObjective,
+    LeaveOneOut,
+    held_out_sample,
+    log_heavy_tailed_density,
+    summarise,
+)
 from numpyro_kme.likelihoods.published.solves import Solve, default_solve
 from numpyro_kme.likelihoods.published.surrogate import KernelMeansSurrogate, as_one_point
 from numpyro_kme.likelihoods.statistics import StatisticsTransform

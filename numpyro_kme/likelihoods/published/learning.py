@@ -15,7 +15,7 @@ from numpyro_kme._core.host import in_present_precision, on_host, to_host
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.descent import ravel, unravel
 from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet, random_subset
-from numpyro_kme.likelihoods.published.objectives import LearningObjective
+from numpyro_kme.likelihoods.published.leave_one_out import LearningObjective
 
 
 @dataclass(frozen=True)

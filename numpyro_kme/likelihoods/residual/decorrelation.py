@@ -14,8 +14,8 @@ from jax.typing import ArrayLike
 
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.descent import descend
+from numpyro_kme.likelihoods.residual.location_scale import winsorised_rms
 from numpyro_kme.likelihoods.residual.ridge import Adjoint, Ridge
-from numpyro_kme.likelihoods.residual.scale import winsorised_rms
 from numpyro_kme.likelihoods.residual.smoothness import JITTER
 
 CLIP = 5.0

@@ -20,13 +20,17 @@ from numpyro_kme.likelihoods.residual.bandwidth_learning import HeldOutDensities
 from numpyro_kme.likelihoods.residual.decorrelation import TriangularMap, fit_triangular_map
 from numpyro_kme.likelihoods.residual.density import fit_residual_density
 from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
-from numpyro_kme.likelihoods.residual.location import Location, learn_location, start_locations
-from numpyro_kme.likelihoods.residual.marginals import MarginalTransform, jitter_ties, log_cosh
-from numpyro_kme.likelihoods.residual.scale import ScaleFunction, winsorised_rms
+from numpyro_kme.likelihoods.residual.location_scale import (
+    Location,
+    ScaleFunction,
+    learn_location,
+    start_locations,
+    winsorised_rms,
+)
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, Regression, line_slopes
 from numpyro_kme.likelihoods.residual.support import SupportBounds, fit_support_bounds
 from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate, ScoreImprovements
-from numpyro_kme.likelihoods.statistics import StatisticsTransform
+from numpyro_kme.likelihoods.statistics import MarginalTransform, StatisticsTransform, jitter_ties, log_cosh
 
 MIN_SIMULATIONS = 10
 """Fewer simulations than this cannot be held out from."""

@@ -20,9 +20,9 @@ from scipy.optimize import linprog
 from numpyro_kme._core.robust import robust_standard_deviation
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
-from numpyro_kme.likelihoods.residual.location import start_locations
-from numpyro_kme.likelihoods.residual.marginals import log_cosh
+from numpyro_kme.likelihoods.residual.location_scale import start_locations
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, features
+from numpyro_kme.likelihoods.statistics import log_cosh
 
 FEWEST, LOOKED_AT = 20, 200
 """Simulations for each coefficient of a line; so many at least, if there are, tell whether there may be a bound."""

@@ -18,9 +18,8 @@ from numpyro_kme.likelihoods.extrapolation import Region, warn_if_out_of_distrib
 from numpyro_kme.likelihoods.residual.decorrelation import TriangularMap
 from numpyro_kme.likelihoods.residual.density import ResidualDensity
 from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
-from numpyro_kme.likelihoods.residual.marginals import MarginalTransform
 from numpyro_kme.likelihoods.residual.support import SupportBounds
-from numpyro_kme.likelihoods.statistics import StatisticsTransform
+from numpyro_kme.likelihoods.statistics import MarginalTransform, StatisticsTransform
 
 TINY = 1e-30
 """Keeps a logarithm finite."""

@@ -1,4 +1,12 @@
-"""Normal measures and their mixtures, with embeddings by Gaussian kernels in closed form."""
+"""Probability measures on `R^D` whose kernel embeddings are known: priors in coordinates.
+
+For a Gaussian kernel `k` with `B = diag(length_scale^2)` and a normal measure `N(m, S)`
+
+    int k(a, t) N(t | m, S) dt = |B|^(1/2) |B + S|^(-1/2) exp(-1/2 (a - m)' (B + S)^(-1) (a - m)),
+
+a product of two Gaussian kernels is a Gaussian kernel times a constant, and a mixture is a sum. Everything else goes
+by weighted points: a quasi-random set drawn from the measure stands in for it.
+"""
 
 import abc
 from dataclasses import field
@@ -15,10 +23,12 @@ from scipy.special import ndtri
 from scipy.stats import qmc
 
 from numpyro_kme._core import checks
-from numpyro_kme.embeddings.measures.points import Measure, Points
+from numpyro_kme.embeddings.weighted_points import Measure, Points
 from numpyro_kme.kernels.base import Kernel, register
 from numpyro_kme.kernels.gram import one_per_dimension, squared_distances
 from numpyro_kme.kernels.stationary import Gaussian
+
+__all__ = ["Measure", "Normal", "NormalMixture", "Points", "Tilted"]
 
 
 class Tilted(NamedTuple):
