@@ -7,7 +7,6 @@ replicates have their minima; then every replicate of the bootstrap is minimised
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax
 import numpy as np
@@ -18,9 +17,9 @@ from numpyro_kme.bootstrap.emulator import FINAL_ITERATIONS, EmulatedMinima, Emu
 from numpyro_kme.bootstrap.fit import SAME, Fit, distinct, full_data, require_possible, starting_scale
 from numpyro_kme.bootstrap.preparation import Derivatives, Settings, posterior_sd
 from numpyro_kme.bootstrap.replicates import TOLERANCE, EmulatorSummary, Quadrature, Replicates
-from numpyro_kme.bootstrap.training_set import FeatureMap, TrainingSimulator, fit_features
+from numpyro_kme.bootstrap.training_set import TrainingSimulator, fit_features, together
 from numpyro_kme.bootstrap.weights import PILOT, DirichletProcess, Reweightings, draw_reweightings
-from numpyro_kme.losses.base import WeightedObjective, num_points
+from numpyro_kme.losses.base import WeightedObjective
 from numpyro_kme.losses.generator import BLOCK
 from numpyro_kme.losses.grid_mmd import GridMMD
 from numpyro_kme.losses.mmd import DirectMMD
@@ -45,14 +44,6 @@ STEPS = 2000, 5000
 
 
 @dataclass(frozen=True)
-class AnchoredReweightings:
-    """Reweightings of the data, with numbers of starting points `(R, K)`, the best of which are the prior anchors."""
-
-    reweightings: Reweightings
-    candidates: np.ndarray
-
-
-@dataclass(frozen=True)
 class LearntEmulator:
     """An emulator after the last round.
 
@@ -72,11 +63,6 @@ class LearntEmulator:
     each: int
     rounds: int
 
-    def embeddings(self, reweightings: Reweightings) -> np.ndarray:
-        """Embeddings of the reweighted data, `(R, J)`."""
-        assert self.simulator.features is not None
-        return _embeddings(self.simulator.features, self.data_features, reweightings)
-
 
 def design(num_simulations: int) -> tuple[int, int]:
     """Points of a round, at most 1,024, and simulations at a point of the prior, a power of two, for so many in all."""
@@ -90,7 +76,7 @@ def learn(
     rng_key: jax.Array,
     objective: GridMMD | DirectMMD,
     starts: np.ndarray,
-    pilot: Callable[[int, int], AnchoredReweightings],
+    pilot: Callable[[int, int], tuple[Reweightings, np.ndarray]],
     settings: Settings,
 ) -> LearntEmulator:
     r"""Learn `mu_u` where the replicates of a bootstrap have their minima.
@@ -104,7 +90,8 @@ def learn(
         rng_key: The only source of randomness.
         objective: A squared MMD.
         starts: Samples of the prior `(S, p)`, unconstrained.
-        pilot: `(round, count) -> reweightings`, new ones for each round.
+        pilot: `(round, count) -> reweightings` of the data, new ones for each round, and for each numbers of starting
+            points `(count, K)`, the best of which is its prior anchor.
         settings: How many simulations, and the prior's weight.
     """
     points, each = design(settings.num_simulations)
@@ -113,7 +100,7 @@ def learn(
     prior, weight = simulator.standardise(starts), settings.prior_weight
     x = prior[np.arange(2 * points) % len(prior)]
     simulated = simulator.simulate(first_key, x, RATIOS[0] * each)
-    features = fit_features(objective.kernel, _together(objective.data, simulated))
+    features = fit_features(objective.kernel, together(objective.data, simulated))
     simulator = replace(simulator, features=features)
     training, data_features = simulator.summarise(x, simulated), features.at(objective.data)
     full = data_features.mean(axis=0)
@@ -125,9 +112,9 @@ def learn(
         net_key, jitter_key = jax.random.split(jax.random.fold_in(fit_key, number))
         steps = STEPS[0 if exploring else 1]
         emulator = Emulator.fit(net_key, training, full, objective.fit_proportion, rows, steps)
-        now = pilot(number, points)
-        data = _embeddings(features, data_features, now.reweightings) @ emulator.basis
-        anchors = emulator.best(data, prior, now.candidates)
+        reweightings, candidates = pilot(number, points)
+        data = features.reweighted(data_features, reweightings) @ emulator.basis
+        anchors = emulator.best(data, prior, candidates)
         tempered = loss_scale * temperature
         found = emulator.minimise(data, anchors, tempered, weight, emulator.starts(data, anchors, tempered, weight))
         tangents = emulator.tangents(found.x[:SCALE_POINTS], found.mixing_proportion[:SCALE_POINTS])
@@ -143,34 +130,12 @@ def learn(
     return LearntEmulator(emulator, loss_scale, data_features, simulator, each, number)
 
 
-def _embeddings(features: FeatureMap, data_features: np.ndarray, reweightings: Reweightings) -> np.ndarray:
-    """Mean features of the reweighted data, `(R, J)`."""
-    n, extra = len(data_features), reweightings.extra
-    found = reweightings.weights[:, :n] @ data_features
-    if extra is not None:
-        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), extra)
-        own = features.at(flat).reshape(len(found), -1, found.shape[1])
-        found += np.einsum("rt,rtj->rj", reweightings.weights[:, n:], own)
-    return found
-
-
 def _jittered(rng_key: jax.Array, found: EmulatedMinima) -> np.ndarray:
     """The minima, the second half of them moved by normal noise with their Hessian as precision."""
     values, vectors = np.linalg.eigh(found.hessian)
     noise = np.asarray(jax.random.normal(rng_key, found.x.shape)) / np.sqrt(np.maximum(values, 1.0))
     moves = np.einsum("rpq,rq->rp", vectors, noise)
     return found.x + np.where(np.arange(len(moves))[:, None] < len(moves) // 2, 0.0, moves)
-
-
-def _together(data: Any, simulated: Any) -> Any:
-    """Data, and about as many simulations `(R, count, ...)`, as one set of points."""
-    n = num_points(data)
-
-    def both(a, b):
-        flat = b.reshape(-1, *b.shape[2:])
-        return np.concatenate([a.reshape(n, *flat.shape[1:]), flat[:: max(len(flat) // n, 1)]])
-
-    return jax.tree.map(both, data, simulated)
 
 
 LEAST_STARTS, STARTS_PER_CANDIDATE = 2048, 128
@@ -219,21 +184,20 @@ def emulated_bootstrap(
     starts = np.asarray(starts, np.float64)
 
     def anchored(ids):
-        def candidates(replicate):
+        def some_starts(replicate):
             key = jax.random.fold_in(anchor_key, replicate)
             return jax.random.randint(key, (settings.prior_draws,), 0, len(starts))
 
-        found = draw_reweightings(weights_key, objective, process, ids, 1)
-        return AnchoredReweightings(found, np.asarray(jax.vmap(candidates)(ids)))
+        return draw_reweightings(weights_key, objective, process, ids, 1), np.asarray(jax.vmap(some_starts)(ids))
 
     def pilot(number, count):
         return anchored(PILOT + number * 2**16 + np.arange(count))
 
-    own = anchored(np.arange(settings.num_samples))
+    own, own_candidates = anchored(np.arange(settings.num_samples))
     learnt = learn(learn_key, objective, starts, pilot, settings)
     emulator, simulator, loss_scale = learnt.emulator, learnt.simulator, learnt.loss_scale
-    data = learnt.embeddings(own.reweightings) @ emulator.basis
-    anchors = emulator.best(data, simulator.standardise(starts), own.candidates)
+    data = simulator.features.reweighted(learnt.data_features, own) @ emulator.basis
+    anchors = emulator.best(data, simulator.standardise(starts), own_candidates)
     first, best, moved = _from_two_starts(emulator, data, anchors, loss_scale, settings.prior_weight)
     unseen = simulator.training_set(jax.random.split(learn_key, 4)[3], best.x, UNSEEN * learnt.each)
     summary = EmulatorSummary.of_split_halves(
@@ -244,7 +208,7 @@ def emulated_bootstrap(
     )
     full = _full_fit(learnt, objective, settings.prior_weight, summary)
     require_possible(full.value, full.numbers)
-    value = best.value + _squared_norms(objective, own.reweightings) - np.square(data).sum(axis=1)
+    value = best.value + _squared_norms(objective, own) - np.square(data).sum(axis=1)
     numbers = _numbers(learnt, best.mixing_proportion, best.x, summary)
     require_possible(value, numbers)
     u = simulator.parameters(best.x)
@@ -266,7 +230,7 @@ def emulated_bootstrap(
         derivatives=Derivatives(True, None),
         fit=full,
         nodes=objective.generator.draw_nodes(learn_key, settings.num_nodes, 1),
-        reweightings=own.reweightings,
+        reweightings=own,
         anchors=simulator.parameters(anchors),
         emulator=summary,
     )

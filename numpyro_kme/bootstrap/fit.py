@@ -8,7 +8,8 @@ import numpy as np
 from numpyro_kme._core import checks
 from numpyro_kme.bootstrap.newton import Control, Minimum, Problems
 from numpyro_kme.bootstrap.weights import Reweightings
-from numpyro_kme.losses.base import WeightedObjective, num_points
+from numpyro_kme.kernels.base import num_points
+from numpyro_kme.losses.base import WeightedObjective
 from numpyro_kme.losses.generator import BLOCK, QuadratureNodes
 
 SAME = 0.02

@@ -11,7 +11,7 @@ from numpyro_kme.bootstrap.newton import Control, Minimum, Problems, offsets
 from numpyro_kme.bootstrap.preparation import Derivatives, Settings, one_step, posterior_sd, prepare
 from numpyro_kme.bootstrap.weights import PILOT, DirichletProcess, Reweightings, draw_reweightings
 from numpyro_kme.losses.base import WeightedObjective
-from numpyro_kme.losses.generator import BLOCK, QuadratureNodes, num_sets
+from numpyro_kme.losses.generator import BLOCK, QuadratureNodes
 
 WRONG = 0.5
 """Errors of an emulated loss up to this many units of log-likelihood are harmless."""
@@ -155,7 +155,7 @@ def posterior_bootstrap(
     objective, nodes, full = ready.objective, ready.nodes, ready.fit
     whole = full.raised(float(offsets(objective, full_data(objective, 0))[0]))
     require_possible(whole.value, whole.numbers)
-    reweightings = draw_reweightings(keys[1], objective, process, ids, num_sets(nodes))
+    reweightings = draw_reweightings(keys[1], objective, process, ids, len(nodes.weights))
     problems = Problems(objective, nodes, reweightings)
     linear, before = one_step(problems, full)
     control = Control(ready.scale, tolerance=0.3 * TOLERANCE, max_steps=12 if settings.method == "newton" else 1)
@@ -202,7 +202,7 @@ def _quadrature(rng_key, objective, reweightings, found, rows, full, sd, setting
     nodes = objective.adapt_nodes(full.u, num)
     if nodes is None:
         nodes = objective.generator.draw_nodes(rng_key, num, len(reweightings))
-    sets = np.minimum(np.arange(len(reweightings)), num_sets(nodes) - 1)
+    sets = np.minimum(np.arange(len(reweightings)), len(nodes.weights) - 1)
     _, gradient = Problems(objective.refined(), nodes, replace(reweightings, sets=sets)).slopes(found.u[rows])
     units = full.scale[:, None] * full.scale[None]
     least = 1e-6 * np.abs(np.linalg.eigvalsh(full.hessian * units)).max()
@@ -217,7 +217,7 @@ def rescue(problems: Problems, full: Fit, found: Minimum, ceiling: np.ndarray, c
     short = np.flatnonzero(~((left <= control.tolerance) & found.convex & (found.value <= ceiling)))
     if not len(short):
         return found
-    careful = replace(control, max_steps=60, damping=0.03, stride=3.0)
+    careful = control._replace(max_steps=60, damping=0.03, stride=3.0)
     again = problems.rows(short).solve(full.u, full.hessian, careful)
     return keep_lower(found, again, short)
 
@@ -235,7 +235,7 @@ def restart(
     every_one = np.arange(len(problems.reweightings))
     some = every_one[::every]
     pool = full.others if len(full.others) else starts
-    careful = replace(control, scale=full.scale, tolerance=1e-4, max_steps=20, damping=0.1, stride=1.0)
+    careful = control._replace(scale=full.scale, tolerance=1e-4, max_steps=20, damping=0.1, stride=1.0)
     moved = np.zeros(len(every_one), bool)
 
     def lower(index, start):

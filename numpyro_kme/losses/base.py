@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks
+from numpyro_kme.kernels.base import num_points
 from numpyro_kme.losses import mixing
-from numpyro_kme.losses.generator import Generator, QuadratureNodes, check_points
+from numpyro_kme.losses.generator import Generator, QuadratureNodes, check_data, check_points, join
 
 
 class TaylorExpansion(NamedTuple):
@@ -94,10 +95,28 @@ class EmbeddingObjective(WeightedObjective):
     fit_proportion: bool
 
     def energy(self, q: jax.Array, coincident: jax.Array, weights: jax.Array) -> jax.Array:
-        """`|mu_u|^2` from its sum `q` over all pairs of nodes: unbiased where these are sampled independently."""
+        """`|mu_u|^2` from its sum `q` over all pairs of nodes; where these are sampled independently, without the pairs
+        of a node with itself: `(q - coincident) / (1 - sum v^2)`.
+
+        A fitted mixing proportion divides by it. It is then kept above `coincident`, the energy of simulated points of
+        which no two are near each other: that many points cannot tell a smaller energy from nothing, and points
+        scattered without end would seem to fit best.
+        """
         if not self.generator.noise.independent:
             return q
-        return mixing.unbiased_energy(q, coincident, weights, self.fit_proportion)
+        energy = (q - coincident) / (1.0 - jnp.sum(jnp.square(weights)))
+        return jnp.maximum(energy, coincident) if self.fit_proportion else energy
+
+    @abc.abstractmethod
+    def witnesses(self, reduced: Any, u: jax.Array, nodes: QuadratureNodes) -> tuple[jax.Array, ...]:
+        """`mu_u` and `mu_w` at the simulated points `y_m`, the weights `v` of these, and `sum_m v_m^2 k(y_m, y_m)`."""
+
+    def report(self, reduced, u, nodes):
+        """Standard errors, and the mixing proportion if it is fitted; see `mixing.report`."""
+        own, cross, weights, coincident = self.witnesses(reduced, u, nodes)
+        q, s, n = self.energy(weights @ own, coincident, weights), weights @ cross, num_points(self.data)
+        kinds = self.generator.noise.independent, self.fit_proportion
+        return mixing.report(q, s, (own, cross), weights, coincident, n, *kinds)
 
     @abc.abstractmethod
     def gram(self, reduced: Any, points: Any, nodes: QuadratureNodes) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -153,21 +172,6 @@ class TwoSampleObjective(WeightedObjective):
         return self.loss.value(data, weights, self.generator.points(u, nodes), self.generator.weights(nodes, weights))
 
 
-def join(data: Any, extra: Any) -> Any:
-    """Append extra points to the data, leaf by leaf."""
-    return data if extra is None else jax.tree.map(lambda a, b: jnp.concatenate([a, b]), data, extra)
-
-
-def num_points(data: Any) -> int:
-    """Number of data points `n`."""
-    return jax.tree.leaves(data)[0].shape[0]
-
-
-def vectors(points: Any) -> Any:
-    """Make points of scalars `(n,)` into vectors `(n, 1)`, leaf by leaf."""
-    return jax.tree.map(lambda leaf: leaf[:, None] if leaf.ndim == 1 else leaf, points)
-
-
 @dataclass(frozen=True)
 class NegativeLogLikelihood(Loss):
     """Weighted negative log likelihood `-sum_i w_i log p(x_i | u)`, for models that have a density.
@@ -185,9 +189,7 @@ class NegativeLogLikelihood(Loss):
             generator.log_density is not None,
             "NegativeLogLikelihood needs a model with a density; this one can only simulate. Use MMD or Wasserstein.",
         )
-        checks.require(num_points(data) >= 2, f"`data` must hold at least two points; got {num_points(data)}.")
-        for leaf in jax.tree.leaves(data):
-            checks.finite("data", leaf)
+        check_data(data)
         return LikelihoodObjective(generator, jax.tree.map(np.asarray, data))
 
 

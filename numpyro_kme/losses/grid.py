@@ -60,12 +60,9 @@ class Grid:
         ]
         first = [-((1 - f) ** 2) / 2, (3 * f**2 - 4 * f) / 2, (1 + 2 * f - 3 * f**2) / 2, f**2 / 2]
         second = [1 - f, 3 * f - 2, 1 - 3 * f, f]
-        return Stencil(
-            left.astype(jnp.int32)[:, None] + jnp.arange(-1, 3)[None],
-            jnp.concatenate(weights, axis=1) * keep,
-            jnp.concatenate(first, axis=1) * keep / self.step,
-            jnp.concatenate(second, axis=1) * keep / self.step**2,
-        )
+        splines, slopes, curvatures = (jnp.concatenate(parts, axis=1) * keep for parts in (weights, first, second))
+        cells = left.astype(jnp.int32)[:, None] + jnp.arange(-1, 3)[None]
+        return Stencil(cells, splines, slopes / self.step, curvatures / self.step**2)
 
     def charges(self, stencil: Stencil, parts: jax.Array) -> jax.Array:
         """Sum what points put on their four cells: `(M, 4, ...)` to Fourier coefficients `(..., size // 2 + 1)`."""
@@ -104,7 +101,8 @@ def make_grid(
         least: Size with padding, at least.
     """
     cells = int(min(width / step + 16.0, max_cells))
-    size = _power_of_two(max(cells + int(min(cells, reach / step + 8.0)), least))
+    needed = max(cells + int(min(cells, reach / step + 8.0)), least)
+    size = 1 << (needed - 1).bit_length()  # a power of two: few sizes, so that few programs are compiled
     lag = np.minimum(np.arange(size), size - np.arange(size)) * step
     splines = (4.0 + 2.0 * np.cos(2.0 * np.pi * np.arange(size // 2 + 1) / size)) / 6.0
     spectrum = np.fft.rfft(profile(kernel, lag)).real / splines**2 * 2.0 / size
@@ -169,8 +167,3 @@ def _unit_products(grid: Grid, a: jax.Array, b: jax.Array) -> jax.Array:
     """Tabulated kernel values between single points."""
     embed = jax.vmap(lambda point: grid.embed(point[None], jnp.ones(1)))
     return grid.inner(embed(a), embed(b))
-
-
-def _power_of_two(least: int) -> int:
-    """Smallest power of two that is not below `least`: few sizes, so that few programs are compiled."""
-    return 1 << (least - 1).bit_length()

@@ -11,13 +11,13 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.robust import median_absolute_deviation
 from numpyro_kme.kernels import Gaussian, Kernel
-from numpyro_kme.kernels.base import register
+from numpyro_kme.kernels.base import num_points, register
 from numpyro_kme.kernels.gram import split, squared_distances
 from numpyro_kme.kernels.length_scales import LengthScaleRule, MedianHeuristic
 from numpyro_kme.kernels.stationary import Stationary
 from numpyro_kme.losses import mixing
-from numpyro_kme.losses.base import EmbeddingObjective, Loss, WeightedObjective, join, num_points, vectors, widened
-from numpyro_kme.losses.generator import Generator, check_points
+from numpyro_kme.losses.base import EmbeddingObjective, Loss, WeightedObjective, widened
+from numpyro_kme.losses.generator import Generator, check_points, join, vectors
 from numpyro_kme.losses.grid import find_step
 from numpyro_kme.losses.grid_mmd import GridMMD
 
@@ -68,14 +68,12 @@ class MMD(Loss):
         check_points(data, generator)
         rule = self._rule(generator)
         data, extra = jax.tree.map(_float64, (data, extra))
-        if generator.covariates is None:
-            kernel = self.kernel or gaussian_by(rule, data)
-        else:
-            kernel = OnPairs(
-                self.covariate_kernel or gaussian_by(rule, data[0]), self.kernel or gaussian_by(rule, data[1])
-            )
+        responses = data if generator.covariates is None else data[1]
+        kernel = self.kernel or gaussian_by(rule, responses)
+        if generator.covariates is not None:
+            kernel = OnPairs(self.covariate_kernel or gaussian_by(rule, data[0]), kernel)
         _require_bounded(kernel, vectors(data))
-        window = None if generator.covariates is not None else self._window(kernel, data, extra)
+        window = self._window(kernel, data, extra)
         if window is None:
             return DirectMMD(generator, kernel, data, self.fit_proportion)
         return GridMMD.bind(generator, kernel, data, window, self.fit_proportion, self.max_cells)
@@ -94,7 +92,7 @@ class MMD(Loss):
 
     def _window(self, kernel: Kernel, data: Any, extra: Any) -> tuple[float, ...] | None:
         """Centre, width, step, half width and reach of a grid for scalar data; None where there is no such grid."""
-        if not isinstance(data, np.ndarray) or data.ndim > 2 or data.size != len(data):
+        if not isinstance(data, np.ndarray) or data.ndim > 2 or data.size != len(data):  # pairs, with covariates
             return None
         centre = float(np.median(data))
         scale = float(median_absolute_deviation(data.ravel(), centre)) or float(np.abs(data - centre).max()) or 1.0
@@ -140,16 +138,13 @@ def _float64(leaf: Any) -> np.ndarray:
 
 def _require_bounded(kernel: Kernel, points: Any) -> None:
     """Raise an error where `k(x, x)` grows with the data: such embeddings are not robust, and may not exist."""
-    far = jax.tree.map(lambda leaf: jnp.asarray(leaf[:1]) * 1e3 + 1e3 * np.abs(leaf).max(), points)
-    near, distant = (
-        np.asarray(kernel.diagonal(jax.tree.map(lambda leaf: jnp.asarray(leaf[:1]), points))),
-        np.asarray(kernel.diagonal(far)),
-    )
+    one = jax.tree.map(lambda leaf: jnp.asarray(leaf[:1]), points)
+    far = jax.tree.map(lambda leaf, all: leaf * 1e3 + 1e3 * np.abs(all).max(), one, points)
+    near, distant = (float(kernel.diagonal(point)[0]) for point in (one, far))
     checks.require(
-        bool(np.isfinite(distant).all()) and float(distant[0]) <= 10.0 * max(float(near[0]), 1e-300),
-        f"`kernel` must be bounded for a robust loss; {type(kernel).__name__} has k(x, x) = "
-        f"{float(near[0]):.3g} at a data point and "
-        f"{float(distant[0]):.3g} far away. Use Gaussian, Matern or RationalQuadratic.",
+        np.isfinite(distant) and distant <= 10.0 * max(near, 1e-300),
+        f"`kernel` must be bounded for a robust loss; {type(kernel).__name__} has k(x, x) = {near:.3g} at a data point "
+        f"and {distant:.3g} far away. Use Gaussian, Matern or RationalQuadratic.",
     )
 
 
@@ -189,11 +184,16 @@ class DirectMMD(EmbeddingObjective):
 
     def value(self, reduced, u, nodes):
         """Squared MMD at `u`, without its constant."""
+        own, cross, v, coincident = self.witnesses(reduced, u, nodes)
+        energies = jnp.stack([self.energy(v @ own, coincident, v), v @ cross])
+        return mixing.discrepancy(energies, self.fit_proportion)
+
+    def witnesses(self, reduced, u, nodes):
+        """`mu_u` and `mu_w` at the simulated points, the weights of these, and their energy alone."""
         data, weights = reduced
         y, v = vectors(self.generator.points(u, nodes)), self.generator.weights(nodes, weights)
-        q = v @ potential(self.kernel, y, y, v)
-        s = v @ potential(self.kernel, y, vectors(data), weights)
-        return mixing.discrepancy(jnp.stack([self._energy(q, y, v), s]), self.fit_proportion)
+        own, cross = potential(self.kernel, y, y, v), potential(self.kernel, y, vectors(data), weights)
+        return own, cross, v, self._coincident(y, v)
 
     def slope(self, reduced, u, nodes):
         """Squared MMD and gradient."""
@@ -202,7 +202,8 @@ class DirectMMD(EmbeddingObjective):
         y, pull = jax.vjp(lambda t: vectors(self.generator.points(t, nodes)), u)
         own, own_force = field_at(self.kernel, y, y, v)
         cross, cross_force = field_at(self.kernel, y, vectors(data), weights)
-        q, from_energy = jax.vjp(lambda raw, points: self._energy(raw, points, v), v @ own, y)
+        energy = lambda raw, points: self.energy(raw, self._coincident(points, v), v)  # noqa: E731
+        q, from_energy = jax.vjp(energy, v @ own, y)
         value, (by_q, by_s), _ = mixing.derivatives(q, v @ cross, self.fit_proportion)
         by_raw, direct = from_energy(by_q)
 
@@ -223,18 +224,6 @@ class DirectMMD(EmbeddingObjective):
 
         s = jax.lax.map(lambda y: v @ potential(self.kernel, y, vectors(data), weights), points)
         return jax.lax.map(row, points), s, jnp.zeros(())
-
-    def report(self, reduced, u, nodes):
-        """Standard errors, and the mixing proportion if it is fitted; see `mixing.report`."""
-        data, weights = reduced
-        y, v = vectors(self.generator.points(u, nodes)), self.generator.weights(nodes, weights)
-        own, cross = potential(self.kernel, y, y, v), potential(self.kernel, y, vectors(data), weights)
-        q, coincident = self._energy(v @ own, y, v), self._coincident(y, v)
-        kinds = dict(independent=self.generator.noise.independent, fit_proportion=self.fit_proportion)
-        return mixing.report(q, v @ cross, (own, cross), v, coincident, num_points(self.data), **kinds)
-
-    def _energy(self, q, y, v):
-        return self.energy(q, self._coincident(y, v), v)
 
     def _coincident(self, y, v):
         return jnp.square(v) @ self.kernel.diagonal(y)
@@ -278,8 +267,6 @@ def _over_sources(block, z: Any, c: jax.Array):
         return block(z, c)
     c = jnp.pad(c, ((0, -n % SOURCES), *[(0, 0)] * (c.ndim - 1))).reshape(-1, SOURCES, *c.shape[1:])
     z = split(z, SOURCES)
-    start = jax.tree.map(
-        lambda out: jnp.zeros(out.shape, out.dtype),
-        jax.eval_shape(block, *jax.tree.map(lambda a: a[0], (z, c))),
-    )
+    shapes = jax.eval_shape(block, *jax.tree.map(lambda a: a[0], (z, c)))
+    start = jax.tree.map(lambda out: jnp.zeros(out.shape, out.dtype), shapes)
     return jax.lax.scan(lambda total, part: (jax.tree.map(jnp.add, total, block(*part)), None), start, (z, c))[0]
