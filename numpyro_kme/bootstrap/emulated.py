@@ -154,11 +154,7 @@ def least_starts(settings: Settings) -> int:
 
 
 def emulated_bootstrap(
-    rng_key: jax.Array,
-    objective: WeightedObjective,
-    starts: np.ndarray,
-    process: DirichletProcess,
-    settings: Settings,
+    rng_key: jax.Array, objective: WeightedObjective, starts: np.ndarray, process: DirichletProcess, settings: Settings
 ) -> Replicates:
     r"""Minimise the squared MMD of every reweighting on an emulator of `mu_u`, learnt as in `learn`, from two starts
     each.
@@ -272,7 +268,7 @@ def _full_fit(learnt: LearntEmulator, objective: GridMMD | DirectMMD, weight: fl
         followed=len(starts),
         converged=bool(found.convex[best] and np.abs(found.remaining[best]).max() < 1e-2),
         numbers=_numbers(learnt, found.mixing_proportion[best], found.x[best][None], summary),
-    ).raised(float(_squared_norms(objective, full_data(objective, 0))[0] - np.square(data).sum()))
+    ).raised(float(_squared_norms(objective, full_data(objective))[0] - np.square(data).sum()))
 
 
 def _numbers(

@@ -3,7 +3,7 @@
 Blocks have a fixed size, so that no result depends on how many there are or where they run.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpyro_kme._core import compat
 from numpyro_kme._core.host import on_host, to_host
 from numpyro_kme.bootstrap.weights import Reweightings
+from numpyro_kme.kernels.base import register
 from numpyro_kme.losses.base import TaylorExpansion, WeightedObjective
 from numpyro_kme.losses.generator import BLOCK, QuadratureNodes
 
@@ -150,8 +151,7 @@ class Control(NamedTuple):
     stride: float = 10.0
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@register
 class Problems:
     """One objective to minimise for many reweightings of the data, each from its own start.
 
@@ -170,12 +170,7 @@ class Problems:
         return replace(self, reweightings=self.reweightings.rows(index))
 
     def solve(
-        self,
-        starts: np.ndarray,
-        hessians: np.ndarray,
-        control: Control,
-        exact: bool = True,
-        progress_bar: bool = False,
+        self, starts: np.ndarray, hessians: np.ndarray, control: Control, exact: bool = True, progress_bar: bool = False
     ) -> Minimum:
         """Minimise for every reweighting from its start.
 

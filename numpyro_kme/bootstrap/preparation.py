@@ -139,7 +139,7 @@ def prepare(
     rough = nodes
     if not objective.has_cheap_hessian:
         rough = objective.generator.draw_nodes(rng_key, max(settings.num_nodes // 4, 8), 1)
-    ranked, width = rank_starts(objective.smoothed(), rough, 0, starts), starting_scale(starts)
+    ranked, width = rank_starts(objective.smoothed(), rough, starts), starting_scale(starts)
     if not (objective.has_cheap_hessian and objective.generator.differentiable):
         ranked = ranked[:BLOCK]
     derivatives = Derivatives(objective.generator.differentiable, None)
@@ -157,7 +157,7 @@ def prepare(
         nodes, full, scale, pool = _fit_and_adapt(objective, nodes, pilot, best, width)
         objective = replace(objective, steps=np.clip(scale, NARROW * width, WIDE * width))
         best = np.concatenate([full.u[None], full.others])[:BLOCK]
-    full = refit(objective, nodes, 0, full)
+    full = refit(objective, nodes, full)
     scale = posterior_sd(one_step(Problems(objective, nodes, pilot), full)[0])
     return Prepared(objective, nodes, full, scale, pool, derivatives)
 
@@ -172,10 +172,10 @@ def _fit_and_adapt(objective, nodes, pilot, starts, width) -> tuple[QuadratureNo
     least = nodes.weights.shape[1]
     pool = look(objective.smoothed(), nodes, starts, width)
     nodes = objective.adapt_nodes(pool[0], least) or nodes
-    full = fit(objective, nodes, 0, pool[:KEPT], width)
+    full = fit(objective, nodes, pool[:KEPT], width)
     adapted = objective.adapt_nodes(full.u, least)
     if adapted is not None:
-        nodes, full = adapted, refit(objective, adapted, 0, full)
+        nodes, full = adapted, refit(objective, adapted, full)
     return nodes, full, posterior_sd(one_step(Problems(objective, nodes, pilot), full)[0]), pool
 
 

@@ -153,7 +153,7 @@ def posterior_bootstrap(
     pilot = draw_reweightings(keys[1], objective, process, PILOT + np.arange(BLOCK), 1)
     ready = prepare(keys[2], objective, nodes, pilot, starts, settings)
     objective, nodes, full = ready.objective, ready.nodes, ready.fit
-    whole = full.raised(float(offsets(objective, full_data(objective, 0))[0]))
+    whole = full.raised(float(offsets(objective, full_data(objective))[0]))
     require_possible(whole.value, whole.numbers)
     reweightings = draw_reweightings(keys[1], objective, process, ids, len(nodes.weights))
     problems = Problems(objective, nodes, reweightings)

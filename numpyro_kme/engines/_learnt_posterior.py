@@ -13,7 +13,7 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.programs import Program
 from numpyro_kme.embeddings.herding import herd
-from numpyro_kme.embeddings.measures import Measure, Normal
+from numpyro_kme.embeddings.measures import Measure, standard_normal
 from numpyro_kme.engines import _sampling
 from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.likelihoods.base import Form
@@ -97,7 +97,7 @@ class LearntPosterior(Posterior):
         z = self._coordinates_of(latents)
         sign, log_ratio = self.in_coordinates.signed_log_density(z)
         if self.learn_prior:
-            log_prior += _log_densities(self.in_coordinates.measure, z) - _log_densities(Normal.standard(z.shape[1]), z)
+            log_prior += _log_densities(self.in_coordinates.measure, z) - _log_densities(standard_normal(z.shape[1]), z)
         return np.where(sign > 0, log_ratio + log_prior, -np.inf)
 
     def log_likelihood(self, latents: Mapping[str, Any]) -> np.ndarray:

@@ -63,7 +63,7 @@ class BootstrapPosterior(Posterior):
         latents = {name: np.repeat(estimate[name][None], len(values), axis=0) for name in shapes}
         entry: Any = (slice(None), *index)
         latents[site][entry] = np.asarray(values)
-        reweightings, nodes = full_data(self.objective, 0), self.replicates.nodes
+        reweightings, nodes = full_data(self.objective), self.replicates.nodes
         rows = reweightings.rows(np.zeros(len(values), int))
         losses = newton.Problems(self.objective, nodes, rows).values(self.iid.unconstrain(latents))
         return losses + newton.offsets(self.objective, reweightings)

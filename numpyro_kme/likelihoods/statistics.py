@@ -58,9 +58,8 @@ class StatisticsTransform:
             "parameters. Check the simulator, or give other statistics.",
         )
         if constant:
-            warnings.warn(
-                f"Statistics {constant} are constant over the {x.shape[0]} simulations and are left out.", stacklevel=2
-            )
+            sentence = f"Statistics {constant} are constant over the {x.shape[0]} simulations and are left out."
+            warnings.warn(sentence, stacklevel=2)
         columns = x[:, list(kept)]
         centre = np.median(columns, axis=0)
         scale = np.array([robust_standard_deviation(column) for column in columns.T])
@@ -118,9 +117,7 @@ class StatisticsTransform:
         return (columns - jnp.reshape(self.centre, row)) / jnp.reshape(self.scale, row)
 
 
-@jax.jit
-def _forward(transform, x):
-    return jnp.arcsinh(transform._scores(x))
+_forward = jax.jit(lambda transform, x: jnp.arcsinh(transform._scores(x)))
 
 
 GOLDEN = 0.6180339887498949

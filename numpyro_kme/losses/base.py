@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme.kernels.base import num_points
+from numpyro_kme.kernels.base import num_points, register
 from numpyro_kme.losses import mixing
 from numpyro_kme.losses.generator import Generator, QuadratureNodes, check_data, check_points, join
 
@@ -146,6 +146,10 @@ class Loss:
         """
         raise NotImplementedError(f"{type(self).__name__} must implement `value(x, w, y, v)` or `objective(...)`.")
 
+    def of_model(self, data: Any, weights: jax.Array, generator: Generator, u: jax.Array, nodes: Any) -> jax.Array:
+        """Discrepancy of weighted data and the model at `u`; here `value` with its simulations at the nodes."""
+        return self.value(data, weights, generator.points(u, nodes), generator.weights(nodes, weights))
+
     def objective(self, data: Any, generator: Generator, extra: Any = None) -> WeightedObjective:
         """Bind to data `(n, ...)` and a simulator; `extra` are points that replicates will add."""
         checks.require(
@@ -154,22 +158,21 @@ class Loss:
             "True`, whose `value` then gets pairs (covariates, responses).",
         )
         check_points(data, generator)
-        return TwoSampleObjective(generator, self, jax.tree.map(np.asarray, data))
+        return TwoSampleObjective(generator, jax.tree.map(np.asarray, data), self)
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@register
 class TwoSampleObjective(WeightedObjective):
-    """A loss between two weighted samples, data and simulations; derivatives by automatic differentiation."""
+    """A loss between weighted data and a model; derivatives by automatic differentiation."""
 
     generator: Generator
-    loss: Loss = field(metadata=dict(static=True))
     data: Any
+    loss: Loss = field(metadata=dict(static=True))
 
     def value(self, reduced, u, nodes):
         """Loss at `u`."""
         data, weights = reduced
-        return self.loss.value(data, weights, self.generator.points(u, nodes), self.generator.weights(nodes, weights))
+        return self.loss.of_model(data, weights, self.generator, u, nodes)
 
 
 @dataclass(frozen=True)
@@ -190,26 +193,14 @@ class NegativeLogLikelihood(Loss):
             "NegativeLogLikelihood needs a model with a density; this one can only simulate. Use MMD or Wasserstein.",
         )
         check_data(data)
-        return LikelihoodObjective(generator, jax.tree.map(np.asarray, data))
+        return TwoSampleObjective(generator, jax.tree.map(np.asarray, data), self)
 
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class LikelihoodObjective(WeightedObjective):
-    """A weighted negative log likelihood, bound to data."""
-
-    generator: Generator
-    data: Any
-
-    def value(self, reduced, u, nodes):
+    def of_model(self, data, weights, generator, u, nodes):
         """Weighted negative log likelihood at `u`; the nodes play no part."""
-        data, weights = reduced
-        assert self.generator.log_density is not None
-        return -jnp.vdot(weights, self.generator.log_density(u, data))
+        return -jnp.vdot(weights, generator.log_density(u, data))
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@register
 class Differenced(WeightedObjective):
     r"""An objective whose derivatives are central differences with the same noise at every point.
 

@@ -14,6 +14,7 @@ from scipy.stats import qmc
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
+from numpyro_kme.kernels.base import register
 
 BLOCK = 16
 """Replicates that share one set of noise nodes: replicate `b` uses set `1 + b // BLOCK`, the full data set 0."""
@@ -163,8 +164,7 @@ class DrawnNoise(Noise):
         return self.nodes(rng_key, groups * each, blocks).values
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@register
 class Generator:
     r"""A family of distributions `P_u`, that of `simulate(u, noise)`.
 

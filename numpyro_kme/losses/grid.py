@@ -1,13 +1,15 @@
 """Embeddings of one-dimensional measures on a cubic B-spline grid, with inner products by FFT."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_kme._core.host import on_host
 from numpyro_kme.kernels import Kernel
+from numpyro_kme.kernels.base import register
 
 
 class Stencil(NamedTuple):
@@ -19,8 +21,7 @@ class Stencil(NamedTuple):
     second: jax.Array
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@register
 class Grid:
     r"""A window of the line on which `int int k(a, b) P(da) Q(db)` is a product of Fourier coefficients.
 
@@ -110,13 +111,10 @@ def make_grid(
     return Grid(np.asarray(centre - 0.5 * cells * step), np.asarray(step), spectrum, np.asarray(float(cells)), size)
 
 
-def profile(kernel: Kernel, lag: np.ndarray) -> np.ndarray:
-    """Kernel values between the points `lag` and 0 on the line."""
-    return np.asarray(_column(kernel, lag))
-
-
+@on_host
 @jax.jit
-def _column(kernel: Kernel, lag: jax.Array) -> jax.Array:
+def profile(kernel: Kernel, lag: jax.Array) -> jax.Array:
+    """Kernel values between the points `lag` and 0 on the line."""
     return kernel.gram(lag[:, None], jnp.zeros((1, 1)))[:, 0]
 
 

@@ -1,6 +1,6 @@
 """The squared MMD for scalar data, on a grid, with its exact Hessian and with quadrature nodes that suit the model."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
 import jax
@@ -10,6 +10,7 @@ import numpy as np
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.robust import median_absolute_deviation
 from numpyro_kme.kernels import Kernel
+from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.stationary import Stationary
 from numpyro_kme.losses import mixing
 from numpyro_kme.losses.base import WIDER, EmbeddingObjective, TaylorExpansion, widened
@@ -26,8 +27,7 @@ EDGE = 4.3
 """Tails of the noise beyond this many standard deviations get fewer and fewer nodes."""
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@register
 class GridMMD(EmbeddingObjective):
     r"""Squared MMD between weighted scalars and simulated scalars, by a `Grid`.
 
@@ -90,11 +90,6 @@ class GridMMD(EmbeddingObjective):
     def adapt_nodes(self, u, least):
         """Quadrature nodes whose simulated points at `u` are no further apart than the kernel resolves."""
         return adapted_nodes(self.generator, u, float(self.window[3]), least)
-
-    def outside(self) -> float:
-        """Proportion of the data outside the window."""
-        inside = np.asarray(self.grid.stencil(jnp.asarray(self.data)).weights.sum(axis=1)) > 0.5
-        return float(1.0 - inside.mean())
 
     def reduce(self, weights, extra=None):
         """Fourier coefficients of the weighted data, and `|mu_w|^2`."""

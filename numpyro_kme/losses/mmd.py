@@ -1,6 +1,6 @@
 """The squared maximum mean discrepancy as a loss, and by direct sums of kernel values for data of any kind."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import jax
@@ -22,8 +22,7 @@ from numpyro_kme.losses.grid import find_step
 from numpyro_kme.losses.grid_mmd import GridMMD
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@register
 class MMD(Loss):
     r"""Squared maximum mean discrepancy between the weighted data and the model.
 
@@ -152,8 +151,7 @@ SOURCES = 512
 """Kernel values are formed for this many sources at a time."""
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@register
 class DirectMMD(EmbeddingObjective):
     r"""Squared MMD between weighted data and simulated points, up to the constant `|mu_w|^2` (see `offsets`).
 

@@ -20,9 +20,14 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
-from numpyro_kme.likelihoods.base import log_positive_part, positive_part, to_signed_log
-from numpyro_kme.likelihoods.extrapolation import log_nearest_quantile
-from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet, log_integral, random_subset
+from numpyro_kme.likelihoods.base import positive_part, to_signed_log
+from numpyro_kme.likelihoods.extrapolation import log_nearest_quantile, without_diagonal
+from numpyro_kme.likelihoods.published.hyperparameters import (
+    Hyperparameters,
+    TrainingSet,
+    log_integral,
+    log_positive_part,
+)
 from numpyro_kme.likelihoods.published.solves import inverse_with_adjoint, regularised
 
 
@@ -32,7 +37,7 @@ def leave_one_out_log_marginal(log_gram: jax.Array) -> jax.Array:
     Args:
         log_gram: `(m, m)`, `log kappa(x_i, x_k)` in row `k` and column `i`.
     """
-    return logsumexp(_without_diagonal(log_gram), axis=0) - jnp.log(len(log_gram) - 1.0)
+    return logsumexp(without_diagonal(log_gram), axis=0) - jnp.log(len(log_gram) - 1.0)
 
 
 def density_ratios(inverse_gram: jax.Array, log_gram: jax.Array) -> jax.Array:
@@ -48,7 +53,7 @@ def density_ratios(inverse_gram: jax.Array, log_gram: jax.Array) -> jax.Array:
     Cost: one matrix product.
     """
     size = len(log_gram)
-    gram = (size - 1.0) * jax.nn.softmax(_without_diagonal(log_gram), axis=0)
+    gram = (size - 1.0) * jax.nn.softmax(without_diagonal(log_gram), axis=0)
     own = jnp.diagonal(inverse_gram)
     product = inverse_gram @ gram
     single = jnp.diagonal(product)
@@ -65,25 +70,7 @@ def posterior_scores(ratios: jax.Array, floor: float) -> jax.Array:
     simulations, in a defensive mixture with the prior of weight `w`. 0 for a surrogate that has learnt nothing, at most
     about `log m`.
     """
-    return _log_relative_density(ratios, jnp.mean(jnp.maximum(ratios, 0.0), axis=0), floor)
-
-
-def predictive_scores(
-    ratios: jax.Array, log_marginal: jax.Array, log_heavy_tailed: jax.Array, floor: float
-) -> jax.Array:
-    """Held-out log predictive density of each `x_j` given `z_j`, `(m,)`.
-
-    `log((1 - w) q_j^+ / N_j + w p_0(x_j))`, where `N_j`, the integral of the positive part of `q(. | z_j)`, is
-    estimated over the simulated data: without it negative parts would be rewarded.
-
-    Args:
-        ratios: `(m, m)`.
-        log_marginal: `(m,)`, normalised.
-        log_heavy_tailed: `(m,)`, `log p_0(x_j)`.
-        floor: `w`.
-    """
-    log_ratios = _log_relative_density(ratios, jnp.mean(jnp.maximum(ratios, 0.0), axis=1), 0.0)
-    return jnp.logaddexp(jnp.log1p(-floor) + log_ratios + log_marginal, jnp.log(floor) + log_heavy_tailed)
+    return _log_relative_density(ratios, 0, floor)
 
 
 def log_heavy_tailed_density(x: np.ndarray) -> np.ndarray:
@@ -95,10 +82,6 @@ def log_heavy_tailed_density(x: np.ndarray) -> np.ndarray:
     return multivariate_t(np.mean(x, axis=0), covariance, df=3, allow_singular=True).logpdf(x)
 
 
-def _without_diagonal(log_gram):
-    return jnp.where(jnp.eye(len(log_gram), dtype=bool), -jnp.inf, log_gram)
-
-
 FLOOR = 0.02
 """Weight of the prior or of a heavy-tailed density in the mixture that bounds the loss of one simulation."""
 
@@ -106,7 +89,8 @@ SOFTNESS = 0.02
 """Ratios below this fraction of the mean count as zero, smoothly, so that gradients pull negative predictions up."""
 
 
-def _log_relative_density(ratios, means, floor):
+def _log_relative_density(ratios, axis, floor):
+    means = jnp.mean(jnp.maximum(ratios, 0.0), axis=axis)
     own = jnp.diagonal(ratios) / jnp.maximum(means, SOFTNESS)
     return jnp.log((1.0 - floor) * positive_part(own, SOFTNESS) + floor)
 
@@ -149,7 +133,7 @@ class Summary:
 
 def held_out_sample(hyper: Hyperparameters, z: Array, data: Any) -> tuple[Hyperparameters, TrainingSet]:
     """At most about `MOST_HELD_OUT` simulations, with the noise variance `m lam` of all."""
-    training = random_subset(TrainingSet(z, data), MOST_HELD_OUT)
+    training = TrainingSet(z, data).random_subset(MOST_HELD_OUT)
     return replace(hyper, regularisation=hyper.regularisation * len(z) / len(training.z)), training
 
 
@@ -247,7 +231,8 @@ class LeaveOneOutPredictive(_Defensive):
 
         mean_j log [ (1-w) q_{-j}(x_j | z_j)^+ / N_j + w p_0(x_j) ]
 
-    with `N_j` the integral of the positive part and `p_0` a heavy-tailed density fitted to the simulations. Every
+    with `N_j` the integral of the positive part, estimated over the simulated data (without it negative parts would be
+    rewarded), and `p_0` a heavy-tailed density fitted to the simulations. Every
     statistic has to be predicted, informative or not, so `eps` is a bandwidth and says nothing about relevance. Better
     than `LeaveOneOut` for predictive densities; as good for posteriors when all statistics matter, and worse when some
     do not.
@@ -260,8 +245,10 @@ class LeaveOneOutPredictive(_Defensive):
     def value(self, hyper, training):
         """Mean held-out log density of the standardised statistics."""
         ratios, log_marginal = held_out(hyper, training)
-        log_marginal = log_marginal - log_integral(hyper.data_kernel, training.data)
-        return jnp.mean(predictive_scores(ratios, log_marginal, training.log_heavy_tailed, self.floor))
+        log_density = _log_relative_density(ratios, 1, 0.0) + log_marginal
+        log_density = log_density - log_integral(hyper.data_kernel, training.data)
+        log_tails = jnp.log(self.floor) + training.log_heavy_tailed
+        return jnp.mean(jnp.logaddexp(jnp.log1p(-self.floor) + log_density, log_tails))
 
     def check(self, training, template):
         """Require a density."""

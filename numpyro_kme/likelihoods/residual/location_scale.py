@@ -119,11 +119,9 @@ def location_loss(
     of_v += responsibility * slope_of_log + total[..., None] * target / (x.shape[-1] * scale)
     penalty, slope = location.penalty()
     gradient = Location(
-        Smoothness(
-            slope.smoothness.linear + of_smoothness.linear,
-            slope.smoothness.rbf + of_smoothness.rbf,
-            slope.smoothness.length + of_smoothness.length,
-            of_smoothness.noise + 2.0 * np.sum(of_variance * own, axis=-1),
+        replace(
+            jax.tree.map(np.add, slope.smoothness, of_smoothness),
+            noise=of_smoothness.noise + 2.0 * np.sum(of_variance * own, axis=-1),
         ),
         slope.centre - np.sum(of_v / np.cosh(v), axis=-1) / width,
         slope.log_width - np.sum(of_v * slope_of_log, axis=-1) + total,

@@ -61,11 +61,6 @@ class SupportBounds:
     width: Array
     side: Array
 
-    @classmethod
-    def none(cls, n: int, dim: int) -> "SupportBounds":
-        """No statistic has a bound."""
-        return cls(np.zeros(n), np.zeros((n, 2 * dim)), np.ones(n), np.zeros(n))
-
     def __call__(self, s: Array, z: jax.Array) -> tuple[jax.Array, jax.Array]:
         """What takes the place of statistics `(n,)` at one point `(D,)`, and the logs of the slopes, `(n,)`."""
         line = self.offset + features(z, jnp, jax.lax.erf) @ jnp.asarray(self.linear).T
@@ -117,7 +112,8 @@ def fit_support_bounds(
         transform_marginals: Whether statistics may be transformed; without, none has a bound.
     Cost: four linear programmes for each statistic, and one for each coefficient of a line that is used.
     """
-    support, found = SupportBounds.none(s.shape[1], at.dim), np.array(s)
+    n, found = s.shape[1], np.array(s)
+    support = SupportBounds(np.zeros(n), np.zeros((n, 2 * at.dim)), np.ones(n), np.zeros(n))
     if not transform_marginals:
         return support, found
     columns = np.concatenate([np.ones((len(at), 1)), at.features], axis=1)
