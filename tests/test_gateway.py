@@ -485,7 +485,7 @@ KEYED = {
     "simulate": lambda key: kme.simulate(key, PROBLEM, 3),
     "CommonNoise": lambda key: kme.CommonNoise(10, key),
     "simulation_keys": lambda key: simulation_keys(model, rng_key=key),
-    "Normal.sample": lambda key: kme.embeddings.measures.Normal.standard(2).sample(key, 3),
+    "Normal.sample": lambda key: kme.embeddings.measures.standard_normal(2).sample(key, 3),
     "Points.sample": lambda key: kme.embeddings.measures.Points(Z).sample(key, 3),
     "calibrate": lambda key: kme.diagnostics.calibrate(key, None),
     "check": lambda key: kme.diagnostics.check(key, None),

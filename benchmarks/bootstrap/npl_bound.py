@@ -13,7 +13,7 @@ from benchmarks.helpers import report
 from benchmarks.helpers.npl_models import GK, GK_LENGTH_SCALE, GK_TRUTH, bootstrap, gk_data, gk_starts, upright
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD
-from numpyro_kme.losses.direct_mmd import potential
+from numpyro_kme.losses.mmd import potential
 
 SIZES = (250, 500, 1000, 2000, 4000)
 KERNEL = Gaussian(GK_LENGTH_SCALE)

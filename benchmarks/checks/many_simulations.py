@@ -23,7 +23,7 @@ import numpyro.distributions as dist
 
 import numpyro_kme as kme
 from benchmarks.helpers import report
-from numpyro_kme.embeddings.measures import Normal
+from numpyro_kme.embeddings.measures import standard_normal
 from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
 
 Y = np.array([0.6, 0.3, 0.2])
@@ -51,9 +51,9 @@ def case(name, number):
     begun = time.process_time()
     surrogate = kme.KernelMeans(hyperparameters=hyper, solve=SOLVES[name]).fit(z, x)
     fitted = time.process_time()
-    kme.likelihoods.KernelMeansPosterior(surrogate, Y + 0.1, Normal.standard(2)).mean()
+    kme.likelihoods.KernelMeansPosterior(surrogate, Y + 0.1, standard_normal(2)).mean()
     first = time.process_time()
-    posterior = kme.likelihoods.KernelMeansPosterior(surrogate, Y, Normal.standard(2))
+    posterior = kme.likelihoods.KernelMeansPosterior(surrogate, Y, standard_normal(2))
     found = dict(mean=posterior.mean().tolist(), sd=np.sqrt(np.diag(posterior.covariance())).tolist())
     times = dict(fit=fitted - begun, first=first - fitted, another=time.process_time() - first)
     solve = surrogate.describe().get("solve", "exact")

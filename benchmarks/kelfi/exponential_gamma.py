@@ -21,11 +21,11 @@ from scipy.stats import gamma, norm
 
 from benchmarks.helpers import report
 from numpyro_kme.embeddings.herding import herd
-from numpyro_kme.embeddings.measures import Normal
+from numpyro_kme.embeddings.measures import standard_normal
 from numpyro_kme.kernels import median_heuristic
 from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
 from numpyro_kme.likelihoods.published.form import KernelMeans
-from numpyro_kme.likelihoods.published.objectives import LeaveOneOut, LeaveOneOutPredictive, MarginalLikelihood
+from numpyro_kme.likelihoods.published.leave_one_out import LeaveOneOut, LeaveOneOutPredictive, MarginalLikelihood
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 
 SHAPE, RATE, TRUTH, DRAWS = 2.0, 0.5, 4.0, 15
@@ -80,7 +80,7 @@ class Task(NamedTuple):
 
 def learnt(task, statistic, form):
     """A fitted surrogate's posterior."""
-    prior, x, y = Normal.standard(1), statistic(task.x)[:, None], np.array([statistic(task.y)])
+    prior, x, y = standard_normal(1), statistic(task.x)[:, None], np.array([statistic(task.y)])
     surrogate = form.fit(task.z[:, None], x, measure=prior, y=y)
     return KernelMeansPosterior(surrogate, y, prior)
 

@@ -18,9 +18,9 @@ from scipy.special import ndtri
 
 from benchmarks.helpers import report
 from benchmarks.kelfi.exponential_gamma import STATISTICS, Task, learnt, on_grid
-from numpyro_kme.embeddings.measures import Normal
+from numpyro_kme.embeddings.measures import standard_normal
 from numpyro_kme.likelihoods.published.form import KernelMeans
-from numpyro_kme.likelihoods.published.objectives import LeaveOneOut, MarginalLikelihood
+from numpyro_kme.likelihoods.published.leave_one_out import LeaveOneOut, MarginalLikelihood
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 
 FORMS = {
@@ -57,7 +57,7 @@ def mixture(form, size, seed):
     scores, seconds = [], []
     for y in observed if isinstance(form, KernelMeans) and isinstance(form.objective, MarginalLikelihood) else [None]:
         begun = time.perf_counter()
-        surrogate = form.fit(z[:size], x[:size], measure=Normal.standard(2), y=y)
+        surrogate = form.fit(z[:size], x[:size], measure=standard_normal(2), y=y)
         seconds.append(time.perf_counter() - begun)
         scores += [best_accuracy(surrogate.at(one), one) for one in (observed if y is None else [y])]
     return np.mean(scores), np.mean(seconds)

@@ -3,8 +3,7 @@
 from numpyro_kme.bootstrap.fit import Fit, fit
 from numpyro_kme.bootstrap.newton import Minimum, minimise
 from numpyro_kme.bootstrap.preparation import Settings
-from numpyro_kme.bootstrap.replicates import posterior_bootstrap
-from numpyro_kme.bootstrap.results import Quadrature, Replicates
+from numpyro_kme.bootstrap.replicates import Quadrature, Replicates, posterior_bootstrap
 from numpyro_kme.bootstrap.weights import DirichletProcess, Reweightings
 
 __all__ = [

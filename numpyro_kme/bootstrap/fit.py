@@ -8,7 +8,8 @@ import numpy as np
 from numpyro_kme._core import checks
 from numpyro_kme.bootstrap.newton import Control, Minimum, Problems
 from numpyro_kme.bootstrap.weights import Reweightings
-from numpyro_kme.losses.base import WeightedObjective, num_points
+from numpyro_kme.kernels.base import num_points
+from numpyro_kme.losses.base import WeightedObjective
 from numpyro_kme.losses.generator import BLOCK, QuadratureNodes
 
 SAME = 0.02
@@ -51,11 +52,11 @@ class Fit:
         return replace(self, value=self.value + by, other_values=self.other_values + by)
 
 
-def rank_starts(objective: WeightedObjective, nodes: QuadratureNodes, which: int, starts: np.ndarray) -> np.ndarray:
+def rank_starts(objective: WeightedObjective, nodes: QuadratureNodes, starts: np.ndarray) -> np.ndarray:
     """Sort the starting points `(S, p)` by their loss on the full data, best first; keep `3 BLOCK` at most."""
     starts = np.asarray(starts, np.float64)
     checks.matrix("starts", starts, columns=objective.generator.dim)
-    scores = Problems(objective, nodes, full_data(objective, which)).rows(np.zeros(len(starts), int)).values(starts)
+    scores = Problems(objective, nodes, full_data(objective)).rows(np.zeros(len(starts), int)).values(starts)
     finite = np.isfinite(scores)
     checks.require(
         bool(finite.any()),
@@ -71,30 +72,24 @@ def look(objective: WeightedObjective, nodes: QuadratureNodes, starts: np.ndarra
     All starts for half of `FEW` steps, then the best `BLOCK` for `FEW`.
     """
     for steps in (FEW,) if len(starts) <= BLOCK else (FEW // 2, FEW):
-        found = _follow(Problems(objective, nodes, full_data(objective, 0)), starts, scale, steps)
+        found = _follow(Problems(objective, nodes, full_data(objective)), starts, scale, steps)
         starts = found.u[distinct(found.u, found.value, scale)[:BLOCK]]
     return found.u[by_basin(objective, nodes, found.u, found.value, scale)]
 
 
 def fit(
-    objective: WeightedObjective,
-    nodes: QuadratureNodes,
-    which: int,
-    starts: np.ndarray,
-    scale: np.ndarray,
-    max_steps: int = 60,
+    objective: WeightedObjective, nodes: QuadratureNodes, starts: np.ndarray, scale: np.ndarray, max_steps: int = 60
 ) -> Fit:
     """Minimise the loss on the full data from every start and keep the distinct minima.
 
     Args:
         objective: A loss bound to data.
-        nodes: Sets of quadrature nodes, `(sets, M, ...)`.
-        which: The set to use.
+        nodes: Sets of quadrature nodes, `(sets, M, ...)`, of which the first is used.
         starts: `(S, p)` starting points, at most a few tens: see `rank_starts`.
         scale: Typical sizes of the parameters `(p,)`.
         max_steps: Most evaluations from each start.
     """
-    problem = Problems(objective, nodes, full_data(objective, which))
+    problem = Problems(objective, nodes, full_data(objective))
     found = _follow(problem, starts, scale, max_steps)
     checks.require(
         bool(np.isfinite(found.value).any()),
@@ -107,6 +102,7 @@ def fit(
     if not objective.has_cheap_hessian:
         hessian = _sound(problem.expand(u).hessian, hessian)[0]
     same = np.abs((found.u - u) / scale).max(axis=1) <= SAME
+    near = np.abs(newton_step(hessian, found.gradient[best]) / scale).max() < 1e-3
     return Fit(
         u,
         float(found.value[best]),
@@ -116,10 +112,7 @@ def fit(
         scale,
         int(same.sum()),
         len(starts),
-        bool(
-            np.abs(newton_step(hessian, found.gradient[best]) / scale).max() < 1e-3
-            and np.linalg.eigvalsh(hessian)[0] > 0
-        ),
+        bool(near and np.linalg.eigvalsh(hessian)[0] > 0),
         {name: value[best] for name, value in found.numbers.items()},
     )
 
@@ -145,7 +138,7 @@ def by_basin(
     if len(kept) == 1:
         return kept
     better, worse = np.triu_indices(len(kept), 1)
-    problems = Problems(objective, nodes, full_data(objective, 0)).rows(np.zeros(len(better), int))
+    problems = Problems(objective, nodes, full_data(objective)).rows(np.zeros(len(better), int))
     middle = problems.values(0.5 * (u[kept[better]] + u[kept[worse]]))
     apart = np.ones((len(kept), len(kept)), bool)
     apart[better, worse] = middle > values[kept[worse]]
@@ -170,10 +163,10 @@ def _sound(hessians: np.ndarray, instead: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(hessians).all(axis=(1, 2), keepdims=True), hessians, instead)
 
 
-def refit(objective: WeightedObjective, nodes: QuadratureNodes, which: int, first: Fit) -> Fit:
+def refit(objective: WeightedObjective, nodes: QuadratureNodes, first: Fit) -> Fit:
     """Follow the minima of a fit to other quadrature nodes."""
     starts = np.concatenate([first.u[None], first.others])[:BLOCK]
-    again = fit(objective, nodes, which, starts, first.scale, max_steps=20)
+    again = fit(objective, nodes, starts, first.scale, max_steps=20)
     return replace(again, reached=first.reached, followed=first.followed)
 
 
@@ -192,10 +185,10 @@ def require_possible(value: Any, numbers: dict[str, np.ndarray]) -> None:
         checks.possible("A minimum of the squared distance", value, numbers["loss_error"], f"{advice}.", least=0.0)
 
 
-def full_data(objective: WeightedObjective, which: int) -> Reweightings:
-    """The data as they are, equally weighted, with node set `which`: one row."""
+def full_data(objective: WeightedObjective) -> Reweightings:
+    """The data as they are, equally weighted, with the first set of nodes: one row."""
     n = num_points(objective.data)
-    return Reweightings(np.full((1, n), 1.0 / n), None, np.array([which]))
+    return Reweightings(np.full((1, n), 1.0 / n), None, np.array([0]))
 
 
 def newton_step(hessian: np.ndarray, gradient: np.ndarray) -> np.ndarray:

@@ -3,7 +3,7 @@
 Blocks have a fixed size, so that no result depends on how many there are or where they run.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpyro_kme._core import compat
 from numpyro_kme._core.host import on_host, to_host
 from numpyro_kme.bootstrap.weights import Reweightings
+from numpyro_kme.kernels.base import register
 from numpyro_kme.losses.base import TaylorExpansion, WeightedObjective
 from numpyro_kme.losses.generator import BLOCK, QuadratureNodes
 
@@ -140,8 +141,7 @@ def _rank_one(hessian: jax.Array, step: jax.Array, change: jax.Array) -> jax.Arr
     return hessian + jnp.where(usable, 1.0 / jnp.where(usable, along, 1.0), 0.0) * jnp.outer(miss, miss)
 
 
-@dataclass(frozen=True)
-class Control:
+class Control(NamedTuple):
     """When a minimisation stops and how boldly it starts; see `minimise`."""
 
     scale: np.ndarray
@@ -151,8 +151,7 @@ class Control:
     stride: float = 10.0
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@register
 class Problems:
     """One objective to minimise for many reweightings of the data, each from its own start.
 
@@ -171,12 +170,7 @@ class Problems:
         return replace(self, reweightings=self.reweightings.rows(index))
 
     def solve(
-        self,
-        starts: np.ndarray,
-        hessians: np.ndarray,
-        control: Control,
-        exact: bool = True,
-        progress_bar: bool = False,
+        self, starts: np.ndarray, hessians: np.ndarray, control: Control, exact: bool = True, progress_bar: bool = False
     ) -> Minimum:
         """Minimise for every reweighting from its start.
 
@@ -189,9 +183,8 @@ class Problems:
         Returns:
             Minima with leading axis `R`.
         """
-        numbers = (control.tolerance, control.max_steps, control.damping, control.stride)
         block = partial(_solve_block, exact=exact and self.objective.has_cheap_hessian)
-        return _over_blocks(block, self, (starts, hessians), (control.scale, numbers), progress_bar)
+        return _over_blocks(block, self, (starts, hessians), control, progress_bar)
 
     def expand(self, points: np.ndarray) -> TaylorExpansion:
         """Loss, gradient and Hessian for every reweighting at its point, `(R, p)` or `(p,)`."""
@@ -213,9 +206,11 @@ class Problems:
         return _over_blocks(_slope_together, self, (), u)
 
 
-def offsets(objective: WeightedObjective, reweightings: Reweightings) -> np.ndarray:
+@on_host
+@jax.jit
+def offsets(objective: WeightedObjective, reweightings: Reweightings) -> jax.Array:
     """The part of each loss that the parameters do not change and `value` leaves out, `(R,)`."""
-    return on_host(_offsets)(objective, reweightings.weights, reweightings.extra)
+    return objective.offsets(jnp.asarray(reweightings.weights), reweightings.extra)
 
 
 @on_host
@@ -231,8 +226,8 @@ def _over_blocks(function, problems, per_row, shared, progress_bar=False):
     results = []
     for number, first in enumerate(range(0, len(reweightings), BLOCK)):
         index = np.minimum(np.arange(first, first + BLOCK), len(reweightings) - 1)
-        part, count = reweightings.rows(index), min(BLOCK, len(reweightings) - first)
-        rows = (part.weights, part.extra, part.sets), tuple(value[index] for value in per_row)
+        count = min(BLOCK, len(reweightings) - first)
+        rows = reweightings.rows(index), tuple(value[index] for value in per_row)
         where = number % len(devices)
         results.append(function(*fixed[where], *jax.device_put((count, *rows), devices[where])))
     results = [to_host(result) for result in compat.progress(results, "bootstrapping", progress_bar)]
@@ -248,8 +243,9 @@ def _each(objective, nodes, count, block, per_row, function):
     """Call `function(reduced, own nodes, *own numbers)` for the first `count` reweightings of the block in turn."""
 
     def one(row):
-        (weights, extra, which), own = row
-        return function(objective.reduce(weights, extra), jax.tree.map(lambda leaf: leaf[which], nodes), *own)
+        of_data, own = row
+        own_nodes = jax.tree.map(lambda leaf: leaf[of_data.sets], nodes)
+        return function(objective.reduce(of_data.weights, of_data.extra), own_nodes, *own)
 
     rows = (block, per_row)
     first = jax.eval_shape(one, jax.tree.map(lambda leaf: leaf[0], rows))
@@ -262,18 +258,10 @@ def _each(objective, nodes, count, block, per_row, function):
     return jax.lax.fori_loop(0, count, fill, empty)
 
 
-@jax.jit
-def _offsets(objective, weights, extra):
-    return objective.offsets(weights, extra)
-
-
 @partial(jax.jit, static_argnames="exact")
-def _solve_block(objective, nodes, shared, count, block, per_row, exact):
-    scale, (tolerance, max_steps, damping, stride) = shared
-    control = dict(scale=scale, tolerance=tolerance, max_steps=max_steps, damping=damping, stride=stride, exact=exact)
-
+def _solve_block(objective, nodes, control, count, block, per_row, exact):
     def one(reduced, own_nodes, start, hessian):
-        return minimise(objective, reduced, own_nodes, start, hessian, **control)
+        return minimise(objective, reduced, own_nodes, start, hessian, **control._asdict(), exact=exact)
 
     return _each(objective, nodes, count, block, per_row, one)
 
@@ -288,6 +276,5 @@ def _at_points(method, objective, nodes, shared, count, block, per_row):
 @jax.jit
 def _slope_together(objective, nodes, u, count, block, per_row):
     """For all reweightings of the block at once, with the nodes of its first one."""
-    weights, extra, sets = block
-    own = jax.tree.map(lambda leaf: leaf[sets[0]], nodes)
-    return jax.vmap(lambda w, points: objective.slope(objective.reduce(w, points), u, own))(weights, extra)
+    own = jax.tree.map(lambda leaf: leaf[block.sets[0]], nodes)
+    return jax.vmap(lambda row: objective.slope(objective.reduce(row.weights, row.extra), u, own))(block)

@@ -9,18 +9,18 @@ import numpy as np
 from numpyro_kme._core import checks
 from numpyro_kme.bootstrap.fit import Fit, fit, look, newton_step, rank_starts, refit, robust_sd, starting_scale
 from numpyro_kme.bootstrap.newton import Problems
-from numpyro_kme.bootstrap.results import DISAGREE, Derivatives
 from numpyro_kme.bootstrap.weights import Reweightings
-from numpyro_kme.losses.base import WeightedObjective
-from numpyro_kme.losses.differenced import Differenced
+from numpyro_kme.losses.base import Differenced, WeightedObjective
 from numpyro_kme.losses.generator import BLOCK, QuadratureNodes
 
 NARROW, WIDE = 0.02, 0.3
 """Difference steps are a posterior standard deviation, but within these multiples of that of the starting points."""
 
-
 KEPT = 6
 """Starts followed to the end."""
+
+DISAGREE = 0.3
+"""Derivatives further than this from the differences, relative to them, are not used."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Settings:
         num_samples: Replicates `B`.
         num_nodes: Quadrature nodes `M` of the noise in each minimisation.
         method: `"newton"` minimises; `"linear"` takes one Newton step from the full-data minimum (the influence
-            function); `"emulated"` minimises on an emulator (`emulated/`).
+            function); `"emulated"` minimises on an emulator (`emulated.py`).
         restart_every: One replicate in this many is restarted from elsewhere and compared.
         prior_weight: What the prior counts, by an anchor among the starts, against the loss as a log-likelihood.
         prior_draws: Starts that such an anchor is the best of, by the loss.
@@ -78,6 +78,26 @@ class Settings:
 
 
 @dataclass(frozen=True)
+class Derivatives:
+    """How a loss is differentiated, and why.
+
+    Attributes:
+        automatic: Whether by automatic differentiation; else by large differences with common random numbers.
+        disagreement: Relative difference between the two, `(p,)`, or nothing if the simulator has no derivatives.
+    """
+
+    automatic: bool
+    disagreement: np.ndarray | None
+
+    def __str__(self) -> str:
+        how = "automatic" if self.automatic else "large differences with common random numbers"
+        if self.disagreement is None:
+            return f"{how}: the simulator has no derivatives"
+        apart = f"{self.disagreement.max():.2g}"
+        return f"{how}: automatic and large ones are {apart} apart (relative; at most {DISAGREE} is trusted)"
+
+
+@dataclass(frozen=True)
 class Prepared:
     """What the replicates share.
 
@@ -119,7 +139,7 @@ def prepare(
     rough = nodes
     if not objective.has_cheap_hessian:
         rough = objective.generator.draw_nodes(rng_key, max(settings.num_nodes // 4, 8), 1)
-    ranked, width = rank_starts(objective.smoothed(), rough, 0, starts), starting_scale(starts)
+    ranked, width = rank_starts(objective.smoothed(), rough, starts), starting_scale(starts)
     if not (objective.has_cheap_hessian and objective.generator.differentiable):
         ranked = ranked[:BLOCK]
     derivatives = Derivatives(objective.generator.differentiable, None)
@@ -137,7 +157,7 @@ def prepare(
         nodes, full, scale, pool = _fit_and_adapt(objective, nodes, pilot, best, width)
         objective = replace(objective, steps=np.clip(scale, NARROW * width, WIDE * width))
         best = np.concatenate([full.u[None], full.others])[:BLOCK]
-    full = refit(objective, nodes, 0, full)
+    full = refit(objective, nodes, full)
     scale = posterior_sd(one_step(Problems(objective, nodes, pilot), full)[0])
     return Prepared(objective, nodes, full, scale, pool, derivatives)
 
@@ -152,10 +172,10 @@ def _fit_and_adapt(objective, nodes, pilot, starts, width) -> tuple[QuadratureNo
     least = nodes.weights.shape[1]
     pool = look(objective.smoothed(), nodes, starts, width)
     nodes = objective.adapt_nodes(pool[0], least) or nodes
-    full = fit(objective, nodes, 0, pool[:KEPT], width)
+    full = fit(objective, nodes, pool[:KEPT], width)
     adapted = objective.adapt_nodes(full.u, least)
     if adapted is not None:
-        nodes, full = adapted, refit(objective, adapted, 0, full)
+        nodes, full = adapted, refit(objective, adapted, full)
     return nodes, full, posterior_sd(one_step(Problems(objective, nodes, pilot), full)[0]), pool
 
 

@@ -1,19 +1,118 @@
 """The posterior bootstrap: one minimisation for each reweighting of the data, each one checked."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
 
 from numpyro_kme._core.host import to_host
-from numpyro_kme.bootstrap.emulated.bootstrap import emulated_bootstrap
 from numpyro_kme.bootstrap.fit import Fit, full_data, newton_step, require_possible
 from numpyro_kme.bootstrap.newton import Control, Minimum, Problems, offsets
-from numpyro_kme.bootstrap.preparation import Settings, one_step, posterior_sd, prepare
-from numpyro_kme.bootstrap.results import TOLERANCE, Quadrature, Replicates
-from numpyro_kme.bootstrap.weights import PILOT, DirichletProcess, draw_reweightings
+from numpyro_kme.bootstrap.preparation import Derivatives, Settings, one_step, posterior_sd, prepare
+from numpyro_kme.bootstrap.weights import PILOT, DirichletProcess, Reweightings, draw_reweightings
 from numpyro_kme.losses.base import WeightedObjective
-from numpyro_kme.losses.generator import BLOCK, num_sets
+from numpyro_kme.losses.generator import BLOCK, QuadratureNodes
+
+WRONG = 0.5
+"""Errors of an emulated loss up to this many units of log-likelihood are harmless."""
+
+TOLERANCE = 0.01
+"""A replicate has converged when its remaining Newton step is at most this many posterior standard deviations."""
+
+
+@dataclass(frozen=True)
+class EmulatorSummary:
+    """What an emulator cost, and how wrong it is.
+
+    Attributes:
+        simulations: Runs of the simulator in all.
+        rounds: Rounds in which they were made.
+        loss_scale: One unit of log-likelihood in the loss, see `calibrated_loss_scale`.
+        error: Root mean square error of the emulated loss at the replicates' minima, in units of log-likelihood, to
+            first order, from simulations that the emulator has not seen; the noise of these is taken out.
+        resolution: Errors below about this cannot be told from none by so many simulations.
+    """
+
+    simulations: int
+    rounds: int
+    loss_scale: float
+    error: float
+    resolution: float
+
+    @classmethod
+    def of_split_halves(
+        cls, simulations: float, rounds: int, loss_scale: float, errors: np.ndarray
+    ) -> "EmulatorSummary":
+        """From split-half estimates of the errors, `(R, 2)`: the mean of their products has no noise in it."""
+        product = errors[:, 0] * errors[:, 1]
+        resolution = np.sqrt(product.std() / np.sqrt(len(product)))
+        error = np.sqrt(max(product.mean(), 0.0))
+        return cls(int(simulations), rounds, loss_scale, float(error), float(resolution))
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the error is larger than what is harmless, and can be told from none."""
+        return self.error > max(WRONG, self.resolution)
+
+
+@dataclass(frozen=True)
+class Quadrature:
+    """How far the minima move when the quadrature nodes are doubled and the grid, if any, is halved.
+
+    Attributes:
+        shift: `(R, p)` moves of `R` replicates that converged, to first order, in posterior standard deviations.
+    """
+
+    shift: np.ndarray
+
+    @property
+    def noise(self) -> float:
+        """Largest root mean square move of a parameter, in posterior standard deviations; NaN if none converged."""
+        if not len(self.shift):
+            return float("nan")
+        return float(np.sqrt(np.mean(np.square(self.shift), axis=0)).max())
+
+
+@dataclass(frozen=True)
+class Replicates:
+    """Samples of the posterior bootstrap, unconstrained, with what is known of each.
+
+    Attributes:
+        u: Minimisers, `(B, p)`.
+        value: Losses, `(B,)`.
+        remaining: Newton step left, the largest over parameters, in posterior standard deviations, `(B,)`.
+        converged: Whether that is at most 0.01, the loss is convex there and not above its value at the full-data
+            minimum.
+        steps: Evaluations used, `(B,)`.
+        moved: Whether a restart found a lower minimum, which is the one kept.
+        linear: One-step approximations, `(B, p)`; on an emulator, the first starts.
+        numbers: Further numbers of the loss, such as `mixing_proportion` and its error were it one, by name.
+        compared: How many replicates were restarted elsewhere.
+        quadrature: The check of the quadrature nodes and the grid; on an emulator, how far its networks are apart.
+        derivatives: How the loss was differentiated.
+        fit: The minimum on the full data.
+        nodes: The quadrature nodes; the full data used the first set.
+        reweightings: Data weights, centering points and node set of each replicate.
+        anchors: Prior anchor of each replicate, `(B, p)`, where the loss is minimised on an emulator.
+        emulator: What is known of the emulator, if there is one.
+    """
+
+    u: np.ndarray
+    value: np.ndarray
+    remaining: np.ndarray
+    converged: np.ndarray
+    steps: np.ndarray
+    moved: np.ndarray
+    linear: np.ndarray
+    numbers: dict[str, np.ndarray]
+    compared: int
+    quadrature: Quadrature
+    derivatives: Derivatives
+    fit: Fit
+    nodes: QuadratureNodes
+    reweightings: Reweightings
+    anchors: np.ndarray | None = None
+    emulator: EmulatorSummary | None = None
 
 
 def posterior_bootstrap(
@@ -45,6 +144,8 @@ def posterior_bootstrap(
     """
     process, settings = process or DirichletProcess(), settings or Settings()
     if settings.method == "emulated":
+        from numpyro_kme.bootstrap.emulated import emulated_bootstrap  # which returns `Replicates`
+
         return emulated_bootstrap(rng_key, objective, starts, process, settings)
     keys = jax.random.split(rng_key, 3)
     ids = np.arange(settings.num_samples)
@@ -52,9 +153,9 @@ def posterior_bootstrap(
     pilot = draw_reweightings(keys[1], objective, process, PILOT + np.arange(BLOCK), 1)
     ready = prepare(keys[2], objective, nodes, pilot, starts, settings)
     objective, nodes, full = ready.objective, ready.nodes, ready.fit
-    whole = full.raised(float(offsets(objective, full_data(objective, 0))[0]))
+    whole = full.raised(float(offsets(objective, full_data(objective))[0]))
     require_possible(whole.value, whole.numbers)
-    reweightings = draw_reweightings(keys[1], objective, process, ids, num_sets(nodes))
+    reweightings = draw_reweightings(keys[1], objective, process, ids, len(nodes.weights))
     problems = Problems(objective, nodes, reweightings)
     linear, before = one_step(problems, full)
     control = Control(ready.scale, tolerance=0.3 * TOLERANCE, max_steps=12 if settings.method == "newton" else 1)
@@ -101,7 +202,7 @@ def _quadrature(rng_key, objective, reweightings, found, rows, full, sd, setting
     nodes = objective.adapt_nodes(full.u, num)
     if nodes is None:
         nodes = objective.generator.draw_nodes(rng_key, num, len(reweightings))
-    sets = np.minimum(np.arange(len(reweightings)), num_sets(nodes) - 1)
+    sets = np.minimum(np.arange(len(reweightings)), len(nodes.weights) - 1)
     _, gradient = Problems(objective.refined(), nodes, replace(reweightings, sets=sets)).slopes(found.u[rows])
     units = full.scale[:, None] * full.scale[None]
     least = 1e-6 * np.abs(np.linalg.eigvalsh(full.hessian * units)).max()
@@ -116,7 +217,7 @@ def rescue(problems: Problems, full: Fit, found: Minimum, ceiling: np.ndarray, c
     short = np.flatnonzero(~((left <= control.tolerance) & found.convex & (found.value <= ceiling)))
     if not len(short):
         return found
-    careful = replace(control, max_steps=60, damping=0.03, stride=3.0)
+    careful = control._replace(max_steps=60, damping=0.03, stride=3.0)
     again = problems.rows(short).solve(full.u, full.hessian, careful)
     return keep_lower(found, again, short)
 
@@ -134,7 +235,7 @@ def restart(
     every_one = np.arange(len(problems.reweightings))
     some = every_one[::every]
     pool = full.others if len(full.others) else starts
-    careful = replace(control, scale=full.scale, tolerance=1e-4, max_steps=20, damping=0.1, stride=1.0)
+    careful = control._replace(scale=full.scale, tolerance=1e-4, max_steps=20, damping=0.1, stride=1.0)
     moved = np.zeros(len(every_one), bool)
 
     def lower(index, start):

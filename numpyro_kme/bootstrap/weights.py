@@ -11,14 +11,15 @@ import numpy as np
 
 from numpyro_kme._core import checks, programs
 from numpyro_kme._core.host import on_host
-from numpyro_kme.losses.base import WeightedObjective, num_points
+from numpyro_kme.kernels.base import num_points, register
+from numpyro_kme.losses.base import WeightedObjective
 from numpyro_kme.losses.generator import BLOCK
 
 PILOT = 2**30
 """Replicates numbered from here on set the scale of the others: it must not depend on how many there are."""
 
 
-@dataclass(frozen=True)
+@register
 class Reweightings:
     """Reweightings of the data, one a row: each makes a problem for the batched optimisation.
 
@@ -37,7 +38,7 @@ class Reweightings:
 
     def rows(self, index: np.ndarray) -> "Reweightings":
         """Select rows."""
-        return Reweightings(self.weights[index], jax.tree.map(lambda leaf: leaf[index], self.extra), self.sets[index])
+        return jax.tree.map(lambda leaf: leaf[index], self)
 
 
 @dataclass(frozen=True)
@@ -120,9 +121,7 @@ def draw_weights(process: DirichletProcess, rng_key: jax.Array, replicates: np.n
     return programs.in_blocks(lambda block: _weights(process, rng_key, block, num_points(data)), replicates, BLOCK)
 
 
-@partial(jax.jit, static_argnums=(0, 3))
-def _weights(process, rng_key, replicates, n):
-    return process.weights(rng_key, replicates, n)
+_weights = jax.jit(DirichletProcess.weights, static_argnums=(0, 3))
 
 
 @partial(jax.jit, static_argnums=0)

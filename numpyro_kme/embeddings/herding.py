@@ -59,8 +59,7 @@ def _herd(values, kernel, candidates, num_samples):
     columns = -(-num_points(candidates) // ROWS)
     padding = ROWS * columns - num_points(candidates)
     values = jnp.pad(values, (0, padding), constant_values=-jnp.inf).reshape(ROWS, columns)
-    candidates = gram.split(candidates, ROWS * columns)
-    candidates = jax.tree.map(lambda leaf: leaf[0], candidates)
+    candidates = jax.tree.map(lambda leaf: leaf[0], gram.split(candidates, ROWS * columns))
 
     def choose(total, size):
         scores = values - total / size
@@ -76,11 +75,7 @@ def _herd(values, kernel, candidates, num_samples):
 
 @on_host
 def polish(
-    embedding: Callable[[jax.Array], jax.Array],
-    kernel: Kernel,
-    points: ArrayLike,
-    *,
-    max_steps: int = 200,
+    embedding: Callable[[jax.Array], jax.Array], kernel: Kernel, points: ArrayLike, *, max_steps: int = 200
 ) -> np.ndarray:
     r"""Move all samples together, down the squared distance between their mean embedding and `mu`.
 

@@ -102,7 +102,7 @@ def kernel_bayes_rule(
         RuntimeError: If all weights are zero.
     References: Fukumizu, Song & Gretton (2013), JMLR 14, section 4.
     """
-    checks.concrete(prior=prior, x=x, y=y, observed=observed, regularisation=regularisation)
+    checks.concrete(observed=observed)
     rule = KernelBayesRule.fit(x, y, kernel_y, prior, regularisation, delta=delta, tolerance=tolerance)
     return rule.posterior(observed)
 

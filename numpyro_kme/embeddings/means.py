@@ -56,7 +56,10 @@ class MeanEmbedding:
 
     def inner(self, other: "MeanEmbedding") -> jax.Array:
         """Inner product `<mu, nu> = sum_ij w_i v_j k(x_i, y_j)` with an embedding by the same kernel."""
-        self._require_same_space(other)
+        checks.require(
+            len({jax.tree.structure(embedding.kernel) for embedding in (self, other)}) == 1,
+            f"Inner products need one kernel for both embeddings; got {self.kernel} and {other.kernel}.",
+        )
         weights = jnp.asarray(self.weights), jnp.asarray(other.weights)
         return gram.weighted_sum(self.kernel, self.points, weights[0], other.points, weights[1])
 
@@ -82,12 +85,6 @@ class MeanEmbedding:
         """
         _require_values("values", values, num_points(self.points))
         return jnp.tensordot(jnp.asarray(self.weights), jnp.asarray(values), axes=1)
-
-    def _require_same_space(self, other):
-        checks.require(
-            jax.tree.structure(self.kernel) == jax.tree.structure(other.kernel),
-            f"Inner products need one kernel for both embeddings; got {self.kernel} and {other.kernel}.",
-        )
 
 
 @register
@@ -156,10 +153,7 @@ class ConditionalMeanEmbedding:
 
 def _require_values(name, values, n):
     shape = jnp.shape(values)
-    checks.require(
-        len(shape) > 0 and shape[0] == n,
-        f"`{name}` must have {n} rows, one per point; got shape {shape}.",
-    )
+    checks.require(shape[:1] == (n,), f"`{name}` must have {n} rows, one per point; got shape {shape}.")
     checks.sound(name, values)
 
 

@@ -218,10 +218,8 @@ class Fourier(Estimator):
 
     def features(self, x: ArrayLike) -> jax.Array:
         """Features `(n, F)`."""
-        size = jnp.shape(self.frequencies)[0]
-        return jnp.sqrt(2.0 / size) * jnp.cos(
-            jnp.asarray(x) @ jnp.asarray(self.frequencies).T + jnp.asarray(self.phases)[None]
-        )
+        frequencies, phases = jnp.asarray(self.frequencies), jnp.asarray(self.phases)
+        return jnp.sqrt(2.0 / len(phases)) * jnp.cos(jnp.asarray(x) @ frequencies.T + phases[None])
 
     def __call__(self, x, y):
         """The estimate."""

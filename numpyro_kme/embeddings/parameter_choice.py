@@ -125,8 +125,6 @@ def choose_by_folds(
     Cost: for each kernel one factor of rank `r`, `n r^2`; for each candidate `K n r^2`.
     References: Fukumizu, Song & Gretton (2013), JMLR 14, section 4.2.
     """
-    checks.concrete(rng_key=rng_key, x=x, y=y)
-    checks.key(rng_key)
     factor = _factors(tolerance)
 
     def error(one, fold):
@@ -161,8 +159,7 @@ def choose_by_prediction(
         tolerance: Of the low-rank factors.
     References: Fukumizu, Song & Gretton (2013), JMLR 14, section 4.2.
     """
-    checks.concrete(rng_key=rng_key, x=x, y=y)
-    checks.key(rng_key)
+    checks.concrete(x=x)
     checks.matrix("x", x)
     table = np.asarray(x, np.float64)
     factor = _factors(tolerance)
@@ -179,8 +176,9 @@ def choose_by_prediction(
 
 def _least_over_folds(rng_key, x, y, settings, num_folds, error) -> ChosenSettings:
     """Sum the errors `error(candidate, fold)` over random folds."""
+    checks.concrete(rng_key=rng_key, x=x, y=y)
+    checks.key(rng_key)
     n = num_points(x)
-    _require_candidates(settings)
     checks.require(num_points(y) == n, f"`x` and `y` must hold as many points each; got {n} and {num_points(y)}.")
     checks.whole("num_folds", num_folds, 2)
     checks.require(2 * num_folds <= n, f"`num_folds` must be at most half of the {n} points; got {num_folds}.")
@@ -236,7 +234,6 @@ def choose_by_holdout(
     """
     checks.concrete(states=states, observations=observations)
     length = num_points(states)
-    _require_candidates(settings)
     checks.require(length >= 8, f"`states` must hold at least 8 times to be halved; got {length}.")
     checks.require(
         num_points(observations) == length,
@@ -244,9 +241,10 @@ def choose_by_holdout(
     )
     middle = length // 2
     states, observations = jax.tree.map(np.asarray, (states, observations))
-    path, seen = (jax.tree.map(lambda leaf: leaf[:middle], tree) for tree in (states, observations))
-    truth, new = (jax.tree.map(lambda leaf: leaf[middle:], tree) for tree in (states, observations))
-    before, before_seen = (jax.tree.map(lambda leaf: leaf[:-1], tree) for tree in (path, seen))
+    parts = slice(middle), slice(middle, None), slice(middle - 1)
+    (path, _), (truth, new), (before, before_seen) = (
+        jax.tree.map(lambda leaf, part=part: leaf[part], (states, observations)) for part in parts
+    )
     factor = _factors(tolerance, max_rank)
 
     def error(one):
@@ -259,17 +257,14 @@ def choose_by_holdout(
     return _least(settings, error)
 
 
-def _require_candidates(settings) -> None:
+def _least(settings, error) -> ChosenSettings:
+    """The candidate with the least error; it is infinite where one cannot be solved or breaks down."""
     checks.require(len(settings) >= 1, "`settings` must hold at least one candidate; got none.")
     for one in settings:
         checks.instance("settings", one, KernelBayesSettings, "candidates KernelBayesSettings(...)")
         checks.positive_number("regularisation", one.regularisation)
         if one.delta is not None:
             checks.positive_number("delta", one.delta)
-
-
-def _least(settings, error) -> ChosenSettings:
-    """The candidate with the least error; it is infinite where one cannot be solved or breaks down."""
 
     def or_infinite(one):
         try:

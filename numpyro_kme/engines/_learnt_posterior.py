@@ -12,7 +12,7 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.programs import Program
 from numpyro_kme.embeddings.herding import herd
-from numpyro_kme.embeddings.measures import Measure, Normal
+from numpyro_kme.embeddings.measures import Measure, standard_normal
 from numpyro_kme.engines import _sampling
 from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
@@ -92,7 +92,7 @@ class LearntPosterior(Posterior):
         z = self._coordinates_of(latents)
         sign, log_ratio = self.in_coordinates.signed_log_density(z)
         if self.learn_prior:
-            log_density, standard = on_host(log_densities), Normal.standard(z.shape[1])
+            log_density, standard = on_host(log_densities), standard_normal(z.shape[1])
             log_prior += log_density(self.in_coordinates.measure, z) - log_density(standard, z)
         return np.where(sign > 0, log_ratio + log_prior, -np.inf)
 

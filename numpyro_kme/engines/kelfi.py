@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme.embeddings.measures import Measure, Normal, NormalMixture, Points
+from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points, standard_normal
 from numpyro_kme.engines import _sampling, _simulations
 from numpyro_kme.engines._learnt_posterior import LearntLikelihoods, LearntPosterior, beyond, observation, plain, target
 from numpyro_kme.engines._simulations import FromPosterior, FromVariance, Proposal, SimulationEngine
@@ -19,7 +19,7 @@ from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, extrapolation_message, fit_likelihood
 from numpyro_kme.likelihoods.published.form import KernelMeans
-from numpyro_kme.likelihoods.published.hyperpriors import learn_normal
+from numpyro_kme.likelihoods.published.hyperparameters import learn_normal
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations
@@ -225,7 +225,7 @@ def _learnt_prior(fitted: FittedLikelihood, problem: Problem, site: str, in_coor
         "`learn_prior` needs one simulator site, neither masked nor scaled, nothing else that is observed, and a "
         f"prior that is normal in the coordinates of the simulator's arguments. {fitted.coordinates.note}",
     )
-    return learn_normal(fitted.at(observation(problem, site)), Normal.standard(fitted.coordinates.dim))
+    return learn_normal(fitted.at(observation(problem, site)), standard_normal(fitted.coordinates.dim))
 
 
 def _warn_if_beyond(posterior: LearntPosterior) -> None:

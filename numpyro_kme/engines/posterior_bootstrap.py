@@ -11,11 +11,10 @@ from numpyro.distributions import Distribution
 
 from numpyro_kme._core import checks
 from numpyro_kme.bootstrap import newton
-from numpyro_kme.bootstrap.emulated.bootstrap import least_starts
+from numpyro_kme.bootstrap.emulated import least_starts
 from numpyro_kme.bootstrap.fit import full_data
 from numpyro_kme.bootstrap.preparation import Settings
-from numpyro_kme.bootstrap.replicates import posterior_bootstrap
-from numpyro_kme.bootstrap.results import WRONG, Replicates
+from numpyro_kme.bootstrap.replicates import WRONG, Replicates, posterior_bootstrap
 from numpyro_kme.bootstrap.weights import DirichletProcess
 from numpyro_kme.engines._iid import IidModel, Read
 from numpyro_kme.engines.base import Engine, check_rule
@@ -63,7 +62,7 @@ class BootstrapPosterior(Posterior):
         latents = {name: np.repeat(estimate[name][None], len(values), axis=0) for name in shapes}
         entry: Any = (slice(None), *index)
         latents[site][entry] = np.asarray(values)
-        reweightings, nodes = full_data(self.objective, 0), self.replicates.nodes
+        reweightings, nodes = full_data(self.objective), self.replicates.nodes
         rows = reweightings.rows(np.zeros(len(values), int))
         losses = newton.Problems(self.objective, nodes, rows).values(self.iid.unconstrain(latents))
         return losses + newton.offsets(self.objective, reweightings)

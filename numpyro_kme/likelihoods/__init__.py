@@ -5,7 +5,7 @@ from numpyro_kme.likelihoods.distribution import FittedLikelihood, KernelMeansLi
 from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.published.learning import Learner, Tied
-from numpyro_kme.likelihoods.published.objectives import LeaveOneOut, LeaveOneOutPredictive, MarginalLikelihood
+from numpyro_kme.likelihoods.published.leave_one_out import LeaveOneOut, LeaveOneOutPredictive, MarginalLikelihood
 from numpyro_kme.likelihoods.published.solves import DenseSolve, LowRankSolve
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.likelihoods.synthetic import SyntheticLikelihood

@@ -13,9 +13,8 @@ from numpyro.distributions.distribution import Distribution
 
 from numpyro_kme._core import checks, solves
 from numpyro_kme.embeddings.measures import Measure
-from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
+from numpyro_kme.likelihoods.base import Form, LikelihoodAt, PreparedLikelihood, Surrogate
 from numpyro_kme.likelihoods.extrapolation import Region
-from numpyro_kme.likelihoods.prepared import PreparedLikelihood
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.residual.form import MIN_SIMULATIONS, ResidualKernelMeans
 from numpyro_kme.models.coordinates import Coordinates
@@ -227,12 +226,11 @@ def fit_likelihood(
     """
     checks.concrete(theta=theta, x=x, y=y)
     theta, x = np.asarray(theta), np.asarray(x)
-    checks.matrix("theta", theta, min_rows=2)
+    checks.table("theta", theta, min_rows=2)
     checks.require(
         x.shape[:1] == theta.shape[:1],
         f"`theta` and `x` must have one row for each simulation; got shapes {theta.shape} and {x.shape}.",
     )
-    checks.sound("theta", theta)
     checks.sound("x", x, "Leave out the simulations that failed.")
     checks.require(x.size > 0, f"`x` must hold at least one number for each simulation; got shape {x.shape}.")
     checks.instance("form", form, Form | None, "KernelMeans(...), ResidualKernelMeans(...) or another form")

@@ -74,8 +74,12 @@ def log_nearest_quantile(log_gram: jax.Array) -> jax.Array:
     Args:
         log_gram: `(m, m)`, `log k(x_i, x_k)` in row `i` and column `k`.
     """
-    others = jnp.where(jnp.eye(len(log_gram), dtype=bool), -jnp.inf, log_gram)
-    return jnp.quantile(jnp.max(others, axis=1) - jnp.diagonal(log_gram), 0.01)
+    return jnp.quantile(jnp.max(without_diagonal(log_gram), axis=1) - jnp.diagonal(log_gram), 0.01)
+
+
+def without_diagonal(log_gram: jax.Array) -> jax.Array:
+    """Logarithms `(m, m)` with `-inf` on the diagonal: no simulation counts for itself."""
+    return jnp.where(jnp.eye(len(log_gram), dtype=bool), -jnp.inf, log_gram)
 
 
 def warn_if_out_of_distribution(
@@ -96,10 +100,9 @@ def warn_if_out_of_distribution(
     advice = "The posterior there rests on no simulation: check the simulator and the prior, or simulate more."
     outside = [] if transform is None else _outside(transform, data, y)
     if outside:
-        names = ", ".join(
-            f"{i} (observed {value:.6g}, simulated {low:.6g} to {high:.6g})" for i, value, low, high in outside
-        )
-        warnings.warn(f"The observation lies far outside all simulations in statistics {names}. {advice}", stacklevel=4)
+        names = (f"{i} (observed {y_i:.6g}, simulated {low:.6g} to {high:.6g})" for i, y_i, low, high in outside)
+        sentence = f"The observation lies far outside all simulations in statistics {', '.join(names)}. {advice}"
+        warnings.warn(sentence, stacklevel=4)
     elif float(log_nearest) < 2.0 * min(float(usual), 0.0) - MARGIN:
         warnings.warn(
             f"The observation lies far outside all simulations: log data kernel {float(log_nearest):.3g} at the "

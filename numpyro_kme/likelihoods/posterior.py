@@ -8,13 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 from scipy.optimize import minimize
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import in_present_precision, on_host
-from numpyro_kme.embeddings.measures import Measure, Normal, NormalMixture
+from numpyro_kme.embeddings.measures import Measure, NormalMixture
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.base import LikelihoodAt, SignedLog, Surrogate, to_signed_log
@@ -63,7 +62,7 @@ class KernelMeansPosterior:
     @property
     def closed_form(self) -> bool:
         """Whether moments and embeddings under Gaussian kernels are exact."""
-        return self.likelihood.expansion() is not None and isinstance(self.measure, Normal | NormalMixture)
+        return self.likelihood.expansion() is not None and isinstance(self.measure, NormalMixture)
 
     @cached_property
     @on_host
@@ -104,8 +103,7 @@ class KernelMeansPosterior:
     @on_host
     def signed_log_likelihood(self, z: ArrayLike) -> SignedLog:
         """Sign and log absolute value of `q(y | z)`, on the scale of the likelihood, at `(n, D)`."""
-        signs, log_sizes = signed_logs(in_present_precision(self.likelihood), None, jnp.asarray(z))
-        return np.asarray(signs), np.asarray(log_sizes)
+        return signed_logs(in_present_precision(self.likelihood), None, jnp.asarray(z))
 
     @on_host
     def embedding(self, kernel: Kernel, t: ArrayLike) -> np.ndarray:
@@ -130,7 +128,7 @@ class KernelMeansPosterior:
         With negative parts the covariance need not be positive definite; `weighted_particles` has the positive part.
         """
         terms, measure = self.likelihood.expansion(), self.measure
-        if terms is None or not isinstance(measure, Normal | NormalMixture):
+        if terms is None or not isinstance(measure, NormalMixture):
             return signed_moments(np.asarray(self._particles.particles), np.asarray(self._particles.weights))
         tilted = measure.tilt(terms.kernel, terms.points)
         components = jnp.exp(tilted.log_masses + terms.log_scale - self._positive_log_normaliser())
@@ -224,19 +222,12 @@ class KernelMeansPosterior:
             value = np.asarray(terms.weights) @ self._embedding_at_simulations
             return to_signed_log(value, terms.log_scale)
         particles = self._particles
-        return _signed_mean(likelihood, jnp.asarray(particles.particles), jnp.asarray(particles.weights))
+        return likelihood.log_sum(jnp.asarray(particles.particles), jnp.asarray(particles.weights))
 
     @cached_property
     def _embedding_at_simulations(self):
         terms = self.likelihood.expansion()
         return self.embedding(terms.kernel, terms.points)
-
-
-@jax.jit
-def _signed_mean(likelihood, z, weights):
-    signs, log_sizes = signed_logs(likelihood, None, z)
-    total, sign = logsumexp(log_sizes, b=signs * weights, return_sign=True)
-    return sign, total
 
 
 @jax.jit

@@ -1,7 +1,7 @@
 """What a posterior bootstrap minimises: losses, and the objective that one makes of data and a simulator."""
 
 import abc
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.host import on_host
+from numpyro_kme.kernels.base import num_points, register
 from numpyro_kme.losses import mixing
-from numpyro_kme.losses.generator import Generator, QuadratureNodes
+from numpyro_kme.losses.generator import Generator, QuadratureNodes, check_data, check_points, join
 
 
 class TaylorExpansion(NamedTuple):
@@ -80,16 +80,43 @@ class WeightedObjective(abc.ABC):
         return self
 
 
+WIDER = 8.0
+"""A smoothed loss has a kernel this many times as wide."""
+
+
+def widened(kernel: Any, times: float = WIDER) -> Any:
+    """The same stationary kernel, so many times as wide."""
+    return replace(kernel, length_scale=times * np.asarray(kernel.length_scale))
+
+
 class EmbeddingObjective(WeightedObjective):
     """A squared distance between embeddings, which knows the inner products of embeddings of any simulated points."""
 
     fit_proportion: bool
 
     def energy(self, q: jax.Array, coincident: jax.Array, weights: jax.Array) -> jax.Array:
-        """`|mu_u|^2` from its sum `q` over all pairs of nodes: unbiased where these are sampled independently."""
+        """`|mu_u|^2` from its sum `q` over all pairs of nodes; where these are sampled independently, without the pairs
+        of a node with itself: `(q - coincident) / (1 - sum v^2)`.
+
+        A fitted mixing proportion divides by it. It is then kept above `coincident`, the energy of simulated points of
+        which no two are near each other: that many points cannot tell a smaller energy from nothing, and points
+        scattered without end would seem to fit best.
+        """
         if not self.generator.noise.independent:
             return q
-        return mixing.unbiased_energy(q, coincident, weights, self.fit_proportion)
+        energy = (q - coincident) / (1.0 - jnp.sum(jnp.square(weights)))
+        return jnp.maximum(energy, coincident) if self.fit_proportion else energy
+
+    @abc.abstractmethod
+    def witnesses(self, reduced: Any, u: jax.Array, nodes: QuadratureNodes) -> tuple[jax.Array, ...]:
+        """`mu_u` and `mu_w` at the simulated points `y_m`, the weights `v` of these, and `sum_m v_m^2 k(y_m, y_m)`."""
+
+    def report(self, reduced, u, nodes):
+        """Standard errors, and the mixing proportion if it is fitted; see `mixing.report`."""
+        own, cross, weights, coincident = self.witnesses(reduced, u, nodes)
+        q, s, n = self.energy(weights @ own, coincident, weights), weights @ cross, num_points(self.data)
+        kinds = self.generator.noise.independent, self.fit_proportion
+        return mixing.report(q, s, (own, cross), weights, coincident, n, *kinds)
 
     @abc.abstractmethod
     def gram(self, reduced: Any, points: Any, nodes: QuadratureNodes) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -119,6 +146,10 @@ class Loss:
         """
         raise NotImplementedError(f"{type(self).__name__} must implement `value(x, w, y, v)` or `objective(...)`.")
 
+    def of_model(self, data: Any, weights: jax.Array, generator: Generator, u: jax.Array, nodes: Any) -> jax.Array:
+        """Discrepancy of weighted data and the model at `u`; here `value` with its simulations at the nodes."""
+        return self.value(data, weights, generator.points(u, nodes), generator.weights(nodes, weights))
+
     def objective(self, data: Any, generator: Generator, extra: Any = None) -> WeightedObjective:
         """Bind to data `(n, ...)` and a simulator; `extra` are points that replicates will add."""
         checks.require(
@@ -127,63 +158,21 @@ class Loss:
             "True`, whose `value` then gets pairs (covariates, responses).",
         )
         check_points(data, generator)
-        return TwoSampleObjective(generator, self, jax.tree.map(np.asarray, data))
+        return TwoSampleObjective(generator, jax.tree.map(np.asarray, data), self)
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@register
 class TwoSampleObjective(WeightedObjective):
-    """A loss between two weighted samples, data and simulations; derivatives by automatic differentiation."""
+    """A loss between weighted data and a model; derivatives by automatic differentiation."""
 
     generator: Generator
-    loss: Loss = field(metadata=dict(static=True))
     data: Any
+    loss: Loss = field(metadata=dict(static=True))
 
     def value(self, reduced, u, nodes):
         """Loss at `u`."""
         data, weights = reduced
-        return self.loss.value(data, weights, self.generator.points(u, nodes), self.generator.weights(nodes, weights))
-
-
-def join(data: Any, extra: Any) -> Any:
-    """Append extra points to the data, leaf by leaf."""
-    return data if extra is None else jax.tree.map(lambda a, b: jnp.concatenate([a, b]), data, extra)
-
-
-def num_points(data: Any) -> int:
-    """Number of data points `n`."""
-    return jax.tree.leaves(data)[0].shape[0]
-
-
-def vectors(points: Any) -> Any:
-    """Make points of scalars `(n,)` into vectors `(n, 1)`, leaf by leaf."""
-    return jax.tree.map(lambda leaf: leaf[:, None] if leaf.ndim == 1 else leaf, points)
-
-
-def check_points(data: Any, generator: Generator) -> None:
-    """Require at least two finite data points whose shape is that of the simulator's output."""
-    leaves = jax.tree.leaves(data)
-    checks.require(
-        bool(leaves) and all(leaf.ndim >= 1 and leaf.shape[0] >= 2 for leaf in leaves),
-        f"`data` must hold at least two points along its first axis; got shapes {[leaf.shape for leaf in leaves]}.",
-    )
-    for leaf in leaves:
-        checks.finite("data", leaf)
-    simulated = _two_points(generator)
-    have = [leaf.shape[1:] for leaf in leaves]
-    want = [leaf.shape[1:] for leaf in jax.tree.leaves(simulated)]
-    checks.require(
-        have == want,
-        f"one data point has shape {have} and one simulated point {want}; they must agree. Change the "
-        "simulator's output, or the axis of the data that the plate runs over.",
-    )
-
-
-@on_host
-def _two_points(generator: Generator) -> Any:
-    """Shapes and types of two simulated points."""
-    u = jax.ShapeDtypeStruct((generator.dim,), np.float64)
-    return jax.eval_shape(generator.points, u, generator.draw_nodes(jax.random.key(0), 2))
+        return self.loss.of_model(data, weights, self.generator, u, nodes)
 
 
 @dataclass(frozen=True)
@@ -203,22 +192,100 @@ class NegativeLogLikelihood(Loss):
             generator.log_density is not None,
             "NegativeLogLikelihood needs a model with a density; this one can only simulate. Use MMD or Wasserstein.",
         )
-        checks.require(num_points(data) >= 2, f"`data` must hold at least two points; got {num_points(data)}.")
-        for leaf in jax.tree.leaves(data):
-            checks.finite("data", leaf)
-        return LikelihoodObjective(generator, jax.tree.map(np.asarray, data))
+        check_data(data)
+        return TwoSampleObjective(generator, jax.tree.map(np.asarray, data), self)
+
+    def of_model(self, data, weights, generator, u, nodes):
+        """Weighted negative log likelihood at `u`; the nodes play no part."""
+        return -jnp.vdot(weights, generator.log_density(u, data))
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class LikelihoodObjective(WeightedObjective):
-    """A weighted negative log likelihood, bound to data."""
+@register
+class Differenced(WeightedObjective):
+    r"""An objective whose derivatives are central differences with the same noise at every point.
 
-    generator: Generator
-    data: Any
+    Where simulated points jump from one regime to another, or are counts, the derivative of a point is not that of the
+    distribution; a difference over a step in which many points jump is. For embeddings, the derivative
+    `J_a = (mu_{u + s_a} - mu_{u - s_a}) / (2 s_a)` lies in the kernel's space, and the Hessian is that of Gauss and
+    Newton, `2 <J_a, J_b>`, plus the second differences on its diagonal. Other losses are differenced themselves.
+
+    Args:
+        inner: What to differentiate.
+        steps: `(p,)`, of the order of a posterior standard deviation.
+
+    Cost: `2 p + 1` simulations of all nodes a gradient.
+    """
+
+    inner: WeightedObjective
+    steps: Any
+
+    @property
+    def generator(self) -> Generator:  # type: ignore[override]
+        """The simulator of the inner objective."""
+        return self.inner.generator
+
+    @property
+    def data(self):
+        """The data of the inner objective."""
+        return self.inner.data
+
+    def reduce(self, weights, extra=None):
+        """As the inner objective."""
+        return self.inner.reduce(weights, extra)
 
     def value(self, reduced, u, nodes):
-        """Weighted negative log likelihood at `u`; the nodes play no part."""
-        data, weights = reduced
-        assert self.generator.log_density is not None
-        return -jnp.vdot(weights, self.generator.log_density(u, data))
+        """As the inner objective."""
+        return self.inner.value(reduced, u, nodes)
+
+    def report(self, reduced, u, nodes):
+        """As the inner objective."""
+        return self.inner.report(reduced, u, nodes)
+
+    def offsets(self, weights, extra=None):
+        """As the inner objective."""
+        return self.inner.offsets(weights, extra)
+
+    def adapt_nodes(self, u, least):
+        """As the inner objective."""
+        return self.inner.adapt_nodes(u, least)
+
+    def smoothed(self):
+        """The inner objective smoothed, with the same steps."""
+        return Differenced(self.inner.smoothed(), self.steps)
+
+    def refined(self):
+        """The inner objective refined, with the same steps."""
+        return Differenced(self.inner.refined(), self.steps)
+
+    def slope(self, reduced, u, nodes):
+        """Loss, and its central differences."""
+        values = jax.lax.map(lambda t: self.inner.value(reduced, t, nodes), self._around(u))
+        dim = len(self.steps)
+        return values[0], (values[1 : 1 + dim] - values[1 + dim :]) / (2.0 * self.steps)
+
+    def expand(self, reduced, u, nodes):
+        """Loss, central differences, and an approximate Hessian."""
+        if not isinstance(self.inner, EmbeddingObjective):
+            return self._second_differences(reduced, u, nodes)
+        points = jax.lax.map(lambda t: self.generator.points(t, nodes), self._around(u))
+        own, cross, norm = self.inner.gram(reduced, points, nodes)
+        dim = len(self.steps)
+        pick = jnp.concatenate([jnp.zeros((dim, 1)), jnp.eye(dim), -jnp.eye(dim)], axis=1)
+        first = pick / (2.0 * self.steps[:, None])
+        second = jnp.abs(pick).at[:, 0].set(-2.0) / jnp.square(self.steps[:, None])
+        value, by, by_by = mixing.derivatives(own[0, 0], cross[0], self.inner.fit_proportion)
+        steps = jnp.stack([2.0 * first @ own[:, 0], first @ cross])
+        curved = second @ (2.0 * by[0] * own[:, 0] + by[1] * cross)
+        hessian = 2.0 * by[0] * first @ own @ first.T + steps.T @ by_by @ steps + jnp.diag(curved)
+        return TaylorExpansion(value + norm, self.slope(reduced, u, nodes)[1], hessian)
+
+    def _around(self, u):
+        """Rows `u`, `u + s_a e_a`, `u - s_a e_a`."""
+        return u[None] + jnp.concatenate([jnp.zeros((1, len(u))), jnp.diag(self.steps), -jnp.diag(self.steps)])
+
+    def _second_differences(self, reduced, u, nodes):
+        value, gradient = self.slope(reduced, u, nodes)
+        sides = jax.lax.map(lambda t: self.slope(reduced, t, nodes)[1], self._around(u)[1:])
+        dim = len(self.steps)
+        hessian = (sides[:dim] - sides[dim:]) / (2.0 * self.steps[:, None])
+        return TaylorExpansion(value, gradient, 0.5 * (hessian + hessian.T))

@@ -9,8 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import ndtr, ndtri
+from scipy import special
+from scipy.stats import qmc
 
+from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
+from numpyro_kme.kernels.base import register
 
 BLOCK = 16
 """Replicates that share one set of noise nodes: replicate `b` uses set `1 + b // BLOCK`, the full data set 0."""
@@ -24,11 +28,6 @@ class QuadratureNodes(NamedTuple):
 
     values: Any
     weights: jax.Array
-
-
-def num_sets(nodes: QuadratureNodes) -> int:
-    """Number of sets in nodes `(sets, M, ...)`."""
-    return nodes.weights.shape[0]
 
 
 class Noise(abc.ABC):
@@ -90,9 +89,8 @@ class NormalNoise(Noise):
         than the cost of random numbers."""
         shift_key, generator_key = jax.random.split(rng_key)
         shift = jax.random.uniform(shift_key, (self.dim,), jnp.float32)
-        generator = (
-            2 * jax.random.randint(generator_key, (self.dim,), 0, max(num // 2, 1)) + 1
-        )  # odd: prime to powers of two
+        # odd: prime to powers of two
+        generator = 2 * jax.random.randint(generator_key, (self.dim,), 0, max(num // 2, 1)) + 1
 
         def one(i):
             level = jnp.mod((i * generator % num).astype(jnp.float32) / num + shift, 1.0)
@@ -126,12 +124,9 @@ class NormalNoise(Noise):
 
     def _sobol(self, rng_key, num):
         """Scrambled Sobol points, the next power of two of `num / 2`, and their mirror images after them."""
-        from scipy.special import ndtri
-        from scipy.stats import qmc
-
         half = 2 ** max(int(np.ceil(np.log2(num))) - 1, 0)
         seed = np.random.default_rng(np.asarray(jax.random.key_data(rng_key)))
-        z = ndtri(qmc.Sobol(self.dim, rng=seed).random(half).clip(1e-12, 1.0 - 1e-12))
+        z = special.ndtri(qmc.Sobol(self.dim, rng=seed).random(half).clip(1e-12, 1.0 - 1e-12))
         return np.concatenate([z, -z])
 
 
@@ -169,8 +164,7 @@ class DrawnNoise(Noise):
         return self.nodes(rng_key, groups * each, blocks).values
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@register
 class Generator:
     r"""A family of distributions `P_u`, that of `simulate(u, noise)`.
 
@@ -224,3 +218,42 @@ class Generator:
         shape = jax.tree.leaves(values)[0].shape[:2]
         index = jnp.broadcast_to(jnp.repeat(jnp.arange(n), each)[None], shape)
         return QuadratureNodes((index, values), jnp.full(shape, 1.0 / shape[1]))
+
+
+def join(data: Any, extra: Any) -> Any:
+    """Append extra points to the data, leaf by leaf."""
+    return data if extra is None else jax.tree.map(lambda a, b: jnp.concatenate([a, b]), data, extra)
+
+
+def vectors(points: Any) -> Any:
+    """Make points of scalars `(n,)` into vectors `(n, 1)`, leaf by leaf."""
+    return jax.tree.map(lambda leaf: leaf[:, None] if leaf.ndim == 1 else leaf, points)
+
+
+def check_data(data: Any) -> None:
+    """Require at least two finite data points."""
+    leaves = jax.tree.leaves(data)
+    checks.require(
+        bool(leaves) and all(leaf.ndim >= 1 and leaf.shape[0] >= 2 for leaf in leaves),
+        f"`data` must hold at least two points along its first axis; got shapes {[leaf.shape for leaf in leaves]}.",
+    )
+    for leaf in leaves:
+        checks.finite("data", leaf)
+
+
+def check_points(data: Any, generator: Generator) -> None:
+    """Require at least two finite data points whose shape is that of the simulator's output."""
+    check_data(data)
+    have, want = ([leaf.shape[1:] for leaf in jax.tree.leaves(points)] for points in (data, _two_points(generator)))
+    checks.require(
+        have == want,
+        f"one data point has shape {have} and one simulated point {want}; they must agree. Change the "
+        "simulator's output, or the axis of the data that the plate runs over.",
+    )
+
+
+@on_host
+def _two_points(generator: Generator) -> Any:
+    """Shapes and types of two simulated points."""
+    u = jax.ShapeDtypeStruct((generator.dim,), np.float64)
+    return jax.eval_shape(generator.points, u, generator.draw_nodes(jax.random.key(0), 2))

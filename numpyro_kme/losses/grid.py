@@ -1,13 +1,15 @@
 """Embeddings of one-dimensional measures on a cubic B-spline grid, with inner products by FFT."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_kme._core.host import on_host
 from numpyro_kme.kernels import Kernel
+from numpyro_kme.kernels.base import register
 
 
 class Stencil(NamedTuple):
@@ -19,8 +21,7 @@ class Stencil(NamedTuple):
     second: jax.Array
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@register
 class Grid:
     r"""A window of the line on which `int int k(a, b) P(da) Q(db)` is a product of Fourier coefficients.
 
@@ -60,12 +61,9 @@ class Grid:
         ]
         first = [-((1 - f) ** 2) / 2, (3 * f**2 - 4 * f) / 2, (1 + 2 * f - 3 * f**2) / 2, f**2 / 2]
         second = [1 - f, 3 * f - 2, 1 - 3 * f, f]
-        return Stencil(
-            left.astype(jnp.int32)[:, None] + jnp.arange(-1, 3)[None],
-            jnp.concatenate(weights, axis=1) * keep,
-            jnp.concatenate(first, axis=1) * keep / self.step,
-            jnp.concatenate(second, axis=1) * keep / self.step**2,
-        )
+        splines, slopes, curvatures = (jnp.concatenate(parts, axis=1) * keep for parts in (weights, first, second))
+        cells = left.astype(jnp.int32)[:, None] + jnp.arange(-1, 3)[None]
+        return Stencil(cells, splines, slopes / self.step, curvatures / self.step**2)
 
     def charges(self, stencil: Stencil, parts: jax.Array) -> jax.Array:
         """Sum what points put on their four cells: `(M, 4, ...)` to Fourier coefficients `(..., size // 2 + 1)`."""
@@ -104,7 +102,8 @@ def make_grid(
         least: Size with padding, at least.
     """
     cells = int(min(width / step + 16.0, max_cells))
-    size = _power_of_two(max(cells + int(min(cells, reach / step + 8.0)), least))
+    needed = max(cells + int(min(cells, reach / step + 8.0)), least)
+    size = 1 << (needed - 1).bit_length()  # a power of two: few sizes, so that few programs are compiled
     lag = np.minimum(np.arange(size), size - np.arange(size)) * step
     splines = (4.0 + 2.0 * np.cos(2.0 * np.pi * np.arange(size // 2 + 1) / size)) / 6.0
     spectrum = np.fft.rfft(profile(kernel, lag)).real / splines**2 * 2.0 / size
@@ -112,13 +111,10 @@ def make_grid(
     return Grid(np.asarray(centre - 0.5 * cells * step), np.asarray(step), spectrum, np.asarray(float(cells)), size)
 
 
-def profile(kernel: Kernel, lag: np.ndarray) -> np.ndarray:
-    """Kernel values between the points `lag` and 0 on the line."""
-    return np.asarray(_column(kernel, lag))
-
-
+@on_host
 @jax.jit
-def _column(kernel: Kernel, lag: jax.Array) -> jax.Array:
+def profile(kernel: Kernel, lag: jax.Array) -> jax.Array:
+    """Kernel values between the points `lag` and 0 on the line."""
     return kernel.gram(lag[:, None], jnp.zeros((1, 1)))[:, 0]
 
 
@@ -169,8 +165,3 @@ def _unit_products(grid: Grid, a: jax.Array, b: jax.Array) -> jax.Array:
     """Tabulated kernel values between single points."""
     embed = jax.vmap(lambda point: grid.embed(point[None], jnp.ones(1)))
     return grid.inner(embed(a), embed(b))
-
-
-def _power_of_two(least: int) -> int:
-    """Smallest power of two that is not below `least`: few sizes, so that few programs are compiled."""
-    return 1 << (least - 1).bit_length()

@@ -1,6 +1,6 @@
 """The squared MMD for scalar data, on a grid, with its exact Hessian and with quadrature nodes that suit the model."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
 import jax
@@ -9,12 +9,12 @@ import numpy as np
 
 from numpyro_kme._core.host import on_host
 from numpyro_kme.kernels import Kernel
+from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.length_scales import median_absolute_deviation
 from numpyro_kme.kernels.stationary import Stationary
 from numpyro_kme.losses import mixing
-from numpyro_kme.losses.base import EmbeddingObjective, TaylorExpansion, join
-from numpyro_kme.losses.direct_mmd import WIDER, widened
-from numpyro_kme.losses.generator import REACH, Generator, NormalNoise, QuadratureNodes
+from numpyro_kme.losses.base import WIDER, EmbeddingObjective, TaylorExpansion, widened
+from numpyro_kme.losses.generator import REACH, Generator, NormalNoise, QuadratureNodes, join
 from numpyro_kme.losses.grid import Grid, make_grid, profile
 
 LEAST = 2048
@@ -27,8 +27,7 @@ EDGE = 4.3
 """Tails of the noise beyond this many standard deviations get fewer and fewer nodes."""
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@register
 class GridMMD(EmbeddingObjective):
     r"""Squared MMD between weighted scalars and simulated scalars, by a `Grid`.
 
@@ -92,11 +91,6 @@ class GridMMD(EmbeddingObjective):
         """Quadrature nodes whose simulated points at `u` are no further apart than the kernel resolves."""
         return adapted_nodes(self.generator, u, float(self.window[3]), least)
 
-    def outside(self) -> float:
-        """Proportion of the data outside the window."""
-        inside = np.asarray(self.grid.stencil(jnp.asarray(self.data)).weights.sum(axis=1)) > 0.5
-        return float(1.0 - inside.mean())
-
     def reduce(self, weights, extra=None):
         """Fourier coefficients of the weighted data, and `|mu_w|^2`."""
         data = join(self.data, None if extra is None else jnp.ravel(extra))
@@ -107,8 +101,8 @@ class GridMMD(EmbeddingObjective):
         """Squared MMD at `u`."""
         data, norm = reduced
         model = self.grid.embed(self._scalars(u, nodes), nodes.weights)
-        q, s = self._energies(model, data, nodes)
-        return mixing.discrepancy(jnp.stack([q, s]), self.fit_proportion) + norm
+        energies = jnp.stack([self._energy(self.grid.inner(model, model), nodes), self.grid.inner(model, data)])
+        return mixing.discrepancy(energies, self.fit_proportion) + norm
 
     def slope(self, reduced, u, nodes):
         """Squared MMD and gradient: one witness read off at the simulated points."""
@@ -151,25 +145,17 @@ class GridMMD(EmbeddingObjective):
         """Inner products of several embeddings with one another and with the data, from points `(R, M)`."""
         data, norm = reduced
         models = jax.vmap(lambda y: self.grid.embed(jnp.ravel(y), nodes.weights))(points)
-        q = self.grid.inner(models, models)
-        return q, self.grid.inner(models, data), norm
+        return self.grid.inner(models, models), self.grid.inner(models, data), norm
 
-    def report(self, reduced, u, nodes):
-        """Standard errors, and the mixing proportion if it is fitted; see `mixing.report`."""
+    def witnesses(self, reduced, u, nodes):
+        """`mu_u` and `mu_w` at the simulated points, the weights of these, and their energy alone."""
         stencil, v = self.grid.stencil(self._scalars(u, nodes)), nodes.weights
-        model = self.grid.charges(stencil, stencil.weights * v[:, None])
-        own, cross = (
-            jnp.sum(self.grid.potential(f)[stencil.cells] * stencil.weights, axis=1) for f in (model, reduced[0])
-        )
-        q, s = self._energies(model, reduced[0], nodes)
-        kinds = dict(independent=self.generator.noise.independent, fit_proportion=self.fit_proportion)
-        return mixing.report(q, s, (own, cross), v, self._coincident(v), len(self.data), **kinds)
+        embeddings = self.grid.charges(stencil, stencil.weights * v[:, None]), reduced[0]
+        cells = (self.grid.potential(embedding)[stencil.cells] for embedding in embeddings)
+        return *(jnp.sum(values * stencil.weights, axis=1) for values in cells), v, self._coincident(v)
 
     def _scalars(self, u: jax.Array, nodes: Any) -> jax.Array:
         return jnp.ravel(self.generator.points(u, nodes))
-
-    def _energies(self, model, data, nodes):
-        return self._energy(self.grid.inner(model, model), nodes), self.grid.inner(model, data)
 
     def _energy(self, q, nodes):
         return self.energy(q, self._coincident(nodes.weights), nodes.weights)
@@ -200,7 +186,7 @@ def adapted_nodes(generator: Generator, u: np.ndarray, resolution: float, least:
         return None
     z = np.linspace(-REACH, REACH, FINE)
     fine = QuadratureNodes(_push(noise, z), jnp.ones(FINE))
-    y = np.ravel(np.asarray(_simulated(generator, u, fine)))
+    y = np.ravel(np.asarray(_points(generator, u, fine)))
     if not np.isfinite(y).all():
         return None
     density = _density(z, y, resolution)
@@ -209,7 +195,8 @@ def adapted_nodes(generator: Generator, u: np.ndarray, resolution: float, least:
     num = min(least * 2**doublings, 16_384)
     adapted = np.interp((np.arange(num) + 0.5) / num * along[-1], along, z)
     weights = np.exp(-0.5 * adapted**2) / np.interp(adapted, z, density)
-    return QuadratureNodes(_push(noise, adapted, lead=True), jnp.asarray(weights / weights.sum())[None])
+    nodes = QuadratureNodes(_push(noise, adapted), jnp.asarray(weights / weights.sum()))
+    return jax.tree.map(lambda leaf: leaf[None], nodes)
 
 
 def _density(z: np.ndarray, y: np.ndarray, resolution: float) -> np.ndarray:
@@ -217,18 +204,14 @@ def _density(z: np.ndarray, y: np.ndarray, resolution: float) -> np.ndarray:
     step = z[1] - z[0]
     width = int(0.15 / step)
     window = np.exp(-0.5 * (np.arange(-3 * width, 3 * width + 1) / width) ** 2)
-    speed = np.convolve(
-        np.pad(np.abs(np.gradient(y, step)), 3 * width, mode="edge"), window / window.sum(), mode="valid"
-    )
+    speed = np.pad(np.abs(np.gradient(y, step)), 3 * width, mode="edge")
+    speed = np.convolve(speed, window / window.sum(), mode="valid")
     fading = 1.0 / (1.0 + np.exp(np.minimum(0.5 * (z**2 - EDGE**2), 500.0)))
     return 8.0 + speed / resolution * fading
 
 
-def _push(noise, z, lead=False):
-    values = jax.vmap(noise.transform)(jnp.asarray(z)[:, None])
-    return jax.tree.map(lambda leaf: leaf[None], values) if lead else values
+def _push(noise, z):
+    return jax.vmap(noise.transform)(jnp.asarray(z)[:, None])
 
 
-@jax.jit
-def _simulated(generator, u, nodes):
-    return generator.points(u, nodes)
+_points = jax.jit(Generator.points)

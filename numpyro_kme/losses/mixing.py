@@ -35,17 +35,6 @@ def derivatives(q: jax.Array, s: jax.Array, fit_proportion: bool) -> tuple[jax.A
     return value, gradient, jax.hessian(discrepancy)(energies, fit_proportion)
 
 
-def unbiased_energy(q: jax.Array, coincident: jax.Array, weights: jax.Array, fit_proportion: bool) -> jax.Array:
-    """Energy `|mu_u|^2` without the pairs of a node with itself: `(q - coincident) / (1 - sum v^2)`.
-
-    A fitted mixing proportion divides by it. It is then kept above `coincident`, the energy of simulated points of
-    which no two are near each other: that many points cannot tell a smaller energy from nothing, and points scattered
-    without end would seem to fit best.
-    """
-    energy = (q - coincident) / (1.0 - jnp.sum(jnp.square(weights)))
-    return jnp.maximum(energy, coincident) if fit_proportion else energy
-
-
 def proportion(q: jax.Array, s: jax.Array) -> jax.Array:
     """Mixing proportion `c = max(s, 0) / q` that fits best."""
     return jnp.maximum(s, 0.0) / q
@@ -58,7 +47,6 @@ def report(
     weights: jax.Array,
     coincident: jax.Array,
     num_data: int,
-    *,
     independent: bool,
     fit_proportion: bool,
 ) -> dict[str, jax.Array]:

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks, solves
-from numpyro_kme.losses.base import Loss, vectors
+from numpyro_kme.losses.base import Loss
+from numpyro_kme.losses.generator import vectors
 
 
 @dataclass(frozen=True)

@@ -169,7 +169,7 @@ def test_the_reported_loss_is_the_whole_squared_mmd(plane):
     expected = np.mean(gram(x, x)) + v @ gram(y, y) @ v - 2.0 * v @ gram(y, x).mean(axis=1)
     np.testing.assert_allclose(draws.fit.value, expected, atol=1e-9)
     assert draws.fit.value > -5 * draws.fit.numbers["loss_error"]
-    full = full_data(bound, 0)
+    full = full_data(bound)
     parts = newton.Problems(bound, draws.nodes, full).values(draws.fit.u) + newton.offsets(bound, full)
     np.testing.assert_allclose(parts, expected, atol=1e-9)
 
@@ -251,7 +251,7 @@ def test_equally_good_minima_are_reported():
     x = np.random.default_rng(3).normal(2.0, 1.0, 200)
     bound = MMD(Gaussian(0.8)).objective(x, Generator(folded, NormalNoise(1), 1))
     nodes = bound.generator.draw_nodes(jax.random.key(0), 65, 1)
-    found = fit(bound, nodes, 0, np.linspace(-4.0, 4.0, 16)[:, None], np.ones(1))
+    found = fit(bound, nodes, np.linspace(-4.0, 4.0, 16)[:, None], np.ones(1))
     np.testing.assert_allclose(np.abs(found.u), np.abs(found.others[0]), atol=1e-4)
     assert found.converged and found.u[0] * found.others[0, 0] < 0
 

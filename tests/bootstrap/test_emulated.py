@@ -14,11 +14,11 @@ from scipy.stats import kstest, norm
 
 import numpyro_kme as kme
 from numpyro_kme.bootstrap import Settings, newton, posterior_bootstrap
-from numpyro_kme.bootstrap.emulated import learning
-from numpyro_kme.bootstrap.emulated.emulator import Emulator, calibrated_loss_scale
-from numpyro_kme.bootstrap.emulated.learning import design
-from numpyro_kme.bootstrap.emulated.training_set import fit_features
-from numpyro_kme.bootstrap.results import EmulatorSummary
+from numpyro_kme.bootstrap import emulated as learning
+from numpyro_kme.bootstrap.emulated import design
+from numpyro_kme.bootstrap.emulator import Emulator, calibrated_loss_scale
+from numpyro_kme.bootstrap.replicates import EmulatorSummary
+from numpyro_kme.bootstrap.training_set import fit_features
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD, DrawnNoise, Generator, NormalNoise, UniformNoise, Wasserstein
 

@@ -14,8 +14,8 @@ from numpyro_kme._core import checks
 from numpyro_kme.bootstrap.fit import require_possible
 from numpyro_kme.kernels.base import Kernel, register
 from numpyro_kme.losses import MMD, DrawnNoise, Generator, Wasserstein
-from numpyro_kme.losses.direct_mmd import DirectMMD
 from numpyro_kme.losses.grid_mmd import GridMMD
+from numpyro_kme.losses.mmd import DirectMMD
 
 
 def g_and_k(rng_key, theta):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal
 
-from numpyro_kme.embeddings.measures import Normal, NormalMixture, Points
+from numpyro_kme.embeddings.measures import Normal, NormalMixture, Points, standard_normal
 from numpyro_kme.kernels import Gaussian, Laplace
 
 MEAN, SDS = np.array([0.4, -1.1]), np.array([0.7, 1.3])
@@ -14,7 +14,7 @@ WIDE, NARROW = Gaussian(np.array([0.6, 0.9])), Gaussian(np.array([0.35, 0.5]))
 
 MEASURES = {
     "normal": Normal(MEAN, np.array([[0.9, 0.35], [0.35, 1.2]])),
-    "standard": Normal.standard(2),
+    "standard": standard_normal(2),
     "mixture": NormalMixture(
         np.array([0.3, 0.7]),
         np.array([[0.0, 1.0], [-1.0, 0.5]]),
@@ -172,7 +172,7 @@ def test_traced_and_single_precision():
         (lambda: Points(np.zeros(3)), "must have shape"),
         (lambda: Points(A, np.array([0.5, 0.6, -0.1])), "non-negative"),
         (lambda: Points(A).log_density(np.zeros(2)), "no density"),
-        (lambda: Normal.standard(2).tilt(Laplace(1.0), A), "must be Gaussian"),
+        (lambda: standard_normal(2).tilt(Laplace(1.0), A), "must be Gaussian"),
     ],
 )
 def test_bad_input(make, message):

@@ -125,7 +125,7 @@ def test_likelihood_and_transport_are_pulled_by_outliers_as_published():
     np.testing.assert_allclose(likelihood.mode()["scale"], X.std(), rtol=1e-5)
     generator = Generator(lambda u, z: u[0] + jnp.exp(u[1]) * z[0], NormalNoise(1), 2)
     transport, starts = Wasserstein().objective(X, generator), np.random.default_rng(0).normal(size=(16, 2))
-    found = fit(transport, generator.draw_nodes(jax.random.key(0), 128, 1), 0, starts, np.ones(2))
+    found = fit(transport, generator.draw_nodes(jax.random.key(0), 128, 1), starts, np.ones(2))
     np.testing.assert_allclose(found.u[0], X.mean(), rtol=1e-3)
 
 

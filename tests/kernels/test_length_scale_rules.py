@@ -14,7 +14,7 @@ from scipy.spatial.distance import pdist
 import numpyro_kme as kme
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.likelihoods.published.hyperparameters import TrainingSet
-from numpyro_kme.likelihoods.published.objectives import LeaveOneOut
+from numpyro_kme.likelihoods.published.leave_one_out import LeaveOneOut
 from numpyro_kme.losses import generator as generators
 
 KEY = jax.random.key(0)

@@ -10,9 +10,9 @@ from numpyro_kme.kernels import Gaussian
 from numpyro_kme.likelihoods.distribution import default_form
 from numpyro_kme.likelihoods.published import solves
 from numpyro_kme.likelihoods.published.form import KernelMeans
-from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet, random_subset
+from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet
 from numpyro_kme.likelihoods.published.learning import Learner, learn
-from numpyro_kme.likelihoods.published.objectives import LeaveOneOut
+from numpyro_kme.likelihoods.published.leave_one_out import LeaveOneOut
 from numpyro_kme.likelihoods.published.solves import DenseSolve, LowRankSolve, default_solve
 
 M, D, N = 60, 2, 3
@@ -118,7 +118,7 @@ def test_learning_from_a_part_keeps_the_noise_variance():
     """As if the part were all there is, but for `lam`, whose product with the number of simulations stays."""
     learner = Learner(most=30, subset=30, max_steps=3, last_steps=2)
     bank = TrainingSet(Z, X)
-    whole, small = (learn(LeaveOneOut(), b, HYPER, learner).hyper for b in (bank, random_subset(bank, 30)))
+    whole, small = (learn(LeaveOneOut(), b, HYPER, learner).hyper for b in (bank, bank.random_subset(30)))
     np.testing.assert_allclose(whole.regularisation * M, small.regularisation * 30, rtol=1e-12)
     np.testing.assert_array_equal(whole.parameter_kernel.length_scale, small.parameter_kernel.length_scale)
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import tinygp
 
-from numpyro_kme.embeddings.measures import Normal
+from numpyro_kme.embeddings.measures import standard_normal
 from numpyro_kme.kernels import EmpiricalMeasure, Gaussian, GaussianProcessPath, Laplace
-from numpyro_kme.likelihoods.base import log_positive_part, positive_part, to_signed_log
+from numpyro_kme.likelihoods.base import positive_part, to_signed_log
 from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
 from numpyro_kme.likelihoods.published.form import KernelMeans
-from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
+from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, log_positive_part
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
 
 M, D, N = 40, 2, 3
@@ -296,7 +296,7 @@ def test_other_data_kernels():
         atol=1e-12,
     )
     with pytest.raises(ValueError, match="EmpiricalMeasure is not a density"):
-        KernelMeansPosterior(empirical, sets[0], Normal.standard(D)).log_marginal()
+        KernelMeansPosterior(empirical, sets[0], standard_normal(D)).log_marginal()
 
     times = np.linspace(0, 1, 9)[:, None]
     paths = Z[:, :1] * np.sin(4 * times[:, 0]) + 0.2 * RNG.normal(size=(M, 9))

@@ -7,14 +7,13 @@ import pytest
 from scipy.special import logsumexp
 from scipy.stats import multivariate_t
 
-from numpyro_kme.embeddings.measures import Normal
+from numpyro_kme.embeddings.measures import standard_normal
 from numpyro_kme.kernels import EmpiricalMeasure, Gaussian
 from numpyro_kme.likelihoods.published import leave_one_out, solves
 from numpyro_kme.likelihoods.published.form import KernelMeans
-from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet
-from numpyro_kme.likelihoods.published.hyperpriors import learn_normal
+from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet, learn_normal
 from numpyro_kme.likelihoods.published.learning import Learner, learn
-from numpyro_kme.likelihoods.published.objectives import LeaveOneOut, LeaveOneOutPredictive, MarginalLikelihood
+from numpyro_kme.likelihoods.published.leave_one_out import LeaveOneOut, LeaveOneOutPredictive, MarginalLikelihood
 
 M = 30
 RNG = np.random.default_rng(11)
@@ -35,7 +34,7 @@ def hyper(logs):
 
 def training_set():
     log_heavy_tailed = leave_one_out.log_heavy_tailed_density(S)
-    return TrainingSet(Z, S, log_heavy_tailed, Normal.standard(2), S[:1] + 0.1)
+    return TrainingSet(Z, S, log_heavy_tailed, standard_normal(2), S[:1] + 0.1)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -159,7 +158,7 @@ def test_published_objective_differs_and_spikes(simulated):
     z, x = simulated
     with pytest.raises(ValueError, match="needs `y=`"):
         KernelMeans(MarginalLikelihood()).fit(z, x)
-    published = KernelMeans(MarginalLikelihood()).fit(z, x[:, :1], y=np.array([0.4]), measure=Normal.standard(1))
+    published = KernelMeans(MarginalLikelihood()).fit(z, x[:, :1], y=np.array([0.4]), measure=standard_normal(1))
     assert "lower" in published.describe()["at bounds"]
     assert published.hyper.data_kernel.length_scale[0] < 0.1
 
@@ -197,7 +196,7 @@ def test_learns_the_inner_length_scale():
 @pytest.mark.slow  # test_kelfi learns one by quadrature
 def test_learns_a_prior(fitted):
     """The prior moves to the observation and narrows; the marginal likelihood grows."""
-    y, start = np.array([1.2, 0.0]), Normal.standard(1)
+    y, start = np.array([1.2, 0.0]), standard_normal(1)
     learnt = learn_normal(fitted.at(y), start)
     before, after = (fitted.at(y).log_mean(measure)[1] for measure in (start, learnt))
     assert after > before and abs(learnt.mean[0] - 1.1) < 0.4 and 0.04 <= learnt.covariance[0, 0] < 0.6

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from numpyro_kme.embeddings.measures import Normal, NormalMixture, Points
+from numpyro_kme.embeddings.measures import Normal, NormalMixture, Points, standard_normal
 from numpyro_kme.kernels import EmpiricalMeasure, Gaussian, Laplace
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.posterior import NUM_PARTICLES, KernelMeansPosterior
@@ -133,7 +133,7 @@ def test_adaptive_importance_sampling_of_a_posterior_much_narrower_than_the_prio
         def signed_log(self, z):
             return jnp.ones(()), -0.5 * jnp.sum(jnp.square((z - 0.7) / self.scale))
 
-    found = adaptive_importance_sampling(jax.random.key(0), Likelihood(0.05), Normal.standard(4), 3000)
+    found = adaptive_importance_sampling(jax.random.key(0), Likelihood(0.05), standard_normal(4), 3000)
     variance = 1 / (1 + 1 / 0.05**2)
     weights = found.positive_weights
     mean = weights @ found.particles
@@ -155,10 +155,10 @@ def test_signed_weights():
 
 def test_errors(surrogate):
     with pytest.raises(ValueError, match="2 dimensions and `surrogate` 1"):
-        KernelMeansPosterior(surrogate, Y, Normal.standard(2))
+        KernelMeansPosterior(surrogate, Y, standard_normal(2))
     sets = Z[:, None, :] + RNG.normal(size=(M, 8, 1))
     hyper = Hyperparameters(Gaussian(np.array([0.6])), EmpiricalMeasure(Gaussian(1.0), 0.3), 3e-3)
-    posterior = KernelMeansPosterior(KernelMeans(hyperparameters=hyper).fit(Z, sets), sets[0], Normal.standard(1))
+    posterior = KernelMeansPosterior(KernelMeans(hyperparameters=hyper).fit(Z, sets), sets[0], standard_normal(1))
     assert np.isfinite(posterior.mean()).all()
     for act in (posterior.log_marginal, lambda: posterior.predictive_log_density(sets[:1])):
         with pytest.raises(ValueError, match="not a density in the observation"):

@@ -9,8 +9,9 @@ from scipy import integrate, optimize, stats
 from scipy.special import ndtr
 
 from numpyro_kme.likelihoods.residual import bandwidth_learning as bl
-from numpyro_kme.likelihoods.residual import decorrelation, location, scale
+from numpyro_kme.likelihoods.residual import decorrelation
 from numpyro_kme.likelihoods.residual import density as rd
+from numpyro_kme.likelihoods.residual import location_scale as ls
 from numpyro_kme.likelihoods.residual.decorrelation import (
     DecorrelationHyperparameters,
     TriangularMap,
@@ -18,17 +19,10 @@ from numpyro_kme.likelihoods.residual.decorrelation import (
     soft_clip,
 )
 from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
-from numpyro_kme.likelihoods.residual.location import Location, start_locations
-from numpyro_kme.likelihoods.residual.marginals import (
-    MarginalTransform,
-    jitter_ties,
-    jitter_width,
-    lattice_step,
-    log_cosh,
-)
+from numpyro_kme.likelihoods.residual.location_scale import Location, ScaleFunction, start_locations
 from numpyro_kme.likelihoods.residual.ridge import Ridge
-from numpyro_kme.likelihoods.residual.scale import ScaleFunction
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, Smoothness
+from numpyro_kme.likelihoods.statistics import MarginalTransform, jitter_ties, jitter_width, lattice_step, log_cosh
 
 
 @pytest.fixture
@@ -122,8 +116,11 @@ def test_gradients_by_hand_agree_with_finite_differences(rng, smoothness, part, 
     x = np.where(np.arange(15) == 3, 40.0, np.exp(z[:, 0] + 0.3 * h[:, 0]))
     inputs, h = Inputs(z, z[:points]), np.tile(h, 2)[:, : 1 + points // 3]
     at, loss = {
-        "location": (Location(smoothness, -0.2, -1.0), lambda t: location.loss(t, inputs, x, noise**2, size**2)),
-        "scale": (smoothness, lambda t: scale.loss(t, inputs, np.log(x), noise**2)),
+        "location": (
+            Location(smoothness, -0.2, -1.0),
+            lambda t: ls.location_loss(t, inputs, x, noise**2, size**2),
+        ),
+        "scale": (smoothness, lambda t: ls.scale_loss(t, inputs, np.log(x), noise**2)),
         "decorrelation": (
             DecorrelationHyperparameters(rng.normal(size=h.shape[1]) - 1.0, rng.normal(size=2) - 1.0, -0.2),
             lambda t: decorrelation.loss(t, z, h, x, 7),
@@ -144,11 +141,11 @@ def test_several_regressions_at_once_are_each_alone(rng, part, points):
     hypers = [Smoothness(rng.normal(size=4), rng.normal(), rng.normal(size=2), -1.0) for _ in range(3)]
     if part == "location":
         hypers = [Location(hyper, rng.normal(), rng.normal()) for hyper in hypers]
-        found = location.loss(together(*hypers), inputs, x, noise, size)
-        alone = [location.loss(*one[:1], inputs, *one[1:]) for one in zip(hypers, x, noise, size, strict=True)]
+        found = ls.location_loss(together(*hypers), inputs, x, noise, size)
+        alone = [ls.location_loss(*one[:1], inputs, *one[1:]) for one in zip(hypers, x, noise, size, strict=True)]
     else:
-        found = scale.loss(together(*hypers), inputs, x, noise)
-        alone = [scale.loss(*one[:1], inputs, *one[1:]) for one in zip(hypers, x, noise, strict=True)]
+        found = ls.scale_loss(together(*hypers), inputs, x, noise)
+        alone = [ls.scale_loss(*one[:1], inputs, *one[1:]) for one in zip(hypers, x, noise, strict=True)]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8), found, together(*alone))
 
 
@@ -267,7 +264,7 @@ def test_location_is_scored_by_the_held_out_density_of_the_raw_statistic(rng, sm
     expected = smoothness.regress(everywhere(z), np.ones(40), target).held_out
     np.testing.assert_allclose(found.residual, expected.residual)
     density = 0.98 * stats.norm.pdf(found.residual, 0.0, np.sqrt(found.variance)) * slope + 0.02 * stats.cauchy.pdf(x)
-    value = location.loss(at, everywhere(z), x, np.ones(40), np.ones(40))[0]
+    value = ls.location_loss(at, everywhere(z), x, np.ones(40), np.ones(40))[0]
     np.testing.assert_allclose(value, at.penalty()[0] - np.sum(np.log(density)), rtol=1e-10)
 
 

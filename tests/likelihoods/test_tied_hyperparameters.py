@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from numpyro_kme._core.host import in_present_precision
-from numpyro_kme.embeddings.measures import Normal
+from numpyro_kme.embeddings.measures import standard_normal
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.likelihoods.published import learning
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet
 from numpyro_kme.likelihoods.published.learning import Learner, Space, Tied
-from numpyro_kme.likelihoods.published.objectives import MarginalLikelihood
+from numpyro_kme.likelihoods.published.leave_one_out import MarginalLikelihood
 
 M, DIM, STATISTICS = 80, 2, 3
 TIES = {"AISTATS": Tied(), "preprint": Tied(1e-4, power=0.0), "square root": Tied(2e-3, power=0.5)}
@@ -37,7 +37,7 @@ def log_marginal(z, x, y, eps, beta, lam):
 def fit(simulated, **settings):
     z, x, y = simulated
     form = KernelMeans(MarginalLikelihood(), learner=Learner(**settings), standardise=False)
-    return form.fit(z, x, measure=Normal.standard(DIM), y=y)
+    return form.fit(z, x, measure=standard_normal(DIM), y=y)
 
 
 @pytest.mark.x64
@@ -50,7 +50,7 @@ def test_value_and_gradient_on_the_ties(simulated, name):
     space = Space.around(template, learner)
     assert space.common.shape == (DIM + STATISTICS + 1, 2)
     search = learning._Search(MarginalLikelihood(), template, space, learner)
-    training = in_present_precision(TrainingSet(z, x, measure=Normal.standard(DIM), y=y[None]))
+    training = in_present_precision(TrainingSet(z, x, measure=standard_normal(DIM), y=y[None]))
 
     def expected(factors):
         beta, eps = np.array([1.5, 0.7]) * np.exp(factors)

@@ -8,9 +8,9 @@ import pytest
 from numpyro_kme.kernels import Gaussian, Kernel, Laplace, Linear, Matern52, RationalQuadratic
 from numpyro_kme.kernels.base import register
 from numpyro_kme.losses import MMD, DrawnNoise, Generator, Loss, NormalNoise, UniformNoise
-from numpyro_kme.losses.direct_mmd import SOURCES, DirectMMD, field_at, potential
 from numpyro_kme.losses.grid import find_step, make_grid
 from numpyro_kme.losses.grid_mmd import GridMMD, adapted_nodes
+from numpyro_kme.losses.mmd import SOURCES, DirectMMD, field_at, potential
 
 L = 0.7
 

@@ -23,8 +23,13 @@ from numpyro_kme.kernels.structured import EmpiricalMeasure
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet
 from numpyro_kme.likelihoods.published.learning import Learner, LearntHyperparameters, learn
-from numpyro_kme.likelihoods.published.leave_one_out import held_out_sample, log_heavy_tailed_density, summarise
-from numpyro_kme.likelihoods.published.objectives import LearningObjective, LeaveOneOut
+from numpyro_kme.likelihoods.published.leave_one_out import (
+    LearningObjective,
+    LeaveOneOut,
+    held_out_sample,
+    log_heavy_tailed_density,
+    summarise,
+)
 from numpyro_kme.likelihoods.published.solves import Solve, default_solve
 from numpyro_kme.likelihoods.published.surrogate import KernelMeansSurrogate, as_one_point
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
@@ -122,13 +127,12 @@ class KernelMeans(Form):
             kernel = Gaussian(np.broadcast_to(scale, size))
         template = Hyperparameters(Gaussian(np.full(dim, np.sqrt(dim))), kernel, np.array(1e-2))
         find = learn_empirical if isinstance(kernel, EmpiricalMeasure) else learn
-        if self.length_scale is None:
-            learnt = find(self.objective, training, template, self.learner)
-            return learnt.hyper, learnt
-        learnt = find(self.objective, training, template, replace(self.learner, data_factors=FIXED))
-        learnt.at_lower[dim:-1] = learnt.at_upper[dim:-1] = False
-        hyper = replace(learnt.hyper, data_kernel=kernel)
-        return hyper, replace(learnt, hyper=hyper)
+        learner = self.learner if self.length_scale is None else replace(self.learner, data_factors=FIXED)
+        learnt = find(self.objective, training, template, learner)
+        if self.length_scale is not None:
+            learnt.at_lower[dim:-1] = learnt.at_upper[dim:-1] = False
+            learnt = replace(learnt, hyper=replace(learnt.hyper, data_kernel=kernel))
+        return learnt.hyper, learnt
 
 
 @on_host
@@ -143,10 +147,8 @@ def _training_set(
 
 def _simulations(z, x) -> tuple[np.ndarray, Any]:
     """Both tables on the host, checked."""
-    checks.matrix("z", z, min_rows=2)
-    z = np.array(z, np.float64)
-    checks.finite("z", z)
-    x = jax.tree.map(np.array, x)
+    checks.table("z", z, min_rows=2)
+    z, x = np.array(z, np.float64), jax.tree.map(np.array, x)
     if isinstance(x, np.ndarray):
         x = x.astype(np.float64)
         checks.require(

@@ -1,17 +1,22 @@
-"""What the published form learns, and the simulations that it learns from, as the kernels see them."""
+"""What the published form learns, and the simulations that it learns from; learning the prior itself."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
+from scipy.optimize import minimize
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.host import on_host
 from numpyro_kme._core.solves import Array
-from numpyro_kme.embeddings.measures import Measure
+from numpyro_kme.embeddings.measures import Measure, Normal, NormalMixture
 from numpyro_kme.kernels.base import Kernel, register
 from numpyro_kme.kernels.stationary import Gaussian
+from numpyro_kme.likelihoods.base import LikelihoodAt
 
 
 @register
@@ -56,16 +61,15 @@ class TrainingSet:
         """Whether the data are vectors of statistics."""
         return isinstance(self.data, np.ndarray) and self.data.ndim == 2
 
-
-def random_subset(training: TrainingSet, size: int) -> TrainingSet:
-    """A fixed random choice of simulations where there are many more; what all share in the data stays as it is."""
-    total = len(training.z)
-    if total <= 1.3 * size:
-        return training
-    rows = np.random.default_rng(0).permutation(total)[:size]
-    choose = lambda leaf: leaf[rows] if np.shape(leaf)[:1] == (total,) else leaf  # noqa: E731
-    data, log_heavy_tailed = jax.tree.map(choose, (training.data, training.log_heavy_tailed))
-    return replace(training, z=training.z[rows], data=data, log_heavy_tailed=log_heavy_tailed)
+    def random_subset(self, size: int) -> "TrainingSet":
+        """A fixed random choice of simulations where there are many more; what all share in the data stays as it is."""
+        total = len(self.z)
+        if total <= 1.3 * size:
+            return self
+        rows = np.random.default_rng(0).permutation(total)[:size]
+        choose = lambda leaf: leaf[rows] if np.shape(leaf)[:1] == (total,) else leaf  # noqa: E731
+        data, log_heavy_tailed = jax.tree.map(choose, (self.data, self.log_heavy_tailed))
+        return replace(self, z=self.z[rows], data=data, log_heavy_tailed=log_heavy_tailed)
 
 
 def log_integral(kernel: Kernel, data: Any) -> Any:
@@ -74,3 +78,64 @@ def log_integral(kernel: Kernel, data: Any) -> Any:
         return kernel.log_integral(int(np.prod(jnp.shape(jax.tree.leaves(data)[-1])[1:])))
     except ValueError:
         return None
+
+
+def log_positive_part(value: ArrayLike, log_floor: ArrayLike) -> jax.Array:
+    """Logarithm of `positive_part(value, exp(log_floor))`, `log(c / 2) + arcsinh(v / c)`, safe at every magnitude.
+
+    Its gradient is finite everywhere: that of `log v` where `v` is large, and that of the floor where `v` vanishes.
+    """
+    value, log_floor = jnp.asarray(value), jnp.asarray(log_floor)
+    far = jnp.abs(value) > jnp.exp(log_floor)
+    small = log_floor - jnp.log(2.0) + jnp.arcsinh(jnp.where(far, 0.0, value * jnp.exp(jnp.minimum(-log_floor, 80.0))))
+    log_size = jnp.log(jnp.where(far, jnp.abs(value), 1.0))
+    ratio = jnp.where(far, jnp.exp(jnp.where(far, log_floor - log_size, 0.0)), 1.0)
+    log_half = jnp.log1p(jnp.sqrt(1.0 + jnp.square(ratio))) - jnp.log(2.0)
+    above = log_size + log_half
+    below = 2.0 * (log_floor - jnp.log(2.0)) - log_size - log_half
+    return jnp.where(far, jnp.where(value > 0, above, below), small)
+
+
+LOG_SMALLEST = -30.0
+
+
+@on_host
+def learn_normal(
+    likelihood: LikelihoodAt, start: NormalMixture, *, smallest: float = 0.2, largest: float = 5.0
+) -> NormalMixture:
+    r"""Maximise the marginal likelihood `log q(y) = log int q(y | z) N(z | m, diag(sd^2)) dz` over `m` and `sd`.
+
+    The surrogate stays as it is: simulations may come from any proposal, so a prior is learnt without simulating again.
+    With one observation the best prior is narrow and sits on the likelihood's maximum; a lognormal prior of scale 1 on
+    each `sd`, centred at the start, and the bounds hold it back. Means stay within the simulated region.
+
+    Args:
+        likelihood: `surrogate.at(y)` of the published form.
+        start: Where the search starts, a normal with a diagonal covariance: the prior that was simulated from.
+        smallest, largest: Bounds of `sd`, as factors of the start's.
+    Returns:
+        The learnt measure.
+    Raises:
+        ValueError: If the likelihood is not a sum of kernels.
+    """
+    terms = likelihood.expansion()
+    if terms is None:
+        raise ValueError("A prior is learnt in closed form, from the published form of the surrogate (`KernelMeans`).")
+    mean, covariance = (np.asarray(moment) for moment in start.moments())
+    variances, points, dim = np.diagonal(covariance), np.asarray(terms.points), len(mean)
+    diagonal = np.allclose(covariance, np.diag(variances))
+    checks.require(diagonal, "`start` must have a diagonal covariance; only that is learnt.")
+    sds = np.sqrt(variances)
+    bounds = [*zip(points.min(0), points.max(0), strict=True), *[(np.log(smallest), np.log(largest))] * dim]
+    begin = np.clip(np.concatenate([mean, np.zeros(dim)]), *np.array(bounds).T)
+    found = minimize(lambda at: _loss(terms, sds, at), begin, jac=True, method="L-BFGS-B", bounds=bounds)
+    return Normal(found.x[:dim], np.diag(np.square(sds * np.exp(found.x[dim:]))))
+
+
+@jax.jit
+@partial(jax.value_and_grad, argnums=2)
+def _loss(terms, sds, at):
+    mean, log_factors = jnp.split(at, 2)
+    measure = Normal(mean, jnp.diag(jnp.square(sds * jnp.exp(log_factors))))
+    marginal = terms.weights @ measure.mean_embedding(terms.kernel, terms.points)
+    return 0.5 * jnp.sum(jnp.square(log_factors)) - log_positive_part(marginal, LOG_SMALLEST)

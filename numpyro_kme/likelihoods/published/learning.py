@@ -14,8 +14,8 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.host import in_present_precision, on_host, to_host
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.descent import ravel, unravel
-from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet, random_subset
-from numpyro_kme.likelihoods.published.objectives import LearningObjective
+from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet
+from numpyro_kme.likelihoods.published.leave_one_out import LearningObjective
 
 
 @dataclass(frozen=True)
@@ -174,8 +174,8 @@ def learn(
     """
     objective.check(training, template)
     space, total = Space.around(template, learner), len(training.z)
-    training = random_subset(training, learner.most)
-    small = random_subset(training, learner.subset) if training.is_table and learner.tied is None else training
+    training = training.random_subset(learner.most)
+    small = training.random_subset(learner.subset) if training.is_table and learner.tied is None else training
     training, small = in_present_precision((training, small))
     search = _Search(objective, template, space, learner)
     at = search.isotropic(small)

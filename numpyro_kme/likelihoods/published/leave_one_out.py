@@ -1,4 +1,4 @@
-r"""Leave-one-out quantities of the conditional mean embedding, for all simulations at once, in closed form.
+r"""Leave-one-out quantities for all simulations at once, in closed form, and the objectives that the learner maximises.
 
 With `B = (L + m lam I)^-1` and `G_ki = kappa(x_i, x_k)`, column `i` holding the data kernel at the observation `x_i`,
 the surrogate built without simulation `j` predicts at `z_j` the value `-sum_{k != j} B_jk G_ki / B_jj`
@@ -6,7 +6,8 @@ the surrogate built without simulation `j` predicts at `z_j` the value `-sum_{k 
 column of `G` is divided by its mean, the kernel density estimate of `p(x_i)` from the other simulations.
 """
 
-from dataclasses import replace
+import abc
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -15,12 +16,18 @@ import numpy as np
 from jax.scipy.special import logsumexp
 from scipy.stats import multivariate_t
 
+from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.base import positive_part, to_signed_log
-from numpyro_kme.likelihoods.extrapolation import log_nearest_quantile
-from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet, log_integral, random_subset
+from numpyro_kme.likelihoods.extrapolation import log_nearest_quantile, without_diagonal
+from numpyro_kme.likelihoods.published.hyperparameters import (
+    Hyperparameters,
+    TrainingSet,
+    log_integral,
+    log_positive_part,
+)
 from numpyro_kme.likelihoods.published.solves import inverse_with_adjoint, regularised
 
 
@@ -30,7 +37,7 @@ def leave_one_out_log_marginal(log_gram: jax.Array) -> jax.Array:
     Args:
         log_gram: `(m, m)`, `log kappa(x_i, x_k)` in row `k` and column `i`.
     """
-    return logsumexp(_without_diagonal(log_gram), axis=0) - jnp.log(len(log_gram) - 1.0)
+    return logsumexp(without_diagonal(log_gram), axis=0) - jnp.log(len(log_gram) - 1.0)
 
 
 def density_ratios(inverse_gram: jax.Array, log_gram: jax.Array) -> jax.Array:
@@ -46,7 +53,7 @@ def density_ratios(inverse_gram: jax.Array, log_gram: jax.Array) -> jax.Array:
     Cost: one matrix product.
     """
     size = len(log_gram)
-    gram = (size - 1.0) * jax.nn.softmax(_without_diagonal(log_gram), axis=0)
+    gram = (size - 1.0) * jax.nn.softmax(without_diagonal(log_gram), axis=0)
     own = jnp.diagonal(inverse_gram)
     product = inverse_gram @ gram
     single = jnp.diagonal(product)
@@ -63,25 +70,7 @@ def posterior_scores(ratios: jax.Array, floor: float) -> jax.Array:
     simulations, in a defensive mixture with the prior of weight `w`. 0 for a surrogate that has learnt nothing, at most
     about `log m`.
     """
-    return _log_relative_density(ratios, jnp.mean(jnp.maximum(ratios, 0.0), axis=0), floor)
-
-
-def predictive_scores(
-    ratios: jax.Array, log_marginal: jax.Array, log_heavy_tailed: jax.Array, floor: float
-) -> jax.Array:
-    """Held-out log predictive density of each `x_j` given `z_j`, `(m,)`.
-
-    `log((1 - w) q_j^+ / N_j + w p_0(x_j))`, where `N_j`, the integral of the positive part of `q(. | z_j)`, is
-    estimated over the simulated data: without it negative parts would be rewarded.
-
-    Args:
-        ratios: `(m, m)`.
-        log_marginal: `(m,)`, normalised.
-        log_heavy_tailed: `(m,)`, `log p_0(x_j)`.
-        floor: `w`.
-    """
-    log_ratios = _log_relative_density(ratios, jnp.mean(jnp.maximum(ratios, 0.0), axis=1), 0.0)
-    return jnp.logaddexp(jnp.log1p(-floor) + log_ratios + log_marginal, jnp.log(floor) + log_heavy_tailed)
+    return _log_relative_density(ratios, 0, floor)
 
 
 def log_heavy_tailed_density(x: np.ndarray) -> np.ndarray:
@@ -93,10 +82,6 @@ def log_heavy_tailed_density(x: np.ndarray) -> np.ndarray:
     return multivariate_t(np.mean(x, axis=0), covariance, df=3, allow_singular=True).logpdf(x)
 
 
-def _without_diagonal(log_gram):
-    return jnp.where(jnp.eye(len(log_gram), dtype=bool), -jnp.inf, log_gram)
-
-
 FLOOR = 0.02
 """Weight of the prior or of a heavy-tailed density in the mixture that bounds the loss of one simulation."""
 
@@ -104,7 +89,8 @@ SOFTNESS = 0.02
 """Ratios below this fraction of the mean count as zero, smoothly, so that gradients pull negative predictions up."""
 
 
-def _log_relative_density(ratios, means, floor):
+def _log_relative_density(ratios, axis, floor):
+    means = jnp.mean(jnp.maximum(ratios, 0.0), axis=axis)
     own = jnp.diagonal(ratios) / jnp.maximum(means, SOFTNESS)
     return jnp.log((1.0 - floor) * positive_part(own, SOFTNESS) + floor)
 
@@ -147,7 +133,7 @@ class Summary:
 
 def held_out_sample(hyper: Hyperparameters, z: Array, data: Any) -> tuple[Hyperparameters, TrainingSet]:
     """At most about `MOST_HELD_OUT` simulations, with the noise variance `m lam` of all."""
-    training = random_subset(TrainingSet(z, data), MOST_HELD_OUT)
+    training = TrainingSet(z, data).random_subset(MOST_HELD_OUT)
     return replace(hyper, regularisation=hyper.regularisation * len(z) / len(training.z)), training
 
 
@@ -187,3 +173,122 @@ def held_out(hyper: Hyperparameters, training: TrainingSet) -> tuple[jax.Array, 
     inverse_gram = inverse_with_adjoint(regularised(hyper, training.z))
     log_gram = hyper.data_kernel.log_gram(training.data).T
     return density_ratios(inverse_gram, log_gram), leave_one_out_log_marginal(log_gram)
+
+
+LOG_SMALLEST = -18.0
+"""Marginals below `exp(-18)` of the largest data kernel value count as not positive."""
+
+
+class LearningObjective(abc.ABC):
+    """A function of the hyperparameters to maximise, per simulation.
+
+    Attributes:
+        uses_priors: Whether the learner adds its weak priors on the logarithms of the hyperparameters.
+    """
+
+    uses_priors = True
+
+    @abc.abstractmethod
+    def value(self, hyper: Hyperparameters, training: TrainingSet) -> jax.Array:
+        """The objective; NaN where a factorisation fails."""
+
+    def check(self, training: TrainingSet, template: Hyperparameters) -> None:
+        """Raise where something that this objective needs is missing; nothing is, unless a class says so."""
+        return
+
+
+@dataclass(frozen=True)
+class _Defensive(LearningObjective):
+    floor: float = FLOOR
+
+    def __post_init__(self):
+        checks.require(0.0 < self.floor < 1.0, f"`floor` must be between 0 and 1; got {self.floor}.")
+
+
+class LeaveOneOut(_Defensive):
+    r"""Held-out log posterior density of each simulation's parameters, in closed form: the default.
+
+        mean_i log [ (1-w) q_{-i}(x_i | z_i)^+ / mean_j q_{-i}(x_i | z_j)^+ + w ]
+
+    asks that the positive part of the posterior given `x_i`, learnt without simulation `i`, is high at `z_i` relative
+    to the other simulated parameters. `^+` is a smooth positive part; the average in the denominator keeps negative
+    parts from being rewarded. It is invariant to the scale of the data kernel, so every data kernel will do, and a
+    statistic that says nothing about the parameters gets a wide `eps`.
+
+    Args:
+        floor: `w`, the weight of the prior in a defensive mixture, which bounds the loss of a single simulation.
+    Cost: a gradient is one Cholesky factorisation, one inverse and five matrix products of size `m`.
+    """
+
+    def value(self, hyper, training):
+        """Mean held-out score; 0 for a surrogate that knows nothing, at most about `log m`."""
+        ratios, _ = held_out(hyper, training)
+        return jnp.mean(posterior_scores(ratios, self.floor))
+
+
+class LeaveOneOutPredictive(_Defensive):
+    r"""Held-out log predictive density of each simulation's data, in closed form.
+
+        mean_j log [ (1-w) q_{-j}(x_j | z_j)^+ / N_j + w p_0(x_j) ]
+
+    with `N_j` the integral of the positive part, estimated over the simulated data (without it negative parts would be
+    rewarded), and `p_0` a heavy-tailed density fitted to the simulations. Every
+    statistic has to be predicted, informative or not, so `eps` is a bandwidth and says nothing about relevance. Better
+    than `LeaveOneOut` for predictive densities; as good for posteriors when all statistics matter, and worse when some
+    do not.
+
+    Args:
+        floor: `w`, the weight of the heavy-tailed component.
+    Cost: as `LeaveOneOut`.
+    """
+
+    def value(self, hyper, training):
+        """Mean held-out log density of the standardised statistics."""
+        ratios, log_marginal = held_out(hyper, training)
+        log_density = _log_relative_density(ratios, 1, 0.0) + log_marginal
+        log_density = log_density - log_integral(hyper.data_kernel, training.data)
+        log_tails = jnp.log(self.floor) + training.log_heavy_tailed
+        return jnp.mean(jnp.logaddexp(jnp.log1p(-self.floor) + log_density, log_tails))
+
+    def check(self, training, template):
+        """Require a density."""
+        checks.require(
+            training.log_heavy_tailed is not None and log_integral(template.data_kernel, training.data) is not None,
+            "LeaveOneOutPredictive needs a data kernel that is a density over vectors of statistics. Learn by "
+            "LeaveOneOut().",
+        )
+
+
+@dataclass(frozen=True)
+class MarginalLikelihood(LearningObjective):
+    r"""The objective of the paper: the marginal kernel means likelihood `log q(y) = log int q(y | z) p(dz)`.
+
+    Over all hyperparameters it over-fits with few simulations: the maximum can be a spike (`eps` near the distance to
+    the nearest simulation, tiny `beta`) and usually sits at a bound. The papers maximise it over two,
+    `Learner(tied=Tied())`. Kept for comparison; prefer `LeaveOneOut`. No priors are added. Needs the observation and
+    the measure.
+
+    Cost: a gradient is one Cholesky factorisation and two solves of size `m`.
+    References: Hsu & Ramos (2019), AISTATS.
+    """
+
+    uses_priors = False
+
+    def value(self, hyper, training):
+        """`log q(y)`, on the scale of one observation."""
+        kernel = hyper.parameter_kernel
+        log_kappa = hyper.data_kernel.log_gram(training.y, training.data)[0]
+        largest = jax.lax.stop_gradient(jnp.max(log_kappa))
+        weights = jax.scipy.linalg.solve(regularised(hyper, training.z), jnp.exp(log_kappa - largest), assume_a="pos")
+        marginal = weights @ training.measure.mean_embedding(kernel, training.z)
+        return log_positive_part(marginal, LOG_SMALLEST) + largest - log_integral(hyper.data_kernel, training.data)
+
+    def check(self, training, template):
+        """Require the observation, the measure and a density."""
+        checks.require(
+            training.y is not None
+            and training.measure is not None
+            and log_integral(template.data_kernel, training.data) is not None,
+            "MarginalLikelihood needs `y=` (the observation) and `measure=` (the prior in coordinates) in `fit`, and a "
+            "data kernel that is a density in the observation. Give them, or learn by LeaveOneOut().",
+        )

@@ -15,16 +15,14 @@ from numpyro_kme._core.host import in_present_precision, on_host
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.stationary import Gaussian
-from numpyro_kme.likelihoods.base import (
-    KernelExpansion,
-    LikelihoodAt,
-    SignedLog,
-    Surrogate,
-    log_positive_part,
-    to_signed_log,
-)
+from numpyro_kme.likelihoods.base import KernelExpansion, LikelihoodAt, SignedLog, Surrogate, to_signed_log
 from numpyro_kme.likelihoods.extrapolation import warn_if_out_of_distribution
-from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet, log_integral
+from numpyro_kme.likelihoods.published.hyperparameters import (
+    Hyperparameters,
+    TrainingSet,
+    log_integral,
+    log_positive_part,
+)
 from numpyro_kme.likelihoods.published.learning import LearntHyperparameters
 from numpyro_kme.likelihoods.published.leave_one_out import (
     LeaveOneOutScores,

@@ -14,8 +14,8 @@ from jax.typing import ArrayLike
 
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.descent import descend
+from numpyro_kme.likelihoods.residual.location_scale import winsorised_rms
 from numpyro_kme.likelihoods.residual.ridge import Adjoint, Ridge
-from numpyro_kme.likelihoods.residual.scale import winsorised_rms
 from numpyro_kme.likelihoods.residual.smoothness import JITTER
 
 CLIP = 5.0
@@ -88,13 +88,10 @@ class TriangularMap:
         before = jnp.outer(soft_clip(u, jnp), jnp.concatenate([jnp.ones(1, z.dtype), z])).ravel()
         return (u - coefficients.reshape(len(u), -1) @ before) * jnp.exp(-jnp.asarray(self.log_scale))
 
-    @classmethod
-    def identity(cls, n: int, dim: int) -> "TriangularMap":
-        """No decorrelation."""
-        return cls(np.zeros((n, n)), np.zeros((n, n, dim)), np.zeros(n))
 
-
-def fit_triangular_map(z: np.ndarray, u: np.ndarray, rows: np.ndarray, steps: int) -> tuple[TriangularMap, np.ndarray]:
+def fit_triangular_map(
+    z: np.ndarray, u: np.ndarray, rows: np.ndarray, steps: int, decorrelate: bool = True
+) -> tuple[TriangularMap, np.ndarray]:
     """Fit the map, one regression after another; return it with the held-out decorrelated residuals, `(m, n)`.
 
     Args:
@@ -102,16 +99,17 @@ def fit_triangular_map(z: np.ndarray, u: np.ndarray, rows: np.ndarray, steps: in
         u: Standardised residuals, `(m, n)`.
         rows: Simulations that hyperparameters are learnt from.
         steps: Iterations for each residual.
+        decorrelate: Whether to learn it; without, the map is the identity.
     """
     n, dim = u.shape[1], z.shape[1]
     constant, change, log_scale, rest = np.zeros((n, n)), np.zeros((n, n, dim)), np.zeros(n), np.array(u)
 
-    for i in range(1, n):
+    for i in range(1, n) if decorrelate else ():
         before = soft_clip(u[:, :i])
-        hyper = DecorrelationHyperparameters(np.full(i, np.log(0.2)), np.full(dim, np.log(0.1)), np.array(0.0))
-        low = DecorrelationHyperparameters(np.full(i, -9.0), np.full(dim, -9.0), np.array(-7.0))
-        high = DecorrelationHyperparameters(np.full(i, 3.0), np.full(dim, 3.0), np.array(1.5))
-        curvature = DecorrelationHyperparameters(np.ones(i), np.ones(dim), 2.0 * len(rows))
+        numbers = (np.log(0.2), np.log(0.1), 0.0), (-9.0, -9.0, -7.0), (3.0, 3.0, 1.5), (1.0, 1.0, 2.0 * len(rows))
+        hyper, low, high, curvature = (
+            DecorrelationHyperparameters(np.full(i, a), np.full(dim, b), np.array(noise)) for a, b, noise in numbers
+        )
         args = z[rows], before[rows], u[rows, i], n
         hyper = descend(loss, hyper, (low, high), steps, *args, curvature=curvature)
         found = hyper.ridge(z, before).held_out(u[:, i])

@@ -17,16 +17,20 @@ from numpyro_kme.kernels.length_scales import robust_standard_deviation
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.extrapolation import Region
 from numpyro_kme.likelihoods.residual.bandwidth_learning import HeldOutDensities, learn_bandwidths
-from numpyro_kme.likelihoods.residual.decorrelation import TriangularMap, fit_triangular_map
+from numpyro_kme.likelihoods.residual.decorrelation import fit_triangular_map
 from numpyro_kme.likelihoods.residual.density import fit_residual_density
 from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
-from numpyro_kme.likelihoods.residual.location import Location, learn_location, start_locations
-from numpyro_kme.likelihoods.residual.marginals import MarginalTransform, jitter_ties, log_cosh
-from numpyro_kme.likelihoods.residual.scale import ScaleFunction, winsorised_rms
+from numpyro_kme.likelihoods.residual.location_scale import (
+    Location,
+    ScaleFunction,
+    learn_location,
+    start_locations,
+    winsorised_rms,
+)
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, Regression, line_slopes
 from numpyro_kme.likelihoods.residual.support import SupportBounds, fit_support_bounds
 from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate, ScoreImprovements
-from numpyro_kme.likelihoods.statistics import StatisticsTransform
+from numpyro_kme.likelihoods.statistics import MarginalTransform, StatisticsTransform, jitter_ties, log_cosh
 
 MIN_SIMULATIONS = 10
 """Fewer simulations than this cannot be held out from."""
@@ -95,9 +99,8 @@ class ResidualKernelMeans(Form):
             points, or fewer.
         """
         checks.concrete(z=z, x=x)
-        checks.matrix("z", z)
+        checks.table("z", z)
         checks.few_enough(np.shape(z)[0], 2)
-        checks.matrix("x", x, min_rows=2)
         z, x = np.asarray(z, np.float64), np.asarray(x, np.float64)
         checks.require(
             len(z) == len(x), f"`z` and `x` must have one row for each simulation; got shapes {z.shape} and {x.shape}."
@@ -106,7 +109,6 @@ class ResidualKernelMeans(Form):
             len(z) >= MIN_SIMULATIONS,
             f"The residual form needs at least {MIN_SIMULATIONS} simulations; got {len(z)}. Simulate more.",
         )
-        checks.finite("z", z)
         with solves.one_blas_thread:
             return self._fit(z, x, StatisticsTransform.fit(x))
 
@@ -123,10 +125,7 @@ class ResidualKernelMeans(Form):
         groups = np.array_split(np.arange(n), -(-n // each))
         fits = in_threads(partial(_fit_statistics, self, at, rows, scaled.T, starts), groups)
         residuals = np.concatenate([fit.residuals for fit in fits]).T
-        if self.decorrelate:
-            decorrelation, residuals = fit_triangular_map(z, residuals, rows, self.steps // 2)
-        else:
-            decorrelation = TriangularMap.identity(n, z.shape[1])
+        decorrelation, residuals = fit_triangular_map(z, residuals, rows, self.steps // 2, self.decorrelate)
         # kernels and their sums need no more than float32, as the ridge is at least a thousandth of `m`
         few = z[rows].astype(np.float32), residuals[rows].astype(np.float32)
         bandwidths = learn_bandwidths(*few, self.steps)

@@ -20,9 +20,9 @@ from scipy.optimize import linprog
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.length_scales import robust_standard_deviation
-from numpyro_kme.likelihoods.residual.location import start_locations
-from numpyro_kme.likelihoods.residual.marginals import log_cosh
+from numpyro_kme.likelihoods.residual.location_scale import start_locations
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, features
+from numpyro_kme.likelihoods.statistics import log_cosh
 
 FEWEST, LOOKED_AT = 20, 200
 """Simulations for each coefficient of a line; so many at least, if there are, tell whether there may be a bound."""
@@ -60,11 +60,6 @@ class SupportBounds:
     linear: Array
     width: Array
     side: Array
-
-    @classmethod
-    def none(cls, n: int, dim: int) -> "SupportBounds":
-        """No statistic has a bound."""
-        return cls(np.zeros(n), np.zeros((n, 2 * dim)), np.ones(n), np.zeros(n))
 
     def __call__(self, s: Array, z: jax.Array) -> tuple[jax.Array, jax.Array]:
         """What takes the place of statistics `(n,)` at one point `(D,)`, and the logs of the slopes, `(n,)`."""
@@ -117,7 +112,8 @@ def fit_support_bounds(
         transform_marginals: Whether statistics may be transformed; without, none has a bound.
     Cost: four linear programmes for each statistic, and one for each coefficient of a line that is used.
     """
-    support, found = SupportBounds.none(s.shape[1], at.dim), np.array(s)
+    n, found = s.shape[1], np.array(s)
+    support = SupportBounds(np.zeros(n), np.zeros((n, 2 * at.dim)), np.ones(n), np.zeros(n))
     if not transform_marginals:
         return support, found
     columns = np.concatenate([np.ones((len(at), 1)), at.features], axis=1)

@@ -18,9 +18,8 @@ from numpyro_kme.likelihoods.extrapolation import Region, warn_if_out_of_distrib
 from numpyro_kme.likelihoods.residual.decorrelation import TriangularMap
 from numpyro_kme.likelihoods.residual.density import ResidualDensity
 from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
-from numpyro_kme.likelihoods.residual.marginals import MarginalTransform
 from numpyro_kme.likelihoods.residual.support import SupportBounds
-from numpyro_kme.likelihoods.statistics import StatisticsTransform
+from numpyro_kme.likelihoods.statistics import MarginalTransform, StatisticsTransform
 
 TINY = 1e-30
 """Keeps a logarithm finite."""
@@ -232,15 +231,12 @@ class ResidualSurrogate(Surrogate):
         self.transform.check(y)
         place = on_host(StatisticsTransform.forward)(self.transform, np.asarray(y, np.float64))
         low, high = np.asarray(self.simulated_range)
-        outside = (place < low) | (place > high)
-        worst = int(np.argmax(np.abs(place)))
-        within = (
-            "within the simulated range of all statistics"
-            if not outside.any()
-            else f"outside the simulated range of {self._list(outside)}: what follows is extrapolated in the data"
-        )
+        outside, worst = (place < low) | (place > high), int(np.argmax(np.abs(place)))
+        where = "within the simulated range of all statistics"
+        if outside.any():
+            where = f"outside the simulated range of {self._list(outside)}: what follows is extrapolated in the data"
         return (
-            f"{within}; farthest from the middle in statistic {self.transform.kept[worst]}, by "
+            f"{where}; farthest from the middle in statistic {self.transform.kept[worst]}, by "
             f"{np.sinh(abs(place[worst])):.2g} robust standard deviations"
         )
 
@@ -253,6 +249,4 @@ class ResidualSurrogate(Surrogate):
         return f"statistics {', '.join(numbers[:SHOWN])}{more}"
 
 
-@jax.jit
-def _prepare(surrogate, y):
-    return surrogate._at(y)
+_prepare = jax.jit(ResidualSurrogate._at)

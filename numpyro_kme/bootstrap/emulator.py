@@ -10,8 +10,8 @@ import numpy as np
 
 from numpyro_kme._core import programs
 from numpyro_kme._core.host import on_host
-from numpyro_kme.bootstrap.emulated.networks import Networks
-from numpyro_kme.bootstrap.emulated.training_set import EmulatorTrainingSet
+from numpyro_kme.bootstrap.networks import Networks
+from numpyro_kme.bootstrap.training_set import EmulatorTrainingSet
 from numpyro_kme.losses import mixing
 
 OUTPUTS = 24
@@ -136,7 +136,7 @@ class Emulator:
         def some(rows):
             return _minimise(self.networks, *rows, float(loss_scale), float(weight), steps, self.fit_proportion)
 
-        return EmulatedMinima(*_in_blocks(some, (data, anchors, starts)))
+        return _in_blocks(some, (data, anchors, starts))
 
     def errors(self, simulated: EmulatorTrainingSet, data: np.ndarray, found: EmulatedMinima) -> np.ndarray:
         """Split-half estimates of the errors of the emulated losses at simulated points, to first order, `(R, 2)`."""
@@ -204,9 +204,8 @@ def _tangents(networks, x, c, fit_proportion):
 def _slopes_of_each(networks, data, x, loss_scale, fit_proportion):
     def of_one(x, data):
         def losses(t):
-            return jax.vmap(lambda model: jnp.sum(jnp.square(_residual(model, data, fit_proportion)[0])) / loss_scale)(
-                networks(t)
-            )
+            residuals = jax.vmap(lambda model: _residual(model, data, fit_proportion)[0])(networks(t))
+            return jnp.sum(jnp.square(residuals), axis=1) / loss_scale
 
         return jax.jacfwd(losses)(x)
 
@@ -223,8 +222,7 @@ def _minimise(networks, data, anchors, starts, loss_scale, weight, steps, fit_pr
     def model(x):
         return size * networks(x).reshape(nets * count)
 
-    def one(row):
-        data, z, start = row
+    def one(data, z, start):
         target = size * jnp.tile(data, nets)
 
         def look(x):
@@ -232,20 +230,22 @@ def _minimise(networks, data, anchors, starts, loss_scale, weight, steps, fit_pr
             residual, c = _residual(value, target, fit_proportion)
             return residual, _tangent(value, jacobian, c, fit_proportion), c
 
+        def gauss_newton(tangents):
+            return 2.0 * tangents.T @ tangents + weight * eye
+
         def total(residual, x):
             return residual @ residual + 0.5 * weight * jnp.sum(jnp.square(x - z))
 
         def step(_, state):
             x, (residual, tangents, c), damping = state
-            hessian = 2.0 * tangents.T @ tangents + weight * eye
+            hessian = gauss_newton(tangents)
             gradient = 2.0 * tangents.T @ residual + weight * (x - z)
             move = -jnp.linalg.solve(hessian + damping * jnp.diag(jnp.diag(hessian)) + 1e-9 * eye, gradient)
             move = move * jnp.minimum(1.0, LONGEST / jnp.maximum(jnp.max(jnp.abs(move)), 1e-300))
             trial = look(x + move)
             better = total(trial[0], x + move) < total(residual, x)
-            kept = jax.tree.map(
-                lambda new, old: jnp.where(better, new, old), (x + move, trial), (x, (residual, tangents, c))
-            )
+            old = x, (residual, tangents, c)
+            kept = jax.tree.map(lambda new, old: jnp.where(better, new, old), (x + move, trial), old)
             return (*kept, jnp.where(better, 0.25 * damping, 4.0 * jnp.maximum(damping, 1e-3)))
 
         x, (residual, tangents, c), _ = jax.lax.fori_loop(0, steps, step, (start, look(start), jnp.full((), 1e-2)))
@@ -257,13 +257,7 @@ def _minimise(networks, data, anchors, starts, loss_scale, weight, steps, fit_pr
         values, vectors = jnp.linalg.eigh(hessian)
         raised = jnp.maximum(jnp.abs(values), 1e-9 * jnp.max(jnp.abs(values)) + 1e-290)
         remaining = -vectors @ ((gradient @ vectors) / raised)
-        return (
-            x,
-            loss_scale * (residual @ residual),
-            c,
-            remaining,
-            2.0 * tangents.T @ tangents + weight * eye,
-            values[0] > 0.0,
-        )
+        loss = loss_scale * (residual @ residual)
+        return EmulatedMinima(x, loss, c, remaining, gauss_newton(tangents), values[0] > 0.0)
 
-    return jax.vmap(lambda *row: one(row))(data, anchors, starts)
+    return jax.vmap(one)(data, anchors, starts)

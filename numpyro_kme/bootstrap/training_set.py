@@ -13,10 +13,11 @@ from scipy.linalg import eigh
 
 from numpyro_kme._core import checks, programs
 from numpyro_kme._core.host import on_host
+from numpyro_kme.bootstrap.weights import Reweightings
 from numpyro_kme.kernels import Kernel
+from numpyro_kme.kernels.base import num_points
 from numpyro_kme.kernels.low_rank import LowRank
-from numpyro_kme.losses.base import vectors
-from numpyro_kme.losses.generator import Generator, QuadratureNodes
+from numpyro_kme.losses.generator import Generator, QuadratureNodes, vectors
 
 CELLS, FEATURES = 2048, 256
 """Points of the line at which features are tabulated; how many features there are, at most."""
@@ -47,6 +48,16 @@ class FeatureMap(abc.ABC):
             for i in range(0, sets * each, BATCH * each)
         ]
         return np.concatenate([part.reshape(-1, each, part.shape[1]).mean(axis=1) for part in found])
+
+    def reweighted(self, data_features: np.ndarray, reweightings: Reweightings) -> np.ndarray:
+        """Mean features of the reweighted data, `(R, J)`, from those of the data, `(n, J)`."""
+        n, extra = len(data_features), reweightings.extra
+        found = reweightings.weights[:, :n] @ data_features
+        if extra is not None:
+            flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), extra)
+            own = self.at(flat).reshape(len(found), -1, found.shape[1])
+            found += np.einsum("rt,rtj->rj", reweightings.weights[:, n:], own)
+        return found
 
 
 @dataclass(frozen=True)
@@ -88,9 +99,8 @@ class TabulatedFeatures(FeatureMap):
         cell, part = self._locate(points.reshape(len(points), -1))
         cell = cell + len(self.table) * np.arange(len(cell))[:, None]
         size = len(self.table) * len(cell)
-        counts = np.bincount(cell.ravel(), (1.0 - part).ravel(), size) + np.bincount(
-            cell.ravel() + 1, part.ravel(), size
-        )
+        left, right = (1.0 - part).ravel(), part.ravel()
+        counts = np.bincount(cell.ravel(), left, size) + np.bincount(cell.ravel() + 1, right, size)
         return counts.reshape(len(cell), -1) @ self.table / cell.shape[1]
 
     def _locate(self, points):
@@ -120,6 +130,17 @@ def fit_features(kernel: Kernel, points: Any) -> FeatureMap:
     if isinstance(points, np.ndarray) and points.size == len(points):
         return TabulatedFeatures.fit(kernel, np.ravel(points))
     return CholeskyFeatures.fit(kernel, points)
+
+
+def together(data: Any, simulated: Any) -> Any:
+    """Data, and about as many simulations `(R, count, ...)`, as one set of points."""
+    n = num_points(data)
+
+    def both(a, b):
+        flat = b.reshape(-1, *b.shape[2:])
+        return np.concatenate([a.reshape(n, *flat.shape[1:]), flat[:: max(len(flat) // n, 1)]])
+
+    return jax.tree.map(both, data, simulated)
 
 
 @dataclass(frozen=True)
@@ -172,7 +193,7 @@ class TrainingSimulator:
     generator: Generator
     middle: np.ndarray
     width: np.ndarray
-    features: FeatureMap | None = None
+    features: Any = None
 
     def standardise(self, u: np.ndarray) -> np.ndarray:
         """Points `x (n, p)` of parameters `u (n, p)`."""
@@ -208,7 +229,6 @@ class TrainingSimulator:
 
     def summarise(self, x: np.ndarray, simulated: Any) -> EmulatorTrainingSet:
         """Mean features of simulations `(R, count, ...)` at points `x (R, p)`."""
-        assert self.features is not None
         half = jax.tree.leaves(simulated)[0].shape[1] // 2
         halves = jax.tree.map(lambda leaf: leaf.reshape(len(x) * 2, half, *leaf.shape[2:]), simulated)
         return EmulatorTrainingSet(x, self.features.mean(halves).reshape(len(x), 2, -1), np.full(len(x), 2.0 * half))

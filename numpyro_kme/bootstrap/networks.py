@@ -65,10 +65,8 @@ class Networks(NamedTuple):
 
         table = pad((x - centre) / width), pad((y - level) / size), pad(weights)
         layers = _train(rng_key, *table, len(x), steps)
-        return cls(
-            jax.tree.map(lambda leaf: leaf.astype(float), layers),
-            *(jnp.asarray(a) for a in (centre, width, level, size)),
-        )
+        layers = jax.tree.map(lambda leaf: leaf.astype(float), layers)
+        return cls(layers, *map(jnp.asarray, (centre, width, level, size)))
 
 
 def _forward(layers, x):
@@ -93,9 +91,8 @@ def _train(rng_key, x, y, weights, count, steps):
     optimiser = optax.adamw(optax.cosine_decay_schedule(RATE, steps), weight_decay=DECAY)
 
     def loss(layers, rows):
-        return jnp.mean(
-            weights[rows] * jnp.sum(jnp.square(jax.vmap(partial(_forward, layers))(x[rows]) - y[rows]), axis=1)
-        )
+        errors = jax.vmap(partial(_forward, layers))(x[rows]) - y[rows]
+        return jnp.mean(weights[rows] * jnp.sum(jnp.square(errors), axis=1))
 
     def one(key):
         first_key, step_key = jax.random.split(key)

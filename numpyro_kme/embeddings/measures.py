@@ -1,6 +1,13 @@
-"""Normal measures and their mixtures, with embeddings by Gaussian kernels in closed form."""
+"""Probability measures on `R^D` whose kernel embeddings are known: priors in coordinates.
 
-import abc
+For a Gaussian kernel `k` with `B = diag(length_scale^2)` and a normal measure `N(m, S)`
+
+    int k(a, t) N(t | m, S) dt = |B|^(1/2) |B + S|^(-1/2) exp(-1/2 (a - m)' (B + S)^(-1) (a - m)),
+
+a product of two Gaussian kernels is a Gaussian kernel times a constant, and a mixture is a sum. Everything else goes
+by weighted points: a quasi-random set drawn from the measure stands in for it.
+"""
+
 from dataclasses import field
 from functools import lru_cache
 from typing import NamedTuple
@@ -15,10 +22,12 @@ from scipy.special import ndtri
 from scipy.stats import qmc
 
 from numpyro_kme._core import checks
-from numpyro_kme.embeddings.measures.points import Measure, Points
+from numpyro_kme.embeddings.weighted_points import Measure, Points
 from numpyro_kme.kernels.base import Kernel, register
 from numpyro_kme.kernels.gram import one_per_dimension, squared_distances
 from numpyro_kme.kernels.stationary import Gaussian
+
+__all__ = ["Measure", "Normal", "NormalMixture", "Points", "Tilted", "standard_normal"]
 
 
 class Tilted(NamedTuple):
@@ -35,14 +44,44 @@ class Tilted(NamedTuple):
     covariances: jax.Array
 
 
-class _NormalComponents(Measure):
-    """What `Normal` and `NormalMixture` share: sums over normal components."""
+@register
+class NormalMixture(Measure):
+    """The mixture `sum_k weights_k N(means_k, covariances_k)`.
 
-    num_points: int
+    Args:
+        weights: `(K,)`, positive, with sum one.
+        means: `(K, D)`.
+        covariances: `(K, D, D)`, positive definite.
+        num_points: How many quasi-random draws stand in where no closed form is known (static).
+    """
 
-    @abc.abstractmethod
+    weights: ArrayLike
+    means: ArrayLike
+    covariances: ArrayLike
+    num_points: int = field(default=2048, metadata=dict(static=True))
+
+    def __post_init__(self):
+        if checks.is_concrete((self.weights, self.means, self.covariances)):
+            shapes = np.shape(self.weights), np.shape(self.means), np.shape(self.covariances)
+            checks.require(
+                len(shapes[1]) == 2 and shapes[0] == shapes[1][:1] and shapes[2] == (*shapes[1], shapes[1][1]),
+                "`weights`, `means` and `covariances` must have shapes (K,), (K, D) and (K, D, D); "
+                f"got {shapes[0]}, {shapes[1]} and {shapes[2]}.",
+            )
+            checks.sound("means", self.means)
+            _require_covariances(self.covariances)
+            checks.positive("weights", self.weights)
+            total = float(np.sum(np.asarray(self.weights)))
+            checks.require(abs(total - 1.0) < 1e-4, f"`weights` must sum to 1; they sum to {total}.")
+
+    @property
+    def dim(self):
+        """Dimension `D`."""
+        return jnp.shape(self.means)[1]
+
     def components(self) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Log weights `(K,)`, means `(K, D)` and covariances `(K, D, D)`."""
+        return jnp.log(jnp.asarray(self.weights)), jnp.asarray(self.means), jnp.asarray(self.covariances)
 
     def closed_form(self, *kernels):
         """Whether all `kernels` are Gaussian."""
@@ -145,94 +184,33 @@ class _NormalComponents(Measure):
         def component(mean, covariance):
             factor = jnp.linalg.cholesky(covariance)
             # of the identity, once for all t: a solve for each point would cost far more than the density
-            white = solve_triangular(factor, jnp.eye(self.dim, dtype=factor.dtype), lower=True) @ (
-                jnp.asarray(t) - mean
-            )
+            inverse = solve_triangular(factor, jnp.eye(self.dim, dtype=factor.dtype), lower=True)
+            white = inverse @ (jnp.asarray(t) - mean)
             log_norm = 0.5 * self.dim * jnp.log(2.0 * jnp.pi) + jnp.sum(jnp.log(jnp.diagonal(factor)))
             return -0.5 * jnp.sum(white * white) - log_norm
 
         return logsumexp(log_weights + jax.vmap(component)(means, covariances))
 
 
-@register
-class Normal(_NormalComponents):
-    """The normal measure `N(mean, covariance)`.
+def Normal(mean: ArrayLike, covariance: ArrayLike, num_points: int = 2048) -> NormalMixture:
+    """The normal measure `N(mean, covariance)`: a mixture of one component.
 
     Args:
         mean: `(D,)`.
         covariance: `(D, D)`, positive definite.
-        num_points: How many quasi-random draws stand in where no closed form is known (static).
+        num_points: As of `NormalMixture`.
     """
-
-    mean: ArrayLike
-    covariance: ArrayLike
-    num_points: int = field(default=2048, metadata=dict(static=True))
-
-    def __post_init__(self):
-        if checks.is_concrete((self.mean, self.covariance)):
-            dim = np.size(self.mean)
-            checks.require(
-                np.shape(self.mean) == (dim,) and np.shape(self.covariance) == (dim, dim),
-                "`mean` must have shape (D,) and `covariance` (D, D); "
-                f"got {np.shape(self.mean)} and {np.shape(self.covariance)}.",
-            )
-            checks.sound("mean", self.mean)
-            _require_covariances(self.covariance)
-
-    @classmethod
-    def standard(cls, dim: int) -> "Normal":
-        """`N(0, I)` on `R^dim`: the prior in normal coordinates."""
-        return cls(np.zeros(dim), np.eye(dim))
-
-    @property
-    def dim(self):
-        """Dimension `D`."""
-        return jnp.shape(self.mean)[0]
-
-    def components(self):
-        """One component."""
-        mean = jnp.asarray(self.mean)
-        return jnp.zeros((1,), mean.dtype), mean[None, :], jnp.asarray(self.covariance)[None]
+    mean, covariance = (a if isinstance(a, jax.Array) else np.asarray(a) for a in (mean, covariance))
+    checks.require(
+        mean.shape == (mean.size,) and covariance.shape == (mean.size, mean.size),
+        f"`mean` must have shape (D,) and `covariance` (D, D); got {mean.shape} and {covariance.shape}.",
+    )
+    return NormalMixture(np.ones(1, mean.dtype), mean[None], covariance[None], num_points)
 
 
-@register
-class NormalMixture(_NormalComponents):
-    """The mixture `sum_k weights_k N(means_k, covariances_k)`.
-
-    Args:
-        weights: `(K,)`, positive, with sum one.
-        means: `(K, D)`.
-        covariances: `(K, D, D)`, positive definite.
-        num_points: How many quasi-random draws stand in where no closed form is known (static).
-    """
-
-    weights: ArrayLike
-    means: ArrayLike
-    covariances: ArrayLike
-    num_points: int = field(default=2048, metadata=dict(static=True))
-
-    def __post_init__(self):
-        if checks.is_concrete((self.weights, self.means, self.covariances)):
-            shapes = np.shape(self.weights), np.shape(self.means), np.shape(self.covariances)
-            checks.require(
-                len(shapes[1]) == 2 and shapes[0] == shapes[1][:1] and shapes[2] == (*shapes[1], shapes[1][1]),
-                "`weights`, `means` and `covariances` must have shapes (K,), (K, D) and (K, D, D); "
-                f"got {shapes[0]}, {shapes[1]} and {shapes[2]}.",
-            )
-            checks.sound("means", self.means)
-            _require_covariances(self.covariances)
-            checks.positive("weights", self.weights)
-            total = float(np.sum(np.asarray(self.weights)))
-            checks.require(abs(total - 1.0) < 1e-4, f"`weights` must sum to 1; they sum to {total}.")
-
-    @property
-    def dim(self):
-        """Dimension `D`."""
-        return jnp.shape(self.means)[1]
-
-    def components(self):
-        """The `K` components."""
-        return jnp.log(jnp.asarray(self.weights)), jnp.asarray(self.means), jnp.asarray(self.covariances)
+def standard_normal(dim: int) -> NormalMixture:
+    """`N(0, I)` on `R^dim`: the prior in normal coordinates."""
+    return Normal(np.zeros(dim), np.eye(dim))
 
 
 @lru_cache(maxsize=8)

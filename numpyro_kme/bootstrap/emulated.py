@@ -1,20 +1,142 @@
-"""The emulated posterior bootstrap: networks learn the mean embedding once, and every replicate minimises on them."""
+"""The posterior bootstrap on an emulator of the simulator's mean embedding (`method="emulated"`).
+
+A simulator whose output jumps, is noisy or is slow cannot be minimised over directly. Here small neural networks learn
+`u -> mu_u`, the mean embedding as a function of the parameters, from simulations in rounds that move to where
+replicates have their minima; then every replicate of the bootstrap is minimised on the networks.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
 
-from numpyro_kme._core import checks
+from numpyro_kme._core import checks, compat
 from numpyro_kme.bootstrap import newton
-from numpyro_kme.bootstrap.emulated.emulator import FINAL_ITERATIONS, EmulatedMinima, Emulator
-from numpyro_kme.bootstrap.emulated.learning import AnchoredReweightings, LearntEmulator, learn
-from numpyro_kme.bootstrap.fit import SAME, Fit, distinct, full_data, require_possible
-from numpyro_kme.bootstrap.preparation import Settings, posterior_sd
-from numpyro_kme.bootstrap.results import TOLERANCE, Derivatives, EmulatorSummary, Quadrature, Replicates
+from numpyro_kme.bootstrap.emulator import FINAL_ITERATIONS, EmulatedMinima, Emulator, calibrated_loss_scale
+from numpyro_kme.bootstrap.fit import SAME, Fit, distinct, full_data, require_possible, starting_scale
+from numpyro_kme.bootstrap.preparation import Derivatives, Settings, posterior_sd
+from numpyro_kme.bootstrap.replicates import TOLERANCE, EmulatorSummary, Quadrature, Replicates
+from numpyro_kme.bootstrap.training_set import TrainingSimulator, fit_features, together
 from numpyro_kme.bootstrap.weights import PILOT, DirichletProcess, Reweightings, draw_reweightings
 from numpyro_kme.losses.base import WeightedObjective
-from numpyro_kme.losses.direct_mmd import DirectMMD
 from numpyro_kme.losses.generator import BLOCK
 from numpyro_kme.losses.grid_mmd import GridMMD
+from numpyro_kme.losses.mmd import DirectMMD
+
+EXPLORE, REFINE = 7, 6
+"""Rounds of simulations, at most, in which the loss is tempered, and those in which it is not."""
+
+RATIOS = 1, 2, 4
+"""Simulations at each point of the prior, of a round that explores and of one that refines, in proportion."""
+
+LEAST = 64
+"""Simulations at a point of the prior, at least."""
+
+FIRST_TEMPERATURE, COOLING = 1e3, 6.0
+"""First temperature of the loss, and the largest factor by which a round lowers it."""
+
+SCALE_POINTS = 64
+"""Pilot minima at which the loss scale is found."""
+
+STEPS = 2000, 5000
+"""Steps of Adam in a round that explores and in one that refines."""
+
+
+@dataclass(frozen=True)
+class LearntEmulator:
+    """An emulator after the last round.
+
+    Attributes:
+        emulator: The networks.
+        loss_scale: One unit of log-likelihood in the loss.
+        data_features: Features of the data, `(n, J)`.
+        simulator: How simulations are made.
+        each: Simulations at a point of the prior.
+        rounds: Rounds that were made.
+    """
+
+    emulator: Emulator
+    loss_scale: float
+    data_features: np.ndarray
+    simulator: TrainingSimulator
+    each: int
+    rounds: int
+
+
+def design(num_simulations: int) -> tuple[int, int]:
+    """Points of a round, at most 1,024, and simulations at a point of the prior, a power of two, for so many in all."""
+    ratio, each = 2 * RATIOS[0] + EXPLORE * RATIOS[1] + REFINE * RATIOS[2], LEAST
+    while num_simulations > 1024 * ratio * each:
+        each *= 2
+    return num_simulations // (ratio * each), each
+
+
+def learn(
+    rng_key: jax.Array,
+    objective: GridMMD | DirectMMD,
+    starts: np.ndarray,
+    pilot: Callable[[int, int], tuple[Reweightings, np.ndarray]],
+    settings: Settings,
+) -> LearntEmulator:
+    r"""Learn `mu_u` where the replicates of a bootstrap have their minima.
+
+    The first simulations are at samples of the prior. A round then trains the networks anew on everything there is,
+    minimises the emulated loss of pilot replicates, divided by a temperature, each pulled to a prior anchor of its own,
+    and simulates at their minima; half of these are moved by a sample of the normal distribution with the loss as
+    negative log-density. The temperature falls to the error found there, and then to 1.
+
+    Args:
+        rng_key: The only source of randomness.
+        objective: A squared MMD.
+        starts: Samples of the prior `(S, p)`, unconstrained.
+        pilot: `(round, count) -> reweightings` of the data, new ones for each round, and for each numbers of starting
+            points `(count, K)`, the best of which is its prior anchor.
+        settings: How many simulations, and the prior's weight.
+    """
+    points, each = design(settings.num_simulations)
+    first_key, fit_key, round_key, _ = jax.random.split(rng_key, 4)
+    simulator = TrainingSimulator(objective.generator, np.median(starts, axis=0), starting_scale(starts))
+    prior, weight = simulator.standardise(starts), settings.prior_weight
+    x = prior[np.arange(2 * points) % len(prior)]
+    simulated = simulator.simulate(first_key, x, RATIOS[0] * each)
+    features = fit_features(objective.kernel, together(objective.data, simulated))
+    simulator = replace(simulator, features=features)
+    training, data_features = simulator.summarise(x, simulated), features.at(objective.data)
+    full = data_features.mean(axis=0)
+    loss_scale = np.square(data_features).sum(axis=1).mean() / len(data_features)
+    temperature, refined, rows = FIRST_TEMPERATURE, 0, (2 + EXPLORE + REFINE) * points
+    for number in compat.progress(range(EXPLORE + REFINE + 1), "learning in rounds", settings.progress_bar):
+        exploring = temperature > 1.0 and number < EXPLORE
+        temperature = temperature if exploring else 1.0
+        net_key, jitter_key = jax.random.split(jax.random.fold_in(fit_key, number))
+        steps = STEPS[0 if exploring else 1]
+        emulator = Emulator.fit(net_key, training, full, objective.fit_proportion, rows, steps)
+        reweightings, candidates = pilot(number, points)
+        data = features.reweighted(data_features, reweightings) @ emulator.basis
+        anchors = emulator.best(data, prior, candidates)
+        tempered = loss_scale * temperature
+        found = emulator.minimise(data, anchors, tempered, weight, emulator.starts(data, anchors, tempered, weight))
+        tangents = emulator.tangents(found.x[:SCALE_POINTS], found.mixing_proportion[:SCALE_POINTS])
+        loss_scale = calibrated_loss_scale(tangents, data)
+        if refined == REFINE:
+            break
+        count = RATIOS[1 if exploring else 2] * each
+        new = simulator.training_set(jax.random.fold_in(round_key, number), _jittered(jitter_key, found), count)
+        errors = emulator.errors(new, data, found)[: points // 2] / loss_scale
+        training, refined = training.join(new), refined + (not exploring)
+        typical = np.sqrt(max(float(np.median(errors[:, 0] * errors[:, 1])), 0.0))
+        temperature = float(np.clip(0.5 * typical, max(1.0, temperature / COOLING), temperature))
+    return LearntEmulator(emulator, loss_scale, data_features, simulator, each, number)
+
+
+def _jittered(rng_key: jax.Array, found: EmulatedMinima) -> np.ndarray:
+    """The minima, the second half of them moved by normal noise with their Hessian as precision."""
+    values, vectors = np.linalg.eigh(found.hessian)
+    noise = np.asarray(jax.random.normal(rng_key, found.x.shape)) / np.sqrt(np.maximum(values, 1.0))
+    moves = np.einsum("rpq,rq->rp", vectors, noise)
+    return found.x + np.where(np.arange(len(moves))[:, None] < len(moves) // 2, 0.0, moves)
+
 
 LEAST_STARTS, STARTS_PER_CANDIDATE = 2048, 128
 """Samples of the prior that an emulator begins with, at least; and for each candidate of a prior anchor."""
@@ -32,11 +154,7 @@ def least_starts(settings: Settings) -> int:
 
 
 def emulated_bootstrap(
-    rng_key: jax.Array,
-    objective: WeightedObjective,
-    starts: np.ndarray,
-    process: DirichletProcess,
-    settings: Settings,
+    rng_key: jax.Array, objective: WeightedObjective, starts: np.ndarray, process: DirichletProcess, settings: Settings
 ) -> Replicates:
     r"""Minimise the squared MMD of every reweighting on an emulator of `mu_u`, learnt as in `learn`, from two starts
     each.
@@ -62,21 +180,20 @@ def emulated_bootstrap(
     starts = np.asarray(starts, np.float64)
 
     def anchored(ids):
-        def candidates(replicate):
+        def some_starts(replicate):
             key = jax.random.fold_in(anchor_key, replicate)
             return jax.random.randint(key, (settings.prior_draws,), 0, len(starts))
 
-        found = draw_reweightings(weights_key, objective, process, ids, 1)
-        return AnchoredReweightings(found, np.asarray(jax.vmap(candidates)(ids)))
+        return draw_reweightings(weights_key, objective, process, ids, 1), np.asarray(jax.vmap(some_starts)(ids))
 
     def pilot(number, count):
         return anchored(PILOT + number * 2**16 + np.arange(count))
 
-    own = anchored(np.arange(settings.num_samples))
+    own, own_candidates = anchored(np.arange(settings.num_samples))
     learnt = learn(learn_key, objective, starts, pilot, settings)
     emulator, simulator, loss_scale = learnt.emulator, learnt.simulator, learnt.loss_scale
-    data = learnt.embeddings(own.reweightings) @ emulator.basis
-    anchors = emulator.best(data, simulator.standardise(starts), own.candidates)
+    data = simulator.features.reweighted(learnt.data_features, own) @ emulator.basis
+    anchors = emulator.best(data, simulator.standardise(starts), own_candidates)
     first, best, moved = _from_two_starts(emulator, data, anchors, loss_scale, settings.prior_weight)
     unseen = simulator.training_set(jax.random.split(learn_key, 4)[3], best.x, UNSEEN * learnt.each)
     summary = EmulatorSummary.of_split_halves(
@@ -87,7 +204,7 @@ def emulated_bootstrap(
     )
     full = _full_fit(learnt, objective, settings.prior_weight, summary)
     require_possible(full.value, full.numbers)
-    value = best.value + _squared_norms(objective, own.reweightings) - np.square(data).sum(axis=1)
+    value = best.value + _squared_norms(objective, own) - np.square(data).sum(axis=1)
     numbers = _numbers(learnt, best.mixing_proportion, best.x, summary)
     require_possible(value, numbers)
     u = simulator.parameters(best.x)
@@ -109,7 +226,7 @@ def emulated_bootstrap(
         derivatives=Derivatives(True, None),
         fit=full,
         nodes=objective.generator.draw_nodes(learn_key, settings.num_nodes, 1),
-        reweightings=own.reweightings,
+        reweightings=own,
         anchors=simulator.parameters(anchors),
         emulator=summary,
     )
@@ -151,7 +268,7 @@ def _full_fit(learnt: LearntEmulator, objective: GridMMD | DirectMMD, weight: fl
         followed=len(starts),
         converged=bool(found.convex[best] and np.abs(found.remaining[best]).max() < 1e-2),
         numbers=_numbers(learnt, found.mixing_proportion[best], found.x[best][None], summary),
-    ).raised(float(_squared_norms(objective, full_data(objective, 0))[0] - np.square(data).sum()))
+    ).raised(float(_squared_norms(objective, full_data(objective))[0] - np.square(data).sum()))
 
 
 def _numbers(
