@@ -197,7 +197,7 @@ def surrogate(
 
 def _curve(axis, grid, log_q, draws, marked):
     """Likelihood and draws over one parameter, both with a maximum of one."""
-    heights, edges = np.histogram(draws, np.linspace(grid[0], grid[-1], GRID // 2 + 1))
+    heights, edges = np.histogram(draws, BINS, (grid[0], grid[-1]))
     axis.stairs(heights / heights.max(), edges, fill=True, color=FAINT, label="posterior")
     axis.plot(grid, np.exp(log_q), color=COLOURS[0], label="learnt likelihood")
     if marked:

@@ -139,8 +139,8 @@ class HeldOutDensities(NamedTuple):
         of_pivot = -np.einsum("ij,ij->i", found, self.signed) / pivot
         found /= -pivot[:, None]
         np.fill_diagonal(found, of_pivot)
-        onto = found @ row, row @ found
-        found -= (onto[0] + onto[1])[:, None] / row.sum() - (row @ onto[0]) / row.sum() ** 2
+        right, left = found @ row, row @ found
+        found -= (right + left)[:, None] / row.sum() - (row @ right) / row.sum() ** 2
         of_matrix = inverse @ (found @ inverse)
         trace = np.trace(of_matrix)
         of_matrix *= self.gram
