@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_kme.kernels import Gaussian, Kernel, Laplace, Linear, Matern52, RationalQuadratic
+from numpyro_kme.kernels import FromCallable, Gaussian, Kernel, Laplace, Linear, Matern52, RationalQuadratic
 from numpyro_kme.kernels.base import register
 from numpyro_kme.losses import MMD, DrawnNoise, Generator, Loss, NormalNoise, UniformNoise
 from numpyro_kme.losses.direct_mmd import SOURCES, DirectMMD, field_at, potential
@@ -225,6 +225,18 @@ def test_kernels_that_a_grid_cannot_hold_are_summed_directly(scalars):
     assert isinstance(MMD(Laplace(L), tolerance=1e-6).objective(x, SCALARS), DirectMMD)
 
 
+def test_cells_resolve_a_narrow_part_of_a_kernel_and_the_window_reaches_to_its_end():
+    kernel = Gaussian(1.0) + 0.1 * Gaussian(0.005)
+    exact = lambda distance: np.exp(-(distance**2) / 2) + 0.1 * np.exp(-(distance**2) / 5e-5)  # noqa: E731
+    step, half, reach = find_step(kernel, 1.0, 1e-3)
+    assert exact(half) < 0.55 < exact(half / 1.2) and exact(reach) < 1.1e-12 < exact(reach / 1.5)
+    grid = make_grid(kernel, 0.0, 4.0, step, reach, 100_000)
+    one, apart = jnp.ones(1), np.linspace(0.0, 0.02, 81)
+    tabulated = jax.jit(jax.vmap(lambda b: grid.inner(grid.embed(jnp.zeros(1), one), grid.embed(b[None], one))))(apart)
+    np.testing.assert_allclose(tabulated, exact(apart), atol=2e-3)
+    assert find_step(Gaussian(1.0) + 0.1 * FromCallable(lambda a, b: 1.0), 1.0, 1e-3) is None  # never falls to zero
+
+
 @register
 class Plain(Kernel):
     """Inverse multiquadric written by a user."""
@@ -255,6 +267,37 @@ def test_the_mixing_proportion_is_that_of_the_points_which_the_model_explains(rn
     proportion = jax.jit(lambda u: bound.report(reduced, u, nodes)["mixing_proportion"])
     assert abs(float(proportion(np.zeros(2))) - 0.9) < 5 * np.sqrt(1.0 / 1000)
     assert proportion(np.array([-30.0, 0.0])) < 1e-6
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("fit_proportion", [False, True])
+@pytest.mark.parametrize("route", ["grid", "direct"])
+def test_errors_of_loss_and_proportion_by_hand(route, fit_proportion, rng):
+    """By loops over the simulated points: each moves both energies, pairs of them the first; and data the second."""
+    x, u = rng.normal(size=30), np.array([0.4, 0.1])
+    generator = Generator(lambda u, key: normal(u, jax.random.normal(key, (1,))), DrawnNoise(), 2)
+    loss = MMD(Gaussian(L), fit_proportion=fit_proportion, tolerance=1e-7)
+    bound = loss.objective(x, generator) if route == "grid" else DirectMMD(generator, Gaussian(L), x, fit_proportion)
+    assert isinstance(bound, GridMMD) == (route == "grid")
+    w, nodes = rng.dirichlet(np.ones(30)), one_set(generator, 25)
+    found = jax.jit(lambda w: bound.report(bound.reduce(w), u, nodes))(w)
+    y = np.asarray(generator.points(u, nodes))
+    kernel = lambda a, b: np.exp(-((a - b) ** 2) / (2 * L**2))  # noqa: E731
+    own, data = (np.array([np.mean(kernel(a, y)) for a in y]), np.array([w @ kernel(a, x) for a in y]))
+    s, pairs = np.mean(data), [kernel(a, b) for i, a in enumerate(y) for j, b in enumerate(y) if i != j]
+    q = max(np.mean(pairs), 1 / 25) if fit_proportion else np.mean(pairs)
+
+    def variance(by_q, by_s):
+        return np.var(2 * by_q * own + by_s * data) / 25 + 2 * (by_q / 25) ** 2 * q
+
+    by = ((s / q) ** 2, -2 * s / q) if fit_proportion else (1.0, -2.0)
+    expected = {"loss_error": np.sqrt(variance(*by))}
+    if fit_proportion:
+        error = np.sqrt(variance(-1.0, 1.0) + 2 / 30 * np.var(own)) / q
+        expected |= {"mixing_proportion": s / q, "mixing_proportion_error": error}
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, err_msg=name)
 
 
 @pytest.mark.x64

@@ -85,9 +85,7 @@ def test_relevance_draws_a_bar_for_each_statistic(engine):
     assert named.get_yticklabels()[1].get_text() == "sd"
     assert named.yaxis_inverted()
     bottom, top = named.get_ylim()
-    assert (
-        bottom + top == pytest.approx(2.0) and 2.5 < bottom < 3.0
-    )  # as much room below the last bar as above the first
+    assert bottom + top == pytest.approx(2.0) and 2.5 < bottom < 3.0  # as much room below the bars as above
 
 
 def test_surrogate_surface_is_the_likelihood_in_a_slice(engine):
@@ -121,9 +119,8 @@ def test_surrogate_curve_of_one_number(engine):
     x, y = curve.get_data()
     assert x.min() > 0.0 and abs(x[np.argmax(y)] - 1.0) < 0.1 and y.max() == 1.0
     bars, edges, _ = next(patch for patch in axis.patches if isinstance(patch, StepPatch)).get_data()
-    counts = [
-        np.sum((engine.get_samples()["a"] >= low) & (engine.get_samples()["a"] < high)) for low, high in pairwise(edges)
-    ]
+    draws = engine.get_samples()["a"]
+    counts = [np.sum((draws >= low) & (draws < high)) for low, high in pairwise(edges)]
     np.testing.assert_allclose(bars, np.array(counts) / max(counts))
     np.testing.assert_allclose(edges[[0, -1]], x[[0, -1]])
     assert [axis.get_xlabel() for axis in drawn(plots.surrogate(engine))[:1]] == ["a"]
