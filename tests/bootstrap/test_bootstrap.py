@@ -312,6 +312,64 @@ def test_derivatives_of_a_simulator_that_jumps_are_not_trusted():
     assert 0.7 < float(p.std()) / binomial < 1.6
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Curve(ExactValley):
+    """`(1 + u^2)^power`, a parabola for 1; for 1/2 a Newton step leads from `u` to `-u^3`."""
+
+    power: float = 1.0
+
+    def value(self, reduced, u, nodes):
+        return (1.0 + jnp.sum(jnp.square(u))) ** self.power
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize(("power", "start", "change"), [(1.0, 3.0, -1), (0.5, 0.7, 0), (0.5, 0.99, 1)])
+def test_damping_falls_where_a_step_gains_what_was_predicted_and_rises_where_it_gains_little(power, start, change):
+    """Predicted by `g s + h s^2 / 2`; along one parameter a step is Newton's, divided by one plus the damping."""
+    settings = dict(scale=np.ones(1), tolerance=1e-9, damping=0.5, stride=10.0)
+    objective, hessian = Curve(SCALAR, power=power), np.eye(1)
+    run = jax.jit(lambda most: minimise(objective, None, None, np.array([start]), hessian, max_steps=most, **settings))
+    before, middle, after = (run(most) for most in (1, 2, 3))
+    g, h = (derivative(lambda u: objective.value(None, u, None))(before.u) for derivative in (jax.grad, jax.hessian))
+    np.testing.assert_allclose(before.remaining, -g / h[0], rtol=1e-12)
+    step = float((middle.u - before.u)[0])
+    gain = (before.value - middle.value) / -(g[0] * step + 0.5 * h[0, 0] * step**2)
+    assert [gain < 0.25, 0.25 < gain < 0.75, gain > 0.75] == [change == 1, change == 0, change == -1]
+    first, second = (float((a.remaining / (b.u - a.u))[0]) - 1.0 for a, b in ((before, middle), (middle, after)))
+    assert first > 0.01 and np.sign(np.round(second - first, 9)) == change
+
+
+class Saddle(ExactValley):
+    """A saddle at the origin between minima at `u[1] = -1` and 1."""
+
+    def value(self, reduced, u, nodes):
+        return u[0] ** 2 - 0.5 * u[1] ** 2 + 0.25 * u[1] ** 4
+
+
+def test_a_saddle_is_no_minimum_and_repels():
+    settings = dict(scale=np.ones(2, np.float32), tolerance=1e-4, damping=0.0, stride=10.0)
+    run = jax.jit(lambda start: minimise(Saddle(SCALAR), None, None, start, np.eye(2), max_steps=40, **settings))
+    stays = run(np.float32([0.0, 0.0]))
+    assert not stays.convex and int(stays.steps) > 10
+    leaves = run(np.float32([0.5, 0.1]))
+    assert leaves.convex
+    np.testing.assert_allclose(leaves.u, [0.0, 1.0], atol=1e-3)
+
+
+@pytest.mark.x64
+def test_rank_one_updates_know_the_step_that_was_taken(rng):
+    """After as many independent steps as parameters the Hessian of a quadratic is exact; a step it foresaw changes
+    nothing."""
+    root = rng.normal(size=(3, 3))
+    exact, found = root + root.T, np.eye(3)
+    for step in rng.normal(size=(3, 3)):
+        found = newton._rank_one(found, step, exact @ step)
+        np.testing.assert_allclose(found @ step, exact @ step, rtol=1e-8)
+    np.testing.assert_allclose(found, exact, rtol=1e-6, atol=1e-9)
+    np.testing.assert_array_equal(newton._rank_one(exact, step, exact @ step), exact)
+
+
 class Cliff(Valley):
     """A parabola in `u[0]` whose gradient is not a number to the right of 2."""
 

@@ -58,6 +58,19 @@ def test_correlated_normal_in_six_dimensions(seed):
     np.testing.assert_allclose(found.log_evidence, log_evidence, atol=1.0)
 
 
+def test_evaluations_are_counted():
+    """As often as densities are asked for; and a flat likelihood needs one temperature, and says nothing."""
+    calls = []
+
+    def counted(u):
+        calls.append(len(u))
+        return both(standard_normal, flat, None, u)
+
+    found = temper(jax.random.key(0), counted, jax.random.normal(jax.random.key(1), (N, 1)))
+    assert found.num_evaluations == sum(calls) and found.num_temperatures == 1
+    np.testing.assert_allclose(found.log_evidence, 0.0, atol=1e-5)
+
+
 def two_modes(weight, u):
     near, far = jnp.sum((u - 1.5) ** 2), jnp.sum((u + 1.5) ** 2)
     return jnp.logaddexp(jnp.log(weight) - 50 * near, jnp.log1p(-weight) - 50 * far)
