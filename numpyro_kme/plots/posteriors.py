@@ -38,8 +38,7 @@ def marginals(
     figure, axes = panels(len(first))
     for axis, name in zip(axes, first):
         together = np.concatenate([own[name] for own in columns.values() if name in own])
-        ends = np.quantile(together, [CUT, 1.0 - CUT])
-        edges = np.linspace(ends[0], ends[1], BINS + 1)
+        edges = np.histogram_bin_edges(together, BINS, np.quantile(together, [CUT, 1.0 - CUT]))
         for (label, own), colour in zip(columns.items(), _cycle()):
             if name in own:
                 axis.hist(own[name], edges, density=True, color=colour, alpha=FILL, label=label)

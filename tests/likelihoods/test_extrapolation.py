@@ -12,7 +12,7 @@ from scipy import special, stats
 
 import numpyro_kme as kme
 from numpyro_kme.likelihoods.extrapolation import Region
-from numpyro_kme.likelihoods.residual.support import held_out_lower_bound, linear_lower_bound
+from numpyro_kme.likelihoods.residual.support import _lines, held_out_lower_bound, linear_lower_bound
 
 QUEUE_TRUTH = (1.0, 4.0, 0.2)
 README_DATA = np.array([21.0, 28.0])
@@ -277,6 +277,14 @@ def test_lines_below_are_those_of_brute_force(rng):
     refits = [s[j] - columns[j] @ brute(np.delete(columns, j, 0), np.delete(s, j)) for j in range(25)]
     np.testing.assert_allclose(gaps, refits, atol=1e-7)
     assert np.sum(gaps < 0.0) == 2
+
+
+def test_a_bound_that_more_simulations_refute_does_not_hide_one_on_the_other_side(rng):
+    """The first simulations crowd at both ends, the others at the upper one only."""
+    z, first = rng.normal(size=600), np.arange(600) < 200
+    s = z - np.where(first, 3.0 * rng.beta(0.5, 0.5, size=600), rng.exponential(size=600))
+    columns = np.stack([np.ones(600), z, z], axis=1)
+    assert -1.0 in {line.side for line in _lines(columns, s, np.arange(600))} <= {-1.0}
 
 
 def test_bounds_are_found_where_they_are_and_nowhere_else(rng):

@@ -254,6 +254,7 @@ def test_marginal_transforms_are_monotone_with_their_jacobian(rng):
     slope = jnp.diagonal(jax.jacfwd(marginals)(x))
     assert (slope > 0).all()
     np.testing.assert_allclose(marginals.log_slope(x), np.log(slope), rtol=1e-9)
+    np.testing.assert_allclose(marginals(marginals.middle), 0.0, atol=1e-12)
     np.testing.assert_allclose(log_cosh(jnp.arcsinh(1e300)), np.log(1e300), rtol=1e-12)
 
 
@@ -284,13 +285,46 @@ def test_lattices_and_atoms_are_recognised(rng):
     counts = rng.poisson(3.0, size=200).astype(float)
     assert lattice_step(counts) == 1.0
     np.testing.assert_allclose(lattice_step(0.3 + counts / 40), 1 / 40)
-    assert lattice_step(rng.normal(size=200)) == 0.0
+    assert lattice_step(rng.normal(size=200)) == lattice_step(np.arange(5.0)) == lattice_step(np.ones(5)) == 0.0
     mixed = np.where(rng.random(200) < 0.3, 0.0, rng.gamma(2.0, size=200))
     width = jitter_width(mixed)
     assert (width[mixed == 0] > 0).all() and (width[mixed != 0] == 0).all()
     jittered = jitter_ties(np.stack([counts, rng.normal(size=200)], axis=1))
     assert np.abs(jittered[:, 0] - counts).max() <= 0.5 and len(np.unique(jittered[:, 0])) == 200
     assert abs(np.mean(jittered[:, 0] - counts)) < 0.01
+
+
+def test_transformations_are_scored_by_hand_and_the_better_half_is_kept(rng):
+    """By the held-out density at one variance, winsorised at four robust standard deviations of a normal."""
+    z, x = rng.normal(size=(30, 2)), rng.gamma(2.0, size=30)
+    x[:3] += 40.0
+    candidates = location._Candidates.of(x, 0.0, True)
+    ridge = Smoothness.start(2).regress(everywhere(z), np.ones(30), x).held_out.ridge
+    found = candidates.scores(ridge, x)
+    for k, (centre, log_width) in enumerate(zip(candidates.centres, candidates.log_widths)):
+        at = Location(None, centre, log_width)
+        target, scale = location.standardised(at.transformed(x))
+        np.testing.assert_allclose(candidates.targets[k], target)
+        held_out = ridge.held_out(target)
+        residual, variance = held_out.residual, held_out.variance
+        squares = residual**2 / variance
+        robust = np.median(squares) / stats.chi2(1).median()
+        sd = np.sqrt(np.mean(np.minimum(squares, 4.0**2 * robust)) * variance)
+        slope = 1.0 / np.sqrt(np.exp(2.0 * log_width) + (x - centre) ** 2) / scale
+        expected = np.log(0.98 * stats.norm.pdf(residual, 0.0, sd) * slope + 0.02 * stats.cauchy.pdf(x))
+        np.testing.assert_allclose(found[k], expected.mean(), rtol=1e-3)
+    kept = candidates.half(found)
+    np.testing.assert_allclose(np.sort(kept.scores(ridge, x)), np.sort(found)[len(found) // 2 :])
+
+
+def test_winsorised_mean_squares_by_hand(rng):
+    """Where half the residuals are zero winsorising leaves nothing; where all are, the scale is one."""
+    plain, outlier = rng.normal(size=50), np.append(rng.normal(size=49), 1e4)
+    few, none = np.append(np.zeros(45), rng.normal(size=5)), np.zeros(50)
+    found = scale.winsorised_rms(np.stack([plain, outlier, few, none]))
+    cut = 4.0 * np.median(np.abs(outlier)) / stats.norm.ppf(0.75)
+    expected = np.sqrt((np.sum(outlier[:49] ** 2) + cut**2) / 50)
+    np.testing.assert_allclose(found, [np.sqrt(np.mean(plain**2)), expected, np.std(few), 1.0], rtol=1e-4)
 
 
 def test_scale_of_residuals_is_found_within_its_error(rng):
@@ -309,6 +343,14 @@ def test_scale_of_equal_residuals_is_flat_and_one_outlier_hardly_matters(rng):
     scale.update(everywhere(z), np.stack([residuals, np.where(np.arange(200) == 0, 1e6, residuals)]), 2, 10)
     assert np.std(scale.fitted[0]) < 5 * np.sqrt(1 / 200)
     assert np.abs(scale.fitted[1] - scale.fitted[0])[1:].mean() < 0.1
+
+
+def test_independent_residuals_are_left_as_they_are(rng):
+    """Least squares would find weights of `1 / sqrt(m)`; learnt priors shrink them."""
+    z, u = rng.normal(size=(50, 1)), rng.normal(size=(50, 6))
+    found, _ = fit_triangular_map(z, u, np.arange(50), 20)
+    least_squares = sum(np.sum(np.square(np.linalg.lstsq(u[:, :i], u[:, i])[0])) for i in range(1, 6))
+    assert np.sum(np.square(found.constant)) < 0.4 * least_squares
 
 
 @pytest.mark.x64

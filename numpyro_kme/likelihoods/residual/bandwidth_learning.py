@@ -158,7 +158,7 @@ def _inverse(gram, ridge):
     np.fill_diagonal(matrix, 1.0 + ridge)
     factorise, invert = lapack.get_lapack_funcs(("potrf", "potri"), (matrix,))
     factor, failed = factorise(matrix.T, lower=1, overwrite_a=1)
-    if failed or not np.isfinite(factor[-1, -1]):
+    if failed or not np.isfinite(np.diagonal(factor)).all():
         return np.full_like(gram, np.nan)
     lower = invert(factor, lower=1, overwrite_c=1)[0]
     lower += np.tril(lower, -1).T
