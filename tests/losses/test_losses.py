@@ -4,13 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 from numpyro_kme.kernels import FromCallable, Gaussian, Kernel, Laplace, Linear, Matern52, RationalQuadratic
 from numpyro_kme.kernels.base import register
 from numpyro_kme.losses import MMD, DrawnNoise, Generator, Loss, NormalNoise, UniformNoise
+from numpyro_kme.losses.differenced import Differenced
 from numpyro_kme.losses.direct_mmd import SOURCES, DirectMMD, field_at, potential
 from numpyro_kme.losses.grid import find_step, make_grid
-from numpyro_kme.losses.grid_mmd import GridMMD, adapted_nodes
+from numpyro_kme.losses.grid_mmd import GridMMD, _density, adapted_nodes
 
 L = 0.7
 
@@ -338,6 +340,54 @@ def test_adapted_nodes_leave_no_gaps_that_the_kernel_could_see():
     np.testing.assert_allclose(nodes.weights[0] @ np.cos(z), np.exp(-0.5), atol=1e-5)
     np.testing.assert_allclose(nodes.weights[0] @ z**2, 1.0, atol=1e-4)
     assert adapted_nodes(VECTORS, np.zeros(2), 0.2, 128) is None
+
+
+def test_nodes_are_wanted_where_simulations_move_fast_but_for_the_tails():
+    """The speed jumps from 1 to 3, smoothed by a normal of 0.15; it fades beyond 4.3; and eight nodes are anywhere."""
+    z = np.linspace(-6.5, 6.5, 4097)
+    speed = 1.0 + 2.0 * norm.cdf(z / 0.15)
+    expected = 8.0 + speed / 0.2 / (1.0 + np.exp(0.5 * (z**2 - 4.3**2)))
+    np.testing.assert_allclose(_density(z, np.where(z > 0.0, 3.0 * z, z), 0.2), expected, rtol=0.01)
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("fit_proportion", [False, True])
+def test_differences_over_small_steps_are_the_derivatives(fit_proportion, rng):
+    """Off the diagonal the Hessian is that of Gauss and Newton: without the mixed derivatives of the embedding."""
+    x, u = rng.normal(size=(12, 2)), np.array([0.3, -0.2])
+    inner = DirectMMD(Generator(lambda u, z: u + z, NormalNoise(2), 2), Gaussian(L), x, fit_proportion)
+    reduced, nodes = inner.reduce(np.full(12, 1 / 12)), one_set(inner.generator, 20)
+    value = lambda t: inner.value(reduced, t, nodes)  # noqa: E731
+    found = jax.jit(lambda u: Differenced(inner, np.array([1e-3, 2e-3])).expand(reduced, u, nodes))(u)
+    gradient, hessian = jax.jit(lambda u: (jax.grad(value)(u), jax.hessian(value)(u)))(u)
+    np.testing.assert_allclose(found.value, value(u), rtol=1e-12)
+    np.testing.assert_allclose(found.gradient, gradient, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(np.diag(found.hessian), np.diag(hessian), rtol=1e-3)
+    y = np.asarray(inner.generator.points(u, nodes))
+    v = np.asarray(inner.generator.weights(nodes, reduced[1]))
+    kernel = lambda a, b: np.exp(-np.sum((a[:, None] - b) ** 2, axis=2) / (2 * L**2))  # noqa: E731
+    jacobians = [lambda b, e=e: (kernel(y + 1e-4 * e, b) - kernel(y - 1e-4 * e, b)).T @ v / 2e-4 for e in np.eye(2)]
+    tangent = [jacobians[0](y + 1e-4 * s * np.eye(2)[1]) @ v for s in (1, -1)]
+    mixed = (tangent[0] - tangent[1]) / 2e-4
+    if not fit_proportion:
+        np.testing.assert_allclose(found.hessian[0, 1], 2.0 * mixed, rtol=1e-3, atol=1e-6)
+
+
+class SquaredMeans(Loss):
+    """A quadratic in the parameters of a location."""
+
+    def value(self, x, w, y, v):
+        return jnp.sum(jnp.square(w @ x - v @ y)) + jnp.prod(w @ x - v @ y)
+
+
+@pytest.mark.x64
+def test_differences_of_a_quadratic_are_exact_for_every_step(rng):
+    generator = Generator(lambda u, z: u + z, NormalNoise(2), 2)
+    inner = SquaredMeans().objective(rng.normal(size=(12, 2)), generator)
+    reduced, nodes, u = inner.reduce(np.full(12, 1 / 12)), one_set(generator, 20), np.array([0.3, -0.2])
+    found = jax.jit(lambda u: Differenced(inner, np.array([0.5, 2.0])).expand(reduced, u, nodes))(u)
+    np.testing.assert_allclose(found.gradient, jax.grad(lambda t: inner.value(reduced, t, nodes))(u), rtol=1e-10)
+    np.testing.assert_allclose(found.hessian, [[2.0, 1.0], [1.0, 2.0]], rtol=1e-10)
 
 
 @pytest.mark.x64
