@@ -1,5 +1,7 @@
 """Engines that weight simulations: printed formulas by other code, exact posteriors, and refusals."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +14,7 @@ import numpyro_kme as kme
 from numpyro_kme._core.solves import ridges
 from numpyro_kme.abc.weighting import soft_abc_weights
 from numpyro_kme.engines._weighers import SignedWeigher
+from numpyro_kme.engines._weighted import _warn_of_variances
 from numpyro_kme.kernels.low_rank import LowRank
 
 KEY = jax.random.key(0)
@@ -630,6 +633,14 @@ def test_negative_variances_are_said(bank, monkeypatch):
     monkeypatch.setattr(SignedWeigher, "at_rows", ringing)
     with pytest.warns(UserWarning, match="variance of theta is negative"):
         kme.KernelABC(conjugate, simulations=bank).run(KEY, x=X)
+
+
+def test_small_variances_are_not_negative_ones_and_negative_ones_may_be_small():
+    z = np.array([[0.0, -0.1], [0.1, 0.0], [0.0, 0.1]])
+    table = SimpleNamespace(z=z, coordinates=SimpleNamespace(names=["a", "b"]))
+    _warn_of_variances(table, np.array([0.1, 0.8, 0.1]))
+    with pytest.warns(UserWarning, match="the variance of a is negative"):
+        _warn_of_variances(table, np.array([0.6, -0.2, 0.6]))
 
 
 def test_functions_of_the_wrong_length(kernel_abc):

@@ -264,6 +264,7 @@ def varying(x):
         (varying, (X,), CommonNoise(8), "batch shape .30,. and covariates are missing"),
         (handlers.mask(without_y, mask=False), (X,), CommonNoise(8), "masked or scaled"),
         (handlers.scale(without_y, scale=0.5), (X,), CommonNoise(8), "masked or scaled"),
+        (handlers.scale(without_y, scale=2.0), (X,), CommonNoise(8), "masked or scaled"),
         (
             lambda x: model(x, simulator=keyed),
             (X,),
