@@ -10,8 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_kme.bootstrap import DirichletProcess, Settings, fit, minimise, newton, posterior_bootstrap, replicates
-from numpyro_kme.bootstrap.fit import by_basin, full_data
+from numpyro_kme.bootstrap import (
+    DirichletProcess,
+    Settings,
+    fit,
+    minimise,
+    newton,
+    posterior_bootstrap,
+    preparation,
+    replicates,
+)
+from numpyro_kme.bootstrap.fit import by_basin, full_data, newton_step, starting_scale
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD, DrawnNoise, Generator, Loss, NormalNoise, WeightedObjective
 from numpyro_kme.losses.base import TaylorExpansion
@@ -138,6 +147,42 @@ def plane():
         bound,
         posterior_bootstrap(jax.random.key(1), bound, STARTS, settings=Settings(40, num_nodes=128)),
     )
+
+
+def test_scales_of_starting_points_by_hand(rng):
+    """Half the distance of two quantiles; a tenth of the size of points that agree, which may be zero."""
+    points = np.stack([0.3 * rng.normal(size=50), np.full(50, -40.0), np.zeros(50)], axis=1)
+    low, high = np.quantile(points[:, 0], [0.16, 0.84])
+    np.testing.assert_allclose(starting_scale(points), [0.5 * (high - low), 4.0, 0.1])
+
+
+def test_newton_steps_by_hand(rng):
+    """Along a direction of negative curvature uphill is avoided; without curvature there is no step beyond bounds."""
+    root = np.linalg.qr(rng.normal(size=(3, 3)))[0]
+    hessian, gradient = root @ np.diag([4.0, -0.5, 1.0]) @ root.T, rng.normal(size=(5, 3))
+    expected = -gradient @ np.linalg.inv(root @ np.diag([4.0, 0.5, 1.0]) @ root.T)
+    np.testing.assert_allclose(newton_step(hessian, gradient), expected, rtol=1e-9)
+    np.testing.assert_allclose(newton_step(np.diag([1e200, 1e180]), np.array([1e200, 0.0])), [-1.0, 0.0])
+    np.testing.assert_allclose(newton_step(np.diag([2.0, 0.0]), np.array([2.0, 1e-9])), [-1.0, -0.5], rtol=1e-6)
+
+
+def test_a_grid_makes_nodes_cheap_and_without_one_starts_are_ranked_by_few(monkeypatch):
+    class Ranked(Exception):
+        pass
+
+    def rank(objective, nodes, which, starts):
+        raise Ranked(nodes.weights.shape[1])
+
+    monkeypatch.setattr(preparation, "rank_starts", rank)
+    x, used = np.random.default_rng(0).normal(size=(50, 2)), []
+    for data, generator in ((x[:, 0], SCALAR), (x, PLANE)):
+        with pytest.raises(Ranked) as error:
+            starts = STARTS[:, : generator.dim]
+            posterior_bootstrap(
+                jax.random.key(0), MMD(Gaussian(L)).objective(data, generator), starts, settings=Settings(8, 64)
+            )
+        used.append(error.value.args[0])
+    assert used[0] == 2 * 64 and 8 <= used[1] < 64
 
 
 @pytest.mark.x64
