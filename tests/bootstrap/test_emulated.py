@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -375,6 +376,27 @@ def test_rows_that_only_fill_the_table_are_never_looked_at(rng):
     filled = [np.concatenate([a, np.full((1, *a.shape[1:]), np.nan, np.float32)]) for a in (x, y, weights)]
     layers = _train(jax.random.key(0), *filled, 3, 2)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(layers))
+
+
+def test_minimisations_start_from_the_best_simulated_points(rng):
+    """Of loss and prior together, by a loop; a second start is elsewhere, unless there is nothing elsewhere."""
+    x, data, anchors = (rng.normal(size=(n, 4)) for n in (50, 30, 30))
+    training = EmulatorTrainingSet(x, None, None)
+    emulator = Identity(None, np.eye(4), training, False)
+
+    def total(k, at):
+        return np.sum((at - data[k]) ** 2) / 0.7 + 0.5 * 2.0 * np.sum((at - anchors[k]) ** 2)
+
+    first = emulator.starts(data, anchors, 0.7, 2.0)
+    for k, start in enumerate(first):
+        assert np.array_equal(start, min(x, key=partial(total, k)))
+    for k, (start, taken) in enumerate(zip(emulator.starts(data, anchors, 0.7, 2.0, first), first)):
+        apart = [at for at in x if np.max(np.abs(at - taken)) >= 0.5]
+        assert np.array_equal(start, min(apart, key=partial(total, k)))
+    one = Identity(None, np.eye(4), EmulatorTrainingSet(x[:1], None, None), False)
+    np.testing.assert_array_equal(
+        one.starts(data, anchors, 0.7, 2.0, np.repeat(x[:1], 30, axis=0)), np.repeat(x[:1], 30, 0)
+    )
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Extrapolation in the parameters: bounds of statistics, the simulated region, what holds outside it, reports."""
 
 import warnings
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import pytest
 from scipy import special, stats
 
 import numpyro_kme as kme
+from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.extrapolation import Region
 from numpyro_kme.likelihoods.residual.support import _lines, held_out_lower_bound, linear_lower_bound
 
@@ -255,6 +257,12 @@ def test_the_limit_is_that_of_a_double_loop(rng):
         gap = np.maximum(z[j] - rest.max(axis=0), 0.0) + np.maximum(rest.min(axis=0) - z[j], 0.0)
         out.append(np.sqrt(weights @ gap**2))
     np.testing.assert_allclose(Region.of(z, weights).limit, max(out))
+
+
+@pytest.mark.parametrize(("m", "share"), [(9, 0.5), (99, 0.05), (10_000, 0.01)])
+def test_a_few_draws_beyond_are_what_chance_gives(m, share):
+    """One simulation more would be beyond the others with a probability of `1 / (m + 1)`."""
+    assert FittedLikelihood.negligible.fget(SimpleNamespace(simulated=np.zeros((m, 1)))) == pytest.approx(share)
 
 
 def test_lines_below_are_those_of_brute_force(rng):

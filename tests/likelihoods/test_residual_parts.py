@@ -1,5 +1,7 @@
 """Parts of the residual form against brute-force refits, finite differences and quadrature."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ from scipy import integrate, optimize, stats
 from scipy.special import ndtr
 
 from numpyro_kme.likelihoods.residual import bandwidth_learning as bl
-from numpyro_kme.likelihoods.residual import decorrelation, location, scale
+from numpyro_kme.likelihoods.residual import decorrelation, form, location, scale
 from numpyro_kme.likelihoods.residual import density as rd
 from numpyro_kme.likelihoods.residual.decorrelation import (
     DecorrelationHyperparameters,
@@ -343,6 +345,41 @@ def test_scale_of_equal_residuals_is_flat_and_one_outlier_hardly_matters(rng):
     scale.update(everywhere(z), np.stack([residuals, np.where(np.arange(200) == 0, 1e6, residuals)]), 2, 10)
     assert np.std(scale.fitted[0]) < 5 * np.sqrt(1 / 200)
     assert np.abs(scale.fitted[1] - scale.fitted[0])[1:].mean() < 0.1
+
+
+def test_an_amplitude_of_half_a_standard_error_costs_a_nat(rng):
+    """The standard error of a correlation of independent residuals is `1 / sqrt(m)`; gradients by differences."""
+    at = decorrelation.DecorrelationHyperparameters(np.log([0.5, 1.5]) - np.log(np.sqrt(80)), np.log([0.3]), 0.0)
+    value, gradient = at.penalty(80)
+    np.testing.assert_allclose(value, 1.0 + 3.0 + 2.0 * 0.3)
+    np.testing.assert_allclose(gradient.others, [1.0, 3.0])
+    np.testing.assert_allclose(gradient.change, [0.6])
+    assert gradient.noise == 0.0
+
+
+def test_noise_of_outliers_is_larger_and_that_of_each_statistic_one_on_average(rng):
+    """Weights of Student's distribution with four degrees of freedom; where the scale varies, its square besides."""
+    residuals = rng.normal(size=(2, 60)) * [[1.0], [50.0]]
+    residuals[0, 0] = 1e3
+    found, own = form._noise(SimpleNamespace(scale=False), None, residuals, None, 1, 1)
+    np.testing.assert_array_equal(own, 1.0)
+    np.testing.assert_allclose(np.mean(1.0 / found, axis=1), 1.0)
+    standard = residuals / scale.winsorised_rms(residuals)[:, None]
+    np.testing.assert_allclose(found / found[:, 1:2], (4 + standard**2) / (4 + standard[:, 1:2] ** 2))
+    varying = SimpleNamespace(update=lambda *_: None, held_out=np.linspace(-1.0, 1.0, 120).reshape(2, 60))
+    whole, own = form._noise(SimpleNamespace(scale=True), None, residuals * np.exp(varying.held_out), varying, 1, 1)
+    np.testing.assert_allclose(whole, found * own)
+    ratio = np.exp(2 * (varying.held_out - varying.held_out[:, :1]))
+    np.testing.assert_allclose(own / own[:, :1], ratio)
+    np.testing.assert_allclose(np.log(own).mean(axis=1), 0.0, atol=1e-12)
+
+
+def test_without_transformations_statistics_stay_as_they_are():
+    low, high = Location.bounds(2, False)
+    assert low.centre == high.centre and low.log_width == high.log_width
+    x = np.linspace(-5.0, 5.0, 11)
+    line = Location(None, low.centre, low.log_width).transformed(x)
+    np.testing.assert_allclose(location.standardised(line)[0], location.standardised(x)[0], atol=1e-3)
 
 
 def test_independent_residuals_are_left_as_they_are(rng):
