@@ -557,8 +557,9 @@ def operands(jaxpr):
     for equation in jaxpr.eqns:
         if equation.primitive.name == "pure_callback":
             yield from (var.aval for var in equation.invars)
-        for inner in jax.core.jaxprs_in_params(equation.params):
-            yield from operands(inner)
+        for value in equation.params.values():
+            if hasattr(inner := getattr(value, "jaxpr", value), "eqns"):
+                yield from operands(inner)
 
 
 @pytest.mark.parametrize("how", ["sequential", "broadcast_all"])

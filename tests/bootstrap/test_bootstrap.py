@@ -185,6 +185,26 @@ def test_a_grid_makes_nodes_cheap_and_without_one_starts_are_ranked_by_few(monke
     assert used[0] == 2 * 64 and 8 <= used[1] < 64
 
 
+@pytest.mark.parametrize("jumps", [False, True])
+def test_derivatives_are_compared_over_about_a_posterior_sd_and_over_a_wide_step_without_any(jumps, monkeypatch):
+    """Of the mean of 50 normals. A simulation of the rounded mean has derivatives that are zero almost everywhere."""
+
+    class Compared(Exception):
+        pass
+
+    def compare(problems, u, steps):
+        raise Compared(steps)
+
+    monkeypatch.setattr(preparation, "compare_derivatives", compare)
+    generator = Generator(lambda u, z: (jnp.round(u[0]) if jumps else u[0]) + z[0], NormalNoise(1), 1)
+    bound = MMD(Gaussian(3.0)).objective(np.random.default_rng(0).normal(0.4, 1.0, 50), generator)
+    with pytest.raises(Compared) as error:
+        posterior_bootstrap(jax.random.key(0), bound, STARTS[:, :1], settings=Settings(8, 64))
+    sd, width = 1.0 / np.sqrt(50), starting_scale(STARTS[:, :1])[0]
+    (step,) = error.value.args[0]
+    assert width / 200 < step < width / 10 if jumps else sd / 2 < step < 2 * sd
+
+
 @pytest.mark.x64
 def test_replicates_are_the_exact_minimisers_for_their_weights(plane):
     x, _, draws = plane

@@ -635,6 +635,23 @@ def test_negative_variances_are_said(bank, monkeypatch):
         kme.KernelABC(conjugate, simulations=bank).run(KEY, x=X)
 
 
+def test_points_do_not_depend_on_the_units_of_the_statistics(rng):
+    """By default each statistic has its own length scale; of data sets all numbers have one."""
+
+    class Table(SimpleNamespace):
+        def __len__(self):
+            return len(self.z)
+
+    engine = kme.KernelRecursiveABC(lambda: None, num_simulations=40)
+    z = rng.normal(size=(40, 1))
+    x = np.concatenate([z + rng.normal(size=(40, 1)), z**2 + rng.normal(size=(40, 1))], axis=1)
+    steps = [
+        engine._step(jax.random.key(0), Table(z=z, x=x * units, data_sets=False), np.array([0.5, 1.0]) * units)
+        for units in (np.ones(2), np.array([1e3, 1e-2]))
+    ]
+    np.testing.assert_allclose(*steps, rtol=1e-4)
+
+
 def test_small_variances_are_not_negative_ones_and_negative_ones_may_be_small():
     z = np.array([[0.0, -0.1], [0.1, 0.0], [0.0, 0.1]])
     table = SimpleNamespace(z=z, coordinates=SimpleNamespace(names=["a", "b"]))

@@ -289,7 +289,10 @@ def test_lattices_and_atoms_are_recognised(rng):
     np.testing.assert_allclose(lattice_step(0.3 + counts / 40), 1 / 40)
     assert lattice_step(rng.normal(size=200)) == lattice_step(np.arange(5.0)) == lattice_step(np.ones(5)) == 0.0
     mixed = np.where(rng.random(200) < 0.3, 0.0, rng.gamma(2.0, size=200))
+    assert not jitter_width(rng.normal(size=20)).any()  # of few values each is a large share
     width = jitter_width(mixed)
+    rest = np.quantile(mixed[mixed != 0], [0.25, 0.75])
+    np.testing.assert_allclose(width[mixed == 0], 0.05 * (rest[1] - rest[0]))
     assert (width[mixed == 0] > 0).all() and (width[mixed != 0] == 0).all()
     jittered = jitter_ties(np.stack([counts, rng.normal(size=200)], axis=1))
     assert np.abs(jittered[:, 0] - counts).max() <= 0.5 and len(np.unique(jittered[:, 0])) == 200

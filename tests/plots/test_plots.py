@@ -85,6 +85,7 @@ def test_relevance_draws_a_bar_for_each_statistic(engine):
     assert named.get_yticklabels()[1].get_text() == "sd"
     assert named.yaxis_inverted()
     bottom, top = named.get_ylim()
+    assert [side for side, spine in named.spines.items() if spine.get_visible()] == ["left", "bottom"]
     assert bottom + top == pytest.approx(2.0) and 2.5 < bottom < 3.0  # as much room below the bars as above
 
 
