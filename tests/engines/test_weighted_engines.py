@@ -9,10 +9,12 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from scipy import stats
+from scipy.spatial.distance import cdist, pdist
 
 import numpyro_kme as kme
 from numpyro_kme._core.solves import ridges
 from numpyro_kme.abc.weighting import soft_abc_weights
+from numpyro_kme.engines import _weighers
 from numpyro_kme.engines._weighers import SignedWeigher
 from numpyro_kme.engines._weighted import _warn_of_variances
 from numpyro_kme.kernels.low_rank import LowRank
@@ -650,6 +652,25 @@ def test_points_do_not_depend_on_the_units_of_the_statistics(rng):
         for units in (np.ones(2), np.array([1e3, 1e-2]))
     ]
     np.testing.assert_allclose(*steps, rtol=1e-4)
+
+
+def test_the_kernel_on_data_sets_by_hand(rng):
+    """The median squared distance of points as inner length scale, and the median MMD between sets as outer one."""
+    x, z = rng.normal(size=(5, 4, 2)), rng.normal(size=(5, 1))
+    table = SimpleNamespace(x=x, z=z, as_data_sets=lambda x: x)
+    rows, coordinates = _weighers.draws(table, 3)
+    np.testing.assert_array_equal(rows, [x[i, j] for i in range(3) for j in range(4)])
+    np.testing.assert_array_equal(coordinates, [z[i] for i in range(3) for _ in range(4)])
+    kernel = _weighers.set_kernel(table, kme.MedianHeuristic())
+    points = x.reshape(-1, 2)
+    inner = np.median(pdist(points))
+    np.testing.assert_allclose(kernel.inner.length_scale, inner, rtol=1e-6)
+
+    def mean(a, b):
+        return np.mean(np.exp(-0.5 * cdist(a, b, "sqeuclidean") / inner**2))
+
+    squares = [mean(x[i], x[i]) + mean(x[j], x[j]) - 2 * mean(x[i], x[j]) for i in range(5) for j in range(i)]
+    np.testing.assert_allclose(kernel.length_scale, np.sqrt(np.median(squares)), rtol=1e-6)
 
 
 def test_small_variances_are_not_negative_ones_and_negative_ones_may_be_small():

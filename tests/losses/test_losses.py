@@ -271,6 +271,19 @@ def test_the_mixing_proportion_is_that_of_the_points_which_the_model_explains(rn
     assert proportion(np.array([-30.0, 0.0])) < 1e-6
 
 
+def test_witness_functions_never_hold_a_matrix_of_all_sources(rng):
+    def shapes(jaxpr):
+        for equation in jaxpr.eqns:
+            yield from (var.aval.shape for var in equation.outvars)
+            for value in equation.params.values():
+                if hasattr(inner := getattr(value, "jaxpr", value), "eqns"):
+                    yield from shapes(inner)
+
+    y, z, c = rng.normal(size=(7, 2)), rng.normal(size=(3 * SOURCES, 2)), rng.normal(size=3 * SOURCES)
+    found = list(shapes(jax.make_jaxpr(potential)(Gaussian(L), y, z, c).jaxpr))
+    assert (7, SOURCES) in found and (7, 3 * SOURCES) not in found
+
+
 @pytest.mark.x64
 @pytest.mark.parametrize("fit_proportion", [False, True])
 @pytest.mark.parametrize("route", ["grid", "direct"])

@@ -124,6 +124,7 @@ def test_surrogate_curve_of_one_number(engine):
     counts = [np.sum((draws >= low) & (draws < high)) for low, high in pairwise(edges)]
     np.testing.assert_allclose(bars, np.array(counts) / max(counts))
     np.testing.assert_allclose(edges[[0, -1]], x[[0, -1]])
+    assert [side for side, spine in axis.spines.items() if spine.get_visible()] == ["left", "bottom"]
     assert [axis.get_xlabel() for axis in drawn(plots.surrogate(engine))[:1]] == ["a"]
 
 
