@@ -3,6 +3,7 @@
 import warnings
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from scipy.stats import kstest, norm
 import numpyro_kme as kme
 from numpyro_kme.bootstrap import Settings, newton, posterior_bootstrap
 from numpyro_kme.bootstrap.emulated import learning
+from numpyro_kme.bootstrap.emulated.bootstrap import _numbers
 from numpyro_kme.bootstrap.emulated.emulator import Emulator, calibrated_loss_scale
 from numpyro_kme.bootstrap.emulated.learning import design
 from numpyro_kme.bootstrap.emulated.networks import Networks, _train
@@ -397,6 +399,20 @@ def test_minimisations_start_from_the_best_simulated_points(rng):
     np.testing.assert_array_equal(
         one.starts(data, anchors, 0.7, 2.0, np.repeat(x[:1], 30, axis=0)), np.repeat(x[:1], 30, 0)
     )
+
+
+def test_errors_of_an_emulated_proportion_by_hand(rng):
+    """The variance of `<mu_w, mu_u>` over weights, `2 Var mu_u / n`, and the emulator's own error, over `|mu_u|^2`."""
+    features, basis, x = rng.normal(size=(40, 5)), np.linalg.qr(rng.normal(size=(5, 4)))[0], rng.normal(size=(3, 4))
+    emulator = Identity(None, basis, None, True)
+    learnt = SimpleNamespace(emulator=emulator, data_features=features, loss_scale=0.2)
+    found = _numbers(learnt, np.full(3, 0.7), x, SimpleNamespace(error=3.0))
+    for mean, error in zip(x, found["mixing_proportion_error"]):
+        own = features @ basis @ mean
+        assert error == pytest.approx(np.sqrt(2.0 * np.var(own) / 40 + 0.6**2) / (mean @ mean))
+    np.testing.assert_array_equal(found["mixing_proportion"], 0.7)
+    learnt.emulator = Identity(None, basis, None, False)
+    assert _numbers(learnt, np.ones(3), x, SimpleNamespace(error=3.0)) == {}
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 `tests/engines/test_conformance.py` runs them on every engine of the package."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -304,6 +305,18 @@ def test_misspecification_by_hand(rng):
     np.testing.assert_allclose(found.witness, np.mean(tails >= tails[-1], axis=0))
     twice = misspecification_test(x[:, [0, 1, 2, 2]] * [1e-8, 1.0, 1e8, 1e8], y[[0, 1, 2, 2]] * [1e-8, 1.0, 1e8, 1e8])
     np.testing.assert_allclose(twice.score, scores[-1], rtol=1e-4)  # a column twice tells nothing more
+
+
+def test_misspecification_of_several_sites_and_calibration_share_the_level():
+    """Half is for the observation, an equal part of it for each site."""
+    asked = []
+    engine = SimpleNamespace(
+        misspecification={name: SimpleNamespace(p_value=p) for name, p in zip("abc", (0.0082, 0.0084, 0.5))},
+        calibration=SimpleNamespace(findings=lambda level: asked.append(level) or []),
+        surrogate={},
+    )
+    (found,) = Check.findings(engine, 0.05)
+    assert found.startswith("a (p-value 0.0082)") and asked == [0.025]
 
 
 def test_check_runs_all_and_says_what_to_do_next(capsys):
