@@ -185,6 +185,24 @@ def test_a_grid_makes_nodes_cheap_and_without_one_starts_are_ranked_by_few(monke
     assert used[0] == 2 * 64 and 8 <= used[1] < 64
 
 
+def test_pilots_share_the_nodes_of_the_full_data_and_are_none_of_the_replicates(monkeypatch):
+    class Asked(Exception):
+        pass
+
+    def prepare(rng_key, objective, nodes, pilot, starts, settings):
+        raise Asked(pilot)
+
+    monkeypatch.setattr(replicates, "prepare", prepare)
+    bound = Means().objective(np.random.default_rng(2).normal(size=(30, 2)), PLANE)
+    with pytest.raises(Asked) as error:
+        posterior_bootstrap(jax.random.key(0), bound, STARTS, settings=Settings(40, 64))
+    pilot = error.value.args[0]
+    weights_key = jax.random.split(jax.random.split(jax.random.key(0), 3)[1])[0]
+    own = DirichletProcess().weights(weights_key, np.arange(40), 30)
+    assert not pilot.sets.any() and len(pilot) == 16
+    assert np.abs(pilot.weights[:, None] - np.asarray(own)[None]).max(axis=2).min() > 1e-3
+
+
 @pytest.mark.parametrize("jumps", [False, True])
 def test_derivatives_are_compared_over_about_a_posterior_sd_and_over_a_wide_step_without_any(jumps, monkeypatch):
     """Of the mean of 50 normals. A simulation of the rounded mean has derivatives that are zero almost everywhere."""

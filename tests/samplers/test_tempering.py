@@ -5,10 +5,13 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from scipy import stats
 
 from numpyro_kme.engines import _sampling
+from numpyro_kme.models.unconstrained import Unconstrained
 from numpyro_kme.samplers.tempering import DECORRELATED, MOVES, _before, _move, _squared_autocorrelation, temper
 
 N = 4000
@@ -69,6 +72,26 @@ def test_evaluations_are_counted():
     found = temper(jax.random.key(0), counted, jax.random.normal(jax.random.key(1), (N, 1)))
     assert found.num_evaluations == sum(calls) and found.num_temperatures == 1
     np.testing.assert_allclose(found.log_evidence, 0.0, atol=1e-5)
+
+
+def test_draws_in_a_model_come_with_their_density_in_its_own_units():
+    """Of a log-normal latent whose logarithm is seen: a conjugate normal posterior, without the Jacobian."""
+
+    def model(y):
+        theta = numpyro.sample("theta", dist.LogNormal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(jnp.log(theta), 0.5), obs=y)
+
+    prior = {"theta": np.exp(np.random.default_rng(0).normal(size=N)).astype(np.float32)}
+    target = Unconstrained.read(model, (0.8,), {}, {"theta": prior["theta"][0]})
+    drawn = _sampling._from_prior(jax.random.key(0), jax.random.key(1), target, prior, 300)
+    theta = drawn.latents["theta"]
+    density = stats.lognorm(1.0).logpdf(theta) + stats.norm(np.log(theta), 0.5).logpdf(0.8)
+    np.testing.assert_allclose(drawn.log_posterior, density, rtol=1e-4, atol=1e-4)
+    assert abs(drawn.log_evidence - stats.norm(0.0, np.sqrt(1.25)).logpdf(0.8)) < 0.2
+    sd = np.sqrt(0.2)
+    assert abs(np.log(theta).mean() - 0.8 * 0.8) < 5 * sd / np.sqrt(drawn.info["effective sample size"])
+    best = _sampling.mode(target, drawn.latents, drawn.log_posterior)
+    np.testing.assert_allclose(np.log(best["theta"]), 0.8 * 0.8 - 0.2, atol=1e-3)  # the mode of the density of theta
 
 
 def two_modes(weight, u):
