@@ -11,7 +11,7 @@ from scipy import integrate, optimize, stats
 from scipy.special import ndtr
 
 from numpyro_kme.likelihoods.residual import bandwidth_learning as bl
-from numpyro_kme.likelihoods.residual import decorrelation, form, location, scale
+from numpyro_kme.likelihoods.residual import decorrelation, form, location, scale, support
 from numpyro_kme.likelihoods.residual import density as rd
 from numpyro_kme.likelihoods.residual.decorrelation import (
     DecorrelationHyperparameters,
@@ -286,6 +286,18 @@ def test_a_lognormal_statistic_starts_from_a_logarithm(rng):
     start, _ = start_locations(everywhere(z), scaled.T, -np.median(x, axis=0) / x.std(), True)
     u = (scaled[:, 0] - start.centre) / np.exp(start.log_width)
     assert np.corrcoef(np.arcsinh(u), np.log(x[:, 0]))[0, 1] > 0.98
+
+
+def test_the_score_of_a_statistic_is_its_held_out_log_density_in_its_units(rng, monkeypatch):
+    """Of a log-normal one; its zero, a centre that is tried, is that of its standardised values."""
+    z, asked = rng.normal(size=(300, 1)), []
+    monkeypatch.setattr(support, "start_locations", lambda *args: asked.append(args) or start_locations(*args))
+    s = 40.0 * np.exp(0.5 * z[:, 0] + 0.05 * rng.normal(size=300))
+    exact = np.mean(stats.lognorm(0.05, scale=40.0 * np.exp(0.5 * z[:, 0])).logpdf(s))
+    assert support._score(everywhere(z), s, np.arange(300)) == pytest.approx(exact, abs=0.1)
+    ((_, (column,), (zero,), _),) = asked
+    np.testing.assert_allclose((column - zero) / (column[0] - zero), s / s[0], rtol=1e-9)
+    np.testing.assert_allclose(np.median(column), 0.0, atol=1e-12)
 
 
 def test_lattices_and_atoms_are_recognised(rng):
