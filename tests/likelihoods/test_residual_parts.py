@@ -187,12 +187,12 @@ def at_points(functions, points):
     return jax.vmap(functions)(points)
 
 
-@pytest.mark.x64
 def test_few_sizes_are_compiled():
     """Powers of four up to 256, of two above."""
     assert [padded(size) for size in (1, 64, 65, 256, 257, 512, 1000)] == [64, 64, 256, 256, 512, 512, 1024]
 
 
+@pytest.mark.x64
 def test_functions_take_as_many_gaussian_kernels_as_they_need(rng):
     """A straight one none, one that is curved along one coordinate a few, a rough one all; new points agree too."""
     z, tolerance = rng.normal(size=(200, 2)), 1e-2
