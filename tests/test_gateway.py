@@ -550,3 +550,27 @@ def test_keys_of_both_kinds_are_taken():
         assert kme.kernels.farthest_point_design(key, Z, 3).shape == (3, 2)
         assert PROBLEM.draw(key, 3).latents["b"].shape == (3, 2)
         assert 0.0 < kme.mmd_test(key, GAUSSIAN, Z, X, num_permutations=9).p_value <= 1.0
+
+
+def operands(jaxpr):
+    """What callbacks of a program are handed."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "pure_callback":
+            yield from (var.aval for var in equation.invars)
+        for value in equation.params.values():
+            if hasattr(inner := getattr(value, "jaxpr", value), "eqns"):
+                yield from operands(inner)
+
+
+@pytest.mark.parametrize("how", ["sequential", "broadcast_all"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_no_argument_of_a_callback_is_larger_than_what_jax_copies_at_once(how, dtype):
+    def total(x):
+        return solves.call_back(np.sum, (), dtype, x, vmap_method=how)
+
+    with jax.enable_x64(dtype is np.float64):
+        x = jnp.arange(30_000, dtype=dtype)
+        found = list(operands(jax.make_jaxpr(total)(x).jaxpr))
+        assert found and max(a.size * a.dtype.itemsize for a in found) <= solves.AT_ONCE
+        assert sum(a.size * a.dtype.itemsize for a in found) == x.nbytes
+        np.testing.assert_allclose(jax.jit(total)(x), np.sum(np.arange(30_000.0)), rtol=1e-6)

@@ -5,13 +5,16 @@ import importlib
 import pkgutil
 import re
 import sys
+from abc import ABC
 from dataclasses import dataclass
-from inspect import isclass
+from inspect import getsource, isclass
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
 from numpyro_kme.engines import Engine
+from numpyro_kme.kernels.base import register
 
 PACKAGE = Path(__file__).parents[1] / "numpyro_kme"
 
@@ -148,10 +151,41 @@ def test_things_are_where_the_list_says():
         assert re.search(rf"^(def|class) {name}\b", (PACKAGE / f"{file}.py").read_text(), re.MULTILINE), (file, name)
 
 
+def own_classes():
+    """All that the package defines."""
+    names = [module.name for module in pkgutil.walk_packages([str(PACKAGE)], "numpyro_kme.")]
+    found = {value for name in names for value in vars(importlib.import_module(name)).values() if isclass(value)}
+    return {c for c in found if c.__module__ in names}
+
+
 def test_values_are_frozen():
     """All but engines, which hold settings, and two states of a search and of a running simulation."""
-    names = [module.name for module in pkgutil.walk_packages([str(PACKAGE)], "numpyro_kme.")]
-    classes = [value for name in names for value in vars(importlib.import_module(name)).values() if isclass(value)]
-    own = {c for c in classes if c.__module__ in names and "__dataclass_params__" in vars(c)}
+    own = {c for c in own_classes() if "__dataclass_params__" in vars(c)}
     thawed = {c.__name__ for c in own if not c.__dataclass_params__.frozen and not issubclass(c, Engine)}
     assert len(own) > 100 and thawed == {"_Search", "_Task"}
+
+
+def test_engines_are_shown_and_compared_as_objects():
+    """A model is a function, and results are arrays: as fields they would be long to show and impossible to compare."""
+    engines = [c for c in own_classes() if issubclass(c, Engine)]
+    assert len(engines) > 8
+    for engine in engines:
+        assert engine.__repr__ is object.__repr__ and engine.__eq__ is object.__eq__, engine
+
+
+def test_what_a_family_leaves_open_must_be_written_by_its_members():
+    """In an abstract class, a method that promises a value and consists of its docstring is abstract."""
+    count = 0
+    for cls in (c for c in own_classes() if ABC in c.__bases__):
+        (body,) = ast.parse(dedent(getsource(cls))).body
+        for method in (node for node in body.body if isinstance(node, ast.FunctionDef) and len(node.body) == 1):
+            if ast.get_docstring(method) and ast.unparse(method.returns) != "None":
+                assert method.name in cls.__abstractmethods__, (cls, method.name)
+                count += 1
+    assert count > 20
+
+
+def test_editors_know_the_constructors_of_registered_classes():
+    """By PEP 681: fields are arguments, and instances are frozen."""
+    told = register.__dataclass_transform__
+    assert {**told, **told["kwargs"]}["frozen_default"]

@@ -137,7 +137,7 @@ def _dataset(group: Group, sample_dims, coords, dims, attributes):
         )
         names = (*sample_dims, *(named or (f"{name}_dim_{i}" for i in range(event))))
         variables[name] = (names, array)
-        for dim, size in zip(names, array.shape, strict=True):
+        for dim, size in zip(names, array.shape):
             used[dim] = coords.get(dim, np.arange(size))
     return xarray.Dataset(variables, coords=used, attrs=attributes)
 

@@ -217,7 +217,7 @@ class TrainingSimulator:
         for leaf in jax.tree.leaves(found):
             lost = len(x) - int(np.isfinite(leaf).reshape(len(x), -1).all(axis=1).sum())
             checks.require(
-                lost == 0,
+                not lost,
                 f"the simulator drew values that are not finite at {lost} of {len(x)} parameters. Narrow the priors, "
                 "or return a finite value there.",
             )

@@ -70,7 +70,7 @@ def misspecification_test(x: Any, y: Any) -> MisspecificationTest:
     together = np.asarray(transform.forward(np.concatenate([table, seen[None]])), np.float64)
     centred = together - together.mean(axis=0)
     values, vectors = np.linalg.eigh(centred.T @ centred / len(centred))
-    white = centred @ (vectors / np.sqrt(np.maximum(values, 1e-10 * values.max())))
+    white = centred @ (vectors / np.sqrt(np.maximum(values, 1e-10)))
     scores = np.log(np.maximum(_to_neighbours(white), 1e-300))
     tails = np.abs(together - np.median(together, axis=0))
     witness = np.ones(table.shape[1])

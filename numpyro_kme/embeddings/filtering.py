@@ -180,8 +180,9 @@ class KernelBayesFilter:
         the modes are rotations then, which `means` are not.
         """
         weights = self._weights(weights)
-        found = [embedding_mode(MeanEmbedding(self.kernel, self.states, row)) for row in np.atleast_2d(weights)]
-        return np.stack(found) if weights.ndim == 2 else found[0]
+        return np.apply_along_axis(
+            lambda row: embedding_mode(MeanEmbedding(self.kernel, self.states, row)), -1, weights
+        )
 
     def _weights(self, weights, several: bool = False) -> np.ndarray:
         weights, size = np.asarray(weights), len(self.features)

@@ -101,7 +101,7 @@ class NormalMixture(Measure):
             raise ValueError(f"`kernel` must be Gaussian for a closed form; got {type(kernel).__name__}.")
         a = jnp.asarray(a)
         log_weights, means, covariances = self.components()
-        squares = jnp.square(one_per_dimension(kernel.length_scale, self.dim)[0])
+        squares = jnp.square(one_per_dimension(kernel.length_scale, self.dim)).ravel()
 
         def component(log_weight, mean, covariance):
             factor = jnp.linalg.cholesky(covariance + jnp.diag(squares))
@@ -130,8 +130,8 @@ class NormalMixture(Measure):
         if not self.closed_form(kernel_a, kernel_b):
             return self.as_points().product_embedding(kernel_a, a, kernel_b, b)
         a, b = jnp.asarray(a), jnp.asarray(b)
-        squares_a = jnp.square(one_per_dimension(kernel_a.length_scale, self.dim)[0])
-        squares_b = jnp.square(one_per_dimension(kernel_b.length_scale, self.dim)[0])
+        squares_a = jnp.square(one_per_dimension(kernel_a.length_scale, self.dim)).ravel()
+        squares_b = jnp.square(one_per_dimension(kernel_b.length_scale, self.dim)).ravel()
         total = squares_a + squares_b
         squares = squares_a * squares_b / total
         log_between = Gaussian(jnp.sqrt(total)).log_gram(a, b)

@@ -272,4 +272,4 @@ def data_kernel(table: ReferenceTable, rule: LengthScaleRule | None = None) -> K
 def draws(table: ReferenceTable, sets: int | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Rows of the first data sets, `(sets * n, d)`, and the coordinates of the parameters of each, `(sets * n, D)`."""
     x = table.as_data_sets(table.x[:sets])
-    return x.reshape(-1, x.shape[-1]), np.repeat(table.z[:sets], x.shape[1], axis=0)
+    return np.concatenate(x), np.repeat(table.z[:sets], x.shape[1], axis=0)

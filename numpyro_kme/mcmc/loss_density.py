@@ -139,7 +139,7 @@ class LossDensity(Distribution):
     def mask(self, mask):
         """All or nothing: a joint loss has no terms of single points."""
         checks.require(
-            isinstance(mask, bool) or not np.shape(mask),
+            not np.shape(mask),
             f"A mask of shape {np.shape(mask)} around handlers.generalized_bayes: the loss compares the data of "
             f"simulator `{self._name}` as a whole, so that no points can be taken out of it. Leave them out of the "
             "data.",

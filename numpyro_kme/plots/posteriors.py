@@ -42,8 +42,7 @@ def marginals(
     figure, axes = panels(len(first))
     for axis, name in zip(axes, first):
         together = np.concatenate([own[name] for own in columns.values() if name in own])
-        start, end = np.quantile(together, [0.002, 0.998])
-        edges = np.linspace(start, end, 41)
+        edges = np.histogram_bin_edges(together, 40, np.quantile(together, [0.002, 0.998]))
         for (label, own), colour in zip(columns.items(), cycle(COLOURS)):
             if name in own:
                 axis.hist(own[name], edges, density=True, color=colour, alpha=FILL, label=label)
@@ -175,7 +174,7 @@ def surrogate(
 
 def _curve(axis, grid, log_q, draws, marked):
     """Likelihood and draws over one parameter, both with a maximum of one."""
-    heights, edges = np.histogram(draws, np.linspace(grid[0], grid[-1], GRID // 2 + 1))
+    heights, edges = np.histogram(draws, 40, (grid[0], grid[-1]))
     axis.stairs(heights / heights.max(), edges, fill=True, color=FAINT, label="posterior")
     axis.plot(grid, np.exp(log_q), color=COLOURS[0], label="learnt likelihood")
     if marked:

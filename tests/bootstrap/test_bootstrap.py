@@ -10,8 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_kme.bootstrap import DirichletProcess, Settings, fit, minimise, newton, posterior_bootstrap, replicates
-from numpyro_kme.bootstrap.fit import by_basin, full_data
+from numpyro_kme.bootstrap import (
+    DirichletProcess,
+    Settings,
+    fit,
+    minimise,
+    newton,
+    posterior_bootstrap,
+    preparation,
+    replicates,
+)
+from numpyro_kme.bootstrap.fit import by_basin, full_data, newton_step, starting_scale
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD, DrawnNoise, Generator, Loss, NormalNoise, WeightedObjective
 from numpyro_kme.losses.base import TaylorExpansion
@@ -138,6 +147,80 @@ def plane():
         bound,
         posterior_bootstrap(jax.random.key(1), bound, STARTS, settings=Settings(40, num_nodes=128)),
     )
+
+
+def test_scales_of_starting_points_by_hand(rng):
+    """Half the distance of two quantiles; a tenth of the size of points that agree, which may be zero."""
+    points = np.stack([0.3 * rng.normal(size=50), np.full(50, -40.0), np.zeros(50)], axis=1)
+    low, high = np.quantile(points[:, 0], [0.16, 0.84])
+    np.testing.assert_allclose(starting_scale(points), [0.5 * (high - low), 4.0, 0.1])
+
+
+def test_newton_steps_by_hand(rng):
+    """Along a direction of negative curvature uphill is avoided; without curvature there is no step beyond bounds."""
+    root = np.linalg.qr(rng.normal(size=(3, 3)))[0]
+    hessian, gradient = root @ np.diag([4.0, -0.5, 1.0]) @ root.T, rng.normal(size=(5, 3))
+    expected = -gradient @ np.linalg.inv(root @ np.diag([4.0, 0.5, 1.0]) @ root.T)
+    np.testing.assert_allclose(newton_step(hessian, gradient), expected, rtol=1e-9)
+    np.testing.assert_allclose(newton_step(np.diag([1e200, 1e180]), np.array([1e200, 0.0])), [-1.0, 0.0])
+    np.testing.assert_allclose(newton_step(np.diag([2.0, 0.0]), np.array([2.0, 1e-9])), [-1.0, -0.5], rtol=1e-6)
+
+
+def test_a_grid_makes_nodes_cheap_and_without_one_starts_are_ranked_by_few(monkeypatch):
+    class Ranked(Exception):
+        pass
+
+    def rank(objective, nodes, which, starts):
+        raise Ranked(nodes.weights.shape[1])
+
+    monkeypatch.setattr(preparation, "rank_starts", rank)
+    x, used = np.random.default_rng(0).normal(size=(50, 2)), []
+    for data, generator in ((x[:, 0], SCALAR), (x, PLANE)):
+        with pytest.raises(Ranked) as error:
+            starts = STARTS[:, : generator.dim]
+            posterior_bootstrap(
+                jax.random.key(0), MMD(Gaussian(L)).objective(data, generator), starts, settings=Settings(8, 64)
+            )
+        used.append(error.value.args[0])
+    assert used[0] == 2 * 64 and 8 <= used[1] < 64
+
+
+def test_pilots_share_the_nodes_of_the_full_data_and_are_none_of_the_replicates(monkeypatch):
+    class Asked(Exception):
+        pass
+
+    def prepare(rng_key, objective, nodes, pilot, starts, settings):
+        raise Asked(pilot)
+
+    monkeypatch.setattr(replicates, "prepare", prepare)
+    bound = Means().objective(np.random.default_rng(2).normal(size=(30, 2)), PLANE)
+    with pytest.raises(Asked) as error:
+        posterior_bootstrap(jax.random.key(0), bound, STARTS, settings=Settings(40, 64))
+    pilot = error.value.args[0]
+    weights_key = jax.random.split(jax.random.split(jax.random.key(0), 3)[1])[0]
+    own = DirichletProcess().weights(weights_key, np.arange(40), 30)
+    assert not pilot.sets.any() and len(pilot) == 16
+    assert np.abs(pilot.weights[:, None] - np.asarray(own)[None]).max(axis=2).min() > 1e-3
+
+
+@pytest.mark.parametrize("jumps", [False, True])
+def test_derivatives_are_compared_over_about_a_posterior_sd_and_over_a_wide_step_without_any(jumps, monkeypatch):
+    """Of the mean of 50 normals. A simulation of the rounded mean has derivatives that are zero almost everywhere."""
+
+    class Compared(Exception):
+        pass
+
+    def compare(problems, u, steps):
+        raise Compared(steps)
+
+    monkeypatch.setattr(preparation, "compare_derivatives", compare)
+    generator = Generator(lambda u, z: (jnp.round(u[0]) if jumps else u[0]) + z[0], NormalNoise(1), 1)
+    bound = MMD(Gaussian(3.0)).objective(np.random.default_rng(0).normal(0.4, 1.0, 50), generator)
+    with pytest.raises(Compared) as error:
+        posterior_bootstrap(jax.random.key(0), bound, STARTS[:, :1], settings=Settings(8, 64))
+    sd, width = 1.0 / np.sqrt(50), starting_scale(STARTS[:, :1])[0]
+    (step,) = error.value.args[0]
+    assert width / 200 < step < width / 10 if jumps else sd / 2 < step < 2 * sd
 
 
 @pytest.mark.x64
@@ -310,6 +393,64 @@ def test_derivatives_of_a_simulator_that_jumps_are_not_trusted():
     binomial = np.sqrt(0.3 * 0.7 / 400)
     assert abs(float(p.mean()) - 0.3) < 5 * binomial
     assert 0.7 < float(p.std()) / binomial < 1.6
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Curve(ExactValley):
+    """`(1 + u^2)^power`, a parabola for 1; for 1/2 a Newton step leads from `u` to `-u^3`."""
+
+    power: float = 1.0
+
+    def value(self, reduced, u, nodes):
+        return (1.0 + jnp.sum(jnp.square(u))) ** self.power
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize(("power", "start", "change"), [(1.0, 3.0, -1), (0.5, 0.7, 0), (0.5, 0.99, 1)])
+def test_damping_falls_where_a_step_gains_what_was_predicted_and_rises_where_it_gains_little(power, start, change):
+    """Predicted by `g s + h s^2 / 2`; along one parameter a step is Newton's, divided by one plus the damping."""
+    settings = dict(scale=np.ones(1), tolerance=1e-9, damping=0.5, stride=10.0)
+    objective, hessian = Curve(SCALAR, power=power), np.eye(1)
+    run = jax.jit(lambda most: minimise(objective, None, None, np.array([start]), hessian, max_steps=most, **settings))
+    before, middle, after = (run(most) for most in (1, 2, 3))
+    g, h = (derivative(lambda u: objective.value(None, u, None))(before.u) for derivative in (jax.grad, jax.hessian))
+    np.testing.assert_allclose(before.remaining, -g / h[0], rtol=1e-12)
+    step = float((middle.u - before.u)[0])
+    gain = (before.value - middle.value) / -(g[0] * step + 0.5 * h[0, 0] * step**2)
+    assert [gain < 0.25, 0.25 < gain < 0.75, gain > 0.75] == [change == 1, change == 0, change == -1]
+    first, second = (float((a.remaining / (b.u - a.u))[0]) - 1.0 for a, b in ((before, middle), (middle, after)))
+    assert first > 0.01 and np.sign(np.round(second - first, 9)) == change
+
+
+class Saddle(ExactValley):
+    """A saddle at the origin between minima at `u[1] = -1` and 1."""
+
+    def value(self, reduced, u, nodes):
+        return u[0] ** 2 - 0.5 * u[1] ** 2 + 0.25 * u[1] ** 4
+
+
+def test_a_saddle_is_no_minimum_and_repels():
+    settings = dict(scale=np.ones(2, np.float32), tolerance=1e-4, damping=0.0, stride=10.0)
+    run = jax.jit(lambda start: minimise(Saddle(SCALAR), None, None, start, np.eye(2), max_steps=40, **settings))
+    stays = run(np.float32([0.0, 0.0]))
+    assert not stays.convex and int(stays.steps) > 10
+    leaves = run(np.float32([0.5, 0.1]))
+    assert leaves.convex
+    np.testing.assert_allclose(leaves.u, [0.0, 1.0], atol=1e-3)
+
+
+@pytest.mark.x64
+def test_rank_one_updates_know_the_step_that_was_taken(rng):
+    """After as many independent steps as parameters the Hessian of a quadratic is exact; a step it foresaw changes
+    nothing."""
+    root = rng.normal(size=(3, 3))
+    exact, found = root + root.T, np.eye(3)
+    for step in rng.normal(size=(3, 3)):
+        found = newton._rank_one(found, step, exact @ step)
+        np.testing.assert_allclose(found @ step, exact @ step, rtol=1e-8)
+    np.testing.assert_allclose(found, exact, rtol=1e-6, atol=1e-9)
+    np.testing.assert_array_equal(newton._rank_one(exact, step, exact @ step), exact)
 
 
 class Cliff(Valley):

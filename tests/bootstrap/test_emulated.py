@@ -2,6 +2,8 @@
 
 import warnings
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -9,16 +11,17 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from scipy.optimize import minimize_scalar, nnls
+from scipy.optimize import minimize, minimize_scalar, nnls
 from scipy.stats import kstest, norm
 
 import numpyro_kme as kme
 from numpyro_kme.bootstrap import Settings, newton, posterior_bootstrap
 from numpyro_kme.bootstrap import emulated as learning
-from numpyro_kme.bootstrap.emulated import design
+from numpyro_kme.bootstrap.emulated import _numbers, design
 from numpyro_kme.bootstrap.emulator import Emulator, calibrated_loss_scale
+from numpyro_kme.bootstrap.networks import Networks, _train
 from numpyro_kme.bootstrap.replicates import EmulatorSummary
-from numpyro_kme.bootstrap.training_set import fit_features
+from numpyro_kme.bootstrap.training_set import EmulatorTrainingSet, fit_features
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD, DrawnNoise, Generator, NormalNoise, UniformNoise, Wasserstein
 
@@ -290,6 +293,125 @@ def test_prior_anchors_are_the_best_of_their_candidates(fit_proportion, rng):
     for have, target, row in zip(found, data, rows):
         assert loss(have, target) == min(loss(x[j], target) for j in row)
         assert any(np.array_equal(have, x[j]) for j in row)
+
+
+def affine(rng, parameters=2, outputs=4, nets=3):
+    """Networks without hidden layers, each an affine map: `(matrices, offsets)`, and the emulator."""
+    a, b = rng.normal(size=(nets, parameters, outputs)), rng.normal(size=(nets, outputs))
+    networks = Networks([(a, b)], np.zeros(parameters), np.ones(parameters), np.zeros(outputs), np.ones(()))
+    return a, b, networks
+
+
+@pytest.mark.parametrize("fit_proportion", [False, True])
+def test_minima_of_affine_networks_are_those_of_ridge_regression(fit_proportion, rng):
+    """Of the loss averaged over networks; with a mixing proportion by SciPy's minimiser."""
+    a, b, networks = affine(rng)
+    data, anchors, scale, weight = rng.normal(size=(2, 4)) + 3.0, rng.normal(size=(2, 2)), 0.7, 0.4
+    found = Emulator(networks, np.eye(4), None, fit_proportion).minimise(data, anchors, scale, weight, anchors, 60)
+
+    def residual(x, target):
+        model = np.ravel(x @ a + b)
+        target = np.tile(target, 3)
+        c = max(model @ target, 0.0) / (model @ model) if fit_proportion else 1.0
+        return c * model - target, c
+
+    for k, (target, anchor) in enumerate(zip(data, anchors)):
+        total = lambda x: np.sum(residual(x, target)[0] ** 2) / 3 / scale + 0.5 * weight * np.sum((x - anchor) ** 2)  # noqa: B023, E731
+        best = minimize(total, found.x[k], method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-13})
+        np.testing.assert_allclose(found.x[k], best.x, atol=1e-5)
+        left, c = residual(found.x[k], target)
+        np.testing.assert_allclose(found.value[k], np.sum(left**2) / 3, rtol=1e-8)
+        np.testing.assert_allclose(found.mixing_proportion[k], c, rtol=1e-8)
+        np.testing.assert_allclose(found.remaining[k], 0.0, atol=1e-5)
+    assert found.convex.all()
+    if not fit_proportion:
+        normal = 2.0 * np.einsum("kpr,kqr->pq", a, a) / 3 / scale + weight * np.eye(2)
+        right = 2.0 * np.einsum("kpr,nkr->np", a, data[:, None] - b) / 3 / scale + weight * anchors
+        np.testing.assert_allclose(found.x, np.linalg.solve(normal, right.T).T, rtol=1e-6)
+        np.testing.assert_allclose(found.hessian[0], normal, rtol=1e-6)
+
+
+@pytest.mark.parametrize("fit_proportion", [False, True])
+def test_networks_disagree_by_their_own_newton_steps(fit_proportion, rng):
+    a, b, networks = affine(rng)
+    emulator = Emulator(networks, np.eye(4), None, fit_proportion)
+    data, x, hessians = (
+        rng.normal(size=(2, 4)) + 3.0,
+        rng.normal(size=(2, 2)),
+        np.stack([np.eye(2), np.diag([2.0, 5.0])]),
+    )
+    found = emulator.between_networks(data, x, 0.7, hessians)
+
+    def loss(k, at, target):
+        model = at @ a[k] + b[k]
+        c = max(model @ target, 0.0) / (model @ model) if fit_proportion else 1.0
+        return np.sum((c * model - target) ** 2) / 0.7
+
+    expected = []
+    for at, target, hessian in zip(x, data, hessians):
+        slopes = [
+            [(loss(k, at + e, target) - loss(k, at - e, target)) / 2e-5 for e in 1e-5 * np.eye(2)] for k in range(3)
+        ]
+        steps = np.linalg.solve(hessian, np.transpose(slopes)).T
+        expected.append((steps - steps.mean(axis=0)) / np.sqrt(2.0))
+    np.testing.assert_allclose(found, np.concatenate(expected), rtol=1e-5, atol=1e-6)
+
+
+def test_losses_of_a_training_set_are_squared_distances_without_noise(rng):
+    """Of the two halves, whose noise is independent; with a mixing proportion, of the nearest multiple."""
+    means, data = rng.uniform(0.2, 1.0, size=(6, 3)), rng.uniform(0.2, 1.0, size=3)
+    counts = np.array([10.0, 20.0, 10.0, 40.0, 10.0, 10.0])
+    exact = EmulatorTrainingSet(np.zeros((6, 2)), np.stack([means, means], axis=1), counts)
+    np.testing.assert_allclose(exact.losses(data, False), np.sum((means - data) ** 2, axis=1))
+    np.testing.assert_allclose(exact.losses(data, True), [nnls(mean[:, None], data)[1] ** 2 for mean in means])
+    np.testing.assert_allclose(exact.losses(-data, True), data @ data)
+    apart = rng.normal(size=(6, 3))
+    noisy = EmulatorTrainingSet(np.zeros((6, 2)), np.stack([means + apart, means - apart], axis=1), counts)
+    expected = np.sum((means - data) ** 2 - apart**2, axis=1)
+    np.testing.assert_allclose(noisy.losses(data, False), expected)
+    np.testing.assert_allclose(noisy.noise() * counts, np.mean(counts * np.sum(apart**2, axis=1)))
+
+
+def test_rows_that_only_fill_the_table_are_never_looked_at(rng):
+    x, y, weights = (np.float32(a) for a in (rng.normal(size=(3, 1)), rng.normal(size=(3, 2)), np.ones(3)))
+    filled = [np.concatenate([a, np.full((1, *a.shape[1:]), np.nan, np.float32)]) for a in (x, y, weights)]
+    layers = _train(jax.random.key(0), *filled, 3, 2)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(layers))
+
+
+def test_minimisations_start_from_the_best_simulated_points(rng):
+    """Of loss and prior together, by a loop; a second start is elsewhere, unless there is nothing elsewhere."""
+    x, data, anchors = (rng.normal(size=(n, 4)) for n in (50, 30, 30))
+    training = EmulatorTrainingSet(x, None, None)
+    emulator = Identity(None, np.eye(4), training, False)
+
+    def total(k, at):
+        return np.sum((at - data[k]) ** 2) / 0.7 + 0.5 * 2.0 * np.sum((at - anchors[k]) ** 2)
+
+    first = emulator.starts(data, anchors, 0.7, 2.0)
+    for k, start in enumerate(first):
+        assert np.array_equal(start, min(x, key=partial(total, k)))
+    for k, (start, taken) in enumerate(zip(emulator.starts(data, anchors, 0.7, 2.0, first), first)):
+        apart = [at for at in x if np.max(np.abs(at - taken)) >= 0.5]
+        assert np.array_equal(start, min(apart, key=partial(total, k)))
+    one = Identity(None, np.eye(4), EmulatorTrainingSet(x[:1], None, None), False)
+    np.testing.assert_array_equal(
+        one.starts(data, anchors, 0.7, 2.0, np.repeat(x[:1], 30, axis=0)), np.repeat(x[:1], 30, 0)
+    )
+
+
+def test_errors_of_an_emulated_proportion_by_hand(rng):
+    """The variance of `<mu_w, mu_u>` over weights, `2 Var mu_u / n`, and the emulator's own error, over `|mu_u|^2`."""
+    features, basis, x = rng.normal(size=(40, 5)), np.linalg.qr(rng.normal(size=(5, 4)))[0], rng.normal(size=(3, 4))
+    emulator = Identity(None, basis, None, True)
+    learnt = SimpleNamespace(emulator=emulator, data_features=features, loss_scale=0.2)
+    found = _numbers(learnt, np.full(3, 0.7), x, SimpleNamespace(error=3.0))
+    for mean, error in zip(x, found["mixing_proportion_error"]):
+        own = features @ basis @ mean
+        assert error == pytest.approx(np.sqrt(2.0 * np.var(own) / 40 + 0.6**2) / (mean @ mean))
+    np.testing.assert_array_equal(found["mixing_proportion"], 0.7)
+    learnt.emulator = Identity(None, basis, None, False)
+    assert _numbers(learnt, np.ones(3), x, SimpleNamespace(error=3.0)) == {}
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 `tests/engines/test_conformance.py` runs them on every engine of the package."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from scipy import stats
+from scipy.spatial.distance import cdist
 
 import numpyro_kme as kme
 from benchmarks.checks import planted_faults
@@ -27,6 +29,7 @@ from numpyro_kme.diagnostics import (
     uniformity,
 )
 from numpyro_kme.engines import Engine, Posterior, Trained
+from numpyro_kme.likelihoods.statistics import StatisticsTransform
 from numpyro_kme.mcmc.chain_checks import SurrogateCheck
 
 KEY = jax.random.key(1)
@@ -286,6 +289,34 @@ def test_misspecification_is_a_valid_test(rng):
     assert odd.p_value < 0.01 and odd.witness.min() > 0.05
     far = misspecification_test(draw(300), np.array([0.0, 9.0, 0.0]))
     assert far.p_value < 0.01 and np.argmin(far.witness) == 1
+
+
+def test_misspecification_by_hand(rng):
+    """The logarithm of Mahalanobis's distance to the fifth neighbour, and how many are as far out, in any units."""
+    x, y = rng.normal(size=(60, 3)) @ rng.normal(size=(3, 3)), np.array([0.3, -0.2, 2.0])
+    found = misspecification_test(x, y)
+    white = np.asarray(StatisticsTransform.fit(x).forward(np.concatenate([x, y[None]])), np.float64)
+    apart = cdist(white, white, "mahalanobis", VI=np.linalg.inv(np.cov(white.T, bias=True)))
+    scores = np.log(np.sort(apart, axis=1)[:, 5])
+    np.testing.assert_allclose(found.scores, scores[:-1], rtol=1e-5)
+    np.testing.assert_allclose(found.score, scores[-1], rtol=1e-5)
+    assert found.p_value == np.mean(scores >= scores[-1])
+    tails = np.abs(white - np.median(white, axis=0))
+    np.testing.assert_allclose(found.witness, np.mean(tails >= tails[-1], axis=0))
+    twice = misspecification_test(x[:, [0, 1, 2, 2]] * [1e-8, 1.0, 1e8, 1e8], y[[0, 1, 2, 2]] * [1e-8, 1.0, 1e8, 1e8])
+    np.testing.assert_allclose(twice.score, scores[-1], rtol=1e-4)  # a column twice tells nothing more
+
+
+def test_misspecification_of_several_sites_and_calibration_share_the_level():
+    """Half is for the observation, an equal part of it for each site."""
+    asked = []
+    engine = SimpleNamespace(
+        misspecification={name: SimpleNamespace(p_value=p) for name, p in zip("abc", (0.0082, 0.0084, 0.5))},
+        calibration=SimpleNamespace(findings=lambda level: asked.append(level) or []),
+        surrogate={},
+    )
+    (found,) = Check.findings(engine, 0.05)
+    assert found.startswith("a (p-value 0.0082)") and asked == [0.025]
 
 
 def test_check_runs_all_and_says_what_to_do_next(capsys):

@@ -106,6 +106,8 @@ def test_how_far_a_posterior_moved(rng):
     assert _simulations.moved({"a": a}, {"a": a}) == 0.0
     assert _simulations.moved({"a": a}, {"a": a + np.array([0.0, 1.5])}) == pytest.approx(1.5, rel=0.1)
     assert _simulations.moved({"a": a}, {"a": a * np.array([1.0, 4.0])}) == pytest.approx(np.log(4.0), abs=0.1)
+    assert _simulations.moved({"a": a}, {"a": 0.1 * a}) == pytest.approx(np.log(10.0), abs=0.7)
+    assert 100.0 < _simulations.moved({"a": 0.0 * a}, {"a": a}) < np.inf  # from one point
 
 
 @pytest.mark.parametrize("total, rounds, sizes", [(10, 3, [4, 3, 3]), (9, 3, [3, 3, 3]), (7, 1, [7])])

@@ -1,5 +1,7 @@
 """Engines that weight simulations: printed formulas by other code, exact posteriors, and refusals."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,11 +9,14 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from scipy import stats
+from scipy.spatial.distance import cdist, pdist
 
 import numpyro_kme as kme
 from numpyro_kme._core.solves import ridges
 from numpyro_kme.abc.weighting import soft_abc_weights
+from numpyro_kme.engines import _weighers
 from numpyro_kme.engines._weighers import SignedWeigher
+from numpyro_kme.engines._weighted import _warn_of_variances
 from numpyro_kme.kernels.low_rank import LowRank
 
 KEY = jax.random.key(0)
@@ -630,6 +635,50 @@ def test_negative_variances_are_said(bank, monkeypatch):
     monkeypatch.setattr(SignedWeigher, "at_rows", ringing)
     with pytest.warns(UserWarning, match="variance of theta is negative"):
         kme.KernelABC(conjugate, simulations=bank).run(KEY, x=X)
+
+
+def test_points_do_not_depend_on_the_units_of_the_statistics(rng):
+    """By default each statistic has its own length scale; of data sets all numbers have one."""
+
+    class Table(SimpleNamespace):
+        def __len__(self):
+            return len(self.z)
+
+    engine = kme.KernelRecursiveABC(lambda: None, num_simulations=40)
+    z = rng.normal(size=(40, 1))
+    x = np.concatenate([z + rng.normal(size=(40, 1)), z**2 + rng.normal(size=(40, 1))], axis=1)
+    steps = [
+        engine._step(jax.random.key(0), Table(z=z, x=x * units, data_sets=False), np.array([0.5, 1.0]) * units)
+        for units in (np.ones(2), np.array([1e3, 1e-2]))
+    ]
+    np.testing.assert_allclose(*steps, rtol=1e-4)
+
+
+def test_the_kernel_on_data_sets_by_hand(rng):
+    """The median squared distance of points as inner length scale, and the median MMD between sets as outer one."""
+    x, z = rng.normal(size=(5, 4, 2)), rng.normal(size=(5, 1))
+    table = SimpleNamespace(x=x, z=z, as_data_sets=lambda x: x)
+    rows, coordinates = _weighers.draws(table, 3)
+    np.testing.assert_array_equal(rows, [x[i, j] for i in range(3) for j in range(4)])
+    np.testing.assert_array_equal(coordinates, [z[i] for i in range(3) for _ in range(4)])
+    kernel = _weighers.set_kernel(table, kme.MedianHeuristic())
+    points = x.reshape(-1, 2)
+    inner = np.median(pdist(points))
+    np.testing.assert_allclose(kernel.inner.length_scale, inner, rtol=1e-3)
+
+    def mean(a, b):
+        return np.mean(np.exp(-0.5 * cdist(a, b, "sqeuclidean") / inner**2))
+
+    squares = [mean(x[i], x[i]) + mean(x[j], x[j]) - 2 * mean(x[i], x[j]) for i in range(5) for j in range(i)]
+    np.testing.assert_allclose(kernel.length_scale, np.sqrt(np.median(squares)), rtol=1e-3)
+
+
+def test_small_variances_are_not_negative_ones_and_negative_ones_may_be_small():
+    z = np.array([[0.0, -0.1], [0.1, 0.0], [0.0, 0.1]])
+    table = SimpleNamespace(z=z, coordinates=SimpleNamespace(names=["a", "b"]))
+    _warn_of_variances(table, np.array([0.1, 0.8, 0.1]))
+    with pytest.warns(UserWarning, match="the variance of a is negative"):
+        _warn_of_variances(table, np.array([0.6, -0.2, 0.6]))
 
 
 def test_functions_of_the_wrong_length(kernel_abc):

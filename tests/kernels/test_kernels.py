@@ -650,6 +650,20 @@ def test_path_kernel_with_different_grids(rng):
     np.testing.assert_allclose(diagonal, np.diag(own), rtol=1e-8)
 
 
+def test_arrays_are_read_as_paths(rng):
+    """The last column is the value; places may have several coordinates, and are kept once where all share them."""
+    kernel = K.GaussianProcessPath(2.0 * K.Gaussian(0.9), 0.3)
+    for dim in (1, 2):
+        x, places = rng.normal(size=(3, 4, dim + 1)), rng.normal(size=(4, dim))
+        apart, values = kernel.points(x)
+        np.testing.assert_array_equal(np.concatenate([apart, values[..., None]], axis=2), x)
+        one = kernel.point(x[1])
+        np.testing.assert_array_equal(one[0], apart[1])
+        np.testing.assert_array_equal(one[1], values[1])
+        x[..., :-1] = places
+        np.testing.assert_array_equal(kernel.points(x)[0], places)
+
+
 def test_path_kernel_is_a_density_in_its_first_argument(rng):
     kernel = K.GaussianProcessPath(2.0 * K.Gaussian(0.9), 0.3)
     grid = np.linspace(-12, 12, 2401)

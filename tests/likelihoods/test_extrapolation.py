@@ -1,6 +1,7 @@
 """Extrapolation in the parameters: bounds of statistics, the simulated region, what holds outside it, reports."""
 
 import warnings
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +12,9 @@ import pytest
 from scipy import special, stats
 
 import numpyro_kme as kme
+from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.extrapolation import Region
-from numpyro_kme.likelihoods.residual.support import held_out_lower_bound, linear_lower_bound
+from numpyro_kme.likelihoods.residual.support import _lines, held_out_lower_bound, linear_lower_bound
 
 QUEUE_TRUTH = (1.0, 4.0, 0.2)
 README_DATA = np.array([21.0, 28.0])
@@ -257,6 +259,12 @@ def test_the_limit_is_that_of_a_double_loop(rng):
     np.testing.assert_allclose(Region.of(z, weights).limit, max(out))
 
 
+@pytest.mark.parametrize(("m", "share"), [(9, 0.5), (99, 0.05), (10_000, 0.01)])
+def test_a_few_draws_beyond_are_what_chance_gives(m, share):
+    """One simulation more would be beyond the others with a probability of `1 / (m + 1)`."""
+    assert FittedLikelihood.negligible.fget(SimpleNamespace(simulated=np.zeros((m, 1)))) == pytest.approx(share)
+
+
 def test_lines_below_are_those_of_brute_force(rng):
     """Every line through two points that is below all others, the highest in the mean; and gaps from refits."""
     t, s = rng.normal(size=(25, 1)), rng.normal(size=25)
@@ -277,6 +285,14 @@ def test_lines_below_are_those_of_brute_force(rng):
     refits = [s[j] - columns[j] @ brute(np.delete(columns, j, 0), np.delete(s, j)) for j in range(25)]
     np.testing.assert_allclose(gaps, refits, atol=1e-7)
     assert np.sum(gaps < 0.0) == 2
+
+
+def test_a_bound_that_more_simulations_refute_does_not_hide_one_on_the_other_side(rng):
+    """The first simulations crowd at both ends, the others at the upper one only."""
+    z, first = rng.normal(size=600), np.arange(600) < 200
+    s = z - np.where(first, 3.0 * rng.beta(0.5, 0.5, size=600), rng.exponential(size=600))
+    columns = np.stack([np.ones(600), z, z], axis=1)
+    assert -1.0 in {line.side for line in _lines(columns, s, np.arange(600))} <= {-1.0}
 
 
 def test_bounds_are_found_where_they_are_and_nowhere_else(rng):

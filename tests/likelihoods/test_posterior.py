@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -121,6 +123,26 @@ def test_mode(case):
     )
     heights = density(posterior, grid) * prior
     assert abs(posterior.mode()[0] - grid[np.argmax(heights), 0]) < 0.01
+
+
+def test_the_mode_is_not_just_the_best_particle(rng):
+    """Of a normal likelihood at 0.7 in four dimensions."""
+
+    @register
+    class Likelihood:
+        scale: float
+
+        def signed_log(self, z):
+            return jnp.ones(()), -0.5 * jnp.sum(jnp.square((z - 0.7) / self.scale))
+
+    found = KernelMeansPosterior.mode(
+        SimpleNamespace(
+            likelihood=Likelihood(0.5),
+            measure=Normal.standard(4),
+            _particles=SimpleNamespace(particles=rng.normal(size=(50, 4))),
+        )
+    )
+    np.testing.assert_allclose(found, 0.7 / (1.0 + 0.5**2), atol=1e-4)
 
 
 def test_adaptive_importance_sampling_of_a_posterior_much_narrower_than_the_prior():

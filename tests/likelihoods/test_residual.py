@@ -220,6 +220,9 @@ def test_relevance_and_report(counts_and_rates):
     assert "held out" in report["location"] and report["marginal transformations"] == "curved: all statistics"
     assert all(len(line) < 100 for line in report.values() if isinstance(line, str))
     assert surrogate.dim == 1
+    halves = dataclasses.replace(surrogate.improvements, location=np.array([-0.1, 0.5 * np.log(2.0)]))
+    told = dataclasses.replace(surrogate, improvements=halves).describe()["location"]
+    assert told.startswith("0% to 50% of the variance")  # half the variance is log(2) / 2 nats
 
 
 def test_report_of_the_observation(counts_and_rates):

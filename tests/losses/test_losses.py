@@ -4,12 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.stats import norm
 
-from numpyro_kme.kernels import Gaussian, Kernel, Laplace, Linear, Matern52, RationalQuadratic
+from numpyro_kme.kernels import FromCallable, Gaussian, Kernel, Laplace, Linear, Matern52, RationalQuadratic
 from numpyro_kme.kernels.base import register
 from numpyro_kme.losses import MMD, DrawnNoise, Generator, Loss, NormalNoise, UniformNoise
+from numpyro_kme.losses.base import Differenced
 from numpyro_kme.losses.grid import find_step, make_grid
-from numpyro_kme.losses.grid_mmd import GridMMD, adapted_nodes
+from numpyro_kme.losses.grid_mmd import GridMMD, _density, adapted_nodes
 from numpyro_kme.losses.mmd import SOURCES, DirectMMD, field_at, potential
 
 L = 0.7
@@ -225,6 +227,18 @@ def test_kernels_that_a_grid_cannot_hold_are_summed_directly(scalars):
     assert isinstance(MMD(Laplace(L), tolerance=1e-6).objective(x, SCALARS), DirectMMD)
 
 
+def test_cells_resolve_a_narrow_part_of_a_kernel_and_the_window_reaches_to_its_end():
+    kernel = Gaussian(1.0) + 0.1 * Gaussian(0.005)
+    exact = lambda distance: np.exp(-(distance**2) / 2) + 0.1 * np.exp(-(distance**2) / 5e-5)  # noqa: E731
+    step, half, reach = find_step(kernel, 1.0, 1e-3)
+    assert exact(half) < 0.55 < exact(half / 1.2) and exact(reach) < 1.1e-12 < exact(reach / 1.5)
+    grid = make_grid(kernel, 0.0, 4.0, step, reach, 100_000)
+    one, apart = jnp.ones(1), np.linspace(0.0, 0.02, 81)
+    tabulated = jax.jit(jax.vmap(lambda b: grid.inner(grid.embed(jnp.zeros(1), one), grid.embed(b[None], one))))(apart)
+    np.testing.assert_allclose(tabulated, exact(apart), atol=2e-3)
+    assert find_step(Gaussian(1.0) + 0.1 * FromCallable(lambda a, b: 1.0), 1.0, 1e-3) is None  # never falls to zero
+
+
 @register
 class Plain(Kernel):
     """Inverse multiquadric written by a user."""
@@ -255,6 +269,50 @@ def test_the_mixing_proportion_is_that_of_the_points_which_the_model_explains(rn
     proportion = jax.jit(lambda u: bound.report(reduced, u, nodes)["mixing_proportion"])
     assert abs(float(proportion(np.zeros(2))) - 0.9) < 5 * np.sqrt(1.0 / 1000)
     assert proportion(np.array([-30.0, 0.0])) < 1e-6
+
+
+def test_witness_functions_never_hold_a_matrix_of_all_sources(rng):
+    def shapes(jaxpr):
+        for equation in jaxpr.eqns:
+            yield from (var.aval.shape for var in equation.outvars)
+            for value in equation.params.values():
+                if hasattr(inner := getattr(value, "jaxpr", value), "eqns"):
+                    yield from shapes(inner)
+
+    y, z, c = rng.normal(size=(7, 2)), rng.normal(size=(3 * SOURCES, 2)), rng.normal(size=3 * SOURCES)
+    found = list(shapes(jax.make_jaxpr(potential)(Gaussian(L), y, z, c).jaxpr))
+    assert (7, SOURCES) in found and (7, 3 * SOURCES) not in found
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("fit_proportion", [False, True])
+@pytest.mark.parametrize("route", ["grid", "direct"])
+def test_errors_of_loss_and_proportion_by_hand(route, fit_proportion, rng):
+    """By loops over the simulated points: each moves both energies, pairs of them the first; and data the second."""
+    x, u = rng.normal(size=30), np.array([0.4, 0.1])
+    generator = Generator(lambda u, key: normal(u, jax.random.normal(key, (1,))), DrawnNoise(), 2)
+    loss = MMD(Gaussian(L), fit_proportion=fit_proportion, tolerance=1e-7)
+    bound = loss.objective(x, generator) if route == "grid" else DirectMMD(generator, Gaussian(L), x, fit_proportion)
+    assert isinstance(bound, GridMMD) == (route == "grid")
+    w, nodes = rng.dirichlet(np.ones(30)), one_set(generator, 25)
+    found = jax.jit(lambda w: bound.report(bound.reduce(w), u, nodes))(w)
+    y = np.asarray(generator.points(u, nodes))
+    kernel = lambda a, b: np.exp(-((a - b) ** 2) / (2 * L**2))  # noqa: E731
+    own, data = (np.array([np.mean(kernel(a, y)) for a in y]), np.array([w @ kernel(a, x) for a in y]))
+    s, pairs = np.mean(data), [kernel(a, b) for i, a in enumerate(y) for j, b in enumerate(y) if i != j]
+    q = max(np.mean(pairs), 1 / 25) if fit_proportion else np.mean(pairs)
+
+    def variance(by_q, by_s):
+        return np.var(2 * by_q * own + by_s * data) / 25 + 2 * (by_q / 25) ** 2 * q
+
+    by = ((s / q) ** 2, -2 * s / q) if fit_proportion else (1.0, -2.0)
+    expected = {"loss_error": np.sqrt(variance(*by))}
+    if fit_proportion:
+        error = np.sqrt(variance(-1.0, 1.0) + 2 / 30 * np.var(own)) / q
+        expected |= {"mixing_proportion": s / q, "mixing_proportion_error": error}
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, err_msg=name)
 
 
 @pytest.mark.x64
@@ -295,6 +353,54 @@ def test_adapted_nodes_leave_no_gaps_that_the_kernel_could_see():
     np.testing.assert_allclose(nodes.weights[0] @ np.cos(z), np.exp(-0.5), atol=1e-5)
     np.testing.assert_allclose(nodes.weights[0] @ z**2, 1.0, atol=1e-4)
     assert adapted_nodes(VECTORS, np.zeros(2), 0.2, 128) is None
+
+
+def test_nodes_are_wanted_where_simulations_move_fast_but_for_the_tails():
+    """The speed jumps from 1 to 3, smoothed by a normal of 0.15; it fades beyond 4.3; and eight nodes are anywhere."""
+    z = np.linspace(-6.5, 6.5, 4097)
+    speed = 1.0 + 2.0 * norm.cdf(z / 0.15)
+    expected = 8.0 + speed / 0.2 / (1.0 + np.exp(0.5 * (z**2 - 4.3**2)))
+    np.testing.assert_allclose(_density(z, np.where(z > 0.0, 3.0 * z, z), 0.2), expected, rtol=0.01)
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("fit_proportion", [False, True])
+def test_differences_over_small_steps_are_the_derivatives(fit_proportion, rng):
+    """Off the diagonal the Hessian is that of Gauss and Newton: without the mixed derivatives of the embedding."""
+    x, u = rng.normal(size=(12, 2)), np.array([0.3, -0.2])
+    inner = DirectMMD(Generator(lambda u, z: u + z, NormalNoise(2), 2), Gaussian(L), x, fit_proportion)
+    reduced, nodes = inner.reduce(np.full(12, 1 / 12)), one_set(inner.generator, 20)
+    value = lambda t: inner.value(reduced, t, nodes)  # noqa: E731
+    found = jax.jit(lambda u: Differenced(inner, np.array([1e-3, 2e-3])).expand(reduced, u, nodes))(u)
+    gradient, hessian = jax.jit(lambda u: (jax.grad(value)(u), jax.hessian(value)(u)))(u)
+    np.testing.assert_allclose(found.value, value(u), rtol=1e-12)
+    np.testing.assert_allclose(found.gradient, gradient, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(np.diag(found.hessian), np.diag(hessian), rtol=1e-3)
+    y = np.asarray(inner.generator.points(u, nodes))
+    v = np.asarray(inner.generator.weights(nodes, reduced[1]))
+    kernel = lambda a, b: np.exp(-np.sum((a[:, None] - b) ** 2, axis=2) / (2 * L**2))  # noqa: E731
+    jacobians = [lambda b, e=e: (kernel(y + 1e-4 * e, b) - kernel(y - 1e-4 * e, b)).T @ v / 2e-4 for e in np.eye(2)]
+    tangent = [jacobians[0](y + 1e-4 * s * np.eye(2)[1]) @ v for s in (1, -1)]
+    mixed = (tangent[0] - tangent[1]) / 2e-4
+    if not fit_proportion:
+        np.testing.assert_allclose(found.hessian[0, 1], 2.0 * mixed, rtol=1e-3, atol=1e-6)
+
+
+class SquaredMeans(Loss):
+    """A quadratic in the parameters of a location."""
+
+    def value(self, x, w, y, v):
+        return jnp.sum(jnp.square(w @ x - v @ y)) + jnp.prod(w @ x - v @ y)
+
+
+@pytest.mark.x64
+def test_differences_of_a_quadratic_are_exact_for_every_step(rng):
+    generator = Generator(lambda u, z: u + z, NormalNoise(2), 2)
+    inner = SquaredMeans().objective(rng.normal(size=(12, 2)), generator)
+    reduced, nodes, u = inner.reduce(np.full(12, 1 / 12)), one_set(generator, 20), np.array([0.3, -0.2])
+    found = jax.jit(lambda u: Differenced(inner, np.array([0.5, 2.0])).expand(reduced, u, nodes))(u)
+    np.testing.assert_allclose(found.gradient, jax.grad(lambda t: inner.value(reduced, t, nodes))(u), rtol=1e-10)
+    np.testing.assert_allclose(found.hessian, [[2.0, 1.0], [1.0, 2.0]], rtol=1e-10)
 
 
 @pytest.mark.x64

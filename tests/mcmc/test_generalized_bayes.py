@@ -13,10 +13,18 @@ from numpyro.infer.util import log_density
 from scipy.stats import norm
 
 from numpyro_kme.kernels import Gaussian
-from numpyro_kme.losses import MMD
+from numpyro_kme.losses import MMD, DrawnNoise, NormalNoise
 from numpyro_kme.mcmc.chain_checks import noise_sensitivity
 from numpyro_kme.mcmc.handlers import generalized_bayes
-from numpyro_kme.mcmc.noise import CommonNoise, FreshNoise, LatentNoise, fresh_nodes, independent_noise, simulation_keys
+from numpyro_kme.mcmc.noise import (
+    CommonNoise,
+    FreshNoise,
+    LatentNoise,
+    even_noise,
+    fresh_nodes,
+    independent_noise,
+    simulation_keys,
+)
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.simulator_functions import FromNoise
 
@@ -264,6 +272,7 @@ def varying(x):
         (varying, (X,), CommonNoise(8), "batch shape .30,. and covariates are missing"),
         (handlers.mask(without_y, mask=False), (X,), CommonNoise(8), "masked or scaled"),
         (handlers.scale(without_y, scale=0.5), (X,), CommonNoise(8), "masked or scaled"),
+        (handlers.scale(without_y, scale=2.0), (X,), CommonNoise(8), "masked or scaled"),
         (
             lambda x: model(x, simulator=keyed),
             (X,),
@@ -275,6 +284,33 @@ def varying(x):
 def test_models_that_do_not_fit_are_explained(wrong, args, noise, sentence):
     with pytest.raises(ValueError, match=sentence):
         handlers.seed(generalized_bayes(wrong, LOSS, weight=1.0, noise=noise), 0)(*args)
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        dist.MultivariateNormal(jnp.array([1.0, -2.0]), jnp.array([[2.0, 0.8], [0.8, 1.0]])),
+        dist.Normal(jnp.array([1.0, -2.0]), jnp.array([0.5, 3.0])).to_event(1),
+        dist.Gumbel(1.0, 2.0).expand([2]).to_event(1),
+        dist.Normal(1.0, 2.0),
+    ],
+    ids=["correlated", "scaled", "quantiles", "scalar"],
+)
+def test_declared_noise_follows_from_normals(declared):
+    """Even points have the declared mean and covariance, within what 4096 of them resolve."""
+    noise = even_noise(FromNoise(lambda noise, mean: mean + noise, declared))
+    assert isinstance(noise, NormalNoise)
+    z = random.normal(random.key(0), (4096, noise.dim))
+    values = np.asarray(jax.jit(jax.vmap(noise.transform))(z)).reshape(4096, -1)
+    exact = np.asarray(jax.vmap(declared.sample)(random.split(random.key(1), 40_000))).reshape(40_000, -1)
+    sd = exact.std(axis=0)
+    assert np.abs((values.mean(axis=0) - exact.mean(axis=0)) / sd).max() < 5 * np.sqrt(1 / 4096 + 1 / 40_000)
+    np.testing.assert_allclose(np.cov(values.T / sd[:, None]), np.cov(exact.T / sd[:, None]), atol=0.25)
+
+
+def test_noise_without_quantiles_is_drawn():
+    assert isinstance(even_noise(FromNoise(lambda noise, mean: mean + noise, dist.VonMises(0.0, 1.0))), DrawnNoise)
+    assert isinstance(even_noise(lambda rng_key, mean: mean), DrawnNoise)
 
 
 def test_data_must_be_known():

@@ -284,6 +284,13 @@ def test_functions_are_recognised_with_affine_maps_around_them(name, dtype, rng)
         np.testing.assert_allclose(column.solve(a), s, atol=tolerance * s.std())
 
 
+def test_a_straight_line_is_recognised_whatever_its_range_but_a_constant_is_none():
+    t = np.linspace(-1.0, 1.0, 50)
+    for slope in (0.5, 1.0, -1.0, -2.0):
+        np.testing.assert_allclose(matching.find(3.0 + slope * t, t).solve(3.0 + slope * t), t, atol=1e-6)
+    assert matching.find(np.full(50, 3.0), t) is None
+
+
 @pytest.mark.parametrize("a", [lambda t: t**3, np.sin, lambda t: np.exp(t) + t], ids=["cube", "sine", "sum"])
 def test_other_functions_are_not_taken_for_one_of_the_list(a, rng):
     t = rng.normal(size=300).astype(np.float32)

@@ -45,6 +45,11 @@ def test_prior_and_likelihood_are_told_apart():
     np.testing.assert_allclose(terms.log_prior, prior, rtol=1e-12)
 
 
+def test_it_can_be_hashed_and_compared_although_it_holds_arrays():
+    one, other = (Unconstrained.read(model, (Y,), {}, LATENTS) for _ in range(2))
+    assert len({one, one, other}) == 2
+
+
 def test_round_trip_under_vmap():
     target = Unconstrained.read(model, (Y,), {}, LATENTS)
     u = jax.random.normal(jax.random.key(0), (5, 4))

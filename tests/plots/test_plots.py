@@ -1,6 +1,7 @@
 """Pictures: what is drawn is what was computed. Nothing here compiles a posterior."""
 
 import builtins
+from itertools import pairwise
 from types import SimpleNamespace
 
 import jax
@@ -18,6 +19,7 @@ from numpyro_kme.engines import LearntPosterior
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.patches import StepPatch
 
 BEYOND = "beyond the simulations"
 OBSERVED = np.array([0.4, -0.2, 0.1])
@@ -82,12 +84,16 @@ def test_relevance_draws_a_bar_for_each_statistic(engine):
     (named,) = drawn(plots.relevance(engine, ["mean", "sd", "range"]))
     assert named.get_yticklabels()[1].get_text() == "sd"
     assert named.yaxis_inverted()
+    bottom, top = named.get_ylim()
+    assert [side for side, spine in named.spines.items() if spine.get_visible()] == ["left", "bottom"]
+    assert bottom + top == pytest.approx(2.0) and 2.5 < bottom < 3.0  # as much room below the bars as above
 
 
 def test_surrogate_surface_is_the_likelihood_in_a_slice(engine):
     """The grid's largest value sits at the normal's mean; outside the positive part nothing is drawn."""
     axis, bar = drawn(plots.surrogate(engine, ["b[0]", "b[1]"]))
     assert axis.get_xlabel() == "b[0]" and axis.get_ylabel() == "b[1]" and "log q" in bar.get_ylabel()
+    assert bar.get_ylim() == (-8.0, 0.0)
     points = np.array([[0.5, -0.5], [0.5, 1.5], [3.0, -0.5]])
     latents = {"a": engine.get_samples()["a"], "b": engine.get_samples()["b"]}
     tables = plots.posteriors._slice(latents, ["b[0]", "b[1]"], points)
@@ -114,6 +120,12 @@ def test_surrogate_curve_of_one_number(engine):
     curve = next(line for line in axis.lines if line.get_label() == "learnt likelihood")
     x, y = curve.get_data()
     assert x.min() > 0.0 and abs(x[np.argmax(y)] - 1.0) < 0.1 and y.max() == 1.0
+    bars, edges, _ = next(patch for patch in axis.patches if isinstance(patch, StepPatch)).get_data()
+    draws = engine.get_samples()["a"]
+    counts = [np.sum((draws >= low) & (draws < high)) for low, high in pairwise(edges)]
+    np.testing.assert_allclose(bars, np.array(counts) / max(counts))
+    np.testing.assert_allclose(edges[[0, -1]], x[[0, -1]])
+    assert [side for side, spine in axis.spines.items() if spine.get_visible()] == ["left", "bottom"]
     assert [axis.get_xlabel() for axis in drawn(plots.surrogate(engine))[:1]] == ["a"]
 
 

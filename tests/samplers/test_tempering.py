@@ -5,7 +5,10 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
+from numpyro_kme.models.unconstrained import Unconstrained
 from scipy import stats
 
 from numpyro_kme.engines import _sampling
@@ -56,6 +59,39 @@ def test_correlated_normal_in_six_dimensions(seed):
     np.testing.assert_allclose(white.mean(0), 0.0, atol=error)
     np.testing.assert_allclose(np.cov(white.T), np.eye(6), atol=1.5 * error)
     np.testing.assert_allclose(found.log_evidence, log_evidence, atol=1.0)
+
+
+def test_evaluations_are_counted():
+    """As often as densities are asked for; and a flat likelihood needs one temperature, and says nothing."""
+    calls = []
+
+    def counted(u):
+        calls.append(len(u))
+        return both(standard_normal, flat, None, u)
+
+    found = temper(jax.random.key(0), counted, jax.random.normal(jax.random.key(1), (N, 1)))
+    assert found.num_evaluations == sum(calls) and found.num_temperatures == 1
+    np.testing.assert_allclose(found.log_evidence, 0.0, atol=1e-5)
+
+
+def test_draws_in_a_model_come_with_their_density_in_its_own_units():
+    """Of a log-normal latent whose logarithm is seen: a conjugate normal posterior, without the Jacobian."""
+
+    def model(y):
+        theta = numpyro.sample("theta", dist.LogNormal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(jnp.log(theta), 0.5), obs=y)
+
+    prior = {"theta": np.exp(np.random.default_rng(0).normal(size=N)).astype(np.float32)}
+    target = Unconstrained.read(model, (0.8,), {}, {"theta": prior["theta"][0]})
+    drawn = _sampling._from_prior(jax.random.key(0), jax.random.key(1), target, prior, 300)
+    theta = drawn.latents["theta"]
+    density = stats.lognorm(1.0).logpdf(theta) + stats.norm(np.log(theta), 0.5).logpdf(0.8)
+    np.testing.assert_allclose(drawn.log_posterior, density, rtol=1e-4, atol=1e-4)
+    assert abs(drawn.log_evidence - stats.norm(0.0, np.sqrt(1.25)).logpdf(0.8)) < 0.2
+    sd = np.sqrt(0.2)
+    assert abs(np.log(theta).mean() - 0.8 * 0.8) < 5 * sd / np.sqrt(drawn.info["effective sample size"])
+    best = _sampling.mode(target, drawn.latents, drawn.log_posterior)
+    np.testing.assert_allclose(np.log(best["theta"]), 0.8 * 0.8 - 0.2, atol=1e-3)  # the mode of the density of theta
 
 
 def two_modes(weight, u):

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from numpyro_kme.simulations import (
     StoreError,
     executors,
     simulate,
+    site_runs,
     store,
 )
 
@@ -103,6 +104,28 @@ def test_threads_and_one_by_one(here):
     with ThreadPoolExecutor(3) as executor:
         assert_same(bank(executor=executor), here)
         assert_same(bank(executor=executor, timeout=20.0), here)
+
+
+@pytest.mark.parametrize(("timeout", "each"), [(None, 2), (20.0, 1)])
+def test_workers_have_the_next_task_at_hand_but_nothing_waits_while_time_counts(timeout, each):
+    """Of three workers: what waits for one would be charged for the time of another."""
+    waiting, reported = [], []
+
+    class Pool:
+        workers = 3
+
+        def mark(self):
+            """None needed."""
+
+        def submit(self, *call):
+            waiting.append(len(run.running) + 1)
+            future = Future()
+            future.set_result([0.0] * len(call[2]))
+            return future
+
+    run = executors._Run(Pool(), b"", lambda row: row, timeout, lambda rows, outcomes: reported.extend(rows))
+    run.all(range(40))
+    assert max(waiting) == 3 * each and sorted(reported) == list(range(40))
 
 
 @pytest.mark.slow  # another executor by the same interface: threads above, Dask below
@@ -236,6 +259,15 @@ def test_a_store_gives_the_same_bank_and_is_read_back(here, path):
     assert len(CALLS) == 70
     assert_same(longer, bank(NOISY, 70))
     assert_same(bank(COUNTED, 12, store=path), bank(NOISY, 12))
+
+
+@pytest.mark.parametrize(("seconds", "writes"), [(1e3, 2), (-1.0, 70)])
+def test_a_store_is_written_when_a_chunk_is_full_or_some_time_has_passed(path, monkeypatch, seconds, writes):
+    written = []
+    monkeypatch.setattr(site_runs, "WRITE_SECONDS", seconds)
+    monkeypatch.setattr(store.Store, "write", lambda self, site, rows, *_: written.append(rows))
+    bank(number=70, store=path)
+    assert len(written) == writes and sorted(np.concatenate(written)) == list(range(70))
 
 
 def impatient(rng, theta):

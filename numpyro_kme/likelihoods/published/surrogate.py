@@ -87,7 +87,7 @@ class KernelMeansAt(LikelihoodAt):
         terms = self.terms
         value = terms.kernel.gram(z[None, :], jnp.asarray(terms.points)) @ jnp.asarray(terms.weights)
         white = solve_triangular(jnp.asarray(self.cholesky_factor), z - jnp.asarray(self.centre), lower=True)
-        log_shape = -0.5 * (DEGREES + z.shape[0]) * jnp.log1p(jnp.sum(white * white) / DEGREES)
+        log_shape = -0.5 * (DEGREES + len(z)) * jnp.log1p(jnp.sum(white * white) / DEGREES)
         return log_positive_part(value[0], self.log_largest + jnp.log(FLOOR) + log_shape) + terms.log_scale
 
 

@@ -139,8 +139,8 @@ class HeldOutDensities(NamedTuple):
         of_pivot = -np.einsum("ij,ij->i", found, self.signed) / pivot
         found /= -pivot[:, None]
         np.fill_diagonal(found, of_pivot)
-        onto = found @ row, row @ found
-        found -= (onto[0] + onto[1])[:, None] / row.sum() - (row @ onto[0]) / row.sum() ** 2
+        right, left = found @ row, row @ found
+        found -= (right + left)[:, None] / row.sum() - (row @ right) / row.sum() ** 2
         of_matrix = inverse @ (found @ inverse)
         trace = np.trace(of_matrix)
         of_matrix *= self.gram
@@ -158,7 +158,7 @@ def _inverse(gram, ridge):
     np.fill_diagonal(matrix, 1.0 + ridge)
     factorise, invert = lapack.get_lapack_funcs(("potrf", "potri"), (matrix,))
     factor, failed = factorise(matrix.T, lower=1, overwrite_a=1)
-    if failed or not np.isfinite(factor[-1, -1]):
+    if failed or not np.isfinite(np.diagonal(factor)).all():
         return np.full_like(gram, np.nan)
     lower = invert(factor, lower=1, overwrite_c=1)[0]
     lower += np.tril(lower, -1).T
