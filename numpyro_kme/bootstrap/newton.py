@@ -82,7 +82,7 @@ def minimise(
         scale: Typical sizes of the parameters `(p,)`: eigenvalues, damping and tolerance are in these units.
         tolerance: Stop when the remaining Newton step is at most this, in units of `scale`.
         max_steps: Most evaluations.
-        damping: First damping, relative to the largest eigenvalue; 0 trusts the first Hessian.
+        damping: Relative to the largest eigenvalue; the first step has a fifth of it, and 0 trusts the first Hessian.
         stride: Longest step, in units of `scale`.
         exact: Use the objective's Hessian where it is cheap.
     """

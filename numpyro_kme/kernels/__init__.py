@@ -7,7 +7,6 @@ from numpyro_kme.kernels.kernel_learning import (
     LearntLengthScale,
     farthest_point_design,
     learn_length_scale,
-    length_scale_model,
     shrunk_embedding,
 )
 from numpyro_kme.kernels.length_scales import (
@@ -44,6 +43,6 @@ __all__ += ["EmpiricalMeasure", "GaussianProcessPath", "RotationGaussian", "Rota
 __all__ += ["GaussianScaleMixture", "Product", "Scaled", "Sum"]  # made of kernels
 __all__ += ["CrossValidation", "LengthScaleRule", "MedianHeuristic"]  # length scales
 __all__ += ["median_heuristic", "median_heuristic_per_dimension"]
-__all__ += ["BayesianKernelLearning", "LearntLengthScale", "learn_length_scale", "length_scale_model"]
+__all__ += ["BayesianKernelLearning", "LearntLengthScale", "learn_length_scale"]
 __all__ += ["farthest_point_design", "shrunk_embedding"]
 __all__ += ["LowRank", "LowRankRidge"]

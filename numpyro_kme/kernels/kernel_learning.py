@@ -6,8 +6,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 from jax.typing import ArrayLike
 from scipy.optimize import minimize
 
@@ -251,29 +249,3 @@ class BayesianKernelLearning(LengthScaleRule):
         rows, landmarks = jax.random.split(self.rng_key)
         table = some_rows(rows, np.asarray(x), self.most)
         return np.asarray(learn_length_scale(landmarks, table, num_landmarks=self.num_landmarks).length_scale)
-
-
-def length_scale_model(x: ArrayLike, landmarks: ArrayLike, reach: float | None = None) -> None:
-    r"""The pseudo-likelihood of Bayesian kernel learning with priors on length scale and noise: a model for NUTS.
-
-    $\log s \sim U(\log 10^{-3} m, \log m)$ with `m` the median heuristic, $\log \tau \sim N(\log 0.3, 1)$.
-    Deterministic sites `length_scale` and `noise` hold `s` and `tau`.
-
-    Args:
-        x: Data `(n, D)`; centred here.
-        landmarks: `(q, D)`, such as `farthest_point_design(key, x, 50)`, in the units of `x`.
-        reach: `eta`; the root mean squared distance from the mean when left out.
-    References: Flaxman et al. (2016), UAI.
-    """
-    checks.matrix("x", x, min_rows=2)
-    checks.matrix("landmarks", landmarks, columns=np.shape(x)[1])
-    table = np.asarray(x, np.float64)
-    centre, median = table.mean(axis=0), float(median_heuristic(table))
-    reach = float(np.sqrt(np.mean(np.sum(np.square(table - centre), axis=1)))) if reach is None else reach
-    checks.positive_number("reach", reach)
-    log_scale = numpyro.sample("log_length_scale", dist.Uniform(np.log(1e-3 * median), np.log(median)))
-    log_noise = numpyro.sample("log_noise", dist.Normal(np.log(0.3), 1.0))
-    scale = numpyro.deterministic("length_scale", jnp.exp(log_scale))
-    noise = numpyro.deterministic("noise", jnp.exp(log_noise))
-    at = jnp.asarray(table - centre), jnp.asarray(np.asarray(landmarks, np.float64) - centre)
-    numpyro.factor("pseudo_likelihood", log_pseudo_likelihood(*at, scale, noise, reach))

@@ -170,7 +170,7 @@ def test_a_grid_makes_nodes_cheap_and_without_one_starts_are_ranked_by_few(monke
     class Ranked(Exception):
         pass
 
-    def rank(objective, nodes, which, starts):
+    def rank(objective, nodes, starts):
         raise Ranked(nodes.weights.shape[1])
 
     monkeypatch.setattr(preparation, "rank_starts", rank)

@@ -657,11 +657,11 @@ def test_points_do_not_depend_on_the_units_of_the_statistics(rng):
 def test_the_kernel_on_data_sets_by_hand(rng):
     """The median squared distance of points as inner length scale, and the median MMD between sets as outer one."""
     x, z = rng.normal(size=(5, 4, 2)), rng.normal(size=(5, 1))
-    table = SimpleNamespace(x=x, z=z, as_data_sets=lambda x: x)
+    table = SimpleNamespace(x=x, z=z, data_sets=True, as_data_sets=lambda x: x)
     rows, coordinates = _weighers.draws(table, 3)
     np.testing.assert_array_equal(rows, [x[i, j] for i in range(3) for j in range(4)])
     np.testing.assert_array_equal(coordinates, [z[i] for i in range(3) for _ in range(4)])
-    kernel = _weighers.set_kernel(table, kme.MedianHeuristic())
+    kernel = _weighers.data_kernel(table)
     points = x.reshape(-1, 2)
     inner = np.median(pdist(points))
     np.testing.assert_allclose(kernel.inner.length_scale, inner, rtol=1e-3)

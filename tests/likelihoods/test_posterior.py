@@ -138,7 +138,7 @@ def test_the_mode_is_not_just_the_best_particle(rng):
     found = KernelMeansPosterior.mode(
         SimpleNamespace(
             likelihood=Likelihood(0.5),
-            measure=Normal.standard(4),
+            measure=standard_normal(4),
             _particles=SimpleNamespace(particles=rng.normal(size=(50, 4))),
         )
     )

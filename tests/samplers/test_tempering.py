@@ -8,10 +8,10 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from numpyro_kme.models.unconstrained import Unconstrained
 from scipy import stats
 
 from numpyro_kme.engines import _sampling
+from numpyro_kme.models.coordinates import Unconstrained
 from numpyro_kme.samplers.tempering import DECORRELATED, MOVES, _before, _move, _squared_autocorrelation, temper
 
 N = 4000
