@@ -205,7 +205,7 @@ def one_run(engine, fault, seed, datasets):
         y = first_served(fitted, run_key, observations)
         calibration = diagnostics.calibrate(calibrate_key, fitted, datasets, progress_bar=False)
     found = diagnostics.Check(
-        calibration, {"x": diagnostics.misspecification_test(fitted.simulations.x["x"], np.asarray(y))}
+        calibration, {"x": diagnostics.misspecification_test(fitted.posterior.simulations.x["x"], np.asarray(y))}
     )
     tests = {f"{name} {test}": p for name, tests in calibration.tests.items() for test, p in tests.items()}
     least = min(tests, key=tests.get)

@@ -50,7 +50,7 @@ def point_estimates(kelfi, rng_key):
         "mode": np.asarray(kelfi.mode()["log_theta"]),
         "clipped": clipped @ theta / clipped.sum(),
         "signed": signed @ theta / signed.sum(),
-        "ten nearest": nearest(kelfi.simulations).mean(0),
+        "ten nearest": nearest(kelfi.posterior.simulations).mean(0),
     }
 
 

@@ -52,7 +52,7 @@ def misspecification_test(x: Any, y: Any) -> MisspecificationTest:
     statistic, and whitening of their correlations.
 
     Args:
-        x: Simulated outputs from the prior, `(m, *event)`, such as `kelfi.simulations.x["x"]`.
+        x: Simulated outputs from the prior, `(m, *event)`, such as `kelfi.posterior.simulations.x["x"]`.
         y: The observation, `(*event)`.
     Cost: `m^2 n`.
     """
@@ -233,8 +233,7 @@ def check(rng_key: jax.Array, engine: Engine, num_datasets: int = 200, **setting
     problem, simulations = problem_of(posterior), posterior.simulations
     if simulations is None:
         raise TypeError(
-            f"`engine.simulations` must be kept, which {type(engine).__name__} does not: call the diagnostics one by "
-            "one."
+            f"`engine` must keep its simulations; {type(engine).__name__} does not. Call the diagnostics one by one."
         )
     predictive_key, calibrate_key = jax.random.split(rng_key)
     predictive = predictive_check(predictive_key, posterior)

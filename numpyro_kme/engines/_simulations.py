@@ -3,7 +3,7 @@
 import abc
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import KW_ONLY, InitVar, dataclass
+from dataclasses import KW_ONLY, dataclass
 from os import PathLike
 from typing import Any
 
@@ -130,8 +130,8 @@ def described(history: Sequence[tuple[int, float]]) -> dict[str, Any]:
 class SimulationEngine(Engine):
     """Base of the engines that learn from one set of simulations, which serves every observation; their settings.
 
-    To change a setting, assign it, or make another engine: `dataclasses.replace` hands on the simulations that were
-    used, as if they had been given.
+    A setting can be changed by assignment or `dataclasses.replace`, and counts in the next run. The simulations of a
+    run are `posterior.simulations`.
 
     Args:
         model: A NumPyro model with observed `Simulator` sites.
@@ -144,7 +144,7 @@ class SimulationEngine(Engine):
     num_simulations: int = 1000
     _: KW_ONLY
     num_samples: int = 1000
-    simulations: InitVar[Simulations | None] = None
+    simulations: Simulations | None = None
     on_failure: OnFailure = "raise"
     executor: Executor | int | None = None
     store: str | PathLike | None = None
@@ -152,16 +152,17 @@ class SimulationEngine(Engine):
     timeout: float | None = None
     progress_bar: bool = True
 
-    def __post_init__(self, simulations: Simulations | None) -> None:
+    def check_settings(self):
+        """As `Engine.check_settings`."""
+        super().check_settings()
         checks.whole("num_samples", self.num_samples, 1)
-        self._given = simulations
         self.plan  # noqa: B018 (raises an error for settings that it does not take)
 
     @property
     def plan(self) -> Plan:
         """How it simulates, by its settings."""
         how = (self.on_failure, self.executor, self.store, self.version, self.timeout, self.progress_bar)
-        return Plan(self.num_simulations, self._given, *how)
+        return Plan(self.num_simulations, self.simulations, *how)
 
     def _simulate(self, rng_key: jax.Array, problem: Problem, number: int | None = None) -> Simulations:
         """The given simulations, checked to have the sites of the model with outputs of its shapes, or new ones."""
@@ -181,9 +182,6 @@ class SimulationEngine(Engine):
                 f"{expected}: {made}",
             )
         return simulations
-
-
-del SimulationEngine.simulations  # an argument; the attribute is that of `Engine`, the simulations that were used
 
 
 def check_model(problem: Problem, engine: str) -> None:

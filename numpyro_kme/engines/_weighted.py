@@ -116,9 +116,10 @@ class WeightedEngine(SimulationEngine):
     from_anywhere: ClassVar[bool] = False
     """Whether simulations may come from elsewhere than the prior."""
 
-    def __post_init__(self, simulations):
+    def check_settings(self):
+        """As `Engine.check_settings`."""
         checks.whole("num_simulations", self.num_simulations, 20, " Thousands are usual.")
-        super().__post_init__(simulations)
+        super().check_settings()
 
     @abc.abstractmethod
     def _fit(self, rng_key: jax.Array, problem: Problem, table: ReferenceTable) -> Weigher:
@@ -236,8 +237,9 @@ class KernelEngine(WeightedEngine):
     regularisation: float | None = None
     tolerance: float = TOLERANCE
 
-    def __post_init__(self, simulations):
-        super().__post_init__(simulations)
+    def check_settings(self):
+        """As `Engine.check_settings`."""
+        super().check_settings()
         check_kernel(self.kernel, self.length_scale, self.regularisation, self.tolerance)
 
     def _kernel(self, table: ReferenceTable) -> Kernel:

@@ -14,7 +14,6 @@ from numpyro_kme._core import checks
 from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.models.problem import Problem, SimulatorSite
-from numpyro_kme.simulations import Simulations
 from numpyro_kme.simulations.fingerprint import fingerprint
 
 
@@ -92,6 +91,13 @@ class Engine(abc.ABC):
         bare._found = None
         return bare
 
+    def __post_init__(self) -> None:
+        self.check_settings()
+
+    def check_settings(self) -> None:
+        """Raise an error for settings that this engine does not take; the constructor and `run` call it."""
+        checks.instance("model", self.model, Callable, "a NumPyro model, a function")
+
     def run(self, rng_key: jax.Array, *args, **kwargs) -> None:
         """Infer the latents of `model(*args, **kwargs)`; observations are passed as the model takes them.
 
@@ -104,6 +110,7 @@ class Engine(abc.ABC):
             **kwargs: Keyword arguments of the model.
         """
         check_run(rng_key, args, kwargs)
+        self.check_settings()
         self._found = self._infer(rng_key, args, kwargs)
 
     def condition(self, rng_key: jax.Array, *args, **kwargs) -> None:
@@ -137,11 +144,6 @@ class Engine(abc.ABC):
         if self._found is None:
             raise RuntimeError(f"{type(self).__name__}.run(rng_key, ...) should be called first.")
         return self._found
-
-    @property
-    def simulations(self) -> Simulations | None:
-        """The simulations that were used."""
-        return self.posterior.simulations
 
     @property
     def info(self) -> dict[str, Any]:

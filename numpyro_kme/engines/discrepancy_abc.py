@@ -60,8 +60,9 @@ class K2ABC(WeightedEngine):
     length_scale: LengthScaleRule | None = None
     epsilon: float | None = None
 
-    def __post_init__(self, simulations):
-        super().__post_init__(simulations)
+    def check_settings(self):
+        """As `Engine.check_settings`."""
+        super().check_settings()
         check_positive(epsilon=self.epsilon)
         what = "an estimator of the MMD: Quadratic(kernel), LinearTime(kernel) or a Fourier"
         check_rule(self.length_scale, self.estimator, "estimator", Estimator, what)
@@ -115,8 +116,9 @@ class RejectionABC(WeightedEngine):
     quantile: float | None = None
     threshold: float | None = None
 
-    def __post_init__(self, simulations):
-        super().__post_init__(simulations)
+    def check_settings(self):
+        """As `Engine.check_settings`."""
+        super().check_settings()
         check_acceptance(self.quantile, self.threshold)
         if self.discrepancy is not None:
             check_discrepancy(self.discrepancy)

@@ -72,14 +72,15 @@ class KELFI(SimulationEngine):
     min_change: float | None = None
     learn_prior: bool = False
 
-    def __post_init__(self, simulations):
-        super().__post_init__(simulations)
+    def check_settings(self):
+        """As `Engine.check_settings`."""
+        super().check_settings()
         checks.whole("num_simulations", self.num_simulations, 2, " Some hundreds are usual.")
         checks.instance("form", self.form, Form | None, "KernelMeans(...), ResidualKernelMeans(...) or another form")
         checks.whole("num_rounds", self.num_rounds, 1)
         checks.instance("proposal", self.proposal, Proposal | None, "FromPosterior(...) or FromVariance(...)")
         checks.require(
-            self.num_simulations >= 2 * self.num_rounds and (simulations is None or self.num_rounds == 1),
+            self.num_simulations >= 2 * self.num_rounds and (self.simulations is None or self.num_rounds == 1),
             f"`num_rounds` must leave two of the {self.num_simulations} simulations for each round, and be 1 where "
             f"`simulations` are given (`refine` adds to those); got {self.num_rounds}.",
         )

@@ -72,8 +72,9 @@ class KernelBayes(SignedEngine):
     num_folds: int | None = None
     num_prior_draws: int | None = None
 
-    def __post_init__(self, simulations):
-        super().__post_init__(simulations)
+    def check_settings(self):
+        """As `Engine.check_settings`."""
+        super().check_settings()
         check_positive(delta=self.delta)
         for name in ("num_folds", "num_prior_draws"):
             if getattr(self, name) is not None:

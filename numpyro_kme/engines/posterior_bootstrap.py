@@ -144,7 +144,9 @@ class PosteriorBootstrap(Engine):
     prior_draws: int = 1
     progress_bar: bool = True
 
-    def __post_init__(self):
+    def check_settings(self):
+        """As `Engine.check_settings`."""
+        super().check_settings()
         checks.whole("num_starts", self.num_starts, 1)
         check_rule(self.length_scale, self.loss, "loss", Loss, "a loss, such as MMD()")
         self.settings  # noqa: B018 (raises an error for numbers that it does not take)

@@ -114,7 +114,9 @@ class KernelRecursiveABC(Engine):
     timeout: float | None = None
     progress_bar: bool = True
 
-    def __post_init__(self):
+    def check_settings(self):
+        """As `Engine.check_settings`."""
+        super().check_settings()
         checks.whole("num_simulations", self.num_simulations, 20)
         checks.whole("num_iterations", self.num_iterations, 1)
         check_kernel(self.kernel, self.length_scale, self.regularisation, self.tolerance)
@@ -219,8 +221,9 @@ class DistributionRegressionABC(KernelEngine):
     advice = "Use more simulations, a larger `epsilon`, or a prior nearer to what is known."
     epsilon: float | None = None
 
-    def __post_init__(self, simulations):
-        super().__post_init__(simulations)
+    def check_settings(self):
+        """As `Engine.check_settings`."""
+        super().check_settings()
         check_positive(epsilon=self.epsilon)
 
     def _fit(self, rng_key, problem, table):

@@ -324,7 +324,7 @@ def test_check_runs_all_and_says_what_to_do_next(capsys):
     engine.run(KEY, x=np.array([0.2, 9.0]))
     found = check(KEY, engine, 100, progress_bar=False)
     np.testing.assert_allclose(found.predictive.observed["x"], np.array([0.2, 9.0]), rtol=1e-6)
-    by_hand = misspecification_test(engine.simulations.x["x"], np.array([0.2, 9.0])).p_value
+    by_hand = misspecification_test(engine.posterior.simulations.x["x"], np.array([0.2, 9.0])).p_value
     assert found.misspecification["x"].p_value == by_hand < 0.005
     assert found.p_value == min(1.0, 2 * min(found.calibration.p_value, by_hand)) < 1e-3 and found.flagged()
     found.print_summary()

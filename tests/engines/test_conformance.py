@@ -5,6 +5,7 @@ whose parts are both in the default suite.
 """
 
 import copy
+import dataclasses
 import inspect
 import os
 import pickle
@@ -392,6 +393,19 @@ def test_what_fails_leaves_the_engine_as_it_was(name, fitted, states, monkeypatc
         new.get_samples()
 
 
+@every_engine
+def test_another_setting_makes_another_engine_and_run_checks_it(name, fitted):
+    settings = {field.name for field in dataclasses.fields(fitted(name))}
+    number = "num_samples" if "num_samples" in settings else "num_iterations"
+    engine = dataclasses.replace(fitted(name), **{number: 7})
+    assert getattr(engine, number) == 7 and getattr(engine, "simulations", None) is None  # those that it makes itself
+    with pytest.raises(RuntimeError, match="should be called first"):
+        engine.get_samples()
+    setattr(engine, number, 0)
+    with pytest.raises(ValueError, match=f"`{number}` must be"):
+        engine.run(KEY, **OBSERVED[ROWS[name].model])
+
+
 def test_what_fails_while_refining_leaves_the_engine_as_it_was(fitted, states, monkeypatch):
     engine = copy.copy(fitted("KELFI"))
     with monkeypatch.context() as patch:
@@ -473,7 +487,7 @@ def test_64_bits_give_the_same_posterior(name, fitted):
     """From the same simulations, where the engine takes some."""
     row, engine = ROWS[name], fitted(name)
     with jax.enable_x64(True):
-        precise = row.fitted(**({"simulations": engine.simulations} if row.bank else {}))
+        precise = row.fitted(**({"simulations": engine.posterior.simulations} if row.bank else {}))
     ours, theirs = (e.get_samples()["theta"] for e in (engine, precise))
     effective = float(engine.info.get("effective sample size", 30.0))
     assert abs(ours.mean() - theirs.mean()) < 5 * np.sqrt(2.0 / effective) * ours.std()

@@ -58,7 +58,9 @@ def test_simulations_from_the_prior_are_taken(elsewhere):
     """N(0.8, 1) prior: the posterior at 0.4 has the mean (0.8 + 4 x 0.4) / 5; the nearest fifth of 400 blur it."""
     engine = kme.RejectionABC(lambda x: model(x, location=0.8), simulations=elsewhere, quantile=0.2)
     engine.run(KEY, np.array([0.4]))
-    assert engine.simulations is elsewhere and abs(engine.expectation(lambda sites: sites["theta"]) - 0.48) < 0.3
+    assert (
+        engine.posterior.simulations is elsewhere and abs(engine.expectation(lambda sites: sites["theta"]) - 0.48) < 0.3
+    )
 
 
 def test_a_scalar_count_is_no_fraction():
@@ -68,7 +70,7 @@ def test_a_scalar_count_is_no_fraction():
 
     engine = kme.RejectionABC(scalar, 400, quantile=0.2, progress_bar=False)
     engine.run(KEY, x=2)
-    away = np.abs(engine.simulations.x["x"] - 2)
+    away = np.abs(engine.posterior.simulations.x["x"] - 2)
     nearest = away <= np.sort(away)[79]  # counts tie
     np.testing.assert_array_equal(engine.posterior.get_weights()["weight"] > 0, nearest)
 

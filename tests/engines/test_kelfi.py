@@ -99,7 +99,7 @@ def test_predictive_density_is_the_mean_over_the_posterior(kelfi):
 
 def test_learns_the_prior(kelfi):
     """At the learnt mean and sd the penalised marginal, by quadrature, is highest; densities use the learnt prior."""
-    learnt = kme.KELFI(conjugate, simulations=kelfi.simulations, form=kme.KernelMeans(), learn_prior=True)
+    learnt = kme.KELFI(conjugate, simulations=kelfi.posterior.simulations, form=kme.KernelMeans(), learn_prior=True)
     learnt.run(jax.random.key(0), x=X)
     mean, sd = learnt.info["prior mean of x"][0], learnt.info["prior sd of x"][0]
     assert abs(mean) > 0.05 or abs(np.log(sd)) > 0.05
@@ -122,12 +122,12 @@ def test_learns_the_prior(kelfi):
 
 
 def test_the_same_key_gives_the_same_draws_and_a_new_observation_needs_no_new_simulations(kelfi):
-    before = kelfi.simulations
+    before = kelfi.posterior.simulations
     other = kme.KELFI(conjugate, simulations=before, form=kme.KernelMeans(), progress_bar=False)
     other.run(jax.random.key(0), x=X)
     np.testing.assert_array_equal(other.get_samples()["theta"], kelfi.get_samples()["theta"])
     other.condition(jax.random.key(6), x=-X)
-    assert other.simulations is before
+    assert other.posterior.simulations is before
     exact = stats.norm(-EXACT.mean(), EXACT.std())
     assert abs(other.get_samples()["theta"].mean() - exact.mean()) < 0.6 * exact.std()
 
@@ -207,7 +207,7 @@ def test_check_looks_up_the_learnt_likelihood(kelfi, capsys):
 
 @pytest.fixture(scope="module")
 def residual(kelfi):
-    engine = kme.KELFI(conjugate, simulations=kelfi.simulations)
+    engine = kme.KELFI(conjugate, simulations=kelfi.posterior.simulations)
     engine.run(jax.random.key(0), x=X)
     return engine
 

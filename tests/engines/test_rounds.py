@@ -45,7 +45,7 @@ def test_rounds_find_a_narrow_posterior(rounds):
 
 
 def test_every_simulation_is_kept_and_its_origin_told(rounds):
-    bank = rounds.simulations
+    bank = rounds.posterior.simulations
     assert len(bank) == 60 and bank.proposed == 40
     np.testing.assert_array_equal(bank.index, np.arange(60))
     near = np.abs(bank.latents["theta"] - FAR) < 5 * NOISE
@@ -68,7 +68,7 @@ def test_one_round_is_a_run_without_rounds():
 @pytest.mark.slow
 def test_rounds_stop_where_the_posterior_stays():
     stopped = run(num_rounds=3, min_change=100.0)
-    assert len(stopped.simulations) == 40 and "simulations 20, 20;" in stopped.info["rounds"]
+    assert len(stopped.posterior.simulations) == 40 and "simulations 20, 20;" in stopped.info["rounds"]
 
 
 def test_refining_adds_simulations_where_asked():
@@ -76,8 +76,8 @@ def test_refining_adds_simulations_where_asked():
     engine = kme.KELFI(narrow, 20, progress_bar=False)
     engine.run(jax.random.key(3), x=np.array([0.5]))
     engine.refine(jax.random.key(5), {"theta": np.linspace(0.3, 0.7, 20)})
-    assert len(engine.simulations) == 40
-    np.testing.assert_allclose(engine.simulations.latents["theta"][20:], np.linspace(0.3, 0.7, 20), rtol=1e-6)
+    assert len(engine.posterior.simulations) == 40
+    np.testing.assert_allclose(engine.posterior.simulations.latents["theta"][20:], np.linspace(0.3, 0.7, 20), rtol=1e-6)
     with pytest.raises(ValueError, match="latents"):
         engine.refine(jax.random.key(5), {"wrong": np.zeros(3)})
 
@@ -85,7 +85,7 @@ def test_refining_adds_simulations_where_asked():
 @pytest.mark.slow
 def test_rounds_by_the_variance_of_the_surrogate():
     engine = run(num_rounds=2, form=kme.KernelMeans(), proposal=kme.FromVariance())
-    assert len(engine.simulations) == 60
+    assert len(engine.posterior.simulations) == 60
 
 
 def test_from_variance_goes_where_the_surrogate_is_unsure():

@@ -241,7 +241,7 @@ def test_kernel_bayes_refuses_draws_outside_the_support(theta, sentence):
     with pytest.raises(ValueError, match=sentence):
         engine.run(KEY, x=X)
     with pytest.raises(RuntimeError, match="should be called first"):
-        _ = engine.simulations
+        _ = engine.posterior.simulations
 
 
 def test_kernel_bayes_by_folds(bank):
