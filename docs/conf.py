@@ -22,7 +22,7 @@ toc_object_entries_show_parents = "hide"
 myst_enable_extensions = ["dollarmath", "amsmath"]
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
-nb_execution_timeout = 300
+nb_execution_timeout = 900
 nb_output_stderr = "remove"
 nb_merge_streams = True
 

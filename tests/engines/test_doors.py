@@ -360,10 +360,13 @@ def run(prior: Prior, name: str):
     row = ENGINES[name]
     engine = row.make(prior.draws if row.draws else prior.event)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "doubling the noise nodes moves the draws")  # which `least_loss` allows for
-        warnings.filterwarnings(
-            "ignore", "Under the signed weights the variance"
-        )  # "means may be right": means are judged here
+        for said in (
+            "doubling the noise nodes moves the draws",  # which `least_loss` allows for
+            r"\d+ of \d+ replicates did not converge",  # with drawn noise; where draws lie is judged here
+            "the full-data minimum did not converge",  # no data tell a mean from its group's value
+            "Under the signed weights the variance",  # "means may be right": means are judged here
+        ):
+            warnings.filterwarnings("ignore", said)
         engine.run(KEY, x=prior.data if row.draws else np.array(prior.y, np.float32))
     return engine
 

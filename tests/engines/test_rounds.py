@@ -59,6 +59,7 @@ def test_every_simulation_is_kept_and_its_origin_told(rounds):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.* of the posterior draws lie beyond the simulated parameters")
 def test_one_round_is_a_run_without_rounds():
     whole, rounds = run(), run(num_rounds=1)
     np.testing.assert_array_equal(whole.get_samples()["theta"], rounds.get_samples()["theta"])
@@ -83,6 +84,7 @@ def test_refining_adds_simulations_where_asked():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The observation lies far outside all simulations")
 def test_rounds_by_the_variance_of_the_surrogate():
     engine = run(num_rounds=2, form=kme.KernelMeans(), proposal=kme.FromVariance())
     assert len(engine.posterior.simulations) == 60

@@ -199,7 +199,7 @@ def test_learns_a_prior(fitted):
     y, start = np.array([1.2, 0.0]), standard_normal(1)
     learnt = learn_normal(fitted.at(y), start)
     before, after = (fitted.at(y).log_mean(measure)[1] for measure in (start, learnt))
-    assert after > before and abs(learnt.mean[0] - 1.1) < 0.4 and 0.04 <= learnt.covariance[0, 0] < 0.6
+    assert after > before and abs(learnt.means[0, 0] - 1.1) < 0.4 and 0.04 <= learnt.covariances[0, 0, 0] < 0.6
 
 
 @pytest.mark.parametrize("make", [lambda: LeaveOneOut(0.0), lambda: LeaveOneOutPredictive(1.0)])

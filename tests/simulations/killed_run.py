@@ -1,7 +1,9 @@
 """A run that a test kills: `python killed_run.py processes|dask path number`."""
 
 import sys
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 import conftest  # noqa: F401  the precision and the compiler settings of the tests
 import test_execution as t
 
