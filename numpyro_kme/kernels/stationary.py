@@ -29,11 +29,11 @@ class Stationary(OverLengthScale, Kernel):
 
     def log_pair(self, a, b):
         """Logarithm of the kernel for one pair of vectors `(dim,)`."""
-        return self.log_profile(jnp.sum(jnp.square(scaled_difference(a, b, self.length_scale))))
+        return self.log_profile(_finite(jnp.sum(jnp.square(scaled_difference(a, b, self.length_scale)))))
 
     def log_gram(self, x, y=None):
         """Matrix of log kernel values between `(n, dim)` and `(m, dim)`; no `(n, m, dim)` temporary."""
-        return self.log_profile(squared_distances(*scaled(x, y, self.length_scale)))
+        return self.log_profile(_finite(squared_distances(*scaled(x, y, self.length_scale))))
 
     def log_volume(self, dim: int) -> jax.Array:
         """Logarithm of the product of the `dim` length scales."""
@@ -232,6 +232,11 @@ class DistanceInduced(Kernel):
         energy = Energy(self.length_scale)
         origin = jnp.broadcast_to(jnp.asarray(self.origin), (1, jnp.shape(x)[-1]))
         return jnp.maximum(energy.gram(x, y) - energy.gram(x, origin) - energy.gram(origin, y), 0.0)
+
+
+def _finite(s: jax.Array) -> jax.Array:
+    """Squared distances that a profile can take: where they overflow, points are as far apart as can be."""
+    return jnp.minimum(s, 0.1 * jnp.finfo(s.dtype).max)
 
 
 @jax.custom_jvp

@@ -515,6 +515,13 @@ def test_rational_quadratic_needs_enough_alpha():
         K.RationalQuadratic(1.0, alpha=0.0)
 
 
+def test_points_whose_squared_distance_overflows_are_far_apart():
+    x = np.array([[0.0, 0.0], [1e30, -1e30]], np.float32)
+    for kernel in (K.Gaussian(1.0), K.Laplace(1.0), K.Matern32(1.0), K.Matern52(1.0), K.InverseMultiquadric(1.0)):
+        np.testing.assert_allclose(kernel.gram(x), np.eye(2), atol=1e-15, err_msg=str(kernel))
+        assert np.isfinite(jax.grad(kernel)(x[1], x[0])).all(), kernel
+
+
 def test_distances_keep_their_digits_far_from_the_origin():
     x = np.array([[1e4, -1e4], [1e4 + 0.5, -1e4], [1e4, -1e4]], dtype=np.float32)
     with jax.enable_x64(False):
