@@ -34,11 +34,7 @@ from numpyro_kme.engines.regression_abc import PointPosterior
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Under the signed weights the variance"),
-    pytest.mark.filterwarnings(r"ignore:\d+ of \d+ replicates did not converge"),
-    pytest.mark.filterwarnings("ignore:doubling the noise nodes moves the draws"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:Under the signed weights the variance")
 KEY, AGAIN, OTHER = (jax.random.key(number) for number in (1, 2, 3))
 DRAWS, SIZE = 150, 16
 SD = 1.0 / np.sqrt(SIZE)
@@ -498,6 +494,8 @@ def test_64_bits_give_the_same_posterior(name, fitted):
     assert_near_the_posterior(row, theirs)
 
 
+@pytest.mark.filterwarnings(r"ignore:\d+ of \d+ replicates did not converge")  # with drawn noise, of so few nodes
+@pytest.mark.filterwarnings("ignore:doubling the noise nodes moves the draws")
 @rows("kernel ABC", "DR-ABC", "kernel recursive ABC")
 def test_simulators_in_numpy(name):
     row = ROWS[name]
