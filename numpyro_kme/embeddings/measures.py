@@ -100,18 +100,17 @@ class NormalMixture(Measure):
         if not isinstance(kernel, Gaussian):
             raise ValueError(f"`kernel` must be Gaussian for a closed form; got {type(kernel).__name__}.")
         a = jnp.asarray(a)
-        log_weights, means, covariances = self.components()
-        squares = jnp.square(one_per_dimension(kernel.length_scale, self.dim)).ravel()
+        length_scale = one_per_dimension(kernel.length_scale, self.dim).ravel()
 
         def component(log_weight, mean, covariance):
-            factor = jnp.linalg.cholesky(covariance + jnp.diag(squares))
-            half = solve_triangular(factor, covariance, lower=True)
-            white = solve_triangular(factor, (a - mean[None, :]).T, lower=True)
-            log_mass = 0.5 * jnp.sum(jnp.log(squares)) - jnp.sum(jnp.log(jnp.diagonal(factor)))
+            unit, scaled, factor, log_mass = _widened(covariance, length_scale)
+            half = solve_triangular(factor, scaled, lower=True)
+            white = solve_triangular(factor, ((a - mean[None, :]) / unit[None, :]).T, lower=True)
             log_masses = log_weight + log_mass - 0.5 * jnp.sum(white * white, axis=0)
-            return log_masses, mean[None, :] + white.T @ half, covariance - half.T @ half
+            moved, left = (white.T @ half) * unit[None, :], (scaled - half.T @ half) * unit[None, :] * unit[:, None]
+            return log_masses, mean[None, :] + moved, left
 
-        log_masses, tilted_means, tilted_covariances = jax.vmap(component)(log_weights, means, covariances)
+        log_masses, tilted_means, tilted_covariances = jax.vmap(component)(*self.components())
         return Tilted(log_masses.T, jnp.swapaxes(tilted_means, 0, 1), tilted_covariances)
 
     def mean_embedding(self, kernel, a):
@@ -130,18 +129,16 @@ class NormalMixture(Measure):
         if not self.closed_form(kernel_a, kernel_b):
             return self.as_points().product_embedding(kernel_a, a, kernel_b, b)
         a, b = jnp.asarray(a), jnp.asarray(b)
-        squares_a = jnp.square(one_per_dimension(kernel_a.length_scale, self.dim)).ravel()
-        squares_b = jnp.square(one_per_dimension(kernel_b.length_scale, self.dim)).ravel()
-        total = squares_a + squares_b
-        squares = squares_a * squares_b / total
-        log_between = Gaussian(jnp.sqrt(total)).log_gram(a, b)
-        from_a, from_b = a * (squares_b / total)[None, :], b * (squares_a / total)[None, :]
+        of_a = one_per_dimension(kernel_a.length_scale, self.dim).ravel()
+        of_b = one_per_dimension(kernel_b.length_scale, self.dim).ravel()
+        total = jnp.hypot(of_a, of_b)
+        log_between = Gaussian(total).log_gram(a, b)
+        from_a, from_b = a * jnp.square(of_b / total)[None, :], b * jnp.square(of_a / total)[None, :]
 
         def component(log_weight, mean, covariance):
-            factor = jnp.linalg.cholesky(covariance + jnp.diag(squares))
-            log_mass = 0.5 * jnp.sum(jnp.log(squares)) - jnp.sum(jnp.log(jnp.diagonal(factor)))
-            white_a = solve_triangular(factor, (from_a - mean[None, :]).T, lower=True).T
-            white_b = solve_triangular(factor, -from_b.T, lower=True).T
+            unit, _, factor, log_mass = _widened(covariance, of_a * (of_b / total))
+            white_a = solve_triangular(factor, ((from_a - mean[None, :]) / unit[None, :]).T, lower=True).T
+            white_b = solve_triangular(factor, -(from_b / unit[None, :]).T, lower=True).T
             return log_weight + log_mass - 0.5 * squared_distances(white_a, white_b)
 
         log_tilts = jax.vmap(component)(*self.components())
@@ -211,6 +208,15 @@ def Normal(mean: ArrayLike, covariance: ArrayLike, num_points: int = 2048) -> No
 def standard_normal(dim: int) -> NormalMixture:
     """`N(0, I)` on `R^dim`: the prior in normal coordinates."""
     return Normal(np.zeros(dim), np.eye(dim))
+
+
+def _widened(covariance: jax.Array, length_scale: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """A unit for each dimension, the larger of standard deviation and length scale, so that nothing overflows; in these
+    units `S` and the Cholesky factor of `B + S`; and `log(|B|^(1/2) |B + S|^(-1/2))`."""
+    unit = jax.lax.stop_gradient(jnp.maximum(jnp.sqrt(jnp.diagonal(covariance)), length_scale))
+    scaled, ratio = covariance / unit[None, :] / unit[:, None], length_scale / unit
+    factor = jnp.linalg.cholesky(scaled + jnp.diag(jnp.square(ratio)))
+    return unit, scaled, factor, jnp.sum(jnp.log(ratio)) - jnp.sum(jnp.log(jnp.diagonal(factor)))
 
 
 @lru_cache(maxsize=8)

@@ -36,8 +36,17 @@ def scaled(x: jax.Array, y: jax.Array | None, length_scale: ArrayLike) -> tuple[
     if y is not None:
         checks.table("y", y, columns=dim)
     scale = one_per_dimension(length_scale, dim)
-    x = x / scale
-    return x, x if y is None else y / scale
+    x, y = x / scale, None if y is None else y / scale
+    advice = "Their numbers cannot be held: give the data, or the length scale, in other units."
+    checks.sound("points in units of the length scale", (x, y), advice)
+    return x, x if y is None else y
+
+
+def distances(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Matrix `|x_i - y_j|`, also where the square of a distance cannot be held; gradients are 0 at distance 0."""
+    largest = jnp.maximum(jnp.max(jnp.abs(x)), jnp.max(jnp.abs(y)))
+    unit = jax.lax.stop_gradient(jnp.maximum(1e-17 * largest, 1.0))
+    return unit * safe_sqrt(squared_distances(x / unit, y / unit))
 
 
 def one_per_dimension(length_scale: ArrayLike, dim: int) -> jax.Array:

@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
 from numpyro_kme.kernels.base import Kernel, OverLengthScale, Signed, check_fields, register
-from numpyro_kme.kernels.gram import safe_sqrt, scaled, scaled_difference, squared_distances
+from numpyro_kme.kernels.gram import distances, safe_sqrt, scaled, scaled_difference, squared_distances
 
 
 @register
@@ -197,7 +197,7 @@ class Energy(OverLengthScale, Signed):
 
     def gram(self, x, y=None):
         """Matrix of negative scaled distances between `(n, dim)` and `(m, dim)`."""
-        return -safe_sqrt(squared_distances(*scaled(x, y, self.length_scale)))
+        return -distances(*scaled(x, y, self.length_scale))
 
 
 @register

@@ -60,7 +60,7 @@ class EmpiricalMeasure(Kernel):
 
     def log_gram(self, x, y=None):
         """Matrix of log kernel values between two batches of data sets."""
-        return -0.5 * self.squared_mmd(x, y) / jnp.square(self.length_scale)
+        return -0.5 * self.squared_mmd(x, y) / self.length_scale / self.length_scale
 
     def diagonal(self, x):
         """Ones."""

@@ -196,7 +196,7 @@ def test_replicates_do_not_depend_on_how_many_there_are():
         np.linspace(-2, 2, 2048)[:, None],
     )
     many, few = (posterior_bootstrap(jax.random.key(5), bound, starts, settings=emulated(count)) for count in (70, 3))
-    np.testing.assert_array_equal(many.u[:3], few.u)
+    np.testing.assert_allclose(many.u[:3], few.u, rtol=1e-7)  # matrix products of other sizes round otherwise
 
 
 @pytest.mark.slow

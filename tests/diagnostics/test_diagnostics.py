@@ -364,7 +364,8 @@ def test_a_planted_fault_in_kernel_bayes(monkeypatch):
 @pytest.mark.parametrize("engine", ["KELFI", "kernel Bayes"])
 @pytest.mark.parametrize("fault", list(planted_faults.FAULTS))
 def test_planted_faults(engine, fault):
-    assert planted_faults.one_run(engine, fault, 0, 150)["p"] < 0.05
+    data_sets = {"KELFI": 150, "kernel Bayes": 400}[engine]
+    assert planted_faults.one_run(engine, fault, 0, data_sets)["p"] < 0.05
 
 
 @pytest.mark.parametrize(

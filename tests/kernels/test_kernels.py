@@ -522,6 +522,20 @@ def test_points_whose_squared_distance_overflows_are_far_apart():
         assert np.isfinite(jax.grad(kernel)(x[1], x[0])).all(), kernel
 
 
+def test_distances_that_float32_holds_though_not_their_squares():
+    x = np.array([[0.0, 0.0], [3e30, -4e30], [1e-3, 0.0]], np.float32)
+    exact = np.linalg.norm(x[:, None].astype(np.float64) - x[None], axis=2)
+    energy = K.Energy(2.0)
+    np.testing.assert_allclose(energy.gram(x), -exact / 2.0, rtol=1e-6)
+    np.testing.assert_allclose(K.DistanceInduced(length_scale=2.0).gram(x)[:2, :2], np.diag([0.0, 5e30]), atol=5e24)
+    slope = jax.grad(lambda y: energy.gram(y[None], jnp.asarray(x[1:2]))[0, 0])(jnp.asarray(x[0]))
+    np.testing.assert_allclose(slope, [0.3, -0.4], rtol=1e-5)
+    double = K.EmpiricalMeasure(energy, 1e-25)
+    np.testing.assert_array_equal(double.gram(x[:, None]), np.eye(3))
+    with pytest.raises(ValueError, match="`points in units of the length scale` has 2 entries that are not finite"):
+        K.Gaussian(1e-30).gram(x)
+
+
 def test_distances_keep_their_digits_far_from_the_origin():
     x = np.array([[1e4, -1e4], [1e4 + 0.5, -1e4], [1e4, -1e4]], dtype=np.float32)
     with jax.enable_x64(False):
