@@ -2,7 +2,9 @@
 
 import inspect
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from weakref import ref
 
@@ -190,3 +192,70 @@ def read_arrays_in_present_precision() -> bool:
 
 
 read_arrays_in_present_precision()
+
+
+def plain(program: Any) -> tuple[Any, Sequence[Any]]:
+    """A traced program without the constants that JAX before 0.12 closes over, and these."""
+    return getattr(program, "jaxpr", program), getattr(program, "consts", ())
+
+
+def programs(equation: Any) -> list[Any]:
+    """The programs that an operation of a traced one runs, in the order in which it runs them."""
+    given = equation.params
+    if equation.primitive.name == "while":
+        return [given["cond_jaxpr"], given["body_jaxpr"]]
+    if "branches" in given:
+        return list(given["branches"])
+    return [given[name] for name in ("jaxpr", "call_jaxpr", "fun_jaxpr") if name in given]
+
+
+def written_in(equation: Any) -> tuple[str, str]:
+    """Package and name of the compiled function that an operation calls, `("jax", "_normal_real")`."""
+    inner = plain(equation.params.get("jaxpr"))[0]
+    path = getattr(getattr(inner, "debug_info", None), "func_filename", None) or ""
+    found = [package for package in ("jax/_src/random", "numpyro/distributions") if package in Path(path).as_posix()]
+    return (found[0].partition("/")[0], equation.params.get("name", "")) if found else ("", "")
+
+
+def bind(equation: Any, values: Sequence[Any]) -> Sequence[Any]:
+    """Outputs of an operation of a traced program."""
+    with equation.ctx.manager:
+        outputs = equation.primitive.bind(*values, **equation.primitive.get_bind_params(equation.params))
+    return outputs if equation.primitive.multiple_results else [outputs]
+
+
+def scan_parts(equation: Any, values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any], int]:
+    """Inputs of a scan: constants, carry and rows, and the number of the carry's arrays.
+
+    Told by their shapes, since names of its parameters differ between versions: rows have an axis more than the loop's
+    body sees.
+    """
+    body = plain(equation.params["jaxpr"])[0]
+    rows = sum(outer.aval.ndim > inner.aval.ndim for outer, inner in zip(equation.invars, body.invars))
+    stacked = sum(outer.aval.ndim > inner.aval.ndim for outer, inner in zip(equation.outvars, body.outvars))
+    carry, end = len(body.outvars) - stacked, len(values) - rows
+    return values[: end - carry], values[end - carry : end], values[end:], carry
+
+
+def source_line(equation: Any) -> str:
+    """Where a user wrote an operation, `file:line (function)`."""
+    try:
+        from jax._src.source_info_util import summarize
+    except ImportError:  # a JAX that has it elsewhere
+        return "place not known"
+    return summarize(equation.source_info)
+
+
+@contextmanager
+def calls_binomial() -> Iterator[None]:
+    """While JAX traces: `jax.random.binomial` as a call that a traced program shows, and not written out."""
+    module = inspect.getmodule(jax.random.binomial)
+    written_out = getattr(module, "_binomial", None)
+    if not hasattr(written_out, "__wrapped__"):
+        yield
+        return
+    setattr(module, "_binomial", jax.jit(written_out.__wrapped__, static_argnums=(3, 4)))
+    try:
+        yield
+    finally:
+        setattr(module, "_binomial", written_out)
