@@ -98,7 +98,7 @@ def polish(
     checks.table("points", points, min_rows=1)
     start = np.asarray(points, dtype=np.float64)
     # repeated points feel no force apart until they differ
-    start = start + 1e-6 * np.std(start, axis=0) * np.random.default_rng(0).normal(size=start.shape)
+    start = np.random.default_rng(0).normal(start, 1e-6 * np.std(start, axis=0))
 
     @jax.jit
     @jax.value_and_grad

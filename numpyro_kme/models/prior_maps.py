@@ -107,7 +107,7 @@ def read(fn: dist.Distribution, shape: tuple[int, ...] | None = None):
     components = _components(fn)
     if components is None:
         return None
-    lead, dim = shape[: len(shape) - fn.event_dim], components.means.shape[-1]
+    lead = shape[: len(shape) - fn.event_dim]
     weights, means, covariances = (
         np.broadcast_to(array, lead + array.shape[array.ndim - keep :]) for array, keep in zip(components, (1, 2, 3))
     )
@@ -116,16 +116,12 @@ def read(fn: dist.Distribution, shape: tuple[int, ...] | None = None):
     around_mean = covariances + offset[..., :, None] * offset[..., None, :]
     factor = np.linalg.cholesky(np.einsum("...k,...kde->...de", weights, around_mean))
     inverse = np.linalg.inv(factor)[..., None, :, :]
-    mapped = Mixture(
-        weights.reshape(-1, weights.shape[-1]),
-        (inverse @ offset[..., None])[..., 0].reshape(-1, *means.shape[-2:]),
-        (inverse @ covariances @ np.swapaxes(inverse, -1, -2)).reshape(-1, means.shape[-2], dim, dim),
-    )
+    means, covariances = (inverse @ offset[..., None])[..., 0], inverse @ covariances @ np.swapaxes(inverse, -1, -2)
     if fn.event_dim:
         affine: dist.Distribution = dist.MultivariateNormal(mean, scale_tril=factor)
     else:
         affine = dist.Normal(mean[..., 0], factor[..., 0, 0])
-    return affine, [Mixture(*part) for part in zip(*mapped)]
+    return affine, [Mixture(weights[i], means[i], covariances[i]) for i in np.ndindex(lead)]
 
 
 def _components(fn: dist.Distribution) -> Mixture | None:

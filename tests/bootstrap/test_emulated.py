@@ -232,6 +232,7 @@ def test_the_emulated_loss_is_the_simulated_one_and_the_engine_tells_what_it_cos
     mean = engine.get_samples()["mean"]
     assert abs(mean.mean() - x.mean()) < 0.2 and 0.05 < mean.std() < 0.25
     assert "rounds" in engine.info["simulations"] and engine.info["loss scale (one unit of log-likelihood)"] > 0.0
+    assert 1 <= found.emulator.rounds - learning.REFINE <= learning.EXPLORE
 
 
 def test_split_half_errors_have_no_noise_in_them():
@@ -285,7 +286,10 @@ def test_simulations_are_divided_among_rounds():
 def test_prior_anchors_are_the_best_of_their_candidates(fit_proportion, rng):
     """By a loop over reweightings and draws, the best proportion by non-negative least squares."""
     x, data, rows = rng.normal(size=(50, 4)), rng.normal(size=(70, 4)), rng.integers(0, 50, size=(70, 6))
-    found = Identity(None, np.eye(4), None, fit_proportion).best(data, x, rows)
+    emulator = Identity(None, np.eye(4), None, fit_proportion)
+    found = emulator.best(data, x, rows)
+    np.testing.assert_array_equal(emulator.best(data[:1], x, rows[:1]), found[:1])
+    np.testing.assert_array_equal(emulator.best(data, x, rows[:, :1]), x[rows[:, 0]])
 
     def loss(at, target):
         return nnls(at[:, None], target)[1] if fit_proportion else np.linalg.norm(at - target)

@@ -88,6 +88,8 @@ def test_inference_data_has_every_group_and_round_trips(engine, tmp_path):
     idata = engine.to_inference_data(dims={"b": ["species"]}, coords={"species": ["x", "y", "z"]})
     np.testing.assert_array_equal(idata["posterior"]["a"].values, engine.get_samples(group_by_chain=True)["a"])
     assert idata["posterior"]["b"].dims == ("chain", "draw", "species")
+    np.testing.assert_array_equal(idata["posterior"]["b"].sel(species="y", draw=0), idata["posterior"]["b"][:, 0, 1])
+    np.testing.assert_array_equal(idata["observed_data"]["x_dim_0"], np.arange(4))
     assert idata["observed_data"]["x"].dims == ("x_dim_0",)
     assert idata["weighted_posterior"]["weight"].shape == (1, 5)
     assert idata["posterior"].attrs["engine"] == "TwoChains"

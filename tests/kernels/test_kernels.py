@@ -554,6 +554,12 @@ def test_distances_in_many_dimensions(dtype, rng):
     assert (distances[expected == 0] == 0).all() and (expected == 0).sum() == 12
 
 
+def test_distances_in_many_dimensions_are_as_precise_among_many_points(rng):
+    x = rng.normal(size=(100_000, 40)).astype(np.float32)
+    near = np.diagonal(squared_distances(x, 1.01 * x[:3]))
+    np.testing.assert_allclose(near, 1e-4 * np.sum(np.square(x[:3]), axis=1), rtol=0.02)
+
+
 @pytest.mark.parametrize("dim", [3, 40])
 def test_derivatives_of_distances(dim, rng):
     x, y, dx, dy = (rng.normal(size=(n, dim)) + 50.0 for n in (4, 2, 4, 2))

@@ -125,6 +125,19 @@ def test_points_without_a_value_are_left(bad):
     np.testing.assert_allclose(found.b, 0.9, atol=1e-3)
 
 
+def test_where_the_first_curvature_misleads_its_diagonal_does_not():
+    """It says to step along the first two variables together; beyond 0 of the second there is no value."""
+
+    def losses(points, rows):
+        first, second = points.a[0]
+        value = 0.5 * (first - 2.0) ** 2 if second <= 0.0 else np.nan
+        return [value], at([[first - 2.0, 0.0]], [0.0])
+
+    inverse = np.array([[1.0, 0.9, 0.0], [0.9, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    found, _ = descend_all(losses, at(np.zeros((1, 2)), np.zeros(1)), (LOW, HIGH), 20, inverse[None], 1e-9)
+    np.testing.assert_allclose(ravel(found), [2.0, 0.0, 0.0], atol=1e-3)
+
+
 def test_nothing_is_found_where_there_is_no_value():
     found = descend(lambda point: (np.nan, at([1, 1], 1)), at([0, 0], 0), (LOW, HIGH), 50, curvature=at([1, 1], 1))
     np.testing.assert_array_equal(ravel(found), 0.0)

@@ -70,6 +70,13 @@ def test_closed_forms_by_quadrature(case):
     np.testing.assert_allclose(sign * np.exp(log_size), expected, atol=1e-8)
 
 
+def test_embeddings_keep_their_digits_in_a_float32_session(case):
+    posterior, points, weights = case
+    t = np.linspace(-2, 2, 5)[:, None]
+    expected = np.exp(-0.5 * ((t - points.T) / 0.6) ** 2) @ (density(posterior, points) * weights)
+    np.testing.assert_allclose(posterior.embedding(Gaussian(0.6), t), expected, atol=1e-8)
+
+
 @jax.jit
 def signed_values(likelihood, points):
     signs, log_sizes = jax.vmap(likelihood.signed_log)(points)

@@ -226,7 +226,9 @@ def test_relevance_and_report(counts_and_rates):
 
 
 def test_report_of_the_observation(counts_and_rates):
-    surrogate = counts_and_rates[2]
+    _, x, surrogate = counts_and_rates
+    for end in (x.min(axis=0), x.max(axis=0)):
+        assert surrogate.describe_observation(end).startswith("within the simulated range of all statistics;")
     assert surrogate.describe_observation([1.2, 3.0, 7.0]).startswith("within the simulated range of all statistics;")
     assert "outside the simulated range of statistics 1:" in surrogate.describe_observation([1.2, 300.0, 7.0])
 

@@ -302,6 +302,15 @@ def test_the_score_of_a_statistic_is_its_held_out_log_density_in_its_units(rng, 
     np.testing.assert_allclose(np.median(column), 0.0, atol=1e-12)
 
 
+def test_the_score_of_a_bound_is_the_log_density_of_the_statistic_beyond_it(rng):
+    """Gaps that are log-normal: the inverse hyperbolic sine is about their logarithm."""
+    z = rng.normal(size=(150, 1))
+    gap = 40.0 * np.exp(0.5 * z[:, 0] + 0.2 * rng.normal(size=150))
+    exact = np.mean(stats.lognorm(0.2, scale=40.0 * np.exp(0.5 * z[:, 0])).logpdf(gap))
+    line = support._Line(np.zeros(3), 0.01, 1.0, np.arcsinh(gap / 0.01))
+    assert line.score(everywhere(z), np.arange(150)) == pytest.approx(exact, abs=0.1)
+
+
 def test_lattices_and_atoms_are_recognised(rng):
     counts = rng.poisson(3.0, size=200).astype(float)
     assert lattice_step(counts) == 1.0

@@ -139,6 +139,16 @@ def test_derivatives(fn):
     np.testing.assert_allclose(slope * inverse_slope, 1.0, rtol=1e-9)
 
 
+@pytest.mark.parametrize("name", ["Laplace", "Logistic"])
+def test_exponential_tails_are_known_where_their_probability_is_below_all_numbers(name):
+    """Their logarithm is not: as far out the log density is that of the tail, but for the scale."""
+    fn, _ = UNIVARIATE[name]
+    for z in (-40.0, 40.0):
+        x = inverse(fn, z)
+        assert np.sign(x) == np.sign(z)
+        np.testing.assert_allclose(fn.log_prob(x) + np.log(fn.scale), st.norm.logcdf(-40.0), rtol=1e-9)
+
+
 def test_far_tails_saturate_without_nan():
     slope = jax.jit(jax.value_and_grad(lambda x: to_normal(dist.Uniform(0.0, 1.0), x)))
     for value in (0.0, 1.0, -3.0, 4.0):
@@ -220,6 +230,10 @@ def density(mixture, z):
 MIXTURES = {
     "univariate": dist.MixtureSameFamily(TWO, dist.Normal(jnp.array([-2.0, 3.0]), jnp.array([1.0, 0.5]))),
     "general": dist.MixtureGeneral(TWO, [dist.Normal(-2.0, 1.0), dist.Normal(3.0, 0.5)]),
+    "unnormalised": dist.MixtureSameFamily(
+        dist.Categorical(probs=jnp.array([3.0, 7.0]), validate_args=False),
+        dist.Normal(jnp.array([-2.0, 3.0]), jnp.array([1.0, 0.5])),
+    ),
     "multivariate": dist.MixtureSameFamily(TWO, dist.MultivariateNormal(MEANS[:2], COVARIANCE)),
     "independent": dist.MixtureSameFamily(TWO, dist.Normal(MEANS[:2], 0.5).to_event(1)),
     "general multivariate": dist.MixtureGeneral(

@@ -77,6 +77,11 @@ def drawn(figure):
     return [axis for axis in figure.axes if axis.axison]
 
 
+def test_a_panel_on_its_own_is_wider_than_one_of_a_row():
+    widths = [plots.posteriors.panels(count)[0].get_figwidth() / min(count, 4) for count in (1, 2, 3, 4, 7)]
+    assert widths[0] > widths[1] and len(set(widths[1:])) == 1
+
+
 def test_relevance_draws_a_bar_for_each_statistic(engine):
     (axis,) = drawn(plots.relevance(engine))
     assert [bar.get_width() for bar in axis.patches] == [0.1, 2.0, 0.7]

@@ -105,6 +105,11 @@ SAME = {
         f"calls = {n}\ndef simulator(rng, theta):\n    global calls\n    calls += 1\n    return theta" for n in (0, 7)
     ),
     "a global that it does not name": (PLAIN, "SCALE = 2.0\n" + PLAIN),
+    "a circle, seen first from itself or from outside": tuple(
+        f"a, b = [], []\na.append(a)\nb.append(b)\nheld = [{inner}]\n"
+        "def simulator(rng, theta):\n    return theta + use(a, held)\ndef use(a, held): return 0.0"
+        for inner in "ab"
+    ),
     "what a distribution caches": (
         HOLDS.format("dist.MultivariateNormal(jnp.zeros(2), jnp.eye(2))"),
         HOLDS.format("dist.MultivariateNormal(jnp.zeros(2), jnp.eye(2)); held.precision_matrix"),

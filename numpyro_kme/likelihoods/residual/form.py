@@ -215,9 +215,9 @@ def _noise(form, at, residuals, scale: ScaleFunction, rounds, steps):
         scale.update(at, residuals, rounds, steps)
     log_scale = scale.held_out if form.scale else np.zeros(residuals.shape)
     standard = residuals * np.exp(-log_scale)
-    weights = 5.0 / (4.0 + np.square(standard / winsorised_rms(standard)[:, None]))
+    noise = 4.0 + np.square(standard / winsorised_rms(standard)[:, None])
     size = np.exp(2.0 * (log_scale - np.mean(log_scale, axis=1, keepdims=True)))
-    return size * np.mean(weights, axis=1, keepdims=True) / weights, size
+    return size * noise * np.mean(1.0 / noise, axis=1, keepdims=True), size
 
 
 class _Units(NamedTuple):

@@ -255,7 +255,7 @@ class ScaleFunction:
         for number in range(rounds):
             squares = np.square(residuals * np.exp(-self.fitted))
             score = (DEGREES + 1.0) * squares / (DEGREES + squares) - 1.0
-            target, now = self.fitted + score / INFORMATION, steps if number == rounds - 1 else 0
+            target, now = self.fitted + score / INFORMATION, steps if number == rounds - 1 else None
             self._regress(at, target, 1.0 / INFORMATION, now, again=number > 0 and not now)
 
     def _begin(self, at, residuals, steps):
