@@ -20,12 +20,11 @@ from numpyro_kme.engines.base import check_run
 from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.losses.generator import Generator, NormalNoise
 from numpyro_kme.mcmc.loss_density import declared, one_point
-from numpyro_kme.mcmc.noise import even_noise
+from numpyro_kme.mcmc.noise import NoiseForm, even_noise
 from numpyro_kme.models import tracing
 from numpyro_kme.models.coordinates import Unconstrained
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.models.simulator import Simulator
-from numpyro_kme.models.simulator_functions import FromNoise
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,18 +162,19 @@ class IidModel:
             rows is None or len(rows) == len(self.observed),
             f"`covariates` must have one row for each of the {len(self.observed)} data points; got {np.shape(rows)}.",
         )
+        form = even_noise(simulator)
         return Generator(
-            self._simulate,
-            even_noise(simulator.fn),
+            partial(self._simulate, form),
+            form.rule,
             self.target.dim,
             covariates=None if rows is None else np.asarray(rows, np.float64)[self.kept],
             differentiable=simulator.has_rsample,
         )
 
     @property
-    def declares_noise(self) -> bool:
-        """Whether the simulator declares its noise; a density has none to declare."""
-        return self.problem is None or isinstance(self.problem.simulators[self.site].simulator.fn, FromNoise)
+    def noise(self) -> str:
+        """What the simulator's noise is, in words; empty for a density."""
+        return "" if self.problem is None else even_noise(self.problem.simulators[self.site].simulator).note
 
     def predictive(self, generator: Generator) -> Callable[[jax.Array, int], Any]:
         """The prior predictive distribution of one data point, as a traceable sampler `(rng_key, num) -> (num, ...)`.
@@ -202,13 +202,13 @@ class IidModel:
 
         return jax.vmap(one)(jax.random.split(rng_key, num))
 
-    def _simulate(self, u, noise, row=None):
+    def _simulate(self, form: NoiseForm, u, noise, row=None):
         simulator = self._run(u)[1][self.site]
         params = simulator.params
         if simulator.groups != ():
             place = 0 if row is None else jnp.asarray(self.kept)[row]
             params = [param[place] for param in simulator.broadcast_params(simulator.groups)]
-        return one_point(simulator.fn, params, noise, declared(simulator))
+        return one_point(form.applied(simulator.fn), params, noise, declared(simulator))
 
     def _log_density(self, u, points):
         fn = self._run(u)[0][self.site]["fn"]

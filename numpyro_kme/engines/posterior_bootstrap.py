@@ -179,7 +179,7 @@ class PosteriorBootstrap(Engine):
         least = least_starts(self.settings) if self.settings.method == "emulated" else 1
         starts = iid.starts(start_key, max(self.num_starts, least))
         replicates = posterior_bootstrap(run_key, objective, starts, process, self.settings)
-        warn_of(replicates, iid.declares_noise)
+        warn_of(replicates, iid.noise)
         posterior = BootstrapPosterior(
             engine=type(self).__name__,
             samples=iid.latents(replicates.u),
@@ -192,7 +192,7 @@ class PosteriorBootstrap(Engine):
                 **replicates.numbers,
             },
             groups={"observed_data": {iid.site: iid.data}},
-            info=described(replicates),
+            info={"noise": iid.noise} | described(replicates) if iid.noise else described(replicates),
             problem=iid.problem,
             replicates=replicates,
             iid=iid,
@@ -232,8 +232,8 @@ def _drawn(distribution: Distribution, rng_key: jax.Array, num: int) -> jax.Arra
     return distribution.sample(rng_key, (num,))
 
 
-def warn_of(replicates: Replicates, declared: bool) -> None:
-    """Warn of minimisations that fell short; `declared` says whether the simulator's noise is."""
+def warn_of(replicates: Replicates, noise: str) -> None:
+    """Warn of minimisations that fell short; `noise` says in words what that of the simulator is."""
     failed = np.flatnonzero(~replicates.converged)
     if len(failed):
         checks.warn(
@@ -248,7 +248,7 @@ def warn_of(replicates: Replicates, declared: bool) -> None:
                 f"square; up to {WRONG} is harmless). Raise `num_simulations`.",
             )
     elif replicates.quadrature.noise > NOISY:
-        further = "" if declared else ", or declare the simulator's noise with FromNoise"
+        further = f". The noise of the simulator is {noise}" if noise.startswith("drawn") else ""
         checks.warn(
             f"doubling the noise nodes moves the draws by {replicates.quadrature.noise:.2g} posterior standard "
             f"deviations. Raise `num_nodes`{further}.",

@@ -28,7 +28,6 @@ from numpyro_kme.mcmc.noise import (
     simulation_key,
 )
 from numpyro_kme.models.simulator import Simulator
-from numpyro_kme.models.simulator_functions import FromNoise
 
 __all__ = ["generalized_bayes", "surrogate", "uncondition_simulators"]
 
@@ -193,13 +192,14 @@ class generalized_bayes(Messenger):
         name, covariates = msg["name"], self.covariates.get(msg["name"])
         check_site(msg, simulator, covariates)
         value = np.asarray(msg["value"])
-        call = Call.of(simulator, grouped=covariates is not None)
+        even = isinstance(self.noise, CommonNoise | LatentNoise)
+        form = even_noise(simulator) if even else independent_noise(simulator)
+        call = Call.of(simulator, form, grouped=covariates is not None)
         signature = call, value.tobytes(), value.shape
         known = self._bound.get(name)
         if known is None or known[0] != signature:
-            rule = even_noise if isinstance(self.noise, CommonNoise) else independent_noise
             smooth = simulator.has_rsample
-            generator = Generator(call, rule(simulator.fn), call.dim, covariates=covariates, differentiable=smooth)
+            generator = Generator(call, form.rule, call.dim, covariates=covariates, differentiable=smooth)
             known = self._bound[name] = signature, Bound.make(self.loss, value, generator)
         return known[1]
 
@@ -207,14 +207,8 @@ class generalized_bayes(Messenger):
         """Sets of noise nodes `(sets, M, ...)`; None where a kernel has to bring the key."""
         noise = self.noise
         if isinstance(noise, LatentNoise):
-            fn: Any = simulator.fn
-            checks.require(
-                isinstance(fn, FromNoise),
-                f"LatentNoise needs the noise of simulator `{simulator.name}` declared: "
-                "Simulator(FromNoise(fn, noise), ...). Otherwise use FreshNoise with PseudoMarginal.",
-            )
-            batch = fn.noise.batch_shape
-            all_noise = fn.noise.expand((noise.num_simulated, *batch)).to_event(1 + len(batch))
+            one = even_noise(simulator).distribution(simulator)
+            all_noise = one.expand((noise.num_simulated, *one.batch_shape)).to_event(1 + len(one.batch_shape))
             plates = [frame.name for frame in msg["cond_indep_stack"]]
             values = numpyro.sample(f"{msg['name']}_noise", all_noise, infer={"block_plates": plates})
             return QuadratureNodes(values[None], jnp.full((1, noise.num_simulated), 1.0 / noise.num_simulated))

@@ -15,8 +15,8 @@ from numpyro_kme._core import checks, compat
 from numpyro_kme._core.host import in_present_precision, on_host
 from numpyro_kme.losses.base import Loss, WeightedObjective
 from numpyro_kme.losses.generator import Generator, QuadratureNodes
+from numpyro_kme.mcmc.noise import NoiseForm
 from numpyro_kme.models.simulator import Simulator
-from numpyro_kme.models.simulator_functions import FromNoise
 
 _no_key = compat.valueless("fresh_noise_log_prob")
 
@@ -27,12 +27,12 @@ def declared(simulator: Simulator) -> tuple[tuple[int, ...], str] | None:
 
 
 def one_point(fn: Callable, params, noise, black_box: tuple[tuple[int, ...], str] | None) -> jax.Array:
-    """One point of a simulator from its noise; `black_box` is what `declared` says."""
+    """One point of a simulator from its noise, `fn(noise, *params)`; `black_box` is what `declared` says."""
     if black_box is not None:
         shape, dtype = black_box
         drawn = Simulator(fn, *params, shape=shape, dtype=dtype).sample(noise)
     else:
-        drawn = (fn.fn if isinstance(fn, FromNoise) else fn)(noise, *params)
+        drawn = fn(noise, *params)
     return jnp.asarray(drawn, jnp.result_type(float))
 
 
@@ -47,11 +47,11 @@ class Call:
     groups: tuple[int, ...]
 
     @classmethod
-    def of(cls, simulator: Simulator, grouped: bool) -> "Call":
-        """A call of a simulator, for one of its groups of arguments where it is `grouped`."""
+    def of(cls, simulator: Simulator, form: NoiseForm, grouped: bool) -> "Call":
+        """A call of a simulator with such noise, for one of its groups of arguments where it is `grouped`."""
         dtypes = tuple(str(param.dtype) for param in simulator.params)
         groups = simulator.groups if grouped else ()
-        return cls(simulator.fn, simulator.call_shapes, dtypes, declared(simulator), groups)
+        return cls(form.applied(simulator.fn), simulator.call_shapes, dtypes, declared(simulator), groups)
 
     @property
     def dim(self) -> int:

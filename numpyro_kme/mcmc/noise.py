@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from typing import NamedTuple
 from zlib import crc32
 
 import jax
@@ -12,19 +13,26 @@ import numpy as np
 import numpyro.distributions as dist
 from jax.scipy.special import ndtr
 from numpyro.primitives import Messenger, apply_stack
+from scipy.stats import qmc
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme.losses.generator import DrawnNoise, Noise, NormalNoise, QuadratureNodes
+from numpyro_kme.models.lifting import LiftedNoise, NoiseNotLifted, lift_noise
+from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.simulator_functions import FromNoise
+
+MOST_DIMENSIONS = qmc.Sobol.MAXDIM
+"""Largest number of normals for which there are low-discrepancy points."""
 
 
 @dataclass(frozen=True)
 class CommonNoise:
     """The same noise at every point of the chain: a smooth density, for any kernel.
 
-    The posterior is that of one simulated sample. It is close to the one with infinitely many only if the sample is
-    much larger than the data, unless the simulator declares one standard noise number (`FromNoise`), where
-    `num_simulated` are nodes of a quadrature. `noise_sensitivity` rescores draws under other keys.
+    Where the noise of the simulator is declared (`FromNoise`) or lifted out of it (`lift_noise`), `num_simulated` are
+    nodes of a quadrature, for one number, or low-discrepancy points, for several. Otherwise the posterior is that of one
+    simulated sample, close to the one with infinitely many only if the sample is much larger than the data.
+    `noise_sensitivity` rescores draws under other keys.
 
     Args:
         num_simulated: Simulated points `M`; ten times the data is a start.
@@ -44,7 +52,7 @@ class LatentNoise:
     """The noise of every simulated point as a latent `<site>_noise` of the model, `(M, *noise)`, beside the parameters.
 
     Exact for any `M`, for the posterior prior x `E exp(-weight n loss)`, where the loss compares with `M` simulated
-    points; for NUTS, with `FromNoise` simulators.
+    points; for NUTS, with simulators in JAX whose noise is declared (`FromNoise`) or can be lifted (`lift_noise`).
 
     Args:
         num_simulated: Simulated points `M`.
@@ -118,17 +126,78 @@ class simulation_keys(Messenger):
                 msg["value"] = (jax.vmap(fold) if many else fold)(self.rng_key)
 
 
-def independent_noise(fn: Callable) -> Noise:
+class NoiseForm(NamedTuple):
+    """The noise of a simulator, as a rule that makes it and what it is in words.
+
+    Attributes:
+        rule: Makes noise values.
+        lifted: The simulator as a function of normals, where its noise was lifted out of it.
+        note: What the noise is.
+    """
+
+    rule: Noise
+    lifted: LiftedNoise | None
+    note: str
+
+    def applied(self, fn: Callable) -> Callable:
+        """A simulator's function, `fn` as it is now, as a function of a noise value and its parameters."""
+        if self.lifted is not None:
+            return replace(self.lifted, fn=fn)
+        return fn.fn if isinstance(fn, FromNoise) else fn
+
+    def distribution(self, simulator: Simulator) -> dist.Distribution:
+        """The distribution of a noise value.
+
+        Raises:
+            ValueError: If the noise is keys.
+        """
+        if self.lifted is not None:
+            return dist.Normal(0.0, 1.0).expand([self.lifted.dim]).to_event(1)
+        checks.require(
+            isinstance(simulator.fn, FromNoise),
+            f"LatentNoise needs the noise of simulator `{simulator.name}` as numbers, and it is {self.note}. Declare it, "
+            "Simulator(FromNoise(fn, noise), ...), or use FreshNoise with PseudoMarginal.",
+        )
+        return simulator.fn.noise
+
+
+def independent_noise(simulator: Simulator) -> NoiseForm:
     """Independent draws of a simulator's noise: of its declared distribution, or keys."""
-    return DrawnNoise(fn.noise.sample) if isinstance(fn, FromNoise) else DrawnNoise()
+    fn = simulator.fn
+    if isinstance(fn, FromNoise):
+        return NoiseForm(DrawnNoise(fn.noise.sample), None, "declared, drawn independently")
+    return NoiseForm(DrawnNoise(), None, "drawn independently from random keys")
+
+
+def even_noise(simulator: Simulator) -> NoiseForm:
+    """Quadrature or low-discrepancy points where the noise is declared, or can be lifted out of the simulator, and
+    follows from normals; else independent draws."""
+    rule = _declared(simulator.fn) if isinstance(simulator.fn, FromNoise) else None
+    if rule is not None:
+        return NoiseForm(rule, None, "declared")
+    drawn = independent_noise(simulator)
+    if simulator.black_box:
+        return drawn._replace(note=f"{drawn.note}: `{simulator.name}` runs in NumPy")
+    lifted = _lifted(simulator.fn, simulator.call_shapes, tuple(str(param.dtype) for param in simulator.params))
+    if isinstance(lifted, str):
+        return drawn._replace(note=f"{drawn.note}, not lifted: {lifted}")
+    if not 1 <= lifted.dim <= MOST_DIMENSIONS:
+        return drawn._replace(note=f"{drawn.note}: one draw takes {lifted.dim} numbers")
+    return NoiseForm(NormalNoise(lifted.dim), lifted, str(lifted))
 
 
 @lru_cache(maxsize=256)
-def even_noise(fn: Callable) -> Noise:
-    """Quadrature or low-discrepancy points where the noise is declared and follows from normals; else independent
-    draws."""
-    if not isinstance(fn, FromNoise):
-        return DrawnNoise()
+def _lifted(fn: Callable, shapes: tuple, dtypes: tuple) -> LiftedNoise | str:
+    """A simulator with its noise lifted, or why it cannot be."""
+    try:
+        return lift_noise(fn, *(np.ones(shape, dtype) for shape, dtype in zip(shapes, dtypes)))
+    except NoiseNotLifted as error:
+        return str(error)
+
+
+@lru_cache(maxsize=256)
+def _declared(fn: FromNoise) -> NormalNoise | None:
+    """A declared noise as a function of normals; None where it is not known as one."""
     shape, base = fn.noise.shape(), compat.innermost(fn.noise)
     size = int(np.prod(shape))
     if isinstance(base, dist.MultivariateNormal) and base.shape() == shape and len(shape) == 1:
@@ -136,7 +205,7 @@ def even_noise(fn: Callable) -> Noise:
     try:
         base.icdf(jnp.full(base.batch_shape, 0.5))
     except (NotImplementedError, AttributeError, ImportError):
-        return independent_noise(fn)
+        return None
     if isinstance(base, dist.Normal):
         return NormalNoise(size, partial(_scaled, base, shape))
     return NormalNoise(size, partial(_by_quantiles, base, shape))

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks, compat
+from numpyro_kme._core.host import on_host
 from numpyro_kme.models import quantiles
 from numpyro_kme.models.simulator_functions import name
 
@@ -55,6 +56,10 @@ class LiftedNoise:
 
     def __call__(self, z: jax.Array, *params):
         """One event."""
+        checks.require(
+            jnp.shape(z) == (self.dim,),
+            f"`z` must have shape ({self.dim},), one number for each that `{self.__name__}` draws; got {jnp.shape(z)}.",
+        )
         return _play(self.fn, z, params, self.most_loops)[0]
 
     def __str__(self) -> str:
@@ -81,9 +86,7 @@ def lift_noise(fn: Callable, *params: Any, most_loops: int | None = None) -> Lif
     """
     if most_loops is not None:
         checks.whole("most_loops", most_loops, 1)
-    values = [jnp.asarray(param) for param in params]
-    counted = _needs(_traced(fn, values)[0], fn, most_loops)
-    used = jax.jit(lambda z, *given: _play(fn, z, given, most_loops)[1])(jnp.zeros(counted.total()), *values)
+    counted, used = on_host(_looked_at)(fn, params, most_loops)
     rows = np.concatenate([np.zeros((0, 2), np.uint32), *(np.reshape(keys, (-1, 2)) for keys in used)])
     rows = rows[(rows != NO_KEY).any(axis=1)]
     checks.require(
@@ -93,6 +96,13 @@ def lift_noise(fn: Callable, *params: Any, most_loops: int | None = None) -> Lif
         NoiseNotLifted,
     )
     return LiftedNoise(fn, tuple(counted.items()), most_loops)
+
+
+def _looked_at(fn: Callable, params: Sequence, most_loops: int | None) -> tuple[Counter[str], list[jax.Array]]:
+    """How many numbers of each kind one event takes, and the data of the keys that they would have come from."""
+    counted = _needs(_traced(fn, params)[0], fn, most_loops)
+    used = jax.jit(lambda z, *given: _play(fn, z, given, most_loops)[1])
+    return counted, used(jnp.zeros(counted.total()), *map(jnp.asarray, params))
 
 
 def _traced(fn: Callable, params: Sequence):
