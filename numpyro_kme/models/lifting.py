@@ -23,7 +23,7 @@ from numpyro_kme.models.simulator_functions import name
 KEYS_MADE = {"random_seed": "makes a key of a seed", "random_wrap": "makes a key of numbers"}
 KEYS_READ = {"random_unwrap": "reads the numbers of a key"}
 
-NO_KEY = np.iinfo(np.uint32).max
+NO_KEY = np.uint32(np.iinfo(np.uint32).max)
 """Stands for the key of a draw that is not made, in a branch that is not taken."""
 
 
@@ -78,8 +78,8 @@ def lift_noise(fn: Callable, *params: Any, most_loops: int | None = None) -> Lif
     Args:
         fn: The simulator, in JAX; it draws one event.
         *params: Arguments of one call, arrays like those that it will get.
-        most_loops: Largest number of iterations of a `while` loop that draws; where it goes on the event is NaN.
-            Without it such a loop is refused.
+        most_loops: Largest number of iterations of a `while` loop that draws; where it would go on, its numbers are NaN,
+            its whole numbers the largest there is. Without it such a loop is refused.
     Raises:
         NoiseNotLifted: If a `while` loop draws, if `fn` makes random keys of its own or reads theirs, or if it draws
             twice from one key, so that draws depend on each other.
@@ -122,8 +122,15 @@ def _play(fn: Callable, z: jax.Array, params: Sequence, most_loops: int | None) 
 
 def _needs(program, fn: Callable, most_loops: int | None) -> Counter[str]:
     """How many numbers of each kind a program draws."""
+    jaxpr, constants = compat.plain(program)
+    checks.require(
+        not any(map(checks.is_key, constants)),
+        f"Simulator `{name(fn)}` has a key of its own: its noise is not a function of `rng_key` alone. Split `rng_key`, "
+        "or fold numbers into it.",
+        NoiseNotLifted,
+    )
     total: Counter[str] = Counter()
-    for equation in compat.plain(program)[0].eqns:
+    for equation in jaxpr.eqns:
         total += _needs_one(equation, fn, most_loops)
     return total
 
@@ -219,7 +226,11 @@ class _Player:
         counts = [self.needs(branch) for branch in branches]
         starts = np.cumsum([0, *counts])
         parts = [z[start : start + count] for start, count in zip(starts, counts)]
-        shapes = [jax.eval_shape(lambda *a, b=b: self.run(b, a[1:], a[0])[1], p, *inputs) for b, p in zip(branches, parts)]
+
+        def keys_of(branch, part):
+            return jax.eval_shape(lambda part, *inputs: self.run(branch, inputs, part)[1], part, *inputs)
+
+        shapes = [keys_of(branch, part) for branch, part in zip(branches, parts)]
 
         def taken(i):
             def branch(*inputs):

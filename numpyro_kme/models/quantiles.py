@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 from jax import lax
 from jax.scipy.special import betainc, gammainc, gammaincc, gammaln, log_ndtr, ndtr, ndtri
 
-from numpyro_kme._core import compat
+from numpyro_kme._core import checks, compat
 from numpyro_kme.models.normalise import Tails, from_normal
 
 BITS = "random bits"
@@ -56,7 +56,8 @@ def log_gamma(z: jax.Array, shape: jax.Array) -> jax.Array:
         x = jnp.exp(u)
         tail = jnp.where(lower, gammainc(shape, x), gammaincc(shape, x))
         tiny = tail < jnp.finfo(z.dtype).tiny
-        series = shape * u - gammaln(shape + 1.0)  # log P where x is too small for its digits
+        series = shape * u - gammaln(shape + 1.0) + jnp.log1p(-shape / (shape + 1.0) * jnp.minimum(x, 1e-6))
+        # the series of log P serves where P has no digits
         log_tail = jnp.where(lower & (tiny | (x < 1e-6)), series, jnp.log(jnp.where(tiny, 1.0, tail)))
         log_slope = shape * u - x - gammaln(shape) - log_tail  # of log P or log Q in log x
         move = (target - log_tail) * jnp.exp(-jnp.clip(log_slope, -30.0, 30.0)) * jnp.where(lower, 1.0, -1.0)
@@ -153,7 +154,10 @@ def words(z: jax.Array, width: int) -> jax.Array:
 
 
 def randint(z: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
-    """Whole numbers from `low` to `high - 1`, of 32 bits at most, increasing in `z`."""
+    """Whole numbers from `low` to `high - 1`, increasing in `z`."""
+    if low.dtype.itemsize > 4:
+        span = high - low
+        return low + jnp.minimum(jnp.floor(ndtr(z) * span).astype(low.dtype), span - 1)
     low, span = low.astype(jnp.uint32), jnp.maximum((high - low).astype(jnp.uint32), 1)
     word = words(z, 32)
     upper, lower = word >> 16, word & 0xFFFF
@@ -212,7 +216,7 @@ def drawn(equation, values: Sequence, z: jax.Array) -> jax.Array:
         case "random_gamma":
             return (log_gamma if equation.params["log_space"] else gamma)(z, values[1])
     shapes = _aligned(equation) or ()
-    params = (jnp.reshape(value, shape) for value, shape in zip(values[1:], shapes))
+    params = (jnp.broadcast_to(jnp.reshape(value, shape), aval.shape) for value, shape in zip(values[1:], shapes))
     return RULES[compat.written_in(equation)][1](z, *params).astype(aval.dtype)
 
 
@@ -220,27 +224,20 @@ def _aligned(equation) -> tuple[tuple[int, ...], ...] | None:
     """Shapes in which the parameters of a draw broadcast to it; None where they need not do so, or where draws that
     `vmap` made many share their noise: then what it is made of is looked at."""
     out, (key, *params) = equation.outvars[0].aval, (variable.aval for variable in equation.invars)
-    if out.dtype.itemsize > 4 and jnp.issubdtype(out.dtype, jnp.integer):
-        return None
     if max(map(_most_drawn, compat.programs(equation)), default=0) < prod(out.shape):
         return None
-    shapes = []
-    for param in params:
-        own = param.shape
-        event = out.shape[len(key.shape) :]
-        if len(own) > len(key.shape) or own == out.shape or not key.shape:
-            fits = own
-        elif own == key.shape and event not in ((), own):  # one number for each of many calls
-            fits = own + (1,) * len(event)
-        else:
-            fits = own
-        try:
-            if jnp.broadcast_shapes(fits, out.shape) != out.shape:
-                return None
-        except ValueError:
-            return None
-        shapes.append(fits)
-    return tuple(shapes)
+    found = [_shape(param.shape, key.shape, out.shape) for param in params]
+    return None if any(shape is None for shape in found) else tuple(shape for shape in found if shape is not None)
+
+
+def _shape(own: tuple[int, ...], calls: tuple[int, ...], out: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The shape in which a parameter broadcasts to what many calls draw, whether it is one for all of them or has their
+    axes in front; None if neither fits, or both do and differ."""
+    event = out[len(calls) :]
+    fits = {own} if checks.expands(own, event) else set()
+    if own[: len(calls)] == calls and checks.expands(own[len(calls) :], event):
+        fits.add(calls + (1,) * (len(out) - len(own)) + own[len(calls) :])
+    return fits.pop() if len(fits) == 1 else None
 
 
 def _most_drawn(program) -> int:
