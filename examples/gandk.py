@@ -22,24 +22,22 @@ TRUTH = {"a": 3.0, "b": 1.0, "g": 1.0, "k": 0.5}
 BLUE, RED, GREY = "#2a6f97", "#c1440e", "#b8b8b8"
 
 
-def g_and_k(z, a, b, g, k):
-    """Quantile `z` of the standard normal, skewed by `g`, with tails stretched by `k`."""
+def g_and_k(rng_key, a, b, g, k):
+    """A standard normal number, skewed by `g`, with tails stretched by `k`."""
+    z = jax.random.normal(rng_key)
     return a + b * (1.0 + 0.8 * jnp.tanh(0.5 * g * z)) * (1.0 + z**2) ** k * z
-
-
-G_AND_K = kme.FromNoise(g_and_k, dist.Normal(0.0, 1.0))
 
 
 def model(x):
     names = [numpyro.sample(name, dist.Uniform(0.0, 10.0)) for name in TRUTH]
     with numpyro.plate("data", len(x)):
-        numpyro.sample("x", kme.Simulator(G_AND_K, *names), obs=x)
+        numpyro.sample("x", kme.Simulator(g_and_k, *names), obs=x)
 
 
 def contaminated(share, n=2048, seed=0):
     """`n` draws at the truth; a share of them moved by 50, half to each side."""
-    rng = np.random.default_rng(seed)
-    x = np.array(g_and_k(rng.normal(size=n), **TRUTH), np.float64)
+    keys = jax.random.split(jax.random.key(seed), n)
+    x = np.array(jax.vmap(lambda rng_key: g_and_k(rng_key, **TRUTH))(keys), np.float64)
     far = int(share * n)
     x[: far // 2] += 50.0
     x[far // 2 : far] -= 50.0

@@ -249,13 +249,14 @@ def source_line(equation: Any) -> str:
 @contextmanager
 def calls_binomial() -> Iterator[None]:
     """While JAX traces: `jax.random.binomial` as a call that a traced program shows, and not written out."""
-    module = inspect.getmodule(jax.random.binomial)
+    module: Any = inspect.getmodule(jax.random.binomial)
     written_out = getattr(module, "_binomial", None)
-    if not hasattr(written_out, "__wrapped__"):
+    function = getattr(written_out, "__wrapped__", None)
+    if function is None:
         yield
         return
-    setattr(module, "_binomial", jax.jit(written_out.__wrapped__, static_argnums=(3, 4)))
+    module._binomial = jax.jit(function, static_argnums=(3, 4))
     try:
         yield
     finally:
-        setattr(module, "_binomial", written_out)
+        module._binomial = written_out

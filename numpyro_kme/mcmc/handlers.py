@@ -25,6 +25,7 @@ from numpyro_kme.mcmc.noise import (
     even_noise,
     fresh_nodes,
     independent_noise,
+    latent_noise,
     simulation_key,
 )
 from numpyro_kme.models.simulator import Simulator
@@ -192,8 +193,7 @@ class generalized_bayes(Messenger):
         name, covariates = msg["name"], self.covariates.get(msg["name"])
         check_site(msg, simulator, covariates)
         value = np.asarray(msg["value"])
-        even = isinstance(self.noise, CommonNoise | LatentNoise)
-        form = even_noise(simulator) if even else independent_noise(simulator)
+        form = {CommonNoise: even_noise, LatentNoise: latent_noise}.get(type(self.noise), independent_noise)(simulator)
         call = Call.of(simulator, form, grouped=covariates is not None)
         signature = call, value.tobytes(), value.shape
         known = self._bound.get(name)
@@ -207,7 +207,7 @@ class generalized_bayes(Messenger):
         """Sets of noise nodes `(sets, M, ...)`; None where a kernel has to bring the key."""
         noise = self.noise
         if isinstance(noise, LatentNoise):
-            one = even_noise(simulator).distribution(simulator)
+            one = latent_noise(simulator).distribution(simulator)
             all_noise = one.expand((noise.num_simulated, *one.batch_shape)).to_event(1 + len(one.batch_shape))
             plates = [frame.name for frame in msg["cond_indep_stack"]]
             values = numpyro.sample(f"{msg['name']}_noise", all_noise, infer={"block_plates": plates})

@@ -30,8 +30,8 @@ class CommonNoise:
     """The same noise at every point of the chain: a smooth density, for any kernel.
 
     Where the noise of the simulator is declared (`FromNoise`) or lifted out of it (`lift_noise`), `num_simulated` are
-    nodes of a quadrature, for one number, or low-discrepancy points, for several. Otherwise the posterior is that of one
-    simulated sample, close to the one with infinitely many only if the sample is much larger than the data.
+    nodes of a quadrature, for one number, or low-discrepancy points, for several. Otherwise the posterior is that of
+    one simulated sample, close to the one with infinitely many only if the sample is much larger than the data.
     `noise_sensitivity` rescores draws under other keys.
 
     Args:
@@ -153,12 +153,12 @@ class NoiseForm(NamedTuple):
         """
         if self.lifted is not None:
             return dist.Normal(0.0, 1.0).expand([self.lifted.dim]).to_event(1)
-        checks.require(
-            isinstance(simulator.fn, FromNoise),
-            f"LatentNoise needs the noise of simulator `{simulator.name}` as numbers, and it is {self.note}. Declare it, "
-            "Simulator(FromNoise(fn, noise), ...), or use FreshNoise with PseudoMarginal.",
+        if isinstance(simulator.fn, FromNoise):
+            return simulator.fn.noise
+        raise ValueError(
+            f"LatentNoise needs the noise of simulator `{simulator.name}` as numbers, and it is {self.note}. Declare "
+            "it, Simulator(FromNoise(fn, noise), ...), or use FreshNoise with PseudoMarginal."
         )
-        return simulator.fn.noise
 
 
 def independent_noise(simulator: Simulator) -> NoiseForm:
@@ -167,6 +167,12 @@ def independent_noise(simulator: Simulator) -> NoiseForm:
     if isinstance(fn, FromNoise):
         return NoiseForm(DrawnNoise(fn.noise.sample), None, "declared, drawn independently")
     return NoiseForm(DrawnNoise(), None, "drawn independently from random keys")
+
+
+def latent_noise(simulator: Simulator) -> NoiseForm:
+    """Noise that is a latent of the model: values that are independent under their distribution."""
+    form = even_noise(simulator)
+    return form._replace(rule=DrawnNoise(form.distribution(simulator).sample))
 
 
 def even_noise(simulator: Simulator) -> NoiseForm:

@@ -7,7 +7,7 @@ there is quadrature, low discrepancy, and a derivative.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,16 +70,16 @@ def lift_noise(fn: Callable, *params: Any, most_loops: int | None = None) -> Lif
     r"""Write a simulator as a function of standard normals: `fn(rng_key, *params)` as `lifted(z, *params)`.
 
     With $z \sim N(0, I)$ of shape `(lifted.dim,)` the law of `lifted(z, *params)` is that of `fn(rng_key, *params)`.
-    It can be traced and differentiated: normal, uniform, exponential, gamma and the like are smooth in `z` and in their
-    parameters, and precise in both tails; counts (Poisson, binomial, geometric) are made by inversion and constant in
-    their parameters, so that they have no derivative. Draws inside `scan`, `fori_loop`, `vmap`, `cond`, `switch` and
-    nested `jit` are lifted too; branches of a `cond` take normals of their own.
+    It can be traced and differentiated: normal, uniform, exponential, gamma and the like are smooth in `z` and in
+    their parameters, and precise in both tails; counts (Poisson, binomial, geometric) are made by inversion and
+    constant in their parameters, so that they have no derivative. Draws inside `scan`, `fori_loop`, `vmap`, `cond`,
+    `switch` and nested `jit` are lifted too; branches of a `cond` take normals of their own.
 
     Args:
         fn: The simulator, in JAX; it draws one event.
         *params: Arguments of one call, arrays like those that it will get.
-        most_loops: Largest number of iterations of a `while` loop that draws; where it would go on, its numbers are NaN,
-            its whole numbers the largest there is. Without it such a loop is refused.
+        most_loops: Largest number of iterations of a `while` loop that draws; where it would go on, its numbers are
+            NaN, its whole numbers the largest there is. Without it such a loop is refused.
     Raises:
         NoiseNotLifted: If a `while` loop draws, if `fn` makes random keys of its own or reads theirs, or if it draws
             twice from one key, so that draws depend on each other.
@@ -125,8 +125,8 @@ def _needs(program, fn: Callable, most_loops: int | None) -> Counter[str]:
     jaxpr, constants = compat.plain(program)
     checks.require(
         not any(map(checks.is_key, constants)),
-        f"Simulator `{name(fn)}` has a key of its own: its noise is not a function of `rng_key` alone. Split `rng_key`, "
-        "or fold numbers into it.",
+        f"Simulator `{name(fn)}` has a key of its own: its noise is not a function of `rng_key` alone. Split "
+        "`rng_key`, or fold numbers into it.",
         NoiseNotLifted,
     )
     total: Counter[str] = Counter()

@@ -18,16 +18,35 @@ from numpyro_kme.losses.grid_mmd import GridMMD
 from numpyro_kme.losses.mmd import DirectMMD
 
 
-def g_and_k(rng_key, theta):
+def by_rejection(rng_key):
+    """A normal number, after nobody knows how many uniform ones: no noise that can be lifted."""
+
+    def again(state):
+        rng_key, now = jax.random.split(state[0])
+        return rng_key, jax.random.uniform(now, (2,), minval=-1.0)
+
+    def outside(state):
+        return jnp.sum(jnp.square(state[1])) >= 1.0
+
+    _, place = jax.lax.while_loop(outside, again, (rng_key, jnp.ones(2)))
+    square = jnp.sum(jnp.square(place))
+    return place[0] * jnp.sqrt(-2.0 * jnp.log(square) / square)
+
+
+def g_and_k(rng_key, theta, normal=jax.random.normal):
     a, b, g, log_k = theta
-    z = jax.random.normal(rng_key)
+    z = normal(rng_key)
     return a + b * (1.0 + 0.8 * jnp.tanh(0.5 * g * z)) * (1.0 + z**2) ** jnp.exp(log_k) * z
 
 
-def heavy(x):
+def g_and_k_by_rejection(rng_key, theta):
+    return g_and_k(rng_key, theta, by_rejection)
+
+
+def heavy(x, simulator=g_and_k_by_rejection):
     theta = numpyro.sample("theta", dist.Uniform(np.array([0, 0, 0, -5.0]), np.array([10, 10, 10, 3.0])).to_event(1))
     with numpyro.plate("data", len(x)):
-        numpyro.sample("x", kme.Simulator(g_and_k, theta), obs=x)
+        numpyro.sample("x", kme.Simulator(simulator, theta), obs=x)
 
 
 def contaminated(rng, n=1024):
@@ -46,6 +65,17 @@ def test_too_few_simulations_of_heavy_tails_give_no_mixing_proportion_of_nine(rn
     engine = kme.PosteriorBootstrap(heavy, loss, num_samples=2, num_nodes=256, num_starts=256)
     with pytest.raises(RuntimeError, match=r"mixing proportion must be at most 1; got \d.*FromNoise"):
         engine.run(jax.random.key(0), contaminated(rng))
+
+
+@pytest.mark.slow
+def test_lifted_noise_of_the_same_simulator_gives_one_below_one(rng):
+    loss = MMD(kernels.Gaussian(0.15), fit_proportion=True)
+    engine = kme.PosteriorBootstrap(heavy, loss, num_samples=8, num_starts=256)
+    engine.run(jax.random.key(0), contaminated(rng), simulator=g_and_k)
+    found = engine.replicates
+    assert found.converged.all() and found.quadrature.noise < 0.05
+    assert abs(found.numbers["mixing_proportion"].mean() - 0.9) < 0.05
+    np.testing.assert_allclose(engine.get_samples()["theta"].mean(axis=0)[:2], [3.0, 1.0], atol=0.2)
 
 
 def wide(noise, mean):

@@ -152,11 +152,11 @@ def test_a_prior_guess_that_is_changed_counts_in_the_next_run():
     assert engine._generator((X,), {}, again).process.concentration == 3.0
 
 
-def own_guess(simulator):
+def own_guess(simulator, **declared):
     def own(x):
         mean = numpyro.sample("mean", dist.Normal(5.0, 0.5))
         with numpyro.plate("data", len(x)):
-            numpyro.sample("x", Simulator(simulator, mean, 2.0), obs=x)
+            numpyro.sample("x", Simulator(simulator, mean, 2.0, **declared), obs=x)
 
     return own
 
@@ -202,13 +202,19 @@ def test_kinked_losses_are_told_of_what_did_not_converge_alone():
     assert np.isnan(found.quadrature.noise) == (not found.converged.any())
 
 
-@pytest.mark.parametrize("simulator", [DECLARED, keyed], ids=["declared noise", "key"])
-def test_declared_noise_is_not_to_be_declared_again(simulator, engine):
+def in_numpy(rng, mean, scale):
+    return mean + scale * rng.normal()
+
+
+@pytest.mark.parametrize("simulator", [DECLARED, keyed, in_numpy])
+def test_a_warning_of_noise_says_where_it_comes_from(simulator, engine):
     noisy = replace(engine.replicates, quadrature=Quadrature(np.full((4, 2), 0.5)))
-    declared = IidModel.read(own_guess(simulator), (X,), {}).declares_noise
+    declared = dict(shape=(), dtype=float) if simulator is in_numpy else {}
+    noise = IidModel.read(own_guess(simulator, **declared), (X,), {}).noise
     with pytest.warns(UserWarning, match=r"by 0.5 posterior standard deviations. Raise `num_nodes`") as caught:
-        warn_of(noisy, declared)
-    assert ("FromNoise" in str(caught[0].message)) == (simulator is keyed)
+        warn_of(noisy, noise)
+    assert ("runs in NumPy" in str(caught[0].message)) == (simulator is in_numpy)
+    assert (noise == "1 normal a draw, lifted") == (simulator is keyed)
 
 
 def line(noise, mean, scale):

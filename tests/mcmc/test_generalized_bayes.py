@@ -1,5 +1,7 @@
 """Losses in place of likelihoods: against sums by hand, the floor of an exact posterior, and sentences."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,6 +41,20 @@ def shift(noise, mean):
 
 def keyed(key, mean):
     return mean + random.normal(key)
+
+
+def keyed_twice(key, mean):
+    return mean + random.normal(key, (2,)).sum() / jnp.sqrt(2.0)
+
+
+def until_positive(key, mean):
+    """Normal noise above zero, by rejection: nobody knows how many numbers it takes."""
+
+    def again(state):
+        key, now = random.split(state[0])
+        return key, random.normal(now)
+
+    return mean + jax.lax.while_loop(lambda state: state[1] <= 0, again, (key, -1.0))[1]
 
 
 def on_host(rng, mean):
@@ -107,7 +123,7 @@ def test_fresh_and_latent_noise_use_the_draws_they_are_given():
 
 
 def test_noise_of_several_keys_is_made_of_equal_parts():
-    law, keys = independent_noise(DECLARED), random.split(random.key(0), 4)
+    law, keys = independent_noise(Simulator(DECLARED, 0.0)).rule, random.split(random.key(0), 4)
     whole = fresh_nodes(law, keys, FreshNoise(12, repeats=2))
     parts = [law.nodes(key, 3, 2).values for key in keys]
     np.testing.assert_array_equal(whole.values, np.concatenate(parts, axis=1))
@@ -117,7 +133,7 @@ def test_noise_of_several_keys_is_made_of_equal_parts():
 def test_kernels_that_bring_new_keys_leave_common_noise_as_it_is():
     gb, key = generalized_bayes(model, LOSS, weight=1.0, noise=CommonNoise(16, random.key(3))), random.key(4)
     given = [gb, simulation_keys(gb, rng_key=key, common=False), simulation_keys(gb, rng_key=key)]
-    own, same, other = (float(likelihood(m, X, 0.5, at=[0.4], simulator=keyed)[0]) for m in given)
+    own, same, other = (float(likelihood(m, X, 0.5, at=[0.4], simulator=keyed_twice)[0]) for m in given)
     assert own == same != other
 
 
@@ -205,10 +221,10 @@ def test_nuts_samples_the_posterior(polluted):
     np.testing.assert_allclose(draws.std(), sd, rtol=5 / np.sqrt(2 * 150))
 
 
-def without_y(x):
+def without_y(x, simulator=DECLARED):
     mean = numpyro.sample("mean", dist.Normal(0.0, 2.0))
     with numpyro.plate("data", 30):
-        numpyro.sample("x", Simulator(DECLARED, mean), obs=x)
+        numpyro.sample("x", Simulator(simulator, mean), obs=x)
 
 
 def test_predictive_simulates():
@@ -232,9 +248,9 @@ def test_noise_sensitivity_tells_quadrature_from_few_draws():
     settled = generalized_bayes(model, LOSS, weight=1.0, noise=CommonNoise(64))
     found = noise_sensitivity(random.key(0), settled, draws, X, 0.5, num_keys=1)
     assert found.largest_shift < 1e-9 and found.effective_proportion[0] == pytest.approx(1.0)
-    few = generalized_bayes(model, LOSS, weight=1.0, noise=CommonNoise(20))
-    found = noise_sensitivity(random.key(0), few, draws, X, 0.5, num_keys=2, simulator=keyed)
-    assert found.largest_shift > 0.5 and found.sd.min() > 0.1 and found.shift["mean"].shape == (2,)
+    few = generalized_bayes(model, LOSS, weight=1.0, noise=CommonNoise(10))
+    found = noise_sensitivity(random.key(0), few, draws, X, 0.5, num_keys=8, simulator=until_positive)
+    assert found.largest_shift > 0.5 and found.sd.min() > 0.1 and found.shift["mean"].shape == (8,)
 
 
 @pytest.mark.parametrize(
@@ -274,10 +290,10 @@ def varying(x):
         (handlers.scale(without_y, scale=0.5), (X,), CommonNoise(8), "masked or scaled"),
         (handlers.scale(without_y, scale=2.0), (X,), CommonNoise(8), "masked or scaled"),
         (
-            lambda x: model(x, simulator=keyed),
+            lambda x: model(x, simulator=until_positive),
             (X,),
             LatentNoise(8),
-            "LatentNoise needs the noise of simulator `keyed`",
+            "LatentNoise needs the noise of simulator `until_positive` as numbers, .* inside a `while` loop",
         ),
     ],
 )
@@ -298,7 +314,7 @@ def test_models_that_do_not_fit_are_explained(wrong, args, noise, sentence):
 )
 def test_declared_noise_follows_from_normals(declared):
     """Even points have the declared mean and covariance, within what 4096 of them resolve."""
-    noise = even_noise(FromNoise(lambda noise, mean: mean + noise, declared))
+    noise = even_noise(Simulator(FromNoise(lambda noise, mean: mean + noise, declared), 0.0)).rule
     assert isinstance(noise, NormalNoise)
     z = random.normal(random.key(0), (4096, noise.dim))
     values = np.asarray(jax.jit(jax.vmap(noise.transform))(z)).reshape(4096, -1)
@@ -309,8 +325,30 @@ def test_declared_noise_follows_from_normals(declared):
 
 
 def test_noise_without_quantiles_is_drawn():
-    assert isinstance(even_noise(FromNoise(lambda noise, mean: mean + noise, dist.VonMises(0.0, 1.0))), DrawnNoise)
-    assert isinstance(even_noise(lambda rng_key, mean: mean), DrawnNoise)
+    for fn, why in [
+        (FromNoise(lambda noise, mean: mean + noise, dist.VonMises(0.0, 1.0)), "declared, drawn .* `while` loop"),
+        (until_positive, "drawn independently from random keys, not lifted: .*most_loops"),
+        (lambda rng_key, mean: mean, "one draw takes 0 numbers"),
+    ]:
+        found = even_noise(Simulator(fn, 0.0))
+        assert isinstance(found.rule, DrawnNoise) and re.search(why, found.note), found.note
+    found = even_noise(Simulator(on_host, 0.0, shape=(), dtype=float))
+    assert isinstance(found.rule, DrawnNoise) and "`on_host` runs in NumPy" in found.note
+
+
+@pytest.mark.parametrize("noise", [CommonNoise(64), LatentNoise(8)])
+def test_lifted_noise_is_as_good_as_declared_noise(noise):
+    """The same density to rounding, for a simulator written with a key and for one written with its noise."""
+    gb = generalized_bayes(without_y, MMD(Gaussian(1.0)), weight=1.0, noise=noise)
+    z = np.linspace(-1.5, 1.0, 8, dtype=np.float32)
+
+    def density(simulator, latent):
+        given = {"mean": jnp.float32(0.4)}
+        if isinstance(noise, LatentNoise):
+            given["x_noise"] = jnp.asarray(latent)
+        return log_density(gb, (X,), {"simulator": simulator}, given)[0]
+
+    np.testing.assert_allclose(density(keyed, z[:, None]), density(DECLARED, z), rtol=1e-5)
 
 
 def test_data_must_be_known():
