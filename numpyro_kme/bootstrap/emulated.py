@@ -15,7 +15,7 @@ from numpyro_kme._core import checks, compat
 from numpyro_kme.bootstrap import newton
 from numpyro_kme.bootstrap.emulator import FINAL_ITERATIONS, EmulatedMinima, Emulator, calibrated_loss_scale
 from numpyro_kme.bootstrap.fit import SAME, Fit, distinct, full_data, require_possible, starting_scale
-from numpyro_kme.bootstrap.preparation import Derivatives, Settings, posterior_sd
+from numpyro_kme.bootstrap.preparation import FIRST_NODES, Derivatives, Settings, posterior_sd
 from numpyro_kme.bootstrap.replicates import TOLERANCE, EmulatorSummary, Quadrature, Replicates
 from numpyro_kme.bootstrap.training_set import TrainingSimulator, fit_features, together
 from numpyro_kme.bootstrap.weights import PILOT, DirichletProcess, Reweightings, draw_reweightings
@@ -225,7 +225,7 @@ def emulated_bootstrap(
         quadrature=Quadrature(shift / sd),
         derivatives=Derivatives(True, None),
         fit=full,
-        nodes=objective.generator.draw_nodes(learn_key, settings.num_nodes, 1),
+        nodes=objective.generator.draw_nodes(learn_key, settings.num_nodes or FIRST_NODES, 1),
         reweightings=own,
         anchors=simulator.parameters(anchors),
         emulator=summary,

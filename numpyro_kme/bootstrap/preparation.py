@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme.bootstrap.fit import Fit, fit, look, newton_step, rank_starts, refit, robust_sd, starting_scale
+from numpyro_kme.bootstrap.fit import Fit, fit, full_data, look, newton_step, rank_starts, refit, robust_sd, starting_scale
 from numpyro_kme.bootstrap.newton import Problems
 from numpyro_kme.bootstrap.weights import Reweightings
 from numpyro_kme.losses.base import Differenced, WeightedObjective
@@ -23,13 +23,19 @@ DISAGREE = 0.3
 """Derivatives further than this from the differences, relative to them, are not used."""
 
 
+FIRST_NODES, MOST, QUIET = 512, 16, 0.08
+"""Nodes of the noise to begin with; how many times as many, at most, to move minima by so many posterior standard
+deviations."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """How a posterior bootstrap is computed.
 
     Attributes:
         num_samples: Replicates `B`.
-        num_nodes: Quadrature nodes `M` of the noise in each minimisation.
+        num_nodes: Quadrature nodes `M` of the noise in each minimisation; when left out 512, or as many more, up to
+            8,192, as it takes to move minima by at most 0.08 posterior standard deviations (`enough_nodes`).
         method: `"newton"` minimises; `"linear"` takes one Newton step from the full-data minimum (the influence
             function); `"emulated"` minimises on an emulator (`emulated.py`).
         restart_every: One replicate in this many is restarted from elsewhere and compared.
@@ -40,7 +46,7 @@ class Settings:
     """
 
     num_samples: int = 500
-    num_nodes: int = 512
+    num_nodes: int | None = None
     method: Literal["newton", "linear", "emulated"] = "newton"
     restart_every: int = 20
     prior_weight: float = 0.0
@@ -50,7 +56,8 @@ class Settings:
 
     def __post_init__(self):
         checks.whole("num_samples", self.num_samples, 1)
-        checks.whole("num_nodes", self.num_nodes, 8)
+        if self.num_nodes is not None:
+            checks.whole("num_nodes", self.num_nodes, 8)
         checks.require(
             self.method in ("newton", "linear", "emulated"),
             f'`method` must be "newton", "linear" or "emulated"; got {self.method!r}.',
@@ -73,8 +80,8 @@ class Settings:
         )
 
     def nodes(self, objective: WeightedObjective) -> int:
-        """Nodes to use: twice as many where a grid makes them cheap."""
-        return self.num_nodes * (2 if objective.has_cheap_hessian else 1)
+        """Nodes to use, or to begin with: twice as many where a grid makes them cheap."""
+        return (self.num_nodes or FIRST_NODES) * (2 if objective.has_cheap_hessian else 1)
 
 
 @dataclass(frozen=True)
@@ -138,7 +145,7 @@ def prepare(
     """
     rough = nodes
     if not objective.has_cheap_hessian:
-        rough = objective.generator.draw_nodes(rng_key, max(settings.num_nodes // 4, 8), 1)
+        rough = objective.generator.draw_nodes(rng_key, max((settings.num_nodes or FIRST_NODES) // 4, 8), 1)
     ranked, width = rank_starts(objective.smoothed(), rough, starts), starting_scale(starts)
     if not (objective.has_cheap_hessian and objective.generator.differentiable):
         ranked = ranked[:BLOCK]
@@ -177,6 +184,20 @@ def _fit_and_adapt(objective, nodes, pilot, starts, width) -> tuple[QuadratureNo
     if adapted is not None:
         nodes, full = adapted, refit(objective, adapted, full)
     return nodes, full, posterior_sd(one_step(Problems(objective, nodes, pilot), full)[0]), pool
+
+
+def enough_nodes(ready: Prepared) -> int:
+    """How many times the nodes it takes that minima of the full data by several sets of them lie within `QUIET`
+    posterior standard deviations, at most `MOST`: the error of low-discrepancy points falls about as `1 / M`, that of
+    independent ones as `M^-1/2`."""
+    objective, present = ready.objective, ready.nodes
+    sets = np.arange(min(len(present.weights), BLOCK))
+    many = Reweightings(np.repeat(full_data(objective).weights, len(sets), axis=0), None, sets)
+    _, gradients = Problems(objective, present, many).slopes(np.tile(ready.fit.u, (len(sets), 1)))
+    steps = newton_step(ready.fit.hessian, gradients - gradients.mean(axis=0)) / ready.scale
+    moved = np.sqrt(np.mean(np.square(steps), axis=0)).max()
+    rate = 2.0 if objective.generator.noise.independent else 1.0
+    return int(min(2.0 ** np.ceil(rate * np.log2(moved / QUIET)), MOST)) if moved > QUIET else 1
 
 
 def one_step(problems: Problems, full: Fit) -> tuple[np.ndarray, np.ndarray]:

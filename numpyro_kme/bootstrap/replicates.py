@@ -6,9 +6,17 @@ import jax
 import numpy as np
 
 from numpyro_kme._core.host import to_host
-from numpyro_kme.bootstrap.fit import Fit, full_data, newton_step, require_possible
+from numpyro_kme.bootstrap.fit import Fit, full_data, newton_step, refit, require_possible
 from numpyro_kme.bootstrap.newton import Control, Minimum, Problems, offsets
-from numpyro_kme.bootstrap.preparation import Derivatives, Settings, one_step, posterior_sd, prepare
+from numpyro_kme.bootstrap.preparation import (
+    FIRST_NODES,
+    Derivatives,
+    Settings,
+    enough_nodes,
+    one_step,
+    posterior_sd,
+    prepare,
+)
 from numpyro_kme.bootstrap.weights import PILOT, DirichletProcess, Reweightings, draw_reweightings
 from numpyro_kme.losses.base import WeightedObjective
 from numpyro_kme.losses.generator import BLOCK, QuadratureNodes
@@ -149,9 +157,14 @@ def posterior_bootstrap(
         return emulated_bootstrap(rng_key, objective, starts, process, settings)
     keys = jax.random.split(rng_key, 3)
     ids = np.arange(settings.num_samples)
-    nodes = objective.generator.draw_nodes(keys[0], settings.nodes(objective), 1 + -(-settings.num_samples // BLOCK))
+    blocks = 1 + -(-settings.num_samples // BLOCK)
+    nodes = objective.generator.draw_nodes(keys[0], settings.nodes(objective), blocks)
     pilot = draw_reweightings(keys[1], objective, process, PILOT + np.arange(BLOCK), 1)
     ready = prepare(keys[2], objective, nodes, pilot, starts, settings)
+    if settings.num_nodes is None and (times := enough_nodes(ready)) > 1:
+        settings = replace(settings, num_nodes=times * FIRST_NODES)
+        nodes = objective.generator.draw_nodes(keys[0], settings.nodes(objective), blocks)
+        ready = replace(ready, nodes=nodes, fit=refit(ready.objective, nodes, ready.fit))
     objective, nodes, full = ready.objective, ready.nodes, ready.fit
     whole = full.raised(float(offsets(objective, full_data(objective))[0]))
     require_possible(whole.value, whole.numbers)

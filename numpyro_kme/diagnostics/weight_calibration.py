@@ -74,7 +74,7 @@ def calibrate_weight(
     *args,
     level: float = 0.9,
     num_replicates: int = 400,
-    num_nodes: int = 512,
+    num_nodes: int | None = None,
     covariates: str | None = None,
     progress_bar: bool = True,
     **kwargs,

@@ -99,8 +99,8 @@ class PosteriorBootstrap(Engine):
         truncation: Draws of `F` in each replicate.
         covariates: Name of the model's argument that holds covariates `(n, ...)`, where the simulator's
             parameters vary along the plate: the loss then compares joint distributions of (covariate, response).
-        num_nodes: Noise nodes in each minimisation; for simulators `fn(rng_key, *params)` these are
-            independent draws, and should outnumber the data tenfold.
+        num_nodes: Noise nodes in each minimisation. When left out 512, or as many times more, up to 16, as it takes
+            for the noise to move minima by at most 0.08 posterior standard deviations.
         num_starts: Prior draws to start the full-data minimum from; an emulator uses at least 2,048, and 128
             `prior_draws`.
         method: `"newton"`; `"linear"` for one step of the influence function; `"emulated"` for simulators whose draws
@@ -136,7 +136,7 @@ class PosteriorBootstrap(Engine):
     centering: Any = None
     truncation: int = 100
     covariates: str | None = None
-    num_nodes: int = 512
+    num_nodes: int | None = None
     num_starts: int = 512
     method: Literal["newton", "linear", "emulated"] = "newton"
     num_simulations: int = 2_500_000

@@ -235,7 +235,7 @@ def _shape(own: tuple[int, ...], calls: tuple[int, ...], out: tuple[int, ...]) -
     axes in front; None if neither fits, or both do and differ."""
     event = out[len(calls) :]
     fits = {own} if checks.expands(own, event) else set()
-    if own[: len(calls)] == calls and checks.expands(own[len(calls) :], event):
+    if calls and own[: len(calls)] == calls and checks.expands(own[len(calls) :], event):
         fits.add(calls + (1,) * (len(out) - len(own)) + own[len(calls) :])
     return fits.pop() if len(fits) == 1 else None
 

@@ -348,6 +348,7 @@ def test_a_lifted_simulator_says_what_it_draws_and_what_it_takes():
     lifted = lift_noise(simulate, 1.0)
     assert lifted.drawn == (("normal", 2), ("poisson", 1)) and lifted.dim == 3
     assert str(lifted) == "2 normal, 1 poisson a draw, lifted" and lifted.__name__ == "simulate"
+    assert str(lift_noise(lambda k: random.uniform(k, (5,), maxval=2.0))) == "5 uniform a draw, lifted"
     assert str(lift_noise(lambda k: jnp.ones(2))) == "no noise a draw, lifted"
     with pytest.raises(ValueError, match=r"`z` must have shape \(3,\), .*got \(2,\)"):
         lifted(np.zeros(2), 1.0)
