@@ -39,6 +39,7 @@ class EmulatedMinima(NamedTuple):
     Attributes:
         x: Standardised parameters, `(R, p)`.
         value: Losses, `(R,)`.
+        total: What was minimised: the scaled loss with the prior, `(R,)`.
         mixing_proportion: Mixing proportions, `(R,)`; 1 where they are not fitted.
         remaining: Newton steps left, `(R, p)`.
         hessian: Gauss-Newton Hessians of the scaled loss with the prior, `(R, p, p)`.
@@ -47,6 +48,7 @@ class EmulatedMinima(NamedTuple):
 
     x: np.ndarray
     value: np.ndarray
+    total: np.ndarray
     mixing_proportion: np.ndarray
     remaining: np.ndarray
     hessian: np.ndarray
@@ -257,7 +259,7 @@ def _minimise(networks, data, anchors, starts, loss_scale, weight, steps, fit_pr
         values, vectors = jnp.linalg.eigh(hessian)
         raised = jnp.maximum(jnp.abs(values), 1e-9 * jnp.max(jnp.abs(values)) + 1e-290)
         remaining = -vectors @ ((gradient @ vectors) / raised)
-        loss = loss_scale * (residual @ residual)
-        return EmulatedMinima(x, loss, c, remaining, gauss_newton(tangents), values[0] > 0.0)
+        loss, whole = loss_scale * (residual @ residual), total(residual, x)
+        return EmulatedMinima(x, loss, whole, c, remaining, gauss_newton(tangents), values[0] > 0.0)
 
     return jax.vmap(one)(data, anchors, starts)
