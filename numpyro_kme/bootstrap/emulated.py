@@ -249,8 +249,8 @@ def _full_fit(learnt: LearntEmulator, objective: GridMMD | DirectMMD, weight: fl
     """The full data's minimum, pulled to the prior's middle, from the best points of the training set."""
     emulator, simulator, loss_scale = learnt.emulator, learnt.simulator, learnt.loss_scale
     data, x = learnt.data_features.mean(axis=0) @ emulator.basis, emulator.training.x
-    losses = np.square(emulator.known - data).sum(axis=1) / loss_scale + 0.5 * weight * np.square(x).sum(axis=1)
-    starts = x[np.argsort(losses)[:64]]
+    (totals,) = emulator.totals(data[None], np.zeros_like(x[:1]), loss_scale, weight)
+    starts = x[np.argsort(totals)[:64]]
     targets = np.repeat(data[None], len(starts), axis=0)
     found = emulator.minimise(targets, np.zeros_like(starts), loss_scale, weight, starts, FINAL_ITERATIONS)
     best, *others = distinct(found.x, found.total, np.ones(x.shape[1]))

@@ -120,13 +120,16 @@ class Emulator:
 
         return x[_in_blocks(best, (rows, data))]
 
+    def totals(self, data: np.ndarray, anchors: np.ndarray, loss_scale: float, weight: float) -> np.ndarray:
+        """What `minimise` minimises, at the points of the training set, up to terms of data and anchors, `(R, n)`."""
+        apart = np.square(self.training.x).sum(axis=1) - 2.0 * anchors @ self.training.x.T
+        return self.losses(self.known, data) / loss_scale + 0.5 * weight * apart
+
     def starts(
         self, data: np.ndarray, anchors: np.ndarray, loss_scale: float, weight: float, away: Any = None
     ) -> np.ndarray:
         """The best point of the training set for each row of data; `away` from points `(R, p)`, if given."""
-        losses = self.losses(self.known, data)
-        apart = np.square(self.training.x).sum(axis=1) - 2.0 * anchors @ self.training.x.T
-        losses = losses / loss_scale + 0.5 * weight * apart
+        losses = self.totals(data, anchors, loss_scale, weight)
         if away is not None:
             near = np.stack([np.abs(self.training.x - x).max(axis=1) < ELSEWHERE for x in away])
             losses = np.where(near & ~near.all(axis=1, keepdims=True), np.inf, losses)
