@@ -240,8 +240,7 @@ def _from_two_starts(
     one = emulator.minimise(data, anchors, loss_scale, weight, first, FINAL_ITERATIONS)
     away = emulator.starts(data, anchors, loss_scale, weight, one.x)
     two = emulator.minimise(data, anchors, loss_scale, weight, away, FINAL_ITERATIONS)
-    totals = [m.value / loss_scale + 0.5 * weight * np.square(m.x - anchors).sum(axis=1) for m in (one, two)]
-    moved = totals[1] < totals[0] - LOWER
+    moved = two.total < one.total - LOWER
     best = (np.where(moved.reshape(-1, *[1] * (a.ndim - 1)), b, a) for a, b in zip(one, two))
     return first, EmulatedMinima(*best), moved
 
@@ -250,12 +249,11 @@ def _full_fit(learnt: LearntEmulator, objective: GridMMD | DirectMMD, weight: fl
     """The full data's minimum, pulled to the prior's middle, from the best points of the training set."""
     emulator, simulator, loss_scale = learnt.emulator, learnt.simulator, learnt.loss_scale
     data, x = learnt.data_features.mean(axis=0) @ emulator.basis, emulator.training.x
-    losses = np.square(emulator.known - data).sum(axis=1) / loss_scale + 0.5 * weight * np.square(x).sum(axis=1)
-    starts = x[np.argsort(losses)[:64]]
+    (totals,) = emulator.totals(data[None], np.zeros_like(x[:1]), loss_scale, weight)
+    starts = x[np.argsort(totals)[:64]]
     targets = np.repeat(data[None], len(starts), axis=0)
     found = emulator.minimise(targets, np.zeros_like(starts), loss_scale, weight, starts, FINAL_ITERATIONS)
-    totals = found.value / loss_scale + 0.5 * weight * np.square(found.x).sum(axis=1)
-    best, *others = distinct(found.x, totals, np.ones(x.shape[1]))
+    best, *others = distinct(found.x, found.total, np.ones(x.shape[1]))
     scales = simulator.width[:, None] * simulator.width
     return Fit(
         u=simulator.parameters(found.x[best]),

@@ -39,6 +39,7 @@ class EmulatedMinima(NamedTuple):
     Attributes:
         x: Standardised parameters, `(R, p)`.
         value: Losses, `(R,)`.
+        total: What was minimised: the scaled loss with the prior, `(R,)`.
         mixing_proportion: Mixing proportions, `(R,)`; 1 where they are not fitted.
         remaining: Newton steps left, `(R, p)`.
         hessian: Gauss-Newton Hessians of the scaled loss with the prior, `(R, p, p)`.
@@ -47,6 +48,7 @@ class EmulatedMinima(NamedTuple):
 
     x: np.ndarray
     value: np.ndarray
+    total: np.ndarray
     mixing_proportion: np.ndarray
     remaining: np.ndarray
     hessian: np.ndarray
@@ -118,13 +120,16 @@ class Emulator:
 
         return x[_in_blocks(best, (rows, data))]
 
+    def totals(self, data: np.ndarray, anchors: np.ndarray, loss_scale: float, weight: float) -> np.ndarray:
+        """What `minimise` minimises, at the points of the training set, up to terms of data and anchors, `(R, n)`."""
+        apart = np.square(self.training.x).sum(axis=1) - 2.0 * anchors @ self.training.x.T
+        return self.losses(self.known, data) / loss_scale + 0.5 * weight * apart
+
     def starts(
         self, data: np.ndarray, anchors: np.ndarray, loss_scale: float, weight: float, away: Any = None
     ) -> np.ndarray:
         """The best point of the training set for each row of data; `away` from points `(R, p)`, if given."""
-        losses = self.losses(self.known, data)
-        apart = np.square(self.training.x).sum(axis=1) - 2.0 * anchors @ self.training.x.T
-        losses = losses / loss_scale + 0.5 * weight * apart
+        losses = self.totals(data, anchors, loss_scale, weight)
         if away is not None:
             near = np.stack([np.abs(self.training.x - x).max(axis=1) < ELSEWHERE for x in away])
             losses = np.where(near & ~near.all(axis=1, keepdims=True), np.inf, losses)
@@ -257,7 +262,7 @@ def _minimise(networks, data, anchors, starts, loss_scale, weight, steps, fit_pr
         values, vectors = jnp.linalg.eigh(hessian)
         raised = jnp.maximum(jnp.abs(values), 1e-9 * jnp.max(jnp.abs(values)) + 1e-290)
         remaining = -vectors @ ((gradient @ vectors) / raised)
-        loss = loss_scale * (residual @ residual)
-        return EmulatedMinima(x, loss, c, remaining, gauss_newton(tangents), values[0] > 0.0)
+        loss, whole = loss_scale * (residual @ residual), total(residual, x)
+        return EmulatedMinima(x, loss, whole, c, remaining, gauss_newton(tangents), values[0] > 0.0)
 
     return jax.vmap(one)(data, anchors, starts)

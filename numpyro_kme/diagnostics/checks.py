@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 from numpyro.infer import Predictive
+from scipy.spatial import KDTree
 
 from numpyro_kme._core import arviz, checks
 from numpyro_kme.diagnostics.calibration import LEVEL, Calibration, calibrate
@@ -54,7 +55,7 @@ def misspecification_test(x: Any, y: Any) -> MisspecificationTest:
     Args:
         x: Simulated outputs from the prior, `(m, *event)`, such as `kelfi.posterior.simulations.x["x"]`.
         y: The observation, `(*event)`.
-    Cost: `m^2 n`.
+    Cost: `m^2 n` at most.
     """
     checks.real("x", np.asarray(x))
     checks.real("y", np.asarray(y))
@@ -71,20 +72,12 @@ def misspecification_test(x: Any, y: Any) -> MisspecificationTest:
     centred = together - together.mean(axis=0)
     values, vectors = np.linalg.eigh(centred.T @ centred / len(centred))
     white = centred @ (vectors / np.sqrt(np.maximum(values, 1e-10)))
-    scores = np.log(np.maximum(_to_neighbours(white), 1e-300))
+    distances, _ = KDTree(white).query(white, NEIGHBOURS + 1)  # the nearest of all is the row itself
+    scores = np.log(np.maximum(distances[:, NEIGHBOURS], 1e-300))
     tails = np.abs(together - np.median(together, axis=0))
     witness = np.ones(table.shape[1])
     witness[list(transform.kept)] = np.mean(tails >= tails[-1:], axis=0)
     return MisspecificationTest(float(np.mean(scores >= scores[-1])), float(scores[-1]), scores[:-1], witness)
-
-
-def _to_neighbours(points: np.ndarray) -> np.ndarray:
-    """Distance of each row to its fifth nearest other row, in blocks; the nearest of all is the row itself."""
-    squares, found = np.sum(points * points, axis=1), []
-    for rows in np.array_split(np.arange(len(points)), 1 + len(points) // 512):
-        distances = squares[rows, None] + squares - 2.0 * points[rows] @ points.T
-        found.append(np.partition(distances, NEIGHBOURS, axis=1)[:, NEIGHBOURS])
-    return np.sqrt(np.maximum(np.concatenate(found), 0.0))
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def descend_all(
     """
     lower, upper = ravel(bounds[0]), ravel(bounds[1])
     begun = np.clip(ravel(starts, 1), lower, upper)
-    searches = [minimise(x, lower, upper, steps, inverse, enough) for x, inverse in zip(begun, inverses, strict=True)]
+    searches = [minimise(x, lower, upper, steps, inverse, enough) for x, inverse in zip(begun, inverses)]
     asked, found = {i: next(search) for i, search in enumerate(searches)}, dict[int, tuple[np.ndarray, np.ndarray]]()
     while asked:
         rows = np.array(list(asked))

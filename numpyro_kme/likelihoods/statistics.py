@@ -45,7 +45,7 @@ class StatisticsTransform:
         Raises:
             ValueError: If entries are not finite, or no statistic varies.
         """
-        checks.matrix("x", x, min_rows=2)
+        checks.matrix("x", x)
         checks.sound("x", x, "Leave out the simulations that failed.")
         x = np.asarray(x, dtype=np.float64)
         lowest, highest = x.min(axis=0), x.max(axis=0)

@@ -156,6 +156,12 @@ def test_scales_of_starting_points_by_hand(rng):
     np.testing.assert_allclose(starting_scale(points), [0.5 * (high - low), 4.0, 0.1])
 
 
+def test_replicates_that_agree_have_the_standard_deviation_of_rounding():
+    sd = preparation.posterior_sd(np.stack([np.full(9, 3e5), np.zeros(9)], axis=1))
+    eps = np.finfo(np.float64).eps
+    assert (sd > eps * np.array([3e5, 1.0])).all() and (sd < 1e6 * eps * np.array([3e5, 1.0])).all()
+
+
 def test_newton_steps_by_hand(rng):
     """Along a direction of negative curvature uphill is avoided; without curvature there is no step beyond bounds."""
     root = np.linalg.qr(rng.normal(size=(3, 3)))[0]
@@ -258,15 +264,22 @@ def test_the_reported_loss_is_the_whole_squared_mmd(plane):
 
 
 def test_results_do_not_depend_on_how_many_replicates_there_are(plane, monkeypatch):
-    """The fit and all replicates are checked for impossible values (test_impossible has the checks)."""
+    """The fit and all replicates are checked for impossible values (test_impossible has the checks), and 16 different
+    replicates for their quadrature."""
     _, bound, draws = plane
-    checked = []
+    checked, looked_at = [], []
+
+    def quadrature(rng_key, objective, reweightings, found, rows, *others):
+        looked_at.extend(rows)
+
+    monkeypatch.setattr(replicates, "_quadrature", quadrature)
     monkeypatch.setattr(replicates, "require_possible", lambda value, numbers: checked.append((value, set(numbers))))
     fewer = posterior_bootstrap(jax.random.key(1), bound, STARTS, settings=Settings(33, num_nodes=128))
     np.testing.assert_array_equal(fewer.u, draws.u[:33])
     (of_the_fit, names), (of_replicates, same) = checked
     assert of_the_fit == fewer.fit.value and names == same == {"loss_error"}
     np.testing.assert_array_equal(of_replicates, fewer.value)
+    assert len(looked_at) == len(set(looked_at)) == 16 and set(looked_at) <= set(range(33))
     assert np.abs(fewer.u[:5] - draws.u[5:10]).max() > 0.1 * draws.u.std()
 
 

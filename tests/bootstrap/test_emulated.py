@@ -17,11 +17,11 @@ from scipy.stats import kstest, norm
 import numpyro_kme as kme
 from numpyro_kme.bootstrap import Settings, newton, posterior_bootstrap
 from numpyro_kme.bootstrap import emulated as learning
-from numpyro_kme.bootstrap.emulated import _numbers, design
+from numpyro_kme.bootstrap.emulated import _full_fit, _numbers, design
 from numpyro_kme.bootstrap.emulator import Emulator, calibrated_loss_scale
 from numpyro_kme.bootstrap.networks import Networks, _train
 from numpyro_kme.bootstrap.replicates import EmulatorSummary
-from numpyro_kme.bootstrap.training_set import EmulatorTrainingSet, fit_features
+from numpyro_kme.bootstrap.training_set import EmulatorTrainingSet, TrainingSimulator, fit_features
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD, DrawnNoise, Generator, NormalNoise, UniformNoise, Wasserstein
 
@@ -325,6 +325,7 @@ def test_minima_of_affine_networks_are_those_of_ridge_regression(fit_proportion,
         np.testing.assert_allclose(found.x[k], best.x, atol=1e-5)
         left, c = residual(found.x[k], target)
         np.testing.assert_allclose(found.value[k], np.sum(left**2) / 3, rtol=1e-8)
+        np.testing.assert_allclose(found.total[k], best.fun, rtol=1e-6)
         np.testing.assert_allclose(found.mixing_proportion[k], c, rtol=1e-8)
         np.testing.assert_allclose(found.remaining[k], 0.0, atol=1e-5)
     assert found.convex.all()
@@ -333,6 +334,19 @@ def test_minima_of_affine_networks_are_those_of_ridge_regression(fit_proportion,
         right = 2.0 * np.einsum("kpr,nkr->np", a, data[:, None] - b) / 3 / scale + weight * anchors
         np.testing.assert_allclose(found.x, np.linalg.solve(normal, right.T).T, rtol=1e-6)
         np.testing.assert_allclose(found.hessian[0], normal, rtol=1e-6)
+
+
+def test_the_fit_to_the_full_data_is_ridge_regression_in_the_units_of_the_parameters(rng):
+    a, b, networks = affine(rng)
+    emulator = Emulator(networks, np.eye(4), EmulatorTrainingSet(rng.normal(size=(9, 2)), None, None), False)
+    features, middle, width = rng.normal(size=(20, 4)) + 3.0, np.array([5.0, -1.0]), np.array([2.0, 0.1])
+    learnt = learning.LearntEmulator(emulator, 0.7, features, TrainingSimulator(None, middle, width), 1, 1)
+    bound = MMD(Gaussian(1.0)).objective(rng.normal(size=20), Generator(location, NormalNoise(1), 1))
+    found = _full_fit(learnt, bound, 0.4, None)
+    curvature = 2.0 * np.einsum("kpr,kqr->pq", a, a) / 3 + 0.7 * 0.4 * np.eye(2)
+    slope = 2.0 * np.einsum("kpr,kr->p", a, features.mean(axis=0) - b) / 3
+    np.testing.assert_allclose(found.u, middle + width * np.linalg.solve(curvature, slope), rtol=1e-6)
+    np.testing.assert_allclose(found.hessian, curvature / np.outer(width, width), rtol=1e-6)
 
 
 @pytest.mark.parametrize("fit_proportion", [False, True])

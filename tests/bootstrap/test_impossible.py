@@ -151,6 +151,13 @@ def test_rounding_is_no_impossible_square(kernel, rng):
     assert np.abs(none).max() < 1e-3
 
 
+def test_rounding_is_relative_to_the_size_of_what_is_subtracted(rng):
+    """Norms of two million."""
+    x = np.float32(1e3 + rng.normal(size=(200, 2)))
+    one, *same = (kme.embeddings.MeanEmbedding(kernels.Linear(), rng.permutation(x)) for _ in range(10))
+    assert np.abs([one.squared_distance(other) for other in same]).max() < 200.0
+
+
 def test_possible_values_pass_and_others_are_counted():
     checks.possible("It", np.array([1.04, 0.2]), 0.01, "", most=1.0)
     checks.possible("It", -1e-9, 1e-9, "", least=0.0)

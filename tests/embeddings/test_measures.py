@@ -128,6 +128,11 @@ def test_points_stand_in_for_other_kernels(name):
     )
 
 
+def test_no_quasi_random_point_is_at_the_end_of_the_range():
+    """Without scrambling the first one would be: at minus seven in every coordinate."""
+    assert np.abs(np.asarray(Normal(np.zeros(2), np.eye(2), num_points=16).as_points().points)).max() < 5.0
+
+
 @pytest.mark.parametrize("name", MEASURES)
 def test_draws_have_the_moments(name):
     measure, n = MEASURES[name], 4000

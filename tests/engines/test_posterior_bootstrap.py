@@ -143,11 +143,12 @@ def test_a_prior_guess_is_a_distribution_or_a_sampler(guess):
     assert abs(drawn.std() - 1.0) < 5 / np.sqrt(8000)
 
 
-def test_a_prior_guess_that_is_changed_counts_in_the_next_run():
+def test_a_prior_guess_or_an_argument_that_is_changed_counts_in_the_next_run():
     engine = PosteriorBootstrap(model)
-    first = engine._generator((X,), {}, None)
-    again = engine._generator((X + 1.0,), {}, first)
+    first = engine._generator((X, DECLARED), {}, None)
+    again = engine._generator((X + 1.0, DECLARED), {}, first)
     assert again.generator is first.generator
+    assert engine._generator((X + 1.0, keyed), {}, first).generator is not first.generator
     engine.concentration, engine.centering = 3.0, gaussian
     assert engine._generator((X,), {}, again).process.concentration == 3.0
 

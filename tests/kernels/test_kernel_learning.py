@@ -129,6 +129,8 @@ def test_cross_validation_by_leaving_out(rng):
                 errors[a, b] += np.sum((scaled[i] - weights @ scaled[rest]) ** 2)
     assert found == multiples[int(np.argmin(errors.min(axis=1)))] * median_heuristic(x)
     assert found < 0.5 * median_heuristic(x)
+    x = np.linspace(0.0, 1.0, 200)[:, None]
+    assert CrossValidation(jax.random.key(0))(x, np.sin(125.0 * x)) == 0.1 * median_heuristic(x)  # the least by default
 
 
 @pytest.mark.x64

@@ -590,6 +590,14 @@ def test_energy_is_conditionally_definite_and_induces_the_same_mmd(rng):
     assert energy > 0
     np.testing.assert_allclose(weights @ induced @ weights, energy, rtol=1e-10)
     assert np.linalg.eigvalsh(negative).min() < -1
+    opposite = jax.vmap(lambda a: K.DistanceInduced().pair(a, -3.0 * a))(rng.normal(size=(1000, 3)))
+    assert (opposite >= 0.0).all() and (opposite < 1e-5).all()  # zero but for rounding, which has either sign
+
+
+def test_a_polynomial_with_the_default_offset_sees_moments_of_every_order_up_to_its_own():
+    x, y = np.array([[-1.0], [1.0]]), np.array([[1.0], [1.0]])
+    between = [kme.squared_mmd(K.Polynomial(2, **offset), x, y, unbiased=False) for offset in ({}, {"offset": 0.0})]
+    np.testing.assert_allclose(between, [2.0, 0.0], atol=1e-12)  # `2 (E x - E y)^2`; second moments are equal
 
 
 def test_polynomial_and_members_are_checked():
@@ -657,6 +665,8 @@ def test_empirical_measures_are_checked():
     kernel = K.EmpiricalMeasure(K.Gaussian(1.0), 1.0)
     with pytest.raises(ValueError, match=r"batch of data sets with shape \(count, size, dim\); got \(4, 2\)"):
         kernel.gram(np.zeros((4, 2)))
+    with pytest.raises(ValueError, match=r"batch of data sets with shape \(count, size, dim\); got \(4, 0, 1\)"):
+        kernel.gram(np.zeros((4, 0, 1)))
     with pytest.raises(ValueError, match=r"Weights of `x` must have shape \(4, 2\)"):
         kernel.gram((np.zeros((4, 2, 1)), np.ones(4)))
     with pytest.raises(ValueError, match="must sum to one; got a sum of 2"):

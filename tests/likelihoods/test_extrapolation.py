@@ -14,7 +14,13 @@ from scipy import special, stats
 import numpyro_kme as kme
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.extrapolation import Region
-from numpyro_kme.likelihoods.residual.support import _lines, held_out_lower_bound, linear_lower_bound
+from numpyro_kme.likelihoods.residual.smoothness import Inputs
+from numpyro_kme.likelihoods.residual.support import (
+    _lines,
+    fit_support_bounds,
+    held_out_lower_bound,
+    linear_lower_bound,
+)
 
 QUEUE_TRUTH = (1.0, 4.0, 0.2)
 README_DATA = np.array([21.0, 28.0])
@@ -294,6 +300,14 @@ def test_a_bound_that_more_simulations_refute_does_not_hide_one_on_the_other_sid
     s = z - np.where(first, 3.0 * rng.beta(0.5, 0.5, size=600), rng.exponential(size=600))
     columns = np.stack([np.ones(600), z, z], axis=1)
     assert -1.0 in {line.side for line in _lines(columns, s, np.arange(600))} <= {-1.0}
+
+
+def test_an_end_that_stays_where_it_is_is_no_bound(rng):
+    """It says nothing of the coordinates, and transformations of the statistic serve it."""
+    at, s = Inputs.pivoted(rng.normal(size=(300, 1)), 50), rng.uniform(size=(300, 3))
+    support, found = fit_support_bounds(at, s, np.arange(300), True)
+    assert not support.side.any()
+    np.testing.assert_array_equal(found, s)
 
 
 def test_bounds_are_found_where_they_are_and_nowhere_else(rng):

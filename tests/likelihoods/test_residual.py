@@ -175,6 +175,8 @@ def test_error_falls_at_the_predicted_rate_or_faster(error):
 def test_parts_can_be_left_out():
     plain = ResidualKernelMeans(transform_marginals=False, scale=False, decorrelate=False)
     assert squared_error(300, 0, form=plain) < 5.0 * 4.0 / 300
+    improvements = plain.fit(*linear_simulations(50, 0)).improvements
+    np.testing.assert_allclose([improvements.scale, improvements.decorrelation], 0.0, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["collinear", "irrelevant", "few"])

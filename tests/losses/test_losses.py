@@ -353,6 +353,7 @@ def test_adapted_nodes_leave_no_gaps_that_the_kernel_could_see():
     np.testing.assert_allclose(nodes.weights[0] @ np.cos(z), np.exp(-0.5), atol=1e-5)
     np.testing.assert_allclose(nodes.weights[0] @ z**2, 1.0, atol=1e-4)
     assert adapted_nodes(VECTORS, np.zeros(2), 0.2, 128) is None
+    assert adapted_nodes(heavy, np.array([3.0]), 50.0, 128).weights.shape == (1, 128)  # enough for a wide kernel
 
 
 def test_nodes_are_wanted_where_simulations_move_fast_but_for_the_tails():

@@ -164,7 +164,7 @@ def standard_normal(key):
 
 def test_any_estimated_density_can_be_sampled_with_one_chain():
     mcmc = MCMC(PseudoMarginal(estimated), num_warmup=500, num_samples=2000, progress_bar=False)
-    mcmc.run(random.key(1), 2.0, 1.0)
+    mcmc.run(random.key(1), 2.0, spread=1.0)
     one = np.asarray(mcmc.get_samples()["mean"])[None]
     assert max(standard_errors(one, ((1.0, np.sqrt(0.5)), (0.0, 0.0)))) < 4.0
 

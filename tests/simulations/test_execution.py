@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -126,6 +126,40 @@ def test_workers_have_the_next_task_at_hand_but_nothing_waits_while_time_counts(
     run = executors._Run(Pool(), b"", lambda row: row, timeout, lambda rows, outcomes: reported.extend(rows))
     run.all(range(40))
     assert max(waiting) == 3 * each and sorted(reported) == list(range(40))
+
+
+def test_what_an_executor_cannot_run_alone_has_failed():
+    """Tasks that end with an error of the executor's: each simulation is tried alone, and then reported, once."""
+    tried = []
+
+    class Lossy(Executor):
+        def submit(self, fn, job, rows, *others):
+            tried.append(len(rows))
+            assert len(tried) < 10, "tried again and again"
+            future = Future()
+            future.set_exception(MemoryError("no room"))
+            return future
+
+    reported = []
+    executors.run(Lossy(), None, range(5), lambda i: i, None, lambda rows, outcomes: reported.append((rows, outcomes)))
+    assert sorted(rows for rows, _ in reported) == [[i] for i in range(5)] and tried == [1] * 5
+    assert {str(outcome) for _, (outcome,) in reported} == {str(executors.Failure("MemoryError", "no room"))}
+
+
+def test_workers_that_never_ran_anything_are_not_replaced():
+    """As in a script without `if __name__ == "__main__"`; one that has run something may die, and is."""
+    pool, died = executors._Spawned(1), BrokenExecutor("died")
+    try:
+        for ends, exception in ((False, died), (True, OSError("of the simulator's"))):
+            future = Future()
+            future.set_exception(exception)
+            pool._note(future)
+            if not ends:
+                with pytest.raises(SimulationError, match="ended before they ran anything"):
+                    pool.replace(died)
+        pool.replace(died)
+    finally:
+        pool.close()
 
 
 @pytest.mark.slow  # another executor by the same interface: threads above, Dask below
