@@ -128,6 +128,13 @@ def test_points_stand_in_for_other_kernels(name):
     )
 
 
+def test_each_component_has_a_point_however_few_are_asked_for():
+    mixture = MEASURES["mixture"]
+    points = NormalMixture(*jax.tree.leaves(mixture), num_points=1).as_points()
+    assert points.points.shape == np.shape(mixture.means)
+    np.testing.assert_allclose(points.weights, mixture.weights, rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", MEASURES)
 def test_draws_have_the_moments(name):
     measure, n = MEASURES[name], 4000
