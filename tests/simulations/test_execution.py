@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from threading import Timer
 
 import jax
 import jax.numpy as jnp
@@ -126,6 +127,31 @@ def test_workers_have_the_next_task_at_hand_but_nothing_waits_while_time_counts(
     run = executors._Run(Pool(), b"", lambda row: row, timeout, lambda rows, outcomes: reported.extend(rows))
     run.all(range(40))
     assert max(waiting) == 3 * each and sorted(reported) == list(range(40))
+
+
+def test_a_worker_that_hangs_is_given_up_though_no_other_ends(monkeypatch, tmp_path):
+    """This one ends by itself after four seconds; its time limit is a tenth of one."""
+    monkeypatch.setattr(executors, "GRACE", 0.0)
+    timers, replaced, reported = [], [], []
+
+    class Pool:
+        workers = 1
+
+        def mark(self):
+            return tmp_path  # it has begun
+
+        def submit(self, *call):
+            future = Future()
+            timers.append(Timer(4.0, future.set_result, [[0.0]]))
+            timers[-1].start()
+            return future
+
+        def replace(self, error):
+            replaced.append(error)
+
+    executors._Run(Pool(), b"", lambda row: row, 0.1, lambda rows, outcomes: reported.extend(outcomes)).all([0])
+    timers[0].cancel()
+    assert replaced == [None] and [failure.args[0] for failure in reported] == ["timeout"]
 
 
 @pytest.mark.slow  # another executor by the same interface: threads above, Dask below
