@@ -8,6 +8,7 @@ a lower bound. Cosmic Ray makes the mutants (`pip install cosmic-ray pytest-cov`
 """
 
 import argparse
+import json
 import multiprocessing
 import os
 import random
@@ -53,6 +54,9 @@ SLOWEST, START = 4.0, 120.0
 """A run that takes so many times its usual seconds, and these, hangs: the mutant is killed."""
 MOST = 90.0
 """Seconds of tests for one mutant."""
+SURVIVORS = Path(__file__).with_name("survivors.json")
+"""What became of the mutants that survived a sample: the test that was written and seen to fail under the mutant, that
+the code is gone, or why nothing that can be observed changes."""
 
 
 def cover(folder: Path) -> None:
@@ -201,12 +205,24 @@ def main():
 
 
 def report(rows, seed):
-    """Write the table: the score, and every mutant that survived."""
+    """Write the table: the score, and every mutant that survived, with what became of it (`survivors.json`)."""
+    kept = json.loads(SURVIVORS.read_text())
+    since = kept["since"] if kept["seed"] == seed else {}
     killed = sum(row["killed"] for row in rows)
-    survived = [[f"{r['path']}:{r['line']}", r["operator"], f"`{r['now']}`", r["by"]] for r in rows if not r["killed"]]
-    score = table(["mutants", "killed", "share"], [[len(rows), killed, killed / len(rows)]])
-    listed = table(["place", "change", "the line now", "executed by"], survived)
-    sections = [(f"Drawn at random with seed {seed}", score), ("Survived", listed)]
+    became = Counter(since.get(str(row["number"]), "open").partition(":")[0] for row in rows if not row["killed"])
+    gone, equivalent, unseen = (became.pop(name, 0) for name in ("gone", "equivalent", "open"))
+    tested = became.total()
+    survived = [
+        [f"{r['path']}:{r['line']}", r["operator"], f"`{r['now']}`", r["by"], since.get(str(r["number"]), "open")]
+        for r in rows
+        if not r["killed"]
+    ]
+    heads = ["mutants", "killed", "share", "killed by a new test", "gone with the code", "equivalent", "open"]
+    heads += ["share now, of those not gone"]
+    now = (killed + tested) / (len(rows) - gone)
+    score = table(heads, [[len(rows), killed, killed / len(rows), tested, gone, equivalent, unseen, now]])
+    listed = table(["place", "change", "the line then", "executed by", "since"], survived)
+    sections = [(f"Drawn at random with seed {seed}, of commit {kept['commit']}", score), ("Survived", listed)]
     save("mutation", "Mutants that tests kill", sections, {"seed": seed, "rows": rows})
 
 

@@ -27,8 +27,8 @@ from numpyro_kme.losses.mmd import DirectMMD
 EXPLORE, REFINE = 7, 6
 """Rounds of simulations, at most, in which the loss is tempered, and those in which it is not."""
 
-RATIOS = 1, 2, 4
-"""Simulations at each point of the prior, of a round that explores and of one that refines, in proportion."""
+RATIOS = 2, 4
+"""Simulations at each point of a round that explores and of one that refines, for one at a point of the prior."""
 
 LEAST = 64
 """Simulations at a point of the prior, at least."""
@@ -66,7 +66,7 @@ class LearntEmulator:
 
 def design(num_simulations: int) -> tuple[int, int]:
     """Points of a round, at most 1,024, and simulations at a point of the prior, a power of two, for so many in all."""
-    ratio, each = 2 * RATIOS[0] + EXPLORE * RATIOS[1] + REFINE * RATIOS[2], LEAST
+    ratio, each = 2 + EXPLORE * RATIOS[0] + REFINE * RATIOS[1], LEAST
     while num_simulations > 1024 * ratio * each:
         each *= 2
     return num_simulations // (ratio * each), each
@@ -99,7 +99,7 @@ def learn(
     simulator = TrainingSimulator(objective.generator, np.median(starts, axis=0), starting_scale(starts))
     prior, weight = simulator.standardise(starts), settings.prior_weight
     x = prior[np.arange(2 * points) % len(prior)]
-    simulated = simulator.simulate(first_key, x, RATIOS[0] * each)
+    simulated = simulator.simulate(first_key, x, each)
     features = fit_features(objective.kernel, together(objective.data, simulated))
     simulator = replace(simulator, features=features)
     training, data_features = simulator.summarise(x, simulated), features.at(objective.data)
@@ -121,7 +121,7 @@ def learn(
         loss_scale = calibrated_loss_scale(tangents, data)
         if refined == REFINE:
             break
-        count = RATIOS[1 if exploring else 2] * each
+        count = RATIOS[0 if exploring else 1] * each
         new = simulator.training_set(jax.random.fold_in(round_key, number), _jittered(jitter_key, found), count)
         errors = emulator.errors(new, data, found)[: points // 2] / loss_scale
         training, refined = training.join(new), refined + (not exploring)

@@ -88,7 +88,7 @@ class Grid:
 
 
 def make_grid(
-    kernel: Kernel, centre: float, width: float, step: float, reach: float, max_cells: int, least: int = 512
+    kernel: Kernel, centre: float, width: float, step: float, reach: float, max_cells: int, least: int
 ) -> Grid:
     """Tabulate a kernel of `a - b` on a window of the line.
 
@@ -126,8 +126,8 @@ def find_step(kernel: Kernel, scale: float, tolerance: float) -> tuple[float, fl
         scale: A typical distance between data points.
         tolerance: Largest error of an interpolated kernel value, relative to `k(0, 0)`.
     Returns:
-        `(step, half, reach)`: width of a cell, and the distances at which the kernel has halved and is
-        zero for practical purposes; or None if the kernel is not a function of the distance that a grid
+        `(step, half, reach)`: width of a cell, at most `half / 2`, and the distances at which the kernel has
+        halved and is zero for practical purposes; or None if the kernel is not a function of the distance that a grid
         can hold: not stationary, or with a kink that fine cells do not resolve. The finest cells are for
         mixtures of narrow and wide smooth kernels, whose error falls as the fourth power of the step.
     """
@@ -153,7 +153,8 @@ def find_step(kernel: Kernel, scale: float, tolerance: float) -> tuple[float, fl
 
 def _interpolation_error(kernel: Kernel, step: float) -> float:
     """Largest error of the kernel between points in general position on a small grid."""
-    grid = make_grid(kernel, 0.0, 240.0 * step, step, np.inf, 256)
+    cells = 256
+    grid = make_grid(kernel, 0.0, 240.0 * step, step, np.inf, cells, cells)
     a = step * np.array([0.0, 0.25, 0.5, 0.8])
     b = step * (np.arange(0.0, 40.0, 0.3))
     tabulated = np.asarray(_unit_products(grid, a, b))

@@ -57,8 +57,10 @@ def sums_only(x=None):
     numpyro.sample("x", kme.Simulator(shifted, a + b), obs=x)
 
 
-def test_recursive_abc_leaves_the_prior_behind():
+def test_recursive_abc_leaves_the_prior_behind(monkeypatch):
     """Maximum likelihood is at 0.8, the posterior mean at 0.64; the points close in."""
+    points, step = [], kme.KernelRecursiveABC._step
+    monkeypatch.setattr(kme.KernelRecursiveABC, "_step", lambda *args: points.append(step(*args)) or points[-1])
     engine = kme.KernelRecursiveABC(conjugate, 100, num_iterations=5)
     engine.run(KEY, x=X)
     draws = engine.get_samples()["theta"]
@@ -67,6 +69,7 @@ def test_recursive_abc_leaves_the_prior_behind():
     assert abs(draws.mean() - 0.8) < 0.2
     first, last = engine.info["standard deviations of the points, first and last"]
     assert last < 0.7 * first
+    np.testing.assert_allclose(engine.info["last move of the estimate"], np.abs(points[-1][0] - points[-2][0]))
     engine.run(KEY, x=X)
     np.testing.assert_array_equal(engine.get_samples()["theta"], draws)
 

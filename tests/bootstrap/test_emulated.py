@@ -18,7 +18,7 @@ import numpyro_kme as kme
 from numpyro_kme.bootstrap import Settings, newton, posterior_bootstrap
 from numpyro_kme.bootstrap import emulated as learning
 from numpyro_kme.bootstrap.emulated import _full_fit, _numbers, design
-from numpyro_kme.bootstrap.emulator import Emulator, calibrated_loss_scale
+from numpyro_kme.bootstrap.emulator import EmulatedMinima, Emulator, calibrated_loss_scale
 from numpyro_kme.bootstrap.networks import Networks, _train
 from numpyro_kme.bootstrap.replicates import EmulatorSummary
 from numpyro_kme.bootstrap.training_set import EmulatorTrainingSet, TrainingSimulator, fit_features
@@ -213,7 +213,7 @@ def test_a_bad_emulator_is_warned_of(monkeypatch):
 
 def test_the_emulated_loss_is_the_simulated_one_and_the_engine_tells_what_it_cost(monkeypatch):
     monkeypatch.setattr(learning, "STEPS", (150, 150))  # one program for all rounds, of training and of simulating
-    monkeypatch.setattr(learning, "RATIOS", (1, 1, 1))
+    monkeypatch.setattr(learning, "RATIOS", (1, 1))
     x = np.random.default_rng(0).normal(1.0, 1.0, 100)
     engine = kme.PosteriorBootstrap(
         two_parameters,
@@ -233,6 +233,7 @@ def test_the_emulated_loss_is_the_simulated_one_and_the_engine_tells_what_it_cos
     assert abs(mean.mean() - x.mean()) < 0.2 and 0.05 < mean.std() < 0.25
     assert "rounds" in engine.info["simulations"] and engine.info["loss scale (one unit of log-likelihood)"] > 0.0
     assert 1 <= found.emulator.rounds - learning.REFINE <= learning.EXPLORE
+    assert (found.steps == 200).all()  # a hundred from each of two starts
 
 
 def test_split_half_errors_have_no_noise_in_them():
@@ -279,7 +280,7 @@ def test_simulations_are_divided_among_rounds():
     for num in (100_000, 2_500_000, 50_000_000):
         points, each = design(num)
         total = points * each * (2 + 2 * learning.EXPLORE + 4 * learning.REFINE)
-        assert 0.9 * num < total <= num and points <= 1024
+        assert 0.99 * num < total <= num and points <= 1024
 
 
 @pytest.mark.parametrize("fit_proportion", [False, True])
@@ -416,6 +417,57 @@ def test_minimisations_start_from_the_best_simulated_points(rng):
     np.testing.assert_array_equal(
         one.starts(data, anchors, 0.7, 2.0, np.repeat(x[:1], 30, axis=0)), np.repeat(x[:1], 30, 0)
     )
+
+
+def minima(rng, count, hessian=((1.0, 0.0), (0.0, 1.0))):
+    """Anywhere, of two parameters."""
+    x, remaining = rng.normal(size=(2, count, 2))
+    value, total, proportion = rng.normal(size=(3, count))
+    hessians = np.tile(hessian, (count, 1, 1))
+    return EmulatedMinima(x, value, total, proportion, remaining, hessians, np.ones(count, bool))
+
+
+def test_half_of_the_minima_are_moved_by_a_normal_with_their_hessian_as_precision(rng):
+    found = minima(rng, 4000, [[5.0, 3.0], [3.0, 5.0]])
+    moves = learning._jittered(jax.random.key(0), found) - found.x
+    np.testing.assert_array_equal(moves[:2000], 0.0)
+    white = moves[2000:] @ np.linalg.cholesky(found.hessian[0])
+    np.testing.assert_allclose(white.mean(axis=0), 0.0, atol=5 / np.sqrt(2000))
+    np.testing.assert_allclose(np.cov(white.T), np.eye(2), atol=5 * np.sqrt(2 / 2000))
+
+
+def test_of_two_starts_the_lower_minimum_is_kept(rng):
+    anchors, pair = rng.normal(size=(60, 2)), [minima(rng, 60), minima(rng, 60)]
+    left = iter(pair)
+    emulator = SimpleNamespace(starts=lambda *_: anchors, minimise=lambda *_: next(left))
+    _, best, moved = learning._from_two_starts(emulator, None, anchors, 0.7, 2.0)
+    for k in range(60):
+        assert moved[k] == (pair[1].total[k] < pair[0].total[k] - 1e-3)
+        for have, *two in zip(best, *pair):
+            np.testing.assert_array_equal(have[k], two[int(moved[k])][k])
+
+
+@pytest.mark.parametrize(("left", "convex"), [(1e-3, True), (0.1, True), (1e-3, False)])
+def test_the_full_fit_has_converged_where_its_last_step_is_small_and_the_loss_convex(left, convex, rng, monkeypatch):
+    """At its best minimum; how the others ended does not matter."""
+    monkeypatch.setattr(learning, "full_data", lambda objective: None)
+    monkeypatch.setattr(learning, "_squared_norms", lambda *_: np.array([3.0]))
+    x, data, scale = rng.normal(size=(5, 2)), rng.normal(size=(7, 4)), 0.7
+    found = minima(rng, 5)
+    best = np.argmin(found.total)
+    for part, value, others in ((found.remaining, left, 0.5), (found.convex, convex, False)):
+        part[:] = others
+        part[best] = value
+    emulator = SimpleNamespace(
+        basis=np.eye(4), training=SimpleNamespace(x=x), known=rng.normal(size=(5, 4)), fit_proportion=False
+    )
+    emulator.minimise, emulator.totals = lambda *_: found, lambda *_: np.zeros((1, 5))
+    simulator = SimpleNamespace(width=np.array([2.0, 3.0]), parameters=lambda x: 2.0 * x)
+    learnt = SimpleNamespace(emulator=emulator, simulator=simulator, loss_scale=scale, data_features=data)
+    fit = learning._full_fit(learnt, None, 2.0, None)
+    assert fit.converged == (left < 0.01 and convex)
+    np.testing.assert_array_equal(fit.u, 2.0 * found.x[best])
+    np.testing.assert_allclose(fit.value, found.value[best] + 3.0 - np.sum(data.mean(axis=0) ** 2))
 
 
 def test_errors_of_an_emulated_proportion_by_hand(rng):

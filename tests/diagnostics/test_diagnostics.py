@@ -307,6 +307,14 @@ def test_misspecification_by_hand(rng):
     np.testing.assert_allclose(twice.score, scores[-1], rtol=1e-4)  # a column twice tells nothing more
 
 
+def test_misspecification_by_simulations_that_coincide():
+    """Where six are equal the fifth neighbour is at no distance."""
+    x = np.repeat(np.arange(10.0), 8)[:, None]
+    found = misspecification_test(x, np.array([1.0]))
+    assert found.p_value == 1.0 and np.isfinite(found.scores).all()
+    assert misspecification_test(x, np.array([40.0])).p_value == 1 / 81
+
+
 def test_misspecification_of_several_sites_and_calibration_share_the_level():
     """Half is for the observation, an equal part of it for each site."""
     asked = []

@@ -133,6 +133,13 @@ def test_no_quasi_random_point_is_at_the_end_of_the_range():
     assert np.abs(np.asarray(Normal(np.zeros(2), np.eye(2), num_points=16).as_points().points)).max() < 5.0
 
 
+def test_each_component_has_a_point_however_few_are_asked_for():
+    mixture = MEASURES["mixture"]
+    points = NormalMixture(*jax.tree.leaves(mixture), num_points=1).as_points()
+    assert points.points.shape == np.shape(mixture.means)
+    np.testing.assert_allclose(points.weights, mixture.weights, rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", MEASURES)
 def test_draws_have_the_moments(name):
     measure, n = MEASURES[name], 4000

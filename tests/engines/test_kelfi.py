@@ -10,6 +10,7 @@ from numpyro.infer.util import log_density
 from scipy import stats
 
 import numpyro_kme as kme
+from numpyro_kme.engines import _sampling
 
 NOISE = 0.5
 X = np.array([0.8])
@@ -121,13 +122,14 @@ def test_learns_the_prior(kelfi):
     np.testing.assert_allclose(draws.mean(), np.sum(grid * expected) / expected.sum(), atol=0.1)
 
 
-def test_the_same_key_gives_the_same_draws_and_a_new_observation_needs_no_new_simulations(kelfi):
+def test_the_same_key_gives_the_same_draws_and_a_new_observation_needs_no_new_simulations_or_programs(kelfi):
     before = kelfi.posterior.simulations
     other = kme.KELFI(conjugate, simulations=before, form=kme.KernelMeans(), progress_bar=False)
     other.run(jax.random.key(0), x=X)
     np.testing.assert_array_equal(other.get_samples()["theta"], kelfi.get_samples()["theta"])
+    programs = _sampling._log_densities._cache_size()
     other.condition(jax.random.key(6), x=-X)
-    assert other.posterior.simulations is before
+    assert other.posterior.simulations is before and _sampling._log_densities._cache_size() == programs
     exact = stats.norm(-EXACT.mean(), EXACT.std())
     assert abs(other.get_samples()["theta"].mean() - exact.mean()) < 0.6 * exact.std()
 
@@ -304,4 +306,6 @@ def test_batches_of_parameters_and_data(kelfi):
     np.testing.assert_allclose(together, np.stack(apart), rtol=1e-9)
     assert crossed.shape == (3, 3)
     np.testing.assert_allclose(np.diagonal(crossed), together, rtol=1e-9)
-    np.testing.assert_allclose(fitted(theta).log_prob(y), together, rtol=1e-6)  # with its data prepared on the host
+    twice = y[[0, 1, 1]]  # the first differs from all others
+    prepared = fitted(theta).log_prob(twice)  # on the host
+    np.testing.assert_allclose(prepared, density(theta, twice), rtol=1e-6)

@@ -112,6 +112,12 @@ def test_how_far_a_posterior_moved(rng):
     assert 100.0 < _simulations.moved({"a": 0.0 * a}, {"a": a}) < np.inf  # from one point
 
 
+def test_one_round_has_nothing_to_tell():
+    assert _simulations.described([(60, 0.0)]) == {}
+    told = _simulations.described([(20, 0.0), (20, 1.5)])
+    assert told == {"rounds": "simulations 20, 20; the posterior moved by 1.5 sd"}
+
+
 @pytest.mark.parametrize("total, rounds, sizes", [(10, 3, [4, 3, 3]), (9, 3, [3, 3, 3]), (7, 1, [7])])
 def test_sizes_add_up(total, rounds, sizes):
     assert _simulations.sizes(total, rounds) == sizes

@@ -17,6 +17,7 @@ from numpyro_kme.abc.weighting import soft_abc_weights
 from numpyro_kme.engines import _weighers
 from numpyro_kme.engines._weighers import SignedWeigher
 from numpyro_kme.engines._weighted import _warn_of_variances
+from numpyro_kme.kernels import Linear
 from numpyro_kme.kernels.low_rank import LowRank
 
 KEY = jax.random.key(0)
@@ -671,6 +672,12 @@ def test_the_kernel_on_data_sets_by_hand(rng):
 
     squares = [mean(x[i], x[i]) + mean(x[j], x[j]) - 2 * mean(x[i], x[j]) for i in range(5) for j in range(i)]
     np.testing.assert_allclose(kernel.length_scale, np.sqrt(np.median(squares)), rtol=1e-3)
+
+
+def test_distances_between_outputs_are_those_of_their_embeddings(rng):
+    """Of the linear kernel, Euclid's."""
+    x, y = rng.normal(size=(5, 2)), rng.normal(size=(3, 2))
+    np.testing.assert_allclose(_weighers.apart(Linear(), x, y), cdist(y, x, "sqeuclidean"), rtol=1e-10)
 
 
 def test_small_variances_are_not_negative_ones_and_negative_ones_may_be_small():

@@ -104,7 +104,7 @@ def test_rules_are_one_interface(rng):
     key = jax.random.key(1)
     learnt = BayesianKernelLearning(key, num_landmarks=10)(x)
     np.testing.assert_allclose(
-        learnt, learn_length_scale(jax.random.split(key)[1], x, num_landmarks=10).length_scale, rtol=1e-10
+        learnt, learn_length_scale(jax.random.split(key)[1], x=x, num_landmarks=10).length_scale, rtol=1e-10
     )
     with pytest.raises(ValueError, match="needs `targets`"):
         CrossValidation(key)(x)

@@ -16,6 +16,7 @@ from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.extrapolation import Region
 from numpyro_kme.likelihoods.residual.smoothness import Inputs
 from numpyro_kme.likelihoods.residual.support import (
+    SupportBounds,
     _lines,
     fit_support_bounds,
     held_out_lower_bound,
@@ -270,6 +271,18 @@ def test_the_limit_is_that_of_a_double_loop(rng):
 def test_a_few_draws_beyond_are_what_chance_gives(m, share):
     """One simulation more would be beyond the others with a probability of `1 / (m + 1)`."""
     assert FittedLikelihood.negligible.fget(SimpleNamespace(simulated=np.zeros((m, 1)))) == pytest.approx(share)
+
+
+def test_outside_the_support_is_below_a_lower_line_or_above_an_upper_one(rng):
+    """Or nearer than a width; a statistic without a line has no outside."""
+    sides, widths = np.array([1.0, -1.0, 0.0]), np.array([0.1, 0.3, 1.0])
+    bounds = SupportBounds(np.array([-1.0, 1.0, 0.0]), rng.normal(size=(3, 4)), widths, sides)
+    z, s = rng.normal(size=(60, 2)), 2.0 * rng.normal(size=(60, 3))
+    found = bounds.outside_support(s, z)
+    for row, point, outside in zip(s, z, found, strict=True):
+        lower, upper, _ = bounds.offset + bounds.linear @ [*point, *(np.sqrt(12.0) * (stats.norm.cdf(point) - 0.5))]
+        assert outside == (row[0] < lower + 0.1 or row[1] > upper - 0.3)
+    assert 0 < found.sum() < 60
 
 
 def test_lines_below_are_those_of_brute_force(rng):

@@ -185,7 +185,7 @@ def test_independent_nodes_leave_out_pairs_with_themselves(rng):
 def test_grid_inner_products_are_kernel_double_sums(kernel, rng):
     found = find_step(kernel, 1.0, 1e-4)
     assert found is not None
-    grid = make_grid(kernel, 1.0, 30.0, found[0], found[2], 100_000)
+    grid = make_grid(kernel, 1.0, 30.0, found[0], found[2], 100_000, 512)
     a, b = rng.normal(0.0, 3.0, 40), rng.normal(2.0, 1.0, 30)
     v, w = rng.normal(size=40), rng.normal(size=30)
     tabulated = jax.jit(lambda a, b: grid.inner(grid.embed(a, v), grid.embed(b, w)))(a, b)
@@ -232,10 +232,12 @@ def test_cells_resolve_a_narrow_part_of_a_kernel_and_the_window_reaches_to_its_e
     exact = lambda distance: np.exp(-(distance**2) / 2) + 0.1 * np.exp(-(distance**2) / 5e-5)  # noqa: E731
     step, half, reach = find_step(kernel, 1.0, 1e-3)
     assert exact(half) < 0.55 < exact(half / 1.2) and exact(reach) < 1.1e-12 < exact(reach / 1.5)
-    grid = make_grid(kernel, 0.0, 4.0, step, reach, 100_000)
+    grid = make_grid(kernel, 0.0, 4.0, step, reach, 100_000, 512)
     one, apart = jnp.ones(1), np.linspace(0.0, 0.02, 81)
     tabulated = jax.jit(jax.vmap(lambda b: grid.inner(grid.embed(jnp.zeros(1), one), grid.embed(b[None], one))))(apart)
     np.testing.assert_allclose(tabulated, exact(apart), atol=2e-3)
+    step, half, _ = find_step(Gaussian(1.0), 1.0, 1.0)  # no wider, however coarse it may be
+    assert step == half / 2
     assert find_step(Gaussian(1.0) + 0.1 * FromCallable(lambda a, b: 1.0), 1.0, 1e-3) is None  # never falls to zero
 
 

@@ -22,7 +22,7 @@ from numpyro_kme.likelihoods.base import LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, fit_likelihood
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
-from numpyro_kme.mcmc.chain_checks import check_surrogate
+from numpyro_kme.mcmc.chain_checks import SurrogateCheck, check_surrogate
 from numpyro_kme.mcmc.handlers import surrogate, uncondition_simulators
 from numpyro_kme.models.coordinates import Coordinates, Unconstrained
 from numpyro_kme.models.simulator import Simulator
@@ -415,6 +415,7 @@ def test_a_chain_outside_the_simulations_or_where_the_surrogate_is_negative_is_n
         found = check_surrogate(smodel, {"theta": worst}, x, max_draws=10)["x"]
     assert any("surrogate at site 'x' is negative at 100% of the draws" in str(w.message) for w in met)
     assert found.negative == 1.0
+    assert SurrogateCheck(0.01, 0.05, 0.01).findings("x") == []  # more is worth a warning
     with pytest.raises(ValueError, match="No observed site of the model has a learnt likelihood"):
         check_surrogate(single, {"theta": worst}, x)
     with pytest.raises(

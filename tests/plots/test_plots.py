@@ -152,6 +152,8 @@ def test_coverage_draws_the_curves_and_a_binomial_band(calibration):
     assert y[180] == calibration.coverage(x[180])["a"] and abs(x[180] - 0.9) < 1e-12
     x, y = axes[1].lines[-1].get_data()
     assert y[100] == np.mean(calibration.tarp <= 0.5)
+    x, y = axes[1].lines[0].get_data()
+    np.testing.assert_array_equal(x, y)  # what is expected
     band = axes[0].collections[0].get_paths()[0].vertices
     at_half = np.unique(band[np.isclose(band[:, 0], 0.5), 1])
     np.testing.assert_allclose(at_half[[0, -1]] * 120, stats.binom.ppf([0.025, 0.975], 120, 0.5))

@@ -1,6 +1,7 @@
 """Tempered sequential Monte Carlo against posteriors and evidences known in closed form."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from scipy import stats
 
 from numpyro_kme.engines import _sampling
 from numpyro_kme.models.coordinates import Unconstrained
+from numpyro_kme.samplers import tempering
 from numpyro_kme.samplers.tempering import DECORRELATED, MOVES, _before, _move, _squared_autocorrelation, temper
 
 N = 4000
@@ -59,6 +61,17 @@ def test_correlated_normal_in_six_dimensions(seed):
     np.testing.assert_allclose(white.mean(0), 0.0, atol=error)
     np.testing.assert_allclose(np.cov(white.T), np.eye(6), atol=1.5 * error)
     np.testing.assert_allclose(found.log_evidence, log_evidence, atol=1.0)
+
+
+def test_each_move_of_a_round_has_random_numbers_of_its_own(monkeypatch):
+    used, u = [], jnp.zeros((8, 2))
+    monkeypatch.setattr(tempering, "propose", lambda _, u, *numbers: used.append(numbers) or (u, jnp.zeros(len(u))))
+    _, random, _, log_ratio = tempering._begin.__wrapped__(jax.random.key(0), None, u)
+    points, level = tempering._Points(u, log_ratio, log_ratio), SimpleNamespace(temperature=1.0, proposal=None)
+    for number in range(MOVES - 1):
+        _move.__wrapped__(level, points, points, log_ratio, random, number)
+    for have in zip(*used):
+        assert len({float(numbers[-1, 0]) for numbers in have}) == MOVES
 
 
 def test_evaluations_are_counted():

@@ -13,6 +13,7 @@ from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecu
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from threading import Timer
 
 import jax
 import jax.numpy as jnp
@@ -160,6 +161,31 @@ def test_workers_that_never_ran_anything_are_not_replaced():
         pool.replace(died)
     finally:
         pool.close()
+
+
+def test_a_worker_that_hangs_is_given_up_though_no_other_ends(monkeypatch, tmp_path):
+    """This one ends by itself after four seconds; its time limit is a tenth of one."""
+    monkeypatch.setattr(executors, "GRACE", 0.0)
+    timers, replaced, reported = [], [], []
+
+    class Pool:
+        workers = 1
+
+        def mark(self):
+            return tmp_path  # it has begun
+
+        def submit(self, *call):
+            future = Future()
+            timers.append(Timer(4.0, future.set_result, [[0.0]]))
+            timers[-1].start()
+            return future
+
+        def replace(self, error):
+            replaced.append(error)
+
+    executors._Run(Pool(), b"", lambda row: row, 0.1, lambda rows, outcomes: reported.extend(outcomes)).all([0])
+    timers[0].cancel()
+    assert replaced == [None] and [failure.args[0] for failure in reported] == ["timeout"]
 
 
 @pytest.mark.slow  # another executor by the same interface: threads above, Dask below
@@ -673,7 +699,8 @@ def test_programs_outside_python():
     np.testing.assert_array_equal(found.x["x"][:, 0], found.arguments["x"][:, 0])
     assert len(np.unique(found.x["x"][:, 1])) == len(found)
     rng = np.random.default_rng(0)
-    with pytest.raises(RuntimeError, match="theta is too large"):
+    said = f"{sys.executable} ended with 1 and left no output: theta is too large"
+    with pytest.raises(RuntimeError, match=f"^{re.escape(said)}$"):
         command(rng, np.array(1.5))
     with pytest.raises(subprocess.TimeoutExpired):
         Command(("sleep", "20"), timeout=0.1)(rng, np.array(1.5))
