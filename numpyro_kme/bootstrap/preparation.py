@@ -7,7 +7,17 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme.bootstrap.fit import Fit, fit, full_data, look, newton_step, rank_starts, refit, robust_sd, starting_scale
+from numpyro_kme.bootstrap.fit import (
+    Fit,
+    fit,
+    full_data,
+    look,
+    newton_step,
+    rank_starts,
+    refit,
+    robust_sd,
+    starting_scale,
+)
 from numpyro_kme.bootstrap.newton import Problems
 from numpyro_kme.bootstrap.weights import Reweightings
 from numpyro_kme.losses.base import Differenced, WeightedObjective
