@@ -16,6 +16,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from numpyro.distributions.distribution import Distribution, ExpandedDistribution, Independent, MaskedDistribution
 from numpyro.ops.provenance import eval_provenance
+from numpyro.primitives import _PYRO_STACK, Messenger
 from tqdm.auto import tqdm
 
 try:
@@ -81,6 +82,19 @@ def scale(site) -> float | jax.Array:
 def log_prob(site) -> jax.Array:
     """Log density of a site of a trace, summed, with its mask and its scale."""
     return jnp.sum(scale(site) * site["fn"].log_prob(site["value"]))
+
+
+@contextmanager
+def outside(handler: Messenger) -> Iterator[None]:
+    """While a handler makes a site of its own: as if it were made outside of the handler, so that no mask, scale, plate
+    or scope inside has a part in it."""
+    place = next(i for i, known in enumerate(_PYRO_STACK) if known is handler)
+    inside = _PYRO_STACK[place:]
+    del _PYRO_STACK[place:]
+    try:
+        yield
+    finally:
+        _PYRO_STACK.extend(inside)
 
 
 def depends_on(function: Callable, latents: dict[str, jax.Array]) -> tuple[str, ...]:

@@ -28,9 +28,10 @@ from numpyro_kme.mcmc.noise import (
     latent_noise,
     simulation_key,
 )
+from numpyro_kme.mcmc.soft_abc import soft_abc
 from numpyro_kme.models.simulator import Simulator
 
-__all__ = ["generalized_bayes", "surrogate", "uncondition_simulators"]
+__all__ = ["generalized_bayes", "soft_abc", "surrogate", "uncondition_simulators"]
 
 Likelihood = Callable[..., Distribution]
 """A function of a simulator's parameters; those of a batch of calls have leading batch dimensions."""
@@ -209,8 +210,8 @@ class generalized_bayes(Messenger):
         if isinstance(noise, LatentNoise):
             one = latent_noise(simulator).distribution(simulator)
             all_noise = one.expand((noise.num_simulated, *one.batch_shape)).to_event(1 + len(one.batch_shape))
-            plates = [frame.name for frame in msg["cond_indep_stack"]]
-            values = numpyro.sample(f"{msg['name']}_noise", all_noise, infer={"block_plates": plates})
+            with compat.outside(self):
+                values = numpyro.sample(f"{msg['name']}_noise", all_noise)
             return QuadratureNodes(values[None], jnp.full((1, noise.num_simulated), 1.0 / noise.num_simulated))
         key = simulation_key(msg["name"], common=isinstance(noise, CommonNoise))
         if isinstance(noise, FreshNoise):

@@ -156,8 +156,8 @@ class NoiseForm(NamedTuple):
         if isinstance(simulator.fn, FromNoise):
             return simulator.fn.noise
         raise ValueError(
-            f"LatentNoise needs the noise of simulator `{simulator.name}` as numbers, and it is {self.note}. Declare "
-            "it, Simulator(FromNoise(fn, noise), ...), or use FreshNoise with PseudoMarginal."
+            f"The noise of simulator `{simulator.name}` is needed as numbers, for a latent of the model, and it is "
+            f"{self.note}. Declare it, Simulator(FromNoise(fn, noise), ...), or use FreshNoise with PseudoMarginal."
         )
 
 

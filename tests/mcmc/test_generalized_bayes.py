@@ -293,7 +293,7 @@ def varying(x):
             lambda x: model(x, simulator=until_positive),
             (X,),
             LatentNoise(8),
-            "LatentNoise needs the noise of simulator `until_positive` as numbers, .* inside a `while` loop",
+            "The noise of simulator `until_positive` is needed as numbers, .* inside a `while` loop",
         ),
     ],
 )

@@ -1,0 +1,123 @@
+"""Soft ABC by MCMC over parameters and noise: its density by hand, its posterior where it is known."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro import handlers
+from numpyro.infer import MCMC, NUTS, Predictive
+from numpyro.infer.util import log_density
+from scipy import stats
+
+from numpyro_kme.kernels import Energy, Gaussian, Laplace
+from numpyro_kme.mcmc.handlers import soft_abc, uncondition_simulators
+from numpyro_kme.models import FromNoise, Simulator
+
+X = np.float32([0.9, 1.7, -0.2])
+
+
+def noisy(rng_key, mean, sd):
+    return mean + sd * random.normal(rng_key, (3,))
+
+
+def model(x=None, simulator=noisy, **declared):
+    mean = numpyro.sample("mean", dist.Normal(0.0, 2.0))
+    numpyro.sample("x", Simulator(simulator, mean, 0.8, **declared), obs=x)
+
+
+def groups(x=None):
+    with numpyro.plate("groups", 3):
+        mean = numpyro.sample("mean", dist.Normal(0.0, 2.0))
+        numpyro.sample("x", Simulator(lambda k, mean: mean + random.normal(k), mean, event_dims=0), obs=x)
+
+
+@pytest.mark.parametrize("kernel", [Gaussian(np.float32([0.5, 1.0, 2.0])), Laplace(0.7)])
+def test_the_density_is_that_of_parameters_and_noise(kernel):
+    z = np.float32([0.3, -1.0, 0.4])
+    found, _ = log_density(soft_abc(model, kernel), (X,), {}, {"mean": jnp.float32(0.5), "x_noise": jnp.asarray(z)})
+    r = np.linalg.norm((X - 0.5 - 0.8 * z) / kernel.length_scale)
+    log_kernel = -0.5 * r**2 if isinstance(kernel, Gaussian) else -r
+    expected = stats.norm(0, 2).logpdf(0.5) + stats.norm.logpdf(z).sum() + log_kernel
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_each_call_under_a_plate_has_noise_of_its_own_and_masks_count():
+    z, mean, counted = np.float32([0.3, -1.0, 0.4]), np.float32([0.5, 0.0, 1.0]), np.array([True, False, True])
+    masked = handlers.mask(soft_abc(handlers.mask(groups, mask=counted), Gaussian(0.5)), mask=True)
+    found, trace = log_density(masked, (X,), {}, {"mean": jnp.asarray(mean), "x_noise": jnp.asarray(z[:, None])})
+    terms = stats.norm(0, 2).logpdf(mean) - 0.5 * ((X - mean - z) / 0.5) ** 2
+    assert trace["x_noise"]["fn"].shape() == (3, 1)
+    np.testing.assert_allclose(found, terms[counted].sum() + stats.norm.logpdf(z).sum(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("simulator", [noisy, FromNoise(lambda z, m, s: m + s * z, dist.Normal(0, 1).expand([3]))])
+def test_nuts_finds_the_posterior_of_the_widened_likelihood(simulator):
+    """A normal likelihood of variance `sd^2 + epsilon^2`."""
+    epsilon = 0.4
+    mcmc = MCMC(
+        NUTS(soft_abc(model, Gaussian(epsilon))), num_warmup=500, num_samples=4000, num_chains=1, progress_bar=False
+    )
+    mcmc.run(random.key(0), X, simulator)
+    precision = 1 / 4 + 3 / (0.8**2 + epsilon**2)
+    exact, sd = X.sum() / (0.8**2 + epsilon**2) / precision, precision**-0.5
+    found = np.asarray(mcmc.get_samples()["mean"])
+    effective = numpyro.diagnostics.effective_sample_size(found[None])
+    assert abs(found.mean() - exact) < 5 * sd / np.sqrt(effective)
+    assert abs(found.std() / sd - 1.0) < 5 / np.sqrt(effective)
+
+
+def test_simulators_that_are_not_observed_stay_in_place():
+    soft = soft_abc(model, Gaussian(0.3))
+    for replicates, given in ((soft, ()), (soft_abc(uncondition_simulators(model), Gaussian(0.3)), (X,))):
+        drawn = Predictive(replicates, {"mean": jnp.zeros(4)})(random.key(0), *given)
+        assert drawn["x"].shape == (4, 3) and "x_noise" not in drawn and np.ptp(drawn["x"], axis=0).min() > 0
+    with pytest.raises(NotImplementedError, match="no distribution to draw from"):
+        handlers.trace(handlers.seed(soft, 0)).get_trace(X)["x"]["fn"].sample(random.key(0))
+
+
+def test_names_of_a_scope_are_those_of_the_site():
+    scoped = soft_abc(handlers.scope(model, prefix="outer", divider="/"), Gaussian(0.3))
+    assert set(handlers.trace(handlers.seed(scoped, 0)).get_trace(X)) == {"outer/mean", "outer/x", "outer/x_noise"}
+
+
+def in_numpy(rng, mean, sd):
+    return mean + sd * rng.normal(size=3)
+
+
+@pytest.mark.parametrize(
+    "given, declared, sentence",
+    [
+        (Gaussian(0.3), dict(simulator=in_numpy, shape=(3,), dtype=float), "`in_numpy` is needed as numbers, .*NumPy"),
+        (
+            Gaussian(0.3),
+            dict(simulator=lambda k, m, s: random.poisson(k, 3.0, (3,))),
+            "returns int32, whose draws have no",
+        ),
+        (Energy(), {}, "takes negative values, so it has no logarithm"),
+    ],
+)
+def test_what_does_not_fit_is_explained(given, declared, sentence):
+    at = {"mean": jnp.float32(0.5), "x_noise": jnp.zeros(3)}
+    with pytest.raises(ValueError, match=sentence):
+        log_density(soft_abc(model, given), (X,), declared, at)
+
+
+def test_a_scaled_site_is_refused():
+    with pytest.raises(ValueError, match=r"The site 'x' is scaled by 3\.0, which has no meaning for soft_abc"):
+        handlers.seed(soft_abc(handlers.scale(model, scale=3.0), Gaussian(0.3)), 0)(X)
+
+
+def test_a_kernel_is_needed():
+    with pytest.raises(TypeError, match="`kernel` must be a kernel on outputs, such as Gaussian"):
+        soft_abc(model, 0.3)
+
+
+def test_it_can_be_traced_with_the_bandwidth_of_the_kernel():
+    """Tempering: the same program for every epsilon."""
+    at = {"mean": jnp.float32(0.5), "x_noise": jnp.zeros(3)}
+    traced = jax.jit(lambda epsilon: log_density(soft_abc(model, Gaussian(epsilon)), (X,), {}, at)[0])
+    difference = traced(0.5) - traced(1.0)
+    np.testing.assert_allclose(difference, -0.5 * np.sum((X - 0.5) ** 2) * (1 / 0.25 - 1), rtol=1e-5)
