@@ -1,0 +1,146 @@
+"""Soft ABC by NUTS over parameters and noise, against ten million weighted simulations at the same epsilon.
+
+    python -m benchmarks soft_abc [--simulations 10000000] [--samples 3000]
+
+Three problems: the mean of ten exponentials with a gamma prior on their rate; seven quantiles of fifty g-and-k numbers,
+two parameters; the mean and the standard deviation of twenty years of a Ricker map with process noise, observed with
+log-normal noise. A gradient counts as four simulations. Takes a quarter of an hour.
+"""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.diagnostics import effective_sample_size
+from numpyro.infer import MCMC, NUTS
+
+import numpyro_kme as kme
+from benchmarks.helpers import report
+from numpyro_kme.mcmc import handlers
+
+GRADIENT = 4
+"""Simulations that a gradient counts as."""
+
+
+def exponentials(rng_key, rate):
+    """Logarithm of the mean of ten exponentials."""
+    return jnp.log(jnp.mean(jax.random.exponential(rng_key, (10,)) / rate))[None]
+
+
+def octiles(rng_key, location, log_scale):
+    """Seven quantiles of fifty g-and-k numbers."""
+    z = jax.random.normal(rng_key, (50,))
+    x = location + jnp.exp(log_scale) * (1 + 0.8 * jnp.tanh(z)) * (1 + z**2) ** 0.3 * z
+    return jnp.quantile(x, jnp.arange(1, 8) / 8)
+
+
+def ricker(rng_key, growth, noise):
+    """Mean and standard deviation of the logarithms of twenty observed sizes."""
+
+    def year(size, rng_key):
+        process, census = jax.random.split(rng_key)
+        size = size * jnp.exp(growth - size + noise * jax.random.normal(process))
+        return size, jnp.log(size) + 0.2 * jax.random.normal(census)
+
+    logs = jax.lax.scan(year, 1.0, jax.random.split(rng_key, 20))[1]
+    return jnp.stack([logs.mean(), logs.std()])
+
+
+PROBLEMS = {
+    "exponential-gamma": (exponentials, {"rate": dist.Gamma(2.0, 1.0)}, np.array([0.3]), 0.1),
+    "g-and-k, octiles": (
+        octiles,
+        {"location": dist.Normal(0.0, 2.0), "log_scale": dist.Normal(0.0, 1.0)},
+        np.array([-0.4, 0.1, 0.5, 0.9, 1.5, 2.4, 4.1]),
+        0.5,
+    ),
+    "Ricker map": (
+        ricker,
+        {"growth": dist.Uniform(0.2, 1.8), "noise": dist.Uniform(0.05, 0.6)},
+        np.array([-0.1, 0.45]),
+        0.05,
+    ),
+}
+
+
+def model_of(fn, priors):
+    """The model of a problem."""
+
+    def model(x=None):
+        params = [numpyro.sample(name, prior) for name, prior in priors.items()]
+        numpyro.sample("x", kme.Simulator(fn, *params), obs=x)
+
+    return model
+
+
+def brute_force(fn, priors, y, epsilon, number, block=100_000):
+    """Posterior means and standard deviations by weighting simulations from the prior, and their effective size."""
+
+    @jax.jit
+    def sums(rng_key):
+        def one(rng_key):
+            *keys, last = jax.random.split(rng_key, len(priors) + 1)
+            theta = [prior.sample(key) for prior, key in zip(priors.values(), keys)]
+            return jnp.stack(theta), fn(last, *theta)
+
+        theta, x = jax.vmap(one)(jax.random.split(rng_key, block))
+        w = jnp.exp(-0.5 * jnp.sum(jnp.square((x - y) / epsilon), axis=1))
+        w = jnp.where(jnp.isfinite(w), w, 0.0)
+        return w.sum(), w @ theta, w @ jnp.square(theta), jnp.sum(w**2)
+
+    totals = [np.asarray(s, float) for s in zip(*(sums(jax.random.key(i)) for i in range(number // block)))]
+    mass, first, second, square = (part.sum(axis=0) for part in totals)
+    mean = first / mass
+    return mean, np.sqrt(second / mass - mean**2), mass**2 / square
+
+
+def by_nuts(model, y, epsilon, samples):
+    """Posterior draws `(samples, p)`, simulations that they cost, the least effective size and divergences."""
+    kernel = NUTS(handlers.soft_abc(model, kme.kernels.Gaussian(epsilon)), target_accept_prob=0.9)
+    mcmc = MCMC(kernel, num_warmup=500, num_samples=samples, progress_bar=False)
+    mcmc.warmup(jax.random.key(0), y, collect_warmup=True, extra_fields=("num_steps",))
+    steps = int(np.sum(mcmc.get_extra_fields()["num_steps"]))
+    mcmc.run(jax.random.key(1), y, extra_fields=("num_steps", "diverging"))
+    extra = mcmc.get_extra_fields()
+    draws = {name: np.asarray(v) for name, v in mcmc.get_samples().items() if name != "x_noise"}
+    size = min(effective_sample_size(v[None]) for v in draws.values())
+    simulated = GRADIENT * (steps + int(np.sum(extra["num_steps"])))
+    return np.stack(list(draws.values()), axis=1), simulated, float(size), int(np.sum(extra["diverging"]))
+
+
+def main():
+    options = report.parser(__doc__)
+    options.add_argument("--simulations", type=int, default=10_000_000)
+    options.add_argument("--samples", type=int, default=3000)
+    options = options.parse_args()
+    rows = []
+    for problem, (fn, priors, y, epsilon) in PROBLEMS.items():
+        began = time.perf_counter()
+        mean, sd, size = brute_force(fn, priors, y, epsilon, options.simulations)
+        middle = time.perf_counter()
+        draws, simulated, effective, diverging = by_nuts(model_of(fn, priors), y, epsilon, options.samples)
+        rows.append(
+            {
+                "problem": problem,
+                "epsilon": epsilon,
+                "mean apart, sd": float(np.abs((draws.mean(axis=0) - mean) / sd).max()),
+                "sd, factor": float(np.exp(np.abs(np.log(draws.std(axis=0) / sd)).max())),
+                "effective draws": effective,
+                "diverging": diverging,
+                "simulations": simulated,
+                "simulations by weighting": options.simulations,
+                "effective, by weighting": float(size),
+                "times fewer": options.simulations / simulated,
+                "s": time.perf_counter() - middle,
+                "s by weighting": middle - began,
+            }
+        )
+        print(rows[-1], flush=True)
+    report.save("soft_abc", "ABC without rejection", [("At the same epsilon", report.table_of(rows))], rows)
+
+
+if __name__ == "__main__":
+    main()
