@@ -608,6 +608,10 @@ def no_density(theta):
     raise OSError("no density")
 
 
+def careless(rng_key, theta):
+    return theta + jax.random.normal(rng_key) + jax.random.uniform(rng_key)
+
+
 def robust(model=IID, x=DATA, loss=None, weight=1.0, noise=None, **settings):
     noise = kme.CommonNoise(16) if noise is None else noise
     gmodel = handlers.generalized_bayes(model, loss, weight=weight, noise=noise, **settings)
@@ -639,5 +643,10 @@ add("handlers", "hanging", lambda: density(CONJUGATE, {"z": good}), r"without a 
 add("handlers", "wrongly shaped", lambda: robust(model=plated(shifted)), "shape")
 add("handlers", "bad prior", lambda: robust(model=given(scalar), x=np.array(1.0)), "must stand in one plate")
 add("handlers", "wrong type", lambda: robust(noise="fresh"), "`noise` must be CommonNoise")
-add("handlers", "bad hyperparameter", lambda: robust(noise=kme.LatentNoise(16)), "needs the noise of simulator")
+add(
+    "handlers",
+    "bad hyperparameter",
+    lambda: robust(plated(careless), noise=kme.LatentNoise(16)),
+    "noise of simulator `careless` is needed as numbers, .* draws twice from one random key",
+)
 add("handlers", "wrong type", lambda: robust(loss="mmd"), "`loss` must be")
