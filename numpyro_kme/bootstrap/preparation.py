@@ -201,6 +201,8 @@ def enough_nodes(ready: Prepared) -> int:
     posterior standard deviations, at most `MOST`: the error of low-discrepancy points falls about as `1 / M`, that of
     independent ones as `M^-1/2`."""
     objective, present = ready.objective, ready.nodes
+    if len(present.weights) == 1:  # nodes that are not random
+        return 1
     sets = np.arange(min(len(present.weights), BLOCK))
     many = Reweightings(np.repeat(full_data(objective).weights, len(sets), axis=0), None, sets)
     _, gradients = Problems(objective, present, many).slopes(np.tile(ready.fit.u, (len(sets), 1)))

@@ -336,7 +336,7 @@ def test_noise_without_quantiles_is_drawn():
     assert isinstance(found.rule, DrawnNoise) and "`on_host` runs in NumPy" in found.note
 
 
-@pytest.mark.parametrize("noise", [CommonNoise(64), LatentNoise(8)])
+@pytest.mark.parametrize("noise", [pytest.param(CommonNoise(64), marks=pytest.mark.slow), LatentNoise(8)])
 def test_lifted_noise_is_as_good_as_declared_noise(noise):
     """The same density to rounding, for a simulator written with a key and for one written with its noise."""
     gb = generalized_bayes(without_y, MMD(Gaussian(1.0)), weight=1.0, noise=noise)

@@ -53,7 +53,10 @@ def test_each_call_under_a_plate_has_noise_of_its_own_and_masks_count():
     np.testing.assert_allclose(found, terms[counted].sum() + stats.norm.logpdf(z).sum(), rtol=1e-5)
 
 
-@pytest.mark.parametrize("simulator", [noisy, FromNoise(lambda z, m, s: m + s * z, dist.Normal(0, 1).expand([3]))])
+DECLARED = FromNoise(lambda z, m, s: m + s * z, dist.Normal(0, 1).expand([3]))
+
+
+@pytest.mark.parametrize("simulator", [noisy, pytest.param(DECLARED, marks=pytest.mark.slow)])
 def test_nuts_finds_the_posterior_of_the_widened_likelihood(simulator):
     """A normal likelihood of variance `sd^2 + epsilon^2`."""
     epsilon = 0.4
