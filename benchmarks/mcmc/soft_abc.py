@@ -1,6 +1,6 @@
 """Soft ABC by NUTS over parameters and noise, against ten million weighted simulations at the same epsilon.
 
-    python -m benchmarks soft_abc [--simulations 10000000] [--samples 3000]
+    python -m benchmarks soft_abc [--simulations 10000000] [--samples 1500]
 
 Three problems: the mean of ten exponentials with a gamma prior on their rate; seven quantiles of fifty g-and-k numbers,
 two parameters; the mean and the standard deviation of twenty years of a Ricker map with process noise, observed with
@@ -99,7 +99,7 @@ def brute_force(fn, priors, y, epsilon, number, block=100_000):
 
 def by_nuts(model, y, epsilon, samples):
     """Posterior draws `(samples, p)`, simulations that they cost, the least effective size and divergences."""
-    kernel = NUTS(handlers.soft_abc(model, kme.kernels.Gaussian(epsilon)), target_accept_prob=0.9)
+    kernel = NUTS(handlers.soft_abc(model, kme.kernels.Gaussian(epsilon)), dense_mass=True)
     mcmc = MCMC(kernel, num_warmup=500, num_samples=samples, progress_bar=False)
     mcmc.warmup(jax.random.key(0), y, collect_warmup=True, extra_fields=("num_steps",))
     steps = int(np.sum(mcmc.get_extra_fields()["num_steps"]))
@@ -114,7 +114,7 @@ def by_nuts(model, y, epsilon, samples):
 def main():
     options = report.parser(__doc__)
     options.add_argument("--simulations", type=int, default=10_000_000)
-    options.add_argument("--samples", type=int, default=3000)
+    options.add_argument("--samples", type=int, default=1500)
     options = options.parse_args()
     rows = []
     for problem, (fn, priors, y, epsilon) in PROBLEMS.items():
