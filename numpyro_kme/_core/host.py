@@ -60,7 +60,12 @@ def in_threads(function: Callable, items: Iterable) -> list:
 def constants(tree: Any) -> Any:
     """NumPy arrays of a pytree in the precision in force, as constants even while JAX is tracing, so that what depends
     on them alone is prepared once and not at each evaluation."""
-    return _at_once(partial(in_present_precision, tree), jax.enable_x64.value)
+    return at_once(partial(in_present_precision, tree))
+
+
+def at_once(run: Callable[[], Found]) -> Found:
+    """`run()` in the precision in force, evaluated at once even while JAX is tracing."""
+    return _at_once(run, jax.enable_x64.value)
 
 
 def in_present_precision(tree: Any) -> Any:

@@ -9,6 +9,7 @@ there is quadrature, low discrepancy, and a derivative.
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks, compat
-from numpyro_kme._core.host import on_host
+from numpyro_kme._core.host import at_once, to_host
 from numpyro_kme.models import quantiles
 from numpyro_kme.models.simulator_functions import name
 
@@ -56,10 +57,6 @@ class LiftedNoise:
 
     def __call__(self, z: jax.Array, *params):
         """One event."""
-        checks.require(
-            jnp.shape(z) == (self.dim,),
-            f"`z` must have shape ({self.dim},), one number for each that `{self.__name__}` draws; got {jnp.shape(z)}.",
-        )
         return _play(self.fn, z, params, self.most_loops)[0]
 
     def __str__(self) -> str:
@@ -86,11 +83,11 @@ def lift_noise(fn: Callable, *params: Any, most_loops: int | None = None) -> Lif
     """
     if most_loops is not None:
         checks.whole("most_loops", most_loops, 1)
-    counted, used = on_host(_looked_at)(fn, params, most_loops)
-    rows = np.concatenate([np.zeros((0, 2), np.uint32), *(np.reshape(keys, (-1, 2)) for keys in used)])
-    rows = rows[(rows != NO_KEY).any(axis=1)]
+    checks.concrete(params=params)
+    counted, used = at_once(partial(_looked_at, fn, params, most_loops))
+    rows = [tuple(row) for keys in used for row in keys.reshape(-1, keys.shape[-1]) if (row != NO_KEY).any()]
     checks.require(
-        len(np.unique(rows, axis=0)) == len(rows),
+        len(set(rows)) == len(rows),
         f"Simulator `{name(fn)}` draws twice from one random key, so that its draws depend on each other: give each "
         "draw a key of its own, by jax.random.split or fold_in.",
         NoiseNotLifted,
@@ -98,11 +95,11 @@ def lift_noise(fn: Callable, *params: Any, most_loops: int | None = None) -> Lif
     return LiftedNoise(fn, tuple(counted.items()), most_loops)
 
 
-def _looked_at(fn: Callable, params: Sequence, most_loops: int | None) -> tuple[Counter[str], list[jax.Array]]:
+def _looked_at(fn: Callable, params: Sequence, most_loops: int | None) -> tuple[Counter[str], list[np.ndarray]]:
     """How many numbers of each kind one event takes, and the data of the keys that they would have come from."""
     counted = _needs(_traced(fn, params)[0], fn, most_loops)
     used = jax.jit(lambda z, *given: _play(fn, z, given, most_loops)[1])
-    return counted, used(jnp.zeros(counted.total()), *map(jnp.asarray, params))
+    return counted, to_host(used(jnp.zeros(counted.total()), *map(jnp.asarray, params)))
 
 
 def _traced(fn: Callable, params: Sequence):
@@ -115,6 +112,11 @@ def _traced(fn: Callable, params: Sequence):
 def _play(fn: Callable, z: jax.Array, params: Sequence, most_loops: int | None) -> tuple[Any, list[jax.Array]]:
     """One event, and the data of the keys that its draws would have come from."""
     program, shape = _traced(fn, params)
+    needed = _needs(program, fn, most_loops).total()
+    checks.require(
+        jnp.shape(z) == (needed,),
+        f"`z` must have shape ({needed},), one number for each that `{name(fn)}` draws; got {jnp.shape(z)}.",
+    )
     inputs = [jax.random.key(0), *(jnp.asarray(param) for param in params)]
     values, used = _Player(fn, most_loops).run(program, inputs, z)
     return jax.tree.unflatten(jax.tree.structure(shape), values), used

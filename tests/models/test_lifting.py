@@ -370,3 +370,17 @@ def test_it_is_found_while_jax_traces_and_in_either_precision():
     with jax.enable_x64(True):
         assert lift_noise(simulate, 1.0)(jnp.zeros(2), 1.0).dtype == jnp.float64
     assert dims == [2]
+
+
+def test_a_simulator_may_insist_on_its_precision_and_keys_on_their_kind():
+    """As those do that JAX cannot trace in another precision; keys of four words are told apart as well."""
+
+    def simulate(k, t):
+        return lax.scan(lambda x, k: (lax.add(x, t * random.normal(k, dtype=jnp.float32)), None), jnp.float32(0), k)[0]
+
+    lifted = lift_noise(lambda k, t: simulate(random.split(k, 2), t), np.float32(2.0))
+    np.testing.assert_allclose(lifted(np.float32([0.3, 0.4]), np.float32(2.0)), 1.4, rtol=1e-6)
+    with jax.default_prng_impl("rbg"):
+        assert lift_noise(lambda k: random.normal(k) + random.normal(random.split(k)[0])).dim == 2
+        with pytest.raises(NoiseNotLifted, match="draws twice"):
+            lift_noise(lambda k: random.normal(k) + random.normal(k))
