@@ -1,5 +1,6 @@
 """Approximate Bayesian computation as functions, without a model."""
 
+from numpyro_kme.abc.adjustment import RegressionAdjustment
 from numpyro_kme.abc.discrepancies import OutOfDistributionCheck, discrepancies_to, out_of_distribution_check
 from numpyro_kme.abc.regression import DistributionRegression, RecursiveABC, kernel_recursive_abc, recursive_abc_step
 from numpyro_kme.abc.weighting import (
@@ -14,6 +15,7 @@ __all__ = [
     "DistributionRegression",
     "OutOfDistributionCheck",
     "RecursiveABC",
+    "RegressionAdjustment",
     "RejectionWeights",
     "SoftWeights",
     "discrepancies_to",

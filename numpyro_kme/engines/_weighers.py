@@ -11,14 +11,13 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
-from numpyro_kme._core.programs import Program
 from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule
 from numpyro_kme.engines.base import check_positive, check_rule
 from numpyro_kme.kernels import EmpiricalMeasure, Gaussian
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.length_scales import LengthScaleRule, MedianHeuristic
 from numpyro_kme.kernels.low_rank import LowRankRidge
-from numpyro_kme.models.coordinates import Coordinates, Unconstrained
+from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations
 
@@ -120,6 +119,14 @@ class ReferenceTable:
             return y.reshape(len(y), len(self.mask), -1)[:, self.mask]
         return y.reshape(-1, *self.x.shape[1:])
 
+    def statistics(self, x: np.ndarray) -> np.ndarray:
+        """Outputs `(k, *event)` as numbers `(k, q)`: of data sets under plates the mean and log standard deviation of
+        each column."""
+        if not self.data_sets:
+            return x.reshape(len(x), -1)
+        deviation = x.std(axis=1)
+        return np.concatenate([x.mean(axis=1), np.log(np.maximum(deviation, 1e-10 * deviation.max(axis=0)))], axis=1)
+
     def as_data_sets(self, x: np.ndarray) -> np.ndarray:
         """Outputs `(k, *event)` as data sets `(k, n, d)`."""
         checks.require(
@@ -128,40 +135,6 @@ class ReferenceTable:
             "draws under a plate.",
         )
         return x[..., None] if x.ndim == 2 else x
-
-
-@dataclass(frozen=True)
-class LatentVectors:
-    """All latents as vectors without constraints, standardised: where the coordinates of arguments do not determine
-    the latents.
-
-    Attributes:
-        target: The map to vectors, site by site.
-        centre, scale: Means and standard deviations of the draws that it was read from, `(D,)`.
-    """
-
-    target: Unconstrained
-    centre: np.ndarray
-    scale: np.ndarray
-
-    @classmethod
-    def read(cls, problem: Problem, draws: Mapping[str, Any]) -> "LatentVectors":
-        """From draws `{site: (m, *shape)}`."""
-        first = {name: latent.value for name, latent in problem.latents.items()}
-        target = Unconstrained.read(problem.model, problem.args, problem.kwargs, first)
-        u = cls(target, np.zeros(target.dim), np.ones(target.dim)).table(draws)
-        return cls(target, u.mean(axis=0), np.maximum(u.std(axis=0), 1e-8))
-
-    @on_host
-    def table(self, latents: Mapping[str, Any]) -> np.ndarray:
-        """Vectors `(m, D)` of latents `{site: (m, *shape)}`."""
-        points = {name: np.asarray(latents[name], np.float64) for name in self.target.shapes}
-        return (np.asarray(Program(jax.vmap(self.target.flatten))(points)) - self.centre) / self.scale
-
-    @on_host
-    def latents_table(self, z: np.ndarray) -> dict[str, np.ndarray]:
-        """Latents `{site: (m, *shape)}` at vectors `(m, D)`."""
-        return Program(jax.vmap(self.target.constrain))(self.centre + self.scale * z)
 
 
 class Weighting(NamedTuple):

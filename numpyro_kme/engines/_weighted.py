@@ -15,7 +15,8 @@ from numpyro_kme.abc.weighting import LEAST_EFFECTIVE_SIZE, effective_sample_siz
 from numpyro_kme.embeddings.herding import herd
 from numpyro_kme.embeddings.means import MeanEmbedding, embedding_mode
 from numpyro_kme.engines._simulations import SimulationEngine, check_model
-from numpyro_kme.engines._weighers import LatentVectors, ReferenceTable, Weigher, check_kernel, data_kernel
+from numpyro_kme.engines._vectors import LatentVectors, adjusted, warn_if_coarse
+from numpyro_kme.engines._weighers import ReferenceTable, Weigher, check_kernel, data_kernel
 from numpyro_kme.engines.base import Trained
 from numpyro_kme.engines.posterior import Posterior, groups
 from numpyro_kme.kernels import Gaussian
@@ -86,11 +87,9 @@ class WeightedPosterior(Posterior):
         arguments do not determine the latents, as under a Dirichlet or a hierarchical prior, the coordinates are those
         of all latents, mapped to vectors without constraints.
         """
-        table, weights = self.table, self.weights
-        vectors = None if table.coordinates.one_to_one else LatentVectors.read(self.problem, table.latents)
-        z = table.z if vectors is None else vectors.table(table.latents)
-        found = embedding_mode(MeanEmbedding(_kernel(z, weights, 1.0), z, weights))
-        latents = (vectors or table.coordinates).latents_table(found[None])
+        z, vectors = LatentVectors.of(self.problem, self.table)
+        found = embedding_mode(MeanEmbedding(_kernel(z, self.weights, 1.0), z, self.weights))
+        latents = vectors.latents_table(found[None])
         return {name: np.asarray(value[0]) for name, value in latents.items()}
 
     def herd(self, rng_key: jax.Array, num_samples: int) -> Posterior:
@@ -105,9 +104,17 @@ class WeightedPosterior(Posterior):
         return self._super_samples({name: value[chosen] for name, value in self.table.sites.items()})
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class WeightedEngine(SimulationEngine):
-    """Base of the engines that weight simulations from the prior; a subclass makes a `Weigher` in `_fit`."""
+    """Base of the engines that weight simulations from the prior; a subclass makes a `Weigher` in `_fit`.
+
+    Args:
+        regression_adjustment: Whether `abc.RegressionAdjustment` moves the weighted simulations to where a local linear
+            regression on the numbers of the output puts them, in coordinates without constraints; for draws under a
+            plate on the mean and log standard deviation of each column. `info` says by how many standard deviations
+            it moves each mean. When left out they stay where they are, and a warning says where it would move a
+            mean by more than 0.3 standard deviations.
+    """
 
     advice: ClassVar[str]
     """What to do where the effective sample size is too small."""
@@ -116,8 +123,11 @@ class WeightedEngine(SimulationEngine):
     from_anywhere: ClassVar[bool] = False
     """Whether simulations may come from elsewhere than the prior."""
 
+    regression_adjustment: bool = False
+
     def check_settings(self):
         """As `Engine.check_settings`."""
+        checks.instance("regression_adjustment", self.regression_adjustment, bool, "True or False")
         checks.whole("num_simulations", self.num_simulations, 20, " Thousands are usual.")
         super().check_settings()
 
@@ -175,14 +185,18 @@ class WeightedEngine(SimulationEngine):
             info["proportion of negative weight"] = float(-weights[weights < 0].sum() / np.abs(weights).sum())
         if learnt.simulations.failures:
             info["simulations that failed"] = learnt.simulations.describe_failures()
-        _warn_of_variances(table, weights)
         self._warn_if_out_of_distribution(weigher, found.distances)
+        simulated = groups(replace(learnt.simulations, latents=table.latents), problem)
+        if self.regression_adjustment:
+            table, info["regression adjustment"] = adjusted(problem, table, weights, y)
+        else:
+            warn_if_coarse(type(self).__name__, table, weights, y)
+        _warn_of_variances(table, weights)
         if (weights >= 0).all():
             chosen = systematic_shuffled(rng_key, weights, self.num_samples)
         else:
             chosen = _herded(table.z, weights, self.num_samples)
         weighted = {name: value[None] for name, value in {**table.sites, "weight": weights}.items()}
-        simulated = groups(replace(learnt.simulations, latents=table.latents), problem)
         return WeightedPosterior(
             engine=type(self).__name__,
             samples={name: value[chosen] for name, value in table.sites.items()},

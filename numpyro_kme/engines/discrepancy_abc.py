@@ -40,12 +40,15 @@ class K2ABC(WeightedEngine):
         epsilon: Width, in units of the squared MMD; when left out, such that the effective sample size is `max(50, m /
             50)`.
         num_samples: Number of equally weighted draws, resampled systematically from the simulations.
+        regression_adjustment: Whether a local linear regression on the numbers of the output moves the weighted
+            simulations to where they would lie had they given the observation (`abc.RegressionAdjustment`).
         simulations: Simulations made elsewhere from the prior, instead of new ones; others raise an error.
         on_failure, executor, store, version, timeout, progress_bar: How it simulates, as in `simulate`.
     Raises:
         RuntimeError: If the effective sample size is below 10.
     Warns:
-        UserWarning: If the observation lies away from the simulations (`out_of_distribution_check`).
+        UserWarning: If the observation lies away from the simulations (`out_of_distribution_check`), or if that regression
+            would move a mean by more than 0.3 standard deviations or leave less than 0.6 of one.
     Cost: `m` simulations; `m` estimates of the MMD an observation, and at most `3 m` mean kernels between data sets,
     which say
         whether it lies away.
@@ -94,12 +97,15 @@ class RejectionABC(WeightedEngine):
         quantile: Fraction of the simulations to accept; 0.02 when left out and there is no `threshold`.
         threshold: Largest discrepancy to accept.
         num_samples: Number of equally weighted draws, resampled systematically from the accepted simulations.
+        regression_adjustment: Whether a local linear regression on the numbers of the output moves the weighted
+            simulations to where they would lie had they given the observation (`abc.RegressionAdjustment`).
         simulations: Simulations made elsewhere from the prior, instead of new ones; others raise an error.
         on_failure, executor, store, version, timeout, progress_bar: How it simulates, as in `simulate`.
     Raises:
         RuntimeError: If fewer than 10 simulations are accepted.
     Warns:
-        UserWarning: If the observation lies away from the simulations (`out_of_distribution_check`).
+        UserWarning: If the observation lies away from the simulations (`out_of_distribution_check`), or if that regression
+            would move a mean by more than 0.3 standard deviations or leave less than 0.6 of one.
     Cost: `m` simulations; `m` discrepancies an observation, compiled where JAX can trace the function, and once, to
     see whether it
         lies away, at most half as many again between simulations. Estimators of the MMD as in `K2ABC`.

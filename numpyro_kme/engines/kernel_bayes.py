@@ -48,13 +48,16 @@ class KernelBayes(SignedEngine):
         num_prior_draws: Draws that embed the prior; as many as simulations when left out.
         tolerance: Of the low-rank factors of Gram matrices; 1e-3 is much faster for large `m`, and loses little.
         num_samples: Number of equally weighted draws: simulations chosen by herding, which follows signed weights.
+        regression_adjustment: Whether a local linear regression on the numbers of the output moves the weighted
+            simulations to where they would lie had they given the observation (`abc.RegressionAdjustment`).
         simulations: Simulations made elsewhere, at any parameters, instead of new ones.
         on_failure, executor, store, version, timeout, progress_bar: How it simulates, as in `simulate`.
     Raises:
         RuntimeError: If the effective sample size, one over the sum of squared weights, is below 10, or the weights
             sum to 0.
     Warns:
-        UserWarning: If the observation lies away from the simulations (`out_of_distribution_check`).
+        UserWarning: If the observation lies away from the simulations (`out_of_distribution_check`), or if that regression
+            would move a mean by more than 0.3 standard deviations or leave less than 0.6 of one.
     Cost: `m` simulations and `m r^2` for factors of rank `r`, once; `m r` an observation.
     References: Fukumizu, Song & Gretton (2013), JMLR 14.
     """

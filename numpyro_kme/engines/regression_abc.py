@@ -11,8 +11,8 @@ from numpyro_kme._core import checks, compat
 from numpyro_kme.abc.regression import DistributionRegression, recursive_abc_step
 from numpyro_kme.abc.weighting import soft_abc_weights
 from numpyro_kme.engines._simulations import check_model
+from numpyro_kme.engines._vectors import LatentVectors
 from numpyro_kme.engines._weighers import (
-    LatentVectors,
     ReferenceTable,
     SignedWeigher,
     Weigher,
@@ -51,13 +51,16 @@ class KernelABC(SignedEngine):
         regularisation: `eps`; `0.01 / sqrt(m)` when left out.
         tolerance: Of the low-rank factor of `G_Y`; 1e-3 is much faster for large `m`, and loses little.
         num_samples: Number of equally weighted draws: simulations chosen by herding, which follows signed weights.
+        regression_adjustment: Whether a local linear regression on the numbers of the output moves the weighted
+            simulations to where they would lie had they given the observation (`abc.RegressionAdjustment`).
         simulations: Simulations made elsewhere from the prior, instead of new ones; others raise an error.
         on_failure, executor, store, version, timeout, progress_bar: How it simulates, as in `simulate`.
     Raises:
         RuntimeError: If the effective sample size, one over the sum of squared weights, is below 10, or the weights
             sum to 0.
     Warns:
-        UserWarning: If the observation lies away from the simulations (`out_of_distribution_check`).
+        UserWarning: If the observation lies away from the simulations (`out_of_distribution_check`), or if that regression
+            would move a mean by more than 0.3 standard deviations or leave less than 0.6 of one.
     Cost: `m` simulations and `m r^2` for a factor of rank `r`, once; `m r` an observation.
     References: Song et al. (2009), ICML; Fukumizu, Song & Gretton (2013), JMLR 14; Nakagome et al. (2013).
     """
@@ -206,13 +209,16 @@ class DistributionRegressionABC(KernelEngine):
             m / 50)`.
         tolerance: Of the low-rank factor of `K`; 1e-3 is much faster for large `m`, and loses little.
         num_samples: Number of equally weighted draws, resampled systematically from the simulations.
+        regression_adjustment: Whether a local linear regression on the numbers of the output moves the weighted
+            simulations to where they would lie had they given the observation (`abc.RegressionAdjustment`).
         simulations: Simulations made elsewhere from the prior, instead of new ones; others raise an error.
         on_failure, executor, store, version, timeout, progress_bar: How it simulates, as in `simulate`.
     Raises:
         RuntimeError: If the effective sample size is below 10, or the kernel is zero between the observation and all
             simulations.
     Warns:
-        UserWarning: If the observation lies away from the simulations (`out_of_distribution_check`).
+        UserWarning: If the observation lies away from the simulations (`out_of_distribution_check`), or if that regression
+            would move a mean by more than 0.3 standard deviations or leave less than 0.6 of one.
     Cost: `m` simulations, `m r` kernels and `m r^2` for a factor of rank `r`, once; `r` kernels an observation.
     References: Mitrovic, Sejdinovic & Teh (2016), ICML.
     """

@@ -628,6 +628,7 @@ def test_many_observations_are_checked(observations, sentence, kernel_abc):
         kernel_abc.weights(observations)
 
 
+@pytest.mark.filterwarnings("ignore:.*the posterior is coarse")
 def test_negative_variances_are_said(bank, monkeypatch):
     def ringing(self, y):
         z = self.table.z[:, 0]
