@@ -1,4 +1,4 @@
-"""Latents as vectors without constraints, and simulations that a regression moves there."""
+"""Latents as vectors: simulations that a regression moves, and draws that follow weights of any sign."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,16 +11,23 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.programs import Program
 from numpyro_kme.abc.adjustment import RegressionAdjustment
+from numpyro_kme.embeddings.herding import herd
+from numpyro_kme.embeddings.means import MeanEmbedding
 from numpyro_kme.engines._weighers import ReferenceTable
+from numpyro_kme.kernels import Gaussian, Polynomial
 from numpyro_kme.models.coordinates import Coordinates, Unconstrained
 from numpyro_kme.models.problem import Problem
 
-SHIFT, ERRORS, NARROWER = 0.3, 3.0, 0.6
+SHIFT, ERRORS, LEFT = 0.25, 3.0, 0.6
 """A posterior is coarse where the regression moves a mean by more than `SHIFT` of its standard deviations and `ERRORS`
-of those of the shift, or where it leaves less than `NARROWER` of the standard deviation."""
+of those of the shift, or leaves less than `LEFT` of the standard deviation; too narrow where it leaves `1 / LEFT`."""
 
 FEW = 100
 """Statistics with which it is looked at unasked."""
+
+
+LEAST_DEVIATION = 0.2
+"""Of the standard deviations under the positive part of signed weights, which can give a variance of any sign."""
 
 
 @dataclass(frozen=True)
@@ -90,12 +97,40 @@ def warn_if_coarse(name: str, table: ReferenceTable, weights: np.ndarray, y: np.
     found = RegressionAdjustment.fit(table.z, statistics, weights, table.statistics(y[None])[0])
     shift = np.abs(found.shift) / np.maximum(found.scale, 1e-300)
     left = found.residual / np.maximum(found.scale, 1e-300)
-    coarse = (shift > SHIFT) & (np.abs(found.shift) > ERRORS * found.error) | (left < NARROWER)
+    what = "means and standard deviations of the draws" if table.data_sets else "outputs"
+    near = f"Among the simulations near the observation, a regression on the {what}"
+    advice = "Use `regression_adjustment=True`, or more simulations."
+    coarse = (shift > SHIFT) & (np.abs(found.shift) > ERRORS * found.error) | (left < LEFT)
     if coarse.any():
-        worst = int(np.argmax(np.where(coarse, np.maximum(shift, 1.0 - left), 0.0)))
-        what = "means and standard deviations of the draws" if table.data_sets else "outputs"
+        d = int(np.argmax(np.where(coarse, np.maximum(shift, 1.0 - left), 0.0)))
         checks.warn(
-            f"{name}: the posterior is coarse. Among the simulations near the observation, a regression of "
-            f"{table.coordinates.names[worst]} on the {what} moves its mean by {shift[worst]:.2g} of its standard "
-            f"deviation, and leaves {left[worst]:.2g} of that. Use `regression_adjustment=True`, or more simulations."
+            f"{name}: the posterior is coarse. {near} moves the mean of {table.coordinates.names[d]} by {shift[d]:.2g} "
+            f"of its standard deviation, and leaves {left[d]:.2g} of that. {advice}"
         )
+    if left.max() > 1.0 / LEFT:
+        d = int(np.argmax(left))
+        checks.warn(
+            f"{name}: the signed weights give {table.coordinates.names[d]} too narrow a posterior. {near} leaves "
+            f"{left[d]:.2g} times its standard deviation. {advice}"
+        )
+
+
+def herded(z: np.ndarray, weights: np.ndarray, num_samples: int) -> np.ndarray:
+    """Rows that follow weights of any sign: means and covariances by a quadratic kernel, the rest by a Gaussian.
+
+    By a Gaussian kernel alone draws would follow the positive part of signed weights in more than two dimensions. A
+    covariance that no distribution has is replaced by the nearest one that is positive definite.
+    """
+    u = (z - weights @ z) / deviation(z, weights)
+    values, axes = np.linalg.eigh(u.T @ (weights[:, None] * u))
+    second = 1.0 + np.square(u @ axes) @ np.maximum(values, LEAST_DEVIATION**2)
+    gaussian = Gaussian(1.0 / 3.0)
+    targets = MeanEmbedding(gaussian, u, weights).on_host(u) + second
+    return np.asarray(herd(targets, gaussian + Polynomial(2), u, num_samples))
+
+
+def deviation(z: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Standard deviations under weights, or the least for their positive part."""
+    positive = np.maximum(weights, 0.0) / np.maximum(weights, 0.0).sum()
+    least = LEAST_DEVIATION**2 * positive @ np.square(z - positive @ z)
+    return np.sqrt(np.maximum(weights @ np.square(z - weights @ z), np.maximum(least, 1e-16)))

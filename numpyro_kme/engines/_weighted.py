@@ -12,10 +12,9 @@ from scipy import stats
 from numpyro_kme._core import checks
 from numpyro_kme.abc.discrepancies import out_of_distribution_check
 from numpyro_kme.abc.weighting import LEAST_EFFECTIVE_SIZE, effective_sample_size, with_unit_sum
-from numpyro_kme.embeddings.herding import herd
 from numpyro_kme.embeddings.means import MeanEmbedding, embedding_mode
 from numpyro_kme.engines._simulations import SimulationEngine, check_model
-from numpyro_kme.engines._vectors import LatentVectors, adjusted, warn_if_coarse
+from numpyro_kme.engines._vectors import LatentVectors, adjusted, deviation, herded, warn_if_coarse
 from numpyro_kme.engines._weighers import ReferenceTable, Weigher, check_kernel, data_kernel
 from numpyro_kme.engines.base import Trained
 from numpyro_kme.engines.posterior import Posterior, groups
@@ -83,12 +82,12 @@ class WeightedPosterior(Posterior):
         """Point estimate, `{site: (*shape)}`: the mode of the posterior embedding (its pre-image), the weights smoothed
         by a Gaussian kernel in coordinates.
 
-        The kernel is as wide as the posterior in each coordinate, from its largest weights. Where the simulator's
+        The kernel is as wide as the posterior in each coordinate. Where the simulator's
         arguments do not determine the latents, as under a Dirichlet or a hierarchical prior, the coordinates are those
         of all latents, mapped to vectors without constraints.
         """
         z, vectors = LatentVectors.of(self.problem, self.table)
-        found = embedding_mode(MeanEmbedding(_kernel(z, self.weights, 1.0), z, self.weights))
+        found = embedding_mode(MeanEmbedding(Gaussian(deviation(z, self.weights)), z, self.weights))
         latents = vectors.latents_table(found[None])
         return {name: np.asarray(value[0]) for name, value in latents.items()}
 
@@ -100,7 +99,7 @@ class WeightedPosterior(Posterior):
         """
         checks.key(rng_key)
         checks.whole("num_samples", num_samples, 1)
-        chosen = _herded(self.table.z, self.weights, num_samples)
+        chosen = herded(self.table.z, self.weights, num_samples)
         return self._super_samples({name: value[chosen] for name, value in self.table.sites.items()})
 
 
@@ -113,7 +112,7 @@ class WeightedEngine(SimulationEngine):
             regression on the numbers of the output puts them, in coordinates without constraints; for draws under a
             plate on the mean and log standard deviation of each column. `info` says by how many standard deviations
             it moves each mean. When left out they stay where they are, and a warning says where it would move a
-            mean by more than 0.3 standard deviations.
+            mean by more than 0.25 standard deviations.
     """
 
     advice: ClassVar[str]
@@ -195,7 +194,7 @@ class WeightedEngine(SimulationEngine):
         if (weights >= 0).all():
             chosen = systematic_shuffled(rng_key, weights, self.num_samples)
         else:
-            chosen = _herded(table.z, weights, self.num_samples)
+            chosen = herded(table.z, weights, self.num_samples)
         weighted = {name: value[None] for name, value in {**table.sites, "weight": weights}.items()}
         return WeightedPosterior(
             engine=type(self).__name__,
@@ -280,16 +279,3 @@ def _warn_of_variances(table: ReferenceTable, weights: np.ndarray) -> None:
             f"Under the signed weights the variance of {', '.join(negative)} is negative: means may be right, and "
             "nothing finer. Use more simulations, or another regularisation.",
         )
-
-
-def _herded(z: np.ndarray, weights: np.ndarray, num_samples: int) -> np.ndarray:
-    kernel = _kernel(z, weights, 1.0 / 3.0)
-    values = MeanEmbedding(kernel, z, weights).on_host(z)
-    return np.asarray(herd(values, kernel, z, num_samples))
-
-
-def _kernel(z: np.ndarray, weights: np.ndarray, width: float) -> Gaussian:
-    """With length scales `width` times the standard deviations under the positive part of the weights."""
-    positive = np.maximum(weights, 0.0) / np.maximum(weights, 0.0).sum()
-    deviation = np.sqrt(positive @ np.square(z - positive @ z))
-    return Gaussian(width * np.maximum(deviation, 1e-8))

@@ -11,6 +11,7 @@ from scipy import stats
 import numpyro_kme as kme
 from numpyro_kme.abc import RegressionAdjustment
 from numpyro_kme.abc.adjustment import REGULARISATION
+from numpyro_kme.engines._weighers import SignedWeigher
 
 KEY = jax.random.key(0)
 
@@ -117,9 +118,22 @@ def test_a_coarse_posterior_becomes_the_exact_one(cls, settings, bank):
 def test_without_it_a_coarse_posterior_is_told_of(bank):
     engine = kme.K2ABC(location, simulations=bank, epsilon=0.5)
     with pytest.warns(
-        UserWarning, match=r"K2ABC: the posterior is coarse.* of theta on the means and .*moves its mean by \d.*leaves 0"
+        UserWarning,
+        match=r"K2ABC: the posterior is coarse.* on the means and .*moves the mean of theta by \d.*leaves 0",
     ):
         engine.run(KEY, x=np.full(20, 4.0) + Y)
+
+
+def test_too_narrow_a_posterior_is_told_of(bank, monkeypatch):
+    def narrow(self, y):
+        """Weights with a sum of one, the exact mean, and a variance far below the exact one."""
+        z = self.table.z[:, 0] - MEAN / 3
+        basis = np.exp(-0.5 * (z / 0.2) ** 2)[:, None] * z[:, None] ** np.arange(3)
+        return (basis @ np.linalg.solve((z[:, None] ** np.arange(3)).T @ basis, [1.0, 0.0, (0.2 * SD / 3) ** 2]))[None]
+
+    monkeypatch.setattr(SignedWeigher, "at_rows", narrow)
+    with pytest.warns(UserWarning, match=r"KernelABC: the signed weights give theta too narrow.*leaves [2-9]"):
+        kme.KernelABC(location, simulations=bank).run(KEY, x=Y)
 
 
 def on_a_simplex(x=None):

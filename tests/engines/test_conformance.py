@@ -34,7 +34,10 @@ from numpyro_kme.engines.regression_abc import PointPosterior
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-pytestmark = pytest.mark.filterwarnings("ignore:Under the signed weights the variance")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Under the signed weights the variance"),
+    pytest.mark.filterwarnings("ignore:.*the posterior is coarse"),  # with so few simulations
+]
 KEY, AGAIN, OTHER = (jax.random.key(number) for number in (1, 2, 3))
 DRAWS, SIZE = 150, 16
 SD = 1.0 / np.sqrt(SIZE)

@@ -15,6 +15,7 @@ import numpyro_kme as kme
 from numpyro_kme._core.solves import ridges
 from numpyro_kme.abc.weighting import soft_abc_weights
 from numpyro_kme.engines import _weighers
+from numpyro_kme.engines._vectors import herded
 from numpyro_kme.engines._weighers import SignedWeigher
 from numpyro_kme.engines._weighted import _warn_of_variances
 from numpyro_kme.kernels import Linear
@@ -298,6 +299,7 @@ def test_length_scale_rules_reach_every_engine(make, bank, sets, rng):
         make(conjugate, length_scale=rule, **given)
 
 
+@pytest.mark.filterwarnings("ignore:.*the posterior is coarse")
 def test_k2abc_by_a_double_loop(sets, rng):
     y = 0.5 + rng.normal(size=20)
     engine = kme.K2ABC(
@@ -400,6 +402,7 @@ def test_rejection_on_data_sets(sets, rng):
     assert abs(moments(by_mmd)[0] - y.sum() / 21) < 5 * sd / np.sqrt(40)
 
 
+@pytest.mark.filterwarnings("ignore:.*the posterior is coarse")
 def test_rejection_sees_numbers_that_are_mostly_equal(rng):
     """Zeros in more than half of the simulations: the median absolute deviation is zero, the number not without
     meaning."""
@@ -626,6 +629,18 @@ def test_bad_input_gets_a_sentence(make, x, error, sentence, bank):
 def test_many_observations_are_checked(observations, sentence, kernel_abc):
     with pytest.raises(ValueError, match=sentence):
         kernel_abc.weights(observations)
+
+
+def test_draws_follow_signed_weights_in_four_dimensions(rng):
+    """They have the means of the weights, where the positive part's are far off and variances may be negative."""
+    z = rng.normal(size=(1000, 4))
+    kernel, prior = kme.kernels.Gaussian(2.5), kme.embeddings.MeanEmbedding(kme.kernels.Gaussian(2.5), z)
+    rule = kme.embeddings.KernelBayesRule.fit(z, z + 0.4 * rng.normal(size=(1000, 4)), kernel, prior, 1e-3)
+    weights = np.asarray(rule.weights(np.array([[-1.5, -0.5, 0.8, -1.0]]))[0], np.float64)
+    weights /= weights.sum()
+    mean, positive = weights @ z, np.maximum(weights, 0.0) / np.maximum(weights, 0.0).sum()
+    assert np.abs(positive @ z - mean).max() > 0.35
+    np.testing.assert_allclose(z[herded(z, weights, 400)].mean(axis=0), mean, atol=0.25)
 
 
 @pytest.mark.filterwarnings("ignore:.*the posterior is coarse")

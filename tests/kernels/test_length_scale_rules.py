@@ -101,6 +101,7 @@ def test_generalised_posterior(x):
     assert densities[0] == pytest.approx(densities[1], rel=1e-12) and abs(densities[0] - densities[2]) > 0.1
 
 
+@pytest.mark.filterwarnings("ignore:.*the posterior is coarse")
 def test_rejection(x):
     simulations = kme.simulate(KEY, kme.Problem.read(model, x, one_draw), 200, progress_bar=False)
     kept = []
