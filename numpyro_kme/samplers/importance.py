@@ -10,6 +10,7 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import in_present_precision, on_host
+from numpyro_kme._core.programs import in_blocks
 from numpyro_kme._core.solves import Array
 from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points
 from numpyro_kme.kernels.base import register
@@ -17,7 +18,7 @@ from numpyro_kme.kernels.base import register
 COMPONENTS = 100
 """Normals in a proposal."""
 MOST_ROUNDS = 15
-BATCH = 2048
+BATCH, FEW = 2048, 64
 
 
 class SignedLikelihood(Protocol):
@@ -93,8 +94,8 @@ def adaptive_importance_sampling(
         particles = sample(proposal, key, n)
     defensive = int(np.ceil(0.1 * n))
     key_measure, key_proposal = jax.random.split(keys[-1])
-    parts = sample(measure, key_measure, defensive), sample(proposal, key_proposal, n - defensive)
-    particles = jnp.concatenate(parts)
+    both = sample(measure, key_measure, n)[:defensive], sample(proposal, key_proposal, n)[: n - defensive]
+    particles = jnp.concatenate(both)  # programs of the first rounds
     sign, log_size = signed_logs(likelihood, measure, particles)
     from_measure = jnp.log(defensive / n) + log_densities(measure, particles)
     log_mixture = jnp.logaddexp(from_measure, jnp.log1p(-defensive / n) + log_densities(proposal, particles))
@@ -163,15 +164,22 @@ def sample(measure: Measure, rng_key: jax.Array, n: int) -> jax.Array:
     return measure.sample(rng_key, n)
 
 
-@jax.jit
 def signed_logs(likelihood, measure, points):
-    """Sign and log of `q(y | z) p(z)`, or of `q(y | z)` alone, at many points."""
+    """Sign and log of `q(y | z) p(z)`, or of `q(y | z)` alone, at many points `(n, D)`, `(n,)` each.
 
+    In blocks of one of two widths, so that two programs serve any number of points.
+    """
+    width = FEW if len(points) <= FEW else BATCH
+    return in_blocks(partial(_signed_logs, likelihood, measure), np.asarray(points), width)
+
+
+@jax.jit
+def _signed_logs(likelihood, measure, points):
     def one(point):
         sign, log_size = likelihood.signed_log(point)
         return sign, log_size if measure is None else log_size + measure.log_density(point)
 
-    return jax.lax.map(one, points, batch_size=BATCH)
+    return jax.vmap(one)(points)
 
 
 @jax.jit
