@@ -79,7 +79,7 @@ def adaptive_importance_sampling(
     """
     likelihood, measure = in_present_precision((likelihood, measure))
     if isinstance(measure, Points):
-        sign, log_size = signed_logs(likelihood, measure.points)
+        sign, log_size = signed_logs(likelihood, np.asarray(measure.points))
         probabilities = np.asarray(measure.probabilities)
         return _normalised(measure.points, sign, log_size + np.log(probabilities))
     keys = jax.random.split(rng_key, MOST_ROUNDS + 2)
