@@ -247,7 +247,7 @@ def _each(objective, nodes, count, block, per_row, function):
         own_nodes = jax.tree.map(lambda leaf: leaf[of_data.sets], nodes)
         return function(objective.reduce(of_data.weights, of_data.extra), own_nodes, *own)
 
-    rows = (block, per_row)
+    one, rows = jax.jit(one), (block, per_row)  # traced once
     first = jax.eval_shape(one, jax.tree.map(lambda leaf: leaf[0], rows))
 
     def fill(i, results):

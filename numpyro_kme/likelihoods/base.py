@@ -102,7 +102,7 @@ class LikelihoodAt(abc.ABC):
 
     def log_sum(self, z: jax.Array, weights: jax.Array) -> SignedLog:
         """Sign and log absolute value of `sum_i weights_i q(y | z_i)` over points `(n, D)`."""
-        signs, log_sizes = signed_logs(self, None, z)
+        signs, log_sizes = signed_logs(self, z)
         log_size, sign = logsumexp(log_sizes, b=signs * weights, return_sign=True)
         return sign, log_size
 

@@ -3,6 +3,7 @@
 import copy
 import math
 from dataclasses import dataclass, field
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -173,18 +174,28 @@ class KernelMeansLikelihood(Distribution):
 
         A concrete `value` is prepared once, on the host and in float64; a traced one costs two triangular solves.
         """
-        return self._over(lambda likelihood, z: likelihood.log_density(z), value)
+        return self._over("log_density", value)
 
     def signs(self, value: ArrayLike) -> jax.Array:
         """Signs of `q(value | params)`, of the broadcast batch shape."""
-        return self._over(lambda likelihood, z: likelihood.signed_log(z)[0], value)
+        return self._over("signed_log", value)[0]
 
-    def _over(self, function, value):
-        """`function(likelihood, coordinates)` for each output and each call."""
-        prepared, forward = self.prepared, self.fitted.coordinates.forward
+    def _over(self, method, value):
+        """A method of the likelihood for each output and each call."""
+        prepared = self.prepared
         if prepared is None or not prepared.is_for(value):
             prepared = PreparedLikelihood.of(self.fitted, value)
-        return prepared.over(lambda likelihood, arguments: function(likelihood, forward(arguments)), self.arguments)
+        return _evaluate(method, prepared, self.fitted.coordinates, self.arguments)
+
+
+@partial(jax.jit, static_argnums=0)
+def _evaluate(method, prepared, coordinates, arguments):
+    """One program for what would be a hundred small ones."""
+
+    def one(likelihood, arguments):
+        return getattr(likelihood, method)(coordinates.forward(arguments))
+
+    return prepared.over(one, arguments)
 
 
 def _join(params: tuple[ArrayLike, ...], expected: int) -> jax.Array:

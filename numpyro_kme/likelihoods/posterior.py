@@ -17,7 +17,13 @@ from numpyro_kme.embeddings.measures import Measure, NormalMixture
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.base import LikelihoodAt, SignedLog, Surrogate, to_signed_log
-from numpyro_kme.samplers.importance import WeightedParticles, adaptive_importance_sampling, signed_logs, signed_moments
+from numpyro_kme.samplers.importance import (
+    WeightedParticles,
+    adaptive_importance_sampling,
+    log_densities,
+    signed_logs,
+    signed_moments,
+)
 
 NUM_PARTICLES = 4096
 """Weighted particles that stand for a posterior without a closed form."""
@@ -103,7 +109,7 @@ class KernelMeansPosterior:
     @on_host
     def signed_log_likelihood(self, z: ArrayLike) -> SignedLog:
         """Sign and log absolute value of `q(y | z)`, on the scale of the likelihood, at `(n, D)`."""
-        return signed_logs(in_present_precision(self.likelihood), None, jnp.asarray(z))
+        return signed_logs(in_present_precision(self.likelihood), jnp.asarray(z))
 
     @on_host
     def embedding(self, kernel: Kernel, t: ArrayLike) -> np.ndarray:
@@ -191,10 +197,10 @@ class KernelMeansPosterior:
             ValueError: If the measure has no density (`Points`).
         """
         likelihood, measure = in_present_precision((self.likelihood, self.measure))
-        points = jnp.asarray(self._particles.particles)
-        sign, log_height = signed_logs(likelihood, measure, points)
-        heights = np.where(sign > 0, log_height, -np.inf)
-        starts = np.asarray(points)[np.argsort(heights)[-STARTS:]]
+        points = np.asarray(self._particles.particles)
+        sign, log_size = signed_logs(likelihood, points)
+        heights = np.where(sign > 0, log_size + np.asarray(log_densities(measure, points)), -np.inf)
+        starts = points[np.argsort(heights)[-STARTS:]]
 
         def loss(z):
             sign, value, slope = _height(likelihood, measure, z)

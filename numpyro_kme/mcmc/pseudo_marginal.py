@@ -134,7 +134,7 @@ class PseudoMarginal(MCMCKernel):
             zero = jnp.zeros((), dtype)
             return PseudoMarginalState(z, energy, noise_key, jnp.array(0), zero, zero, adapted, key)
 
-        return first(start, rng_key) if single else jax.vmap(first)(start, rng_key)
+        return jax.jit(first if single else jax.vmap(first))(start, rng_key)
 
     def sample(self, state, model_args, model_kwargs):
         """One step."""

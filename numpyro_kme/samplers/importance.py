@@ -10,6 +10,7 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import in_present_precision, on_host
+from numpyro_kme._core.programs import in_blocks
 from numpyro_kme._core.solves import Array
 from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points
 from numpyro_kme.kernels.base import register
@@ -17,7 +18,7 @@ from numpyro_kme.kernels.base import register
 COMPONENTS = 100
 """Normals in a proposal."""
 MOST_ROUNDS = 15
-BATCH = 2048
+BATCH = 1024
 
 
 class SignedLikelihood(Protocol):
@@ -78,14 +79,15 @@ def adaptive_importance_sampling(
     """
     likelihood, measure = in_present_precision((likelihood, measure))
     if isinstance(measure, Points):
-        sign, log_size = signed_logs(likelihood, None, measure.points)
+        sign, log_size = signed_logs(likelihood, np.asarray(measure.points))
         probabilities = np.asarray(measure.probabilities)
-        return _normalised(measure.points, np.asarray(sign), np.asarray(log_size) + np.log(probabilities))
+        return _normalised(measure.points, sign, log_size + np.log(probabilities))
     keys = jax.random.split(rng_key, MOST_ROUNDS + 2)
     particles, proposal = sample(measure, keys[0], n), measure
     for key in keys[1:-1]:
-        sign, log_size = signed_logs(likelihood, measure, particles)
-        log_weights = np.where(np.asarray(sign) > 0, np.asarray(log_size - log_densities(proposal, particles)), -np.inf)
+        sign, log_size = signed_logs(likelihood, particles)
+        log_ratio = np.asarray(log_densities(measure, particles) - log_densities(proposal, particles))
+        log_weights = np.where(sign > 0, log_size + log_ratio, -np.inf)
         power, weights = _tempered(log_weights, 0.2 * n)
         proposal = _kernel_density(key, np.asarray(particles), weights)
         if power == 1.0:
@@ -93,12 +95,12 @@ def adaptive_importance_sampling(
         particles = sample(proposal, key, n)
     defensive = int(np.ceil(0.1 * n))
     key_measure, key_proposal = jax.random.split(keys[-1])
-    parts = sample(measure, key_measure, defensive), sample(proposal, key_proposal, n - defensive)
-    particles = jnp.concatenate(parts)
-    sign, log_size = signed_logs(likelihood, measure, particles)
-    from_measure = jnp.log(defensive / n) + log_densities(measure, particles)
-    log_mixture = jnp.logaddexp(from_measure, jnp.log1p(-defensive / n) + log_densities(proposal, particles))
-    return _normalised(particles, np.asarray(sign), np.asarray(log_size - log_mixture) - np.log(n))
+    both = sample(measure, key_measure, n)[:defensive], sample(proposal, key_proposal, n)[: n - defensive]
+    particles = jnp.concatenate(both)  # programs of the first rounds
+    sign, log_size = signed_logs(likelihood, particles)
+    log_measure, log_proposal = (np.asarray(log_densities(law, particles)) for law in (measure, proposal))
+    log_mixture = np.logaddexp(np.log(defensive / n) + log_measure, np.log1p(-defensive / n) + log_proposal)
+    return _normalised(particles, sign, log_size + log_measure - log_mixture - np.log(n))
 
 
 def _normalised(particles, sign, log_size) -> WeightedParticles:
@@ -163,15 +165,14 @@ def sample(measure: Measure, rng_key: jax.Array, n: int) -> jax.Array:
     return measure.sample(rng_key, n)
 
 
+def signed_logs(likelihood: SignedLikelihood, points: Array) -> tuple[np.ndarray, np.ndarray]:
+    """Sign and log of `q(y | z)` at points `(n, D)`, `(n,)` each; in blocks, so that one program serves any number."""
+    return in_blocks(partial(_signed_logs, likelihood), np.asarray(points), BATCH)
+
+
 @jax.jit
-def signed_logs(likelihood, measure, points):
-    """Sign and log of `q(y | z) p(z)`, or of `q(y | z)` alone, at many points."""
-
-    def one(point):
-        sign, log_size = likelihood.signed_log(point)
-        return sign, log_size if measure is None else log_size + measure.log_density(point)
-
-    return jax.lax.map(one, points, batch_size=BATCH)
+def _signed_logs(likelihood, points):
+    return jax.vmap(likelihood.signed_log)(points)
 
 
 @jax.jit

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from zlib import crc32
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import random
 from tqdm.auto import tqdm
@@ -25,6 +24,9 @@ if TYPE_CHECKING:
 
 WRITE_SECONDS = 0.5
 """What came in during this time may be lost when the process is killed."""
+
+KEYS = 16_384
+"""Keys made at once: one program for any number of simulations."""
 
 
 class Run:
@@ -54,7 +56,8 @@ class Run:
         self.latents, self.arguments = draws.latents, np.asarray(draws.arguments[site])
         self.retries, self.stops = retries(plan.on_failure), stops(plan.on_failure)
         total = len(self.arguments)
-        self.keys = np.asarray(_keys(random.fold_in(rng_key, crc32(site.encode())), jnp.arange(total)))
+        keys = partial(_keys, random.fold_in(rng_key, crc32(site.encode())))
+        self.keys = programs.in_blocks(keys, np.arange(total), KEYS)
         self.x = np.zeros((total, *simulator.shape()), dtype_of(simulator))
         self.errors = np.full(total, None, object)
         self._failures = 0

@@ -477,11 +477,13 @@ def test_the_summary_fits_80_columns_and_speaks_of_no_chain(name, fitted, capsys
     ("name", "bar"),
     [("kernel ABC", "simulating"), ("kernel recursive ABC", "iterations"), ("posterior bootstrap", "bootstrapping")],
 )
-def test_progress_is_shown_where_it_is_wanted(name, bar, capsys, monkeypatch):
+def test_progress_is_shown_where_it_is_wanted(name, bar, fitted, capsys, monkeypatch):
     for variable in ("CI", "PYTEST_XDIST_WORKER"):
         monkeypatch.delenv(variable, raising=False)
+    engine = copy.copy(fitted(name))
     for wanted in (True, False):
-        ROWS[name].fitted(progress_bar=wanted)
+        engine.progress_bar = wanted
+        engine.run(KEY, **OBSERVED[ROWS[name].model])
         assert (bar in capsys.readouterr().err) == wanted
 
 

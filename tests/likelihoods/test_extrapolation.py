@@ -88,9 +88,14 @@ def waiting():
     return *run(queue_model, 400, 0, x), x
 
 
-def log_likelihood(engine, x):
-    """What it has learnt at `x`, as a function of the simulator's arguments."""
-    return jax.jit(lambda *arguments: engine.likelihoods["x"](*arguments).log_prob(x))
+@pytest.fixture(scope="module")
+def learnt():
+    """The likelihood of 400 simulations of the queue, and an observation."""
+    theta = (np.random.default_rng(0).uniform(size=(400, 3)) * [10.0, 10.0, 1.0 / 3.0]).astype(np.float32)
+    simulate = jax.jit(jax.vmap(queue))
+    x = np.asarray(simulate(jax.random.split(jax.random.key(0), 400), *theta.T))
+    observed = simulate(jax.random.split(jax.random.key(10_000), 400), *np.float32([QUEUE_TRUTH] * 400).T)
+    return kme.fit_likelihood(theta, x), np.asarray(observed[0])
 
 
 def check_queue(engine, met, x):
@@ -102,6 +107,9 @@ def check_queue(engine, met, x):
 @pytest.mark.slow  # its parts are tested one by one below
 def test_the_queue_has_next_to_no_draws_where_the_density_is_zero(waiting):
     engine, met, x = waiting
+    edge = {name: np.full(2, value) for name, value in zip(("theta1", "width", "rate"), QUEUE_TRUTH)}
+    edge["theta1"] = x[0] + np.array([0.5, -0.5])
+    assert engine.posterior.beyond(edge).tolist() == [True, False]
     assert check_queue(engine, met, x) < 0.01
     assert engine.likelihoods["x"].surrogate.support.side.tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]
     assert engine.likelihoods["x"].surrogate.describe()["support bounds"] == "statistics 0"
@@ -116,24 +124,22 @@ def test_the_queue_at_ten_keys():
     assert np.mean(np.array(shares) < 0.01) >= 0.8
 
 
-def test_a_draw_beyond_a_bound_is_noticed_in_every_place(waiting):
+def test_a_draw_beyond_a_bound_is_noticed_in_every_place(learnt):
     """`theta1` above the smallest time is impossible, whatever the rest."""
-    engine, _, x = waiting
-    fitted = engine.likelihoods["x"]
+    fitted, x = learnt
     arguments = np.array([[x[0] + 0.5, 4.0, 0.2], [x[0] - 0.5, 4.0, 0.2]])
     assert fitted.beyond(x, arguments).tolist() == [True, False]
     draws = dict(zip(("theta1", "width", "rate"), arguments.T, strict=True))
-    assert engine.posterior.beyond(draws).tolist() == [True, False]
-    smodel = kme.handlers.surrogate(queue_model, engine.likelihoods)
+    smodel = kme.handlers.surrogate(queue_model, {"x": fitted})
     with pytest.warns(
         UserWarning, match="50.00% of the posterior draws lie beyond the simulated parameters of site 'x'"
     ):
         assert kme.mcmc.check_surrogate(smodel, draws, x)["x"].beyond == 0.5
 
 
-def test_the_log_density_falls_steeply_at_the_bound(waiting):
-    engine, _, x = waiting
-    values = log_likelihood(engine, x)(x[0] + np.array([-0.1, 0.02], np.float32), np.full(2, 4.0), np.full(2, 0.2))
+def test_the_log_density_falls_steeply_at_the_bound(learnt):
+    fitted, x = learnt
+    values = fitted(x[0] + np.array([-0.1, 0.02], np.float32), np.full(2, 4.0), np.full(2, 0.2)).log_prob(x)
     assert values[0] > values[1] + 5.0
 
 
@@ -231,22 +237,32 @@ def test_no_false_alarm_in_19_of_20_conjugate_problems():
     assert sum(map(false_alarm, range(20))) <= 1
 
 
-def test_the_summary_says_both_what_is_within_and_about_what(waiting, capsys):
-    waiting[0].print_summary()
+@pytest.fixture(scope="module")
+def far():
+    """Simulations in a narrow table, data far from it; and the warnings of the run."""
+    rng = np.random.default_rng(2)
+    mean = 0.1 * rng.normal(size=(300, 2))
+    narrow = kme.Simulations({"x": mean}, {"x": mean + 0.5 * rng.normal(size=(300, 2))}, {"mean": mean})
+    engine = kme.KELFI(conjugate_model, simulations=narrow, progress_bar=False)
+    with pytest.warns(UserWarning) as caught:
+        engine.run(jax.random.key(0), x=np.array([0.6, -0.6]))
+    return engine, beyond_warnings(caught)
+
+
+def test_the_summary_says_both_what_is_within_and_about_what(far, capsys):
+    far[0].print_summary()
     text = " ".join(capsys.readouterr().out.split())
     assert "observation: within the simulated range of all statistics" in text
     assert "parameters: " in text and "simulated parameters" in text
 
 
-def test_parameters_far_from_the_simulations_are_reported():
-    """Simulations in a narrow table, data far from it: every draw is beyond, and the run says so."""
-    rng = np.random.default_rng(2)
-    mean = 0.1 * rng.normal(size=(300, 2))
-    narrow = kme.Simulations({"x": mean}, {"x": mean + 0.5 * rng.normal(size=(300, 2))}, {"mean": mean})
-    engine = kme.KELFI(conjugate_model, simulations=narrow, progress_bar=False)
-    with pytest.warns(UserWarning, match="of the posterior draws lie beyond the simulated parameters of site 'x'"):
-        engine.run(jax.random.key(0), x=np.array([0.6, -0.6]))
+def test_parameters_far_from_the_simulations_are_reported(far):
+    """Every draw is beyond, and the run says so."""
+    engine, (warning,) = far
+    assert "of the posterior draws lie beyond the simulated parameters of site 'x'" in warning
     assert "% of the draws lie beyond the simulated parameters" in engine.posterior.info["parameters"]
+    inside, outside = np.zeros((1, 2)), np.full((1, 2), 3.0)
+    assert engine.posterior.beyond({"mean": np.concatenate([inside, outside])}).tolist() == [False, True]
 
 
 def test_the_region_counts_what_chance_gives(rng):

@@ -92,7 +92,8 @@ def test_a_site_a_factor_and_the_handler_are_one_density(written_out):
     np.testing.assert_allclose(site, handler, rtol=1e-4)
 
 
-@pytest.mark.parametrize("form", ["site", pytest.param("factor", marks=pytest.mark.slow)])
+@pytest.mark.slow  # the density is that of the handler, by the test above, and NUTS with the handler: test_handlers
+@pytest.mark.parametrize("form", ["site", "factor"])
 def test_nuts_samples_a_likelihood_written_out(written_out, form):
     """Against the posterior N(0.8 x, 0.2), up to what 300 simulations teach and Monte Carlo errors."""
     mcmc = MCMC(NUTS(written_out[form]), num_warmup=150, num_samples=400, progress_bar=False)
