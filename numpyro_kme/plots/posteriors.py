@@ -1,4 +1,4 @@
-"""Marginals and pairs of posterior draws; relevance of statistics, and the learnt likelihood itself."""
+"""Marginals and pairs of posterior draws; informative statistics, and the learnt likelihood itself."""
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
@@ -96,8 +96,8 @@ def _learnt(found: LearntPosterior | Engine) -> LearntPosterior:
     return posterior
 
 
-def relevance(posterior: LearntPosterior | Engine, labels: Sequence[str] | None = None) -> Any:
-    """Bars of what each statistic tells about the parameters, in nats (`LearntPosterior.relevance`).
+def informativeness(posterior: LearntPosterior | Engine, labels: Sequence[str] | None = None) -> Any:
+    """Bars of what each statistic tells about the parameters, in nats (`LearntPosterior.informativeness`).
 
     Args:
         posterior: Of `KELFI`, or a `KELFI` that has been run.
@@ -105,14 +105,14 @@ def relevance(posterior: LearntPosterior | Engine, labels: Sequence[str] | None 
     Returns:
         A matplotlib figure.
     """
-    by_site = _learnt(posterior).relevance()
+    measure, by_site = _learnt(posterior).informativeness()
     found = {label: float(value[0]) for label, value in chosen({s: v[None] for s, v in by_site.items()}).items()}
     names = labelled(found, labels)
     figure, (axis,) = panels(1, (1.6 * WIDTH, 0.8 + 0.24 * len(found)))
     axis.barh(np.arange(len(found)), list(found.values()), color=COLOURS[0], height=0.65)
     axis.set_yticks(np.arange(len(found)), names)
     axis.set_ylim(len(found) - 0.4, -0.6)
-    axis.set_xlabel("relevance, nats")
+    axis.set_xlabel(f"{measure}, nats")
     return figure
 
 

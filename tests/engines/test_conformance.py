@@ -142,7 +142,7 @@ LEARNT = {
     "log_density": lambda e: e.log_density(GRID),
     "mode": lambda e: e.mode(),
     "log_marginal_likelihood": lambda e: e.posterior.log_marginal_likelihood(),
-    "relevance": lambda e: e.posterior.relevance(),
+    "informativeness": lambda e: e.posterior.informativeness(),
 }
 PLAIN = LEARNT | {
     "posterior": lambda e: (e.posterior.in_coordinates.moments, e.posterior.in_coordinates.log_marginal()),
@@ -161,7 +161,7 @@ CHECK = {name: call for name, call in DIAGNOSTICS.items() if name not in ("calib
 PARTS = {name: call for name, call in DIAGNOSTICS.items() if name != "check"}
 """For an engine that keeps none, which `check` needs."""
 PLOTS = {"marginals": lambda e: plots.marginals({"engine": e}), "pair": lambda e: plots.pair(e, ["theta", "double"])}
-PLOTS_OF_LEARNT = {"surrogate": lambda e: plots.surrogate(e), "relevance": lambda e: plots.relevance(e)}
+PLOTS_OF_LEARNT = {"surrogate": lambda e: plots.surrogate(e), "informativeness": lambda e: plots.informativeness(e)}
 QUIET = dict(num_samples=DRAWS, progress_bar=False)
 
 

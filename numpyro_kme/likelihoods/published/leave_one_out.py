@@ -233,7 +233,7 @@ class LeaveOneOutPredictive(_Defensive):
 
     with `N_j` the integral of the positive part, estimated over the simulated data (without it negative parts would be
     rewarded), and `p_0` a heavy-tailed density fitted to the simulations. Every
-    statistic has to be predicted, informative or not, so `eps` is a bandwidth and says nothing about relevance. Better
+    statistic has to be predicted, informative or not, so `eps` is a bandwidth and does not say which ones are. Better
     than `LeaveOneOut` for predictive densities; as good for posteriors when all statistics matter, and worse when some
     do not.
 

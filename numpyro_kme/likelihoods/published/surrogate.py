@@ -230,7 +230,11 @@ class KernelMeansSurrogate(Surrogate):
         )
         return on_host(leave_one_out_scores)(self.hyper, TrainingSet(self.z, self.data))
 
-    def relevance(self) -> np.ndarray:
+    def informativeness(self) -> tuple[str, np.ndarray]:
+        """As `Surrogate.informativeness`: the held-out drop."""
+        return "held-out drop", self.held_out_drop()
+
+    def held_out_drop(self) -> np.ndarray:
         """Held-out drop of each raw statistic, `(n_raw,)`: what leaving it out costs.
 
         The drop of the mean held-out log posterior density of the simulated parameters (`LeaveOneOut`), in nats, when
@@ -240,7 +244,7 @@ class KernelMeansSurrogate(Surrogate):
         """
         checks.require(
             isinstance(self.data, np.ndarray) and self.data.ndim == 2,
-            "Relevance needs statistics `(m, n)`; these data are compared as a whole.",
+            "The held-out drop needs statistics `(m, n)`; these data are compared as a whole.",
         )
         drops = held_out_drops(*held_out_sample(self.hyper, self.z, self.data))
         if self.transform is None:

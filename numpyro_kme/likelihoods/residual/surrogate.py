@@ -202,8 +202,15 @@ class ResidualSurrogate(Surrogate):
         information[list(self.transform.kept)] = self.location_information
         return information
 
-    def relevance(self) -> np.ndarray:
-        """Information of each raw statistic alone, `(n_raw,)`: `log(1 + sum_d information_d) / 2`, in nats."""
+    def informativeness(self) -> tuple[str, np.ndarray]:
+        """As `Surrogate.informativeness`: the mutual information."""
+        return "mutual information", self.mutual_information()
+
+    def mutual_information(self) -> np.ndarray:
+        """Mutual information of each raw statistic alone and the parameters, `(n_raw,)`, in nats.
+
+        `log(1 + sum_d information_d) / 2`, as if the location were linear and prior and noise normal.
+        """
         return 0.5 * np.log1p(self.information().sum(axis=1))
 
     def describe(self) -> Mapping[str, Any]:
@@ -223,7 +230,7 @@ class ResidualSurrogate(Surrogate):
             "eps": np.asarray(density.eps),
             "beta": float(density.beta),
             "lam": float(density.ridge) / len(density.points),
-            "relevance": self.relevance(),
+            "mutual information": self.mutual_information(),
         }
 
     def describe_observation(self, y: Any) -> str:
