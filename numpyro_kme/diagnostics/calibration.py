@@ -176,7 +176,7 @@ def calibrate(
             uniformity.
         arguments: Turns simulated outputs `{site: value}` into keyword arguments of the model; by default each site is
             passed under its own name.
-        progress_bar: Show a bar.
+        progress_bar: Show a bar of the data sets, and none of the engine's own.
     Raises:
         ValueError: If the model has observed sites that are not simulators, or takes none of its sites as an argument.
     """
@@ -209,7 +209,10 @@ def calibrate(
         made = outputs if arguments is None else arguments(outputs)
         checks.instance("arguments(outputs)", made, Mapping, "a dictionary of keyword arguments of the model")
         try:
-            with warnings.catch_warnings():  # of simulated data, which nobody has to look into
+            with (
+                compat.no_progress_bars(),
+                warnings.catch_warnings(),
+            ):  # nobody has to look into those of simulated data
                 warnings.simplefilter("ignore", UserWarning)
                 key, given = jax.random.fold_in(infer_key, j), {**problem.kwargs, **made}
                 posterior = trained.condition(key, *problem.args, **given)

@@ -482,6 +482,18 @@ def test_progress_is_shown_where_it_is_wanted(name, bar, capsys, monkeypatch):
         assert (bar in capsys.readouterr().err) == wanted
 
 
+def test_a_diagnostic_shows_its_own_bar_and_none_of_the_engine(capsys, monkeypatch):
+    """The engine, which runs again for each data set, has its bar switched on."""
+    engine = ROWS["kernel recursive ABC"].fitted(progress_bar=True)
+    for variable in ("CI", "PYTEST_XDIST_WORKER"):
+        monkeypatch.delenv(variable, raising=False)
+    capsys.readouterr()
+    for wanted in (True, False):
+        diagnostics.calibrate(OTHER, engine, 2, num_draws=20, progress_bar=wanted)
+        shown = capsys.readouterr().err
+        assert "iterations" not in shown and ("calibrating" in shown) == wanted
+
+
 @rows("KELFI", "kernel ABC", "rejection ABC")
 def test_64_bits_give_the_same_posterior(name, fitted):
     """From the same simulations, where the engine takes some."""
