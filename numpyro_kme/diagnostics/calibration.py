@@ -209,11 +209,8 @@ def calibrate(
         made = outputs if arguments is None else arguments(outputs)
         checks.instance("arguments(outputs)", made, Mapping, "a dictionary of keyword arguments of the model")
         try:
-            with (
-                compat.no_progress_bars(),
-                warnings.catch_warnings(),
-            ):  # nobody has to look into those of simulated data
-                warnings.simplefilter("ignore", UserWarning)
+            with compat.no_progress_bars(), warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # of simulated data, which nobody has to look into
                 key, given = jax.random.fold_in(infer_key, j), {**problem.kwargs, **made}
                 posterior = trained.condition(key, *problem.args, **given)
         except checks.EffectiveSampleSizeError:
