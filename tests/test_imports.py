@@ -5,6 +5,7 @@ import importlib
 import pkgutil
 import re
 import sys
+import tomllib
 from abc import ABC
 from dataclasses import dataclass
 from inspect import getsource, isclass
@@ -104,6 +105,22 @@ def violations(module: str, source: str, *, is_package: bool = False) -> list[st
 def test_imports_follow_the_table(path):
     found = violations(module_name(path), path.read_text(), is_package=path.name == "__init__.py")
     assert not found, "\n".join(found)
+
+
+def test_what_is_imported_is_declared():
+    """The dependencies are what the table allows, which is what is imported; what is optional stands in extras."""
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    optional = {word for name in ("transport", "store", "plots") for word in declared(extras[name])}
+    assert declared(project["dependencies"]).isdisjoint(optional)
+    used = {i.name.split(".")[0] for path in PACKAGE.rglob("*.py") for i in imports(path.read_text(), "numpyro_kme")}
+    used -= {*sys.stdlib_module_names, "numpyro_kme"}
+    assert declared(project["dependencies"]) | optional == used == set().union(*OUTSIDE.values())
+
+
+def declared(requirements: list[str]) -> set[str]:
+    """Names under which what is required is imported."""
+    return {re.match(r"[\w-]+", line)[0].replace("pot", "ot") for line in requirements}
 
 
 def test_nothing_is_loose_at_the_top():

@@ -1,4 +1,8 @@
-"""An ensemble of small neural networks: a smooth function of the parameters, and how uncertain it is."""
+"""An ensemble of small neural networks: a smooth function of the parameters, and how uncertain it is.
+
+They are trained by Optax, which serves nothing else: AdamW on random batches, with a falling learning rate. The other
+minimisations of the package have few variables and no random batches: `bootstrap/newton`, `likelihoods/descent`.
+"""
 
 from functools import partial
 from itertools import pairwise
