@@ -13,9 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-NETWORKS = 4
-"""Networks that are trained apart and averaged."""
-
 WIDTHS = (64, 64, 64)
 """Units of the hidden layers."""
 
@@ -112,4 +109,5 @@ def _train(rng_key, x, y, weights, count, steps):
         (layers, _), _ = jax.lax.scan(step, (layers, optimiser.init(layers)), jax.random.split(step_key, steps))
         return layers
 
-    return jax.lax.map(one, jax.random.split(rng_key, NETWORKS))
+    # networks that are trained apart and averaged
+    return jax.lax.map(one, jax.random.split(rng_key, 4))

@@ -26,8 +26,6 @@ from numpyro_kme.losses.generator import BLOCK, QuadratureNodes
 NARROW, WIDE = 0.02, 0.3
 """Difference steps are a posterior standard deviation, but within these multiples of that of the starting points."""
 
-KEPT = 6
-"""Starts followed to the end."""
 
 DISAGREE = 0.3
 """Derivatives further than this from the differences, relative to them, are not used."""
@@ -196,7 +194,8 @@ def _fit_and_adapt(objective, nodes, pilot, starts, width) -> tuple[QuadratureNo
     least = nodes.weights.shape[1]
     pool = look(objective.smoothed(), nodes, starts, width)
     nodes = objective.adapt_nodes(pool[0], least) or nodes
-    full = fit(objective, nodes, pool[:KEPT], width)
+    # starts followed to the end
+    full = fit(objective, nodes, pool[:6], width)
     adapted = objective.adapt_nodes(full.u, least)
     if adapted is not None:
         nodes, full = adapted, refit(objective, adapted, full)

@@ -19,7 +19,7 @@ from numpyro_kme.models.problem import Arrays
 from numpyro_kme.simulations import Simulations, simulate
 
 LEVEL = 0.001
-"""An engine whose p-value is below this is not to be trusted."""
+"""An engine whose p-value is below this is not to be trusted; measured by `python -m benchmarks verdict`."""
 NEXT = {
     "location": "Read the simulator and what becomes of its arguments and of the observation on the way; "
     "compare `predictive_check`.",

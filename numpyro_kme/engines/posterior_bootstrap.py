@@ -25,9 +25,6 @@ from numpyro_kme.losses.generator import BLOCK
 from numpyro_kme.losses.mmd import MMD
 from numpyro_kme.simulations.fingerprint import fingerprint
 
-NOISY = 0.2
-"""Simulation noise above this many posterior standard deviations is warned of."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class BootstrapPosterior(Posterior):
@@ -218,7 +215,8 @@ def warn_of(replicates: Replicates, noise: str) -> None:
                 f"the emulated loss is wrong by {known.error:.2g} units of log-likelihood at the draws (root mean "
                 f"square; up to {WRONG} is harmless). Raise `num_simulations`.",
             )
-    elif replicates.quadrature.noise > NOISY:
+    # simulation noise above this many posterior standard deviations is warned of
+    elif replicates.quadrature.noise > 0.2:
         further = f". The noise of the simulator is {noise}" if noise.startswith("drawn") else ""
         checks.warn(
             f"doubling the noise nodes moves the draws by {replicates.quadrature.noise:.2g} posterior standard "

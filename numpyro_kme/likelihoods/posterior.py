@@ -22,9 +22,6 @@ from numpyro_kme.samplers.importance import WeightedParticles, adaptive_importan
 NUM_PARTICLES = 4096
 """Weighted particles that stand for a posterior without a closed form."""
 
-STARTS = 5
-"""Best particles from which the mode is searched."""
-
 
 @dataclass(frozen=True)
 class KernelMeansPosterior:
@@ -194,7 +191,8 @@ class KernelMeansPosterior:
         points = jnp.asarray(self._particles.particles)
         sign, log_height = signed_logs(likelihood, measure, points)
         heights = np.where(sign > 0, log_height, -np.inf)
-        starts = np.asarray(points)[np.argsort(heights)[-STARTS:]]
+        # best particles from which the mode is searched
+        starts = np.asarray(points)[np.argsort(heights)[-5:]]
 
         def loss(z):
             sign, value, slope = _height(likelihood, measure, z)

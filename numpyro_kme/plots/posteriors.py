@@ -15,7 +15,6 @@ from numpyro_kme.engines.posterior import Posterior, numbers
 COLOURS = ("#0b6e4f", "#b5493a", "#2a6fbb", "#8a6fae")
 FILL, FAINT, DARK = 0.25, "0.75", "0.25"
 WIDTH, HEIGHT = 3.0, 2.4
-GRID = 60
 DEPTH = 8.0
 """Nats below the maximum that the colours of a surface span."""
 BEYOND, HATCHED = "beyond the simulations", {"facecolor": "none", "edgecolor": FAINT, "hatch": "////", "linewidth": 0.0}
@@ -191,7 +190,7 @@ def _around(draws: np.ndarray) -> np.ndarray:
         start = max(start, 0.5 * draws.min())
     if draws.max() < 0:
         end = min(end, 0.5 * draws.max())
-    return np.linspace(start, end, GRID)
+    return np.linspace(start, end, 60)
 
 
 def _slice(latents, names, points) -> dict[str, np.ndarray]:

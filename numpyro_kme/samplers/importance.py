@@ -16,7 +16,6 @@ from numpyro_kme.kernels.base import register
 
 COMPONENTS = 100
 """Normals in a proposal."""
-MOST_ROUNDS = 15
 BATCH = 2048
 
 
@@ -81,7 +80,7 @@ def adaptive_importance_sampling(
         sign, log_size = signed_logs(likelihood, None, measure.points)
         probabilities = np.asarray(measure.probabilities)
         return _normalised(measure.points, np.asarray(sign), np.asarray(log_size) + np.log(probabilities))
-    keys = jax.random.split(rng_key, MOST_ROUNDS + 2)
+    keys = jax.random.split(rng_key, 17)
     particles, proposal = sample(measure, keys[0], n), measure
     for key in keys[1:-1]:
         sign, log_size = signed_logs(likelihood, measure, particles)

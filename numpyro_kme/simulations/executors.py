@@ -23,7 +23,6 @@ from numpyro_kme.simulations.failures import Failure, SimulationError, limited, 
 TASK_SECONDS = 0.2
 """Tasks hold as many simulations as take about this long, so that sending them costs little and losing them too."""
 
-MOST_ROWS = 64
 GRACE = 20.0
 """Seconds beyond its limit after which a worker is ended that does not answer to an alarm."""
 
@@ -167,7 +166,7 @@ class _Run:
             else:
                 self.report(rows, outcomes)
                 each = (time.monotonic() - task.submitted) / len(rows)
-                self.size = int(np.clip(TASK_SECONDS / max(each, 1e-6), 1, min(2 * self.size, MOST_ROWS)))
+                self.size = int(np.clip(TASK_SECONDS / max(each, 1e-6), 1, min(2 * self.size, 64)))
         overdue = [] if broken else [future for future, task in self.running.items() if task.overdue(self.timeout)]
         for future in overdue:
             again += self._lost(self.running.pop(future).rows, True, timed_out(self.timeout))

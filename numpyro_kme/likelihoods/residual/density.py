@@ -32,8 +32,6 @@ DEFENSIVE = 0.02
 HEAVY_TAILED_SCALE, HEAVY_TAILED_DEGREES = 2.0, 3.0
 """Scale, in residual standard deviations, and degrees of freedom of the Student density `p_0`, heavy-tailed."""
 
-SMALLEST = -60.0
-"""Log of the smallest kernel in a density, relative to the largest."""
 
 ROWS = 1000
 """Bandwidth factors of many residuals are computed for so many at a time."""
@@ -165,7 +163,8 @@ def log_mixture(logs: np.ndarray, weights: np.ndarray | None = None) -> tuple[np
 
 def exponentials(logs: np.ndarray) -> None:
     """Take exponentials in place, none of them so small that processors take their time over it in float32."""
-    np.exp(np.maximum(logs, SMALLEST, out=logs), out=logs)
+    # log of the smallest kernel in a density, relative to the largest
+    np.exp(np.maximum(logs, -60.0, out=logs), out=logs)
 
 
 def squared_distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
