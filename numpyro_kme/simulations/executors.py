@@ -26,9 +26,6 @@ TASK_SECONDS = 0.2
 GRACE = 20.0
 """Seconds beyond its limit after which a worker is ended that does not answer to an alarm."""
 
-STARTING = 300.0
-"""Seconds that a worker may take to start and to import what it needs, which do not count."""
-
 Report = Callable[[Sequence[int], list[Any]], None]
 """Told which rows are done and what each gave: an array or a `Failure`."""
 
@@ -207,7 +204,8 @@ class _Task:
         now = time.monotonic()
         if self.begun is None and self.mark.exists():
             self.begun = now
-        seconds = now - self.submitted - STARTING if self.begun is None else now - self.begun
+        # a worker may take 300 seconds to start and to import what it needs, which do not count
+        seconds = now - self.submitted - 300.0 if self.begun is None else now - self.begun
         return seconds > len(self.rows) * timeout + GRACE
 
 
