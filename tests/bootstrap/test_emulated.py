@@ -515,6 +515,8 @@ def test_what_cannot_be_emulated_raises_an_error():
         Settings(method="emulated", prior_weight=1.0, prior_draws=0)
     with pytest.raises(ValueError, match="num_simulations"):
         Settings(method="emulated", num_simulations=10)
+    with pytest.raises(ValueError, match="`restart_every` must be at least 1; got 0"):
+        Settings(restart_every=0)
     bound = Wasserstein().objective(np.linspace(-1.0, 1.0, 20), Generator(location, NormalNoise(1), 1))
     with pytest.raises(ValueError, match="needs the squared MMD without covariates; got"):
         posterior_bootstrap(jax.random.key(0), bound, np.zeros((9, 1)), settings=emulated())
