@@ -2,6 +2,7 @@
 other threads."""
 
 import ast
+import inspect
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -487,13 +488,23 @@ KEYED = {
     "simulation_keys": lambda key: simulation_keys(model, rng_key=key),
     "Normal.sample": lambda key: kme.embeddings.measures.standard_normal(2).sample(key, 3),
     "Points.sample": lambda key: kme.embeddings.measures.Points(Z).sample(key, 3),
-    "calibrate": lambda key: kme.diagnostics.calibrate(key, None),
-    "check": lambda key: kme.diagnostics.check(key, None),
-    "predictive_check": lambda key: kme.diagnostics.predictive_check(key, None),
     "condition": lambda key: kme.KELFI(model).condition(key, x=OBSERVED),
     "refine": lambda key: kme.KELFI(model).refine(key, {"b": Z}),
     "RejectionABC.condition": lambda key: kme.RejectionABC(model).condition(key, x=OBSERVED),
     "SyntheticLikelihood": lambda key: kme.SyntheticLikelihood(shift, jnp.zeros(2), num_simulations=100, rng_key=key),
+}
+
+
+def without_anything_else(function):
+    """A call with a key, and None for whatever else it needs: the key is looked at first."""
+    _, *others = (p for p in inspect.signature(function).parameters.values() if p.default is p.empty)
+    return lambda key: function(key, **{p.name: None for p in others if p.kind is p.POSITIONAL_OR_KEYWORD})
+
+
+KEYED |= {
+    name: without_anything_else(function)
+    for name, function in vars(kme.diagnostics).items()
+    if inspect.isfunction(function) and "rng_key" in inspect.signature(function).parameters and name not in KEYED
 }
 
 

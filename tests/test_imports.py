@@ -5,6 +5,7 @@ import importlib
 import pkgutil
 import re
 import sys
+import tomllib
 from abc import ABC
 from dataclasses import dataclass
 from inspect import getsource, isclass
@@ -106,6 +107,22 @@ def test_imports_follow_the_table(path):
     assert not found, "\n".join(found)
 
 
+def test_what_is_imported_is_declared():
+    """The dependencies are what the table allows, which is what is imported; what is optional stands in extras."""
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    optional = {word for name in ("transport", "store", "plots") for word in declared(extras[name])}
+    assert declared(project["dependencies"]).isdisjoint(optional)
+    used = {i.name.split(".")[0] for path in PACKAGE.rglob("*.py") for i in imports(path.read_text(), "numpyro_kme")}
+    used -= {*sys.stdlib_module_names, "numpyro_kme"}
+    assert declared(project["dependencies"]) | optional == used == set().union(*OUTSIDE.values())
+
+
+def declared(requirements: list[str]) -> set[str]:
+    """Names under which what is required is imported."""
+    return {re.match(r"[\w-]+", line)[0].replace("pot", "ot") for line in requirements}
+
+
 def test_nothing_is_loose_at_the_top():
     assert [path.name for path in PACKAGE.glob("*.py")] == ["__init__.py"]
 
@@ -159,10 +176,11 @@ def own_classes():
 
 
 def test_values_are_frozen():
-    """All but engines, which hold settings, and two states of a search and of a running simulation."""
+    """All but engines and what they inherit, which hold settings, and two states of a search and of a running
+    simulation."""
     own = {c for c in own_classes() if "__dataclass_params__" in vars(c)}
     thawed = {c.__name__ for c in own if not c.__dataclass_params__.frozen and not issubclass(c, Engine)}
-    assert len(own) > 100 and thawed == {"_Search", "_Task"}
+    assert len(own) > 100 and thawed == {"Settings", "_Search", "_Task"}
 
 
 def test_engines_are_shown_and_compared_as_objects():

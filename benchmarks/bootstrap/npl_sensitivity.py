@@ -35,7 +35,7 @@ def one(seed, size, scale=0.15, worth=0.0, truncation=100):
     process = DirichletProcess(worth, guess if worth else None, truncation)
     extra = process.points(jax.random.key(seed), np.arange(16), x)
     bound = MMD(Gaussian(scale), fit_proportion=True).objective(x, GK, extra)
-    found = posterior_bootstrap(jax.random.key(seed), bound, starts, process, Settings(100))
+    found = posterior_bootstrap(jax.random.key(seed), bound, starts, process, Settings(num_samples=100))
     u = upright(found.u)
     return (*u.mean(axis=0), *u.std(axis=0), found.numbers["mixing_proportion"].mean(), found.converged.mean())
 

@@ -155,4 +155,6 @@ def toggle_data(rng, n=2000, outliers=0.1):
 
 def bootstrap(seed, objective, starts, num_samples, **settings):
     """A posterior bootstrap with default settings but for the number of draws."""
-    return posterior_bootstrap(jax.random.key(seed), objective, starts, settings=Settings(num_samples, **settings))
+    return posterior_bootstrap(
+        jax.random.key(seed), objective, starts, settings=Settings(num_samples=num_samples, **settings)
+    )

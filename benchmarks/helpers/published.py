@@ -180,7 +180,7 @@ PUBLISHED = {
         ("next best, 280 simulations (MCMC-ABC)", "almost 3 %", KELFI, NOT_RUN),
         ("nearest ten of 300 simulations", "", KELFI, blowfly("residual form", "ten nearest")),
         ("NMSE by number of simulations", "plot only: KELFI lowest, then KBR and GPS-ABC", KELFI, ABOVE),
-        ("relevance of the statistics", "plot only: first irrelevant, numbers of maxima relevant", KELFI, ABOVE),
+        ("informativeness of the statistics", "plot only: first irrelevant, numbers of maxima relevant", KELFI, ABOVE),
     ],
     "exponential_gamma": [
         (

@@ -18,9 +18,6 @@ from numpyro_kme._core import checks
 
 Group = Mapping[str, Any]
 
-SAMPLE_DIMS = ("chain", "draw")
-UNSAMPLED = ("observed_data", "constant_data")
-
 
 def to_inference_data(
     groups: Mapping[str, Group],
@@ -52,7 +49,7 @@ def to_inference_data(
     datasets = {
         name: _dataset(
             group,
-            () if name in UNSAMPLED else SAMPLE_DIMS,
+            () if name in ("observed_data", "constant_data") else ("chain", "draw"),
             coords or {},
             dims or {},
             attributes,

@@ -4,6 +4,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -153,9 +154,23 @@ def without_derivative(tree: Any, error: Exception) -> Any:
     return same(tree)
 
 
+_inside_a_loop: ContextVar[bool] = ContextVar("inside_a_loop", default=False)
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Draw none within: a loop has its own, and what it calls again and again shows none."""
+    token = _inside_a_loop.set(True)
+    try:
+        yield
+    finally:
+        _inside_a_loop.reset(token)
+
+
 def progress_bars_allowed() -> bool:
-    """Whether a progress bar may be drawn: not under continuous integration, as in NumPyro."""
-    return "CI" not in os.environ and "PYTEST_XDIST_WORKER" not in os.environ
+    """Whether a progress bar may be drawn: not inside another one's loop, nor under continuous integration, as in
+    NumPyro."""
+    return not _inside_a_loop.get() and "CI" not in os.environ and "PYTEST_XDIST_WORKER" not in os.environ
 
 
 def progress(values: Iterable, description: str, shown: bool) -> Iterable:

@@ -23,7 +23,7 @@ Array = jax.Array | np.ndarray
 
 
 class _OneBlasThread:
-    """Let NumPy's and SciPy's BLAS use one thread inside this block.
+    """Let NumPy's and SciPy's BLAS use one thread inside this block, by threadpoolctl, which serves nothing else.
 
     For loops over matrices of some hundred rows, and for the small triangular solves that XLA hands to it: the threads
     of OpenBLAS wait for each other by spinning, and several take longer than one. The limit holds for the whole

@@ -23,9 +23,6 @@ NAME = "Kernel recursive ABC"
 
 ADVICE = "Start where the observation is reached, with more simulations or a wider kernel."
 
-CANDIDATES = 10
-"""Candidates of herding for each point."""
-
 
 @register
 class DistributionRegression:
@@ -235,7 +232,8 @@ def recursive_abc_step(
     theta, points, y = np.asarray(theta, np.float64), kernel.points(np.asarray(x)), np.asarray(observed)[None]
     weights = _weights(theta, points, kernel.points(y), kernel, regularisation, tolerance)
     on_theta = Gaussian(median_heuristic(theta, ties=False))
-    candidates = _candidates(rng_key, theta, float(np.asarray(on_theta.length_scale)), CANDIDATES * number)
+    # candidates of herding for each point
+    candidates = _candidates(rng_key, theta, float(np.asarray(on_theta.length_scale)), 10 * number)
     values = MeanEmbedding(on_theta, theta, weights).on_host(candidates)
     chosen = np.asarray(herd(values, on_theta, candidates, number))
     places = 1.0 / np.sum(np.square(np.bincount(chosen) / number))

@@ -30,8 +30,6 @@ EXPLORE, REFINE = 7, 6
 RATIOS = 2, 4
 """Simulations at each point of a round that explores and of one that refines, for one at a point of the prior."""
 
-LEAST = 64
-"""Simulations at a point of the prior, at least."""
 
 FIRST_TEMPERATURE, COOLING = 1e3, 6.0
 """First temperature of the loss, and the largest factor by which a round lowers it."""
@@ -66,7 +64,8 @@ class LearntEmulator:
 
 def design(num_simulations: int) -> tuple[int, int]:
     """Points of a round, at most 1,024, and simulations at a point of the prior, a power of two, for so many in all."""
-    ratio, each = 2 + EXPLORE * RATIOS[0] + REFINE * RATIOS[1], LEAST
+    # simulations at a point of the prior, at least
+    ratio, each = 2 + EXPLORE * RATIOS[0] + REFINE * RATIOS[1], 64
     while num_simulations > 1024 * ratio * each:
         each *= 2
     return num_simulations // (ratio * each), each
@@ -141,12 +140,6 @@ def _jittered(rng_key: jax.Array, found: EmulatedMinima) -> np.ndarray:
 LEAST_STARTS, STARTS_PER_CANDIDATE = 2048, 128
 """Samples of the prior that an emulator begins with, at least; and for each candidate of a prior anchor."""
 
-UNSEEN = 16
-"""Simulations at each replicate's minimum, which judge the emulator, for one at a point of the prior."""
-
-LOWER = 1e-3
-"""A second start has moved a replicate if its minimum is so much lower, in units of log-likelihood."""
-
 
 def least_starts(settings: Settings) -> int:
     """Samples of the prior that the emulated bootstrap needs: replicates choose their anchors among different ones."""
@@ -195,7 +188,8 @@ def emulated_bootstrap(
     data = simulator.features.reweighted(learnt.data_features, own) @ emulator.basis
     anchors = emulator.best(data, simulator.standardise(starts), own_candidates)
     first, best, moved = _from_two_starts(emulator, data, anchors, loss_scale, settings.prior_weight)
-    unseen = simulator.training_set(jax.random.split(learn_key, 4)[3], best.x, UNSEEN * learnt.each)
+    # simulations at each replicate's minimum, which judge the emulator, for one at a point of the prior
+    unseen = simulator.training_set(jax.random.split(learn_key, 4)[3], best.x, 16 * learnt.each)
     summary = EmulatorSummary.of_split_halves(
         emulator.training.counts.sum() + unseen.counts.sum(),
         learnt.rounds,
@@ -240,7 +234,8 @@ def _from_two_starts(
     one = emulator.minimise(data, anchors, loss_scale, weight, first, FINAL_ITERATIONS)
     away = emulator.starts(data, anchors, loss_scale, weight, one.x)
     two = emulator.minimise(data, anchors, loss_scale, weight, away, FINAL_ITERATIONS)
-    moved = two.total < one.total - LOWER
+    # A second start has moved a replicate if its minimum is so much lower, in units of log-likelihood
+    moved = two.total < one.total - 1e-3
     best = (np.where(moved.reshape(-1, *[1] * (a.ndim - 1)), b, a) for a, b in zip(one, two))
     return first, EmulatedMinima(*best), moved
 

@@ -14,20 +14,11 @@ from numpyro_kme.bootstrap.networks import Networks
 from numpyro_kme.bootstrap.training_set import EmulatorTrainingSet
 from numpyro_kme.losses import mixing
 
-OUTPUTS = 24
-"""Principal features that the networks learn: the embeddings in question lie near a space of few dimensions."""
-
 NEAR = 0.05
 """How soon points count less for being far from the data: weights are `1 / (noise + NEAR loss)`."""
 
 ITERATIONS, FINAL_ITERATIONS = 30, 100
 """Steps of each minimisation in a round, and in the end."""
-
-LONGEST = 0.7
-"""Longest step of a minimisation, in standard deviations of the prior."""
-
-ELSEWHERE = 0.5
-"""Second starts are at least so far from the first, in standard deviations of the prior."""
 
 
 _in_blocks = on_host(programs.in_blocks)
@@ -86,7 +77,8 @@ class Emulator:
         weights = 1.0 / (training.noise() + misfit + 1e-12 * (data @ data))
         means = training.means
         _, vectors = np.linalg.eigh((means * weights[:, None]).T @ means)
-        basis = vectors[:, ::-1][:, :OUTPUTS]
+        # principal features that the networks learn: the embeddings in question lie near a space of few dimensions
+        basis = vectors[:, ::-1][:, :24]
         networks = on_host(Networks.fit)(rng_key, training.x, means @ basis, weights, rows, steps)
         return cls(networks, basis, training, fit_proportion)
 
@@ -131,7 +123,8 @@ class Emulator:
         """The best point of the training set for each row of data; `away` from points `(R, p)`, if given."""
         losses = self.totals(data, anchors, loss_scale, weight)
         if away is not None:
-            near = np.stack([np.abs(self.training.x - x).max(axis=1) < ELSEWHERE for x in away])
+            # second starts are at least so far from the first, in standard deviations of the prior
+            near = np.stack([np.abs(self.training.x - x).max(axis=1) < 0.5 for x in away])
             losses = np.where(near & ~near.all(axis=1, keepdims=True), np.inf, losses)
         return self.training.x[np.argmin(losses, axis=1)]
 
@@ -246,7 +239,8 @@ def _minimise(networks, data, anchors, starts, loss_scale, weight, steps, fit_pr
             hessian = gauss_newton(tangents)
             gradient = 2.0 * tangents.T @ residual + weight * (x - z)
             move = -jnp.linalg.solve(hessian + damping * jnp.diag(jnp.diag(hessian)) + 1e-9 * eye, gradient)
-            move = move * jnp.minimum(1.0, LONGEST / jnp.maximum(jnp.max(jnp.abs(move)), 1e-300))
+            # longest step of a minimisation, in standard deviations of the prior
+            move = move * jnp.minimum(1.0, 0.7 / jnp.maximum(jnp.max(jnp.abs(move)), 1e-300))
             trial = look(x + move)
             better = total(trial[0], x + move) < total(residual, x)
             old = x, (residual, tangents, c)

@@ -1,4 +1,8 @@
-"""An ensemble of small neural networks: a smooth function of the parameters, and how uncertain it is."""
+"""An ensemble of small neural networks: a smooth function of the parameters, and how uncertain it is.
+
+They are trained by Optax, which serves nothing else: AdamW on random batches, with a falling learning rate. The other
+minimisations of the package have few variables and no random batches: `bootstrap/newton`, `likelihoods/descent`.
+"""
 
 from functools import partial
 from itertools import pairwise
@@ -8,9 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-
-NETWORKS = 4
-"""Networks that are trained apart and averaged."""
 
 WIDTHS = (64, 64, 64)
 """Units of the hidden layers."""
@@ -108,4 +109,5 @@ def _train(rng_key, x, y, weights, count, steps):
         (layers, _), _ = jax.lax.scan(step, (layers, optimiser.init(layers)), jax.random.split(step_key, steps))
         return layers
 
-    return jax.lax.map(one, jax.random.split(rng_key, NETWORKS))
+    # networks that are trained apart and averaged
+    return jax.lax.map(one, jax.random.split(rng_key, 4))

@@ -18,9 +18,6 @@ from numpyro_kme.kernels.base import register
 from numpyro_kme.losses.base import TaylorExpansion, WeightedObjective
 from numpyro_kme.losses.generator import BLOCK, QuadratureNodes
 
-FLAT = 1e-30
-"""Where the largest eigenvalue is below this, as far from all data, the loss is constant and no step is taken."""
-
 
 class Minimum(NamedTuple):
     """Where a minimisation stopped.
@@ -92,7 +89,8 @@ def minimise(
         values, vectors = jnp.linalg.eigh(hessian * scale[:, None] * scale[None])
         top = jnp.max(jnp.abs(values))
         slopes = vectors.T @ (gradient * scale)
-        curvature = jnp.where(top > FLAT, jnp.maximum(jnp.abs(values), 1e-9 * top), 1.0)
+        # where the largest eigenvalue is below this, as far from all data, the loss is constant and no step is taken
+        curvature = jnp.where(top > 1e-30, jnp.maximum(jnp.abs(values), 1e-9 * top), 1.0)
         step = -vectors @ (slopes / (curvature + damping * top))
         step = step * jnp.minimum(1.0, stride / jnp.maximum(jnp.linalg.norm(step), 1e-300))
         full = -vectors @ (slopes / curvature)

@@ -26,8 +26,6 @@ from numpyro_kme.losses.generator import BLOCK, QuadratureNodes
 NARROW, WIDE = 0.02, 0.3
 """Difference steps are a posterior standard deviation, but within these multiples of that of the starting points."""
 
-KEPT = 6
-"""Starts followed to the end."""
 
 DISAGREE = 0.3
 """Derivatives further than this from the differences, relative to them, are not used."""
@@ -38,30 +36,40 @@ FIRST_NODES, MOST, QUIET = 512, 16, 0.08
 deviations."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class Settings:
-    """How a posterior bootstrap is computed.
+    """How a posterior bootstrap is computed; the engine `PosteriorBootstrap` takes the same by the same names.
 
     Attributes:
-        num_samples: Replicates `B`.
-        num_nodes: Quadrature nodes `M` of the noise in each minimisation; when left out 512, or as many more, up to
-            8,192, as it takes to move minima by at most 0.08 posterior standard deviations (`enough_nodes`).
-        method: `"newton"` minimises; `"linear"` takes one Newton step from the full-data minimum (the influence
-            function); `"emulated"` minimises on an emulator (`emulated.py`).
-        restart_every: One replicate in this many is restarted from elsewhere and compared.
-        prior_weight: What the prior counts, by an anchor among the starts, against the loss as a log-likelihood.
-        prior_draws: Starts that such an anchor is the best of, by the loss.
-        num_simulations: Simulations that an emulator learns from, about.
-        progress_bar: Show a bar of the blocks of replicates, or of the rounds in which an emulator learns.
+        num_samples: Number `B` of replicates, which are the posterior draws.
+        num_nodes: Quadrature nodes `M` of the noise in each minimisation. When left out 512, or as many times more, up
+            to 16, as it takes for the noise to move minima by at most 0.08 posterior standard deviations.
+        method: `"newton"`; `"linear"` for one Newton step from the full-data minimum (the influence function);
+            `"emulated"` for simulators whose draws jump, are noisy or slow, with `loss=MMD(...)`: the model's mean
+            embedding as a function of the parameters is learnt from `num_simulations` draws, by small neural networks,
+            and every replicate is minimised on that.
+        restart_every: One replicate in this many is minimised again from elsewhere and compared.
+        num_simulations: Draws of the simulator that an emulator learns from, about; at least 100,000.
+        prior_weight: What the model's prior counts against the loss as a log-likelihood, with `method="emulated"`; 0
+            (as published) or 1, as in Bayes' rule. Each replicate then draws a point `z` of the prior, and to its loss
+            `prior_weight * loss_scale * sum_a ((u_a - z_a) / s_a)^2 / 2` is added, `u` unconstrained, `s` the prior's
+            standard deviations there: what the data leave open spreads as the prior does. The `loss_scale` is what
+            makes the loss a log-likelihood (`calibrated_loss_scale`). Exact for linear models with normal noise and
+            normal priors.
+        prior_draws: `z` is the best, by the replicate's loss, of so many draws of the prior. With 1 the prior counts
+            in every direction; with many (the published starts are the best of 500) only where the data say nothing,
+            and there as given the data, which matters where they leave a curved set open.
+        progress_bar: Show a bar of the replicates, or of the rounds in which an emulator learns, except where the
+            environment variable `CI` is set.
     """
 
     num_samples: int = 500
     num_nodes: int | None = None
     method: Literal["newton", "linear", "emulated"] = "newton"
     restart_every: int = 20
+    num_simulations: int = 2_500_000
     prior_weight: float = 0.0
     prior_draws: int = 1
-    num_simulations: int = 2_500_000
     progress_bar: bool = True
 
     def __post_init__(self):
@@ -72,6 +80,7 @@ class Settings:
             self.method in ("newton", "linear", "emulated"),
             f'`method` must be "newton", "linear" or "emulated"; got {self.method!r}.',
         )
+        checks.whole("restart_every", self.restart_every, 1)
         checks.whole("num_simulations", self.num_simulations, 100_000)
         checks.require(
             0.0 <= self.prior_weight < np.inf,
@@ -88,10 +97,6 @@ class Settings:
             f"`prior_draws` does nothing without a prior weight; got {self.prior_draws} with "
             f"`prior_weight={self.prior_weight}`. Set `prior_weight=1.0`, or leave `prior_draws` out.",
         )
-
-    def nodes(self, objective: WeightedObjective) -> int:
-        """Nodes to use, or to begin with: twice as many where a grid makes them cheap."""
-        return (self.num_nodes or FIRST_NODES) * (2 if objective.has_cheap_hessian else 1)
 
 
 @dataclass(frozen=True)
@@ -189,7 +194,8 @@ def _fit_and_adapt(objective, nodes, pilot, starts, width) -> tuple[QuadratureNo
     least = nodes.weights.shape[1]
     pool = look(objective.smoothed(), nodes, starts, width)
     nodes = objective.adapt_nodes(pool[0], least) or nodes
-    full = fit(objective, nodes, pool[:KEPT], width)
+    # starts followed to the end
+    full = fit(objective, nodes, pool[:6], width)
     adapted = objective.adapt_nodes(full.u, least)
     if adapted is not None:
         nodes, full = adapted, refit(objective, adapted, full)

@@ -158,12 +158,13 @@ def posterior_bootstrap(
     keys = jax.random.split(rng_key, 3)
     ids = np.arange(settings.num_samples)
     blocks = 1 + -(-settings.num_samples // BLOCK)
-    nodes = objective.generator.draw_nodes(keys[0], settings.nodes(objective), blocks)
+    num_nodes = settings.num_nodes or FIRST_NODES
+    nodes = objective.generator.draw_nodes(keys[0], _nodes(num_nodes, objective), blocks)
     pilot = draw_reweightings(keys[1], objective, process, PILOT + np.arange(BLOCK), 1)
     ready = prepare(keys[2], objective, nodes, pilot, starts, settings)
     if settings.num_nodes is None and (times := enough_nodes(ready)) > 1:
-        settings = replace(settings, num_nodes=times * FIRST_NODES)
-        nodes = objective.generator.draw_nodes(keys[0], settings.nodes(objective), blocks)
+        num_nodes *= times
+        nodes = objective.generator.draw_nodes(keys[0], _nodes(num_nodes, objective), blocks)
         ready = replace(ready, nodes=nodes, fit=refit(ready.objective, nodes, ready.fit))
     objective, nodes, full = ready.objective, ready.nodes, ready.fit
     whole = full.raised(float(offsets(objective, full_data(objective))[0]))
@@ -195,7 +196,9 @@ def posterior_bootstrap(
         linear=linear,
         numbers=found.numbers,
         compared=compared,
-        quadrature=_quadrature(keys[2], objective, reweightings.rows(check), found, check, full, sd, settings),
+        quadrature=_quadrature(
+            keys[2], objective, reweightings.rows(check), found, check, full, sd, _nodes(2 * num_nodes, objective)
+        ),
         derivatives=ready.derivatives,
         fit=whole,
         nodes=to_host(nodes),
@@ -203,15 +206,19 @@ def posterior_bootstrap(
     )
 
 
-def _quadrature(rng_key, objective, reweightings, found, rows, full, sd, settings) -> Quadrature:
-    """Move of each minimum by one Newton step of the finer problem: doubled nodes of its own and a halved grid.
+def _nodes(num_nodes: int, objective: WeightedObjective) -> int:
+    """Twice as many where a grid makes them cheap."""
+    return num_nodes * (2 if objective.has_cheap_hessian else 1)
+
+
+def _quadrature(rng_key, objective, reweightings, found, rows, full, sd, num) -> Quadrature:
+    """Move of each minimum by one Newton step of the finer problem: `num` nodes of its own and a halved grid.
 
     Where a replicate's Hessian is flat, as it can be where simulated points jump, that of the full data takes its
     place.
     """
     if not len(rows):
         return Quadrature(np.empty((0, len(sd))))
-    num = 2 * settings.nodes(objective)
     nodes = objective.adapt_nodes(full.u, num)
     if nodes is None:
         nodes = objective.generator.draw_nodes(rng_key, num, len(reweightings))

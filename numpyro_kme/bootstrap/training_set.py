@@ -28,9 +28,6 @@ BATCH = 64
 OUTER = 1e-3
 """Proportion of the points on either side that a table leaves out, but for a margin."""
 
-CHUNK = 8192
-"""Simulations in one call of the compiled simulator."""
-
 
 class FeatureMap(abc.ABC):
     """Features of simulated points and of data."""
@@ -213,7 +210,8 @@ class TrainingSimulator:
         def some(numbered):
             return _simulate(self.generator, rng_key, *numbered, count // 2)
 
-        found = programs.in_blocks(some, (np.arange(len(x)), self.parameters(x)), max(CHUNK // count, 1))
+        # simulations in one call of the compiled simulator
+        found = programs.in_blocks(some, (np.arange(len(x)), self.parameters(x)), max(8192 // count, 1))
         for leaf in jax.tree.leaves(found):
             lost = len(x) - int(np.isfinite(leaf).reshape(len(x), -1).all(axis=1).sum())
             checks.require(

@@ -19,7 +19,7 @@ from numpyro_kme.models.problem import Arrays
 from numpyro_kme.simulations import Simulations, simulate
 
 LEVEL = 0.001
-"""An engine whose p-value is below this is not to be trusted."""
+"""An engine whose p-value is below this is not to be trusted; measured by `python -m benchmarks verdict`."""
 NEXT = {
     "location": "Read the simulator and what becomes of its arguments and of the observation on the way; "
     "compare `predictive_check`.",
@@ -176,7 +176,7 @@ def calibrate(
             uniformity.
         arguments: Turns simulated outputs `{site: value}` into keyword arguments of the model; by default each site is
             passed under its own name.
-        progress_bar: Show a bar.
+        progress_bar: Show a bar of the data sets, and none of the engine's own.
     Raises:
         ValueError: If the model has observed sites that are not simulators, or takes none of its sites as an argument.
     """
@@ -209,8 +209,8 @@ def calibrate(
         made = outputs if arguments is None else arguments(outputs)
         checks.instance("arguments(outputs)", made, Mapping, "a dictionary of keyword arguments of the model")
         try:
-            with warnings.catch_warnings():  # of simulated data, which nobody has to look into
-                warnings.simplefilter("ignore", UserWarning)
+            with compat.no_progress_bars(), warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # of simulated data, which nobody has to look into
                 key, given = jax.random.fold_in(infer_key, j), {**problem.kwargs, **made}
                 posterior = trained.condition(key, *problem.args, **given)
         except checks.EffectiveSampleSizeError:

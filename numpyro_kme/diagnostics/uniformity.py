@@ -21,7 +21,8 @@ from numpyro_kme.kernels.length_scales import mad_or_sd
 from numpyro_kme.models.problem import Arrays
 
 MARGIN = 0.05
-"""Errors of posteriors up to this many posterior standard deviations are let pass."""
+"""Errors of posteriors up to this many posterior standard deviations are let pass; `python -m benchmarks verdict`
+counts what is flagged then, with faults and without."""
 
 
 def tests(ranks: np.ndarray, components: np.ndarray | None = None, margin: float = 0.0) -> dict[str, float]:

@@ -10,7 +10,6 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points
 
-BATCH = 64
 KERNEL = "a kernel, such as Gaussian(length_scale)"
 
 
@@ -72,7 +71,7 @@ def _mmds(kernel, joint, first, keys):
         of_a, of_b = gram @ a, gram @ b
         return a @ of_a / (n * (n - 1.0)) + b @ of_b / (m * (m - 1.0)) - 2.0 * (a @ of_b) / (n * m)
 
-    permuted = jax.lax.map(lambda key: statistic(jax.random.permutation(key, first)), keys, batch_size=BATCH)
+    permuted = jax.lax.map(lambda key: statistic(jax.random.permutation(key, first)), keys, batch_size=64)
     return statistic(first), permuted
 
 

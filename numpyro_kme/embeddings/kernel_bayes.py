@@ -13,9 +13,6 @@ from numpyro_kme.kernels import low_rank
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register
 from numpyro_kme.kernels.low_rank import LowRank, LowRankRidge
 
-MOST_INCREASES = 20
-"""How often a regularisation is doubled where a solve fails, before giving up."""
-
 
 def kernel_sum_rule(
     prior: MeanEmbedding,
@@ -200,7 +197,8 @@ def posterior_weights(mu: np.ndarray, factor: np.ndarray, delta: float, phi: np.
     scaled = mu[:, None] * factor
     core = factor.T @ scaled
     square = core @ core
-    for attempt in range(MOST_INCREASES):
+    # how often a regularisation is doubled where a solve fails, before giving up
+    for attempt in range(20):
         tried = delta * 2.0**attempt
         try:
             cholesky = cho_factor(square + tried * np.eye(len(square)), lower=True)

@@ -17,8 +17,6 @@ from numpyro_kme.kernels import low_rank
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points
 from numpyro_kme.kernels.low_rank import LowRank
 
-SCALES = (0.5, 0.7, 1.0, 1.4, 2.0)
-
 
 class KernelBayesSettings(NamedTuple):
     """Kernels and regularisation of kernel Bayes' rule and its filter.
@@ -64,7 +62,7 @@ def kernel_bayes_candidates(
     kernel_y: Kernel,
     regularisations: Sequence[float],
     *,
-    scales_x: Sequence[float] = SCALES,
+    scales_x: Sequence[float] = (0.5, 0.7, 1.0, 1.4, 2.0),
     scales_y: Sequence[float] | None = None,
     delta_ratios: Sequence[float] = (2.0,),
 ) -> list[KernelBayesSettings]:

@@ -1,4 +1,4 @@
-"""The posterior under a learnt likelihood: densities, the mode, predictions, relevance, super-samples."""
+"""The posterior under a learnt likelihood: densities, the mode, predictions, informative statistics, super-samples."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -183,13 +183,17 @@ class LearntPosterior(Posterior):
         sign, log_size = posterior.predictive_log_density(np.stack([fitted.surrogate.point(y) for y in outputs]))
         return np.where(sign > 0, log_size, -np.inf)
 
-    def relevance(self) -> dict[str, np.ndarray]:
-        """How much each number of a simulator's output tells about the parameters, `{site: (*event)}`, in nats.
+    def informativeness(self) -> tuple[str, dict[str, np.ndarray]]:
+        """How much each number of a simulator's output tells about the parameters: name of the measure, and
+        `{site: (*event)}`, in nats.
 
-        The drop of the leave-one-out log posterior density of the simulated parameters when it is taken out (published
-        form), or the information of its location about the coordinates (residual form).
+        With the published form it is the held-out drop: of the leave-one-out log posterior density of the simulated
+        parameters, when that number is taken out. With the residual form it is the mutual information of that number
+        and the parameters, in a linear normal approximation.
         """
-        return {site: f.surrogate.relevance().reshape(f.event_shape) for site, f in self.likelihoods.items()}
+        found = {site: f.surrogate.informativeness() for site, f in self.likelihoods.items()}
+        measure, _ = next(iter(found.values()))
+        return measure, {site: f.reshape(self.likelihoods[site].event_shape) for site, (_, f) in found.items()}
 
     @on_host
     def surrogate_variance(self, latents: Mapping[str, Any]) -> np.ndarray:

@@ -226,20 +226,16 @@ def check_sites(problem: Problem, form: Form | None) -> None:
         )
 
 
-DRAWS = 1000
-"""Rows to learn from, at most, where several draws share each parameter."""
-
-
 def training_table(simulations: Simulations, problem: Problem, site: str) -> tuple[np.ndarray, np.ndarray]:
     """Arguments `(r, p)` and outputs `(r, *event)` of single calls, from simulations that may run along plates.
 
-    Groups with parameters of their own become rows. Of draws that share parameters, as many are used as make `DRAWS`
-    rows.
+    Groups with parameters of their own become rows. Of draws that share parameters, as many are used as make
+    1,000 rows.
     """
     arguments, x = problem.simulators[site].rows(
         np.asarray(simulations.arguments[site]), np.asarray(simulations.x[site])
     )
     event_shape = problem.simulators[site].simulator.event_shape
     draws = x.reshape(len(x), -1, *event_shape)
-    used = int(np.clip(DRAWS // len(x), 1, draws.shape[1]))
+    used = int(np.clip(1000 // len(x), 1, draws.shape[1]))
     return np.repeat(arguments, used, axis=0), draws[:, :used].reshape(-1, *event_shape)

@@ -21,9 +21,6 @@ from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations
 
-COMPARED = 200
-"""Simulations that are compared with one another, where that is cheap."""
-
 SETS = 100
 """Data sets whose distances give the length scale."""
 
@@ -176,7 +173,8 @@ class Weigher(abc.ABC):
     @property
     def num_compared(self) -> int:
         """How many simulations are compared with one another."""
-        return min(COMPARED, len(self.table))
+        # simulations that are compared with one another, where that is cheap
+        return min(200, len(self.table))
 
     @cached_property
     def between(self) -> np.ndarray:

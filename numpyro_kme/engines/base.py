@@ -72,7 +72,7 @@ class Engine(abc.ABC):
     """
 
     paper: ClassVar[str | None] = None
-    """Key of its paper in `engines/references.bib`, for `cite`; None without one."""
+    """BibTeX of its paper, for `cite`, or the key of an entry in `engines/references.bib`; None without one."""
 
     model: Callable
     _found: tuple[Any, Posterior] | None = field(default=None, init=False, repr=False, compare=False)
@@ -248,7 +248,7 @@ def cite(engine: Any) -> str:
     """BibTeX entry of the paper behind an engine, a form of the likelihood, or another public class.
 
     Args:
-        engine: A class of the package whose attribute `paper` names one, such as `KELFI`, or an object of it.
+        engine: A class of the package or of yours with an attribute `paper`, such as `KELFI`, or an object of it.
     Returns:
         The entry.
     Raises:
@@ -257,12 +257,12 @@ def cite(engine: Any) -> str:
     cls = engine if isinstance(engine, type) else type(engine)
     paper, entries = str(getattr(cls, "paper", None)), references()
     checks.require(
-        paper in entries,
+        paper in entries or paper.startswith("@"),
         f"`engine` must be a class with a paper, such as KELFI; the class attribute `paper` of {cls.__name__} is "
-        f"{paper}, not a key of engines/references.bib.",
+        f"{paper}, neither BibTeX nor a key of engines/references.bib.",
         TypeError,
     )
-    return entries[paper]
+    return entries.get(paper, paper)
 
 
 def references() -> dict[str, str]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -24,9 +24,6 @@ from numpyro_kme.losses.base import Loss, WeightedObjective
 from numpyro_kme.losses.generator import BLOCK
 from numpyro_kme.losses.mmd import MMD
 from numpyro_kme.simulations.fingerprint import fingerprint
-
-NOISY = 0.2
-"""Simulation noise above this many posterior standard deviations is warned of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +66,7 @@ class BootstrapPosterior(Posterior):
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class PosteriorBootstrap(Engine):
+class PosteriorBootstrap(Engine, Settings):
     r"""Posterior bootstrap of the parameters that minimise a loss between the data and a simulator.
 
     A Dirichlet process `DP(alpha, F)` on the distribution of the data gives random weights to the data (and to
@@ -92,32 +89,16 @@ class PosteriorBootstrap(Engine):
         loss: What to minimise: `MMD(...)`, `Wasserstein(...)`, `NegativeLogLikelihood()` for a site with a
             density, or your own.
         length_scale: Rule for the kernel of the loss when `loss` is left out: `loss=MMD(length_scale=...)`.
-        num_samples: Number `B` of posterior draws.
         concentration: `alpha >= 0`, how many data points the prior guess `F` is worth.
         centering: `F`: a NumPyro distribution of one data point, a traceable sampler
             `(rng_key, num) -> (num, *event)`, or `"prior predictive"`, the model's own.
         truncation: Draws of `F` in each replicate.
         covariates: Name of the model's argument that holds covariates `(n, ...)`, where the simulator's
             parameters vary along the plate: the loss then compares joint distributions of (covariate, response).
-        num_nodes: Noise nodes in each minimisation. When left out 512, or as many times more, up to 16, as it takes
-            for the noise to move minima by at most 0.08 posterior standard deviations.
         num_starts: Prior draws to start the full-data minimum from; an emulator uses at least 2,048, and 128
             `prior_draws`.
-        method: `"newton"`; `"linear"` for one step of the influence function; `"emulated"` for simulators whose draws
-            jump, are noisy or slow, with `loss=MMD(...)`: the model's mean embedding as a function of the parameters
-            is learnt from `num_simulations` draws, by small neural networks, and every replicate is minimised on that.
-        num_simulations: Draws of the simulator that an emulator learns from, about; at least 100,000.
-        prior_weight: What the model's prior counts against the loss as a log-likelihood, with `method="emulated"`; 0
-            (as published) or 1, as in Bayes' rule. Each replicate then draws a point `z` of the prior, and to its loss
-            `prior_weight * loss_scale * sum_a ((u_a - z_a) / s_a)^2 / 2` is added, `u` unconstrained, `s` the prior's
-            standard deviations there: what the data leave open spreads as the prior does. The `loss_scale` is what
-            makes the loss a log-likelihood (`calibrated_loss_scale`). Exact for linear models with normal noise and
-            normal priors.
-        prior_draws: `z` is the best, by the replicate's loss, of so many draws of the prior. With 1 the prior counts
-            in every direction; with many (the published starts are the best of 500) only where the data say nothing,
-            and there as given the data, which matters where they leave a curved set open.
-        progress_bar: Show a bar of the replicates, or of the rounds in which an emulator learns, except where the
-            environment variable `CI` is set.
+        num_samples, num_nodes, method, restart_every, num_simulations, prior_weight, prior_draws, progress_bar: How it
+            is computed, as in `numpyro_kme.bootstrap.Settings`.
 
     Raises:
         RuntimeError: By `run`, if a squared distance comes out negative or a mixing proportion above one, by more than
@@ -131,36 +112,23 @@ class PosteriorBootstrap(Engine):
 
     loss: Loss | None = field(default=None, kw_only=False)
     length_scale: LengthScaleRule | None = None
-    num_samples: int = 500
     concentration: float = 0.0
     centering: Any = None
     truncation: int = 100
     covariates: str | None = None
-    num_nodes: int | None = None
     num_starts: int = 512
-    method: Literal["newton", "linear", "emulated"] = "newton"
-    num_simulations: int = 2_500_000
-    prior_weight: float = 0.0
-    prior_draws: int = 1
-    progress_bar: bool = True
 
     def check_settings(self):
         """As `Engine.check_settings`."""
         super().check_settings()
         checks.whole("num_starts", self.num_starts, 1)
         check_rule(self.length_scale, self.loss, "loss", Loss, "a loss, such as MMD()")
-        self.settings  # noqa: B018 (raises an error for numbers that it does not take)
+        Settings.__post_init__(self)
         checks.require(
             not isinstance(self.centering, str) or self.centering == "prior predictive",
             f'`centering` must be a distribution, a sampler or "prior predictive"; got {self.centering!r}.',
         )
         DirichletProcess(self.concentration, self.centering, self.truncation)
-
-    @property
-    def settings(self) -> Settings:
-        """What `bootstrap.posterior_bootstrap` is told."""
-        names = "num_samples", "num_nodes", "method", "prior_weight", "prior_draws", "num_simulations", "progress_bar"
-        return Settings(**{name: getattr(self, name) for name in names})
 
     @property
     def resolved_loss(self) -> Loss:
@@ -176,9 +144,9 @@ class PosteriorBootstrap(Engine):
         iid, generator, process = read.iid, read.generator, read.process
         data = iid.data if generator.covariates is None else (generator.covariates, iid.data)
         objective = self.resolved_loss.objective(data, generator, process.points(run_key, np.arange(BLOCK), data))
-        least = least_starts(self.settings) if self.settings.method == "emulated" else 1
+        least = least_starts(self) if self.method == "emulated" else 1
         starts = iid.starts(start_key, max(self.num_starts, least))
-        replicates = posterior_bootstrap(run_key, objective, starts, process, self.settings)
+        replicates = posterior_bootstrap(run_key, objective, starts, process, self)
         warn_of(replicates, iid.noise)
         posterior = BootstrapPosterior(
             engine=type(self).__name__,
@@ -247,7 +215,8 @@ def warn_of(replicates: Replicates, noise: str) -> None:
                 f"the emulated loss is wrong by {known.error:.2g} units of log-likelihood at the draws (root mean "
                 f"square; up to {WRONG} is harmless). Raise `num_simulations`.",
             )
-    elif replicates.quadrature.noise > NOISY:
+    # simulation noise above this many posterior standard deviations is warned of
+    elif replicates.quadrature.noise > 0.2:
         further = f". The noise of the simulator is {noise}" if noise.startswith("drawn") else ""
         checks.warn(
             f"doubling the noise nodes moves the draws by {replicates.quadrature.noise:.2g} posterior standard "

@@ -13,14 +13,9 @@ from scipy.special import iv
 from numpyro_kme._core import checks
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register
 
-MAX_DIFFERENCES = 32
-"""Largest number of dimensions in which distances are sums of squared differences."""
-
 TILE = 256
 """Points along each side of a tile."""
 
-ROW_ENTRIES = 2**17
-"""Matrix entries in a block of whole rows."""
 
 LARGEST_ERROR = 1e-5
 """Largest error of an exponent, in the precision of the points."""
@@ -89,7 +84,8 @@ def squared_distances(x: jax.Array, y: jax.Array) -> jax.Array:
     product of centred points is much faster; what it cannot tell from 0 is 0. Derivatives are matrix
     products, `d s_ij = 2 (x_i - y_j).(dx_i - dy_j)`.
     """
-    return _by_differences(x, y) if x.shape[1] <= MAX_DIFFERENCES else _by_products(x, y)
+    # largest number of dimensions in which distances are sums of squared differences
+    return _by_differences(x, y) if x.shape[1] <= 32 else _by_products(x, y)
 
 
 @squared_distances.defjvp
@@ -149,7 +145,8 @@ def split(points: PointSet, size: int) -> PointSet:
 def matvec(kernel: Kernel, x: PointSet, y: PointSet, vectors: jax.Array) -> jax.Array:
     """Product `sum_j k(x_i, y_j) v_j`, `(n,)` or `(n, columns)`, in blocks of rows."""
     n, m = num_points(x), num_points(y)
-    rows = max(1, min(n, ROW_ENTRIES // m))
+    # matrix entries in a block of whole rows
+    rows = max(1, min(n, 2**17 // m))
     if rows == n:
         return kernel.gram(x, y) @ vectors
     product = jax.lax.map(jax.checkpoint(lambda block: kernel.gram(block, y) @ vectors), split(x, rows))

@@ -15,8 +15,6 @@ from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.length_scales import LengthScaleRule, median_heuristic, some_rows
 from numpyro_kme.kernels.stationary import Gaussian
 
-LANDMARKS = 50
-
 FAILED = 1e12
 """Stands for a loss that is not finite."""
 
@@ -113,7 +111,7 @@ class LearntLengthScale(NamedTuple):
 
 
 def learn_length_scale(
-    rng_key: jax.Array, x: ArrayLike, *, num_landmarks: int = LANDMARKS, reach: float | None = None
+    rng_key: jax.Array, x: ArrayLike, *, num_landmarks: int = 50, reach: float | None = None
 ) -> LearntLengthScale:
     """Length scale of a Gaussian kernel by Bayesian kernel learning: maximise `log_pseudo_likelihood` by L-BFGS.
 
@@ -237,7 +235,7 @@ class BayesianKernelLearning(LengthScaleRule):
     paper = "flaxman2016bayesian"
 
     rng_key: jax.Array
-    num_landmarks: int = field(default=LANDMARKS, metadata=dict(static=True))
+    num_landmarks: int = field(default=50, metadata=dict(static=True))
     most: int = field(default=1000, metadata=dict(static=True))
 
     def __post_init__(self):

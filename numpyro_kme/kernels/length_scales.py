@@ -14,13 +14,11 @@ from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.low_rank import LowRank
 from numpyro_kme.kernels.stationary import Gaussian
 
-MAX_POINTS = 2048
-
 REGULARISATIONS = 10.0 ** np.arange(-9.0, 1.0)
 """Regularisations of kernel ridge regressions whose errors are compared."""
 
 
-def median_heuristic(x: Array, *, max_points: int | None = MAX_POINTS, ties: bool = True) -> np.ndarray:
+def median_heuristic(x: Array, *, max_points: int | None = 2048, ties: bool = True) -> np.ndarray:
     r"""Median distance between the points, `l = sqrt(median_{i<j} |x_i - x_j|_2^2)`.
 
     A first guess in the units of the data; it says nothing about which differences matter.
@@ -40,7 +38,7 @@ def median_heuristic(x: Array, *, max_points: int | None = MAX_POINTS, ties: boo
     return _median_distance("x", _subset("x", x, max_points), ties)
 
 
-def median_heuristic_per_dimension(x: Array, *, max_points: int | None = MAX_POINTS, ties: bool = True) -> np.ndarray:
+def median_heuristic_per_dimension(x: Array, *, max_points: int | None = 2048, ties: bool = True) -> np.ndarray:
     r"""One length scale per dimension, `l_d = c m_d`, with `m_d` the median distance along dimension `d`.
 
     The factor `c` is the median heuristic of `x / m`: the median of `|(x_i - x_j) / l|_2` is 1, as it is for

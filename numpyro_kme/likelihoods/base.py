@@ -132,12 +132,10 @@ class Surrogate(abc.ABC):
         """Read one output `(*event)` of a simulator as what `at` takes; here a vector."""
         return y.reshape(-1)
 
-    def relevance(self) -> np.ndarray:
-        """What each raw statistic says about the parameters, `(n_raw,)`, in nats; raises where the form cannot tell.
-
-        By a measure of the form: the held-out drop of the published one, the information of the residual one.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no relevance of single statistics.")
+    def informativeness(self) -> tuple[str, np.ndarray]:
+        """A measure of what each raw statistic says about the parameters, by name, and its values `(n_raw,)`, in nats;
+        raises where the form has none."""
+        raise NotImplementedError(f"{type(self).__name__} has no measure of what single statistics say.")
 
     def variance(self, z: ArrayLike) -> jax.Array:
         """Variance of the surrogate at points `(r, D)`, 1 far from all simulations; raises if the form has none."""

@@ -12,8 +12,6 @@ from numpyro_kme._core.host import on_host
 ENOUGH = 0.2
 """Decrease of the value, in nats, below which the search ends, and of what the next step promises."""
 
-LONGEST = 1.0
-"""Longest step along any variable: one of logarithms by more leaves what its slope says anything about."""
 
 Tree = TypeVar("Tree")
 
@@ -111,7 +109,8 @@ def minimise(
         move = -np.where(free, inverse @ np.where(free, slope, 0.0), 0.0)
         if -0.5 * (slope @ move) < enough:
             break
-        move *= min(1.0, LONGEST / np.max(np.abs(move)))
+        # longest step along any variable: one of logarithms by more leaves what its slope says anything about
+        move *= 1.0 / max(1.0, np.max(np.abs(move)))
         found = yield from _backtrack(x, value, slope, move, lower, upper)
         if found is None:
             if inverse is plain:

@@ -20,9 +20,6 @@ from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.residual.form import MIN_SIMULATIONS, ResidualKernelMeans
 from numpyro_kme.models.coordinates import Coordinates
 
-MANY = 0.01
-"""A larger proportion of draws beyond the simulated parameters is warned of."""
-
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -59,7 +56,8 @@ class FittedLikelihood:
 
         1 %, or five times what chance gives, `1 / (m + 1)`.
         """
-        return max(MANY, 5.0 / (len(self.simulated) + 1))
+        # A larger proportion of draws beyond the simulated parameters is warned of
+        return max(0.01, 5.0 / (len(self.simulated) + 1))
 
     def beyond(self, y: ArrayLike, arguments: ArrayLike, mask: ArrayLike = True) -> np.ndarray:
         r"""Which calls of the simulator lie beyond those that the likelihood was learnt from.

@@ -22,9 +22,6 @@ from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
 
-SOFT = 0.02
-"""Beyond the box points are followed by no more than this fraction of its width."""
-
 
 @register
 class Region:
@@ -60,12 +57,9 @@ class Region:
     def nearest(self, z: jax.Array) -> jax.Array:
         """`z~` for one point `(D,)`: itself in the box, and smoothly about the nearest point of the box outside."""
         low, high = (jnp.asarray(end).astype(z.dtype) for end in (self.low, self.high))
-        inside, step = jnp.clip(z, low, high), SOFT * (high - low)
+        # beyond the box points are followed by no more than this fraction of its width
+        inside, step = jnp.clip(z, low, high), 0.02 * (high - low)
         return inside + step * jnp.tanh((z - inside) / step)
-
-
-MARGIN = 4.5
-"""Log kernel value that is never far: three length scales of a Gaussian kernel."""
 
 
 def log_nearest_quantile(log_gram: jax.Array) -> jax.Array:
@@ -103,7 +97,8 @@ def warn_if_out_of_distribution(
         names = (f"{i} (observed {y_i:.6g}, simulated {low:.6g} to {high:.6g})" for i, y_i, low, high in outside)
         sentence = f"The observation lies far outside all simulations in statistics {', '.join(names)}. {advice}"
         warnings.warn(sentence, stacklevel=4)
-    elif float(log_nearest) < 2.0 * min(float(usual), 0.0) - MARGIN:
+    # log kernel value that is never far: three length scales of a Gaussian kernel
+    elif float(log_nearest) < 2.0 * min(float(usual), 0.0) - 4.5:
         warnings.warn(
             f"The observation lies far outside all simulations: log data kernel {float(log_nearest):.3g} at the "
             f"nearest one, where 99 % of the simulations have a neighbour above {float(usual):.3g}. {advice}",

@@ -25,12 +25,6 @@ from numpyro_kme.samplers.importance import (
     signed_moments,
 )
 
-NUM_PARTICLES = 4096
-"""Weighted particles that stand for a posterior without a closed form."""
-
-STARTS = 5
-"""Best particles from which the mode is searched."""
-
 
 @dataclass(frozen=True)
 class KernelMeansPosterior:
@@ -38,13 +32,14 @@ class KernelMeansPosterior:
 
     It integrates to one and may be negative somewhere, as the likelihood may. With the published form, a normal or
     normal-mixture measure and Gaussian kernels, all is in closed form: the posterior is a signed sum of normals.
-    Otherwise `NUM_PARTICLES` weighted particles (`weighted_particles` with a fixed key) stand in for it. Results are
+    Otherwise weighted particles (`weighted_particles` with a fixed key) stand in for it. Results are
     NumPy float64.
 
     Args:
         surrogate: The learnt likelihood.
         y: The observation, raw.
         measure: The prior in coordinates.
+        num_particles: How many weighted particles stand in for it.
     References:
         Hsu & Ramos (2019), AISTATS.
     """
@@ -52,6 +47,7 @@ class KernelMeansPosterior:
     surrogate: Surrogate
     y: Any
     measure: Measure
+    num_particles: int = 4096
 
     def __post_init__(self):
         checks.require(
@@ -59,6 +55,7 @@ class KernelMeansPosterior:
             f"`measure` has {self.measure.dim} dimensions and `surrogate` {self.surrogate.dim}: give the prior in the "
             "coordinates that the surrogate was fitted on.",
         )
+        checks.whole("num_particles", self.num_particles, 2)
 
     @cached_property
     def likelihood(self) -> LikelihoodAt:
@@ -155,7 +152,7 @@ class KernelMeansPosterior:
 
     @on_host
     def expectation(self, function: Callable, *, positive: bool = False) -> np.ndarray:
-        """Posterior expectation of `function(z)` for one point `(D,)`, by `NUM_PARTICLES` weighted particles.
+        """Posterior expectation of `function(z)` for one point `(D,)`, by weighted particles.
 
         Args:
             function: Traceable; any output shape.
@@ -177,7 +174,7 @@ class KernelMeansPosterior:
 
     @cached_property
     def _particles(self) -> WeightedParticles:
-        return self.weighted_particles(jax.random.key(0), NUM_PARTICLES)
+        return self.weighted_particles(jax.random.key(0), self.num_particles)
 
     def herding_kernel(self) -> Gaussian:
         """A Gaussian kernel for herding: per dimension, a third of the standard deviation of the positive part.
@@ -200,7 +197,8 @@ class KernelMeansPosterior:
         points = np.asarray(self._particles.particles)
         sign, log_size = signed_logs(likelihood, points)
         heights = np.where(sign > 0, log_size + np.asarray(log_densities(measure, points)), -np.inf)
-        starts = points[np.argsort(heights)[-STARTS:]]
+        # best particles from which the mode is searched
+        starts = points[np.argsort(heights)[-5:]]
 
         def loss(z):
             sign, value, slope = _height(likelihood, measure, z)

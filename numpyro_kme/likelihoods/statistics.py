@@ -120,9 +120,6 @@ class StatisticsTransform:
 _forward = jax.jit(lambda transform, x: jnp.arcsinh(transform._scores(x)))
 
 
-GOLDEN = 0.6180339887498949
-
-
 @register
 class MarginalTransform:
     r"""`t = (arcsinh((x - centre) / width) - shift) / scale`, for `n` statistics at once.
@@ -201,5 +198,6 @@ def jitter_ties(x: np.ndarray) -> np.ndarray:
     for i, column in enumerate(x.T):
         width = jitter_width(column)
         order = np.random.default_rng(i).permutation(size)
-        jittered[:, i] += width * ((np.arange(size) * GOLDEN + 0.5) % 1.0 - 0.5)[order]
+        # multiples of the golden ratio fill the unit interval evenly
+        jittered[:, i] += width * ((np.arange(size) * 0.6180339887498949 + 0.5) % 1.0 - 0.5)[order]
     return jittered

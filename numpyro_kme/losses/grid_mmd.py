@@ -18,14 +18,8 @@ from numpyro_kme.losses.base import WIDER, EmbeddingObjective, TaylorExpansion, 
 from numpyro_kme.losses.generator import REACH, Generator, NormalNoise, QuadratureNodes, join
 from numpyro_kme.losses.grid import Grid, make_grid, profile
 
-LEAST = 2048
-"""Smallest grid: samples of one distribution then share one size, and the programs compiled for it."""
-
 FINE = 4097
 """Points on which the simulator's speed is measured."""
-
-EDGE = 4.3
-"""Tails of the noise beyond this many standard deviations get fewer and fewer nodes."""
 
 
 @register
@@ -61,7 +55,8 @@ class GridMMD(EmbeddingObjective):
         window: tuple[float, ...],
         fit_proportion: bool,
         max_cells: int,
-        least: int = LEAST,
+        # smallest grid: samples of one distribution then share one size, and the programs compiled for it
+        least: int = 2048,
     ) -> "GridMMD":
         """Tabulate the kernel on `window = (centre, width, step, half, reach)`, see `find_step`, and keep the data; the
         grid's size is at least `least`."""
@@ -204,7 +199,8 @@ def _density(z: np.ndarray, y: np.ndarray, resolution: float) -> np.ndarray:
     """Nodes wanted per unit of `z`: the smoothed speed over the resolution, fading in the tails, and never under 8."""
     step = z[1] - z[0]
     speed = gaussian_filter1d(np.abs(np.gradient(y, step)), int(0.15 / step), mode="nearest", truncate=3.0)
-    fading = 1.0 / (1.0 + np.exp(np.minimum(0.5 * (z**2 - EDGE**2), 500.0)))
+    # tails of the noise beyond this many standard deviations get fewer and fewer nodes
+    fading = 1.0 / (1.0 + np.exp(np.minimum(0.5 * (z**2 - 4.3**2), 500.0)))
     return 8.0 + speed / resolution * fading
 
 

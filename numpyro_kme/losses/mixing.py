@@ -15,9 +15,6 @@ Methods.
 import jax
 import jax.numpy as jnp
 
-ROUNDING = 1e-9
-"""Error of a loss by rounding, relative to `k(y, y)`."""
-
 
 def discrepancy(energies: jax.Array, fit_proportion: bool) -> jax.Array:
     """Squared MMD without the constant `|mu_w|^2`, from `energies = (q, s) = (|mu_u|^2, <mu_w, mu_u>)`.
@@ -77,7 +74,8 @@ def report(
         pairs = 2.0 * jnp.square(by_q * squares) * peak * jnp.maximum(q, 0.0)  # unbiased, `q` can be negative
         return single + pairs if independent else jnp.zeros(())
 
-    found = {"loss_error": jnp.sqrt(of_nodes(*derivatives(q, s, fit_proportion)[1])) + ROUNDING * jnp.abs(peak)}
+    # error of a loss by rounding, relative to `k(y, y)`
+    found = {"loss_error": jnp.sqrt(of_nodes(*derivatives(q, s, fit_proportion)[1])) + 1e-9 * jnp.abs(peak)}
     if fit_proportion:
         of_data = 2.0 / num_data * (weights @ jnp.square(witness[0] - weights @ witness[0]))
         error = jnp.sqrt(of_nodes(-1.0, 1.0) + of_data) / q

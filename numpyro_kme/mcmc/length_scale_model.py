@@ -10,9 +10,6 @@ from numpyro_kme._core import checks
 from numpyro_kme.kernels import median_heuristic
 from numpyro_kme.kernels.kernel_learning import log_pseudo_likelihood
 
-SHARE = 1e-3
-"""Least length scale, in median heuristics."""
-
 
 def length_scale_model(x: ArrayLike, landmarks: ArrayLike, reach: float | None = None) -> None:
     r"""The pseudo-likelihood of Bayesian kernel learning with priors on length scale and noise: a model for NUTS.
@@ -32,7 +29,8 @@ def length_scale_model(x: ArrayLike, landmarks: ArrayLike, reach: float | None =
     centre, median = table.mean(axis=0), float(median_heuristic(table))
     reach = float(np.sqrt(np.mean(np.sum(np.square(table - centre), axis=1)))) if reach is None else reach
     checks.positive_number("reach", reach)
-    log_scale = numpyro.sample("log_length_scale", dist.Uniform(np.log(SHARE * median), np.log(median)))
+    # least length scale, in median heuristics
+    log_scale = numpyro.sample("log_length_scale", dist.Uniform(np.log(1e-3 * median), np.log(median)))
     log_noise = numpyro.sample("log_noise", dist.Normal(np.log(0.3), 1.0))
     scale = numpyro.deterministic("length_scale", jnp.exp(log_scale))
     noise = numpyro.deterministic("noise", jnp.exp(log_noise))

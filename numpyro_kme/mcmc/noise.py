@@ -21,9 +21,6 @@ from numpyro_kme.models.lifting import LiftedNoise, NoiseNotLifted, lift_noise
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.simulator_functions import FromNoise
 
-MOST_DIMENSIONS = qmc.Sobol.MAXDIM
-"""Largest number of normals for which there are low-discrepancy points."""
-
 
 @dataclass(frozen=True)
 class CommonNoise:
@@ -187,7 +184,8 @@ def even_noise(simulator: Simulator) -> NoiseForm:
     lifted = _lifted(simulator.fn, simulator.call_shapes, tuple(str(param.dtype) for param in simulator.params))
     if isinstance(lifted, str):
         return drawn._replace(note=f"{drawn.note}, not lifted: {lifted}")
-    if not 1 <= lifted.dim <= MOST_DIMENSIONS:
+    # largest number of normals for which there are low-discrepancy points
+    if not 1 <= lifted.dim <= qmc.Sobol.MAXDIM:
         return drawn._replace(note=f"{drawn.note}: one draw takes {lifted.dim} numbers")
     return NoiseForm(NormalNoise(lifted.dim), lifted, str(lifted))
 

@@ -54,9 +54,6 @@ class Sequential:
         return tuple(values[name] for name in self.names)
 
 
-MAX_COMPONENTS = 64
-
-
 class Mixture(NamedTuple):
     """A mixture of normals: weights `(K,)`, means `(K, dim)`, covariances `(K, dim, dim)`."""
 
@@ -166,7 +163,7 @@ def maps(used: Mapping[str, Latent], shown: Mapping[str, list[int]], *, mixtures
     parts: list[Mixture] = []
     for name, latent in used.items():
         found = split[name]
-        if found and count <= MAX_COMPONENTS:
+        if found and count <= 64:
             fn, events = found
             fns.append(to_host(fn))
             elementwise = len(events) == latent.value.size

@@ -13,10 +13,6 @@ from jax.scipy.special import betainc, gammainc, gammaincc, gammaln, log_ndtr, n
 from numpyro_kme._core import checks, compat
 from numpyro_kme.models.normalise import Tails, from_normal
 
-BITS = "random bits"
-NEWTON = 12
-"""Steps of Newton's method for a quantile of the gamma distribution; six reach rounding."""
-
 
 def of_family(family: Callable[..., dist.Distribution]) -> Callable[..., jax.Array]:
     """The quantile function at `ndtr(z)` of a family, `(z, *params)`."""
@@ -63,7 +59,8 @@ def log_gamma(z: jax.Array, shape: jax.Array) -> jax.Array:
         move = (target - log_tail) * jnp.exp(-jnp.clip(log_slope, -30.0, 30.0)) * jnp.where(lower, 1.0, -1.0)
         return u + jnp.clip(move, -1.0, 1.0)
 
-    return lax.fori_loop(0, NEWTON, step, start)
+    # steps of Newton's method for a quantile of the gamma distribution; six reach rounding
+    return lax.fori_loop(0, 12, step, start)
 
 
 @log_gamma.defjvp
@@ -191,7 +188,7 @@ def kind(equation) -> str:
     """What an operation of a traced program draws, in one word; empty if it draws nothing or is made of draws."""
     match equation.primitive.name:
         case "random_bits":
-            return BITS
+            return "random bits"
         case "random_gamma":
             return "gamma"
     found = RULES.get(compat.written_in(equation))

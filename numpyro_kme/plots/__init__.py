@@ -5,6 +5,6 @@ They need matplotlib, `pip install "numpyro-kme[plots]"`. Everything else that A
 """
 
 from numpyro_kme.plots.checks import coverage, ranks, witness
-from numpyro_kme.plots.posteriors import marginals, pair, relevance, surrogate
+from numpyro_kme.plots.posteriors import informativeness, marginals, pair, surrogate
 
-__all__ = ["coverage", "marginals", "pair", "ranks", "relevance", "surrogate", "witness"]
+__all__ = ["coverage", "informativeness", "marginals", "pair", "ranks", "surrogate", "witness"]

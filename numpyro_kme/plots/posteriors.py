@@ -1,4 +1,4 @@
-"""Marginals and pairs of posterior draws; relevance of statistics, and the learnt likelihood itself."""
+"""Marginals and pairs of posterior draws; informative statistics, and the learnt likelihood itself."""
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
@@ -15,7 +15,6 @@ from numpyro_kme.engines.posterior import Posterior, numbers
 COLOURS = ("#0b6e4f", "#b5493a", "#2a6fbb", "#8a6fae")
 FILL, FAINT, DARK = 0.25, "0.75", "0.25"
 WIDTH, HEIGHT = 3.0, 2.4
-GRID = 60
 DEPTH = 8.0
 """Nats below the maximum that the colours of a surface span."""
 BEYOND, HATCHED = "beyond the simulations", {"facecolor": "none", "edgecolor": FAINT, "hatch": "////", "linewidth": 0.0}
@@ -96,8 +95,8 @@ def _learnt(found: LearntPosterior | Engine) -> LearntPosterior:
     return posterior
 
 
-def relevance(posterior: LearntPosterior | Engine, labels: Sequence[str] | None = None) -> Any:
-    """Bars of what each statistic tells about the parameters, in nats (`LearntPosterior.relevance`).
+def informativeness(posterior: LearntPosterior | Engine, labels: Sequence[str] | None = None) -> Any:
+    """Bars of what each statistic tells about the parameters, in nats (`LearntPosterior.informativeness`).
 
     Args:
         posterior: Of `KELFI`, or a `KELFI` that has been run.
@@ -105,14 +104,14 @@ def relevance(posterior: LearntPosterior | Engine, labels: Sequence[str] | None 
     Returns:
         A matplotlib figure.
     """
-    by_site = _learnt(posterior).relevance()
+    measure, by_site = _learnt(posterior).informativeness()
     found = {label: float(value[0]) for label, value in chosen({s: v[None] for s, v in by_site.items()}).items()}
     names = labelled(found, labels)
     figure, (axis,) = panels(1, (1.6 * WIDTH, 0.8 + 0.24 * len(found)))
     axis.barh(np.arange(len(found)), list(found.values()), color=COLOURS[0], height=0.65)
     axis.set_yticks(np.arange(len(found)), names)
     axis.set_ylim(len(found) - 0.4, -0.6)
-    axis.set_xlabel("relevance, nats")
+    axis.set_xlabel(f"{measure}, nats")
     return figure
 
 
@@ -191,7 +190,7 @@ def _around(draws: np.ndarray) -> np.ndarray:
         start = max(start, 0.5 * draws.min())
     if draws.max() < 0:
         end = min(end, 0.5 * draws.max())
-    return np.linspace(start, end, GRID)
+    return np.linspace(start, end, 60)
 
 
 def _slice(latents, names, points) -> dict[str, np.ndarray]:

@@ -17,7 +17,6 @@ from numpyro_kme.kernels.base import register
 
 COMPONENTS = 100
 """Normals in a proposal."""
-MOST_ROUNDS = 15
 BATCH = 1024
 
 
@@ -82,7 +81,7 @@ def adaptive_importance_sampling(
         sign, log_size = signed_logs(likelihood, np.asarray(measure.points))
         probabilities = np.asarray(measure.probabilities)
         return _normalised(measure.points, sign, log_size + np.log(probabilities))
-    keys = jax.random.split(rng_key, MOST_ROUNDS + 2)
+    keys = jax.random.split(rng_key, 17)
     particles, proposal = sample(measure, keys[0], n), measure
     for key in keys[1:-1]:
         sign, log_size = signed_logs(likelihood, particles)

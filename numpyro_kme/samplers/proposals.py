@@ -23,8 +23,6 @@ import jax.numpy as jnp
 
 LOCAL, MODE_JUMP = 0.5, 0.05
 """Probabilities of a proposal by a difference, and by a whole difference."""
-DEGREES = 4
-"""Degrees of freedom of the Student distribution, one more in odd dimensions: with the dimension an even number."""
 JITTER, RIDGE = 1e-3, 1e-9
 """Noise of differences, in standard deviations, and what is added to the diagonal of correlation matrices."""
 
@@ -53,7 +51,8 @@ class ProposalDistribution(NamedTuple):
 
 
 def _degrees(dim: int) -> int:
-    return DEGREES + dim % 2
+    # degrees of freedom of the Student distribution, one more in odd dimensions: with the dimension an even number
+    return 4 + dim % 2
 
 
 def random_numbers(rng_key: jax.Array, moves: int, count: int, dim: int) -> RandomNumbers:

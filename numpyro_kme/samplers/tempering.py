@@ -23,7 +23,6 @@ LogDensities = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
 MOVES = 4
 """Moves in a round: so many particles come from each chain."""
-TARGET_ESS = 0.5
 DECORRELATED, MOST_ROUNDS = 0.1, 10
 """At each temperature, rounds end when the squared correlation with where the chains began, in the worst coordinate, is
 at most this."""
@@ -187,7 +186,7 @@ def _level(rng_key, population: _Points, ancestors, temperature, last, go_on) ->
 def _reweigh(log_likelihood: jax.Array, to_go: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The next step of the temperature, normalised weights and the log of their mean.
 
-    The effective sample size of the particles at which the likelihood is positive falls to `TARGET_ESS` of their
+    The effective sample size of the particles at which the likelihood is positive falls to half of their
     number; all others go at once, however many they are.
     """
     alive = log_likelihood > -jnp.inf
@@ -196,7 +195,7 @@ def _reweigh(log_likelihood: jax.Array, to_go: jax.Array) -> tuple[jax.Array, ja
 
     def enough(step):
         weights = jnp.exp(step * relative)
-        return jnp.square(jnp.sum(weights)) >= TARGET_ESS * jnp.sum(alive) * jnp.sum(jnp.square(weights))
+        return jnp.square(jnp.sum(weights)) >= 0.5 * jnp.sum(alive) * jnp.sum(jnp.square(weights))
 
     def halve(_, bounds):
         low, high = bounds

@@ -23,12 +23,8 @@ from numpyro_kme.simulations.failures import Failure, SimulationError, limited, 
 TASK_SECONDS = 0.2
 """Tasks hold as many simulations as take about this long, so that sending them costs little and losing them too."""
 
-MOST_ROWS = 64
 GRACE = 20.0
 """Seconds beyond its limit after which a worker is ended that does not answer to an alarm."""
-
-STARTING = 300.0
-"""Seconds that a worker may take to start and to import what it needs, which do not count."""
 
 Report = Callable[[Sequence[int], list[Any]], None]
 """Told which rows are done and what each gave: an array or a `Failure`."""
@@ -167,7 +163,7 @@ class _Run:
             else:
                 self.report(rows, outcomes)
                 each = (time.monotonic() - task.submitted) / len(rows)
-                self.size = int(np.clip(TASK_SECONDS / max(each, 1e-6), 1, min(2 * self.size, MOST_ROWS)))
+                self.size = int(np.clip(TASK_SECONDS / max(each, 1e-6), 1, min(2 * self.size, 64)))
         overdue = [] if broken else [future for future, task in self.running.items() if task.overdue(self.timeout)]
         for future in overdue:
             again += self._lost(self.running.pop(future).rows, True, timed_out(self.timeout))
@@ -208,7 +204,8 @@ class _Task:
         now = time.monotonic()
         if self.begun is None and self.mark.exists():
             self.begun = now
-        seconds = now - self.submitted - STARTING if self.begun is None else now - self.begun
+        # a worker may take 300 seconds to start and to import what it needs, which do not count
+        seconds = now - self.submitted - 300.0 if self.begun is None else now - self.begun
         return seconds > len(self.rows) * timeout + GRACE
 
 

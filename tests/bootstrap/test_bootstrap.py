@@ -145,7 +145,7 @@ def plane():
     return (
         x,
         bound,
-        posterior_bootstrap(jax.random.key(1), bound, STARTS, settings=Settings(40, num_nodes=128)),
+        posterior_bootstrap(jax.random.key(1), bound, STARTS, settings=Settings(num_samples=40, num_nodes=128)),
     )
 
 
@@ -185,7 +185,10 @@ def test_a_grid_makes_nodes_cheap_and_without_one_starts_are_ranked_by_few(monke
         with pytest.raises(Ranked) as error:
             starts = STARTS[:, : generator.dim]
             posterior_bootstrap(
-                jax.random.key(0), MMD(Gaussian(L)).objective(data, generator), starts, settings=Settings(8, 64)
+                jax.random.key(0),
+                MMD(Gaussian(L)).objective(data, generator),
+                starts,
+                settings=Settings(num_samples=8, num_nodes=64),
             )
         used.append(error.value.args[0])
     assert used[0] == 2 * 64 and 8 <= used[1] < 64
@@ -201,7 +204,7 @@ def test_pilots_share_the_nodes_of_the_full_data_and_are_none_of_the_replicates(
     monkeypatch.setattr(replicates, "prepare", prepare)
     bound = Means().objective(np.random.default_rng(2).normal(size=(30, 2)), PLANE)
     with pytest.raises(Asked) as error:
-        posterior_bootstrap(jax.random.key(0), bound, STARTS, settings=Settings(40, 64))
+        posterior_bootstrap(jax.random.key(0), bound, STARTS, settings=Settings(num_samples=40, num_nodes=64))
     pilot = error.value.args[0]
     weights_key = jax.random.split(jax.random.split(jax.random.key(0), 3)[1])[0]
     own = DirichletProcess().weights(weights_key, np.arange(40), 30)
@@ -223,7 +226,7 @@ def test_derivatives_are_compared_over_about_a_posterior_sd_and_over_a_wide_step
     generator = Generator(lambda u, z: (jnp.round(u[0]) if jumps else u[0]) + z[0], NormalNoise(1), 1)
     bound = MMD(Gaussian(3.0)).objective(np.random.default_rng(0).normal(0.4, 1.0, 50), generator)
     with pytest.raises(Compared) as error:
-        posterior_bootstrap(jax.random.key(0), bound, STARTS[:, :1], settings=Settings(8, 64))
+        posterior_bootstrap(jax.random.key(0), bound, STARTS[:, :1], settings=Settings(num_samples=8, num_nodes=64))
     sd, width = 1.0 / np.sqrt(50), starting_scale(STARTS[:, :1])[0]
     (step,) = error.value.args[0]
     assert width / 200 < step < width / 10 if jumps else sd / 2 < step < 2 * sd
@@ -274,7 +277,7 @@ def test_results_do_not_depend_on_how_many_replicates_there_are(plane, monkeypat
 
     monkeypatch.setattr(replicates, "_quadrature", quadrature)
     monkeypatch.setattr(replicates, "require_possible", lambda value, numbers: checked.append((value, set(numbers))))
-    fewer = posterior_bootstrap(jax.random.key(1), bound, STARTS, settings=Settings(33, num_nodes=128))
+    fewer = posterior_bootstrap(jax.random.key(1), bound, STARTS, settings=Settings(num_samples=33, num_nodes=128))
     np.testing.assert_array_equal(fewer.u, draws.u[:33])
     (of_the_fit, names), (of_replicates, same) = checked
     assert of_the_fit == fewer.fit.value and names == same == {"loss_error"}
@@ -285,7 +288,9 @@ def test_results_do_not_depend_on_how_many_replicates_there_are(plane, monkeypat
 
 def test_one_step_is_close_and_says_how_far(plane):
     _, bound, draws = plane
-    linear = posterior_bootstrap(jax.random.key(1), bound, STARTS, settings=Settings(40, 128, method="linear"))
+    linear = posterior_bootstrap(
+        jax.random.key(1), bound, STARTS, settings=Settings(num_samples=40, num_nodes=128, method="linear")
+    )
     sd = draws.u.std(axis=0)
     np.testing.assert_array_equal(linear.u, linear.linear)
     error = np.abs((linear.u - draws.u) / sd[None]).max(axis=1)
@@ -298,7 +303,7 @@ def test_one_step_is_close_and_says_how_far(plane):
 def test_noise_is_drawn_anew_for_each_block_of_replicates():
     x = np.random.default_rng(2).normal(0.0, 1.0, (60, 2))
     bound = Means().objective(x, Generator(location_keyed, DrawnNoise(), 2))
-    draws = posterior_bootstrap(jax.random.key(0), bound, STARTS, settings=Settings(64, num_nodes=60))
+    draws = posterior_bootstrap(jax.random.key(0), bound, STARTS, settings=Settings(num_samples=64, num_nodes=60))
     np.testing.assert_array_equal(draws.reweightings.sets, 1 + np.arange(64) // 16)
     noise = np.asarray(jax.vmap(jax.vmap(lambda key: jax.random.normal(key, (2,))))(draws.nodes.values))
     exact = draws.reweightings.weights @ x - noise.mean(axis=1)[draws.reweightings.sets]
@@ -312,7 +317,7 @@ def test_a_prior_pulls_towards_the_centering_measure():
     x = np.random.default_rng(2).normal(0.0, 1.0, (60, 2))
     process = DirichletProcess(100.0, lambda key, num: 3.0 + jax.random.normal(key, (num, 2)), 50)
     bound = Means().objective(x, PLANE)
-    draws = posterior_bootstrap(jax.random.key(1), bound, STARTS, process, Settings(16, num_nodes=60))
+    draws = posterior_bootstrap(jax.random.key(1), bound, STARTS, process, Settings(num_samples=16, num_nodes=60))
     joined = np.concatenate([np.broadcast_to(x, (16, 60, 2)), draws.reweightings.extra], axis=1)
     noise = draws.nodes.values[draws.reweightings.sets].mean(axis=1)
     np.testing.assert_allclose(draws.u, np.einsum("rn,rnd->rd", draws.reweightings.weights, joined) - noise, atol=1e-6)
@@ -375,7 +380,7 @@ starts = np.linspace(-3.0, 3.0, 8)[:, None]
 devices = jax.local_devices()
 for used in (devices, devices[:1]):
     with mock.patch("jax.local_devices", lambda: used):
-        draws = posterior_bootstrap(jax.random.key(0), bound, starts, settings=Settings(20, 64))
+        draws = posterior_bootstrap(jax.random.key(0), bound, starts, settings=Settings(num_samples=20, num_nodes=64))
     print(len(used), draws.u.dtype, *(f"{u:.13e}" for u in draws.u[:, 0]))
 """
 
@@ -399,7 +404,7 @@ def test_derivatives_of_a_simulator_that_jumps_are_not_trusted():
     rng = np.random.default_rng(6)
     x = np.where(rng.random(400) < 0.3, 3.0, -1.0) + rng.normal(size=400)
     bound = MMD(Gaussian(1.0)).objective(x, Generator(jumping, NormalNoise(2), 1))
-    settings = Settings(48, num_nodes=1024)
+    settings = Settings(num_samples=48, num_nodes=1024)
     draws = posterior_bootstrap(jax.random.key(0), bound, np.linspace(-2.0, 2.0, 16)[:, None], settings=settings)
     assert not draws.derivatives.automatic and "differences" in str(draws.derivatives)
     p = jax.scipy.stats.norm.cdf(draws.u[:, 0])

@@ -42,7 +42,8 @@ def thorough(monkeypatch, few_rounds):
 
 
 def emulated(draws=24, weight=1.0, simulations=100_000, best_of=1):
-    return Settings(draws, 64, "emulated", prior_weight=weight, prior_draws=best_of, num_simulations=simulations)
+    anchor = dict(prior_weight=weight, prior_draws=best_of)
+    return Settings(num_samples=draws, num_nodes=64, method="emulated", num_simulations=simulations, **anchor)
 
 
 def location(u, noise):
@@ -147,7 +148,7 @@ def test_it_agrees_with_newton_without_an_emulator(fit_proportion):
     x, starts = rng.normal(1.0, 1.5, 200), rng.normal([1.0, 0.2], 0.5, (2048, 2))
     bound = MMD(Gaussian(1.0), fit_proportion=fit_proportion).objective(x, Generator(scaled, NormalNoise(1), 2))
     have = posterior_bootstrap(jax.random.key(0), bound, starts, settings=emulated(weight=0.0, simulations=400_000))
-    want = posterior_bootstrap(jax.random.key(0), bound, starts, settings=Settings(24, 256))
+    want = posterior_bootstrap(jax.random.key(0), bound, starts, settings=Settings(num_samples=24, num_nodes=256))
     np.testing.assert_array_equal(have.reweightings.weights, want.reweightings.weights)
     assert (np.abs(have.u - want.u).mean(axis=0) < 0.3 * want.u.std(axis=0)).all()
     np.testing.assert_allclose(have.value, want.value, atol=0.3 * have.emulator.loss_scale)
@@ -514,6 +515,8 @@ def test_what_cannot_be_emulated_raises_an_error():
         Settings(method="emulated", prior_weight=1.0, prior_draws=0)
     with pytest.raises(ValueError, match="num_simulations"):
         Settings(method="emulated", num_simulations=10)
+    with pytest.raises(ValueError, match="`restart_every` must be at least 1; got 0"):
+        Settings(restart_every=0)
     bound = Wasserstein().objective(np.linspace(-1.0, 1.0, 20), Generator(location, NormalNoise(1), 1))
     with pytest.raises(ValueError, match="needs the squared MMD without covariates; got"):
         posterior_bootstrap(jax.random.key(0), bound, np.zeros((9, 1)), settings=emulated())

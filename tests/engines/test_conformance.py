@@ -145,7 +145,7 @@ LEARNT = {
     "log_density": lambda e: e.log_density(GRID),
     "mode": lambda e: e.mode(),
     "log_marginal_likelihood": lambda e: e.posterior.log_marginal_likelihood(),
-    "relevance": lambda e: e.posterior.relevance(),
+    "informativeness": lambda e: e.posterior.informativeness(),
 }
 PLAIN = LEARNT | {
     "posterior": lambda e: (e.posterior.in_coordinates.moments, e.posterior.in_coordinates.log_marginal()),
@@ -153,18 +153,41 @@ PLAIN = LEARNT | {
     "herd": lambda e: e.posterior.herd(OTHER, 5).samples,
 }
 PUBLISHED = PLAIN | {"surrogate_variance": lambda e: e.posterior.surrogate_variance(GRID)}
+FEW = {"rng_key": OTHER, "num_datasets": 2, "num_draws": 20, "progress_bar": False}
+
+
+def on_an_engine(function):
+    """A call of a diagnostic with an engine, small numbers for those of `FEW` that it takes, and its defaults."""
+    parameters = inspect.signature(function).parameters.values()
+    names, every = {p.name for p in parameters}, any(p.kind is p.VAR_KEYWORD for p in parameters)
+    few = {name: value for name, value in FEW.items() if every or name in names}
+    (place,) = (p.name for p in parameters if takes_an_engine(p))
+
+    def call(engine):
+        found = function(**few | {place: engine})
+        if hasattr(found, "print_summary"):
+            found.print_summary()
+
+    return call
+
+
+def takes_an_engine(parameter):
+    kinds = typing.get_args(parameter.annotation) or (parameter.annotation,)
+    return Engine in kinds or Posterior in kinds
+
+
 DIAGNOSTICS = {
-    "check": lambda e: diagnostics.check(OTHER, e, 2, num_draws=20, progress_bar=False).print_summary(),
-    "calibrate": lambda e: diagnostics.calibrate(OTHER, e, 2, num_draws=20, progress_bar=False),
-    "predictive_check": lambda e: diagnostics.predictive_check(OTHER, e, 5),
+    name: on_an_engine(function)
+    for name, function in vars(diagnostics).items()
+    if inspect.isfunction(function) and any(map(takes_an_engine, inspect.signature(function).parameters.values()))
 }
-"""A new diagnostic of an engine or a posterior is one entry, which every engine must serve."""
+"""Every public diagnostic of an engine or a posterior, which every engine must serve."""
 CHECK = {name: call for name, call in DIAGNOSTICS.items() if name not in ("calibrate", "predictive_check")}
 """For an engine that keeps its simulations: `check` has the other two as parts."""
 PARTS = {name: call for name, call in DIAGNOSTICS.items() if name != "check"}
 """For an engine that keeps none, which `check` needs."""
 PLOTS = {"marginals": lambda e: plots.marginals({"engine": e}), "pair": lambda e: plots.pair(e, ["theta", "double"])}
-PLOTS_OF_LEARNT = {"surrogate": lambda e: plots.surrogate(e), "relevance": lambda e: plots.relevance(e)}
+PLOTS_OF_LEARNT = {"surrogate": lambda e: plots.surrogate(e), "informativeness": lambda e: plots.informativeness(e)}
 QUIET = dict(num_samples=DRAWS, progress_bar=False)
 
 
@@ -253,7 +276,7 @@ ROWS = {
 
 
 def test_every_public_engine_has_a_row():
-    public = [getattr(kme, name) for name in kme.__all__]
+    public = [getattr(kme.engines, name) for name in kme.engines.__all__]
     engines = {kind for kind in public if isinstance(kind, type) and issubclass(kind, Engine)} - {Engine}
     assert engines <= {type(row.make(row.model)) for row in ROWS.values()}
 
@@ -353,16 +376,8 @@ def test_diagnostics_and_plots_leave_the_engine_as_it_was(name, fitted):
     assert_same(row.glance(engine), before)
 
 
-def test_every_diagnostic_has_an_entry():
-    def serves(function):
-        kinds = {one for p in inspect.signature(function).parameters.values() for one in parts_of(p.annotation)}
-        return not kinds.isdisjoint({Engine, Posterior})
-
-    def parts_of(annotation):
-        return typing.get_args(annotation) or (annotation,)
-
-    public = {name: getattr(diagnostics, name) for name in diagnostics.__all__}
-    assert {name for name, value in public.items() if inspect.isfunction(value) and serves(value)} == set(DIAGNOSTICS)
+def test_the_diagnostics_are_found_by_their_signatures():
+    assert {"check", "calibrate", "predictive_check"} <= set(DIAGNOSTICS) <= set(diagnostics.__all__)
 
 
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if "check" not in row.uses])
@@ -485,6 +500,18 @@ def test_progress_is_shown_where_it_is_wanted(name, bar, fitted, capsys, monkeyp
         engine.progress_bar = wanted
         engine.run(KEY, **OBSERVED[ROWS[name].model])
         assert (bar in capsys.readouterr().err) == wanted
+
+
+def test_a_diagnostic_shows_its_own_bar_and_none_of_the_engine(capsys, monkeypatch):
+    """The engine, which runs again for each data set, has its bar switched on."""
+    engine = ROWS["kernel recursive ABC"].fitted(progress_bar=True)
+    for variable in ("CI", "PYTEST_XDIST_WORKER"):
+        monkeypatch.delenv(variable, raising=False)
+    capsys.readouterr()
+    for wanted in (True, False):
+        diagnostics.calibrate(OTHER, engine, 2, num_draws=20, progress_bar=wanted)
+        shown = capsys.readouterr().err
+        assert "iterations" not in shown and ("calibrating" in shown) == wanted
 
 
 @rows("KELFI", "kernel ABC", "rejection ABC")

@@ -144,7 +144,8 @@ def test_herded_samples_meet_the_signed_moments(kelfi):
 
 
 def test_relevance_and_variance(kelfi):
-    assert kelfi.posterior.relevance()["x"].shape == (1,) and kelfi.posterior.relevance()["x"][0] > 0.2
+    assert kelfi.posterior.informativeness()[1]["x"].shape == (1,)
+    assert kelfi.posterior.informativeness()[1]["x"][0] > 0.2
     near, far = kelfi.posterior.surrogate_variance({"theta": np.array([0.0, 9.0])})
     assert 0 <= near < 0.5 < far <= 1 + 1e-9
 
@@ -215,7 +216,7 @@ def residual(kelfi):
 
 
 def test_the_default_form_does_what_the_published_one_does(residual):
-    """Density, evidence, mode, prediction, herding and relevance, by quadrature of its own likelihood."""
+    """Density, evidence, mode, prediction, herding and informativeness, by quadrature of its own likelihood."""
     grid = np.linspace(-6, 6, 2001)
     step = grid[1] - grid[0]
     log_q = np.asarray(jax.jit(jax.vmap(residual.likelihoods["x"].at(X).log_density))(grid[:, None]))
@@ -237,7 +238,8 @@ def test_the_default_form_does_what_the_published_one_does(residual):
     predicted = np.exp(residual.posterior.predictive_log_density(np.array([[0.5], [2.0]])))
     exact = stats.norm(EXACT.mean(), np.sqrt(EXACT.var() + NOISE**2)).pdf([0.5, 2.0])
     np.testing.assert_allclose(predicted, exact, rtol=0.3)
-    assert residual.posterior.relevance()["x"].shape == (1,) and residual.posterior.relevance()["x"][0] > 0.3
+    assert residual.posterior.informativeness()[1]["x"].shape == (1,)
+    assert residual.posterior.informativeness()[1]["x"][0] > 0.3
     with pytest.raises(NotImplementedError, match="no Gaussian-process variance"):
         residual.posterior.surrogate_variance({"theta": np.zeros(2)})
 

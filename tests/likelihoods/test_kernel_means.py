@@ -240,7 +240,7 @@ def test_constant_statistics():
         np.log(likelihood_by_hand(Z, X, Y, Z[:1])[0]),
         atol=3e-3,
     )
-    assert surrogate.relevance()[1] == 0.0
+    assert surrogate.held_out_drop()[1] == 0.0
     with pytest.raises(ValueError, match=r"Statistic 1 is 7.0 in every simulation but 8.0"):
         surrogate.at(np.array([Y[0], 8.0, *Y[1:]]))
 

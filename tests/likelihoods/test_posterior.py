@@ -1,3 +1,4 @@
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -9,7 +10,7 @@ from scipy.stats import norm
 from numpyro_kme.embeddings.measures import Normal, NormalMixture, Points, standard_normal
 from numpyro_kme.kernels import EmpiricalMeasure, Gaussian, Laplace
 from numpyro_kme.kernels.base import register
-from numpyro_kme.likelihoods.posterior import NUM_PARTICLES, KernelMeansPosterior
+from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
 from numpyro_kme.samplers.importance import WeightedParticles, adaptive_importance_sampling
@@ -85,7 +86,7 @@ def signed_values(likelihood, points):
 
 def test_weighted_particles_agree_with_closed_forms(case):
     posterior, points, weights = case
-    found = posterior.weighted_particles(jax.random.key(2), NUM_PARTICLES)
+    found = posterior.weighted_particles(jax.random.key(2), posterior.num_particles)
     w = np.asarray(found.weights)
     np.testing.assert_allclose(w.sum(), 1.0)
     error = np.sqrt(np.sum(w**2))
@@ -102,6 +103,8 @@ def test_weighted_particles_agree_with_closed_forms(case):
     assert abs(draws.mean() - positive @ points[:, 0]) < 5 * sd * (500**-0.5 + found.effective_size**-0.5)
     assert abs(posterior.expectation(lambda z: z[0], positive=True) - positive @ points[:, 0]) < 10 * sd * error
     assert abs(posterior.expectation(lambda z: z[0]) - posterior.mean()[0]) < 10 * sd * error
+    more = replace(posterior, num_particles=4 * posterior.num_particles)
+    assert 0 < abs(more.expectation(lambda z: z[0]) - posterior.mean()[0]) < 5 * sd * error
 
 
 @pytest.mark.slow

@@ -211,13 +211,13 @@ def test_statistics_without_information_leave_the_prior():
     surrogate = FORM.fit(z, rng.gamma(2.0, size=(60, 2)))
     grid = rng.normal(size=(60, 1))
     assert np.std(log_density(surrogate, np.array([1.0, 3.0]), grid)) < 0.5
-    assert surrogate.relevance().max() < 0.1
+    assert surrogate.mutual_information().max() < 0.1
 
 
-def test_relevance_and_report(counts_and_rates):
+def test_mutual_information_and_report(counts_and_rates):
     surrogate = counts_and_rates[2]
-    relevance = surrogate.relevance()
-    assert relevance.shape == (3,) and relevance[2] == 0.0 and (relevance[:2] > 0.3).all()
+    information = surrogate.mutual_information()
+    assert information.shape == (3,) and information[2] == 0.0 and (information[:2] > 0.3).all()
     report = surrogate.describe()
     assert "held out" in report["location"] and report["marginal transformations"] == "curved: all statistics"
     assert all(len(line) < 100 for line in report.values() if isinstance(line, str))

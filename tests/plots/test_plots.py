@@ -36,7 +36,7 @@ def model(x=None):
 
 
 class Known(LearntPosterior):
-    """Draws from anywhere, with a likelihood of normals and a relevance that are known."""
+    """Draws from anywhere, with a likelihood of normals and an informativeness that are known."""
 
     def log_likelihood(self, latents):
         values = -0.5 * (latents["a"] - 1.0) ** 2 - 0.5 * np.sum((latents["b"] - [0.5, -0.5]) ** 2, axis=1)
@@ -45,8 +45,8 @@ class Known(LearntPosterior):
     def beyond(self, latents):
         return np.asarray(latents["b"])[:, 1] > 1.2
 
-    def relevance(self):
-        return {"x": np.array([0.1, 2.0, 0.7])}
+    def informativeness(self):
+        return "mutual information", {"x": np.array([0.1, 2.0, 0.7])}
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +82,12 @@ def test_a_panel_on_its_own_is_wider_than_one_of_a_row():
     assert widths[0] > widths[1] and len(set(widths[1:])) == 1
 
 
-def test_relevance_draws_a_bar_for_each_statistic(engine):
-    (axis,) = drawn(plots.relevance(engine))
+def test_informativeness_draws_a_bar_for_each_statistic(engine):
+    (axis,) = drawn(plots.informativeness(engine))
     assert [bar.get_width() for bar in axis.patches] == [0.1, 2.0, 0.7]
+    assert axis.get_xlabel() == "mutual information, nats"
     assert [label.get_text() for label in axis.get_yticklabels()] == ["x[0]", "x[1]", "x[2]"]
-    (named,) = drawn(plots.relevance(engine, ["mean", "sd", "range"]))
+    (named,) = drawn(plots.informativeness(engine, ["mean", "sd", "range"]))
     assert named.get_yticklabels()[1].get_text() == "sd"
     assert named.yaxis_inverted()
     bottom, top = named.get_ylim()
@@ -194,7 +195,7 @@ def test_pairs_come_from_arviz(engine):
 @pytest.mark.parametrize(
     "call, sentence",
     [
-        (lambda e, c: plots.relevance(e, ["one"]), "must name 3 statistics; got 1"),
+        (lambda e, c: plots.informativeness(e, ["one"]), "must name 3 statistics; got 1"),
         (lambda e, c: plots.surrogate(e, ["a", "b"]), r"one or two numbers; got \['a', 'b\[0\]', 'b\[1\]'\]"),
         (lambda e, c: plots.ranks(c, ["d"]), r"among \['a', 'b', 'TARP'\]; got \['d'\]"),
         (lambda e, c: plots.witness(np.zeros((3, 2)), np.zeros((3, 4))), r"got shapes \(3, 2\) and \(3, 4\)"),
@@ -225,7 +226,7 @@ def test_without_matplotlib_a_sentence_says_what_to_install(engine, monkeypatch)
         return __import__(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", importing)
-    for draw in (plots.relevance, plots.marginals, plots.pair):
+    for draw in (plots.informativeness, plots.marginals, plots.pair):
         with pytest.raises(ModuleNotFoundError, match=r'pip install "numpyro-kme\[plots\]"'):
             draw(engine)
 

@@ -34,9 +34,6 @@ from numpyro_kme.likelihoods.published.solves import Solve, default_solve
 from numpyro_kme.likelihoods.published.surrogate import KernelMeansSurrogate, as_one_point
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
 
-FIXED = (1.0 - 1e-9, 1.0 + 1e-9)
-"""Bounds of a factor that is not searched."""
-
 
 @dataclass(frozen=True)
 class KernelMeans(Form):
@@ -127,7 +124,9 @@ class KernelMeans(Form):
             kernel = Gaussian(np.broadcast_to(scale, size))
         template = Hyperparameters(Gaussian(np.full(dim, np.sqrt(dim))), kernel, np.array(1e-2))
         find = learn_empirical if isinstance(kernel, EmpiricalMeasure) else learn
-        learner = self.learner if self.length_scale is None else replace(self.learner, data_factors=FIXED)
+        learner = self.learner
+        if self.length_scale is not None:  # a factor that is not searched
+            learner = replace(learner, data_factors=(1.0 - 1e-9, 1.0 + 1e-9))
         learnt = find(self.objective, training, template, learner)
         if self.length_scale is not None:
             learnt.at_lower[dim:-1] = learnt.at_upper[dim:-1] = False

@@ -96,9 +96,6 @@ def log_positive_part(value: ArrayLike, log_floor: ArrayLike) -> jax.Array:
     return jnp.where(far, jnp.where(value > 0, above, below), small)
 
 
-LOG_SMALLEST = -30.0
-
-
 @on_host
 def learn_normal(
     likelihood: LikelihoodAt, start: NormalMixture, *, smallest: float = 0.2, largest: float = 5.0
@@ -138,4 +135,4 @@ def _loss(terms, sds, at):
     mean, log_factors = jnp.split(at, 2)
     measure = Normal(mean, jnp.diag(jnp.square(sds * jnp.exp(log_factors))))
     marginal = terms.weights @ measure.mean_embedding(terms.kernel, terms.points)
-    return 0.5 * jnp.sum(jnp.square(log_factors)) - log_positive_part(marginal, LOG_SMALLEST)
+    return 0.5 * jnp.sum(jnp.square(log_factors)) - log_positive_part(marginal, -30.0)

@@ -175,10 +175,6 @@ def held_out(hyper: Hyperparameters, training: TrainingSet) -> tuple[jax.Array, 
     return density_ratios(inverse_gram, log_gram), leave_one_out_log_marginal(log_gram)
 
 
-LOG_SMALLEST = -18.0
-"""Marginals below `exp(-18)` of the largest data kernel value count as not positive."""
-
-
 class LearningObjective(abc.ABC):
     """A function of the hyperparameters to maximise, per simulation.
 
@@ -233,7 +229,7 @@ class LeaveOneOutPredictive(_Defensive):
 
     with `N_j` the integral of the positive part, estimated over the simulated data (without it negative parts would be
     rewarded), and `p_0` a heavy-tailed density fitted to the simulations. Every
-    statistic has to be predicted, informative or not, so `eps` is a bandwidth and says nothing about relevance. Better
+    statistic has to be predicted, informative or not, so `eps` is a bandwidth and does not say which ones are. Better
     than `LeaveOneOut` for predictive densities; as good for posteriors when all statistics matter, and worse when some
     do not.
 
@@ -281,7 +277,8 @@ class MarginalLikelihood(LearningObjective):
         largest = jax.lax.stop_gradient(jnp.max(log_kappa))
         weights = jax.scipy.linalg.solve(regularised(hyper, training.z), jnp.exp(log_kappa - largest), assume_a="pos")
         marginal = weights @ training.measure.mean_embedding(kernel, training.z)
-        return log_positive_part(marginal, LOG_SMALLEST) + largest - log_integral(hyper.data_kernel, training.data)
+        # marginals below `exp(-18)` of the largest data kernel value count as not positive
+        return log_positive_part(marginal, -18.0) + largest - log_integral(hyper.data_kernel, training.data)
 
     def check(self, training, template):
         """Require the observation, the measure and a density."""

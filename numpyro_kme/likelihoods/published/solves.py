@@ -48,7 +48,6 @@ MOST_DENSE = 10_000
 """Simulations up to which the solve is dense where none is asked for: 0.8 GB."""
 
 BLOCK = 1024
-ROUNDS = 4
 
 
 def regularised(hyper: Hyperparameters, z: ArrayLike) -> jax.Array:
@@ -186,7 +185,7 @@ class LowRankSolve(Solve):
         kernel, lam = hyper.parameter_kernel, float(np.asarray(hyper.regularisation))
         stop = self.tolerance * lam
         rows = np.sort(np.random.default_rng(0).permutation(len(z))[: self.subset])
-        for _ in range(ROUNDS):
+        for _ in range(4):  # more pivots where some are missed
             factor = LowRank.fit(kernel, z[rows], tolerance=stop, max_rank=self.max_rank)
             core, rest = _accumulate(factor, z)
             missed = np.flatnonzero(rest > 2.0 * stop)

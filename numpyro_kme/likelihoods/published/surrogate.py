@@ -34,9 +34,6 @@ from numpyro_kme.likelihoods.published.leave_one_out import (
 from numpyro_kme.likelihoods.published.solves import MOST_DENSE, Solution, Solved
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
 
-FLOOR = 0.01
-"""Height of the floor of the positive version, as a fraction of the largest value of `q(y | .)` at the simulations."""
-
 DEGREES = 4.0
 """Degrees of freedom of the floor's shape."""
 
@@ -88,7 +85,9 @@ class KernelMeansAt(LikelihoodAt):
         value = terms.kernel.gram(z[None, :], jnp.asarray(terms.points)) @ jnp.asarray(terms.weights)
         white = solve_triangular(jnp.asarray(self.cholesky_factor), z - jnp.asarray(self.centre), lower=True)
         log_shape = -0.5 * (DEGREES + len(z)) * jnp.log1p(jnp.sum(white * white) / DEGREES)
-        return log_positive_part(value[0], self.log_largest + jnp.log(FLOOR) + log_shape) + terms.log_scale
+        # height of the floor of the positive version, as a fraction of the largest value of `q(y | .)` at the
+        # simulations
+        return log_positive_part(value[0], self.log_largest + jnp.log(0.01) + log_shape) + terms.log_scale
 
 
 SMALLEST_SINGLE = 1e-5
@@ -230,7 +229,11 @@ class KernelMeansSurrogate(Surrogate):
         )
         return on_host(leave_one_out_scores)(self.hyper, TrainingSet(self.z, self.data))
 
-    def relevance(self) -> np.ndarray:
+    def informativeness(self) -> tuple[str, np.ndarray]:
+        """As `Surrogate.informativeness`: the held-out drop."""
+        return "held-out drop", self.held_out_drop()
+
+    def held_out_drop(self) -> np.ndarray:
         """Held-out drop of each raw statistic, `(n_raw,)`: what leaving it out costs.
 
         The drop of the mean held-out log posterior density of the simulated parameters (`LeaveOneOut`), in nats, when
@@ -240,7 +243,7 @@ class KernelMeansSurrogate(Surrogate):
         """
         checks.require(
             isinstance(self.data, np.ndarray) and self.data.ndim == 2,
-            "Relevance needs statistics `(m, n)`; these data are compared as a whole.",
+            "The held-out drop needs statistics `(m, n)`; these data are compared as a whole.",
         )
         drops = held_out_drops(*held_out_sample(self.hyper, self.z, self.data))
         if self.transform is None:

@@ -18,13 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from scipy.spatial.distance import cdist
 
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.low_rank import blocked
 from numpyro_kme.likelihoods.base import positive_part
 from numpyro_kme.likelihoods.residual.functions import padded
+from numpyro_kme.likelihoods.residual.smoothness import gaussian_gram
 
 DEFENSIVE = 0.02
 """Weight `w` of the heavy-tailed component while bandwidths are learnt: bounds the loss of one simulation."""
@@ -32,8 +32,6 @@ DEFENSIVE = 0.02
 HEAVY_TAILED_SCALE, HEAVY_TAILED_DEGREES = 2.0, 3.0
 """Scale, in residual standard deviations, and degrees of freedom of the Student density `p_0`, heavy-tailed."""
 
-SMALLEST = -60.0
-"""Log of the smallest kernel in a density, relative to the largest."""
 
 ROWS = 1000
 """Bandwidth factors of many residuals are computed for so many at a time."""
@@ -165,7 +163,8 @@ def log_mixture(logs: np.ndarray, weights: np.ndarray | None = None) -> tuple[np
 
 def exponentials(logs: np.ndarray) -> None:
     """Take exponentials in place, none of them so small that processors take their time over it in float32."""
-    np.exp(np.maximum(logs, SMALLEST, out=logs), out=logs)
+    # log of the smallest kernel in a density, relative to the largest
+    np.exp(np.maximum(logs, -60.0, out=logs), out=logs)
 
 
 def squared_distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -254,7 +253,7 @@ def fit_residual_density(
 ) -> ResidualDensity:
     """The density from all residuals at given bandwidths. Cost: `m r^2` where `K` has numerical rank `r`."""
     beta, ridge = float(np.exp(bandwidths.beta)), len(z) * float(np.exp(bandwidths.lam))
-    basis = _basis(np.exp(-0.5 / beta**2 * cdist(z, z, "sqeuclidean")), ridge)
+    basis = _basis(gaussian_gram(z, beta**2), ridge)
     basis = np.pad(basis, ((0, 0), (0, padded(basis.shape[1], 16, 64) - basis.shape[1])))
     ones = 1.0 - basis @ basis.sum(axis=0)
     return ResidualDensity(

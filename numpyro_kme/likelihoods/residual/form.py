@@ -38,8 +38,6 @@ MIN_SIMULATIONS = 10
 TAIL, REACH = 0.02, 2.0
 """For learning, statistics are clipped where their arcsinh is beyond its `TAIL` quantiles by `REACH`: far outliers."""
 
-TOGETHER = 200_000
-"""Statistics are learnt together whose matrices have so many numbers in all: few calls of NumPy, for the threads."""
 
 NEGLIGIBLE = 0.05
 """What location, in residual standard deviations, and log scale may be off by where a simpler function stands in."""
@@ -121,7 +119,8 @@ class ResidualKernelMeans(Form):
         units = _Units.of(bounded, support, -np.asarray(transform.centre) / transform.scale)
         scaled, n = units.scaled(bounded), bounded.shape[1]
         starts, _ = start_locations(at.coarse[rows], scaled[rows].T, units.zero, self.transform_marginals)
-        each = max(1, TOGETHER // (len(z) * (at.features.shape[1] + len(at.inducing_points))))
+        # statistics are learnt together whose matrices have so many numbers in all: few calls of NumPy, for the threads
+        each = max(1, 200_000 // (len(z) * (at.features.shape[1] + len(at.inducing_points))))
         groups = np.array_split(np.arange(n), -(-n // each))
         fits = in_threads(partial(_fit_statistics, self, at, rows, scaled.T, starts), groups)
         residuals = np.concatenate([fit.residuals for fit in fits]).T

@@ -12,11 +12,6 @@ from scipy.special import erf
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.residual.smoothness import Regression, features, line_slopes
 
-DEPENDENT = 1e-9
-"""A kernel of which no larger fraction is left beside those chosen, as at a point that comes twice, adds nothing."""
-ROUNDING = 1e-12
-"""Relative rounding error of a sum of squares."""
-
 
 @register
 class RidgeFunctions:
@@ -116,10 +111,12 @@ def _sparse(kernels: np.ndarray, weights: np.ndarray, basis: np.ndarray) -> tupl
     beside = np.linalg.qr(np.pad(basis, ((0, max(0, begun - size)), (0, 0))))[0][:size]
     left, rest = (x - beside @ (beside.T @ x) for x in (kernels, target))
     # errors are below 1 only if the sum of their squares is below their number; below rounding it says nothing
-    perhaps = size + ROUNDING * (rest @ rest)
+    # relative rounding error of a sum of squares
+    perhaps = size + 1e-12 * (rest @ rest)
     gram = left.T @ left
     squares, products, error = np.diagonal(gram).copy(), left.T @ rest, rest @ rest
-    least = DEPENDENT * np.sum(np.square(kernels), axis=0)
+    # A kernel of which no larger fraction is left beside those chosen, as at a point that comes twice, adds nothing
+    least = 1e-9 * np.sum(np.square(kernels), axis=0)
     factor, steps = np.zeros((min(most, max(0, size // 2 - begun)), most)), np.zeros(most)
     chosen = list[int]()
     while True:

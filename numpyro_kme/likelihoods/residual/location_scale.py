@@ -16,8 +16,6 @@ from numpyro_kme.likelihoods.statistics import log_cosh
 STRAIGHT = 50.0
 """Width of a transformation that is a straight line over the bulk of the statistic, in its standard deviations."""
 
-LARGEST = 700.0
-"""Log densities above this count as this: their exponential is finite."""
 
 DEFENSIVE = 0.02
 """Weight of a heavy-tailed component (Cauchy, of the statistic's scale) in the score: one outlier teaches nothing."""
@@ -140,7 +138,8 @@ def log_normal(squares: np.ndarray, variance: np.ndarray) -> np.ndarray:
 
 def log_defensive_mixture(log_density: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Log of the mixture with the heavy-tailed component at statistics `x`, and the responsibility of `log_density`."""
-    own = (1.0 - DEFENSIVE) * np.exp(np.minimum(log_density, LARGEST))
+    # log densities above this count as this: their exponential is finite
+    own = (1.0 - DEFENSIVE) * np.exp(np.minimum(log_density, 700.0))
     mixture = own + DEFENSIVE / np.pi / (1.0 + np.square(x))
     return np.log(mixture), own / mixture
 

@@ -31,12 +31,6 @@ NEAR, CROWDED = 0.1, 0.03
 """At a bound more than a fraction `CROWDED` of the gaps is below `NEAR` of their median; at the end of a normal tail
 1 % are, and as large a fraction more as the line has coefficients where it was fitted to them."""
 
-STANDING = 0.1
-"""A line that moves by a smaller fraction of the median gap than this is an end of the statistic, which a marginal
-transformation serves."""
-
-MIN_IMPROVEMENT = 0.1
-"""What a bound has to add to the held-out log density, in nats a simulation."""
 
 TOUCHING = 1e-9
 """A gap below this, in standard deviations of the statistic, touches the line."""
@@ -120,7 +114,8 @@ def fit_support_bounds(
     for i, column in enumerate(s.T):
         lines = list(_lines(columns, column, rows))
         scores = [line.score(at, rows) for line in lines]
-        if lines and max(scores) > _score(at, column, rows) + MIN_IMPROVEMENT:
+        # what a bound has to add to the held-out log density, in nats a simulation
+        if lines and max(scores) > _score(at, column, rows) + 0.1:
             line = lines[int(np.argmax(scores))]
             support.offset[i], support.linear[i] = line.coefficients[0], line.coefficients[1:]
             support.width[i], support.side[i] = line.width, line.side
@@ -140,7 +135,9 @@ def _lines(columns, s, rows):
             found = linear_lower_bound(few[some], side * s[some])
             line = few[some] @ found
             gaps = side * s[some] - line
-            if np.std(line) < STANDING * np.median(gaps) or not _crowded(gaps, len(chosen) / len(some)):
+            # A line that moves by a smaller fraction of the median gap than this is an end of the statistic, which a
+            # marginal transformation serves
+            if np.std(line) < 0.1 * np.median(gaps) or not _crowded(gaps, len(chosen) / len(some)):
                 continue
             found, gaps = held_out_lower_bound(few, side * s)
             if not _crowded(gaps[rows]):

@@ -21,9 +21,6 @@ from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
 from numpyro_kme.likelihoods.residual.support import SupportBounds
 from numpyro_kme.likelihoods.statistics import MarginalTransform, StatisticsTransform
 
-TINY = 1e-30
-"""Keeps a logarithm finite."""
-
 ROUNDING = 0.01
 """What float32 may move locations by, in residual standard deviations, and log scales, where it is used."""
 
@@ -67,7 +64,10 @@ class ResidualAt(LikelihoodAt):
         bounded, log_slope = learnt.support(self.standard, z)
         of_location, of_scale = jnp.asarray(learnt.squared_slopes).astype(z.dtype) @ jnp.square(given - z)
         held = learnt.log_scale(z).astype(z.dtype)
-        log_scale = 0.5 * jnp.logaddexp(2.0 * (held + of_scale / jnp.sqrt(1.0 + of_scale)), jnp.log(of_location + TINY))
+        # keeps a logarithm finite
+        log_scale = 0.5 * jnp.logaddexp(
+            2.0 * (held + of_scale / jnp.sqrt(1.0 + of_scale)), jnp.log(of_location + 1e-30)
+        )
         precision = jnp.asarray(learnt.density.points).dtype
         known = jnp.exp(2.0 * jnp.min(held - log_scale)).astype(precision)
         u = (learnt.marginals(bounded) - learnt.location(z).astype(z.dtype)) * jnp.exp(-log_scale)
@@ -95,12 +95,6 @@ class ResidualAt(LikelihoodAt):
             errors = (location[0] - location[1]) * np.exp(-log_scale[1]), log_scale[0] - log_scale[1]
             return float(np.max(np.abs(errors)))
 
-
-CURVED = 0.5
-"""A marginal transformation whose `arcsinh` has a larger standard deviation than this is curved."""
-
-CHANGING = 0.1
-"""A log scale that varies by more than this over the simulations changes."""
 
 SHOWN = 8
 """So many statistics are listed by number."""
@@ -202,14 +196,22 @@ class ResidualSurrogate(Surrogate):
         information[list(self.transform.kept)] = self.location_information
         return information
 
-    def relevance(self) -> np.ndarray:
-        """Information of each raw statistic alone, `(n_raw,)`: `log(1 + sum_d information_d) / 2`, in nats."""
+    def informativeness(self) -> tuple[str, np.ndarray]:
+        """As `Surrogate.informativeness`: the mutual information."""
+        return "mutual information", self.mutual_information()
+
+    def mutual_information(self) -> np.ndarray:
+        """Mutual information of each raw statistic alone and the parameters, `(n_raw,)`, in nats.
+
+        `log(1 + sum_d information_d) / 2`, as if the location were linear and prior and noise normal.
+        """
         return 0.5 * np.log1p(self.information().sum(axis=1))
 
     def describe(self) -> Mapping[str, Any]:
         """How location, scale and transformations were fitted, and how well: text, and numbers for each statistic."""
         density = self.density
-        changes = np.std(self.log_scale.on_host(np.asarray(density.points)[:300]), axis=0) > CHANGING
+        # A log scale that varies by more than this over the simulations changes
+        changes = np.std(self.log_scale.on_host(np.asarray(density.points)[:300]), axis=0) > 0.1
         curved = np.count_nonzero(self.location.rbf, axis=1) > 0
         explained = -np.expm1(-2.0 * np.maximum(np.asarray(self.improvements.location), 0.0))
         return {
@@ -218,12 +220,13 @@ class ResidualSurrogate(Surrogate):
             f"curved: {self._list(curved)}",
             "scale": f"changes with the parameters: {self._list(changes)}",
             "support bounds": self._list(np.asarray(self.support.side) != 0.0),
-            "marginal transformations": f"curved: {self._list(np.asarray(self.marginals.scale) > CURVED)}",
+            # A marginal transformation whose `arcsinh` has a larger standard deviation than this is curved
+            "marginal transformations": f"curved: {self._list(np.asarray(self.marginals.scale) > 0.5)}",
             "held-out improvement, nats": ", ".join(f"{k} {np.sum(v):.2f}" for k, v in vars(self.improvements).items()),
             "eps": np.asarray(density.eps),
             "beta": float(density.beta),
             "lam": float(density.ridge) / len(density.points),
-            "relevance": self.relevance(),
+            "mutual information": self.mutual_information(),
         }
 
     def describe_observation(self, y: Any) -> str:
