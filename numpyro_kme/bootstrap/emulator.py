@@ -98,7 +98,8 @@ class Emulator:
     def losses(self, known: np.ndarray, data: np.ndarray) -> np.ndarray:
         """Losses of embeddings `(..., n, r)` for data `(..., R, r)`, up to a term of the data, `(..., R, n)`."""
         q, s = np.square(known).sum(axis=-1)[..., None, :], data @ np.swapaxes(known, -1, -2)
-        return -np.square(np.maximum(s, 0.0)) / q if self.fit_proportion else q - 2.0 * s
+        c = np.clip(s / q, 0.0, 1.0) if self.fit_proportion else 1.0
+        return c * (c * q - 2.0 * s)
 
     def best(self, data: np.ndarray, x: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """For each embedding of data `(R, r)` the best of some points of `x (S, p)`, those of its rows `(R, K)`."""
@@ -187,7 +188,7 @@ def _tangent(model, jacobian, c, fit_proportion):
     if not fit_proportion:
         return jacobian
     along = model / jnp.sqrt(model @ model)
-    return c * (jacobian - jnp.outer(along, along @ jacobian))
+    return jnp.where(c < 1.0, c * (jacobian - jnp.outer(along, along @ jacobian)), jacobian)
 
 
 @partial(jax.jit, static_argnums=3)

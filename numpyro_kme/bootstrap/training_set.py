@@ -166,9 +166,11 @@ class EmulatorTrainingSet:
     def losses(self, data: np.ndarray, fit_proportion: bool) -> np.ndarray:
         """Unbiased squared distances from an embedding `(J,)`, `(n,)`; with a fitted mixing proportion nearly so."""
         q, s = np.sum(self.split_halves[:, 0] * self.split_halves[:, 1], axis=1), self.means @ data
+        c = 1.0
         if fit_proportion:
-            return data @ data + -np.square(np.maximum(s, 0.0)) / np.maximum(q, 1e-3 * q.max())
-        return data @ data + (q - 2.0 * s)
+            q = np.maximum(q, 1e-3 * q.max())
+            c = np.clip(s / q, 0.0, 1.0)
+        return data @ data + c * (c * q - 2.0 * s)
 
     def noise(self) -> np.ndarray:
         """Variance of the means, in all features together, `(n,)`."""

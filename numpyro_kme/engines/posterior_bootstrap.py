@@ -1,5 +1,6 @@
 """The posterior bootstrap: robust inference for a simulator that one does not trust."""
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -63,6 +64,10 @@ class BootstrapPosterior(Posterior):
         rows = reweightings.rows(np.zeros(len(values), int))
         losses = newton.Problems(self.objective, nodes, rows).values(self.iid.unconstrain(latents))
         return losses + newton.offsets(self.objective, reweightings)
+
+
+RECENT: deque[Read] = deque(maxlen=8)
+"""Models of the last runs of all engines: another engine for the same model and other data compiles nothing."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -179,21 +184,28 @@ class PosteriorBootstrap(Engine, Settings):
         return self.posterior.replicates
 
     def _generator(self, args: tuple, kwargs: dict, last: Read | None) -> "Read":
-        """The model as a generator, and the prior; the last ones again, with their compiled programs,
-        where only the data have changed, and neither settings of theirs nor anything that the model refers to."""
+        """The model as a generator, and the prior; those of an earlier run again, with their compiled programs, where
+        only the data have changed, and neither settings of theirs nor anything that the model refers to."""
         iid = IidModel.read(self.model, args, kwargs)
         code, engine, centering = fingerprint({"model": self.model}).parts, self._settings(), self.centering
-        if last is not None and code == last.code and iid.differs_in_data_alone(last.first):
-            names = "covariates", "concentration", "centering", "truncation"
-            if all(getattr(self, name) is getattr(last.engine, name) for name in names):
-                return replace(last, engine=engine, iid=iid)
+        names = "covariates", "concentration", "centering", "truncation"
+        for earlier in [last, *RECENT] if last else RECENT.copy():
+            if (
+                earlier.first.model is self.model
+                and earlier.code == code
+                and all(getattr(self, name) is getattr(earlier.engine, name) for name in names)
+                and iid.differs_in_data_alone(earlier.first)
+            ):
+                return replace(earlier, engine=engine, iid=iid)
         generator = iid.generator(self.covariates)
         if isinstance(centering, Distribution):
             centering = partial(_drawn, centering)
         elif isinstance(centering, str) and self.concentration:
             centering = iid.predictive(generator)
         process = DirichletProcess(self.concentration, centering, self.truncation)
-        return Read(engine, iid, iid, generator, process, code)
+        read = Read(engine, iid, iid, generator, process, code)
+        RECENT.append(read)
+        return read
 
 
 def _drawn(distribution: Distribution, rng_key: jax.Array, num: int) -> jax.Array:

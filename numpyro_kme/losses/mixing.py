@@ -1,12 +1,13 @@
 r"""The squared MMD as a function of two inner products, with the model's measure normalised or not.
 
-Everywhere in this package the **mixing proportion** is the `c >= 0` of an unnormalised model measure `c P_u`. Where it
-is fitted (`MMD(fit_proportion=True)`), the data are taken for a mixture of the model, with proportion `c`, and of
-points that it does not explain, and the loss is
+Everywhere in this package the **mixing proportion** is the `c` in `[0, 1]` of an unnormalised model measure `c P_u`.
+Where it is fitted (`MMD(fit_proportion=True)`), the data are taken for a mixture of the model, with proportion `c`, and
+of points that it does not explain, and the loss is
 
-    min_{c >= 0} |mu_w - c mu_u|^2 = |mu_w|^2 - <mu_w, mu_u>_+^2 / |mu_u|^2,    c = <mu_w, mu_u>_+ / |mu_u|^2;
+    min_{0 <= c <= 1} |mu_w - c mu_u|^2 = |mu_w|^2 - 2 c s + c^2 q,    c = min(max(s / q, 0), 1),
 
-otherwise `c = 1`.
+with `q = |mu_u|^2` and `s = <mu_w, mu_u>`; otherwise `c = 1`. Without the bound at one a diffuse model, whose `q` is
+small and known the worst, would win by a proportion that means nothing.
 
 Reference: Scott (2004), Partial mixture estimation and outlier detection, in Theory and Applications of Recent Robust
 Methods.
@@ -19,10 +20,11 @@ import jax.numpy as jnp
 def discrepancy(energies: jax.Array, fit_proportion: bool) -> jax.Array:
     """Squared MMD without the constant `|mu_w|^2`, from `energies = (q, s) = (|mu_u|^2, <mu_w, mu_u>)`.
 
-    `q - 2 s`; with a fitted mixing proportion `-max(s, 0)^2 / q`.
+    `c^2 q - 2 c s`, with `c = 1`, or the fitted mixing proportion.
     """
     q, s = energies
-    return -jnp.square(jnp.maximum(s, 0.0)) / q if fit_proportion else q - 2.0 * s
+    c = proportion(q, s) if fit_proportion else 1.0
+    return c * (c * q - 2.0 * s)
 
 
 def derivatives(q: jax.Array, s: jax.Array, fit_proportion: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -33,8 +35,8 @@ def derivatives(q: jax.Array, s: jax.Array, fit_proportion: bool) -> tuple[jax.A
 
 
 def proportion(q: jax.Array, s: jax.Array) -> jax.Array:
-    """Mixing proportion `c = max(s, 0) / q` that fits best."""
-    return jnp.maximum(s, 0.0) / q
+    """Mixing proportion `c = s / q` that fits best, or the nearer of 0 and 1."""
+    return jnp.clip(s / q, 0.0, 1.0)
 
 
 def report(

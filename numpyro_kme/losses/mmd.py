@@ -26,8 +26,8 @@ class MMD(Loss):
     r"""Squared maximum mean discrepancy between the weighted data and the model.
 
     `|mu_w - mu_u|^2` with `mu_w = sum_i w_i k(x_i, .)` and `mu_u = E k(G_u(noise), .)`. With `fit_proportion`,
-    `min_{c >= 0} |mu_w - c mu_u|^2 = |mu_w|^2 - <mu_w, mu_u>_+^2 / |mu_u|^2`: the model has mixing proportion `c` in
-    the distribution of the data (its measure need not be normalised), and far contamination costs nothing, where the
+    `min_{0 <= c <= 1} |mu_w - c mu_u|^2`, with `c = <mu_w, mu_u> / |mu_u|^2` inside: the model has mixing proportion `c`
+    in the distribution of the data (its measure need not be normalised), and far contamination costs nothing, where the
     plain loss answers a proportion `e` of outliers with a model that is too wide. The fitted `c` is reported as
     `mixing_proportion`; without contamination the estimates are less efficient by about a third.
 

@@ -286,7 +286,7 @@ def test_simulations_are_divided_among_rounds():
 
 @pytest.mark.parametrize("fit_proportion", [False, True])
 def test_prior_anchors_are_the_best_of_their_candidates(fit_proportion, rng):
-    """By a loop over reweightings and draws, the best proportion by non-negative least squares."""
+    """By a loop over reweightings and draws, the best proportion by least squares with bounds."""
     x, data, rows = rng.normal(size=(50, 4)), rng.normal(size=(70, 4)), rng.integers(0, 50, size=(70, 6))
     emulator = Identity(None, np.eye(4), None, fit_proportion)
     found = emulator.best(data, x, rows)
@@ -294,7 +294,8 @@ def test_prior_anchors_are_the_best_of_their_candidates(fit_proportion, rng):
     np.testing.assert_array_equal(emulator.best(data, x, rows[:, :1]), x[rows[:, 0]])
 
     def loss(at, target):
-        return nnls(at[:, None], target)[1] if fit_proportion else np.linalg.norm(at - target)
+        c = lsq_linear(at[:, None], target, (0.0, 1.0), method="bvls").x if fit_proportion else 1.0
+        return np.linalg.norm(c * at - target)
 
     for have, target, row in zip(found, data, rows):
         assert loss(have, target) == min(loss(x[j], target) for j in row)
