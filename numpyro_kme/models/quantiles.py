@@ -32,9 +32,10 @@ def cauchy(z: jax.Array) -> jax.Array:
 
 
 def uniform(z: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
-    """The quantile function at `ndtr(z)` of the uniform distribution; below its upper end, as JAX's own draws are."""
+    """The quantile function at `ndtr(z)` of the uniform distribution, up to the largest number that JAX draws."""
     value = from_normal(dist.Uniform(low, high, validate_args=False), z)
-    most = lax.nextafter(*lax.stop_gradient((high, low)))
+    low, high = lax.stop_gradient((low, high))
+    most = jnp.minimum(low + (high - low) * (1.0 - jnp.finfo(z.dtype).eps), lax.nextafter(high, low))
     return value + lax.stop_gradient(jnp.minimum(most - value, 0.0))
 
 
