@@ -46,8 +46,8 @@ def truncated_normal(z: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array
     above = ndtr(-low) * ndtr(-z) + ndtr(-high) * ndtr(z)
     lower = below < above
     tail = ndtri(jnp.where(lower, below, above))
-    least, most = lax.nextafter(*lax.stop_gradient((low, high))), lax.nextafter(*lax.stop_gradient((high, low)))
-    return jnp.clip(jnp.where(lower, tail, -tail), least, most)
+    value, low, high = jnp.where(lower, tail, -tail), *lax.stop_gradient((low, high))
+    return value + lax.stop_gradient(jnp.clip(value, lax.nextafter(low, high), lax.nextafter(high, low)) - value)
 
 
 @jax.custom_jvp
@@ -167,7 +167,7 @@ def words(z: jax.Array, width: int) -> jax.Array:
 def randint(z: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
     """Whole numbers from `low` to `high - 1`, increasing in `z`; `low` where there is none."""
     dtype = jnp.result_type(low, high)
-    dtype = dtype if jnp.issubdtype(dtype, jnp.integer) else jnp.dtype(int)
+    dtype = dtype if jnp.issubdtype(dtype, jnp.integer) else jnp.result_type(int)
     low, high = low.astype(dtype), high.astype(dtype)
     high = jnp.where(high > low, high, low + 1)
     if dtype.itemsize > 4:

@@ -64,7 +64,7 @@ class Gated:
 
 
 class Truncated:
-    """A continuous distribution between bounds; its moments by quadrature."""
+    """A continuous distribution between bounds, precise in both tails; its moments by quadrature."""
 
     def __init__(self, law, low, high):
         self.law, self.low, self.high = law, low, high
@@ -202,7 +202,7 @@ JAX = {
     "truncated_normal": [
         by_quantile("truncated normal", random.truncated_normal, stats.truncnorm, -1.0, 2.0),
         by_quantile("truncated normal", random.truncated_normal, stats.truncnorm, 3.0, 4.0),
-        by_quantile("truncated normal", random.truncated_normal, stats.truncnorm, -9.0, 7.0),
+        by_quantile("truncated normal", random.truncated_normal, lambda a, b: Truncated(stats.norm(), a, b), -9.0, 7.0),
         by_quantile(
             "truncated normal",
             lambda k: random.truncated_normal(k, 1.0, jnp.inf),
