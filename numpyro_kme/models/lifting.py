@@ -88,6 +88,11 @@ def _looked_at(fn: Callable, params: Sequence, most_loops: int | None) -> Counte
         told_apart = _keys_differ(fn, params, most_loops, program, counted.total())
     except NoiseNotLifted:
         raise
+    except (jax.errors.UnexpectedTracerError, jax.errors.TracerArrayConversionError) as error:
+        raise NoiseNotLifted(
+            f"Simulator `{name(fn)}` refers to a number that JAX is tracing and that is none of its parameters: make "
+            "it one."
+        ) from error
     except Exception as error:
         _run_alone(fn, params)
         raise NoiseNotLifted(

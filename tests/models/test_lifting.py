@@ -333,3 +333,12 @@ def test_a_simulators_own_error_is_told_from_one_of_lifting(monkeypatch):
         NoiseNotLifted, match=r"`nested` runs, and its noise cannot be lifted \(ZeroDivisionError: division"
     ):
         lift_noise(nested, 17.0)
+
+
+def test_a_traced_number_that_is_no_parameter_is_refused():
+    def outer(a):
+        with pytest.raises(NoiseNotLifted, match="refers to a number that JAX is tracing"):
+            lift_noise(lambda k, t: t + a + random.normal(k), 0.0)
+        return a
+
+    jax.jit(outer)(1.0)
