@@ -190,7 +190,7 @@ ARRAYS = [
     by("ProjectedNormal", "2 normal", lambda a: dist.ProjectedNormal(jnp.array([a, 0.5])), None, 1.0),
     by("RightCensoredDistribution", "1 normal", lambda: dist.RightCensoredDistribution(NORMAL, 0), stats.norm),
     by("SineBivariateVonMises", LOOP, bivariate),
-    by("SineBivariateVonMises", "120 normal, 60 uniform, 1 von Mises", bivariate, loops=60),
+    by("SineBivariateVonMises", "60 normal, 30 uniform, 1 von Mises", bivariate, loops=30),
     by(
         "SineSkewed",
         "2 von Mises, 1 uniform",

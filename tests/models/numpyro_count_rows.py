@@ -74,7 +74,7 @@ COUNTS = [
     ),
     of("HurdleNegativeBinomial2", LOOP, None, 0.3, 2.0, 1.5),
     of("HurdlePoisson", LOOP, None, 0.3, 2.0),
-    of("HurdlePoisson", "61 poisson, 1 uniform", lambda g, r: zero_or(g, stats.poisson(r), True), 0.3, 2.0, loops=60),
+    of("HurdlePoisson", "21 poisson, 1 uniform", lambda g, r: zero_or(g, stats.poisson(r), True), 0.3, 2.0, loops=20),
     by("HurdleProbs", "1 uniform, 1 gamma", lambda: dist.HurdleProbs(GAMMA, 0.3), lambda: Gated(0.3, stats.gamma(2))),
     by("HurdleProbs", LOOP, lambda: dist.HurdleProbs(POISSON, 0.3)),
     by(
