@@ -228,6 +228,12 @@ def plain(program: Any) -> tuple[Any, Sequence[Any]]:
     return getattr(program, "jaxpr", program), getattr(program, "consts", ())
 
 
+CALLS = {"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2", "custom_jvp_call"}
+CALLS |= {"custom_vjp_call", "custom_vjp_call_jaxpr"}
+PLAYED = {*CALLS, "scan", "cond", "while"}
+"""Operations of a traced program that run others, one after the other or as their name says: all that can be played."""
+
+
 def programs(equation: Any) -> list[Any]:
     """The programs that an operation of a traced one runs, in the order in which it runs them."""
     given = equation.params
@@ -235,7 +241,19 @@ def programs(equation: Any) -> list[Any]:
         return [given["cond_jaxpr"], given["body_jaxpr"]]
     if "branches" in given:
         return list(given["branches"])
-    return [given[name] for name in ("jaxpr", "call_jaxpr", "fun_jaxpr") if name in given]
+    named = [given[name] for name in ("jaxpr", "call_jaxpr", "fun_jaxpr") if name in given]
+    return named or [one for one in jax.tree.leaves(tuple(given.values())) if hasattr(plain(one)[0], "eqns")]
+
+
+def constants(program: Any) -> list[Any]:
+    """The arrays that a traced program and those inside it hold, but for keys."""
+    jaxpr, own = plain(program)
+    found = [*own]
+    for equation in jaxpr.eqns:
+        found += [variable.val for variable in equation.invars if hasattr(variable, "val")]
+        for inner in programs(equation):
+            found += constants(inner)
+    return [array for array in found if not jnp.issubdtype(jnp.result_type(array), jax.dtypes.prng_key)]
 
 
 def written_in(equation: Any) -> tuple[str, str]:

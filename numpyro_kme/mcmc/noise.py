@@ -190,9 +190,8 @@ def even_noise(simulator: Simulator) -> NoiseForm:
     return NoiseForm(NormalNoise(lifted.dim), lifted, str(lifted))
 
 
-@lru_cache(maxsize=256)
 def _lifted(fn: Callable, shapes: tuple, dtypes: tuple) -> LiftedNoise | str:
-    """A simulator with its noise lifted, or why it cannot be."""
+    """A simulator as it is now with its noise lifted, or why it cannot be."""
     try:
         return lift_noise(fn, *(np.ones(shape, dtype) for shape, dtype in zip(shapes, dtypes)))
     except NoiseNotLifted as error:

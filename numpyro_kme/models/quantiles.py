@@ -12,6 +12,7 @@ from jax.scipy.special import betainc, gammainc, gammaincc, gammaln, log_ndtr, n
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme.models.normalise import Tails, from_normal
+from numpyro_kme.models.von_mises import von_mises
 
 
 def of_family(family: Callable[..., dist.Distribution]) -> Callable[..., jax.Array]:
@@ -26,13 +27,23 @@ def cauchy(z: jax.Array) -> jax.Array:
     return jnp.where(far, tail, jnp.tan(jnp.pi * (ndtr(jnp.where(far, 0.0, z)) - 0.5)))
 
 
+def uniform(z: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
+    """The quantile function at `ndtr(z)` of the uniform distribution, up to the largest number that JAX draws."""
+    value = from_normal(dist.Uniform(low, high, validate_args=False), z)
+    low, high = lax.stop_gradient((low, high))
+    most = jnp.minimum(low + (high - low) * (1.0 - jnp.finfo(z.dtype).eps), lax.nextafter(high, low))
+    return value + lax.stop_gradient(jnp.minimum(most - value, 0.0))
+
+
 def truncated_normal(z: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
-    """The quantile function at `ndtr(z)` of the standard normal distribution between two bounds."""
-    mirrored = low + high > 0.0  # the lower tail has the digits
-    low, high = jnp.where(mirrored, -high, low), jnp.where(mirrored, -low, high)
-    upper = ndtr(jnp.where(mirrored, -z, z))
-    value = jnp.clip(ndtri(ndtr(low) * (1.0 - upper) + ndtr(high) * upper), low, high)
-    return jnp.where(mirrored, -value, value)
+    """The quantile function at `ndtr(z)` of the standard normal distribution between two bounds, which are left out."""
+    low, high = jnp.asarray(low, z.dtype), jnp.asarray(high, z.dtype)
+    below = ndtr(low) * ndtr(-z) + ndtr(high) * ndtr(z)  # P(Z < x), of untruncated Z; and its complement
+    above = ndtr(-low) * ndtr(-z) + ndtr(-high) * ndtr(z)
+    lower = below < above
+    tail = ndtri(jnp.where(lower, below, above))
+    value, low, high = jnp.where(lower, tail, -tail), *lax.stop_gradient((low, high))
+    return value + lax.stop_gradient(jnp.clip(value, lax.nextafter(low, high), lax.nextafter(high, low)) - value)
 
 
 @jax.custom_jvp
@@ -151,11 +162,15 @@ def words(z: jax.Array, width: int) -> jax.Array:
 
 
 def randint(z: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
-    """Whole numbers from `low` to `high - 1`, increasing in `z`."""
-    if low.dtype.itemsize > 4:
+    """Whole numbers from `low` to `high - 1`, increasing in `z`; `low` where there is none."""
+    dtype = jnp.result_type(low, high)
+    dtype = dtype if jnp.issubdtype(dtype, jnp.integer) else jnp.result_type(int)
+    low, high = low.astype(dtype), high.astype(dtype)
+    high = jnp.where(high > low, high, low + 1)
+    if dtype.itemsize > 4:
         span = high - low
-        return low + jnp.minimum(jnp.floor(ndtr(z) * span).astype(low.dtype), span - 1)
-    low, span = low.astype(jnp.uint32), jnp.maximum((high - low).astype(jnp.uint32), 1)
+        return low + jnp.minimum(jnp.floor(ndtr(z) * span).astype(dtype), span - 1)
+    low, span = low.astype(jnp.uint32), (high - low).astype(jnp.uint32)
     word = words(z, 32)
     upper, lower = word >> 16, word & 0xFFFF
     crossed = upper * (span & 0xFFFF)
@@ -166,7 +181,7 @@ def randint(z: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
 JAX, NUMPYRO = "jax", "numpyro"
 RULES: dict[tuple[str, str], tuple[str, Callable[..., jax.Array]]] = {
     (JAX, "_normal_real"): ("normal", lambda z: z),
-    (JAX, "_uniform"): ("uniform", of_family(dist.Uniform)),
+    (JAX, "_uniform"): ("uniform", uniform),
     (JAX, "_truncated_normal"): ("truncated normal", truncated_normal),
     (JAX, "_exponential"): ("exponential", of_family(partial(dist.Exponential, 1.0))),
     (JAX, "_weibull_min"): ("weibull", of_family(dist.Weibull)),
@@ -179,6 +194,7 @@ RULES: dict[tuple[str, str], tuple[str, Callable[..., jax.Array]]] = {
     (JAX, "_geometric"): ("geometric", geometric),
     (JAX, "_poisson"): ("poisson", poisson),
     (JAX, "_binomial"): ("binomial", binomial),
+    (NUMPYRO, "_von_mises_centered"): ("von Mises", von_mises),
     (NUMPYRO, "_binomial"): ("binomial", lambda z, probability, number: binomial(z, number, probability)),
 }
 """What compiled functions of `jax.random` and of NumPyro draw, and their quantile functions."""

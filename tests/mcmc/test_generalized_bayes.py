@@ -326,7 +326,7 @@ def test_declared_noise_follows_from_normals(declared):
 
 def test_noise_without_quantiles_is_drawn():
     for fn, why in [
-        (FromNoise(lambda noise, mean: mean + noise, dist.VonMises(0.0, 1.0)), "declared, drawn .* `while` loop"),
+        (FromNoise(lambda noise, mean: mean + noise, dist.HurdlePoisson(0.3, 2.0)), "declared, drawn .* `while` loop"),
         (until_positive, "drawn independently from random keys, not lifted: .*most_loops"),
         (lambda rng_key, mean: mean, "one draw takes 0 numbers"),
     ]:
@@ -334,6 +334,19 @@ def test_noise_without_quantiles_is_drawn():
         assert isinstance(found.rule, DrawnNoise) and re.search(why, found.note), found.note
     found = even_noise(Simulator(on_host, 0.0, shape=(), dtype=float))
     assert isinstance(found.rule, DrawnNoise) and "`on_host` runs in NumPy" in found.note
+
+
+def test_a_simulator_is_lifted_as_it_is_now():
+    """And not as it was when it was first met: what it refers to may have changed."""
+    again = False
+
+    def simulate(rng_key, mean):
+        one, two = random.split(rng_key)
+        return mean + random.normal(one) + random.normal(one if again else two)
+
+    assert even_noise(Simulator(simulate, 0.0)).note == "2 normal a draw, lifted"
+    again = True
+    assert "draws twice from one random key" in even_noise(Simulator(simulate, 0.0)).note
 
 
 @pytest.mark.parametrize("noise", [pytest.param(CommonNoise(64), marks=pytest.mark.slow), LatentNoise(8)])
