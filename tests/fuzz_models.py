@@ -48,9 +48,9 @@ WIDTH = {"KELFI": 1.6, "KELFI in rounds": 1.6, "KELFI as published": 2.0}
 counted once. The kernel on data of the published form widens posteriors."""
 SCALES = (0.1, 3.0)
 SIMULATIONS, SAMPLES = 500, 500
-"""Of every KELFI, three times as many as published; programs are compiled anew for other numbers. All engines have budgets
-with which their own error is far below `NEAR`: with 200 simulations, KELFI's posterior means vary between keys by 0.2
-standard deviations where the observation counts three times."""
+"""Of every KELFI, three times as many as published; programs are compiled anew for other numbers. All engines have
+budgets with which their own error is far below `NEAR`: with 200 simulations, KELFI's posterior means vary between keys
+by 0.2 standard deviations where the observation counts three times."""
 CACHED = {
     "JAX_COMPILATION_CACHE_DIR": str(Path(__file__).parents[1] / ".pytest_cache" / "xla"),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

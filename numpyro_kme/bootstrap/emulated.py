@@ -14,7 +14,7 @@ import numpy as np
 from numpyro_kme._core import checks, compat
 from numpyro_kme.bootstrap import newton
 from numpyro_kme.bootstrap.emulator import FINAL_ITERATIONS, EmulatedMinima, Emulator, calibrated_loss_scale
-from numpyro_kme.bootstrap.fit import SAME, Fit, distinct, full_data, require_possible, starting_scale
+from numpyro_kme.bootstrap.fit import SAME, Fit, distinct, full_data, starting_scale
 from numpyro_kme.bootstrap.preparation import FIRST_NODES, Derivatives, Settings, posterior_sd
 from numpyro_kme.bootstrap.replicates import TOLERANCE, EmulatorSummary, Quadrature, Replicates
 from numpyro_kme.bootstrap.training_set import TrainingSimulator, fit_features, together
@@ -196,11 +196,9 @@ def emulated_bootstrap(
         loss_scale,
         emulator.errors(unseen, data, best) / loss_scale,
     )
-    full = _full_fit(learnt, objective, settings.prior_weight, summary)
-    require_possible(full.value, full.numbers)
+    full = _full_fit(learnt, objective, settings.prior_weight)
     value = best.value + _squared_norms(objective, own) - np.square(data).sum(axis=1)
-    numbers = _numbers(learnt, best.mixing_proportion, best.x, summary)
-    require_possible(value, numbers)
+    numbers = {"mixing_proportion": best.mixing_proportion} if emulator.fit_proportion else {}
     u = simulator.parameters(best.x)
     sd = posterior_sd(u)
     remaining = np.abs(best.remaining * simulator.width / sd).max(axis=1)
@@ -240,7 +238,7 @@ def _from_two_starts(
     return first, EmulatedMinima(*best), moved
 
 
-def _full_fit(learnt: LearntEmulator, objective: GridMMD | DirectMMD, weight: float, summary: EmulatorSummary) -> Fit:
+def _full_fit(learnt: LearntEmulator, objective: GridMMD | DirectMMD, weight: float) -> Fit:
     """The full data's minimum, pulled to the prior's middle, from the best points of the training set."""
     emulator, simulator, loss_scale = learnt.emulator, learnt.simulator, learnt.loss_scale
     data, x = learnt.data_features.mean(axis=0) @ emulator.basis, emulator.training.x
@@ -260,24 +258,8 @@ def _full_fit(learnt: LearntEmulator, objective: GridMMD | DirectMMD, weight: fl
         reached=int((np.abs(found.x - found.x[best]).max(axis=1) <= SAME).sum()),
         followed=len(starts),
         converged=bool(found.convex[best] and np.abs(found.remaining[best]).max() < 1e-2),
-        numbers=_numbers(learnt, found.mixing_proportion[best], found.x[best][None], summary),
+        numbers={"mixing_proportion": found.mixing_proportion[best]} if emulator.fit_proportion else {},
     ).raised(float(_squared_norms(objective, full_data(objective))[0] - np.square(data).sum()))
-
-
-def _numbers(
-    learnt: LearntEmulator, proportion: np.ndarray, x: np.ndarray, summary: EmulatorSummary
-) -> dict[str, np.ndarray]:
-    """Fitted mixing proportions, and their errors were they one, as of `mixing.report`, with that of the emulator."""
-    emulator = learnt.emulator
-    if not emulator.fit_proportion:
-        return {}
-    means = emulator.at(x)
-    of_sample = 2.0 / len(learnt.data_features) * (learnt.data_features @ emulator.basis @ means.T).var(axis=0)
-    error = summary.error * learnt.loss_scale
-    return {
-        "mixing_proportion": proportion,
-        "mixing_proportion_error": np.sqrt(of_sample + error**2) / np.square(means).sum(axis=1),
-    }
 
 
 def _squared_norms(objective: GridMMD | DirectMMD, reweightings: Reweightings) -> np.ndarray:

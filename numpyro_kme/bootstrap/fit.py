@@ -171,18 +171,13 @@ def refit(objective: WeightedObjective, nodes: QuadratureNodes, first: Fit) -> F
 
 
 def require_possible(value: Any, numbers: dict[str, np.ndarray]) -> None:
-    """Raise an error for fitted squared distances below zero and mixing proportions above one, beyond their errors;
-    `numbers` as of `mixing.report`."""
+    """Raise an error for fitted squared distances below zero, beyond their errors; `numbers` as of `mixing.report`."""
     advice = (
-        "Too few simulated points measure the model where the loss was minimised: raise `num_nodes`, declare the "
-        "simulator's noise with FromNoise, or fix the mixing proportion at 1 (fit_proportion=False)"
+        "Too few simulated points measure the model where the loss was minimised: raise `num_nodes`, or declare the "
+        "simulator's noise with FromNoise."
     )
-    if "mixing_proportion" in numbers:
-        narrow = f"{advice}, as where the data are narrower than any model."
-        found, error = numbers["mixing_proportion"], numbers["mixing_proportion_error"]
-        checks.possible("The mixing proportion", found, error, narrow, most=1.0)
     if "loss_error" in numbers:
-        checks.possible("A minimum of the squared distance", value, numbers["loss_error"], f"{advice}.", least=0.0)
+        checks.possible("A minimum of the squared distance", value, numbers["loss_error"], advice, least=0.0)
 
 
 def full_data(objective: WeightedObjective) -> Reweightings:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme.kernels.base import num_points, register
+from numpyro_kme.kernels.base import register
 from numpyro_kme.losses import mixing
 from numpyro_kme.losses.generator import Generator, QuadratureNodes, check_data, check_points, join
 
@@ -112,11 +112,11 @@ class EmbeddingObjective(WeightedObjective):
         """`mu_u` and `mu_w` at the simulated points `y_m`, the weights `v` of these, and `sum_m v_m^2 k(y_m, y_m)`."""
 
     def report(self, reduced, u, nodes):
-        """Standard errors, and the mixing proportion if it is fitted; see `mixing.report`."""
+        """The standard error of the loss, and the mixing proportion if it is fitted; see `mixing.report`."""
         own, cross, weights, coincident = self.witnesses(reduced, u, nodes)
-        q, s, n = self.energy(weights @ own, coincident, weights), weights @ cross, num_points(self.data)
+        q, s = self.energy(weights @ own, coincident, weights), weights @ cross
         kinds = self.generator.noise.independent, self.fit_proportion
-        return mixing.report(q, s, (own, cross), weights, coincident, n, *kinds)
+        return mixing.report(q, s, (own, cross), weights, coincident, *kinds)
 
     @abc.abstractmethod
     def gram(self, reduced: Any, points: Any, nodes: QuadratureNodes) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -45,11 +45,10 @@ def report(
     witness: tuple[jax.Array, jax.Array],
     weights: jax.Array,
     coincident: jax.Array,
-    num_data: int,
     independent: bool,
     fit_proportion: bool,
 ) -> dict[str, jax.Array]:
-    r"""The fitted mixing proportion, and standard errors of it and of the loss.
+    r"""The standard error of the loss, and the mixing proportion if it is fitted.
 
     Node `m` moves `q` by `2 v_m mu_u(y_m)` and `s` by `v_m mu_w(y_m)`, and pairs of independent nodes add
     `2 |v|^4 Var k` to the variance of `q`, where `E k^2 <= k(y, y) q`.
@@ -59,27 +58,16 @@ def report(
         witness: `mu_u` and `mu_w` at the simulated points, `(M,)` each.
         weights: `v`, `(M,)`.
         coincident: `sum_m v_m^2 k(y_m, y_m)`.
-        num_data: Number of data points.
         independent: Whether nodes are sampled independently; quadrature has no error of this kind.
         fit_proportion: Whether the mixing proportion is fitted.
     Returns:
-        `loss_error`, which is rounding alone for quadrature. With a fitted proportion also `mixing_proportion` and
-        `mixing_proportion_error`: that of `(s - q) / q` if the proportion were one, where the sample and its random
-        weights count too, `Var_w s = 2 Var_u mu_u / n`.
+        `loss_error`, which is rounding alone for quadrature, and `mixing_proportion`.
     """
     squares = jnp.sum(jnp.square(weights))
-    peak = coincident / squares
-
-    def of_nodes(by_q, by_s):
-        moves = 2.0 * by_q * witness[0] + by_s * witness[1]
-        single = jnp.sum(jnp.square(weights * (moves - weights @ moves)))
-        pairs = 2.0 * jnp.square(by_q * squares) * peak * jnp.maximum(q, 0.0)  # unbiased, `q` can be negative
-        return single + pairs if independent else jnp.zeros(())
-
-    # error of a loss by rounding, relative to `k(y, y)`
-    found = {"loss_error": jnp.sqrt(of_nodes(*derivatives(q, s, fit_proportion)[1])) + 1e-9 * jnp.abs(peak)}
-    if fit_proportion:
-        of_data = 2.0 / num_data * (weights @ jnp.square(witness[0] - weights @ witness[0]))
-        error = jnp.sqrt(of_nodes(-1.0, 1.0) + of_data) / q
-        found |= {"mixing_proportion": proportion(q, s), "mixing_proportion_error": error}
-    return found
+    peak, (by_q, by_s) = coincident / squares, derivatives(q, s, fit_proportion)[1]
+    moves = 2.0 * by_q * witness[0] + by_s * witness[1]
+    single = jnp.sum(jnp.square(weights * (moves - weights @ moves)))
+    pairs = 2.0 * jnp.square(by_q * squares) * peak * jnp.maximum(q, 0.0)  # unbiased, `q` can be negative
+    # error by rounding, relative to `k(y, y)`
+    found = {"loss_error": (jnp.sqrt(single + pairs) if independent else 0.0) + 1e-9 * jnp.abs(peak)}
+    return found | {"mixing_proportion": proportion(q, s)} if fit_proportion else found

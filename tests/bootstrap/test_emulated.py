@@ -11,13 +11,13 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from scipy.optimize import minimize, minimize_scalar, nnls
+from scipy.optimize import lsq_linear, minimize, minimize_scalar
 from scipy.stats import kstest, norm
 
 import numpyro_kme as kme
 from numpyro_kme.bootstrap import Settings, newton, posterior_bootstrap
 from numpyro_kme.bootstrap import emulated as learning
-from numpyro_kme.bootstrap.emulated import _full_fit, _numbers, design
+from numpyro_kme.bootstrap.emulated import _full_fit, design
 from numpyro_kme.bootstrap.emulator import EmulatedMinima, Emulator, calibrated_loss_scale
 from numpyro_kme.bootstrap.networks import Networks, _train
 from numpyro_kme.bootstrap.replicates import EmulatorSummary
@@ -284,6 +284,11 @@ def test_simulations_are_divided_among_rounds():
         assert 0.99 * num < total <= num and points <= 1024
 
 
+def shared(model, data):
+    """Distance of the data from the best share of a model, in `[0, 1]`."""
+    return np.linalg.norm(lsq_linear(model[:, None], data, (0.0, 1.0), method="bvls").fun)
+
+
 @pytest.mark.parametrize("fit_proportion", [False, True])
 def test_prior_anchors_are_the_best_of_their_candidates(fit_proportion, rng):
     """By a loop over reweightings and draws, the best proportion by least squares with bounds."""
@@ -294,8 +299,7 @@ def test_prior_anchors_are_the_best_of_their_candidates(fit_proportion, rng):
     np.testing.assert_array_equal(emulator.best(data, x, rows[:, :1]), x[rows[:, 0]])
 
     def loss(at, target):
-        c = lsq_linear(at[:, None], target, (0.0, 1.0), method="bvls").x if fit_proportion else 1.0
-        return np.linalg.norm(c * at - target)
+        return shared(at, target) if fit_proportion else np.linalg.norm(at - target)
 
     for have, target, row in zip(found, data, rows):
         assert loss(have, target) == min(loss(x[j], target) for j in row)
@@ -319,7 +323,7 @@ def test_minima_of_affine_networks_are_those_of_ridge_regression(fit_proportion,
     def residual(x, target):
         model = np.ravel(x @ a + b)
         target = np.tile(target, 3)
-        c = max(model @ target, 0.0) / (model @ model) if fit_proportion else 1.0
+        c = np.clip(model @ target / (model @ model), 0.0, 1.0) if fit_proportion else 1.0
         return c * model - target, c
 
     for k, (target, anchor) in enumerate(zip(data, anchors)):
@@ -345,7 +349,7 @@ def test_the_fit_to_the_full_data_is_ridge_regression_in_the_units_of_the_parame
     features, middle, width = rng.normal(size=(20, 4)) + 3.0, np.array([5.0, -1.0]), np.array([2.0, 0.1])
     learnt = learning.LearntEmulator(emulator, 0.7, features, TrainingSimulator(None, middle, width), 1, 1)
     bound = MMD(Gaussian(1.0)).objective(rng.normal(size=20), Generator(location, NormalNoise(1), 1))
-    found = _full_fit(learnt, bound, 0.4, None)
+    found = _full_fit(learnt, bound, 0.4)
     curvature = 2.0 * np.einsum("kpr,kqr->pq", a, a) / 3 + 0.7 * 0.4 * np.eye(2)
     slope = 2.0 * np.einsum("kpr,kr->p", a, features.mean(axis=0) - b) / 3
     np.testing.assert_allclose(found.u, middle + width * np.linalg.solve(curvature, slope), rtol=1e-6)
@@ -365,7 +369,7 @@ def test_networks_disagree_by_their_own_newton_steps(fit_proportion, rng):
 
     def loss(k, at, target):
         model = at @ a[k] + b[k]
-        c = max(model @ target, 0.0) / (model @ model) if fit_proportion else 1.0
+        c = np.clip(model @ target / (model @ model), 0.0, 1.0) if fit_proportion else 1.0
         return np.sum((c * model - target) ** 2) / 0.7
 
     expected = []
@@ -384,7 +388,7 @@ def test_losses_of_a_training_set_are_squared_distances_without_noise(rng):
     counts = np.array([10.0, 20.0, 10.0, 40.0, 10.0, 10.0])
     exact = EmulatorTrainingSet(np.zeros((6, 2)), np.stack([means, means], axis=1), counts)
     np.testing.assert_allclose(exact.losses(data, False), np.sum((means - data) ** 2, axis=1))
-    np.testing.assert_allclose(exact.losses(data, True), [nnls(mean[:, None], data)[1] ** 2 for mean in means])
+    np.testing.assert_allclose(exact.losses(data, True), [shared(mean, data) ** 2 for mean in means])
     np.testing.assert_allclose(exact.losses(-data, True), data @ data)
     apart = rng.normal(size=(6, 3))
     noisy = EmulatorTrainingSet(np.zeros((6, 2)), np.stack([means + apart, means - apart], axis=1), counts)
@@ -466,24 +470,10 @@ def test_the_full_fit_has_converged_where_its_last_step_is_small_and_the_loss_co
     emulator.minimise, emulator.totals = lambda *_: found, lambda *_: np.zeros((1, 5))
     simulator = SimpleNamespace(width=np.array([2.0, 3.0]), parameters=lambda x: 2.0 * x)
     learnt = SimpleNamespace(emulator=emulator, simulator=simulator, loss_scale=scale, data_features=data)
-    fit = learning._full_fit(learnt, None, 2.0, None)
+    fit = learning._full_fit(learnt, None, 2.0)
     assert fit.converged == (left < 0.01 and convex)
     np.testing.assert_array_equal(fit.u, 2.0 * found.x[best])
     np.testing.assert_allclose(fit.value, found.value[best] + 3.0 - np.sum(data.mean(axis=0) ** 2))
-
-
-def test_errors_of_an_emulated_proportion_by_hand(rng):
-    """The variance of `<mu_w, mu_u>` over weights, `2 Var mu_u / n`, and the emulator's own error, over `|mu_u|^2`."""
-    features, basis, x = rng.normal(size=(40, 5)), np.linalg.qr(rng.normal(size=(5, 4)))[0], rng.normal(size=(3, 4))
-    emulator = Identity(None, basis, None, True)
-    learnt = SimpleNamespace(emulator=emulator, data_features=features, loss_scale=0.2)
-    found = _numbers(learnt, np.full(3, 0.7), x, SimpleNamespace(error=3.0))
-    for mean, error in zip(x, found["mixing_proportion_error"]):
-        own = features @ basis @ mean
-        assert error == pytest.approx(np.sqrt(2.0 * np.var(own) / 40 + 0.6**2) / (mean @ mean))
-    np.testing.assert_array_equal(found["mixing_proportion"], 0.7)
-    learnt.emulator = Identity(None, basis, None, False)
-    assert _numbers(learnt, np.ones(3), x, SimpleNamespace(error=3.0)) == {}
 
 
 @pytest.mark.slow

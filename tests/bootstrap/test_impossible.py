@@ -1,5 +1,4 @@
-"""Impossible values stop: negative squared distances, mixing proportions above one; the errors that say what is
-impossible are right."""
+"""Impossible values stop: negative squared distances; the errors that say what is impossible are right."""
 
 import jax
 import jax.numpy as jnp
@@ -59,12 +58,15 @@ def contaminated(rng, n=1024):
 
 
 @pytest.mark.slow
-def test_too_few_simulations_of_heavy_tails_give_no_mixing_proportion_of_nine(rng):
-    """The minimum is where 512 points see nothing: a squared distance of -0.03, a mixing proportion of 9."""
+@pytest.mark.filterwarnings(r"ignore:\d+ of \d+ replicates did not converge")
+def test_few_simulations_of_heavy_tails_find_no_diffuse_model(rng):
+    """Without a bound at one the minimum was where 512 points see nothing, with a mixing proportion of 9."""
     loss = MMD(kernels.Gaussian(0.15), fit_proportion=True)
-    engine = kme.PosteriorBootstrap(heavy, loss, num_samples=2, num_nodes=256, num_starts=256)
-    with pytest.raises(RuntimeError, match=r"mixing proportion must be at most 1; got \d.*FromNoise"):
+    engine = kme.PosteriorBootstrap(heavy, loss, num_samples=16, num_nodes=256, num_starts=256)
+    with pytest.warns(UserWarning, match="doubling the noise nodes moves the draws"):
         engine.run(jax.random.key(0), contaminated(rng))
+    assert engine.replicates.numbers["mixing_proportion"].max() <= 1.0
+    np.testing.assert_allclose(engine.get_samples()["theta"].mean(axis=0)[:2], [3.0, 1.0], atol=0.4)
 
 
 @pytest.mark.slow
@@ -91,13 +93,12 @@ def one_mean(x):
         numpyro.sample("x", kme.Simulator(WIDE, mean), obs=x)
 
 
-@pytest.mark.slow  # that the bootstrap checks its fit and its replicates: test_bootstrap; the checks: below
-def test_data_narrower_than_any_model_have_no_mixing_proportion(rng):
-    engine = kme.PosteriorBootstrap(
-        one_mean, MMD(kernels.Gaussian(0.5), fit_proportion=True), num_samples=2, num_starts=8
-    )
-    with pytest.raises(RuntimeError, match=r"at most 1; got 1\..*fix the mixing proportion"):
-        engine.run(jax.random.key(0), 0.3 * rng.normal(size=400))
+@pytest.mark.slow
+def test_data_narrower_than_any_model_are_all_of_it(rng):
+    loss = MMD(kernels.Gaussian(0.5), fit_proportion=True)
+    engine = kme.PosteriorBootstrap(one_mean, loss, num_samples=2, num_starts=8)
+    engine.run(jax.random.key(0), 0.3 * rng.normal(size=400))
+    np.testing.assert_array_equal(engine.replicates.numbers["mixing_proportion"], 1.0)
 
 
 @register
@@ -131,9 +132,6 @@ def test_impossible_minima_raise_an_error():
     require_possible(-0.04, {"loss_error": 0.01})
     with pytest.raises(RuntimeError, match=r"squared distance must be at least 0; got -0\.06 .*FromNoise"):
         require_possible(-0.06, {"loss_error": 0.01})
-    require_possible(0.1, {"mixing_proportion": 1.04, "mixing_proportion_error": 0.01, "loss_error": 0.01})
-    with pytest.raises(RuntimeError, match=r"mixing proportion must be at most 1; got 1\.06 .*FromNoise"):
-        require_possible(0.1, {"mixing_proportion": 1.06, "mixing_proportion_error": 0.01, "loss_error": 0.01})
 
 
 @pytest.mark.parametrize(
@@ -175,7 +173,6 @@ def drawn(u, rng_key):
 
 
 KEYED = Generator(drawn, DrawnNoise(), 2)
-ROUTES = [GridMMD, DirectMMD]
 
 
 def bind(route, generator, x, fit_proportion):
@@ -215,20 +212,6 @@ def test_the_error_of_a_loss_is_its_deviation_over_samples_of_the_nodes(route, f
     assert 1.0 - 5 / np.sqrt(2 * sets) < ratio < 1.3  # an upper bound, by E k^2 <= k(y, y) q
     # far from each other, the energy of points without pairs of a node with itself is rounding, of either sign
     assert np.isfinite(found(objective, nodes, weights, np.array([0.0, 9.0]))[1]["loss_error"]).all()
-
-
-@pytest.mark.x64
-@pytest.mark.parametrize("route", ROUTES)
-def test_the_error_of_a_mixing_proportion_is_its_deviation_over_data_weights_and_nodes(route, rng):
-    proportions, errors = [], []
-    for i in range(12):
-        objective = bind(route, KEYED, rng.normal(size=(100, 1)), True)
-        nodes = KEYED.draw_nodes(jax.random.key(i), 400, 32)
-        numbers = found(objective, nodes, rng.dirichlet(np.ones(100), 32), np.zeros(2))[1]
-        proportions.append(numbers["mixing_proportion"])
-        errors.append(numbers["mixing_proportion_error"])
-    ratio = np.sqrt(np.mean(np.square(errors)) / np.mean(np.square(np.array(proportions) - 1.0)))
-    assert 0.5 < ratio < 1.8  # twelve data sets know their own deviation to a fifth
 
 
 @pytest.mark.parametrize("dim", [1, 2])
