@@ -53,7 +53,8 @@ def make_loss(free):
         y = jax.vmap(lambda t: g_and_k(u, t[None]))(z)
         gram = lambda a: jnp.exp(-0.5 * jnp.square((a[:, None] - y[None]) / GK_LENGTH_SCALE)) @ v  # noqa: E731
         own, cross = v @ gram(y), w @ gram(x)
-        return -(cross**2) / own if free else own - 2.0 * cross
+        c = jnp.clip(cross / own, 0.0, 1.0) if free else 1.0
+        return c * (c * own - 2.0 * cross)
 
     return jax.jit(jax.value_and_grad(loss))
 

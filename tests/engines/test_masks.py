@@ -244,6 +244,7 @@ MADE_SO = "KernelBayes", "DistributionRegressionABC"
 """Their tables are made as that of KernelABC."""
 
 
+@pytest.mark.filterwarnings("ignore:.*the posterior is coarse")
 @pytest.mark.parametrize(
     "make",
     [pytest.param(m, id=n, marks=pytest.mark.slow if n in MADE_SO else ()) for m, n in zip(WEIGHTING, NAMES)],
