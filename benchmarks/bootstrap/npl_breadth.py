@@ -5,7 +5,7 @@
 
 Exact minimisers of the full data, for five data sets of each: Nelder and Mead on the squared MMD by its spectrum,
 `E_w |phi_data(w) - phi_model(w)|^2` with Gauss-Hermite (one dimension) or Sobol frequencies, of 8,192 simulated points
-made with SciPy's quantile functions.
+made with SciPy's quantile functions. Takes an hour.
 """
 
 import time

@@ -155,7 +155,7 @@ def _follow(problem: Problems, starts: np.ndarray, scale: np.ndarray, max_steps:
     if not problem.objective.has_cheap_hessian:
         hessians = _sound(problems.expand(starts).hessian, hessians)
     control = Control(scale, tolerance=1e-5, max_steps=max_steps, damping=0.1, stride=1.0)
-    return problems.solve(starts, hessians, control)
+    return problems.solve(starts, hessians, control, updates=True)
 
 
 def _sound(hessians: np.ndarray, instead: np.ndarray) -> np.ndarray:

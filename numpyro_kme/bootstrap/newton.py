@@ -63,12 +63,15 @@ def minimise(
     damping: jax.Array,
     stride: jax.Array,
     exact: bool = True,
+    updates: bool = True,
 ) -> Minimum:
     r"""Minimise `u -> objective.value(reduced, u, nodes)` by damped Newton steps `-(|H| + damping I)^-1 g`.
 
     `|H|` has the absolute eigenvalues, so saddles repel. A step that does not lower the loss is taken back and the
     damping raised. With `exact`, a cheap Hessian is evaluated at every step; otherwise `hessian` is the first one and
-    symmetric rank-one updates follow.
+    symmetric rank-one updates follow. Without `updates` it stays, and a step is good if it lowers `g' |H|^-1 g`: where
+    simulated points jump, the loss is a staircase and says nothing of small steps, and differences of gradients are
+    those of its stairs.
 
     Args:
         objective: What to minimise.
@@ -82,6 +85,7 @@ def minimise(
         damping: Relative to the largest eigenvalue; the first step has a fifth of it, and 0 trusts the first Hessian.
         stride: Longest step, in units of `scale`.
         exact: Use the objective's Hessian where it is cheap.
+        updates: Update the Hessian by differences of gradients.
     """
     exact = exact and objective.has_cheap_hessian
 
@@ -104,9 +108,13 @@ def minimise(
             kept = best.hessian
         else:
             value, gradient = objective.slope(reduced, state.trial, nodes)
-            fresh = _rank_one(best.hessian, moved, gradient - best.gradient)
+            fresh = _rank_one(best.hessian, moved, gradient - best.gradient) if updates else best.hessian
             kept = jnp.where(jnp.all(jnp.isfinite(fresh)), fresh, best.hessian)
-        good = (value < best.value) & jnp.all(jnp.isfinite(gradient)) & jnp.all(jnp.isfinite(fresh))
+        lower = value < best.value
+        if not updates:
+            left = propose(gradient, fresh, 0.0)[1]
+            lower = (best.steps == 0) | (jnp.vdot(gradient, left) > jnp.vdot(best.gradient, best.remaining))
+        good = lower & jnp.all(jnp.isfinite(gradient)) & jnp.all(jnp.isfinite(fresh))
         gain = (best.value - value) / jnp.maximum(state.predicted, 1e-300)
         raised = jnp.maximum(4.0 * state.damping, 1e-2)
         lowered = jnp.where(gain > 0.75, 0.2 * state.damping, jnp.where(gain > 0.25, state.damping, raised))
@@ -168,7 +176,13 @@ class Problems:
         return replace(self, reweightings=self.reweightings.rows(index))
 
     def solve(
-        self, starts: np.ndarray, hessians: np.ndarray, control: Control, exact: bool = True, progress_bar: bool = False
+        self,
+        starts: np.ndarray,
+        hessians: np.ndarray,
+        control: Control,
+        exact: bool = True,
+        progress_bar: bool = False,
+        updates: bool | None = None,
     ) -> Minimum:
         """Minimise for every reweighting from its start.
 
@@ -178,10 +192,12 @@ class Problems:
             control: Scales and stopping.
             exact: Evaluate Hessians where that is cheap; if not, the first ones are updated.
             progress_bar: Show a bar of the blocks.
+            updates: Update Hessians that are not evaluated; when left out, where the objective is smooth.
         Returns:
             Minima with leading axis `R`.
         """
-        block = partial(_solve_block, exact=exact and self.objective.has_cheap_hessian)
+        updates = self.objective.is_smooth if updates is None else updates
+        block = partial(_solve_block, exact=exact and self.objective.has_cheap_hessian, updates=updates)
         return _over_blocks(block, self, (starts, hessians), control, progress_bar)
 
     def expand(self, points: np.ndarray) -> TaylorExpansion:
@@ -256,10 +272,11 @@ def _each(objective, nodes, count, block, per_row, function):
     return jax.lax.fori_loop(0, count, fill, empty)
 
 
-@partial(jax.jit, static_argnames="exact")
-def _solve_block(objective, nodes, control, count, block, per_row, exact):
+@partial(jax.jit, static_argnames=("exact", "updates"))
+def _solve_block(objective, nodes, control, count, block, per_row, exact, updates):
     def one(reduced, own_nodes, start, hessian):
-        return minimise(objective, reduced, own_nodes, start, hessian, **control._asdict(), exact=exact)
+        settings = control._asdict() | {"exact": exact, "updates": updates}
+        return minimise(objective, reduced, own_nodes, start, hessian, **settings)
 
     return _each(objective, nodes, count, block, per_row, one)
 

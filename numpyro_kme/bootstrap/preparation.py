@@ -207,6 +207,8 @@ def enough_nodes(ready: Prepared) -> int:
     posterior standard deviations, at most `MOST`: the error of low-discrepancy points falls about as `1 / M`, that of
     independent ones as `M^-1/2`."""
     objective, present = ready.objective, ready.nodes
+    if not objective.is_smooth:  # so that stairs are small beside a posterior standard deviation
+        return MOST // 2
     if len(present.weights) == 1:  # nodes that are not random
         return 1
     sets = np.arange(min(len(present.weights), BLOCK))

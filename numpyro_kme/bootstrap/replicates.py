@@ -183,7 +183,7 @@ def posterior_bootstrap(
     sd = posterior_sd(found.u)
     with np.errstate(over="ignore"):  # the steps that a flat loss leaves
         remaining = np.abs(found.remaining / sd).max(axis=1)
-    converged = (remaining <= TOLERANCE) & found.convex & (found.value <= before)
+    converged = (remaining <= TOLERANCE) & found.convex & ((found.value <= before) | (not objective.is_smooth))
     ends = np.flatnonzero(converged)
     check = ends[np.unique(np.linspace(0, len(ends) - 1, min(BLOCK, len(ends))).astype(int))]
     return Replicates(
@@ -234,7 +234,8 @@ def _quadrature(rng_key, objective, reweightings, found, rows, full, sd, num) ->
 def rescue(problems: Problems, full: Fit, found: Minimum, ceiling: np.ndarray, control: Control) -> Minimum:
     """Minimise again, with damping and from the full-data minimum, where the first attempt stopped short."""
     left = np.abs(found.remaining / control.scale).max(axis=1)
-    short = np.flatnonzero(~((left <= control.tolerance) & found.convex & (found.value <= ceiling)))
+    lower = (found.value <= ceiling) | (not problems.objective.is_smooth)
+    short = np.flatnonzero(~((left <= control.tolerance) & found.convex & lower))
     if not len(short):
         return found
     careful = control._replace(max_steps=60, damping=0.03, stride=3.0)

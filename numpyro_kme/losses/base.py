@@ -33,6 +33,8 @@ class WeightedObjective(abc.ABC):
     data: Any
     has_cheap_hessian: ClassVar[bool] = False
     """Whether `expand` costs little more than `slope`; if not, solvers update an approximate Hessian."""
+    is_smooth: ClassVar[bool] = True
+    """Whether derivatives are those of the value; if not, solvers keep the Hessian and look at gradients alone."""
 
     def reduce(self, weights: jax.Array, extra: Any = None) -> Any:
         """Reduced data terms for weights `(n,)` or `(n + T,)` with `extra` points `(T, ...)`; here both as they are."""
@@ -216,6 +218,7 @@ class Differenced(WeightedObjective):
     Cost: `2 p + 1` simulations of all nodes a gradient.
     """
 
+    is_smooth: ClassVar[bool] = False
     inner: WeightedObjective
     steps: Any
 

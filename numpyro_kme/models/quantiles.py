@@ -93,6 +93,10 @@ def gamma(z: jax.Array, shape: jax.Array) -> jax.Array:
     return jnp.exp(log_gamma(z, shape))
 
 
+FEW = 300.0
+"""Poisson probabilities are added one by one up to this rate; beyond, halving an interval takes less time."""
+
+
 def count(z: jax.Array, tails: Callable[[jax.Array], Tails], most: jax.Array | float) -> jax.Array:
     """The smallest whole number from 0 to `most` whose distribution function, `tails(k)[0]`, reaches `ndtr(z)`.
 
@@ -123,8 +127,39 @@ def count(z: jax.Array, tails: Callable[[jax.Array], Tails], most: jax.Array | f
 def poisson(z: jax.Array, rate: jax.Array) -> jax.Array:
     """Quantile at `ndtr(z)` of the Poisson distribution, constant in its rate."""
     rate = lax.stop_gradient(jnp.broadcast_to(jnp.asarray(rate, z.dtype), z.shape))
-    safe = jnp.maximum(rate, jnp.finfo(z.dtype).tiny)
-    return jnp.where(rate > 0, count(z, lambda k: (gammaincc(k + 1.0, safe), gammainc(k + 1.0, safe)), jnp.inf), 0.0)
+    few = rate <= FEW
+    large = jnp.where(few, 1.0, rate)
+
+    def search(_):
+        found = count(z, lambda k: (gammaincc(k + 1.0, large), gammainc(k + 1.0, large)), jnp.inf)
+        return found, jnp.ones_like(few)
+
+    # a loop, and no condition: that of many rates at once would always search
+    searched, _ = lax.while_loop(lambda state: ~jnp.all(state[1]), search, (jnp.zeros_like(z), few))
+    summed = by_summing(z, jnp.where(few, jnp.maximum(rate, jnp.finfo(z.dtype).tiny), 1.0))
+    return jnp.where(rate > 0, jnp.where(few, summed, searched), 0.0)
+
+
+def by_summing(z: jax.Array, rate: jax.Array) -> jax.Array:
+    """Quantile at `ndtr(z)` of the Poisson distribution, by adding probabilities from the end of the smaller tail."""
+    lower, upper = ndtr(z), ndtr(-z)
+    up, reach = z < 0, 9.5 * jnp.sqrt(rate)
+    k = jnp.floor(jnp.where(up, jnp.maximum(rate - reach, 0.0), rate + reach + 20.0))
+
+    def unfinished(state):
+        return ~jnp.all(state[3])
+
+    def step(state):
+        k, log_probability, total, done = state
+        total = jnp.where(done, total, total + jnp.exp(log_probability))
+        done = done | jnp.where(up, total >= lower, (total > upper) | (k <= 0.0))
+        ratio = jnp.where(up, rate / (k + 1.0), k / rate)
+        further = log_probability + jnp.log(jnp.maximum(ratio, jnp.finfo(z.dtype).tiny))
+        return jnp.where(done, k, k + jnp.where(up, 1.0, -1.0)), further, total, done
+
+    log_probability = k * jnp.log(rate) - rate - gammaln(k + 1.0)
+    start = k, log_probability, jnp.zeros_like(z), jnp.zeros_like(up)
+    return lax.stop_gradient(lax.while_loop(unfinished, step, start)[0])
 
 
 def binomial(z: jax.Array, number: jax.Array, probability: jax.Array) -> jax.Array:
