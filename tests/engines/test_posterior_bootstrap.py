@@ -10,6 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro.infer import Predictive
+from scipy.optimize import minimize_scalar
 
 from numpyro_kme.bootstrap import Quadrature, fit, newton
 from numpyro_kme.engines._iid import IidModel
@@ -347,3 +348,35 @@ def test_bad_settings_are_named():
         PosteriorBootstrap(density, concentration=1.0, centering="prior predictive").run(jax.random.key(0), X)
     with pytest.raises(RuntimeError, match="should be called first"):
         _ = PosteriorBootstrap(model).mode()
+
+
+def floored(rng_key, mean):
+    return jnp.floor(mean * jax.random.exponential(rng_key))
+
+
+def whole_numbers(x):
+    mean = numpyro.sample("mean", dist.LogNormal(1.0, 1.0))
+    with numpyro.plate("data", len(x)):
+        numpyro.sample("x", Simulator(floored, mean), obs=x)
+
+
+def test_replicates_of_counts_are_the_exact_minimisers_for_their_weights(rng):
+    """By the probabilities `(1 - e^{-1/m}) e^{-k/m}`; the loss by simulated points is a staircase."""
+    x = np.floor(rng.exponential(4.0, 200))
+    engine = PosteriorBootstrap(whole_numbers, MMD(Gaussian(3.0)), num_samples=32, num_starts=8)
+    engine.run(jax.random.key(0), x)
+    found, k = engine.replicates, np.arange(200.0)
+    assert found.converged.mean() >= 0.95 and not found.derivatives.automatic
+    gram = np.exp(-0.5 * ((k[:, None] - k) / 3.0) ** 2)
+
+    def exact(weights):
+        observed = np.bincount(x.astype(int), weights, len(k))
+
+        def loss(log_mean):
+            apart = -np.expm1(-np.exp(-log_mean)) * np.exp(-k * np.exp(-log_mean)) - observed
+            return apart @ gram @ apart
+
+        return minimize_scalar(loss, (0.0, 1.0, 3.0), method="brent").x
+
+    best = np.array([exact(weights) for weights in found.reweightings.weights])
+    assert np.abs(found.u[:, 0] - best).max() < 0.1 * best.std()
