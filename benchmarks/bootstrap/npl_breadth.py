@@ -281,4 +281,3 @@ def main():
         "Posterior bootstrap by the natural door",
         [("Floors: converged 0.95, noise 0.1 sd, shift 0.35 sd", report.table(header, rows))],
     )
-

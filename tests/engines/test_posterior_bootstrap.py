@@ -116,6 +116,14 @@ def test_a_second_run_on_new_data_does_not_compile_again(engine):
     engine.run(jax.random.key(0), X)
 
 
+def test_another_engine_for_the_same_model_does_not_compile_again(engine):
+    another = replace(engine)
+    another.run(jax.random.key(1), np.append(X[1:] + 1.0, 62.5))
+    assert another.trained.generator is engine.trained.generator
+    changed = replace(engine, concentration=2.0, centering=gaussian)
+    assert changed._generator((X,), {}, None).process.concentration == 2.0
+
+
 @pytest.mark.slow
 def test_likelihood_and_transport_are_pulled_by_outliers_as_published():
     likelihood = PosteriorBootstrap(density, NegativeLogLikelihood(), num_samples=32, num_starts=16)
