@@ -61,6 +61,7 @@ class RegressionAdjustment:
             "`targets` (m, p), `statistics` (m, q), `weights` (m,) and `observed` (q,) must fit one another; got "
             f"shapes {t.shape}, {s.shape}, {w.shape} and {y.shape}.",
         )
+        checks.sums_to_one("weights", w)
         positive = np.maximum(w, 0.0) / np.maximum(w, 0.0).sum()
         near = positive > 0
         root = np.sqrt(near.sum() * positive[near])[:, None]

@@ -118,11 +118,11 @@ class ReferenceTable:
 
     def statistics(self, x: np.ndarray) -> np.ndarray:
         """Outputs `(k, *event)` as numbers `(k, q)`: of data sets under plates the mean and log standard deviation of
-        each column."""
+        each column, this at least a hundredth of that over all simulations."""
         if not self.data_sets:
             return x.reshape(len(x), -1)
-        deviation = x.std(axis=1)
-        return np.concatenate([x.mean(axis=1), np.log(np.maximum(deviation, 1e-10 * deviation.max(axis=0)))], axis=1)
+        least = 0.01 * self.x.std(axis=(0, 1))
+        return np.concatenate([x.mean(axis=1), np.log(np.maximum(x.std(axis=1), np.maximum(least, 1e-300)))], axis=1)
 
     def as_data_sets(self, x: np.ndarray) -> np.ndarray:
         """Outputs `(k, *event)` as data sets `(k, n, d)`."""

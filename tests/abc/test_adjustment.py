@@ -158,3 +158,20 @@ def test_constraints_are_kept():
 def test_it_is_yes_or_no():
     with pytest.raises(TypeError, match="`regression_adjustment` must be True or False"):
         kme.K2ABC(location, regression_adjustment="loclinear")
+
+
+@pytest.mark.parametrize("size", [1, 20])
+def test_data_sets_without_any_variance_are_taken(size):
+    def counts(x=None):
+        rate = numpyro.sample("rate", dist.Gamma(2.0, 4.0))
+        with numpyro.plate("n", size):
+            numpyro.sample("x", kme.Simulator(jax.random.poisson, rate), obs=x)
+
+    engine = kme.RejectionABC(counts, 1000, quantile=0.1, regression_adjustment=True, progress_bar=False)
+    engine.run(KEY, x=np.zeros(size, int))
+    assert abs(engine.get_samples()["rate"].mean() - 2.0 / (4.0 + size)) < 0.5 / (4.0 + size)
+
+
+def test_weights_sum_to_one():
+    with pytest.raises(ValueError, match="`weights` must sum to one"):
+        RegressionAdjustment.fit(np.ones((5, 1)), np.ones((5, 2)), np.full(5, 0.3), np.ones(2))
