@@ -232,7 +232,7 @@ def _from_two_starts(
     one = emulator.minimise(data, anchors, loss_scale, weight, first, FINAL_ITERATIONS)
     away = emulator.starts(data, anchors, loss_scale, weight, one.x)
     two = emulator.minimise(data, anchors, loss_scale, weight, away, FINAL_ITERATIONS)
-    # A second start has moved a replicate if its minimum is so much lower, in units of log-likelihood
+    # a second start has moved a replicate if its minimum is so much lower, in units of log-likelihood
     moved = two.total < one.total - 1e-3
     best = (np.where(moved.reshape(-1, *[1] * (a.ndim - 1)), b, a) for a, b in zip(one, two))
     return first, EmulatedMinima(*best), moved

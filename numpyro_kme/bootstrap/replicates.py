@@ -144,8 +144,7 @@ def posterior_bootstrap(
         process: The Dirichlet-process prior.
         settings: Sizes and method.
     Raises:
-        RuntimeError: If a loss is negative, beyond its error: the nodes are too
-            few.
+        RuntimeError: If a loss is negative, beyond its error: the nodes are too few.
 
     Cost: about 3 to 6 evaluations of the loss and its gradient a replicate.
     References: Dellaporta et al. (2022), AISTATS; Lyddon, Walker and Holmes (2018), NeurIPS.

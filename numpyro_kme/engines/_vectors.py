@@ -25,7 +25,6 @@ of those of the shift, or leaves less than `LEFT` of the standard deviation; too
 FEW = 100
 """Statistics with which it is looked at unasked."""
 
-
 LEAST_DEVIATION = 0.2
 """Of the standard deviations under the positive part of signed weights, which can give a variance of any sign."""
 
@@ -78,7 +77,7 @@ def adjusted(
     """The table with the latents of simulations that have a weight where `RegressionAdjustment` moves them, and by how
     many standard deviations it moves each mean."""
     vectors, back = LatentVectors.of(problem, table)
-    given = table.statistics(table.x), weights, table.statistics(y[None])[0]
+    given = table.simulated_statistics, weights, table.statistics(y[None])[0]
     found = RegressionAdjustment.fit(vectors, *given)
     counts = np.abs(weights) > 1e-9 * np.abs(weights).max()
     moved = back.latents_table(np.where(counts[:, None], found.adjusted, vectors))
@@ -91,7 +90,7 @@ def adjusted(
 
 def warn_if_coarse(name: str, table: ReferenceTable, weights: np.ndarray, y: np.ndarray) -> None:
     """Weights by a discrepancy or a kernel may see less than the data say, and nothing in them shows it."""
-    statistics = table.statistics(table.x)
+    statistics = table.simulated_statistics
     if statistics.shape[1] > FEW:
         return
     found = RegressionAdjustment.fit(table.z, statistics, weights, table.statistics(y[None])[0])

@@ -124,6 +124,11 @@ class ReferenceTable:
         least = 0.01 * self.x.std(axis=(0, 1))
         return np.concatenate([x.mean(axis=1), np.log(np.maximum(x.std(axis=1), np.maximum(least, 1e-300)))], axis=1)
 
+    @cached_property
+    def simulated_statistics(self) -> np.ndarray:
+        """`statistics` of the simulations, `(m, q)`."""
+        return self.statistics(self.x)
+
     def as_data_sets(self, x: np.ndarray) -> np.ndarray:
         """Outputs `(k, *event)` as data sets `(k, n, d)`."""
         checks.require(
