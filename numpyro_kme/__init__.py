@@ -33,15 +33,9 @@ from numpyro_kme.engines import (
     cite,
 )
 from numpyro_kme.kernels import BayesianKernelLearning, CrossValidation, MedianHeuristic
-from numpyro_kme.likelihoods import (
-    KernelMeans,
-    KernelMeansLikelihood,
-    ResidualKernelMeans,
-    SyntheticLikelihood,
-    fit_likelihood,
-)
+from numpyro_kme.likelihoods import KernelMeans, KernelMeansLikelihood, ResidualKernelMeans, fit_likelihood
 from numpyro_kme.losses import MMD, NegativeLogLikelihood, Wasserstein
-from numpyro_kme.mcmc import CommonNoise, FreshNoise, LatentNoise, PseudoMarginal, handlers
+from numpyro_kme.mcmc import CommonNoise, FreshNoise, LatentNoise, PseudoMarginal, SyntheticLikelihood, handlers
 from numpyro_kme.models import FromNoise, Problem, Simulator, lift_noise
 from numpyro_kme.simulations import Command, Penalise, Retry, Simulations, simulate
 
@@ -49,12 +43,12 @@ __version__ = version("numpyro-kme")
 
 __all__ = ["FromNoise", "Problem", "Simulator", "lift_noise"]  # a simulator in a model
 __all__ += ["Command", "Penalise", "Retry", "Simulations", "simulate"]  # simulations
-__all__ += ["KernelMeans", "KernelMeansLikelihood", "ResidualKernelMeans", "SyntheticLikelihood", "fit_likelihood"]
+__all__ += ["KernelMeans", "KernelMeansLikelihood", "ResidualKernelMeans", "fit_likelihood"]
 __all__ += ["BayesianKernelLearning", "CrossValidation", "MedianHeuristic"]  # length scales
 __all__ += ["MMD", "NegativeLogLikelihood", "Wasserstein"]  # losses
 __all__ += ["KELFI", "Engine", "FromPosterior", "FromVariance", "PosteriorBootstrap", "cite"]  # engines
 __all__ += ["K2ABC", "DistributionRegressionABC", "KernelABC", "KernelBayes", "KernelRecursiveABC", "RejectionABC"]
-__all__ += ["CommonNoise", "FreshNoise", "LatentNoise", "PseudoMarginal", "handlers"]  # NumPyro's MCMC
+__all__ += ["CommonNoise", "FreshNoise", "LatentNoise", "PseudoMarginal", "SyntheticLikelihood", "handlers"]  # MCMC
 __all__ += ["herd", "mmd_test", "squared_mmd"]  # embeddings
 __all__ += ["abc", "bootstrap", "diagnostics", "embeddings", "engines", "kernels", "likelihoods", "losses", "mcmc"]
 __all__ += ["models", "plots", "samplers", "simulations"]

@@ -8,7 +8,6 @@ from numpyro_kme.likelihoods.published.learning import Learner, Tied
 from numpyro_kme.likelihoods.published.leave_one_out import LeaveOneOut, LeaveOneOutPredictive, MarginalLikelihood
 from numpyro_kme.likelihoods.published.solves import DenseSolve, LowRankSolve
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
-from numpyro_kme.likelihoods.synthetic import SyntheticLikelihood
 
 __all__ = [
     "DenseSolve",
@@ -26,7 +25,6 @@ __all__ = [
     "MarginalLikelihood",
     "ResidualKernelMeans",
     "Surrogate",
-    "SyntheticLikelihood",
     "Tied",
     "fit_likelihood",
 ]

@@ -53,6 +53,10 @@ class Noise(abc.ABC):
     def nodes(self, rng_key: jax.Array, num: int, blocks: int) -> QuadratureNodes:
         """Make `blocks` sets of `num` nodes, `(blocks, num, ...)`; one set where nodes are not random."""
 
+    def even(self, rng_key: jax.Array, num: int) -> QuadratureNodes:
+        """One set of nodes, `(num, ...)`, for averages of squares as well: none is the mirror image of another."""
+        return jax.tree.map(lambda leaf: leaf[0], self.nodes(rng_key, num, 1))
+
     @abc.abstractmethod
     def grouped(self, rng_key: jax.Array, groups: int, each: int, blocks: int) -> Any:
         """Sample noise values `(blocks, groups * each, ...)`, an even number `each` for each group or covariate."""
@@ -106,16 +110,23 @@ class NormalNoise(Noise):
             z, blocks = np.linspace(-REACH, REACH, num)[None, :, None], 1
             weights = np.exp(-0.5 * z[0, :, 0] ** 2)
         else:
-            z = np.stack([self._sobol(jax.random.fold_in(rng_key, block), num) for block in range(blocks)])
+            z = np.stack([self._mirrored(jax.random.fold_in(rng_key, block), num) for block in range(blocks)])
             weights = np.ones(z.shape[1])
         values = jax.vmap(jax.vmap(self.transform))(jnp.asarray(z))
         return QuadratureNodes(values, jnp.broadcast_to(weights / weights.sum(), z.shape[:2]))
+
+    def even(self, rng_key, num):
+        """One set of nodes: of a Sobol sequence, `num` rounded up to a power of two, or of the trapezoidal rule."""
+        if self.dim == 1:
+            return super().even(rng_key, num)
+        z = self._sobol(rng_key, num)
+        return QuadratureNodes(jax.vmap(self.transform)(jnp.asarray(z)), jnp.full(len(z), 1.0 / len(z)))
 
     def grouped(self, rng_key, groups, each, blocks):
         """Noise values `(blocks, groups * each, ...)`: consecutive Sobol points and their mirror images in a group."""
 
         def one_set(block):
-            z = self._sobol(jax.random.fold_in(rng_key, block), groups * each)[: groups * each // 2]
+            z = self._sobol(jax.random.fold_in(rng_key, block), groups * each // 2)[: groups * each // 2]
             z = z.reshape(groups, each // 2, self.dim)
             return np.concatenate([z, -z], axis=1).reshape(-1, self.dim)
 
@@ -123,10 +134,14 @@ class NormalNoise(Noise):
         return jax.vmap(jax.vmap(self.transform))(jnp.asarray(z))
 
     def _sobol(self, rng_key, num):
-        """Scrambled Sobol points, the next power of two of `num / 2`, and their mirror images after them."""
-        half = 2 ** max(int(np.ceil(np.log2(num))) - 1, 0)
+        """Normal scrambled Sobol points, `num` rounded up to a power of two."""
         seed = np.random.default_rng(np.asarray(jax.random.key_data(rng_key)))
-        z = special.ndtri(qmc.Sobol(self.dim, rng=seed).random(half).clip(1e-12, 1.0 - 1e-12))
+        size = 2 ** max(int(np.ceil(np.log2(num))), 0)
+        return special.ndtri(qmc.Sobol(self.dim, rng=seed).random(size).clip(1e-12, 1.0 - 1e-12))
+
+    def _mirrored(self, rng_key, num):
+        """Half as many of them, and their mirror images."""
+        z = self._sobol(rng_key, num / 2)
         return np.concatenate([z, -z])
 
 

@@ -1,4 +1,4 @@
-"""Models in, models out, for NumPyro's own MCMC: surrogates, generalised posteriors, pseudo-marginal chains."""
+"""Models in, models out, for NumPyro's own MCMC: surrogates, synthetic and generalised likelihoods, noise of simulators."""
 
 from numpyro_kme.mcmc import handlers
 from numpyro_kme.mcmc.chain_checks import (
@@ -11,7 +11,8 @@ from numpyro_kme.mcmc.chain_checks import (
 from numpyro_kme.mcmc.length_scale_model import length_scale_model
 from numpyro_kme.mcmc.noise import CommonNoise, FreshNoise, LatentNoise, simulation_key
 from numpyro_kme.mcmc.pseudo_marginal import PseudoMarginal
+from numpyro_kme.mcmc.synthetic import SyntheticLikelihood
 
 __all__ = ["CommonNoise", "FreshNoise", "LatentNoise", "NoiseSensitivity", "PseudoMarginal", "SurrogateCheck"]
 __all__ += ["check_surrogate", "handlers", "length_scale_model", "log_estimate_sd", "noise_sensitivity"]
-__all__ += ["simulation_key"]
+__all__ += ["SyntheticLikelihood", "simulation_key"]

@@ -17,9 +17,9 @@ from scipy import stats
 import numpyro_kme as kme
 from numpyro_kme import diagnostics
 from numpyro_kme.kernels import Gaussian
-from numpyro_kme.likelihoods.synthetic import SyntheticLikelihood
 from numpyro_kme.losses import MMD, NegativeLogLikelihood
 from numpyro_kme.mcmc.noise import CommonNoise
+from numpyro_kme.mcmc.synthetic import SyntheticLikelihood
 from numpyro_kme.models.coordinates import Unconstrained
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations, simulate

@@ -12,6 +12,8 @@ from numpyro.distributions import constraints
 from numpyro.distributions.distribution import Distribution
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.host import constants, on_host
+from numpyro_kme.mcmc.noise import even_noise
 from numpyro_kme.models.simulator import Simulator
 
 
@@ -24,15 +26,19 @@ class SyntheticLikelihood(Distribution):
     a JAX function that is differentiable in its parameters. It is the likelihood of the simulator if its outputs are
     normal and `num_simulations` is large: they should be summaries, averages of much data.
 
-    Simulations at every `theta` share `rng_key`, which makes the density a smooth, fixed function. With
-    `rng_key=simulation_key("x")` and the kernel `PseudoMarginal` they are fresh at every proposal instead.
+    Simulations at every `theta` share their noise, which makes the density a smooth, fixed function. Where it can be
+    lifted out of the simulator (`lift_noise`) or is declared (`FromNoise`), its values are nodes of a quadrature, for
+    one number, or low-discrepancy points, for several, and the moments are the nearer to those of infinitely many
+    simulations. With `rng_key=simulation_key("x")` and the kernel `PseudoMarginal` simulations are fresh at every
+    proposal instead.
 
     Args:
         fn: The simulator, as in `Simulator`.
         *params: The arguments of one call.
-        num_simulations: Simulations at each `theta`; more than the event has numbers, plus two.
-        rng_key: Makes the noise; `jax.random.key(0)` when left out. Of several keys `(blocks,)`, as
-            `PseudoMarginal(blocks=...)` gives them, each makes an equal part of the simulations.
+        num_simulations: Simulations at each `theta`; more than the event has numbers, plus two. Rounded up to a power
+            of two where noise is low-discrepancy points.
+        rng_key: Makes independent simulations; left out, their noise is spread evenly where it can be. Of several keys
+            `(blocks,)`, as `PseudoMarginal(blocks=...)` gives them, each makes an equal part of the simulations.
         shape, dtype: Of one event of a black-box simulator, whose density has no gradient.
     Raises:
         numpy.linalg.LinAlgError: If the covariance of the simulations is singular, outside compiled code; inside, the
@@ -51,7 +57,7 @@ class SyntheticLikelihood(Distribution):
         self,
         fn: Callable[..., ArrayLike],
         *params: ArrayLike,
-        num_simulations: int = 200,
+        num_simulations: int = 256,
         rng_key: jax.Array | None = None,
         shape: int | tuple[int, ...] | None = None,
         dtype: Any = None,
@@ -64,14 +70,15 @@ class SyntheticLikelihood(Distribution):
             f"`num_simulations` must exceed {numbers + 2}, the numbers of the event plus two; got {num_simulations}.",
         )
         self.num_simulations = num_simulations
-        self.rng_key = jax.random.key(0) if rng_key is None else rng_key
-        checks.key(self.rng_key, several=True)
-        blocks = len(_keys(self.rng_key))
-        checks.require(
-            num_simulations % blocks == 0,
-            f"`num_simulations` must be a multiple of the number of blocks; got {num_simulations} simulations and "
-            f"{blocks} blocks.",
-        )
+        self.rng_key = rng_key
+        if rng_key is not None:
+            checks.key(rng_key, several=True)
+            blocks = len(_keys(rng_key))
+            checks.require(
+                num_simulations % blocks == 0,
+                f"`num_simulations` must be a multiple of the number of blocks; got {num_simulations} simulations and "
+                f"{blocks} blocks.",
+            )
         super().__init__((), self.simulator.event_shape)
 
     @property
@@ -90,14 +97,10 @@ class SyntheticLikelihood(Distribution):
             jnp.shape(value)[jnp.ndim(value) - self.event_dim :] == self.event_shape,
             f"`value` must have shape (..., *{self.event_shape}), as the simulator gives; got {jnp.shape(value)}.",
         )
-        keys = _keys(self.rng_key)
-        each = (self.num_simulations // len(keys),)
-        drawn = jax.lax.map(lambda key: self.simulator.sample(key, each), keys)
-        drawn = drawn.reshape(self.num_simulations, -1)
-        drawn = drawn.astype(jnp.result_type(float, drawn))
-        mean = jnp.mean(drawn, axis=0)
+        drawn, weights, unbiased = self._simulated()
+        mean = weights @ drawn
         centred = drawn - mean[None]
-        covariance = centred.T @ centred / (self.num_simulations - 1)
+        covariance = unbiased * (weights[None] * centred.T) @ centred
         factor = jnp.linalg.cholesky(covariance)
         _check_rank(mean, covariance, factor)
         value = jnp.asarray(value)
@@ -106,6 +109,23 @@ class SyntheticLikelihood(Distribution):
         white = jax.scipy.linalg.solve_triangular(factor, rows.T, lower=True)
         constant = 0.5 * len(mean) * jnp.log(2.0 * jnp.pi) + jnp.sum(jnp.log(jnp.diagonal(factor)))
         return (-0.5 * jnp.sum(jnp.square(white), axis=0) - constant).reshape(lead)
+
+    def _simulated(self) -> tuple[jax.Array, jax.Array, float]:
+        """Simulations `(M, numbers)`, their weights `(M,)`, and what makes their covariance unbiased."""
+        simulator = self.simulator
+        if self.rng_key is None and not (form := even_noise(simulator)).rule.independent:
+            nodes = constants(on_host(lambda: form.rule.even(jax.random.key(0), self.num_simulations))())
+            call = form.applied(simulator.fn)
+            drawn, weights = jax.vmap(lambda noise: call(noise, *simulator.params))(nodes.values), nodes.weights
+            unbiased = 1.0
+        else:
+            keys = _keys(jax.random.key(0) if self.rng_key is None else self.rng_key)
+            each = self.num_simulations // len(keys)
+            drawn = jax.lax.map(lambda key: simulator.sample(key, (each,)), keys)
+            weights = jnp.full(self.num_simulations, 1.0 / self.num_simulations)
+            unbiased = self.num_simulations / (self.num_simulations - 1)
+        drawn = drawn.reshape(len(weights), -1)
+        return drawn.astype(jnp.result_type(float, drawn)), weights, unbiased
 
 
 def _check_rank(mean, covariance, factor) -> None:
