@@ -1,4 +1,4 @@
-"""Models in, models out, for NumPyro's own MCMC: surrogates, synthetic and generalised likelihoods, noise of simulators."""
+"""Models in, models out, for NumPyro's own MCMC: surrogates, synthetic and generalised likelihoods, noise."""
 
 from numpyro_kme.mcmc import handlers
 from numpyro_kme.mcmc.chain_checks import (

@@ -56,20 +56,40 @@ def test_each_call_under_a_plate_has_noise_of_its_own_and_masks_count():
 DECLARED = FromNoise(lambda z, m, s: m + s * z, dist.Normal(0, 1).expand([3]))
 
 
+def posterior(epsilon):
+    """Mean and standard deviation under a normal likelihood of variance `0.8^2 + epsilon^2`."""
+    precision = 1 / 4 + 3 / (0.8**2 + epsilon**2)
+    return X.sum() / (0.8**2 + epsilon**2) / precision, precision**-0.5
+
+
 @pytest.mark.parametrize("simulator", [noisy, pytest.param(DECLARED, marks=pytest.mark.slow)])
 def test_nuts_finds_the_posterior_of_the_widened_likelihood(simulator):
-    """A normal likelihood of variance `sd^2 + epsilon^2`."""
     epsilon = 0.4
     mcmc = MCMC(
         NUTS(soft_abc(model, Gaussian(epsilon))), num_warmup=500, num_samples=4000, num_chains=1, progress_bar=False
     )
     mcmc.run(random.key(0), X, simulator)
-    precision = 1 / 4 + 3 / (0.8**2 + epsilon**2)
-    exact, sd = X.sum() / (0.8**2 + epsilon**2) / precision, precision**-0.5
+    exact, sd = posterior(epsilon)
     found = np.asarray(mcmc.get_samples()["mean"])
     effective = numpyro.diagnostics.effective_sample_size(found[None])
     assert abs(found.mean() - exact) < 5 * sd / np.sqrt(effective)
     assert abs(found.std() / sd - 1.0) < 5 / np.sqrt(effective)
+
+
+@pytest.mark.slow
+def test_a_small_epsilon_is_reached_in_steps():
+    """Each chain begins where the last ended; the mass matrix is dense in the parameter alone."""
+    start = None
+    for epsilon in (1.0, 0.2, 0.04):
+        kernel = NUTS(soft_abc(model, Gaussian(epsilon)), dense_mass=[("mean",)])
+        mcmc = MCMC(kernel, num_warmup=300, num_samples=1500, progress_bar=False)
+        mcmc.run(random.key(0), X, init_params=start)
+        start = mcmc.last_state.z
+    exact, sd = posterior(0.04)
+    found = np.asarray(mcmc.get_samples()["mean"])
+    effective = numpyro.diagnostics.effective_sample_size(found[None])
+    assert effective > 50
+    assert abs(found.mean() - exact) < 5 * sd / np.sqrt(effective)
 
 
 def test_simulators_that_are_not_observed_stay_in_place():
