@@ -129,8 +129,13 @@ def main():
                 one = [partial(timed, brute_gk, loss, x, w, tries) for w in weights_of(1, count, x)]
                 exact = collect(arguments.rows, one, case="g-and-k", free=free, outliers=outliers)
             name = f"g-and-k, {'free mixing proportion' if free else 'mixing proportion 1'}"
-            rows.append(compare(name, outliers, ours.u, *exact))
+            rows.append(compare(name, outliers, upright(ours.u), upright(exact[0]), exact[1]))
             save(rows)
+
+
+def upright(u):
+    """The parameters `(a, b, g, log k)` of the same laws whose `b` is positive: `(a, -b, -g, log k)` is no other."""
+    return u * np.stack([np.ones(len(u)), np.sign(u[:, 1]), np.sign(u[:, 1]), np.ones(len(u))], axis=1)
 
 
 def save(rows):
