@@ -15,11 +15,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 from scipy.special import ndtri
-from scipy.stats import qmc
 
 from numpyro_kme._core import checks
 from numpyro_kme.embeddings.weighted_points import Measure, Points
@@ -221,7 +221,9 @@ def _widened(covariance: jax.Array, length_scale: jax.Array) -> tuple[jax.Array,
 
 @lru_cache(maxsize=8)
 def _quasi_normals(n: int, dim: int) -> np.ndarray:
-    points = qmc.Sobol(dim, scramble=True, rng=np.random.default_rng(0)).random_base2(int(np.ceil(np.log2(n))))
+    points = scipy.stats.qmc.Sobol(dim, scramble=True, rng=np.random.default_rng(0)).random_base2(
+        int(np.ceil(np.log2(n)))
+    )
     return ndtri(np.clip(points[:n], 1e-12, 1.0 - 1e-12))
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.optimize import minimize
+import scipy
 
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.host import on_host
@@ -89,7 +89,7 @@ def mode(target: Unconstrained, latents: Mapping[str, np.ndarray], log_posterior
 
     value_and_gradient = Program(jax.value_and_grad(loss))
     starts = Program(jax.vmap(target.flatten))({name: value[best] for name, value in latents.items()})
-    found = [minimize(value_and_gradient, np.asarray(u), jac=True, method="L-BFGS-B") for u in starts]
+    found = [scipy.optimize.minimize(value_and_gradient, np.asarray(u), jac=True, method="L-BFGS-B") for u in starts]
     return target.constrain(jnp.asarray(min(found, key=lambda result: result.fun).x))
 
 

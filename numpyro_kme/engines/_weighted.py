@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
-from scipy import stats
+import scipy
 
 from numpyro_kme._core import checks
 from numpyro_kme.abc.discrepancies import out_of_distribution_check
@@ -153,7 +153,7 @@ class WeightedEngine(SimulationEngine):
         """That given simulations could be draws from the prior, by two-sample Kolmogorov-Smirnov tests of their
         coordinates against 1,000 draws, at level 1e-6."""
         own = table.coordinates_of(problem.draw(rng_key, 1000).arguments[problem.site()])
-        tests = [stats.ks_2samp(z, prior) for z, prior in zip(table.z.T, own.T)]
+        tests = [scipy.stats.ks_2samp(z, prior) for z, prior in zip(table.z.T, own.T)]
         worst = min(range(len(tests)), key=lambda d: tests[d].pvalue)
         checks.require(
             tests[worst].pvalue * len(tests) > 1e-6,

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jax.typing import ArrayLike
-from scipy.optimize import minimize
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import in_present_precision, on_host
@@ -204,7 +204,7 @@ class KernelMeansPosterior:
             sign, value, slope = _height(likelihood, measure, z)
             return (-float(value), -np.asarray(slope)) if sign > 0 else (1e10, np.zeros_like(z))
 
-        found = [minimize(loss, start, jac=True, method="L-BFGS-B") for start in starts]
+        found = [scipy.optimize.minimize(loss, start, jac=True, method="L-BFGS-B") for start in starts]
         return min(found, key=lambda result: result.fun).x
 
     def predictive_log_density(self, y_new: ArrayLike) -> SignedLog:

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jax.scipy.special import ndtr, ndtri
 from scipy import special
-from scipy.stats import qmc
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
@@ -126,7 +126,7 @@ class NormalNoise(Noise):
         """Scrambled Sobol points, the next power of two of `num / 2`, and their mirror images after them."""
         half = 2 ** max(int(np.ceil(np.log2(num))) - 1, 0)
         seed = np.random.default_rng(np.asarray(jax.random.key_data(rng_key)))
-        z = special.ndtri(qmc.Sobol(self.dim, rng=seed).random(half).clip(1e-12, 1.0 - 1e-12))
+        z = special.ndtri(scipy.stats.qmc.Sobol(self.dim, rng=seed).random(half).clip(1e-12, 1.0 - 1e-12))
         return np.concatenate([z, -z])
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jax.typing import ArrayLike
-from scipy.optimize import minimize
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
@@ -125,7 +125,7 @@ def learn_normal(
     sds = np.sqrt(variances)
     bounds = [*zip(points.min(0), points.max(0), strict=True), *[(np.log(smallest), np.log(largest))] * dim]
     begin = np.clip(np.concatenate([mean, np.zeros(dim)]), *np.array(bounds).T)
-    found = minimize(lambda at: _loss(terms, sds, at), begin, jac=True, method="L-BFGS-B", bounds=bounds)
+    found = scipy.optimize.minimize(lambda at: _loss(terms, sds, at), begin, jac=True, method="L-BFGS-B", bounds=bounds)
     return Normal(found.x[:dim], np.diag(np.square(sds * np.exp(found.x[dim:]))))
 
 

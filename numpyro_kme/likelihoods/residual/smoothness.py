@@ -17,8 +17,8 @@ from typing import Any
 
 import jax
 import numpy as np
+import scipy
 from scipy import special
-from scipy.spatial.distance import cdist
 
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.low_rank import blocked
@@ -53,7 +53,7 @@ def line_slopes(linear: np.ndarray, z: np.ndarray) -> np.ndarray:
 
 def gaussian_gram(z: np.ndarray, squared_length: float) -> np.ndarray:
     """Gram matrix `(m, m)` of a Gaussian kernel at points `(m, D)`."""
-    return np.exp(-0.5 / squared_length * cdist(z, z, "sqeuclidean"))
+    return np.exp(-0.5 / squared_length * scipy.spatial.distance.cdist(z, z, "sqeuclidean"))
 
 
 @dataclass(frozen=True)

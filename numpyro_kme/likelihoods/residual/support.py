@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.optimize import linprog
+import scipy
 
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
@@ -160,7 +160,7 @@ def linear_lower_bound(columns: np.ndarray, s: np.ndarray) -> np.ndarray:
     """
     cost, active = -columns.mean(axis=0), np.arange(min(len(s), 200))
     while True:
-        found = linprog(cost, A_ub=columns[active], b_ub=s[active], bounds=(-STEEPEST, STEEPEST)).x
+        found = scipy.optimize.linprog(cost, A_ub=columns[active], b_ub=s[active], bounds=(-STEEPEST, STEEPEST)).x
         if found is None:
             return np.full(len(cost), np.nan)
         gaps = s - columns @ found
