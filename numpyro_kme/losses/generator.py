@@ -13,7 +13,7 @@ from jax.scipy.special import ndtr, ndtri
 from scipy import special
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.host import on_host
+from numpyro_kme._core.host import numpy_rng, on_host
 from numpyro_kme.kernels.base import register
 
 BLOCK = 16
@@ -125,7 +125,7 @@ class NormalNoise(Noise):
     def _sobol(self, rng_key, num):
         """Scrambled Sobol points, the next power of two of `num / 2`, and their mirror images after them."""
         half = 2 ** max(int(np.ceil(np.log2(num))) - 1, 0)
-        seed = np.random.default_rng(np.asarray(jax.random.key_data(rng_key)))
+        seed = numpy_rng(rng_key)
         z = special.ndtri(scipy.stats.qmc.Sobol(self.dim, rng=seed).random(half).clip(1e-12, 1.0 - 1e-12))
         return np.concatenate([z, -z])
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.host import in_present_precision, on_host
+from numpyro_kme._core.host import in_present_precision, numpy_rng, on_host
 from numpyro_kme._core.programs import in_blocks
 from numpyro_kme._core.solves import Array
 from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points
@@ -180,31 +180,23 @@ def log_densities(measure: Measure, points: Array) -> Array:
     return jax.lax.map(measure.log_density, points, batch_size=BATCH)
 
 
-def systematic(rng_key: jax.Array, weights: jax.Array, n: int) -> jax.Array:
-    r"""`n` indices by systematic resampling, in ascending order, `(n,)`; traceable.
+def systematic(rng: np.random.Generator, weights: np.ndarray, n: int) -> np.ndarray:
+    r"""`n` indices by systematic resampling, in ascending order, `(n,)`.
 
     With one offset $u \sim U(0, 1)$, index `i` comes once for each $k = 0, \ldots, n - 1$ with
     $w_1 + \cdots + w_{i-1} < (k + u) / n \le w_1 + \cdots + w_i$: $n w_i$ times, rounded up or down.
 
     Args:
-        rng_key: The only source of randomness.
+        rng: The only source of randomness.
         weights: `w`, `(m,)`, none negative, with sum one.
         n: Number of indices.
     References: Kitagawa (1996), JCGS 5.
     """
-    return _indices(jax.random.uniform(rng_key), weights, n, jnp)
+    marks = (np.arange(n) + rng.random()) / n
+    return np.clip(np.searchsorted(np.cumsum(weights), marks), 0, len(weights) - 1)
 
 
 def systematic_shuffled(rng_key: jax.Array, weights: np.ndarray, n: int) -> np.ndarray:
-    """The same on the host, in the precision of `weights`, and in random order, so that any part is a sample too.
-
-    Args:
-        rng_key, weights, n: As in `systematic`.
-    """
-    key_offset, key_order = jax.random.split(rng_key)
-    indices = _indices(float(jax.random.uniform(key_offset)), weights, n, np)
-    return indices[np.asarray(jax.random.permutation(key_order, n))]
-
-
-def _indices(offset, weights, n, xp):
-    return xp.clip(xp.searchsorted(xp.cumsum(weights), (xp.arange(n) + offset) / n), 0, len(weights) - 1)
+    """The same by a JAX key and in random order, so that any part is a sample too."""
+    rng = numpy_rng(rng_key)
+    return rng.permutation(systematic(rng, weights, n))

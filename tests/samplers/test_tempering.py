@@ -1,7 +1,6 @@
 """Tempered sequential Monte Carlo against posteriors and evidences known in closed form."""
 
 from functools import partial
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +12,7 @@ from scipy import stats
 
 from numpyro_kme.engines import _sampling
 from numpyro_kme.models.coordinates import Unconstrained
-from numpyro_kme.samplers import tempering
-from numpyro_kme.samplers.tempering import DECORRELATED, MOVES, _before, _move, _squared_autocorrelation, temper
+from numpyro_kme.samplers.tempering import DECORRELATED, MOVES, _Before, temper
 
 N = 4000
 M = N // MOVES
@@ -63,17 +61,6 @@ def test_correlated_normal_in_six_dimensions(seed):
     np.testing.assert_allclose(found.log_evidence, log_evidence, atol=1.0)
 
 
-def test_each_move_of_a_round_has_random_numbers_of_its_own(monkeypatch):
-    used, u = [], jnp.zeros((8, 2))
-    monkeypatch.setattr(tempering, "propose", lambda _, u, *numbers: used.append(numbers) or (u, jnp.zeros(len(u))))
-    _, random, _, log_ratio = tempering._begin.__wrapped__(jax.random.key(0), None, u)
-    points, level = tempering._Points(u, log_ratio, log_ratio), SimpleNamespace(temperature=1.0, proposal=None)
-    for number in range(MOVES - 1):
-        _move.__wrapped__(level, points, points, log_ratio, random, number)
-    for have in zip(*used):
-        assert len({float(numbers[-1, 0]) for numbers in have}) == MOVES
-
-
 def test_evaluations_are_counted():
     """As often as densities are asked for; and a flat likelihood needs one temperature, and says nothing."""
     calls = []
@@ -120,9 +107,9 @@ def test_modes_keep_their_masses_and_another_observation_does_not_compile_again(
     sd = 1 / np.sqrt(101)
     np.testing.assert_allclose(np.std(found.particles[right], axis=0), sd, rtol=0.12)
     np.testing.assert_allclose(np.mean(found.particles[right], axis=0), 150 / 101, atol=5 * sd / np.sqrt(M / 2))
-    programs = both._cache_size(), _move._cache_size()
+    programs = both._cache_size()
     other = tempered(jax.random.key(1), standard_normal, two_modes, jnp.array(0.3), particles)
-    assert np.mean(other.particles[:, 0] > 0) < 0.5 and (both._cache_size(), _move._cache_size()) == programs
+    assert np.mean(other.particles[:, 0] > 0) < 0.5 and both._cache_size() == programs
 
 
 def narrow_on_a_floor(_, u):
@@ -146,7 +133,7 @@ def test_chains_that_are_stuck_in_another_mode_count_if_they_are_many(rng, stuck
     before, after = rng.normal(size=(2, M, 3))
     for states in (before, after):
         states[:stuck, 1] += 1000.0
-    correlation = _squared_autocorrelation(_before(jnp.asarray(before)), jnp.asarray(after))
+    correlation = _Before.of(before).squared_autocorrelation(after)
     assert correlation > 0.9 if correlated else correlation < DECORRELATED
 
 
@@ -190,6 +177,10 @@ def test_crescents_in_six_dimensions():
     np.testing.assert_allclose(found.log_evidence, log_evidence, atol=1.0)
 
 
+def infinite(_, u):
+    return jnp.where(u[0] > 0.0, jnp.inf, 0.0)
+
+
 def half_space(edge, u):
     return jnp.where(u[0] > edge, 0.0, jnp.where(u[1] > 0, -jnp.inf, jnp.nan))
 
@@ -205,9 +196,10 @@ def test_a_likelihood_that_vanishes_at_most_particles(edge):
     np.testing.assert_allclose(found.log_evidence, stats.norm.logsf(edge), atol=0.4)
 
 
-def test_a_likelihood_that_vanishes_everywhere_ends():
+@pytest.mark.parametrize("log_likelihood", [half_space, infinite])
+def test_a_likelihood_that_vanishes_everywhere_or_is_infinite_ends(log_likelihood):
     particles = jax.random.normal(jax.random.key(0), (N, 2))
-    found = tempered(jax.random.key(1), standard_normal, half_space, jnp.array(50.0), particles)
+    found = tempered(jax.random.key(1), standard_normal, log_likelihood, jnp.array(50.0), particles)
     assert not np.isfinite(found.log_evidence)
     with pytest.raises(ValueError, match=f"no mass at any of {N} draws from the prior"):
         _sampling._drawn({}, np.zeros(N), found)
