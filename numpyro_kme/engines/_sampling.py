@@ -1,7 +1,8 @@
 """Draws from prior times learnt likelihood, in coordinates where that suffices and through the model otherwise."""
 
 from collections.abc import Mapping
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -10,13 +11,13 @@ import numpy as np
 import scipy
 
 from numpyro_kme._core import checks, solves
-from numpyro_kme._core.host import on_host
-from numpyro_kme._core.programs import Program
+from numpyro_kme._core.host import numpy_rng, on_host, to_host
+from numpyro_kme._core.programs import Program, Recomputed
 from numpyro_kme.embeddings.measures import Measure
-from numpyro_kme.likelihoods.base import LikelihoodAt
-from numpyro_kme.models.coordinates import Coordinates, Unconstrained
+from numpyro_kme.likelihoods.distribution import FittedLikelihood
+from numpyro_kme.likelihoods.prepared import PreparedLikelihood
+from numpyro_kme.models.coordinates import Coordinates, Terms, Unconstrained
 from numpyro_kme.models.problem import Problem
-from numpyro_kme.samplers.importance import sample
 from numpyro_kme.samplers.tempering import MOVES, Tempered, temper
 
 PARTICLES = 4000
@@ -39,43 +40,85 @@ class Drawn(NamedTuple):
     info: Mapping[str, Any]
 
 
+@dataclass(frozen=True, eq=False)
+class LearntModel(Recomputed):
+    """A model with learnt likelihoods in place of its simulators, at many points.
+
+    Everything else in the model is one program, which does not depend on what was learnt.
+    """
+
+    problem: Problem
+    likelihoods: Mapping[str, FittedLikelihood]
+
+    @cached_property
+    def rest(self) -> Unconstrained:
+        """The model without its simulators."""
+        latents = {name: latent.value for name, latent in self.problem.latents.items()}
+        return Unconstrained.read(self.problem.model, self.problem.args, self.problem.kwargs, latents)
+
+    def flatten(self, latents: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Vectors `(n, D)` free of constraints, of latents `{site: (n, *shape)}`."""
+        return np.asarray(Program(jax.vmap(self.rest.flatten))({k: jnp.asarray(v) for k, v in latents.items()}))
+
+    def evaluate(self, u: np.ndarray, brief: bool = False) -> tuple[dict[str, np.ndarray], Terms]:
+        """The latents and log densities at vectors `(n, D)`; `brief` as in `LikelihoodAt.brief`."""
+        latents, terms, arguments = to_host(self._rest(u))
+        learnt = sum(self._log_likelihood(site, arguments[site], brief) for site in self._prepared)
+        return latents, terms._replace(log_likelihood=terms.log_likelihood + learnt)
+
+    def _log_likelihood(self, name, arguments, brief):
+        """Of the calls that count, each to the power of its scale, `(n,)`."""
+        site, prepared, (size, *groups, count) = self.problem.simulators[name], self._prepared[name], arguments.shape
+        z = self.likelihoods[name].coordinates.table(arguments.reshape(-1, count)).reshape(size, *groups, -1)
+        found = (prepared.brief() if brief else prepared).log_densities(z)
+        found = np.where(site.mask, found, 0.0)
+        events = range(1 + len(site.fn.batch_shape), found.ndim)  # a plate may have been made part of the event
+        return np.sum((site.scale * np.sum(found, axis=tuple(events))).reshape(size, -1), axis=1)
+
+    @cached_property
+    def _rest(self) -> Program:
+        return Program(jax.vmap(self.rest.evaluate))
+
+    @cached_property
+    def _prepared(self) -> dict[str, PreparedLikelihood]:
+        seen, sites = self.problem.observations, self.problem.simulators
+        counted = {name: fitted for name, fitted in self.likelihoods.items() if sites[name].mask.any()}
+        return {name: PreparedLikelihood.of(f, np.asarray(seen[name]), sites[name].mask) for name, f in counted.items()}
+
+
 @on_host
 def in_coordinates(
-    rng_key: jax.Array, likelihood: LikelihoodAt, measure: Measure, coordinates: Coordinates, num_samples: int
+    rng_key: jax.Array, likelihood: PreparedLikelihood, measure: Measure, coordinates: Coordinates, num_samples: int
 ) -> Drawn:
-    """Draw in coordinates that determine all latents; a new observation does not compile again."""
+    """Draw in coordinates that determine all latents."""
     start_key, temper_key, pick_key = jax.random.split(rng_key, 3)
+    brief = likelihood.brief()
     with solves.one_blas_thread:
-        data = jax.tree.map(jnp.asarray, (likelihood, measure))
-        start = sample(data[1], start_key, _num_particles(num_samples))
-        found = temper(temper_key, partial(_log_densities, (data[0].brief(), data[1])), start)
-        latents, log_posterior = _finish(data, coordinates, pick_key, found.particles, num_samples)
-        return _drawn(latents, log_posterior, found)
+        start = measure.sample(start_key, _num_particles(num_samples))
+        found = temper(temper_key, lambda z: (measure.log_densities(z), brief.log_densities(z)), start)
+        z = found.particles[_some(pick_key, found, num_samples)]
+        log_posterior = measure.log_densities(z) + likelihood.log_densities(z)
+    return _drawn(coordinates.latents_table(z), log_posterior, found)
 
 
-def in_model(rng_key: jax.Array, target: Unconstrained, problem: Problem, num_samples: int) -> Drawn:
+def in_model(rng_key: jax.Array, model: LearntModel, num_samples: int) -> Drawn:
     """Draw the unconstrained latents of a model whose every site has a density."""
     start_key, temper_key, pick_key = jax.random.split(rng_key, 3)
-    prior = problem.draw(start_key, _num_particles(num_samples)).latents
-    return _from_prior(temper_key, pick_key, target, prior, num_samples)
+    prior = model.problem.draw(start_key, _num_particles(num_samples)).latents
+    return _from_prior(temper_key, pick_key, model, prior, num_samples)
 
 
 @on_host
-def _from_prior(
-    temper_key, pick_key, target: Unconstrained, prior: Mapping[str, np.ndarray], num_samples: int
-) -> Drawn:
-    evaluate = Program(jax.vmap(target.evaluate))  # the one program that a model's densities need
-
+def _from_prior(temper_key, pick_key, model: LearntModel, prior: Mapping[str, np.ndarray], num_samples: int) -> Drawn:
     def log_densities(u):
-        terms = evaluate(u)[1]
+        _, terms = model.evaluate(u, brief=True)
         return terms.log_prior + terms.log_jacobian, terms.log_likelihood
 
     with solves.one_blas_thread:
-        start = Program(jax.vmap(target.flatten))(dict(prior))
-        found = temper(temper_key, log_densities, start)
-        rows = np.asarray(_rows(pick_key, len(found.particles), num_samples))
-        latents, terms = jax.tree.map(lambda leaf: np.asarray(leaf)[rows], evaluate(found.particles))
-        return _drawn(latents, terms.log_prior + terms.log_likelihood, found)
+        found = temper(temper_key, log_densities, model.flatten(prior))
+        evaluated, rows = model.evaluate(found.particles), _some(pick_key, found, num_samples)
+    latents, terms = jax.tree.map(lambda leaf: leaf[rows], evaluated)
+    return _drawn(latents, terms.log_prior + terms.log_likelihood, found)
 
 
 @on_host
@@ -93,30 +136,13 @@ def mode(target: Unconstrained, latents: Mapping[str, np.ndarray], log_posterior
     return target.constrain(jnp.asarray(min(found, key=lambda result: result.fun).x))
 
 
-@jax.jit
-def _log_densities(data, z):
-    """Log prior and log likelihood at coordinates `(n, D)`."""
-    likelihood, measure = data
-    return jax.vmap(measure.log_density)(z), jax.vmap(likelihood.log_density)(z)
-
-
-@partial(jax.jit, static_argnums=4)
-def _finish(data, coordinates, rng_key, particles, num_samples):
-    """Latents, and log densities with respect to the coordinates."""
-    likelihood, measure = data
-    z = particles[_rows(rng_key, len(particles), num_samples)]
-    log_posterior = jax.vmap(lambda point: measure.log_density(point) + likelihood.log_density(point))(z)
-    return jax.vmap(coordinates.latents)(z), log_posterior
-
-
 def _num_particles(num_samples: int) -> int:
     return max(MOVES * num_samples, PARTICLES)
 
 
-@partial(jax.jit, static_argnums=(1, 2))
-def _rows(rng_key, size, number):
-    """Some of the particles, in random order."""
-    return jax.random.permutation(rng_key, size)[:number]
+def _some(rng_key: jax.Array, found: Tempered, number: int) -> np.ndarray:
+    """Numbers of some of the particles, in random order."""
+    return numpy_rng(rng_key).permutation(len(found.particles))[:number]
 
 
 def _drawn(latents, log_posterior, found: Tempered) -> Drawn:

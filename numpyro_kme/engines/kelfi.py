@@ -11,13 +11,15 @@ import numpy as np
 from numpyro_kme._core import checks
 from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points, standard_normal
 from numpyro_kme.engines import _sampling, _simulations
-from numpyro_kme.engines._learnt_posterior import LearntLikelihoods, LearntPosterior, beyond, observation, plain, target
+from numpyro_kme.engines._learnt_posterior import LearntLikelihoods, LearntPosterior, beyond, observation, plain
+from numpyro_kme.engines._sampling import LearntModel
 from numpyro_kme.engines._simulations import FromPosterior, FromVariance, Proposal, SimulationEngine
 from numpyro_kme.engines.base import Trained, check_positive
 from numpyro_kme.engines.posterior import groups
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, extrapolation_message, fit_likelihood
+from numpyro_kme.likelihoods.prepared import PreparedLikelihood
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.published.hyperparameters import learn_normal
 from numpyro_kme.models.coordinates import Coordinates
@@ -200,10 +202,10 @@ class KELFI(SimulationEngine):
         if self.learn_prior:
             measures[site] = _learnt_prior(fitted, problem, site, in_coordinates)
         if in_coordinates:
-            likelihood = fitted.at(observation(problem, site))
+            likelihood = PreparedLikelihood.of(fitted, observation(problem, site))
             drawn = _sampling.in_coordinates(rng_key, likelihood, measures[site], fitted.coordinates, self.num_samples)
         else:
-            drawn = _sampling.in_model(rng_key, target(problem, learnt.likelihoods), problem, self.num_samples)
+            drawn = _sampling.in_model(rng_key, LearntModel(problem, learnt.likelihoods), self.num_samples)
         further = problem.evaluate(drawn.latents).deterministics if problem.deterministics else {}
         return LearntPosterior(
             engine=type(self).__name__,

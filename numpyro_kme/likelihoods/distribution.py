@@ -14,8 +14,9 @@ from numpyro.distributions.distribution import Distribution
 
 from numpyro_kme._core import checks, solves
 from numpyro_kme.embeddings.measures import Measure
-from numpyro_kme.likelihoods.base import Form, LikelihoodAt, PreparedLikelihood, Surrogate
+from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.extrapolation import Region
+from numpyro_kme.likelihoods.prepared import PreparedLikelihood
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.residual.form import MIN_SIMULATIONS, ResidualKernelMeans
 from numpyro_kme.models.coordinates import Coordinates

@@ -20,7 +20,6 @@ from numpyro_kme.likelihoods.base import LikelihoodAt, SignedLog, Surrogate, to_
 from numpyro_kme.samplers.importance import (
     WeightedParticles,
     adaptive_importance_sampling,
-    log_densities,
     signed_logs,
     signed_moments,
 )
@@ -196,7 +195,7 @@ class KernelMeansPosterior:
         likelihood, measure = in_present_precision((self.likelihood, self.measure))
         points = np.asarray(self._particles.particles)
         sign, log_size = signed_logs(likelihood, points)
-        heights = np.where(sign > 0, log_size + np.asarray(log_densities(measure, points)), -np.inf)
+        heights = np.where(sign > 0, log_size + measure.log_densities(points), -np.inf)
         # best particles from which the mode is searched
         starts = points[np.argsort(heights)[-5:]]
 

@@ -5,7 +5,6 @@ from functools import partial
 from typing import Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks
@@ -82,22 +81,21 @@ def adaptive_importance_sampling(
         probabilities = np.asarray(measure.probabilities)
         return _normalised(measure.points, sign, log_size + np.log(probabilities))
     keys = jax.random.split(rng_key, 17)
-    particles, proposal = sample(measure, keys[0], n), measure
+    particles, proposal = measure.sample(keys[0], n), measure
     for key in keys[1:-1]:
         sign, log_size = signed_logs(likelihood, particles)
-        log_ratio = np.asarray(log_densities(measure, particles) - log_densities(proposal, particles))
+        log_ratio = measure.log_densities(particles) - proposal.log_densities(particles)
         log_weights = np.where(sign > 0, log_size + log_ratio, -np.inf)
         power, weights = _tempered(log_weights, 0.2 * n)
-        proposal = _kernel_density(key, np.asarray(particles), weights)
+        proposal = _kernel_density(key, particles, weights)
         if power == 1.0:
             break
-        particles = sample(proposal, key, n)
+        particles = proposal.sample(key, n)
     defensive = int(np.ceil(0.1 * n))
     key_measure, key_proposal = jax.random.split(keys[-1])
-    both = sample(measure, key_measure, n)[:defensive], sample(proposal, key_proposal, n)[: n - defensive]
-    particles = jnp.concatenate(both)  # programs of the first rounds
+    particles = np.concatenate([measure.sample(key_measure, defensive), proposal.sample(key_proposal, n - defensive)])
     sign, log_size = signed_logs(likelihood, particles)
-    log_measure, log_proposal = (np.asarray(log_densities(law, particles)) for law in (measure, proposal))
+    log_measure, log_proposal = measure.log_densities(particles), proposal.log_densities(particles)
     log_mixture = np.logaddexp(np.log(defensive / n) + log_measure, np.log1p(-defensive / n) + log_proposal)
     return _normalised(particles, sign, log_size + log_measure - log_mixture - np.log(n))
 
@@ -147,21 +145,10 @@ def _kernel_density(rng_key, particles, weights) -> NormalMixture:
     dim = particles.shape[1]
     _, covariance = signed_moments(particles, weights)
     covariance += 1e-10 * (np.trace(covariance) / dim + 1e-30) * np.eye(dim)
-    rows = np.asarray(_choose(rng_key, weights))
+    rows = numpy_rng(rng_key).choice(len(weights), COMPONENTS, p=weights)
     width = (4.0 / (COMPONENTS * (dim + 2.0))) ** (2.0 / (dim + 4.0))
     covariances = np.broadcast_to(width * covariance, (COMPONENTS, dim, dim))
-    return NormalMixture(jnp.full(COMPONENTS, 1.0 / COMPONENTS), jnp.asarray(particles[rows]), jnp.asarray(covariances))
-
-
-@jax.jit
-def _choose(rng_key, weights):
-    return jax.random.choice(rng_key, len(weights), (COMPONENTS,), p=weights)
-
-
-@partial(jax.jit, static_argnums=2)
-def sample(measure: Measure, rng_key: jax.Array, n: int) -> jax.Array:
-    """`n` draws of a measure, `(n, D)`."""
-    return measure.sample(rng_key, n)
+    return NormalMixture(np.full(COMPONENTS, 1.0 / COMPONENTS), particles[rows], covariances)
 
 
 def signed_logs(likelihood: SignedLikelihood, points: Array) -> tuple[np.ndarray, np.ndarray]:
@@ -172,12 +159,6 @@ def signed_logs(likelihood: SignedLikelihood, points: Array) -> tuple[np.ndarray
 @jax.jit
 def _signed_logs(likelihood, points):
     return jax.vmap(likelihood.signed_log)(points)
-
-
-@jax.jit
-def log_densities(measure: Measure, points: Array) -> Array:
-    """Log densities of a measure at points `(n, D)`, `(n,)`."""
-    return jax.lax.map(measure.log_density, points, batch_size=BATCH)
 
 
 def systematic(rng: np.random.Generator, weights: np.ndarray, n: int) -> np.ndarray:

@@ -128,7 +128,9 @@ def temper(rng_key: jax.Array, log_densities: LogDensities, particles: np.ndarra
 
     rng, num_chains = numpy_rng(rng_key), len(particles) // MOVES
     size = num_chains * MOVES
-    population = _Points.joined([evaluate(block) for block in np.split(np.asarray(particles[:size], np.float64), MOVES)])
+    population = _Points.joined(
+        [evaluate(block) for block in np.split(np.asarray(particles[:size], np.float64), MOVES)]
+    )
     ancestors, temperature, log_evidence, num_temperatures, num_rounds = np.arange(size), 0.0, 0.0, 0, 0
     while True:
         last = temperature >= 1.0

@@ -1,6 +1,7 @@
 """Tempered sequential Monte Carlo against posteriors and evidences known in closed form."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -83,7 +84,12 @@ def test_draws_in_a_model_come_with_their_density_in_its_own_units():
 
     prior = {"theta": np.exp(np.random.default_rng(0).normal(size=N)).astype(np.float32)}
     target = Unconstrained.read(model, (0.8,), {}, {"theta": prior["theta"][0]})
-    drawn = _sampling._from_prior(jax.random.key(0), jax.random.key(1), target, prior, 300)
+    latents = {"theta": SimpleNamespace(value=prior["theta"][0])}
+    problem = SimpleNamespace(
+        model=model, args=(0.8,), kwargs={}, latents=latents, observations={}, simulators={}, likelihoods=("y",)
+    )
+    learnt = _sampling.LearntModel(problem, {})
+    drawn = _sampling._from_prior(jax.random.key(0), jax.random.key(1), learnt, prior, 300)
     theta = drawn.latents["theta"]
     density = stats.lognorm(1.0).logpdf(theta) + stats.norm(np.log(theta), 0.5).logpdf(0.8)
     np.testing.assert_allclose(drawn.log_posterior, density, rtol=1e-4, atol=1e-4)

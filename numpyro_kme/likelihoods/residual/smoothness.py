@@ -40,8 +40,9 @@ LEFT_OUT, SHORTER, FEWEST = 0.01, 1.5, 10
 """While hyperparameters are learnt, inducing points are left out that matter less; see `Smoothness.enough`."""
 
 
-def features(z: Any, xp: Any = np, erf: Any = special.erf) -> Any:
+def features(z: Any, xp: Any = np) -> Any:
     """`(..., D)` to `(..., 2 D)`: normal and uniform versions of each coordinate, each of variance 1."""
+    erf = special.erf if xp is np else jax.lax.erf
     return xp.concatenate([z, np.sqrt(3.0) * erf(z / np.sqrt(2.0))], axis=-1)
 
 
