@@ -47,6 +47,7 @@ class LearntPosterior(Posterior):
         measures: The prior of each simulator's coordinates; under `learn_prior` the learnt one.
         learn_prior: Whether the prior was learnt too.
         drawn: The draws, as they were sampled.
+        extrapolated: Which fraction of them lies beyond the simulated parameters of each site.
     """
 
     problem: Problem = field(repr=False)
@@ -55,6 +56,7 @@ class LearntPosterior(Posterior):
     measures: Mapping[str, Measure] = field(repr=False)
     learn_prior: bool
     drawn: _sampling.Drawn = field(repr=False)
+    extrapolated: Mapping[str, float] = field(repr=False)
 
     @cached_property
     def in_coordinates(self) -> KernelMeansPosterior:
@@ -208,7 +210,7 @@ class LearntPosterior(Posterior):
     @on_host
     def _log_terms(self, latents):
         model = _sampling.LearntModel(self.problem, self.likelihoods)
-        return model.evaluate(model.flatten({name: np.asarray(v, np.float64) for name, v in latents.items()}))[1]
+        return model.evaluate(model.flatten({name: np.asarray(v, np.float64) for name, v in latents.items()})).terms
 
 
 def plain(problem: Problem) -> bool:

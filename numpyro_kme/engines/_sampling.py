@@ -16,7 +16,7 @@ from numpyro_kme._core.programs import Program, Recomputed
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.prepared import PreparedLikelihood
-from numpyro_kme.models.coordinates import Coordinates, Terms, Unconstrained
+from numpyro_kme.models.coordinates import Terms, Unconstrained
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.samplers.tempering import MOVES, Tempered, temper
 
@@ -29,15 +29,26 @@ class Drawn(NamedTuple):
 
     Attributes:
         latents: `{site: (n, *shape)}`.
+        coordinates: Those of the arguments of each simulator with a learnt likelihood, `{site: (n, *groups, D)}`.
         log_posterior: Log of the unnormalised density that was sampled, `(n,)`.
         log_evidence: Log of the mass of that density.
         info: How sampling went.
     """
 
     latents: Mapping[str, np.ndarray]
+    coordinates: Mapping[str, np.ndarray]
     log_posterior: np.ndarray
     log_evidence: float
     info: Mapping[str, Any]
+
+
+class Evaluated(NamedTuple):
+    """A model with learnt likelihoods at `n` points: the latents, the coordinates of simulators' arguments and the log
+    densities."""
+
+    latents: Mapping[str, np.ndarray]
+    coordinates: Mapping[str, np.ndarray]
+    terms: Terms
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,20 +71,19 @@ class LearntModel(Recomputed):
         """Vectors `(n, D)` free of constraints, of latents `{site: (n, *shape)}`."""
         return np.asarray(Program(jax.vmap(self.rest.flatten))({k: jnp.asarray(v) for k, v in latents.items()}))
 
-    def evaluate(self, u: np.ndarray, brief: bool = False) -> tuple[dict[str, np.ndarray], Terms]:
-        """The latents and log densities at vectors `(n, D)`; `brief` as in `LikelihoodAt.brief`."""
+    def evaluate(self, u: np.ndarray, brief: bool = False) -> "Evaluated":
+        """Everything at vectors `(n, D)`; `brief` as in `LikelihoodAt.brief`."""
         latents, terms, arguments = to_host(self._rest(u))
-        learnt = sum(self._log_likelihood(site, arguments[site], brief) for site in self._prepared)
-        return latents, terms._replace(log_likelihood=terms.log_likelihood + learnt)
+        z = {name: fitted.coordinates.at(arguments[name]) for name, fitted in self.likelihoods.items()}
+        learnt = sum(self._log_likelihood(name, z[name], brief) for name in self._prepared)
+        return Evaluated(latents, z, terms._replace(log_likelihood=terms.log_likelihood + learnt))
 
-    def _log_likelihood(self, name, arguments, brief):
+    def _log_likelihood(self, name, z, brief):
         """Of the calls that count, each to the power of its scale, `(n,)`."""
-        site, prepared, (size, *groups, count) = self.problem.simulators[name], self._prepared[name], arguments.shape
-        z = self.likelihoods[name].coordinates.table(arguments.reshape(-1, count)).reshape(size, *groups, -1)
-        found = (prepared.brief() if brief else prepared).log_densities(z)
-        found = np.where(site.mask, found, 0.0)
+        site, prepared = self.problem.simulators[name], self._prepared[name]
+        found = np.where(site.mask, (prepared.brief() if brief else prepared).log_densities(z), 0.0)
         events = range(1 + len(site.fn.batch_shape), found.ndim)  # a plate may have been made part of the event
-        return np.sum((site.scale * np.sum(found, axis=tuple(events))).reshape(size, -1), axis=1)
+        return np.sum((site.scale * np.sum(found, axis=tuple(events))).reshape(len(z), -1), axis=1)
 
     @cached_property
     def _rest(self) -> Program:
@@ -88,17 +98,18 @@ class LearntModel(Recomputed):
 
 @on_host
 def in_coordinates(
-    rng_key: jax.Array, likelihood: PreparedLikelihood, measure: Measure, coordinates: Coordinates, num_samples: int
+    rng_key: jax.Array, site: str, fitted: FittedLikelihood, y: np.ndarray, measure: Measure, num_samples: int
 ) -> Drawn:
-    """Draw in coordinates that determine all latents."""
+    """Draw in the coordinates of one simulator site, which determine all latents."""
     start_key, temper_key, pick_key = jax.random.split(rng_key, 3)
+    likelihood = PreparedLikelihood.of(fitted, y)
     brief = likelihood.brief()
     with solves.one_blas_thread:
         start = measure.sample(start_key, _num_particles(num_samples))
         found = temper(temper_key, lambda z: (measure.log_densities(z), brief.log_densities(z)), start)
         z = found.particles[_some(pick_key, found, num_samples)]
         log_posterior = measure.log_densities(z) + likelihood.log_densities(z)
-    return _drawn(coordinates.latents_table(z), log_posterior, found)
+    return _drawn(fitted.coordinates.latents_table(z), {site: z}, log_posterior, found)
 
 
 def in_model(rng_key: jax.Array, model: LearntModel, num_samples: int) -> Drawn:
@@ -111,14 +122,14 @@ def in_model(rng_key: jax.Array, model: LearntModel, num_samples: int) -> Drawn:
 @on_host
 def _from_prior(temper_key, pick_key, model: LearntModel, prior: Mapping[str, np.ndarray], num_samples: int) -> Drawn:
     def log_densities(u):
-        _, terms = model.evaluate(u, brief=True)
+        terms = model.evaluate(u, brief=True).terms
         return terms.log_prior + terms.log_jacobian, terms.log_likelihood
 
     with solves.one_blas_thread:
         found = temper(temper_key, log_densities, model.flatten(prior))
         evaluated, rows = model.evaluate(found.particles), _some(pick_key, found, num_samples)
-    latents, terms = jax.tree.map(lambda leaf: leaf[rows], evaluated)
-    return _drawn(latents, terms.log_prior + terms.log_likelihood, found)
+    latents, z, terms = jax.tree.map(lambda leaf: leaf[rows], evaluated)
+    return _drawn(latents, z, terms.log_prior + terms.log_likelihood, found)
 
 
 @on_host
@@ -145,7 +156,7 @@ def _some(rng_key: jax.Array, found: Tempered, number: int) -> np.ndarray:
     return numpy_rng(rng_key).permutation(len(found.particles))[:number]
 
 
-def _drawn(latents, log_posterior, found: Tempered) -> Drawn:
+def _drawn(latents, coordinates, log_posterior, found: Tempered) -> Drawn:
     kept, size = len(log_posterior), MOVES * len(found.particles)
     checks.require(
         bool(np.isfinite(found.log_evidence)),
@@ -153,13 +164,13 @@ def _drawn(latents, log_posterior, found: Tempered) -> Drawn:
         "at the model's factors and ordinary likelihoods there, or choose a prior that reaches where they are not.",
     )
     return Drawn(
-        {name: np.asarray(value) for name, value in latents.items()},
-        np.asarray(log_posterior),
-        float(found.log_evidence),
+        latents,
+        coordinates,
+        log_posterior,
+        found.log_evidence,
         {
-            "sampler": f"tempered sequential Monte Carlo, {int(found.num_temperatures)} temperatures, "
-            f"{size} particles, {int(found.num_evaluations)} evaluations, {float(found.acceptance):.0%} of the last "
-            "moves accepted",
-            "effective sample size": min(float(kept), float(found.effective_size)),
+            "sampler": f"tempered sequential Monte Carlo, {found.num_temperatures} temperatures, {size} particles, "
+            f"{found.num_evaluations} evaluations, {found.acceptance:.0%} of the last moves accepted",
+            "effective sample size": min(float(kept), found.effective_size),
         },
     )

@@ -11,7 +11,7 @@ import numpy as np
 from numpyro_kme._core import checks
 from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points, standard_normal
 from numpyro_kme.engines import _sampling, _simulations
-from numpyro_kme.engines._learnt_posterior import LearntLikelihoods, LearntPosterior, beyond, observation, plain
+from numpyro_kme.engines._learnt_posterior import LearntLikelihoods, LearntPosterior, observation, plain
 from numpyro_kme.engines._sampling import LearntModel
 from numpyro_kme.engines._simulations import FromPosterior, FromVariance, Proposal, SimulationEngine
 from numpyro_kme.engines.base import Trained, check_positive
@@ -19,7 +19,6 @@ from numpyro_kme.engines.posterior import groups
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, extrapolation_message, fit_likelihood
-from numpyro_kme.likelihoods.prepared import PreparedLikelihood
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.published.hyperparameters import learn_normal
 from numpyro_kme.models.coordinates import Coordinates
@@ -202,23 +201,28 @@ class KELFI(SimulationEngine):
         if self.learn_prior:
             measures[site] = _learnt_prior(fitted, problem, site, in_coordinates)
         if in_coordinates:
-            likelihood = PreparedLikelihood.of(fitted, observation(problem, site))
-            drawn = _sampling.in_coordinates(rng_key, likelihood, measures[site], fitted.coordinates, self.num_samples)
+            y, measure = observation(problem, site), measures[site]
+            drawn = _sampling.in_coordinates(rng_key, site, fitted, y, measure, self.num_samples)
         else:
             drawn = _sampling.in_model(rng_key, LearntModel(problem, learnt.likelihoods), self.num_samples)
+        extrapolated = {
+            name: float(np.mean(f.beyond_at(seen, drawn.coordinates[name], problem.simulators[name].mask)))
+            for (name, f), seen in zip(learnt.likelihoods.items(), problem.observations.values(), strict=True)
+        }
         further = problem.evaluate(drawn.latents).deterministics if problem.deterministics else {}
         return LearntPosterior(
             engine=type(self).__name__,
             samples={**drawn.latents, **further},
             fields={"lp": drawn.log_posterior},
             groups=groups(learnt.simulations, problem),
-            info=_described(problem, learnt, measures if self.learn_prior else {}, drawn),
+            info=_described(problem, learnt, measures if self.learn_prior else {}, drawn, extrapolated),
             problem=problem,
             simulations=learnt.simulations,
             likelihoods=learnt.likelihoods,
             measures=measures,
             learn_prior=self.learn_prior,
             drawn=drawn,
+            extrapolated=extrapolated,
         )
 
 
@@ -233,13 +237,15 @@ def _learnt_prior(fitted: FittedLikelihood, problem: Problem, site: str, in_coor
 
 def _warn_if_beyond(posterior: LearntPosterior) -> None:
     """Warn of draws beyond the simulated parameters, at the end: a round that others follow may be far out."""
-    for site, fitted in posterior.likelihoods.items():
-        proportion = float(np.mean(beyond(posterior.problem, posterior.likelihoods, site, posterior.drawn.latents)))
+    for site, proportion in posterior.extrapolated.items():
+        fitted = posterior.likelihoods[site]
         if proportion > fitted.negligible:
             checks.warn(extrapolation_message(site, proportion))
 
 
-def _described(problem: Problem, learnt: LearntLikelihoods, priors: Mapping[str, Measure], drawn) -> dict[str, Any]:
+def _described(
+    problem: Problem, learnt: LearntLikelihoods, priors: Mapping[str, Measure], drawn, extrapolated: Mapping[str, float]
+) -> dict[str, Any]:
     """What a person reads; of the learnt `priors` too."""
     info: dict[str, Any] = {"simulations": len(learnt.simulations)}
     for site, fitted in learnt.likelihoods.items():
@@ -247,7 +253,7 @@ def _described(problem: Problem, learnt: LearntLikelihoods, priors: Mapping[str,
         if not (problem.simulators[site].plates or problem.simulators[site].weighted):
             place = fitted.surrogate.describe_observation(fitted.surrogate.point(observation(problem, site)))
             found |= {"observation": place} if place else {}
-        outside = float(np.mean(beyond(problem, learnt.likelihoods, site, drawn.latents)))
+        outside = extrapolated[site]
         found["parameters"] = "all draws within the simulated parameters"
         if outside:
             far = f"{outside:.2%} of the draws lie beyond the simulated parameters"

@@ -127,6 +127,11 @@ class Coordinates:
         checks.table("arguments", arguments, columns=len(self.columns))
         return np.asarray(_forward_rows(self, np.asarray(arguments, np.float64)))
 
+    def at(self, arguments: ArrayLike) -> np.ndarray:
+        """Coordinates `(k, *groups, D)` of arguments `(k, *groups, p)`, as `table`."""
+        arguments = np.asarray(arguments)
+        return self.table(arguments.reshape(-1, arguments.shape[-1])).reshape(*arguments.shape[:-1], -1)
+
     @on_host
     def latents_table(self, z: ArrayLike) -> dict[str, Any]:
         """All latents `{site: (m, *shape)}` at coordinates `(m, D)`, on the host in float64; raises unless

@@ -213,11 +213,13 @@ class ResidualDensity:
         basis, points = xp.asarray(self.basis), xp.asarray(self.points) / self.beta
         z = z / self.beta
         size, one = xp.sum(xp.square(points), axis=1, keepdims=True), xp.ones((*z.shape[:-1], 1), z.dtype)
-        factor = xp.concatenate([points, -0.5 * size, -0.5 * xp.ones_like(size)], axis=1)
+        factor = xp.concatenate([points, -0.5 * size - xp.log(self.ridge), -0.5 * xp.ones_like(size)], axis=1)
         powers = xp.concatenate([z, one, xp.sum(xp.square(z), axis=-1, keepdims=True)], axis=-1)
-        kernel = exponentials(powers @ factor.T, xp)
-        local = (kernel - (kernel @ basis) @ basis.T) / self.ridge
-        signed = local + (1.0 - xp.sum(local, axis=-1, keepdims=True)) * xp.asarray(self.intercept)
+        kernel = exponentials(powers @ factor.T, xp)  # over the ridge
+        # k - U U' k, and the intercept times what is left of 1 after its sum, k' (1 - U U' 1)
+        intercept, rest = xp.asarray(self.intercept)[None, :], 1.0 - basis @ xp.sum(basis, axis=0)
+        within = xp.concatenate([kernel @ xp.concatenate([basis, rest[:, None]], axis=1), one], axis=-1)
+        signed = kernel + within @ xp.concatenate([-basis.T, -intercept, intercept], axis=0)
         return positive_part(signed, SOFTNESS / len(points), xp)
 
     def _log_kernels(self, v, xp):
