@@ -180,7 +180,7 @@ class NormalMixture(Measure):
         roots = np.linalg.inv(np.linalg.cholesky(covariances))
         white = (np.asarray(points, np.float64) - means[:, None]) @ np.swapaxes(roots, 1, 2)
         constants = np.log(weights) - 0.5 * self.dim * np.log(2.0 * np.pi) + np.linalg.slogdet(roots)[1]
-        return special.logsumexp(constants[:, None] - 0.5 * np.sum(white * white, axis=2), axis=0)
+        return np.logaddexp.reduce(constants[:, None] - 0.5 * np.sum(white * white, axis=2), axis=0)
 
     def _on_host(self):
         weights, means, covariances = (np.asarray(a, np.float64) for a in (self.weights, self.means, self.covariances))

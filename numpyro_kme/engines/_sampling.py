@@ -12,6 +12,7 @@ import scipy
 
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.host import numpy_rng, on_host, to_host
+from numpyro_kme._core.keys import split
 from numpyro_kme._core.programs import Program, Recomputed
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
@@ -101,7 +102,7 @@ def in_coordinates(
     rng_key: jax.Array, site: str, fitted: FittedLikelihood, y: np.ndarray, measure: Measure, num_samples: int
 ) -> Drawn:
     """Draw in the coordinates of one simulator site, which determine all latents."""
-    start_key, temper_key, pick_key = jax.random.split(rng_key, 3)
+    start_key, temper_key, pick_key = split(rng_key, 3)
     likelihood = PreparedLikelihood.of(fitted, y)
     brief = likelihood.brief()
     with solves.one_blas_thread:
@@ -114,7 +115,7 @@ def in_coordinates(
 
 def in_model(rng_key: jax.Array, model: LearntModel, num_samples: int) -> Drawn:
     """Draw the unconstrained latents of a model whose every site has a density."""
-    start_key, temper_key, pick_key = jax.random.split(rng_key, 3)
+    start_key, temper_key, pick_key = split(rng_key, 3)
     prior = model.problem.draw(start_key, _num_particles(num_samples)).latents
     return _from_prior(temper_key, pick_key, model, prior, num_samples)
 

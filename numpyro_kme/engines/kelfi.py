@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.keys import child, split
 from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points, standard_normal
 from numpyro_kme.engines import _sampling, _simulations
 from numpyro_kme.engines._learnt_posterior import LearntLikelihoods, LearntPosterior, observation, plain
@@ -111,7 +112,7 @@ class KELFI(SimulationEngine):
         return replace(self.form, length_scale=self.length_scale)
 
     def _infer(self, rng_key, args, kwargs):
-        simulate_key, fit_key, sample_key = jax.random.split(rng_key, 3)
+        simulate_key, fit_key, sample_key = split(rng_key, 3)
         problem = Problem.read(self.model, *args, **kwargs)
         _simulations.check_sites(problem, self.resolved_form)
         first, *later = _simulations.sizes(self.plan.num_simulations, self.num_rounds)
@@ -119,8 +120,8 @@ class KELFI(SimulationEngine):
         learnt = self._learn(fit_key, problem, simulations)
         posterior = self._posterior(sample_key, problem, learnt)
         for number, size in enumerate(later, 1):
-            round_keys = [jax.random.fold_in(key, number) for key in (fit_key, simulate_key, sample_key)]
-            choose_key, prior_key = jax.random.split(round_keys[0])
+            round_keys = [child(key, number) for key in (fit_key, simulate_key, sample_key)]
+            choose_key, prior_key = split(round_keys[0])
             prior, draws = problem.draw(prior_key, size).latents, posterior.drawn.latents
             latents = (self.proposal or FromPosterior()).choose(
                 choose_key, draws, prior, posterior.surrogate_variance, size
@@ -172,7 +173,7 @@ class KELFI(SimulationEngine):
         """
         checks.key(rng_key)
         trained, posterior = self.trained, self.posterior
-        fit_key, simulate_key, sample_key = jax.random.split(rng_key, 3)
+        fit_key, simulate_key, sample_key = split(rng_key, 3)
         latents = {name: np.asarray(latents[name]) for name in posterior.problem.latents if name in latents}
         learnt, posterior = self._again(simulate_key, sample_key, fit_key, trained.learnt, posterior, latents)
         _warn_if_beyond(posterior)

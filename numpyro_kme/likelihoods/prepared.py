@@ -82,10 +82,9 @@ class PreparedLikelihood:
         In blocks of one size: by NumPy, or compiled where the form has JAX alone.
         """
         z = z.reshape(len(z), *(1,) * (len(self.lead) - (z.ndim - 2)), *z.shape[1:])
-        if self.likelihood.log_densities(z[:1]) is None:
-            return in_blocks(partial(_log_densities, self), z)
         size = max(1, BLOCK // prod(self.lead))
-        return np.concatenate([self.likelihood.log_densities(part) for part in np.split(z, range(size, len(z), size))])
+        found = [self.likelihood.log_densities(part) for part in np.split(z, range(size, len(z), size))]
+        return in_blocks(partial(_log_densities, self), z) if found[0] is None else np.concatenate(found)
 
     def over(self, function: Callable, arguments: jax.Array) -> jax.Array:
         """`function(likelihood, arguments)` for one output and one call's arguments, over the broadcast batch shape.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from numpyro.primitives import Messenger
 from numpyro_kme._core import checks
 from numpyro_kme._core.compat import log_prob
 from numpyro_kme._core.host import constants, on_host
+from numpyro_kme._core.programs import in_blocks
 from numpyro_kme.models import matching
 from numpyro_kme.models.matching import Column
 from numpyro_kme.models.prior_maps import Mixture, NotExact
@@ -122,10 +124,9 @@ class Coordinates:
 
     @on_host
     def table(self, arguments: ArrayLike) -> np.ndarray:
-        """Coordinates `(m, D)` of the arguments `(m, p)` of many calls, on the host in float64; compiled once for each
-        size."""
+        """Coordinates `(m, D)` of the arguments `(m, p)` of many calls, on the host in float64."""
         checks.table("arguments", arguments, columns=len(self.columns))
-        return np.asarray(_forward_rows(self, np.asarray(arguments, np.float64)))
+        return in_blocks(partial(_forward_rows, self), np.asarray(arguments, np.float64), ROWS)
 
     def at(self, arguments: ArrayLike) -> np.ndarray:
         """Coordinates `(k, *groups, D)` of arguments `(k, *groups, p)`, as `table`."""
@@ -136,7 +137,7 @@ class Coordinates:
     def latents_table(self, z: ArrayLike) -> dict[str, Any]:
         """All latents `{site: (m, *shape)}` at coordinates `(m, D)`, on the host in float64; raises unless
         `one_to_one`."""
-        return _latents_rows(self, jnp.asarray(z))
+        return in_blocks(partial(_latents_rows, self), np.asarray(z, np.float64), ROWS)
 
     def inverse(self, z: ArrayLike) -> jax.Array:
         """Arguments `(p,)` of one call at the coordinates `(D,)`."""
@@ -156,6 +157,10 @@ class Coordinates:
     def _split(self, entries: jax.Array) -> tuple[jax.Array, ...]:
         ends = [int(end) for end in np.cumsum([prod(shape) for _, shape in self.sites])[:-1]]
         return tuple(part.reshape(shape) for part, (_, shape) in zip(jnp.split(entries, ends), self.sites))
+
+
+ROWS = 512
+"""Rows of tables that are mapped together: one program for any number."""
 
 
 @jax.jit

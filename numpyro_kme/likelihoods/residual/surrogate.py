@@ -178,11 +178,11 @@ class ResidualSurrogate(Surrogate):
         self.transform.check(y)
         y = np.array(y, np.float64)
         warn_if_out_of_distribution(self.transform, self.simulated_range, y)
-        return on_host(_prepare)(self, y)
+        return self._at(y, np)
 
-    def _at(self, y) -> "ResidualAt":
-        kept, scale = jnp.asarray(y)[np.array(self.transform.kept)], jnp.asarray(self.transform.scale)
-        log_jacobian = -jnp.sum(jnp.log(scale)) - jnp.sum(jnp.asarray(self.decorrelation.log_scale))
+    def _at(self, y, xp=jnp) -> "ResidualAt":
+        kept, scale = y[np.array(self.transform.kept)], xp.asarray(self.transform.scale)
+        log_jacobian = -xp.sum(xp.log(scale)) - xp.sum(xp.asarray(self.decorrelation.log_scale))
         return ResidualAt(self, (kept - self.transform.centre) / scale, log_jacobian, y)
 
     def dependence(self) -> np.ndarray:
@@ -258,6 +258,3 @@ class ResidualSurrogate(Surrogate):
             return "all statistics" if numbers else "none"
         more = f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else ""
         return f"statistics {', '.join(numbers[:SHOWN])}{more}"
-
-
-_prepare = jax.jit(ResidualSurrogate._at)
