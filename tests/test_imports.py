@@ -4,6 +4,7 @@ import ast
 import importlib
 import pkgutil
 import re
+import subprocess
 import sys
 import tomllib
 from abc import ABC
@@ -121,6 +122,15 @@ def test_what_is_imported_is_declared():
 def declared(requirements: list[str]) -> set[str]:
     """Names under which what is required is imported."""
     return {re.match(r"[\w-]+", line)[0].replace("pot", "ot") for line in requirements}
+
+
+def test_what_takes_long_to_import_is_loaded_where_it_is_used():
+    """Beside what NumPyro loads, the import takes few modules of other packages."""
+    code = "import sys, numpyro; before = {*sys.modules}; import numpyro_kme; print(*({*sys.modules} - before))"
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    outside = {name.split(".")[0] for name in loaded} - {*sys.stdlib_module_names, "__mp_main__", "numpyro_kme"}
+    assert "numpyro_kme.engines" in loaded and outside <= {"threadpoolctl", "scipy"}
+    assert not {name for name in loaded if name.startswith(("scipy.stats", "scipy.optimize", "scipy.spatial"))}
 
 
 def test_nothing_is_loose_at_the_top():

@@ -71,8 +71,8 @@ class Flipped:
     def log_scale(self):
         return self.decorrelation.log_scale
 
-    def __call__(self, u, z):
-        return self.decorrelation(u * jnp.ones(len(u)).at[0].set(-1.0), z)
+    def __call__(self, u, z, xp):
+        return self.decorrelation(u * np.where(np.arange(u.shape[-1]) == 0, -1.0, 1.0), z, xp)
 
 
 class KELFI(kme.KELFI):

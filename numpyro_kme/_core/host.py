@@ -51,6 +51,11 @@ def on_host(function: Callable[Given, Any]) -> Callable[Given, Any]:
     return call
 
 
+def numpy_rng(rng_key: jax.Array) -> np.random.Generator:
+    """NumPy's generator of random numbers that belongs to a JAX key: nothing is compiled for what it draws."""
+    return np.random.default_rng(np.asarray(jax.random.key_data(rng_key)).ravel())
+
+
 def in_threads(function: Callable, items: Iterable) -> list:
     """`[function(item) for item in items]` on the host with as many threads as processors, for work that NumPy does."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -3,8 +3,8 @@
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from jax.typing import ArrayLike
-from scipy.optimize import brentq
 from scipy.special import logsumexp
 
 from numpyro_kme._core import checks
@@ -160,4 +160,4 @@ def _for_effective_size(distance: np.ndarray, size: float) -> float:
 
     scale = np.log(from_least.max())
     low, high = scale - 60.0, scale + 5.0
-    return float(np.exp(low if excess(low) >= 0 else brentq(excess, low, high)))
+    return float(np.exp(low if excess(low) >= 0 else scipy.optimize.brentq(excess, low, high)))

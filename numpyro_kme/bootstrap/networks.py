@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 WIDTHS = (64, 64, 64)
 """Units of the hidden layers."""
@@ -89,6 +88,8 @@ def _first_layers(rng_key, sizes):
 
 @partial(jax.jit, static_argnums=5)
 def _train(rng_key, x, y, weights, count, steps):
+    import optax  # loads for a tenth of the time of this package, and serves only here
+
     optimiser = optax.adamw(optax.cosine_decay_schedule(RATE, steps), weight_decay=DECAY)
 
     def loss(layers, rows):

@@ -11,6 +11,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from numpyro_kme._core import arviz, checks, compat
+from numpyro_kme._core.host import numpy_rng
 from numpyro_kme.diagnostics import uniformity
 from numpyro_kme.diagnostics.uniformity import MARGIN
 from numpyro_kme.engines.base import Engine
@@ -201,7 +202,7 @@ def calibrate(
         )
     simulate_key, infer_key, choose_key = jax.random.split(rng_key, 3)
     simulations = simulate(simulate_key, problem, num_datasets, on_failure="skip", progress_bar=False)
-    rng = np.random.default_rng(np.asarray(jax.random.key_data(choose_key)).ravel())
+    rng = numpy_rng(choose_key)
     ranks: dict[str, list[np.ndarray]] = {name: [] for name in problem.latents}
     tarp, served = [], []
     for j in compat.progress(range(len(simulations)), "calibrating", progress_bar):

@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 import numpy as np
+import scipy
 from numpyro.infer import Predictive
-from scipy.spatial import KDTree
 
 from numpyro_kme._core import arviz, checks
 from numpyro_kme.diagnostics.calibration import LEVEL, Calibration, calibrate
@@ -72,7 +72,7 @@ def misspecification_test(x: Any, y: Any) -> MisspecificationTest:
     centred = together - together.mean(axis=0)
     values, vectors = np.linalg.eigh(centred.T @ centred / len(centred))
     white = centred @ (vectors / np.sqrt(np.maximum(values, 1e-10)))
-    distances, _ = KDTree(white).query(white, NEIGHBOURS + 1)  # the nearest of all is the row itself
+    distances, _ = scipy.spatial.KDTree(white).query(white, NEIGHBOURS + 1)  # the nearest of all is the row itself
     scores = np.log(np.maximum(distances[:, NEIGHBOURS], 1e-300))
     tails = np.abs(together - np.median(together, axis=0))
     witness = np.ones(table.shape[1])

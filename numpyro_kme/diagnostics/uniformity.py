@@ -14,7 +14,7 @@ tests exact uniformity.
 """
 
 import numpy as np
-from scipy import stats
+import scipy
 from scipy.special import ndtr, ndtri
 
 from numpyro_kme.kernels.length_scales import mad_or_sd
@@ -44,16 +44,16 @@ def tests(ranks: np.ndarray, components: np.ndarray | None = None, margin: float
     size = len(scores)
     centre, shift, scale = float(np.mean(scores)), np.sqrt(size) * margin, np.exp(np.sqrt(2.0) * margin)
     square, away = float(np.sum(np.square(scores - centre))), np.sqrt(size) * abs(centre)
-    wide, narrow = stats.chi2.cdf(square * scale, size - 1), stats.chi2.sf(square / scale, size - 1)
-    distance = stats.kstest(ranks, "uniform").statistic - (2.0 * ndtr(0.5 * margin) - 1.0)
+    wide, narrow = scipy.stats.chi2.cdf(square * scale, size - 1), scipy.stats.chi2.sf(square / scale, size - 1)
+    distance = scipy.stats.kstest(ranks, "uniform").statistic - (2.0 * ndtr(0.5 * margin) - 1.0)
     found = {
-        "shape": float(stats.kstwo.sf(max(distance, 0.0), size)),
-        "location": float(stats.norm.sf(away - shift) + stats.norm.sf(away + shift)),
+        "shape": float(scipy.stats.kstwo.sf(max(distance, 0.0), size)),
+        "location": float(scipy.stats.norm.sf(away - shift) + scipy.stats.norm.sf(away + shift)),
         "scale": float(min(1.0, 2.0 * min(wide, narrow))),
     }
     if components is not None and components.shape[1]:
         along = np.sum(np.square(scores @ components))
-        found["data"] = float(stats.ncx2.sf(along, components.shape[1], shift**2))
+        found["data"] = float(scipy.stats.ncx2.sf(along, components.shape[1], shift**2))
     return found
 
 

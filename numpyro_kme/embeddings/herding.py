@@ -6,8 +6,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jax.typing import ArrayLike
-from scipy.optimize import minimize
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
@@ -118,5 +118,5 @@ def polish(
         FloatingPointError,
     )
     options = dict(maxiter=max_steps, ftol=1e-15, gtol=1e-4 * float(np.max(np.abs(slope))))
-    result = minimize(value_and_slope, start.ravel(), jac=True, method="L-BFGS-B", options=options)
+    result = scipy.optimize.minimize(value_and_slope, start.ravel(), jac=True, method="L-BFGS-B", options=options)
     return result.x.reshape(start.shape)

@@ -15,13 +15,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
-from scipy.special import ndtri
-from scipy.stats import qmc
+from scipy import special
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.host import numpy_rng
 from numpyro_kme.embeddings.weighted_points import Measure, Points
 from numpyro_kme.kernels.base import Kernel, register
 from numpyro_kme.kernels.gram import one_per_dimension, squared_distances
@@ -168,11 +169,22 @@ class NormalMixture(Measure):
     def sample(self, rng_key, n):
         """Independent draws."""
         checks.key(rng_key)
-        log_weights, means, covariances = self.components()
-        key_component, key_noise = jax.random.split(rng_key)
-        which = jax.random.categorical(key_component, log_weights, shape=(n,))
-        noise = jax.random.normal(key_noise, (n, self.dim), dtype=means.dtype)
-        return means[which] + jnp.einsum("nij,nj->ni", jnp.linalg.cholesky(covariances)[which], noise)
+        rng, (weights, means, covariances) = numpy_rng(rng_key), self._on_host()
+        which = rng.choice(len(weights), n, p=weights)
+        noise = rng.standard_normal((n, self.dim))
+        return means[which] + np.einsum("nij,nj->ni", np.linalg.cholesky(covariances)[which], noise)
+
+    def log_densities(self, points):
+        """As `Measure.log_densities`."""
+        weights, means, covariances = self._on_host()
+        roots = np.linalg.inv(np.linalg.cholesky(covariances))
+        white = (np.asarray(points, np.float64) - means[:, None]) @ np.swapaxes(roots, 1, 2)
+        constants = np.log(weights) - 0.5 * self.dim * np.log(2.0 * np.pi) + np.linalg.slogdet(roots)[1]
+        return np.logaddexp.reduce(constants[:, None] - 0.5 * np.sum(white * white, axis=2), axis=0)
+
+    def _on_host(self):
+        weights, means, covariances = (np.asarray(a, np.float64) for a in (self.weights, self.means, self.covariances))
+        return weights / weights.sum(), means, covariances
 
     def log_density(self, t):
         """`log sum_k w_k N(t | m_k, S_k)`."""
@@ -221,8 +233,10 @@ def _widened(covariance: jax.Array, length_scale: jax.Array) -> tuple[jax.Array,
 
 @lru_cache(maxsize=8)
 def _quasi_normals(n: int, dim: int) -> np.ndarray:
-    points = qmc.Sobol(dim, scramble=True, rng=np.random.default_rng(0)).random_base2(int(np.ceil(np.log2(n))))
-    return ndtri(np.clip(points[:n], 1e-12, 1.0 - 1e-12))
+    points = scipy.stats.qmc.Sobol(dim, scramble=True, rng=np.random.default_rng(0)).random_base2(
+        int(np.ceil(np.log2(n)))
+    )
+    return special.ndtri(np.clip(points[:n], 1e-12, 1.0 - 1e-12))
 
 
 def _require_covariances(value: ArrayLike) -> None:

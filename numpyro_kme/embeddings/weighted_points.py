@@ -8,6 +8,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.host import numpy_rng
 from numpyro_kme.kernels.base import Kernel, register
 
 
@@ -44,12 +45,16 @@ class Measure(abc.ABC):
         """Mean `(D,)` and covariance `(D, D)`."""
 
     @abc.abstractmethod
-    def sample(self, rng_key: jax.Array, n: int) -> jax.Array:
-        """`n` independent draws, `(n, D)`."""
+    def sample(self, rng_key: jax.Array, n: int) -> np.ndarray:
+        """`n` independent draws, `(n, D)`, by NumPy."""
 
     @abc.abstractmethod
     def log_density(self, t: ArrayLike) -> jax.Array:
         """Log density at one point `(D,)`; raises where the measure has none."""
+
+    @abc.abstractmethod
+    def log_densities(self, points: np.ndarray) -> np.ndarray:
+        """Log densities at points `(n, D)`, `(n,)`, by NumPy in float64; raises where the measure has none."""
 
 
 @register
@@ -123,7 +128,8 @@ class Points(Measure):
     def sample(self, rng_key, n):
         """Points drawn with replacement."""
         checks.key(rng_key)
-        return jax.random.choice(rng_key, jnp.asarray(self.points), (n,), p=self.probabilities)
+        probabilities = np.asarray(self.probabilities, np.float64)
+        return numpy_rng(rng_key).choice(np.asarray(self.points), n, p=probabilities / probabilities.sum())
 
     def log_density(self, t):
         """A set of points has no density."""
@@ -131,3 +137,5 @@ class Points(Measure):
             "`Points` has no density: it stands for a measure known by draws alone. Use its draws with "
             "importance weights, or give a Normal or NormalMixture."
         )
+
+    log_densities = log_density

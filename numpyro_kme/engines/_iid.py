@@ -227,7 +227,7 @@ class IidModel:
 
     def _run(self, u):
         """The trace at unconstrained parameters, and the simulator where there is one."""
-        return tracing.run(self.model, self.args, self.kwargs, jax.random.key(0), self.target.constrain(u))
+        return tracing.run(self.model, self.args, self.kwargs, None, self.target.constrain(u))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
-from numpyro_kme._core.programs import Program
 from numpyro_kme.embeddings.herding import herd
 from numpyro_kme.embeddings.measures import Measure, standard_normal
 from numpyro_kme.engines import _sampling
@@ -20,7 +19,6 @@ from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
 from numpyro_kme.mcmc import handlers
 from numpyro_kme.models.coordinates import Coordinates, Unconstrained
 from numpyro_kme.models.problem import Problem
-from numpyro_kme.samplers.importance import log_densities
 from numpyro_kme.simulations import Simulations
 
 
@@ -49,6 +47,7 @@ class LearntPosterior(Posterior):
         measures: The prior of each simulator's coordinates; under `learn_prior` the learnt one.
         learn_prior: Whether the prior was learnt too.
         drawn: The draws, as they were sampled.
+        extrapolated: Which fraction of them lies beyond the simulated parameters of each site.
     """
 
     problem: Problem = field(repr=False)
@@ -57,6 +56,7 @@ class LearntPosterior(Posterior):
     measures: Mapping[str, Measure] = field(repr=False)
     learn_prior: bool
     drawn: _sampling.Drawn = field(repr=False)
+    extrapolated: Mapping[str, float] = field(repr=False)
 
     @cached_property
     def in_coordinates(self) -> KernelMeansPosterior:
@@ -92,8 +92,7 @@ class LearntPosterior(Posterior):
         z = self._coordinates_of(latents)
         sign, log_ratio = self.in_coordinates.signed_log_density(z)
         if self.learn_prior:
-            log_density, standard = on_host(log_densities), standard_normal(z.shape[1])
-            log_prior += log_density(self.in_coordinates.measure, z) - log_density(standard, z)
+            log_prior += self.in_coordinates.measure.log_densities(z) - standard_normal(z.shape[1]).log_densities(z)
         return np.where(sign > 0, log_ratio + log_prior, -np.inf)
 
     def log_likelihood(self, latents: Mapping[str, Any]) -> np.ndarray:
@@ -210,9 +209,8 @@ class LearntPosterior(Posterior):
 
     @on_host
     def _log_terms(self, latents):
-        density = target(self.problem, self.likelihoods)
-        points = {name: np.asarray(v, np.float64) for name, v in latents.items()}
-        return Program(jax.vmap(lambda point: density.terms(density.flatten(point))))(points)
+        model = _sampling.LearntModel(self.problem, self.likelihoods)
+        return model.evaluate(model.flatten({name: np.asarray(v, np.float64) for name, v in latents.items()})).terms
 
 
 def plain(problem: Problem) -> bool:

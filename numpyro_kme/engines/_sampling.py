@@ -1,22 +1,24 @@
 """Draws from prior times learnt likelihood, in coordinates where that suffices and through the model otherwise."""
 
 from collections.abc import Mapping
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.optimize import minimize
+import scipy
 
 from numpyro_kme._core import checks, solves
-from numpyro_kme._core.host import on_host
-from numpyro_kme._core.programs import Program
+from numpyro_kme._core.host import numpy_rng, on_host, to_host
+from numpyro_kme._core.keys import split
+from numpyro_kme._core.programs import Program, Recomputed
 from numpyro_kme.embeddings.measures import Measure
-from numpyro_kme.likelihoods.base import LikelihoodAt
-from numpyro_kme.models.coordinates import Coordinates, Unconstrained
+from numpyro_kme.likelihoods.distribution import FittedLikelihood
+from numpyro_kme.likelihoods.prepared import PreparedLikelihood
+from numpyro_kme.models.coordinates import Terms, Unconstrained
 from numpyro_kme.models.problem import Problem
-from numpyro_kme.samplers.importance import sample
 from numpyro_kme.samplers.tempering import MOVES, Tempered, temper
 
 PARTICLES = 4000
@@ -28,54 +30,107 @@ class Drawn(NamedTuple):
 
     Attributes:
         latents: `{site: (n, *shape)}`.
+        coordinates: Those of the arguments of each simulator with a learnt likelihood, `{site: (n, *groups, D)}`.
         log_posterior: Log of the unnormalised density that was sampled, `(n,)`.
         log_evidence: Log of the mass of that density.
         info: How sampling went.
     """
 
     latents: Mapping[str, np.ndarray]
+    coordinates: Mapping[str, np.ndarray]
     log_posterior: np.ndarray
     log_evidence: float
     info: Mapping[str, Any]
 
 
+class Evaluated(NamedTuple):
+    """A model with learnt likelihoods at `n` points: the latents, the coordinates of simulators' arguments and the log
+    densities."""
+
+    latents: Mapping[str, np.ndarray]
+    coordinates: Mapping[str, np.ndarray]
+    terms: Terms
+
+
+@dataclass(frozen=True, eq=False)
+class LearntModel(Recomputed):
+    """A model with learnt likelihoods in place of its simulators, at many points.
+
+    Everything else in the model is one program, which does not depend on what was learnt.
+    """
+
+    problem: Problem
+    likelihoods: Mapping[str, FittedLikelihood]
+
+    @cached_property
+    def rest(self) -> Unconstrained:
+        """The model without its simulators."""
+        latents = {name: latent.value for name, latent in self.problem.latents.items()}
+        return Unconstrained.read(self.problem.model, self.problem.args, self.problem.kwargs, latents)
+
+    def flatten(self, latents: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Vectors `(n, D)` free of constraints, of latents `{site: (n, *shape)}`."""
+        return np.asarray(Program(jax.vmap(self.rest.flatten))({k: jnp.asarray(v) for k, v in latents.items()}))
+
+    def evaluate(self, u: np.ndarray, brief: bool = False) -> "Evaluated":
+        """Everything at vectors `(n, D)`; `brief` as in `LikelihoodAt.brief`."""
+        latents, terms, arguments = to_host(self._rest(u))
+        z = {name: fitted.coordinates.at(arguments[name]) for name, fitted in self.likelihoods.items()}
+        learnt = sum(self._log_likelihood(name, z[name], brief) for name in self._prepared)
+        return Evaluated(latents, z, terms._replace(log_likelihood=terms.log_likelihood + learnt))
+
+    def _log_likelihood(self, name, z, brief):
+        """Of the calls that count, each to the power of its scale, `(n,)`."""
+        site, prepared = self.problem.simulators[name], self._prepared[name]
+        found = np.where(site.mask, (prepared.brief() if brief else prepared).log_densities(z), 0.0)
+        events = range(1 + len(site.fn.batch_shape), found.ndim)  # a plate may have been made part of the event
+        return np.sum((site.scale * np.sum(found, axis=tuple(events))).reshape(len(z), -1), axis=1)
+
+    @cached_property
+    def _rest(self) -> Program:
+        return Program(jax.vmap(self.rest.evaluate))
+
+    @cached_property
+    def _prepared(self) -> dict[str, PreparedLikelihood]:
+        seen, sites = self.problem.observations, self.problem.simulators
+        counted = {name: fitted for name, fitted in self.likelihoods.items() if sites[name].mask.any()}
+        return {name: PreparedLikelihood.of(f, np.asarray(seen[name]), sites[name].mask) for name, f in counted.items()}
+
+
 @on_host
 def in_coordinates(
-    rng_key: jax.Array, likelihood: LikelihoodAt, measure: Measure, coordinates: Coordinates, num_samples: int
+    rng_key: jax.Array, site: str, fitted: FittedLikelihood, y: np.ndarray, measure: Measure, num_samples: int
 ) -> Drawn:
-    """Draw in coordinates that determine all latents; a new observation does not compile again."""
-    start_key, temper_key, pick_key = jax.random.split(rng_key, 3)
+    """Draw in the coordinates of one simulator site, which determine all latents."""
+    start_key, temper_key, pick_key = split(rng_key, 3)
+    likelihood = PreparedLikelihood.of(fitted, y)
+    brief = likelihood.brief()
     with solves.one_blas_thread:
-        data = jax.tree.map(jnp.asarray, (likelihood, measure))
-        start = sample(data[1], start_key, _num_particles(num_samples))
-        found = temper(temper_key, partial(_log_densities, (data[0].brief(), data[1])), start)
-        latents, log_posterior = _finish(data, coordinates, pick_key, found.particles, num_samples)
-        return _drawn(latents, log_posterior, found)
+        start = measure.sample(start_key, _num_particles(num_samples))
+        found = temper(temper_key, lambda z: (measure.log_densities(z), brief.log_densities(z)), start)
+        z = found.particles[_some(pick_key, found, num_samples)]
+        log_posterior = measure.log_densities(z) + likelihood.log_densities(z)
+    return _drawn(fitted.coordinates.latents_table(z), {site: z}, log_posterior, found)
 
 
-def in_model(rng_key: jax.Array, target: Unconstrained, problem: Problem, num_samples: int) -> Drawn:
+def in_model(rng_key: jax.Array, model: LearntModel, num_samples: int) -> Drawn:
     """Draw the unconstrained latents of a model whose every site has a density."""
-    start_key, temper_key, pick_key = jax.random.split(rng_key, 3)
-    prior = problem.draw(start_key, _num_particles(num_samples)).latents
-    return _from_prior(temper_key, pick_key, target, prior, num_samples)
+    start_key, temper_key, pick_key = split(rng_key, 3)
+    prior = model.problem.draw(start_key, _num_particles(num_samples)).latents
+    return _from_prior(temper_key, pick_key, model, prior, num_samples)
 
 
 @on_host
-def _from_prior(
-    temper_key, pick_key, target: Unconstrained, prior: Mapping[str, np.ndarray], num_samples: int
-) -> Drawn:
-    evaluate = Program(jax.vmap(target.evaluate))  # the one program that a model's densities need
-
+def _from_prior(temper_key, pick_key, model: LearntModel, prior: Mapping[str, np.ndarray], num_samples: int) -> Drawn:
     def log_densities(u):
-        terms = evaluate(u)[1]
+        terms = model.evaluate(u, brief=True).terms
         return terms.log_prior + terms.log_jacobian, terms.log_likelihood
 
     with solves.one_blas_thread:
-        start = Program(jax.vmap(target.flatten))(dict(prior))
-        found = temper(temper_key, log_densities, start)
-        rows = np.asarray(_rows(pick_key, len(found.particles), num_samples))
-        latents, terms = jax.tree.map(lambda leaf: np.asarray(leaf)[rows], evaluate(found.particles))
-        return _drawn(latents, terms.log_prior + terms.log_likelihood, found)
+        found = temper(temper_key, log_densities, model.flatten(prior))
+        evaluated, rows = model.evaluate(found.particles), _some(pick_key, found, num_samples)
+    latents, z, terms = jax.tree.map(lambda leaf: leaf[rows], evaluated)
+    return _drawn(latents, z, terms.log_prior + terms.log_likelihood, found)
 
 
 @on_host
@@ -89,37 +144,20 @@ def mode(target: Unconstrained, latents: Mapping[str, np.ndarray], log_posterior
 
     value_and_gradient = Program(jax.value_and_grad(loss))
     starts = Program(jax.vmap(target.flatten))({name: value[best] for name, value in latents.items()})
-    found = [minimize(value_and_gradient, np.asarray(u), jac=True, method="L-BFGS-B") for u in starts]
+    found = [scipy.optimize.minimize(value_and_gradient, np.asarray(u), jac=True, method="L-BFGS-B") for u in starts]
     return target.constrain(jnp.asarray(min(found, key=lambda result: result.fun).x))
-
-
-@jax.jit
-def _log_densities(data, z):
-    """Log prior and log likelihood at coordinates `(n, D)`."""
-    likelihood, measure = data
-    return jax.vmap(measure.log_density)(z), jax.vmap(likelihood.log_density)(z)
-
-
-@partial(jax.jit, static_argnums=4)
-def _finish(data, coordinates, rng_key, particles, num_samples):
-    """Latents, and log densities with respect to the coordinates."""
-    likelihood, measure = data
-    z = particles[_rows(rng_key, len(particles), num_samples)]
-    log_posterior = jax.vmap(lambda point: measure.log_density(point) + likelihood.log_density(point))(z)
-    return jax.vmap(coordinates.latents)(z), log_posterior
 
 
 def _num_particles(num_samples: int) -> int:
     return max(MOVES * num_samples, PARTICLES)
 
 
-@partial(jax.jit, static_argnums=(1, 2))
-def _rows(rng_key, size, number):
-    """Some of the particles, in random order."""
-    return jax.random.permutation(rng_key, size)[:number]
+def _some(rng_key: jax.Array, found: Tempered, number: int) -> np.ndarray:
+    """Numbers of some of the particles, in random order."""
+    return numpy_rng(rng_key).permutation(len(found.particles))[:number]
 
 
-def _drawn(latents, log_posterior, found: Tempered) -> Drawn:
+def _drawn(latents, coordinates, log_posterior, found: Tempered) -> Drawn:
     kept, size = len(log_posterior), MOVES * len(found.particles)
     checks.require(
         bool(np.isfinite(found.log_evidence)),
@@ -127,13 +165,13 @@ def _drawn(latents, log_posterior, found: Tempered) -> Drawn:
         "at the model's factors and ordinary likelihoods there, or choose a prior that reaches where they are not.",
     )
     return Drawn(
-        {name: np.asarray(value) for name, value in latents.items()},
-        np.asarray(log_posterior),
-        float(found.log_evidence),
+        latents,
+        coordinates,
+        log_posterior,
+        found.log_evidence,
         {
-            "sampler": f"tempered sequential Monte Carlo, {int(found.num_temperatures)} temperatures, "
-            f"{size} particles, {int(found.num_evaluations)} evaluations, {float(found.acceptance):.0%} of the last "
-            "moves accepted",
-            "effective sample size": min(float(kept), float(found.effective_size)),
+            "sampler": f"tempered sequential Monte Carlo, {found.num_temperatures} temperatures, {size} particles, "
+            f"{found.num_evaluations} evaluations, {found.acceptance:.0%} of the last moves accepted",
+            "effective sample size": min(float(kept), found.effective_size),
         },
     )

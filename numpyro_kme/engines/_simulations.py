@@ -11,6 +11,8 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.host import numpy_rng
+from numpyro_kme._core.keys import split
 from numpyro_kme.engines.base import Engine
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.models.problem import Problem
@@ -82,7 +84,7 @@ class FromVariance(Proposal):
 
     def choose(self, rng_key, draws, prior, variance, size):
         """Posterior draws with odds in proportion to the variance."""
-        first_key, second_key = jax.random.split(rng_key)
+        first_key, second_key = split(rng_key)
         among = some(first_key, draws, min(self.candidates * size, count(draws)))
         odds = np.maximum(np.asarray(variance(among), np.float64), 1e-12)
         return some(second_key, among, size, odds / odds.sum())
@@ -101,7 +103,7 @@ def count(latents: Latents) -> int:
 def some(rng_key: jax.Array, latents: Latents, size: int, odds: np.ndarray | None = None) -> dict[str, np.ndarray]:
     """`size` draws, none twice unless there are too few."""
     number = count(latents)
-    index = np.asarray(jax.random.choice(rng_key, number, (size,), replace=size > number, p=odds))
+    index = numpy_rng(rng_key).choice(number, size, replace=size > number, p=odds)
     return {name: np.asarray(value)[index] for name, value in latents.items()}
 
 

@@ -7,9 +7,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
-from scipy import stats
+import scipy
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.keys import child, split
 from numpyro_kme.abc.discrepancies import out_of_distribution_check
 from numpyro_kme.abc.weighting import LEAST_EFFECTIVE_SIZE, effective_sample_size, with_unit_sum
 from numpyro_kme.embeddings.means import MeanEmbedding, embedding_mode
@@ -135,13 +136,13 @@ class WeightedEngine(SimulationEngine):
         """Learn what does not depend on the observation."""
 
     def _infer(self, rng_key, args, kwargs):
-        simulate_key, coordinates_key, fit_key, sample_key = jax.random.split(rng_key, 4)
+        simulate_key, coordinates_key, fit_key, sample_key = split(rng_key, 4)
         problem = Problem.read(self.model, *args, **kwargs)
         self._check(problem)
         simulations = self._simulate(simulate_key, problem)
         table = ReferenceTable.read(Coordinates.from_prior(coordinates_key, problem), problem, simulations)
         if self.plan.simulations is not None and not self.from_anywhere:
-            self._check_prior(jax.random.fold_in(coordinates_key, 1), problem, table)
+            self._check_prior(child(coordinates_key, 1), problem, table)
         learnt = LearntWeigher(simulations, self._fit(fit_key, problem, table), fit_key)
         return Trained(self._settings(), problem, learnt), self._posterior(sample_key, problem, learnt)
 
@@ -153,7 +154,7 @@ class WeightedEngine(SimulationEngine):
         """That given simulations could be draws from the prior, by two-sample Kolmogorov-Smirnov tests of their
         coordinates against 1,000 draws, at level 1e-6."""
         own = table.coordinates_of(problem.draw(rng_key, 1000).arguments[problem.site()])
-        tests = [stats.ks_2samp(z, prior) for z, prior in zip(table.z.T, own.T)]
+        tests = [scipy.stats.ks_2samp(z, prior) for z, prior in zip(table.z.T, own.T)]
         worst = min(range(len(tests)), key=lambda d: tests[d].pvalue)
         checks.require(
             tests[worst].pvalue * len(tests) > 1e-6,

@@ -9,9 +9,11 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.keys import child, split
 from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points, standard_normal
 from numpyro_kme.engines import _sampling, _simulations
-from numpyro_kme.engines._learnt_posterior import LearntLikelihoods, LearntPosterior, beyond, observation, plain, target
+from numpyro_kme.engines._learnt_posterior import LearntLikelihoods, LearntPosterior, observation, plain
+from numpyro_kme.engines._sampling import LearntModel
 from numpyro_kme.engines._simulations import FromPosterior, FromVariance, Proposal, SimulationEngine
 from numpyro_kme.engines.base import Trained, check_positive
 from numpyro_kme.engines.posterior import groups
@@ -110,7 +112,7 @@ class KELFI(SimulationEngine):
         return replace(self.form, length_scale=self.length_scale)
 
     def _infer(self, rng_key, args, kwargs):
-        simulate_key, fit_key, sample_key = jax.random.split(rng_key, 3)
+        simulate_key, fit_key, sample_key = split(rng_key, 3)
         problem = Problem.read(self.model, *args, **kwargs)
         _simulations.check_sites(problem, self.resolved_form)
         first, *later = _simulations.sizes(self.plan.num_simulations, self.num_rounds)
@@ -118,8 +120,8 @@ class KELFI(SimulationEngine):
         learnt = self._learn(fit_key, problem, simulations)
         posterior = self._posterior(sample_key, problem, learnt)
         for number, size in enumerate(later, 1):
-            round_keys = [jax.random.fold_in(key, number) for key in (fit_key, simulate_key, sample_key)]
-            choose_key, prior_key = jax.random.split(round_keys[0])
+            round_keys = [child(key, number) for key in (fit_key, simulate_key, sample_key)]
+            choose_key, prior_key = split(round_keys[0])
             prior, draws = problem.draw(prior_key, size).latents, posterior.drawn.latents
             latents = (self.proposal or FromPosterior()).choose(
                 choose_key, draws, prior, posterior.surrogate_variance, size
@@ -171,7 +173,7 @@ class KELFI(SimulationEngine):
         """
         checks.key(rng_key)
         trained, posterior = self.trained, self.posterior
-        fit_key, simulate_key, sample_key = jax.random.split(rng_key, 3)
+        fit_key, simulate_key, sample_key = split(rng_key, 3)
         latents = {name: np.asarray(latents[name]) for name in posterior.problem.latents if name in latents}
         learnt, posterior = self._again(simulate_key, sample_key, fit_key, trained.learnt, posterior, latents)
         _warn_if_beyond(posterior)
@@ -200,23 +202,28 @@ class KELFI(SimulationEngine):
         if self.learn_prior:
             measures[site] = _learnt_prior(fitted, problem, site, in_coordinates)
         if in_coordinates:
-            likelihood = fitted.at(observation(problem, site))
-            drawn = _sampling.in_coordinates(rng_key, likelihood, measures[site], fitted.coordinates, self.num_samples)
+            y, measure = observation(problem, site), measures[site]
+            drawn = _sampling.in_coordinates(rng_key, site, fitted, y, measure, self.num_samples)
         else:
-            drawn = _sampling.in_model(rng_key, target(problem, learnt.likelihoods), problem, self.num_samples)
+            drawn = _sampling.in_model(rng_key, LearntModel(problem, learnt.likelihoods), self.num_samples)
+        extrapolated = {
+            name: float(np.mean(f.beyond_at(seen, drawn.coordinates[name], problem.simulators[name].mask)))
+            for (name, f), seen in zip(learnt.likelihoods.items(), problem.observations.values(), strict=True)
+        }
         further = problem.evaluate(drawn.latents).deterministics if problem.deterministics else {}
         return LearntPosterior(
             engine=type(self).__name__,
             samples={**drawn.latents, **further},
             fields={"lp": drawn.log_posterior},
             groups=groups(learnt.simulations, problem),
-            info=_described(problem, learnt, measures if self.learn_prior else {}, drawn),
+            info=_described(problem, learnt, measures if self.learn_prior else {}, drawn, extrapolated),
             problem=problem,
             simulations=learnt.simulations,
             likelihoods=learnt.likelihoods,
             measures=measures,
             learn_prior=self.learn_prior,
             drawn=drawn,
+            extrapolated=extrapolated,
         )
 
 
@@ -231,13 +238,15 @@ def _learnt_prior(fitted: FittedLikelihood, problem: Problem, site: str, in_coor
 
 def _warn_if_beyond(posterior: LearntPosterior) -> None:
     """Warn of draws beyond the simulated parameters, at the end: a round that others follow may be far out."""
-    for site, fitted in posterior.likelihoods.items():
-        proportion = float(np.mean(beyond(posterior.problem, posterior.likelihoods, site, posterior.drawn.latents)))
+    for site, proportion in posterior.extrapolated.items():
+        fitted = posterior.likelihoods[site]
         if proportion > fitted.negligible:
             checks.warn(extrapolation_message(site, proportion))
 
 
-def _described(problem: Problem, learnt: LearntLikelihoods, priors: Mapping[str, Measure], drawn) -> dict[str, Any]:
+def _described(
+    problem: Problem, learnt: LearntLikelihoods, priors: Mapping[str, Measure], drawn, extrapolated: Mapping[str, float]
+) -> dict[str, Any]:
     """What a person reads; of the learnt `priors` too."""
     info: dict[str, Any] = {"simulations": len(learnt.simulations)}
     for site, fitted in learnt.likelihoods.items():
@@ -245,7 +254,7 @@ def _described(problem: Problem, learnt: LearntLikelihoods, priors: Mapping[str,
         if not (problem.simulators[site].plates or problem.simulators[site].weighted):
             place = fitted.surrogate.describe_observation(fitted.surrogate.point(observation(problem, site)))
             found |= {"observation": place} if place else {}
-        outside = float(np.mean(beyond(problem, learnt.likelihoods, site, drawn.latents)))
+        outside = extrapolated[site]
         found["parameters"] = "all draws within the simulated parameters"
         if outside:
             far = f"{outside:.2%} of the draws lie beyond the simulated parameters"

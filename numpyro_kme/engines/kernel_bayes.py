@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.keys import split
 from numpyro_kme.embeddings.parameter_choice import KernelBayesSettings, choose_by_folds, kernel_bayes_candidates
 from numpyro_kme.engines._weighers import ReferenceTable, SignedWeigher
 from numpyro_kme.engines._weighted import SignedEngine
@@ -96,7 +96,7 @@ class KernelBayes(SignedEngine):
         checks.instance("prior", self.prior, Mapping | None, what)
 
     def _fit(self, rng_key, problem, table):
-        draw_key, fold_key = jax.random.split(rng_key)
+        draw_key, fold_key = split(rng_key)
         kernel = self._kernel(table)
         x, m = kernel.points(table.x), len(table)
         on_parameters = self.parameter_kernel or Gaussian(median_heuristic(table.z))

@@ -11,6 +11,7 @@ import numpy as np
 from numpyro.distributions import Distribution
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.keys import split
 from numpyro_kme.bootstrap import newton
 from numpyro_kme.bootstrap.emulated import least_starts
 from numpyro_kme.bootstrap.fit import full_data
@@ -144,7 +145,7 @@ class PosteriorBootstrap(Engine, Settings):
         return self._bootstrap(rng_key, args, kwargs, self._found and self._found[0])
 
     def _bootstrap(self, rng_key, args: tuple, kwargs: dict, last: Read | None):
-        start_key, run_key = jax.random.split(rng_key)
+        start_key, run_key = split(rng_key)
         read = self._generator(args, kwargs, last)
         iid, generator, process = read.iid, read.generator, read.process
         data = iid.data if generator.covariates is None else (generator.covariates, iid.data)

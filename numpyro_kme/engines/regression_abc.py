@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 
-import jax
 import numpy as np
 
 from numpyro_kme._core import checks, compat
+from numpyro_kme._core.keys import split
 from numpyro_kme.abc.regression import DistributionRegression, recursive_abc_step
 from numpyro_kme.abc.weighting import soft_abc_weights
 from numpyro_kme.engines._simulations import check_model
@@ -134,13 +134,13 @@ class KernelRecursiveABC(Engine):
     def _infer(self, rng_key, args, kwargs):
         problem = Problem.read(self.model, *args, **kwargs)
         check_model(problem, type(self).__name__)
-        start_key, coordinates_key, *keys = jax.random.split(rng_key, self.num_iterations + 2)
+        start_key, coordinates_key, *keys = split(rng_key, self.num_iterations + 2)
         latents = problem.draw(start_key, self.num_simulations).latents
         coordinates = Coordinates.from_prior(coordinates_key, problem)
         vectors = None if coordinates.one_to_one else LatentVectors.read(problem, latents)
         path, deviations = [], []
         for key in compat.progress(keys, "iterations", self.progress_bar):
-            simulate_key, herd_key = jax.random.split(key)
+            simulate_key, herd_key = split(key)
             simulations = self.plan.simulate_at(simulate_key, problem, latents)
             table = ReferenceTable.read(coordinates, problem, simulations)
             if vectors is not None:

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jax.typing import ArrayLike
-from scipy.optimize import minimize
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
@@ -149,7 +149,7 @@ def _search(table, landmarks, reach, median) -> LearntLengthScale:
 
     bounds = [tuple(np.log(median) + np.log([1e-3, 1.0])), (np.log(1e-2), np.log(10.0))]
     starts = [np.array([np.log(multiple * median), np.log(0.3)]) for multiple in STARTS]
-    found = [minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds) for start in starts]
+    found = [scipy.optimize.minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds) for start in starts]
     best = min(found, key=lambda result: result.fun)
     checks.require(
         best.fun < FAILED,

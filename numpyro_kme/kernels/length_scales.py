@@ -5,8 +5,8 @@ from dataclasses import field
 
 import jax
 import numpy as np
+import scipy
 from jax.typing import ArrayLike
-from scipy.spatial.distance import pdist
 
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.solves import Array
@@ -74,7 +74,7 @@ def _subset(name, x, max_points):
 
 
 def _median_distance(name, x, ties):
-    squares = pdist(x, "sqeuclidean")
+    squares = scipy.spatial.distance.pdist(x, "sqeuclidean")
     squares = squares if ties else squares[squares > 0.0]
     median = np.sqrt(np.median(squares)) if len(squares) else 0.0
     checks.require(

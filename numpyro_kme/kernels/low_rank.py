@@ -62,7 +62,7 @@ class LowRank:
             checks.whole("max_rank", max_rank, 1)
         most = n if max_rank is None else min(max_rank, n)
         on_device = in_present_precision(points)
-        rest = np.array(kernel.diagonal(points), np.float64)
+        rest = np.array(_diagonal(kernel, on_device), np.float64)
         stop = tolerance * rest.max()
         columns = np.zeros((min(most, 64), n))
         chosen: list[int] = []
@@ -111,6 +111,11 @@ def blocked(matrix: np.ndarray, stop: float, most: int) -> tuple[np.ndarray, lis
     columns = np.zeros((len(matrix), rank))
     columns[order] = np.tril(factor)[:, :rank]
     return columns, order[:rank].tolist()
+
+
+@jax.jit
+def _diagonal(kernel, points):
+    return kernel.diagonal(points)
 
 
 @jax.jit

@@ -1,8 +1,7 @@
 """What every form of the learnt likelihood offers: it as a function of coordinates, at known outputs prepared once."""
 
 import abc
-from collections.abc import Callable, Mapping
-from dataclasses import field
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -11,8 +10,6 @@ import numpy as np
 from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.host import on_host
 from numpyro_kme._core.solves import Array
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.kernels.base import register
@@ -31,13 +28,13 @@ def to_signed_log(value: ArrayLike, log_scale: ArrayLike = 0.0) -> SignedLog:
     return jnp.sign(value), log_size + log_scale
 
 
-def positive_part(value: ArrayLike, floor: ArrayLike) -> jax.Array:
+def positive_part(value: Any, floor: Any, xp: Any = jnp) -> Any:
     """Smooth positive part `(v + sqrt(v^2 + c^2)) / 2`.
 
     It exceeds `max(v, 0)` by at most `c / 2`, at `v = 0`, and by about `c^2 / (4 |v|)` away from it.
     """
-    value = jnp.asarray(value)
-    return 0.5 * (value + jnp.sqrt(jnp.square(value) + jnp.square(floor)))
+    value = xp.asarray(value)
+    return 0.5 * (value + xp.sqrt(xp.square(value) + floor**2))
 
 
 @register
@@ -82,6 +79,13 @@ class LikelihoodAt(abc.ABC):
         It equals `log q` up to a stated error where `q` is well above zero; elsewhere its gradient is finite and leads
         back to the simulations that look like `y`. Never a flat floor.
         """
+
+    def log_densities(self, z: np.ndarray) -> np.ndarray | None:
+        """`log_density` at points `(..., D)` by NumPy, so that nothing is compiled; None where a form has JAX alone.
+
+        What depends on the observation may have leading axes, which are broadcast against those of the points.
+        """
+        return None
 
     def brief(self) -> "LikelihoodAt":
         """The same with the parts in which nothing cancels in float32, for samplers that only compare values."""
@@ -187,105 +191,3 @@ class Form(abc.ABC):
             measure: The prior in coordinates, for objectives and reports that need one.
             y: The observation, for objectives that need it.
         """
-
-
-@register
-class PreparedLikelihood:
-    """The likelihood at outputs `(*lead, *event)`, as a function of parameters.
-
-    Attributes:
-        likelihood: A `LikelihoodAt`; leaves that depend on the output have leading dimensions `lead`.
-        value: The outputs.
-        mask: Which outputs count.
-        lead: Leading dimensions of the outputs.
-        varies: Which leaves depend on the output.
-    """
-
-    likelihood: LikelihoodAt
-    value: Any
-    mask: Any
-    lead: tuple[int, ...] = field(metadata=dict(static=True))
-    varies: tuple[bool, ...] = field(metadata=dict(static=True))
-
-    @classmethod
-    def of(cls, fitted: Any, value: ArrayLike, mask: ArrayLike = True) -> "PreparedLikelihood":
-        """Prepare on the host where everything is concrete, in place otherwise.
-
-        `fitted` is a pytree with a likelihood `at` every output, and the shape of one, `event_shape`.
-        """
-        concrete = checks.is_concrete((value, fitted))
-        data: Any = np.asarray(value) if concrete else jnp.asarray(value)
-        checks.real("value", data)
-        lead = data.shape[: data.ndim - len(fitted.event_shape)]
-        checks.require(
-            data.shape[len(lead) :] == fitted.event_shape,
-            f"`value` must have shape (..., *{fitted.event_shape}), as the simulated outputs have; got {data.shape}.",
-        )
-        rows = data.reshape(-1, *fitted.event_shape)
-        mask = mask if concrete and np.shape(mask) == lead else True
-        if concrete:
-            if not np.all(mask):  # one that counts in place of those that do not
-                rows = rows[np.where(np.ravel(mask), np.arange(len(rows)), np.argmax(mask))]
-            leaves, structure, varies = _prepare(fitted, rows)
-        else:
-            leaves, structure = jax.tree.flatten(jax.vmap(fitted.at)(rows))
-            varies = [True] * len(leaves)
-        shaped = [leaf.reshape((*lead, *leaf.shape[1:])) if moves else leaf for leaf, moves in zip(leaves, varies)]
-        return cls(structure.unflatten(shaped), data, mask, lead, tuple(varies))
-
-    def is_for(self, value: ArrayLike) -> bool:
-        """Whether `value` is what was prepared; one that is traced can only be that."""
-        if not checks.is_concrete((value, self.value, self.mask)):
-            return True
-        new, known = np.asarray(value), np.asarray(self.value)
-        return new.shape == known.shape and np.array_equal(new[self.mask], known[self.mask])
-
-    def over(self, function: Callable, arguments: jax.Array) -> jax.Array:
-        """`function(likelihood, arguments)` for one output and one call's arguments, over the broadcast batch shape.
-
-        What does not vary along a dimension is evaluated once for it.
-        """
-        batch = np.broadcast_shapes(self.lead, arguments.shape[:-1])
-        mine, theirs = _axes(self.lead, batch), _axes(arguments.shape[:-1], batch)
-        structure: Any
-        leaves, structure = jax.tree.flatten(self.likelihood)
-        kept, behind = _kept(mine, batch), len(self.lead)
-        leaves = [
-            leaf.reshape(*kept, *leaf.shape[behind:]) if moves else leaf
-            for leaf, moves in zip(map(jnp.asarray, leaves), self.varies)
-        ]
-        for ours, args in zip(reversed(mine), reversed(theirs)):
-            axes = structure.unflatten([ours if moves else None for moves in self.varies])
-            function = jax.vmap(function, in_axes=(axes, args))
-        return function(structure.unflatten(leaves), arguments.reshape(*_kept(theirs, batch), arguments.shape[-1]))
-
-
-def _axes(lead: tuple[int, ...], batch: tuple[int, ...]) -> list[int | None]:
-    """For each dimension of `batch` 0 where `lead` runs along it."""
-    padded = (1,) * (len(batch) - len(lead)) + lead
-    return [0 if size == whole else None for size, whole in zip(padded, batch)]
-
-
-def _kept(axes: list[int | None], batch: tuple[int, ...]) -> list[int]:
-    return [size for size, axis in zip(batch, axes) if axis == 0]
-
-
-def _prepare(fitted: Any, rows: np.ndarray) -> tuple[list, Any, list[bool]]:
-    """Leaves and structure of the likelihood at outputs `(R, *event)`, and which leaves differ between them.
-
-    The outputs that are extreme in some statistic go through the checks of `fitted.at`; all are prepared together.
-    """
-    checks.finite("value", rows)
-    columns = rows.reshape(len(rows), -1)
-    extreme = np.unique([np.argmin(columns, axis=0), np.argmax(columns, axis=0)])
-    checked = [fitted.at(rows[i]) for i in extreme]
-    if len(rows) == 1:
-        leaves, structure = jax.tree.flatten(checked[0])
-        return [leaf[None] for leaf in leaves], structure, [True] * len(leaves)
-    leaves, structure = jax.tree.flatten(on_host(_at_rows)(fitted, rows.astype(np.float64)))
-    varies = [any(not np.array_equal(row, leaf[0]) for row in leaf[1:]) for leaf in leaves]
-    varies[-1] = True
-    return [leaf if moves else leaf[0] for leaf, moves in zip(leaves, varies)], structure, varies
-
-
-_at_rows = jax.jit(lambda fitted, rows: jax.vmap(fitted.at)(rows))

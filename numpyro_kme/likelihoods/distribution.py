@@ -14,8 +14,9 @@ from numpyro.distributions.distribution import Distribution
 
 from numpyro_kme._core import checks, solves
 from numpyro_kme.embeddings.measures import Measure
-from numpyro_kme.likelihoods.base import Form, LikelihoodAt, PreparedLikelihood, Surrogate
+from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.extrapolation import Region
+from numpyro_kme.likelihoods.prepared import PreparedLikelihood
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.residual.form import MIN_SIMULATIONS, ResidualKernelMeans
 from numpyro_kme.models.coordinates import Coordinates
@@ -76,9 +77,12 @@ class FittedLikelihood:
             `(k, *groups)`. A further draw from where the simulations were drawn lies beyond the region with probability
             of about `1 / (m + 1)`.
         """
-        y, arguments = np.asarray(y), np.asarray(arguments, np.float64)
-        lead, (size, *groups, count) = y.shape[: y.ndim - len(self.event_shape)], arguments.shape
-        z = self.coordinates.table(arguments.reshape(-1, count)).reshape(size, *groups, -1)
+        return self.beyond_at(y, self.coordinates.at(arguments), mask)
+
+    def beyond_at(self, y: ArrayLike, z: np.ndarray, mask: ArrayLike = True) -> np.ndarray:
+        """The same of calls at coordinates `(k, *groups, D)`."""
+        y, (size, *groups, _) = np.asarray(y), z.shape
+        lead = y.shape[: y.ndim - len(self.event_shape)]
         shared = tuple(range(1, 1 + max(0, len(lead) - len(groups))))
         impossible = self.surrogate.outside_support(
             y.reshape(*lead, -1), z.reshape(size, *(1,) * len(shared), *groups, z.shape[-1])

@@ -54,12 +54,12 @@ class Region:
         """Whether points `(..., D)` are farther outside than every simulation is of the others."""
         return self.distance(z) > self.limit
 
-    def nearest(self, z: jax.Array) -> jax.Array:
-        """`z~` for one point `(D,)`: itself in the box, and smoothly about the nearest point of the box outside."""
-        low, high = (jnp.asarray(end).astype(z.dtype) for end in (self.low, self.high))
+    def nearest(self, z: Any, xp: Any = jnp) -> Any:
+        """`z~` for points `(..., D)`: itself in the box, and smoothly about the nearest point of the box outside."""
+        low, high = (xp.asarray(end).astype(z.dtype) for end in (self.low, self.high))
         # beyond the box points are followed by no more than this fraction of its width
-        inside, step = jnp.clip(z, low, high), 0.02 * (high - low)
-        return inside + step * jnp.tanh((z - inside) / step)
+        inside, step = xp.clip(z, low, high), 0.02 * (high - low)
+        return inside + step * xp.tanh((z - inside) / step)
 
 
 def log_nearest_quantile(log_gram: jax.Array) -> jax.Array:

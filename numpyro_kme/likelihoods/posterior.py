@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jax.typing import ArrayLike
-from scipy.optimize import minimize
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import in_present_precision, on_host
@@ -20,7 +20,6 @@ from numpyro_kme.likelihoods.base import LikelihoodAt, SignedLog, Surrogate, to_
 from numpyro_kme.samplers.importance import (
     WeightedParticles,
     adaptive_importance_sampling,
-    log_densities,
     signed_logs,
     signed_moments,
 )
@@ -196,7 +195,7 @@ class KernelMeansPosterior:
         likelihood, measure = in_present_precision((self.likelihood, self.measure))
         points = np.asarray(self._particles.particles)
         sign, log_size = signed_logs(likelihood, points)
-        heights = np.where(sign > 0, log_size + np.asarray(log_densities(measure, points)), -np.inf)
+        heights = np.where(sign > 0, log_size + measure.log_densities(points), -np.inf)
         # best particles from which the mode is searched
         starts = points[np.argsort(heights)[-5:]]
 
@@ -204,7 +203,7 @@ class KernelMeansPosterior:
             sign, value, slope = _height(likelihood, measure, z)
             return (-float(value), -np.asarray(slope)) if sign > 0 else (1e10, np.zeros_like(z))
 
-        found = [minimize(loss, start, jac=True, method="L-BFGS-B") for start in starts]
+        found = [scipy.optimize.minimize(loss, start, jac=True, method="L-BFGS-B") for start in starts]
         return min(found, key=lambda result: result.fun).x
 
     def predictive_log_density(self, y_new: ArrayLike) -> SignedLog:

@@ -70,14 +70,15 @@ class StatisticsTransform:
         """Number of raw statistics."""
         return jnp.shape(self.reference)[0]
 
-    def forward(self, x: ArrayLike) -> jax.Array:
-        """Raw statistics `(..., n_raw)` to standardised ones `(..., n)`."""
+    def forward(self, x: Any) -> Any:
+        """Raw statistics `(..., n_raw)` to standardised ones `(..., n)`; by NumPy where they are NumPy's."""
         checks.sound("x", x)
         checks.require(
             jnp.shape(x)[-1:] == (self.num_raw,),
             f"`x` must have shape (..., {self.num_raw}), one entry for each statistic; got {jnp.shape(x)}.",
         )
-        return _forward(self, x)
+        xp: Any = np if isinstance(x, np.ndarray) and checks.is_concrete(self) else jnp
+        return xp.arcsinh(self._scores(x, xp))
 
     def inverse(self, s: ArrayLike) -> jax.Array:
         """Standardised statistics `(..., n)` to the kept raw ones `(..., n)`, in the order of `kept`."""
@@ -87,7 +88,7 @@ class StatisticsTransform:
 
     def log_abs_det_jacobian(self, x: ArrayLike) -> jax.Array:
         """`sum_i log |ds_i / dx_i|` over the kept statistics, `(...)`."""
-        size = jnp.abs(self._scores(x))
+        size = jnp.abs(self._scores(x, jnp))
         large = size > 1e8
         small_log = 0.5 * jnp.log1p(jnp.square(jnp.where(large, 1.0, size)))
         log_slope = -jnp.where(large, jnp.log(jnp.where(large, size, 1.0)), small_log)
@@ -110,14 +111,11 @@ class StatisticsTransform:
                 "cannot produce this observation. Repair the simulator, or leave this statistic out.",
             )
 
-    def _scores(self, x):
+    def _scores(self, x, xp):
         x = x if isinstance(x, np.ndarray) else jnp.asarray(x)
-        columns = jnp.asarray(x[..., np.array(self.kept)])
+        columns = xp.asarray(x[..., np.array(self.kept)])
         row = (1,) * (columns.ndim - 1) + (len(self.kept),)
-        return (columns - jnp.reshape(self.centre, row)) / jnp.reshape(self.scale, row)
-
-
-_forward = jax.jit(lambda transform, x: jnp.arcsinh(transform._scores(x)))
+        return (columns - xp.reshape(self.centre, row)) / xp.reshape(self.scale, row)
 
 
 @register
@@ -138,18 +136,18 @@ class MarginalTransform:
     shift: Array
     scale: Array
 
-    def __call__(self, x: Array) -> jax.Array:
-        """Raw statistics `(..., n)` to transformed ones."""
-        return (jnp.arcsinh((x - self.centre) / self.width) - self.shift) / self.scale
+    def __call__(self, x: Any, xp: Any = jnp) -> Any:
+        """Raw statistics `(..., n)` to transformed ones, by JAX or NumPy."""
+        return (xp.arcsinh((x - self.centre) / self.width) - self.shift) / self.scale
 
     @property
     def middle(self) -> np.ndarray:
         """Raw statistics that are transformed to 0, `(n,)`."""
         return np.asarray(self.centre) + np.asarray(self.width) * np.sinh(np.asarray(self.shift))
 
-    def log_slope(self, x: Array) -> jax.Array:
+    def log_slope(self, x: Any, xp: Any = jnp) -> Any:
         """`log dt/dx`, `(..., n)`."""
-        return -log_cosh(jnp.arcsinh((x - self.centre) / self.width)) - jnp.log(self.width) - jnp.log(self.scale)
+        return -log_cosh(xp.arcsinh((x - self.centre) / self.width), xp) - xp.log(self.width) - xp.log(self.scale)
 
 
 def log_cosh(v: Any, xp: Any = jnp) -> Any:

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jax.scipy.special import ndtr, ndtri
 from scipy import special
-from scipy.stats import qmc
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.host import on_host
+from numpyro_kme._core.host import numpy_rng, on_host
 from numpyro_kme.kernels.base import register
 
 BLOCK = 16
@@ -135,9 +135,9 @@ class NormalNoise(Noise):
 
     def _sobol(self, rng_key, num):
         """Normal scrambled Sobol points, `num` rounded up to a power of two."""
-        seed = np.random.default_rng(np.asarray(jax.random.key_data(rng_key)))
         size = 2 ** max(int(np.ceil(np.log2(num))), 0)
-        return special.ndtri(qmc.Sobol(self.dim, rng=seed).random(size).clip(1e-12, 1.0 - 1e-12))
+        points = scipy.stats.qmc.Sobol(self.dim, rng=numpy_rng(rng_key)).random(size)
+        return special.ndtri(points.clip(1e-12, 1.0 - 1e-12))
 
     def _mirrored(self, rng_key, num):
         """Half as many of them, and their mirror images."""

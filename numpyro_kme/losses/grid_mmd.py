@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.ndimage import gaussian_filter1d
+import scipy
 
 from numpyro_kme._core.host import on_host
 from numpyro_kme.kernels import Kernel
@@ -198,7 +198,9 @@ def adapted_nodes(generator: Generator, u: np.ndarray, resolution: float, least:
 def _density(z: np.ndarray, y: np.ndarray, resolution: float) -> np.ndarray:
     """Nodes wanted per unit of `z`: the smoothed speed over the resolution, fading in the tails, and never under 8."""
     step = z[1] - z[0]
-    speed = gaussian_filter1d(np.abs(np.gradient(y, step)), int(0.15 / step), mode="nearest", truncate=3.0)
+    speed = scipy.ndimage.gaussian_filter1d(
+        np.abs(np.gradient(y, step)), int(0.15 / step), mode="nearest", truncate=3.0
+    )
     # tails of the noise beyond this many standard deviations get fewer and fewer nodes
     fading = 1.0 / (1.0 + np.exp(np.minimum(0.5 * (z**2 - 4.3**2), 500.0)))
     return 8.0 + speed / resolution * fading

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
+import scipy
 from jax.scipy.special import ndtr
 from numpyro.primitives import Messenger, apply_stack
-from scipy.stats import qmc
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme.losses.generator import DrawnNoise, Noise, NormalNoise, QuadratureNodes
@@ -185,7 +185,7 @@ def even_noise(simulator: Simulator) -> NoiseForm:
     if isinstance(lifted, str):
         return drawn._replace(note=f"{drawn.note}, not lifted: {lifted}")
     # largest number of normals for which there are low-discrepancy points
-    if not 1 <= lifted.dim <= qmc.Sobol.MAXDIM:
+    if not 1 <= lifted.dim <= scipy.stats.qmc.Sobol.MAXDIM:
         return drawn._replace(note=f"{drawn.note}: one draw takes {lifted.dim} numbers")
     return NoiseForm(NormalNoise(lifted.dim), lifted, str(lifted))
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -15,11 +16,12 @@ from numpyro.primitives import Messenger
 from numpyro_kme._core import checks
 from numpyro_kme._core.compat import log_prob
 from numpyro_kme._core.host import constants, on_host
+from numpyro_kme._core.programs import in_blocks
 from numpyro_kme.models import matching
 from numpyro_kme.models.matching import Column
 from numpyro_kme.models.prior_maps import Mixture, NotExact
 from numpyro_kme.models.problem import Arrays, Problem
-from numpyro_kme.models.tracing import PresentPrecision, set_from, trace_of
+from numpyro_kme.models.tracing import run, set_from
 
 Shape = tuple[int, ...]
 
@@ -122,16 +124,20 @@ class Coordinates:
 
     @on_host
     def table(self, arguments: ArrayLike) -> np.ndarray:
-        """Coordinates `(m, D)` of the arguments `(m, p)` of many calls, on the host in float64; compiled once for each
-        size."""
+        """Coordinates `(m, D)` of the arguments `(m, p)` of many calls, on the host in float64."""
         checks.table("arguments", arguments, columns=len(self.columns))
-        return np.asarray(_forward_rows(self, np.asarray(arguments, np.float64)))
+        return in_blocks(partial(_forward_rows, self), np.asarray(arguments, np.float64), ROWS)
+
+    def at(self, arguments: ArrayLike) -> np.ndarray:
+        """Coordinates `(k, *groups, D)` of arguments `(k, *groups, p)`, as `table`."""
+        arguments = np.asarray(arguments)
+        return self.table(arguments.reshape(-1, arguments.shape[-1])).reshape(*arguments.shape[:-1], -1)
 
     @on_host
     def latents_table(self, z: ArrayLike) -> dict[str, Any]:
         """All latents `{site: (m, *shape)}` at coordinates `(m, D)`, on the host in float64; raises unless
         `one_to_one`."""
-        return jax.vmap(self.latents)(jnp.asarray(z))
+        return in_blocks(partial(_latents_rows, self), np.asarray(z, np.float64), ROWS)
 
     def inverse(self, z: ArrayLike) -> jax.Array:
         """Arguments `(p,)` of one call at the coordinates `(D,)`."""
@@ -153,9 +159,18 @@ class Coordinates:
         return tuple(part.reshape(shape) for part, (_, shape) in zip(jnp.split(entries, ends), self.sites))
 
 
+ROWS = 512
+"""Rows of tables that are mapped together: one program for any number."""
+
+
 @jax.jit
 def _forward_rows(coordinates: Coordinates, rows: jax.Array) -> jax.Array:
     return jax.vmap(coordinates.forward)(rows)
+
+
+@jax.jit
+def _latents_rows(coordinates: Coordinates, rows: jax.Array) -> dict[str, jax.Array]:
+    return jax.vmap(coordinates.latents)(rows)
 
 
 def _one(name: str, point: ArrayLike, size: int) -> jax.Array:
@@ -187,7 +202,7 @@ class Terms(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Unconstrained:
-    """A model whose every site has a density, as a function of one vector `u` `(D,)` that is free of constraints.
+    """A model as a function of one vector `u` `(D,)` that is free of constraints; its simulators are left out.
 
     The latents are mapped site by site, in the order of the model, each given those before it, so supports may depend
     on other latents.
@@ -227,14 +242,17 @@ class Unconstrained:
         """The log densities at `u`."""
         return self.evaluate(u)[1]
 
-    def evaluate(self, u: jax.Array) -> tuple[dict[str, jax.Array], Terms]:
-        """The latents and the log densities at `u`."""
-        trace, log_jacobian = self._trace(u)
-        log_probs = {name: log_prob(site) for name, site in trace.items() if site["type"] == "sample"}
+    def evaluate(self, u: jax.Array) -> tuple[dict[str, jax.Array], Terms, dict[str, jax.Array]]:
+        """The latents and the log densities at `u`, and the arguments of simulators, whose densities are left out."""
+        trace, simulators, log_jacobian = self._trace(u)
+        sites = {name: site for name, site in trace.items() if site["type"] == "sample" and name not in simulators}
+        log_probs = {name: log_prob(site) for name, site in sites.items()}
         zero = jnp.zeros(())
         prior = sum((value for name, value in log_probs.items() if name in self.shapes), zero)
         likelihood = sum((value for name, value in log_probs.items() if name not in self.shapes), zero)
-        return {name: trace[name]["value"] for name in self.shapes}, Terms(prior, log_jacobian, likelihood)
+        latents = {name: trace[name]["value"] for name in self.shapes}
+        arguments = {name: simulator.arguments for name, simulator in simulators.items()}
+        return latents, Terms(prior, log_jacobian, likelihood), arguments
 
     def _trace(self, u):
         ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes.values()])[:-1]
@@ -248,11 +266,11 @@ class Unconstrained:
             log_jacobians.append(jnp.sum(transform.log_abs_det_jacobian(piece, found)))
             return found
 
-        trace = self._run(set_from(self.shapes, value))
-        return trace, sum(log_jacobians, jnp.zeros(()))
+        trace, simulators = self._run(set_from(self.shapes, value))
+        return trace, simulators, sum(log_jacobians, jnp.zeros(()))
 
     def _unconstrained(self, latents: Arrays) -> dict[str, jax.Array]:
-        trace = self._run(set_from(latents, lambda name, fn: jnp.asarray(latents[name])))
+        trace, _ = self._run(set_from(latents, lambda name, fn: jnp.asarray(latents[name])))
         return {
             name: biject_to(site["fn"].support).inv(site["value"])
             for name, site in trace.items()
@@ -260,4 +278,4 @@ class Unconstrained:
         }
 
     def _run(self, given: Messenger):
-        return trace_of(self.model, *constants((self.args, dict(self.kwargs))), PresentPrecision(), given)
+        return run(self.model, *constants((self.args, dict(self.kwargs))), None, {}, given)

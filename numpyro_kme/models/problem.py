@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks, compat, programs
+from numpyro_kme._core.keys import data_of, fold_in
 from numpyro_kme._core.programs import Program, Recomputed
 from numpyro_kme.models import normalise, sites, tracing
 from numpyro_kme.models.sites import Latent, SimulatorSite
@@ -102,7 +103,8 @@ class Problem(Recomputed):
         """
         checks.key(rng_key)
         checks.require(num_draws >= 1, f"`num_draws` must be at least 1; got {num_draws}.")
-        return self._draws(programs.in_blocks(partial(self._draw, rng_key), np.arange(num_draws, dtype=np.uint32)))
+        words = tracing.keys_in_order(fold_in(data_of(rng_key), np.arange(num_draws)))
+        return self._draws(programs.in_blocks(self._draw, words))
 
     def evaluate(self, latents: Arrays) -> Draws:
         """The simulators' arguments and the deterministic sites at given latents `{site: (m, *shape)}`."""
@@ -138,8 +140,8 @@ class Problem(Recomputed):
         trace, _ = self._run(rest, given)
         return {name: trace[name]["value"] for name in z}
 
-    def _run(self, latents, *inside, key=None):
-        return tracing.run(self.model, self.args, self.kwargs, key, latents, *inside)
+    def _run(self, latents, *inside, keys=None):
+        return tracing.run(self.model, self.args, self.kwargs, keys, latents, *inside)
 
     def _at(self, function: Callable) -> Program:
         """A program of many points: `function` of the trace at each, and of its simulators."""
@@ -159,8 +161,7 @@ class Problem(Recomputed):
 
     @cached_property
     def _draw(self) -> Callable:
-        draw = Program(jax.vmap(lambda keys: self._parts(*self._run({}, key=keys))))
-        return lambda rng_key, draws: draw(tracing.keys_in_order(rng_key, draws))
+        return Program(jax.vmap(lambda keys: self._parts(*self._run({}, keys=keys))))
 
     @cached_property
     def _evaluate(self) -> Callable:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -17,7 +16,8 @@ from numpyro.distributions.distribution import Distribution
 from numpyro.primitives import Messenger
 
 from numpyro_kme._core import checks, compat
-from numpyro_kme._core.host import in_present_precision
+from numpyro_kme._core.host import at_once, in_present_precision
+from numpyro_kme._core.keys import data_of, fold_in
 from numpyro_kme.models.simulator import Simulator
 
 
@@ -103,38 +103,32 @@ SPLIT = 8
 
 
 class KeysSplitBefore(handlers.seed):
-    """`numpyro.handlers.seed`, the first of whose keys were split before (`keys_in_order`).
-
-    The keys are the same. One program splits them for all models: each hash that is left out of a model's own saves a
-    tenth of a second of compilation.
-    """
+    """`numpyro.handlers.seed`, the first of whose keys were split before, by NumPy (`keys_in_order`): each hash in a
+    model's program takes a tenth of a second of compilation."""
 
     stateful = True
 
-    def __init__(self, fn: Callable, keys: jax.Array):
-        super().__init__(fn, rng_seed=keys[-1])
-        self.keys = list(keys[:-1])
+    def __init__(self, fn: Callable, words: Any):
+        *self.keys, left = (random.wrap_key_data(words[i]) for i in range(len(words)))
+        super().__init__(fn, rng_seed=left)
 
     def process_message(self, msg):
         """Where NumPyro would split a key, give the next one in place of it."""
-        left = self.rng_key
-        super().process_message(msg)
-        if self.rng_key is not left and self.keys:
-            msg["kwargs"]["rng_key"], self.rng_key = self.keys.pop(0), left
+        if not self.keys:
+            return super().process_message(msg)
+        asks = msg["type"] in ("sample", "prng_key", "plate", "control_flow")
+        if asks and msg["kwargs"]["rng_key"] is None and msg["value"] is None:
+            msg["kwargs"]["rng_key"] = self.keys.pop(0)
 
 
-@jax.jit
-@partial(jax.vmap, in_axes=(None, 0))
-def keys_in_order(rng_key: jax.Array, draw: jax.Array) -> jax.Array:
-    """The first `SPLIT` keys that `numpyro.handlers.seed` gives from `fold_in(rng_key, draw)`, and the one that it is
-    left with: `(draws, SPLIT + 1)`."""
-
-    def split(key, _):
-        key, given = random.split(key)
-        return key, given
-
-    left, given = jax.lax.scan(split, random.fold_in(checks.typed_key(rng_key), draw), length=SPLIT)
-    return jnp.append(given, left)
+def keys_in_order(words: np.ndarray) -> np.ndarray:
+    """Words `(..., SPLIT + 1, w)` of the first `SPLIT` keys that `numpyro.handlers.seed` gives from keys of words
+    `(..., w)`, and of those that it is left with."""
+    given = []
+    for _ in range(SPLIT):
+        words, one = fold_in(words, 0), fold_in(words, 1)
+        given.append(one)
+    return np.stack([*given, words], axis=-2)
 
 
 def as_numpyro_does():
@@ -143,13 +137,14 @@ def as_numpyro_does():
 
 
 @one_model_at_a_time()
-def trace_of(model: Callable, args: tuple, kwargs: Mapping, *inside: Messenger, key: jax.Array | None = None) -> dict:
+def trace_of(model: Callable, args: tuple, kwargs: Mapping, *inside: Messenger, keys: Any = None) -> dict:
     """The trace of a model that is run inside handlers, the innermost first, and unseen by handlers around it.
 
-    Of `key` its sites have keys as `numpyro.handlers.seed` splits them; several keys are those of `keys_in_order`.
+    Its sites have the keys of `keys_in_order`; of `jax.random.key(0)` where none are given.
     """
-    key = random.key(0) if key is None else key
-    wrapped: Messenger = KeysSplitBefore(model, key) if key.ndim else handlers.seed(model, key)
+    if keys is None:
+        keys = keys_in_order(at_once(lambda: data_of(random.key(0))))
+    wrapped: Messenger = KeysSplitBefore(model, keys)
     for messenger in inside:
         messenger.fn, wrapped = wrapped, messenger
     with as_numpyro_does(), handlers.block(), handlers.trace() as trace:
@@ -168,12 +163,12 @@ def set_from(names: Collection[str], value: Callable[[str, Distribution], jax.Ar
 
 
 def run(
-    model: Callable, args: tuple, kwargs: Mapping, key: jax.Array | None, latents: Mapping, *inside: Messenger
+    model: Callable, args: tuple, kwargs: Mapping, keys: Any, latents: Mapping, *inside: Messenger
 ) -> tuple[dict, dict[str, Simulator]]:
     """The trace of a model with given latents and its simulators left out, and the `Simulator` of each site."""
     left_out = LeaveOutSimulators()
     values = handlers.substitute(data={name: jnp.asarray(value) for name, value in latents.items()})
-    return trace_of(model, args, kwargs, PresentPrecision(), values, *inside, left_out, key=key), left_out.simulators
+    return trace_of(model, args, kwargs, PresentPrecision(), values, *inside, left_out, keys=keys), left_out.simulators
 
 
 def refuse_seeded(model: Any) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from numpyro_kme._core import checks
 from numpyro_kme.diagnostics.calibration import Calibration
@@ -27,7 +27,7 @@ def ranks(calibration: Calibration, names: Sequence[str] | None = None, *, prob:
         A matplotlib figure.
     """
     size, curves = len(calibration.tarp), {}
-    reach = stats.kstwo.ppf(prob, size)
+    reach = scipy.stats.kstwo.ppf(prob, size)
     for name, value in _columns(calibration, names).items():
         stairs = np.repeat(np.concatenate([[0.0], np.sort(value), [1.0]]), 2)[1:-1]
         curves[name] = stairs, np.repeat(np.arange(size + 1) / size, 2) - stairs
@@ -49,7 +49,7 @@ def coverage(calibration: Calibration, names: Sequence[str] | None = None, *, pr
     """
     levels, curves = calibration.coverage_curve(np.linspace(0.0, 1.0, GRID))
     size = len(calibration.tarp)
-    low, high = stats.binom.ppf([[0.5 - prob / 2], [0.5 + prob / 2]], size, levels) / size
+    low, high = scipy.stats.binom.ppf([[0.5 - prob / 2], [0.5 + prob / 2]], size, levels) / size
     shown = {name: (levels, curves[name]) for name in _columns(calibration, names)}
     return _with_band(shown, (levels, low, high), ([0.0, 1.0], [0.0, 1.0]), "level", "coverage")
 

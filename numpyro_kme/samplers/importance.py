@@ -5,11 +5,10 @@ from functools import partial
 from typing import Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.host import in_present_precision, on_host
+from numpyro_kme._core.host import in_present_precision, numpy_rng, on_host
 from numpyro_kme._core.programs import in_blocks
 from numpyro_kme._core.solves import Array
 from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points
@@ -82,22 +81,21 @@ def adaptive_importance_sampling(
         probabilities = np.asarray(measure.probabilities)
         return _normalised(measure.points, sign, log_size + np.log(probabilities))
     keys = jax.random.split(rng_key, 17)
-    particles, proposal = sample(measure, keys[0], n), measure
+    particles, proposal = measure.sample(keys[0], n), measure
     for key in keys[1:-1]:
         sign, log_size = signed_logs(likelihood, particles)
-        log_ratio = np.asarray(log_densities(measure, particles) - log_densities(proposal, particles))
+        log_ratio = measure.log_densities(particles) - proposal.log_densities(particles)
         log_weights = np.where(sign > 0, log_size + log_ratio, -np.inf)
         power, weights = _tempered(log_weights, 0.2 * n)
-        proposal = _kernel_density(key, np.asarray(particles), weights)
+        proposal = _kernel_density(key, particles, weights)
         if power == 1.0:
             break
-        particles = sample(proposal, key, n)
+        particles = proposal.sample(key, n)
     defensive = int(np.ceil(0.1 * n))
     key_measure, key_proposal = jax.random.split(keys[-1])
-    both = sample(measure, key_measure, n)[:defensive], sample(proposal, key_proposal, n)[: n - defensive]
-    particles = jnp.concatenate(both)  # programs of the first rounds
+    particles = np.concatenate([measure.sample(key_measure, defensive), proposal.sample(key_proposal, n - defensive)])
     sign, log_size = signed_logs(likelihood, particles)
-    log_measure, log_proposal = (np.asarray(log_densities(law, particles)) for law in (measure, proposal))
+    log_measure, log_proposal = measure.log_densities(particles), proposal.log_densities(particles)
     log_mixture = np.logaddexp(np.log(defensive / n) + log_measure, np.log1p(-defensive / n) + log_proposal)
     return _normalised(particles, sign, log_size + log_measure - log_mixture - np.log(n))
 
@@ -147,21 +145,10 @@ def _kernel_density(rng_key, particles, weights) -> NormalMixture:
     dim = particles.shape[1]
     _, covariance = signed_moments(particles, weights)
     covariance += 1e-10 * (np.trace(covariance) / dim + 1e-30) * np.eye(dim)
-    rows = np.asarray(_choose(rng_key, weights))
+    rows = numpy_rng(rng_key).choice(len(weights), COMPONENTS, p=weights)
     width = (4.0 / (COMPONENTS * (dim + 2.0))) ** (2.0 / (dim + 4.0))
     covariances = np.broadcast_to(width * covariance, (COMPONENTS, dim, dim))
-    return NormalMixture(jnp.full(COMPONENTS, 1.0 / COMPONENTS), jnp.asarray(particles[rows]), jnp.asarray(covariances))
-
-
-@jax.jit
-def _choose(rng_key, weights):
-    return jax.random.choice(rng_key, len(weights), (COMPONENTS,), p=weights)
-
-
-@partial(jax.jit, static_argnums=2)
-def sample(measure: Measure, rng_key: jax.Array, n: int) -> jax.Array:
-    """`n` draws of a measure, `(n, D)`."""
-    return measure.sample(rng_key, n)
+    return NormalMixture(np.full(COMPONENTS, 1.0 / COMPONENTS), particles[rows], covariances)
 
 
 def signed_logs(likelihood: SignedLikelihood, points: Array) -> tuple[np.ndarray, np.ndarray]:
@@ -174,37 +161,23 @@ def _signed_logs(likelihood, points):
     return jax.vmap(likelihood.signed_log)(points)
 
 
-@jax.jit
-def log_densities(measure: Measure, points: Array) -> Array:
-    """Log densities of a measure at points `(n, D)`, `(n,)`."""
-    return jax.lax.map(measure.log_density, points, batch_size=BATCH)
-
-
-def systematic(rng_key: jax.Array, weights: jax.Array, n: int) -> jax.Array:
-    r"""`n` indices by systematic resampling, in ascending order, `(n,)`; traceable.
+def systematic(rng: np.random.Generator, weights: np.ndarray, n: int) -> np.ndarray:
+    r"""`n` indices by systematic resampling, in ascending order, `(n,)`.
 
     With one offset $u \sim U(0, 1)$, index `i` comes once for each $k = 0, \ldots, n - 1$ with
     $w_1 + \cdots + w_{i-1} < (k + u) / n \le w_1 + \cdots + w_i$: $n w_i$ times, rounded up or down.
 
     Args:
-        rng_key: The only source of randomness.
+        rng: The only source of randomness.
         weights: `w`, `(m,)`, none negative, with sum one.
         n: Number of indices.
     References: Kitagawa (1996), JCGS 5.
     """
-    return _indices(jax.random.uniform(rng_key), weights, n, jnp)
+    marks = (np.arange(n) + rng.random()) / n
+    return np.clip(np.searchsorted(np.cumsum(weights), marks), 0, len(weights) - 1)
 
 
 def systematic_shuffled(rng_key: jax.Array, weights: np.ndarray, n: int) -> np.ndarray:
-    """The same on the host, in the precision of `weights`, and in random order, so that any part is a sample too.
-
-    Args:
-        rng_key, weights, n: As in `systematic`.
-    """
-    key_offset, key_order = jax.random.split(rng_key)
-    indices = _indices(float(jax.random.uniform(key_offset)), weights, n, np)
-    return indices[np.asarray(jax.random.permutation(key_order, n))]
-
-
-def _indices(offset, weights, n, xp):
-    return xp.clip(xp.searchsorted(xp.cumsum(weights), (xp.arange(n) + offset) / n), 0, len(weights) - 1)
+    """The same by a JAX key and in random order, so that any part is a sample too."""
+    rng = numpy_rng(rng_key)
+    return rng.permutation(systematic(rng, weights, n))

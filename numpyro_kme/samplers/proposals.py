@@ -15,23 +15,16 @@ References: ter Braak (2006), Statistics and Computing 16 (differences); Grumitt
 (Student proposals).
 """
 
-from functools import partial
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
+import numpy as np
 
 LOCAL, MODE_JUMP = 0.5, 0.05
 """Probabilities of a proposal by a difference, and by a whole difference."""
 JITTER, RIDGE = 1e-3, 1e-9
 """Noise of differences, in standard deviations, and what is added to the diagonal of correlation matrices."""
-
-
-class RandomNumbers(NamedTuple):
-    """Random numbers of several moves: uniforms `(moves, 5 + ..., M)` and normals `(moves, D, M)`."""
-
-    uniform: jax.Array
-    normal: jax.Array
+DEGREES = 4.0
+"""Degrees of freedom `nu` of the Student distribution."""
 
 
 class ProposalDistribution(NamedTuple):
@@ -43,58 +36,34 @@ class ProposalDistribution(NamedTuple):
         root, inverse: The Cholesky factor of their correlations and its inverse, `(D, D)`.
     """
 
-    particles: jax.Array
-    mean: jax.Array
-    sd: jax.Array
-    root: jax.Array
-    inverse: jax.Array
+    particles: np.ndarray
+    mean: np.ndarray
+    sd: np.ndarray
+    root: np.ndarray
+    inverse: np.ndarray
 
+    @classmethod
+    def fit(cls, particles: np.ndarray) -> "ProposalDistribution":
+        """The proposal that fits particles `(N, D)`."""
+        mean, sd = particles.mean(axis=0), np.maximum(particles.std(axis=0), np.finfo(particles.dtype).tiny)
+        standard = (particles - mean) / sd
+        root = np.linalg.cholesky(standard.T @ standard / len(particles) + RIDGE * np.eye(len(mean)))
+        return cls(particles, mean, sd, root, np.linalg.inv(root))
 
-def _degrees(dim: int) -> int:
-    # degrees of freedom of the Student distribution, one more in odd dimensions: with the dimension an even number
-    return 4 + dim % 2
-
-
-def random_numbers(rng_key: jax.Array, moves: int, count: int, dim: int) -> RandomNumbers:
-    """Random numbers of several moves of `count` particles, in float32, which is enough for proposals.
-
-    XLA takes several times longer where the last axis is short, or where they are drawn in the loop that uses them.
-    """
-    keys, exponentials = jax.random.split(rng_key), (_degrees(dim) + dim) // 2
-    uniform = jax.random.uniform(keys[0], (moves * (5 + exponentials) * count,), jnp.float32).reshape(moves, -1, count)
-    normal = jax.random.normal(keys[1], (moves * dim * count,), jnp.float32).reshape(moves, dim, count)
-    return RandomNumbers(uniform, normal)
-
-
-def fit_proposal(particles: jax.Array) -> ProposalDistribution:
-    """The proposal that fits particles `(N, D)`."""
-    size, dim = particles.shape
-    mean, sd = jnp.mean(particles, axis=0), jnp.maximum(jnp.std(particles, axis=0), jnp.finfo(particles.dtype).tiny)
-    standard = (particles - mean[None]) / sd[None]
-    root = jnp.linalg.cholesky(standard.T @ standard / size + RIDGE * jnp.eye(dim, dtype=particles.dtype))
-    return ProposalDistribution(particles, mean, sd, root, jnp.linalg.inv(root))
-
-
-def propose(
-    proposal: ProposalDistribution, u: jax.Array, uniform: jax.Array, normal: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Proposals `(M, D)`, and for each the log of `t(u) / t(proposal)` where it is by the Student distribution."""
-    size, dim = proposal.particles.shape
-    degrees, scale = _degrees(dim), 2.38 / (2.0 * dim) ** 0.5
-
-    @partial(jax.vmap, in_axes=(0, 1, 1))
-    def one(u, uniform, normal):
-        kind, amount, *pair = uniform[:4]
-        first, second = (jnp.floor(x * size).astype(int) for x in pair)
-        multiple = jnp.where(kind < MODE_JUMP, 1.0, scale)
-        difference = proposal.particles[first] - proposal.particles[second]
-        by_difference = u + multiple * difference + JITTER * proposal.sd * normal
-        white = proposal.inverse @ ((u - proposal.mean) / proposal.sd)
-        chi_square, angle = -2.0 * jnp.log(jnp.prod(1.0 - uniform[4:])), 0.5 * jnp.pi * jnp.minimum(2.0 * amount, 1.0)
-        heavy = normal * jnp.sqrt((degrees + white @ white) / chi_square)
-        there = jnp.cos(angle) * white + jnp.sin(angle) * heavy
-        log_ratio = 0.5 * (degrees + dim) * (jnp.log1p(there @ there / degrees) - jnp.log1p(white @ white / degrees))
-        local, by_student = kind < LOCAL, proposal.mean + proposal.sd * (proposal.root @ there)
-        return jnp.where(local, by_difference, by_student), jnp.where(local, 0.0, log_ratio)
-
-    return one(u, uniform[1:].astype(u.dtype), normal.astype(u.dtype))
+    def propose(self, rng: np.random.Generator, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Proposals from `u` `(M, D)`, and for each the log of `t(u) / t(proposal)` where it is by the Student
+        distribution."""
+        count, dim = u.shape
+        (kind, amount), normal = rng.random((2, count)), rng.standard_normal((count, dim))
+        first, second = rng.integers(len(self.particles), size=(2, count))
+        multiple = np.where(kind < MODE_JUMP, 1.0, 2.38 / np.sqrt(2.0 * dim))[:, None]
+        difference = self.particles[first] - self.particles[second]
+        by_difference = u + multiple * difference + JITTER * self.sd * normal
+        white = ((u - self.mean) / self.sd) @ self.inverse.T
+        form, chi_square = np.sum(white * white, axis=1), rng.chisquare(DEGREES + dim, count)
+        angle = 0.5 * np.pi * np.minimum(2.0 * amount, 1.0)[:, None]
+        there = np.cos(angle) * white + np.sin(angle) * normal * np.sqrt((DEGREES + form) / chi_square)[:, None]
+        log_ratio = np.log1p(np.sum(there * there, axis=1) / DEGREES) - np.log1p(form / DEGREES)
+        local, by_student = kind < LOCAL, self.mean + self.sd * (there @ self.root.T)
+        found = np.where(local[:, None], by_difference, by_student)
+        return found, np.where(local, 0.0, 0.5 * (DEGREES + dim) * log_ratio)

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from numpyro_kme._core.host import numpy_rng
 from numpyro_kme.samplers.importance import systematic
-from numpyro_kme.samplers.proposals import ProposalDistribution, RandomNumbers, fit_proposal, propose, random_numbers
+from numpyro_kme.samplers.proposals import ProposalDistribution
 
-LogDensities = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
+LogDensities = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 MOVES = 4
 """Moves in a round: so many particles come from each chain."""
@@ -28,9 +28,9 @@ DECORRELATED, MOST_ROUNDS = 0.1, 10
 at most this."""
 ENOUGH, MOST_FINAL_ROUNDS = 0.8, 24
 """At the posterior, rounds end when the effective number of draws is so large, relative to all."""
-SMALLEST, HALVINGS, MOST_TEMPERATURES = -60.0, 14, 1000
-"""Log of the smallest step of the temperature, relative to what is left; how often the search for it halves an
-interval; and a bound that only a likelihood of infinity meets."""
+SMALLEST, HALVINGS = -60.0, 14
+"""Log of the smallest step of the temperature, relative to what is left, and how often the search for it halves an
+interval."""
 
 
 class Tempered(NamedTuple):
@@ -50,27 +50,30 @@ class Tempered(NamedTuple):
             without notice.
     """
 
-    particles: jax.Array
-    log_evidence: jax.Array
-    num_temperatures: jax.Array
-    num_evaluations: jax.Array
-    acceptance: jax.Array
-    effective_size: jax.Array
+    particles: np.ndarray
+    log_evidence: float
+    num_temperatures: int
+    num_evaluations: int
+    acceptance: float
+    effective_size: float
 
 
 class _Points(NamedTuple):
     """Positions `(n, D)` and their densities, `(n,)`."""
 
-    u: jax.Array
-    log_prior: jax.Array
-    log_likelihood: jax.Array
+    u: np.ndarray
+    log_prior: np.ndarray
+    log_likelihood: np.ndarray
+
+    @classmethod
+    def joined(cls, parts: list["_Points"]) -> "_Points":
+        return cls(*map(np.concatenate, zip(*parts)))
+
+    def some(self, rows: np.ndarray) -> "_Points":
+        return _Points(*(part[rows] for part in self))
 
     def log_density(self, temperature):
         return self.log_prior + temperature * self.log_likelihood
-
-    def without_nan(self) -> "_Points":
-        """With a likelihood of zero where it is not a number."""
-        return self._replace(log_likelihood=jnp.where(jnp.isnan(self.log_likelihood), -jnp.inf, self.log_likelihood))
 
 
 class _Before(NamedTuple):
@@ -79,32 +82,37 @@ class _Before(NamedTuple):
     The bounds are the 1st and 99th percentiles, else one outlying particle would rule.
     """
 
-    centred: jax.Array
-    low: jax.Array
-    high: jax.Array
+    centred: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+    @classmethod
+    def of(cls, u: np.ndarray) -> "_Before":
+        ordered, out = np.sort(u, axis=0), int(0.01 * len(u))
+        low, high = ordered[out], ordered[-1 - out]
+        return cls(_centred(u, low, high), low, high)
+
+    def squared_autocorrelation(self, u: np.ndarray) -> float:
+        """Largest squared correlation of a coordinate of `u` with where the chains began; 1 where it does not vary."""
+        first, last = self.centred, _centred(u, self.low, self.high)
+        squares, shared = np.sum(first**2, axis=0) * np.sum(last**2, axis=0), np.sum(first * last, axis=0) ** 2
+        return float(np.max(np.divide(shared, squares, out=np.ones_like(shared), where=squares > 0)))
 
 
-class _Level(NamedTuple):
-    """One temperature: where its chains begin, `(M, ...)`, with what they propose."""
-
-    start: _Points
-    ancestors: jax.Array
-    temperature: jax.Array
-    log_mean: jax.Array
-    effective_ancestors: jax.Array
-    proposal: ProposalDistribution
-    before: _Before
+def _centred(u, low, high):
+    clipped = np.clip(u, low, high)
+    return clipped - np.mean(clipped, axis=0)
 
 
-def temper(rng_key: jax.Array, log_densities: LogDensities, particles: jax.Array) -> Tempered:
-    """Turn draws from a prior into draws from the posterior.
+def temper(rng_key: jax.Array, log_densities: LogDensities, particles: np.ndarray) -> Tempered:
+    """Turn draws from a prior into draws from the posterior, by NumPy: nothing is compiled but what the densities
+    compile.
 
     Args:
         rng_key: The only source of randomness.
         log_densities: `(n, D) -> (log p, log L)`, each `(n,)`: the prior up to a constant, and the likelihood. Where
             the likelihood is -inf or NaN the posterior has no mass; where it is so at every particle, the evidence is
-            not finite. It is called with `N / 4` points at a time, and compiled by the caller; no other program depends
-            on the densities.
+            not finite. It is called with `N / 4` points at a time.
         particles: `(N, D)` independent draws from the prior, `MOVES` for each draw from the posterior that is wanted; a
             few thousand for ten dimensions.
     Returns:
@@ -113,146 +121,90 @@ def temper(rng_key: jax.Array, log_densities: LogDensities, particles: jax.Array
     `MOST_ROUNDS` at each temperature, 1 to `MOST_FINAL_ROUNDS` at the posterior. Narrow crescents and modes far apart
     meet these bounds; the chains then still correlate with where they began, and `effective_size` is small.
     """
-    num_chains = len(particles) // MOVES
-    size = num_chains * MOVES
 
     def evaluate(u):
-        return _Points(u, *log_densities(u))
+        log_prior, log_likelihood = map(np.asarray, log_densities(u))
+        return _Points(u, log_prior, np.where(np.isnan(log_likelihood), -np.inf, log_likelihood))
 
-    population = _at_prior([evaluate(block) for block in jnp.split(particles[:size], MOVES)])
-    ancestors, temperature = jnp.arange(size), jnp.zeros((), particles.dtype)
-    log_evidence, num_temperatures, num_rounds, last = temperature, 0, 0, False
-    while True:  # at the last temperature once more, for as many rounds as it needs
-        rng_key, resample_key, move_key = jax.random.split(rng_key, 3)
-        level = _level(resample_key, population, ancestors, temperature, last, num_temperatures < MOST_TEMPERATURES)
-        points, most = level.start, MOST_FINAL_ROUNDS if last else MOST_ROUNDS
-        for _ in range(most):
-            move_key, random, proposed, log_ratio = _begin(move_key, level.proposal, points.u)
-            path, accepted = [], []
-            for number in range(MOVES):
-                found = _move(level, points, evaluate(proposed), log_ratio, random, np.int32(number))
-                points, moved, proposed, log_ratio = found
+    rng, num_chains = numpy_rng(rng_key), len(particles) // MOVES
+    size = num_chains * MOVES
+    population = _Points.joined(
+        [evaluate(block) for block in np.split(np.asarray(particles[:size], np.float64), MOVES)]
+    )
+    ancestors, temperature, log_evidence, num_temperatures, num_rounds = np.arange(size), 0.0, 0.0, 0, 0
+    while True:
+        last = temperature >= 1.0
+        if last:  # once more, for as many rounds as it needs, from the states that the chains are in
+            chosen = np.arange(size)
+            starts = chosen[-num_chains:]
+        else:
+            temperature, weights, log_mean = _reweigh(population.log_likelihood, temperature)
+            chosen = systematic(rng, weights, size)
+            starts, log_evidence, num_temperatures = chosen[::MOVES], log_evidence + log_mean, num_temperatures + 1
+        proposal, points, ancestors = (
+            ProposalDistribution.fit(population.u[chosen]),
+            population.some(starts),
+            ancestors[starts],
+        )
+        before, effective_ancestors = _Before.of(points.u), num_chains**2 / np.sum(np.bincount(ancestors) ** 2)
+        ancestors = np.tile(ancestors, MOVES)
+        for _ in range(MOST_FINAL_ROUNDS if last else MOST_ROUNDS):
+            path, moved = [], []
+            for _ in range(MOVES):
+                points, accepted = _move(rng, evaluate, proposal, points, temperature)
                 path.append(points)
-                accepted.append(moved)
-            population, correlation, acceptance = _end(level.before, path, accepted)
-            num_rounds += 1
-            shared = float(correlation)
-            effective_size = 1.0 / ((1.0 - shared) / num_chains + shared / float(level.effective_ancestors))
-            if effective_size >= ENOUGH * num_chains if last else correlation <= DECORRELATED:
+                moved.append(accepted)
+            population, num_rounds = _Points.joined(path), num_rounds + 1
+            shared = before.squared_autocorrelation(points.u)
+            effective_size = 1.0 / ((1.0 - shared) / num_chains + shared / effective_ancestors)
+            if effective_size >= ENOUGH * num_chains if last else shared <= DECORRELATED:
                 break
-        ancestors = level.ancestors
         if last:
             break
-        temperature, log_evidence = level.temperature, log_evidence + level.log_mean
-        num_temperatures += 1
-        last = bool(temperature >= 1.0)
     return Tempered(
         particles=points.u,
         log_evidence=log_evidence,
-        num_temperatures=jnp.array(num_temperatures),
-        num_evaluations=jnp.array(size * (1 + num_rounds)),
-        acceptance=acceptance,
-        effective_size=jnp.array(effective_size),
+        num_temperatures=num_temperatures,
+        num_evaluations=size * (1 + num_rounds),
+        acceptance=float(np.mean(moved)),
+        effective_size=effective_size,
     )
 
 
-_at_prior = jax.jit(lambda parts: _joined(parts).without_nan())
+def _reweigh(log_likelihood: np.ndarray, temperature: float) -> tuple[float, np.ndarray, float]:
+    """The next temperature, normalised weights and the log of their mean.
 
-
-def _joined(parts: list[_Points]) -> _Points:
-    return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
-
-
-@jax.jit
-def _level(rng_key, population: _Points, ancestors, temperature, last, go_on) -> _Level:
-    """The next temperature; the last one again, from the states that the chains are in."""
-    size = len(population.u)
-    num_chains = size // MOVES
-    step, weights, log_mean = _reweigh(population.log_likelihood, 1.0 - temperature)
-    chosen = jnp.where(last, jnp.arange(size), systematic(rng_key, weights, size))
-    starts = jnp.where(last, chosen[-num_chains:], chosen[::MOVES])
-    start = jax.tree.map(lambda x: x[starts], population)
-    return _Level(
-        start=start,
-        ancestors=jnp.tile(ancestors[starts], MOVES),
-        temperature=jnp.where(go_on, temperature + step, 1.0),
-        log_mean=log_mean,
-        effective_ancestors=num_chains**2 / jnp.sum(jnp.square(jnp.bincount(ancestors[starts], length=size))),
-        proposal=fit_proposal(population.u[chosen]),
-        before=_before(start.u),
-    )
-
-
-def _reweigh(log_likelihood: jax.Array, to_go: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The next step of the temperature, normalised weights and the log of their mean.
-
-    The effective sample size of the particles at which the likelihood is positive falls to half of their
-    number; all others go at once, however many they are.
+    The effective sample size of the particles at which the likelihood is positive falls to half of their number; all
+    others go at once, however many they are.
     """
-    alive = log_likelihood > -jnp.inf
-    peak = jnp.max(log_likelihood)
-    relative = jnp.where(alive, log_likelihood - peak, -jnp.inf)
+    alive, to_go = log_likelihood > -np.inf, 1.0 - temperature
+    peak = np.max(log_likelihood)
+    if not np.isfinite(peak):  # there is no posterior
+        return 1.0, np.full(len(alive), 1.0 / len(alive)), peak
+    relative = log_likelihood - peak
 
     def enough(step):
-        weights = jnp.exp(step * relative)
-        return jnp.square(jnp.sum(weights)) >= 0.5 * jnp.sum(alive) * jnp.sum(jnp.square(weights))
+        weights = np.exp(step * relative)
+        return np.sum(weights) ** 2 >= 0.5 * np.sum(alive) * np.sum(weights**2)
 
-    def halve(_, bounds):
-        low, high = bounds
-        middle = 0.5 * (low + high)
-        longer = enough(to_go * jnp.exp(middle))
-        return jnp.where(longer, middle, low), jnp.where(longer, high, middle)
-
-    low, _ = jax.lax.fori_loop(0, HALVINGS, halve, (jnp.full((), SMALLEST, peak.dtype), jnp.zeros((), peak.dtype)))
-    step = jnp.where(enough(to_go), to_go, to_go * jnp.exp(low))
-    weights = jnp.exp(step * relative)
-    return step, weights / jnp.sum(weights), step * peak + jnp.log(jnp.mean(weights))
-
-
-def _before(u: jax.Array) -> _Before:
-    ordered, out = jnp.sort(u, axis=0), int(0.01 * len(u))
-    low, high = ordered[out], ordered[-1 - out]
-    return _Before(_centred(u, low, high), low, high)
+    step, there = to_go, 1.0
+    if not enough(to_go):
+        low, high = SMALLEST, 0.0
+        for _ in range(HALVINGS):
+            middle = 0.5 * (low + high)
+            low, high = (middle, high) if enough(to_go * np.exp(middle)) else (low, middle)
+        step = to_go * np.exp(low)
+        there = temperature + step
+    weights = np.exp(step * relative)
+    return there, weights / np.sum(weights), step * peak + float(np.log(np.mean(weights)))
 
 
-def _centred(u, low, high):
-    clipped = jnp.clip(u, low[None], high[None])
-    return clipped - jnp.mean(clipped, axis=0, keepdims=True)
-
-
-@jax.jit
-def _end(before: _Before, path: list[_Points], accepted: list[jax.Array]) -> tuple[_Points, jax.Array, jax.Array]:
-    """All states of a round, the squared autocorrelation over it, and its acceptance rate."""
-    acceptance = jnp.mean(jnp.stack(accepted), dtype=path[-1].u.dtype)
-    return _joined(path), _squared_autocorrelation(before, path[-1].u), acceptance
-
-
-def _squared_autocorrelation(before: _Before, u: jax.Array) -> jax.Array:
-    """Largest squared correlation of a coordinate with where the chains began; 1 where it does not vary."""
-    first, last = before.centred, _centred(u, before.low, before.high)
-    squares = jnp.sum(jnp.square(first), axis=0) * jnp.sum(jnp.square(last), axis=0)
-    shared = jnp.square(jnp.sum(first * last, axis=0))
-    return jnp.max(jnp.where(squares > 0, shared / jnp.where(squares > 0, squares, 1.0), 1.0))
-
-
-@jax.jit
-def _begin(
-    rng_key: jax.Array, proposal: ProposalDistribution, u: jax.Array
-) -> tuple[jax.Array, RandomNumbers, jax.Array, jax.Array]:
-    """The next key, the random numbers of a round of moves, and the first proposals."""
-    rng_key, here = jax.random.split(rng_key)
-    random = random_numbers(here, MOVES, *u.shape)
-    return rng_key, random, *propose(proposal, u, random.uniform[0], random.normal[0])
-
-
-@jax.jit
-def _move(
-    level: _Level, points: _Points, proposed: _Points, log_ratio: jax.Array, random: RandomNumbers, number: jax.Array
-):
-    """The points after a Metropolis move, which of them moved, and the next proposals."""
-    proposed = proposed.without_nan()
-    log_ratio += proposed.log_density(level.temperature) - points.log_density(level.temperature)
-    accepted = jnp.log1p(-random.uniform[number, 0].astype(points.u.dtype)) < log_ratio
-    points = jax.tree.map(lambda new, old: jax.vmap(jnp.where)(accepted, new, old), proposed, points)
-    then = (number + 1) % MOVES
-    return points, accepted, *propose(level.proposal, points.u, random.uniform[then], random.normal[then])
+def _move(rng: np.random.Generator, evaluate, proposal: ProposalDistribution, points: _Points, temperature: float):
+    """The points after a Metropolis move, and which of them moved."""
+    u, log_ratio = proposal.propose(rng, points.u)
+    proposed = evaluate(u)
+    with np.errstate(invalid="ignore"):  # infinity less infinity, where nothing moves
+        log_ratio = log_ratio + proposed.log_density(temperature) - points.log_density(temperature)
+    accepted = np.log1p(-rng.random(len(u))) < log_ratio
+    kept = (np.where(accepted.reshape(-1, *(1,) * (new.ndim - 1)), new, old) for new, old in zip(proposed, points))
+    return _Points(*kept), accepted

@@ -16,6 +16,7 @@ from jax import random
 from tqdm.auto import tqdm
 
 from numpyro_kme._core import checks, compat, programs
+from numpyro_kme._core.keys import child
 from numpyro_kme.models import simulator_functions
 from numpyro_kme.models.problem import Arrays, Draws, Problem
 from numpyro_kme.models.simulator import Simulator
@@ -125,7 +126,7 @@ class Plan:
         number = self.num_simulations if number is None else number
         checks.whole("num_simulations", number, 1)
         self._check_execution(problem)
-        draws = problem.draw(random.fold_in(rng_key, 0), number)
+        draws = problem.draw(child(rng_key, 0), number)
         if self.store is None:
             return self._run(rng_key, problem, draws, None)
         with _opened(self.store, partial(_settings, rng_key, problem, self), draws, problem) as store:

@@ -12,6 +12,7 @@ from jax import random
 from tqdm.auto import tqdm
 
 from numpyro_kme._core import programs
+from numpyro_kme._core.keys import child, data_of, fold_in
 from numpyro_kme._core.programs import Program
 from numpyro_kme.models.problem import Draws
 from numpyro_kme.models.simulator import Simulator
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 
 WRITE_SECONDS = 0.5
 """What came in during this time may be lost when the process is killed."""
-
-KEYS = 16_384
-"""Keys made at once: one program for any number of simulations."""
 
 
 class Run:
@@ -56,8 +54,7 @@ class Run:
         self.latents, self.arguments = draws.latents, np.asarray(draws.arguments[site])
         self.retries, self.stops = retries(plan.on_failure), stops(plan.on_failure)
         total = len(self.arguments)
-        keys = partial(_keys, random.fold_in(rng_key, crc32(site.encode())))
-        self.keys = programs.in_blocks(keys, np.arange(total), KEYS)
+        self.keys = fold_in(data_of(child(rng_key, crc32(site.encode()))), np.arange(total))
         self.x = np.zeros((total, *simulator.shape()), dtype_of(simulator))
         self.errors = np.full(total, None, object)
         self._failures = 0
@@ -69,7 +66,7 @@ class Run:
         rows = self._not_in_store()
         try:
             for attempt in range(self.retries + 1):
-                keys = self.keys if attempt == 0 else np.asarray(_keys_again(self.keys, attempt))
+                keys = self.keys if attempt == 0 else fold_in(self.keys, attempt)
                 again: list[int] = []
                 self._run(rows, keys, partial(self._report, again if attempt < self.retries else None))
                 rows = np.array(sorted(again), int)
@@ -161,19 +158,6 @@ class Run:
 def dtype_of(simulator: Simulator) -> np.dtype:
     """What is kept: as declared for a black box, as the session's precision has it for JAX."""
     return simulator.dtype if simulator.black_box else np.dtype(jax.dtypes.canonicalize_dtype(simulator.dtype))
-
-
-@jax.jit
-def _keys(key: jax.Array, numbers) -> jax.Array:
-    """Data of the key of each simulation, `(m, k)`."""
-    return random.key_data(jax.vmap(partial(random.fold_in, key))(numbers))
-
-
-@jax.jit
-@partial(jax.vmap, in_axes=(0, None))
-def _keys_again(data: jax.Array, attempt: int) -> jax.Array:
-    """Data of the keys of another attempt."""
-    return random.key_data(random.fold_in(random.wrap_key_data(data), attempt))
 
 
 def _draw(simulator: Simulator, rows) -> jax.Array:

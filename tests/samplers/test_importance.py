@@ -16,4 +16,4 @@ def test_the_kernel_density_has_silvermans_bandwidth(dim, rng):
     covariance = np.atleast_2d(np.cov(particles.T, aweights=weights, ddof=0))
     np.testing.assert_allclose(found.covariances[0], rule**2 * covariance, rtol=1e-5)
     np.testing.assert_allclose(found.weights, 1 / importance.COMPONENTS)
-    assert {tuple(row) for row in np.asarray(found.means)} <= {tuple(row) for row in np.float32(particles)}
+    assert {tuple(row) for row in np.asarray(found.means)} <= {tuple(row) for row in particles}

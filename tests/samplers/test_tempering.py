@@ -13,8 +13,7 @@ from scipy import stats
 
 from numpyro_kme.engines import _sampling
 from numpyro_kme.models.coordinates import Unconstrained
-from numpyro_kme.samplers import tempering
-from numpyro_kme.samplers.tempering import DECORRELATED, MOVES, _before, _move, _squared_autocorrelation, temper
+from numpyro_kme.samplers.tempering import DECORRELATED, MOVES, _Before, temper
 
 N = 4000
 M = N // MOVES
@@ -63,17 +62,6 @@ def test_correlated_normal_in_six_dimensions(seed):
     np.testing.assert_allclose(found.log_evidence, log_evidence, atol=1.0)
 
 
-def test_each_move_of_a_round_has_random_numbers_of_its_own(monkeypatch):
-    used, u = [], jnp.zeros((8, 2))
-    monkeypatch.setattr(tempering, "propose", lambda _, u, *numbers: used.append(numbers) or (u, jnp.zeros(len(u))))
-    _, random, _, log_ratio = tempering._begin.__wrapped__(jax.random.key(0), None, u)
-    points, level = tempering._Points(u, log_ratio, log_ratio), SimpleNamespace(temperature=1.0, proposal=None)
-    for number in range(MOVES - 1):
-        _move.__wrapped__(level, points, points, log_ratio, random, number)
-    for have in zip(*used):
-        assert len({float(numbers[-1, 0]) for numbers in have}) == MOVES
-
-
 def test_evaluations_are_counted():
     """As often as densities are asked for; and a flat likelihood needs one temperature, and says nothing."""
     calls = []
@@ -96,7 +84,12 @@ def test_draws_in_a_model_come_with_their_density_in_its_own_units():
 
     prior = {"theta": np.exp(np.random.default_rng(0).normal(size=N)).astype(np.float32)}
     target = Unconstrained.read(model, (0.8,), {}, {"theta": prior["theta"][0]})
-    drawn = _sampling._from_prior(jax.random.key(0), jax.random.key(1), target, prior, 300)
+    latents = {"theta": SimpleNamespace(value=prior["theta"][0])}
+    problem = SimpleNamespace(
+        model=model, args=(0.8,), kwargs={}, latents=latents, observations={}, simulators={}, likelihoods=("y",)
+    )
+    learnt = _sampling.LearntModel(problem, {})
+    drawn = _sampling._from_prior(jax.random.key(0), jax.random.key(1), learnt, prior, 300)
     theta = drawn.latents["theta"]
     density = stats.lognorm(1.0).logpdf(theta) + stats.norm(np.log(theta), 0.5).logpdf(0.8)
     np.testing.assert_allclose(drawn.log_posterior, density, rtol=1e-4, atol=1e-4)
@@ -120,9 +113,9 @@ def test_modes_keep_their_masses_and_another_observation_does_not_compile_again(
     sd = 1 / np.sqrt(101)
     np.testing.assert_allclose(np.std(found.particles[right], axis=0), sd, rtol=0.12)
     np.testing.assert_allclose(np.mean(found.particles[right], axis=0), 150 / 101, atol=5 * sd / np.sqrt(M / 2))
-    programs = both._cache_size(), _move._cache_size()
+    programs = both._cache_size()
     other = tempered(jax.random.key(1), standard_normal, two_modes, jnp.array(0.3), particles)
-    assert np.mean(other.particles[:, 0] > 0) < 0.5 and (both._cache_size(), _move._cache_size()) == programs
+    assert np.mean(other.particles[:, 0] > 0) < 0.5 and both._cache_size() == programs
 
 
 def narrow_on_a_floor(_, u):
@@ -146,7 +139,7 @@ def test_chains_that_are_stuck_in_another_mode_count_if_they_are_many(rng, stuck
     before, after = rng.normal(size=(2, M, 3))
     for states in (before, after):
         states[:stuck, 1] += 1000.0
-    correlation = _squared_autocorrelation(_before(jnp.asarray(before)), jnp.asarray(after))
+    correlation = _Before.of(before).squared_autocorrelation(after)
     assert correlation > 0.9 if correlated else correlation < DECORRELATED
 
 
@@ -190,6 +183,10 @@ def test_crescents_in_six_dimensions():
     np.testing.assert_allclose(found.log_evidence, log_evidence, atol=1.0)
 
 
+def infinite(_, u):
+    return jnp.where(u[0] > 0.0, jnp.inf, 0.0)
+
+
 def half_space(edge, u):
     return jnp.where(u[0] > edge, 0.0, jnp.where(u[1] > 0, -jnp.inf, jnp.nan))
 
@@ -205,9 +202,10 @@ def test_a_likelihood_that_vanishes_at_most_particles(edge):
     np.testing.assert_allclose(found.log_evidence, stats.norm.logsf(edge), atol=0.4)
 
 
-def test_a_likelihood_that_vanishes_everywhere_ends():
+@pytest.mark.parametrize("log_likelihood", [half_space, infinite])
+def test_a_likelihood_that_vanishes_everywhere_or_is_infinite_ends(log_likelihood):
     particles = jax.random.normal(jax.random.key(0), (N, 2))
-    found = tempered(jax.random.key(1), standard_normal, half_space, jnp.array(50.0), particles)
+    found = tempered(jax.random.key(1), standard_normal, log_likelihood, jnp.array(50.0), particles)
     assert not np.isfinite(found.log_evidence)
     with pytest.raises(ValueError, match=f"no mass at any of {N} draws from the prior"):
-        _sampling._drawn({}, np.zeros(N), found)
+        _sampling._drawn({}, {}, np.zeros(N), found)

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 from functools import partial
+from math import log
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
-from scipy.optimize import minimize
+import scipy
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
@@ -80,20 +80,20 @@ def log_integral(kernel: Kernel, data: Any) -> Any:
         return None
 
 
-def log_positive_part(value: ArrayLike, log_floor: ArrayLike) -> jax.Array:
+def log_positive_part(value: Any, log_floor: Any, xp: Any = jnp) -> Any:
     """Logarithm of `positive_part(value, exp(log_floor))`, `log(c / 2) + arcsinh(v / c)`, safe at every magnitude.
 
     Its gradient is finite everywhere: that of `log v` where `v` is large, and that of the floor where `v` vanishes.
     """
-    value, log_floor = jnp.asarray(value), jnp.asarray(log_floor)
-    far = jnp.abs(value) > jnp.exp(log_floor)
-    small = log_floor - jnp.log(2.0) + jnp.arcsinh(jnp.where(far, 0.0, value * jnp.exp(jnp.minimum(-log_floor, 80.0))))
-    log_size = jnp.log(jnp.where(far, jnp.abs(value), 1.0))
-    ratio = jnp.where(far, jnp.exp(jnp.where(far, log_floor - log_size, 0.0)), 1.0)
-    log_half = jnp.log1p(jnp.sqrt(1.0 + jnp.square(ratio))) - jnp.log(2.0)
+    value, log_floor = xp.asarray(value), xp.asarray(log_floor)
+    far = xp.abs(value) > xp.exp(log_floor)
+    small = log_floor - log(2.0) + xp.arcsinh(xp.where(far, 0.0, value * xp.exp(xp.minimum(-log_floor, 80.0))))
+    log_size = xp.log(xp.where(far, xp.abs(value), 1.0))
+    ratio = xp.where(far, xp.exp(xp.where(far, log_floor - log_size, 0.0)), 1.0)
+    log_half = xp.log1p(xp.sqrt(1.0 + xp.square(ratio))) - log(2.0)
     above = log_size + log_half
-    below = 2.0 * (log_floor - jnp.log(2.0)) - log_size - log_half
-    return jnp.where(far, jnp.where(value > 0, above, below), small)
+    below = 2.0 * (log_floor - log(2.0)) - log_size - log_half
+    return xp.where(far, xp.where(value > 0, above, below), small)
 
 
 @on_host
@@ -125,7 +125,7 @@ def learn_normal(
     sds = np.sqrt(variances)
     bounds = [*zip(points.min(0), points.max(0), strict=True), *[(np.log(smallest), np.log(largest))] * dim]
     begin = np.clip(np.concatenate([mean, np.zeros(dim)]), *np.array(bounds).T)
-    found = minimize(lambda at: _loss(terms, sds, at), begin, jac=True, method="L-BFGS-B", bounds=bounds)
+    found = scipy.optimize.minimize(lambda at: _loss(terms, sds, at), begin, jac=True, method="L-BFGS-B", bounds=bounds)
     return Normal(found.x[:dim], np.diag(np.square(sds * np.exp(found.x[dim:]))))
 
 

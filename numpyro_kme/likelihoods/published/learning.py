@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.optimize import Bounds, minimize
+import scipy
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import in_present_precision, on_host, to_host
@@ -253,7 +253,8 @@ class _Search:
 
 def _minimise(loss, start, lower, upper, steps):
     options = dict(maxfun=steps, maxiter=steps, ftol=1e-7, gtol=1e-5)
-    return minimize(loss, start, jac=True, method="L-BFGS-B", bounds=Bounds(lower, upper), options=options)
+    bounds = scipy.optimize.Bounds(lower, upper)
+    return scipy.optimize.minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jax.scipy.special import logsumexp
-from scipy.stats import multivariate_t
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
@@ -79,7 +79,7 @@ def log_heavy_tailed_density(x: np.ndarray) -> np.ndarray:
     Mean and covariance are theirs, the covariance doubled: no simulation is improbable under it.
     """
     covariance = 2.0 * np.cov(x, rowvar=False, bias=True) + 1e-6 * np.eye(x.shape[1])
-    return multivariate_t(np.mean(x, axis=0), covariance, df=3, allow_singular=True).logpdf(x)
+    return scipy.stats.multivariate_t(np.mean(x, axis=0), covariance, df=3, allow_singular=True).logpdf(x)
 
 
 FLOOR = 0.02

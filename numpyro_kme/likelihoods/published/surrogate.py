@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jax.scipy.linalg import solve_triangular
 from jax.typing import ArrayLike
 
@@ -84,10 +85,22 @@ class KernelMeansAt(LikelihoodAt):
         terms = self.terms
         value = terms.kernel.gram(z[None, :], jnp.asarray(terms.points)) @ jnp.asarray(terms.weights)
         white = solve_triangular(jnp.asarray(self.cholesky_factor), z - jnp.asarray(self.centre), lower=True)
-        log_shape = -0.5 * (DEGREES + len(z)) * jnp.log1p(jnp.sum(white * white) / DEGREES)
+        return self._above_floor(value[0], white, jnp)
+
+    def log_densities(self, z):
+        """As `LikelihoodAt.log_densities`."""
+        terms, rows = self.terms, z.reshape(-1, z.shape[-1])
+        scaled = (a / terms.kernel.length_scale for a in (rows, terms.points))
+        near = np.exp(-0.5 * scipy.spatial.distance.cdist(*scaled, "sqeuclidean")).reshape(*z.shape[:-1], -1)
+        white = np.einsum("...ij,...j->...i", np.linalg.inv(self.cholesky_factor), z - self.centre)
+        return self._above_floor(np.einsum("...m,...m->...", near, terms.weights), white, np)
+
+    def _above_floor(self, value, white, xp):
+        """The positive version, from `q` and the standardised distances `(..., D)` of the floor's shape."""
+        log_shape = -0.5 * (DEGREES + white.shape[-1]) * xp.log1p(xp.sum(white * white, axis=-1) / DEGREES)
         # height of the floor of the positive version, as a fraction of the largest value of `q(y | .)` at the
         # simulations
-        return log_positive_part(value[0], self.log_largest + jnp.log(0.01) + log_shape) + terms.log_scale
+        return log_positive_part(value, self.log_largest + np.log(0.01) + log_shape, xp) + self.terms.log_scale
 
 
 SMALLEST_SINGLE = 1e-5

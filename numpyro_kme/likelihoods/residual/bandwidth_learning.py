@@ -65,7 +65,7 @@ class HeldOutDensities(NamedTuple):
         scaled = z / np.exp(bandwidths.beta).astype(z.dtype)
         squares = density.squared_distances(scaled, scaled)
         gram = squares * -0.5
-        density.exponentials(gram)
+        density.exponentials(gram, np)
         inverse = _inverse(gram, size * float(np.exp(bandwidths.lam)))
         row = inverse.sum(axis=1)
         signed = np.outer(row, -row / row.sum())

@@ -81,12 +81,14 @@ class TriangularMap:
     change: ArrayLike
     log_scale: ArrayLike
 
-    def __call__(self, u: jax.Array, z: jax.Array) -> jax.Array:
-        """Residuals `(n,)` at `z` `(D,)` to decorrelated ones; the log Jacobian is `-sum(log_scale)`."""
-        coefficients = jnp.concatenate([jnp.asarray(self.constant)[:, :, None], jnp.asarray(self.change)], axis=2)
-        # under vmap one product of matrices, where a product for each point takes XLA longer than the whole density
-        before = jnp.outer(soft_clip(u, jnp), jnp.concatenate([jnp.ones(1, z.dtype), z])).ravel()
-        return (u - coefficients.reshape(len(u), -1) @ before) * jnp.exp(-jnp.asarray(self.log_scale))
+    def __call__(self, u: Any, z: Any, xp: Any = jnp) -> Any:
+        """Residuals `(..., n)` at `z` `(..., D)` to decorrelated ones; the log Jacobian is `-sum(log_scale)`."""
+        coefficients = xp.concatenate([xp.asarray(self.constant)[:, :, None], xp.asarray(self.change)], axis=2)
+        # one product of matrices, where a product for each point takes XLA longer than the whole density
+        change = xp.concatenate([xp.ones((*z.shape[:-1], 1), z.dtype), z], axis=-1)
+        before = soft_clip(u, xp)[..., :, None] * change[..., None, :]
+        before = before.reshape(*before.shape[:-2], -1)
+        return (u - before @ coefficients.reshape(u.shape[-1], -1).T) * xp.exp(-xp.asarray(self.log_scale))
 
 
 def fit_triangular_map(

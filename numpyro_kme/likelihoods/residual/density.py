@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
@@ -155,16 +154,19 @@ def log_mixture(logs: np.ndarray, weights: np.ndarray | None = None) -> tuple[np
     """Log of the weighted sum of each row's exponentials, and these over the sum, in place of the logarithms."""
     peak = logs.max(axis=1, keepdims=True)
     logs -= peak
-    exponentials(logs)
+    exponentials(logs, np)
     total = logs.sum(axis=1) if weights is None else np.einsum("ij,ij->i", logs, weights)
     logs /= total[:, None]
     return peak[:, 0] + np.log(total), logs
 
 
-def exponentials(logs: np.ndarray) -> None:
-    """Take exponentials in place, none of them so small that processors take their time over it in float32."""
-    # log of the smallest kernel in a density, relative to the largest
-    np.exp(np.maximum(logs, -60.0, out=logs), out=logs)
+def exponentials(logs: Any, xp: Any) -> Any:
+    """Exponentials; by NumPy in place, and none so small that processors take their time over it in float32."""
+    if xp is jnp:
+        return jnp.exp(logs)
+    # log of the smallest kernel in a density, relative to the largest; a row: with a number NumPy takes twice as long
+    smallest = np.full(logs.shape[-1], -60.0, logs.dtype)
+    return np.exp(np.maximum(logs, smallest, out=logs), out=logs)
 
 
 def squared_distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -209,43 +211,48 @@ class ResidualDensity:
     ridge: Array
     heavy_tailed_weight: Array
 
-    def weights(self, z: jax.Array) -> jax.Array:
-        """`a(z)` up to a factor, `(m,)`, positive."""
-        basis, points = jnp.asarray(self.basis), jnp.asarray(self.points) / self.beta
+    def weights(self, z: Any, xp: Any = jnp) -> Any:
+        """`a(z)` at points `(..., D)` up to a factor, `(..., m)`, positive."""
+        basis, points = xp.asarray(self.basis), xp.asarray(self.points) / self.beta
         z = z / self.beta
-        size = jnp.sum(jnp.square(points), axis=1, keepdims=True)
-        factor = jnp.concatenate([points, -0.5 * size, -0.5 * jnp.ones_like(size)], axis=1)
-        kernel = jnp.exp(jnp.concatenate([z, jnp.ones(1, z.dtype), (z @ z)[None]]) @ factor.T)
-        local = (kernel - (kernel @ basis) @ basis.T) / self.ridge
-        signed = local + (1.0 - jnp.sum(local)) * jnp.asarray(self.intercept)
-        return positive_part(signed, SOFTNESS / len(kernel))
+        size, one = xp.sum(xp.square(points), axis=1, keepdims=True), xp.ones((*z.shape[:-1], 1), z.dtype)
+        factor = xp.concatenate([points, -0.5 * size - xp.log(self.ridge), -0.5 * xp.ones_like(size)], axis=1)
+        powers = xp.concatenate([z, one, xp.sum(xp.square(z), axis=-1, keepdims=True)], axis=-1)
+        kernel = exponentials(powers @ factor.T, xp)  # over the ridge
+        # k - U U' k, and the intercept times what is left of 1 after its sum, k' (1 - U U' 1)
+        intercept, rest = xp.asarray(self.intercept)[None, :], 1.0 - basis @ xp.sum(basis, axis=0)
+        within = xp.concatenate([kernel @ xp.concatenate([basis, rest[:, None]], axis=1), one], axis=-1)
+        signed = kernel + within @ xp.concatenate([-basis.T, -intercept, intercept], axis=0)
+        return positive_part(signed, SOFTNESS / len(points), xp)
 
-    def _log_kernels(self, v):
-        """`log N(v | sqrt(1 - eps^2) r_j, (eps s_j)^2)`, `(m,)`.
+    def _log_kernels(self, v, xp):
+        """`log N(v | sqrt(1 - eps^2) r_j, (eps s_j)^2)`, `(..., m)`.
 
-        One product of matrices under `vmap`, exact enough as residuals are about 1.
+        One product of matrices, exact enough as residuals are about 1.
         """
-        eps, narrow = jnp.asarray(self.eps), 1.0 / jnp.square(jnp.asarray(self.factors))[:, None]
-        centres = jnp.asarray(self.residuals) * (jnp.sqrt(1.0 - jnp.square(eps)) / eps)[None, :]
-        constant = 0.5 * len(eps) * jnp.log(2.0 * jnp.pi / narrow) + jnp.sum(jnp.log(eps))
-        own = -0.5 * narrow * jnp.sum(jnp.square(centres), axis=1, keepdims=True) - constant
-        factor = jnp.concatenate([narrow * centres, -0.5 * narrow, own], axis=1)
-        v = v / eps
-        return jnp.concatenate([v, (v @ v)[None], jnp.ones(1, v.dtype)]) @ factor.T
+        eps, narrow = xp.asarray(self.eps), 1.0 / xp.square(xp.asarray(self.factors))[:, None]
+        centres = xp.asarray(self.residuals) * (xp.sqrt(1.0 - xp.square(eps)) / eps)[None, :]
+        constant = 0.5 * len(eps) * xp.log(2.0 * pi / narrow) + xp.sum(xp.log(eps))
+        own = -0.5 * narrow * xp.sum(xp.square(centres), axis=1, keepdims=True) - constant
+        factor, v = xp.concatenate([narrow * centres, -0.5 * narrow, own], axis=1), v / eps
+        powers = [v, xp.sum(xp.square(v), axis=-1, keepdims=True), xp.ones((*v.shape[:-1], 1), v.dtype)]
+        return xp.concatenate(powers, axis=-1) @ factor.T
 
-    def log_density(self, v: jax.Array, z: jax.Array, known: ArrayLike = 1.0) -> jax.Array:
-        """`log p(v | z)` for one residual vector `(n,)` and one point `(D,)`.
+    def log_density(self, v: Any, z: Any, known: Any = 1.0, xp: Any = jnp) -> Any:
+        """`log p(v | z)` for residual vectors `(..., n)` and points `(..., D)`, by JAX or NumPy.
 
         The embedding has the weight `known (1 - w)`, the heavy-tailed component the rest.
         """
-        logs, weights, tail_weight = self._log_kernels(v), self.weights(z), self.heavy_tailed_weight
-        own = known * (1.0 - jnp.asarray(tail_weight))
-        tails = jnp.log(tail_weight + (1.0 - known) * (1.0 - jnp.asarray(tail_weight))) + log_heavy_tailed(v, jnp)
+        logs, weights, tail_weight = self._log_kernels(v, xp), self.weights(z, xp), xp.asarray(self.heavy_tailed_weight)
+        own = known * (1.0 - tail_weight)
+        tails = xp.log(tail_weight + (1.0 - known) * (1.0 - tail_weight)) + log_heavy_tailed(v, xp)
         # no less than the heavy-tailed component: XLA may compute `logs` twice, and far out, where they are -1e12, they
         # differ by more than the largest exponent of float32
-        peak = jax.lax.stop_gradient(jnp.maximum(jnp.max(logs), jnp.maximum(tails, jnp.finfo(logs.dtype).min)))
-        mixture = own * jnp.sum(jnp.exp(logs - peak) * weights) / jnp.sum(weights)
-        return peak + jnp.log(mixture + jnp.exp(tails - peak))
+        peak = xp.maximum(xp.max(logs, axis=-1), xp.maximum(tails, xp.finfo(logs.dtype).min))
+        peak = peak if xp is np else jax.lax.stop_gradient(peak)
+        near, every = exponentials(logs - peak[..., None], xp), xp.ones(len(self.points), logs.dtype)
+        mixture = own * xp.einsum("...m,...m->...", near, weights) / (weights @ every)
+        return peak + xp.log(mixture + xp.exp(tails - peak))
 
 
 def fit_residual_density(

@@ -257,7 +257,7 @@ def _information_and_slopes(support, marginals, location, log_scale, z) -> tuple
     transformed statistic in its middle.
     """
     middle, of_bounds = marginals.middle, line_slopes(np.asarray(support.linear), z)
-    log_slope = np.asarray(marginals.log_slope(middle)) - log_cosh(middle, np) - np.log(support.width)
+    log_slope = np.asarray(marginals.log_slope(middle, np)) - log_cosh(middle, np) - np.log(support.width)
     slopes = location.slopes(z) + np.where(support.side, np.exp(log_slope), 0.0)[:, None] * of_bounds
     precision = np.exp(-2.0 * log_scale.on_host(z))[:, :, None]
     return np.mean(np.square(slopes) * precision, axis=0), np.mean(np.square([slopes, log_scale.slopes(z)]), axis=1)

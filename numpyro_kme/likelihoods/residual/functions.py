@@ -1,13 +1,12 @@
-"""Fitted regressions as functions of the coordinates, for JAX: features, and as few Gaussian kernels as they need."""
+"""Fitted regressions as functions of the coordinates: features, and as few Gaussian kernels as they need."""
 
 from collections.abc import Iterable
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from scipy.linalg import solve_triangular
-from scipy.special import erf
 
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.residual.smoothness import Regression, features, line_slopes
@@ -56,20 +55,20 @@ class RidgeFunctions:
         points, precision = (np.pad(np.concatenate(a), ((0, spare), (0, 0))) for a in (centres, scales))
         return cls(np.array(offset), np.array(linear), points, precision, weights)
 
-    def __call__(self, z: jax.Array) -> jax.Array:
-        """Values `(n,)` at one point `(D,)`, in the precision of `points`.
+    def __call__(self, z: Any, xp: Any = jnp) -> Any:
+        """Values `(..., n)` at points `(..., D)`, by JAX or NumPy, in the precision of `points`.
 
-        Cost: `r` exponentials; under `vmap`, products of matrices.
+        Cost: `r` exponentials a point, and products of matrices; under `vmap` too.
         """
-        return self._values(z.astype(jnp.asarray(self.points).dtype), jnp, jax.lax.erf)
+        return self._values(z.astype(xp.asarray(self.points).dtype), xp)
 
     def on_host(self, z: np.ndarray, kind: type[np.floating] = np.float64) -> np.ndarray:
         """Values `(k, n)` at points `(k, D)` as NumPy computes them in a given precision."""
-        return self._values(np.asarray(z, kind), np, erf)
+        return self._values(np.asarray(z, kind), np)
 
-    def _values(self, z, xp, erf):
+    def _values(self, z, xp):
         offset, linear, rbf = (xp.asarray(leaf, z.dtype) for leaf in (self.offset, self.linear, self.rbf))
-        return offset + features(z, xp, erf).astype(z.dtype) @ linear.T + self._kernels(z, xp) @ rbf.T
+        return offset + features(z, xp).astype(z.dtype) @ linear.T + self._kernels(z, xp) @ rbf.T
 
     def _kernels(self, z, xp):
         """Gaussian kernels `(..., r)`."""

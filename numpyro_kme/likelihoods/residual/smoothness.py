@@ -17,8 +17,8 @@ from typing import Any
 
 import jax
 import numpy as np
+import scipy
 from scipy import special
-from scipy.spatial.distance import cdist
 
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.low_rank import blocked
@@ -40,8 +40,9 @@ LEFT_OUT, SHORTER, FEWEST = 0.01, 1.5, 10
 """While hyperparameters are learnt, inducing points are left out that matter less; see `Smoothness.enough`."""
 
 
-def features(z: Any, xp: Any = np, erf: Any = special.erf) -> Any:
+def features(z: Any, xp: Any = np) -> Any:
     """`(..., D)` to `(..., 2 D)`: normal and uniform versions of each coordinate, each of variance 1."""
+    erf = special.erf if xp is np else jax.lax.erf
     return xp.concatenate([z, np.sqrt(3.0) * erf(z / np.sqrt(2.0))], axis=-1)
 
 
@@ -53,7 +54,7 @@ def line_slopes(linear: np.ndarray, z: np.ndarray) -> np.ndarray:
 
 def gaussian_gram(z: np.ndarray, squared_length: float) -> np.ndarray:
     """Gram matrix `(m, m)` of a Gaussian kernel at points `(m, D)`."""
-    return np.exp(-0.5 / squared_length * cdist(z, z, "sqeuclidean"))
+    return np.exp(-0.5 / squared_length * scipy.spatial.distance.cdist(z, z, "sqeuclidean"))
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,11 @@ $\operatorname{arcsinh}((x_i - e_i(z)) / w_i)$ takes the place of $x_i$, about t
 far out in its tail. The width $w_i$ is how far the simulations that hold the line are beyond the line without them.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.optimize import linprog
+import scipy
 
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
@@ -55,12 +54,12 @@ class SupportBounds:
     width: Array
     side: Array
 
-    def __call__(self, s: Array, z: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """What takes the place of statistics `(n,)` at one point `(D,)`, and the logs of the slopes, `(n,)`."""
-        line = self.offset + features(z, jnp, jax.lax.erf) @ jnp.asarray(self.linear).T
-        gaps, bounded = s - line.astype(z.dtype), jnp.asarray(self.side) != 0.0
-        found = jnp.arcsinh(gaps / self.width)
-        return jnp.where(bounded, found, gaps), jnp.where(bounded, -log_cosh(found) - jnp.log(self.width), 0.0)
+    def __call__(self, s: Any, z: Any, xp: Any = jnp) -> tuple[Any, Any]:
+        """What takes the place of statistics `(..., n)` at points `(..., D)`, and logs of the slopes, `(..., n)`."""
+        line = self.offset + features(z, xp) @ xp.asarray(self.linear).T
+        gaps, bounded = s - line.astype(z.dtype), xp.asarray(self.side) != 0.0
+        found = xp.arcsinh(gaps / self.width)
+        return xp.where(bounded, found, gaps), xp.where(bounded, -log_cosh(found, xp) - xp.log(self.width), 0.0)
 
     def outside_support(self, s: np.ndarray, z: np.ndarray) -> np.ndarray:
         """Whether one of the statistics `(..., n)` is beyond its bound, or nearer than its width, at points `(..., D)`.
@@ -160,7 +159,7 @@ def linear_lower_bound(columns: np.ndarray, s: np.ndarray) -> np.ndarray:
     """
     cost, active = -columns.mean(axis=0), np.arange(min(len(s), 200))
     while True:
-        found = linprog(cost, A_ub=columns[active], b_ub=s[active], bounds=(-STEEPEST, STEEPEST)).x
+        found = scipy.optimize.linprog(cost, A_ub=columns[active], b_ub=s[active], bounds=(-STEEPEST, STEEPEST)).x
         if found is None:
             return np.full(len(cost), np.nan)
         gaps = s - columns @ found

@@ -59,21 +59,29 @@ class ResidualAt(LikelihoodAt):
         Cost: about `(D + n + 2 r) m` operations for `r` columns of the density's basis, and the exponentials of the
         kernels that location and scale need; products of matrices under `vmap`.
         """
-        learnt, given = self.surrogate, jnp.asarray(z)
-        z = learnt.region.nearest(given)
-        bounded, log_slope = learnt.support(self.standard, z)
-        of_location, of_scale = jnp.asarray(learnt.squared_slopes).astype(z.dtype) @ jnp.square(given - z)
-        held = learnt.log_scale(z).astype(z.dtype)
+        return self._log_density(jnp.asarray(z), jnp)
+
+    def log_densities(self, z):
+        """As `LikelihoodAt.log_densities`."""
+        return self._log_density(z, np)
+
+    def _log_density(self, given, xp):
+        learnt = self.surrogate
+        z = learnt.region.nearest(given, xp)
+        bounded, log_slope = learnt.support(xp.asarray(self.standard), z, xp)
+        slopes = xp.asarray(learnt.squared_slopes).astype(z.dtype)
+        of_location, of_scale = xp.split(xp.square(given - z) @ slopes.reshape(-1, z.shape[-1]).T, 2, axis=-1)
+        held = learnt.log_scale(z, xp).astype(z.dtype)
         # keeps a logarithm finite
-        log_scale = 0.5 * jnp.logaddexp(
-            2.0 * (held + of_scale / jnp.sqrt(1.0 + of_scale)), jnp.log(of_location + 1e-30)
-        )
-        precision = jnp.asarray(learnt.density.points).dtype
-        known = jnp.exp(2.0 * jnp.min(held - log_scale)).astype(precision)
-        u = (learnt.marginals(bounded) - learnt.location(z).astype(z.dtype)) * jnp.exp(-log_scale)
-        v = learnt.decorrelation(u, z)
-        log_density = learnt.density.log_density(v.astype(precision), z.astype(precision), known).astype(v.dtype)
-        return log_density + jnp.sum(learnt.marginals.log_slope(bounded) + log_slope - log_scale) + self.log_jacobian
+        far = xp.log(of_location + 1e-30)
+        log_scale = 0.5 * xp.logaddexp(2.0 * (held + of_scale / xp.sqrt(1.0 + of_scale)), far)
+        precision = xp.asarray(learnt.density.points).dtype
+        known = xp.exp(2.0 * xp.min(held - log_scale, axis=-1)).astype(precision)
+        u = (learnt.marginals(bounded, xp) - learnt.location(z, xp).astype(z.dtype)) * xp.exp(-log_scale)
+        v = learnt.decorrelation(u, z, xp)
+        log_density = learnt.density.log_density(v.astype(precision), z.astype(precision), known, xp).astype(v.dtype)
+        slope = learnt.marginals.log_slope(bounded, xp) + log_slope - log_scale
+        return log_density + xp.sum(slope, axis=-1) + self.log_jacobian
 
     def brief(self):
         """In float32, but for locations and scales that rounding would move by more than `ROUNDING`."""
@@ -170,11 +178,11 @@ class ResidualSurrogate(Surrogate):
         self.transform.check(y)
         y = np.array(y, np.float64)
         warn_if_out_of_distribution(self.transform, self.simulated_range, y)
-        return on_host(_prepare)(self, y)
+        return self._at(y, np)
 
-    def _at(self, y) -> "ResidualAt":
-        kept, scale = jnp.asarray(y)[np.array(self.transform.kept)], jnp.asarray(self.transform.scale)
-        log_jacobian = -jnp.sum(jnp.log(scale)) - jnp.sum(jnp.asarray(self.decorrelation.log_scale))
+    def _at(self, y, xp=jnp) -> "ResidualAt":
+        kept, scale = y[np.array(self.transform.kept)], xp.asarray(self.transform.scale)
+        log_jacobian = -xp.sum(xp.log(scale)) - xp.sum(xp.asarray(self.decorrelation.log_scale))
         return ResidualAt(self, (kept - self.transform.centre) / scale, log_jacobian, y)
 
     def dependence(self) -> np.ndarray:
@@ -250,6 +258,3 @@ class ResidualSurrogate(Surrogate):
             return "all statistics" if numbers else "none"
         more = f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else ""
         return f"statistics {', '.join(numbers[:SHOWN])}{more}"
-
-
-_prepare = jax.jit(ResidualSurrogate._at)

@@ -1,0 +1,59 @@
+"""Seconds from a cold start: first fits of fresh processes, further fits, `condition`, imports.
+
+    python -m benchmarks cold_start [--parts kelfi imports ...] [--repeats 10]
+
+Each part runs in a process of its own, which has compiled nothing before (`helpers/cold_worker.py`); medians over
+processes, and the slowest. In the second column the compilation cache on disk is that of an earlier process of the
+same part. Imports are not in the rows below them, and the compilation of the user's simulator is taken off where it is
+said. Takes five minutes a repeat.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+
+from benchmarks.helpers import report
+
+PARTS = ["imports", "kelfi", "RejectionABC", "K2ABC", "KernelABC", "KernelBayes", "DistributionRegressionABC"]
+PARTS += ["bootstrap", "nuts", "rounds"]
+
+
+def fresh(part, cache=None):
+    """Seconds by name, of one part in a new process."""
+    left_out = ("JAX_COMPILATION_CACHE_DIR", "PYTHONDONTWRITEBYTECODE")
+    settings = {name: value for name, value in os.environ.items() if name not in left_out}
+    if cache:
+        settings |= {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+        settings |= {"JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
+    command = [sys.executable, "-m", "benchmarks.helpers.cold_worker", part]
+    done = subprocess.run(command, cwd=report.ROOT, check=True, stdout=subprocess.PIPE, text=True, env=settings)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measured(part, repeats):
+    """Seconds of each repeat by name, with an empty cache and with that of an earlier process."""
+    fresh("imports")  # Python compiles the modules once for all processes
+    empty = [fresh(part) for _ in range(repeats)]
+    with tempfile.TemporaryDirectory() as cache:
+        fresh(part, cache)
+        kept = [fresh(part, cache) for _ in range(repeats)]
+    return {name: [[row[name] for row in rows] for rows in (empty, kept)] for name in empty[0]}
+
+
+def main():
+    parser = report.parser(__doc__, resumes=True)
+    parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
+    parser.add_argument("--repeats", type=int, default=10)
+    options = parser.parse_args()
+    header = ["", "empty cache", "slowest", "cache of an earlier process", "slowest "]
+    lines, text = [], ""
+    for part in options.parts:
+        found = options.rows.get(lambda part=part: measured(part, options.repeats), part=part, repeats=options.repeats)
+        for name, columns in found.items():
+            lines.append([name, *(float(f(column)) for column in columns for f in (np.median, np.max))])
+        text = report.write("cold_start", "Cold starts", [("Seconds", report.table(header, lines))])
+    print(text)

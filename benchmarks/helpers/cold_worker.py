@@ -1,0 +1,175 @@
+"""One row of `cold_start.py`, in a process that has done nothing before: prints seconds by name as JSON.
+
+The clock starts before the first import.
+"""
+
+import contextlib
+import io
+import json
+import sys
+import time
+import warnings
+
+BEGUN = time.perf_counter()
+import numpyro  # noqa: E402
+
+NUMPYRO = time.perf_counter()
+import numpyro_kme as kme  # noqa: E402
+
+OURS = time.perf_counter()
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpyro.distributions as dist  # noqa: E402
+from numpyro.infer import MCMC, NUTS  # noqa: E402
+
+from benchmarks.kelfi.sbi_tasks import TASKS  # noqa: E402
+
+
+def end_and_range(rng_key, drift, scale):
+    """The simulator of the README."""
+    path = jnp.cumsum(drift + scale * jax.random.t(rng_key, 4.0, (100,)))
+    return jnp.stack([path[-1], jnp.max(path) - jnp.min(path)])
+
+
+def model(x=None):
+    """The model of the README."""
+    drift = numpyro.sample("drift", dist.Normal(0.0, 0.5))
+    scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+    numpyro.sample("x", kme.Simulator(end_and_range, drift, scale), obs=x)
+
+
+def end_middle_and_range(rng_key, drift, scale):
+    """Another simulator, with one more statistic."""
+    path = jnp.cumsum(drift + scale * jax.random.t(rng_key, 4.0, (100,)))
+    return jnp.stack([path[-1], path[50], jnp.max(path) - jnp.min(path)])
+
+
+def other(x=None):
+    """Another model."""
+    drift = numpyro.sample("drift", dist.Normal(0.0, 0.5))
+    scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+    numpyro.sample("x", kme.Simulator(end_middle_and_range, drift, scale), obs=x)
+
+
+def shifted(rng_key, theta):
+    """A normal around `theta`."""
+    return theta + jax.random.normal(rng_key, (1,))
+
+
+def one_parameter(x=None):
+    """A normal location."""
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    numpyro.sample("x", kme.Simulator(shifted, theta), obs=x)
+
+
+def with_density(x):
+    """The same by its exact density."""
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    numpyro.sample("x", dist.Normal(theta, 1.0).expand([1]).to_event(1), obs=x)
+
+
+def normal(x=None):
+    """Location and scale of a plate of 400."""
+    loc = numpyro.sample("loc", dist.Normal(0.0, 5.0))
+    scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+    with numpyro.plate("data", 400):
+        numpyro.sample("x", kme.Simulator(kme.FromNoise(stretched, dist.Normal(0.0, 1.0)), loc, scale), obs=x)
+
+
+def stretched(noise, loc, scale):
+    """A normal by its noise."""
+    return loc + scale * noise
+
+
+def seconds(function, *args, **kwargs):
+    """Wall seconds of one call that shows nothing."""
+    begun = time.perf_counter()
+    with contextlib.redirect_stdout(io.StringIO()):
+        jax.block_until_ready(function(*args, **kwargs))
+    return time.perf_counter() - begun
+
+
+def compiled(simulator):
+    """Seconds that the simulator's own program takes to compile, in a block as `simulate` runs it."""
+    theta = jnp.ones(64)
+    return seconds(jax.jit(jax.vmap(simulator)), jax.random.split(jax.random.key(5), 64), theta, theta)
+
+
+def imports():
+    """Ours beside NumPyro's."""
+    first, both = NUMPYRO - BEGUN, OURS - BEGUN
+    return {"import numpyro": first, "import numpyro_kme": both, "the second over the first (ratio)": both / first}
+
+
+def run_and_print(engine, seed, x):
+    """The README's block from `run` on."""
+    engine.run(jax.random.key(seed), x=jnp.asarray(x))
+    engine.print_summary()
+
+
+def kelfi():
+    """The README's first block, then further fits of the process."""
+    fit = lambda which, number, seed, x: run_and_print(kme.KELFI(which, number, progress_bar=False), seed, x)  # noqa: E731
+    own, found = compiled(end_and_range), {}
+    found["README's simulator, compiled alone"] = own
+    found["README's first block, less that"] = seconds(fit, model, 300, 0, [21.0, 28.0]) - own
+    found["further fit: another key and data"] = seconds(fit, model, 300, 1, [10.0, 18.0])
+    found["further fit: 500 simulations"] = seconds(fit, model, 500, 2, [21.0, 28.0])
+    found["further fit: 1,000 simulations"] = seconds(fit, model, 1000, 3, [21.0, 28.0])
+    own = compiled(end_middle_and_range)
+    found["further fit: another model, less its simulator"] = seconds(fit, other, 300, 4, [21.0, 9.0, 28.0]) - own
+    engine = kme.KELFI(model, progress_bar=False)
+    engine.run(jax.random.key(5), x=jnp.array([21.0, 28.0]))
+    found["`condition`"] = seconds(engine.condition, jax.random.key(6), x=jnp.array([15.0, 20.0]))
+    return found
+
+
+def weighting(name):
+    """A weighting engine on the README's model, first and later."""
+
+    def row():
+        own, engine = compiled(end_and_range), getattr(kme, name)
+        fit = lambda seed, x: run_and_print(engine(model, progress_bar=False), seed, x)  # noqa: E731
+        first = seconds(fit, 0, [21.0, 28.0]) - own
+        return {f"{name}, first": first, f"{name}, later": seconds(fit, 1, [10.0, 18.0])}
+
+    return row
+
+
+def bootstrap():
+    """Normal location and scale, n = 400, 100 draws."""
+    fit = lambda seed: run_and_print(  # noqa: E731
+        kme.PosteriorBootstrap(normal, num_samples=100), seed, 2.0 + jax.random.normal(jax.random.key(seed), (400,))
+    )
+    return {"PosteriorBootstrap, first": seconds(fit, 0), "PosteriorBootstrap, later": seconds(fit, 1)}
+
+
+def nuts():
+    """800 iterations on a learnt likelihood beside the exact density, other data the second time."""
+    simulated = kme.simulate(jax.random.key(0), one_parameter, 300, progress_bar=False)
+    fitted = kme.fit_likelihood(simulated.arguments["x"], simulated.x["x"])
+    found = {}
+    for name, target in (
+        ("exact density", with_density),
+        ("learnt likelihood", kme.handlers.surrogate(one_parameter, {"x": fitted})),
+    ):
+        for when, x in (("first", 0.7), ("later", -0.4)):
+            chain = MCMC(NUTS(target), num_warmup=400, num_samples=400, progress_bar=False)
+            found[f"NUTS, {name}, {when}"] = seconds(chain.run, jax.random.key(1), x=jnp.array([x]))
+    return found
+
+
+def rounds():
+    """CPU seconds of 1,000 simulations in five rounds."""
+    begun = time.process_time()
+    engine = kme.KELFI(TASKS["two_moons"], 1000, num_rounds=5, progress_bar=False)
+    engine.run(jax.random.key(0), x=jnp.array([-0.2, 0.3]))
+    return {"two_moons, 1,000 simulations in five rounds (CPU)": time.process_time() - begun}
+
+
+ENGINES = ("RejectionABC", "K2ABC", "KernelABC", "KernelBayes", "DistributionRegressionABC")
+ROWS = {row.__name__: row for row in (imports, kelfi, bootstrap, nuts, rounds)} | {e: weighting(e) for e in ENGINES}
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    print(json.dumps(ROWS[sys.argv[1]]()))
