@@ -526,6 +526,16 @@ def test_raw_keys_of_the_other_generators_are_taken():
         checks.key(np.zeros(3, np.uint32))
 
 
+def test_a_key_of_another_kind_than_the_sessions_is_refused():
+    other = jax.random.key(0, impl="rbg")
+    with pytest.raises(ValueError, match=r"is of the kind 'rbg', .* 'threefry2x32'\. Make it with"):
+        kme.KELFI(lambda x: None).run(other, x=0.0)
+    with jax.default_prng_impl("rbg"):
+        checks.key(other)
+        with pytest.raises(ValueError, match="is of the kind 'threefry2x32'"):
+            checks.key(jax.random.key(0, impl="threefry2x32"))
+
+
 class TestHowJaxReadsArrays:
     @pytest.mark.parametrize(("of", "name"), [(literals, "TypedNdArray"), (dtypes, "canonicalize_value_handlers")])
     def test_where_its_private_names_moved_it_stays_as_it_is(self, of, name, monkeypatch):

@@ -48,6 +48,13 @@ def key(value: Any, *, several: bool = False) -> None:
         f"`rng_key` must be a random key of JAX; got {value!r:.200}. Make one with jax.random.key(0).",
         TypeError,
     )
+    default = getattr(jax.config, "jax_default_prng_impl", "threefry2x32")
+    kind = str(jax.random.key_impl(value)) if is_key(value) else ""
+    require(
+        kind in ("", default),
+        f"`rng_key` is of the kind {kind!r}, and keys of this session are of the kind {default!r}. Make it with "
+        f"jax.random.key(0), or set jax.config.update('jax_default_prng_impl', {kind!r}) first.",
+    )
 
 
 MOST_SIMULATIONS = 20_000
