@@ -83,7 +83,7 @@ class PreparedLikelihood:
         """
         z = z.reshape(len(z), *(1,) * (len(self.lead) - (z.ndim - 2)), *z.shape[1:])
         size = max(1, BLOCK // prod(self.lead))
-        found = [self.likelihood.log_densities(part) for part in np.split(z, range(size, len(z), size))]
+        found: list[Any] = [self.likelihood.log_densities(part) for part in np.split(z, range(size, len(z), size))]
         return in_blocks(partial(_log_densities, self), z) if found[0] is None else np.concatenate(found)
 
     def over(self, function: Callable, arguments: jax.Array) -> jax.Array:
