@@ -134,7 +134,7 @@ class Surrogate(abc.ABC):
         """The likelihood at one observation; a concrete `y` is prepared in float64 on the host, a traced one here."""
 
     def at_rows(self, rows: np.ndarray) -> LikelihoodAt:
-        """The likelihood at outputs `(R, *event)` that need no check: leaves that depend on the output, at least, have an
+        """The likelihood at outputs `(R, *event)` that need no check: leaves that depend on these, at least, have an
         axis `R` in front."""
         return on_host(_at_rows)(self, rows)
 
