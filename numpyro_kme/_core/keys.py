@@ -1,6 +1,7 @@
 """Keys of `jax.random` made on the host, by NumPy: no program is compiled for them, however many they are."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import random
 
@@ -23,7 +24,8 @@ def fold_in(data: np.ndarray, numbers: np.ndarray | int) -> np.ndarray:
     numbers = np.asarray(numbers).astype(np.uint32)
     lead = np.broadcast_shapes(data.shape[:-1], numbers.shape)
     if data.shape[-1] != 2:
-        keys = random.wrap_key_data(np.broadcast_to(data, (*lead, data.shape[-1])).reshape(-1, data.shape[-1]))
+        rows = np.broadcast_to(data, (*lead, data.shape[-1])).reshape(-1, data.shape[-1])
+        keys = random.wrap_key_data(jnp.asarray(rows))
         found = jax.vmap(random.fold_in)(keys, np.broadcast_to(numbers, lead).ravel())
         return np.asarray(random.key_data(found)).reshape(*lead, -1)
     words = data[..., 0], data[..., 1], data[..., 0] ^ data[..., 1] ^ np.uint32(0x1BD11BDA)
@@ -40,7 +42,7 @@ def fold_in(data: np.ndarray, numbers: np.ndarray | int) -> np.ndarray:
 
 def child(rng_key: jax.Array, number: int) -> jax.Array:
     """`jax.random.fold_in(rng_key, number)`."""
-    return random.wrap_key_data(fold_in(data_of(rng_key), number))
+    return random.wrap_key_data(jnp.asarray(fold_in(data_of(rng_key), number)))
 
 
 def split(rng_key: jax.Array, num: int = 2) -> list[jax.Array]:

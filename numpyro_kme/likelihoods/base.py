@@ -10,6 +10,7 @@ import numpy as np
 from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 
+from numpyro_kme._core.host import on_host
 from numpyro_kme._core.solves import Array
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.kernels.base import register
@@ -132,6 +133,11 @@ class Surrogate(abc.ABC):
     def at(self, y: Any) -> LikelihoodAt:
         """The likelihood at one observation; a concrete `y` is prepared in float64 on the host, a traced one here."""
 
+    def at_rows(self, rows: np.ndarray) -> LikelihoodAt:
+        """The likelihood at outputs `(R, *event)` that need no check: leaves that depend on these, at least, have an
+        axis `R` in front."""
+        return on_host(_at_rows)(self, rows)
+
     def point(self, y: Any) -> Any:
         """Read one output `(*event)` of a simulator as what `at` takes; here a vector."""
         return y.reshape(-1)
@@ -168,6 +174,11 @@ class Surrogate(abc.ABC):
     def signed_log_density(self, z: ArrayLike, y: Any) -> SignedLog:
         """Sign and log absolute value of `q(y | z)` for one `z` of shape `(D,)`; use `at(y)` for many."""
         return self.at(y).signed_log(jnp.asarray(z))
+
+
+@jax.jit
+def _at_rows(surrogate, rows):
+    return jax.vmap(lambda row: surrogate.at(surrogate.point(row)))(rows)
 
 
 class Form(abc.ABC):

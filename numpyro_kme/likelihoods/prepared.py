@@ -12,7 +12,6 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.host import on_host
 from numpyro_kme._core.programs import in_blocks
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.base import LikelihoodAt
@@ -83,7 +82,7 @@ class PreparedLikelihood:
         """
         z = z.reshape(len(z), *(1,) * (len(self.lead) - (z.ndim - 2)), *z.shape[1:])
         size = max(1, BLOCK // prod(self.lead))
-        found = [self.likelihood.log_densities(part) for part in np.split(z, range(size, len(z), size))]
+        found: list[Any] = [self.likelihood.log_densities(part) for part in np.split(z, range(size, len(z), size))]
         return in_blocks(partial(_log_densities, self), z) if found[0] is None else np.concatenate(found)
 
     def over(self, function: Callable, arguments: jax.Array) -> jax.Array:
@@ -128,15 +127,13 @@ def _prepare(fitted: Any, rows: np.ndarray) -> tuple[list, Any, list[bool]]:
     if len(rows) == 1:
         leaves, structure = jax.tree.flatten(checked[0])
         return [*leaves[:-1], leaves[-1][None]], structure, [False] * (len(leaves) - 1) + [True]
-    leaves, structure = jax.tree.flatten(on_host(_at_rows)(fitted, rows.astype(np.float64)))
-    varies = [any(not np.array_equal(row, leaf[0]) for row in leaf[1:]) for leaf in leaves]
+    leaves, structure = jax.tree.flatten(fitted.surrogate.at_rows(rows.astype(np.float64)))
+    axis = [np.ndim(leaf) > np.ndim(one) for leaf, one in zip(leaves, jax.tree.leaves(checked[0]), strict=True)]
+    varies = [own and any(not np.array_equal(row, leaf[0]) for row in leaf[1:]) for leaf, own in zip(leaves, axis)]
     varies[-1] = True
-    return [leaf if moves else leaf[0] for leaf, moves in zip(leaves, varies)], structure, varies
+    return [leaf[0] if own and not moves else leaf for leaf, own, moves in zip(leaves, axis, varies)], structure, varies
 
 
 @jax.jit
 def _log_densities(prepared, z):
     return prepared.over(lambda likelihood, point: likelihood.log_density(point), z)
-
-
-_at_rows = jax.jit(lambda fitted, rows: jax.vmap(fitted.at)(rows))

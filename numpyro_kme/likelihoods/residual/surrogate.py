@@ -180,8 +180,12 @@ class ResidualSurrogate(Surrogate):
         warn_if_out_of_distribution(self.transform, self.simulated_range, y)
         return self._at(y, np)
 
+    def at_rows(self, rows: np.ndarray) -> "ResidualAt":
+        """As `Surrogate.at_rows`, by NumPy."""
+        return self._at(rows.reshape(len(rows), -1), np)
+
     def _at(self, y, xp=jnp) -> "ResidualAt":
-        kept, scale = y[np.array(self.transform.kept)], xp.asarray(self.transform.scale)
+        kept, scale = y[..., np.array(self.transform.kept)], xp.asarray(self.transform.scale)
         log_jacobian = -xp.sum(xp.log(scale)) - xp.sum(xp.asarray(self.decorrelation.log_scale))
         return ResidualAt(self, (kept - self.transform.centre) / scale, log_jacobian, y)
 
