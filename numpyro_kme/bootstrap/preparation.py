@@ -192,8 +192,8 @@ def prepare(
         nodes, full, scale, pool = _fit_and_adapt(objective, nodes, pilot, best, width)
         objective = replace(objective, steps=np.clip(scale, NARROW * width, WIDE * width))
         best = np.concatenate([full.u[None], full.others])[:BLOCK]
-    rough = Surface(full.u, np.diag(np.clip(scale, NARROW * width, WIDE * width)))
-    return Prepared(objective, nodes, full, scale, pool, derivatives, rough).on(nodes, pilot)
+    first = Surface(full.u, np.diag(np.clip(scale, NARROW * width, WIDE * width)))
+    return Prepared(objective, nodes, full, scale, pool, derivatives, first).on(nodes, pilot)
 
 
 def _fit_and_adapt(objective, nodes, pilot, starts, width) -> tuple[QuadratureNodes, Fit, np.ndarray, np.ndarray]:
@@ -220,14 +220,19 @@ def with_enough_nodes(
     """As many more of `num` nodes as it takes for others to move minima by at most `QUIET` posterior standard
     deviations, at most `MOST` times as many; `draw(num)` makes them."""
     most = MOST * num
+    if ready.surface is not None and len(ready.nodes.weights) == 1:  # of which two may agree by chance
+        num *= 4
+        ready = _with_nodes(ready, draw(num), pilot)
     while num < most and (times := _times(ready, pilot, partial(draw, 2 * num))) > 1:
         # the last doubling may be one too many; those of a surface cost little, and few sizes need few programs
         num = min((max(times // 2, 2) if ready.surface is None else 4) * num, most)
-        further = draw(num)
-        if ready.surface is not None:
-            further = ready.objective.adapt_nodes(ready.fit.u, further.weights.shape[1]) or further
-        ready = ready.on(further, pilot)
+        ready = _with_nodes(ready, draw(num), pilot)
     return ready, num
+
+
+def _with_nodes(ready: Prepared, nodes: QuadratureNodes, pilot: Reweightings) -> Prepared:
+    """The same with other nodes, adapted to the minimum where that is possible."""
+    return ready.on(ready.objective.adapt_nodes(ready.fit.u, nodes.weights.shape[1]) or nodes, pilot)
 
 
 def _times(ready: Prepared, pilot: Reweightings, draw: Callable[[], QuadratureNodes]) -> int:
@@ -243,7 +248,7 @@ def _times(ready: Prepared, pilot: Reweightings, draw: Callable[[], QuadratureNo
         _, gradients = Problems(objective, present, many).slopes(np.tile(ready.fit.u, (len(sets), 1)))
         moves = newton_step(ready.fit.hessian, gradients)
     else:
-        several = [(present, number) for number in sets]
+        several = [(present, int(number)) for number in sets]
         if len(sets) == 1:
             further = draw()
             further = objective.adapt_nodes(ready.fit.u, further.weights.shape[1]) or further

@@ -121,12 +121,12 @@ class Surface:
 
     def _fitted(self, values: np.ndarray, centres: np.ndarray) -> Minimum:
         """Minima of the polynomials through losses `(R, J)` on designs about centres `(R, p)` or `(p,)`."""
-        terms = np.asarray(_monomials(self.design, self.powers), np.float64)
+        terms = np.prod(self.design[:, None] ** np.array(self.powers), axis=2)
         sound = np.isfinite(values).all(axis=1)
         coefficients = np.where(sound[:, None], values, 0.0) @ np.linalg.pinv(terms).T
         size = np.maximum(np.abs(coefficients).max(axis=1, keepdims=True), 1e-300)
         one = np.zeros(len(values), int)
-        nowhere = QuadratureNodes(np.zeros((1, 1)), np.ones((1, 1)))
+        nowhere = QuadratureNodes(np.zeros((1, 1)), jnp.ones((1, 1)))
         problems = Problems(Polynomial(None, None, self.powers), nowhere, Reweightings(coefficients / size, None, one))
         dim = self.centre.size
         control = Control(np.ones(dim), tolerance=1e-6, max_steps=60, stride=1.0)
@@ -144,11 +144,14 @@ class Surface:
         )
 
     def closer(self, whole: np.ndarray, some: np.ndarray) -> "Surface":
-        """About the full data's minimum `(p,)`, in the units of minima of reweightings `(R, p)`."""
+        """About the full data's minimum `(p,)`, in the units of minima of reweightings `(R, p)`; twice as wide, at the
+        edge, where that minimum is not in the ball."""
         t = self.drawn_in(np.concatenate([whole[None], some]) - self.centre)
+        if not self.holds(whole[None])[0]:
+            return Surface(self.centre + self.root @ t[0], 2.0 * self.root)
         covariance = np.cov(t[1:].T).reshape(len(whole), len(whole))
         # more of the diagonal, as there may be few reweightings for so many parameters: rather too wide than too narrow
-        covariance += np.diag(0.3 * np.diag(covariance) + 1e-4)
+        covariance += np.diag(0.3 * np.diag(covariance) + 0.01)
         return Surface(self.centre + self.root @ t[0], self.root @ np.linalg.cholesky(covariance))
 
     def agrees(self, other: "Surface") -> bool:
@@ -158,7 +161,7 @@ class Surface:
         return bool(near and ratios.min() > 0.7 and ratios.max() < 1.4)
 
 
-ROUNDS, MOVES = 8, 5
+ROUNDS, MOVES = 10, 5
 """Surfaces that are tried until one has the posterior's place and size; and moves of a replicate's own."""
 
 
