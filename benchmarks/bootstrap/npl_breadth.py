@@ -266,11 +266,9 @@ def main():
     rows = []
     for name in arguments.models:
         for outliers in arguments.outliers:
-            runs = [
+            for seed in range(arguments.data_sets):
                 arguments.rows.get(partial(measure, name, outliers, seed), model=name, outliers=outliers, seed=seed)
-                for seed in range(arguments.data_sets)
-            ]
-            rows.append(row(name, outliers, runs))
+            rows.append(row(name, outliers, arguments.rows.values("found", model=name, outliers=outliers)))
     header = ("model", "outliers", "data sets", "converged", "simulation noise (sd), median", "largest")
     header += ("mean shift from the exact minimiser (sd)", "rms", "coverage of 90 % intervals", "first run, s")
     header += ("later runs, s", "noise")
