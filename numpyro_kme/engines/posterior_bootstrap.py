@@ -240,7 +240,7 @@ def warn_of(replicates: Replicates, noise: str) -> None:
             f"deviations. Raise `num_nodes`{further}.{jumps}",
         )
     if not replicates.fit.converged:
-        checks.warn("the full-data minimum did not converge to working precision; see `replicates.fit`.")
+        checks.warn(f"the full-data minimum did not converge to working precision; see `replicates.fit`.{jumps}")
 
 
 def described(replicates: Replicates) -> dict[str, Any]:
