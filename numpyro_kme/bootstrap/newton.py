@@ -213,11 +213,13 @@ class Problems:
         return _over_blocks(partial(_at_points, "value"), self, (points,), ())
 
     def slopes_together(self, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Loss and gradient for every reweighting at one point `u (p,)`.
+        """Loss and gradient for every reweighting at one point `u (p,)`; reweightings `16 i` to `16 i + 15` must
+        share a node set, and share its simulations."""
+        return jax.tree.map(lambda leaf: leaf[:, 0], _over_blocks(partial(_together, "slope"), self, (), u[None]))
 
-        The model is simulated once for a block: reweightings `16 i` to `16 i + 15` must share a node set.
-        """
-        return _over_blocks(_slope_together, self, (), u)
+    def values_together(self, points: np.ndarray) -> np.ndarray:
+        """Losses `(R, J)` at the same points `(J, p)` for all; as `slopes_together`."""
+        return _over_blocks(partial(_together, "value"), self, (), points)
 
 
 @on_host
@@ -288,8 +290,10 @@ def _at_points(method, objective, nodes, shared, count, block, per_row):
     return _each(objective, nodes, count, block, per_row, lambda reduced, own, u: evaluate(reduced, u, own))
 
 
-@jax.jit
-def _slope_together(objective, nodes, u, count, block, per_row):
-    """For all reweightings of the block at once, with the nodes of its first one."""
-    own = jax.tree.map(lambda leaf: leaf[block.sets[0]], nodes)
-    return jax.vmap(lambda row: objective.slope(objective.reduce(row.weights, row.extra), u, own))(block)
+@partial(jax.jit, static_argnums=0)
+def _together(method, objective, nodes, points, count, block, per_row):
+    """As `_at_points`, for all reweightings of the block at each point, with the nodes of its first one."""
+    own, evaluate = jax.tree.map(lambda leaf: leaf[block.sets[0]], nodes), getattr(objective, method)
+    reduced = jax.vmap(lambda row: objective.reduce(row.weights, row.extra))(block)
+    found = jax.lax.map(lambda u: jax.vmap(lambda one: evaluate(one, u, own))(reduced), points)
+    return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), found)

@@ -1,6 +1,8 @@
 """Before the replicates: the full-data minimum, the quadrature nodes, and how to differentiate."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import jax
@@ -19,6 +21,7 @@ from numpyro_kme.bootstrap.fit import (
     starting_scale,
 )
 from numpyro_kme.bootstrap.newton import Problems
+from numpyro_kme.bootstrap.surface import Surface, settle
 from numpyro_kme.bootstrap.weights import Reweightings
 from numpyro_kme.losses.base import Differenced, WeightedObjective
 from numpyro_kme.losses.generator import BLOCK, QuadratureNodes
@@ -104,7 +107,8 @@ class Derivatives:
     """How a loss is differentiated, and why.
 
     Attributes:
-        automatic: Whether by automatic differentiation; else by large differences with common random numbers.
+        automatic: Whether by automatic differentiation; else by large differences with common random numbers, and
+            replicates on polynomial surfaces (`surface.py`).
         disagreement: Relative difference between the two, `(p,)`, or nothing if the simulator has no derivatives.
     """
 
@@ -112,7 +116,7 @@ class Derivatives:
     disagreement: np.ndarray | None
 
     def __str__(self) -> str:
-        how = "automatic" if self.automatic else "large differences with common random numbers"
+        how = "automatic" if self.automatic else "large differences with common random numbers, and surfaces"
         if self.disagreement is None:
             return f"{how}: the simulator has no derivatives"
         apart = f"{self.disagreement.max():.2g}"
@@ -130,6 +134,7 @@ class Prepared:
         scale: A first look at the posterior's standard deviations, `(p,)`.
         pool: Where to restart from if the full data have one minimum only, `(K, p)`, best first.
         derivatives: How the loss is differentiated.
+        surface: Where polynomials take the place of a loss that jumps.
     """
 
     objective: WeightedObjective
@@ -138,6 +143,14 @@ class Prepared:
     scale: np.ndarray
     pool: np.ndarray
     derivatives: Derivatives
+    surface: Surface | None = None
+
+    def on(self, nodes: QuadratureNodes, pilot: Reweightings) -> "Prepared":
+        """The same with other nodes."""
+        if self.surface is None:
+            return replace(self, nodes=nodes, fit=refit(self.objective, nodes, self.fit))
+        surface, full, some = settle(self.objective, nodes, pilot, self.fit, self.surface)
+        return replace(self, nodes=nodes, fit=full, scale=posterior_sd(some), surface=surface)
 
 
 def prepare(
@@ -179,9 +192,8 @@ def prepare(
         nodes, full, scale, pool = _fit_and_adapt(objective, nodes, pilot, best, width)
         objective = replace(objective, steps=np.clip(scale, NARROW * width, WIDE * width))
         best = np.concatenate([full.u[None], full.others])[:BLOCK]
-    full = refit(objective, nodes, full)
-    scale = posterior_sd(one_step(Problems(objective, nodes, pilot), full)[0])
-    return Prepared(objective, nodes, full, scale, pool, derivatives)
+    first = Surface(full.u, np.diag(np.clip(scale, NARROW * width, WIDE * width)))
+    return Prepared(objective, nodes, full, scale, pool, derivatives, first).on(nodes, pilot)
 
 
 def _fit_and_adapt(objective, nodes, pilot, starts, width) -> tuple[QuadratureNodes, Fit, np.ndarray, np.ndarray]:
@@ -202,22 +214,58 @@ def _fit_and_adapt(objective, nodes, pilot, starts, width) -> tuple[QuadratureNo
     return nodes, full, posterior_sd(one_step(Problems(objective, nodes, pilot), full)[0]), pool
 
 
-def enough_nodes(ready: Prepared) -> int:
-    """How many times the nodes it takes that minima of the full data by several sets of them lie within `QUIET`
-    posterior standard deviations, at most `MOST`: the error of low-discrepancy points falls about as `1 / M`, that of
-    independent ones as `M^-1/2`."""
+def with_enough_nodes(
+    ready: Prepared, pilot: Reweightings, num: int, draw: Callable[[int], QuadratureNodes]
+) -> tuple[Prepared, int]:
+    """As many more of `num` nodes as it takes for others to move minima by at most `QUIET` posterior standard
+    deviations, at most `MOST` times as many; `draw(num)` makes them."""
+    most = MOST * num
+    if ready.surface is not None and len(ready.nodes.weights) == 1:  # of which two may agree by chance
+        num *= 4
+        ready = _with_nodes(ready, draw(num), pilot)
+    while num < most and (times := _times(ready, pilot, partial(draw, 2 * num))) > 1:
+        # the last doubling may be one too many; those of a surface cost little, and few sizes need few programs
+        num = min((max(times // 2, 2) if ready.surface is None else 4) * num, most)
+        ready = _with_nodes(ready, draw(num), pilot)
+    return ready, num
+
+
+def _with_nodes(ready: Prepared, nodes: QuadratureNodes, pilot: Reweightings) -> Prepared:
+    """The same with other nodes, adapted to the minimum where that is possible."""
+    return ready.on(ready.objective.adapt_nodes(ready.fit.u, nodes.weights.shape[1]) or nodes, pilot)
+
+
+def _times(ready: Prepared, pilot: Reweightings, draw: Callable[[], QuadratureNodes]) -> int:
+    """How many times the nodes it takes, by minima of the full data, or of the pilot's surfaces, with several sets: the
+    error of low-discrepancy points falls about as `1 / M` where the loss is smooth, otherwise as `M^-1/2`. Where there
+    is one set of nodes, `draw` makes others."""
     objective, present = ready.objective, ready.nodes
-    if not objective.is_smooth:  # so that stairs are small beside a posterior standard deviation
-        return MOST // 2
-    if len(present.weights) == 1:  # nodes that are not random
+    if ready.surface is None and len(present.weights) == 1:  # quadrature, which has no error
         return 1
     sets = np.arange(min(len(present.weights), BLOCK))
-    many = Reweightings(np.repeat(full_data(objective).weights, len(sets), axis=0), None, sets)
-    _, gradients = Problems(objective, present, many).slopes(np.tile(ready.fit.u, (len(sets), 1)))
-    steps = newton_step(ready.fit.hessian, gradients - gradients.mean(axis=0)) / ready.scale
-    moved = np.sqrt(np.mean(np.square(steps), axis=0)).max()
-    rate = 2.0 if objective.generator.noise.independent else 1.0
-    return int(min(2.0 ** np.ceil(rate * np.log2(moved / QUIET)), MOST)) if moved > QUIET else 1
+    if ready.surface is None:
+        many = Reweightings(np.repeat(full_data(objective).weights, len(sets), axis=0), None, sets)
+        _, gradients = Problems(objective, present, many).slopes(np.tile(ready.fit.u, (len(sets), 1)))
+        moves = newton_step(ready.fit.hessian, gradients)
+    else:
+        several = [(present, int(number)) for number in sets]
+        if len(sets) == 1:
+            further = draw()
+            further = objective.adapt_nodes(ready.fit.u, further.weights.shape[1]) or further
+            several.append((further, 0))
+        rows = ((nodes, replace(pilot, sets=np.full(len(pilot), number))) for nodes, number in several)
+        found = (ready.surface.minimise(Problems(objective, *row)).u - ready.surface.centre for row in rows)
+        moves = np.stack([ready.surface.drawn_in(one) @ ready.surface.root.T for one in found])
+    rate = 2.0 if objective.generator.noise.independent or ready.surface is not None else 1.0
+    # that of the difference to minima by twice the nodes; replicates further out than the pilot's surfaces have more
+    ratio = np.sqrt(1.0 + 0.5**rate) * (1.0 if ready.surface is None else 2.0)
+    moved = ratio * _root_mean_square((moves - moves.mean(axis=0)) / ready.scale)
+    return int(2.0 ** np.ceil(rate * np.log2(moved / QUIET))) if moved > QUIET else 1
+
+
+def _root_mean_square(moves: np.ndarray) -> float:
+    """Of moves `(..., p)`, the largest of a parameter."""
+    return float(np.sqrt(np.mean(np.square(moves.reshape(-1, moves.shape[-1])), axis=0)).max())
 
 
 def one_step(problems: Problems, full: Fit) -> tuple[np.ndarray, np.ndarray]:

@@ -6,17 +6,19 @@ import jax
 import numpy as np
 
 from numpyro_kme._core.host import to_host
-from numpyro_kme.bootstrap.fit import Fit, full_data, newton_step, refit, require_possible
-from numpyro_kme.bootstrap.newton import Control, Minimum, Problems, offsets
+from numpyro_kme.bootstrap.fit import Fit, full_data, newton_step, require_possible
+from numpyro_kme.bootstrap.newton import Control, Problems, offsets
 from numpyro_kme.bootstrap.preparation import (
     FIRST_NODES,
     Derivatives,
     Settings,
-    enough_nodes,
     one_step,
     posterior_sd,
     prepare,
+    with_enough_nodes,
 )
+from numpyro_kme.bootstrap.second_attempts import rescue, restart
+from numpyro_kme.bootstrap.surface import measured
 from numpyro_kme.bootstrap.weights import PILOT, DirichletProcess, Reweightings, draw_reweightings
 from numpyro_kme.losses.base import WeightedObjective
 from numpyro_kme.losses.generator import BLOCK, QuadratureNodes
@@ -158,13 +160,12 @@ def posterior_bootstrap(
     ids = np.arange(settings.num_samples)
     blocks = 1 + -(-settings.num_samples // BLOCK)
     num_nodes = settings.num_nodes or FIRST_NODES
-    nodes = objective.generator.draw_nodes(keys[0], _nodes(num_nodes, objective), blocks)
+    draw = lambda num: objective.generator.draw_nodes(keys[0], _nodes(num, objective), blocks)  # noqa: E731
+    nodes = draw(num_nodes)
     pilot = draw_reweightings(keys[1], objective, process, PILOT + np.arange(BLOCK), 1)
     ready = prepare(keys[2], objective, nodes, pilot, starts, settings)
-    if settings.num_nodes is None and (times := enough_nodes(ready)) > 1:
-        num_nodes *= times
-        nodes = objective.generator.draw_nodes(keys[0], _nodes(num_nodes, objective), blocks)
-        ready = replace(ready, nodes=nodes, fit=refit(ready.objective, nodes, ready.fit))
+    if settings.num_nodes is None:
+        ready, num_nodes = with_enough_nodes(ready, pilot, num_nodes, draw)
     objective, nodes, full = ready.objective, ready.nodes, ready.fit
     whole = full.raised(float(offsets(objective, full_data(objective))[0]))
     require_possible(whole.value, whole.numbers)
@@ -173,10 +174,14 @@ def posterior_bootstrap(
     linear, before = one_step(problems, full)
     control = Control(ready.scale, tolerance=0.3 * TOLERANCE, max_steps=12 if settings.method == "newton" else 1)
     moved, compared = np.zeros(len(ids), bool), 0
-    found = problems.solve(linear, full.hessian, control, exact=False, progress_bar=settings.progress_bar)
+    surface = ready.surface if settings.method == "newton" else None
+    if surface is None:
+        found = problems.solve(linear, full.hessian, control, exact=False, progress_bar=settings.progress_bar)
+    else:
+        found = measured(problems, surface.follow(problems, surface.minimise(problems)))
     if settings.method == "newton":
         found = rescue(problems, full, found, before, control)
-        found, moved, compared = restart(problems, full, ready.pool, found, control, settings.restart_every)
+        found, moved, compared = restart(problems, full, ready.pool, found, control, settings.restart_every, surface)
     value = found.value + offsets(objective, reweightings)
     require_possible(value, found.numbers)
     sd = posterior_sd(found.u)
@@ -196,7 +201,7 @@ def posterior_bootstrap(
         numbers=found.numbers,
         compared=compared,
         quadrature=_quadrature(
-            keys[2], objective, reweightings.rows(check), found, check, full, sd, _nodes(2 * num_nodes, objective)
+            keys[2], objective, reweightings.rows(check), found, check, ready, sd, _nodes(2 * num_nodes, objective)
         ),
         derivatives=ready.derivatives,
         fit=whole,
@@ -210,77 +215,29 @@ def _nodes(num_nodes: int, objective: WeightedObjective) -> int:
     return num_nodes * (2 if objective.has_cheap_hessian else 1)
 
 
-def _quadrature(rng_key, objective, reweightings, found, rows, full, sd, num) -> Quadrature:
-    """Move of each minimum by one Newton step of the finer problem: `num` nodes of its own and a halved grid.
+def _quadrature(rng_key, objective, reweightings, found, rows, ready, sd, num) -> Quadrature:
+    """Move of each minimum by one Newton step of the finer problem: `num` nodes of its own and a halved grid; of a
+    surface, to the minimum of the finer one.
 
     Where a replicate's Hessian is flat, as it can be where simulated points jump, that of the full data takes its
     place.
     """
+    full = ready.fit
     if not len(rows):
         return Quadrature(np.empty((0, len(sd))))
     nodes = objective.adapt_nodes(full.u, num)
     if nodes is None:
         nodes = objective.generator.draw_nodes(rng_key, num, len(reweightings))
-    sets = np.minimum(np.arange(len(reweightings)), len(nodes.weights) - 1)
-    _, gradient = Problems(objective.refined(), nodes, replace(reweightings, sets=sets)).slopes(found.u[rows])
+    own = 0 if ready.surface else len(nodes.weights) - 1  # what shares its design's simulations shares nodes
+    finer = Problems(
+        objective.refined(), nodes, replace(reweightings, sets=np.minimum(np.arange(len(reweightings)), own))
+    )
+    if ready.surface:
+        again = ready.surface.follow(finer, ready.surface.minimise(finer))
+        return Quadrature(((again.u - found.u[rows]) / sd)[again.convex])
+    _, gradient = finer.slopes(found.u[rows])
     units = full.scale[:, None] * full.scale[None]
     least = 1e-6 * np.abs(np.linalg.eigvalsh(full.hessian * units)).max()
     sound = np.abs(np.linalg.eigvalsh(found.hessian[rows] * units)).min(axis=-1) > least
     hessians = np.where(sound[:, None, None], found.hessian[rows], full.hessian)
     return Quadrature(np.stack([newton_step(h, g) for h, g in zip(hessians, gradient)]) / sd)
-
-
-def rescue(problems: Problems, full: Fit, found: Minimum, ceiling: np.ndarray, control: Control) -> Minimum:
-    """Minimise again, with damping and from the full-data minimum, where the first attempt stopped short."""
-    left = np.abs(found.remaining / control.scale).max(axis=1)
-    lower = (found.value <= ceiling) | (not problems.objective.is_smooth)
-    short = np.flatnonzero(~((left <= control.tolerance) & found.convex & lower))
-    if not len(short):
-        return found
-    careful = control._replace(max_steps=60, damping=0.03, stride=3.0)
-    again = problems.rows(short).solve(full.u, full.hessian, careful)
-    return keep_lower(found, again, short)
-
-
-def restart(
-    problems: Problems, full: Fit, starts: np.ndarray, found: Minimum, control: Control, every: int
-) -> tuple[Minimum, np.ndarray, int]:
-    """Minimise one replicate in `every` from elsewhere; where that finds lower minima, minimise all from there too.
-
-    Elsewhere: the other minima of the full data in turn, or `starts` where there are none.
-
-    Returns:
-        The minima, which replicates moved, and how many were compared.
-    """
-    every_one = np.arange(len(problems.reweightings))
-    some = every_one[::every]
-    pool = full.others if len(full.others) else starts
-    careful = control._replace(scale=full.scale, tolerance=1e-4, max_steps=20, damping=0.1, stride=1.0)
-    moved = np.zeros(len(every_one), bool)
-
-    def lower(index, start):
-        elsewhere = problems.rows(index).solve(start, full.hessian, careful)
-        polished = problems.rows(index).solve(elsewhere.u, elsewhere.hessian, control, exact=False)
-        apart = np.abs((polished.u - found.u[index]) / control.scale).max(axis=1) > 0.1
-        return polished, apart & (polished.value < found.value[index])
-
-    which = np.arange(len(some)) % len(pool)
-    polished, better = lower(some, pool[which])
-    for start in np.unique(which[better]):
-        polished, better = lower(every_one, pool[start])
-        found = keep_lower(found, jax.tree.map(lambda leaf, rows=better: leaf[rows], polished), every_one[better])
-        moved |= better
-    return found, moved, len(some)
-
-
-def keep_lower(found: Minimum, again: Minimum, rows: np.ndarray) -> Minimum:
-    """Replace rows by a second attempt where its loss is lower, or equal with less left to go."""
-    closer = np.abs(again.remaining).max(axis=1) < np.abs(found.remaining[rows]).max(axis=1)
-    take = (again.value < found.value[rows]) | ((again.value <= found.value[rows]) & closer)
-
-    def mix(old, new):
-        old = np.array(old)
-        old[rows[take]] = new[take]
-        return old
-
-    return jax.tree.map(mix, found, again)

@@ -215,12 +215,17 @@ def _drawn(distribution: Distribution, rng_key: jax.Array, num: int) -> jax.Arra
 
 def warn_of(replicates: Replicates, noise: str) -> None:
     """Warn of minimisations that fell short; `noise` says in words what that of the simulator is."""
-    failed = np.flatnonzero(~replicates.converged)
+    failed, jumps = np.flatnonzero(~replicates.converged), ""
+    if not replicates.derivatives.automatic and replicates.emulator is None:
+        jumps = (
+            " Simulated points jump as the parameters move, as counts and `where(u < p)` do, and surfaces fitted to "
+            'the loss are too coarse here: with `method="emulated"` their mean embedding is learnt.'
+        )
     if len(failed):
         checks.warn(
             f"{len(failed)} of {len(replicates.converged)} replicates did not converge: {failed[:10].tolist()}"
             f"{' ...' if len(failed) > 10 else ''}. They are marked in the extra field `converged`; see "
-            "`remaining_step`.",
+            f"`remaining_step`.{jumps}",
         )
     if (known := replicates.emulator) is not None:
         if known.is_wrong:
@@ -233,10 +238,10 @@ def warn_of(replicates: Replicates, noise: str) -> None:
         further = f". The noise of the simulator is {noise}" if noise.startswith("drawn") else ""
         checks.warn(
             f"doubling the noise nodes moves the draws by {replicates.quadrature.noise:.2g} posterior standard "
-            f"deviations. Raise `num_nodes`{further}.",
+            f"deviations. Raise `num_nodes`{further}.{jumps}",
         )
     if not replicates.fit.converged:
-        checks.warn("the full-data minimum did not converge to working precision; see `replicates.fit`.")
+        checks.warn(f"the full-data minimum did not converge to working precision; see `replicates.fit`.{jumps}")
 
 
 def described(replicates: Replicates) -> dict[str, Any]:

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import lax
-from jax.scipy.special import betainc, gammainc, gammaincc, gammaln, log_ndtr, ndtr, ndtri
+from jax.scipy.special import betainc, ndtr, ndtri
 
 from numpyro_kme._core import checks, compat
+from numpyro_kme.models.gamma_quantiles import gamma, log_gamma, poisson
 from numpyro_kme.models.normalise import Tails, from_normal
 from numpyro_kme.models.von_mises import von_mises
 
@@ -46,57 +47,6 @@ def truncated_normal(z: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array
     return value + lax.stop_gradient(jnp.clip(value, lax.nextafter(low, high), lax.nextafter(high, low)) - value)
 
 
-@jax.custom_jvp
-def log_gamma(z: jax.Array, shape: jax.Array) -> jax.Array:
-    """Logarithm of the quantile at `ndtr(z)` of the gamma distribution of a shape `a` and rate 1.
-
-    Newton's method in `log x`, on whichever tail is smaller. Derivatives are those of the implicit function: `phi(z)`
-    over the density in `z`, and JAX's `random_gamma_grad` in `a`.
-    """
-    shape, z = jnp.broadcast_arrays(jnp.asarray(shape, z.dtype), z)
-    small = (log_ndtr(z) + gammaln(shape + 1.0)) / shape  # P(x) -> x^a / Gamma(a + 1)
-    cube = 1.0 - 1.0 / (9.0 * shape) + z / (3.0 * jnp.sqrt(shape))  # Wilson and Hilferty
-    start = jnp.where((cube > 0.3) & (shape > 0.5), jnp.log(shape) + 3.0 * jnp.log(jnp.maximum(cube, 0.3)), small)
-    lower, target = z < 0, log_ndtr(-jnp.abs(z))
-
-    def step(_, u):
-        x = jnp.exp(u)
-        tail = jnp.where(lower, gammainc(shape, x), gammaincc(shape, x))
-        tiny = tail < jnp.finfo(z.dtype).tiny
-        series = shape * u - gammaln(shape + 1.0) + jnp.log1p(-shape / (shape + 1.0) * jnp.minimum(x, 1e-6))
-        # the series of log P serves where P has no digits
-        log_tail = jnp.where(lower & (tiny | (x < 1e-6)), series, jnp.log(jnp.where(tiny, 1.0, tail)))
-        log_slope = shape * u - x - gammaln(shape) - log_tail  # of log P or log Q in log x
-        move = (target - log_tail) * jnp.exp(-jnp.clip(log_slope, -30.0, 30.0)) * jnp.where(lower, 1.0, -1.0)
-        return u + jnp.clip(move, -1.0, 1.0)
-
-    # steps of Newton's method for a quantile of the gamma distribution; six reach rounding
-    return lax.fori_loop(0, 12, step, start)
-
-
-@log_gamma.defjvp
-def _(primals, tangents):
-    (z, shape), (dz, da) = primals, tangents
-    u = log_gamma(z, shape)
-    x = jnp.exp(u)
-    a = jnp.broadcast_to(jnp.asarray(shape, u.dtype), u.shape)
-    log_density = a * u - x - gammaln(a)  # of log x
-    by_z = jnp.exp(-0.5 * jnp.square(z) - 0.5 * jnp.log(2.0 * jnp.pi) - log_density)
-    near = x < 1e-6
-    series = (jax.scipy.special.digamma(a + 1.0) - u) / a  # of (log P + log Gamma(a + 1)) / a at fixed P
-    by_a = jnp.where(near, series, lax.random_gamma_grad(a, jnp.where(near, 1.0, x)) / jnp.where(near, 1.0, x))
-    return u, by_z * dz + by_a * da
-
-
-def gamma(z: jax.Array, shape: jax.Array) -> jax.Array:
-    """Quantile at `ndtr(z)` of the gamma distribution of a shape and rate 1."""
-    return jnp.exp(log_gamma(z, shape))
-
-
-FEW = 300.0
-"""Poisson probabilities are added one by one up to this rate; beyond, halving an interval takes less time."""
-
-
 def count(z: jax.Array, tails: Callable[[jax.Array], Tails], most: jax.Array | float) -> jax.Array:
     """The smallest whole number from 0 to `most` whose distribution function, `tails(k)[0]`, reaches `ndtr(z)`.
 
@@ -122,44 +72,6 @@ def count(z: jax.Array, tails: Callable[[jax.Array], Tails], most: jax.Array | f
     start = jnp.zeros_like(z), jnp.ones_like(z)
     ends = lax.while_loop(lambda ends: ~jnp.all(reached(ends[1])), double, start)
     return lax.while_loop(lambda ends: jnp.any(ends[0] < ends[1]), halve, ends)[0]
-
-
-def poisson(z: jax.Array, rate: jax.Array) -> jax.Array:
-    """Quantile at `ndtr(z)` of the Poisson distribution, constant in its rate."""
-    rate = lax.stop_gradient(jnp.broadcast_to(jnp.asarray(rate, z.dtype), z.shape))
-    few = rate <= FEW
-    large = jnp.where(few, 1.0, rate)
-
-    def search(_):
-        found = count(z, lambda k: (gammaincc(k + 1.0, large), gammainc(k + 1.0, large)), jnp.inf)
-        return found, jnp.ones_like(few)
-
-    # a loop, and no condition: that of many rates at once would always search
-    searched, _ = lax.while_loop(lambda state: ~jnp.all(state[1]), search, (jnp.zeros_like(z), few))
-    summed = by_summing(z, jnp.where(few, jnp.maximum(rate, jnp.finfo(z.dtype).tiny), 1.0))
-    return jnp.where(rate > 0, jnp.where(few, summed, searched), 0.0)
-
-
-def by_summing(z: jax.Array, rate: jax.Array) -> jax.Array:
-    """Quantile at `ndtr(z)` of the Poisson distribution, by adding probabilities from the end of the smaller tail."""
-    lower, upper = ndtr(z), ndtr(-z)
-    up, reach = z < 0, 9.5 * jnp.sqrt(rate)
-    k = jnp.floor(jnp.where(up, jnp.maximum(rate - reach, 0.0), rate + reach + 20.0))
-
-    def unfinished(state):
-        return ~jnp.all(state[3])
-
-    def step(state):
-        k, log_probability, total, done = state
-        total = jnp.where(done, total, total + jnp.exp(log_probability))
-        done = done | jnp.where(up, total >= lower, (total > upper) | (k <= 0.0))
-        ratio = jnp.where(up, rate / (k + 1.0), k / rate)
-        further = log_probability + jnp.log(jnp.maximum(ratio, jnp.finfo(z.dtype).tiny))
-        return jnp.where(done, k, k + jnp.where(up, 1.0, -1.0)), further, total, done
-
-    log_probability = k * jnp.log(rate) - rate - gammaln(k + 1.0)
-    start = k, log_probability, jnp.zeros_like(z), jnp.zeros_like(up)
-    return lax.stop_gradient(lax.while_loop(unfinished, step, start)[0])
 
 
 def binomial(z: jax.Array, number: jax.Array, probability: jax.Array) -> jax.Array:

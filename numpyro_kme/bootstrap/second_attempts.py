@@ -1,0 +1,72 @@
+"""Second attempts at minima of replicates: where the first stopped short, and from elsewhere."""
+
+import jax
+import numpy as np
+
+from numpyro_kme.bootstrap.fit import Fit
+from numpyro_kme.bootstrap.newton import Control, Minimum, Problems
+from numpyro_kme.bootstrap.surface import Surface
+
+
+def rescue(problems: Problems, full: Fit, found: Minimum, ceiling: np.ndarray, control: Control) -> Minimum:
+    """Minimise again, with damping and from the full-data minimum, where the first attempt stopped short."""
+    left = np.abs(found.remaining / control.scale).max(axis=1)
+    lower = (found.value <= ceiling) | (not problems.objective.is_smooth)
+    short = np.flatnonzero(~((left <= control.tolerance) & found.convex & lower))
+    if not len(short):
+        return found
+    careful = control._replace(max_steps=60, damping=0.03, stride=3.0)
+    again = problems.rows(short).solve(full.u, full.hessian, careful)
+    return keep_lower(found, again, short)
+
+
+def restart(
+    problems: Problems,
+    full: Fit,
+    starts: np.ndarray,
+    found: Minimum,
+    control: Control,
+    every: int,
+    surface: Surface | None = None,
+) -> tuple[Minimum, np.ndarray, int]:
+    """Minimise one replicate in `every` from elsewhere; where that finds lower minima, minimise all from there too.
+
+    Elsewhere: the other minima of the full data in turn, or `starts` where there are none. What ends in the ball of a
+    surface has been minimised on that.
+
+    Returns:
+        The minima, which replicates moved, and how many were compared.
+    """
+    every_one = np.arange(len(problems.reweightings))
+    some = every_one[::every]
+    pool = full.others if len(full.others) else starts
+    careful = control._replace(scale=full.scale, tolerance=1e-4, max_steps=20, damping=0.1, stride=1.0)
+    moved = np.zeros(len(every_one), bool)
+
+    def lower(index, start):
+        elsewhere = problems.rows(index).solve(start, full.hessian, careful)
+        polished = problems.rows(index).solve(elsewhere.u, elsewhere.hessian, control, exact=False)
+        apart = np.abs((polished.u - found.u[index]) / control.scale).max(axis=1) > 0.1
+        apart &= np.ones(len(apart), bool) if surface is None else ~surface.holds(polished.u)
+        return polished, apart & (polished.value < found.value[index])
+
+    which = np.arange(len(some)) % len(pool)
+    polished, better = lower(some, pool[which])
+    for start in np.unique(which[better]):
+        polished, better = lower(every_one, pool[start])
+        found = keep_lower(found, jax.tree.map(lambda leaf, rows=better: leaf[rows], polished), every_one[better])
+        moved |= better
+    return found, moved, len(some)
+
+
+def keep_lower(found: Minimum, again: Minimum, rows: np.ndarray) -> Minimum:
+    """Replace rows by a second attempt where its loss is lower, or equal with less left to go."""
+    closer = np.abs(again.remaining).max(axis=1) < np.abs(found.remaining[rows]).max(axis=1)
+    take = (again.value < found.value[rows]) | ((again.value <= found.value[rows]) & closer)
+
+    def mix(old, new):
+        old = np.array(old)
+        old[rows[take]] = new[take]
+        return old
+
+    return jax.tree.map(mix, found, again)

@@ -1,0 +1,199 @@
+r"""Polynomial response surfaces of losses that jump: counts, indicators and whatever else a parameter moves by steps.
+
+With fixed noise the loss of such a simulator is a staircase, which has no minimum to converge to. Its expectation is
+smooth. Around the minimum of the full data, over a ball of three posterior standard deviations, the loss of each
+reweighting is evaluated on a design and fitted by a polynomial `sum_b c_b t^b` by least squares, `t` the parameters in
+units of the posterior; this averages over the stairs, and the polynomial is minimised exactly. Replicates that share
+nodes share the simulations of the design.
+
+References: Box and Wilson (1951), JRSS B 13; Myers, Montgomery and Anderson-Cook (2016), Response Surface Methodology.
+"""
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import combinations_with_replacement
+from math import comb
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import special
+from scipy.stats import qmc
+
+from numpyro_kme.bootstrap.fit import Fit, full_data
+from numpyro_kme.bootstrap.newton import Control, Minimum, Problems
+from numpyro_kme.bootstrap.weights import Reweightings
+from numpyro_kme.kernels.base import register
+from numpyro_kme.losses.base import WeightedObjective
+from numpyro_kme.losses.generator import QuadratureNodes
+
+RADIUS = 3.0
+"""Of the ball in which a surface is fitted, in posterior standard deviations."""
+
+TERMS, POINTS = 70, 4
+"""Polynomials have degree four, or the largest below that for which they have so many terms at most, at least two; and
+points of the design for each term."""
+
+
+@register
+class Polynomial(WeightedObjective):
+    """`t -> sum_b w_b t^b`: a reweighting is its coefficients."""
+
+    has_cheap_hessian: ClassVar[bool] = True
+    generator: Any
+    data: Any
+    powers: Any = field(metadata=dict(static=True))
+
+    def reduce(self, weights, extra=None):
+        """The coefficients as they are."""
+        return weights
+
+    def value(self, reduced, u, nodes):
+        """The polynomial at `u`."""
+        return _monomials(u, self.powers) @ reduced
+
+
+def _monomials(t: jax.Array, powers: tuple[tuple[int, ...], ...]) -> jax.Array:
+    """`(..., p)` to `(..., B)`."""
+    table = jnp.stack([t**power for power in range(1 + max(map(max, powers)))], axis=-1)
+    return jnp.prod(table[..., np.arange(t.shape[-1]), np.array(powers)], axis=-1)
+
+
+@dataclass(frozen=True)
+class Surface:
+    """Where polynomials are fitted.
+
+    Attributes:
+        centre: Middle of the ball, `(p,)`.
+        root: Square root of a covariance of the posterior, `(p, p)`, lower triangular.
+    """
+
+    centre: np.ndarray
+    root: np.ndarray
+
+    @cached_property
+    def powers(self) -> tuple[tuple[int, ...], ...]:
+        """Exponents of the terms."""
+        dim = len(self.centre)
+        degree = max([d for d in (3, 4) if comb(dim + d, d) <= TERMS], default=2)
+        chosen = (terms for size in range(degree + 1) for terms in combinations_with_replacement(range(dim), size))
+        return tuple(tuple(terms.count(a) for a in range(dim)) for terms in chosen)
+
+    @cached_property
+    def design(self) -> np.ndarray:
+        """Points in the ball, denser outside, `(J, p)`."""
+        dim, num = len(self.centre), POINTS * len(self.powers)
+        uniform = qmc.Sobol(dim + 1, rng=0).random(1 << (num - 1).bit_length())[:num]
+        away = special.ndtri(uniform[:, 1:])
+        return RADIUS * uniform[:, :1] ** (1.0 / (dim + 1)) * away / np.linalg.norm(away, axis=1, keepdims=True)
+
+    def standardise(self, moves: np.ndarray) -> np.ndarray:
+        """Differences of parameters `(R, p)` in posterior standard deviations."""
+        return np.linalg.solve(self.root, moves.T).T
+
+    def drawn_in(self, moves: np.ndarray) -> np.ndarray:
+        """The same, those that leave the ball shortened to its radius."""
+        t = self.standardise(moves)
+        return t * np.minimum(1.0, RADIUS / np.maximum(np.linalg.norm(t, axis=1, keepdims=True), 1e-300))
+
+    def holds(self, u: np.ndarray) -> np.ndarray:
+        """Which parameters lie in the ball, or close to it."""
+        return np.linalg.norm(self.standardise(u - self.centre), axis=1) <= 1.2 * RADIUS
+
+    def minimise(self, problems: Problems) -> Minimum:
+        """Minima of the surfaces of all reweightings; those outside of the ball are not convex."""
+        return self._fitted(problems.values_together(self.centre + self.design @ self.root.T), self.centre)
+
+    def follow(self, problems: Problems, found: Minimum) -> Minimum:
+        """What has no minimum in the ball again, in balls of its own that move there, `MOVES` times at most."""
+        found, centres = jax.tree.map(np.array, found), np.tile(self.centre, (len(found.u), 1))
+        for _ in range(MOVES):
+            rows = np.flatnonzero(~found.convex)
+            if not len(rows):
+                break
+            centres[rows] += self.drawn_in(found.u[rows] - centres[rows]) @ self.root.T
+            points = centres[rows, None] + self.design @ self.root.T
+            values = problems.rows(np.repeat(rows, len(self.design))).values(points.reshape(-1, len(self.centre)))
+            again = self._fitted(values.reshape(len(rows), -1), centres[rows])
+            jax.tree.map(lambda old, new, rows=rows: old.__setitem__(rows, new), found, again)
+        return found
+
+    def _fitted(self, values: np.ndarray, centres: np.ndarray) -> Minimum:
+        """Minima of the polynomials through losses `(R, J)` on designs about centres `(R, p)` or `(p,)`."""
+        terms = np.prod(self.design[:, None] ** np.array(self.powers), axis=2)
+        sound = np.isfinite(values).all(axis=1)
+        coefficients = np.where(sound[:, None], values, 0.0) @ np.linalg.pinv(terms).T
+        size = np.maximum(np.abs(coefficients).max(axis=1, keepdims=True), 1e-300)
+        one = np.zeros(len(values), int)
+        nowhere = QuadratureNodes(np.zeros((1, 1)), jnp.ones((1, 1)))
+        problems = Problems(Polynomial(None, None, self.powers), nowhere, Reweightings(coefficients / size, None, one))
+        dim = self.centre.size
+        control = Control(np.ones(dim), tolerance=1e-6, max_steps=60, stride=1.0)
+        found = problems.solve(np.zeros(dim), np.eye(dim), control)
+        inverse = np.linalg.inv(self.root)
+        return Minimum(
+            u=centres + found.u @ self.root.T,
+            value=found.value * size[:, 0],
+            gradient=found.gradient @ inverse * size,
+            hessian=inverse.T @ found.hessian @ inverse * size[:, None],
+            remaining=found.remaining @ self.root.T,
+            convex=found.convex & sound & (np.linalg.norm(found.u, axis=1) <= 1.2 * RADIUS),
+            steps=np.full(len(values), len(self.design)),
+            numbers={},
+        )
+
+    def closer(self, whole: np.ndarray, some: np.ndarray) -> "Surface":
+        """About the full data's minimum `(p,)`, in the units of minima of reweightings `(R, p)`; twice as wide, at the
+        edge, where that minimum is not in the ball."""
+        t = self.drawn_in(np.concatenate([whole[None], some]) - self.centre)
+        if not self.holds(whole[None])[0]:
+            return Surface(self.centre + self.root @ t[0], 2.0 * self.root)
+        covariance = np.cov(t[1:].T).reshape(len(whole), len(whole))
+        # more of the diagonal, as there may be few reweightings for so many parameters: rather too wide than too narrow
+        covariance += np.diag(0.3 * np.diag(covariance) + 0.01)
+        return Surface(self.centre + self.root @ t[0], self.root @ np.linalg.cholesky(covariance))
+
+    def agrees(self, other: "Surface") -> bool:
+        """Whether another ball is about the same."""
+        ratios = np.linalg.svd(np.linalg.solve(self.root, other.root), compute_uv=False)
+        near = np.linalg.norm(self.standardise((other.centre - self.centre)[None])) < 0.5
+        return bool(near and ratios.min() > 0.7 and ratios.max() < 1.4)
+
+
+ROUNDS, MOVES = 10, 5
+"""Surfaces that are tried until one has the posterior's place and size; and moves of a replicate's own."""
+
+
+def settle(
+    objective: WeightedObjective, nodes: QuadratureNodes, pilot: Reweightings, first: Fit, surface: Surface
+) -> tuple[Surface, Fit, np.ndarray]:
+    """From a first surface, that about the minimum of the full data; this minimum, and those of pilot replicates
+    `(R, p)`."""
+    for _ in range(ROUNDS):
+        whole = surface.minimise(Problems(objective, nodes, full_data(objective)))
+        some = surface.minimise(Problems(objective, nodes, pilot))
+        nearer = surface.closer(whole.u[0], some.u)
+        if whole.convex[0] and surface.agrees(nearer):
+            break
+        surface = nearer
+    found = measured(Problems(objective, nodes, full_data(objective)), whole)
+    others = ~surface.holds(first.others) if len(first.others) else np.zeros(0, bool)
+    full = replace(
+        first,
+        u=found.u[0],
+        value=float(found.value[0]),
+        hessian=found.hessian[0],
+        others=first.others[others],
+        other_values=first.other_values[others],
+        converged=bool(found.convex[0]),
+        numbers={name: value[0] for name, value in found.numbers.items()},
+    )
+    return surface, full, some.u
+
+
+def measured(problems: Problems, found: Minimum) -> Minimum:
+    """Minima of surfaces with the losses there, and what else these report."""
+    control = Control(np.ones(found.u.shape[1]), max_steps=1)
+    there = problems.solve(found.u, found.hessian, control, exact=False)
+    return found._replace(value=there.value, numbers=there.numbers)
