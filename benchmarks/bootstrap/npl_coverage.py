@@ -108,7 +108,9 @@ def main():
     arguments = parser.parse_args()
     rows = []
     for name in arguments.models:
-        runs = [arguments.rows.get(partial(measure, name, s), model=name, seed=s) for s in range(arguments.data_sets)]
+        for seed in range(arguments.data_sets):
+            arguments.rows.get(partial(measure, name, seed), model=name, seed=seed)
+        runs = arguments.rows.values("found", model=name, seconds=None)
         own, exactly, apart = (np.array([run[key] for run in runs], float) for key in ("own", "exact", "apart"))
         covered = (" / ".join(f"{c:.2f}" for c in of.mean(axis=0)) for of in (own, exactly))
         rows.append(
