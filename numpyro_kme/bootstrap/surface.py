@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from scipy import special
-from scipy.stats import qmc
 
 from numpyro_kme.bootstrap.fit import Fit, full_data
 from numpyro_kme.bootstrap.newton import Control, Minimum, Problems
@@ -84,7 +84,7 @@ class Surface:
     def design(self) -> np.ndarray:
         """Points in the ball, denser outside, `(J, p)`."""
         dim, num = len(self.centre), POINTS * len(self.powers)
-        uniform = qmc.Sobol(dim + 1, rng=0).random(1 << (num - 1).bit_length())[:num]
+        uniform = scipy.stats.qmc.Sobol(dim + 1, rng=0).random(1 << (num - 1).bit_length())[:num]
         away = special.ndtri(uniform[:, 1:])
         return RADIUS * uniform[:, :1] ** (1.0 / (dim + 1)) * away / np.linalg.norm(away, axis=1, keepdims=True)
 
