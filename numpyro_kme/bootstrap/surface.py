@@ -37,7 +37,7 @@ points of the design for each term."""
 
 
 @register
-class Polynomial(WeightedObjective):
+class FittedPolynomial(WeightedObjective):
     """`t -> sum_b w_b t^b`: a reweighting is its coefficients."""
 
     has_cheap_hessian: ClassVar[bool] = True
@@ -127,7 +127,9 @@ class Surface:
         size = np.maximum(np.abs(coefficients).max(axis=1, keepdims=True), 1e-300)
         one = np.zeros(len(values), int)
         nowhere = QuadratureNodes(np.zeros((1, 1)), jnp.ones((1, 1)))
-        problems = Problems(Polynomial(None, None, self.powers), nowhere, Reweightings(coefficients / size, None, one))
+        problems = Problems(
+            FittedPolynomial(None, None, self.powers), nowhere, Reweightings(coefficients / size, None, one)
+        )
         dim = self.centre.size
         control = Control(np.ones(dim), tolerance=1e-6, max_steps=60, stride=1.0)
         found = problems.solve(np.zeros(dim), np.eye(dim), control)
