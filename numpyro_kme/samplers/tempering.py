@@ -28,9 +28,9 @@ DECORRELATED, MOST_ROUNDS = 0.1, 10
 at most this."""
 ENOUGH, MOST_FINAL_ROUNDS = 0.8, 24
 """At the posterior, rounds end when the effective number of draws is so large, relative to all."""
-SMALLEST, HALVINGS = -60.0, 14
-"""Log of the smallest step of the temperature, relative to what is left, and how often the search for it halves an
-interval."""
+SMALLEST, HALVINGS, MOST_TEMPERATURES = -60.0, 14, 1000
+"""Log of the smallest step of the temperature, relative to what is left; how often the search for it halves an
+interval; and a bound that only likelihoods that differ by more than that step can bridge meet."""
 
 
 class Tempered(NamedTuple):
@@ -141,6 +141,7 @@ def temper(rng_key: jax.Array, log_densities: LogDensities, particles: np.ndarra
             temperature, weights, log_mean = _reweigh(population.log_likelihood, temperature)
             chosen = systematic(rng, weights, size)
             starts, log_evidence, num_temperatures = chosen[::MOVES], log_evidence + log_mean, num_temperatures + 1
+            temperature = temperature if num_temperatures < MOST_TEMPERATURES else 1.0
         proposal, points, ancestors = (
             ProposalDistribution.fit(population.u[chosen]),
             population.some(starts),

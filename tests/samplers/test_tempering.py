@@ -13,6 +13,7 @@ from scipy import stats
 
 from numpyro_kme.engines import _sampling
 from numpyro_kme.models.coordinates import Unconstrained
+from numpyro_kme.samplers import tempering
 from numpyro_kme.samplers.tempering import DECORRELATED, MOVES, _Before, temper
 
 N = 4000
@@ -185,6 +186,15 @@ def test_crescents_in_six_dimensions():
 
 def infinite(_, u):
     return jnp.where(u[0] > 0.0, jnp.inf, 0.0)
+
+
+def test_temperatures_are_bounded(monkeypatch):
+    """A likelihood so steep that the smallest step of the temperature leaves one particle, again and again."""
+    monkeypatch.setattr(tempering, "MOST_TEMPERATURES", 5)
+    particles = np.random.default_rng(0).normal(size=(400, 2))
+    squares = lambda u: np.sum(u**2, axis=1)  # noqa: E731
+    found = temper(jax.random.key(0), lambda u: (-0.5 * squares(u), -1e60 * squares(u)), particles)
+    assert found.num_temperatures == 5 and np.isfinite(found.particles).all()
 
 
 def half_space(edge, u):
