@@ -132,6 +132,27 @@ def test_the_same_key_gives_the_same_draws_and_a_new_observation_needs_no_new_si
     assert abs(other.get_samples()["theta"].mean() - exact.mean()) < 0.6 * exact.std()
 
 
+def test_a_further_fit_and_condition_compile_nothing():
+    """Other keys, data and numbers of simulations, after a first fit in this process; JAX counts its compilations."""
+    compiled = []
+
+    def count(event, duration, **_):
+        compiled.append(event) if event.endswith("backend_compile_duration") else None
+
+    def fit(seed, num_simulations, x):
+        engine = kme.KELFI(conjugate, num_simulations, progress_bar=False)
+        engine.run(jax.random.key(seed), x=x)
+        return engine
+
+    jax.monitoring.register_event_duration_secs_listener(count)
+    jax.jit(lambda x: 3.0 * x - 0.123)(jnp.ones(7))
+    assert compiled  # the counter counts
+    fit(0, 100, X).condition(jax.random.key(3), x=X - 0.1)
+    compiled.clear()
+    fit(1, 170, X + 0.3).condition(jax.random.key(2), x=-X)
+    assert not compiled
+
+
 def test_herded_samples_meet_the_signed_moments(kelfi):
     herded = kelfi.posterior.herd(jax.random.key(1), 200).samples["theta"]
     mean, sd = kelfi.posterior.in_coordinates.mean()[0], np.sqrt(kelfi.posterior.in_coordinates.covariance()[0, 0])
