@@ -1,0 +1,142 @@
+"""Ten problems whose densities are known: simulators, priors and `log p(x | theta)`; chosen before the work on budgets.
+
+One to twenty parameters, one to four modes, heavy tails, changing scale, bounds, counts, distractors.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax.scipy.special import logsumexp
+
+import numpyro_kme as kme
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A prior of one vector `theta`, a simulator `fn(rng_key, theta)`, and its exact log density of one output."""
+
+    prior: dist.Distribution
+    simulator: Callable[..., Any]
+    log_density: Callable[..., Any]
+
+    def model(self, x=None):
+        theta = numpyro.sample("theta", self.prior)
+        numpyro.sample("x", kme.Simulator(self.simulator, theta), obs=x)
+
+    def exact_model(self, x):
+        theta = numpyro.sample("theta", self.prior)
+        numpyro.factor("x", self.log_density(theta, x))
+
+    def draw(self, rng_key, number):
+        """Parameters `(number, D)` from the prior, an output of each `(number, n)`, and log densities `(number,)`."""
+        prior_key, key = jax.random.split(rng_key)
+        theta = self.prior.sample(prior_key, (number,))
+        x = jax.vmap(self.simulator)(jax.random.split(key, number), theta)
+        return tuple(np.asarray(a, np.float64) for a in (theta, x, jax.vmap(self.log_density)(theta, x)))
+
+
+def of_law(prior, law):
+    """A simulator that draws from a NumPyro distribution `law(theta)` of one output."""
+    return Problem(
+        prior, lambda key, theta: law(theta).sample(key).astype(theta.dtype), lambda theta, x: law(theta).log_prob(x)
+    )
+
+
+def normals(dim, sd=1.0):
+    return dist.Normal(0.0, sd).expand([dim]).to_event(1)
+
+
+def mean_and_sd(key, theta, size=20):
+    x = theta[0] + jnp.exp(theta[1]) * jax.random.normal(key, (size,))
+    return jnp.stack([x.mean(), jnp.log(jnp.std(x))])
+
+
+def log_mean_and_sd(theta, x, size=20):
+    """A normal mean, and the logarithm of a scaled chi of `size - 1` degrees of freedom."""
+    sd = jnp.exp(theta[1])
+    variance = size * jnp.exp(2.0 * x[1]) / sd**2
+    mean = dist.Normal(theta[0], sd / np.sqrt(size)).log_prob(x[0])
+    return mean + dist.Chi2(size - 1.0).log_prob(variance) + jnp.log(2.0 * variance)
+
+
+def crescent(key, theta):
+    angle_key, radius_key = jax.random.split(key)
+    angle = jax.random.uniform(angle_key, minval=-0.5 * jnp.pi, maxval=0.5 * jnp.pi)
+    radius = 0.1 + 0.01 * jax.random.normal(radius_key)
+    return radius * jnp.stack([jnp.cos(angle), jnp.sin(angle)]) + moved(theta)
+
+
+def moved(theta):
+    return jnp.stack([0.25 - jnp.abs(theta[0] + theta[1]) / np.sqrt(2.0), (theta[1] - theta[0]) / np.sqrt(2.0)])
+
+
+def log_crescent(theta, x):
+    rest = x - moved(theta)
+    radius = jnp.hypot(*rest)
+    log_p = dist.Normal(0.1, 0.01).log_prob(radius) - jnp.log(jnp.pi * radius)
+    return jnp.where(rest[0] > 0.0, log_p, -jnp.inf)
+
+
+def ends(key, theta, size=8):
+    x = theta[0] + jnp.exp(theta[1]) * jax.random.uniform(key, (size,))
+    return jnp.stack([x.min(), x.max()])
+
+
+def log_ends(theta, x, size=8):
+    width, inside = jnp.exp(theta[1]), (x[0] >= theta[0]) & (x[1] <= theta[0] + jnp.exp(theta[1]))
+    log_p = np.log(size * (size - 1.0)) + (size - 2.0) * jnp.log(x[1] - x[0]) - size * jnp.log(width)
+    return jnp.where(inside, log_p, -jnp.inf)
+
+
+def two_normals(theta):
+    return dist.MixtureSameFamily(
+        dist.Categorical(logits=jnp.stack([theta[0], 0.0])), dist.Normal(jnp.array([-1.5, 1.5]), 0.5)
+    )
+
+
+def distracted(theta):
+    return jnp.concatenate([theta, jnp.zeros(18)])
+
+
+def four_points(theta):
+    a, b, r = jnp.square(theta[2]), jnp.square(theta[3]), jnp.tanh(theta[4])
+    factor = jnp.stack([jnp.stack([a, 0.0]), jnp.stack([b * r, b * jnp.sqrt(1.0 - r * r)])])
+    return dist.MultivariateNormal(theta[:2], scale_tril=factor)
+
+
+def log_four_points(theta, x):
+    a, b, r = jnp.square(theta[2]), jnp.square(theta[3]), jnp.tanh(theta[4])
+    u, v = ((x.reshape(4, 2) - theta[:2]) / jnp.stack([a, b])).T
+    rest = (v - r * u) / jnp.sqrt(1.0 - r * r)
+    log_p = -0.5 * (u**2 + rest**2) - jnp.log(2.0 * jnp.pi * a * b) - 0.5 * jnp.log1p(-(r**2))
+    return log_p.sum()
+
+
+def draw_four_points(key, theta):
+    return four_points(theta).sample(key, (4,)).ravel()
+
+
+def log_cauchy(theta, x):
+    return dist.Cauchy(theta[0], 1.0).log_prob(x).sum()
+
+
+PROBLEMS = {
+    "mean and sd": Problem(normals(2), mean_and_sd, log_mean_and_sd),
+    "twenty dimensions": of_law(normals(20), lambda theta: dist.Normal(theta, 0.5).to_event(1)),
+    "crescents": Problem(dist.Uniform(-1.0, 1.0).expand([2]).to_event(1), crescent, log_crescent),
+    "four modes": of_law(normals(2), lambda theta: dist.Normal(jnp.abs(theta), 0.15).to_event(1)),
+    "six Cauchy draws": of_law(normals(1, 3.0), lambda t: dist.Cauchy(t[0], 1.0).expand([6]).to_event(1)),
+    "mixture weights": of_law(normals(1, 1.5), lambda t: two_normals(t).expand([6]).to_event(1)),
+    "smallest and largest": Problem(normals(2), ends, log_ends),
+    "counts": of_law(normals(2), lambda t: dist.Poisson(jnp.exp(2.0 + t[0] + t[1] * np.linspace(-1, 1, 5))).to_event(1)),
+    "distractors": of_law(
+        normals(2), lambda t: dist.StudentT(jnp.where(jnp.arange(20) < 2, 30.0, 3.0), distracted(t), 0.3).to_event(1)
+    ),
+    "slcp": Problem(dist.Uniform(-3.0, 3.0).expand([5]).to_event(1), draw_four_points, log_four_points),
+}
