@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.spatial
+from scipy.linalg import solve_triangular
 
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
@@ -113,16 +115,26 @@ class LocalFactors(NamedTuple):
 
 
 def local_factors(residuals: np.ndarray, bandwidths: Bandwidths) -> np.ndarray:
-    """Local bandwidth factors `s_j` of all residuals `(m, n)`, `(m,)`: as `LocalFactors`, some rows at a time."""
+    """Local bandwidth factors `s_j` of all residuals `(m, n)`, `(m,)`: as `LocalFactors`, some rows at a time.
+
+    The pilot has kernels around at most `PIVOTED` residuals at random.
+    """
     left, right = scaled_pairs(residuals, bandwidths)
-    pilot = np.empty(len(residuals))
+    chosen, pilot = np.sort(a_few(len(residuals))), np.empty(len(residuals))
     for first in range(0, len(residuals), ROWS):
         rows = np.arange(first, min(first + ROWS, len(residuals)))
-        logs = log_kernels(squared_distances(left[rows], right), 0.0, bandwidths)
-        logs[rows - first, rows] = -np.inf
-        pilot[rows] = log_mixture(logs)[0] - log(len(residuals) - 1.0)
+        logs = log_kernels(squared_distances(left[rows], right[chosen]), 0.0, bandwidths)
+        own = (chosen >= first) & (chosen < first + ROWS)
+        logs[chosen[own] - first, own] = -np.inf
+        others = len(chosen) - np.isin(rows, chosen, assume_unique=True)
+        pilot[rows] = log_mixture(logs)[0] - np.log(others)
     pilot = np.logaddexp(pilot, log(DEFENSIVE) + log_heavy_tailed(residuals))
     return np.exp(-float(bandwidths.sensitivity) * (pilot - pilot.mean()))
+
+
+def a_few(size: int) -> np.ndarray:
+    """Numbers of at most `PIVOTED` of so many simulations: all, or some at random."""
+    return np.arange(size) if size <= PIVOTED else np.random.default_rng(1).permutation(size)[:PIVOTED]
 
 
 def scaled_pairs(residuals: np.ndarray, bandwidths: Bandwidths) -> tuple[np.ndarray, np.ndarray]:
@@ -179,6 +191,9 @@ def squared_distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 SOFTNESS = 0.1
 """Weights below this fraction of `1 / m` count as about zero, smoothly."""
+
+PIVOTED = 4000
+"""Pivots of `K`, and pilot densities, are of at most so many simulations."""
 
 NEGLIGIBLE = 0.03
 """Eigenvalues of `K` below this fraction of `m lam` are left out of the weights; log densities move by a thousandth."""
@@ -260,7 +275,7 @@ def fit_residual_density(
 ) -> ResidualDensity:
     """The density from all residuals at given bandwidths. Cost: `m r^2` where `K` has numerical rank `r`."""
     beta, ridge = float(np.exp(bandwidths.beta)), len(z) * float(np.exp(bandwidths.lam))
-    basis = _basis(gaussian_gram(z, beta**2), ridge)
+    basis = _basis(z, beta, ridge)
     basis = np.pad(basis, ((0, 0), (0, padded(basis.shape[1], 16, 64) - basis.shape[1])))
     ones = 1.0 - basis @ basis.sum(axis=0)
     return ResidualDensity(
@@ -276,17 +291,23 @@ def fit_residual_density(
     )
 
 
-def _basis(gram: np.ndarray, ridge: float) -> np.ndarray:
+def _basis(z: np.ndarray, beta: float, ridge: float) -> np.ndarray:
     """`U`, `(m, r)`, with `K (K + ridge I)^-1 = U U'` up to negligible eigenvalues.
 
-    They are those of `F'F` for a pivoted Cholesky factor `F` of low rank, which leaves out no more than they do; where
-    its rank is large, of `K` itself.
+    They are those of `F'F` for the factor `F` of Nystroem's method, `K ~ F F'`, whose pivots are chosen among at most
+    `PIVOTED` simulations; where its rank is large beside their number, of `K` itself.
     """
-    factor, _ = blocked(gram, NEGLIGIBLE * ridge / len(gram), len(gram))
-    if 2 * factor.shape[1] > len(gram):
+    some = z[a_few(len(z))]
+    gram = gaussian_gram(some, beta**2)
+    factor, pivots = blocked(gram, NEGLIGIBLE * ridge / len(z), len(gram))
+    if len(some) == len(z) and 2 * factor.shape[1] > len(gram):
         values, vectors = np.linalg.eigh(gram)
         vectors = vectors * np.sqrt(np.maximum(values, 0.0))
     else:
+        if len(some) < len(z):
+            root = np.tril(factor[pivots])
+            distances = scipy.spatial.distance.cdist(z, some[pivots], "sqeuclidean")
+            factor = solve_triangular(root, np.exp(distances * (-0.5 / beta**2)).T, lower=True).T
         values, vectors = np.linalg.eigh(factor.T @ factor)
         vectors = factor @ vectors
     kept = values > NEGLIGIBLE * ridge

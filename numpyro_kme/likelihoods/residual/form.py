@@ -32,6 +32,9 @@ from numpyro_kme.likelihoods.residual.support import SupportBounds, fit_support_
 from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate, ScoreImprovements
 from numpyro_kme.likelihoods.statistics import MarginalTransform, StatisticsTransform, jitter_ties, log_cosh
 
+MOST_PAIRS = 1000
+"""Bandwidths are learnt from the pairs of at most so many simulations: each evaluation takes the cube of their number."""
+
 MIN_SIMULATIONS = 10
 """Fewer simulations than this cannot be held out from."""
 
@@ -62,8 +65,10 @@ class ResidualKernelMeans(Form):
         transform_marginals: Whether statistics are transformed.
         scale: Whether the scale of residuals may change with the coordinates.
         decorrelate: Whether residuals are decorrelated.
-        subset: Largest number of simulations that hyperparameters are learnt from; functions use all.
-        num_inducing_points: Largest number of simulations around which functions have a radial basis function.
+        subset: Largest number of simulations that hyperparameters are learnt from; functions use all. Half of them, from
+            350 to 2,000, when left out.
+        num_inducing_points: Largest number of simulations around which functions have a radial basis function. A tenth
+            of them, from 100 to 400, when left out.
         steps: Iterations of one location; other parts take fixed fractions of it.
     """
 
@@ -72,12 +77,14 @@ class ResidualKernelMeans(Form):
     transform_marginals: bool = True
     scale: bool = True
     decorrelate: bool = True
-    subset: int = 350
-    num_inducing_points: int = 100
+    subset: int | None = None
+    num_inducing_points: int | None = None
     steps: int = 30
 
     def __post_init__(self):
-        checks.whole("num_inducing_points", self.num_inducing_points, 1)
+        for name, least in (("subset", MIN_SIMULATIONS), ("num_inducing_points", 1)):
+            if getattr(self, name) is not None:
+                checks.whole(name, getattr(self, name), least)
 
     def fit(self, z: ArrayLike, x: Any, *, measure: Any = None, y: Any = None) -> ResidualSurrogate:
         """Learn a surrogate from simulations.
@@ -112,8 +119,9 @@ class ResidualKernelMeans(Form):
 
     @on_host
     def _fit(self, z, x, transform):
-        rows = np.random.default_rng(0).permutation(len(z))[: self.subset]
-        at = Inputs(z, Inputs.pivoted(z[rows], self.num_inducing_points).inducing_points)
+        rows = np.random.default_rng(0).permutation(len(z))[: self.subset or int(np.clip(len(z) // 2, 350, 2000))]
+        most = self.num_inducing_points or int(np.clip(len(z) // 10, 100, 400))
+        at = Inputs(z, Inputs.pivoted(z[rows], most).inducing_points)
         standard = (jitter_ties(x[:, list(transform.kept)]) - transform.centre) / transform.scale
         support, bounded = fit_support_bounds(at, standard, rows, self.transform_marginals)
         units = _Units.of(bounded, support, -np.asarray(transform.centre) / transform.scale)
@@ -126,7 +134,8 @@ class ResidualKernelMeans(Form):
         residuals = np.concatenate([fit.residuals for fit in fits]).T
         decorrelation, residuals = fit_triangular_map(z, residuals, rows, self.steps // 2, self.decorrelate)
         # kernels and their sums need no more than float32, as the ridge is at least a thousandth of `m`
-        few = z[rows].astype(np.float32), residuals[rows].astype(np.float32)
+        fewer = rows[:MOST_PAIRS]
+        few = z[fewer].astype(np.float32), residuals[fewer].astype(np.float32)
         bandwidths = learn_bandwidths(*few, self.steps)
         scores = HeldOutDensities.of(bandwidths, *few)
         improvements = ScoreImprovements(
