@@ -56,9 +56,9 @@ class Location:
         return Location(self.smoothness.curvature(size), half / (1.0 + width), np.full(np.shape(width), half))
 
     def fit(self, at: Inputs, x: np.ndarray, noise: np.ndarray) -> Regression:
-        """Regress the transformed statistics `(..., m)` on the coordinates."""
+        """Regress the transformed statistics `(..., m)` on the coordinates, with as many inducing points as needed."""
         target, _ = standardised(self.transformed(x))
-        return self.smoothness.regress(at, noise, target)
+        return self.smoothness.regress(self.smoothness.enough(at), noise, target)
 
     def transformed(self, x: np.ndarray) -> np.ndarray:
         """Statistics `(..., m)` after the marginal transformations, `arcsinh((x - centre) / width)`."""
@@ -270,7 +270,8 @@ class ScaleFunction:
             least = self.smoothness.enough(at)
             some = lambda smoothness, rows: scale_loss(smoothness, least, centred[rows], noise[rows])  # noqa: E731
             self.smoothness, self._inverses = descend_all(some, self.smoothness, bounds, steps, self._inverses)
-        self.last = self.last.again(centred) if again else self.smoothness.regress(at, noise, centred)
+        least = self.smoothness.enough(at)
+        self.last = self.last.again(centred) if again else self.smoothness.regress(least, noise, centred)
         self.held_out = target - self.last.held_out.residual
         self.fitted = target - (1.0 + JITTER) * noise * self.last.held_out.alpha
 
