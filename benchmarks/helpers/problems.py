@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from jax.scipy.special import logsumexp
 
 import numpyro_kme as kme
 
@@ -134,7 +133,9 @@ PROBLEMS = {
     "six Cauchy draws": of_law(normals(1, 3.0), lambda t: dist.Cauchy(t[0], 1.0).expand([6]).to_event(1)),
     "mixture weights": of_law(normals(1, 1.5), lambda t: two_normals(t).expand([6]).to_event(1)),
     "smallest and largest": Problem(normals(2), ends, log_ends),
-    "counts": of_law(normals(2), lambda t: dist.Poisson(jnp.exp(2.0 + t[0] + t[1] * np.linspace(-1, 1, 5))).to_event(1)),
+    "counts": of_law(
+        normals(2), lambda t: dist.Poisson(jnp.exp(2.0 + t[0] + t[1] * np.linspace(-1, 1, 5))).to_event(1)
+    ),
     "distractors": of_law(
         normals(2), lambda t: dist.StudentT(jnp.where(jnp.arange(20) < 2, 30.0, 3.0), distracted(t), 0.3).to_event(1)
     ),

@@ -128,7 +128,7 @@ def test_positive_smooth_and_leading_back_far_away(linear):
     assert np.isfinite(found).all()
     assert found[0, 0] < 0 < found[1, 0]
     np.testing.assert_array_equal(sign, 1.0)
-    np.testing.assert_allclose(value, log_values, rtol=1e-12)
+    np.testing.assert_allclose(value, log_values, rtol=1e-6)  # float32, in two programs
 
 
 @pytest.mark.x64

@@ -33,7 +33,7 @@ from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate, ScoreI
 from numpyro_kme.likelihoods.statistics import MarginalTransform, StatisticsTransform, jitter_ties, log_cosh
 
 MOST_PAIRS = 1000
-"""Bandwidths are learnt from the pairs of at most so many simulations: each evaluation takes the cube of their number."""
+"""Bandwidths are learnt from the pairs of at most so many simulations: an evaluation takes the cube of their number."""
 
 MIN_SIMULATIONS = 10
 """Fewer simulations than this cannot be held out from."""
@@ -65,10 +65,10 @@ class ResidualKernelMeans(Form):
         transform_marginals: Whether statistics are transformed.
         scale: Whether the scale of residuals may change with the coordinates.
         decorrelate: Whether residuals are decorrelated.
-        subset: Largest number of simulations that hyperparameters are learnt from; functions use all. Half of them, from
-            350 to 2,000, when left out.
-        num_inducing_points: Largest number of simulations around which functions have a radial basis function. A tenth
-            of them, from 100 to 400, when left out.
+        subset: Largest number of simulations that hyperparameters are learnt from; functions use all. Half of them
+            when left out, no fewer than 350 and no more than 2,000.
+        num_inducing_points: Largest number of simulations around which functions have a radial basis function; when
+            left out a tenth of them, no fewer than 100 and no more than 400.
         steps: Iterations of one location; other parts take fixed fractions of it.
     """
 
@@ -196,11 +196,11 @@ def _fit_statistics(
     noise = size = np.ones((len(x), len(rows)))
     for steps in (form.steps, form.steps // 2):
         location = learn_location(location, coarse, x[:, rows], noise, size, steps, form.transform_marginals)
-        residuals = location.fit(coarse, x[:, rows], noise).held_out.residual
+        residuals = location.fit(location.smoothness.enough(coarse), x[:, rows], noise).held_out.residual
         noise, size = _noise(form, coarse, residuals, scale, 2, form.steps // 3)
-    noise = size = np.ones(x.shape)
+    noise, needed = np.ones(x.shape), location.smoothness.enough(at)
     for _ in range(2):
-        found = location.fit(at, x, noise)
+        found = location.fit(needed, x, noise)
         noise, size = _noise(form, at, found.held_out.residual, scale, 2, 0)
     residuals = found.held_out.residual * np.exp(-scale.held_out)
     rest, plain = winsorised_rms(residuals), winsorised_rms(found.held_out.residual)

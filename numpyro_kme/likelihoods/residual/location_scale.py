@@ -56,9 +56,9 @@ class Location:
         return Location(self.smoothness.curvature(size), half / (1.0 + width), np.full(np.shape(width), half))
 
     def fit(self, at: Inputs, x: np.ndarray, noise: np.ndarray) -> Regression:
-        """Regress the transformed statistics `(..., m)` on the coordinates, with as many inducing points as needed."""
+        """Regress the transformed statistics `(..., m)` on the coordinates."""
         target, _ = standardised(self.transformed(x))
-        return self.smoothness.regress(self.smoothness.enough(at), noise, target)
+        return self.smoothness.regress(at, noise, target)
 
     def transformed(self, x: np.ndarray) -> np.ndarray:
         """Statistics `(..., m)` after the marginal transformations, `arcsinh((x - centre) / width)`."""
