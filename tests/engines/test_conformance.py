@@ -628,6 +628,7 @@ MASKED = {statistics: masked, data_set: masked_draws}
         for word in ("mask", "scale")
     ],
 )
+@pytest.mark.filterwarnings("ignore:.*lie beyond the simulated parameters")  # as draws of the prior may
 def test_masks_and_scales_are_honoured_or_refused(name, word):
     """What is masked, or scaled to nothing, says nothing: draws of the prior, or a sentence that names the handler."""
     row = ROWS[name]

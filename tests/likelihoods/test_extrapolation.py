@@ -100,7 +100,7 @@ def learnt():
 
 def check_queue(engine, met, x):
     impossible = np.mean(engine.get_samples()["theta1"] > x[0])
-    assert impossible < 0.01 or met
+    assert impossible < 0.01 + 4.0 * np.sqrt(0.01 / 1000) or met  # 1,000 draws of one in a hundred
     return impossible
 
 
