@@ -256,9 +256,5 @@ def fit_likelihood(
 
 
 def default_form(num_simulations: int) -> Form:
-    """`ResidualKernelMeans`, which measures better on vectors of statistics; `KernelMeans` for few simulations.
-
-    Above 20,000 simulations, too, `KernelMeans`, which has a low-rank solve.
-    """
-    dense = MIN_SIMULATIONS <= num_simulations <= checks.MOST_SIMULATIONS
-    return ResidualKernelMeans() if dense else KernelMeans()
+    """`ResidualKernelMeans`, which measures better on vectors of statistics; `KernelMeans` for few simulations."""
+    return ResidualKernelMeans() if num_simulations >= MIN_SIMULATIONS else KernelMeans()

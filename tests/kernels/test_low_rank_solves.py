@@ -125,8 +125,8 @@ def test_learning_from_a_part_keeps_the_noise_variance():
 
 def test_the_choice_by_size():
     assert isinstance(default_solve(10_000), DenseSolve) and isinstance(default_solve(10_001), LowRankSolve)
-    assert isinstance(default_form(20_000), ResidualKernelMeans)
-    assert isinstance(default_form(20_001), KernelMeans)
+    assert isinstance(default_form(9), KernelMeans)
+    assert isinstance(default_form(10), ResidualKernelMeans) and isinstance(default_form(10**6), ResidualKernelMeans)
 
 
 def test_no_dense_matrix_beyond_the_limit(monkeypatch):

@@ -105,7 +105,6 @@ class ResidualKernelMeans(Form):
         """
         checks.concrete(z=z, x=x)
         checks.table("z", z)
-        checks.few_enough(np.shape(z)[0], 2)
         z, x = np.asarray(z, np.float64), np.asarray(x, np.float64)
         checks.require(
             len(z) == len(x), f"`z` and `x` must have one row for each simulation; got shapes {z.shape} and {x.shape}."
