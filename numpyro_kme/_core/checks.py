@@ -58,14 +58,14 @@ def key(value: Any, *, several: bool = False) -> None:
 
 
 MOST_SIMULATIONS = 20_000
-"""Largest number of simulations for dense matrices: one of that size takes 3.2 GB."""
+"""Largest number of simulations for a dense matrix, which takes 3.2 GB then."""
 
 
-def few_enough(m: int, matrices: int) -> None:
-    """Require that so many dense float64 matrices of size `m` fit into memory."""
+def few_enough(m: int) -> None:
+    """Require that a dense float64 matrix of size `m` fits into memory."""
     require(
         m <= MOST_SIMULATIONS,
-        f"Learning from {m} simulations takes about {matrices * 8 * m * m / 1e9:.0f} GB for dense matrices; at most "
+        f"Learning from {m} simulations takes about {8 * m * m / 1e9:.0f} GB for a dense matrix; at most "
         f"{MOST_SIMULATIONS} are taken. Use form=KernelMeans(solve=LowRankSolve()), or a part of them: a random "
         "choice, or those whose outputs are nearest to the observation.",
     )

@@ -143,7 +143,6 @@ def test_no_dense_matrix_beyond_the_limit(monkeypatch):
             lambda: DenseSolve().fit(HYPER, np.zeros((100_000, 2))),
             "100000 simulations takes about 80 GB .*LowRankSolve",
         ),
-        (lambda: ResidualKernelMeans().fit(np.zeros((30_000, 1)), np.zeros((30_000, 1))), "takes about 14 GB"),
         (lambda: LowRankSolve(tolerance=0.0), "`tolerance` must be positive"),
         (lambda: LowRankSolve(max_rank=0), "`max_rank` must be at least 1"),
     ],

@@ -114,7 +114,7 @@ class DenseSolve(Solve):
 
     def fit(self, hyper, z):
         """Fill the matrix by blocks of columns, and factorise it in place."""
-        checks.few_enough(len(z), 1)
+        checks.few_enough(len(z))
         kernel, lam = hyper.parameter_kernel, float(np.asarray(hyper.regularisation))
         matrix = np.empty((len(z), len(z)), order="F")
         for rows, block in _blocks(z):

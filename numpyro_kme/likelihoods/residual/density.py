@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.spatial
 from scipy.linalg import solve_triangular
 
 from numpyro_kme._core.solves import Array
@@ -298,16 +297,15 @@ def _basis(z: np.ndarray, beta: float, ridge: float) -> np.ndarray:
     `PIVOTED` simulations; where its rank is large beside their number, of `K` itself.
     """
     some = z[a_few(len(z))]
-    gram = gaussian_gram(some, beta**2)
+    gram = gaussian_gram(some, some, beta**2)
     factor, pivots = blocked(gram, NEGLIGIBLE * ridge / len(z), len(gram))
     if len(some) == len(z) and 2 * factor.shape[1] > len(gram):
         values, vectors = np.linalg.eigh(gram)
         vectors = vectors * np.sqrt(np.maximum(values, 0.0))
     else:
         if len(some) < len(z):
-            root = np.tril(factor[pivots])
-            distances = scipy.spatial.distance.cdist(z, some[pivots], "sqeuclidean")
-            factor = solve_triangular(root, np.exp(distances * (-0.5 / beta**2)).T, lower=True).T
+            between = gaussian_gram(some[pivots], z, beta**2)
+            factor = solve_triangular(np.tril(factor[pivots]), between, lower=True).T
         values, vectors = np.linalg.eigh(factor.T @ factor)
         vectors = factor @ vectors
     kept = values > NEGLIGIBLE * ridge

@@ -52,9 +52,9 @@ def line_slopes(linear: np.ndarray, z: np.ndarray) -> np.ndarray:
     return normal + uniform * (np.sqrt(6.0 / np.pi) * np.exp(-0.5 * np.square(z)))[:, None, :]
 
 
-def gaussian_gram(z: np.ndarray, squared_length: float) -> np.ndarray:
-    """Gram matrix `(m, m)` of a Gaussian kernel at points `(m, D)`."""
-    return np.exp(-0.5 / squared_length * scipy.spatial.distance.cdist(z, z, "sqeuclidean"))
+def gaussian_gram(a: np.ndarray, b: np.ndarray, squared_length: float) -> np.ndarray:
+    """A Gaussian kernel between points `(r, D)` and `(s, D)`, `(r, s)`."""
+    return np.exp(-0.5 / squared_length * scipy.spatial.distance.cdist(a, b, "sqeuclidean"))
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Inputs:
     @classmethod
     def pivoted(cls, z: np.ndarray, most: int) -> "Inputs":
         """At most so many inducing points, those that explain the other coordinates best: the first pivots."""
-        return cls(z, z[blocked(gaussian_gram(z, SPACING**2 * z.shape[1]), EXPLAINED, most)[1]])
+        return cls(z, z[blocked(gaussian_gram(z, z, SPACING**2 * z.shape[1]), EXPLAINED, most)[1]])
 
     def __getitem__(self, rows: np.ndarray) -> "Inputs":
         """Some of the simulations, with all inducing points."""
