@@ -35,6 +35,10 @@ from numpyro_kme.likelihoods.statistics import MarginalTransform, StatisticsTran
 MOST_PAIRS = 1000
 """Bandwidths are learnt from the pairs of at most so many simulations: an evaluation takes the cube of their number."""
 
+MOST_TURNS = 8
+"""Location and scale are learnt in turn so many times at most: where the scale spans many orders of magnitude, what a
+location can be known to follows from the scale, and the least scale from that."""
+
 MIN_SIMULATIONS = 10
 """Fewer simulations than this cannot be held out from."""
 
@@ -189,14 +193,18 @@ class _Fits(NamedTuple):
 def _fit_statistics(
     form: ResidualKernelMeans, at: Inputs, rows, statistics, starts: Location, group: np.ndarray
 ) -> _Fits:
-    """Learn on `rows` with some inducing points, and again with the noise found so; then fit all simulations."""
+    """Learn on `rows` with some inducing points, and again with the noise found so, until that stays what it is; then
+    fit all simulations."""
     x, location = statistics[group], jax.tree.map(lambda leaf: leaf[group], starts)
     scale, coarse = ScaleFunction(at.dim, *x.shape), at.coarse[rows]
     noise = size = np.ones((len(x), len(rows)))
-    for steps in (form.steps, form.steps // 2):
+    for number in range(MOST_TURNS):
+        steps, before = form.steps // (1 if number == 0 else 2), size
         location = learn_location(location, coarse, x[:, rows], noise, size, steps, form.transform_marginals)
         residuals = location.fit(location.smoothness.enough(coarse), x[:, rows], noise).held_out.residual
         noise, size = _noise(form, coarse, residuals, scale, 2, form.steps // 3)
+        if number > 0 and np.all(np.std(np.log(size / before), axis=1) < 2.0 * NEGLIGIBLE):
+            break
     noise, needed = np.ones(x.shape), location.smoothness.enough(at)
     for _ in range(2):
         found = location.fit(needed, x, noise)
