@@ -203,12 +203,14 @@ def _fit_statistics(
         location = learn_location(location, coarse, x[:, rows], noise, size, steps, form.transform_marginals)
         residuals = location.fit(location.smoothness.enough(coarse), x[:, rows], noise).held_out.residual
         noise, size = _noise(form, coarse, residuals, scale, 2, form.steps // 3)
-        if number > 0 and np.all(np.std(np.log(size / before), axis=1) < 2.0 * NEGLIGIBLE):
+        if number > 0 and _settled(size, before):
             break
-    noise, needed = np.ones(x.shape), location.smoothness.enough(at)
-    for _ in range(2):
-        found = location.fit(needed, x, noise)
+    noise, size, needed = np.ones(x.shape), np.ones(x.shape), location.smoothness.enough(at)
+    for number in range(MOST_TURNS):
+        found, before = location.fit(needed, x, noise), size
         noise, size = _noise(form, at, found.held_out.residual, scale, 2, 0)
+        if number > 0 and _settled(size, before):
+            break
     residuals = found.held_out.residual * np.exp(-scale.held_out)
     rest, plain = winsorised_rms(residuals), winsorised_rms(found.held_out.residual)
     log_scale = scale.offset + np.log(rest)
@@ -222,6 +224,11 @@ def _fit_statistics(
         -np.log(plain),
         np.log(plain / rest) - np.mean(scale.held_out, axis=1),
     )
+
+
+def _settled(size, before) -> bool:
+    """Whether the logarithms of scales, of which these are the squares, hardly changed."""
+    return bool(np.all(np.std(np.log(size / before), axis=1) < 2.0 * NEGLIGIBLE))
 
 
 def _noise(form, at, residuals, scale: ScaleFunction, rounds, steps):
