@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.special import ndtri
 from threadpoolctl import threadpool_info
 
 from numpyro_kme.kernels.stationary import Gaussian
@@ -330,3 +331,23 @@ def test_learning_uses_one_blas_thread_and_gives_the_others_back(monkeypatch):
 
 def blas_threads():
     return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+
+
+def test_location_and_scale_settle_where_scales_span_orders_of_magnitude():
+    """`x = a + b^2 e`: mean gap to the exact density in nats; after two turns of location and scale it is 0.2."""
+    gaps = []
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        theta = rng.uniform(-3.0, 3.0, size=(2000, 2))
+        x, z = theta[:, :1] + np.square(theta[:, 1:]) * rng.normal(size=(2000, 1)), ndtri((theta + 3.0) / 6.0)
+        surrogate = ResidualKernelMeans().fit(z[:1000], x[:1000])
+        exact = stats.norm.logpdf(x[1000:, 0], theta[1000:, 0], np.square(theta[1000:, 1]))
+        gaps.append(np.mean(exact - surrogate.at_rows(x[1000:]).log_densities(z[1000:])))
+    assert np.mean(gaps) < 0.16
+
+
+def test_many_statistics_do_not_stop_at_narrow_kernels(rng):
+    """Twenty independent normals: kernels as wide as the residuals, and not the 0.5 at which their search once began."""
+    z = rng.normal(size=(400, 2))
+    surrogate = ResidualKernelMeans().fit(z, rng.normal(size=(400, 20)) + z[:, :1])
+    assert np.median(surrogate.density.eps) > 0.8
