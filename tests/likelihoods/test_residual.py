@@ -347,7 +347,7 @@ def test_location_and_scale_settle_where_scales_span_orders_of_magnitude():
 
 
 def test_many_statistics_do_not_stop_at_narrow_kernels(rng):
-    """Twenty independent normals: kernels as wide as the residuals, and not the 0.5 at which their search once began."""
+    """Twenty independent normals: kernels as wide as the residuals."""
     z = rng.normal(size=(400, 2))
     surrogate = ResidualKernelMeans().fit(z, rng.normal(size=(400, 20)) + z[:, :1])
     assert np.median(surrogate.density.eps) > 0.8
