@@ -344,10 +344,3 @@ def test_location_and_scale_settle_where_scales_span_orders_of_magnitude():
         exact = stats.norm.logpdf(x[1000:, 0], theta[1000:, 0], np.square(theta[1000:, 1]))
         gaps.append(np.mean(exact - surrogate.at_rows(x[1000:]).log_densities(z[1000:])))
     assert np.mean(gaps) < 0.16
-
-
-def test_many_statistics_do_not_stop_at_narrow_kernels(rng):
-    """Twenty independent normals: kernels as wide as the residuals."""
-    z = rng.normal(size=(400, 2))
-    surrogate = ResidualKernelMeans().fit(z, rng.normal(size=(400, 20)) + z[:, :1])
-    assert np.median(surrogate.density.eps) > 0.8

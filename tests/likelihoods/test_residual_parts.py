@@ -637,3 +637,13 @@ def test_a_function_without_kernels_needs_the_fewest_inducing_points(rng):
     at = Inputs.pivoted(rng.normal(size=(200, 3)), 100)
     assert len(Smoothness(np.zeros(6), -6.0, np.zeros(3), 0.0).enough(at).inducing_points) == 10
     assert len(Smoothness(np.zeros(6), -6.0, np.zeros(3), 0.0).enough(at.first(4)).inducing_points) == 4
+
+
+@pytest.mark.parametrize("size", [1, 20])
+def test_bandwidths_are_no_worse_than_any_that_the_search_may_begin_with(rng, size):
+    """With twenty heavy-tailed residuals a search from one half can stop where it began, nats away."""
+    z, residuals = rng.normal(size=(200, 2)), rng.standard_t(3.0, size=(200, size))
+    found = bl.loss(bl.learn_bandwidths(z, residuals, 30), z, residuals)[0]
+    for eps in (0.25, 0.5, 0.8, 0.95):
+        begun = rd.Bandwidths(np.full(size, np.log(eps)), np.log(5.0), np.log(0.1), np.array(0.1))
+        assert found <= bl.loss(begun, z, residuals)[0]
