@@ -16,7 +16,7 @@ from numpyro_kme.diagnostics import uniformity
 from numpyro_kme.diagnostics.uniformity import MARGIN
 from numpyro_kme.engines.base import Engine
 from numpyro_kme.engines.posterior import numbers, problem_of
-from numpyro_kme.models.problem import Arrays
+from numpyro_kme.models.problem import Arrays, Problem
 from numpyro_kme.simulations import Simulations, simulate
 
 LEVEL = 0.001
@@ -206,7 +206,7 @@ def calibrate(
     ranks: dict[str, list[np.ndarray]] = {name: [] for name in problem.latents}
     tarp, served = [], []
     for j in compat.progress(range(len(simulations)), "calibrating", progress_bar):
-        outputs = {site: np.asarray(value[j]) for site, value in simulations.x.items()}
+        outputs = {site: _as_observed(np.asarray(value[j]), problem, site) for site, value in simulations.x.items()}
         made = outputs if arguments is None else arguments(outputs)
         checks.instance("arguments(outputs)", made, Mapping, "a dictionary of keyword arguments of the model")
         try:
@@ -233,6 +233,12 @@ def calibrate(
         refused,
         margin,
     )
+
+
+def _as_observed(x: np.ndarray, problem: Problem, site: str) -> np.ndarray:
+    """An output without the entries that were not observed in the engine's own data."""
+    missing = np.isnan(np.asarray(problem.observations[site]))
+    return np.where(missing, np.nan, x) if missing.any() else x
 
 
 def _some(rng, samples: Arrays, names: list[str], number: int) -> dict[str, np.ndarray]:

@@ -16,7 +16,7 @@ from numpyro_kme.engines._learnt_posterior import LearntLikelihoods, LearntPoste
 from numpyro_kme.engines._sampling import LearntModel
 from numpyro_kme.engines._simulations import FromPosterior, FromVariance, Proposal, SimulationEngine
 from numpyro_kme.engines.base import Trained, check_positive
-from numpyro_kme.engines.posterior import groups
+from numpyro_kme.engines.posterior import groups, missing_entries
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, extrapolation_message, fit_likelihood
@@ -145,7 +145,8 @@ class KELFI(SimulationEngine):
                 measures[site] = Points(coordinates.table(arguments.reshape(-1, arguments.shape[-1])))
             theta, x = _simulations.training_table(simulations, problem, site)
             found = problem.simulators[site]
-            seen = observed if found.mask.size == 1 and not found.weighted else None  # along plates there are many
+            whole = found.mask.size == 1 and not found.weighted and not found.missing  # along plates there are many
+            seen = observed if whole else None
             likelihoods[site] = fit_likelihood(
                 theta, x, form=self.resolved_form, coordinates=coordinates, measure=measures[site], y=seen
             )
@@ -203,6 +204,7 @@ class KELFI(SimulationEngine):
             measures[site] = _learnt_prior(fitted, problem, site, in_coordinates)
         if in_coordinates:
             y, measure = observation(problem, site), measures[site]
+            fitted = fitted.marginal(~np.isnan(y))
             drawn = _sampling.in_coordinates(rng_key, site, fitted, y, measure, self.num_samples)
         else:
             drawn = _sampling.in_model(rng_key, LearntModel(problem, learnt.likelihoods), self.num_samples)
@@ -251,6 +253,7 @@ def _described(
     info: dict[str, Any] = {"simulations": len(learnt.simulations)}
     for site, fitted in learnt.likelihoods.items():
         found = {"coordinates": fitted.coordinates.note, **fitted.surrogate.describe()}
+        found |= missing_entries(problem.simulators[site])
         if not (problem.simulators[site].plates or problem.simulators[site].weighted):
             place = fitted.surrogate.describe_observation(fitted.surrogate.point(observation(problem, site)))
             found |= {"observation": place} if place else {}

@@ -2,6 +2,7 @@
 
 import abc
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 
 from numpyro_kme._core.host import on_host
+from numpyro_kme._core.programs import Recomputed
 from numpyro_kme._core.solves import Array
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.kernels.base import register
@@ -116,7 +118,7 @@ class LikelihoodAt(abc.ABC):
         return None
 
 
-class Surrogate(abc.ABC):
+class Surrogate(Recomputed, abc.ABC):
     """A likelihood of raw statistics `y` given coordinates `z`, learnt from simulations `{(z_j, x_j)}`.
 
     A frozen pytree whose arrays are NumPy float64, so that it works in sessions of either precision.
@@ -128,6 +130,32 @@ class Surrogate(abc.ABC):
     @abc.abstractmethod
     def dim(self) -> int:
         """Number of coordinates `D`."""
+
+    def marginal(self, seen: np.ndarray) -> "Surrogate":
+        """The likelihood of the statistics that are marked, `(n_raw,)`, whatever the others are.
+
+        It takes observations `(n_raw,)` too, with NaN where nothing was observed. Each pattern is worked out once.
+
+        Raises:
+            ValueError: If none of the statistics that are observed varies over the simulations.
+            NotImplementedError: If the form compares data as a whole.
+        """
+        pattern = seen.tobytes()
+        if pattern not in self._marginals:
+            self._marginals[pattern] = self._marginal(seen)
+        return self._marginals[pattern]
+
+    @cached_property
+    def _marginals(self) -> dict[bytes, "Surrogate"]:
+        return {}
+
+    def _marginal(self, seen: np.ndarray) -> "Surrogate":
+        """As `marginal`, worked out."""
+        raise NotImplementedError(
+            f"{type(self).__name__} compares data as a whole and has no likelihood of a part of it, and "
+            f"{np.sum(~seen)} of {seen.size} entries of the observation are NaN, not observed. Use "
+            "form=ResidualKernelMeans(), or KernelMeans() on statistics without a data kernel of your own."
+        )
 
     @abc.abstractmethod
     def at(self, y: Any) -> LikelihoodAt:
@@ -168,7 +196,7 @@ class Surrogate(abc.ABC):
         """Whether a vector of statistics `(..., n)` cannot come from coordinates `(..., D)`, as far as is known."""
         return np.zeros(np.broadcast_shapes(y.shape[:-1], z.shape[:-1]), bool)
 
-    def require_density(self) -> None:  # noqa: B027
+    def require_density(self) -> None:
         """Raise where `q(y | z)` is not a density in `y`, so that marginals and predictions mean nothing."""
 
     def signed_log_density(self, z: ArrayLike, y: Any) -> SignedLog:

@@ -1,0 +1,142 @@
+"""Outputs of which some entries were not observed: one learnt likelihood for each pattern of these."""
+
+from collections.abc import Callable
+from dataclasses import field, replace
+from functools import partial
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from numpyro_kme._core import checks
+from numpyro_kme.kernels.base import register
+from numpyro_kme.likelihoods.base import LikelihoodAt
+from numpyro_kme.likelihoods.prepared import PreparedLikelihood
+
+
+def prepare(fitted: Any, value: ArrayLike, mask: ArrayLike = True) -> "PreparedLikelihood | PreparedPatterns":
+    """The likelihood at outputs `(*lead, *event)`; NaN stands for entries that were not observed.
+
+    As `PreparedLikelihood.of`, where all outputs that count lack the same entries; there a traced `value` is taken,
+    too, which must have no NaN. An output without any entry has the likelihood 1.
+
+    Raises:
+        ValueError: If no entry was observed.
+    """
+    if not checks.is_concrete((value, fitted)) or np.asarray(value).dtype.kind != "f" or not np.isnan(value).any():
+        return PreparedLikelihood.of(fitted, value, mask)
+    data = np.asarray(value)
+    lead = data.shape[: data.ndim - len(fitted.event_shape)]
+    if data.shape[len(lead) :] != fitted.event_shape:
+        return PreparedLikelihood.of(fitted, value, mask)  # which says so
+    counts = np.ravel(mask) if np.shape(mask) == lead else np.ones(prod(lead), bool)
+    seen = ~np.isnan(data.reshape(len(counts), -1)) & counts[:, None]
+    checks.require(
+        bool(seen.any()),
+        f"All {data.size} entries of the observation are NaN, not observed: it says nothing about the parameters, and "
+        "the posterior is the prior.",
+    )
+    patterns, of_row = np.unique(seen, axis=0, return_inverse=True)
+    marginals = [fitted.marginal(p.reshape(fitted.event_shape)) if p.any() else None for p in patterns]
+    if len(np.unique(seen[counts], axis=0)) == 1:
+        return PreparedLikelihood.of(marginals[-1], value, mask)
+    outputs, parts, rows = data.reshape(-1, *fitted.event_shape), [], []
+    for number, marginal in enumerate(marginals):
+        own = np.flatnonzero(of_row.ravel() == number)
+        nothing = NothingObserved(np.zeros(len(own)))
+        parts.append(
+            PreparedLikelihood(nothing, outputs[own], True, (len(own),), (True,))
+            if marginal is None
+            else PreparedLikelihood.of(marginal, outputs[own])
+        )
+        rows.append(tuple(own.tolist()))
+    return PreparedPatterns(tuple(parts), data, counts.reshape(lead), lead, tuple(rows))
+
+
+@register
+class NothingObserved(LikelihoodAt):
+    """The likelihood of outputs of which nothing was observed: 1.
+
+    Attributes:
+        data: Zeros, one for each output.
+    """
+
+    data: Any
+
+    def signed_log(self, z):
+        """Sign 1 and log 0."""
+        value = self.log_density(z)
+        return jnp.ones_like(value), value
+
+    def log_density(self, z):
+        """0."""
+        return jnp.zeros_like(jnp.asarray(z)[..., 0])
+
+    def log_densities(self, z):
+        """As `LikelihoodAt.log_densities`."""
+        return np.zeros(np.broadcast_shapes(z.shape[:-1], np.shape(self.data)))
+
+
+@register
+class PreparedPatterns:
+    """As `PreparedLikelihood`, of outputs that lack different entries: a part for each pattern.
+
+    Attributes:
+        parts: The likelihood at the outputs of each pattern, along one axis.
+        value: The outputs, `(*lead, *event)`.
+        mask: Which of them count.
+        lead: Leading dimensions of the outputs.
+        rows: Flat numbers of the outputs of each part.
+    """
+
+    parts: tuple[PreparedLikelihood, ...]
+    value: Any
+    mask: Any
+    lead: tuple[int, ...] = field(metadata=dict(static=True))
+    rows: tuple[tuple[int, ...], ...] = field(metadata=dict(static=True))
+
+    def is_for(self, value: ArrayLike) -> bool:
+        """As `PreparedLikelihood.is_for`."""
+        return PreparedLikelihood.is_for(self, value)  # type: ignore[arg-type]
+
+    def brief(self) -> "PreparedPatterns":
+        """As `LikelihoodAt.brief`."""
+        return replace(self, parts=tuple(part.brief() for part in self.parts))
+
+    def log_densities(self, z: np.ndarray) -> np.ndarray:
+        """As `PreparedLikelihood.log_densities`."""
+
+        def of_part(part, points):
+            return part.log_densities(points)
+
+        return self._joined(of_part, z.reshape(len(z), *(1,) * (len(self.lead) + 2 - z.ndim), *z.shape[1:]), 1, np)
+
+    def over(self, function: Callable, arguments: jax.Array) -> jax.Array:
+        """As `PreparedLikelihood.over`."""
+        return self._joined(lambda part, points: part.over(function, points), arguments, 0, jnp)
+
+    def _joined(self, of_part: Callable, points, first: int, xp) -> Any:
+        """What is found for each part at points `(*first, *groups, p)`, over the broadcast batch shape, joined."""
+        groups = points.shape[first:-1]
+        batch = np.broadcast_shapes(self.lead, groups)
+        numbers = np.broadcast_to(np.arange(prod(self.lead)).reshape(self.lead), batch).ravel()
+        shared, front = prod(groups) == 1, points.shape[:first]
+        points = points if shared else xp.broadcast_to(points, (*front, *batch, points.shape[-1]))
+        points, found, places = points.reshape(*front, -1, points.shape[-1]), [], []
+        for part, rows in zip(self.parts, self.rows):
+            place = np.flatnonzero(np.isin(numbers, rows))
+            own = np.searchsorted(rows, numbers[place])
+            part = part if np.array_equal(own, np.arange(len(rows))) else part.some(own)
+            found.append(of_part(part, points if shared else points[..., place, :]))
+            places.append(place)
+        order = np.argsort(np.concatenate(places))
+        join = partial(_in_order, order, first, batch, xp)
+        return jax.tree.map(join, *found)
+
+
+def _in_order(order, axis, batch, xp, *pieces):
+    joined = xp.take(xp.concatenate(pieces, axis=axis), order, axis=axis)
+    return joined.reshape(*joined.shape[:axis], *batch, *joined.shape[axis + 1 :])
