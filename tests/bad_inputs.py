@@ -256,7 +256,7 @@ add(
     "needs `y=`",
 )
 add("fit_likelihood", "bad prior", lambda: learnt(theta=0 * THETA), "All rows of `table` are the same")
-add("fit_likelihood", "bad observation", lambda: learnt(y=np.array([NAN]), form=published()), "`value` has 1 entries")
+add("fit_likelihood", "bad observation", lambda: learnt(y=np.array([NAN]), form=published()), "All 1 entries of")
 add("fit_likelihood", "bad observation", lambda: learnt(y=np.zeros(3), form=published()), r"shape .*\(3,\)")
 add("fit_likelihood", "wrong type", lambda: learnt(form="residual"), "`form` must be KernelMeans")
 add(

@@ -22,9 +22,11 @@ from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, extrapolation_message, fit_likelihood
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.published.hyperparameters import learn_normal
+from numpyro_kme.likelihoods.recorded import Recorded
+from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
-from numpyro_kme.simulations import Simulations
+from numpyro_kme.simulations import SimulatedMissing, Simulations
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -58,6 +60,8 @@ class KELFI(SimulationEngine):
         learn_prior: Whether the prior's mean and standard deviation in each coordinate are learnt too, by maximising
             the marginal likelihood $q(y)$ without simulating again (`learn_normal`). For a prior that is normal in the
             coordinates and determines them, and the published form.
+        missing: `SimulatedMissing()` where the simulator gives NaN for what is not recorded: whether is learnt with the
+            value. When left out, NaN in the observation was not observed, missing at random.
         on_failure, executor, store, version, timeout, progress_bar: How it simulates, as in `simulate`; each round is
             one batch of parallel runs, and a store is for one round.
     References:
@@ -73,6 +77,7 @@ class KELFI(SimulationEngine):
     proposal: Proposal | None = None
     min_change: float | None = None
     learn_prior: bool = False
+    missing: SimulatedMissing | None = None
 
     def check_settings(self):
         """As `Engine.check_settings`."""
@@ -100,8 +105,18 @@ class KELFI(SimulationEngine):
         )
 
     @property
+    def plan(self):  # noqa: D102
+        return replace(super().plan, missing=self.missing)
+
+    @property
     def resolved_form(self) -> Form | None:
-        """The form that was given, with the rule for its length scales."""
+        """The form that was given, with the rule for its length scales, of what is recorded where that is learnt."""
+        if self.missing is None:
+            return self._form
+        return Recorded(self._form or ResidualKernelMeans())
+
+    @property
+    def _form(self) -> Form | None:
         if self.length_scale is None:
             return self.form
         if not isinstance(self.form, KernelMeans):
@@ -113,7 +128,7 @@ class KELFI(SimulationEngine):
 
     def _infer(self, rng_key, args, kwargs):
         simulate_key, fit_key, sample_key = split(rng_key, 3)
-        problem = Problem.read(self.model, *args, **kwargs)
+        problem = self._as_recorded(Problem.read(self.model, *args, **kwargs))
         _simulations.check_sites(problem, self.resolved_form)
         first, *later = _simulations.sizes(self.plan.num_simulations, self.num_rounds)
         simulations = self._simulate(simulate_key, problem, first)
@@ -180,7 +195,15 @@ class KELFI(SimulationEngine):
         _warn_if_beyond(posterior)
         self._found = Trained(self._settings(), posterior.problem, learnt), posterior
 
+    def _as_recorded(self, problem: Problem) -> Problem:
+        """With `missing`, NaN in the observation is what it says and not what was not observed."""
+        if self.missing is None:
+            return problem
+        sites = {name: replace(s, mask=s.unmasked, missing=0) for name, s in problem.simulators.items()}
+        return replace(problem, simulators=sites)
+
     def _condition(self, rng_key, problem, learnt):
+        problem = self._as_recorded(problem)
         _simulations.check_sites(problem, self.resolved_form)
         posterior = self._posterior(rng_key, problem, learnt)
         _warn_if_beyond(posterior)

@@ -165,7 +165,7 @@ def groups(simulations: Simulations, problem: Problem) -> dict[str, dict[str, np
 
 def missing_entries(site: SimulatorSite) -> dict[str, str]:
     """What a person reads of the entries of an observation that are NaN, if any."""
-    total = np.size(site.observed)
+    total = np.asarray(site.observed).size
     told = f"{site.missing} of {total} numbers were not observed: left out, taken to be missing at random"
     return {"missing": told} if site.missing else {}
 

@@ -3,7 +3,7 @@
 import abc
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -125,6 +125,9 @@ class Surrogate(Recomputed, abc.ABC):
     Coordinates are about standard normal under the prior. A form of the surrogate is a settings object with
     `fit(z, x, ...) -> Surrogate`.
     """
+
+    records: ClassVar[bool] = False
+    """Whether NaN in an output is what the simulator gives, with a likelihood of its own, and not what is unknown."""
 
     @property
     @abc.abstractmethod

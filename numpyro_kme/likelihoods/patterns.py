@@ -34,13 +34,15 @@ def prepare(fitted: Any, value: ArrayLike, mask: ArrayLike = True) -> "PreparedL
         return PreparedLikelihood.of(fitted, value, mask)  # which says so
     counts = np.ravel(mask) if np.shape(mask) == lead else np.ones(prod(lead), bool)
     seen = ~np.isnan(data.reshape(len(counts), -1)) & counts[:, None]
+    unknown = not fitted.surrogate.records  # elsewhere NaN says something
     checks.require(
-        bool(seen.any()),
+        bool(seen.any()) or not unknown,
         f"All {data.size} entries of the observation are NaN, not observed: it says nothing about the parameters, and "
         "the posterior is the prior.",
     )
     patterns, of_row = np.unique(seen, axis=0, return_inverse=True)
-    marginals = [fitted.marginal(p.reshape(fitted.event_shape)) if p.any() else None for p in patterns]
+    says = patterns.any(axis=1) | (not unknown)
+    marginals = [fitted.marginal(p.reshape(fitted.event_shape)) if some else None for p, some in zip(patterns, says)]
     if len(np.unique(seen[counts], axis=0)) == 1:
         return PreparedLikelihood.of(marginals[-1], value, mask)
     outputs, parts, rows = data.reshape(-1, *fitted.event_shape), [], []
@@ -110,7 +112,7 @@ class PreparedPatterns:
         """As `PreparedLikelihood.log_densities`."""
 
         def of_part(part, points):
-            return part.log_densities(points)
+            return np.broadcast_to(part.log_densities(points), (len(points), *part.lead))
 
         return self._joined(of_part, z.reshape(len(z), *(1,) * (len(self.lead) + 2 - z.ndim), *z.shape[1:]), 1, np)
 

@@ -74,6 +74,7 @@ class PreparedLikelihood:
 
     def some(self, chosen: np.ndarray) -> "PreparedLikelihood":
         """Outputs with these numbers, of `lead` one, in this order."""
+        structure: Any
         leaves, structure = jax.tree.flatten(self.likelihood)
         taken = [leaf[chosen] if moves else leaf for leaf, moves in zip(leaves, self.varies)]
         return replace(self, likelihood=structure.unflatten(taken), value=self.value[chosen], lead=(len(chosen),))

@@ -65,9 +65,10 @@ class StatisticsTransform:
         scale = np.array([robust_standard_deviation(column) for column in columns.T])
         return cls(centre, scale, x[0], kept)
 
-    def lacks(self, y: np.ndarray) -> bool:
+    def lacks(self, y: ArrayLike) -> bool:
         """Whether an observation `(n_raw,)` is NaN, not observed, in one of the kept statistics."""
-        return np.shape(y) == (self.num_raw,) and bool(np.isnan(y[list(self.kept)]).any())
+        checks.real("y", y)
+        return np.shape(y) == (self.num_raw,) and bool(np.isnan(np.asarray(y)[list(self.kept)]).any())
 
     def marginal(self, seen: np.ndarray) -> "StatisticsTransform":
         """The same of the statistics that are marked, `(n_raw,)`.

@@ -47,6 +47,7 @@ class SimulatorSite:
         parents: The latents that the simulator's arguments depend on.
         mask: Which calls count, of the simulator's batch shape: those that `numpyro.handlers.mask` leaves, and of which
             something was observed. Simulations have all of them.
+        unmasked: Those that `numpyro.handlers.mask` leaves.
         missing: How many entries of the calls that are not masked are NaN, not observed.
         scale: Powers that the likelihoods of the calls are raised to, `()` or broadcast to the batch shape of `fn`; see
             `numpyro.handlers.scale`.
@@ -58,6 +59,7 @@ class SimulatorSite:
     observed: np.ndarray | None
     parents: tuple[str, ...]
     mask: np.ndarray
+    unmasked: np.ndarray
     missing: int
     scale: np.ndarray
 
@@ -221,11 +223,11 @@ def _parts_of(trace, simulators, parents) -> Parts:
     )
 
 
-def _counted(simulator: Simulator, site: dict) -> tuple[np.ndarray, int]:
-    """Which calls count, and how many entries of those that are not masked were not observed."""
+def _counted(simulator: Simulator, site: dict) -> tuple[np.ndarray, np.ndarray, int]:
+    """Which calls count, which are not masked, and how many entries of these were not observed."""
     mask = np.broadcast_to(compat.mask(site["fn"]), simulator.batch_shape)
     missing = np.isnan(np.asarray(site["value"])) & np.expand_dims(mask, tuple(range(-simulator.event_dim, 0)))
-    return mask & ~missing.all(axis=tuple(range(-simulator.event_dim, 0))), int(missing.sum())
+    return mask & ~missing.all(axis=tuple(range(-simulator.event_dim, 0))), mask, int(missing.sum())
 
 
 def _behind(name: str, upstream: Mapping[str, list[str]], trace) -> tuple[str, ...]:

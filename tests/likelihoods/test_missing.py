@@ -82,7 +82,7 @@ def test_a_pattern_is_learnt_once(monkeypatch):
     assert len(calls) == 2
 
 
-ROWS = np.stack([LACKING, Y, np.where(np.arange(5) == 0, np.nan, Y + 0.1), LACKING + 0.2, np.full(5, np.nan), Y - 0.1])
+ROWS = np.stack([LACKING, Y, np.where(np.arange(5) == 0, np.nan, Y + 0.1), LACKING, np.full(5, np.nan), Y - 0.1])
 
 
 @pytest.mark.parametrize("lead", [(6,), (3, 1, 2)])

@@ -154,8 +154,8 @@ class KernelMeansSurrogate(Surrogate):
         if not checks.is_concrete((y, self)):
             self._check_precision()
             return in_present_precision(self)._at(y)
-        if self.transform is not None and self.transform.lacks(np.asarray(y)):
-            return self.marginal(~np.isnan(y)).at(y)
+        if self.transform is not None and self.transform.lacks(y):
+            return cast(KernelMeansAt, self.marginal(~np.isnan(y)).at(y))
         if self.transform is not None:
             self.transform.check(y)
         y = jax.tree.map(lambda leaf: np.array(leaf, np.float64), y)

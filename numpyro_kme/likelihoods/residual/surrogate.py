@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import field, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -181,10 +181,10 @@ class ResidualSurrogate(Surrogate):
         """
         if not checks.is_concrete((y, self)):
             return in_present_precision(self)._at(jnp.asarray(y))
-        y = np.array(y, np.float64)
         if self.transform.lacks(y):
-            return self.marginal(~np.isnan(y)).at(y)
+            return cast(ResidualAt, self.marginal(~np.isnan(y)).at(y))
         self.transform.check(y)
+        y = np.array(y, np.float64)
         warn_if_out_of_distribution(self.transform, self.simulated_range, y)
         return self._at(y, np)
 
