@@ -237,7 +237,10 @@ def calibrate(
 
 def _as_observed(x: np.ndarray, problem: Problem, site: str) -> np.ndarray:
     """An output without the entries that were not observed in the engine's own data."""
-    missing = np.isnan(np.asarray(problem.observations[site]))
+    missing, simulator = np.isnan(np.asarray(problem.observations[site])), problem.simulators[site].simulator
+    if simulator.bounds is not None:  # by the same limits, each data set on its own
+        low, high = (np.broadcast_to(end, missing.shape) for end in simulator.bounds)
+        missing = np.where(np.isfinite(low) | np.isfinite(high), (low <= x) & (x <= high), missing)
     return np.where(missing, np.nan, x) if missing.any() else x
 
 

@@ -67,7 +67,7 @@ def misspecification_test(x: Any, y: Any) -> MisspecificationTest:
     table, seen = x.reshape(len(x), -1), y.reshape(-1)
     transform = StatisticsTransform.fit(table)
     if transform.lacks(seen):
-        transform = transform.marginal(~np.isnan(seen))
+        transform = transform.some(transform.numbers(~np.isnan(seen), np.zeros(seen.size, bool)))
     transform.check(seen)
     together = np.asarray(transform.forward(np.concatenate([table, seen[None]])), np.float64)
     centred = together - together.mean(axis=0)

@@ -95,7 +95,10 @@ class LearntModel(Recomputed):
     def _prepared(self) -> dict[str, PreparedLikelihood | PreparedPatterns]:
         seen, sites = self.problem.observations, self.problem.simulators
         counted = {name: fitted for name, fitted in self.likelihoods.items() if sites[name].mask.any()}
-        return {name: prepare(f, np.asarray(seen[name]), sites[name].mask) for name, f in counted.items()}
+        return {
+            name: prepare(f, np.asarray(seen[name]), sites[name].mask, sites[name].simulator.bounds)
+            for name, f in counted.items()
+        }
 
 
 @on_host

@@ -197,6 +197,11 @@ def check_model(problem: Problem, engine: str) -> None:
     name = next(iter(problem.observations))
     site = problem.simulators[name]
     site.check_observed(name)
+    checks.require(
+        not site.censored,
+        f"{site.censored} entries of the observation at {name!r} are known to lie in intervals (Simulator.within), and "
+        f"{engine} has no density to integrate over these. Use KELFI.",
+    )
     partly = bool(site.simulator.batch_shape) and bool(np.isnan(site.counted(np.asarray(site.observed))).any())
     checks.require(
         not partly,

@@ -277,7 +277,7 @@ def _described(
     for site, fitted in learnt.likelihoods.items():
         found = {"coordinates": fitted.coordinates.note, **fitted.surrogate.describe()}
         found |= missing_entries(problem.simulators[site])
-        if not (problem.simulators[site].plates or problem.simulators[site].weighted):
+        if problem.simulators[site].single:
             place = fitted.surrogate.describe_observation(fitted.surrogate.point(observation(problem, site)))
             found |= {"observation": place} if place else {}
         outside = extrapolated[site]

@@ -166,8 +166,10 @@ def groups(simulations: Simulations, problem: Problem) -> dict[str, dict[str, np
 def missing_entries(site: SimulatorSite) -> dict[str, str]:
     """What a person reads of the entries of an observation that are NaN, if any."""
     total = np.asarray(site.observed).size
-    told = f"{site.missing} of {total} numbers were not observed: left out, taken to be missing at random"
-    return {"missing": told} if site.missing else {}
+    left_out = site.missing - site.censored
+    told = f"{left_out} of {total} numbers were not observed: left out, taken to be missing at random"
+    within = f"{site.censored} of {total} numbers are known to lie in intervals"
+    return ({"missing": told} if left_out else {}) | ({"censored": within} if site.censored else {})
 
 
 def problem_of(posterior: Posterior) -> Problem:

@@ -3,7 +3,7 @@
 import abc
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -134,25 +134,35 @@ class Surrogate(Recomputed, abc.ABC):
     def dim(self) -> int:
         """Number of coordinates `D`."""
 
-    def marginal(self, seen: np.ndarray) -> "Surrogate":
+    def marginal(self, seen: np.ndarray, last: np.ndarray | None = None) -> Self:
         """The likelihood of the statistics that are marked, `(n_raw,)`, whatever the others are.
 
         It takes observations `(n_raw,)` too, with NaN where nothing was observed. Each pattern is worked out once.
+        Where the form has an order, those that `last` marks come last in it.
 
         Raises:
             ValueError: If none of the statistics that are observed varies over the simulations.
             NotImplementedError: If the form compares data as a whole.
         """
-        pattern = seen.tobytes()
+        last = np.zeros_like(seen) if last is None else last
+        pattern = seen.tobytes(), last.tobytes()
         if pattern not in self._marginals:
-            self._marginals[pattern] = self._marginal(seen)
+            self._marginals[pattern] = self._marginal(seen, last)
         return self._marginals[pattern]
 
     @cached_property
-    def _marginals(self) -> dict[bytes, "Surrogate"]:
+    def _marginals(self) -> dict[tuple[bytes, bytes], Any]:
         return {}
 
-    def _marginal(self, seen: np.ndarray) -> "Surrogate":
+    def within(self, rows: np.ndarray, low: np.ndarray, high: np.ndarray) -> LikelihoodAt:
+        """The likelihood at outputs `(R, n_raw)`, NaN where they are not known but to lie between `low` and `high`,
+        which may be infinite; the same entries of each. As in `at_rows`, nothing is checked."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has no likelihood of entries that are known to lie in intervals. Use "
+            "form=ResidualKernelMeans()."
+        )
+
+    def _marginal(self, seen: np.ndarray, last: np.ndarray) -> Any:
         """As `marginal`, worked out."""
         raise NotImplementedError(
             f"{type(self).__name__} compares data as a whole and has no likelihood of a part of it, and "

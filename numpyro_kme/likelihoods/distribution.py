@@ -16,7 +16,7 @@ from numpyro_kme._core import checks, solves
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.extrapolation import Region
-from numpyro_kme.likelihoods.patterns import PreparedPatterns, prepare
+from numpyro_kme.likelihoods.patterns import Bounds, PreparedPatterns, prepare
 from numpyro_kme.likelihoods.prepared import PreparedLikelihood
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.recorded import Recorded
@@ -163,17 +163,20 @@ class KernelMeansLikelihood(Distribution):
         new.arguments, new._batch_shape = self.arguments.reshape(*shape, -1), tuple(shape)
         return new
 
-    def observing(self, value: ArrayLike, mask: ArrayLike = True) -> "KernelMeansLikelihood":
+    def observing(
+        self, value: ArrayLike, mask: ArrayLike = True, bounds: Bounds | None = None
+    ) -> "KernelMeansLikelihood":
         """The same distribution with the likelihood of one observation prepared; a traced one is left for `log_prob`.
 
         What is prepared stays prepared under `jax.jit`, where `value` may be traced by the time it is scored. Outputs
         that a known `mask`, of the shape of the outputs' leading dimensions, leaves out may be anything: they are not
-        looked at.
+        looked at. Entries that are NaN lie within `bounds`, arrays that broadcast to the shape of `value`, where these
+        are finite (`Simulator.within`).
         """
         if not checks.is_concrete((value, self.fitted)):
             return self
         new = copy.copy(self)
-        new.prepared = prepare(self.fitted, np.asarray(value), mask if checks.is_concrete(mask) else True)
+        new.prepared = prepare(self.fitted, np.asarray(value), mask if checks.is_concrete(mask) else True, bounds)
         return new
 
     def sample(self, key: jax.Array | None, sample_shape: tuple[int, ...] = ()) -> jax.Array:

@@ -16,9 +16,15 @@ from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.base import LikelihoodAt
 from numpyro_kme.likelihoods.prepared import PreparedLikelihood
 
+Bounds = tuple[np.ndarray, np.ndarray]
+"""Lowest and highest values of entries that were not observed otherwise, infinite where nothing is known."""
 
-def prepare(fitted: Any, value: ArrayLike, mask: ArrayLike = True) -> "PreparedLikelihood | PreparedPatterns":
-    """The likelihood at outputs `(*lead, *event)`; NaN stands for entries that were not observed.
+
+def prepare(
+    fitted: Any, value: ArrayLike, mask: ArrayLike = True, bounds: Bounds | None = None
+) -> "PreparedLikelihood | PreparedPatterns":
+    """The likelihood at outputs `(*lead, *event)`; NaN stands for entries that were not observed, or that are known to
+    lie within `bounds`, of that shape.
 
     As `PreparedLikelihood.of`, where all outputs that count lack the same entries; there a traced `value` is taken,
     too, which must have no NaN. An output without any entry has the likelihood 1.
@@ -33,29 +39,43 @@ def prepare(fitted: Any, value: ArrayLike, mask: ArrayLike = True) -> "PreparedL
     if data.shape[len(lead) :] != fitted.event_shape:
         return PreparedLikelihood.of(fitted, value, mask)  # which says so
     counts = np.ravel(mask) if np.shape(mask) == lead else np.ones(prod(lead), bool)
-    seen = ~np.isnan(data.reshape(len(counts), -1)) & counts[:, None]
+    missing = np.isnan(data.reshape(len(counts), -1))
+    ends = np.broadcast_to([[[-np.inf]], [[np.inf]]], (2, *missing.shape))
+    if bounds is not None:
+        ends = np.stack([np.broadcast_to(end, data.shape).reshape(missing.shape) for end in bounds])
+    inside = missing & np.isfinite(ends).any(axis=0) & counts[:, None]
+    seen = ~missing & counts[:, None]
     unknown = not fitted.surrogate.records  # elsewhere NaN says something
     checks.require(
-        bool(seen.any()) or not unknown,
+        bool((seen | inside).any()) or not unknown,
         f"All {data.size} entries of the observation are NaN, not observed: it says nothing about the parameters, and "
         "the posterior is the prior.",
     )
-    patterns, of_row = np.unique(seen, axis=0, return_inverse=True)
-    says = patterns.any(axis=1) | (not unknown)
-    marginals = [fitted.marginal(p.reshape(fitted.event_shape)) if some else None for p, some in zip(patterns, says)]
-    if len(np.unique(seen[counts], axis=0)) == 1:
-        return PreparedLikelihood.of(marginals[-1], value, mask)
+    patterns, of_row = np.unique(seen + 2 * inside, axis=0, return_inverse=True)
+    if len(np.unique(seen[counts], axis=0)) == 1 and not inside.any() and (seen.any() or not unknown):
+        return PreparedLikelihood.of(fitted.marginal(seen[counts][0].reshape(fitted.event_shape)), value, mask)
     outputs, parts, rows = data.reshape(-1, *fitted.event_shape), [], []
-    for number, marginal in enumerate(marginals):
+    for number, pattern in enumerate(patterns):
         own = np.flatnonzero(of_row.ravel() == number)
-        nothing = NothingObserved(np.zeros(len(own)))
-        parts.append(
-            PreparedLikelihood(nothing, outputs[own], True, (len(own),), (True,))
-            if marginal is None
-            else PreparedLikelihood.of(marginal, outputs[own])
-        )
+        if (pattern == 2).any():
+            flat = np.where(pattern == 1, outputs[own].reshape(len(own), -1), np.nan).astype(np.float64)
+            checks.finite("value", flat[:, pattern == 1])
+            parts.append(_of_intervals(fitted.surrogate.within(flat, *ends[:, own]), outputs[own]))
+        elif pattern.any() or not unknown:
+            marginal = fitted.marginal((pattern == 1).reshape(fitted.event_shape))
+            parts.append(PreparedLikelihood.of(marginal, outputs[own]))
+        else:
+            nothing = NothingObserved(np.zeros(len(own)))
+            parts.append(PreparedLikelihood(nothing, outputs[own], True, (len(own),), (True,)))
         rows.append(tuple(own.tolist()))
     return PreparedPatterns(tuple(parts), data, counts.reshape(lead), lead, tuple(rows))
+
+
+def _of_intervals(likelihood: Any, outputs: np.ndarray) -> PreparedLikelihood:
+    """One along the axis of the outputs, of which the surrogate has none."""
+    leaves, own = jax.tree.leaves(likelihood), len(jax.tree.leaves(likelihood.surrogate))
+    varies = [False] * own + [np.ndim(leaf) > 0 for leaf in leaves[own:]]
+    return PreparedLikelihood(likelihood, outputs, True, (len(outputs),), tuple(varies))
 
 
 @register

@@ -101,10 +101,11 @@ class RecordedSurrogate(Surrogate):
         """As `Surrogate.at_rows`."""
         return self.inner.at_rows(self._with_indicators(rows.reshape(len(rows), -1)))
 
-    def _marginal(self, seen: np.ndarray) -> "RecordedSurrogate":
+    def _marginal(self, seen, last):
         """Of all indicators and the entries that were recorded."""
-        every = np.concatenate([seen, np.ones(len(self.partly), bool)])
-        return replace(self, inner=self.inner.marginal(every))
+        own = np.zeros(len(self.partly), bool)
+        every = (np.concatenate([part, indicators]) for part, indicators in ((seen, ~own), (last, own)))
+        return replace(self, inner=self.inner.marginal(*every))
 
     def informativeness(self) -> tuple[str, np.ndarray]:
         """As `Surrogate.informativeness`, the sum of that of an entry and of whether it is recorded."""

@@ -70,8 +70,8 @@ class StatisticsTransform:
         checks.real("y", y)
         return np.shape(y) == (self.num_raw,) and bool(np.isnan(np.asarray(y)[list(self.kept)]).any())
 
-    def marginal(self, seen: np.ndarray) -> "StatisticsTransform":
-        """The same of the statistics that are marked, `(n_raw,)`.
+    def numbers(self, seen: np.ndarray, last: np.ndarray) -> np.ndarray:
+        """Which of the kept statistics are among those marked, `(n_raw,)`, in their order but for some that come last.
 
         Raises:
             ValueError: If none of them varies.
@@ -82,6 +82,10 @@ class StatisticsTransform:
             f"Of {self.num_raw} statistics {int(np.sum(seen))} are observed, and none of these varies over the "
             "simulations: the observation says nothing about the parameters, and the posterior is the prior.",
         )
+        return np.array(sorted(chosen, key=lambda i: bool(last[self.kept[i]])))
+
+    def some(self, chosen: np.ndarray) -> "StatisticsTransform":
+        """The same of some of the kept statistics, by their numbers among these."""
         kept = tuple(self.kept[i] for i in chosen)
         return replace(self, centre=np.asarray(self.centre)[chosen], scale=np.asarray(self.scale)[chosen], kept=kept)
 

@@ -49,6 +49,7 @@ class SimulatorSite:
             something was observed. Simulations have all of them.
         unmasked: Those that `numpyro.handlers.mask` leaves.
         missing: How many entries of the calls that are not masked are NaN, not observed.
+        censored: How many of these are known to lie in an interval (`Simulator.within`).
         scale: Powers that the likelihoods of the calls are raised to, `()` or broadcast to the batch shape of `fn`; see
             `numpyro.handlers.scale`.
     """
@@ -61,7 +62,13 @@ class SimulatorSite:
     mask: np.ndarray
     unmasked: np.ndarray
     missing: int
+    censored: int
     scale: np.ndarray
+
+    @property
+    def single(self) -> bool:
+        """Whether there is one observation, neither masked nor scaled, of entries that are known or not."""
+        return not (self.plates or self.weighted or self.censored)
 
     @property
     def weighted(self) -> bool:
@@ -223,11 +230,14 @@ def _parts_of(trace, simulators, parents) -> Parts:
     )
 
 
-def _counted(simulator: Simulator, site: dict) -> tuple[np.ndarray, np.ndarray, int]:
-    """Which calls count, which are not masked, and how many entries of these were not observed."""
+def _counted(simulator: Simulator, site: dict) -> tuple[np.ndarray, np.ndarray, int, int]:
+    """Which calls count, which are not masked, how many entries of these are NaN, and are in intervals."""
     mask = np.broadcast_to(compat.mask(site["fn"]), simulator.batch_shape)
     missing = np.isnan(np.asarray(site["value"])) & np.expand_dims(mask, tuple(range(-simulator.event_dim, 0)))
-    return mask & ~missing.all(axis=tuple(range(-simulator.event_dim, 0))), mask, int(missing.sum())
+    ends = np.zeros((0, *missing.shape)) if simulator.bounds is None else simulator.bounds
+    inside = missing & np.any([np.isfinite(np.broadcast_to(end, missing.shape)) for end in ends], axis=0)
+    nothing = (missing & ~inside).all(axis=tuple(range(-simulator.event_dim, 0)))
+    return mask & ~nothing, mask, int(missing.sum()), int(inside.sum())
 
 
 def _behind(name: str, upstream: Mapping[str, list[str]], trace) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -155,7 +155,7 @@ class KernelMeansSurrogate(Surrogate):
             self._check_precision()
             return in_present_precision(self)._at(y)
         if self.transform is not None and self.transform.lacks(y):
-            return cast(KernelMeansAt, self.marginal(~np.isnan(y)).at(y))
+            return self.marginal(~np.isnan(y)).at(y)
         if self.transform is not None:
             self.transform.check(y)
         y = jax.tree.map(lambda leaf: np.array(leaf, np.float64), y)
@@ -167,16 +167,16 @@ class KernelMeansSurrogate(Surrogate):
         warn_if_out_of_distribution(self.transform, self.data, y, likelihood.log_nearest, usual)
         return likelihood
 
-    def _marginal(self, seen: np.ndarray) -> "KernelMeansSurrogate":
+    def _marginal(self, seen, last):
         """In closed form: the Gaussian data kernel is a density in every statistic, and integrates to 1 in those that
         were not observed, which its product leaves out."""
         kernel = self.hyper.data_kernel
         if self.transform is None or not isinstance(kernel, Gaussian):
-            return cast(KernelMeansSurrogate, super()._marginal(seen))
-        chosen = np.flatnonzero(seen[list(self.transform.kept)])
-        if len(chosen) == len(self.transform.kept):
+            return super()._marginal(seen, last)
+        chosen = self.transform.numbers(seen, last)
+        if np.array_equal(chosen, np.arange(len(self.transform.kept))):
             return self
-        transform, data = self.transform.marginal(seen), np.asarray(self.data)[:, chosen]
+        transform, data = self.transform.some(chosen), np.asarray(self.data)[:, chosen]
         scale = np.broadcast_to(kernel.length_scale, np.shape(self.data)[1])[chosen]
         hyper = replace(self.hyper, data_kernel=Gaussian(scale))
         summary = on_host(summarise)(*held_out_sample(hyper, self.z, data))
