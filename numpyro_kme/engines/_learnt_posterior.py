@@ -70,7 +70,8 @@ class LearntPosterior(Posterior):
             "The posterior in coordinates needs a model with one simulator site and nothing else that is observed; "
             f"this one has the simulator sites {list(self.problem.simulators)}, of which "
             f"{[name for name, site in self.problem.simulators.items() if not site.single]} stand in plates, are "
-            f"masked or scaled, or known in intervals, and the likelihoods {list(self.problem.likelihoods)}. Use the draws.",
+            "masked or scaled, or known in intervals, and the likelihoods "
+            f"{list(self.problem.likelihoods)}. Use the draws.",
         )
         site = self.problem.site()
         surrogate = self.likelihoods[site].surrogate

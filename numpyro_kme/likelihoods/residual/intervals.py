@@ -17,6 +17,7 @@ References: Genz (1992), J. Comp. Graph. Stat. 1; Geweke, Hajivassiliou and Kean
 from dataclasses import replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp
@@ -94,12 +95,18 @@ class ResidualWithinAt(LikelihoodAt):
             v = xp.tan(xp.clip(start + points[:, i] * size, -np.pi / 2 + 1e-6, np.pi / 2 - 1e-6))
             total = total + xp.log(size + 1e-30) + xp.log1p(xp.square(v))  # log of (F(b) - F(a)) / f(v)
             u.append(xp.broadcast_to(before + v * xp.exp(rho[first + i]), nodes))
-        v = learnt.decorrelation(xp.stack(u, axis=-1), z, xp)
         precision = xp.asarray(learnt.density.points).dtype
-        known = found.known[..., None].astype(precision)
-        log_density = learnt.density.log_density(v.astype(precision), z.astype(precision), known, xp)
-        add = logsumexp if xp is jnp else logsumexp_on_host
-        integral = add(log_density.astype(total.dtype) + total, axis=-1)
+
+        def log_density(u, z, known):
+            v = learnt.decorrelation(u, z, xp)
+            return learnt.density.log_density(v.astype(precision), z.astype(precision), known.astype(precision), xp)
+
+        u, add = xp.stack(u, axis=-1), logsumexp if xp is jnp else logsumexp_on_host
+        if xp is np:
+            logs = log_density(u, z, found.known[..., None])
+        else:
+            logs = jax.vmap(log_density, in_axes=(0, None, None))(u, found.z, found.known)
+        integral = add(logs.astype(total.dtype) + total, axis=-1)
         return integral + xp.sum(found.log_slope[..., :first], axis=-1) + self.log_jacobian
 
 
