@@ -60,8 +60,7 @@ class KELFI(SimulationEngine):
         learn_prior: Whether the prior's mean and standard deviation in each coordinate are learnt too, by maximising
             the marginal likelihood $q(y)$ without simulating again (`learn_normal`). For a prior that is normal in the
             coordinates and determines them, and the published form.
-        missing: `SimulatedMissing()` where the simulator gives NaN for what is not recorded: whether is learnt with the
-            value. When left out, NaN in the observation was not observed, missing at random.
+        missing: `SimulatedMissing()` where the simulator itself gives NaN; when left out NaN is missing at random.
         on_failure, executor, store, version, timeout, progress_bar: How it simulates, as in `simulate`; each round is
             one batch of parallel runs, and a store is for one round.
     References:

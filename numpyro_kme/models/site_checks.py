@@ -28,6 +28,13 @@ def check_sites(trace, simulators, parents) -> None:
             "Put that step inside the simulator's function, so that its output is what is observed.",
         )
         if name in simulators:
+            lost = np.isnan(np.asarray(simulators[name].arguments))
+            checks.require(
+                not lost.any(),
+                f"{int(lost.sum())} of the {lost.size} arguments of the simulator at {name!r} are NaN at a prior draw: "
+                "covariates have to be known. Leave these units out, or give what is missing a prior; in an "
+                "observation NaN means not observed.",
+            )
             dtype = site["value"].dtype
             checks.require(
                 dtype.kind in "bfiu",
