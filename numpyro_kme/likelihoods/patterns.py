@@ -72,10 +72,15 @@ def prepare(
 
 
 def _of_intervals(likelihood: Any, outputs: np.ndarray) -> PreparedLikelihood:
-    """One along the axis of the outputs, of which the surrogate has none."""
-    leaves, own = jax.tree.leaves(likelihood), len(jax.tree.leaves(likelihood.surrogate))
-    varies = [False] * own + [np.ndim(leaf) > 0 for leaf in leaves[own:]]
-    return PreparedLikelihood(likelihood, outputs, True, (len(outputs),), tuple(varies))
+    """One along the axis of the outputs, of which the surrogate has none: what is alike in all is evaluated once."""
+    structure: Any
+    leaves, structure = jax.tree.flatten(likelihood)
+    first = len(jax.tree.leaves(likelihood.surrogate))
+    each = [i >= first and np.ndim(leaf) > 0 for i, leaf in enumerate(leaves)]
+    varies = [own and any(not np.array_equal(row, leaf[0]) for row in leaf) for own, leaf in zip(each, leaves)]
+    varies[-1] = True
+    leaves = [leaf[0] if own and not moves else leaf for leaf, own, moves in zip(leaves, each, varies)]
+    return PreparedLikelihood(structure.unflatten(leaves), outputs, True, (len(outputs),), tuple(varies))
 
 
 @register

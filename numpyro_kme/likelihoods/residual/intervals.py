@@ -75,11 +75,12 @@ class ResidualWithinAt(LikelihoodAt):
     def _log_density(self, given, xp):
         learnt, number = self.surrogate, np.shape(self.low)[-1]
         first = len(learnt.transform.kept) - number
-        ends = []
+        lead = np.broadcast_shapes(*(np.shape(part)[:-1] for part in (self.standard, self.low, self.high)))
+        known, ends = xp.broadcast_to(xp.asarray(self.standard), (*lead, first)), []
         for end, far in ((self.low, -FAR), (self.high, FAR)):
-            end = xp.asarray(end)
+            end = xp.broadcast_to(xp.asarray(end), (*lead, number))
             # an infinite end is put in place at the end, as derivatives by way of infinity are NaN
-            whole = xp.concatenate([xp.asarray(self.standard), xp.where(xp.isfinite(end), end, 0.0)], axis=-1)
+            whole = xp.concatenate([known, xp.where(xp.isfinite(end), end, 0.0)], axis=-1)
             found = learnt.standardised(whole, given, xp)
             ends.append(xp.where(xp.isfinite(end), xp.clip(found.residuals[..., first:], -FAR, FAR), far))
         z, rho = found.z[..., None, :], xp.asarray(learnt.decorrelation.log_scale)
