@@ -15,6 +15,7 @@ from numpyro_kme._core.host import numpy_rng
 from numpyro_kme.diagnostics import uniformity
 from numpyro_kme.diagnostics.uniformity import MARGIN
 from numpyro_kme.engines.base import Engine
+from numpyro_kme.engines.kelfi import KELFI
 from numpyro_kme.engines.posterior import numbers, problem_of
 from numpyro_kme.models.problem import Arrays, Problem
 from numpyro_kme.simulations import Simulations, simulate
@@ -201,7 +202,10 @@ def calibrate(
             "arguments of the model.",
         )
     simulate_key, infer_key, choose_key = jax.random.split(rng_key, 3)
-    simulations = simulate(simulate_key, problem, num_datasets, on_failure="skip", progress_bar=False)
+    how: dict[str, Any] = dict(
+        on_failure="skip", missing=engine.missing if isinstance(engine, KELFI) else None, progress_bar=False
+    )
+    simulations = simulate(simulate_key, problem, num_datasets, **how)
     rng = numpy_rng(choose_key)
     ranks: dict[str, list[np.ndarray]] = {name: [] for name in problem.latents}
     tarp, served = [], []
@@ -237,7 +241,8 @@ def calibrate(
 
 def _as_observed(x: np.ndarray, problem: Problem, site: str) -> np.ndarray:
     """An output without the entries that were not observed in the engine's own data."""
-    missing, simulator = np.isnan(np.asarray(problem.observations[site])), problem.simulators[site].simulator
+    found, simulator = problem.simulators[site], problem.simulators[site].simulator
+    missing = np.isnan(np.asarray(problem.observations[site])) & bool(found.missing)
     if simulator.bounds is not None:  # by the same limits, each data set on its own
         low, high = (np.broadcast_to(end, missing.shape) for end in simulator.bounds)
         missing = np.where(np.isfinite(low) | np.isfinite(high), (low <= x) & (x <= high), missing)

@@ -101,8 +101,9 @@ class PredictiveCheck:
         """
         found = {}
         for site, value in self.observed.items():
-            below = np.mean(self.predicted[site] < value[None], axis=0)
-            below += 0.5 * np.mean(self.predicted[site] == value[None], axis=0)
+            below = np.sum(self.predicted[site] < value[None], axis=0)
+            below = below + 0.5 * np.sum(self.predicted[site] == value[None], axis=0)
+            below = below / np.maximum(np.sum(~np.isnan(self.predicted[site]), axis=0), 1)
             found[site] = np.where(np.isnan(value), np.nan, 2 * np.minimum(below, 1 - below))
         return found
 
@@ -235,7 +236,7 @@ def check(rng_key: jax.Array, engine: Engine, num_datasets: int = 200, **setting
     for site, y in problem.observations.items():
         found = problem.simulators[site]
         x = np.asarray(simulations.x[site])[: len(simulations) - simulations.proposed]
-        if found.mask.any():
+        if found.mask.any() and np.isfinite(x).all() and not np.isnan(y).all():
             tests[site] = misspecification_test(found.counted(x, 1), found.counted(np.asarray(y)))
     surrogate: Mapping[str, SurrogateCheck] = {}
     if isinstance(posterior, LearntPosterior):
