@@ -202,8 +202,8 @@ def calibrate(
             "arguments of the model.",
         )
     simulate_key, infer_key, choose_key = jax.random.split(rng_key, 3)
-    missing = engine.missing if isinstance(engine, KELFI) else None
-    how: dict[str, Any] = dict(on_failure="skip", missing=missing, progress_bar=False)
+    lost = engine.missing if isinstance(engine, KELFI) else None
+    how: dict[str, Any] = dict(on_failure="skip", missing=lost, progress_bar=False)
     simulations = simulate(simulate_key, problem, num_datasets, **how)
     rng = numpy_rng(choose_key)
     ranks: dict[str, list[np.ndarray]] = {name: [] for name in problem.latents}
