@@ -69,8 +69,8 @@ class LearntPosterior(Posterior):
             plain(self.problem),
             "The posterior in coordinates needs a model with one simulator site and nothing else that is observed; "
             f"this one has the simulator sites {list(self.problem.simulators)}, of which "
-            f"{[name for name, site in self.problem.simulators.items() if not site.single]} stand in plates, are "
-            "masked or scaled, or known in intervals, and the likelihoods "
+            f"{[name for name, site in self.problem.simulators.items() if not site.single]} stand in plates or "
+            "are masked or scaled, or known in intervals, and the likelihoods "
             f"{list(self.problem.likelihoods)}. Use the draws.",
         )
         site = self.problem.site()

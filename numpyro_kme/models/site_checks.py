@@ -28,13 +28,6 @@ def check_sites(trace, simulators, parents) -> None:
             "Put that step inside the simulator's function, so that its output is what is observed.",
         )
         if name in simulators:
-            lost = np.isnan(np.asarray(simulators[name].arguments))
-            checks.require(
-                not lost.any(),
-                f"{int(lost.sum())} of the {lost.size} arguments of the simulator at {name!r} are NaN at a prior draw: "
-                "covariates have to be known. Leave these units out, or give what is missing a prior; in an "
-                "observation NaN means not observed.",
-            )
             dtype = site["value"].dtype
             checks.require(
                 dtype.kind in "bfiu",
@@ -50,6 +43,13 @@ def check_sites(trace, simulators, parents) -> None:
                 if site["is_observed"]
                 else f"Site {name!r} has shape {found} where its simulator gives shape {expected}. A simulator "
                 "inside `scan` is not supported: make the whole series one call of a simulator.",
+            )
+            lost = np.isnan(np.asarray(simulators[name].arguments))
+            checks.require(
+                not lost.any(),
+                f"{int(lost.sum())} of the {lost.size} arguments of the simulator at {name!r} are NaN at a prior draw: "
+                "covariates have to be known. Leave these units out, or give what is missing a prior; in an "
+                "observation NaN means not observed.",
             )
     latents = [name for name, site in sites.items() if not site["is_observed"] and name not in simulators]
     checks.require(len(latents) > 0, f"The model has no latent site to infer; its sites are {list(sites)}.")
