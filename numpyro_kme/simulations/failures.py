@@ -202,7 +202,7 @@ def differences(stored: Mapping, asked: Mapping, changed: Mapping | None = None)
     told = [
         _difference(key, stored.get(key, _NOTHING), asked.get(key, _NOTHING))
         for key in sorted({*stored, *asked})
-        if asked.get(key, _NOTHING) not in (stored.get(key, _NOTHING), changed.get(key))
+        if asked.get(key, _NOTHING) not in (before := stored.get(key, _NOTHING), changed.get(key, before))
     ]
     return sorted(told, key=lambda sentence: ":" not in sentence)  # first what a person can read
 
