@@ -37,12 +37,12 @@ from numpyro_kme.likelihoods import KernelMeans, KernelMeansLikelihood, Residual
 from numpyro_kme.losses import MMD, NegativeLogLikelihood, Wasserstein
 from numpyro_kme.mcmc import CommonNoise, FreshNoise, LatentNoise, PseudoMarginal, SyntheticLikelihood, handlers
 from numpyro_kme.models import FromNoise, Problem, Simulator, lift_noise
-from numpyro_kme.simulations import Command, Penalise, Retry, Simulations, simulate
+from numpyro_kme.simulations import Command, Penalise, Retry, SimulatedMissing, Simulations, simulate
 
 __version__ = version("numpyro-kme")
 
 __all__ = ["FromNoise", "Problem", "Simulator", "lift_noise"]  # a simulator in a model
-__all__ += ["Command", "Penalise", "Retry", "Simulations", "simulate"]  # simulations
+__all__ += ["Command", "Penalise", "Retry", "SimulatedMissing", "Simulations", "simulate"]  # simulations
 __all__ += ["KernelMeans", "KernelMeansLikelihood", "ResidualKernelMeans", "fit_likelihood"]
 __all__ += ["BayesianKernelLearning", "CrossValidation", "MedianHeuristic"]  # length scales
 __all__ += ["MMD", "NegativeLogLikelihood", "Wasserstein"]  # losses

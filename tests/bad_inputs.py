@@ -181,7 +181,7 @@ def bad_scale(x=None):
 
 
 KEPT = bank_of(X)
-add("KELFI", "NaN", lambda: kelfi(x=np.array([NAN])), "`observation at 'x'` has 1 entries that are not finite")
+add("KELFI", "NaN", lambda: kelfi(x=np.array([NAN])), "Nothing was observed at 'x': all 1 entries")
 add("KELFI", "infinite", lambda: kelfi(x=np.array([-INF])), "`observation at 'x'` has 1 entries that are not finite")
 add("KELFI", "constant", lambda: kelfi(simulations=bank_of(0 * X)), "statistics are constant over the 40 simulations")
 add("KELFI", "duplicates", lambda: kelfi(simulations=bank_of(np.repeat(X[:4], 10, 0))), slow=True)
@@ -256,7 +256,7 @@ add(
     "needs `y=`",
 )
 add("fit_likelihood", "bad prior", lambda: learnt(theta=0 * THETA), "All rows of `table` are the same")
-add("fit_likelihood", "bad observation", lambda: learnt(y=np.array([NAN]), form=published()), "`value` has 1 entries")
+add("fit_likelihood", "bad observation", lambda: learnt(y=np.array([NAN]), form=published()), "All 1 entries of")
 add("fit_likelihood", "bad observation", lambda: learnt(y=np.zeros(3), form=published()), r"shape .*\(3,\)")
 add("fit_likelihood", "wrong type", lambda: learnt(form="residual"), "`form` must be KernelMeans")
 add(
@@ -288,7 +288,7 @@ def k2abc(x=DATA, sets=SETS, model=IID, **settings):
 
 
 WIDE = kernels.Gaussian(1.0)
-add("weighted", "NaN", lambda: abc(x=np.array([NAN])), "`observation at 'x'` has 1 entries")
+add("weighted", "NaN", lambda: abc(x=np.array([NAN])), "Nothing was observed at 'x': all 1 entries")
 add("weighted", "infinite", lambda: k2abc(x=spoilt(DATA, INF)), "`observation at 'x'` has 1 entries")
 add("weighted", "constant", lambda: k2abc(x=np.ones(20)), "at least half of the pairs coincide")
 add("weighted", "duplicates", lambda: abc(simulations=bank_of(np.repeat(X[:1], 40, 0))), "at least half of the pairs")
@@ -622,7 +622,7 @@ def small(x=X[0]):
     return density(CONJUGATE, {"x": fitted()}, x)
 
 
-add("handlers", "NaN", lambda: small(np.array([NAN])), "`value` has 1 entries that are not finite")
+add("handlers", "NaN", lambda: small(np.array([NAN])), "All 1 entries of the observation are NaN")
 add("handlers", "infinite", lambda: robust(x=spoilt(DATA, INF)), "has 1 entries that are not finite")
 add("handlers", "constant", lambda: robust(x=np.ones(20)), "at least half of the pairs coincide")
 add("handlers", "duplicates", lambda: robust(x=np.repeat(DATA[:4], 5)), slow=True)

@@ -45,6 +45,12 @@ def linear(rng_key, theta):
 
 def epidemic(rng_key, theta):
     """Counts of infected among 1,000, at ten times, in an epidemic of rates `theta` in a million people."""
+    fraction = infected_fractions(theta)
+    return dist.Binomial(1000, fraction).sample(rng_key).astype(fraction.dtype)
+
+
+def infected_fractions(theta):
+    """Fractions that are infected at the ten times."""
 
     def slope(state):
         susceptible, infected = state
@@ -60,8 +66,7 @@ def epidemic(rng_key, theta):
 
     start = jnp.array([POPULATION - 1.0, 1.0])
     _, infected = jax.lax.scan(step, start, None, length=613)
-    fraction = jnp.clip(infected[::68] / POPULATION, 0.0, 1.0)
-    return dist.Binomial(1000, fraction).sample(rng_key).astype(fraction.dtype)
+    return jnp.clip(infected[::68] / POPULATION, 0.0, 1.0)
 
 
 def moons(rng_key, theta):
@@ -87,13 +92,21 @@ def box(dim, half_width):
     return dist.Uniform(-half_width, half_width).expand([dim]).to_event(1)
 
 
-TASKS = {
-    "gaussian_mixture": model_of(box(2, 10.0), mixture),
-    "sir": model_of(dist.LogNormal(jnp.log(jnp.array([0.4, 0.125])), jnp.array([0.5, 0.2])).to_event(1), epidemic),
-    "gaussian_linear_uniform": model_of(box(10, 1.0), linear),
-    "gaussian_linear": model_of(dist.Normal(0.0, np.sqrt(0.1)).expand([10]).to_event(1), linear),
-    "two_moons": model_of(box(2, 1.0), moons),
+PRIORS = {
+    "gaussian_mixture": box(2, 10.0),
+    "sir": dist.LogNormal(jnp.log(jnp.array([0.4, 0.125])), jnp.array([0.5, 0.2])).to_event(1),
+    "gaussian_linear_uniform": box(10, 1.0),
+    "gaussian_linear": dist.Normal(0.0, np.sqrt(0.1)).expand([10]).to_event(1),
+    "two_moons": box(2, 1.0),
 }
+SIMULATORS = {
+    "gaussian_mixture": mixture,
+    "sir": epidemic,
+    "gaussian_linear_uniform": linear,
+    "gaussian_linear": linear,
+    "two_moons": moons,
+}
+TASKS = {task: model_of(prior, SIMULATORS[task]) for task, prior in PRIORS.items()}
 
 
 def judged(metrics, reference, i, draws):

@@ -15,8 +15,9 @@ from numpyro_kme._core.host import numpy_rng
 from numpyro_kme.diagnostics import uniformity
 from numpyro_kme.diagnostics.uniformity import MARGIN
 from numpyro_kme.engines.base import Engine
+from numpyro_kme.engines.kelfi import KELFI
 from numpyro_kme.engines.posterior import numbers, problem_of
-from numpyro_kme.models.problem import Arrays
+from numpyro_kme.models.problem import Arrays, Problem
 from numpyro_kme.simulations import Simulations, simulate
 
 LEVEL = 0.001
@@ -201,12 +202,14 @@ def calibrate(
             "arguments of the model.",
         )
     simulate_key, infer_key, choose_key = jax.random.split(rng_key, 3)
-    simulations = simulate(simulate_key, problem, num_datasets, on_failure="skip", progress_bar=False)
+    lost = engine.missing if isinstance(engine, KELFI) else None
+    how: dict[str, Any] = dict(on_failure="skip", missing=lost, progress_bar=False)
+    simulations = simulate(simulate_key, problem, num_datasets, **how)
     rng = numpy_rng(choose_key)
     ranks: dict[str, list[np.ndarray]] = {name: [] for name in problem.latents}
     tarp, served = [], []
     for j in compat.progress(range(len(simulations)), "calibrating", progress_bar):
-        outputs = {site: np.asarray(value[j]) for site, value in simulations.x.items()}
+        outputs = {site: _as_observed(np.asarray(value[j]), problem, site) for site, value in simulations.x.items()}
         made = outputs if arguments is None else arguments(outputs)
         checks.instance("arguments(outputs)", made, Mapping, "a dictionary of keyword arguments of the model")
         try:
@@ -233,6 +236,16 @@ def calibrate(
         refused,
         margin,
     )
+
+
+def _as_observed(x: np.ndarray, problem: Problem, site: str) -> np.ndarray:
+    """An output without the entries that were not observed in the engine's own data."""
+    found, simulator = problem.simulators[site], problem.simulators[site].simulator
+    missing = np.isnan(np.asarray(problem.observations[site])) & bool(found.missing)
+    if simulator.bounds is not None:  # by the same limits, each data set on its own
+        low, high = (np.broadcast_to(end, missing.shape) for end in simulator.bounds)
+        missing = np.where(np.isfinite(low) | np.isfinite(high), (low <= x) & (x <= high), missing)
+    return np.where(missing, np.nan, x) if missing.any() else x
 
 
 def _some(rng, samples: Arrays, names: list[str], number: int) -> dict[str, np.ndarray]:

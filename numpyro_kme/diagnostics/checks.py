@@ -54,7 +54,7 @@ def misspecification_test(x: Any, y: Any) -> MisspecificationTest:
 
     Args:
         x: Simulated outputs from the prior, `(m, *event)`, such as `kelfi.posterior.simulations.x["x"]`.
-        y: The observation, `(*event)`.
+        y: The observation, `(*event)`; statistics that are NaN, not observed, are left out, and their `witness` is 1.
     Cost: `m^2 n` at most.
     """
     checks.real("x", np.asarray(x))
@@ -64,9 +64,10 @@ def misspecification_test(x: Any, y: Any) -> MisspecificationTest:
         x.ndim >= 1 and x.shape[1:] == y.shape and len(x) > NEIGHBOURS,
         f"`x` must hold more than {NEIGHBOURS} simulations of the shape of `y`; got shapes {x.shape} and {y.shape}.",
     )
-    checks.finite("y", y)
     table, seen = x.reshape(len(x), -1), y.reshape(-1)
     transform = StatisticsTransform.fit(table)
+    if transform.lacks(seen):
+        transform = transform.some(transform.numbers(~np.isnan(seen), np.zeros(seen.size, bool)))
     transform.check(seen)
     together = np.asarray(transform.forward(np.concatenate([table, seen[None]])), np.float64)
     centred = together - together.mean(axis=0)
@@ -94,15 +95,16 @@ class PredictiveCheck:
 
     def tail_probabilities(self) -> dict[str, np.ndarray]:
         """Two-sided: twice the smaller fraction of predictions on either side of each observed number, ties
-        counted half.
+        counted half; NaN where nothing was observed.
 
         Not a p-value of a test: the data were used twice, so that it is rarely small even where the model is wrong.
         """
         found = {}
         for site, value in self.observed.items():
-            below = np.mean(self.predicted[site] < value[None], axis=0)
-            below += 0.5 * np.mean(self.predicted[site] == value[None], axis=0)
-            found[site] = 2 * np.minimum(below, 1 - below)
+            below = np.sum(self.predicted[site] < value[None], axis=0)
+            below = below + 0.5 * np.sum(self.predicted[site] == value[None], axis=0)
+            below = below / np.maximum(np.sum(~np.isnan(self.predicted[site]), axis=0), 1)
+            found[site] = np.where(np.isnan(value), np.nan, 2 * np.minimum(below, 1 - below))
         return found
 
     def to_inference_data(self):
@@ -134,7 +136,7 @@ def predictive_check(rng_key: jax.Array, posterior: Posterior | Engine, num_draw
         predicted = predictive(simulate_key, *problem.args, **unseen)
     for site, value in observed.items():
         checks.require(
-            not np.array_equal(np.asarray(predicted[site])[0], value) or len(rows) == 1,
+            not np.array_equal(np.asarray(predicted[site])[0], value, equal_nan=True) or len(rows) == 1,
             f"The model keeps the observation at {site!r}: let it take it as a keyword argument of that name, so that "
             "leaving it out simulates.",
         )
@@ -195,7 +197,7 @@ class Check:
         for site, test in self.misspecification.items():
             print(f"{site}: is the observation like the simulations? p-value {test.p_value:.2g}")
         for site, tails in ({} if self.predictive is None else self.predictive.tail_probabilities()).items():
-            print(f"{site}: smallest posterior predictive tail of {tails.size} observed numbers {tails.min():.2g}")
+            print(f"{site}: smallest posterior predictive tail of {tails.size} observed numbers {np.nanmin(tails):.2g}")
         for site, found in self.surrogate.items():
             print(
                 f"{site}: {found.beyond:.1%} of draws beyond the simulated parameters, {found.negative:.0%} with a "
@@ -234,7 +236,7 @@ def check(rng_key: jax.Array, engine: Engine, num_datasets: int = 200, **setting
     for site, y in problem.observations.items():
         found = problem.simulators[site]
         x = np.asarray(simulations.x[site])[: len(simulations) - simulations.proposed]
-        if found.mask.any():
+        if found.mask.any() and np.isfinite(x).all() and not np.isnan(y).all():
             tests[site] = misspecification_test(found.counted(x, 1), found.counted(np.asarray(y)))
     surrogate: Mapping[str, SurrogateCheck] = {}
     if isinstance(posterior, LearntPosterior):

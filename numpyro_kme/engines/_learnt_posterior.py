@@ -69,8 +69,9 @@ class LearntPosterior(Posterior):
             plain(self.problem),
             "The posterior in coordinates needs a model with one simulator site and nothing else that is observed; "
             f"this one has the simulator sites {list(self.problem.simulators)}, of which "
-            f"{[name for name, site in self.problem.simulators.items() if site.plates or site.weighted]} stand in "
-            f"plates or are masked or scaled, and the likelihoods {list(self.problem.likelihoods)}. Use the draws.",
+            f"{[name for name, site in self.problem.simulators.items() if not site.single]} stand in plates or "
+            "are masked or scaled, or known in intervals, and the likelihoods "
+            f"{list(self.problem.likelihoods)}. Use the draws.",
         )
         site = self.problem.site()
         surrogate = self.likelihoods[site].surrogate
@@ -214,9 +215,8 @@ class LearntPosterior(Posterior):
 
 
 def plain(problem: Problem) -> bool:
-    """One simulator site, one observation of it, neither masked nor scaled, and no other likelihood."""
-    sites = problem.simulators
-    return len(sites) == 1 and not problem.likelihoods and not any(s.plates or s.weighted for s in sites.values())
+    """One simulator site, one observation of it, not masked, scaled or in intervals, and no other likelihood."""
+    return len(problem.simulators) == 1 and not problem.likelihoods and problem.simulators[problem.site()].single
 
 
 def observation(problem: Problem, site: str) -> np.ndarray:

@@ -16,6 +16,7 @@ from numpyro_kme._core.keys import split
 from numpyro_kme._core.programs import Program, Recomputed
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
+from numpyro_kme.likelihoods.patterns import PreparedPatterns, prepare
 from numpyro_kme.likelihoods.prepared import PreparedLikelihood
 from numpyro_kme.models.coordinates import Terms, Unconstrained
 from numpyro_kme.models.problem import Problem
@@ -91,17 +92,21 @@ class LearntModel(Recomputed):
         return Program(jax.vmap(self.rest.evaluate))
 
     @cached_property
-    def _prepared(self) -> dict[str, PreparedLikelihood]:
+    def _prepared(self) -> dict[str, PreparedLikelihood | PreparedPatterns]:
         seen, sites = self.problem.observations, self.problem.simulators
         counted = {name: fitted for name, fitted in self.likelihoods.items() if sites[name].mask.any()}
-        return {name: PreparedLikelihood.of(f, np.asarray(seen[name]), sites[name].mask) for name, f in counted.items()}
+        return {
+            name: prepare(f, np.asarray(seen[name]), sites[name].mask, sites[name].simulator.bounds)
+            for name, f in counted.items()
+        }
 
 
 @on_host
 def in_coordinates(
     rng_key: jax.Array, site: str, fitted: FittedLikelihood, y: np.ndarray, measure: Measure, num_samples: int
 ) -> Drawn:
-    """Draw in the coordinates of one simulator site, which determine all latents."""
+    """Draw in the coordinates of one simulator site, which determine all latents; `fitted` is of what was observed
+    (`FittedLikelihood.marginal`)."""
     start_key, temper_key, pick_key = split(rng_key, 3)
     likelihood = PreparedLikelihood.of(fitted, y)
     brief = likelihood.brief()

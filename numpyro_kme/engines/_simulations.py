@@ -196,6 +196,18 @@ def check_model(problem: Problem, engine: str) -> None:
     )
     name = next(iter(problem.observations))
     site = problem.simulators[name]
+    site.check_observed(name)
+    checks.require(
+        not site.censored,
+        f"{site.censored} entries of the observation at {name!r} are known to lie in intervals (Simulator.within), and "
+        f"{engine} has no density to integrate over these. Use KELFI.",
+    )
+    partly = bool(site.simulator.batch_shape) and bool(np.isnan(site.counted(np.asarray(site.observed))).any())
+    checks.require(
+        not partly,
+        f"Draws along the plates of site {name!r} were observed in part, with NaN for some of their numbers, and "
+        f"{engine} compares data sets of whole draws. Use KELFI, or leave these draws out by numpyro.handlers.mask.",
+    )
     checks.require(
         bool(site.mask.any()),
         f"Site {name!r} is masked as a whole, so that {engine} has nothing to compare simulations with. The posterior "
@@ -206,7 +218,6 @@ def check_model(problem: Problem, engine: str) -> None:
         f"Site {name!r} is scaled by {site.scale}: {engine} compares data sets and has no likelihood to raise to that "
         "power. Use KELFI, or leave numpyro.handlers.scale out.",
     )
-    site.check_observed(name)
     groups = site.simulator.groups
     checks.require(
         all(size == 1 for size in groups),

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
@@ -34,9 +34,9 @@ class ReferenceTable:
         coordinates: Of the simulator's arguments.
         z: Coordinates of the simulations, `(m, D)`.
         x: Outputs, `(m, *event)`; `(m, n, d)` where `n` draws lie along plates, without those that are masked in the
-            observation.
+            observation. Without what is NaN there, not observed: `(m, numbers)`, or whole rows are left out.
         data_sets: Whether the rows of each output are draws along plates, so that their order says nothing.
-        mask: Which draws of an output count, flat.
+        mask: Which draws of an output count, flat; without draws along plates which numbers were observed, `(*event)`.
     """
 
     latents: Mapping[str, np.ndarray]
@@ -58,7 +58,7 @@ class ReferenceTable:
             latents = coordinates.latents_table(z)
         drawn = simulations.deterministics or problem.evaluate(latents).deterministics
         deterministics = {name: np.asarray(value) for name, value in drawn.items()}
-        simulator, mask = problem.simulators[site].simulator, problem.simulators[site].mask.ravel()
+        simulator, mask = problem.simulators[site].simulator, observed_part(problem)
         data_sets = bool(simulator.batch_shape)
         x = np.asarray(simulations.x[site], np.float64)
         if data_sets:
@@ -68,8 +68,8 @@ class ReferenceTable:
                 f"The simulations of {site!r} have {x.shape[1]} draws each, the model {len(mask)}: they were made by "
                 "another model.",
             )
-            x = x[:, mask]
-        return cls(latents, deterministics, coordinates, z, x, data_sets, mask)
+        table = cls(latents, deterministics, coordinates, z, x, data_sets, mask)
+        return replace(table, x=table._counted(x))
 
     def __len__(self) -> int:
         return len(self.z)
@@ -87,7 +87,7 @@ class ReferenceTable:
         """An observation in the shape of a row of `x`."""
         checks.require(
             np.size(y) == self._size,
-            f"The observation has shape {np.shape(y)}, the simulations {self.x.shape[1:]}: they were made by another "
+            f"The observation has shape {np.shape(y)}, each simulation {self._size} numbers: they were made by another "
             "model.",
         )
         return self._counted(np.asarray(y, np.float64)[None])[0]
@@ -107,14 +107,32 @@ class ReferenceTable:
 
     @property
     def _size(self) -> int:
-        """Numbers in one output, masked draws included."""
-        return len(self.mask) * self.x.shape[2] if self.data_sets else self.x[0].size
+        """Numbers in one output, with those that are masked or were not observed."""
+        return len(self.mask) * self.x.shape[2] if self.data_sets else self.mask.size
 
     def _counted(self, y: np.ndarray) -> np.ndarray:
         """Outputs `(s, *event)` as rows of `x`."""
         if self.data_sets:
             return y.reshape(len(y), len(self.mask), -1)[:, self.mask]
-        return y.reshape(-1, *self.x.shape[1:])
+        y, rows = y.reshape(-1, *self.mask.shape), self.mask.reshape(*self.mask.shape[:1], -1)
+        if self.mask.all():
+            return y
+        return y[:, self.mask] if self.rows_in_part else y[:, rows.all(axis=1)]
+
+    @property
+    def rows_in_part(self) -> bool:
+        """Whether a row of an output was observed in part, so that `x` is a table of numbers."""
+        rows = self.mask.reshape(*self.mask.shape[:1], -1)
+        return not self.data_sets and bool(rows.ndim == 2 and (rows.any(axis=1) != rows.all(axis=1)).any())
+
+    def require_rows(self, what: str) -> None:
+        """Raise where `what` would get numbers in place of outputs of the simulator's shape."""
+        checks.require(
+            not self.rows_in_part,
+            f"{self.mask.size - self.mask.sum()} of {self.mask.size} numbers of the observation are NaN, not observed, "
+            f"and rows of it were observed in part, which {what} cannot compare. Leave it out where the engine has its "
+            "own, leave out whole rows, or use KELFI.",
+        )
 
     def statistics(self, x: np.ndarray) -> np.ndarray:
         """Outputs `(k, *event)` as numbers `(k, q)`: of data sets under plates the mean and log standard deviation of
@@ -131,12 +149,19 @@ class ReferenceTable:
 
     def as_data_sets(self, x: np.ndarray) -> np.ndarray:
         """Outputs `(k, *event)` as data sets `(k, n, d)`."""
+        self.require_rows("a discrepancy between data sets")
         checks.require(
             x.ndim in (2, 3),
             f"The output of the simulator has shape {self.x.shape[1:]}; as a data set it must be (n,) or (n, d), or n "
             "draws under a plate.",
         )
         return x[..., None] if x.ndim == 2 else x
+
+
+def observed_part(problem: Problem) -> np.ndarray:
+    """Of the one simulator site of a checked model, as `ReferenceTable.mask`."""
+    site = problem.simulators[problem.site()]
+    return site.mask.ravel() if site.simulator.batch_shape else ~np.isnan(np.asarray(site.observed))
 
 
 class Weighting(NamedTuple):

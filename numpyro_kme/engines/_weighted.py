@@ -16,9 +16,9 @@ from numpyro_kme.abc.weighting import LEAST_EFFECTIVE_SIZE, effective_sample_siz
 from numpyro_kme.embeddings.means import MeanEmbedding, embedding_mode
 from numpyro_kme.engines._simulations import SimulationEngine, check_model
 from numpyro_kme.engines._vectors import LatentVectors, adjusted, deviation, herded, warn_if_coarse
-from numpyro_kme.engines._weighers import ReferenceTable, Weigher, check_kernel, data_kernel
+from numpyro_kme.engines._weighers import ReferenceTable, Weigher, check_kernel, data_kernel, observed_part
 from numpyro_kme.engines.base import Trained
-from numpyro_kme.engines.posterior import Posterior, groups
+from numpyro_kme.engines.posterior import Posterior, groups, missing_entries
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.length_scales import LengthScaleRule
@@ -165,11 +165,11 @@ class WeightedEngine(SimulationEngine):
         )
 
     def _condition(self, rng_key, problem, learnt: LearntWeigher):
-        """With the same simulations; where the new observation has another mask, learnt again for the draws that
-        count."""
+        """With the same simulations; where the new observation has another mask, or lacks other numbers, learnt again
+        for what counts."""
         self._check(problem)
         table = learnt.weigher.table
-        if not np.array_equal(problem.simulators[problem.site()].mask.ravel(), table.mask):
+        if not np.array_equal(observed_part(problem), table.mask):
             table = ReferenceTable.read(table.coordinates, problem, learnt.simulations)
             learnt = learnt._replace(weigher=self._fit(learnt.fit_key, problem, table))
         return self._posterior(rng_key, problem, learnt)
@@ -181,6 +181,7 @@ class WeightedEngine(SimulationEngine):
         found = weigher.weigh(y)
         weights, effective = self._normalise(found.weights)
         info: dict[str, Any] = {"simulations": len(weights), **found.info, "effective sample size": effective}
+        info |= missing_entries(problem.simulators[problem.site()])
         if (weights < 0).any():
             info["proportion of negative weight"] = float(-weights[weights < 0].sum() / np.abs(weights).sum())
         if learnt.simulations.failures:
@@ -257,7 +258,10 @@ class KernelEngine(WeightedEngine):
         check_kernel(self.kernel, self.length_scale, self.regularisation, self.tolerance)
 
     def _kernel(self, table: ReferenceTable) -> Kernel:
-        return self.kernel or data_kernel(table, self.length_scale)
+        if self.kernel is None:
+            return data_kernel(table, self.length_scale)
+        table.require_rows("a kernel of your own")
+        return self.kernel
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

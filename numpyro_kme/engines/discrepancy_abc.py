@@ -137,6 +137,8 @@ class RejectionABC(WeightedEngine):
             f"The simulator gives data sets of shape {table.x.shape[1:]}, whose rows have no order: give a "
             "`discrepancy`, such as the MMD estimator Quadratic(kernel).",
         )
+        if not by_numbers:
+            table.require_rows("a discrepancy")
         weights_of = partial(accepted, quantile=self.quantile, threshold=self.threshold)
         if by_numbers:
             return NumbersWeigher(table, weights_of)

@@ -16,15 +16,17 @@ from numpyro_kme.engines._learnt_posterior import LearntLikelihoods, LearntPoste
 from numpyro_kme.engines._sampling import LearntModel
 from numpyro_kme.engines._simulations import FromPosterior, FromVariance, Proposal, SimulationEngine
 from numpyro_kme.engines.base import Trained, check_positive
-from numpyro_kme.engines.posterior import groups
+from numpyro_kme.engines.posterior import groups, missing_entries
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, extrapolation_message, fit_likelihood
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.published.hyperparameters import learn_normal
+from numpyro_kme.likelihoods.recorded import Recorded
+from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
-from numpyro_kme.simulations import Simulations
+from numpyro_kme.simulations import SimulatedMissing, Simulations
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -58,6 +60,7 @@ class KELFI(SimulationEngine):
         learn_prior: Whether the prior's mean and standard deviation in each coordinate are learnt too, by maximising
             the marginal likelihood $q(y)$ without simulating again (`learn_normal`). For a prior that is normal in the
             coordinates and determines them, and the published form.
+        missing: `SimulatedMissing()` where the simulator itself gives NaN; when left out NaN is missing at random.
         on_failure, executor, store, version, timeout, progress_bar: How it simulates, as in `simulate`; each round is
             one batch of parallel runs, and a store is for one round.
     References:
@@ -73,6 +76,7 @@ class KELFI(SimulationEngine):
     proposal: Proposal | None = None
     min_change: float | None = None
     learn_prior: bool = False
+    missing: SimulatedMissing | None = None
 
     def check_settings(self):
         """As `Engine.check_settings`."""
@@ -100,8 +104,18 @@ class KELFI(SimulationEngine):
         )
 
     @property
+    def plan(self):  # noqa: D102
+        return replace(super().plan, missing=self.missing)
+
+    @property
     def resolved_form(self) -> Form | None:
-        """The form that was given, with the rule for its length scales."""
+        """The form that was given, with the rule for its length scales, of what is recorded where that is learnt."""
+        if self.missing is None:
+            return self._form
+        return Recorded(self._form or ResidualKernelMeans())
+
+    @property
+    def _form(self) -> Form | None:
         if self.length_scale is None:
             return self.form
         if not isinstance(self.form, KernelMeans):
@@ -113,7 +127,7 @@ class KELFI(SimulationEngine):
 
     def _infer(self, rng_key, args, kwargs):
         simulate_key, fit_key, sample_key = split(rng_key, 3)
-        problem = Problem.read(self.model, *args, **kwargs)
+        problem = self._as_recorded(Problem.read(self.model, *args, **kwargs))
         _simulations.check_sites(problem, self.resolved_form)
         first, *later = _simulations.sizes(self.plan.num_simulations, self.num_rounds)
         simulations = self._simulate(simulate_key, problem, first)
@@ -145,7 +159,8 @@ class KELFI(SimulationEngine):
                 measures[site] = Points(coordinates.table(arguments.reshape(-1, arguments.shape[-1])))
             theta, x = _simulations.training_table(simulations, problem, site)
             found = problem.simulators[site]
-            seen = observed if found.mask.size == 1 and not found.weighted else None  # along plates there are many
+            whole = found.mask.size == 1 and not found.weighted and not found.missing  # along plates there are many
+            seen = observed if whole else None
             likelihoods[site] = fit_likelihood(
                 theta, x, form=self.resolved_form, coordinates=coordinates, measure=measures[site], y=seen
             )
@@ -179,7 +194,15 @@ class KELFI(SimulationEngine):
         _warn_if_beyond(posterior)
         self._found = Trained(self._settings(), posterior.problem, learnt), posterior
 
+    def _as_recorded(self, problem: Problem) -> Problem:
+        """With `missing`, NaN in the observation is what it says and not what was not observed."""
+        if self.missing is None:
+            return problem
+        sites = {name: replace(s, mask=s.unmasked, missing=0) for name, s in problem.simulators.items()}
+        return replace(problem, simulators=sites)
+
     def _condition(self, rng_key, problem, learnt):
+        problem = self._as_recorded(problem)
         _simulations.check_sites(problem, self.resolved_form)
         posterior = self._posterior(rng_key, problem, learnt)
         _warn_if_beyond(posterior)
@@ -203,6 +226,7 @@ class KELFI(SimulationEngine):
             measures[site] = _learnt_prior(fitted, problem, site, in_coordinates)
         if in_coordinates:
             y, measure = observation(problem, site), measures[site]
+            fitted = fitted.marginal(~np.isnan(y))
             drawn = _sampling.in_coordinates(rng_key, site, fitted, y, measure, self.num_samples)
         else:
             drawn = _sampling.in_model(rng_key, LearntModel(problem, learnt.likelihoods), self.num_samples)
@@ -251,7 +275,8 @@ def _described(
     info: dict[str, Any] = {"simulations": len(learnt.simulations)}
     for site, fitted in learnt.likelihoods.items():
         found = {"coordinates": fitted.coordinates.note, **fitted.surrogate.describe()}
-        if not (problem.simulators[site].plates or problem.simulators[site].weighted):
+        found |= missing_entries(problem.simulators[site])
+        if problem.simulators[site].single:
             place = fitted.surrogate.describe_observation(fitted.surrogate.point(observation(problem, site)))
             found |= {"observation": place} if place else {}
         outside = extrapolated[site]

@@ -10,7 +10,7 @@ from numpyro.diagnostics import summary
 
 from numpyro_kme._core import arviz
 from numpyro_kme._core.programs import Recomputed
-from numpyro_kme.models.problem import Problem
+from numpyro_kme.models.problem import Problem, SimulatorSite
 from numpyro_kme.simulations import Simulations
 
 Samples = Mapping[str, np.ndarray]
@@ -161,6 +161,15 @@ def groups(simulations: Simulations, problem: Problem) -> dict[str, dict[str, np
     if simulations.failures:
         found["failed_simulations"] = chain(simulations.failed)
     return found
+
+
+def missing_entries(site: SimulatorSite) -> dict[str, str]:
+    """What a person reads of the entries of an observation that are NaN, if any."""
+    total = np.asarray(site.observed).size
+    left_out = site.missing - site.censored
+    told = f"{left_out} of {total} numbers were not observed: left out, taken to be missing at random"
+    within = f"{site.censored} of {total} numbers are known to lie in intervals"
+    return ({"missing": told} if left_out else {}) | ({"censored": within} if site.censored else {})
 
 
 def problem_of(posterior: Posterior) -> Problem:

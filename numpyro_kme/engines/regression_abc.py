@@ -23,7 +23,7 @@ from numpyro_kme.engines._weighers import (
 )
 from numpyro_kme.engines._weighted import KernelEngine, SignedEngine
 from numpyro_kme.engines.base import Engine, RunAgain, check_positive
-from numpyro_kme.engines.posterior import Posterior, groups
+from numpyro_kme.engines.posterior import Posterior, groups, missing_entries
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.length_scales import LengthScaleRule, MedianHeuristic
 from numpyro_kme.kernels.low_rank import TOLERANCE, LowRankRidge
@@ -157,6 +157,7 @@ class KernelRecursiveABC(Engine):
                 "simulations": self.num_simulations * self.num_iterations,
                 "standard deviations of the points, first and last": np.concatenate([deviations[0], deviations[-1]]),
                 "last move of the estimate": np.abs(path[-1] - path[max(len(path) - 2, 0)]),
+                **missing_entries(problem.simulators[problem.site()]),
                 "what these are": "points that close in on the maximum of the likelihood, not draws from a posterior",
             },
             problem=problem,
@@ -167,6 +168,8 @@ class KernelRecursiveABC(Engine):
     def _step(self, rng_key, table: ReferenceTable, y: np.ndarray) -> np.ndarray:
         """New points `(num_simulations, D)` in coordinates; points that have come close may agree in a count."""
         rule = self.length_scale or MedianHeuristic(per_dimension=not table.data_sets, ties=False)
+        if self.kernel is not None:
+            table.require_rows("a kernel of your own")
         kernel, m = self.kernel or data_kernel(table, rule), self.num_simulations
         return recursive_abc_step(
             rng_key, table.z, table.x, y, kernel, m, regularisation=self.regularisation, tolerance=self.tolerance

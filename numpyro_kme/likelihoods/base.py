@@ -2,7 +2,8 @@
 
 import abc
 from collections.abc import Mapping
-from typing import Any
+from functools import cached_property
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 
 from numpyro_kme._core.host import on_host
+from numpyro_kme._core.programs import Recomputed
 from numpyro_kme._core.solves import Array
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.kernels.base import register
@@ -116,7 +118,7 @@ class LikelihoodAt(abc.ABC):
         return None
 
 
-class Surrogate(abc.ABC):
+class Surrogate(Recomputed, abc.ABC):
     """A likelihood of raw statistics `y` given coordinates `z`, learnt from simulations `{(z_j, x_j)}`.
 
     A frozen pytree whose arrays are NumPy float64, so that it works in sessions of either precision.
@@ -124,10 +126,49 @@ class Surrogate(abc.ABC):
     `fit(z, x, ...) -> Surrogate`.
     """
 
+    records: ClassVar[bool] = False
+    """Whether NaN in an output is what the simulator gives, with a likelihood of its own, and not what is unknown."""
+
     @property
     @abc.abstractmethod
     def dim(self) -> int:
         """Number of coordinates `D`."""
+
+    def marginal(self, seen: np.ndarray, last: np.ndarray | None = None) -> Self:
+        """The likelihood of the statistics that are marked, `(n_raw,)`, whatever the others are.
+
+        It takes observations `(n_raw,)` too, with NaN where nothing was observed. Each pattern is worked out once.
+        Where the form has an order, those that `last` marks come last in it.
+
+        Raises:
+            ValueError: If none of the statistics that are observed varies over the simulations.
+            NotImplementedError: If the form compares data as a whole.
+        """
+        last = np.zeros_like(seen) if last is None else last
+        pattern = seen.tobytes(), last.tobytes()
+        if pattern not in self._marginals:
+            self._marginals[pattern] = self._marginal(seen, last)
+        return self._marginals[pattern]
+
+    @cached_property
+    def _marginals(self) -> dict[tuple[bytes, bytes], Any]:
+        return {}
+
+    def within(self, rows: np.ndarray, low: np.ndarray, high: np.ndarray) -> LikelihoodAt:
+        """The likelihood at outputs `(R, n_raw)`, NaN where they are not known but to lie between `low` and `high`,
+        which may be infinite; the same entries of each. As in `at_rows`, nothing is checked."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has no likelihood of entries that are known to lie in intervals. Use "
+            "form=ResidualKernelMeans()."
+        )
+
+    def _marginal(self, seen: np.ndarray, last: np.ndarray) -> Any:
+        """As `marginal`, worked out."""
+        raise NotImplementedError(
+            f"{type(self).__name__} compares data as a whole and has no likelihood of a part of it, and "
+            f"{np.sum(~seen)} of {seen.size} entries of the observation are NaN, not observed. Use "
+            "form=ResidualKernelMeans(), or KernelMeans() on statistics without a data kernel of your own."
+        )
 
     @abc.abstractmethod
     def at(self, y: Any) -> LikelihoodAt:
@@ -168,7 +209,7 @@ class Surrogate(abc.ABC):
         """Whether a vector of statistics `(..., n)` cannot come from coordinates `(..., D)`, as far as is known."""
         return np.zeros(np.broadcast_shapes(y.shape[:-1], z.shape[:-1]), bool)
 
-    def require_density(self) -> None:  # noqa: B027
+    def require_density(self) -> None:
         """Raise where `q(y | z)` is not a density in `y`, so that marginals and predictions mean nothing."""
 
     def signed_log_density(self, z: ArrayLike, y: Any) -> SignedLog:

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import jax
@@ -16,8 +16,10 @@ from numpyro_kme._core import checks, solves
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.extrapolation import Region
+from numpyro_kme.likelihoods.patterns import Bounds, PreparedPatterns, prepare
 from numpyro_kme.likelihoods.prepared import PreparedLikelihood
 from numpyro_kme.likelihoods.published.form import KernelMeans
+from numpyro_kme.likelihoods.recorded import Recorded
 from numpyro_kme.likelihoods.residual.form import MIN_SIMULATIONS, ResidualKernelMeans
 from numpyro_kme.models.coordinates import Coordinates
 
@@ -43,8 +45,15 @@ class FittedLikelihood:
     simulated: solves.Array
 
     def at(self, y: ArrayLike) -> LikelihoodAt:
-        """The likelihood of one output `(*event)`, as a function of coordinates."""
+        """The likelihood of one output `(*event)`, as a function of coordinates; NaN where it was not observed."""
         return self.surrogate.at(self.surrogate.point(y))
+
+    def marginal(self, seen: np.ndarray) -> "FittedLikelihood":
+        """The likelihood of the entries of an output that are marked, `(*event)`, whatever the others are.
+
+        It takes outputs `(*event)` too, with NaN where nothing was observed (`Surrogate.marginal`).
+        """
+        return self if seen.all() else replace(self, surrogate=self.surrogate.marginal(seen.reshape(-1)))
 
     @property
     def region(self) -> Region:
@@ -111,6 +120,9 @@ class KernelMeansLikelihood(Distribution):
     simulations can make $q$ negative; `log_prob` is the logarithm of the positive version that the form of the
     surrogate documents, so that gradient-based samplers can follow it.
 
+    Entries of an output that are NaN were not observed: the likelihood is that of the others. They have to be known
+    when the output is prepared (`observing`, which `handlers.surrogate` calls), and a traced output must have none.
+
     Outputs `(*lead, *event)` and parameters of any batch shape are broadcast against each other: groups with their own
     parameters, draws that share one (whose log densities a data plate adds up), or both.
 
@@ -132,7 +144,7 @@ class KernelMeansLikelihood(Distribution):
     def __init__(self, fitted: FittedLikelihood, *params: ArrayLike):
         self.fitted = fitted
         self.arguments = _join(params, len(fitted.coordinates.columns))
-        self.prepared: PreparedLikelihood | None = None
+        self.prepared: PreparedLikelihood | PreparedPatterns | None = None
         super().__init__(self.arguments.shape[:-1], fitted.event_shape)
 
     @property
@@ -151,17 +163,20 @@ class KernelMeansLikelihood(Distribution):
         new.arguments, new._batch_shape = self.arguments.reshape(*shape, -1), tuple(shape)
         return new
 
-    def observing(self, value: ArrayLike, mask: ArrayLike = True) -> "KernelMeansLikelihood":
+    def observing(
+        self, value: ArrayLike, mask: ArrayLike = True, bounds: Bounds | None = None
+    ) -> "KernelMeansLikelihood":
         """The same distribution with the likelihood of one observation prepared; a traced one is left for `log_prob`.
 
         What is prepared stays prepared under `jax.jit`, where `value` may be traced by the time it is scored. Outputs
         that a known `mask`, of the shape of the outputs' leading dimensions, leaves out may be anything: they are not
-        looked at.
+        looked at. Entries that are NaN lie within `bounds`, arrays that broadcast to the shape of `value`, where these
+        are finite (`Simulator.within`).
         """
         if not checks.is_concrete((value, self.fitted)):
             return self
         new = copy.copy(self)
-        new.prepared = PreparedLikelihood.of(self.fitted, np.asarray(value), mask if checks.is_concrete(mask) else True)
+        new.prepared = prepare(self.fitted, np.asarray(value), mask if checks.is_concrete(mask) else True, bounds)
         return new
 
     def sample(self, key: jax.Array | None, sample_shape: tuple[int, ...] = ()) -> jax.Array:
@@ -186,7 +201,7 @@ class KernelMeansLikelihood(Distribution):
         """A method of the likelihood for each output and each call."""
         prepared = self.prepared
         if prepared is None or not prepared.is_for(value):
-            prepared = PreparedLikelihood.of(self.fitted, value)
+            prepared = prepare(self.fitted, value)
         return _evaluate(method, prepared, self.fitted.coordinates, self.arguments)
 
 
@@ -244,7 +259,8 @@ def fit_likelihood(
         x.shape[:1] == theta.shape[:1],
         f"`theta` and `x` must have one row for each simulation; got shapes {theta.shape} and {x.shape}.",
     )
-    checks.sound("x", x, "Leave out the simulations that failed.")
+    finite = np.where(np.isnan(x), 0.0, x) if isinstance(form, Recorded) else x
+    checks.sound("x", finite, "Leave out the simulations that failed.")
     checks.require(x.size > 0, f"`x` must hold at least one number for each simulation; got shape {x.shape}.")
     checks.instance("form", form, Form | None, "KernelMeans(...), ResidualKernelMeans(...) or another form")
     coordinates = coordinates or Coordinates.standardise(theta)

@@ -42,7 +42,8 @@ class PreparedLikelihood:
     def of(cls, fitted: Any, value: ArrayLike, mask: ArrayLike = True) -> "PreparedLikelihood":
         """Prepare on the host where everything is concrete, in place otherwise.
 
-        `fitted` is a pytree with a likelihood `at` every output, and the shape of one, `event_shape`.
+        `fitted` is a pytree with a likelihood `at` every output, and the shape of one, `event_shape`. NaN stands where
+        nothing was observed, at the same entries of each output that counts; `prepare` takes any.
         """
         concrete = checks.is_concrete((value, fitted))
         data: Any = np.asarray(value) if concrete else jnp.asarray(value)
@@ -69,7 +70,14 @@ class PreparedLikelihood:
         if not checks.is_concrete((value, self.value, self.mask)):
             return True
         new, known = np.asarray(value), np.asarray(self.value)
-        return new.shape == known.shape and np.array_equal(new[self.mask], known[self.mask])
+        return new.shape == known.shape and np.array_equal(new[self.mask], known[self.mask], equal_nan=True)
+
+    def some(self, chosen: np.ndarray) -> "PreparedLikelihood":
+        """Outputs with these numbers, of `lead` one, in this order."""
+        structure: Any
+        leaves, structure = jax.tree.flatten(self.likelihood)
+        taken = [leaf[chosen] if moves else leaf for leaf, moves in zip(leaves, self.varies)]
+        return replace(self, likelihood=structure.unflatten(taken), value=self.value[chosen], lead=(len(chosen),))
 
     def brief(self) -> "PreparedLikelihood":
         """As `LikelihoodAt.brief`."""
@@ -120,7 +128,8 @@ def _prepare(fitted: Any, rows: np.ndarray) -> tuple[list, Any, list[bool]]:
 
     The outputs that are extreme in some statistic go through the checks of `fitted.at`; all are prepared together.
     """
-    checks.finite("value", rows)
+    missing = np.isnan(rows)
+    checks.finite("value", np.where(missing & missing[0], 0, rows))
     columns = rows.reshape(len(rows), -1)
     extreme = np.unique([np.argmin(columns, axis=0), np.argmax(columns, axis=0)])
     checked = [fitted.at(rows[i]) for i in extreme]

@@ -1,7 +1,7 @@
 """Monotone maps of single statistics: the recorded, robust one to standardised ones, learnt ones; jitter of ties."""
 
 import warnings
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 import jax
@@ -65,6 +65,30 @@ class StatisticsTransform:
         scale = np.array([robust_standard_deviation(column) for column in columns.T])
         return cls(centre, scale, x[0], kept)
 
+    def lacks(self, y: ArrayLike) -> bool:
+        """Whether an observation `(n_raw,)` is NaN, not observed, in one of the kept statistics."""
+        checks.real("y", y)
+        return np.shape(y) == (self.num_raw,) and bool(np.isnan(np.asarray(y)[list(self.kept)]).any())
+
+    def numbers(self, seen: np.ndarray, last: np.ndarray) -> np.ndarray:
+        """Which of the kept statistics are among those marked, `(n_raw,)`, in their order but for some that come last.
+
+        Raises:
+            ValueError: If none of them varies.
+        """
+        chosen = [i for i, number in enumerate(self.kept) if seen[number]]
+        checks.require(
+            bool(chosen),
+            f"Of {self.num_raw} statistics {int(np.sum(seen))} are observed, and none of these varies over the "
+            "simulations: the observation says nothing about the parameters, and the posterior is the prior.",
+        )
+        return np.array(sorted(chosen, key=lambda i: bool(last[self.kept[i]])))
+
+    def some(self, chosen: np.ndarray) -> "StatisticsTransform":
+        """The same of some of the kept statistics, by their numbers among these."""
+        kept = tuple(self.kept[i] for i in chosen)
+        return replace(self, centre=np.asarray(self.centre)[chosen], scale=np.asarray(self.scale)[chosen], kept=kept)
+
     @property
     def num_raw(self) -> int:
         """Number of raw statistics."""
@@ -72,11 +96,11 @@ class StatisticsTransform:
 
     def forward(self, x: Any) -> Any:
         """Raw statistics `(..., n_raw)` to standardised ones `(..., n)`; by NumPy where they are NumPy's."""
-        checks.sound("x", x)
         checks.require(
             jnp.shape(x)[-1:] == (self.num_raw,),
             f"`x` must have shape (..., {self.num_raw}), one entry for each statistic; got {jnp.shape(x)}.",
         )
+        checks.sound("x", x[..., np.array(self.kept)])
         xp: Any = np if isinstance(x, np.ndarray) and checks.is_concrete(self) else jnp
         return xp.arcsinh(self._scores(x, xp))
 
@@ -95,16 +119,21 @@ class StatisticsTransform:
         return jnp.sum(log_slope, axis=-1) - jnp.sum(jnp.log(jnp.asarray(self.scale)))
 
     def check(self, y: ArrayLike) -> None:
-        """Raise unless a concrete observation has the right shape, is finite, and agrees with constant statistics."""
+        """Raise unless a concrete observation has the right shape, is finite, and agrees with constant statistics.
+
+        NaN, not observed, may stand where no kept statistic does.
+        """
         checks.real("y", y)
         y = np.asarray(y, dtype=np.float64)
         checks.require(
             y.shape == (self.num_raw,),
             f"`y` must have shape ({self.num_raw},), one entry for each simulated statistic; got {y.shape}.",
         )
-        checks.finite("y", y)
-        reference = np.asarray(self.reference)
-        for i in sorted(set(range(self.num_raw)) - set(self.kept)):
+        reference, others = np.asarray(self.reference), sorted(set(range(self.num_raw)) - set(self.kept))
+        missing = np.isnan(y)
+        missing[list(self.kept)] = False
+        checks.finite("y", np.where(missing, 0.0, y))
+        for i in (i for i in others if not missing[i]):
             checks.require(
                 bool(np.isclose(y[i], reference[i], rtol=1e-6, atol=0.0)),
                 f"Statistic {i} is {reference[i]} in every simulation but {y[i]} in the observation: the simulator "

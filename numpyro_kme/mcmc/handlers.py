@@ -254,7 +254,7 @@ def _density(
     )
     if isinstance(fn, KernelMeansLikelihood) and _counts(mask):
         try:
-            fn = fn.observing(value, mask)
+            fn = fn.observing(value, mask, simulator.bounds)
         except ValueError as error:
             raise ValueError(f"The observation at site {name!r} does not fit its likelihood: {error}") from error
     return fn.expand(simulator.batch_shape)

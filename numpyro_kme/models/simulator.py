@@ -50,13 +50,14 @@ class Simulator(Distribution):
         groups: Batch shape of the parameters, before plates expand it.
         dtype: Data type of an event.
         black_box: Whether the simulator runs in NumPy on the host.
+        bounds: Lowest and highest values of entries of the observation that are NaN (`within`), or None.
     Raises:
         ValueError: If JAX cannot trace `fn`, if it returns anything but one real array, or if `event_dims`
             does not fit the parameters or is needed under a plate.
     """
 
     arg_constraints: dict[str, Any] = {}
-    pytree_data_fields = ("params",)
+    pytree_data_fields = ("params", "bounds")
     pytree_aux_fields = ("fn", "event_dims", "groups", "dtype", "black_box", "_event_dims_given")
 
     def __init__(
@@ -81,6 +82,7 @@ class Simulator(Distribution):
         self.groups = _groups(fn, shapes, self.event_dims)
         self.black_box = shape is not None
         self._event_dims_given = event_dims is not None
+        self.bounds: tuple[np.ndarray, np.ndarray] | None = None
         if shape is None:
             event_shape, self.dtype = functions.traced_event(fn, self.call_shapes, dtypes)
         else:
@@ -151,6 +153,36 @@ class Simulator(Distribution):
         )
         new = copy.copy(self)
         new._batch_shape = batch_shape
+        return new
+
+    def within(self, low: ArrayLike = -np.inf, high: ArrayLike = np.inf) -> "Simulator":
+        """The same simulator, of whose observation entries that are NaN are known to lie between `low` and `high`.
+
+        Below a detection limit, above the end of a scale, rounded; both ends count where the simulator gives whole
+        numbers. Where both ends are infinite nothing is known of an entry that is NaN, which is missing at random.
+        Entries that are not NaN are what they are.
+
+        Args:
+            low, high: Arrays that broadcast to the shape of the observation.
+        Raises:
+            ValueError: If an interval is empty, or an end is NaN.
+        Example:
+            >>> numpyro.sample("x", Simulator(fn, theta).within(high=limit), obs=np.where(x < limit, np.nan, x))
+        """
+        checks.concrete(low=low, high=high)
+        for name, end in (("low", low), ("high", high)):
+            checks.real(name, end)
+        bottom, top = np.asarray(low, np.float64), np.asarray(high, np.float64)
+        if self.dtype.kind in "biu":
+            bottom, top = bottom - 0.5, top + 0.5
+        empty = ~((bottom < top) & (bottom < np.inf) & (top > -np.inf))
+        checks.require(
+            not empty.any(),
+            f"`low` must be below `high`, and neither NaN; {int(empty.sum())} of {empty.size} intervals are not so. "
+            "Give infinite ends where nothing is known.",
+        )
+        new = copy.copy(self)
+        new.bounds = bottom, top
         return new
 
     def mask(self, mask) -> Distribution:

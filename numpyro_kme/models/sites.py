@@ -15,6 +15,7 @@ from numpyro.infer.inspect import get_model_relations
 from numpyro_kme._core import checks, compat
 from numpyro_kme.models import tracing
 from numpyro_kme.models.simulator import Simulator
+from numpyro_kme.models.site_checks import check_sites
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,11 @@ class SimulatorSite:
         plates: Sizes of the plates around the site.
         observed: The observation, or None.
         parents: The latents that the simulator's arguments depend on.
-        mask: Which calls count, of the simulator's batch shape; see `numpyro.handlers.mask`. Simulations have all of
-            them.
+        mask: Which calls count, of the simulator's batch shape: those that `numpyro.handlers.mask` leaves, and of which
+            something was observed. Simulations have all of them.
+        unmasked: Those that `numpyro.handlers.mask` leaves.
+        missing: How many entries of the calls that are not masked are NaN, not observed.
+        censored: How many of these are known to lie in an interval (`Simulator.within`).
         scale: Powers that the likelihoods of the calls are raised to, `()` or broadcast to the batch shape of `fn`; see
             `numpyro.handlers.scale`.
     """
@@ -56,7 +60,15 @@ class SimulatorSite:
     observed: np.ndarray | None
     parents: tuple[str, ...]
     mask: np.ndarray
+    unmasked: np.ndarray
+    missing: int
+    censored: int
     scale: np.ndarray
+
+    @property
+    def single(self) -> bool:
+        """Whether there is one observation, neither masked nor scaled, of entries that are known or not."""
+        return not (self.plates or self.weighted or self.censored)
 
     @property
     def weighted(self) -> bool:
@@ -69,10 +81,17 @@ class SimulatorSite:
         return x if self.mask.all() else x[(slice(None),) * lead + (self.mask,)]
 
     def check_observed(self, name: str) -> None:
-        """That an observation is one that the simulator could give: finite, and whole where its outputs are."""
+        """That an observation is one that the simulator could give, where it is not NaN: finite, and whole where its
+        outputs are."""
         seen = self.counted(np.asarray(self.observed))
+        checks.require(
+            not self.missing or bool(self.mask.any()),
+            f"Nothing was observed at {name!r}: all {self.missing} entries that count are NaN. The posterior is the "
+            "prior; leave the observation out of the model, or give the entries that were observed.",
+        )
+        seen = seen[~np.isnan(seen)]
         checks.finite(f"observation at {name!r}", seen)
-        numbers = np.ravel(seen) if self.simulator.dtype.kind in "biu" else np.zeros(0)
+        numbers = seen if self.simulator.dtype.kind in "biu" else np.zeros(0)
         broken = numbers[numbers != np.round(numbers)]
         checks.require(
             not broken.size,
@@ -127,7 +146,7 @@ def read(model: Callable, args: tuple, kwargs: Mapping) -> Parts:
         jax.eval_shape(run_again)
         upstream = get_model_relations(tracing.PresentPrecision(model), args, dict(kwargs))["sample_sample"]
     parents = {name: _behind(name, upstream, trace) for name in upstream}
-    _check_sites(trace, simulators, parents)
+    check_sites(trace, simulators, parents)
     for name, simulator in simulators.items():
         if functions[name] != simulator.fn:
             checks.warn(
@@ -153,7 +172,7 @@ def read_again(before: Any, args: tuple, kwargs: Mapping) -> Parts:
     found = _parts_of(trace, simulators, parents)
     if _outline(found) != _outline(before):
         return read(before.model, args, kwargs)
-    _check_sites(trace, simulators, parents)
+    check_sites(trace, simulators, parents)
     return found
 
 
@@ -197,7 +216,7 @@ def _parts_of(trace, simulators, parents) -> Parts:
                 {frame.name: frame.size for frame in sites[name]["cond_indep_stack"]},
                 np.asarray(sites[name]["value"]) if sites[name]["is_observed"] else None,
                 parents[name],
-                np.broadcast_to(compat.mask(sites[name]["fn"]), simulator.batch_shape),
+                *_counted(simulator, sites[name]),
                 np.asarray(compat.scale(sites[name])),
             )
             for name, simulator in simulators.items()
@@ -209,6 +228,16 @@ def _parts_of(trace, simulators, parents) -> Parts:
             if site["type"] == "deterministic" and not set(parents[name]) & set(simulators)
         ),
     )
+
+
+def _counted(simulator: Simulator, site: dict) -> tuple[np.ndarray, np.ndarray, int, int]:
+    """Which calls count, which are not masked, how many entries of these are NaN, and are in intervals."""
+    mask = np.broadcast_to(compat.mask(site["fn"]), simulator.batch_shape)
+    missing = np.isnan(np.asarray(site["value"])) & np.expand_dims(mask, tuple(range(-simulator.event_dim, 0)))
+    ends = np.zeros((0, *missing.shape)) if simulator.bounds is None else simulator.bounds
+    inside = missing & np.any([np.isfinite(np.broadcast_to(end, missing.shape)) for end in ends], axis=0)
+    nothing = (missing & ~inside).all(axis=tuple(range(-simulator.event_dim, 0)))
+    return mask & ~nothing, mask, int(missing.sum()), int(inside.sum())
 
 
 def _behind(name: str, upstream: Mapping[str, list[str]], trace) -> tuple[str, ...]:
@@ -237,60 +266,4 @@ def _check_weights(parts: Parts, model, args, kwargs) -> None:
         checks.require(
             not behind,
             f"The mask or scale of site {name!r} depends on the latents {list(behind)}. Make it depend on data alone.",
-        )
-
-
-def _check_sites(trace, simulators, parents) -> None:
-    sites = {name: site for name, site in trace.items() if site["type"] == "sample"}
-    params = [name for name, site in trace.items() if site["type"] == "param"]
-    checks.require(
-        not params,
-        f"The model has the `param` sites {params}, which have no prior. Give them one with numpyro.sample "
-        "(or the handler numpyro.handlers.lift), or pass their values as arguments of the model.",
-    )
-    checks.require(
-        len(simulators) > 0,
-        f"The model has no simulator site; its sites are {list(sites)}. Add one: numpyro.sample('x', "
-        "numpyro_kme.Simulator(fn, *params), obs=x).",
-    )
-    for name, site in sites.items():
-        fed = [parent for parent in parents[name] if parent in simulators]
-        checks.require(
-            not fed,
-            f"Site {name!r} depends on the output of the simulator at {fed and fed[0]!r}, whose density is not known. "
-            "Put that step inside the simulator's function, so that its output is what is observed.",
-        )
-        if name in simulators:
-            dtype = site["value"].dtype
-            checks.require(
-                dtype.kind in "bfiu",
-                f"The observation at {name!r} has dtype {dtype}; it must hold real numbers. Give real and imaginary "
-                "parts as numbers of their own, and let the simulator return them so.",
-                TypeError,
-            )
-            found, expected = np.shape(site["value"]), simulators[name].shape()
-            checks.require(
-                found == expected,
-                f"The observation at {name!r} has shape {found}; the simulator `{simulators[name].name}` gives "
-                f"shape {expected}."
-                if site["is_observed"]
-                else f"Site {name!r} has shape {found} where its simulator gives shape {expected}. A simulator "
-                "inside `scan` is not supported: make the whole series one call of a simulator.",
-            )
-    latents = [name for name, site in sites.items() if not site["is_observed"] and name not in simulators]
-    checks.require(len(latents) > 0, f"The model has no latent site to infer; its sites are {list(sites)}.")
-    for name in latents:
-        fn, scale = sites[name]["fn"], sites[name]["scale"]
-        masked = not np.all(compat.mask(fn))
-        checks.require(
-            not masked and (scale is None or bool(np.all(np.asarray(scale) == 1.0))),
-            f"The prior of {name!r} is {'masked' if masked else f'scaled, by {scale}'}, so that its density is not "
-            "that of draws from it. Put numpyro.handlers.mask and numpyro.handlers.scale around observed sites only.",
-        )
-        discrete = fn.support.is_discrete or isinstance(compat.innermost(fn), dist.Delta)
-        checks.require(
-            not discrete,
-            f"The prior of {name!r} is discrete ({type(compat.innermost(fn)).__name__}). Sum over it inside "
-            "the simulator, or use a continuous parameter; a fixed value belongs in numpyro.deterministic. If it is "
-            "data, pass the observation to the model: `simulate` takes Problem.read(model, ...).",
         )

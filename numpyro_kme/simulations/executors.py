@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numpyro_kme.models import simulator_functions
-from numpyro_kme.simulations.failures import Failure, SimulationError, limited, not_finite, raised, timed_out
+from numpyro_kme.simulations.failures import Failure, SimulationError, limited, raised, timed_out
 
 TASK_SECONDS = 0.2
 """Tasks hold as many simulations as take about this long, so that sending them costs little and losing them too."""
@@ -85,7 +85,7 @@ def simulate_row(job: Job, row: Row, timeout: float | None) -> Outcome:
         return failure
     except (Exception, SystemExit) as error:
         return raised(error)
-    return not_finite(x) or x
+    return x
 
 
 def run(

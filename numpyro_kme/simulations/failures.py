@@ -42,9 +42,19 @@ def raised(error: BaseException) -> Failure:
     return failure
 
 
-def not_finite(x: np.ndarray) -> Failure | None:
-    """The failure of a simulator that gave values that are not finite; None if all are."""
-    bad = np.size(x) - np.count_nonzero(np.isfinite(x))
+@dataclass(frozen=True)
+class SimulatedMissing:
+    """NaN is what a simulator gives for what is not recorded, and no failure: reporting, detection, dropping out.
+
+    Whether an entry is recorded is learnt with its value, so that NaN in the observation tells what it tells in the
+    simulations: it need not be missing at random. Infinite values stay failures.
+    """
+
+
+def not_finite(x: np.ndarray, missing: SimulatedMissing | None = None) -> Failure | None:
+    """The failure of a simulator that gave values that are not finite; None if all are, or NaN where that is said."""
+    allowed = np.isfinite(x) if missing is None else ~np.isinf(x)
+    bad = np.size(x) - np.count_nonzero(allowed)
     return Failure("not finite", f"{bad} of its {np.size(x)} values are not finite") if bad else None
 
 
@@ -192,7 +202,7 @@ def differences(stored: Mapping, asked: Mapping, changed: Mapping | None = None)
     told = [
         _difference(key, stored.get(key, _NOTHING), asked.get(key, _NOTHING))
         for key in sorted({*stored, *asked})
-        if asked.get(key, _NOTHING) not in (stored.get(key, _NOTHING), changed.get(key, _NOTHING))
+        if asked.get(key, _NOTHING) not in (before := stored.get(key, _NOTHING), changed.get(key, before))
     ]
     return sorted(told, key=lambda sentence: ":" not in sentence)  # first what a person can read
 

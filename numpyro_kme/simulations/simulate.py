@@ -21,7 +21,15 @@ from numpyro_kme.models import simulator_functions
 from numpyro_kme.models.problem import Arrays, Draws, Problem
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.simulations import site_runs
-from numpyro_kme.simulations.failures import OnFailure, Penalise, Retry, SimulationError, StoreError, retries
+from numpyro_kme.simulations.failures import (
+    OnFailure,
+    Penalise,
+    Retry,
+    SimulatedMissing,
+    SimulationError,
+    StoreError,
+    retries,
+)
 from numpyro_kme.simulations.fingerprint import fingerprint
 from numpyro_kme.simulations.simulations import Simulations
 from numpyro_kme.simulations.store import Store
@@ -33,6 +41,7 @@ def simulate(
     num_simulations: int,
     *,
     on_failure: OnFailure = "raise",
+    missing: SimulatedMissing | None = None,
     timeout: float | None = None,
     executor: Executor | int | None = None,
     store: str | PathLike | None = None,
@@ -54,6 +63,7 @@ def simulate(
         on_failure: What to do when a simulator raises, takes too long or gives a value that is not finite: `"raise"`;
             `"skip"` it and count it, which changes the prior to the prior given success; `Retry(...)` with a fresh key,
             which changes the likelihood to that of runs that succeed; `Penalise(value)`.
+        missing: `SimulatedMissing()` where NaN is what the simulator gives for what is not recorded, and no failure.
         timeout: Seconds for one simulation of a black-box simulator.
         executor: Where black-box simulators run: any `concurrent.futures.Executor` (loky, Dask's
             `Client.get_executor()`, MPI's), or a number of processes to spawn, which are replaced where one dies or
@@ -75,7 +85,7 @@ def simulate(
         results.
     """
     problem = problem if isinstance(problem, Problem) else Problem.read(problem)
-    plan = Plan(num_simulations, None, on_failure, executor, store, version, timeout, progress_bar, block_size)
+    plan = Plan(num_simulations, None, on_failure, executor, store, version, timeout, progress_bar, block_size, missing)
     return plan.simulate(rng_key, problem)
 
 
@@ -93,6 +103,7 @@ class Plan:
         timeout: Seconds for one simulation of a black-box simulator.
         progress_bar: Whether to show the progress.
         block_size: How many JAX simulations run together, as in `simulate`.
+        missing: What NaN is, as in `simulate`.
     """
 
     num_simulations: int
@@ -104,8 +115,10 @@ class Plan:
     timeout: float | None = None
     progress_bar: bool = True
     block_size: int = programs.BLOCK
+    missing: SimulatedMissing | None = None
 
     def __post_init__(self):
+        checks.instance("missing", self.missing, SimulatedMissing | None, "SimulatedMissing(), or left out")
         checks.instance("simulations", self.simulations, Simulations | None, "a set of simulations (Simulations)")
         checks.require(
             isinstance(self.on_failure, Retry | Penalise) or self.on_failure in ("raise", "skip"),
@@ -173,7 +186,8 @@ def _settings(rng_key: jax.Array, problem: Problem, plan: Plan) -> dict[str, Any
     simulators = _simulators(problem)
     roots = {f"simulator of `{name}`": simulator.fn for name, simulator in simulators.items()}
     found = fingerprint(roots | {"model": problem.model})
-    return {
+    told = {} if plan.missing is None else {"missing": str(plan.missing)}
+    return told | {
         "key": np.asarray(random.key_data(rng_key) if checks.is_key(rng_key) else rng_key).tolist(),
         "version": None if plan.version is None else str(plan.version),
         "code": found.parts,

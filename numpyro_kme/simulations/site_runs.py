@@ -93,6 +93,8 @@ class Run:
         sound, failed = [], []
         for row, outcome in zip(map(int, rows), outcomes, strict=True):
             if not isinstance(outcome, Failure):
+                outcome = not_finite(outcome, self.plan.missing) or outcome
+            if not isinstance(outcome, Failure):
                 self.x[row] = outcome
                 sound.append(row)
             elif again is None:
@@ -152,7 +154,7 @@ class Run:
             inside = slice(first, first + size)
             x = programs.in_blocks(draw, (keys[inside], self.arguments[inside]), size)
             chosen = np.flatnonzero(wanted[inside])
-            report(first + chosen, [not_finite(x[i]) or x[i] for i in chosen])
+            report(first + chosen, [x[i] for i in chosen])
 
 
 def dtype_of(simulator: Simulator) -> np.dtype:

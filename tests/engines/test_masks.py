@@ -399,7 +399,7 @@ def parts(x=None):
         (handlers.scale(model, scale=2.0), X, "The prior of 'theta' is scaled, by 2.0"),
         (parts, np.ones(10, np.float32), r"Plate 'data' takes 4 of 10 elements, at random \(subsample_size\)"),
         (model, X + 1j, r"The observation at 'x' has dtype complex(64|128); it must hold real numbers"),
-        (model, np.where(FIRST, X, np.nan), "`observation at 'x'` has 2 entries that are not finite"),
+        (model, np.where(FIRST, X, np.inf), "`observation at 'x'` has 2 entries that are not finite"),
     ],
 )
 def test_other_doors_are_closed_by_name(of, x, sentence):

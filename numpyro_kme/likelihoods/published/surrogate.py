@@ -31,6 +31,7 @@ from numpyro_kme.likelihoods.published.leave_one_out import (
     held_out_drops,
     held_out_sample,
     leave_one_out_scores,
+    summarise,
 )
 from numpyro_kme.likelihoods.published.solves import MOST_DENSE, Solution, Solved
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
@@ -141,11 +142,11 @@ class KernelMeansSurrogate(Surrogate):
     def at(self, y: Any) -> KernelMeansAt:
         """The likelihood at one observation.
 
-        A concrete `y` is checked and prepared on the host in float64; a traced one is prepared in place.
+        A concrete `y` is checked and prepared on the host in float64; a traced one is prepared in place. NaN among
+        statistics means not observed, as in `marginal`; a traced `y` must have none.
 
         Raises:
-            ValueError: If `y` has the wrong shape, is not finite, or differs from a statistic that every simulation
-                shares.
+            ValueError: If `y` has the wrong shape, is infinite, or differs from a statistic that all simulations share.
         Warns:
             UserWarning: If `y` lies far outside all simulations.
         Cost: `m` data kernels and two triangular solves.
@@ -153,6 +154,8 @@ class KernelMeansSurrogate(Surrogate):
         if not checks.is_concrete((y, self)):
             self._check_precision()
             return in_present_precision(self)._at(y)
+        if self.transform is not None and self.transform.lacks(y):
+            return self.marginal(~np.isnan(y)).at(y)
         if self.transform is not None:
             self.transform.check(y)
         y = jax.tree.map(lambda leaf: np.array(leaf, np.float64), y)
@@ -163,6 +166,21 @@ class KernelMeansSurrogate(Surrogate):
         usual = self.summary.log_nearest_quantile
         warn_if_out_of_distribution(self.transform, self.data, y, likelihood.log_nearest, usual)
         return likelihood
+
+    def _marginal(self, seen, last):
+        """In closed form: the Gaussian data kernel is a density in every statistic, and integrates to 1 in those that
+        were not observed, which its product leaves out."""
+        kernel = self.hyper.data_kernel
+        if self.transform is None or not isinstance(kernel, Gaussian):
+            return super()._marginal(seen, last)
+        chosen = self.transform.numbers(seen, last)
+        if np.array_equal(chosen, np.arange(len(self.transform.kept))):
+            return self
+        transform, data = self.transform.some(chosen), np.asarray(self.data)[:, chosen]
+        scale = np.broadcast_to(kernel.length_scale, np.shape(self.data)[1])[chosen]
+        hyper = replace(self.hyper, data_kernel=Gaussian(scale))
+        summary = on_host(summarise)(*held_out_sample(hyper, self.z, data))
+        return replace(self, data=data, hyper=hyper, transform=transform, summary=summary)
 
     def _at(self, y) -> KernelMeansAt:
         log_kappa = self._log_kappa(y)

@@ -90,6 +90,13 @@ class TriangularMap:
         before = before.reshape(*before.shape[:-2], -1)
         return (u - before @ coefficients.reshape(u.shape[-1], -1).T) * xp.exp(-xp.asarray(self.log_scale))
 
+    def before(self, u: Any, z: Any, i: int, xp: Any = jnp) -> Any:
+        """What residuals `u`, a list of `(...)` of at least `i`, say about residual `i` at `z` `(..., D)`, `(...)`."""
+        found = xp.zeros_like(z[..., 0])
+        for k in range(i):
+            found = found + (xp.asarray(self.constant)[i, k] + z @ xp.asarray(self.change)[i, k]) * soft_clip(u[k], xp)
+        return found
+
 
 def fit_triangular_map(
     z: np.ndarray, u: np.ndarray, rows: np.ndarray, steps: int, decorrelate: bool = True

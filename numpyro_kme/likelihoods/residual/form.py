@@ -17,8 +17,8 @@ from numpyro_kme.kernels.length_scales import robust_standard_deviation
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.extrapolation import Region
 from numpyro_kme.likelihoods.residual.bandwidth_learning import HeldOutDensities, learn_bandwidths
-from numpyro_kme.likelihoods.residual.decorrelation import fit_triangular_map
-from numpyro_kme.likelihoods.residual.density import fit_residual_density
+from numpyro_kme.likelihoods.residual.decorrelation import TriangularMap, fit_triangular_map
+from numpyro_kme.likelihoods.residual.density import ResidualDensity, fit_residual_density
 from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
 from numpyro_kme.likelihoods.residual.location_scale import (
     Location,
@@ -120,9 +120,13 @@ class ResidualKernelMeans(Form):
         with solves.one_blas_thread:
             return self._fit(z, x, StatisticsTransform.fit(x))
 
+    def _rows(self, size: int) -> np.ndarray:
+        """Simulations that hyperparameters are learnt from."""
+        return np.random.default_rng(0).permutation(size)[: self.subset or int(np.clip(size // 2, 350, 2000))]
+
     @on_host
     def _fit(self, z, x, transform):
-        rows = np.random.default_rng(0).permutation(len(z))[: self.subset or int(np.clip(len(z) // 2, 350, 2000))]
+        rows = self._rows(len(z))
         most = self.num_inducing_points or int(np.clip(len(z) // 10, 100, 400))
         at = Inputs(z, Inputs.pivoted(z[rows], most).inducing_points)
         standard = (jitter_ties(x[:, list(transform.kept)]) - transform.centre) / transform.scale
@@ -135,17 +139,12 @@ class ResidualKernelMeans(Form):
         groups = np.array_split(np.arange(n), -(-n // each))
         fits = in_threads(partial(_fit_statistics, self, at, rows, scaled.T, starts), groups)
         residuals = np.concatenate([fit.residuals for fit in fits]).T
-        decorrelation, residuals = fit_triangular_map(z, residuals, rows, self.steps // 2, self.decorrelate)
-        # kernels and their sums need no more than float32, as the ridge is at least a thousandth of `m`
-        fewer = rows[:MOST_PAIRS]
-        few = z[fewer].astype(np.float32), residuals[fewer].astype(np.float32)
-        bandwidths = learn_bandwidths(*few, self.steps)
-        scores = HeldOutDensities.of(bandwidths, *few)
+        learnt = self.dependence(z, residuals)
         improvements = ScoreImprovements(
             np.concatenate([fit.location_improvement for fit in fits]),
             np.concatenate([fit.scale_improvement for fit in fits]),
-            -np.asarray(decorrelation.log_scale),
-            np.array(scores.improvement(few[1])),
+            learnt.decorrelation_improvement,
+            learnt.shape_improvement,
         )
         location = RidgeFunctions.of((f.regression, np.zeros(len(f.size)), NEGLIGIBLE * f.size) for f in fits)
         log_scale = RidgeFunctions.of((f.log_scales, f.log_scale, np.full(f.size.shape, NEGLIGIBLE)) for f in fits)
@@ -160,11 +159,48 @@ class ResidualKernelMeans(Form):
             marginals,
             location,
             log_scale,
-            decorrelation,
-            fit_residual_density(z, residuals, bandwidths, scores.heavy_tailed_weight()),
+            learnt.decorrelation,
+            learnt.density,
             np.stack([np.asarray(transform.forward(end)) for end in (x.min(axis=0), x.max(axis=0))]),
             improvements,
+            residuals,
+            self,
         )
+
+    def dependence(self, z: np.ndarray, residuals: np.ndarray) -> "Dependence":
+        """Learn from held-out standardised residuals `(m, n)` how they depend on one another, and their density."""
+        with solves.one_blas_thread:
+            return self._dependence(z, residuals)
+
+    @on_host
+    def _dependence(self, z, residuals):
+        rows = self._rows(len(z))
+        decorrelation, residuals = fit_triangular_map(z, residuals, rows, self.steps // 2, self.decorrelate)
+        # kernels and their sums need no more than float32, as the ridge is at least a thousandth of `m`
+        few = z[rows[:MOST_PAIRS]].astype(np.float32), residuals[rows[:MOST_PAIRS]].astype(np.float32)
+        bandwidths = learn_bandwidths(*few, self.steps)
+        scores = HeldOutDensities.of(bandwidths, *few)
+        return Dependence(
+            decorrelation,
+            fit_residual_density(z, residuals, bandwidths, scores.heavy_tailed_weight()),
+            -np.asarray(decorrelation.log_scale),
+            np.array(scores.improvement(few[1])),
+        )
+
+
+class Dependence(NamedTuple):
+    """How residuals depend on one another.
+
+    Attributes:
+        decorrelation: Their triangular map.
+        density: Density of decorrelated residuals.
+        decorrelation_improvement, shape_improvement: What these add to the held-out log score, `(n,)` and a scalar.
+    """
+
+    decorrelation: TriangularMap
+    density: ResidualDensity
+    decorrelation_improvement: np.ndarray
+    shape_improvement: np.ndarray
 
 
 class _Fits(NamedTuple):

@@ -55,6 +55,14 @@ class RidgeFunctions:
         points, precision = (np.pad(np.concatenate(a), ((0, spare), (0, 0))) for a in (centres, scales))
         return cls(np.array(offset), np.array(linear), points, precision, weights)
 
+    def some(self, chosen: np.ndarray) -> "RidgeFunctions":
+        """The functions with these numbers, with the kernels that they need."""
+        offset, linear, rbf = (np.asarray(leaf)[chosen] for leaf in (self.offset, self.linear, self.rbf))
+        used = np.flatnonzero(np.any(rbf != 0.0, axis=0))
+        spare = padded(len(used)) - len(used)
+        points, precision = (np.pad(np.asarray(a)[used], ((0, spare), (0, 0))) for a in (self.points, self.precision))
+        return RidgeFunctions(offset, linear, points, precision, np.pad(rbf[:, used], ((0, 0), (0, spare))))
+
     def __call__(self, z: Any, xp: Any = jnp) -> Any:
         """Values `(..., n)` at points `(..., D)`, by JAX or NumPy, in the precision of `points`.
 

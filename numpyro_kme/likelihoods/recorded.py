@@ -1,0 +1,167 @@
+r"""The likelihood of a simulator that itself gives NaN for what is not recorded: whether, and what.
+
+With $r_i = 1$ where entry $i$ is recorded and 0 elsewhere, the likelihood of an observation is the joint one of all
+indicators and of the entries that were recorded,
+
+$$ q(r, y_r \mid \theta) = \int p(r, \tilde y \mid \theta) \, d\tilde y_{\bar r}, $$
+
+where $\tilde y$ is $y$ with anything in place of what was not recorded: whatever that is, the integral takes it out.
+So simulations are filled with what makes the joint density easy to learn: values that other simulations recorded, at
+nearby parameters and with alike other entries (a hot deck). Indicators stand behind the entries as further statistics,
+and the integral is `Surrogate.marginal` of the form.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from numpyro_kme._core import checks
+from numpyro_kme._core.solves import Array
+from numpyro_kme.kernels.base import register
+from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
+from numpyro_kme.likelihoods.statistics import StatisticsTransform
+
+SHOWN = 8
+"""So many entries are listed with how often they are recorded."""
+
+DONORS = 5
+"""Fills are drawn from so many of the simulations that are most alike."""
+
+
+@dataclass(frozen=True)
+class Recorded(Form):
+    """Settings of the likelihood of whether entries are recorded, and of those that are.
+
+    Args:
+        form: Of their joint likelihood, one that can be marginalised.
+    """
+
+    form: Form
+
+    def points(self, x: Any) -> Any:
+        """As the inner form reads outputs."""
+        return self.form.points(x)
+
+    def point(self, y: Any) -> Any:
+        """As the inner form reads one."""
+        return self.form.point(y)
+
+    def fit(self, z, x, *, measure=None, y=None) -> Surrogate:
+        """As `Form.fit`, with NaN in `x` where nothing is recorded."""
+        z, x = np.asarray(z, np.float64), np.asarray(x, np.float64)
+        recorded = ~np.isnan(x)
+        partly = np.flatnonzero(~recorded.all(axis=0))
+        table = np.concatenate([_filled(z, x), recorded[:, partly]], axis=1)
+        inner = self.form.fit(z, table, measure=measure, y=None if len(partly) else y)
+        return RecordedSurrogate(inner, recorded[:, partly].mean(axis=0), tuple(partly.tolist()))
+
+
+@register
+class RecordedSurrogate(Surrogate):
+    """A learnt likelihood of whether entries are recorded, and of those that are.
+
+    Attributes:
+        inner: Of all entries, filled, and then the indicators.
+        shares: Fraction of the simulations in which each of them is recorded, `(k,)`.
+        partly: Entries that some simulations lack (static).
+    """
+
+    records = True
+
+    inner: Surrogate
+    shares: Array
+    partly: tuple[int, ...] = field(metadata=dict(static=True))
+
+    @property
+    def dim(self):
+        """Number of coordinates."""
+        return self.inner.dim
+
+    def _with_indicators(self, y: Any) -> np.ndarray:
+        """Outputs `(..., n)` and their indicators, `(..., n + k)`."""
+        checks.concrete(y=y)
+        checks.real("y", y)
+        y = np.asarray(y, np.float64)
+        lost = np.isnan(y)
+        unknown = np.flatnonzero(np.delete(lost.reshape(-1, y.shape[-1]).any(axis=0), self.partly))
+        checks.require(
+            not len(unknown),
+            f"Entry {np.delete(np.arange(y.shape[-1]), self.partly)[unknown[:1]]} of the observation is NaN, and "
+            "every simulation has it: the simulator cannot produce this observation. Let it lose this entry too, or "
+            "leave `missing` out where entries are missing at random.",
+        )
+        return np.concatenate([y, ~lost[..., list(self.partly)]], axis=-1)
+
+    def at(self, y: Any) -> LikelihoodAt:
+        """The likelihood at one observation `(n,)`, NaN where it was not recorded, concrete."""
+        return self.inner.at(self._with_indicators(y))
+
+    def at_rows(self, rows: np.ndarray) -> LikelihoodAt:
+        """As `Surrogate.at_rows`."""
+        return self.inner.at_rows(self._with_indicators(rows.reshape(len(rows), -1)))
+
+    def _marginal(self, seen, last):
+        """Of all indicators and the entries that were recorded."""
+        own = np.zeros(len(self.partly), bool)
+        every = (np.concatenate([part, indicators]) for part, indicators in ((seen, ~own), (last, own)))
+        return replace(self, inner=self.inner.marginal(*every))
+
+    def informativeness(self) -> tuple[str, np.ndarray]:
+        """As `Surrogate.informativeness`, the sum of that of an entry and of whether it is recorded."""
+        measure, values = self.inner.informativeness()
+        first = len(values) - len(self.partly)
+        total = values[:first].copy()
+        total[list(self.partly)] += values[first:]
+        return measure, total
+
+    def variance(self, z):
+        """As `Surrogate.variance`."""
+        return self.inner.variance(z)
+
+    def describe(self):
+        """As `Surrogate.describe`; the indicators stand behind the entries."""
+        shares = ", ".join(f"{i} in {share:.0%}" for i, share in zip(self.partly[:SHOWN], self.shares))
+        more = f" and {len(self.partly) - SHOWN} more" if len(self.partly) > SHOWN else ""
+        told = f"entries {shares} of the simulations{more}; whether is learnt, as statistics behind all entries"
+        return {"recorded": told if self.partly else "all entries in all simulations", **self.inner.describe()}
+
+    def describe_observation(self, y: Any) -> str:
+        """As `Surrogate.describe_observation`."""
+        return self.inner.describe_observation(self._with_indicators(y))
+
+    def dependence(self) -> np.ndarray:
+        """As `Surrogate.dependence`."""
+        return self.inner.dependence()
+
+    def outside_support(self, y: np.ndarray, z: np.ndarray) -> np.ndarray:
+        """As `Surrogate.outside_support`."""
+        return self.inner.outside_support(self._with_indicators(y), z)
+
+    def require_density(self) -> None:
+        """As `Surrogate.require_density`."""
+        self.inner.require_density()
+
+
+def _filled(z: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Statistics `(m, n)` with a recorded value in place of each NaN; zeros where none was recorded at all.
+
+    Of the `DONORS` simulations that are nearest, one is drawn: by the sum of squares of the differences of the
+    coordinates, and the mean of those of the standardised statistics that both have.
+    """
+    x, rng = np.where(np.isnan(x).all(axis=0), 0.0, x), np.random.default_rng(0)
+    some = np.where(np.isnan(x), np.nanmedian(x, axis=0), x)
+    lost, filled = np.isnan(x), x.copy()
+    varies = np.ptp(some, axis=0) > 0.0
+    s = np.zeros_like(x)
+    if varies.any():
+        s[:, varies] = StatisticsTransform.fit(some[:, varies]).forward(some[:, varies])
+    for j in np.flatnonzero(lost.any(axis=1)):
+        both = ~lost & ~lost[j]
+        apart = np.sum(np.where(both, np.square(s - s[j]), 0.0), axis=1) / np.maximum(both.sum(axis=1), 1)
+        apart += np.sum(np.square(z - z[j]), axis=1)
+        order = np.argsort(apart)
+        for i in np.flatnonzero(lost[j]):
+            donors = order[~lost[order, i]][:DONORS]
+            filled[j, i] = x[rng.choice(donors), i]
+    return filled

@@ -1,0 +1,205 @@
+"""Censored, bounded and rounded data, and simulators that lose entries, against exact posteriors."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer import MCMC, NUTS
+from scipy import stats
+
+import numpyro_kme as kme
+from numpyro_kme import diagnostics
+from numpyro_kme.simulations import SimulationError, simulate
+
+KEY = jax.random.key(4)
+GRID = np.linspace(-4.0, 4.0, 401)
+SLOPES = np.array([1.0, 0.5, 1.0, -0.5, 1.0, 1.0])
+
+
+def moments(log_likelihood):
+    """Mean and standard deviation under a standard normal prior, of log likelihoods on the grid."""
+    p = np.exp(log_likelihood - 0.5 * GRID**2 - np.max(log_likelihood - 0.5 * GRID**2))
+    mean = np.sum(p * GRID) / np.sum(p)
+    return mean, np.sqrt(np.sum(p * (GRID - mean) ** 2) / np.sum(p))
+
+
+def close(samples, expected, error):
+    """Moments of draws within an error, in posterior standard deviations."""
+    mean, sd = expected
+    assert abs(samples["theta"].mean() - mean) < error * sd
+    np.testing.assert_allclose(samples["theta"].std(), sd, rtol=error)
+
+
+def six(rng_key, theta):
+    return theta * SLOPES + jax.random.normal(rng_key, (6,))
+
+
+def bounded(x=None, low=-np.inf, high=0.0):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    numpyro.sample("x", kme.Simulator(six, theta).within(low, high), obs=x)
+
+
+@pytest.fixture(scope="module")
+def kelfi():
+    engine = kme.KELFI(bounded, 1000, progress_bar=False)
+    engine.run(KEY, x=np.array([np.nan, 0.4, 1.2, np.nan, 0.3, 0.9], np.float32))
+    return engine
+
+
+# Six slopes by 1,000 simulations, and moments of 1,000 draws, each have errors of about 0.04
+ERROR = 0.25
+
+
+def test_below_a_limit(kelfi):
+    y = np.array([np.nan, 0.4, 1.2, np.nan, 0.3, 0.9])
+    below = np.isnan(y)
+    seen = stats.norm.logpdf(y[~below], GRID[:, None] * SLOPES[~below]).sum(axis=1)
+    expected = moments(seen + stats.norm.logcdf(-GRID[:, None] * SLOPES[below]).sum(axis=1))
+    close(kelfi.get_samples(), expected, ERROR)
+    assert kelfi.info["censored"].startswith("2 of 6")
+    learnt = kelfi.posterior.log_likelihood({"theta": GRID})
+    np.testing.assert_allclose(moments(learnt), expected, atol=ERROR * expected[1])
+    mcmc = MCMC(NUTS(kme.handlers.surrogate(bounded, kelfi.likelihoods)), num_warmup=200, num_samples=800)
+    mcmc.run(KEY, x=y)
+    close({"theta": np.asarray(mcmc.get_samples()["theta"])}, expected, ERROR)
+
+
+@pytest.mark.slow
+def test_rounded_numbers(kelfi):
+    y = np.array([1.0, 0.0, 1.0, -1.0, 0.0, 2.0])
+    ends = (stats.norm.cdf(y + half - GRID[:, None] * SLOPES) for half in (0.5, -0.5))
+    posterior = kelfi.trained.condition(KEY, x=np.full(6, np.nan), low=y - 0.5, high=y + 0.5)
+    close(posterior.samples, moments(np.log(np.subtract(*ends)).sum(axis=1)), ERROR)
+
+
+def one(rng_key, theta):
+    return theta + jax.random.normal(rng_key)
+
+
+def tobit(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    with numpyro.plate("units", 20):
+        numpyro.sample("x", kme.Simulator(one, theta).within(high=0.0), obs=x)
+
+
+def test_tobit():
+    """Twenty draws of `N(theta, 1)`, of which those below 0 are only known to be that."""
+    y = np.random.default_rng(2).normal(size=20) + 0.3
+    engine = kme.KELFI(tobit, 1000, progress_bar=False)
+    engine.run(KEY, x=np.where(y < 0.0, np.nan, y))
+    seen = stats.norm.logpdf(y[y >= 0.0], GRID[:, None]).sum(axis=1)
+    close(engine.get_samples(), moments(seen + np.sum(y < 0.0) * stats.norm.logcdf(-GRID)), 2 * ERROR)
+    assert engine.info["censored"].startswith(f"{np.sum(y < 0.0)} of 20")
+
+
+def counts(rng_key, theta):
+    return jax.random.poisson(rng_key, jnp.exp(1.5 + 0.5 * theta), (5,))
+
+
+def detected(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    numpyro.sample("x", kme.Simulator(counts, theta).within(0, 2), obs=x)
+
+
+@pytest.mark.slow
+def test_counts_with_a_detection_limit():
+    """Counts of 0, 1 and 2 are not told apart; both ends of the interval are counts."""
+    y = np.array([4.0, np.nan, 5.0, np.nan, 3.0])
+    engine = kme.KELFI(detected, 3000, progress_bar=False)
+    engine.run(KEY, x=y)
+    rate = np.exp(1.5 + 0.5 * GRID)
+    seen = stats.poisson.logpmf(y[~np.isnan(y)], rate[:, None]).sum(axis=1)
+    close(engine.get_samples(), moments(seen + 2 * stats.poisson.logcdf(2, rate)), ERROR)
+
+
+def test_calibration_censors_data_sets_by_their_own_limits(kelfi, monkeypatch):
+    """As the limits would, and not where the engine's own data were below them."""
+    given, condition = [], type(kelfi.trained).condition
+
+    def noted(self, rng_key, *args, x, **kwargs):
+        given.append(x)
+        return condition(self, rng_key, *args, x=np.maximum(np.nan_to_num(x), 0.01), **kwargs)
+
+    monkeypatch.setattr(type(kelfi.trained), "condition", noted)
+    diagnostics.calibrate(KEY, kelfi, num_datasets=20, progress_bar=False)
+    x = np.stack(given)
+    assert 0.2 < np.isnan(x).mean() < 0.8 and (x[~np.isnan(x)] > 0.0).all()
+
+
+def test_what_is_refused():
+    theta = np.zeros(())
+    for low, high in ((1.0, 0.0), (np.nan, 1.0), (np.inf, np.inf), (0.0, 0.0)):
+        with pytest.raises(ValueError, match="`low` must be below `high`"):
+            kme.Simulator(six, theta).within(low, high)
+    y = np.where(np.arange(6) == 0, np.nan, 1.0)
+    with pytest.raises(ValueError, match="KernelABC has no density to integrate over"):
+        kme.KernelABC(bounded, 100, progress_bar=False).run(KEY, x=y)
+    with pytest.raises(NotImplementedError, match=r"Use form=ResidualKernelMeans\(\)"):
+        kme.KELFI(bounded, 50, form=kme.KernelMeans(), progress_bar=False).run(KEY, x=y)
+
+
+def detection(rng_key, theta):
+    """Five draws, the larger the likelier recorded."""
+    value_key, coin_key = jax.random.split(rng_key)
+    x = theta + jax.random.normal(value_key, (5,))
+    return jnp.where(jax.random.uniform(coin_key, (5,)) < jax.nn.sigmoid(2.0 * x), x, jnp.nan)
+
+
+def losing(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    numpyro.sample("x", kme.Simulator(detection, theta), obs=x)
+
+
+@pytest.mark.filterwarnings("ignore:.*beyond the simulated parameters")
+def test_what_a_simulator_does_not_record_says_something():
+    fine = np.linspace(-12.0, 12.0, 2001)
+    lost = [np.trapezoid(stats.norm.pdf(fine - t) / (1.0 + np.exp(2.0 * fine)), fine) for t in GRID]
+    engine = kme.KELFI(losing, 1000, missing=kme.SimulatedMissing(), progress_bar=False)
+    y = np.array([0.5, np.nan, np.nan, 1.2, np.nan])
+    engine.run(KEY, x=y)
+    seen = stats.norm.logpdf(y[[0, 3]], GRID[:, None]).sum(axis=1)
+    expected = moments(seen + 3 * np.log(lost))
+    at_random = moments(seen)
+    assert at_random[0] - expected[0] > 0.5 * expected[1]
+    close(engine.get_samples(), expected, 2 * ERROR)
+    assert "missing" not in engine.info and engine.info["recorded"].startswith("entries 0 in ")
+    engine.condition(KEY, x=np.full(5, np.nan))
+    close(engine.get_samples(), moments(5 * np.log(lost)), 2 * ERROR)
+
+
+def some(rng_key, theta):
+    """The second of two numbers is recorded in half of the runs."""
+    x = theta + jax.random.normal(rng_key, (2,))
+    return jnp.where(jnp.array([True, x[0] > 0.0]), x, jnp.nan)
+
+
+def half(x=None):
+    numpyro.sample("x", kme.Simulator(some, numpyro.sample("theta", dist.Normal(0.0, 1.0))), obs=x)
+
+
+def test_nan_that_no_simulation_has():
+    with pytest.raises(SimulationError, match="are not finite"):
+        kme.KELFI(half, 50, progress_bar=False).run(KEY, x=np.zeros(2))
+    engine = kme.KELFI(half, 100, missing=kme.SimulatedMissing(), progress_bar=False)
+    with pytest.raises(ValueError, match="every simulation has it: the simulator cannot produce"):
+        engine.run(KEY, x=np.array([np.nan, 1.0]))
+    with pytest.raises(TypeError, match="`missing` must be SimulatedMissing"):
+        kme.KELFI(half, missing="random")
+
+
+def test_infinite_values_stay_failures(tmp_path):
+    def infinite(rng, theta):
+        return np.array([np.nan, np.inf if theta > 0 else theta])
+
+    def model():
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        numpyro.sample("x", kme.Simulator(infinite, theta, shape=(2,), dtype=float))
+
+    how = dict(missing=kme.SimulatedMissing(), on_failure="skip", progress_bar=False)
+    found = simulate(KEY, model, 40, store=tmp_path / "a", **how)
+    assert 0 < len(found) < 40 and (np.asarray(found.latents["theta"]) <= 0).all()
+    assert np.isnan(found.x["x"][:, 0]).all() and found.failures == {"x: not finite": 40 - len(found)}
+    with pytest.raises(kme.simulations.StoreError, match="missing"):
+        simulate(KEY, model, 40, store=tmp_path / "a", on_failure="skip", progress_bar=False)

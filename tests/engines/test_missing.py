@@ -1,0 +1,333 @@
+"""Observations with entries that were not observed: exact posteriors given the others, and runs that never had them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro import handlers
+from numpyro.infer import MCMC, NUTS
+
+import numpyro_kme as kme
+from numpyro_kme import diagnostics
+from numpyro_kme.embeddings.mmd import Quadratic
+from numpyro_kme.kernels import Gaussian
+from numpyro_kme.likelihoods.published.leave_one_out import MarginalLikelihood
+from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
+from numpyro_kme.simulations import Simulations
+
+KEY = jax.random.key(3)
+SLOPES = jnp.array([1.0, 0.5, -0.5, 1.5, 1.0, -1.0])
+COVARIANCE = jnp.eye(6) + 0.5 * jnp.eye(6, k=1) + 0.5 * jnp.eye(6, k=-1)
+FACTOR = jnp.linalg.cholesky(COVARIANCE)
+Y = np.array([1.0, 0.3, np.nan, 0.9, np.nan, -0.2], np.float32)
+
+
+def numbers(rng_key, theta):
+    """Six correlated numbers."""
+    return SLOPES * theta + FACTOR @ jax.random.normal(rng_key, (6,))
+
+
+def some(rng_key, theta):
+    """Those that were observed."""
+    return numbers(rng_key, theta)[jnp.array([0, 1, 3, 5])]
+
+
+def model(x=None, simulator=numbers):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    numpyro.sample("x", kme.Simulator(simulator, theta), obs=x)
+
+
+def groups(x=None, size=4):
+    with numpyro.plate("groups", size):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        numpyro.sample("x", kme.Simulator(numbers, theta, event_dims=0), obs=x)
+
+
+def draws(x=None, size=4):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    with numpyro.plate("draws", size):
+        numpyro.sample("x", kme.Simulator(numbers, theta), obs=x)
+
+
+def exact(*rows):
+    """Mean and standard deviation of `theta` given rows, with NaN where nothing was observed."""
+    precision, total = 1.0, 0.0
+    for row in rows:
+        seen = ~np.isnan(row)
+        weights = np.linalg.solve(np.asarray(COVARIANCE)[np.ix_(seen, seen)], np.asarray(SLOPES)[seen])
+        precision, total = precision + weights @ np.asarray(SLOPES)[seen], total + weights @ row[seen]
+    return total / precision, precision**-0.5
+
+
+ROWS = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
+ROWS[0, :2] = ROWS[1, 3] = ROWS[2] = np.nan
+
+
+@pytest.fixture(scope="module")
+def kelfi():
+    engine = kme.KELFI(model, 1000, progress_bar=False)
+    engine.run(KEY, x=Y)
+    return engine
+
+
+def close(found, expected, error):
+    """Moments within an error, in posterior standard deviations."""
+    mean, sd = expected
+    np.testing.assert_allclose(found.mean(axis=0), mean, atol=error * np.max(sd))
+    np.testing.assert_allclose(found.std(axis=0), sd, rtol=error)
+
+
+# Four slopes by 1,000 simulations have errors of .03, 1,000 draws' moments .03: .2 is five standard errors
+ERROR = 0.2
+
+
+def test_a_third_of_the_entries_missing(kelfi, capsys):
+    close(kelfi.get_samples()["theta"], exact(Y), ERROR)
+    assert kelfi.info["missing"].startswith("2 of 6 numbers were not observed")
+    kelfi.print_summary()
+    assert "missing at random" in " ".join(capsys.readouterr().out.split())
+
+
+def test_condition_on_other_patterns_learns_each_once(kelfi, monkeypatch):
+    calls, learn = [], ResidualKernelMeans.dependence
+    monkeypatch.setattr(ResidualKernelMeans, "dependence", lambda *args: calls.append(args) or learn(*args))
+    trained = kelfi.trained
+    for x in (np.where(np.arange(6) < 2, np.nan, Y), np.where(np.isnan(Y), 0.1, Y), Y, Y - 0.5):
+        close(trained.condition(KEY, x=x).samples["theta"], exact(x), ERROR)
+    assert len(calls) == 1  # the first is new, the second lacks nothing, and the others are as in `run`
+
+
+def test_what_a_posterior_offers(kelfi):
+    posterior, (mean, sd) = kelfi.posterior, exact(Y)
+    grid = {"theta": mean + sd * np.linspace(-6, 6, 200)}
+    density = np.exp(posterior.log_density(grid))
+    np.testing.assert_allclose(np.trapezoid(density, grid["theta"]), 1.0, rtol=0.02)
+    np.testing.assert_allclose(posterior.mode()["theta"], mean, atol=ERROR * sd)
+    assert np.isfinite(posterior.log_marginal_likelihood())
+    new = np.asarray(SLOPES) * mean
+    predicted = posterior.predictive_log_density(np.stack([new, new + 8.0]).astype(np.float32))
+    assert predicted[0] - predicted[1] > 5.0
+    assert np.isnan(np.asarray(posterior.to_inference_data()["observed_data"]["x"])).sum() == 2
+
+
+def test_the_published_form():
+    """The statistics are dropped from the product: as a fit without them, with what was learnt from all."""
+    engine = kme.KELFI(model, 200, form=kme.KernelMeans(), progress_bar=False)
+    engine.run(KEY, x=Y)
+    mean, sd = exact(Y)
+    assert abs(engine.get_samples()["theta"].mean() - mean) < 0.5 * sd
+    with pytest.raises(ValueError, match="MarginalLikelihood needs"):
+        form = kme.KernelMeans(objective=MarginalLikelihood())
+        kme.KELFI(model, 50, form=form, progress_bar=False).run(KEY, x=Y)
+
+
+@pytest.mark.parametrize("plated", [groups, draws])
+def test_each_element_of_a_plate_lacks_its_own(plated):
+    """In the engine's own sampler and in NUTS; the third element lacks all."""
+    engine = kme.KELFI(plated, 1000, progress_bar=False)
+    engine.run(KEY, x=ROWS)
+    seen = [row[None] for row in ROWS] if plated is groups else [ROWS]
+    expected = np.array([exact(*(r for r in rows if not np.isnan(r).all())) for rows in seen]).T
+    expected = expected if plated is groups else expected[:, 0]
+    close(engine.get_samples()["theta"], expected, ERROR)
+    assert engine.info["missing"].startswith("9 of 24")
+    if plated is draws:
+        mcmc = MCMC(NUTS(kme.handlers.surrogate(plated, engine.likelihoods)), num_warmup=300, num_samples=1000)
+        mcmc.run(KEY, x=ROWS)
+        close(np.asarray(mcmc.get_samples()["theta"]), expected, ERROR)
+
+
+def test_masked_entries_are_not_counted_as_missing():
+    def masked(x=None):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        with numpyro.plate("draws", 4), handlers.mask(mask=np.array([True, True, False, True])):
+            numpyro.sample("x", kme.Simulator(numbers, theta), obs=x)
+
+    engine = kme.KELFI(masked, 200, progress_bar=False)
+    engine.run(KEY, x=ROWS)
+    assert engine.info["missing"].startswith("3 of 24")
+
+
+WEIGHTING = {
+    "KernelABC": lambda m, **s: kme.KernelABC(m, 500, progress_bar=False, **s),
+    "RejectionABC": lambda m, **s: kme.RejectionABC(m, 2000, progress_bar=False, **s),
+    "DistributionRegressionABC": lambda m, **s: kme.DistributionRegressionABC(m, 500, progress_bar=False, **s),
+    "KernelBayes": lambda m, **s: kme.KernelBayes(m, 500, progress_bar=False, **s),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*coarse")
+@pytest.mark.filterwarnings("ignore:.*too narrow")
+@pytest.mark.parametrize("name", WEIGHTING)
+def test_engines_that_weight_simulations_leave_the_columns_out(name):
+    """As simulations of a simulator that never gave them."""
+    engine = WEIGHTING[name](model)
+    engine.run(KEY, x=np.where(np.isnan(Y), 0.0, Y))
+    engine.condition(KEY, x=Y)
+    seen = np.flatnonzero(~np.isnan(Y))
+    every = engine.posterior.simulations
+    fewer = Simulations(arguments=every.arguments, x={"x": np.asarray(every.x["x"])[:, seen]}, latents=every.latents)
+    other = WEIGHTING[name](model, simulations=fewer)
+    other.run(KEY, x=Y[seen], simulator=some)
+    np.testing.assert_allclose(engine.posterior.weights, other.posterior.weights, atol=1e-9)
+    assert engine.info["missing"].startswith("2 of 6")
+    again = WEIGHTING[name](model)
+    again.run(KEY, x=Y)
+    np.testing.assert_allclose(again.posterior.weights, engine.posterior.weights, atol=1e-9)
+
+
+def sets(rng_key, theta):
+    """Twenty points in the plane."""
+    return theta + jax.random.normal(rng_key, (20, 2))
+
+
+def of_sets(x=None):
+    numpyro.sample("x", kme.Simulator(sets, numpyro.sample("theta", dist.Normal(0.0, 1.0))), obs=x)
+
+
+POINTS = np.asarray(sets(KEY, 0.5))
+
+
+@pytest.mark.filterwarnings("ignore:.*coarse")
+def test_sets_without_some_of_their_points():
+    lacking = POINTS.copy()
+    lacking[[2, 11]] = np.nan
+    engine = kme.K2ABC(of_sets, 500, progress_bar=False)
+    engine.run(KEY, x=lacking)
+    assert engine.posterior.table.x.shape == (500, 18, 2)
+    mean, sd = np.nansum(lacking) / 37.0, 37.0**-0.5
+    assert abs(engine.expectation(lambda s: s["theta"]) - mean) < 3.0 * sd  # which are widened by epsilon
+    lacking[3, 0] = np.nan
+    with pytest.raises(ValueError, match="rows of it were observed in part"):
+        engine.condition(KEY, x=lacking)
+    own = kme.KernelABC(of_sets, 100, kernel=Gaussian(1.0), progress_bar=False)
+    with pytest.raises(ValueError, match="a kernel of your own cannot compare"):
+        own.run(KEY, x=lacking)
+
+
+def pair(rng_key, theta):
+    """Two numbers."""
+    return theta + jax.random.normal(rng_key, (2,))
+
+
+def few(x=None, mask=True):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    with numpyro.plate("draws", 4), handlers.mask(mask=mask):
+        numpyro.sample("x", kme.Simulator(pair, theta), obs=x)
+
+
+PAIRS = np.array([[0.1, 0.7], [-0.2, 1.0], [np.nan, np.nan], [0.9, 0.3]], np.float32)
+
+
+@pytest.mark.filterwarnings("ignore:.*coarse")
+def test_draws_along_a_plate():
+    """Draws that lack all are left out, as masked ones; of others it takes the learnt likelihood."""
+    engine = kme.RejectionABC(few, 500, discrepancy=Quadratic(Gaussian(1.0)), progress_bar=False)
+    with pytest.raises(ValueError, match="observed in part"):
+        engine.run(KEY, x=np.where(np.arange(8).reshape(4, 2) == 1, np.nan, PAIRS))
+    engine.run(KEY, x=PAIRS)
+    whole = np.arange(4) != 2
+    masked = kme.RejectionABC(few, 500, discrepancy=Quadratic(Gaussian(1.0)), progress_bar=False)
+    masked.run(KEY, x=np.nan_to_num(PAIRS), mask=whole)
+    np.testing.assert_allclose(engine.posterior.weights, masked.posterior.weights, atol=1e-9)
+
+
+def counts(rng_key, rate):
+    """Three counts."""
+    return jax.random.poisson(rng_key, jnp.exp(rate), (3,))
+
+
+def test_counts_are_whole_where_they_are_observed():
+    def counted(x):
+        numpyro.sample("x", kme.Simulator(counts, numpyro.sample("theta", dist.Normal(1.0, 0.5))), obs=x)
+
+    engine = kme.KELFI(counted, 300, progress_bar=False)
+    engine.run(KEY, np.array([3.0, np.nan, 2.0]))
+    assert engine.info["missing"].startswith("1 of 3")
+    with pytest.raises(ValueError, match=r"holds 2\.5, and its simulator"):
+        engine.condition(KEY, np.array([2.5, np.nan, 2.0]))
+
+
+def test_diagnostics(kelfi):
+    found = diagnostics.check(KEY, kelfi, num_datasets=20, progress_bar=False)
+    tails = found.predictive.tail_probabilities()["x"]
+    np.testing.assert_array_equal(np.isnan(tails), np.isnan(Y))
+    assert not found.flagged()
+    misfit = np.where(np.arange(6) == 0, 30.0, Y)
+    table = np.asarray(kelfi.posterior.simulations.x["x"])
+    test = diagnostics.misspecification_test(table, misfit)
+    assert test.p_value < 0.01 and np.argmin(test.witness) == 0
+    fewer = diagnostics.misspecification_test(table[:, ~np.isnan(Y)], Y[~np.isnan(Y)])
+    assert diagnostics.misspecification_test(table, Y).p_value == fewer.p_value
+
+
+def shifted(rng_key, mean):
+    return mean + jax.random.normal(rng_key)
+
+
+def with_times(x, times):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    with numpyro.plate("units", 4):
+        numpyro.sample(
+            "x", kme.Simulator(lambda key, a: a + jax.random.normal(key), theta * times, event_dims=0), obs=x
+        )
+
+
+def test_what_is_refused():
+    for name in ("KELFI", "KernelABC", "K2ABC", "KernelRecursiveABC"):
+        with pytest.raises(ValueError, match="Nothing was observed at 'x': all 6 entries that count are NaN"):
+            getattr(kme, name)(model, progress_bar=False).run(KEY, x=np.full(6, np.nan))
+    with pytest.raises(ValueError, match=r"1 of the 4 arguments of the simulator at 'x' are NaN .* covariates"):
+        kme.KELFI(with_times, progress_bar=False).run(KEY, x=np.zeros(4), times=np.array([0.0, 1.0, np.nan, 3.0]))
+    with pytest.raises(ValueError, match="has 1 entries that are not finite"):
+        kme.KELFI(model, progress_bar=False).run(KEY, x=np.where(np.arange(6) == 0, np.inf, Y))
+
+
+def weeks(rng_key, log_rate, log_onset):
+    """Log-normal reports of a deterministic epidemic (susceptible, exposed, infectious, recovered), 40 weeks."""
+    return expected(log_rate, log_onset) + 0.3 * jax.random.normal(rng_key, (40,))
+
+
+def expected(log_rate, log_onset):
+    """Log of reported new cases of each week."""
+
+    def day(state, _):
+        s, e, i, new = state
+        infected, ill, well = jnp.exp(log_rate) * s * i / 1e5, e / 4.0, i / 5.0
+        return (s - infected, e + infected - ill, i + ill - well, new + ill), new + ill
+
+    start = (1e5 - jnp.exp(log_onset), jnp.exp(log_onset), 0.0, 0.0)
+    _, total = jax.lax.scan(day, start, None, length=280)
+    return jnp.log(jnp.diff(total[6::7], prepend=0.0) + 1.0)
+
+
+def epidemic(x=None):
+    log_rate = numpyro.sample("log_rate", dist.Normal(-1.0, 0.2))
+    log_onset = numpyro.sample("log_onset", dist.Normal(3.0, 1.0))
+    numpyro.sample("x", kme.Simulator(weeks, log_rate, log_onset), obs=x)
+
+
+def known(x=None):
+    log_rate = numpyro.sample("log_rate", dist.Normal(-1.0, 0.2))
+    log_onset = numpyro.sample("log_onset", dist.Normal(3.0, 1.0))
+    seen = np.flatnonzero(~np.isnan(x))
+    numpyro.sample("x", dist.Normal(expected(log_rate, log_onset)[seen], 0.3).to_event(1), obs=x[seen])
+
+
+@pytest.mark.slow
+def test_weeks_of_an_epidemic():
+    """40 weeks of which 8 were not reported, against NUTS with the known likelihood."""
+    x = np.array(weeks(jax.random.key(1), -0.95, 3.3))
+    x[np.random.default_rng(1).permutation(40)[:8]] = np.nan
+    mcmc = MCMC(NUTS(known), num_warmup=500, num_samples=2000, progress_bar=False)
+    mcmc.run(KEY, x=x)
+    truth = mcmc.get_samples()
+    engine = kme.KELFI(epidemic, 1000, num_rounds=4, progress_bar=False)
+    engine.run(KEY, x=x)
+    for name, draws_of in engine.get_samples().items():
+        reference = np.asarray(truth[name])
+        print(name, draws_of.mean(), draws_of.std(), reference.mean(), reference.std())
+        assert abs(draws_of.mean() - reference.mean()) < 0.3 * reference.std()
+        assert 0.7 < draws_of.std() / reference.std() < 1.4

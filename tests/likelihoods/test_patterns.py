@@ -1,0 +1,138 @@
+"""Observations with entries that were not observed: likelihoods of the others, against fits that never had them, and
+integrals."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.integrate import trapezoid
+
+from numpyro_kme import KernelMeans, fit_likelihood
+from numpyro_kme.kernels import EmpiricalMeasure, Gaussian
+from numpyro_kme.likelihoods.patterns import prepare
+from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans as Form
+
+RNG = np.random.default_rng(5)
+THETA = RNG.normal(size=(200, 2))
+X = THETA @ RNG.normal(size=(2, 5)) + RNG.normal(size=(200, 5)) @ np.tril(RNG.normal(size=(5, 5)))
+X[:, 1] = np.exp(X[:, 1] / 2)  # skewed
+X[:, 3] = THETA[:, 0] + RNG.exponential(size=200)  # with a bound
+Y = X[7]
+LACKING = np.where([False, True, False, False, True], np.nan, Y)
+POINTS = RNG.normal(size=(50, 2))
+
+
+@pytest.fixture(scope="module")
+def residual():
+    return fit_likelihood(THETA, X)
+
+
+def test_the_residual_form_is_that_of_simulations_without_the_others(residual):
+    seen = ~np.isnan(LACKING)
+    expected = fit_likelihood(THETA, X[:, seen]).at(LACKING[seen])
+    found = residual.at(LACKING)
+    np.testing.assert_allclose(found.log_densities(POINTS), expected.log_densities(POINTS), rtol=1e-6)
+    np.testing.assert_allclose(found.brief().log_densities(POINTS), expected.log_densities(POINTS), atol=0.05)
+    whole = residual.at(Y).log_densities(POINTS)
+    assert np.ptp(whole - expected.log_densities(POINTS)) > 0.5  # what is left out said something
+
+
+def test_constant_statistics_may_be_missing_or_not():
+    x = np.insert(X, 2, 7.0, axis=1)
+    with pytest.warns(UserWarning, match="constant"):
+        fitted = fit_likelihood(THETA, x)
+    found = fitted.at(np.array([np.nan, Y[1], np.nan, Y[2], Y[3], Y[4]])).log_densities(POINTS)
+    with pytest.raises(ValueError, match="Statistic 2 is 7"):
+        fitted.at(np.array([np.nan, Y[1], 6.0, Y[2], Y[3], Y[4]]))
+    expected = fit_likelihood(THETA, X[:, 1:]).at(Y[1:]).log_densities(POINTS)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    with pytest.raises(ValueError, match="none of these varies"):
+        fitted.at(np.array([np.nan, np.nan, 7.0, np.nan, np.nan, np.nan]))
+
+
+@pytest.mark.x64
+def test_the_published_form_is_the_integral_over_the_others():
+    x = X[:, [0, 2]]
+    fitted = fit_likelihood(THETA, x, form=KernelMeans())
+    scale = np.std(x[:, 1])
+    grid = np.linspace(x[:, 1].min() - 8 * scale, x[:, 1].max() + 8 * scale, 801)
+    z = fitted.coordinates.table(POINTS[:5])
+    surrogate = fitted.surrogate
+
+    @jax.jit
+    @jax.vmap
+    def of_both(other):
+        sign, log_size = jax.vmap(surrogate._at(jnp.stack([Y[0], other])).signed_log)(jnp.asarray(z))
+        return sign * jnp.exp(log_size)
+
+    values = of_both(jnp.asarray(grid))
+    sign, log_size = jax.vmap(fitted.at(np.array([Y[0], np.nan])).signed_log)(jnp.asarray(z))
+    np.testing.assert_allclose(sign * np.exp(log_size), trapezoid(values, grid, axis=0), rtol=2e-3)
+
+
+def test_a_pattern_is_learnt_once(monkeypatch):
+    fitted, calls = fit_likelihood(THETA, X), []
+    learn = Form.dependence
+    monkeypatch.setattr(Form, "dependence", lambda *args: calls.append(args) or learn(*args))
+    first = fitted.at(LACKING).log_densities(POINTS)
+    np.testing.assert_array_equal(fitted.at(LACKING).log_densities(POINTS), first)
+    np.testing.assert_array_equal(fitted.at(LACKING + 0.0).log_densities(POINTS), first)
+    assert len(calls) == 1
+    fitted.at(np.where(np.arange(5) == 0, np.nan, Y))
+    assert len(calls) == 2
+
+
+ROWS = np.stack([LACKING, Y, np.where(np.arange(5) == 0, np.nan, Y + 0.1), LACKING, np.full(5, np.nan), Y - 0.1])
+
+
+@pytest.mark.parametrize("lead", [(6,), (3, 1, 2)])
+@pytest.mark.parametrize("groups", ["shared", "own", "more"])
+def test_outputs_that_lack_different_entries(residual, lead, groups):
+    """Each as if it were alone."""
+    shape = {"shared": (), "own": lead, "more": (2, *lead)}[groups]
+    arguments = np.random.default_rng(1).normal(size=(*shape, 2))
+    found = np.asarray(residual(arguments).log_prob(ROWS.reshape(*lead, 5)))
+    batch = np.broadcast_shapes(lead, shape)
+    numbers = np.broadcast_to(np.arange(6).reshape(lead), batch)
+    theta = np.broadcast_to(arguments, (*batch, 2))
+    expected = [
+        0.0 if n == 4 else residual.at(ROWS[n]).log_densities(residual.coordinates.table(t[None]))[0]
+        for n, t in zip(numbers.ravel(), theta.reshape(-1, 2))
+    ]
+    np.testing.assert_allclose(found, np.reshape(expected, batch), rtol=2e-4, atol=2e-4)
+    z = residual.coordinates.at(np.stack([arguments, arguments + 0.1]))
+    on_host = prepare(residual, ROWS.reshape(*lead, 5)).log_densities(z)
+    np.testing.assert_allclose(on_host[0], np.reshape(expected, batch), rtol=1e-6)
+
+
+def test_outputs_that_are_masked_are_not_looked_at(residual):
+    rows, mask = ROWS.copy(), np.array([True, False, True, True, False, True])
+    rows[1, 0] = np.inf
+    found = prepare(residual, rows, mask).log_densities(POINTS)
+    expected = prepare(residual, ROWS).log_densities(POINTS)
+    np.testing.assert_allclose(found[:, mask], expected[:, mask], rtol=1e-9)
+    one = prepare(residual, ROWS[:5:3], np.array([True, True])).log_densities(POINTS)
+    np.testing.assert_allclose(np.broadcast_to(one, (50, 2)), expected[:, :5:3], rtol=1e-9)
+
+
+def test_gradients_are_finite_and_signs_are_known(residual):
+    def total(theta):
+        return jnp.sum(residual(theta).log_prob(ROWS))
+
+    slope, step = jax.grad(total)(jnp.array([0.1, 0.2])), 1e-2
+    above, below = total(jnp.array([0.1 + step, 0.2])), total(jnp.array([0.1 - step, 0.2]))
+    np.testing.assert_allclose(slope[0], (above - below) / (2 * step), rtol=0.02)
+    np.testing.assert_array_equal(residual(np.zeros(2)).signs(ROWS), np.ones(6))
+
+
+def test_what_is_refused(residual):
+    with pytest.raises(ValueError, match="All 5 entries of the observation are NaN"):
+        residual(np.zeros(2)).log_prob(np.full(5, np.nan))
+    with pytest.raises(ValueError, match="1 entries that are not finite"):
+        residual(np.zeros(2)).log_prob(np.where(np.arange(5) == 0, np.inf, LACKING))
+    with pytest.raises(ValueError, match="`value` must have shape"):
+        residual(np.zeros(2)).log_prob(LACKING[:4])
+    sets = RNG.normal(size=(40, 6, 1)) + THETA[:40, :1, None]
+    whole = fit_likelihood(THETA[:40], sets, form=KernelMeans(data_kernel=EmpiricalMeasure(Gaussian(1.0), 0.3)))
+    with pytest.raises(NotImplementedError, match=r"compares data as a whole .* 1 of 6 entries"):
+        whole(np.zeros(2)).log_prob(np.where(np.arange(6)[:, None] == 0, np.nan, sets[0]))
