@@ -176,7 +176,7 @@ def posterior_bootstrap(
     moved, compared = np.zeros(len(ids), bool), 0
     surface = ready.surface if settings.method == "newton" else None
     if surface is None:
-        found = problems.solve(linear, full.hessian, control, exact=False, progress_bar=settings.progress_bar)
+        found = problems.solve(linear, full.hessian, control, progress_bar=settings.progress_bar)
     else:
         found = measured(problems, surface.follow(problems, surface.minimise(problems)))
     if settings.method == "newton":

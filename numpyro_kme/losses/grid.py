@@ -46,13 +46,15 @@ class Grid:
     cells: Any
     size: int = field(metadata=dict(static=True))
 
-    def stencil(self, points: jax.Array) -> Stencil:
-        """Locate points `(M,)`; those outside the window get weight zero, those that are not numbers NaN."""
+    def stencil(self, points: Any) -> Stencil:
+        """Locate points `(..., M)` of JAX or NumPy; those outside the window get weight zero, those that are not
+        numbers NaN."""
+        xp = points.__array_namespace__()
         position = (points - self.low) / self.step
         inside = (position >= 2.0) & (position < self.cells - 3.0)
-        left = jnp.where(inside, jnp.floor(position), 2.0)
-        f = jnp.where(inside, position - left, 0.0)[:, None]
-        keep = jnp.where(jnp.isnan(points), jnp.nan, inside.astype(points.dtype))[:, None]
+        left = xp.where(inside, xp.floor(position), 2.0)
+        f = xp.where(inside, position - left, 0.0)
+        keep = xp.where(xp.isnan(points), xp.nan, xp.where(inside, 1.0, 0.0))
         weights = [
             (1 - f) ** 3 / 6,
             (3 * f**3 - 6 * f**2 + 4) / 6,
@@ -61,9 +63,11 @@ class Grid:
         ]
         first = [-((1 - f) ** 2) / 2, (3 * f**2 - 4 * f) / 2, (1 + 2 * f - 3 * f**2) / 2, f**2 / 2]
         second = [1 - f, 3 * f - 2, 1 - 3 * f, f]
-        splines, slopes, curvatures = (jnp.concatenate(parts, axis=1) * keep for parts in (weights, first, second))
-        cells = left.astype(jnp.int32)[:, None] + jnp.arange(-1, 3)[None]
-        return Stencil(cells, splines, slopes / self.step, curvatures / self.step**2)
+        splines, slopes, curvatures = (
+            xp.stack([part * factor for part in parts], axis=-1)
+            for parts, factor in ((weights, keep), (first, keep / self.step), (second, keep / self.step**2))
+        )
+        return Stencil(left.astype(xp.int32)[..., None] + xp.arange(-1, 3), splines, slopes, curvatures)
 
     def charges(self, stencil: Stencil, parts: jax.Array) -> jax.Array:
         """Sum what points put on their four cells: `(M, 4, ...)` to Fourier coefficients `(..., size // 2 + 1)`."""
@@ -81,10 +85,11 @@ class Grid:
         scaled = p * jnp.asarray(self.spectrum)[(None,) * (p.ndim - 1)]
         return scaled.real @ q.real.T + scaled.imag @ q.imag.T
 
-    def potential(self, p: jax.Array) -> jax.Array:
-        """Coefficients on the cells `(size,)` of the witness `t -> int k(t, a) P(da)`, to be summed with a stencil."""
-        two_sided = (0.5 * self.size * jnp.asarray(self.spectrum)).at[jnp.array([0, -1])].multiply(2.0)
-        return jnp.fft.irfft(two_sided * p, self.size)
+    def potential(self, p: Any) -> Any:
+        """Coefficients on the cells `(..., size)` of the witness `t -> int k(t, a) P(da)`, to be summed with a
+        stencil."""
+        ends = np.where(np.arange(self.size // 2 + 1) % (self.size // 2) == 0, 2.0, 1.0)
+        return p.__array_namespace__().fft.irfft(0.5 * self.size * ends * self.spectrum * p, self.size)
 
 
 def make_grid(
