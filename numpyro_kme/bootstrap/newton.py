@@ -74,10 +74,10 @@ def minimise(
     r"""Minimise several losses by damped Newton steps `-(|H| + damping I)^-1 g`, each from its start.
 
     `|H|` has the absolute eigenvalues, so saddles repel. A step that does not lower the loss is taken back and the
-    damping raised. Where `evaluate` gives Hessians these are used; otherwise `hessians` are the first ones and symmetric
-    rank-one updates follow. Without `updates` they stay, and a step is good if it lowers `g' |H|^-1 g`: where simulated
-    points jump, the loss is a staircase and says nothing of small steps, and differences of gradients are those of its
-    stairs.
+    damping raised. Where `evaluate` gives Hessians these are used; otherwise `hessians` are the first ones, followed by
+    symmetric rank-one updates. Without `updates` they stay, and a step is good if it lowers `g' |H|^-1 g`: where
+    simulated points jump, the loss is a staircase and says nothing of small steps, and differences of gradients are
+    those of its stairs.
 
     Args:
         evaluate: `(rows, points)` to the losses `(k,)` of the rows `(k,)` at their points `(k, p)`, their gradients
@@ -240,12 +240,11 @@ class Problems:
 
 @on_host
 def _solve(problems, starts, hessians, control, updates, progress_bar):
-    method, every_one = "expand" if problems.objective.has_cheap_hessian else "slope", np.arange(len(starts))
+    method, results = "expand" if problems.objective.has_cheap_hessian else "slope", []
     several = SEVERAL * BLOCK * jax.local_device_count()
-    parts = [every_one[first : first + several] for first in range(0, len(every_one), several)]
-    results = []
-    for part in compat.progress(parts, "bootstrapping", progress_bar):
-        evaluate = lambda rows, points, of=problems.rows(part): of.rows(rows)._evaluated(method, points)  # noqa: E731
+    for first in compat.progress(range(0, len(starts), several), "bootstrapping", progress_bar):
+        evaluate = lambda rows, points, first=first: problems.rows(first + rows)._evaluated(method, points)  # noqa: E731
+        part = slice(first, first + several)
         results.append(minimise(evaluate, starts[part], hessians[part], control, updates))
     found = jax.tree.map(lambda *leaves: np.concatenate(leaves), *results)
     return found._replace(numbers=problems._evaluated("report", found.u))

@@ -39,11 +39,11 @@ def _block(order, objective, nodes, weights, extra, sets, u):
     grid, generator, independent = objective.grid, objective.generator, objective.generator.noise.independent
     points = np.broadcast_to(objective.data, (len(u), len(objective.data)))
     points = points if extra is None else np.concatenate([points, extra.reshape(len(u), -1)], axis=1)
-    data, v = _embed(grid, points, weights), np.asarray(nodes.weights)[sets]
+    data, v = grid.embed_rows(points, weights), np.asarray(nodes.weights)[sets]
     norm = _inner(grid, data, data)
     y, *tangents = map(np.asarray, (_moves if order else _scalars)(generator, nodes.values, sets, u))
     stencil = grid.stencil(y)
-    model = _charges(grid, stencil.cells, stencil.weights * v[..., None])
+    model = grid.charges_of_rows(stencil.cells, stencil.weights * v[..., None])
     q, pairs = _inner(grid, model, model), np.ones(len(u))
     if independent:
         squares = np.sum(np.square(v), axis=1)
@@ -61,26 +61,13 @@ def _block(order, objective, nodes, weights, extra, sets, u):
     if order == 1:
         return value + norm, gradient
     moved = v[..., None] * stencil.first
-    change = [_charges(grid, stencil.cells, moved * tangents[..., a, None]) for a in range(u.shape[1])]
+    change = [grid.charges_of_rows(stencil.cells, moved * tangents[..., a, None]) for a in range(u.shape[1])]
     steps = np.stack([[2.0 * pairs * _inner(grid, model, c), _inner(grid, data, c)] for c in change])  # (p, 2, R)
     products = np.array([[_inner(grid, a, b) for b in change] for a in change])
     hessian = np.moveaxis(2.0 * pairs * by[0] * products + np.einsum("air,ijr,bjr->abr", steps, by_by, steps), 2, 0)
     curved = np.asarray(_curved(generator, nodes.values, sets, u, first))
     pulled = np.swapaxes(tangents, 1, 2)
     return TaylorExpansion(value + norm, gradient, hessian + curved + (pulled * second[:, None]) @ tangents)
-
-
-def _embed(grid: Grid, points: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Fourier coefficients `(R, F)` of measures with points and weights `(R, m)`."""
-    stencil = grid.stencil(points)
-    return _charges(grid, stencil.cells, stencil.weights * weights[..., None])
-
-
-def _charges(grid: Grid, cells: np.ndarray, parts: np.ndarray) -> np.ndarray:
-    """`Grid.charges` for rows of stencils `(R, M, 4)`."""
-    places = cells + grid.size * np.arange(len(cells))[:, None, None]
-    sums = np.bincount(places.ravel(), parts.ravel(), len(cells) * grid.size)
-    return np.fft.rfft(sums.reshape(len(cells), grid.size))
 
 
 def _inner(grid: Grid, p: np.ndarray, q: np.ndarray) -> np.ndarray:
