@@ -222,8 +222,8 @@ class ResidualDensity:
         # k - U U' k, and the intercept times what is left of 1 after its sum, k' (1 - U U' 1)
         intercept, rest = xp.asarray(self.intercept)[None, :], 1.0 - basis @ xp.sum(basis, axis=0)
         within = xp.concatenate([kernel @ xp.concatenate([basis, rest[:, None]], axis=1), one], axis=-1)
-        signed = kernel + within @ xp.concatenate([-basis.T, -intercept, intercept], axis=0)
-        return positive_part(signed, SOFTNESS / len(points), xp)
+        kernel += within @ xp.concatenate([-basis.T, -intercept, intercept], axis=0)  # in place by NumPy
+        return positive_part(kernel, SOFTNESS / len(points), xp)
 
     def _log_kernels(self, v, xp):
         """`log N(v | sqrt(1 - eps^2) r_j, (eps s_j)^2)`, `(..., m)`.
@@ -250,7 +250,8 @@ class ResidualDensity:
         # differ by more than the largest exponent of float32
         peak = xp.maximum(xp.max(logs, axis=-1), xp.maximum(tails, xp.finfo(logs.dtype).min))
         peak = peak if xp is np else jax.lax.stop_gradient(peak)
-        near, every = exponentials(logs - peak[..., None], xp), xp.ones(len(self.points), logs.dtype)
+        logs -= peak[..., None]  # in place by NumPy
+        near, every = exponentials(logs, xp), xp.ones(len(self.points), logs.dtype)
         mixture = own * xp.einsum("...m,...m->...", near, weights) / (weights @ every)
         return peak + xp.log(mixture + xp.exp(tails - peak))
 
