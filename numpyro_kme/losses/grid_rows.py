@@ -57,7 +57,7 @@ def _block(order, objective, nodes, weights, extra, sets, u):
     at_cells = np.take_along_axis(witness, stencil.cells.reshape(len(u), -1), axis=1).reshape(stencil.cells.shape)
     first, second = (v * np.einsum("rmk,rmk->rm", at_cells, by_y) for by_y in (stencil.first, stencil.second))
     tangents = tangents[0]
-    gradient = np.sum(first[..., None] * tangents, axis=1)
+    gradient = (first[:, None] @ tangents)[:, 0]
     if order == 1:
         return value + norm, gradient
     moved = v[..., None] * stencil.first

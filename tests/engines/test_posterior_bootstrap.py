@@ -16,7 +16,7 @@ from numpyro_kme.bootstrap import Quadrature, fit
 from numpyro_kme.engines._iid import IidModel
 from numpyro_kme.engines.posterior_bootstrap import PosteriorBootstrap, warn_of
 from numpyro_kme.kernels import Gaussian
-from numpyro_kme.losses import MMD, Generator, Loss, NegativeLogLikelihood, NormalNoise, Wasserstein
+from numpyro_kme.losses import MMD, Generator, Loss, NegativeLogLikelihood, NormalNoise, Wasserstein, grid_rows
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.simulator_functions import FromNoise
 

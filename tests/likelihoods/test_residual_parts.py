@@ -575,7 +575,7 @@ def test_weights_need_the_leading_eigenvectors_only(rng, dim, beta, lam):
     z = rng.normal(size=(120, dim))
     gram, ridge = np.exp(-0.5 * ((z[:, None] - z[None]) ** 2).sum(-1) / beta**2), 120 * lam
     values, vectors = np.linalg.eigh(gram)
-    found = rd._basis(gram, ridge)
+    found = rd._basis(z, beta, ridge)
     for lowest in (1.01, 0.99):
         kept = values > lowest * rd.NEGLIGIBLE * ridge
         if kept.sum() == found.shape[1]:

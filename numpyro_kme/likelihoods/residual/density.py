@@ -20,7 +20,7 @@ import numpy as np
 
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
-from numpyro_kme.kernels.low_rank import blocked
+from numpyro_kme.kernels.low_rank import AT_ONCE, blocked, by_columns
 from numpyro_kme.likelihoods.base import positive_part
 from numpyro_kme.likelihoods.residual.functions import padded
 from numpyro_kme.likelihoods.residual.smoothness import gaussian_gram
@@ -261,7 +261,7 @@ def fit_residual_density(
 ) -> ResidualDensity:
     """The density from all residuals at given bandwidths. Cost: `m r^2` where `K` has numerical rank `r`."""
     beta, ridge = float(np.exp(bandwidths.beta)), len(z) * float(np.exp(bandwidths.lam))
-    basis = _basis(gaussian_gram(z, beta**2), ridge)
+    basis = _basis(z, beta, ridge)
     basis = np.pad(basis, ((0, 0), (0, padded(basis.shape[1], 16, 64) - basis.shape[1])))
     ones = 1.0 - basis @ basis.sum(axis=0)
     return ResidualDensity(
@@ -277,18 +277,20 @@ def fit_residual_density(
     )
 
 
-def _basis(gram: np.ndarray, ridge: float) -> np.ndarray:
+def _basis(z: np.ndarray, beta: float, ridge: float) -> np.ndarray:
     """`U`, `(m, r)`, with `K (K + ridge I)^-1 = U U'` up to negligible eigenvalues.
 
     They are those of `F'F` for a pivoted Cholesky factor `F` of low rank, which leaves out no more than they do; where
-    its rank is large, of `K` itself.
+    its rank is large, of `K` itself, unless that is too large to be formed.
     """
-    factor, _ = blocked(gram, NEGLIGIBLE * ridge / len(gram), len(gram))
-    if 2 * factor.shape[1] > len(gram):
-        values, vectors = np.linalg.eigh(gram)
-        vectors = vectors * np.sqrt(np.maximum(values, 0.0))
+    stop, whole = NEGLIGIBLE * ridge / len(z), len(z) <= AT_ONCE
+    gram = gaussian_gram(z, beta**2) if whole else None
+    if whole:
+        factor, _ = blocked(gram, stop, len(z))
     else:
-        values, vectors = np.linalg.eigh(factor.T @ factor)
-        vectors = factor @ vectors
+        factor = by_columns(lambda some: gaussian_gram(z, beta**2, z[some]), np.ones(len(z)), stop)
+    dense = whole and 2 * factor.shape[1] > len(z)
+    values, vectors = np.linalg.eigh(gram if dense else factor.T @ factor)
     kept = values > NEGLIGIBLE * ridge
-    return vectors[:, kept] / np.sqrt(values[kept] + ridge)
+    vectors = vectors[:, kept] / np.sqrt(values[kept] + ridge)
+    return vectors * np.sqrt(values[kept]) if dense else factor @ vectors

@@ -52,9 +52,10 @@ def line_slopes(linear: np.ndarray, z: np.ndarray) -> np.ndarray:
     return normal + uniform * (np.sqrt(6.0 / np.pi) * np.exp(-0.5 * np.square(z)))[:, None, :]
 
 
-def gaussian_gram(z: np.ndarray, squared_length: float) -> np.ndarray:
-    """Gram matrix `(m, m)` of a Gaussian kernel at points `(m, D)`."""
-    return np.exp(-0.5 / squared_length * scipy.spatial.distance.cdist(z, z, "sqeuclidean"))
+def gaussian_gram(z: np.ndarray, squared_length: float, others: np.ndarray | None = None) -> np.ndarray:
+    """Gram matrix `(m, m)` of a Gaussian kernel at points `(m, D)`, or with `others` `(k, D)`, `(m, k)`."""
+    others = z if others is None else others
+    return np.exp(-0.5 / squared_length * scipy.spatial.distance.cdist(z, others, "sqeuclidean"))
 
 
 @dataclass(frozen=True)
