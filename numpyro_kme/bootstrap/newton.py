@@ -65,11 +65,7 @@ class Control(NamedTuple):
 
 
 def minimise(
-    evaluate: Callable[[np.ndarray, np.ndarray], tuple],
-    starts: np.ndarray,
-    hessians: np.ndarray,
-    control: Control,
-    updates: bool = True,
+    evaluate: Callable, starts: np.ndarray, hessians: np.ndarray, control: Control, updates: bool = True
 ) -> Minimum:
     r"""Minimise several losses by damped Newton steps `-(|H| + damping I)^-1 g`, each from its start.
 
@@ -89,11 +85,11 @@ def minimise(
     """
     num, scale = len(starts), control.scale
     nowhere = np.full(num, np.inf), np.zeros_like(starts), hessians, np.full_like(starts, np.inf)
-    state = [np.array(starts), *map(np.array, nowhere), np.zeros(num, bool), np.zeros(num, int)]
+    state: Any = [np.array(starts), *map(np.array, nowhere), np.zeros(num, bool), np.zeros(num, int)]
     trial, damping, predicted = np.array(starts), np.full(num, float(control.damping)), np.zeros(num)
     rows = np.arange(num)
     while len(rows):
-        best, at = Minimum(*(leaf[rows] for leaf in state), {}), trial[rows]
+        best, at = Minimum._make([*(leaf[rows] for leaf in state), {}]), trial[rows]
         value, gradient, *exact = evaluate(rows, at)
         with np.errstate(all="ignore"):
             fresh, kept = (exact[0], best.hessian) if exact else (best.hessian, best.hessian)
@@ -110,14 +106,14 @@ def minimise(
             lowered = np.where(gain > 0.75, 0.2 * damping[rows], np.where(gain > 0.25, damping[rows], raised))
             damping[rows] = np.where(good, np.where(lowered < 1e-6, 0.0, lowered), raised)
             new, old = (at, value, gradient, fresh), (best.u, best.value, best.gradient, kept)
-            kept_rows = [np.where(good.reshape(-1, *[1] * (a.ndim - 1)), a, b) for a, b in zip(new, old)]
-            step, full, predicted[rows], convex = _propose(*kept_rows[2:], damping[rows], control)
+            kept_rows: Any = [np.where(good.reshape(-1, *[1] * (a.ndim - 1)), a, b) for a, b in zip(new, old)]
+            step, full, predicted[rows], convex = _propose(kept_rows[2], kept_rows[3], damping[rows], control)
             for leaf, found in zip(state, (*kept_rows, full, convex, best.steps + 1)):
                 leaf[rows] = found
             trial[rows] = kept_rows[0] + step
             near = convex & (np.abs(full / scale).max(axis=1) <= control.tolerance)
             rows = rows[(best.steps + 1 < control.max_steps) & ~near & (damping[rows] < 1e8)]
-    return Minimum(*state, {})
+    return Minimum._make([*state, {}])
 
 
 def _propose(gradient, hessian, damping, control) -> tuple[np.ndarray, ...]:
@@ -160,10 +156,6 @@ def _finite(rows):
     return np.isfinite(rows).reshape(len(rows), -1).all(axis=1)
 
 
-SEVERAL = 4
-"""Blocks that are minimised side by side."""
-
-
 @register
 class Problems:
     """One objective to minimise for many reweightings of the data, each from its own start.
@@ -187,7 +179,7 @@ class Problems:
         starts: np.ndarray,
         hessians: np.ndarray,
         control: Control,
-        updates: bool | None = None,
+        updates: Any = None,
         progress_bar: bool = False,
     ) -> Minimum:
         """Minimise for every reweighting from its start, with exact Hessians where these are cheap.
@@ -233,15 +225,14 @@ class Problems:
         """`objective.value`, `slope` or `expand` for every reweighting, by name."""
         points = np.broadcast_to(points, (len(self.reweightings), np.shape(points)[-1]))
         if self.objective.by_numpy and method != "report":
-            rows = self.reweightings
-            return grid_rows.evaluate(method, self.objective, self.nodes, rows.weights, rows.extra, rows.sets, points)
+            return grid_rows.evaluate(method, self.objective, self.nodes, self.reweightings, points)
         return _over_blocks(partial(_at_points, method), self, points)
 
 
 @on_host
 def _solve(problems, starts, hessians, control, updates, progress_bar):
     method, results = "expand" if problems.objective.has_cheap_hessian else "slope", []
-    several = SEVERAL * BLOCK * jax.local_device_count()
+    several = 4 * BLOCK * jax.local_device_count()  # side by side
     for first in compat.progress(range(0, len(starts), several), "bootstrapping", progress_bar):
         evaluate = lambda rows, points, first=first: problems.rows(first + rows)._evaluated(method, points)  # noqa: E731
         part = slice(first, first + several)

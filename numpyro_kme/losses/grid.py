@@ -16,10 +16,10 @@ from numpyro_kme.kernels.base import register
 class Stencil(NamedTuple):
     """Where points fall on a grid: cell indices `(M, 4)` and spline weights `(M, 4)` with two derivatives."""
 
-    cells: jax.Array
-    weights: jax.Array
-    first: jax.Array
-    second: jax.Array
+    cells: Any
+    weights: Any
+    first: Any
+    second: Any
 
 
 @register
@@ -82,7 +82,7 @@ class Grid:
         stencil = self.stencil(points)
         return self.charges(stencil, stencil.weights * weights[:, None])
 
-    def inner(self, p: jax.Array, q: jax.Array) -> jax.Array:
+    def inner(self, p: Any, q: Any) -> Any:
         """Inner products of embeddings given by Fourier coefficients: `(F,)` or `(R, F)` with `(F,)` or `(S, F)`."""
         scaled = p * p.__array_namespace__().asarray(self.spectrum)[(None,) * (p.ndim - 1)]
         return scaled.real @ q.real.T + scaled.imag @ q.imag.T

@@ -16,7 +16,7 @@ from numpyro_kme.losses.grid import Grid
 
 
 @on_host
-def evaluate(method: str, objective: Any, nodes: QuadratureNodes, weights: Any, extra: Any, sets: Any, u: Any) -> Any:
+def evaluate(method: str, objective: Any, nodes: QuadratureNodes, reweightings: Any, u: np.ndarray) -> Any:
     """`objective.value`, `slope` or `expand` by name, for each reweighting at its parameters.
 
     No row depends on the others: sums run over one row at a time, and the simulator in blocks of a fixed size.
@@ -25,13 +25,12 @@ def evaluate(method: str, objective: Any, nodes: QuadratureNodes, weights: Any, 
         method: What to evaluate.
         objective: A `GridMMD`.
         nodes: Sets of quadrature nodes, `(sets, M, ...)`.
-        weights: `(R, n)`, or `(R, n + T)` with centering points `extra` `(R, T, ...)`.
-        extra: Centering points, or nothing.
-        sets: Number of the node set of each, `(R,)`.
+        reweightings: `R` of them, as `bootstrap.Reweightings`.
         u: Parameters `(R, p)`.
     """
     order = ("value", "slope", "expand").index(method)
     block = partial(_block, order, objective, nodes)
+    weights, extra, sets = reweightings.weights, reweightings.extra, reweightings.sets
     return in_blocks(lambda rows: block(*rows), (np.asarray(weights), extra, np.asarray(sets), np.asarray(u)), BLOCK)
 
 

@@ -284,7 +284,7 @@ def _basis(z: np.ndarray, beta: float, ridge: float) -> np.ndarray:
     its rank is large, of `K` itself, unless that is too large to be formed.
     """
     stop, whole = NEGLIGIBLE * ridge / len(z), len(z) <= AT_ONCE
-    gram = gaussian_gram(z, beta**2) if whole else None
+    gram: Any = gaussian_gram(z, beta**2) if whole else None
     if whole:
         factor, _ = blocked(gram, stop, len(z))
     else:
