@@ -175,12 +175,7 @@ class Problems:
         return replace(self, reweightings=self.reweightings.rows(index))
 
     def solve(
-        self,
-        starts: np.ndarray,
-        hessians: np.ndarray,
-        control: Control,
-        updates: Any = None,
-        progress_bar: bool = False,
+        self, starts: np.ndarray, hessians: np.ndarray, control: Control, updates: Any = None, progress_bar=False
     ) -> Minimum:
         """Minimise for every reweighting from its start, with exact Hessians where these are cheap.
 
@@ -191,8 +186,7 @@ class Problems:
             updates: Update Hessians that are not evaluated; when left out, where the objective is smooth.
             progress_bar: Show a bar of the replicates.
         """
-        num = len(self.reweightings)
-        updates = self.objective.is_smooth if updates is None else updates
+        updates, num = self.objective.is_smooth if updates is None else updates, len(self.reweightings)
         starts, hessians = (np.broadcast_to(v, (num, *np.shape(v)[-k:])) for v, k in ((starts, 1), (hessians, 2)))
         return _solve(self, starts, hessians, control, updates, progress_bar)
 
