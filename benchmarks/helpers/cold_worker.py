@@ -6,9 +6,11 @@ The clock starts before the first import.
 import contextlib
 import io
 import json
+import resource
 import sys
 import time
 import warnings
+from pathlib import Path
 
 BEGUN = time.perf_counter()
 import numpyro  # noqa: E402
@@ -19,6 +21,7 @@ import numpyro_kme as kme  # noqa: E402
 OURS = time.perf_counter()
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
 import numpyro.distributions as dist  # noqa: E402
 from numpyro.infer import MCMC, NUTS  # noqa: E402
 
@@ -167,9 +170,61 @@ def rounds():
     return {"two_moons, 1,000 simulations in five rounds (CPU)": time.process_time() - begun}
 
 
+def predators():
+    """The same for Lotka-Volterra, whose 1,000 simulations are a part of it."""
+    sys.path.insert(0, "examples")
+    from benchmarks.kelfi import lotka_volterra
+
+    begun = time.process_time()
+    engine = kme.KELFI(lotka_volterra.model, 1000, num_rounds=5, on_failure="skip", progress_bar=False)
+    engine.run(jax.random.key(0), x=lotka_volterra.OBSERVED)
+    return {"lotka_volterra, 1,000 simulations in five rounds (CPU)": time.process_time() - begun}
+
+
+def check():
+    """Every diagnostic with 200 data sets."""
+    engine = kme.KELFI(model, 300, progress_bar=False)
+    engine.run(jax.random.key(0), x=jnp.array([21.0, 28.0]))
+    return {"`check`, 200 data sets": seconds(lambda: kme.diagnostics.check(jax.random.key(1), engine) and None)}
+
+
+def memory(task, x):
+    """Most memory that a process held to which 10,000 simulations were given to learn from."""
+
+    def row():
+        engine = kme.KELFI(TASKS[task], 10_000, progress_bar=False)
+        engine.run(jax.random.key(0), x=jnp.asarray(x))
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+        return {f"{task}, 10,000 simulations: peak memory (GB)": peak}
+
+    return row
+
+
+def given(path):
+    """1,000 posterior draws from simulations in a file, as `npe_worker` makes them."""
+    from benchmarks.kelfi.residual_time import SIMULATORS, model_of
+
+    stored = np.load(path)
+    simulations = kme.Simulations.from_table(stored["theta"], stored["x"])
+    engine = kme.KELFI(model_of(SIMULATORS["linear"]), simulations=simulations, num_samples=1000, progress_bar=False)
+    engine.run(jax.random.key(0), x=stored["y"])
+    return {"mean": engine.get_samples()["theta"].mean(axis=0).tolist()}
+
+
+def maps():
+    """Memory maps of the process after 200 fits, of which no two have the same number of simulations."""
+    for number in range(200):
+        which, x = ((model, [21.0, 28.0]), (other, [21.0, 9.0, 28.0]))[number % 2]
+        engine = kme.KELFI(which, 100 + number, num_samples=100, progress_bar=False)
+        engine.run(jax.random.key(number), x=jnp.asarray(x))
+    return {"memory maps after 200 fits of different shapes": len(Path("/proc/self/maps").read_text().splitlines())}
+
+
 ENGINES = ("RejectionABC", "K2ABC", "KernelABC", "KernelBayes", "DistributionRegressionABC")
-ROWS = {row.__name__: row for row in (imports, kelfi, bootstrap, nuts, rounds)} | {e: weighting(e) for e in ENGINES}
+ROWS = {row.__name__: row for row in (imports, kelfi, bootstrap, nuts, rounds, predators, check, maps)}
+ROWS |= {e: weighting(e) for e in ENGINES}
+ROWS |= {"memory": memory("two_moons", [-0.2, 0.3]), "memory10": memory("gaussian_linear", [0.1] * 10)}
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    print(json.dumps(ROWS[sys.argv[1]]()))
+    print(json.dumps(given(sys.argv[2]) if sys.argv[1] == "given" else ROWS[sys.argv[1]]()))

@@ -5,9 +5,10 @@
 Each row is a `KELFI.run` on given simulations, other ones than those before, made twice, and a `condition` on another
 observation, made twice: the second time nothing is left to compile, and that one is timed, with the reading of the
 model, learning and 1,000 draws. `first run` has its compilation too; the first rows of each problem and size compile
-most. Two problems have ten statistics and ten parameters: `linear`, where statistics are shifted normals, and `curved`,
-where locations bend and scales change. Three are tasks of `sbi_tasks.py`. All have standard normal priors, of which
-uniform and log-normal parameters are functions. CPU seconds add up all threads.
+most. Left out are imports, simulating, and the compilation of first runs, which `cold_start` times. Two problems have
+ten statistics and ten parameters: `linear`, where statistics are shifted normals, and `curved`, where locations bend
+and scales change. Three are tasks of `sbi_tasks.py`. All have standard normal priors, of which uniform and log-normal
+parameters are functions. CPU seconds add up all threads.
 
 With --neural, neural posterior estimation by `sbi` (its defaults: a masked autoregressive flow, trained until it stops
 by itself) learns from the same simulations and draws as many samples, after each row. It runs in a virtual environment

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from numpyro_kme._core.host import to_host
+from numpyro_kme._core.keys import split
 from numpyro_kme.bootstrap.fit import Fit, full_data, newton_step, require_possible
 from numpyro_kme.bootstrap.newton import Control, Problems, offsets
 from numpyro_kme.bootstrap.preparation import (
@@ -156,7 +157,7 @@ def posterior_bootstrap(
         from numpyro_kme.bootstrap.emulated import emulated_bootstrap  # which returns `Replicates`
 
         return emulated_bootstrap(rng_key, objective, starts, process, settings)
-    keys = jax.random.split(rng_key, 3)
+    keys = split(rng_key, 3)
     ids = np.arange(settings.num_samples)
     blocks = 1 + -(-settings.num_samples // BLOCK)
     num_nodes = settings.num_nodes or FIRST_NODES
@@ -176,7 +177,7 @@ def posterior_bootstrap(
     moved, compared = np.zeros(len(ids), bool), 0
     surface = ready.surface if settings.method == "newton" else None
     if surface is None:
-        found = problems.solve(linear, full.hessian, control, exact=False, progress_bar=settings.progress_bar)
+        found = problems.solve(linear, full.hessian, control, progress_bar=settings.progress_bar)
     else:
         found = measured(problems, surface.follow(problems, surface.minimise(problems)))
     if settings.method == "newton":

@@ -45,7 +45,7 @@ def restart(
 
     def lower(index, start):
         elsewhere = problems.rows(index).solve(start, full.hessian, careful)
-        polished = problems.rows(index).solve(elsewhere.u, elsewhere.hessian, control, exact=False)
+        polished = problems.rows(index).solve(elsewhere.u, elsewhere.hessian, control)
         apart = np.abs((polished.u - found.u[index]) / control.scale).max(axis=1) > 0.1
         apart &= np.ones(len(apart), bool) if surface is None else ~surface.holds(polished.u)
         return polished, apart & (polished.value < found.value[index])

@@ -197,5 +197,5 @@ def settle(
 def measured(problems: Problems, found: Minimum) -> Minimum:
     """Minima of surfaces with the losses there, and what else these report."""
     control = Control(np.ones(found.u.shape[1]), max_steps=1)
-    there = problems.solve(found.u, found.hessian, control, exact=False)
+    there = problems.solve(found.u, found.hessian, control)
     return found._replace(value=there.value, numbers=there.numbers)

@@ -11,6 +11,7 @@ import numpy as np
 
 from numpyro_kme._core import checks, programs
 from numpyro_kme._core.host import on_host
+from numpyro_kme._core.keys import split
 from numpyro_kme.kernels.base import num_points, register
 from numpyro_kme.losses.base import WeightedObjective
 from numpyro_kme.losses.generator import BLOCK
@@ -109,7 +110,7 @@ def draw_reweightings(
     rng_key: jax.Array, objective: WeightedObjective, process: DirichletProcess, ids: np.ndarray, sets: int
 ) -> Reweightings:
     """Sample the weights and centering points of replicates `ids`, with the node set of each, at most `sets - 1`."""
-    weights_key, points_key = jax.random.split(rng_key)
+    weights_key, points_key = split(rng_key)
     extra = process.points(points_key, ids, objective.data)
     weights = draw_weights(process, weights_key, ids, objective.data)
     return Reweightings(weights, extra, np.minimum(1 + ids // BLOCK, sets - 1))

@@ -1,5 +1,6 @@
 """Pivoted incomplete Cholesky factors of Gram matrices: `G ~ U U'` with as few columns as a tolerance needs."""
 
+from collections.abc import Callable
 from typing import Self
 
 import jax
@@ -111,6 +112,37 @@ def blocked(matrix: np.ndarray, stop: float, most: int) -> tuple[np.ndarray, lis
     columns = np.zeros((len(matrix), rank))
     columns[order] = np.tril(factor)[:, :rank]
     return columns, order[:rank].tolist()
+
+
+TOGETHER = 64
+"""Columns of a matrix that is too large to be formed, of which those are kept that are not of each other's span."""
+
+
+def by_columns(columns: Callable[[np.ndarray], np.ndarray], diagonal: np.ndarray, stop: float) -> np.ndarray:
+    """Columns `(n, r)` of a pivoted Cholesky factor, as `blocked`, of a matrix that is never formed.
+
+    No diagonal entry of the rest is over `stop`. Several pivots are found at a time: each has at least half of the
+    largest rest when it is chosen.
+
+    Args:
+        columns: `(k,)` indices to these columns `(n, k)` of the matrix.
+        diagonal: That of the matrix, `(n,)`.
+        stop: Largest diagonal entry of what is left out.
+    Cost: `n r^2`, and memory for `2 n r` numbers.
+    """
+    rest, rank, factor = np.array(diagonal), 0, np.empty((len(diagonal), TOGETHER))
+    while (largest := rest.max()) > stop:
+        some = np.argpartition(rest, -min(TOGETHER, len(rest)))[-TOGETHER:]
+        further = columns(some) - factor[:, :rank] @ factor[some, :rank].T
+        own, order = blocked(further[some], max(stop, 0.5 * largest), len(some))
+        further = np.linalg.solve(own[order], further[:, order].T).T
+        if rank + len(order) > factor.shape[1]:
+            factor = np.concatenate([factor[:, :rank], np.empty((len(rest), max(rank, TOGETHER)))], axis=1)
+        factor[:, rank : rank + len(order)] = further
+        rank += len(order)
+        rest = np.maximum(rest - np.sum(np.square(further), axis=1), 0.0)
+        rest[some[order]] = 0.0
+    return factor[:, :rank]
 
 
 @jax.jit

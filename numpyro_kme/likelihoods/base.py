@@ -37,7 +37,12 @@ def positive_part(value: Any, floor: Any, xp: Any = jnp) -> Any:
     It exceeds `max(v, 0)` by at most `c / 2`, at `v = 0`, and by about `c^2 / (4 |v|)` away from it.
     """
     value = xp.asarray(value)
-    return 0.5 * (value + xp.sqrt(xp.square(value) + floor**2))
+    found = xp.square(value)
+    found += floor**2
+    found = xp.sqrt(found)
+    found += value  # in place by NumPy
+    found *= 0.5
+    return found
 
 
 @register

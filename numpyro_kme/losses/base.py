@@ -33,6 +33,8 @@ class WeightedObjective(abc.ABC):
     data: Any
     has_cheap_hessian: ClassVar[bool] = False
     """Whether `expand` costs little more than `slope`; if not, solvers update an approximate Hessian."""
+    by_numpy: ClassVar[bool] = False
+    """Whether `grid_rows` evaluates many reweightings at once on the host."""
     is_smooth: ClassVar[bool] = True
     """Whether derivatives are those of the value; if not, solvers keep the Hessian and look at gradients alone."""
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core.host import on_host
+from numpyro_kme._core.programs import in_blocks
 from numpyro_kme.kernels import Kernel
 from numpyro_kme.kernels.base import register
 
@@ -15,10 +16,10 @@ from numpyro_kme.kernels.base import register
 class Stencil(NamedTuple):
     """Where points fall on a grid: cell indices `(M, 4)` and spline weights `(M, 4)` with two derivatives."""
 
-    cells: jax.Array
-    weights: jax.Array
-    first: jax.Array
-    second: jax.Array
+    cells: Any
+    weights: Any
+    first: Any
+    second: Any
 
 
 @register
@@ -46,13 +47,15 @@ class Grid:
     cells: Any
     size: int = field(metadata=dict(static=True))
 
-    def stencil(self, points: jax.Array) -> Stencil:
-        """Locate points `(M,)`; those outside the window get weight zero, those that are not numbers NaN."""
+    def stencil(self, points: Any) -> Stencil:
+        """Locate points `(..., M)` of JAX or NumPy; those outside the window get weight zero, those that are not
+        numbers NaN."""
+        xp = points.__array_namespace__()
         position = (points - self.low) / self.step
         inside = (position >= 2.0) & (position < self.cells - 3.0)
-        left = jnp.where(inside, jnp.floor(position), 2.0)
-        f = jnp.where(inside, position - left, 0.0)[:, None]
-        keep = jnp.where(jnp.isnan(points), jnp.nan, inside.astype(points.dtype))[:, None]
+        left = xp.where(inside, xp.floor(position), 2.0)
+        f = xp.where(inside, position - left, 0.0)
+        keep = xp.where(xp.isnan(points), xp.nan, xp.where(inside, 1.0, 0.0))
         weights = [
             (1 - f) ** 3 / 6,
             (3 * f**3 - 6 * f**2 + 4) / 6,
@@ -61,9 +64,12 @@ class Grid:
         ]
         first = [-((1 - f) ** 2) / 2, (3 * f**2 - 4 * f) / 2, (1 + 2 * f - 3 * f**2) / 2, f**2 / 2]
         second = [1 - f, 3 * f - 2, 1 - 3 * f, f]
-        splines, slopes, curvatures = (jnp.concatenate(parts, axis=1) * keep for parts in (weights, first, second))
-        cells = left.astype(jnp.int32)[:, None] + jnp.arange(-1, 3)[None]
-        return Stencil(cells, splines, slopes / self.step, curvatures / self.step**2)
+        splines, slopes, curvatures = (
+            xp.stack([part * factor for part in parts], axis=-1)
+            for parts, factor in ((weights, keep), (first, keep / self.step), (second, keep / self.step**2))
+        )
+        cells = xp.stack([left.astype(xp.int32) + k for k in (-1, 0, 1, 2)], axis=-1)
+        return Stencil(cells, splines, slopes, curvatures)
 
     def charges(self, stencil: Stencil, parts: jax.Array) -> jax.Array:
         """Sum what points put on their four cells: `(M, 4, ...)` to Fourier coefficients `(..., size // 2 + 1)`."""
@@ -76,15 +82,27 @@ class Grid:
         stencil = self.stencil(points)
         return self.charges(stencil, stencil.weights * weights[:, None])
 
-    def inner(self, p: jax.Array, q: jax.Array) -> jax.Array:
+    def inner(self, p: Any, q: Any) -> Any:
         """Inner products of embeddings given by Fourier coefficients: `(F,)` or `(R, F)` with `(F,)` or `(S, F)`."""
-        scaled = p * jnp.asarray(self.spectrum)[(None,) * (p.ndim - 1)]
+        scaled = p * p.__array_namespace__().asarray(self.spectrum)[(None,) * (p.ndim - 1)]
         return scaled.real @ q.real.T + scaled.imag @ q.imag.T
 
-    def potential(self, p: jax.Array) -> jax.Array:
-        """Coefficients on the cells `(size,)` of the witness `t -> int k(t, a) P(da)`, to be summed with a stencil."""
-        two_sided = (0.5 * self.size * jnp.asarray(self.spectrum)).at[jnp.array([0, -1])].multiply(2.0)
-        return jnp.fft.irfft(two_sided * p, self.size)
+    def charges_of_rows(self, cells: np.ndarray, parts: np.ndarray) -> np.ndarray:
+        """The same for rows of stencils, by NumPy: `(R, M, 4)` to `(R, size // 2 + 1)`."""
+        places = cells + self.size * np.arange(len(cells))[:, None, None]
+        sums = np.bincount(places.ravel(), parts.ravel(), len(cells) * self.size)
+        return np.fft.rfft(sums.reshape(len(cells), self.size))
+
+    def embed_rows(self, points: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """As `embed` for rows of points and weights `(R, m)`, by NumPy."""
+        stencil = self.stencil(points)
+        return self.charges_of_rows(stencil.cells, stencil.weights * weights[..., None])
+
+    def potential(self, p: Any) -> Any:
+        """Coefficients on the cells `(..., size)` of the witness `t -> int k(t, a) P(da)`, to be summed with a
+        stencil."""
+        ends = np.where(np.arange(self.size // 2 + 1) % (self.size // 2) == 0, 2.0, 1.0)
+        return p.__array_namespace__().fft.irfft(0.5 * self.size * ends * self.spectrum * p, self.size)
 
 
 def make_grid(
@@ -112,10 +130,12 @@ def make_grid(
 
 
 @on_host
-@jax.jit
-def profile(kernel: Kernel, lag: jax.Array) -> jax.Array:
-    """Kernel values between the points `lag` and 0 on the line."""
-    return kernel.gram(lag[:, None], jnp.zeros((1, 1)))[:, 0]
+def profile(kernel: Kernel, lag: np.ndarray, at: float = 0.0) -> np.ndarray:
+    """Kernel values between the points `at + lag` and `at` on the line."""
+    return in_blocks(lambda lag: _profile(kernel, lag, np.full((1, 1), at)), lag, 2048)
+
+
+_profile = jax.jit(lambda kernel, lag, at: kernel.gram(lag[:, None] + at, at)[:, 0])
 
 
 def find_step(kernel: Kernel, scale: float, tolerance: float) -> tuple[float, float, float] | None:
@@ -136,8 +156,11 @@ def find_step(kernel: Kernel, scale: float, tolerance: float) -> tuple[float, fl
     if not decay[0] > 0.0:
         return None
     peak, decay = decay[0], decay[1:] / decay[0]
-    shifted = np.asarray(kernel.gram(jnp.asarray([[3.0 * scale], [4.5 * scale]]))).ravel()
-    stationary = np.allclose(shifted, profile(kernel, scale * np.array([0.0, 1.5, 1.5, 0.0])), rtol=1e-6, atol=0.0)
+    lags = scale * np.array([0.0, 1.5])
+    stationary = all(
+        np.allclose(profile(kernel, sign * lags, at * scale), profile(kernel, lags), rtol=1e-6, atol=0.0)
+        for sign, at in ((1.0, 3.0), (-1.0, 4.5))
+    )
     if not (stationary and np.isfinite(decay).all() and decay[-1] < 1e-3):
         return None
     half = distance[np.argmax(decay < 0.5)]
@@ -157,12 +180,5 @@ def _interpolation_error(kernel: Kernel, step: float) -> float:
     grid = make_grid(kernel, 0.0, 240.0 * step, step, np.inf, cells, cells)
     a = step * np.array([0.0, 0.25, 0.5, 0.8])
     b = step * (np.arange(0.0, 40.0, 0.3))
-    tabulated = np.asarray(_unit_products(grid, a, b))
+    tabulated = grid.inner(*(grid.embed_rows(points[:, None], np.ones((len(points), 1))) for points in (a, b)))
     return float(np.abs(tabulated - profile(kernel, (a[:, None] - b[None]).ravel()).reshape(len(a), -1)).max())
-
-
-@jax.jit
-def _unit_products(grid: Grid, a: jax.Array, b: jax.Array) -> jax.Array:
-    """Tabulated kernel values between single points."""
-    embed = jax.vmap(lambda point: grid.embed(point[None], jnp.ones(1)))
-    return grid.inner(embed(a), embed(b))

@@ -14,7 +14,7 @@ from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.length_scales import median_absolute_deviation
 from numpyro_kme.kernels.stationary import Stationary
 from numpyro_kme.losses import mixing
-from numpyro_kme.losses.base import WIDER, EmbeddingObjective, TaylorExpansion, widened
+from numpyro_kme.losses.base import WIDER, EmbeddingObjective, widened
 from numpyro_kme.losses.generator import REACH, Generator, NormalNoise, QuadratureNodes, join
 from numpyro_kme.losses.grid import Grid, make_grid, profile
 
@@ -29,7 +29,7 @@ class GridMMD(EmbeddingObjective):
     With `q = |mu_u|^2`, `s = <mu_w, mu_u>` and `L(q, s)` of `mixing.py`, simulated points `y_m(u)` and witness
     `psi = 2 L_q mu_u + L_s mu_w`, the Hessian is
     `L_q 2 <d_a mu, d_b mu> + sum_m v_m [psi'(y_m) d_ab y_m + psi''(y_m) d_a y_m d_b y_m]`, plus the rank-two part by
-    the Hessian of `L`.
+    the Hessian of `L` (`grid_rows`).
 
     Build it with `bind`.
     """
@@ -44,6 +44,7 @@ class GridMMD(EmbeddingObjective):
     max_cells: int = field(metadata=dict(static=True))
 
     has_cheap_hessian: ClassVar[bool] = True
+    by_numpy: ClassVar[bool] = True
 
     @classmethod
     @on_host
@@ -111,31 +112,6 @@ class GridMMD(EmbeddingObjective):
         witness = self.grid.potential(2.0 * pairs * by_q * model + by_s * data)
         by_points = nodes.weights * jnp.sum(witness[stencil.cells] * stencil.first, axis=1)
         return value + norm, pull(by_points)[0]
-
-    def expand(self, reduced, u, nodes):
-        """Squared MMD, gradient and exact Hessian."""
-        data, norm = reduced
-
-        def scalars(t):
-            return self._scalars(t, nodes)
-
-        points, tangents = scalars(u), jax.jacfwd(scalars)(u)
-        stencil, v = self.grid.stencil(points), nodes.weights[:, None]
-        moved = stencil.first[..., None] * tangents[:, None, :]
-        parts = jnp.concatenate([stencil.weights[..., None], moved], axis=2) * v[..., None]
-        coefficients = self.grid.charges(stencil, parts)
-        model, change = coefficients[0], coefficients[1:]
-        q, pairs = jax.value_and_grad(self._energy)(self.grid.inner(model, model), nodes)
-        value, by, by_by = mixing.derivatives(q, self.grid.inner(model, data), self.fit_proportion)
-        steps = jnp.stack([2.0 * pairs * self.grid.inner(model, change), self.grid.inner(data, change)])
-        products = self.grid.inner(change, change)
-        witness = self.grid.potential(2.0 * pairs * by[0] * model + by[1] * data)[stencil.cells] * v
-        first, second = jnp.sum(witness * stencil.first, axis=1), jnp.sum(witness * stencil.second, axis=1)
-        curved = jax.hessian(lambda t: jnp.vdot(first, scalars(t)))(u)
-        hessian = (
-            2.0 * pairs * by[0] * products + curved + (tangents.T * second[None]) @ tangents + steps.T @ by_by @ steps
-        )
-        return TaylorExpansion(value + norm, by @ steps, hessian)
 
     def gram(self, reduced, points, nodes):
         """Inner products of several embeddings with one another and with the data, from points `(R, M)`."""

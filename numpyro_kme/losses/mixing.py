@@ -13,6 +13,8 @@ Reference: Scott (2004), Partial mixture estimation and outlier detection, in Th
 Methods.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -27,11 +29,19 @@ def discrepancy(energies: jax.Array, fit_proportion: bool) -> jax.Array:
     return c * (c * q - 2.0 * s)
 
 
-def derivatives(q: jax.Array, s: jax.Array, fit_proportion: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Value, gradient `(2,)` and Hessian `(2, 2)` of `discrepancy` in `(q, s)`."""
-    energies = jnp.stack([q, s])
-    value, gradient = jax.value_and_grad(discrepancy)(energies, fit_proportion)
-    return value, gradient, jax.hessian(discrepancy)(energies, fit_proportion)
+def derivatives(q: Any, s: Any, fit_proportion: bool) -> tuple[Any, Any, Any]:
+    """Value `(...)`, gradient `(2, ...)` and Hessian `(2, 2, ...)` of `discrepancy` in `(q, s)`, of JAX or NumPy.
+
+    The gradient is `(c^2, -2 c)`, whether the proportion `c` is fitted or at a bound; where it is fitted inside, the
+    Hessian is `-(2 / q) (c, -1) (c, -1)'`.
+    """
+    xp = q.__array_namespace__()
+    c, curvature = xp.ones_like(q), xp.zeros_like(q)
+    if fit_proportion:
+        c = xp.clip(s / q, 0.0, 1.0)
+        curvature = xp.where((c > 0.0) & (c < 1.0), -2.0 / q, 0.0)
+    hessian = curvature * xp.stack([xp.stack([c * c, -c]), xp.stack([-c, xp.ones_like(q)])])
+    return c * (c * q - 2.0 * s), xp.stack([c * c, -2.0 * c]), hessian
 
 
 def proportion(q: jax.Array, s: jax.Array) -> jax.Array:

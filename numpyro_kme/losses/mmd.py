@@ -136,15 +136,17 @@ def _float64(leaf: Any) -> np.ndarray:
 
 def _require_bounded(kernel: Kernel, points: Any) -> None:
     """Raise an error where `k(x, x)` grows with the data: such embeddings are not robust, and may not exist."""
-    one = jax.tree.map(lambda leaf: jnp.asarray(leaf[:1]), points)
+    one = jax.tree.map(lambda leaf: leaf[:1], points)
     far = jax.tree.map(lambda leaf, all: leaf * 1e3 + 1e3 * np.abs(all).max(), one, points)
-    near, distant = (float(kernel.diagonal(point)[0]) for point in (one, far))
+    near, distant = (float(np.asarray(_diagonal(kernel, point))[0]) for point in (one, far))
     checks.require(
         np.isfinite(distant) and distant <= 10.0 * max(near, 1e-300),
         f"`kernel` must be bounded for a robust loss; {type(kernel).__name__} has k(x, x) = {near:.3g} at a data point "
         f"and {distant:.3g} far away. Use Gaussian, Matern or RationalQuadratic.",
     )
 
+
+_diagonal = jax.jit(lambda kernel, points: kernel.diagonal(points))
 
 SOURCES = 512
 """Kernel values are formed for this many sources at a time."""

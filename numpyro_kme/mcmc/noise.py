@@ -206,7 +206,7 @@ def _declared(fn: FromNoise) -> NormalNoise | None:
     if isinstance(base, dist.MultivariateNormal) and base.shape() == shape and len(shape) == 1:
         return NormalNoise(size, partial(_correlated, base))
     try:
-        base.icdf(jnp.full(base.batch_shape, 0.5))
+        jax.eval_shape(base.icdf, np.full(base.batch_shape, 0.5))
     except (NotImplementedError, AttributeError, ImportError):
         return None
     if isinstance(base, dist.Normal):

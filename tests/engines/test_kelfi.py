@@ -1,5 +1,7 @@
 """KELFI from a model to ArviZ: against exact posteriors, brute-force grids and its own surrogate by quadrature."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -330,3 +332,15 @@ def test_batches_of_parameters_and_data(kelfi):
     twice = y[[0, 1, 1]]  # the first differs from all others
     prepared = fitted(theta).log_prob(twice)  # on the host
     np.testing.assert_allclose(prepared, density(theta, twice), rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="Linux alone shows a process its memory maps")
+def test_fits_of_other_shapes_do_not_add_to_the_process():
+    """Linux allows a process 65,530 memory maps, of which each compiled program takes some."""
+    maps = []
+    for number in range(24):
+        engine = kme.KELFI(conjugate, 60 + 7 * number, num_samples=100, progress_bar=False)
+        engine.run(jax.random.key(number), x=X + 0.01 * number)
+        maps.append(len(Path("/proc/self/maps").read_text().splitlines()))
+    assert maps[-1] - maps[4] < 100  # a compiled program adds tens

@@ -12,11 +12,11 @@ import pytest
 from numpyro.infer import Predictive
 from scipy.optimize import minimize_scalar
 
-from numpyro_kme.bootstrap import Quadrature, fit, newton
+from numpyro_kme.bootstrap import Quadrature, fit
 from numpyro_kme.engines._iid import IidModel
 from numpyro_kme.engines.posterior_bootstrap import PosteriorBootstrap, warn_of
 from numpyro_kme.kernels import Gaussian
-from numpyro_kme.losses import MMD, Generator, Loss, NegativeLogLikelihood, NormalNoise, Wasserstein
+from numpyro_kme.losses import MMD, Generator, Loss, NegativeLogLikelihood, NormalNoise, Wasserstein, grid_rows
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.simulator_functions import FromNoise
 
@@ -108,10 +108,10 @@ def test_results_go_to_arviz_and_predictive(engine, capsys):
 
 
 def test_a_second_run_on_new_data_does_not_compile_again(engine):
-    generator, programs = engine.trained.generator, newton._solve_block._cache_size()
+    generator, programs = engine.trained.generator, grid_rows._moves._cache_size()
     engine.run(jax.random.key(1), np.append(X[1:] + 1.0, 62.5))
     assert engine.trained.generator is generator
-    assert newton._solve_block._cache_size() == programs
+    assert grid_rows._moves._cache_size() == programs
     assert abs(engine.mode()["mean"] - X[X < 50].mean() - 1.0) < 0.5
     engine.run(jax.random.key(0), X)
 

@@ -7,6 +7,7 @@ import pytest
 
 from numpyro_kme import ResidualKernelMeans
 from numpyro_kme.kernels import Gaussian
+from numpyro_kme.kernels.low_rank import blocked, by_columns
 from numpyro_kme.likelihoods.distribution import default_form
 from numpyro_kme.likelihoods.published import solves
 from numpyro_kme.likelihoods.published.form import KernelMeans
@@ -150,3 +151,16 @@ def test_no_dense_matrix_beyond_the_limit(monkeypatch):
 def test_refusals(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_columns_that_are_formed_as_needed_leave_as_little_as_lapack(rng):
+    """Of a Gram matrix: no more than the bound is left, nothing below zero, by hardly more columns."""
+    z = rng.normal(size=(500, 2))
+    gram = np.exp(-0.5 * ((z[:, None] - z[None]) ** 2).sum(-1) / 0.3**2)
+    for stop in (0.3, 1e-2, 1e-6):
+        factor = by_columns(lambda some: gram[:, some], np.ones(500), stop)
+        rest = gram - factor @ factor.T
+        assert np.diagonal(rest).max() <= stop * (1.0 + 1e-6)
+        assert np.linalg.eigvalsh(rest)[0] > -1e-10
+        assert factor.shape[1] <= 1.2 * blocked(gram, stop, 500)[0].shape[1]
+    assert by_columns(lambda some: gram[:, some], np.ones(500), 1.0).shape == (500, 0)

@@ -584,20 +584,10 @@ def test_weights_need_the_leading_eigenvectors_only(rng, dim, beta, lam):
     np.testing.assert_allclose(found @ found.T, exact @ exact.T, atol=rd.NEGLIGIBLE)
 
 
-def test_pivots_among_a_few_simulations_serve_all(rng, monkeypatch):
-    """Wide kernels: pivots of 60 of 400 simulations explain all of them as pivots of all do."""
-    z, beta, ridge = rng.normal(size=(400, 2)), 1.5, 20.0
-    expected = rd._basis(z, beta, ridge)
-    monkeypatch.setattr(rd, "PIVOTED", 60)
-    found = rd._basis(z, beta, ridge)
-    assert len(rd.a_few(400)) == 60
-    np.testing.assert_allclose(found @ found.T, expected @ expected.T, atol=rd.NEGLIGIBLE)
-
-
 def test_local_factors_from_a_few_pilot_kernels(rng, monkeypatch):
     """By definition, with a loop, where the pilot has kernels around some residuals alone."""
     residuals, bandwidths = rng.normal(size=(50, 2)), rd.Bandwidths(np.log([0.4, 0.6]), 0.0, 0.0, np.array(0.3))
-    monkeypatch.setattr(rd, "PIVOTED", 20)
+    monkeypatch.setattr(rd, "PILOTS", 20)
     chosen, eps = rd.a_few(50), np.array([0.4, 0.6])
     pilot = [
         np.mean([stats.norm.pdf(r, np.sqrt(1.0 - eps**2) * residuals[j], eps).prod() for j in chosen if j != i])

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from numpyro_kme.bootstrap import Reweightings
+from numpyro_kme.bootstrap.newton import Problems
 from numpyro_kme.kernels import FromCallable, Gaussian, Kernel, Laplace, Linear, Matern52, RationalQuadratic
 from numpyro_kme.kernels.base import register
 from numpyro_kme.losses import MMD, DrawnNoise, Generator, Loss, NormalNoise, UniformNoise
@@ -111,7 +113,8 @@ def test_slopes_and_hessians_are_the_derivatives_of_the_value(case, fit_proporti
         x = rng.normal(0.5, 1.0, (20, 2))
     bound = MMD(Gaussian(L), fit_proportion=fit_proportion, covariate_kernel=Gaussian(0.5)).objective(x, generator)
     assert isinstance(bound, GridMMD) == (case in ("grid", "drawn scalars"))
-    reduced, nodes = bound.reduce(rng.dirichlet(np.ones(len(jax.tree.leaves(x)[0])))), one_set(generator, 32)
+    weights, nodes = rng.dirichlet(np.ones(len(jax.tree.leaves(x)[0]))), one_set(generator, 32)
+    reduced = bound.reduce(weights)
 
     @jax.jit
     def everything(u):
@@ -123,8 +126,15 @@ def test_slopes_and_hessians_are_the_derivatives_of_the_value(case, fit_proporti
         )
 
     (value, gradient, hessian), slope, expansion = everything(u)
-    for got, want in ((slope[0], value), (slope[1], gradient), *zip(expansion, (value, gradient, hessian))):
-        np.testing.assert_allclose(got, want, atol=1e-11)
+    found = [slope, expansion]
+    if isinstance(bound, GridMMD):  # and by NumPy, for all rows at once
+        sets, row = jax.tree.map(lambda leaf: leaf[None], nodes), Reweightings(weights[None], None, np.array([0]))
+        problems = Problems(bound, sets, row)
+        found += [(problems.values(u)[0],), [part[0] for part in problems.slopes(u)]]
+        found.append([part[0] for part in problems.expand(u)])
+    for parts in found:
+        for got, want in zip(parts, (value, gradient, hessian)):
+            np.testing.assert_allclose(got, want, atol=1e-11)
     assert np.abs(hessian).max() > 1e-3
 
 

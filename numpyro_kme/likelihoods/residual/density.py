@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.linalg import solve_triangular
 
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
-from numpyro_kme.kernels.low_rank import blocked
+from numpyro_kme.kernels.low_rank import AT_ONCE, blocked, by_columns
 from numpyro_kme.likelihoods.base import positive_part
 from numpyro_kme.likelihoods.residual.functions import padded
 from numpyro_kme.likelihoods.residual.smoothness import gaussian_gram
@@ -116,7 +115,7 @@ class LocalFactors(NamedTuple):
 def local_factors(residuals: np.ndarray, bandwidths: Bandwidths) -> np.ndarray:
     """Local bandwidth factors `s_j` of all residuals `(m, n)`, `(m,)`: as `LocalFactors`, some rows at a time.
 
-    The pilot has kernels around at most `PIVOTED` residuals at random.
+    The pilot has kernels around at most `PILOTS` residuals at random.
     """
     left, right = scaled_pairs(residuals, bandwidths)
     chosen, pilot = np.sort(a_few(len(residuals))), np.empty(len(residuals))
@@ -132,8 +131,8 @@ def local_factors(residuals: np.ndarray, bandwidths: Bandwidths) -> np.ndarray:
 
 
 def a_few(size: int) -> np.ndarray:
-    """Numbers of at most `PIVOTED` of so many simulations: all, or some at random."""
-    return np.arange(size) if size <= PIVOTED else np.random.default_rng(1).permutation(size)[:PIVOTED]
+    """Numbers of at most `PILOTS` of so many simulations: all, or some at random."""
+    return np.arange(size) if size <= PILOTS else np.random.default_rng(1).permutation(size)[:PILOTS]
 
 
 def scaled_pairs(residuals: np.ndarray, bandwidths: Bandwidths) -> tuple[np.ndarray, np.ndarray]:
@@ -191,8 +190,8 @@ def squared_distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 SOFTNESS = 0.1
 """Weights below this fraction of `1 / m` count as about zero, smoothly."""
 
-PIVOTED = 4000
-"""Pivots of `K`, and pilot densities, are of at most so many simulations."""
+PILOTS = 4000
+"""Pilot densities are of at most so many simulations."""
 
 NEGLIGIBLE = 0.03
 """Eigenvalues of `K` below this fraction of `m lam` are left out of the weights; log densities move by a thousandth."""
@@ -236,8 +235,8 @@ class ResidualDensity:
         # k - U U' k, and the intercept times what is left of 1 after its sum, k' (1 - U U' 1)
         intercept, rest = xp.asarray(self.intercept)[None, :], 1.0 - basis @ xp.sum(basis, axis=0)
         within = xp.concatenate([kernel @ xp.concatenate([basis, rest[:, None]], axis=1), one], axis=-1)
-        signed = kernel + within @ xp.concatenate([-basis.T, -intercept, intercept], axis=0)
-        return positive_part(signed, SOFTNESS / len(points), xp)
+        kernel += within @ xp.concatenate([-basis.T, -intercept, intercept], axis=0)  # in place by NumPy
+        return positive_part(kernel, SOFTNESS / len(points), xp)
 
     def _log_kernels(self, v, xp):
         """`log N(v | sqrt(1 - eps^2) r_j, (eps s_j)^2)`, `(..., m)`.
@@ -264,7 +263,8 @@ class ResidualDensity:
         # differ by more than the largest exponent of float32
         peak = xp.maximum(xp.max(logs, axis=-1), xp.maximum(tails, xp.finfo(logs.dtype).min))
         peak = peak if xp is np else jax.lax.stop_gradient(peak)
-        near, every = exponentials(logs - peak[..., None], xp), xp.ones(len(self.points), logs.dtype)
+        logs -= peak[..., None]  # in place by NumPy
+        near, every = exponentials(logs, xp), xp.ones(len(self.points), logs.dtype)
         mixture = own * xp.einsum("...m,...m->...", near, weights) / (weights @ every)
         return peak + xp.log(mixture + xp.exp(tails - peak))
 
@@ -293,20 +293,17 @@ def fit_residual_density(
 def _basis(z: np.ndarray, beta: float, ridge: float) -> np.ndarray:
     """`U`, `(m, r)`, with `K (K + ridge I)^-1 = U U'` up to negligible eigenvalues.
 
-    They are those of `F'F` for the factor `F` of Nystroem's method, `K ~ F F'`, whose pivots are chosen among at most
-    `PIVOTED` simulations; where its rank is large beside their number, of `K` itself.
+    They are those of `F'F` for a pivoted Cholesky factor `F` of low rank, which leaves out no more than they do; where
+    its rank is large, of `K` itself, unless that is too large to be formed.
     """
-    some = z[a_few(len(z))]
-    gram = gaussian_gram(some, some, beta**2)
-    factor, pivots = blocked(gram, NEGLIGIBLE * ridge / len(z), len(gram))
-    if len(some) == len(z) and 2 * factor.shape[1] > len(gram):
-        values, vectors = np.linalg.eigh(gram)
-        vectors = vectors * np.sqrt(np.maximum(values, 0.0))
+    stop, whole = NEGLIGIBLE * ridge / len(z), len(z) <= AT_ONCE
+    gram: Any = gaussian_gram(z, z, beta**2) if whole else None
+    if whole:
+        factor, _ = blocked(gram, stop, len(z))
     else:
-        if len(some) < len(z):
-            between = gaussian_gram(some[pivots], z, beta**2)
-            factor = solve_triangular(np.tril(factor[pivots]), between, lower=True).T
-        values, vectors = np.linalg.eigh(factor.T @ factor)
-        vectors = factor @ vectors
+        factor = by_columns(lambda some: gaussian_gram(z, z[some], beta**2), np.ones(len(z)), stop)
+    dense = whole and 2 * factor.shape[1] > len(z)
+    values, vectors = np.linalg.eigh(gram if dense else factor.T @ factor)
     kept = values > NEGLIGIBLE * ridge
-    return vectors[:, kept] / np.sqrt(values[kept] + ridge)
+    vectors = vectors[:, kept] / np.sqrt(values[kept] + ridge)
+    return vectors * np.sqrt(values[kept]) if dense else factor @ vectors

@@ -1,0 +1,107 @@
+"""The squared MMD on a grid for many reweightings of the data, by NumPy: nothing is compiled but the simulator."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_kme._core.host import on_host
+from numpyro_kme._core.programs import in_blocks
+from numpyro_kme.losses import mixing
+from numpyro_kme.losses.base import TaylorExpansion
+from numpyro_kme.losses.generator import BLOCK, Generator, QuadratureNodes
+from numpyro_kme.losses.grid import Grid
+
+
+@on_host
+def evaluate(method: str, objective: Any, nodes: QuadratureNodes, reweightings: Any, u: np.ndarray) -> Any:
+    """`objective.value`, `slope` or `expand` by name, for each reweighting at its parameters.
+
+    No row depends on the others: sums run over one row at a time, and the simulator in blocks of a fixed size.
+
+    Args:
+        method: What to evaluate.
+        objective: A `GridMMD`.
+        nodes: Sets of quadrature nodes, `(sets, M, ...)`.
+        reweightings: `R` of them, as `bootstrap.Reweightings`.
+        u: Parameters `(R, p)`.
+    """
+    order = ("value", "slope", "expand").index(method)
+    block = partial(_block, order, objective, nodes)
+    weights, extra, sets = reweightings.weights, reweightings.extra, reweightings.sets
+    return in_blocks(lambda rows: block(*rows), (np.asarray(weights), extra, np.asarray(sets), np.asarray(u)), BLOCK)
+
+
+def _block(order, objective, nodes, weights, extra, sets, u):
+    grid, generator, independent = objective.grid, objective.generator, objective.generator.noise.independent
+    points = np.broadcast_to(objective.data, (len(u), len(objective.data)))
+    points = points if extra is None else np.concatenate([points, extra.reshape(len(u), -1)], axis=1)
+    data, v = grid.embed_rows(points, weights), np.asarray(nodes.weights)[sets]
+    norm = _inner(grid, data, data)
+    y, *tangents = map(np.asarray, (_moves if order else _scalars)(generator, nodes.values, sets, u))
+    stencil = grid.stencil(y)
+    model = grid.charges_of_rows(stencil.cells, stencil.weights * v[..., None])
+    q, pairs = _inner(grid, model, model), np.ones(len(u))
+    if independent:
+        squares = np.sum(np.square(v), axis=1)
+        q, pairs = (q - objective.peak * squares) / (1.0 - squares), 1.0 / (1.0 - squares)
+        if objective.fit_proportion:
+            q, pairs = np.maximum(q, objective.peak * squares), np.where(q > objective.peak * squares, pairs, 0.0)
+    value, by, by_by = mixing.derivatives(q, _inner(grid, model, data), objective.fit_proportion)
+    if order == 0:
+        return value + norm
+    witness = grid.potential(2.0 * (pairs * by[0])[:, None] * model + by[1][:, None] * data)
+    at_cells = np.take_along_axis(witness, stencil.cells.reshape(len(u), -1), axis=1).reshape(stencil.cells.shape)
+    first, second = (v * np.einsum("rmk,rmk->rm", at_cells, by_y) for by_y in (stencil.first, stencil.second))
+    tangents = tangents[0]
+    gradient = (first[:, None] @ tangents)[:, 0]
+    if order == 1:
+        return value + norm, gradient
+    moved = v[..., None] * stencil.first
+    change = [grid.charges_of_rows(stencil.cells, moved * tangents[..., a, None]) for a in range(u.shape[1])]
+    steps = np.stack([[2.0 * pairs * _inner(grid, model, c), _inner(grid, data, c)] for c in change])  # (p, 2, R)
+    products = np.array([[_inner(grid, a, b) for b in change] for a in change])
+    hessian = np.moveaxis(2.0 * pairs * by[0] * products + np.einsum("air,ijr,bjr->abr", steps, by_by, steps), 2, 0)
+    curved = np.asarray(_curved(generator, nodes.values, sets, u, first))
+    pulled = np.swapaxes(tangents, 1, 2)
+    return TaylorExpansion(value + norm, gradient, hessian + curved + (pulled * second[:, None]) @ tangents)
+
+
+def _inner(grid: Grid, p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """Inner products of rows of embeddings `(R, F)`."""
+    return np.sum(grid.spectrum * (p.real * q.real + p.imag * q.imag), axis=1)
+
+
+def _of_row(generator: Generator, values: Any, number: jax.Array, u: jax.Array) -> jax.Array:
+    """Simulated scalars `(M,)` with one set of nodes."""
+    own = jax.tree.map(lambda leaf: leaf[number], values)
+    return jnp.ravel(generator.points(u, QuadratureNodes(own, jnp.ones(()))))
+
+
+@jax.jit
+def _scalars(generator, values, sets, u):
+    """Simulated scalars of each row, `(R, M)`."""
+    return jax.lax.map(lambda row: (_of_row(generator, values, *row),), (sets, u))
+
+
+@jax.jit
+def _moves(generator, values, sets, u):
+    """Simulated scalars of each row, and their derivatives, `(R, M)` and `(R, M, p)`."""
+
+    def one(row):
+        scalars = lambda t: _of_row(generator, values, row[0], t)  # noqa: E731
+        return scalars(row[1]), jax.jacfwd(scalars)(row[1])
+
+    return jax.lax.map(one, (sets, u))
+
+
+@jax.jit
+def _curved(generator, values, sets, u, first):
+    """Second derivatives `(R, p, p)` of the scalars, summed with `first` `(R, M)`."""
+
+    def one(row):
+        return jax.hessian(lambda t: jnp.vdot(row[2], _of_row(generator, values, row[0], t)))(row[1])
+
+    return jax.lax.map(one, (sets, u, first))
