@@ -223,7 +223,7 @@ def with_enough_nodes(
     if ready.surface is not None and len(ready.nodes.weights) == 1:  # of which two may agree by chance
         num *= 4
         ready = _with_nodes(ready, draw(num), pilot)
-    while num < most and (times := _times(ready, pilot, partial(draw, 2 * num))) > 1:
+    while num < most and (times := times_needed(ready, pilot, partial(draw, 2 * num))) > 1:
         # the last doubling may be one too many; those of a surface cost little, and few sizes need few programs
         num = min((max(times // 2, 2) if ready.surface is None else 4) * num, most)
         ready = _with_nodes(ready, draw(num), pilot)
@@ -235,7 +235,7 @@ def _with_nodes(ready: Prepared, nodes: QuadratureNodes, pilot: Reweightings) ->
     return ready.on(ready.objective.adapt_nodes(ready.fit.u, nodes.weights.shape[1]) or nodes, pilot)
 
 
-def _times(ready: Prepared, pilot: Reweightings, draw: Callable[[], QuadratureNodes]) -> int:
+def times_needed(ready: Prepared, pilot: Reweightings, draw: Callable[[], QuadratureNodes]) -> int:
     """How many times the nodes it takes, by minima of the full data, or of the pilot's surfaces, with several sets: the
     error of low-discrepancy points falls about as `1 / M` where the loss is smooth, otherwise as `M^-1/2`. Where there
     is one set of nodes, `draw` makes others."""
