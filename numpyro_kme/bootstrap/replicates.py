@@ -194,8 +194,9 @@ def _replicates(
 ) -> Replicates:
     """Minimise for each reweighting and check it; of a local loss, `direct` is what it stands for."""
     objective, nodes, full = ready.objective, ready.nodes, ready.fit
+    noise = objective.generator.noise
     whole = full.raised(float(offsets(objective, full_data(objective))[0]))
-    require_possible(whole.value, whole.numbers)
+    require_possible(whole.value, whole.numbers, noise)
     problems = Problems(objective, nodes, reweightings)
     linear, before = one_step(problems, full)
     control = Control(ready.scale, tolerance=0.3 * TOLERANCE, max_steps=12 if settings.method == "newton" else 1)
@@ -214,7 +215,7 @@ def _replicates(
             exact = Problems(direct.objective, direct.nodes, reweightings)
             moved, compared = leaves_basin(exact, full, pool, found, control, every)
     value = found.value + offsets(objective, reweightings)
-    require_possible(value, found.numbers)
+    require_possible(value, found.numbers, noise)
     sd = posterior_sd(found.u)
     with np.errstate(over="ignore"):  # the steps that a flat loss leaves
         remaining = np.abs(found.remaining / sd).max(axis=1)
@@ -231,7 +232,7 @@ def _replicates(
         linear=linear,
         numbers=found.numbers,
         compared=compared,
-        quadrature=_quadrature(rng_key, reweightings.rows(check), found, check, ready, sd, 2 * num_nodes),
+        quadrature=_quadrature(rng_key, objective, reweightings.rows(check), found, check, ready, sd, 2 * num_nodes),
         derivatives=ready.derivatives,
         fit=whole,
         nodes=to_host(nodes),
@@ -244,14 +245,14 @@ def _nodes(num_nodes: int, objective: WeightedObjective) -> int:
     return num_nodes * (2 if objective.has_cheap_hessian else 1)
 
 
-def _quadrature(rng_key, reweightings, found, rows, ready, sd, num) -> Quadrature:
+def _quadrature(rng_key, objective, reweightings, found, rows, ready, sd, num) -> Quadrature:
     """Move of each minimum by one Newton step of the finer problem: `num` nodes of its own and a halved grid; of a
     surface, to the minimum of the finer one.
 
     Where a replicate's Hessian is flat, as it can be where simulated points jump, that of the full data takes its
     place.
     """
-    objective, full = ready.objective, ready.fit
+    full = ready.fit
     if not len(rows):
         return Quadrature(np.empty((0, len(sd))))
     if isinstance(objective, LocalMMD):
