@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from operator import itemgetter
 
 import jax
 import numpy as np
@@ -12,9 +13,8 @@ from numpyro_kme.bootstrap.newton import Control, Minimum, Problems
 from numpyro_kme.bootstrap.preparation import Prepared, one_step, posterior_sd, times_needed
 from numpyro_kme.bootstrap.second_attempts import restart
 from numpyro_kme.bootstrap.weights import Reweightings
-from numpyro_kme.kernels.low_rank import LowRank
 from numpyro_kme.losses.generator import Generator, QuadratureNodes, vectors
-from numpyro_kme.losses.local_mmd import CorrectedNodes, LocalMMD
+from numpyro_kme.losses.local_mmd import CorrectedNodes, LocalMMD, pivots_of
 from numpyro_kme.losses.mmd import DirectMMD
 
 RANKS, POINTS = (64, 128, 256, 512), 1024
@@ -80,7 +80,7 @@ def _with_features(ready: Prepared, pilot: Reweightings, u: np.ndarray) -> Local
     reweightings, from the minima `u (R, p)` of which simulated points are taken."""
     direct = ready.objective
     points = _simulated(direct.generator, np.concatenate([ready.fit.u[None], u]), ready.nodes)
-    features = LowRank.fit(direct.kernel, points, tolerance=1e-8, max_rank=RANKS[-1])
+    pivots = pivots_of(direct.kernel, points, RANKS[-1])
     some = np.arange(0, len(u), 4)
     problems = Problems(direct, ready.nodes, pilot.rows(some))
     gradient = problems.slopes(u[some])[1]
@@ -89,10 +89,11 @@ def _with_features(ready: Prepared, pilot: Reweightings, u: np.ndarray) -> Local
     each = () if covariates is None else (len(jax.tree.leaves(covariates)[0]),)
     uncorrected = CorrectedNodes(*ready.nodes, np.zeros((number, *each, RANKS[-1], 1 + dim)))
     for rank in RANKS:
-        local = LocalMMD.of(direct, features, ready.fit.u, rank, RANKS[-1])
+        chosen = jax.tree.map(itemgetter(slice(rank)), pivots)
+        local = LocalMMD.of(direct, chosen, ready.fit.u, RANKS[-1])
         miss = replace(problems, objective=local, nodes=uncorrected).slopes(u[some])[1] - gradient
         if np.abs(newton_step(ready.fit.hessian, miss) / ready.scale).max() <= CLOSE:
-            return LocalMMD.of(direct, features, ready.fit.u, rank, rank)
+            return LocalMMD.of(direct, chosen, ready.fit.u, rank)
     return None
 
 
@@ -114,10 +115,10 @@ def _points(generator, u, nodes):
 def finer(
     rng_key: jax.Array, local: LocalMMD, few: QuadratureNodes, num: int, sets: int
 ) -> tuple[LocalMMD, CorrectedNodes]:
-    """The same loss with other nodes throughout: `sets` of few, corrected by sets of `num`."""
+    """The same loss with other nodes throughout: `sets` of few, corrected by half as many sets, of `num`."""
     few_key, many_key = jax.random.split(rng_key)
     draw = local.generator.draw_nodes
-    expansions = local.expansions(draw(many_key, num, SETS))
+    expansions = local.expansions(draw(many_key, num, SETS // 2))
     return local.corrected(draw(few_key, few.weights.shape[1], sets), expansions, 1.0)
 
 

@@ -1,6 +1,7 @@
 """The squared MMD near one parameter: in a few features, with errors of the nodes taken out by control variates."""
 
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -9,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core.host import on_host, to_host
-from numpyro_kme.kernels.base import num_points, register
-from numpyro_kme.kernels.low_rank import LowRank
+from numpyro_kme.kernels.base import Kernel, num_points, register
+from numpyro_kme.kernels.low_rank import blocked
 from numpyro_kme.losses import mixing
 from numpyro_kme.losses.base import WeightedObjective
 from numpyro_kme.losses.generator import QuadratureNodes, join, vectors
@@ -46,7 +47,8 @@ class LocalMMD(WeightedObjective):
 
     Args:
         inner: The same loss by direct sums.
-        features: `phi`.
+        pivots: Points `P`, `(r, ...)`.
+        inverse: `W`, `(r, r)`, the inverse of a Cholesky factor of `k(P, P)`: `phi(t) = W k(P, t)`.
         of_data: Features of the data, `(n, r)`.
         anchor: `u_0`, `(p,)`.
         times: How many times as many nodes stand behind the correction.
@@ -57,22 +59,22 @@ class LocalMMD(WeightedObjective):
     """
 
     inner: DirectMMD
-    features: LowRank
+    pivots: Any
+    inverse: Any
     of_data: Any
     anchor: Any
     times: Any
 
     @classmethod
     @on_host
-    def of(cls, inner: DirectMMD, features: LowRank, anchor: np.ndarray, rank: int, size: int) -> "LocalMMD":
-        """The loss without a correction yet, in the first `rank` features; zeros fill them up to `size`."""
-        used = min(rank, features.rank)
-        pivots = jax.tree.map(lambda leaf: leaf[np.arange(size) % used], features.pivots)
+    def of(cls, inner: DirectMMD, pivots: Any, anchor: np.ndarray, size: int) -> "LocalMMD":
+        """The loss without a correction yet, in features of some pivots; zeros fill them up to `size`."""
+        used = num_points(pivots)
         inverse = np.zeros((size, size))
-        factor = np.linalg.cholesky(features.at_pivots(pivots)[:used, :used])
-        inverse[:used, :used] = np.linalg.solve(factor, np.eye(used))
-        features = LowRank(features.kernel, pivots, inverse, np.zeros((0, size)), features.residual)
-        return cls(inner, features, features.features(vectors(inner.data)), anchor, np.ones(()))
+        inverse[:used, :used] = np.linalg.solve(np.linalg.cholesky(_gram(inner.kernel, pivots)), np.eye(used))
+        pivots = jax.tree.map(lambda leaf: leaf[np.arange(size) % used], pivots)
+        of_data = np.asarray(_gram(inner.kernel, vectors(inner.data), pivots)) @ inverse.T
+        return cls(inner, pivots, inverse, of_data, anchor, np.ones(()))
 
     @property
     def generator(self):
@@ -95,36 +97,33 @@ class LocalMMD(WeightedObjective):
 
     def value(self, reduced, u, nodes):
         """Squared MMD at `u`, without its constant."""
-        q, s, *_ = self._energies(reduced, u, nodes)
-        return mixing.discrepancy(jnp.stack([q, s]), self.inner.fit_proportion)
+        return self._loss(reduced, nodes, *self._measured(reduced, u, nodes))
+
+    def slope(self, reduced, u, nodes):
+        """Squared MMD and gradient, by the derivatives of the few features: what weightings of the data at one `u` have
+        in common."""
+        measured = self._measured(reduced, u, nodes)
+        moved = jax.jacfwd(lambda t: self._measured(reduced, t, nodes))(u)
+        value, by = jax.value_and_grad(partial(self._loss, reduced, nodes), argnums=(0, 1))(*measured)
+        return value, by[0] @ moved[0] + by[1] * moved[1]
 
     def report(self, reduced, u, nodes):
         """As by direct sums; the standard error is that of the many nodes."""
-        q, s, y, v, own = self._energies(reduced, u, nodes)
-        own_witness, cross = (self._features(y) @ jnp.stack([own, reduced[0]], axis=1)).T
+        own, coincident = self._measured(reduced, u, nodes)
+        q, s = self._energies(reduced, nodes, own, coincident)
+        y, v = vectors(self.generator.points(u, nodes)), self.generator.weights(nodes, reduced[1])
+        at_pivots = self.inner.kernel.gram(y, self.pivots)
+        own_witness, cross = (at_pivots @ (self.inverse.T @ jnp.stack([own, reduced[0]], axis=1))).T
         kinds = self.generator.noise.independent, self.inner.fit_proportion
-        coincident = jnp.square(v) @ self.inner.kernel.diagonal(y)
         found = mixing.report(q, s, (own_witness, cross), v, coincident, *kinds)
         return found | {"loss_error": found["loss_error"] / jnp.sqrt(self.times)}
 
-    def embedding(self, reduced, u, nodes) -> tuple[Any, jax.Array, jax.Array]:
-        """Simulated points, their weights, and the corrected features `(r,)` of the model."""
-        weights = reduced[1]
-        y, v = vectors(self.generator.points(u, nodes)), self.generator.weights(nodes, weights)
-        own, correction = (
-            self.features.inverse @ (self.inner.kernel.gram(self.features.pivots, y) @ v),
-            nodes.correction,
-        )
-        if self.generator.covariates is not None:
-            of_data = weights[: len(correction)]
-            correction = jnp.tensordot(of_data / jnp.sum(of_data), correction, 1)
-        return y, v, own + correction @ jnp.concatenate([jnp.ones(1), u - self.anchor])
-
     def expansion(self, nodes: QuadratureNodes) -> jax.Array:
-        """Features of the model at the anchor by some nodes, and their derivatives, as `CorrectedNodes.correction`."""
+        """Mean of `k(P, .)` over the model at the anchor by some nodes, and its derivatives, `([n,] r, 1 + p)`."""
 
         def mean(u):
-            values = nodes.weights[:, None] * self._features(vectors(self.generator.points(u, nodes)))
+            y = vectors(self.generator.points(u, nodes))
+            values = nodes.weights[:, None] * self.inner.kernel.gram(y, self.pivots)
             if self.generator.covariates is None:
                 return jnp.sum(values, axis=0)
             n = num_points(self.generator.covariates)
@@ -140,7 +139,8 @@ class LocalMMD(WeightedObjective):
 
     @on_host
     def expansions(self, nodes: QuadratureNodes) -> np.ndarray:
-        """`expansion` for each of several sets of nodes, in chunks."""
+        """Features of the model at the anchor and their derivatives, as `CorrectedNodes.correction`, by each of several
+        sets of nodes."""
 
         def of_set(number):
             values, weights = jax.tree.map(lambda leaf: leaf[number], nodes)
@@ -151,17 +151,46 @@ class LocalMMD(WeightedObjective):
                 chunk = jax.tree.map(itemgetter(chosen), QuadratureNodes(values, weights))
                 chunk = chunk._replace(weights=chunk.weights * (index < len(weights)))
                 total = total + to_host(_expansion(self, chunk))
-            return total
+            return self.inverse @ total
 
         return np.stack([of_set(number) for number in range(len(nodes.weights))])
 
     def _features(self, points):
-        return self.inner.kernel.gram(points, self.features.pivots) @ self.features.inverse.T
+        return self.inner.kernel.gram(points, self.pivots) @ self.inverse.T
 
-    def _energies(self, reduced, u, nodes):
-        y, v, own = self.embedding(reduced, u, nodes)
-        coincident = jnp.square(v) @ self.inner.kernel.diagonal(y) / self.times
-        return self.inner.energy(own @ own, coincident, v / jnp.sqrt(self.times)), own @ reduced[0], y, v, own
+    def _measured(self, reduced, u, nodes) -> tuple[jax.Array, jax.Array]:
+        """Corrected features `(r,)` of the model, and the energy of its simulated points alone."""
+        weights, correction = reduced[1], nodes.correction
+        y, v = vectors(self.generator.points(u, nodes)), self.generator.weights(nodes, weights)
+        own = self.inverse @ (self.inner.kernel.gram(self.pivots, y) @ v)
+        if self.generator.covariates is not None:
+            of_data = weights[: len(correction)]
+            correction = jnp.tensordot(of_data / jnp.sum(of_data), correction, 1)
+        own += correction @ jnp.concatenate([jnp.ones(1), u - self.anchor])
+        return own, jnp.square(v) @ self.inner.kernel.diagonal(y)
+
+    def _energies(self, reduced, nodes, own, coincident):
+        """`|mu_u|^2` and `<mu_w, mu_u>`."""
+        v = self.generator.weights(nodes, reduced[1])
+        return self.inner.energy(own @ own, coincident / self.times, v / jnp.sqrt(self.times)), own @ reduced[0]
+
+    def _loss(self, reduced, nodes, own, coincident):
+        energies = jnp.stack(self._energies(reduced, nodes, own, coincident))
+        return mixing.discrepancy(energies, self.inner.fit_proportion)
 
 
 _expansion = jax.jit(LocalMMD.expansion)
+
+
+@jax.jit
+def _gram(kernel, x, y=None):
+    return kernel.gram(x, y)
+
+
+@on_host
+def pivots_of(kernel: Kernel, points: Any, most: int, tolerance: float = 1e-8) -> Any:
+    """At most so many of the points, in an order in which each is the one that those before it explain worst; none
+    that they explain but for the tolerance, relative to `k(t, t)`."""
+    gram = np.asarray(_gram(kernel, points))
+    order = blocked(gram, tolerance * float(gram.diagonal().max()), most)[1]
+    return jax.tree.map(lambda leaf: leaf[order], points)

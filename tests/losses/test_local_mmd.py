@@ -8,10 +8,9 @@ from scipy.optimize import minimize
 
 from numpyro_kme.bootstrap import Settings, posterior_bootstrap
 from numpyro_kme.kernels import Gaussian
-from numpyro_kme.kernels.low_rank import LowRank
 from numpyro_kme.losses import MMD, DrawnNoise, Generator, NormalNoise
 from numpyro_kme.losses.generator import QuadratureNodes, vectors
-from numpyro_kme.losses.local_mmd import LocalMMD
+from numpyro_kme.losses.local_mmd import LocalMMD, pivots_of
 
 ANCHOR = np.array([0.3, 0.8])
 
@@ -36,7 +35,7 @@ def bound(noise, covariates, fit_proportion, rng):
 
 def local(direct, few):
     points = vectors(direct.generator.points(jnp.asarray(ANCHOR), jax.tree.map(lambda leaf: leaf[0], few)))
-    return LocalMMD.of(direct, LowRank.fit(direct.kernel, points, tolerance=1e-9), ANCHOR, 300, 300)
+    return LocalMMD.of(direct, pivots_of(direct.kernel, points, 300, 1e-9), ANCHOR, 300)
 
 
 def first(nodes):
