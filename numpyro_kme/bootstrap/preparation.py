@@ -29,10 +29,8 @@ from numpyro_kme.losses.generator import BLOCK, QuadratureNodes
 NARROW, WIDE = 0.02, 0.3
 """Difference steps are a posterior standard deviation, but within these multiples of that of the starting points."""
 
-
 DISAGREE = 0.3
 """Derivatives further than this from the differences, relative to them, are not used."""
-
 
 FIRST_NODES, MOST, QUIET = 512, 16, 0.08
 """Nodes of the noise to begin with; how many times as many, at most, to move minima by so many posterior standard
@@ -244,7 +242,9 @@ def times_needed(ready: Prepared, pilot: Reweightings, draw: Callable[[], Quadra
         return 1
     sets = np.arange(min(len(present.weights), BLOCK))
     if ready.surface is None:
-        many = Reweightings(np.repeat(full_data(objective).weights, len(sets), axis=0), None, sets)
+        # with covariates each datum has nodes of its own, whose errors show under unequal weights
+        like = full_data(objective) if objective.generator.covariates is None else pilot
+        many = replace(like.rows(np.zeros(len(sets), int)), sets=sets)
         _, gradients = Problems(objective, present, many).slopes(np.tile(ready.fit.u, (len(sets), 1)))
         moves = newton_step(ready.fit.hessian, gradients)
     else:
