@@ -73,7 +73,7 @@ def one_model_at_a_time() -> Iterator[None]:
         RuntimeError: In a black-box simulator that a model calls back: the model would wait for it, and it for the
             model.
     """
-    if _ours.get():
+    if _ours.get() and not called_back.get():
         yield
         return
     checks.require(
@@ -82,11 +82,12 @@ def one_model_at_a_time() -> Iterator[None]:
         "`predictive_check` does: NumPyro runs one model at a time. Run the engine before, outside of the simulator.",
         RuntimeError,
     )
-    token = _ours.set(True)
+    tokens = _ours.set(True), called_back.set(False)
     try:
         yield
     finally:
-        _ours.reset(token)
+        _ours.reset(tokens[0])
+        called_back.reset(tokens[1])
         _lock.release()
 
 
