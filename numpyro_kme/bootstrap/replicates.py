@@ -106,7 +106,8 @@ class Replicates:
         quadrature: The check of the quadrature nodes and the grid; on an emulator, how far its networks are apart.
         derivatives: How the loss was differentiated.
         fit: The minimum on the full data.
-        nodes: The quadrature nodes; the full data used the first set.
+        nodes: The quadrature nodes; the full data used the first set. Of a local loss (`local.py`) one of the sets
+            behind its correction.
         reweightings: Data weights, centering points and node set of each replicate.
         anchors: Prior anchor of each replicate, `(B, p)`, where the loss is minimised on an emulator.
         emulator: What is known of the emulator, if there is one.

@@ -11,6 +11,9 @@ from numpyro_kme._core.host import on_host
 from numpyro_kme.kernels import Kernel
 from numpyro_kme.kernels.base import register
 
+RAMP = 32.0
+"""Cells at either end of a window over which points lose their weight."""
+
 
 class Stencil(NamedTuple):
     """Where points fall on a grid: cell indices `(M, 4)` and spline weights `(M, 4)` with two derivatives."""
@@ -47,12 +50,18 @@ class Grid:
     size: int = field(metadata=dict(static=True))
 
     def stencil(self, points: jax.Array) -> Stencil:
-        """Locate points `(M,)`; those outside the window get weight zero, those that are not numbers NaN."""
+        """Locate points `(M,)`; those outside the window get weight zero, those that are not numbers NaN. Over the last
+        `RAMP` cells weights fall to it smoothly: a loss that jumps where a point leaves has no minimum to converge to.
+        """
         position = (points - self.low) / self.step
         inside = (position >= 2.0) & (position < self.cells - 3.0)
         left = jnp.where(inside, jnp.floor(position), 2.0)
         f = jnp.where(inside, position - left, 0.0)[:, None]
-        keep = jnp.where(jnp.isnan(points), jnp.nan, inside.astype(points.dtype))[:, None]
+        to_left, to_right = position - 2.0, self.cells - 3.0 - position
+        e = jnp.clip(jnp.minimum(to_left, to_right) / RAMP, 0.0, 1.0)[:, None]
+        keep = e**3 * (10.0 - 15.0 * e + 6.0 * e**2)
+        rise = 30.0 * (e * (1.0 - e)) ** 2 * jnp.where(to_left < to_right, 1.0, -1.0)[:, None] / RAMP
+        bend = 60.0 * e * (1.0 - e) * (1.0 - 2.0 * e) / RAMP**2
         weights = [
             (1 - f) ** 3 / 6,
             (3 * f**3 - 6 * f**2 + 4) / 6,
@@ -61,9 +70,11 @@ class Grid:
         ]
         first = [-((1 - f) ** 2) / 2, (3 * f**2 - 4 * f) / 2, (1 + 2 * f - 3 * f**2) / 2, f**2 / 2]
         second = [1 - f, 3 * f - 2, 1 - 3 * f, f]
-        splines, slopes, curvatures = (jnp.concatenate(parts, axis=1) * keep for parts in (weights, first, second))
+        splines, slopes, curvatures = (jnp.concatenate(parts, axis=1) for parts in (weights, first, second))
         cells = left.astype(jnp.int32)[:, None] + jnp.arange(-1, 3)[None]
-        return Stencil(cells, splines, slopes / self.step, curvatures / self.step**2)
+        slope = (slopes * keep + splines * rise) / self.step
+        curvature = (curvatures * keep + 2.0 * slopes * rise + splines * bend) / self.step**2
+        return Stencil(cells, splines * keep, slope, curvature)
 
     def charges(self, stencil: Stencil, parts: jax.Array) -> jax.Array:
         """Sum what points put on their four cells: `(M, 4, ...)` to Fourier coefficients `(..., size // 2 + 1)`."""
@@ -101,7 +112,7 @@ def make_grid(
         max_cells: A window that needs more cells is cut to this many.
         least: Size with padding, at least.
     """
-    cells = int(min(width / step + 16.0, max_cells))
+    cells = int(min(width / step + 16.0 + 2.0 * RAMP, max_cells))
     needed = max(cells + int(min(cells, reach / step + 8.0)), least)
     size = 1 << (needed - 1).bit_length()  # a power of two: few sizes, so that few programs are compiled
     lag = np.minimum(np.arange(size), size - np.arange(size)) * step
