@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 
 import jax
@@ -14,7 +15,7 @@ from numpyro_kme.bootstrap.preparation import Prepared, one_step, posterior_sd, 
 from numpyro_kme.bootstrap.second_attempts import restart
 from numpyro_kme.bootstrap.weights import Reweightings
 from numpyro_kme.losses.generator import Generator, QuadratureNodes, vectors
-from numpyro_kme.losses.local_mmd import CorrectedNodes, LocalMMD, pivots_of
+from numpyro_kme.losses.local_mmd import LocalMMD, pivots_of
 from numpyro_kme.losses.mmd import DirectMMD
 
 RANKS, POINTS = (64, 128, 256, 512), 1024
@@ -45,14 +46,14 @@ def localise(
     if not isinstance(ready.objective, DirectMMD) or ready.surface is not None:
         return None
     u = one_step(Problems(ready.objective, ready.nodes, pilot), ready.fit)[0]
-    local = _with_features(ready, pilot, u)
+    local = _with_features(ready, ready.objective, pilot, u)
     if local is None:
         return None
     many = draw(num)
     while True:
         expansions = local.expansions(many)
         single = _at_sets(local, ready.nodes, expansions)
-        times = times_needed(replace(ready, objective=local, nodes=single), pilot, draw)
+        times = times_needed(replace(ready, objective=local, nodes=single), pilot, partial(draw, num))
         if times == 1 or num >= most:
             break
         num = min(max(times // 2, 2) * num, most)
@@ -69,16 +70,15 @@ def localise(
     return replace(ready, objective=near, nodes=nodes, fit=replace(full, **kept), scale=scale), num
 
 
-def _at_sets(local: LocalMMD, few: QuadratureNodes, expansions: np.ndarray) -> CorrectedNodes:
+def _at_sets(local: LocalMMD, few: QuadratureNodes, expansions: np.ndarray) -> QuadratureNodes:
     """The first set of few nodes, corrected by each of several sets of many alone."""
     first = jax.tree.map(lambda leaf: np.repeat(np.asarray(leaf)[:1], len(expansions), axis=0), few)
-    return CorrectedNodes(*first, expansions - local.expansions(jax.tree.map(lambda leaf: leaf[:1], few)))
+    return first._replace(correction=expansions - local.expansions(jax.tree.map(lambda leaf: leaf[:1], few)))
 
 
-def _with_features(ready: Prepared, pilot: Reweightings, u: np.ndarray) -> LocalMMD | None:
+def _with_features(ready: Prepared, direct: DirectMMD, pilot: Reweightings, u: np.ndarray) -> LocalMMD | None:
     """The fewest features that give minima close to those by direct sums, with the same nodes, for some of the pilot
     reweightings, from the minima `u (R, p)` of which simulated points are taken."""
-    direct = ready.objective
     points = _simulated(direct.generator, np.concatenate([ready.fit.u[None], u]), ready.nodes)
     pivots = pivots_of(direct.kernel, points, RANKS[-1])
     some = np.arange(0, len(u), 4)
@@ -87,7 +87,7 @@ def _with_features(ready: Prepared, pilot: Reweightings, u: np.ndarray) -> Local
     number, dim = len(ready.nodes.weights), len(ready.fit.u)
     covariates = direct.generator.covariates
     each = () if covariates is None else (len(jax.tree.leaves(covariates)[0]),)
-    uncorrected = CorrectedNodes(*ready.nodes, np.zeros((number, *each, RANKS[-1], 1 + dim)))
+    uncorrected = ready.nodes._replace(correction=np.zeros((number, *each, RANKS[-1], 1 + dim)))
     for rank in RANKS:
         chosen = jax.tree.map(itemgetter(slice(rank)), pivots)
         local = LocalMMD.of(direct, chosen, ready.fit.u, RANKS[-1])
@@ -114,7 +114,7 @@ def _points(generator, u, nodes):
 
 def finer(
     rng_key: jax.Array, local: LocalMMD, few: QuadratureNodes, num: int, sets: int
-) -> tuple[LocalMMD, CorrectedNodes]:
+) -> tuple[LocalMMD, QuadratureNodes]:
     """The same loss with other nodes throughout: `sets` of few, corrected by half as many sets, of `num`."""
     few_key, many_key = jax.random.split(rng_key)
     draw = local.generator.draw_nodes

@@ -177,8 +177,7 @@ def posterior_bootstrap(
     if settings.method == "newton":
         most = num_nodes * (1 if settings.num_nodes else MOST)
         near = localise(ready, pilot, num_nodes, most, partial(draw, sets=SETS))
-        found = near and minimised(*near, ready)
-        if found and not found.moved.any():
+        if near is not None and not (found := minimised(*near, ready)).moved.any():
             return replace(found, nodes=to_host(draw(near[1], 1)))
     if settings.num_nodes is None:
         ready, num_nodes = with_enough_nodes(ready, pilot, num_nodes, draw)

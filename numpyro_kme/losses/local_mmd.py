@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,17 +19,6 @@ from numpyro_kme.losses.mmd import DirectMMD
 
 CHUNK = 512
 """Nodes of a correction that are simulated together."""
-
-
-class CorrectedNodes(NamedTuple):
-    """Quadrature nodes, and what the embedding of many more has beyond theirs to first order about the anchor.
-
-    `correction` is `(r, 1 + p)`, a value and its derivatives; with covariates, for each of them, `(n, r, 1 + p)`.
-    """
-
-    values: Any
-    weights: jax.Array
-    correction: jax.Array
 
 
 @register
@@ -132,18 +121,17 @@ class LocalMMD(WeightedObjective):
         value, jacobian = mean(self.anchor), jax.jacfwd(mean)(self.anchor)
         return jnp.concatenate([value[..., None], jacobian], axis=-1)
 
-    def corrected(self, few: QuadratureNodes, many: np.ndarray, times: float) -> tuple["LocalMMD", CorrectedNodes]:
+    def corrected(self, few: QuadratureNodes, many: np.ndarray, times: float) -> tuple["LocalMMD", QuadratureNodes]:
         """Correct sets of few nodes by the `expansions` of sets of many, and say how many times as many these are."""
         correction = many.mean(axis=0) - self.expansions(few)
-        return replace(self, times=np.asarray(float(times))), CorrectedNodes(*few, correction)
+        return replace(self, times=np.asarray(float(times))), few._replace(correction=correction)
 
     @on_host
     def expansions(self, nodes: QuadratureNodes) -> np.ndarray:
-        """Features of the model at the anchor and their derivatives, as `CorrectedNodes.correction`, by each of several
-        sets of nodes."""
+        """Features of the model at the anchor and their derivatives, by each of several sets of nodes."""
 
         def of_set(number):
-            values, weights = jax.tree.map(lambda leaf: leaf[number], nodes)
+            values, weights, _ = jax.tree.map(lambda leaf: leaf[number], nodes)
             total: Any = 0.0
             for first in range(0, len(weights), CHUNK):
                 index = np.arange(first, first + CHUNK)
