@@ -33,13 +33,15 @@ of vectors."""
 
 @dataclass(frozen=True)
 class Case:
-    """A model: its simulator, priors, truth, and the same law from uniforms `(m, k)` by NumPy and SciPy."""
+    """A model: its simulator, priors, truth, and the same law from uniforms `(m, k)` by NumPy and SciPy; the covariate
+    of each datum, if there is one, is a last argument of both."""
 
     simulate: object
     priors: dict
     truth: tuple
     uniforms: int
     quantile: object
+    covariate: np.ndarray | None = None
 
 
 def correlated(rng_key, a, b, r):
@@ -97,6 +99,15 @@ def ricker_by_scipy(u, log_r, sd):
         n = n * np.exp(log_r - n + sd * z)
         path.append(n)
     return np.stack(path, axis=1)
+
+
+def growth_curve(t, top, rate, by=np):
+    """Logistic growth from a tenth of the top."""
+    return top / (1.0 + 9.0 * by.exp(-rate * t))
+
+
+def growth(rng_key, theta, t):
+    return growth_curve(t, theta[0], theta[1], jnp) + theta[2] * R.normal(rng_key)
 
 
 ANY, POSITIVE, CORRELATION = dist.Normal(0.0, 3.0), dist.LogNormal(0.0, 1.0), dist.Uniform(-1.0, 1.0)
@@ -164,13 +175,25 @@ CASES = {
     "Ricker": Case(
         ricker, {"log_r": dist.Uniform(0.0, 3.0), "sd": dist.LogNormal(-1.0, 1.0)}, (1.5, 0.3), 4, ricker_by_scipy
     ),
+    "growth curve": Case(
+        growth,
+        {"top": POSITIVE, "rate": POSITIVE, "sd": POSITIVE},
+        (5.0, 1.0, 0.5),
+        1,
+        lambda u, top, rate, sd, t: growth_curve(t, top, rate) + sd * special.ndtri(u[:, 0]),
+        np.linspace(0.0, 6.0, SIZE),
+    ),
 }
 
 
-def model(case: Case, x):
+def model(case: Case, x, t=None):
     params = [numpyro.sample(name, prior) for name, prior in case.priors.items()]
     with numpyro.plate("n", len(x)):
-        numpyro.sample("x", kme.Simulator(case.simulate, *params), obs=x)
+        if t is None:
+            simulator = kme.Simulator(case.simulate, *params)
+        else:
+            simulator = kme.Simulator(case.simulate, jnp.stack(params), t, event_dims=(1, 0))
+        numpyro.sample("x", simulator, obs=x)
 
 
 MODELS = {name: partial(model, case) for name, case in CASES.items()}
@@ -179,23 +202,41 @@ MODELS = {name: partial(model, case) for name, case in CASES.items()}
 def data(case: Case, outliers: float, seed: int) -> np.ndarray:
     """Data, of which so many lie ten of their standard deviations above the largest."""
     rng = np.random.default_rng([21, seed])
-    x = np.asarray(case.quantile(rng.random((SIZE, case.uniforms)), *case.truth), np.float64).reshape(SIZE, -1)
+    given = () if case.covariate is None else (case.covariate,)
+    x = np.asarray(case.quantile(rng.random((SIZE, case.uniforms)), *case.truth, *given), np.float64).reshape(SIZE, -1)
     far = rng.random(SIZE) < outliers
     x[far] = x.max(axis=0) + 10.0 * np.round(x.std(axis=0), 3) + np.round(rng.normal(size=(far.sum(), 1)))
     return x[:, 0] if x.shape[1] == 1 else x
 
 
 def exact(case: Case, x: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """Parameters at the least squared MMD of the data, from the truth and from a start."""
+    """Parameters at the least squared MMD of the data, from the truth and from a start; with a covariate by integrals
+    of the kernel over the normal noise."""
     x = x.reshape(SIZE, -1)
     scale = np.median(pdist(x))
+    if case.covariate is not None:
+        t = case.covariate[:, None]
+        near = np.exp(-0.5 * cdist(t, t, "sqeuclidean") / np.median(pdist(t)) ** 2)
     u = stats.qmc.Sobol(case.uniforms, seed=1).random(POINTS[x.shape[1] > 1])
     maps = [dist.biject_to(prior.support) for prior in case.priors.values()]
 
     def constrained(v):
         return [float(np.asarray(t(np.float64(one)))) for t, one in zip(maps, v)]
 
+    def smoothed(squares, variance):
+        square = scale**2 + variance
+        return scale / np.sqrt(square) * np.exp(-0.5 * squares / square)
+
+    def of_pairs(v):
+        top, rate, sd = constrained(v)
+        mean = growth_curve(t, top, rate)
+        own = near * smoothed(cdist(mean, mean, "sqeuclidean"), 2.0 * sd**2)
+        cross = near * smoothed(cdist(x, mean, "sqeuclidean"), sd**2)
+        return 1e3 * (own.mean() - 2.0 * cross.mean())
+
     def loss(v):
+        if case.covariate is not None:
+            return of_pairs(v)
         y = np.asarray(case.quantile(u, *constrained(v)), np.float64).reshape(len(u), -1)
         if not np.isfinite(y).all():
             return 1e4
@@ -214,11 +255,14 @@ def exact(case: Case, x: np.ndarray, start: np.ndarray) -> np.ndarray:
 def measure(name: str, outliers: float, seed: int) -> dict:
     """One data set."""
     case, x = CASES[name], data(CASES[name], outliers, seed)
-    engine = kme.PosteriorBootstrap(MODELS[name], num_samples=100, progress_bar=False)
+    given, settings = {}, {}
+    if case.covariate is not None:
+        given, settings = {"t": case.covariate}, {"covariates": "t"}
+    engine = kme.PosteriorBootstrap(MODELS[name], num_samples=100, progress_bar=False, **settings)
     began = time.perf_counter()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        engine.run(R.key(seed), x)
+        engine.run(R.key(seed), x, **given)
     seconds = time.perf_counter() - began
     draws = np.stack([engine.get_samples()[latent] for latent in case.priors], axis=1)
     found = {

@@ -10,7 +10,7 @@ from numpyro_kme.bootstrap.newton import Control, Minimum, Problems
 from numpyro_kme.bootstrap.weights import Reweightings
 from numpyro_kme.kernels.base import num_points
 from numpyro_kme.losses.base import WeightedObjective
-from numpyro_kme.losses.generator import BLOCK, QuadratureNodes
+from numpyro_kme.losses.generator import BLOCK, Noise, QuadratureNodes
 
 SAME = 0.02
 """Minima closer than this, in robust standard deviations of the starting points, are one."""
@@ -170,12 +170,21 @@ def refit(objective: WeightedObjective, nodes: QuadratureNodes, first: Fit) -> F
     return replace(again, reached=first.reached, followed=first.followed)
 
 
-def require_possible(value: Any, numbers: dict[str, np.ndarray]) -> None:
-    """Raise an error for fitted squared distances below zero, beyond their errors; `numbers` as of `mixing.report`."""
-    advice = (
-        "Too few simulated points measure the model where the loss was minimised: raise `num_nodes`, or declare the "
-        "simulator's noise with FromNoise."
-    )
+def require_possible(value: Any, numbers: dict[str, np.ndarray], noise: Noise) -> None:
+    """Raise an error for fitted squared distances below zero, beyond their errors; `numbers` as of `mixing.report`.
+
+    Independent nodes can be too few. Evenly spread ones weigh all pairs, which is a square whatever their number.
+    """
+    if noise.independent:
+        advice = (
+            "Too few simulated points measure the model where the loss was minimised: raise `num_nodes`, or write the "
+            "simulator so that its noise can be lifted, or declare it with FromNoise."
+        )
+    else:
+        advice = (
+            "It is a square where the kernel is positive definite, however many `num_nodes` there are: use a kernel "
+            "that is, or for data of one number a smaller `tolerance` of MMD, the error of its tabulated kernel."
+        )
     if "loss_error" in numbers:
         checks.possible("A minimum of the squared distance", value, numbers["loss_error"], advice, least=0.0)
 

@@ -29,10 +29,8 @@ from numpyro_kme.losses.generator import BLOCK, QuadratureNodes
 NARROW, WIDE = 0.02, 0.3
 """Difference steps are a posterior standard deviation, but within these multiples of that of the starting points."""
 
-
 DISAGREE = 0.3
 """Derivatives further than this from the differences, relative to them, are not used."""
-
 
 FIRST_NODES, MOST, QUIET = 512, 16, 0.08
 """Nodes of the noise to begin with; how many times as many, at most, to move minima by so many posterior standard
@@ -223,7 +221,7 @@ def with_enough_nodes(
     if ready.surface is not None and len(ready.nodes.weights) == 1:  # of which two may agree by chance
         num *= 4
         ready = _with_nodes(ready, draw(num), pilot)
-    while num < most and (times := _times(ready, pilot, partial(draw, 2 * num))) > 1:
+    while num < most and (times := times_needed(ready, pilot, partial(draw, 2 * num))) > 1:
         # the last doubling may be one too many; those of a surface cost little, and few sizes need few programs
         num = min((max(times // 2, 2) if ready.surface is None else 4) * num, most)
         ready = _with_nodes(ready, draw(num), pilot)
@@ -235,7 +233,7 @@ def _with_nodes(ready: Prepared, nodes: QuadratureNodes, pilot: Reweightings) ->
     return ready.on(ready.objective.adapt_nodes(ready.fit.u, nodes.weights.shape[1]) or nodes, pilot)
 
 
-def _times(ready: Prepared, pilot: Reweightings, draw: Callable[[], QuadratureNodes]) -> int:
+def times_needed(ready: Prepared, pilot: Reweightings, draw: Callable[[], QuadratureNodes]) -> int:
     """How many times the nodes it takes, by minima of the full data, or of the pilot's surfaces, with several sets: the
     error of low-discrepancy points falls about as `1 / M` where the loss is smooth, otherwise as `M^-1/2`. Where there
     is one set of nodes, `draw` makes others."""
@@ -244,7 +242,9 @@ def _times(ready: Prepared, pilot: Reweightings, draw: Callable[[], QuadratureNo
         return 1
     sets = np.arange(min(len(present.weights), BLOCK))
     if ready.surface is None:
-        many = Reweightings(np.repeat(full_data(objective).weights, len(sets), axis=0), None, sets)
+        # with covariates each datum has nodes of its own, whose errors show under unequal weights
+        like = full_data(objective) if objective.generator.covariates is None else pilot
+        many = replace(like.rows(np.zeros(len(sets), int)), sets=sets)
         _, gradients = Problems(objective, present, many).slopes(np.tile(ready.fit.u, (len(sets), 1)))
         moves = newton_step(ready.fit.hessian, gradients)
     else:

@@ -1,6 +1,7 @@
 """The posterior bootstrap: one minimisation for each reweighting of the data, each one checked."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import numpy as np
@@ -8,10 +9,13 @@ import numpy as np
 from numpyro_kme._core.host import to_host
 from numpyro_kme._core.keys import split
 from numpyro_kme.bootstrap.fit import Fit, full_data, newton_step, require_possible
+from numpyro_kme.bootstrap.local import SETS, finer, leaves_basin, localise
 from numpyro_kme.bootstrap.newton import Control, Problems, offsets
 from numpyro_kme.bootstrap.preparation import (
     FIRST_NODES,
+    MOST,
     Derivatives,
+    Prepared,
     Settings,
     one_step,
     posterior_sd,
@@ -23,6 +27,7 @@ from numpyro_kme.bootstrap.surface import measured
 from numpyro_kme.bootstrap.weights import PILOT, DirichletProcess, Reweightings, draw_reweightings
 from numpyro_kme.losses.base import WeightedObjective
 from numpyro_kme.losses.generator import BLOCK, QuadratureNodes
+from numpyro_kme.losses.local_mmd import LocalMMD
 
 WRONG = 0.5
 """Errors of an emulated loss up to this many units of log-likelihood are harmless."""
@@ -102,7 +107,8 @@ class Replicates:
         quadrature: The check of the quadrature nodes and the grid; on an emulator, how far its networks are apart.
         derivatives: How the loss was differentiated.
         fit: The minimum on the full data.
-        nodes: The quadrature nodes; the full data used the first set.
+        nodes: The quadrature nodes; the full data used the first set. Of a local loss (`local.py`) one of the sets
+            behind its correction.
         reweightings: Data weights, centering points and node set of each replicate.
         anchors: Prior anchor of each replicate, `(B, p)`, where the loss is minimised on an emulator.
         emulator: What is known of the emulator, if there is one.
@@ -158,23 +164,44 @@ def posterior_bootstrap(
 
         return emulated_bootstrap(rng_key, objective, starts, process, settings)
     keys = split(rng_key, 3)
-    ids = np.arange(settings.num_samples)
     blocks = 1 + -(-settings.num_samples // BLOCK)
-    num_nodes = settings.num_nodes or FIRST_NODES
-    draw = lambda num: objective.generator.draw_nodes(keys[0], _nodes(num, objective), blocks)  # noqa: E731
-    nodes = draw(num_nodes)
+    num_nodes = _nodes(settings.num_nodes or FIRST_NODES, objective)
+    draw = lambda num, sets=blocks: objective.generator.draw_nodes(keys[0], num, sets)  # noqa: E731
     pilot = draw_reweightings(keys[1], objective, process, PILOT + np.arange(BLOCK), 1)
-    ready = prepare(keys[2], objective, nodes, pilot, starts, settings)
+    ready = prepare(keys[2], objective, draw(num_nodes), pilot, starts, settings)
+    ids = np.arange(settings.num_samples)
+
+    def minimised(ready, num, direct=None):
+        reweightings = draw_reweightings(keys[1], objective, process, ids, len(ready.nodes.weights))
+        return _replicates(keys[2], ready, num, reweightings, settings, direct)
+
+    if settings.method == "newton":
+        most = num_nodes * (1 if settings.num_nodes else MOST)
+        near = localise(ready, pilot, num_nodes, most, partial(draw, sets=SETS))
+        if near is not None and not (found := minimised(*near, ready)).moved.any():
+            return replace(found, nodes=to_host(draw(near[1], 1)))
     if settings.num_nodes is None:
         ready, num_nodes = with_enough_nodes(ready, pilot, num_nodes, draw)
+    return minimised(ready, num_nodes)
+
+
+def _replicates(
+    rng_key: jax.Array,
+    ready: Prepared,
+    num_nodes: int,
+    reweightings: Reweightings,
+    settings: Settings,
+    direct: Prepared | None = None,
+) -> Replicates:
+    """Minimise for each reweighting and check it; of a local loss, `direct` is what it stands for."""
     objective, nodes, full = ready.objective, ready.nodes, ready.fit
+    noise = objective.generator.noise
     whole = full.raised(float(offsets(objective, full_data(objective))[0]))
-    require_possible(whole.value, whole.numbers)
-    reweightings = draw_reweightings(keys[1], objective, process, ids, len(nodes.weights))
+    require_possible(whole.value, whole.numbers, noise)
     problems = Problems(objective, nodes, reweightings)
     linear, before = one_step(problems, full)
     control = Control(ready.scale, tolerance=0.3 * TOLERANCE, max_steps=12 if settings.method == "newton" else 1)
-    moved, compared = np.zeros(len(ids), bool), 0
+    moved, compared = np.zeros(len(reweightings), bool), 0
     surface = ready.surface if settings.method == "newton" else None
     if surface is None:
         found = problems.solve(linear, full.hessian, control, progress_bar=settings.progress_bar)
@@ -182,9 +209,14 @@ def posterior_bootstrap(
         found = measured(problems, surface.follow(problems, surface.minimise(problems)))
     if settings.method == "newton":
         found = rescue(problems, full, found, before, control)
-        found, moved, compared = restart(problems, full, ready.pool, found, control, settings.restart_every, surface)
+        pool, every = ready.pool, settings.restart_every
+        if direct is None:
+            found, moved, compared = restart(problems, full, pool, found, control, every, surface)
+        else:
+            exact = Problems(direct.objective, direct.nodes, reweightings)
+            moved, compared = leaves_basin(exact, full, pool, found, control, every)
     value = found.value + offsets(objective, reweightings)
-    require_possible(value, found.numbers)
+    require_possible(value, found.numbers, noise)
     sd = posterior_sd(found.u)
     with np.errstate(over="ignore"):  # the steps that a flat loss leaves
         remaining = np.abs(found.remaining / sd).max(axis=1)
@@ -201,9 +233,7 @@ def posterior_bootstrap(
         linear=linear,
         numbers=found.numbers,
         compared=compared,
-        quadrature=_quadrature(
-            keys[2], objective, reweightings.rows(check), found, check, ready, sd, _nodes(2 * num_nodes, objective)
-        ),
+        quadrature=_quadrature(rng_key, objective, reweightings.rows(check), found, check, ready, sd, 2 * num_nodes),
         derivatives=ready.derivatives,
         fit=whole,
         nodes=to_host(nodes),
@@ -226,17 +256,18 @@ def _quadrature(rng_key, objective, reweightings, found, rows, ready, sd, num) -
     full = ready.fit
     if not len(rows):
         return Quadrature(np.empty((0, len(sd))))
-    nodes = objective.adapt_nodes(full.u, num)
-    if nodes is None:
-        nodes = objective.generator.draw_nodes(rng_key, num, len(reweightings))
+    if isinstance(objective, LocalMMD):
+        objective, nodes = finer(rng_key, objective, ready.nodes, num, len(reweightings))
+    else:
+        objective, nodes = objective.refined(), objective.adapt_nodes(full.u, num)
+        if nodes is None:
+            nodes = objective.generator.draw_nodes(rng_key, num, len(reweightings))
     own = 0 if ready.surface else len(nodes.weights) - 1  # what shares its design's simulations shares nodes
-    finer = Problems(
-        objective.refined(), nodes, replace(reweightings, sets=np.minimum(np.arange(len(reweightings)), own))
-    )
+    refined = Problems(objective, nodes, replace(reweightings, sets=np.minimum(np.arange(len(reweightings)), own)))
     if ready.surface:
-        again = ready.surface.follow(finer, ready.surface.minimise(finer))
+        again = ready.surface.follow(refined, ready.surface.minimise(refined))
         return Quadrature(((again.u - found.u[rows]) / sd)[again.convex])
-    _, gradient = finer.slopes(found.u[rows])
+    _, gradient = refined.slopes(found.u[rows])
     units = full.scale[:, None] * full.scale[None]
     least = 1e-6 * np.abs(np.linalg.eigvalsh(full.hessian * units)).max()
     sound = np.abs(np.linalg.eigvalsh(found.hessian[rows] * units)).min(axis=-1) > least

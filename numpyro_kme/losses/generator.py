@@ -24,10 +24,15 @@ REACH = 6.5
 
 
 class QuadratureNodes(NamedTuple):
-    """Noise values `(M, ...)` with weights `(M,)` that sum to one: they stand for the distribution of the noise."""
+    """Noise values `(M, ...)` with weights `(M,)` that sum to one: they stand for the distribution of the noise.
+
+    `correction` is for a local loss, see `LocalMMD`: what the embedding of many more nodes has beyond that of these,
+    and its derivatives, `(r, 1 + p)`; with covariates for each of them, `(n, r, 1 + p)`.
+    """
 
     values: Any
     weights: jax.Array
+    correction: Any = None
 
 
 class Noise(abc.ABC):

@@ -12,6 +12,9 @@ from numpyro_kme._core.programs import in_blocks
 from numpyro_kme.kernels import Kernel
 from numpyro_kme.kernels.base import register
 
+RAMP = 32.0
+"""Cells at either end of a window over which points lose their weight."""
+
 
 class Stencil(NamedTuple):
     """Where points fall on a grid: cell indices `(M, 4)` and spline weights `(M, 4)` with two derivatives."""
@@ -49,13 +52,19 @@ class Grid:
 
     def stencil(self, points: Any) -> Stencil:
         """Locate points `(..., M)` of JAX or NumPy; those outside the window get weight zero, those that are not
-        numbers NaN."""
+        numbers NaN. Over the last `RAMP` cells weights fall to it smoothly: a loss that jumps where a point leaves has
+        no minimum to converge to.
+        """
         xp = points.__array_namespace__()
         position = (points - self.low) / self.step
         inside = (position >= 2.0) & (position < self.cells - 3.0)
         left = xp.where(inside, xp.floor(position), 2.0)
         f = xp.where(inside, position - left, 0.0)
-        keep = xp.where(xp.isnan(points), xp.nan, xp.where(inside, 1.0, 0.0))
+        to_left, to_right = position - 2.0, self.cells - 3.0 - position
+        e = xp.clip(xp.minimum(to_left, to_right) / RAMP, 0.0, 1.0)[..., None]
+        keep = e**3 * (10.0 - 15.0 * e + 6.0 * e**2)
+        rise = 30.0 * (e * (1.0 - e)) ** 2 * xp.where(to_left < to_right, 1.0, -1.0)[..., None] / RAMP
+        bend = 60.0 * e * (1.0 - e) * (1.0 - 2.0 * e) / RAMP**2
         weights = [
             (1 - f) ** 3 / 6,
             (3 * f**3 - 6 * f**2 + 4) / 6,
@@ -64,12 +73,11 @@ class Grid:
         ]
         first = [-((1 - f) ** 2) / 2, (3 * f**2 - 4 * f) / 2, (1 + 2 * f - 3 * f**2) / 2, f**2 / 2]
         second = [1 - f, 3 * f - 2, 1 - 3 * f, f]
-        splines, slopes, curvatures = (
-            xp.stack([part * factor for part in parts], axis=-1)
-            for parts, factor in ((weights, keep), (first, keep / self.step), (second, keep / self.step**2))
-        )
+        splines, slopes, curvatures = (xp.stack(parts, axis=-1) for parts in (weights, first, second))
         cells = xp.stack([left.astype(xp.int32) + k for k in (-1, 0, 1, 2)], axis=-1)
-        return Stencil(cells, splines, slopes, curvatures)
+        slope = (slopes * keep + splines * rise) / self.step
+        curvature = (curvatures * keep + 2.0 * slopes * rise + splines * bend) / self.step**2
+        return Stencil(cells, splines * keep, slope, curvature)
 
     def charges(self, stencil: Stencil, parts: jax.Array) -> jax.Array:
         """Sum what points put on their four cells: `(M, 4, ...)` to Fourier coefficients `(..., size // 2 + 1)`."""
@@ -119,7 +127,7 @@ def make_grid(
         max_cells: A window that needs more cells is cut to this many.
         least: Size with padding, at least.
     """
-    cells = int(min(width / step + 16.0, max_cells))
+    cells = int(min(width / step + 16.0 + 2.0 * RAMP, max_cells))
     needed = max(cells + int(min(cells, reach / step + 8.0)), least)
     size = 1 << (needed - 1).bit_length()  # a power of two: few sizes, so that few programs are compiled
     lag = np.minimum(np.arange(size), size - np.arange(size)) * step

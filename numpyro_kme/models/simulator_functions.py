@@ -4,6 +4,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,10 @@ from numpyro_kme._core.host import nothing_is_traced
 from numpyro_kme._core.programs import Program
 
 Shape = tuple[int, ...]
+
+
+called_back: ContextVar[bool] = ContextVar("called_back", default=False)
+"""Whether a black-box simulator is being called from inside JAX, which waits for it."""
 
 
 class WrongOutput(ValueError):
@@ -102,7 +107,11 @@ def call_back(fn: Callable, shape: Shape, dtype: np.dtype, key_data: jax.Array, 
     canonical = jax.dtypes.canonicalize_dtype(dtype)  # float64 is float32 while x64 is off
 
     def rows(key_data, *params):
-        return calls_on_host(fn, shape, dtype, key_data, params).astype(canonical)
+        token = called_back.set(True)
+        try:
+            return calls_on_host(fn, shape, dtype, key_data, params).astype(canonical)
+        finally:
+            called_back.reset(token)
 
     no_derivative = TypeError(
         f"Simulator `{name(fn)}` runs in NumPy, so that its draws have no derivative, which NUTS, HMC and SVI ask "

@@ -19,6 +19,7 @@ from numpyro_kme._core import checks, compat
 from numpyro_kme._core.host import at_once, in_present_precision
 from numpyro_kme._core.keys import data_of, fold_in
 from numpyro_kme.models.simulator import Simulator
+from numpyro_kme.models.simulator_functions import called_back
 
 
 class ProperPriors(Messenger):
@@ -54,6 +55,9 @@ class LeaveOutSimulators(ProperPriors):
         super().process_message(msg)
 
 
+PATIENCE = 5.0
+"""Seconds that a simulator which is called back waits for the model of another thread."""
+
 _lock = Lock()
 _ours: ContextVar[bool] = ContextVar("ours", default=False)
 
@@ -64,16 +68,27 @@ def one_model_at_a_time() -> Iterator[None]:
     threads.
 
     A block inside a block, also in a thread that the gateway (`_core/host`) opens in between, goes on.
+
+    Raises:
+        RuntimeError: In a black-box simulator that a model calls back: the model would wait for it, and it for the
+            model.
     """
-    if _ours.get():
+    if _ours.get() and not called_back.get():
         yield
         return
-    with _lock:
-        token = _ours.set(True)
-        try:
-            yield
-        finally:
-            _ours.reset(token)
+    checks.require(
+        _lock.acquire(timeout=PATIENCE if called_back.get() else -1),
+        "A simulator ran an engine or another model while the model that called it was being run, as "
+        "`predictive_check` does: NumPyro runs one model at a time. Run the engine before, outside of the simulator.",
+        RuntimeError,
+    )
+    tokens = _ours.set(True), called_back.set(False)
+    try:
+        yield
+    finally:
+        _ours.reset(tokens[0])
+        called_back.reset(tokens[1])
+        _lock.release()
 
 
 class PresentPrecision(Messenger):

@@ -12,7 +12,7 @@ from numpyro_kme import kernels
 from numpyro_kme._core import checks
 from numpyro_kme.bootstrap.fit import require_possible
 from numpyro_kme.kernels.base import Kernel, register
-from numpyro_kme.losses import MMD, DrawnNoise, Generator, Wasserstein
+from numpyro_kme.losses import MMD, DrawnNoise, Generator, NormalNoise, Wasserstein
 from numpyro_kme.losses.grid_mmd import GridMMD
 from numpyro_kme.losses.mmd import DirectMMD
 
@@ -128,10 +128,14 @@ def test_a_bootstrap_by_a_distance_in_place_of_a_kernel_raises_an_error(rng):
         engine.run(jax.random.key(0), rng.normal(size=20))
 
 
-def test_impossible_minima_raise_an_error():
-    require_possible(-0.04, {"loss_error": 0.01})
-    with pytest.raises(RuntimeError, match=r"squared distance must be at least 0; got -0\.06 .*FromNoise"):
-        require_possible(-0.06, {"loss_error": 0.01})
+@pytest.mark.parametrize(
+    "noise, advice", [(DrawnNoise(), "raise `num_nodes`.*FromNoise"), (NormalNoise(2), "use a kernel that is")]
+)
+def test_impossible_minima_raise_an_error_whose_advice_fits_the_noise(noise, advice):
+    require_possible(-0.04, {"loss_error": 0.01}, noise)
+    with pytest.raises(RuntimeError, match=r"squared distance must be at least 0; got -0\.06 .*" + advice) as raised:
+        require_possible(-0.06, {"loss_error": 0.01}, noise)
+    assert ("FromNoise" in str(raised.value)) == noise.independent
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from numpyro_kme.diagnostics import (
 from numpyro_kme.engines import Engine, Posterior, Trained
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
 from numpyro_kme.mcmc.chain_checks import SurrogateCheck
+from numpyro_kme.models import tracing
 
 KEY = jax.random.key(1)
 NOISE = 0.7
@@ -277,6 +278,35 @@ def test_predictive_check():
     assert len(np.unique(check.predicted["x"])) == 300
     idata = check.to_inference_data()
     assert idata["posterior_predictive"]["x"].shape == (1, 150, 2)
+
+
+def test_an_engine_inside_the_simulator_of_a_predictive_check_is_refused(monkeypatch):
+    """It would wait for the model that waits for it; outside of a check the same simulator may run one."""
+    monkeypatch.setattr(tracing, "PATIENCE", 0.1)
+    ran = []
+
+    def nested(rng, theta):
+        kme.RejectionABC(model, num_simulations=200, quantile=0.2, progress_bar=False).run(KEY, x=np.zeros(2))
+        ran.append(theta)
+        return theta + rng.normal()
+
+    def outer(x=None):
+        theta = numpyro.sample("theta", dist.Normal())
+        numpyro.sample("x", kme.Simulator(nested, theta, shape=(), dtype=float), obs=x)
+
+    problem = kme.Problem.read(outer, x=0.5)
+    simulations = kme.simulate(KEY, problem, 2, progress_bar=False)
+    posterior = Posterior(engine="none", samples={"theta": np.zeros(3)}, problem=problem, simulations=simulations)
+    assert len(ran) == 2
+    with pytest.raises(Exception, match="Run the engine before, outside of the simulator"):
+        predictive_check(KEY, posterior, 2)
+    assert len(ran) == 2 and predictive_check(KEY, conjugate_posterior(), 5).predicted["x"].shape == (5, 2)
+
+
+def conjugate_posterior():
+    engine = Conjugate()
+    engine.run(KEY, x=np.zeros(2))
+    return engine.posterior
 
 
 def test_misspecification_is_a_valid_test(rng):

@@ -211,6 +211,29 @@ def test_grid_inner_products_are_kernel_double_sums(kernel, rng):
     np.testing.assert_allclose(witness, kernel.gram(a[:, None], b[:, None]) @ w, atol=3e-4 * np.abs(w).sum())
 
 
+@pytest.mark.x64
+@pytest.mark.parametrize("side", [-1.0, 1.0])
+def test_points_leave_the_window_smoothly(side):
+    """A loss that jumps there has no minimum: first and second derivatives are those of what a point has left."""
+    kernel = Gaussian(L)
+    step, _, reach = find_step(kernel, 1.0, 1e-4)
+    grid = make_grid(kernel, 0.0, 20.0, step, reach, 100_000, 512)
+    half, h = 0.5 * float(grid.cells) * step, 1e-3 * step
+    t = side * np.linspace(half - 45.0 * step, half + 5.0 * step, 301) + 0.137 * step
+
+    def read(points):
+        stencil = grid.stencil(points)
+        at_cells = grid.potential(grid.embed(jnp.array([side * (half - 20.0 * step)]), jnp.ones(1)))[stencil.cells]
+        return [jnp.sum(at_cells * part, axis=1) for part in stencil[1:]], jnp.sum(stencil.weights, axis=1)
+
+    (value, first, second), weight = jax.jit(read)(t)
+    (before, *_), (after, *_) = (jax.jit(read)(t + by)[0] for by in (-h, h))
+    size = np.abs(value).max()
+    np.testing.assert_allclose((after - before) / (2.0 * h), first, atol=1e-4 * size / step)
+    np.testing.assert_allclose((after - 2.0 * value + before) / h**2, second, atol=1e-2 * size / step**2)
+    assert weight[0] > 1.0 - 1e-12 and weight[-1] == 0.0 and (np.diff(weight) <= 1e-12).all()
+
+
 def test_grids_are_tabulated_in_float64_whatever_the_session(scalars):
     x, _ = scalars
     for change in ("smoothed", "refined"):

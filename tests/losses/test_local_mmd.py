@@ -1,0 +1,137 @@
+"""The loss near one parameter: against direct sums over the same nodes, and its minima against a closed form."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+
+from numpyro_kme.bootstrap import Settings, posterior_bootstrap
+from numpyro_kme.kernels import Gaussian
+from numpyro_kme.losses import MMD, DrawnNoise, Generator, NormalNoise
+from numpyro_kme.losses.generator import QuadratureNodes, vectors
+from numpyro_kme.losses.local_mmd import LocalMMD, pivots_of
+
+ANCHOR = np.array([0.3, 0.8])
+
+
+def turned(u, z):
+    return jnp.stack([u[0] + z[0], u[1] * z[1] + jnp.sin(u[0]) * z[0]])
+
+
+def line(u, z, i):
+    return u[0] + u[1] * z[0] + 0.1 * i
+
+
+def bound(noise, covariates, fit_proportion, rng):
+    x = rng.normal(size=(40, 2))
+    if not covariates:
+        generator, kernel = Generator(turned, noise, 2), Gaussian(1.5)
+        return MMD(kernel, fit_proportion).objective(x, generator)
+    c = np.linspace(0.0, 2.0, 40)
+    generator = Generator(line, noise, 2, covariates=c)
+    return MMD(Gaussian(1.5), fit_proportion, Gaussian(1.0)).objective((c, x[:, 0]), generator)
+
+
+def local(direct, few):
+    points = vectors(direct.generator.points(jnp.asarray(ANCHOR), jax.tree.map(lambda leaf: leaf[0], few)))
+    return LocalMMD.of(direct, pivots_of(direct.kernel, points, 300, 1e-9), ANCHOR, 300)
+
+
+def first(nodes):
+    return jax.tree.map(lambda leaf: leaf[0], nodes)
+
+
+CASES = [
+    (NormalNoise(2), False, False),
+    (NormalNoise(2), False, True),
+    (DrawnNoise(lambda rng_key: jax.random.normal(rng_key, (2,))), False, True),
+    (NormalNoise(1), True, False),
+]
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("noise, covariates, fit_proportion", CASES)
+def test_without_a_correction_it_is_the_loss_by_direct_sums(noise, covariates, fit_proportion, rng):
+    direct = bound(noise, covariates, fit_proportion, rng)
+    few = direct.generator.draw_nodes(jax.random.key(0), 256, 2)
+    near = local(direct, few)
+    near, nodes = near.corrected(few, near.expansions(first_only(few)), 1.0)
+    weights, u = rng.dirichlet(np.ones(40)), ANCHOR + 0.05
+    expected = direct.slope(direct.reduce(weights), u, first(few))
+    found = near.slope(near.reduce(weights), u, first(nodes))
+    np.testing.assert_allclose(found[0], expected[0], atol=1e-5)
+    np.testing.assert_allclose(found[1], expected[1], atol=1e-4)
+    reports = near.report(near.reduce(weights), u, first(nodes)), direct.report(direct.reduce(weights), u, first(few))
+    assert set(reports[0]) == set(reports[1])
+    for name, value in reports[1].items():
+        np.testing.assert_allclose(reports[0][name], value, rtol=2e-3, atol=1e-9)
+
+
+def first_only(nodes):
+    return jax.tree.map(lambda leaf: leaf[:1], nodes)
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("noise, covariates, fit_proportion", CASES)
+def test_at_the_anchor_it_is_the_loss_over_the_many_nodes(noise, covariates, fit_proportion, rng):
+    """Value and gradient, from sets of few nodes that differ; away from it their error is of second order."""
+    direct = bound(noise, covariates, fit_proportion, rng)
+    few = direct.generator.draw_nodes(jax.random.key(0), 64, 3)
+    many = direct.generator.draw_nodes(jax.random.key(1), 1024, 2)
+    near = local(direct, direct.generator.draw_nodes(jax.random.key(2), 1024, 1))
+    size = many.weights.size
+    near, nodes = near.corrected(few, near.expansions(many), size / few.weights.shape[1])
+    together = jax.tree.map(lambda leaf: jnp.concatenate(list(leaf)), many)
+    together = QuadratureNodes(together.values, together.weights / together.weights.sum())
+    weights = rng.dirichlet(np.ones(40))
+
+    def at(u, number):
+        chosen = jax.tree.map(lambda leaf: leaf[number], nodes)
+        return np.array(near.slope(near.reduce(weights), u, chosen)[1])
+
+    expected = direct.slope(direct.reduce(weights), ANCHOR, together)
+    value = near.value(near.reduce(weights), ANCHOR, first(nodes))
+    np.testing.assert_allclose(value, expected[0], atol=2e-5)
+    for number in range(len(few.weights)):
+        np.testing.assert_allclose(at(ANCHOR, number), expected[1], atol=2e-4)
+    error = [
+        np.abs(at(ANCHOR + s, 0) - direct.slope(direct.reduce(weights), ANCHOR + s, together)[1]) for s in (0, 0.1)
+    ]
+    plain = direct.slope(direct.reduce(weights), ANCHOR + 0.1, first(few))[1]
+    exactly = direct.slope(direct.reduce(weights), ANCHOR + 0.1, together)[1]
+    assert error[1].max() < 0.5 * np.abs(plain - exactly).max() + 2e-4
+
+
+def test_replicates_are_the_minimisers_in_closed_form(rng):
+    """The location of a normal distribution in two dimensions, a tenth outliers."""
+    x = rng.normal([1.0, -2.0], 1.0, size=(300, 2))
+    x[:30] += 20.0
+    generator = Generator(lambda u, z: u + z, NormalNoise(2), 2)
+    direct = MMD(Gaussian(1.2)).objective(x, generator)
+    found = posterior_bootstrap(
+        jax.random.key(0), direct, rng.normal(0.0, 2.0, (64, 2)), settings=Settings(num_samples=20)
+    )
+    assert found.converged.all() and found.quadrature.noise < 0.05 and len(found.nodes.weights) == 1
+
+    def loss(u, w):
+        return -1e3 * w @ np.exp(-0.5 * np.square(x - u).sum(axis=1) / (1.2**2 + 1.0))
+
+    exact = [minimize(loss, u, (w,), tol=1e-12).x for u, w in zip(found.u, found.reweightings.weights)]
+    assert np.abs((found.u - exact) / found.u.std(axis=0)).max() < 0.1
+    norm = (1.2**2 / (1.2**2 + 2.0)), (1.2**2 / (1.2**2 + 1.0))
+    cross = np.array([-loss(u, w) * 1e-3 for u, w in zip(exact, found.reweightings.weights)])
+    squares = [w @ np.asarray(Gaussian(1.2).gram(jnp.asarray(x))) @ w for w in found.reweightings.weights]
+    np.testing.assert_allclose(found.value, norm[0] - 2.0 * norm[1] * cross + squares, atol=2e-4)
+
+
+def test_where_replicates_lie_in_two_basins_direct_sums_are_minimised(rng):
+    """Two clusters of data, between which weights decide: no expansion about one of them serves the other."""
+    x = rng.normal(0.0, 0.3, size=(60, 2)) + np.repeat([[-2.0, 0.0], [2.0, 0.0]], 30, axis=0)
+    direct = MMD(Gaussian(0.7)).objective(x, Generator(lambda u, z: u + 0.3 * z, NormalNoise(2), 2))
+    settings = Settings(num_samples=32, restart_every=1)
+    found = posterior_bootstrap(jax.random.key(0), direct, rng.normal(0.0, 2.0, (64, 2)), settings=settings)
+    heavier = found.reweightings.weights[:, :30].sum(axis=1) > 0.5
+    clear = np.abs(found.reweightings.weights[:, :30].sum(axis=1) - 0.5) > 0.02
+    assert found.moved.any() and heavier[clear].any() and not heavier[clear].all()
+    np.testing.assert_array_equal(found.u[clear, 0] < 0.0, heavier[clear])
