@@ -281,7 +281,7 @@ def iid(x=None):
         (lambda: kme.KELFI(conjugate, num_simulations=1), X, "`num_simulations` must be at least 2; got 1"),
         (lambda: kme.KELFI(conjugate, num_samples=0), X, "`num_samples` must be at least 1; got 0"),
         (lambda: kme.KELFI(unobserved), X, "'x' is not observed"),
-        (lambda: kme.KELFI(conjugate), np.array([np.nan]), "not finite"),
+        (lambda: kme.KELFI(conjugate), np.array([np.nan]), "Nothing was observed"),
         (lambda: kme.KELFI(conjugate), np.zeros(3), r"shape \(3,\)"),
         (
             lambda: kme.KELFI(iid, 20, form=kme.KernelMeans(data_kernel=kme.kernels.Gaussian(1.0))),

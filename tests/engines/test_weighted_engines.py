@@ -585,7 +585,7 @@ def in_groups(x=None):
         ),
         (lambda bank: kme.KernelABC(with_a_likelihood), X, ValueError, "nothing else that is observed"),
         (lambda bank: kme.KernelABC(in_groups), np.zeros((3, 1)), ValueError, "vary along plates of shape"),
-        (lambda bank: kme.KernelABC(conjugate), np.array([np.nan]), ValueError, "not finite"),
+        (lambda bank: kme.KernelABC(conjugate), np.array([np.nan]), ValueError, "Nothing was observed"),
         (lambda bank: kme.K2ABC(conjugate, simulations=bank), X, ValueError, "compares data sets"),
         (
             lambda bank: kme.RejectionABC(conjugate, simulations=bank, threshold=-1.0),

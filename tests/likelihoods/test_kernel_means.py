@@ -261,7 +261,7 @@ def test_constant_statistics():
         (lambda s: KernelMeans().fit(Z, np.ones((M, 2))), "All 2 statistics are constant"),
         (lambda s: KernelMeans().fit(Z, np.ones((M, 2, 2))), "unless `data_kernel` compares other data"),
         (lambda s: s.at(Y[:2]), r"`y` must have shape \(3,\)"),
-        (lambda s: s.at(np.array([0.0, np.nan, 0.0])), "not finite"),
+        (lambda s: s.at(np.array([0.0, np.inf, 0.0])), "not finite"),
     ],
 )
 def test_bad_input(surrogate, act, sentence):
