@@ -1,5 +1,6 @@
 """The residual form at one observation: evaluated by JAX or NumPy, in the precision of the caller or briefly."""
 
+import abc
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,9 +20,40 @@ ROUNDING = 0.01
 """What float32 may move locations by, in residual standard deviations, and log scales, where it is used."""
 
 
+class PositiveLikelihoodAt(LikelihoodAt):
+    """A likelihood that is positive as it is, from the same lines by JAX and by NumPy, `_log_density`."""
+
+    def signed_log(self, z):
+        """Sign 1 and log of `q(y | z)` at one point `(D,)`."""
+        value = self.log_density(z)
+        return jnp.ones_like(value), value
+
+    def log_density(self, z):
+        """`log q(y | z)` at one point `(D,)`, smooth."""
+        return self._log_density(jnp.asarray(z), jnp)
+
+    def log_densities(self, z):
+        """As `LikelihoodAt.log_densities`."""
+        return self._log_density(z, np)
+
+    @abc.abstractmethod
+    def _log_density(self, z: Any, xp: Any) -> Any:
+        """At points `(..., D)`."""
+
+
 @register
-class ResidualAt(LikelihoodAt):
-    """The location-scale kernel means likelihood at one observation.
+class ResidualAt(PositiveLikelihoodAt):
+    r"""The location-scale kernel means likelihood at one observation.
+
+    Outside the simulated region functions stay as they are at its nearest point $\tilde z$, and residuals are
+    wider, $\sigma_i^2 \exp(2 \tau_i^2 / \sqrt{1 + \tau_i^2}) + \delta_i^2$: about the variance around
+    $\mu_i(\tilde z)$ when location and log scale may have gone on at their usual slopes, either way, by
+    $\delta_i^2 = \sum_d \overline{(\partial \mu_i / \partial z_d)^2} (z_d - \tilde z_d)^2$, and $\tau_i^2$
+    likewise. The embedding keeps the least fraction of $\sigma_i^2$ in these; the rest goes to the heavy-tailed
+    component.
+
+    Cost: about `(D + n + 2 r) m` operations for `r` columns of the density's basis, and the exponentials of the
+    kernels that location and scale need; products of matrices under `vmap`.
 
     Attributes:
         surrogate: What was learnt.
@@ -34,30 +66,6 @@ class ResidualAt(LikelihoodAt):
     standard: ArrayLike
     log_jacobian: ArrayLike
     data: Any
-
-    def signed_log(self, z):
-        """Sign 1 and log of `q(y | z)` at one point `(D,)`."""
-        value = self.log_density(z)
-        return jnp.ones_like(value), value
-
-    def log_density(self, z):
-        r"""`log q(y | z)` at one point `(D,)`: positive and smooth as it is.
-
-        Outside the simulated region functions stay as they are at its nearest point $\tilde z$, and residuals are
-        wider, $\sigma_i^2 \exp(2 \tau_i^2 / \sqrt{1 + \tau_i^2}) + \delta_i^2$: about the variance around
-        $\mu_i(\tilde z)$ when location and log scale may have gone on at their usual slopes, either way, by
-        $\delta_i^2 = \sum_d \overline{(\partial \mu_i / \partial z_d)^2} (z_d - \tilde z_d)^2$, and $\tau_i^2$
-        likewise. The embedding keeps the least fraction of $\sigma_i^2$ in these; the rest goes to the heavy-tailed
-        component.
-
-        Cost: about `(D + n + 2 r) m` operations for `r` columns of the density's basis, and the exponentials of the
-        kernels that location and scale need; products of matrices under `vmap`.
-        """
-        return self._log_density(jnp.asarray(z), jnp)
-
-    def log_densities(self, z):
-        """As `LikelihoodAt.log_densities`."""
-        return self._log_density(z, np)
 
     def _log_density(self, given, xp):
         learnt = self.surrogate

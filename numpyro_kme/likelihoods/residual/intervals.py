@@ -25,8 +25,7 @@ from jax.typing import ArrayLike
 from scipy.special import logsumexp as logsumexp_on_host
 
 from numpyro_kme.kernels.base import register
-from numpyro_kme.likelihoods.base import LikelihoodAt
-from numpyro_kme.likelihoods.residual.evaluation import ResidualAt
+from numpyro_kme.likelihoods.residual.evaluation import PositiveLikelihoodAt, ResidualAt
 
 NODES, MORE_NODES = 32, 64
 """Nodes for one interval, and for several."""
@@ -36,8 +35,8 @@ FAR = 1e5
 
 
 @register
-class ResidualWithinAt(LikelihoodAt):
-    """The location-scale kernel means likelihood of observed statistics and of intervals.
+class ResidualWithinAt(PositiveLikelihoodAt):
+    """The location-scale kernel means likelihood of observed statistics and of intervals, by 32 or 64 densities.
 
     Attributes:
         surrogate: What was learnt, a `ResidualSurrogate`, with interval-valued statistics last.
@@ -53,19 +52,6 @@ class ResidualWithinAt(LikelihoodAt):
     high: ArrayLike
     log_jacobian: ArrayLike
     data: Any
-
-    def signed_log(self, z):
-        """Sign 1 and log of `q` at one point `(D,)`."""
-        value = self.log_density(z)
-        return jnp.ones_like(value), value
-
-    def log_density(self, z):
-        """Log of `q`, positive and smooth, at one point `(D,)`. Cost: of 32 or 64 densities."""
-        return self._log_density(jnp.asarray(z), jnp)
-
-    def log_densities(self, z):
-        """As `LikelihoodAt.log_densities`."""
-        return self._log_density(z, np)
 
     def brief(self):
         """As `LikelihoodAt.brief`."""
