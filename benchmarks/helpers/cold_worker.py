@@ -25,7 +25,7 @@ import numpy as np  # noqa: E402
 import numpyro.distributions as dist  # noqa: E402
 from numpyro.infer import MCMC, NUTS  # noqa: E402
 
-from benchmarks.kelfi.sbi_tasks import TASKS  # noqa: E402
+from benchmarks.helpers.sbi_models import TASKS  # noqa: E402
 
 
 def end_and_range(rng_key, drift, scale):

@@ -19,7 +19,7 @@ from scipy import stats
 
 import numpyro_kme as kme
 from benchmarks.helpers import report
-from benchmarks.kelfi.sbi_tasks import PRIORS, SIMULATORS, TASKS, infected_fractions, model_of
+from benchmarks.helpers.sbi_models import PRIORS, SIMULATORS, TASKS, infected_fractions, model_of
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations, simulate
 

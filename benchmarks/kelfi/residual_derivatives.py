@@ -22,7 +22,7 @@ from scipy.optimize import minimize
 from scipy.special import ndtri
 
 from benchmarks.helpers import report
-from benchmarks.kelfi.sbi_tasks import mixture, moons
+from benchmarks.helpers.sbi_models import mixture, moons
 from benchmarks.mcmc.soft_abc import ricker
 from numpyro_kme.embeddings.measures import standard_normal
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans

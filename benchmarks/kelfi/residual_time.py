@@ -32,8 +32,8 @@ from jax.scipy.special import ndtr
 
 import numpyro_kme as kme
 from benchmarks.helpers import report
-from benchmarks.kelfi.sbi_tasks import epidemic, mixture
-from benchmarks.kelfi.sbi_tasks import linear as linear_task
+from benchmarks.helpers.sbi_models import epidemic, mixture
+from benchmarks.helpers.sbi_models import linear as linear_task
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 
 

@@ -18,95 +18,14 @@ import warnings
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 
 import numpyro_kme as kme
 from benchmarks.helpers import report
+from benchmarks.helpers.sbi_models import TASKS
 
 FORMS = {"residual": kme.ResidualKernelMeans, "published": kme.KernelMeans}
 COMPARED = 1000
-POPULATION = 1e6
-
-
-def mixture(rng_key, theta):
-    """A normal around `theta` of standard deviation 1 or 0.1, with equal odds."""
-    coin_key, noise_key = jax.random.split(rng_key)
-    scale = jnp.where(jax.random.bernoulli(coin_key), 1.0, 0.1)
-    return theta + scale * jax.random.normal(noise_key, theta.shape)
-
-
-def linear(rng_key, theta):
-    """A normal around `theta` of variance 0.1."""
-    return theta + jnp.sqrt(0.1) * jax.random.normal(rng_key, theta.shape)
-
-
-def epidemic(rng_key, theta):
-    """Counts of infected among 1,000, at ten times, in an epidemic of rates `theta` in a million people."""
-    fraction = infected_fractions(theta)
-    return dist.Binomial(1000, fraction).sample(rng_key).astype(fraction.dtype)
-
-
-def infected_fractions(theta):
-    """Fractions that are infected at the ten times."""
-
-    def slope(state):
-        susceptible, infected = state
-        new = theta[0] * susceptible * infected / POPULATION
-        return jnp.stack([-new, new - theta[1] * infected])
-
-    def step(state, _, size=0.25):
-        a = slope(state)
-        b = slope(state + 0.5 * size * a)
-        c = slope(state + 0.5 * size * b)
-        d = slope(state + size * c)
-        return state + size / 6.0 * (a + 2.0 * b + 2.0 * c + d), state[1]
-
-    start = jnp.array([POPULATION - 1.0, 1.0])
-    _, infected = jax.lax.scan(step, start, None, length=613)
-    return jnp.clip(infected[::68] / POPULATION, 0.0, 1.0)
-
-
-def moons(rng_key, theta):
-    """A point of a crescent that `theta` shifts; `theta` and its mirror image shift alike."""
-    angle_key, radius_key = jax.random.split(rng_key)
-    angle = jax.random.uniform(angle_key, minval=-0.5 * jnp.pi, maxval=0.5 * jnp.pi)
-    radius = 0.1 + 0.01 * jax.random.normal(radius_key)
-    crescent = jnp.stack([radius * jnp.cos(angle) + 0.25, radius * jnp.sin(angle)])
-    return crescent + jnp.stack([-jnp.abs(theta[0] + theta[1]), theta[1] - theta[0]]) / jnp.sqrt(2.0)
-
-
-def model_of(prior, simulator):
-    """A model of one vector of parameters and one simulator."""
-
-    def model(x=None):
-        theta = numpyro.sample("theta", prior)
-        numpyro.sample("x", kme.Simulator(simulator, theta), obs=x)
-
-    return model
-
-
-def box(dim, half_width):
-    return dist.Uniform(-half_width, half_width).expand([dim]).to_event(1)
-
-
-PRIORS = {
-    "gaussian_mixture": box(2, 10.0),
-    "sir": dist.LogNormal(jnp.log(jnp.array([0.4, 0.125])), jnp.array([0.5, 0.2])).to_event(1),
-    "gaussian_linear_uniform": box(10, 1.0),
-    "gaussian_linear": dist.Normal(0.0, np.sqrt(0.1)).expand([10]).to_event(1),
-    "two_moons": box(2, 1.0),
-}
-SIMULATORS = {
-    "gaussian_mixture": mixture,
-    "sir": epidemic,
-    "gaussian_linear_uniform": linear,
-    "gaussian_linear": linear,
-    "two_moons": moons,
-}
-TASKS = {task: model_of(prior, SIMULATORS[task]) for task, prior in PRIORS.items()}
 
 
 def judged(metrics, reference, i, draws):

@@ -201,6 +201,8 @@ def calibrate(
             f"{sorted(problem.kwargs)}. Pass `arguments=lambda x: dict(...)`, which turns simulated outputs into "
             "arguments of the model.",
         )
+    if isinstance(engine, KELFI):
+        trained.learnt.require_amortised()
     simulate_key, infer_key, choose_key = jax.random.split(rng_key, 3)
     lost = engine.missing if isinstance(engine, KELFI) else None
     how: dict[str, Any] = dict(on_failure="skip", missing=lost, progress_bar=False)

@@ -30,12 +30,24 @@ class LearntLikelihoods(NamedTuple):
         likelihoods: The learnt likelihood of each simulator site.
         measures: The prior of each simulator's coordinates.
         history: For each round, how many simulations it made and how far it moved the posterior.
+        amortised: Whether they serve every observation: no round simulated where the posterior of one is.
     """
 
     simulations: Simulations
     likelihoods: Mapping[str, FittedLikelihood]
     measures: Mapping[str, Measure]
     history: tuple[tuple[int, float], ...]
+    amortised: bool = True
+
+    def require_amortised(self) -> None:
+        """Raise an error unless they serve every observation."""
+        checks.require(
+            self.amortised,
+            f"The likelihood was learnt for the observation of `run`: of {len(self.simulations)} simulations "
+            f"{self.simulations.proposed} were made where its posterior is. For another observation call `run` again, "
+            "or pass num_rounds=1 to the engine: all simulations are at prior draws then, and serve every observation "
+            "(`condition`, `diagnostics.check` and `diagnostics.calibrate`).",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,6 +229,11 @@ class LearntPosterior(Posterior):
 def plain(problem: Problem) -> bool:
     """One simulator site, one observation of it, not masked, scaled or in intervals, and no other likelihood."""
     return len(problem.simulators) == 1 and not problem.likelihoods and problem.simulators[problem.site()].single
+
+
+def determined(problem: Problem, fitted: FittedLikelihood) -> bool:
+    """Whether the posterior is one in the coordinates of one simulator, which determine all latents."""
+    return plain(problem) and fitted.coordinates.exact and fitted.coordinates.one_to_one
 
 
 def observation(problem: Problem, site: str) -> np.ndarray:

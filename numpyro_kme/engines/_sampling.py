@@ -103,39 +103,47 @@ class LearntModel(Recomputed):
 
 @on_host
 def in_coordinates(
-    rng_key: jax.Array, site: str, fitted: FittedLikelihood, y: np.ndarray, measure: Measure, num_samples: int
+    rng_key: jax.Array,
+    site: str,
+    fitted: FittedLikelihood,
+    y: np.ndarray,
+    measure: Measure,
+    num_samples: int,
+    power: float = 1.0,
 ) -> Drawn:
-    """Draw in the coordinates of one simulator site, which determine all latents; `fitted` is of what was observed
-    (`FittedLikelihood.marginal`)."""
+    """Draw in the coordinates of one simulator site, which determine all latents, with the likelihood to a power;
+    `fitted` is of what was observed (`FittedLikelihood.marginal`)."""
     start_key, temper_key, pick_key = split(rng_key, 3)
     likelihood = PreparedLikelihood.of(fitted, y)
     brief = likelihood.brief()
     with solves.one_blas_thread:
         start = measure.sample(start_key, _num_particles(num_samples))
-        found = temper(temper_key, lambda z: (measure.log_densities(z), brief.log_densities(z)), start)
+        found = temper(temper_key, lambda z: (measure.log_densities(z), power * brief.log_densities(z)), start)
         z = found.particles[_some(pick_key, found, num_samples)]
-        log_posterior = measure.log_densities(z) + likelihood.log_densities(z)
+        log_posterior = measure.log_densities(z) + power * likelihood.log_densities(z)
     return _drawn(fitted.coordinates.latents_table(z), {site: z}, log_posterior, found)
 
 
-def in_model(rng_key: jax.Array, model: LearntModel, num_samples: int) -> Drawn:
-    """Draw the unconstrained latents of a model whose every site has a density."""
+def in_model(rng_key: jax.Array, model: LearntModel, num_samples: int, power: float = 1.0) -> Drawn:
+    """Draw the unconstrained latents of a model whose every site has a density, with all likelihoods to a power."""
     start_key, temper_key, pick_key = split(rng_key, 3)
     prior = model.problem.draw(start_key, _num_particles(num_samples)).latents
-    return _from_prior(temper_key, pick_key, model, prior, num_samples)
+    return _from_prior(temper_key, pick_key, model, prior, num_samples, power)
 
 
 @on_host
-def _from_prior(temper_key, pick_key, model: LearntModel, prior: Mapping[str, np.ndarray], num_samples: int) -> Drawn:
+def _from_prior(
+    temper_key, pick_key, model: LearntModel, prior: Mapping[str, np.ndarray], num_samples: int, power: float
+) -> Drawn:
     def log_densities(u):
         terms = model.evaluate(u, brief=True).terms
-        return terms.log_prior + terms.log_jacobian, terms.log_likelihood
+        return terms.log_prior + terms.log_jacobian, power * terms.log_likelihood
 
     with solves.one_blas_thread:
         found = temper(temper_key, log_densities, model.flatten(prior))
         evaluated, rows = model.evaluate(found.particles), _some(pick_key, found, num_samples)
     latents, z, terms = jax.tree.map(lambda leaf: leaf[rows], evaluated)
-    return _drawn(latents, z, terms.log_prior + terms.log_likelihood, found)
+    return _drawn(latents, z, terms.log_prior + power * terms.log_likelihood, found)
 
 
 @on_host

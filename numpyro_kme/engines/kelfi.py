@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, cast
 
 import jax
@@ -11,10 +12,11 @@ import numpy as np
 from numpyro_kme._core import checks
 from numpyro_kme._core.keys import child, split
 from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points, standard_normal
-from numpyro_kme.engines import _sampling, _simulations
-from numpyro_kme.engines._learnt_posterior import LearntLikelihoods, LearntPosterior, observation, plain
+from numpyro_kme.engines import _rounds, _sampling, _simulations
+from numpyro_kme.engines._learnt_posterior import LearntLikelihoods, LearntPosterior, determined, observation
+from numpyro_kme.engines._rounds import FromPosterior, FromVariance, Proposal
 from numpyro_kme.engines._sampling import LearntModel
-from numpyro_kme.engines._simulations import FromPosterior, FromVariance, Proposal, SimulationEngine
+from numpyro_kme.engines._simulations import SimulationEngine
 from numpyro_kme.engines.base import Trained, check_positive
 from numpyro_kme.engines.posterior import groups, missing_entries
 from numpyro_kme.kernels.length_scales import LengthScaleRule
@@ -36,8 +38,9 @@ class KELFI(SimulationEngine):
     The likelihood of the simulator is learnt as a kernel mean embedding: in the published form
     $q(y \mid \theta) = \kappa_\epsilon(y)^\top (L + m \lambda I)^{-1} \ell(\theta)$, by default the same of
     standardised residuals (`ResidualKernelMeans`), with hyperparameters learnt by leave-one-out prediction of the
-    simulations. It does not depend on the observation, so `condition` serves a new one without simulating or learning
-    again.
+    simulations. Where the posterior is narrow, further rounds simulate around it. With `num_rounds=1` all simulations
+    are at prior draws, and the likelihood serves every observation: `condition` on a new one neither simulates nor
+    learns again.
 
     Args:
         model: A NumPyro model with observed `Simulator` sites; other likelihoods and factors may stand beside them.
@@ -50,13 +53,15 @@ class KELFI(SimulationEngine):
             `form=KernelMeans(), length_scale=rule` is `form=KernelMeans(length_scale=rule)`. The residual form
             standardises residuals by what it learns, and takes none.
         simulations: Simulations made elsewhere, instead of new ones (`Simulations`).
-        num_rounds: Number of rounds. The first simulates at prior draws; each further one where `proposal` says,
-            learns from all simulations so far, and samples. The likelihood may be learnt from any proposal, so nothing
-            is reweighted.
+        num_rounds: Number of rounds, of equal size. The first simulates at prior draws; each further one where
+            `proposal` says, learns from all simulations so far, and samples. The likelihood may be learnt from any
+            proposal, so nothing is reweighted. When left out the engine chooses: five rounds, or the rest at prior
+            draws if the first round's proposal is about as wide as the prior. It makes one round for `simulations`
+            that are given, for a `store`, for other forms than the default and for fewer than 100 simulations.
         proposal: Where further rounds simulate: `FromPosterior()` when left out, or `FromVariance()`.
         min_change: Stop before `num_rounds` once a round moves the posterior by less: every mean by less than this
-            many standard deviations, and every log standard deviation by less than this. All rounds are made when left
-            out.
+            many standard deviations, and every log standard deviation by less than this. When left out all rounds are
+            made.
         learn_prior: Whether the prior's mean and standard deviation in each coordinate are learnt too, by maximising
             the marginal likelihood $q(y)$ without simulating again (`learn_normal`). For a prior that is normal in the
             coordinates and determines them, and the published form.
@@ -72,7 +77,7 @@ class KELFI(SimulationEngine):
     num_simulations: int = field(default=300, kw_only=False)
     form: Form | None = None
     length_scale: LengthScaleRule | None = None
-    num_rounds: int = 1
+    num_rounds: int | None = None
     proposal: Proposal | None = None
     min_change: float | None = None
     learn_prior: bool = False
@@ -83,10 +88,12 @@ class KELFI(SimulationEngine):
         super().check_settings()
         checks.whole("num_simulations", self.num_simulations, 2, " Some hundreds are usual.")
         checks.instance("form", self.form, Form | None, "KernelMeans(...), ResidualKernelMeans(...) or another form")
-        checks.whole("num_rounds", self.num_rounds, 1)
+        checks.instance("num_rounds", self.num_rounds, int | None, "a whole number, or None: the engine chooses")
+        checks.whole("num_rounds", self.resolved_rounds, 1)
         checks.instance("proposal", self.proposal, Proposal | None, "FromPosterior(...) or FromVariance(...)")
         checks.require(
-            self.num_simulations >= 2 * self.num_rounds and (self.simulations is None or self.num_rounds == 1),
+            self.num_simulations >= 2 * self.resolved_rounds
+            and (self.simulations is None or self.resolved_rounds == 1),
             f"`num_rounds` must leave two of the {self.num_simulations} simulations for each round, and be 1 where "
             f"`simulations` are given (`refine` adds to those); got {self.num_rounds}.",
         )
@@ -98,7 +105,7 @@ class KELFI(SimulationEngine):
         )
         self.resolved_form  # noqa: B018 (raises an error for a form that takes no rule)
         checks.require(
-            self.store is None or self.num_rounds == 1,
+            self.store is None or self.resolved_rounds == 1,
             "`store` keeps simulations from the prior: leave it out, or make one round; got "
             f"num_rounds={self.num_rounds}.",
         )
@@ -106,6 +113,15 @@ class KELFI(SimulationEngine):
     @property
     def plan(self):  # noqa: D102
         return replace(super().plan, missing=self.missing)
+
+    @property
+    def resolved_rounds(self) -> int:
+        """Most rounds: those that were asked for, or what the engine chooses."""
+        if self.num_rounds is not None:
+            return self.num_rounds
+        given = self.simulations is not None or self.store is not None
+        own_form = self.form is not None and not isinstance(self.form, ResidualKernelMeans)
+        return 1 if given or own_form or self.num_simulations < _rounds.FEWEST else _rounds.ROUNDS
 
     @property
     def resolved_form(self) -> Form | None:
@@ -129,22 +145,45 @@ class KELFI(SimulationEngine):
         simulate_key, fit_key, sample_key = split(rng_key, 3)
         problem = self._as_recorded(Problem.read(self.model, *args, **kwargs))
         _simulations.check_sites(problem, self.resolved_form)
-        first, *later = _simulations.sizes(self.plan.num_simulations, self.num_rounds)
+        first, *later = _rounds.sizes(self.plan.num_simulations, self.resolved_rounds)
         simulations = self._simulate(simulate_key, problem, first)
         learnt = self._learn(fit_key, problem, simulations)
         posterior = self._posterior(sample_key, problem, learnt)
         for number, size in enumerate(later, 1):
-            round_keys = [child(key, number) for key in (fit_key, simulate_key, sample_key)]
-            choose_key, prior_key = split(round_keys[0])
-            prior, draws = problem.draw(prior_key, size).latents, posterior.drawn.latents
-            latents = (self.proposal or FromPosterior()).choose(
-                choose_key, draws, prior, posterior.surrogate_variance, size
-            )
-            learnt, posterior = self._again(*round_keys[1:], fit_key, learnt, posterior, latents)
+            choose_key, run_key, draw_key = (child(key, number) for key in (fit_key, simulate_key, sample_key))
+            draws = self._draws_to_propose(draw_key, posterior)
+            if self.num_rounds is None and number == 1 and not _rounds.is_narrow(draws, simulations.latents):
+                rest = self._simulate(run_key, problem, sum(later))
+                learnt, later = self._learn(fit_key, problem, simulations.joined(rest)), []
+                posterior = self._posterior(sample_key, problem, learnt)
+                break
+            latents = self._proposed(choose_key, posterior, draws, size)
+            learnt, posterior = self._again(run_key, draw_key, fit_key, learnt, posterior, latents)
             if self.min_change is not None and learnt.history[-1][1] < self.min_change:
                 break
+        learnt = learnt._replace(amortised=not later)
         _warn_if_beyond(posterior)
         return Trained(self._settings(), problem, learnt), posterior
+
+    def _draws_to_propose(self, rng_key, posterior: LearntPosterior):
+        """Draws from the posterior, with the likelihood to the power of the proposal.
+
+        Of calls that share their parameters, all together count as one: what a simulation teaches is what one call
+        tells.
+        """
+        sites = posterior.problem.simulators.values()
+        calls = max(prod(site.simulator.batch_shape) // prod(site.simulator.groups) for site in sites)
+        power = (self.proposal or FromPosterior()).power / calls
+        if power == 1.0:
+            return posterior.drawn.latents
+        return self._drawn(rng_key, posterior.problem, posterior.likelihoods, posterior.measures, power).latents
+
+    def _proposed(self, rng_key, posterior: LearntPosterior, draws, size: int):
+        """Latents of the next round."""
+        choose_key, prior_key = split(rng_key)
+        prior = posterior.problem.draw(prior_key, size).latents
+        proposal = self.proposal or FromPosterior()
+        return proposal.choose(choose_key, draws, prior, posterior.surrogate_variance, size)
 
     def _learn(self, fit_key, problem: Problem, simulations: Simulations, history=()) -> LearntLikelihoods:
         """Learn from all simulations."""
@@ -172,9 +211,9 @@ class KELFI(SimulationEngine):
         further = self.plan.simulate_at(simulate_key, problem, latents)
         learnt = self._learn(fit_key, problem, learnt.simulations.joined(further), learnt.history)
         after = self._posterior(sample_key, problem, learnt)
-        moved = _simulations.moved(posterior.drawn.latents, after.drawn.latents)
+        moved = _rounds.moved(posterior.drawn.latents, after.drawn.latents)
         learnt = learnt._replace(history=(*learnt.history, (len(further), moved)))
-        return learnt, replace(after, info=dict(after.info) | _simulations.described(learnt.history))
+        return learnt, replace(after, info=dict(after.info) | _rounds.described(learnt.history))
 
     def refine(self, rng_key: jax.Array, latents: Mapping[str, Any]) -> None:
         """Simulate at further latents, learn from all simulations, and sample again.
@@ -202,6 +241,7 @@ class KELFI(SimulationEngine):
         return replace(problem, simulators=sites)
 
     def _condition(self, rng_key, problem, learnt):
+        learnt.require_amortised()
         problem = self._as_recorded(problem)
         _simulations.check_sites(problem, self.resolved_form)
         posterior = self._posterior(rng_key, problem, learnt)
@@ -218,18 +258,21 @@ class KELFI(SimulationEngine):
         """The learnt likelihood of each simulator site, for `handlers.surrogate`."""
         return self.posterior.likelihoods
 
+    def _drawn(self, rng_key, problem: Problem, likelihoods, measures, power: float = 1.0) -> _sampling.Drawn:
+        """Draws from the posterior with the likelihood to this power."""
+        site, fitted = next(iter(likelihoods.items()))
+        if not determined(problem, fitted):
+            return _sampling.in_model(rng_key, LearntModel(problem, likelihoods), self.num_samples, power)
+        y = observation(problem, site)
+        seen = fitted.marginal(~np.isnan(y))
+        return _sampling.in_coordinates(rng_key, site, seen, y, measures[site], self.num_samples, power)
+
     def _posterior(self, rng_key, problem: Problem, learnt: LearntLikelihoods) -> LearntPosterior:
         site, measures = next(iter(learnt.likelihoods)), dict(learnt.measures)
         fitted = learnt.likelihoods[site]
-        in_coordinates = plain(problem) and fitted.coordinates.exact and fitted.coordinates.one_to_one
         if self.learn_prior:
-            measures[site] = _learnt_prior(fitted, problem, site, in_coordinates)
-        if in_coordinates:
-            y, measure = observation(problem, site), measures[site]
-            fitted = fitted.marginal(~np.isnan(y))
-            drawn = _sampling.in_coordinates(rng_key, site, fitted, y, measure, self.num_samples)
-        else:
-            drawn = _sampling.in_model(rng_key, LearntModel(problem, learnt.likelihoods), self.num_samples)
+            measures[site] = _learnt_prior(fitted, problem, site)
+        drawn = self._drawn(rng_key, problem, learnt.likelihoods, measures)
         extrapolated = {
             name: float(np.mean(f.beyond_at(seen, drawn.coordinates[name], problem.simulators[name].mask)))
             for (name, f), seen in zip(learnt.likelihoods.items(), problem.observations.values(), strict=True)
@@ -251,9 +294,9 @@ class KELFI(SimulationEngine):
         )
 
 
-def _learnt_prior(fitted: FittedLikelihood, problem: Problem, site: str, in_coordinates: bool) -> Measure:
+def _learnt_prior(fitted: FittedLikelihood, problem: Problem, site: str) -> Measure:
     checks.require(
-        in_coordinates and len(fitted.coordinates.mixture[0]) == 1,
+        determined(problem, fitted) and len(fitted.coordinates.mixture[0]) == 1,
         "`learn_prior` needs one simulator site, neither masked nor scaled, nothing else that is observed, and a "
         f"prior that is normal in the coordinates of the simulator's arguments. {fitted.coordinates.note}",
     )

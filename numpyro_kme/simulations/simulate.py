@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
 from typing import Any
@@ -149,7 +149,8 @@ class Plan:
         """A simulation at each of the given latents `{site: (m, *shape)}`, with the keys that `simulate` would use."""
         checks.key(rng_key)
         self._check_execution(problem)
-        return self._run(rng_key, problem, problem.evaluate(latents), None)
+        made = self._run(rng_key, problem, problem.evaluate(latents), None)
+        return replace(made, proposed=len(made))
 
     def _check_execution(self, problem: Problem) -> None:
         """Executors and time limits are for black boxes."""

@@ -45,7 +45,7 @@ class Simulations:
         return len(self.index)
 
     def joined(self, further: "Simulations") -> "Simulations":
-        """These simulations and further ones, at latents that were chosen."""
+        """These simulations and further ones; those at prior draws come first."""
         begun = max(self.attempted, int(np.max(self.index)) + 1)
         return Simulations(
             _stacked(self.arguments, further.arguments),
@@ -56,7 +56,7 @@ class Simulations:
             dict(Counter(self.failures) + Counter(further.failures)),
             _stacked(self.failed, further.failed) if self.failed and further.failed else self.failed or further.failed,
             begun + (further.attempted or len(further)),
-            self.proposed + len(further),
+            self.proposed + further.proposed,
         )
 
     def describe_failures(self) -> str:

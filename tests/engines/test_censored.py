@@ -43,7 +43,7 @@ def bounded(x=None, low=-np.inf, high=0.0):
 
 @pytest.fixture(scope="module")
 def kelfi():
-    engine = kme.KELFI(bounded, 1000, progress_bar=False)
+    engine = kme.KELFI(bounded, 1000, num_rounds=1, progress_bar=False)
     engine.run(KEY, x=np.array([np.nan, 0.4, 1.2, np.nan, 0.3, 0.9], np.float32))
     return engine
 
@@ -87,7 +87,7 @@ def tobit(x=None):
 def test_tobit():
     """Twenty draws of `N(theta, 1)`, of which those below 0 are only known to be that."""
     y = np.random.default_rng(2).normal(size=20) + 0.3
-    engine = kme.KELFI(tobit, 1000, progress_bar=False)
+    engine = kme.KELFI(tobit, 1000, num_rounds=1, progress_bar=False)
     engine.run(KEY, x=np.where(y < 0.0, np.nan, y))
     seen = stats.norm.logpdf(y[y >= 0.0], GRID[:, None]).sum(axis=1)
     close(engine.get_samples(), moments(seen + np.sum(y < 0.0) * stats.norm.logcdf(-GRID)), 2 * ERROR)

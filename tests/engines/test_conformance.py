@@ -230,7 +230,9 @@ class Row:
 
 
 ROWS = {
-    "KELFI": Row(lambda m, **s: kme.KELFI(m, 200, **QUIET | s), statistics, PLAIN, CHECK | PLOTS | PLOTS_OF_LEARNT),
+    "KELFI": Row(
+        lambda m, **s: kme.KELFI(m, 200, num_rounds=1, **QUIET | s), statistics, PLAIN, CHECK | PLOTS | PLOTS_OF_LEARNT
+    ),
     "KELFI, published form": Row(
         lambda m, **s: kme.KELFI(m, 200, form=kme.KernelMeans(), **QUIET | s),
         statistics,
@@ -244,7 +246,7 @@ ROWS = {
         error=2.0,  # another posterior: its prior has the mode at the observation
     ),
     "KELFI, two sites": Row(
-        lambda m, **s: kme.KELFI(m, 200, **QUIET | s),
+        lambda m, **s: kme.KELFI(m, 200, num_rounds=1, **QUIET | s),
         two_sites,
         LEARNT,
         CHECK,

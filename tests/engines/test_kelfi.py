@@ -141,8 +141,8 @@ def test_a_further_fit_and_condition_compile_nothing():
     def count(event, duration, **_):
         compiled.append(event) if event.endswith("backend_compile_duration") else None
 
-    def fit(seed, num_simulations, x):
-        engine = kme.KELFI(conjugate, num_simulations, progress_bar=False)
+    def fit(seed, num_simulations, x, num_rounds=1):
+        engine = kme.KELFI(conjugate, num_simulations, num_rounds=num_rounds, progress_bar=False)
         engine.run(jax.random.key(seed), x=x)
         return engine
 
@@ -150,7 +150,9 @@ def test_a_further_fit_and_condition_compile_nothing():
     jax.jit(lambda x: 3.0 * x - 0.123)(jnp.ones(7))
     assert compiled  # the counter counts
     fit(0, 100, X).condition(jax.random.key(3), x=X - 0.1)
+    fit(0, 100, X, num_rounds=2)
     compiled.clear()
+    fit(1, 240, X + 0.1, num_rounds=3)
     fit(1, 170, X + 0.3).condition(jax.random.key(2), x=-X)
     assert not compiled
 

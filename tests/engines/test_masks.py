@@ -133,7 +133,7 @@ def test_masks_and_scales_are_read(make, mask, scale):
 
 @pytest.fixture(scope="module")
 def kelfi():
-    engine = kme.KELFI(model, 300, progress_bar=False)
+    engine = kme.KELFI(model, 300, num_rounds=1, progress_bar=False)
     engine.run(KEY, x=hidden(FIRST), mask=FIRST)
     return engine
 

@@ -67,7 +67,7 @@ ROWS[0, :2] = ROWS[1, 3] = ROWS[2] = np.nan
 
 @pytest.fixture(scope="module")
 def kelfi():
-    engine = kme.KELFI(model, 1000, progress_bar=False)
+    engine = kme.KELFI(model, 1000, num_rounds=1, progress_bar=False)
     engine.run(KEY, x=Y)
     return engine
 

@@ -90,7 +90,7 @@ def test_draws_in_a_model_come_with_their_density_in_its_own_units():
         model=model, args=(0.8,), kwargs={}, latents=latents, observations={}, simulators={}, likelihoods=("y",)
     )
     learnt = _sampling.LearntModel(problem, {})
-    drawn = _sampling._from_prior(jax.random.key(0), jax.random.key(1), learnt, prior, 300)
+    drawn = _sampling._from_prior(jax.random.key(0), jax.random.key(1), learnt, prior, 300, 1.0)
     theta = drawn.latents["theta"]
     density = stats.lognorm(1.0).logpdf(theta) + stats.norm(np.log(theta), 0.5).logpdf(0.8)
     np.testing.assert_allclose(drawn.log_posterior, density, rtol=1e-4, atol=1e-4)

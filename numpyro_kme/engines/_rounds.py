@@ -1,0 +1,153 @@
+"""Rounds of simulations: where the next ones go, and whether they are worth it."""
+
+import abc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from numpyro_kme._core import checks
+from numpyro_kme._core.host import numpy_rng
+from numpyro_kme._core.keys import split
+from numpyro_kme.kernels.length_scales import robust_standard_deviation
+
+Latents = Mapping[str, np.ndarray]
+
+
+ROUNDS = 5
+"""Rounds where the engine chooses."""
+
+FEWEST = 100
+"""With fewer simulations the engine makes one round."""
+
+NARROW = 0.7
+"""A proposal is narrow if the standard deviation of some number is below this fraction of the prior's."""
+
+
+class Proposal(abc.ABC):
+    """Where an engine simulates next.
+
+    Attributes:
+        power: `choose` gets draws of the prior times the likelihood to this power.
+    """
+
+    power: float = 1.0
+
+    @abc.abstractmethod
+    def choose(
+        self, rng_key: jax.Array, draws: Latents, prior: Latents, variance: Callable[[Latents], np.ndarray], size: int
+    ) -> dict[str, np.ndarray]:
+        """Latents of the next simulations, `{site: (size, *shape)}`.
+
+        Args:
+            rng_key: The only source of randomness.
+            draws: Draws from the posterior of the last round, with the likelihood to the power `power`,
+                `{site: (n, *shape)}`.
+            prior: Prior draws, `{site: (size, *shape)}`.
+            variance: Variance of the surrogate at latents, `{site: (k, *shape)} -> (k,)`.
+            size: How many.
+        """
+
+
+@dataclass(frozen=True)
+class FromPosterior(Proposal):
+    r"""Simulate at draws from the power posterior $p(\theta) q(y \mid \theta)^t$ of the last round.
+
+    With the power `t = 1/2` they reach about 1.4 times as far as the posterior, so that the likelihood is learnt around
+    it too, and a posterior that a round got too narrow is put right by the next. Where `n` calls along plates share
+    their parameters the power is `t / n`: a slope is learnt from parameters that differ by as much as one call tells.
+
+    Args:
+        power: `t`, above 0 and no more than 1, which is the posterior itself.
+        prior_proportion: Fraction of each round at prior draws, between 0 and 1: a defensive mixture, by which a mode
+            that the first rounds missed can still be found.
+    """
+
+    power: float = 0.5
+    prior_proportion: float = 0.1
+
+    def __post_init__(self):
+        checks.require(0.0 < self.power <= 1.0, f"`power` must lie above 0 and be at most 1; got {self.power}.")
+        given = self.prior_proportion
+        checks.require(0.0 <= given <= 1.0, f"`prior_proportion` must lie between 0 and 1; got {given}.")
+
+    def choose(self, rng_key, draws, prior, variance, size):
+        """Draws without replacement, then prior draws."""
+        own = round(self.prior_proportion * size)
+        chosen = some(rng_key, draws, size - own)
+        return {name: np.concatenate([chosen[name], prior[name][:own]]) for name in chosen}
+
+
+@dataclass(frozen=True)
+class FromVariance(Proposal):
+    """Simulate at posterior draws, more often where the surrogate's Gaussian-process variance is large.
+
+    Of `candidates * size` posterior draws, `size` are drawn without replacement with odds in proportion to the
+    variance: the posterior says where it matters, the variance where nothing was simulated yet. For forms that have a
+    variance (`KernelMeans`).
+
+    Args:
+        candidates: Posterior draws for each simulation.
+    """
+
+    candidates: int = 4
+
+    def __post_init__(self):
+        checks.whole("candidates", self.candidates, 1)
+
+    def choose(self, rng_key, draws, prior, variance, size):
+        """Posterior draws with odds in proportion to the variance."""
+        first_key, second_key = split(rng_key)
+        among = some(first_key, draws, min(self.candidates * size, count(draws)))
+        odds = np.maximum(np.asarray(variance(among), np.float64), 1e-12)
+        return some(second_key, among, size, odds / odds.sum())
+
+
+def sizes(total: int, rounds: int) -> list[int]:
+    """`total` simulations in `rounds` rounds that are as equal as can be, the first ones larger."""
+    return [total // rounds + (r < total % rounds) for r in range(rounds)]
+
+
+def count(latents: Latents) -> int:
+    """How many draws."""
+    return len(next(iter(latents.values())))
+
+
+def some(rng_key: jax.Array, latents: Latents, size: int, odds: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    """`size` draws, none twice unless there are too few."""
+    number = count(latents)
+    index = numpy_rng(rng_key).choice(number, size, replace=size > number, p=odds)
+    return {name: np.asarray(value)[index] for name, value in latents.items()}
+
+
+def moved(before: Latents, after: Latents) -> float:
+    """How far a posterior moved: the largest change of a mean, in its standard deviation, or of a log standard
+    deviation."""
+    changes = [0.0]
+    for name, new in after.items():
+        old, new = (np.asarray(part, np.float64).reshape(len(part), -1) for part in (before[name], new))
+        sd = np.maximum(new.std(axis=0), 1e-300)
+        changes += list(np.abs(new.mean(axis=0) - old.mean(axis=0)) / sd)
+        changes += list(np.abs(np.log(sd / np.maximum(old.std(axis=0), 1e-300))))
+    return float(np.max(changes))
+
+
+def is_narrow(draws: Latents, prior: Latents) -> bool:
+    """Whether the robust standard deviation of some number is below `NARROW` of the prior's."""
+    for name, wide in prior.items():
+        columns = (np.asarray(part, np.float64).reshape(len(part), -1).T for part in (draws[name], wide))
+        for own, of_prior in zip(*columns, strict=True):
+            if robust_standard_deviation(own) < NARROW * robust_standard_deviation(of_prior):
+                return True
+    return False
+
+
+def described(history: Sequence[tuple[int, float]]) -> dict[str, Any]:
+    """What a person reads of the rounds: their sizes, and how far each moved the posterior."""
+    if len(history) < 2:
+        return {}
+    made = ", ".join(str(size) for size, _ in history)
+    how_far = ", ".join(f"{change:.2g}" for _, change in history[1:])
+    return {"rounds": f"simulations {made}; the posterior moved by {how_far} sd"}
