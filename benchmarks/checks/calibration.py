@@ -52,7 +52,7 @@ MODELS = {
 }
 QUIET = dict(num_samples=300, progress_bar=False)
 ENGINES = {
-    "KELFI": lambda model, size: kme.KELFI(model, size, **QUIET),
+    "KELFI": lambda model, size: kme.KELFI(model, size, num_rounds=1, **QUIET),
     "KELFI, published form": lambda model, size: kme.KELFI(model, size, form=kme.KernelMeans(), **QUIET),
     "kernel Bayes": lambda model, size: kme.KernelBayes(model, size, **QUIET),
 }

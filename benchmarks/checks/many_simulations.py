@@ -63,7 +63,7 @@ def case(name, number):
 def kelfi(number):
     """One row: everything learnt, from simulating to draws."""
     begun = time.process_time()
-    engine = kme.KELFI(model, num_simulations=number, progress_bar=False)
+    engine = kme.KELFI(model, num_simulations=number, num_rounds=1, progress_bar=False)
     engine.run(jax.random.key(0), x=Y)
     draws = engine.get_samples()["z"]
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6

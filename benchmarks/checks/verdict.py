@@ -45,8 +45,8 @@ def data_set(x=None):
 
 
 ROWS = {
-    ("KELFI", "normal, 1 dimension"): lambda: kme.KELFI(calibration.normal_in_one, 300, **QUIET),
-    ("KELFI", "normal, 2 dimensions"): lambda: kme.KELFI(calibration.normal, 300, **QUIET),
+    ("KELFI", "normal, 1 dimension"): lambda: kme.KELFI(calibration.normal_in_one, 300, num_rounds=1, **QUIET),
+    ("KELFI", "normal, 2 dimensions"): lambda: kme.KELFI(calibration.normal, 300, num_rounds=1, **QUIET),
     ("kernel ABC", "normal, 1 dimension"): lambda: kme.KernelABC(calibration.normal_in_one, 1000, **QUIET),
     ("kernel Bayes", "normal, 1 dimension"): lambda: kme.KernelBayes(calibration.normal_in_one, 1000, **QUIET),
     ("rejection ABC", "normal, 1 dimension"): lambda: kme.RejectionABC(calibration.normal_in_one, 5000, **QUIET),

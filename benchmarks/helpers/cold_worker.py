@@ -112,7 +112,10 @@ def run_and_print(engine, seed, x):
 
 def kelfi():
     """The README's first block, then further fits of the process."""
-    fit = lambda which, number, seed, x: run_and_print(kme.KELFI(which, number, progress_bar=False), seed, x)  # noqa: E731
+
+    def fit(which, number, seed, x):
+        run_and_print(kme.KELFI(which, number, num_rounds=1, progress_bar=False), seed, x)
+
     own, found = compiled(end_and_range), {}
     found["README's simulator, compiled alone"] = own
     found["README's first block, less that"] = seconds(fit, model, 300, 0, [21.0, 28.0]) - own
@@ -121,7 +124,7 @@ def kelfi():
     found["further fit: 1,000 simulations"] = seconds(fit, model, 1000, 3, [21.0, 28.0])
     own = compiled(end_middle_and_range)
     found["further fit: another model, less its simulator"] = seconds(fit, other, 300, 4, [21.0, 9.0, 28.0]) - own
-    engine = kme.KELFI(model, progress_bar=False)
+    engine = kme.KELFI(model, num_rounds=1, progress_bar=False)
     engine.run(jax.random.key(5), x=jnp.array([21.0, 28.0]))
     found["`condition`"] = seconds(engine.condition, jax.random.key(6), x=jnp.array([15.0, 20.0]))
     return found
@@ -183,7 +186,7 @@ def predators():
 
 def check():
     """Every diagnostic with 200 data sets."""
-    engine = kme.KELFI(model, 300, progress_bar=False)
+    engine = kme.KELFI(model, 300, num_rounds=1, progress_bar=False)
     engine.run(jax.random.key(0), x=jnp.array([21.0, 28.0]))
     return {"`check`, 200 data sets": seconds(lambda: kme.diagnostics.check(jax.random.key(1), engine) and None)}
 
@@ -192,7 +195,7 @@ def memory(task, x):
     """Most memory that a process held to which 10,000 simulations were given to learn from."""
 
     def row():
-        engine = kme.KELFI(TASKS[task], 10_000, progress_bar=False)
+        engine = kme.KELFI(TASKS[task], 10_000, num_rounds=1, progress_bar=False)
         engine.run(jax.random.key(0), x=jnp.asarray(x))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
         return {f"{task}, 10,000 simulations: peak memory (GB)": peak}
@@ -215,7 +218,7 @@ def maps():
     """Memory maps of the process after 200 fits, of which no two have the same number of simulations."""
     for number in range(200):
         which, x = ((model, [21.0, 28.0]), (other, [21.0, 9.0, 28.0]))[number % 2]
-        engine = kme.KELFI(which, 100 + number, num_samples=100, progress_bar=False)
+        engine = kme.KELFI(which, 100 + number, num_rounds=1, num_samples=100, progress_bar=False)
         engine.run(jax.random.key(number), x=jnp.asarray(x))
     return {"memory maps after 200 fits of different shapes": len(Path("/proc/self/maps").read_text().splitlines())}
 

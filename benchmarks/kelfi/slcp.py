@@ -99,7 +99,7 @@ def one(name, size, seed, metrics):
     rng = np.random.default_rng([seed, size])
     theta, x = fresh(rng)
     y = x[0]
-    kelfi = kme.KELFI(model, size, form=form(), num_samples=DRAWS, progress_bar=False)
+    kelfi = kme.KELFI(model, size, form=form(), num_rounds=1, num_samples=DRAWS, progress_bar=False)
     begun = time.process_time()
     with warnings.catch_warnings(action="ignore", category=UserWarning):
         kelfi.run(jax.random.key(seed), x=y if model is plated else y.ravel())

@@ -62,10 +62,15 @@ def test_every_simulation_is_kept_and_its_origin_told(rounds):
     assert idata["proposal_predictive"]["x"].shape == (1, 40, 1)
 
 
+def noisy(rng_key, theta):
+    """One draw from `N(theta, 3^2)`."""
+    return theta + 3.0 * jax.random.normal(rng_key, (1,), jnp.result_type(theta))
+
+
 def wide(x=None):
     """A posterior that is nearly the prior."""
     theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
-    numpyro.sample("x", kme.Simulator(lambda key, t: t + 3.0 * jax.random.normal(key, (1,)), theta), obs=x)
+    numpyro.sample("x", kme.Simulator(noisy, theta), obs=x)
 
 
 def test_the_engine_chooses_rounds_where_the_posterior_is_narrow():
