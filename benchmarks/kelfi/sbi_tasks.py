@@ -4,8 +4,8 @@
     python -m benchmarks sbi_tasks ... --tasks sir --simulations 300 1000 --seeds 3 --forms residual
 
 0.5: the classifier cannot tell; 1: it always can. Raw statistics in, and defaults: the engine makes rounds, for each
-observation anew. With `--rounds 1` one fit for each task, seed and number of simulations serves all observations through
-`KELFI.condition`. `posterior_metrics.py` has `c2st`, `mmd_permutation_test` and `moment_errors`; a reference
+observation anew. With `--rounds 1` one fit for each task, seed and number of simulations serves all observations
+through `KELFI.condition`. `posterior_metrics.py` has `c2st`, `mmd_permutation_test` and `moment_errors`; a reference
 `<task>.npz` has `observation`, `reference`, `ref_mean` and `ref_std`. C2ST cannot see a mean shift of half a standard
 deviation in five dimensions: moment errors and the p-value of an MMD test stand beside it. Seconds are CPU seconds, of
 the first observation (simulating, learning, compiling, drawing) and of each further one. Takes an hour.
