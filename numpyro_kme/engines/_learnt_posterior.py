@@ -235,3 +235,9 @@ def beyond(problem: Problem, likelihoods: Mapping[str, FittedLikelihood], site: 
     """Which latents lie beyond the simulated parameters of one site, `(n, *groups)`."""
     y, mask = problem.observations[site], problem.simulators[site].mask
     return likelihoods[site].beyond(y, problem.arguments(latents)[site], mask)
+
+
+def beyond_by_call(problem: Problem, fitted: FittedLikelihood, site: str, z: np.ndarray) -> np.ndarray:
+    """Which fraction of the draws lies beyond the simulated parameters of one site, for each of its calls with
+    parameters of their own: of coordinates `(n, *groups, D)`, `(*groups)`."""
+    return np.mean(fitted.beyond_at(problem.observations[site], z, problem.simulators[site].mask), axis=0)

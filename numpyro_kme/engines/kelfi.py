@@ -12,7 +12,13 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.keys import child, split
 from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points, standard_normal
 from numpyro_kme.engines import _sampling, _simulations
-from numpyro_kme.engines._learnt_posterior import LearntLikelihoods, LearntPosterior, observation, plain
+from numpyro_kme.engines._learnt_posterior import (
+    LearntLikelihoods,
+    LearntPosterior,
+    beyond_by_call,
+    observation,
+    plain,
+)
 from numpyro_kme.engines._sampling import LearntModel
 from numpyro_kme.engines._simulations import FromPosterior, FromVariance, Proposal, SimulationEngine
 from numpyro_kme.engines.base import Trained, check_positive
@@ -151,13 +157,14 @@ class KELFI(SimulationEngine):
         measures: dict[str, Measure] = {}
         likelihoods = {}
         for site, observed in problem.observations.items():
-            coordinates = Coordinates.from_prior(fit_key, problem, site)
+            theta, x = _simulations.training_table(fit_key, simulations, problem, site)
+            coordinates = Coordinates.from_prior(fit_key, problem, site).covering(theta)
             if coordinates.exact:
                 measures[site] = NormalMixture(*coordinates.mixture)
             else:  # prior draws stand in for a distribution that is not known
-                arguments = problem.draw(fit_key, 4000).arguments[site]
-                measures[site] = Points(coordinates.table(arguments.reshape(-1, arguments.shape[-1])))
-            theta, x = _simulations.training_table(simulations, problem, site)
+                arguments = problem.draw(fit_key, size := 4000).arguments[site].reshape(-1, theta.shape[1])
+                chosen = _simulations.some_calls(fit_key, size, len(arguments) // size, size)
+                measures[site] = Points(coordinates.table(arguments[chosen]))
             found = problem.simulators[site]
             whole = found.mask.size == 1 and not found.weighted and not found.missing  # along plates there are many
             seen = observed if whole else None
@@ -221,6 +228,8 @@ class KELFI(SimulationEngine):
     def _posterior(self, rng_key, problem: Problem, learnt: LearntLikelihoods) -> LearntPosterior:
         site, measures = next(iter(learnt.likelihoods)), dict(learnt.measures)
         fitted = learnt.likelihoods[site]
+        for name, found in learnt.likelihoods.items():
+            found.coordinates.require_simulated(problem.simulators[name].simulator.arguments)
         in_coordinates = plain(problem) and fitted.coordinates.exact and fitted.coordinates.one_to_one
         if self.learn_prior:
             measures[site] = _learnt_prior(fitted, problem, site, in_coordinates)
@@ -231,8 +240,8 @@ class KELFI(SimulationEngine):
         else:
             drawn = _sampling.in_model(rng_key, LearntModel(problem, learnt.likelihoods), self.num_samples)
         extrapolated = {
-            name: float(np.mean(f.beyond_at(seen, drawn.coordinates[name], problem.simulators[name].mask)))
-            for (name, f), seen in zip(learnt.likelihoods.items(), problem.observations.values(), strict=True)
+            name: float(np.max(beyond_by_call(problem, f, name, drawn.coordinates[name])))
+            for name, f in learnt.likelihoods.items()
         }
         further = problem.evaluate(drawn.latents).deterministics if problem.deterministics else {}
         return LearntPosterior(
@@ -265,7 +274,8 @@ def _warn_if_beyond(posterior: LearntPosterior) -> None:
     for site, proportion in posterior.extrapolated.items():
         fitted = posterior.likelihoods[site]
         if proportion > fitted.negligible:
-            checks.warn(extrapolation_message(site, proportion))
+            by_call = beyond_by_call(posterior.problem, fitted, site, posterior.drawn.coordinates[site])
+            checks.warn(extrapolation_message(site, proportion, np.argwhere(by_call > fitted.negligible)))
 
 
 def _described(

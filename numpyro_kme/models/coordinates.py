@@ -109,6 +109,33 @@ class Coordinates:
         checks.require(bool(np.ptp(table, axis=0).any()), "All rows of `table` are the same.")
         return cls(**matching.standardised(table, "the columns", "no prior is known", choose_links=False))
 
+    def covering(self, arguments: np.ndarray) -> "Coordinates":
+        """These coordinates, where the arguments `(m, p)` that were simulated vary in no other column; else those of
+        that table, standardised."""
+        if not self.unlike(arguments).any():
+            return self
+        why = "they were simulated at covariates that the data do not have"
+        return Coordinates(**matching.standardised(arguments, "the simulated arguments", why, choose_links=True))
+
+    def unlike(self, arguments: ArrayLike) -> np.ndarray:
+        """Which of the arguments that are the same in all simulations are others in `(*lead, p)`: `(p,)`."""
+        fixed = np.array([column.outer[1] == 0.0 for column in self.columns])
+        usual = np.array([column.outer[0] for column in self.columns])
+        rows = np.asarray(arguments, np.float64).reshape(-1, len(self.columns))
+        return fixed & ~np.isclose(rows, usual, rtol=1e-5, atol=1e-30).all(axis=0)
+
+    def require_simulated(self, arguments: ArrayLike) -> None:
+        """Refuse arguments `(*lead, p)` of which nothing can be known: the simulations all have one value, another."""
+        if not (unlike := self.unlike(arguments)).any():
+            return
+        k, rows = int(np.argmax(unlike)), np.asarray(arguments, np.float64).reshape(-1, len(self.columns))
+        usual = self.columns[k].outer[0]
+        other = rows[np.argmax(np.abs(rows[:, k] - usual)), k]
+        raise ValueError(
+            f"Argument {k} of the simulator is {other:g}, and was {usual:g} in all simulations, so that the likelihood "
+            "is not known as a function of it. Simulate at values that differ, or run the engine again with these data."
+        )
+
     @property
     def dim(self) -> int:
         """Number of coordinates, `D`."""
