@@ -80,6 +80,16 @@ class LearntModel(Recomputed):
         learnt = sum(self._log_likelihood(name, z[name], brief) for name in self._prepared)
         return Evaluated(latents, z, terms._replace(log_likelihood=terms.log_likelihood + learnt))
 
+    def pointwise(self, latents: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Log likelihood of each call that counts at latents `{site: (n, *shape)}`, `{site: (n, *batch)}`, or `(n,
+        calls)` where some are masked; scales are left out."""
+        arguments, found = self.problem.arguments(latents), {}
+        for name, prepared in self._prepared.items():
+            site, z = self.problem.simulators[name], self.likelihoods[name].coordinates.at(arguments[name])
+            values = np.broadcast_to(prepared.log_densities(z), (len(z), *site.simulator.batch_shape))
+            found[name] = site.counted(values, lead=1)
+        return found
+
     def _log_likelihood(self, name, z, brief):
         """Of the calls that count, each to the power of its scale, `(n,)`."""
         site, prepared = self.problem.simulators[name], self._prepared[name]

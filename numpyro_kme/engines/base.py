@@ -174,9 +174,11 @@ class Engine(abc.ABC):
         """`Posterior.print_summary` of the last run."""
         self.posterior.print_summary(prob)
 
-    def to_inference_data(self, *, coords: Mapping | None = None, dims: Mapping | None = None):
+    def to_inference_data(
+        self, *, coords: Mapping | None = None, dims: Mapping | None = None, log_likelihood: bool = False
+    ):
         """`Posterior.to_inference_data` of the last run."""
-        return self.posterior.to_inference_data(coords=coords, dims=dims)
+        return self.posterior.to_inference_data(coords=coords, dims=dims, log_likelihood=log_likelihood)
 
 
 def check_run(rng_key: Any, args: tuple, kwargs: dict) -> None:

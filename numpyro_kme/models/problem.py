@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpyro.distributions import Unit
 
 from numpyro_kme._core import checks, compat, programs
 from numpyro_kme._core.keys import data_of, fold_in
@@ -118,6 +119,11 @@ class Problem(Recomputed):
         """Log density of the prior, `(m,)`, at given latents `{site: (m, *shape)}`."""
         return programs.in_blocks(self._log_prior, self._checked(latents))
 
+    def pointwise(self, latents: Arrays) -> dict[str, np.ndarray]:
+        """Log density of each observation of the other likelihoods, `{site: (m, *batch)}`, at given latents `{site: (m,
+        *shape)}`; masked ones are 0, and scales and factors are left out."""
+        return programs.in_blocks(self._pointwise, self._checked(latents))
+
     def inside_support(self, latents: Arrays) -> dict[str, np.ndarray]:
         """Whether latents `{site: (m, *shape)}` lie in the support of their priors, given those before them: `{site:
         (m,)}`."""
@@ -174,6 +180,15 @@ class Problem(Recomputed):
                 return sum(compat.log_prob(trace[name]) for name in self.latents)
 
         return self._at(log_prior)
+
+    @cached_property
+    def _pointwise(self) -> Callable:
+        def pointwise(trace, _):
+            with tracing.as_numpyro_does():
+                sites = {name: trace[name] for name in self.likelihoods}
+                return {n: s["fn"].log_prob(s["value"]) for n, s in sites.items() if not isinstance(s["fn"], Unit)}
+
+        return self._at(pointwise)
 
     @cached_property
     def _inside(self) -> Callable:
