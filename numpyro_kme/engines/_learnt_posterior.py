@@ -242,7 +242,9 @@ class LearntPosterior(Posterior):
     @on_host
     def _log_terms(self, latents):
         model = _sampling.LearntModel(self.problem, self.likelihoods)
-        return model.evaluate(model.flatten({name: np.asarray(v, np.float64) for name, v in latents.items()})).terms
+        discrete = {name: np.asarray(latents[name]) for name in self.problem.discrete}
+        points = {name: np.asarray(v, np.float64) for name, v in latents.items()} | discrete
+        return model.evaluate(model.flatten(points), given=discrete).terms
 
 
 def plain(problem: Problem) -> bool:
@@ -257,6 +259,7 @@ def observation(problem: Problem, site: str) -> np.ndarray:
 
 def target(problem: Problem, likelihoods: Mapping[str, FittedLikelihood]) -> Unconstrained:
     """The model with its learnt likelihoods, as a density."""
+    problem.require_continuous("the mode, by gradients,")
     model = handlers.surrogate(problem.model, likelihoods)
     latents = {name: latent.value for name, latent in problem.latents.items()}
     return Unconstrained.read(model, problem.args, problem.kwargs, latents)

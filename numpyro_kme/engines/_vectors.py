@@ -46,6 +46,7 @@ class LatentVectors:
     @classmethod
     def read(cls, problem: Problem, draws: Mapping[str, Any]) -> "LatentVectors":
         """From draws `{site: (m, *shape)}`."""
+        problem.require_continuous("what moves latents, as regression_adjustment, mode and KernelRecursiveABC,")
         first = {name: latent.value for name, latent in problem.latents.items()}
         target = Unconstrained.read(problem.model, problem.args, problem.kwargs, first)
         u = cls(target, np.zeros(target.dim), np.ones(target.dim)).table(draws)

@@ -11,7 +11,7 @@ import numpy as np
 from numpyro_kme._core import checks
 from numpyro_kme._core.keys import child, split
 from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points, standard_normal
-from numpyro_kme.engines import _sampling, _simulations
+from numpyro_kme.engines import _enumeration, _sampling, _simulations
 from numpyro_kme.engines._learnt_posterior import (
     LearntLikelihoods,
     LearntPosterior,
@@ -135,6 +135,8 @@ class KELFI(SimulationEngine):
         simulate_key, fit_key, sample_key = split(rng_key, 3)
         problem = self._as_recorded(Problem.read(self.model, *args, **kwargs))
         _simulations.check_sites(problem, self.resolved_form)
+        if problem.discrete:
+            _enumeration.joint_values(problem)  # which refuses too many before anything is simulated
         first, *later = _simulations.sizes(self.plan.num_simulations, self.num_rounds)
         simulations = self._simulate(simulate_key, problem, first)
         learnt = self._learn(fit_key, problem, simulations)
@@ -237,6 +239,8 @@ class KELFI(SimulationEngine):
             y, measure = observation(problem, site), measures[site]
             fitted = fitted.marginal(~np.isnan(y))
             drawn = _sampling.in_coordinates(rng_key, site, fitted, y, measure, self.num_samples)
+        elif problem.discrete:
+            drawn = _enumeration.enumerated(rng_key, LearntModel(problem, learnt.likelihoods), self.num_samples)
         else:
             drawn = _sampling.in_model(rng_key, LearntModel(problem, learnt.likelihoods), self.num_samples)
         extrapolated = {

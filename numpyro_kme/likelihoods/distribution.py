@@ -111,8 +111,8 @@ def extrapolation_message(site: str, proportion: float, calls: ArrayLike = ()) -
     shown = "; ".join(places[:5]) + ("; ..." if len(places) > 5 else "")
     where = f", at {len(places)} of its calls, with covariates or parameters of their own ({shown})" if places else ""
     return (
-        f"{proportion:.2%} of the posterior draws lie beyond the simulated parameters of site {site!r}{where}, where no "
-        "simulation supports the likelihood. Simulate more, or more rounds at draws of this posterior (`num_rounds`, "
+        f"{proportion:.2%} of the posterior draws lie beyond the simulated parameters of site {site!r}{where}, where "
+        "no simulation supports the likelihood. Simulate more, or more rounds at draws of this posterior (`num_rounds`, "
         "`refine`), or look at the prior."
     )
 

@@ -66,8 +66,8 @@ class Problem(Recomputed):
 
         Raises:
             ValueError: If the model fails, has no simulator or no latent, has a `param` site, a simulator
-                whose output another site depends on, an observation of the wrong shape, or an improper or
-                discrete prior. Each error names the site and says what to do.
+                whose output another site depends on, an observation of the wrong shape, or an improper prior or one
+                of a single value. Each error names the site and says what to do.
         """
         return cls(model, args, kwargs, *sites.read(model, args, kwargs))
 
@@ -86,6 +86,16 @@ class Problem(Recomputed):
             seen = site.observed is not None
             checks.require(seen, f"The simulator site {name!r} is not observed: pass its observation to the model.")
         return {name: np.asarray(site.observed) for name, site in self.simulators.items()}
+
+    @property
+    def discrete(self) -> tuple[str, ...]:
+        """Names of the latents that are discrete."""
+        return tuple(name for name, latent in self.latents.items() if latent.discrete)
+
+    def require_continuous(self, who: str) -> None:
+        """Refuse discrete latents, for `who` needs a density in them."""
+        for name in self.discrete:
+            raise ValueError(discrete_message(name, self.latents[name], f"{who} needs a density in the parameters"))
 
     def site(self, name: str | None = None) -> str:
         """`name`, checked to be a simulator site; the only one there is if `name` is left out."""
@@ -209,3 +219,12 @@ class Problem(Recomputed):
                 f"got {array.shape}.",
             )
         return arrays
+
+
+def discrete_message(name: str, latent: Latent, why: str) -> str:
+    """What to do with a discrete latent that is not taken, and why it is not."""
+    return (
+        f"The prior of {name!r} is discrete ({type(compat.innermost(latent.fn)).__name__}), and {why}. RejectionABC, "
+        "K2ABC, KernelABC, KernelBayes and DistributionRegressionABC weight simulations and take any prior; "
+        "or sum over it inside the simulator. If it is data, pass the observation to the model."
+    )
