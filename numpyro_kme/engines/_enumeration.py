@@ -21,14 +21,14 @@ def joint_values(problem: Problem) -> dict[str, np.ndarray]:
     """All joint values of the discrete latents, `{site: (k, *shape)}`.
 
     Raises:
-        ValueError: If there are more than `MOST_VALUES`, or infinitely many, or they depend on other latents.
+        ValueError: If there are more than `MOST_VALUES`, or infinitely many.
     """
     sets = {}
     for name in problem.discrete:
         latent = problem.latents[name]
-        fn, size = latent.fn, max(1, latent.value.size)
+        fn, size = compat.innermost(latent.fn), latent.value.size
         checks.require(
-            fn.has_enumerate_support and not compat.innermost(fn).event_dim,
+            fn.has_enumerate_support and not fn.event_dim,
             discrete_message(name, latent, "it has infinitely many values: KELFI sums over values that it can list"),
         )
         one = np.ravel(fn.enumerate_support(expand=False))
@@ -63,16 +63,19 @@ def enumerated(rng_key: jax.Array, model: LearntModel, num_samples: int) -> Draw
         given = {name: np.broadcast_to(value, (len(u), *np.shape(value))) for name, value in rows[k].items()}
         return model.evaluate(u, brief, given)
 
-    def log_joint(u, brief=True):
+    def at_each(u, brief):
+        return [at(u, k, brief) for k in range(len(rows))]
+
+    def log_joint(evaluated):
         """Log prior and log likelihood of each joint value, `(n, k)` each."""
-        terms = [at(u, k, brief).terms for k in range(len(rows))]
+        terms = [one.terms for one in evaluated]
         return (
             np.stack([t.log_prior + t.log_jacobian for t in terms], axis=1),
             np.stack([t.log_likelihood for t in terms], axis=1),
         )
 
     def log_densities(u):
-        log_prior, log_likelihood = log_joint(u)
+        log_prior, log_likelihood = log_joint(at_each(u, brief=True))
         marginal = logsumexp(log_prior, axis=1)
         return marginal, logsumexp(log_prior + log_likelihood, axis=1) - marginal
 
@@ -82,12 +85,12 @@ def enumerated(rng_key: jax.Array, model: LearntModel, num_samples: int) -> Draw
         particles = found.particles[some_rows(pick_key, found, num_samples)]
     else:  # every latent is discrete, and the sum is the posterior
         found, particles = None, np.zeros((num_samples, 0))
-    log_prior, log_likelihood = log_joint(particles, brief=False)
+    evaluated = at_each(particles, brief=False)
+    log_prior, log_likelihood = log_joint(evaluated)
     total = log_prior + log_likelihood
     chosen = np.argmax(total + rng.gumbel(size=total.shape), axis=1)
-    evaluated = [at(particles[chosen == k], k) for k in np.unique(chosen)]
-    order = np.argsort(np.argsort(chosen, kind="stable"), kind="stable")
-    latents, z, terms = jax.tree.map(lambda *leaves: np.concatenate(leaves)[order], *evaluated)
+    own = np.arange(len(chosen))
+    latents, z, terms = jax.tree.map(lambda *leaves: np.stack(leaves)[chosen, own], *evaluated)
     log_posterior = terms.log_prior + terms.log_likelihood
     info = {"discrete latents": f"{', '.join(values)}: summed over, {total.shape[1]} joint values"}
     if found is None:

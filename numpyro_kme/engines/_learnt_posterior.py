@@ -259,7 +259,11 @@ def observation(problem: Problem, site: str) -> np.ndarray:
 
 def target(problem: Problem, likelihoods: Mapping[str, FittedLikelihood]) -> Unconstrained:
     """The model with its learnt likelihoods, as a density."""
-    problem.require_continuous("the mode, by gradients,")
+    checks.require(
+        not problem.discrete,
+        f"The mode is found by gradients, and {list(problem.discrete)} are discrete. Use the draws: their most "
+        "frequent values, and the mean of the others given these.",
+    )
     model = handlers.surrogate(problem.model, likelihoods)
     latents = {name: latent.value for name, latent in problem.latents.items()}
     return Unconstrained.read(model, problem.args, problem.kwargs, latents)
