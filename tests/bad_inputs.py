@@ -306,7 +306,7 @@ add("weighted", "bad hyperparameter", lambda: abc(regularisation=-1.0), "`regula
 add("weighted", "raising", lambda: abc(model=given(failing, **BOX), x=np.zeros(2)), "disk full")
 add("weighted", "hanging", lambda: abc(kme.RejectionABC, quantile=0.5, threshold=1.0), "not both")
 add("weighted", "wrongly shaped", lambda: abc(model=given(gives(np.zeros(3)), **BOX), x=np.zeros(2)), "declares shape")
-add("weighted", "bad prior", lambda: abc(model=given(shifted, dist.Delta(1.0))), "The prior of 'theta' is discrete")
+add("weighted", "bad prior", lambda: abc(model=given(shifted, dist.Delta(1.0))), "The prior of 'theta' is one value")
 add("weighted", "bad hyperparameter", lambda: kme.KernelBayes(CONJUGATE, delta=0.0), "`delta` must be positive")
 add(
     "weighted", "bad hyperparameter", lambda: kme.KernelBayes(CONJUGATE, tolerance=-1.0), "`tolerance` must be positive"

@@ -47,7 +47,7 @@ class Calibration:
     off by more than a margin (`tests`).
 
     Attributes:
-        ranks: `(rank + u) / (L + 1)` with `u` uniform on (0, 1), which is uniform, `{latent: (N, *shape)}`.
+        ranks: `(rank + (1 + ties) u) / (L + 1)` with `u` uniform on (0, 1), which is uniform, `{latent: (N, *shape)}`.
         tarp: The same for TARP, `(N,)`: one number for all latents together.
         truths: The parameters that data were simulated from, `{latent: (N, *shape)}`.
         data: The data sets, `{site: (N, *event)}`, without what the observation masks.
@@ -225,7 +225,8 @@ def calibrate(
         truth = {name: np.asarray(simulations.latents[name][j]) for name in ranks}
         for name, value in draws.items():
             rank = np.sum(value < truth[name][None], axis=0)
-            ranks[name].append((rank + rng.uniform(size=rank.shape)) / (len(value) + 1))
+            ties = np.sum(value == truth[name][None], axis=0)  # of discrete latents
+            ranks[name].append((rank + (1 + ties) * rng.uniform(size=rank.shape)) / (len(value) + 1))
         tarp.append(_tarp(rng, draws, truth, simulations))
         served.append(j)
     total, refused = len(simulations), len(simulations) - len(served)

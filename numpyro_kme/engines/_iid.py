@@ -88,6 +88,8 @@ class IidModel:
             "bootstrap infers parameters of the distribution of one data point. Draw them inside the simulator.",
         )
         problem = Problem.read(model, *args, **kwargs) if site in simulated else None
+        if problem is not None:
+            problem.require_continuous("the posterior bootstrap")
         target = Unconstrained.read(model, args, kwargs, {name: found["value"] for name, found in latents.items()})
         return cls(model, args, kwargs, site, value, kept, target, problem)
 

@@ -121,6 +121,37 @@ class LearntPosterior(Posterior):
         sign, log_q = self.in_coordinates.signed_log_likelihood(self._coordinates_of(latents))
         return np.where(sign > 0, log_q, -np.inf)
 
+    @on_host
+    def pointwise_log_likelihood(self) -> dict[str, np.ndarray]:
+        r"""Log of the learnt likelihood of each call of a simulator along a plate, $\log q(y_i \mid \theta)$, at each
+        draw, and of each observation of the other likelihoods: for `arviz.loo` and `arviz.compare`.
+
+        Along plates observations are independent given the latents, so that each can be left out alone. Calls that are
+        masked, or of which nothing was observed, are left out; `numpyro.handlers.scale` does not count, as in
+        `numpyro.infer.log_likelihood`.
+
+        Returns:
+            `{site: (n, *plates)}`, or `{site: (n, calls)}` of the calls that count where some do not.
+        Raises:
+            ValueError: If no site stands along a plate: nothing is exchangeable; or the learnt likelihood is no density
+                of the output.
+        """
+        found = {name: values for name, values in self._pointwise().items() if values.ndim > 1}
+        checks.require(
+            bool(found),
+            f"The observed sites {[*self.problem.simulators, *self.problem.likelihoods]} are one event each, of which "
+            "no part can be left out: leave-one-out predictions need observations along a plate. Put independent "
+            "observations in numpyro.plate, one call of the simulator for each.",
+        )
+        return found
+
+    def _pointwise(self) -> dict[str, np.ndarray]:
+        for fitted in self.likelihoods.values():
+            fitted.surrogate.require_density()
+        others = self.problem.pointwise(self.drawn.latents) if self.problem.likelihoods else {}
+        learnt = _sampling.LearntModel(self.problem, self.likelihoods).pointwise(self.drawn.latents)
+        return {name: np.asarray(values) for name, values in {**learnt, **others}.items()}
+
     def beyond(self, latents: Mapping[str, Any]) -> np.ndarray:
         """Which latents lie beyond the simulated parameters of a simulator site, for one of its groups at least
         (`FittedLikelihood.beyond`).
@@ -223,7 +254,9 @@ class LearntPosterior(Posterior):
     @on_host
     def _log_terms(self, latents):
         model = _sampling.LearntModel(self.problem, self.likelihoods)
-        return model.evaluate(model.flatten({name: np.asarray(v, np.float64) for name, v in latents.items()})).terms
+        discrete = {name: np.asarray(latents[name]) for name in self.problem.discrete}
+        points = {name: np.asarray(v, np.float64) for name, v in latents.items()} | discrete
+        return model.evaluate(model.flatten(points), given=discrete).terms
 
 
 def plain(problem: Problem) -> bool:
@@ -243,6 +276,11 @@ def observation(problem: Problem, site: str) -> np.ndarray:
 
 def target(problem: Problem, likelihoods: Mapping[str, FittedLikelihood]) -> Unconstrained:
     """The model with its learnt likelihoods, as a density."""
+    checks.require(
+        not problem.discrete,
+        f"The mode is found by gradients, and {list(problem.discrete)} are discrete. Use the draws: their most "
+        "frequent values, and the mean of the others given these.",
+    )
     model = handlers.surrogate(problem.model, likelihoods)
     latents = {name: latent.value for name, latent in problem.latents.items()}
     return Unconstrained.read(model, problem.args, problem.kwargs, latents)
@@ -252,3 +290,9 @@ def beyond(problem: Problem, likelihoods: Mapping[str, FittedLikelihood], site: 
     """Which latents lie beyond the simulated parameters of one site, `(n, *groups)`."""
     y, mask = problem.observations[site], problem.simulators[site].mask
     return likelihoods[site].beyond(y, problem.arguments(latents)[site], mask)
+
+
+def beyond_by_call(problem: Problem, fitted: FittedLikelihood, site: str, z: np.ndarray) -> np.ndarray:
+    """Which fraction of the draws lies beyond the simulated parameters of one site, for each of its calls with
+    parameters of their own: of coordinates `(n, *groups, D)`, `(*groups)`."""
+    return np.mean(fitted.beyond_at(problem.observations[site], z, problem.simulators[site].mask), axis=0)

@@ -65,20 +65,34 @@ class LearntModel(Recomputed):
 
     @cached_property
     def rest(self) -> Unconstrained:
-        """The model without its simulators."""
+        """The model without its simulators, a function of the latents that are not discrete."""
         latents = {name: latent.value for name, latent in self.problem.latents.items()}
-        return Unconstrained.read(self.problem.model, self.problem.args, self.problem.kwargs, latents)
+        problem, discrete = self.problem, self.problem.discrete
+        return Unconstrained.read(problem.model, problem.args, problem.kwargs, latents, discrete)
 
     def flatten(self, latents: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Vectors `(n, D)` free of constraints, of latents `{site: (n, *shape)}`."""
+        """Vectors `(n, D)` free of constraints, of latents `{site: (n, *shape)}` but for those that are discrete."""
+        if not self.rest.shapes:
+            return np.zeros((len(next(iter(latents.values()))), 0))
         return np.asarray(Program(jax.vmap(self.rest.flatten))({k: jnp.asarray(v) for k, v in latents.items()}))
 
-    def evaluate(self, u: np.ndarray, brief: bool = False) -> "Evaluated":
-        """Everything at vectors `(n, D)`; `brief` as in `LikelihoodAt.brief`."""
-        latents, terms, arguments = to_host(self._rest(u))
+    def evaluate(self, u: np.ndarray, brief: bool = False, given: Mapping[str, Any] | None = None) -> "Evaluated":
+        """Everything at vectors `(n, D)` and values `{site: (n, *shape)}` of discrete latents; `brief` as in
+        `LikelihoodAt.brief`."""
+        latents, terms, arguments = to_host(self._rest(u, dict(given or {})))
         z = {name: fitted.coordinates.at(arguments[name]) for name, fitted in self.likelihoods.items()}
         learnt = sum(self._log_likelihood(name, z[name], brief) for name in self._prepared)
         return Evaluated(latents, z, terms._replace(log_likelihood=terms.log_likelihood + learnt))
+
+    def pointwise(self, latents: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Log likelihood of each call that counts at latents `{site: (n, *shape)}`, `{site: (n, *batch)}`, or `(n,
+        calls)` where some are masked; scales are left out."""
+        arguments, found = self.problem.arguments(latents), {}
+        for name, prepared in self._prepared.items():
+            site, z = self.problem.simulators[name], self.likelihoods[name].coordinates.at(arguments[name])
+            values = np.broadcast_to(prepared.log_densities(z), (len(z), *site.simulator.batch_shape))
+            found[name] = site.counted(values, lead=1)
+        return found
 
     def _log_likelihood(self, name, z, brief):
         """Of the calls that count, each to the power of its scale, `(n,)`."""
@@ -117,17 +131,17 @@ def in_coordinates(
     likelihood = PreparedLikelihood.of(fitted, y)
     brief = likelihood.brief()
     with solves.one_blas_thread:
-        start = measure.sample(start_key, _num_particles(num_samples))
+        start = measure.sample(start_key, num_particles(num_samples))
         found = temper(temper_key, lambda z: (measure.log_densities(z), power * brief.log_densities(z)), start)
-        z = found.particles[_some(pick_key, found, num_samples)]
+        z = found.particles[some_rows(pick_key, found, num_samples)]
         log_posterior = measure.log_densities(z) + power * likelihood.log_densities(z)
-    return _drawn(fitted.coordinates.latents_table(z), {site: z}, log_posterior, found)
+    return as_drawn(fitted.coordinates.latents_table(z), {site: z}, log_posterior, found)
 
 
 def in_model(rng_key: jax.Array, model: LearntModel, num_samples: int, power: float = 1.0) -> Drawn:
     """Draw the unconstrained latents of a model whose every site has a density, with all likelihoods to a power."""
     start_key, temper_key, pick_key = split(rng_key, 3)
-    prior = model.problem.draw(start_key, _num_particles(num_samples)).latents
+    prior = model.problem.draw(start_key, num_particles(num_samples)).latents
     return _from_prior(temper_key, pick_key, model, prior, num_samples, power)
 
 
@@ -141,9 +155,9 @@ def _from_prior(
 
     with solves.one_blas_thread:
         found = temper(temper_key, log_densities, model.flatten(prior))
-        evaluated, rows = model.evaluate(found.particles), _some(pick_key, found, num_samples)
+        evaluated, rows = model.evaluate(found.particles), some_rows(pick_key, found, num_samples)
     latents, z, terms = jax.tree.map(lambda leaf: leaf[rows], evaluated)
-    return _drawn(latents, z, terms.log_prior + power * terms.log_likelihood, found)
+    return as_drawn(latents, z, terms.log_prior + power * terms.log_likelihood, found)
 
 
 @on_host
@@ -161,16 +175,16 @@ def mode(target: Unconstrained, latents: Mapping[str, np.ndarray], log_posterior
     return target.constrain(jnp.asarray(min(found, key=lambda result: result.fun).x))
 
 
-def _num_particles(num_samples: int) -> int:
+def num_particles(num_samples: int) -> int:
     return max(MOVES * num_samples, PARTICLES)
 
 
-def _some(rng_key: jax.Array, found: Tempered, number: int) -> np.ndarray:
+def some_rows(rng_key: jax.Array, found: Tempered, number: int) -> np.ndarray:
     """Numbers of some of the particles, in random order."""
     return numpy_rng(rng_key).permutation(len(found.particles))[:number]
 
 
-def _drawn(latents, coordinates, log_posterior, found: Tempered) -> Drawn:
+def as_drawn(latents, coordinates, log_posterior, found: Tempered) -> Drawn:
     kept, size = len(log_posterior), MOVES * len(found.particles)
     checks.require(
         bool(np.isfinite(found.log_evidence)),

@@ -127,16 +127,35 @@ def check_sites(problem: Problem, form: Form | None) -> None:
         )
 
 
-def training_table(simulations: Simulations, problem: Problem, site: str) -> tuple[np.ndarray, np.ndarray]:
+LEAST_ROWS, MOST_ROWS = 1000, 2000
+"""Of draws that share parameters, and of calls with parameters of their own, as many of each simulation are learnt from
+as make this number of rows, and one at least."""
+
+
+def training_table(
+    rng_key: jax.Array, simulations: Simulations, problem: Problem, site: str
+) -> tuple[np.ndarray, np.ndarray]:
     """Arguments `(r, p)` and outputs `(r, *event)` of single calls, from simulations that may run along plates.
 
-    Groups with parameters of their own become rows. Of draws that share parameters, as many are used as make
-    1,000 rows.
+    Calls with parameters of their own, of groups or covariates, become rows: of each simulation some that are drawn at
+    random, so that covariates are drawn from those simulated.
     """
     arguments, x = problem.simulators[site].rows(
         np.asarray(simulations.arguments[site]), np.asarray(simulations.x[site])
     )
     event_shape = problem.simulators[site].simulator.event_shape
     draws = x.reshape(len(x), -1, *event_shape)
-    used = int(np.clip(1000 // len(x), 1, draws.shape[1]))
+    chosen = some_calls(rng_key, len(simulations), len(arguments) // len(simulations), MOST_ROWS)
+    arguments, draws = arguments[chosen], draws[chosen]
+    used = int(np.clip(LEAST_ROWS // len(draws), 1, draws.shape[1]))
     return np.repeat(arguments, used, axis=0), draws[:, :used].reshape(-1, *event_shape)
+
+
+def some_calls(rng_key: jax.Array, simulations: int, calls: int, rows: int) -> np.ndarray:
+    """Numbers of some of the calls of each simulation, none twice, in a table with a row for each call of each: about
+    `rows` in all, and one of each simulation at least."""
+    used = int(np.clip(rows // simulations, 1, calls))
+    if used == calls:
+        return np.arange(simulations * calls)
+    order = np.argsort(numpy_rng(rng_key).random((simulations, calls)), axis=1)[:, :used]
+    return (calls * np.arange(simulations)[:, None] + np.sort(order, axis=1)).ravel()

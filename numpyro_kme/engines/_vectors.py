@@ -46,6 +46,11 @@ class LatentVectors:
     @classmethod
     def read(cls, problem: Problem, draws: Mapping[str, Any]) -> "LatentVectors":
         """From draws `{site: (m, *shape)}`."""
+        checks.require(
+            not problem.discrete,
+            f"The mode of the embedding is a point between simulations, and {list(problem.discrete)} are discrete. Use "
+            "`get_weights` or the draws.",
+        )
         first = {name: latent.value for name, latent in problem.latents.items()}
         target = Unconstrained.read(problem.model, problem.args, problem.kwargs, first)
         u = cls(target, np.zeros(target.dim), np.ones(target.dim)).table(draws)

@@ -85,8 +85,11 @@ class WeightedPosterior(Posterior):
 
         The kernel is as wide as the posterior in each coordinate. Where the simulator's
         arguments do not determine the latents, as under a Dirichlet or a hierarchical prior, the coordinates are those
-        of all latents, mapped to vectors without constraints.
+        of all latents, mapped to vectors without constraints. Where all latents are discrete it is the value that has
+        the largest weight.
         """
+        if len(self.problem.discrete) == len(self.problem.latents):
+            return _heaviest(self.table.latents, self.weights)
         z, vectors = LatentVectors.of(self.problem, self.table)
         found = embedding_mode(MeanEmbedding(Gaussian(deviation(z, self.weights)), z, self.weights))
         latents = vectors.latents_table(found[None])
@@ -149,6 +152,8 @@ class WeightedEngine(SimulationEngine):
     def _check(self, problem: Problem) -> None:
         """That this engine can infer from a model, before anything is simulated."""
         check_model(problem, type(self).__name__)
+        if self.regression_adjustment:
+            problem.require_continuous("`regression_adjustment`, which moves latents,")
 
     def _check_prior(self, rng_key, problem: Problem, table: ReferenceTable) -> None:
         """That given simulations could be draws from the prior, by two-sample Kolmogorov-Smirnov tests of their
@@ -190,7 +195,7 @@ class WeightedEngine(SimulationEngine):
         simulated = groups(replace(learnt.simulations, latents=table.latents), problem)
         if self.regression_adjustment:
             table, info["regression adjustment"] = adjusted(problem, table, weights, y)
-        else:
+        elif not problem.discrete:  # a regression says little of a probability
             warn_if_coarse(type(self).__name__, table, weights, y)
         _warn_of_variances(table, weights)
         if (weights >= 0).all():
@@ -284,3 +289,11 @@ def _warn_of_variances(table: ReferenceTable, weights: np.ndarray) -> None:
             f"Under the signed weights the variance of {', '.join(negative)} is negative: means may be right, and "
             "nothing finer. Use more simulations, or another regularisation.",
         )
+
+
+def _heaviest(latents: Mapping[str, np.ndarray], weights: np.ndarray) -> dict[str, np.ndarray]:
+    """The joint value of discrete latents `{site: (m, *shape)}` whose weights `(m,)` have the largest sum."""
+    flat = np.concatenate([value.reshape(len(value), -1) for value in latents.values()], axis=1)
+    _, first, group = np.unique(flat, axis=0, return_index=True, return_inverse=True)
+    best = first[np.argmax(np.bincount(group.ravel(), weights))]
+    return {name: np.asarray(value[best]) for name, value in latents.items()}

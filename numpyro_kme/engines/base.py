@@ -174,9 +174,11 @@ class Engine(abc.ABC):
         """`Posterior.print_summary` of the last run."""
         self.posterior.print_summary(prob)
 
-    def to_inference_data(self, *, coords: Mapping | None = None, dims: Mapping | None = None):
+    def to_inference_data(
+        self, *, coords: Mapping | None = None, dims: Mapping | None = None, log_likelihood: bool = False
+    ):
         """`Posterior.to_inference_data` of the last run."""
-        return self.posterior.to_inference_data(coords=coords, dims=dims)
+        return self.posterior.to_inference_data(coords=coords, dims=dims, log_likelihood=log_likelihood)
 
 
 def check_run(rng_key: Any, args: tuple, kwargs: dict) -> None:
@@ -231,10 +233,10 @@ def observed_anew(problem: Problem, args: tuple, kwargs: Mapping[str, Any]) -> P
 
 
 def _another(old: SimulatorSite, new: SimulatorSite) -> bool:
-    """Whether a site's simulator is another one: at the arguments of one prior draw, and by the fingerprint of a new
-    function."""
-    fns = old.simulator.fn, new.simulator.fn
-    return _others(old.simulator.arguments, new.simulator.arguments) or (
+    """Whether a site's simulator is another one: at the arguments of one prior draw, which may differ where calls have
+    covariates or parameters of their own, and by the fingerprint of a new function."""
+    fns, own = (old.simulator.fn, new.simulator.fn), old.simulator.groups and new.simulator.groups
+    return (not own and _others(old.simulator.arguments, new.simulator.arguments)) or (
         fns[0] != fns[1] and len({str(fingerprint({"": fn}).parts) for fn in fns}) > 1
     )
 

@@ -12,8 +12,14 @@ import numpy as np
 from numpyro_kme._core import checks
 from numpyro_kme._core.keys import child, split
 from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points, standard_normal
-from numpyro_kme.engines import _rounds, _sampling, _simulations
-from numpyro_kme.engines._learnt_posterior import LearntLikelihoods, LearntPosterior, determined, observation
+from numpyro_kme.engines import _enumeration, _rounds, _sampling, _simulations
+from numpyro_kme.engines._learnt_posterior import (
+    LearntLikelihoods,
+    LearntPosterior,
+    beyond_by_call,
+    determined,
+    observation,
+)
 from numpyro_kme.engines._rounds import FromPosterior, FromVariance, Proposal
 from numpyro_kme.engines._sampling import LearntModel
 from numpyro_kme.engines._simulations import SimulationEngine
@@ -145,6 +151,8 @@ class KELFI(SimulationEngine):
         simulate_key, fit_key, sample_key = split(rng_key, 3)
         problem = self._as_recorded(Problem.read(self.model, *args, **kwargs))
         _simulations.check_sites(problem, self.resolved_form)
+        if problem.discrete:
+            _enumeration.joint_values(problem)  # which refuses too many before anything is simulated
         first, *later = _rounds.sizes(self.plan.num_simulations, self.resolved_rounds)
         simulations = self._simulate(simulate_key, problem, first)
         learnt = self._learn(fit_key, problem, simulations)
@@ -168,15 +176,16 @@ class KELFI(SimulationEngine):
     def _draws_to_propose(self, rng_key, posterior: LearntPosterior):
         """Draws from the posterior, with the likelihood to the power of the proposal.
 
-        Of calls that share their parameters, all together count as one: what a simulation teaches is what one call
-        tells.
+        Where there are more calls than numbers to infer, those of one number count as one: a slope is learnt from
+        parameters that differ by as much as one call tells.
         """
-        sites = posterior.problem.simulators.values()
-        calls = max(prod(site.simulator.batch_shape) // prod(site.simulator.groups) for site in sites)
-        power = (self.proposal or FromPosterior()).power / calls
+        problem = posterior.problem
+        calls = sum(prod(site.simulator.batch_shape) for site in problem.simulators.values())
+        numbers = sum(np.size(latent.value) for latent in problem.latents.values())
+        power = (self.proposal or FromPosterior()).power * min(1.0, numbers / calls)
         if power == 1.0:
             return posterior.drawn.latents
-        return self._drawn(rng_key, posterior.problem, posterior.likelihoods, posterior.measures, power).latents
+        return self._drawn(rng_key, problem, posterior.likelihoods, posterior.measures, power).latents
 
     def _proposed(self, rng_key, posterior: LearntPosterior, draws, size: int):
         """Latents of the next round."""
@@ -190,13 +199,14 @@ class KELFI(SimulationEngine):
         measures: dict[str, Measure] = {}
         likelihoods = {}
         for site, observed in problem.observations.items():
-            coordinates = Coordinates.from_prior(fit_key, problem, site)
+            theta, x = _simulations.training_table(fit_key, simulations, problem, site)
+            coordinates = Coordinates.from_prior(fit_key, problem, site).covering(theta)
             if coordinates.exact:
                 measures[site] = NormalMixture(*coordinates.mixture)
             else:  # prior draws stand in for a distribution that is not known
-                arguments = problem.draw(fit_key, 4000).arguments[site]
-                measures[site] = Points(coordinates.table(arguments.reshape(-1, arguments.shape[-1])))
-            theta, x = _simulations.training_table(simulations, problem, site)
+                arguments = problem.draw(fit_key, size := 4000).arguments[site].reshape(-1, theta.shape[1])
+                chosen = _simulations.some_calls(fit_key, size, len(arguments) // size, size)
+                measures[site] = Points(coordinates.table(arguments[chosen]))
             found = problem.simulators[site]
             whole = found.mask.size == 1 and not found.weighted and not found.missing  # along plates there are many
             seen = observed if whole else None
@@ -262,6 +272,8 @@ class KELFI(SimulationEngine):
         """Draws from the posterior with the likelihood to this power."""
         site, fitted = next(iter(likelihoods.items()))
         if not determined(problem, fitted):
+            if problem.discrete:
+                return _enumeration.enumerated(rng_key, LearntModel(problem, likelihoods), self.num_samples, power)
             return _sampling.in_model(rng_key, LearntModel(problem, likelihoods), self.num_samples, power)
         y = observation(problem, site)
         seen = fitted.marginal(~np.isnan(y))
@@ -270,12 +282,14 @@ class KELFI(SimulationEngine):
     def _posterior(self, rng_key, problem: Problem, learnt: LearntLikelihoods) -> LearntPosterior:
         site, measures = next(iter(learnt.likelihoods)), dict(learnt.measures)
         fitted = learnt.likelihoods[site]
+        for name, found in learnt.likelihoods.items():
+            found.coordinates.require_simulated(problem.simulators[name].simulator.arguments)
         if self.learn_prior:
             measures[site] = _learnt_prior(fitted, problem, site)
         drawn = self._drawn(rng_key, problem, learnt.likelihoods, measures)
         extrapolated = {
-            name: float(np.mean(f.beyond_at(seen, drawn.coordinates[name], problem.simulators[name].mask)))
-            for (name, f), seen in zip(learnt.likelihoods.items(), problem.observations.values(), strict=True)
+            name: float(np.max(beyond_by_call(problem, f, name, drawn.coordinates[name])))
+            for name, f in learnt.likelihoods.items()
         }
         further = problem.evaluate(drawn.latents).deterministics if problem.deterministics else {}
         return LearntPosterior(
@@ -308,7 +322,8 @@ def _warn_if_beyond(posterior: LearntPosterior) -> None:
     for site, proportion in posterior.extrapolated.items():
         fitted = posterior.likelihoods[site]
         if proportion > fitted.negligible:
-            checks.warn(extrapolation_message(site, proportion))
+            by_call = beyond_by_call(posterior.problem, fitted, site, posterior.drawn.coordinates[site])
+            checks.warn(extrapolation_message(site, proportion, np.argwhere(by_call > fitted.negligible)))
 
 
 def _described(

@@ -90,10 +90,18 @@ class Posterior(Recomputed):
             lines.initial_indent, lines.subsequent_indent = f"{name:>28}: ", " " * 30
             print(lines.fill(_readable(value)))
 
-    def to_inference_data(self, *, coords: Mapping | None = None, dims: Mapping | None = None):
+    def pointwise_log_likelihood(self) -> dict[str, np.ndarray]:
+        """Log likelihood of each call of each observed site that stands along a plate, at each draw, `{site: (n,
+        *plates)}`, where the method has one."""
+        raise NotImplementedError(f"{self.engine} has no likelihood of single observations; KELFI has one.")
+
+    def to_inference_data(
+        self, *, coords: Mapping | None = None, dims: Mapping | None = None, log_likelihood: bool = False
+    ):
         """Convert to ArviZ: `InferenceData` under ArviZ 0.x, `DataTree` under 1.x.
 
         Args:
+            log_likelihood: Whether to add `pointwise_log_likelihood` as the group `log_likelihood`, for `arviz.loo`.
             coords: Values of named dimensions.
             dims: Names of the event dimensions, by variable.
         Returns:
@@ -105,6 +113,8 @@ class Posterior(Recomputed):
             "sample_stats": self.get_extra_fields(group_by_chain=True),
             **self.groups,
         }
+        if log_likelihood:
+            groups["log_likelihood"] = self._grouped(self.pointwise_log_likelihood(), True)
         return arviz.to_inference_data(groups, coords=coords, dims=dims, attrs={"engine": self.engine, **self.info})
 
     def _super_samples(self, samples: Samples) -> "Posterior":

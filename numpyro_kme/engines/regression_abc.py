@@ -134,6 +134,7 @@ class KernelRecursiveABC(Engine):
     def _infer(self, rng_key, args, kwargs):
         problem = Problem.read(self.model, *args, **kwargs)
         check_model(problem, type(self).__name__)
+        problem.require_continuous("KernelRecursiveABC, which herds points,")
         start_key, coordinates_key, *keys = split(rng_key, self.num_iterations + 2)
         latents = problem.draw(start_key, self.num_simulations).latents
         coordinates = Coordinates.from_prior(coordinates_key, problem)

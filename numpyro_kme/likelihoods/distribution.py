@@ -104,12 +104,16 @@ class FittedLikelihood:
         return KernelMeansLikelihood(self, *params)
 
 
-def extrapolation_message(site: str, proportion: float) -> str:
-    """The warning of a proportion of draws beyond the simulated parameters of a site."""
+def extrapolation_message(site: str, proportion: float, calls: np.ndarray | None = None) -> str:
+    """The warning of a proportion of draws beyond the simulated parameters of a site, at its `calls` `(k, dims)` with
+    parameters of their own."""
+    places = [", ".join(map(str, place)) for place in ([] if calls is None else calls.tolist()) if place]
+    shown = "; ".join(places[:5]) + ("; ..." if len(places) > 5 else "")
+    where = f", at {len(places)} of its calls, with covariates or parameters of their own ({shown})" if places else ""
     return (
-        f"{proportion:.2%} of the posterior draws lie beyond the simulated parameters of site {site!r}, where no "
-        "simulation supports the likelihood. Simulate more, or more rounds at draws of this posterior (`num_rounds`, "
-        "`refine`), or look at the prior."
+        f"{proportion:.2%} of the posterior draws lie beyond the simulated parameters of site {site!r}{where}, where "
+        "no simulation supports the likelihood. Simulate more, or more rounds at draws of this posterior "
+        "(`num_rounds`, `refine`), or look at the prior."
     )
 
 
@@ -131,7 +135,8 @@ class KernelMeansLikelihood(Distribution):
         *params: The simulator's arguments, in its order. Leading dimensions beyond those of one call are batch
             dimensions, the same for every parameter.
     Raises:
-        ValueError: If the parameters do not have as many numbers a call as `fitted` was learnt from.
+        ValueError: If the parameters do not have as many numbers a call as `fitted` was learnt from, or one that had
+            the same value in all simulations has another.
     Cost: `m` kernels a parameter and `m` products an output; `observing` does once what depends on the output alone.
     Reference: Hsu and Ramos (2019), AISTATS.
     """
@@ -144,6 +149,8 @@ class KernelMeansLikelihood(Distribution):
     def __init__(self, fitted: FittedLikelihood, *params: ArrayLike):
         self.fitted = fitted
         self.arguments = _join(params, len(fitted.coordinates.columns))
+        if checks.is_concrete((self.arguments, fitted)):
+            fitted.coordinates.require_simulated(self.arguments)
         self.prepared: PreparedLikelihood | PreparedPatterns | None = None
         super().__init__(self.arguments.shape[:-1], fitted.event_shape)
 

@@ -1,9 +1,10 @@
 """Coordinates: of a simulator's arguments, about standard normal under the prior; of latents, free of constraints."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -108,6 +109,33 @@ class Coordinates:
         table = np.asarray(table, np.float64)
         checks.require(bool(np.ptp(table, axis=0).any()), "All rows of `table` are the same.")
         return cls(**matching.standardised(table, "the columns", "no prior is known", choose_links=False))
+
+    def covering(self, arguments: np.ndarray) -> "Coordinates":
+        """These coordinates, where the arguments `(m, p)` that were simulated vary in no other column; else those of
+        that table, standardised."""
+        if not self.unlike(arguments).any():
+            return self
+        why = "they were simulated at covariates that the data do not have"
+        return Coordinates(**matching.standardised(arguments, "the simulated arguments", why, choose_links=True))
+
+    def unlike(self, arguments: ArrayLike) -> np.ndarray:
+        """Which of the arguments that are the same in all simulations are others in `(*lead, p)`: `(p,)`."""
+        fixed = np.array([column.outer[1] == 0.0 for column in self.columns])
+        usual = np.array([column.outer[0] for column in self.columns])
+        rows = np.asarray(arguments, np.float64).reshape(-1, len(self.columns))
+        return fixed & ~np.isclose(rows, usual, rtol=1e-5, atol=1e-30).all(axis=0)
+
+    def require_simulated(self, arguments: ArrayLike) -> None:
+        """Refuse arguments `(*lead, p)` of which nothing can be known: the simulations all have one value, another."""
+        if not (unlike := self.unlike(arguments)).any():
+            return
+        k, rows = int(np.argmax(unlike)), np.asarray(arguments, np.float64).reshape(-1, len(self.columns))
+        usual = self.columns[k].outer[0]
+        other = rows[np.argmax(np.abs(rows[:, k] - usual)), k]
+        raise ValueError(
+            f"Argument {k} of the simulator is {other:g}, and was {usual:g} in all simulations, so that the likelihood "
+            "is not known as a function of it. Simulate at values that differ, or run the engine again with these data."
+        )
 
     @property
     def dim(self) -> int:
@@ -218,10 +246,14 @@ class Unconstrained:
     shapes: Mapping[str, tuple[int, ...]]
 
     @classmethod
-    def read(cls, model: Callable, args: tuple, kwargs: Mapping, latents: Arrays) -> "Unconstrained":
-        """Read the shapes at one point `{site: value}` of the latents."""
+    def read(
+        cls, model: Callable, args: tuple, kwargs: Mapping, latents: Arrays, discrete: Collection[str] = ()
+    ) -> "Unconstrained":
+        """Read the shapes at one point `{site: value}` of the latents, of which the `discrete` ones are left to be
+        given."""
         unread = cls(model, args, kwargs, {})
-        return replace(unread, shapes={name: np.shape(u) for name, u in unread._unconstrained(latents).items()})
+        found = unread._unconstrained(latents, discrete)
+        return replace(unread, shapes={name: np.shape(u) for name, u in found.items()})
 
     @property
     def dim(self) -> int:
@@ -230,7 +262,7 @@ class Unconstrained:
 
     def flatten(self, latents: Arrays) -> jax.Array:
         """The vector `u` of one point of the latents, `{site: value}`."""
-        found = self._unconstrained(latents)
+        found = self._unconstrained(latents, set(latents) - set(self.shapes))
         return jnp.concatenate([jnp.ravel(found[name]) for name in self.shapes])
 
     def constrain(self, u: jax.Array) -> dict[str, jax.Array]:
@@ -242,21 +274,27 @@ class Unconstrained:
         """The log densities at `u`."""
         return self.evaluate(u)[1]
 
-    def evaluate(self, u: jax.Array) -> tuple[dict[str, jax.Array], Terms, dict[str, jax.Array]]:
-        """The latents and the log densities at `u`, and the arguments of simulators, whose densities are left out."""
-        trace, simulators, log_jacobian = self._trace(u)
+    def evaluate(
+        self, u: jax.Array, given: Arrays = MappingProxyType({})
+    ) -> tuple[dict[str, jax.Array], Terms, dict[str, jax.Array]]:
+        """The latents and the log densities at `u`, and the arguments of simulators, whose densities are left out.
+
+        Latents that are not in `shapes` have the values `given`; their prior counts.
+        """
+        trace, simulators, log_jacobian = self._trace(u, given)
+        own = {*self.shapes, *given}
         sites = {name: site for name, site in trace.items() if site["type"] == "sample" and name not in simulators}
         log_probs = {name: log_prob(site) for name, site in sites.items()}
         zero = jnp.zeros(())
-        prior = sum((value for name, value in log_probs.items() if name in self.shapes), zero)
-        likelihood = sum((value for name, value in log_probs.items() if name not in self.shapes), zero)
-        latents = {name: trace[name]["value"] for name in self.shapes}
+        prior = sum((value for name, value in log_probs.items() if name in own), zero)
+        likelihood = sum((value for name, value in log_probs.items() if name not in own), zero)
+        latents = {name: site["value"] for name, site in sites.items() if name in own}
         arguments = {name: simulator.arguments for name, simulator in simulators.items()}
         return latents, Terms(prior, log_jacobian, likelihood), arguments
 
-    def _trace(self, u):
-        ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes.values()])[:-1]
-        pieces = dict(zip(self.shapes, jnp.split(u, ends), strict=True))
+    def _trace(self, u, given: Arrays = MappingProxyType({})):
+        ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes.values()])
+        pieces = dict(zip(self.shapes, jnp.split(u, ends)))
         log_jacobians = []
 
         def value(name, fn):
@@ -266,16 +304,16 @@ class Unconstrained:
             log_jacobians.append(jnp.sum(transform.log_abs_det_jacobian(piece, found)))
             return found
 
-        trace, simulators = self._run(set_from(self.shapes, value))
+        trace, simulators = self._run(set_from(self.shapes, value), given)
         return trace, simulators, sum(log_jacobians, jnp.zeros(()))
 
-    def _unconstrained(self, latents: Arrays) -> dict[str, jax.Array]:
+    def _unconstrained(self, latents: Arrays, discrete: Collection[str] = ()) -> dict[str, jax.Array]:
         trace, _ = self._run(set_from(latents, lambda name, fn: jnp.asarray(latents[name])))
         return {
             name: biject_to(site["fn"].support).inv(site["value"])
             for name, site in trace.items()
-            if site["type"] == "sample" and name in latents
+            if site["type"] == "sample" and name in latents and name not in discrete
         }
 
-    def _run(self, given: Messenger):
-        return run(self.model, *constants((self.args, dict(self.kwargs))), None, {}, given)
+    def _run(self, values: Messenger, given: Arrays = MappingProxyType({})):
+        return run(self.model, *constants((self.args, dict(self.kwargs))), None, given, values)

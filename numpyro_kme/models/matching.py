@@ -133,6 +133,7 @@ def _affine(x: np.ndarray, y: np.ndarray) -> np.ndarray | None:
 
 def exact(problem: Problem, site: str, draws: Draws) -> dict[str, Any]:
     """The fields of exact coordinates; raises `NotExact` if there are none."""
+    checks.require(not problem.discrete, f"{', '.join(problem.discrete)} is discrete", NotExact)
     checks.require(draws.arguments[site].ndim == 2, "the simulator's parameters vary along plates", NotExact)
     matches = [_match(k, a, draws.latents) for k, a in enumerate(draws.arguments[site].T)]
     sites = {match.site for match in matches if match.site is not None}

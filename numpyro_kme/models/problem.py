@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpyro.distributions import Unit
 
 from numpyro_kme._core import checks, compat, programs
 from numpyro_kme._core.keys import data_of, fold_in
@@ -65,8 +66,8 @@ class Problem(Recomputed):
 
         Raises:
             ValueError: If the model fails, has no simulator or no latent, has a `param` site, a simulator
-                whose output another site depends on, an observation of the wrong shape, or an improper or
-                discrete prior. Each error names the site and says what to do.
+                whose output another site depends on, an observation of the wrong shape, or an improper prior or one
+                of a single value. Each error names the site and says what to do.
         """
         return cls(model, args, kwargs, *sites.read(model, args, kwargs))
 
@@ -85,6 +86,16 @@ class Problem(Recomputed):
             seen = site.observed is not None
             checks.require(seen, f"The simulator site {name!r} is not observed: pass its observation to the model.")
         return {name: np.asarray(site.observed) for name, site in self.simulators.items()}
+
+    @property
+    def discrete(self) -> tuple[str, ...]:
+        """Names of the latents that are discrete."""
+        return tuple(name for name, latent in self.latents.items() if latent.discrete)
+
+    def require_continuous(self, who: str) -> None:
+        """Refuse discrete latents, for `who` needs a density in them."""
+        for name in self.discrete:
+            raise ValueError(discrete_message(name, self.latents[name], f"{who} needs a density in the parameters"))
 
     def site(self, name: str | None = None) -> str:
         """`name`, checked to be a simulator site; the only one there is if `name` is left out."""
@@ -117,6 +128,11 @@ class Problem(Recomputed):
     def log_prior(self, latents: Arrays) -> np.ndarray:
         """Log density of the prior, `(m,)`, at given latents `{site: (m, *shape)}`."""
         return programs.in_blocks(self._log_prior, self._checked(latents))
+
+    def pointwise(self, latents: Arrays) -> dict[str, np.ndarray]:
+        """Log density of each observation of the other likelihoods, `{site: (m, *batch)}`, at given latents `{site: (m,
+        *shape)}`; masked ones are 0, and scales and factors are left out."""
+        return programs.in_blocks(self._pointwise, self._checked(latents))
 
     def inside_support(self, latents: Arrays) -> dict[str, np.ndarray]:
         """Whether latents `{site: (m, *shape)}` lie in the support of their priors, given those before them: `{site:
@@ -176,6 +192,15 @@ class Problem(Recomputed):
         return self._at(log_prior)
 
     @cached_property
+    def _pointwise(self) -> Callable:
+        def pointwise(trace, _):
+            with tracing.as_numpyro_does():
+                sites = {name: trace[name] for name in self.likelihoods}
+                return {n: s["fn"].log_prob(s["value"]) for n, s in sites.items() if not isinstance(s["fn"], Unit)}
+
+        return self._at(pointwise)
+
+    @cached_property
     def _inside(self) -> Callable:
         def inside(trace, _):
             return {name: jnp.all(trace[name]["fn"].support(trace[name]["value"])) for name in self.latents}
@@ -194,3 +219,12 @@ class Problem(Recomputed):
                 f"got {array.shape}.",
             )
         return arrays
+
+
+def discrete_message(name: str, latent: Latent, why: str) -> str:
+    """What to do with a discrete latent that is not taken, and why it is not."""
+    return (
+        f"The prior of {name!r} is discrete ({type(compat.innermost(latent.fn)).__name__}), and {why}. RejectionABC, "
+        "K2ABC, KernelABC, KernelBayes and DistributionRegressionABC weight simulations and take any prior; "
+        "or sum over it inside the simulator. If it is data, pass the observation to the model."
+    )

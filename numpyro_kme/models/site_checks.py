@@ -61,10 +61,7 @@ def check_sites(trace, simulators, parents) -> None:
             f"The prior of {name!r} is {'masked' if masked else f'scaled, by {scale}'}, so that its density is not "
             "that of draws from it. Put numpyro.handlers.mask and numpyro.handlers.scale around observed sites only.",
         )
-        discrete = fn.support.is_discrete or isinstance(compat.innermost(fn), dist.Delta)
         checks.require(
-            not discrete,
-            f"The prior of {name!r} is discrete ({type(compat.innermost(fn)).__name__}). Sum over it inside "
-            "the simulator, or use a continuous parameter; a fixed value belongs in numpyro.deterministic. If it is "
-            "data, pass the observation to the model: `simulate` takes Problem.read(model, ...).",
+            not isinstance(compat.innermost(fn), dist.Delta),
+            f"The prior of {name!r} is one value (Delta). A fixed value belongs in numpyro.deterministic.",
         )

@@ -32,6 +32,11 @@ class Latent:
     value: np.ndarray
     parents: tuple[str, ...]
 
+    @property
+    def discrete(self) -> bool:
+        """Whether it takes whole numbers or truth values."""
+        return bool(self.fn.support.is_discrete)
+
 
 @dataclass(frozen=True)
 class SimulatorSite:

@@ -251,10 +251,6 @@ REAL = dist.constraints.real
             lambda: Problem.read(with_prior, dist.ImproperUniform(REAL, (), ())),
             "prior of 'theta' is improper .ImproperUniform.*proper prior",
         ),
-        (
-            lambda: Problem.read(with_prior, dist.Poisson(3.0)),
-            r"prior of 'theta' is discrete \(Poisson.*If it is data, pass the observation",
-        ),
         (lambda: Problem.read(with_prior, dist.Delta(3.0)), "fixed value belongs in numpyro.deterministic"),
         (
             lambda: Problem.read(feeds),

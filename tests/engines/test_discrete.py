@@ -1,0 +1,171 @@
+"""Discrete latents: probabilities against sums over their values, and what says no."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer import MCMC, NUTS, DiscreteHMCGibbs
+from scipy import stats
+
+import numpyro_kme as kme
+from numpyro_kme import diagnostics
+from numpyro_kme.models import Problem
+
+KEY = jax.random.key(6)
+X = np.array([0.4, 0.9], np.float32)
+SD = np.array([0.8, 0.5], np.float32)
+
+
+def places(states):
+    return np.linspace(-0.6, 0.6, states)
+
+
+def chances(states):
+    return np.arange(1.0, states + 1.0) / (states * (states + 1) / 2)
+
+
+def around(rng_key, place, shift):
+    """Two numbers around a place between 0 and 1."""
+    return 1.2 * place - 0.6 + shift + jnp.asarray(SD) * jax.random.normal(rng_key, (2,))
+
+
+def mixture(x=None, states=2):
+    """A state and a continuous shift."""
+    k = numpyro.sample("k", dist.Categorical(jnp.asarray(chances(states))))
+    shift = numpyro.sample("shift", dist.Normal(0.0, 0.5))
+    numpyro.sample("x", kme.Simulator(around, k / (states - 1), shift), obs=x)
+
+
+def exact(states):
+    """Probabilities of the states, and the posterior mean of the shift, by quadrature."""
+    shift = np.linspace(-3.0, 3.0, 2001)
+    centre = places(states)[:, None] + shift
+    joint = chances(states)[:, None] * stats.norm.pdf(shift, 0.0, 0.5)
+    joint = joint * stats.norm.pdf(X[0], centre, SD[0]) * stats.norm.pdf(X[1], centre, SD[1])
+    return joint.sum(axis=1) / joint.sum(), (joint * shift).sum() / joint.sum()
+
+
+def probabilities(engine, states):
+    return engine.expectation(lambda sites: np.eye(states)[np.asarray(sites["k"])])
+
+
+@pytest.mark.parametrize("states", [2, 10])
+def test_kelfi_sums_over_the_states(states):
+    engine = kme.KELFI(mixture, 600, num_samples=4000, progress_bar=False)
+    engine.run(KEY, X, states)
+    wanted, shift = exact(states)
+    assert np.abs(probabilities(engine, states) - wanted).max() < 0.03
+    assert abs(engine.get_samples()["shift"].mean() - shift) < 0.08
+    assert "10 joint values" in engine.info["discrete latents"] or states == 2
+    with pytest.raises(ValueError, match=r"\['k'\] are discrete. Use the draws"):
+        engine.mode()
+
+
+@pytest.mark.parametrize("engine", [kme.RejectionABC, kme.KernelABC, kme.KernelBayes, kme.DistributionRegressionABC])
+def test_engines_that_weight_simulations(engine):
+    fitted = engine(mixture, 4000, progress_bar=False)
+    fitted.run(KEY, X)
+    effective = float(fitted.info["effective sample size"])
+    error = np.abs(probabilities(fitted, 2) - exact(2)[0]).max()
+    assert error < 0.03 + 4.0 * np.sqrt(0.06 / effective)
+    assert fitted.get_samples()["k"].dtype.kind == "i"
+
+
+def only_discrete(x=None):
+    b = numpyro.sample("b", dist.Bernoulli(0.3).expand([2]).to_event(1))
+    c = numpyro.sample("c", dist.Categorical(jnp.array([0.2, 0.5, 0.3])))
+    numpyro.sample("x", kme.Simulator(three, b, c), obs=x)
+
+
+def three(rng_key, b, c):
+    return jnp.stack([b[0] + 2.0 * b[1] + c, 1.0 * c]) + jax.random.normal(rng_key, (2,))
+
+
+def test_nothing_but_discrete_latents():
+    x = np.array([2.0, 1.5], np.float32)
+    engine = kme.KELFI(only_discrete, 600, num_samples=4000, progress_bar=False)
+    engine.run(KEY, x)
+    first, second, c = (part.ravel() for part in np.meshgrid([0, 1], [0, 1], [0, 1, 2], indexing="ij"))
+    weights = np.where(first, 0.3, 0.7) * np.where(second, 0.3, 0.7) * np.array([0.2, 0.5, 0.3])[c]
+    weights *= stats.norm.pdf(x[0], first + 2 * second + c) * stats.norm.pdf(x[1], c)
+    evidence, weights = weights.sum(), weights / weights.sum()
+    samples = engine.get_samples()
+    np.testing.assert_allclose(samples["b"].mean(axis=0), [weights @ first, weights @ second], atol=0.08)
+    np.testing.assert_allclose(samples["c"].mean(), weights @ c, atol=0.1)
+    assert abs(engine.posterior.log_marginal_likelihood() - np.log(evidence)) < 0.2
+    rejection = kme.RejectionABC(only_discrete, 2000, progress_bar=False)
+    rejection.run(KEY, x)
+    mode = rejection.mode()
+    assert mode["b"].shape == (2,) and mode["c"].dtype.kind == "i"
+
+
+@pytest.mark.slow
+def test_surrogates_under_discrete_gibbs():
+    engine = kme.KELFI(mixture, 600, num_samples=100, progress_bar=False)
+    engine.run(KEY, X, 3)
+    kernel = DiscreteHMCGibbs(NUTS(kme.handlers.surrogate(mixture, engine.likelihoods)))
+    mcmc = MCMC(kernel, num_warmup=500, num_samples=6000, progress_bar=False)
+    mcmc.run(KEY, X, 3)
+    found = np.mean(np.eye(3)[np.asarray(mcmc.get_samples()["k"])], axis=0)
+    assert np.abs(found - exact(3)[0]).max() < 0.03
+
+
+def counted(x=None):
+    n = numpyro.sample("n", dist.Poisson(4.0))
+    numpyro.sample("x", kme.Simulator(near, n), obs=x)
+
+
+def near(rng_key, n):
+    return n + jax.random.normal(rng_key)
+
+
+def many(x=None):
+    with numpyro.plate("bits", 8):
+        b = numpyro.sample("b", dist.Bernoulli(0.3))
+    numpyro.sample("x", kme.Simulator(near, jnp.sum(b)), obs=x)
+
+
+def test_infinite_support_is_for_engines_that_weight():
+    n = np.arange(60)
+    weights = stats.poisson.pmf(n, 4.0) * stats.norm.pdf(5.0, n)
+    engine = kme.RejectionABC(counted, 4000, progress_bar=False)
+    engine.run(KEY, np.float32(5.0))
+    effective = float(engine.info["effective sample size"])
+    mean = weights @ n / weights.sum()
+    sd = np.sqrt(weights @ (n - mean) ** 2 / weights.sum())
+    assert abs(engine.expectation(lambda sites: sites["n"]) - mean) < 0.1 * sd + 4.5 * sd / np.sqrt(effective)
+
+
+@pytest.mark.parametrize(
+    ("run", "sentence"),
+    [
+        (
+            lambda: kme.KELFI(counted).run(KEY, np.float32(5.0)),
+            "'n' is discrete .Poisson.*infinitely many.*RejectionABC",
+        ),
+        (lambda: kme.KELFI(many).run(KEY, np.float32(5.0)), "256 joint values: KELFI sums over at most 100"),
+        (
+            lambda: kme.KernelABC(counted, 100, regression_adjustment=True).run(KEY, np.float32(5.0)),
+            "`regression_adjustment`, which moves latents, needs a density",
+        ),
+        (lambda: kme.KernelRecursiveABC(counted).run(KEY, np.float32(5.0)), "KernelRecursiveABC, which herds points"),
+    ],
+)
+def test_what_takes_no_discrete_latent_says_what_does(run, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        run()
+
+
+def test_calibration_of_discrete_latents_breaks_ties():
+    engine = kme.RejectionABC(counted, 400, quantile=0.1, num_samples=100, progress_bar=False)
+    engine.run(KEY, np.float32(5.0))
+    found = diagnostics.calibrate(KEY, engine, 200)
+    assert stats.kstest(found.ranks["n"], "uniform").pvalue > 1e-4
+
+
+def test_a_model_with_discrete_latents_is_read():
+    problem = Problem.read(mixture)
+    assert problem.discrete == ("k",)
+    assert problem.draw(KEY, 5).latents["k"].dtype.kind == "i"

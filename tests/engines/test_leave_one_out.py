@@ -1,0 +1,90 @@
+"""Pointwise log likelihoods for `arviz.loo`: against exact leave-one-out densities, and where there are none."""
+
+import warnings
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro import handlers
+from scipy import stats
+from scipy.special import logsumexp
+
+import numpyro_kme as kme
+from numpyro_kme.models import Problem
+
+KEY = jax.random.key(2)
+Y = np.random.default_rng(4).normal(0.7, 1.3, 50).astype(np.float32)
+
+
+def draw(rng_key, mean, sd):
+    return mean + sd * jax.random.normal(rng_key)
+
+
+def normal(y=None, z=None, mask=True):
+    mean = numpyro.sample("mean", dist.Normal(0.0, 2.0))
+    with numpyro.plate("trials", 50), handlers.mask(mask=mask):
+        numpyro.sample("y", kme.Simulator(draw, mean, 1.3), obs=y)
+    if z is not None:
+        with numpyro.plate("visits", len(z)), handlers.scale(scale=2.0):
+            numpyro.sample("z", dist.Normal(mean, 1.0), obs=z)
+
+
+def one_event(x=None):
+    mean = numpyro.sample("mean", dist.Normal(0.0, 2.0))
+    numpyro.sample("x", kme.Simulator(draw, mean, 1.3), obs=x)
+
+
+@pytest.fixture(scope="module")
+def kelfi():
+    engine = kme.KELFI(normal, 1000, progress_bar=False)
+    engine.run(KEY, y=Y)
+    return engine
+
+
+def test_loo_of_fifty_normal_trials(kelfi):
+    """The exact value by quadrature over the mean."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        arviz = pytest.importorskip("arviz")
+        found = arviz.loo(kelfi.to_inference_data(log_likelihood=True), pointwise=True)
+    mean = np.linspace(-1.5, 3.0, 2001)
+    each = stats.norm.logpdf(Y[:, None], mean, 1.3)
+    joint = stats.norm.logpdf(mean, 0.0, 2.0) + each.sum(axis=0)
+    exact = logsumexp(joint) - logsumexp(joint - each, axis=1)
+    elpd = float(found.elpd_loo if hasattr(found, "elpd_loo") else found.elpd)
+    assert abs(elpd - exact.sum()) < 0.5
+    assert float(np.max(found.pareto_k)) < 0.7
+
+
+def test_each_value_is_the_density_of_that_trial(kelfi):
+    found = kelfi.posterior.pointwise_log_likelihood()
+    assert list(found) == ["y"]
+    assert found["y"].shape == (1000, 50)
+    expected = stats.norm.logpdf(Y, kelfi.get_samples()["mean"][:, None], 1.3)
+    np.testing.assert_allclose(found["y"], expected, atol=0.35)
+    total = kelfi.posterior.log_likelihood({"mean": kelfi.get_samples()["mean"]})
+    np.testing.assert_allclose(found["y"].sum(axis=1), total, rtol=1e-4)
+
+
+def test_masked_trials_are_left_out_and_other_likelihoods_are_there(kelfi):
+    z, mask = np.array([0.1, 0.9, 1.4], np.float32), jnp.arange(50) < 30
+    problem = Problem.read(normal, Y, z, mask)
+    found = replace(kelfi.posterior, problem=problem).pointwise_log_likelihood()
+    assert found["y"].shape == (1000, 30)
+    mean = kelfi.get_samples()["mean"][:, None]
+    np.testing.assert_allclose(found["z"], stats.norm.logpdf(z, mean, 1.0), atol=1e-4)
+
+
+def test_one_event_has_no_part_to_leave_out():
+    engine = kme.KELFI(one_event, 100, num_samples=100, progress_bar=False)
+    engine.run(KEY, x=np.float32(0.5))
+    with pytest.raises(ValueError, match=r"\['x'\] are one event each.*numpyro.plate"):
+        engine.to_inference_data(log_likelihood=True)
+    rejection = kme.RejectionABC(one_event, 1000, progress_bar=False)
+    rejection.run(KEY, x=np.float32(0.5))
+    with pytest.raises(NotImplementedError, match="RejectionABC has no likelihood of single observations"):
+        rejection.to_inference_data(log_likelihood=True)
