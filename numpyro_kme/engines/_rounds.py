@@ -3,6 +3,7 @@
 import abc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.host import numpy_rng
 from numpyro_kme._core.keys import split
 from numpyro_kme.kernels.length_scales import robust_standard_deviation
+from numpyro_kme.models.problem import Problem
 
 Latents = Mapping[str, np.ndarray]
 
@@ -103,6 +105,12 @@ class FromVariance(Proposal):
         among = some(first_key, draws, min(self.candidates * size, count(draws)))
         odds = np.maximum(np.asarray(variance(among), np.float64), 1e-12)
         return some(second_key, among, size, odds / odds.sum())
+
+
+def calls_each(problem: Problem) -> float:
+    """Calls along plates for each number to infer, at least 1."""
+    calls = sum(prod(site.simulator.batch_shape) for site in problem.simulators.values())
+    return max(1.0, calls / sum(np.size(latent.value) for latent in problem.latents.values()))
 
 
 def sizes(total: int, rounds: int) -> list[int]:

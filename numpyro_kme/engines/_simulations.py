@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.host import numpy_rng
 from numpyro_kme.engines.base import Engine
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.models.problem import Problem

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from math import prod
 from typing import Any, cast
 
 import jax
@@ -63,7 +62,9 @@ class KELFI(SimulationEngine):
             `proposal` says, learns from all simulations so far, and samples. The likelihood may be learnt from any
             proposal, so nothing is reweighted. When left out the engine chooses: five rounds, or the rest at prior
             draws if the first round's proposal is about as wide as the prior. It makes one round for `simulations`
-            that are given, for a `store`, for other forms than the default and for fewer than 100 simulations.
+            that are given, for a `store`, for other forms than the default, for fewer than 100 simulations, and where
+            more calls along plates are observed than there are numbers to infer: errors of the likelihood of one call
+            add up there, and are least where parameters differ most.
         proposal: Where further rounds simulate: `FromPosterior()` when left out, or `FromVariance()`.
         min_change: Stop before `num_rounds` once a round moves the posterior by less: every mean by less than this
             many standard deviations, and every log standard deviation by less than this. When left out all rounds are
@@ -153,7 +154,8 @@ class KELFI(SimulationEngine):
         _simulations.check_sites(problem, self.resolved_form)
         if problem.discrete:
             _enumeration.joint_values(problem)  # which refuses too many before anything is simulated
-        first, *later = _rounds.sizes(self.plan.num_simulations, self.resolved_rounds)
+        repeated = self.num_rounds is None and _rounds.calls_each(problem) > 1.0
+        first, *later = _rounds.sizes(self.plan.num_simulations, 1 if repeated else self.resolved_rounds)
         simulations = self._simulate(simulate_key, problem, first)
         learnt = self._learn(fit_key, problem, simulations)
         posterior = self._posterior(sample_key, problem, learnt)
@@ -180,9 +182,7 @@ class KELFI(SimulationEngine):
         parameters that differ by as much as one call tells.
         """
         problem = posterior.problem
-        calls = sum(prod(site.simulator.batch_shape) for site in problem.simulators.values())
-        numbers = sum(np.size(latent.value) for latent in problem.latents.values())
-        power = (self.proposal or FromPosterior()).power * min(1.0, numbers / calls)
+        power = (self.proposal or FromPosterior()).power / _rounds.calls_each(problem)
         if power == 1.0:
             return posterior.drawn.latents
         return self._drawn(rng_key, problem, posterior.likelihoods, posterior.measures, power).latents

@@ -53,7 +53,7 @@ def probabilities(engine, states):
 
 @pytest.mark.parametrize("states", [2, 10])
 def test_kelfi_sums_over_the_states(states):
-    engine = kme.KELFI(mixture, 600, num_samples=4000, progress_bar=False)
+    engine = kme.KELFI(mixture, 600, num_rounds=1, num_samples=4000, progress_bar=False)
     engine.run(KEY, X, states)
     wanted, shift = exact(states)
     assert np.abs(probabilities(engine, states) - wanted).max() < 0.03
@@ -85,7 +85,7 @@ def three(rng_key, b, c):
 
 def test_nothing_but_discrete_latents():
     x = np.array([2.0, 1.5], np.float32)
-    engine = kme.KELFI(only_discrete, 600, num_samples=4000, progress_bar=False)
+    engine = kme.KELFI(only_discrete, 600, num_rounds=1, num_samples=4000, progress_bar=False)
     engine.run(KEY, x)
     first, second, c = (part.ravel() for part in np.meshgrid([0, 1], [0, 1], [0, 1, 2], indexing="ij"))
     weights = np.where(first, 0.3, 0.7) * np.where(second, 0.3, 0.7) * np.array([0.2, 0.5, 0.3])[c]
@@ -103,7 +103,7 @@ def test_nothing_but_discrete_latents():
 
 @pytest.mark.slow
 def test_surrogates_under_discrete_gibbs():
-    engine = kme.KELFI(mixture, 600, num_samples=100, progress_bar=False)
+    engine = kme.KELFI(mixture, 600, num_rounds=1, num_samples=100, progress_bar=False)
     engine.run(KEY, X, 3)
     kernel = DiscreteHMCGibbs(NUTS(kme.handlers.surrogate(mixture, engine.likelihoods)))
     mcmc = MCMC(kernel, num_warmup=500, num_samples=6000, progress_bar=False)
