@@ -160,7 +160,7 @@ def test_what_takes_no_discrete_latent_says_what_does(run, sentence):
 
 def test_calibration_of_discrete_latents_breaks_ties():
     engine = kme.RejectionABC(counted, 400, quantile=0.1, num_samples=100, progress_bar=False)
-    engine.run(KEY, np.float32(5.0))
+    engine.run(KEY, x=np.float32(5.0))
     found = diagnostics.calibrate(KEY, engine, 200)
     assert stats.kstest(found.ranks["n"], "uniform").pvalue > 1e-4
 
