@@ -1,9 +1,11 @@
 """Engines whose posterior is a weighting of simulations from the prior, with weights of one sign or of both."""
 
 import abc
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple
+from functools import cached_property
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -11,6 +13,7 @@ import scipy
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.keys import child, split
+from numpyro_kme._core.programs import Recomputed
 from numpyro_kme.abc.discrepancies import out_of_distribution_check
 from numpyro_kme.abc.weighting import LEAST_EFFECTIVE_SIZE, effective_sample_size, with_unit_sum
 from numpyro_kme.embeddings.means import MeanEmbedding, embedding_mode
@@ -28,19 +31,28 @@ from numpyro_kme.models.problem import Problem
 from numpyro_kme.samplers.importance import systematic_shuffled
 from numpyro_kme.simulations import Simulations
 
+PATTERNS = 32
+"""Weighers for so many other masks of the observation are kept."""
 
-class LearntWeigher(NamedTuple):
+
+@dataclass(frozen=True)
+class LearntWeigher(Recomputed):
     """What a weighting engine keeps for other observations.
 
     Attributes:
         simulations: As they were made.
         weigher: What was learnt from them, without the draws that the observation masked.
-        fit_key: Its key: for another mask it is learnt again.
+        fit_key: Its key: for another mask it is learnt again, once for each.
     """
 
-    simulations: Simulations
-    weigher: Weigher
-    fit_key: jax.Array
+    simulations: Simulations = field(repr=False)
+    weigher: Weigher = field(repr=False)
+    fit_key: jax.Array = field(repr=False)
+
+    @cached_property
+    def others(self) -> "OrderedDict[bytes, LearntWeigher]":
+        """Learnt for other masks, by mask, the last `PATTERNS` of them."""
+        return OrderedDict()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,9 +181,17 @@ class WeightedEngine(SimulationEngine):
         for what counts."""
         self._check(problem)
         table = learnt.weigher.table
-        if not np.array_equal(observed_part(problem), table.mask):
-            table = ReferenceTable.read(table.coordinates, problem, learnt.simulations)
-            learnt = learnt._replace(weigher=self._fit(learnt.fit_key, problem, table))
+        mask = observed_part(problem)
+        if not np.array_equal(mask, table.mask):
+            pattern, others = (str(mask.shape).encode() + mask.tobytes()), learnt.others
+            found = others.get(pattern)
+            if found is None:
+                table = ReferenceTable.read(table.coordinates, problem, learnt.simulations)
+                found = replace(learnt, weigher=self._fit(learnt.fit_key, problem, table))
+                others[pattern] = found
+                while len(others) > PATTERNS:
+                    others.popitem(last=False)
+            learnt = found
         return self._posterior(rng_key, problem, learnt)
 
     def _posterior(self, rng_key, problem: Problem, learnt: LearntWeigher) -> WeightedPosterior:

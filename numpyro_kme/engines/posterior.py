@@ -125,13 +125,14 @@ class Posterior(Recomputed):
         return {name: value.reshape(self.num_chains, -1, *value.shape[1:]) for name, value in tree.items()}
 
 
-def numbers(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Each number of arrays `{name: (n, *shape)}` by its name and index, `{name[i,j]: (n,)}`."""
+def numbers(arrays: Mapping[str, Any], lead: int = 1) -> dict[str, np.ndarray]:
+    """Each number of arrays `{name: (n, *shape)}` by its name and index, `{name[i,j]: (n,)}`; of so many leading
+    axes."""
     found = {}
     for name, value in arrays.items():
-        for index in np.ndindex(np.shape(value)[1:]):
+        for index in np.ndindex(np.shape(value)[lead:]):
             label = name + (f"[{','.join(map(str, index))}]" if index else "")
-            found[label] = np.asarray(value)[(slice(None), *index)]
+            found[label] = np.asarray(value)[(*(slice(None),) * lead, *index)]
     return found
 
 

@@ -1,7 +1,6 @@
 r"""`(L + m lam I)^-1` applied to data kernels: exactly, or through pivots where simulations are many."""
 
 import abc
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -193,11 +192,10 @@ class LowRankSolve(Solve):
                 break
             rows = np.union1d(rows, missed[np.argsort(rest[missed])[-len(rows) :]])
         if rest.max() > 2.0 * stop:
-            warnings.warn(
+            checks.warn(
                 f"The low-rank solve ended at rank {factor.rank} with {rest.max():.2g} of a simulation's kernel left "
                 f"out, {rest.max() / lam:.2g} times the regularisation; {2 * self.tolerance} times was asked for. "
-                "Raise `max_rank`, or use fewer simulations and DenseSolve().",
-                stacklevel=5,
+                "Raise `max_rank`, or use fewer simulations and DenseSolve()."
             )
         core = np.linalg.cholesky(core + len(z) * lam * np.eye(len(core)))
         return LowRankSolution(np.asarray(factor.pivots), np.asarray(factor.inverse), core, np.asarray(rest.max()))
