@@ -14,6 +14,7 @@ import scipy
 from numpyro_kme._core import checks
 from numpyro_kme._core.keys import child, split
 from numpyro_kme._core.programs import Recomputed
+from numpyro_kme._core.saving import saveable
 from numpyro_kme.abc.discrepancies import out_of_distribution_check
 from numpyro_kme.abc.weighting import LEAST_EFFECTIVE_SIZE, effective_sample_size, with_unit_sum
 from numpyro_kme.embeddings.means import MeanEmbedding, embedding_mode
@@ -21,7 +22,7 @@ from numpyro_kme.engines._simulations import SimulationEngine, check_model
 from numpyro_kme.engines._vectors import LatentVectors, adjusted, deviation, herded, warn_if_coarse
 from numpyro_kme.engines._weighers import ReferenceTable, Weigher, check_kernel, data_kernel, observed_part
 from numpyro_kme.engines.base import Trained
-from numpyro_kme.engines.posterior import Posterior, groups, missing_entries
+from numpyro_kme.engines.posterior import Posterior, groups, missing_entries, problem_of
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.length_scales import LengthScaleRule
@@ -55,6 +56,7 @@ class LearntWeigher(Recomputed):
         return OrderedDict()
 
 
+@saveable
 @dataclass(frozen=True, kw_only=True)
 class WeightedPosterior(Posterior):
     """A posterior that is a weighting of simulations from the prior.
@@ -99,7 +101,7 @@ class WeightedPosterior(Posterior):
         arguments do not determine the latents, as under a Dirichlet or a hierarchical prior, the coordinates are those
         of all latents, mapped to vectors without constraints.
         """
-        z, vectors = LatentVectors.of(self.problem, self.table)
+        z, vectors = LatentVectors.of(problem_of(self), self.table)
         found = embedding_mode(MeanEmbedding(Gaussian(deviation(z, self.weights)), z, self.weights))
         latents = vectors.latents_table(found[None])
         return {name: np.asarray(value[0]) for name, value in latents.items()}

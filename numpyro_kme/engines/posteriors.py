@@ -14,6 +14,7 @@ import numpy as np
 
 from numpyro_kme._core import arviz, checks, compat, solves
 from numpyro_kme._core.keys import child
+from numpyro_kme._core.saving import Saved, saveable
 from numpyro_kme.engines.posterior import Posterior, Samples, numbers
 
 SHOWN = 15
@@ -121,8 +122,9 @@ def _rows(observations: Any, kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{name: array[i] for name, array in arrays.items()} for i in range(next(iter(lengths))[0])]
 
 
+@saveable
 @dataclass(frozen=True)
-class Posteriors:
+class Posteriors(Saved):
     """The posteriors of many observations.
 
     `posteriors[i]` is the ordinary `Posterior` of observation `i`, `len(posteriors)` their number.

@@ -17,9 +17,10 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.compat import log_prob
 from numpyro_kme._core.host import constants, on_host
 from numpyro_kme._core.programs import in_blocks
+from numpyro_kme._core.saving import saveable
 from numpyro_kme.models import matching
 from numpyro_kme.models.matching import Column
-from numpyro_kme.models.prior_maps import Mixture, NotExact
+from numpyro_kme.models.prior_maps import Mixture, NotExact, Sequential
 from numpyro_kme.models.problem import Arrays, Problem
 from numpyro_kme.models.tracing import run, set_from
 
@@ -30,6 +31,7 @@ def _static() -> Any:
     return field(metadata={"static": True})
 
 
+@saveable
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Coordinates:
@@ -108,6 +110,12 @@ class Coordinates:
         table = np.asarray(table, np.float64)
         checks.require(bool(np.ptp(table, axis=0).any()), "All rows of `table` are the same.")
         return cls(**matching.standardised(table, "the columns", "no prior is known", choose_links=False))
+
+    def with_model(self, problem: Problem) -> "Coordinates":
+        """These coordinates, with the model where they are found by running it: a file holds none."""
+        if not isinstance(self.priors, Sequential):
+            return self
+        return replace(self, priors=replace(self.priors, problem=problem))
 
     @property
     def dim(self) -> int:

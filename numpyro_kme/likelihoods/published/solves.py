@@ -14,6 +14,7 @@ from scipy import linalg
 
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.host import on_host
+from numpyro_kme._core.saving import saveable
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels import gram
 from numpyro_kme.kernels.base import register
@@ -103,6 +104,7 @@ def default_solve(num_simulations: int) -> Solve:
     return DenseSolve() if num_simulations <= MOST_DENSE else LowRankSolve()
 
 
+@saveable
 @dataclass(frozen=True)
 class DenseSolve(Solve):
     """Solve exactly, by one Cholesky factor of all simulations.
@@ -153,6 +155,7 @@ def _dense(hyper, z, kappa, weights) -> Solved:
     return Solved(z, weights, kappa - len(kappa) * hyper.regularisation * weights, weights @ kappa)
 
 
+@saveable
 @dataclass(frozen=True)
 class LowRankSolve(Solve):
     r"""Solve with $L \approx U U^\top$, a pivoted incomplete Cholesky factor of rank `r`, by Woodbury's formula.
