@@ -108,6 +108,7 @@ def test_arviz_has_the_dimension_of_observations(many, tmp_path):
     np.testing.assert_array_equal(az.from_netcdf(path)["posterior"]["twice"], idata["posterior"]["twice"])
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_weights_of_all_observations_are_stacked():
     found = ENGINES["KernelABC"]()
     found.run(jax.random.key(0), x=X[0])
@@ -126,6 +127,7 @@ def test_the_summary_fits_a_screen(many, capsys):
     np.testing.assert_allclose([float(row[0]), float(row[2])], [means.min(), np.median(means)], rtol=5e-3)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_an_observation_that_is_refused_costs_no_other():
     found = kme.KernelABC(model, num_simulations=500, **QUIET)
     found.run(jax.random.key(0), x=X[0])
