@@ -44,7 +44,11 @@ ENGINES = {
 }
 
 
-@pytest.fixture(scope="module", params=ENGINES)
+QUICK = ("residual", "KernelABC", "RejectionABC")
+EACH = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in ENGINES]
+
+
+@pytest.fixture(scope="module", params=EACH)
 def engine(request):
     found = ENGINES[request.param]()
     with warnings.catch_warnings():
