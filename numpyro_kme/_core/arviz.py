@@ -18,6 +18,9 @@ from numpyro_kme._core import checks
 
 Group = Mapping[str, Any]
 
+WITHOUT_DRAWS = ("observed_data", "constant_data")
+"""Groups without sample dimensions."""
+
 
 def to_inference_data(
     groups: Mapping[str, Group],
@@ -25,6 +28,7 @@ def to_inference_data(
     coords: Mapping[str, Sequence] | None = None,
     dims: Mapping[str, Sequence[str]] | None = None,
     attrs: Mapping[str, Any] | None = None,
+    leading: Mapping[str, Sequence[str]] | None = None,
 ):
     """Build the ArviZ object that belongs to the installed ArviZ.
 
@@ -34,6 +38,7 @@ def to_inference_data(
         coords: Values of named dimensions.
         dims: Names of the event dimensions, by variable; `{variable}_dim_{i}` otherwise.
         attrs: Attributes to attach to every group; values that netCDF cannot hold are written as text.
+        leading: Names of the leading dimensions of groups that have others, `{group: names}`.
     Returns:
         An `arviz.InferenceData` under ArviZ 0.x, an `xarray.DataTree` under 1.x.
     """
@@ -49,7 +54,7 @@ def to_inference_data(
     datasets = {
         name: _dataset(
             group,
-            () if name in ("observed_data", "constant_data") else ("chain", "draw"),
+            tuple((leading or {}).get(name, () if name in WITHOUT_DRAWS else ("chain", "draw"))),
             coords or {},
             dims or {},
             attributes,

@@ -6,6 +6,9 @@ let through, so every constructor works under `jax.jit`, `jax.vmap` and `jax.gra
 
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -81,8 +84,26 @@ def require(condition: bool, message: str, error: type[Exception] = ValueError) 
         raise error(message)
 
 
+_collected: ContextVar[list[str] | None] = ContextVar("collected", default=None)
+
+
+@contextmanager
+def collected_warnings() -> Iterator[list[str]]:
+    """A list of what `warn` says within, in this thread, in place of the warnings."""
+    found: list[str] = []
+    token = _collected.set(found)
+    try:
+        yield found
+    finally:
+        _collected.reset(token)
+
+
 def warn(sentence: str) -> None:
     """Warn at the line of the user's that called the package, however deep it went."""
+    collected = _collected.get()
+    if collected is not None:
+        collected.append(sentence)
+        return
     frame, level, outermost = sys._getframe(1), 2, 2
     while frame.f_back is not None:
         if frame.f_globals.get("__name__", "").partition(".")[0] == "numpyro_kme":

@@ -173,9 +173,10 @@ def progress_bars_allowed() -> bool:
     return not _inside_a_loop.get() and "CI" not in os.environ and "PYTEST_XDIST_WORKER" not in os.environ
 
 
-def progress(values: Iterable, description: str, shown: bool) -> Iterable:
-    """The values one by one, with a progress bar if it is to be `shown`, and may be."""
-    return tqdm(values, desc=description, disable=not (shown and progress_bars_allowed()))
+def progress(values: Iterable, description: str, shown: bool, total: int | None = None) -> Iterable:
+    """The values one by one, with a progress bar if it is to be `shown`, and may be; `total` where they do not say how
+    many they are."""
+    return tqdm(values, desc=description, total=total, disable=not (shown and progress_bars_allowed()))
 
 
 def read_arrays_in_present_precision() -> bool:

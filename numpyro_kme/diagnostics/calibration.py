@@ -1,6 +1,5 @@
 """Simulation-based calibration, coverage and TARP, from one set of runs on simulated data."""
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +15,7 @@ from numpyro_kme.diagnostics import uniformity
 from numpyro_kme.diagnostics.uniformity import MARGIN
 from numpyro_kme.engines.base import Engine
 from numpyro_kme.engines.kelfi import KELFI
-from numpyro_kme.engines.posterior import numbers, problem_of
+from numpyro_kme.engines.posterior import Posterior, numbers, problem_of
 from numpyro_kme.models.problem import Arrays, Problem
 from numpyro_kme.simulations import Simulations, simulate
 
@@ -210,16 +209,15 @@ def calibrate(
     rng = numpy_rng(choose_key)
     ranks: dict[str, list[np.ndarray]] = {name: [] for name in problem.latents}
     tarp, served = [], []
-    for j in compat.progress(range(len(simulations)), "calibrating", progress_bar):
+    given = []
+    for j in range(len(simulations)):
         outputs = {site: _as_observed(np.asarray(value[j]), problem, site) for site, value in simulations.x.items()}
         made = outputs if arguments is None else arguments(outputs)
         checks.instance("arguments(outputs)", made, Mapping, "a dictionary of keyword arguments of the model")
-        try:
-            with compat.no_progress_bars(), warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # of simulated data, which nobody has to look into
-                key, given = jax.random.fold_in(infer_key, j), {**problem.kwargs, **made}
-                posterior = trained.condition(key, *problem.args, **given)
-        except checks.EffectiveSampleSizeError:
+        given.append({**problem.kwargs, **made})
+    outcomes = trained.each(infer_key, problem.args, given)  # what they warn of are simulated data
+    for j, (posterior, _) in enumerate(compat.progress(outcomes, "calibrating", progress_bar, len(given))):
+        if not isinstance(posterior, Posterior):
             continue
         draws = _some(rng, posterior.samples, list(ranks), num_draws)
         truth = {name: np.asarray(simulations.latents[name][j]) for name in ranks}

@@ -1,7 +1,5 @@
 """Kernel Bayes' rule: embeddings of posteriors from a joint sample and an embedded prior, without any density."""
 
-import warnings
-
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
@@ -205,7 +203,7 @@ def posterior_weights(mu: np.ndarray, factor: np.ndarray, delta: float, phi: np.
         except (np.linalg.LinAlgError, ValueError):
             continue
         if attempt:
-            warnings.warn(f"delta = {delta:.3g} is too small to factorise; {tried:.3g} was used.", stacklevel=3)
+            checks.warn(f"delta = {delta:.3g} is too small to factorise; {tried:.3g} was used.")
         return scaled @ cho_solve(cholesky, core @ phi), tried
     raise np.linalg.LinAlgError(
         f"The matrix of kernel Bayes' rule cannot be factorised for delta from {delta:.3g} to {tried:.3g}: are weights "

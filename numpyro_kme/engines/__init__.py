@@ -9,8 +9,10 @@ from numpyro_kme.engines.kelfi import KELFI
 from numpyro_kme.engines.kernel_bayes import KernelBayes
 from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.engines.posterior_bootstrap import BootstrapPosterior, PosteriorBootstrap
+from numpyro_kme.engines.posteriors import Conditional, Posteriors
 from numpyro_kme.engines.regression_abc import DistributionRegressionABC, KernelABC, KernelRecursiveABC
 
 __all__ = ["KELFI", "FromPosterior", "FromVariance", "PosteriorBootstrap", "Proposal", "cite"]
 __all__ += ["K2ABC", "DistributionRegressionABC", "KernelABC", "KernelBayes", "KernelRecursiveABC", "RejectionABC"]
-__all__ += ["BootstrapPosterior", "Engine", "LearntPosterior", "Posterior", "RunAgain", "Trained", "WeightedPosterior"]
+__all__ += ["BootstrapPosterior", "Conditional", "Engine", "LearntPosterior", "Posterior", "Posteriors", "RunAgain"]
+__all__ += ["Trained", "WeightedPosterior"]

@@ -18,6 +18,7 @@ from numpyro_kme._core.programs import Program
 from numpyro_kme.bootstrap.weights import DirichletProcess
 from numpyro_kme.engines.base import check_run
 from numpyro_kme.engines.posterior import Posterior
+from numpyro_kme.engines.posteriors import Conditional
 from numpyro_kme.losses.generator import Generator, NormalNoise
 from numpyro_kme.mcmc.loss_density import declared, one_point
 from numpyro_kme.mcmc.noise import NoiseForm, even_noise
@@ -233,7 +234,7 @@ class IidModel:
 
 
 @dataclass(frozen=True)
-class Read:
+class Read(Conditional):
     """A model read as a generator, whose compiled programs serve other data.
 
     Attributes:

@@ -1,19 +1,20 @@
 """The posterior under a learnt likelihood: densities, the mode, predictions, informative statistics, super-samples."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
+from numpyro_kme._core.saving import saveable
 from numpyro_kme.embeddings.herding import herd
 from numpyro_kme.embeddings.measures import Measure, standard_normal
 from numpyro_kme.engines import _sampling
-from numpyro_kme.engines.posterior import Posterior
+from numpyro_kme.engines.posterior import Posterior, problem_of
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
 from numpyro_kme.mcmc import handlers
@@ -50,6 +51,7 @@ class LearntLikelihoods(NamedTuple):
         )
 
 
+@saveable
 @dataclass(frozen=True, kw_only=True)
 class LearntPosterior(Posterior):
     """A posterior under learnt likelihoods.
@@ -70,6 +72,11 @@ class LearntPosterior(Posterior):
     drawn: _sampling.Drawn = field(repr=False)
     extrapolated: Mapping[str, float] = field(repr=False)
 
+    def _with(self, problem: Problem) -> Self:
+        """With the model, also in coordinates that are found by it."""
+        likelihoods = {site: fitted.with_model(problem) for site, fitted in self.likelihoods.items()}
+        return replace(self, problem=problem, likelihoods=likelihoods)
+
     @cached_property
     def in_coordinates(self) -> KernelMeansPosterior:
         """The posterior in the coordinates of the one simulator site, with its embedding, moments and predictions.
@@ -78,16 +85,18 @@ class LearntPosterior(Posterior):
             ValueError: If other likelihoods, plates or simulator sites stand beside it, or it is masked or scaled.
         """
         checks.require(
-            plain(self.problem),
+            plain(problem_of(self)),
             "The posterior in coordinates needs a model with one simulator site and nothing else that is observed; "
-            f"this one has the simulator sites {list(self.problem.simulators)}, of which "
-            f"{[name for name, site in self.problem.simulators.items() if not site.single]} stand in plates or "
+            f"this one has the simulator sites {list(problem_of(self).simulators)}, of which "
+            f"{[name for name, site in problem_of(self).simulators.items() if not site.single]} stand in plates or "
             "are masked or scaled, or known in intervals, and the likelihoods "
-            f"{list(self.problem.likelihoods)}. Use the draws.",
+            f"{list(problem_of(self).likelihoods)}. Use the draws.",
         )
-        site = self.problem.site()
+        site = problem_of(self).site()
         surrogate = self.likelihoods[site].surrogate
-        return KernelMeansPosterior(surrogate, surrogate.point(observation(self.problem, site)), self.measures[site])
+        return KernelMeansPosterior(
+            surrogate, surrogate.point(observation(problem_of(self), site)), self.measures[site]
+        )
 
     def log_density(self, latents: Mapping[str, Any]) -> np.ndarray:
         r"""Log of the kernel means posterior density $q(\theta \mid y) = q(y \mid \theta) p(\theta) / q(y)$.
@@ -98,8 +107,8 @@ class LearntPosterior(Posterior):
             `(n,)`; minus infinity where a signed surrogate is negative. Where other likelihoods, plates, masks or
             scales stand beside the simulator, the density that was sampled, over its estimated mass.
         """
-        log_prior = np.asarray(self.problem.log_prior(latents), np.float64)
-        if not plain(self.problem):
+        log_prior = np.asarray(problem_of(self).log_prior(latents), np.float64)
+        if not plain(problem_of(self)):
             terms = self._log_terms(latents)
             return np.asarray(terms.log_prior + terms.log_likelihood) - self.drawn.log_evidence
         z = self._coordinates_of(latents)
@@ -116,7 +125,7 @@ class LearntPosterior(Posterior):
         Returns:
             `(n,)`; minus infinity where a signed surrogate is negative.
         """
-        if not plain(self.problem):
+        if not plain(problem_of(self)):
             return np.asarray(self._log_terms(latents).log_likelihood)
         sign, log_q = self.in_coordinates.signed_log_likelihood(self._coordinates_of(latents))
         return np.where(sign > 0, log_q, -np.inf)
@@ -136,20 +145,22 @@ class LearntPosterior(Posterior):
             ValueError: If no site stands along a plate: nothing is exchangeable; or the learnt likelihood is no density
                 of the output.
         """
+        problem = problem_of(self)
         found = {name: values for name, values in self._pointwise().items() if values.ndim > 1}
         checks.require(
             bool(found),
-            f"The observed sites {[*self.problem.simulators, *self.problem.likelihoods]} are one event each, of which "
+            f"The observed sites {[*problem.simulators, *problem.likelihoods]} are one event each, of which "
             "no part can be left out: leave-one-out predictions need observations along a plate. Put independent "
             "observations in numpyro.plate, one call of the simulator for each.",
         )
         return found
 
     def _pointwise(self) -> dict[str, np.ndarray]:
+        problem = problem_of(self)
         for fitted in self.likelihoods.values():
             fitted.surrogate.require_density()
-        others = self.problem.pointwise(self.drawn.latents) if self.problem.likelihoods else {}
-        learnt = _sampling.LearntModel(self.problem, self.likelihoods).pointwise(self.drawn.latents)
+        others = problem.pointwise(self.drawn.latents) if problem.likelihoods else {}
+        learnt = _sampling.LearntModel(problem, self.likelihoods).pointwise(self.drawn.latents)
         return {name: np.asarray(values) for name, values in {**learnt, **others}.items()}
 
     def beyond(self, latents: Mapping[str, Any]) -> np.ndarray:
@@ -161,7 +172,7 @@ class LearntPosterior(Posterior):
         Returns:
             `(n,)`.
         """
-        sites = [beyond(self.problem, self.likelihoods, site, latents) for site in self.likelihoods]
+        sites = [beyond(problem_of(self), self.likelihoods, site, latents) for site in self.likelihoods]
         return np.any([found.reshape(len(found), -1).any(axis=1) for found in sites], axis=0)
 
     @on_host
@@ -179,12 +190,12 @@ class LearntPosterior(Posterior):
         """
         checks.key(rng_key)
         posterior = self.in_coordinates
-        coordinates = self.likelihoods[self.problem.site()].coordinates
+        coordinates = self.likelihoods[problem_of(self).site()].coordinates
         kernel = posterior.herding_kernel()
         candidates = np.asarray(posterior.weighted_particles(rng_key, max(4096, num_samples)).particles)
         chosen = np.asarray(herd(posterior.embedding(kernel, candidates), kernel, candidates, num_samples))
         latents = {name: np.asarray(v) for name, v in coordinates.latents_table(candidates[chosen]).items()}
-        return self._super_samples({**latents, **self.problem.evaluate(latents).deterministics})
+        return self._super_samples({**latents, **problem_of(self).evaluate(latents).deterministics})
 
     def mode(self) -> dict[str, np.ndarray]:
         """The latents at the maximum of the posterior density, `{site: (*shape)}`, by L-BFGS from the best draws.
@@ -192,9 +203,9 @@ class LearntPosterior(Posterior):
         Under a learnt prior the density is taken in coordinates.
         """
         if self.learn_prior:
-            coordinates = self.likelihoods[self.problem.site()].coordinates
+            coordinates = self.likelihoods[problem_of(self).site()].coordinates
             return on_host(Coordinates.latents)(coordinates, self.in_coordinates.mode())
-        return _sampling.mode(target(self.problem, self.likelihoods), self.drawn.latents, self.drawn.log_posterior)
+        return _sampling.mode(target(problem_of(self), self.likelihoods), self.drawn.latents, self.drawn.log_posterior)
 
     def log_marginal_likelihood(self) -> float:
         """Log of `q(y)`, the prior mean of the learnt likelihood of the observation.
@@ -203,7 +214,7 @@ class LearntPosterior(Posterior):
         masked outputs are left out, and `q` is raised to the power of the site's scale. Minus infinity if a signed
         surrogate has a negative mean.
         """
-        if not plain(self.problem):
+        if not plain(problem_of(self)):
             return self.drawn.log_evidence
         sign, log_size = self.in_coordinates.log_marginal()
         return float(log_size) if sign > 0 else -np.inf
@@ -217,7 +228,7 @@ class LearntPosterior(Posterior):
             `(n,)`, in units of the simulator's output; minus infinity where the signed surrogate's is negative.
         """
         posterior = self.in_coordinates
-        fitted = self.likelihoods[self.problem.site()]
+        fitted = self.likelihoods[problem_of(self).site()]
         outputs = np.asarray(y_new, np.float64)
         checks.require(
             outputs.shape[1:] == fitted.event_shape,
@@ -244,17 +255,18 @@ class LearntPosterior(Posterior):
 
         It lies between 0 and 1, and says where further simulations would tell most.
         """
-        surrogate = self.likelihoods[self.problem.site()].surrogate
+        surrogate = self.likelihoods[problem_of(self).site()].surrogate
         return np.asarray(surrogate.variance(self._coordinates_of(latents)))
 
     def _coordinates_of(self, latents) -> np.ndarray:
-        site = self.problem.site()
-        return self.likelihoods[site].coordinates.table(self.problem.arguments(latents)[site])
+        site = problem_of(self).site()
+        return self.likelihoods[site].coordinates.table(problem_of(self).arguments(latents)[site])
 
     @on_host
     def _log_terms(self, latents):
-        model = _sampling.LearntModel(self.problem, self.likelihoods)
-        discrete = {name: np.asarray(latents[name]) for name in self.problem.discrete}
+        problem = problem_of(self)
+        model = _sampling.LearntModel(problem, self.likelihoods)
+        discrete = {name: np.asarray(latents[name]) for name in problem.discrete}
         points = {name: np.asarray(v, np.float64) for name, v in latents.items()} | discrete
         return model.evaluate(model.flatten(points), given=discrete).terms
 

@@ -14,6 +14,7 @@ from numpyro_kme._core import checks, solves
 from numpyro_kme._core.host import numpy_rng, on_host, to_host
 from numpyro_kme._core.keys import split
 from numpyro_kme._core.programs import Program, Recomputed
+from numpyro_kme._core.saving import saveable
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.patterns import PreparedPatterns, prepare
@@ -26,6 +27,7 @@ PARTICLES = 4000
 """Draws from the prior; of the posterior there are `MOVES` times fewer, and no fewer than are wanted."""
 
 
+@saveable
 class Drawn(NamedTuple):
     """Equally weighted posterior draws.
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
+from numpyro_kme._core.saving import saveable
 from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule
 from numpyro_kme.engines.base import check_positive, check_rule
 from numpyro_kme.kernels import EmpiricalMeasure, Gaussian
@@ -25,6 +26,7 @@ SETS = 100
 """Data sets whose distances give the length scale."""
 
 
+@saveable
 @dataclass(frozen=True)
 class ReferenceTable:
     """The simulations of one site.

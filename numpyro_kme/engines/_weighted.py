@@ -1,9 +1,11 @@
 """Engines whose posterior is a weighting of simulations from the prior, with weights of one sign or of both."""
 
 import abc
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple
+from functools import cached_property
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -11,6 +13,8 @@ import scipy
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.keys import child, split
+from numpyro_kme._core.programs import Recomputed
+from numpyro_kme._core.saving import saveable
 from numpyro_kme.abc.discrepancies import out_of_distribution_check
 from numpyro_kme.abc.weighting import LEAST_EFFECTIVE_SIZE, effective_sample_size, with_unit_sum
 from numpyro_kme.embeddings.means import MeanEmbedding, embedding_mode
@@ -18,7 +22,7 @@ from numpyro_kme.engines._simulations import SimulationEngine, check_model
 from numpyro_kme.engines._vectors import LatentVectors, adjusted, deviation, herded, warn_if_coarse
 from numpyro_kme.engines._weighers import ReferenceTable, Weigher, check_kernel, data_kernel, observed_part
 from numpyro_kme.engines.base import Trained
-from numpyro_kme.engines.posterior import Posterior, groups, missing_entries
+from numpyro_kme.engines.posterior import Posterior, groups, missing_entries, problem_of
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.length_scales import LengthScaleRule
@@ -28,21 +32,31 @@ from numpyro_kme.models.problem import Problem
 from numpyro_kme.samplers.importance import systematic_shuffled
 from numpyro_kme.simulations import Simulations
 
+PATTERNS = 32
+"""Weighers for so many other masks of the observation are kept."""
 
-class LearntWeigher(NamedTuple):
+
+@dataclass(frozen=True)
+class LearntWeigher(Recomputed):
     """What a weighting engine keeps for other observations.
 
     Attributes:
         simulations: As they were made.
         weigher: What was learnt from them, without the draws that the observation masked.
-        fit_key: Its key: for another mask it is learnt again.
+        fit_key: Its key: for another mask it is learnt again, once for each.
     """
 
-    simulations: Simulations
-    weigher: Weigher
-    fit_key: jax.Array
+    simulations: Simulations = field(repr=False)
+    weigher: Weigher = field(repr=False)
+    fit_key: jax.Array = field(repr=False)
+
+    @cached_property
+    def others(self) -> "OrderedDict[bytes, LearntWeigher]":
+        """Learnt for other masks, by mask, the last `PATTERNS` of them."""
+        return OrderedDict()
 
 
+@saveable
 @dataclass(frozen=True, kw_only=True)
 class WeightedPosterior(Posterior):
     """A posterior that is a weighting of simulations from the prior.
@@ -88,9 +102,10 @@ class WeightedPosterior(Posterior):
         of all latents, mapped to vectors without constraints. Where all latents are discrete it is the value that has
         the largest weight.
         """
-        if len(self.problem.discrete) == len(self.problem.latents):
+        problem = problem_of(self)
+        if len(problem.discrete) == len(problem.latents):
             return _heaviest(self.table.latents, self.weights)
-        z, vectors = LatentVectors.of(self.problem, self.table)
+        z, vectors = LatentVectors.of(problem, self.table)
         found = embedding_mode(MeanEmbedding(Gaussian(deviation(z, self.weights)), z, self.weights))
         latents = vectors.latents_table(found[None])
         return {name: np.asarray(value[0]) for name, value in latents.items()}
@@ -174,9 +189,17 @@ class WeightedEngine(SimulationEngine):
         for what counts."""
         self._check(problem)
         table = learnt.weigher.table
-        if not np.array_equal(observed_part(problem), table.mask):
-            table = ReferenceTable.read(table.coordinates, problem, learnt.simulations)
-            learnt = learnt._replace(weigher=self._fit(learnt.fit_key, problem, table))
+        mask = observed_part(problem)
+        if not np.array_equal(mask, table.mask):
+            pattern, others = (str(mask.shape).encode() + mask.tobytes()), learnt.others
+            found = others.get(pattern)
+            if found is None:
+                table = ReferenceTable.read(table.coordinates, problem, learnt.simulations)
+                found = replace(learnt, weigher=self._fit(learnt.fit_key, problem, table))
+                others[pattern] = found
+                while len(others) > PATTERNS:
+                    others.popitem(last=False)
+            learnt = found
         return self._posterior(rng_key, problem, learnt)
 
     def _posterior(self, rng_key, problem: Problem, learnt: LearntWeigher) -> WeightedPosterior:

@@ -12,13 +12,14 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme.engines.posterior import Posterior
+from numpyro_kme.engines.posteriors import Conditional, Posteriors, processors
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.models.problem import Problem, SimulatorSite
 from numpyro_kme.simulations.fingerprint import fingerprint
 
 
 @dataclass(frozen=True)
-class Trained:
+class Trained(Conditional):
     """What an engine has found that does not depend on the observation.
 
     Attributes:
@@ -30,6 +31,11 @@ class Trained:
     engine: "Engine" = field(repr=False)
     problem: Problem = field(repr=False)
     learnt: Any
+
+    @property
+    def num_threads(self) -> int:
+        """As many as there are processors."""
+        return processors()
 
     def condition(self, rng_key: jax.Array, *args, **kwargs) -> Posterior:
         """The posterior of another observation, from the same simulations and what was learnt from them.
@@ -46,7 +52,7 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class RunAgain:
+class RunAgain(Conditional):
     """What an engine has found that keeps nothing for another observation.
 
     Attributes:
@@ -65,8 +71,8 @@ class RunAgain:
 class Engine(abc.ABC):
     """Base of the inference engines: settings in the constructor, data in `run`, then read the posterior.
 
-    A subclass implements `_infer(rng_key, args, kwargs) -> (trained, posterior)`, where `trained` has a `condition`
-    that gives the posterior of another observation: `Trained`, which calls `_condition`, or `RunAgain`. Neither
+    A subclass implements `_infer(rng_key, args, kwargs) -> (trained, posterior)`, where `trained` is a `Conditional`,
+    which gives the posterior of another observation: `Trained`, which calls `_condition`, or `RunAgain`. Neither
     changes an attribute of the engine. Engines can be pickled, before and after `run`; Python pickles a model that is
     a function of a module, `cloudpickle` any other.
     """
@@ -128,6 +134,20 @@ class Engine(abc.ABC):
         check_run(rng_key, args, kwargs)
         trained = self.trained
         self._found = trained, trained.condition(rng_key, *args, **kwargs)
+
+    def condition_many(self, rng_key: jax.Array, observations: Mapping[str, Any], *args, **kwargs) -> Posteriors:
+        """The posteriors of many observations, from the simulations and what was learnt in the last `run`; the engine
+        stays as it is.
+
+        As `Conditional.condition_many`: observation `i` has the key `jax.random.fold_in(rng_key, i)`.
+
+        Args:
+            rng_key: The only source of randomness.
+            observations: Keyword arguments of the model with a leading axis of observations, `{name: (n, ...)}`.
+            *args: Positional arguments of the model, the same for all observations.
+            **kwargs: Further keyword arguments of the model, the same for all observations.
+        """
+        return self.trained.condition_many(rng_key, observations, *args, **kwargs)
 
     @property
     def trained(self) -> Any:

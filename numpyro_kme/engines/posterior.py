@@ -2,22 +2,25 @@
 
 import textwrap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from typing import Any, Self
 
 import numpy as np
 from numpyro.diagnostics import summary
 
-from numpyro_kme._core import arviz
+from numpyro_kme._core import arviz, checks
 from numpyro_kme._core.programs import Recomputed
+from numpyro_kme._core.saving import Saved, saveable
 from numpyro_kme.models.problem import Problem, SimulatorSite
 from numpyro_kme.simulations import Simulations
 
 Samples = Mapping[str, np.ndarray]
 
 
+@saveable
 @dataclass(frozen=True, kw_only=True)
-class Posterior(Recomputed):
+class Posterior(Recomputed, Saved):
     """Posterior draws, what belongs to each, and what a person reads.
 
     Attributes:
@@ -70,6 +73,39 @@ class Posterior(Recomputed):
     def log_density(self, latents: Mapping[str, Any]) -> np.ndarray:
         """Log posterior density at latents `{site: (n, *shape)}`, `(n,)`, where the method has one."""
         raise NotImplementedError(f"The posterior of {self.engine} has draws and no density; KELFI has one.")
+
+    @classmethod
+    def load(cls, path: str | PathLike, problem: Problem | None = None) -> Self:
+        """Read what `save` wrote, in any process and on any machine; nothing in the file is executed.
+
+        Args:
+            path: Of the file.
+            problem: The model with its observation, `Problem.read(model, x=...)`, for what needs a model, such as
+                densities of latents: files hold none. Draws, summaries and learnt likelihoods do without.
+        Raises:
+            SavedFileError: If there is no such file, or it is damaged, not of this package, of another kind of value or
+                of a later format.
+            ValueError: If `problem` has other latents or another observation.
+        """
+        found = super().load(path)
+        if problem is None:
+            return found
+        lacking = [name for name in problem.latents if name not in found.samples]
+        seen: Mapping[str, Any] = found.groups.get("observed_data", {})
+        others = [n for n, y in problem.observations.items() if not _alike(seen.get(n), y)]
+        checks.require(
+            not lacking and not others,
+            f"`problem` is not the one of the posterior in {path}: the posterior has no latents {lacking}, and other "
+            f"observations at {others}. Read the model with the arguments of that run.",
+        )
+        return found._with(problem)
+
+    def _with(self, problem: Problem) -> Self:
+        return replace(self, problem=problem)
+
+    def _to_save(self) -> "Posterior":
+        """Without the model."""
+        return replace(self, problem=None)
 
     def print_summary(self, prob: float = 0.9) -> None:
         """Print a table of the posterior, with the narrowest intervals that hold a fraction `prob` of the draws, then
@@ -135,13 +171,20 @@ class Posterior(Recomputed):
         return {name: value.reshape(self.num_chains, -1, *value.shape[1:]) for name, value in tree.items()}
 
 
-def numbers(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Each number of arrays `{name: (n, *shape)}` by its name and index, `{name[i,j]: (n,)}`."""
+def _alike(one: Any, other: np.ndarray) -> bool:
+    """Whether observations are the same, NaN where the other has it."""
+    one = np.asarray(one)
+    return one.shape == other.shape and np.array_equal(np.float64(one), np.float64(other), equal_nan=True)
+
+
+def numbers(arrays: Mapping[str, Any], lead: int = 1) -> dict[str, np.ndarray]:
+    """Each number of arrays `{name: (n, *shape)}` by its name and index, `{name[i,j]: (n,)}`; of so many leading
+    axes."""
     found = {}
     for name, value in arrays.items():
-        for index in np.ndindex(np.shape(value)[1:]):
+        for index in np.ndindex(np.shape(value)[lead:]):
             label = name + (f"[{','.join(map(str, index))}]" if index else "")
-            found[label] = np.asarray(value)[(slice(None), *index)]
+            found[label] = np.asarray(value)[(*(slice(None),) * lead, *index)]
     return found
 
 
@@ -186,6 +229,8 @@ def problem_of(posterior: Posterior) -> Problem:
     """The model of a posterior that rests on simulations."""
     if posterior.problem is None:
         raise TypeError(
-            f"`posterior` must be of an engine that works from simulations, such as KELFI; {posterior.engine} is not."
+            f"This needs the model, which the posterior of {posterior.engine} does not have. One that was loaded from "
+            "a file is given it by load(path, problem=Problem.read(model, x=...)); one of an engine that works from "
+            "simulations, such as KELFI, has it."
         )
     return posterior.problem

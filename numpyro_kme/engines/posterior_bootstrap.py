@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, cast
 
@@ -41,6 +41,11 @@ class BootstrapPosterior(Posterior):
     replicates: Replicates = field(repr=False)
     iid: IidModel = field(repr=False)
     objective: WeightedObjective = field(repr=False)
+
+    def _to_save(self) -> Posterior:
+        """The draws, as a `Posterior`: the rest needs the model."""
+        of_draws = {f.name: getattr(self, f.name) for f in fields(Posterior)}
+        return Posterior(**of_draws | {"problem": None})
 
     def mode(self) -> dict[str, np.ndarray]:
         """Minimum-loss estimate on the data as they are, `{site: value}`."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme._core.keys import split
+from numpyro_kme._core.saving import saveable
 from numpyro_kme.abc.regression import DistributionRegression, recursive_abc_step
 from numpyro_kme.abc.weighting import soft_abc_weights
 from numpyro_kme.engines._simulations import check_model
@@ -177,6 +178,7 @@ class KernelRecursiveABC(Engine):
         )
 
 
+@saveable
 @dataclass(frozen=True, kw_only=True)
 class PointPosterior(Posterior):
     """Points that close in on a point estimate.

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks, solves
+from numpyro_kme._core.saving import saveable
 
 PointSet = Any
 """A pytree whose leaves share their leading axis: `(n, dim)` vectors, `(n, size, dim)` data sets, ..."""
@@ -21,9 +22,9 @@ T = TypeVar("T")
 def register(cls: type[T]) -> type[T]:
     """Make a frozen dataclass of its own and register it as a pytree.
 
-    Fields are leaves; those marked `field(metadata=dict(static=True))` are structure. `__post_init__` checks
-    what a user passes, and is skipped when JAX rebuilds an object: a gradient, an axis number or a
-    placeholder is no length scale.
+    Files can hold it, too (`_core/saving`). Fields are leaves; those marked `field(metadata=dict(static=True))` are
+    structure. `__post_init__` checks what a user passes, and is skipped when JAX rebuilds an object: a gradient, an
+    axis number or a placeholder is no length scale.
     """
     cls = dataclass(frozen=True)(cls)
     members = fields(cls)  # type: ignore[arg-type]
@@ -43,7 +44,7 @@ def register(cls: type[T]) -> type[T]:
         return instance
 
     jax.tree_util.register_pytree_with_keys(cls, flatten, unflatten)
-    return cls
+    return saveable(cls)
 
 
 class Kernel:

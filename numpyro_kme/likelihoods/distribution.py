@@ -13,6 +13,7 @@ from numpyro.distributions import constraints
 from numpyro.distributions.distribution import Distribution
 
 from numpyro_kme._core import checks, solves
+from numpyro_kme._core.saving import Saved, saveable
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.extrapolation import Region
@@ -22,11 +23,13 @@ from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.recorded import Recorded
 from numpyro_kme.likelihoods.residual.form import MIN_SIMULATIONS, ResidualKernelMeans
 from numpyro_kme.models.coordinates import Coordinates
+from numpyro_kme.models.problem import Problem
 
 
+@saveable
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class FittedLikelihood:
+class FittedLikelihood(Saved):
     """A learnt likelihood together with the map from a simulator's arguments to its coordinates.
 
     Call it with the arguments of a simulator to get a distribution of its output:
@@ -43,6 +46,10 @@ class FittedLikelihood:
     coordinates: Coordinates
     event_shape: tuple[int, ...] = field(metadata=dict(static=True))
     simulated: solves.Array
+
+    def with_model(self, problem: Problem) -> "FittedLikelihood":
+        """The same, after `load`, for a model whose priors depend on one another: the map to coordinates runs it."""
+        return replace(self, coordinates=self.coordinates.with_model(problem))
 
     def at(self, y: ArrayLike) -> LikelihoodAt:
         """The likelihood of one output `(*event)`, as a function of coordinates; NaN where it was not observed."""

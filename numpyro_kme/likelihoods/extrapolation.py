@@ -10,13 +10,13 @@ A point is beyond the simulated parameters where `r` is larger than that of ever
 others: with probability of about `1 / (m + 1)` for a further simulation, in any number of dimensions.
 """
 
-import warnings
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
@@ -96,13 +96,12 @@ def warn_if_out_of_distribution(
     if outside:
         names = (f"{i} (observed {y_i:.6g}, simulated {low:.6g} to {high:.6g})" for i, y_i, low, high in outside)
         sentence = f"The observation lies far outside all simulations in statistics {', '.join(names)}. {advice}"
-        warnings.warn(sentence, stacklevel=4)
+        checks.warn(sentence)
     # log kernel value that is never far: three length scales of a Gaussian kernel
     elif float(log_nearest) < 2.0 * min(float(usual), 0.0) - 4.5:
-        warnings.warn(
+        checks.warn(
             f"The observation lies far outside all simulations: log data kernel {float(log_nearest):.3g} at the "
-            f"nearest one, where 99 % of the simulations have a neighbour above {float(usual):.3g}. {advice}",
-            stacklevel=4,
+            f"nearest one, where 99 % of the simulations have a neighbour above {float(usual):.3g}. {advice}"
         )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.saving import saveable
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
@@ -29,6 +30,7 @@ DONORS = 5
 """Fills are drawn from so many of the simulations that are most alike."""
 
 
+@saveable
 @dataclass(frozen=True)
 class Recorded(Form):
     """Settings of the likelihood of whether entries are recorded, and of those that are.

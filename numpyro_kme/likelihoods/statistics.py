@@ -1,6 +1,5 @@
 """Monotone maps of single statistics: the recorded, robust one to standardised ones, learnt ones; jitter of ties."""
 
-import warnings
 from dataclasses import field, replace
 from typing import Any
 
@@ -59,7 +58,7 @@ class StatisticsTransform:
         )
         if constant:
             sentence = f"Statistics {constant} are constant over the {x.shape[0]} simulations and are left out."
-            warnings.warn(sentence, stacklevel=2)
+            checks.warn(sentence)
         columns = x[:, list(kept)]
         centre = np.median(columns, axis=0)
         scale = np.array([robust_standard_deviation(column) for column in columns.T])

@@ -18,9 +18,10 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.compat import log_prob
 from numpyro_kme._core.host import constants, on_host
 from numpyro_kme._core.programs import in_blocks
+from numpyro_kme._core.saving import saveable
 from numpyro_kme.models import matching
 from numpyro_kme.models.matching import Column
-from numpyro_kme.models.prior_maps import Mixture, NotExact
+from numpyro_kme.models.prior_maps import Mixture, NotExact, Sequential
 from numpyro_kme.models.problem import Arrays, Problem
 from numpyro_kme.models.tracing import run, set_from
 
@@ -31,6 +32,7 @@ def _static() -> Any:
     return field(metadata={"static": True})
 
 
+@saveable
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Coordinates:
@@ -136,6 +138,12 @@ class Coordinates:
             f"Argument {k} of the simulator is {other:g}, and was {usual:g} in all simulations, so that the likelihood "
             "is not known as a function of it. Simulate at values that differ, or run the engine again with these data."
         )
+
+    def with_model(self, problem: Problem) -> "Coordinates":
+        """These coordinates, with the model where they are found by running it: a file holds none."""
+        if not isinstance(self.priors, Sequential):
+            return self
+        return replace(self, priors=replace(self.priors, problem=problem))
 
     @property
     def dim(self) -> int:

@@ -14,6 +14,7 @@ from scipy.special import ndtri
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme._core.host import on_host, to_host
+from numpyro_kme._core.saving import saveable, saveable_constants
 from numpyro_kme.models import prior_maps
 from numpyro_kme.models.prior_maps import NotExact
 from numpyro_kme.models.problem import Draws, Latent, Problem
@@ -26,6 +27,9 @@ class Link:
     name: str
     forward: Callable[[ArrayLike], jax.Array]
     inverse: Callable[[ArrayLike], jax.Array]
+
+    def __reduce__(self) -> tuple[Callable, tuple[str]]:
+        return link_named, (self.name,)
 
 
 LEAST, MOST = 2.0**-126, 1.0 - 2.0**-24
@@ -59,6 +63,15 @@ LINKS = (
 )
 
 
+def link_named(name: str) -> Link:
+    """One of `LINKS`."""
+    return next(link for link in LINKS if link.name == name)
+
+
+saveable_constants(Link, {link.name: link for link in LINKS})
+
+
+@saveable
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Column:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import jax
@@ -11,6 +11,7 @@ import numpyro.distributions as dist
 
 from numpyro_kme._core import compat
 from numpyro_kme._core.host import in_present_precision, to_host
+from numpyro_kme._core.saving import Saved, saveable
 from numpyro_kme.models import normalise
 from numpyro_kme.models.problem import Latent, Problem
 
@@ -19,6 +20,7 @@ class NotExact(Exception):
     """Why the prior gives no exact coordinates: half a sentence, to follow 'because'."""
 
 
+@saveable
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Independent:
@@ -35,25 +37,41 @@ class Independent:
         return tuple(normalise.from_normal(fn, part) for fn, part in zip(in_present_precision(self.fns), z))
 
 
+@saveable
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Sequential:
-    """Sites whose priors depend on sites before them: the model is run to find each prior."""
+class Sequential(Saved):
+    """Sites whose priors depend on sites before them: the model is run to find each prior; None once it was saved."""
 
-    problem: Problem = field(metadata={"static": True})
+    problem: Problem | None = field(metadata={"static": True})
     names: tuple[str, ...] = field(metadata={"static": True})
+
+    def _to_save(self):
+        return replace(self, problem=None)
+
+    @property
+    def model(self) -> Problem:
+        """The model; raises where it was not saved."""
+        if self.problem is None:
+            raise ValueError(
+                "These coordinates are found by running the model, as its priors depend on one another, and a file "
+                "holds no model: give it again, `likelihood.with_model(Problem.read(model, x=...))`, or "
+                "`load(path, problem=...)` of a posterior."
+            )
+        return self.problem
 
     def to_normal(self, values):
         """Standard normals, site by site."""
-        z = self.problem.to_normal(dict(zip(self.names, values)))
+        z = self.model.to_normal(dict(zip(self.names, values)))
         return tuple(z[name] for name in self.names)
 
     def from_normal(self, z):
         """Values, site by site."""
-        values = self.problem.from_normal(dict(zip(self.names, z)))
+        values = self.model.from_normal(dict(zip(self.names, z)))
         return tuple(values[name] for name in self.names)
 
 
+@saveable
 class Mixture(NamedTuple):
     """A mixture of normals: weights `(K,)`, means `(K, dim)`, covariances `(K, dim, dim)`."""
 

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 
 from numpyro_kme._core import arviz, checks
+from numpyro_kme._core.saving import Saved, saveable
 from numpyro_kme.models.problem import Arrays, Problem
 
 
+@saveable
 @dataclass(frozen=True)
-class Simulations:
+class Simulations(Saved):
     """Simulations `{(theta_j, x_j)}`; every array has a leading axis of the `m` simulations that are kept.
 
     Attributes:

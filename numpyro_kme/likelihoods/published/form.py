@@ -15,6 +15,7 @@ from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
+from numpyro_kme._core.saving import saveable
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.kernels.base import Kernel, register
 from numpyro_kme.kernels.length_scales import LengthScaleRule
@@ -35,6 +36,7 @@ from numpyro_kme.likelihoods.published.surrogate import KernelMeansSurrogate, as
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
 
 
+@saveable
 @dataclass(frozen=True)
 class KernelMeans(Form):
     r"""The published form of the kernel means likelihood: settings, and `fit`.

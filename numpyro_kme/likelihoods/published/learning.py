@@ -12,12 +12,14 @@ import scipy
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import in_present_precision, on_host, to_host
+from numpyro_kme._core.saving import saveable
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.descent import ravel, unravel
 from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet
 from numpyro_kme.likelihoods.published.leave_one_out import LearningObjective
 
 
+@saveable
 @dataclass(frozen=True)
 class Tied:
     r"""Two hyperparameters in place of all: one `eps` for every statistic and one `beta_0`, which decides `lam` too.
@@ -43,6 +45,7 @@ class Tied:
         checks.require(0 <= self.power < np.inf, f"`power` must be finite and not negative; got {self.power}.")
 
 
+@saveable
 @dataclass(frozen=True)
 class Learner:
     """How hyperparameters are searched; every number is in units of the template's values or of logarithms.

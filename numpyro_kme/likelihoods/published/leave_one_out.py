@@ -18,6 +18,7 @@ from jax.scipy.special import logsumexp
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
+from numpyro_kme._core.saving import saveable
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.base import positive_part, to_signed_log
@@ -201,6 +202,7 @@ class _Defensive(LearningObjective):
         checks.require(0.0 < self.floor < 1.0, f"`floor` must be between 0 and 1; got {self.floor}.")
 
 
+@saveable
 class LeaveOneOut(_Defensive):
     r"""Held-out log posterior density of each simulation's parameters, in closed form: the default.
 
@@ -222,6 +224,7 @@ class LeaveOneOut(_Defensive):
         return jnp.mean(posterior_scores(ratios, self.floor))
 
 
+@saveable
 class LeaveOneOutPredictive(_Defensive):
     r"""Held-out log predictive density of each simulation's data, in closed form.
 
@@ -255,6 +258,7 @@ class LeaveOneOutPredictive(_Defensive):
         )
 
 
+@saveable
 @dataclass(frozen=True)
 class MarginalLikelihood(LearningObjective):
     r"""The objective of the paper: the marginal kernel means likelihood `log q(y) = log int q(y | z) p(dz)`.

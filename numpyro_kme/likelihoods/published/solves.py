@@ -1,7 +1,6 @@
 r"""`(L + m lam I)^-1` applied to data kernels: exactly, or through pivots where simulations are many."""
 
 import abc
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from scipy import linalg
 
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.host import on_host
+from numpyro_kme._core.saving import saveable
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels import gram
 from numpyro_kme.kernels.base import register
@@ -104,6 +104,7 @@ def default_solve(num_simulations: int) -> Solve:
     return DenseSolve() if num_simulations <= MOST_DENSE else LowRankSolve()
 
 
+@saveable
 @dataclass(frozen=True)
 class DenseSolve(Solve):
     """Solve exactly, by one Cholesky factor of all simulations.
@@ -154,6 +155,7 @@ def _dense(hyper, z, kappa, weights) -> Solved:
     return Solved(z, weights, kappa - len(kappa) * hyper.regularisation * weights, weights @ kappa)
 
 
+@saveable
 @dataclass(frozen=True)
 class LowRankSolve(Solve):
     r"""Solve with $L \approx U U^\top$, a pivoted incomplete Cholesky factor of rank `r`, by Woodbury's formula.
@@ -193,11 +195,10 @@ class LowRankSolve(Solve):
                 break
             rows = np.union1d(rows, missed[np.argsort(rest[missed])[-len(rows) :]])
         if rest.max() > 2.0 * stop:
-            warnings.warn(
+            checks.warn(
                 f"The low-rank solve ended at rank {factor.rank} with {rest.max():.2g} of a simulation's kernel left "
                 f"out, {rest.max() / lam:.2g} times the regularisation; {2 * self.tolerance} times was asked for. "
-                "Raise `max_rank`, or use fewer simulations and DenseSolve().",
-                stacklevel=5,
+                "Raise `max_rank`, or use fewer simulations and DenseSolve()."
             )
         core = np.linalg.cholesky(core + len(z) * lam * np.eye(len(core)))
         return LowRankSolution(np.asarray(factor.pivots), np.asarray(factor.inverse), core, np.asarray(rest.max()))

@@ -11,6 +11,7 @@ residuals. The density integrates to 1 in $v$ for every $z$.
 References: Abramson (1982), Annals of Statistics; Silverman (1986), section 5.3.
 """
 
+from dataclasses import replace
 from math import lgamma, log, pi
 from typing import Any, NamedTuple
 
@@ -223,6 +224,11 @@ class ResidualDensity:
     intercept: Array
     ridge: Array
     heavy_tailed_weight: Array
+
+    def trimmed(self) -> "ResidualDensity":
+        """The same without columns of zeros in the basis, for NumPy."""
+        basis = np.asarray(self.basis)
+        return replace(self, basis=basis[:, basis.any(axis=0)])
 
     def weights(self, z: Any, xp: Any = jnp) -> Any:
         """`a(z)` at points `(..., D)` up to a factor, `(..., m)`, positive."""

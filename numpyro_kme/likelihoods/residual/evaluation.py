@@ -76,13 +76,14 @@ class ResidualAt(PositiveLikelihoodAt):
         return log_density.astype(v.dtype) + xp.sum(found.log_slope, axis=-1) + self.log_jacobian
 
     def brief(self):
-        """In float32, but for locations and scales that rounding would move by more than `ROUNDING`."""
+        """In float32, but for locations and scales that rounding would move by more than `ROUNDING`; without the zeros
+        that fill up what is compiled."""
         short = partial(jax.tree.map, lambda leaf: np.asarray(leaf, np.float32))
         learnt = self.surrogate
-        found = replace(learnt, density=short(learnt.density))
+        parts = {"location": learnt.location.trimmed(), "log_scale": learnt.log_scale.trimmed()}
         if self._rounding() <= ROUNDING:
-            found = replace(found, location=short(learnt.location), log_scale=short(learnt.log_scale))
-        return replace(self, surrogate=found)
+            parts = {name: short(part) for name, part in parts.items()}
+        return replace(self, surrogate=replace(learnt, density=short(learnt.density.trimmed()), **parts))
 
     def _rounding(self) -> float:
         """Largest error of locations, in residual standard deviations, and of log scales in float32.

@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.host import in_threads, on_host
+from numpyro_kme._core.saving import saveable
 from numpyro_kme.kernels.length_scales import robust_standard_deviation
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.extrapolation import Region
@@ -50,6 +51,7 @@ NEGLIGIBLE = 0.05
 """What location, in residual standard deviations, and log scale may be off by where a simpler function stands in."""
 
 
+@saveable
 @dataclass(frozen=True)
 class ResidualKernelMeans(Form):
     r"""The location-scale kernel means likelihood, the residual form: settings, and `fit`.

@@ -1,6 +1,7 @@
 """Fitted regressions as functions of the coordinates: features, and as few Gaussian kernels as they need."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -73,6 +74,12 @@ class RidgeFunctions:
     def on_host(self, z: np.ndarray, kind: type[np.floating] = np.float64) -> np.ndarray:
         """Values `(k, n)` at points `(k, D)` as NumPy computes them in a given precision."""
         return self._values(np.asarray(z, kind), np)
+
+    def trimmed(self) -> "RidgeFunctions":
+        """The same without kernels of weight 0 in every function, for NumPy."""
+        used = np.asarray(self.rbf).any(axis=0)
+        points, precision, rbf = np.asarray(self.points)[used], np.asarray(self.precision)[used], self.rbf
+        return replace(self, points=points, precision=precision, rbf=np.asarray(rbf)[:, used])
 
     def _values(self, z, xp):
         offset, linear, rbf = (xp.asarray(leaf, z.dtype) for leaf in (self.offset, self.linear, self.rbf))

@@ -1,0 +1,295 @@
+"""Values as files: data and not code, with nothing executed on loading.
+
+A file is a ZIP archive. `header.json` says what it is, `{"numpyro_kme": {"format", "version", "kind"}, "value": ...}`,
+with the value as a tree: numbers and texts as they are, NaN and infinities as `{"float": text}`, and `{"array": i,
+"shape": [...]}` for the array in `arrays/i.npy`, flat, each kept once. `{"object": name, "fields": {...}}` is a
+dataclass or named tuple, of a class that was declared `saveable`; `{"named": kind, "name": name}` is one of a list of
+constants; `{"numpyro": [module, class], ...}` is a distribution, transformation or constraint of NumPyro. Names of
+other classes and anything pickled are errors. No constructor of a dataclass is called.
+"""
+
+import io
+import json
+import math
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from hashlib import sha256
+from importlib.metadata import version
+from os import PathLike
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import jax
+import numpy as np
+import numpyro.distributions as dist
+from numpyro.distributions import constraints, transforms
+
+from numpyro_kme._core import checks
+
+FORMAT = 1
+PACKAGE = "numpyro_kme"
+HEADER = "header.json"
+OF_NUMPYRO: tuple[type, ...] = (dist.Distribution, transforms.Transform, constraints.Constraint)
+
+T = TypeVar("T", bound=type)
+_classes: dict[str, type] = {}
+_constants: dict[str, dict[str, Any]] = {}
+
+
+class SavedFileError(ValueError):
+    """A file that cannot be read as a saved value, and why."""
+
+
+def saveable(cls: T) -> T:
+    """Let files hold values of a dataclass or named tuple, by its name; a decorator."""
+    _classes[_name(cls)] = cls
+    return cls
+
+
+def saveable_constants(cls: type, values: Mapping[str, Any]) -> None:
+    """Let files hold constants of a class, by their names."""
+    _constants[_name(cls)] = dict(values)
+
+
+def _name(cls: type) -> str:
+    """The package's classes by their names alone, so that modules may move; others with their modules."""
+    own = cls.__module__.partition(".")[0] == PACKAGE
+    return cls.__qualname__ if own else f"{cls.__module__}.{cls.__qualname__}"
+
+
+class Saved:
+    """Base of values that can be kept in a file and shared."""
+
+    def save(self, path: str | PathLike) -> None:
+        """Write this value to a file, of one format for all values: numbers and text, no code (docs/saving.md).
+
+        The file is replaced as a whole, or stays as it was. Functions, the model among them, are not saved.
+
+        Args:
+            path: Of the file; by custom it ends in `.kme`.
+        Raises:
+            TypeError: If the value holds a function or an object of a class that files cannot hold.
+        """
+        write(path, self)
+
+    @classmethod
+    def load(cls, path: str | PathLike) -> Self:
+        """Read what `save` wrote, in any process and on any machine; nothing in the file is executed.
+
+        Raises:
+            SavedFileError: If there is no such file, or it is damaged, not of this package, of another kind of value or
+                of a later format.
+        """
+        found = read(path)
+        if not isinstance(found, cls):
+            raise SavedFileError(
+                f"{path} holds a {type(found).__name__} and not a {cls.__name__}: read it by "
+                f"{type(found).__name__}.load."
+            )
+        return found
+
+    def _to_save(self) -> "Saved":
+        """What is saved of it."""
+        return self
+
+
+def write(path: str | PathLike, value: Any) -> None:
+    """Write a value to a file, which is replaced as a whole."""
+    path = Path(path).expanduser().absolute()
+    arrays: list[np.ndarray] = []
+    tree = _Writer(arrays).encoded(value, type(value).__name__)
+    about = {"format": FORMAT, "version": version("numpyro-kme"), "kind": tree["object"]}
+    checks.require(path.parent.is_dir(), f"There is no folder {path.parent} to write {path.name} to.")
+    handle, made = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+                archive.writestr(HEADER, json.dumps({PACKAGE: about, "value": tree}, allow_nan=False))
+                for number, array in enumerate(arrays):
+                    buffer = io.BytesIO()
+                    np.lib.format.write_array(buffer, array, allow_pickle=False)
+                    archive.writestr(f"arrays/{number}.npy", buffer.getvalue())
+            file.flush()
+            os.fsync(file.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(made, 0o666 & ~mask)
+        os.replace(made, path)
+    except BaseException:
+        Path(made).unlink(missing_ok=True)
+        raise
+
+
+def read(path: str | PathLike) -> Any:
+    """The value in a file."""
+    path = Path(path).expanduser().absolute()
+    if not path.is_file():
+        raise SavedFileError(f"There is no file {path}.")
+    if not zipfile.is_zipfile(path):
+        with path.open("rb") as file:
+            begun = file.read(4) == b"PK\3\4"
+        why = "it ends too early, as after a copy that was cut off" if begun else "it is no file that `save` wrote"
+        raise SavedFileError(f"{path} cannot be read: {why}. Give another file, or a whole copy.")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = set(archive.namelist())
+            header = json.loads(archive.read(HEADER)) if HEADER in names else {}
+            about = header.get(PACKAGE) if isinstance(header, dict) else None
+            if not isinstance(about, dict):
+                raise SavedFileError(f"{path} cannot be read: it is no file that `save` wrote. Give another file.")
+            if about["format"] > FORMAT:
+                raise SavedFileError(
+                    f"{path} has format {about['format']}, written by numpyro_kme {about['version']}; this release "
+                    f"reads formats up to {FORMAT}. Install numpyro_kme {about['version']} or later."
+                )
+            count = sum(name.startswith("arrays/") for name in names)
+            arrays = [_array(archive.read(f"arrays/{number}.npy")) for number in range(count)]
+        return _Reader(arrays).decoded(header["value"])
+    except SavedFileError:
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise SavedFileError(
+            f"{path} is damaged, or was changed ({what}). Restore a copy, or make it again."
+        ) from error
+
+
+def _array(data: bytes) -> np.ndarray:
+    return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+
+
+class _Writer:
+    """Values as trees; arrays are collected, each once."""
+
+    def __init__(self, arrays: list[np.ndarray]):
+        self._arrays, self._numbers = arrays, dict[tuple, int]()
+
+    def encoded(self, value: Any, where: str) -> Any:
+        """The tree of a value that is at a place."""
+        if value is None or isinstance(value, bool | int | str):
+            return value
+        if isinstance(value, float):
+            return value if math.isfinite(value) else {"float": repr(value)}
+        if checks.is_key(value):
+            return {"key": self.encoded(jax.random.key_data(value), where), "impl": str(jax.random.key_impl(value))}
+        if isinstance(value, np.ndarray | np.generic | jax.Array):
+            return self._array(np.asarray(value), where)
+        value = value._to_save() if isinstance(value, Saved) else value
+        kind = _name(type(value))
+        if kind in _constants:
+            names = [name for name, one in _constants[kind].items() if one is value or one == value]
+            return {"named": kind, "name": names[0]}
+        if _classes.get(kind) is type(value):
+            members = _members(_classes[kind])
+            return {"object": kind, "fields": {m: self.encoded(getattr(value, m), f"{where}.{m}") for m in members}}
+        if isinstance(value, Mapping):
+            pairs = [[self.encoded(k, where), self.encoded(v, f"{where}[{k!r}]")] for k, v in value.items()]
+            return {"dict": pairs}
+        if type(value) in (tuple, list):
+            items = [self.encoded(one, f"{where}[{i}]") for i, one in enumerate(value)]
+            return {type(value).__name__: items}
+        if isinstance(value, OF_NUMPYRO) and type(value).__module__.startswith("numpyro.distributions."):
+            return self._of_numpyro(value, where)
+        raise TypeError(
+            f"{where} cannot be saved: it is a {type(value).__module__}.{type(value).__qualname__}, and files hold "
+            "numbers and text, no functions and no objects of other classes. Dataclasses of the package can be saved, "
+            "and kernels of yours that `kernels.register` decorates."
+        )
+
+    def _array(self, array: np.ndarray, where: str) -> dict[str, Any]:
+        checks.require(
+            array.dtype.kind in "biufcU",
+            f"{where} cannot be saved: an array of {array.dtype} is no numbers.",
+            TypeError,
+        )
+        flat = np.ascontiguousarray(array).reshape(-1)
+        key = str(flat.dtype), sha256(flat.tobytes()).digest()
+        if key not in self._numbers:
+            self._numbers[key] = len(self._arrays)
+            self._arrays.append(flat)
+        return {"array": self._numbers[key], "shape": list(array.shape)}
+
+    def _of_numpyro(self, value: Any, where: str) -> dict[str, Any]:
+        if isinstance(value, dist.Distribution):
+            cls = type(value)
+            names = [*cls.gather_pytree_data_fields(), *cls.gather_pytree_aux_fields()]
+            found = {name: value.__dict__.get(name) for name in names}
+        else:
+            params, (names, rest) = value.tree_flatten()
+            found = {**dict(zip(names, params)), **rest}
+        kind = [type(value).__module__, type(value).__qualname__]
+        return {"numpyro": kind, "fields": {n: self.encoded(v, f"{where}.{n}") for n, v in found.items()}}
+
+
+class _Reader:
+    """Values of trees."""
+
+    def __init__(self, arrays: list[np.ndarray]):
+        self._arrays = arrays
+
+    def decoded(self, tree: Any) -> Any:
+        """The value of a tree."""
+        if not isinstance(tree, dict):
+            if isinstance(tree, list):
+                raise SavedFileError("The file is damaged: it has a list where a value should be.")
+            return tree
+        kinds: dict[str, Callable[[dict], Any]] = {
+            "float": lambda t: float(t["float"]),
+            "array": lambda t: self._arrays[t["array"]].reshape(t["shape"]),
+            "key": lambda t: jax.random.wrap_key_data(self.decoded(t["key"]), impl=t["impl"]),
+            "tuple": lambda t: tuple(map(self.decoded, t["tuple"])),
+            "list": lambda t: list(map(self.decoded, t["list"])),
+            "dict": lambda t: {self.decoded(k): self.decoded(v) for k, v in t["dict"]},
+            "named": lambda t: _constants[t["named"]][t["name"]],
+            "object": self._object,
+            "numpyro": self._of_numpyro,
+        }
+        return next(read for kind, read in kinds.items() if kind in tree)(tree)
+
+    def _object(self, tree: dict) -> Any:
+        name = tree["object"]
+        if name not in _classes:
+            raise SavedFileError(
+                f"The file holds an object of the class {name}, which is not known here: import the module that "
+                "defines it, or install the release that wrote the file."
+            )
+        cls, found = _classes[name], {key: self.decoded(value) for key, value in tree["fields"].items()}
+        known = _members(cls)
+        if set(known) != set(found):
+            raise SavedFileError(
+                f"The file holds a {name} with the fields {sorted(found)}, and here it has {sorted(known)}: it was "
+                "written by another release. Read it with that one."
+            )
+        if not is_dataclass(cls):
+            return cls(**found)
+        made = object.__new__(cls)
+        for key, value in found.items():
+            object.__setattr__(made, key, value)
+        return made
+
+    def _of_numpyro(self, tree: dict) -> Any:
+        module, name = tree["numpyro"]
+        known: dict[tuple[str, str], Any] = {
+            (cls.__module__, cls.__qualname__): cls for base in OF_NUMPYRO for cls in _below(base)
+        }
+        if (module, name) not in known or not module.startswith("numpyro.distributions."):
+            raise SavedFileError(f"The file holds a {module}.{name}, which the installed NumPyro does not have.")
+        cls, found = known[module, name], {key: self.decoded(value) for key, value in tree["fields"].items()}
+        if issubclass(cls, dist.Distribution):
+            data, rest = cls.gather_pytree_data_fields(), cls.gather_pytree_aux_fields()
+            return cls.tree_unflatten(tuple(found.get(n) for n in rest), tuple(found.get(n) for n in data))
+        return cls.tree_unflatten((tuple(found), {}), tuple(found.values()))
+
+
+def _members(cls: Any) -> list[str]:
+    """Names of the fields of a dataclass or named tuple."""
+    return [f.name for f in fields(cls)] if is_dataclass(cls) else list(cls._fields)
+
+
+def _below(cls: type) -> list[type]:
+    """Classes derived from one."""
+    own: list[type] = cls.__subclasses__()
+    return [one for sub in own for one in (sub, *_below(sub))]

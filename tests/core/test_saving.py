@@ -1,0 +1,357 @@
+"""Files of posteriors, learnt likelihoods and simulations: round trips of every kind, and what is refused."""
+
+import copy
+import json
+import os
+import pickle
+import subprocess
+import sys
+import warnings
+import zipfile
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer import MCMC, NUTS
+
+import numpyro_kme as kme
+from numpyro_kme._core import saving
+from numpyro_kme.engines import Posterior, Posteriors
+from numpyro_kme.kernels import Gaussian
+from numpyro_kme.likelihoods import FittedLikelihood
+
+KEY = jax.random.key(0)
+Y = np.array([0.3, -0.2, 0.1])
+SavedFileError = saving.SavedFileError
+
+
+def three(rng_key, theta):
+    return theta + jax.random.normal(rng_key, (3,))
+
+
+def two(rng_key, theta, scale):
+    return theta + scale * jax.random.normal(rng_key, (3,))
+
+
+def losing(rng_key, theta):
+    x = three(rng_key, theta)
+    return jnp.where(x > 1.5, jnp.nan, x)
+
+
+def normal(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    numpyro.deterministic("twice", 2.0 * theta)
+    numpyro.sample("x", kme.Simulator(three, theta), obs=x)
+
+
+def bounded(x=None):
+    """Priors that are mapped to normals, with an interval and a truncation."""
+    theta = numpyro.sample("theta", dist.Uniform(-2.0, 2.0))
+    scale = numpyro.sample("scale", dist.TruncatedNormal(1.0, 0.5, low=0.1))
+    numpyro.sample("x", kme.Simulator(two, theta, scale), obs=x)
+
+
+def logarithms(x=None):
+    """Arguments that are functions of latents."""
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([1]).to_event(1))
+    scale = numpyro.sample("scale", dist.TransformedDistribution(dist.Normal(0.0, 0.3), dist.transforms.ExpTransform()))
+    numpyro.sample("x", kme.Simulator(two, jnp.exp(theta[0]), scale), obs=x)
+
+
+def dependent(x=None):
+    """Priors that depend on one another: the map to coordinates runs the model."""
+    scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.5))
+    theta = numpyro.sample("theta", dist.Normal(0.0, scale))
+    numpyro.sample("x", kme.Simulator(two, theta, scale), obs=x)
+
+
+def unsure(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    numpyro.sample("x", kme.Simulator(losing, theta), obs=x)
+
+
+QUIET = dict(progress_bar=False)
+ENGINES = {
+    "residual": lambda: kme.KELFI(normal, 60, num_samples=100, **QUIET),
+    "published": lambda: kme.KELFI(normal, 40, form=kme.KernelMeans(), num_samples=100, **QUIET),
+    "data kernel": lambda: kme.KELFI(
+        normal, 40, form=kme.KernelMeans(data_kernel=Gaussian(1.0) + Gaussian(2.0)), num_samples=100, **QUIET
+    ),
+    "low rank": lambda: kme.KELFI(
+        normal, 40, form=kme.KernelMeans(solve=kme.likelihoods.LowRankSolve()), num_samples=100, **QUIET
+    ),
+    "recorded": lambda: kme.KELFI(unsure, 200, missing=kme.SimulatedMissing(), num_samples=100, **QUIET),
+    "bounded": lambda: kme.KELFI(bounded, 60, num_samples=100, **QUIET),
+    "logarithms": lambda: kme.KELFI(logarithms, 60, num_samples=100, **QUIET),
+    "dependent": lambda: kme.KELFI(dependent, 60, num_samples=100, **QUIET),
+    "KernelABC": lambda: kme.KernelABC(normal, num_simulations=300, **QUIET),
+    "KernelBayes": lambda: kme.KernelBayes(normal, num_simulations=200, num_samples=50, **QUIET),
+    "RejectionABC": lambda: kme.RejectionABC(normal, num_simulations=1000, **QUIET),
+    "recursive": lambda: kme.KernelRecursiveABC(normal, num_simulations=30, num_iterations=2, **QUIET),
+}
+
+
+@pytest.fixture(scope="module")
+def engines():
+    """Each engine, run once."""
+    return {}
+
+
+QUICK = ("residual", "published", "dependent", "KernelABC")
+EACH = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in ENGINES]
+
+
+@pytest.fixture(params=EACH)
+def engine(request, engines):
+    return ran(engines, request.param)
+
+
+def ran(engines, name):
+    if name not in engines:
+        engines[name] = ENGINES[name]()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            engines[name].run(KEY, x=Y)
+    return engines[name]
+
+
+def same(one, other):
+    """Whether trees of dictionaries, arrays and texts are equal."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
+    return np.array_equal(one, other, equal_nan=np.asarray(one).dtype.kind == "f")
+
+
+def test_posteriors_come_back(engine, tmp_path):
+    posterior, path = engine.posterior, tmp_path / "posterior.kme"
+    posterior.save(path)
+    found = Posterior.load(path)
+    assert type(found) is type(posterior) and found.problem is None
+    assert same(found.get_samples(), posterior.get_samples()) and same(dict(found.info), dict(posterior.info))
+    assert same(found.get_extra_fields(True), posterior.get_extra_fields(True))
+    ours, theirs = posterior.to_inference_data(), found.to_inference_data()
+    for name, group in posterior.groups.items():
+        assert all(np.array_equal(ours[name][key], theirs[name][key], equal_nan=True) for key in group), name
+    found.print_summary()
+    if not hasattr(posterior, "likelihoods"):
+        return
+    whole = Posterior.load(path, problem=kme.Problem.read(engine.model, x=Y))
+    latents = {name: posterior.samples[name][:5] for name in posterior.latents}
+    np.testing.assert_array_equal(whole.log_density(latents), posterior.log_density(latents))
+    with pytest.raises(TypeError, match=r"needs the model.*problem=Problem.read"):
+        found.log_density(latents)
+
+
+def test_likelihoods_come_back_without_the_model(engine, tmp_path):
+    posterior, path = engine.posterior, tmp_path / "likelihood.kme"
+    if not hasattr(posterior, "likelihoods"):
+        return
+    fitted = posterior.likelihoods["x"]
+    fitted.save(path)
+    found = FittedLikelihood.load(path)
+    z = np.random.default_rng(0).normal(size=(5, fitted.coordinates.dim))
+    for y in (Y, np.array([np.nan, 0.1, 0.4])):
+        if engine.form is None or getattr(engine.form, "data_kernel", None) is None or not np.isnan(y).any():
+            ours, theirs = (one.at(y).log_densities(z) for one in (fitted, found))  # None where a form has JAX alone
+            np.testing.assert_array_equal(ours, theirs)
+    arguments = engine.posterior.simulations.arguments["x"][:4]
+    if engine.model is dependent:
+        with pytest.raises(ValueError, match=r"holds no model: give it again, `likelihood.with_model"):
+            found(arguments).log_prob(Y)
+        found = found.with_model(kme.Problem.read(dependent, x=Y))
+    np.testing.assert_array_equal(found(arguments).log_prob(Y), fitted(arguments).log_prob(Y))
+
+
+def test_simulations_come_back_and_serve_an_engine(engines, tmp_path):
+    engine, path = ran(engines, "residual"), tmp_path / "simulations.kme"
+    engine.posterior.simulations.save(path)
+    found = kme.Simulations.load(path)
+    assert vars(found).keys() == vars(engine.posterior.simulations).keys()
+    assert all(same(value, getattr(found, name)) for name, value in vars(engine.posterior.simulations).items())
+    again = kme.KELFI(normal, 60, num_samples=100, simulations=found, **QUIET)
+    again.run(KEY, x=Y)
+    assert same(again.get_samples(), engine.get_samples())
+
+
+def test_many_posteriors_come_back_and_share_what_they_share(engines, tmp_path):
+    engine = ran(engines, "residual")
+    many = engine.condition_many(KEY, {"x": np.stack([Y, np.where(Y < 0, np.nan, Y), Y])})
+    many.save(tmp_path / "many.kme")
+    engine.posterior.save(tmp_path / "one.kme")
+    found = Posteriors.load(tmp_path / "many.kme")
+    assert same(found.get_samples(), many.get_samples()) and found.refused == many.refused
+    with zipfile.ZipFile(tmp_path / "many.kme") as several, zipfile.ZipFile(tmp_path / "one.kme") as one:
+        assert len(several.namelist()) < 2 * len(one.namelist())
+
+
+@pytest.mark.slow
+def test_a_bootstrap_keeps_its_draws(tmp_path):
+    def draw(rng_key, theta):
+        return theta + jax.random.normal(rng_key)
+
+    def iid(x):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("x", kme.Simulator(draw, theta), obs=x)
+
+    engine = kme.PosteriorBootstrap(iid, num_samples=20, **QUIET)
+    engine.run(KEY, x=np.linspace(-1.0, 1.0, 20))
+    engine.posterior.save(tmp_path / "bootstrap.kme")
+    assert same(Posterior.load(tmp_path / "bootstrap.kme").get_samples(), engine.get_samples())
+
+
+@pytest.mark.slow
+def test_a_loaded_likelihood_goes_into_nuts(engines, tmp_path):
+    ran(engines, "residual").likelihoods["x"].save(tmp_path / "likelihood.kme")
+    likelihood = FittedLikelihood.load(tmp_path / "likelihood.kme")
+
+    def written_out(x):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        numpyro.sample("x", kme.KernelMeansLikelihood(likelihood, theta), obs=x)
+
+    mcmc = MCMC(NUTS(written_out), num_warmup=100, num_samples=200, progress_bar=False)
+    mcmc.run(KEY, Y)
+    assert abs(mcmc.get_samples()["theta"].mean() - Y.sum() / 4) < 0.5
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("through", [lambda value: pickle.loads(pickle.dumps(value)), copy.deepcopy])
+def test_engines_posteriors_and_values_are_pickled_and_copied(engine, through):
+    found = through(engine)
+    one, other = (e.trained.condition(jax.random.key(4), x=Y + 0.1) for e in (engine, found))
+    assert same(one.get_samples(), other.get_samples())
+    assert same(through(engine.posterior).get_samples(), engine.get_samples())
+    assert same(through(engine.trained).condition(jax.random.key(4), x=Y + 0.1).get_samples(), one.get_samples())
+
+
+def changed(path, change):
+    """A file with another header."""
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    header = json.loads(parts["header.json"])
+    change(header)
+    parts["header.json"] = json.dumps(header).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in parts.items():
+            archive.writestr(name, data)
+
+
+def other_bytes(path):
+    data = bytearray(path.read_bytes())
+    at = data.index(b"arrays/0.npy") + 40
+    data[at : at + 20] = bytes(20)
+    path.write_bytes(bytes(data))
+
+
+def numpys(path):
+    with path.open("wb") as file:
+        np.savez(file, a=np.zeros(3))
+
+
+BAD = {
+    "no file": (lambda path: path.unlink(), "There is no file"),
+    "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-100]), "ends too early"),
+    "empty": (lambda path: path.write_bytes(b""), "no file that `save` wrote"),
+    "text": (lambda path: path.write_text("theta,x\n1,2\n"), "no file that `save` wrote"),
+    "pickle": (lambda path: path.write_bytes(pickle.dumps({"a": 1})), "no file that `save` wrote"),
+    "npz": (numpys, "no file that `save` wrote"),
+    "changed bytes": (other_bytes, "is damaged"),
+    "later format": (
+        lambda path: changed(path, lambda h: h["numpyro_kme"].update(format=99, version="9.0")),
+        "has format 99, written by numpyro_kme 9.0; this release reads formats up to 1",
+    ),
+    "unknown class": (lambda path: changed(path, lambda h: h["value"].update(object="os.system")), "class os.system"),
+    "other fields": (lambda path: changed(path, lambda h: h["value"]["fields"].pop("x")), "with the fields"),
+    "no NumPyro": (
+        lambda path: changed(
+            path, lambda h: h["value"]["fields"].update(x={"numpyro": ["os", "system"], "fields": {}})
+        ),
+        "holds a os.system, which the installed NumPyro does not have",
+    ),
+    "no array": (lambda path: changed(path, lambda h: h["value"]["fields"].update(x={"array": 99})), "is damaged"),
+}
+
+
+@pytest.mark.parametrize("how", BAD)
+def test_what_cannot_be_read(engines, how, tmp_path):
+    path = tmp_path / "simulations.kme"
+    ran(engines, "residual").posterior.simulations.save(path)
+    change, message = BAD[how]
+    change(path)
+    with pytest.raises(SavedFileError, match=message):
+        kme.Simulations.load(path)
+
+
+def test_a_value_of_another_kind(engines, tmp_path):
+    ran(engines, "residual").posterior.simulations.save(tmp_path / "simulations.kme")
+    with pytest.raises(SavedFileError, match=r"holds a Simulations and not a Posterior: read it by Simulations\.load"):
+        Posterior.load(tmp_path / "simulations.kme")
+
+
+def test_a_model_with_another_observation_is_refused(engines, tmp_path):
+    ran(engines, "residual").posterior.save(tmp_path / "posterior.kme")
+    with pytest.raises(ValueError, match=r"other observations at \['x'\]"):
+        Posterior.load(tmp_path / "posterior.kme", problem=kme.Problem.read(normal, x=Y + 1.0))
+
+
+def test_what_cannot_be_written_leaves_the_file_as_it_was(engines, tmp_path):
+    path = tmp_path / "simulations.kme"
+    simulations = ran(engines, "residual").posterior.simulations
+    simulations.save(path)
+    before = path.read_bytes()
+    odd = kme.Simulations({"x": np.zeros((2, 1))}, {"x": np.array([print, len])})
+    with pytest.raises(TypeError, match=r"Simulations.x\['x'\] cannot be saved: an array of object"):
+        odd.save(path)
+    with pytest.raises(TypeError, match=r"it is a builtins.function|it is a builtins.builtin_function_or_method"):
+        kme.Simulations({"x": np.zeros((2, 1))}, {"x": np.zeros(2)}, failures={"x": print}).save(path)
+    assert path.read_bytes() == before and [one.name for one in tmp_path.iterdir()] == [path.name]
+    with pytest.raises(ValueError, match="There is no folder"):
+        simulations.save(tmp_path / "nowhere" / "simulations.kme")
+
+
+def test_writing_that_is_cut_off_leaves_the_file_as_it_was(engines, tmp_path, monkeypatch):
+    path = tmp_path / "simulations.kme"
+    simulations = ran(engines, "residual").posterior.simulations
+    simulations.save(path)
+    before = path.read_bytes()
+
+    def full(*_):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        simulations.save(path)
+    assert path.read_bytes() == before and [one.name for one in tmp_path.iterdir()] == [path.name]
+
+
+def elsewhere(python, tmp_path):
+    """What another interpreter reads, in a process without this session's settings."""
+    files = [str(tmp_path / name) for name in ("likelihood.kme", "posterior.kme")]
+    environment = {"PATH": os.environ["PATH"], "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [python, str(Path(__file__).with_name("saved_elsewhere.py")), *files]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+OTHER = Path("/opt/v/v312/bin/python")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["residual", "published"])
+@pytest.mark.parametrize("python", [sys.executable, str(OTHER)])
+def test_other_processes_and_versions_give_the_same_densities(engines, tmp_path, name, python):
+    if not Path(python).exists():
+        pytest.skip(f"needs {python}, another version of Python and JAX")
+    engine = ran(engines, name)
+    engine.likelihoods["x"].save(tmp_path / "likelihood.kme")
+    engine.posterior.save(tmp_path / "posterior.kme")
+    found = elsewhere(python, tmp_path)
+    expected = kme.KernelMeansLikelihood(engine.likelihoods["x"], np.linspace(-1.0, 1.0, 7)).log_prob(Y)
+    np.testing.assert_allclose(found["log_prob"], expected, rtol=1e-5, atol=1e-5)
+    mean = engine.get_samples()["theta"].mean()
+    np.testing.assert_allclose([found["mean"], found["arviz"]], mean, rtol=1e-6)
