@@ -84,7 +84,7 @@ ENGINES = {
     "low rank": lambda: kme.KELFI(
         normal, 40, form=kme.KernelMeans(solve=kme.likelihoods.LowRankSolve()), num_samples=100, **QUIET
     ),
-    "recorded": lambda: kme.KELFI(unsure, 200, missing=kme.SimulatedMissing(), num_samples=100, **QUIET),
+    "recorded": lambda: kme.KELFI(unsure, 200, num_rounds=1, missing=kme.SimulatedMissing(), num_samples=100, **QUIET),
     "bounded": lambda: kme.KELFI(bounded, 60, num_samples=100, **QUIET),
     "logarithms": lambda: kme.KELFI(logarithms, 60, num_samples=100, **QUIET),
     "dependent": lambda: kme.KELFI(dependent, 60, num_samples=100, **QUIET),

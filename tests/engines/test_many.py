@@ -34,7 +34,7 @@ X = RNG.normal(size=(6, 1)) + RNG.normal(size=(6, 4))
 X[1, 2] = X[3, 0] = X[3, 3] = X[4, 2] = np.nan
 QUIET = dict(progress_bar=False)
 ENGINES = {
-    "residual": lambda: kme.KELFI(model, 200, num_samples=200, **QUIET),
+    "residual": lambda: kme.KELFI(model, 200, num_rounds=1, num_samples=200, **QUIET),
     "published": lambda: kme.KELFI(model, 60, form=kme.KernelMeans(), num_samples=200, **QUIET),
     "KernelABC": lambda: kme.KernelABC(model, num_simulations=500, num_samples=200, **QUIET),
     "KernelBayes": lambda: kme.KernelBayes(model, num_simulations=300, num_samples=50, **QUIET),
