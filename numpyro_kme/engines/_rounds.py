@@ -63,12 +63,12 @@ class FromPosterior(Proposal):
 
     Args:
         power: `t`, above 0 and no more than 1, which is the posterior itself.
-        prior_proportion: Fraction of each round at prior draws, between 0 and 1: a defensive mixture, by which a mode
-            that the first rounds missed can still be found.
+        prior_proportion: Fraction of each further round at prior draws, between 0 and 1: a defensive mixture, by which a
+            mode that the first rounds missed can still be found.
     """
 
     power: float = 0.5
-    prior_proportion: float = 0.1
+    prior_proportion: float = 0.0
 
     def __post_init__(self):
         checks.require(0.0 < self.power <= 1.0, f"`power` must lie above 0 and be at most 1; got {self.power}.")

@@ -54,7 +54,6 @@ def test_every_simulation_is_kept_and_its_origin_told(rounds):
     np.testing.assert_array_equal(bank.index, np.arange(60))
     near = np.abs(bank.latents["theta"] - FAR) < 5 * NOISE
     assert near[:20].sum() < 5 and near[40:].sum() > 10
-    assert np.sum(~near[20:]) >= 2
     np.testing.assert_allclose(bank.x["x"][:, 0], bank.latents["theta"], atol=6 * NOISE)
     assert len(np.unique(bank.x["x"][:, 0] - bank.latents["theta"])) == 60
     idata = rounds.to_inference_data()
