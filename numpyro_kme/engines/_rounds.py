@@ -63,8 +63,8 @@ class FromPosterior(Proposal):
 
     Args:
         power: `t`, above 0 and no more than 1, which is the posterior itself.
-        prior_proportion: Fraction of each further round at prior draws, between 0 and 1: a defensive mixture, by which a
-            mode that the first rounds missed can still be found.
+        prior_proportion: Fraction of each further round at prior draws, between 0 and 1: a defensive mixture, by which
+            a mode that the first rounds missed can still be found.
     """
 
     power: float = 0.5
