@@ -161,7 +161,7 @@ class KELFI(SimulationEngine):
         posterior = self._posterior(sample_key, problem, learnt)
         for number, size in enumerate(later, 1):
             choose_key, run_key, draw_key = (child(key, number) for key in (fit_key, simulate_key, sample_key))
-            draws = self._draws_to_propose(draw_key, posterior)
+            draws = self._draws_to_propose(child(draw_key, 0), posterior)
             if self.num_rounds is None and number == 1 and not _rounds.is_narrow(draws, simulations.latents):
                 rest = self._simulate(run_key, problem, sum(later))
                 learnt, later = self._learn(fit_key, problem, simulations.joined(rest)), []
