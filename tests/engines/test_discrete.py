@@ -51,7 +51,7 @@ def probabilities(engine, states):
     return engine.expectation(lambda sites: np.eye(states)[np.asarray(sites["k"])])
 
 
-@pytest.mark.parametrize("states", [2, 10])
+@pytest.mark.parametrize("states", [2, pytest.param(10, marks=pytest.mark.slow)])
 def test_kelfi_sums_over_the_states(states):
     engine = kme.KELFI(mixture, 600, num_rounds=1, num_samples=4000, progress_bar=False)
     engine.run(KEY, X, states)

@@ -31,7 +31,8 @@ def test_the_residual_form_is_that_of_simulations_without_the_others(residual):
     seen = ~np.isnan(LACKING)
     expected = fit_likelihood(THETA, X[:, seen]).at(LACKING[seen])
     found = residual.at(LACKING)
-    np.testing.assert_allclose(found.log_densities(POINTS), expected.log_densities(POINTS), rtol=1e-6)
+    # bandwidths are learnt in float32: another order of its sums moves them by up to 1e-5
+    np.testing.assert_allclose(found.log_densities(POINTS), expected.log_densities(POINTS), rtol=1e-4)
     np.testing.assert_allclose(found.brief().log_densities(POINTS), expected.log_densities(POINTS), atol=0.05)
     whole = residual.at(Y).log_densities(POINTS)
     assert np.ptp(whole - expected.log_densities(POINTS)) > 0.5  # what is left out said something

@@ -43,7 +43,7 @@ def first(nodes):
 
 
 CASES = [
-    (NormalNoise(2), False, False),
+    pytest.param(NormalNoise(2), False, False, marks=pytest.mark.slow),
     (NormalNoise(2), False, True),
     (DrawnNoise(lambda rng_key: jax.random.normal(rng_key, (2,))), False, True),
     (NormalNoise(1), True, False),

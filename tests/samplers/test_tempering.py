@@ -86,9 +86,8 @@ def test_draws_in_a_model_come_with_their_density_in_its_own_units():
     prior = {"theta": np.exp(np.random.default_rng(0).normal(size=N)).astype(np.float32)}
     target = Unconstrained.read(model, (0.8,), {}, {"theta": prior["theta"][0]})
     latents = {"theta": SimpleNamespace(value=prior["theta"][0])}
-    problem = SimpleNamespace(
-        model=model, args=(0.8,), kwargs={}, latents=latents, observations={}, simulators={}, likelihoods=("y",)
-    )
+    nothing = dict(kwargs={}, observations={}, simulators={}, discrete=())
+    problem = SimpleNamespace(model=model, args=(0.8,), latents=latents, likelihoods=("y",), **nothing)
     learnt = _sampling.LearntModel(problem, {})
     drawn = _sampling._from_prior(jax.random.key(0), jax.random.key(1), learnt, prior, 300, 1.0)
     theta = drawn.latents["theta"]
@@ -218,4 +217,4 @@ def test_a_likelihood_that_vanishes_everywhere_or_is_infinite_ends(log_likelihoo
     found = tempered(jax.random.key(1), standard_normal, log_likelihood, jnp.array(50.0), particles)
     assert not np.isfinite(found.log_evidence)
     with pytest.raises(ValueError, match=f"no mass at any of {N} draws from the prior"):
-        _sampling._drawn({}, {}, np.zeros(N), found)
+        _sampling.as_drawn({}, {}, np.zeros(N), found)
