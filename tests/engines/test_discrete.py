@@ -83,6 +83,7 @@ def three(rng_key, b, c):
     return jnp.stack([b[0] + 2.0 * b[1] + c, 1.0 * c]) + jax.random.normal(rng_key, (2,))
 
 
+@pytest.mark.slow
 def test_nothing_but_discrete_latents():
     x = np.array([2.0, 1.5], np.float32)
     engine = kme.KELFI(only_discrete, 600, num_rounds=1, num_samples=4000, progress_bar=False)

@@ -46,7 +46,7 @@ CASES = [
     pytest.param(NormalNoise(2), False, False, marks=pytest.mark.slow),
     (NormalNoise(2), False, True),
     (DrawnNoise(lambda rng_key: jax.random.normal(rng_key, (2,))), False, True),
-    (NormalNoise(1), True, False),
+    pytest.param(NormalNoise(1), True, False, marks=pytest.mark.slow),
 ]
 
 
@@ -125,6 +125,7 @@ def test_replicates_are_the_minimisers_in_closed_form(rng):
     np.testing.assert_allclose(found.value, norm[0] - 2.0 * norm[1] * cross + squares, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_where_replicates_lie_in_two_basins_direct_sums_are_minimised(rng):
     """Two clusters of data, between which weights decide: no expansion about one of them serves the other."""
     x = rng.normal(0.0, 0.3, size=(60, 2)) + np.repeat([[-2.0, 0.0], [2.0, 0.0]], 30, axis=0)
