@@ -147,7 +147,7 @@ def read(path: str | PathLike) -> Any:
                 )
             count = sum(name.startswith("arrays/") for name in names)
             arrays = [_array(archive.read(f"arrays/{number}.npy")) for number in range(count)]
-        return _Reader(arrays).decoded(header["value"])
+        return _Decoder(arrays).decoded(header["value"])
     except SavedFileError:
         raise
     except Exception as error:
@@ -224,7 +224,7 @@ class _Writer:
         return {"numpyro": kind, "fields": {n: self.encoded(v, f"{where}.{n}") for n, v in found.items()}}
 
 
-class _Reader:
+class _Decoder:
     """Values of trees."""
 
     def __init__(self, arrays: list[np.ndarray]):

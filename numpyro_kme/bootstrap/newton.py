@@ -228,7 +228,10 @@ def _solve(problems, starts, hessians, control, updates, progress_bar):
     method, results = "expand" if problems.objective.has_cheap_hessian else "slope", []
     several = 4 * BLOCK * jax.local_device_count()  # side by side
     for first in compat.progress(range(0, len(starts), several), "bootstrapping", progress_bar):
-        evaluate = lambda rows, points, first=first: problems.rows(first + rows)._evaluated(method, points)  # noqa: E731
+
+        def evaluate(rows, points, first=first):
+            return problems.rows(first + rows)._evaluated(method, points)
+
         part = slice(first, first + several)
         results.append(minimise(evaluate, starts[part], hessians[part], control, updates))
     found = jax.tree.map(lambda *leaves: np.concatenate(leaves), *results)

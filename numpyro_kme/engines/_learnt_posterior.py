@@ -17,6 +17,7 @@ from numpyro_kme.engines import _sampling
 from numpyro_kme.engines.posterior import Posterior, problem_of
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
+from numpyro_kme.likelihoods.published.hyperparameters import learn_normal
 from numpyro_kme.mcmc import handlers
 from numpyro_kme.models.coordinates import Coordinates, Unconstrained
 from numpyro_kme.models.problem import Problem
@@ -308,3 +309,13 @@ def beyond_by_call(problem: Problem, fitted: FittedLikelihood, site: str, z: np.
     """Which fraction of the draws lies beyond the simulated parameters of one site, for each of its calls with
     parameters of their own: of coordinates `(n, *groups, D)`, `(*groups)`."""
     return np.mean(fitted.beyond_at(problem.observations[site], z, problem.simulators[site].mask), axis=0)
+
+
+def learnt_prior(fitted: FittedLikelihood, problem: Problem, site: str) -> Measure:
+    """The prior in the coordinates, with the mean and standard deviation that the observation makes most likely."""
+    checks.require(
+        determined(problem, fitted) and len(fitted.coordinates.mixture[0]) == 1,
+        "`learn_prior` needs one simulator site, neither masked nor scaled, nothing else that is observed, and a "
+        f"prior that is normal in the coordinates of the simulator's arguments. {fitted.coordinates.note}",
+    )
+    return learn_normal(fitted.at(observation(problem, site)), standard_normal(fitted.coordinates.dim))

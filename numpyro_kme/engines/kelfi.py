@@ -10,13 +10,14 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.keys import child, split
-from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points, standard_normal
+from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points
 from numpyro_kme.engines import _enumeration, _rounds, _sampling, _simulations
 from numpyro_kme.engines._learnt_posterior import (
     LearntLikelihoods,
     LearntPosterior,
     beyond_by_call,
     determined,
+    learnt_prior,
     observation,
 )
 from numpyro_kme.engines._rounds import FromPosterior, FromVariance, Proposal
@@ -28,7 +29,6 @@ from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, extrapolation_message, fit_likelihood
 from numpyro_kme.likelihoods.published.form import KernelMeans
-from numpyro_kme.likelihoods.published.hyperparameters import learn_normal
 from numpyro_kme.likelihoods.recorded import Recorded
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.models.coordinates import Coordinates
@@ -219,10 +219,11 @@ class KELFI(SimulationEngine):
         """Simulate at further latents, learn from all simulations, and sample again."""
         problem = posterior.problem
         further = self.plan.simulate_at(simulate_key, problem, latents)
+        amortised = learnt.amortised
         learnt = self._learn(fit_key, problem, learnt.simulations.joined(further), learnt.history)
         after = self._posterior(sample_key, problem, learnt)
         moved = _rounds.moved(posterior.drawn.latents, after.drawn.latents)
-        learnt = learnt._replace(history=(*learnt.history, (len(further), moved)))
+        learnt = learnt._replace(history=(*learnt.history, (len(further), moved)), amortised=amortised)
         return learnt, replace(after, info=dict(after.info) | _rounds.described(learnt.history))
 
     def refine(self, rng_key: jax.Array, latents: Mapping[str, Any]) -> None:
@@ -285,7 +286,7 @@ class KELFI(SimulationEngine):
         for name, found in learnt.likelihoods.items():
             found.coordinates.require_simulated(problem.simulators[name].simulator.arguments)
         if self.learn_prior:
-            measures[site] = _learnt_prior(fitted, problem, site)
+            measures[site] = learnt_prior(fitted, problem, site)
         drawn = self._drawn(rng_key, problem, learnt.likelihoods, measures)
         extrapolated = {
             name: float(np.max(beyond_by_call(problem, f, name, drawn.coordinates[name])))
@@ -306,15 +307,6 @@ class KELFI(SimulationEngine):
             drawn=drawn,
             extrapolated=extrapolated,
         )
-
-
-def _learnt_prior(fitted: FittedLikelihood, problem: Problem, site: str) -> Measure:
-    checks.require(
-        determined(problem, fitted) and len(fitted.coordinates.mixture[0]) == 1,
-        "`learn_prior` needs one simulator site, neither masked nor scaled, nothing else that is observed, and a "
-        f"prior that is normal in the coordinates of the simulator's arguments. {fitted.coordinates.note}",
-    )
-    return learn_normal(fitted.at(observation(problem, site)), standard_normal(fitted.coordinates.dim))
 
 
 def _warn_if_beyond(posterior: LearntPosterior) -> None:

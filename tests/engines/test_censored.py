@@ -25,7 +25,7 @@ def moments(log_likelihood):
     return mean, np.sqrt(np.sum(p * (GRID - mean) ** 2) / np.sum(p))
 
 
-def close(samples, expected, error):
+def assert_close(samples, expected, error):
     """Moments of draws within an error, in posterior standard deviations."""
     mean, sd = expected
     assert abs(samples["theta"].mean() - mean) < error * sd
@@ -57,13 +57,13 @@ def test_below_a_limit(kelfi):
     below = np.isnan(y)
     seen = stats.norm.logpdf(y[~below], GRID[:, None] * SLOPES[~below]).sum(axis=1)
     expected = moments(seen + stats.norm.logcdf(-GRID[:, None] * SLOPES[below]).sum(axis=1))
-    close(kelfi.get_samples(), expected, ERROR)
+    assert_close(kelfi.get_samples(), expected, ERROR)
     assert kelfi.info["censored"].startswith("2 of 6")
     learnt = kelfi.posterior.log_likelihood({"theta": GRID})
     np.testing.assert_allclose(moments(learnt), expected, atol=ERROR * expected[1])
     mcmc = MCMC(NUTS(kme.handlers.surrogate(bounded, kelfi.likelihoods)), num_warmup=200, num_samples=800)
     mcmc.run(KEY, x=y)
-    close({"theta": np.asarray(mcmc.get_samples()["theta"])}, expected, ERROR)
+    assert_close({"theta": np.asarray(mcmc.get_samples()["theta"])}, expected, ERROR)
 
 
 @pytest.mark.slow
@@ -71,7 +71,7 @@ def test_rounded_numbers(kelfi):
     y = np.array([1.0, 0.0, 1.0, -1.0, 0.0, 2.0])
     ends = (stats.norm.cdf(y + half - GRID[:, None] * SLOPES) for half in (0.5, -0.5))
     posterior = kelfi.trained.condition(KEY, x=np.full(6, np.nan), low=y - 0.5, high=y + 0.5)
-    close(posterior.samples, moments(np.log(np.subtract(*ends)).sum(axis=1)), ERROR)
+    assert_close(posterior.samples, moments(np.log(np.subtract(*ends)).sum(axis=1)), ERROR)
 
 
 def one(rng_key, theta):
@@ -90,7 +90,7 @@ def test_tobit():
     engine = kme.KELFI(tobit, 1000, num_rounds=1, progress_bar=False)
     engine.run(KEY, x=np.where(y < 0.0, np.nan, y))
     seen = stats.norm.logpdf(y[y >= 0.0], GRID[:, None]).sum(axis=1)
-    close(engine.get_samples(), moments(seen + np.sum(y < 0.0) * stats.norm.logcdf(-GRID)), 2 * ERROR)
+    assert_close(engine.get_samples(), moments(seen + np.sum(y < 0.0) * stats.norm.logcdf(-GRID)), 2 * ERROR)
     assert engine.info["censored"].startswith(f"{np.sum(y < 0.0)} of 20")
 
 
@@ -111,7 +111,7 @@ def test_counts_with_a_detection_limit():
     engine.run(KEY, x=y)
     rate = np.exp(1.5 + 0.5 * GRID)
     seen = stats.poisson.logpmf(y[~np.isnan(y)], rate[:, None]).sum(axis=1)
-    close(engine.get_samples(), moments(seen + 2 * stats.poisson.logcdf(2, rate)), ERROR)
+    assert_close(engine.get_samples(), moments(seen + 2 * stats.poisson.logcdf(2, rate)), ERROR)
 
 
 def test_calibration_censors_data_sets_by_their_own_limits(kelfi, monkeypatch):
@@ -163,10 +163,10 @@ def test_what_a_simulator_does_not_record_says_something():
     expected = moments(seen + 3 * np.log(lost))
     at_random = moments(seen)
     assert at_random[0] - expected[0] > 0.5 * expected[1]
-    close(engine.get_samples(), expected, 2 * ERROR)
+    assert_close(engine.get_samples(), expected, 2 * ERROR)
     assert "missing" not in engine.info and engine.info["recorded"].startswith("entries 0 in ")
     engine.condition(KEY, x=np.full(5, np.nan))
-    close(engine.get_samples(), moments(5 * np.log(lost)), 2 * ERROR)
+    assert_close(engine.get_samples(), moments(5 * np.log(lost)), 2 * ERROR)
 
 
 def some(rng_key, theta):

@@ -82,12 +82,13 @@ def test_the_engine_chooses_rounds_where_the_posterior_is_narrow():
     assert everywhere.posterior.simulations.proposed == 0 and len(everywhere.posterior.simulations) == 100
     assert len(np.unique(everywhere.posterior.simulations.latents["theta"])) == 100
     everywhere.condition(jax.random.key(4), x=np.array([0.0]))
+    near.refine(jax.random.key(5), {"theta": np.linspace(1.5, 2.5, 20)})  # which makes it serve no more than it did
     for use in (
         lambda: near.condition(jax.random.key(4), x=np.array([0.0])),
         lambda: kme.diagnostics.check(jax.random.key(4), near, num_datasets=10),
         lambda: kme.diagnostics.calibrate(jax.random.key(4), near, num_datasets=10),
     ):
-        with pytest.raises(ValueError, match="80 were made where its posterior is"):
+        with pytest.raises(ValueError, match="100 were made where its posterior is"):
             use()
 
 
