@@ -94,7 +94,7 @@ def bank():
     [
         (kme.K2ABC, {"epsilon": 0.1}),
         (kme.RejectionABC, {"quantile": 0.1}),
-        (kme.DistributionRegressionABC, {"epsilon": 0.3}),
+        pytest.param(kme.DistributionRegressionABC, {"epsilon": 0.3}, marks=pytest.mark.slow),
         (kme.KernelABC, {"regularisation": 0.01}),
         (kme.KernelBayes, {}),
     ],

@@ -212,6 +212,7 @@ def test_a_bad_emulator_is_warned_of(monkeypatch):
     assert engine.replicates.emulator.error > 0.5
 
 
+@pytest.mark.slow
 def test_the_emulated_loss_is_the_simulated_one_and_the_engine_tells_what_it_cost(monkeypatch):
     monkeypatch.setattr(learning, "STEPS", (150, 150))  # one program for all rounds, of training and of simulating
     monkeypatch.setattr(learning, "RATIOS", (1, 1))

@@ -52,6 +52,7 @@ def kelfi():
 ERROR = 0.25
 
 
+@pytest.mark.slow
 def test_below_a_limit(kelfi):
     y = np.array([np.nan, 0.4, 1.2, np.nan, 0.3, 0.9])
     below = np.isnan(y)

@@ -123,7 +123,8 @@ def test_the_published_form():
         kme.KELFI(model, 50, form=form, progress_bar=False).run(KEY, x=Y)
 
 
-@pytest.mark.parametrize("plated", [pytest.param(groups, marks=pytest.mark.slow), draws])
+@pytest.mark.parametrize("plated", [groups, draws])
+@pytest.mark.slow
 def test_each_element_of_a_plate_lacks_its_own(plated):
     """In the engine's own sampler and in NUTS; the third element lacks all."""
     engine = kme.KELFI(plated, 1000, num_rounds=1, progress_bar=False)

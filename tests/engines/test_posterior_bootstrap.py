@@ -368,6 +368,7 @@ def whole_numbers(x):
         numpyro.sample("x", Simulator(floored, mean), obs=x)
 
 
+@pytest.mark.slow
 def test_replicates_of_counts_are_the_exact_minimisers_for_their_weights(rng):
     """By the probabilities `(1 - e^{-1/m}) e^{-k/m}`; the loss by simulated points is a staircase."""
     x = np.floor(rng.exponential(4.0, 200))

@@ -103,6 +103,7 @@ def test_at_the_anchor_it_is_the_loss_over_the_many_nodes(noise, covariates, fit
     assert error[1].max() < 0.5 * np.abs(plain - exactly).max() + 2e-4
 
 
+@pytest.mark.slow
 def test_replicates_are_the_minimisers_in_closed_form(rng):
     """The location of a normal distribution in two dimensions, a tenth outliers."""
     x = rng.normal([1.0, -2.0], 1.0, size=(300, 2))

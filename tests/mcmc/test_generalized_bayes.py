@@ -234,6 +234,7 @@ def test_predictive_simulates():
     np.testing.assert_array_equal(drawn["x"], direct["x"])
 
 
+@pytest.mark.slow
 def test_ensembles_sample_simulators_on_the_host():
     declared = dict(simulator=on_host, shape=(), dtype=float)
     gb = generalized_bayes(model, LOSS, weight=1.0, noise=CommonNoise(40, random.key(3)))

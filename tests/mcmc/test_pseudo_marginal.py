@@ -73,6 +73,7 @@ def run(kernel, *args, num_samples=1000, num_warmup=400):
     return mcmc, np.asarray(mcmc.get_samples(group_by_chain=True)["mean"])
 
 
+@pytest.mark.slow
 def test_fresh_noise_gives_the_exact_posterior(truth):
     mcmc, samples = run(PseudoMarginal(loss_with(FreshNoise(16))), X)
     assert max(standard_errors(samples, truth)) < 4.0
