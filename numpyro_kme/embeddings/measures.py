@@ -177,10 +177,16 @@ class NormalMixture(Measure):
     def log_densities(self, points):
         """As `Measure.log_densities`."""
         weights, means, covariances = self._on_host()
-        roots = np.linalg.inv(np.linalg.cholesky(covariances))
-        white = (np.asarray(points, np.float64) - means[:, None]) @ np.swapaxes(roots, 1, 2)
-        constants = np.log(weights) - 0.5 * self.dim * np.log(2.0 * np.pi) + np.linalg.slogdet(roots)[1]
-        return np.logaddexp.reduce(constants[:, None] - 0.5 * np.sum(white * white, axis=2), axis=0)
+        centre = weights @ means
+        points, means, precisions = np.asarray(points, np.float64) - centre, means - centre, np.linalg.inv(covariances)
+        linear = np.einsum("kij,kj->ki", precisions, means)
+        constants = np.log(weights) - 0.5 * (
+            self.dim * np.log(2.0 * np.pi) + np.linalg.slogdet(covariances)[1] + np.sum(linear * means, axis=1)
+        )
+        squares = np.einsum("ni,nj->nij", points, points).reshape(len(points), -1)
+        logs = squares @ (-0.5 * precisions.reshape(len(means), -1).T) + points @ linear.T + constants
+        peak = logs.max(axis=1, keepdims=True)
+        return peak[:, 0] + np.log(np.exp(logs - peak).sum(axis=1))
 
     def _on_host(self):
         weights, means, covariances = (np.asarray(a, np.float64) for a in (self.weights, self.means, self.covariances))

@@ -21,10 +21,13 @@ from numpyro_kme.likelihoods.patterns import PreparedPatterns, prepare
 from numpyro_kme.likelihoods.prepared import PreparedLikelihood
 from numpyro_kme.models.coordinates import Terms, Unconstrained
 from numpyro_kme.models.problem import Problem
+from numpyro_kme.samplers.importance import Defensive, adapted_proposal
 from numpyro_kme.samplers.tempering import MOVES, Tempered, temper
 
 PARTICLES = 4000
 """Draws from the prior; of the posterior there are `MOVES` times fewer, and no fewer than are wanted."""
+PILOT = 1000
+"""Particles of each round that adapts the density from which tempering starts."""
 
 
 @saveable
@@ -129,12 +132,18 @@ def in_coordinates(
 ) -> Drawn:
     """Draw in the coordinates of one simulator site, which determine all latents, with the likelihood to a power;
     `fitted` is of what was observed (`FittedLikelihood.marginal`)."""
-    start_key, temper_key, pick_key = split(rng_key, 3)
+    fit_key, start_key, temper_key, pick_key = split(rng_key, 4)
     likelihood = PreparedLikelihood.of(fitted, y)
     brief = likelihood.brief()
     with solves.one_blas_thread:
-        start = measure.sample(start_key, num_particles(num_samples))
-        found = temper(temper_key, lambda z: (measure.log_densities(z), power * brief.log_densities(z)), start)
+        proposal = adapted_proposal(fit_key, lambda z: power * brief.log_densities(z), measure, PILOT)
+        between = Defensive(measure, proposal)
+
+        def log_densities(z):
+            log_start = between.log_densities(z)
+            return log_start, measure.log_densities(z) + power * brief.log_densities(z) - log_start
+
+        found = temper(temper_key, log_densities, between.sample(start_key, num_particles(num_samples)))
         z = found.particles[some_rows(pick_key, found, num_samples)]
         log_posterior = measure.log_densities(z) + power * likelihood.log_densities(z)
     return as_drawn(fitted.coordinates.latents_table(z), {site: z}, log_posterior, found)

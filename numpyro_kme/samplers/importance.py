@@ -1,14 +1,16 @@
 """Adaptive importance sampling: weighted particles of a posterior, however much narrower than the prior it is; and
 systematic resampling of weighted particles."""
 
+from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import in_present_precision, numpy_rng, on_host
+from numpyro_kme._core.keys import child, split
 from numpyro_kme._core.programs import in_blocks
 from numpyro_kme._core.solves import Array
 from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points
@@ -16,6 +18,8 @@ from numpyro_kme.kernels.base import register
 
 COMPONENTS = 100
 """Normals in a proposal."""
+DEFENSIVE = 0.1
+"""Part of the measure in a proposal."""
 BATCH = 1024
 
 
@@ -80,24 +84,56 @@ def adaptive_importance_sampling(
         sign, log_size = signed_logs(likelihood, np.asarray(measure.points))
         probabilities = np.asarray(measure.probabilities)
         return _normalised(measure.points, sign, log_size + np.log(probabilities))
-    keys = jax.random.split(rng_key, 17)
-    particles, proposal = measure.sample(keys[0], n), measure
-    for key in keys[1:-1]:
-        sign, log_size = signed_logs(likelihood, particles)
+
+    def positive(z):
+        sign, log_size = signed_logs(likelihood, z)
+        return np.where(sign > 0, log_size, -np.inf)
+
+    proposal_key, key = split(rng_key, 2)
+    mixture = Defensive(measure, adapted_proposal(proposal_key, positive, measure, n))
+    particles = mixture.sample(key, n)
+    sign, log_size = signed_logs(likelihood, particles)
+    log_ratio = measure.log_densities(particles) - mixture.log_densities(particles)
+    return _normalised(particles, sign, log_size + log_ratio - np.log(n))
+
+
+class Defensive(NamedTuple):
+    """A mixture of a proposal with a tenth of the measure itself, so that importance weights are bounded.
+
+    Reference: Hesterberg (1995), Technometrics 37.
+    """
+
+    measure: Measure
+    proposal: Measure
+
+    def sample(self, rng_key: jax.Array, n: int) -> np.ndarray:
+        """`n` draws, a tenth of them, rounded up, from the measure and before the others, `(n, D)`."""
+        of_measure, of_proposal = split(rng_key, 2)
+        count = int(np.ceil(DEFENSIVE * n))
+        drawn = self.measure.sample(of_measure, count), self.proposal.sample(of_proposal, n - count)
+        return np.concatenate([np.asarray(part) for part in drawn])
+
+    def log_densities(self, points: np.ndarray) -> np.ndarray:
+        """`(n,)` at points `(n, D)`."""
+        log_measure, log_proposal = self.measure.log_densities(points), self.proposal.log_densities(points)
+        return np.logaddexp(np.log(DEFENSIVE) + log_measure, np.log1p(-DEFENSIVE) + log_proposal)
+
+
+def adapted_proposal(
+    rng_key: jax.Array, log_likelihood: Callable[[np.ndarray], np.ndarray], measure: Measure, n: int
+) -> Measure:
+    """A mixture of normals about as wide as the posterior `q(y | z) p(dz)`, by rounds of `n` weighted particles
+    (`adaptive_importance_sampling`)."""
+    particles, proposal = np.asarray(measure.sample(child(rng_key, 0), n)), measure
+    for number in range(1, 16):
+        key = child(rng_key, number)
         log_ratio = measure.log_densities(particles) - proposal.log_densities(particles)
-        log_weights = np.where(sign > 0, log_size + log_ratio, -np.inf)
-        power, weights = _tempered(log_weights, 0.2 * n)
+        power, weights = _tempered(log_likelihood(particles) + log_ratio, 0.2 * n)
         proposal = _kernel_density(key, particles, weights)
         if power == 1.0:
             break
-        particles = proposal.sample(key, n)
-    defensive = int(np.ceil(0.1 * n))
-    key_measure, key_proposal = jax.random.split(keys[-1])
-    particles = np.concatenate([measure.sample(key_measure, defensive), proposal.sample(key_proposal, n - defensive)])
-    sign, log_size = signed_logs(likelihood, particles)
-    log_measure, log_proposal = measure.log_densities(particles), proposal.log_densities(particles)
-    log_mixture = np.logaddexp(np.log(defensive / n) + log_measure, np.log1p(-defensive / n) + log_proposal)
-    return _normalised(particles, sign, log_size + log_measure - log_mixture - np.log(n))
+        particles = np.asarray(proposal.sample(key, n))
+    return proposal
 
 
 def _normalised(particles, sign, log_size) -> WeightedParticles:

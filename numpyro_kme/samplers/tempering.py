@@ -160,7 +160,7 @@ def temper(rng_key: jax.Array, log_densities: LogDensities, particles: np.ndarra
             effective_size = 1.0 / ((1.0 - shared) / num_chains + shared / effective_ancestors)
             if effective_size >= ENOUGH * num_chains if last else shared <= DECORRELATED:
                 break
-        if last:
+        if last or (temperature >= 1.0 and effective_size >= ENOUGH * num_chains):
             break
     return Tempered(
         particles=points.u,
