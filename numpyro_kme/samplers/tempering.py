@@ -42,12 +42,13 @@ class Tempered(NamedTuple):
         num_temperatures: How many steps led from the prior to the posterior.
         num_evaluations: How many times both densities were evaluated.
         acceptance: Acceptance rate of the last round of moves.
-        effective_size: Effective number of independent draws, `1 / ((1 - r^2) / M + r^2 / F)` for the worst coordinate:
-            `r` is the autocorrelation between a chain's states before and after the moves at the posterior,
-            `F = M^2 / sum_i f_i^2` the effective number of prior draws that the chains descend from, of which draw `i`
-            has `f_i` descendants. Both states are clipped at the 1st and 99th percentiles of those before, so that it
-            holds for means of the bulk: a mode of less than 1 % of the mass may be stuck, and its probability wrong,
-            without notice.
+        effective_size: Effective number of independent draws, `1 / ((1 - r^2) / M + r^2 (1 / F + 1 / E - 1 / N))` for
+            the worst coordinate: `r` is the autocorrelation between a chain's states before and after the moves at the
+            posterior, `F = M^2 / sum_i f_i^2` the effective number of prior draws that the chains descend from, of
+            which draw `i` has `f_i` descendants, and `E = 1 / sum_i w_i^2` that of the weights that led to the
+            posterior. Both states are clipped at the 1st and 99th percentiles of those before, so that it holds for
+            means of the bulk: a mode of less than 1 % of the mass may be stuck, and its probability wrong, without
+            notice.
     """
 
     particles: np.ndarray
@@ -131,7 +132,8 @@ def temper(rng_key: jax.Array, log_densities: LogDensities, particles: np.ndarra
     population = _Points.joined(
         [evaluate(block) for block in np.split(np.asarray(particles[:size], np.float64), MOVES)]
     )
-    ancestors, temperature, log_evidence, num_temperatures, num_rounds = np.arange(size), 0.0, 0.0, 0, 0
+    ancestors, unequal, temperature, log_evidence = np.arange(size), 0.0, 0.0, 0.0
+    num_temperatures, num_moves = 0, 0
     while True:
         last = temperature >= 1.0
         if last:  # once more, for as many rounds as it needs, from the states that the chains are in
@@ -139,6 +141,7 @@ def temper(rng_key: jax.Array, log_densities: LogDensities, particles: np.ndarra
             starts = chosen[-num_chains:]
         else:
             temperature, weights, log_mean = _reweigh(population.log_likelihood, temperature)
+            unequal = float(np.sum(weights**2)) - 1.0 / size
             chosen = systematic(rng, weights, size)
             starts, log_evidence, num_temperatures = chosen[::MOVES], log_evidence + log_mean, num_temperatures + 1
             temperature = temperature if num_temperatures < MOST_TEMPERATURES else 1.0
@@ -147,26 +150,27 @@ def temper(rng_key: jax.Array, log_densities: LogDensities, particles: np.ndarra
             population.some(starts),
             ancestors[starts],
         )
-        before, effective_ancestors = _Before.of(points.u), num_chains**2 / np.sum(np.bincount(ancestors) ** 2)
-        ancestors = np.tile(ancestors, MOVES)
+        before, kin = _Before.of(points.u), np.sum(np.bincount(ancestors) ** 2) / num_chains**2
+        ancestors, enough = np.tile(ancestors, MOVES), False
         for _ in range(MOST_FINAL_ROUNDS if last else MOST_ROUNDS):
             path, moved = [], []
-            for _ in range(MOVES):
+            while len(path) < MOVES and not enough:
                 points, accepted = _move(rng, evaluate, proposal, points, temperature)
                 path.append(points)
                 moved.append(accepted)
-            population, num_rounds = _Points.joined(path), num_rounds + 1
-            shared = before.squared_autocorrelation(points.u)
-            effective_size = 1.0 / ((1.0 - shared) / num_chains + shared / effective_ancestors)
-            if effective_size >= ENOUGH * num_chains if last else shared <= DECORRELATED:
+                shared = before.squared_autocorrelation(points.u)
+                effective_size = 1.0 / ((1.0 - shared) / num_chains + shared * (kin + unequal))
+                enough = temperature >= 1.0 and effective_size >= ENOUGH * num_chains
+            population, num_moves = _Points.joined(path), num_moves + len(path)
+            if enough or (not last and shared <= DECORRELATED):
                 break
-        if last or (temperature >= 1.0 and effective_size >= ENOUGH * num_chains):
+        if last or enough:
             break
     return Tempered(
         particles=points.u,
         log_evidence=log_evidence,
         num_temperatures=num_temperatures,
-        num_evaluations=size * (1 + num_rounds),
+        num_evaluations=size + num_chains * num_moves,
         acceptance=float(np.mean(moved)),
         effective_size=effective_size,
     )

@@ -127,11 +127,11 @@ def flat(_, u):
 
 
 @pytest.mark.parametrize("outlying", [1, 300])
-def test_an_outlying_chain_at_a_density_floor_costs_nothing(outlying):
-    """There, 150 standard deviations away, chains stay where they are; one does not use up all rounds, as many do."""
+def test_outlying_chains_at_a_density_floor_cost_nothing(outlying):
+    """150 standard deviations away, where chains hardly move: the draws were independent when they began."""
     particles = 0.01 * jax.random.normal(jax.random.key(0), (N, 2)).at[: MOVES * outlying : MOVES].set(150.0)
     found = tempered(jax.random.key(1), narrow_on_a_floor, flat, None, particles)
-    assert (found.num_evaluations < 8 * N) == (outlying == 1)
+    assert found.num_evaluations == N + M
 
 
 @pytest.mark.parametrize(("stuck", "correlated"), [(0, False), (1, False), (9, False), (30, True), (500, True)])
