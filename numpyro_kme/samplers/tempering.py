@@ -153,14 +153,15 @@ def temper(rng_key: jax.Array, log_densities: LogDensities, particles: np.ndarra
         before, kin = _Before.of(points.u), np.sum(np.bincount(ancestors) ** 2) / num_chains**2
         ancestors, enough = np.tile(ancestors, MOVES), False
         for _ in range(MOST_FINAL_ROUNDS if last else MOST_ROUNDS):
-            path, moved = [], []
+            path: list[_Points] = []
+            moved: list[np.ndarray] = []
             while len(path) < MOVES and not enough:
                 points, accepted = _move(rng, evaluate, proposal, points, temperature)
                 path.append(points)
                 moved.append(accepted)
                 shared = before.squared_autocorrelation(points.u)
                 effective_size = 1.0 / ((1.0 - shared) / num_chains + shared * (kin + unequal))
-                enough = temperature >= 1.0 and effective_size >= ENOUGH * num_chains
+                enough = temperature >= 1.0 and bool(effective_size >= ENOUGH * num_chains)
             population, num_moves = _Points.joined(path), num_moves + len(path)
             if enough or (not last and shared <= DECORRELATED):
                 break

@@ -134,6 +134,20 @@ def test_outlying_chains_at_a_density_floor_cost_nothing(outlying):
     assert found.num_evaluations == N + M
 
 
+@pytest.mark.parametrize("precision", [0.5, 2.0, 5.0])
+def test_means_vary_as_much_as_the_effective_size_says(rng, precision):
+    """Over 300 runs from 400 draws of N(0, 1), with a likelihood N(1 | z, 1 / precision): few moves are enough."""
+
+    def log_densities(u):
+        return -0.5 * u[:, 0] ** 2, -0.5 * precision * (u[:, 0] - 1) ** 2
+
+    runs = [temper(jax.random.key(i), log_densities, rng.normal(size=(400, 1))) for i in range(300)]
+    errors = (np.array([np.mean(run.particles) for run in runs]) - precision / (1 + precision)) * np.sqrt(1 + precision)
+    claimed = np.mean([1 / run.effective_size for run in runs])
+    assert abs(np.mean(errors)) < 5 * np.std(errors) / np.sqrt(300)
+    assert 0.6 * claimed < np.mean(errors**2) < 1.4 * claimed  # the ratio has a standard error of 0.08
+
+
 @pytest.mark.parametrize(("stuck", "correlated"), [(0, False), (1, False), (9, False), (30, True), (500, True)])
 def test_chains_that_are_stuck_in_another_mode_count_if_they_are_many(rng, stuck, correlated):
     before, after = rng.normal(size=(2, M, 3))
