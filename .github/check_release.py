@@ -1,7 +1,7 @@
 """What must hold before a release: no placeholder is left, and one version everywhere.
 
-`python .github/check_release.py v0.1.0` prints what is wrong, and exits with 1 if anything is. Placeholders (addresses, DOI,
-ORCID) are in `pyproject.toml` and `CITATION.cff` alone, and have the word `placeholder` in them.
+`python .github/check_release.py v0.1.0` prints what is wrong, and exits with 1 if anything is. Placeholders (addresses,
+DOI, ORCID) are in `pyproject.toml` and `CITATION.cff` alone, and have the word `placeholder` in them.
 """
 
 import re
