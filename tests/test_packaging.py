@@ -7,7 +7,14 @@ import sys
 import tomllib
 from pathlib import Path
 
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
+
+import numpyro_kme as kme
+from numpyro_kme.losses import wasserstein
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -77,10 +84,13 @@ def imported(text):
 
 def test_the_extra_all_holds_what_readme_docs_and_examples_import():
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    code = ["\n".join(re.findall(r"^```.*\n([\s\S]*?)^```", page.read_text(), flags=re.M)) for page in pages]
+    cells = r"^```(?:python|\{code-cell\})\n([\s\S]*?)^```"
+    code = ["\n".join(re.findall(cells, page.read_text(), flags=re.M)) for page in pages]
     scripts = {path.stem for path in (ROOT / "examples").rglob("*")}
     code += [path.read_text() for path in (ROOT / "examples").rglob("*.py")]
-    names = set().union(*map(imported, code)) - set(sys.stdlib_module_names) - scripts - {"numpyro_kme"}
+    names = (
+        set().union(*map(imported, code)) - set(sys.stdlib_module_names) - scripts - {"numpyro_kme", "dask"}
+    )  # a cluster brings its Dask
     names = {DISTRIBUTIONS.get(name, name) for name in names}
     assert {"jax", "scikit-learn", "matplotlib", "xarray"} <= names
     assert names <= required() | required("all"), names - required() - required("all")
@@ -91,3 +101,27 @@ def test_all_holds_every_extra_of_users_and_the_default_only_what_the_package_im
     assert set().union(*map(required, extras.keys() - {"test", "docs", "dev"})) == required("all")
     used = set().union(*(imported(path.read_text()) for path in (ROOT / "numpyro_kme").rglob("*.py")))
     assert required() <= used, required() - used
+
+
+def counts(rng, rate):
+    return rng.poisson(np.exp(rate), size=1)
+
+
+def black_box(x=None):
+    rate = numpyro.sample("rate", dist.Normal(0.0, 1.0))
+    numpyro.sample("x", kme.Simulator(counts, rate, shape=(1,), dtype=int), obs=x)
+
+
+@pytest.mark.parametrize(
+    "missing, extra, use",
+    [
+        ("zarr", "store", lambda: kme.simulate(jax.random.key(0), black_box, 2, store="never.zarr")),
+        ("cloudpickle", "store", lambda: kme.simulate(jax.random.key(0), black_box, 2, executor=1)),
+        ("ot", "transport", wasserstein._import_pot),
+    ],
+)
+def test_what_is_not_installed_names_the_extra_that_has_it(missing, extra, use, monkeypatch):
+    assert DISTRIBUTIONS.get(missing, missing) in required(extra)
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ImportError, match=rf'pip install "numpyro-kme\[{extra}\]"'):
+        use()
