@@ -20,6 +20,7 @@ html_css_files = ["pages.css"]
 toc_object_entries_show_parents = "hide"
 
 myst_enable_extensions = ["dollarmath", "amsmath"]
+myst_heading_anchors = 3
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 900

@@ -25,7 +25,7 @@ class Wasserstein(Loss):
         max_iterations: Most iterations of the network simplex.
 
     Raises:
-        ImportError: For vectors, if POT is not installed: `pip install numpyro-kme[transport]`.
+        ImportError: For vectors, if POT is not installed: `pip install "numpyro-kme[transport]"`.
     Cost: `O((n + M) log(n + M))` for scalars; about `O(n M)` to `O(n M (n + M))` for vectors.
     References: Peyre and Cuturi (2019); Flamary et al. (2021), JMLR 22.
     """
@@ -84,6 +84,6 @@ def _import_pot():
         import ot
     except ImportError as error:
         raise ImportError(
-            "Wasserstein on vectors needs the optimal-transport library POT: pip install numpyro-kme[transport]."
+            'Wasserstein on vectors needs the optimal-transport library POT: pip install "numpyro-kme[transport]".'
         ) from error
     return ot

@@ -278,7 +278,7 @@ def _zarr():
     try:
         import zarr
     except ImportError as error:
-        raise ImportError("A store of simulations needs zarr: pip install 'numpyro-kme[store]'.") from error
+        raise ImportError('A store of simulations needs zarr: pip install "numpyro-kme[store]".') from error
     checks.require(
         int(zarr.__version__.partition(".")[0]) >= 3, f"A store needs zarr 3; {zarr.__version__} is installed."
     )

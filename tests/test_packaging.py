@@ -1,0 +1,127 @@
+"""What is published: versions, the README as PyPI shows it, extras that hold what the docs import, and placeholders."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_kme as kme
+from numpyro_kme.losses import wasserstein
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+README = (ROOT / "README.md").read_text()
+DISTRIBUTIONS = {"sklearn": "scikit-learn", "ot": "pot"}
+"""Names of distributions that differ from what is imported."""
+
+
+@pytest.fixture(scope="module")
+def check_release():
+    spec = importlib.util.spec_from_file_location("check_release", ROOT / ".github" / "check_release.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_one_version_everywhere(check_release):
+    assert set(check_release.versions().values()) == {PROJECT["project"]["version"]}
+
+
+def test_a_release_is_refused_under_another_tag(check_release, capsys):
+    assert check_release.main("v999.0") == 1
+    assert "'tag': '999.0'" in capsys.readouterr().out
+
+
+def test_placeholders_are_in_the_files_that_the_check_reads(check_release):
+    listed = subprocess.run(["git", "grep", "-lE", "placeholder[./]"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode > 1:
+        pytest.skip("not a git checkout")
+    beside = set(listed.stdout.split()) - set(check_release.HOLDERS)
+    assert not beside, f"placeholders belong into {check_release.HOLDERS}, and are in {beside} too"
+
+
+def published_readme():
+    """The README after the substitutions of pyproject.toml."""
+    text = README
+    for rule in PROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
+        text = re.sub(rule["pattern"], rule["replacement"], text)
+    return text
+
+
+def test_links_of_the_readme_are_files_here_and_absolute_on_pypi():
+    links = re.findall(r"(!?)\[[^]]*\]\(([^)]+)\)", README)
+    local = [(image, target) for image, target in links if not target.startswith("http")]
+    assert local and all((ROOT / target).exists() for _, target in local), local
+    published = re.findall(r"(!?)\[[^]]*\]\(([^)]+)\)", published_readme())
+    base = PROJECT["project"]["urls"]["Repository"]
+    assert [target.startswith("https://") for _, target in published] == [True] * len(links)
+    for image, target in local:
+        assert (image, f"{base}/{'raw' if image else 'blob'}/main/{target}") in published
+
+
+def required(extra=None):
+    """Names of what is installed: by default, and with an extra and the extras in it."""
+    project = PROJECT["project"]
+    names = set()
+    for line in project["optional-dependencies"][extra] if extra else project["dependencies"]:
+        name, extras = re.match(r"([\w-]+)(?:\[([\w,]+)\])?", line).groups()
+        names |= {name.lower()} if name != project["name"] else set().union(*map(required, extras.split(",")))
+    return names
+
+
+def imported(text):
+    """Top-level names that Python code imports, also inside functions."""
+    return set(re.findall(r"^\s*(?:import|from) (\w+)[\w.]*(?: as | import |\s*#|\s*$)", text, flags=re.M))
+
+
+def test_the_extra_all_holds_what_readme_docs_and_examples_import():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    cells = r"^```(?:python|\{code-cell\})\n([\s\S]*?)^```"
+    code = ["\n".join(re.findall(cells, page.read_text(), flags=re.M)) for page in pages]
+    scripts = {path.stem for path in (ROOT / "examples").rglob("*")}
+    code += [path.read_text() for path in (ROOT / "examples").rglob("*.py")]
+    names = (
+        set().union(*map(imported, code)) - set(sys.stdlib_module_names) - scripts - {"numpyro_kme", "dask"}
+    )  # a cluster brings its Dask
+    names = {DISTRIBUTIONS.get(name, name) for name in names}
+    assert {"jax", "scikit-learn", "matplotlib", "xarray"} <= names
+    assert names <= required() | required("all"), names - required() - required("all")
+
+
+def test_all_holds_every_extra_of_users_and_the_default_only_what_the_package_imports():
+    extras = PROJECT["project"]["optional-dependencies"]
+    assert set().union(*map(required, extras.keys() - {"test", "docs", "dev"})) == required("all")
+    used = set().union(*(imported(path.read_text()) for path in (ROOT / "numpyro_kme").rglob("*.py")))
+    assert required() <= used, required() - used
+
+
+def counts(rng, rate):
+    return rng.poisson(np.exp(rate), size=1)
+
+
+def black_box(x=None):
+    rate = numpyro.sample("rate", dist.Normal(0.0, 1.0))
+    numpyro.sample("x", kme.Simulator(counts, rate, shape=(1,), dtype=int), obs=x)
+
+
+@pytest.mark.parametrize(
+    "missing, extra, use",
+    [
+        ("zarr", "store", lambda: kme.simulate(jax.random.key(0), black_box, 2, store="never.zarr")),
+        ("cloudpickle", "store", lambda: kme.simulate(jax.random.key(0), black_box, 2, executor=1)),
+        ("ot", "transport", wasserstein._import_pot),
+    ],
+)
+def test_what_is_not_installed_names_the_extra_that_has_it(missing, extra, use, monkeypatch):
+    assert DISTRIBUTIONS.get(missing, missing) in required(extra)
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ImportError, match=rf'pip install "numpyro-kme\[{extra}\]"'):
+        use()
