@@ -102,7 +102,7 @@ class SyntheticLikelihood(Distribution):
         centred = drawn - mean[None]
         covariance = unbiased * (weights[None] * centred.T) @ centred
         factor = jnp.linalg.cholesky(covariance)
-        _check_rank(mean, covariance, factor)
+        _check_rank(mean, covariance)
         value = jnp.asarray(value)
         lead = value.shape[: value.ndim - self.event_dim]
         rows = value.reshape(-1, len(mean)) - mean[None]
@@ -128,13 +128,18 @@ class SyntheticLikelihood(Distribution):
         return drawn.astype(jnp.result_type(float, drawn)), weights, unbiased
 
 
-def _check_rank(mean, covariance, factor) -> None:
+def _check_rank(mean, covariance) -> None:
     """Require variances, given the numbers before, above the rounding of the numbers and of their covariance."""
-    if not checks.is_concrete(factor):
+    if not checks.is_concrete(covariance):
         return
-    eps = 8.0 * float(jnp.finfo(factor.dtype).eps)
-    mean, scale, given = (np.asarray(a, np.float64) for a in (mean, np.diagonal(covariance), np.diagonal(factor)))
-    lost = np.flatnonzero(~(given**2 > eps * scale + (eps * mean) ** 2))
+    eps = 8.0 * float(jnp.finfo(covariance.dtype).eps)
+    mean, rest = np.asarray(mean, np.float64), np.array(covariance, np.float64)
+    scale, given = np.diagonal(rest).copy(), np.empty(len(rest))
+    for i in range(len(rest)):  # a factorisation by LAPACK may be all NaN where one number is at fault
+        given[i] = rest[i, i]
+        if given[i] > 0.0:
+            rest[i:, i:] -= np.outer(rest[i:, i], rest[i, i:]) / given[i]
+    lost = np.flatnonzero(~(given > eps * scale + (eps * mean) ** 2))
     checks.require(
         not len(lost),
         f"Over the simulations, numbers {lost.tolist()} of the event are constant, follow from those before them, or "
