@@ -30,9 +30,13 @@ def warn_of(posterior: LearntPosterior) -> None:
         if proportion > fitted.negligible:
             by_call = beyond_by_call(posterior.problem, fitted, site, posterior.drawn.coordinates[site])
             checks.warn(extrapolation_message(site, proportion, np.argwhere(by_call > fitted.negligible)))
-    for site, error in posterior.location_error.items():
-        if error > UNRESOLVED:
-            checks.warn(_unresolved_message(site, error, posterior.simulations))
+    for site in unresolved(posterior):
+        checks.warn(_unresolved_message(site, posterior.location_error[site], posterior.simulations))
+
+
+def unresolved(posterior: LearntPosterior) -> list[str]:
+    """Sites whose location is not known well enough at the draws."""
+    return [site for site, error in posterior.location_error.items() if error > UNRESOLVED]
 
 
 def location_errors(problem: Problem, likelihoods: Mapping[str, FittedLikelihood], drawn: Drawn) -> dict[str, float]:

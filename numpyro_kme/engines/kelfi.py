@@ -19,7 +19,7 @@ from numpyro_kme.engines._learnt_posterior import (
     learnt_prior,
     observation,
 )
-from numpyro_kme.engines._reports import described, location_errors, warn_of
+from numpyro_kme.engines._reports import described, location_errors, unresolved, warn_of
 from numpyro_kme.engines._rounds import FromPosterior, FromVariance, Proposal
 from numpyro_kme.engines._sampling import LearntModel
 from numpyro_kme.engines._simulations import SimulationEngine
@@ -61,7 +61,7 @@ class KELFI(SimulationEngine):
         num_rounds: Number of rounds, of equal size. The first simulates at prior draws; each further one where
             `proposal` says, learns from all simulations so far, and samples. The likelihood may be learnt from any
             proposal, so nothing is reweighted. When left out the engine chooses: five rounds, or the rest at prior
-            draws if the first round's proposal is about as wide as the prior. It makes one round for `simulations`
+            draws if the first round's proposal is about as wide as the prior and it resolved that. It makes one round for `simulations`
             that are given, for a `store`, for other forms than the default, for fewer than 100 simulations, and where
             more calls along plates are observed than there are numbers to infer: errors of the likelihood of one call
             add up there, and are least where parameters differ most.
@@ -162,7 +162,8 @@ class KELFI(SimulationEngine):
         for number, size in enumerate(later, 1):
             choose_key, run_key, draw_key = (child(key, number) for key in (fit_key, simulate_key, sample_key))
             draws = self._draws_to_propose(child(draw_key, 0), posterior)
-            if self.num_rounds is None and number == 1 and not _rounds.is_narrow(draws, simulations.latents):
+            wide = number == 1 and not _rounds.is_narrow(draws, simulations.latents) and not unresolved(posterior)
+            if self.num_rounds is None and wide:
                 rest = self._simulate(run_key, problem, sum(later))
                 learnt, later = self._learn(fit_key, problem, simulations.joined(rest)), []
                 posterior = self._posterior(sample_key, problem, learnt)

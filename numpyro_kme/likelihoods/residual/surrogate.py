@@ -198,8 +198,8 @@ class ResidualSurrogate(Surrogate):
         With slopes $J_i = \partial \mu_i / \partial z$, variances $v_i$ of the locations (`LocationErrors`) and
         $P = (I + \sum_i J_i J_i' / \sigma_i^2)^{-1}$, the mean moves by the covariance
         $P (\sum_i J_i J_i' v_i / \sigma_i^4) P$. The root of its trace in units of `P`, over the number of
-        directions that are learnt, is $(E_z \sum_i a_i v_i / \sigma_i^2 / E_z \sum_i a_i)^{1/2}$ with the leverages
-        $a_i = J_i' P J_i / \sigma_i^2$ of the statistics.
+        directions that are learnt, is $(E_z \sum_i a_i v_i / \sigma_i^2 / \max(1, E_z \sum_i a_i))^{1/2}$ with the
+        leverages $a_i = J_i' P J_i / \sigma_i^2$ of the statistics.
         """
         if self.location_errors is None:
             return np.nan
@@ -209,7 +209,7 @@ class ResidualSurrogate(Surrogate):
         solved = slopes @ np.linalg.inv(slopes.mT @ slopes + np.eye(self.dim))
         leverage = np.sum(slopes * solved, axis=-1)
         moved = np.sum(leverage * precision * self.location_errors.variances(z))
-        return float(np.sqrt(moved / max(np.sum(leverage), 1e-300)))
+        return float(np.sqrt(moved / max(np.sum(leverage), len(z))))
 
     def dependence(self) -> np.ndarray:
         """Information of all statistics about each coordinate, `(D,)`."""
