@@ -61,10 +61,10 @@ class KELFI(SimulationEngine):
         num_rounds: Number of rounds, of equal size. The first simulates at prior draws; each further one where
             `proposal` says, learns from all simulations so far, and samples. The likelihood may be learnt from any
             proposal, so nothing is reweighted. When left out the engine chooses: five rounds, or the rest at prior
-            draws if the first round's proposal is about as wide as the prior and it resolved that. It makes one round for `simulations`
-            that are given, for a `store`, for other forms than the default, for fewer than 100 simulations, and where
-            more calls along plates are observed than there are numbers to infer: errors of the likelihood of one call
-            add up there, and are least where parameters differ most.
+            draws if the first round's proposal is about as wide as the prior, and the location that it learnt is known
+            there. It makes one round for `simulations` that are given, for a `store`, for other forms than the default,
+            for fewer than 100 simulations, and where more calls along plates are observed than there are numbers to
+            infer: errors of the likelihood of one call add up there, and are least where parameters differ most.
         proposal: Where further rounds simulate: `FromPosterior()` when left out, or `FromVariance()`.
         min_change: Stop before `num_rounds` once a round moves the posterior by less: every mean by less than this
             many standard deviations, and every log standard deviation by less than this. When left out all rounds are
