@@ -63,6 +63,8 @@ class LearntPosterior(Posterior):
         learn_prior: Whether the prior was learnt too.
         drawn: The draws, as they were sampled.
         extrapolated: Which fraction of them lies beyond the simulated parameters of each site.
+        location_error: By how many standard deviations its mean may be off, since the learnt location of a site rests
+            on few simulations there, for sites with one observation whose form says it.
     """
 
     problem: Problem = field(repr=False)
@@ -72,6 +74,7 @@ class LearntPosterior(Posterior):
     learn_prior: bool
     drawn: _sampling.Drawn = field(repr=False)
     extrapolated: Mapping[str, float] = field(repr=False)
+    location_error: Mapping[str, float] = field(repr=False)
 
     def _with(self, problem: Problem) -> Self:
         """With the model, also in coordinates that are found by it."""

@@ -1,7 +1,6 @@
 """KELFI: kernel embedding likelihood-free inference."""
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -20,14 +19,15 @@ from numpyro_kme.engines._learnt_posterior import (
     learnt_prior,
     observation,
 )
+from numpyro_kme.engines._reports import described, location_errors, unresolved, warn_of
 from numpyro_kme.engines._rounds import FromPosterior, FromVariance, Proposal
 from numpyro_kme.engines._sampling import LearntModel
 from numpyro_kme.engines._simulations import SimulationEngine
 from numpyro_kme.engines.base import Trained, check_positive
-from numpyro_kme.engines.posterior import groups, missing_entries
+from numpyro_kme.engines.posterior import groups
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.likelihoods.base import Form
-from numpyro_kme.likelihoods.distribution import FittedLikelihood, extrapolation_message, fit_likelihood
+from numpyro_kme.likelihoods.distribution import FittedLikelihood, fit_likelihood
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.recorded import Recorded
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
@@ -61,10 +61,10 @@ class KELFI(SimulationEngine):
         num_rounds: Number of rounds, of equal size. The first simulates at prior draws; each further one where
             `proposal` says, learns from all simulations so far, and samples. The likelihood may be learnt from any
             proposal, so nothing is reweighted. When left out the engine chooses: five rounds, or the rest at prior
-            draws if the first round's proposal is about as wide as the prior. It makes one round for `simulations`
-            that are given, for a `store`, for other forms than the default, for fewer than 100 simulations, and where
-            more calls along plates are observed than there are numbers to infer: errors of the likelihood of one call
-            add up there, and are least where parameters differ most.
+            draws if the first round's proposal is about as wide as the prior, and the location that it learnt is known
+            there. It makes one round for `simulations` that are given, for a `store`, for other forms than the default,
+            for fewer than 100 simulations, and where more calls along plates are observed than there are numbers to
+            infer: errors of the likelihood of one call add up there, and are least where parameters differ most.
         proposal: Where further rounds simulate: `FromPosterior()` when left out, or `FromVariance()`.
         min_change: Stop before `num_rounds` once a round moves the posterior by less: every mean by less than this
             many standard deviations, and every log standard deviation by less than this. When left out all rounds are
@@ -162,7 +162,8 @@ class KELFI(SimulationEngine):
         for number, size in enumerate(later, 1):
             choose_key, run_key, draw_key = (child(key, number) for key in (fit_key, simulate_key, sample_key))
             draws = self._draws_to_propose(child(draw_key, 0), posterior)
-            if self.num_rounds is None and number == 1 and not _rounds.is_narrow(draws, simulations.latents):
+            wide = number == 1 and not _rounds.is_narrow(draws, simulations.latents) and not unresolved(posterior)
+            if self.num_rounds is None and wide:
                 rest = self._simulate(run_key, problem, sum(later))
                 learnt, later = self._learn(fit_key, problem, simulations.joined(rest)), []
                 posterior = self._posterior(sample_key, problem, learnt)
@@ -172,7 +173,7 @@ class KELFI(SimulationEngine):
             if self.min_change is not None and learnt.history[-1][1] < self.min_change:
                 break
         learnt = learnt._replace(amortised=not later)
-        _warn_if_beyond(posterior)
+        warn_of(posterior)
         return Trained(self._settings(), problem, learnt), posterior
 
     def _draws_to_propose(self, rng_key, posterior: LearntPosterior):
@@ -241,7 +242,7 @@ class KELFI(SimulationEngine):
         fit_key, simulate_key, sample_key = split(rng_key, 3)
         latents = {name: np.asarray(latents[name]) for name in posterior.problem.latents if name in latents}
         learnt, posterior = self._again(simulate_key, sample_key, fit_key, trained.learnt, posterior, latents)
-        _warn_if_beyond(posterior)
+        warn_of(posterior)
         self._found = Trained(self._settings(), posterior.problem, learnt), posterior
 
     def _as_recorded(self, problem: Problem) -> Problem:
@@ -256,7 +257,7 @@ class KELFI(SimulationEngine):
         problem = self._as_recorded(problem)
         _simulations.check_sites(problem, self.resolved_form)
         posterior = self._posterior(rng_key, problem, learnt)
-        _warn_if_beyond(posterior)
+        warn_of(posterior)
         return posterior
 
     @property
@@ -292,13 +293,15 @@ class KELFI(SimulationEngine):
             name: float(np.max(beyond_by_call(problem, f, name, drawn.coordinates[name])))
             for name, f in learnt.likelihoods.items()
         }
+        errors = location_errors(problem, learnt.likelihoods, drawn)
         further = problem.evaluate(drawn.latents).deterministics if problem.deterministics else {}
         return LearntPosterior(
             engine=type(self).__name__,
             samples={**drawn.latents, **further},
             fields={"lp": drawn.log_posterior},
             groups=groups(learnt.simulations, problem),
-            info=_described(problem, learnt, measures if self.learn_prior else {}, drawn, extrapolated),
+            location_error=errors,
+            info=described(problem, learnt, measures if self.learn_prior else {}, drawn, extrapolated, errors),
             problem=problem,
             simulations=learnt.simulations,
             likelihoods=learnt.likelihoods,
@@ -307,44 +310,3 @@ class KELFI(SimulationEngine):
             drawn=drawn,
             extrapolated=extrapolated,
         )
-
-
-def _warn_if_beyond(posterior: LearntPosterior) -> None:
-    """Warn of draws beyond the simulated parameters, at the end: a round that others follow may be far out."""
-    for site, proportion in posterior.extrapolated.items():
-        fitted = posterior.likelihoods[site]
-        if proportion > fitted.negligible:
-            by_call = beyond_by_call(posterior.problem, fitted, site, posterior.drawn.coordinates[site])
-            checks.warn(extrapolation_message(site, proportion, np.argwhere(by_call > fitted.negligible)))
-
-
-def _described(
-    problem: Problem, learnt: LearntLikelihoods, priors: Mapping[str, Measure], drawn, extrapolated: Mapping[str, float]
-) -> dict[str, Any]:
-    """What a person reads; of the learnt `priors` too."""
-    info: dict[str, Any] = {"simulations": len(learnt.simulations)}
-    for site, fitted in learnt.likelihoods.items():
-        found = {"coordinates": fitted.coordinates.note, **fitted.surrogate.describe()}
-        found |= missing_entries(problem.simulators[site])
-        if problem.simulators[site].single:
-            place = fitted.surrogate.describe_observation(fitted.surrogate.point(observation(problem, site)))
-            found |= {"observation": place} if place else {}
-        outside = extrapolated[site]
-        found["parameters"] = "all draws within the simulated parameters"
-        if outside:
-            far = f"{outside:.2%} of the draws lie beyond the simulated parameters"
-            found["parameters"] = f"{far}: no simulation supports the likelihood there"
-        prefix = f"{site}: " if len(learnt.likelihoods) > 1 else ""
-        info |= {prefix + name: value for name, value in found.items()}
-    for site, measure in priors.items():
-        mean, covariance = measure.moments()
-        info[f"prior mean of {site}"] = np.asarray(mean)
-        info[f"prior sd of {site}"] = np.sqrt(np.diagonal(covariance))
-    if learnt.simulations.failures:
-        info["simulations that failed"] = learnt.simulations.describe_failures()
-    info |= drawn.info
-    with suppress(ValueError):
-        for fitted in learnt.likelihoods.values():
-            fitted.surrogate.require_density()
-        info["log marginal likelihood"] = drawn.log_evidence
-    return info

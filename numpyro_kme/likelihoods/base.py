@@ -205,6 +205,11 @@ class Surrogate(Recomputed, abc.ABC):
         """Where an observation lies among the simulations, in a sentence; empty where the form does not say."""
         return ""
 
+    def location_error(self, z: np.ndarray) -> float:
+        """By how many posterior standard deviations the mean of a posterior with draws `z`, `(k, D)`, may be off, since
+        what was learnt there rests on few simulations; NaN where the form does not say."""
+        return np.nan
+
     def dependence(self) -> np.ndarray:
         """How much the likelihood depends on each coordinate, `(D,)`: squared distances from the simulations are
         weighted by it."""

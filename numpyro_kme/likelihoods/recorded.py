@@ -132,6 +132,10 @@ class RecordedSurrogate(Surrogate):
         """As `Surrogate.describe_observation`."""
         return self.inner.describe_observation(self._with_indicators(y))
 
+    def location_error(self, z: np.ndarray) -> float:
+        """As `Surrogate.location_error`."""
+        return self.inner.location_error(z)
+
     def dependence(self) -> np.ndarray:
         """As `Surrogate.dependence`."""
         return self.inner.dependence()

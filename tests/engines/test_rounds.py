@@ -114,6 +114,7 @@ def test_rounds_stop_where_the_posterior_stays():
     assert len(stopped.posterior.simulations) == 40 and "simulations 20, 20;" in stopped.info["rounds"]
 
 
+@pytest.mark.filterwarnings("ignore:The 20 simulations do not resolve this posterior")
 def test_refining_adds_simulations_where_asked():
     """From 20 to 40, whose programs the first two rounds have compiled."""
     engine = kme.KELFI(narrow, 20, progress_bar=False)

@@ -21,6 +21,7 @@ from numpyro_kme.likelihoods.residual.bandwidth_learning import HeldOutDensities
 from numpyro_kme.likelihoods.residual.decorrelation import TriangularMap, fit_triangular_map
 from numpyro_kme.likelihoods.residual.density import ResidualDensity, fit_residual_density
 from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
+from numpyro_kme.likelihoods.residual.location_errors import LocationErrors
 from numpyro_kme.likelihoods.residual.location_scale import (
     Location,
     ScaleFunction,
@@ -161,6 +162,7 @@ class ResidualKernelMeans(Form):
             marginals,
             location,
             log_scale,
+            LocationErrors.of((fit.regression for fit in fits), at.inducing_points),
             learnt.decorrelation,
             learnt.density,
             np.stack([np.asarray(transform.forward(end)) for end in (x.min(axis=0), x.max(axis=0))]),

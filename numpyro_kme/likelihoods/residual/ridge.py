@@ -41,6 +41,11 @@ class Ridge(ABC):
         """Factorise. Cost: `m r^2` operations, or `m^3` where there are more columns than simulations."""
         return _Narrow.of(scaled, root) if scaled.shape[-1] < root.shape[-1] else _Wide.of(scaled, root)
 
+    @property
+    def inverse_root(self) -> np.ndarray:
+        """`L^-1` of `L L' = I + F' N^{-1} F`, the inverse of the covariance of the coefficients, `(..., r, r)`."""
+        return inverse_root(self.scaled.mT @ self.scaled + np.eye(self.scaled.shape[-1]))
+
     @abstractmethod
     def solve_rows(self, right: np.ndarray) -> np.ndarray:
         """`A^-1 b` for every row `b` of a matrix, `(..., k, m)`."""
@@ -135,6 +140,10 @@ class _Narrow(Ridge):
         inverse = inverse_root(scaled.mT @ scaled + np.eye(scaled.shape[-1]))
         half = scaled @ inverse.mT
         return cls(root, scaled, (1.0 - np.einsum("...r,...r->...", half, half)) / np.square(root), half, inverse)
+
+    @property
+    def inverse_root(self):
+        return self.inverse
 
     def solve_rows(self, right):
         scaled = right / self.root[..., None, :]

@@ -233,10 +233,23 @@ class Regression:
 
     def weights(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Intercepts `(...)` of the fitted functions, and weights of features `(..., 2 D)` and kernels `(..., r)`."""
-        found, hyper = self.held_out.coefficients, self.smoothness
-        kernels = len(self.at.inducing_points)
-        of_kernels = (found[..., None, -kernels:] @ self.root)[..., 0, :]
-        return INTERCEPT * found[..., 0], np.exp(hyper.linear) * found[..., 1:-kernels], of_kernels
+        intercept, slopes, kernels = self._weights(self.held_out.coefficients[..., None, :])
+        return intercept[..., 0, 0], slopes[..., 0, :], kernels[..., 0, :]
+
+    @property
+    def num_columns(self) -> int:
+        """Number of coefficients: of the intercept, the features and the kernels."""
+        return self.held_out.ridge.scaled.shape[-1]
+
+    def drawn_weights(self, normals: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """As `weights`, what they may be off by: draws `s` made of standard normals `(..., s, num_columns)`:
+        `(..., s, 1)`, `(..., s, 2 D)` and `(..., s, r)`."""
+        return self._weights(normals @ self.held_out.ridge.inverse_root)
+
+    def _weights(self, found):
+        """Of coefficients `(..., s, num_columns)`."""
+        kernels, amplitudes = len(self.at.inducing_points), np.exp(self.smoothness.linear)[..., None, :]
+        return INTERCEPT * found[..., :1], amplitudes * found[..., 1:-kernels], found[..., -kernels:] @ self.root
 
 
 def _squares(matrix, a, b, rows):

@@ -20,6 +20,7 @@ from numpyro_kme.likelihoods.residual.density import ResidualDensity
 from numpyro_kme.likelihoods.residual.evaluation import ResidualAt, Standardised
 from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
 from numpyro_kme.likelihoods.residual.intervals import ResidualWithinAt
+from numpyro_kme.likelihoods.residual.location_errors import LocationErrors
 from numpyro_kme.likelihoods.residual.support import SupportBounds
 from numpyro_kme.likelihoods.statistics import MarginalTransform, StatisticsTransform
 
@@ -59,6 +60,7 @@ class ResidualSurrogate(Surrogate):
         marginals: Transformations `T` of standardised statistics, or of what bounds put in their place.
         location: Locations `mu`.
         log_scale: Log scale functions `log sigma`.
+        location_errors: What the locations may be off by; None in what only evaluates.
         decorrelation: Triangular map `V`.
         density: Density `p(v | z)` of decorrelated residuals.
         simulated_range: Lowest and highest simulated statistics, transformed, `(2, n)`.
@@ -76,6 +78,7 @@ class ResidualSurrogate(Surrogate):
     marginals: MarginalTransform
     location: RidgeFunctions
     log_scale: RidgeFunctions
+    location_errors: LocationErrors | None
     decorrelation: TriangularMap
     density: ResidualDensity
     simulated_range: ArrayLike
@@ -114,7 +117,13 @@ class ResidualSurrogate(Surrogate):
     def _at(self, y, xp=jnp) -> "ResidualAt":
         kept, scale = y[..., np.array(self.transform.kept)], xp.asarray(self.transform.scale)
         log_jacobian = -xp.sum(xp.log(scale)) - xp.sum(xp.asarray(self.decorrelation.log_scale))
-        return ResidualAt(replace(self, residuals=None), (kept - self.transform.centre) / scale, log_jacobian, y)
+        return ResidualAt(
+            replace(self, residuals=None, location_errors=None), (kept - self.transform.centre) / scale, log_jacobian, y
+        )
+
+    @property
+    def _to_evaluate(self) -> "ResidualSurrogate":
+        return replace(self, residuals=None, location_errors=None)
 
     def within(self, rows: np.ndarray, low: np.ndarray, high: np.ndarray) -> LikelihoodAt:
         """As `Surrogate.within`: the integral of the density over the intervals."""
@@ -131,7 +140,7 @@ class ResidualSurrogate(Surrogate):
         y, low, high = ((part[:, kept] - centre) / scale for part in (rows, low, high))
         log_jacobian = -np.sum(np.log(scale[:first])) - np.sum(np.asarray(learnt.decorrelation.log_scale)[:first])
         ends = y[:, :first], low[:, first:], high[:, first:]
-        return ResidualWithinAt(replace(learnt, residuals=None), *ends, log_jacobian, rows)
+        return ResidualWithinAt(learnt._to_evaluate, *ends, log_jacobian, rows)
 
     def _marginal(self, seen, last):
         """Locations, scales and transformations are of single statistics and stay; the dependence of the residuals that
@@ -158,6 +167,7 @@ class ResidualSurrogate(Surrogate):
             marginals=some(self.marginals),
             location=self.location.some(chosen),
             log_scale=self.log_scale.some(chosen),
+            location_errors=self.location_errors and self.location_errors.some(chosen),
             decorrelation=learnt.decorrelation,
             density=learnt.density,
             simulated_range=np.asarray(self.simulated_range)[:, chosen],
@@ -181,6 +191,25 @@ class ResidualSurrogate(Surrogate):
         u = (self.marginals(bounded, xp) - self.location(z, xp).astype(z.dtype)) * xp.exp(-log_scale)
         log_slope = self.marginals.log_slope(bounded, xp) + log_slope - log_scale
         return Standardised(u, log_slope, z, xp.exp(2.0 * xp.min(held - log_scale, axis=-1)))
+
+    def location_error(self, z: np.ndarray) -> float:
+        r"""As `Surrogate.location_error`, where each draw counts as a normal posterior.
+
+        With slopes $J_i = \partial \mu_i / \partial z$, variances $v_i$ of the locations (`LocationErrors`) and
+        $P = (I + \sum_i J_i J_i' / \sigma_i^2)^{-1}$, the mean moves by the covariance
+        $P (\sum_i J_i J_i' v_i / \sigma_i^4) P$. The root of its trace in units of `P`, over the number of
+        directions that are learnt, is $(E_z \sum_i a_i v_i / \sigma_i^2 / \max(1, E_z \sum_i a_i))^{1/2}$ with the
+        leverages $a_i = J_i' P J_i / \sigma_i^2$ of the statistics.
+        """
+        if self.location_errors is None:
+            return np.nan
+        z = self.region.nearest(np.asarray(z, np.float64), np)
+        precision = np.exp(-2.0 * self.log_scale.on_host(z))
+        slopes = self.location.slopes(z) * np.sqrt(precision)[..., None]
+        solved = slopes @ np.linalg.inv(slopes.mT @ slopes + np.eye(self.dim))
+        leverage = np.sum(slopes * solved, axis=-1)
+        moved = np.sum(leverage * precision * self.location_errors.variances(z))
+        return float(np.sqrt(moved / max(np.sum(leverage), len(z))))
 
     def dependence(self) -> np.ndarray:
         """Information of all statistics about each coordinate, `(D,)`."""

@@ -1,0 +1,104 @@
+"""What a person reads of a posterior under learnt likelihoods, and what is warned of."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from numpyro_kme._core import checks
+from numpyro_kme.embeddings.measures import Measure
+from numpyro_kme.engines._learnt_posterior import LearntLikelihoods, LearntPosterior, beyond_by_call, observation
+from numpyro_kme.engines._sampling import Drawn
+from numpyro_kme.engines.posterior import missing_entries
+from numpyro_kme.likelihoods.distribution import FittedLikelihood, extrapolation_message
+from numpyro_kme.models.problem import Problem
+from numpyro_kme.simulations import Simulations
+
+UNRESOLVED = 0.25
+"""A location that moves the posterior mean by more standard deviations is warned of."""
+
+AT = 200
+"""Draws at which that is worked out."""
+
+
+def warn_of(posterior: LearntPosterior) -> None:
+    """Warn of draws beyond the simulated parameters, and of too few simulations near them, at the end: a round that
+    others follow may be far out."""
+    for site, proportion in posterior.extrapolated.items():
+        fitted = posterior.likelihoods[site]
+        if proportion > fitted.negligible:
+            by_call = beyond_by_call(posterior.problem, fitted, site, posterior.drawn.coordinates[site])
+            checks.warn(extrapolation_message(site, proportion, np.argwhere(by_call > fitted.negligible)))
+    for site in unresolved(posterior):
+        checks.warn(_unresolved_message(site, posterior.location_error[site], posterior.simulations))
+
+
+def unresolved(posterior: LearntPosterior) -> list[str]:
+    """Sites whose location is not known well enough at the draws."""
+    return [site for site, error in posterior.location_error.items() if error > UNRESOLVED]
+
+
+def location_errors(problem: Problem, likelihoods: Mapping[str, FittedLikelihood], drawn: Drawn) -> dict[str, float]:
+    """`Surrogate.location_error` at some of the draws, of sites with one observation whose form says it."""
+    found: dict[str, float] = {}
+    for site, fitted in likelihoods.items():
+        if problem.simulators[site].single:
+            z, seen = drawn.coordinates[site], ~np.isnan(observation(problem, site))
+            error = fitted.marginal(seen).surrogate.location_error(z[:: max(1, len(z) // AT)])
+            found |= {} if np.isnan(error) else {site: error}
+    return found
+
+
+def _unresolved_message(site: str, error: float, simulations: Simulations) -> str:
+    """The warning of a location that is not known well enough at the draws."""
+    rounds = (
+        "Simulate more (`num_simulations`), or `refine` at draws of this posterior."
+        if simulations.proposed
+        else "Simulate in rounds around this posterior: leave `num_rounds` out, or pass num_rounds=5; where "
+        "simulations or a `store` are given, `refine` at its draws."
+    )
+    return (
+        f"The {len(simulations)} simulations do not resolve this posterior: the location of site {site!r} bends, and "
+        f"is known there only to an error that moves the posterior mean by about {error:.2g} of its standard "
+        f"deviations, where {UNRESOLVED} is usual at most; the posterior may be off by more, and too wide. {rounds}"
+    )
+
+
+def described(
+    problem: Problem,
+    learnt: LearntLikelihoods,
+    priors: Mapping[str, Measure],
+    drawn: Drawn,
+    extrapolated: Mapping[str, float],
+    errors: Mapping[str, float],
+) -> dict[str, Any]:
+    """What a person reads; of the learnt `priors` too."""
+    info: dict[str, Any] = {"simulations": len(learnt.simulations)}
+    for site, fitted in learnt.likelihoods.items():
+        found = {"coordinates": fitted.coordinates.note, **fitted.surrogate.describe()}
+        found |= missing_entries(problem.simulators[site])
+        if problem.simulators[site].single:
+            place = fitted.surrogate.describe_observation(fitted.surrogate.point(observation(problem, site)))
+            found |= {"observation": place} if place else {}
+        outside = extrapolated[site]
+        found["parameters"] = "all draws within the simulated parameters"
+        if outside:
+            far = f"{outside:.2%} of the draws lie beyond the simulated parameters"
+            found["parameters"] = f"{far}: no simulation supports the likelihood there"
+        if site in errors:
+            found["error of the location"] = f"moves the posterior mean by about {errors[site]:.2g} sd"
+        prefix = f"{site}: " if len(learnt.likelihoods) > 1 else ""
+        info |= {prefix + name: value for name, value in found.items()}
+    for site, measure in priors.items():
+        mean, covariance = measure.moments()
+        info[f"prior mean of {site}"] = np.asarray(mean)
+        info[f"prior sd of {site}"] = np.sqrt(np.diagonal(covariance))
+    if learnt.simulations.failures:
+        info["simulations that failed"] = learnt.simulations.describe_failures()
+    info |= drawn.info
+    with suppress(ValueError):
+        for fitted in learnt.likelihoods.values():
+            fitted.surrogate.require_density()
+        info["log marginal likelihood"] = drawn.log_evidence
+    return info

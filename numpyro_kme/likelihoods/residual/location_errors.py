@@ -1,0 +1,62 @@
+r"""How well locations are known: draws from the normal distribution of their regressions' coefficients.
+
+A regression on columns `F` with noise variances `N` leaves the coefficients uncertain by the covariance
+$(I + F' N^{-1} F)^{-1}$, and the location at `z`, whose columns are `f(z)`, by the variance
+$v(z) = f(z)' (I + F' N^{-1} F)^{-1} f(z)$. It is small where there are simulations, and everywhere where the function
+is simple: a straight one is known far from the simulations too. The mean of squares of a few draws stands for it.
+"""
+
+from collections.abc import Iterable
+from typing import Self
+
+import numpy as np
+
+from numpyro_kme._core.solves import Array
+from numpyro_kme.kernels.base import register
+from numpyro_kme.likelihoods.residual.smoothness import Regression, features
+
+DRAWS = 32
+"""Draws of each location: variances are known to a quarter."""
+
+
+@register
+class LocationErrors:
+    """Draws `s` of what `n` learnt locations may be off by, functions of the coordinates.
+
+    Attributes:
+        points: Inducing points, `(r, D)`.
+        log_length: Logarithms of the length scales of the Gaussian kernels around them, `(n, D)`.
+        straight: Weights of the intercept and the features, `(n, s, 1 + 2 D)`.
+        rbf: Weights of the kernels, `(n, s, r)`; 0 for points that a location does not use.
+    """
+
+    points: Array
+    log_length: Array
+    straight: Array
+    rbf: Array
+
+    @classmethod
+    def of(cls, groups: Iterable[Regression], points: np.ndarray) -> Self:
+        """Of groups of regressions, each with the first ones of the inducing points."""
+        rng, lengths, straight, rbf = np.random.default_rng(2), [], [], []
+        for fits in groups:
+            normals = rng.standard_normal((*fits.held_out.alpha.shape[:-1], DRAWS, fits.num_columns))
+            intercepts, slopes, weights = fits.drawn_weights(normals)
+            lengths.append(fits.smoothness.length)
+            straight.append(np.concatenate([intercepts, slopes], axis=-1))
+            rbf.append(np.pad(weights, ((0, 0), (0, 0), (0, len(points) - weights.shape[-1]))))
+        return cls(points, *map(np.concatenate, (lengths, straight, rbf)))
+
+    def some(self, chosen: np.ndarray) -> "LocationErrors":
+        """Those of the locations with these numbers."""
+        log_length, straight, rbf = (np.asarray(leaf)[chosen] for leaf in (self.log_length, self.straight, self.rbf))
+        return LocationErrors(self.points, log_length, straight, rbf)
+
+    def variances(self, z: np.ndarray) -> np.ndarray:
+        """Variances `v` of the locations at points `(k, D)`, `(k, n)`, by NumPy."""
+        basis, found = np.concatenate([np.ones((len(z), 1)), features(z)], axis=1), []
+        for log_length, straight, rbf in zip(*map(np.asarray, (self.log_length, self.straight, self.rbf)), strict=True):
+            apart = (z[:, None] - np.asarray(self.points)) * np.exp(-log_length)
+            near = np.exp(-0.5 * np.sum(np.square(apart), axis=-1))
+            found.append(np.mean(np.square(basis @ straight.T + near @ rbf.T), axis=1))
+        return np.stack(found, axis=1)

@@ -1,0 +1,91 @@
+"""Errors of learnt locations: against the Gaussian process that a ridge regression is, and a posterior by hand."""
+
+import jax
+import numpy as np
+import pytest
+
+from numpyro_kme.likelihoods.recorded import Recorded
+from numpyro_kme.likelihoods.residual import location_errors
+from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
+from numpyro_kme.likelihoods.residual.location_errors import LocationErrors
+from numpyro_kme.likelihoods.residual.smoothness import INTERCEPT, RIDGE, Inputs, Smoothness, features
+
+TWO = jax.tree.map(
+    lambda *leaves: np.stack(leaves),
+    Smoothness(np.array([-1.0, 0.2, -0.5, -2.0]), -0.3, np.array([0.4, 0.9]), -1.0),
+    Smoothness(np.array([0.1, -1.0, -0.7, 0.0]), 0.5, np.array([-0.2, 0.3]), -0.5),
+)
+
+
+def process(smoothness, i, a, b, points):
+    """Prior covariance of regression `i` with these inducing points, by hand."""
+    near = [np.exp(-0.5 * np.sum(np.square((p[:, None] - points) / np.exp(smoothness.length[i])), -1)) for p in (a, b)]
+    among = np.exp(-0.5 * np.sum(np.square((points[:, None] - points) / np.exp(smoothness.length[i])), -1))
+    radial = near[0] @ np.linalg.solve(among + RIDGE * np.eye(len(points)), near[1].T)
+    straight = (features(a) * np.exp(2.0 * smoothness.linear[i])) @ features(b).T
+    return INTERCEPT**2 + straight + np.exp(2.0 * smoothness.rbf[i]) * radial
+
+
+@pytest.mark.parametrize("size", [6, 30])  # fewer simulations than columns, and more
+def test_variances_are_those_of_the_gaussian_process(rng, monkeypatch, size):
+    """Of two groups with different inducing points, within five standard errors of squares of normals."""
+    monkeypatch.setattr(location_errors, "DRAWS", 20_000)
+    z, new, noise = rng.normal(size=(size, 2)), 2.0 * rng.normal(size=(4, 2)), rng.uniform(0.5, 2.0, size=(2, size))
+    some = (Inputs(z, z[:4]), Inputs(z, z[:3]))
+    errors = LocationErrors.of([TWO.regress(at, noise, noise) for at in some], z[:4])
+    expected = []
+    for at in some:
+        for i in range(2):
+            covariance = [process(TWO, i, *pair, at.inducing_points) for pair in ((z, z), (new, z), (new, new))]
+            variance = noise[i] * (np.exp(2.0 * TWO.noise[i]) + 1e-6)
+            known = covariance[1] @ np.linalg.solve(covariance[0] + np.diag(variance), covariance[1].T)
+            expected.append(np.diagonal(covariance[2] - known))
+    np.testing.assert_allclose(errors.variances(new), np.transpose(expected), rtol=5.0 * np.sqrt(2.0 / 20_000))
+    np.testing.assert_array_equal(errors.some(np.array([2, 0])).variances(new), errors.variances(new)[:, [2, 0]])
+
+
+@pytest.fixture(scope="module")
+def learnt():
+    rng = np.random.default_rng(3)
+    z = rng.normal(size=(120, 2))
+    x = np.stack([z[:, 0] + np.sin(2.0 * z[:, 1]), z[:, 1] ** 2 - z[:, 0], z.sum(axis=1)], axis=1)
+    return ResidualKernelMeans().fit(z, x + 0.3 * rng.normal(size=x.shape))
+
+
+def test_how_far_the_mean_may_be_off_by_hand(rng, learnt):
+    """Slopes by finite differences; covariances point by point."""
+    z, step, moved, directions = 0.5 * rng.normal(size=(5, 2)), 1e-5, 0.0, 0.0
+    for point, variances in zip(z, learnt.location_errors.variances(z)):
+        ends = [learnt.location.on_host(point + sign * step * np.eye(2)) for sign in (1.0, -1.0)]
+        slopes, noise = ((ends[0] - ends[1]) / (2.0 * step)).T, np.exp(2.0 * learnt.log_scale.on_host(point[None])[0])
+        information = sum(np.outer(j, j) / s for j, s in zip(slopes, noise))
+        covariance = np.linalg.inv(np.eye(2) + information)
+        shifts = [covariance @ j * np.sqrt(v) / s for j, v, s in zip(slopes, variances, noise)]
+        moved += sum(shift @ np.linalg.solve(covariance, shift) for shift in shifts)
+        directions += np.trace(covariance @ information)
+    assert directions > len(z)
+    np.testing.assert_allclose(learnt.location_error(z), np.sqrt(moved / directions), rtol=1e-5)
+
+
+def test_of_what_is_hardly_learnt_the_mean_moves_little(rng):
+    """A statistic of large noise: the mean stays where the prior has it, whatever the location."""
+    z = rng.normal(size=(100, 1))
+    found = ResidualKernelMeans().fit(z, z + 10.0 * rng.normal(size=z.shape))
+    variances = found.location_errors.variances(z) * np.exp(-2.0 * found.log_scale.on_host(z))
+    assert found.location_error(z) < 0.5 * np.sqrt(np.mean(variances))
+
+
+def test_some_statistics_and_what_only_evaluates(learnt):
+    z = np.zeros((3, 2))
+    seen = learnt.marginal(np.array([True, False, True]))
+    np.testing.assert_array_equal(seen.location_errors.variances(z), learnt.location_errors.variances(z)[:, [0, 2]])
+    assert seen.location_error(z) != learnt.location_error(z)
+    only = learnt.at(np.zeros(3)).surrogate
+    assert only.location_errors is None and np.isnan(only.location_error(z))
+
+
+def test_indicators_count_as_statistics(rng):
+    z = rng.normal(size=(60, 1))
+    x = np.where(rng.uniform(size=z.shape) < 0.5, np.nan, z)
+    learnt = Recorded(ResidualKernelMeans()).fit(z, np.concatenate([z + 0.1, x], axis=1))
+    assert learnt.location_error(z) == learnt.inner.location_error(z) > 0.0
