@@ -136,17 +136,23 @@ def moved(before: Latents, after: Latents) -> float:
     changes = [0.0]
     for name, new in after.items():
         old, new = (np.asarray(part, np.float64).reshape(len(part), -1) for part in (before[name], new))
-        sd = np.maximum(new.std(axis=0), 1e-300)
+        old, new = (part[:, varies(new)] for part in (old, new))
+        sd = new.std(axis=0)
         changes += list(np.abs(new.mean(axis=0) - old.mean(axis=0)) / sd)
         changes += list(np.abs(np.log(sd / np.maximum(old.std(axis=0), 1e-300))))
     return float(np.max(changes))
 
 
+def varies(columns: np.ndarray) -> np.ndarray:
+    """Which of the columns `(m, p)` vary by more than rounding in float32; a correlation with itself does not."""
+    return np.ptp(columns, axis=0) > 1e-6 * np.max(np.abs(columns), axis=0)
+
+
 def is_narrow(draws: Latents, prior: Latents) -> bool:
     """Whether the robust standard deviation of some number is below `NARROW` of the prior's."""
     for name, wide in prior.items():
-        columns = (np.asarray(part, np.float64).reshape(len(part), -1).T for part in (draws[name], wide))
-        for own, of_prior in zip(*columns, strict=True):
+        tables = [np.asarray(part, np.float64).reshape(len(part), -1) for part in (draws[name], wide)]
+        for own, of_prior in zip(*(part[:, varies(tables[1])].T for part in tables), strict=True):
             if robust_standard_deviation(own) < NARROW * robust_standard_deviation(of_prior):
                 return True
     return False

@@ -193,7 +193,7 @@ def mad_or_sd(x: np.ndarray) -> np.ndarray:
 
 
 def robust_standard_deviation(column: np.ndarray) -> float:
-    """A robust standard deviation of `(m,)` numbers, consistent for a normal distribution; positive unless all agree.
+    """A robust standard deviation of `(m,)` numbers, consistent for a normal distribution; 0 if all agree.
 
     `1.4826 median |x - median|`; where that is 0, the interquartile range over `1.349`; where that is 0 too, the median
     of the deviations that are not 0. Deviations below 1e-13 of the median are rounding, and count as 0.
@@ -205,4 +205,4 @@ def robust_standard_deviation(column: np.ndarray) -> float:
         if scale > rounding:
             return float(scale)
     deviations = np.abs(column - centre)
-    return float(np.median(deviations[deviations > rounding]))
+    return float(np.median(deviations[deviations > rounding])) if np.any(deviations > rounding) else 0.0

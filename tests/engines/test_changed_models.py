@@ -49,7 +49,7 @@ def test_a_simulator_is_seen_as_it_is_now():
 
 @pytest.mark.parametrize("engine", [kme.RejectionABC, pytest.param(kme.KELFI, marks=pytest.mark.slow)])
 def test_condition_is_for_other_observations_only(engine):
-    settings = {"quantile": 0.1} if engine is kme.RejectionABC else {}
+    settings = {"quantile": 0.1} if engine is kme.RejectionABC else {"num_rounds": 1}
     run = engine(model, 200, num_samples=50, progress_bar=False, **settings)
     run.run(KEY, x=1.2)
     before = run.get_samples()["theta"]

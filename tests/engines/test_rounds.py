@@ -182,3 +182,14 @@ def test_bad_settings_are_refused():
         kme.FromPosterior(power=0.0)
     with pytest.raises(ValueError, match="same model"):
         BANK.joined(kme.Simulations.from_table(np.zeros((5, 1)), np.zeros((5, 1)), site="other"))
+
+
+def test_numbers_that_do_not_vary_say_nothing_about_the_width_of_a_posterior(rng):
+    """A correlation matrix has a diagonal of ones, with the rounding of float32."""
+    r = rng.uniform(-0.9, 0.9, 400)
+    prior = np.array([[1.0, 0.0], [0.0, 1.0]]) + r[:, None, None] * np.array([[0.0, 1.0], [1.0, 0.0]])
+    draws = prior[:100] * (1.0 + 1e-8 * rng.normal(size=(100, 1, 1)))
+    assert not _rounds.is_narrow({"corr": draws}, {"corr": prior})
+    assert _rounds.is_narrow({"corr": np.where(np.eye(2), 1.0, 0.3 * draws)}, {"corr": prior})
+    same = np.where(np.eye(2), 1.0 + 1e-9, draws)
+    assert _rounds.moved({"corr": draws}, {"corr": same}) < 1e-6
