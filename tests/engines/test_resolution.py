@@ -67,15 +67,16 @@ def test_linear_problems_are_silent_in_nineteen_of_twenty_keys(dim, size):
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(reason="four of five reference observations are warned of, and one of these three", strict=False)
-@pytest.mark.parametrize("seed", range(3))
-def test_lotka_volterra_asks_for_rounds(seed):
-    """Rates near those that are most probable, `(0.88, 0.05, 0.88, 0.05)`, and one and a half sd away."""
-    task, rates = TASKS["lotka_volterra"], np.exp([-0.125, -3.0, -0.125, -3.0]) * np.exp(0.25 * (seed - 1))
-    x = numpyro.handlers.trace(
-        numpyro.handlers.seed(numpyro.handlers.substitute(task, {"theta": jnp.asarray(rates)}), seed)
-    ).get_trace()["x"]["value"]
-    assert alarms(task, np.asarray(x), 1000, seed)[1]
+def test_lotka_volterra_asks_for_rounds():
+    """Rates near those that are most probable, `(0.88, 0.05, 0.88, 0.05)`, and one and a half sd away: one round of
+    1,000 resolves none of them, and one at least is warned of."""
+    task, warned = TASKS["lotka_volterra"], []
+    for seed in range(3):
+        rates = np.exp([-0.125, -3.0, -0.125, -3.0]) * np.exp(0.25 * (seed - 1))
+        given = numpyro.handlers.substitute(task, {"theta": jnp.asarray(rates)})
+        x = numpyro.handlers.trace(numpyro.handlers.seed(given, seed)).get_trace()["x"]["value"]
+        warned.append(bool(alarms(task, np.asarray(x), 1000, seed)[1]))
+    assert any(warned)
 
 
 @pytest.mark.slow
