@@ -117,12 +117,11 @@ class ResidualSurrogate(Surrogate):
     def _at(self, y, xp=jnp) -> "ResidualAt":
         kept, scale = y[..., np.array(self.transform.kept)], xp.asarray(self.transform.scale)
         log_jacobian = -xp.sum(xp.log(scale)) - xp.sum(xp.asarray(self.decorrelation.log_scale))
-        return ResidualAt(
-            replace(self, residuals=None, location_errors=None), (kept - self.transform.centre) / scale, log_jacobian, y
-        )
+        return ResidualAt(self._to_evaluate, (kept - self.transform.centre) / scale, log_jacobian, y)
 
     @property
     def _to_evaluate(self) -> "ResidualSurrogate":
+        """Without what only reports read."""
         return replace(self, residuals=None, location_errors=None)
 
     def within(self, rows: np.ndarray, low: np.ndarray, high: np.ndarray) -> LikelihoodAt:
