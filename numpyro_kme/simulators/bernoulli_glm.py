@@ -5,7 +5,7 @@ $$z_t \sim \mathrm{Bernoulli}\big(\sigma(v_t^\top \theta)\big),\qquad x = V^\top
 where row $v_t$ of the design holds a one and the last nine values of the stimulus. The prior of the nine filter weights
 favours small second differences.
 
-References: Lueckmann et al. (2021), AISTATS, whose settings these are; the stimulus is white noise, fixed by their seed.
+References: Lueckmann et al. (2021), AISTATS, whose settings and stimulus these are; white noise, fixed by a seed.
 """
 
 import functools
