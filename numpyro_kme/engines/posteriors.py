@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from numpyro_kme._core import arviz, checks, compat, solves
+from numpyro_kme._core import arviz, checks, compat, host, solves
 from numpyro_kme._core.keys import child
 from numpyro_kme._core.saving import Saved, saveable
 from numpyro_kme.engines.posterior import Posterior, Samples, numbers
@@ -87,6 +87,7 @@ class Conditional(abc.ABC):
                     raise
             return Outcome(found, tuple(warned))
 
+        host.keep_freed_memory()
         with solves.one_blas_thread, simulator_functions.unchanged(), ThreadPoolExecutor(self.num_threads) as pool:
             waiting = [pool.submit(copy_context().run, one, number) for number in range(len(given))]
             try:
