@@ -205,9 +205,10 @@ class Surrogate(Recomputed, abc.ABC):
         """Where an observation lies among the simulations, in a sentence; empty where the form does not say."""
         return ""
 
-    def location_error(self, z: np.ndarray) -> float:
+    def location_error(self, z: np.ndarray, power: float = 1.0) -> float:
         """By how many posterior standard deviations the mean of a posterior with draws `z`, `(k, D)`, may be off, since
-        what was learnt there rests on few simulations; NaN where the form does not say."""
+        what was learnt there rests on few simulations; NaN where the form does not say. The likelihood counts to a
+        power, as `numpyro.handlers.scale` has it."""
         return np.nan
 
     def dependence(self) -> np.ndarray:

@@ -132,9 +132,9 @@ class RecordedSurrogate(Surrogate):
         """As `Surrogate.describe_observation`."""
         return self.inner.describe_observation(self._with_indicators(y))
 
-    def location_error(self, z: np.ndarray) -> float:
+    def location_error(self, z: np.ndarray, power: float = 1.0) -> float:
         """As `Surrogate.location_error`."""
-        return self.inner.location_error(z)
+        return self.inner.location_error(z, power)
 
     def dependence(self) -> np.ndarray:
         """As `Surrogate.dependence`."""

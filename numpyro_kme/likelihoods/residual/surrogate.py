@@ -191,19 +191,19 @@ class ResidualSurrogate(Surrogate):
         log_slope = self.marginals.log_slope(bounded, xp) + log_slope - log_scale
         return Standardised(u, log_slope, z, xp.exp(2.0 * xp.min(held - log_scale, axis=-1)))
 
-    def location_error(self, z: np.ndarray) -> float:
+    def location_error(self, z: np.ndarray, power: float = 1.0) -> float:
         r"""As `Surrogate.location_error`, where each draw counts as a normal posterior.
 
         With slopes $J_i = \partial \mu_i / \partial z$, variances $v_i$ of the locations (`LocationErrors`) and
         $P = (I + \sum_i J_i J_i' / \sigma_i^2)^{-1}$, the mean moves by the covariance
         $P (\sum_i J_i J_i' v_i / \sigma_i^4) P$. The root of its trace in units of `P`, over the number of
         directions that are learnt, is $(E_z \sum_i a_i v_i / \sigma_i^2 / \max(1, E_z \sum_i a_i))^{1/2}$ with the
-        leverages $a_i = J_i' P J_i / \sigma_i^2$ of the statistics.
+        leverages $a_i = J_i' P J_i / \sigma_i^2$ of the statistics. A likelihood to a power has $\sigma_i^2$ over it.
         """
         if self.location_errors is None:
             return np.nan
         z = self.region.nearest(np.asarray(z, np.float64), np)
-        precision = np.exp(-2.0 * self.log_scale.on_host(z))
+        precision = power * np.exp(-2.0 * self.log_scale.on_host(z))
         slopes = self.location.slopes(z) * np.sqrt(precision)[..., None]
         solved = slopes @ np.linalg.inv(slopes.mT @ slopes + np.eye(self.dim))
         leverage = np.sum(slopes * solved, axis=-1)
