@@ -15,6 +15,7 @@ from textwrap import dedent
 
 import pytest
 
+from numpyro_kme._core import display
 from numpyro_kme.engines import Engine
 from numpyro_kme.kernels.base import register
 
@@ -112,7 +113,7 @@ def test_what_is_imported_is_declared():
     """The dependencies are what the table allows, which is what is imported; what is optional stands in extras."""
     project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    optional = {word for name in ("transport", "store", "plots") for word in declared(extras[name])}
+    optional = {word for name in ("transport", "store", "executor", "plots") for word in declared(extras[name])}
     assert declared(project["dependencies"]).isdisjoint(optional)
     used = {i.name.split(".")[0] for path in PACKAGE.rglob("*.py") for i in imports(path.read_text(), "numpyro_kme")}
     used -= {*sys.stdlib_module_names, "numpyro_kme"}
@@ -198,7 +199,7 @@ def test_engines_are_shown_and_compared_as_objects():
     engines = [c for c in own_classes() if issubclass(c, Engine)]
     assert len(engines) > 8
     for engine in engines:
-        assert engine.__repr__ is object.__repr__ and engine.__eq__ is object.__eq__, engine
+        assert engine.__repr__ is display.text and engine.__eq__ is object.__eq__, engine
 
 
 def test_what_a_family_leaves_open_must_be_written_by_its_members():

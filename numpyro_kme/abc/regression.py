@@ -9,6 +9,7 @@ from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks, compat, solves
 from numpyro_kme._core.checks import EffectiveSampleSizeError
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.solves import Array
 from numpyro_kme.abc.weighting import with_unit_sum
 from numpyro_kme.embeddings.herding import herd
@@ -116,6 +117,7 @@ class DistributionRegression:
         return np.asarray(self.centre) + self.features.features(y) @ np.asarray(self.coefficients)
 
 
+@shown
 class RecursiveABC(NamedTuple):
     """What kernel recursive ABC found.
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import compat
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import on_host, to_host
 from numpyro_kme.bootstrap.weights import Reweightings
 from numpyro_kme.kernels.base import register
@@ -22,6 +23,7 @@ from numpyro_kme.losses.base import TaylorExpansion, WeightedObjective
 from numpyro_kme.losses.generator import BLOCK, QuadratureNodes
 
 
+@shown
 class Minimum(NamedTuple):
     """Where minimisations stopped, `R` of them.
 
@@ -46,6 +48,7 @@ class Minimum(NamedTuple):
     numbers: dict[str, Any]
 
 
+@shown
 class Control(NamedTuple):
     """When a minimisation stops and how boldly it starts.
 

@@ -12,6 +12,7 @@ import numpy as np
 import scipy
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.keys import child, split
 from numpyro_kme._core.programs import Recomputed
 from numpyro_kme._core.saving import saveable
@@ -56,6 +57,7 @@ class LearntWeigher(Recomputed):
         return OrderedDict()
 
 
+@shown
 @saveable
 @dataclass(frozen=True, kw_only=True)
 class WeightedPosterior(Posterior):

@@ -108,7 +108,7 @@ class KELFI(SimulationEngine):
         checks.require(
             not isinstance(self.proposal, FromVariance) or isinstance(self.form, KernelMeans),
             "`proposal` FromVariance() needs a form with a Gaussian-process variance: pass form=KernelMeans(); got "
-            f"form={self.form}.",
+            f"form={checks.line(self.form)}.",
         )
         self.resolved_form  # noqa: B018 (raises an error for a form that takes no rule)
         checks.require(
@@ -144,7 +144,7 @@ class KELFI(SimulationEngine):
         if not isinstance(self.form, KernelMeans):
             raise ValueError(
                 "`length_scale` needs a form with a kernel on data: pass form=KernelMeans(). The residual form, the "
-                f"default, and forms of your own learn their widths themselves; got form={self.form}."
+                f"default, and forms of your own learn their widths themselves; got form={checks.line(self.form)}."
             )
         return replace(self.form, length_scale=self.length_scale)
 
@@ -211,9 +211,8 @@ class KELFI(SimulationEngine):
             found = problem.simulators[site]
             whole = found.mask.size == 1 and not found.weighted and not found.missing  # along plates there are many
             seen = observed if whole else None
-            likelihoods[site] = fit_likelihood(
-                theta, x, form=self.resolved_form, coordinates=coordinates, measure=measures[site], y=seen
-            )
+            how: dict[str, Any] = dict(coordinates=coordinates, measure=measures[site], y=seen)
+            likelihoods[site] = fit_likelihood(theta, x, form=self.resolved_form, names=found.simulator.labels, **how)
         return LearntLikelihoods(simulations, likelihoods, measures, history or ((len(simulations), np.inf),))
 
     def _again(self, simulate_key, sample_key, fit_key, learnt: LearntLikelihoods, posterior: LearntPosterior, latents):

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import arviz, checks, compat, solves
+from numpyro_kme._core.display import Card, names_and_shapes, shown
 from numpyro_kme._core.keys import child
 from numpyro_kme._core.saving import Saved, saveable
 from numpyro_kme.engines.posterior import Posterior, Samples, numbers
@@ -122,6 +123,7 @@ def _rows(observations: Any, kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{name: array[i] for name, array in arrays.items()} for i in range(next(iter(lengths))[0])]
 
 
+@shown
 @saveable
 @dataclass(frozen=True)
 class Posteriors(Saved):
@@ -138,6 +140,18 @@ class Posteriors(Saved):
     found: tuple[Posterior | None, ...] = field(repr=False)
     refused: Mapping[int, str] = field(default_factory=dict)
     warned: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+
+    def _card(self) -> Card:
+        first = next(posterior for posterior in self.found if posterior is not None)
+        return Card(
+            f"Posteriors of {len(self)} observations by {first.engine}",
+            {
+                "draws": f"{len(next(iter(first.samples.values()))):,} of {names_and_shapes(first.samples)} each",
+                "no posterior": f"{len(self.refused)} observations, see `refused`" if self.refused else "",
+                "warned of": f"{len(self.warned)} observations, see `warned`" if self.warned else "",
+            },
+            "print_summary(), posteriors[0], get_samples(), to_inference_data()",
+        )
 
     @classmethod
     def of(cls, outcomes: Iterator[Outcome]) -> "Posteriors":

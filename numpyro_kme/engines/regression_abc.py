@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from numpyro_kme._core import checks, compat
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.keys import split
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.abc.regression import DistributionRegression, recursive_abc_step
@@ -178,6 +179,7 @@ class KernelRecursiveABC(Engine):
         )
 
 
+@shown
 @saveable
 @dataclass(frozen=True, kw_only=True)
 class PointPosterior(Posterior):

@@ -16,6 +16,7 @@ from jax import random
 from tqdm.auto import tqdm
 
 from numpyro_kme._core import checks, compat, programs
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.keys import child
 from numpyro_kme.models import simulator_functions
 from numpyro_kme.models.problem import Arrays, Draws, Problem
@@ -89,6 +90,7 @@ def simulate(
     return plan.simulate(rng_key, problem)
 
 
+@shown
 @dataclass(frozen=True)
 class Plan:
     """How an engine simulates; engines take these as keywords of their own.
