@@ -119,10 +119,12 @@ class PredictiveCheck:
     Attributes:
         predicted: `{site: (draws, *batch, *event)}`; without masked outputs, which make it `(draws, outputs, *event)`.
         observed: `{site: (*batch, *event)}`, of the same outputs.
+        names: Of the numbers of one output, by site, where they have any.
     """
 
     predicted: Arrays = field(repr=False)
     observed: Arrays = field(repr=False)
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
 
     def _card(self) -> Card:
         least = {site: np.nanmin(tails) for site, tails in self.tail_probabilities().items() if tails.size}
@@ -183,6 +185,7 @@ def predictive_check(rng_key: jax.Array, posterior: Posterior | Engine, num_draw
     return PredictiveCheck(
         {site: found.counted(np.asarray(predicted[site]), 1) for site, found in sites.items()},
         {site: found.counted(observed[site]) for site, found in sites.items()},
+        posterior.statistics,
     )
 
 
