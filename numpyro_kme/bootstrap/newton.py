@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme._core import compat
+from numpyro_kme._core import progress
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import on_host, to_host
 from numpyro_kme.bootstrap.weights import Reweightings
@@ -230,7 +230,7 @@ class Problems:
 def _solve(problems, starts, hessians, control, updates, progress_bar):
     method, results = "expand" if problems.objective.has_cheap_hessian else "slope", []
     several = 4 * BLOCK * jax.local_device_count()  # side by side
-    for first in compat.progress(range(0, len(starts), several), "bootstrapping", progress_bar):
+    for first in progress.progress(range(0, len(starts), several), "bootstrapping", progress_bar):
 
         def evaluate(rows, points, first=first):
             return problems.rows(first + rows)._evaluated(method, points)

@@ -6,6 +6,7 @@ from functools import partial
 import jax
 import numpy as np
 
+from numpyro_kme._core import progress
 from numpyro_kme._core.display import Card, shown
 from numpyro_kme._core.host import to_host
 from numpyro_kme._core.keys import split
@@ -182,7 +183,8 @@ def posterior_bootstrap(
     num_nodes = _nodes(settings.num_nodes or FIRST_NODES, objective)
     draw = lambda num, sets=blocks: objective.generator.draw_nodes(keys[0], num, sets)  # noqa: E731
     pilot = draw_reweightings(keys[1], objective, process, PILOT + np.arange(BLOCK), 1)
-    ready = prepare(keys[2], objective, draw(num_nodes), pilot, starts, settings)
+    with progress.phase("minimising the loss of the data", settings.progress_bar):
+        ready = prepare(keys[2], objective, draw(num_nodes), pilot, starts, settings)
     ids = np.arange(settings.num_samples)
 
     def minimised(ready, num, direct=None):

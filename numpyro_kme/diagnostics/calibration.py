@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from scipy.special import ndtri
 
-from numpyro_kme._core import arviz, checks, compat
+from numpyro_kme._core import arviz, checks, progress
 from numpyro_kme._core.display import Card, between, shown
 from numpyro_kme._core.host import numpy_rng
 from numpyro_kme.diagnostics import uniformity
@@ -233,7 +233,7 @@ def calibrate(
         checks.instance("arguments(outputs)", made, Mapping, "a dictionary of keyword arguments of the model")
         given.append({**problem.kwargs, **made})
     outcomes = trained.each(infer_key, problem.args, given)  # what they warn of are simulated data
-    for j, (posterior, _) in enumerate(compat.progress(outcomes, "calibrating", progress_bar, len(given))):
+    for j, (posterior, _) in enumerate(progress.progress(outcomes, "calibrating", progress_bar, len(given))):
         if not isinstance(posterior, Posterior):
             continue
         draws = _some(rng, posterior.samples, list(ranks), num_draws)

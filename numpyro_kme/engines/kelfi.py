@@ -7,7 +7,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from numpyro_kme._core import checks
+from numpyro_kme._core import checks, progress
 from numpyro_kme._core.keys import child, split
 from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points
 from numpyro_kme.engines import _enumeration, _rounds, _sampling, _simulations
@@ -197,6 +197,10 @@ class KELFI(SimulationEngine):
 
     def _learn(self, fit_key, problem: Problem, simulations: Simulations, history=()) -> LearntLikelihoods:
         """Learn from all simulations."""
+        with progress.phase(f"learning from {len(simulations)} simulations", self.progress_bar):
+            return self._learnt(fit_key, problem, simulations, history)
+
+    def _learnt(self, fit_key, problem: Problem, simulations: Simulations, history) -> LearntLikelihoods:
         measures: dict[str, Measure] = {}
         likelihoods = {}
         for site, observed in problem.observations.items():
@@ -287,7 +291,8 @@ class KELFI(SimulationEngine):
             found.coordinates.require_simulated(problem.simulators[name].simulator.arguments)
         if self.learn_prior:
             measures[site] = learnt_prior(fitted, problem, site)
-        drawn = self._drawn(rng_key, problem, learnt.likelihoods, measures)
+        with progress.phase("sampling the posterior", self.progress_bar):
+            drawn = self._drawn(rng_key, problem, learnt.likelihoods, measures)
         extrapolated = {
             name: float(np.max(beyond_by_call(problem, f, name, drawn.coordinates[name])))
             for name, f in learnt.likelihoods.items()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from numpyro_kme._core import arviz, checks, compat, solves
+from numpyro_kme._core import arviz, checks, progress, solves
 from numpyro_kme._core.display import Card, names_and_shapes, shown
 from numpyro_kme._core.keys import child
 from numpyro_kme._core.saving import Saved, saveable
@@ -46,6 +46,11 @@ class Conditional(abc.ABC):
     def condition(self, rng_key: jax.Array, *args, **kwargs) -> Posterior:
         """The posterior of another observation."""
 
+    @property
+    def shows_progress(self) -> bool:
+        """Whether `condition_many` shows a bar."""
+        return True
+
     def condition_many(self, rng_key: jax.Array, observations: Mapping[str, Any], *args, **kwargs) -> "Posteriors":
         """The posteriors of many observations.
 
@@ -69,7 +74,8 @@ class Conditional(abc.ABC):
         checks.key(rng_key)
         checks.concrete(rng_key=rng_key, observations=observations)
         given = [{**kwargs, **one} for one in _rows(observations, kwargs)]
-        found = Posteriors.of(self.each(rng_key, args, given))
+        outcomes = progress.progress(self.each(rng_key, args, given), "conditioning", self.shows_progress, len(given))
+        found = Posteriors.of(iter(outcomes))
         found._warn()
         return found
 
@@ -77,7 +83,7 @@ class Conditional(abc.ABC):
         """What comes of each of some keyword arguments of the model, in their order, as it comes."""
 
         def one(number: int) -> Outcome:
-            with compat.no_progress_bars(), checks.collected_warnings() as warned:
+            with progress.no_progress_bars(), checks.collected_warnings() as warned:
                 try:
                     found: Any = self.condition(child(rng_key, number), *args, **given[number])
                 except checks.EffectiveSampleSizeError as error:

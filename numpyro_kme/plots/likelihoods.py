@@ -92,7 +92,7 @@ def learnt(
     parts = {name: np.ravel(getattr(found, name)) for name in ("location", "scale", "decorrelation")}
     known = [surrogate.transform.label(number) for number in surrogate.transform.kept]
     names = labelled(
-        dict.fromkeys(range(len(known))),
+        dict.fromkeys(map(str, range(len(known)))),
         labels or [f"{'' if surrogate.transform.names else site} {n}".strip() for n in known],
     )
     figure, axis = _bars(parts, names, ax, figsize, style)
