@@ -27,7 +27,8 @@ class _Phase:
     def say(self) -> None:
         """Put the name on the bar."""
         if self.bar is not None:
-            self.bar.set_description(f"{self.name}, compiling" if self.compiles else self.name)
+            said = f"{self.name}, compiling" if self.compiles else self.name
+            self.bar.set_description_str(said if self.bar.total is None else f"{said}: ")
 
 
 _phase: ContextVar[_Phase | None] = ContextVar("phase", default=None)
