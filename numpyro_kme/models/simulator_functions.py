@@ -4,6 +4,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,6 +29,20 @@ called_back: ContextVar[bool] = ContextVar("called_back", default=False)
 """Whether a black-box simulator is being called from inside JAX, which waits for it."""
 
 
+_known: ContextVar[dict[tuple, tuple[Shape, np.dtype]] | None] = ContextVar("known", default=None)
+
+
+@contextmanager
+def unchanged():
+    """Trace each simulator once inside this block, in all threads that copy its context: for a model that is read again
+    and again, while what its functions refer to stays as it is."""
+    token = _known.set({})
+    try:
+        yield
+    finally:
+        _known.reset(token)
+
+
 class WrongOutput(ValueError):
     """A black-box simulator returned something else than it declares."""
 
@@ -47,6 +62,16 @@ def check_function(fn: Any) -> None:
 def traced_event(fn: Callable, shapes: Sequence[Shape], dtypes: Sequence) -> tuple[Any, dict[str, Shape]]:
     """Shape and dtype of what `fn(key, *params)` returns, found by tracing it, and the shapes of its entries where that
     is a dictionary, in its own order."""
+    known = _known.get()
+    if known is None:
+        return _traced_event(fn, shapes, dtypes)
+    call = (fn, tuple(shapes), tuple(dtypes))
+    if call not in known:
+        known[call] = _traced_event(fn, shapes, dtypes)
+    return known[call]
+
+
+def _traced_event(fn, shapes, dtypes):
     structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(shapes, dtypes)]
     entries: dict[str, Shape] = {}
 
