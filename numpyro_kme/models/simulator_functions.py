@@ -29,7 +29,7 @@ called_back: ContextVar[bool] = ContextVar("called_back", default=False)
 """Whether a black-box simulator is being called from inside JAX, which waits for it."""
 
 
-_known: ContextVar[dict[tuple, tuple[Shape, np.dtype]] | None] = ContextVar("known", default=None)
+_known: ContextVar[dict[tuple, tuple[Any, dict[str, Shape]]] | None] = ContextVar("known", default=None)
 
 
 @contextmanager
