@@ -7,7 +7,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from numpyro_kme._core import checks
+from numpyro_kme._core import checks, progress
 from numpyro_kme._core.keys import child, split
 from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points
 from numpyro_kme.engines import _enumeration, _rounds, _sampling, _simulations
@@ -108,7 +108,7 @@ class KELFI(SimulationEngine):
         checks.require(
             not isinstance(self.proposal, FromVariance) or isinstance(self.form, KernelMeans),
             "`proposal` FromVariance() needs a form with a Gaussian-process variance: pass form=KernelMeans(); got "
-            f"form={self.form}.",
+            f"form={checks.line(self.form)}.",
         )
         self.resolved_form  # noqa: B018 (raises an error for a form that takes no rule)
         checks.require(
@@ -144,7 +144,7 @@ class KELFI(SimulationEngine):
         if not isinstance(self.form, KernelMeans):
             raise ValueError(
                 "`length_scale` needs a form with a kernel on data: pass form=KernelMeans(). The residual form, the "
-                f"default, and forms of your own learn their widths themselves; got form={self.form}."
+                f"default, and forms of your own learn their widths themselves; got form={checks.line(self.form)}."
             )
         return replace(self.form, length_scale=self.length_scale)
 
@@ -197,6 +197,10 @@ class KELFI(SimulationEngine):
 
     def _learn(self, fit_key, problem: Problem, simulations: Simulations, history=()) -> LearntLikelihoods:
         """Learn from all simulations."""
+        with progress.phase(f"learning from {len(simulations)} simulations", self.progress_bar):
+            return self._learnt(fit_key, problem, simulations, history)
+
+    def _learnt(self, fit_key, problem: Problem, simulations: Simulations, history) -> LearntLikelihoods:
         measures: dict[str, Measure] = {}
         likelihoods = {}
         for site, observed in problem.observations.items():
@@ -211,9 +215,8 @@ class KELFI(SimulationEngine):
             found = problem.simulators[site]
             whole = found.mask.size == 1 and not found.weighted and not found.missing  # along plates there are many
             seen = observed if whole else None
-            likelihoods[site] = fit_likelihood(
-                theta, x, form=self.resolved_form, coordinates=coordinates, measure=measures[site], y=seen
-            )
+            how: dict[str, Any] = dict(coordinates=coordinates, measure=measures[site], y=seen)
+            likelihoods[site] = fit_likelihood(theta, x, form=self.resolved_form, names=found.simulator.labels, **how)
         return LearntLikelihoods(simulations, likelihoods, measures, history or ((len(simulations), np.inf),))
 
     def _again(self, simulate_key, sample_key, fit_key, learnt: LearntLikelihoods, posterior: LearntPosterior, latents):
@@ -288,7 +291,8 @@ class KELFI(SimulationEngine):
             found.coordinates.require_simulated(problem.simulators[name].simulator.arguments)
         if self.learn_prior:
             measures[site] = learnt_prior(fitted, problem, site)
-        drawn = self._drawn(rng_key, problem, learnt.likelihoods, measures)
+        with progress.phase("sampling the posterior", self.progress_bar):
+            drawn = self._drawn(rng_key, problem, learnt.likelihoods, measures)
         extrapolated = {
             name: float(np.max(beyond_by_call(problem, f, name, drawn.coordinates[name])))
             for name, f in learnt.likelihoods.items()

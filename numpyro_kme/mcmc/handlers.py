@@ -103,6 +103,7 @@ class surrogate(Messenger):
             f"which has {sorted(self.likelihoods)}, or do not observe it.",
         )
         mask = compat.mask(msg["fn"])
+        msg["value"] = compat.innermost(msg["fn"]).vector(msg["value"])
         density = partial(_density, name, self.likelihoods[name], msg["value"], mask)
         fn = compat.rewrapped(msg["fn"], density)
         msg["fn"] = fn if _counts(mask) else fn.mask(False)
@@ -192,6 +193,7 @@ class generalized_bayes(Messenger):
     def _bind(self, msg, simulator: Simulator) -> "Bound":
         """The loss bound to the data, once for each observation."""
         name, covariates = msg["name"], self.covariates.get(msg["name"])
+        msg["value"] = simulator.vector(msg["value"])
         check_site(msg, simulator, covariates)
         value = np.asarray(msg["value"])
         form = {CommonNoise: even_noise, LatentNoise: latent_noise}.get(type(self.noise), independent_noise)(simulator)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from numpyro_kme._core.display import Card, shown
 from numpyro_kme._core.host import numpy_rng
 from numpyro_kme.samplers.importance import systematic
 from numpyro_kme.samplers.proposals import ProposalDistribution
@@ -33,6 +34,7 @@ SMALLEST, HALVINGS, MOST_TEMPERATURES = -60.0, 14, 1000
 interval; and a bound that only likelihoods that differ by more than that step can bridge meet."""
 
 
+@shown
 class Tempered(NamedTuple):
     """Draws after tempering, and how it went.
 
@@ -59,6 +61,17 @@ class Tempered(NamedTuple):
     num_evaluations: int
     acceptance: float
     effective_size: float
+
+    def _card(self) -> Card:
+        return Card(
+            f"{len(self.particles):,} draws after {self.num_temperatures} temperatures",
+            {
+                "effective size": self.effective_size,
+                "log evidence": self.log_evidence,
+                "acceptance": self.acceptance,
+                "evaluations": self.num_evaluations,
+            },
+        )
 
 
 class _Points(NamedTuple):
