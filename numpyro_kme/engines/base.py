@@ -117,8 +117,12 @@ class Engine(abc.ABC):
         return Card(
             f"{type(self).__name__}, with the posterior of its last run",
             rows | self.posterior._about(),
-            "print_summary(), to_inference_data(), diagnostics.check(rng_key, engine)",
+            f"print_summary(), to_inference_data(), {self._how_to_check()}",
         )
+
+    def _how_to_check(self) -> str:
+        """The call that checks this engine."""
+        return "diagnostics.check(rng_key, engine)"
 
     @abc.abstractmethod
     def _infer(self, rng_key: jax.Array, args: tuple, kwargs: dict) -> tuple[Any, Posterior]:

@@ -117,6 +117,10 @@ class KELFI(SimulationEngine):
             f"num_rounds={self.num_rounds}.",
         )
 
+    def _how_to_check(self):
+        hint = super()._how_to_check()
+        return hint if self.trained.learnt.amortised else f"{hint} of one that ran with num_rounds=1"
+
     @property
     def plan(self):  # noqa: D102
         return replace(super().plan, missing=self.missing)
