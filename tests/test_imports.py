@@ -25,6 +25,7 @@ _core        jax numpy numpyro arviz xarray threadpoolctl tqdm
 kernels      jax numpy scipy
 embeddings   jax numpy scipy
 models       jax numpy scipy numpyro
+simulators   jax numpy scipy numpyro
 simulations  jax numpy tqdm zarr cloudpickle xarray
 samplers     jax numpy
 likelihoods  jax numpy scipy
@@ -130,7 +131,8 @@ def test_what_takes_long_to_import_is_loaded_where_it_is_used():
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     outside = {name.split(".")[0] for name in loaded} - {*sys.stdlib_module_names, "__mp_main__", "numpyro_kme"}
     assert "numpyro_kme.engines" in loaded and outside <= {"threadpoolctl", "scipy"}
-    assert not {name for name in loaded if name.startswith(("scipy.stats", "scipy.optimize", "scipy.spatial"))}
+    late = ("scipy.stats", "scipy.optimize", "scipy.spatial", "numpyro_kme.simulators")
+    assert not {name for name in loaded if name.startswith(late)}
 
 
 def test_nothing_is_loose_at_the_top():

@@ -147,7 +147,8 @@ def positive(name: str, value: Any) -> None:
     if is_concrete(value):
         real(name, value)
         array = np.asarray(value)
-        require(bool(np.all(np.isfinite(array) & (array > 0))), f"`{name}` must be positive and finite; got {value}.")
+        if not np.all(np.isfinite(array) & (array > 0)):  # to print an array takes longer than to check it
+            raise ValueError(f"`{name}` must be positive and finite; got {value}.")
 
 
 def number(name: str, value: Any) -> None:
@@ -167,7 +168,8 @@ def non_negative(name: str, value: Any) -> None:
     """Require every entry of a concrete `value` to be finite and not negative."""
     if is_concrete(value):
         allowed = np.isfinite(value) & (np.asarray(value) >= 0)
-        require(bool(np.all(allowed)), f"`{name}` must be finite and not negative; got {value}.")
+        if not np.all(allowed):
+            raise ValueError(f"`{name}` must be finite and not negative; got {value}.")
 
 
 def sums_to_one(name: str, weights: Any) -> None:

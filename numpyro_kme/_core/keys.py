@@ -42,7 +42,7 @@ def fold_in(data: np.ndarray, numbers: np.ndarray | int) -> np.ndarray:
 
 def child(rng_key: jax.Array, number: int) -> jax.Array:
     """`jax.random.fold_in(rng_key, number)`."""
-    return random.wrap_key_data(jnp.asarray(fold_in(data_of(rng_key), number)))
+    return random.wrap_key_data(fold_in(data_of(rng_key), number))
 
 
 def split(rng_key: jax.Array, num: int = 2) -> list[jax.Array]:

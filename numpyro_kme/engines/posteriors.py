@@ -16,6 +16,7 @@ from numpyro_kme._core import arviz, checks, compat, solves
 from numpyro_kme._core.keys import child
 from numpyro_kme._core.saving import Saved, saveable
 from numpyro_kme.engines.posterior import Posterior, Samples, numbers
+from numpyro_kme.models import simulator_functions
 
 SHOWN = 15
 """So many numbers are listed in a summary."""
@@ -86,7 +87,7 @@ class Conditional(abc.ABC):
                     raise
             return Outcome(found, tuple(warned))
 
-        with solves.one_blas_thread, ThreadPoolExecutor(self.num_threads) as pool:
+        with solves.one_blas_thread, simulator_functions.unchanged(), ThreadPoolExecutor(self.num_threads) as pool:
             waiting = [pool.submit(copy_context().run, one, number) for number in range(len(given))]
             try:
                 for future in waiting:

@@ -4,6 +4,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +25,20 @@ Shape = tuple[int, ...]
 
 called_back: ContextVar[bool] = ContextVar("called_back", default=False)
 """Whether a black-box simulator is being called from inside JAX, which waits for it."""
+
+
+_known: ContextVar[dict[tuple, tuple[Shape, np.dtype]] | None] = ContextVar("known", default=None)
+
+
+@contextmanager
+def unchanged():
+    """Trace each simulator once inside this block, in all threads that copy its context: for a model that is read again
+    and again, while what its functions refer to stays as it is."""
+    token = _known.set({})
+    try:
+        yield
+    finally:
+        _known.reset(token)
 
 
 class WrongOutput(ValueError):
@@ -50,6 +65,16 @@ def check_function(fn: Any) -> None:
 
 def traced_event(fn: Callable, shapes: Sequence[Shape], dtypes: Sequence) -> tuple[Shape, np.dtype]:
     """Shape and dtype of what `fn(key, *params)` returns, found by tracing it."""
+    known = _known.get()
+    if known is None:
+        return _traced_event(fn, shapes, dtypes)
+    call = (fn, tuple(shapes), tuple(dtypes))
+    if call not in known:
+        known[call] = _traced_event(fn, shapes, dtypes)
+    return known[call]
+
+
+def _traced_event(fn, shapes, dtypes):
     structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(shapes, dtypes)]
     try:
         event = jax.eval_shape(lambda *args: fn(*args), jax.eval_shape(random.key, 0), *structs)  # `fn` as it is now

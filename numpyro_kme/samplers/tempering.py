@@ -38,6 +38,7 @@ class Tempered(NamedTuple):
 
     Attributes:
         particles: `(M, D)`, equally weighted draws from the posterior, the states of `M = N / 4` chains.
+        log_density: `log p + log L` there, `(M,)`.
         log_evidence: Estimate of `log int likelihood d prior`.
         num_temperatures: How many steps led from the prior to the posterior.
         num_evaluations: How many times both densities were evaluated.
@@ -52,6 +53,7 @@ class Tempered(NamedTuple):
     """
 
     particles: np.ndarray
+    log_density: np.ndarray
     log_evidence: float
     num_temperatures: int
     num_evaluations: int
@@ -169,6 +171,7 @@ def temper(rng_key: jax.Array, log_densities: LogDensities, particles: np.ndarra
             break
     return Tempered(
         particles=points.u,
+        log_density=points.log_density(1.0),
         log_evidence=log_evidence,
         num_temperatures=num_temperatures,
         num_evaluations=size + num_chains * num_moves,
