@@ -1,12 +1,23 @@
 """What learnt summary statistics are: settings that are fitted to simulations, and the statistics as a value."""
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from numpyro_kme._core import checks
+
+FEWEST = 50
+"""Fewer simulations teach no statistics."""
+
+
+def check_enough(z: np.ndarray) -> None:
+    """That there are enough simulations, with coordinates `(m, D)`."""
+    checks.require(
+        len(z) >= FEWEST,
+        f"Statistics are learnt from at least {FEWEST} simulations; got {len(z)}. Simulate more.",
+    )
 
 
 class LearntStatistics(abc.ABC):
@@ -26,9 +37,9 @@ class LearntStatistics(abc.ABC):
         """Which statistics are known, `(k,)`, where only the marked entries of an output were observed, `(n_raw,)`."""
         checks.require(
             bool(entries.all()),
-            f"{np.sum(~entries)} of the {entries.size} entries of the observation are NaN, not observed, and statistics that "
-            "are learnt from whole outputs are not known then. Let the simulator return what was observed, or give statistics "
-            "that need no more by hand.",
+            f"{np.sum(~entries)} of the {entries.size} entries of the observation are NaN, not observed, and "
+            "statistics that are learnt from whole outputs are not known then. Let the simulator return what was "
+            "observed, or give statistics that need no more by hand.",
         )
         return np.ones(len(self.names), bool)
 
@@ -57,5 +68,11 @@ class Statistics(abc.ABC):
     """Settings of learnt statistics."""
 
     @abc.abstractmethod
-    def fit(self, z: np.ndarray, x: np.ndarray) -> Learnt:
-        """Learn from coordinates `(m, D)` and raw outputs `(m, *event)` of simulations, concrete and finite."""
+    def fit(self, z: np.ndarray, x: np.ndarray, names: Sequence[str]) -> Learnt:
+        """Learn from simulations.
+
+        Args:
+            z: Coordinates of the parameters, `(m, D)`, in float64.
+            x: Raw outputs, `(m, *event)`, in float64 and finite.
+            names: Of the coordinates.
+        """

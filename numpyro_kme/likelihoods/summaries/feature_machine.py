@@ -59,7 +59,9 @@ class FeatureMachine:
 
     def some(self, chosen: np.ndarray) -> "FeatureMachine":
         """Some of the functions."""
-        return replace(self, coefficients=np.asarray(self.coefficients)[:, chosen], offset=np.asarray(self.offset)[chosen])
+        return replace(
+            self, coefficients=np.asarray(self.coefficients)[:, chosen], offset=np.asarray(self.offset)[chosen]
+        )
 
     def kernels(self, a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The Gaussian and the linear kernel between features and centres, `(n, r)` each."""
@@ -84,13 +86,13 @@ class Fitted(NamedTuple):
 
     Attributes:
         machine: The functions.
-        shared: Regularisation of each turn in which weights are learnt.
+        turns: For each turn in which weights are learnt, its regularisation, and what each function is worth, `R^2`.
         own: Regularisation of each function, `(k,)`.
         residuals: Leave-one-out residuals, `(n, k)`; slightly too small, as the weights saw the targets.
     """
 
     machine: FeatureMachine
-    shared: tuple[float, ...]
+    turns: tuple[tuple[float, np.ndarray], ...]
     own: np.ndarray
     residuals: np.ndarray
 
@@ -105,7 +107,7 @@ def fit(a: np.ndarray, targets: np.ndarray) -> Fitted:
 
     Cost: for each turn an eigendecomposition of order `r`, `2 n r^2`, and `n r k` for each regularisation.
     """
-    weights, shared = np.full(a.shape[1], 1.0 / a.shape[1]), []
+    weights, turns = np.full(a.shape[1], 1.0 / a.shape[1]), []
     variance = targets.var(axis=0)
     for turn in range(UPDATES + 1):
         basis = _Basis.of(a, weights)
@@ -113,15 +115,12 @@ def fit(a: np.ndarray, targets: np.ndarray) -> Fitted:
         errors = np.array([np.mean(np.square(held_out), axis=0) for _, _, held_out in found])
         if turn < UPDATES:
             chosen = np.argmin((errors / variance).sum(axis=1))
-            shared.append(float(REGULARISATIONS[chosen]))
-            machine = basis.machine(found[chosen][1], targets.mean(axis=0))
-            weights = _again(machine, a, 1.0 - errors[chosen] / variance)
+            turns.append((float(REGULARISATIONS[chosen]), 1.0 - errors[chosen] / variance))
+            weights = _again(basis.machine(found[chosen][1], targets.mean(axis=0)), a, turns[-1][1])
     best = np.argmin(errors, axis=0)
-    coefficients, residuals = (
-        np.stack([found[i][part][:, t] for t, i in enumerate(best)], axis=1) for part in (1, 2)
-    )
+    coefficients, residuals = (np.stack([found[i][part][:, t] for t, i in enumerate(best)], axis=1) for part in (1, 2))
     machine = basis.machine(coefficients, targets.mean(axis=0))
-    return Fitted(machine, tuple(shared), REGULARISATIONS[best], residuals)
+    return Fitted(machine, tuple(turns), REGULARISATIONS[best], residuals)
 
 
 def refit(a: np.ndarray, targets: np.ndarray, like: Fitted) -> FeatureMachine:
@@ -130,11 +129,10 @@ def refit(a: np.ndarray, targets: np.ndarray, like: Fitted) -> FeatureMachine:
     Cost: `n r^2` for each turn, and `r^3 / 3` for each regularisation.
     """
     weights, mean = np.full(a.shape[1], 1.0 / a.shape[1]), targets.mean(axis=0)
-    variance = targets.var(axis=0)
-    for regularisation in like.shared:
+    for regularisation, worth in like.turns:
         basis = _Basis.of(a, weights)
         machine = basis.ridge(targets - mean, np.full(len(mean), regularisation), mean)
-        weights = _again(machine, a, 1.0 - like.errors / variance)
+        weights = _again(machine, a, worth)
     return _Basis.of(a, weights).ridge(targets - mean, like.own, mean)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.saving import saveable
+from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.summaries.base import LearntStatistics, Statistics
@@ -20,10 +21,12 @@ class OfStatistics(Form):
     Args:
         statistics: How they are learnt.
         form: Of their likelihood.
+        names: Of the coordinates; numbers when left out.
     """
 
     statistics: Statistics
     form: Form
+    names: tuple[str, ...] = ()
 
     def points(self, x: Any) -> Any:
         """Outputs as they are."""
@@ -32,10 +35,12 @@ class OfStatistics(Form):
     def fit(self, z, x, *, measure=None, y=None) -> "StatisticsSurrogate":
         """As `Form.fit`, of raw outputs `(m, *event)`."""
         checks.concrete(z=z, x=x, y=y)
-        learnt = self.statistics.fit(np.asarray(z, np.float64), np.asarray(x, np.float64))
+        checks.table("z", z)
+        names = self.names or tuple(map(str, range(np.shape(z)[1])))
+        learnt = self.statistics.fit(np.asarray(z, np.float64), np.asarray(x, np.float64), names)
         seen = None if y is None else learnt.statistics(np.asarray(y, np.float64)[None])[0]
         inner = self.form.fit(z, learnt.simulated, measure=measure, y=seen)
-        return StatisticsSurrogate(learnt.statistics, inner)
+        return StatisticsSurrogate(learnt.statistics, inner, learnt.simulated)
 
 
 @register
@@ -45,10 +50,12 @@ class StatisticsSurrogate(Surrogate):
     Attributes:
         statistics: They.
         inner: Their likelihood.
+        simulated: Statistics of the simulations, each learnt without it, `(m, k)`.
     """
 
     statistics: LearntStatistics
     inner: Surrogate
+    simulated: Array
 
     @property
     def dim(self):
@@ -74,6 +81,10 @@ class StatisticsSurrogate(Surrogate):
     def _marginal(self, seen, last):
         """Of the statistics that are known."""
         return replace(self, inner=self.inner.marginal(self.statistics.seen(seen)))
+
+    def statistics_shape(self, event_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """As many as there are."""
+        return (len(self.statistics.names),)
 
     def informativeness(self) -> tuple[str, np.ndarray]:
         """As `Surrogate.informativeness`, of the statistics."""
@@ -108,6 +119,6 @@ class StatisticsSurrogate(Surrogate):
         """Raise: it is a density of statistics, which are others for other simulations."""
         raise ValueError(
             f"The likelihood is a density of the {len(self.statistics.names)} learnt statistics and not of the "
-            "output: marginal likelihoods, predictive densities and leave-one-out scores of models with other statistics cannot "
-            "be compared with it. Give one set of statistics to all models by hand; posteriors do not need a density."
+            "output, so that marginal likelihoods, predictive densities and leave-one-out scores cannot be compared "
+            "with those of other statistics. Give all models the same statistics by hand; posteriors need no more."
         )

@@ -4,7 +4,7 @@ What is left out is independent of parameters and chosen statistics together, so
 $p(x_S, x_R \mid \theta) = p(x_S \mid \theta) \, p(x_R)$.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
@@ -17,10 +17,7 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.kernels.base import register
-from numpyro_kme.likelihoods.summaries.base import Learnt, LearntStatistics, Statistics
-
-FEWEST = 50
-"""Fewer simulations choose no statistics."""
+from numpyro_kme.likelihoods.summaries.base import Learnt, LearntStatistics, Statistics, check_enough
 
 WAVES = 3
 """Functions of each number whose correlations are tested."""
@@ -54,18 +51,14 @@ class SelectedStatistics(Statistics):
         checks.number("level", self.level)
         checks.require(0.0 < self.level < 1.0, f"`level` must lie between 0 and 1; got {self.level}.")
 
-    def fit(self, z: ArrayLike, x: ArrayLike) -> Learnt:
+    def fit(self, z: np.ndarray, x: np.ndarray, names: Sequence[str]) -> Learnt:
         """As `Statistics.fit`.
 
         Raises:
             ValueError: If there are too few simulations, or no statistic depends on the parameters.
         """
-        z, x = np.asarray(z, np.float64), np.asarray(x, np.float64).reshape(len(x), -1)
-        checks.require(
-            len(z) >= FEWEST,
-            f"Statistics are chosen by at least {FEWEST} simulations; got {len(z)}. Simulate more.",
-        )
-        return self._fit(z, x)
+        check_enough(z)
+        return self._fit(z, x.reshape(len(x), -1))
 
     @on_host
     def _fit(self, z, x):

@@ -1,9 +1,8 @@
 r"""Semi-automatic summary statistics: estimates of posterior means, by regression on features of the raw output."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations_with_replacement
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,15 +13,11 @@ from numpyro_kme._core.host import on_host
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.residual.density import squared_distances
-from numpyro_kme.likelihoods.statistics import StatisticsTransform
 from numpyro_kme.likelihoods.summaries import feature_machine
-from numpyro_kme.likelihoods.summaries.base import Learnt, LearntStatistics, Statistics
+from numpyro_kme.likelihoods.summaries.base import Learnt, LearntStatistics, Statistics, check_enough
 from numpyro_kme.likelihoods.summaries.feature_machine import FeatureMachine
-from numpyro_kme.likelihoods.summaries.features import Columns, Features, Images, Sets, Values, described
-from numpyro_kme.likelihoods.summaries.series import Series
-
-FEWEST = 50
-"""Fewer simulations teach no statistics."""
+from numpyro_kme.likelihoods.summaries.features import Features, described
+from numpyro_kme.likelihoods.summaries.reader import FeatureReader, by_shape
 
 FOLDS = 10
 """Statistics of simulations are learnt from the others in so many folds."""
@@ -30,32 +25,14 @@ FOLDS = 10
 SIGNIFICANT = 3.0
 """A posterior mean is predicted if squared errors held out fall by more than so many of their standard errors."""
 
-WORTH = 0.1
-"""A second moment is added if it is predicted with an error that is smaller by this fraction than from what is there."""
+WORTH = 0.05
+"""A second moment is added if the fraction of its variance that is explained rises by this much."""
 
 ALL_PRODUCTS = 6
 """Up to so many coordinates all products are second moments, otherwise squares."""
 
-ALONE, WITH_OTHERS, AN_IMAGE, CHANNELS = 20, 64, 8, 8
-"""Up to so many numbers are no series; up to so many are features themselves; least sides of an image; most channels."""
-
 NEIGHBOURS = 5
 """The distance to the neighbour of this number says how far out an output lies."""
-
-
-def by_shape(event_shape: tuple[int, ...]) -> tuple[Features, ...]:
-    """Features that make sense for outputs of a shape: numbers, series with time along the longer axis, images."""
-    size, sides = prod(event_shape), event_shape[:2]
-    values: tuple[Features, ...] = (Values(),) if size <= WITH_OTHERS else ()
-    if len(event_shape) in (2, 3) and min(sides) >= AN_IMAGE and prod(event_shape[2:]) <= CHANNELS:
-        return (*values, Images())
-    axis = int(np.argmax(event_shape)) if event_shape else 0
-    checks.require(
-        size <= CHANNELS * max(event_shape, default=1),
-        f"No features are known for outputs of shape {event_shape}, neither series of up to {CHANNELS} channels nor "
-        "images. Pass `features`, such as (Values(),).",
-    )
-    return (*values, Sets(axis) if size <= ALONE else Series(axis))
 
 
 @saveable
@@ -91,23 +68,19 @@ class SemiAutomaticStatistics(Statistics):
             TypeError,
         )
 
-    def fit(self, z: ArrayLike, x: ArrayLike) -> Learnt:
+    def fit(self, z: np.ndarray, x: np.ndarray, names: Sequence[str]) -> Learnt:
         """As `Statistics.fit`.
 
         Raises:
             ValueError: If there are too few simulations, or no feature predicts a parameter.
         Cost: for 1,000 simulations and 200 features about three seconds of one processor.
         """
-        z, x = np.asarray(z, np.float64), np.asarray(x, np.float64)
-        checks.require(
-            len(z) >= FEWEST,
-            f"Statistics are learnt from at least {FEWEST} simulations; got {len(z)}. Simulate more.",
-        )
+        check_enough(z)
         with solves.one_blas_thread:
-            return self._fit(z, x, self.features or by_shape(x.shape[1:]))
+            return self._fit(z, x, self.features or by_shape(x.shape[1:]), tuple(names))
 
     @on_host
-    def _fit(self, z, x, features):
+    def _fit(self, z, x, features, names):
         reader, columns = FeatureReader.fit(features, x)
         order = np.random.default_rng(0).permutation(len(z))
         a, standard = reader.standard(columns)[order], ((z - z.mean(axis=0)) / z.std(axis=0))[order]
@@ -120,22 +93,26 @@ class SemiAutomaticStatistics(Statistics):
         if chosen:
             targets = products[:, list(chosen)]
             further = _CrossFitted.of(a, targets)
-            told = further.predicted(targets) & (further.errors(targets) < (1.0 - WORTH) * np.array([*chosen.values()]))
-            chosen = {number: least for (number, least), own in zip(chosen.items(), told) if own}
-            machines.append(further.machine.some(told))
-            simulated = np.concatenate([simulated, further.held_out[:, told]], axis=1)
+            fall = np.array([*chosen.values()]) - further.errors(targets)
+            better = further.predicted(targets) & (fall > WORTH * targets.var(axis=0))
+            chosen = {number: least for (number, least), own in zip(chosen.items(), better) if own}
+            machines.append(further.machine.some(better))
+            simulated = np.concatenate([simulated, further.held_out[:, better]], axis=1)
         checks.require(
             simulated.shape[1] > 0,
             f"None of the {a.shape[1]} features of the outputs ({described(columns)}) predicts a parameter, held out: "
             "there is nothing to learn statistics from. Simulate more, or give statistics or features of your own.",
         )
-        names = [f"mean of {i}" for i in np.flatnonzero(kept)]
-        names += [f"mean of {i} times {j}" for i, j in (moments[number] for number in chosen)]
+        told = [f"mean of {names[i]}" for i in np.flatnonzero(kept)]
+        told += [f"mean of {_product(names[i], names[j])}" for i, j in (moments[number] for number in chosen)]
         distances = np.sort(squared_distances(machines[0].centres, machines[0].centres), axis=1)[:, NEIGHBOURS]
-        statistics = SemiAutomatic(
-            reader, tuple(machines), 1.0 - means.errors(standard), np.sort(distances), reader.kinds, tuple(names)
-        )
+        explained = 1.0 - means.errors(standard)
+        statistics = SemiAutomatic(reader, tuple(machines), explained, np.sort(distances), tuple(told), names)
         return Learnt(statistics, simulated[np.argsort(order)])
+
+
+def _product(first: str, second: str) -> str:
+    return f"{first} squared" if first == second else f"{first} times {second}"
 
 
 def _second_moments(dim: int) -> list[tuple[int, int]]:
@@ -155,7 +132,7 @@ def _chosen(a: np.ndarray, products: np.ndarray, simulated: np.ndarray) -> dict[
         least = products.var(axis=0)
         if known.shape[1]:
             least = np.minimum(least, feature_machine.fit(known / known.std(axis=0), products).errors)
-        gain = 1.0 - found.errors / least
+        gain = (least - found.errors) / products.var(axis=0)
         gain[list(chosen)] = 0.0
         if gain.max() < WORTH:
             break
@@ -191,62 +168,6 @@ class _CrossFitted(NamedTuple):
 
 
 @register
-class FeatureReader:
-    """Features of outputs, each standardised robustly.
-
-    Attributes:
-        features: What they are.
-        log_scale: Where outputs are never negative, `c` of the logarithms `log(1 + x / c)`, of which features are taken
-            too; else NaN.
-        transform: What of a feature varies, centred, scaled and with shortened tails.
-        mean, scale: Of what is transformed, `(p,)`.
-        event_shape: Of an output (static).
-        kinds: What features there are, how many of each (static).
-    """
-
-    features: tuple[Features, ...]
-    log_scale: ArrayLike
-    transform: StatisticsTransform
-    mean: ArrayLike
-    scale: ArrayLike
-    event_shape: tuple[int, ...] = field(metadata=dict(static=True))
-    kinds: str = field(metadata=dict(static=True))
-
-    @classmethod
-    def fit(cls, features: tuple[Features, ...], x: np.ndarray) -> tuple["FeatureReader", Columns]:
-        """Of outputs `(m, *event)`; and the features of these."""
-        positive = x[x > 0.0]
-        counted = x.min() >= 0.0 and len(np.unique(positive[:1000])) > 1
-        log_scale = float(np.quantile(positive, 0.05)) if counted else np.nan
-        columns = _columns(features, log_scale, x)
-        table = np.concatenate(list(columns.values()), axis=1)
-        with checks.collected_warnings():
-            transform = StatisticsTransform.fit(table)
-        standard = transform.forward(table)
-        spread = standard.mean(axis=0), standard.std(axis=0)
-        return cls(features, np.asarray(log_scale), transform, *spread, x.shape[1:], described(columns)), columns
-
-    def __call__(self, rows: np.ndarray) -> np.ndarray:
-        """Standardised features `(n, p)` of outputs `(n, n_raw)`."""
-        return self.standard(_columns(self.features, float(self.log_scale), rows.reshape(-1, *self.event_shape)))
-
-    def standard(self, columns: Columns) -> np.ndarray:
-        """The same of features that are known."""
-        table = np.concatenate(list(columns.values()), axis=1)
-        return (self.transform.forward(table) - self.mean) / self.scale
-
-
-def _columns(features: tuple[Features, ...], log_scale: float, x: np.ndarray) -> Columns:
-    found: Columns = {}
-    for one in features:
-        found |= one(x)
-        if np.isfinite(log_scale) and not isinstance(one, Values):
-            logs = one(np.log1p(np.maximum(x, 0.0) / log_scale))
-            found |= {f"{kind} of logarithms": value for kind, value in logs.items()}
-    return found
-
-
-@register
 class SemiAutomatic(LearntStatistics):
     """Estimates of posterior moments.
 
@@ -255,16 +176,16 @@ class SemiAutomatic(LearntStatistics):
         machines: Regressions on these, of means and of second moments.
         explained: Held-out fraction of the variance of each coordinate that is explained, `(D,)`.
         distances: Squared distances of simulations to a near neighbour in weighted features, sorted.
-        kinds: What features there are (static).
         names: What each statistic is (static).
+        coordinates: Names of the coordinates (static).
     """
 
     reader: FeatureReader
     machines: tuple[FeatureMachine, ...]
     explained: ArrayLike
     distances: ArrayLike
-    kinds: str = field(metadata=dict(static=True))
     names: tuple[str, ...] = field(metadata=dict(static=True))
+    coordinates: tuple[str, ...] = field(metadata=dict(static=True))
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         """As `LearntStatistics.__call__`."""
@@ -273,16 +194,20 @@ class SemiAutomatic(LearntStatistics):
 
     def describe(self) -> Mapping[str, Any]:
         """As `LearntStatistics.describe`."""
-        left = len(np.asarray(self.explained)) - sum(" times " not in name for name in self.names)
-        told = f"{len(self.names)} learnt from {len(np.asarray(self.reader.mean))} features ({self.kinds})"
+        held_out = [f"{name} {own:.2f}" for name, own in zip(self.coordinates, np.asarray(self.explained))]
+        left = [name for name in self.coordinates if f"mean of {name}" not in self.names]
         return {
-            "statistics": f"{told}: {', '.join(self.names)}" + (f"; {left} means that nothing predicts left out" if left else ""),
-            "held-out R^2": np.asarray(self.explained),
+            "statistics": f"learnt, {len(self.names)}: {', '.join(self.names)}",
+            "features": f"{len(np.asarray(self.reader.mean))}: {self.reader.kinds}",
+            "held-out R^2": ", ".join(held_out),
+            **({"left out": f"means that nothing predicts: {', '.join(left)}"} if left else {}),
         }
 
     def describe_observation(self, y: np.ndarray) -> str:
         """As `LearntStatistics.describe_observation`."""
         machine = self.machines[0]
-        distance = np.sort(squared_distances(self.reader(y[None]) * np.sqrt(machine.weights), machine.centres))[0]
-        farther = np.mean(np.asarray(self.distances) >= distance[NEIGHBOURS - 1])
-        return f"its features are as far from the simulations' as those of {farther:.1%} of these from the others'"
+        distance = np.sort(
+            squared_distances(self.reader(y[None]) * np.sqrt(machine.weights), np.asarray(machine.centres))
+        )[0]
+        nearer = np.mean(np.asarray(self.distances) < distance[NEIGHBOURS - 1])
+        return f"its features lie farther from the simulations than {nearer:.0%} of these from one another"

@@ -1,6 +1,7 @@
 """Generic features of time series: what they go through, their distribution, and how values depend on earlier ones."""
 
 from dataclasses import field
+from itertools import pairwise
 
 import numpy as np
 
@@ -77,7 +78,7 @@ def _spectrum(rest: np.ndarray, variance: np.ndarray) -> list[np.ndarray]:
     times = rest.shape[1]
     power = np.square(np.abs(np.fft.rfft(rest * np.hanning(times), axis=1)[:, 1:])) / times
     edges = np.unique(np.round(np.geomspace(1, power.shape[1] + 1, 11)).astype(int)) - 1
-    bands = [power[:, a:b].mean(axis=1) for a, b in zip(edges, edges[1:])]
+    bands = [power[:, a:b].mean(axis=1) for a, b in pairwise(edges)]
     total = power.sum(axis=1, keepdims=True)
     share, frequency = power / np.where(total > 0.0, total, 1.0), np.log(np.arange(1, power.shape[1] + 1))
     mean = share @ frequency
