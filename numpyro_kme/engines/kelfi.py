@@ -10,7 +10,7 @@ import numpy as np
 from numpyro_kme._core import checks, progress
 from numpyro_kme._core.keys import child, split
 from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points
-from numpyro_kme.engines import _enumeration, _rounds, _sampling, _simulations
+from numpyro_kme.engines import _enumeration, _rounds, _sampling, _simulations, _statistics
 from numpyro_kme.engines._learnt_posterior import (
     LearntLikelihoods,
     LearntPosterior,
@@ -31,6 +31,7 @@ from numpyro_kme.likelihoods.distribution import FittedLikelihood, fit_likelihoo
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.recorded import Recorded
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
+from numpyro_kme.likelihoods.summaries.base import Statistics
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import SimulatedMissing, Simulations
@@ -57,6 +58,9 @@ class KELFI(SimulationEngine):
         length_scale: Rule for the length scales of the data kernel of the published form, instead of learning them:
             `form=KernelMeans(), length_scale=rule` is `form=KernelMeans(length_scale=rule)`. The residual form
             standardises residuals by what it learns, and takes none.
+        statistics: How summary statistics are learnt from the same simulations, for raw outputs such as series and
+            images: `SemiAutomaticStatistics()`, or `SelectedStatistics()` among many; or a mapping from sites to these.
+            Each round learns them again, from all simulations. When left out, outputs are the statistics.
         simulations: Simulations made elsewhere, instead of new ones (`Simulations`).
         num_rounds: Number of rounds, of equal size. The first simulates at prior draws; each further one where
             `proposal` says, learns from all simulations so far, and samples. The likelihood may be learnt from any
@@ -89,6 +93,7 @@ class KELFI(SimulationEngine):
     min_change: float | None = None
     learn_prior: bool = False
     missing: SimulatedMissing | None = None
+    statistics: Statistics | Mapping[str, Statistics] | None = None
 
     def check_settings(self):
         """As `Engine.check_settings`."""
@@ -111,6 +116,7 @@ class KELFI(SimulationEngine):
             f"form={checks.line(self.form)}.",
         )
         self.resolved_form  # noqa: B018 (raises an error for a form that takes no rule)
+        _statistics.check_settings(self.statistics, self.missing, self.num_simulations // self.resolved_rounds)
         checks.require(
             self.store is None or self.resolved_rounds == 1,
             "`store` keeps simulations from the prior: leave it out, or make one round; got "
@@ -132,7 +138,9 @@ class KELFI(SimulationEngine):
             return self.num_rounds
         given = self.simulations is not None or self.store is not None
         own_form = self.form is not None and not isinstance(self.form, ResidualKernelMeans)
-        return 1 if given or own_form or self.num_simulations < _rounds.FEWEST else _rounds.ROUNDS
+        if given or own_form or self.num_simulations < _rounds.FEWEST:
+            return 1
+        return _rounds.ROUNDS if self.statistics is None else _statistics.rounds(self.num_simulations)
 
     @property
     def resolved_form(self) -> Form | None:
@@ -155,7 +163,7 @@ class KELFI(SimulationEngine):
     def _infer(self, rng_key, args, kwargs):
         simulate_key, fit_key, sample_key = split(rng_key, 3)
         problem = self._as_recorded(Problem.read(self.model, *args, **kwargs))
-        _simulations.check_sites(problem, self.resolved_form)
+        _statistics.check_sites(problem, self.statistics, self.resolved_form)
         if problem.discrete:
             _enumeration.joint_values(problem)  # which refuses too many before anything is simulated
         repeated = self.num_rounds is None and _rounds.calls_each(problem) > 1.0
@@ -220,7 +228,8 @@ class KELFI(SimulationEngine):
             whole = found.mask.size == 1 and not found.weighted and not found.missing  # along plates there are many
             seen = observed if whole else None
             how: dict[str, Any] = dict(coordinates=coordinates, measure=measures[site], y=seen)
-            likelihoods[site] = fit_likelihood(theta, x, form=self.resolved_form, names=found.simulator.labels, **how)
+            form = _statistics.form_of(site, self.statistics, self.resolved_form)
+            likelihoods[site] = fit_likelihood(theta, x, form=form, names=found.simulator.labels, **how)
         return LearntLikelihoods(simulations, likelihoods, measures, history or ((len(simulations), np.inf),))
 
     def _again(self, simulate_key, sample_key, fit_key, learnt: LearntLikelihoods, posterior: LearntPosterior, latents):
@@ -262,7 +271,7 @@ class KELFI(SimulationEngine):
     def _condition(self, rng_key, problem, learnt):
         learnt.require_amortised()
         problem = self._as_recorded(problem)
-        _simulations.check_sites(problem, self.resolved_form)
+        _statistics.check_sites(problem, self.statistics, self.resolved_form)
         posterior = self._posterior(rng_key, problem, learnt)
         warn_of(posterior)
         return posterior

@@ -8,6 +8,9 @@ from numpyro_kme.likelihoods.published.learning import Learner, Tied
 from numpyro_kme.likelihoods.published.leave_one_out import LeaveOneOut, LeaveOneOutPredictive, MarginalLikelihood
 from numpyro_kme.likelihoods.published.solves import DenseSolve, LowRankSolve
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
+from numpyro_kme.likelihoods.summaries.form import OfStatistics
+from numpyro_kme.likelihoods.summaries.selection import SelectedStatistics
+from numpyro_kme.likelihoods.summaries.semi_automatic import SemiAutomaticStatistics
 
 __all__ = [
     "DenseSolve",
@@ -23,7 +26,10 @@ __all__ = [
     "LikelihoodAt",
     "LowRankSolve",
     "MarginalLikelihood",
+    "OfStatistics",
     "ResidualKernelMeans",
+    "SelectedStatistics",
+    "SemiAutomaticStatistics",
     "Surrogate",
     "Tied",
     "fit_likelihood",
