@@ -65,10 +65,10 @@ class KELFI(SimulationEngine):
         num_rounds: Number of rounds, of equal size. The first simulates at prior draws; each further one where
             `proposal` says, learns from all simulations so far, and samples. The likelihood may be learnt from any
             proposal, so nothing is reweighted. When left out the engine chooses: five rounds, or the rest at prior
-            draws if the first round's proposal is about as wide as the prior, and the location that it learnt is known
-            there. It makes one round for `simulations` that are given, for a `store`, for other forms than the default,
-            for fewer than 100 simulations, and where more calls along plates are observed than there are numbers to
-            infer: errors of the likelihood of one call add up there, and are least where parameters differ most.
+            draws if the first round's proposal is about as wide as the prior, or more calls along plates are observed
+            than there are numbers to infer, and the location that it learnt is known well enough there. It makes one
+            round for `simulations` that are given, for a `store`, for other forms than the default, for fewer than 100
+            simulations, and for such plates along which parameters or covariates vary.
         proposal: Where further rounds simulate: `FromPosterior()` when left out, or `FromVariance()`.
         min_change: Stop before `num_rounds` once a round moves the posterior by less: every mean by less than this
             many standard deviations, and every log standard deviation by less than this. When left out all rounds are
@@ -167,14 +167,16 @@ class KELFI(SimulationEngine):
         if problem.discrete:
             _enumeration.joint_values(problem)  # which refuses too many before anything is simulated
         repeated = self.num_rounds is None and _rounds.calls_each(problem) > 1.0
-        first, *later = _rounds.sizes(self.plan.num_simulations, 1 if repeated else self.resolved_rounds)
+        one = repeated and not all(site.alike for site in problem.simulators.values())
+        first, *later = _rounds.sizes(self.plan.num_simulations, 1 if one else self.resolved_rounds)
         simulations = self._simulate(simulate_key, problem, first)
         learnt = self._learn(fit_key, problem, simulations)
         posterior = self._posterior(sample_key, problem, learnt)
         for number, size in enumerate(later, 1):
             choose_key, run_key, draw_key = (child(key, number) for key in (fit_key, simulate_key, sample_key))
             draws = self._draws_to_propose(child(draw_key, 0), posterior)
-            wide = number == 1 and not _rounds.is_narrow(draws, simulations.latents) and not unresolved(posterior)
+            narrow = not repeated and _rounds.is_narrow(draws, simulations.latents)
+            wide = number == 1 and not narrow and not unresolved(posterior)
             if self.num_rounds is None and wide:
                 rest = self._simulate(run_key, problem, sum(later))
                 learnt, later = self._learn(fit_key, problem, simulations.joined(rest)), []
