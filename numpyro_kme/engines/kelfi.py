@@ -25,14 +25,18 @@ from numpyro_kme.engines._sampling import LearntModel
 from numpyro_kme.engines._simulations import SimulationEngine
 from numpyro_kme.engines.base import Trained, check_positive
 from numpyro_kme.engines.posterior import groups
+from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.length_scales import LengthScaleRule
+from numpyro_kme.kernels.ragged import require_any_length
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, fit_likelihood
 from numpyro_kme.likelihoods.published.form import KernelMeans
+from numpyro_kme.likelihoods.ragged import Ragged
 from numpyro_kme.likelihoods.recorded import Recorded
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
+from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.simulations import SimulatedMissing, Simulations
 
 
@@ -53,7 +57,9 @@ class KELFI(SimulationEngine):
         num_samples: Number of equally weighted posterior draws.
         form: Form and settings of the surrogate; `ResidualKernelMeans()` when left out. `KernelMeans()` is the
             published form: closed forms, data kernels on data sets and time series, `learn_prior`,
-            `surrogate_variance`.
+            `surrogate_variance`. `KernelStatistics(kernel)` learns statistics of data sets and series. For a simulator
+            of outputs of any length (`Simulator(ragged=True)`) how long they are is learnt, too, and the rest given
+            that (`likelihoods.Ragged`).
         length_scale: Rule for the length scales of the data kernel of the published form, instead of learning them:
             `form=KernelMeans(), length_scale=rule` is `form=KernelMeans(length_scale=rule)`. The residual form
             standardises residuals by what it learns, and takes none.
@@ -137,6 +143,34 @@ class KELFI(SimulationEngine):
             return self._form
         return Recorded(self._form or ResidualKernelMeans())
 
+    def _form_at(self, site: str, simulator: Simulator) -> Form | None:
+        """The form for a site, which may be of outputs of any length."""
+        form = self.resolved_form
+        if not simulator.ragged or isinstance(form, Ragged):
+            return form
+        checks.require(
+            self.missing is None,
+            f"NaN at the end of outputs of {site!r} says that they end there (ragged=True), and with `missing` that it "
+            "is not recorded: leave one of both out.",
+        )
+        kernel = getattr(form, "kernel", getattr(form, "data_kernel", None))
+        checks.require(
+            kernel is not None,
+            f"The outputs of site {site!r} are of any length (ragged=True), of which the form of the likelihood, "
+            f"{type(form or ResidualKernelMeans()).__name__}, makes no statistics. Pass "
+            "form=KernelStatistics(EmpiricalMeasureRule()) for data sets, form=KernelStatistics(SignatureRule()) for "
+            "series, or let the simulator return statistics of fixed number, the length among them.",
+        )
+        if isinstance(kernel, Kernel):
+            require_any_length(kernel)
+        return Ragged(cast(Form, form))
+
+    def _check_sites(self, problem: Problem) -> None:
+        """What can be said before any simulation is run."""
+        _simulations.check_sites(problem, self.resolved_form)
+        for site in problem.observations:
+            self._form_at(site, problem.simulators[site].simulator)
+
     @property
     def _form(self) -> Form | None:
         if self.length_scale is None:
@@ -151,7 +185,7 @@ class KELFI(SimulationEngine):
     def _infer(self, rng_key, args, kwargs):
         simulate_key, fit_key, sample_key = split(rng_key, 3)
         problem = self._as_recorded(Problem.read(self.model, *args, **kwargs))
-        _simulations.check_sites(problem, self.resolved_form)
+        self._check_sites(problem)
         if problem.discrete:
             _enumeration.joint_values(problem)  # which refuses too many before anything is simulated
         repeated = self.num_rounds is None and _rounds.calls_each(problem) > 1.0
@@ -209,10 +243,11 @@ class KELFI(SimulationEngine):
                 chosen = _simulations.some_calls(fit_key, size, len(arguments) // size, size)
                 measures[site] = Points(coordinates.table(arguments[chosen]))
             found = problem.simulators[site]
+            form = self._form_at(site, found.simulator)
             whole = found.mask.size == 1 and not found.weighted and not found.missing  # along plates there are many
             seen = observed if whole else None
             likelihoods[site] = fit_likelihood(
-                theta, x, form=self.resolved_form, coordinates=coordinates, measure=measures[site], y=seen
+                theta, x, form=form, coordinates=coordinates, measure=measures[site], y=seen
             )
         return LearntLikelihoods(simulations, likelihoods, measures, history or ((len(simulations), np.inf),))
 
@@ -255,7 +290,7 @@ class KELFI(SimulationEngine):
     def _condition(self, rng_key, problem, learnt):
         learnt.require_amortised()
         problem = self._as_recorded(problem)
-        _simulations.check_sites(problem, self.resolved_form)
+        self._check_sites(problem)
         posterior = self._posterior(rng_key, problem, learnt)
         warn_of(posterior)
         return posterior

@@ -14,6 +14,7 @@ from numpyro.distributions import constraints
 from numpyro.distributions.distribution import Distribution, MaskedDistribution
 
 from numpyro_kme._core import checks, compat
+from numpyro_kme.kernels.ragged import pad
 from numpyro_kme.models import simulator_functions as functions
 
 Shape = tuple[int, ...]
@@ -46,6 +47,9 @@ class Simulator(Distribution):
         shape: Shape of one event of a black-box simulator.
         dtype: Data type of a black-box simulator. Draws made inside JAX have its 32-bit form while x64 is
             off.
+        ragged: Whether an output may have fewer rows than the first axis of its shape says: NaN at its end says that it
+            ends there, and is no failure. A JAX simulator returns rows of NaN at the end (`kernels.cut`), a black-box
+            simulator an array of any length up to the first number of `shape`. The observation may be shorter, too.
     Attributes:
         groups: Batch shape of the parameters, before plates expand it.
         dtype: Data type of an event.
@@ -58,7 +62,7 @@ class Simulator(Distribution):
 
     arg_constraints: dict[str, Any] = {}
     pytree_data_fields = ("params", "bounds")
-    pytree_aux_fields = ("fn", "event_dims", "groups", "dtype", "black_box", "_event_dims_given")
+    pytree_aux_fields = ("fn", "event_dims", "groups", "dtype", "black_box", "ragged", "_event_dims_given")
 
     def __init__(
         self,
@@ -67,6 +71,7 @@ class Simulator(Distribution):
         event_dims: int | tuple[int, ...] | None = None,
         shape: int | Shape | None = None,
         dtype: Any = None,
+        ragged: bool = False,
     ):
         functions.check_function(fn)
         checks.require(bool(params), f"Simulator `{functions.name(fn)}` has no parameter, so nothing can be inferred.")
@@ -88,11 +93,22 @@ class Simulator(Distribution):
         else:
             event_shape = (shape,) if isinstance(shape, int) else tuple(shape)
             self.dtype = np.dtype(dtype)
+        checks.instance("ragged", ragged, bool, "True or False")
         checks.require(
             self.dtype.kind in "bfiu" and math.prod(event_shape) > 0,
             f"Simulator `{self.name}` returns shape {event_shape} and dtype {self.dtype}; it must return at "
             "least one real number, integer or truth value.",
         )
+        self.ragged = ragged
+        if ragged:
+            checks.require(
+                self.dtype.kind == "f" and len(event_shape) > 0,
+                f"Simulator `{self.name}` has ragged=True, shape {event_shape} and dtype {self.dtype}: NaN at the end "
+                "of an output says that it ends there, so it needs a first axis, of the longest length, and floats, "
+                "dtype=float.",
+            )
+            if self.black_box:
+                self.fn = functions.Padded(fn, event_shape)
         super().__init__(self.groups, event_shape)
 
     @property
@@ -184,6 +200,19 @@ class Simulator(Distribution):
         new = copy.copy(self)
         new.bounds = bottom, top
         return new
+
+    def padded(self, value: Any) -> Any:
+        """An observation as long as the longest output, with rows of NaN at its end where it is shorter.
+
+        Whatever else does not fit stays as it is.
+        """
+        lead, event = np.shape(value)[: len(self.batch_shape)], np.shape(value)[len(self.batch_shape) :]
+        fits = len(event) == self.event_dim and event[1:] == self.event_shape[1:] and event[0] < self.event_shape[0]
+        if not (self.ragged and fits):
+            return value
+        flat = (jnp if isinstance(value, jax.Array) else np).asarray(value)
+        whole = [pad(row, self.event_shape[0]) for row in flat.reshape(math.prod(lead), *event)]
+        return (jnp if isinstance(value, jax.Array) else np).stack(whole).reshape(*lead, *self.event_shape)
 
     def mask(self, mask) -> Distribution:
         """The simulator with some of its events left out of densities; see `numpyro.handlers.mask`."""
