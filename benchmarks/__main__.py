@@ -43,7 +43,6 @@ def listing():
 
 def load(name):
     """The module of a benchmark."""
-    sys.path.insert(0, str(FOLDER.parent / "examples"))
     return importlib.import_module(f"benchmarks.{scripts()[name].parent.name}.{name}")
 
 

@@ -11,27 +11,11 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 from blowfly_figure import draw
 from numpyro.infer import Predictive
-from simulators.blowfly import (
-    OBSERVED,
-    PARAMETERS,
-    PRIOR_MEAN,
-    PRIOR_SD,
-    STATISTICS,
-    blowfly,
-    blowfly_statistics,
-)
 
 import numpyro_kme as kme
-
-
-def model(x=None):
-    """Six log parameters with a broad normal prior, and ten statistics that only a simulator knows."""
-    log_theta = numpyro.sample("log_theta", dist.Normal(PRIOR_MEAN, PRIOR_SD).to_event(1))
-    numpyro.sample("x", kme.Simulator(blowfly_statistics, log_theta), obs=x)
+from numpyro_kme.simulators.blowfly import OBSERVED, PARAMETERS, STATISTICS, blowfly, model
 
 
 def main(num_simulations, seed, output):

@@ -5,7 +5,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
-from simulators.blowfly import OBSERVED, PARAMETERS, PRIOR_MEAN, PRIOR_SD, STATISTICS
+
+from numpyro_kme.simulators.blowfly import OBSERVED, PARAMETERS, PRIOR_MEAN, PRIOR_SD, STATISTICS
 
 BLUE, GREY, RED = "#2a6f97", "#b8b8b8", "#c1440e"
 

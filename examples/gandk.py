@@ -7,41 +7,15 @@ python examples/gandk.py --to docs/_static/gandk.png
 import argparse
 
 import jax
-import jax.numpy as jnp
 import matplotlib
-import numpy as np
-import numpyro
-import numpyro.distributions as dist
 
 import numpyro_kme as kme
+from numpyro_kme.simulators.g_and_k import LENGTH_SCALE, PARAMETERS, TRUTH, contaminated, model
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-TRUTH = {"a": 3.0, "b": 1.0, "g": 1.0, "k": 0.5}
 BLUE, RED, GREY = "#2a6f97", "#c1440e", "#b8b8b8"
-
-
-def g_and_k(rng_key, a, b, g, k):
-    """A standard normal number, skewed by `g`, with tails stretched by `k`."""
-    z = jax.random.normal(rng_key)
-    return a + b * (1.0 + 0.8 * jnp.tanh(0.5 * g * z)) * (1.0 + z**2) ** k * z
-
-
-def model(x):
-    names = [numpyro.sample(name, dist.Uniform(0.0, 10.0)) for name in TRUTH]
-    with numpyro.plate("data", len(x)):
-        numpyro.sample("x", kme.Simulator(g_and_k, *names), obs=x)
-
-
-def contaminated(share, n=2048, seed=0):
-    """`n` draws at the truth; a share of them moved by 50, half to each side."""
-    keys = jax.random.split(jax.random.key(seed), n)
-    x = np.array(jax.vmap(lambda rng_key: g_and_k(rng_key, **TRUTH))(keys), np.float64)
-    far = int(share * n)
-    x[: far // 2] += 50.0
-    x[far // 2 : far] -= 50.0
-    return x
 
 
 def draw(shares, found):
@@ -49,14 +23,14 @@ def draw(shares, found):
     plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
     figure, axes = plt.subplots(len(shares), 4, figsize=(10, 2.0 * len(shares)), layout="constrained", sharex="col")
     for row, share in zip(axes, shares):
-        for axis, name in zip(row, TRUTH):
+        for axis, name, truth in zip(row, PARAMETERS, TRUTH):
             for free, colour in ((False, RED), (True, BLUE)):
                 label = f"{'free' if free else 'fixed'} mass"
                 axis.hist(found[share, free][name], bins=25, density=True, color=colour, alpha=0.6, label=label)
-            axis.axvline(TRUTH[name], color="black", lw=1)
+            axis.axvline(truth, color="black", lw=1)
             axis.set_yticks([])
         row[0].set_ylabel(f"{share:.0%} outliers")
-    for axis, name in zip(axes[-1], TRUTH):
+    for axis, name in zip(axes[-1], PARAMETERS):
         axis.set_xlabel(name)
     axes[0, -1].legend(frameon=False)
     return figure
@@ -69,10 +43,10 @@ def main():
     arguments = parser.parse_args()
     shares, found = (0.0, 0.05, 0.1), {}
     for free in (False, True):
-        loss = kme.MMD(kme.kernels.Gaussian(0.15), fit_proportion=free)
+        loss = kme.MMD(kme.kernels.Gaussian(LENGTH_SCALE), fit_proportion=free)
         engine = kme.PosteriorBootstrap(model, loss, num_samples=arguments.draws)
         for share in shares:
-            engine.run(jax.random.key(0), contaminated(share))
+            engine.run(jax.random.key(0), contaminated(jax.random.key(0), share))
             found[share, free] = engine.get_samples()
             means = "  ".join(
                 f"{name} {value.mean():.2f} +- {value.std():.2f}" for name, value in found[share, free].items()

@@ -20,11 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from simulators import blowfly
 
 import numpyro_kme as kme
 from benchmarks.helpers import nmse, report
-from benchmarks.kelfi.blowfly import model as statistics_model
+from numpyro_kme.simulators import blowfly
 
 TRUTH, DATA = np.array([0.25, 0.04, 0.33, 0.04, 0.34]), 400
 PRIORS = {
@@ -124,7 +123,7 @@ def flies_by_kelfi(rows, repeats, count, denominators):
         if not rows.has(part="blowfly", seed=seed, width="KELFI", simulations=count):
             keys = jax.random.split(jax.random.fold_in(jax.random.key(63), seed), 2)
             begun = time.process_time()
-            kelfi = kme.KELFI(statistics_model, num_simulations=count, progress_bar=False)
+            kelfi = kme.KELFI(blowfly.model, num_simulations=count, progress_bar=False)
             kelfi.run(keys[0], x=blowfly.OBSERVED)
             told = dict(part="blowfly", seed=seed, prior="KELFI", simulations=count, width="KELFI")
             seconds = time.process_time() - begun

@@ -10,13 +10,14 @@ import jax
 import numpy as np
 
 from benchmarks.helpers import report
-from benchmarks.helpers.npl_models import GK, GK_LENGTH_SCALE, GK_TRUTH, bootstrap, gk_data, gk_starts, upright
+from benchmarks.helpers.npl_models import GK, GK_TRUTH, bootstrap, gk_data, gk_starts, upright
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD
 from numpyro_kme.losses.mmd import potential
+from numpyro_kme.simulators.g_and_k import LENGTH_SCALE
 
 SIZES = (250, 500, 1000, 2000, 4000)
-KERNEL = Gaussian(GK_LENGTH_SCALE)
+KERNEL = Gaussian(LENGTH_SCALE)
 NODES = np.linspace(-6.5, 6.5, 2001)
 WEIGHTS = np.exp(-0.5 * NODES**2) / np.exp(-0.5 * NODES**2).sum()
 

@@ -17,7 +17,8 @@ import numpyro.distributions as dist
 
 import numpyro_kme as kme
 from benchmarks.helpers import report
-from benchmarks.helpers.npl_models import GK_LENGTH_SCALE, g_and_k, gk_data, gk_nmse
+from benchmarks.helpers.npl_models import g_and_k, gk_data, gk_nmse
+from numpyro_kme.simulators.g_and_k import LENGTH_SCALE
 
 LOW, HIGH = np.array([0.0, 0.0, 0.0, -5.0]), np.array([10.0, 10.0, 10.0, 3.0])
 
@@ -47,7 +48,7 @@ MODELS = {name: partial(model, simulator) for name, simulator in SIMULATORS.item
 def measure(door, outliers, seed):
     """One data set."""
     x = gk_data(np.random.default_rng(seed), outliers)
-    loss = kme.MMD(kme.kernels.Gaussian(GK_LENGTH_SCALE), fit_proportion=True)
+    loss = kme.MMD(kme.kernels.Gaussian(LENGTH_SCALE), fit_proportion=True)
     engine = kme.PosteriorBootstrap(MODELS[door], loss, num_samples=200, progress_bar=False)
     began = time.perf_counter()
     engine.run(jax.random.key(seed), jnp.asarray(x))

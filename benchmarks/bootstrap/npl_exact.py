@@ -20,7 +20,6 @@ from scipy.stats import wasserstein_distance
 from benchmarks.helpers import report
 from benchmarks.helpers.npl_models import (
     GK,
-    GK_LENGTH_SCALE,
     GK_TRUTH,
     LOCATION,
     bootstrap,
@@ -33,6 +32,7 @@ from numpyro_kme.bootstrap import DirichletProcess
 from numpyro_kme.bootstrap.weights import draw_weights
 from numpyro_kme.kernels import Gaussian, median_heuristic
 from numpyro_kme.losses import MMD
+from numpyro_kme.simulators.g_and_k import LENGTH_SCALE
 
 NODES, REACH = 1024, 5.0
 
@@ -51,7 +51,7 @@ def make_loss(free):
     @jax.jit
     def loss(u, x, w):
         y = jax.vmap(lambda t: g_and_k(u, t[None]))(z)
-        gram = lambda a: jnp.exp(-0.5 * jnp.square((a[:, None] - y[None]) / GK_LENGTH_SCALE)) @ v  # noqa: E731
+        gram = lambda a: jnp.exp(-0.5 * jnp.square((a[:, None] - y[None]) / LENGTH_SCALE)) @ v  # noqa: E731
         own, cross = v @ gram(y), w @ gram(x)
         c = jnp.clip(cross / own, 0.0, 1.0) if free else 1.0
         return c * (c * own - 2.0 * cross)
@@ -121,7 +121,7 @@ def main():
         for outliers in arguments.outliers:
             rng = np.random.default_rng(7)
             x, starts = gk_data(rng, outliers), gk_starts(rng)
-            ours = bootstrap(1, MMD(Gaussian(GK_LENGTH_SCALE), fit_proportion=free).objective(x, GK), starts, count)
+            ours = bootstrap(1, MMD(Gaussian(LENGTH_SCALE), fit_proportion=free).objective(x, GK), starts, count)
             with jax.enable_x64(True):
                 loss = make_loss(free)
                 scores = [float(loss(start, x, np.full(len(x), 1 / len(x)))[0]) for start in starts[:32]]

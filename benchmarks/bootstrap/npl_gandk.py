@@ -13,9 +13,10 @@ from functools import partial
 import numpy as np
 
 from benchmarks.helpers import report
-from benchmarks.helpers.npl_models import GK, GK_LENGTH_SCALE, GK_TRUTH, bootstrap, gk_data, gk_nmse, gk_starts, upright
+from benchmarks.helpers.npl_models import GK, GK_TRUTH, bootstrap, gk_data, gk_nmse, gk_starts, upright
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD
+from numpyro_kme.simulators.g_and_k import LENGTH_SCALE
 
 NAMES = ("a", "b", "g", "log k")
 PUBLISHED = {0.0: 0.00791, 0.05: 0.0128, 0.1: 0.0593}
@@ -27,7 +28,7 @@ def one(seed, outliers, free, draws):
     """Estimates, intervals, mixing proportion and convergence for one data set."""
     rng = np.random.default_rng([seed, round(1000 * outliers)])
     x = gk_data(rng, outliers)
-    bound = MMD(Gaussian(GK_LENGTH_SCALE), fit_proportion=free).objective(x, GK)
+    bound = MMD(Gaussian(LENGTH_SCALE), fit_proportion=free).objective(x, GK)
     found = bootstrap(seed, bound, gk_starts(rng), draws)
     u = upright(found.u)
     return {

@@ -25,7 +25,6 @@ import numpyro_kme as kme
 from benchmarks.helpers import report
 from benchmarks.helpers.npl_models import (
     GK,
-    GK_LENGTH_SCALE,
     LOCATION,
     adam,
     bootstrap,
@@ -38,6 +37,7 @@ from benchmarks.helpers.npl_models import (
 )
 from numpyro_kme.kernels import Gaussian, median_heuristic
 from numpyro_kme.losses import MMD
+from numpyro_kme.simulators.g_and_k import LENGTH_SCALE
 
 
 def timed(function):
@@ -76,7 +76,7 @@ def model(x=None):
 def engine_run(draws):
     """Draws from g-and-k by the engine."""
     x = gk_data(np.random.default_rng(0), 0.1)
-    engine = kme.PosteriorBootstrap(model, loss=MMD(Gaussian(GK_LENGTH_SCALE), fit_proportion=True), num_samples=draws)
+    engine = kme.PosteriorBootstrap(model, loss=MMD(Gaussian(LENGTH_SCALE), fit_proportion=True), num_samples=draws)
     engine.run(jax.random.key(0), x=x)
     engine.print_summary()
 
@@ -111,7 +111,7 @@ def main():
         runs = []
         for seed in range(4):
             x = make(np.random.default_rng(seed), 0.1)
-            scale = GK_LENGTH_SCALE if starts else float(median_heuristic(x))
+            scale = LENGTH_SCALE if starts else float(median_heuristic(x))
             case = (seed, loss(scale), x, generator, begin, arguments.draws, nodes)
             runs.append(timed(partial(whole_run, *case)))
         cold = runs[0][0]

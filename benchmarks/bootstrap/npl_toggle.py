@@ -25,11 +25,6 @@ from scipy.special import ndtr
 
 from benchmarks.helpers import report
 from benchmarks.helpers.npl_models import (
-    TOGGLE_HIGH,
-    TOGGLE_LENGTH_SCALES,
-    TOGGLE_LOW,
-    TOGGLE_STEPS,
-    TOGGLE_TRUTH,
     adam,
     bootstrap,
     published_loss,
@@ -41,15 +36,16 @@ from numpyro_kme.bootstrap import Reweightings, newton
 from numpyro_kme.bootstrap.fit import starting_scale
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD, QuadratureNodes
+from numpyro_kme.simulators.toggle_switch import HIGH, LENGTH_SCALES, LEVELS, LOW, TRUTH
+from numpyro_kme.simulators.toggle_switch import PARAMETERS as NAMES
 
-KERNEL = sum((Gaussian(scale) for scale in TOGGLE_LENGTH_SCALES[1:]), Gaussian(TOGGLE_LENGTH_SCALES[0]))
+KERNEL = sum((Gaussian(scale) for scale in LENGTH_SCALES[1:]), Gaussian(LENGTH_SCALES[0]))
 GENERATOR = toggle_generator()
-NAMES = ("alpha_1", "alpha_2", "beta_1", "beta_2", "mu", "sigma", "gamma")
 
 
 def natural(u):
     """Parameters in the box at normal scores `u`."""
-    return TOGGLE_LOW + (TOGGLE_HIGH - TOGGLE_LOW) * ndtr(u)
+    return LOW + (HIGH - LOW) * ndtr(u)
 
 
 def nodes(seed, lattices, each=512):
@@ -108,14 +104,11 @@ def brute_force(bound, found, width, prior_weight, cells, row):
 
 def published(steps):
     """CPU seconds of 1,000 Adam steps of the published algorithm with 500 cells, in float32."""
-    loss = published_loss(TOGGLE_LENGTH_SCALES)
+    loss = published_loss(LENGTH_SCALES)
     cast = lambda a: jnp.asarray(a, jnp.float32)  # noqa: E731
     rng = np.random.default_rng(0)
     search = jax.jit(lambda x, w, z, u: adam(toggle, loss, x, w, z, u, 0.04, steps))
-    given = [
-        cast(a)
-        for a in (toggle_data(rng), rng.dirichlet(np.ones(2000)), rng.random((500, 2 * TOGGLE_STEPS + 1)), np.zeros(7))
-    ]
+    given = [cast(a) for a in (toggle_data(rng), rng.dirichlet(np.ones(2000)), rng.random((500, LEVELS)), np.zeros(7))]
     search(*given).block_until_ready()
     begun = time.process_time()
     search(*given).block_until_ready()
@@ -140,10 +133,10 @@ def main():
             given = int(arguments.simulations), arguments.prior_weight, arguments.prior_draws
             found, bound, width, cpu = run(seed, free, arguments.draws, *given)
             mean = natural(found.u).mean(axis=0)
-            nmse = np.mean(np.square(mean - TOGGLE_TRUTH)) / np.mean(TOGGLE_TRUTH)
+            nmse = np.mean(np.square(mean - TRUTH)) / np.mean(TRUTH)
             error, known = loss_errors(bound, found, many), found.emulator
             name = "free" if free else "fixed"
-            rows.append([name, seed, nmse, *(mean - TOGGLE_TRUTH) / (TOGGLE_HIGH - TOGGLE_LOW), found.converged.mean()])
+            rows.append([name, seed, nmse, *(mean - TRUTH) / (HIGH - LOW), found.converged.mean()])
             rows[-1] += [
                 known.simulations,
                 known.error,
@@ -159,9 +152,7 @@ def main():
                 before, near, far, u, best = brute_force(
                     bound, found, width, arguments.prior_weight, nodes(2000 + row, 32), row
                 )
-                checks.append(
-                    [name, row, before, near, far, *(natural(best) - natural(u)) / (TOGGLE_HIGH - TOGGLE_LOW)]
-                )
+                checks.append([name, row, before, near, far, *(natural(best) - natural(u)) / (HIGH - LOW)])
                 print(checks[-1], flush=True)
             write(rows, checks, baseline, arguments)
 

@@ -175,8 +175,7 @@ def rounds():
 
 def predators():
     """The same for Lotka-Volterra, whose 1,000 simulations are a part of it."""
-    sys.path.insert(0, "examples")
-    from benchmarks.kelfi import lotka_volterra
+    from numpyro_kme.simulators import lotka_volterra
 
     begun = time.process_time()
     engine = kme.KELFI(lotka_volterra.model, 1000, num_rounds=5, on_failure="skip", progress_bar=False)

@@ -15,7 +15,8 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from simulators import blowfly
+
+from numpyro_kme.simulators import blowfly
 
 STORED = Path(__file__).with_name("blowfly_prior_mse.json")
 PRIOR_DRAWS = 10_000

@@ -8,21 +8,16 @@ from jax.scipy.special import ndtri
 
 from numpyro_kme.bootstrap import Settings, posterior_bootstrap
 from numpyro_kme.losses import Generator, NormalNoise, UniformNoise
+from numpyro_kme.simulators import g_and_k as gk
+from numpyro_kme.simulators import toggle_switch
 
-GK_TRUTH = np.array([3.0, 1.0, 1.0, -np.log(2.0)])
-GK_LENGTH_SCALE = 0.15
-TOGGLE_TRUTH = np.array([22.0, 12.0, 4.0, 4.5, 325.0, 0.25, 0.15])
-TOGGLE_LOW = np.array([0.0, 0.0, 0.0, 0.0, 250.0, 0.0, 0.0])
-TOGGLE_HIGH = np.array([50.0, 50.0, 5.0, 5.0, 450.0, 0.5, 0.4])
-TOGGLE_LENGTH_SCALES = (1.0, 10.0, 20.0, 40.0, 80.0, 100.0, 130.0, 200.0, 400.0, 800.0, 1000.0)
-TOGGLE_STEPS = 300
+GK_TRUTH = np.array([*gk.TRUTH[:3], np.log(gk.TRUTH[3])])
 
 
 def g_and_k(u, z):
     """One draw of the g-and-k distribution with `u = (a, b, g, log k)`."""
     a, b, g, log_k = u
-    z = z[0]
-    return a + b * (1.0 + 0.8 * jnp.tanh(0.5 * g * z)) * (1.0 + z**2) ** jnp.exp(log_k) * z
+    return gk.from_normal(z[0], a, b, g, jnp.exp(log_k))
 
 
 def upright(u):
@@ -42,13 +37,10 @@ LOCATION = Generator(location, NormalNoise(4), 4)
 LINE = Generator(location, NormalNoise(1), 1)
 
 
-def gk_data(rng, outliers, n=2048):
+def gk_data(rng, outliers, n=gk.SIZE):
     """`n` draws at the truth; a fraction `outliers` of them shifted by 50, half to each side."""
     x = np.array(jax.vmap(lambda z: g_and_k(GK_TRUTH, z))(rng.normal(size=(n, 1))), np.float64)
-    far = int(outliers * n)
-    x[: far // 2] += 50.0
-    x[far // 2 : far] -= 50.0
-    return x
+    return gk.outlying(x, outliers)
 
 
 def gk_starts(rng, num=512):
@@ -106,48 +98,21 @@ def gk_nmse(mean):
 
 def toggle(u, levels):
     """One cell of the toggle switch from 601 uniform levels, in float32; `u` are normal scores of the box prior."""
-    kind, levels = u.dtype, levels.astype(jnp.float32)
-    alpha1, alpha2, beta1, beta2, mu, sigma, gamma = toggle_parameters(u).astype(jnp.float32)
-
-    def step(state, level):
-        first, second = state
-        new_first = first + alpha1 / (1.0 + second**beta1) - (1.0 + 0.03 * first)
-        new_second = second + alpha2 / (1.0 + first**beta2) - (1.0 + 0.03 * second)
-        moved = (
-            new_first + 0.5 * truncated(level[0], -2.0 * new_first),
-            new_second + 0.5 * truncated(level[1], -2.0 * new_second),
-        )
-        return jax.tree.map(lambda count: jnp.maximum(count, 1e-6), moved), None  # rounding can end below zero
-
-    start = (jnp.full((), 10.0, jnp.float32), jnp.full((), 10.0, jnp.float32))
-    (first, _), _ = jax.lax.scan(step, start, levels[:-1].reshape(TOGGLE_STEPS, 2))
-    width = mu * sigma / first**gamma
-    return (first + mu + width * truncated(levels[-1], -(first + mu) / width)).astype(kind)
-
-
-def toggle_parameters(u):
-    """Parameters in the box prior at normal scores `u`."""
-    low, high = jnp.asarray(TOGGLE_LOW, u.dtype), jnp.asarray(TOGGLE_HIGH, u.dtype)
-    return low + (high - low) * jax.scipy.special.ndtr(u)
-
-
-def truncated(level, low):
-    """Standard normal truncated below at `low`, by the inverse CDF of a level in (0, 1)."""
-    below = jax.lax.erf(low * np.float32(0.5**0.5))  # on (-1, 1)
-    odd = below + level * (1.0 - below)
-    return np.float32(2.0**0.5) * jax.lax.erf_inv(jnp.clip(odd, -1.0 + 1e-6, 1.0 - 1e-6))
+    low, high = jnp.asarray(toggle_switch.LOW, u.dtype), jnp.asarray(toggle_switch.HIGH, u.dtype)
+    theta = low + (high - low) * jax.scipy.special.ndtr(u)
+    return toggle_switch.cell(levels.astype(jnp.float32), theta).astype(u.dtype)
 
 
 def toggle_generator():
     """The toggle switch as a family of distributions, without derivatives: its draws switch basin."""
-    return Generator(toggle, UniformNoise(2 * TOGGLE_STEPS + 1), 7, differentiable=False)
+    return Generator(toggle, UniformNoise(toggle_switch.LEVELS), 7, differentiable=False)
 
 
-def toggle_data(rng, n=2000, outliers=0.1):
+def toggle_data(rng, n=toggle_switch.CELLS, outliers=0.1):
     """`n` cells at the truth, a fraction `outliers` of them with added Cauchy noise of scale 10."""
-    u = ndtri(jnp.asarray((TOGGLE_TRUTH - TOGGLE_LOW) / (TOGGLE_HIGH - TOGGLE_LOW)))
+    u = ndtri(jnp.asarray((toggle_switch.TRUTH - toggle_switch.LOW) / (toggle_switch.HIGH - toggle_switch.LOW)))
     draw = jax.jit(lambda z: jax.vmap(lambda cell: toggle(u, cell))(z))
-    x = np.array(draw(jnp.asarray(rng.uniform(size=(n, 2 * TOGGLE_STEPS + 1)))), np.float64)
+    x = np.array(draw(jnp.asarray(rng.uniform(size=(n, toggle_switch.LEVELS)))), np.float64)
     far = int(outliers * n)
     x[:far] += 10.0 * rng.standard_cauchy(far)
     return x

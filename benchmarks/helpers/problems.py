@@ -14,6 +14,7 @@ import numpyro
 import numpyro.distributions as dist
 
 import numpyro_kme as kme
+from numpyro_kme.simulators import slcp, two_moons
 
 
 @dataclass(frozen=True)
@@ -64,24 +65,6 @@ def log_mean_and_sd(theta, x, size=20):
     return mean + dist.Chi2(size - 1.0).log_prob(variance) + jnp.log(2.0 * variance)
 
 
-def crescent(key, theta):
-    angle_key, radius_key = jax.random.split(key)
-    angle = jax.random.uniform(angle_key, minval=-0.5 * jnp.pi, maxval=0.5 * jnp.pi)
-    radius = 0.1 + 0.01 * jax.random.normal(radius_key)
-    return radius * jnp.stack([jnp.cos(angle), jnp.sin(angle)]) + moved(theta)
-
-
-def moved(theta):
-    return jnp.stack([0.25 - jnp.abs(theta[0] + theta[1]) / np.sqrt(2.0), (theta[1] - theta[0]) / np.sqrt(2.0)])
-
-
-def log_crescent(theta, x):
-    rest = x - moved(theta)
-    radius = jnp.hypot(*rest)
-    log_p = dist.Normal(0.1, 0.01).log_prob(radius) - jnp.log(jnp.pi * radius)
-    return jnp.where(rest[0] > 0.0, log_p, -jnp.inf)
-
-
 def ends(key, theta, size=8):
     x = theta[0] + jnp.exp(theta[1]) * jax.random.uniform(key, (size,))
     return jnp.stack([x.min(), x.max()])
@@ -103,24 +86,6 @@ def distracted(theta):
     return jnp.concatenate([theta, jnp.zeros(18)])
 
 
-def four_points(theta):
-    a, b, r = jnp.square(theta[2]), jnp.square(theta[3]), jnp.tanh(theta[4])
-    factor = jnp.stack([jnp.stack([a, 0.0]), jnp.stack([b * r, b * jnp.sqrt(1.0 - r * r)])])
-    return dist.MultivariateNormal(theta[:2], scale_tril=factor)
-
-
-def log_four_points(theta, x):
-    a, b, r = jnp.square(theta[2]), jnp.square(theta[3]), jnp.tanh(theta[4])
-    u, v = ((x.reshape(4, 2) - theta[:2]) / jnp.stack([a, b])).T
-    rest = (v - r * u) / jnp.sqrt(1.0 - r * r)
-    log_p = -0.5 * (u**2 + rest**2) - jnp.log(2.0 * jnp.pi * a * b) - 0.5 * jnp.log1p(-(r**2))
-    return log_p.sum()
-
-
-def draw_four_points(key, theta):
-    return four_points(theta).sample(key, (4,)).ravel()
-
-
 def log_cauchy(theta, x):
     return dist.Cauchy(theta[0], 1.0).log_prob(x).sum()
 
@@ -128,7 +93,7 @@ def log_cauchy(theta, x):
 PROBLEMS = {
     "mean and sd": Problem(normals(2), mean_and_sd, log_mean_and_sd),
     "twenty dimensions": of_law(normals(20), lambda theta: dist.Normal(theta, 0.5).to_event(1)),
-    "crescents": Problem(dist.Uniform(-1.0, 1.0).expand([2]).to_event(1), crescent, log_crescent),
+    "crescents": Problem(two_moons.prior(), two_moons.two_moons, two_moons.log_density),
     "four modes": of_law(normals(2), lambda theta: dist.Normal(jnp.abs(theta), 0.15).to_event(1)),
     "six Cauchy draws": of_law(normals(1, 3.0), lambda t: dist.Cauchy(t[0], 1.0).expand([6]).to_event(1)),
     "mixture weights": of_law(normals(1, 1.5), lambda t: two_normals(t).expand([6]).to_event(1)),
@@ -139,5 +104,5 @@ PROBLEMS = {
     "distractors": of_law(
         normals(2), lambda t: dist.StudentT(jnp.where(jnp.arange(20) < 2, 30.0, 3.0), distracted(t), 0.3).to_event(1)
     ),
-    "slcp": Problem(dist.Uniform(-3.0, 3.0).expand([5]).to_event(1), draw_four_points, log_four_points),
+    "slcp": Problem(slcp.prior(), slcp.points, lambda theta, x: slcp.log_density(theta, x.reshape(4, 2))),
 }

@@ -16,22 +16,14 @@ import time
 
 import jax
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
-from simulators.blowfly import OBSERVED, PRIOR_MEAN, PRIOR_SD, STATISTICS, blowfly_statistics
 
 import numpyro_kme as kme
 from benchmarks.helpers import nmse, report
 from benchmarks.helpers.subsets import first
+from numpyro_kme.simulators.blowfly import OBSERVED, PRIOR_MEAN, PRIOR_SD, STATISTICS, model
 
 PRIOR_DRAWS = 50_000
 SCORES, LEARNT = "NMSE in %, at a point", "Learnt epsilon"
-
-
-def model(x=None):
-    """The model of `examples/blowfly.py`."""
-    log_theta = numpyro.sample("log_theta", dist.Normal(PRIOR_MEAN, PRIOR_SD).to_event(1))
-    numpyro.sample("x", kme.Simulator(blowfly_statistics, log_theta), obs=x)
 
 
 def point_estimates(kelfi, rng_key):

@@ -10,28 +10,19 @@ import time
 
 import jax
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
-from simulators import lotka_volterra as lv
 
 import numpyro_kme as kme
 from benchmarks.helpers import report
 from benchmarks.helpers.subsets import first
+from numpyro_kme.simulators import lotka_volterra as lv
 
-OBSERVED = np.asarray(lv.normalise(lv.OBSERVED))
 ATTEMPTS = 1.25
-
-
-def model(x=None):
-    """Four log rates, uniform a priori, and nine normalised statistics."""
-    log_theta = numpyro.sample("log_theta", dist.Uniform(lv.PRIOR_LOW, lv.PRIOR_HIGH).expand([4]).to_event(1))
-    numpyro.sample("x", kme.Simulator(lv.lotka_volterra_statistics, log_theta), obs=x)
 
 
 def completed(rng_key, count):
     """The first `count` runs that completed, and the fraction of all runs that did."""
     attempts = int(ATTEMPTS * count)
-    problem = kme.Problem.read(model, x=OBSERVED)
+    problem = kme.Problem.read(lv.model, x=lv.OBSERVED)
     simulated = kme.simulate(rng_key, problem, attempts, on_failure="skip", progress_bar=False)
     assert len(simulated) >= count, f"Only {len(simulated)} of {attempts} runs completed; raise ATTEMPTS."
     return first(simulated, count), len(simulated) / attempts
@@ -43,8 +34,8 @@ def one_seed(seed, count):
     begun = time.perf_counter()
     simulations, fraction = completed(simulate_key, count)
     simulated = time.perf_counter()
-    kelfi = kme.KELFI(model, simulations=simulations, num_samples=2000, progress_bar=False)
-    kelfi.run(run_key, x=OBSERVED)
+    kelfi = kme.KELFI(lv.model, simulations=simulations, num_samples=2000, progress_bar=False)
+    kelfi.run(run_key, x=lv.OBSERVED)
     draws = kelfi.get_samples()["log_theta"]
     low, high = np.quantile(draws, [0.025, 0.975], axis=0)
     return {

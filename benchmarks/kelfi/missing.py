@@ -19,9 +19,10 @@ from scipy import stats
 
 import numpyro_kme as kme
 from benchmarks.helpers import report
-from benchmarks.helpers.sbi_models import PRIORS, SIMULATORS, TASKS, infected_fractions, model_of
+from benchmarks.helpers.sbi_models import PRIORS, SIMULATORS, TASKS, model_of
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations, simulate
+from numpyro_kme.simulators.sir import infected_fractions
 
 DRAWS = 1000
 

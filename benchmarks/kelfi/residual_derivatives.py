@@ -22,10 +22,11 @@ from scipy.optimize import minimize
 from scipy.special import ndtri
 
 from benchmarks.helpers import report
-from benchmarks.helpers.sbi_models import mixture, moons
 from benchmarks.mcmc.soft_abc import ricker
 from numpyro_kme.embeddings.measures import standard_normal
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
+from numpyro_kme.simulators.gaussian_mixture import gaussian_mixture
+from numpyro_kme.simulators.two_moons import two_moons
 
 FRESH, AVERAGED, FOLDS = 400, 4000, 10
 
@@ -38,8 +39,8 @@ def growth(rng_key, theta):
 
 
 TASKS = {
-    "two moons": (moons, [-1.0, -1.0], [1.0, 1.0]),
-    "mixture of two widths": (mixture, [-10.0, -10.0], [10.0, 10.0]),
+    "two moons": (two_moons, [-1.0, -1.0], [1.0, 1.0]),
+    "mixture of two widths": (gaussian_mixture, [-10.0, -10.0], [10.0, 10.0]),
     "Ricker map": (lambda rng_key, theta: ricker(rng_key, *theta), [0.2, 0.05], [1.8, 0.6]),
     "growth curve": (growth, [0.2, 2.0], [2.0, 8.0]),
 }

@@ -32,14 +32,15 @@ from jax.scipy.special import ndtr
 
 import numpyro_kme as kme
 from benchmarks.helpers import report
-from benchmarks.helpers.sbi_models import epidemic, mixture
-from benchmarks.helpers.sbi_models import linear as linear_task
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
+from numpyro_kme.simulators.gaussian_linear import gaussian_linear
+from numpyro_kme.simulators.gaussian_mixture import gaussian_mixture as mixture
+from numpyro_kme.simulators.sir import epidemic
 
 
 def linear(rng_key, theta):
-    """`theta` and noise of variance 0.1."""
-    return theta + jnp.sqrt(0.1) * jax.random.normal(rng_key, theta.shape)
+    """The same in standard normal parameters."""
+    return gaussian_linear(rng_key, theta)
 
 
 def curved(rng_key, theta):
@@ -60,7 +61,7 @@ def gaussian_mixture(rng_key, z):
 
 def gaussian_linear_uniform(rng_key, z):
     """Shifted normals with uniform parameters."""
-    return linear_task(rng_key, 2.0 * ndtr(z) - 1.0)
+    return gaussian_linear(rng_key, 2.0 * ndtr(z) - 1.0)
 
 
 PARAMETERS = {linear: 10, curved: 10, gaussian_mixture: 2, sir: 2, gaussian_linear_uniform: 10}

@@ -15,40 +15,14 @@ import time
 import warnings
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 from scipy import stats
 
 import numpyro_kme as kme
 from benchmarks.helpers import report
+from numpyro_kme.simulators import slcp
 
-DIM, POINTS, FRESH, DRAWS = 5, 4, 2000, 1000
-PRIOR = dist.Uniform(-3.0, 3.0).expand([DIM]).to_event(1)
-
-
-def point(rng_key, theta):
-    """One point, `(2,)`."""
-    a, b = jax.random.normal(rng_key, (2,), jnp.result_type(theta))
-    r = jnp.tanh(theta[4])
-    return theta[:2] + jnp.stack([jnp.square(theta[2]) * a, jnp.square(theta[3]) * (r * a + jnp.sqrt(1.0 - r * r) * b)])
-
-
-def points(rng_key, theta):
-    """Four points, `(8,)`."""
-    return jax.vmap(point, (0, None))(jax.random.split(rng_key, POINTS), theta).ravel()
-
-
-def vector(x=None):
-    theta = numpyro.sample("theta", PRIOR)
-    numpyro.sample("x", kme.Simulator(points, theta), obs=x)
-
-
-def plated(x=None):
-    theta = numpyro.sample("theta", PRIOR)
-    with numpyro.plate("points", POINTS):
-        numpyro.sample("x", kme.Simulator(point, theta, event_dims=1), obs=x)
+DIM, FRESH, DRAWS = len(slcp.PARAMETERS), 2000, 1000
 
 
 def log_density(theta, x):
@@ -70,10 +44,10 @@ def exact_posterior(rng, y):
 
 
 FORMS = {
-    "published form": (vector, kme.KernelMeans),
-    "residual form, no decorrelation": (vector, lambda: kme.ResidualKernelMeans(decorrelate=False)),
-    "residual form": (vector, kme.ResidualKernelMeans),
-    "residual form, four draws under a plate": (plated, kme.ResidualKernelMeans),
+    "published form": (slcp.model, kme.KernelMeans),
+    "residual form, no decorrelation": (slcp.model, lambda: kme.ResidualKernelMeans(decorrelate=False)),
+    "residual form": (slcp.model, kme.ResidualKernelMeans),
+    "residual form, four draws under a plate": (slcp.plated_model, kme.ResidualKernelMeans),
 }
 
 
@@ -81,7 +55,7 @@ def fresh(rng):
     """Parameters from the prior and a data set of each."""
     theta = rng.uniform(-3.0, 3.0, size=(FRESH, DIM))
     keys = jax.random.split(jax.random.key(int(rng.integers(2**31))), FRESH)
-    return theta, np.asarray(jax.vmap(points)(keys, theta), np.float64).reshape(FRESH, POINTS, 2)
+    return theta, np.asarray(jax.vmap(slcp.points)(keys, theta), np.float64).reshape(FRESH, slcp.POINTS, 2)
 
 
 def losses(fitted, plate, theta, x):
@@ -102,9 +76,9 @@ def one(name, size, seed, metrics):
     kelfi = kme.KELFI(model, size, form=form(), num_rounds=1, num_samples=DRAWS, progress_bar=False)
     begun = time.process_time()
     with warnings.catch_warnings(action="ignore", category=UserWarning):
-        kelfi.run(jax.random.key(seed), x=y if model is plated else y.ravel())
+        kelfi.run(jax.random.key(seed), x=y if model is slcp.plated_model else y.ravel())
     seconds = time.process_time() - begun
-    gaps = losses(kelfi.likelihoods["x"], model is plated, theta, x)
+    gaps = losses(kelfi.likelihoods["x"], model is slcp.plated_model, theta, x)
     draws, effective = exact_posterior(rng, y)
     return {
         "form": name,

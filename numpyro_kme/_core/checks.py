@@ -14,6 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from numpyro_kme._core.display import brief
+
 
 def is_concrete(value: Any) -> bool:
     """Whether every leaf of `value` holds numbers that Python can look at."""
@@ -147,7 +149,8 @@ def positive(name: str, value: Any) -> None:
     if is_concrete(value):
         real(name, value)
         array = np.asarray(value)
-        require(bool(np.all(np.isfinite(array) & (array > 0))), f"`{name}` must be positive and finite; got {value}.")
+        if not np.all(np.isfinite(array) & (array > 0)):  # to print an array takes longer than to check it
+            raise ValueError(f"`{name}` must be positive and finite; got {value}.")
 
 
 def number(name: str, value: Any) -> None:
@@ -167,7 +170,8 @@ def non_negative(name: str, value: Any) -> None:
     """Require every entry of a concrete `value` to be finite and not negative."""
     if is_concrete(value):
         allowed = np.isfinite(value) & (np.asarray(value) >= 0)
-        require(bool(np.all(allowed)), f"`{name}` must be finite and not negative; got {value}.")
+        if not np.all(allowed):
+            raise ValueError(f"`{name}` must be finite and not negative; got {value}.")
 
 
 def sums_to_one(name: str, weights: Any) -> None:
@@ -191,9 +195,14 @@ def whole(name: str, value: Any, least: int, advice: str = "") -> None:
     require(value >= least, f"`{name}` must be at least {least}; got {value}.{advice}")
 
 
+def line(value: Any) -> str:
+    """A value in one line, for a message."""
+    return f"{value!r:.200}" if isinstance(value, str) or value is None else brief(value, 200)
+
+
 def instance(name: str, value: Any, kind: Any, what: str) -> None:
     """Require `value` to be an instance of `kind`, which `what` describes."""
-    require(isinstance(value, kind), f"`{name}` must be {what}; got {value!r:.200}.", TypeError)
+    require(isinstance(value, kind), f"`{name}` must be {what}; got {line(value)}.", TypeError)
 
 
 def real(name: str, value: Any) -> None:

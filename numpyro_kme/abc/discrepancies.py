@@ -10,6 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import on_host
 from numpyro_kme.embeddings.mmd import Estimator
 from numpyro_kme.kernels.base import Kernel
@@ -111,6 +112,7 @@ def _compiled(function, x, y):
     return jax.lax.map(lambda one: jnp.asarray(function(one, y)), x)
 
 
+@shown
 class OutOfDistributionCheck(NamedTuple):
     """How far an observation lies from simulations.
 

@@ -7,8 +7,9 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import checks, compat
+from numpyro_kme._core import checks, progress
 from numpyro_kme._core.checks import EffectiveSampleSizeError
+from numpyro_kme._core.display import shown
 from numpyro_kme.abc.weighting import with_unit_sum
 from numpyro_kme.embeddings.herding import herd
 from numpyro_kme.embeddings.means import MeanEmbedding
@@ -22,6 +23,7 @@ NAME = "Kernel recursive ABC"
 ADVICE = "Start where the observation is reached, with more simulations or a wider kernel."
 
 
+@shown
 class RecursiveABC(NamedTuple):
     """What kernel recursive ABC found.
 
@@ -76,7 +78,7 @@ def kernel_recursive_abc(
     )
     theta = np.asarray(theta, np.float64)
     path, deviations, number = [], [], len(theta)
-    for key in compat.progress(jax.random.split(rng_key, num_iterations), "iterations", progress_bar):
+    for key in progress.progress(jax.random.split(rng_key, num_iterations), "iterations", progress_bar):
         simulate_key, herd_key = jax.random.split(key)
         x = simulate(simulate_key, theta)
         checks.require(

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.embeddings.herding import herd
@@ -52,6 +53,7 @@ class LearntLikelihoods(NamedTuple):
         )
 
 
+@shown
 @saveable
 @dataclass(frozen=True, kw_only=True)
 class LearntPosterior(Posterior):
@@ -247,7 +249,8 @@ class LearntPosterior(Posterior):
 
         With the published form it is the held-out drop: of the leave-one-out log posterior density of the simulated
         parameters, when that number is taken out. With the residual form it is the mutual information of that number
-        and the parameters, in a linear normal approximation.
+        and the parameters, in a linear normal approximation: each number alone, so that a copy of another has as much
+        and adds nothing.
         """
         found = {site: f.surrogate.informativeness() for site, f in self.likelihoods.items()}
         measure, _ = next(iter(found.values()))

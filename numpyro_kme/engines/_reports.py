@@ -43,10 +43,12 @@ def location_errors(problem: Problem, likelihoods: Mapping[str, FittedLikelihood
     """`Surrogate.location_error` at some of the draws, of sites with one observation whose form says it."""
     found: dict[str, float] = {}
     for site, fitted in likelihoods.items():
-        if problem.simulators[site].single:
+        found_at = problem.simulators[site]
+        if not found_at.plates and not found_at.censored and found_at.mask.all():
             z, seen = drawn.coordinates[site], ~np.isnan(observation(problem, site))
+            power = float(np.max(found_at.scale))
             with solves.one_blas_thread:  # thirty times faster for matrices as small as these
-                error = fitted.marginal(seen).surrogate.location_error(z[:: max(1, len(z) // AT)])
+                error = fitted.marginal(seen).surrogate.location_error(z[:: max(1, len(z) // AT)], power)
             found |= {} if np.isnan(error) else {site: error}
     return found
 

@@ -26,6 +26,8 @@ from numpyro_kme.samplers.tempering import MOVES, Tempered, temper
 
 PARTICLES = 4000
 """Draws from the prior; of the posterior there are `MOVES` times fewer, and no fewer than are wanted."""
+STARTS = 3
+"""Draws from the adapted density for each chain; it is close to the posterior, and more make no difference."""
 PILOT = 1000
 """Particles of each round that adapts the density from which tempering starts."""
 
@@ -133,20 +135,20 @@ def in_coordinates(
     """Draw in the coordinates of one simulator site, which determine all latents, with the likelihood to a power;
     `fitted` is of what was observed (`FittedLikelihood.marginal`)."""
     fit_key, start_key, temper_key, pick_key = split(rng_key, 4)
-    likelihood = PreparedLikelihood.of(fitted, y)
-    brief = likelihood.brief()
+    likelihood = PreparedLikelihood.of(fitted, y).brief()
     with solves.one_blas_thread:
-        proposal = adapted_proposal(fit_key, lambda z: power * brief.log_densities(z), measure, PILOT)
+        proposal = adapted_proposal(fit_key, lambda z: power * likelihood.log_densities(z), measure, PILOT)
         between = Defensive(measure, proposal)
 
         def log_densities(z):
             log_start = between.log_densities(z)
-            return log_start, measure.log_densities(z) + power * brief.log_densities(z) - log_start
+            return log_start, measure.log_densities(z) + power * likelihood.log_densities(z) - log_start
 
-        found = temper(temper_key, log_densities, between.sample(start_key, num_particles(num_samples)))
-        z = found.particles[some_rows(pick_key, found, num_samples)]
-        log_posterior = measure.log_densities(z) + power * likelihood.log_densities(z)
-    return as_drawn(fitted.coordinates.latents_table(z), {site: z}, log_posterior, found)
+        chains = num_particles(num_samples) // MOVES
+        found = temper(temper_key, log_densities, between.sample(start_key, STARTS * chains), chains)
+        rows = some_rows(pick_key, found, num_samples)
+    z = found.particles[rows]
+    return as_drawn(fitted.coordinates.latents_table(z), {site: z}, found.log_density[rows], found)
 
 
 def in_model(rng_key: jax.Array, model: LearntModel, num_samples: int, power: float = 1.0) -> Drawn:

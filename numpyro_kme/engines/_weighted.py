@@ -11,7 +11,8 @@ import jax
 import numpy as np
 import scipy
 
-from numpyro_kme._core import checks
+from numpyro_kme._core import checks, progress
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.keys import child, split
 from numpyro_kme._core.programs import Recomputed
 from numpyro_kme._core.saving import saveable
@@ -56,6 +57,7 @@ class LearntWeigher(Recomputed):
         return OrderedDict()
 
 
+@shown
 @saveable
 @dataclass(frozen=True, kw_only=True)
 class WeightedPosterior(Posterior):
@@ -161,8 +163,11 @@ class WeightedEngine(SimulationEngine):
         table = ReferenceTable.read(Coordinates.from_prior(coordinates_key, problem), problem, simulations)
         if self.plan.simulations is not None and not self.from_anywhere:
             self._check_prior(child(coordinates_key, 1), problem, table)
-        learnt = LearntWeigher(simulations, self._fit(fit_key, problem, table), fit_key)
-        return Trained(self._settings(), problem, learnt), self._posterior(sample_key, problem, learnt)
+        with progress.phase(f"learning from {len(simulations)} simulations", self.progress_bar):
+            learnt = LearntWeigher(simulations, self._fit(fit_key, problem, table), fit_key)
+        with progress.phase("weighting the simulations", self.progress_bar):
+            posterior = self._posterior(sample_key, problem, learnt)
+        return Trained(self._settings(), problem, learnt), posterior
 
     def _check(self, problem: Problem) -> None:
         """That this engine can infer from a model, before anything is simulated."""

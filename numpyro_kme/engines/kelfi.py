@@ -7,7 +7,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from numpyro_kme._core import checks
+from numpyro_kme._core import checks, progress
 from numpyro_kme._core.keys import child, split
 from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points
 from numpyro_kme.engines import _enumeration, _rounds, _sampling, _simulations
@@ -114,7 +114,7 @@ class KELFI(SimulationEngine):
         checks.require(
             not isinstance(self.proposal, FromVariance) or isinstance(self.form, KernelMeans),
             "`proposal` FromVariance() needs a form with a Gaussian-process variance: pass form=KernelMeans(); got "
-            f"form={self.form}.",
+            f"form={checks.line(self.form)}.",
         )
         self.resolved_form  # noqa: B018 (raises an error for a form that takes no rule)
         checks.require(
@@ -122,6 +122,10 @@ class KELFI(SimulationEngine):
             "`store` keeps simulations from the prior: leave it out, or make one round; got "
             f"num_rounds={self.num_rounds}.",
         )
+
+    def _how_to_check(self):
+        hint = super()._how_to_check()
+        return hint if self.trained.learnt.amortised else f"{hint} of one that ran with num_rounds=1"
 
     @property
     def plan(self):  # noqa: D102
@@ -178,7 +182,7 @@ class KELFI(SimulationEngine):
         if not isinstance(self.form, KernelMeans):
             raise ValueError(
                 "`length_scale` needs a form with a kernel on data: pass form=KernelMeans(). The residual form, the "
-                f"default, and forms of your own learn their widths themselves; got form={self.form}."
+                f"default, and forms of your own learn their widths themselves; got form={checks.line(self.form)}."
             )
         return replace(self.form, length_scale=self.length_scale)
 
@@ -231,6 +235,10 @@ class KELFI(SimulationEngine):
 
     def _learn(self, fit_key, problem: Problem, simulations: Simulations, history=()) -> LearntLikelihoods:
         """Learn from all simulations."""
+        with progress.phase(f"learning from {len(simulations)} simulations", self.progress_bar):
+            return self._learnt(fit_key, problem, simulations, history)
+
+    def _learnt(self, fit_key, problem: Problem, simulations: Simulations, history) -> LearntLikelihoods:
         measures: dict[str, Measure] = {}
         likelihoods = {}
         for site, observed in problem.observations.items():
@@ -246,9 +254,8 @@ class KELFI(SimulationEngine):
             form = self._form_at(site, found.simulator)
             whole = found.mask.size == 1 and not found.weighted and not found.missing  # along plates there are many
             seen = observed if whole else None
-            likelihoods[site] = fit_likelihood(
-                theta, x, form=form, coordinates=coordinates, measure=measures[site], y=seen
-            )
+            how: dict[str, Any] = dict(coordinates=coordinates, measure=measures[site], y=seen)
+            likelihoods[site] = fit_likelihood(theta, x, form=form, names=found.simulator.labels, **how)
         return LearntLikelihoods(simulations, likelihoods, measures, history or ((len(simulations), np.inf),))
 
     def _again(self, simulate_key, sample_key, fit_key, learnt: LearntLikelihoods, posterior: LearntPosterior, latents):
@@ -323,7 +330,8 @@ class KELFI(SimulationEngine):
             found.coordinates.require_simulated(problem.simulators[name].simulator.arguments)
         if self.learn_prior:
             measures[site] = learnt_prior(fitted, problem, site)
-        drawn = self._drawn(rng_key, problem, learnt.likelihoods, measures)
+        with progress.phase("sampling the posterior", self.progress_bar):
+            drawn = self._drawn(rng_key, problem, learnt.likelihoods, measures)
         extrapolated = {
             name: float(np.max(beyond_by_call(problem, f, name, drawn.coordinates[name])))
             for name, f in learnt.likelihoods.items()

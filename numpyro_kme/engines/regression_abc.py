@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from numpyro_kme._core import checks, compat
+from numpyro_kme._core import checks, progress
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.keys import split
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.abc.regression import recursive_abc_step
@@ -142,7 +143,7 @@ class KernelRecursiveABC(Engine):
         coordinates = Coordinates.from_prior(coordinates_key, problem)
         vectors = None if coordinates.one_to_one else LatentVectors.read(problem, latents)
         path, deviations = [], []
-        for key in compat.progress(keys, "iterations", self.progress_bar):
+        for key in progress.progress(keys, "iterations", self.progress_bar):
             simulate_key, herd_key = split(key)
             simulations = self.plan.simulate_at(simulate_key, problem, latents)
             table = ReferenceTable.read(coordinates, problem, simulations)
@@ -179,6 +180,7 @@ class KernelRecursiveABC(Engine):
         )
 
 
+@shown
 @saveable
 @dataclass(frozen=True, kw_only=True)
 class PointPosterior(Posterior):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks, solves
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.saving import saveable
 
 PointSet = Any
@@ -26,7 +27,7 @@ def register(cls: type[T]) -> type[T]:
     structure. `__post_init__` checks what a user passes, and is skipped when JAX rebuilds an object: a gradient, an
     axis number or a placeholder is no length scale.
     """
-    cls = dataclass(frozen=True)(cls)
+    cls = shown(dataclass(frozen=True)(cls))
     members = fields(cls)  # type: ignore[arg-type]
     static = tuple(f.name for f in members if f.metadata.get("static", False))
     leaves = tuple(f.name for f in members if f.name not in static)

@@ -1,7 +1,7 @@
 """What every form of the learnt likelihood offers: it as a function of coordinates, at known outputs prepared once."""
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -12,6 +12,7 @@ import numpy as np
 from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 
+from numpyro_kme._core.display import Card, brief
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.programs import Recomputed
 from numpyro_kme._core.solves import Array
@@ -171,10 +172,19 @@ class Surrogate(Recomputed, abc.ABC):
     records: ClassVar[bool] = False
     """Whether NaN in an output is what the simulator gives, with a likelihood of its own, and not what is unknown."""
 
+    def _card(self) -> Card:
+        said = dict(self.describe())
+        title = str(said.pop("form", type(self).__name__))
+        return Card(title, {name: brief(value) for name, value in said.items()}, "at(y) gives the likelihood of y")
+
     @property
     @abc.abstractmethod
     def dim(self) -> int:
         """Number of coordinates `D`."""
+
+    def named(self, names: Sequence[str]) -> Self:
+        """The same of statistics with names, `(n_raw,)`, which what is reported uses; here as it is."""
+        return self
 
     def marginal(self, seen: np.ndarray, last: np.ndarray | None = None) -> Self:
         """The likelihood of the statistics that are marked, `(n_raw,)`, whatever the others are.
@@ -250,9 +260,10 @@ class Surrogate(Recomputed, abc.ABC):
         """Where an observation lies among the simulations, in a sentence; empty where the form does not say."""
         return ""
 
-    def location_error(self, z: np.ndarray) -> float:
+    def location_error(self, z: np.ndarray, power: float = 1.0) -> float:
         """By how many posterior standard deviations the mean of a posterior with draws `z`, `(k, D)`, may be off, since
-        what was learnt there rests on few simulations; NaN where the form does not say."""
+        what was learnt there rests on few simulations; NaN where the form does not say. The likelihood counts to a
+        power, as `numpyro.handlers.scale` has it."""
         return np.nan
 
     def dependence(self) -> np.ndarray:

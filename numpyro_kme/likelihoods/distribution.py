@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -13,6 +14,7 @@ from numpyro.distributions import constraints
 from numpyro.distributions.distribution import Distribution
 
 from numpyro_kme._core import checks, solves
+from numpyro_kme._core.display import Card, shown
 from numpyro_kme._core.saving import Saved, saveable
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
@@ -27,6 +29,7 @@ from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 
 
+@shown
 @saveable
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -47,6 +50,15 @@ class FittedLikelihood(Saved):
     coordinates: Coordinates
     event_shape: tuple[int, ...] = field(metadata=dict(static=True))
     simulated: solves.Array
+
+    def _card(self) -> Card:
+        inside = self.surrogate._card()
+        return Card(
+            f"Learnt likelihood of outputs {self.event_shape}",
+            {"simulations": f"{len(self.simulated):,}", "form": inside.title, "coordinates": self.coordinates.note}
+            | dict(inside.rows),
+            "handlers.surrogate(model, {site: fitted}) puts it into a model; fitted(*params) is the distribution",
+        )
 
     def with_model(self, problem: Problem) -> "FittedLikelihood":
         """The same, after `load`, for a model whose priors depend on one another: the map to coordinates runs it."""
@@ -125,6 +137,7 @@ def extrapolation_message(site: str, proportion: float, calls: np.ndarray | None
     )
 
 
+@shown
 class KernelMeansLikelihood(Distribution):
     r"""The kernel means likelihood $q(y \mid \theta)$, learnt from simulations $\{(\theta_j, x_j)\}$.
 
@@ -161,6 +174,11 @@ class KernelMeansLikelihood(Distribution):
             fitted.coordinates.require_simulated(self.arguments)
         self.prepared: PreparedLikelihood | PreparedPatterns | None = None
         super().__init__(self.arguments.shape[:-1], fitted.event_shape)
+
+    def _card(self) -> Card:
+        seen = "prepared" if self.prepared is not None else "none yet"
+        rows = {"batch": str(self.batch_shape), "event": str(self.event_shape), "observation": seen}
+        return Card("Kernel means likelihood, a distribution of NumPyro", rows)
 
     @property
     def support(self) -> constraints.Constraint:
@@ -253,6 +271,7 @@ def fit_likelihood(
     coordinates: Coordinates | None = None,
     measure: Measure | None = None,
     y: ArrayLike | None = None,
+    names: Sequence[str] = (),
 ) -> FittedLikelihood:
     """Learn a simulator's likelihood from any table of its arguments and outputs.
 
@@ -264,6 +283,7 @@ def fit_likelihood(
         coordinates: Map of the arguments to about standard normal; `Coordinates.standardise(theta)` when left out.
         measure: The prior in coordinates, for objectives and reports that need one.
         y: The observation `(*event)`, for objectives that need it.
+        names: Of the numbers of one output, flattened, for what is reported.
     Raises:
         ValueError: If the tables disagree in length, hold values that are not finite, or are too short.
     """
@@ -283,7 +303,7 @@ def fit_likelihood(
     form = form or default_form(len(x))
     point = None if y is None else form.point(np.asarray(y))
     surrogate = form.fit(z, form.points(x), measure=measure, y=point)
-    return FittedLikelihood(surrogate, coordinates, x.shape[1:], z)
+    return FittedLikelihood(surrogate.named(names), coordinates, x.shape[1:], z)
 
 
 def default_form(num_simulations: int) -> Form:

@@ -9,11 +9,12 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.display import Card
 from numpyro_kme._core.host import in_present_precision, numpy_rng, on_host
 from numpyro_kme._core.keys import child, split
 from numpyro_kme._core.programs import in_blocks
 from numpyro_kme._core.solves import Array
-from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points
+from numpyro_kme.embeddings.measures import Measure, Points
 from numpyro_kme.kernels.base import register
 
 COMPONENTS = 100
@@ -43,6 +44,16 @@ class WeightedParticles:
     particles: Array
     weights: Array
     log_evidence: Array
+
+    def _card(self) -> Card:
+        return Card(
+            f"{len(self.weights):,} weighted particles in {np.shape(self.particles)[1]} dimensions",
+            {
+                "effective size": self.effective_size,
+                "negative weights": f"{self.negative_proportion:.2%}",
+                "log evidence": float(self.log_evidence),
+            },
+        )
 
     @property
     def positive_weights(self) -> np.ndarray:
@@ -97,14 +108,54 @@ def adaptive_importance_sampling(
     return _normalised(particles, sign, log_size + log_ratio - np.log(n))
 
 
+class Density(Protocol):
+    """What draws points and knows the density of its draws, by NumPy."""
+
+    def sample(self, rng_key: jax.Array, n: int) -> np.ndarray:
+        """`n` independent draws, `(n, D)`."""
+
+    def log_densities(self, points: np.ndarray) -> np.ndarray:
+        """`(n,)` at points `(n, D)`."""
+
+
+class NormalKernels(NamedTuple):
+    """The normal kernel density estimate `mean_k N(centres_k, root root')`.
+
+    Attributes:
+        centres: `(K, D)`.
+        root: Lower Cholesky factor of the covariance of each kernel, `(D, D)`.
+        inverse: Its inverse.
+    """
+
+    centres: np.ndarray
+    root: np.ndarray
+    inverse: np.ndarray
+
+    def sample(self, rng_key: jax.Array, n: int) -> np.ndarray:
+        """`n` independent draws, `(n, D)`."""
+        rng = numpy_rng(rng_key)
+        which = rng.integers(len(self.centres), size=n)
+        return self.centres[which] + rng.standard_normal((n, len(self.root))) @ self.root.T
+
+    def log_densities(self, points: np.ndarray) -> np.ndarray:
+        """`(n,)` at points `(n, D)`."""
+        middle = self.centres.mean(axis=0)  # so that squares do not cancel
+        points, centres = ((part - middle) @ self.inverse.T for part in (points, self.centres))
+        logs = points @ centres.T - 0.5 * np.sum(centres**2, axis=1)
+        peak = logs.max(axis=1, keepdims=True)
+        total = np.log(np.exp(logs - peak).sum(axis=1)) + peak[:, 0] - 0.5 * np.sum(points**2, axis=1)
+        constant = np.log(len(centres)) + 0.5 * points.shape[1] * np.log(2.0 * np.pi)
+        return total - constant + np.sum(np.log(np.diagonal(self.inverse)))
+
+
 class Defensive(NamedTuple):
     """A mixture of a proposal with a tenth of the measure itself, so that importance weights are bounded.
 
     Reference: Hesterberg (1995), Technometrics 37.
     """
 
-    measure: Measure
-    proposal: Measure
+    measure: Density
+    proposal: Density
 
     def sample(self, rng_key: jax.Array, n: int) -> np.ndarray:
         """`n` draws, a tenth of them, rounded up, from the measure and before the others, `(n, D)`."""
@@ -121,10 +172,11 @@ class Defensive(NamedTuple):
 
 def adapted_proposal(
     rng_key: jax.Array, log_likelihood: Callable[[np.ndarray], np.ndarray], measure: Measure, n: int
-) -> Measure:
+) -> Density:
     """A mixture of normals about as wide as the posterior `q(y | z) p(dz)`, by rounds of `n` weighted particles
     (`adaptive_importance_sampling`)."""
-    particles, proposal = np.asarray(measure.sample(child(rng_key, 0), n)), measure
+    proposal: Density = measure
+    particles = np.asarray(measure.sample(child(rng_key, 0), n))
     for number in range(1, 16):
         key = child(rng_key, number)
         log_ratio = measure.log_densities(particles) - proposal.log_densities(particles)
@@ -176,15 +228,15 @@ def signed_moments(points: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray,
     return mean, ((points - mean) * weights[:, None]).T @ (points - mean)
 
 
-def _kernel_density(rng_key, particles, weights) -> NormalMixture:
-    """Normal kernel density estimate with `COMPONENTS` components of the rule-of-thumb bandwidth."""
+def _kernel_density(rng_key, particles, weights) -> NormalKernels:
+    """Normal kernel density estimate with `COMPONENTS` kernels of the rule-of-thumb bandwidth."""
     dim = particles.shape[1]
     _, covariance = signed_moments(particles, weights)
     covariance += 1e-10 * (np.trace(covariance) / dim + 1e-30) * np.eye(dim)
     rows = numpy_rng(rng_key).choice(len(weights), COMPONENTS, p=weights)
-    width = (4.0 / (COMPONENTS * (dim + 2.0))) ** (2.0 / (dim + 4.0))
-    covariances = np.broadcast_to(width * covariance, (COMPONENTS, dim, dim))
-    return NormalMixture(np.full(COMPONENTS, 1.0 / COMPONENTS), particles[rows], covariances)
+    width = (4.0 / (COMPONENTS * (dim + 2.0))) ** (1.0 / (dim + 4.0))
+    root = width * np.linalg.cholesky(covariance)
+    return NormalKernels(particles[rows], root, np.linalg.inv(root))
 
 
 def signed_logs(likelihood: SignedLikelihood, points: Array) -> tuple[np.ndarray, np.ndarray]:

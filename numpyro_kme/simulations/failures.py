@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.display import shown
 from numpyro_kme.kernels.ragged import beyond_end, lengths
 
 
@@ -43,6 +44,7 @@ def raised(error: BaseException) -> Failure:
     return failure
 
 
+@shown
 @dataclass(frozen=True)
 class SimulatedMissing:
     """NaN is what a simulator gives for what is not recorded, and no failure: reporting, detection, dropping out.
@@ -71,6 +73,7 @@ def _not_finite(bad: int, size: int) -> Failure | None:
     return Failure("not finite", f"{bad} of its {size} values are not finite") if bad else None
 
 
+@shown
 @dataclass(frozen=True)
 class Retry:
     """Simulate again, with a fresh key, where a simulation failed.
@@ -91,6 +94,7 @@ class Retry:
         checks.require(self.then in ("raise", "skip"), f"`then` must be 'raise' or 'skip'; got {self.then!r}.")
 
 
+@shown
 @dataclass(frozen=True)
 class Penalise:
     """Put a value far from any observation in place of a failed simulation's output.

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import random
-from tqdm.auto import tqdm
 
-from numpyro_kme._core import checks, compat, programs
+from numpyro_kme._core import checks, programs, progress
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.keys import child
 from numpyro_kme.models import simulator_functions
 from numpyro_kme.models.problem import Arrays, Draws, Problem
@@ -89,6 +89,7 @@ def simulate(
     return plan.simulate(rng_key, problem)
 
 
+@shown
 @dataclass(frozen=True)
 class Plan:
     """How an engine simulates; engines take these as keywords of their own.
@@ -177,11 +178,10 @@ class Plan:
 
     def _run(self, rng_key: jax.Array, problem: Problem, draws: Draws, store: Store | None) -> Simulations:
         """Simulate at draws, at each simulator site in turn."""
-        quiet = not (self.progress_bar and compat.progress_bars_allowed())
         total = len(next(iter(draws.latents.values()))) * len(problem.simulators)
         x: dict[str, np.ndarray] = {}
         errors: dict[str, np.ndarray] = {}
-        with tqdm(total=total, desc="simulating", disable=quiet) as bar:
+        with progress.steps("simulating", total, self.progress_bar) as bar:
             for name, site in problem.simulators.items():
                 run = site_runs.Run(rng_key, name, site.simulator, draws, self, bar, store)
                 x[name], errors[name] = run.all()

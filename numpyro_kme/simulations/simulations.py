@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from numpyro_kme._core import arviz, checks
+from numpyro_kme._core.display import Card, names_and_shapes, shown
 from numpyro_kme._core.saving import Saved, saveable
 from numpyro_kme.kernels.ragged import padded_together
 from numpyro_kme.models.problem import Arrays, Problem
@@ -15,6 +16,7 @@ from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.simulations.failures import not_ragged
 
 
+@shown
 @saveable
 @dataclass(frozen=True)
 class Simulations(Saved):
@@ -41,6 +43,19 @@ class Simulations(Saved):
     failed: Arrays = field(default_factory=dict)
     attempted: int = 0
     proposed: int = 0
+
+    def _card(self) -> Card:
+        failed = sum(self.failures.values())
+        return Card(
+            f"{len(self):,} simulations",
+            {
+                "outputs": names_and_shapes(self.x),
+                "latents": names_and_shapes(self.latents),
+                "at": f"draws from the prior; {self.proposed} of them at chosen latents" if self.proposed else "",
+                "failed": f"{failed} of {self.attempted or len(self)}, see describe_failures()" if failed else "",
+            },
+            "KELFI(model, simulations=simulations), save(path)",
+        )
 
     def __post_init__(self):
         if not len(self.index):

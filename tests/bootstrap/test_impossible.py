@@ -15,6 +15,7 @@ from numpyro_kme.kernels.base import Kernel, register
 from numpyro_kme.losses import MMD, DrawnNoise, Generator, NormalNoise, Wasserstein
 from numpyro_kme.losses.grid_mmd import GridMMD
 from numpyro_kme.losses.mmd import DirectMMD
+from numpyro_kme.simulators.g_and_k import from_normal
 
 
 def by_rejection(rng_key):
@@ -34,8 +35,7 @@ def by_rejection(rng_key):
 
 def g_and_k(rng_key, theta, normal=jax.random.normal):
     a, b, g, log_k = theta
-    z = normal(rng_key)
-    return a + b * (1.0 + 0.8 * jnp.tanh(0.5 * g * z)) * (1.0 + z**2) ** jnp.exp(log_k) * z
+    return from_normal(normal(rng_key), a, b, g, jnp.exp(log_k))
 
 
 def g_and_k_by_rejection(rng_key, theta):

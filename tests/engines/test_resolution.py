@@ -89,5 +89,8 @@ def test_models_of_which_nothing_is_said():
             numpyro.sample("x", kme.Simulator(lines, theta), obs=x)
 
     assert not alarms(several, np.zeros((3, 1)), 60, 0)[0].posterior.location_error
+    counted = [numpyro.handlers.scale(model(lines, 1), scale) for scale in (1.0, 9.0)]
+    once, often = (alarms(m, np.zeros(1), 60, 0)[0].posterior.location_error["x"] for m in counted)
+    assert 1.5 * once < often < 9.0 * once
     engine, said = alarms(model(lines, 1), np.zeros(1), 60, 0, form=kme.KernelMeans())
     assert not said and not engine.posterior.location_error and "error of the location" not in engine.info

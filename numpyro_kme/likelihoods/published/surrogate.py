@@ -1,6 +1,6 @@
 """What the published form has learnt: a likelihood to evaluate, its held-out scores, and a report for a person."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -282,6 +282,10 @@ class KernelMeansSurrogate(Surrogate):
         of_raw = np.zeros(self.transform.num_raw)
         of_raw[list(self.transform.kept)] = drops
         return of_raw
+
+    def named(self, names: Sequence[str]) -> "KernelMeansSurrogate":
+        """As `Surrogate.named`."""
+        return self if self.transform is None else replace(self, transform=self.transform.named(names))
 
     def describe(self) -> Mapping[str, Any]:
         """What was learnt, which bounds were met, and what to look at."""

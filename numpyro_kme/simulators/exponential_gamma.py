@@ -8,8 +8,12 @@ References: Hsu and Ramos (2019), AISTATS; the settings that the paper leaves op
 
 import jax
 import jax.numpy as jnp
-import scipy.stats
+import numpyro
+import numpyro.distributions as dist
 
+from numpyro_kme.models.simulator import Simulator
+
+PARAMETERS = ("theta",)
 DRAWS = 15
 CONCENTRATION, RATE = 2.0, 0.5
 TRUTH = 4.0
@@ -20,11 +24,14 @@ def sample_mean(rng_key, theta):
     return jnp.mean(jax.random.exponential(rng_key, (DRAWS,), jnp.result_type(theta, float))) / theta
 
 
-def log_sample_mean(rng_key, theta):
-    """Logarithm of the mean of 15 exponential draws with rate `theta`; a scalar."""
-    return jnp.log(sample_mean(rng_key, theta))
-
-
 def exact_posterior(mean):
     """The posterior given the sample mean, a frozen `scipy.stats.gamma`."""
+    import scipy.stats
+
     return scipy.stats.gamma(CONCENTRATION + DRAWS, scale=1 / (RATE + DRAWS * mean))
+
+
+def model(x=None):
+    """The rate `theta` and the sample mean `x`, a scalar."""
+    theta = numpyro.sample("theta", dist.Gamma(CONCENTRATION, RATE))
+    numpyro.sample("x", Simulator(sample_mean, theta), obs=x)

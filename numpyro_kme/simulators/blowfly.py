@@ -12,6 +12,10 @@ References: Wood (2010), Nature 466; Meeds and Welling (2014), UAI; Park et al. 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
+
+from numpyro_kme.models.simulator import Simulator
 
 PARAMETERS = ("log P", "log delta", "log N_0", "log sigma_d", "log sigma_p", "log tau")
 PRIOR_MEAN = np.array([2.0, -1.5, 6.0, -1.0, -1.0, np.log(15.0)])
@@ -30,6 +34,12 @@ KEPT = 180
 BURN_IN = 50
 HISTORY = 180.0
 MAX_POPULATION = 1e15
+
+
+def model(x=None):
+    """Six log parameters `log_theta` with a broad normal prior, and the ten statistics `x`."""
+    log_theta = numpyro.sample("log_theta", dist.Normal(PRIOR_MEAN, PRIOR_SD).to_event(1))
+    numpyro.sample("x", Simulator(blowfly_statistics, log_theta), obs=x)
 
 
 def blowfly_statistics(rng_key, log_theta):

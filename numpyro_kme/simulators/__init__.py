@@ -1,0 +1,9 @@
+"""Simulators of published experiments: `fn(rng_key, *params)`, one event a call, and a model with the published prior.
+
+Import the one you want, `from numpyro_kme.simulators import blowfly`; `import numpyro_kme` loads none of them. Each
+module has `model(x=None)`, whose simulator site is `x`; `PARAMETERS`, their names; and `OBSERVED` or `TRUTH` where the
+source prints them.
+"""
+
+__all__ = ["bernoulli_glm", "blowfly", "exponential_gamma", "g_and_k", "gaussian_linear", "gaussian_mixture"]
+__all__ += ["lotka_volterra", "predator_prey", "sir", "slcp", "toggle_switch", "two_moons"]

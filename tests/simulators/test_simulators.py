@@ -1,0 +1,228 @@
+"""Every simulator of the package against a closed form, another solver or a plain loop, and what all have in common."""
+
+import importlib
+import pkgutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import pytest
+import scipy.integrate
+import scipy.special
+import scipy.stats
+
+import numpyro_kme as kme
+from numpyro_kme import simulators
+from numpyro_kme.simulators import (
+    bernoulli_glm,
+    exponential_gamma,
+    g_and_k,
+    gaussian_linear,
+    gaussian_mixture,
+    predator_prey,
+    sir,
+    slcp,
+    toggle_switch,
+    two_moons,
+)
+
+MODULES = [importlib.import_module(f"numpyro_kme.simulators.{name}") for name in simulators.__all__]
+
+
+def drawn(simulator, number, *params, seed=0):
+    """Draws in float64, `(number, ...)`."""
+    keys = jax.random.split(jax.random.key(seed), number)
+    return np.asarray(jax.jit(jax.vmap(lambda key: simulator(key, *params)))(keys), np.float64)
+
+
+def has_mean(draws, mean):
+    """Within five standard errors of the mean."""
+    np.testing.assert_array_less(np.abs(draws.mean(0) - mean), 5 * draws.std(0, ddof=1) / np.sqrt(len(draws)) + 1e-7)
+
+
+# --- what all have in common --------------------------------------------------------------------------------
+
+
+def test_all_are_listed():
+    found = {module.name for module in pkgutil.iter_modules(simulators.__path__) if module.name[0] != "_"}
+    assert found == set(simulators.__all__)
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
+def test_a_model_draws_what_is_observed_and_names_its_source(module):
+    assert "References:" in module.__doc__ and isinstance(module.PARAMETERS, tuple)
+    observed = vars(module).get("OBSERVED")
+    trace = numpyro.handlers.trace(numpyro.handlers.seed(module.model, 0)).get_trace()
+    x = np.asarray(trace["x"]["value"])
+    assert observed is None or (observed.shape == x.shape and np.isfinite(observed).all())
+    problem = kme.Problem.read(module.model, x=x if observed is None else observed)
+    assert list(problem.simulators) == ["x"]
+    latents = [site for name, site in trace.items() if site["type"] == "sample" and name != "x"]
+    assert sum(np.size(site["value"]) for site in latents) == len(module.PARAMETERS)
+    again = numpyro.handlers.trace(numpyro.handlers.seed(module.model, 0)).get_trace()["x"]["value"]
+    np.testing.assert_array_equal(x, again)
+
+
+# --- closed forms -------------------------------------------------------------------------------------------
+
+
+def test_exponential_gamma_moments_and_posterior():
+    draws = drawn(exponential_gamma.sample_mean, 20_000, 4.0)
+    assert abs(draws.mean() - 1 / 4) < 5 / 4 / np.sqrt(15 * draws.size)
+    assert abs(draws.var() - 1 / 16 / 15) < 5 / 16 / 15 * np.sqrt(2.4 / draws.size)
+    grid = np.linspace(1e-4, 30, 40_001)
+    unnormalised = grid * np.exp(-0.5 * grid) * grid**15 * np.exp(-15 * 0.3 * grid)
+    density = unnormalised / np.trapezoid(unnormalised, grid)
+    np.testing.assert_allclose(exponential_gamma.exact_posterior(0.3).pdf(grid), density, atol=1e-6)
+
+
+def test_normals_have_their_moments():
+    theta = jnp.array([1.0, -2.0])
+    mixed = drawn(gaussian_mixture.gaussian_mixture, 20_000, theta) - np.asarray(theta)
+    has_mean(mixed, 0.0)
+    has_mean(mixed**2, (1.0 + 0.01) / 2)
+    has_mean(mixed**4, 3.0 * (1.0 + 0.01**2) / 2)
+    has_mean(np.abs(mixed) < 0.15, 0.5 * scipy.special.erf(1.5 / 2**0.5) + 0.5 * scipy.special.erf(0.15 / 2**0.5))
+    has_mean(mixed.prod(1), 0.0)
+    has_mean(mixed[:, 0] ** 2 * mixed[:, 1] ** 2, (1.0 + 0.01**2) / 2)  # one coin for both
+    ten = jnp.linspace(-1.0, 1.0, 10)
+    linear = drawn(gaussian_linear.gaussian_linear, 4_000, ten) - np.asarray(ten)
+    has_mean(linear, 0.0)
+    has_mean(linear**2, 0.1)
+
+
+@pytest.mark.parametrize("theta", [[0.3, -0.6], [-0.4, -0.5]])
+def test_two_moons_has_the_moments_of_its_density(theta):
+    theta = jnp.array(theta)
+    centre = np.asarray(two_moons.shift(theta)) + np.array([0.25, 0.0])
+    ends = np.linspace(-0.15, 0.15, 601)
+    points = centre + np.stack(np.meshgrid(ends, ends, indexing="ij"), axis=-1).reshape(-1, 2)
+    p = np.exp(np.asarray(jax.vmap(two_moons.log_density, (None, 0))(theta, points), np.float64)) * (0.3 / 600) ** 2
+    assert abs(p.sum() - 1.0) < 5e-3  # the density jumps at the edge of the half-plane
+    draws = drawn(two_moons.two_moons, 4_000, theta)
+    for power in (1, 2):
+        at = p @ (points - centre) ** power / p.sum()
+        error = ((draws - centre) ** power).std(0) / np.sqrt(len(draws))
+        np.testing.assert_array_less(np.abs(((draws - centre) ** power).mean(0) - at), 5 * error + 3e-4)
+    radius = np.hypot(*(draws - centre).T)
+    has_mean(radius, 0.1)
+    has_mean((radius - 0.1) ** 2, 0.01**2)
+
+
+def test_two_moons_are_shifted_alike_by_two_points():
+    exact = np.array([-0.3, -0.9]) / 2**0.5
+    for theta in ([0.3, -0.6], [0.6, -0.3]):
+        np.testing.assert_allclose(two_moons.shift(jnp.array(theta)), exact, atol=1e-6)
+
+
+def test_slcp_is_the_normal_that_it_says():
+    theta = jnp.array([0.7, -2.9, -1.0, -0.9, 0.6])
+    a, b, r = 1.0, 0.81, np.tanh(0.6)
+    exact = scipy.stats.multivariate_normal([0.7, -2.9], [[a * a, r * a * b], [r * a * b, b * b]])
+    draws = drawn(slcp.points, 4_000, theta).reshape(-1, 4, 2)
+    rest = draws.reshape(-1, 2) - exact.mean
+    has_mean(rest, 0.0)
+    has_mean(rest[:, :, None] * rest[:, None], exact.cov)
+    has_mean(rest[::4] * rest[1::4], 0.0)
+    found = slcp.log_density(jnp.broadcast_to(theta, (50, 5)), jnp.asarray(draws[:50]))
+    np.testing.assert_allclose(found, exact.logpdf(draws[:50]).sum(1), rtol=1e-4, atol=1e-4)
+
+
+def test_g_and_k_follows_its_quantile_function(rng):
+    a, b, g, k = g_and_k.TRUTH
+    z = rng.normal(size=50)
+    skew = (1 - np.exp(-g * z)) / (1 + np.exp(-g * z))
+    np.testing.assert_allclose(
+        g_and_k.from_normal(z, a, b, g, k), a + b * (1 + 0.8 * skew) * (1 + z * z) ** k * z, rtol=1e-5
+    )
+    draws = drawn(g_and_k.g_and_k, 10_000, a, b, g, k)
+    for p in (0.05, 0.3, 0.5, 0.9, 0.99):
+        below = np.mean(draws < g_and_k.from_normal(scipy.stats.norm.ppf(p), a, b, g, k))
+        assert abs(below - p) < 5 * np.sqrt(p * (1 - p) / len(draws))
+
+
+def test_octile_statistics_and_outliers(rng):
+    draws = rng.gamma(2.0, size=357)
+    e1, e2, e3, e4, e5, e6, e7 = np.quantile(draws, np.arange(1, 8) / 8)
+    tails = (e7 - e5 + e3 - e1) / (e6 - e2)
+    expected = [e4, np.log(e6 - e2), (e6 + e2 - 2 * e4) / (e6 - e2), np.log(tails)]
+    np.testing.assert_allclose(g_and_k.octile_statistics(draws), expected, rtol=1e-4)
+    x = g_and_k.contaminated(jax.random.key(0), 0.1, 1000)
+    clean = g_and_k.contaminated(jax.random.key(0), 0.0, 1000)
+    np.testing.assert_allclose(x - clean, np.repeat([50.0, -50.0, 0.0], [50, 50, 900]), atol=1e-4)
+
+
+# --- other solvers and plain loops --------------------------------------------------------------------------
+
+
+def test_sir_solves_its_equations_and_counts_binomially():
+    beta, gamma = 0.5, 0.15
+
+    def slope(_, state):
+        new = beta * state[0] * state[1] / 1e6
+        return [-new, new - gamma * state[1]]
+
+    exact = scipy.integrate.solve_ivp(slope, (0, 153), [1e6 - 1, 1.0], t_eval=sir.DAYS, rtol=1e-9, atol=1e-6).y[1] / 1e6
+    theta = jnp.array([beta, gamma])
+    np.testing.assert_allclose(sir.infected_fractions(theta), exact, rtol=2e-3, atol=1e-6)
+    draws = drawn(sir.epidemic, 2_000, theta)
+    error = np.sqrt(exact * (1 - exact) / (1000 * len(draws)))
+    np.testing.assert_array_less(np.abs(draws.mean(0) / 1000 - exact), 5 * error + 2e-3 * exact + 1e-5)
+
+
+def test_predators_and_prey_solve_their_equations():
+    alpha, beta, gamma, delta = 0.9, 0.05, 0.8, 0.045
+
+    def slope(_, state):
+        return [alpha * state[0] - beta * state[0] * state[1], delta * state[0] * state[1] - gamma * state[1]]
+
+    solved = scipy.integrate.solve_ivp(slope, (0, 19), [30.0, 1.0], t_eval=predator_prey.TIMES, rtol=1e-9, atol=1e-9)
+    theta = jnp.array([alpha, beta, gamma, delta])
+    np.testing.assert_allclose(predator_prey.populations(theta), solved.y.ravel(), rtol=2e-3)
+    errors = np.log(drawn(predator_prey.predator_prey, 2_000, theta) / np.asarray(predator_prey.populations(theta)))
+    has_mean(errors, 0.0)
+    has_mean(errors**2, 0.01)
+
+
+def test_spikes_sum_the_design_where_the_neuron_fires():
+    design, theta = bernoulli_glm.design(), np.linspace(-1.0, 1.0, 10)
+    assert np.array_equal(design[:, 0], np.ones(100)) and np.array_equal(design[5:, 6], design[:-5, 1])
+    p = scipy.special.expit(design @ theta)
+    draws = drawn(bernoulli_glm.spikes, 4_000, jnp.asarray(theta))
+    has_mean(draws, design.T @ p)
+    rest = draws - design.T @ p
+    has_mean(rest[:, :, None] * rest[:, None], (design.T * (p * (1 - p))) @ design)
+
+
+def test_the_filter_of_the_neuron_is_smooth_a_priori(rng):
+    theta = rng.normal(size=10)
+    weights = theta[1:]
+    differences = [weights[i] - 2 * weights[i - 1] * (i > 0) + weights[i - 2] * (i > 1) for i in range(9)]
+    root = [d + np.sqrt(i / 9) * w for i, (d, w) in enumerate(zip(differences, weights))]
+    quadratic = -0.25 * theta[0] ** 2 - 0.5 * np.square(root).sum()
+    prior = bernoulli_glm.prior()
+    found = float(prior.log_prob(jnp.asarray(theta)) - prior.log_prob(jnp.zeros(10)))
+    np.testing.assert_allclose(found, quadratic, rtol=1e-3)
+
+
+@pytest.mark.x64
+def test_a_cell_of_the_toggle_switch_equals_a_plain_loop(rng):
+    for theta in (toggle_switch.TRUTH, np.array([10.0, 30.0, 2.0, 3.0, 300.0, 0.4, 0.1])):
+        levels = rng.uniform(size=toggle_switch.LEVELS)
+        found = jax.jit(toggle_switch.cell)(jnp.asarray(levels), jnp.asarray(theta))
+        np.testing.assert_allclose(found, plain_cell(levels, *theta), rtol=1e-6)
+
+
+def plain_cell(levels, alpha1, alpha2, beta1, beta2, mu, sigma, gamma):
+    def truncated(level, low):
+        return scipy.stats.norm.isf((1 - level) * scipy.stats.norm.sf(low))
+
+    u = v = 10.0
+    for t in range(300):
+        new_u = u + alpha1 / (1 + v**beta1) - (1 + 0.03 * u)
+        new_v = v + alpha2 / (1 + u**beta2) - (1 + 0.03 * v)
+        u = new_u + 0.5 * truncated(levels[2 * t], -2 * new_u)
+        v = new_v + 0.5 * truncated(levels[2 * t + 1], -2 * new_v)
+    width = mu * sigma / u**gamma
+    return u + mu + width * truncated(levels[600], -(u + mu) / width)
