@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.kernels.base import Kernel, register
 from numpyro_kme.kernels.kernel_rules import KernelRule
@@ -19,6 +20,7 @@ from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 
 
+@shown
 @saveable
 @dataclass(frozen=True)
 class KernelStatistics(Form):
@@ -111,9 +113,9 @@ class KernelStatisticsSurrogate(Surrogate):
         """As `Surrogate.dependence`."""
         return self.inner.dependence()
 
-    def location_error(self, z: np.ndarray) -> float:
+    def location_error(self, z: np.ndarray, power: float = 1.0) -> float:
         """As `Surrogate.location_error`."""
-        return self.inner.location_error(z)
+        return self.inner.location_error(z, power)
 
     def require_density(self) -> None:
         """Raise: the statistics have a density, and the output has none."""

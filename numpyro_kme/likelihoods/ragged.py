@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.saving import saveable
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
@@ -21,6 +22,7 @@ from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 
 
+@shown
 @saveable
 @dataclass(frozen=True)
 class Ragged(Form):
