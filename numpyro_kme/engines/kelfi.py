@@ -10,7 +10,7 @@ import numpy as np
 from numpyro_kme._core import checks, progress
 from numpyro_kme._core.keys import child, split
 from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points
-from numpyro_kme.engines import _enumeration, _rounds, _sampling, _simulations, _statistics
+from numpyro_kme.engines import _enumeration, _forms, _rounds, _sampling, _simulations
 from numpyro_kme.engines._learnt_posterior import (
     LearntLikelihoods,
     LearntPosterior,
@@ -54,7 +54,9 @@ class KELFI(SimulationEngine):
         num_samples: Number of equally weighted posterior draws.
         form: Form and settings of the surrogate; `ResidualKernelMeans()` when left out. `KernelMeans()` is the
             published form: closed forms, data kernels on data sets and time series, `learn_prior`,
-            `surrogate_variance`.
+            `surrogate_variance`. `KernelStatistics(kernel)` learns statistics of data sets and series. For a simulator
+            of outputs of any length (`Simulator(ragged=True)`) how long they are is learnt, too, and the rest given
+            that (`likelihoods.Ragged`).
         length_scale: Rule for the length scales of the data kernel of the published form, instead of learning them:
             `form=KernelMeans(), length_scale=rule` is `form=KernelMeans(length_scale=rule)`. The residual form
             standardises residuals by what it learns, and takes none.
@@ -116,7 +118,7 @@ class KELFI(SimulationEngine):
             f"form={checks.line(self.form)}.",
         )
         self.resolved_form  # noqa: B018 (raises an error for a form that takes no rule)
-        _statistics.check_settings(self.statistics, self.missing, self.num_simulations // self.resolved_rounds)
+        _forms.check_settings(self.statistics, self.missing, self.num_simulations // self.resolved_rounds)
         checks.require(
             self.store is None or self.resolved_rounds == 1,
             "`store` keeps simulations from the prior: leave it out, or make one round; got "
@@ -140,7 +142,7 @@ class KELFI(SimulationEngine):
         own_form = self.form is not None and not isinstance(self.form, ResidualKernelMeans)
         if given or own_form or self.num_simulations < _rounds.FEWEST:
             return 1
-        return _rounds.ROUNDS if self.statistics is None else _statistics.rounds(self.num_simulations)
+        return _rounds.ROUNDS if self.statistics is None else _forms.rounds(self.num_simulations)
 
     @property
     def resolved_form(self) -> Form | None:
@@ -163,7 +165,7 @@ class KELFI(SimulationEngine):
     def _infer(self, rng_key, args, kwargs):
         simulate_key, fit_key, sample_key = split(rng_key, 3)
         problem = self._as_recorded(Problem.read(self.model, *args, **kwargs))
-        _statistics.check_sites(problem, self.statistics, self.resolved_form)
+        _forms.check_sites(problem, self.statistics, self.resolved_form, self.missing)
         if problem.discrete:
             _enumeration.joint_values(problem)  # which refuses too many before anything is simulated
         repeated = self.num_rounds is None and _rounds.calls_each(problem) > 1.0
@@ -227,10 +229,10 @@ class KELFI(SimulationEngine):
                 chosen = _simulations.some_calls(fit_key, size, len(arguments) // size, size)
                 measures[site] = Points(coordinates.table(arguments[chosen]))
             found = problem.simulators[site]
+            form = _forms.form_of(site, found.simulator, self.statistics, self.resolved_form, self.missing)
             whole = found.mask.size == 1 and not found.weighted and not found.missing  # along plates there are many
             seen = observed if whole else None
             how: dict[str, Any] = dict(coordinates=coordinates, measure=measures[site], y=seen)
-            form = _statistics.form_of(site, self.statistics, self.resolved_form)
             likelihoods[site] = fit_likelihood(theta, x, form=form, names=found.simulator.labels, **how)
         return LearntLikelihoods(simulations, likelihoods, measures, history or ((len(simulations), np.inf),))
 
@@ -273,7 +275,7 @@ class KELFI(SimulationEngine):
     def _condition(self, rng_key, problem, learnt):
         learnt.require_amortised()
         problem = self._as_recorded(problem)
-        _statistics.check_sites(problem, self.statistics, self.resolved_form)
+        _forms.check_sites(problem, self.statistics, self.resolved_form, self.missing)
         posterior = self._posterior(rng_key, problem, learnt)
         warn_of(posterior)
         return posterior

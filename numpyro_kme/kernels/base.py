@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
@@ -57,6 +57,9 @@ class Kernel:
     traced, differentiated and vmapped.
     """
 
+    any_length: ClassVar[bool] = False
+    """Whether `points` reads rows of NaN at the end of an array as rows behind its end (`kernels.pad`)."""
+
     def pair(self, a: Any, b: Any) -> jax.Array:
         """Value `k(a, b)` for one pair of points."""
         return jnp.exp(self.log_pair(a, b))
@@ -98,7 +101,7 @@ class Kernel:
 
     def point(self, y: Any) -> Any:
         """Read one array `(*event)` as one point."""
-        return self.points(y[None])[0]
+        return jax.tree.map(lambda leaf: leaf[0], self.points(y[None]))
 
     def log_integral(self, dim: int) -> jax.Array:
         """Logarithm of `int k(a, b) da` over `R^dim`, where it exists and does not depend on `b`.

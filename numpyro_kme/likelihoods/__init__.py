@@ -2,11 +2,13 @@
 
 from numpyro_kme.likelihoods.base import Form, KernelExpansion, LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, KernelMeansLikelihood, fit_likelihood
+from numpyro_kme.likelihoods.kernel_statistics import KernelStatistics
 from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.published.learning import Learner, Tied
 from numpyro_kme.likelihoods.published.leave_one_out import LeaveOneOut, LeaveOneOutPredictive, MarginalLikelihood
 from numpyro_kme.likelihoods.published.solves import DenseSolve, LowRankSolve
+from numpyro_kme.likelihoods.ragged import Ragged
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.likelihoods.summaries.form import OfStatistics
 from numpyro_kme.likelihoods.summaries.selection import SelectedStatistics
@@ -20,6 +22,7 @@ __all__ = [
     "KernelMeans",
     "KernelMeansLikelihood",
     "KernelMeansPosterior",
+    "KernelStatistics",
     "Learner",
     "LeaveOneOut",
     "LeaveOneOutPredictive",
@@ -27,6 +30,7 @@ __all__ = [
     "LowRankSolve",
     "MarginalLikelihood",
     "OfStatistics",
+    "Ragged",
     "ResidualKernelMeans",
     "SelectedStatistics",
     "SemiAutomaticStatistics",

@@ -2,6 +2,7 @@
 
 import abc
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
@@ -124,6 +125,42 @@ class LikelihoodAt(abc.ABC):
         return None
 
 
+@register
+class GivenAt(LikelihoodAt):
+    """A likelihood of which some of the coordinates, the last ones, are known.
+
+    Attributes:
+        likelihood: At all coordinates.
+        place: Those that are known, `(k,)`.
+        data: The observation.
+    """
+
+    likelihood: LikelihoodAt
+    place: Array
+    data: Any
+
+    def signed_log(self, z):
+        """As `LikelihoodAt.signed_log`."""
+        return self.likelihood.signed_log(self._all(z))
+
+    def log_density(self, z):
+        """As `LikelihoodAt.log_density`."""
+        return self.likelihood.log_density(self._all(z))
+
+    def log_densities(self, z):
+        """As `LikelihoodAt.log_densities`."""
+        shape = np.broadcast_shapes(z.shape[:-1], np.shape(self.place)[:-1])
+        parts = [np.broadcast_to(part, (*shape, part.shape[-1])) for part in (z, np.asarray(self.place))]
+        return self.likelihood.log_densities(np.concatenate(parts, axis=-1))
+
+    def brief(self):
+        """As `LikelihoodAt.brief`."""
+        return replace(self, likelihood=self.likelihood.brief())
+
+    def _all(self, z):
+        return jnp.concatenate([jnp.asarray(z), jnp.asarray(self.place)])
+
+
 class Surrogate(Recomputed, abc.ABC):
     """A likelihood of raw statistics `y` given coordinates `z`, learnt from simulations `{(z_j, x_j)}`.
 
@@ -193,6 +230,14 @@ class Surrogate(Recomputed, abc.ABC):
         """The likelihood at outputs `(R, *event)` that need no check: leaves that depend on these, at least, have an
         axis `R` in front."""
         return on_host(_at_rows)(self, rows)
+
+    def at_given(self, y: Any, given: Any) -> LikelihoodAt:
+        """The likelihood at one output `(*event)`, of a form that was fitted by `fit_given`, at numbers `(k,)`."""
+        return GivenAt(self.at(self.point(y)), given, y)
+
+    def at_rows_given(self, rows: np.ndarray, given: np.ndarray) -> LikelihoodAt:
+        """The same at outputs `(R, *event)` and numbers `(R, k)`, as `at_rows`."""
+        return GivenAt(self.at_rows(rows), given, rows)
 
     def point(self, y: Any) -> Any:
         """Read one output `(*event)` of a simulator as what `at` takes; here a vector."""
@@ -268,3 +313,13 @@ class Form(abc.ABC):
             measure: The prior in coordinates, for objectives and reports that need one.
             y: The observation, for objectives that need it.
         """
+
+    def fit_given(self, z: np.ndarray, given: np.ndarray, x: Any) -> Surrogate:
+        """Learn the likelihood of outputs given numbers that are known, `(m, k)`: coordinates behind the others.
+
+        Args:
+            z: Coordinates of the simulations, `(m, D)`.
+            given: Standardised.
+            x: Outputs `(m, *event)`.
+        """
+        return self.fit(np.concatenate([z, given], axis=1), self.points(x))

@@ -22,6 +22,7 @@ from numpyro_kme.likelihoods.extrapolation import Region
 from numpyro_kme.likelihoods.patterns import Bounds, PreparedPatterns, prepare
 from numpyro_kme.likelihoods.prepared import PreparedLikelihood
 from numpyro_kme.likelihoods.published.form import KernelMeans
+from numpyro_kme.likelihoods.ragged import Ragged
 from numpyro_kme.likelihoods.recorded import Recorded
 from numpyro_kme.likelihoods.residual.form import MIN_SIMULATIONS, ResidualKernelMeans
 from numpyro_kme.likelihoods.summaries.form import OfStatistics
@@ -294,7 +295,7 @@ def fit_likelihood(
         x.shape[:1] == theta.shape[:1],
         f"`theta` and `x` must have one row for each simulation; got shapes {theta.shape} and {x.shape}.",
     )
-    finite = np.where(np.isnan(x), 0.0, x) if isinstance(form, Recorded) else x
+    finite = np.where(np.isnan(x), 0.0, x) if isinstance(form, Recorded | Ragged) else x
     checks.sound("x", finite, "Leave out the simulations that failed.")
     checks.require(x.size > 0, f"`x` must hold at least one number for each simulation; got shape {x.shape}.")
     checks.instance("form", form, Form | None, "KernelMeans(...), ResidualKernelMeans(...) or another form")

@@ -102,6 +102,9 @@ class surrogate(Messenger):
             f"Site {name!r} is an observed simulator without a likelihood: add {name!r} to `likelihoods`, "
             f"which has {sorted(self.likelihoods)}, or do not observe it.",
         )
+        shape, simulator = msg["fn"].shape(msg["kwargs"]["sample_shape"]), compat.innermost(msg["fn"])
+        if simulator.ragged:
+            msg["value"] = simulator.expand(shape[: len(shape) - simulator.event_dim]).padded(msg["value"])
         mask = compat.mask(msg["fn"])
         msg["value"] = compat.innermost(msg["fn"]).vector(msg["value"])
         density = partial(_density, name, self.likelihoods[name], msg["value"], mask)

@@ -15,6 +15,7 @@ from numpyro.distributions.distribution import Distribution, MaskedDistribution
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme._core.display import Card, brief, shown
+from numpyro_kme.kernels.ragged import pad
 from numpyro_kme.models import simulator_functions as functions
 from numpyro_kme.models.named_outputs import Joined, along, labels, vector
 
@@ -49,6 +50,9 @@ class Simulator(Distribution):
         shape: Shape of one event of a black-box simulator; `(len(names),)` when left out where `names` are given.
         dtype: Data type of a black-box simulator. Draws made inside JAX have its 32-bit form while x64 is
             off.
+        ragged: Whether an output may have fewer rows than the first axis of its shape says: NaN at its end says that it
+            ends there, and is no failure. A JAX simulator returns rows of NaN at the end (`kernels.cut`), a black-box
+            simulator an array of any length up to the first number of `shape`. The observation may be shorter, too.
         names: Names of the numbers of one event, or of those along its last axis, such as `("mean", "max")`: summaries,
             warnings, plots and ArviZ use them. A JAX simulator that returns a dictionary of arrays has its names; a
             black box that returns a dictionary, or a row or table of pandas, has to declare them. The observation may
@@ -66,7 +70,7 @@ class Simulator(Distribution):
 
     arg_constraints: dict[str, Any] = {}
     pytree_data_fields = ("params", "bounds")
-    pytree_aux_fields: tuple[str, ...] = ("fn", "event_dims", "groups", "dtype", "black_box")
+    pytree_aux_fields: tuple[str, ...] = ("fn", "event_dims", "groups", "dtype", "black_box", "ragged")
     pytree_aux_fields += ("names", "entries", "_event_dims_given")
 
     def __init__(
@@ -76,6 +80,7 @@ class Simulator(Distribution):
         event_dims: int | tuple[int, ...] | None = None,
         shape: int | Shape | None = None,
         dtype: Any = None,
+        ragged: bool = False,
         names: Sequence[str] | None = None,
     ):
         functions.check_function(fn)
@@ -124,6 +129,17 @@ class Simulator(Distribution):
             f"Simulator `{self.name}` returns shape {event_shape} and dtype {self.dtype}; it must return at "
             "least one real number, integer or truth value.",
         )
+        checks.instance("ragged", ragged, bool, "True or False")
+        self.ragged = ragged
+        if ragged:
+            checks.require(
+                self.dtype.kind == "f" and len(event_shape) > 0,
+                f"Simulator `{self.name}` has ragged=True, shape {event_shape} and dtype {self.dtype}: NaN at the end "
+                "of an output says that it ends there, so it needs a first axis, of the longest length, and floats, "
+                "dtype=float.",
+            )
+            if self.black_box:
+                self.fn = functions.Padded(self.fn, event_shape)
         super().__init__(self.groups, event_shape)
 
     def _card(self) -> Card:
@@ -236,6 +252,19 @@ class Simulator(Distribution):
         new = copy.copy(self)
         new.bounds = bottom, top
         return new
+
+    def padded(self, value: Any) -> Any:
+        """An observation as long as the longest output, with rows of NaN at its end where it is shorter.
+
+        Whatever else does not fit stays as it is.
+        """
+        lead, event = np.shape(value)[: len(self.batch_shape)], np.shape(value)[len(self.batch_shape) :]
+        fits = len(event) == self.event_dim and event[1:] == self.event_shape[1:] and event[0] < self.event_shape[0]
+        if not (self.ragged and fits):
+            return value
+        flat = (jnp if isinstance(value, jax.Array) else np).asarray(value)
+        whole = [pad(row, self.event_shape[0]) for row in flat.reshape(math.prod(lead), *event)]
+        return (jnp if isinstance(value, jax.Array) else np).stack(whole).reshape(*lead, *self.event_shape)
 
     def mask(self, mask) -> Distribution:
         """The simulator with some of its events left out of densities; see `numpyro.handlers.mask`."""

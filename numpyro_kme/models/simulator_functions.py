@@ -20,6 +20,7 @@ from numpyro_kme._core import checks, compat, solves
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import nothing_is_traced
 from numpyro_kme._core.programs import Program
+from numpyro_kme.kernels.ragged import pad
 from numpyro_kme.models.named_outputs import Joined, name
 
 Shape = tuple[int, ...]
@@ -122,6 +123,35 @@ def call_on_host(fn: Callable, shape: Shape, dtype: np.dtype, key_data: np.ndarr
         WrongOutput,
     )
     return x.astype(dtype)
+
+
+@dataclass(frozen=True)
+class Padded:
+    """A black-box simulator of outputs of any length, with rows of NaN behind them.
+
+    Args:
+        fn: `(rng, *params) -> (n, *rest)`, with `n` from 1 to the first number of `shape`.
+        shape: That of the longest output.
+    """
+
+    fn: Callable
+    shape: Shape
+
+    @property
+    def __name__(self) -> str:
+        return name(self.fn)
+
+    def __call__(self, rng: np.random.Generator, *params: np.ndarray) -> np.ndarray:
+        """Simulate one event; one that is longer than was declared stays so."""
+        x = np.asarray(self.fn(rng, *params))
+        checks.require(
+            x.ndim == len(self.shape) and 1 <= len(x) <= self.shape[0] and x.shape[1:] == self.shape[1:],
+            f"Simulator `{name(self.fn)}` declares outputs of at most {self.shape[0]} rows, shape {self.shape}, but "
+            f"returned shape {x.shape}. Declare the longest, Simulator(..., shape=..., ragged=True), and let each have "
+            "a row at least.",
+            WrongOutput,
+        )
+        return pad(x, self.shape[0])
 
 
 def calls_on_host(fn: Callable, shape: Shape, dtype: np.dtype, key_data: np.ndarray, params: Sequence) -> np.ndarray:

@@ -52,6 +52,8 @@ class LeaveOutSimulators(ProperPriors):
             self.simulators[msg["name"]] = fn.expand(shape[: len(shape) - fn.event_dim])
             if msg["value"] is None:
                 msg["value"] = jnp.zeros(shape, jax.dtypes.canonicalize_dtype(fn.dtype))
+            elif fn.ragged:
+                msg["value"] = self.simulators[msg["name"]].padded(msg["value"])
         super().process_message(msg)
 
 

@@ -154,8 +154,14 @@ class Plan:
         return replace(made, proposed=len(made))
 
     def _check_execution(self, problem: Problem) -> None:
-        """Executors and time limits are for black boxes."""
+        """Executors and time limits are for black boxes; NaN has one meaning."""
         timeout, executor = self.timeout, self.executor
+        ragged = [name for name, site in problem.simulators.items() if site.simulator.ragged]
+        checks.require(
+            self.missing is None or not ragged,
+            f"NaN at the end of outputs of {ragged} says that they end there (ragged=True), and with `missing` that it "
+            "is not recorded: leave one of both out.",
+        )
         checks.require(
             timeout is None or timeout > 0, f"`timeout` must be a positive number of seconds; got {timeout}."
         )
@@ -202,6 +208,7 @@ def _settings(rng_key: jax.Array, problem: Problem, plan: Plan) -> dict[str, Any
                 "shape": list(simulator.shape()),
                 "dtype": str(simulator.dtype),
                 "black box": simulator.black_box,
+                **({"ragged": True} if simulator.ragged else {}),
             }
             for name, simulator in simulators.items()
         },

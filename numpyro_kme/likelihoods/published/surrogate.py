@@ -311,5 +311,8 @@ def as_one_point(transform: StatisticsTransform | None, y: Any, data: Any) -> An
     """The observation as the data of one simulation that the data kernel sees; what all data share is left as it is."""
     if transform is not None:
         return transform.forward(jnp.asarray(y)[None, :])
+    structures = {jax.tree.structure(y), jax.tree.structure(data)}
+    if len(structures) > 1:  # one ends before its last row, the others do not
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], y)
     one = lambda leaf, like: jnp.asarray(leaf)[None] if jnp.ndim(leaf) < jnp.ndim(like) else leaf  # noqa: E731
     return jax.tree.map(one, y, data)
