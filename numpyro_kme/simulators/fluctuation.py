@@ -7,9 +7,9 @@ $$x = \sum_{i=1}^M \lfloor 1 / u_i \rfloor,\qquad u_i \sim U(0, 1)$$
 
 The distribution has no mean, and a recursion gives its probabilities.
 
-References: data: Luria and Delbruck (1943), Genetics 28, experiments 15, 16 and 17 of their second table; the model: Lea
-and Coulson (1949), Journal of Genetics 49; the recursion: Ma, Sandri and Sarkar (1992), Journal of Applied Probability
-29. The prior is ours.
+References: data: Luria and Delbruck (1943), Genetics 28, experiments 15, 16 and 17 of their second table; the model:
+Lea and Coulson (1949), Journal of Genetics 49; the recursion: Ma, Sandri and Sarkar (1992), Journal of Applied
+Probability 29. The prior is ours.
 """
 
 import jax

@@ -102,8 +102,8 @@ def test_statistics_of_smallpox():
 
 
 def test_tuberculosis_without_deaths_has_the_genotypes_of_infinite_alleles(rng):
-    """A pure birth process with mutation: a birth is the fate of `birth / (birth + mutation)` of all events, so that the
-    number of mutations before the last case is negative binomial."""
+    """A pure birth process with mutation: events are births with a fixed probability, so that the number of mutations
+    before the last case is negative binomial."""
     cases, birth, mutation = 300, 0.7, 0.2
     kinds = [max(tuberculosis.genotypes(rng, birth, 0.0, mutation, cases)) for _ in range(300)]
     p = birth / (birth + mutation)
