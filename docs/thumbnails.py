@@ -13,8 +13,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 DOCS = Path(__file__).parent
-FIGURES = {"tutorials/blowflies": 1, "tutorials/digits": 1}
-"""Which figure of a page, counted from 1, where it is not the last."""
+FIGURES = {"tutorials/blowflies": 1, "tutorials/digits": 1, "tutorials/quantiles": 1}
+"""Which figure of a page, counted from 1, where it is not the last; cells behind it are not run."""
 WIDTH = 480
 
 
@@ -30,8 +30,9 @@ def picture(page):
     for code in cells((DOCS / f"{page}.md").read_text()):
         lines = "".join(line for line in code.splitlines(keepends=True) if not line.startswith(":"))
         exec(compile(lines, f"{page}.md", "exec"), names)
-    numbers = plt.get_fignums()
-    figure = plt.figure(numbers[FIGURES.get(page, len(numbers)) - 1])
+        if len(plt.get_fignums()) == FIGURES.get(page):
+            break
+    figure = plt.figure(plt.get_fignums()[-1])
     to = DOCS / "_static" / "gallery" / f"{Path(page).name}.png"
     to.parent.mkdir(exist_ok=True)
     figure.savefig(to, dpi=WIDTH / figure.get_size_inches()[0])
