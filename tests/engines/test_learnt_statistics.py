@@ -5,6 +5,7 @@ import pickle
 
 import jax
 import jax.numpy as jnp
+import matplotlib
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -12,7 +13,11 @@ import pytest
 from numpyro.infer import MCMC, NUTS
 
 import numpyro_kme as kme
+from numpyro_kme import plots
 from numpyro_kme.likelihoods.summaries import Series
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
 
 KEY = jax.random.key(3)
 TIMES = np.linspace(-1.0, 1.0, 30).astype(np.float32)
@@ -69,6 +74,29 @@ def test_what_was_learnt_is_named(kelfi, capsys):
     assert worth["x"].shape == (2,)
     learnt = kelfi.likelihoods["x"].surrogate
     assert learnt.simulated.shape == (400, 2)
+
+
+def test_statistics_are_drawn_and_printed(kelfi):
+    figure = plots.statistics(kelfi)
+    learnt = kelfi.likelihoods["x"].surrogate
+    expected, (axis, other) = learnt.statistics(X[None].astype(np.float64))[0], figure.axes
+    np.testing.assert_array_equal(axis.lines[0].get_ydata(), learnt.simulated[:, 0])
+    np.testing.assert_array_equal(axis.lines[0].get_xdata(), kelfi.likelihoods["x"].simulated[:, 0])
+    assert axis.lines[1].get_ydata()[0] == expected[0] and other.lines[1].get_ydata()[0] == expected[1]
+    assert (other.get_xlabel(), other.get_ylabel()) == ("slope, standardised", "mean of slope")
+    (axis,) = plots.informativeness(kelfi).axes
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["mean of level", "mean of slope"]
+    (axis,) = plots.learnt(kelfi).axes
+    assert axis.get_yticklabels()[1].get_text() == "mean of slope"
+    assert len(plots.statistics(kelfi, names=["mean of slope"]).axes) == 1
+    with pytest.raises(ValueError, match=r"`names` must be among the statistics \['mean of level', .*got \['slope'\]"):
+        plots.statistics(kelfi, names=["slope"])
+    plt.close("all")
+    for value in (learnt, learnt.statistics, kelfi.likelihoods["x"], kme.SelectedStatistics(), kelfi):
+        printed = repr(value)
+        assert len(printed.splitlines()) <= 15 and "array(" not in printed
+        assert value._repr_html_().startswith("<")
+    assert "mean of level, mean of slope" in repr(learnt) and "mean of level" in repr(learnt.statistics)
 
 
 def test_many_observations_are_those_one_at_a_time(kelfi):
@@ -136,14 +164,17 @@ def two_sites(x=None, y=None):
 
 
 def three(rng_key, level):
-    return jax.random.normal(rng_key, (3,)) + jnp.array([0.0, level, 0.0])
+    first, second, third = jax.random.normal(rng_key, (3,)) + jnp.array([0.0, level, 0.0])
+    return {"noise": jnp.stack([first, third]), "level": second}
 
 
 def test_rounds_black_boxes_and_statistics_by_site():
     statistics = {"x": kme.SemiAutomaticStatistics(features=(Series(),)), "y": kme.SelectedStatistics()}
     engine = kme.KELFI(two_sites, 300, statistics=statistics, num_rounds=2, **SETTINGS)
-    engine.run(KEY, x=X, y=np.array([0.3, 0.5, -0.2]))
-    assert engine.info["y: statistics"].startswith("1 of 3 kept: 1")
+    engine.run(KEY, x=X, y={"noise": np.array([0.3, -0.2]), "level": 0.5})
+    assert engine.info["y: statistics"].startswith("1 of 3 kept: level")
+    names = [label.get_text() for label in plots.informativeness(engine).axes[0].get_yticklabels()]
+    assert names == ["mean of level", "mean of slope", "level"]
     assert engine.info["x: statistics"].startswith("learnt, 2")
     mean, sd = exact(X)
     precision = 1.0 / sd[0] ** 2 + 1.0

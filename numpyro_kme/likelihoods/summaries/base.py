@@ -2,11 +2,12 @@
 
 import abc
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.display import Card, brief
 
 FEWEST = 50
 """Fewer simulations teach no statistics."""
@@ -29,9 +30,20 @@ class LearntStatistics(abc.ABC):
 
     names: tuple[str, ...]
 
+    def _card(self) -> Card:
+        rows = dict(self.describe())
+        told = str(rows.pop("statistics"))
+        return Card(
+            f"Statistics: {told}", {name: brief(row) for name, row in rows.items()}, "call it with outputs (n, n_raw)"
+        )
+
     @abc.abstractmethod
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         """Statistics `(n, k)` of outputs `(n, n_raw)`, flattened."""
+
+    def named(self, names: Sequence[str]) -> Self:
+        """The same of outputs with names, `(n_raw,)`, where statistics are some of these numbers; here as it is."""
+        return self
 
     def seen(self, entries: np.ndarray) -> np.ndarray:
         """Which statistics are known, `(k,)`, where only the marked entries of an output were observed, `(n_raw,)`."""

@@ -1,5 +1,6 @@
 """A likelihood of learnt statistics: a form of it for each form of the likelihood of statistics."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,7 +43,7 @@ class OfStatistics(Form):
         learnt = self.statistics.fit(np.asarray(z, np.float64), np.asarray(x, np.float64), names)
         seen = None if y is None else learnt.statistics(np.asarray(y, np.float64)[None])[0]
         inner = self.form.fit(z, learnt.simulated, measure=measure, y=seen)
-        return StatisticsSurrogate(learnt.statistics, inner, learnt.simulated)
+        return StatisticsSurrogate(learnt.statistics, inner.named(learnt.statistics.names), learnt.simulated)
 
 
 @register
@@ -63,6 +64,11 @@ class StatisticsSurrogate(Surrogate):
     def dim(self):
         """Number of coordinates."""
         return self.inner.dim
+
+    def named(self, names: Sequence[str]) -> "StatisticsSurrogate":
+        """As `Surrogate.named`: statistics that are numbers of the output have the names of these."""
+        statistics = self.statistics.named(names)
+        return replace(self, statistics=statistics, inner=self.inner.named(statistics.names))
 
     def _of(self, y: Any) -> np.ndarray:
         """Statistics `(..., k)` of outputs `(..., n_raw)`."""

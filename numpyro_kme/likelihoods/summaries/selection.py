@@ -5,7 +5,7 @@ $p(x_S, x_R \mid \theta) = p(x_S \mid \theta) \, p(x_R)$.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
@@ -112,7 +112,7 @@ class Selected(LearntStatistics):
     Attributes:
         p_values: Of the test that a statistic is independent of the parameters, `(n_raw,)`.
         kept: Numbers of those that are kept (static).
-        names: The same in words (static).
+        names: The same as text, or their names (static).
         dependent: How many of them depend on the parameters; the others do on these (static).
     """
 
@@ -124,6 +124,10 @@ class Selected(LearntStatistics):
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         """As `LearntStatistics.__call__`."""
         return rows[:, list(self.kept)]
+
+    def named(self, names: Sequence[str]) -> "Selected":
+        """As `LearntStatistics.named`."""
+        return replace(self, names=tuple(names[i] for i in self.kept)) if names else self
 
     def seen(self, entries: np.ndarray) -> np.ndarray:
         """As `LearntStatistics.seen`."""
