@@ -135,10 +135,13 @@ def recursive_abc_step(
     checks.table("theta", theta, min_rows=2)
     checks.whole("number", number, 1)
     checks.instance("kernel", kernel, Kernel, "a kernel on outputs, such as Gaussian(length_scale)")
-    checks.sound("x", x)
-    checks.sound("observed", observed)
-    theta, points, y = np.asarray(theta, np.float64), kernel.points(np.asarray(x)), np.asarray(observed)[None]
-    weights = _weights(theta, points, kernel.points(y), kernel, regularisation, tolerance)
+    checks.real("x", x)
+    checks.real("observed", observed)
+    theta, points, point = np.asarray(theta, np.float64), kernel.points(np.asarray(x)), np.asarray(observed)[None]
+    y = kernel.points(point)
+    checks.sound("x", points)
+    checks.sound("observed", y)
+    weights = _weights(theta, points, y, kernel, regularisation, tolerance)
     on_theta = Gaussian(median_heuristic(theta, ties=False))
     # candidates of herding for each point
     candidates = _candidates(rng_key, theta, float(np.asarray(on_theta.length_scale)), 10 * number)

@@ -94,6 +94,11 @@ def check_model(problem: Problem, engine: str) -> None:
         f"{site.censored} entries of the observation at {name!r} are known to lie in intervals (Simulator.within), and "
         f"{engine} has no density to integrate over these. Use KELFI.",
     )
+    checks.require(
+        not (site.simulator.ragged and site.simulator.batch_shape),
+        f"The draws along the plates of site {name!r} are of any length (ragged=True), and {engine} compares data sets "
+        "of whole draws. Use KELFI, or make the data set one event of the simulator.",
+    )
     partly = bool(site.simulator.batch_shape) and bool(np.isnan(site.counted(np.asarray(site.observed))).any())
     checks.require(
         not partly,

@@ -21,11 +21,12 @@ from numpyro_kme.abc.weighting import LEAST_EFFECTIVE_SIZE, effective_sample_siz
 from numpyro_kme.embeddings.means import MeanEmbedding, embedding_mode
 from numpyro_kme.engines._simulations import SimulationEngine, check_model
 from numpyro_kme.engines._vectors import LatentVectors, adjusted, deviation, herded, warn_if_coarse
-from numpyro_kme.engines._weighers import ReferenceTable, Weigher, check_kernel, data_kernel, observed_part
+from numpyro_kme.engines._weighers import ReferenceTable, Weigher, check_kernel, kernel_on, observed_part
 from numpyro_kme.engines.base import Trained
 from numpyro_kme.engines.posterior import Posterior, groups, missing_entries, problem_of
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.kernels.base import Kernel
+from numpyro_kme.kernels.kernel_rules import KernelRule
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.kernels.low_rank import TOLERANCE
 from numpyro_kme.models.coordinates import Coordinates
@@ -273,14 +274,15 @@ class KernelEngine(WeightedEngine):
     """Base of the engines that weight simulations by ridge regression on the data, with a kernel on these.
 
     Args:
-        kernel: On outputs of the simulator; made by `length_scale` when left out.
+        kernel: On outputs of the simulator, or a rule that makes one from the simulations, such as
+            `EmpiricalMeasureRule()`; made by `length_scale` when left out.
         length_scale: Rule for the length scale of that kernel; the median heuristic when left out.
         regularisation: Of the regression.
         tolerance: Of the low-rank factor of the Gram matrix of the data.
     """
 
     measure = "squared distance in the space of the kernel"
-    kernel: Kernel | None = None
+    kernel: Kernel | KernelRule | None = None
     length_scale: LengthScaleRule | None = None
     regularisation: float | None = None
     tolerance: float = TOLERANCE
@@ -291,10 +293,7 @@ class KernelEngine(WeightedEngine):
         check_kernel(self.kernel, self.length_scale, self.regularisation, self.tolerance)
 
     def _kernel(self, table: ReferenceTable) -> Kernel:
-        if self.kernel is None:
-            return data_kernel(table, self.length_scale)
-        table.require_rows("a kernel of your own")
-        return self.kernel
+        return kernel_on(table, self.kernel, self.length_scale)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

@@ -32,6 +32,10 @@ class KernelRule(abc.ABC):
         """A kernel for outputs `(m, *event)`, with rows of NaN where they end; `targets` `(m, p)` are the parameters of
         each, for rules that need them."""
 
+    def candidates(self, x: Any, targets: ArrayLike | None = None) -> list[Kernel]:
+        """Kernels of which the best is chosen, where something is learnt that has a held-out error; here the one."""
+        return [self(x, targets)]
+
 
 @shown
 @saveable
@@ -41,11 +45,13 @@ class EmpiricalMeasureRule(KernelRule):
 
     Args:
         length_scale: Rule for the length scale of the kernel inside, from rows of `SETS` data sets.
-        multiple: `eps` in units of the median distance between the embeddings of `SETS` data sets.
+        multiple: `eps` in units of the median distance between the embeddings of `SETS` data sets. Candidates are this
+            and four times this. Weights of both signs need a kernel that is not wide: those of a wide one are those of
+            a regression on all simulations, which knows the mean and not the variance.
     """
 
     length_scale: LengthScaleRule = field(default_factory=MedianHeuristic)
-    multiple: float = 4.0
+    multiple: float = 1.0
 
     def __post_init__(self):
         checks.instance("length_scale", self.length_scale, LengthScaleRule, "a rule such as MedianHeuristic()")
@@ -63,3 +69,8 @@ class EmpiricalMeasureRule(KernelRule):
         median = np.sqrt(np.median(squared[np.triu_indices(len(few), 1)]))
         checks.require(bool(median > 0), "At least half of the data sets are the same: give a kernel by hand.")
         return EmpiricalMeasure(inner, float(self.multiple * median))
+
+    def candidates(self, x, targets=None):
+        """With `eps`, and with four times that."""
+        kernel = self(x, targets)
+        return [kernel, EmpiricalMeasure(kernel.inner, 4.0 * kernel.length_scale)]

@@ -61,8 +61,9 @@ class KernelStatistics(Form):
 
     def fit_given(self, z, given, x) -> Surrogate:
         """As `Form.fit_given`; the statistics predict `z` alone."""
-        kernel = self.kernel(x, z) if isinstance(self.kernel, KernelRule) else self.kernel
-        regression = DistributionRegression.fit(x, z, kernel, self.regularisation)
+        kernels = self.kernel.candidates(x, z) if isinstance(self.kernel, KernelRule) else [self.kernel]
+        tried = [DistributionRegression.fit(x, z, kernel, self.regularisation) for kernel in kernels]
+        regression = min(tried, key=lambda found: float(np.sum(np.square(found.error))))
         return KernelStatisticsSurrogate(regression, self.form.fit_given(z, given, np.asarray(regression.held_out)))
 
 
