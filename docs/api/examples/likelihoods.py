@@ -79,3 +79,23 @@ print(engine.posterior)
 # %% Wasserstein
 sets = np.stack([data, data + 1.0])  # two simulated data sets
 print(kme.abc.discrepancies_to(data, sets, kme.Wasserstein()))
+
+
+# %% SemiAutomaticStatistics
+def trend(rng_key, theta):
+    return theta * np.linspace(0.0, 1.0, 40) + jax.random.normal(rng_key, (40,))
+
+
+def series(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 2.0))
+    numpyro.sample("x", kme.Simulator(trend, theta), obs=x)
+
+
+kelfi = kme.KELFI(series, 200, num_rounds=1, statistics=kme.SemiAutomaticStatistics(), progress_bar=False)
+kelfi.run(jax.random.key(0), x=np.asarray(trend(jax.random.key(1), 1.5)))
+print(f"{kelfi.expectation(lambda draws: draws['theta']):.2f}")
+
+# %% SelectedStatistics
+outputs = np.concatenate([outputs, np.random.default_rng(3).normal(size=(200, 20))], axis=1)  # 20 say nothing
+form = kme.likelihoods.OfStatistics(kme.SelectedStatistics(), kme.ResidualKernelMeans())
+print(kme.fit_likelihood(theta, outputs, form=form).surrogate.describe()["statistics"])
