@@ -15,6 +15,7 @@ from textwrap import dedent
 
 import pytest
 
+from numpyro_kme._core import display
 from numpyro_kme.engines import Engine
 from numpyro_kme.kernels.base import register
 
@@ -113,7 +114,7 @@ def test_what_is_imported_is_declared():
     """The dependencies are what the table allows, which is what is imported; what is optional stands in extras."""
     project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    optional = {word for name in ("transport", "store", "plots") for word in declared(extras[name])}
+    optional = {word for name in ("transport", "store", "executor", "plots") for word in declared(extras[name])}
     assert declared(project["dependencies"]).isdisjoint(optional)
     used = {i.name.split(".")[0] for path in PACKAGE.rglob("*.py") for i in imports(path.read_text(), "numpyro_kme")}
     used -= {*sys.stdlib_module_names, "numpyro_kme"}
@@ -188,11 +189,11 @@ def own_classes():
 
 
 def test_values_are_frozen():
-    """All but engines and what they inherit, which hold settings, and two states of a search and of a running
-    simulation."""
+    """All but engines and what they inherit, which hold settings, and states of a search, of a simulation that runs,
+    and of a phase that is shown."""
     own = {c for c in own_classes() if "__dataclass_params__" in vars(c)}
     thawed = {c.__name__ for c in own if not c.__dataclass_params__.frozen and not issubclass(c, Engine)}
-    assert len(own) > 100 and thawed == {"Settings", "_Search", "_Task"}
+    assert len(own) > 100 and thawed == {"Settings", "_Phase", "_Search", "_Task"}
 
 
 def test_engines_are_shown_and_compared_as_objects():
@@ -200,7 +201,7 @@ def test_engines_are_shown_and_compared_as_objects():
     engines = [c for c in own_classes() if issubclass(c, Engine)]
     assert len(engines) > 8
     for engine in engines:
-        assert engine.__repr__ is object.__repr__ and engine.__eq__ is object.__eq__, engine
+        assert engine.__repr__ is display.text and engine.__eq__ is object.__eq__, engine
 
 
 def test_what_a_family_leaves_open_must_be_written_by_its_members():

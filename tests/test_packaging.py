@@ -117,7 +117,7 @@ def black_box(x=None):
     "missing, extra, use",
     [
         ("zarr", "store", lambda: kme.simulate(jax.random.key(0), black_box, 2, store="never.zarr")),
-        ("cloudpickle", "store", lambda: kme.simulate(jax.random.key(0), black_box, 2, executor=1)),
+        ("cloudpickle", "executor", lambda: kme.simulate(jax.random.key(0), black_box, 2, executor=1)),
         ("ot", "transport", wasserstein._import_pot),
     ],
 )

@@ -14,6 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from numpyro_kme._core.display import brief
+
 
 def is_concrete(value: Any) -> bool:
     """Whether every leaf of `value` holds numbers that Python can look at."""
@@ -193,9 +195,14 @@ def whole(name: str, value: Any, least: int, advice: str = "") -> None:
     require(value >= least, f"`{name}` must be at least {least}; got {value}.{advice}")
 
 
+def line(value: Any) -> str:
+    """A value in one line, for a message."""
+    return f"{value!r:.200}" if isinstance(value, str) or value is None else brief(value, 200)
+
+
 def instance(name: str, value: Any, kind: Any, what: str) -> None:
     """Require `value` to be an instance of `kind`, which `what` describes."""
-    require(isinstance(value, kind), f"`{name}` must be {what}; got {value!r:.200}.", TypeError)
+    require(isinstance(value, kind), f"`{name}` must be {what}; got {line(value)}.", TypeError)
 
 
 def real(name: str, value: Any) -> None:

@@ -1,10 +1,8 @@
 """Names of NumPyro and JAX that are not documented as public, in one place."""
 
 import inspect
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -18,7 +16,6 @@ from jax.interpreters import ad, batching, mlir
 from numpyro.distributions.distribution import Distribution, ExpandedDistribution, Independent, MaskedDistribution
 from numpyro.ops.provenance import eval_provenance
 from numpyro.primitives import _PYRO_STACK, Messenger
-from tqdm.auto import tqdm
 
 try:
     from jax._src.core import trace_state_clean as nothing_is_traced
@@ -152,31 +149,6 @@ def without_derivative(tree: Any, error: Exception) -> Any:
         raise error
 
     return same(tree)
-
-
-_inside_a_loop: ContextVar[bool] = ContextVar("inside_a_loop", default=False)
-
-
-@contextmanager
-def no_progress_bars() -> Iterator[None]:
-    """Draw none within: a loop has its own, and what it calls again and again shows none."""
-    token = _inside_a_loop.set(True)
-    try:
-        yield
-    finally:
-        _inside_a_loop.reset(token)
-
-
-def progress_bars_allowed() -> bool:
-    """Whether a progress bar may be drawn: not inside another one's loop, nor under continuous integration, as in
-    NumPyro."""
-    return not _inside_a_loop.get() and "CI" not in os.environ and "PYTEST_XDIST_WORKER" not in os.environ
-
-
-def progress(values: Iterable, description: str, shown: bool, total: int | None = None) -> Iterable:
-    """The values one by one, with a progress bar if it is to be `shown`, and may be; `total` where they do not say how
-    many they are."""
-    return tqdm(values, desc=description, total=total, disable=not (shown and progress_bars_allowed()))
 
 
 def read_arrays_in_present_precision() -> bool:

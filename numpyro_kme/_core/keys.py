@@ -1,5 +1,7 @@
 """Keys of `jax.random` made on the host, by NumPy: no program is compiled for them, however many they are."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,7 +44,8 @@ def fold_in(data: np.ndarray, numbers: np.ndarray | int) -> np.ndarray:
 
 def child(rng_key: jax.Array, number: int) -> jax.Array:
     """`jax.random.fold_in(rng_key, number)`."""
-    return random.wrap_key_data(fold_in(data_of(rng_key), number))
+    words: Any = fold_in(data_of(rng_key), number)
+    return random.wrap_key_data(words)
 
 
 def split(rng_key: jax.Array, num: int = 2) -> list[jax.Array]:

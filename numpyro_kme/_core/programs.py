@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core.host import to_host
+from numpyro_kme._core.progress import compiling
 
 KEPT = 8
 """So many programs are kept for others, the last ones."""
@@ -50,7 +51,8 @@ class Program:
         where = (getattr(jax.config, "jax_default_device", None), *(getattr(leaf, "sharding", None) for leaf in leaves))
         kind = (structure, jnp.result_type(float), *((np.shape(leaf), str(jnp.result_type(leaf))) for leaf in leaves))
         if (where, kind) not in self._compiled:
-            self._compiled[where, kind] = _compile(self._function, args, where)
+            with compiling():
+                self._compiled[where, kind] = _compile(self._function, args, where)
         return self._compiled[where, kind](*args)
 
 

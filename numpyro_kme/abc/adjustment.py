@@ -6,12 +6,14 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks, solves
+from numpyro_kme._core.display import shown
 from numpyro_kme.kernels.length_scales import REGULARISATIONS
 
 REGULARISATION = REGULARISATIONS[REGULARISATIONS > 1e-7]
 """Tried by leave-one-out; below, constant statistics are rounding."""
 
 
+@shown
 @dataclass(frozen=True, eq=False)
 class RegressionAdjustment:
     r"""What a local linear regression of parameters on statistics says of weighted simulations.

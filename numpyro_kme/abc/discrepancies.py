@@ -10,6 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import on_host
 from numpyro_kme.embeddings.mmd import Estimator
 from numpyro_kme.kernels.base import Kernel
@@ -20,7 +21,9 @@ Discrepancy = Callable[[Any, Any], Any]
 
 
 @on_host
-def discrepancies_to(observed: Any, simulated: Any, discrepancy: Estimator | Loss | Discrepancy) -> np.ndarray:
+def discrepancies_to(
+    observed: Any, simulated: Any, discrepancy: Estimator | Loss | Discrepancy, *, ragged: bool = False
+) -> np.ndarray:
     r"""Discrepancies $d(x_i, y)$ of simulated outputs from an observed one, `(m,)`.
 
     Args:
@@ -28,6 +31,7 @@ def discrepancies_to(observed: Any, simulated: Any, discrepancy: Estimator | Los
         simulated: `x`, `(m, *event)`.
         discrepancy: An estimator of the squared MMD such as `Quadratic(kernel)`, a loss between samples such as
             `Wasserstein()`, or a function of a simulation and the observation that gives one number.
+        ragged: Whether outputs may end before their last row, with NaN behind the end, which the function gets too.
     Raises:
         TypeError: If `discrepancy` is none of these; a kernel is not one, since it is larger where samples are more
             alike.
@@ -35,7 +39,7 @@ def discrepancies_to(observed: Any, simulated: Any, discrepancy: Estimator | Los
     Cost: `m` discrepancies, compiled if JAX can trace the function, one by one in Python if not.
     """
     check_discrepancy(discrepancy)
-    x, y = _outputs(simulated, observed)
+    x, y = _outputs(simulated, observed, checks.real if ragged else checks.sound)
     checks.require(
         not isinstance(discrepancy, Estimator | Loss) or x.shape[2:] == y.shape[1:],
         "The points of the data sets of `simulated` and `observed` must be alike; got shapes "
@@ -76,9 +80,9 @@ def check_discrepancy(given: Any) -> None:
     )
 
 
-def _outputs(simulated, observed) -> tuple[np.ndarray, np.ndarray]:
+def _outputs(simulated, observed, check) -> tuple[np.ndarray, np.ndarray]:
     for name, value in {"simulated": simulated, "observed": observed}.items():
-        checks.sound(name, value)
+        check(name, value)
     x, y = np.asarray(simulated, np.float64), np.asarray(observed, np.float64)
     checks.require(
         x.ndim >= 1 and len(x) >= 1 and x.ndim == y.ndim + 1,
@@ -111,6 +115,7 @@ def _compiled(function, x, y):
     return jax.lax.map(lambda one: jnp.asarray(function(one, y)), x)
 
 
+@shown
 class OutOfDistributionCheck(NamedTuple):
     """How far an observation lies from simulations.
 

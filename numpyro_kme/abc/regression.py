@@ -1,4 +1,4 @@
-"""Kernel ridge regression for ABC: learnt summaries of data sets, and kernel recursive ABC."""
+"""Kernel recursive ABC."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,16 +7,15 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import checks, compat, solves
+from numpyro_kme._core import checks, progress
 from numpyro_kme._core.checks import EffectiveSampleSizeError
-from numpyro_kme._core.solves import Array
+from numpyro_kme._core.display import shown
 from numpyro_kme.abc.weighting import with_unit_sum
 from numpyro_kme.embeddings.herding import herd
 from numpyro_kme.embeddings.means import MeanEmbedding
 from numpyro_kme.kernels import low_rank, median_heuristic, median_heuristic_per_dimension
-from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register
-from numpyro_kme.kernels.length_scales import REGULARISATIONS
-from numpyro_kme.kernels.low_rank import LowRank, LowRankRidge
+from numpyro_kme.kernels.base import Kernel, num_points
+from numpyro_kme.kernels.low_rank import LowRankRidge
 from numpyro_kme.kernels.stationary import Gaussian
 
 NAME = "Kernel recursive ABC"
@@ -24,98 +23,7 @@ NAME = "Kernel recursive ABC"
 ADVICE = "Start where the observation is reached, with more simulations or a wider kernel."
 
 
-@register
-class DistributionRegression:
-    r"""Kernel ridge regression from data sets to parameters.
-
-    $$ s(y) = \bar t + k(y)^\top (K + m \lambda I)^{-1} (t - \bar t) $$
-
-    With a kernel on data sets, such as a Gaussian in their mean embeddings (`kernels.EmpiricalMeasure`), it learns
-    summaries of any data from simulated pairs. DR-ABC is soft ABC with them:
-    `soft_abc_weights(np.sum((fitted.held_out - fitted.predict(y)) ** 2, axis=1))`. Make one with `fit`.
-
-    Args:
-        features: Of the data sets, with the low-rank factor `U` of `K`.
-        coefficients: `(U'U + m lam I)^-1 U' (t - mean t)`, `(r, p)`.
-        centre: Mean of the targets, `(p,)`.
-        held_out: Prediction for each data set from all others, in closed form, `(m, p)`: it errs as a prediction for
-            new data does.
-        error: Root mean squared error of those, `(p,)`.
-        regularisation: `lam`.
-    References: Szabo et al. (2016), JMLR 17; Mitrovic, Sejdinovic & Teh (2016), ICML.
-    """
-
-    paper = "mitrovic2016drabc"
-
-    features: LowRank
-    coefficients: Array
-    centre: Array
-    held_out: Array
-    error: Array
-    regularisation: Array
-
-    @classmethod
-    def fit(
-        cls,
-        x: PointSet,
-        targets: ArrayLike,
-        kernel: Kernel,
-        regularisation: float | None = None,
-        *,
-        tolerance: float = low_rank.TOLERANCE,
-    ) -> "DistributionRegression":
-        """Learn from pairs.
-
-        Args:
-            x: `m` data sets, `(m, n, dim)`, or whatever `kernel` compares.
-            targets: `t`, `(m, p)`.
-            kernel: `k`, on data sets.
-            regularisation: `lam`; when left out, the power of ten, 1e-9 to 1, with the least leave-one-out error.
-            tolerance: Of the low-rank factor of `K`.
-        Raises:
-            ValueError: If `x` and `targets` are not as many, or not finite.
-            numpy.linalg.LinAlgError: If `regularisation` is below rounding.
-        Cost: `m r` kernels and `m r^2` for a factor of rank `r`.
-        """
-        checks.concrete(x=x, targets=targets, kernel=kernel)
-        checks.instance("kernel", kernel, Kernel, "a kernel on data sets, such as EmpiricalMeasure(Gaussian(1.0), 1.0)")
-        checks.table("targets", targets)
-        targets = np.asarray(targets, np.float64)
-        if regularisation is not None:
-            checks.positive_number("regularisation", regularisation)
-        points = kernel.points(np.asarray(x))
-        checks.sound("x", points)
-        checks.require(
-            num_points(points) == len(targets),
-            f"`x` and `targets` must hold as many data sets; got {num_points(points)} and {len(targets)}.",
-        )
-        features, centre = LowRank.fit(kernel, points, tolerance=tolerance), targets.mean(axis=0)
-        tried = REGULARISATIONS if regularisation is None else np.array([regularisation])
-        fits = solves.ridges(features.values, targets - centre, tried)
-        lam, coefficients, rest = min(fits, key=lambda fit: float(np.mean(np.square(fit[2]))))
-        error = np.sqrt(np.mean(np.square(rest), axis=0))
-        return cls(features, coefficients, centre, targets - rest, error, np.asarray(lam))
-
-    def predict(self, y: PointSet) -> np.ndarray:
-        """Summaries `s(y)` of data sets, `(s, p)`.
-
-        Raises:
-            RuntimeError: If the kernel is zero between one of them and all that it was learnt from: the answer would be
-                the mean of the targets, whatever the data.
-        Cost: `s r` kernels.
-        """
-        y = self.features.kernel.points(np.asarray(y))
-        checks.sound("y", y)
-        near, own = np.abs(self.features.at_pivots(y)), np.square(np.asarray(self.features.values)).sum(axis=1)
-        checks.require(
-            bool((near.max(axis=1) > np.finfo(np.float64).eps * own.mean()).all()),
-            f"The kernel is zero between the observation and all {len(own)} simulations: none comes near, and nothing "
-            "is predicted. Use a wider kernel, or simulations that come near.",
-            EffectiveSampleSizeError,
-        )
-        return np.asarray(self.centre) + self.features.features(y) @ np.asarray(self.coefficients)
-
-
+@shown
 class RecursiveABC(NamedTuple):
     """What kernel recursive ABC found.
 
@@ -170,7 +78,7 @@ def kernel_recursive_abc(
     )
     theta = np.asarray(theta, np.float64)
     path, deviations, number = [], [], len(theta)
-    for key in compat.progress(jax.random.split(rng_key, num_iterations), "iterations", progress_bar):
+    for key in progress.progress(jax.random.split(rng_key, num_iterations), "iterations", progress_bar):
         simulate_key, herd_key = jax.random.split(key)
         x = simulate(simulate_key, theta)
         checks.require(
@@ -227,10 +135,13 @@ def recursive_abc_step(
     checks.table("theta", theta, min_rows=2)
     checks.whole("number", number, 1)
     checks.instance("kernel", kernel, Kernel, "a kernel on outputs, such as Gaussian(length_scale)")
-    checks.sound("x", x)
-    checks.sound("observed", observed)
-    theta, points, y = np.asarray(theta, np.float64), kernel.points(np.asarray(x)), np.asarray(observed)[None]
-    weights = _weights(theta, points, kernel.points(y), kernel, regularisation, tolerance)
+    checks.real("x", x)
+    checks.real("observed", observed)
+    theta, points, point = np.asarray(theta, np.float64), kernel.points(np.asarray(x)), np.asarray(observed)[None]
+    y = kernel.points(point)
+    checks.sound("x", points)
+    checks.sound("observed", y)
+    weights = _weights(theta, points, y, kernel, regularisation, tolerance)
     on_theta = Gaussian(median_heuristic(theta, ties=False))
     # candidates of herding for each point
     candidates = _candidates(rng_key, theta, float(np.asarray(on_theta.length_scale)), 10 * number)

@@ -9,6 +9,7 @@ from scipy.special import logsumexp
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.checks import EffectiveSampleSizeError
+from numpyro_kme._core.display import shown
 
 ACCEPTED, LEAST = 0.02, 50.0
 """Default acceptance rate, and for soft weights the effective sample size relative to all, but at least so many."""
@@ -17,6 +18,7 @@ ACCEPTED, LEAST = 0.02, 50.0
 LEAST_EFFECTIVE_SIZE = 10.0
 
 
+@shown
 class SoftWeights(NamedTuple):
     """Soft weights.
 
@@ -29,6 +31,7 @@ class SoftWeights(NamedTuple):
     epsilon: float
 
 
+@shown
 class RejectionWeights(NamedTuple):
     """Accepted simulations.
 

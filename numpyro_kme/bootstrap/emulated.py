@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import jax
 import numpy as np
 
-from numpyro_kme._core import checks, compat
+from numpyro_kme._core import checks, progress
 from numpyro_kme.bootstrap import newton
 from numpyro_kme.bootstrap.emulator import FINAL_ITERATIONS, EmulatedMinima, Emulator, calibrated_loss_scale
 from numpyro_kme.bootstrap.fit import SAME, Fit, distinct, full_data, starting_scale
@@ -105,7 +105,7 @@ def learn(
     full = data_features.mean(axis=0)
     loss_scale = np.square(data_features).sum(axis=1).mean() / len(data_features)
     temperature, refined, rows = FIRST_TEMPERATURE, 0, (2 + EXPLORE + REFINE) * points
-    for number in compat.progress(range(EXPLORE + REFINE + 1), "learning in rounds", settings.progress_bar):
+    for number in progress.progress(range(EXPLORE + REFINE + 1), "learning in rounds", settings.progress_bar):
         exploring = temperature > 1.0 and number < EXPLORE
         temperature = temperature if exploring else 1.0
         net_key, jitter_key = jax.random.split(jax.random.fold_in(fit_key, number))

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.display import Card, extremes, shown
 from numpyro_kme.bootstrap.newton import Control, Minimum, Problems
 from numpyro_kme.bootstrap.weights import Reweightings
 from numpyro_kme.kernels.base import num_points
@@ -19,6 +20,7 @@ FEW = 15
 """Steps of a first look."""
 
 
+@shown
 @dataclass(frozen=True)
 class Fit:
     """The minimum-loss estimate and the other minima that were found.
@@ -46,6 +48,17 @@ class Fit:
     followed: int
     converged: bool
     numbers: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def _card(self) -> Card:
+        return Card(
+            f"Minimum-loss estimate of {len(self.u)} parameters, {'converged' if self.converged else 'NOT CONVERGED'}",
+            {
+                "loss": self.value,
+                "parameters": extremes(self.u) if len(self.u) > 6 else ", ".join(f"{one:.4g}" for one in self.u),
+                "starts": f"{self.reached} of {self.followed} ended there",
+                "other minima": len(self.others),
+            },
+        )
 
     def raised(self, by: float) -> "Fit":
         """Add to the losses what parameters do not change."""

@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme._core import compat
+from numpyro_kme._core import progress
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import on_host, to_host
 from numpyro_kme.bootstrap.weights import Reweightings
 from numpyro_kme.kernels.base import register
@@ -22,6 +23,7 @@ from numpyro_kme.losses.base import TaylorExpansion, WeightedObjective
 from numpyro_kme.losses.generator import BLOCK, QuadratureNodes
 
 
+@shown
 class Minimum(NamedTuple):
     """Where minimisations stopped, `R` of them.
 
@@ -46,6 +48,7 @@ class Minimum(NamedTuple):
     numbers: dict[str, Any]
 
 
+@shown
 class Control(NamedTuple):
     """When a minimisation stops and how boldly it starts.
 
@@ -227,7 +230,7 @@ class Problems:
 def _solve(problems, starts, hessians, control, updates, progress_bar):
     method, results = "expand" if problems.objective.has_cheap_hessian else "slope", []
     several = 4 * BLOCK * jax.local_device_count()  # side by side
-    for first in compat.progress(range(0, len(starts), several), "bootstrapping", progress_bar):
+    for first in progress.progress(range(0, len(starts), several), "bootstrapping", progress_bar):
 
         def evaluate(rows, points, first=first):
             return problems.rows(first + rows)._evaluated(method, points)

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.display import shown
 from numpyro_kme.bootstrap.fit import (
     Fit,
     fit,
@@ -37,6 +38,7 @@ FIRST_NODES, MOST, QUIET = 512, 16, 0.08
 deviations."""
 
 
+@shown
 @dataclass(eq=False, repr=False, kw_only=True)
 class Settings:
     """How a posterior bootstrap is computed; the engine `PosteriorBootstrap` takes the same by the same names.

@@ -6,6 +6,8 @@ from functools import partial
 import jax
 import numpy as np
 
+from numpyro_kme._core import progress
+from numpyro_kme._core.display import Card, shown
 from numpyro_kme._core.host import to_host
 from numpyro_kme._core.keys import split
 from numpyro_kme.bootstrap.fit import Fit, full_data, newton_step, require_possible
@@ -71,6 +73,7 @@ class EmulatorSummary:
         return self.error > max(WRONG, self.resolution)
 
 
+@shown
 @dataclass(frozen=True)
 class Quadrature:
     """How far the minima move when the quadrature nodes are doubled and the grid, if any, is halved.
@@ -89,6 +92,7 @@ class Quadrature:
         return float(np.sqrt(np.mean(np.square(self.shift), axis=0)).max())
 
 
+@shown
 @dataclass(frozen=True)
 class Replicates:
     """Samples of the posterior bootstrap, unconstrained, with what is known of each.
@@ -131,6 +135,17 @@ class Replicates:
     anchors: np.ndarray | None = None
     emulator: EmulatorSummary | None = None
 
+    def _card(self) -> Card:
+        return Card(
+            f"{len(self.u):,} replicates of a posterior bootstrap, unconstrained",
+            {
+                "converged": f"{np.mean(self.converged):.1%}",
+                "compared": f"{self.compared} were restarted elsewhere, {int(np.sum(self.moved))} moved",
+                "quadrature noise": f"{self.quadrature.noise:.2g} posterior standard deviations",
+                "evaluations": f"{np.mean(self.steps):.3g} each",
+            },
+        )
+
 
 def posterior_bootstrap(
     rng_key: jax.Array,
@@ -168,7 +183,8 @@ def posterior_bootstrap(
     num_nodes = _nodes(settings.num_nodes or FIRST_NODES, objective)
     draw = lambda num, sets=blocks: objective.generator.draw_nodes(keys[0], num, sets)  # noqa: E731
     pilot = draw_reweightings(keys[1], objective, process, PILOT + np.arange(BLOCK), 1)
-    ready = prepare(keys[2], objective, draw(num_nodes), pilot, starts, settings)
+    with progress.phase("minimising the loss of the data", settings.progress_bar):
+        ready = prepare(keys[2], objective, draw(num_nodes), pilot, starts, settings)
     ids = np.arange(settings.num_samples)
 
     def minimised(ready, num, direct=None):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks, programs
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.keys import split
 from numpyro_kme.kernels.base import num_points, register
@@ -42,6 +43,7 @@ class Reweightings:
         return jax.tree.map(lambda leaf: leaf[index], self)
 
 
+@shown
 @dataclass(frozen=True)
 class DirichletProcess:
     r"""A Dirichlet-process prior `DP(alpha, F)` on the distribution of the data, and its posterior by a truncated

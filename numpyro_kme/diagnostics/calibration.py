@@ -9,7 +9,8 @@ import jax
 import numpy as np
 from scipy.special import ndtri
 
-from numpyro_kme._core import arviz, checks, compat
+from numpyro_kme._core import arviz, checks, progress
+from numpyro_kme._core.display import Card, between, shown
 from numpyro_kme._core.host import numpy_rng
 from numpyro_kme.diagnostics import uniformity
 from numpyro_kme.diagnostics.uniformity import MARGIN
@@ -36,6 +37,7 @@ NEXT = {
 """What to do about posteriors that fail a test."""
 
 
+@shown
 @dataclass(frozen=True)
 class Calibration:
     r"""How an engine did on data simulated from the prior, where the truth is known.
@@ -64,6 +66,21 @@ class Calibration:
     data: Arrays = field(default_factory=dict, repr=False)
     refused: int = 0
     margin: float = MARGIN
+
+    def _card(self) -> Card:
+        worst = min(self.p_values(), key=lambda name: self.p_values()[name])
+        least, most = min(self.coverage().values()), max(self.coverage().values())
+        return Card(
+            f"Calibration on {len(self.tarp)} data sets",
+            {
+                "p-value": f"{self.p_value:.2g} of all tests, against errors above {self.margin:g} posterior sd",
+                "smallest": f"{worst}, {self.p_values()[worst]:.2g}",
+                "coverage": f"of 90% intervals {between(f'{least:.2f}', f'{most:.2f}')}",
+                "refused": f"{self.refused} further data sets" if self.refused else "",
+                "found": "; ".join(self.findings()) or f"nothing at level {LEVEL:g}",
+            },
+            "print_summary(), plots.ranks(calibration), plots.coverage(calibration)",
+        )
 
     @property
     def columns(self) -> dict[str, np.ndarray]:
@@ -216,7 +233,7 @@ def calibrate(
         checks.instance("arguments(outputs)", made, Mapping, "a dictionary of keyword arguments of the model")
         given.append({**problem.kwargs, **made})
     outcomes = trained.each(infer_key, problem.args, given)  # what they warn of are simulated data
-    for j, (posterior, _) in enumerate(compat.progress(outcomes, "calibrating", progress_bar, len(given))):
+    for j, (posterior, _) in enumerate(progress.progress(outcomes, "calibrating", progress_bar, len(given))):
         if not isinstance(posterior, Posterior):
             continue
         draws = _some(rng, posterior.samples, list(ranks), num_draws)

@@ -3,7 +3,7 @@ diagnostics of an engine that has been run, by one call, with one rule for when 
 
 import textwrap
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ import scipy
 from numpyro.infer import Predictive
 
 from numpyro_kme._core import arviz, checks
+from numpyro_kme._core.display import Card, brief, shown
 from numpyro_kme.diagnostics.calibration import LEVEL, Calibration, calibrate
 from numpyro_kme.engines._learnt_posterior import LearntPosterior
 from numpyro_kme.engines.base import Engine, posterior_of
@@ -26,6 +27,7 @@ from numpyro_kme.models.problem import Arrays
 NEIGHBOURS = 5
 
 
+@shown
 @dataclass(frozen=True)
 class MisspecificationTest:
     """A test of the model by one observation.
@@ -38,15 +40,36 @@ class MisspecificationTest:
         scores: The same for each simulation, `(m,)`.
         witness: The same p-value for each statistic by itself, by its distance from the median, `(n,)`: where it
             differs. With many statistics some are small by chance.
+        names: Of the statistics, if they have any.
     """
 
     p_value: float
     score: float
     scores: np.ndarray = field(repr=False)
     witness: np.ndarray
+    names: tuple[str, ...] = ()
+
+    @property
+    def by_statistic(self) -> dict[str, float]:
+        """`witness` by name, or by number where statistics have no names, the smallest first."""
+        labels = self.names or tuple(map(str, range(len(self.witness))))
+        return {labels[i]: float(self.witness[i]) for i in np.argsort(self.witness, kind="stable")}
+
+    def _card(self) -> Card:
+        worst = list(self.by_statistic.items())[:5]
+        kind = "" if self.names else "statistic "
+        return Card(
+            f"Is the observation like the simulations? p-value {self.p_value:.2g}",
+            {
+                "distance": f"log {self.score:.3g}; {len(self.scores)} simulations, {brief(self.scores)}",
+                "most unlike": ", ".join(f"{kind}{name} ({p:.2g})" for name, p in worst),
+                "": f"p-values of single statistics, of {len(self.witness)}: some are small by chance",
+            },
+            "plots.predictive draws the observation among simulations; `by_statistic` has all of them",
+        )
 
 
-def misspecification_test(x: Any, y: Any) -> MisspecificationTest:
+def misspecification_test(x: Any, y: Any, names: Sequence[str] = ()) -> MisspecificationTest:
     """Test whether `y` can be another row of the simulations `x`.
 
     The distance is Euclidean, to the fifth nearest other simulation, after robust z-scores and arcsinh of each
@@ -55,6 +78,7 @@ def misspecification_test(x: Any, y: Any) -> MisspecificationTest:
     Args:
         x: Simulated outputs from the prior, `(m, *event)`, such as `kelfi.posterior.simulations.x["x"]`.
         y: The observation, `(*event)`; statistics that are NaN, not observed, are left out, and their `witness` is 1.
+        names: Of the statistics, such as `("mean", "max")`; `check` takes those of the simulator.
     Cost: `m^2 n` at most.
     """
     checks.real("x", np.asarray(x))
@@ -65,6 +89,10 @@ def misspecification_test(x: Any, y: Any) -> MisspecificationTest:
         f"`x` must hold more than {NEIGHBOURS} simulations of the shape of `y`; got shapes {x.shape} and {y.shape}.",
     )
     table, seen = x.reshape(len(x), -1), y.reshape(-1)
+    checks.require(
+        len(names) in (0, seen.size),
+        f"`names` must name the {seen.size} statistics; got {len(names)}: {list(names)[:8]}.",
+    )
     transform = StatisticsTransform.fit(table)
     if transform.lacks(seen):
         transform = transform.some(transform.numbers(~np.isnan(seen), np.zeros(seen.size, bool)))
@@ -78,9 +106,12 @@ def misspecification_test(x: Any, y: Any) -> MisspecificationTest:
     tails = np.abs(together - np.median(together, axis=0))
     witness = np.ones(table.shape[1])
     witness[list(transform.kept)] = np.mean(tails >= tails[-1:], axis=0)
-    return MisspecificationTest(float(np.mean(scores >= scores[-1])), float(scores[-1]), scores[:-1], witness)
+    return MisspecificationTest(
+        float(np.mean(scores >= scores[-1])), float(scores[-1]), scores[:-1], witness, tuple(names)
+    )
 
 
+@shown
 @dataclass(frozen=True)
 class PredictiveCheck:
     """The observation beside data simulated at posterior draws.
@@ -88,10 +119,20 @@ class PredictiveCheck:
     Attributes:
         predicted: `{site: (draws, *batch, *event)}`; without masked outputs, which make it `(draws, outputs, *event)`.
         observed: `{site: (*batch, *event)}`, of the same outputs.
+        names: Of the numbers of one output, by site, where they have any.
     """
 
     predicted: Arrays = field(repr=False)
     observed: Arrays = field(repr=False)
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
+
+    def _card(self) -> Card:
+        least = {site: np.nanmin(tails) for site, tails in self.tail_probabilities().items() if tails.size}
+        return Card(
+            f"Predictive check of {', '.join(self.observed)}",
+            {f"smallest tail of {site}": f"{tail:.2g}" for site, tail in least.items()},
+            "plots.predictive(check) draws the observation among the predictions",
+        )
 
     def tail_probabilities(self) -> dict[str, np.ndarray]:
         """Two-sided: twice the smaller fraction of predictions on either side of each observed number, ties
@@ -144,9 +185,11 @@ def predictive_check(rng_key: jax.Array, posterior: Posterior | Engine, num_draw
     return PredictiveCheck(
         {site: found.counted(np.asarray(predicted[site]), 1) for site, found in sites.items()},
         {site: found.counted(observed[site]) for site, found in sites.items()},
+        posterior.statistics,
     )
 
 
+@shown
 @dataclass(frozen=True)
 class Check:
     """What the diagnostics found.
@@ -168,6 +211,19 @@ class Check:
     predictive: PredictiveCheck | None = None
     surrogate: Mapping[str, SurrogateCheck] = field(default_factory=dict)
 
+    def _card(self) -> Card:
+        verdict = "FLAGGED: distrust this posterior" if self.flagged() else "not flagged"
+        return Card(
+            f"Diagnostics: {verdict} at level {LEVEL:g}",
+            {
+                "p-value": self.p_value,
+                "calibration": f"p-value {self.calibration.p_value:.2g}, {len(self.calibration.tarp)} data sets",
+                **{f"model at {site}": f"p-value {test.p_value:.2g}" for site, test in self.misspecification.items()},
+                "found": "; ".join(self.findings()),
+            },
+            "print_summary(), plots.ranks(check.calibration), plots.predictive(check.predictive)",
+        )
+
     @property
     def p_value(self) -> float:
         """One for all tests."""
@@ -183,8 +239,9 @@ class Check:
         surrogate."""
         unlike = [
             f"{site} (p-value {test.p_value:.2g}): the model hardly makes this observation. Mend the model, leave out "
-            f"the statistic that `misspecification[{site!r}].witness` names, or use `PosteriorBootstrap`, which does "
-            "not trust the model."
+            f"statistics where it differs most ({', '.join(list(test.by_statistic)[:3])}; "
+            f"`misspecification[{site!r}].by_statistic` has all), or use `PosteriorBootstrap`, which does not trust "
+            "the model."
             for site, test in self.misspecification.items()
             if 2 * len(self.misspecification) * test.p_value < level
         ]
@@ -237,7 +294,8 @@ def check(rng_key: jax.Array, engine: Engine, num_datasets: int = 200, **setting
         found = problem.simulators[site]
         x = np.asarray(simulations.x[site])[: len(simulations) - simulations.proposed]
         if found.mask.any() and np.isfinite(x).all() and not np.isnan(y).all():
-            tests[site] = misspecification_test(found.counted(x, 1), found.counted(np.asarray(y)))
+            names = found.simulator.labels if found.single else ()
+            tests[site] = misspecification_test(found.counted(x, 1), found.counted(np.asarray(y)), names)
     surrogate: Mapping[str, SurrogateCheck] = {}
     if isinstance(posterior, LearntPosterior):
         latents = {name: posterior.samples[name] for name in problem.latents}

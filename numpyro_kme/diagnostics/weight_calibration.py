@@ -8,10 +8,12 @@ import numpy as np
 from scipy.special import ndtri
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.display import Card, shown
 from numpyro_kme.engines.posterior_bootstrap import PosteriorBootstrap
 from numpyro_kme.losses.base import Loss
 
 
+@shown
 @dataclass(frozen=True)
 class WeightCalibration:
     """Learning rates for `handlers.generalized_bayes`, and the curve that one of them is read from.
@@ -32,6 +34,17 @@ class WeightCalibration:
     weights: np.ndarray
     coverage: np.ndarray
     num_replicates: int
+
+    def _card(self) -> Card:
+        return Card(
+            "Weight of a generalised posterior",
+            {
+                "by_bootstrap": self.by_bootstrap,
+                "by_coverage": f"{self.by_coverage:.4g}, for intervals of {self.level:.0%}",
+                "replicates": self.num_replicates,
+            },
+            "handlers.generalized_bayes(model, loss, weight=found.by_bootstrap, noise=...)",
+        )
 
     @classmethod
     def from_bootstrap(cls, engine: PosteriorBootstrap, *, level: float = 0.9) -> "WeightCalibration":

@@ -7,12 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.display import Card, shown
 from numpyro_kme._core.host import on_host
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points
 
 KERNEL = "a kernel, such as Gaussian(length_scale)"
 
 
+@shown
 class PermutationTest(NamedTuple):
     """A statistic and how unusual it is.
 
@@ -26,6 +28,13 @@ class PermutationTest(NamedTuple):
     statistic: float
     p_value: float
     null: np.ndarray
+
+    def _card(self) -> Card:
+        return Card(
+            f"Permutation test: p-value {self.p_value:.3g}",
+            {"statistic": self.statistic, "null": f"{len(self.null)} permutations, largest {np.max(self.null):.3g}"},
+            "a small p-value speaks against the null",
+        )
 
 
 @on_host

@@ -22,6 +22,7 @@ from jax.typing import ArrayLike
 from scipy import special
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import numpy_rng
 from numpyro_kme.embeddings.weighted_points import Measure, Points
 from numpyro_kme.kernels.base import Kernel, register
@@ -31,6 +32,7 @@ from numpyro_kme.kernels.stationary import Gaussian
 __all__ = ["Measure", "Normal", "NormalMixture", "Points", "Tilted", "standard_normal"]
 
 
+@shown
 class Tilted(NamedTuple):
     """The unnormalised measures `k(a_i, t) p(dt)`, each a mixture of `K` normals.
 

@@ -10,6 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks, solves
+from numpyro_kme._core.display import Card, shown
 from numpyro_kme.embeddings.filtering import KernelBayesFilter
 from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule, posterior_weights
 from numpyro_kme.embeddings.means import MeanEmbedding
@@ -18,6 +19,7 @@ from numpyro_kme.kernels.base import Kernel, PointSet, num_points
 from numpyro_kme.kernels.low_rank import LowRank
 
 
+@shown
 class KernelBayesSettings(NamedTuple):
     """Kernels and regularisation of kernel Bayes' rule and its filter.
 
@@ -45,6 +47,7 @@ class KernelBayesSettings(NamedTuple):
         )
 
 
+@shown
 class ChosenSettings(NamedTuple):
     """The candidate with the least error.
 
@@ -55,6 +58,10 @@ class ChosenSettings(NamedTuple):
 
     settings: KernelBayesSettings
     errors: np.ndarray
+
+    def _card(self) -> Card:
+        errors = f"{np.min(self.errors):.3g} of {np.size(self.errors)} candidates"
+        return Card("Chosen settings of kernel Bayes' rule", {**self.settings._asdict(), "least error": errors})
 
 
 def kernel_bayes_candidates(

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import numpy_rng
 from numpyro_kme._core.keys import split
 from numpyro_kme.kernels.length_scales import robust_standard_deviation
@@ -53,6 +54,7 @@ class Proposal(abc.ABC):
         """
 
 
+@shown
 @dataclass(frozen=True)
 class FromPosterior(Proposal):
     r"""Simulate at draws from the power posterior $p(\theta) q(y \mid \theta)^t$ of the last round.
@@ -82,6 +84,7 @@ class FromPosterior(Proposal):
         return {name: np.concatenate([chosen[name], prior[name][:own]]) for name in chosen}
 
 
+@shown
 @dataclass(frozen=True)
 class FromVariance(Proposal):
     """Simulate at posterior draws, more often where the surrogate's Gaussian-process variance is large.

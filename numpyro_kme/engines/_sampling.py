@@ -26,7 +26,9 @@ from numpyro_kme.samplers.tempering import MOVES, Tempered, temper
 
 PARTICLES = 4000
 """Draws from the prior; of the posterior there are `MOVES` times fewer, and no fewer than are wanted."""
-PILOT = 500
+STARTS = 3
+"""Draws from the adapted density for each chain; it is close to the posterior, and more make no difference."""
+PILOT = 1000
 """Particles of each round that adapts the density from which tempering starts."""
 
 
@@ -142,7 +144,8 @@ def in_coordinates(
             log_start = between.log_densities(z)
             return log_start, measure.log_densities(z) + power * likelihood.log_densities(z) - log_start
 
-        found = temper(temper_key, log_densities, between.sample(start_key, num_particles(num_samples)))
+        chains = num_particles(num_samples) // MOVES
+        found = temper(temper_key, log_densities, between.sample(start_key, STARTS * chains), chains)
         rows = some_rows(pick_key, found, num_samples)
     z = found.particles[rows]
     return as_drawn(fitted.coordinates.latents_table(z), {site: z}, found.log_density[rows], found)

@@ -1,7 +1,7 @@
 """How engines simulate: their settings, and what can be said of a model before."""
 
 from concurrent.futures import Executor
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from os import PathLike
 
 import jax
@@ -15,6 +15,7 @@ from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations
 from numpyro_kme.simulations.failures import OnFailure
 from numpyro_kme.simulations.simulate import Plan
+from numpyro_kme.simulations.simulations import as_long
 
 
 @dataclass(eq=False, repr=False)
@@ -66,6 +67,8 @@ class SimulationEngine(Engine):
             )
         for site, found in problem.simulators.items():
             simulator = found.simulator
+            if simulator.ragged:
+                simulations = replace(simulations, x={**simulations.x, site: as_long(simulator, simulations.x[site])})
             shape, expected = np.shape(simulations.x[site])[1:], simulator.shape()
             checks.require(
                 len(shape) == len(expected) and shape[len(simulator.batch_shape) :] == simulator.event_shape,
@@ -90,6 +93,11 @@ def check_model(problem: Problem, engine: str) -> None:
         not site.censored,
         f"{site.censored} entries of the observation at {name!r} are known to lie in intervals (Simulator.within), and "
         f"{engine} has no density to integrate over these. Use KELFI.",
+    )
+    checks.require(
+        not (site.simulator.ragged and site.simulator.batch_shape),
+        f"The draws along the plates of site {name!r} are of any length (ragged=True), and {engine} compares data sets "
+        "of whole draws. Use KELFI, or make the data set one event of the simulator.",
     )
     partly = bool(site.simulator.batch_shape) and bool(np.isnan(site.counted(np.asarray(site.observed))).any())
     checks.require(

@@ -14,16 +14,23 @@ from numpyro_kme._core.host import on_host
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule
 from numpyro_kme.engines.base import check_positive, check_rule
-from numpyro_kme.kernels import EmpiricalMeasure, Gaussian
+from numpyro_kme.kernels import Gaussian
 from numpyro_kme.kernels.base import Kernel
-from numpyro_kme.kernels.length_scales import LengthScaleRule, MedianHeuristic
+from numpyro_kme.kernels.kernel_rules import EmpiricalMeasureRule, KernelRule
+from numpyro_kme.kernels.length_scales import LengthScaleRule, MedianHeuristic, median_heuristic
 from numpyro_kme.kernels.low_rank import LowRankRidge
+from numpyro_kme.kernels.ragged import (
+    WithLength,
+    beyond_end,
+    lengths,
+    log_lengths,
+    pad,
+    padded_together,
+    require_any_length,
+)
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations
-
-SETS = 100
-"""Data sets whose distances give the length scale."""
 
 
 @saveable
@@ -39,6 +46,7 @@ class ReferenceTable:
             observation. Without what is NaN there, not observed: `(m, numbers)`, or whole rows are left out.
         data_sets: Whether the rows of each output are draws along plates, so that their order says nothing.
         mask: Which draws of an output count, flat; without draws along plates which numbers were observed, `(*event)`.
+        ragged: Whether outputs are of any length, with rows of NaN behind their ends.
     """
 
     latents: Mapping[str, np.ndarray]
@@ -48,6 +56,7 @@ class ReferenceTable:
     x: np.ndarray
     data_sets: bool
     mask: np.ndarray
+    ragged: bool = False
 
     @classmethod
     def read(cls, coordinates: Coordinates, problem: Problem, simulations: Simulations) -> "ReferenceTable":
@@ -70,7 +79,7 @@ class ReferenceTable:
                 f"The simulations of {site!r} have {x.shape[1]} draws each, the model {len(mask)}: they were made by "
                 "another model.",
             )
-        table = cls(latents, deterministics, coordinates, z, x, data_sets, mask)
+        table = cls(latents, deterministics, coordinates, z, x, data_sets, mask, simulator.ragged)
         return replace(table, x=table._counted(x))
 
     def __len__(self) -> int:
@@ -96,15 +105,20 @@ class ReferenceTable:
 
     def points(self, observations: Any) -> np.ndarray:
         """Many observations `(s, *event)`, masked draws included, as rows of `x`."""
+        if self.ragged:
+            observations = padded_together(observations)
         checks.real("observations", observations)
         y = np.asarray(observations, np.float64)
+        if self.ragged and y.ndim == self.x.ndim and y.shape[1] < self.x.shape[1]:
+            y = np.stack([pad(one, self.x.shape[1]) for one in y])
         checks.require(
             y.ndim >= 1 and len(y) >= 1 and y[0].size == self._size,
             "`observations` must have shape (s, *event) with s at least 1 and as many numbers in each as the "
             f"simulator gives, {self._size}; got shape {y.shape}.",
         )
         counted = self._counted(y)
-        checks.finite("observations", counted)
+        checks.finite("observations", counted[~beyond_end(counted)] if self.ragged else counted)
+        checks.require(not self.ragged or bool(lengths(counted).all()), "One of the `observations` has no row.")
         return counted
 
     @property
@@ -136,9 +150,26 @@ class ReferenceTable:
             "own, leave out whole rows, or use KELFI.",
         )
 
+    def require_one_length(self, what: str) -> None:
+        """Raise where `what` would get outputs of any length."""
+        checks.require(
+            not self.ragged,
+            f"The outputs are of any length (ragged=True), which {what} here does not compare. Use KELFI with "
+            "form=KernelStatistics(EmpiricalMeasureRule()), or DistributionRegressionABC, KernelABC or KernelBayes "
+            "with kernel=EmpiricalMeasureRule(), for data sets; SignatureRule() for series.",
+        )
+
     def statistics(self, x: np.ndarray) -> np.ndarray:
-        """Outputs `(k, *event)` as numbers `(k, q)`: of data sets under plates the mean and log standard deviation of
-        each column, this at least a hundredth of that over all simulations."""
+        """Outputs `(k, *event)` as numbers `(k, q)`: of data sets under plates, and of outputs of any length, the mean
+        and log standard deviation of each column, this at least a hundredth of that over all simulations; of the
+        latter the log length, too."""
+        if self.ragged:
+            rows, least = (
+                x.reshape(*x.shape[:2], -1),
+                0.01 * np.nanstd(self.x.reshape(*self.x.shape[:2], -1), axis=(0, 1)),
+            )
+            deviations = np.maximum(np.nanstd(rows, axis=1), np.maximum(least, 1e-300))
+            return np.concatenate([np.nanmean(rows, axis=1), np.log(deviations), log_lengths(x)[:, None]], axis=1)
         if not self.data_sets:
             return x.reshape(len(x), -1)
         least = 0.01 * self.x.std(axis=(0, 1))
@@ -152,6 +183,7 @@ class ReferenceTable:
     def as_data_sets(self, x: np.ndarray) -> np.ndarray:
         """Outputs `(k, *event)` as data sets `(k, n, d)`."""
         self.require_rows("a discrepancy between data sets")
+        self.require_one_length("a discrepancy between data sets")
         checks.require(
             x.ndim in (2, 3),
             f"The output of the simulator has shape {self.x.shape[1:]}; as a data set it must be (n,) or (n, d), or n "
@@ -163,7 +195,9 @@ class ReferenceTable:
 def observed_part(problem: Problem) -> np.ndarray:
     """Of the one simulator site of a checked model, as `ReferenceTable.mask`."""
     site = problem.simulators[problem.site()]
-    return site.mask.ravel() if site.simulator.batch_shape else ~np.isnan(np.asarray(site.observed))
+    if site.simulator.batch_shape:
+        return site.mask.ravel()
+    return ~np.isnan(np.asarray(site.observed)) | site.simulator.ragged
 
 
 class Weighting(NamedTuple):
@@ -248,7 +282,24 @@ def check_kernel(kernel: Any, rule: LengthScaleRule | None, regularisation: floa
     """That a kernel and a regression can be made of these settings."""
     check_positive(regularisation=regularisation)
     checks.positive_number("tolerance", tolerance)
-    check_rule(rule, kernel, "kernel", Kernel, "a kernel, such as Gaussian(length_scale)")
+    what = "a kernel, such as Gaussian(length_scale), or a rule that makes one, such as EmpiricalMeasureRule()"
+    check_rule(rule, kernel, "kernel", Kernel | KernelRule, what)
+
+
+def kernel_on(table: ReferenceTable, given: Kernel | KernelRule | None, rule: LengthScaleRule | None) -> Kernel:
+    """The kernel that is given, or made by a rule, or `data_kernel`; on outputs of any length times one on their
+    lengths, since a kernel sees nothing of how many rows say what it compares."""
+    if given is None:
+        table.require_one_length("the kernel that is chosen")
+        return data_kernel(table, rule)
+    table.require_rows("a kernel of your own")
+    kernel = given(table.x, table.z) if isinstance(given, KernelRule) else given
+    if not table.ragged:
+        return kernel
+    require_any_length(kernel)
+    logs = log_lengths(table.x)[:, None]
+    alike = isinstance(kernel, WithLength) or not np.ptp(logs)
+    return kernel if alike else WithLength(kernel, float(median_heuristic(logs, ties=False)))
 
 
 def apart(kernel: Kernel, x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -266,10 +317,7 @@ def data_kernel(table: ReferenceTable, rule: LengthScaleRule | None = None) -> K
     `exp(-MMD^2 / (2 l^2))`, with the median of the MMD as `l` and a Gaussian kernel inside."""
     if not table.data_sets:
         return Gaussian((rule or MedianHeuristic(per_dimension=True))(table.x.reshape(len(table), -1), table.z))
-    few = table.x[:SETS]
-    inner = Gaussian((rule or MedianHeuristic())(*draws(table, SETS)))
-    squared = on_host(EmpiricalMeasure.squared_mmd)(EmpiricalMeasure(inner, 1.0), few)
-    return EmpiricalMeasure(inner, float(np.sqrt(np.median(squared[np.triu_indices(len(few), 1)]))))
+    return EmpiricalMeasureRule(rule or MedianHeuristic(), 1.0)(table.as_data_sets(table.x), table.z)
 
 
 def draws(table: ReferenceTable, sets: int | None = None) -> tuple[np.ndarray, np.ndarray]:

@@ -11,7 +11,8 @@ import jax
 import numpy as np
 import scipy
 
-from numpyro_kme._core import checks
+from numpyro_kme._core import checks, progress
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.keys import child, split
 from numpyro_kme._core.programs import Recomputed
 from numpyro_kme._core.saving import saveable
@@ -20,11 +21,12 @@ from numpyro_kme.abc.weighting import LEAST_EFFECTIVE_SIZE, effective_sample_siz
 from numpyro_kme.embeddings.means import MeanEmbedding, embedding_mode
 from numpyro_kme.engines._simulations import SimulationEngine, check_model
 from numpyro_kme.engines._vectors import LatentVectors, adjusted, deviation, herded, warn_if_coarse
-from numpyro_kme.engines._weighers import ReferenceTable, Weigher, check_kernel, data_kernel, observed_part
+from numpyro_kme.engines._weighers import ReferenceTable, Weigher, check_kernel, kernel_on, observed_part
 from numpyro_kme.engines.base import Trained
 from numpyro_kme.engines.posterior import Posterior, groups, missing_entries, problem_of
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.kernels.base import Kernel
+from numpyro_kme.kernels.kernel_rules import KernelRule
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.kernels.low_rank import TOLERANCE
 from numpyro_kme.models.coordinates import Coordinates
@@ -56,6 +58,7 @@ class LearntWeigher(Recomputed):
         return OrderedDict()
 
 
+@shown
 @saveable
 @dataclass(frozen=True, kw_only=True)
 class WeightedPosterior(Posterior):
@@ -161,8 +164,11 @@ class WeightedEngine(SimulationEngine):
         table = ReferenceTable.read(Coordinates.from_prior(coordinates_key, problem), problem, simulations)
         if self.plan.simulations is not None and not self.from_anywhere:
             self._check_prior(child(coordinates_key, 1), problem, table)
-        learnt = LearntWeigher(simulations, self._fit(fit_key, problem, table), fit_key)
-        return Trained(self._settings(), problem, learnt), self._posterior(sample_key, problem, learnt)
+        with progress.phase(f"learning from {len(simulations)} simulations", self.progress_bar):
+            learnt = LearntWeigher(simulations, self._fit(fit_key, problem, table), fit_key)
+        with progress.phase("weighting the simulations", self.progress_bar):
+            posterior = self._posterior(sample_key, problem, learnt)
+        return Trained(self._settings(), problem, learnt), posterior
 
     def _check(self, problem: Problem) -> None:
         """That this engine can infer from a model, before anything is simulated."""
@@ -268,14 +274,15 @@ class KernelEngine(WeightedEngine):
     """Base of the engines that weight simulations by ridge regression on the data, with a kernel on these.
 
     Args:
-        kernel: On outputs of the simulator; made by `length_scale` when left out.
+        kernel: On outputs of the simulator, or a rule that makes one from the simulations, such as
+            `EmpiricalMeasureRule()`; made by `length_scale` when left out.
         length_scale: Rule for the length scale of that kernel; the median heuristic when left out.
         regularisation: Of the regression.
         tolerance: Of the low-rank factor of the Gram matrix of the data.
     """
 
     measure = "squared distance in the space of the kernel"
-    kernel: Kernel | None = None
+    kernel: Kernel | KernelRule | None = None
     length_scale: LengthScaleRule | None = None
     regularisation: float | None = None
     tolerance: float = TOLERANCE
@@ -286,10 +293,7 @@ class KernelEngine(WeightedEngine):
         check_kernel(self.kernel, self.length_scale, self.regularisation, self.tolerance)
 
     def _kernel(self, table: ReferenceTable) -> Kernel:
-        if self.kernel is None:
-            return data_kernel(table, self.length_scale)
-        table.require_rows("a kernel of your own")
-        return self.kernel
+        return kernel_on(table, self.kernel, self.length_scale)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

@@ -3,7 +3,7 @@
 import abc
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib.resources import files
 from typing import Any, ClassVar, Self
 
@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.display import Card, brief, is_default, shown
 from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.engines.posteriors import Conditional, Posteriors, processors
 from numpyro_kme.kernels.length_scales import LengthScaleRule
@@ -18,6 +19,7 @@ from numpyro_kme.models.problem import Problem, SimulatorSite
 from numpyro_kme.simulations.fingerprint import fingerprint
 
 
+@shown
 @dataclass(frozen=True)
 class Trained(Conditional):
     """What an engine has found that does not depend on the observation.
@@ -32,10 +34,22 @@ class Trained(Conditional):
     problem: Problem = field(repr=False)
     learnt: Any
 
+    def _card(self) -> Card:
+        return Card(
+            f"What {type(self.engine).__name__} learnt, whatever the observation",
+            {"model": brief(self.problem.model)},
+            "condition(rng_key, x=...) gives the posterior of another observation, condition_many those of many",
+        )
+
     @property
     def num_threads(self) -> int:
         """As many as there are processors."""
         return processors()
+
+    @property
+    def shows_progress(self) -> bool:
+        """As the engine does."""
+        return bool(getattr(self.engine, "progress_bar", True))
 
     def condition(self, rng_key: jax.Array, *args, **kwargs) -> Posterior:
         """The posterior of another observation, from the same simulations and what was learnt from them.
@@ -51,6 +65,7 @@ class Trained(Conditional):
         return self.engine._condition(rng_key, observed_anew(self.problem, args, kwargs), self.learnt)
 
 
+@shown
 @dataclass(frozen=True)
 class RunAgain(Conditional):
     """What an engine has found that keeps nothing for another observation.
@@ -61,12 +76,17 @@ class RunAgain(Conditional):
 
     engine: "Engine" = field(repr=False)
 
+    def _card(self) -> Card:
+        how = "condition(rng_key, x=...) runs it again for another observation"
+        return Card(f"{type(self.engine).__name__}, which keeps nothing for other observations", {}, how)
+
     def condition(self, rng_key: jax.Array, *args, **kwargs) -> Posterior:
         """The posterior of another observation, by another run."""
         check_run(rng_key, args, kwargs)
         return self.engine._infer(rng_key, args, kwargs)[1]
 
 
+@shown
 @dataclass(eq=False, repr=False)
 class Engine(abc.ABC):
     """Base of the inference engines: settings in the constructor, data in `run`, then read the posterior.
@@ -82,6 +102,27 @@ class Engine(abc.ABC):
 
     model: Callable
     _found: tuple[Any, Posterior] | None = field(default=None, init=False, repr=False, compare=False)
+
+    def _card(self) -> Card:
+        given = {
+            f.name: getattr(self, f.name)
+            for f in fields(self)
+            if f.init and f.name != "model" and not is_default(f, getattr(self, f.name))
+        }
+        rows = {"model": brief(self.model), "settings": ", ".join(f"{k}={brief(v, 40)}" for k, v in given.items())}
+        rows["settings"] = rows["settings"] or "all as by default"
+        if self._found is None:
+            hint = "run(rng_key, x=...) infers the latents of the model, where x is an argument of the model"
+            return Card(f"{type(self).__name__}, not run yet", rows, hint)
+        return Card(
+            f"{type(self).__name__}, with the posterior of its last run",
+            rows | self.posterior._about(),
+            f"print_summary(), to_inference_data(), {self._how_to_check()}",
+        )
+
+    def _how_to_check(self) -> str:
+        """The call that checks this engine."""
+        return "diagnostics.check(rng_key, engine)"
 
     @abc.abstractmethod
     def _infer(self, rng_key: jax.Array, args: tuple, kwargs: dict) -> tuple[Any, Posterior]:

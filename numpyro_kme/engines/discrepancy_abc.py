@@ -87,7 +87,8 @@ class RejectionABC(WeightedEngine):
         model: A NumPyro model with one observed `Simulator` site.
         num_simulations: Number `m` of draws from the prior, each simulated once.
         discrepancy: A function of one simulated output and the observation that gives a number, less where they are
-            more alike. It gets `(n, d)` for `n` draws under a plate, otherwise the event of the simulator. An
+            more alike. It gets `(n, d)` for `n` draws under a plate, otherwise the event of the simulator, with rows of
+            NaN behind the ends of outputs of any length (`Simulator(ragged=True)`). An
             estimator of the MMD, `Quadratic(kernel)`, and `Wasserstein(p)`, whose p-th power it is, get `(n, d)`
             always. When left out, the Euclidean distance of outputs, each number divided by its median absolute
             deviation over the simulations, by its standard deviation where that is 0, and by 1 where it is constant;
@@ -137,8 +138,12 @@ class RejectionABC(WeightedEngine):
             f"The simulator gives data sets of shape {table.x.shape[1:]}, whose rows have no order: give a "
             "`discrepancy`, such as the MMD estimator Quadratic(kernel).",
         )
-        if not by_numbers:
+        if by_numbers:
+            table.require_one_length("the Euclidean distance")
+        else:
             table.require_rows("a discrepancy")
+        if isinstance(self.discrepancy, Estimator | Loss) or self.length_scale is not None:
+            table.require_one_length("a discrepancy between data sets")
         weights_of = partial(accepted, quantile=self.quantile, threshold=self.threshold)
         if by_numbers:
             return NumbersWeigher(table, weights_of)
@@ -187,7 +192,8 @@ class DiscrepancyWeigher(Weigher):
 
     def weigh(self, y):
         """As `Weigher.weigh`."""
-        found = discrepancies_to(self._as_compared(y[None])[0], self._as_compared(self.table.x), self.discrepancy)
+        compared = self._as_compared(y[None])[0], self._as_compared(self.table.x)
+        found = discrepancies_to(*compared, self.discrepancy, ragged=self.table.ragged)
         distances = self.apart(self.table.x, y[None])[0] if isinstance(self.discrepancy, Estimator) else found
         weights, info = self.weights_of(found)
         return Weighting(weights, distances, info)
@@ -202,7 +208,7 @@ class DiscrepancyWeigher(Weigher):
         x, y = self._as_compared(x), self._as_compared(y)
         if isinstance(self.discrepancy, Estimator):
             return dissimilarities(self.discrepancy, x, y)
-        return np.stack([discrepancies_to(one, x, self.discrepancy) for one in y])
+        return np.stack([discrepancies_to(one, x, self.discrepancy, ragged=self.table.ragged) for one in y])
 
     def _as_compared(self, x: np.ndarray) -> np.ndarray:
         """Outputs as the discrepancy gets them."""

@@ -7,10 +7,10 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from numpyro_kme._core import checks
+from numpyro_kme._core import checks, progress
 from numpyro_kme._core.keys import child, split
 from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points
-from numpyro_kme.engines import _enumeration, _rounds, _sampling, _simulations
+from numpyro_kme.engines import _enumeration, _forms, _rounds, _sampling, _simulations
 from numpyro_kme.engines._learnt_posterior import (
     LearntLikelihoods,
     LearntPosterior,
@@ -31,6 +31,7 @@ from numpyro_kme.likelihoods.distribution import FittedLikelihood, fit_likelihoo
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.recorded import Recorded
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
+from numpyro_kme.likelihoods.summaries.base import Statistics
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import SimulatedMissing, Simulations
@@ -53,18 +54,23 @@ class KELFI(SimulationEngine):
         num_samples: Number of equally weighted posterior draws.
         form: Form and settings of the surrogate; `ResidualKernelMeans()` when left out. `KernelMeans()` is the
             published form: closed forms, data kernels on data sets and time series, `learn_prior`,
-            `surrogate_variance`.
+            `surrogate_variance`. `KernelStatistics(kernel)` learns statistics of data sets and series. For a simulator
+            of outputs of any length (`Simulator(ragged=True)`) how long they are is learnt, too, and the rest given
+            that (`likelihoods.Ragged`).
         length_scale: Rule for the length scales of the data kernel of the published form, instead of learning them:
             `form=KernelMeans(), length_scale=rule` is `form=KernelMeans(length_scale=rule)`. The residual form
             standardises residuals by what it learns, and takes none.
+        statistics: How summary statistics are learnt from the same simulations, for raw outputs such as series and
+            images: `SemiAutomaticStatistics()`, or `SelectedStatistics()` among many; or a mapping from sites to these.
+            Each round learns them again, from all simulations. When left out, outputs are the statistics.
         simulations: Simulations made elsewhere, instead of new ones (`Simulations`).
         num_rounds: Number of rounds, of equal size. The first simulates at prior draws; each further one where
             `proposal` says, learns from all simulations so far, and samples. The likelihood may be learnt from any
             proposal, so nothing is reweighted. When left out the engine chooses: five rounds, or the rest at prior
-            draws if the first round's proposal is about as wide as the prior, and the location that it learnt is known
-            there. It makes one round for `simulations` that are given, for a `store`, for other forms than the default,
-            for fewer than 100 simulations, and where more calls along plates are observed than there are numbers to
-            infer: errors of the likelihood of one call add up there, and are least where parameters differ most.
+            draws if the first round's proposal is about as wide as the prior, or more calls along plates are observed
+            than there are numbers to infer, and the location that it learnt is known well enough there. It makes one
+            round for `simulations` that are given, for a `store`, for other forms than the default, for fewer than 100
+            simulations, and for such plates along which parameters or covariates vary.
         proposal: Where further rounds simulate: `FromPosterior()` when left out, or `FromVariance()`.
         min_change: Stop before `num_rounds` once a round moves the posterior by less: every mean by less than this
             many standard deviations, and every log standard deviation by less than this. When left out all rounds are
@@ -89,6 +95,7 @@ class KELFI(SimulationEngine):
     min_change: float | None = None
     learn_prior: bool = False
     missing: SimulatedMissing | None = None
+    statistics: Statistics | Mapping[str, Statistics] | None = None
 
     def check_settings(self):
         """As `Engine.check_settings`."""
@@ -108,14 +115,19 @@ class KELFI(SimulationEngine):
         checks.require(
             not isinstance(self.proposal, FromVariance) or isinstance(self.form, KernelMeans),
             "`proposal` FromVariance() needs a form with a Gaussian-process variance: pass form=KernelMeans(); got "
-            f"form={self.form}.",
+            f"form={checks.line(self.form)}.",
         )
         self.resolved_form  # noqa: B018 (raises an error for a form that takes no rule)
+        _forms.check_settings(self.statistics, self.missing, self.num_simulations // self.resolved_rounds)
         checks.require(
             self.store is None or self.resolved_rounds == 1,
             "`store` keeps simulations from the prior: leave it out, or make one round; got "
             f"num_rounds={self.num_rounds}.",
         )
+
+    def _how_to_check(self):
+        hint = super()._how_to_check()
+        return hint if self.trained.learnt.amortised else f"{hint} of one that ran with num_rounds=1"
 
     @property
     def plan(self):  # noqa: D102
@@ -128,7 +140,9 @@ class KELFI(SimulationEngine):
             return self.num_rounds
         given = self.simulations is not None or self.store is not None
         own_form = self.form is not None and not isinstance(self.form, ResidualKernelMeans)
-        return 1 if given or own_form or self.num_simulations < _rounds.FEWEST else _rounds.ROUNDS
+        if given or own_form or self.num_simulations < _rounds.FEWEST:
+            return 1
+        return _rounds.ROUNDS if self.statistics is None else _forms.rounds(self.num_simulations)
 
     @property
     def resolved_form(self) -> Form | None:
@@ -144,25 +158,27 @@ class KELFI(SimulationEngine):
         if not isinstance(self.form, KernelMeans):
             raise ValueError(
                 "`length_scale` needs a form with a kernel on data: pass form=KernelMeans(). The residual form, the "
-                f"default, and forms of your own learn their widths themselves; got form={self.form}."
+                f"default, and forms of your own learn their widths themselves; got form={checks.line(self.form)}."
             )
         return replace(self.form, length_scale=self.length_scale)
 
     def _infer(self, rng_key, args, kwargs):
         simulate_key, fit_key, sample_key = split(rng_key, 3)
         problem = self._as_recorded(Problem.read(self.model, *args, **kwargs))
-        _simulations.check_sites(problem, self.resolved_form)
+        _forms.check_sites(problem, self.statistics, self.resolved_form, self.missing)
         if problem.discrete:
             _enumeration.joint_values(problem)  # which refuses too many before anything is simulated
         repeated = self.num_rounds is None and _rounds.calls_each(problem) > 1.0
-        first, *later = _rounds.sizes(self.plan.num_simulations, 1 if repeated else self.resolved_rounds)
+        one = repeated and not all(site.alike for site in problem.simulators.values())
+        first, *later = _rounds.sizes(self.plan.num_simulations, 1 if one else self.resolved_rounds)
         simulations = self._simulate(simulate_key, problem, first)
         learnt = self._learn(fit_key, problem, simulations)
         posterior = self._posterior(sample_key, problem, learnt)
         for number, size in enumerate(later, 1):
             choose_key, run_key, draw_key = (child(key, number) for key in (fit_key, simulate_key, sample_key))
             draws = self._draws_to_propose(child(draw_key, 0), posterior)
-            wide = number == 1 and not _rounds.is_narrow(draws, simulations.latents) and not unresolved(posterior)
+            narrow = not repeated and _rounds.is_narrow(draws, simulations.latents)
+            wide = number == 1 and not narrow and not unresolved(posterior)
             if self.num_rounds is None and wide:
                 rest = self._simulate(run_key, problem, sum(later))
                 learnt, later = self._learn(fit_key, problem, simulations.joined(rest)), []
@@ -197,6 +213,10 @@ class KELFI(SimulationEngine):
 
     def _learn(self, fit_key, problem: Problem, simulations: Simulations, history=()) -> LearntLikelihoods:
         """Learn from all simulations."""
+        with progress.phase(f"learning from {len(simulations)} simulations", self.progress_bar):
+            return self._learnt(fit_key, problem, simulations, history)
+
+    def _learnt(self, fit_key, problem: Problem, simulations: Simulations, history) -> LearntLikelihoods:
         measures: dict[str, Measure] = {}
         likelihoods = {}
         for site, observed in problem.observations.items():
@@ -209,11 +229,11 @@ class KELFI(SimulationEngine):
                 chosen = _simulations.some_calls(fit_key, size, len(arguments) // size, size)
                 measures[site] = Points(coordinates.table(arguments[chosen]))
             found = problem.simulators[site]
+            form = _forms.form_of(site, found.simulator, self.statistics, self.resolved_form, self.missing)
             whole = found.mask.size == 1 and not found.weighted and not found.missing  # along plates there are many
             seen = observed if whole else None
-            likelihoods[site] = fit_likelihood(
-                theta, x, form=self.resolved_form, coordinates=coordinates, measure=measures[site], y=seen
-            )
+            how: dict[str, Any] = dict(coordinates=coordinates, measure=measures[site], y=seen)
+            likelihoods[site] = fit_likelihood(theta, x, form=form, names=found.simulator.labels, **how)
         return LearntLikelihoods(simulations, likelihoods, measures, history or ((len(simulations), np.inf),))
 
     def _again(self, simulate_key, sample_key, fit_key, learnt: LearntLikelihoods, posterior: LearntPosterior, latents):
@@ -255,7 +275,7 @@ class KELFI(SimulationEngine):
     def _condition(self, rng_key, problem, learnt):
         learnt.require_amortised()
         problem = self._as_recorded(problem)
-        _simulations.check_sites(problem, self.resolved_form)
+        _forms.check_sites(problem, self.statistics, self.resolved_form, self.missing)
         posterior = self._posterior(rng_key, problem, learnt)
         warn_of(posterior)
         return posterior
@@ -288,7 +308,8 @@ class KELFI(SimulationEngine):
             found.coordinates.require_simulated(problem.simulators[name].simulator.arguments)
         if self.learn_prior:
             measures[site] = learnt_prior(fitted, problem, site)
-        drawn = self._drawn(rng_key, problem, learnt.likelihoods, measures)
+        with progress.phase("sampling the posterior", self.progress_bar):
+            drawn = self._drawn(rng_key, problem, learnt.likelihoods, measures)
         extrapolated = {
             name: float(np.max(beyond_by_call(problem, f, name, drawn.coordinates[name])))
             for name, f in learnt.likelihoods.items()

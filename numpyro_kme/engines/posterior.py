@@ -10,6 +10,7 @@ import numpy as np
 from numpyro.diagnostics import summary
 
 from numpyro_kme._core import arviz, checks
+from numpyro_kme._core.display import Card, extremes, mean_and_sd, names_and_shapes, shown
 from numpyro_kme._core.programs import Recomputed
 from numpyro_kme._core.saving import Saved, saveable
 from numpyro_kme.models.problem import Problem, SimulatorSite
@@ -18,6 +19,7 @@ from numpyro_kme.simulations import Simulations
 Samples = Mapping[str, np.ndarray]
 
 
+@shown
 @saveable
 @dataclass(frozen=True, kw_only=True)
 class Posterior(Recomputed, Saved):
@@ -43,10 +45,38 @@ class Posterior(Recomputed, Saved):
     problem: Problem | None = field(default=None, repr=False)
     simulations: Simulations | None = field(default=None, repr=False)
 
+    def _card(self) -> Card:
+        return Card(
+            f"Posterior by {self.engine}",
+            self._about(),
+            "print_summary(), plots.marginals(posterior), diagnostics.predictive_check(rng_key, posterior), "
+            "to_inference_data(), save(path)",
+        )
+
+    def _about(self) -> dict[str, Any]:
+        """Rows of what is printed."""
+        latents = {name: self.samples[name] for name in self.latents if name in self.samples}
+        size = len(next(iter(self.samples.values())))
+        chains = f" in {self.num_chains} chains" if self.num_chains > 1 else ""
+        return {
+            "draws": f"{size:,} of {names_and_shapes(latents)}{chains}",
+            **mean_and_sd(numbers(latents)),
+            "simulations": None if self.simulations is None else f"{len(self.simulations):,}",
+            "effective sample size": self.info.get("effective sample size"),
+            "parameters": self.info.get("parameters"),
+        }
+
     @property
     def latents(self) -> tuple[str, ...]:
         """Names of the latent sites; of all sites where the model is not known."""
         return tuple(self.samples) if self.problem is None else tuple(self.problem.latents)
+
+    @property
+    def statistics(self) -> dict[str, tuple[str, ...]]:
+        """Names of the numbers of one output of each simulator site that has names; none where the model is not
+        known."""
+        sites = {} if self.problem is None else self.problem.simulators
+        return {name: site.simulator.labels for name, site in sites.items() if site.simulator.labels}
 
     def get_samples(self, group_by_chain: bool = False) -> dict[str, np.ndarray]:
         """Posterior draws, `{site: (draws, *event)}`, or `(chains, draws, *event)` if `group_by_chain`."""
@@ -113,18 +143,34 @@ class Posterior(Recomputed, Saved):
 
         Where draws are chains, the table has `n_eff` and `r_hat` too.
         """
-        rows = summary(self._grouped(numbers(self.samples), True), prob)
+        columns = numbers(self.samples)
+        few = dict(list(columns.items())[:SHOWN])
+        rows = summary(self._grouped(few, True), prob)
         left_out = () if self.num_chains > 1 else ("n_eff", "r_hat")
         titles = [title for title in next(iter(rows.values())) if title not in left_out]
         wide = max(10, *map(len, rows))
         print("\n" + " " * wide + "".join(f" {title:>9}" for title in titles))
         for name, row in rows.items():
             print(f"{name:>{wide}}" + "".join(f" {float(row[title]):>9.3g}" for title in titles))
+        if len(columns) > len(few):
+            print(f"{'':>{wide}} and {len(columns) - len(few)} numbers more")
         print()
         lines = textwrap.TextWrapper(80, break_long_words=False, break_on_hyphens=False)
         for name, value in self.info.items():
             lines.initial_indent, lines.subsequent_indent = f"{name:>28}: ", " " * 30
-            print(lines.fill(_readable(value)))
+            print(lines.fill(_readable(value, self._labels_of(value))))
+
+    def _named_dimensions(self) -> dict[str, list[str]]:
+        """Names of statistics as values of ArviZ's dimensions, of outputs that are vectors."""
+        sites = {} if self.problem is None else {n: self.problem.simulators[n].simulator for n in self.statistics}
+        return {
+            f"{name}_dim_{len(one.batch_shape)}": list(one.labels) for name, one in sites.items() if one.event_dim == 1
+        }
+
+    def _labels_of(self, value: Any) -> tuple[str, ...]:
+        """Names of the numbers of a vector in `info`, if there are as many statistics."""
+        found = [names for names in self.statistics.values() if np.shape(value) == (len(names),)]
+        return found[0] if len(found) == 1 else ()
 
     def pointwise_log_likelihood(self) -> dict[str, np.ndarray]:
         """Log likelihood of each call of each observed site that stands along a plate, at each draw, `{site: (n,
@@ -138,7 +184,7 @@ class Posterior(Recomputed, Saved):
 
         Args:
             log_likelihood: Whether to add `pointwise_log_likelihood` as the group `log_likelihood`, for `arviz.loo`.
-            coords: Values of named dimensions.
+            coords: Values of named dimensions; names of statistics are put in.
             dims: Names of the event dimensions, by variable.
         Returns:
             Groups `posterior`, `sample_stats`, `observed_data`, and what the engine adds, such as `prior` and
@@ -151,6 +197,7 @@ class Posterior(Recomputed, Saved):
         }
         if log_likelihood:
             groups["log_likelihood"] = self._grouped(self.pointwise_log_likelihood(), True)
+        coords = self._named_dimensions() | dict(coords or {})
         return arviz.to_inference_data(groups, coords=coords, dims=dims, attrs={"engine": self.engine, **self.info})
 
     def _super_samples(self, samples: Samples) -> "Posterior":
@@ -188,11 +235,19 @@ def numbers(arrays: Mapping[str, Any], lead: int = 1) -> dict[str, np.ndarray]:
     return found
 
 
-def _readable(value: Any) -> str:
-    """One line of text with numbers to three digits."""
+SHOWN, VECTOR = 40, 6
+"""Most rows of a table of numbers; a longer vector is printed as its extremes."""
+
+
+def _readable(value: Any, names: tuple[str, ...] = ()) -> str:
+    """One line of text with numbers to three digits; of a long vector the extremes."""
     if isinstance(value, str):
         return value
     array = np.asarray(value)
+    if array.dtype.kind in "fiu" and array.size > VECTOR:
+        return extremes(array, names)
+    if array.dtype.kind == "f" and names:
+        return ", ".join(f"{name} {one:.3g}" for name, one in zip(names, array))
     if array.dtype.kind == "f":
         return np.array2string(array, precision=3, max_line_width=10_000, suppress_small=False)
     return str(value)

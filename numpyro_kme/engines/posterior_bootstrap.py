@@ -11,6 +11,7 @@ import numpy as np
 from numpyro.distributions import Distribution
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.keys import split
 from numpyro_kme.bootstrap import newton
 from numpyro_kme.bootstrap.emulated import least_starts
@@ -28,6 +29,7 @@ from numpyro_kme.losses.mmd import MMD
 from numpyro_kme.simulations.fingerprint import fingerprint
 
 
+@shown
 @dataclass(frozen=True, kw_only=True)
 class BootstrapPosterior(Posterior):
     """Minimisers of a loss on reweighted data.

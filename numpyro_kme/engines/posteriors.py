@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from numpyro_kme._core import arviz, checks, compat, solves
+from numpyro_kme._core import arviz, checks, host, progress, solves
+from numpyro_kme._core.display import Card, names_and_shapes, shown
 from numpyro_kme._core.keys import child
 from numpyro_kme._core.saving import Saved, saveable
 from numpyro_kme.engines.posterior import Posterior, Samples, numbers
@@ -46,6 +47,11 @@ class Conditional(abc.ABC):
     def condition(self, rng_key: jax.Array, *args, **kwargs) -> Posterior:
         """The posterior of another observation."""
 
+    @property
+    def shows_progress(self) -> bool:
+        """Whether `condition_many` shows a bar."""
+        return True
+
     def condition_many(self, rng_key: jax.Array, observations: Mapping[str, Any], *args, **kwargs) -> "Posteriors":
         """The posteriors of many observations.
 
@@ -69,7 +75,8 @@ class Conditional(abc.ABC):
         checks.key(rng_key)
         checks.concrete(rng_key=rng_key, observations=observations)
         given = [{**kwargs, **one} for one in _rows(observations, kwargs)]
-        found = Posteriors.of(self.each(rng_key, args, given))
+        outcomes = progress.progress(self.each(rng_key, args, given), "conditioning", self.shows_progress, len(given))
+        found = Posteriors.of(iter(outcomes))
         found._warn()
         return found
 
@@ -77,7 +84,7 @@ class Conditional(abc.ABC):
         """What comes of each of some keyword arguments of the model, in their order, as it comes."""
 
         def one(number: int) -> Outcome:
-            with compat.no_progress_bars(), checks.collected_warnings() as warned:
+            with progress.no_progress_bars(), checks.collected_warnings() as warned:
                 try:
                     found: Any = self.condition(child(rng_key, number), *args, **given[number])
                 except checks.EffectiveSampleSizeError as error:
@@ -87,6 +94,7 @@ class Conditional(abc.ABC):
                     raise
             return Outcome(found, tuple(warned))
 
+        host.keep_freed_memory()
         with solves.one_blas_thread, simulator_functions.unchanged(), ThreadPoolExecutor(self.num_threads) as pool:
             waiting = [pool.submit(copy_context().run, one, number) for number in range(len(given))]
             try:
@@ -123,6 +131,7 @@ def _rows(observations: Any, kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{name: array[i] for name, array in arrays.items()} for i in range(next(iter(lengths))[0])]
 
 
+@shown
 @saveable
 @dataclass(frozen=True)
 class Posteriors(Saved):
@@ -139,6 +148,18 @@ class Posteriors(Saved):
     found: tuple[Posterior | None, ...] = field(repr=False)
     refused: Mapping[int, str] = field(default_factory=dict)
     warned: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+
+    def _card(self) -> Card:
+        first = next(posterior for posterior in self.found if posterior is not None)
+        return Card(
+            f"Posteriors of {len(self)} observations by {first.engine}",
+            {
+                "draws": f"{len(next(iter(first.samples.values()))):,} of {names_and_shapes(first.samples)} each",
+                "no posterior": f"{len(self.refused)} observations, see `refused`" if self.refused else "",
+                "warned of": f"{len(self.warned)} observations, see `warned`" if self.warned else "",
+            },
+            "print_summary(), posteriors[0], get_samples(), to_inference_data()",
+        )
 
     @classmethod
     def of(cls, outcomes: Iterator[Outcome]) -> "Posteriors":

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from numpyro_kme._core import checks, compat
+from numpyro_kme._core import checks, progress
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.keys import split
 from numpyro_kme._core.saving import saveable
-from numpyro_kme.abc.regression import DistributionRegression, recursive_abc_step
+from numpyro_kme.abc.regression import recursive_abc_step
 from numpyro_kme.abc.weighting import soft_abc_weights
 from numpyro_kme.engines._simulations import check_model
 from numpyro_kme.engines._vectors import LatentVectors
@@ -20,14 +21,17 @@ from numpyro_kme.engines._weighers import (
     Weighting,
     apart,
     check_kernel,
-    data_kernel,
+    kernel_on,
 )
 from numpyro_kme.engines._weighted import KernelEngine, SignedEngine
 from numpyro_kme.engines.base import Engine, RunAgain, check_positive
 from numpyro_kme.engines.posterior import Posterior, groups, missing_entries
 from numpyro_kme.kernels.base import Kernel
+from numpyro_kme.kernels.kernel_rules import KernelRule
 from numpyro_kme.kernels.length_scales import LengthScaleRule, MedianHeuristic
 from numpyro_kme.kernels.low_rank import TOLERANCE, LowRankRidge
+from numpyro_kme.kernels.ragged import WithLength, log_lengths
+from numpyro_kme.kernels.regression import DistributionRegression
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations.failures import OnFailure
@@ -45,8 +49,10 @@ class KernelABC(SignedEngine):
     Args:
         model: A NumPyro model with one observed `Simulator` site.
         num_simulations: Number `m` of draws from the prior, each simulated once.
-        kernel: On outputs of the simulator. When left out, a Gaussian with the median distance of each number as
-            length scale; for draws under a plate, a Gaussian in their mean embeddings (`kernels.EmpiricalMeasure`).
+        kernel: On outputs of the simulator, or a rule that makes one, such as `EmpiricalMeasureRule()` for data sets of
+            any length (`Simulator(ragged=True)`), where it is multiplied by one on lengths. When left out, a Gaussian
+            with the median distance of each number as length scale; for draws under a plate, a Gaussian in their mean
+            embeddings (`kernels.EmpiricalMeasure`).
         length_scale: Rule for the length scale of that Gaussian, or of the kernel inside the mean embeddings, instead
             of the median: `BayesianKernelLearning(key)`, `CrossValidation(key)`.
         regularisation: `eps`; `0.01 / sqrt(m)` when left out.
@@ -109,7 +115,7 @@ class KernelRecursiveABC(Engine):
 
     num_simulations: int = field(default=200, kw_only=False)
     num_iterations: int = 10
-    kernel: Kernel | None = None
+    kernel: Kernel | KernelRule | None = None
     length_scale: LengthScaleRule | None = None
     regularisation: float | None = None
     tolerance: float = TOLERANCE
@@ -141,7 +147,7 @@ class KernelRecursiveABC(Engine):
         coordinates = Coordinates.from_prior(coordinates_key, problem)
         vectors = None if coordinates.one_to_one else LatentVectors.read(problem, latents)
         path, deviations = [], []
-        for key in compat.progress(keys, "iterations", self.progress_bar):
+        for key in progress.progress(keys, "iterations", self.progress_bar):
             simulate_key, herd_key = split(key)
             simulations = self.plan.simulate_at(simulate_key, problem, latents)
             table = ReferenceTable.read(coordinates, problem, simulations)
@@ -170,14 +176,13 @@ class KernelRecursiveABC(Engine):
     def _step(self, rng_key, table: ReferenceTable, y: np.ndarray) -> np.ndarray:
         """New points `(num_simulations, D)` in coordinates; points that have come close may agree in a count."""
         rule = self.length_scale or MedianHeuristic(per_dimension=not table.data_sets, ties=False)
-        if self.kernel is not None:
-            table.require_rows("a kernel of your own")
-        kernel, m = self.kernel or data_kernel(table, rule), self.num_simulations
+        kernel, m = kernel_on(table, self.kernel, rule), self.num_simulations
         return recursive_abc_step(
             rng_key, table.z, table.x, y, kernel, m, regularisation=self.regularisation, tolerance=self.tolerance
         )
 
 
+@shown
 @saveable
 @dataclass(frozen=True, kw_only=True)
 class PointPosterior(Posterior):
@@ -261,6 +266,7 @@ class SummaryWeigher(Weigher):
         summary = self.fitted.predict(y[None])[0]
         distance = np.sum(np.square(np.asarray(self.fitted.held_out) - summary), axis=1)
         weights, epsilon = soft_abc_weights(distance, self.epsilon)
+        weights = weights * self._alike(y)
         info = {
             "epsilon": epsilon,
             "regularisation": float(self.fitted.regularisation),
@@ -269,6 +275,14 @@ class SummaryWeigher(Weigher):
             "rank of the data": f"{self.fitted.features.rank} of {len(self.table)}",
         }
         return Weighting(weights, self.apart(self.table.x, y[None])[0], info)
+
+    def _alike(self, y: np.ndarray) -> np.ndarray:
+        """What the weights are multiplied by for their lengths, `(m,)`: summaries of longer outputs scatter less."""
+        kernel = self.fitted.features.kernel
+        if not isinstance(kernel, WithLength):
+            return np.ones(len(self.table))
+        differences = log_lengths(self.table.x) - log_lengths(y[None])
+        return np.exp(-0.5 * np.square(differences / kernel.length_scale))
 
     def apart(self, x, y):
         """As `Weigher.apart`."""

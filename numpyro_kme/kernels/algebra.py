@@ -32,6 +32,19 @@ class _Joined(Kernel):
             TypeError,
         )
 
+    @property
+    def any_length(self) -> bool:  # type: ignore[override]
+        """Whether all members take arrays of any length."""
+        return all(k.any_length for k in self.kernels)
+
+    def points(self, x):
+        """As the first member reads arrays; all members get the same points."""
+        return self.kernels[0].points(x)
+
+    def point(self, y):
+        """As the first member reads one."""
+        return self.kernels[0].point(y)
+
     def pair(self, a, b):
         """The members' values, joined."""
         return functools.reduce(self.join, [k.pair(a, b) for k in self.kernels])
@@ -102,6 +115,19 @@ class Scaled(Kernel):
 
     def __post_init__(self):
         check_fields(self, checks.positive, "scale")
+
+    @property
+    def any_length(self) -> bool:  # type: ignore[override]
+        """Whether `k_1` takes arrays of any length."""
+        return self.kernel.any_length
+
+    def points(self, x):
+        """As `k_1` reads arrays."""
+        return self.kernel.points(x)
+
+    def point(self, y):
+        """As `k_1` reads one."""
+        return self.kernel.point(y)
 
     def pair(self, a, b):
         """Scaled value."""

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks, solves
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.saving import saveable
 
 PointSet = Any
@@ -26,7 +27,7 @@ def register(cls: type[T]) -> type[T]:
     structure. `__post_init__` checks what a user passes, and is skipped when JAX rebuilds an object: a gradient, an
     axis number or a placeholder is no length scale.
     """
-    cls = dataclass(frozen=True)(cls)
+    cls = shown(dataclass(frozen=True)(cls))
     members = fields(cls)  # type: ignore[arg-type]
     static = tuple(f.name for f in members if f.metadata.get("static", False))
     leaves = tuple(f.name for f in members if f.name not in static)
@@ -55,6 +56,9 @@ class Kernel:
     pytree of arrays that the kernel understands. Kernels are frozen pytrees, so hyperparameters can be
     traced, differentiated and vmapped.
     """
+
+    any_length: ClassVar[bool] = False
+    """Whether `points` reads rows of NaN at the end of an array as rows behind its end (`kernels.pad`)."""
 
     def pair(self, a: Any, b: Any) -> jax.Array:
         """Value `k(a, b)` for one pair of points."""
@@ -97,7 +101,7 @@ class Kernel:
 
     def point(self, y: Any) -> Any:
         """Read one array `(*event)` as one point."""
-        return self.points(y[None])[0]
+        return jax.tree.map(lambda leaf: leaf[0], self.points(y[None]))
 
     def log_integral(self, dim: int) -> jax.Array:
         """Logarithm of `int k(a, b) da` over `R^dim`, where it exists and does not depend on `b`.

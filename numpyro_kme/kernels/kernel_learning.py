@@ -10,6 +10,7 @@ import scipy
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import on_host
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.length_scales import LengthScaleRule, median_heuristic, some_rows
@@ -94,6 +95,7 @@ def _log_volume(logs, rows):
     return total + 0.5 * jnp.linalg.slogdet(lower @ lower.T)[1]
 
 
+@shown
 class LearntLengthScale(NamedTuple):
     """What Bayesian kernel learning found.
 

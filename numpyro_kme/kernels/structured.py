@@ -10,6 +10,7 @@ from numpyro_kme._core import checks
 from numpyro_kme.kernels import gram
 from numpyro_kme.kernels.base import Kernel, OfArrays, PointSet, Signed, check_fields, num_points, pairwise, register
 from numpyro_kme.kernels.gram import products, squared_distances
+from numpyro_kme.kernels.ragged import filled_up, may_end
 
 
 @register
@@ -18,7 +19,8 @@ class EmpiricalMeasure(Kernel):
 
     A point is a data set whose rows have no order: an array `(size, dim)`, or a tuple `(rows, weights)` with weights
     `(size,)` that sum to one. Sets of different sizes compare; a batch `(count, size, dim)` has one size, and weights
-    of 0 fill shorter sets up.
+    of 0 fill shorter sets up. In arrays that a simulator gives, rows of NaN stand behind the end of a shorter set
+    (`kernels.pad`).
 
     Args:
         inner: `h`, the positive definite kernel that embeds rows: `mu_X = sum_i w_i h(x_i, .)`.
@@ -27,6 +29,8 @@ class EmpiricalMeasure(Kernel):
         for one batch with itself; the terms of one set alone are computed once. `squared_mmd` does not depend on `eps`.
     References: Christmann & Steinwart (2010), NIPS; Muandet et al. (2017), section 3.
     """
+
+    any_length = True
 
     inner: Kernel
     length_scale: ArrayLike
@@ -39,8 +43,13 @@ class EmpiricalMeasure(Kernel):
         )
 
     def points(self, x):
-        """Read arrays `(n, size, dim)` or `(n, size)` as data sets of `size` rows."""
-        return x.reshape(*x.shape[:2], -1)
+        """Read arrays `(n, size, dim)` or `(n, size)` as data sets of up to `size` rows, with weights where some end
+        before."""
+        x = x.reshape(*x.shape[:2], -1)
+        if not may_end(x):
+            return x
+        rows, own = filled_up(x, first=True)
+        return rows, own / own.sum(axis=1, keepdims=True)
 
     def squared_mmd(self, x: PointSet, y: PointSet | None = None) -> jax.Array:
         """Matrix `|mu_{x_i} - mu_{y_j}|^2`, `(n, m)`, between batches of data sets; never negative."""

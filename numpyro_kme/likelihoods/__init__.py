@@ -2,12 +2,17 @@
 
 from numpyro_kme.likelihoods.base import Form, KernelExpansion, LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, KernelMeansLikelihood, fit_likelihood
+from numpyro_kme.likelihoods.kernel_statistics import KernelStatistics
 from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.published.learning import Learner, Tied
 from numpyro_kme.likelihoods.published.leave_one_out import LeaveOneOut, LeaveOneOutPredictive, MarginalLikelihood
 from numpyro_kme.likelihoods.published.solves import DenseSolve, LowRankSolve
+from numpyro_kme.likelihoods.ragged import Ragged
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
+from numpyro_kme.likelihoods.summaries.form import OfStatistics
+from numpyro_kme.likelihoods.summaries.selection import SelectedStatistics
+from numpyro_kme.likelihoods.summaries.semi_automatic import SemiAutomaticStatistics
 
 __all__ = [
     "DenseSolve",
@@ -17,13 +22,18 @@ __all__ = [
     "KernelMeans",
     "KernelMeansLikelihood",
     "KernelMeansPosterior",
+    "KernelStatistics",
     "Learner",
     "LeaveOneOut",
     "LeaveOneOutPredictive",
     "LikelihoodAt",
     "LowRankSolve",
     "MarginalLikelihood",
+    "OfStatistics",
+    "Ragged",
     "ResidualKernelMeans",
+    "SelectedStatistics",
+    "SemiAutomaticStatistics",
     "Surrogate",
     "Tied",
     "fit_likelihood",

@@ -1,7 +1,8 @@
 """What every form of the learnt likelihood offers: it as a function of coordinates, at known outputs prepared once."""
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
@@ -11,6 +12,7 @@ import numpy as np
 from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 
+from numpyro_kme._core.display import Card, brief
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.programs import Recomputed
 from numpyro_kme._core.solves import Array
@@ -123,6 +125,42 @@ class LikelihoodAt(abc.ABC):
         return None
 
 
+@register
+class GivenAt(LikelihoodAt):
+    """A likelihood of which some of the coordinates, the last ones, are known.
+
+    Attributes:
+        likelihood: At all coordinates.
+        place: Those that are known, `(k,)`.
+        data: The observation.
+    """
+
+    likelihood: LikelihoodAt
+    place: Array
+    data: Any
+
+    def signed_log(self, z):
+        """As `LikelihoodAt.signed_log`."""
+        return self.likelihood.signed_log(self._all(z))
+
+    def log_density(self, z):
+        """As `LikelihoodAt.log_density`."""
+        return self.likelihood.log_density(self._all(z))
+
+    def log_densities(self, z):
+        """As `LikelihoodAt.log_densities`."""
+        shape = np.broadcast_shapes(z.shape[:-1], np.shape(self.place)[:-1])
+        parts = [np.broadcast_to(part, (*shape, part.shape[-1])) for part in (z, np.asarray(self.place))]
+        return self.likelihood.log_densities(np.concatenate(parts, axis=-1))
+
+    def brief(self):
+        """As `LikelihoodAt.brief`."""
+        return replace(self, likelihood=self.likelihood.brief())
+
+    def _all(self, z):
+        return jnp.concatenate([jnp.asarray(z), jnp.asarray(self.place)])
+
+
 class Surrogate(Recomputed, abc.ABC):
     """A likelihood of raw statistics `y` given coordinates `z`, learnt from simulations `{(z_j, x_j)}`.
 
@@ -134,10 +172,19 @@ class Surrogate(Recomputed, abc.ABC):
     records: ClassVar[bool] = False
     """Whether NaN in an output is what the simulator gives, with a likelihood of its own, and not what is unknown."""
 
+    def _card(self) -> Card:
+        said = dict(self.describe())
+        title = str(said.pop("form", type(self).__name__))
+        return Card(title, {name: brief(value) for name, value in said.items()}, "at(y) gives the likelihood of y")
+
     @property
     @abc.abstractmethod
     def dim(self) -> int:
         """Number of coordinates `D`."""
+
+    def named(self, names: Sequence[str]) -> Self:
+        """The same of statistics with names, `(n_raw,)`, which what is reported uses; here as it is."""
+        return self
 
     def marginal(self, seen: np.ndarray, last: np.ndarray | None = None) -> Self:
         """The likelihood of the statistics that are marked, `(n_raw,)`, whatever the others are.
@@ -184,9 +231,21 @@ class Surrogate(Recomputed, abc.ABC):
         axis `R` in front."""
         return on_host(_at_rows)(self, rows)
 
+    def at_given(self, y: Any, given: Any) -> LikelihoodAt:
+        """The likelihood at one output `(*event)`, of a form that was fitted by `fit_given`, at numbers `(k,)`."""
+        return GivenAt(self.at(self.point(y)), given, y)
+
+    def at_rows_given(self, rows: np.ndarray, given: np.ndarray) -> LikelihoodAt:
+        """The same at outputs `(R, *event)` and numbers `(R, k)`, as `at_rows`."""
+        return GivenAt(self.at_rows(rows), given, rows)
+
     def point(self, y: Any) -> Any:
         """Read one output `(*event)` of a simulator as what `at` takes; here a vector."""
         return y.reshape(-1)
+
+    def statistics_shape(self, event_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of the statistics of an output of this shape: the same, where the outputs are the statistics."""
+        return event_shape
 
     def informativeness(self) -> tuple[str, np.ndarray]:
         """A measure of what each raw statistic says about the parameters, by name, and its values `(n_raw,)`, in nats;
@@ -205,9 +264,10 @@ class Surrogate(Recomputed, abc.ABC):
         """Where an observation lies among the simulations, in a sentence; empty where the form does not say."""
         return ""
 
-    def location_error(self, z: np.ndarray) -> float:
+    def location_error(self, z: np.ndarray, power: float = 1.0) -> float:
         """By how many posterior standard deviations the mean of a posterior with draws `z`, `(k, D)`, may be off, since
-        what was learnt there rests on few simulations; NaN where the form does not say."""
+        what was learnt there rests on few simulations; NaN where the form does not say. The likelihood counts to a
+        power, as `numpyro.handlers.scale` has it."""
         return np.nan
 
     def dependence(self) -> np.ndarray:
@@ -253,3 +313,13 @@ class Form(abc.ABC):
             measure: The prior in coordinates, for objectives and reports that need one.
             y: The observation, for objectives that need it.
         """
+
+    def fit_given(self, z: np.ndarray, given: np.ndarray, x: Any) -> Surrogate:
+        """Learn the likelihood of outputs given numbers that are known, `(m, k)`: coordinates behind the others.
+
+        Args:
+            z: Coordinates of the simulations, `(m, D)`.
+            given: Standardised.
+            x: Outputs `(m, *event)`.
+        """
+        return self.fit(np.concatenate([z, given], axis=1), self.points(x))

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -13,6 +14,7 @@ from numpyro.distributions import constraints
 from numpyro.distributions.distribution import Distribution
 
 from numpyro_kme._core import checks, solves
+from numpyro_kme._core.display import Card, shown
 from numpyro_kme._core.saving import Saved, saveable
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
@@ -20,12 +22,15 @@ from numpyro_kme.likelihoods.extrapolation import Region
 from numpyro_kme.likelihoods.patterns import Bounds, PreparedPatterns, prepare
 from numpyro_kme.likelihoods.prepared import PreparedLikelihood
 from numpyro_kme.likelihoods.published.form import KernelMeans
+from numpyro_kme.likelihoods.ragged import Ragged
 from numpyro_kme.likelihoods.recorded import Recorded
 from numpyro_kme.likelihoods.residual.form import MIN_SIMULATIONS, ResidualKernelMeans
+from numpyro_kme.likelihoods.summaries.form import OfStatistics
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 
 
+@shown
 @saveable
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -46,6 +51,15 @@ class FittedLikelihood(Saved):
     coordinates: Coordinates
     event_shape: tuple[int, ...] = field(metadata=dict(static=True))
     simulated: solves.Array
+
+    def _card(self) -> Card:
+        inside = self.surrogate._card()
+        return Card(
+            f"Learnt likelihood of outputs {self.event_shape}",
+            {"simulations": f"{len(self.simulated):,}", "form": inside.title, "coordinates": self.coordinates.note}
+            | dict(inside.rows),
+            "handlers.surrogate(model, {site: fitted}) puts it into a model; fitted(*params) is the distribution",
+        )
 
     def with_model(self, problem: Problem) -> "FittedLikelihood":
         """The same, after `load`, for a model whose priors depend on one another: the map to coordinates runs it."""
@@ -124,6 +138,7 @@ def extrapolation_message(site: str, proportion: float, calls: np.ndarray | None
     )
 
 
+@shown
 class KernelMeansLikelihood(Distribution):
     r"""The kernel means likelihood $q(y \mid \theta)$, learnt from simulations $\{(\theta_j, x_j)\}$.
 
@@ -160,6 +175,11 @@ class KernelMeansLikelihood(Distribution):
             fitted.coordinates.require_simulated(self.arguments)
         self.prepared: PreparedLikelihood | PreparedPatterns | None = None
         super().__init__(self.arguments.shape[:-1], fitted.event_shape)
+
+    def _card(self) -> Card:
+        seen = "prepared" if self.prepared is not None else "none yet"
+        rows = {"batch": str(self.batch_shape), "event": str(self.event_shape), "observation": seen}
+        return Card("Kernel means likelihood, a distribution of NumPyro", rows)
 
     @property
     def support(self) -> constraints.Constraint:
@@ -252,6 +272,7 @@ def fit_likelihood(
     coordinates: Coordinates | None = None,
     measure: Measure | None = None,
     y: ArrayLike | None = None,
+    names: Sequence[str] = (),
 ) -> FittedLikelihood:
     """Learn a simulator's likelihood from any table of its arguments and outputs.
 
@@ -263,6 +284,7 @@ def fit_likelihood(
         coordinates: Map of the arguments to about standard normal; `Coordinates.standardise(theta)` when left out.
         measure: The prior in coordinates, for objectives and reports that need one.
         y: The observation `(*event)`, for objectives that need it.
+        names: Of the numbers of one output, flattened, for what is reported.
     Raises:
         ValueError: If the tables disagree in length, hold values that are not finite, or are too short.
     """
@@ -273,16 +295,17 @@ def fit_likelihood(
         x.shape[:1] == theta.shape[:1],
         f"`theta` and `x` must have one row for each simulation; got shapes {theta.shape} and {x.shape}.",
     )
-    finite = np.where(np.isnan(x), 0.0, x) if isinstance(form, Recorded) else x
+    finite = np.where(np.isnan(x), 0.0, x) if isinstance(form, Recorded | Ragged) else x
     checks.sound("x", finite, "Leave out the simulations that failed.")
     checks.require(x.size > 0, f"`x` must hold at least one number for each simulation; got shape {x.shape}.")
     checks.instance("form", form, Form | None, "KernelMeans(...), ResidualKernelMeans(...) or another form")
     coordinates = coordinates or Coordinates.standardise(theta)
     z = coordinates.table(theta)
     form = form or default_form(len(x))
+    form = replace(form, names=coordinates.names) if isinstance(form, OfStatistics) else form
     point = None if y is None else form.point(np.asarray(y))
     surrogate = form.fit(z, form.points(x), measure=measure, y=point)
-    return FittedLikelihood(surrogate, coordinates, x.shape[1:], z)
+    return FittedLikelihood(surrogate.named(names), coordinates, x.shape[1:], z)
 
 
 def default_form(num_simulations: int) -> Form:

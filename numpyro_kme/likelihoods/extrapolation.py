@@ -112,4 +112,7 @@ def _outside(transform, data, y):
     if not beyond.any():
         return []
     ends = on_host(StatisticsTransform.inverse)(transform, np.stack([lowest, highest]))
-    return [(transform.kept[i], np.asarray(y)[transform.kept[i]], *ends[:, i]) for i in np.flatnonzero(beyond)]
+    return [
+        (transform.label(transform.kept[i]), np.asarray(y)[transform.kept[i]], *ends[:, i])
+        for i in np.flatnonzero(beyond)
+    ]

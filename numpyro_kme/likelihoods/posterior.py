@@ -12,6 +12,7 @@ import scipy
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.display import Card, shown
 from numpyro_kme._core.host import in_present_precision, on_host
 from numpyro_kme.embeddings.measures import Measure, NormalMixture
 from numpyro_kme.kernels.base import Kernel
@@ -25,6 +26,7 @@ from numpyro_kme.samplers.importance import (
 )
 
 
+@shown
 @dataclass(frozen=True)
 class KernelMeansPosterior:
     r"""Posterior `q(z | y) = q(y | z) p(z) / q(y)` of the coordinates under a learnt likelihood and a prior.
@@ -47,6 +49,13 @@ class KernelMeansPosterior:
     y: Any
     measure: Measure
     num_particles: int = 4096
+
+    def _card(self) -> Card:
+        return Card(
+            f"Kernel means posterior in {self.surrogate.dim} coordinates",
+            {"likelihood": self.surrogate._card().title, "prior": type(self.measure).__name__},
+            "moments(), mode(), embedding(), weighted_particles(rng_key)",
+        )
 
     def __post_init__(self):
         checks.require(

@@ -16,7 +16,7 @@ from numpyro_kme._core.programs import in_blocks
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.base import LikelihoodAt
 
-BLOCK = 512
+BLOCK = 1024
 """Densities that NumPy evaluates together: what they need stays in a processor's cache."""
 
 

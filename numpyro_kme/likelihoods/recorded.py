@@ -11,12 +11,14 @@ nearby parameters and with alike other entries (a hot deck). Indicators stand be
 and the integral is `Surrogate.marginal` of the form.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.saving import saveable
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
@@ -30,6 +32,7 @@ DONORS = 5
 """Fills are drawn from so many of the simulations that are most alike."""
 
 
+@shown
 @saveable
 @dataclass(frozen=True)
 class Recorded(Form):
@@ -109,6 +112,11 @@ class RecordedSurrogate(Surrogate):
         every = (np.concatenate([part, indicators]) for part, indicators in ((seen, ~own), (last, own)))
         return replace(self, inner=self.inner.marginal(*every))
 
+    def named(self, names: Sequence[str]) -> "RecordedSurrogate":
+        """As `Surrogate.named`; whether an entry is recorded is a statistic too."""
+        own = [f"{names[i]} recorded" for i in self.partly] if names else []
+        return replace(self, inner=self.inner.named([*names, *own]))
+
     def informativeness(self) -> tuple[str, np.ndarray]:
         """As `Surrogate.informativeness`, the sum of that of an entry and of whether it is recorded."""
         measure, values = self.inner.informativeness()
@@ -132,9 +140,9 @@ class RecordedSurrogate(Surrogate):
         """As `Surrogate.describe_observation`."""
         return self.inner.describe_observation(self._with_indicators(y))
 
-    def location_error(self, z: np.ndarray) -> float:
+    def location_error(self, z: np.ndarray, power: float = 1.0) -> float:
         """As `Surrogate.location_error`."""
-        return self.inner.location_error(z)
+        return self.inner.location_error(z, power)
 
     def dependence(self) -> np.ndarray:
         """As `Surrogate.dependence`."""

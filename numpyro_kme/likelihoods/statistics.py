@@ -1,5 +1,6 @@
 """Monotone maps of single statistics: the recorded, robust one to standardised ones, learnt ones; jitter of ties."""
 
+from collections.abc import Sequence
 from dataclasses import field, replace
 from typing import Any
 
@@ -27,12 +28,22 @@ class StatisticsTransform:
         scale: Robust standard deviations of the kept statistics, `(n,)`, raw units.
         reference: One simulation, `(n_raw,)`: the values of the statistics that are constant.
         kept: Indices of the statistics that vary (static).
+        names: Names of all statistics, `(n_raw,)`; none where they have only numbers (static).
     """
 
     centre: ArrayLike
     scale: ArrayLike
     reference: ArrayLike
     kept: tuple[int, ...] = field(metadata=dict(static=True))
+    names: tuple[str, ...] = field(default=(), metadata=dict(static=True))
+
+    def label(self, number: int) -> str:
+        """Name of a statistic by its number among all, or that."""
+        return self.names[number] if self.names else str(number)
+
+    def named(self, names: Sequence[str]) -> "StatisticsTransform":
+        """The same of statistics that have names, if there are as many."""
+        return replace(self, names=tuple(names)) if len(names) == self.num_raw else self
 
     @classmethod
     def fit(cls, x: ArrayLike) -> "StatisticsTransform":
@@ -135,8 +146,8 @@ class StatisticsTransform:
         for i in (i for i in others if not missing[i]):
             checks.require(
                 bool(np.isclose(y[i], reference[i], rtol=1e-6, atol=0.0)),
-                f"Statistic {i} is {reference[i]} in every simulation but {y[i]} in the observation: the simulator "
-                "cannot produce this observation. Repair the simulator, or leave this statistic out.",
+                f"Statistic {self.label(i)} is {reference[i]} in every simulation but {y[i]} in the observation: the "
+                "simulator cannot produce this observation. Repair the simulator, or leave this statistic out.",
             )
 
     def _scores(self, x, xp):

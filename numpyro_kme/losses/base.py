@@ -9,11 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.display import shown
 from numpyro_kme.kernels.base import register
 from numpyro_kme.losses import mixing
 from numpyro_kme.losses.generator import Generator, QuadratureNodes, check_data, check_points, join
 
 
+@shown
 class TaylorExpansion(NamedTuple):
     """Second-order expansion of an objective: value, gradient `(p,)`, exact or approximate Hessian `(p, p)`."""
 
@@ -179,6 +181,7 @@ class TwoSampleObjective(WeightedObjective):
         return self.loss.of_model(data, weights, self.generator, u, nodes)
 
 
+@shown
 @dataclass(frozen=True)
 class NegativeLogLikelihood(Loss):
     """Weighted negative log likelihood `-sum_i w_i log p(x_i | u)`, for models that have a density.

@@ -13,6 +13,7 @@ from jax.scipy.special import ndtr, ndtri
 from scipy import special
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import numpy_rng, on_host
 from numpyro_kme.kernels.base import register
 
@@ -23,6 +24,7 @@ REACH = 6.5
 """One-dimensional quadrature covers standard normal noise out to this many standard deviations (8e-11 lies outside)."""
 
 
+@shown
 class QuadratureNodes(NamedTuple):
     """Noise values `(M, ...)` with weights `(M,)` that sum to one: they stand for the distribution of the noise.
 
@@ -72,6 +74,7 @@ def _same(z):
     return z
 
 
+@shown
 @dataclass(frozen=True)
 class NormalNoise(Noise):
     """Noise `transform(z)`, `z ~ N(0, I)` of `dim` dimensions: quadrature for one dimension, quasi-Monte Carlo beyond.
@@ -155,6 +158,7 @@ def UniformNoise(dim: int) -> NormalNoise:
     return NormalNoise(dim, ndtr)
 
 
+@shown
 @dataclass(frozen=True)
 class DrawnNoise(Noise):
     """Noise that can only be sampled: independent (Monte Carlo) nodes, whose error falls as `M^-1/2`.

@@ -12,6 +12,7 @@ from numpyro.infer import log_likelihood
 from numpyro.infer.util import log_density
 
 from numpyro_kme._core import checks, compat
+from numpyro_kme._core.display import Card, shown
 from numpyro_kme._core.host import in_present_precision
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, KernelMeansLikelihood, extrapolation_message
 from numpyro_kme.mcmc.noise import simulation_keys
@@ -19,6 +20,7 @@ from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.tracing import one_model_at_a_time, trace_of
 
 
+@shown
 @dataclass(frozen=True)
 class SurrogateCheck:
     """What a chain met at one simulator site.
@@ -127,6 +129,7 @@ def _evenly_spaced(samples: Mapping[str, Any], most: int) -> dict[str, np.ndarra
     return {name: value[rows] for name, value in draws.items()}
 
 
+@shown
 @dataclass(frozen=True)
 class NoiseSensitivity:
     """Posterior draws rescored with other noise.
@@ -141,6 +144,16 @@ class NoiseSensitivity:
     shift: Mapping[str, np.ndarray]
     sd: np.ndarray
     effective_proportion: np.ndarray
+
+    def _card(self) -> Card:
+        return Card(
+            f"Posterior rescored with other noise, {len(self.sd)} keys",
+            {
+                "largest shift": f"{self.largest_shift:.2g} posterior standard deviations",
+                "effective proportion": f"{self.effective_proportion.min():.2g} at least",
+            },
+            "above 0.2 or so, simulate more points",
+        )
 
     @property
     def largest_shift(self) -> float:

@@ -102,7 +102,11 @@ class surrogate(Messenger):
             f"Site {name!r} is an observed simulator without a likelihood: add {name!r} to `likelihoods`, "
             f"which has {sorted(self.likelihoods)}, or do not observe it.",
         )
+        shape, simulator = msg["fn"].shape(msg["kwargs"]["sample_shape"]), compat.innermost(msg["fn"])
+        if simulator.ragged:
+            msg["value"] = simulator.expand(shape[: len(shape) - simulator.event_dim]).padded(msg["value"])
         mask = compat.mask(msg["fn"])
+        msg["value"] = compat.innermost(msg["fn"]).vector(msg["value"])
         density = partial(_density, name, self.likelihoods[name], msg["value"], mask)
         fn = compat.rewrapped(msg["fn"], density)
         msg["fn"] = fn if _counts(mask) else fn.mask(False)
@@ -192,6 +196,7 @@ class generalized_bayes(Messenger):
     def _bind(self, msg, simulator: Simulator) -> "Bound":
         """The loss bound to the data, once for each observation."""
         name, covariates = msg["name"], self.covariates.get(msg["name"])
+        msg["value"] = simulator.vector(msg["value"])
         check_site(msg, simulator, covariates)
         value = np.asarray(msg["value"])
         form = {CommonNoise: even_noise, LatentNoise: latent_noise}.get(type(self.noise), independent_noise)(simulator)

@@ -14,6 +14,7 @@ from numpyro.infer.util import initialize_model
 from numpyro.util import is_prng_key
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.display import Card, brief, shown
 from numpyro_kme.mcmc.noise import simulation_keys
 
 
@@ -49,6 +50,7 @@ class PseudoMarginalState(NamedTuple):
     rng_key: jax.Array
 
 
+@shown
 class PseudoMarginal(MCMCKernel):
     r"""Metropolis for a model whose likelihood is estimated from fresh noise, exact where the estimate is unbiased.
 
@@ -93,6 +95,9 @@ class PseudoMarginal(MCMCKernel):
         self._model, self._target, self._init_strategy = model, target_accept_prob, init_strategy
         self._blocks, self._num_warmup = blocks, 0
         self._programs: tuple[Callable, Callable] | None = None  # potential energy, and the map to constrained latents
+
+    def _card(self) -> Card:
+        return Card("Pseudo-marginal Metropolis-Hastings kernel", {"model": brief(self.model)}, "MCMC(kernel, ...).run")
 
     @property
     def model(self):

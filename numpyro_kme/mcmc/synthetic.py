@@ -12,11 +12,13 @@ from numpyro.distributions import constraints
 from numpyro.distributions.distribution import Distribution
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.display import Card, shown
 from numpyro_kme._core.host import constants, on_host
 from numpyro_kme.mcmc.noise import even_noise
 from numpyro_kme.models.simulator import Simulator
 
 
+@shown
 class SyntheticLikelihood(Distribution):
     r"""Gaussian synthetic likelihood, $N(y;\, \hat\mu_\theta, \hat\Sigma_\theta)$.
 
@@ -80,6 +82,9 @@ class SyntheticLikelihood(Distribution):
                 f"{blocks} blocks.",
             )
         super().__init__((), self.simulator.event_shape)
+
+    def _card(self) -> Card:
+        return Card("Synthetic likelihood", {"batch": str(self.batch_shape), "event": str(self.event_shape)})
 
     @property
     def support(self) -> constraints.Constraint:

@@ -16,6 +16,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.compat import log_prob
+from numpyro_kme._core.display import Card, shown
 from numpyro_kme._core.host import constants, on_host
 from numpyro_kme._core.programs import in_blocks
 from numpyro_kme._core.saving import saveable
@@ -32,6 +33,7 @@ def _static() -> Any:
     return field(metadata={"static": True})
 
 
+@shown
 @saveable
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -71,6 +73,11 @@ class Coordinates:
     exact: bool = _static()
     one_to_one: bool = _static()
     note: str = _static()
+
+    def _card(self) -> Card:
+        return Card(
+            f"{self.dim} coordinates of a simulator's arguments", {"names": ", ".join(self.names), "": self.note}
+        )
 
     @classmethod
     def from_prior(
@@ -236,6 +243,7 @@ class Terms(NamedTuple):
     log_likelihood: jax.Array
 
 
+@shown
 @dataclass(frozen=True, eq=False)
 class Unconstrained:
     """A model as a function of one vector `u` `(D,)` that is free of constraints; its simulators are left out.

@@ -18,11 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks, compat
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import at_once
 from numpyro_kme.models.playing import NO_KEY, NoiseNotLifted, Player
 from numpyro_kme.models.simulator_functions import name
 
 
+@shown
 @dataclass(frozen=True)
 class LiftedNoise:
     """A simulator as a function of standard normals: `lifted(z, *params)` with `z` of shape `(dim,)`.

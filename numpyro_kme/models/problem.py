@@ -11,6 +11,7 @@ import numpy as np
 from numpyro.distributions import Unit
 
 from numpyro_kme._core import checks, compat, programs
+from numpyro_kme._core.display import Card, brief, names_and_shapes, shown
 from numpyro_kme._core.keys import data_of, fold_in
 from numpyro_kme._core.programs import Program, Recomputed
 from numpyro_kme.models import normalise, sites, tracing
@@ -21,6 +22,7 @@ __all__ = ["Draws", "Latent", "Problem", "SimulatorSite"]
 Arrays = Mapping[str, Any]
 
 
+@shown
 @dataclass(frozen=True)
 class Draws:
     """Latents and what follows from them; every array has a leading axis of `m` draws.
@@ -36,7 +38,14 @@ class Draws:
     arguments: Arrays
     deterministics: Arrays = field(default_factory=dict)
 
+    def _card(self) -> Card:
+        return Card(
+            f"{len(next(iter(self.arguments.values())))} draws of latents",
+            {name: names_and_shapes(arrays) for name, arrays in vars(self).items()},
+        )
 
+
+@shown
 @dataclass(frozen=True, eq=False)
 class Problem(Recomputed):
     """A model with simulators, taken apart; made by `Problem.read(model, *args, **kwargs)`.
@@ -59,6 +68,23 @@ class Problem(Recomputed):
     simulators: Mapping[str, SimulatorSite]
     likelihoods: tuple[str, ...]
     deterministics: tuple[str, ...]
+
+    def _card(self) -> Card:
+        sites = {
+            name: f"{brief(site.simulator.fn)}, output {site.simulator.shape()}, "
+            f"{'not observed' if site.observed is None else 'observed'}"
+            for name, site in self.simulators.items()
+        }
+        return Card(
+            f"Problem: the model `{brief(self.model)}` taken apart",
+            {
+                "latents": names_and_shapes({name: latent.value for name, latent in self.latents.items()}, 0),
+                **{f"simulator {name}": said for name, said in sites.items()},
+                "likelihoods": ", ".join(self.likelihoods),
+                "deterministics": ", ".join(self.deterministics),
+            },
+            "simulate(rng_key, problem, 1000); any engine takes those as `simulations`",
+        )
 
     @classmethod
     def read(cls, model: Callable, *args, **kwargs) -> "Problem":

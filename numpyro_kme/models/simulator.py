@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,13 +14,17 @@ from numpyro.distributions import constraints
 from numpyro.distributions.distribution import Distribution, MaskedDistribution
 
 from numpyro_kme._core import checks, compat
+from numpyro_kme._core.display import Card, brief, shown
+from numpyro_kme.kernels.ragged import pad
 from numpyro_kme.models import simulator_functions as functions
+from numpyro_kme.models.named_outputs import Joined, along, labels, vector
 
 Shape = tuple[int, ...]
 
 _log_prob = compat.valueless("simulator_log_prob")
 
 
+@shown
 class Simulator(Distribution):
     r"""The distribution of the output of a simulator, `x ~ fn(., *params)`.
 
@@ -43,11 +47,19 @@ class Simulator(Distribution):
         event_dims: How many trailing dimensions of each parameter belong to one call: one number for all
             parameters, or a tuple with one for each. The others are batch dimensions, broadcast against each
             other and against plates. By default every parameter belongs to one call as a whole.
-        shape: Shape of one event of a black-box simulator.
+        shape: Shape of one event of a black-box simulator; `(len(names),)` when left out where `names` are given.
         dtype: Data type of a black-box simulator. Draws made inside JAX have its 32-bit form while x64 is
             off.
+        ragged: Whether an output may have fewer rows than the first axis of its shape says: NaN at its end says that it
+            ends there, and is no failure. A JAX simulator returns rows of NaN at the end (`kernels.cut`), a black-box
+            simulator an array of any length up to the first number of `shape`. The observation may be shorter, too.
+        names: Names of the numbers of one event, or of those along its last axis, such as `("mean", "max")`: summaries,
+            warnings, plots and ArviZ use them. A JAX simulator that returns a dictionary of arrays has its names; a
+            black box that returns a dictionary, or a row or table of pandas, has to declare them. The observation may
+            be such a dictionary too.
     Attributes:
         groups: Batch shape of the parameters, before plates expand it.
+        entries: Shapes of the entries of a dictionary, `{name: shape}` as pairs; empty without one.
         dtype: Data type of an event.
         black_box: Whether the simulator runs in NumPy on the host.
         bounds: Lowest and highest values of entries of the observation that are NaN (`within`), or None.
@@ -58,7 +70,8 @@ class Simulator(Distribution):
 
     arg_constraints: dict[str, Any] = {}
     pytree_data_fields = ("params", "bounds")
-    pytree_aux_fields = ("fn", "event_dims", "groups", "dtype", "black_box", "_event_dims_given")
+    pytree_aux_fields: tuple[str, ...] = ("fn", "event_dims", "groups", "dtype", "black_box", "ragged")
+    pytree_aux_fields += ("names", "entries", "_event_dims_given")
 
     def __init__(
         self,
@@ -67,8 +80,15 @@ class Simulator(Distribution):
         event_dims: int | tuple[int, ...] | None = None,
         shape: int | Shape | None = None,
         dtype: Any = None,
+        ragged: bool = False,
+        names: Sequence[str] | None = None,
     ):
         functions.check_function(fn)
+        checks.require(
+            names is None or (not isinstance(names, str) and all(isinstance(one, str) for one in names)),
+            f"`names` must be a sequence of strings, such as ('mean', 'max'); got {names!r:.200}.",
+        )
+        shape = (len(names),) if names is not None and shape is None and dtype is not None else shape
         checks.require(bool(params), f"Simulator `{functions.name(fn)}` has no parameter, so nothing can be inferred.")
         checks.require(
             (shape is None) == (dtype is None),
@@ -83,22 +103,70 @@ class Simulator(Distribution):
         self.black_box = shape is not None
         self._event_dims_given = event_dims is not None
         self.bounds: tuple[np.ndarray, np.ndarray] | None = None
+        entries: dict[str, Shape] = {}
         if shape is None:
-            event_shape, self.dtype = functions.traced_event(fn, self.call_shapes, dtypes)
+            event, entries = functions.traced_event(fn, self.call_shapes, dtypes)
+            event_shape, self.dtype = event.shape, np.dtype(event.dtype)
+            if entries:
+                self.fn = fn.joined if isinstance(fn, functions.FromNoise) else Joined(fn)
         else:
             event_shape = (shape,) if isinstance(shape, int) else tuple(shape)
             self.dtype = np.dtype(dtype)
+            if names is not None:
+                self.fn = Joined(fn, tuple(names))
+        if names is not None and not entries and event_shape == (len(names),):
+            entries = dict.fromkeys(names, ())
+        self.entries = tuple(entries.items())
+        self.names = labels(entries) if names is None else tuple(names)
+        columns = event_shape[-1] if event_shape else 1
+        checks.require(
+            not self.names or len(self.names) in (columns, math.prod(event_shape)),
+            f"`names` must name the {columns} numbers along the last axis of the output of simulator "
+            f"`{functions.name(fn)}`, of shape {event_shape}; got {len(self.names)}: {list(self.names)[:8]}.",
+        )
         checks.require(
             self.dtype.kind in "bfiu" and math.prod(event_shape) > 0,
             f"Simulator `{self.name}` returns shape {event_shape} and dtype {self.dtype}; it must return at "
             "least one real number, integer or truth value.",
         )
+        checks.instance("ragged", ragged, bool, "True or False")
+        self.ragged = ragged
+        if ragged:
+            checks.require(
+                self.dtype.kind == "f" and len(event_shape) > 0,
+                f"Simulator `{self.name}` has ragged=True, shape {event_shape} and dtype {self.dtype}: NaN at the end "
+                "of an output says that it ends there, so it needs a first axis, of the longest length, and floats, "
+                "dtype=float.",
+            )
+            if self.black_box:
+                self.fn = functions.Padded(self.fn, event_shape)
         super().__init__(self.groups, event_shape)
+
+    def _card(self) -> Card:
+        kind = "black box" if self.black_box else "JAX"
+        return Card(
+            f"Simulator `{self.name}` ({kind})",
+            {
+                "parameters": ", ".join(brief(param, 30) for param in self.params),
+                "output": f"{self.event_shape} of {self.dtype}"
+                + (f", calls {self.batch_shape}" if self.batch_shape else ""),
+            },
+        )
 
     @property
     def name(self) -> str:
         """Name of the simulator's function."""
         return functions.name(self.fn)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """A name for each number of one event, flattened; none without `names`."""
+        return along(self.names, self.event_shape)
+
+    def vector(self, value: Any) -> Any:
+        """An observation `(*batch, *event)` of a dictionary with an array `(*batch, *shape)` for each entry, or of a
+        table or row of pandas with the names as columns; an array as it is."""
+        return vector(value, self.name, self.names, dict(self.entries), self.event_shape)
 
     @property
     def call_shapes(self) -> tuple[Shape, ...]:
@@ -184,6 +252,19 @@ class Simulator(Distribution):
         new = copy.copy(self)
         new.bounds = bottom, top
         return new
+
+    def padded(self, value: Any) -> Any:
+        """An observation as long as the longest output, with rows of NaN at its end where it is shorter.
+
+        Whatever else does not fit stays as it is.
+        """
+        lead, event = np.shape(value)[: len(self.batch_shape)], np.shape(value)[len(self.batch_shape) :]
+        fits = len(event) == self.event_dim and event[1:] == self.event_shape[1:] and event[0] < self.event_shape[0]
+        if not (self.ragged and fits):
+            return value
+        flat = (jnp if isinstance(value, jax.Array) else np).asarray(value)
+        whole = [pad(row, self.event_shape[0]) for row in flat.reshape(math.prod(lead), *event)]
+        return (jnp if isinstance(value, jax.Array) else np).stack(whole).reshape(*lead, *self.event_shape)
 
     def mask(self, mask) -> Distribution:
         """The simulator with some of its events left out of densities; see `numpyro.handlers.mask`."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,11 @@ from jax import random
 from numpyro.distributions import Distribution
 
 from numpyro_kme._core import checks, compat, solves
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import nothing_is_traced
 from numpyro_kme._core.programs import Program
+from numpyro_kme.kernels.ragged import pad
+from numpyro_kme.models.named_outputs import Joined, name
 
 Shape = tuple[int, ...]
 
@@ -27,7 +30,7 @@ called_back: ContextVar[bool] = ContextVar("called_back", default=False)
 """Whether a black-box simulator is being called from inside JAX, which waits for it."""
 
 
-_known: ContextVar[dict[tuple, tuple[Shape, np.dtype]] | None] = ContextVar("known", default=None)
+_known: ContextVar[dict[tuple, tuple[Any, dict[str, Shape]]] | None] = ContextVar("known", default=None)
 
 
 @contextmanager
@@ -45,12 +48,6 @@ class WrongOutput(ValueError):
     """A black-box simulator returned something else than it declares."""
 
 
-def name(fn: Callable) -> str:
-    """Name of a function, for sentences."""
-    fn = fn.func if isinstance(fn, partial) else fn
-    return getattr(fn, "__name__", type(fn).__name__)
-
-
 def check_function(fn: Any) -> None:
     """Require something callable that JAX can recognise when it meets it again."""
     checks.require(callable(fn), f"The first argument of Simulator must be a function; got {fn!r}.", TypeError)
@@ -63,8 +60,9 @@ def check_function(fn: Any) -> None:
         ) from error
 
 
-def traced_event(fn: Callable, shapes: Sequence[Shape], dtypes: Sequence) -> tuple[Shape, np.dtype]:
-    """Shape and dtype of what `fn(key, *params)` returns, found by tracing it."""
+def traced_event(fn: Callable, shapes: Sequence[Shape], dtypes: Sequence) -> tuple[Any, dict[str, Shape]]:
+    """Shape and dtype of what `fn(key, *params)` returns, found by tracing it, and the shapes of its entries where that
+    is a dictionary, in its own order."""
     known = _known.get()
     if known is None:
         return _traced_event(fn, shapes, dtypes)
@@ -76,8 +74,17 @@ def traced_event(fn: Callable, shapes: Sequence[Shape], dtypes: Sequence) -> tup
 
 def _traced_event(fn, shapes, dtypes):
     structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(shapes, dtypes)]
+    entries: dict[str, Shape] = {}
+
+    def traced(*args):
+        event = fn(*args)  # `fn` as it is now
+        if not isinstance(event, Mapping):
+            return event
+        entries.update({str(entry): np.shape(value) for entry, value in event.items()})
+        return jax.numpy.concatenate([jax.numpy.ravel(value) for value in event.values()])
+
     try:
-        event = jax.eval_shape(lambda *args: fn(*args), jax.eval_shape(random.key, 0), *structs)  # `fn` as it is now
+        event = jax.eval_shape(traced, jax.eval_shape(random.key, 0), *structs)
     except Exception as error:
         raise ValueError(
             f"JAX could not trace simulator `{name(fn)}` as fn(key, *params) with parameters of shapes "
@@ -87,10 +94,10 @@ def _traced_event(fn, shapes, dtypes):
         ) from error
     checks.require(
         isinstance(event, jax.ShapeDtypeStruct),
-        f"Simulator `{name(fn)}` returns {jax.tree.structure(event)}; it must return one array. Join its "
-        "outputs into one vector.",
+        f"Simulator `{name(fn)}` returns {jax.tree.structure(event)}; it must return one array, or a dictionary of "
+        "arrays with their names.",
     )
-    return event.shape, np.dtype(event.dtype)
+    return event, entries
 
 
 def traced_anew(fn: Callable) -> Callable:
@@ -116,6 +123,35 @@ def call_on_host(fn: Callable, shape: Shape, dtype: np.dtype, key_data: np.ndarr
         WrongOutput,
     )
     return x.astype(dtype)
+
+
+@dataclass(frozen=True)
+class Padded:
+    """A black-box simulator of outputs of any length, with rows of NaN behind them.
+
+    Args:
+        fn: `(rng, *params) -> (n, *rest)`, with `n` from 1 to the first number of `shape`.
+        shape: That of the longest output.
+    """
+
+    fn: Callable
+    shape: Shape
+
+    @property
+    def __name__(self) -> str:
+        return name(self.fn)
+
+    def __call__(self, rng: np.random.Generator, *params: np.ndarray) -> np.ndarray:
+        """Simulate one event; one that is longer than was declared stays so."""
+        x = np.asarray(self.fn(rng, *params))
+        checks.require(
+            x.ndim == len(self.shape) and 1 <= len(x) <= self.shape[0] and x.shape[1:] == self.shape[1:],
+            f"Simulator `{name(self.fn)}` declares outputs of at most {self.shape[0]} rows, shape {self.shape}, but "
+            f"returned shape {x.shape}. Declare the longest, Simulator(..., shape=..., ragged=True), and let each have "
+            "a row at least.",
+            WrongOutput,
+        )
+        return pad(x, self.shape[0])
 
 
 def calls_on_host(fn: Callable, shape: Shape, dtype: np.dtype, key_data: np.ndarray, params: Sequence) -> np.ndarray:
@@ -147,6 +183,7 @@ def call_back(fn: Callable, shape: Shape, dtype: np.dtype, key_data: jax.Array, 
     return solves.call_back(rows, key_data.shape[:-1] + shape, canonical, key_data, *given, vmap_method="broadcast_all")
 
 
+@shown
 @dataclass(frozen=True, eq=False)
 class FromNoise:
     """A simulator `fn(noise, *params)` whose noise has a declared distribution.
@@ -174,6 +211,11 @@ class FromNoise:
     def __name__(self) -> str:
         return getattr(self.fn, "__name__", type(self.fn).__name__)
 
+    @cached_property
+    def joined(self) -> "FromNoise":
+        """The same with the entries of a dictionary in one vector."""
+        return FromNoise(Joined(self.fn), self.noise)
+
     def __call__(self, rng_key: jax.Array, *params):
         """Draw the noise and simulate one event."""
         return self.fn(self.noise.sample(rng_key), *params)
@@ -189,6 +231,7 @@ def read_text(path: Path) -> np.ndarray:
     return np.loadtxt(path, ndmin=1)
 
 
+@shown
 @dataclass(frozen=True)
 class Command:
     """A black-box simulator that runs a program: `Simulator(Command((...)), theta, shape=(10,), dtype=float)`.

@@ -39,7 +39,7 @@ def check_sites(trace, simulators, parents) -> None:
             checks.require(
                 found == expected,
                 f"The observation at {name!r} has shape {found}; the simulator `{simulators[name].name}` gives "
-                f"shape {expected}."
+                f"shape {expected}{', or fewer rows' if simulators[name].ragged else ''}."
                 if site["is_observed"]
                 else f"Site {name!r} has shape {found} where its simulator gives shape {expected}. A simulator "
                 "inside `scan` is not supported: make the whole series one call of a simulator.",

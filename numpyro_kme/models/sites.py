@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +14,7 @@ import numpyro.distributions as dist
 from numpyro.infer.inspect import get_model_relations
 
 from numpyro_kme._core import checks, compat
+from numpyro_kme.kernels.ragged import beyond_end, lengths
 from numpyro_kme.models import tracing
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.site_checks import check_sites
@@ -80,6 +82,14 @@ class SimulatorSite:
         """Whether calls are masked, or their likelihoods raised to a power other than 1."""
         return not self.mask.all() or bool(np.any(self.scale != 1.0))
 
+    @property
+    def alike(self) -> bool:
+        """Whether all calls that count have the same parameters, and the same of their entries were observed."""
+        if self.observed is None or self.censored or prod(self.simulator.groups) > 1:
+            return False
+        seen = ~np.isnan(self.counted(self.observed).reshape(-1, *self.simulator.event_shape))
+        return len(seen) > 0 and bool(seen[0].any() and (seen == seen[:1]).all())
+
     def counted(self, x: np.ndarray, lead: int = 0) -> np.ndarray:
         """Outputs `(*lead, *batch, *event)` without the masked ones: as they are if there are none, else
         `(*lead, calls, *event)`."""
@@ -89,6 +99,7 @@ class SimulatorSite:
         """That an observation is one that the simulator could give, where it is not NaN: finite, and whole where its
         outputs are."""
         seen = self.counted(np.asarray(self.observed))
+        self._check_ends(name, seen)
         checks.require(
             not self.missing or bool(self.mask.any()),
             f"Nothing was observed at {name!r}: all {self.missing} entries that count are NaN. The posterior is the "
@@ -103,6 +114,22 @@ class SimulatorSite:
             f"The observation at {name!r} holds {', '.join(f'{number:g}' for number in broken[:3])}, and its simulator "
             f"`{self.simulator.name}` gives whole numbers ({self.simulator.dtype}). Observe whole numbers, or let the "
             "simulator return what was averaged.",
+        )
+
+    def _check_ends(self, name: str, seen: np.ndarray) -> None:
+        """That outputs of any length have a row at least, and no NaN before their end."""
+        if not self.simulator.ragged:
+            return
+        event = self.simulator.event_shape
+        checks.require(
+            bool(lengths(seen.reshape(-1, *event)).all()),
+            f"The observation at {name!r} has no row: NaN at its end says that it ends there (ragged=True), and its "
+            "first row is NaN. Leave it out by numpyro.handlers.mask, or give at least one row.",
+        )
+        checks.require(
+            not self.missing,
+            f"The observation at {name!r} has {self.missing} entries that are NaN before its end; of outputs of any "
+            "length (ragged=True) only NaN at the end has a meaning. Leave whole rows out, or give the values.",
         )
 
     def rows(self, arguments: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -238,11 +265,18 @@ def _parts_of(trace, simulators, parents) -> Parts:
 def _counted(simulator: Simulator, site: dict) -> tuple[np.ndarray, np.ndarray, int, int]:
     """Which calls count, which are not masked, how many entries of these are NaN, and are in intervals."""
     mask = np.broadcast_to(compat.mask(site["fn"]), simulator.batch_shape)
-    missing = np.isnan(np.asarray(site["value"])) & np.expand_dims(mask, tuple(range(-simulator.event_dim, 0)))
+    missing = np.isnan(value := np.asarray(site["value"])) & np.expand_dims(mask, tuple(range(-simulator.event_dim, 0)))
+    if simulator.ragged:  # NaN at the end of an output is its end
+        return mask, mask, int((missing & ~behind(simulator, value)).sum()), 0
     ends = np.zeros((0, *missing.shape)) if simulator.bounds is None else simulator.bounds
     inside = missing & np.any([np.isfinite(np.broadcast_to(end, missing.shape)) for end in ends], axis=0)
     nothing = (missing & ~inside).all(axis=tuple(range(-simulator.event_dim, 0)))
     return mask & ~nothing, mask, int(missing.sum()), int(inside.sum())
+
+
+def behind(simulator: Simulator, x: np.ndarray) -> np.ndarray:
+    """Which entries of outputs `(*lead, *event)` stand behind their ends."""
+    return beyond_end(x.reshape(-1, *simulator.event_shape)).reshape(x.shape)
 
 
 def _behind(name: str, upstream: Mapping[str, list[str]], trace) -> tuple[str, ...]:

@@ -52,6 +52,8 @@ class LeaveOutSimulators(ProperPriors):
             self.simulators[msg["name"]] = fn.expand(shape[: len(shape) - fn.event_dim])
             if msg["value"] is None:
                 msg["value"] = jnp.zeros(shape, jax.dtypes.canonicalize_dtype(fn.dtype))
+            elif fn.ragged:
+                msg["value"] = self.simulators[msg["name"]].padded(msg["value"])
         super().process_message(msg)
 
 
@@ -105,7 +107,7 @@ class PresentPrecision(Messenger):
                 listed = isinstance(msg["value"], list | tuple)
                 msg["value"] = in_present_precision(np.asarray(msg["value"]) if listed else msg["value"])
             elif msg["value"] is not None and not isinstance(msg["value"], jax.Array):
-                msg["value"] = np.asarray(msg["value"])
+                msg["value"] = np.asarray(compat.innermost(msg["fn"]).vector(msg["value"]))
                 checks.require(
                     msg["value"].dtype.kind not in "OSUMm",
                     f"the observation at {msg['name']!r} has dtype {msg['value'].dtype}; it must hold numbers",

@@ -1,10 +1,14 @@
 """Plots of posteriors, learnt likelihoods and checks. Each function returns a matplotlib figure.
 
-They need matplotlib, `pip install "numpyro-kme[plots]"`. Everything else that ArviZ draws is drawn from
-`to_inference_data()`.
+All draw in one style, on the axes `ax` where they are given, else on a new figure of size `figsize`; further keywords
+go to the artist that each names. They need matplotlib, `pip install "numpyro-kme[plots]"`. Everything else that ArviZ
+draws is drawn from `to_inference_data()`.
 """
 
-from numpyro_kme.plots.checks import coverage, ranks, witness
-from numpyro_kme.plots.posteriors import informativeness, marginals, pair, surrogate
+from numpyro_kme.plots.checks import coverage, predictive, ranks, witness
+from numpyro_kme.plots.learnt_statistics import informativeness, learnt, statistics
+from numpyro_kme.plots.likelihoods import rounds, surrogate
+from numpyro_kme.plots.posteriors import marginals, pair
 
-__all__ = ["coverage", "informativeness", "marginals", "pair", "ranks", "surrogate", "witness"]
+__all__ = ["coverage", "informativeness", "learnt", "marginals", "pair", "predictive", "ranks", "rounds", "surrogate"]
+__all__ += ["statistics", "witness"]

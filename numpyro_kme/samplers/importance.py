@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.display import Card
 from numpyro_kme._core.host import in_present_precision, numpy_rng, on_host
 from numpyro_kme._core.keys import child, split
 from numpyro_kme._core.programs import in_blocks
@@ -43,6 +44,16 @@ class WeightedParticles:
     particles: Array
     weights: Array
     log_evidence: Array
+
+    def _card(self) -> Card:
+        return Card(
+            f"{len(self.weights):,} weighted particles in {np.shape(self.particles)[1]} dimensions",
+            {
+                "effective size": self.effective_size,
+                "negative weights": f"{self.negative_proportion:.2%}",
+                "log evidence": float(self.log_evidence),
+            },
+        )
 
     @property
     def positive_weights(self) -> np.ndarray:

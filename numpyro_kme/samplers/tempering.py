@@ -15,6 +15,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from numpyro_kme._core.display import Card, shown
 from numpyro_kme._core.host import numpy_rng
 from numpyro_kme.samplers.importance import systematic
 from numpyro_kme.samplers.proposals import ProposalDistribution
@@ -33,11 +34,12 @@ SMALLEST, HALVINGS, MOST_TEMPERATURES = -60.0, 14, 1000
 interval; and a bound that only likelihoods that differ by more than that step can bridge meet."""
 
 
+@shown
 class Tempered(NamedTuple):
     """Draws after tempering, and how it went.
 
     Attributes:
-        particles: `(M, D)`, equally weighted draws from the posterior, the states of `M = N / 4` chains.
+        particles: `(M, D)`, equally weighted draws from the posterior, the states of `M` chains.
         log_density: `log p + log L` there, `(M,)`.
         log_evidence: Estimate of `log int likelihood d prior`.
         num_temperatures: How many steps led from the prior to the posterior.
@@ -46,7 +48,7 @@ class Tempered(NamedTuple):
         effective_size: Effective number of independent draws, `1 / ((1 - r^2) / M + r^2 (1 / F + 1 / E - 1 / N))` for
             the worst coordinate: `r` is the autocorrelation between a chain's states before and after the moves at the
             posterior, `F = M^2 / sum_i f_i^2` the effective number of prior draws that the chains descend from, of
-            which draw `i` has `f_i` descendants, and `E = 1 / sum_i w_i^2` that of the weights that led to the
+            which draw `i` has `f_i` descendants, and `E = 1 / sum_i w_i^2` that of the `N` weights that led to the
             posterior. Both states are clipped at the 1st and 99th percentiles of those before, so that it holds for
             means of the bulk: a mode of less than 1 % of the mass may be stuck, and its probability wrong, without
             notice.
@@ -59,6 +61,17 @@ class Tempered(NamedTuple):
     num_evaluations: int
     acceptance: float
     effective_size: float
+
+    def _card(self) -> Card:
+        return Card(
+            f"{len(self.particles):,} draws after {self.num_temperatures} temperatures",
+            {
+                "effective size": self.effective_size,
+                "log evidence": self.log_evidence,
+                "acceptance": self.acceptance,
+                "evaluations": self.num_evaluations,
+            },
+        )
 
 
 class _Points(NamedTuple):
@@ -107,7 +120,9 @@ def _centred(u, low, high):
     return clipped - np.mean(clipped, axis=0)
 
 
-def temper(rng_key: jax.Array, log_densities: LogDensities, particles: np.ndarray) -> Tempered:
+def temper(
+    rng_key: jax.Array, log_densities: LogDensities, particles: np.ndarray, num_chains: int | None = None
+) -> Tempered:
     """Turn draws from a prior into draws from the posterior, by NumPy: nothing is compiled but what the densities
     compile.
 
@@ -115,9 +130,10 @@ def temper(rng_key: jax.Array, log_densities: LogDensities, particles: np.ndarra
         rng_key: The only source of randomness.
         log_densities: `(n, D) -> (log p, log L)`, each `(n,)`: the prior up to a constant, and the likelihood. Where
             the likelihood is -inf or NaN the posterior has no mass; where it is so at every particle, the evidence is
-            not finite. It is called with `N / 4` points at a time.
-        particles: `(N, D)` independent draws from the prior, `MOVES` for each draw from the posterior that is wanted; a
-            few thousand for ten dimensions.
+            not finite. It is called with at most `M` points at a time.
+        particles: `(N, D)` independent draws from the prior, `MOVES` for each draw from the posterior that is wanted,
+            or fewer from a density that is about the posterior; a few thousand for ten dimensions.
+        num_chains: `M`, as many as draws from the posterior; a quarter of the particles when left out.
     Returns:
         `Tempered`.
     Cost: `N` evaluations of both densities, batched over `M`, at the prior and in each round of moves: 1 to
@@ -129,12 +145,10 @@ def temper(rng_key: jax.Array, log_densities: LogDensities, particles: np.ndarra
         log_prior, log_likelihood = map(np.asarray, log_densities(u))
         return _Points(u, log_prior, np.where(np.isnan(log_likelihood), -np.inf, log_likelihood))
 
-    rng, num_chains = numpy_rng(rng_key), len(particles) // MOVES
-    size = num_chains * MOVES
-    population = _Points.joined(
-        [evaluate(block) for block in np.split(np.asarray(particles[:size], np.float64), MOVES)]
-    )
-    ancestors, unequal, temperature, log_evidence = np.arange(size), 0.0, 0.0, 0.0
+    rng, start, num_chains = numpy_rng(rng_key), len(particles), num_chains or len(particles) // MOVES
+    blocks = np.split(np.asarray(particles, np.float64), range(num_chains, start, num_chains))
+    population, size = _Points.joined([evaluate(block) for block in blocks]), num_chains * MOVES
+    ancestors, unequal, temperature, log_evidence = np.arange(start), 0.0, 0.0, 0.0
     num_temperatures, num_moves = 0, 0
     while True:
         last = temperature >= 1.0
@@ -143,7 +157,7 @@ def temper(rng_key: jax.Array, log_densities: LogDensities, particles: np.ndarra
             starts = chosen[-num_chains:]
         else:
             temperature, weights, log_mean = _reweigh(population.log_likelihood, temperature)
-            unequal = float(np.sum(weights**2)) - 1.0 / size
+            unequal = float(np.sum(weights**2)) - 1.0 / len(weights)
             chosen = systematic(rng, weights, size)
             starts, log_evidence, num_temperatures = chosen[::MOVES], log_evidence + log_mean, num_temperatures + 1
             temperature = temperature if num_temperatures < MOST_TEMPERATURES else 1.0
@@ -174,7 +188,7 @@ def temper(rng_key: jax.Array, log_densities: LogDensities, particles: np.ndarra
         log_density=points.log_density(1.0),
         log_evidence=log_evidence,
         num_temperatures=num_temperatures,
-        num_evaluations=size + num_chains * num_moves,
+        num_evaluations=start + num_chains * num_moves,
         acceptance=float(np.mean(moved)),
         effective_size=effective_size,
     )

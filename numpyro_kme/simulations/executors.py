@@ -106,14 +106,15 @@ def run(
         timeout: Seconds for one simulation.
         report: Called in this thread.
     Raises:
-        ImportError: If cloudpickle is not installed: `pip install "numpyro-kme[store]"`.
+        ImportError: If cloudpickle is not installed: `pip install "numpyro-kme[executor]"`.
         SimulationError: If an executor that was given stops working.
     """
     try:
         import cloudpickle
     except ImportError as error:
         raise ImportError(
-            'An executor gets the simulator by cloudpickle, which is not installed: pip install "numpyro-kme[store]".'
+            "An executor gets the simulator by cloudpickle, which is not installed: pip install "
+            '"numpyro-kme[executor]".'
         ) from error
 
     pool = _Spawned(executor) if isinstance(executor, int) else _UsersExecutor(executor)

@@ -13,6 +13,8 @@ from typing import Any, Literal
 import numpy as np
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.display import shown
+from numpyro_kme.kernels.ragged import beyond_end, lengths
 
 
 class SimulationError(RuntimeError):
@@ -42,6 +44,7 @@ def raised(error: BaseException) -> Failure:
     return failure
 
 
+@shown
 @dataclass(frozen=True)
 class SimulatedMissing:
     """NaN is what a simulator gives for what is not recorded, and no failure: reporting, detection, dropping out.
@@ -54,10 +57,23 @@ class SimulatedMissing:
 def not_finite(x: np.ndarray, missing: SimulatedMissing | None = None) -> Failure | None:
     """The failure of a simulator that gave values that are not finite; None if all are, or NaN where that is said."""
     allowed = np.isfinite(x) if missing is None else ~np.isinf(x)
-    bad = np.size(x) - np.count_nonzero(allowed)
-    return Failure("not finite", f"{bad} of its {np.size(x)} values are not finite") if bad else None
+    return _not_finite(int(np.sum(~allowed)), np.size(x))
 
 
+def not_ragged(x: np.ndarray, event_dim: int) -> Failure | None:
+    """The failure of a simulator of outputs of any length: no row, or values before the end that are not finite."""
+    events = x.reshape(-1, *x.shape[x.ndim - event_dim :])
+    if not lengths(events).all():
+        return Failure("no rows", "an output of it has no row: the first is NaN already")
+    inside = ~beyond_end(events)
+    return _not_finite(int(np.sum(inside & ~np.isfinite(events))), int(inside.sum()))
+
+
+def _not_finite(bad: int, size: int) -> Failure | None:
+    return Failure("not finite", f"{bad} of its {size} values are not finite") if bad else None
+
+
+@shown
 @dataclass(frozen=True)
 class Retry:
     """Simulate again, with a fresh key, where a simulation failed.
@@ -78,6 +94,7 @@ class Retry:
         checks.require(self.then in ("raise", "skip"), f"`then` must be 'raise' or 'skip'; got {self.then!r}.")
 
 
+@shown
 @dataclass(frozen=True)
 class Penalise:
     """Put a value far from any observation in place of a failed simulation's output.

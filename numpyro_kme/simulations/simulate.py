@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import random
-from tqdm.auto import tqdm
 
-from numpyro_kme._core import checks, compat, programs
+from numpyro_kme._core import checks, programs, progress
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.keys import child
 from numpyro_kme.models import simulator_functions
 from numpyro_kme.models.problem import Arrays, Draws, Problem
@@ -89,6 +89,7 @@ def simulate(
     return plan.simulate(rng_key, problem)
 
 
+@shown
 @dataclass(frozen=True)
 class Plan:
     """How an engine simulates; engines take these as keywords of their own.
@@ -153,8 +154,14 @@ class Plan:
         return replace(made, proposed=len(made))
 
     def _check_execution(self, problem: Problem) -> None:
-        """Executors and time limits are for black boxes."""
+        """Executors and time limits are for black boxes; NaN has one meaning."""
         timeout, executor = self.timeout, self.executor
+        ragged = [name for name, site in problem.simulators.items() if site.simulator.ragged]
+        checks.require(
+            self.missing is None or not ragged,
+            f"NaN at the end of outputs of {ragged} says that they end there (ragged=True), and with `missing` that it "
+            "is not recorded: leave one of both out.",
+        )
         checks.require(
             timeout is None or timeout > 0, f"`timeout` must be a positive number of seconds; got {timeout}."
         )
@@ -171,11 +178,10 @@ class Plan:
 
     def _run(self, rng_key: jax.Array, problem: Problem, draws: Draws, store: Store | None) -> Simulations:
         """Simulate at draws, at each simulator site in turn."""
-        quiet = not (self.progress_bar and compat.progress_bars_allowed())
         total = len(next(iter(draws.latents.values()))) * len(problem.simulators)
         x: dict[str, np.ndarray] = {}
         errors: dict[str, np.ndarray] = {}
-        with tqdm(total=total, desc="simulating", disable=quiet) as bar:
+        with progress.steps("simulating", total, self.progress_bar) as bar:
             for name, site in problem.simulators.items():
                 run = site_runs.Run(rng_key, name, site.simulator, draws, self, bar, store)
                 x[name], errors[name] = run.all()
@@ -202,6 +208,7 @@ def _settings(rng_key: jax.Array, problem: Problem, plan: Plan) -> dict[str, Any
                 "shape": list(simulator.shape()),
                 "dtype": str(simulator.dtype),
                 "black box": simulator.black_box,
+                **({"ragged": True} if simulator.ragged else {}),
             }
             for name, simulator in simulators.items()
         },

@@ -8,10 +8,15 @@ from typing import Any
 import numpy as np
 
 from numpyro_kme._core import arviz, checks
+from numpyro_kme._core.display import Card, names_and_shapes, shown
 from numpyro_kme._core.saving import Saved, saveable
+from numpyro_kme.kernels.ragged import padded_together
 from numpyro_kme.models.problem import Arrays, Problem
+from numpyro_kme.models.simulator import Simulator
+from numpyro_kme.simulations.failures import not_ragged
 
 
+@shown
 @saveable
 @dataclass(frozen=True)
 class Simulations(Saved):
@@ -38,6 +43,19 @@ class Simulations(Saved):
     failed: Arrays = field(default_factory=dict)
     attempted: int = 0
     proposed: int = 0
+
+    def _card(self) -> Card:
+        failed = sum(self.failures.values())
+        return Card(
+            f"{len(self):,} simulations",
+            {
+                "outputs": names_and_shapes(self.x),
+                "latents": names_and_shapes(self.latents),
+                "at": f"draws from the prior; {self.proposed} of them at chosen latents" if self.proposed else "",
+                "failed": f"{failed} of {self.attempted or len(self)}, see describe_failures()" if failed else "",
+            },
+            "KELFI(model, simulations=simulations), save(path)",
+        )
 
     def __post_init__(self):
         if not len(self.index):
@@ -75,19 +93,22 @@ class Simulations(Saved):
         return f"{number} of {total} ({number / total:.1%}): {reasons}" + (f"; at {', '.join(where)}" if where else "")
 
     @classmethod
-    def from_table(cls, arguments: Any, x: Any, *, site: str = "x") -> "Simulations":
+    def from_table(cls, arguments: Any, x: Any, *, site: str = "x", ragged: bool = False) -> "Simulations":
         """Take simulations made elsewhere from the arguments of the simulator.
 
         Args:
             arguments: `(m, p)`, all numbers that one call takes, flattened in the order of the model.
-            x: `(m, *event)`, what the simulator gave.
+            x: `(m, *event)`, what the simulator gave; with `ragged` a list of `m` arrays of any length, too.
             site: Name of the simulator site.
+            ragged: Whether NaN at the end of an output says that it ends there, as in `Simulator`.
         Raises:
             ValueError: If the rows do not agree in number or hold values that are not finite.
         """
+        if ragged:
+            x = padded_together(x)
         arguments, x = np.asarray(arguments), np.asarray(x)
         checks.table("arguments", arguments)
-        checks.sound("x", x)
+        _check_outputs("x", x, x.ndim - 1 if ragged else 0)
         checks.require(
             x.shape[:1] == arguments.shape[:1],
             f"`arguments` and `x` must have one row for each simulation; got shapes {arguments.shape} and {x.shape}.",
@@ -101,12 +122,14 @@ class Simulations(Saved):
         Args:
             problem: The model, as `Problem.read` gives it; it says what the simulator's arguments are.
             latents: `{latent: (m, *shape)}`, for all latents.
-            x: `{site: (m, *batch, *event)}`, or the array itself if there is one simulator site.
+            x: `{site: (m, *batch, *event)}`, or the array itself if there is one simulator site; of outputs of any
+                length (`Simulator(ragged=True)`) a list of arrays, too.
         Raises:
             ValueError: If shapes do not fit the model, or `x` has values that are not finite.
         """
         x = x if isinstance(x, Mapping) else {problem.site(): x}
-        x = {problem.site(name): np.asarray(value) for name, value in x.items()}
+        x = {problem.site(name): value for name, value in x.items()}
+        x = {n: np.asarray(as_long(problem.simulators[n].simulator, value)) for n, value in x.items()}
         missing = sorted(set(problem.simulators) - set(x))
         checks.require(not missing, f"`x` has no simulations of the sites {missing}.")
         draws = problem.evaluate(latents)
@@ -115,7 +138,7 @@ class Simulations(Saved):
             checks.require(
                 value.shape == shape, f"The simulations of site {name!r} must have shape {shape}; got {value.shape}."
             )
-            checks.finite(name, value)
+            _check_outputs(name, value, _ragged_dims(problem, name))
         return cls(draws.arguments, x, draws.latents, draws.deterministics)
 
     @classmethod
@@ -133,7 +156,7 @@ class Simulations(Saved):
         groups = arviz.read_groups(source, ("prior", "prior_predictive"))
         latents = _variables(groups["prior"], problem.latents, "prior")
         x = _variables(groups["prior_predictive"], problem.simulators, "prior_predictive")
-        sound = np.all([np.isfinite(value).reshape(len(value), -1).all(axis=1) for value in x.values()], axis=0)
+        sound = np.all([_sound(value, _ragged_dims(problem, name)) for name, value in x.items()], axis=0)
         found = cls.from_latents(
             problem,
             {name: value[sound] for name, value in latents.items()},
@@ -142,6 +165,40 @@ class Simulations(Saved):
         failures = {} if sound.all() else {"not finite": int(np.sum(~sound))}
         failed = {name: value[~sound] for name, value in latents.items()}
         return replace(found, index=np.flatnonzero(sound), failures=failures, failed=failed, attempted=len(sound))
+
+
+def _ragged_dims(problem: Problem, site: str) -> int:
+    """Dimensions of an event, if events of a site may end before their last row; else 0."""
+    simulator = problem.simulators[site].simulator
+    return simulator.event_dim if simulator.ragged else 0
+
+
+def as_long(simulator: Simulator, x: Any) -> Any:
+    """Outputs of any length as long as the simulator's longest; others as they are."""
+    if not simulator.ragged:
+        return x
+    x = padded_together(x)
+    return simulator.expand(np.shape(x)[:1] + simulator.batch_shape).padded(x)
+
+
+def _check_outputs(name: str, x: np.ndarray, ragged_dims: int) -> None:
+    """That outputs `(m, ...)` are finite before their ends."""
+    checks.real(name, x)
+    if not ragged_dims:
+        return checks.finite(name, x)
+    wrong = np.flatnonzero(~_sound(x, ragged_dims))
+    checks.require(
+        not len(wrong),
+        f"`{name}` has {len(wrong)} outputs without a row, or with values before their end that are not finite, such "
+        f"as those at {wrong[:3].tolist()}. Leave them out.",
+    )
+
+
+def _sound(x: np.ndarray, ragged_dims: int) -> np.ndarray:
+    """Which outputs `(m, ...)` are finite, `(m,)`, before their ends where they may have such."""
+    if not ragged_dims:
+        return np.isfinite(x).reshape(len(x), -1).all(axis=1)
+    return np.array([not_ragged(one, ragged_dims) is None for one in x])
 
 
 def _stacked(first: Arrays, second: Arrays) -> dict[str, np.ndarray]:

@@ -17,7 +17,7 @@ from numpyro_kme._core.programs import Program
 from numpyro_kme.models.problem import Draws
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.simulations import executors
-from numpyro_kme.simulations.failures import Failure, SimulationError, not_finite, retries, stops
+from numpyro_kme.simulations.failures import Failure, SimulationError, not_finite, not_ragged, retries, stops
 from numpyro_kme.simulations.store import CHUNK, PENDING, Store
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Run:
         sound, failed = [], []
         for row, outcome in zip(map(int, rows), outcomes, strict=True):
             if not isinstance(outcome, Failure):
-                outcome = not_finite(outcome, self.plan.missing) or outcome
+                outcome = self._failure(outcome) or outcome
             if not isinstance(outcome, Failure):
                 self.x[row] = outcome
                 sound.append(row)
@@ -111,6 +111,12 @@ class Run:
             self._write()
         if failed and self.stops:
             self._raise(failed[0])
+
+    def _failure(self, x: np.ndarray) -> Failure | None:
+        """What is wrong with an output, if anything."""
+        if self.simulator.ragged:
+            return not_ragged(x, self.simulator.event_dim)
+        return not_finite(x, self.plan.missing)
 
     def _write(self) -> None:
         """Write what has come in."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from numpyro_kme._core import arviz, checks
+from numpyro_kme._core.display import Card, shown
 from numpyro_kme.simulations.failures import Failure, StoreError, alone, damaged, differences, first, writing
 
 FORMAT = 1
@@ -23,6 +24,7 @@ KIND = 48
 PENDING, DONE, FAILED = 0, 1, 2
 
 
+@shown
 class Store:
     """Simulations on disk, each row with its status.
 
@@ -34,6 +36,9 @@ class Store:
 
     def __init__(self, path: Path, root):
         self.path, self._root = path, root
+
+    def _card(self) -> Card:
+        return Card(f"Store of {self.count} simulations", {"path": str(self.path)})
 
     @classmethod
     @contextmanager

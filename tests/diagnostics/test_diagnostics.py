@@ -349,7 +349,9 @@ def test_misspecification_of_several_sites_and_calibration_share_the_level():
     """Half is for the observation, an equal part of it for each site."""
     asked = []
     engine = SimpleNamespace(
-        misspecification={name: SimpleNamespace(p_value=p) for name, p in zip("abc", (0.0082, 0.0084, 0.5))},
+        misspecification={
+            name: SimpleNamespace(p_value=p, by_statistic={}) for name, p in zip("abc", (0.0082, 0.0084, 0.5))
+        },
         calibration=SimpleNamespace(findings=lambda level: asked.append(level) or []),
         surrogate={},
     )
@@ -370,7 +372,7 @@ def test_check_runs_all_and_says_what_to_do_next(capsys):
     assert "FLAGGED" in printed and "- location (theta[0]" in printed and "compare `predictive_check`" in printed
     assert "hardly makes this observation" not in printed and max(map(len, printed.splitlines())) <= 80
     unlike, _ = found.findings(0.05)[:2]
-    assert unlike.startswith("x (p-value 0.003") and "witness" in unlike
+    assert unlike.startswith("x (p-value 0.003") and "by_statistic" in unlike
     fine = Check(dataclasses.replace(found.calibration, margin=5.0), surrogate={"x": SurrogateCheck(0.2, 0.06, 0.01)})
     beyond, negative = fine.findings()
     assert beyond.startswith("20.00% of the posterior draws lie beyond") and negative.startswith(

@@ -58,8 +58,8 @@ def test_without_a_correction_it_is_the_loss_by_direct_sums(noise, covariates, f
     near = local(direct, few)
     near, nodes = near.corrected(few, near.expansions(first_only(few)), 1.0)
     weights, u = rng.dirichlet(np.ones(40)), ANCHOR + 0.05
-    expected = direct.slope(direct.reduce(weights), u, first(few))
-    found = near.slope(near.reduce(weights), u, first(nodes))
+    expected = jax.jit(direct.slope)(direct.reduce(weights), u, first(few))
+    found = jax.jit(near.slope)(near.reduce(weights), u, first(nodes))
     np.testing.assert_allclose(found[0], expected[0], atol=1e-5)
     np.testing.assert_allclose(found[1], expected[1], atol=1e-4)
     reports = near.report(near.reduce(weights), u, first(nodes)), direct.report(direct.reduce(weights), u, first(few))

@@ -14,8 +14,9 @@ from scipy import stats
 
 import numpyro_kme as kme
 from numpyro_kme import plots
-from numpyro_kme.diagnostics import Calibration
+from numpyro_kme.diagnostics import Calibration, PredictiveCheck, uniformity
 from numpyro_kme.engines import LearntPosterior
+from numpyro_kme.plots import _style
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -78,7 +79,7 @@ def drawn(figure):
 
 
 def test_a_panel_on_its_own_is_wider_than_one_of_a_row():
-    widths = [plots.posteriors.panels(count)[0].get_figwidth() / min(count, 4) for count in (1, 2, 3, 4, 7)]
+    widths = [_style.panels(count)[0].get_figwidth() / min(count, 4) for count in (1, 2, 3, 4, 7)]
     assert widths[0] > widths[1] and len(set(widths[1:])) == 1
 
 
@@ -102,8 +103,8 @@ def test_surrogate_surface_is_the_likelihood_in_a_slice(engine):
     assert bar.get_ylim() == (-8.0, 0.0)
     points = np.array([[0.5, -0.5], [0.5, 1.5], [3.0, -0.5]])
     latents = {"a": engine.get_samples()["a"], "b": engine.get_samples()["b"]}
-    tables = plots.posteriors._slice(latents, ["b[0]", "b[1]"], points)
-    log_q = plots.posteriors._log_likelihood(engine, tables)
+    tables = plots.likelihoods._slice(latents, ["b[0]", "b[1]"], points)
+    log_q = plots.likelihoods._log_likelihood(engine, tables)
     np.testing.assert_allclose(log_q[:2], [0.0, -2.0], atol=1e-5)
     assert np.isnan(log_q[2])
     labels = [line.get_label() for line in axis.lines]
@@ -118,7 +119,7 @@ def test_what_lies_beyond_the_simulations_is_hatched_and_crossed(engine):
     edges = np.concatenate([path.vertices for path in hatched.get_paths()])[:, 1]
     assert abs(edges.min() - 1.2) < 0.1 and edges.max() > 2.0
     (axis,) = drawn(plots.surrogate(engine, ["b[1]"]))
-    assert BEYOND in [text.get_text() for text in axis.get_legend().get_texts()]
+    assert BEYOND in [text.get_text() for text in axis.figure.legends[0].get_texts()]
 
 
 def test_surrogate_curve_of_one_number(engine):
@@ -142,7 +143,8 @@ def test_ranks_draw_the_distribution_less_the_uniform_one(calibration):
     _, y = axes[0].lines[-1].get_data()
     assert abs(np.max(np.abs(y)) - stats.kstest(values, "uniform").statistic) < 1e-12
     band = axes[0].collections[0].get_paths()[0].vertices
-    assert abs(stats.kstwo.sf(band[:, 1].max(), 120) - 0.05) < 1e-9
+    grid, low, high = uniformity.simultaneous_band(120)
+    np.testing.assert_allclose([band[:, 1].min(), band[:, 1].max()], [min(low - grid), max(high - grid)])
     assert len(drawn(plots.ranks(calibration, ["b", "TARP"]))) == 3
 
 
@@ -181,9 +183,65 @@ def test_marginals_of_one_engine_and_of_several(engine):
     places = [line.get_xdata()[0] for line in axes[1].lines]
     draws = engine.get_samples()["b"][:, 0]
     np.testing.assert_allclose(places, [*np.quantile(draws, [0.5, 0.05, 0.95]), 0.5])
+    said = [text.get_text() for text in axes[0].figure.legends[0].get_texts()]
+    assert said == ["posterior", "median", "90% interval", "truth"]
     several = {"KELFI": engine, "NUTS": {"a": np.ones(30) + np.arange(30)}}
     axes = drawn(plots.marginals(several, ["a"]))
-    assert [text.get_text() for text in axes[0].get_legend().get_texts()] == ["KELFI", "NUTS"]
+    assert [text.get_text() for text in axes[0].figure.legends[0].get_texts()] == ["KELFI", "NUTS"]
+
+
+def test_the_prior_is_drawn_behind_the_posterior(engine):
+    before = {"a": np.linspace(0.0, 9.0, 500)}
+    (axis,) = drawn(plots.marginals(engine, ["a"], prior=before))
+    assert "prior" in [text.get_text() for text in axis.figure.legends[0].get_texts()]
+    assert axis.get_xlim()[1] > 8.0
+    with pytest.raises(ValueError, match="keeps no draws from the prior"):
+        plots.marginals({"one": {"a": np.arange(9.0)}}, prior=True)
+
+
+def test_the_band_of_ranks_holds_whole_curves_with_its_probability():
+    """On other samples than those it was found from, within five standard errors of both."""
+    rng = np.random.default_rng(5)
+    for size, prob in ((30, 0.9), (200, 0.95)):
+        grid, low, high = uniformity.simultaneous_band(size, prob)
+        fractions = (rng.uniform(size=(4000, size, 1)) <= grid).mean(axis=1)
+        inside = ((fractions >= low - 1e-12) & (fractions <= high + 1e-12)).all(axis=1).mean()
+        assert abs(inside - prob) < 5 * np.sqrt(2 * prob * (1 - prob) / 4000) + 0.01, (size, inside)
+        at_half = high[len(grid) // 2] - low[len(grid) // 2]
+        assert at_half > 2 * stats.norm.ppf(0.5 + prob / 2) * 0.5 / np.sqrt(size)  # wider than at one place
+
+
+def test_predictions_and_the_observation():
+    rng = np.random.default_rng(3)
+    x, seen = rng.normal(size=(80, 2)), np.array([0.5, np.nan])
+    check = PredictiveCheck({"x": x}, {"x": seen}, {"x": ("mean", "max")})
+    first, second = drawn(plots.predictive(check))
+    assert [first.get_xlabel(), second.get_xlabel()] == ["mean", "max"]
+    assert [line.get_xdata()[0] for line in first.lines] == [0.5] and not second.lines
+    series = PredictiveCheck({"y": rng.normal(size=(50, 30))}, {"y": np.arange(30.0)})
+    (axis,) = drawn(plots.predictive(series))
+    np.testing.assert_array_equal(axis.lines[-1].get_ydata(), np.arange(30.0))
+    np.testing.assert_allclose(axis.lines[0].get_ydata(), np.median(series.predicted["y"], axis=0))
+    with pytest.raises(ValueError, match=r"`site` must be among \['y'\]; got 'x'"):
+        plots.predictive(series, site="x")
+
+
+def test_axes_size_and_style_are_the_users(engine, calibration):
+    figure, axes = plt.subplots(1, 3)
+    assert plots.marginals(engine, ax=axes, linewidth=3.0) is figure
+    assert axes[0].patches[-1].get_linewidth() == 3.0 and axes[0].get_legend() is not None and not figure.legends
+    assert tuple(plots.informativeness(engine, figsize=(5, 2)).get_size_inches()) == (5, 2)
+    assert plots.coverage(calibration, ["a"], ax=axes[0], color="red").axes[0].lines[-1].get_color() == "red"
+    with pytest.raises(ValueError, match="`ax` must hold 3 axes, one for each panel"):
+        plots.marginals(engine, ax=axes[:2])
+    with pytest.raises(ValueError, match="leave out `figsize`"):
+        plots.marginals(engine, ax=axes, figsize=(3, 3))
+
+
+def test_truth_is_marked_on_the_learnt_likelihood(engine):
+    (axis, _) = drawn(plots.surrogate(engine, ["b[0]", "b[1]"], truth={"b": [0.1, 0.2]}))
+    star = next(line for line in axis.lines if line.get_label() == "truth")
+    assert (star.get_xdata()[0], star.get_ydata()[0]) == (0.1, 0.2)
 
 
 def test_pairs_come_from_arviz(engine):
@@ -233,6 +291,6 @@ def test_without_matplotlib_a_sentence_says_what_to_install(engine, monkeypatch)
 
 @pytest.mark.parametrize("low, high, ends", [(-1, 1, (-1.98, 1.98)), (1, 3, (0.5, 3.98)), (-3, -1, (-3.98, -0.5))])
 def test_a_grid_reaches_half_the_range_beyond_the_draws_and_does_not_cross_zero(low, high, ends):
-    grid = plots.posteriors._around(np.linspace(low, high, 2001))
+    grid = plots.likelihoods._around(np.linspace(low, high, 2001))
     np.testing.assert_allclose(grid[[0, -1]], ends, rtol=1e-12)
     np.testing.assert_allclose(np.diff(grid, 2), 0.0, atol=1e-12)

@@ -14,6 +14,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.embeddings.measures import Measure
@@ -36,6 +37,7 @@ from numpyro_kme.likelihoods.published.surrogate import KernelMeansSurrogate, as
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
 
 
+@shown
 @saveable
 @dataclass(frozen=True)
 class KernelMeans(Form):

@@ -11,6 +11,7 @@ import numpy as np
 import scipy
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import in_present_precision, on_host, to_host
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.kernels.base import register
@@ -19,6 +20,7 @@ from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, T
 from numpyro_kme.likelihoods.published.leave_one_out import LearningObjective
 
 
+@shown
 @saveable
 @dataclass(frozen=True)
 class Tied:
@@ -45,6 +47,7 @@ class Tied:
         checks.require(0 <= self.power < np.inf, f"`power` must be finite and not negative; got {self.power}.")
 
 
+@shown
 @saveable
 @dataclass(frozen=True)
 class Learner:

@@ -17,6 +17,7 @@ import scipy
 from jax.scipy.special import logsumexp
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.saving import saveable
 from numpyro_kme._core.solves import Array
@@ -202,6 +203,7 @@ class _Defensive(LearningObjective):
         checks.require(0.0 < self.floor < 1.0, f"`floor` must be between 0 and 1; got {self.floor}.")
 
 
+@shown
 @saveable
 class LeaveOneOut(_Defensive):
     r"""Held-out log posterior density of each simulation's parameters, in closed form: the default.
@@ -224,6 +226,7 @@ class LeaveOneOut(_Defensive):
         return jnp.mean(posterior_scores(ratios, self.floor))
 
 
+@shown
 @saveable
 class LeaveOneOutPredictive(_Defensive):
     r"""Held-out log predictive density of each simulation's data, in closed form.
@@ -258,6 +261,7 @@ class LeaveOneOutPredictive(_Defensive):
         )
 
 
+@shown
 @saveable
 @dataclass(frozen=True)
 class MarginalLikelihood(LearningObjective):

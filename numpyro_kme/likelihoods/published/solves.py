@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 from scipy import linalg
 
 from numpyro_kme._core import checks, solves
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.saving import saveable
 from numpyro_kme._core.solves import Array
@@ -104,6 +105,7 @@ def default_solve(num_simulations: int) -> Solve:
     return DenseSolve() if num_simulations <= MOST_DENSE else LowRankSolve()
 
 
+@shown
 @saveable
 @dataclass(frozen=True)
 class DenseSolve(Solve):
@@ -155,6 +157,7 @@ def _dense(hyper, z, kappa, weights) -> Solved:
     return Solved(z, weights, kappa - len(kappa) * hyper.regularisation * weights, weights @ kappa)
 
 
+@shown
 @saveable
 @dataclass(frozen=True)
 class LowRankSolve(Solve):

@@ -1,6 +1,6 @@
 """What the published form has learnt: a likelihood to evaluate, its held-out scores, and a report for a person."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -283,6 +283,10 @@ class KernelMeansSurrogate(Surrogate):
         of_raw[list(self.transform.kept)] = drops
         return of_raw
 
+    def named(self, names: Sequence[str]) -> "KernelMeansSurrogate":
+        """As `Surrogate.named`."""
+        return self if self.transform is None else replace(self, transform=self.transform.named(names))
+
     def describe(self) -> Mapping[str, Any]:
         """What was learnt, which bounds were met, and what to look at."""
         described = {
@@ -307,5 +311,8 @@ def as_one_point(transform: StatisticsTransform | None, y: Any, data: Any) -> An
     """The observation as the data of one simulation that the data kernel sees; what all data share is left as it is."""
     if transform is not None:
         return transform.forward(jnp.asarray(y)[None, :])
+    structures = {jax.tree.structure(y), jax.tree.structure(data)}
+    if len(structures) > 1:  # one ends before its last row, the others do not
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], y)
     one = lambda leaf, like: jnp.asarray(leaf)[None] if jnp.ndim(leaf) < jnp.ndim(like) else leaf  # noqa: E731
     return jax.tree.map(one, y, data)

@@ -12,6 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks, solves
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import in_threads, on_host
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.kernels.length_scales import robust_standard_deviation
@@ -52,6 +53,7 @@ NEGLIGIBLE = 0.05
 """What location, in residual standard deviations, and log scale may be off by where a simpler function stands in."""
 
 
+@shown
 @saveable
 @dataclass(frozen=True)
 class ResidualKernelMeans(Form):

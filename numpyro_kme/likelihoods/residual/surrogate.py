@@ -1,6 +1,6 @@
 """What the residual form has learnt: a likelihood to evaluate, and a report for a person."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from functools import partial
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.display import between
 from numpyro_kme._core.host import in_present_precision, on_host
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.base import LikelihoodAt, Surrogate
@@ -90,6 +91,10 @@ class ResidualSurrogate(Surrogate):
     def dim(self):
         """Number of coordinates."""
         return np.shape(self.density.points)[1]
+
+    def named(self, names: Sequence[str]) -> "ResidualSurrogate":
+        """As `Surrogate.named`."""
+        return replace(self, transform=self.transform.named(names))
 
     def at(self, y: Any) -> "ResidualAt":
         """The likelihood at one observation `(n_raw,)`; a concrete `y` is checked and prepared on the host in float64.
@@ -191,19 +196,19 @@ class ResidualSurrogate(Surrogate):
         log_slope = self.marginals.log_slope(bounded, xp) + log_slope - log_scale
         return Standardised(u, log_slope, z, xp.exp(2.0 * xp.min(held - log_scale, axis=-1)))
 
-    def location_error(self, z: np.ndarray) -> float:
+    def location_error(self, z: np.ndarray, power: float = 1.0) -> float:
         r"""As `Surrogate.location_error`, where each draw counts as a normal posterior.
 
         With slopes $J_i = \partial \mu_i / \partial z$, variances $v_i$ of the locations (`LocationErrors`) and
         $P = (I + \sum_i J_i J_i' / \sigma_i^2)^{-1}$, the mean moves by the covariance
         $P (\sum_i J_i J_i' v_i / \sigma_i^4) P$. The root of its trace in units of `P`, over the number of
         directions that are learnt, is $(E_z \sum_i a_i v_i / \sigma_i^2 / \max(1, E_z \sum_i a_i))^{1/2}$ with the
-        leverages $a_i = J_i' P J_i / \sigma_i^2$ of the statistics.
+        leverages $a_i = J_i' P J_i / \sigma_i^2$ of the statistics. A likelihood to a power has $\sigma_i^2$ over it.
         """
         if self.location_errors is None:
             return np.nan
         z = self.region.nearest(np.asarray(z, np.float64), np)
-        precision = np.exp(-2.0 * self.log_scale.on_host(z))
+        precision = power * np.exp(-2.0 * self.log_scale.on_host(z))
         slopes = self.location.slopes(z) * np.sqrt(precision)[..., None]
         solved = slopes @ np.linalg.inv(slopes.mT @ slopes + np.eye(self.dim))
         leverage = np.sum(slopes * solved, axis=-1)
@@ -249,8 +254,8 @@ class ResidualSurrogate(Surrogate):
         explained = -np.expm1(-2.0 * np.maximum(np.asarray(self.improvements.location), 0.0))
         return {
             "form": "location-scale kernel means likelihood",
-            "location": f"{explained.min():.0%} to {explained.max():.0%} of the variance of statistics, held out; "
-            f"curved: {self._list(curved)}",
+            "location": f"{between(f'{explained.min():.0%}', f'{explained.max():.0%}')} of the variance of statistics, "
+            f"held out; curved: {self._list(curved)}",
             "scale": f"changes with the parameters: {self._list(changes)}",
             "support bounds": self._list(np.asarray(self.support.side) != 0.0),
             # A marginal transformation whose `arcsinh` has a larger standard deviation than this is curved
@@ -274,13 +279,13 @@ class ResidualSurrogate(Surrogate):
         if outside.any():
             where = f"outside the simulated range of {self._list(outside)}: what follows is extrapolated in the data"
         return (
-            f"{where}; farthest from the middle in statistic {self.transform.kept[worst]}, by "
+            f"{where}; farthest from the middle in statistic {self.transform.label(self.transform.kept[worst])}, by "
             f"{np.sinh(abs(place[worst])):.2g} robust standard deviations"
         )
 
     def _list(self, chosen: np.ndarray) -> str:
         """Raw numbers of the statistics that are marked, `(n,)`, in words."""
-        numbers = [str(self.transform.kept[i]) for i in np.flatnonzero(chosen)]
+        numbers = [self.transform.label(self.transform.kept[i]) for i in np.flatnonzero(chosen)]
         if len(numbers) in (0, len(chosen)):
             return "all statistics" if numbers else "none"
         more = f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else ""

@@ -1,0 +1,226 @@
+"""How values print: a few lines for a person, in terminals and notebooks; arrays by their shape and extremes."""
+
+import html
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import numpy as np
+
+WIDTH, LINES = 80, 15
+"""Most columns and lines of what is printed."""
+
+EACH = 3
+"""Most lines of a row."""
+
+T = TypeVar("T", bound=type)
+
+
+class Card(NamedTuple):
+    """What a person reads of a value.
+
+    Attributes:
+        title: What it is.
+        rows: How big and how good it is, `{label: anything}`; what is None or empty text is left out.
+        hint: What to do with it next; empty if there is nothing to say.
+    """
+
+    title: str
+    rows: Mapping[str, Any]
+    hint: str = ""
+
+
+def shown(cls: T) -> T:
+    """Print the values of a class by its method `_card(self) -> Card`, else by their fields; a decorator, the outermost
+    one."""
+    cls.__repr__ = text  # type: ignore[assignment]
+    cls._repr_html_ = in_html  # type: ignore[attr-defined]
+    return cls
+
+
+def text(value: Any) -> str:
+    """At most `LINES` lines of `WIDTH` columns."""
+    card = _card_of(value)
+    if card is None:
+        return _expression(value)
+    title, rows, hint = card
+    kept = _kept(rows)
+    wide = max(map(len, kept), default=0) + 2
+    end = _wrapped(hint, "  next: ", " " * 8)
+    body = [
+        line for label, row in kept.items() for line in _wrapped(row, f"  {label:<{wide}}", " " * (wide + 2))[:EACH]
+    ]
+    room = LINES - 1 - len(end)
+    return "\n".join([_cut(title, WIDTH), *body[:room], *end])
+
+
+def in_html(value: Any) -> str:
+    """The same for a notebook."""
+    card = _card_of(value)
+    if card is None:
+        return f"<pre>{html.escape(_expression(value))}</pre>"
+    title, rows, hint = card
+    cells = "".join(
+        f'<tr><th style="text-align:left">{html.escape(label)}</th>'
+        f'<td style="text-align:left">{html.escape(row)}</td></tr>'
+        for label, row in list(_kept(rows).items())[: LINES - 1]
+    )
+    end = f"<p>Next: {html.escape(hint)}</p>" if hint else ""
+    return f"<div><strong>{html.escape(title)}</strong><table>{cells}</table>{end}</div>"
+
+
+def _kept(rows: Mapping[str, Any]) -> dict[str, str]:
+    """What there is to say, each cut to `EACH` lines."""
+    each = {label: row if isinstance(row, str) else brief(row) for label, row in rows.items()}
+    return {label: _cut(row, EACH * WIDTH) for label, row in each.items() if row}
+
+
+def brief(value: Any, room: int = WIDTH) -> str:
+    """Any value in one line: numbers to four digits, arrays by shape and extremes, functions by their names."""
+    if value is None:
+        return ""
+    if isinstance(value, float | np.floating):
+        return f"{value:.4g}"
+    if isinstance(value, np.ndarray | jax.Array):
+        return _of_array(value)
+    if isinstance(value, Mapping):
+        each = (
+            f"{name}: {brief(one)}" if np.ndim(one) == 0 else f"{name} {np.shape(one)}" for name, one in value.items()
+        )
+        return _listed(each, room)
+    if isinstance(value, tuple | list) and not _named(value):
+        return _cut(f"({', '.join(map(_argument, value[:6]))}{', ...' if len(value) > 6 else ''})", room)
+    if callable(value) and isinstance(name := getattr(value, "__name__", None), str):
+        return name
+    card = _card_of(value)
+    if card is not None:
+        return _cut(card.title, room)
+    if isinstance(value, str):
+        return _cut(value, room)
+    line = repr(value)
+    return line if len(line) <= room and "\n" not in line else f"{type(value).__name__}(...)"
+
+
+def names_and_shapes(arrays: Mapping[str, Any], lead: int = 1) -> str:
+    """Names of arrays, with the shapes behind so many leading axes where these are not single numbers."""
+    shapes = {name: np.shape(value)[lead:] for name, value in arrays.items()}
+    return _listed((f"{name} {shape}" if shape else name for name, shape in shapes.items()), WIDTH)
+
+
+def mean_and_sd(columns: Mapping[str, np.ndarray], most: int = 5) -> dict[str, str]:
+    """Mean and standard deviation of the first of some columns of draws, by name, and how many there are more."""
+    found = {name: f"{np.mean(value):.3g} +- {np.std(value):.2g}" for name, value in list(columns.items())[:most]}
+    return found | ({"...": f"and {len(columns) - most} numbers more"} if len(columns) > most else {})
+
+
+def extremes(values: Any, names: Sequence[str] = ()) -> str:
+    """A long vector in a line: the least and largest with their names or numbers, and the median."""
+    array = np.ravel(np.asarray(values, np.float64))
+    if not np.isfinite(array).any():
+        return "no finite number"
+    low, high = int(np.nanargmin(array)), int(np.nanargmax(array))
+    label = (lambda i: names[i]) if len(names) == array.size else (lambda i: f"[{i}]")
+    return (
+        f"{array[low]:.3g} (at {label(low)}) to {array[high]:.3g} (at {label(high)}), median "
+        f"{np.nanmedian(array):.3g}, of {array.size}"
+    )
+
+
+def between(low: str, high: str) -> str:
+    """A range of two texts; one of them where they are the same."""
+    return low if low == high else f"{low} to {high}"
+
+
+def _card_of(value: Any) -> Any:
+    """The card of a value of a class that has cards; None of any other."""
+    make = getattr(type(value), "_card", None)
+    if make is None:
+        return None
+    traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
+    return Card(f"{type(value).__name__} that JAX traces", {}) if traced else make(value)
+
+
+def _expression(value: Any) -> str:
+    """As it would be made, `Name(field=...)`: on one line if it fits, without what is as by default if that fits, else
+    a line for each field."""
+    name, own = type(value).__name__, dict(_fields(value))
+    every = [f"{field}={_argument(found)}" for field, found in own.items()]
+    given = [one for one, (field, found) in zip(every, own.items()) if not _by_default(value, field, found)]
+    for listed in (every, given):
+        line = f"{name}({', '.join(listed)})"
+        if len(line) <= WIDTH and "\n" not in line:
+            return line
+    lines = [_cut(f"  {' '.join(one.split())}", WIDTH - 1) + "," for one in given]
+    lines = lines if len(lines) <= LINES - 2 else [*lines[: LINES - 3], "  ..."]
+    return "\n".join([f"{name}(", *lines, ")"])
+
+
+def _fields(value: Any) -> Iterator[tuple[str, Any]]:
+    """Fields of a dataclass or named tuple that are printed."""
+    if is_dataclass(value):
+        return ((f.name, getattr(value, f.name, None)) for f in fields(value) if f.repr)
+    return iter(value._asdict().items())
+
+
+def _by_default(value: Any, name: str, found: Any) -> bool:
+    """Whether a field of a dataclass is as it is when left out."""
+    return any(is_default(f, found) for f in fields(value) if f.name == name) if is_dataclass(value) else False
+
+
+def is_default(one: Field, value: Any) -> bool:
+    """Whether a value is the default of a field."""
+    default = one.default if one.default_factory is MISSING else one.default_factory()
+    return value is default or (np.ndim(value) == 0 and type(value) is type(default) and bool(value == default))
+
+
+def _argument(value: Any) -> str:
+    """A value inside an expression."""
+    if isinstance(value, str):
+        return repr(value)
+    if isinstance(value, np.ndarray | jax.Array) and np.ndim(value):
+        return f"<{brief(value)}>"
+    return "None" if value is None else brief(value, WIDTH - 20)
+
+
+def _of_array(value: Any) -> str:
+    if isinstance(value, jax.core.Tracer):
+        return f"traced {value.shape}"
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return "random key" if value.shape == () else f"{value.shape} random keys"
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf" or array.size == 0:
+        return f"{array.shape} array of {array.dtype}"
+    if array.size == 1:
+        return brief(array.item())
+    if array.dtype.kind == "b":
+        return f"{array.shape} array, {np.count_nonzero(array)} true"
+    finite = array[np.isfinite(array)]
+    ends = between(f"{finite.min():.3g}", f"{finite.max():.3g}") if finite.size else "nothing finite"
+    lost = array.size - finite.size
+    return f"{array.shape} array, {ends}" + (f", {lost} not finite" if lost else "")
+
+
+def _named(value: Any) -> bool:
+    """Whether it is a named tuple."""
+    return isinstance(value, tuple) and bool(getattr(type(value), "_fields", ()))
+
+
+def _listed(parts: Iterator[str], room: int) -> str:
+    """As many as fit, and how many more there are."""
+    each = list(parts)
+    shown_parts: list[str] = []
+    while each and len(", ".join([*shown_parts, each[0]])) <= room - 10:
+        shown_parts.append(each.pop(0))
+    return ", ".join(shown_parts) + (f" and {len(each)} more" if each else "")
+
+
+def _cut(line: str, room: int) -> str:
+    return line if len(line) <= room else line[: room - 3].rstrip() + "..."
+
+
+def _wrapped(line: str, first: str, then: str) -> list[str]:
+    """Lines of a text behind a label; none of an empty one."""
+    how: dict[str, Any] = dict(initial_indent=first, subsequent_indent=then, break_on_hyphens=False)
+    return textwrap.wrap(line, WIDTH, **how) if line else []

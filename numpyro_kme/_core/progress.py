@@ -1,0 +1,115 @@
+"""Progress of what takes long: bars where the number of steps is known, else phases with the time they take."""
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
+from dataclasses import dataclass
+from threading import Event, Thread
+from typing import Any
+
+from tqdm.auto import tqdm
+
+PATIENCE, EVERY = 1.0, 0.5
+"""Seconds after which a phase is shown, and between two looks at it."""
+
+_inside_a_loop: ContextVar[bool] = ContextVar("inside_a_loop", default=False)
+
+
+@dataclass
+class _Phase:
+    """What goes on, and the bar that shows it, if any does."""
+
+    name: str
+    bar: Any = None
+    compiles: int = 0
+
+    def say(self) -> None:
+        """Put the name on the bar."""
+        if self.bar is not None:
+            said = f"{self.name}, compiling" if self.compiles else self.name
+            self.bar.set_description_str(said if self.bar.total is None else f"{said}: ")
+
+
+_phase: ContextVar[_Phase | None] = ContextVar("phase", default=None)
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Draw none within: a loop has its own, and what it calls again and again shows none."""
+    token = _inside_a_loop.set(True)
+    try:
+        yield
+    finally:
+        _inside_a_loop.reset(token)
+
+
+def progress_bars_allowed() -> bool:
+    """Whether a progress bar may be drawn: not inside another one's loop, nor under continuous integration, as in
+    NumPyro."""
+    return not _inside_a_loop.get() and "CI" not in os.environ and "PYTEST_XDIST_WORKER" not in os.environ
+
+
+def progress(values: Iterable, description: str, shown: bool, total: int | None = None) -> Iterable:
+    """The values one by one, with a progress bar if it is to be `shown`, and may be; `total` where they do not say how
+    many they are."""
+    return tqdm(values, desc=description, total=total, disable=not (shown and progress_bars_allowed()))
+
+
+@contextmanager
+def steps(description: str, total: int, shown: bool) -> Iterator[tqdm]:
+    """A bar of so many steps, to be updated within."""
+    with tqdm(total=total, desc=description, disable=not (shown and progress_bars_allowed())) as bar:
+        token = _phase.set(None if bar.disable else _Phase(description, bar))
+        try:
+            yield bar
+        finally:
+            _phase.reset(token)
+
+
+@contextmanager
+def phase(description: str, shown: bool) -> Iterator[None]:
+    """Show what goes on within, and for how long, if it takes more than `PATIENCE` seconds."""
+    if not (shown and progress_bars_allowed()):
+        yield
+        return
+    here, done = _Phase(description), Event()
+    token = _phase.set(here)
+    clock = Thread(target=copy_context().run, args=(_show, here, done), daemon=True)
+    clock.start()
+    try:
+        yield
+    finally:
+        _phase.reset(token)
+        done.set()
+        clock.join()
+
+
+def _show(here: _Phase, done: Event) -> None:
+    """A line with the time, until it is done; none of a short phase."""
+    if done.wait(PATIENCE):
+        return
+    with tqdm(bar_format="{desc} [{elapsed}]", desc=here.name) as bar:
+        bar.start_t -= PATIENCE
+        here.bar = bar
+        here.say()
+        while not done.wait(EVERY):
+            bar.refresh()
+        here.compiles = 0
+        here.say()
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Say that JAX compiles within what goes on."""
+    here = _phase.get()
+    if here is None:
+        yield
+        return
+    here.compiles += 1
+    here.say()
+    try:
+        yield
+    finally:
+        here.compiles = max(0, here.compiles - 1)
+        here.say()

@@ -1,0 +1,178 @@
+r"""The likelihood of outputs of any length: of how long they are, and of the rest given that.
+
+With `n` rows in an output, $q(y \mid \theta) = q(n \mid \theta)\, q(y \mid n, \theta)$. What a kernel or statistics
+compare scatters as `n` says: the mean of 20 rows three times as much as that of 200. So the logarithm of the length is
+one more coordinate of the second factor, in which it is learnt and at which it is evaluated: the posterior is that
+given the observation's own length, and not an average over those that were simulated. Where lengths are a design, on
+which the parameters have no influence, the first factor is flat.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from numpyro_kme._core import checks
+from numpyro_kme._core.display import shown
+from numpyro_kme._core.saving import saveable
+from numpyro_kme._core.solves import Array
+from numpyro_kme.kernels.base import register
+from numpyro_kme.kernels.ragged import lengths, log_lengths
+from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
+from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
+
+
+@shown
+@saveable
+@dataclass(frozen=True)
+class Ragged(Form):
+    """Settings of the likelihood of outputs of any length, `(longest, *shape)` with rows of NaN at the end.
+
+    Args:
+        form: Of an output given its length: `KernelStatistics(kernel)`, or `KernelMeans(data_kernel=kernel)`.
+        of_length: Of the logarithm of the length.
+    """
+
+    form: Form
+    of_length: Form = field(default_factory=ResidualKernelMeans)
+
+    def points(self, x: Any) -> Any:
+        """Outputs as they are."""
+        return x
+
+    def point(self, y: Any) -> Any:
+        """One output as it is."""
+        return y
+
+    def fit(self, z, x, *, measure=None, y=None) -> Surrogate:
+        """As `Form.fit`."""
+        z, x = np.asarray(z, np.float64), np.asarray(x, np.float64)
+        size = lengths(x)
+        checks.require(bool(size.all()), f"{int(np.sum(size == 0))} of the {len(x)} outputs have no row.")
+        logs = log_lengths(x)
+        if size.min() == size.max():
+            inner = self.form.fit(z, self.form.points(x), measure=measure, y=None if y is None else self.form.point(y))
+            return RaggedSurrogate(inner, None, logs[0], np.ones(()), (int(size[0]), int(size[0])))
+        centre, scale = logs.mean(), logs.std()
+        inner = self.form.fit_given(z, ((logs - centre) / scale)[:, None], x)
+        length = self.of_length.fit(z, logs[:, None])
+        return RaggedSurrogate(inner, length, centre, scale, (int(size.min()), int(size.max())))
+
+
+@register
+class RaggedSurrogate(Surrogate):
+    """A learnt likelihood of outputs of any length.
+
+    Attributes:
+        inner: Of an output given its length, whose standardised logarithm is its last coordinate.
+        length: Of the logarithm of the length; None where all simulations have one length.
+        centre, scale: Mean and standard deviation of the logarithms.
+        ends: The shortest and the longest simulation (static).
+    """
+
+    records = True
+
+    inner: Surrogate
+    length: Surrogate | None
+    centre: Array
+    scale: Array
+    ends: tuple[int, int] = field(metadata=dict(static=True))
+
+    @property
+    def dim(self):
+        """Number of coordinates."""
+        return self.inner.dim - (self.length is not None)
+
+    def point(self, y: Any) -> Any:
+        """One output as it is."""
+        return y
+
+    def at(self, y: Any) -> LikelihoodAt:
+        """The likelihood at one observation `(longest, *shape)`, NaN behind its end.
+
+        Raises:
+            ValueError: If it has no row, or NaN before its end; if it has another length than all simulations have.
+        Warns:
+            UserWarning: If it is shorter or longer than all simulations.
+        """
+        if checks.is_concrete(y):
+            self._check(np.asarray(y))
+        if self.length is None:
+            return self.inner.at(self.inner.point(y))
+        logs = log_lengths(y[None])
+        given = self.inner.at_given(y, (logs - self.centre) / self.scale)
+        return RaggedAt(given, self.length.at(logs), y)
+
+    def at_rows(self, rows: np.ndarray) -> LikelihoodAt:
+        """As `Surrogate.at_rows`."""
+        if self.length is None:
+            return self.inner.at_rows(rows)
+        logs = log_lengths(rows)[:, None]
+        given = self.inner.at_rows_given(rows, (logs - self.centre) / self.scale)
+        return RaggedAt(given, self.length.at_rows(logs), rows)
+
+    def _check(self, y: np.ndarray) -> None:
+        size, (shortest, longest) = int(lengths(y[None])[0]), self.ends
+        checks.require(size > 0, "The observation has no row: its first row is NaN, where an output ends.")
+        lost = int(np.isnan(y[:size]).sum())
+        checks.require(not lost, f"The observation has {lost} entries that are NaN before its end, at row {size}.")
+        outside = f"The observation has {size} rows, and the simulations have {shortest} to {longest}"
+        checks.require(
+            self.length is not None or size == shortest,
+            f"{outside}: nothing was learnt of other lengths. Let the simulator draw lengths around that.",
+        )
+        if not shortest <= size <= longest:
+            checks.warn(f"{outside}: the likelihood there rests on no simulation. Simulate lengths around that.")
+
+    def marginal(self, seen, last=None):
+        """Itself: NaN at the end is the end."""
+        return self
+
+    def describe(self):
+        """As `Surrogate.describe`; the last coordinate of the form is the logarithm of the length."""
+        shortest, longest = self.ends
+        if self.length is None:
+            return {"lengths": f"{shortest} in all simulations", **self.inner.describe()}
+        told = f"{shortest} to {longest} in the simulations; learnt, and the rest given the logarithm of the length"
+        return {"lengths": told, **self.inner.describe()}
+
+    def dependence(self) -> np.ndarray:
+        """As `Surrogate.dependence`."""
+        return np.asarray(self.inner.dependence())[: self.dim]
+
+    def require_density(self) -> None:
+        """As `Surrogate.require_density`."""
+        self.inner.require_density()
+
+
+@register
+class RaggedAt(LikelihoodAt):
+    """The likelihood of one output of any length.
+
+    Attributes:
+        given: That of the output given its length.
+        length: That of its length.
+        data: The output.
+    """
+
+    given: LikelihoodAt
+    length: LikelihoodAt
+    data: Any
+
+    def signed_log(self, z):
+        """As `LikelihoodAt.signed_log`."""
+        (sign, log_size), (other, further) = self.given.signed_log(z), self.length.signed_log(z)
+        return sign * other, log_size + further
+
+    def log_density(self, z):
+        """As `LikelihoodAt.log_density`."""
+        return self.given.log_density(z) + self.length.log_density(z)
+
+    def log_densities(self, z):
+        """As `LikelihoodAt.log_densities`."""
+        found, further = self.given.log_densities(z), self.length.log_densities(z)
+        return None if found is None or further is None else found + further
+
+    def brief(self):
+        """As `LikelihoodAt.brief`."""
+        return replace(self, given=self.given.brief(), length=self.length.brief())

@@ -1,0 +1,308 @@
+"""What values print: every public class in at most 15 lines of 80 columns, without arrays, in text and in HTML."""
+
+import importlib
+import inspect
+import re
+from dataclasses import dataclass, fields, is_dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_kme as kme
+from numpyro_kme._core import display
+from numpyro_kme._core.display import LINES, WIDTH, Card
+
+ROOMS = [room for room in kme.__all__ if inspect.ismodule(getattr(kme, room)) and room != "handlers"]
+
+
+def public_classes():
+    """Every public class whose values are made by users or given to them."""
+    found = {}
+    for room in ("numpyro_kme", *(f"numpyro_kme.{room}" for room in ROOMS), "numpyro_kme.embeddings.measures"):
+        module = importlib.import_module(room)
+        for name in getattr(module, "__all__", ()):
+            value = getattr(module, name)
+            abstract = inspect.isabstract(value) or value in (kme.kernels.Kernel, kme.losses.Loss)
+            other = (Exception, numpyro.primitives.Messenger)
+            if inspect.isclass(value) and not abstract and not issubclass(value, other):
+                found[name] = value
+    return found
+
+
+CLASSES = public_classes()
+
+
+def check(value):
+    """That what a value prints is short, and has no array."""
+    found = repr(value)
+    assert len(found.splitlines()) <= LINES, found
+    assert max(map(len, found.splitlines())) <= WIDTH, found
+    assert not re.search(r"array\(|\[\s*-?\d+\.\d+[, ]+-?\d+\.\d+|<.*object at|0x[0-9a-f]{6}", found), found
+    html = value._repr_html_()
+    assert len(html) < 6000 and html.startswith("<"), html
+    return found
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_public_class_prints_by_the_one_renderer(name):
+    assert CLASSES[name].__repr__ is display.text, f"{name} prints in its own way: decorate it with `shown`"
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_no_field_prints_an_array(name):
+    """With large arrays and mappings of them in every field, of a class without a card of its own."""
+    cls = CLASSES[name]
+    if getattr(cls, "_card", None):
+        return
+    value = np.linspace(-1.0, 2.0, 600).reshape(200, 3)
+    fillings = [value, {"a" * 50: value, "b": value, "c" * 50: 1.0}, tuple(value), jnp.asarray(value)]
+    if is_dataclass(cls):
+        made = object.__new__(cls)
+        for i, field in enumerate(fields(cls)):
+            object.__setattr__(made, field.name, fillings[i % 4])
+    else:
+        made = cls(*(fillings[i % 4] for i in range(len(cls._fields))))
+    check(made)
+
+
+def simulator(rng_key, shift, scale):
+    x = shift + scale * jax.random.normal(rng_key, (30,))
+    return {"mean": x.mean(), "log sd": jnp.log(x.std()), "quantiles": jnp.quantile(x, jnp.array([0.1, 0.9]))}
+
+
+NAMES = ("mean", "log sd", "quantiles[0]", "quantiles[1]")
+
+
+def model(x=None):
+    shift = numpyro.sample("shift", dist.Normal(0.0, 1.0))
+    scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.5))
+    numpyro.sample("x", kme.Simulator(simulator, shift, scale), obs=x)
+
+
+OBSERVED = {"mean": 0.4, "log sd": 0.1, "quantiles": np.array([-0.9, 1.7])}
+VECTOR = np.array([0.4, 0.1, -0.9, 1.7])
+
+
+@pytest.fixture(scope="module")
+def kelfi():
+    engine = kme.KELFI(model, 100, num_rounds=1, num_samples=200, progress_bar=False)
+    engine.run(jax.random.key(0), x=OBSERVED)
+    return engine
+
+
+@pytest.fixture(scope="module")
+def used(kelfi):
+    """Values after use, by what they are."""
+    posterior, simulations = kelfi.posterior, kelfi.posterior.simulations
+    x = simulations.x["x"]
+    test = kme.diagnostics.misspecification_test(x, VECTOR, NAMES)
+    predictive = kme.diagnostics.predictive_check(jax.random.key(1), posterior, 30)
+    rng = np.random.default_rng(0)
+    calibration = kme.diagnostics.Calibration({"shift": rng.uniform(size=50)}, rng.uniform(size=50), {}, {}, refused=2)
+    weights = np.ones(100) / 100
+    fitted = posterior.likelihoods["x"]
+    return {
+        "engine": kelfi,
+        "engine before": kme.KELFI(model, 100, form=kme.KernelMeans()),
+        "trained": kelfi.trained,
+        "posterior": posterior,
+        "posteriors": kme.engines.Posteriors((posterior, None), {1: "why"}, {0: ("a", "b")}),
+        "problem": posterior.problem,
+        "draws": posterior.problem.draw(jax.random.key(0), 64),
+        "simulations": simulations,
+        "fitted": fitted,
+        "surrogate": fitted.surrogate,
+        "coordinates": fitted.coordinates,
+        "likelihood": fitted(0.0, 1.0),
+        "in coordinates": posterior.in_coordinates,
+        "simulator": kme.Simulator(simulator, 0.0, 1.0),
+        "misspecification": test,
+        "predictive": predictive,
+        "calibration": calibration,
+        "check": kme.diagnostics.Check(calibration, {"x": test}, predictive),
+        "weights": kme.abc.soft_abc_weights(np.arange(100.0)),
+        "particles": kme.samplers.WeightedParticles(x, weights, 1.0),
+        "embedding": kme.embeddings.MeanEmbedding(kme.kernels.Gaussian(np.ones(4)), x),
+        "sum": kme.kernels.Gaussian(np.ones(40)) + 0.5 * kme.kernels.Laplace(2.0),
+        "permutations": kme.embeddings.PermutationTest(0.3, 0.01, np.arange(999.0)),
+        "plan": kme.simulations.Plan(100, simulations),
+        "weight": kme.diagnostics.WeightCalibration(1.0, 2.0, 0.9, np.ones(9), np.ones((9, 2)), 50),
+        "sensitivity": kme.mcmc.NoiseSensitivity({"a": np.ones(3)}, np.ones(3), np.ones(3)),
+    }
+
+
+def test_values_after_use_print_in_a_few_lines(used):
+    for what, value in used.items():
+        found = check(value)
+        assert found.strip(), what
+
+
+def test_cards_say_how_big_and_what_next(used):
+    assert "100 simulations" in repr(used["simulations"]) and "shift" in repr(used["simulations"])
+    assert "not run yet" in repr(used["engine before"]) and "form=KernelMeans" in repr(used["engine before"])
+    mean = used["posterior"].samples["shift"].mean()
+    assert f"{mean:.3g} +-" in repr(used["posterior"]) and "next:" in repr(used["posterior"])
+    assert "of 2 observations" in repr(used["posteriors"])
+    html = used["posterior"]._repr_html_()
+    assert "<table>" in html and "Posterior by KELFI" in html and "&lt;" not in html
+
+
+def test_traced_values_print_too(kelfi):
+    seen = []
+
+    def look(fitted):
+        seen.append(repr(fitted))
+        return 0.0
+
+    jax.jit(look)(kelfi.posterior.likelihoods["x"])
+    jax.jit(lambda s: look(kme.kernels.Gaussian(s)))(1.0)
+    assert "traces" in seen[0] and "traced ()" in seen[1]
+
+
+def test_a_long_card_is_cut_to_its_lines():
+    @display.shown
+    class Long:
+        def _card(self):
+            return Card("t" * 100, {f"row {i}": "word " * 200 for i in range(30)}, "do " * 60)
+
+    check(Long())
+
+    @display.shown
+    @dataclass
+    class Quoted:
+        text: str
+
+    assert repr(Quoted("<b>")) == "Quoted(text='<b>')" and "&lt;b&gt;" in Quoted("<b>")._repr_html_()
+
+
+@pytest.mark.parametrize(
+    "value, found",
+    [
+        (None, ""),
+        (0.123456, "0.1235"),
+        (np.float32(2.0), "2"),
+        (np.arange(6.0).reshape(2, 3), "(2, 3) array, 0 to 5"),
+        (np.array([1.0, np.nan]), "(2,) array, 1, 1 not finite"),
+        (np.array([True, False, True]), "(3,) array, 2 true"),
+        (np.array([]), "(0,) array of float64"),
+        (np.array(["a"]), "(1,) array of <U1"),
+        (np.array(3), "3"),
+        ({"a": 1.0, "b": np.ones((2, 3))}, "a: 1, b (2, 3)"),
+        (("x", 1.5, None), "('x', 1.5, None)"),
+        (tuple(range(9)), "(0, 1, 2, 3, 4, 5, ...)"),
+        (simulator, "simulator"),
+        (dict.fromkeys("abcdefghij" * 4, 0), "a: 0, b: 0, c: 0, d: 0, e: 0, f: 0, g: 0, h: 0, i: 0, j: 0"),
+    ],
+)
+def test_a_value_in_one_line(value, found):
+    assert display.brief(value) == found
+
+
+def test_keys_are_not_printed_as_numbers():
+    assert display.brief(jax.random.key(0)) == "random key"
+
+
+def test_extremes_of_a_long_vector():
+    assert display.extremes([3.0, 1.0, 2.0, 9.0]) == "1 (at [1]) to 9 (at [3]), median 2.5, of 4"
+    assert display.extremes([3.0, 1.0, np.nan], NAMES[:3]) == "1 (at log sd) to 3 (at mean), median 2, of 3"
+    assert display.extremes([np.nan]) == "no finite number"
+    assert display.between("75%", "75%") == "75%" and display.between("7%", "75%") == "7% to 75%"
+
+
+# Names of statistics, from a simulator that returns a dictionary
+
+
+def test_a_dictionary_of_outputs_is_a_vector_in_its_own_order():
+    one = kme.Simulator(simulator, 0.5, 2.0)
+    assert one.event_shape == (4,) and one.labels == NAMES
+    found, x = one.sample(jax.random.key(3)), simulator(jax.random.key(3), 0.5, 2.0)
+    expected = np.concatenate([np.ravel(value) for value in x.values()])
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_array_equal(one.vector(x), expected)
+    assert one.vector(None) is None
+
+
+def test_the_observation_as_a_dictionary_is_the_vector(kelfi):
+    other = kme.Problem.read(model, x=VECTOR)
+    np.testing.assert_allclose(kelfi.posterior.problem.observations["x"], other.observations["x"])
+    learnt = kme.handlers.surrogate(model, kelfi.likelihoods)
+    values = {"shift": jnp.array(0.3), "scale": jnp.array(1.1)}
+    densities = [numpyro.infer.util.log_density(learnt, (), {"x": x}, values)[0] for x in (OBSERVED, VECTOR)]
+    np.testing.assert_allclose(*densities, rtol=1e-5)
+    kelfi.trained.condition(jax.random.key(1), x=OBSERVED | {"mean": 0.2})
+
+
+def test_entries_of_an_observation_are_checked():
+    one = kme.Simulator(simulator, 0.0, 1.0)
+    with pytest.raises(ValueError, match=r"must have the entries \['mean', 'log sd', 'quantiles'\]; got \['mean'\]"):
+        one.vector({"mean": 0.0})
+    with pytest.raises(ValueError, match=r"'quantiles' .* must have the shape \(2,\)"):
+        one.vector(OBSERVED | {"quantiles": np.zeros(3)})
+
+
+def test_dictionaries_under_a_plate():
+    one = kme.Simulator(simulator, jnp.zeros(5), jnp.ones(5), event_dims=0)
+    seen = {"mean": np.arange(5.0), "log sd": np.zeros(5), "quantiles": np.ones((5, 2))}
+    assert one.vector(seen).shape == (5, 4) == one.sample(jax.random.key(0)).shape
+    np.testing.assert_array_equal(one.vector(seen)[:, 0], np.arange(5.0))
+
+
+def test_summaries_and_groups_have_the_names(kelfi, capsys):
+    kelfi.print_summary()
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= WIDTH
+    assert "log sd" in printed and "quantiles[0]" in printed and "statistic 0" not in printed
+    idata = kelfi.to_inference_data()
+    assert list(idata["prior_predictive"]["x_dim_0"].values) == list(NAMES)
+    assert kelfi.posterior.statistics == {"x": NAMES}
+
+
+def test_witness_has_names():
+    x = np.random.default_rng(0).normal(size=(200, 3))
+    found = kme.diagnostics.misspecification_test(x, np.array([0.1, 6.0, -0.3]), ("a", "b", "c"))
+    assert next(iter(found.by_statistic)) == "b" and found.by_statistic["b"] == found.witness[1]
+    assert "b (" in repr(found)
+    assert list(kme.diagnostics.misspecification_test(x, np.zeros(3)).by_statistic) != ["a", "b", "c"]
+    with pytest.raises(ValueError, match="must name the 3 statistics; got 1"):
+        kme.diagnostics.misspecification_test(x, np.zeros(3), ("a",))
+
+
+def row(rng, theta):
+    return {"late": theta + rng.normal(), "early": 2 * theta}
+
+
+def pandas_row(rng, theta):
+    pandas = pytest.importorskip("pandas")
+    return pandas.Series(row(rng, theta))
+
+
+def pandas_table(rng, theta):
+    pandas = pytest.importorskip("pandas")
+    return pandas.DataFrame([row(rng, theta)] * 2)
+
+
+@pytest.mark.parametrize("fn", [row, pandas_row])
+def test_black_boxes_that_return_names(fn):
+    one = kme.Simulator(fn, 1.5, dtype=float, names=("early", "late"))
+    assert one.event_shape == (2,) and one.labels == ("early", "late")
+    assert one.sample(jax.random.key(0))[0] == 3.0
+    np.testing.assert_array_equal(one.vector({"late": 1.0, "early": 2.0}), [2.0, 1.0])
+
+
+def test_black_boxes_that_return_tables():
+    one = kme.Simulator(pandas_table, 1.5, shape=(2, 2), dtype=float, names=("early", "late"))
+    assert one.labels == ("early[0]", "late[0]", "early[1]", "late[1]")
+    np.testing.assert_array_equal(one.sample(jax.random.key(0))[:, 0], [3.0, 3.0])
+
+
+def test_names_are_checked():
+    with pytest.raises(ValueError, match="`names` must name the 4 numbers"):
+        kme.Simulator(simulator, 0.0, 1.0, names=("a", "b"))
+    with pytest.raises(ValueError, match="must be a sequence of strings"):
+        kme.Simulator(simulator, 0.0, 1.0, names="mean")
+    with pytest.raises(Exception, match=r"without \['wrong'\]"):
+        kme.Simulator(row, 0.0, dtype=float, names=("early", "wrong")).sample(jax.random.key(0))

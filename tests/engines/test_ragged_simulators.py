@@ -1,0 +1,172 @@
+"""Simulators of outputs of any length, in JAX and in NumPy, from the model to the posterior."""
+
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer import MCMC, NUTS
+
+import numpyro_kme as kme
+from numpyro_kme import KELFI, KernelMeans, Simulations, Simulator, simulate
+from numpyro_kme.kernels import EmpiricalMeasureRule, Gaussian, cut, lengths, pad
+from numpyro_kme.likelihoods import KernelStatistics
+from numpyro_kme.simulations import SimulationError
+
+LONGEST = 40
+SETS = KernelStatistics(EmpiricalMeasureRule())
+
+
+def in_numpy(rng, mu):
+    return rng.normal(mu, 1.0, size=rng.integers(5, LONGEST + 1))
+
+
+def in_jax(rng_key, mu):
+    length_key, key = jax.random.split(rng_key)
+    length = jax.random.randint(length_key, (), 5, LONGEST + 1)
+    return cut(mu + jax.random.normal(key, (LONGEST,)), length)
+
+
+def numpy_model(x=None):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+    numpyro.sample("x", Simulator(in_numpy, mu, shape=LONGEST, dtype=float, ragged=True), obs=x)
+
+
+def jax_model(x=None):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+    numpyro.sample("x", Simulator(in_jax, mu, ragged=True), obs=x)
+
+
+OBSERVED = np.random.default_rng(0).normal(0.5, 1.0, size=20)
+
+
+@pytest.fixture(scope="module")
+def kelfi():
+    engine = KELFI(numpy_model, 150, form=SETS, progress_bar=False)
+    engine.run(jax.random.key(0), x=OBSERVED)
+    return engine
+
+
+def test_posterior_of_another_length(kelfi):
+    for n, key in ((8, 1), (35, 2)):
+        y = np.random.default_rng(n).normal(0.5, 1.0, size=n)
+        draws = kelfi.trained.condition(jax.random.key(key), x=y).get_samples()["mu"]
+        assert abs(draws.mean() - y.sum() / (n + 1)) < 1.0 / np.sqrt(n + 1)
+        assert 0.6 < draws.std() * np.sqrt(n + 1) < 1.7
+
+
+def test_a_padded_observation_is_the_same(kelfi):
+    one, other = (kelfi.trained.condition(jax.random.key(3), x=x).get_samples() for x in (OBSERVED, pad(OBSERVED, 40)))
+    np.testing.assert_array_equal(one["mu"], other["mu"])
+
+
+def test_nuts_on_the_surrogate_agrees(kelfi):
+    mcmc = MCMC(
+        NUTS(kme.handlers.surrogate(numpy_model, kelfi.likelihoods)),
+        num_warmup=200,
+        num_samples=400,
+        progress_bar=False,
+    )
+    mcmc.run(jax.random.key(0), x=OBSERVED)
+    draws, own = mcmc.get_samples()["mu"], kelfi.get_samples()["mu"]
+    assert abs(draws.mean() - own.mean()) < 0.5 * own.std()
+    assert 0.7 < draws.std() / own.std() < 1.4
+
+
+@pytest.mark.parametrize("model", [numpy_model, jax_model])
+def test_simulations_end_where_they_do(model):
+    made = simulate(jax.random.key(0), model, 30, progress_bar=False)
+    size = lengths(np.asarray(made.x["x"]))
+    assert not made.failures and size.min() >= 5 and size.max() <= LONGEST and len(set(size)) > 5
+
+
+def test_summary_and_arviz_and_pickle(kelfi, tmp_path):
+    assert "5 to 40 in the simulations" in kelfi.posterior.info["lengths"]
+    data = kelfi.to_inference_data()
+    assert np.isnan(data.observed_data["x"].values).sum() == LONGEST - len(OBSERVED)
+    again = pickle.loads(pickle.dumps(kelfi))
+    np.testing.assert_array_equal(again.get_samples()["mu"], kelfi.get_samples()["mu"])
+
+
+def fails(model, sentence, x=OBSERVED, **settings):
+    with pytest.raises((ValueError, TypeError, RuntimeError), match=sentence):
+        KELFI(model, 20, progress_bar=False, **{"form": SETS, **settings}).run(jax.random.key(0), x=x)
+
+
+def model_of(fn, longest=LONGEST, **settings):
+    def model(x=None):
+        mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+        declared = {"shape": longest, "dtype": float, "ragged": True} | settings
+        numpyro.sample("x", Simulator(fn, mu, **declared), obs=x)
+
+    return model
+
+
+def empty(rng, mu):
+    return np.zeros(0)
+
+
+def broken(rng, mu):
+    return np.array([mu, np.nan, 1.0])
+
+
+def empty_in_jax(rng_key, mu):
+    return cut(mu + jnp.zeros(4), 0)
+
+
+def test_simulators_that_break_the_rules():
+    fails(model_of(in_numpy, 6), r"declares outputs of at most 6 rows, shape \(6,\), but returned shape", OBSERVED[:4])
+    fails(model_of(empty), r"at most 40 rows.*returned shape \(0,\)")
+    fails(model_of(broken), "1 of its 3 values are not finite")
+    fails(model_of(in_numpy, dtype=int), "ragged=True, shape .* and dtype int64: NaN at the end")
+    fails(model_of(empty_in_jax, shape=None, dtype=None), "has no row: the first is NaN already", OBSERVED[:3])
+
+
+def test_observations_that_break_the_rules():
+    fails(numpy_model, r"has shape \(41,\); .* gives shape \(40,\), or fewer rows", np.zeros(41))
+    fails(numpy_model, "has no row", np.zeros(0))
+    fails(numpy_model, "has 1 entries that are NaN before its end", np.array([1.0, np.nan, 2.0]))
+
+
+def test_settings_that_do_not_fit():
+    fails(numpy_model, r"ResidualKernelMeans, makes no statistics. Pass form=KernelStatistics", form=None)
+    fails(numpy_model, r"Gaussian compares arrays of one length", form=KernelMeans(data_kernel=Gaussian(1.0)))
+    fails(numpy_model, "leave one of both out", missing=kme.SimulatedMissing())
+
+
+def test_skipping_what_fails():
+    def sometimes_empty(rng_key, mu):
+        return cut(mu + jnp.zeros(4), jax.random.randint(rng_key, (), 0, 5))
+
+    model = model_of(sometimes_empty, shape=None, dtype=None)
+    with pytest.raises(SimulationError, match="no row"):
+        simulate(jax.random.key(0), model, 50, progress_bar=False)
+    made = simulate(jax.random.key(0), model, 50, on_failure="skip", progress_bar=False)
+    assert 0 < made.failures["x: no rows"] < 30 and lengths(np.asarray(made.x["x"])).min() == 1
+
+
+def test_simulations_made_elsewhere(kelfi):
+    made = kelfi.posterior.simulations
+    x = [row[:n] for row, n in zip(made.x["x"], lengths(made.x["x"]))]
+    problem = kme.Problem.read(numpy_model, x=OBSERVED)
+    table = Simulations.from_table(made.arguments["x"], x, ragged=True)
+    assert np.array_equal(table.x["x"], made.x["x"][:, : table.x["x"].shape[1]], equal_nan=True)
+    latents = Simulations.from_latents(problem, made.latents, x)
+    np.testing.assert_array_equal(latents.x["x"], made.x["x"])
+    arviz = Simulations.from_arviz(problem, kelfi.to_inference_data())
+    assert not arviz.failures
+    np.testing.assert_array_equal(arviz.x["x"], made.x["x"])
+    with pytest.raises(ValueError, match=r"`x` has 1 outputs without a row.*such as those at \[3\]"):
+        Simulations.from_latents(problem, made.latents, [*x[:3], np.zeros(0), *x[4:]])
+
+
+def test_a_store_sees_it(tmp_path):
+    settings = {"store": tmp_path / "kept.zarr", "progress_bar": False}
+    first = simulate(jax.random.key(0), numpy_model, 10, **settings)
+    again = simulate(jax.random.key(0), numpy_model, 12, **settings)
+    np.testing.assert_array_equal(again.x["x"][:10], first.x["x"])
+    with pytest.raises(RuntimeError, match="ragged"):
+        simulate(jax.random.key(0), model_of(in_numpy, ragged=False), 10, **settings)

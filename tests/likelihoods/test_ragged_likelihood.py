@@ -1,0 +1,116 @@
+"""The likelihood of data sets of any length: normal trials, whose posterior is known at every length."""
+
+import numpy as np
+import pytest
+
+from numpyro_kme.kernels import EmpiricalMeasure, EmpiricalMeasureRule, Gaussian, lengths, pad
+from numpyro_kme.likelihoods import KernelMeans, KernelStatistics, Ragged, ResidualKernelMeans
+
+SHORTEST, LONGEST = 10, 80
+GRID = np.linspace(-4.0, 4.0, 1601)[:, None]
+
+
+def trials(rng, mu, n):
+    return pad(rng.normal(mu, 1.0, size=n), LONGEST)
+
+
+def simulated(rng, m, lengths_of):
+    z = rng.normal(size=m)
+    return z[:, None], np.stack([trials(rng, mu, n) for mu, n in zip(z, lengths_of(z))])
+
+
+def posterior(surrogate, y):
+    """Mean, and half the width of the middle 68 %, of the posterior under a standard normal prior, on a grid."""
+    density = surrogate.at(y).log_densities(GRID) - 0.5 * GRID[:, 0] ** 2
+    cumulated = np.cumsum(np.exp(density - density.max()))
+    low, middle, high = GRID[np.searchsorted(cumulated / cumulated[-1], [0.1587, 0.5, 0.8413]), 0]
+    return middle, 0.5 * (high - low)
+
+
+def compared(surrogate, rng, n, values=(-1.0, -0.5, 0.0, 0.5, 1.0)):
+    """Root mean squared error of the middle, and mean width, in standard deviations of the exact posterior."""
+    found = []
+    for mu in values:
+        y = trials(rng, mu, n)
+        middle, width = posterior(surrogate, y)
+        found.append(((middle - np.nansum(y) / (n + 1)) * np.sqrt(n + 1), width * np.sqrt(n + 1)))
+    errors, widths = np.transpose(found)
+    return np.sqrt(np.mean(np.square(errors))), widths.mean()
+
+
+@pytest.fixture(scope="module")
+def learnt():
+    rng = np.random.default_rng(3)
+    z, x = simulated(rng, 400, lambda z: rng.integers(SHORTEST, LONGEST + 1, size=len(z)))
+    return Ragged(KernelStatistics(EmpiricalMeasureRule())).fit(z, x), z, x
+
+
+@pytest.mark.parametrize("n", [10, 30, 80])
+def test_the_posterior_is_that_of_the_own_length(learnt, n):
+    error, width = compared(learnt[0], np.random.default_rng(n), n)
+    assert error < 0.5
+    assert 0.75 < width < 1.35
+
+
+@pytest.mark.slow
+def test_without_the_length_it_is_an_average_over_lengths(learnt):
+    """What goes wrong where lengths are not looked at: the trap that the rest is for."""
+    surrogate = KernelStatistics(EmpiricalMeasureRule()).fit(learnt[1], learnt[2])
+    rng = np.random.default_rng(0)
+    assert compared(surrogate, rng, 10)[1] < 0.8 and compared(surrogate, rng, 80)[1] > 1.3
+
+
+def test_many_outputs_are_prepared_as_one_at_a_time(learnt):
+    surrogate, z, x = learnt
+    together = surrogate.at_rows(x[:3]).log_densities(z[:4, None])
+    each = np.stack([surrogate.at(row).log_densities(z[:4]) for row in x[:3]], axis=1)
+    np.testing.assert_allclose(together, each, rtol=1e-6, atol=1e-8)
+    one = surrogate.at(x[0])
+    np.testing.assert_allclose([float(one.log_density(at)) for at in z[:4]], each[:, 0], rtol=1e-3, atol=1e-3)
+
+
+def test_lengths_tell_of_the_parameter_where_it_decides_them():
+    """`n ~ 20 exp(z / 2)` and trials that tell nothing: the exact posterior is known from `log n` alone."""
+    rng = np.random.default_rng(1)
+    z = rng.normal(size=200)
+    n = np.clip(np.round(20.0 * np.exp(0.5 * z + 0.2 * rng.normal(size=200))), 1, LONGEST).astype(int)
+    x = np.stack([trials(rng, 0.0, k) for k in n])
+    surrogate = Ragged(KernelStatistics(EmpiricalMeasureRule())).fit(z[:, None], x)
+    middle, width = posterior(surrogate, trials(rng, 0.0, 30))
+    precision = 1.0 + (0.5 / 0.2) ** 2
+    assert abs(middle - (0.5 / 0.2**2) * np.log(30 / 20) / precision) < 0.15
+    assert 0.7 < width * np.sqrt(precision) < 1.4
+
+
+@pytest.mark.slow
+def test_kernel_means_are_evaluated_at_the_own_length(learnt):
+    """The published form smooths all lengths by one epsilon: wider where data sets are long, but not an average."""
+    form = KernelMeans(data_kernel=EmpiricalMeasure(Gaussian(3.0), 0.1))
+    surrogate = Ragged(form).fit(learnt[1][:120], learnt[2][:120])
+    assert surrogate.dim == 1 and surrogate.inner.dim == 2
+    middle, width = posterior(surrogate, trials(np.random.default_rng(5), 0.4, 30))
+    assert abs(middle - 0.4) < 0.4 and 0.5 < width * np.sqrt(31) < 3.0
+
+
+def test_one_length_is_what_the_form_gives(learnt):
+    _, z, x = learnt
+    whole = np.nan_to_num(x[:40, :20])
+    ragged = Ragged(KernelStatistics(EmpiricalMeasureRule())).fit(z[:40], whole)
+    plain = KernelStatistics(EmpiricalMeasureRule()).fit(z[:40], whole)
+    np.testing.assert_array_equal(ragged.at(whole[0]).log_densities(GRID), plain.at(whole[0]).log_densities(GRID))
+    with pytest.raises(ValueError, match="The observation has 7 rows, and the simulations have 20 to 20"):
+        ragged.at(pad(whole[0, :7], 20))
+
+
+def test_observations_that_say_nothing_or_lie_outside(learnt):
+    surrogate, _, x = learnt
+    with pytest.raises(ValueError, match="no row"):
+        surrogate.at(np.full(LONGEST, np.nan))
+    broken = x[0].copy()
+    broken[3] = np.nan
+    with pytest.raises(ValueError, match="1 entries that are NaN before its end, at row"):
+        surrogate.at(broken)
+    with pytest.warns(UserWarning, match=f"has 5 rows, and the simulations have {lengths(x).min()} to"):
+        surrogate.at(pad(x[0, :5], LONGEST))
+    with pytest.raises(ValueError, match="2 of the 20 outputs have no row"):
+        Ragged(ResidualKernelMeans()).fit(np.zeros((20, 1)), np.where(np.arange(20)[:, None] < 2, np.nan, x[:20]))
