@@ -19,6 +19,7 @@ from numpyro_kme.kernels.length_scales import (
 )
 from numpyro_kme.kernels.low_rank import LowRank, LowRankRidge
 from numpyro_kme.kernels.ragged import WithLength, cut, lengths, pad
+from numpyro_kme.kernels.signature import Signature, SignatureRule
 from numpyro_kme.kernels.stationary import (
     DistanceInduced,
     Energy,
@@ -41,11 +42,18 @@ from numpyro_kme.kernels.structured import (
 __all__ = ["FromCallable", "Kernel"]
 __all__ += ["Gaussian", "InverseMultiquadric", "Laplace", "Matern12", "Matern32", "Matern52", "RationalQuadratic"]
 __all__ += ["DistanceInduced", "Energy", "Linear", "Polynomial"]  # without bound
-__all__ += ["EmpiricalMeasure", "GaussianProcessPath", "RotationGaussian", "RotationTrace", "nearest_rotation"]
+__all__ += [
+    "EmpiricalMeasure",
+    "GaussianProcessPath",
+    "RotationGaussian",
+    "RotationTrace",
+    "Signature",
+    "nearest_rotation",
+]
 __all__ += ["WithLength", "cut", "lengths", "pad"]  # of any length
 __all__ += ["GaussianScaleMixture", "Product", "Scaled", "Sum"]  # made of kernels
 __all__ += ["CrossValidation", "LengthScaleRule", "MedianHeuristic"]  # length scales
-__all__ += ["EmpiricalMeasureRule", "KernelRule"]  # kernels on whole outputs
+__all__ += ["EmpiricalMeasureRule", "KernelRule", "SignatureRule"]  # kernels on whole outputs
 __all__ += ["median_heuristic", "median_heuristic_per_dimension"]
 __all__ += ["BayesianKernelLearning", "LearntLengthScale", "learn_length_scale"]
 __all__ += ["farthest_point_design", "shrunk_embedding"]

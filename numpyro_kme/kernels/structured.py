@@ -140,6 +140,8 @@ class GaussianProcessPath(Kernel):
 
     A point is a tuple `(places, values)` of shapes `(size, dim)` and `(size,)`: times need a last axis `[:, None]`. A
     batch is `(count, size, dim)` and `(count, size)`; places shared by a whole batch may be passed as `(size, dim)`.
+    Paths of any length in one batch have a third entry, which places were seen, `(count, size)`; in arrays that a
+    simulator gives, rows of NaN stand behind the end of a path (`kernels.pad`).
 
     Not symmetric: a normalised density in the values of its FIRST argument, so `log_integral` is 0, and a Gram matrix
     `gram(y, x)` has observations in rows and simulations in columns.
@@ -153,6 +155,8 @@ class GaussianProcessPath(Kernel):
     Cost: one factorisation per grid and matrix products when both batches share their places, one per pair otherwise.
     """
 
+    any_length = True
+
     coordinate_kernel: Kernel
     noise: ArrayLike
 
@@ -161,26 +165,33 @@ class GaussianProcessPath(Kernel):
 
     def points(self, x):
         """Read arrays `(n, size, dim + 1)` as paths, values in the last column; places that all share are kept once."""
+        if checks.is_concrete(x) and may_end(x):
+            rows, seen = filled_up(x, first=True)
+            return rows[..., :-1], rows[..., -1], seen
         places, values = x[..., :-1], x[..., -1]
         shared = checks.is_concrete(x) and bool((places == places[:1]).all())
         return (places[0] if shared else places), values
 
     def point(self, y):
         """Read one array `(size, dim + 1)` as a path."""
+        if checks.is_concrete(y) and may_end(y):
+            return super().point(y)
         return y[:, :-1], y[:, -1]
 
     def log_pair(self, a, b):
         """Logarithm of the density of the path `a` given the path `b`."""
-        (t, y), (s, x) = a, b
+        (t, y, *t_seen), (s, x, *s_seen) = a, b
+        if t_seen or s_seen:
+            return self._checked(_log_density_of_part(self, (t, y, _seen(t_seen, y)), (s, x, _seen(s_seen, x))))
         return self._checked(_log_density(self, t, jnp.asarray(y)[None], s, jnp.asarray(x)[None])[0, 0])
 
     def log_gram(self, x, y=None):
         """Matrix of log densities of the paths `x` given the paths `y`."""
         y = x if y is None else y
-        (t, t_values), (s, s_values) = _batch("x", x), _batch("y", y)
-        if t.ndim == 2 and s.ndim == 2:
+        (t, t_values, *t_seen), (s, s_values, *s_seen) = _batch("x", x), _batch("y", y)
+        if t.ndim == 2 and s.ndim == 2 and not (t_seen or s_seen):
             return self._checked(_log_density(self, t, t_values, s, s_values))
-        pairs = pairwise(self.log_pair, _one_grid_each(t, t_values), _one_grid_each(s, s_values))
+        pairs = pairwise(self.log_pair, _one_grid_each(t, t_values, *t_seen), _one_grid_each(s, s_values, *s_seen))
         return self._checked(pairs)
 
     def diagonal(self, x):
@@ -216,23 +227,47 @@ def _log_density(kernel, t, y, s, x):
     return -0.5 * squared_distances(y, mean) - log_scale
 
 
+@jax.jit
+def _log_density_of_part(kernel, a, b):
+    """Log density of one path given another, `(places, values, seen)` each: what was not seen has the covariance 1 with
+    itself and 0 with all else, and the value 0."""
+    (t, y, t_seen), (s, x, s_seen) = a, b
+    h, variance = kernel.coordinate_kernel, jnp.square(kernel.noise)
+
+    def covariance(places, seen):
+        whole = h.gram(places) + variance * jnp.eye(len(seen))
+        return jnp.where(seen[:, None] & seen[None], whole, jnp.eye(len(seen)))
+
+    cross = jnp.where(t_seen[:, None] & s_seen[None], h.gram(t, s), 0.0)
+    weights = cho_solve((jnp.linalg.cholesky(covariance(s, s_seen)), True), cross.T)
+    factor = jnp.linalg.cholesky(covariance(t, t_seen) - cross @ weights)
+    apart = jnp.where(t_seen, y, 0.0) - jnp.where(s_seen, x, 0.0) @ weights
+    white = solve_triangular(factor, apart, lower=True)
+    log_scale = jnp.sum(jnp.log(jnp.diagonal(factor))) + 0.5 * jnp.sum(t_seen) * jnp.log(2.0 * jnp.pi)
+    return -0.5 * white @ white - log_scale
+
+
+def _seen(given, values):
+    return given[0] if given else jnp.ones(jnp.shape(values), bool)
+
+
 def _batch(name, batch):
     checks.require(
-        isinstance(batch, tuple) and len(batch) == 2,
-        f"`{name}` must be a tuple (places, values); got {type(batch).__name__}.",
+        isinstance(batch, tuple) and len(batch) in (2, 3),
+        f"`{name}` must be a tuple (places, values), or (places, values, seen); got {type(batch).__name__}.",
         TypeError,
     )
-    places, values = map(jnp.asarray, batch)
+    places, values, *seen = map(jnp.asarray, batch)
     checks.require(
         values.ndim == 2 and places.ndim in (2, 3) and places.shape[-2] == values.shape[1],
         f"`{name}` must hold places (count, size, dim), or (size, dim) shared by all, and values (count, "
         f"size); got shapes {places.shape} and {values.shape}. Times need a last axis: times[:, None].",
     )
-    return places, values
+    return places, values, *seen
 
 
-def _one_grid_each(places, values):
-    return jnp.broadcast_to(places, (values.shape[0], *places.shape[-2:])), values
+def _one_grid_each(places, values, *seen):
+    return jnp.broadcast_to(places, (values.shape[0], *places.shape[-2:])), values, *seen
 
 
 @register

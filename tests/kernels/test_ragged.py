@@ -1,13 +1,28 @@
 """Arrays of any length: reading them, and kernels on them."""
 
+from functools import reduce
+from itertools import combinations
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy
 
 from numpyro_kme import kernels
-from numpyro_kme.kernels import EmpiricalMeasure, Gaussian, Linear, WithLength, cut, lengths, pad
-from numpyro_kme.kernels.kernel_rules import EmpiricalMeasureRule
+from numpyro_kme.kernels import (
+    EmpiricalMeasure,
+    EmpiricalMeasureRule,
+    Gaussian,
+    GaussianProcessPath,
+    Linear,
+    Signature,
+    SignatureRule,
+    WithLength,
+    cut,
+    lengths,
+    pad,
+)
 
 pytestmark = pytest.mark.smoke
 RNG = np.random.default_rng(0)
@@ -93,3 +108,67 @@ def test_the_rule_scales_to_rows_and_to_sets_and_passes_over_what_is_behind_the_
     assert np.isclose(kernel.inner.length_scale, kernels.median_heuristic(rows))
     squared = EmpiricalMeasure(kernel.inner, 1.0).squared_mmd(kernel.points(x))
     assert np.isclose(kernel.length_scale**2, np.median(squared[np.triu_indices(40, 1)]), rtol=1e-4)
+
+
+def signature(path, level):
+    """Products of increments at rows in increasing order, level after level, by loops."""
+    increments = np.diff(path, axis=0)
+    found = [np.ones(1)]
+    for r in range(1, level + 1):
+        total = np.zeros((path.shape[1],) * r)
+        for rows in combinations(range(len(increments)), r):
+            total += reduce(np.multiply.outer, [increments[i] for i in rows])
+        found.append(total.ravel())
+    return np.concatenate(found)
+
+
+PATHS = [RNG.normal(size=(n, 2)).cumsum(axis=0) for n in (2, 4, 5)]
+
+
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_signatures_of_any_length_against_loops(level):
+    kernel = Signature([2.0, 3.0], 0.6, level)
+
+    def embedded(path):
+        rows = np.column_stack([path / [2.0, 3.0], np.arange(1, len(path) + 1) / 5])
+        found = signature(np.concatenate([np.zeros((1, 3)), rows]), level)
+        return found / np.linalg.norm(found)
+
+    expected = [[np.exp(-0.5 * np.sum((embedded(a) - embedded(b)) ** 2) / 0.36) for b in PATHS] for a in PATHS]
+    x = np.stack([pad(path, 5) for path in PATHS])
+    for given in (x, jnp.asarray(x)):
+        points = kernel.points(given)
+        np.testing.assert_allclose(kernel.gram(points), expected, rtol=1e-4)
+        np.testing.assert_allclose(kernel(kernel.point(given[0]), kernel.point(given[1])), expected[0][1], rtol=1e-4)
+    np.testing.assert_allclose(kernel.diagonal(points), 1.0)
+    np.testing.assert_allclose(Signature(2.0, 0.6).points(x[..., :1]), Signature(2.0, 0.6).points(x[..., 0]))
+
+
+def test_the_rule_for_series():
+    x = np.stack([pad(RNG.normal(size=(n, 2)).cumsum(axis=0) * [1.0, 50.0], 9) for n in RNG.integers(3, 10, size=40)])
+    kernel = SignatureRule(level=2)(x)
+    assert 20.0 < kernel.scales[1] / kernel.scales[0] < 120.0
+    bare = Signature(kernel.scales, 1.0, 2)
+    squared = bare.squared_distances(bare.points(x))
+    assert np.isclose(kernel.length_scale**2, np.median(squared[np.triu_indices(40, 1)]), rtol=1e-3)
+    with pytest.raises(ValueError, match="A column of most series is constant"):
+        SignatureRule()(np.ones((5, 4)))
+
+
+def test_gaussian_process_paths_of_any_length_are_those_of_their_own_rows():
+    kernel = GaussianProcessPath(Gaussian(0.8), 0.3)
+    paths = [np.column_stack([np.sort(RNG.uniform(0, 3, n)), RNG.normal(size=n)]) for n in (2, 4, 3)]
+    x = np.stack([pad(path, 4) for path in paths])
+    own = [[kernel.log_pair(kernel.point(a), kernel.point(b)) for b in paths] for a in paths]
+    points = kernel.points(x)
+    np.testing.assert_allclose(kernel.log_gram(points, points), own, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(kernel.diagonal(points), np.exp(np.diag(own)), rtol=1e-3)
+    np.testing.assert_allclose(kernel.log_pair(kernel.point(x[0]), kernel.point(paths[1])), own[0][1], rtol=1e-4)
+    a, b = paths[0], paths[1]  # against the joint normal density of both paths over that of the second
+    places, values = np.concatenate([a[:, 0], b[:, 0]]), np.concatenate([a[:, 1], b[:, 1]])
+
+    def log_normal(t, y):
+        covariance = np.exp(-0.5 * ((t[:, None] - t[None]) / 0.8) ** 2) + 0.09 * np.eye(len(t))
+        return scipy.stats.multivariate_normal(np.zeros(len(t)), covariance).logpdf(y)
+
+    assert np.isclose(own[0][1], log_normal(places, values) - log_normal(b[:, 0], b[:, 1]), atol=1e-4)
