@@ -11,8 +11,10 @@ author = "The numpyro_kme developers"
 copyright = "2026, the numpyro_kme developers"
 version = release = installed("numpyro-kme")
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "docstrings", "results", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.viewcode", "sphinx.ext.mathjax"]
+extensions += ["docstrings", "api_examples", "api_links", "sphinx.ext.napoleon", "results", "sphinx_copybutton"]
 exclude_patterns = ["_build", "jupyter_execute"]
+templates_path = ["_templates"]
 html_theme = "furo"
 html_title = f"numpyro_kme {release}"
 html_static_path = ["_static"]
@@ -30,6 +32,16 @@ nb_merge_streams = True
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
-autodoc_member_order = "bysource"
-autodoc_typehints = "none"
+autodoc_default_options = {
+    "members": True,
+    "inherited-members": "Distribution, Messenger, MCMCKernel, ABC, Protocol, Exception, tuple",
+    "member-order": "bysource",
+}
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 88
+autosummary_ignore_module_all = False
+
+copybutton_selector = "div.highlight-python pre, div.highlight-ipython3 pre, div.highlight-bash pre"
 autoclass_content = "class"

@@ -33,7 +33,14 @@ from numpyro_kme.engines import (
     cite,
 )
 from numpyro_kme.kernels import BayesianKernelLearning, CrossValidation, MedianHeuristic
-from numpyro_kme.likelihoods import KernelMeans, KernelMeansLikelihood, ResidualKernelMeans, fit_likelihood
+from numpyro_kme.likelihoods import (
+    KernelMeans,
+    KernelMeansLikelihood,
+    ResidualKernelMeans,
+    SelectedStatistics,
+    SemiAutomaticStatistics,
+    fit_likelihood,
+)
 from numpyro_kme.losses import MMD, NegativeLogLikelihood, Wasserstein
 from numpyro_kme.mcmc import CommonNoise, FreshNoise, LatentNoise, PseudoMarginal, SyntheticLikelihood, handlers
 from numpyro_kme.models import FromNoise, Problem, Simulator, lift_noise
@@ -44,6 +51,7 @@ __version__ = version("numpyro-kme")
 __all__ = ["FromNoise", "Problem", "Simulator", "lift_noise"]  # a simulator in a model
 __all__ += ["Command", "Penalise", "Retry", "SimulatedMissing", "Simulations", "simulate"]  # simulations
 __all__ += ["KernelMeans", "KernelMeansLikelihood", "ResidualKernelMeans", "fit_likelihood"]
+__all__ += ["SelectedStatistics", "SemiAutomaticStatistics"]  # of raw outputs
 __all__ += ["BayesianKernelLearning", "CrossValidation", "MedianHeuristic"]  # length scales
 __all__ += ["MMD", "NegativeLogLikelihood", "Wasserstein"]  # losses
 __all__ += ["KELFI", "Engine", "FromPosterior", "FromVariance", "PosteriorBootstrap", "cite"]  # engines

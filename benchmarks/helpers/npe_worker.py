@@ -1,7 +1,8 @@
-"""Neural posterior estimation by `sbi` on stored simulations; run by `residual_time.py` in a virtual environment that
-has torch.
+"""Neural posterior estimation by `sbi` on stored simulations; run by `residual_time.py` and `learnt_statistics.py` in a
+virtual environment that has torch.
 
-Prints one line of JSON: wall and CPU seconds of training and of 1,000 posterior draws; importing apart.
+Outputs `(m, channels, *sides)` go through a convolutional embedding network, rows of numbers as they are. Prints one
+line of JSON: wall and CPU seconds of training and of posterior draws, and the means of these; importing apart.
 """
 
 import json
@@ -11,6 +12,8 @@ import time
 import numpy as np
 import torch
 from sbi.inference import NPE
+from sbi.neural_nets import posterior_nn
+from sbi.neural_nets.embedding_nets import CNNEmbedding
 
 
 def main(path):
@@ -19,11 +22,23 @@ def main(path):
     torch.manual_seed(0)
     prior = torch.distributions.MultivariateNormal(torch.zeros(theta.shape[1]), torch.eye(theta.shape[1]))
     wall, cpu = time.perf_counter(), time.process_time()
-    inference = NPE(prior=prior, show_progress_bars=False)
+    inference = NPE(prior=prior, density_estimator=estimator(x.shape), show_progress_bars=False)
     inference.append_simulations(theta, x).train()
-    draws = inference.build_posterior().sample((1000,), x=y, show_progress_bars=False)
+    posterior = inference.build_posterior()
+    if y.ndim == x.ndim:
+        draws = posterior.sample_batched((500,), x=y, show_progress_bars=False)
+    else:
+        draws = posterior.sample((1000,), x=y, show_progress_bars=False)
     seconds = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
     print("\n" + json.dumps(seconds | {"mean": draws.mean(0).tolist()}))
+
+
+def estimator(shape):
+    """The default flow, behind an embedding network where there is more than a row of numbers."""
+    if len(shape) == 2:
+        return "maf"
+    network = CNNEmbedding(input_shape=tuple(shape[2:]), in_channels=shape[1])
+    return posterior_nn(model="maf", embedding_net=network, z_score_x="structured")
 
 
 if __name__ == "__main__":

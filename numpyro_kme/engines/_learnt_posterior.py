@@ -245,7 +245,7 @@ class LearntPosterior(Posterior):
 
     def informativeness(self) -> tuple[str, dict[str, np.ndarray]]:
         """How much each number of a simulator's output tells about the parameters: name of the measure, and
-        `{site: (*event)}`, in nats.
+        `{site: (*event)}`, in nats; where statistics are learnt, `{site: (k,)}` of these.
 
         With the published form it is the held-out drop: of the leave-one-out log posterior density of the simulated
         parameters, when that number is taken out. With the residual form it is the mutual information of that number
@@ -254,7 +254,9 @@ class LearntPosterior(Posterior):
         """
         found = {site: f.surrogate.informativeness() for site, f in self.likelihoods.items()}
         measure, _ = next(iter(found.values()))
-        return measure, {site: f.reshape(self.likelihoods[site].event_shape) for site, (_, f) in found.items()}
+        fitted = self.likelihoods
+        shapes = {site: fitted[site].surrogate.statistics_shape(fitted[site].event_shape) for site in found}
+        return measure, {site: f.reshape(shapes[site]) for site, (_, f) in found.items()}
 
     @on_host
     def surrogate_variance(self, latents: Mapping[str, Any]) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,8 @@ def warn_of(posterior: LearntPosterior) -> None:
             by_call = beyond_by_call(posterior.problem, fitted, site, posterior.drawn.coordinates[site])
             checks.warn(extrapolation_message(site, proportion, np.argwhere(by_call > fitted.negligible)))
     for site in unresolved(posterior):
-        checks.warn(_unresolved_message(site, posterior.location_error[site], posterior.simulations))
+        calls = prod(posterior.problem.simulators[site].simulator.batch_shape)
+        checks.warn(_unresolved_message(site, calls, posterior.location_error[site], posterior.simulations))
 
 
 def unresolved(posterior: LearntPosterior) -> list[str]:
@@ -40,20 +42,22 @@ def unresolved(posterior: LearntPosterior) -> list[str]:
 
 
 def location_errors(problem: Problem, likelihoods: Mapping[str, FittedLikelihood], drawn: Drawn) -> dict[str, float]:
-    """`Surrogate.location_error` at some of the draws, of sites with one observation whose form says it."""
+    """`Surrogate.location_error` at some of the draws, of sites whose calls share their parameters and lack the same
+    entries, and whose form says it. Errors of one call's location add up over the calls."""
     found: dict[str, float] = {}
     for site, fitted in likelihoods.items():
-        found_at = problem.simulators[site]
-        if not found_at.plates and not found_at.censored and found_at.mask.all():
-            z, seen = drawn.coordinates[site], ~np.isnan(observation(problem, site))
-            power = float(np.max(found_at.scale))
+        at = problem.simulators[site]
+        if at.alike:
+            seen = ~np.isnan(at.counted(observation(problem, site)).reshape(-1, *fitted.event_shape)[0])
+            z = drawn.coordinates[site].reshape(len(drawn.log_posterior), -1)
+            power = float(np.sum(np.broadcast_to(at.scale * at.mask, at.simulator.batch_shape)))
             with solves.one_blas_thread:  # thirty times faster for matrices as small as these
                 error = fitted.marginal(seen).surrogate.location_error(z[:: max(1, len(z) // AT)], power)
             found |= {} if np.isnan(error) else {site: error}
     return found
 
 
-def _unresolved_message(site: str, error: float, simulations: Simulations) -> str:
+def _unresolved_message(site: str, calls: int, error: float, simulations: Simulations) -> str:
     """The warning of a location that is not known well enough at the draws."""
     rounds = (
         "Simulate more (`num_simulations`), or `refine` at draws of this posterior."
@@ -62,8 +66,9 @@ def _unresolved_message(site: str, error: float, simulations: Simulations) -> st
         "simulations or a `store` are given, `refine` at its draws."
     )
     return (
-        f"The {len(simulations)} simulations do not resolve this posterior: the location of site {site!r} bends, and "
-        f"is known there only to an error that moves the posterior mean by about {error:.2g} of its standard "
+        f"The {len(simulations)} simulations do not resolve this posterior: the location of site {site!r} "
+        f"{f'counts {calls} times' if calls > 1 else 'bends'}, and is known there only to an error that moves the "
+        f"posterior mean by about {error:.2g} of its standard "
         f"deviations, where {UNRESOLVED} is usual at most; the posterior may be off by more, and too wide. {rounds}"
     )
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpyro_kme._core import checks, progress
 from numpyro_kme._core.keys import child, split
 from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points
-from numpyro_kme.engines import _enumeration, _rounds, _sampling, _simulations
+from numpyro_kme.engines import _enumeration, _forms, _rounds, _sampling, _simulations
 from numpyro_kme.engines._learnt_posterior import (
     LearntLikelihoods,
     LearntPosterior,
@@ -25,18 +25,15 @@ from numpyro_kme.engines._sampling import LearntModel
 from numpyro_kme.engines._simulations import SimulationEngine
 from numpyro_kme.engines.base import Trained, check_positive
 from numpyro_kme.engines.posterior import groups
-from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.length_scales import LengthScaleRule
-from numpyro_kme.kernels.ragged import require_any_length
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, fit_likelihood
 from numpyro_kme.likelihoods.published.form import KernelMeans
-from numpyro_kme.likelihoods.ragged import Ragged
 from numpyro_kme.likelihoods.recorded import Recorded
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
+from numpyro_kme.likelihoods.summaries.base import Statistics
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
-from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.simulations import SimulatedMissing, Simulations
 
 
@@ -63,14 +60,17 @@ class KELFI(SimulationEngine):
         length_scale: Rule for the length scales of the data kernel of the published form, instead of learning them:
             `form=KernelMeans(), length_scale=rule` is `form=KernelMeans(length_scale=rule)`. The residual form
             standardises residuals by what it learns, and takes none.
+        statistics: How summary statistics are learnt from the same simulations, for raw outputs such as series and
+            images: `SemiAutomaticStatistics()`, or `SelectedStatistics()` among many; or a mapping from sites to these.
+            Each round learns them again, from all simulations. When left out, outputs are the statistics.
         simulations: Simulations made elsewhere, instead of new ones (`Simulations`).
         num_rounds: Number of rounds, of equal size. The first simulates at prior draws; each further one where
             `proposal` says, learns from all simulations so far, and samples. The likelihood may be learnt from any
             proposal, so nothing is reweighted. When left out the engine chooses: five rounds, or the rest at prior
-            draws if the first round's proposal is about as wide as the prior, and the location that it learnt is known
-            there. It makes one round for `simulations` that are given, for a `store`, for other forms than the default,
-            for fewer than 100 simulations, and where more calls along plates are observed than there are numbers to
-            infer: errors of the likelihood of one call add up there, and are least where parameters differ most.
+            draws if the first round's proposal is about as wide as the prior, or more calls along plates are observed
+            than there are numbers to infer, and the location that it learnt is known well enough there. It makes one
+            round for `simulations` that are given, for a `store`, for other forms than the default, for fewer than 100
+            simulations, and for such plates along which parameters or covariates vary.
         proposal: Where further rounds simulate: `FromPosterior()` when left out, or `FromVariance()`.
         min_change: Stop before `num_rounds` once a round moves the posterior by less: every mean by less than this
             many standard deviations, and every log standard deviation by less than this. When left out all rounds are
@@ -95,6 +95,7 @@ class KELFI(SimulationEngine):
     min_change: float | None = None
     learn_prior: bool = False
     missing: SimulatedMissing | None = None
+    statistics: Statistics | Mapping[str, Statistics] | None = None
 
     def check_settings(self):
         """As `Engine.check_settings`."""
@@ -117,6 +118,7 @@ class KELFI(SimulationEngine):
             f"form={checks.line(self.form)}.",
         )
         self.resolved_form  # noqa: B018 (raises an error for a form that takes no rule)
+        _forms.check_settings(self.statistics, self.missing, self.num_simulations // self.resolved_rounds)
         checks.require(
             self.store is None or self.resolved_rounds == 1,
             "`store` keeps simulations from the prior: leave it out, or make one round; got "
@@ -138,7 +140,9 @@ class KELFI(SimulationEngine):
             return self.num_rounds
         given = self.simulations is not None or self.store is not None
         own_form = self.form is not None and not isinstance(self.form, ResidualKernelMeans)
-        return 1 if given or own_form or self.num_simulations < _rounds.FEWEST else _rounds.ROUNDS
+        if given or own_form or self.num_simulations < _rounds.FEWEST:
+            return 1
+        return _rounds.ROUNDS if self.statistics is None else _forms.rounds(self.num_simulations)
 
     @property
     def resolved_form(self) -> Form | None:
@@ -146,34 +150,6 @@ class KELFI(SimulationEngine):
         if self.missing is None:
             return self._form
         return Recorded(self._form or ResidualKernelMeans())
-
-    def _form_at(self, site: str, simulator: Simulator) -> Form | None:
-        """The form for a site, which may be of outputs of any length."""
-        form = self.resolved_form
-        if not simulator.ragged or isinstance(form, Ragged):
-            return form
-        checks.require(
-            self.missing is None,
-            f"NaN at the end of outputs of {site!r} says that they end there (ragged=True), and with `missing` that it "
-            "is not recorded: leave one of both out.",
-        )
-        kernel = getattr(form, "kernel", getattr(form, "data_kernel", None))
-        checks.require(
-            kernel is not None,
-            f"The outputs of site {site!r} are of any length (ragged=True), of which the form of the likelihood, "
-            f"{type(form or ResidualKernelMeans()).__name__}, makes no statistics. Pass "
-            "form=KernelStatistics(EmpiricalMeasureRule()) for data sets, form=KernelStatistics(SignatureRule()) for "
-            "series, or let the simulator return statistics of fixed number, the length among them.",
-        )
-        if isinstance(kernel, Kernel):
-            require_any_length(kernel)
-        return Ragged(cast(Form, form))
-
-    def _check_sites(self, problem: Problem) -> None:
-        """What can be said before any simulation is run."""
-        _simulations.check_sites(problem, self.resolved_form)
-        for site in problem.observations:
-            self._form_at(site, problem.simulators[site].simulator)
 
     @property
     def _form(self) -> Form | None:
@@ -189,18 +165,20 @@ class KELFI(SimulationEngine):
     def _infer(self, rng_key, args, kwargs):
         simulate_key, fit_key, sample_key = split(rng_key, 3)
         problem = self._as_recorded(Problem.read(self.model, *args, **kwargs))
-        self._check_sites(problem)
+        _forms.check_sites(problem, self.statistics, self.resolved_form, self.missing)
         if problem.discrete:
             _enumeration.joint_values(problem)  # which refuses too many before anything is simulated
         repeated = self.num_rounds is None and _rounds.calls_each(problem) > 1.0
-        first, *later = _rounds.sizes(self.plan.num_simulations, 1 if repeated else self.resolved_rounds)
+        one = repeated and not all(site.alike for site in problem.simulators.values())
+        first, *later = _rounds.sizes(self.plan.num_simulations, 1 if one else self.resolved_rounds)
         simulations = self._simulate(simulate_key, problem, first)
         learnt = self._learn(fit_key, problem, simulations)
         posterior = self._posterior(sample_key, problem, learnt)
         for number, size in enumerate(later, 1):
             choose_key, run_key, draw_key = (child(key, number) for key in (fit_key, simulate_key, sample_key))
             draws = self._draws_to_propose(child(draw_key, 0), posterior)
-            wide = number == 1 and not _rounds.is_narrow(draws, simulations.latents) and not unresolved(posterior)
+            narrow = not repeated and _rounds.is_narrow(draws, simulations.latents)
+            wide = number == 1 and not narrow and not unresolved(posterior)
             if self.num_rounds is None and wide:
                 rest = self._simulate(run_key, problem, sum(later))
                 learnt, later = self._learn(fit_key, problem, simulations.joined(rest)), []
@@ -251,7 +229,7 @@ class KELFI(SimulationEngine):
                 chosen = _simulations.some_calls(fit_key, size, len(arguments) // size, size)
                 measures[site] = Points(coordinates.table(arguments[chosen]))
             found = problem.simulators[site]
-            form = self._form_at(site, found.simulator)
+            form = _forms.form_of(site, found.simulator, self.statistics, self.resolved_form, self.missing)
             whole = found.mask.size == 1 and not found.weighted and not found.missing  # along plates there are many
             seen = observed if whole else None
             how: dict[str, Any] = dict(coordinates=coordinates, measure=measures[site], y=seen)
@@ -297,7 +275,7 @@ class KELFI(SimulationEngine):
     def _condition(self, rng_key, problem, learnt):
         learnt.require_amortised()
         problem = self._as_recorded(problem)
-        self._check_sites(problem)
+        _forms.check_sites(problem, self.statistics, self.resolved_form, self.missing)
         posterior = self._posterior(rng_key, problem, learnt)
         warn_of(posterior)
         return posterior

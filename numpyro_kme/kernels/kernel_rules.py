@@ -8,6 +8,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.kernels.base import Kernel
@@ -36,6 +37,7 @@ class KernelRule(abc.ABC):
         return [self(x, targets)]
 
 
+@shown
 @saveable
 @dataclass(frozen=True)
 class EmpiricalMeasureRule(KernelRule):

@@ -243,6 +243,10 @@ class Surrogate(Recomputed, abc.ABC):
         """Read one output `(*event)` of a simulator as what `at` takes; here a vector."""
         return y.reshape(-1)
 
+    def statistics_shape(self, event_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of the statistics of an output of this shape: the same, where the outputs are the statistics."""
+        return event_shape
+
     def informativeness(self) -> tuple[str, np.ndarray]:
         """A measure of what each raw statistic says about the parameters, by name, and its values `(n_raw,)`, in nats;
         raises where the form has none."""

@@ -25,6 +25,7 @@ from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.ragged import Ragged
 from numpyro_kme.likelihoods.recorded import Recorded
 from numpyro_kme.likelihoods.residual.form import MIN_SIMULATIONS, ResidualKernelMeans
+from numpyro_kme.likelihoods.summaries.form import OfStatistics
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 
@@ -301,6 +302,7 @@ def fit_likelihood(
     coordinates = coordinates or Coordinates.standardise(theta)
     z = coordinates.table(theta)
     form = form or default_form(len(x))
+    form = replace(form, names=coordinates.names) if isinstance(form, OfStatistics) else form
     point = None if y is None else form.point(np.asarray(y))
     surrogate = form.fit(z, form.points(x), measure=measure, y=point)
     return FittedLikelihood(surrogate.named(names), coordinates, x.shape[1:], z)

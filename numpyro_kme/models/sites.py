@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any, NamedTuple
 
 import jax
@@ -80,6 +81,14 @@ class SimulatorSite:
     def weighted(self) -> bool:
         """Whether calls are masked, or their likelihoods raised to a power other than 1."""
         return not self.mask.all() or bool(np.any(self.scale != 1.0))
+
+    @property
+    def alike(self) -> bool:
+        """Whether all calls that count have the same parameters, and the same of their entries were observed."""
+        if self.observed is None or self.censored or prod(self.simulator.groups) > 1:
+            return False
+        seen = ~np.isnan(self.counted(self.observed).reshape(-1, *self.simulator.event_shape))
+        return len(seen) > 0 and bool(seen[0].any() and (seen == seen[:1]).all())
 
     def counted(self, x: np.ndarray, lead: int = 0) -> np.ndarray:
         """Outputs `(*lead, *batch, *event)` without the masked ones: as they are if there are none, else

@@ -6,8 +6,9 @@ draws is drawn from `to_inference_data()`.
 """
 
 from numpyro_kme.plots.checks import coverage, predictive, ranks, witness
-from numpyro_kme.plots.likelihoods import informativeness, learnt, rounds, surrogate
+from numpyro_kme.plots.learnt_statistics import informativeness, learnt, statistics
+from numpyro_kme.plots.likelihoods import rounds, surrogate
 from numpyro_kme.plots.posteriors import marginals, pair
 
 __all__ = ["coverage", "informativeness", "learnt", "marginals", "pair", "predictive", "ranks", "rounds", "surrogate"]
-__all__ += ["witness"]
+__all__ += ["statistics", "witness"]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from numpyro_kme._core import checks
+from numpyro_kme.engines._learnt_posterior import LearntPosterior
 from numpyro_kme.engines.base import Engine, posterior_of
 from numpyro_kme.engines.posterior import Posterior, numbers
 
@@ -109,6 +110,14 @@ def draws_of(posterior: Any) -> Mapping[str, np.ndarray]:
         return posterior
     posterior = posterior_of(posterior)
     return {name: posterior.samples[name] for name in posterior.latents}
+
+
+def learnt_posterior(found: LearntPosterior | Engine) -> LearntPosterior:
+    """A posterior under a learnt likelihood, or an error."""
+    posterior = posterior_of(found)
+    checks.instance("posterior", posterior, LearntPosterior, "a posterior under a learnt likelihood, such as KELFI's")
+    assert isinstance(posterior, LearntPosterior)
+    return posterior
 
 
 def by_label(posteriors: Any) -> dict[str, Mapping[str, np.ndarray]]:

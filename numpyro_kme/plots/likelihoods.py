@@ -1,4 +1,4 @@
-"""Learnt likelihoods: what each statistic tells and what was learnt of it, the likelihood itself, rounds."""
+"""Learnt likelihoods over parameters, and rounds."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -8,113 +8,12 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme.engines._learnt_posterior import LearntLikelihoods, LearntPosterior
-from numpyro_kme.engines.base import Engine, Trained, posterior_of
-from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate
-from numpyro_kme.plots._style import COLOURS, DARK, FAINT, HEIGHT, WIDTH, chosen, labelled, legend, panels
+from numpyro_kme.engines.base import Engine, Trained
+from numpyro_kme.plots._style import COLOURS, DARK, FAINT, HEIGHT, WIDTH, chosen, learnt_posterior, legend, panels
 
 DEPTH = 8.0
 """Nats below the maximum that the colours of a surface span."""
 BEYOND, HATCHED = "beyond the simulations", {"facecolor": "none", "edgecolor": FAINT, "hatch": "////", "linewidth": 0.0}
-
-
-def _learnt(found: LearntPosterior | Engine) -> LearntPosterior:
-    posterior = posterior_of(found)
-    checks.instance("posterior", posterior, LearntPosterior, "a posterior under a learnt likelihood, such as KELFI's")
-    assert isinstance(posterior, LearntPosterior)
-    return posterior
-
-
-def _names(posterior: LearntPosterior, found: dict[str, Any]) -> list[str] | None:
-    """The user's names of the statistics, where these are of one site and have any."""
-    known = [name for names in posterior.statistics.values() for name in names]
-    return known if len(known) == len(found) else None
-
-
-def informativeness(
-    posterior: LearntPosterior | Engine,
-    labels: Sequence[str] | None = None,
-    *,
-    ax: Any = None,
-    figsize: tuple[float, float] | None = None,
-    **style: Any,
-) -> Any:
-    """Bars of what each statistic tells about the parameters, in nats (`LearntPosterior.informativeness`).
-
-    Args:
-        posterior: Of `KELFI`, or a `KELFI` that has been run.
-        labels: Names of the statistics, where there is one site; those of the simulator when left out.
-        ax: One axis, in place of a new figure.
-        figsize: Size of the figure in inches.
-        **style: Of the bars, `matplotlib.axes.Axes.barh`.
-    Returns:
-        A matplotlib figure.
-    """
-    posterior = _learnt(posterior)
-    measure, by_site = posterior.informativeness()
-    found = {label: float(value[0]) for label, value in chosen({s: v[None] for s, v in by_site.items()}).items()}
-    names = labelled(found, labels or _names(posterior, found))
-    figure, axis = _bars({measure: list(found.values())}, names, ax, figsize, style)
-    axis.set_xlabel(f"{measure}, nats")
-    return figure
-
-
-def learnt(
-    posterior: LearntPosterior | Engine,
-    site: str | None = None,
-    labels: Sequence[str] | None = None,
-    *,
-    ax: Any = None,
-    figsize: tuple[float, float] | None = None,
-    **style: Any,
-) -> Any:
-    """Bars of what was learnt of each statistic: by how many nats its location, its scale and its dependence on those
-    before it improve the held-out log score of a simulation.
-
-    A statistic without bars says nothing about the parameters by the likelihood that was learnt. A bar below zero is
-    noise of the held-out score.
-
-    Args:
-        posterior: Of `KELFI` in its default form, or a `KELFI` that has been run.
-        site: A simulator site; the only one when left out.
-        labels: Names of the statistics; those of the simulator when left out.
-        ax: One axis, in place of a new figure.
-        figsize: Size of the figure in inches.
-        **style: Of the bars, `matplotlib.axes.Axes.barh`.
-    Returns:
-        A matplotlib figure.
-    """
-    posterior = _learnt(posterior)
-    site = posterior.problem.site(site)
-    surrogate = posterior.likelihoods[site].surrogate
-    checks.instance("posterior", surrogate, ResidualSurrogate, "under the default form, ResidualKernelMeans")
-    assert isinstance(surrogate, ResidualSurrogate)
-    found = surrogate.improvements
-    parts = {name: np.ravel(getattr(found, name)) for name in ("location", "scale", "decorrelation")}
-    known = [surrogate.transform.label(number) for number in surrogate.transform.kept]
-    names = labelled(
-        dict.fromkeys(map(str, range(len(known)))),
-        labels or [f"{'' if surrogate.transform.names else site} {n}".strip() for n in known],
-    )
-    figure, axis = _bars(parts, names, ax, figsize, style)
-    axis.axvline(0.0, color=DARK, linewidth=0.6)
-    axis.set_xlabel("held-out improvement, nats")
-    legend([axis], ax)
-    return figure
-
-
-def _bars(parts: dict[str, Any], names: list[str], ax, figsize, style) -> tuple[Any, Any]:
-    """Horizontal bars for each name, those of several parts side by side."""
-    figure, (axis,) = panels(
-        1, (1.6 * WIDTH, 0.8 + 0.24 * len(names) * (1 + 0.4 * (len(parts) > 1))), ax=ax, figsize=figsize
-    )
-    high = 0.65 if len(parts) == 1 else 0.8 / len(parts)
-    for i, (part, values) in enumerate(parts.items()):
-        place = np.arange(len(names)) + high * (i - 0.5 * (len(parts) - 1))
-        how: dict[str, Any] = dict(color=COLOURS[i], height=high) | style
-        axis.barh(place, values, label=part, **how)
-    axis.set_yticks(np.arange(len(names)), names)
-    axis.set_ylim(len(names) - 0.4, -0.6)
-    return figure, axis
 
 
 def rounds(
@@ -137,7 +36,7 @@ def rounds(
         A matplotlib figure.
     """
     checks.instance("engine", engine, Engine, "a KELFI that has been run")
-    trained, posterior = engine.trained, _learnt(engine)
+    trained, posterior = engine.trained, learnt_posterior(engine)
     assert isinstance(trained, Trained) and isinstance(trained.learnt, LearntLikelihoods)
     sizes = [size for size, _ in trained.learnt.history]
     known = posterior.simulations.latents
@@ -188,7 +87,7 @@ def surrogate(
     Returns:
         A matplotlib figure.
     """
-    posterior = _learnt(posterior)
+    posterior = learnt_posterior(posterior)
     latents = {name: np.asarray(posterior.samples[name]) for name in posterior.problem.latents}
     columns = chosen(latents, names)
     if names is None:

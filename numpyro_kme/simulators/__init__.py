@@ -5,5 +5,6 @@ module has `model(x=None)`, whose simulator site is `x`; `PARAMETERS`, their nam
 source prints them.
 """
 
-__all__ = ["bernoulli_glm", "blowfly", "exponential_gamma", "g_and_k", "gaussian_linear", "gaussian_mixture"]
-__all__ += ["lotka_volterra", "predator_prey", "sir", "slcp", "toggle_switch", "two_moons"]
+__all__ = ["bernoulli_glm", "blowfly", "boarding_school", "exponential_gamma", "fluctuation", "g_and_k"]
+__all__ += ["gaussian_linear", "gaussian_mixture", "lotka_volterra", "lynx_hare", "predator_prey", "sir", "slcp"]
+__all__ += ["smallpox", "toggle_switch", "tuberculosis", "two_moons"]

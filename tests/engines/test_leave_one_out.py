@@ -40,7 +40,7 @@ def one_event(x=None):
 
 @pytest.fixture(scope="module")
 def kelfi():
-    engine = kme.KELFI(normal, 1000, num_rounds=1, progress_bar=False)
+    engine = kme.KELFI(normal, 1800, num_rounds=1, progress_bar=False)
     engine.run(KEY, y=Y)
     return engine
 

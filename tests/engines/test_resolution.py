@@ -83,12 +83,24 @@ def test_lotka_volterra_asks_for_rounds():
 def test_models_of_which_nothing_is_said():
     """Several draws along a plate count many times, and the published form has no regression."""
 
+    def pairs(x=None):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        with numpyro.plate("n", len(x)):
+            numpyro.sample("x", kme.Simulator(lines, theta), obs=x)
+
     def several(x=None):
         theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([1]).to_event(1))
         with numpyro.plate("n", 3):
             numpyro.sample("x", kme.Simulator(lines, theta), obs=x)
 
-    assert not alarms(several, np.zeros((3, 1)), 60, 0)[0].posterior.location_error
+    thrice, single = (alarms(m, x, 60, 0)[0] for m, x in ((several, np.zeros((3, 1))), (model(lines, 1), np.zeros(1))))
+    assert single.posterior.location_error["x"] < thrice.posterior.location_error["x"] < 0.25
+    unlike = np.where(
+        np.arange(60).reshape(30, 2) == 3, np.nan, 0.0
+    )  # calls that lack different entries are not told of
+    assert not alarms(pairs, unlike, 60, 0)[0].posterior.location_error
+    many, said = alarms(pairs, np.zeros((300, 2)), 60, 0)
+    assert many.posterior.location_error["x"] > 0.25 and "counts 300 times" in said[0]
     counted = [numpyro.handlers.scale(model(lines, 1), scale) for scale in (1.0, 9.0)]
     once, often = (alarms(m, np.zeros(1), 60, 0)[0].posterior.location_error["x"] for m in counted)
     assert 1.5 * once < often < 9.0 * once

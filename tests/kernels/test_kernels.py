@@ -187,6 +187,13 @@ ROWS = [
     ),
     Row("EmpiricalMeasure", lambda l: K.EmpiricalMeasure(K.Gaussian(0.8), l), double, data_sets, scaled=False),
     Row(
+        "WithLength",
+        lambda l: K.WithLength(K.EmpiricalMeasure(K.Gaussian(0.8), 0.6), l),
+        lambda a, b, l: double(a[0], b[0], 0.6) * np.exp(-0.5 * ((a[1] - b[1]) / l) ** 2),
+        lambda rng, n: (data_sets(rng, n), rng.normal(size=n)),
+        scaled=False,
+    ),
+    Row(
         "weighted EmpiricalMeasure",
         lambda l: K.EmpiricalMeasure(K.Gaussian(0.8), l),
         double,

@@ -1,0 +1,101 @@
+"""Learnt likelihoods, length scales and losses."""
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+
+import numpyro_kme as kme
+
+
+def simulator(rng_key, theta):
+    return theta + jax.random.normal(rng_key, (1,))
+
+
+def model(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    numpyro.sample("x", kme.Simulator(simulator, theta), obs=x)
+
+
+def gaussian(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 2.0))
+    with numpyro.plate("data", 30):
+        numpyro.sample("x", dist.Normal(theta, 1.0).expand([1]).to_event(1), obs=x)
+
+
+def iid(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 2.0))
+    with numpyro.plate("data", 30):
+        numpyro.sample("x", kme.Simulator(simulator, theta), obs=x)
+
+
+x = np.array([0.8])
+data = np.random.default_rng(0).normal(1.0, 1.0, (30, 1))
+theta = np.random.default_rng(1).normal(0.0, 1.0, (200, 1))
+outputs = theta + np.random.default_rng(2).normal(0.0, 1.0, (200, 1))
+
+# %% fit_likelihood
+fitted = kme.fit_likelihood(theta, outputs, form=kme.KernelMeans())
+print(fitted(np.array([0.5])).log_prob(x))
+
+# %% KernelMeansLikelihood
+fitted = kme.fit_likelihood(theta, outputs, form=kme.KernelMeans())
+likelihood = kme.KernelMeansLikelihood(fitted, np.array([[0.0], [0.5], [1.0]]))  # at three parameters
+print(likelihood.batch_shape, likelihood.log_prob(x).round(2))
+
+# %% KernelMeans
+fitted = kme.fit_likelihood(theta, outputs, form=kme.KernelMeans())
+print(fitted)
+
+# %% ResidualKernelMeans
+fitted = kme.fit_likelihood(theta, outputs, form=kme.ResidualKernelMeans(decorrelate=False))
+print(fitted)
+
+# %% BayesianKernelLearning
+rule = kme.BayesianKernelLearning(jax.random.key(0))
+points = np.random.default_rng(0).normal(0.0, 10.0, (100, 5))
+print(rule(points))
+
+# %% CrossValidation
+rule = kme.CrossValidation(jax.random.key(0))
+print(kme.KernelABC(model, 400, length_scale=rule))
+
+# %% MedianHeuristic
+rule = kme.MedianHeuristic()
+print(rule(outputs))
+
+# %% MMD
+spoilt = data.copy()
+spoilt[:3] = 50.0  # outliers
+engine = kme.PosteriorBootstrap(iid, kme.MMD(), num_samples=64, progress_bar=False)
+engine.run(jax.random.key(0), x=spoilt)
+print(engine.posterior)
+
+# %% NegativeLogLikelihood
+engine = kme.PosteriorBootstrap(gaussian, kme.NegativeLogLikelihood(), num_samples=64, progress_bar=False)
+engine.run(jax.random.key(0), x=data)  # the weighted likelihood bootstrap
+print(engine.posterior)
+
+# %% Wasserstein
+sets = np.stack([data, data + 1.0])  # two simulated data sets
+print(kme.abc.discrepancies_to(data, sets, kme.Wasserstein()))
+
+
+# %% SemiAutomaticStatistics
+def trend(rng_key, theta):
+    return theta * np.linspace(0.0, 1.0, 40) + jax.random.normal(rng_key, (40,))
+
+
+def series(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 2.0))
+    numpyro.sample("x", kme.Simulator(trend, theta), obs=x)
+
+
+kelfi = kme.KELFI(series, 200, num_rounds=1, statistics=kme.SemiAutomaticStatistics(), progress_bar=False)
+kelfi.run(jax.random.key(0), x=np.asarray(trend(jax.random.key(1), 1.5)))
+print(f"{kelfi.expectation(lambda draws: draws['theta']):.2f}")
+
+# %% SelectedStatistics
+outputs = np.concatenate([outputs, np.random.default_rng(3).normal(size=(200, 20))], axis=1)  # 20 say nothing
+form = kme.likelihoods.OfStatistics(kme.SelectedStatistics(), kme.ResidualKernelMeans())
+print(kme.fit_likelihood(theta, outputs, form=form).surrogate.describe()["statistics"])

@@ -1,0 +1,73 @@
+"""Simulators in models, and simulations."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+
+import numpyro_kme as kme
+
+
+def simulator(rng_key, theta):
+    return theta + jax.random.normal(rng_key, (1,))
+
+
+def fails(rng_key, theta):
+    return jnp.where(theta > 1.0, jnp.nan, simulator(rng_key, theta))
+
+
+def model(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    numpyro.sample("x", kme.Simulator(simulator, theta), obs=x)
+
+
+def failing(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    numpyro.sample("x", kme.Simulator(fails, theta), obs=x)
+
+
+# %% Simulator
+theta = jnp.array([0.0, 10.0])
+x = kme.Simulator(simulator, theta, event_dims=0)  # two calls, with a number each
+print(x.batch_shape, x.event_shape)
+print(x.sample(jax.random.key(0)))
+
+# %% Problem
+problem = kme.Problem.read(model, x=np.array([0.8]))
+print(problem)
+
+# %% FromNoise
+fn = kme.FromNoise(lambda z, theta: theta + z, dist.Normal(0.0, 1.0).expand([1]).to_event(1))
+print(kme.Simulator(fn, 0.5).sample(jax.random.key(0)))
+
+# %% lift_noise
+lifted = kme.lift_noise(simulator, 0.5)  # its random numbers become an argument
+print(lifted.dim, lifted(jnp.zeros(1), 0.5))
+
+# %% simulate
+simulations = kme.simulate(jax.random.key(0), model, 400, progress_bar=False)
+print(simulations)
+
+# %% Simulations
+theta = np.linspace(-1.0, 1.0, 20)[:, None]
+table = kme.Simulations.from_table(theta, theta + 0.1)  # made elsewhere
+print(table)
+
+# %% Command
+program = kme.Command(("python", "-c", "open('output.txt', 'w').write(open('params.txt').read())"))
+print(kme.Simulator(program, 2.0, shape=(1,), dtype=float).sample(jax.random.key(0)))
+
+# %% Penalise
+policy = kme.Penalise(-50.0)
+found = kme.simulate(jax.random.key(0), failing, 64, on_failure=policy, progress_bar=False)
+print(found.describe_failures())
+
+# %% Retry
+policy = kme.Retry(times=3, then="skip")
+found = kme.simulate(jax.random.key(0), failing, 64, on_failure=policy, progress_bar=False)
+print(found.describe_failures())
+
+# %% SimulatedMissing
+engine = kme.KELFI(model, 300, missing=kme.SimulatedMissing())
+print(engine)

@@ -1,0 +1,177 @@
+"""What each statistic tells about the parameters, what was learnt of it, and statistics that were learnt."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from numpyro_kme._core import checks
+from numpyro_kme.engines._learnt_posterior import LearntPosterior
+from numpyro_kme.engines.base import Engine
+from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate
+from numpyro_kme.likelihoods.summaries.form import StatisticsSurrogate
+from numpyro_kme.likelihoods.summaries.selection import cosines_of_ranks, orthonormal
+from numpyro_kme.plots._style import COLOURS, DARK, WIDTH, chosen, labelled, learnt_posterior, legend, panels
+
+MOST = 12
+"""So many learnt statistics are drawn where none are named."""
+
+
+def _names(posterior: LearntPosterior, site: str, numbers: list[str]) -> list[str]:
+    """Names of as many statistics of a site: those that were learnt, the user's, or the numbers of the output."""
+    names = posterior.statistics.get(site, ())
+    if site in posterior.likelihoods and isinstance(
+        found := posterior.likelihoods[site].surrogate, StatisticsSurrogate
+    ):
+        names = _learnt_names(site, found)
+    return list(names) if len(names) == len(numbers) else numbers
+
+
+def _learnt_names(site: str, surrogate: StatisticsSurrogate) -> tuple[str, ...]:
+    """What each learnt statistic is; `x[7]` where it is a number of the output that has no name."""
+    return tuple(f"{site}[{name}]" if name.isdigit() else name for name in surrogate.statistics.names)
+
+
+def informativeness(
+    posterior: LearntPosterior | Engine,
+    labels: Sequence[str] | None = None,
+    *,
+    ax: Any = None,
+    figsize: tuple[float, float] | None = None,
+    **style: Any,
+) -> Any:
+    """Bars of what each statistic tells about the parameters, in nats (`LearntPosterior.informativeness`).
+
+    Args:
+        posterior: Of `KELFI`, or a `KELFI` that has been run.
+        labels: Names of the statistics, where there is one site; those of the simulator when left out.
+        ax: One axis, in place of a new figure.
+        figsize: Size of the figure in inches.
+        **style: Of the bars, `matplotlib.axes.Axes.barh`.
+    Returns:
+        A matplotlib figure.
+    """
+    posterior = learnt_posterior(posterior)
+    measure, by_site = posterior.informativeness()
+    by_number = {site: chosen({site: values[None]}) for site, values in by_site.items()}
+    found = {label: float(value[0]) for numbers in by_number.values() for label, value in numbers.items()}
+    known = [name for site, numbers in by_number.items() for name in _names(posterior, site, list(numbers))]
+    names = labelled(found, labels or known)
+    figure, axis = _bars({measure: list(found.values())}, names, ax, figsize, style)
+    axis.set_xlabel(f"{measure}, nats")
+    return figure
+
+
+def learnt(
+    posterior: LearntPosterior | Engine,
+    site: str | None = None,
+    labels: Sequence[str] | None = None,
+    *,
+    ax: Any = None,
+    figsize: tuple[float, float] | None = None,
+    **style: Any,
+) -> Any:
+    """Bars of what was learnt of each statistic: by how many nats its location, its scale and its dependence on those
+    before it improve the held-out log score of a simulation.
+
+    A statistic without bars says nothing about the parameters by the likelihood that was learnt. A bar below zero is
+    noise of the held-out score.
+
+    Args:
+        posterior: Of `KELFI` in its default form, or a `KELFI` that has been run.
+        site: A simulator site; the only one when left out.
+        labels: Names of the statistics; those of the simulator when left out.
+        ax: One axis, in place of a new figure.
+        figsize: Size of the figure in inches.
+        **style: Of the bars, `matplotlib.axes.Axes.barh`.
+    Returns:
+        A matplotlib figure.
+    """
+    posterior = learnt_posterior(posterior)
+    site = posterior.problem.site(site)
+    surrogate = posterior.likelihoods[site].surrogate
+    if isinstance(surrogate, StatisticsSurrogate):
+        labels = labels or _learnt_names(site, surrogate)
+        surrogate = surrogate.inner
+    checks.instance("posterior", surrogate, ResidualSurrogate, "under the default form, ResidualKernelMeans")
+    assert isinstance(surrogate, ResidualSurrogate)
+    found = surrogate.improvements
+    parts = {name: np.ravel(getattr(found, name)) for name in ("location", "scale", "decorrelation")}
+    known = [surrogate.transform.label(number) for number in surrogate.transform.kept]
+    names = labelled(
+        dict.fromkeys(map(str, range(len(known)))),
+        labels or [f"{'' if surrogate.transform.names else site} {n}".strip() for n in known],
+    )
+    figure, axis = _bars(parts, names, ax, figsize, style)
+    axis.axvline(0.0, color=DARK, linewidth=0.6)
+    axis.set_xlabel("held-out improvement, nats")
+    legend([axis], ax)
+    return figure
+
+
+def statistics(
+    posterior: LearntPosterior | Engine,
+    site: str | None = None,
+    names: Sequence[str] | None = None,
+    *,
+    ax: Any = None,
+    figsize: tuple[float, float] | None = None,
+    **style: Any,
+) -> Any:
+    """Each learnt statistic of the simulations, held out, against the coordinate that it depends on most, and that of
+    the observation as a line.
+
+    The narrower the cloud around the line, the more the statistic says at this observation; a line beyond all points is
+    an observation unlike the simulations. Coordinates are the parameters, standard normal under the prior.
+
+    Args:
+        posterior: Of `KELFI(model, statistics=...)`, or such a `KELFI` that has been run.
+        site: A simulator site; the only one when left out.
+        names: Of the statistics; the first twelve when left out.
+        ax: As many axes as there are statistics, in place of a new figure.
+        figsize: Size of the figure in inches.
+        **style: Of the points, `matplotlib.axes.Axes.plot`.
+    Returns:
+        A matplotlib figure.
+    """
+    posterior = learnt_posterior(posterior)
+    site = posterior.problem.site(site)
+    fitted = posterior.likelihoods[site]
+    surrogate = fitted.surrogate
+    checks.instance("posterior", surrogate, StatisticsSurrogate, "with learnt statistics, KELFI(..., statistics=...)")
+    assert isinstance(surrogate, StatisticsSurrogate)
+    labels = _learnt_names(site, surrogate)
+    columns = dict(zip(labels, np.asarray(surrogate.simulated).T))
+    rows = np.asarray(posterior.problem.observations[site], np.float64).reshape(-1, *fitted.event_shape)
+    observed = dict(zip(labels, surrogate.statistics(rows.reshape(len(rows), -1)).T))
+    unknown = [name for name in names or () if name not in columns]
+    checks.require(not unknown, f"`names` must be among the statistics {list(labels)}; got {unknown}.")
+    shown = list(names or labels[:MOST])
+    z = np.asarray(fitted.simulated)
+    waves = [orthonormal(cosines_of_ranks(column)) for column in z.T]
+    figure, axes = panels(len(shown), ax=ax, figsize=figsize)
+    for axis, name in zip(axes, shown):
+        own = orthonormal(cosines_of_ranks(columns[name]))
+        most = int(np.argmax([np.sum(np.square(own.T @ one)) for one in waves]))
+        how: dict[str, Any] = dict(color=COLOURS[0], markersize=2.5) | style
+        axis.plot(z[:, most], columns[name], ".", label="simulations", **how)
+        for value in observed[name]:
+            axis.axhline(value, color=COLOURS[1], linewidth=1.2, label="observation")
+        axis.set(xlabel=f"{fitted.coordinates.names[most]}, standardised", ylabel=name)
+    legend(axes, ax)
+    return figure
+
+
+def _bars(parts: dict[str, Any], names: list[str], ax, figsize, style) -> tuple[Any, Any]:
+    """Horizontal bars for each name, those of several parts side by side."""
+    figure, (axis,) = panels(
+        1, (1.6 * WIDTH, 0.8 + 0.24 * len(names) * (1 + 0.4 * (len(parts) > 1))), ax=ax, figsize=figsize
+    )
+    high = 0.65 if len(parts) == 1 else 0.8 / len(parts)
+    for i, (part, values) in enumerate(parts.items()):
+        place = np.arange(len(names)) + high * (i - 0.5 * (len(parts) - 1))
+        how: dict[str, Any] = dict(color=COLOURS[i], height=high) | style
+        axis.barh(place, values, label=part, **how)
+    axis.set_yticks(np.arange(len(names)), names)
+    axis.set_ylim(len(names) - 0.4, -0.6)
+    return figure, axis
