@@ -82,7 +82,7 @@ def _inner_products(level: int, a: jax.Array, b: jax.Array) -> jax.Array:
     increments = a @ b.T
     last, total = increments, 1.0 + jnp.sum(increments)
     for _ in range(level - 1):
-        before = jnp.cumsum(jnp.cumsum(last, axis=0), axis=1)
+        before = jax.lax.associative_scan(jnp.add, jax.lax.associative_scan(jnp.add, last, axis=0), axis=1)
         last = increments * jnp.pad(before, ((1, 0), (1, 0)))[:-1, :-1]
         total = total + jnp.sum(last)
     return total
