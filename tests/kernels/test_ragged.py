@@ -146,7 +146,7 @@ def test_signatures_of_any_length_against_loops(level):
 
 def test_the_rule_for_series():
     x = np.stack([pad(RNG.normal(size=(n, 2)).cumsum(axis=0) * [1.0, 50.0], 9) for n in RNG.integers(3, 10, size=40)])
-    kernel = SignatureRule(multiple=1.0, level=2)(x)
+    kernel = SignatureRule(level=2)(x)
     assert 20.0 < kernel.scales[1] / kernel.scales[0] < 120.0
     bare = Signature(kernel.scales, 1.0, 2)
     squared = bare.squared_distances(bare.points(x))
