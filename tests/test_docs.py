@@ -67,8 +67,9 @@ def test_the_readme_prints_a_posterior_and_writes_its_likelihood_out(capsys):
     assert np.isfinite(trace["x"]["fn"].log_prob(trace["x"]["value"]))
 
 
-def test_quickstart_runs_the_code_of_the_readme():
-    assert blocks(README, "python")[0] in (ROOT / "docs" / "quickstart.md").read_text()
+@pytest.mark.parametrize("page", ["quickstart", "index"])
+def test_first_pages_have_the_code_of_the_readme(page):
+    assert blocks(README, "python")[0] in (ROOT / "docs" / f"{page}.md").read_text()
 
 
 @pytest.mark.parametrize("name", PUBLIC)
