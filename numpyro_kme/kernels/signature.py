@@ -82,7 +82,7 @@ def _inner_products(level: int, a: jax.Array, b: jax.Array) -> jax.Array:
     increments = a @ b.T
     last, total = increments, 1.0 + jnp.sum(increments)
     for _ in range(level - 1):
-        before = jnp.cumsum(jnp.cumsum(last, axis=0), axis=1)
+        before = jax.lax.associative_scan(jnp.add, jax.lax.associative_scan(jnp.add, last, axis=0), axis=1)
         last = increments * jnp.pad(before, ((1, 0), (1, 0)))[:-1, :-1]
         total = total + jnp.sum(last)
     return total
@@ -103,11 +103,12 @@ class SignatureRule(KernelRule):
 
     Args:
         level: How many increments are multiplied at most.
-        multiple: `eps` in units of the median distance between `SETS` paths. Candidates are this and four times this.
+        multiple: `eps` in units of the median distance between `SETS` paths. Candidates are this,
+            and eight times this, as in `EmpiricalMeasureRule`.
     """
 
     level: int = 3
-    multiple: float = 1.0
+    multiple: float = 0.5
 
     def __post_init__(self):
         checks.whole("level", self.level, 1)
@@ -118,8 +119,8 @@ class SignatureRule(KernelRule):
         return self._kernel(x, self.multiple)
 
     def candidates(self, x, targets=None):
-        """With `eps`, and with four times that."""
-        return [self._kernel(x, multiple * self.multiple) for multiple in (1.0, 4.0)]
+        """With `eps`, and with eight times that."""
+        return [self._kernel(x, multiple * self.multiple) for multiple in (1.0, 8.0)]
 
     def _kernel(self, x, multiple):
         few = np.asarray(x, np.float64)[:SETS]
