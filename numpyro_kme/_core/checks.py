@@ -162,7 +162,7 @@ def positive(name: str, value: Any) -> None:
         real(name, value)
         array = np.asarray(value)
         if not np.all(np.isfinite(array) & (array > 0)):  # to print an array takes longer than to check it
-            raise ValueError(f"`{name}` must be positive and finite; got {value}.")
+            require(False, f"`{name}` must be positive and finite; got {value}.")
 
 
 def number(name: str, value: Any) -> None:
@@ -183,7 +183,7 @@ def non_negative(name: str, value: Any) -> None:
     if is_concrete(value):
         allowed = np.isfinite(value) & (np.asarray(value) >= 0)
         if not np.all(allowed):
-            raise ValueError(f"`{name}` must be finite and not negative; got {value}.")
+            require(False, f"`{name}` must be finite and not negative; got {value}.")
 
 
 def sums_to_one(name: str, weights: Any) -> None:
