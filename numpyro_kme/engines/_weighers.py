@@ -28,6 +28,7 @@ from numpyro_kme.kernels.ragged import (
     padded_together,
     require_any_length,
 )
+from numpyro_kme.kernels.regression import DistributionRegression
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations
@@ -300,6 +301,13 @@ def kernel_on(table: ReferenceTable, given: Kernel | KernelRule | None, rule: Le
     logs = log_lengths(table.x)[:, None]
     alike = isinstance(kernel, WithLength) or not np.ptp(logs)
     return kernel if alike else WithLength(kernel, float(median_heuristic(logs, ties=False)))
+
+
+def held_out_regularisation(table: ReferenceTable, kernel: Kernel, tolerance: float) -> float:
+    """The power of ten with which coordinates and their squares are predicted best by kernel ridge regression, each
+    simulation without itself."""
+    targets = np.concatenate([table.z, np.square(table.z)], axis=1)
+    return float(DistributionRegression.fit(table.x, targets, kernel, tolerance=tolerance).regularisation)
 
 
 def apart(kernel: Kernel, x: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 from numpyro_kme._core import checks
 from numpyro_kme._core.keys import split
 from numpyro_kme.embeddings.parameter_choice import KernelBayesSettings, choose_by_folds, kernel_bayes_candidates
-from numpyro_kme.engines._weighers import ReferenceTable, SignedWeigher
+from numpyro_kme.engines._weighers import ReferenceTable, SignedWeigher, held_out_regularisation
 from numpyro_kme.engines._weighted import SignedEngine
 from numpyro_kme.engines.base import check_positive
 from numpyro_kme.kernels import Gaussian, median_heuristic
@@ -38,7 +38,8 @@ class KernelBayes(SignedEngine):
         length_scale: Rule for that kernel, as in `KernelABC`.
         parameter_kernel: On coordinates of the parameters, in which the prior is about standard normal; a Gaussian
             with the median distance as length scale when left out.
-        regularisation: `eps`; `0.01 / m` when left out.
+        regularisation: `eps`; when left out `0.01 / m`, or for outputs of any length what predicts parameters and their
+            squares best, each simulation without itself.
         delta: `2 eps` when left out, as in the paper: best for means. A smaller one, `1e-4 / m`, gives better
             variances where the posterior is narrow; a warning says where a variance comes out negative.
         num_folds: If given, the length scales of both kernels and `eps` are chosen by the K-fold criterion of the paper
@@ -101,6 +102,8 @@ class KernelBayes(SignedEngine):
         x, m = kernel.points(table.x), len(table)
         on_parameters = self.parameter_kernel or Gaussian(median_heuristic(table.z))
         epsilon = 0.01 / m if self.regularisation is None else self.regularisation
+        if table.ragged and self.regularisation is None:
+            epsilon = held_out_regularisation(table, kernel, self.tolerance)
         settings = KernelBayesSettings(on_parameters, kernel, epsilon, self.delta)
         if self.num_folds is not None:
             epsilons = [0.1 * epsilon, epsilon, 10 * epsilon, 100 * epsilon]

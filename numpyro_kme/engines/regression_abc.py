@@ -21,6 +21,7 @@ from numpyro_kme.engines._weighers import (
     Weighting,
     apart,
     check_kernel,
+    held_out_regularisation,
     kernel_on,
 )
 from numpyro_kme.engines._weighted import KernelEngine, SignedEngine
@@ -36,6 +37,9 @@ from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations.failures import OnFailure
 from numpyro_kme.simulations.simulate import Plan
+
+SMOOTHER = 10.0
+"""Signed weights need more regularisation than means do: a variance is a small difference of two of them."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -55,7 +59,8 @@ class KernelABC(SignedEngine):
             embeddings (`kernels.EmpiricalMeasure`).
         length_scale: Rule for the length scale of that Gaussian, or of the kernel inside the mean embeddings, instead
             of the median: `BayesianKernelLearning(key)`, `CrossValidation(key)`.
-        regularisation: `eps`; `0.01 / sqrt(m)` when left out.
+        regularisation: `eps`; when left out `0.01 / sqrt(m)`, or for outputs of any length, which say more or less
+            each, ten times what predicts parameters and their squares best, each simulation without itself.
         tolerance: Of the low-rank factor of `G_Y`; 1e-3 is much faster for large `m`, and loses little.
         num_samples: Number of equally weighted draws: simulations chosen by herding, which follows signed weights.
         regression_adjustment: Whether a local linear regression on the numbers of the output moves the weighted
@@ -78,6 +83,8 @@ class KernelABC(SignedEngine):
     def _fit(self, rng_key, problem, table):
         kernel = self._kernel(table)
         epsilon = 0.01 / np.sqrt(len(table)) if self.regularisation is None else self.regularisation
+        if table.ragged and self.regularisation is None:
+            epsilon = SMOOTHER * held_out_regularisation(table, kernel, self.tolerance)
         return SignedWeigher(table, LowRankRidge.fit(kernel.points(table.x), kernel, epsilon, tolerance=self.tolerance))
 
 

@@ -45,13 +45,13 @@ class EmpiricalMeasureRule(KernelRule):
 
     Args:
         length_scale: Rule for the length scale of the kernel inside, from rows of `SETS` data sets.
-        multiple: `eps` in units of the median distance between the embeddings of `SETS` data sets. Candidates are this
-            and four times this. Weights of both signs need a kernel that is not wide: those of a wide one are those of
-            a regression on all simulations, which knows the mean and not the variance.
+        multiple: `eps` in units of the median distance between the embeddings of `SETS` data sets. Weights of both
+            signs need a narrow kernel: those of a wide one are a regression on all simulations, which knows the mean
+            and not the variance. For statistics a wide one is better: candidates are this, and eight times this.
     """
 
     length_scale: LengthScaleRule = field(default_factory=MedianHeuristic)
-    multiple: float = 1.0
+    multiple: float = 0.5
 
     def __post_init__(self):
         checks.instance("length_scale", self.length_scale, LengthScaleRule, "a rule such as MedianHeuristic()")
@@ -71,6 +71,6 @@ class EmpiricalMeasureRule(KernelRule):
         return EmpiricalMeasure(inner, float(self.multiple * median))
 
     def candidates(self, x, targets=None):
-        """With `eps`, and with four times that."""
+        """With `eps`, and with eight times that."""
         kernel = self(x, targets)
-        return [kernel, EmpiricalMeasure(kernel.inner, 4.0 * kernel.length_scale)]
+        return [kernel, EmpiricalMeasure(kernel.inner, 8.0 * kernel.length_scale)]

@@ -8,6 +8,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.kernels.base import Kernel, check_fields, num_points, register
@@ -82,7 +83,7 @@ def _inner_products(level: int, a: jax.Array, b: jax.Array) -> jax.Array:
     increments = a @ b.T
     last, total = increments, 1.0 + jnp.sum(increments)
     for _ in range(level - 1):
-        before = jnp.cumsum(jnp.cumsum(last, axis=0), axis=1)
+        before = jax.lax.associative_scan(jnp.add, jax.lax.associative_scan(jnp.add, last, axis=0), axis=1)
         last = increments * jnp.pad(before, ((1, 0), (1, 0)))[:-1, :-1]
         total = total + jnp.sum(last)
     return total
@@ -94,6 +95,7 @@ def _squared_distances(level, left, right):
     return jnp.maximum(2.0 - 2.0 * across / jnp.sqrt(own[0][:, None] * own[1][None]), 0.0)
 
 
+@shown
 @saveable
 @dataclass(frozen=True)
 class SignatureRule(KernelRule):
@@ -103,11 +105,12 @@ class SignatureRule(KernelRule):
 
     Args:
         level: How many increments are multiplied at most.
-        multiple: `eps` in units of the median distance between `SETS` paths. Candidates are this and four times this.
+        multiple: `eps` in units of the median distance between `SETS` paths. Candidates are this,
+            and eight times this, as in `EmpiricalMeasureRule`.
     """
 
     level: int = 3
-    multiple: float = 1.0
+    multiple: float = 0.5
 
     def __post_init__(self):
         checks.whole("level", self.level, 1)
@@ -118,8 +121,8 @@ class SignatureRule(KernelRule):
         return self._kernel(x, self.multiple)
 
     def candidates(self, x, targets=None):
-        """With `eps`, and with four times that."""
-        return [self._kernel(x, multiple * self.multiple) for multiple in (1.0, 4.0)]
+        """With `eps`, and with eight times that."""
+        return [self._kernel(x, multiple * self.multiple) for multiple in (1.0, 8.0)]
 
     def _kernel(self, x, multiple):
         few = np.asarray(x, np.float64)[:SETS]

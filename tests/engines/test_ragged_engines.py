@@ -47,7 +47,7 @@ def difference_of_means(a, b):
     ("engine", "settings"),
     [
         (kme.KernelABC, {"kernel": EmpiricalMeasureRule()}),
-        (kme.KernelBayes, {"kernel": EmpiricalMeasureRule(multiple=0.5)}),
+        (kme.KernelBayes, {"kernel": EmpiricalMeasureRule()}),
         (kme.DistributionRegressionABC, {"kernel": EmpiricalMeasureRule(multiple=4.0)}),
         (kme.RejectionABC, {"discrepancy": difference_of_means, "quantile": 0.1}),
     ],
@@ -66,7 +66,8 @@ def test_posteriors_of_two_lengths(made, engine, settings):
 
 
 def test_weights_are_those_of_the_kernel_times_one_on_lengths(made):
-    run = kme.KernelABC(model, NUMBER, kernel=EmpiricalMeasureRule(), simulations=made, progress_bar=False)
+    settings = {"kernel": EmpiricalMeasureRule(), "regularisation": 0.01, "progress_bar": False}
+    run = kme.KernelABC(model, NUMBER, simulations=made, **settings)
     run.run(jax.random.key(0), x=OBSERVED)
     kernel = run.trained.learnt.weigher.fitted.right.kernel
     assert isinstance(kernel, WithLength)
@@ -75,7 +76,7 @@ def test_weights_are_those_of_the_kernel_times_one_on_lengths(made):
     np.testing.assert_allclose(lists, run.weights(padded), rtol=1e-10)
     gram = np.asarray(kernel.gram(kernel.points(np.asarray(made.x["x"]))), np.float64)
     near = np.asarray(kernel.gram(kernel.points(padded), kernel.points(np.asarray(made.x["x"]))), np.float64)
-    expected = np.linalg.solve(gram + NUMBER * 0.01 / np.sqrt(NUMBER) * np.eye(NUMBER), near.T).T
+    expected = np.linalg.solve(gram + NUMBER * 0.01 * np.eye(NUMBER), near.T).T
     np.testing.assert_allclose(lists, expected, atol=1e-3 * np.abs(expected).max())
 
 

@@ -150,7 +150,7 @@ def test_the_rule_for_series():
     assert 20.0 < kernel.scales[1] / kernel.scales[0] < 120.0
     bare = Signature(kernel.scales, 1.0, 2)
     squared = bare.squared_distances(bare.points(x))
-    assert np.isclose(kernel.length_scale**2, np.median(squared[np.triu_indices(40, 1)]), rtol=1e-3)
+    assert np.isclose((kernel.length_scale / 0.5) ** 2, np.median(squared[np.triu_indices(40, 1)]), rtol=1e-3)
     with pytest.raises(ValueError, match="A column of most series is constant"):
         SignatureRule()(np.ones((5, 4)))
 

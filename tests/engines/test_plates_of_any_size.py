@@ -1,0 +1,57 @@
+"""Independent trials along a plate: one learnt likelihood of a trial serves any number of them."""
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer import MCMC, NUTS
+
+import numpyro_kme as kme
+from numpyro_kme import KELFI, Simulator
+
+
+def trial(rng_key, mu):
+    return mu + jax.random.normal(rng_key)
+
+
+def model(x=None, size=20):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+    with numpyro.plate("trials", size if x is None else len(x)):
+        numpyro.sample("x", Simulator(trial, mu), obs=x)
+
+
+def data(n):
+    return np.random.default_rng(n).normal(0.4, 1.0, size=n)
+
+
+def exact(x):
+    return x.sum() / (len(x) + 1), (len(x) + 1) ** -0.5
+
+
+@pytest.fixture(scope="module")
+def kelfi():
+    engine = KELFI(model, 500, num_rounds=1, progress_bar=False)
+    engine.run(jax.random.key(0), x=data(20))
+    return engine
+
+
+@pytest.mark.parametrize("n", [20, 60, 200])
+@pytest.mark.filterwarnings("ignore:.*do not resolve this posterior")
+def test_posterior_given_any_number_of_trials(kelfi, n):
+    x = data(n)
+    draws = kelfi.trained.condition(jax.random.key(1), x=x).get_samples()["mu"]
+    mean, deviation = exact(x)
+    assert abs(draws.mean() - mean) < 1.0 * deviation
+    assert 0.75 < draws.std() / deviation < 1.35
+
+
+def test_nuts_with_the_same_fit_and_more_trials(kelfi):
+    x = data(60)
+    mcmc = MCMC(
+        NUTS(kme.handlers.surrogate(model, kelfi.likelihoods)), num_warmup=100, num_samples=300, progress_bar=False
+    )
+    mcmc.run(jax.random.key(0), x=x)
+    draws, (mean, deviation) = mcmc.get_samples()["mu"], exact(x)
+    assert abs(draws.mean() - mean) < 1.0 * deviation
+    assert 0.7 < draws.std() / deviation < 1.4
