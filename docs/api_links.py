@@ -18,6 +18,7 @@ LISTED = re.findall(r"^   (\w[\w.]*)$", (Path(__file__).parent / "api.md").read_
 PYTHON = "https://docs.python.org/3/library"
 NUMPYRO = "https://num.pyro.ai/en/stable"
 OUTSIDE = {
+    r"jax\.(numpy|random|scipy|tree|nn|lax)": "https://docs.jax.dev/en/latest/{0}.html",
     r"jax\.[\w.]+": "https://docs.jax.dev/en/latest/_autosummary/{0}.html",
     r"numpyro\.distributions\.[\w.]+": NUMPYRO + "/distributions.html#{0}",
     r"numpyro\.infer\.mcmc\.\w+": NUMPYRO + "/mcmc.html#{0}",
