@@ -661,6 +661,9 @@ def test_points_do_not_depend_on_the_units_of_the_statistics(rng):
         def __len__(self):
             return len(self.z)
 
+        def require_one_length(self, what):
+            """As of a table of vectors."""
+
     engine = kme.KernelRecursiveABC(lambda: None, num_simulations=40)
     z = rng.normal(size=(40, 1))
     x = np.concatenate([z + rng.normal(size=(40, 1)), z**2 + rng.normal(size=(40, 1))], axis=1)
