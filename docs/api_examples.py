@@ -33,7 +33,8 @@ def shown(shared, code):
             kept.append(ast.get_source_segment(shared, statement))
     imports = [text for text in kept if text.startswith(("import", "from"))]
     rest = [text for text in kept if text not in imports]
-    return "\n".join(reversed(imports)) + "\n\n" + "\n".join([*map(spaced, reversed(rest)), "", code]).strip()
+    lines = [*reversed(imports), "", *map(spaced, reversed(rest)), "", code]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
 
 
 def spaced(text):

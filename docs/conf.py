@@ -12,7 +12,15 @@ copyright = "2026, the numpyro_kme developers"
 version = release = installed("numpyro-kme")
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.viewcode", "sphinx.ext.mathjax"]
-extensions += ["docstrings", "api_examples", "api_links", "sphinx.ext.napoleon", "results", "sphinx_copybutton"]
+extensions += [
+    "docstrings",
+    "api_examples",
+    "api_links",
+    "messages",
+    "sphinx.ext.napoleon",
+    "results",
+    "sphinx_copybutton",
+]
 exclude_patterns = ["_build", "jupyter_execute"]
 templates_path = ["_templates"]
 html_theme = "furo"

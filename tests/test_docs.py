@@ -67,8 +67,9 @@ def test_the_readme_prints_a_posterior_and_writes_its_likelihood_out(capsys):
     assert np.isfinite(trace["x"]["fn"].log_prob(trace["x"]["value"]))
 
 
-def test_quickstart_runs_the_code_of_the_readme():
-    assert blocks(README, "python")[0] in (ROOT / "docs" / "quickstart.md").read_text()
+@pytest.mark.parametrize("page", ["quickstart", "index"])
+def test_first_pages_have_the_code_of_the_readme(page):
+    assert blocks(README, "python")[0] in (ROOT / "docs" / f"{page}.md").read_text()
 
 
 @pytest.mark.parametrize("name", PUBLIC)
@@ -113,6 +114,22 @@ def test_every_class_and_function_of_the_package_itself_has_an_example():
 def test_the_examples_of_the_api_run_without_a_warning():
     printed = json.loads(run_as_a_user(sys.executable, "-W", "error::UserWarning", "docs/api_examples.py"))
     assert all(printed.values()), [name for name, text in printed.items() if not text]
+
+
+def test_the_page_of_errors_explains_messages_that_exist():
+    printed = run_as_a_user(sys.executable, "docs/messages.py")
+    page = (ROOT / "docs" / "errors.md").read_text()
+    explained = re.findall(r"^### .*\n> (.+)$", page, flags=re.M)
+    assert len(explained) >= 20 and page.count("**Cause**") == page.count("**Remedy**") == len(explained)
+    assert not [words for words in explained if words not in printed]
+    assert len(printed.splitlines()) > 400 and "<value>" in printed
+
+
+def test_errors_give_their_page():
+    with pytest.raises(ValueError) as caught:
+        numpyro_kme.Retry(times=0)
+    assert str(caught.value) == "`times` must be at least 1; got 0."
+    assert re.fullmatch(r"Causes and remedies: https://.+/errors\.html", "".join(caught.value.__notes__))
 
 
 def test_names_in_the_notation_table_exist():

@@ -173,7 +173,8 @@ def slcp_rows(rows):
 
 
 def write(rows):
-    sections = [("Errors of posterior means", error_rows(rows)), ("slcp and distractors", slcp_rows(rows))]
+    sections = [("Errors of posterior means", error_rows(rows))]
+    sections += [("slcp and distractors", slcp_rows(rows))] * rows.has(problem="slcp")
     return report.write("learnt_statistics", "Learnt statistics", sections)
 
 

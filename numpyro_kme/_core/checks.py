@@ -9,6 +9,8 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
+from importlib.metadata import metadata
 from typing import Any
 
 import jax
@@ -81,9 +83,19 @@ class EffectiveSampleSizeError(RuntimeError):
 
 
 def require(condition: bool, message: str, error: type[Exception] = ValueError) -> None:
-    """Raise `error` with `message` unless `condition` holds."""
+    """Raise `error` with `message` unless `condition` holds; a note below gives the page of errors."""
     if not condition:
-        raise error(message)
+        failure = error(message)
+        failure.add_note(f"Causes and remedies: {errors_page()}")
+        raise failure
+
+
+@cache
+def errors_page() -> str:
+    """The address of the page of errors, below that of the docs in the metadata of the package."""
+    addresses = metadata("numpyro-kme").get_all("Project-URL") or []
+    here = (text.partition(", ")[2] for text in addresses if text.startswith("Documentation"))
+    return next(here, "docs") + "/errors.html"
 
 
 _collected: ContextVar[list[str] | None] = ContextVar("collected", default=None)
@@ -150,7 +162,7 @@ def positive(name: str, value: Any) -> None:
         real(name, value)
         array = np.asarray(value)
         if not np.all(np.isfinite(array) & (array > 0)):  # to print an array takes longer than to check it
-            raise ValueError(f"`{name}` must be positive and finite; got {value}.")
+            require(False, f"`{name}` must be positive and finite; got {value}.")
 
 
 def number(name: str, value: Any) -> None:
@@ -171,7 +183,7 @@ def non_negative(name: str, value: Any) -> None:
     if is_concrete(value):
         allowed = np.isfinite(value) & (np.asarray(value) >= 0)
         if not np.all(allowed):
-            raise ValueError(f"`{name}` must be finite and not negative; got {value}.")
+            require(False, f"`{name}` must be finite and not negative; got {value}.")
 
 
 def sums_to_one(name: str, weights: Any) -> None:

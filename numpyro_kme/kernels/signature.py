@@ -8,6 +8,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.kernels.base import Kernel, check_fields, num_points, register
@@ -94,6 +95,7 @@ def _squared_distances(level, left, right):
     return jnp.maximum(2.0 - 2.0 * across / jnp.sqrt(own[0][:, None] * own[1][None]), 0.0)
 
 
+@shown
 @saveable
 @dataclass(frozen=True)
 class SignatureRule(KernelRule):

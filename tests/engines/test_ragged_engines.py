@@ -25,7 +25,7 @@ def model(x=None):
 
 
 OBSERVED = np.random.default_rng(0).normal(0.3, 1.0, size=12)
-NUMBER = 400
+NUMBER = 1200
 
 
 @pytest.fixture(scope="module")

@@ -662,7 +662,7 @@ def test_points_do_not_depend_on_the_units_of_the_statistics(rng):
             return len(self.z)
 
         def require_one_length(self, what):
-            """As of a table of vectors."""
+            """They have one."""
 
     engine = kme.KernelRecursiveABC(lambda: None, num_simulations=40)
     z = rng.normal(size=(40, 1))

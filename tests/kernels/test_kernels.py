@@ -116,6 +116,25 @@ def tanh_features_numpy(a, b):
     return float(np.exp(np.sum(np.tanh(a) * np.tanh(b))))
 
 
+def signatures(a, b, l):
+    """By sums over pairs of rows in increasing order, of the first two levels."""
+    steps = [np.diff(np.asarray(path), axis=0) for path in (a, b)]
+
+    def inner(x, y):
+        products = x @ y.T
+        pairs = [
+            products[i, j] * products[k, m]
+            for i in range(len(x))
+            for k in range(i)
+            for j in range(len(y))
+            for m in range(j)
+        ]
+        return 1.0 + products.sum() + sum(pairs)
+
+    left, right = steps
+    return np.exp((inner(left, right) / np.sqrt(inner(left, left) * inner(right, right)) - 1.0) / l**2)
+
+
 ROWS = [
     Row("Gaussian", K.Gaussian, gaussian, integral=True, curvature=-1.0),
     Row("Laplace", K.Laplace, lambda a, b, l: np.exp(-radius(a, b, l)), integral=True),
@@ -200,6 +219,7 @@ ROWS = [
         weighted_data_sets,
         scaled=False,
     ),
+    Row("Signature", lambda l: K.Signature(1.0, l, 2), signatures, data_sets, scaled=False),
     Row(
         "GaussianProcessPath",
         lambda l: K.GaussianProcessPath(2.0 * K.Gaussian(l), 0.3),
