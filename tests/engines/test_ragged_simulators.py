@@ -170,3 +170,17 @@ def test_a_store_sees_it(tmp_path):
     np.testing.assert_array_equal(again.x["x"][:10], first.x["x"])
     with pytest.raises(RuntimeError, match="ragged"):
         simulate(jax.random.key(0), model_of(in_numpy, ragged=False), 10, **settings)
+
+
+def test_a_saved_posterior_says_the_same(kelfi, tmp_path):
+    kelfi.posterior.save(tmp_path / "kept.kme")
+    again = type(kelfi.posterior).load(tmp_path / "kept.kme", problem=kme.Problem.read(numpy_model, x=OBSERVED))
+    latents = {"mu": np.linspace(-1.0, 2.0, 5)}
+    np.testing.assert_allclose(again.log_density(latents), kelfi.posterior.log_density(latents), rtol=1e-6)
+
+
+def test_many_observations_of_different_lengths(kelfi):
+    observations = np.stack([pad(OBSERVED, LONGEST), pad(OBSERVED[:7], LONGEST)])
+    many = kelfi.condition_many(jax.random.key(4), {"x": observations})
+    one = kelfi.trained.condition(jax.random.fold_in(jax.random.key(4), 1), x=OBSERVED[:7])
+    np.testing.assert_array_equal(many.get_samples()["mu"][1], one.get_samples()["mu"])
