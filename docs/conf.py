@@ -11,7 +11,8 @@ author = "The numpyro_kme developers"
 copyright = "2026, the numpyro_kme developers"
 version = release = installed("numpyro-kme")
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.viewcode", "sphinx.ext.mathjax"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.viewcode"]
+extensions += ["sphinx-mathjax-offline"]
 extensions += [
     "docstrings",
     "api_examples",

@@ -26,7 +26,7 @@ from numpyro_kme.samplers.tempering import MOVES, Tempered, temper
 
 PARTICLES = 4000
 """Draws from the prior; of the posterior there are `MOVES` times fewer, and no fewer than are wanted."""
-STARTS = 3
+STARTS = 2
 """Draws from the adapted density for each chain; it is close to the posterior, and more make no difference."""
 PILOT = 1000
 """Particles of each round that adapts the density from which tempering starts."""
