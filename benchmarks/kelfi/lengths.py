@@ -49,8 +49,9 @@ def main():
     parser = report.parser(__doc__, resumes=True)
     parser.add_argument("--observations", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--simulations", type=int, nargs="+", default=[300, 1000])
     options, lines = parser.parse_args(), []
-    for simulations in (300, 1000):
+    for simulations in options.simulations:
         for seed in range(options.seeds):
             if not options.rows.has(simulations=simulations, seed=seed):
                 with warnings.catch_warnings(action="ignore", category=UserWarning):
