@@ -66,7 +66,7 @@ def test_no_field_prints_an_array(name):
             object.__setattr__(made, field.name, fillings[i % 4])
     else:
         made = cls(*(fillings[i % 4] for i in range(len(cls._fields))))
-    check(made)
+    assert check(made)
 
 
 def simulator(rng_key, shift, scale):
