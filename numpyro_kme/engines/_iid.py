@@ -92,6 +92,12 @@ class IidModel:
         problem = Problem.read(model, *args, **kwargs) if site in simulated else None
         if problem is not None:
             problem.require_continuous("the posterior bootstrap")
+            checks.require(
+                not problem.simulators[site].simulator.ragged,
+                f"the draws at {site!r} are of any length (ragged=True), and the losses of the posterior bootstrap "
+                "compare draws of one. Let the simulator return statistics of fixed number, or use KELFI with "
+                "form=KernelStatistics(EmpiricalMeasureRule()) on one data set.",
+            )
         target = Unconstrained.read(model, args, kwargs, {name: found["value"] for name, found in latents.items()})
         return cls(model, args, kwargs, site, value, kept, target, problem)
 

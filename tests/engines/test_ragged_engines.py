@@ -111,3 +111,5 @@ def test_sets_along_a_plate_are_refused():
     x = np.stack([pad(OBSERVED, LONGEST)] * 3)
     with pytest.raises(ValueError, match=r"draws along the plates of site 'x' are of any length .* Use KELFI"):
         kme.KernelABC(plate_model, 20, kernel=EmpiricalMeasureRule(), progress_bar=False).run(jax.random.key(0), x=x)
+    with pytest.raises(ValueError, match=r"draws at 'x' are of any length .* compare draws of one"):
+        kme.PosteriorBootstrap(plate_model, num_samples=10, progress_bar=False).run(jax.random.key(0), x=x)
