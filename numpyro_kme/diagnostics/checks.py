@@ -284,8 +284,9 @@ def check(rng_key: jax.Array, engine: Engine, num_datasets: int = 200, **setting
     posterior = engine.posterior
     problem, simulations = problem_of(posterior), posterior.simulations
     if simulations is None:
-        raise TypeError(
-            f"`engine` must keep its simulations; {type(engine).__name__} does not. Call the diagnostics one by one."
+        raise checks.explained(
+            f"`engine` must keep its simulations; {type(engine).__name__} does not. Call the diagnostics one by one.",
+            TypeError,
         )
     predictive_key, calibrate_key = jax.random.split(rng_key)
     predictive = predictive_check(predictive_key, posterior)

@@ -186,7 +186,7 @@ def embedding_mode(embedding: MeanEmbedding, start: ArrayLike | None = None, *, 
     if isinstance(kernel, RotationTrace):
         return nearest_rotation(np.tensordot(weights, points, axes=1))
     if not isinstance(kernel, Gaussian | RotationGaussian):
-        raise ValueError(f"A mode needs a Gaussian kernel, or one on rotations; got {type(kernel).__name__}.")
+        raise checks.explained(f"A mode needs a Gaussian kernel, or one on rotations; got {type(kernel).__name__}.")
     scale = np.asarray(kernel.length_scale, np.float64)
     project = nearest_rotation if isinstance(kernel, RotationGaussian) else np.asarray
 

@@ -156,7 +156,7 @@ class KELFI(SimulationEngine):
         if self.length_scale is None:
             return self.form
         if not isinstance(self.form, KernelMeans):
-            raise ValueError(
+            raise checks.explained(
                 "`length_scale` needs a form with a kernel on data: pass form=KernelMeans(). The residual form, the "
                 f"default, and forms of your own learn their widths themselves; got form={checks.line(self.form)}."
             )

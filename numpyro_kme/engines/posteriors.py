@@ -184,7 +184,9 @@ class Posteriors(Saved):
     def __getitem__(self, number: int) -> Posterior:
         found = self.found[number]
         if found is None:
-            raise checks.EffectiveSampleSizeError(f"Observation {number}: {self.refused[number % len(self)]}")
+            raise checks.explained(
+                f"Observation {number}: {self.refused[number % len(self)]}", checks.EffectiveSampleSizeError
+            )
         return found
 
     def __iter__(self) -> Iterator[Posterior]:

@@ -12,6 +12,7 @@ import numpy as np
 from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 
+from numpyro_kme._core import checks
 from numpyro_kme._core.display import Card, brief
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.programs import Recomputed
@@ -209,17 +210,19 @@ class Surrogate(Recomputed, abc.ABC):
     def within(self, rows: np.ndarray, low: np.ndarray, high: np.ndarray) -> LikelihoodAt:
         """The likelihood at outputs `(R, n_raw)`, NaN where they are not known but to lie between `low` and `high`,
         which may be infinite; the same entries of each. As in `at_rows`, nothing is checked."""
-        raise NotImplementedError(
+        raise checks.explained(
             f"{type(self).__name__} has no likelihood of entries that are known to lie in intervals. Use "
-            "form=ResidualKernelMeans()."
+            "form=ResidualKernelMeans().",
+            NotImplementedError,
         )
 
     def _marginal(self, seen: np.ndarray, last: np.ndarray) -> Any:
         """As `marginal`, worked out."""
-        raise NotImplementedError(
+        raise checks.explained(
             f"{type(self).__name__} compares data as a whole and has no likelihood of a part of it, and "
             f"{np.sum(~seen)} of {seen.size} entries of the observation are NaN, not observed. Use "
-            "form=ResidualKernelMeans(), or KernelMeans() on statistics without a data kernel of your own."
+            "form=ResidualKernelMeans(), or KernelMeans() on statistics without a data kernel of your own.",
+            NotImplementedError,
         )
 
     @abc.abstractmethod
@@ -250,11 +253,13 @@ class Surrogate(Recomputed, abc.ABC):
     def informativeness(self) -> tuple[str, np.ndarray]:
         """A measure of what each raw statistic says about the parameters, by name, and its values `(n_raw,)`, in nats;
         raises where the form has none."""
-        raise NotImplementedError(f"{type(self).__name__} has no measure of what single statistics say.")
+        raise checks.explained(
+            f"{type(self).__name__} has no measure of what single statistics say.", NotImplementedError
+        )
 
     def variance(self, z: ArrayLike) -> jax.Array:
         """Variance of the surrogate at points `(r, D)`, 1 far from all simulations; raises if the form has none."""
-        raise NotImplementedError(f"{type(self).__name__} has no Gaussian-process variance.")
+        raise checks.explained(f"{type(self).__name__} has no Gaussian-process variance.", NotImplementedError)
 
     @abc.abstractmethod
     def describe(self) -> Mapping[str, Any]:

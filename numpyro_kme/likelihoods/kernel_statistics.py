@@ -120,7 +120,7 @@ class KernelStatisticsSurrogate(Surrogate):
 
     def require_density(self) -> None:
         """Raise: the statistics have a density, and the output has none."""
-        raise ValueError(
+        raise checks.explained(
             "KernelStatistics learns a density of statistics and not of the output, so there is no marginal or "
             "predictive density of that; posteriors do not need one."
         )

@@ -121,7 +121,9 @@ class Problem(Recomputed):
     def require_continuous(self, who: str) -> None:
         """Refuse discrete latents, for `who` needs a density in them."""
         for name in self.discrete:
-            raise ValueError(discrete_message(name, self.latents[name], f"{who} needs a density in the parameters"))
+            raise checks.explained(
+                discrete_message(name, self.latents[name], f"{who} needs a density in the parameters")
+            )
 
     def site(self, name: str | None = None) -> str:
         """`name`, checked to be a simulator site; the only one there is if `name` is left out."""

@@ -362,7 +362,7 @@ def _groups(fn: Callable, shapes: list[Shape], event_dims: tuple[int, ...]) -> S
     try:
         return jnp.broadcast_shapes(*leads)
     except ValueError as error:
-        raise ValueError(
+        raise checks.explained(
             f"The parameters of simulator `{functions.name(fn)}` have shapes {shapes} and event_dims={event_dims}, "
             f"which leaves the batch shapes {leads}; these must broadcast against each other."
         ) from error

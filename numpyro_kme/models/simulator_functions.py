@@ -54,9 +54,10 @@ def check_function(fn: Any) -> None:
     try:
         hash(fn)
     except TypeError as error:
-        raise TypeError(
+        raise checks.explained(
             f"Simulator `{name(fn)}` cannot be hashed, which JAX needs in order to recognise it. Pass a "
-            "plain function, or make its class hashable, for example by @dataclass(frozen=True)."
+            "plain function, or make its class hashable, for example by @dataclass(frozen=True).",
+            TypeError,
         ) from error
 
 
@@ -86,7 +87,7 @@ def _traced_event(fn, shapes, dtypes):
     try:
         event = jax.eval_shape(traced, jax.eval_shape(random.key, 0), *structs)
     except Exception as error:
-        raise ValueError(
+        raise checks.explained(
             f"JAX could not trace simulator `{name(fn)}` as fn(key, *params) with parameters of shapes "
             f"{list(shapes)}: {error}\nA JAX simulator draws one event a call, from JAX operations only; "
             "declare a NumPy simulator fn(rng, *params) by passing shape and dtype. If these shapes are "
@@ -283,8 +284,9 @@ class Command:
             output = Path(folder, "output.txt")
             if done.returncode != 0 or not output.exists():
                 said = (done.stderr or done.stdout).strip()[-500:]
-                raise RuntimeError(
+                raise checks.explained(
                     f"{command[0]} ended with {done.returncode} and left {'an' if output.exists() else 'no'} output: "
-                    f"{said}"
+                    f"{said}",
+                    RuntimeError,
                 )
             return self.read(output)

@@ -21,8 +21,10 @@ def pyplot() -> Any:
     try:
         import matplotlib.pyplot as plt
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            'Plots need matplotlib, which is not installed: pip install "numpyro-kme[plots]".', name="matplotlib"
+        raise checks.explained(
+            'Plots need matplotlib, which is not installed: pip install "numpyro-kme[plots]".',
+            ModuleNotFoundError,
+            name="matplotlib",
         ) from error
     return plt
 

@@ -170,7 +170,9 @@ class KnownDistances(Kernel):
 
     def log_pair(self, a, b):
         """Not defined for single points."""
-        raise TypeError("KnownDistances compares all simulations at once, by their squared distances.")
+        raise checks.explained(
+            "KnownDistances compares all simulations at once, by their squared distances.", TypeError
+        )
 
     def log_gram(self, x, y=None):
         """`-x / (2 eps^2)` for squared distances `x` `(m, m)`."""

@@ -125,7 +125,7 @@ class StatisticsSurrogate(Surrogate):
 
     def require_density(self) -> None:
         """Raise: it is a density of statistics, which are others for other simulations."""
-        raise ValueError(
+        raise checks.explained(
             f"The likelihood is a density of the {len(self.statistics.names)} learnt statistics and not of the "
             "output, so that marginal likelihoods, predictive densities and leave-one-out scores cannot be compared "
             "with those of other statistics. Give all models the same statistics by hand; posteriors need no more."
