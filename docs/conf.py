@@ -1,11 +1,13 @@
 """Sphinx settings; the pages are MyST Markdown, their code cells run at each build."""
 
+import os
 import sys
 from importlib.metadata import metadata
 from importlib.metadata import version as installed
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # for the pages that run: `sphinx-build -j 2` runs two at a time
 
 project = "numpyro_kme"
 author = "The numpyro_kme developers"
