@@ -106,6 +106,8 @@ def check_sites(problem: Problem, statistics: Setting, form: Form | None, missin
     )
     for site in problem.observations:
         own, found = of_site(site, statistics), problem.simulators[site]
+        if found.mask.size > 1:
+            found.require_no_gaps(site, "one likelihood for all draws along plates")
         form_of(site, found.simulator, statistics, form, missing)
         checks.require(
             own is None or not found.censored,

@@ -156,6 +156,7 @@ class GaussianProcessPath(Kernel):
     """
 
     any_length = True
+    symmetric = False
 
     coordinate_kernel: Kernel
     noise: ArrayLike
@@ -165,16 +166,16 @@ class GaussianProcessPath(Kernel):
 
     def points(self, x):
         """Read arrays `(n, size, dim + 1)` as paths, values in the last column; places that all share are kept once."""
-        if checks.is_concrete(x) and may_end(x):
+        if may_end(x):
             rows, seen = filled_up(x, first=True)
             return rows[..., :-1], rows[..., -1], seen
         places, values = x[..., :-1], x[..., -1]
-        shared = checks.is_concrete(x) and bool((places == places[:1]).all())
+        shared = bool((places == places[:1]).all())
         return (places[0] if shared else places), values
 
     def point(self, y):
         """Read one array `(size, dim + 1)` as a path."""
-        if checks.is_concrete(y) and may_end(y):
+        if may_end(y):
             return super().point(y)
         return y[:, :-1], y[:, -1]
 

@@ -117,7 +117,7 @@ class SimulatorSite:
         )
 
     def _check_ends(self, name: str, seen: np.ndarray) -> None:
-        """That outputs of any length have a row at least, and no NaN before their end."""
+        """That outputs of any length have a row at least."""
         if not self.simulator.ragged:
             return
         event = self.simulator.event_shape
@@ -126,10 +126,15 @@ class SimulatorSite:
             f"The observation at {name!r} has no row: NaN at its end says that it ends there (ragged=True), and its "
             "first row is NaN. Leave it out by numpyro.handlers.mask, or give at least one row.",
         )
+
+    def require_no_gaps(self, name: str, which: str) -> None:
+        """Raise where `which` cannot serve outputs of any length that have NaN before their end."""
         checks.require(
-            not self.missing,
-            f"The observation at {name!r} has {self.missing} entries that are NaN before its end; of outputs of any "
-            "length (ragged=True) only NaN at the end has a meaning. Leave whole rows out, or give the values.",
+            not (self.simulator.ragged and self.missing),
+            f"The observation at {name!r} has {self.missing} entries that are NaN before its end (ragged=True), which "
+            f"{which} cannot leave out of simulations, too; KELFI does for a single output. Where rows have no order "
+            "(EmpiricalMeasure) or hold their times (GaussianProcessPath) leave them out by hand; otherwise fill them "
+            "in, as by interpolation, in the observation and in what the simulator returns.",
         )
 
     def rows(self, arguments: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
