@@ -19,7 +19,7 @@ from numpyro_kme.engines._learnt_posterior import (
     learnt_prior,
     observation,
 )
-from numpyro_kme.engines._reports import described, location_errors, unresolved, warn_of
+from numpyro_kme.engines._reports import described, in_tails, location_errors, unresolved, warn_of
 from numpyro_kme.engines._rounds import FromPosterior, FromVariance, Proposal
 from numpyro_kme.engines._sampling import LearntModel
 from numpyro_kme.engines._simulations import SimulationEngine
@@ -324,6 +324,7 @@ class KELFI(SimulationEngine):
             fields={"lp": drawn.log_posterior},
             groups=groups(learnt.simulations, problem),
             location_error=errors,
+            in_tails=in_tails(problem, learnt.likelihoods, drawn),
             info=described(problem, learnt, measures if self.learn_prior else {}, drawn, extrapolated, errors),
             problem=problem,
             simulations=learnt.simulations,

@@ -275,6 +275,11 @@ class Surrogate(Recomputed, abc.ABC):
         power, as `numpyro.handlers.scale` has it."""
         return np.nan
 
+    def beyond_residuals(self, y: Any, z: np.ndarray) -> np.ndarray:
+        """At which draws `z`, `(k, D)`, an observation is further from what they predict than any simulation is from
+        its own prediction, `(k,)`: the tails of the density decide there. Nowhere, where the form does not say."""
+        return np.zeros(len(z), bool)
+
     def dependence(self) -> np.ndarray:
         """How much the likelihood depends on each coordinate, `(D,)`: squared distances from the simulations are
         weighted by it."""

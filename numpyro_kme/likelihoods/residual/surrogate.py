@@ -27,6 +27,9 @@ from numpyro_kme.likelihoods.statistics import MarginalTransform, StatisticsTran
 
 SHOWN = 8
 """So many statistics are listed by number."""
+BEYOND = 1.25
+"""Residuals beyond so many times the simulated ones are in tails that no simulation shows: one normal residual in ten
+thousand, where 300 were simulated."""
 
 
 @register
@@ -214,6 +217,17 @@ class ResidualSurrogate(Surrogate):
         leverage = np.sum(slopes * solved, axis=-1)
         moved = np.sum(leverage * precision * self.location_errors.variances(z))
         return float(np.sqrt(moved / max(np.sum(leverage), len(z))))
+
+    @on_host
+    def beyond_residuals(self, y: Any, z: np.ndarray) -> np.ndarray:
+        """As `Surrogate.beyond_residuals`: a residual beyond `BEYOND` times the held-out ones, in one statistic."""
+        if self.residuals is None:
+            return np.zeros(len(z), bool)
+        if self.transform.lacks(y):
+            return self.marginal(~np.isnan(y)).beyond_residuals(y, z)
+        u = self.standardised(self._at(np.asarray(y, np.float64), np).standard, z, np).residuals
+        held_out = BEYOND * np.asarray(self.residuals)
+        return np.any((u < held_out.min(axis=0)) | (u > held_out.max(axis=0)), axis=-1)
 
     def dependence(self) -> np.ndarray:
         """Information of all statistics about each coordinate, `(D,)`."""
