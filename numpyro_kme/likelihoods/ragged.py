@@ -10,6 +10,7 @@ which the parameters have no influence, the first factor is flat.
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks
@@ -18,7 +19,7 @@ from numpyro_kme._core.saving import saveable
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.ragged import lengths, log_lengths
-from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
+from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Locations, Surrogate
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 
 
@@ -100,7 +101,7 @@ class RaggedSurrogate(Surrogate):
         if self.length is None:
             return self.inner.at(self.inner.point(y))
         logs = log_lengths(y[None])
-        given = self.inner.at_given(y, (logs - self.centre) / self.scale)
+        given = GivenAt(self.inner.at(self.inner.point(y)), (logs - self.centre) / self.scale, y)
         return RaggedAt(given, self.length.at(logs), y)
 
     def at_rows(self, rows: np.ndarray) -> LikelihoodAt:
@@ -108,7 +109,7 @@ class RaggedSurrogate(Surrogate):
         if self.length is None:
             return self.inner.at_rows(rows)
         logs = log_lengths(rows)[:, None]
-        given = self.inner.at_rows_given(rows, (logs - self.centre) / self.scale)
+        given = GivenAt(self.inner.at_rows(rows), (logs - self.centre) / self.scale, rows)
         return RaggedAt(given, self.length.at_rows(logs), rows)
 
     def _check(self, y: np.ndarray) -> None:
@@ -139,6 +140,19 @@ class RaggedSurrogate(Surrogate):
     def dependence(self) -> np.ndarray:
         """As `Surrogate.dependence`."""
         return np.asarray(self.inner.dependence())[: self.dim]
+
+    def locations(self, y: Any, z: np.ndarray) -> Locations | None:
+        """As `Surrogate.locations`: those of the output given its length, which is known, and that of its length."""
+        if self.length is None:
+            return self.inner.locations(self.inner.point(y), z)
+        logs = log_lengths(y[None])
+        given = np.broadcast_to((logs - self.centre) / self.scale, (len(z), 1))
+        found = self.inner.locations(self.inner.point(y), np.concatenate([z, given], axis=1))
+        further = self.length.locations(logs, z)
+        if found is None or further is None:
+            return None
+        parts = zip(found._replace(slopes=found.slopes[..., : self.dim]), further)
+        return Locations(*(np.concatenate(pair, axis=1) for pair in parts))
 
     def require_density(self) -> None:
         """As `Surrogate.require_density`."""
@@ -176,3 +190,39 @@ class RaggedAt(LikelihoodAt):
     def brief(self):
         """As `LikelihoodAt.brief`."""
         return replace(self, given=self.given.brief(), length=self.length.brief())
+
+
+@register
+class GivenAt(LikelihoodAt):
+    """A likelihood of which some of the coordinates, the last ones, are known.
+
+    Attributes:
+        likelihood: At all coordinates.
+        place: Those that are known, `(k,)`.
+        data: The observation.
+    """
+
+    likelihood: LikelihoodAt
+    place: Array
+    data: Any
+
+    def signed_log(self, z):
+        """As `LikelihoodAt.signed_log`."""
+        return self.likelihood.signed_log(self._all(z))
+
+    def log_density(self, z):
+        """As `LikelihoodAt.log_density`."""
+        return self.likelihood.log_density(self._all(z))
+
+    def log_densities(self, z):
+        """As `LikelihoodAt.log_densities`."""
+        shape = np.broadcast_shapes(z.shape[:-1], np.shape(self.place)[:-1])
+        parts = [np.broadcast_to(part, (*shape, part.shape[-1])) for part in (z, np.asarray(self.place))]
+        return self.likelihood.log_densities(np.concatenate(parts, axis=-1))
+
+    def brief(self):
+        """As `LikelihoodAt.brief`."""
+        return replace(self, likelihood=self.likelihood.brief())
+
+    def _all(self, z):
+        return jnp.concatenate([jnp.asarray(z), jnp.asarray(self.place)])
