@@ -26,6 +26,7 @@ from numpyro_kme.models import tracing
 from numpyro_kme.models.problem import Arrays
 
 NEIGHBOURS = 5
+"""The distance to the neighbour of this number says how far out an output lies."""
 
 
 @shown

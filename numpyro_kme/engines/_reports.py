@@ -54,11 +54,12 @@ def location_errors(problem: Problem, likelihoods: Mapping[str, FittedLikelihood
     for site, fitted in likelihoods.items():
         at = problem.simulators[site]
         if at.alike:
-            seen = ~np.isnan(at.counted(observation(problem, site)).reshape(-1, *fitted.event_shape)[0])
+            y = at.counted(observation(problem, site)).reshape(-1, *fitted.event_shape)[0]
             z = drawn.coordinates[site].reshape(len(drawn.log_posterior), -1)
             power = float(np.sum(np.broadcast_to(at.scale * at.mask, at.simulator.batch_shape)))
             with solves.one_blas_thread:  # thirty times faster for matrices as small as these
-                error = fitted.marginal(seen).surrogate.location_error(z[:: max(1, len(z) // AT)], power)
+                learnt = fitted.marginal(~np.isnan(y)).surrogate
+                error = learnt.location_error(learnt.point(y), z[:: max(1, len(z) // AT)], power)
             found |= {} if np.isnan(error) else {site: error}
     return found
 

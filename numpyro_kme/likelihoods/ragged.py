@@ -10,6 +10,7 @@ which the parameters have no influence, the first factor is flat.
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks
@@ -18,7 +19,7 @@ from numpyro_kme._core.saving import saveable
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.ragged import lengths, log_lengths
-from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
+from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Locations, Surrogate
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 
 
@@ -51,7 +52,9 @@ class Ragged(Form):
         y, x = None if y is None else without(np.asarray(y)[None], gaps)[0], without(x, gaps)
         size = lengths(x)
         rows = "row" if not gaps else f"row beside those that the observation lacks, {', '.join(map(str, gaps))}"
-        checks.require(bool(size.all()), f"{int(np.sum(size == 0))} of the {len(x)} outputs have no {rows}.")
+        checks.require(
+            bool(size.all()), f"{int(np.sum(size == 0))} of the {len(x)} outputs have no {rows}. Leave them out."
+        )
         logs, ends = log_lengths(x), (int(size.min()), int(size.max()))
         if size.min() == size.max():
             inner = self.form.fit(z, self.form.points(x), measure=measure, y=None if y is None else self.form.point(y))
@@ -118,7 +121,7 @@ class RaggedSurrogate(Surrogate):
         if self.length is None:
             return self.inner.at(self.inner.point(left))
         logs = log_lengths(left[None])
-        given = self.inner.at_given(left, (logs - self.centre) / self.scale)
+        given = GivenAt(self.inner.at(self.inner.point(left)), (logs - self.centre) / self.scale, left)
         return RaggedAt(given, self.length.at(logs), y)
 
     def at_rows(self, rows: np.ndarray) -> LikelihoodAt:
@@ -127,7 +130,7 @@ class RaggedSurrogate(Surrogate):
         if self.length is None:
             return self.inner.at_rows(left)
         logs = log_lengths(left)[:, None]
-        given = self.inner.at_rows_given(left, (logs - self.centre) / self.scale)
+        given = GivenAt(self.inner.at_rows(left), (logs - self.centre) / self.scale, left)
         return RaggedAt(given, self.length.at_rows(logs), rows)
 
     def _check(self, y: np.ndarray, left: np.ndarray) -> None:
@@ -163,6 +166,20 @@ class RaggedSurrogate(Surrogate):
     def dependence(self) -> np.ndarray:
         """As `Surrogate.dependence`."""
         return np.asarray(self.inner.dependence())[: self.dim]
+
+    def locations(self, y: Any, z: np.ndarray) -> Locations | None:
+        """As `Surrogate.locations`: those of the output given its length, which is known, and that of its length."""
+        left = without(y[None], self.gaps)[0]
+        if self.length is None:
+            return self.inner.locations(self.inner.point(left), z)
+        logs = log_lengths(left[None])
+        given = np.broadcast_to((logs - self.centre) / self.scale, (len(z), 1))
+        found = self.inner.locations(self.inner.point(left), np.concatenate([z, given], axis=1))
+        further = self.length.locations(logs, z)
+        if found is None or further is None:
+            return None
+        parts = zip(found._replace(slopes=found.slopes[..., : self.dim]), further)
+        return Locations(*(np.concatenate(pair, axis=1) for pair in parts))
 
     def require_density(self) -> None:
         """As `Surrogate.require_density`."""
@@ -200,3 +217,39 @@ class RaggedAt(LikelihoodAt):
     def brief(self):
         """As `LikelihoodAt.brief`."""
         return replace(self, given=self.given.brief(), length=self.length.brief())
+
+
+@register
+class GivenAt(LikelihoodAt):
+    """A likelihood of which some of the coordinates, the last ones, are known.
+
+    Attributes:
+        likelihood: At all coordinates.
+        place: Those that are known, `(k,)`.
+        data: The observation.
+    """
+
+    likelihood: LikelihoodAt
+    place: Array
+    data: Any
+
+    def signed_log(self, z):
+        """As `LikelihoodAt.signed_log`."""
+        return self.likelihood.signed_log(self._all(z))
+
+    def log_density(self, z):
+        """As `LikelihoodAt.log_density`."""
+        return self.likelihood.log_density(self._all(z))
+
+    def log_densities(self, z):
+        """As `LikelihoodAt.log_densities`."""
+        shape = np.broadcast_shapes(z.shape[:-1], np.shape(self.place)[:-1])
+        parts = [np.broadcast_to(part, (*shape, part.shape[-1])) for part in (z, np.asarray(self.place))]
+        return self.likelihood.log_densities(np.concatenate(parts, axis=-1))
+
+    def brief(self):
+        """As `LikelihoodAt.brief`."""
+        return replace(self, likelihood=self.likelihood.brief())
+
+    def _all(self, z):
+        return jnp.concatenate([jnp.asarray(z), jnp.asarray(self.place)])

@@ -24,6 +24,7 @@ from numpyro_kme.plots._style import (
 )
 
 GRID = 201
+"""Points of a curve."""
 
 SINGLE = 12
 """Most numbers that a predictive check draws in panels of their own."""
