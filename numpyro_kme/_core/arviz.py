@@ -166,6 +166,7 @@ NAMES = "names"
 """Attribute of a group: `{file name: name}` of the variables whose name cannot be that of a file."""
 
 LONGEST = 120
+"""Bytes of a file name; of a longer one a digest stands for the end."""
 
 
 def file_name(name: str) -> str:

@@ -30,8 +30,11 @@ from numpyro.distributions import constraints, transforms
 from numpyro_kme._core import checks
 
 FORMAT = 1
-PACKAGE = "numpyro_kme"
-HEADER = "header.json"
+"""Number of the layout of a file."""
+
+PACKAGE, HEADER = "numpyro_kme", "header.json"
+"""Of the classes that files hold, and the entry of a file that says what it is."""
+
 OF_NUMPYRO: tuple[type, ...] = (dist.Distribution, transforms.Transform, constraints.Constraint)
 
 T = TypeVar("T", bound=type)

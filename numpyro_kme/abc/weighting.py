@@ -14,8 +14,8 @@ from numpyro_kme._core.display import shown
 ACCEPTED, LEAST = 0.02, 50.0
 """Default acceptance rate, and for soft weights the effective sample size relative to all, but at least so many."""
 
-
 LEAST_EFFECTIVE_SIZE = 10.0
+"""Weights with a smaller effective sample size are no posterior."""
 
 
 @shown

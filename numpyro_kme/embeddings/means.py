@@ -10,8 +10,8 @@ from numpyro_kme._core import checks, solves
 from numpyro_kme._core.host import on_host
 from numpyro_kme.kernels import gram
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register
+from numpyro_kme.kernels.rotations import RotationGaussian, RotationTrace, nearest_rotation
 from numpyro_kme.kernels.stationary import Gaussian
-from numpyro_kme.kernels.structured import RotationGaussian, RotationTrace, nearest_rotation
 
 
 @register

@@ -280,7 +280,7 @@ def groups(simulations: Simulations, problem: Problem) -> dict[str, dict[str, np
 def missing_entries(site: SimulatorSite) -> dict[str, str]:
     """What a person reads of the entries of an observation that are NaN, if any."""
     total = np.asarray(site.observed).size
-    left_out = site.missing - site.censored
+    left_out = 0 if site.simulator.ragged else site.missing - site.censored  # elsewhere whole rows are
     told = f"{left_out} of {total} numbers were not observed: left out, taken to be missing at random"
     within = f"{site.censored} of {total} numbers are known to lie in intervals"
     return ({"missing": told} if left_out else {}) | ({"censored": within} if site.censored else {})

@@ -60,6 +60,9 @@ class Kernel:
     any_length: ClassVar[bool] = False
     """Whether `points` reads rows of NaN at the end of an array as rows behind its end (`kernels.pad`)."""
 
+    symmetric: ClassVar[bool] = True
+    """Whether it is a positive definite kernel, with `k(a, b) = k(b, a)`, and not only a density of its first point."""
+
     def pair(self, a: Any, b: Any) -> jax.Array:
         """Value `k(a, b)` for one pair of points."""
         return jnp.exp(self.log_pair(a, b))

@@ -25,7 +25,7 @@ from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.ragged import Ragged
 from numpyro_kme.likelihoods.recorded import Recorded
 from numpyro_kme.likelihoods.residual.form import MIN_SIMULATIONS, ResidualKernelMeans
-from numpyro_kme.likelihoods.summaries.form import OfStatistics
+from numpyro_kme.likelihoods.summaries.base import OfStatistics
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 

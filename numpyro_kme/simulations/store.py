@@ -15,6 +15,8 @@ from numpyro_kme._core.display import Card, shown
 from numpyro_kme.simulations.failures import Failure, StoreError, alone, damaged, differences, first, writing
 
 FORMAT = 1
+"""Number of the layout of a store."""
+
 CHUNK = 64
 """Simulations a chunk of a file holds."""
 
@@ -22,6 +24,7 @@ KIND = 48
 """Bytes for the kind of a failure."""
 
 PENDING, DONE, FAILED = 0, 1, 2
+"""Status of a simulation."""
 
 
 @shown

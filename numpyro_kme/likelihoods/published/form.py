@@ -19,9 +19,9 @@ from numpyro_kme._core.host import on_host
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.kernels.base import Kernel, register
+from numpyro_kme.kernels.data_sets import EmpiricalMeasure
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.kernels.stationary import Gaussian
-from numpyro_kme.kernels.structured import EmpiricalMeasure
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet
 from numpyro_kme.likelihoods.published.learning import Learner, LearntHyperparameters, learn

@@ -49,6 +49,7 @@ MOST_DENSE = 10_000
 """Simulations up to which the solve is dense where none is asked for: 0.8 GB."""
 
 BLOCK = 1024
+"""Rows of a matrix that are formed together."""
 
 
 def regularised(hyper: Hyperparameters, z: ArrayLike) -> jax.Array:
