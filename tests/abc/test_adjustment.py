@@ -144,7 +144,8 @@ def test_too_narrow_a_posterior_is_told_of(fewer, monkeypatch):
 
 
 def on_a_simplex(x=None):
-    shares = numpyro.sample("shares", dist.Dirichlet(np.array([2.0, 3.0, 4.0])))
+    normal, onto_simplex = dist.Normal(jnp.zeros(2), 1.0).to_event(1), dist.transforms.StickBreakingTransform()
+    shares = numpyro.sample("shares", dist.TransformedDistribution(normal, onto_simplex))
     scale = numpyro.sample("scale", dist.HalfNormal(1.0))
     numpyro.sample("x", kme.Simulator(blurred, shares, scale), obs=x)
 
