@@ -1,7 +1,8 @@
 """What must hold before a release: no placeholder is left, and one version everywhere.
 
 `python .github/check_release.py v0.1.0` prints what is wrong, and exits with 1 if anything is. Placeholders (addresses,
-DOI, ORCID) are in `pyproject.toml` and `CITATION.cff` alone, and have the word `placeholder` in them.
+DOI, ORCID) are in `pyproject.toml` and `CITATION.cff`, and have the word `placeholder` in them. The drafts of the
+recipe for conda-forge and of the paper have some too: they are filled in after a release, and do not stop it.
 """
 
 import re
@@ -11,6 +12,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 HOLDERS = ("pyproject.toml", "CITATION.cff")
+DRAFTS = (".github/conda/recipe.yaml", "docs/paper/paper.md")
+RECIPE = ROOT / DRAFTS[0]
 
 
 def placeholders() -> list[str]:
@@ -26,10 +29,12 @@ def placeholders() -> list[str]:
 def versions() -> dict[str, str]:
     """The version as each file has it."""
     citation = re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(), flags=re.M)
+    recipe = re.search(r'^  version: "(\S+)"$', RECIPE.read_text(), flags=re.M)
     changes = re.search(r"^## \[([\d.]+)\]", (ROOT / "CHANGELOG.md").read_text(), flags=re.M)
     return {
         "pyproject.toml": tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"],
         "CITATION.cff": citation[1] if citation else "none",
+        ".github/conda/recipe.yaml": recipe[1] if recipe else "none",
         "CHANGELOG.md": changes[1] if changes else "none",
     }
 

@@ -5,6 +5,7 @@ Addresses outside follow from the names, so that a build needs no network.
 
 import re
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 from docutils import nodes
@@ -12,8 +13,9 @@ from sphinx.util.nodes import make_refnode
 
 import numpyro_kme
 
-LISTED = re.findall(r"^   (\w[\w.]*)$", (Path(__file__).parent / "api.md").read_text(), flags=re.M)
-"""The names of the page `api`, below `numpyro_kme`."""
+PAGES = [(Path(__file__).parent / name).read_text() for name in ("api.md", "simulators.md")]
+LISTED = [name for page in PAGES for name in re.findall(r"^   (\w[\w.]*)$", page, flags=re.M)]
+"""The names of the two pages, below `numpyro_kme`."""
 
 PYTHON = "https://docs.python.org/3/library"
 NUMPYRO = "https://num.pyro.ai/en/stable"
@@ -50,6 +52,8 @@ def aliases():
     """`{name: documented name}`: by the module that defines an object, and as text has it where that is clear."""
     found, short = {}, {}
     for name in LISTED:
+        if name.startswith("simulators."):
+            import_module(f"numpyro_kme.{name}")
         value = numpyro_kme
         for part in name.split("."):
             value = getattr(value, part)

@@ -1,6 +1,7 @@
 """Sphinx settings; the pages are MyST Markdown, their code cells run at each build."""
 
 import sys
+from importlib.metadata import metadata
 from importlib.metadata import version as installed
 from pathlib import Path
 
@@ -18,16 +19,24 @@ extensions += [
     "api_examples",
     "api_links",
     "messages",
+    "notebooks",
     "sphinx.ext.napoleon",
     "results",
     "sphinx_copybutton",
 ]
-exclude_patterns = ["_build", "jupyter_execute"]
+exclude_patterns = ["_build", "jupyter_execute", "paper"]
 templates_path = ["_templates"]
 html_theme = "furo"
 html_title = f"numpyro_kme {release}"
 html_static_path = ["_static"]
 html_css_files = ["pages.css"]
+addresses = dict(line.split(", ", 1) for line in metadata("numpyro-kme").get_all("Project-URL"))
+if "placeholder" not in addresses["Repository"]:  # links that show and edit the source of a page
+    html_theme_options = {
+        "source_repository": addresses["Repository"],
+        "source_branch": "main",
+        "source_directory": "docs/",
+    }
 toc_object_entries_show_parents = "hide"
 
 myst_enable_extensions = ["dollarmath", "amsmath"]

@@ -3,7 +3,9 @@
 import re
 
 LABEL = re.compile(r"( *)(Cost|References): \S")
-MARKUP = re.compile(r"``.+?``|:\w+:`.+?`|\$\$.+?\$\$|\$.+?\$|`[^`]+`", re.S)
+MARKUP = re.compile(r"\.\. math:: [^\n]+|``.+?``|:\w+:`.+?`|\$\$.+?\$\$|\$.+?\$|`[^`]+`", re.S)
+DISPLAYED = re.compile(r"^( *)\$\$((?:(?!\$\$).)+)\$\$ *$", re.M | re.S)
+"""A formula between lines of text."""
 
 
 def setup(app):
@@ -14,7 +16,7 @@ def setup(app):
 
 def process(app, what, name, obj, options, lines):
     """Rewrite the lines in place."""
-    text = "\n".join(_labelled(lines))
+    text = DISPLAYED.sub(_displayed, "\n".join(_labelled(lines)))
     pieces, end = [], 0
     for match in MARKUP.finditer(text):
         pieces += [_plain(text[end : match.start()]), _marked(match.group())]
@@ -22,8 +24,16 @@ def process(app, what, name, obj, options, lines):
     lines[:] = _separated(("".join(pieces) + _plain(text[end:])).split("\n"))
 
 
+def _displayed(match):
+    """A block of its own, at the indentation of the formula."""
+    margin, formula = match.groups()
+    return f"\n{margin}.. math:: {' '.join(formula.split())}\n"
+
+
 def _marked(text):
     """Code and formulas in reStructuredText; what is written in it already stays."""
+    if text.startswith(".. math"):
+        return text
     if text.startswith("$"):
         return f":math:`{' '.join(text.strip('$').split())}`"
     return text if text.startswith((":", "``")) else f"`{text}`"

@@ -7,8 +7,9 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "numpyro_kme"
 WARNS = ("checks.warn", "warnings.warn", "warn")
 ASKS = ("checks.require", "require")
-INNER = ("NotExact", "NoNormalMap", "NotImplementedError")
-"""Errors that the package itself catches, or that say that a class is abstract."""
+GIVES = ("checks.explained", "explained")
+INNER = ("NotExact", "NoNormalMap")
+"""Errors that the package itself catches."""
 
 
 def setup(app):
@@ -21,7 +22,19 @@ def setup(app):
 def fill(app, name, source):
     """Append the messages to the source of the page."""
     if name == "errors":
-        source[0] += "\n" + "\n".join(section(room, found) for room, found in messages().items())
+        known = explanations(source[0])
+        source[0] += "\n" + "\n".join(section(room, found, known) for room, found in messages().items())
+
+
+def explanations(page):
+    """`{words of a message: anchor}`: the quotations of the page, and the heading that each stands below."""
+    found, anchor = {}, ""
+    for line in page.splitlines():
+        if line.startswith("### "):
+            anchor = re.sub(r"[^\w\- ]", "", line[4:].lower()).replace(" ", "-")
+        elif line.startswith("> "):
+            found[line[2:].replace("\\<", "<")] = anchor
+    return found
 
 
 def messages():
@@ -39,9 +52,12 @@ def of_module(tree):
     for node in ast.walk(tree):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
             kind, message = ast.unparse(node.exc.func), node.exc.args[0]
-        elif isinstance(node, ast.Call) and (called := ast.unparse(node.func)) in WARNS + ASKS:
-            place = 0 if called in WARNS else 1
-            kind = "warning" if called in WARNS else ast.unparse((*node.args[2:3], ast.Name("ValueError"))[0])
+            if kind in GIVES:
+                continue  # the call comes by itself
+        elif isinstance(node, ast.Call) and (called := ast.unparse(node.func)) in WARNS + ASKS + GIVES:
+            place = 1 if called in ASKS else 0
+            error = (*node.args[place + 1 : place + 2], ast.Name("ValueError"))[0]
+            kind = "warning" if called in WARNS else ast.unparse(error)
             message = node.args[place]
         elif isinstance(node, ast.FunctionDef) and node.name.endswith("_message") and node.args.args[0].arg != "self":
             kind = "warning" if "warning" in ast.get_docstring(node) else "ValueError"
@@ -52,6 +68,13 @@ def of_module(tree):
         text = " ".join(rendered(message, assigned(*around)).split())
         if re.search(r"[a-z]{2} .*[a-z]{2}", re.sub("<.*?>", "", text)) and kind not in INNER:
             yield kind.rpartition(".")[2], text
+
+
+def raised_by_hand(tree):
+    """Kinds of the errors that a module raises with a message and without the page of errors."""
+    calls = [node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)]
+    kinds = [ast.unparse(call.func) for call in calls if call.args]
+    return [kind for kind in kinds if kind not in GIVES and kind[:1].isupper() and kind not in INNER]
 
 
 def assigned(*functions):
@@ -85,9 +108,12 @@ def is_name(node):
     return isinstance(node, ast.Name)
 
 
-def section(room, found):
-    """The messages of one room."""
-    lines = [f"- **{kind}**: {escaped(text)}" for kind, text in sorted(found, key=lambda pair: pair[1].lower())]
+def section(room, found, known):
+    """The messages of one room, with links to what the page says of them."""
+    lines = []
+    for kind, text in sorted(found, key=lambda pair: pair[1].lower()):
+        anchor = next((anchor for words, anchor in known.items() if words in text), "")
+        lines.append(f"- **{kind}**: {escaped(text)}" + (f" ([cause and remedy](#{anchor}))" if anchor else ""))
     return f"### `{room}`\n\n" + "\n".join(lines) + "\n"
 
 

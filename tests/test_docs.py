@@ -1,20 +1,26 @@
 """Documentation that cannot rot: the README's code runs, every public name is explained and listed."""
 
-import importlib
+import ast
+import importlib.util
 import inspect
 import json
 import os
 import re
 import subprocess
 import sys
+from html.parser import HTMLParser
 from operator import attrgetter
 from pathlib import Path
+from urllib.parse import unquote
 
+import jax
 import numpy as np
 import numpyro
 import pytest
 
 import numpyro_kme
+from numpyro_kme import simulators
+from numpyro_kme.simulations import SavedFileError
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -102,6 +108,49 @@ HOLDERS = ["numpyro_kme.mcmc.handlers"]
 """Modules whose names are listed one by one."""
 
 
+def simulator_rows():
+    """`(module, number of parameters, shape of x)` from the tables of docs/simulators.md."""
+    page = (ROOT / "docs" / "simulators.md").read_text()
+    rows = re.findall(r"^\| `simulators\.(\w+)` \|[^|]+\| (\d+) \| `\(([\d,]*)\)` \|", page, flags=re.M)
+    return [(name, int(number), tuple(map(int, filter(None, shape.split(","))))) for name, number, shape in rows]
+
+
+@pytest.mark.parametrize("name, number, shape", simulator_rows())
+def test_the_page_of_simulators_says_what_they_take_and_give(name, number, shape):
+    module = importlib.import_module(f"numpyro_kme.simulators.{name}")
+    assert len(module.PARAMETERS) == number
+    with numpyro.handlers.seed(rng_seed=0), numpyro.handlers.trace() as trace:
+        jax.eval_shape(lambda: module.model(np.zeros(shape)))
+    site = trace["x"]["fn"]
+    assert site.batch_shape + site.event_shape == shape
+
+
+def test_every_simulator_has_a_page():
+    page = (ROOT / "docs" / "simulators.md").read_text()
+    listed = re.findall(r"^   simulators\.(\w+)$", page, flags=re.M)
+    assert sorted(listed) == sorted(row[0] for row in simulator_rows()) == sorted(simulators.__all__)
+
+
+PLAIN = {
+    r"\blaws?\b": "distribution",
+    r"\bpictures?\b": "figure or plot",
+    r"\bbanks?\b": "simulations, training set",
+    r"\bsays? (?:it )?in words\b|\bsentences?\b": "error, warning, message",
+    r"(?<![\w.)\]])\.\d": "a zero before the point",
+    r"\bspreads\b(?! (?:its|ties))": "standard deviations",
+}
+"""Words of the project's own that a reader would not search for, and what to write (a list of terms)."""
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda path: path.stem
+)
+def test_pages_use_the_terms_of_the_field(path):
+    text = re.sub(r"^```.*?^```|`[^`\n]*`|\]\([^)]*\)|power law", "", path.read_text(), flags=re.M | re.S)
+    found = [(match.group(), term) for words, term in PLAIN.items() for match in re.finditer(words, text)]
+    assert not found, found
+
+
 def test_every_class_and_function_of_the_package_itself_has_an_example():
     scripts = (ROOT / "docs" / "api" / "examples").glob("*.py")
     shown = [name for script in scripts for name in re.findall(r"^# %% (.*)$", script.read_text(), flags=re.M)]
@@ -119,17 +168,57 @@ def test_the_examples_of_the_api_run_without_a_warning():
 def test_the_page_of_errors_explains_messages_that_exist():
     printed = run_as_a_user(sys.executable, "docs/messages.py")
     page = (ROOT / "docs" / "errors.md").read_text()
-    explained = re.findall(r"^### .*\n> (.+)$", page, flags=re.M)
-    assert len(explained) >= 20 and page.count("**Cause**") == page.count("**Remedy**") == len(explained)
-    assert not [words for words in explained if words.replace("\\<", "<") not in printed]
-    assert len(printed.splitlines()) > 400 and "<value>" in printed
+    quoted = [words.replace("\\<", "<") for words in re.findall(r"^> (.+)$", page, flags=re.M)]
+    entries = page.count("\n### ")
+    assert entries >= 40 and page.count("**Cause**") == page.count("**Remedy**") == entries <= len(quoted)
+    assert not [words for words in quoted if words not in printed]
+    messages = [line.strip() for line in printed.splitlines() if line.startswith("   ")]
+    assert len(messages) > 400 and "<value>" in printed
+    alone = [text for text in messages if not any(words in text for words in quoted)]
+    assert not [
+        text
+        for text in alone
+        if text.startswith("warning") or not {*ADVICE.split()} & {*re.findall(r"<?\w+>?", text.lower())}
+    ]
 
 
-def test_errors_give_their_page():
-    with pytest.raises(ValueError) as caught:
-        numpyro_kme.Retry(times=0)
-    assert str(caught.value) == "`times` must be at least 1; got 0."
+ADVICE = """
+must need needs should use give pass leave make change simulate raise increase reduce remove repair read restore install
+define declare draw write widen narrow check call put add turn let fit look choose correct run compare start observe
+name divide return wait learn belongs <advice> <why> <note> <made> <further>
+"""
+"""Words of messages that say themselves what to do; the others, and all warnings, have cause and remedy on the page."""
+
+
+@pytest.mark.parametrize(
+    "error, message, raises",
+    [
+        (ValueError, "`times` must be at least 1; got 0.", lambda: numpyro_kme.Retry(times=0)),
+        (RuntimeError, r"run\(rng_key, ...\) should be called first", lambda: numpyro_kme.KELFI(print).posterior),
+        (SavedFileError, "There is no file", lambda: numpyro_kme.Simulations.load("never.kme")),
+    ],
+)
+def test_errors_give_their_page(error, message, raises):
+    with pytest.raises(error, match=message) as caught:
+        raises()
     assert re.fullmatch(r"Causes and remedies: https://.+/errors\.html", "".join(caught.value.__notes__))
+
+
+def test_every_error_gives_the_page():
+    """No `raise` of the package makes its error by hand, but for those that the package catches itself."""
+    spec = importlib.util.spec_from_file_location("messages", ROOT / "docs" / "messages.py")
+    messages = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(messages)
+    by_hand = {
+        (path.name, kind)
+        for path in (ROOT / "numpyro_kme").rglob("*.py")
+        for kind in messages.raised_by_hand(ast.parse(path.read_text()))
+    }
+    assert by_hand == MADE_BY_HAND
+
+
+MADE_BY_HAND = {("tuberculosis.py", "RuntimeError"), ("compat.py", "NotImplementedError")}
+"""A simulator's, which `SimulationError` quotes, and one whose message is another module's."""
 
 
 def test_names_in_the_notation_table_exist():
@@ -191,5 +280,42 @@ def test_every_engine_runs_in_a_tutorial_or_inside_mcmc():
 @pytest.mark.slow
 def test_docs_build_without_warnings(tmp_path):
     pytest.importorskip("myst_nb", reason="needs the docs extra")
-    run_as_a_user(sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "docs", str(tmp_path), timeout=900)
+    run_as_a_user(sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "docs", str(tmp_path), timeout=1500)
     assert (tmp_path / "kelfi.html").exists() and (tmp_path / "api" / "numpyro_kme.KELFI.html").exists()
+    assert not broken_links(tmp_path)
+
+
+class Page(HTMLParser):
+    """The names that a page can be entered at, and where its links and pictures lead."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.anchors, self.links = {""}, set()
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        self.anchors.add(found.get("id") or "")
+        self.links |= {unquote(found[name]) for name in ("href", "src") if found.get(name)}
+
+
+def broken_links(folder):
+    """Links within a built site that lead nowhere, as `page -> link`; those to other sites are not tried."""
+    pages = {path: Page(path) for path in sorted(folder.rglob("*.html"))}
+    broken = []
+    for path, page in pages.items():
+        for link in sorted(link for link in page.links if not re.match(r"[a-z]+:|//", link)):
+            target, _, anchor = link.partition("#")
+            to = (path.parent / target.partition("?")[0]).resolve() if target else path
+            to = to / "index.html" if to.is_dir() else to
+            if not to.exists() or (to in pages and anchor not in pages[to].anchors):
+                broken.append(f"{path.relative_to(folder)} -> {link}")
+    return broken
+
+
+def test_links_that_lead_nowhere_are_found(tmp_path):
+    (tmp_path / "a.html").write_text('<p id="here"></p><a href="#here"></a><a href="b.html#x"></a><img src="c.png">')
+    (tmp_path / "b.html").write_text(
+        '<a href="a.html#here"></a><a href="https://num.pyro.ai/nowhere"></a><a href="d/">'
+    )
+    assert broken_links(tmp_path) == ["a.html -> b.html#x", "a.html -> c.png", "b.html -> d/"]

@@ -44,8 +44,30 @@ def test_placeholders_are_in_the_files_that_the_check_reads(check_release):
     listed = subprocess.run(["git", "grep", "-lE", "placeholder[./]"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode > 1:
         pytest.skip("not a git checkout")
-    beside = set(listed.stdout.split()) - set(check_release.HOLDERS)
+    beside = set(listed.stdout.split()) - {*check_release.HOLDERS, *check_release.DRAFTS}
     assert not beside, f"placeholders belong into {check_release.HOLDERS}, and are in {beside} too"
+
+
+def test_the_recipe_for_conda_asks_for_what_the_package_asks_for(check_release):
+    yaml = pytest.importorskip("yaml", reason="reads the recipe")
+    recipe = yaml.safe_load(check_release.RECIPE.read_text())
+    project = PROJECT["project"]
+
+    def spaceless(lines):
+        return {line.replace(" ", "") for line in lines}
+
+    assert recipe["package"]["name"] == project["name"] and recipe["about"]["license"] == project["license"]
+    assert f">={recipe['context']['python_min']}" == project["requires-python"]
+    python, *run = recipe["requirements"]["run"]
+    assert python == "python >=${{ python_min }}" and spaceless(run) == spaceless(project["dependencies"])
+    assert spaceless(PROJECT["build-system"]["requires"]) <= spaceless(recipe["requirements"]["host"])
+
+
+def test_the_paper_cites_what_its_bibliography_has():
+    paper, bibliography = ((ROOT / "docs" / "paper" / f"paper.{kind}").read_text() for kind in ("md", "bib"))
+    entries = re.findall(r"^@\w+\{(\w+),$", bibliography, flags=re.M)
+    assert len(entries) == len(set(entries)) and set(re.findall(r"@(\w+)", paper)) == set(entries)
+    assert 250 <= len(paper.split()) <= 1750  # what the journal takes
 
 
 def published_readme():
@@ -95,6 +117,16 @@ def test_the_extra_all_holds_what_readme_docs_and_examples_import():
     names = {DISTRIBUTIONS.get(name, name) for name in names}
     assert {"jax", "scikit-learn", "matplotlib", "xarray"} <= names
     assert names <= required() | required("all"), names - required() - required("all")
+
+
+def test_the_page_of_the_installation_lists_every_extra_and_the_versions_asked_for():
+    page = (ROOT / "docs" / "install.md").read_text()
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", page, flags=re.M)
+    assert sorted(re.findall(r"\w+", " ".join(rows))) == sorted(PROJECT["project"]["optional-dependencies"])
+    for name, asked in (("NumPyro", "numpyro>="), ("ArviZ", "arviz>="), ("JAX", "jax>=")):
+        line = next(line for line in PROJECT["project"]["dependencies"] if line.startswith(asked))
+        assert f"| {name} | {re.search(r'[0-9.]+[0-9]', line)[0]} and later" in page
+    assert f"| Python | {PROJECT['project']['requires-python'].removeprefix('>=')} and later" in page
 
 
 def test_all_holds_every_extra_of_users_and_the_default_only_what_the_package_imports():

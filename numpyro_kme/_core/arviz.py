@@ -121,7 +121,7 @@ def _load(path: Path):
             raise
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
-    raise ValueError(f"{path} cannot be read as an ArviZ file: {what}. Restore a copy, or make it again.")
+    raise checks.explained(f"{path} cannot be read as an ArviZ file: {what}. Restore a copy, or make it again.")
 
 
 def _dataset(group: Group, sample_dims, coords, dims, attributes):
@@ -166,6 +166,7 @@ NAMES = "names"
 """Attribute of a group: `{file name: name}` of the variables whose name cannot be that of a file."""
 
 LONGEST = 120
+"""Bytes of a file name; of a longer one a digest stands for the end."""
 
 
 def file_name(name: str) -> str:

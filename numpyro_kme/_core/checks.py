@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from importlib.metadata import metadata
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -82,12 +82,20 @@ class EffectiveSampleSizeError(RuntimeError):
     """Too few simulations carry the weights for them to be called a posterior."""
 
 
+Raised = TypeVar("Raised", bound=Exception)
+
+
 def require(condition: bool, message: str, error: type[Exception] = ValueError) -> None:
-    """Raise `error` with `message` unless `condition` holds; a note below gives the page of errors."""
+    """Raise `error` with `message` unless `condition` holds."""
     if not condition:
-        failure = error(message)
-        failure.add_note(f"Causes and remedies: {errors_page()}")
-        raise failure
+        raise explained(message, error)
+
+
+def explained(message: str, error: type[Raised] = ValueError, **details: str) -> Raised:  # type: ignore[assignment]
+    """An error with a note that gives the page of errors, which has its cause and remedy."""
+    found = error(message, **details)
+    found.add_note(f"Causes and remedies: {errors_page()}")
+    return found
 
 
 @cache
@@ -143,8 +151,9 @@ def possible(name: str, value: Any, error: Any, advice: str, *, least: float = -
         i = np.argmax(np.where(beyond > 0.0, beyond, -np.inf))
         bound = f"at least {least:g}" if value[i] < least else f"at most {most:g}"
         others = f", and {(beyond > 0.0).sum()} of {value.size} are impossible" if value.size > 1 else ""
-        raise RuntimeError(
-            f"{name} must be {bound}; got {value[i]:.3g} with a standard error of {error[i]:.2g}{others}. {advice}"
+        raise explained(
+            f"{name} must be {bound}; got {value[i]:.3g} with a standard error of {error[i]:.2g}{others}. {advice}",
+            RuntimeError,
         )
 
 
@@ -240,7 +249,7 @@ def finite(name: str, value: Any, advice: str = "Remove or repair these entries 
     bad = np.argwhere(~np.isfinite(array))
     if len(bad):
         index = tuple(int(i) for i in bad[0])
-        raise ValueError(
+        raise explained(
             f"`{name}` has {len(bad)} entries that are not finite out of {array.size}; the first is "
             f"{array[index]} at index {index}. {advice}"
         )

@@ -30,8 +30,11 @@ from numpyro.distributions import constraints, transforms
 from numpyro_kme._core import checks
 
 FORMAT = 1
-PACKAGE = "numpyro_kme"
-HEADER = "header.json"
+"""Number of the layout of a file."""
+
+PACKAGE, HEADER = "numpyro_kme", "header.json"
+"""Of the classes that files hold, and the entry of a file that says what it is."""
+
 OF_NUMPYRO: tuple[type, ...] = (dist.Distribution, transforms.Transform, constraints.Constraint)
 
 T = TypeVar("T", bound=type)
@@ -85,9 +88,10 @@ class Saved:
         """
         found = read(path)
         if not isinstance(found, cls):
-            raise SavedFileError(
+            raise checks.explained(
                 f"{path} holds a {type(found).__name__} and not a {cls.__name__}: read it by "
-                f"{type(found).__name__}.load."
+                f"{type(found).__name__}.load.",
+                SavedFileError,
             )
         return found
 
@@ -127,23 +131,26 @@ def read(path: str | PathLike) -> Any:
     """The value in a file."""
     path = Path(path).expanduser().absolute()
     if not path.is_file():
-        raise SavedFileError(f"There is no file {path}.")
+        raise checks.explained(f"There is no file {path}.", SavedFileError)
     if not zipfile.is_zipfile(path):
         with path.open("rb") as file:
             begun = file.read(4) == b"PK\3\4"
         why = "it ends too early, as after a copy that was cut off" if begun else "it is no file that `save` wrote"
-        raise SavedFileError(f"{path} cannot be read: {why}. Give another file, or a whole copy.")
+        raise checks.explained(f"{path} cannot be read: {why}. Give another file, or a whole copy.", SavedFileError)
     try:
         with zipfile.ZipFile(path) as archive:
             names = set(archive.namelist())
             header = json.loads(archive.read(HEADER)) if HEADER in names else {}
             about = header.get(PACKAGE) if isinstance(header, dict) else None
             if not isinstance(about, dict):
-                raise SavedFileError(f"{path} cannot be read: it is no file that `save` wrote. Give another file.")
+                raise checks.explained(
+                    f"{path} cannot be read: it is no file that `save` wrote. Give another file.", SavedFileError
+                )
             if about["format"] > FORMAT:
-                raise SavedFileError(
+                raise checks.explained(
                     f"{path} has format {about['format']}, written by numpyro_kme {about['version']}; this release "
-                    f"reads formats up to {FORMAT}. Install numpyro_kme {about['version']} or later."
+                    f"reads formats up to {FORMAT}. Install numpyro_kme {about['version']} or later.",
+                    SavedFileError,
                 )
             count = sum(name.startswith("arrays/") for name in names)
             arrays = [_array(archive.read(f"arrays/{number}.npy")) for number in range(count)]
@@ -152,8 +159,8 @@ def read(path: str | PathLike) -> Any:
         raise
     except Exception as error:
         what = f"{type(error).__name__}: {error}"
-        raise SavedFileError(
-            f"{path} is damaged, or was changed ({what}). Restore a copy, or make it again."
+        raise checks.explained(
+            f"{path} is damaged, or was changed ({what}). Restore a copy, or make it again.", SavedFileError
         ) from error
 
 
@@ -193,10 +200,11 @@ class _Writer:
             return {type(value).__name__: items}
         if isinstance(value, OF_NUMPYRO) and type(value).__module__.startswith("numpyro.distributions."):
             return self._of_numpyro(value, where)
-        raise TypeError(
+        raise checks.explained(
             f"{where} cannot be saved: it is a {type(value).__module__}.{type(value).__qualname__}, and files hold "
             "numbers and text, no functions and no objects of other classes. Dataclasses of the package can be saved, "
-            "and kernels of yours that `kernels.register` decorates."
+            "and kernels of yours that `kernels.register` decorates.",
+            TypeError,
         )
 
     def _array(self, array: np.ndarray, where: str) -> dict[str, Any]:
@@ -234,7 +242,7 @@ class _Decoder:
         """The value of a tree."""
         if not isinstance(tree, dict):
             if isinstance(tree, list):
-                raise SavedFileError("The file is damaged: it has a list where a value should be.")
+                raise checks.explained("The file is damaged: it has a list where a value should be.", SavedFileError)
             return tree
         kinds: dict[str, Callable[[dict], Any]] = {
             "float": lambda t: float(t["float"]),
@@ -252,16 +260,18 @@ class _Decoder:
     def _object(self, tree: dict) -> Any:
         name = tree["object"]
         if name not in _classes:
-            raise SavedFileError(
+            raise checks.explained(
                 f"The file holds an object of the class {name}, which is not known here: import the module that "
-                "defines it, or install the release that wrote the file."
+                "defines it, or install the release that wrote the file.",
+                SavedFileError,
             )
         cls, found = _classes[name], {key: self.decoded(value) for key, value in tree["fields"].items()}
         known = _members(cls)
         if set(known) != set(found):
-            raise SavedFileError(
+            raise checks.explained(
                 f"The file holds a {name} with the fields {sorted(found)}, and here it has {sorted(known)}: it was "
-                "written by another release. Read it with that one."
+                "written by another release. Read it with that one.",
+                SavedFileError,
             )
         if not is_dataclass(cls):
             return cls(**found)
@@ -276,7 +286,9 @@ class _Decoder:
             (cls.__module__, cls.__qualname__): cls for base in OF_NUMPYRO for cls in _below(base)
         }
         if (module, name) not in known or not module.startswith("numpyro.distributions."):
-            raise SavedFileError(f"The file holds a {module}.{name}, which the installed NumPyro does not have.")
+            raise checks.explained(
+                f"The file holds a {module}.{name}, which the installed NumPyro does not have.", SavedFileError
+            )
         cls, found = known[module, name], {key: self.decoded(value) for key, value in tree["fields"].items()}
         if issubclass(cls, dist.Distribution):
             data, rest = cls.gather_pytree_data_fields(), cls.gather_pytree_aux_fields()

@@ -131,9 +131,10 @@ def cholesky(matrix: ArrayLike, what: str) -> np.ndarray:
     """
     factor = on_host(jnp.linalg.cholesky)(np.asarray(matrix))
     if not np.isfinite(factor).all():
-        raise np.linalg.LinAlgError(
+        raise checks.explained(
             f"The Cholesky factorisation of {what} failed: the matrix is not positive definite to working precision. "
-            "Increase the regularisation, or remove duplicated points."
+            "Increase the regularisation, or remove duplicated points.",
+            np.linalg.LinAlgError,
         )
     return factor
 

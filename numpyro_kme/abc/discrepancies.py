@@ -54,7 +54,7 @@ def discrepancies_to(
             found = _called(discrepancy, x, y)
         except Exception as error:
             name = getattr(discrepancy, "__name__", type(discrepancy).__name__)
-            raise ValueError(f"The discrepancy `{name}` failed: {error}") from error
+            raise checks.explained(f"The discrepancy `{name}` failed: {error}") from error
     found = np.asarray(found, np.float64)
     checks.require(
         found.shape == (len(x),),

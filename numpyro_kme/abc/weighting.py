@@ -14,8 +14,8 @@ from numpyro_kme._core.display import shown
 ACCEPTED, LEAST = 0.02, 50.0
 """Default acceptance rate, and for soft weights the effective sample size relative to all, but at least so many."""
 
-
 LEAST_EFFECTIVE_SIZE = 10.0
+"""Weights with a smaller effective sample size are no posterior."""
 
 
 @shown
@@ -116,14 +116,17 @@ def with_unit_sum(weights: np.ndarray, name: str, advice: str) -> np.ndarray:
     weights = np.asarray(weights, np.float64)
     total, size = float(weights.sum()), float(np.abs(weights).sum())
     if not (np.isfinite(size) and size > 0):
-        raise EffectiveSampleSizeError(
-            f"{name}: the weights of all {len(weights)} simulations are zero: none comes near the observation. {advice}"
+        raise checks.explained(
+            f"{name}: the weights of all {len(weights)} simulations are zero: none comes near the observation. "
+            f"{advice}",
+            EffectiveSampleSizeError,
         )
     if total <= 1e-6 * size:
-        raise EffectiveSampleSizeError(
+        raise checks.explained(
             f"{name}: the signed weights sum to {total:.2g} where their sizes sum to {size:.2g}, so they are no "
             "posterior: the observation lies away from the simulations, or the regularisation is too small. "
-            f"{advice}"
+            f"{advice}",
+            EffectiveSampleSizeError,
         )
     return weights / total
 

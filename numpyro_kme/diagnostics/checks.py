@@ -18,6 +18,7 @@ from numpyro_kme.diagnostics.calibration import LEVEL, Calibration, calibrate
 from numpyro_kme.engines._learnt_posterior import LearntPosterior
 from numpyro_kme.engines.base import Engine, posterior_of
 from numpyro_kme.engines.posterior import Posterior, problem_of
+from numpyro_kme.kernels.ragged import lengths
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
 from numpyro_kme.mcmc import handlers
 from numpyro_kme.mcmc.chain_checks import SurrogateCheck, check_surrogate
@@ -25,6 +26,7 @@ from numpyro_kme.models import tracing
 from numpyro_kme.models.problem import Arrays
 
 NEIGHBOURS = 5
+"""The distance to the neighbour of this number says how far out an output lies."""
 
 
 @shown
@@ -120,11 +122,13 @@ class PredictiveCheck:
         predicted: `{site: (draws, *batch, *event)}`; without masked outputs, which make it `(draws, outputs, *event)`.
         observed: `{site: (*batch, *event)}`, of the same outputs.
         names: Of the numbers of one output, by site, where they have any.
+        ragged: Numbers of axes of one output, by site, where outputs are of any length, with NaN behind their ends.
     """
 
     predicted: Arrays = field(repr=False)
     observed: Arrays = field(repr=False)
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
+    ragged: Mapping[str, int] = field(default_factory=dict, repr=False)
 
     def _card(self) -> Card:
         least = {site: np.nanmin(tails) for site, tails in self.tail_probabilities().items() if tails.size}
@@ -135,23 +139,37 @@ class PredictiveCheck:
         )
 
     def tail_probabilities(self) -> dict[str, np.ndarray]:
-        """Two-sided: twice the smaller fraction of predictions on either side of each observed number, ties
-        counted half; NaN where nothing was observed.
+        """Two-sided: twice the smaller fraction of predictions on either side of each observed number, ties counted
+        half.
+
+        NaN where nothing was observed or predicted. Of outputs of any length those predictions count that reach so far,
+        and how long the observed ones are is a number of its own, `length of` the site.
 
         Not a p-value of a test: the data were used twice, so that it is rarely small even where the model is wrong.
         """
-        found = {}
-        for site, value in self.observed.items():
-            below = np.sum(self.predicted[site] < value[None], axis=0)
-            below = below + 0.5 * np.sum(self.predicted[site] == value[None], axis=0)
-            below = below / np.maximum(np.sum(~np.isnan(self.predicted[site]), axis=0), 1)
-            found[site] = np.where(np.isnan(value), np.nan, 2 * np.minimum(below, 1 - below))
-        return found
+        pairs = {site: (self.predicted[site], value) for site, value in self.observed.items()}
+        for site, axes in self.ragged.items():
+            pairs[f"length of {site}"] = (_lengths(pairs[site][0], axes), _lengths(pairs[site][1], axes))
+        return {site: _tails(*pair) for site, pair in pairs.items()}
 
     def to_inference_data(self):
         """An ArviZ object with the groups `posterior_predictive` and `observed_data`, for `az.plot_ppc` and others."""
         predicted = {site: value[None] for site, value in self.predicted.items()}
         return arviz.to_inference_data({"posterior_predictive": predicted, "observed_data": self.observed})
+
+
+def _tails(predicted: np.ndarray, observed: np.ndarray) -> np.ndarray:
+    """Two-sided tail probabilities of `(*shape)` observed numbers among predicted ones, `(draws, *shape)`."""
+    number = np.sum(~np.isnan(predicted), axis=0)
+    below = np.sum(predicted < observed, axis=0) + 0.5 * np.sum(predicted == observed, axis=0)
+    below = below / np.maximum(number, 1)
+    return np.where(np.isnan(observed) | (number == 0), np.nan, 2 * np.minimum(below, 1 - below))
+
+
+def _lengths(x: np.ndarray, axes: int) -> np.ndarray:
+    """How many rows each of the outputs `(*lead, *event)` has, of `axes` axes each, `(*lead,)`."""
+    lead = x.shape[: x.ndim - axes]
+    return lengths(x.reshape(-1, *x.shape[len(lead) :])).reshape(lead).astype(float)
 
 
 def predictive_check(rng_key: jax.Array, posterior: Posterior | Engine, num_draws: int = 200) -> PredictiveCheck:
@@ -186,6 +204,7 @@ def predictive_check(rng_key: jax.Array, posterior: Posterior | Engine, num_draw
         {site: found.counted(np.asarray(predicted[site]), 1) for site, found in sites.items()},
         {site: found.counted(observed[site]) for site, found in sites.items()},
         posterior.statistics,
+        {site: found.simulator.event_dim for site, found in sites.items() if found.simulator.ragged},
     )
 
 
@@ -284,8 +303,9 @@ def check(rng_key: jax.Array, engine: Engine, num_datasets: int = 200, **setting
     posterior = engine.posterior
     problem, simulations = problem_of(posterior), posterior.simulations
     if simulations is None:
-        raise TypeError(
-            f"`engine` must keep its simulations; {type(engine).__name__} does not. Call the diagnostics one by one."
+        raise checks.explained(
+            f"`engine` must keep its simulations; {type(engine).__name__} does not. Call the diagnostics one by one.",
+            TypeError,
         )
     predictive_key, calibrate_key = jax.random.split(rng_key)
     predictive = predictive_check(predictive_key, posterior)

@@ -205,9 +205,10 @@ def posterior_weights(mu: np.ndarray, factor: np.ndarray, delta: float, phi: np.
         if attempt:
             checks.warn(f"delta = {delta:.3g} is too small to factorise; {tried:.3g} was used.")
         return scaled @ cho_solve(cholesky, core @ phi), tried
-    raise np.linalg.LinAlgError(
+    raise checks.explained(
         f"The matrix of kernel Bayes' rule cannot be factorised for delta from {delta:.3g} to {tried:.3g}: are weights "
-        "or Gram matrices finite?"
+        "or Gram matrices finite?",
+        np.linalg.LinAlgError,
     )
 
 

@@ -10,8 +10,8 @@ from numpyro_kme._core import checks, solves
 from numpyro_kme._core.host import on_host
 from numpyro_kme.kernels import gram
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register
+from numpyro_kme.kernels.rotations import RotationGaussian, RotationTrace, nearest_rotation
 from numpyro_kme.kernels.stationary import Gaussian
-from numpyro_kme.kernels.structured import RotationGaussian, RotationTrace, nearest_rotation
 
 
 @register
@@ -186,7 +186,7 @@ def embedding_mode(embedding: MeanEmbedding, start: ArrayLike | None = None, *, 
     if isinstance(kernel, RotationTrace):
         return nearest_rotation(np.tensordot(weights, points, axes=1))
     if not isinstance(kernel, Gaussian | RotationGaussian):
-        raise ValueError(f"A mode needs a Gaussian kernel, or one on rotations; got {type(kernel).__name__}.")
+        raise checks.explained(f"A mode needs a Gaussian kernel, or one on rotations; got {type(kernel).__name__}.")
     scale = np.asarray(kernel.length_scale, np.float64)
     project = nearest_rotation if isinstance(kernel, RotationGaussian) else np.asarray
 

@@ -101,7 +101,7 @@ class NormalMixture(Measure):
     def tilt(self, kernel: Kernel, a: ArrayLike) -> Tilted:
         """The measures `k(a_i, t) p(dt)` for a Gaussian kernel, by completing the square in each component."""
         if not isinstance(kernel, Gaussian):
-            raise ValueError(f"`kernel` must be Gaussian for a closed form; got {type(kernel).__name__}.")
+            raise checks.explained(f"`kernel` must be Gaussian for a closed form; got {type(kernel).__name__}.")
         a = jnp.asarray(a)
         length_scale = one_per_dimension(kernel.length_scale, self.dim).ravel()
 

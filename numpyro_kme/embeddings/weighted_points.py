@@ -133,7 +133,7 @@ class Points(Measure):
 
     def log_density(self, t):
         """A set of points has no density."""
-        raise ValueError(
+        raise checks.explained(
             "`Points` has no density: it stands for a measure known by draws alone. Use its draws with "
             "importance weights, or give a Normal or NormalMixture."
         )

@@ -37,7 +37,7 @@ def joint_values(problem: Problem) -> dict[str, np.ndarray]:
     if total > MOST_VALUES:
         name = max(sets, key=lambda name: len(sets[name][0]) ** sets[name][1])
         why = f"the discrete latents have {total:g} joint values: KELFI sums over at most {MOST_VALUES}"
-        raise ValueError(discrete_message(name, problem.latents[name], why))
+        raise checks.explained(discrete_message(name, problem.latents[name], why))
     entries = [one for one, size in sets.values() for _ in range(size)]
     table = np.stack([grid.ravel() for grid in np.meshgrid(*entries, indexing="ij")], axis=1)
     ends = np.cumsum([size for _, size in sets.values()])[:-1]

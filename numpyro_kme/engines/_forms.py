@@ -13,8 +13,7 @@ from numpyro_kme.kernels.ragged import require_any_length
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.ragged import Ragged
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
-from numpyro_kme.likelihoods.summaries.base import FEWEST, Statistics
-from numpyro_kme.likelihoods.summaries.form import OfStatistics
+from numpyro_kme.likelihoods.summaries.base import FEWEST, OfStatistics, Statistics
 from numpyro_kme.likelihoods.summaries.selection import SelectedStatistics
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.models.simulator import Simulator
@@ -106,6 +105,8 @@ def check_sites(problem: Problem, statistics: Setting, form: Form | None, missin
     )
     for site in problem.observations:
         own, found = of_site(site, statistics), problem.simulators[site]
+        if found.mask.size > 1:
+            found.require_no_gaps(site, "one likelihood for all draws along plates")
         form_of(site, found.simulator, statistics, form, missing)
         checks.require(
             own is None or not found.censored,

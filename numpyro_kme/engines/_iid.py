@@ -287,4 +287,6 @@ def _kept(name: str, site) -> np.ndarray:
 
 
 def _no_draws(u, noise):
-    raise TypeError("This model has a density and no simulator; use NegativeLogLikelihood, or a Simulator site.")
+    raise checks.explained(
+        "This model has a density and no simulator; use NegativeLogLikelihood, or a Simulator site.", TypeError
+    )

@@ -67,6 +67,8 @@ class LearntPosterior(Posterior):
         extrapolated: Which fraction of them lies beyond the simulated parameters of each site.
         location_error: By how many standard deviations its mean may be off, since the learnt location of a site rests
             on few simulations there, for sites with one observation whose form says it.
+        in_tails: Under which proportion of the draws the observation of a site is further from its prediction than any
+            simulation is from its own, for sites with one observation.
     """
 
     problem: Problem = field(repr=False)
@@ -77,6 +79,7 @@ class LearntPosterior(Posterior):
     drawn: _sampling.Drawn = field(repr=False)
     extrapolated: Mapping[str, float] = field(repr=False)
     location_error: Mapping[str, float] = field(repr=False)
+    in_tails: Mapping[str, float] = field(repr=False)
 
     def _with(self, problem: Problem) -> Self:
         """With the model, also in coordinates that are found by it."""

@@ -22,6 +22,9 @@ UNRESOLVED = 0.25
 AT = 200
 """Draws at which that is worked out."""
 
+IN_TAILS = 0.1
+"""A larger proportion of draws under which the observation is further out than all simulated residuals is warned of."""
+
 
 def warn_of(posterior: LearntPosterior) -> None:
     """Warn of draws beyond the simulated parameters, and of too few simulations near them, at the end: a round that
@@ -31,6 +34,9 @@ def warn_of(posterior: LearntPosterior) -> None:
         if proportion > fitted.negligible:
             by_call = beyond_by_call(posterior.problem, fitted, site, posterior.drawn.coordinates[site])
             checks.warn(extrapolation_message(site, proportion, np.argwhere(by_call > fitted.negligible)))
+    for site, share in posterior.in_tails.items():
+        if share > IN_TAILS:
+            checks.warn(_tails_message(site, share, posterior.problem.simulators[site].scale))
     for site in unresolved(posterior):
         calls = prod(posterior.problem.simulators[site].simulator.batch_shape)
         checks.warn(_unresolved_message(site, calls, posterior.location_error[site], posterior.simulations))
@@ -48,13 +54,42 @@ def location_errors(problem: Problem, likelihoods: Mapping[str, FittedLikelihood
     for site, fitted in likelihoods.items():
         at = problem.simulators[site]
         if at.alike:
-            seen = ~np.isnan(at.counted(observation(problem, site)).reshape(-1, *fitted.event_shape)[0])
+            y = at.counted(observation(problem, site)).reshape(-1, *fitted.event_shape)[0]
             z = drawn.coordinates[site].reshape(len(drawn.log_posterior), -1)
             power = float(np.sum(np.broadcast_to(at.scale * at.mask, at.simulator.batch_shape)))
             with solves.one_blas_thread:  # thirty times faster for matrices as small as these
-                error = fitted.marginal(seen).surrogate.location_error(z[:: max(1, len(z) // AT)], power)
+                learnt = fitted.marginal(~np.isnan(y)).surrogate
+                error = learnt.location_error(learnt.point(y), z[:: max(1, len(z) // AT)], power)
             found |= {} if np.isnan(error) else {site: error}
     return found
+
+
+def in_tails(problem: Problem, likelihoods: Mapping[str, FittedLikelihood], drawn: Drawn) -> dict[str, float]:
+    """Proportion of the draws under which the observation is further from its prediction than all simulations are from
+    theirs, of sites with one observation."""
+    found = {}
+    for site, fitted in likelihoods.items():
+        at = problem.simulators[site]
+        if at.mask.all() and not (at.plates or at.censored):
+            y = fitted.surrogate.point(observation(problem, site))
+            z = drawn.coordinates[site].reshape(len(drawn.log_posterior), -1)
+            found[site] = float(np.mean(fitted.surrogate.beyond_residuals(y, z[:: max(1, len(z) // AT)])))
+    return found
+
+
+def _tails_message(site: str, share: float, scale: Any) -> str:
+    """The warning of a posterior that the tails of the learnt density decide."""
+    why = (
+        f"The site counts to the power {np.max(scale):.2g}, so that draws matter under which it is improbable"
+        if np.max(scale) < 1.0
+        else "The prior holds the draws away from where this observation is usual, or the model cannot produce it"
+    )
+    return (
+        f"Under {share:.0%} of the posterior draws the observation of site {site!r} is further from what they predict "
+        f"than any simulation is from its own prediction: the tails of the likelihood decide, and they are learnt from "
+        f"no simulation. The posterior may be too wide. {why}: simulate more (`num_simulations`), or look at "
+        "`kme.diagnostics.misspecification_test`."
+    )
 
 
 def _unresolved_message(site: str, calls: int, error: float, simulations: Simulations) -> str:

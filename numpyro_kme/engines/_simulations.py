@@ -89,6 +89,7 @@ def check_model(problem: Problem, engine: str) -> None:
     name = next(iter(problem.observations))
     site = problem.simulators[name]
     site.check_observed(name)
+    site.require_no_gaps(name, engine)
     checks.require(
         not site.censored,
         f"{site.censored} entries of the observation at {name!r} are known to lie in intervals (Simulator.within), and "

@@ -16,8 +16,8 @@ from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule
 from numpyro_kme.engines.base import check_positive, check_rule
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.kernels.base import Kernel
-from numpyro_kme.kernels.kernel_rules import EmpiricalMeasureRule, KernelRule
-from numpyro_kme.kernels.length_scales import LengthScaleRule, MedianHeuristic, median_heuristic
+from numpyro_kme.kernels.data_sets import EmpiricalMeasureRule
+from numpyro_kme.kernels.length_scales import KernelRule, LengthScaleRule, MedianHeuristic, median_heuristic
 from numpyro_kme.kernels.low_rank import LowRankRidge
 from numpyro_kme.kernels.ragged import (
     WithLength,

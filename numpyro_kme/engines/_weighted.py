@@ -26,8 +26,7 @@ from numpyro_kme.engines.base import Trained
 from numpyro_kme.engines.posterior import Posterior, groups, missing_entries, problem_of
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.kernels.base import Kernel
-from numpyro_kme.kernels.kernel_rules import KernelRule
-from numpyro_kme.kernels.length_scales import LengthScaleRule
+from numpyro_kme.kernels.length_scales import KernelRule, LengthScaleRule
 from numpyro_kme.kernels.low_rank import TOLERANCE
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem

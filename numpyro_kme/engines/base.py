@@ -203,7 +203,7 @@ class Engine(abc.ABC):
     @property
     def _last(self) -> tuple[Any, Posterior]:
         if self._found is None:
-            raise RuntimeError(f"{type(self).__name__}.run(rng_key, ...) should be called first.")
+            raise checks.explained(f"{type(self).__name__}.run(rng_key, ...) should be called first.", RuntimeError)
         return self._found
 
     @property

@@ -19,7 +19,7 @@ from numpyro_kme.engines._learnt_posterior import (
     learnt_prior,
     observation,
 )
-from numpyro_kme.engines._reports import described, location_errors, unresolved, warn_of
+from numpyro_kme.engines._reports import described, in_tails, location_errors, unresolved, warn_of
 from numpyro_kme.engines._rounds import FromPosterior, FromVariance, Proposal
 from numpyro_kme.engines._sampling import LearntModel
 from numpyro_kme.engines._simulations import SimulationEngine
@@ -156,7 +156,7 @@ class KELFI(SimulationEngine):
         if self.length_scale is None:
             return self.form
         if not isinstance(self.form, KernelMeans):
-            raise ValueError(
+            raise checks.explained(
                 "`length_scale` needs a form with a kernel on data: pass form=KernelMeans(). The residual form, the "
                 f"default, and forms of your own learn their widths themselves; got form={checks.line(self.form)}."
             )
@@ -230,8 +230,10 @@ class KELFI(SimulationEngine):
                 measures[site] = Points(coordinates.table(arguments[chosen]))
             found = problem.simulators[site]
             form = _forms.form_of(site, found.simulator, self.statistics, self.resolved_form, self.missing)
-            whole = found.mask.size == 1 and not found.weighted and not found.missing  # along plates there are many
-            seen = observed if whole else None
+            whole = found.simulator.ragged or not (found.weighted or found.missing)
+            seen = None  # along plates there are many
+            if found.mask.size == 1 and whole:
+                seen = np.reshape(observed, found.simulator.event_shape)
             how: dict[str, Any] = dict(coordinates=coordinates, measure=measures[site], y=seen)
             likelihoods[site] = fit_likelihood(theta, x, form=form, names=found.simulator.labels, **how)
         return LearntLikelihoods(simulations, likelihoods, measures, history or ((len(simulations), np.inf),))
@@ -322,6 +324,7 @@ class KELFI(SimulationEngine):
             fields={"lp": drawn.log_posterior},
             groups=groups(learnt.simulations, problem),
             location_error=errors,
+            in_tails=in_tails(problem, learnt.likelihoods, drawn),
             info=described(problem, learnt, measures if self.learn_prior else {}, drawn, extrapolated, errors),
             problem=problem,
             simulations=learnt.simulations,

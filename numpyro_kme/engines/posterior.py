@@ -98,11 +98,15 @@ class Posterior(Recomputed, Saved):
 
     def mode(self) -> dict[str, np.ndarray]:
         """A point estimate of the latents, `{site: (*shape)}`, where the method defines one."""
-        raise NotImplementedError(f"{self.engine} has no point estimate of its own; use expectation, or the draws.")
+        raise checks.explained(
+            f"{self.engine} has no point estimate of its own; use expectation, or the draws.", NotImplementedError
+        )
 
     def log_density(self, latents: Mapping[str, Any]) -> np.ndarray:
         """Log posterior density at latents `{site: (n, *shape)}`, `(n,)`, where the method has one."""
-        raise NotImplementedError(f"The posterior of {self.engine} has draws and no density; KELFI has one.")
+        raise checks.explained(
+            f"The posterior of {self.engine} has draws and no density; KELFI has one.", NotImplementedError
+        )
 
     @classmethod
     def load(cls, path: str | PathLike, problem: Problem | None = None) -> Self:
@@ -175,7 +179,9 @@ class Posterior(Recomputed, Saved):
     def pointwise_log_likelihood(self) -> dict[str, np.ndarray]:
         """Log likelihood of each call of each observed site that stands along a plate, at each draw, `{site: (n,
         *plates)}`, where the method has one."""
-        raise NotImplementedError(f"{self.engine} has no likelihood of single observations; KELFI has one.")
+        raise checks.explained(
+            f"{self.engine} has no likelihood of single observations; KELFI has one.", NotImplementedError
+        )
 
     def to_inference_data(
         self, *, coords: Mapping | None = None, dims: Mapping | None = None, log_likelihood: bool = False
@@ -274,7 +280,7 @@ def groups(simulations: Simulations, problem: Problem) -> dict[str, dict[str, np
 def missing_entries(site: SimulatorSite) -> dict[str, str]:
     """What a person reads of the entries of an observation that are NaN, if any."""
     total = np.asarray(site.observed).size
-    left_out = site.missing - site.censored
+    left_out = 0 if site.simulator.ragged else site.missing - site.censored  # elsewhere whole rows are
     told = f"{left_out} of {total} numbers were not observed: left out, taken to be missing at random"
     within = f"{site.censored} of {total} numbers are known to lie in intervals"
     return ({"missing": told} if left_out else {}) | ({"censored": within} if site.censored else {})
@@ -283,9 +289,10 @@ def missing_entries(site: SimulatorSite) -> dict[str, str]:
 def problem_of(posterior: Posterior) -> Problem:
     """The model of a posterior that rests on simulations."""
     if posterior.problem is None:
-        raise TypeError(
+        raise checks.explained(
             f"This needs the model, which the posterior of {posterior.engine} does not have. One that was loaded from "
             "a file is given it by load(path, problem=Problem.read(model, x=...)); one of an engine that works from "
-            "simulations, such as KELFI, has it."
+            "simulations, such as KELFI, has it.",
+            TypeError,
         )
     return posterior.problem

@@ -17,7 +17,7 @@ from numpyro_kme._core.display import Card, names_and_shapes, shown
 from numpyro_kme._core.keys import child
 from numpyro_kme._core.saving import Saved, saveable
 from numpyro_kme.engines.posterior import Posterior, Samples, numbers
-from numpyro_kme.models import simulator_functions
+from numpyro_kme.models import outputs
 
 SHOWN = 15
 """So many numbers are listed in a summary."""
@@ -95,7 +95,7 @@ class Conditional(abc.ABC):
             return Outcome(found, tuple(warned))
 
         host.keep_freed_memory()
-        with solves.one_blas_thread, simulator_functions.unchanged(), ThreadPoolExecutor(self.num_threads) as pool:
+        with solves.one_blas_thread, outputs.unchanged(), ThreadPoolExecutor(self.num_threads) as pool:
             waiting = [pool.submit(copy_context().run, one, number) for number in range(len(given))]
             try:
                 for future in waiting:
@@ -184,7 +184,9 @@ class Posteriors(Saved):
     def __getitem__(self, number: int) -> Posterior:
         found = self.found[number]
         if found is None:
-            raise checks.EffectiveSampleSizeError(f"Observation {number}: {self.refused[number % len(self)]}")
+            raise checks.explained(
+                f"Observation {number}: {self.refused[number % len(self)]}", checks.EffectiveSampleSizeError
+            )
         return found
 
     def __iter__(self) -> Iterator[Posterior]:

@@ -10,7 +10,7 @@ from numpyro_kme._core import checks, progress
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.keys import split
 from numpyro_kme._core.saving import saveable
-from numpyro_kme.abc.regression import recursive_abc_step
+from numpyro_kme.abc.recursive import recursive_abc_step
 from numpyro_kme.abc.weighting import soft_abc_weights
 from numpyro_kme.engines._simulations import check_model
 from numpyro_kme.engines._vectors import LatentVectors
@@ -28,8 +28,7 @@ from numpyro_kme.engines._weighted import KernelEngine, SignedEngine
 from numpyro_kme.engines.base import Engine, RunAgain, check_positive
 from numpyro_kme.engines.posterior import Posterior, groups, missing_entries
 from numpyro_kme.kernels.base import Kernel
-from numpyro_kme.kernels.kernel_rules import KernelRule
-from numpyro_kme.kernels.length_scales import LengthScaleRule, MedianHeuristic
+from numpyro_kme.kernels.length_scales import KernelRule, LengthScaleRule, MedianHeuristic
 from numpyro_kme.kernels.low_rank import TOLERANCE, LowRankRidge
 from numpyro_kme.kernels.ragged import WithLength, log_lengths
 from numpyro_kme.kernels.regression import DistributionRegression

@@ -2,6 +2,7 @@
 
 from numpyro_kme.kernels.algebra import GaussianScaleMixture, Linear, Polynomial, Product, Scaled, Sum
 from numpyro_kme.kernels.base import FromCallable, Kernel
+from numpyro_kme.kernels.data_sets import EmpiricalMeasure, EmpiricalMeasureRule
 from numpyro_kme.kernels.kernel_learning import (
     BayesianKernelLearning,
     LearntLengthScale,
@@ -9,17 +10,18 @@ from numpyro_kme.kernels.kernel_learning import (
     learn_length_scale,
     shrunk_embedding,
 )
-from numpyro_kme.kernels.kernel_rules import EmpiricalMeasureRule, KernelRule
 from numpyro_kme.kernels.length_scales import (
     CrossValidation,
+    KernelRule,
     LengthScaleRule,
     MedianHeuristic,
     median_heuristic,
     median_heuristic_per_dimension,
 )
 from numpyro_kme.kernels.low_rank import LowRank, LowRankRidge
+from numpyro_kme.kernels.paths import GaussianProcessPath, Signature, SignatureRule
 from numpyro_kme.kernels.ragged import WithLength, cut, lengths, pad
-from numpyro_kme.kernels.signature import Signature, SignatureRule
+from numpyro_kme.kernels.rotations import RotationGaussian, RotationTrace, nearest_rotation
 from numpyro_kme.kernels.stationary import (
     DistanceInduced,
     Energy,
@@ -30,13 +32,6 @@ from numpyro_kme.kernels.stationary import (
     Matern32,
     Matern52,
     RationalQuadratic,
-)
-from numpyro_kme.kernels.structured import (
-    EmpiricalMeasure,
-    GaussianProcessPath,
-    RotationGaussian,
-    RotationTrace,
-    nearest_rotation,
 )
 
 __all__ = ["FromCallable", "Kernel"]

@@ -37,6 +37,11 @@ class _Joined(Kernel):
         """Whether all members take arrays of any length."""
         return all(k.any_length for k in self.kernels)
 
+    @property
+    def symmetric(self) -> bool:  # type: ignore[override]
+        """Whether all parts are."""
+        return all(k.symmetric for k in self.kernels)
+
     def points(self, x):
         """As the first member reads arrays; all members get the same points."""
         return self.kernels[0].points(x)
@@ -120,6 +125,11 @@ class Scaled(Kernel):
     def any_length(self) -> bool:  # type: ignore[override]
         """Whether `k_1` takes arrays of any length."""
         return self.kernel.any_length
+
+    @property
+    def symmetric(self) -> bool:  # type: ignore[override]
+        """Whether the kernel is."""
+        return self.kernel.symmetric
 
     def points(self, x):
         """As `k_1` reads arrays."""

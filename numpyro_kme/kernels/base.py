@@ -60,6 +60,9 @@ class Kernel:
     any_length: ClassVar[bool] = False
     """Whether `points` reads rows of NaN at the end of an array as rows behind its end (`kernels.pad`)."""
 
+    symmetric: ClassVar[bool] = True
+    """Whether it is a positive definite kernel, with `k(a, b) = k(b, a)`, and not only a density of its first point."""
+
     def pair(self, a: Any, b: Any) -> jax.Array:
         """Value `k(a, b)` for one pair of points."""
         return jnp.exp(self.log_pair(a, b))
@@ -71,7 +74,9 @@ class Kernel:
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
         if cls.pair is Kernel.pair and cls.log_pair is Kernel.log_pair:
-            raise TypeError(f"{cls.__name__} must implement `pair(a, b)` or `log_pair(a, b)` for one pair of points.")
+            raise checks.explained(
+                f"{cls.__name__} must implement `pair(a, b)` or `log_pair(a, b)` for one pair of points.", TypeError
+            )
 
     def __call__(self, a: Any, b: Any) -> jax.Array:
         """Value `k(a, b)` for one pair of points."""
@@ -108,7 +113,7 @@ class Kernel:
 
         `k(a, b) / exp(log_integral(dim))` is a density in `a`: this is what makes an epsilon-kernel of `k`.
         """
-        raise ValueError(
+        raise checks.explained(
             f"{type(self).__name__} has no `log_integral`, so it cannot be normalised to a density over vectors for a "
             "marginal or predictive density; posteriors do not need one. Use Gaussian, Laplace, Matern or "
             "RationalQuadratic for densities, or write `log_integral` where the integral exists."
@@ -147,7 +152,7 @@ class Signed(Kernel):
 
     def log_pair(self, a, b):
         """Raise: the logarithm does not exist."""
-        raise ValueError(
+        raise checks.explained(
             f"{type(self).__name__} takes negative values, so it has no logarithm and cannot be an "
             "epsilon-kernel; use a positive kernel such as Gaussian there."
         )
@@ -218,9 +223,10 @@ class FromCallable(OfArrays, Kernel):
         try:
             return self.fn(a, b)
         except Exception as error:
-            raise RuntimeError(
+            raise checks.explained(
                 f"The kernel `{getattr(self.fn, '__name__', self.fn)}` failed for a pair of points of shapes "
-                f"{jax.tree.map(jnp.shape, a)} and {jax.tree.map(jnp.shape, b)}: {error} ({type(error).__name__})."
+                f"{jax.tree.map(jnp.shape, a)} and {jax.tree.map(jnp.shape, b)}: {error} ({type(error).__name__}).",
+                RuntimeError,
             ) from error
 
     def gram(self, x, y=None):

@@ -123,6 +123,14 @@ def _centred(x, y):
     return x - centre, y - centre
 
 
+def squared_distances_on_host(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The same by NumPy, `(n, m)`, as one matrix product of points that are near 0; nothing is checked."""
+    found = a @ (-2.0 * b.T)
+    found += np.sum(a * a, axis=1)[:, None]
+    found += np.sum(b * b, axis=1)[None, :]
+    return np.maximum(found, 0.0, out=found)
+
+
 def uniform_weights(points: PointSet) -> jax.Array:
     """Weights `1 / n`, in the precision of the points."""
     n = num_points(points)

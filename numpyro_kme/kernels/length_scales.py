@@ -1,7 +1,8 @@
 """Scales of data: the median heuristic, cross-validation, rules that engines take; robust standard deviations."""
 
 import abc
-from dataclasses import field
+from dataclasses import field, replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -10,7 +11,7 @@ from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.solves import Array
-from numpyro_kme.kernels.base import register
+from numpyro_kme.kernels.base import Kernel, register
 from numpyro_kme.kernels.low_rank import LowRank
 from numpyro_kme.kernels.stationary import Gaussian
 
@@ -167,6 +168,41 @@ class CrossValidation(LengthScaleRule):
             return min(np.mean(np.square(held_out)) for _, _, held_out in fits)
 
         return min(self.multiples, key=error) * scale
+
+
+class KernelRule(abc.ABC):
+    """A way to choose a kernel on outputs of a simulator: `rule(x)` or `rule(x, targets)`.
+
+    Where an engine or a form takes a kernel on outputs it takes such a rule, too, which sees the simulations.
+    """
+
+    @abc.abstractmethod
+    def __call__(self, x: Any, targets: ArrayLike | None = None) -> Kernel:
+        """A kernel for outputs `(m, *event)`, with rows of NaN where they end; `targets` `(m, p)` are the parameters of
+        each, for rules that need them."""
+
+    def candidates(self, x: Any, targets: ArrayLike | None = None) -> list[Kernel]:
+        """Kernels of which the best is chosen, where something is learnt that has a held-out error; here the one."""
+        return [self(x, targets)]
+
+
+SETS = 100
+"""Outputs whose distances give a length scale of a kernel on whole outputs."""
+
+WIDER = 8.0
+"""The second of two candidates is as many times wider."""
+
+
+def median_of_pairs(squared: np.ndarray, what: str) -> float:
+    """Median distance of the pairs of a matrix of squared ones, `(n, n)`."""
+    median = float(np.sqrt(np.median(squared[np.triu_indices(len(squared), 1)])))
+    checks.require(median > 0, f"At least half of the {what} are the same: give a kernel by hand.")
+    return median
+
+
+def and_a_wider_one(kernel: Any) -> list[Kernel]:
+    """A kernel with a `length_scale`, and the same with `WIDER` times that."""
+    return [kernel, replace(kernel, length_scale=WIDER * kernel.length_scale)]
 
 
 def some_rows(rng_key: jax.Array, x: np.ndarray, most: int) -> np.ndarray:

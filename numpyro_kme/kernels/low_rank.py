@@ -55,6 +55,12 @@ class LowRank:
         """
         n = num_points(points)
         checks.instance("kernel", kernel, Kernel, "a kernel, such as Gaussian(length_scale)")
+        checks.require(
+            kernel.symmetric,
+            f"{type(kernel).__name__} is a density of one point given the other and not symmetric, as the kernel of a "
+            "regression or an embedding has to be. Use it in KELFI with form=KernelMeans(data_kernel=...), or a kernel "
+            "such as Signature here.",
+        )
         checks.require(n >= 1, "`points` must hold at least one point; it is empty.")
         checks.sound("points", points)
         checks.positive_number("tolerance", tolerance)

@@ -110,6 +110,11 @@ class WithLength(Kernel):
         check_fields(self, checks.positive, "length_scale")
         require_any_length(self.kernel)
 
+    @property
+    def symmetric(self) -> bool:  # type: ignore[override]
+        """Whether `k` is."""
+        return self.kernel.symmetric
+
     def points(self, x):
         """Read arrays `(n, longest, *shape)`, NaN behind their ends, as `k` does, with their log lengths, `(n,)`."""
         return self.kernel.points(x), log_lengths(x)

@@ -10,7 +10,7 @@ from numpyro_kme.likelihoods.published.leave_one_out import LeaveOneOut, LeaveOn
 from numpyro_kme.likelihoods.published.solves import DenseSolve, LowRankSolve
 from numpyro_kme.likelihoods.ragged import Ragged
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
-from numpyro_kme.likelihoods.summaries.form import OfStatistics
+from numpyro_kme.likelihoods.summaries.base import OfStatistics
 from numpyro_kme.likelihoods.summaries.selection import SelectedStatistics
 from numpyro_kme.likelihoods.summaries.semi_automatic import SemiAutomaticStatistics
 

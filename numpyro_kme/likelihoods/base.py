@@ -2,9 +2,8 @@
 
 import abc
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +11,7 @@ import numpy as np
 from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 
+from numpyro_kme._core import checks
 from numpyro_kme._core.display import Card, brief
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.programs import Recomputed
@@ -125,40 +125,32 @@ class LikelihoodAt(abc.ABC):
         return None
 
 
-@register
-class GivenAt(LikelihoodAt):
-    """A likelihood of which some of the coordinates, the last ones, are known.
+class Locations(NamedTuple):
+    r"""What learnt locations of statistics say of the coordinates at draws of a posterior, and how well they are known.
 
     Attributes:
-        likelihood: At all coordinates.
-        place: Those that are known, `(k,)`.
-        data: The observation.
+        slopes: $J_i = \partial \mu_i / \partial z$, `(k, n, D)`.
+        precision: $1 / \sigma_i^2$, `(k, n)`.
+        variances: $v_i$ of the locations themselves, `(k, n)`.
     """
 
-    likelihood: LikelihoodAt
-    place: Array
-    data: Any
+    slopes: np.ndarray
+    precision: np.ndarray
+    variances: np.ndarray
 
-    def signed_log(self, z):
-        """As `LikelihoodAt.signed_log`."""
-        return self.likelihood.signed_log(self._all(z))
+    def error(self, power: float = 1.0) -> float:
+        r"""By how many standard deviations the mean of the posterior may be off, each draw taken as a normal posterior.
 
-    def log_density(self, z):
-        """As `LikelihoodAt.log_density`."""
-        return self.likelihood.log_density(self._all(z))
-
-    def log_densities(self, z):
-        """As `LikelihoodAt.log_densities`."""
-        shape = np.broadcast_shapes(z.shape[:-1], np.shape(self.place)[:-1])
-        parts = [np.broadcast_to(part, (*shape, part.shape[-1])) for part in (z, np.asarray(self.place))]
-        return self.likelihood.log_densities(np.concatenate(parts, axis=-1))
-
-    def brief(self):
-        """As `LikelihoodAt.brief`."""
-        return replace(self, likelihood=self.likelihood.brief())
-
-    def _all(self, z):
-        return jnp.concatenate([jnp.asarray(z), jnp.asarray(self.place)])
+        With $P = (I + \sum_i J_i J_i' / \sigma_i^2)^{-1}$ the mean moves by the covariance
+        $P (\sum_i J_i J_i' v_i / \sigma_i^4) P$. The root of its trace in units of `P`, over the number of
+        directions that are learnt, is $(E_z \sum_i a_i v_i / \sigma_i^2 / \max(1, E_z \sum_i a_i))^{1/2}$ with the
+        leverages $a_i = J_i' P J_i / \sigma_i^2$ of the statistics. A likelihood to a power has $\sigma_i^2$ over it.
+        """
+        precision = power * self.precision
+        slopes = self.slopes * np.sqrt(precision)[..., None]
+        solved = slopes @ np.linalg.inv(slopes.mT @ slopes + np.eye(slopes.shape[-1]))
+        leverage = np.sum(slopes * solved, axis=-1)
+        return float(np.sqrt(np.sum(leverage * precision * self.variances) / max(np.sum(leverage), len(slopes))))
 
 
 class Surrogate(Recomputed, abc.ABC):
@@ -209,17 +201,19 @@ class Surrogate(Recomputed, abc.ABC):
     def within(self, rows: np.ndarray, low: np.ndarray, high: np.ndarray) -> LikelihoodAt:
         """The likelihood at outputs `(R, n_raw)`, NaN where they are not known but to lie between `low` and `high`,
         which may be infinite; the same entries of each. As in `at_rows`, nothing is checked."""
-        raise NotImplementedError(
+        raise checks.explained(
             f"{type(self).__name__} has no likelihood of entries that are known to lie in intervals. Use "
-            "form=ResidualKernelMeans()."
+            "form=ResidualKernelMeans().",
+            NotImplementedError,
         )
 
     def _marginal(self, seen: np.ndarray, last: np.ndarray) -> Any:
         """As `marginal`, worked out."""
-        raise NotImplementedError(
+        raise checks.explained(
             f"{type(self).__name__} compares data as a whole and has no likelihood of a part of it, and "
             f"{np.sum(~seen)} of {seen.size} entries of the observation are NaN, not observed. Use "
-            "form=ResidualKernelMeans(), or KernelMeans() on statistics without a data kernel of your own."
+            "form=ResidualKernelMeans(), or KernelMeans() on statistics without a data kernel of your own.",
+            NotImplementedError,
         )
 
     @abc.abstractmethod
@@ -230,14 +224,6 @@ class Surrogate(Recomputed, abc.ABC):
         """The likelihood at outputs `(R, *event)` that need no check: leaves that depend on these, at least, have an
         axis `R` in front."""
         return on_host(_at_rows)(self, rows)
-
-    def at_given(self, y: Any, given: Any) -> LikelihoodAt:
-        """The likelihood at one output `(*event)`, of a form that was fitted by `fit_given`, at numbers `(k,)`."""
-        return GivenAt(self.at(self.point(y)), given, y)
-
-    def at_rows_given(self, rows: np.ndarray, given: np.ndarray) -> LikelihoodAt:
-        """The same at outputs `(R, *event)` and numbers `(R, k)`, as `at_rows`."""
-        return GivenAt(self.at_rows(rows), given, rows)
 
     def point(self, y: Any) -> Any:
         """Read one output `(*event)` of a simulator as what `at` takes; here a vector."""
@@ -250,11 +236,13 @@ class Surrogate(Recomputed, abc.ABC):
     def informativeness(self) -> tuple[str, np.ndarray]:
         """A measure of what each raw statistic says about the parameters, by name, and its values `(n_raw,)`, in nats;
         raises where the form has none."""
-        raise NotImplementedError(f"{type(self).__name__} has no measure of what single statistics say.")
+        raise checks.explained(
+            f"{type(self).__name__} has no measure of what single statistics say.", NotImplementedError
+        )
 
     def variance(self, z: ArrayLike) -> jax.Array:
         """Variance of the surrogate at points `(r, D)`, 1 far from all simulations; raises if the form has none."""
-        raise NotImplementedError(f"{type(self).__name__} has no Gaussian-process variance.")
+        raise checks.explained(f"{type(self).__name__} has no Gaussian-process variance.", NotImplementedError)
 
     @abc.abstractmethod
     def describe(self) -> Mapping[str, Any]:
@@ -264,11 +252,22 @@ class Surrogate(Recomputed, abc.ABC):
         """Where an observation lies among the simulations, in a sentence; empty where the form does not say."""
         return ""
 
-    def location_error(self, z: np.ndarray, power: float = 1.0) -> float:
-        """By how many posterior standard deviations the mean of a posterior with draws `z`, `(k, D)`, may be off, since
-        what was learnt there rests on few simulations; NaN where the form does not say. The likelihood counts to a
-        power, as `numpyro.handlers.scale` has it."""
-        return np.nan
+    def locations(self, y: Any, z: np.ndarray) -> Locations | None:
+        """What learnt locations say at draws `(k, D)` from the posterior of an observation; None where the form does
+        not say."""
+        return None
+
+    def location_error(self, y: Any, z: np.ndarray, power: float = 1.0) -> float:
+        """By how many posterior standard deviations the mean of a posterior of `y` with draws `z`, `(k, D)`, may be
+        off, since what was learnt there rests on few simulations; NaN where the form does not say. The likelihood
+        counts to a power, as `numpyro.handlers.scale` has it."""
+        found = self.locations(y, z)
+        return np.nan if found is None else found.error(power)
+
+    def beyond_residuals(self, y: Any, z: np.ndarray) -> np.ndarray:
+        """At which draws `z`, `(k, D)`, an observation is further from what they predict than any simulation is from
+        its own prediction, `(k,)`: the tails of the density decide there. Nowhere, where the form does not say."""
+        return np.zeros(len(z), bool)
 
     def dependence(self) -> np.ndarray:
         """How much the likelihood depends on each coordinate, `(D,)`: squared distances from the simulations are

@@ -25,7 +25,7 @@ from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.ragged import Ragged
 from numpyro_kme.likelihoods.recorded import Recorded
 from numpyro_kme.likelihoods.residual.form import MIN_SIMULATIONS, ResidualKernelMeans
-from numpyro_kme.likelihoods.summaries.form import OfStatistics
+from numpyro_kme.likelihoods.summaries.base import OfStatistics
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 
@@ -215,9 +215,10 @@ class KernelMeansLikelihood(Distribution):
 
     def sample(self, key: jax.Array | None, sample_shape: tuple[int, ...] = ()) -> jax.Array:
         """Raises: draws come from the simulator itself."""
-        raise NotImplementedError(
+        raise checks.explained(
             "A kernel means likelihood has a density and no draws of its own. To simulate, leave the site unobserved "
-            "under `handlers.surrogate`, which then keeps the simulator."
+            "under `handlers.surrogate`, which then keeps the simulator.",
+            NotImplementedError,
         )
 
     def log_prob(self, value: ArrayLike, intermediates=None) -> jax.Array:
@@ -257,7 +258,7 @@ def _join(params: tuple[ArrayLike, ...], expected: int) -> jax.Array:
         if len({shape[:k] for shape in shapes}) == 1 and sum(math.prod(shape[k:]) for shape in shapes) == expected:
             dtype = jnp.result_type(float, *arrays)
             return jnp.concatenate([a.reshape(*a.shape[:k], -1).astype(dtype) for a in arrays], axis=-1)
-    raise ValueError(
+    raise checks.explained(
         f"The likelihood was learnt from {expected} arguments for each simulation, and parameters of the shapes "
         f"{shapes} do not hold that many after common leading batch dimensions. Pass the arguments of the simulator in "
         "its order, broadcast against each other."

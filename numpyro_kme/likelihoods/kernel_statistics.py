@@ -5,6 +5,7 @@ likelihood of $s(y)$ is learnt in their place. The statistics of the simulations
 closed form, so that they err as that of the observation does.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,10 +15,11 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.kernels.base import Kernel, register
-from numpyro_kme.kernels.kernel_rules import KernelRule
+from numpyro_kme.kernels.length_scales import KernelRule
 from numpyro_kme.kernels.regression import DistributionRegression
-from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
+from numpyro_kme.likelihoods.base import Form, Surrogate
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
+from numpyro_kme.likelihoods.transformed import TransformedSurrogate
 
 
 @shown
@@ -51,10 +53,6 @@ class KernelStatistics(Form):
         """Outputs as they are."""
         return x
 
-    def point(self, y: Any) -> Any:
-        """One output as it is."""
-        return y
-
     def fit(self, z, x, *, measure=None, y=None) -> Surrogate:
         """As `Form.fit`."""
         return self.fit_given(np.asarray(z), np.zeros((len(np.asarray(z)), 0)), x)
@@ -64,38 +62,32 @@ class KernelStatistics(Form):
         kernels = self.kernel.candidates(x, z) if isinstance(self.kernel, KernelRule) else [self.kernel]
         tried = [DistributionRegression.fit(x, z, kernel, self.regularisation) for kernel in kernels]
         regression = min(tried, key=lambda found: float(np.sum(np.square(found.error))))
-        return KernelStatisticsSurrogate(regression, self.form.fit_given(z, given, np.asarray(regression.held_out)))
+        inner = self.form.fit_given(z, given, np.asarray(regression.held_out))
+        return KernelStatisticsSurrogate(regression, inner, np.shape(x)[1:])
 
 
 @register
-class KernelStatisticsSurrogate(Surrogate):
+class KernelStatisticsSurrogate(TransformedSurrogate):
     """A learnt likelihood of statistics that are learnt, too.
 
     Attributes:
         regression: Predicts coordinates from outputs.
         inner: The likelihood of such predictions.
+        event_shape: Of an output (static).
     """
 
     regression: DistributionRegression
     inner: Surrogate
+    event_shape: tuple[int, ...] = field(metadata=dict(static=True))
 
-    @property
-    def dim(self):
-        """Number of coordinates."""
-        return self.inner.dim
-
-    def point(self, y: Any) -> Any:
-        """One output as it is."""
-        return y
-
-    def at(self, y: Any) -> LikelihoodAt:
-        """The likelihood at one observation `(*event)`, concrete."""
-        checks.concrete(y=y)
-        return self.inner.at(self.regression.predict(np.asarray(y)[None])[0])
-
-    def at_rows(self, rows: np.ndarray) -> LikelihoodAt:
-        """As `Surrogate.at_rows`."""
-        return self.inner.at_rows(self.regression.predict(rows))
+    def transformed(self, rows: np.ndarray) -> np.ndarray:
+        """Predictions `(R, D)`."""
+        checks.require(
+            rows.shape[1] == math.prod(self.event_shape),
+            f"An output must have the shape {self.event_shape} of the simulations; got {rows.shape[1]} numbers. Put "
+            "rows of NaN behind a shorter one, `kernels.pad`.",
+        )
+        return self.regression.predict(rows.reshape(-1, *self.event_shape))
 
     def describe(self):
         """As `Surrogate.describe`."""
@@ -106,21 +98,9 @@ class KernelStatisticsSurrogate(Surrogate):
             **self.inner.describe(),
         }
 
-    def describe_observation(self, y: Any) -> str:
-        """As `Surrogate.describe_observation`."""
-        return self.inner.describe_observation(self.regression.predict(np.asarray(y)[None])[0])
-
-    def dependence(self) -> np.ndarray:
-        """As `Surrogate.dependence`."""
-        return self.inner.dependence()
-
-    def location_error(self, z: np.ndarray, power: float = 1.0) -> float:
-        """As `Surrogate.location_error`."""
-        return self.inner.location_error(z, power)
-
     def require_density(self) -> None:
         """Raise: the statistics have a density, and the output has none."""
-        raise ValueError(
+        raise checks.explained(
             "KernelStatistics learns a density of statistics and not of the output, so there is no marginal or "
             "predictive density of that; posteriors do not need one."
         )

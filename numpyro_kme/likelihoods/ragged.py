@@ -10,6 +10,7 @@ which the parameters have no influence, the first factor is flat.
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks
@@ -18,7 +19,7 @@ from numpyro_kme._core.saving import saveable
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.ragged import lengths, log_lengths
-from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
+from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Locations, Surrogate
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 
 
@@ -30,7 +31,7 @@ class Ragged(Form):
 
     Args:
         form: Of an output given its length: `KernelStatistics(kernel)`, or `KernelMeans(data_kernel=kernel)`.
-        of_length: Of the logarithm of the length.
+        of_length: Of the logarithm of the length, of the rows that are not left out.
     """
 
     form: Form
@@ -45,18 +46,34 @@ class Ragged(Form):
         return y
 
     def fit(self, z, x, *, measure=None, y=None) -> Surrogate:
-        """As `Form.fit`."""
+        """As `Form.fit`; rows of `y` that are not whole, before its end, are left out of `x`, too."""
         z, x = np.asarray(z, np.float64), np.asarray(x, np.float64)
+        gaps = () if y is None else gaps_of(np.asarray(y))
+        y, x = None if y is None else without(np.asarray(y)[None], gaps)[0], without(x, gaps)
         size = lengths(x)
-        checks.require(bool(size.all()), f"{int(np.sum(size == 0))} of the {len(x)} outputs have no row.")
-        logs = log_lengths(x)
+        rows = "row" if not gaps else f"row beside those that the observation lacks, {', '.join(map(str, gaps))}"
+        checks.require(
+            bool(size.all()), f"{int(np.sum(size == 0))} of the {len(x)} outputs have no {rows}. Leave them out."
+        )
+        logs, ends = log_lengths(x), (int(size.min()), int(size.max()))
         if size.min() == size.max():
             inner = self.form.fit(z, self.form.points(x), measure=measure, y=None if y is None else self.form.point(y))
-            return RaggedSurrogate(inner, None, logs[0], np.ones(()), (int(size[0]), int(size[0])))
+            return RaggedSurrogate(inner, None, logs[0], np.ones(()), ends, gaps)
         centre, scale = logs.mean(), logs.std()
         inner = self.form.fit_given(z, ((logs - centre) / scale)[:, None], x)
         length = self.of_length.fit(z, logs[:, None])
-        return RaggedSurrogate(inner, length, centre, scale, (int(size.min()), int(size.max())))
+        return RaggedSurrogate(inner, length, centre, scale, ends, gaps)
+
+
+def gaps_of(y: np.ndarray) -> tuple[int, ...]:
+    """Rows of an output `(longest, *shape)` before its end that hold NaN."""
+    whole = ~np.isnan(y).reshape(len(y), -1).any(axis=1)
+    return tuple(np.flatnonzero(~whole[: int(lengths(y[None])[0])]).tolist())
+
+
+def without(x: Any, gaps: tuple[int, ...]) -> Any:
+    """Outputs `(n, longest, *shape)` without some of their rows."""
+    return x if not gaps else x[:, np.setdiff1d(np.arange(x.shape[1]), gaps)]
 
 
 @register
@@ -68,6 +85,7 @@ class RaggedSurrogate(Surrogate):
         length: Of the logarithm of the length; None where all simulations have one length.
         centre, scale: Mean and standard deviation of the logarithms.
         ends: The shortest and the longest simulation (static).
+        gaps: Rows that are left out of all outputs, since the observation lacks them (static).
     """
 
     records = True
@@ -77,6 +95,7 @@ class RaggedSurrogate(Surrogate):
     centre: Array
     scale: Array
     ends: tuple[int, int] = field(metadata=dict(static=True))
+    gaps: tuple[int, ...] = field(default=(), metadata=dict(static=True))
 
     @property
     def dim(self):
@@ -91,31 +110,38 @@ class RaggedSurrogate(Surrogate):
         """The likelihood at one observation `(longest, *shape)`, NaN behind its end.
 
         Raises:
-            ValueError: If it has no row, or NaN before its end; if it has another length than all simulations have.
+            ValueError: If it has no row, or NaN before its end in other rows than those that are left out; if it has
+                another length than all simulations have.
         Warns:
             UserWarning: If it is shorter or longer than all simulations.
         """
+        left = without(y[None], self.gaps)[0]
         if checks.is_concrete(y):
-            self._check(np.asarray(y))
+            self._check(np.asarray(y), np.asarray(left))
         if self.length is None:
-            return self.inner.at(self.inner.point(y))
-        logs = log_lengths(y[None])
-        given = self.inner.at_given(y, (logs - self.centre) / self.scale)
+            return self.inner.at(self.inner.point(left))
+        logs = log_lengths(left[None])
+        given = GivenAt(self.inner.at(self.inner.point(left)), (logs - self.centre) / self.scale, left)
         return RaggedAt(given, self.length.at(logs), y)
 
     def at_rows(self, rows: np.ndarray) -> LikelihoodAt:
         """As `Surrogate.at_rows`."""
+        left = without(rows, self.gaps)
         if self.length is None:
-            return self.inner.at_rows(rows)
-        logs = log_lengths(rows)[:, None]
-        given = self.inner.at_rows_given(rows, (logs - self.centre) / self.scale)
+            return self.inner.at_rows(left)
+        logs = log_lengths(left)[:, None]
+        given = GivenAt(self.inner.at_rows(left), (logs - self.centre) / self.scale, left)
         return RaggedAt(given, self.length.at_rows(logs), rows)
 
-    def _check(self, y: np.ndarray) -> None:
-        size, (shortest, longest) = int(lengths(y[None])[0]), self.ends
+    def _check(self, y: np.ndarray, left: np.ndarray) -> None:
+        size, (shortest, longest) = int(lengths(left[None])[0]), self.ends
         checks.require(size > 0, "The observation has no row: its first row is NaN, where an output ends.")
-        lost = int(np.isnan(y[:size]).sum())
-        checks.require(not lost, f"The observation has {lost} entries that are NaN before its end, at row {size}.")
+        checks.require(
+            not gaps_of(left),
+            f"The observation lacks numbers of its rows {list(gaps_of(y))}, before its end, and the likelihood was "
+            f"learnt {f'without the rows {list(self.gaps)}' if self.gaps else 'from whole outputs'}. Learn it again "
+            "with this observation: `run` the engine, or pass `y` to fit_likelihood.",
+        )
         outside = f"The observation has {size} rows, and the simulations have {shortest} to {longest}"
         checks.require(
             self.length is not None or size == shortest,
@@ -131,14 +157,29 @@ class RaggedSurrogate(Surrogate):
     def describe(self):
         """As `Surrogate.describe`; the last coordinate of the form is the logarithm of the length."""
         shortest, longest = self.ends
-        if self.length is None:
-            return {"lengths": f"{shortest} in all simulations", **self.inner.describe()}
         told = f"{shortest} to {longest} in the simulations; learnt, and the rest given the logarithm of the length"
-        return {"lengths": told, **self.inner.describe()}
+        told = told if self.length is not None else f"{shortest} in all simulations"
+        rows = ", ".join(map(str, self.gaps))
+        gaps = {"rows left out": f"{rows}, which the observation lacks, of all simulations"} if self.gaps else {}
+        return {"lengths": told, **gaps, **self.inner.describe()}
 
     def dependence(self) -> np.ndarray:
         """As `Surrogate.dependence`."""
         return np.asarray(self.inner.dependence())[: self.dim]
+
+    def locations(self, y: Any, z: np.ndarray) -> Locations | None:
+        """As `Surrogate.locations`: those of the output given its length, which is known, and that of its length."""
+        left = without(y[None], self.gaps)[0]
+        if self.length is None:
+            return self.inner.locations(self.inner.point(left), z)
+        logs = log_lengths(left[None])
+        given = np.broadcast_to((logs - self.centre) / self.scale, (len(z), 1))
+        found = self.inner.locations(self.inner.point(left), np.concatenate([z, given], axis=1))
+        further = self.length.locations(logs, z)
+        if found is None or further is None:
+            return None
+        parts = zip(found._replace(slopes=found.slopes[..., : self.dim]), further)
+        return Locations(*(np.concatenate(pair, axis=1) for pair in parts))
 
     def require_density(self) -> None:
         """As `Surrogate.require_density`."""
@@ -176,3 +217,39 @@ class RaggedAt(LikelihoodAt):
     def brief(self):
         """As `LikelihoodAt.brief`."""
         return replace(self, given=self.given.brief(), length=self.length.brief())
+
+
+@register
+class GivenAt(LikelihoodAt):
+    """A likelihood of which some of the coordinates, the last ones, are known.
+
+    Attributes:
+        likelihood: At all coordinates.
+        place: Those that are known, `(k,)`.
+        data: The observation.
+    """
+
+    likelihood: LikelihoodAt
+    place: Array
+    data: Any
+
+    def signed_log(self, z):
+        """As `LikelihoodAt.signed_log`."""
+        return self.likelihood.signed_log(self._all(z))
+
+    def log_density(self, z):
+        """As `LikelihoodAt.log_density`."""
+        return self.likelihood.log_density(self._all(z))
+
+    def log_densities(self, z):
+        """As `LikelihoodAt.log_densities`."""
+        shape = np.broadcast_shapes(z.shape[:-1], np.shape(self.place)[:-1])
+        parts = [np.broadcast_to(part, (*shape, part.shape[-1])) for part in (z, np.asarray(self.place))]
+        return self.likelihood.log_densities(np.concatenate(parts, axis=-1))
+
+    def brief(self):
+        """As `LikelihoodAt.brief`."""
+        return replace(self, likelihood=self.likelihood.brief())
+
+    def _all(self, z):
+        return jnp.concatenate([jnp.asarray(z), jnp.asarray(self.place)])

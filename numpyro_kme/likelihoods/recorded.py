@@ -22,8 +22,9 @@ from numpyro_kme._core.display import shown
 from numpyro_kme._core.saving import saveable
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
-from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
+from numpyro_kme.likelihoods.base import Form, Surrogate
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
+from numpyro_kme.likelihoods.transformed import TransformedSurrogate
 
 SHOWN = 8
 """So many entries are listed with how often they are recorded."""
@@ -63,7 +64,7 @@ class Recorded(Form):
 
 
 @register
-class RecordedSurrogate(Surrogate):
+class RecordedSurrogate(TransformedSurrogate):
     """A learnt likelihood of whether entries are recorded, and of those that are.
 
     Attributes:
@@ -78,33 +79,17 @@ class RecordedSurrogate(Surrogate):
     shares: Array
     partly: tuple[int, ...] = field(metadata=dict(static=True))
 
-    @property
-    def dim(self):
-        """Number of coordinates."""
-        return self.inner.dim
-
-    def _with_indicators(self, y: Any) -> np.ndarray:
-        """Outputs `(..., n)` and their indicators, `(..., n + k)`."""
-        checks.concrete(y=y)
-        checks.real("y", y)
-        y = np.asarray(y, np.float64)
-        lost = np.isnan(y)
-        unknown = np.flatnonzero(np.delete(lost.reshape(-1, y.shape[-1]).any(axis=0), self.partly))
+    def transformed(self, rows: np.ndarray) -> np.ndarray:
+        """Outputs `(R, n)`, NaN where nothing was recorded, and their indicators, `(R, n + k)`."""
+        lost = np.isnan(rows)
+        always = np.delete(np.arange(rows.shape[1]), self.partly)
+        unknown = always[lost[:, always].any(axis=0)]
         checks.require(
             not len(unknown),
-            f"Entry {np.delete(np.arange(y.shape[-1]), self.partly)[unknown[:1]]} of the observation is NaN, and "
-            "every simulation has it: the simulator cannot produce this observation. Let it lose this entry too, or "
-            "leave `missing` out where entries are missing at random.",
+            f"Entry {unknown[:1]} of the observation is NaN, and every simulation has it: the simulator cannot produce "
+            "this observation. Let it lose this entry too, or leave `missing` out where entries are missing at random.",
         )
-        return np.concatenate([y, ~lost[..., list(self.partly)]], axis=-1)
-
-    def at(self, y: Any) -> LikelihoodAt:
-        """The likelihood at one observation `(n,)`, NaN where it was not recorded, concrete."""
-        return self.inner.at(self._with_indicators(y))
-
-    def at_rows(self, rows: np.ndarray) -> LikelihoodAt:
-        """As `Surrogate.at_rows`."""
-        return self.inner.at_rows(self._with_indicators(rows.reshape(len(rows), -1)))
+        return np.concatenate([rows, ~lost[:, list(self.partly)]], axis=1)
 
     def _marginal(self, seen, last):
         """Of all indicators and the entries that were recorded."""
@@ -125,36 +110,12 @@ class RecordedSurrogate(Surrogate):
         total[list(self.partly)] += values[first:]
         return measure, total
 
-    def variance(self, z):
-        """As `Surrogate.variance`."""
-        return self.inner.variance(z)
-
     def describe(self):
         """As `Surrogate.describe`; the indicators stand behind the entries."""
         shares = ", ".join(f"{i} in {share:.0%}" for i, share in zip(self.partly[:SHOWN], self.shares))
         more = f" and {len(self.partly) - SHOWN} more" if len(self.partly) > SHOWN else ""
         told = f"entries {shares} of the simulations{more}; whether is learnt, as statistics behind all entries"
         return {"recorded": told if self.partly else "all entries in all simulations", **self.inner.describe()}
-
-    def describe_observation(self, y: Any) -> str:
-        """As `Surrogate.describe_observation`."""
-        return self.inner.describe_observation(self._with_indicators(y))
-
-    def location_error(self, z: np.ndarray, power: float = 1.0) -> float:
-        """As `Surrogate.location_error`."""
-        return self.inner.location_error(z, power)
-
-    def dependence(self) -> np.ndarray:
-        """As `Surrogate.dependence`."""
-        return self.inner.dependence()
-
-    def outside_support(self, y: np.ndarray, z: np.ndarray) -> np.ndarray:
-        """As `Surrogate.outside_support`."""
-        return self.inner.outside_support(self._with_indicators(y), z)
-
-    def require_density(self) -> None:
-        """As `Surrogate.require_density`."""
-        self.inner.require_density()
 
 
 def _filled(z: np.ndarray, x: np.ndarray) -> np.ndarray:

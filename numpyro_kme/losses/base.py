@@ -150,7 +150,9 @@ class Loss:
         Traceable and differentiable in `y`. Weights sum to one. Solvers take Newton steps, so the loss should be
         smooth in `y`: where it has kinks, as absolute differences do, replicates of the bootstrap may not converge.
         """
-        raise NotImplementedError(f"{type(self).__name__} must implement `value(x, w, y, v)` or `objective(...)`.")
+        raise checks.explained(
+            f"{type(self).__name__} must implement `value(x, w, y, v)` or `objective(...)`.", NotImplementedError
+        )
 
     def of_model(self, data: Any, weights: jax.Array, generator: Generator, u: jax.Array, nodes: Any) -> jax.Array:
         """Discrepancy of weighted data and the model at `u`; here `value` with its simulations at the nodes."""

@@ -85,7 +85,8 @@ def _import_pot():
     try:
         import ot
     except ImportError as error:
-        raise ImportError(
-            'Wasserstein on vectors needs the optimal-transport library POT: pip install "numpyro-kme[transport]".'
+        raise checks.explained(
+            'Wasserstein on vectors needs the optimal-transport library POT: pip install "numpyro-kme[transport]".',
+            ImportError,
         ) from error
     return ot

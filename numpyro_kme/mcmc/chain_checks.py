@@ -43,11 +43,16 @@ class SurrogateCheck:
         if self.beyond > self.negligible:
             found.append(extrapolation_message(site, self.beyond))
         if self.negative > 0.05:
-            found.append(
-                f"The surrogate at site {site!r} is negative at {self.negative:.0%} of the draws, where its positive "
-                "version stands for it. Simulate more."
-            )
+            found.append(_negative_message(site, self.negative))
         return found
+
+
+def _negative_message(site: str, negative: float) -> str:
+    """The warning that a signed surrogate is negative at draws of a chain."""
+    return (
+        f"The surrogate at site {site!r} is negative at {negative:.0%} of the draws, where its positive version "
+        "stands for it. Simulate more."
+    )
 
 
 def check_surrogate(

@@ -235,11 +235,13 @@ def _density(
     try:
         fn = likelihood(*simulator.broadcast_params(simulator.groups))
     except ValueError as error:
-        raise ValueError(
+        raise checks.explained(
             f"The likelihood of site {name!r} does not take the simulator's parameters: {error}"
         ) from error
     except Exception as error:
-        raise RuntimeError(f"The likelihood of site {name!r} failed: {error} ({type(error).__name__}).") from error
+        raise checks.explained(
+            f"The likelihood of site {name!r} failed: {error} ({type(error).__name__}).", RuntimeError
+        ) from error
     checks.require(
         isinstance(fn, Distribution),
         f"The likelihood of site {name!r} gave a {type(fn).__name__}; it must give a numpyro Distribution.",
@@ -261,7 +263,7 @@ def _density(
         try:
             fn = fn.observing(value, mask, simulator.bounds)
         except ValueError as error:
-            raise ValueError(f"The observation at site {name!r} does not fit its likelihood: {error}") from error
+            raise checks.explained(f"The observation at site {name!r} does not fit its likelihood: {error}") from error
     return fn.expand(simulator.batch_shape)
 
 

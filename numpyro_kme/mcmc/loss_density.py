@@ -148,8 +148,9 @@ class LossDensity(Distribution):
 
     def sample(self, key, sample_shape=()):
         """Raises: draws come from the simulator itself."""
-        raise NotImplementedError(
-            "A loss has no draws. To simulate, leave the site unobserved under `handlers.generalized_bayes`."
+        raise checks.explained(
+            "A loss has no draws. To simulate, leave the site unobserved under `handlers.generalized_bayes`.",
+            NotImplementedError,
         )
 
     def log_prob(self, value, intermediates=None):

@@ -156,7 +156,7 @@ class NoiseForm(NamedTuple):
             return dist.Normal(0.0, 1.0).expand([self.lifted.dim]).to_event(1)
         if isinstance(simulator.fn, FromNoise):
             return simulator.fn.noise
-        raise ValueError(
+        raise checks.explained(
             f"The noise of simulator `{simulator.name}` is needed as numbers, for a latent of the model, and it is "
             f"{self.note}. Declare it, Simulator(FromNoise(fn, noise), ...), or use FreshNoise with PseudoMarginal."
         )

@@ -102,9 +102,10 @@ class AroundSimulation(Distribution):
 
     def sample(self, key, sample_shape=()):
         """Raises: draws come from the simulator itself."""
-        raise NotImplementedError(
+        raise checks.explained(
             "A kernel around a simulation is no distribution to draw from. Simulate with the model itself: "
-            "Predictive(uncondition_simulators(model), samples)."
+            "Predictive(uncondition_simulators(model), samples).",
+            NotImplementedError,
         )
 
     def log_prob(self, value, intermediates=None):

@@ -141,7 +141,7 @@ class Coordinates:
         k, rows = int(np.argmax(unlike)), np.asarray(arguments, np.float64).reshape(-1, len(self.columns))
         usual = self.columns[k].outer[0]
         other = rows[np.argmax(np.abs(rows[:, k] - usual)), k]
-        raise ValueError(
+        raise checks.explained(
             f"Argument {k} of the simulator is {other:g}, and was {usual:g} in all simulations, so that the likelihood "
             "is not known as a function of it. Simulate at values that differ, or run the engine again with these data."
         )

@@ -91,14 +91,16 @@ def _looked_at(fn: Callable, params: Sequence, most_loops: int | None) -> Counte
     except NoiseNotLifted:
         raise
     except (jax.errors.UnexpectedTracerError, jax.errors.TracerArrayConversionError) as error:
-        raise NoiseNotLifted(
+        raise checks.explained(
             f"Simulator `{name(fn)}` refers to a number that JAX is tracing and that is none of its parameters: make "
-            "it one."
+            "it one.",
+            NoiseNotLifted,
         ) from error
     except Exception as error:
         _run_alone(fn, params)
-        raise NoiseNotLifted(
-            f"Simulator `{name(fn)}` runs, and its noise cannot be lifted ({type(error).__name__}: {error})."
+        raise checks.explained(
+            f"Simulator `{name(fn)}` runs, and its noise cannot be lifted ({type(error).__name__}: {error}).",
+            NoiseNotLifted,
         ) from error
     checks.require(
         told_apart,
@@ -131,7 +133,7 @@ def _run_alone(fn: Callable, params: Sequence) -> None:
     try:
         jax.block_until_ready(jax.jit(lambda *args: fn(*args))(jax.random.key(0), *map(jnp.asarray, params)))
     except Exception as error:
-        raise ValueError(
+        raise checks.explained(
             f"Simulator `{name(fn)}` fails, called as fn(rng_key, *params) with parameters of shapes "
             f"{[jnp.shape(param) for param in params]}: {type(error).__name__}: {error}"
         ) from error

@@ -82,7 +82,7 @@ class Player:
         return Counter({kind: times * count for kind, count in total.items()})
 
     def _refuse(self, sentence: str) -> NoReturn:
-        raise NoiseNotLifted(f"Simulator `{self.simulator}` {sentence}")
+        raise checks.explained(f"Simulator `{self.simulator}` {sentence}", NoiseNotLifted)
 
     def run(self, program, inputs: Sequence, z: jax.Array) -> tuple[list[Any], list[jax.Array]]:
         """Outputs, and the data of the keys that draws would have come from."""

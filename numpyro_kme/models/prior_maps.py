@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import numpyro.distributions as dist
 
-from numpyro_kme._core import compat
+from numpyro_kme._core import checks, compat
 from numpyro_kme._core.host import in_present_precision, to_host
 from numpyro_kme._core.saving import Saved, saveable
 from numpyro_kme.models import normalise
@@ -53,7 +53,7 @@ class Sequential(Saved):
     def model(self) -> Problem:
         """The model; raises where it was not saved."""
         if self.problem is None:
-            raise ValueError(
+            raise checks.explained(
                 "These coordinates are found by running the model, as its priors depend on one another, and a file "
                 "holds no model: give it again, `likelihood.with_model(Problem.read(model, x=...))`, or "
                 "`load(path, problem=...)` of a posterior."

@@ -14,7 +14,7 @@ from numpyro_kme._core import checks, compat, programs
 from numpyro_kme._core.display import Card, brief, names_and_shapes, shown
 from numpyro_kme._core.keys import data_of, fold_in
 from numpyro_kme._core.programs import Program, Recomputed
-from numpyro_kme.models import normalise, sites, tracing
+from numpyro_kme.models import normalise, reading, tracing
 from numpyro_kme.models.sites import Latent, SimulatorSite
 
 __all__ = ["Draws", "Latent", "Problem", "SimulatorSite"]
@@ -95,7 +95,7 @@ class Problem(Recomputed):
                 whose output another site depends on, an observation of the wrong shape, or an improper prior or one
                 of a single value. Each error names the site and says what to do.
         """
-        return cls(model, args, kwargs, *sites.read(model, args, kwargs))
+        return cls(model, args, kwargs, *reading.read(model, args, kwargs))
 
     def with_data(self, *args, **kwargs) -> "Problem":
         """The same model with other arguments, such as another observation; much faster than to read it anew.
@@ -103,7 +103,7 @@ class Problem(Recomputed):
         Raises:
             ValueError: As `read`.
         """
-        return Problem(self.model, args, kwargs, *sites.read_again(self, args, kwargs))
+        return Problem(self.model, args, kwargs, *reading.read_again(self, args, kwargs))
 
     @property
     def observations(self) -> dict[str, np.ndarray]:
@@ -121,7 +121,9 @@ class Problem(Recomputed):
     def require_continuous(self, who: str) -> None:
         """Refuse discrete latents, for `who` needs a density in them."""
         for name in self.discrete:
-            raise ValueError(discrete_message(name, self.latents[name], f"{who} needs a density in the parameters"))
+            raise checks.explained(
+                discrete_message(name, self.latents[name], f"{who} needs a density in the parameters")
+            )
 
     def site(self, name: str | None = None) -> str:
         """`name`, checked to be a simulator site; the only one there is if `name` is left out."""

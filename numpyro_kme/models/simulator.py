@@ -15,11 +15,9 @@ from numpyro.distributions.distribution import Distribution, MaskedDistribution
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme._core.display import Card, brief, shown
-from numpyro_kme.kernels.ragged import pad
+from numpyro_kme.models import outputs
 from numpyro_kme.models import simulator_functions as functions
-from numpyro_kme.models.named_outputs import Joined, along, labels, vector
-
-Shape = tuple[int, ...]
+from numpyro_kme.models.simulator_functions import Shape
 
 _log_prob = compat.valueless("simulator_log_prob")
 
@@ -103,43 +101,15 @@ class Simulator(Distribution):
         self.black_box = shape is not None
         self._event_dims_given = event_dims is not None
         self.bounds: tuple[np.ndarray, np.ndarray] | None = None
-        entries: dict[str, Shape] = {}
         if shape is None:
-            event, entries = functions.traced_event(fn, self.call_shapes, dtypes)
-            event_shape, self.dtype = event.shape, np.dtype(event.dtype)
-            if entries:
-                self.fn = fn.joined if isinstance(fn, functions.FromNoise) else Joined(fn)
+            output = outputs.Output.traced(fn, self.call_shapes, dtypes, names)
         else:
-            event_shape = (shape,) if isinstance(shape, int) else tuple(shape)
-            self.dtype = np.dtype(dtype)
-            if names is not None:
-                self.fn = Joined(fn, tuple(names))
-        if names is not None and not entries and event_shape == (len(names),):
-            entries = dict.fromkeys(names, ())
-        self.entries = tuple(entries.items())
-        self.names = labels(entries) if names is None else tuple(names)
-        columns = event_shape[-1] if event_shape else 1
-        checks.require(
-            not self.names or len(self.names) in (columns, math.prod(event_shape)),
-            f"`names` must name the {columns} numbers along the last axis of the output of simulator "
-            f"`{functions.name(fn)}`, of shape {event_shape}; got {len(self.names)}: {list(self.names)[:8]}.",
-        )
-        checks.require(
-            self.dtype.kind in "bfiu" and math.prod(event_shape) > 0,
-            f"Simulator `{self.name}` returns shape {event_shape} and dtype {self.dtype}; it must return at "
-            "least one real number, integer or truth value.",
-        )
+            output = outputs.Output.declared(fn, shape, dtype, names)
         checks.instance("ragged", ragged, bool, "True or False")
         self.ragged = ragged
-        if ragged:
-            checks.require(
-                self.dtype.kind == "f" and len(event_shape) > 0,
-                f"Simulator `{self.name}` has ragged=True, shape {event_shape} and dtype {self.dtype}: NaN at the end "
-                "of an output says that it ends there, so it needs a first axis, of the longest length, and floats, "
-                "dtype=float.",
-            )
-            if self.black_box:
-                self.fn = functions.Padded(self.fn, event_shape)
+        output = output.ragged(self.black_box) if ragged else output
+        self.fn, event_shape, self.dtype, self.names, entries = output
+        self.entries = tuple(entries.items())
         super().__init__(self.groups, event_shape)
 
     def _card(self) -> Card:
@@ -161,12 +131,12 @@ class Simulator(Distribution):
     @property
     def labels(self) -> tuple[str, ...]:
         """A name for each number of one event, flattened; none without `names`."""
-        return along(self.names, self.event_shape)
+        return outputs.along(self.names, self.event_shape)
 
     def vector(self, value: Any) -> Any:
         """An observation `(*batch, *event)` of a dictionary with an array `(*batch, *shape)` for each entry, or of a
         table or row of pandas with the names as columns; an array as it is."""
-        return vector(value, self.name, self.names, dict(self.entries), self.event_shape)
+        return outputs.vector(value, self.name, self.names, dict(self.entries), self.event_shape)
 
     @property
     def call_shapes(self) -> tuple[Shape, ...]:
@@ -258,13 +228,7 @@ class Simulator(Distribution):
 
         Whatever else does not fit stays as it is.
         """
-        lead, event = np.shape(value)[: len(self.batch_shape)], np.shape(value)[len(self.batch_shape) :]
-        fits = len(event) == self.event_dim and event[1:] == self.event_shape[1:] and event[0] < self.event_shape[0]
-        if not (self.ragged and fits):
-            return value
-        flat = (jnp if isinstance(value, jax.Array) else np).asarray(value)
-        whole = [pad(row, self.event_shape[0]) for row in flat.reshape(math.prod(lead), *event)]
-        return (jnp if isinstance(value, jax.Array) else np).stack(whole).reshape(*lead, *self.event_shape)
+        return outputs.padded(value, len(self.batch_shape), self.event_shape) if self.ragged else value
 
     def mask(self, mask) -> Distribution:
         """The simulator with some of its events left out of densities; see `numpyro.handlers.mask`."""
@@ -362,7 +326,7 @@ def _groups(fn: Callable, shapes: list[Shape], event_dims: tuple[int, ...]) -> S
     try:
         return jnp.broadcast_shapes(*leads)
     except ValueError as error:
-        raise ValueError(
+        raise checks.explained(
             f"The parameters of simulator `{functions.name(fn)}` have shapes {shapes} and event_dims={event_dims}, "
             f"which leaves the batch shapes {leads}; these must broadcast against each other."
         ) from error

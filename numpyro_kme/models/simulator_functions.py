@@ -4,16 +4,14 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from jax import random
 from numpyro.distributions import Distribution
 
 from numpyro_kme._core import checks, compat, solves
@@ -21,7 +19,6 @@ from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import nothing_is_traced
 from numpyro_kme._core.programs import Program
 from numpyro_kme.kernels.ragged import pad
-from numpyro_kme.models.named_outputs import Joined, name
 
 Shape = tuple[int, ...]
 
@@ -30,18 +27,10 @@ called_back: ContextVar[bool] = ContextVar("called_back", default=False)
 """Whether a black-box simulator is being called from inside JAX, which waits for it."""
 
 
-_known: ContextVar[dict[tuple, tuple[Any, dict[str, Shape]]] | None] = ContextVar("known", default=None)
-
-
-@contextmanager
-def unchanged():
-    """Trace each simulator once inside this block, in all threads that copy its context: for a model that is read again
-    and again, while what its functions refer to stays as it is."""
-    token = _known.set({})
-    try:
-        yield
-    finally:
-        _known.reset(token)
+def name(fn: Callable) -> str:
+    """Name of a function, for sentences."""
+    fn = fn.func if isinstance(fn, partial) else fn
+    return getattr(fn, "__name__", type(fn).__name__)
 
 
 class WrongOutput(ValueError):
@@ -54,50 +43,11 @@ def check_function(fn: Any) -> None:
     try:
         hash(fn)
     except TypeError as error:
-        raise TypeError(
+        raise checks.explained(
             f"Simulator `{name(fn)}` cannot be hashed, which JAX needs in order to recognise it. Pass a "
-            "plain function, or make its class hashable, for example by @dataclass(frozen=True)."
+            "plain function, or make its class hashable, for example by @dataclass(frozen=True).",
+            TypeError,
         ) from error
-
-
-def traced_event(fn: Callable, shapes: Sequence[Shape], dtypes: Sequence) -> tuple[Any, dict[str, Shape]]:
-    """Shape and dtype of what `fn(key, *params)` returns, found by tracing it, and the shapes of its entries where that
-    is a dictionary, in its own order."""
-    known = _known.get()
-    if known is None:
-        return _traced_event(fn, shapes, dtypes)
-    call = (fn, tuple(shapes), tuple(dtypes))
-    if call not in known:
-        known[call] = _traced_event(fn, shapes, dtypes)
-    return known[call]
-
-
-def _traced_event(fn, shapes, dtypes):
-    structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(shapes, dtypes)]
-    entries: dict[str, Shape] = {}
-
-    def traced(*args):
-        event = fn(*args)  # `fn` as it is now
-        if not isinstance(event, Mapping):
-            return event
-        entries.update({str(entry): np.shape(value) for entry, value in event.items()})
-        return jax.numpy.concatenate([jax.numpy.ravel(value) for value in event.values()])
-
-    try:
-        event = jax.eval_shape(traced, jax.eval_shape(random.key, 0), *structs)
-    except Exception as error:
-        raise ValueError(
-            f"JAX could not trace simulator `{name(fn)}` as fn(key, *params) with parameters of shapes "
-            f"{list(shapes)}: {error}\nA JAX simulator draws one event a call, from JAX operations only; "
-            "declare a NumPy simulator fn(rng, *params) by passing shape and dtype. If these shapes are "
-            "those of a batch, pass event_dims."
-        ) from error
-    checks.require(
-        isinstance(event, jax.ShapeDtypeStruct),
-        f"Simulator `{name(fn)}` returns {jax.tree.structure(event)}; it must return one array, or a dictionary of "
-        "arrays with their names.",
-    )
-    return event, entries
 
 
 def traced_anew(fn: Callable) -> Callable:
@@ -123,35 +73,6 @@ def call_on_host(fn: Callable, shape: Shape, dtype: np.dtype, key_data: np.ndarr
         WrongOutput,
     )
     return x.astype(dtype)
-
-
-@dataclass(frozen=True)
-class Padded:
-    """A black-box simulator of outputs of any length, with rows of NaN behind them.
-
-    Args:
-        fn: `(rng, *params) -> (n, *rest)`, with `n` from 1 to the first number of `shape`.
-        shape: That of the longest output.
-    """
-
-    fn: Callable
-    shape: Shape
-
-    @property
-    def __name__(self) -> str:
-        return name(self.fn)
-
-    def __call__(self, rng: np.random.Generator, *params: np.ndarray) -> np.ndarray:
-        """Simulate one event; one that is longer than was declared stays so."""
-        x = np.asarray(self.fn(rng, *params))
-        checks.require(
-            x.ndim == len(self.shape) and 1 <= len(x) <= self.shape[0] and x.shape[1:] == self.shape[1:],
-            f"Simulator `{name(self.fn)}` declares outputs of at most {self.shape[0]} rows, shape {self.shape}, but "
-            f"returned shape {x.shape}. Declare the longest, Simulator(..., shape=..., ragged=True), and let each have "
-            "a row at least.",
-            WrongOutput,
-        )
-        return pad(x, self.shape[0])
 
 
 def calls_on_host(fn: Callable, shape: Shape, dtype: np.dtype, key_data: np.ndarray, params: Sequence) -> np.ndarray:
@@ -181,6 +102,65 @@ def call_back(fn: Callable, shape: Shape, dtype: np.dtype, key_data: jax.Array, 
     )
     given = compat.without_derivative(tuple(params), no_derivative)
     return solves.call_back(rows, key_data.shape[:-1] + shape, canonical, key_data, *given, vmap_method="broadcast_all")
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A simulator that gives numbers by name, as one that gives them in one vector.
+
+    Args:
+        fn: It returns a dictionary of arrays; a black box may return a row or a table of pandas too.
+        names: Which entries, in their order; those of the dictionary in its own order when left out.
+    """
+
+    fn: Callable
+    names: tuple[str, ...] = ()
+
+    @property
+    def __name__(self) -> str:
+        return name(self.fn)
+
+    def __call__(self, key: Any, *params):
+        """One event as a vector; a table with named columns as a matrix; anything else as it is."""
+        found = self.fn(key, *params)
+        if isinstance(found, Mapping):
+            missing = [one for one in self.names if one not in found]
+            checks.require(not missing, f"Simulator `{self.__name__}` gives {list(found)}, without {missing}.")
+            each = [found[one] for one in self.names or found]
+            xp: Any = jax.numpy if any(isinstance(one, jax.Array) for one in each) else np
+            return xp.concatenate([xp.ravel(one) for one in each])
+        if type(found).__module__.partition(".")[0] == "pandas":
+            return np.asarray(found[list(self.names)])
+        return found
+
+
+@dataclass(frozen=True)
+class Padded:
+    """A black-box simulator of outputs of any length, with rows of NaN behind them.
+
+    Args:
+        fn: `(rng, *params) -> (n, *rest)`, with `n` from 1 to the first number of `shape`.
+        shape: That of the longest output.
+    """
+
+    fn: Callable
+    shape: Shape
+
+    @property
+    def __name__(self) -> str:
+        return name(self.fn)
+
+    def __call__(self, rng: np.random.Generator, *params: np.ndarray) -> np.ndarray:
+        """Simulate one event; one that is longer than was declared stays so."""
+        x = np.asarray(self.fn(rng, *params))
+        checks.require(
+            x.ndim == len(self.shape) and 1 <= len(x) <= self.shape[0] and x.shape[1:] == self.shape[1:],
+            f"Simulator `{name(self.fn)}` declares outputs of at most {self.shape[0]} rows, shape {self.shape}, but "
+            f"returned shape {x.shape}. Declare the longest, Simulator(..., shape=..., ragged=True), and let each have "
+            "a row at least.",
+            WrongOutput,
+        )
+        return pad(x, self.shape[0])
 
 
 @shown
@@ -283,8 +263,9 @@ class Command:
             output = Path(folder, "output.txt")
             if done.returncode != 0 or not output.exists():
                 said = (done.stderr or done.stdout).strip()[-500:]
-                raise RuntimeError(
+                raise checks.explained(
                     f"{command[0]} ended with {done.returncode} and left {'an' if output.exists() else 'no'} output: "
-                    f"{said}"
+                    f"{said}",
+                    RuntimeError,
                 )
             return self.read(output)

@@ -29,7 +29,7 @@ class ProperPriors(Messenger):
         """Look at the prior before NumPyro draws from it."""
         improper = msg["type"] == "sample" and isinstance(compat.innermost(msg["fn"]), dist.ImproperUniform)
         if improper and msg["value"] is None:
-            raise ValueError(
+            raise checks.explained(
                 f"The prior of {msg['name']!r} is improper (ImproperUniform), so it cannot be drawn from. "
                 "Give it a proper prior, as wide as it needs to be."
             )

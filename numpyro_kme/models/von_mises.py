@@ -7,6 +7,7 @@ from jax import lax
 from jax.scipy.special import i0e, i1e, log_ndtr
 
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(48)
+"""Of the quadrature of a density over an interval."""
 STEPS = 24
 """Of Newton's method within a bracket; ten reach rounding."""
 REACH = 40.0

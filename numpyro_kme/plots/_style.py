@@ -13,7 +13,9 @@ from numpyro_kme.engines.posterior import Posterior, numbers
 
 COLOURS = ("#0b6e4f", "#b5493a", "#2a6fbb", "#8a6fae")
 FILL, FAINT, DARK = 0.25, "0.75", "0.25"
+"""Opacity of areas, and two greys."""
 WIDTH, HEIGHT = 3.0, 2.4
+"""Of a panel, in inches."""
 
 
 def pyplot() -> Any:
@@ -21,8 +23,10 @@ def pyplot() -> Any:
     try:
         import matplotlib.pyplot as plt
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            'Plots need matplotlib, which is not installed: pip install "numpyro-kme[plots]".', name="matplotlib"
+        raise checks.explained(
+            'Plots need matplotlib, which is not installed: pip install "numpyro-kme[plots]".',
+            ModuleNotFoundError,
+            name="matplotlib",
         ) from error
     return plt
 

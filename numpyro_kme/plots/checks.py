@@ -24,6 +24,7 @@ from numpyro_kme.plots._style import (
 )
 
 GRID = 201
+"""Points of a curve."""
 
 SINGLE = 12
 """Most numbers that a predictive check draws in panels of their own."""
@@ -141,12 +142,12 @@ def predictive(
 def _along(predicted, seen, site, how, ax, figsize) -> Any:
     """Bands of predictions along a long output, and the observation."""
     figure, (axis,) = panels(1, (2.2 * WIDTH, 1.1 * HEIGHT), ax=ax, figsize=figsize)
-    place = np.arange(len(seen))
-    low, first, middle, third, high = np.nanquantile(predicted, [0.05, 0.25, 0.5, 0.75, 0.95], axis=0)
+    place = np.flatnonzero(~np.isnan(predicted).all(axis=0))
+    low, first, middle, third, high = np.nanquantile(predicted[:, place], [0.05, 0.25, 0.5, 0.75, 0.95], axis=0)
     axis.fill_between(place, low, high, color=COLOURS[0], alpha=FILL, linewidth=0, label="90% of predictions")
     axis.fill_between(place, first, third, color=COLOURS[0], alpha=2 * FILL, linewidth=0, label="50%")
     axis.plot(place, middle, color=COLOURS[0], linewidth=0.8, label="median")
-    axis.plot(place, seen, label="observed", **how)
+    axis.plot(np.arange(len(seen)), seen, label="observed", **how)
     axis.set(xlabel=f"number along {site}", ylabel=site)
     legend([axis], ax)
     return figure

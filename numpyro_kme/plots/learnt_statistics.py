@@ -9,7 +9,7 @@ from numpyro_kme._core import checks
 from numpyro_kme.engines._learnt_posterior import LearntPosterior
 from numpyro_kme.engines.base import Engine
 from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate
-from numpyro_kme.likelihoods.summaries.form import StatisticsSurrogate
+from numpyro_kme.likelihoods.summaries.base import StatisticsSurrogate
 from numpyro_kme.likelihoods.summaries.selection import cosines_of_ranks, orthonormal
 from numpyro_kme.plots._style import COLOURS, DARK, WIDTH, chosen, labelled, learnt_posterior, legend, panels
 

@@ -22,6 +22,7 @@ COMPONENTS = 100
 DEFENSIVE = 0.1
 """Part of the measure in a proposal."""
 BATCH = 1024
+"""Points at which a likelihood is evaluated together: one program for any number."""
 
 
 class SignedLikelihood(Protocol):

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from numpyro_kme._core import checks
 from numpyro_kme.models import simulator_functions
 from numpyro_kme.simulations.failures import Failure, SimulationError, limited, raised, timed_out
 
@@ -112,9 +113,10 @@ def run(
     try:
         import cloudpickle
     except ImportError as error:
-        raise ImportError(
+        raise checks.explained(
             "An executor gets the simulator by cloudpickle, which is not installed: pip install "
-            '"numpyro-kme[executor]".'
+            '"numpyro-kme[executor]".',
+            ImportError,
         ) from error
 
     pool = _Spawned(executor) if isinstance(executor, int) else _UsersExecutor(executor)
@@ -227,9 +229,10 @@ class _UsersExecutor:
         """Its workers may be anywhere."""
 
     def replace(self, error) -> None:
-        raise SimulationError(
+        raise checks.explained(
             f"The executor stopped working: {error} ({type(error).__name__}). Start another one; with `store=` nothing "
-            "that was simulated is lost."
+            "that was simulated is lost.",
+            SimulationError,
         ) from error
 
     def close(self) -> None:
@@ -266,9 +269,10 @@ class _Spawned:
 
     def replace(self, error) -> None:
         if error is not None and not self._ever_started:
-            raise SimulationError(
+            raise checks.explained(
                 "The worker processes ended before they ran anything. In a script, put what runs under "
-                "`if __name__ == '__main__':`, because each of them imports it."
+                "`if __name__ == '__main__':`, because each of them imports it.",
+                SimulationError,
             ) from error
         self._end()
         self._open()

@@ -182,9 +182,10 @@ def writing(path: Path, kept: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreError(
+        raise checks.explained(
             f"The store {path} cannot be written: {error.strerror or error}. {kept()} Make room, or see to the "
-            "permission, and run the same again: it goes on from what is there."
+            "permission, and run the same again: it goes on from what is there.",
+            StoreError,
         ) from error
 
 
@@ -201,8 +202,8 @@ def alone(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise StoreError(
-                f"The store {path} is in use by another run: wait for that to end, or give another path."
+            raise checks.explained(
+                f"The store {path} is in use by another run: wait for that to end, or give another path.", StoreError
             ) from error
         except OSError:  # a network file system without locks
             pass
@@ -245,7 +246,8 @@ def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 def damaged(path: Path, what: str) -> StoreError:
     """The error of a folder that cannot be read as a store."""
-    return StoreError(
+    return checks.explained(
         f"{path} is not a store of simulations, or it is damaged: {what}. Restore a copy, or remove it and simulate "
-        "again."
+        "again.",
+        StoreError,
     )

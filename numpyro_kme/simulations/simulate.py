@@ -225,10 +225,11 @@ def _opened(path: str | PathLike, settings: Callable[[], dict], draws: Draws, pr
         for name, value in arguments.items():
             stored = store.arguments(name)[: len(value)]
             if stored.shape != value.shape or not np.allclose(stored, value, rtol=1e-5, equal_nan=True):
-                raise StoreError(
+                raise checks.explained(
                     f"The store {store.path} holds simulations at other parameters of site {name!r}: its first is at "
                     f"{stored[0].tolist()}, this model's at {value[0].tolist()}. Was the model given other data that "
-                    "its prior depends on? Give another path."
+                    "its prior depends on? Give another path.",
+                    StoreError,
                 )
         try:
             yield store
@@ -261,7 +262,7 @@ def _gathered(draws: Draws, x, errors, on_failure: OnFailure) -> Simulations:
         if isinstance(on_failure, Penalise):
             x[name][failed] = np.asarray(on_failure.value, x[name].dtype)
     if not sound.any():
-        raise SimulationError(f"All {total} simulations failed: {dict(failures)}.")
+        raise checks.explained(f"All {total} simulations failed: {dict(failures)}.", SimulationError)
     kept = np.ones(total, bool) if isinstance(on_failure, Penalise) else sound
     return Simulations(
         arguments=_rows(draws.arguments, kept),

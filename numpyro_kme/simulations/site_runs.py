@@ -11,7 +11,7 @@ import numpy as np
 from jax import random
 from tqdm.auto import tqdm
 
-from numpyro_kme._core import programs
+from numpyro_kme._core import checks, programs
 from numpyro_kme._core.keys import child, data_of, fold_in
 from numpyro_kme._core.programs import Program
 from numpyro_kme.models.problem import Draws
@@ -127,9 +127,10 @@ class Run:
     def _raise(self, row: int) -> NoReturn:
         failure = self.errors[row]
         theta = {name: np.asarray(value[row]).tolist() for name, value in self.latents.items()}
-        raise SimulationError(
+        raise checks.explained(
             f"Simulation {row} of site {self.site!r} failed at {theta}: {failure}. "
-            "Repair the simulator, narrow the prior, or leave failures out with on_failure='skip'."
+            "Repair the simulator, narrow the prior, or leave failures out with on_failure='skip'.",
+            SimulationError,
         ) from (failure.__cause__ or failure)
 
     def _run(self, rows: np.ndarray, keys: np.ndarray, report) -> None:

@@ -15,6 +15,8 @@ from numpyro_kme._core.display import Card, shown
 from numpyro_kme.simulations.failures import Failure, StoreError, alone, damaged, differences, first, writing
 
 FORMAT = 1
+"""Number of the layout of a store."""
+
 CHUNK = 64
 """Simulations a chunk of a file holds."""
 
@@ -22,6 +24,7 @@ KIND = 48
 """Bytes for the kind of a failure."""
 
 PENDING, DONE, FAILED = 0, 1, 2
+"""Status of a simulation."""
 
 
 @shown
@@ -93,8 +96,9 @@ class Store:
         except Exception as error:
             raise damaged(path, f"its description cannot be read ({type(error).__name__}: {error})") from error
         if version != FORMAT:
-            raise StoreError(
-                f"The store {path} has format {version}; this release reads {FORMAT}. Read it with its own release."
+            raise checks.explained(
+                f"The store {path} has format {version}; this release reads {FORMAT}. Read it with its own release.",
+                StoreError,
             )
         store._check_shapes()
         return store
@@ -257,10 +261,11 @@ class Store:
         others = differences(stored, asked)
         if others or (code and asked["version"] is None):
             told = "; ".join([*others, *first(code), *(packages if code else [])])
-            raise StoreError(
+            raise checks.explained(
                 f"The store {self.path} holds simulations of another configuration: {told}. Give another path, or put "
                 "back what differs; Simulations.from_arviz reads those simulations as they are. What else is to count "
-                "as the same simulator, or as another one, can be said from the start by simulate(..., version=...)."
+                "as the same simulator, or as another one, can be said from the start by simulate(..., version=...).",
+                StoreError,
             )
         if code or packages:
             checks.warn(
@@ -283,7 +288,9 @@ def _zarr():
     try:
         import zarr
     except ImportError as error:
-        raise ImportError('A store of simulations needs zarr: pip install "numpyro-kme[store]".') from error
+        raise checks.explained(
+            'A store of simulations needs zarr: pip install "numpyro-kme[store]".', ImportError
+        ) from error
     checks.require(
         int(zarr.__version__.partition(".")[0]) >= 3, f"A store needs zarr 3; {zarr.__version__} is installed."
     )

@@ -12,7 +12,7 @@ from scipy.spatial.distance import cdist
 
 import numpyro_kme as kme
 from numpyro_kme.abc.discrepancies import dissimilarities
-from numpyro_kme.abc.regression import _weights
+from numpyro_kme.abc.recursive import _weights
 from numpyro_kme.kernels import EmpiricalMeasure, Gaussian
 
 KEY = jax.random.key(0)

@@ -138,7 +138,8 @@ def test_simulators_that_break_the_rules():
 def test_observations_that_break_the_rules():
     fails(numpy_model, r"has shape \(41,\); .* gives shape \(40,\), or fewer rows", np.zeros(41))
     fails(numpy_model, "has no row", np.zeros(0))
-    fails(numpy_model, "has 1 entries that are NaN before its end", np.array([1.0, np.nan, 2.0]))
+    gaps = np.array([np.nan] * 20 + [2.0])
+    fails(numpy_model, "outputs have no row beside those that the observation lacks, 0, 1, 2, 3, 4", gaps)
 
 
 def test_settings_that_do_not_fit():

@@ -8,6 +8,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from scipy import stats
 
 import numpyro_kme as kme
 from benchmarks.helpers.sbi_models import TASKS
@@ -77,6 +78,25 @@ def test_lotka_volterra_asks_for_rounds():
         x = numpyro.handlers.trace(numpyro.handlers.seed(given, seed)).get_trace()["x"]["value"]
         warned.append(bool(alarms(task, np.asarray(x), 1000, seed)[1]))
     assert any(warned)
+
+
+def test_a_small_power_makes_the_tails_decide_and_a_usual_observation_does_not():
+    """The exact posterior of `N(theta, 0.3^2)` to the power 0.02 holds the observation 3 sd away in the mean."""
+
+    def faint(x=None):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([1]).to_event(1))
+        with numpyro.handlers.scale(scale=0.02):
+            numpyro.sample("x", kme.Simulator(lines, theta), obs=x)
+
+    engine = kme.KELFI(faint, 300, num_rounds=1, progress_bar=False)
+    with pytest.warns(UserWarning, match="learnt from no simulation.*power 0.02"):
+        engine.run(jax.random.key(0), x=np.zeros(1))
+    exact = 2.0 * stats.norm.sf(1.25 * 2.9 * 0.3 * np.sqrt(1.0 + 0.02 / 0.09))  # 2.9: the largest of 300 normals
+    assert abs(engine.posterior.in_tails["x"] - exact) < 0.15
+    usual = alarms(model(lines, 1), np.zeros(1), 300, 0)[0]
+    assert usual.posterior.in_tails["x"] < 0.02
+    learnt, z = usual.likelihoods["x"].surrogate, usual.posterior.drawn.coordinates["x"].reshape(-1, 1)
+    assert learnt.beyond_residuals(np.array([5.0]), z).all()
 
 
 @pytest.mark.slow

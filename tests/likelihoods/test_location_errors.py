@@ -66,7 +66,7 @@ def test_how_far_the_mean_may_be_off_by_hand(rng, learnt, power):
         moved += sum(shift @ np.linalg.solve(covariance, shift) for shift in shifts)
         directions += np.trace(covariance @ information)
     assert directions > len(z)
-    np.testing.assert_allclose(learnt.location_error(z, power), np.sqrt(moved / directions), rtol=1e-5)
+    np.testing.assert_allclose(learnt.location_error(None, z, power), np.sqrt(moved / directions), rtol=1e-5)
 
 
 def test_of_what_is_hardly_learnt_the_mean_moves_little(rng):
@@ -74,20 +74,20 @@ def test_of_what_is_hardly_learnt_the_mean_moves_little(rng):
     z = rng.normal(size=(100, 1))
     found = ResidualKernelMeans().fit(z, z + 10.0 * rng.normal(size=z.shape))
     variances = found.location_errors.variances(z) * np.exp(-2.0 * found.log_scale.on_host(z))
-    assert found.location_error(z) < 0.5 * np.sqrt(np.mean(variances))
+    assert found.location_error(None, z) < 0.5 * np.sqrt(np.mean(variances))
 
 
 def test_some_statistics_and_what_only_evaluates(learnt):
     z = np.zeros((3, 2))
     seen = learnt.marginal(np.array([True, False, True]))
     np.testing.assert_array_equal(seen.location_errors.variances(z), learnt.location_errors.variances(z)[:, [0, 2]])
-    assert seen.location_error(z) != learnt.location_error(z)
+    assert seen.location_error(None, z) != learnt.location_error(None, z)
     only = learnt.at(np.zeros(3)).surrogate
-    assert only.location_errors is None and np.isnan(only.location_error(z))
+    assert only.location_errors is None and np.isnan(only.location_error(None, z))
 
 
 def test_indicators_count_as_statistics(rng):
     z = rng.normal(size=(60, 1))
     x = np.where(rng.uniform(size=z.shape) < 0.5, np.nan, z)
     learnt = Recorded(ResidualKernelMeans()).fit(z, np.concatenate([z + 0.1, x], axis=1))
-    assert learnt.location_error(z) == learnt.inner.location_error(z) > 0.0
+    assert learnt.location_error(np.ones(2), z) == learnt.inner.location_error(None, z) > 0.0

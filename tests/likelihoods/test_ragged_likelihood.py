@@ -70,17 +70,43 @@ def test_many_outputs_are_prepared_as_one_at_a_time(learnt):
     np.testing.assert_allclose(jax.jit(jax.vmap(one.log_density))(z[:4]), each[:, 0], rtol=1e-3, atol=1e-3)
 
 
-def test_lengths_tell_of_the_parameter_where_it_decides_them():
-    """`n ~ 20 exp(z / 2)` and trials that tell nothing: the exact posterior is known from `log n` alone."""
+@pytest.fixture(scope="module")
+def told():
+    """`n ~ 20 exp(z / 2)`, and trials that tell nothing."""
     rng = np.random.default_rng(1)
     z = rng.normal(size=200)
     n = np.clip(np.round(20.0 * np.exp(0.5 * z + 0.2 * rng.normal(size=200))), 1, LONGEST).astype(int)
     x = np.stack([trials(rng, 0.0, k) for k in n])
-    surrogate = Ragged(KernelStatistics(EmpiricalMeasureRule())).fit(z[:, None], x)
-    middle, width = posterior(surrogate, trials(rng, 0.0, 30))
+    return Ragged(KernelStatistics(EmpiricalMeasureRule())).fit(z[:, None], x)
+
+
+def test_lengths_tell_of_the_parameter_where_it_decides_them(told):
+    """The exact posterior is known from `log n` alone."""
+    middle, width = posterior(told, trials(np.random.default_rng(2), 0.0, 30))
     precision = 1.0 + (0.5 / 0.2) ** 2
     assert abs(middle - (0.5 / 0.2**2) * np.log(30 / 20) / precision) < 0.15
     assert 0.7 < width * np.sqrt(precision) < 1.4
+
+
+def test_how_far_the_mean_may_be_off_by_hand(told):
+    """Both factors, at the length that is known: slopes by finite differences, and variances point by point."""
+    z, step, moved, directions = np.array([[-0.5], [0.3], [1.0]]), 1e-5, 0.0, 0.0
+    y = trials(np.random.default_rng(4), 0.0, 25)
+    given = (np.log(25) - told.centre) / told.scale
+    for point in z:
+        slopes, noise, variances = [], [], []
+        for part, at in ((told.inner.inner, np.append(point, given)), (told.length, point)):
+            ends = [part.location.on_host(at + sign * step * np.eye(1, len(at)))[0] for sign in (1.0, -1.0)]
+            slopes.append((ends[0] - ends[1]) / (2.0 * step))
+            noise.append(np.exp(2.0 * part.log_scale.on_host(at[None])[0]))
+            variances.append(part.location_errors.variances(at[None])[0])
+        slopes, noise, variances = map(np.concatenate, (slopes, noise, variances))
+        assert len(slopes) == 2
+        variance = 1.0 / (1.0 + np.sum(slopes**2 / noise))
+        moved += np.sum((variance * slopes / noise) ** 2 * variances) / variance
+        directions += 1.0 - variance
+    expected = np.sqrt(moved / max(directions, len(z)))
+    np.testing.assert_allclose(told.location_error(y, z), expected, rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -99,8 +125,11 @@ def test_one_length_is_what_the_form_gives(learnt):
     ragged = Ragged(KernelStatistics(EmpiricalMeasureRule())).fit(z[:40], whole)
     plain = KernelStatistics(EmpiricalMeasureRule()).fit(z[:40], whole)
     np.testing.assert_array_equal(ragged.at(whole[0]).log_densities(GRID), plain.at(whole[0]).log_densities(GRID))
+    assert ragged.location_error(whole[0], z[:5]) == plain.location_error(whole[0], z[:5]) > 0.0
     with pytest.raises(ValueError, match="The observation has 7 rows, and the simulations have 20 to 20"):
         ragged.at(pad(whole[0, :7], 20))
+    with pytest.raises(ValueError, match=r"must have the shape \(20,\) of the simulations; got 7 numbers"):
+        plain.at(whole[0, :7])
 
 
 def test_observations_that_say_nothing_or_lie_outside(learnt):
@@ -109,7 +138,9 @@ def test_observations_that_say_nothing_or_lie_outside(learnt):
         surrogate.at(np.full(LONGEST, np.nan))
     broken = x[0].copy()
     broken[3] = np.nan
-    with pytest.raises(ValueError, match="1 entries that are NaN before its end, at row"):
+    with pytest.raises(
+        ValueError, match=r"lacks numbers of its rows \[3\], before its end, .* learnt from whole outputs"
+    ):
         surrogate.at(broken)
     with pytest.warns(UserWarning, match=f"has 5 rows, and the simulations have {lengths(x).min()} to"):
         surrogate.at(pad(x[0, :5], LONGEST))

@@ -11,7 +11,7 @@ from numpyro.contrib.control_flow import scan
 from numpyro.infer import Predictive
 from scipy import special, stats
 
-from numpyro_kme.models import sites
+from numpyro_kme.models import reading
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.models.simulator import Simulator
 
@@ -340,5 +340,5 @@ def test_other_data_of_a_model_that_was_read(problem, monkeypatch):
     with pytest.raises(ValueError, match="failed while its sites were read"):
         first.with_data(x=x, wrong=1)
     assert len(wide.latents) == len(wide.with_data(x=np.ones((3, 4, 2))).latents)
-    monkeypatch.setattr(sites, "get_model_relations", None)
+    monkeypatch.setattr(reading, "get_model_relations", None)
     np.testing.assert_array_equal(first.with_data(x=2.0 * x).observations["x"], 2.0 * x)

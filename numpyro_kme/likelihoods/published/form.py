@@ -19,9 +19,9 @@ from numpyro_kme._core.host import on_host
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.kernels.base import Kernel, register
+from numpyro_kme.kernels.data_sets import EmpiricalMeasure
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.kernels.stationary import Gaussian
-from numpyro_kme.kernels.structured import EmpiricalMeasure
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet
 from numpyro_kme.likelihoods.published.learning import Learner, LearntHyperparameters, learn
@@ -170,7 +170,9 @@ class KnownDistances(Kernel):
 
     def log_pair(self, a, b):
         """Not defined for single points."""
-        raise TypeError("KnownDistances compares all simulations at once, by their squared distances.")
+        raise checks.explained(
+            "KnownDistances compares all simulations at once, by their squared distances.", TypeError
+        )
 
     def log_gram(self, x, y=None):
         """`-x / (2 eps^2)` for squared distances `x` `(m, m)`."""

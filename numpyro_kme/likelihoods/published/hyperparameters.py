@@ -117,7 +117,9 @@ def learn_normal(
     """
     terms = likelihood.expansion()
     if terms is None:
-        raise ValueError("A prior is learnt in closed form, from the published form of the surrogate (`KernelMeans`).")
+        raise checks.explained(
+            "A prior is learnt in closed form, from the published form of the surrogate (`KernelMeans`)."
+        )
     mean, covariance = (np.asarray(moment) for moment in start.moments())
     variances, points, dim = np.diagonal(covariance), np.asarray(terms.points), len(mean)
     diagonal = np.allclose(covariance, np.diag(variances))

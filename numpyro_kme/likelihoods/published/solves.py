@@ -49,6 +49,7 @@ MOST_DENSE = 10_000
 """Simulations up to which the solve is dense where none is asked for: 0.8 GB."""
 
 BLOCK = 1024
+"""Rows of a matrix that are formed together."""
 
 
 def regularised(hyper: Hyperparameters, z: ArrayLike) -> jax.Array:
@@ -125,9 +126,10 @@ class DenseSolve(Solve):
         matrix[np.diag_indices(len(z))] += len(z) * lam
         factor, failed = linalg.lapack.dpotrf(matrix, lower=1, clean=1, overwrite_a=1)
         if failed or not np.isfinite(factor.diagonal()).all():
-            raise np.linalg.LinAlgError(
+            raise checks.explained(
                 f"The Cholesky factorisation of L + m lam I with lam = {lam:.3g} failed: the matrix is not positive "
-                "definite to working precision. Increase the regularisation, or remove duplicated points."
+                "definite to working precision. Increase the regularisation, or remove duplicated points.",
+                np.linalg.LinAlgError,
             )
         return DenseSolution(factor)
 

@@ -158,7 +158,7 @@ class KernelMeansSurrogate(Surrogate):
             return self.marginal(~np.isnan(y)).at(y)
         if self.transform is not None:
             self.transform.check(y)
-        y = jax.tree.map(lambda leaf: np.array(leaf, np.float64), y)
+        y = jax.tree.map(lambda leaf: np.array(leaf, bool if np.asarray(leaf).dtype == bool else np.float64), y)
         bare = replace(self, solution=None, summary=None, learnt=None)  # type: ignore[arg-type]  # nothing below solves
         log_kappa = on_host(KernelMeansSurrogate._log_kappa)(bare, y)
         solved = self.solution.solve_on_host(self.hyper, self.z, np.exp(log_kappa - np.max(log_kappa)))

@@ -19,6 +19,7 @@ import numpy as np
 from scipy.linalg import lapack
 from scipy.special import expit, logit
 
+from numpyro_kme.kernels.gram import squared_distances_on_host
 from numpyro_kme.likelihoods.descent import ENOUGH, descend
 from numpyro_kme.likelihoods.residual import density
 from numpyro_kme.likelihoods.residual.density import DEFENSIVE, Bandwidths, LocalFactors
@@ -64,7 +65,7 @@ class HeldOutDensities(NamedTuple):
         """From coordinates `(m, D)` and residuals `(m, n)`, in their precision."""
         size, log_tails = len(z), density.log_heavy_tailed(residuals)
         scaled = z / np.exp(bandwidths.beta).astype(z.dtype)
-        squares = density.squared_distances(scaled, scaled)
+        squares = squared_distances_on_host(scaled, scaled)
         gram = squares * -0.5
         density.exponentials(gram, np)
         inverse = _inverse(gram, size * float(np.exp(bandwidths.lam)))
@@ -82,7 +83,7 @@ class HeldOutDensities(NamedTuple):
         sums = weights.sum(axis=1, keepdims=True)
         weights /= sums
         pairs = density.scaled_pairs(residuals, bandwidths)
-        near = density.squared_distances(*pairs)
+        near = squared_distances_on_host(*pairs)
         factors = LocalFactors.of(near, log_tails, bandwidths)
         ratios = density.log_kernels(near, factors.log_factor, bandwidths)
         np.fill_diagonal(ratios, -np.inf)

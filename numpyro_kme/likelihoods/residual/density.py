@@ -21,6 +21,7 @@ import numpy as np
 
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
+from numpyro_kme.kernels.gram import squared_distances_on_host
 from numpyro_kme.kernels.low_rank import AT_ONCE, blocked, by_columns
 from numpyro_kme.likelihoods.base import positive_part
 from numpyro_kme.likelihoods.residual.functions import padded
@@ -122,7 +123,7 @@ def local_factors(residuals: np.ndarray, bandwidths: Bandwidths) -> np.ndarray:
     chosen, pilot = np.sort(a_few(len(residuals))), np.empty(len(residuals))
     for first in range(0, len(residuals), ROWS):
         rows = np.arange(first, min(first + ROWS, len(residuals)))
-        logs = log_kernels(squared_distances(left[rows], right[chosen]), 0.0, bandwidths)
+        logs = log_kernels(squared_distances_on_host(left[rows], right[chosen]), 0.0, bandwidths)
         own = (chosen >= first) & (chosen < first + ROWS)
         logs[chosen[own] - first, own] = -np.inf
         others = len(chosen) - np.isin(rows, chosen, assume_unique=True)
@@ -178,14 +179,6 @@ def exponentials(logs: Any, xp: Any) -> Any:
     # log of the smallest kernel in a density, relative to the largest; a row: with a number NumPy takes twice as long
     smallest = np.full(logs.shape[-1], -60.0, logs.dtype)
     return np.exp(np.maximum(logs, smallest, out=logs), out=logs)
-
-
-def squared_distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Squared distances `(i, j)` between rows."""
-    found = a @ (-2.0 * b.T)
-    found += np.sum(a * a, axis=1)[:, None]
-    found += np.sum(b * b, axis=1)[None, :]
-    return np.maximum(found, 0.0, out=found)
 
 
 SOFTNESS = 0.1

@@ -13,7 +13,7 @@ import numpy as np
 
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
-from numpyro_kme.likelihoods.residual.density import squared_distances
+from numpyro_kme.kernels.gram import squared_distances_on_host
 from numpyro_kme.likelihoods.residual.smoothness import Regression, features
 
 DRAWS = 32
@@ -57,6 +57,6 @@ class LocationErrors:
         """Variances `v` of the locations at points `(k, D)`, `(k, n)`, by NumPy."""
         basis, found = np.concatenate([np.ones((len(z), 1)), features(z)], axis=1), []
         for log_length, straight, rbf in zip(*map(np.asarray, (self.log_length, self.straight, self.rbf)), strict=True):
-            near = np.exp(-0.5 * squared_distances(z * np.exp(-log_length), self.points * np.exp(-log_length)))
+            near = np.exp(-0.5 * squared_distances_on_host(z * np.exp(-log_length), self.points * np.exp(-log_length)))
             found.append(np.mean(np.square(basis @ straight.T + near @ rbf.T), axis=1))
         return np.stack(found, axis=1)

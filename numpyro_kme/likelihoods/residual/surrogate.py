@@ -14,7 +14,7 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.display import between
 from numpyro_kme._core.host import in_present_precision, on_host
 from numpyro_kme.kernels.base import register
-from numpyro_kme.likelihoods.base import LikelihoodAt, Surrogate
+from numpyro_kme.likelihoods.base import LikelihoodAt, Locations, Surrogate
 from numpyro_kme.likelihoods.extrapolation import Region, warn_if_out_of_distribution
 from numpyro_kme.likelihoods.residual.decorrelation import TriangularMap
 from numpyro_kme.likelihoods.residual.density import ResidualDensity
@@ -27,6 +27,9 @@ from numpyro_kme.likelihoods.statistics import MarginalTransform, StatisticsTran
 
 SHOWN = 8
 """So many statistics are listed by number."""
+BEYOND = 1.25
+"""Residuals beyond so many times the simulated ones are in tails that no simulation shows: one normal residual in ten
+thousand, where 300 were simulated."""
 
 
 @register
@@ -196,24 +199,24 @@ class ResidualSurrogate(Surrogate):
         log_slope = self.marginals.log_slope(bounded, xp) + log_slope - log_scale
         return Standardised(u, log_slope, z, xp.exp(2.0 * xp.min(held - log_scale, axis=-1)))
 
-    def location_error(self, z: np.ndarray, power: float = 1.0) -> float:
-        r"""As `Surrogate.location_error`, where each draw counts as a normal posterior.
-
-        With slopes $J_i = \partial \mu_i / \partial z$, variances $v_i$ of the locations (`LocationErrors`) and
-        $P = (I + \sum_i J_i J_i' / \sigma_i^2)^{-1}$, the mean moves by the covariance
-        $P (\sum_i J_i J_i' v_i / \sigma_i^4) P$. The root of its trace in units of `P`, over the number of
-        directions that are learnt, is $(E_z \sum_i a_i v_i / \sigma_i^2 / \max(1, E_z \sum_i a_i))^{1/2}$ with the
-        leverages $a_i = J_i' P J_i / \sigma_i^2$ of the statistics. A likelihood to a power has $\sigma_i^2$ over it.
-        """
+    def locations(self, y: Any, z: np.ndarray) -> Locations | None:
+        """As `Surrogate.locations`; the same for all observations."""
         if self.location_errors is None:
-            return np.nan
+            return None
         z = self.region.nearest(np.asarray(z, np.float64), np)
-        precision = power * np.exp(-2.0 * self.log_scale.on_host(z))
-        slopes = self.location.slopes(z) * np.sqrt(precision)[..., None]
-        solved = slopes @ np.linalg.inv(slopes.mT @ slopes + np.eye(self.dim))
-        leverage = np.sum(slopes * solved, axis=-1)
-        moved = np.sum(leverage * precision * self.location_errors.variances(z))
-        return float(np.sqrt(moved / max(np.sum(leverage), len(z))))
+        precision = np.exp(-2.0 * self.log_scale.on_host(z))
+        return Locations(self.location.slopes(z), precision, self.location_errors.variances(z))
+
+    @on_host
+    def beyond_residuals(self, y: Any, z: np.ndarray) -> np.ndarray:
+        """As `Surrogate.beyond_residuals`: a residual beyond `BEYOND` times the held-out ones, in one statistic."""
+        if self.residuals is None:
+            return np.zeros(len(z), bool)
+        if self.transform.lacks(y):
+            return self.marginal(~np.isnan(y)).beyond_residuals(y, z)
+        u = self.standardised(self._at(np.asarray(y, np.float64), np).standard, z, np).residuals
+        held_out = BEYOND * np.asarray(self.residuals)
+        return np.any((u < held_out.min(axis=0)) | (u > held_out.max(axis=0)), axis=-1)
 
     def dependence(self) -> np.ndarray:
         """Information of all statistics about each coordinate, `(D,)`."""

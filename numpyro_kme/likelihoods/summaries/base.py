@@ -1,13 +1,19 @@
-"""What learnt summary statistics are: settings that are fitted to simulations, and the statistics as a value."""
+"""What learnt summary statistics are: settings that are fitted to simulations, a value, and their likelihood."""
 
 import abc
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.display import Card, brief
+from numpyro_kme._core.display import Card, brief, shown
+from numpyro_kme._core.saving import saveable
+from numpyro_kme._core.solves import Array
+from numpyro_kme.kernels.base import register
+from numpyro_kme.likelihoods.base import Form, Surrogate
+from numpyro_kme.likelihoods.transformed import TransformedSurrogate
 
 FEWEST = 50
 """Fewer simulations teach no statistics."""
@@ -88,3 +94,88 @@ class Statistics(abc.ABC):
             x: Raw outputs, `(m, *event)`, in float64 and finite.
             names: Of the coordinates.
         """
+
+
+@shown
+@saveable
+@dataclass(frozen=True)
+class OfStatistics(Form):
+    r"""Settings of the likelihood $q(s(y) \mid \theta)$ of statistics that are learnt from the same simulations.
+
+    Args:
+        statistics: How they are learnt.
+        form: Of their likelihood.
+        names: Of the coordinates; numbers when left out.
+    """
+
+    statistics: Statistics
+    form: Form
+    names: tuple[str, ...] = ()
+
+    def points(self, x: Any) -> Any:
+        """Outputs as they are."""
+        return x
+
+    def fit(self, z, x, *, measure=None, y=None) -> "StatisticsSurrogate":
+        """As `Form.fit`, of raw outputs `(m, *event)`."""
+        checks.concrete(z=z, x=x, y=y)
+        checks.table("z", z)
+        names = self.names or tuple(map(str, range(np.shape(z)[1])))
+        learnt = self.statistics.fit(np.asarray(z, np.float64), np.asarray(x, np.float64), names)
+        seen = None if y is None else learnt.statistics(np.asarray(y, np.float64)[None])[0]
+        inner = self.form.fit(z, learnt.simulated, measure=measure, y=seen)
+        return StatisticsSurrogate(learnt.statistics, inner.named(learnt.statistics.names), learnt.simulated)
+
+
+@register
+class StatisticsSurrogate(TransformedSurrogate):
+    """A learnt likelihood of learnt statistics, as a function of the raw output.
+
+    Attributes:
+        statistics: They.
+        inner: Their likelihood.
+        simulated: Statistics of the simulations, each learnt without it, `(m, k)`.
+    """
+
+    statistics: LearntStatistics
+    inner: Surrogate
+    simulated: Array
+
+    def named(self, names: Sequence[str]) -> "StatisticsSurrogate":
+        """As `Surrogate.named`: statistics that are numbers of the output have the names of these."""
+        statistics = self.statistics.named(names)
+        return replace(self, statistics=statistics, inner=self.inner.named(statistics.names))
+
+    def transformed(self, rows: np.ndarray) -> np.ndarray:
+        """Statistics `(R, k)`."""
+        self.statistics.seen(~np.isnan(rows).any(axis=0))
+        return self.statistics(rows)
+
+    def _marginal(self, seen, last):
+        """Of the statistics that are known."""
+        return replace(self, inner=self.inner.marginal(self.statistics.seen(seen)))
+
+    def statistics_shape(self, event_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """As many as there are."""
+        return (len(self.statistics.names),)
+
+    def informativeness(self) -> tuple[str, np.ndarray]:
+        """As `Surrogate.informativeness`, of the statistics."""
+        return self.inner.informativeness()
+
+    def describe(self):
+        """As `Surrogate.describe`, of the statistics."""
+        return {**self.statistics.describe(), **self.inner.describe()}
+
+    def describe_observation(self, y: Any) -> str:
+        """As `Surrogate.describe_observation`, of the statistics."""
+        place = self.statistics.describe_observation(np.asarray(y, np.float64))
+        return "; ".join(part for part in (super().describe_observation(y), place) if part)
+
+    def require_density(self) -> None:
+        """Raise: it is a density of statistics, which are others for other simulations."""
+        raise checks.explained(
+            f"The likelihood is a density of the {len(self.statistics.names)} learnt statistics and not of the "
+            "output, so that marginal likelihoods, predictive densities and leave-one-out scores cannot be compared "
+            "with those of other statistics. Give all models the same statistics by hand; posteriors need no more."
+        )

@@ -19,7 +19,7 @@ import numpy as np
 from numpyro_kme._core import solves
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
-from numpyro_kme.likelihoods.residual.density import squared_distances
+from numpyro_kme.kernels.gram import squared_distances_on_host
 
 UPDATES = 2
 """So often are weights learnt."""
@@ -143,7 +143,7 @@ def _again(machine: FeatureMachine, a: np.ndarray, worth: np.ndarray) -> np.ndar
 
 
 def _kernels(a, b, width):
-    return np.exp(squared_distances(a, b) / (-2.0 * width)), a @ np.transpose(b) / width
+    return np.exp(squared_distances_on_host(a, b) / (-2.0 * width)), a @ np.transpose(b) / width
 
 
 class _Basis(NamedTuple):
@@ -160,7 +160,7 @@ class _Basis(NamedTuple):
         """Of features `(n, p)` in a random order."""
         scaled = a * np.sqrt(weights)
         centres = scaled[:CENTRES]
-        some = squared_distances(scaled[:300], scaled[:300])
+        some = squared_distances_on_host(scaled[:300], scaled[:300])
         width = float(np.median(some[np.triu_indices(len(some), 1)])) or 1.0
         gram = np.add(*_kernels(scaled, centres, width))
         square = gram[: len(centres)].copy()

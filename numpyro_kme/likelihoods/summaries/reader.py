@@ -9,8 +9,7 @@ from jax.typing import ArrayLike
 from numpyro_kme._core import checks
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
-from numpyro_kme.likelihoods.summaries.features import Columns, Features, Images, Sets, Values, described
-from numpyro_kme.likelihoods.summaries.series import Series
+from numpyro_kme.likelihoods.summaries.features import Columns, Features, Images, Series, Sets, Values, described
 
 ALONE, WITH_OTHERS, AN_IMAGE, CHANNELS = 20, 64, 8, 8
 """Up to so many numbers are no series, up to so many are features themselves; least side of an image; most channels."""

@@ -13,7 +13,7 @@ from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.kernels.base import register
-from numpyro_kme.likelihoods.residual.density import squared_distances
+from numpyro_kme.kernels.gram import squared_distances_on_host
 from numpyro_kme.likelihoods.summaries import feature_machine
 from numpyro_kme.likelihoods.summaries.base import Learnt, LearntStatistics, Statistics, check_enough
 from numpyro_kme.likelihoods.summaries.feature_machine import FeatureMachine
@@ -107,7 +107,7 @@ class SemiAutomaticStatistics(Statistics):
         )
         told = [f"mean of {names[i]}" for i in np.flatnonzero(kept)]
         told += [f"mean of {_product(names[i], names[j])}" for i, j in (moments[number] for number in chosen)]
-        distances = np.sort(squared_distances(machines[0].centres, machines[0].centres), axis=1)[:, NEIGHBOURS]
+        distances = np.sort(squared_distances_on_host(machines[0].centres, machines[0].centres), axis=1)[:, NEIGHBOURS]
         explained = 1.0 - means.errors(standard)
         statistics = SemiAutomatic(reader, tuple(machines), explained, np.sort(distances), tuple(told), names)
         return Learnt(statistics, simulated[np.argsort(order)])
@@ -209,7 +209,7 @@ class SemiAutomatic(LearntStatistics):
         """As `LearntStatistics.describe_observation`."""
         machine = self.machines[0]
         distance = np.sort(
-            squared_distances(self.reader(y[None]) * np.sqrt(machine.weights), np.asarray(machine.centres))
+            squared_distances_on_host(self.reader(y[None]) * np.sqrt(machine.weights), np.asarray(machine.centres))
         )[0]
         nearer = np.mean(np.asarray(self.distances) < distance[NEIGHBOURS - 1])
         return f"its features lie farther from the simulations than {nearer:.0%} of these from one another"

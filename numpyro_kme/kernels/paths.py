@@ -1,0 +1,278 @@
+"""Kernels on time series, and on fields seen at arbitrary places: by a Gaussian process, and by signatures."""
+
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.linalg import cho_solve, solve_triangular
+from jax.typing import ArrayLike
+
+from numpyro_kme._core import checks
+from numpyro_kme._core.display import shown
+from numpyro_kme._core.host import on_host
+from numpyro_kme._core.saving import saveable
+from numpyro_kme.kernels.base import Kernel, check_fields, num_points, pairwise, register
+from numpyro_kme.kernels.gram import squared_distances
+from numpyro_kme.kernels.length_scales import SETS, KernelRule, and_a_wider_one, median_of_pairs
+from numpyro_kme.kernels.ragged import filled_up, may_end
+
+
+@register
+class GaussianProcessPath(Kernel):
+    r"""Density of one path given another, `k((t, y), (s, x)) = N(y | A x, H_tt + eps^2 I - A H_st)`.
+
+    `A = H_ts (H_ss + eps^2 I)^-1`: the values `x` seen at places `s` are interpolated by a Gaussian process with
+    covariance `h` and noise variance `eps^2`, and `y` at places `t` is scored under its prediction. Grids and lengths
+    may differ.
+
+    A point is a tuple `(places, values)` of shapes `(size, dim)` and `(size,)`: times need a last axis `[:, None]`. A
+    batch is `(count, size, dim)` and `(count, size)`; places shared by a whole batch may be passed as `(size, dim)`.
+    Paths of any length in one batch have a third entry, which places were seen, `(count, size)`; in arrays that a
+    simulator gives, rows of NaN stand behind the end of a path (`kernels.pad`).
+
+    Not symmetric: a normalised density in the values of its FIRST argument, so `log_integral` is 0, and a Gram matrix
+    `gram(y, x)` has observations in rows and simulations in columns.
+
+    Args:
+        coordinate_kernel: `h`, a positive kernel on places, for values of variance `h(t, t)`: scale it to the data.
+        noise: `eps`, a standard deviation in the units of the values.
+    Raises:
+        FloatingPointError: If a covariance is not positive definite to working precision: raise `noise`. (Under
+            `jax.jit` values are NaN instead.)
+    Cost: one factorisation per grid and matrix products when both batches share their places, one per pair otherwise.
+    """
+
+    any_length = True
+    symmetric = False
+
+    coordinate_kernel: Kernel
+    noise: ArrayLike
+
+    def __post_init__(self):
+        check_fields(self, checks.positive, "noise")
+
+    def points(self, x):
+        """Read arrays `(n, size, dim + 1)` as paths, values in the last column; places that all share are kept once."""
+        if may_end(x):
+            rows, seen = filled_up(x, first=True)
+            return rows[..., :-1], rows[..., -1], seen
+        places, values = x[..., :-1], x[..., -1]
+        shared = bool((places == places[:1]).all())
+        return (places[0] if shared else places), values
+
+    def point(self, y):
+        """Read one array `(size, dim + 1)` as a path."""
+        if may_end(y):
+            return super().point(y)
+        return y[:, :-1], y[:, -1]
+
+    def log_pair(self, a, b):
+        """Logarithm of the density of the path `a` given the path `b`."""
+        (t, y, *t_seen), (s, x, *s_seen) = a, b
+        if t_seen or s_seen:
+            return self._checked(_log_density_of_part(self, (t, y, _seen(t_seen, y)), (s, x, _seen(s_seen, x))))
+        return self._checked(_log_density(self, t, jnp.asarray(y)[None], s, jnp.asarray(x)[None])[0, 0])
+
+    def log_gram(self, x, y=None):
+        """Matrix of log densities of the paths `x` given the paths `y`."""
+        y = x if y is None else y
+        (t, t_values, *t_seen), (s, s_values, *s_seen) = _batch("x", x), _batch("y", y)
+        if t.ndim == 2 and s.ndim == 2 and not (t_seen or s_seen):
+            return self._checked(_log_density(self, t, t_values, s, s_values))
+        pairs = pairwise(self.log_pair, _one_grid_each(t, t_values, *t_seen), _one_grid_each(s, s_values, *s_seen))
+        return self._checked(pairs)
+
+    def diagonal(self, x):
+        """Density of each path given itself."""
+        return jax.vmap(lambda a: self.pair(a, a))(_one_grid_each(*_batch("x", x)))
+
+    def log_integral(self, dim):
+        """0: the kernel is a density in the values of its first argument."""
+        return jnp.zeros(())
+
+    def _checked(self, result):
+        if checks.is_concrete(result):
+            checks.require(
+                bool(jnp.all(jnp.isfinite(result))),
+                f"A covariance of GaussianProcessPath with noise {self.noise} is not positive definite to "
+                "working precision, or a path is not finite. Raise `noise`, or remove repeated places.",
+                FloatingPointError,
+            )
+        return result
+
+
+@jax.jit
+def _log_density(kernel, t, y, s, x):
+    """Matrix `log N(y_i | A x_j, C)` for one pair of grids, `y` `(n, T)` and `x` `(m, S)`."""
+    h, variance = kernel.coordinate_kernel, jnp.square(kernel.noise)
+    seen = jnp.linalg.cholesky(h.gram(s) + variance * jnp.eye(s.shape[0]))
+    cross = h.gram(t, s)
+    weights = cho_solve((seen, True), cross.T)
+    covariance = h.gram(t) + variance * jnp.eye(t.shape[0]) - cross @ weights
+    factor = jnp.linalg.cholesky(covariance)
+    y, mean = (solve_triangular(factor, rows.T, lower=True).T for rows in (y, x @ weights))
+    log_scale = jnp.sum(jnp.log(jnp.diagonal(factor))) + 0.5 * t.shape[0] * jnp.log(2.0 * jnp.pi)
+    return -0.5 * squared_distances(y, mean) - log_scale
+
+
+@jax.jit
+def _log_density_of_part(kernel, a, b):
+    """Log density of one path given another, `(places, values, seen)` each: what was not seen has the covariance 1 with
+    itself and 0 with all else, and the value 0."""
+    (t, y, t_seen), (s, x, s_seen) = a, b
+    h, variance = kernel.coordinate_kernel, jnp.square(kernel.noise)
+
+    def covariance(places, seen):
+        whole = h.gram(places) + variance * jnp.eye(len(seen))
+        return jnp.where(seen[:, None] & seen[None], whole, jnp.eye(len(seen)))
+
+    cross = jnp.where(t_seen[:, None] & s_seen[None], h.gram(t, s), 0.0)
+    weights = cho_solve((jnp.linalg.cholesky(covariance(s, s_seen)), True), cross.T)
+    factor = jnp.linalg.cholesky(covariance(t, t_seen) - cross @ weights)
+    apart = jnp.where(t_seen, y, 0.0) - jnp.where(s_seen, x, 0.0) @ weights
+    white = solve_triangular(factor, apart, lower=True)
+    log_scale = jnp.sum(jnp.log(jnp.diagonal(factor))) + 0.5 * jnp.sum(t_seen) * jnp.log(2.0 * jnp.pi)
+    return -0.5 * white @ white - log_scale
+
+
+def _seen(given, values):
+    return given[0] if given else jnp.ones(jnp.shape(values), bool)
+
+
+def _batch(name, batch):
+    checks.require(
+        isinstance(batch, tuple) and len(batch) in (2, 3),
+        f"`{name}` must be a tuple (places, values), or (places, values, seen); got {type(batch).__name__}.",
+        TypeError,
+    )
+    places, values, *seen = map(jnp.asarray, batch)
+    checks.require(
+        values.ndim == 2 and places.ndim in (2, 3) and places.shape[-2] == values.shape[1],
+        f"`{name}` must hold places (count, size, dim), or (size, dim) shared by all, and values (count, "
+        f"size); got shapes {places.shape} and {values.shape}. Times need a last axis: times[:, None].",
+    )
+    return places, values, *seen
+
+
+def _one_grid_each(places, values, *seen):
+    return jnp.broadcast_to(places, (values.shape[0], *places.shape[-2:])), values, *seen
+
+
+@register
+class Signature(Kernel):
+    r"""Gaussian kernel on normalised truncated signatures of paths, $k(x, y) = \exp(-|s_x - s_y|^2 / (2 \epsilon^2))$.
+
+    $s_x = S(x) / |S(x)|$, where $S(x)$ holds the products of increments of `x` at rows in increasing order, of up to
+    `level` of them, and
+
+    $$ \langle S(x), S(y) \rangle = 1 + \sum_{r=1}^{level} \sum_{i_1 < \dots < i_r} \sum_{j_1 < \dots < j_r}
+       \prod_{q=1}^{r} \langle \Delta x_{i_q}, \Delta y_{j_q} \rangle. $$
+
+    The order of what happens counts, and not when: so time is one more column, which runs from 0 to 1 along the longest
+    path, and a first row of zeros lets levels count. A point is an array `(size + 1, dim + 1)` of such rows. Paths of
+    any length compare, since behind its end a path stays where it is and has no increments: this is exact.
+
+    Args:
+        scales: What the columns are divided by, a scalar or `(dim,)`, in their units; `SignatureRule` finds them.
+        length_scale: `eps`, a scalar; distances are at most 2.
+        level: How many increments are multiplied at most.
+    Cost: `level size^2` products for each pair of paths of `size` rows.
+    References: Kiraly & Oberhauser (2019), JMLR 20, section 4 and algorithm 3.
+    """
+
+    any_length = True
+
+    scales: ArrayLike
+    length_scale: ArrayLike
+    level: int = field(default=3, metadata=dict(static=True))
+
+    def __post_init__(self):
+        check_fields(self, checks.positive, "scales", "length_scale")
+        checks.whole("level", self.level, 1)
+
+    def points(self, x):
+        """Read arrays `(n, size)` or `(n, size, dim)`, NaN behind their ends, as paths with time and a start."""
+        rows = jnp.asarray(x, jnp.result_type(x, float)) if isinstance(x, jax.Array) else np.asarray(x, np.float64)
+        rows, own = filled_up(rows.reshape(*rows.shape[:2], -1), first=False)
+        xp = jnp if isinstance(rows, jax.Array) else np
+        time = xp.cumsum(own, axis=1)[..., None] / rows.shape[1]
+        whole = xp.concatenate([rows / self._scales(rows.shape[-1], xp), time.astype(rows.dtype)], axis=2)
+        return xp.concatenate([xp.zeros_like(whole[:, :1]), whole], axis=1)
+
+    def _scales(self, dim, xp):
+        return xp.broadcast_to(xp.asarray(self.scales), (dim,))[None, None]
+
+    def squared_distances(self, x: ArrayLike, y: ArrayLike | None = None) -> jax.Array:
+        """Matrix `|s_x - s_y|^2`, `(n, m)`, of paths `(n, size + 1, dim + 1)` and `(m, ...)`."""
+        left, right = (jnp.diff(jnp.asarray(p), axis=1) for p in (x, x if y is None else y))
+        return _squared_distances(self.level, left, right)
+
+    def log_pair(self, a, b):
+        """Logarithm of the kernel for two paths."""
+        return self.log_gram(jnp.asarray(a)[None], jnp.asarray(b)[None])[0, 0]
+
+    def log_gram(self, x, y=None):
+        """Matrix of log kernel values."""
+        return -0.5 * self.squared_distances(x, y) / jnp.square(self.length_scale)
+
+    def diagonal(self, x):
+        """Ones."""
+        return jnp.ones(num_points(x), jnp.result_type(x))
+
+
+def _inner_products(level: int, a: jax.Array, b: jax.Array) -> jax.Array:
+    """`<S(x), S(y)>` of increments `(T, dim)` and `(U, dim)`: for each level a product, and two cumulated sums."""
+    increments = a @ b.T
+    last, total = increments, 1.0 + jnp.sum(increments)
+    for _ in range(level - 1):
+        before = jax.lax.associative_scan(jnp.add, jax.lax.associative_scan(jnp.add, last, axis=0), axis=1)
+        last = increments * jnp.pad(before, ((1, 0), (1, 0)))[:-1, :-1]
+        total = total + jnp.sum(last)
+    return total
+
+
+def _squared_distances(level, left, right):
+    own = [jax.lax.map(lambda a: _inner_products(level, a, a), side) for side in (left, right)]
+    across = jax.lax.map(lambda a: jax.vmap(lambda b: _inner_products(level, a, b))(right), left)
+    return jnp.maximum(2.0 - 2.0 * across / jnp.sqrt(own[0][:, None] * own[1][None]), 0.0)
+
+
+@shown
+@saveable
+@dataclass(frozen=True)
+class SignatureRule(KernelRule):
+    """`Signature` on series `(longest, dim)` or `(longest,)`.
+
+    Each column is divided by the median of its ranges within a series.
+
+    Args:
+        level: How many increments are multiplied at most.
+        multiple: `eps` in units of the median distance between `SETS` paths. Candidates are this,
+            and eight times this, as in `EmpiricalMeasureRule`.
+    """
+
+    level: int = 3
+    multiple: float = 0.5
+
+    def __post_init__(self):
+        checks.whole("level", self.level, 1)
+        checks.positive_number("multiple", self.multiple)
+
+    def __call__(self, x, targets=None):
+        """The kernel."""
+        few = np.asarray(x, np.float64)[:SETS]
+        few = few.reshape(*few.shape[:2], -1)
+        ranges = np.median(np.nanmax(few, axis=1) - np.nanmin(few, axis=1), axis=0)
+        checks.require(
+            bool((ranges > 0).all()),
+            f"A column of most series is constant: columns have the median ranges {ranges}. Leave it out, or give a "
+            "kernel by hand.",
+        )
+        bare = Signature(ranges, 1.0, self.level)
+        squared = on_host(Signature.squared_distances)(bare, bare.points(few))
+        return Signature(ranges, self.multiple * median_of_pairs(squared, "series"), self.level)
+
+    def candidates(self, x, targets=None):
+        """With `eps`, and with eight times that."""
+        return and_a_wider_one(self(x, targets))

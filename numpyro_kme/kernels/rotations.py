@@ -1,0 +1,83 @@
+"""Kernels on rotation matrices, and the rotation nearest to a matrix."""
+
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from numpyro_kme._core import checks
+from numpyro_kme.kernels.base import Kernel, OfArrays, Signed, check_fields, register
+from numpyro_kme.kernels.gram import products, squared_distances
+
+
+@register
+class RotationTrace(OfArrays, Signed):
+    r"""Trace kernel `k(A, B) = tr(A B^T)` on rotation matrices `(size, size)`.
+
+    In three dimensions `k = 1 + 2 cos(angle between A and B)`, from -1 to 3; it has no length scale. Its features are
+    the matrix entries, so an embedding is a mean matrix.
+
+    References: Fukumizu, Song & Gretton (2013), JMLR 14, section 5.3.
+    """
+
+    def pair(self, a, b):
+        """Trace of `A B^T` for two matrices."""
+        return jnp.sum(a * b)
+
+    def gram(self, x, y=None):
+        """Matrix of traces between `(n, size, size)` and `(m, size, size)`, as one matrix product."""
+        return products(_flat("x", x), _flat("y", x if y is None else y))
+
+
+@register
+class RotationGaussian(OfArrays, Kernel):
+    r"""Gaussian kernel `k(A, B) = exp(-|A - B|_F^2 / (2 l^2))` on rotation matrices `(size, size)`.
+
+    `|A - B|_F^2 = 2 (size - tr(A B^T))`, at most 8 in three dimensions. Unlike `RotationTrace` it is characteristic.
+
+    Args:
+        length_scale: `l`, a scalar, in units of the Frobenius norm.
+    """
+
+    length_scale: ArrayLike
+
+    def __post_init__(self):
+        check_fields(self, checks.positive, "length_scale")
+
+    def log_pair(self, a, b):
+        """Logarithm of the kernel for two matrices."""
+        return -0.5 * jnp.sum(jnp.square(a - b)) / jnp.square(self.length_scale)
+
+    def log_gram(self, x, y=None):
+        """Matrix of log kernel values between `(n, size, size)` and `(m, size, size)`."""
+        apart = squared_distances(_flat("x", x), _flat("y", x if y is None else y))
+        return -0.5 * apart / jnp.square(self.length_scale)
+
+
+def nearest_rotation(matrix: ArrayLike) -> np.ndarray:
+    r"""The rotation with the largest `tr(R M^T)`, the nearest to `M` in the Frobenius norm, `(*batch, size, size)`.
+
+    $R = U\, \mathrm{diag}(1, \ldots, 1, \det U V^\top)\, V^\top$ with $M = U S V^\top$; one of several where
+    the two least singular values of `M` are equal and its determinant is negative.
+
+    Args:
+        matrix: `M`, `(*batch, size, size)`.
+    References: Kabsch (1976), Acta Crystallographica A 32.
+    """
+    shape = np.shape(matrix)
+    checks.require(
+        len(shape) >= 2 and shape[-1] == shape[-2] >= 1, f"`matrix` must have shape (..., size, size); got {shape}."
+    )
+    checks.sound("matrix", matrix)
+    left, _, right = np.linalg.svd(np.asarray(matrix, np.float64))
+    turned = np.sign(np.linalg.det(left @ right))
+    left[..., -1] *= turned[..., None]
+    return left @ right
+
+
+def _flat(name, rotations):
+    shape = jnp.shape(rotations)
+    checks.require(
+        len(shape) == 3 and shape[1] == shape[2],
+        f"`{name}` must hold rotation matrices with shape (count, size, size); got {shape}.",
+    )
+    return jnp.reshape(jnp.asarray(rotations), (shape[0], -1))

@@ -1,0 +1,71 @@
+"""A learnt likelihood of what is computed from an output, as one of the output."""
+
+import abc
+import math
+from typing import Any
+
+import numpy as np
+
+from numpyro_kme._core import checks
+from numpyro_kme.likelihoods.base import LikelihoodAt, Locations, Surrogate
+
+
+class TransformedSurrogate(Surrogate):
+    """A learnt likelihood `q(s(y) | z)`: an author writes `s`.
+
+    Attributes:
+        inner: The likelihood of `s`.
+    """
+
+    inner: Surrogate
+
+    @abc.abstractmethod
+    def transformed(self, rows: np.ndarray) -> np.ndarray:
+        """`s`, `(R, k)`, of outputs `(R, n_raw)` in float64."""
+
+    def _of(self, y: Any, *lead: int) -> np.ndarray:
+        """`s`, `(*lead, k)`, of concrete outputs `(*lead, *event)`."""
+        checks.concrete(y=y)
+        checks.real("y", y)
+        return self.transformed(np.asarray(y, np.float64).reshape(math.prod(lead), -1)).reshape(*lead, -1)
+
+    @property
+    def dim(self):
+        """Number of coordinates."""
+        return self.inner.dim
+
+    def at(self, y: Any) -> LikelihoodAt:
+        """The likelihood at one observation `(*event)`, concrete."""
+        return self.inner.at(self._of(y))
+
+    def at_rows(self, rows: np.ndarray) -> LikelihoodAt:
+        """As `Surrogate.at_rows`."""
+        return self.inner.at_rows(self._of(rows, len(rows)))
+
+    def variance(self, z):
+        """As `Surrogate.variance`."""
+        return self.inner.variance(z)
+
+    def describe_observation(self, y: Any) -> str:
+        """As `Surrogate.describe_observation`, of `s`."""
+        return self.inner.describe_observation(self._of(y))
+
+    def locations(self, y: Any, z: np.ndarray) -> Locations | None:
+        """As `Surrogate.locations`, of `s`."""
+        return self.inner.locations(self._of(y), z)
+
+    def beyond_residuals(self, y: Any, z: np.ndarray) -> np.ndarray:
+        """As `Surrogate.beyond_residuals`, of `s`."""
+        return self.inner.beyond_residuals(self._of(y), z)
+
+    def dependence(self) -> np.ndarray:
+        """As `Surrogate.dependence`."""
+        return self.inner.dependence()
+
+    def outside_support(self, y: np.ndarray, z: np.ndarray) -> np.ndarray:
+        """As `Surrogate.outside_support`, of `s`."""
+        return self.inner.outside_support(self._of(y, *y.shape[:-1]), z)
+
+    def require_density(self) -> None:
+        """As `Surrogate.require_density`."""
+        self.inner.require_density()

@@ -1,0 +1,179 @@
+"""What one call of a simulator gives: its shape, the names of its numbers, and observations of it as arrays."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import random
+
+from numpyro_kme._core import checks
+from numpyro_kme.kernels.ragged import pad
+from numpyro_kme.models.simulator_functions import FromNoise, Joined, Padded, Shape, name
+
+
+class Output(NamedTuple):
+    """What one call of a simulator gives.
+
+    Attributes:
+        fn: The simulator; where it gives numbers by name, or of any length, one that gives an array of a fixed shape.
+        shape, dtype: Of one event.
+        names: Of its numbers, or of those along its last axis; may be none.
+        entries: Shapes of the entries of a dictionary; empty without one.
+    """
+
+    fn: Callable
+    shape: Shape
+    dtype: np.dtype
+    names: tuple[str, ...]
+    entries: dict[str, Shape]
+
+    @classmethod
+    def traced(cls, fn: Callable, shapes: Sequence[Shape], dtypes: Sequence, names: Sequence[str] | None) -> "Output":
+        """Of a JAX simulator `fn(key, *params)`, with parameters of these shapes and dtypes."""
+        event, entries = traced_event(fn, shapes, dtypes)
+        if entries:
+            fn = fn.joined if isinstance(fn, FromNoise) else Joined(fn)
+        return cls(fn, event.shape, np.dtype(event.dtype), (), entries)._named(names)
+
+    @classmethod
+    def declared(cls, fn: Callable, shape: int | Shape, dtype: Any, names: Sequence[str] | None) -> "Output":
+        """Of a black-box simulator."""
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        fn = fn if names is None else Joined(fn, tuple(names))
+        return cls(fn, shape, np.dtype(dtype), (), {})._named(names)
+
+    def _named(self, names: Sequence[str] | None) -> "Output":
+        """With names of the numbers, checked; by default those of the entries."""
+        entries, columns = self.entries, self.shape[-1] if self.shape else 1
+        if names is not None and not entries and self.shape == (len(names),):
+            entries = dict.fromkeys(names, ())
+        found = labels(entries) if names is None else tuple(names)
+        checks.require(
+            not found or len(found) in (columns, math.prod(self.shape)),
+            f"`names` must name the {columns} numbers along the last axis of the output of simulator "
+            f"`{name(self.fn)}`, of shape {self.shape}; got {len(found)}: {list(found)[:8]}.",
+        )
+        checks.require(
+            self.dtype.kind in "bfiu" and math.prod(self.shape) > 0,
+            f"Simulator `{name(self.fn)}` returns shape {self.shape} and dtype {self.dtype}; it must return at "
+            "least one real number, integer or truth value.",
+        )
+        return self._replace(names=found, entries=entries)
+
+    def ragged(self, black_box: bool) -> "Output":
+        """The same, which may end before the last row of its shape."""
+        checks.require(
+            self.dtype.kind == "f" and len(self.shape) > 0,
+            f"Simulator `{name(self.fn)}` has ragged=True, shape {self.shape} and dtype {self.dtype}: NaN at the end "
+            "of an output says that it ends there, so it needs a first axis, of the longest length, and floats, "
+            "dtype=float.",
+        )
+        return self._replace(fn=Padded(self.fn, self.shape)) if black_box else self
+
+
+_known: ContextVar[dict[tuple, tuple[Any, dict[str, Shape]]] | None] = ContextVar("known", default=None)
+
+
+@contextmanager
+def unchanged():
+    """Trace each simulator once inside this block, in all threads that copy its context: for a model that is read again
+    and again, while what its functions refer to stays as it is."""
+    token = _known.set({})
+    try:
+        yield
+    finally:
+        _known.reset(token)
+
+
+def traced_event(fn: Callable, shapes: Sequence[Shape], dtypes: Sequence) -> tuple[Any, dict[str, Shape]]:
+    """Shape and dtype of what `fn(key, *params)` returns, found by tracing it, and the shapes of its entries where that
+    is a dictionary, in its own order."""
+    known = _known.get()
+    if known is None:
+        return _traced_event(fn, shapes, dtypes)
+    call = (fn, tuple(shapes), tuple(dtypes))
+    if call not in known:
+        known[call] = _traced_event(fn, shapes, dtypes)
+    return known[call]
+
+
+def _traced_event(fn, shapes, dtypes):
+    structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(shapes, dtypes)]
+    entries: dict[str, Shape] = {}
+
+    def traced(*args):
+        event = fn(*args)  # `fn` as it is now
+        if not isinstance(event, Mapping):
+            return event
+        entries.update({str(entry): np.shape(value) for entry, value in event.items()})
+        return jax.numpy.concatenate([jax.numpy.ravel(value) for value in event.values()])
+
+    try:
+        event = jax.eval_shape(traced, jax.eval_shape(random.key, 0), *structs)
+    except Exception as error:
+        raise checks.explained(
+            f"JAX could not trace simulator `{name(fn)}` as fn(key, *params) with parameters of shapes "
+            f"{list(shapes)}: {error}\nA JAX simulator draws one event a call, from JAX operations only; "
+            "declare a NumPy simulator fn(rng, *params) by passing shape and dtype. If these shapes are "
+            "those of a batch, pass event_dims."
+        ) from error
+    checks.require(
+        isinstance(event, jax.ShapeDtypeStruct),
+        f"Simulator `{name(fn)}` returns {jax.tree.structure(event)}; it must return one array, or a dictionary of "
+        "arrays with their names.",
+    )
+    return event, entries
+
+
+def labels(entries: Mapping[str, Shape]) -> tuple[str, ...]:
+    """A name for each number of named entries of some shapes, `max`, `acf[0]`, `acf[1]`, ..., in their order."""
+    return tuple(
+        entry + (f"[{','.join(map(str, index))}]" if index else "")
+        for entry, shape in entries.items()
+        for index in np.ndindex(*shape)
+    )
+
+
+def along(names: tuple[str, ...], shape: Shape) -> tuple[str, ...]:
+    """A name for each number of an array of a shape, flattened, from names of all of them or of the last axis."""
+    rows = math.prod(shape) // max(len(names), 1)
+    return names if rows == 1 or not names else tuple(f"{one}[{row}]" for row in range(rows) for one in names)
+
+
+def vector(value: Any, who: str, names: tuple[str, ...], entries: Mapping[str, Shape], event_shape: Shape) -> Any:
+    """An observation `(*batch, *event)` of the simulator `who`: see `Simulator.vector`."""
+    if type(value).__module__.partition(".")[0] == "pandas" and names:
+        value = np.asarray(value[list(names)])
+    if not isinstance(value, Mapping):
+        return value
+    checks.require(
+        set(value) == set(entries),
+        f"The observation of simulator `{who}` must have the entries {list(entries)}; got {list(value)}.",
+    )
+    parts = []
+    for entry, shape in entries.items():
+        array = np.asarray(value[entry]) if checks.is_concrete(value[entry]) else value[entry]
+        lead = array.ndim - len(shape)
+        checks.require(
+            lead >= 0 and array.shape[lead:] == shape,
+            f"The entry {entry!r} of the observation of simulator `{who}` must have the shape {shape} behind those of "
+            f"plates; got {array.shape}.",
+        )
+        parts.append(array.reshape(*array.shape[:lead], -1))
+    xp: Any = np if all(isinstance(part, np.ndarray) for part in parts) else jnp
+    return xp.concatenate(parts, axis=-1).reshape(*parts[0].shape[:-1], *event_shape)
+
+
+def padded(value: Any, batch_dims: int, event_shape: Shape) -> Any:
+    """An observation `(*batch, *event)` of a simulator of outputs of any length: see `Simulator.padded`."""
+    lead, event = np.shape(value)[:batch_dims], np.shape(value)[batch_dims:]
+    if len(event) != len(event_shape) or event[1:] != event_shape[1:] or event[0] >= event_shape[0]:
+        return value
+    xp: Any = jnp if isinstance(value, jax.Array) else np
+    whole = [pad(row, event_shape[0]) for row in xp.asarray(value).reshape(math.prod(lead), *event)]
+    return xp.stack(whole).reshape(*lead, *event_shape)

@@ -1,0 +1,118 @@
+"""Values at irregular times, of any number, by `GaussianProcessPath` in the published form."""
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+import scipy
+
+from numpyro_kme import KELFI, KernelABC, KernelMeans, Simulator
+from numpyro_kme.kernels import Gaussian, GaussianProcessPath, lengths, pad
+from numpyro_kme.likelihoods import KernelStatistics
+from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
+from numpyro_kme.likelihoods.published.learning import Learner
+
+LONGEST, NOISE = 10, 0.3
+KERNEL = GaussianProcessPath(1.0 * Gaussian(2.0), 0.25)
+BETA, RIDGE = np.array([0.3, 3.0]), 0.05
+
+
+def path(rng, amplitude, n):
+    times = np.sort(rng.uniform(0.0, 6.0, n))
+    return np.column_stack([times, amplitude * np.sin(times) + NOISE * rng.normal(size=n)])
+
+
+def simulator(rng, amplitude):
+    return path(rng, amplitude, rng.integers(4, LONGEST + 1))
+
+
+def model(x=None):
+    amplitude = numpyro.sample("amplitude", dist.Normal(0.0, 1.0))
+    numpyro.sample("x", Simulator(simulator, amplitude, shape=(LONGEST, 2), dtype=float, ragged=True), obs=x)
+
+
+def exact(x):
+    waves = np.sin(x[:, 0])
+    precision = 1.0 + waves @ waves / NOISE**2
+    return waves @ x[:, 1] / NOISE**2 / precision, precision**-0.5
+
+
+OBSERVED = path(np.random.default_rng(1), 0.7, 8)
+
+
+@pytest.fixture(scope="module")
+def kelfi():
+    """Hyperparameters about as they are learnt; learning takes a minute."""
+    known = Hyperparameters(Gaussian(BETA), KERNEL, np.array(RIDGE))
+    engine = KELFI(model, 150, form=KernelMeans(data_kernel=KERNEL, hyperparameters=known), progress_bar=False)
+    engine.run(jax.random.key(0), x=OBSERVED)
+    return engine
+
+
+def test_posteriors_of_paths_of_several_lengths(kelfi):
+    for n, amplitude in ((8, 0.7), (5, -0.6), (10, 0.1)):
+        x = path(np.random.default_rng(n), amplitude, n)
+        draws = kelfi.trained.condition(jax.random.key(1), x=x).get_samples()["amplitude"]
+        mean, deviation = exact(x)
+        assert abs(draws.mean() - mean) < 1.2 * deviation
+        assert 0.7 < draws.std() / deviation < 2.5
+
+
+def log_kernel(y, x):
+    """Log of the joint normal density of both paths over that of the second."""
+
+    def log_normal(rows):
+        covariance = np.exp(-0.5 * np.square(np.subtract.outer(rows[:, 0], rows[:, 0]) / 2.0)) + 0.0625 * np.eye(
+            len(rows)
+        )
+        return scipy.stats.multivariate_normal(np.zeros(len(rows)), covariance).logpdf(rows[:, 1])
+
+    return log_normal(np.concatenate([y, x])) - log_normal(x)
+
+
+def test_likelihood_against_normal_densities_and_a_solve(kelfi):
+    """`kappa(y)' (L + m lam I)^-1 l(z)` of the paths alone, times the likelihood of the length."""
+    learnt = kelfi.likelihoods["x"].surrogate
+    x = [row[:n] for row, n in zip(*(f(kelfi.posterior.simulations.x["x"]) for f in (np.asarray, lengths)))]
+    z, y = np.asarray(learnt.inner.z), path(np.random.default_rng(5), -0.4, 6)
+    kappa = np.array([log_kernel(y, one) for one in x])
+    gram = np.exp(-0.5 * scipy.spatial.distance.cdist(z / BETA, z / BETA, "sqeuclidean"))
+    place = (np.log(6) - learnt.centre) / learnt.scale
+    at, given = learnt.at(pad(y, LONGEST)), np.array([[-0.4, place], [0.3, place]])
+    near = np.exp(-0.5 * scipy.spatial.distance.cdist(z / BETA, given / BETA, "sqeuclidean"))
+    weights = np.linalg.solve(gram + len(z) * RIDGE * np.eye(len(z)), np.exp(kappa - kappa.max()))
+    expected = weights @ near
+    sign, log_size = zip(*(at.given.signed_log(np.array([amplitude])) for amplitude in given[:, 0]))
+    np.testing.assert_array_equal(sign, np.sign(expected))
+    np.testing.assert_allclose(log_size, kappa.max() + np.log(np.abs(expected)), atol=2e-3)
+
+
+def test_many_paths_are_those_one_at_a_time(kelfi):
+    many = kelfi.condition_many(
+        jax.random.key(4), {"x": np.stack([pad(OBSERVED, LONGEST), pad(OBSERVED[:5], LONGEST)])}
+    )
+    one = kelfi.trained.condition(jax.random.fold_in(jax.random.key(4), 1), x=OBSERVED[:5]).get_samples()["amplitude"]
+    found = many.get_samples()["amplitude"][1]
+    assert abs(found.mean() - one.mean()) < 0.3 * one.std() and 0.8 < found.std() / one.std() < 1.25
+
+
+@pytest.mark.slow
+def test_hyperparameters_are_learnt():
+    form = KernelMeans(data_kernel=KERNEL, learner=Learner(num_starts=1, max_steps=20))
+    engine = KELFI(model, 60, form=form, progress_bar=False)
+    engine.run(jax.random.key(0), x=OBSERVED)
+    mean, deviation = exact(OBSERVED)
+    draws = engine.get_samples()["amplitude"]
+    assert abs(draws.mean() - mean) < 1.5 * deviation and 0.6 < draws.std() / deviation < 3.0
+
+
+@pytest.mark.parametrize("kernel", [KERNEL, 2.0 * KERNEL], ids=["path", "scaled"])
+def test_what_needs_a_symmetric_kernel_refuses_it(kernel):
+    refused = (
+        KELFI(model, 60, form=KernelStatistics(kernel), progress_bar=False),
+        KernelABC(model, 60, kernel=kernel, progress_bar=False),
+    )
+    for engine in refused:
+        with pytest.raises(ValueError, match="a density of one point given the other and not symmetric"):
+            engine.run(jax.random.key(0), x=OBSERVED)
