@@ -291,11 +291,12 @@ def test_the_brief_version_keeps_the_digits_of_precise_statistics(rng):
 
 def test_the_brief_version_is_short_where_rounding_is_harmless(linear):
     with jax.enable_x64(True):
-        at = jax.tree.map(jnp.asarray, linear[1].at(np.array([0.5])))
-        brief, points = at.brief(), jnp.asarray(linear[0][:30])
+        by_numpy, points = linear[1].at(np.array([0.5])), jnp.asarray(linear[0][:30])
+        at = jax.tree.map(jnp.asarray, by_numpy)
+        brief = at.brief()
         learnt, rounded = at.surrogate, brief.surrogate
         assert rounded.location.points.dtype == rounded.log_scale.points.dtype == np.float32
-        full, short = (one.log_densities(linear[0][:30]) for one in (linear[1].at(np.array([0.5])), brief))
+        full, short = (one.log_densities(linear[0][:30]) for one in (by_numpy, by_numpy.brief()))
         np.testing.assert_allclose(short, full, atol=1e-3)
         for part in (learnt.location, learnt.log_scale):
             values, derivatives = values_and_slopes(part, points)
