@@ -185,7 +185,8 @@ def learn(
     small = training.random_subset(learner.subset) if training.is_table and learner.tied is None else training
     training, small = in_present_precision((training, small))
     search = _Search(objective, template, space, learner)
-    # up to there the threads of OpenBLAS take more time to wait for each other than they save: nine times at 350
+    # up to there the threads of OpenBLAS wait for each other longer than they save: at 350 simulations that doubles
+    # the processor time on a quiet machine, and takes nine times as much on a busy one
     with solves.one_blas_thread if len(small.z) <= 1000 else nullcontext():
         at = search.isotropic(small)
         if learner.tied is None and len(space.start) > space.common.shape[1]:
