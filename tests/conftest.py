@@ -15,6 +15,9 @@ os.environ |= {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # workers share the processor, and the threads of several OpenBLAS take longer to wait for each other than they save
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import jax
 import numpy as np

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme._core import progress
+from numpyro_kme._core import checks, progress
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import on_host, to_host
 from numpyro_kme.bootstrap.weights import Reweightings
@@ -250,20 +250,30 @@ def offsets(objective: WeightedObjective, reweightings: Reweightings) -> jax.Arr
 
 @on_host
 def _over_blocks(function, problems, points):
-    """Call a compiled function on blocks of reweightings, on the local devices in turn; the last one is padded.
-    `points` are `(R, p)` or, for all of them, `(J, 1, p)`."""
+    """Call a compiled function on blocks of reweightings, each with its nodes, on the local devices in turn; the last
+    one is padded. The programs are those of any number of node sets. `points` are `(R, p)` or, for all of them,
+    `(J, 1, p)`."""
     reweightings, devices = problems.reweightings, jax.local_devices()
     objective = jax.tree.map(_strong, problems.objective)
-    fixed = [jax.device_put((objective, problems.nodes), device) for device in devices]
+    fixed = [jax.device_put(objective, device) for device in devices]
     results = []
     for number, first in enumerate(range(0, len(reweightings), BLOCK)):
         index = np.minimum(np.arange(first, first + BLOCK), len(reweightings) - 1)
         count = min(BLOCK, len(reweightings) - first)
-        rows = reweightings.rows(index), points[index] if points.ndim == 2 else points[:, 0]
-        where = number % len(devices)
-        results.append(function(*fixed[where], *jax.device_put((count, *rows), devices[where])))
+        block, where = reweightings.rows(index), number % len(devices)
+        sets = block.sets if points.ndim == 2 else block.sets[:1]
+        nodes = jax.tree.map(partial(_pick, sets), problems.nodes)
+        rows = nodes, block, points[index] if points.ndim == 2 else points[:, 0]
+        results.append(function(fixed[where], *jax.device_put((count, *rows), devices[where])))
     results = [to_host(result) for result in results]
     return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(reweightings)], *results)
+
+
+def _pick(index, leaf):
+    """Some rows, of keys by NumPy too: JAX would compile that for each number of rows."""
+    if not checks.is_key(leaf):
+        return leaf[index]
+    return jax.random.wrap_key_data(np.asarray(jax.random.key_data(leaf))[index], impl=jax.random.key_impl(leaf))
 
 
 def _strong(leaf):
@@ -272,16 +282,15 @@ def _strong(leaf):
 
 
 @partial(jax.jit, static_argnums=0)
-def _at_points(method, objective, nodes, count, block, points):
+def _at_points(method, objective, count, nodes, block, points):
     """`objective.value`, `slope`, `expand` or `report`, by name, for the first `count` reweightings of the block in
-    turn."""
+    turn, each with its nodes."""
 
     def one(row):
-        of_data, u = row
-        own = jax.tree.map(lambda leaf: leaf[of_data.sets], nodes)
+        own, of_data, u = row
         return getattr(objective, method)(objective.reduce(of_data.weights, of_data.extra), u, own)
 
-    one, rows = jax.jit(one), (block, points)  # traced once
+    one, rows = jax.jit(one), (nodes, block, points)  # traced once
     first = jax.eval_shape(one, jax.tree.map(lambda leaf: leaf[0], rows))
 
     def fill(i, results):
@@ -293,9 +302,9 @@ def _at_points(method, objective, nodes, count, block, points):
 
 
 @partial(jax.jit, static_argnums=0)
-def _together(method, objective, nodes, count, block, points):
+def _together(method, objective, count, nodes, block, points):
     """As `_at_points`, for all reweightings of the block at each point, with the nodes of its first one."""
-    own, evaluate = jax.tree.map(lambda leaf: leaf[block.sets[0]], nodes), getattr(objective, method)
+    own, evaluate = jax.tree.map(lambda leaf: leaf[0], nodes), getattr(objective, method)
     reduced = jax.vmap(lambda row: objective.reduce(row.weights, row.extra))(block)
     found = jax.lax.map(lambda u: jax.vmap(lambda one: evaluate(one, u, own))(reduced), points)
     return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), found)

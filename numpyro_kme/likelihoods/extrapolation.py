@@ -12,7 +12,6 @@ others: with probability of about `1 / (m + 1)` for a further simulation, in any
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -62,18 +61,18 @@ class Region:
         return inside + step * xp.tanh((z - inside) / step)
 
 
-def log_nearest_quantile(log_gram: jax.Array) -> jax.Array:
+def log_nearest_quantile(log_gram: Array, xp: Any = jnp) -> Any:
     """First percentile, over simulations, of the log data kernel at the nearest other one, relative to itself.
 
     Args:
         log_gram: `(m, m)`, `log k(x_i, x_k)` in row `i` and column `k`.
     """
-    return jnp.quantile(jnp.max(without_diagonal(log_gram), axis=1) - jnp.diagonal(log_gram), 0.01)
+    return xp.quantile(xp.max(without_diagonal(log_gram, xp), axis=1) - xp.diagonal(log_gram), 0.01)
 
 
-def without_diagonal(log_gram: jax.Array) -> jax.Array:
+def without_diagonal(log_gram: Array, xp: Any = jnp) -> Any:
     """Logarithms `(m, m)` with `-inf` on the diagonal: no simulation counts for itself."""
-    return jnp.where(jnp.eye(len(log_gram), dtype=bool), -jnp.inf, log_gram)
+    return xp.where(xp.eye(len(log_gram), dtype=bool), -xp.inf, log_gram)
 
 
 def warn_if_out_of_distribution(

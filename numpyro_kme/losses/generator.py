@@ -268,7 +268,7 @@ def check_data(data: Any) -> None:
 def check_points(data: Any, generator: Generator) -> None:
     """Require at least two finite data points whose shape is that of the simulator's output."""
     check_data(data)
-    have, want = ([leaf.shape[1:] for leaf in jax.tree.leaves(points)] for points in (data, _two_points(generator)))
+    have, want = [leaf.shape[1:] for leaf in jax.tree.leaves(data)], _shapes_of_a_point(generator)
     checks.require(
         have == want,
         f"one data point has shape {have} and one simulated point {want}; they must agree. Change the "
@@ -277,7 +277,10 @@ def check_points(data: Any, generator: Generator) -> None:
 
 
 @on_host
-def _two_points(generator: Generator) -> Any:
-    """Shapes and types of two simulated points."""
-    u = jax.ShapeDtypeStruct((generator.dim,), np.float64)
-    return jax.eval_shape(generator.points, u, generator.draw_nodes(jax.random.key(0), 2))
+def _shapes_of_a_point(generator: Generator) -> list[tuple[int, ...]]:
+    """Of a covariate, where there are some, and of one simulated point; nothing is simulated."""
+    values = jax.eval_shape(lambda key: jax.vmap(generator.noise.sample)(jax.random.split(key, 2)), jax.random.key(0))
+    values = values if generator.covariates is None else (jax.ShapeDtypeStruct((2,), int), values)
+    nodes = QuadratureNodes(values, jax.ShapeDtypeStruct((2,), np.float64))
+    points = jax.eval_shape(generator.points, jax.ShapeDtypeStruct((generator.dim,), np.float64), nodes)
+    return [leaf.shape[1:] for leaf in jax.tree.leaves(points)]

@@ -238,17 +238,20 @@ def _(fn: dist.StudentT, x):
     t = (x - fn.loc) / fn.scale
     near, far = t * t < jnp.finfo(t.dtype).eps, t * t > 1.0
     density = jnp.exp(gammaln(0.5 * fn.df + 0.5) - gammaln(0.5 * fn.df)) / jnp.sqrt(fn.df * jnp.pi)
-    square = jnp.where(near, 1.0, t * t)
-    centre = 0.5 - 0.5 * betainc(0.5, 0.5 * fn.df, square / (fn.df + square))
-    square = jnp.where(far, t * t, 1.0)
-    tail = 0.5 * betainc(0.5 * fn.df, 0.5, fn.df / (fn.df + square))
-    return _symmetric(jnp.where(near, 0.5 - density * _distance(t), jnp.where(far, tail, centre)), t)
+    square, half = jnp.where(near, 1.0, t * t), 0.5 * fn.df
+    # one call, as two are compiled twice: the tail where it is far, the centre elsewhere
+    part = 0.5 * betainc(
+        jnp.where(far, half, 0.5), jnp.where(far, 0.5, half), jnp.where(far, fn.df, square) / (fn.df + square)
+    )
+    return _symmetric(jnp.where(near, 0.5 - density * _distance(t), jnp.where(far, part, 0.5 - part)), t)
 
 
 @tails.register
 def _(fn: dist.Beta, x):
     a, b = fn.concentration1, fn.concentration0
-    return betainc(a, b, x), betainc(b, a, 1.0 - x)
+    low = x * (a + b) < a  # one call, of the tail that is smaller, or nearly so
+    part = betainc(jnp.where(low, a, b), jnp.where(low, b, a), jnp.where(low, x, 1.0 - x))
+    return jnp.where(low, part, 1.0 - part), jnp.where(low, 1.0 - part, part)
 
 
 @tails.register

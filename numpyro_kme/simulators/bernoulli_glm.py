@@ -40,7 +40,7 @@ def prior():
     root = difference @ difference + np.diag(np.sqrt(np.arange(9) / 9.0))
     precision = np.zeros((10, 10))
     precision[0, 0], precision[1:, 1:] = 0.5, root.T @ root
-    return dist.MultivariateNormal(jnp.zeros(10), covariance_matrix=np.linalg.inv(precision))
+    return dist.MultivariateNormal(jnp.zeros(10), scale_tril=np.linalg.cholesky(np.linalg.inv(precision)))
 
 
 def model(x=None):

@@ -21,6 +21,7 @@ from numpyro_kme.bootstrap import (
     replicates,
 )
 from numpyro_kme.bootstrap.fit import by_basin, full_data, newton_step, starting_scale
+from numpyro_kme.bootstrap.weights import draw_weights
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD, DrawnNoise, Generator, Loss, NormalNoise, WeightedObjective
 from numpyro_kme.losses.base import TaylorExpansion
@@ -114,15 +115,15 @@ def test_newton_walks_down_a_curved_valley(objective):
 
 @pytest.mark.x64
 def test_weights_are_dirichlet_and_belong_to_their_replicate():
-    data, key = jnp.zeros((20, 1)), jax.random.key(0)
-    w = np.asarray(DirichletProcess().weights(key, np.arange(4000), 20))
+    data, key = np.zeros((20, 1)), jax.random.key(0)
+    w = draw_weights(DirichletProcess(), key, np.arange(4000), data)
     np.testing.assert_allclose(w.sum(axis=1), 1.0, rtol=1e-12)
     variance = (1 / 20) * (1 - 1 / 20) / 21
     assert np.abs(w.mean(axis=0) - 0.05).max() < 5 * np.sqrt(variance / 4000)
     np.testing.assert_allclose(w.var(axis=0).mean(), variance, rtol=0.05)
-    np.testing.assert_array_equal(w[[7, 2]], DirichletProcess().weights(key, np.array([7, 2]), 20))
+    np.testing.assert_array_equal(w[[7, 2]], draw_weights(DirichletProcess(), key, np.array([7, 2]), data))
     prior = DirichletProcess(5.0, lambda key, num: jax.random.normal(key, (num, 1)), 10)
-    centering = np.asarray(prior.weights(key, np.arange(4000), 20))[:, 20:].sum(axis=1)
+    centering = draw_weights(prior, key, np.arange(4000), data)[:, 20:].sum(axis=1)
     assert abs(centering.mean() - 5 / 25) < 5 * np.sqrt(0.2 * 0.8 / 26 / 4000)
     points = prior.points(key, np.arange(3), data)
     assert points.shape == (3, 10, 1)

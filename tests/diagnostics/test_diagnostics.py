@@ -188,11 +188,11 @@ def test_p_values_are_the_largest_within_the_margin(rng):
         (0.1, 0.07),
     ):
         p = [
-            uniformity.tests(stats.norm.cdf(mean + np.exp(log_spread) * row), components, margin) for row in draws[:400]
+            uniformity.tests(stats.norm.cdf(mean + np.exp(log_spread) * row), components, margin) for row in draws[:200]
         ]
         for test in found:
             share = np.mean([one[test] < 0.05 for one in p])
-            assert share < 0.05 + 4.5 * np.sqrt(0.05 * 0.95 / 400), (test, mean, log_spread)
+            assert share < 0.05 + 4.5 * np.sqrt(0.05 * 0.95 / 200), (test, mean, log_spread)
 
 
 def test_copies_of_a_draw_do_not_count_anew(rng):
@@ -246,12 +246,12 @@ def test_data_sets_that_an_engine_refuses_are_counted_and_left_out():
 
 
 def test_p_values_of_null_runs_are_not_small():
-    """Ranks of independent uniforms in place of runs: at most a few of 300 below .01."""
+    """Ranks of independent uniforms in place of runs: at most a few of 150 below .05."""
     rng = np.random.default_rng(0)
     p = [
-        Calibration({"a": rng.uniform(size=(60, 2))}, rng.uniform(size=60), {}, margin=0.0).p_value for _ in range(300)
+        Calibration({"a": rng.uniform(size=(60, 2))}, rng.uniform(size=60), {}, margin=0.0).p_value for _ in range(150)
     ]
-    assert np.mean(np.array(p) < 0.05) < 0.05 + 4 * np.sqrt(0.05 * 0.95 / 300)
+    assert np.mean(np.array(p) < 0.05) < 0.05 + 4 * np.sqrt(0.05 * 0.95 / 150)
 
 
 def test_calibration_in_arviz_and_in_print(exact, capsys):

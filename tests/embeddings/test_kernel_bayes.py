@@ -28,7 +28,7 @@ def dense_rule(mu, gram_y, delta):
     return product @ np.linalg.solve(product @ product + delta * np.eye(len(mu)), np.diag(mu))
 
 
-@pytest.mark.parametrize("kernel", [Gaussian(0.8), Laplace(1.5)])
+@pytest.mark.parametrize("kernel", [Gaussian(0.8), pytest.param(Laplace(1.5), marks=pytest.mark.slow)])
 def test_pivoted_cholesky(rng, kernel):
     x, t = rng.normal(size=(120, 2)), rng.normal(size=(7, 2))
     full = np.asarray(kernel.gram(x))
@@ -115,7 +115,7 @@ def test_sum_rule_by_its_formula_and_on_normals(joint, rng):
     np.testing.assert_allclose(np.asarray(found(t[:, None])), exact, atol=0.08)
 
 
-@pytest.mark.parametrize("dim", [1, 2, 6])
+@pytest.mark.parametrize("dim", [1, pytest.param(2, marks=pytest.mark.slow), 6])
 def test_posterior_means_on_normals(rng, dim):
     """Joint sample from one prior, posterior under another: the exact normal posterior, and not the joint sample's."""
     n, noise, prior_sd, wide = 600, 0.6, 0.5, 2.0 * dim**0.5

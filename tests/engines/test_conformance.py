@@ -545,7 +545,7 @@ def test_simulators_by_command(name):
     assert_near_the_posterior(row, row.fitted(statistics_by_command).get_samples()["theta"])
 
 
-@rows(*(name for name in LIGHT if name != "KELFI"))
+@rows("kernel ABC", "DR-ABC", "kernel recursive ABC")
 def test_scopes_rename(name):
     """`numpyro.handlers.scope` changes names, and with them the keys of simulators."""
     row = ROWS[name]
@@ -554,7 +554,7 @@ def test_scopes_rename(name):
     assert_near_the_posterior(row, draws["group/theta"])
 
 
-@rows(*LIGHT)
+@rows(*PICKLED)
 def test_blocked_sites_are_not_seen(name, fitted):
     row = ROWS[name]
     engine = row.fitted(handlers.block(row.model, hide=["double"]))

@@ -112,12 +112,16 @@ def test_what_a_posterior_offers(kelfi):
     assert np.isnan(np.asarray(posterior.to_inference_data()["observed_data"]["x"])).sum() == 2
 
 
+@pytest.mark.slow  # test_patterns has its likelihood of some entries, test_kelfi the engine
 def test_the_published_form():
     """The statistics are dropped from the product: as a fit without them, with what was learnt from all."""
     engine = kme.KELFI(model, 200, form=kme.KernelMeans(), progress_bar=False)
     engine.run(KEY, x=Y)
     mean, sd = exact(Y)
     assert abs(engine.get_samples()["theta"].mean() - mean) < 0.5 * sd
+
+
+def test_an_objective_that_needs_what_is_missing_is_refused():
     with pytest.raises(ValueError, match="MarginalLikelihood needs"):
         form = kme.KernelMeans(objective=MarginalLikelihood())
         kme.KELFI(model, 50, form=form, progress_bar=False).run(KEY, x=Y)
@@ -146,7 +150,7 @@ def test_masked_entries_are_not_counted_as_missing():
         with numpyro.plate("draws", 4), handlers.mask(mask=np.array([True, True, False, True])):
             numpyro.sample("x", kme.Simulator(numbers, theta), obs=x)
 
-    engine = kme.KELFI(masked, 200, progress_bar=False)
+    engine = kme.KELFI(masked, 60, num_rounds=1, num_samples=100, progress_bar=False)
     engine.run(KEY, x=ROWS)
     assert engine.info["missing"].startswith("3 of 24")
 
@@ -244,7 +248,7 @@ def test_counts_are_whole_where_they_are_observed():
     def counted(x):
         numpyro.sample("x", kme.Simulator(counts, numpyro.sample("theta", dist.Normal(1.0, 0.5))), obs=x)
 
-    engine = kme.KELFI(counted, 300, progress_bar=False)
+    engine = kme.KELFI(counted, 60, num_rounds=1, num_samples=100, progress_bar=False)
     engine.run(KEY, np.array([3.0, np.nan, 2.0]))
     assert engine.info["missing"].startswith("1 of 3")
     with pytest.raises(ValueError, match=r"holds 2\.5, and its simulator"):

@@ -6,6 +6,8 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro.infer import MCMC, NUTS
+from numpyro.infer.util import log_density
+from scipy import stats
 
 import numpyro_kme as kme
 from numpyro_kme import KELFI, Simulator
@@ -36,7 +38,7 @@ def kelfi():
     return engine
 
 
-@pytest.mark.parametrize("n", [20, 60, 200])
+@pytest.mark.parametrize("n", [20, 60, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore:.*do not resolve this posterior")
 def test_posterior_given_any_number_of_trials(kelfi, n):
     x = data(n)
@@ -46,6 +48,18 @@ def test_posterior_given_any_number_of_trials(kelfi, n):
     assert 0.75 < draws.std() / deviation < 1.35
 
 
+def test_the_model_with_the_learnt_density_adds_up_more_trials(kelfi):
+    """What NUTS evaluates, against the density of one trial after another by NumPy."""
+    learnt, x, mu = kelfi.likelihoods["x"], data(60), np.array([-0.2, 0.3, 0.8])
+    joint = jax.jit(
+        jax.vmap(lambda m: log_density(kme.handlers.surrogate(model, kelfi.likelihoods), (x,), {}, {"mu": m})[0])
+    )
+    z = learnt.coordinates.table(mu[:, None])
+    expected = np.sum([learnt.at(one).log_densities(z) for one in x], axis=0) + stats.norm.logpdf(mu)
+    np.testing.assert_allclose(joint(mu), expected, rtol=1e-4)
+
+
+@pytest.mark.slow
 def test_nuts_with_the_same_fit_and_more_trials(kelfi):
     x = data(60)
     mcmc = MCMC(

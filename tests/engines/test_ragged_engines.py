@@ -65,9 +65,11 @@ def test_posteriors_of_two_lengths(made, engine, settings):
         assert 0.4 < posterior.get_samples()["mu"].std() / deviation < 2.2
 
 
-def test_weights_are_those_of_the_kernel_times_one_on_lengths(made):
+def test_weights_are_those_of_the_kernel_times_one_on_lengths():
+    number = 200
+    made = simulate(jax.random.key(1), model, number, progress_bar=False)
     settings = {"kernel": EmpiricalMeasureRule(), "regularisation": 0.01, "progress_bar": False}
-    run = kme.KernelABC(model, NUMBER, simulations=made, **settings)
+    run = kme.KernelABC(model, number, simulations=made, **settings)
     run.run(jax.random.key(0), x=OBSERVED)
     kernel = run.trained.learnt.weigher.fitted.right.kernel
     assert isinstance(kernel, WithLength)
@@ -76,7 +78,7 @@ def test_weights_are_those_of_the_kernel_times_one_on_lengths(made):
     np.testing.assert_allclose(lists, run.weights(padded), rtol=1e-10)
     gram = np.asarray(kernel.gram(kernel.points(np.asarray(made.x["x"]))), np.float64)
     near = np.asarray(kernel.gram(kernel.points(padded), kernel.points(np.asarray(made.x["x"]))), np.float64)
-    expected = np.linalg.solve(gram + NUMBER * 0.01 * np.eye(NUMBER), near.T).T
+    expected = np.linalg.solve(gram + number * 0.01 * np.eye(number), near.T).T
     np.testing.assert_allclose(lists, expected, atol=1e-3 * np.abs(expected).max())
 
 

@@ -9,6 +9,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro.infer import MCMC, NUTS
+from numpyro.infer.util import log_density
 
 import numpyro_kme as kme
 from numpyro_kme import KELFI, KernelMeans, Simulations, Simulator, simulate
@@ -63,6 +64,15 @@ def test_a_padded_observation_is_the_same(kelfi):
     np.testing.assert_array_equal(one["mu"], other["mu"])
 
 
+def test_the_model_with_the_learnt_density_has_the_density_of_the_posterior(kelfi):
+    """What NUTS evaluates, up to a constant."""
+    surrogate, mu = kme.handlers.surrogate(numpy_model, kelfi.likelihoods), np.linspace(-0.5, 1.5, 5)
+    joint = jax.jit(jax.vmap(lambda m: log_density(surrogate, (OBSERVED,), {}, {"mu": m})[0]))(mu)
+    expected = kelfi.posterior.log_density({"mu": mu})
+    np.testing.assert_allclose(joint - joint[0], expected - expected[0], atol=1e-3)
+
+
+@pytest.mark.slow
 def test_nuts_on_the_surrogate_agrees(kelfi):
     mcmc = MCMC(
         NUTS(kme.handlers.surrogate(numpy_model, kelfi.likelihoods)),

@@ -58,7 +58,7 @@ def test_one_round_of_a_bent_simulator_asks_for_rounds_and_a_straight_one_does_n
     assert engine.posterior.location_error["x"] > 0.25 and "error of the location" in engine.info
     with pytest.warns(UserWarning, match=SAID):
         engine.condition(jax.random.key(1), x=np.array([0.4, 1.1]))
-    assert false_alarms(1, 300, 4) + false_alarms(2, 300, 4) <= 1
+    assert false_alarms(1, 300, 2) + false_alarms(2, 300, 2) <= 1
 
 
 @pytest.mark.slow

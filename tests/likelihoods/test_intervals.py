@@ -7,7 +7,9 @@ import pytest
 from scipy.integrate import trapezoid
 
 from numpyro_kme import KernelMeans, fit_likelihood
+from numpyro_kme.kernels import Gaussian
 from numpyro_kme.likelihoods.patterns import prepare
+from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
 
 RNG = np.random.default_rng(2)
 THETA = RNG.normal(size=(300, 2))
@@ -76,6 +78,7 @@ def test_by_jax_and_for_each_element_of_a_plate(fitted):
     brief = prepare(fitted, rows, bounds=ends).brief().log_densities(Z)
     np.testing.assert_allclose(brief, expected, atol=0.05)
 
+    rows, ends = rows[[0, 2, 3]], (ends[0][1:], ends[1][[0, 2, 3]])
     total = jax.jit(
         jax.value_and_grad(lambda theta: jnp.sum(fitted(theta).observing(rows, bounds=ends).log_prob(rows)))
     )
@@ -95,7 +98,8 @@ def test_far_intervals_are_improbable_and_finite(fitted):
 
 
 def test_what_is_refused():
-    published = fit_likelihood(THETA[:60], X[:60], form=KernelMeans())
+    known = Hyperparameters(Gaussian(np.ones(2)), Gaussian(np.ones(4)), np.array(0.01))
+    published = fit_likelihood(THETA[:60], X[:60], form=KernelMeans(hyperparameters=known))
     y, ends = bounds(x2=(-np.inf, Y[2]))
     with pytest.raises(NotImplementedError, match="no likelihood of entries that are known to lie in intervals"):
         prepare(published, y, bounds=ends)

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from scipy.special import logsumexp
 from scipy.stats import multivariate_t
+from threadpoolctl import threadpool_info
 
 from numpyro_kme.embeddings.measures import standard_normal
 from numpyro_kme.kernels import EmpiricalMeasure, Gaussian
-from numpyro_kme.likelihoods.published import leave_one_out, solves
+from numpyro_kme.likelihoods.published import learning, leave_one_out, solves
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet, learn_normal
 from numpyro_kme.likelihoods.published.learning import Learner, learn
@@ -152,6 +153,18 @@ def test_the_search_ends_at_a_maximum(simulated, fitted):
     assert total(start) < best < fitted.learnt.score + 1e-4
     for direction in np.concatenate([np.eye(4), -np.eye(4)]):
         assert total(logs + 0.05 * direction) < best + 1e-6
+
+
+def test_few_simulations_are_learnt_from_with_one_blas_thread(monkeypatch):
+    threads = []
+
+    def spy(_, at, *rest):
+        threads.extend(library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas")
+        return 0.0, np.zeros_like(at)
+
+    monkeypatch.setattr(learning, "_value_and_gradient", spy)
+    learn(LeaveOneOut(), training_set(), hyper(LOGS), Learner(max_steps=1))
+    assert set(threads[: len(threads) // 2]) == {1}
 
 
 def test_published_objective_differs_and_spikes(simulated):

@@ -10,6 +10,7 @@ from scipy.integrate import trapezoid
 from numpyro_kme import KernelMeans, fit_likelihood
 from numpyro_kme.kernels import EmpiricalMeasure, Gaussian
 from numpyro_kme.likelihoods.patterns import prepare
+from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans as Form
 
 RNG = np.random.default_rng(5)
@@ -20,6 +21,7 @@ X[:, 3] = THETA[:, 0] + RNG.exponential(size=200)  # with a bound
 Y = X[7]
 LACKING = np.where([False, True, False, False, True], np.nan, Y)
 POINTS = RNG.normal(size=(50, 2))
+KNOWN = Hyperparameters(Gaussian(np.ones(2)), Gaussian(np.full(2, 0.4)), np.array(0.01))
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +55,8 @@ def test_constant_statistics_may_be_missing_or_not():
 
 @pytest.mark.x64
 def test_the_published_form_is_the_integral_over_the_others():
-    x = X[:, [0, 2]]
-    fitted = fit_likelihood(THETA, x, form=KernelMeans())
+    x = X[:80, [0, 2]]
+    fitted = fit_likelihood(THETA[:80], x, form=KernelMeans(hyperparameters=KNOWN))
     scale = np.std(x[:, 1])
     grid = np.linspace(x[:, 1].min() - 8 * scale, x[:, 1].max() + 8 * scale, 801)
     z = fitted.coordinates.table(POINTS[:5])
@@ -86,8 +88,17 @@ def test_a_pattern_is_learnt_once(monkeypatch):
 ROWS = np.stack([LACKING, Y, np.where(np.arange(5) == 0, np.nan, Y + 0.1), LACKING, np.full(5, np.nan), Y - 0.1])
 
 
-@pytest.mark.parametrize("lead", [(6,), (3, 1, 2)])
-@pytest.mark.parametrize("groups", ["shared", "own", "more"])
+@pytest.mark.parametrize(
+    ("groups", "lead"),
+    [
+        ("shared", (6,)),
+        ("more", (3, 1, 2)),
+        *(
+            pytest.param(*row, marks=pytest.mark.slow)
+            for row in [("shared", (3, 1, 2)), ("own", (6,)), ("own", (3, 1, 2)), ("more", (6,))]
+        ),
+    ],
+)
 def test_outputs_that_lack_different_entries(residual, lead, groups):
     """Each as if it were alone."""
     shape = {"shared": (), "own": lead, "more": (2, *lead)}[groups]
@@ -117,11 +128,12 @@ def test_outputs_that_are_masked_are_not_looked_at(residual):
 
 
 def test_gradients_are_finite_and_signs_are_known(residual):
-    total = jax.jit(jax.value_and_grad(lambda theta: jnp.sum(residual(theta).log_prob(ROWS))))
+    rows = ROWS[3:5]  # some entries, and none
+    total = jax.jit(jax.value_and_grad(lambda theta: jnp.sum(residual(theta).log_prob(rows))))
     (_, slope), step = total(jnp.array([0.1, 0.2])), 1e-2
     above, below = (total(jnp.array([0.1 + move, 0.2]))[0] for move in (step, -step))
     np.testing.assert_allclose(slope[0], (above - below) / (2 * step), rtol=0.02)
-    np.testing.assert_array_equal(residual(np.zeros(2)).signs(ROWS), np.ones(6))
+    np.testing.assert_array_equal(residual(np.zeros(2)).signs(rows), np.ones(2))
 
 
 def test_what_is_refused(residual):
@@ -131,7 +143,8 @@ def test_what_is_refused(residual):
         residual(np.zeros(2)).log_prob(np.where(np.arange(5) == 0, np.inf, LACKING))
     with pytest.raises(ValueError, match="`value` must have shape"):
         residual(np.zeros(2)).log_prob(LACKING[:4])
-    sets = RNG.normal(size=(40, 6, 1)) + THETA[:40, :1, None]
-    whole = fit_likelihood(THETA[:40], sets, form=KernelMeans(data_kernel=EmpiricalMeasure(Gaussian(1.0), 0.3)))
+    sets, kernel = RNG.normal(size=(40, 6, 1)) + THETA[:40, :1, None], EmpiricalMeasure(Gaussian(1.0), 0.3)
+    known = Hyperparameters(Gaussian(np.ones(2)), kernel, np.array(0.01))
+    whole = fit_likelihood(THETA[:40], sets, form=KernelMeans(data_kernel=kernel, hyperparameters=known))
     with pytest.raises(NotImplementedError, match=r"compares data as a whole .* 1 of 6 entries"):
         whole(np.zeros(2)).log_prob(np.where(np.arange(6)[:, None] == 0, np.nan, sets[0]))

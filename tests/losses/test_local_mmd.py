@@ -33,13 +33,26 @@ def bound(noise, covariates, fit_proportion, rng):
     return MMD(Gaussian(1.5), fit_proportion, Gaussian(1.0)).objective((c, x[:, 0]), generator)
 
 
-def local(direct, few):
-    points = vectors(direct.generator.points(jnp.asarray(ANCHOR), jax.tree.map(lambda leaf: leaf[0], few)))
-    return LocalMMD.of(direct, pivots_of(direct.kernel, points, 300, 1e-9), ANCHOR, 300)
+def local(direct):
+    """The loss near the anchor, without a correction; and sets of few nodes and of many."""
+    few, many = (direct.generator.draw_nodes(jax.random.key(i), *size) for i, size in enumerate([(64, 3), (1024, 2)]))
+    points = vectors(direct.generator.points(jnp.asarray(ANCHOR), first(many)))
+    return LocalMMD.of(direct, pivots_of(direct.kernel, points, 300, 1e-9), ANCHOR, 300), few, many
+
+
+def pick(nodes, number):
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[number], nodes)
 
 
 def first(nodes):
-    return jax.tree.map(lambda leaf: leaf[0], nodes)
+    return pick(nodes, 0)
+
+
+@jax.jit
+def measured(objective, weights, u, nodes):
+    """Value, value and gradient, and report."""
+    reduced = objective.reduce(weights)
+    return objective.value(reduced, u, nodes), objective.slope(reduced, u, nodes), objective.report(reduced, u, nodes)
 
 
 CASES = [
@@ -54,22 +67,20 @@ CASES = [
 @pytest.mark.parametrize("noise, covariates, fit_proportion", CASES)
 def test_without_a_correction_it_is_the_loss_by_direct_sums(noise, covariates, fit_proportion, rng):
     direct = bound(noise, covariates, fit_proportion, rng)
-    few = direct.generator.draw_nodes(jax.random.key(0), 256, 2)
-    near = local(direct, few)
+    near, few, _ = local(direct)
     near, nodes = near.corrected(few, near.expansions(first_only(few)), 1.0)
     weights, u = rng.dirichlet(np.ones(40)), ANCHOR + 0.05
-    expected = jax.jit(direct.slope)(direct.reduce(weights), u, first(few))
-    found = jax.jit(near.slope)(near.reduce(weights), u, first(nodes))
-    np.testing.assert_allclose(found[0], expected[0], atol=1e-5)
+    _, expected, exact = measured(direct, weights, u, first(few))
+    value, found, report = measured(near, weights, u, first(nodes))
+    np.testing.assert_allclose([value, found[0]], [expected[0]] * 2, atol=1e-5)
     np.testing.assert_allclose(found[1], expected[1], atol=1e-4)
-    reports = near.report(near.reduce(weights), u, first(nodes)), direct.report(direct.reduce(weights), u, first(few))
-    assert set(reports[0]) == set(reports[1])
-    for name, value in reports[1].items():
-        np.testing.assert_allclose(reports[0][name], value, rtol=2e-3, atol=1e-9)
+    assert set(report) == set(exact)
+    for name, number in exact.items():
+        np.testing.assert_allclose(report[name], number, rtol=2e-3, atol=1e-9)
 
 
 def first_only(nodes):
-    return jax.tree.map(lambda leaf: leaf[:1], nodes)
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[:1], nodes)
 
 
 @pytest.mark.x64
@@ -77,30 +88,23 @@ def first_only(nodes):
 def test_at_the_anchor_it_is_the_loss_over_the_many_nodes(noise, covariates, fit_proportion, rng):
     """Value and gradient, from sets of few nodes that differ; away from it their error is of second order."""
     direct = bound(noise, covariates, fit_proportion, rng)
-    few = direct.generator.draw_nodes(jax.random.key(0), 64, 3)
-    many = direct.generator.draw_nodes(jax.random.key(1), 1024, 2)
-    near = local(direct, direct.generator.draw_nodes(jax.random.key(2), 1024, 1))
+    near, few, many = local(direct)
     size = many.weights.size
     near, nodes = near.corrected(few, near.expansions(many), size / few.weights.shape[1])
-    together = jax.tree.map(lambda leaf: jnp.concatenate(list(leaf)), many)
-    together = QuadratureNodes(together.values, together.weights / together.weights.sum())
+    together = QuadratureNodes(np.concatenate(many.values), np.full(size, 1.0 / size))
     weights = rng.dirichlet(np.ones(40))
 
-    def at(u, number):
-        chosen = jax.tree.map(lambda leaf: leaf[number], nodes)
-        return np.array(near.slope(near.reduce(weights), u, chosen)[1])
+    def slope(objective, u, nodes):
+        return np.asarray(measured(objective, weights, u, nodes)[1][1])
 
-    expected = direct.slope(direct.reduce(weights), ANCHOR, together)
-    value = near.value(near.reduce(weights), ANCHOR, first(nodes))
-    np.testing.assert_allclose(value, expected[0], atol=2e-5)
+    expected = measured(direct, weights, ANCHOR, together)[1]
+    np.testing.assert_allclose(measured(near, weights, ANCHOR, first(nodes))[0], expected[0], atol=2e-5)
     for number in range(len(few.weights)):
-        np.testing.assert_allclose(at(ANCHOR, number), expected[1], atol=2e-4)
-    error = [
-        np.abs(at(ANCHOR + s, 0) - direct.slope(direct.reduce(weights), ANCHOR + s, together)[1]) for s in (0, 0.1)
-    ]
-    plain = direct.slope(direct.reduce(weights), ANCHOR + 0.1, first(few))[1]
-    exactly = direct.slope(direct.reduce(weights), ANCHOR + 0.1, together)[1]
-    assert error[1].max() < 0.5 * np.abs(plain - exactly).max() + 2e-4
+        np.testing.assert_allclose(slope(near, ANCHOR, pick(nodes, number)), expected[1], atol=2e-4)
+    away = ANCHOR + 0.1
+    exactly, corrected = slope(direct, away, together), slope(near, away, first(nodes))
+    plain = slope(direct, away, first(few))
+    assert np.abs(corrected - exactly).max() < 0.5 * np.abs(plain - exactly).max() + 2e-4
 
 
 @pytest.mark.slow

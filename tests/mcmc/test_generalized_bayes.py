@@ -99,7 +99,7 @@ def test_the_density_is_the_prior_times_the_loss_counted_once():
     v = np.exp(-0.5 * z**2) / np.exp(-0.5 * z**2).sum()
     expected = [-0.7 * 30 * squared_mmd(X, at + z, v) for at in (0.4, -1.5)]
     np.testing.assert_allclose(likelihood(gb, X, 0.5, at=[0.4, -1.5]), expected, atol=30 * 1e-4)
-    shares = log_likelihood(gb, {"mean": jnp.array([0.4, -1.5])}, X, 0.5)["x"]
+    shares = jax.jit(lambda at: log_likelihood(gb, at, X, 0.5))({"mean": np.float32([0.4, -1.5])})["x"]
     assert shares.shape == (2, 30)
     np.testing.assert_allclose(np.asarray(shares).sum(1), expected, atol=30 * 1e-4)
 
@@ -124,9 +124,9 @@ def test_fresh_and_latent_noise_use_the_draws_they_are_given():
 
 def test_noise_of_several_keys_is_made_of_equal_parts():
     law, keys = independent_noise(Simulator(DECLARED, 0.0)).rule, random.split(random.key(0), 4)
-    whole = fresh_nodes(law, keys, FreshNoise(12, repeats=2))
-    parts = [law.nodes(key, 3, 2).values for key in keys]
-    np.testing.assert_array_equal(whole.values, np.concatenate(parts, axis=1))
+    whole = jax.jit(lambda keys: fresh_nodes(law, keys, FreshNoise(12, repeats=2)))(keys)
+    part = jax.jit(lambda key: law.nodes(key, 3, 2).values)
+    np.testing.assert_array_equal(whole.values, np.concatenate([part(key) for key in keys], axis=1))
     assert whole.weights.shape == (2, 12) and float(whole.weights.sum()) == pytest.approx(2.0)
 
 
@@ -167,8 +167,9 @@ def test_vectors_covariates_and_single_precision():
         return gb, *density(0.3)
 
     gb, value, gradient = scored()
-    trace = handlers.trace(handlers.substitute(gb, {"a": jnp.array(0.3)})).get_trace(covariate, y)
-    (index, noise), weights = trace["y"]["fn"].nodes.values, trace["y"]["fn"].nodes.weights[0]
+    trace_at = handlers.trace(handlers.substitute(gb, {"a": 0.3})).get_trace
+    nodes = jax.jit(lambda: trace_at(covariate, y)["y"]["fn"].nodes)()
+    (index, noise), weights = jax.tree.map(np.asarray, nodes.values), np.asarray(nodes.weights)[0]
     c, points = covariate[index[0]], np.array([0.3, 0.5]) * covariate[index[0]][:, None] + noise[0]
 
     def k(c, y, d, x):
@@ -319,7 +320,7 @@ def test_declared_noise_follows_from_normals(declared):
     assert isinstance(noise, NormalNoise)
     z = random.normal(random.key(0), (4096, noise.dim))
     values = np.asarray(jax.jit(jax.vmap(noise.transform))(z)).reshape(4096, -1)
-    exact = np.asarray(jax.vmap(declared.sample)(random.split(random.key(1), 40_000))).reshape(40_000, -1)
+    exact = np.asarray(jax.jit(jax.vmap(declared.sample))(random.split(random.key(1), 40_000))).reshape(40_000, -1)
     sd = exact.std(axis=0)
     assert np.abs((values.mean(axis=0) - exact.mean(axis=0)) / sd).max() < 5 * np.sqrt(1 / 4096 + 1 / 40_000)
     np.testing.assert_allclose(np.cov(values.T / sd[:, None]), np.cov(exact.T / sd[:, None]), atol=0.25)

@@ -1,7 +1,6 @@
 """Learnt likelihoods in models: several terms against brute force; `KernelMeansLikelihood` written out in a model."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -63,7 +62,7 @@ def written_out():
     """A prior N(0, 1) and the learnt likelihood of `simulate`: as an observed site, as a factor, by the handler."""
     theta_key, noise_key = random.split(random.key(2))
     theta = 1.5 * random.normal(theta_key, (300, 1))
-    learnt = fit_likelihood(theta, jax.vmap(simulate)(random.split(noise_key, 300), theta))
+    learnt = fit_likelihood(theta, jax.jit(jax.vmap(simulate))(random.split(noise_key, 300), theta))
 
     def site(x):
         theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
@@ -87,7 +86,7 @@ def test_a_site_a_factor_and_the_handler_are_one_density(written_out):
     def densities(theta):
         return [log_density(model, (X,), {}, {"theta": theta})[0] for model in written_out.values()]
 
-    site, factor, handler = jax.vmap(densities)(jnp.linspace(-1.0, 2.0, 7))
+    site, factor, handler = jax.jit(jax.vmap(densities))(np.linspace(-1.0, 2.0, 7, dtype=np.float32))
     np.testing.assert_allclose(site, factor, rtol=1e-6)
     np.testing.assert_allclose(site, handler, rtol=1e-4)
 

@@ -45,7 +45,7 @@ def exact(draws=2000, simulated=16):
         z = rng.normal(size=(draws // 4, simulated))
         pairs = np.exp(-0.5 * (z[:, :, None] - z[:, None]) ** 2).sum((1, 2)) - simulated
         within = pairs / (simulated * (simulated - 1))
-        mean_kernel = np.array([[np.exp(-0.5 * (m + row[:, None] - X) ** 2).mean() for row in z] for m in grid])
+        mean_kernel = np.array([np.exp(-0.5 * (m + z[:, :, None] - X) ** 2).mean((1, 2)) for m in grid])
         p = np.exp(-len(X) * (within - 2.0 * mean_kernel)).mean(1) * np.exp(-0.5 * (grid / 2.0) ** 2)
         mean = p @ grid / p.sum()
         found.append((mean, np.sqrt(p @ (grid - mean) ** 2 / p.sum())))

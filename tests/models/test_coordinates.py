@@ -213,8 +213,8 @@ INEXACT = {
         "takes only a part of t",
     ),
     "no map": (
-        model_of(lambda p: (p,), p=dist.Dirichlet(jnp.ones(3))),
-        "of p: no map between Dirichlet and normals",
+        model_of(lambda p: (p,), p=dist.ZeroSumNormal(1.0, (3,))),
+        "of p: the entries of a ZeroSumNormal are tied",
     ),
     "groups": (groups, "the simulator's parameters vary along plates"),
 }

@@ -1,5 +1,7 @@
 """Simulators of published counts against exact recursions, other solvers and plain loops, and the counts' own sums."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,10 +11,14 @@ import scipy.integrate
 from numpyro_kme.simulators import boarding_school, fluctuation, lynx_hare, smallpox, tuberculosis
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def simulated(simulator, keys, *params):
+    return jax.vmap(lambda key: simulator(key, *params))(keys)
+
+
 def drawn(simulator, number, *params):
     """Draws in float64, `(number, ...)`."""
-    keys = jax.random.split(jax.random.key(0), number)
-    return np.asarray(jax.jit(jax.vmap(lambda key: simulator(key, *params)))(keys), np.float64)
+    return np.asarray(simulated(simulator, jax.random.split(jax.random.key(0), number), *params), np.float64)
 
 
 def occur_with(draws, p):
@@ -30,10 +36,13 @@ def test_published_sums():
     assert len(lynx_hare.HARE) == len(lynx_hare.LYNX) == len(lynx_hare.YEARS)
 
 
+statistics_of_both = jax.jit(lynx_hare.statistics)
+
+
 def test_observed_statistics_are_those_of_the_counts():
-    np.testing.assert_allclose(smallpox.OBSERVED, smallpox.statistics(jnp.asarray(smallpox.DAYS)), atol=1e-5)
-    logs = jnp.log(jnp.stack([lynx_hare.HARE, lynx_hare.LYNX], 1)[1:])
-    np.testing.assert_allclose(lynx_hare.OBSERVED, lynx_hare.statistics(logs), atol=1e-4)
+    np.testing.assert_allclose(smallpox.OBSERVED, jax.jit(smallpox.statistics)(np.float32(smallpox.DAYS)), atol=1e-5)
+    logs = np.log(np.stack([lynx_hare.HARE, lynx_hare.LYNX], 1)[1:])
+    np.testing.assert_allclose(lynx_hare.OBSERVED, statistics_of_both(logs), atol=1e-4)
 
 
 def test_influenza_peaks_and_dies_out_as_it_should():
@@ -98,7 +107,7 @@ def test_removals_take_their_time():
 def test_statistics_of_smallpox():
     times = np.full(120, np.inf)
     times[:4] = [0.0, 3.0, 4.0, 9.0]
-    np.testing.assert_allclose(smallpox.statistics(times), np.log([4, 10, 5, 1 + 2.5]), rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(smallpox.statistics)(times), np.log([4, 10, 5, 1 + 2.5]), rtol=1e-6)
 
 
 def test_tuberculosis_without_deaths_has_the_genotypes_of_infinite_alleles(rng):
@@ -118,18 +127,18 @@ def test_tuberculosis_statistics_and_failures(rng):
 
 
 def test_lynx_and_hare_solve_their_equations_without_noise():
-    theta = jnp.array([0.55, 0.028, 0.84, 0.026, 0.0])
+    theta = np.array([0.55, 0.028, 0.84, 0.026, 0.0])
 
     def slope(_, s):
         return [s[0] * (0.55 - 0.028 * s[1]), s[1] * (0.026 * s[0] - 0.84)]
 
     solved = scipy.integrate.solve_ivp(slope, (0, 5), [30.0, 4.0], t_eval=np.arange(1, 6), rtol=1e-9)
-    found = lynx_hare.lynx_hare(jax.random.key(0), theta)[:5]
+    found = drawn(lynx_hare.lynx_hare, 4_000, theta)[0, :5]
     np.testing.assert_allclose(found, np.log(solved.y.T), atol=0.15)  # Euler's steps of a twentieth of a year
 
 
 def test_noise_of_lynx_and_hare_is_brownian():
-    walks = drawn(lynx_hare.lynx_hare, 4_000, jnp.array([0.0, 0.0, 0.0, 0.0, 0.3])) - np.log([30.0, 4.0])
+    walks = drawn(lynx_hare.lynx_hare, 4_000, np.array([0.0, 0.0, 0.0, 0.0, 0.3])) - np.log([30.0, 4.0])
     years = np.arange(1.0, 21.0)[:, None]
     np.testing.assert_array_less(np.abs(walks.var(0) / (0.09 * years) - 1), 5 * np.sqrt(2 / 4_000))
     assert abs((walks[:, -1, 0] * walks[:, -1, 1]).mean()) < 5 * 0.09 * 20 / np.sqrt(4_000)
@@ -141,4 +150,4 @@ def test_statistics_of_lynx_and_hare(rng):
     lags = [sum(z[t, i] * z[t + lag, i] for t in range(20 - lag)) / (20 - lag) for i in (0, 1) for lag in (1, 2, 3)]
     across = [sum(z[t, 0] * z[t + lag, 1] for t in range(20 - lag)) / (20 - lag) for lag in (0, 1, 2)]
     expected = [*logs.mean(0), *np.log(logs.std(0)), *lags, *across]
-    np.testing.assert_allclose(lynx_hare.statistics(jnp.asarray(logs)), expected, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(statistics_of_both(logs), expected, rtol=1e-3, atol=1e-4)

@@ -110,7 +110,7 @@ class KernelMeans(Form):
         training = _training_set(transform, z, x, measure, y)
         hyper, learnt = self._learn(training)
         solution = (self.solve or default_solve(len(z))).fit(hyper, z)
-        summary = on_host(summarise)(*held_out_sample(hyper, z, training.data))
+        summary = summarise(*held_out_sample(hyper, z, training.data))
         return KernelMeansSurrogate(z, training.data, hyper, solution, transform, summary, learnt)
 
     def _learn(self, training) -> tuple[Hyperparameters, LearntHyperparameters | None]:

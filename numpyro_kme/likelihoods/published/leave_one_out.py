@@ -42,7 +42,7 @@ def leave_one_out_log_marginal(log_gram: jax.Array) -> jax.Array:
     return logsumexp(without_diagonal(log_gram), axis=0) - jnp.log(len(log_gram) - 1.0)
 
 
-def density_ratios(inverse_gram: jax.Array, log_gram: jax.Array) -> jax.Array:
+def density_ratios(inverse_gram: Array, log_gram: Array, xp: Any = jnp) -> Any:
     r"""Held-out estimates `R_ji` of `p(x_i | z_j) / p(x_i) = p(z_j | x_i) / p(z_j)`, `(m, m)`.
 
     Entry `(j, i)` uses neither simulation `j` nor simulation `i`. With `U = B G` (zero diagonal in `G`), taking two
@@ -52,27 +52,29 @@ def density_ratios(inverse_gram: jax.Array, log_gram: jax.Array) -> jax.Array:
     Args:
         inverse_gram: `B`, `(m, m)`.
         log_gram: `(m, m)`, as in `leave_one_out_log_marginal`.
+        xp: `numpy`, or `jax.numpy`.
     Cost: one matrix product.
     """
     size = len(log_gram)
-    gram = (size - 1.0) * jax.nn.softmax(without_diagonal(log_gram), axis=0)
-    own = jnp.diagonal(inverse_gram)
+    softmax = scipy.special.softmax if xp is np else jax.nn.softmax
+    gram = (size - 1.0) * softmax(without_diagonal(log_gram, xp), axis=0)
+    own = xp.diagonal(inverse_gram)
     product = inverse_gram @ gram
-    single = jnp.diagonal(product)
-    diagonal = jnp.eye(size, dtype=bool)
-    determinant = jnp.where(diagonal, 1.0, own[:, None] * own[None, :] - jnp.square(inverse_gram))
+    single = xp.diagonal(product)
+    diagonal = xp.eye(size, dtype=bool)
+    determinant = xp.where(diagonal, 1.0, own[:, None] * own[None, :] - xp.square(inverse_gram))
     others = gram - (product * own[None, :] - inverse_gram * single[None, :]) / determinant
-    return jnp.where(diagonal, (-single / own)[:, None], others)
+    return xp.where(diagonal, (-single / own)[:, None], others)
 
 
-def posterior_scores(ratios: jax.Array, floor: float) -> jax.Array:
+def posterior_scores(ratios: Array, floor: float, xp: Any = jnp) -> Any:
     """Held-out log posterior density of each `z_i` given `x_i`, relative to the simulated parameters, `(m,)`.
 
     `log((1 - w) R_ii^+ / mean_j R_ji^+ + w)`: the positive part of the signed posterior, normalised over the
     simulations, in a defensive mixture with the prior of weight `w`. 0 for a surrogate that has learnt nothing, at most
     about `log m`.
     """
-    return _log_relative_density(ratios, 0, floor)
+    return _log_relative_density(ratios, 0, floor, xp)
 
 
 def log_heavy_tailed_density(x: np.ndarray) -> np.ndarray:
@@ -91,10 +93,10 @@ SOFTNESS = 0.02
 """Ratios below this fraction of the mean count as zero, smoothly, so that gradients pull negative predictions up."""
 
 
-def _log_relative_density(ratios, axis, floor):
-    means = jnp.mean(jnp.maximum(ratios, 0.0), axis=axis)
-    own = jnp.diagonal(ratios) / jnp.maximum(means, SOFTNESS)
-    return jnp.log((1.0 - floor) * positive_part(own, SOFTNESS) + floor)
+def _log_relative_density(ratios, axis, floor, xp=jnp):
+    means = xp.mean(xp.maximum(ratios, 0.0), axis=axis)
+    own = xp.diagonal(ratios) / xp.maximum(means, SOFTNESS)
+    return xp.log((1.0 - floor) * positive_part(own, SOFTNESS, xp) + floor)
 
 
 MOST_HELD_OUT = 2000
@@ -139,13 +141,23 @@ def held_out_sample(hyper: Hyperparameters, z: Array, data: Any) -> tuple[Hyperp
     return replace(hyper, regularisation=hyper.regularisation * len(z) / len(training.z)), training
 
 
-@jax.jit
+@on_host
 def summarise(hyper: Hyperparameters, training: TrainingSet) -> Summary:
-    """The summary of a fit; one factorisation."""
-    ratios, _ = held_out(hyper, training)
-    score = jnp.mean(posterior_scores(ratios, FLOOR))
-    negative = jnp.sum(jnp.maximum(-ratios, 0.0)) / jnp.sum(jnp.abs(ratios))
-    return Summary(score, negative, log_nearest_quantile(hyper.data_kernel.log_gram(training.data)))
+    """The summary of a fit; one factorisation, and NumPy, so that next to nothing is compiled."""
+    matrix, log_gram = (np.asarray(found) for found in _matrices(hyper, training))
+    factor, failed = scipy.linalg.lapack.dpotrf(matrix, lower=1)
+    identity = np.eye(len(matrix))
+    inverse = np.full_like(identity, np.nan) if failed else scipy.linalg.cho_solve((factor, True), identity)
+    with np.errstate(all="ignore"):
+        ratios = density_ratios(inverse, log_gram.T, np)
+        score = np.mean(posterior_scores(ratios, FLOOR, np))
+        negative = np.sum(np.maximum(-ratios, 0.0)) / np.sum(np.abs(ratios))
+        return Summary(score, negative, log_nearest_quantile(log_gram, np))
+
+
+@jax.jit
+def _matrices(hyper, training):
+    return regularised(hyper, training.z), hyper.data_kernel.log_gram(training.data)
 
 
 @jax.jit

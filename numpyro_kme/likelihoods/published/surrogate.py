@@ -179,7 +179,7 @@ class KernelMeansSurrogate(Surrogate):
         transform, data = self.transform.some(chosen), np.asarray(self.data)[:, chosen]
         scale = np.broadcast_to(kernel.length_scale, np.shape(self.data)[1])[chosen]
         hyper = replace(self.hyper, data_kernel=Gaussian(scale))
-        summary = on_host(summarise)(*held_out_sample(hyper, self.z, data))
+        summary = summarise(*held_out_sample(hyper, self.z, data))
         return replace(self, data=data, hyper=hyper, transform=transform, summary=summary)
 
     def _at(self, y) -> KernelMeansAt:

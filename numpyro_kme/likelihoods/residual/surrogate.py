@@ -207,14 +207,14 @@ class ResidualSurrogate(Surrogate):
         precision = np.exp(-2.0 * self.log_scale.on_host(z))
         return Locations(self.location.slopes(z), precision, self.location_errors.variances(z))
 
-    @on_host
     def beyond_residuals(self, y: Any, z: np.ndarray) -> np.ndarray:
         """As `Surrogate.beyond_residuals`: a residual beyond `BEYOND` times the held-out ones, in one statistic."""
         if self.residuals is None:
             return np.zeros(len(z), bool)
         if self.transform.lacks(y):
             return self.marginal(~np.isnan(y)).beyond_residuals(y, z)
-        u = self.standardised(self._at(np.asarray(y, np.float64), np).standard, z, np).residuals
+        standard, z = self._at(np.asarray(y, np.float64), np).standard, np.asarray(z, np.float64)
+        u = self.standardised(standard, z, np).residuals
         held_out = BEYOND * np.asarray(self.residuals)
         return np.any((u < held_out.min(axis=0)) | (u > held_out.max(axis=0)), axis=-1)
 
