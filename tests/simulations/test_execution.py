@@ -700,7 +700,7 @@ def test_programs_outside_python():
     assert len(np.unique(found.x["x"][:, 1])) == len(found)
     rng = np.random.default_rng(0)
     said = f"{sys.executable} ended with 1 and left no output: theta is too large"
-    with pytest.raises(RuntimeError, match=f"^{re.escape(said)}$"):
+    with pytest.raises(RuntimeError, match=f"(?m)^{re.escape(said)}$"):
         command(rng, np.array(1.5))
     with pytest.raises(subprocess.TimeoutExpired):
         Command(("sleep", "20"), timeout=0.1)(rng, np.array(1.5))
