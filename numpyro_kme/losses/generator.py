@@ -281,6 +281,6 @@ def _shapes_of_a_point(generator: Generator) -> list[tuple[int, ...]]:
     """Of a covariate, where there are some, and of one simulated point; nothing is simulated."""
     values = jax.eval_shape(lambda key: jax.vmap(generator.noise.sample)(jax.random.split(key, 2)), jax.random.key(0))
     values = values if generator.covariates is None else (jax.ShapeDtypeStruct((2,), int), values)
-    nodes = QuadratureNodes(values, jax.ShapeDtypeStruct((2,), np.float64))
-    points = jax.eval_shape(generator.points, jax.ShapeDtypeStruct((generator.dim,), np.float64), nodes)
+    u, weights = (jax.ShapeDtypeStruct((size,), np.float64) for size in (generator.dim, 2))
+    points = jax.eval_shape(lambda u, *nodes: generator.points(u, QuadratureNodes(*nodes)), u, values, weights)
     return [leaf.shape[1:] for leaf in jax.tree.leaves(points)]
