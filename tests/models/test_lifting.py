@@ -17,15 +17,18 @@ from numpyro_kme.models.playing import Player
 Z = np.array([-8.0, -6.0, -4.0, -1.0, 0.5, 4.0, 6.0, 8.0])
 
 
+@pytest.fixture(scope="module")
+def log_gamma():
+    """Logarithm of a gamma draw at `(z, shape)` and its derivatives."""
+    lifted = lift_noise(lambda k, a: random.loggamma(k, a), 1.0)
+    return jax.jit(jax.vmap(jax.value_and_grad(lambda z, a: lifted(z[None], a), argnums=(0, 1)), (0, None)))
+
+
 @pytest.mark.x64
 @pytest.mark.parametrize("shape", [0.05, 0.7, 1.0, 6.0, 400.0])
-def test_quantiles_of_the_gamma_distribution_and_their_derivatives(shape):
-    def log_draw(k, a):
-        return random.loggamma(k, a)
-
-    lifted, h = lift_noise(log_draw, shape), 1e-5
-    both = jax.jit(jax.vmap(jax.value_and_grad(lambda z, a: lifted(z[None], a), argnums=(0, 1)), (0, None)))
-    value, (by_z, by_a) = both(jnp.asarray(Z), shape)
+def test_quantiles_of_the_gamma_distribution_and_their_derivatives(log_gamma, shape):
+    h = 1e-5
+    value, (by_z, by_a) = log_gamma(Z, shape)
     with np.errstate(divide="ignore"):
         log_exact = lambda a, z: np.log(exact(stats.gamma(a), z))  # noqa: E731
         found = np.isfinite(log_exact(shape, Z))
