@@ -72,7 +72,9 @@ def resolve(app, env, node, contnode):
     known = env.domaindata["py"]["objects"]
     if aliases().get(target) in known:
         name = aliases()[target]
-        return make_refnode(app.builder, node.get("refdoc", env.docname), known[name].docname, name, contnode, name)
+        return make_refnode(
+            app.builder, node.get("refdoc", env.docname), known[name].docname, known[name].node_id, contnode, name
+        )
     address = outside(target)
     return nodes.reference("", "", contnode, internal=False, refuri=address) if address else None
 
@@ -94,7 +96,7 @@ def link(app, doctree, docname):
         text = node.astext().removesuffix("()")
         name = aliases().get(text, "")
         if name in known and known[name].docname != docname:
-            made = make_refnode(app.builder, docname, known[name].docname, name, node.deepcopy(), name)
+            made = make_refnode(app.builder, docname, known[name].docname, known[name].node_id, node.deepcopy(), name)
         elif not name and (text[:1].isupper() or "." in text) and (address := outside(text)):
             made = nodes.reference("", "", node.deepcopy(), internal=False, refuri=address)
         else:
