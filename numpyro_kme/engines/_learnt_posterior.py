@@ -33,6 +33,7 @@ class LearntLikelihoods(NamedTuple):
         likelihoods: The learnt likelihood of each simulator site.
         measures: The prior of each simulator's coordinates.
         history: For each round, how many simulations it made and how far it moved the posterior.
+        default: Likelihoods of the default form, with which those of the published form are compared; empty for others.
         amortised: Whether they serve every observation: no round simulated where the posterior of one is.
     """
 
@@ -40,6 +41,7 @@ class LearntLikelihoods(NamedTuple):
     likelihoods: Mapping[str, FittedLikelihood]
     measures: Mapping[str, Measure]
     history: tuple[tuple[int, float], ...]
+    default: Mapping[str, FittedLikelihood]
     amortised: bool = True
 
     def require_amortised(self) -> None:
@@ -69,6 +71,8 @@ class LearntPosterior(Posterior):
             on few simulations there, for sites with one observation whose form says it.
         in_tails: Under which proportion of the draws the observation of a site is further from its prediction than any
             simulation is from its own, for sites with one observation.
+        moved_by_default: How far, in standard deviations, the default form moves a posterior of the published form; NaN
+            for other forms.
     """
 
     problem: Problem = field(repr=False)
@@ -80,6 +84,7 @@ class LearntPosterior(Posterior):
     extrapolated: Mapping[str, float] = field(repr=False)
     location_error: Mapping[str, float] = field(repr=False)
     in_tails: Mapping[str, float] = field(repr=False)
+    moved_by_default: float = field(repr=False)
 
     def _with(self, problem: Problem) -> Self:
         """With the model, also in coordinates that are found by it."""

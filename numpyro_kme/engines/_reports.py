@@ -25,6 +25,9 @@ AT = 200
 IN_TAILS = 0.1
 """A larger proportion of draws under which the observation is further out than all simulated residuals is warned of."""
 
+COARSE = 0.5
+"""A published form's posterior that the default form moves by more standard deviations is warned of."""
+
 
 def warn_of(posterior: LearntPosterior) -> None:
     """Warn of draws beyond the simulated parameters, and of too few simulations near them, at the end: a round that
@@ -37,6 +40,8 @@ def warn_of(posterior: LearntPosterior) -> None:
     for site, share in posterior.in_tails.items():
         if share > IN_TAILS:
             checks.warn(_tails_message(site, share, posterior.problem.simulators[site].scale))
+    if posterior.moved_by_default > COARSE:
+        checks.warn(_coarse_message(posterior.moved_by_default, len(posterior.simulations)))
     for site in unresolved(posterior):
         calls = prod(posterior.problem.simulators[site].simulator.batch_shape)
         checks.warn(_unresolved_message(site, calls, posterior.location_error[site], posterior.simulations))
@@ -92,6 +97,16 @@ def _tails_message(site: str, share: float, scale: Any) -> str:
     )
 
 
+def _coarse_message(moved: float, simulations: int) -> str:
+    """The warning of a posterior of the published form that the default form contradicts."""
+    how_far = f"by about {moved:.2g} standard deviations" if np.isfinite(moved) else "beyond nearly all of its draws"
+    return (
+        f"The posterior is coarse: the default form, learnt from the same {simulations} simulations, moves it "
+        f"{how_far} (a mean, or a log standard deviation). The published form smooths the likelihood over its kernel "
+        "on data. Leave `form` out, or simulate more (`num_simulations`)."
+    )
+
+
 def _unresolved_message(site: str, calls: int, error: float, simulations: Simulations) -> str:
     """The warning of a location that is not known well enough at the draws."""
     rounds = (
@@ -115,6 +130,7 @@ def described(
     drawn: Drawn,
     extrapolated: Mapping[str, float],
     errors: Mapping[str, float],
+    moved_by_default: float,
 ) -> dict[str, Any]:
     """What a person reads; of the learnt `priors` too."""
     info: dict[str, Any] = {"simulations": len(learnt.simulations)}
@@ -137,6 +153,8 @@ def described(
         mean, covariance = measure.moments()
         info[f"prior mean of {site}"] = np.asarray(mean)
         info[f"prior sd of {site}"] = np.sqrt(np.diagonal(covariance))
+    if not np.isnan(moved_by_default):
+        info["default form"] = f"moves the posterior by about {moved_by_default:.2g} sd"
     if learnt.simulations.failures:
         info["simulations that failed"] = learnt.simulations.describe_failures()
     info |= drawn.info

@@ -89,8 +89,13 @@ class LearntModel(Recomputed):
         `LikelihoodAt.brief`."""
         latents, terms, arguments = to_host(self._rest(u, dict(given or {})))
         z = {name: fitted.coordinates.at(arguments[name]) for name, fitted in self.likelihoods.items()}
-        learnt = sum(self._log_likelihood(name, z[name], brief) for name in self._prepared)
+        learnt = self.log_likelihood(z, brief)
         return Evaluated(latents, z, terms._replace(log_likelihood=terms.log_likelihood + learnt))
+
+    def log_likelihood(self, z: Mapping[str, np.ndarray], brief: bool = False) -> np.ndarray:
+        """Of all calls that count, each to the power of its scale, at coordinates `{site: (n, *groups, D)}`, `(n,)`."""
+        found = [self._log_likelihood(name, z[name], brief) for name in self._prepared]
+        return np.sum(found, axis=0) if found else np.zeros(len(next(iter(z.values()))))
 
     def pointwise(self, latents: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Log likelihood of each call that counts at latents `{site: (n, *shape)}`, `{site: (n, *batch)}`, or `(n,
@@ -103,7 +108,6 @@ class LearntModel(Recomputed):
         return found
 
     def _log_likelihood(self, name, z, brief):
-        """Of the calls that count, each to the power of its scale, `(n,)`."""
         site, prepared = self.problem.simulators[name], self._prepared[name]
         found = np.where(site.mask, (prepared.brief() if brief else prepared).log_densities(z), 0.0)
         events = range(1 + len(site.fn.batch_shape), found.ndim)  # a plate may have been made part of the event

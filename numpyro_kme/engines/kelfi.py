@@ -10,7 +10,7 @@ import numpy as np
 from numpyro_kme._core import checks, progress
 from numpyro_kme._core.keys import child, split
 from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points
-from numpyro_kme.engines import _enumeration, _forms, _rounds, _sampling, _simulations
+from numpyro_kme.engines import _comparison, _enumeration, _forms, _rounds, _sampling, _simulations
 from numpyro_kme.engines._learnt_posterior import (
     LearntLikelihoods,
     LearntPosterior,
@@ -218,7 +218,7 @@ class KELFI(SimulationEngine):
 
     def _learnt(self, fit_key, problem: Problem, simulations: Simulations, history) -> LearntLikelihoods:
         measures: dict[str, Measure] = {}
-        likelihoods = {}
+        likelihoods, default = {}, {}
         for site, observed in problem.observations.items():
             theta, x = _simulations.training_table(fit_key, simulations, problem, site)
             coordinates = Coordinates.from_prior(fit_key, problem, site).covering(theta)
@@ -235,8 +235,11 @@ class KELFI(SimulationEngine):
             if found.mask.size == 1 and whole:
                 seen = np.reshape(observed, found.simulator.event_shape)
             how: dict[str, Any] = dict(coordinates=coordinates, measure=measures[site], y=seen)
-            likelihoods[site] = fit_likelihood(theta, x, form=form, names=found.simulator.labels, **how)
-        return LearntLikelihoods(simulations, likelihoods, measures, history or ((len(simulations), np.inf),))
+            how["names"] = found.simulator.labels
+            likelihoods[site] = fit_likelihood(theta, x, form=form, **how)
+            if _comparison.comparable(form):
+                default[site] = _comparison.default_form(theta, x, **how)
+        return LearntLikelihoods(simulations, likelihoods, measures, history or ((len(simulations), np.inf),), default)
 
     def _again(self, simulate_key, sample_key, fit_key, learnt: LearntLikelihoods, posterior: LearntPosterior, latents):
         """Simulate at further latents, learn from all simulations, and sample again."""
@@ -317,6 +320,7 @@ class KELFI(SimulationEngine):
             for name, f in learnt.likelihoods.items()
         }
         errors = location_errors(problem, learnt.likelihoods, drawn)
+        moved = _comparison.moved_by_default(problem, learnt.likelihoods, learnt.default, drawn)
         further = problem.evaluate(drawn.latents).deterministics if problem.deterministics else {}
         return LearntPosterior(
             engine=type(self).__name__,
@@ -325,7 +329,8 @@ class KELFI(SimulationEngine):
             groups=groups(learnt.simulations, problem),
             location_error=errors,
             in_tails=in_tails(problem, learnt.likelihoods, drawn),
-            info=described(problem, learnt, measures if self.learn_prior else {}, drawn, extrapolated, errors),
+            moved_by_default=moved,
+            info=described(problem, learnt, measures if self.learn_prior else {}, drawn, extrapolated, errors, moved),
             problem=problem,
             simulations=learnt.simulations,
             likelihoods=learnt.likelihoods,

@@ -1,4 +1,4 @@
-"""A warning where one round does not resolve the posterior: hits, false alarms, and what it says to do."""
+"""Warnings of a posterior that is not resolved, in the tails or coarse: hits, false alarms, and what they say to do."""
 
 import warnings
 
@@ -12,6 +12,7 @@ from scipy import stats
 
 import numpyro_kme as kme
 from benchmarks.helpers.sbi_models import TASKS
+from numpyro_kme.engines import _comparison
 
 SAID = "simulations do not resolve this posterior"
 
@@ -25,6 +26,11 @@ def waves(rng_key, theta):
 def lines(rng_key, theta):
     """`N(theta, 0.3^2 I)`."""
     return theta + 0.3 * jax.random.normal(rng_key, theta.shape)
+
+
+def sharp_lines(rng_key, theta):
+    """`N(theta, 0.01^2 I)`."""
+    return theta + 0.01 * jax.random.normal(rng_key, theta.shape)
 
 
 def model(simulator, dim):
@@ -97,6 +103,25 @@ def test_a_small_power_makes_the_tails_decide_and_a_usual_observation_does_not()
     assert usual.posterior.in_tails["x"] < 0.02
     learnt, z = usual.likelihoods["x"].surrogate, usual.posterior.drawn.coordinates["x"].reshape(-1, 1)
     assert learnt.beyond_residuals(np.array([5.0]), z).all()
+
+
+def test_the_default_form_tells_where_the_published_one_is_coarse():
+    """Weights move the draws as far as a posterior of the default form from the same simulations lies from them."""
+    form = kme.KernelMeans(learner=kme.likelihoods.Learner(num_starts=1))
+    published = kme.KELFI(model(lines, 2), 100, form=form, progress_bar=False)
+    with pytest.warns(UserWarning, match="is coarse: the default form.*100 simulations.*Leave `form` out"):
+        published.run(jax.random.key(0), x=np.array([0.5, -1.0]))
+    assert "moves the posterior by about" in published.info["default form"]
+    given = dict(simulations=published.posterior.simulations)
+    default = alarms(model(lines, 2), np.array([0.5, -1.0]), 100, 1, **given)[0]
+    own, other = (engine.get_samples()["theta"] for engine in (published, default))
+    shift = np.max(np.abs(own.mean(axis=0) - other.mean(axis=0)) / other.std(axis=0))
+    shift = max(shift, np.max(np.abs(np.log(own.std(axis=0) / other.std(axis=0)))))
+    assert abs(published.posterior.moved_by_default - shift) < 0.15  # 1,000 draws each, weights of about half of them
+    assert np.isnan(default.posterior.moved_by_default) and "default form" not in default.info
+    learnt = published.posterior
+    sharp = alarms(model(sharp_lines, 2), np.array([0.5, -1.0]), 100, 1)[0].likelihoods
+    assert _comparison.moved_by_default(learnt.problem, learnt.likelihoods, sharp, learnt.drawn) == np.inf
 
 
 @pytest.mark.slow
