@@ -65,3 +65,9 @@ autosummary_ignore_module_all = False
 
 copybutton_selector = "div.highlight-python pre, div.highlight-ipython3 pre, div.highlight-bash pre"
 autoclass_content = "class"
+
+
+def setup(app):
+    # It copies files when the build has ended, and does not say that pages may be read in parallel.
+    app.extensions["sphinx-mathjax-offline"].parallel_read_safe = True
+    app.extensions["sphinx-mathjax-offline"].parallel_write_safe = True

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from importlib.metadata import metadata
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import jax
 import numpy as np
@@ -83,6 +83,7 @@ class EffectiveSampleSizeError(RuntimeError):
 
 
 Raised = TypeVar("Raised", bound=Exception)
+T = TypeVar("T")
 
 
 def require(condition: bool, message: str, error: type[Exception] = ValueError) -> None:
@@ -221,9 +222,14 @@ def line(value: Any) -> str:
     return f"{value!r:.200}" if isinstance(value, str) or value is None else brief(value, 200)
 
 
-def instance(name: str, value: Any, kind: Any, what: str) -> None:
-    """Require `value` to be an instance of `kind`, which `what` describes."""
+@overload
+def instance(name: str, value: Any, kind: type[T], what: str) -> T: ...
+@overload
+def instance(name: str, value: Any, kind: Any, what: str) -> Any: ...
+def instance(name: str, value: Any, kind: Any, what: str) -> Any:
+    """The value, which must be an instance of `kind`, which `what` describes."""
     require(isinstance(value, kind), f"`{name}` must be {what}; got {line(value)}.", TypeError)
+    return value
 
 
 def real(name: str, value: Any) -> None:

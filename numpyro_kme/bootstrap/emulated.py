@@ -162,13 +162,12 @@ def emulated_bootstrap(
         process: The Dirichlet-process prior.
         settings: How many replicates and simulations, and the prior's weight.
     """
-    checks.require(
-        isinstance(objective, GridMMD | DirectMMD) and objective.generator.covariates is None,
-        f'`method="emulated"` needs the squared MMD without covariates; got {type(objective).__name__}'
-        f"{' with covariates' if objective.generator.covariates is not None else ''}. Use MMD(...), or leave "
-        "`method` out.",
-    )
-    assert isinstance(objective, GridMMD | DirectMMD)
+    if not isinstance(objective, GridMMD | DirectMMD) or objective.generator.covariates is not None:
+        raise checks.explained(
+            f'`method="emulated"` needs the squared MMD without covariates; got {type(objective).__name__}'
+            f"{' with covariates' if objective.generator.covariates is not None else ''}. Use MMD(...), or leave "
+            "`method` out."
+        )
     learn_key, weights_key, anchor_key = jax.random.split(rng_key, 3)
     starts = np.asarray(starts, np.float64)
 

@@ -148,9 +148,8 @@ class PseudoMarginal(MCMCKernel):
 
     def postprocess_fn(self, model_args, model_kwargs):
         """The map to constrained latents and deterministic sites."""
-        assert self._programs is not None
         key = self._first_keys(jax.random.key(0))
-        return self._programs[1](*model_args, simulation_rng_key=key, **(model_kwargs or {}))
+        return self._read[1](*model_args, simulation_rng_key=key, **(model_kwargs or {}))
 
     def refresh(self, state, model_args, model_kwargs):
         """Estimate again with the key that is kept, after what the model is conditioned on has changed."""
@@ -171,9 +170,19 @@ class PseudoMarginal(MCMCKernel):
         return {**self.__dict__, "_programs": None}
 
     def _energy(self, z, noise_key, model_args, model_kwargs):
-        assert self._programs is not None
-        energy = self._programs[0](*model_args, simulation_rng_key=noise_key, **(model_kwargs or {}))(z)
+        energy = self._read[0](*model_args, simulation_rng_key=noise_key, **(model_kwargs or {}))(z)
         return jnp.where(jnp.isnan(energy), jnp.inf, energy)
+
+    @property
+    def _read(self):
+        """The potential and the map to constrained latents, of the model that `init` read."""
+        if self._programs is None:
+            raise checks.explained(
+                "The kernel has read no model yet, or was pickled since. Call MCMC.run first; after pickling, with the "
+                "last positions as `init_params`.",
+                RuntimeError,
+            )
+        return self._programs
 
     def _first_keys(self, key):
         key = checks.typed_key(key)

@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -245,8 +245,8 @@ class Simulator(Distribution):
 
     def sample(self, key: jax.Array | None, sample_shape: Shape = ()) -> jax.Array:
         """Draw `sample_shape + batch_shape + event_shape`; every event is one call with its own key."""
-        assert key is not None
-        keys = self.keys(key, sample_shape)
+        checks.key(key)
+        keys = self.keys(cast(jax.Array, key), sample_shape)
         params = self.broadcast_params(keys.shape)
         if self.black_box:
             return functions.call_back(self.fn, self.event_shape, self.dtype, random.key_data(keys), params)

@@ -118,10 +118,8 @@ def draws_of(posterior: Any) -> Mapping[str, np.ndarray]:
 
 def learnt_posterior(found: LearntPosterior | Engine) -> LearntPosterior:
     """A posterior under a learnt likelihood, or an error."""
-    posterior = posterior_of(found)
-    checks.instance("posterior", posterior, LearntPosterior, "a posterior under a learnt likelihood, such as KELFI's")
-    assert isinstance(posterior, LearntPosterior)
-    return posterior
+    what = "a posterior under a learnt likelihood, such as KELFI's"
+    return checks.instance("posterior", posterior_of(found), LearntPosterior, what)
 
 
 def by_label(posteriors: Any) -> dict[str, Mapping[str, np.ndarray]]:

@@ -93,8 +93,9 @@ def learnt(
     if isinstance(surrogate, StatisticsSurrogate):
         labels = labels or _learnt_names(site, surrogate)
         surrogate = surrogate.inner
-    checks.instance("posterior", surrogate, ResidualSurrogate, "under the default form, ResidualKernelMeans")
-    assert isinstance(surrogate, ResidualSurrogate)
+    surrogate = checks.instance(
+        "posterior", surrogate, ResidualSurrogate, "under the default form, ResidualKernelMeans"
+    )
     found = surrogate.improvements
     parts = {name: np.ravel(getattr(found, name)) for name in ("location", "scale", "decorrelation")}
     known = [surrogate.transform.label(number) for number in surrogate.transform.kept]
@@ -137,9 +138,8 @@ def statistics(
     posterior = learnt_posterior(posterior)
     site = posterior.problem.site(site)
     fitted = posterior.likelihoods[site]
-    surrogate = fitted.surrogate
-    checks.instance("posterior", surrogate, StatisticsSurrogate, "with learnt statistics, KELFI(..., statistics=...)")
-    assert isinstance(surrogate, StatisticsSurrogate)
+    what = "with learnt statistics, KELFI(..., statistics=...)"
+    surrogate = checks.instance("posterior", fitted.surrogate, StatisticsSurrogate, what)
     labels = _learnt_names(site, surrogate)
     columns = dict(zip(labels, np.asarray(surrogate.simulated).T))
     rows = np.asarray(posterior.problem.observations[site], np.float64).reshape(-1, *fitted.event_shape)

@@ -8,7 +8,7 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme.engines._learnt_posterior import LearntLikelihoods, LearntPosterior
-from numpyro_kme.engines.base import Engine, Trained
+from numpyro_kme.engines.base import Engine
 from numpyro_kme.plots._style import COLOURS, DARK, FAINT, HEIGHT, WIDTH, chosen, learnt_posterior, legend, panels
 
 DEPTH = 8.0
@@ -36,9 +36,9 @@ def rounds(
         A matplotlib figure.
     """
     checks.instance("engine", engine, Engine, "a KELFI that has been run")
-    trained, posterior = engine.trained, learnt_posterior(engine)
-    assert isinstance(trained, Trained) and isinstance(trained.learnt, LearntLikelihoods)
-    sizes = [size for size, _ in trained.learnt.history]
+    posterior = learnt_posterior(engine)
+    learnt: LearntLikelihoods = engine.trained.learnt
+    sizes = [size for size, _ in learnt.history]
     known = posterior.simulations.latents
     columns = chosen({name: known[name] for name in posterior.latents if name in known}, names)
     draws = chosen({name: posterior.samples[name] for name in posterior.latents})

@@ -1,5 +1,7 @@
 """The pseudo-marginal kernel and noise as a latent against exact posteriors; two wrong kernels fail the same test."""
 
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -225,3 +227,9 @@ def test_settings_are_checked():
         PseudoMarginal(estimated).init(3, 1, None, (2.0, 1.0), {})
     with pytest.raises(ValueError, match="multiple of the number of blocks; got 16 points and 3 blocks"):
         run(PseudoMarginal(loss_with(FreshNoise(16)), blocks=3), X, num_samples=1, num_warmup=1)
+
+
+def test_a_pickled_kernel_says_that_it_has_read_no_model():
+    kernel = pickle.loads(pickle.dumps(PseudoMarginal(estimated)))
+    with pytest.raises(RuntimeError, match=r"read no model yet.*MCMC.run first"):
+        kernel.postprocess_fn((), {})
