@@ -1,0 +1,146 @@
+"""The product of densities of single residuals: against loops and integrals, and wherever a likelihood is used."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy import stats
+from scipy.integrate import trapezoid
+
+import numpyro_kme as kme
+from numpyro_kme.likelihoods import FittedLikelihood
+from numpyro_kme.likelihoods.patterns import prepare
+
+RNG = np.random.default_rng(3)
+THETA = 3.0 * RNG.normal(size=(300, 1))
+X = THETA + RNG.standard_t(1.0, size=(300, 5))
+Y, Z = np.array([0.3, 1.2, -0.4, 9.0, 0.7]), np.array([[0.1], [-0.4], [0.5]])
+GRID = np.sinh(np.linspace(-12.0, 12.0, 3001))
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    """Five Cauchy draws around one location, as a vector."""
+    return kme.fit_likelihood(THETA, X)
+
+
+@pytest.fixture(scope="module")
+def density(fitted):
+    return fitted.surrogate.density
+
+
+def alone(product, i, weights, v):
+    """The density of one residual at one number, given normalised weights: the formula as it stands."""
+    centres, sds = np.sqrt(1.0 - product.eps[i] ** 2) * product.residuals[:, i], product.eps[i] * product.factors[:, i]
+    w = product.heavy_tailed_weights[i]
+    return (1.0 - w) * weights @ stats.norm.pdf(v, centres, sds) + w * stats.t.pdf(v / 2.0, 3.0) / 2.0
+
+
+def test_the_mixture_against_loops(density, rng):
+    product, v = density.product, rng.normal(size=(3, 5))
+    assert 0.0 < product.proportion < 1.0
+    for row, z in zip(v, Z):
+        parts = np.asarray(product.points) / product.beta
+        kernel = np.exp(-0.5 * np.sum(np.square(parts - z / product.beta), axis=1))
+        gram = np.exp(-0.5 * np.square(parts - parts.T))
+        inverse = np.linalg.inv(gram + product.ridge * np.eye(300))
+        weights = inverse @ kernel + (1.0 - kernel @ inverse.sum(axis=1)) * inverse.sum(axis=1) / inverse.sum()
+        weights = 0.5 * (weights + np.sqrt(np.square(weights) + (0.1 / 300) ** 2))
+        each = [alone(product, i, weights / weights.sum(), one) for i, one in enumerate(row)]
+        joint = np.exp(replace(density, product=None).log_density(row, z, xp=np))
+        expected = np.log((1.0 - product.proportion) * joint + product.proportion * np.prod(each))
+        assert density.log_density(row, z, xp=np) == pytest.approx(expected, abs=0.02)
+
+
+@pytest.mark.parametrize("known", [1.0, 0.3])
+def test_each_density_integrates_to_one_and_has_float32_by_jax(density, known):
+    product, z = density.product, Z[0]
+    one = replace(product, **{name: getattr(product, name)[..., :1] for name in ("residuals", "eps", "factors")})
+    total = trapezoid(np.exp(one.log_density(GRID[:, None], z, known, np)), GRID)
+    assert total == pytest.approx(1.0, abs=1e-3)
+    v = np.array([0.5, -1.0, 0.1, 8.0, 1e4])
+    by_jax = jax.jit(density.log_density)(jnp.asarray(v), jnp.asarray(z), known)
+    assert by_jax == pytest.approx(density.log_density(v, z, known, np), abs=2e-3)
+    slope = jax.grad(lambda at: density.log_density(jnp.asarray(v), at, known))(jnp.asarray(z))
+    step = 1e-4
+    ends = [density.log_density(v, z + sign * step, known, np) for sign in (1.0, -1.0)]
+    assert float(slope[0]) == pytest.approx((ends[0] - ends[1]) / (2.0 * step), abs=0.01)
+
+
+def test_by_numpy_by_jax_and_in_brief_over_a_plate_of_outputs(fitted, rng):
+    rows, points = rng.standard_t(1.0, size=(4, 5)), rng.normal(size=(6, 4, 1))
+    prepared = prepare(fitted, rows)
+    found = prepared.log_densities(points)
+    for i, row in enumerate(rows):
+        by_jax = jax.vmap(fitted.at(row).log_density)(jnp.asarray(points[:, i]))
+        np.testing.assert_allclose(by_jax, found[:, i], atol=5e-3)
+    np.testing.assert_allclose(prepared.brief().log_densities(points), found, atol=5e-3)
+
+
+def test_outputs_integrate_to_one_where_entries_are_missing(fitted):
+    """What is left is learnt again, product included, and has its own integral."""
+    learnt = fitted.surrogate.marginal(np.array([False, True, False, True, False]))
+    grid = np.sinh(np.linspace(-8.0, 8.0, 161))
+    rows = np.full((161, 161, 5), np.nan)
+    rows[..., 1], rows[..., 3] = np.meshgrid(grid, grid, indexing="ij")
+    logs = learnt.at_rows(rows.reshape(-1, 5)).log_densities(Z[:1])
+    total = trapezoid(trapezoid(np.exp(np.ravel(logs)).reshape(161, 161), grid), grid)
+    assert total == pytest.approx(1.0, abs=0.02)
+
+
+@pytest.mark.parametrize("end", [(-1.0, 0.5), (-np.inf, 0.0), (2.0, np.inf)])
+def test_an_interval_is_the_integral_over_it(fitted, end):
+    inside, y = np.arange(5) == 2, np.where(np.arange(5) == 2, np.nan, Y)
+    ends = tuple(np.where(inside, bound, far) for bound, far in zip(end, (-np.inf, np.inf)))
+    found = prepare(fitted, y, bounds=ends).log_densities(Z)
+    learnt = fitted.surrogate.marginal(np.ones(5, bool), inside)
+    assert learnt.density.product is not None
+    grid = np.unique(np.clip(np.append(GRID, np.linspace(-1.0, 2.0, 301)), *end))
+    rows = np.where(inside, grid[:, None], Y)
+    expected = trapezoid(np.exp(learnt.at_rows(rows).log_densities(Z[:, None])), grid, axis=1)
+    np.testing.assert_allclose(np.exp(found), expected, rtol=0.03)
+
+
+def test_normal_residuals_have_none(rng):
+    z, residuals = rng.normal(size=(300, 1)), rng.normal(size=(300, 5))
+    assert kme.ResidualKernelMeans().dependence(z, residuals).density.product is None
+
+
+def cauchys(rng_key, theta):
+    return theta + dist.Cauchy(0.0, 1.0).sample(rng_key, (6,))
+
+
+def exact_mean_and_sd(x):
+    theta = np.linspace(-15.0, 15.0, 3001)
+    logs = -0.5 * np.square(theta / 3.0) + stats.cauchy.logpdf(x[:, None] - theta).sum(axis=0)
+    weights = np.exp(logs - logs.max())
+    mean = np.average(theta, weights=weights)
+    return mean, np.sqrt(np.average(np.square(theta - mean), weights=weights))
+
+
+def test_a_run_is_summarised_conditioned_and_saved(tmp_path, capsys):
+    """Posteriors of a location are as narrow as exact ones, for two observations of one likelihood."""
+
+    def model(x=None):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 3.0))
+        numpyro.sample("x", kme.Simulator(cauchys, theta), obs=x)
+
+    engine = kme.KELFI(model, num_simulations=1000, num_rounds=1, num_samples=1000, progress_bar=False)
+    first = np.array([0.2, 1.5, -0.3, 0.8, 7.0, -1.0])
+    engine.run(jax.random.key(0), x=first)
+    second = engine.trained.condition(jax.random.key(1), x=first[::-1] - 1.0)
+    for x, posterior in ((first, engine.posterior), (first[::-1] - 1.0, second)):
+        mean, sd = exact_mean_and_sd(x)
+        theta = np.asarray(posterior.get_samples()["theta"])
+        # by the joint embedding alone sds are 1.4 times as wide on average
+        assert abs(theta.mean() - mean) < 0.6 * sd and 0.75 * sd < theta.std() < 1.35 * sd
+    engine.print_summary()
+    assert "product of their densities" in " ".join(capsys.readouterr().out.split())
+    fitted = engine.posterior.likelihoods["x"]
+    fitted.save(tmp_path / "likelihood.kme")
+    found = FittedLikelihood.load(tmp_path / "likelihood.kme")
+    np.testing.assert_array_equal(found.at(first).log_densities(Z), fitted.at(first).log_densities(Z))
