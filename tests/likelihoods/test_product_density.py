@@ -1,147 +1,94 @@
-"""The product of densities of single residuals: against loops and integrals, and wherever a likelihood is used."""
+"""The product of densities of single residuals: against loops, and where it is mixed in."""
 
-from dataclasses import replace
-
-import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import pytest
 from scipy import stats
-from scipy.integrate import trapezoid
 
-import numpyro_kme as kme
-from numpyro_kme.likelihoods import FittedLikelihood
-from numpyro_kme.likelihoods.patterns import prepare
-
-RNG = np.random.default_rng(3)
-THETA = 3.0 * RNG.normal(size=(300, 1))
-X = THETA + RNG.standard_t(1.0, size=(300, 5))
-Y, Z = np.array([0.3, 1.2, -0.4, 9.0, 0.7]), np.array([[0.1], [-0.4], [0.5]])
-GRID = np.sinh(np.linspace(-12.0, 12.0, 3001))
-value_and_slope = jax.jit(lambda density, v, z, known: jax.value_and_grad(density.log_density, 1)(v, z, known))
-log_densities = jax.jit(lambda likelihood, z: jax.vmap(likelihood.log_density)(z))
+from numpyro_kme.embeddings.measures import standard_normal
+from numpyro_kme.likelihoods.distribution import FittedLikelihood, fit_likelihood
+from numpyro_kme.likelihoods.residual.density import ResidualDensity
+from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 
 
-@pytest.fixture(scope="module")
-def fitted():
-    """Five Cauchy draws around one location, as a vector."""
-    return kme.fit_likelihood(THETA, X)
+def fitted(rng, noise, size=200):
+    return ResidualKernelMeans().dependence(rng.normal(size=(size, 1)), noise(size)).density
 
 
-@pytest.fixture(scope="module")
-def density(fitted):
-    return fitted.surrogate.density
-
-
-def alone(product, i, weights, v):
-    """The density of one residual at one number, given normalised weights: the formula as it stands."""
-    centres, sds = np.sqrt(1.0 - product.eps[i] ** 2) * product.residuals[:, i], product.eps[i] * product.factors[:, i]
+def single(product, weights, i, v):
+    """Density of residual `i` at a number, from the weights of the simulations."""
+    centres, scales = (
+        np.sqrt(1.0 - product.eps[i] ** 2) * product.residuals[:, i],
+        product.eps[i] * product.factors[:, i],
+    )
     w = product.heavy_tailed_weights[i]
-    return (1.0 - w) * weights @ stats.norm.pdf(v, centres, sds) + w * stats.t.pdf(v / 2.0, 3.0) / 2.0
+    return (1.0 - w) * weights @ stats.norm.pdf(v, centres, scales) + w * stats.t.pdf(v / 2.0, 3.0) / 2.0
 
 
-def test_the_mixture_against_loops(density, rng):
-    product, v = density.product, rng.normal(size=(3, 5))
-    assert 0.0 < product.proportion < 1.0
-    for row, z in zip(v, Z):
-        parts = np.asarray(product.points) / product.beta
-        kernel = np.exp(-0.5 * np.sum(np.square(parts - z / product.beta), axis=1))
-        gram = np.exp(-0.5 * np.square(parts - parts.T))
-        inverse = np.linalg.inv(gram + product.ridge * np.eye(300))
-        weights = inverse @ kernel + (1.0 - kernel @ inverse.sum(axis=1)) * inverse.sum(axis=1) / inverse.sum()
-        weights = 0.5 * (weights + np.sqrt(np.square(weights) + (0.1 / 300) ** 2))
-        each = [alone(product, i, weights / weights.sum(), one) for i, one in enumerate(row)]
-        joint = np.exp(replace(density, product=None).log_density(row, z, xp=np))
-        expected = np.log((1.0 - product.proportion) * joint + product.proportion * np.prod(each))
-        assert density.log_density(row, z, xp=np) == pytest.approx(expected, abs=0.02)
-
-
-@pytest.mark.parametrize("known", [1.0, 0.3])
-def test_each_density_integrates_to_one_and_has_float32_by_jax(density, known):
-    product, z = density.product, Z[0]
-    single = ("residuals", "eps", "factors", "heavy_tailed_weights")
-    one = replace(product, **{name: getattr(product, name)[..., :1] for name in single})
-    total = trapezoid(np.exp(one.log_density(GRID[:, None], z, known, np)), GRID)
-    assert total == pytest.approx(1.0, abs=1e-3)
-    v = np.array([0.5, -1.0, 0.1, 8.0, 1e4])
-    by_jax, slope = value_and_slope(density, jnp.asarray(v), jnp.asarray(z), known)
-    assert by_jax == pytest.approx(density.log_density(v, z, known, np), abs=2e-3)
-    ends = [density.log_density(v, z + step, known, np) for step in (1e-4, -1e-4)]
-    assert float(slope[0]) == pytest.approx((ends[0] - ends[1]) / 2e-4, abs=0.01)
-
-
-def test_by_numpy_by_jax_and_in_brief_over_a_plate_of_outputs(fitted, rng):
-    rows, points = rng.standard_t(1.0, size=(4, 5)), rng.normal(size=(6, 4, 1))
-    prepared = prepare(fitted, rows)
-    found = prepared.log_densities(points)
-    for i, row in enumerate(rows):
-        by_jax = log_densities(fitted.at(row), jnp.asarray(points[:, i]))
-        np.testing.assert_allclose(by_jax, found[:, i], atol=5e-3)
-    np.testing.assert_allclose(prepared.brief().log_densities(points), found, atol=5e-3)
-
-
-def test_outputs_integrate_to_one_where_entries_are_missing(fitted):
-    """What is left is learnt again, product included, and has its own integral."""
-    learnt = fitted.surrogate.marginal(np.array([False, True, False, True, False]))
-    grid = np.sinh(np.linspace(-8.0, 8.0, 161))
-    rows = np.full((161, 161, 5), np.nan)
-    rows[..., 1], rows[..., 3] = np.meshgrid(grid, grid, indexing="ij")
-    logs = learnt.at_rows(rows.reshape(-1, 5)).log_densities(Z[:1])
-    total = trapezoid(trapezoid(np.exp(np.ravel(logs)).reshape(161, 161), grid), grid)
-    assert total == pytest.approx(1.0, abs=0.02)
-
-
-@pytest.mark.parametrize("end", [(-1.0, 0.5), (-np.inf, 0.0), (2.0, np.inf)])
-def test_an_interval_is_the_integral_over_it(fitted, end):
-    inside, y = np.arange(5) == 2, np.where(np.arange(5) == 2, np.nan, Y)
-    ends = tuple(np.where(inside, bound, far) for bound, far in zip(end, (-np.inf, np.inf)))
-    found = prepare(fitted, y, bounds=ends).log_densities(Z)
-    learnt = fitted.surrogate.marginal(np.ones(5, bool), inside)
-    assert learnt.density.product is not None
-    grid = np.unique(np.clip(np.append(GRID, np.linspace(-1.0, 2.0, 301)), *end))
-    rows = np.where(inside, grid[:, None], Y)
-    expected = trapezoid(np.exp(learnt.at_rows(rows).log_densities(Z[:, None])), grid, axis=1)
-    np.testing.assert_allclose(np.exp(found), expected, rtol=0.03)
+def test_single_densities_against_loops_and_their_integral(rng):
+    density = fitted(rng, lambda m: np.clip(rng.standard_t(1.0, size=(m, 4)) / 2.0, -20.0, 20.0))
+    product, at, v = density.product, np.array([[0.3]]), rng.normal(size=(3, 4))
+    shared = {name: getattr(product, name) for name in ("points", "eps", "beta", "basis", "intercept", "ridge")}
+    weights = np.asarray(ResidualDensity(residuals=v, factors=v, heavy_tailed_weight=0.0, **shared).weights(at, np))[0]
+    weights /= weights.sum()
+    alone = np.sum([[np.log(single(product, weights, i, value)) for i, value in enumerate(row)] for row in v], axis=1)
+    np.testing.assert_allclose(product.log_density(v, at, 1.0, np), alone, rtol=1e-6)
+    grid = np.sinh(np.linspace(-9.0, 9.0, 4001))
+    assert abs(np.trapezoid([single(product, weights, 0, value) for value in grid], grid) - 1.0) < 0.01
+    together, share = density.log_density(v, at, 1.0, np), float(product.proportion)
+    joint = ResidualDensity(**{**vars(density), "product": None}).log_density(v, at, 1.0, np)
+    assert 0.5 < share < 1.0
+    np.testing.assert_allclose(np.exp(together), (1.0 - share) * np.exp(joint) + share * np.exp(alone), rtol=1e-6)
+    np.testing.assert_allclose(density.log_density(jnp.asarray(v[0]), jnp.asarray(at[0])), together[0], atol=2e-3)
 
 
 def test_normal_residuals_have_none(rng):
-    z, residuals = rng.normal(size=(300, 1)), rng.normal(size=(300, 5))
-    assert kme.ResidualKernelMeans().dependence(z, residuals).density.product is None
+    assert fitted(rng, lambda m: rng.normal(size=(m, 4))).product is None
 
 
-def cauchys(rng_key, theta):
-    return theta + dist.Cauchy(0.0, 1.0).sample(rng_key, (6,))
+@pytest.fixture(scope="module")
+def learnt():
+    """Six Cauchy draws around one location, and the likelihood learnt from 300 simulations."""
+    rng = np.random.default_rng(0)
+    theta = rng.normal(size=(300, 1))
+    x = theta + 0.3 * rng.standard_cauchy(size=(300, 6))
+    return fit_likelihood(theta, x, measure=standard_normal(1))
 
 
-def exact_mean_and_sd(x):
-    theta = np.linspace(-15.0, 15.0, 3001)
-    logs = -0.5 * np.square(theta / 3.0) + stats.cauchy.logpdf(x[:, None] - theta).sum(axis=0)
-    weights = np.exp(logs - logs.max())
-    mean = np.average(theta, weights=weights)
-    return mean, np.sqrt(np.average(np.square(theta - mean), weights=weights))
+def test_entries_that_are_missing_leave_the_product_of_the_others(learnt):
+    whole, seen = learnt.surrogate, np.array([True, False, True, True, False, True])
+    assert "a product of their densities" in whole.describe()["residuals"] and whole.density.product.eps.shape == (6,)
+    part = learnt.marginal(seen).surrogate.density
+    again = (
+        ResidualKernelMeans().dependence(np.asarray(whole.density.points), np.asarray(whole.residuals)[:, seen]).density
+    )
+    v, z = np.random.default_rng(1).normal(size=(5, 4)), np.linspace(-1.0, 1.0, 5)[:, None]
+    np.testing.assert_allclose(part.log_density(v, z, 1.0, np), again.log_density(v, z, 1.0, np), rtol=1e-5)
+    assert part.product is not None and part.product.eps.shape == (4,)
 
 
-def test_a_run_is_summarised_conditioned_and_saved(tmp_path, capsys):
-    """Posteriors of a location are as narrow as exact ones, for two observations of one likelihood."""
+def test_a_saved_likelihood_has_the_same_densities(learnt, tmp_path):
+    learnt.save(tmp_path / "cauchy.kme")
+    again, z, y = (
+        FittedLikelihood.load(tmp_path / "cauchy.kme"),
+        np.linspace(-1.0, 1.0, 5)[:, None],
+        np.arange(6.0),
+    )
+    assert again.surrogate.density.product is not None
+    np.testing.assert_array_equal(*(fitted.surrogate.at(y).log_densities(z) for fitted in (learnt, again)))
 
-    def model(x=None):
-        theta = numpyro.sample("theta", dist.Normal(0.0, 3.0))
-        numpyro.sample("x", kme.Simulator(cauchys, theta), obs=x)
 
-    engine = kme.KELFI(model, num_simulations=1000, num_rounds=1, num_samples=1000, progress_bar=False)
-    first = np.array([0.2, 1.5, -0.3, 0.8, 7.0, -1.0])
-    engine.run(jax.random.key(0), x=first)
-    second = engine.trained.condition(jax.random.key(1), x=first[::-1] - 1.0)
-    for x, posterior in ((first, engine.posterior), (first[::-1] - 1.0, second)):
-        mean, sd = exact_mean_and_sd(x)
-        theta = np.asarray(posterior.get_samples()["theta"])
-        # by the joint embedding alone sds are 1.4 times as wide on average
-        assert abs(theta.mean() - mean) < 0.6 * sd and 0.75 * sd < theta.std() < 1.35 * sd
-    engine.print_summary()
-    assert "product of their single densities" in " ".join(capsys.readouterr().out.split())
-    fitted = engine.posterior.likelihoods["x"]
-    fitted.save(tmp_path / "likelihood.kme")
-    found = FittedLikelihood.load(tmp_path / "likelihood.kme")
-    np.testing.assert_array_equal(found.at(first).log_densities(Z), fitted.at(first).log_densities(Z))
+def test_the_posterior_of_heavy_tailed_draws_is_as_wide_as_the_exact_one(learnt):
+    """Of sixteen observations of six Cauchy draws; a joint kernel alone leaves it half too wide."""
+    rng, grid, ratios = np.random.default_rng(1), np.linspace(-4.0, 4.0, 801), []
+    for truth in rng.normal(size=16):
+        y = truth + np.clip(0.3 * rng.standard_cauchy(size=6), -3.0, 3.0)
+        exact = stats.norm.logpdf(grid) + stats.cauchy.logpdf(y[:, None], grid, 0.3).sum(axis=0)
+        found = stats.norm.logpdf(grid) + np.asarray(learnt.surrogate.at(y).log_densities(grid[:, None]))
+        sds = []
+        for logs in (found, exact):
+            p = np.exp(logs - logs.max())
+            p /= p.sum()
+            sds.append(np.sqrt(p @ np.square(grid) - (p @ grid) ** 2))
+        ratios.append(sds[0] / sds[1])
+    assert 0.8 < np.exp(np.mean(np.log(ratios))) < 1.3

@@ -43,7 +43,8 @@ class ProductDensity:
     @property
     def told(self) -> str:
         """What a person reads."""
-        return f"product of their single densities mixed in, with weight {float(self.proportion):.0%}"
+        weight = f"{float(self.proportion):.0%}"
+        return f"each by itself, a product of their densities, in a mixture with weight {weight}"
 
     def log_density(self, v: Any, z: Any, known: Any, xp: Any) -> Any:
         """As `ResidualDensity.log_density`. Cost: `n` kernels and exponentials for each simulation."""
