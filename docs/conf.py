@@ -32,6 +32,16 @@ html_theme = "furo"
 html_title = f"numpyro_kme {release}"
 html_static_path = ["_static"]
 html_css_files = ["pages.css"]
+html_sidebars = {
+    "**": [
+        "sidebar/brand.html",
+        "sidebar/versions.html",
+        "sidebar/search.html",
+        "sidebar/scroll-start.html",
+        "sidebar/navigation.html",
+        "sidebar/scroll-end.html",
+    ]
+}
 addresses = dict(line.split(", ", 1) for line in metadata("numpyro-kme").get_all("Project-URL"))
 if "placeholder" not in addresses["Repository"]:  # links that show and edit the source of a page
     html_theme_options = {

@@ -1,6 +1,7 @@
 """What is published: versions, the README as PyPI shows it, extras that hold what the docs import, and placeholders."""
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -23,12 +24,33 @@ DISTRIBUTIONS = {"sklearn": "scikit-learn", "ot": "pot"}
 """Names of distributions that differ from what is imported."""
 
 
-@pytest.fixture(scope="module")
-def check_release():
-    spec = importlib.util.spec_from_file_location("check_release", ROOT / ".github" / "check_release.py")
+def script(name):
+    """A script of `.github` as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / ".github" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def check_release():
+    return script("check_release")
+
+
+def test_pages_of_every_version_stay_and_stable_is_the_latest(tmp_path):
+    publish, pages, site = script("publish_docs").publish, tmp_path / "pages", tmp_path / "site"
+    pages.mkdir(), site.mkdir()
+    with pytest.raises(SystemExit, match="no pages"):
+        publish(pages, site, "v0.9.0")
+    for tag in ("v0.9.0", "v0.10.0", "v0.9.1"):  # the last mends an older line
+        (pages / "index.html").write_text(tag)
+        listed = publish(pages, site, tag)
+    assert listed == ["0.10.0", "0.9.1", "0.9.0"]
+    assert json.loads((site / "versions.json").read_text()) == ["stable", *listed]
+    found = {name: (site / name / "index.html").read_text() for name in ["stable", *listed]}
+    assert found == {"stable": "v0.10.0", "0.10.0": "v0.10.0", "0.9.1": "v0.9.1", "0.9.0": "v0.9.0"}
+    with pytest.raises(SystemExit, match="got 'main'"):
+        publish(pages, site, "main")
 
 
 def test_one_version_everywhere(check_release):

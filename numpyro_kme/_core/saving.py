@@ -154,7 +154,7 @@ def read(path: str | PathLike) -> Any:
                 )
             count = sum(name.startswith("arrays/") for name in names)
             arrays = [_array(archive.read(f"arrays/{number}.npy")) for number in range(count)]
-        return _Decoder(arrays).decoded(header["value"])
+        return _Decoder(arrays, f"{path}, written by numpyro_kme {about['version']},").decoded(header["value"])
     except SavedFileError:
         raise
     except Exception as error:
@@ -233,16 +233,18 @@ class _Writer:
 
 
 class _Decoder:
-    """Values of trees."""
+    """Values of trees, of a file that is told as `which`."""
 
-    def __init__(self, arrays: list[np.ndarray]):
-        self._arrays = arrays
+    def __init__(self, arrays: list[np.ndarray], which: str):
+        self._arrays, self._which = arrays, which
 
     def decoded(self, tree: Any) -> Any:
         """The value of a tree."""
         if not isinstance(tree, dict):
             if isinstance(tree, list):
-                raise checks.explained("The file is damaged: it has a list where a value should be.", SavedFileError)
+                raise checks.explained(
+                    f"{self._which} is damaged: it has a list where a value should be.", SavedFileError
+                )
             return tree
         kinds: dict[str, Callable[[dict], Any]] = {
             "float": lambda t: float(t["float"]),
@@ -261,16 +263,16 @@ class _Decoder:
         name = tree["object"]
         if name not in _classes:
             raise checks.explained(
-                f"The file holds an object of the class {name}, which is not known here: import the module that "
-                "defines it, or install the release that wrote the file.",
+                f"{self._which} holds an object of the class {name}, which numpyro_kme {version('numpyro-kme')} does "
+                "not know: import the module that defines it, or install the release that wrote the file.",
                 SavedFileError,
             )
         cls, found = _classes[name], {key: self.decoded(value) for key, value in tree["fields"].items()}
         known = _members(cls)
         if set(known) != set(found):
             raise checks.explained(
-                f"The file holds a {name} with the fields {sorted(found)}, and here it has {sorted(known)}: it was "
-                "written by another release. Read it with that one.",
+                f"{self._which} holds a {name} with the fields {sorted(found)}, and in {version('numpyro-kme')} it has "
+                f"{sorted(known)}. Read it with the release that wrote it.",
                 SavedFileError,
             )
         if not is_dataclass(cls):
@@ -287,7 +289,9 @@ class _Decoder:
         }
         if (module, name) not in known or not module.startswith("numpyro.distributions."):
             raise checks.explained(
-                f"The file holds a {module}.{name}, which the installed NumPyro does not have.", SavedFileError
+                f"{self._which} holds a {module}.{name}, which the installed NumPyro does not have. Install the "
+                "NumPyro with which it was written.",
+                SavedFileError,
             )
         cls, found = known[module, name], {key: self.decoded(value) for key, value in tree["fields"].items()}
         if issubclass(cls, dist.Distribution):

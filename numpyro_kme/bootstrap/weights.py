@@ -58,8 +58,8 @@ class DirichletProcess:
         centering: `(rng_key, num) -> (num, ...)` samples of `F`; needed when `concentration` is positive.
         truncation: `T`, samples of `F` in each replicate.
 
-    References: Lyddon, Walker and Holmes (2018); Fong, Lyddon and Holmes (2019), ICML; Dellaporta et al.
-        (2022), AISTATS.
+    References: Lyddon, Walker and Holmes (2018); Fong, Lyddon and Holmes (2019), ICML; Dellaporta, Knoblauch,
+        Damoulas and Briol (2022), AISTATS.
     """
 
     concentration: float = 0.0

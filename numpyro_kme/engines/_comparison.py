@@ -52,7 +52,7 @@ def moved_by_default(
         return np.nan
     with solves.one_blas_thread:
         own, other = (LearntModel(problem, found).log_likelihood(drawn.coordinates) for found in (likelihoods, default))
-    weights = special.softmax(other - own)
+    weights = special.softmax(np.broadcast_to(other - own, drawn.log_posterior.shape))
     if np.sum(weights**2) * FEWEST > 1.0:
         return np.inf
     rows = systematic(np.random.default_rng(0), weights, len(weights))

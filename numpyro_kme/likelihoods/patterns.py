@@ -51,17 +51,18 @@ def prepare(
         f"All {data.size} entries of the observation are NaN, not observed: it says nothing about the parameters, and "
         "the posterior is the prior.",
     )
-    patterns, of_row = np.unique(seen + 2 * inside, axis=0, return_inverse=True)
+    tells = seen.any(axis=1) | (counts & fitted.surrogate.records)  # whether there is anything but intervals
+    patterns, of_row = np.unique(np.column_stack([seen + 2 * inside, tells]), axis=0, return_inverse=True)
     if len(np.unique(seen[counts], axis=0)) == 1 and not inside.any() and (seen.any() or not unknown):
         return PreparedLikelihood.of(fitted.marginal(seen[counts][0].reshape(fitted.event_shape)), value, mask)
     outputs, parts, rows = data.reshape(-1, *fitted.event_shape), [], []
-    for number, pattern in enumerate(patterns):
-        own = np.flatnonzero(of_row.ravel() == number)
+    for number, (*pattern, told) in enumerate(patterns):
+        own, pattern = np.flatnonzero(of_row.ravel() == number), np.array(pattern)
         if (pattern == 2).any():
             flat = np.where(pattern == 1, outputs[own].reshape(len(own), -1), np.nan).astype(np.float64)
             checks.finite("value", flat[:, pattern == 1])
             parts.append(_of_intervals(fitted.surrogate.within(flat, *ends[:, own]), outputs[own]))
-        elif pattern.any() or not unknown:
+        elif told:
             marginal = fitted.marginal((pattern == 1).reshape(fitted.event_shape))
             parts.append(PreparedLikelihood.of(marginal, outputs[own]))
         else:

@@ -32,6 +32,9 @@ SHOWN = 8
 DONORS = 5
 """Fills are drawn from so many of the simulations that are most alike."""
 
+EXPECTED = 10
+"""What no simulation has of two entries is impossible where, did one not depend on the other, so many would have it."""
+
 
 @shown
 @saveable
@@ -60,7 +63,8 @@ class Recorded(Form):
         partly = np.flatnonzero(~recorded.all(axis=0))
         table = np.concatenate([_filled(z, x), recorded[:, partly]], axis=1)
         inner = self.form.fit(z, table, measure=measure, y=None if len(partly) else y)
-        return RecordedSurrogate(inner, recorded[:, partly].mean(axis=0), tuple(partly.tolist()))
+        both = _both_ways(recorded[:, partly])
+        return RecordedSurrogate(inner, (both.T @ both).astype(int), tuple(partly.tolist()))
 
 
 @register
@@ -69,18 +73,29 @@ class RecordedSurrogate(TransformedSurrogate):
 
     Attributes:
         inner: Of all entries, filled, and then the indicators.
-        shares: Fraction of the simulations in which each of them is recorded, `(k,)`.
+        together: Numbers of simulations in which two of them are recorded or lost, `(2 k, 2 k)`: whether each is
+            recorded, and then whether it is lost.
         partly: Entries that some simulations lack (static).
     """
 
     records = True
 
     inner: Surrogate
-    shares: Array
+    together: Array
     partly: tuple[int, ...] = field(metadata=dict(static=True))
+
+    @property
+    def shares(self) -> np.ndarray:
+        """Fraction of the simulations in which each of the entries is recorded, `(k,)`."""
+        recorded, lost = np.split(np.diagonal(np.asarray(self.together)), 2)
+        return recorded / (recorded + lost)
 
     def transformed(self, rows: np.ndarray) -> np.ndarray:
         """Outputs `(R, n)`, NaN where nothing was recorded, and their indicators, `(R, n + k)`."""
+        return np.concatenate([rows, ~np.isnan(rows[:, list(self.partly)])], axis=1)
+
+    def require_possible(self, rows: np.ndarray) -> None:
+        """As `TransformedSurrogate.require_possible`: entries are lost or recorded as they are in no simulation."""
         lost = np.isnan(rows)
         always = np.delete(np.arange(rows.shape[1]), self.partly)
         unknown = always[lost[:, always].any(axis=0)]
@@ -89,7 +104,18 @@ class RecordedSurrogate(TransformedSurrogate):
             f"Entry {unknown[:1]} of the observation is NaN, and every simulation has it: the simulator cannot produce "
             "this observation. Let it lose this entry too, or leave `missing` out where entries are missing at random.",
         )
-        return np.concatenate([rows, ~lost[:, list(self.partly)]], axis=1)
+        found, together = _both_ways(~lost[:, list(self.partly)]), np.asarray(self.together)
+        each = np.diagonal(together)
+        expected = np.outer(each, each) / max(sum(each[:: len(self.partly)]), 1) if len(each) else together
+        never = (together == 0) & ((expected >= EXPECTED) | np.eye(len(each), dtype=bool))
+        pairs = np.argwhere(never & (found.T @ found > 0.0))
+        ways = [f"entry {i} is {way}" for way in ("recorded", "NaN") for i in self.partly]
+        checks.require(
+            not len(pairs),
+            f"In the observation {' and '.join(ways[i] for i in np.unique(pairs[:1]))}, and in no simulation: the "
+            "simulator cannot produce this observation, or does so too rarely to learn from. Let it lose entries as "
+            "they are lost here, or leave `missing` out where entries are missing at random.",
+        )
 
     def _marginal(self, seen, last):
         """Of all indicators and the entries that were recorded."""
@@ -116,6 +142,11 @@ class RecordedSurrogate(TransformedSurrogate):
         more = f" and {len(self.partly) - SHOWN} more" if len(self.partly) > SHOWN else ""
         told = f"entries {shares} of the simulations{more}; whether is learnt, as statistics behind all entries"
         return {"recorded": told if self.partly else "all entries in all simulations", **self.inner.describe()}
+
+
+def _both_ways(recorded: np.ndarray) -> np.ndarray:
+    """Whether entries are recorded, and then whether they are lost, `(R, 2 k)`, as numbers."""
+    return np.concatenate([recorded, ~recorded], axis=1).astype(float)
 
 
 def _filled(z: np.ndarray, x: np.ndarray) -> np.ndarray:

@@ -23,6 +23,9 @@ class TransformedSurrogate(Surrogate):
     def transformed(self, rows: np.ndarray) -> np.ndarray:
         """`s`, `(R, k)`, of outputs `(R, n_raw)` in float64."""
 
+    def require_possible(self, rows: np.ndarray) -> None:
+        """Raise for observations `(R, n_raw)` that nothing is known of; by default there are none."""
+
     def _of(self, y: Any, *lead: int) -> np.ndarray:
         """`s`, `(*lead, k)`, of concrete outputs `(*lead, *event)`."""
         checks.concrete(y=y)
@@ -36,10 +39,13 @@ class TransformedSurrogate(Surrogate):
 
     def at(self, y: Any) -> LikelihoodAt:
         """The likelihood at one observation `(*event)`, concrete."""
-        return self.inner.at(self._of(y))
+        s = self._of(y)
+        self.require_possible(np.asarray(y, np.float64).reshape(1, -1))
+        return self.inner.at(s)
 
     def at_rows(self, rows: np.ndarray) -> LikelihoodAt:
         """As `Surrogate.at_rows`."""
+        self.require_possible(np.asarray(rows, np.float64).reshape(len(rows), -1))
         return self.inner.at_rows(self._of(rows, len(rows)))
 
     def variance(self, z):

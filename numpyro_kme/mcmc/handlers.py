@@ -30,6 +30,7 @@ from numpyro_kme.mcmc.noise import (
 )
 from numpyro_kme.mcmc.soft_abc import soft_abc
 from numpyro_kme.models.simulator import Simulator
+from numpyro_kme.models.sites import require_known
 
 __all__ = ["generalized_bayes", "soft_abc", "surrogate", "uncondition_simulators"]
 
@@ -106,6 +107,7 @@ class surrogate(Messenger):
         if simulator.ragged:
             msg["value"] = simulator.expand(shape[: len(shape) - simulator.event_dim]).padded(msg["value"])
         mask = compat.mask(msg["fn"])
+        require_known(name, simulator)
         msg["value"] = compat.innermost(msg["fn"]).vector(msg["value"])
         density = partial(_density, name, self.likelihoods[name], msg["value"], mask)
         fn = compat.rewrapped(msg["fn"], density)

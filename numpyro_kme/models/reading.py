@@ -15,7 +15,7 @@ from numpyro_kme._core import checks, compat
 from numpyro_kme.kernels.ragged import beyond_end
 from numpyro_kme.models import tracing
 from numpyro_kme.models.simulator import Simulator
-from numpyro_kme.models.sites import Latent, SimulatorSite
+from numpyro_kme.models.sites import Latent, SimulatorSite, require_known
 
 
 class Parts(NamedTuple):
@@ -212,13 +212,7 @@ def _check_sites(trace, simulators, parents) -> None:
                 else f"Site {name!r} has shape {found} where its simulator gives shape {expected}. A simulator "
                 "inside `scan` is not supported: make the whole series one call of a simulator.",
             )
-            lost = np.isnan(np.asarray(simulators[name].arguments))
-            checks.require(
-                not lost.any(),
-                f"{int(lost.sum())} of the {lost.size} arguments of the simulator at {name!r} are NaN at a prior draw: "
-                "covariates have to be known. Leave these units out, or give what is missing a prior; in an "
-                "observation NaN means not observed.",
-            )
+            require_known(name, simulators[name])
     latents = [name for name, site in sites.items() if not site["is_observed"] and name not in simulators]
     checks.require(len(latents) > 0, f"The model has no latent site to infer; its sites are {list(sites)}.")
     for name in latents:

@@ -147,3 +147,14 @@ class SimulatorSite:
         kept = tuple(size for size, own in zip(batch, padded) if own == 1)
         shape = (-1, *kept, *self.simulator.event_shape)
         return arguments.reshape(-1, arguments.shape[-1]), moved.reshape(shape)
+
+
+def require_known(name: str, simulator: Simulator) -> None:
+    """Raise where arguments of the simulator at a site are NaN, of those that are not traced."""
+    known = [np.isnan(param) for param in map(np.asarray, filter(checks.is_concrete, simulator.params))]
+    lost, size = sum(int(nan.sum()) for nan in known), sum(nan.size for nan in known)
+    checks.require(
+        not lost,
+        f"{lost} of the {size} arguments of the simulator at {name!r} are NaN: covariates have to be known. Leave "
+        "these units out, or give what is missing a prior; in an observation NaN means not observed.",
+    )

@@ -1,5 +1,7 @@
 """Censored, bounded and rounded data, and simulators that lose entries, against exact posteriors."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -191,6 +193,56 @@ def test_nan_that_no_simulation_has():
         engine.run(KEY, x=np.array([np.nan, 1.0]))
     with pytest.raises(TypeError, match="`missing` must be SimulatedMissing"):
         kme.KELFI(half, missing="random")
+
+
+def dropping_out(rng_key, theta):
+    """Four visits, of which the first alone is sure: who has left does not come back."""
+    key, last_key = jax.random.split(rng_key)
+    x = theta + jax.random.normal(key, (4,))
+    return jnp.where(jnp.arange(4) < jax.random.randint(last_key, (), 1, 5), x, jnp.nan)
+
+
+def visits(x=None, mask=True):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    with numpyro.plate("patients", 3), numpyro.handlers.mask(mask=mask):
+        numpyro.sample("x", kme.Simulator(dropping_out, theta), obs=x)
+
+
+def test_a_pattern_that_no_simulation_has():
+    """Each entry is lost and recorded in many simulations, and not as in these data; a masked row may be anything."""
+    x = np.full((3, 4), np.nan)
+    x[0], x[1, :2], x[2, 0] = 0.1, 0.3, -0.2
+    engine = kme.KELFI(visits, 100, missing=kme.SimulatedMissing(), num_rounds=1, num_samples=100, progress_bar=False)
+    engine.run(KEY, x=x)
+    before = engine.get_samples()["theta"]
+    back = x.copy()
+    back[1] = [0.3, np.nan, 0.2, np.nan]
+    with pytest.raises(ValueError, match="entry 2 is recorded and entry 1 is NaN, and in no simulation"):
+        engine.condition(KEY, x=back)
+    np.testing.assert_array_equal(engine.get_samples()["theta"], before)
+    kept = np.array([True, False, True])
+    x[1] = np.nan
+    with pytest.raises(ValueError, match="every simulation has it"):
+        engine.condition(KEY, x=x)
+    engine.condition(KEY, x=x, mask=kept)
+    masked = engine.get_samples()["theta"]
+    engine.condition(KEY, x=np.where(kept[:, None], x, 0.0), mask=kept)
+    np.testing.assert_array_equal(engine.get_samples()["theta"], masked)
+
+
+def never(rng_key, theta):
+    """Two numbers, of which the second is never recorded."""
+    return jnp.where(jnp.array([True, False]), theta + jax.random.normal(rng_key, (2,)), jnp.nan)
+
+
+def test_what_no_simulation_records():
+    def model(x=None):
+        numpyro.sample("x", kme.Simulator(never, numpyro.sample("theta", dist.Normal(0.0, 1.0))), obs=x)
+
+    engine = kme.KELFI(model, 60, missing=kme.SimulatedMissing(), num_rounds=1, num_samples=100, progress_bar=False)
+    with pytest.raises(ValueError, match="entry 1 is recorded, and in no simulation"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # it is constant
+        engine.run(KEY, x=np.zeros(2))
 
 
 def test_infinite_values_stay_failures(tmp_path):

@@ -75,6 +75,11 @@ def test_covariates_that_are_not_known_or_were_constant():
     ones = np.ones(8, np.float32)
     with pytest.raises(ValueError, match="covariates have to be known"):
         Problem.read(regression, np.where(np.arange(8) == 2, np.nan, X))
+    known = kme.handlers.surrogate(regression, {"y": lambda slope, x: dist.Normal(slope * x, SD)})
+    with pytest.raises(ValueError, match="2 of the 9 arguments of the simulator at 'y' are NaN: covariates have to be"):
+        MCMC(NUTS(known), num_warmup=1, num_samples=1, progress_bar=False).run(
+            KEY, np.where(np.arange(8) < 2, np.nan, X), y=Y
+        )
     engine = kme.KELFI(regression, 100, num_samples=100, progress_bar=False)
     engine.run(KEY, ones, y=Y)
     with pytest.raises(ValueError, match="Argument 1 of the simulator is 2, and was 1 in all simulations"):
