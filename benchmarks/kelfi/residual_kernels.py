@@ -20,7 +20,7 @@ import numpyro_kme as kme
 from benchmarks.helpers import report
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.likelihoods.base import positive_part
-from numpyro_kme.likelihoods.residual import density, smoothness
+from numpyro_kme.likelihoods.residual import density, mixture, smoothness
 
 
 def gaussian_gram(z, squared_length):
@@ -38,11 +38,11 @@ def radial_basis(self, a, b):
     return np.array(found).reshape(*lengths.shape[:-1], len(a), len(b))
 
 
-def weights(self, z):
+def weights(self, z, xp):
     basis = jnp.asarray(self.basis)
     kernel = Gaussian(self.beta).gram(z[None], jnp.asarray(self.points))[0]
     local = (kernel - (kernel @ basis) @ basis.T) / self.ridge
-    return positive_part(local + (1.0 - jnp.sum(local)) * jnp.asarray(self.intercept), density.SOFTNESS / len(kernel))
+    return positive_part(local + (1.0 - jnp.sum(local)) * jnp.asarray(self.intercept), mixture.SOFTNESS / len(kernel))
 
 
 PARTS = {

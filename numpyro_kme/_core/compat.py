@@ -171,6 +171,8 @@ def read_arrays_in_present_precision() -> bool:
         from jax._src.literals import TypedNdArray
     except ImportError:
         return False
+    if not issubclass(TypedNdArray, np.ndarray):  # before 0.9.2, which this package does not ask for
+        return False
     known: dict[tuple[int, np.dtype], tuple[ref, ref]] = {}
 
     def read(array: np.ndarray) -> np.ndarray:

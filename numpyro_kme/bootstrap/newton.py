@@ -219,9 +219,9 @@ class Problems:
         return _over_blocks(partial(_together, "value"), self, points[:, None])
 
     def _evaluated(self, method, points):
-        """`objective.value`, `slope` or `expand` for every reweighting, by name."""
+        """`objective.value`, `slope`, `expand` or `report` for every reweighting, by name."""
         points = np.broadcast_to(points, (len(self.reweightings), np.shape(points)[-1]))
-        if self.objective.by_numpy and method != "report":
+        if self.objective.by_numpy:
             return grid_rows.evaluate(method, self.objective, self.nodes, self.reweightings, points)
         return _over_blocks(partial(_at_points, method), self, points)
 

@@ -12,13 +12,16 @@ import numpy as np
 from numpyro_kme._core import checks, programs
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import on_host
-from numpyro_kme._core.keys import split
+from numpyro_kme._core.keys import data_of, fold_in, known, split, uniform
 from numpyro_kme.kernels.base import num_points, register
 from numpyro_kme.losses.base import WeightedObjective
 from numpyro_kme.losses.generator import BLOCK
 
 PILOT = 2**30
 """Replicates numbered from here on set the scale of the others: it must not depend on how many there are."""
+
+FEW = 1000
+"""Data up to this many are weighted by NumPy: as fast as a compiled program, and nothing is compiled."""
 
 
 @register
@@ -58,8 +61,8 @@ class DirichletProcess:
         centering: `(rng_key, num) -> (num, ...)` samples of `F`; needed when `concentration` is positive.
         truncation: `T`, samples of `F` in each replicate.
 
-    References: Lyddon, Walker and Holmes (2018); Fong, Lyddon and Holmes (2019), ICML; Dellaporta et al.
-        (2022), AISTATS.
+    References: Lyddon, Walker and Holmes (2018); Fong, Lyddon and Holmes (2019), ICML; Dellaporta, Knoblauch,
+        Damoulas and Briol (2022), AISTATS.
     """
 
     concentration: float = 0.0
@@ -120,8 +123,17 @@ def draw_reweightings(
 
 @on_host
 def draw_weights(process: DirichletProcess, rng_key: jax.Array, replicates: np.ndarray, data: Any) -> np.ndarray:
-    """Weights of the given replicates as a float64 array on the host."""
-    return programs.in_blocks(lambda block: _weights(process, rng_key, block, num_points(data)), replicates, BLOCK)
+    """Weights of the given replicates as a float64 array on the host; those of few data need no program."""
+    words, n = fold_in(data_of(rng_key), replicates), num_points(data)
+    if known(words) and n <= FEW and not process.concentration:
+        return programs.in_blocks(lambda block: _exponential(block, n), words, BLOCK)
+    return programs.in_blocks(lambda block: _weights(process, rng_key, block, n), replicates, BLOCK)
+
+
+def _exponential(words, n):
+    """As `DirichletProcess.weights`, by NumPy."""
+    unnormalised = -np.log1p(-uniform(words, n))
+    return unnormalised / unnormalised.sum(axis=1, keepdims=True)
 
 
 _weights = jax.jit(DirichletProcess.weights, static_argnums=(0, 3))

@@ -3,6 +3,7 @@
 import abc
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ from scipy import special
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import numpy_rng, on_host
+from numpyro_kme._core.programs import in_blocks
 from numpyro_kme.kernels.base import register
 
 BLOCK = 16
@@ -120,8 +122,12 @@ class NormalNoise(Noise):
         else:
             z = np.stack([self._mirrored(jax.random.fold_in(rng_key, block), num) for block in range(blocks)])
             weights = np.ones(z.shape[1])
-        values = jax.vmap(jax.vmap(self.transform))(jnp.asarray(z))
-        return QuadratureNodes(values, jnp.broadcast_to(weights / weights.sum(), z.shape[:2]))
+        return QuadratureNodes(self.push(z), jnp.asarray(np.broadcast_to(weights / weights.sum(), z.shape[:2])))
+
+    def push(self, z: np.ndarray) -> Any:
+        """Noise values `(..., *value)` at standard normals `(..., dim)`; one small program serves any number."""
+        rows = in_blocks(partial(_transformed, self.transform), z.reshape(-1, self.dim), 512)
+        return jax.tree.map(lambda leaf: leaf.reshape(*z.shape[:-1], *leaf.shape[1:]), rows)
 
     def even(self, rng_key, num):
         """One set of nodes: of a Sobol sequence, `num` rounded up to a power of two, or of the trapezoidal rule."""
@@ -151,6 +157,11 @@ class NormalNoise(Noise):
         """Half as many of them, and their mirror images."""
         z = self._sobol(rng_key, num / 2)
         return np.concatenate([z, -z])
+
+
+@partial(jax.jit, static_argnums=0)
+def _transformed(transform, z):
+    return jax.vmap(transform)(z)
 
 
 def UniformNoise(dim: int) -> NormalNoise:

@@ -50,31 +50,35 @@ class Grid:
     cells: Any
     size: int = field(metadata=dict(static=True))
 
-    def stencil(self, points: Any) -> Stencil:
+    def stencil(self, points: Any, derivatives: bool = True) -> Stencil:
         """Locate points `(..., M)` of JAX or NumPy; those outside the window get weight zero, those that are not
         numbers NaN. Over the last `RAMP` cells weights fall to it smoothly: a loss that jumps where a point leaves has
         no minimum to converge to.
+
+        Args:
+            points: Where; none of them counts for another.
+            derivatives: Those of the weights too; otherwise nothing stands in their place.
         """
         xp = points.__array_namespace__()
         position = (points - self.low) / self.step
         inside = (position >= 2.0) & (position < self.cells - 3.0)
         left = xp.where(inside, xp.floor(position), 2.0)
         f = xp.where(inside, position - left, 0.0)
+        g, f2 = 1 - f, f * f  # products: powers of three take NumPy ten times as long
+        f3 = f2 * f
         to_left, to_right = position - 2.0, self.cells - 3.0 - position
         e = xp.clip(xp.minimum(to_left, to_right) / RAMP, 0.0, 1.0)[..., None]
-        keep = e**3 * (10.0 - 15.0 * e + 6.0 * e**2)
+        keep = e * e * e * (10.0 - 15.0 * e + 6.0 * e * e)
+        weights = [g * g * g / 6, (3 * f3 - 6 * f2 + 4) / 6, (1 + 3 * f + 3 * f2 - 3 * f3) / 6, f3 / 6]
+        splines = xp.stack(weights, axis=-1)
+        cells = xp.stack([left.astype(xp.int32) + k for k in (-1, 0, 1, 2)], axis=-1)
+        if not derivatives:
+            return Stencil(cells, splines * keep, None, None)
         rise = 30.0 * (e * (1.0 - e)) ** 2 * xp.where(to_left < to_right, 1.0, -1.0)[..., None] / RAMP
         bend = 60.0 * e * (1.0 - e) * (1.0 - 2.0 * e) / RAMP**2
-        weights = [
-            (1 - f) ** 3 / 6,
-            (3 * f**3 - 6 * f**2 + 4) / 6,
-            (1 + 3 * f + 3 * f**2 - 3 * f**3) / 6,
-            f**3 / 6,
-        ]
-        first = [-((1 - f) ** 2) / 2, (3 * f**2 - 4 * f) / 2, (1 + 2 * f - 3 * f**2) / 2, f**2 / 2]
-        second = [1 - f, 3 * f - 2, 1 - 3 * f, f]
-        splines, slopes, curvatures = (xp.stack(parts, axis=-1) for parts in (weights, first, second))
-        cells = xp.stack([left.astype(xp.int32) + k for k in (-1, 0, 1, 2)], axis=-1)
+        first = [-g * g / 2, (3 * f2 - 4 * f) / 2, (1 + 2 * f - 3 * f2) / 2, f2 / 2]
+        second = [g, 3 * f - 2, 1 - 3 * f, f]
+        slopes, curvatures = (xp.stack(parts, axis=-1) for parts in (first, second))
         slope = (slopes * keep + splines * rise) / self.step
         curvature = (curvatures * keep + 2.0 * slopes * rise + splines * bend) / self.step**2
         return Stencil(cells, splines * keep, slope, curvature)
@@ -87,7 +91,7 @@ class Grid:
 
     def embed(self, points: jax.Array, weights: jax.Array) -> jax.Array:
         """Fourier coefficients of the measure with the given points and weights `(M,)`."""
-        stencil = self.stencil(points)
+        stencil = self.stencil(points, derivatives=False)
         return self.charges(stencil, stencil.weights * weights[:, None])
 
     def inner(self, p: Any, q: Any) -> Any:
@@ -96,14 +100,15 @@ class Grid:
         return scaled.real @ q.real.T + scaled.imag @ q.imag.T
 
     def charges_of_rows(self, cells: np.ndarray, parts: np.ndarray) -> np.ndarray:
-        """The same for rows of stencils, by NumPy: `(R, M, 4)` to `(R, size // 2 + 1)`."""
-        places = cells + self.size * np.arange(len(cells))[:, None, None]
-        sums = np.bincount(places.ravel(), parts.ravel(), len(cells) * self.size)
-        return np.fft.rfft(sums.reshape(len(cells), self.size))
+        """The same for rows of stencils, by NumPy: `(R, M, 4)` to `(R, size // 2 + 1)`; cells `(1, M, 4)` are those of
+        all rows."""
+        places = cells + self.size * np.arange(len(parts))[:, None, None]
+        sums = np.bincount(places.ravel(), parts.ravel(), len(parts) * self.size)
+        return np.fft.rfft(sums.reshape(len(parts), self.size))
 
     def embed_rows(self, points: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """As `embed` for rows of points and weights `(R, m)`, by NumPy."""
-        stencil = self.stencil(points)
+        """As `embed` for rows of points and weights `(R, m)`, by NumPy; points `(1, m)` are those of all rows."""
+        stencil = self.stencil(points, derivatives=False)
         return self.charges_of_rows(stencil.cells, stencil.weights * weights[..., None])
 
     def potential(self, p: Any) -> Any:

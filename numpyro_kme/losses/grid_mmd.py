@@ -121,7 +121,7 @@ class GridMMD(EmbeddingObjective):
 
     def witnesses(self, reduced, u, nodes):
         """`mu_u` and `mu_w` at the simulated points, the weights of these, and their energy alone."""
-        stencil, v = self.grid.stencil(self._scalars(u, nodes)), nodes.weights
+        stencil, v = self.grid.stencil(self._scalars(u, nodes), derivatives=False), nodes.weights
         embeddings = self.grid.charges(stencil, stencil.weights * v[:, None]), reduced[0]
         cells = (self.grid.potential(embedding)[stencil.cells] for embedding in embeddings)
         return *(jnp.sum(values * stencil.weights, axis=1) for values in cells), v, self._coincident(v)
@@ -157,7 +157,7 @@ def adapted_nodes(generator: Generator, u: np.ndarray, resolution: float, least:
     if not (isinstance(noise, NormalNoise) and noise.dim == 1) or generator.covariates is not None:
         return None
     z = np.linspace(-REACH, REACH, FINE)
-    fine = QuadratureNodes(_push(noise, z), jnp.ones(FINE))
+    fine = QuadratureNodes(noise.push(z[:, None]), jnp.asarray(np.ones(FINE)))
     y = np.ravel(np.asarray(_points(generator, u, fine)))
     if not np.isfinite(y).all():
         return None
@@ -167,7 +167,7 @@ def adapted_nodes(generator: Generator, u: np.ndarray, resolution: float, least:
     num = min(least * 2**doublings, 16_384)
     adapted = np.interp((np.arange(num) + 0.5) / num * along[-1], along, z)
     weights = np.exp(-0.5 * adapted**2) / np.interp(adapted, z, density)
-    nodes = QuadratureNodes(_push(noise, adapted), jnp.asarray(weights / weights.sum()))
+    nodes = QuadratureNodes(noise.push(adapted[:, None]), jnp.asarray(weights / weights.sum()))
     return jax.tree.map(lambda leaf: leaf[None], nodes)
 
 
@@ -180,10 +180,6 @@ def _density(z: np.ndarray, y: np.ndarray, resolution: float) -> np.ndarray:
     # tails of the noise beyond this many standard deviations get fewer and fewer nodes
     fading = 1.0 / (1.0 + np.exp(np.minimum(0.5 * (z**2 - 4.3**2), 500.0)))
     return 8.0 + speed / resolution * fading
-
-
-def _push(noise, z):
-    return jax.vmap(noise.transform)(jnp.asarray(z)[:, None])
 
 
 _points = jax.jit(Generator.points)

@@ -17,7 +17,7 @@ from numpyro_kme.losses.grid import Grid
 
 @on_host
 def evaluate(method: str, objective: Any, nodes: QuadratureNodes, reweightings: Any, u: np.ndarray) -> Any:
-    """`objective.value`, `slope` or `expand` by name, for each reweighting at its parameters.
+    """`objective.value`, `slope`, `expand` or `report` by name, for each reweighting at its parameters.
 
     No row depends on the others: sums run over one row at a time, and the simulator in blocks of a fixed size.
 
@@ -28,32 +28,37 @@ def evaluate(method: str, objective: Any, nodes: QuadratureNodes, reweightings: 
         reweightings: `R` of them, as `bootstrap.Reweightings`.
         u: Parameters `(R, p)`.
     """
-    order = ("value", "slope", "expand").index(method)
-    block = partial(_block, order, objective, nodes)
+    order = {"value": 0, "report": 0, "slope": 1, "expand": 2}[method]
+    block = partial(_block, order, method == "report", objective, nodes)
     weights, extra, sets = reweightings.weights, reweightings.extra, reweightings.sets
     return in_blocks(lambda rows: block(*rows), (np.asarray(weights), extra, np.asarray(sets), np.asarray(u)), BLOCK)
 
 
-def _block(order, objective, nodes, weights, extra, sets, u):
+def _block(order, reports, objective, nodes, weights, extra, sets, u):
     grid, generator, independent = objective.grid, objective.generator, objective.generator.noise.independent
-    points = np.broadcast_to(objective.data, (len(u), len(objective.data)))
-    points = points if extra is None else np.concatenate([points, extra.reshape(len(u), -1)], axis=1)
+    points = objective.data[None]
+    if extra is not None:
+        points = np.concatenate([np.repeat(points, len(u), axis=0), extra.reshape(len(u), -1)], axis=1)
     data, v = grid.embed_rows(points, weights), np.asarray(nodes.weights)[sets]
     norm = _inner(grid, data, data)
     y, *tangents = map(np.asarray, (_moves if order else _scalars)(generator, nodes.values, sets, u))
-    stencil = grid.stencil(y)
+    stencil = grid.stencil(y, derivatives=order > 0)
     model = grid.charges_of_rows(stencil.cells, stencil.weights * v[..., None])
-    q, pairs = _inner(grid, model, model), np.ones(len(u))
+    q, s, pairs = _inner(grid, model, model), _inner(grid, model, data), np.ones(len(u))
+    squares = np.sum(np.square(v), axis=1)
     if independent:
-        squares = np.sum(np.square(v), axis=1)
         q, pairs = (q - objective.peak * squares) / (1.0 - squares), 1.0 / (1.0 - squares)
         if objective.fit_proportion:
             q, pairs = np.maximum(q, objective.peak * squares), np.where(q > objective.peak * squares, pairs, 0.0)
-    value, by, by_by = mixing.derivatives(q, _inner(grid, model, data), objective.fit_proportion)
+    if reports:
+        cells = (_at(grid.potential(embedding), stencil.cells) for embedding in (model, data))
+        witness = tuple(np.sum(values * stencil.weights, axis=2) for values in cells)
+        return mixing.report(q, s, witness, v, objective.peak * squares, independent, objective.fit_proportion)
+    value, by, by_by = mixing.derivatives(q, s, objective.fit_proportion)
     if order == 0:
         return value + norm
     witness = grid.potential(2.0 * (pairs * by[0])[:, None] * model + by[1][:, None] * data)
-    at_cells = np.take_along_axis(witness, stencil.cells.reshape(len(u), -1), axis=1).reshape(stencil.cells.shape)
+    at_cells = _at(witness, stencil.cells)
     first, second = (v * np.einsum("rmk,rmk->rm", at_cells, by_y) for by_y in (stencil.first, stencil.second))
     tangents = tangents[0]
     gradient = (first[:, None] @ tangents)[:, 0]
@@ -72,6 +77,11 @@ def _block(order, objective, nodes, weights, extra, sets, u):
 def _inner(grid: Grid, p: np.ndarray, q: np.ndarray) -> np.ndarray:
     """Inner products of rows of embeddings `(R, F)`."""
     return np.sum(grid.spectrum * (p.real * q.real + p.imag * q.imag), axis=1)
+
+
+def _at(potential: np.ndarray, cells: np.ndarray) -> np.ndarray:
+    """Rows of coefficients `(R, size)` at cells `(R, M, 4)`."""
+    return np.take_along_axis(potential, cells.reshape(len(cells), -1), axis=1).reshape(cells.shape)
 
 
 def _of_row(generator: Generator, values: Any, number: jax.Array, u: jax.Array) -> jax.Array:

@@ -16,7 +16,6 @@ Methods.
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 
 def discrepancy(energies: jax.Array, fit_proportion: bool) -> jax.Array:
@@ -44,40 +43,42 @@ def derivatives(q: Any, s: Any, fit_proportion: bool) -> tuple[Any, Any, Any]:
     return c * (c * q - 2.0 * s), xp.stack([c * c, -2.0 * c]), hessian
 
 
-def proportion(q: jax.Array, s: jax.Array) -> jax.Array:
-    """Mixing proportion `c = s / q` that fits best, or the nearer of 0 and 1."""
-    return jnp.clip(s / q, 0.0, 1.0)
+def proportion(q: Any, s: Any) -> Any:
+    """Mixing proportion `c = s / q` that fits best, or the nearer of 0 and 1, of JAX or NumPy."""
+    return q.__array_namespace__().clip(s / q, 0.0, 1.0)
 
 
 def report(
-    q: jax.Array,
-    s: jax.Array,
-    witness: tuple[jax.Array, jax.Array],
-    weights: jax.Array,
-    coincident: jax.Array,
+    q: Any,
+    s: Any,
+    witness: tuple[Any, Any],
+    weights: Any,
+    coincident: Any,
     independent: bool,
     fit_proportion: bool,
-) -> dict[str, jax.Array]:
-    r"""The standard error of the loss, and the mixing proportion if it is fitted.
+) -> dict[str, Any]:
+    r"""The standard error of the loss, and the mixing proportion if it is fitted, of JAX or, in rows, of NumPy.
 
     Node `m` moves `q` by `2 v_m mu_u(y_m)` and `s` by `v_m mu_w(y_m)`, and pairs of independent nodes add
     `2 |v|^4 Var k` to the variance of `q`, where `E k^2 <= k(y, y) q`.
 
     Args:
         q, s: `|mu_u|^2` and `<mu_w, mu_u>`.
-        witness: `mu_u` and `mu_w` at the simulated points, `(M,)` each.
-        weights: `v`, `(M,)`.
+        witness: `mu_u` and `mu_w` at the simulated points, `(..., M)` each.
+        weights: `v`, `(..., M)`.
         coincident: `sum_m v_m^2 k(y_m, y_m)`.
         independent: Whether nodes are sampled independently; quadrature has no error of this kind.
         fit_proportion: Whether the mixing proportion is fitted.
     Returns:
         `loss_error`, which is rounding alone for quadrature, and `mixing_proportion`.
     """
-    squares = jnp.sum(jnp.square(weights))
+    xp = q.__array_namespace__()
+    squares = xp.sum(xp.square(weights), axis=-1)
     peak, (by_q, by_s) = coincident / squares, derivatives(q, s, fit_proportion)[1]
-    moves = 2.0 * by_q * witness[0] + by_s * witness[1]
-    single = jnp.sum(jnp.square(weights * (moves - weights @ moves)))
-    pairs = 2.0 * jnp.square(by_q * squares) * peak * jnp.maximum(q, 0.0)  # unbiased, `q` can be negative
+    moves = 2.0 * by_q[..., None] * witness[0] + by_s[..., None] * witness[1]
+    away = moves - xp.sum(weights * moves, axis=-1, keepdims=True)
+    single = xp.sum(xp.square(weights * away), axis=-1)
+    pairs = 2.0 * xp.square(by_q * squares) * peak * xp.maximum(q, 0.0)  # unbiased, `q` can be negative
     # error by rounding, relative to `k(y, y)`
-    found = {"loss_error": (jnp.sqrt(single + pairs) if independent else 0.0) + 1e-9 * jnp.abs(peak)}
+    found = {"loss_error": (xp.sqrt(single + pairs) if independent else 0.0) + 1e-9 * xp.abs(peak)}
     return found | {"mixing_proportion": proportion(q, s)} if fit_proportion else found

@@ -121,6 +121,7 @@ def test_weights_are_dirichlet_and_belong_to_their_replicate():
     variance = (1 / 20) * (1 - 1 / 20) / 21
     assert np.abs(w.mean(axis=0) - 0.05).max() < 5 * np.sqrt(variance / 4000)
     np.testing.assert_allclose(w.var(axis=0).mean(), variance, rtol=0.05)
+    np.testing.assert_allclose(w[:5], DirichletProcess().weights(key, np.arange(5), 20), rtol=1e-12)
     np.testing.assert_array_equal(w[[7, 2]], draw_weights(DirichletProcess(), key, np.array([7, 2]), data))
     prior = DirichletProcess(5.0, lambda key, num: jax.random.normal(key, (num, 1)), 10)
     centering = draw_weights(prior, key, np.arange(4000), data)[:, 20:].sum(axis=1)

@@ -107,6 +107,25 @@ def test_results_go_to_arviz_and_predictive(engine, capsys):
     assert "64 of 64 replicates" in capsys.readouterr().out
 
 
+def doubled(noise, mean, scale):
+    return mean + 2.0 * scale * noise
+
+
+def test_losses_of_scalars_compile_little_but_the_simulator(engine):
+    """Of a model that is new to the process: its prior, its noise, it with its derivatives, and the way back."""
+    simulator, programs = FromNoise(doubled, dist.Normal(0.0, 1.0)), []
+
+    def count(name, seconds, fun_name="", **more):
+        if name.endswith("backend_compile_duration"):
+            programs.append(fun_name)
+
+    jax.monitoring.register_event_duration_secs_listener(count)
+    another = PosteriorBootstrap(model, MMD(Gaussian(1.0)), num_samples=64, num_nodes=128, num_starts=64)
+    another.run(jax.random.key(0), X, simulator)
+    assert "jit(_scalars)" in programs and "jit(_at_points)" not in programs
+    assert len(programs) <= 10, programs
+
+
 def test_a_second_run_on_new_data_does_not_compile_again(engine):
     generator, programs = engine.trained.generator, grid_rows._moves._cache_size()
     engine.run(jax.random.key(1), np.append(X[1:] + 1.0, 62.5))

@@ -23,6 +23,7 @@ from numpyro_kme.kernels.gram import squared_distances_on_host
 from numpyro_kme.likelihoods.descent import ENOUGH, descend
 from numpyro_kme.likelihoods.residual import density
 from numpyro_kme.likelihoods.residual.density import DEFENSIVE, Bandwidths, LocalFactors
+from numpyro_kme.likelihoods.residual.mixture import SOFTNESS, exponentials, log_heavy_tailed
 
 
 class HeldOutDensities(NamedTuple):
@@ -63,11 +64,11 @@ class HeldOutDensities(NamedTuple):
     @classmethod
     def of(cls, bandwidths: Bandwidths, z: np.ndarray, residuals: np.ndarray) -> "HeldOutDensities":
         """From coordinates `(m, D)` and residuals `(m, n)`, in their precision."""
-        size, log_tails = len(z), density.log_heavy_tailed(residuals)
+        size, log_tails = len(z), log_heavy_tailed(residuals)
         scaled = z / np.exp(bandwidths.beta).astype(z.dtype)
         squares = squared_distances_on_host(scaled, scaled)
         gram = squares * -0.5
-        density.exponentials(gram, np)
+        exponentials(gram, np)
         inverse = _inverse(gram, size * float(np.exp(bandwidths.lam)))
         row = inverse.sum(axis=1)
         signed = np.outer(row, -row / row.sum())
@@ -75,7 +76,7 @@ class HeldOutDensities(NamedTuple):
         signed /= -np.diagonal(signed)[:, None].copy()
         np.fill_diagonal(signed, 0.0)
         weights = np.square(signed)
-        weights += (density.SOFTNESS / size) ** 2
+        weights += (SOFTNESS / size) ** 2
         np.sqrt(weights, out=weights)
         weights += signed
         weights *= 0.5

@@ -8,14 +8,16 @@ by the factors $s_j = (\tilde p(r_j) / g)^{-\alpha}$ of Abramson and Silverman, 
 defensive mixture of kernels of fixed bandwidth and a heavy-tailed density, and $g$ its geometric mean over the
 residuals. The density integrates to 1 in $v$ for every $z$.
 
+Kernels around vectors of many residuals have to be wide. Where a product of densities of single residuals says more of
+held-out simulations, it is mixed in (`ProductDensity`).
+
 References: Abramson (1982), Annals of Statistics; Silverman (1986), section 5.3.
 """
 
 from dataclasses import replace
-from math import lgamma, log, pi
+from math import log, pi
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -23,16 +25,19 @@ from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.gram import squared_distances_on_host
 from numpyro_kme.kernels.low_rank import AT_ONCE, blocked, by_columns
-from numpyro_kme.likelihoods.base import positive_part
 from numpyro_kme.likelihoods.residual.functions import padded
+from numpyro_kme.likelihoods.residual.mixture import (
+    conditional_weights,
+    exponentials,
+    log_defended,
+    log_heavy_tailed,
+    log_kernels_at,
+)
+from numpyro_kme.likelihoods.residual.product import ProductDensity
 from numpyro_kme.likelihoods.residual.smoothness import gaussian_gram
 
 DEFENSIVE = 0.02
 """Weight `w` of the heavy-tailed component while bandwidths are learnt: bounds the loss of one simulation."""
-
-HEAVY_TAILED_SCALE, HEAVY_TAILED_DEGREES = 2.0, 3.0
-"""Scale, in residual standard deviations, and degrees of freedom of the Student density `p_0`, heavy-tailed."""
-
 
 ROWS = 1000
 """Bandwidth factors of many residuals are computed for so many at a time."""
@@ -70,15 +75,6 @@ class Bandwidths:
         slopes = {name: part / PRIOR_SD[name] for name, part in parts.items()}
         value = 0.5 * sum(float(np.sum(np.square(part))) for part in parts.values())
         return value, Bandwidths(**slopes, sensitivity=0.0)
-
-
-def log_heavy_tailed(v: Any, xp: Any = np) -> Any:
-    """`log p_0`: Student density of residuals `(..., n)`."""
-    n = v.shape[-1]
-    size = xp.sum(xp.square(v / HEAVY_TAILED_SCALE), axis=-1)
-    constant = lgamma(0.5 * (HEAVY_TAILED_DEGREES + n)) - lgamma(0.5 * HEAVY_TAILED_DEGREES)
-    constant -= 0.5 * n * log(HEAVY_TAILED_DEGREES * pi) + n * log(HEAVY_TAILED_SCALE)
-    return constant - 0.5 * (HEAVY_TAILED_DEGREES + n) * xp.log1p(size / HEAVY_TAILED_DEGREES)
 
 
 class LocalFactors(NamedTuple):
@@ -172,18 +168,6 @@ def log_mixture(logs: np.ndarray, weights: np.ndarray | None = None) -> tuple[np
     return peak[:, 0] + np.log(total), logs
 
 
-def exponentials(logs: Any, xp: Any) -> Any:
-    """Exponentials; by NumPy in place, and none so small that processors take their time over it in float32."""
-    if xp is jnp:
-        return jnp.exp(logs)
-    # log of the smallest kernel in a density, relative to the largest; a row: with a number NumPy takes twice as long
-    smallest = np.full(logs.shape[-1], -60.0, logs.dtype)
-    return np.exp(np.maximum(logs, smallest, out=logs), out=logs)
-
-
-SOFTNESS = 0.1
-"""Weights below this fraction of `1 / m` count as about zero, smoothly."""
-
 PILOTS = 4000
 """Pilot densities are of at most so many simulations."""
 
@@ -206,6 +190,7 @@ class ResidualDensity:
         intercept: `(K + m lam I)^-1 1 / 1' (K + m lam I)^-1 1`, `(m,)`.
         ridge: `m lam`, a scalar.
         heavy_tailed_weight: `w`, a scalar; the heavy-tailed component keeps `p` positive and leads samplers back.
+        product: A product of densities of single residuals, with which `p` is mixed; None where it adds nothing.
     """
 
     points: Array
@@ -217,55 +202,31 @@ class ResidualDensity:
     intercept: Array
     ridge: Array
     heavy_tailed_weight: Array
+    product: ProductDensity | None = None
 
     def trimmed(self) -> "ResidualDensity":
         """The same without columns of zeros in the basis, for NumPy."""
-        basis = np.asarray(self.basis)
-        return replace(self, basis=basis[:, basis.any(axis=0)])
+        product = self.product and replace(self.product, basis=without_zeros(self.product.basis))
+        return replace(self, basis=without_zeros(self.basis), product=product)
 
     def weights(self, z: Any, xp: Any = jnp) -> Any:
         """`a(z)` at points `(..., D)` up to a factor, `(..., m)`, positive."""
-        basis, points = xp.asarray(self.basis), xp.asarray(self.points) / self.beta
-        z = z / self.beta
-        size, one = xp.sum(xp.square(points), axis=1, keepdims=True), xp.ones((*z.shape[:-1], 1), z.dtype)
-        factor = xp.concatenate([points, -0.5 * size - xp.log(self.ridge), -0.5 * xp.ones_like(size)], axis=1)
-        powers = xp.concatenate([z, one, xp.sum(xp.square(z), axis=-1, keepdims=True)], axis=-1)
-        kernel = exponentials(powers @ factor.T, xp)  # over the ridge
-        # k - U U' k, and the intercept times what is left of 1 after its sum, k' (1 - U U' 1)
-        intercept, rest = xp.asarray(self.intercept)[None, :], 1.0 - basis @ xp.sum(basis, axis=0)
-        within = xp.concatenate([kernel @ xp.concatenate([basis, rest[:, None]], axis=1), one], axis=-1)
-        kernel += within @ xp.concatenate([-basis.T, -intercept, intercept], axis=0)  # in place by NumPy
-        return positive_part(kernel, SOFTNESS / len(points), xp)
-
-    def _log_kernels(self, v, xp):
-        """`log N(v | sqrt(1 - eps^2) r_j, (eps s_j)^2)`, `(..., m)`.
-
-        One product of matrices, exact enough as residuals are about 1.
-        """
-        eps, narrow = xp.asarray(self.eps), 1.0 / xp.square(xp.asarray(self.factors))[:, None]
-        centres = xp.asarray(self.residuals) * (xp.sqrt(1.0 - xp.square(eps)) / eps)[None, :]
-        constant = 0.5 * len(eps) * xp.log(2.0 * pi / narrow) + xp.sum(xp.log(eps))
-        own = -0.5 * narrow * xp.sum(xp.square(centres), axis=1, keepdims=True) - constant
-        factor, v = xp.concatenate([narrow * centres, -0.5 * narrow, own], axis=1), v / eps
-        powers = [v, xp.sum(xp.square(v), axis=-1, keepdims=True), xp.ones((*v.shape[:-1], 1), v.dtype)]
-        return xp.concatenate(powers, axis=-1) @ factor.T
+        return conditional_weights(self, z, xp)
 
     def log_density(self, v: Any, z: Any, known: Any = 1.0, xp: Any = jnp) -> Any:
         """`log p(v | z)` for residual vectors `(..., n)` and points `(..., D)`, by JAX or NumPy.
 
         The embedding has the weight `known (1 - w)`, the heavy-tailed component the rest.
         """
-        logs, weights, tail_weight = self._log_kernels(v, xp), self.weights(z, xp), xp.asarray(self.heavy_tailed_weight)
-        own = known * (1.0 - tail_weight)
-        tails = xp.log(tail_weight + (1.0 - known) * (1.0 - tail_weight)) + log_heavy_tailed(v, xp)
-        # no less than the heavy-tailed component: XLA may compute `logs` twice, and far out, where they are -1e12, they
-        # differ by more than the largest exponent of float32
-        peak = xp.maximum(xp.max(logs, axis=-1), xp.maximum(tails, xp.finfo(logs.dtype).min))
-        peak = peak if xp is np else jax.lax.stop_gradient(peak)
-        logs -= peak[..., None]  # in place by NumPy
-        near, every = exponentials(logs, xp), xp.ones(len(self.points), logs.dtype)
-        mixture = own * xp.einsum("...m,...m->...", near, weights) / (weights @ every)
-        return peak + xp.log(mixture + xp.exp(tails - peak))
+        logs = log_kernels_at(v, self.residuals, self.eps, self.factors, xp)
+        found = log_defended(logs, self.weights(z, xp), v, self.heavy_tailed_weight, known, xp)
+        return found if self.product is None else self.product.beside(found, v, z, known, xp)
+
+
+def without_zeros(basis: Array) -> np.ndarray:
+    """A basis without its columns of zeros."""
+    basis = np.asarray(basis)
+    return basis[:, basis.any(axis=0)]
 
 
 def fit_residual_density(

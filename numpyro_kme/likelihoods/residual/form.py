@@ -3,7 +3,7 @@ r"""The location-scale kernel means likelihood, here the residual form: settings
 It embeds residuals, which simulations can lend each other, and not the statistics.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ from numpyro_kme.likelihoods.residual.location_scale import (
     start_locations,
     winsorised_rms,
 )
+from numpyro_kme.likelihoods.residual.product_learning import fit_product
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, Regression, line_slopes
 from numpyro_kme.likelihoods.residual.support import SupportBounds, fit_support_bounds
 from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate, ScoreImprovements
@@ -186,11 +187,13 @@ class ResidualKernelMeans(Form):
         few = z[rows[:MOST_PAIRS]].astype(np.float32), residuals[rows[:MOST_PAIRS]].astype(np.float32)
         bandwidths = learn_bandwidths(*few, self.steps)
         scores = HeldOutDensities.of(bandwidths, *few)
+        fitted = fit_residual_density(z, residuals, bandwidths, scores.heavy_tailed_weight())
+        product, added = fit_product(z, residuals, few, scores, self.steps)
         return Dependence(
             decorrelation,
-            fit_residual_density(z, residuals, bandwidths, scores.heavy_tailed_weight()),
+            replace(fitted, product=product),
             -np.asarray(decorrelation.log_scale),
-            np.array(scores.improvement(few[1])),
+            np.array(scores.improvement(few[1]) + added),
         )
 
 

@@ -264,6 +264,7 @@ class ResidualSurrogate(Surrogate):
             # A marginal transformation whose `arcsinh` has a larger standard deviation than this is curved
             "marginal transformations": f"curved: {self._list(np.asarray(self.marginals.scale) > 0.5)}",
             "held-out improvement, nats": ", ".join(f"{k} {np.sum(v):.2f}" for k, v in vars(self.improvements).items()),
+            **({} if density.product is None else {"residuals": density.product.told}),
             "eps": np.asarray(density.eps),
             "beta": float(density.beta),
             "lam": float(density.ridge) / len(density.points),

@@ -1,0 +1,92 @@
+"""Whether a product of densities of single residuals says more of held-out simulations than their joint embedding."""
+
+from dataclasses import replace
+
+import numpy as np
+from scipy.special import expit, logit
+
+from numpyro_kme.kernels.gram import squared_distances_on_host
+from numpyro_kme.likelihoods.residual import density
+from numpyro_kme.likelihoods.residual.bandwidth_learning import (
+    HeldOutDensities,
+    learn_bandwidths,
+    log_defensive_mixture,
+)
+from numpyro_kme.likelihoods.residual.density import Bandwidths
+from numpyro_kme.likelihoods.residual.mixture import log_heavy_tailed
+from numpyro_kme.likelihoods.residual.product import ProductDensity
+
+PAIRS, TRIED = 350, 300
+"""Bandwidths of single residuals are learnt from so many simulations, and so many say whether it is worth a try."""
+
+TRIED_EPS = 0.25
+"""Bandwidth of the kernels that say so."""
+
+WORTH, SIGNIFICANT = 0.05, 3.0
+"""Improvement of the held-out log density, in nats and in its standard errors, that the product has to make."""
+
+
+def fit_product(
+    z: np.ndarray, residuals: np.ndarray, few: tuple[np.ndarray, np.ndarray], together: HeldOutDensities, steps: int
+) -> tuple[ProductDensity | None, float]:
+    """The product, mixed with the joint embedding as held-out densities ask for, and what that adds to these; None and
+    0 where it is not worth its cost.
+
+    Hyperparameters are those of each residual by itself; the weights, which all share, have the medians.
+
+    Args:
+        z: Coordinates, `(m, D)`.
+        residuals: Held-out decorrelated residuals, `(m, n)`.
+        few: Some of both, in a random order.
+        together: Their held-out densities by the joint embedding.
+        steps: Iterations of the search.
+    Cost: `n` kernels for each pair of 300 simulations; where more is learnt, `n` searches with 350, and
+        `m min(m, 4000) n` kernels.
+    """
+    points, some = (part[:PAIRS] for part in few)
+    n, held_out = residuals.shape[1], together.log_densities()[: len(points)].astype(np.float64)
+    tried = alone(some[:TRIED], together.weights[:TRIED, :TRIED])
+    if n == 1 or np.mean(tried - held_out[:TRIED]) < WORTH:
+        return None, 0.0
+    columns = [some[:, i : i + 1] for i in range(n)]
+    learnt = [learn_bandwidths(points, column, steps) for column in columns]
+    beta, lam = (np.median([getattr(own, name) for own in learnt]) for name in ("beta", "lam"))
+    shared = [replace(own, beta=beta, lam=lam) for own in learnt]
+    scores = [HeldOutDensities.of(own, points, column) for own, column in zip(shared, columns)]
+    gap = np.sum([score.log_densities() for score in scores], axis=0) - held_out
+    proportion = 0.5
+    for _ in range(100):  # expectation-maximisation; half a simulation each way is the prior
+        proportion = (expit(gap + logit(proportion)).sum() + 0.5) / (len(gap) + 1.0)
+    added = np.logaddexp(np.log1p(-proportion), np.log(proportion) + gap)
+    if added.mean() < max(WORTH, SIGNIFICANT * added.std() / np.sqrt(len(added))):
+        return None, 0.0
+    fits = [
+        density.fit_residual_density(z, residuals[:, i : i + 1], own, score.heavy_tailed_weight())
+        for i, (own, score) in enumerate(zip(shared, scores))
+    ]
+    first = fits[0]
+    product = ProductDensity(
+        first.points,
+        residuals,
+        np.concatenate([np.asarray(fit.eps) for fit in fits]),
+        np.stack([np.asarray(fit.factors) for fit in fits], axis=1),
+        first.beta,
+        first.basis,
+        first.intercept,
+        first.ridge,
+        np.array([float(fit.heavy_tailed_weight) for fit in fits]),
+        np.array(proportion),
+    )
+    return product, float(added.mean())
+
+
+def alone(residuals: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Held-out log densities `(m,)` of residuals `(m, n)` by a product of kernel densities of bandwidth `TRIED_EPS`,
+    each in a defensive mixture, with held-out weights `(m, m)` up to factors."""
+    total = np.zeros(len(residuals))
+    weights, one = weights / weights.sum(axis=1, keepdims=True), Bandwidths(np.log([TRIED_EPS]), 0.0, 0.0, 0.0)
+    for column in residuals.T[:, :, None]:
+        logs = density.log_kernels(squared_distances_on_host(*density.scaled_pairs(column, one)), 0.0, one)
+        np.fill_diagonal(logs, -np.inf)
+        total += log_defensive_mixture(density.log_mixture(logs, weights)[0], log_heavy_tailed(column))
+    return total
