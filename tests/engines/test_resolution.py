@@ -60,7 +60,7 @@ def false_alarms(dim, size, keys):
 
 def test_one_round_of_a_bent_simulator_asks_for_rounds_and_a_straight_one_does_not():
     engine, said = alarms(model(waves, 2), np.array([0.5, 1.2]), 100, 0)
-    assert len(said) == 1 and "leave `num_rounds` out" in said[0] and "`refine`" in said[0]
+    assert len(said) == 1 and "pass num_rounds=5" in said[0] and "`refine`" in said[0]
     assert engine.posterior.location_error["x"] > 0.25 and "error of the location" in engine.info
     with pytest.warns(UserWarning, match=SAID):
         engine.condition(jax.random.key(1), x=np.array([0.4, 1.1]))

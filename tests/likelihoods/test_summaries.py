@@ -52,7 +52,7 @@ def test_a_symmetric_posterior_has_a_second_moment():
     z = rng.normal(size=(200, 2))
     x = np.column_stack([np.abs(z[:, 0]), z[:, 1]])[:, [0, 1, 0]] + 0.2 * rng.normal(size=(200, 3))
     learnt = SemiAutomaticStatistics(features=(Values(),)).fit(z, x, ["a", "b"])
-    assert learnt.statistics.names == ("mean of b", "mean of a squared")
+    assert learnt.statistics.names == ("mean of b", "mean of a^2")
     assert np.corrcoef(learnt.simulated[:, 1], z[:, 0] ** 2)[0, 1] > 0.9
     assert "means that nothing predicts: a" in learnt.statistics.describe()["left out"]
     plain = SemiAutomaticStatistics(features=(Values(),), second_moments=False).fit(z, x, ["a", "b"])

@@ -114,7 +114,7 @@ class SemiAutomaticStatistics(Statistics):
 
 
 def _product(first: str, second: str) -> str:
-    return f"{first} squared" if first == second else f"{first} times {second}"
+    return f"{first}^2" if first == second else f"{first} times {second}"
 
 
 def _second_moments(dim: int) -> list[tuple[int, int]]:
