@@ -120,7 +120,7 @@ def _rows(observations: Any, kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
         f"{sorted(observations)}{f', of which {twice} are given twice' if twice else ''}.",
     )
     arrays = {
-        name: value if isinstance(value, jax.Array) else np.asarray(value) for name, value in observations.items()
+        name: value if isinstance(value, jax.Array) else np.asanyarray(value) for name, value in observations.items()
     }
     shapes = {name: array.shape for name, array in arrays.items()}
     lengths = {shape[:1] for shape in shapes.values()}

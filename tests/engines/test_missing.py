@@ -336,3 +336,16 @@ def test_weeks_of_an_epidemic():
         print(name, draws_of.mean(), draws_of.std(), reference.mean(), reference.std())
         assert abs(draws_of.mean() - reference.mean()) < 0.3 * reference.std()
         assert 0.7 < draws_of.std() / reference.std() < 1.4
+
+
+def test_entries_that_a_masked_array_masks_are_missing(kelfi):
+    masked = np.ma.masked_invalid(Y)
+    masked.data[masked.mask] = 0.0
+    np.testing.assert_array_equal(kme.Problem.read(model, x=masked).observations["x"], Y)
+    trained = kelfi.trained
+    by_mask, by_nan = (trained.condition(KEY, x=y).samples["theta"] for y in (masked, Y))
+    np.testing.assert_array_equal(by_mask, by_nan)
+    many = trained.condition_many(KEY, {"x": np.ma.stack([masked, masked])})
+    np.testing.assert_array_equal(
+        many[1].samples["theta"], trained.condition_many(KEY, {"x": Y[None].repeat(2, 0)})[1].samples["theta"]
+    )
