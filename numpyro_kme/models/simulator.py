@@ -135,8 +135,10 @@ class Simulator(Distribution):
 
     def vector(self, value: Any) -> Any:
         """An observation `(*batch, *event)` of a dictionary with an array `(*batch, *shape)` for each entry, or of a
-        table or row of pandas with the names as columns; an array as it is."""
-        return outputs.vector(value, self.name, self.names, dict(self.entries), self.event_shape)
+        table or row of pandas with the names as columns; an array as it is. What a NumPy masked array masks was not
+        observed: NaN."""
+        found = outputs.vector(value, self.name, self.names, dict(self.entries), self.event_shape)
+        return found.astype(float).filled(np.nan) if np.ma.is_masked(found) else found
 
     @property
     def call_shapes(self) -> tuple[Shape, ...]:

@@ -107,9 +107,7 @@ class PresentPrecision(Messenger):
                 listed = isinstance(msg["value"], list | tuple)
                 msg["value"] = in_present_precision(np.asarray(msg["value"]) if listed else msg["value"])
             elif msg["value"] is not None and not isinstance(msg["value"], jax.Array):
-                value = compat.innermost(msg["fn"]).vector(msg["value"])
-                # what a NumPy masked array masks was not observed
-                msg["value"] = value.astype(float).filled(np.nan) if np.ma.is_masked(value) else np.asarray(value)
+                msg["value"] = np.asarray(compat.innermost(msg["fn"]).vector(msg["value"]))
                 checks.require(
                     msg["value"].dtype.kind not in "OSUMm",
                     f"the observation at {msg['name']!r} has dtype {msg['value'].dtype}; it must hold numbers",

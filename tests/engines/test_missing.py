@@ -8,6 +8,7 @@ import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
 from numpyro.infer import MCMC, NUTS
+from numpyro.infer.util import log_density
 
 import numpyro_kme as kme
 from numpyro_kme import diagnostics
@@ -349,3 +350,6 @@ def test_entries_that_a_masked_array_masks_are_missing(kelfi):
     np.testing.assert_array_equal(
         many[1].samples["theta"], trained.condition_many(KEY, {"x": Y[None].repeat(2, 0)})[1].samples["theta"]
     )
+    smodel = kme.handlers.surrogate(model, kelfi.likelihoods)
+    scored = [log_density(smodel, (), {"x": y}, {"theta": jnp.float32(0.3)})[0] for y in (masked, Y)]
+    np.testing.assert_array_equal(*scored)

@@ -27,7 +27,7 @@ from numpyro_kme.kernels.gram import squared_distances_on_host
 from numpyro_kme.kernels.low_rank import AT_ONCE, blocked, by_columns
 from numpyro_kme.likelihoods.residual.functions import padded
 from numpyro_kme.likelihoods.residual.mixture import (
-    conditional_weights,
+    ResidualKernels,
     exponentials,
     log_defended,
     log_heavy_tailed,
@@ -176,42 +176,20 @@ NEGLIGIBLE = 0.03
 
 
 @register
-class ResidualDensity:
+class ResidualDensity(ResidualKernels):
     """The fitted density of decorrelated residuals `(n,)` given coordinates `(D,)`.
 
     Attributes:
-        points: Coordinates of the simulations, `(m, D)`.
-        residuals: Their held-out decorrelated residuals, `(m, n)`.
-        eps: Bandwidths of the residuals, `(n,)`.
-        factors: Local bandwidth factors `s`, `(m,)`.
-        beta: Length scale of the weights, a scalar.
-        basis: `U`, `(m, r)`, with `m lam (K + m lam I)^-1 = I - U U'` up to negligible eigenvalues; columns of zeros
-            round `r` up.
-        intercept: `(K + m lam I)^-1 1 / 1' (K + m lam I)^-1 1`, `(m,)`.
-        ridge: `m lam`, a scalar.
         heavy_tailed_weight: `w`, a scalar; the heavy-tailed component keeps `p` positive and leads samplers back.
         product: A product of densities of single residuals, with which `p` is mixed; None where it adds nothing.
     """
 
-    points: Array
-    residuals: Array
-    eps: Array
-    factors: Array
-    beta: Array
-    basis: Array
-    intercept: Array
-    ridge: Array
     heavy_tailed_weight: Array
     product: ProductDensity | None = None
 
     def trimmed(self) -> "ResidualDensity":
-        """The same without columns of zeros in the basis, for NumPy."""
-        product = self.product and replace(self.product, basis=without_zeros(self.product.basis))
-        return replace(self, basis=without_zeros(self.basis), product=product)
-
-    def weights(self, z: Any, xp: Any = jnp) -> Any:
-        """`a(z)` at points `(..., D)` up to a factor, `(..., m)`, positive."""
-        return conditional_weights(self, z, xp)
+        """As `ResidualKernels.trimmed`, the product's too."""
+        return replace(super().trimmed(), product=self.product and self.product.trimmed())
 
     def log_density(self, v: Any, z: Any, known: Any = 1.0, xp: Any = jnp) -> Any:
         """`log p(v | z)` for residual vectors `(..., n)` and points `(..., D)`, by JAX or NumPy.
@@ -221,12 +199,6 @@ class ResidualDensity:
         logs = log_kernels_at(v, self.residuals, self.eps, self.factors, xp)
         found = log_defended(logs, self.weights(z, xp), v, self.heavy_tailed_weight, known, xp)
         return found if self.product is None else self.product.beside(found, v, z, known, xp)
-
-
-def without_zeros(basis: Array) -> np.ndarray:
-    """A basis without its columns of zeros."""
-    basis = np.asarray(basis)
-    return basis[:, basis.any(axis=0)]
 
 
 def fit_residual_density(

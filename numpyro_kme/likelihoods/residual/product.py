@@ -8,11 +8,11 @@ import numpy as np
 
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
-from numpyro_kme.likelihoods.residual.mixture import conditional_weights, log_defended, log_kernels_at
+from numpyro_kme.likelihoods.residual.mixture import ResidualKernels, log_defended, log_kernels_at
 
 
 @register
-class ProductDensity:
+class ProductDensity(ResidualKernels):
     r"""Densities of single residuals given coordinates `(D,)`, each a mixture as `ResidualDensity` is of all together.
 
     $\prod_i \big( (1 - w_i) \sum_j a_j(z) N(v_i \mid \sqrt{1 - \epsilon_i^2} r_{ji}, (\epsilon_i s_{ji})^2) + w_i
@@ -20,23 +20,10 @@ class ProductDensity:
     They share the weights.
 
     Attributes:
-        points: Coordinates of the simulations, `(m, D)`.
-        residuals: Their held-out decorrelated residuals, `(m, n)`.
-        eps: Bandwidths, `(n,)`.
-        factors: Local bandwidth factors `s`, `(m, n)`.
-        beta, basis, intercept, ridge: What the weights are made of, as of `ResidualDensity`.
         heavy_tailed_weights: `w`, `(n,)`.
         proportion: Mixing proportion `pi` of the product, beside the density of all together, a scalar.
     """
 
-    points: Array
-    residuals: Array
-    eps: Array
-    factors: Array
-    beta: Array
-    basis: Array
-    intercept: Array
-    ridge: Array
     heavy_tailed_weights: Array
     proportion: Array
 
@@ -48,7 +35,7 @@ class ProductDensity:
 
     def log_density(self, v: Any, z: Any, known: Any, xp: Any) -> Any:
         """As `ResidualDensity.log_density`. Cost: `n` kernels and exponentials for each simulation."""
-        weights = conditional_weights(self, z, xp)
+        weights = self.weights(z, xp)
 
         def alone(v, residuals, eps, factors, tail_weight):
             v = v[..., None]
