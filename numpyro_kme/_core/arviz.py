@@ -101,7 +101,7 @@ def read_groups(source: Any, names: Sequence[str], further: Sequence[str] = ()) 
     checks.require(not missing, f"The ArviZ object has no group {missing}; it has {found}.")
     there = [name for name in (*names, *further) if name in found]
     known = {name: names_of(source[name].attrs) for name in there}
-    return dict.fromkeys(further, {}) | {
+    return {name: {} for name in further} | {
         name: {known[name].get(key, key): np.asarray(source[name][key].values) for key in source[name].data_vars}
         for name in there
     }
