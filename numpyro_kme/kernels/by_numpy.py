@@ -38,8 +38,9 @@ def matvec(kernel: Kernel, x: PointSet, y: PointSet, vectors: Any) -> np.ndarray
 
 def row_of(kernel: Kernel, x: PointSet) -> Callable[[int], np.ndarray]:
     """The function that gives row `i` of the Gram matrix, `(n,)`, for many in turn."""
-    if not written_out(kernel):
-        return lambda i: np.asarray(_row(kernel, x, i))
+    if not written_out(kernel):  # by the program that compares one point with all
+        on_host = jax.tree.map(np.asarray, x)
+        return lambda i: np.asarray(_gram(kernel, jax.tree.map(lambda leaf: leaf[i : i + 1], on_host), x))[0]
     rows = _rows(kernel, x)
     return lambda i: rows(slice(i, i + 1))[0]
 
@@ -87,9 +88,3 @@ def _gram(kernel, x, y=None):
 @jax.jit
 def _diagonal(kernel, points):
     return kernel.diagonal(points)
-
-
-@jax.jit
-def _row(kernel, points, index):
-    point = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, index, 1), points)
-    return kernel.gram(point, points)[0]
