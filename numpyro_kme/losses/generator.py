@@ -16,7 +16,7 @@ from scipy import special
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import numpy_rng, on_host
-from numpyro_kme._core.programs import in_blocks
+from numpyro_kme._core.programs import in_blocks, jitted
 from numpyro_kme.kernels.base import register
 
 BLOCK = 16
@@ -159,7 +159,7 @@ class NormalNoise(Noise):
         return np.concatenate([z, -z])
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jitted, static_argnums=0)
 def _transformed(transform, z):
     return jax.vmap(transform)(z)
 
