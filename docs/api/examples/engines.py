@@ -68,8 +68,8 @@ engine.run(jax.random.key(0), x=x)
 print(engine.posterior)
 
 # %% KernelRecursiveABC
-engine = kme.KernelRecursiveABC(iid, num_iterations=5, progress_bar=False)
-engine.run(jax.random.key(0), x=data)
+engine = kme.KernelRecursiveABC(model, num_iterations=5, progress_bar=False)
+engine.run(jax.random.key(0), x=x)
 print(engine.mode())
 
 # %% FromPosterior
