@@ -81,10 +81,18 @@ def misspecification_test(x: Any, y: Any, names: Sequence[str] = ()) -> Misspeci
 
     Args:
         x: Simulated outputs from the prior, `(m, *event)`, such as `kelfi.posterior.simulations.x["x"]`.
-        y: The observation, `(*event)`; statistics that are NaN, not observed, are left out, and their `witness` is 1.
+        y: The observation, `(*event)`, or a dictionary of a number for each of the `names`; statistics that are NaN,
+            not observed, are left out, and their `witness` is 1.
         names: Of the statistics, such as `("mean", "max")`; `check` takes those of the simulator.
     Cost: `m^2 n` at most.
     """
+    if isinstance(y, Mapping):
+        checks.require(
+            set(names) == set(y),
+            f"`names` must give the entries of `y` in the order of the columns of `x`; got names={tuple(names)} for "
+            f"{list(y)}. Pass names=simulator.labels, or run `check`, which knows them.",
+        )
+        y = np.array([y[name] for name in names])
     checks.real("x", np.asarray(x))
     checks.real("y", np.asarray(y))
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)

@@ -329,7 +329,7 @@ def test_lattices_and_atoms_are_recognised(rng):
 
 
 def test_a_search_of_locations_begins_with_the_score_that_chose_its_start(rng):
-    """With the noise of the residuals, too: from another its first steps lead anywhere, a straight line among others."""
+    """With the noise of the residuals, too: from another, the first steps lead anywhere, also to a straight line."""
     z = rng.normal(size=(300, 1))
     x = np.stack([np.exp(0.9 * z[:, 0]) + rng.normal(size=300), z[:, 0] + 0.01 * rng.normal(size=300)])
     at, one = everywhere(z), np.ones((2, 300))

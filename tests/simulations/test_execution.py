@@ -383,6 +383,33 @@ def test_a_store_is_an_arviz_file(here, path):
     assert_same(Simulations.from_arviz(kme.Problem.read(NOISY), tree), here)
 
 
+class Breaks:
+    """Counts, by a program that fails at each tenth call and breaks off at the thirtieth."""
+
+    calls = 0
+
+    def __call__(self, rng, theta):
+        self.calls += 1
+        if self.calls == 30:
+            raise KeyboardInterrupt
+        if self.calls % 10 == 5:
+            raise RuntimeError("no")
+        return rng.poisson(5.0, size=2) + 1
+
+    def __repr__(self):
+        return "Breaks()"
+
+
+def test_what_a_store_never_ran_is_no_simulation(path):
+    """Nor what failed: counts have no NaN, and 0 is a count."""
+    model = model_of(Breaks(), shape=(2,), dtype=int)
+    with pytest.raises(KeyboardInterrupt):
+        bank(model, 50, store=path, on_failure="skip", version="1")
+    found = Simulations.from_arviz(kme.Problem.read(model), path)
+    assert (len(found), found.attempted, found.failures) == (26, 29, {"failed": 3}) and found.x["x"].min() > 0
+    np.testing.assert_array_equal(found.index, np.setdiff1d(np.arange(29), [4, 14, 24]))
+
+
 @pytest.mark.x64
 def test_the_file_of_an_engine_serves_another_run(tmp_path):
     """Simulations go through an engine's InferenceData in netCDF and back."""
