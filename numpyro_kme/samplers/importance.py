@@ -1,16 +1,17 @@
 """Adaptive importance sampling: weighted particles of a posterior, however much narrower than the prior it is; and
 systematic resampling of weighted particles."""
 
+import abc
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import Card
-from numpyro_kme._core.host import in_present_precision, numpy_rng, on_host
+from numpyro_kme._core.host import in_present_precision, numpy_rng, on_host, to_host
 from numpyro_kme._core.keys import child, split
 from numpyro_kme._core.programs import in_blocks
 from numpyro_kme._core.solves import Array
@@ -30,6 +31,14 @@ class SignedLikelihood(Protocol):
 
     def signed_log(self, z: Array) -> tuple[Array, Array]:
         """Its sign and the logarithm of its size at one point `(D,)`."""
+
+
+class PositiveLikelihood(abc.ABC):
+    """Base of those that are positive as they are, and that NumPy evaluates."""
+
+    @abc.abstractmethod
+    def log_densities(self, z: np.ndarray) -> Any:
+        """Logarithms at points `(n, D)`, `(n,)`."""
 
 
 @register
@@ -241,7 +250,12 @@ def _kernel_density(rng_key, particles, weights) -> NormalKernels:
 
 
 def signed_logs(likelihood: SignedLikelihood, points: Array) -> tuple[np.ndarray, np.ndarray]:
-    """Sign and log of `q(y | z)` at points `(n, D)`, `(n,)` each; in blocks, so that one program serves any number."""
+    """Sign and log of `q(y | z)` at points `(n, D)`, `(n,)` each; by NumPy where it is positive, else in blocks, so
+    that one program serves any number."""
+    if isinstance(likelihood, PositiveLikelihood):
+        own, points = to_host(likelihood), np.asarray(points)
+        parts = [own.log_densities(points[first : first + BATCH]) for first in range(0, len(points), BATCH)]
+        return np.ones(len(points)), np.concatenate(parts)
     return in_blocks(partial(_signed_logs, likelihood), np.asarray(points), BATCH)
 
 

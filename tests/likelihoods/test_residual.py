@@ -16,6 +16,7 @@ from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
 from numpyro_kme.likelihoods.residual import form as residual_form
 from numpyro_kme.likelihoods.residual.bandwidth_learning import learn_bandwidths
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
+from numpyro_kme.samplers.importance import signed_logs
 
 FORM = ResidualKernelMeans()
 TWO_AXES = np.stack(np.meshgrid(np.arange(301), np.arange(301), indexing="ij"), axis=-1).reshape(-1, 2)
@@ -139,6 +140,9 @@ def test_gradient_agrees_with_finite_differences(counts_and_rates):
     (ahead, *_), (_, slopes, *_), (behind, *_) = (all_on_points(likelihood, z + d) for d in (step, 0.0, -step))
     difference = (np.asarray(ahead) - np.asarray(behind)) / (2.0 * step)
     np.testing.assert_allclose(slopes[:, 0], difference, rtol=1e-5, atol=1e-6)
+    sign, values = signed_logs(likelihood, z)  # by NumPy
+    np.testing.assert_array_equal(sign, 1.0)
+    np.testing.assert_allclose(values, all_on_points(likelihood, z)[0], rtol=1e-10)
 
 
 def test_units_of_statistics_enter_only_by_the_jacobian(linear):

@@ -12,6 +12,7 @@ from jax.typing import ArrayLike
 
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.base import LikelihoodAt
+from numpyro_kme.samplers.importance import PositiveLikelihood
 
 if TYPE_CHECKING:
     from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate
@@ -20,7 +21,7 @@ ROUNDING = 0.01
 """What float32 may move locations by, in residual standard deviations, and log scales, where it is used."""
 
 
-class PositiveLikelihoodAt(LikelihoodAt):
+class PositiveLikelihoodAt(LikelihoodAt, PositiveLikelihood):
     """A likelihood that is positive as it is, from the same lines by JAX and by NumPy, `_log_density`."""
 
     def signed_log(self, z):
