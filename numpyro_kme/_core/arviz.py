@@ -86,23 +86,24 @@ def pair_figure(idata: Any, names: Sequence[str] | None) -> Any:
         return arviz.plot_pair(idata, var_names=chosen, backend="matplotlib").viz["figure"].item()
 
 
-def read_groups(source: Any, names: Sequence[str]) -> dict[str, dict[str, np.ndarray]]:
+def read_groups(source: Any, names: Sequence[str], further: Sequence[str] = ()) -> dict[str, dict[str, np.ndarray]]:
     """Variables of some groups of an ArviZ object, or of a file of one: `{group: {variable: (chain, draw, *event)}}`.
 
-    Nothing in a file is unpickled.
+    Nothing in a file is unpickled. The `further` groups have no variables where they are not there.
 
     Raises:
         ValueError: If a file or one of the groups is not there, or the file is damaged or could hold code.
     """
     if isinstance(source, str | PathLike):
-        return read_groups(_load(Path(source)), names)
+        return read_groups(_load(Path(source)), names, further)
     found = list(source.groups() if callable(source.groups) else source.children)
     missing = [name for name in names if name not in found]
     checks.require(not missing, f"The ArviZ object has no group {missing}; it has {found}.")
-    known = {name: names_of(source[name].attrs) for name in names}
-    return {
+    there = [name for name in (*names, *further) if name in found]
+    known = {name: names_of(source[name].attrs) for name in there}
+    return {name: {} for name in further} | {
         name: {known[name].get(key, key): np.asarray(source[name][key].values) for key in source[name].data_vars}
-        for name in names
+        for name in there
     }
 
 

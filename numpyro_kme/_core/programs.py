@@ -2,7 +2,9 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import cached_property
+from contextlib import ExitStack
+from contextvars import ContextVar
+from functools import cached_property, wraps
 from hashlib import sha256
 from threading import Lock
 from typing import Any
@@ -70,6 +72,34 @@ def _compile(function, args, where) -> Callable:
         while len(_shared) > KEPT:
             _shared.popitem(last=False)
     return found
+
+
+_until_compiled: ContextVar[ExitStack | None] = ContextVar("until_compiled", default=None)
+
+
+def jitted(function: Callable, **settings: Any) -> Callable:
+    """`jax.jit(function, **settings)` that says, in what goes on, that it compiles: the body of a function runs when
+    JAX traces it, and the call ends when it is compiled."""
+
+    @wraps(function)
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        stack = _until_compiled.get()
+        if stack is not None:
+            stack.enter_context(compiling())
+        return function(*args, **kwargs)
+
+    compiled = jax.jit(traced, **settings)
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as stack:
+            token = _until_compiled.set(stack)
+            try:
+                return compiled(*args, **kwargs)
+            finally:
+                _until_compiled.reset(token)
+
+    return call
 
 
 BLOCK = 64

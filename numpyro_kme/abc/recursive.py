@@ -10,6 +10,8 @@ from jax.typing import ArrayLike
 from numpyro_kme._core import checks, progress
 from numpyro_kme._core.checks import EffectiveSampleSizeError
 from numpyro_kme._core.display import shown
+from numpyro_kme._core.host import numpy_rng
+from numpyro_kme._core.keys import split
 from numpyro_kme.abc.weighting import with_unit_sum
 from numpyro_kme.embeddings.herding import herd
 from numpyro_kme.embeddings.means import MeanEmbedding
@@ -78,8 +80,8 @@ def kernel_recursive_abc(
     )
     theta = np.asarray(theta, np.float64)
     path, deviations, number = [], [], len(theta)
-    for key in progress.progress(jax.random.split(rng_key, num_iterations), "iterations", progress_bar):
-        simulate_key, herd_key = jax.random.split(key)
+    for key in progress.progress(split(rng_key, num_iterations), "iterations", progress_bar):
+        simulate_key, herd_key = split(key)
         x = simulate(simulate_key, theta)
         checks.require(
             np.shape(x)[:1] == (number,),
@@ -165,8 +167,7 @@ def _weights(theta, x, y, kernel, regularisation, tolerance) -> np.ndarray:
 
 def _candidates(rng_key, theta, scale, number) -> np.ndarray:
     """The points themselves, and others at a tenth, a third and all of the length scale from them."""
-    which, where = jax.random.split(rng_key)
-    near = np.asarray(jax.random.randint(which, (number,), 0, len(theta)))
-    steps = np.asarray(jax.random.normal(where, (number, theta.shape[1])), np.float64)
+    rng = numpy_rng(rng_key)
+    near, steps = rng.integers(len(theta), size=number), rng.normal(size=(number, theta.shape[1]))
     reach = scale / np.sqrt(theta.shape[1]) * np.resize([0.1, 0.3, 1.0], (number, 1))
     return np.concatenate([theta, theta[near] + reach * steps])

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import checks, progress
+from numpyro_kme._core.keys import child, split
 from numpyro_kme.bootstrap import newton
 from numpyro_kme.bootstrap.emulator import FINAL_ITERATIONS, EmulatedMinima, Emulator, calibrated_loss_scale
 from numpyro_kme.bootstrap.fit import SAME, Fit, distinct, full_data, starting_scale
@@ -94,7 +95,7 @@ def learn(
         settings: How many simulations, and the prior's weight.
     """
     points, each = design(settings.num_simulations)
-    first_key, fit_key, round_key, _ = jax.random.split(rng_key, 4)
+    first_key, fit_key, round_key, _ = split(rng_key, 4)
     simulator = TrainingSimulator(objective.generator, np.median(starts, axis=0), starting_scale(starts))
     prior, weight = simulator.standardise(starts), settings.prior_weight
     x = prior[np.arange(2 * points) % len(prior)]
@@ -108,7 +109,7 @@ def learn(
     for number in progress.progress(range(EXPLORE + REFINE + 1), "learning in rounds", settings.progress_bar):
         exploring = temperature > 1.0 and number < EXPLORE
         temperature = temperature if exploring else 1.0
-        net_key, jitter_key = jax.random.split(jax.random.fold_in(fit_key, number))
+        net_key, jitter_key = split(child(fit_key, number))
         steps = STEPS[0 if exploring else 1]
         emulator = Emulator.fit(net_key, training, full, objective.fit_proportion, rows, steps)
         reweightings, candidates = pilot(number, points)
@@ -121,7 +122,7 @@ def learn(
         if refined == REFINE:
             break
         count = RATIOS[0 if exploring else 1] * each
-        new = simulator.training_set(jax.random.fold_in(round_key, number), _jittered(jitter_key, found), count)
+        new = simulator.training_set(child(round_key, number), _jittered(jitter_key, found), count)
         errors = emulator.errors(new, data, found)[: points // 2] / loss_scale
         training, refined = training.join(new), refined + (not exploring)
         typical = np.sqrt(max(float(np.median(errors[:, 0] * errors[:, 1])), 0.0))
@@ -168,7 +169,7 @@ def emulated_bootstrap(
             f"{' with covariates' if objective.generator.covariates is not None else ''}. Use MMD(...), or leave "
             "`method` out."
         )
-    learn_key, weights_key, anchor_key = jax.random.split(rng_key, 3)
+    learn_key, weights_key, anchor_key = split(rng_key, 3)
     starts = np.asarray(starts, np.float64)
 
     def anchored(ids):

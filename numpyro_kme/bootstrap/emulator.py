@@ -10,6 +10,7 @@ import numpy as np
 
 from numpyro_kme._core import programs
 from numpyro_kme._core.host import on_host
+from numpyro_kme._core.programs import jitted
 from numpyro_kme.bootstrap.networks import Networks
 from numpyro_kme.bootstrap.training_set import EmulatorTrainingSet
 from numpyro_kme.losses import mixing
@@ -172,7 +173,7 @@ def calibrated_loss_scale(tangents: np.ndarray, data: np.ndarray) -> float:
     return float(h.sum() / (h**2 / np.maximum(j, 1e-300)).sum())
 
 
-@jax.jit
+@jitted
 def _at(networks, x):
     return jax.vmap(lambda one: networks(one).mean(axis=0))(x)
 
@@ -191,7 +192,7 @@ def _tangent(model, jacobian, c, fit_proportion):
     return jnp.where(c < 1.0, c * (jacobian - jnp.outer(along, along @ jacobian)), jacobian)
 
 
-@partial(jax.jit, static_argnums=3)
+@partial(jitted, static_argnums=3)
 def _tangents(networks, x, c, fit_proportion):
     def model(t):
         return networks(t).mean(axis=0)
@@ -199,7 +200,7 @@ def _tangents(networks, x, c, fit_proportion):
     return jax.vmap(lambda x, c: _tangent(model(x), jax.jacfwd(model)(x), c, fit_proportion))(x, c)
 
 
-@partial(jax.jit, static_argnums=4)
+@partial(jitted, static_argnums=4)
 def _slopes_of_each(networks, data, x, loss_scale, fit_proportion):
     def of_one(x, data):
         def losses(t):
@@ -211,7 +212,7 @@ def _slopes_of_each(networks, data, x, loss_scale, fit_proportion):
     return jax.lax.map(lambda row: of_one(*row), (x, data))
 
 
-@partial(jax.jit, static_argnums=7)
+@partial(jitted, static_argnums=7)
 def _minimise(networks, data, anchors, starts, loss_scale, weight, steps, fit_proportion):
     """Levenberg and Marquardt with exact derivatives of the networks; the loss is averaged over these."""
     p, count = starts.shape[1], networks.level.size

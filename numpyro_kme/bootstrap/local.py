@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from numpyro_kme._core.host import on_host, to_host
+from numpyro_kme._core.programs import jitted
 from numpyro_kme.bootstrap.fit import Fit, fit, newton_step
 from numpyro_kme.bootstrap.newton import Control, Minimum, Problems
 from numpyro_kme.bootstrap.preparation import Prepared, one_step, posterior_sd, times_needed
@@ -106,7 +107,7 @@ def _simulated(generator: Generator, u: np.ndarray, nodes: QuadratureNodes):
     return jax.tree.map(lambda leaf: leaf[index], points)
 
 
-@jax.jit
+@jitted
 def _points(generator, u, nodes):
     points = jax.vmap(lambda t: vectors(generator.points(t, nodes)))(u)
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), points)

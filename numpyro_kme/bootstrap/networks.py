@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_kme._core.programs import jitted
+
 WIDTHS = (64, 64, 64)
 """Units of the hidden layers."""
 
@@ -86,7 +88,7 @@ def _first_layers(rng_key, sizes):
     return layers
 
 
-@partial(jax.jit, static_argnums=5)
+@partial(jitted, static_argnums=5)
 def _train(rng_key, x, y, weights, count, steps):
     import optax  # loads for a tenth of the time of this package, and serves only here
 

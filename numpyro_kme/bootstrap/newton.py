@@ -16,6 +16,7 @@ import numpy as np
 from numpyro_kme._core import checks, progress
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import on_host, to_host
+from numpyro_kme._core.programs import jitted
 from numpyro_kme.bootstrap.weights import Reweightings
 from numpyro_kme.kernels.base import register
 from numpyro_kme.losses import grid_rows
@@ -242,7 +243,7 @@ def _solve(problems, starts, hessians, control, updates, progress_bar):
 
 
 @on_host
-@jax.jit
+@jitted
 def offsets(objective: WeightedObjective, reweightings: Reweightings) -> jax.Array:
     """The part of each loss that the parameters do not change and `value` leaves out, `(R,)`."""
     return objective.offsets(jnp.asarray(reweightings.weights), reweightings.extra)
@@ -281,7 +282,7 @@ def _strong(leaf):
     return np.asarray(leaf) if isinstance(leaf, float) else leaf
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jitted, static_argnums=0)
 def _at_points(method, objective, count, nodes, block, points):
     """`objective.value`, `slope`, `expand` or `report`, by name, for the first `count` reweightings of the block in
     turn, each with its nodes."""
@@ -301,7 +302,7 @@ def _at_points(method, objective, count, nodes, block, points):
     return jax.lax.fori_loop(0, count, fill, empty)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jitted, static_argnums=0)
 def _together(method, objective, count, nodes, block, points):
     """As `_at_points`, for all reweightings of the block at each point, with the nodes of its first one."""
     own, evaluate = jax.tree.map(lambda leaf: leaf[0], nodes), getattr(objective, method)

@@ -13,6 +13,7 @@ from scipy.linalg import eigh
 
 from numpyro_kme._core import checks, programs
 from numpyro_kme._core.host import on_host
+from numpyro_kme._core.programs import jitted
 from numpyro_kme.bootstrap.weights import Reweightings
 from numpyro_kme.kernels import Kernel
 from numpyro_kme.kernels.base import num_points
@@ -234,7 +235,7 @@ class TrainingSimulator:
         return EmulatorTrainingSet(x, self.features.mean(halves).reshape(len(x), 2, -1), np.full(len(x), 2.0 * half))
 
 
-@partial(jax.jit, static_argnums=4)
+@partial(jitted, static_argnums=4)
 def _simulate(generator, rng_key, rows, u, half):
     def one(row, u):
         keys = jax.random.split(jax.random.fold_in(rng_key, row))

@@ -13,6 +13,7 @@ from numpyro_kme._core import checks, programs
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.keys import data_of, fold_in, known, split, uniform
+from numpyro_kme._core.programs import jitted
 from numpyro_kme.kernels.base import num_points, register
 from numpyro_kme.losses.base import WeightedObjective
 from numpyro_kme.losses.generator import BLOCK
@@ -136,9 +137,9 @@ def _exponential(words, n):
     return unnormalised / unnormalised.sum(axis=1, keepdims=True)
 
 
-_weights = jax.jit(DirichletProcess.weights, static_argnums=(0, 3))
+_weights = jitted(DirichletProcess.weights, static_argnums=(0, 3))
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jitted, static_argnums=0)
 def _points(process, rng_key, replicates):
     return jax.lax.map(lambda b: process.centering(jax.random.fold_in(rng_key, b), process.truncation), replicates)

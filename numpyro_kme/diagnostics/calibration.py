@@ -12,6 +12,7 @@ from scipy.special import ndtri
 from numpyro_kme._core import arviz, checks, progress
 from numpyro_kme._core.display import Card, between, shown
 from numpyro_kme._core.host import numpy_rng
+from numpyro_kme._core.keys import split
 from numpyro_kme.diagnostics import uniformity
 from numpyro_kme.diagnostics.uniformity import MARGIN
 from numpyro_kme.engines.base import Engine
@@ -219,7 +220,7 @@ def calibrate(
         )
     if isinstance(engine, KELFI):
         trained.learnt.require_amortised()
-    simulate_key, infer_key, choose_key = jax.random.split(rng_key, 3)
+    simulate_key, infer_key, choose_key = split(rng_key, 3)
     lost = engine.missing if isinstance(engine, KELFI) else None
     how: dict[str, Any] = dict(on_failure="skip", missing=lost, progress_bar=False)
     simulations = simulate(simulate_key, problem, num_datasets, **how)

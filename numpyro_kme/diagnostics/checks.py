@@ -14,6 +14,8 @@ from numpyro.infer import Predictive
 
 from numpyro_kme._core import arviz, checks
 from numpyro_kme._core.display import Card, brief, shown
+from numpyro_kme._core.host import numpy_rng
+from numpyro_kme._core.keys import split
 from numpyro_kme.diagnostics.calibration import LEVEL, Calibration, calibrate
 from numpyro_kme.engines._learnt_posterior import LearntPosterior
 from numpyro_kme.engines.base import Engine, posterior_of
@@ -79,10 +81,18 @@ def misspecification_test(x: Any, y: Any, names: Sequence[str] = ()) -> Misspeci
 
     Args:
         x: Simulated outputs from the prior, `(m, *event)`, such as `kelfi.posterior.simulations.x["x"]`.
-        y: The observation, `(*event)`; statistics that are NaN, not observed, are left out, and their `witness` is 1.
+        y: The observation, `(*event)`, or a dictionary of a number for each of the `names`; statistics that are NaN,
+            not observed, are left out, and their `witness` is 1.
         names: Of the statistics, such as `("mean", "max")`; `check` takes those of the simulator.
     Cost: `m^2 n` at most.
     """
+    if isinstance(y, Mapping):
+        checks.require(
+            set(names) == set(y),
+            f"`names` must give the entries of `y` in the order of the columns of `x`; got names={tuple(names)} for "
+            f"{list(y)}. Pass names=simulator.labels, or run `check`, which knows them.",
+        )
+        y = np.array([y[name] for name in names])
     checks.real("x", np.asarray(x))
     checks.real("y", np.asarray(y))
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
@@ -184,9 +194,9 @@ def predictive_check(rng_key: jax.Array, posterior: Posterior | Engine, num_draw
     checks.whole("num_draws", num_draws, 1)
     posterior = posterior_of(posterior)
     problem, samples = problem_of(posterior), posterior.samples
-    choose_key, simulate_key = jax.random.split(rng_key)
+    choose_key, simulate_key = split(rng_key)
     total = len(next(iter(samples.values())))
-    rows = np.asarray(jax.random.permutation(choose_key, total))[:num_draws]
+    rows = numpy_rng(choose_key).permutation(total)[:num_draws]
     latents = {name: np.asarray(samples[name])[rows] for name in problem.latents}
     observed = problem.observations
     unseen = {name: None if name in observed else value for name, value in problem.kwargs.items()}
@@ -307,7 +317,7 @@ def check(rng_key: jax.Array, engine: Engine, num_datasets: int = 200, **setting
             f"`engine` must keep its simulations; {type(engine).__name__} does not. Call the diagnostics one by one.",
             TypeError,
         )
-    predictive_key, calibrate_key = jax.random.split(rng_key)
+    predictive_key, calibrate_key = split(rng_key)
     predictive = predictive_check(predictive_key, posterior)
     tests = {}
     for site, y in problem.observations.items():

@@ -1,7 +1,7 @@
 """Kernel herding: samples that follow an embedding, of a probability or of a signed measure."""
 
-import functools
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +11,14 @@ from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
-from numpyro_kme.kernels import gram
+from numpyro_kme.kernels import by_numpy, gram
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points
 
 ROWS = 64
 """Rows of the two-stage argmax: the best score of each column first, then the row in the best column."""
+
+FEW = 2**22
+"""Values of the kernel that NumPy computes sooner than a program is compiled for them."""
 
 
 def herd(embedding_values: ArrayLike, kernel: Kernel, candidates: PointSet, num_samples: int) -> jax.Array:
@@ -45,8 +48,21 @@ def herd(embedding_values: ArrayLike, kernel: Kernel, candidates: PointSet, num_
     checks.whole("num_samples", num_samples, 1)
     checks.sound("candidates", candidates)
     checks.sound("embedding_values", embedding_values, "Check the kernel and the weights of the embedding.")
+    given = kernel, candidates, embedding_values
+    if by_numpy.written_out(kernel) and r * num_samples <= FEW and checks.is_concrete(given):
+        kernel, candidates, values = jax.tree.map(partial(np.asarray, dtype=np.float32), given)
+        return jnp.asarray(_herd_by_numpy(values, kernel, candidates, num_samples))
     kernel, candidates, values = jax.tree.map(_single, (kernel, candidates, jnp.asarray(embedding_values)))
     return _herd(values, kernel, candidates, num_samples)
+
+
+def _herd_by_numpy(values, kernel, candidates, num_samples):
+    row_of, total = by_numpy.row_of(kernel, candidates), np.zeros_like(values)
+    chosen = np.empty(num_samples, np.int32)
+    for i in range(num_samples):
+        chosen[i] = np.argmax(values - total / np.float32(i + 1))
+        total += row_of(chosen[i])
+    return chosen
 
 
 def _single(leaf):
@@ -54,7 +70,7 @@ def _single(leaf):
     return leaf.astype(jnp.float32) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
 
-@functools.partial(jax.jit, static_argnames="num_samples")
+@partial(jax.jit, static_argnames="num_samples")
 def _herd(values, kernel, candidates, num_samples):
     columns = -(-num_points(candidates) // ROWS)
     padding = ROWS * columns - num_points(candidates)

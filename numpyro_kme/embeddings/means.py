@@ -8,7 +8,7 @@ from scipy.linalg import cho_solve
 
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.host import on_host
-from numpyro_kme.kernels import gram
+from numpyro_kme.kernels import by_numpy, gram
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register
 from numpyro_kme.kernels.rotations import RotationGaussian, RotationTrace, nearest_rotation
 from numpyro_kme.kernels.stationary import Gaussian
@@ -50,9 +50,11 @@ class MeanEmbedding:
         checks.sound("t", t)
         return gram.matvec(self.kernel, t, self.points, jnp.asarray(self.weights))
 
+    @on_host
     def on_host(self, t: PointSet) -> np.ndarray:
         """The same values in float64, `(r,)`."""
-        return on_host(MeanEmbedding.__call__)(self, t)
+        checks.sound("t", t)
+        return by_numpy.matvec(self.kernel, t, self.points, self.weights)
 
     def inner(self, other: "MeanEmbedding") -> jax.Array:
         """Inner product `<mu, nu> = sum_ij w_i v_j k(x_i, y_j)` with an embedding by the same kernel."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
-import jax
 import numpy as np
 
 from numpyro_kme._core import checks
@@ -14,7 +13,7 @@ from numpyro_kme._core.host import on_host
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule
 from numpyro_kme.engines.base import check_positive, check_rule
-from numpyro_kme.kernels import Gaussian
+from numpyro_kme.kernels import Gaussian, by_numpy
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.data_sets import EmpiricalMeasureRule
 from numpyro_kme.kernels.length_scales import KernelRule, LengthScaleRule, MedianHeuristic, median_heuristic
@@ -312,12 +311,13 @@ def held_out_regularisation(table: ReferenceTable, kernel: Kernel, tolerance: fl
 
 def apart(kernel: Kernel, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """`k(x_i, x_i) + k(y_j, y_j) - 2 k(x_i, y_j)` for outputs `(k, *event)` and `(s, *event)`, `(s, k)`."""
-    return on_host(_squared_distances)(kernel, kernel.points(x), kernel.points(y))
+    return _squared_distances(kernel, kernel.points(x), kernel.points(y))
 
 
-@jax.jit
+@on_host
 def _squared_distances(kernel, x, y):
-    return kernel.diagonal(x)[None] + kernel.diagonal(y)[:, None] - 2.0 * kernel.gram(y, x)
+    own = by_numpy.diagonal(kernel, x)[None] + by_numpy.diagonal(kernel, y)[:, None]
+    return own - 2.0 * by_numpy.gram(kernel, y, x)
 
 
 def data_kernel(table: ReferenceTable, rule: LengthScaleRule | None = None) -> Kernel:

@@ -1,7 +1,7 @@
 """Gram matrices: squared distances, sums over pairs in tiles, and Gaussian values as exponentials of products."""
 
 from functools import cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,9 @@ TILE = 256
 """Points along each side of a tile."""
 
 
+FEW = 32
+"""Dimensions up to which distances are sums of squared differences."""
+
 LARGEST_ERROR = 1e-5
 """Largest error of an exponent, in the precision of the points."""
 
@@ -24,14 +27,15 @@ DEGREES = {"float64": 10, "float32": 6}
 """Degrees of the polynomial for `2^f`, `|f| <= 1/2`: its error is below half a unit in the last place."""
 
 
-def scaled(x: jax.Array, y: jax.Array | None, length_scale: ArrayLike) -> tuple[jax.Array, jax.Array]:
-    """Points in units of the length scale, a scalar or `(dim,)`; `y` is `x` when left out."""
+def scaled(x: Any, y: Any, length_scale: ArrayLike, xp: Any = jnp) -> tuple[Any, Any]:
+    """Points in units of the length scale, a scalar or `(dim,)`; `y` is `x` when left out. By JAX, or by NumPy."""
     checks.table("x", x)
     dim = jnp.shape(x)[1]
     if y is not None:
         checks.table("y", y, columns=dim)
-    scale = one_per_dimension(length_scale, dim)
-    x, y = x / scale, None if y is None else y / scale
+    scale = one_per_dimension(length_scale, dim, xp)
+    with np.errstate(over="ignore"):
+        x, y = x / scale, None if y is None else y / scale
     advice = "Their numbers cannot be held: give the data, or the length scale, in other units."
     checks.sound("points in units of the length scale", (x, y), advice)
     return x, x if y is None else y
@@ -44,14 +48,14 @@ def distances(x: jax.Array, y: jax.Array) -> jax.Array:
     return unit * safe_sqrt(squared_distances(x / unit, y / unit))
 
 
-def one_per_dimension(length_scale: ArrayLike, dim: int) -> jax.Array:
+def one_per_dimension(length_scale: ArrayLike, dim: int, xp: Any = jnp) -> Any:
     """A length scale that is a scalar or `(dim,)` as `(1, dim)`."""
     shape = jnp.shape(length_scale)
     checks.require(
         shape in ((), (1,), (dim,)),
         f"`length_scale` must be a scalar or have shape ({dim},), one per column of the points; got {shape}.",
     )
-    return jnp.broadcast_to(jnp.asarray(length_scale), (1, dim))
+    return xp.broadcast_to(xp.asarray(length_scale), (1, dim))
 
 
 def scaled_difference(a: jax.Array, b: jax.Array, length_scale: ArrayLike) -> jax.Array:
@@ -84,8 +88,7 @@ def squared_distances(x: jax.Array, y: jax.Array) -> jax.Array:
     product of centred points is much faster; what it cannot tell from 0 is 0. Derivatives are matrix
     products, `d s_ij = 2 (x_i - y_j).(dx_i - dy_j)`.
     """
-    # largest number of dimensions in which distances are sums of squared differences
-    return _by_differences(x, y) if x.shape[1] <= 32 else _by_products(x, y)
+    return _by_differences(x, y) if x.shape[1] <= FEW else _by_products(x, y)
 
 
 @squared_distances.defjvp
@@ -113,14 +116,32 @@ def _by_products(x, y):
     x, y = _centred(x, y)
     own = jnp.sum(jnp.square(x), axis=1)[:, None] + jnp.sum(jnp.square(y), axis=1)[None, :]
     distances = own - 2.0 * products(x, y)
-    resolution = 4.0 * x.shape[1] ** 0.5 * jnp.finfo(distances.dtype).eps
-    return jnp.where(distances > resolution * own, distances, 0.0)
+    return jnp.where(distances > _resolution(x) * own, distances, 0.0)
+
+
+def _resolution(x) -> float:
+    """Relative error of a squared distance that is multiplied out."""
+    return float(4.0 * x.shape[1] ** 0.5 * np.finfo(x.dtype).eps)
 
 
 def _centred(x, y):
     """Both point sets shifted alike: distances and their derivatives stay, and lose fewer digits."""
     centre = jax.lax.stop_gradient(jnp.mean(x, axis=0, keepdims=True))
     return x - centre, y - centre
+
+
+def squared_distances_by_numpy(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """`squared_distances` by NumPy, `(n, m)`, in the precision of the points."""
+    if a.shape[1] > FEW:
+        centre = b.mean(axis=0)
+        a, b = a - centre, b - centre
+        own = np.sum(a * a, axis=1)[:, None] + np.sum(b * b, axis=1)
+        found = squared_distances_on_host(a, b)
+        return np.where(found > _resolution(a) * own, found, 0.0)
+    found = np.zeros((len(a), len(b)), a.dtype)
+    for one, other in zip(a.T, b.T):
+        found += np.square(np.subtract.outer(one, other))
+    return found
 
 
 def squared_distances_on_host(a: np.ndarray, b: np.ndarray) -> np.ndarray:

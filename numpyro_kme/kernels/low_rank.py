@@ -10,6 +10,7 @@ from scipy.linalg.lapack import dpstrf
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.host import in_present_precision, on_host
 from numpyro_kme._core.solves import Array
+from numpyro_kme.kernels import by_numpy
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register
 
 TOLERANCE = 1e-10
@@ -69,7 +70,8 @@ class LowRank:
             checks.whole("max_rank", max_rank, 1)
         most = n if max_rank is None else min(max_rank, n)
         on_device = in_present_precision(points)
-        rest = np.array(_diagonal(kernel, on_device), np.float64)
+        row_of = by_numpy.row_of(kernel, on_device)
+        rest = np.array(by_numpy.diagonal(kernel, on_device), np.float64)
         stop = tolerance * rest.max()
         columns = np.zeros((min(most, 64), n))
         chosen: list[int] = []
@@ -77,14 +79,14 @@ class LowRank:
             rank, pivot = len(chosen), int(np.argmax(rest))
             if rank == len(columns):
                 columns = np.concatenate([columns, np.zeros((min(rank, most - rank), n))])
-            row = np.asarray(_row(kernel, on_device, pivot)) - columns[:rank, pivot] @ columns[:rank]
+            row = row_of(pivot) - columns[:rank, pivot] @ columns[:rank]
             columns[rank] = row / np.sqrt(rest[pivot])
             rest = np.maximum(rest - columns[rank] ** 2, 0.0)
             chosen.append(pivot)
             rest[chosen] = 0.0
         values = columns[: len(chosen)].T.copy()
         if len(chosen) < most and rest.max() > stop:
-            whole = np.asarray(_gram(kernel, on_device))
+            whole = by_numpy.gram(kernel, on_device)
             further, order = blocked(whole - values @ values.T, float(stop), most - len(chosen))
             values, chosen = np.concatenate([values, further], axis=1), [*chosen, *order]
             rest = np.maximum(np.diagonal(whole) - np.square(values).sum(axis=1), 0.0)
@@ -105,7 +107,7 @@ class LowRank:
         """The kernel between other points and the pivots, `(s, r)`."""
         if isinstance(self.pivots, np.ndarray) and np.ndim(t) == 2:
             checks.same_columns("t", t, "pivots", self.pivots)
-        return on_host(_gram)(self.kernel, t, self.pivots)
+        return on_host(by_numpy.gram)(self.kernel, t, self.pivots)
 
 
 def blocked(matrix: np.ndarray, stop: float, most: int) -> tuple[np.ndarray, list[int]]:
@@ -149,22 +151,6 @@ def by_columns(columns: Callable[[np.ndarray], np.ndarray], diagonal: np.ndarray
         rest = np.maximum(rest - np.sum(np.square(further), axis=1), 0.0)
         rest[some[order]] = 0.0
     return factor[:, :rank]
-
-
-@jax.jit
-def _diagonal(kernel, points):
-    return kernel.diagonal(points)
-
-
-@jax.jit
-def _row(kernel, points, index):
-    point = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, index, 1), points)
-    return kernel.gram(point, points)[0]
-
-
-@jax.jit
-def _gram(kernel, x, y=None):
-    return kernel.gram(x, y)
 
 
 @register

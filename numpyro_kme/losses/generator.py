@@ -16,7 +16,8 @@ from scipy import special
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import numpy_rng, on_host
-from numpyro_kme._core.programs import in_blocks
+from numpyro_kme._core.keys import child
+from numpyro_kme._core.programs import in_blocks, jitted
 from numpyro_kme.kernels.base import register
 
 BLOCK = 16
@@ -120,7 +121,7 @@ class NormalNoise(Noise):
             z, blocks = np.linspace(-REACH, REACH, num)[None, :, None], 1
             weights = np.exp(-0.5 * z[0, :, 0] ** 2)
         else:
-            z = np.stack([self._mirrored(jax.random.fold_in(rng_key, block), num) for block in range(blocks)])
+            z = np.stack([self._mirrored(child(rng_key, block), num) for block in range(blocks)])
             weights = np.ones(z.shape[1])
         return QuadratureNodes(self.push(z), jnp.asarray(np.broadcast_to(weights / weights.sum(), z.shape[:2])))
 
@@ -140,7 +141,7 @@ class NormalNoise(Noise):
         """Noise values `(blocks, groups * each, ...)`: consecutive Sobol points and their mirror images in a group."""
 
         def one_set(block):
-            z = self._sobol(jax.random.fold_in(rng_key, block), groups * each // 2)[: groups * each // 2]
+            z = self._sobol(child(rng_key, block), groups * each // 2)[: groups * each // 2]
             z = z.reshape(groups, each // 2, self.dim)
             return np.concatenate([z, -z], axis=1).reshape(-1, self.dim)
 
@@ -159,7 +160,7 @@ class NormalNoise(Noise):
         return np.concatenate([z, -z])
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jitted, static_argnums=0)
 def _transformed(transform, z):
     return jax.vmap(transform)(z)
 

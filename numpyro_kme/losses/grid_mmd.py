@@ -9,6 +9,7 @@ import numpy as np
 import scipy
 
 from numpyro_kme._core.host import on_host
+from numpyro_kme._core.programs import jitted
 from numpyro_kme.kernels import Kernel
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.length_scales import median_absolute_deviation
@@ -182,4 +183,4 @@ def _density(z: np.ndarray, y: np.ndarray, resolution: float) -> np.ndarray:
     return 8.0 + speed / resolution * fading
 
 
-_points = jax.jit(Generator.points)
+_points = jitted(Generator.points)

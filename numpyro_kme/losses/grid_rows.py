@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core.host import on_host
-from numpyro_kme._core.programs import in_blocks
+from numpyro_kme._core.programs import in_blocks, jitted
 from numpyro_kme.losses import mixing
 from numpyro_kme.losses.base import TaylorExpansion
 from numpyro_kme.losses.generator import BLOCK, Generator, QuadratureNodes
@@ -90,13 +90,13 @@ def _of_row(generator: Generator, values: Any, number: jax.Array, u: jax.Array) 
     return jnp.ravel(generator.points(u, QuadratureNodes(own, jnp.ones(()))))
 
 
-@jax.jit
+@jitted
 def _scalars(generator, values, sets, u):
     """Simulated scalars of each row, `(R, M)`."""
     return jax.lax.map(lambda row: (_of_row(generator, values, *row),), (sets, u))
 
 
-@jax.jit
+@jitted
 def _moves(generator, values, sets, u):
     """Simulated scalars of each row, and their derivatives, `(R, M)` and `(R, M, p)`."""
 
@@ -107,7 +107,7 @@ def _moves(generator, values, sets, u):
     return jax.lax.map(one, (sets, u))
 
 
-@jax.jit
+@jitted
 def _curved(generator, values, sets, u, first):
     """Second derivatives `(R, p, p)` of the scalars, summed with `first` `(R, M)`."""
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core.host import on_host, to_host
+from numpyro_kme._core.programs import jitted
 from numpyro_kme.kernels.base import Kernel, num_points, register
 from numpyro_kme.kernels.low_rank import blocked
 from numpyro_kme.losses import mixing
@@ -167,10 +168,10 @@ class LocalMMD(WeightedObjective):
         return mixing.discrepancy(energies, self.inner.fit_proportion)
 
 
-_expansion = jax.jit(LocalMMD.expansion)
+_expansion = jitted(LocalMMD.expansion)
 
 
-@jax.jit
+@jitted
 def _gram(kernel, x, y=None):
     return kernel.gram(x, y)
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
+from numpyro_kme._core.programs import jitted
 from numpyro_kme.kernels import Gaussian, Kernel
 from numpyro_kme.kernels.base import num_points, register
 from numpyro_kme.kernels.gram import split, squared_distances
@@ -146,7 +147,7 @@ def _require_bounded(kernel: Kernel, points: Any) -> None:
     )
 
 
-_diagonal = jax.jit(lambda kernel, points: kernel.diagonal(points))
+_diagonal = jitted(lambda kernel, points: kernel.diagonal(points))
 
 SOURCES = 512
 """Kernel values are formed for this many sources at a time."""

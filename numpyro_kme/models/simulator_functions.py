@@ -1,6 +1,7 @@
 """The functions that simulators are made of: in JAX, in NumPy, written in terms of their noise, or other programs."""
 
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -218,23 +219,27 @@ class Command:
 
     Each call works in a folder of its own, which is removed afterwards: it writes the parameters to `params.txt`, runs
     the command there, and reads `output.txt`. In the arguments, `{seed}` stands for a whole number that belongs to the
-    simulation, for the program's random numbers: use it, or results cannot be repeated.
+    simulation, for the program's random numbers: use it, or results cannot be repeated. `{params[0]}`, `{params[1]}`,
+    ... stand for the numbers of `params.txt`, for a program that takes them as arguments.
 
     Args:
         arguments: The command line, such as `("/opt/model/run", "--seed", "{seed}", "params.txt", "output.txt")`. No
             shell.
         write: `write(path, *params)`, where the program needs another input.
         read: `read(path) -> array`, where it gives another output.
+        output: Name of the file that the program leaves, where it is another one; `None` reads what it prints.
         environment: Variables added to the environment, such as `{"OMP_NUM_THREADS": "1"}`.
         timeout: Seconds after which the program is ended; more certain than the time limit of `simulate`.
     Raises:
-        RuntimeError: If the program ends with an error or leaves no output, with what it said last.
+        RuntimeError: If the program ends with an error or leaves no output, with what it said last and which files it
+            left; if its output cannot be read.
         subprocess.TimeoutExpired: If it takes too long.
     """
 
     arguments: tuple[str, ...]
     write: Callable[..., None] = write_text
     read: Callable[[Path], np.ndarray] = read_text
+    output: str | None = "output.txt"
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
     timeout: float | None = None
 
@@ -247,8 +252,7 @@ class Command:
 
     def __call__(self, rng: np.random.Generator, *params: np.ndarray) -> np.ndarray:
         """Run the program once."""
-        seed = int(rng.integers(2**31 - 1))
-        command = [argument.replace("{seed}", str(seed)) for argument in self.arguments]
+        command = self._command(int(rng.integers(2**31 - 1)), params)
         with tempfile.TemporaryDirectory(prefix="simulation-") as folder:
             self.write(Path(folder, "params.txt"), *params)
             done = subprocess.run(
@@ -260,12 +264,39 @@ class Command:
                 errors="replace",
                 timeout=self.timeout,
             )
-            output = Path(folder, "output.txt")
+            output = Path(folder, self.output or "printed.txt")
+            if self.output is None and done.stdout.strip():
+                output.write_text(done.stdout)
             if done.returncode != 0 or not output.exists():
-                said = (done.stderr or done.stdout).strip()[-500:]
+                self._explain(done, output)
+            try:
+                return self.read(output)
+            except (ValueError, LookupError) as error:
                 raise checks.explained(
-                    f"{command[0]} ended with {done.returncode} and left {'an' if output.exists() else 'no'} output: "
-                    f"{said}",
+                    f"What {command[0]} left in {output.name} cannot be read: {error} It begins: "
+                    f"{output.read_bytes()[:200].decode(errors='replace')!r}. Pass `read`, which takes the path.",
                     RuntimeError,
-                )
-            return self.read(output)
+                ) from error
+
+    def _command(self, seed: int, params: Sequence[np.ndarray]) -> list[str]:
+        """The arguments, with the numbers of one simulation in them."""
+        numbers = [repr(float(number)) for param in params for number in np.ravel(param)]
+        given = {"{seed}": str(seed), **{f"{{params[{i}]}}": number for i, number in enumerate(numbers)}}
+
+        def fill(place: re.Match) -> str:
+            checks.require(
+                place[0] in given,
+                f"An argument of `Command` has {place[0]}, but a simulation has {len(numbers)} numbers of parameters: "
+                f"{list(given)} can stand there.",
+            )
+            return given[place[0]]
+
+        return [re.sub(r"\{seed\}|\{params\[\d+\]\}", fill, argument) for argument in self.arguments]
+
+    def _explain(self, done: subprocess.CompletedProcess, output: Path) -> None:
+        """Say what a program did that ended without a result."""
+        files = sorted(path.name for path in output.parent.iterdir() if path != output and path.name != "params.txt")
+        missing = "printed nothing" if self.output is None else f"left no {output.name}"
+        left = "" if output.exists() else f" and {missing} (other files: {', '.join(files) or 'none'})"
+        said = (done.stderr or done.stdout).strip()[-500:] or "nothing"
+        raise checks.explained(f"{done.args[0]} ended with {done.returncode}{left}. It said: {said}", RuntimeError)

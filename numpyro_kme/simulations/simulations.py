@@ -14,6 +14,7 @@ from numpyro_kme.kernels.ragged import padded_together
 from numpyro_kme.models.problem import Arrays, Problem
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.simulations.failures import not_ragged
+from numpyro_kme.simulations.store import DONE, PENDING
 
 
 @shown
@@ -148,23 +149,27 @@ class Simulations(Saved):
         Args:
             problem: The model, as `Problem.read` gives it.
             source: An `InferenceData`, a `DataTree`, or the path of a netCDF file or Zarr store of one; what `simulate`
-                stored, or any engine's `to_inference_data()`, among them. Simulations that hold NaN are left out and
-                counted.
+                stored, or any engine's `to_inference_data()`, among them. Simulations that failed or hold NaN are left
+                out and counted; those of a store that never ran are not there.
         Raises:
             ValueError: If a group or variable is missing, or shapes do not fit the model.
         """
-        groups = arviz.read_groups(source, ("prior", "prior_predictive"))
+        groups = arviz.read_groups(source, ("prior", "prior_predictive"), ("simulations",))
         latents = _variables(groups["prior"], problem.latents, "prior")
         x = _variables(groups["prior_predictive"], problem.simulators, "prior_predictive")
         sound = np.all([_sound(value, _ragged_dims(problem, name)) for name, value in x.items()], axis=0)
+        ran = np.ones(len(sound), bool)
+        for status in (value for name, value in groups["simulations"].items() if name.startswith("status of ")):
+            sound, ran = sound & (status.ravel() == DONE), ran & (status.ravel() != PENDING)
+        wrong = ran & ~sound
         found = cls.from_latents(
             problem,
             {name: value[sound] for name, value in latents.items()},
             {name: value[sound] for name, value in x.items()},
         )
-        failures = {} if sound.all() else {"not finite": int(np.sum(~sound))}
-        failed = {name: value[~sound] for name, value in latents.items()}
-        return replace(found, index=np.flatnonzero(sound), failures=failures, failed=failed, attempted=len(sound))
+        failures = {"failed" if groups["simulations"] else "not finite": int(np.sum(wrong))} if wrong.any() else {}
+        failed = {name: value[wrong] for name, value in latents.items()}
+        return replace(found, index=np.flatnonzero(sound), failures=failures, failed=failed, attempted=int(np.sum(ran)))
 
 
 def _ragged_dims(problem: Problem, site: str) -> int:

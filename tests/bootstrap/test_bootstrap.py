@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from numpyro_kme._core import progress
 from numpyro_kme._core.host import on_host
 from numpyro_kme.bootstrap import (
     DirichletProcess,
@@ -355,6 +356,17 @@ class Ridge(WeightedObjective):
 
     def value(self, reduced, u, nodes):
         return -jnp.exp(-jnp.square(u[0])) - 0.5 * jax.nn.sigmoid(u[0] - 4.0)
+
+
+@pytest.mark.parametrize("loss", [MMD(), Means()], ids=["rows by NumPy", "one program"])
+def test_compiling_is_said(monkeypatch, capsys, loss):
+    for name in ("CI", "PYTEST_XDIST_WORKER"):
+        monkeypatch.delenv(name, raising=False)
+    objective = loss.objective(np.linspace(-1.0, 1.0, 5), SCALAR)
+    problems = newton.Problems(objective, SCALAR.draw_nodes(jax.random.key(0), 8, 1), full_data(objective))
+    with progress.steps("bootstrapping", 1, True):
+        problems.values(np.zeros(1))
+    assert "bootstrapping, compiling" in capsys.readouterr().err
 
 
 @pytest.mark.x64

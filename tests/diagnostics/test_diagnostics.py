@@ -331,6 +331,10 @@ def test_misspecification_by_hand(rng):
     np.testing.assert_allclose(found.scores, scores[:-1], rtol=1e-5)
     np.testing.assert_allclose(found.score, scores[-1], rtol=1e-5)
     assert found.p_value == np.mean(scores >= scores[-1])
+    by_name = misspecification_test(x, {"c": 2.0, "a": 0.3, "b": -0.2}, names=("a", "b", "c"))
+    assert by_name.score == found.score and by_name.names == ("a", "b", "c")
+    with pytest.raises(ValueError, match=r"names=\(\) for \['a', 'b', 'c'\]"):
+        misspecification_test(x, {"a": 0.3, "b": -0.2, "c": 2.0})
     tails = np.abs(white - np.median(white, axis=0))
     np.testing.assert_allclose(found.witness, np.mean(tails >= tails[-1], axis=0))
     twice = misspecification_test(x[:, [0, 1, 2, 2]] * [1e-8, 1.0, 1e8, 1e8], y[[0, 1, 2, 2]] * [1e-8, 1.0, 1e8, 1e8])

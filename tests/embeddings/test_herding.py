@@ -66,9 +66,10 @@ def test_any_number_of_candidates(count, rng):
     """Padding of the two-stage argmax is never chosen."""
     candidates = rng.normal(size=(count, 2))
     values = rng.normal(size=count) - 5.0
-    order = np.asarray(herd(values, K.Gaussian(SCALE), candidates, 7))
+    order = np.asarray(jax.jit(lambda values: herd(values, K.Gaussian(SCALE), candidates, 7))(values))
     assert order.min() >= 0 and order.max() < count
     np.testing.assert_array_equal(order, numpy_herding(values, candidates, 7))
+    np.testing.assert_array_equal(herd(values, K.Gaussian(SCALE), candidates, 7), order)
 
 
 @pytest.mark.smoke

@@ -257,7 +257,7 @@ ROWS = {
     "K2-ABC": Row(lambda m, **s: kme.K2ABC(m, 300, **QUIET | s), data_set, WEIGHTED, error=1.5),
     "DR-ABC": Row(lambda m, **s: kme.DistributionRegressionABC(m, 200, **QUIET | s), data_set, WEIGHTED),
     "kernel recursive ABC": Row(
-        lambda m, **s: kme.KernelRecursiveABC(m, 60, num_iterations=3, **{"progress_bar": False} | s),
+        lambda m, **s: kme.KernelRecursiveABC(m, 100, num_iterations=3, **{"progress_bar": False} | s),
         statistics,
         {"mode": lambda e: e.mode()},
         PARTS | PLOTS,

@@ -328,13 +328,23 @@ def test_lattices_and_atoms_are_recognised(rng):
     assert abs(np.mean(jittered[:, 0] - counts)) < 0.01
 
 
+def test_a_search_of_locations_begins_with_the_score_that_chose_its_start(rng):
+    """With the noise of the residuals, too: from another, the first steps lead anywhere, also to a straight line."""
+    z = rng.normal(size=(300, 1))
+    x = np.stack([np.exp(0.9 * z[:, 0]) + rng.normal(size=300), z[:, 0] + 0.01 * rng.normal(size=300)])
+    at, one = everywhere(z), np.ones((2, 300))
+    start, scores = ls.start_locations(at, x, np.zeros(2), True)
+    losses = ls.location_loss(start, at, x, one, one)[0] - start.penalty()[0]
+    np.testing.assert_allclose(losses, -300 * scores, atol=0.3)
+
+
 def test_transformations_are_scored_by_hand_and_the_better_half_is_kept(rng):
     """By the held-out density at one variance, winsorised at four robust standard deviations of a normal."""
     z, x = rng.normal(size=(30, 2)), rng.gamma(2.0, size=30)
     x[:3] += 40.0
     candidates = ls._Candidates.of(x, 0.0, True)
     ridge = Smoothness.start(2).regress(everywhere(z), np.ones(30), x).held_out.ridge
-    found = candidates.scores(ridge, x)
+    found, variances = candidates.scores(ridge, x)
     for k, (centre, log_width) in enumerate(zip(candidates.centres, candidates.log_widths)):
         at = Location(None, centre, log_width)
         target, scale = ls.standardised(at.transformed(x))
@@ -347,8 +357,9 @@ def test_transformations_are_scored_by_hand_and_the_better_half_is_kept(rng):
         slope = 1.0 / np.sqrt(np.exp(2.0 * log_width) + (x - centre) ** 2) / scale
         expected = np.log(0.98 * stats.norm.pdf(residual, 0.0, sd) * slope + 0.02 * stats.cauchy.pdf(x))
         np.testing.assert_allclose(found[k], expected.mean(), rtol=1e-3)
+        np.testing.assert_allclose(variances[k] * variance, sd**2, rtol=1e-3)
     kept = candidates.half(found)
-    np.testing.assert_allclose(np.sort(kept.scores(ridge, x)), np.sort(found)[len(found) // 2 :])
+    np.testing.assert_allclose(np.sort(kept.scores(ridge, x)[0]), np.sort(found)[len(found) // 2 :])
 
 
 def test_winsorised_mean_squares_by_hand(rng):

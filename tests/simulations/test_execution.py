@@ -11,6 +11,7 @@ import sys
 import time
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Timer
@@ -382,6 +383,33 @@ def test_a_store_is_an_arviz_file(here, path):
     assert_same(Simulations.from_arviz(kme.Problem.read(NOISY), tree), here)
 
 
+class Breaks:
+    """Counts, by a program that fails at each tenth call and breaks off at the thirtieth."""
+
+    calls = 0
+
+    def __call__(self, rng, theta):
+        self.calls += 1
+        if self.calls == 30:
+            raise KeyboardInterrupt
+        if self.calls % 10 == 5:
+            raise RuntimeError("no")
+        return rng.poisson(5.0, size=2) + 1
+
+    def __repr__(self):
+        return "Breaks()"
+
+
+def test_what_a_store_never_ran_is_no_simulation(path):
+    """Nor what failed: counts have no NaN, and 0 is a count."""
+    model = model_of(Breaks(), shape=(2,), dtype=int)
+    with pytest.raises(KeyboardInterrupt):
+        bank(model, 50, store=path, on_failure="skip", version="1")
+    found = Simulations.from_arviz(kme.Problem.read(model), path)
+    assert (len(found), found.attempted, found.failures) == (26, 29, {"failed": 3}) and found.x["x"].min() > 0
+    np.testing.assert_array_equal(found.index, np.setdiff1d(np.arange(29), [4, 14, 24]))
+
+
 @pytest.mark.x64
 def test_the_file_of_an_engine_serves_another_run(tmp_path):
     """Simulations go through an engine's InferenceData in netCDF and back."""
@@ -699,13 +727,38 @@ def test_programs_outside_python():
     np.testing.assert_array_equal(found.x["x"][:, 0], found.arguments["x"][:, 0])
     assert len(np.unique(found.x["x"][:, 1])) == len(found)
     rng = np.random.default_rng(0)
-    said = f"{sys.executable} ended with 1 and left no output: theta is too large"
+    said = f"{sys.executable} ended with 1 and left no output.txt (other files: none). It said: theta is too large"
     with pytest.raises(RuntimeError, match=f"(?m)^{re.escape(said)}$"):
         command(rng, np.array(1.5))
     with pytest.raises(subprocess.TimeoutExpired):
         Command(("sleep", "20"), timeout=0.1)(rng, np.array(1.5))
     with pytest.raises(ValueError, match="tuple of strings"):
         Command("run me")
+
+
+def as_table(path):
+    """The column `x` of a file of comma-separated values."""
+    return np.genfromtxt(path, delimiter=",", names=True)["x"]
+
+
+def test_programs_take_their_parameters_as_arguments_and_leave_what_they_like():
+    rng, theta = np.random.default_rng(0), (np.array(0.1), np.array([2.0, -3e-20]))
+    printed = Command((sys.executable, "-S", "-c", "import sys; print(*sys.argv[1:])", *ARGUMENTS), output=None)
+    np.testing.assert_array_equal(printed(rng, *theta), [0.1, -3e-20, 7.0])
+    csv = r"open('found.csv', 'w').write('t,x\n0,1.5\n1,2.5\n')"
+    table = Command((sys.executable, "-S", "-c", csv), output="found.csv", read=as_table)
+    np.testing.assert_array_equal(table(rng, *theta), [1.5, 2.5])
+    for command, sentence in [
+        (replace(printed, arguments=("echo", "{params[3]}")), r"has {params\[3\]}, but a simulation has 3 numbers"),
+        (replace(table, output="output.txt"), r"ended with 0 and left no output.txt \(other files: found.csv\)"),
+        (replace(table, read=Command(("ls",)).read), r"in found.csv cannot be read: .* It begins: 't,x"),
+        (replace(printed, arguments=("true",)), "printed nothing"),
+    ]:
+        with pytest.raises((ValueError, RuntimeError), match=sentence):
+            command(rng, *theta)
+
+
+ARGUMENTS = "{params[0]}", "{params[2]}", "7"
 
 
 def napping(rng, theta):

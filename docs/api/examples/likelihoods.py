@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from numpyro.infer import MCMC, NUTS
 
 import numpyro_kme as kme
 
@@ -39,9 +40,18 @@ fitted = kme.fit_likelihood(theta, outputs, form=kme.KernelMeans())
 print(fitted(np.array([0.5])).log_prob(x))
 
 # %% KernelMeansLikelihood
-fitted = kme.fit_likelihood(theta, outputs, form=kme.KernelMeans())
-likelihood = kme.KernelMeansLikelihood(fitted, np.array([[0.0], [0.5], [1.0]]))  # at three parameters
-print(likelihood.batch_shape, likelihood.log_prob(x).round(2))
+fitted = kme.fit_likelihood(theta, outputs)
+
+
+def learnt(x):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    numpyro.sample("x", kme.KernelMeansLikelihood(fitted, theta[None]), obs=x)
+
+
+mcmc = MCMC(NUTS(learnt), num_warmup=200, num_samples=300, progress_bar=False)
+mcmc.run(jax.random.key(0), x)
+print(mcmc.get_samples()["theta"].mean())  # exactly 0.4
+print(kme.KernelMeansLikelihood(fitted, np.array([[0.0], [0.5], [1.0]])).log_prob(x))  # at three parameters
 
 # %% KernelMeans
 fitted = kme.fit_likelihood(theta, outputs, form=kme.KernelMeans())

@@ -165,10 +165,11 @@ def start_locations(
         tries = [Smoothness.start(at.dim, 0.5, rbf, length, noise) for noise in (0.1, 0.3, 0.8)]
         ridges = [smoothness.regress(at, np.ones(len(at)), x[0]).held_out.ridge for smoothness in tries]
         for i, tried in enumerate(candidates):
-            found = np.stack([tried.scores(ridge, x[i]) for ridge in ridges])
+            found, overall = (np.stack(each) for each in zip(*(tried.scores(ridge, x[i]) for ridge in ridges)))
             j, k = np.unravel_index(np.argmax(found), found.shape)
             if found[j, k] > best[i][0]:
-                best[i] = found[j, k], Location(tries[j], tried.centres[k], tried.log_widths[k])
+                own = tries[j].times(np.sqrt(overall[j, k]))
+                best[i] = found[j, k], Location(own, tried.centres[k], tried.log_widths[k])
             candidates[i] = tried.half(found.max(axis=0))
     scores, locations = zip(*best, strict=True)
     return jax.tree.map(lambda *leaves: np.stack(leaves), *locations), np.array(scores)
@@ -203,13 +204,13 @@ class _Candidates(NamedTuple):
         best = np.argsort(-scores)[: (len(scores) + 1) // 2]
         return _Candidates(*(field[best] for field in self))
 
-    def scores(self, ridge: Ridge, column: np.ndarray) -> np.ndarray:
-        """Mean held-out log density for each transformation, `(k,)`, at a robust overall variance."""
+    def scores(self, ridge: Ridge, column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Mean held-out log density for each transformation, `(k,)`, at a robust overall variance, and this."""
         squares = np.square(ridge.solve_rows(self.targets)) / ridge.diagonal
         middle = np.median(squares, axis=1, keepdims=True) / 0.455
         overall = np.mean(np.minimum(squares, 16.0 * middle), axis=1, keepdims=True)
         normal = log_normal(squares, overall) + (0.5 * np.log(ridge.diagonal) + self.log_slopes)
-        return np.mean(log_defensive_mixture(normal, column)[0], axis=1)
+        return np.mean(log_defensive_mixture(normal, column)[0], axis=1), overall[:, 0]
 
 
 DEGREES = 5.0

@@ -131,6 +131,11 @@ class Smoothness:
         low = cls(np.full(2 * dim, -9.0), -6.0, np.full(dim, np.log(0.2)), -7.0)
         return low, cls(np.full(2 * dim, 3.0), 3.0, np.full(dim, 6.0), 1.5)
 
+    def times(self, factor: float) -> "Smoothness":
+        """Functions and noise so many times as large: the same regression, of other variances."""
+        log = np.log(factor)
+        return replace(self, linear=self.linear + log, rbf=self.rbf + log, noise=self.noise + log)
+
     def curvature(self, size: int) -> "Smoothness":
         """About the second derivatives of minus the log density of `size` simulations, and minus the log prior."""
         numbers = Smoothness(1.0, 5.0, 3.0, 2.0 * size)
