@@ -32,11 +32,11 @@ def test_single_densities_against_loops_and_their_integral(rng):
     weights = np.asarray(ResidualDensity(residuals=v, factors=v, heavy_tailed_weight=0.0, **shared).weights(at, np))[0]
     weights /= weights.sum()
     alone = np.sum([[np.log(single(product, weights, i, value)) for i, value in enumerate(row)] for row in v], axis=1)
-    np.testing.assert_allclose(product.log_density(v, at, 1.0, np), alone, rtol=1e-6)
+    np.testing.assert_allclose(product.log_density(v, at, np), alone, rtol=1e-6)
     grid = np.sinh(np.linspace(-9.0, 9.0, 4001))
     assert abs(np.trapezoid([single(product, weights, 0, value) for value in grid], grid) - 1.0) < 0.01
-    together, share = density.log_density(v, at, 1.0, np), float(product.proportion)
-    joint = ResidualDensity(**{**vars(density), "product": None}).log_density(v, at, 1.0, np)
+    together, share = density.log_density(v, at, np), float(product.proportion)
+    joint = ResidualDensity(**{**vars(density), "product": None}).log_density(v, at, np)
     assert 0.5 < share < 1.0
     np.testing.assert_allclose(np.exp(together), (1.0 - share) * np.exp(joint) + share * np.exp(alone), rtol=1e-6)
     np.testing.assert_allclose(density.log_density(jnp.asarray(v[0]), jnp.asarray(at[0])), together[0], atol=2e-3)
@@ -63,7 +63,7 @@ def test_entries_that_are_missing_leave_the_product_of_the_others(learnt):
         ResidualKernelMeans().dependence(np.asarray(whole.density.points), np.asarray(whole.residuals)[:, seen]).density
     )
     v, z = np.random.default_rng(1).normal(size=(5, 4)), np.linspace(-1.0, 1.0, 5)[:, None]
-    np.testing.assert_allclose(part.log_density(v, z, 1.0, np), again.log_density(v, z, 1.0, np), rtol=1e-5)
+    np.testing.assert_allclose(part.log_density(v, z, np), again.log_density(v, z, np), rtol=1e-5)
     assert part.product is not None and part.product.eps.shape == (4,)
 
 

@@ -191,14 +191,11 @@ class ResidualDensity(ResidualKernels):
         """As `ResidualKernels.trimmed`, the product's too."""
         return replace(super().trimmed(), product=self.product and self.product.trimmed())
 
-    def log_density(self, v: Any, z: Any, known: Any = 1.0, xp: Any = jnp) -> Any:
-        """`log p(v | z)` for residual vectors `(..., n)` and points `(..., D)`, by JAX or NumPy.
-
-        The embedding has the weight `known (1 - w)`, the heavy-tailed component the rest.
-        """
+    def log_density(self, v: Any, z: Any, xp: Any = jnp) -> Any:
+        """`log p(v | z)` for residual vectors `(..., n)` and points `(..., D)`, by JAX or NumPy."""
         logs = log_kernels_at(v, self.residuals, self.eps, self.factors, xp)
-        found = log_defended(logs, self.weights(z, xp), v, self.heavy_tailed_weight, known, xp)
-        return found if self.product is None else self.product.beside(found, v, z, known, xp)
+        found = log_defended(logs, self.weights(z, xp), v, self.heavy_tailed_weight, xp)
+        return found if self.product is None else self.product.beside(found, v, z, xp)
 
 
 def fit_residual_density(

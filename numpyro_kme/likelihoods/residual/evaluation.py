@@ -46,12 +46,7 @@ class PositiveLikelihoodAt(LikelihoodAt, PositiveLikelihood):
 class ResidualAt(PositiveLikelihoodAt):
     r"""The location-scale kernel means likelihood at one observation.
 
-    Outside the simulated region functions stay as they are at its nearest point $\tilde z$, and residuals are
-    wider, $\sigma_i^2 \exp(2 \tau_i^2 / \sqrt{1 + \tau_i^2}) + \delta_i^2$: about the variance around
-    $\mu_i(\tilde z)$ when location and log scale may have gone on at their usual slopes, either way, by
-    $\delta_i^2 = \sum_d \overline{(\partial \mu_i / \partial z_d)^2} (z_d - \tilde z_d)^2$, and $\tau_i^2$
-    likewise. The embedding keeps the least fraction of $\sigma_i^2$ in these; the rest goes to the heavy-tailed
-    component.
+    Outside the simulated region it is lower: `numpyro_kme.likelihoods.residual.outside`.
 
     Cost: about `(D + n + 2 r) m` operations for `r` columns of the density's basis, and the exponentials of the
     kernels that location and scale need; products of matrices under `vmap`.
@@ -72,8 +67,8 @@ class ResidualAt(PositiveLikelihoodAt):
         learnt = self.surrogate
         found = learnt.standardised(xp.asarray(self.standard), given, xp)
         precision = xp.asarray(learnt.density.points).dtype
-        v, known = learnt.decorrelation(found.residuals, found.z, xp), found.known.astype(precision)
-        log_density = learnt.density.log_density(v.astype(precision), found.z.astype(precision), known, xp)
+        v = learnt.decorrelation(found.residuals, found.z, xp)
+        log_density = learnt.density.log_density(v.astype(precision), found.z.astype(precision), xp)
         return log_density.astype(v.dtype) + xp.sum(found.log_slope, axis=-1) + self.log_jacobian
 
     def brief(self):
@@ -103,12 +98,11 @@ class Standardised(NamedTuple):
 
     Attributes:
         residuals: `u`, `(..., n)`.
-        log_slope: Their log derivatives by the statistics, `(..., n)`.
+        log_slope: Logarithms of what their densities are multiplied by, `(..., n)`: derivatives by the statistics where
+            there are simulations.
         z: The nearest simulated coordinates, `(..., D)`.
-        known: The least fraction of the residuals' variance that is known there, `(...)`.
     """
 
     residuals: Any
     log_slope: Any
     z: Any
-    known: Any

@@ -30,6 +30,7 @@ from numpyro_kme.likelihoods.residual.location_scale import (
     start_locations,
     winsorised_rms,
 )
+from numpyro_kme.likelihoods.residual.outside import UsualSlopes
 from numpyro_kme.likelihoods.residual.product_learning import fit_product
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, Regression, line_slopes
 from numpyro_kme.likelihoods.residual.support import SupportBounds, fit_support_bounds
@@ -318,14 +319,13 @@ def _marginals(fits, scaled, units: _Units) -> MarginalTransform:
     return MarginalTransform(centre, width, np.mean(v, axis=0), np.std(v, axis=0))
 
 
-def _information_and_slopes(support, marginals, location, log_scale, z) -> tuple[np.ndarray, np.ndarray]:
-    """Information of each statistic about each coordinate, `(n, D)`, over points `(m, D)`, and mean squared slopes.
+def _information_and_slopes(support, marginals, location, log_scale, z) -> tuple[np.ndarray, UsualSlopes]:
+    """Information of each statistic about each coordinate, `(n, D)`, over points `(m, D)`, and usual slopes.
 
-    The slopes are those of locations and log scales, `(2, n, D)`. A bound moves the location too, in units of the
-    transformed statistic in its middle.
+    A bound moves the location too, in units of the transformed statistic in its middle.
     """
     middle, of_bounds = marginals.middle, line_slopes(np.asarray(support.linear), z)
     log_slope = np.asarray(marginals.log_slope(middle, np)) - log_cosh(middle, np) - np.log(support.width)
     slopes = location.slopes(z) + np.where(support.side, np.exp(log_slope), 0.0)[:, None] * of_bounds
     precision = np.exp(-2.0 * log_scale.on_host(z))[:, :, None]
-    return np.mean(np.square(slopes) * precision, axis=0), np.mean(np.square([slopes, log_scale.slopes(z)]), axis=1)
+    return np.mean(np.square(slopes) * precision, axis=0), UsualSlopes.of(slopes, log_scale.slopes(z))

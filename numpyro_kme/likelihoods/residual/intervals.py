@@ -84,15 +84,12 @@ class ResidualWithinAt(PositiveLikelihoodAt):
             u.append(xp.broadcast_to(before + v * xp.exp(rho[first + i]), nodes))
         precision = xp.asarray(learnt.density.points).dtype
 
-        def log_density(u, z, known):
+        def log_density(u, z):
             v = learnt.decorrelation(u, z, xp)
-            return learnt.density.log_density(v.astype(precision), z.astype(precision), known.astype(precision), xp)
+            return learnt.density.log_density(v.astype(precision), z.astype(precision), xp)
 
         u, add = xp.stack(u, axis=-1), logsumexp if xp is jnp else logsumexp_on_host
-        if xp is np:
-            logs = log_density(u, z, found.known[..., None])
-        else:
-            logs = jax.vmap(log_density, in_axes=(0, None, None))(u, found.z, found.known)
+        logs = log_density(u, z) if xp is np else jax.vmap(log_density, in_axes=(0, None))(u, found.z)
         integral = add(logs.astype(total.dtype) + total, axis=-1)
         return integral + xp.sum(found.log_slope[..., :first], axis=-1) + self.log_jacobian
 

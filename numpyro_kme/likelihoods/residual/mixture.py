@@ -95,17 +95,16 @@ def log_kernels_at(v: Any, residuals: Any, eps: Any, factors: Any, xp: Any) -> A
     return xp.concatenate(powers, axis=-1) @ factor.T
 
 
-def log_defended(logs: Any, weights: Any, v: Any, tail_weight: Any, known: Any, xp: Any) -> Any:
+def log_defended(logs: Any, weights: Any, v: Any, tail_weight: Any, xp: Any) -> Any:
     """Log of the mixture of kernels with log densities `logs` `(..., m)` and these weights, and the heavy-tailed
-    density at `v` `(..., n)`; the kernels have the weight `known (1 - w)`, the heavy-tailed component the rest."""
+    density at `v` `(..., n)`, which has the weight `w`."""
     tail_weight = xp.asarray(tail_weight)
-    own = known * (1.0 - tail_weight)
-    tails = xp.log(tail_weight + (1.0 - known) * (1.0 - tail_weight)) + log_heavy_tailed(v, xp)
+    tails = xp.log(tail_weight) + log_heavy_tailed(v, xp)
     # no less than the heavy-tailed component: XLA may compute `logs` twice, and far out, where they are -1e12, they
     # differ by more than the largest exponent of float32
     peak = xp.maximum(xp.max(logs, axis=-1), xp.maximum(tails, xp.finfo(logs.dtype).min))
     peak = peak if xp is np else jax.lax.stop_gradient(peak)
     logs -= peak[..., None]  # in place by NumPy
     near, every = exponentials(logs, xp), xp.ones(logs.shape[-1], logs.dtype)
-    mixture = own * xp.einsum("...m,...m->...", near, weights) / (weights @ every)
+    mixture = (1.0 - tail_weight) * xp.einsum("...m,...m->...", near, weights) / (weights @ every)
     return peak + xp.log(mixture + xp.exp(tails - peak))

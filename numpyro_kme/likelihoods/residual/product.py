@@ -33,21 +33,21 @@ class ProductDensity(ResidualKernels):
         weight = f"{float(self.proportion):.0%}"
         return f"each by itself, a product of their densities, in a mixture with weight {weight}"
 
-    def log_density(self, v: Any, z: Any, known: Any, xp: Any) -> Any:
+    def log_density(self, v: Any, z: Any, xp: Any) -> Any:
         """As `ResidualDensity.log_density`. Cost: `n` kernels and exponentials for each simulation."""
         weights = self.weights(z, xp)
 
         def alone(v, residuals, eps, factors, tail_weight):
             v = v[..., None]
             logs = log_kernels_at(v, residuals[:, None], eps[None], factors, xp)
-            return log_defended(logs, weights, v, tail_weight, known, xp)
+            return log_defended(logs, weights, v, tail_weight, xp)
 
         parts = xp.moveaxis(v, -1, 0), self.residuals.T, self.eps, self.factors.T, self.heavy_tailed_weights
         if xp is np:
             return np.sum([alone(*part) for part in zip(*parts)], axis=0)
         return jnp.sum(jax.vmap(alone)(*map(jnp.asarray, parts)), axis=0)
 
-    def beside(self, together: Any, v: Any, z: Any, known: Any, xp: Any) -> Any:
+    def beside(self, together: Any, v: Any, z: Any, xp: Any) -> Any:
         """Log of the mixture with a density of all residuals together, of which the log density is given."""
-        proportion, alone = xp.asarray(self.proportion), self.log_density(v, z, known, xp)
+        proportion, alone = xp.asarray(self.proportion), self.log_density(v, z, xp)
         return xp.logaddexp(xp.log1p(-proportion) + together, xp.log(proportion) + alone)

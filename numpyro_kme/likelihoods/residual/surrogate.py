@@ -22,6 +22,7 @@ from numpyro_kme.likelihoods.residual.evaluation import ResidualAt, Standardised
 from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
 from numpyro_kme.likelihoods.residual.intervals import ResidualWithinAt
 from numpyro_kme.likelihoods.residual.location_errors import LocationErrors
+from numpyro_kme.likelihoods.residual.outside import UsualSlopes
 from numpyro_kme.likelihoods.residual.support import SupportBounds
 from numpyro_kme.likelihoods.statistics import MarginalTransform, StatisticsTransform
 
@@ -59,7 +60,7 @@ class ResidualSurrogate(Surrogate):
         transform: Which statistics vary, and the check of observations.
         region: Which parameters were simulated; weights are the information of all statistics about each coordinate.
         location_information: See `information`, `(n, D)`.
-        squared_slopes: Mean squares of the slopes of locations and of log scales over the simulations, `(2, n, D)`.
+        slopes: Usual slopes of locations and of log scales.
         support: Bounds `e` of the statistics.
         marginals: Transformations `T` of standardised statistics, or of what bounds put in their place.
         location: Locations `mu`.
@@ -77,7 +78,7 @@ class ResidualSurrogate(Surrogate):
     transform: StatisticsTransform
     region: Region
     location_information: ArrayLike
-    squared_slopes: ArrayLike
+    slopes: UsualSlopes
     support: SupportBounds
     marginals: MarginalTransform
     location: RidgeFunctions
@@ -169,7 +170,7 @@ class ResidualSurrogate(Surrogate):
             transform=self.transform.some(chosen),
             region=Region.of(np.asarray(self.density.points), information.sum(axis=0)),
             location_information=information,
-            squared_slopes=np.asarray(self.squared_slopes)[:, chosen],
+            slopes=self.slopes.some(chosen),
             support=some(self.support),
             marginals=some(self.marginals),
             location=self.location.some(chosen),
@@ -189,15 +190,9 @@ class ResidualSurrogate(Surrogate):
         `ResidualAt.log_density`."""
         z = self.region.nearest(given, xp)
         bounded, log_slope = self.support(standard, z, xp)
-        slopes = xp.asarray(self.squared_slopes).astype(z.dtype)
-        of_location, of_scale = xp.split(xp.square(given - z) @ slopes.reshape(-1, z.shape[-1]).T, 2, axis=-1)
-        held = self.log_scale(z, xp).astype(z.dtype)
-        # keeps a logarithm finite
-        far = xp.log(of_location + 1e-30)
-        log_scale = 0.5 * xp.logaddexp(2.0 * (held + of_scale / xp.sqrt(1.0 + of_scale)), far)
-        u = (self.marginals(bounded, xp) - self.location(z, xp).astype(z.dtype)) * xp.exp(-log_scale)
-        log_slope = self.marginals.log_slope(bounded, xp) + log_slope - log_scale
-        return Standardised(u, log_slope, z, xp.exp(2.0 * xp.min(held - log_scale, axis=-1)))
+        difference = self.marginals(bounded, xp) - self.location(z, xp).astype(z.dtype)
+        u, log_scale = self.slopes.residuals(difference, given - z, self.log_scale(z, xp).astype(z.dtype), xp)
+        return Standardised(u, self.marginals.log_slope(bounded, xp) + log_slope - log_scale, z)
 
     def locations(self, y: Any, z: np.ndarray) -> Locations | None:
         """As `Surrogate.locations`; the same for all observations."""
