@@ -45,7 +45,7 @@ OBSERVED = path(np.random.default_rng(1), 0.7, 8)
 def kelfi():
     """Hyperparameters about as they are learnt; learning takes a minute."""
     known = Hyperparameters(Gaussian(BETA), KERNEL, np.array(RIDGE))
-    engine = KELFI(model, 150, form=KernelMeans(data_kernel=KERNEL, hyperparameters=known), progress_bar=False)
+    engine = KELFI(model, 500, form=KernelMeans(data_kernel=KERNEL, hyperparameters=known), progress_bar=False)
     engine.run(jax.random.key(0), x=OBSERVED)
     return engine
 

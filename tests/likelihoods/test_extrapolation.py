@@ -426,3 +426,18 @@ def test_a_bound_makes_the_likelihood_better(kind, rng):
     found = jax.jit(jax.vmap(lambda y, p: surrogate.at(y).log_density(p)))(x[300:], z[300:])
     missing = np.mean(noise.logpdf(x[300:, 0] - z[300:, 0])) - np.mean(found)
     assert missing < 0.25
+
+
+def test_a_parameter_of_the_scale_alone_can_be_beyond(rng):
+    """The region weighs a coordinate by the Fisher information of a normal: `mu'^2 / sigma^2 + 2 (log sigma)'^2`."""
+    z = rng.normal(size=(1000, 2))
+    x = 0.5 * z[:, :1] + np.exp(0.5 * z[:, 1:]) * rng.normal(size=(1000, 1))
+    region = kme.ResidualKernelMeans(transform_marginals=False).fit(z, x).region
+    expected = np.array([0.25 * np.mean(np.exp(-z[:, 1])), 2.0 * 0.25])
+    np.testing.assert_allclose(region.weights, expected, rtol=0.4)
+    assert region.beyond(np.array([[0.0, 8.0], [0.0, -8.0], [8.0, 0.0], [2.5, -2.5]])).tolist() == [
+        True,
+        True,
+        True,
+        False,
+    ]

@@ -1,5 +1,6 @@
 """The Simulator distribution: draws, shapes, plates, and the sentences for everything it cannot do."""
 
+import re
 import warnings
 from functools import partial
 
@@ -259,11 +260,17 @@ def test_plates_make_one_call_for_each_element(theta_shape, event_dims, plates):
 
 
 @pytest.mark.parametrize(
-    ("theta_shape", "plates"), [((20,), (20,)), ((20, 3), (20,)), ((20,), (7, 20)), ((7, 3), (7, 20))]
+    ("theta_shape", "plates", "choices"),
+    [
+        ((20,), (20,), "0 if each takes one number, 1 if each takes all of it."),
+        ((20, 3), (20,), "1 if each takes an entry of shape (3,), 2 if each takes all of it."),
+        ((20,), (7, 20), "0 if each takes one number, 1 if each takes all of it."),
+        ((7, 1), (7, 20), "0 if each takes one number, 2 if each takes all of it."),
+        ((7, 3), (7, 1), "2 if each takes all of it, to run along the plates it needs the shape (7, 1) in front."),
+    ],
 )
-def test_a_parameter_that_may_run_along_a_plate_needs_event_dims(theta_shape, plates):
-    n = len(theta_shape)
-    sentence = rf"Parameter 0 of simulator `numpy_sum` has shape .*{n} for parameter 0 if every call.*{n - 1} if"
+def test_a_parameter_that_may_run_along_a_plate_needs_event_dims(theta_shape, plates, choices):
+    sentence = "Parameter 0 of simulator `numpy_sum` has shape .*; for parameter 0: " + re.escape(choices)
     with pytest.raises(ValueError, match=sentence):
         handlers.seed(grouped, 0)(theta_shape, None, plates)
 

@@ -159,7 +159,7 @@ class ResidualKernelMeans(Form):
         information, slopes = _information_and_slopes(support, marginals, location, log_scale, z[:300])
         return ResidualSurrogate(
             transform,
-            Region.of(z, information.sum(axis=0)),
+            Region.of(z, (information + slopes.scale_information).sum(axis=0)),
             information,
             slopes,
             support,

@@ -46,6 +46,11 @@ class UsualSlopes:
         agreed = np.maximum(0.0, 2.0 * np.square(mean) - either[0])
         return cls(either, np.stack([np.where(mean > 0.0, agreed, 0.0), np.where(mean < 0.0, agreed, 0.0)]))
 
+    @property
+    def scale_information(self) -> np.ndarray:
+        """Fisher information of the scales about each coordinate, of normal residuals, `(n, D)`."""
+        return 2.0 * np.asarray(self.either)[1]
+
     def some(self, chosen: np.ndarray) -> "UsualSlopes":
         """Those of the statistics with these numbers."""
         return UsualSlopes(np.asarray(self.either)[:, chosen], np.asarray(self.onwards)[:, chosen])

@@ -58,7 +58,8 @@ class ResidualSurrogate(Surrogate):
 
     Attributes:
         transform: Which statistics vary, and the check of observations.
-        region: Which parameters were simulated; weights are the information of all statistics about each coordinate.
+        region: Which parameters were simulated; weights are the information of all statistics, by their locations and
+            scales, about each coordinate.
         location_information: See `information`, `(n, D)`.
         slopes: Usual slopes of locations and of log scales.
         support: Bounds `e` of the statistics.
@@ -163,14 +164,15 @@ class ResidualSurrogate(Surrogate):
             return self
         learnt = self.form.dependence(np.asarray(self.density.points), np.asarray(self.residuals)[:, chosen])
         some = partial(jax.tree.map, lambda leaf: np.asarray(leaf)[chosen])
-        information = np.asarray(self.location_information)[chosen]
+        information, slopes = np.asarray(self.location_information)[chosen], self.slopes.some(chosen)
+        weights = (information + slopes.scale_information).sum(axis=0)
         found = self.improvements
         return replace(
             self,
             transform=self.transform.some(chosen),
-            region=Region.of(np.asarray(self.density.points), information.sum(axis=0)),
+            region=Region.of(np.asarray(self.density.points), weights),
             location_information=information,
-            slopes=self.slopes.some(chosen),
+            slopes=slopes,
             support=some(self.support),
             marginals=some(self.marginals),
             location=self.location.some(chosen),
