@@ -131,7 +131,8 @@ def read(path: str | PathLike) -> Any:
     """The value in a file."""
     path = Path(path).expanduser().absolute()
     if not path.is_file():
-        raise checks.explained(f"There is no file {path}.", SavedFileError)
+        store = " It is a folder: simulations in a store are read by `Simulations.from_arviz`." if path.is_dir() else ""
+        raise checks.explained(f"There is no file {path}.{store}", SavedFileError)
     if not zipfile.is_zipfile(path):
         with path.open("rb") as file:
             begun = file.read(4) == b"PK\3\4"

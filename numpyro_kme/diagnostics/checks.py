@@ -90,7 +90,7 @@ def misspecification_test(x: Any, y: Any, names: Sequence[str] = ()) -> Misspeci
         checks.require(
             set(names) == set(y),
             f"`names` must give the entries of `y` in the order of the columns of `x`; got names={tuple(names)} for "
-            f"{list(y)}. Pass names=simulator.labels, or run `check`, which knows them.",
+            f"{list(y)}. Pass names=posterior.statistics[site], or run `check`, which knows them.",
         )
         y = np.array([y[name] for name in names])
     checks.real("x", np.asarray(x))

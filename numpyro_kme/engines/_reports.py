@@ -112,8 +112,8 @@ def _unresolved_message(site: str, calls: int, error: float, simulations: Simula
     rounds = (
         "Simulate more (`num_simulations`), or `refine` at draws of this posterior."
         if simulations.proposed
-        else "Simulate in rounds around this posterior: pass num_rounds=5; where simulations or a `store` are given, "
-        "`refine` at its draws."
+        else "Simulate more, or for this observation alone in rounds around its posterior: pass num_rounds=5; where "
+        "simulations or a `store` are given, `refine` at its draws."
     )
     return (
         f"The {len(simulations)} simulations do not resolve this posterior: the location of site {site!r} "

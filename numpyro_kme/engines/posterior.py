@@ -127,10 +127,11 @@ class Posterior(Recomputed, Saved):
         lacking = [name for name in problem.latents if name not in found.samples]
         seen: Mapping[str, Any] = found.groups.get("observed_data", {})
         others = [n for n, y in problem.observations.items() if not _alike(seen.get(n), y)]
+        differs = [f"no latents {lacking}"] * bool(lacking) + [f"other observations at {others}"] * bool(others)
         checks.require(
-            not lacking and not others,
-            f"`problem` is not the one of the posterior in {path}: the posterior has no latents {lacking}, and other "
-            f"observations at {others}. Read the model with the arguments of that run.",
+            not differs,
+            f"`problem` is not the one of the posterior in {path}: the posterior has {', and '.join(differs)}. Read "
+            "the model with the arguments of that run.",
         )
         return found._with(problem)
 

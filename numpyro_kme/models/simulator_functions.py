@@ -273,8 +273,8 @@ class Command:
                 return self.read(output)
             except (ValueError, LookupError) as error:
                 raise checks.explained(
-                    f"What {command[0]} left in {output.name} cannot be read: {error} It begins: "
-                    f"{output.read_bytes()[:200].decode(errors='replace')!r}. Pass `read`, which takes the path.",
+                    f"What {command[0]} left in {output.name} cannot be read: {error}. It begins: "
+                    f"{output.read_bytes()[:200].decode(errors='replace')!r}. Correct `read`, a function of the path.",
                     RuntimeError,
                 ) from error
 
