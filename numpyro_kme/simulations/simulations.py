@@ -154,6 +154,7 @@ class Simulations(Saved):
         Raises:
             ValueError: If a group or variable is missing, or shapes do not fit the model.
         """
+        checks.instance("problem", problem, Problem, "a model as `Problem.read(model)` gives it")
         groups = arviz.read_groups(source, ("prior", "prior_predictive"), ("simulations",))
         latents = _variables(groups["prior"], problem.latents, "prior")
         x = _variables(groups["prior_predictive"], problem.simulators, "prior_predictive")

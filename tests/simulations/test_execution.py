@@ -408,6 +408,8 @@ def test_what_a_store_never_ran_is_no_simulation(path):
     found = Simulations.from_arviz(kme.Problem.read(model), path)
     assert (len(found), found.attempted, found.failures) == (26, 29, {"failed": 3}) and found.x["x"].min() > 0
     np.testing.assert_array_equal(found.index, np.setdiff1d(np.arange(29), [4, 14, 24]))
+    with pytest.raises(TypeError, match=r"`problem` must be a model as `Problem.read\(model\)` gives it"):
+        Simulations.from_arviz(model, path)
 
 
 @pytest.mark.x64
