@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from importlib.metadata import metadata
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -222,11 +222,7 @@ def line(value: Any) -> str:
     return f"{value!r:.200}" if isinstance(value, str) or value is None else brief(value, 200)
 
 
-@overload
-def instance(name: str, value: Any, kind: type[T], what: str) -> T: ...
-@overload
-def instance(name: str, value: Any, kind: Any, what: str) -> Any: ...
-def instance(name: str, value: Any, kind: Any, what: str) -> Any:
+def instance(name: str, value: Any, kind: type[T] | Any, what: str) -> T:
     """The value, which must be an instance of `kind`, which `what` describes."""
     require(isinstance(value, kind), f"`{name}` must be {what}; got {line(value)}.", TypeError)
     return value

@@ -80,13 +80,12 @@ def _explained(model: Callable, args: tuple, kwargs: Mapping):
     try:
         yield
     except Exception as error:
-        shapes = " Do the batch shapes of its sites fit its plates (`event_dims` of a Simulator)?"
+        hint = " Do the batch shapes of its sites fit its plates (`event_dims` of a Simulator)?"
         raise checks.explained(
             f"The model `{getattr(model, '__name__', model)}` failed while its sites were read: {error} "
             f"({type(error).__name__}). It was run with {len(args)} positional arguments and the keyword arguments "
             f"{sorted(kwargs)}; observations and covariates are passed the way the model takes them."
-            + ("broadcast" in str(error))
-            * shapes
+            f"{hint if 'broadcast' in str(error) else ''}"
         ) from error
 
 

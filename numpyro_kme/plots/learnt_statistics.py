@@ -93,15 +93,15 @@ def learnt(
     if isinstance(surrogate, StatisticsSurrogate):
         labels = labels or _learnt_names(site, surrogate)
         surrogate = surrogate.inner
-    surrogate = checks.instance(
+    residual: ResidualSurrogate = checks.instance(
         "posterior", surrogate, ResidualSurrogate, "under the default form, ResidualKernelMeans"
     )
-    found = surrogate.improvements
+    found = residual.improvements
     parts = {name: np.ravel(getattr(found, name)) for name in ("location", "scale", "decorrelation")}
-    known = [surrogate.transform.label(number) for number in surrogate.transform.kept]
+    known = [residual.transform.label(number) for number in residual.transform.kept]
     names = labelled(
         dict.fromkeys(map(str, range(len(known)))),
-        labels or [f"{'' if surrogate.transform.names else site} {n}".strip() for n in known],
+        labels or [f"{'' if residual.transform.names else site} {n}".strip() for n in known],
     )
     figure, axis = _bars(parts, names, ax, figsize, style)
     axis.axvline(0.0, color=DARK, linewidth=0.6)
@@ -139,7 +139,7 @@ def statistics(
     site = posterior.problem.site(site)
     fitted = posterior.likelihoods[site]
     what = "with learnt statistics, KELFI(..., statistics=...)"
-    surrogate = checks.instance("posterior", fitted.surrogate, StatisticsSurrogate, what)
+    surrogate: StatisticsSurrogate = checks.instance("posterior", fitted.surrogate, StatisticsSurrogate, what)
     labels = _learnt_names(site, surrogate)
     columns = dict(zip(labels, np.asarray(surrogate.simulated).T))
     rows = np.asarray(posterior.problem.observations[site], np.float64).reshape(-1, *fitted.event_shape)

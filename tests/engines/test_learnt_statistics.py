@@ -42,7 +42,7 @@ def exact(x):
     return covariance @ DESIGN.T @ x / 4.0, np.sqrt(np.diagonal(covariance))
 
 
-def near(samples, x):
+def assert_near(samples, x):
     mean, sd = exact(x)
     for name, m, s in zip(("level", "slope"), mean, sd):
         assert abs(samples[name].mean() - m) < 0.5 * s
@@ -62,8 +62,8 @@ def kelfi():
 
 
 def test_posterior_is_near_the_exact_one(kelfi):
-    near(kelfi.get_samples(), X)
-    near(kelfi.trained.condition(KEY, x=OTHER).samples, OTHER)
+    assert_near(kelfi.get_samples(), X)
+    assert_near(kelfi.trained.condition(KEY, x=OTHER).samples, OTHER)
 
 
 def test_what_was_learnt_is_named(kelfi, capsys):
@@ -143,7 +143,7 @@ def test_nuts_on_the_raw_observation(kelfi):
     smodel = kme.handlers.surrogate(model, kelfi.likelihoods)
     mcmc = MCMC(NUTS(smodel), num_warmup=100, num_samples=200, progress_bar=False)
     mcmc.run(KEY, x=X)
-    near({name: np.asarray(value) for name, value in mcmc.get_samples().items()}, X)
+    assert_near({name: np.asarray(value) for name, value in mcmc.get_samples().items()}, X)
 
 
 def test_what_is_no_density_of_the_output_is_refused(kelfi):

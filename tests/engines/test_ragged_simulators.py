@@ -101,7 +101,7 @@ def test_summary_and_arviz_and_pickle(kelfi, tmp_path):
     np.testing.assert_array_equal(again.get_samples()["mu"], kelfi.get_samples()["mu"])
 
 
-def fails(model, sentence, x=OBSERVED, **settings):
+def assert_fails(model, sentence, x=OBSERVED, **settings):
     with pytest.raises((ValueError, TypeError, RuntimeError), match=sentence):
         KELFI(model, 20, progress_bar=False, **{"form": SETS, **settings}).run(jax.random.key(0), x=x)
 
@@ -128,24 +128,26 @@ def empty_in_jax(rng_key, mu):
 
 
 def test_simulators_that_break_the_rules():
-    fails(model_of(in_numpy, 6), r"declares outputs of at most 6 rows, shape \(6,\), but returned shape", OBSERVED[:4])
-    fails(model_of(empty), r"at most 40 rows.*returned shape \(0,\)")
-    fails(model_of(broken), "1 of its 3 values are not finite")
-    fails(model_of(in_numpy, dtype=int), "ragged=True, shape .* and dtype int64: NaN at the end")
-    fails(model_of(empty_in_jax, shape=None, dtype=None), "has no row: the first is NaN already", OBSERVED[:3])
+    assert_fails(
+        model_of(in_numpy, 6), r"declares outputs of at most 6 rows, shape \(6,\), but returned shape", OBSERVED[:4]
+    )
+    assert_fails(model_of(empty), r"at most 40 rows.*returned shape \(0,\)")
+    assert_fails(model_of(broken), "1 of its 3 values are not finite")
+    assert_fails(model_of(in_numpy, dtype=int), "ragged=True, shape .* and dtype int64: NaN at the end")
+    assert_fails(model_of(empty_in_jax, shape=None, dtype=None), "has no row: the first is NaN already", OBSERVED[:3])
 
 
 def test_observations_that_break_the_rules():
-    fails(numpy_model, r"has shape \(41,\); .* gives shape \(40,\), or fewer rows", np.zeros(41))
-    fails(numpy_model, "has no row", np.zeros(0))
+    assert_fails(numpy_model, r"has shape \(41,\); .* gives shape \(40,\), or fewer rows", np.zeros(41))
+    assert_fails(numpy_model, "has no row", np.zeros(0))
     gaps = np.array([np.nan] * 20 + [2.0])
-    fails(numpy_model, "outputs have no row beside those that the observation lacks, 0, 1, 2, 3, 4", gaps)
+    assert_fails(numpy_model, "outputs have no row beside those that the observation lacks, 0, 1, 2, 3, 4", gaps)
 
 
 def test_settings_that_do_not_fit():
-    fails(numpy_model, r"ResidualKernelMeans, makes no statistics. Pass form=KernelStatistics", form=None)
-    fails(numpy_model, r"Gaussian compares arrays of one length", form=KernelMeans(data_kernel=Gaussian(1.0)))
-    fails(numpy_model, "leave one of both out", missing=kme.SimulatedMissing())
+    assert_fails(numpy_model, r"ResidualKernelMeans, makes no statistics. Pass form=KernelStatistics", form=None)
+    assert_fails(numpy_model, r"Gaussian compares arrays of one length", form=KernelMeans(data_kernel=Gaussian(1.0)))
+    assert_fails(numpy_model, "leave one of both out", missing=kme.SimulatedMissing())
 
 
 def test_skipping_what_fails():

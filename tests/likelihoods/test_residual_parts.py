@@ -10,6 +10,7 @@ from jax.flatten_util import ravel_pytree
 from scipy import integrate, optimize, stats
 from scipy.special import ndtr
 
+import numpyro_kme as kme
 from numpyro_kme.likelihoods.residual import bandwidth_learning as bl
 from numpyro_kme.likelihoods.residual import decorrelation, form, support
 from numpyro_kme.likelihoods.residual import density as rd
@@ -331,11 +332,18 @@ def test_lattices_and_atoms_are_recognised(rng):
 def test_a_search_of_locations_begins_with_the_score_that_chose_its_start(rng):
     """With the noise of the residuals, too: from another, the first steps lead anywhere, also to a straight line."""
     z = rng.normal(size=(300, 1))
-    x = np.stack([np.exp(0.9 * z[:, 0]) + rng.normal(size=300), z[:, 0] + 0.01 * rng.normal(size=300)])
+    x = np.stack([np.exp(0.9 * z[:, 0]) + rng.normal(size=300), z[:, 0] + 0.1 * rng.normal(size=300)])
     at, one = everywhere(z), np.ones((2, 300))
     start, scores = ls.start_locations(at, x, np.zeros(2), True)
     losses = ls.location_loss(start, at, x, one, one)[0] - start.penalty()[0]
     np.testing.assert_allclose(losses, -300 * scores, atol=0.3)
+
+
+def test_a_statistic_without_noise_is_known_to_a_thousandth(rng):
+    z = rng.normal(size=(300, 2))
+    x = 2.0 * z[:, :1] + 1.0
+    log_densities = kme.ResidualKernelMeans().fit(z, x).at_rows(x[:20]).log_densities(z[:20])
+    assert np.median(log_densities) > -np.log(2.0 * 1e-3 * np.sqrt(2.0 * np.pi))
 
 
 def test_transformations_are_scored_by_hand_and_the_better_half_is_kept(rng):

@@ -41,7 +41,7 @@ def drawn(simulator, number, *params):
     return np.asarray(simulated(simulator, jax.random.split(jax.random.key(0), number), *params), np.float64)
 
 
-def has_mean(draws, mean):
+def assert_has_mean(draws, mean):
     """Within five standard errors of the mean."""
     np.testing.assert_array_less(np.abs(draws.mean(0) - mean), 5 * draws.std(0, ddof=1) / np.sqrt(len(draws)) + 1e-7)
 
@@ -90,16 +90,18 @@ def test_exponential_gamma_moments_and_posterior():
 def test_normals_have_their_moments():
     theta = jnp.array([1.0, -2.0])
     mixed = drawn(gaussian_mixture.gaussian_mixture, 20_000, theta) - np.asarray(theta)
-    has_mean(mixed, 0.0)
-    has_mean(mixed**2, (1.0 + 0.01) / 2)
-    has_mean(mixed**4, 3.0 * (1.0 + 0.01**2) / 2)
-    has_mean(np.abs(mixed) < 0.15, 0.5 * scipy.special.erf(1.5 / 2**0.5) + 0.5 * scipy.special.erf(0.15 / 2**0.5))
-    has_mean(mixed.prod(1), 0.0)
-    has_mean(mixed[:, 0] ** 2 * mixed[:, 1] ** 2, (1.0 + 0.01**2) / 2)  # one coin for both
+    assert_has_mean(mixed, 0.0)
+    assert_has_mean(mixed**2, (1.0 + 0.01) / 2)
+    assert_has_mean(mixed**4, 3.0 * (1.0 + 0.01**2) / 2)
+    assert_has_mean(
+        np.abs(mixed) < 0.15, 0.5 * scipy.special.erf(1.5 / 2**0.5) + 0.5 * scipy.special.erf(0.15 / 2**0.5)
+    )
+    assert_has_mean(mixed.prod(1), 0.0)
+    assert_has_mean(mixed[:, 0] ** 2 * mixed[:, 1] ** 2, (1.0 + 0.01**2) / 2)  # one coin for both
     ten = jnp.linspace(-1.0, 1.0, 10)
     linear = drawn(gaussian_linear.gaussian_linear, 4_000, ten) - np.asarray(ten)
-    has_mean(linear, 0.0)
-    has_mean(linear**2, 0.1)
+    assert_has_mean(linear, 0.0)
+    assert_has_mean(linear**2, 0.1)
 
 
 @pytest.mark.parametrize("theta", [[0.3, -0.6], [-0.4, -0.5]])
@@ -117,8 +119,8 @@ def test_two_moons_has_the_moments_of_its_density(theta):
         error = ((draws - centre) ** power).std(0) / np.sqrt(len(draws))
         np.testing.assert_array_less(np.abs(((draws - centre) ** power).mean(0) - at), 5 * error + 3e-4)
     radius = np.hypot(*(draws - centre).T)
-    has_mean(radius, 0.1)
-    has_mean((radius - 0.1) ** 2, 0.01**2)
+    assert_has_mean(radius, 0.1)
+    assert_has_mean((radius - 0.1) ** 2, 0.01**2)
 
 
 def test_two_moons_are_shifted_alike_by_two_points():
@@ -133,9 +135,9 @@ def test_slcp_is_the_normal_that_it_says():
     exact = scipy.stats.multivariate_normal([0.7, -2.9], [[a * a, r * a * b], [r * a * b, b * b]])
     draws = drawn(slcp.points, 4_000, theta).reshape(-1, 4, 2)
     rest = draws.reshape(-1, 2) - exact.mean
-    has_mean(rest, 0.0)
-    has_mean(rest[:, :, None] * rest[:, None], exact.cov)
-    has_mean(rest[::4] * rest[1::4], 0.0)
+    assert_has_mean(rest, 0.0)
+    assert_has_mean(rest[:, :, None] * rest[:, None], exact.cov)
+    assert_has_mean(rest[::4] * rest[1::4], 0.0)
     found = jax.jit(slcp.log_density)(np.tile(theta, (50, 1)), draws[:50])
     np.testing.assert_allclose(found, exact.logpdf(draws[:50]).sum(1), rtol=1e-4, atol=1e-4)
 
@@ -190,8 +192,8 @@ def test_predators_and_prey_solve_their_equations():
     found = np.asarray(jax.jit(predator_prey.populations)(theta))
     np.testing.assert_allclose(found, solved.y.ravel(), rtol=2e-3)
     errors = np.log(drawn(predator_prey.predator_prey, 2_000, theta) / found)
-    has_mean(errors, 0.0)
-    has_mean(errors**2, 0.01)
+    assert_has_mean(errors, 0.0)
+    assert_has_mean(errors**2, 0.01)
 
 
 def test_spikes_sum_the_design_where_the_neuron_fires():
@@ -199,9 +201,9 @@ def test_spikes_sum_the_design_where_the_neuron_fires():
     assert np.array_equal(design[:, 0], np.ones(100)) and np.array_equal(design[5:, 6], design[:-5, 1])
     p = scipy.special.expit(design @ theta)
     draws = drawn(bernoulli_glm.spikes, 4_000, jnp.asarray(theta))
-    has_mean(draws, design.T @ p)
+    assert_has_mean(draws, design.T @ p)
     rest = draws - design.T @ p
-    has_mean(rest[:, :, None] * rest[:, None], (design.T * (p * (1 - p))) @ design)
+    assert_has_mean(rest[:, :, None] * rest[:, None], (design.T * (p * (1 - p))) @ design)
 
 
 def test_the_filter_of_the_neuron_is_smooth_a_priori(rng):

@@ -21,6 +21,10 @@ DEFENSIVE = 0.02
 """Weight of a heavy-tailed component (Cauchy, of the statistic's scale) in the score: one outlier teaches nothing."""
 
 
+SHRINK = 0.1
+"""Least factor of a start's amplitudes and noise: those of a statistic without noise stay well inside their box."""
+
+
 @register
 class Location:
     """Hyperparameters of the locations of some statistics, one for each leading axis `...`.
@@ -168,7 +172,7 @@ def start_locations(
             found, overall = (np.stack(each) for each in zip(*(tried.scores(ridge, x[i]) for ridge in ridges)))
             j, k = np.unravel_index(np.argmax(found), found.shape)
             if found[j, k] > best[i][0]:
-                own = tries[j].times(np.sqrt(overall[j, k]))
+                own = tries[j].times(max(SHRINK, np.sqrt(overall[j, k])))
                 best[i] = found[j, k], Location(own, tried.centres[k], tried.log_widths[k])
             candidates[i] = tried.half(found.max(axis=0))
     scores, locations = zip(*best, strict=True)
