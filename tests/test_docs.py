@@ -151,7 +151,9 @@ PLAIN = {
 
 
 @pytest.mark.parametrize(
-    "path", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda path: path.stem
+    "path",
+    [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))],
+    ids=lambda path: path.stem,
 )
 def test_pages_use_the_terms_of_the_field(path):
     text = re.sub(r"^```.*?^```|`[^`\n]*`|\]\([^)]*\)|power law", "", path.read_text(), flags=re.M | re.S)

@@ -57,6 +57,11 @@ def test_one_version_everywhere(check_release):
     assert set(check_release.versions().values()) == {PROJECT["project"]["version"]}
 
 
+def test_the_first_release_mends_nothing_that_somebody_had():
+    first = (ROOT / "CHANGELOG.md").read_text().partition("## [0.1.0]")[2]
+    assert re.findall(r"^### (\w+)$", first, flags=re.M) == ["Added"]
+
+
 def test_a_release_is_refused_under_another_tag(check_release, capsys):
     assert check_release.main("v999.0") == 1
     assert "'tag': '999.0'" in capsys.readouterr().out
