@@ -49,6 +49,7 @@ def test_pages_of_every_version_stay_and_stable_is_the_latest(tmp_path):
     assert json.loads((site / "versions.json").read_text()) == ["stable", *listed]
     found = {name: (site / name / "index.html").read_text() for name in ["stable", *listed]}
     assert found == {"stable": "v0.10.0", "0.10.0": "v0.10.0", "0.9.1": "v0.9.1", "0.9.0": "v0.9.0"}
+    assert "stable/search.html" in (site / "404.html").read_text()
     with pytest.raises(SystemExit, match="got 'main'"):
         publish(pages, site, "main")
 
