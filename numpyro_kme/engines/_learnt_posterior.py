@@ -35,6 +35,7 @@ class LearntLikelihoods(NamedTuple):
         history: For each round, how many simulations it made and how far it moved the posterior.
         default: Likelihoods of the default form, with which those of the published form are compared; empty for others.
         amortised: Whether they serve every observation: no round simulated where the posterior of one is.
+        one_round: Why the engine made one round, where it chose to; otherwise empty.
     """
 
     simulations: Simulations
@@ -43,6 +44,7 @@ class LearntLikelihoods(NamedTuple):
     history: tuple[tuple[int, float], ...]
     default: Mapping[str, FittedLikelihood]
     amortised: bool = True
+    one_round: str = ""
 
     def require_amortised(self) -> None:
         """Raise an error unless they serve every observation."""
