@@ -36,7 +36,8 @@ def to_inference_data(
         groups: `{group: {variable: array}}`. Arrays have shape `(chain, draw, *event)`, except in `observed_data` and
             `constant_data`, which have no sample dimensions. Groups outside ArviZ's own list are kept on both lines.
         coords: Values of named dimensions.
-        dims: Names of the event dimensions, by variable; `{variable}_dim_{i}` otherwise.
+        dims: Names of the dimensions of one draw, by variable; `{variable}_dim_{i}` otherwise. The group
+            `log_likelihood` takes those of the plates, the first ones.
         attrs: Attributes to attach to every group; values that netCDF cannot hold are written as text.
         leading: Names of the leading dimensions of groups that have others, `{group: names}`.
     Returns:
@@ -56,7 +57,7 @@ def to_inference_data(
             group,
             tuple((leading or {}).get(name, () if name in WITHOUT_DRAWS else ("chain", "draw"))),
             coords or {},
-            dims or {},
+            _of_calls(groups, dims or {}) if name == "log_likelihood" else dims or {},
             attributes,
         )
         for name, group in groups.items()
@@ -65,6 +66,17 @@ def to_inference_data(
     if before_1:
         return arviz.InferenceData(warn_on_custom_groups=False, **datasets)
     return xarray.DataTree.from_dict(datasets)
+
+
+def _of_calls(groups: Mapping[str, Group], dims: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
+    """Names of the plates' dimensions, of variables whose log likelihood has a number for each call along plates."""
+    plates = {name: np.shape(value)[2:] for name, value in groups["log_likelihood"].items()}
+    observed = groups.get("observed_data", {})
+    return {
+        name: dims[name][: len(shape)]
+        for name, shape in plates.items()
+        if name in dims and name in observed and np.shape(observed[name])[: len(shape)] == shape
+    }
 
 
 def _installed() -> tuple[Any, bool]:

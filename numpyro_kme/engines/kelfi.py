@@ -202,7 +202,7 @@ class KELFI(SimulationEngine):
             learnt, posterior = self._again(run_key, draw_key, fit_key, learnt, posterior, latents)
             if self.min_change is not None and learnt.history[-1][1] < self.min_change:
                 break
-        learnt = learnt._replace(amortised=not later)
+        learnt = learnt._replace(amortised=not learnt.simulations.proposed)
         warn_of(posterior)
         return Trained(self._settings(), problem, learnt), posterior
 

@@ -192,7 +192,7 @@ class Posterior(Recomputed, Saved):
         Args:
             log_likelihood: Whether to add `pointwise_log_likelihood` as the group `log_likelihood`, for `arviz.loo`.
             coords: Values of named dimensions; names of statistics are put in.
-            dims: Names of the event dimensions, by variable.
+            dims: Names of the dimensions of one draw, by variable, those of plates first.
         Returns:
             Groups `posterior`, `sample_stats`, `observed_data`, and what the engine adds, such as `prior` and
             `prior_predictive` with the simulations.

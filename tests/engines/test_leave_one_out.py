@@ -14,6 +14,7 @@ from scipy import stats
 from scipy.special import logsumexp
 
 import numpyro_kme as kme
+from numpyro_kme._core.arviz import to_inference_data
 from numpyro_kme.models import Problem
 
 KEY = jax.random.key(2)
@@ -77,6 +78,21 @@ def test_masked_trials_are_left_out_and_other_likelihoods_are_there(kelfi):
     assert found["y"].shape == (1000, 30)
     mean = kelfi.get_samples()["mean"][:, None]
     np.testing.assert_allclose(found["z"], stats.norm.logpdf(z, mean, 1.0), atol=1e-4)
+
+
+def test_names_of_dimensions_reach_what_stands_along_them():
+    """`dims` names the plates and the event; a log likelihood has the plates alone, and none of them if a mask left
+    some calls out."""
+    groups = {
+        "observed_data": {"x": np.zeros((3, 4, 1)), "y": np.zeros((5, 2))},
+        "log_likelihood": {"x": np.zeros((1, 6, 3, 4)), "y": np.zeros((1, 6, 2))},
+    }
+    dims = {"x": ["unit", "trial", "number"], "y": ["visit", "of it"]}
+    found = to_inference_data(groups, dims=dims, coords={"trial": list("abcd")})
+    assert found["observed_data"]["x"].dims == ("unit", "trial", "number")
+    assert found["log_likelihood"]["x"].dims == ("chain", "draw", "unit", "trial")
+    assert list(found["log_likelihood"]["trial"].values) == list("abcd")
+    assert found["log_likelihood"]["y"].dims == ("chain", "draw", "y_dim_0")
 
 
 def test_one_event_has_no_part_to_leave_out():

@@ -91,8 +91,14 @@ def test_the_engine_chooses_rounds_where_the_posterior_is_narrow():
         lambda: kme.diagnostics.check(jax.random.key(4), near, num_datasets=10),
         lambda: kme.diagnostics.calibrate(jax.random.key(4), near, num_datasets=10),
     ):
-        with pytest.raises(ValueError, match="100 were made where its posterior is"):
+        with pytest.raises(ValueError, match="100 were made where a posterior is"):
             use()
+
+
+def test_simulations_of_rounds_that_are_given_again_serve_one_observation(rounds):
+    given = run(60, simulations=rounds.posterior.simulations)
+    with pytest.raises(ValueError, match="of 60 simulations 40 were made where a posterior is"):
+        given.condition(jax.random.key(4), x=np.array([0.0]))
 
 
 @pytest.mark.parametrize(
