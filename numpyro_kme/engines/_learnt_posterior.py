@@ -229,8 +229,13 @@ class LearntPosterior(Posterior):
         In closed form (or over prior draws) for one simulator site; otherwise estimated by tempering, of what counts:
         masked outputs are left out, and `q` is raised to the power of the site's scale. Minus infinity if a signed
         surrogate has a negative mean.
+
+        Raises:
+            ValueError: If a learnt likelihood is no density of the output, as where statistics are learnt.
         """
         if not plain(problem_of(self)):
+            for fitted in self.likelihoods.values():
+                fitted.surrogate.require_density()
             return self.drawn.log_evidence
         sign, log_size = self.in_coordinates.log_marginal()
         return float(log_size) if sign > 0 else -np.inf
