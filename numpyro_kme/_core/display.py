@@ -109,6 +109,17 @@ def names_and_shapes(arrays: Mapping[str, Any], lead: int = 1) -> str:
     return _listed((f"{name} {shape}" if shape else name for name, shape in shapes.items()), WIDTH)
 
 
+def numbers(arrays: Mapping[str, Any], lead: int = 1) -> dict[str, np.ndarray]:
+    """Each number of arrays `{name: (n, *shape)}` by its name and index, `{name[i,j]: (n,)}`; of so many leading
+    axes."""
+    found = {}
+    for name, value in arrays.items():
+        for index in np.ndindex(np.shape(value)[lead:]):
+            label = name + (f"[{','.join(map(str, index))}]" if index else "")
+            found[label] = np.asarray(value)[(*(slice(None),) * lead, *index)]
+    return found
+
+
 def mean_and_sd(columns: Mapping[str, np.ndarray], most: int = 5) -> dict[str, str]:
     """Mean and standard deviation of the first of some columns of draws, by name, and how many there are more."""
     found = {name: f"{np.mean(value):.3g} +- {np.std(value):.2g}" for name, value in list(columns.items())[:most]}

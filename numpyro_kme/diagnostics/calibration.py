@@ -10,14 +10,14 @@ import numpy as np
 from scipy.special import ndtri
 
 from numpyro_kme._core import arviz, checks, progress
-from numpyro_kme._core.display import Card, between, shown
+from numpyro_kme._core.display import Card, between, numbers, shown
 from numpyro_kme._core.host import numpy_rng
 from numpyro_kme._core.keys import split
 from numpyro_kme.diagnostics import uniformity
 from numpyro_kme.diagnostics.uniformity import MARGIN
 from numpyro_kme.engines.base import Engine
 from numpyro_kme.engines.kelfi import KELFI
-from numpyro_kme.engines.posterior import Posterior, numbers, problem_of
+from numpyro_kme.engines.posterior import Posterior, problem_of
 from numpyro_kme.models.problem import Arrays, Problem
 from numpyro_kme.simulations import Simulations, simulate
 

@@ -13,11 +13,9 @@ from numpyro_kme.engines._learnt_posterior import LearntLikelihoods, LearntPoste
 from numpyro_kme.engines._sampling import Drawn
 from numpyro_kme.engines.posterior import missing_entries
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, extrapolation_message
+from numpyro_kme.likelihoods.locations import UNRESOLVED
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations
-
-UNRESOLVED = 0.25
-"""A location that moves the posterior mean by more standard deviations is warned of."""
 
 AT = 200
 """Draws at which that is worked out."""

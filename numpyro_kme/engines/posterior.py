@@ -10,7 +10,7 @@ import numpy as np
 from numpyro.diagnostics import summary
 
 from numpyro_kme._core import arviz, checks
-from numpyro_kme._core.display import Card, extremes, mean_and_sd, names_and_shapes, shown
+from numpyro_kme._core.display import Card, extremes, mean_and_sd, names_and_shapes, numbers, shown
 from numpyro_kme._core.programs import Recomputed
 from numpyro_kme._core.saving import Saved, saveable
 from numpyro_kme.models.problem import Problem, SimulatorSite
@@ -229,17 +229,6 @@ def _alike(one: Any, other: np.ndarray) -> bool:
     """Whether observations are the same, NaN where the other has it."""
     one = np.asarray(one)
     return one.shape == other.shape and np.array_equal(np.float64(one), np.float64(other), equal_nan=True)
-
-
-def numbers(arrays: Mapping[str, Any], lead: int = 1) -> dict[str, np.ndarray]:
-    """Each number of arrays `{name: (n, *shape)}` by its name and index, `{name[i,j]: (n,)}`; of so many leading
-    axes."""
-    found = {}
-    for name, value in arrays.items():
-        for index in np.ndindex(np.shape(value)[lead:]):
-            label = name + (f"[{','.join(map(str, index))}]" if index else "")
-            found[label] = np.asarray(value)[(*(slice(None),) * lead, *index)]
-    return found
 
 
 SHOWN, VECTOR = 40, 6

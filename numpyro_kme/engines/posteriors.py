@@ -13,10 +13,10 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import arviz, checks, host, progress, solves
-from numpyro_kme._core.display import Card, names_and_shapes, shown
+from numpyro_kme._core.display import Card, names_and_shapes, numbers, shown
 from numpyro_kme._core.keys import child
 from numpyro_kme._core.saving import Saved, saveable
-from numpyro_kme.engines.posterior import Posterior, Samples, numbers
+from numpyro_kme.engines.posterior import Posterior, Samples
 from numpyro_kme.models import outputs
 
 SHOWN = 15

@@ -3,7 +3,7 @@
 import abc
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from numpyro_kme._core.solves import Array
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.stationary import Gaussian
+from numpyro_kme.likelihoods.locations import Locations
 from numpyro_kme.samplers.importance import signed_logs
 
 SignedLog = tuple[Array, Array]
@@ -123,34 +124,6 @@ class LikelihoodAt(abc.ABC):
     def expansion(self) -> KernelExpansion | None:
         """`q(y | .)` as a weighted sum of kernels, where it is one; `None` where functionals need particles."""
         return None
-
-
-class Locations(NamedTuple):
-    r"""What learnt locations of statistics say of the coordinates at draws of a posterior, and how well they are known.
-
-    Attributes:
-        slopes: $J_i = \partial \mu_i / \partial z$, `(k, n, D)`.
-        precision: $1 / \sigma_i^2$, `(k, n)`.
-        variances: $v_i$ of the locations themselves, `(k, n)`.
-    """
-
-    slopes: np.ndarray
-    precision: np.ndarray
-    variances: np.ndarray
-
-    def error(self, power: float = 1.0) -> float:
-        r"""By how many standard deviations the mean of the posterior may be off, each draw taken as a normal posterior.
-
-        With $P = (I + \sum_i J_i J_i' / \sigma_i^2)^{-1}$ the mean moves by the covariance
-        $P (\sum_i J_i J_i' v_i / \sigma_i^4) P$. The root of its trace in units of `P`, over the number of
-        directions that are learnt, is $(E_z \sum_i a_i v_i / \sigma_i^2 / \max(1, E_z \sum_i a_i))^{1/2}$ with the
-        leverages $a_i = J_i' P J_i / \sigma_i^2$ of the statistics. A likelihood to a power has $\sigma_i^2$ over it.
-        """
-        precision = power * self.precision
-        slopes = self.slopes * np.sqrt(precision)[..., None]
-        solved = slopes @ np.linalg.inv(slopes.mT @ slopes + np.eye(slopes.shape[-1]))
-        leverage = np.sum(slopes * solved, axis=-1)
-        return float(np.sqrt(np.sum(leverage * precision * self.variances) / max(np.sum(leverage), len(slopes))))
 
 
 class Surrogate(Recomputed, abc.ABC):
@@ -263,6 +236,11 @@ class Surrogate(Recomputed, abc.ABC):
         counts to a power, as `numpyro.handlers.scale` has it."""
         found = self.locations(y, z)
         return np.nan if found is None else found.error(power)
+
+    def location_changes(self, y: Any, z: np.ndarray) -> np.ndarray | None:
+        """First-order changes of the log likelihood of `y` at draws `z`, `(k, D)`, by what learnt locations may be off
+        by, `(k, s)` for `s` draws of that; None where the form does not say."""
+        return None
 
     def beyond_residuals(self, y: Any, z: np.ndarray) -> np.ndarray:
         """At which draws `z`, `(k, D)`, an observation is further from what they predict than any simulation is from

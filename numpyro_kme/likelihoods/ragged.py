@@ -19,7 +19,8 @@ from numpyro_kme._core.saving import saveable
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.ragged import lengths, log_lengths
-from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Locations, Surrogate
+from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
+from numpyro_kme.likelihoods.locations import Locations
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 
 
@@ -169,17 +170,33 @@ class RaggedSurrogate(Surrogate):
 
     def locations(self, y: Any, z: np.ndarray) -> Locations | None:
         """As `Surrogate.locations`: those of the output given its length, which is known, and that of its length."""
-        left = without(y[None], self.gaps)[0]
+        inner, given, logs = self._given(y, z)
+        found = self.inner.locations(inner, given)
         if self.length is None:
-            return self.inner.locations(self.inner.point(left), z)
-        logs = log_lengths(left[None])
-        given = np.broadcast_to((logs - self.centre) / self.scale, (len(z), 1))
-        found = self.inner.locations(self.inner.point(left), np.concatenate([z, given], axis=1))
+            return found
         further = self.length.locations(logs, z)
         if found is None or further is None:
             return None
         parts = zip(found._replace(slopes=found.slopes[..., : self.dim]), further)
         return Locations(*(np.concatenate(pair, axis=1) for pair in parts))
+
+    def location_changes(self, y: Any, z: np.ndarray) -> np.ndarray | None:
+        """As `Surrogate.location_changes`, of both."""
+        inner, given, logs = self._given(y, z)
+        found = self.inner.location_changes(inner, given)
+        if self.length is None:
+            return found
+        further = self.length.location_changes(logs, z)
+        return None if found is None or further is None else found + further
+
+    def _given(self, y: np.ndarray, z: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray]:
+        """The output as what the inner one takes, its coordinates with the length, and the log length."""
+        left = without(y[None], self.gaps)[0]
+        logs = log_lengths(left[None])
+        if self.length is None:
+            return self.inner.point(left), z, logs
+        given = np.broadcast_to((logs - self.centre) / self.scale, (len(z), 1))
+        return self.inner.point(left), np.concatenate([z, given], axis=1), logs
 
     def require_density(self) -> None:
         """As `Surrogate.require_density`."""

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme.likelihoods.base import LikelihoodAt, Locations, Surrogate
+from numpyro_kme.likelihoods.base import LikelihoodAt, Surrogate
+from numpyro_kme.likelihoods.locations import Locations
 
 
 class TransformedSurrogate(Surrogate):
@@ -59,6 +60,10 @@ class TransformedSurrogate(Surrogate):
     def locations(self, y: Any, z: np.ndarray) -> Locations | None:
         """As `Surrogate.locations`, of `s`."""
         return self.inner.locations(self._of(y), z)
+
+    def location_changes(self, y: Any, z: np.ndarray) -> np.ndarray | None:
+        """As `Surrogate.location_changes`, of `s`."""
+        return self.inner.location_changes(self._of(y), z)
 
     def beyond_residuals(self, y: Any, z: np.ndarray) -> np.ndarray:
         """As `Surrogate.beyond_residuals`, of `s`."""

@@ -53,10 +53,14 @@ class LocationErrors:
         log_length, straight, rbf = (np.asarray(leaf)[chosen] for leaf in (self.log_length, self.straight, self.rbf))
         return LocationErrors(self.points, log_length, straight, rbf)
 
-    def variances(self, z: np.ndarray) -> np.ndarray:
-        """Variances `v` of the locations at points `(k, D)`, `(k, n)`, by NumPy."""
+    def at(self, z: np.ndarray) -> np.ndarray:
+        """The draws at points `(k, D)`, `(k, s, n)`, by NumPy."""
         basis, found = np.concatenate([np.ones((len(z), 1)), features(z)], axis=1), []
         for log_length, straight, rbf in zip(*map(np.asarray, (self.log_length, self.straight, self.rbf)), strict=True):
             near = np.exp(-0.5 * squared_distances_on_host(z * np.exp(-log_length), self.points * np.exp(-log_length)))
-            found.append(np.mean(np.square(basis @ straight.T + near @ rbf.T), axis=1))
-        return np.stack(found, axis=1)
+            found.append(basis @ straight.T + near @ rbf.T)
+        return np.stack(found, axis=2)
+
+    def variances(self, z: np.ndarray) -> np.ndarray:
+        """Variances `v` of the locations at points `(k, D)`, `(k, n)`."""
+        return np.mean(np.square(self.at(z)), axis=1)

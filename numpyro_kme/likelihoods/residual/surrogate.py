@@ -14,8 +14,9 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.display import between
 from numpyro_kme._core.host import in_present_precision, on_host
 from numpyro_kme.kernels.base import register
-from numpyro_kme.likelihoods.base import LikelihoodAt, Locations, Surrogate
+from numpyro_kme.likelihoods.base import LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.extrapolation import Region, warn_if_out_of_distribution
+from numpyro_kme.likelihoods.locations import Locations
 from numpyro_kme.likelihoods.residual.decorrelation import TriangularMap
 from numpyro_kme.likelihoods.residual.density import ResidualDensity
 from numpyro_kme.likelihoods.residual.evaluation import ResidualAt, Standardised
@@ -203,6 +204,16 @@ class ResidualSurrogate(Surrogate):
         z = self.region.nearest(np.asarray(z, np.float64), np)
         precision = np.exp(-2.0 * self.log_scale.on_host(z))
         return Locations(self.location.slopes(z), precision, self.location_errors.variances(z))
+
+    def location_changes(self, y: Any, z: np.ndarray) -> np.ndarray | None:
+        r"""As `Surrogate.location_changes`: $\sum_i u_i / \sigma_i(z) \, \delta_{is}(z)$ of normal residuals `u`."""
+        if self.location_errors is None:
+            return None
+        if self.transform.lacks(y):
+            return self.marginal(~np.isnan(y)).location_changes(y, z)
+        found = self.standardised(self._at(np.asarray(y, np.float64), np).standard, np.asarray(z, np.float64), np)
+        score = found.residuals * np.exp(-self.log_scale.on_host(found.z))
+        return np.einsum("kn,ksn->ks", score, self.location_errors.at(found.z))
 
     def beyond_residuals(self, y: Any, z: np.ndarray) -> np.ndarray:
         """As `Surrogate.beyond_residuals`: a residual beyond `BEYOND` times the held-out ones, in one statistic."""
