@@ -1,6 +1,7 @@
 """KELFI on raw outputs: against an exact posterior, and through everything that a posterior offers."""
 
 import copy
+import dataclasses
 import pickle
 
 import jax
