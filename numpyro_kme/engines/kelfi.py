@@ -127,7 +127,7 @@ class KELFI(SimulationEngine):
 
     def _how_to_check(self):
         hint = super()._how_to_check()
-        return hint if self.trained.learnt.amortised else f"{hint} of one that ran with num_rounds=1"
+        return hint if self.trained.learnt.amortised else f"{hint} of the same engine with num_rounds=1"
 
     @property
     def plan(self):  # noqa: D102
