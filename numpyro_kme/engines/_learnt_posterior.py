@@ -153,7 +153,7 @@ class LearntPosterior(Posterior):
 
         Along plates observations are independent given the latents, so that each can be left out alone. Calls that are
         masked, or of which nothing was observed, are left out; `numpyro.handlers.scale` does not count, as in
-        `numpyro.infer.log_likelihood`.
+        `numpyro.infer.log_likelihood`. A site that is one event, beside others along plates, is not among them.
 
         Returns:
             `{site: (n, *plates)}`, or `{site: (n, calls)}` of the calls that count where some do not.
