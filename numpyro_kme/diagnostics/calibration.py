@@ -220,8 +220,7 @@ def calibrate(
             f"{sorted(problem.kwargs)}. Pass `arguments=lambda x: dict(...)`, which turns simulated outputs into "
             "arguments of the model.",
         )
-    if isinstance(engine, KELFI):
-        trained.learnt.require_amortised()
+    require_served(engine)
     simulate_key, infer_key, choose_key = split(rng_key, 3)
     lost = engine.missing if isinstance(engine, KELFI) else None
     how: dict[str, Any] = dict(on_failure="skip", missing=lost, progress_bar=False)
@@ -257,6 +256,12 @@ def calibrate(
         refused,
         margin,
     )
+
+
+def require_served(engine: Engine) -> None:
+    """Raise an error, before anything is simulated, if an engine serves one observation alone."""
+    if isinstance(engine, KELFI):
+        engine.trained.learnt.require_amortised()
 
 
 def _as_observed(x: np.ndarray, problem: Problem, site: str) -> np.ndarray:

@@ -14,7 +14,7 @@ import scipy
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import Card, brief, shown
 from numpyro_kme._core.keys import split
-from numpyro_kme.diagnostics.calibration import LEVEL, Calibration, calibrate
+from numpyro_kme.diagnostics.calibration import LEVEL, Calibration, calibrate, require_served
 from numpyro_kme.diagnostics.predictive import PredictiveCheck, predictive_check
 from numpyro_kme.engines._learnt_posterior import LearntPosterior
 from numpyro_kme.engines.base import Engine, posterior_of
@@ -266,6 +266,7 @@ def check(rng_key: jax.Array, engine: Engine, num_datasets: int = 200, **setting
             f"`engine` must keep its simulations; {type(engine).__name__} does not. Call the diagnostics one by one.",
             TypeError,
         )
+    require_served(engine)
     predictive_key, calibrate_key = split(rng_key)
     predictive = predictive_check(predictive_key, posterior)
     tests = {}

@@ -72,7 +72,13 @@ def wide(x=None):
     numpyro.sample("x", kme.Simulator(noisy, theta), obs=x)
 
 
-def test_the_engine_chooses_rounds_where_the_posterior_is_narrow():
+def checked_at_once(engine, monkeypatch):
+    """`check`, without time to simulate."""
+    monkeypatch.delattr("numpyro_kme.diagnostics.checks.predictive_check")
+    kme.diagnostics.check(jax.random.key(4), engine, num_datasets=10)
+
+
+def test_the_engine_chooses_rounds_where_the_posterior_is_narrow(monkeypatch):
     """Five rounds, whose likelihood is for one observation, or as many prior draws, which serve all."""
     near, everywhere = run(100), kme.KELFI(wide, 100, progress_bar=False)
     draws = near.get_samples()["theta"]
@@ -88,7 +94,7 @@ def test_the_engine_chooses_rounds_where_the_posterior_is_narrow():
     near.refine(jax.random.key(5), {"theta": np.linspace(1.5, 2.5, 20)})  # which makes it serve no more than it did
     for use in (
         lambda: near.condition(jax.random.key(4), x=np.array([0.0])),
-        lambda: kme.diagnostics.check(jax.random.key(4), near, num_datasets=10),
+        lambda: checked_at_once(near, monkeypatch),
         lambda: kme.diagnostics.calibrate(jax.random.key(4), near, num_datasets=10),
     ):
         with pytest.raises(ValueError, match="100 were made where a posterior is"):
