@@ -185,7 +185,8 @@ def calibrate(
     Args:
         rng_key: The only source of randomness.
         engine: One that has been run. Its `trained.condition` serves each data set, from the simulations and what was
-            learnt in that run, where it keeps them.
+            learnt in that run, where it keeps them. `KELFI` that has made rounds around the posterior of its
+            observation serves no other, and raises an error: run it with `num_rounds=1`.
         num_datasets: `N`. With one parameter and the default margin, 200 flag a posterior that is half too wide, or off
             by half a standard deviation, at level 0.001 in 0.99 of runs, and one off by 0.4 in 0.88; 100 flag the first
             two in 0.77, and at level 0.05 in 0.96 (`python -m benchmarks verdict`).
@@ -197,7 +198,8 @@ def calibrate(
             passed under its own name.
         progress_bar: Show a bar of the data sets, and none of the engine's own.
     Raises:
-        ValueError: If the model has observed sites that are not simulators, or takes none of its sites as an argument.
+        ValueError: If the model has observed sites that are not simulators, or takes none of its sites as an argument;
+            or if the engine serves one observation alone.
     """
     checks.key(rng_key)
     checks.whole("num_datasets", num_datasets, 2)
