@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 HOLDERS = ("pyproject.toml", "CITATION.cff")
 DRAFTS = (".github/conda/recipe.yaml", "docs/paper/paper.md")
 RECIPE = ROOT / DRAFTS[0]
+REFERENCES = ROOT / "numpyro_kme" / "engines" / "references.bib"
 
 
 def placeholders() -> list[str]:
@@ -30,10 +31,12 @@ def versions() -> dict[str, str]:
     """The version as each file has it."""
     citation = re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(), flags=re.M)
     recipe = re.search(r'^  version: "(\S+)"$', RECIPE.read_text(), flags=re.M)
+    entry = re.search(r"^  version = \{(\S+)\},$", REFERENCES.read_text(), flags=re.M)
     changes = re.search(r"^## \[([\d.]+)\]", (ROOT / "CHANGELOG.md").read_text(), flags=re.M)
     return {
         "pyproject.toml": tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"],
         "CITATION.cff": citation[1] if citation else "none",
+        "numpyro_kme/engines/references.bib": entry[1] if entry else "none",
         ".github/conda/recipe.yaml": recipe[1] if recipe else "none",
         "CHANGELOG.md": changes[1] if changes else "none",
     }

@@ -3,7 +3,7 @@
     python .github/publish_docs.py docs/_build site v0.1.0
 
 The site has a folder for each release, `stable` as the latest of them, `versions.json`, which the sidebar of every page
-reads, and a first page that leads to `stable`.
+reads, a first page that leads to `stable`, and a page for those that are not there.
 """
 
 import json
@@ -13,6 +13,14 @@ import sys
 from pathlib import Path
 
 VERSION = re.compile(r"\d+\.\d+\.\d+")
+NOT_FOUND = r"""<!doctype html><meta charset="utf-8"><title>Not found</title>
+<p>There is no such page in this version. <a id="latest">Search the latest one.</a></p>
+<script>
+  const folder = /(?:(?:stable|\d+\.\d+\.\d+)\/.*|[^\/]*)$/;
+  document.getElementById("latest").href = location.pathname.replace(folder, "stable/search.html");
+</script>
+"""
+"""Served in place of a page that is not there, at whatever address."""
 
 
 def publish(pages: Path, site: Path, tag: str) -> list[str]:
@@ -29,6 +37,7 @@ def publish(pages: Path, site: Path, tag: str) -> list[str]:
         shutil.copytree(pages, site / folder)
     (site / "versions.json").write_text(json.dumps(["stable", *versions]))
     (site / "index.html").write_text('<!doctype html><meta http-equiv="refresh" content="0; url=stable/">\n')
+    (site / "404.html").write_text(NOT_FOUND)
     (site / ".nojekyll").touch()  # folders that begin with an underscore are pages too
     return versions
 

@@ -30,6 +30,7 @@ exclude_patterns = ["_build", "jupyter_execute", "paper"]
 templates_path = ["_templates"]
 html_theme = "furo"
 html_title = f"numpyro_kme {release}"
+html_logo = html_favicon = "_static/logo.svg"
 html_static_path = ["_static"]
 html_css_files = ["pages.css"]
 html_sidebars = {

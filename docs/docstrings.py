@@ -15,13 +15,15 @@ def setup(app):
 
 
 def process(app, what, name, obj, options, lines):
-    """Rewrite the lines in place."""
+    """Rewrite the lines in place. Those of a property begin with an empty comment, or napoleon takes what stands before
+    a colon for its type."""
     text = DISPLAYED.sub(_displayed, "\n".join(_labelled(lines)))
     pieces, end = [], 0
     for match in MARKUP.finditer(text):
         pieces += [_plain(text[end : match.start()]), _marked(match.group())]
         end = match.end()
     lines[:] = _separated(("".join(pieces) + _plain(text[end:])).split("\n"))
+    lines[:0] = ["..", ""] if what in ("property", "attribute") else []
 
 
 def _displayed(match):

@@ -47,6 +47,14 @@ def public_objects():
 PUBLIC = public_objects()
 
 
+def script(name):
+    """A script of `docs` as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def run_as_a_user(*command, timeout=300):
     """A fresh interpreter with JAX's own defaults."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": ""}
@@ -165,7 +173,9 @@ PLAIN = {
 
 
 @pytest.mark.parametrize(
-    "path", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda path: path.stem
+    "path",
+    [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))],
+    ids=lambda path: path.stem,
 )
 def test_pages_use_the_terms_of_the_field(path):
     text = re.sub(r"^```.*?^```|`[^`\n]*`|\]\([^)]*\)|power law", "", path.read_text(), flags=re.M | re.S)
@@ -185,6 +195,15 @@ def test_every_class_and_function_of_the_package_itself_has_an_example():
 def test_the_examples_of_the_api_run_without_a_warning():
     printed = json.loads(run_as_a_user(sys.executable, "-W", "error::UserWarning", "docs/api_examples.py"))
     assert all(printed.values()), [name for name, text in printed.items() if not text]
+
+
+def test_properties_keep_their_words_before_a_colon():
+    docstring = pytest.importorskip("sphinx.ext.napoleon", reason="needs the docs extra").GoogleDocstring
+    found = {}
+    for what in ("property", "function"):
+        script("docstrings").process(None, what, "", None, None, lines := ["Most rounds: those asked for"])
+        found[what] = str(docstring(lines, what=what, name="rounds")).strip(".\n")
+    assert found == dict.fromkeys(found, "Most rounds: those asked for")
 
 
 def test_the_page_of_errors_explains_messages_that_exist():
@@ -228,9 +247,7 @@ def test_errors_give_their_page(error, message, raises):
 
 def test_every_error_gives_the_page():
     """No `raise` of the package makes its error by hand, but for those that the package catches itself."""
-    spec = importlib.util.spec_from_file_location("messages", ROOT / "docs" / "messages.py")
-    messages = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(messages)
+    messages = script("messages")
     by_hand = {
         (path.name, kind)
         for path in (ROOT / "numpyro_kme").rglob("*.py")

@@ -49,12 +49,18 @@ def test_pages_of_every_version_stay_and_stable_is_the_latest(tmp_path):
     assert json.loads((site / "versions.json").read_text()) == ["stable", *listed]
     found = {name: (site / name / "index.html").read_text() for name in ["stable", *listed]}
     assert found == {"stable": "v0.10.0", "0.10.0": "v0.10.0", "0.9.1": "v0.9.1", "0.9.0": "v0.9.0"}
+    assert "stable/search.html" in (site / "404.html").read_text()
     with pytest.raises(SystemExit, match="got 'main'"):
         publish(pages, site, "main")
 
 
 def test_one_version_everywhere(check_release):
     assert set(check_release.versions().values()) == {PROJECT["project"]["version"]}
+
+
+def test_the_first_release_mends_nothing_that_somebody_had():
+    first = (ROOT / "CHANGELOG.md").read_text().partition("## [0.1.0]")[2]
+    assert re.findall(r"^### (\w+)$", first, flags=re.M) == ["Added"]
 
 
 def test_a_release_is_refused_under_another_tag(check_release, capsys):

@@ -87,15 +87,16 @@ def _installed() -> tuple[Any, bool]:
     return arviz, int(arviz.__version__.partition(".")[0]) < 1
 
 
-def pair_figure(idata: Any, names: Sequence[str] | None) -> Any:
+def pair_figure(idata: Any, names: Sequence[str] | None, colour: str, style: Mapping[str, Any]) -> Any:
     """The matplotlib figure of `arviz.plot_pair`, with marginals, on either line."""
     chosen = None if names is None else list(names)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         arviz, before_1 = _installed()
         if before_1:
-            return np.ravel(arviz.plot_pair(idata, var_names=chosen, kind="scatter", marginals=True))[0].figure
-        return arviz.plot_pair(idata, var_names=chosen, backend="matplotlib").viz["figure"].item()
+            how = {"kind": "scatter", "marginals": True, "marginal_kwargs": {"color": colour}} | dict(style)
+            return np.ravel(arviz.plot_pair(idata, var_names=chosen, **how))[0].figure
+        return arviz.plot_pair(idata, var_names=chosen, backend="matplotlib", **style).viz["figure"].item()
 
 
 def read_groups(source: Any, names: Sequence[str], further: Sequence[str] = ()) -> dict[str, dict[str, np.ndarray]]:

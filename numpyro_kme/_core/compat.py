@@ -1,7 +1,8 @@
 """Names of NumPyro and JAX that are not documented as public, in one place."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,15 @@ except ImportError:  # a JAX that has it elsewhere
         """Never known, so that the gateway (`host`) takes a thread each time: slower, with the same results."""
         return False
 
+
+def more_threads(version: str, environment: MutableMapping[str, str]) -> None:
+    """Eight threads for JAX 0.10, unless told otherwise: with two it waits for itself for ever in programs of several
+    large batches of factorisations. It is excluded, but may be there all the same. Set before JAX makes an array."""
+    if version.startswith("0.10."):
+        environment.setdefault("PJRT_NPROC", "8")
+
+
+more_threads(jax.__version__, os.environ)
 
 WRAPPERS = (ExpandedDistribution, Independent, MaskedDistribution)
 

@@ -13,7 +13,7 @@ from numpyro import handlers
 from numpyro.infer import Predictive
 
 from numpyro_kme._core import checks, compat
-from numpyro_kme._core.display import shown
+from numpyro_kme._core.display import Card, brief, shown
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.programs import Program
 from numpyro_kme.bootstrap.weights import DirichletProcess
@@ -260,6 +260,11 @@ class Read(Conditional):
     generator: Generator
     process: DirichletProcess
     code: Mapping[str, str]
+
+    def _card(self) -> Card:
+        rows = {"model": brief(self.iid.model), "data": f"{len(self.iid.data):,} points of {self.iid.site}"}
+        how = "condition(rng_key, x=...) gives the posterior of other data, by the same compiled programs"
+        return Card(f"What {type(self.engine).__name__} read, whatever the data", rows, how)
 
     def condition(self, rng_key: jax.Array, *args, **kwargs) -> Posterior:
         """The posterior of other data, by another bootstrap with the same compiled programs."""

@@ -13,7 +13,7 @@ from numpyro_kme.engines._learnt_posterior import LearntLikelihoods, LearntPoste
 from numpyro_kme.engines._sampling import Drawn
 from numpyro_kme.engines.posterior import missing_entries
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, extrapolation_message
-from numpyro_kme.likelihoods.locations import UNRESOLVED
+from numpyro_kme.likelihoods.locations import UNRESOLVED, moved_means
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations
 
@@ -51,19 +51,27 @@ def unresolved(posterior: LearntPosterior) -> list[str]:
 
 
 def location_errors(problem: Problem, likelihoods: Mapping[str, FittedLikelihood], drawn: Drawn) -> dict[str, float]:
-    """`Surrogate.location_error` at some of the draws, of sites whose calls share their parameters and lack the same
-    entries, and whose form says it. Errors of one call's location add up over the calls."""
+    """How far a posterior mean may be off by errors of the location at some of the draws, for sites whose form says it.
+
+    `Surrogate.location_error` where calls share their parameters and lack the same entries: errors of one call's
+    location add up over the calls. Elsewhere the largest of `moved_means` over the latents.
+    """
     found: dict[str, float] = {}
     for site, fitted in likelihoods.items():
-        at = problem.simulators[site]
+        at, rows = problem.simulators[site], slice(None, None, max(1, len(drawn.log_posterior) // AT))
+        z, y, counts = drawn.coordinates[site][rows], observation(problem, site), at.scale * at.mask
         if at.alike:
-            y = at.counted(observation(problem, site)).reshape(-1, *fitted.event_shape)[0]
-            z = drawn.coordinates[site].reshape(len(drawn.log_posterior), -1)
-            power = float(np.sum(np.broadcast_to(at.scale * at.mask, at.simulator.batch_shape)))
+            y = at.counted(y).reshape(-1, *fitted.event_shape)[0]
+            power = float(np.sum(np.broadcast_to(counts, at.simulator.batch_shape)))
             with solves.one_blas_thread:  # thirty times faster for matrices as small as these
                 learnt = fitted.marginal(~np.isnan(y)).surrogate
-                error = learnt.location_error(learnt.point(y), z[:: max(1, len(z) // AT)], power)
-            found |= {} if np.isnan(error) else {site: error}
+                error = learnt.location_error(learnt.point(y), z.reshape(len(z), -1), power)
+        else:
+            changes = fitted.location_changes(y, z, counts)
+            latents = [np.reshape(drawn.latents[name][rows], (len(z), -1)) for name in problem.latents]
+            moved = np.nan if changes is None else moved_means(np.concatenate(latents, axis=1), changes)
+            error = float(np.max(moved))
+        found |= {} if np.isnan(error) else {site: error}
     return found
 
 

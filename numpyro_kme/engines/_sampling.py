@@ -215,7 +215,8 @@ def as_drawn(latents, coordinates, log_posterior, found: Tempered) -> Drawn:
         log_posterior,
         found.log_evidence,
         {
-            "sampler": f"tempered sequential Monte Carlo, {found.num_temperatures} temperatures, {size} particles, "
+            "sampler": f"tempered sequential Monte Carlo, {found.num_temperatures} temperature"
+            f"{'s' * (found.num_temperatures > 1)}, {size} particles, "
             f"{found.num_evaluations} evaluations, {found.acceptance:.0%} of the last moves accepted",
             "effective sample size": min(float(kept), found.effective_size),
         },

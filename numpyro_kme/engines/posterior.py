@@ -237,12 +237,14 @@ SHOWN, VECTOR = 40, 6
 
 
 def _readable(value: Any, names: tuple[str, ...] = ()) -> str:
-    """One line of text with numbers to three digits; of a long vector the extremes."""
+    """One line of text with numbers to three or four digits; of a long vector the extremes."""
     if isinstance(value, str):
         return value
     array = np.asarray(value)
     if array.dtype.kind in "fiu" and array.size > VECTOR:
         return extremes(array, names)
+    if array.dtype.kind == "f" and array.ndim == 0:
+        return f"{array:.4g}"
     if array.dtype.kind == "f" and names:
         return ", ".join(f"{name} {one:.3g}" for name, one in zip(names, array))
     if array.dtype.kind == "f":

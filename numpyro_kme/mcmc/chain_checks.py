@@ -69,8 +69,8 @@ def _location_message(site: str, latent: str, error: float) -> str:
     return (
         f"The simulations do not resolve the posterior of this chain: the learnt location of site {site!r} is known "
         f"there only to an error that moves the mean of {latent} by about {error:.2g} of its standard deviations, "
-        f"where {UNRESOLVED} is usual at most; it may be off by more. Simulate more, best at draws of this chain (`refine`), "
-        "and run it again."
+        f"where {UNRESOLVED} is usual at most; it may be off by more. Simulate more, best at draws of this chain "
+        "(`refine`), and run it again."
     )
 
 

@@ -17,6 +17,8 @@ FILL, FAINT, DARK = 0.25, "0.75", "0.25"
 """Opacity of areas, and two greys."""
 WIDTH, HEIGHT = 3.0, 2.4
 """Of a panel, in inches."""
+LETTER = 0.065
+"""Width of a letter of the legend, in inches, about."""
 
 
 def pyplot() -> Any:
@@ -80,8 +82,9 @@ def legend(axes: Sequence, ax: Any) -> None:
     found = {label: found[label] for _, label in pairs}
     how: dict[str, Any] = dict(fontsize="small", markerscale=2.0)
     if found and ax is None:
-        across = max(1, int(axes[0].figure.get_figwidth() / 1.3))
-        how |= dict(loc="outside lower center", ncols=min(len(found), across), frameon=False)
+        room, wide = axes[0].figure.get_figwidth(), [0.5 + LETTER * len(label) for label in found]
+        across = len(found) if sum(wide) <= room else max(1, int(room / max(wide)))
+        how |= dict(loc="outside lower center", ncols=across, frameon=False)
         axes[0].figure.legend(list(found.values()), list(found), **how)
     elif found:
         axes[0].legend(list(found.values()), list(found), framealpha=0.7, edgecolor="none", **how)

@@ -62,7 +62,7 @@ def ranks(
         curves[name] = stairs, np.repeat(np.arange(size + 1) / size, 2) - stairs
     grid, low, high = simultaneous_band(size, prob)
     band, expected = (grid, low - grid, high - grid), ([0.0, 1.0], [0.0, 0.0])
-    axes = "rank of the truth", "ECDF less rank"
+    axes = "rank", "ECDF less rank"
     return _with_band(curves, band, expected, axes, f"{prob:.0%} of calibrated curves", (ax, figsize), style)
 
 

@@ -80,19 +80,23 @@ def pair(
     names: Sequence[str] | None = None,
     *,
     figsize: tuple[float, float] | None = None,
+    **style: Any,
 ) -> Any:
-    """Pairs of latents as ArviZ draws them, under ArviZ 0.23 and 1.x.
+    """Pairs of latents as ArviZ draws them, under ArviZ 0.23 and 1.x, in the colours of the other plots.
 
     Args:
         posterior: A posterior, or an engine that has been run.
         names: Of sites; all latents when left out.
         figsize: Size of the figure in inches.
+        **style: Of `arviz.plot_pair`, such as `kind="kde"` under ArviZ 0.23.
     Returns:
         A matplotlib figure.
     """
-    pyplot()
+    plt = pyplot()
     posterior = posterior_of(posterior)
-    figure = arviz.pair_figure(posterior.to_inference_data(), list(draws_of(posterior)) if names is None else names)
+    shown = list(draws_of(posterior)) if names is None else names
+    with plt.rc_context({"axes.prop_cycle": plt.cycler(color=COLOURS)}):
+        figure = arviz.pair_figure(posterior.to_inference_data(), shown, COLOURS[0], style)
     if figsize is not None:
         figure.set_size_inches(*figsize)
     return figure

@@ -26,7 +26,7 @@ def test_every_entry_is_the_paper_of_a_public_class_and_balanced():
     parts = [getattr(kme, name) for name in kme.__all__]
     public = [*parts, *(getattr(part, name) for part in parts for name in getattr(part, "__all__", ()))]
     papers = {getattr(value, "paper", None) for value in public} - {None}
-    assert {paper for paper in papers if paper[0] != "@"} == set(base.references())
+    assert {paper for paper in papers if paper[0] != "@"} | {"numpyro_kme"} == set(base.references())
     for key, entry in base.references().items():
         assert entry.count("{") == entry.count("}") and entry.split("{")[1].startswith(key)
 
@@ -34,6 +34,11 @@ def test_every_entry_is_the_paper_of_a_public_class_and_balanced():
 def test_objects_cite_as_their_class_does():
     assert kme.cite(kme.KernelMeans()) == kme.cite(kme.KELFI)
     assert "Hsu" in kme.cite(kme.KELFI) and "Dellaporta" in kme.cite(kme.PosteriorBootstrap)
+
+
+def test_the_package_cites_itself():
+    assert re.match(r"@software\{numpyro_kme,\n", kme.cite())
+    assert f"version = {{{kme.__version__}}}" in kme.cite()
 
 
 def test_a_class_may_have_its_entry_with_it():

@@ -9,6 +9,7 @@ import dataclasses
 import inspect
 import os
 import pickle
+import re
 import subprocess
 import sys
 import typing
@@ -488,6 +489,14 @@ def test_the_summary_fits_80_columns_and_speaks_of_no_chain(name, fitted, capsys
     assert sum("effective sample size" in line for line in lines) == (
         name not in ("kernel recursive ABC", "posterior bootstrap")
     )
+    assert not [line for line in lines if re.search(r"\d\.$|-0\.0+\b(?!\d)|\b1 \w+s\b", line)]
+
+
+@every_engine
+def test_what_serves_other_observations_says_how(name, fitted):
+    engine = fitted(name)
+    title = repr(engine.trained).splitlines()[0]
+    assert type(engine).__name__ in title and "condition(rng_key, x=...)" in repr(engine.trained)
 
 
 @pytest.mark.parametrize(

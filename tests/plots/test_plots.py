@@ -251,6 +251,17 @@ def test_pairs_come_from_arviz(engine):
     figure = plots.pair(engine, ["a", "b"])
     figure.canvas.draw()
     assert len(figure.axes) >= 6
+    with pytest.raises(TypeError):  # keywords are those of ArviZ
+        plots.pair(engine, ["a", "b"], of_nobody=1)
+
+
+def test_names_below_small_figures_stay_inside(calibration):
+    figure = plots.ranks(calibration, figsize=(4, 3))
+    figure.canvas.draw()
+    boxes = [axis.xaxis.label.get_window_extent() for axis in figure.axes]
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+    legend = figure.legends[0].get_window_extent()
+    assert legend.x0 >= 0 and legend.x1 <= figure.bbox.x1
 
 
 @pytest.mark.parametrize(

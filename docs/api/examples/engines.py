@@ -81,4 +81,5 @@ kelfi = kme.KELFI(model, 300, num_rounds=3, form=kme.KernelMeans(), proposal=kme
 print(kelfi)
 
 # %% cite
+print(kme.cite())  # this package
 print(kme.cite(kme.KELFI))

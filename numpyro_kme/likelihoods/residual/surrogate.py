@@ -271,7 +271,9 @@ class ResidualSurrogate(Surrogate):
             "support bounds": self._list(np.asarray(self.support.side) != 0.0),
             # A marginal transformation whose `arcsinh` has a larger standard deviation than this is curved
             "marginal transformations": f"curved: {self._list(np.asarray(self.marginals.scale) > 0.5)}",
-            "held-out improvement, nats": ", ".join(f"{k} {np.sum(v):.2f}" for k, v in vars(self.improvements).items()),
+            "held-out improvement, nats": ", ".join(
+                f"{part} {round(float(np.sum(nats)), 2) + 0.0:.2f}" for part, nats in vars(self.improvements).items()
+            ),
             **({} if density.product is None else {"residuals": density.product.told}),
             "eps": np.asarray(density.eps),
             "beta": float(density.beta),
