@@ -139,6 +139,28 @@ def test_every_simulator_has_a_page():
     assert sorted(listed) == sorted(row[0] for row in simulator_rows()) == sorted(simulators.__all__)
 
 
+def lines_of_summaries():
+    """Names of the lines of `KELFI.print_summary`, from the functions that write them."""
+    rooms = [*(ROOT / "numpyro_kme" / "likelihoods").rglob("*.py"), *(ROOT / "numpyro_kme" / "engines").glob("_*.py")]
+    rooms.append(ROOT / "numpyro_kme" / "engines" / "posterior.py")
+    written = ("describe", "described", "missing_entries", "in_model", "as_drawn", "enumerated")
+    functions = [f for path in rooms for f in ast.walk(ast.parse(path.read_text())) if isinstance(f, ast.FunctionDef)]
+    for node in [node for f in functions if f.name in written for node in ast.walk(f)]:
+        keys = node.keys if isinstance(node, ast.Dict) else [node.slice] if isinstance(node, ast.Subscript) else []
+        for key in [key.values[0] if isinstance(key, ast.JoinedStr) else key for key in keys]:
+            if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                yield key.value.strip()
+
+
+def test_every_line_of_a_summary_is_explained():
+    page = (ROOT / "docs" / "residual.md").read_text().partition("(what-the-summary-says)=")[2]
+    cells = re.findall(r"^\| ([^|]+) \|", page, flags=re.M)
+    explained = {part for cell in cells for part in (cell, *cell.split(", "))}
+    lines = set(lines_of_summaries())
+    assert {"simulations", "form", "missing", "sampler", "rounds", "log marginal likelihood", "prior sd of"} <= lines
+    assert lines <= explained, f"docs/residual.md does not explain {sorted(lines - explained)}"
+
+
 PLAIN = {
     r"\blaws?\b": "distribution",
     r"\bpictures?\b": "figure or plot",

@@ -1,14 +1,8 @@
 """Whether to trust a posterior: calibration over simulated data, predictive checks, and a test of the model itself."""
 
 from numpyro_kme.diagnostics.calibration import Calibration, calibrate
-from numpyro_kme.diagnostics.checks import (
-    Check,
-    MisspecificationTest,
-    PredictiveCheck,
-    check,
-    misspecification_test,
-    predictive_check,
-)
+from numpyro_kme.diagnostics.checks import Check, MisspecificationTest, check, misspecification_test
+from numpyro_kme.diagnostics.predictive import PredictiveCheck, predictive_check
 from numpyro_kme.diagnostics.weight_calibration import WeightCalibration, calibrate_weight
 
 __all__ = ["Calibration", "Check", "MisspecificationTest", "PredictiveCheck", "WeightCalibration"]

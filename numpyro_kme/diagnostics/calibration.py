@@ -185,7 +185,8 @@ def calibrate(
     Args:
         rng_key: The only source of randomness.
         engine: One that has been run. Its `trained.condition` serves each data set, from the simulations and what was
-            learnt in that run, where it keeps them.
+            learnt in that run, where it keeps them. `KELFI` that has made rounds around the posterior of its
+            observation serves no other, and raises an error: run it with `num_rounds=1`.
         num_datasets: `N`. With one parameter and the default margin, 200 flag a posterior that is half too wide, or off
             by half a standard deviation, at level 0.001 in 0.99 of runs, and one off by 0.4 in 0.88; 100 flag the first
             two in 0.77, and at level 0.05 in 0.96 (`python -m benchmarks verdict`).
@@ -197,7 +198,8 @@ def calibrate(
             passed under its own name.
         progress_bar: Show a bar of the data sets, and none of the engine's own.
     Raises:
-        ValueError: If the model has observed sites that are not simulators, or takes none of its sites as an argument.
+        ValueError: If the model has observed sites that are not simulators, or takes none of its sites as an argument;
+            or if the engine serves one observation alone.
     """
     checks.key(rng_key)
     checks.whole("num_datasets", num_datasets, 2)
@@ -218,8 +220,7 @@ def calibrate(
             f"{sorted(problem.kwargs)}. Pass `arguments=lambda x: dict(...)`, which turns simulated outputs into "
             "arguments of the model.",
         )
-    if isinstance(engine, KELFI):
-        trained.learnt.require_amortised()
+    require_served(engine)
     simulate_key, infer_key, choose_key = split(rng_key, 3)
     lost = engine.missing if isinstance(engine, KELFI) else None
     how: dict[str, Any] = dict(on_failure="skip", missing=lost, progress_bar=False)
@@ -255,6 +256,12 @@ def calibrate(
         refused,
         margin,
     )
+
+
+def require_served(engine: Engine) -> None:
+    """Raise an error, before anything is simulated, if an engine serves one observation alone."""
+    if isinstance(engine, KELFI):
+        engine.trained.learnt.require_amortised()
 
 
 def _as_observed(x: np.ndarray, problem: Problem, site: str) -> np.ndarray:

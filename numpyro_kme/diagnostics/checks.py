@@ -1,5 +1,5 @@
-"""Whether an observation is like what the model simulates, from the prior and at draws of the posterior; and all
-diagnostics of an engine that has been run, by one call, with one rule for when to distrust it."""
+"""Whether an observation is like what the model simulates; and all diagnostics of an engine that has been run, by one
+call, with one rule for when to distrust it."""
 
 import textwrap
 import warnings
@@ -10,22 +10,18 @@ from typing import Any
 import jax
 import numpy as np
 import scipy
-from numpyro.infer import Predictive
 
-from numpyro_kme._core import arviz, checks
+from numpyro_kme._core import checks
 from numpyro_kme._core.display import Card, brief, shown
-from numpyro_kme._core.host import numpy_rng
 from numpyro_kme._core.keys import split
-from numpyro_kme.diagnostics.calibration import LEVEL, Calibration, calibrate
+from numpyro_kme.diagnostics.calibration import LEVEL, Calibration, calibrate, require_served
+from numpyro_kme.diagnostics.predictive import PredictiveCheck, predictive_check
 from numpyro_kme.engines._learnt_posterior import LearntPosterior
 from numpyro_kme.engines.base import Engine, posterior_of
 from numpyro_kme.engines.posterior import Posterior, problem_of
-from numpyro_kme.kernels.ragged import lengths
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
 from numpyro_kme.mcmc import handlers
 from numpyro_kme.mcmc.chain_checks import SurrogateCheck, check_surrogate
-from numpyro_kme.models import tracing
-from numpyro_kme.models.problem import Arrays
 
 NEIGHBOURS = 5
 """The distance to the neighbour of this number says how far out an output lies."""
@@ -54,6 +50,22 @@ class MisspecificationTest:
     names: tuple[str, ...] = ()
 
     @property
+    def smallest(self) -> float:
+        """The smallest p-value that so many simulations allow, `1 / (m + 1)`: no simulation is as far from the others
+        as the observation."""
+        return 1.0 / (len(self.scores) + 1)
+
+    @property
+    def told(self) -> str:
+        """The p-value in words: whether it is the smallest that it can be."""
+        return f"p-value {self.p_value:.2g}" + f", {self._limit}" * bool(self._limit)
+
+    @property
+    def _limit(self) -> str:
+        least = self.p_value <= self.smallest
+        return f"the smallest that {len(self.scores)} simulations allow" if least else ""
+
+    @property
     def by_statistic(self) -> dict[str, float]:
         """`witness` by name, or by number where statistics have no names, the smallest first."""
         labels = self.names or tuple(map(str, range(len(self.witness))))
@@ -65,6 +77,7 @@ class MisspecificationTest:
         return Card(
             f"Is the observation like the simulations? p-value {self.p_value:.2g}",
             {
+                "p-value": self._limit,
                 "distance": f"log {self.score:.3g}; {len(self.scores)} simulations, {brief(self.scores)}",
                 "most unlike": ", ".join(f"{kind}{name} ({p:.2g})" for name, p in worst),
                 "": f"p-values of single statistics, of {len(self.witness)}: some are small by chance",
@@ -73,24 +86,29 @@ class MisspecificationTest:
         )
 
 
-def misspecification_test(x: Any, y: Any, names: Sequence[str] = ()) -> MisspecificationTest:
+def misspecification_test(x: Any, y: Any = None, names: Sequence[str] = ()) -> MisspecificationTest:
     """Test whether `y` can be another row of the simulations `x`.
 
     The distance is Euclidean, to the fifth nearest other simulation, after robust z-scores and arcsinh of each
     statistic, and whitening of their correlations.
 
     Args:
-        x: Simulated outputs from the prior, `(m, *event)`, such as `kelfi.posterior.simulations.x["x"]`.
-        y: The observation, `(*event)`, or a dictionary of a number for each of the `names`; statistics that are NaN,
-            not observed, are left out, and their `witness` is 1.
-        names: Of the statistics, such as `("mean", "max")`; `check` takes those of the simulator.
+        x: An engine that has been run, or its posterior, for a model with one simulator site: its simulations at prior
+            draws are compared with its observation. Or simulated outputs from the prior, `(m, *event)`.
+        y: The observation, `(*event)`, or a dictionary of a number for each of the `names`; by default that of the
+            engine. Statistics that are NaN, not observed, are left out, and their `witness` is 1.
+        names: Of the statistics, such as `("mean", "max")`; by default those of the engine's simulator, if it has any.
     Cost: `m^2 n` at most.
     """
+    if isinstance(x, Engine | Posterior):
+        posterior = posterior_of(x)
+        x, observed, labels = _at_site(posterior, problem_of(posterior).site())
+        y, names = observed if y is None else y, names or labels
     if isinstance(y, Mapping):
         checks.require(
             set(names) == set(y),
             f"`names` must give the entries of `y` in the order of the columns of `x`; got names={tuple(names)} for "
-            f"{list(y)}. Pass names=posterior.statistics[site], or run `check`, which knows them.",
+            f"{list(y)}. Pass names=posterior.statistics[site], or an engine that has been run in place of `x`.",
         )
         y = np.array([y[name] for name in names])
     checks.real("x", np.asarray(x))
@@ -123,99 +141,18 @@ def misspecification_test(x: Any, y: Any, names: Sequence[str] = ()) -> Misspeci
     )
 
 
-@shown
-@dataclass(frozen=True)
-class PredictiveCheck:
-    """The observation beside data simulated at posterior draws.
-
-    Attributes:
-        predicted: `{site: (draws, *batch, *event)}`; without masked outputs, which make it `(draws, outputs, *event)`.
-        observed: `{site: (*batch, *event)}`, of the same outputs.
-        names: Of the numbers of one output, by site, where they have any.
-        ragged: Numbers of axes of one output, by site, where outputs are of any length, with NaN behind their ends.
-    """
-
-    predicted: Arrays = field(repr=False)
-    observed: Arrays = field(repr=False)
-    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
-    ragged: Mapping[str, int] = field(default_factory=dict, repr=False)
-
-    def _card(self) -> Card:
-        least = {site: np.nanmin(tails) for site, tails in self.tail_probabilities().items() if tails.size}
-        return Card(
-            f"Predictive check of {', '.join(self.observed)}",
-            {f"smallest tail of {site}": f"{tail:.2g}" for site, tail in least.items()},
-            "plots.predictive(check) draws the observation among the predictions",
+def _at_site(posterior: Posterior, site: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Simulations of a site at prior draws, its observation, and names of its numbers, without what is masked."""
+    problem, simulations = problem_of(posterior), posterior.simulations
+    if simulations is None:
+        raise checks.explained(
+            f"`x` must keep its simulations; {posterior.engine} does not. Pass simulated outputs of prior draws.",
+            TypeError,
         )
-
-    def tail_probabilities(self) -> dict[str, np.ndarray]:
-        """Two-sided: twice the smaller fraction of predictions on either side of each observed number, ties counted
-        half.
-
-        NaN where nothing was observed or predicted. Of outputs of any length those predictions count that reach so far,
-        and how long the observed ones are is a number of its own, `length of` the site.
-
-        Not a p-value of a test: the data were used twice, so that it is rarely small even where the model is wrong.
-        """
-        pairs = {site: (self.predicted[site], value) for site, value in self.observed.items()}
-        for site, axes in self.ragged.items():
-            pairs[f"length of {site}"] = (_lengths(pairs[site][0], axes), _lengths(pairs[site][1], axes))
-        return {site: _tails(*pair) for site, pair in pairs.items()}
-
-    def to_inference_data(self):
-        """An ArviZ object with the groups `posterior_predictive` and `observed_data`, for `az.plot_ppc` and others."""
-        predicted = {site: value[None] for site, value in self.predicted.items()}
-        return arviz.to_inference_data({"posterior_predictive": predicted, "observed_data": self.observed})
-
-
-def _tails(predicted: np.ndarray, observed: np.ndarray) -> np.ndarray:
-    """Two-sided tail probabilities of `(*shape)` observed numbers among predicted ones, `(draws, *shape)`."""
-    number = np.sum(~np.isnan(predicted), axis=0)
-    below = np.sum(predicted < observed, axis=0) + 0.5 * np.sum(predicted == observed, axis=0)
-    below = below / np.maximum(number, 1)
-    return np.where(np.isnan(observed) | (number == 0), np.nan, 2 * np.minimum(below, 1 - below))
-
-
-def _lengths(x: np.ndarray, axes: int) -> np.ndarray:
-    """How many rows each of the outputs `(*lead, *event)` has, of `axes` axes each, `(*lead,)`."""
-    lead = x.shape[: x.ndim - axes]
-    return lengths(x.reshape(-1, *x.shape[len(lead) :])).reshape(lead).astype(float)
-
-
-def predictive_check(rng_key: jax.Array, posterior: Posterior | Engine, num_draws: int = 200) -> PredictiveCheck:
-    """Simulate at posterior draws.
-
-    Args:
-        rng_key: The only source of randomness.
-        posterior: Of an engine that works from simulations, or that engine.
-        num_draws: How many draws, each simulated once.
-    """
-    checks.key(rng_key)
-    checks.whole("num_draws", num_draws, 1)
-    posterior = posterior_of(posterior)
-    problem, samples = problem_of(posterior), posterior.samples
-    choose_key, simulate_key = split(rng_key)
-    total = len(next(iter(samples.values())))
-    rows = numpy_rng(choose_key).permutation(total)[:num_draws]
-    latents = {name: np.asarray(samples[name])[rows] for name in problem.latents}
-    observed = problem.observations
-    unseen = {name: None if name in observed else value for name, value in problem.kwargs.items()}
-    with tracing.one_model_at_a_time(), tracing.as_numpyro_does():
-        predictive = Predictive(problem.model, latents, return_sites=list(observed), parallel=True)
-        predicted = predictive(simulate_key, *problem.args, **unseen)
-    for site, value in observed.items():
-        checks.require(
-            not np.array_equal(np.asarray(predicted[site])[0], value, equal_nan=True) or len(rows) == 1,
-            f"The model keeps the observation at {site!r}: let it take it as a keyword argument of that name, so that "
-            "leaving it out simulates.",
-        )
-    sites = {site: found for site, found in problem.simulators.items() if found.mask.any()}
-    return PredictiveCheck(
-        {site: found.counted(np.asarray(predicted[site]), 1) for site, found in sites.items()},
-        {site: found.counted(observed[site]) for site, found in sites.items()},
-        posterior.statistics,
-        {site: found.simulator.event_dim for site, found in sites.items() if found.simulator.ragged},
-    )
+    found = problem.simulators[site]
+    x = np.asarray(simulations.x[site])[: len(simulations) - simulations.proposed]
+    names = found.simulator.labels if found.single else ()
+    return found.counted(x, 1), found.counted(np.asarray(problem.observations[site])), names
 
 
 @shown
@@ -247,7 +184,7 @@ class Check:
             {
                 "p-value": self.p_value,
                 "calibration": f"p-value {self.calibration.p_value:.2g}, {len(self.calibration.tarp)} data sets",
-                **{f"model at {site}": f"p-value {test.p_value:.2g}" for site, test in self.misspecification.items()},
+                **{f"model at {site}": test.told for site, test in self.misspecification.items()},
                 "found": "; ".join(self.findings()),
             },
             "print_summary(), plots.ranks(check.calibration), plots.predictive(check.predictive)",
@@ -264,24 +201,27 @@ class Check:
         return self.p_value < level
 
     def findings(self, level: float = LEVEL) -> list[str]:
-        """What is wrong at a level, and what to do next; then what else to look at: data sets that were refused, the
+        """What is wrong at a level, and what to do next; then what else to look at: an observation that is more unlike
+        the simulations than each of these, where they are too few to flag it; data sets that were refused; the
         surrogate."""
-        unlike = [
-            f"{site} (p-value {test.p_value:.2g}): the model hardly makes this observation. Mend the model, leave out "
-            f"statistics where it differs most ({', '.join(list(test.by_statistic)[:3])}; "
-            f"`misspecification[{site!r}].by_statistic` has all), or use `PosteriorBootstrap`, which does not trust "
-            "the model."
-            for site, test in self.misspecification.items()
-            if 2 * len(self.misspecification) * test.p_value < level
-        ]
+        unlike, few = [], []
+        for site, test in self.misspecification.items():
+            one_in = 2 * len(self.misspecification) / level
+            if test.p_value * one_in < 1.0:
+                unlike.append(f"{site} ({test.told}): the model hardly makes this observation. {_unlike(site, test)}")
+            elif test.p_value <= test.smallest:
+                few.append(
+                    f"{site} ({test.told}): no simulation is as unlike the others as the observation, and this many "
+                    f"cannot flag a model by the rule; {one_in:,.0f} prior draws can. {_unlike(site, test)}"
+                )
         of_surrogate = [sentence for site, found in self.surrogate.items() for sentence in found.findings(site)]
-        return unlike + self.calibration.findings(level / 2) + of_surrogate
+        return unlike + self.calibration.findings(level / 2) + few + of_surrogate
 
     def print_summary(self) -> None:
         """Print what was found, the verdict, and what to do next."""
         self.calibration.print_summary()
         for site, test in self.misspecification.items():
-            print(f"{site}: is the observation like the simulations? p-value {test.p_value:.2g}")
+            print(textwrap.fill(f"{site}: is the observation like the simulations? {test.told}", 80))
         for site, tails in ({} if self.predictive is None else self.predictive.tail_probabilities()).items():
             print(f"{site}: smallest posterior predictive tail of {tails.size} observed numbers {np.nanmin(tails):.2g}")
         for site, found in self.surrogate.items():
@@ -293,6 +233,15 @@ class Check:
         print(f"p-value {self.p_value:.2g}: {verdict} at level {LEVEL:g}")
         for sentence in self.findings():
             print(textwrap.fill(sentence, 80, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False))
+
+
+def _unlike(site: str, test: MisspecificationTest) -> str:
+    """What to do about an observation that is unlike the simulations."""
+    return (
+        f"Mend the model, leave out statistics where it differs most ({', '.join(list(test.by_statistic)[:3])}; "
+        f"`misspecification[{site!r}].by_statistic` has all), or use `PosteriorBootstrap`, which does not trust the "
+        "model."
+    )
 
 
 def check(rng_key: jax.Array, engine: Engine, num_datasets: int = 200, **settings: Any) -> Check:
@@ -317,15 +266,13 @@ def check(rng_key: jax.Array, engine: Engine, num_datasets: int = 200, **setting
             f"`engine` must keep its simulations; {type(engine).__name__} does not. Call the diagnostics one by one.",
             TypeError,
         )
+    require_served(engine)
     predictive_key, calibrate_key = split(rng_key)
     predictive = predictive_check(predictive_key, posterior)
     tests = {}
     for site, y in problem.observations.items():
-        found = problem.simulators[site]
-        x = np.asarray(simulations.x[site])[: len(simulations) - simulations.proposed]
-        if found.mask.any() and np.isfinite(x).all() and not np.isnan(y).all():
-            names = found.simulator.labels if found.single else ()
-            tests[site] = misspecification_test(found.counted(x, 1), found.counted(np.asarray(y)), names)
+        if problem.simulators[site].mask.any() and np.isfinite(simulations.x[site]).all() and not np.isnan(y).all():
+            tests[site] = misspecification_test(*_at_site(posterior, site))
     surrogate: Mapping[str, SurrogateCheck] = {}
     if isinstance(posterior, LearntPosterior):
         latents = {name: posterior.samples[name] for name in problem.latents}

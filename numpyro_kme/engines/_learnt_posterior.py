@@ -35,6 +35,7 @@ class LearntLikelihoods(NamedTuple):
         history: For each round, how many simulations it made and how far it moved the posterior.
         default: Likelihoods of the default form, with which those of the published form are compared; empty for others.
         amortised: Whether they serve every observation: no round simulated where the posterior of one is.
+        one_round: Why the engine made one round, where it chose to; otherwise empty.
     """
 
     simulations: Simulations
@@ -43,6 +44,7 @@ class LearntLikelihoods(NamedTuple):
     history: tuple[tuple[int, float], ...]
     default: Mapping[str, FittedLikelihood]
     amortised: bool = True
+    one_round: str = ""
 
     def require_amortised(self) -> None:
         """Raise an error unless they serve every observation."""
@@ -151,7 +153,7 @@ class LearntPosterior(Posterior):
 
         Along plates observations are independent given the latents, so that each can be left out alone. Calls that are
         masked, or of which nothing was observed, are left out; `numpyro.handlers.scale` does not count, as in
-        `numpyro.infer.log_likelihood`.
+        `numpyro.infer.log_likelihood`. A site that is one event, beside others along plates, is not among them.
 
         Returns:
             `{site: (n, *plates)}`, or `{site: (n, calls)}` of the calls that count where some do not.
@@ -227,8 +229,13 @@ class LearntPosterior(Posterior):
         In closed form (or over prior draws) for one simulator site; otherwise estimated by tempering, of what counts:
         masked outputs are left out, and `q` is raised to the power of the site's scale. Minus infinity if a signed
         surrogate has a negative mean.
+
+        Raises:
+            ValueError: If a learnt likelihood is no density of the output, as where statistics are learnt.
         """
         if not plain(problem_of(self)):
+            for fitted in self.likelihoods.values():
+                fitted.surrogate.require_density()
             return self.drawn.log_evidence
         sign, log_size = self.in_coordinates.log_marginal()
         return float(log_size) if sign > 0 else -np.inf

@@ -98,8 +98,8 @@ def _tails_message(site: str, share: float, scale: Any) -> str:
     return (
         f"Under {share:.0%} of the posterior draws the observation of site {site!r} is further from what they predict "
         f"than any simulation is from its own prediction: the tails of the likelihood decide, and they are learnt from "
-        f"no simulation. The posterior may be too wide. {why}: simulate more (`num_simulations`), or look at "
-        "`kme.diagnostics.misspecification_test`."
+        f"no simulation. The posterior may be too wide. {why}. Ask `kme.diagnostics.misspecification_test` first: more "
+        "simulations (`num_simulations`) help where the model makes such data, if rarely, and not where it never does."
     )
 
 
@@ -168,4 +168,6 @@ def described(
         for fitted in learnt.likelihoods.values():
             fitted.surrogate.require_density()
         info["log marginal likelihood"] = drawn.log_evidence
+    if learnt.one_round:
+        info["rounds"] = f"one: {learnt.one_round}"
     return info

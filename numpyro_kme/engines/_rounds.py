@@ -161,10 +161,23 @@ def is_narrow(draws: Latents, prior: Latents) -> bool:
     return False
 
 
-def described(history: Sequence[tuple[int, float]]) -> dict[str, Any]:
-    """What a person reads of the rounds: their sizes, and how far each moved the posterior."""
+VARYING = "parameters or covariates vary along plates with more calls than numbers to infer"
+"""Why there is one round."""
+
+
+def why_prior(first: int, repeated: bool) -> str:
+    """Why further simulations were made at prior draws, after the `first` ones; of calls along plates or not."""
+    found = "there are more calls than numbers to infer" if repeated else "the posterior was about as wide as the prior"
+    return (
+        f"after {first} simulations {found}, and the location is known well enough: the others are at prior draws, too"
+    )
+
+
+def described(history: Sequence[tuple[int, float]], min_change: float | None = None) -> dict[str, Any]:
+    """What a person reads of the rounds: their sizes, how far each moved the posterior, and whether that ended them."""
     if len(history) < 2:
         return {}
     made = ", ".join(str(size) for size, _ in history)
     how_far = ", ".join(f"{change:.2g}" for _, change in history[1:])
-    return {"rounds": f"simulations {made}; the posterior moved by {how_far} sd"}
+    end = "; the last by less than `min_change`" if history[-1][1] < (min_change or 0.0) else ""
+    return {"rounds": f"simulations {made}; the posterior moved by {how_far} sd{end}"}

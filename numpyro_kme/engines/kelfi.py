@@ -127,7 +127,7 @@ class KELFI(SimulationEngine):
 
     def _how_to_check(self):
         hint = super()._how_to_check()
-        return hint if self.trained.learnt.amortised else f"{hint} of one that ran with num_rounds=1"
+        return hint if self.trained.learnt.amortised else f"{hint} of the same engine with num_rounds=1"
 
     @property
     def plan(self):  # noqa: D102
@@ -138,11 +138,23 @@ class KELFI(SimulationEngine):
         """Most rounds: those that were asked for, or what the engine chooses."""
         if self.num_rounds is not None:
             return self.num_rounds
-        given = self.simulations is not None or self.store is not None
-        own_form = self.form is not None and not isinstance(self.form, ResidualKernelMeans)
-        if given or own_form or self.num_simulations < _rounds.FEWEST:
+        if self._one_round:
             return 1
         return _rounds.ROUNDS if self.statistics is None else _forms.rounds(self.num_simulations)
+
+    @property
+    def _one_round(self) -> str:
+        """Why the engine makes one round, as far as settings say, where it chooses; otherwise empty."""
+        reasons = {
+            "`simulations` are given": self.simulations is not None,
+            "a `store` is for simulations at prior draws": self.store is not None,
+            "more are for the default form": not isinstance(self.form, ResidualKernelMeans | None),
+            f"there are fewer than {_rounds.FEWEST} simulations": self.num_simulations < _rounds.FEWEST,
+            f"statistics are learnt from {_forms.FIRST} simulations of the first round at least": (
+                self.statistics is not None and _forms.rounds(self.num_simulations) == 1
+            ),
+        }
+        return next((why for why, holds in reasons.items() if holds and self.num_rounds is None), "")
 
     @property
     def resolved_form(self) -> Form | None:
@@ -172,7 +184,8 @@ class KELFI(SimulationEngine):
         one = repeated and not all(site.alike for site in problem.simulators.values())
         first, *later = _rounds.sizes(self.plan.num_simulations, 1 if one else self.resolved_rounds)
         simulations = self._simulate(simulate_key, problem, first)
-        learnt = self._learn(fit_key, problem, simulations)
+        why = self._one_round or _rounds.VARYING * one
+        learnt = self._learn(fit_key, problem, simulations)._replace(one_round=why)
         posterior = self._posterior(sample_key, problem, learnt)
         for number, size in enumerate(later, 1):
             choose_key, run_key, draw_key = (child(key, number) for key in (fit_key, simulate_key, sample_key))
@@ -182,6 +195,7 @@ class KELFI(SimulationEngine):
             if self.num_rounds is None and wide:
                 rest = self._simulate(run_key, problem, sum(later))
                 learnt, later = self._learn(fit_key, problem, simulations.joined(rest)), []
+                learnt = learnt._replace(one_round=_rounds.why_prior(first, repeated))
                 posterior = self._posterior(sample_key, problem, learnt)
                 break
             latents = self._proposed(choose_key, posterior, draws, size)
@@ -250,7 +264,7 @@ class KELFI(SimulationEngine):
         after = self._posterior(sample_key, problem, learnt)
         moved = _rounds.moved(posterior.drawn.latents, after.drawn.latents)
         learnt = learnt._replace(history=(*learnt.history, (len(further), moved)), amortised=amortised)
-        return learnt, replace(after, info=dict(after.info) | _rounds.described(learnt.history))
+        return learnt, replace(after, info=dict(after.info) | _rounds.described(learnt.history, self.min_change))
 
     def refine(self, rng_key: jax.Array, latents: Mapping[str, Any]) -> None:
         """Simulate at further latents, learn from all simulations, and sample again.

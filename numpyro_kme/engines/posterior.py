@@ -190,7 +190,8 @@ class Posterior(Recomputed, Saved):
         """Convert to ArviZ: `InferenceData` under ArviZ 0.x, `DataTree` under 1.x.
 
         Args:
-            log_likelihood: Whether to add `pointwise_log_likelihood` as the group `log_likelihood`, for `arviz.loo`.
+            log_likelihood: Whether to add `pointwise_log_likelihood` as the group `log_likelihood`, for `arviz.loo`: of
+                sites along plates. One that is a single event has no part to leave out, and is not in the group.
             coords: Values of named dimensions; names of statistics are put in.
             dims: Names of the dimensions of one draw, by variable, those of plates first.
         Returns:

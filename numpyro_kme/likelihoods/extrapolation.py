@@ -90,7 +90,10 @@ def warn_if_out_of_distribution(
         log_nearest: Log data kernel at the simulation nearest to the observation, relative to the observation itself.
         usual: `log_nearest_quantile` of the simulations.
     """
-    advice = "The posterior there rests on no simulation: check the simulator and the prior, or simulate more."
+    advice = (
+        "The posterior there rests on no simulation: check the simulator, the prior and units. More simulations help "
+        "only if the model can make such data."
+    )
     outside = [] if transform is None else _outside(transform, data, y)
     if outside:
         names = (f"{i} (observed {y_i:.6g}, simulated {low:.6g} to {high:.6g})" for i, y_i, low, high in outside)

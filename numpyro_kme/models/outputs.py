@@ -151,9 +151,11 @@ def vector(value: Any, who: str, names: tuple[str, ...], entries: Mapping[str, S
         value = np.asarray(value[list(names)])
     if not isinstance(value, Mapping):
         return value
+    lacking = [entry for entry in entries if entry not in value]
+    advice = f" Write NaN for what was not observed, {{{lacking[0]!r}: np.nan}}." if lacking else ""
     checks.require(
         set(value) == set(entries),
-        f"The observation of simulator `{who}` must have the entries {list(entries)}; got {list(value)}.",
+        f"The observation of simulator `{who}` must have the entries {list(entries)}; got {list(value)}.{advice}",
     )
     parts = []
     for entry, shape in entries.items():

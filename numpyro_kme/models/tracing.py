@@ -110,7 +110,8 @@ class PresentPrecision(Messenger):
                 msg["value"] = np.asarray(compat.innermost(msg["fn"]).vector(msg["value"]))
                 checks.require(
                     msg["value"].dtype.kind not in "OSUMm",
-                    f"the observation at {msg['name']!r} has dtype {msg['value'].dtype}; it must hold numbers",
+                    f"the observation at {msg['name']!r} has dtype {msg['value'].dtype}; it must hold numbers, and NaN "
+                    "instead of None for what was not observed",
                     TypeError,
                 )
 

@@ -8,7 +8,7 @@ import scipy
 
 from numpyro_kme._core import checks
 from numpyro_kme.diagnostics.calibration import Calibration
-from numpyro_kme.diagnostics.checks import PredictiveCheck
+from numpyro_kme.diagnostics.predictive import PredictiveCheck
 from numpyro_kme.diagnostics.uniformity import simultaneous_band
 from numpyro_kme.plots._style import (
     COLOURS,

@@ -240,6 +240,11 @@ def test_entries_of_an_observation_are_checked():
     one = kme.Simulator(simulator, 0.0, 1.0)
     with pytest.raises(ValueError, match=r"must have the entries \['mean', 'log sd', 'quantiles'\]; got \['mean'\]"):
         one.vector({"mean": 0.0})
+    with pytest.raises(ValueError, match=r"Write NaN for what was not observed, \{'log sd': np.nan\}"):
+        one.vector({"mean": 0.0, "quantiles": np.zeros(2)})
+    for spoilt in (OBSERVED | {"mean": None}, [0.1, None, 0.2, 0.3]):
+        with pytest.raises(ValueError, match="has dtype object; it must hold numbers, and NaN instead of None"):
+            kme.Problem.read(model, x=spoilt)
     with pytest.raises(ValueError, match=r"'quantiles' .* must have the shape \(2,\)"):
         one.vector(OBSERVED | {"quantiles": np.zeros(3)})
 

@@ -274,8 +274,16 @@ def test_predictive_check():
     check = predictive_check(KEY, engine, 150)
     assert check.predicted["x"].shape == (150, 2)
     near, far = check.tail_probabilities()["x"]
-    assert near > 0.1 > far
-    assert len(np.unique(check.predicted["x"])) == 300
+    assert near > 0.1 > far and check.by_statistic == {"x": {"1": far, "0": near}}
+    plate = dataclasses.replace(
+        check,
+        predicted={"x": np.stack([check.predicted["x"]] * 2, 1)},
+        observed={"x": np.array([[0.2, 6.0], [np.nan, 0.3]])},
+    )
+    named = dataclasses.replace(plate, names={"x": ("a", "b")})
+    found, tails = named.by_statistic["x"], named.tail_probabilities()["x"]
+    assert found == {"a[0]": tails[0, 0], "b[0]": tails[0, 1], "b[1]": tails[1, 1]}  # without NaN
+    assert list(found.values()) == sorted(found.values()) and f"{far:.2g} (b[0])" in repr(named)
     idata = check.to_inference_data()
     assert idata["posterior_predictive"]["x"].shape == (1, 150, 2)
 
@@ -346,7 +354,9 @@ def test_misspecification_by_simulations_that_coincide():
     x = np.repeat(np.arange(10.0), 8)[:, None]
     found = misspecification_test(x, np.array([1.0]))
     assert found.p_value == 1.0 and np.isfinite(found.scores).all()
-    assert misspecification_test(x, np.array([40.0])).p_value == 1 / 81
+    alone = misspecification_test(x, np.array([40.0]))
+    assert alone.p_value == alone.smallest == 1 / 81 and "the smallest that 80 simulations allow" in alone.told
+    assert "smallest" not in found.told
 
 
 def test_misspecification_of_several_sites_and_calibration_share_the_level():
@@ -354,7 +364,8 @@ def test_misspecification_of_several_sites_and_calibration_share_the_level():
     asked = []
     engine = SimpleNamespace(
         misspecification={
-            name: SimpleNamespace(p_value=p, by_statistic={}) for name, p in zip("abc", (0.0082, 0.0084, 0.5))
+            name: MisspecificationTest(p, 0.0, np.zeros(999), np.zeros(1))
+            for name, p in zip("abc", (0.0082, 0.0084, 0.5))
         },
         calibration=SimpleNamespace(findings=lambda level: asked.append(level) or []),
         surrogate={},
@@ -374,7 +385,15 @@ def test_check_runs_all_and_says_what_to_do_next(capsys):
     found.print_summary()
     printed = capsys.readouterr().out
     assert "FLAGGED" in printed and "- location (theta[0]" in printed and "compare `predictive_check`" in printed
-    assert "hardly makes this observation" not in printed and max(map(len, printed.splitlines())) <= 80
+    assert "hardly makes this observation" not in printed
+    assert (
+        "p-value 0.0033, the smallest that 300 simulations allow" in printed.replace("\n", " ")
+        and max(map(len, printed.splitlines())) <= 80
+    )
+    *_, few = found.findings()
+    assert few.startswith("x (p-value 0.0033, the smallest") and "this many cannot flag" in few and "; 2,000 " in few
+    usual = dataclasses.replace(found, misspecification={"x": misspecification_test(engine, np.array([0.2, 0.1]))})
+    assert not [sentence for sentence in usual.findings() if sentence.startswith("x (")]
     unlike, _ = found.findings(0.05)[:2]
     assert unlike.startswith("x (p-value 0.003") and "by_statistic" in unlike
     fine = Check(dataclasses.replace(found.calibration, margin=5.0), surrogate={"x": SurrogateCheck(0.2, 0.06, 0.01)})
@@ -426,3 +445,38 @@ def test_bad_input_gets_a_sentence(call, sentence):
     engine.run(KEY, x=np.zeros(2))
     with pytest.raises(ValueError, match=sentence):
         call(engine)
+
+
+def test_a_model_that_keeps_its_observation_names_site_and_argument():
+    """Site and argument have different names, so that leaving the site's out changes nothing."""
+
+    def kept(counts):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        numpyro.sample("burden", kme.Simulator(noisy, theta), obs=counts)
+
+    for args, kwargs, told in (
+        ((), {"counts": np.ones(2)}, "its argument 'counts'"),
+        ((np.ones(2),), {}, "its argument number 0, by"),
+    ):
+        engine = kme.RejectionABC(kept, num_simulations=100, quantile=0.2, progress_bar=False)
+        engine.run(KEY, *args, **kwargs)
+        with pytest.raises(ValueError, match=f"at 'burden', which it got as {told}.*burden=None"):
+            predictive_check(KEY, engine)
+
+
+def test_the_observation_of_an_engine_is_compared_with_its_prior_draws(rng):
+    """Simulations at chosen parameters are no draws from the prior; names are the simulator's."""
+
+    def named(x=None):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        numpyro.sample("x", kme.Simulator(noisy, theta, names=("a", "b")), obs=x)
+
+    problem = kme.Problem.read(named, x=np.array([0.2, 9.0]))
+    simulations = dataclasses.replace(kme.simulate(KEY, problem, 60, progress_bar=False), proposed=20)
+    found = Posterior(engine="none", samples={"theta": np.zeros((3, 2))}, problem=problem, simulations=simulations)
+    test = misspecification_test(found)
+    assert len(test.scores) == 40 and test.names == ("a", "b") and next(iter(test.by_statistic)) == "b"
+    assert test.p_value == misspecification_test(simulations.x["x"][:40], np.array([0.2, 9.0])).p_value
+    assert misspecification_test(found, {"b": 0.1, "a": 0.3}).p_value > 1 / 41
+    with pytest.raises(TypeError, match=r"does not\. Pass simulated outputs"):
+        misspecification_test(dataclasses.replace(found, simulations=None))

@@ -1,6 +1,7 @@
 """KELFI on raw outputs: against an exact posterior, and through everything that a posterior offers."""
 
 import copy
+import dataclasses
 import pickle
 
 import jax
@@ -150,6 +151,10 @@ def test_what_is_no_density_of_the_output_is_refused(kelfi):
     for refused in (kelfi.posterior.log_marginal_likelihood, lambda: kelfi.posterior.predictive_log_density(X[None])):
         with pytest.raises(ValueError, match="density of the 2 learnt statistics and not of the output"):
             refused()
+    beside = lambda x: (model(x), numpyro.sample("y", dist.Normal(0.0, 1.0), obs=0.5))  # noqa: E731
+    further = dataclasses.replace(kelfi.posterior, problem=kme.Problem.read(beside, X))
+    with pytest.raises(ValueError, match="density of the 2 learnt statistics and not of the output"):
+        further.log_marginal_likelihood()
     assert "log marginal likelihood" not in kelfi.info
     assert np.isfinite(kelfi.posterior.log_density(kelfi.get_samples())).all()
 

@@ -72,7 +72,13 @@ def wide(x=None):
     numpyro.sample("x", kme.Simulator(noisy, theta), obs=x)
 
 
-def test_the_engine_chooses_rounds_where_the_posterior_is_narrow():
+def checked_at_once(engine, monkeypatch):
+    """`check`, without time to simulate."""
+    monkeypatch.delattr("numpyro_kme.diagnostics.checks.predictive_check")
+    kme.diagnostics.check(jax.random.key(4), engine, num_datasets=10)
+
+
+def test_the_engine_chooses_rounds_where_the_posterior_is_narrow(monkeypatch):
     """Five rounds, whose likelihood is for one observation, or as many prior draws, which serve all."""
     near, everywhere = run(100), kme.KELFI(wide, 100, progress_bar=False)
     draws = near.get_samples()["theta"]
@@ -82,10 +88,13 @@ def test_the_engine_chooses_rounds_where_the_posterior_is_narrow():
     assert everywhere.posterior.simulations.proposed == 0 and len(everywhere.posterior.simulations) == 100
     assert len(np.unique(everywhere.posterior.simulations.latents["theta"])) == 100
     everywhere.condition(jax.random.key(4), x=np.array([0.0]))
+    assert everywhere.info["rounds"].startswith(
+        "one: after 20 simulations the posterior was about as wide as the prior"
+    )
     near.refine(jax.random.key(5), {"theta": np.linspace(1.5, 2.5, 20)})  # which makes it serve no more than it did
     for use in (
         lambda: near.condition(jax.random.key(4), x=np.array([0.0])),
-        lambda: kme.diagnostics.check(jax.random.key(4), near, num_datasets=10),
+        lambda: checked_at_once(near, monkeypatch),
         lambda: kme.diagnostics.calibrate(jax.random.key(4), near, num_datasets=10),
     ):
         with pytest.raises(ValueError, match="100 were made where a posterior is"):
@@ -161,10 +170,31 @@ def test_how_far_a_posterior_moved(rng):
     assert 100.0 < _rounds.moved({"a": 0.0 * a}, {"a": a}) < np.inf  # from one point
 
 
+@pytest.mark.parametrize(
+    "settings, why",
+    [
+        (dict(num_rounds=1), ""),
+        (dict(num_simulations=99), "fewer than 100 simulations"),
+        (dict(store="somewhere"), "`store`"),
+        (dict(simulations=BANK), "`simulations`"),
+        (dict(form=kme.KernelMeans()), "default form"),
+        (dict(statistics=kme.SelectedStatistics(), num_simulations=250), "150 simulations of the first"),
+        (dict(statistics=kme.SelectedStatistics()), ""),
+    ],
+)
+def test_why_the_engine_chooses_one_round(settings, why):
+    told = kme.KELFI(narrow, **settings)._one_round
+    assert why in told and bool(why) == bool(told)
+
+
 def test_one_round_has_nothing_to_tell():
     assert _rounds.described([(60, 0.0)]) == {}
     told = _rounds.described([(20, 0.0), (20, 1.5)])
     assert told == {"rounds": "simulations 20, 20; the posterior moved by 1.5 sd"}
+    assert _rounds.described([(20, 0.0), (20, 1.5)], 1.4) == told
+    assert _rounds.described([(20, 0.0), (20, 1.5)], 1.6)["rounds"].endswith(
+        "1.5 sd; the last by less than `min_change`"
+    )
 
 
 @pytest.mark.parametrize("total, rounds, sizes", [(10, 3, [4, 3, 3]), (9, 3, [3, 3, 3]), (7, 1, [7])])

@@ -1,0 +1,147 @@
+"""Whether a posterior predicts its observation, with the real simulator."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import jax
+import numpy as np
+from numpyro.infer import Predictive
+
+from numpyro_kme._core import arviz, checks
+from numpyro_kme._core.display import Card, shown
+from numpyro_kme._core.host import numpy_rng
+from numpyro_kme._core.keys import split
+from numpyro_kme.engines.base import Engine, posterior_of
+from numpyro_kme.engines.posterior import Posterior, problem_of
+from numpyro_kme.kernels.ragged import lengths
+from numpyro_kme.models import tracing
+from numpyro_kme.models.problem import Arrays, Problem
+
+
+@shown
+@dataclass(frozen=True)
+class PredictiveCheck:
+    """The observation beside data simulated at posterior draws.
+
+    Attributes:
+        predicted: `{site: (draws, *batch, *event)}`; without masked outputs, which make it `(draws, outputs, *event)`.
+        observed: `{site: (*batch, *event)}`, of the same outputs.
+        names: Of the numbers of one output, by site, where they have any.
+        ragged: Numbers of axes of one output, by site, where outputs are of any length, with NaN behind their ends.
+    """
+
+    predicted: Arrays = field(repr=False)
+    observed: Arrays = field(repr=False)
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
+    ragged: Mapping[str, int] = field(default_factory=dict, repr=False)
+
+    def _card(self) -> Card:
+        tails = {site: list(found.items()) for site, found in self.by_statistic.items()}
+        return Card(
+            f"Predictive check of {', '.join(self.observed)}",
+            {
+                f"smallest tail of {site}": ", ".join(_told(name, p, len(row)) for name, p in row[:3])
+                for site, row in tails.items()
+            },
+            "plots.predictive(check) draws the observation among the predictions; `by_statistic` has all tails",
+        )
+
+    @property
+    def by_statistic(self) -> dict[str, dict[str, float]]:
+        """`tail_probabilities` by name, or by number where statistics have no names, the smallest first, without what
+        is NaN: `{site: {name: tail}}`; of calls along plates `name[call]`."""
+        found = {}
+        for site, tails in self.tail_probabilities().items():
+            names = self.names.get(site, ())
+            whole = tails.reshape(-1, len(names)) if names else tails.reshape(1, -1)
+            labels = names or tuple(map(str, range(whole.shape[1])))
+            calls = [f"[{i}]" for i in range(len(whole))] if len(whole) > 1 else [""]
+            named = [(label + call, float(p)) for call, row in zip(calls, whole) for label, p in zip(labels, row)]
+            found[site] = dict(sorted((pair for pair in named if not np.isnan(pair[1])), key=lambda pair: pair[1]))
+        return found
+
+    def tail_probabilities(self) -> dict[str, np.ndarray]:
+        """Two-sided: twice the smaller fraction of predictions on either side of each observed number, ties counted
+        half.
+
+        NaN where nothing was observed or predicted. Of outputs of any length those predictions count that reach so far,
+        and how long the observed ones are is a number of its own, `length of` the site.
+
+        Not a p-value of a test: the data were used twice, so that it is rarely small even where the model is wrong.
+        """
+        pairs = {site: (self.predicted[site], value) for site, value in self.observed.items()}
+        for site, axes in self.ragged.items():
+            pairs[f"length of {site}"] = (_lengths(pairs[site][0], axes), _lengths(pairs[site][1], axes))
+        return {site: _tails(*pair) for site, pair in pairs.items()}
+
+    def to_inference_data(self):
+        """An ArviZ object with the groups `posterior_predictive` and `observed_data`, for `az.plot_ppc` and others."""
+        predicted = {site: value[None] for site, value in self.predicted.items()}
+        return arviz.to_inference_data({"posterior_predictive": predicted, "observed_data": self.observed})
+
+
+def _tails(predicted: np.ndarray, observed: np.ndarray) -> np.ndarray:
+    """Two-sided tail probabilities of `(*shape)` observed numbers among predicted ones, `(draws, *shape)`."""
+    number = np.sum(~np.isnan(predicted), axis=0)
+    below = np.sum(predicted < observed, axis=0) + 0.5 * np.sum(predicted == observed, axis=0)
+    below = below / np.maximum(number, 1)
+    return np.where(np.isnan(observed) | (number == 0), np.nan, 2 * np.minimum(below, 1 - below))
+
+
+def _lengths(x: np.ndarray, axes: int) -> np.ndarray:
+    """How many rows each of the outputs `(*lead, *event)` has, of `axes` axes each, `(*lead,)`."""
+    lead = x.shape[: x.ndim - axes]
+    return lengths(x.reshape(-1, *x.shape[len(lead) :])).reshape(lead).astype(float)
+
+
+def predictive_check(rng_key: jax.Array, posterior: Posterior | Engine, num_draws: int = 200) -> PredictiveCheck:
+    """Simulate at posterior draws.
+
+    Args:
+        rng_key: The only source of randomness.
+        posterior: Of an engine that works from simulations, or that engine.
+        num_draws: How many draws, each simulated once.
+    """
+    checks.key(rng_key)
+    checks.whole("num_draws", num_draws, 1)
+    posterior = posterior_of(posterior)
+    problem, samples = problem_of(posterior), posterior.samples
+    choose_key, simulate_key = split(rng_key)
+    total = len(next(iter(samples.values())))
+    rows = numpy_rng(choose_key).permutation(total)[:num_draws]
+    latents = {name: np.asarray(samples[name])[rows] for name in problem.latents}
+    observed = problem.observations
+    unseen = {name: None if name in observed else value for name, value in problem.kwargs.items()}
+    with tracing.one_model_at_a_time(), tracing.as_numpyro_does():
+        predictive = Predictive(problem.model, latents, return_sites=list(observed), parallel=True)
+        predicted = predictive(simulate_key, *problem.args, **unseen)
+    for site, value in observed.items():
+        checks.require(
+            not np.array_equal(np.asarray(predicted[site])[0], value, equal_nan=True) or len(rows) == 1,
+            f"The model keeps the observation at {site!r}{_given_as(problem, value)}: name that argument like the "
+            f"site, `def model(..., {site}=None)`, and run it with {site}=..., so that leaving it out simulates.",
+        )
+    sites = {site: found for site, found in problem.simulators.items() if found.mask.any()}
+    return PredictiveCheck(
+        {site: found.counted(np.asarray(predicted[site]), 1) for site, found in sites.items()},
+        {site: found.counted(observed[site]) for site, found in sites.items()},
+        posterior.statistics,
+        {site: found.simulator.event_dim for site, found in sites.items() if found.simulator.ragged},
+    )
+
+
+def _given_as(problem: Problem, observed: np.ndarray) -> str:
+    """Which arguments of the model an observation came by, as far as one can see."""
+    given = {f"number {i}, by position": value for i, value in enumerate(problem.args)}
+    given |= {repr(name): value for name, value in problem.kwargs.items()}
+    same = [
+        name
+        for name, value in given.items()
+        if np.shape(value) == observed.shape and np.array_equal(np.asarray(value), observed)
+    ]
+    return f", which it got as its argument {' and '.join(same)}" if same else ""
+
+
+def _told(name: str, tail: float, among: int) -> str:
+    """A tail probability, with the name of its statistic if it is not the only one."""
+    return f"{tail:.2g}" + f" ({name})" * (among > 1)
