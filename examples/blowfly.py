@@ -2,7 +2,7 @@
 
     python examples/blowfly.py [--num-simulations 300] [--seed 0] [--output outputs/blowfly]
 
-Writes `blowfly.png` (a picture) and `blowfly.nc` (an ArviZ file) to the output folder.
+Writes `blowfly.png` (a figure) and `blowfly.nc` (an ArviZ file) to the output folder.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The picture of `blowfly.py`: statistics, marginals and simulated series."""
+"""The figure of `blowfly.py`: statistics, marginals and simulated series."""
 
 import matplotlib
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from numpyro_kme.simulators.blowfly import OBSERVED, PARAMETERS, PRIOR_MEAN, PRIOR_SD, STATISTICS
 
-BLUE, GREY, RED = "#2a6f97", "#b8b8b8", "#c1440e"
+GREEN, GREY, RED = "#0b6e4f", "#b8b8b8", "#b5493a"
 
 
 def draw(prior, log_theta, predicted, series):
@@ -27,7 +27,7 @@ def _statistics(axis, prior, predicted):
     """Distance from the observation, in units of the prior predictive's half width (5 % to 95 %)."""
     low, high = np.quantile(prior, [0.05, 0.95], axis=0)
     rows = np.arange(len(OBSERVED))[::-1]
-    for values, colour, label, width in ((prior, GREY, "prior", 7), (predicted, BLUE, "posterior", 3.5)):
+    for values, colour, label, width in ((prior, GREY, "prior", 7), (predicted, GREEN, "posterior", 3.5)):
         scaled = (values - OBSERVED) / ((high - low) / 2)
         a, middle, b = np.quantile(scaled, [0.05, 0.5, 0.95], axis=0)
         axis.hlines(rows, a, b, color=colour, linewidth=width, label=label)
@@ -42,7 +42,7 @@ def _statistics(axis, prior, predicted):
 
 def _series(axes, series):
     for axis, counts in zip(axes, series, strict=True):
-        axis.plot(2 * np.arange(len(counts)), counts / 1000, color=BLUE, linewidth=0.9)
+        axis.plot(2 * np.arange(len(counts)), counts / 1000, color=GREEN, linewidth=0.9)
         axis.set_ylim(0)
     axes[0].set_title("three simulated populations at posterior draws, thousands", fontsize=9)
     axes[-1].set_xlabel("days")
@@ -54,7 +54,7 @@ def _marginals(axes, log_theta):
         axis.fill_between(
             grid, np.exp(-0.5 * ((grid - mean) / sd) ** 2) / sd / np.sqrt(2 * np.pi), color=GREY, alpha=0.5
         )
-        axis.hist(draws, bins=40, density=True, color=BLUE, alpha=0.9)
+        axis.hist(draws, bins=40, density=True, color=GREEN, alpha=0.9)
         axis.set_xlabel(name)
         axis.set_yticks([])
         axis.spines["left"].set_visible(False)

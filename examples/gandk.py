@@ -1,4 +1,4 @@
-"""g-and-k with outliers: the posterior bootstrap with fixed and with free mass. One minute.
+"""g-and-k with outliers: the posterior bootstrap with a mixing proportion that is fixed, and one that is learnt. One minute.
 
 python examples/gandk.py                             # prints a table and writes gandk.png
 python examples/gandk.py --to docs/_static/gandk.png
@@ -15,7 +15,7 @@ from numpyro_kme.simulators.g_and_k import LENGTH_SCALE, PARAMETERS, TRUTH, cont
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-BLUE, RED, GREY = "#2a6f97", "#c1440e", "#b8b8b8"
+GREEN, RED = "#0b6e4f", "#b5493a"
 
 
 def draw(shares, found):
@@ -24,8 +24,8 @@ def draw(shares, found):
     figure, axes = plt.subplots(len(shares), 4, figsize=(10, 2.0 * len(shares)), layout="constrained", sharex="col")
     for row, share in zip(axes, shares):
         for axis, name, truth in zip(row, PARAMETERS, TRUTH):
-            for free, colour in ((False, RED), (True, BLUE)):
-                label = f"{'free' if free else 'fixed'} mass"
+            for free, colour in ((False, RED), (True, GREEN)):
+                label = f"{'learnt' if free else 'fixed'} proportion"
                 axis.hist(found[share, free][name], bins=25, density=True, color=colour, alpha=0.6, label=label)
             axis.axvline(truth, color="black", lw=1)
             axis.set_yticks([])
@@ -51,7 +51,7 @@ def main():
             means = "  ".join(
                 f"{name} {value.mean():.2f} +- {value.std():.2f}" for name, value in found[share, free].items()
             )
-            print(f"{'free ' if free else 'fixed'} mass, {share:4.0%} outliers:  {means}", flush=True)
+            print(f"{'learnt' if free else 'fixed'} proportion, {share:4.0%} outliers:  {means}", flush=True)
     draw(shares, found).savefig(arguments.to, dpi=110)
 
 
