@@ -58,7 +58,8 @@ def aliases():
         for part in name.split("."):
             value = getattr(value, part)
         full = f"numpyro_kme.{name}"
-        found |= {full: full, name: full, f"kme.{name}": full}
+        short_name = name.removeprefix("mcmc.")  # handlers stand in the package itself, too
+        found |= {text: full for one in (name, short_name) for text in (one, f"kme.{one}", f"numpyro_kme.{one}")}
         if isinstance(value, type):
             found[f"{value.__module__}.{value.__qualname__}"] = full
         if name.rpartition(".")[2][0].isupper():
@@ -94,7 +95,7 @@ def link(app, doctree, docname):
         if in_link(node):
             continue
         text = node.astext().removesuffix("()")
-        name = aliases().get(text, "")
+        name = aliases().get(text) or member(text)
         if name in known and known[name].docname != docname:
             made = make_refnode(app.builder, docname, known[name].docname, known[name].node_id, node.deepcopy(), name)
         elif not name and (text[:1].isupper() or "." in text) and (address := outside(text)):
@@ -102,6 +103,12 @@ def link(app, doctree, docname):
         else:
             continue
         node.replace_self(made)
+
+
+def member(text):
+    """The documented name of a method or attribute of a documented class, `Class.name`; empty for other text."""
+    head, _, last = text.rpartition(".")
+    return f"{aliases()[head]}.{last}" if head in aliases() else ""
 
 
 def in_link(node):

@@ -22,6 +22,7 @@ extensions += [
     "api_links",
     "messages",
     "notebooks",
+    "one_text",
     "sphinx.ext.napoleon",
     "results",
     "sphinx_copybutton",
