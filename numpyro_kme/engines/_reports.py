@@ -23,7 +23,7 @@ AT = 200
 IN_TAILS = 0.1
 """A larger proportion of draws under which the observation is further out than all simulated residuals is warned of."""
 
-COARSE = 0.5
+COARSE = 0.4
 """A published form's posterior that the default form moves by more standard deviations is warned of."""
 
 

@@ -18,7 +18,7 @@ from numpyro_kme.kernels import Gaussian, Polynomial
 from numpyro_kme.models.coordinates import Coordinates, Unconstrained
 from numpyro_kme.models.problem import Problem
 
-SHIFT, ERRORS, LEFT = 0.25, 3.0, 0.6
+SHIFT, ERRORS, LEFT = 0.25, 3.0, 0.7
 """A posterior is coarse where the regression moves a mean by more than `SHIFT` of its standard deviations and `ERRORS`
 of those of the shift, or leaves less than `LEFT` of the standard deviation; too narrow where it leaves `1 / LEFT`."""
 

@@ -265,6 +265,7 @@ class Fixed(kme.kernels.LengthScaleRule):
         return np.float64(0.37)
 
 
+@pytest.mark.filterwarnings("ignore:K2ABC. the posterior is coarse")
 @pytest.mark.parametrize(
     "make", [kme.KernelABC, kme.KernelBayes, kme.DistributionRegressionABC, kme.K2ABC, kme.KernelRecursiveABC]
 )
