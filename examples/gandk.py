@@ -1,4 +1,4 @@
-"""g-and-k with outliers: the posterior bootstrap with a mixing proportion that is fixed, and one that is learnt. One minute.
+"""g-and-k with outliers: the posterior bootstrap with a fixed and with a learnt mixing proportion. One minute.
 
 python examples/gandk.py                             # prints a table and writes gandk.png
 python examples/gandk.py --to docs/_static/gandk.png
