@@ -100,6 +100,12 @@ def misspecification_test(x: Any, y: Any = None, names: Sequence[str] = ()) -> M
         names: Of the statistics, such as `("mean", "max")`; by default those of the engine's simulator, if it has any.
     Cost: `m^2 n` at most.
     """
+    checks.require(
+        not checks.is_key(x),
+        "`x` must be an engine that has been run, or simulated outputs `(m, *event)`; got a random key, of which this "
+        "test needs none: misspecification_test(engine).",
+        TypeError,
+    )
     if isinstance(x, Engine | Posterior):
         posterior = posterior_of(x)
         x, observed, labels = _at_site(posterior, problem_of(posterior).site())
