@@ -1,11 +1,13 @@
 """Nicholson's blowflies: a posterior over six parameters from 300 simulations of a population model.
 
-    python examples/blowfly.py [--num-simulations 300] [--seed 0] [--output outputs/blowfly]
+    python examples/blowfly.py [--num-simulations 300] [--seed 0] [--output outputs/blowfly] [--series FILE]
 
-Writes `blowfly.png` (a figure) and `blowfly.nc` (an ArviZ file) to the output folder.
+Writes `blowfly.png` (a figure) and `blowfly.nc` (an ArviZ file) to the output folder. The statistics of the observed
+series are in the package; a CSV file of the series itself, with a column `count`, puts it into the figure.
 """
 
 import argparse
+import csv
 import time
 from pathlib import Path
 
@@ -18,7 +20,7 @@ import numpyro_kme as kme
 from numpyro_kme.simulators.blowfly import OBSERVED, PARAMETERS, STATISTICS, blowfly, model
 
 
-def main(num_simulations, seed, output):
+def main(num_simulations, seed, output, series):
     infer_key, predict_key, prior_key, series_key = jax.random.split(jax.random.key(seed), 4)
     begun = time.perf_counter()
     kelfi = kme.KELFI(model, num_simulations=num_simulations)
@@ -32,7 +34,7 @@ def main(num_simulations, seed, output):
     print_statistics(np.asarray(prior["x"]), np.asarray(predicted))
 
     chosen = np.linspace(0, len(posterior["log_theta"]) - 1, 3).astype(int)
-    series = jax.vmap(blowfly)(jax.random.split(series_key, 3), posterior["log_theta"][chosen])
+    simulated = jax.vmap(blowfly)(jax.random.split(series_key, 3), posterior["log_theta"][chosen])
 
     output.mkdir(parents=True, exist_ok=True)
     idata = kelfi.to_inference_data(
@@ -40,10 +42,18 @@ def main(num_simulations, seed, output):
         dims={"log_theta": ["parameter"], "x": ["statistic"]},
     )
     idata.to_netcdf(str(output / "blowfly.nc"), engine="h5netcdf")
-    figure = draw(prior, posterior["log_theta"], np.asarray(predicted), np.asarray(series))
+    observed = None if series is None else counts(series)
+    figure = draw(prior, posterior["log_theta"], np.asarray(predicted), np.asarray(simulated), observed)
     figure.savefig(output / "blowfly.png", dpi=120)
     seconds = time.perf_counter() - begun
     print(f"\n{seconds:.0f} seconds. Wrote {output / 'blowfly.png'} and {output / 'blowfly.nc'}.")
+
+
+def counts(path):
+    """The column `count` of a CSV file, which may begin with comments."""
+    with path.open() as file:
+        rows = csv.DictReader(line for line in file if not line.startswith("#"))
+        return np.array([float(row["count"]) for row in rows])
 
 
 def print_statistics(prior, predicted):
@@ -63,4 +73,5 @@ if __name__ == "__main__":
     parser.add_argument("--num-simulations", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path("outputs/blowfly"))
+    parser.add_argument("--series", type=Path)
     main(**vars(parser.parse_args()))

@@ -11,14 +11,15 @@ from numpyro_kme.simulators.blowfly import OBSERVED, PARAMETERS, PRIOR_MEAN, PRI
 GREEN, GREY, RED = "#0b6e4f", "#b8b8b8", "#b5493a"
 
 
-def draw(prior, log_theta, predicted, series):
-    """Prior and posterior predictive statistics, posterior marginals over their priors, and a few series."""
+def draw(prior, log_theta, predicted, simulated, observed=None):
+    """Prior and posterior predictive statistics, posterior marginals over their priors, and a few series, below the
+    observed one if it is there."""
     plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
     figure = plt.figure(figsize=(11, 7.2), layout="constrained")
     top, bottom = figure.subfigures(2, 1, height_ratios=[1.15, 1])
     left, right = top.subfigures(1, 2, width_ratios=[1.35, 1])
     _statistics(left.subplots(), np.asarray(prior["x"]), predicted)
-    _series(right.subplots(len(series), 1, sharex=True), series)
+    _series(right.subplots(len(simulated) + (observed is not None), 1, sharex=True), simulated, observed)
     _marginals(bottom.subplots(2, 3).ravel(), np.asarray(log_theta))
     return figure
 
@@ -40,11 +41,15 @@ def _statistics(axis, prior, predicted):
     axis.legend(loc="upper right", frameon=False, fontsize=8)
 
 
-def _series(axes, series):
-    for axis, counts in zip(axes, series, strict=True):
-        axis.plot(2 * np.arange(len(counts)), counts / 1000, color=GREEN, linewidth=0.9)
+def _series(axes, simulated, observed):
+    title = "simulated populations, thousands"
+    shown = [(counts, GREEN) for counts in simulated]
+    if observed is not None:
+        shown, title = [(observed, RED), *shown], f"observed (red) and {title}"
+    for axis, (counts, colour) in zip(axes, shown, strict=True):
+        axis.plot(2 * np.arange(len(counts)), counts / 1000, color=colour, linewidth=0.9)
         axis.set_ylim(0)
-    axes[0].set_title("three simulated populations at posterior draws, thousands", fontsize=9)
+    axes[0].set_title(title, fontsize=9)
     axes[-1].set_xlabel("days")
 
 
