@@ -18,9 +18,10 @@ from numpyro_kme.kernels import Gaussian, Polynomial
 from numpyro_kme.models.coordinates import Coordinates, Unconstrained
 from numpyro_kme.models.problem import Problem
 
-SHIFT, ERRORS, LEFT = 0.25, 3.0, 0.7
+SHIFT, ERRORS, LEFT, MOST = 0.25, 3.0, 0.78, 1.7
 """A posterior is coarse where the regression moves a mean by more than `SHIFT` of its standard deviations and `ERRORS`
-of those of the shift, or leaves less than `LEFT` of the standard deviation; too narrow where it leaves `1 / LEFT`."""
+of those of the shift, or leaves less than `LEFT` of the standard deviation, so moves its logarithm by as much; too
+narrow, by signed weights whose variances are noisy, where it leaves `MOST` times that."""
 
 FEW = 100
 """Statistics with which it is looked at unasked."""
@@ -111,7 +112,7 @@ def warn_if_coarse(name: str, table: ReferenceTable, weights: np.ndarray, y: np.
             f"{name}: the posterior is coarse. {near} moves the mean of {table.coordinates.names[d]} by {shift[d]:.2g} "
             f"of its standard deviation, and leaves {left[d]:.2g} of that. {advice}"
         )
-    if left.max() > 1.0 / LEFT:
+    if left.max() > MOST:
         d = int(np.argmax(left))
         checks.warn(
             f"{name}: the signed weights give {table.coordinates.names[d]} too narrow a posterior. {near} leaves "

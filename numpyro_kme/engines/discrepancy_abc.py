@@ -48,7 +48,7 @@ class K2ABC(WeightedEngine):
         RuntimeError: If the effective sample size is below 10.
     Warns:
         UserWarning: If the observation lies away from the simulations (`out_of_distribution_check`), or if that
-            regression would move a mean by more than 0.25 standard deviations or leave less than 0.7 of one.
+            regression would move a mean by more than 0.25 standard deviations or leave less than 0.78 of one.
     Cost: `m` simulations; `m` estimates of the MMD an observation, and at most `3 m` mean kernels between data sets,
     which say
         whether it lies away.
@@ -106,7 +106,7 @@ class RejectionABC(WeightedEngine):
         RuntimeError: If fewer than 10 simulations are accepted.
     Warns:
         UserWarning: If the observation lies away from the simulations (`out_of_distribution_check`), or if that
-            regression would move a mean by more than 0.25 standard deviations or leave less than 0.7 of one.
+            regression would move a mean by more than 0.25 standard deviations or leave less than 0.78 of one.
     Cost: `m` simulations; `m` discrepancies an observation, compiled where JAX can trace the function, and once, to
     see whether it
         lies away, at most half as many again between simulations. Estimators of the MMD as in `K2ABC`.

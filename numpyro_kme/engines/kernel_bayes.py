@@ -58,7 +58,7 @@ class KernelBayes(SignedEngine):
             sum to 0.
     Warns:
         UserWarning: If the observation lies away from the simulations (`out_of_distribution_check`), or if that
-            regression would move a mean by more than 0.25 standard deviations or leave less than 0.7 of one.
+            regression would move a mean by more than 0.25 standard deviations or leave less than 0.78 of one.
     Cost: `m` simulations and `m r^2` for factors of rank `r`, once; `m r` an observation.
     References: Fukumizu, Song & Gretton (2013), JMLR 14.
     """

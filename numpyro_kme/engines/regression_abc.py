@@ -71,7 +71,7 @@ class KernelABC(SignedEngine):
             sum to 0.
     Warns:
         UserWarning: If the observation lies away from the simulations (`out_of_distribution_check`), or if that
-            regression would move a mean by more than 0.25 standard deviations or leave less than 0.7 of one.
+            regression would move a mean by more than 0.25 standard deviations or leave less than 0.78 of one.
     Cost: `m` simulations and `m r^2` for a factor of rank `r`, once; `m r` an observation.
     References: Song et al. (2009), ICML; Fukumizu, Song & Gretton (2013), JMLR 14; Nakagome et al. (2013).
     """
@@ -235,7 +235,7 @@ class DistributionRegressionABC(KernelEngine):
             simulations.
     Warns:
         UserWarning: If the observation lies away from the simulations (`out_of_distribution_check`), or if that
-            regression would move a mean by more than 0.25 standard deviations or leave less than 0.7 of one.
+            regression would move a mean by more than 0.25 standard deviations or leave less than 0.78 of one.
     Cost: `m` simulations, `m r` kernels and `m r^2` for a factor of rank `r`, once; `r` kernels an observation.
     References: Mitrovic, Sejdinovic & Teh (2016), ICML.
     """
