@@ -84,8 +84,8 @@ def main():
     table = []
     for before, size in zip((None, *SIZES), SIZES):
         off, told = [errors[size, seed] for seed in seeds], [rows[size, seed]["location error"] for seed in seeds]
-        moved = [errors[size, s] - errors[before, s] if before else np.full(PEOPLE, np.nan) for s in seeds]
-        largest = [", ".join(f"{np.max(np.abs(one)):.2f}" for one in each) for each in (moved, off)]
+        moved = [errors[size, seed] - errors[before, seed] for seed in seeds if before]
+        largest = [", ".join(f"{np.max(np.abs(one)):.2f}" for one in each) or "-" for each in (moved, off)]
         rms = ", ".join(f"{np.sqrt(np.mean(one**2)):.2f}" for one in off)
         table.append((size, *largest, rms, ", ".join(f"{one:.2f}" for one in told)))
     header = ("simulations", "largest move from half as many", "largest error", "root mean square", "`location_error`")

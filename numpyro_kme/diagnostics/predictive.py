@@ -8,7 +8,7 @@ import numpy as np
 from numpyro.infer import Predictive
 
 from numpyro_kme._core import arviz, checks
-from numpyro_kme._core.display import Card, shown
+from numpyro_kme._core.display import Card, names_and_shapes, shown
 from numpyro_kme._core.host import numpy_rng
 from numpyro_kme._core.keys import split
 from numpyro_kme.engines.base import Engine, posterior_of
@@ -40,8 +40,12 @@ class PredictiveCheck:
         return Card(
             f"Predictive check of {', '.join(self.observed)}",
             {
-                f"smallest tail of {site}": ", ".join(_told(name, p, len(row)) for name, p in row[:3])
-                for site, row in tails.items()
+                "predictions": f"{len(next(iter(self.predicted.values()))):,} data sets at posterior draws",
+                "observed": names_and_shapes(self.observed, lead=0),
+                **{
+                    f"smallest tail of {site}": ", ".join(_told(name, p, len(row)) for name, p in row[:3])
+                    for site, row in tails.items()
+                },
             },
             "plots.predictive(check) draws the observation among the predictions; `by_statistic` has all tails",
         )

@@ -155,8 +155,8 @@ class Posteriors(Saved):
             f"Posteriors of {len(self)} observations by {first.engine}",
             {
                 "draws": f"{len(next(iter(first.samples.values()))):,} of {names_and_shapes(first.samples)} each",
-                "no posterior": f"{len(self.refused)} observations, see `refused`" if self.refused else "",
-                "warned of": f"{len(self.warned)} observations, see `warned`" if self.warned else "",
+                "no posterior": f"{len(self.refused)} observations, see `refused`" if self.refused else "none",
+                "warned of": f"{len(self.warned)} observations, see `warned`" if self.warned else "none",
             },
             "print_summary(), posteriors[0], get_samples(), to_inference_data()",
         )

@@ -52,8 +52,9 @@ class Simulations(Saved):
             {
                 "outputs": names_and_shapes(self.x),
                 "latents": names_and_shapes(self.latents),
+                "arguments": names_and_shapes(self.arguments),
                 "at": f"draws from the prior; {self.proposed} of them at chosen latents" if self.proposed else "",
-                "failed": f"{failed} of {self.attempted or len(self)}, see describe_failures()" if failed else "",
+                "failed": f"{failed} of {self.attempted or len(self)}, see describe_failures()" if failed else "none",
             },
             "KELFI(model, simulations=simulations), save(path)",
         )
