@@ -6,8 +6,7 @@ from typing import cast
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme.engines import _simulations
-from numpyro_kme.engines._rounds import ROUNDS
+from numpyro_kme.engines import _rounds, _simulations
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.ragged import require_any_length
 from numpyro_kme.likelihoods.base import Form
@@ -69,7 +68,21 @@ def _of_any_length(site, statistics, form, missing) -> Form:
 
 def rounds(num_simulations: int) -> int:
     """Rounds where the engine chooses: statistics are learnt from the first alone, at first."""
-    return int(np.clip(num_simulations // FIRST, 1, ROUNDS))
+    return int(np.clip(num_simulations // FIRST, 1, _rounds.ROUNDS))
+
+
+def why_one_round(num_simulations: int, given: tuple[bool, bool], form: Form | None, statistics: Setting) -> str:
+    """Why the engine makes one round, with simulations or a store that are given or not; empty if it need not."""
+    reasons = {
+        "`simulations` are given": given[0],
+        "a `store` is for simulations at prior draws": given[1],
+        "more are for the default form": not isinstance(form, ResidualKernelMeans | None),
+        f"there are fewer than {_rounds.FEWEST} simulations": num_simulations < _rounds.FEWEST,
+        f"statistics are learnt from {FIRST} simulations of the first round at least": (
+            statistics is not None and rounds(num_simulations) == 1
+        ),
+    }
+    return next((why for why, holds in reasons.items() if holds), "")
 
 
 def check_settings(statistics: Setting, missing: SimulatedMissing | None, first: int) -> None:

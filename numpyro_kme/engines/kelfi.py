@@ -145,16 +145,10 @@ class KELFI(SimulationEngine):
     @property
     def _one_round(self) -> str:
         """Why the engine makes one round, as far as settings say, where it chooses; otherwise empty."""
-        reasons = {
-            "`simulations` are given": self.simulations is not None,
-            "a `store` is for simulations at prior draws": self.store is not None,
-            "more are for the default form": not isinstance(self.form, ResidualKernelMeans | None),
-            f"there are fewer than {_rounds.FEWEST} simulations": self.num_simulations < _rounds.FEWEST,
-            f"statistics are learnt from {_forms.FIRST} simulations of the first round at least": (
-                self.statistics is not None and _forms.rounds(self.num_simulations) == 1
-            ),
-        }
-        return next((why for why, holds in reasons.items() if holds and self.num_rounds is None), "")
+        if self.num_rounds is not None:
+            return ""
+        given = self.simulations is not None, self.store is not None
+        return _forms.why_one_round(self.num_simulations, given, self.form, self.statistics)
 
     @property
     def resolved_form(self) -> Form | None:
