@@ -138,10 +138,10 @@ class FittedLikelihood(Saved):
             np.broadcast_to(y, full + self.event_shape).reshape(-1, *self.event_shape),
             z.reshape(size, -1, dim),
         )
-        counts = [row for row in np.flatnonzero(weights) if not np.isnan(outputs[row]).all()]
+        told = ~np.isnan(outputs.reshape(len(outputs), -1)).all(axis=1) | self.surrogate.records
         total: np.ndarray | None = None
         with solves.one_blas_thread:
-            for row in counts:
+            for row in np.flatnonzero(told & (weights != 0.0)):
                 found = self.surrogate.location_changes(self.surrogate.point(outputs[row]), z[:, calls[row]])
                 if found is None:
                     return None

@@ -52,6 +52,7 @@ def moved_means(draws: np.ndarray, changes: np.ndarray) -> np.ndarray:
     References:
         Gustafson (1996), Annals of Statistics 24.
     """
+    draws = np.asarray(draws, np.float64)
     standard = (draws - draws.mean(axis=0)) / np.maximum(draws.std(axis=0), 1e-300)
     changes = changes - changes.mean(axis=0)
     moved = standard.T @ changes / len(draws)
