@@ -167,3 +167,13 @@ def test_changes_of_observations_along_plates_add_up(learnt, rng):
             expected = expected + weights[trial, group] * learnt.marginal(seen).location_changes(one, z[:, group])
     np.testing.assert_allclose(fitted.location_changes(y, z, weights), expected)
     assert fitted.location_changes(y, z, 0.0) is None
+
+
+def test_an_output_that_records_nothing_but_missing_values_counts(rng):
+    z = rng.normal(size=(60, 1))
+    x = np.where(rng.uniform(size=z.shape) < 0.5, np.nan, z)
+    learnt = Recorded(ResidualKernelMeans()).fit(z, x)
+    fitted = FittedLikelihood(learnt, Coordinates.standardise(z), (1,), z)
+    expected = learnt.location_changes(learnt.point(np.array([np.nan])), z[:5])
+    np.testing.assert_array_equal(fitted.location_changes(np.array([np.nan]), z[:5]), expected)
+    assert np.any(expected != 0.0)
