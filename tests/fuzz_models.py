@@ -445,7 +445,7 @@ class Case:
             case "K2ABC":
                 engine = kme.K2ABC(model, 10_000, **common)
             case "DistributionRegressionABC":
-                engine = kme.DistributionRegressionABC(model, 3000, **common)
+                engine = kme.DistributionRegressionABC(model, 10_000, **common)
             case name:  # in more dimensions simulations are too few for a kernel of ours
                 few = not self.size and np.shape(self.x)[-1] <= 2
                 engine = getattr(kme, name)(model, 2000, kernel=kernel if few else None, **common)

@@ -278,10 +278,9 @@ class SignedWeigher(Weigher):
         return apart(self.fitted.right.kernel, x, y)
 
 
-def check_kernel(kernel: Any, rule: LengthScaleRule | None, regularisation: float | None, tolerance: float) -> None:
+def check_kernel(kernel: Any, rule: LengthScaleRule | None, regularisation: float | None) -> None:
     """That a kernel and a regression can be made of these settings."""
     check_positive(regularisation=regularisation)
-    checks.positive_number("tolerance", tolerance)
     what = "a kernel, such as Gaussian(length_scale), or a rule that makes one, such as EmpiricalMeasureRule()"
     check_rule(rule, kernel, "kernel", Kernel | KernelRule, what)
 

@@ -22,7 +22,7 @@ from numpyro_kme.embeddings.means import MeanEmbedding, embedding_mode
 from numpyro_kme.engines._simulations import SimulationEngine, check_model
 from numpyro_kme.engines._vectors import LatentVectors, adjusted, deviation, herded, warn_if_coarse
 from numpyro_kme.engines._weighers import ReferenceTable, Weigher, check_kernel, kernel_on, observed_part
-from numpyro_kme.engines.base import Trained
+from numpyro_kme.engines.base import Trained, check_positive
 from numpyro_kme.engines.posterior import Posterior, groups, missing_entries, problem_of
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.kernels.base import Kernel
@@ -277,19 +277,20 @@ class KernelEngine(WeightedEngine):
             `EmpiricalMeasureRule()`; made by `length_scale` when left out.
         length_scale: Rule for the length scale of that kernel; the median heuristic when left out.
         regularisation: Of the regression.
-        tolerance: Of the low-rank factor of the Gram matrix of the data.
+        tolerance: Of the low-rank factor of the Gram matrix of the data; weights of both signs need a number.
     """
 
     measure = "squared distance in the space of the kernel"
     kernel: Kernel | KernelRule | None = None
     length_scale: LengthScaleRule | None = None
     regularisation: float | None = None
-    tolerance: float = TOLERANCE
+    tolerance: float | None = TOLERANCE
 
     def check_settings(self):
         """As `Engine.check_settings`."""
         super().check_settings()
-        check_kernel(self.kernel, self.length_scale, self.regularisation, self.tolerance)
+        check_kernel(self.kernel, self.length_scale, self.regularisation)
+        check_positive(tolerance=self.tolerance)
 
     def _kernel(self, table: ReferenceTable) -> Kernel:
         return kernel_on(table, self.kernel, self.length_scale)
@@ -298,6 +299,11 @@ class KernelEngine(WeightedEngine):
 @dataclass(eq=False, repr=False, kw_only=True)
 class SignedEngine(KernelEngine):
     """Base of the engines whose weights have both signs; `_fit` makes a `SignedWeigher`."""
+
+    def check_settings(self):
+        """As `Engine.check_settings`."""
+        super().check_settings()
+        checks.positive_number("tolerance", self.tolerance)
 
     def weights(self, observations: Any) -> np.ndarray:
         """Signed weights of the simulations at many observations `(s, *event)`, `(s, m)`, as they are, from one

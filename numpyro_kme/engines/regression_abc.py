@@ -135,7 +135,8 @@ class KernelRecursiveABC(Engine):
         super().check_settings()
         checks.whole("num_simulations", self.num_simulations, 20)
         checks.whole("num_iterations", self.num_iterations, 1)
-        check_kernel(self.kernel, self.length_scale, self.regularisation, self.tolerance)
+        check_kernel(self.kernel, self.length_scale, self.regularisation)
+        checks.positive_number("tolerance", self.tolerance)
         self.plan  # noqa: B018 (raises an error for settings that it does not take)
 
     @property
@@ -224,7 +225,7 @@ class DistributionRegressionABC(KernelEngine):
         regularisation: `lambda`; when left out, the power of ten, 1e-9 to 1, with the least leave-one-out error.
         epsilon: Width, in squared units of coordinates; when left out, such that the effective sample size is `max(50,
             m / 50)`.
-        tolerance: Of the low-rank factor of `K`; 1e-3 is much faster for large `m`, and loses little.
+        tolerance: Of the low-rank factor of `K`; when left out ten times `lambda`, but at most 1e-3.
         num_samples: Number of equally weighted draws, resampled systematically from the simulations.
         regression_adjustment: Whether a local linear regression on the numbers of the output moves the weighted
             simulations to where they would lie had they given the observation (`abc.RegressionAdjustment`).
@@ -242,6 +243,7 @@ class DistributionRegressionABC(KernelEngine):
 
     paper = "mitrovic2016drabc"
     advice = "Use more simulations, a larger `epsilon`, or a prior nearer to what is known."
+    tolerance: float | None = None
     epsilon: float | None = None
 
     def check_settings(self):

@@ -6,10 +6,13 @@ from jax.typing import ArrayLike
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.checks import EffectiveSampleSizeError
 from numpyro_kme._core.solves import Array
-from numpyro_kme.kernels import low_rank
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register
 from numpyro_kme.kernels.length_scales import REGULARISATIONS
 from numpyro_kme.kernels.low_rank import LowRank
+
+COARSEST, FINER = 1e-3, 10.0
+"""The largest tolerance of a factor, and how many times the regularisation that is chosen it may be: what a coarser
+factor leaves out would be predicted from."""
 
 
 @register
@@ -50,7 +53,7 @@ class DistributionRegression:
         kernel: Kernel,
         regularisation: float | None = None,
         *,
-        tolerance: float = low_rank.TOLERANCE,
+        tolerance: float | None = None,
     ) -> "DistributionRegression":
         """Learn from pairs.
 
@@ -59,7 +62,7 @@ class DistributionRegression:
             targets: `t`, `(m, p)`.
             kernel: `k`, on data sets.
             regularisation: `lam`; when left out, the power of ten, 1e-9 to 1, with the least leave-one-out error.
-            tolerance: Of the low-rank factor of `K`.
+            tolerance: Of the low-rank factor of `K`; when left out ten times `lam`, but at most 1e-3.
         Raises:
             ValueError: If `x` and `targets` are not as many, or not finite.
             numpy.linalg.LinAlgError: If `regularisation` is below rounding.
@@ -77,10 +80,16 @@ class DistributionRegression:
             num_points(points) == len(targets),
             f"`x` and `targets` must hold as many data sets; got {num_points(points)} and {len(targets)}.",
         )
-        features, centre = LowRank.fit(kernel, points, tolerance=tolerance), targets.mean(axis=0)
+        centre = targets.mean(axis=0)
         tried = REGULARISATIONS if regularisation is None else np.array([regularisation])
-        fits = solves.ridges(features.values, targets - centre, tried)
-        lam, coefficients, rest = min(fits, key=lambda fit: float(np.mean(np.square(fit[2]))))
+        given, tolerance = tolerance, COARSEST if tolerance is None else tolerance
+        while True:
+            features = LowRank.fit(kernel, points, tolerance=tolerance)
+            fits = solves.ridges(features.values, targets - centre, tried)
+            lam, coefficients, rest = min(fits, key=lambda fit: float(np.mean(np.square(fit[2]))))
+            if given is not None or tolerance <= FINER * lam:
+                break
+            tolerance = FINER * lam
         error = np.sqrt(np.mean(np.square(rest), axis=0))
         return cls(features, coefficients, centre, targets - rest, error, np.asarray(lam))
 

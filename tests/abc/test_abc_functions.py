@@ -1,6 +1,7 @@
 """ABC without a model: weights, learnt summaries and recursive ABC by loops, dense solves and exact answers."""
 
 import warnings
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -153,11 +154,26 @@ def test_distribution_regression_against_dense(rng):
         np.testing.assert_allclose(fitted.held_out, held_out, atol=error)
         np.testing.assert_allclose(fitted.error, np.sqrt(np.mean((theta - held_out) ** 2, axis=0)), atol=error)
     assert fitted.features.rank < 50
-    chosen = kme.abc.DistributionRegression.fit(x, theta, kernel)
-    errors = [
-        np.sum(kme.abc.DistributionRegression.fit(x, theta, kernel, lam).error ** 2) for lam in 10.0 ** np.arange(-9, 1)
-    ]
-    assert np.sum(chosen.error**2) == min(errors)
+    exact = partial(kme.abc.DistributionRegression.fit, x, theta, kernel, tolerance=1e-12)
+    errors = [np.sum(exact(lam).error ** 2) for lam in 10.0 ** np.arange(-9, 1)]
+    assert np.sum(exact().error ** 2) == min(errors)
+
+
+@pytest.mark.x64
+@pytest.mark.parametrize("sd", [0.0, 0.01, 0.5])
+def test_the_tolerance_follows_the_regularisation(rng, sd):
+    """Data that determine the parameters need a fine factor, noisy ones do not; neither predicts worse for it."""
+    theta = rng.normal(size=(400, 2))
+    x = np.stack([theta[:, 0] + theta[:, 1] ** 3, np.exp(0.5 * theta[:, 1]) - theta[:, 0]], axis=1)
+    x += sd * rng.normal(size=x.shape)
+    fit = partial(kme.abc.DistributionRegression.fit, x, theta, Gaussian(1.5))
+    found, exact = fit(), fit(tolerance=1e-12)
+    np.testing.assert_allclose(found.error, exact.error, rtol=0.01)
+    rest = np.asarray(Gaussian(1.5).diagonal(x)) - np.square(np.asarray(found.features.values)).sum(axis=1)
+    assert rest.max() <= min(1e-3, 10.0 * found.regularisation) * 1.001
+    assert found.features.rank < 0.8 * exact.features.rank
+    given = fit(1e-2)
+    assert given.features.rank <= found.features.rank and given.features.residual > 1e-4
 
 
 def test_weights_of_ridge_regression_against_dense(rng):
@@ -270,8 +286,13 @@ def test_engines_take_a_tolerance(make, simulated):
         means.append(engine.expectation(lambda latents: latents["theta"]))
         ranks.append(int(engine.info["rank of the data"].split()[0]))
     assert ranks[1] < ranks[0] and abs(means[1] - means[0]) < 0.05
+    with pytest.raises(ValueError, match="`tolerance` must"):
+        make(conjugate, tolerance=-1.0)
+
+
+def test_signed_weights_need_a_tolerance():
     with pytest.raises((TypeError, ValueError), match="`tolerance` must"):
-        make(conjugate, tolerance=None)
+        kme.KernelBayes(conjugate, tolerance=None)
 
 
 def test_recursive_abc_takes_a_tolerance():

@@ -458,7 +458,9 @@ def test_leave_one_out_by_leaving_out(rng):
 
 def test_summaries_are_predictions_without_themselves(bank):
     kernel = kme.kernels.Gaussian(0.7)
-    engine = kme.DistributionRegressionABC(conjugate, simulations=bank, kernel=kernel, regularisation=1e-3)
+    engine = kme.DistributionRegressionABC(
+        conjugate, simulations=bank, kernel=kernel, regularisation=1e-3, tolerance=1e-9
+    )
     engine.run(KEY, x=X)
     theta, x = (np.asarray(a, np.float64).ravel() for a in (bank.latents["theta"], bank.x["x"]))
     gram = gaussian(x, x, 0.7) + 0.5 * np.eye(500)
