@@ -108,8 +108,8 @@ class LearntModel(Recomputed):
         return found
 
     def _log_likelihood(self, name, z, brief):
-        site, prepared = self.problem.simulators[name], self._prepared[name]
-        found = np.where(site.mask, (prepared.brief() if brief else prepared).log_densities(z), 0.0)
+        site, prepared = self.problem.simulators[name], (self._brief if brief else self._prepared)[name]
+        found = np.where(site.mask, prepared.log_densities(z), 0.0)
         events = range(1 + len(site.fn.batch_shape), found.ndim)  # a plate may have been made part of the event
         return np.sum((site.scale * np.sum(found, axis=tuple(events))).reshape(len(z), -1), axis=1)
 
@@ -125,6 +125,10 @@ class LearntModel(Recomputed):
             name: prepare(f, np.asarray(seen[name]), sites[name].mask, sites[name].simulator.bounds)
             for name, f in counted.items()
         }
+
+    @cached_property
+    def _brief(self) -> dict[str, PreparedLikelihood | PreparedPatterns]:
+        return {name: prepared.brief() for name, prepared in self._prepared.items()}
 
 
 @on_host

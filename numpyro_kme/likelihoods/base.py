@@ -98,6 +98,11 @@ class LikelihoodAt(abc.ABC):
         """
         return None
 
+    @property
+    def tabulated(self) -> bool:
+        """Whether what `log_densities` costs goes by points rather than by outputs that share them."""
+        return False
+
     def brief(self) -> "LikelihoodAt":
         """The same with the parts in which nothing cancels in float32, for samplers that only compare values."""
         return self

@@ -89,7 +89,8 @@ class PreparedLikelihood:
         In blocks of one size: by NumPy, or compiled where the form has JAX alone.
         """
         z = z.reshape(len(z), *(1,) * (len(self.lead) - (z.ndim - 2)), *z.shape[1:])
-        size = max(1, BLOCK // prod(self.lead))
+        together = z.shape[1:-1] if self.likelihood.tabulated else self.lead
+        size = max(1, BLOCK // prod(together))
         found: list[Any] = [self.likelihood.log_densities(part) for part in np.split(z, range(size, len(z), size))]
         return in_blocks(partial(_log_densities, self), z) if found[0] is None else np.concatenate(found)
 

@@ -35,6 +35,7 @@ from numpyro_kme.likelihoods.residual.mixture import (
 )
 from numpyro_kme.likelihoods.residual.product import ProductDensity
 from numpyro_kme.likelihoods.residual.smoothness import gaussian_gram
+from numpyro_kme.likelihoods.residual.tabulated import Tabulated
 
 DEFENSIVE = 0.02
 """Weight `w` of the heavy-tailed component while bandwidths are learnt: bounds the loss of one simulation."""
@@ -182,19 +183,24 @@ class ResidualDensity(ResidualKernels):
     Attributes:
         heavy_tailed_weight: `w`, a scalar; the heavy-tailed component keeps `p` positive and leads samplers back.
         product: A product of densities of single residuals, with which `p` is mixed; None where it adds nothing.
+        table: Kernels of single residuals on a grid, for many residuals at a point by NumPy, or None.
     """
 
     heavy_tailed_weight: Array
     product: ProductDensity | None = None
+    table: Tabulated | None = None
 
     def trimmed(self) -> "ResidualDensity":
-        """As `ResidualKernels.trimmed`, the product's too."""
-        return replace(super().trimmed(), product=self.product and self.product.trimmed())
+        """As `ResidualKernels.trimmed`, the product's too, and with a table where it pays."""
+        return replace(super().trimmed(), product=self.product and self.product.trimmed(), table=Tabulated.of(self))
 
     def log_density(self, v: Any, z: Any, xp: Any = jnp) -> Any:
         """`log p(v | z)` for residual vectors `(..., n)` and points `(..., D)`, by JAX or NumPy."""
+        weights = self.weights(z, xp)
+        if xp is np and self.table is not None and self.table.serves(v, z):
+            return self.table.log_density(weights, v, self.heavy_tailed_weight)
         logs = log_kernels_at(v, self.residuals, self.eps, self.factors, xp)
-        found = log_defended(logs, self.weights(z, xp), v, self.heavy_tailed_weight, xp)
+        found = log_defended(logs, weights, v, self.heavy_tailed_weight, xp)
         return found if self.product is None else self.product.beside(found, v, z, xp)
 
 

@@ -22,7 +22,13 @@ ROUNDING = 0.01
 
 
 class PositiveLikelihoodAt(LikelihoodAt, PositiveLikelihood):
-    """A likelihood that is positive as it is, from the same lines by JAX and by NumPy, `_log_density`."""
+    """A likelihood that is positive as it is, from the same lines by JAX and by NumPy, `_log_density`.
+
+    Attributes:
+        surrogate: What was learnt.
+    """
+
+    surrogate: "ResidualSurrogate"
 
     def signed_log(self, z):
         """Sign 1 and log of `q(y | z)` at one point `(D,)`."""
@@ -36,6 +42,11 @@ class PositiveLikelihoodAt(LikelihoodAt, PositiveLikelihood):
     def log_densities(self, z):
         """As `LikelihoodAt.log_densities`."""
         return self._log_density(z, np)
+
+    @property
+    def tabulated(self):
+        """As `LikelihoodAt.tabulated`."""
+        return self.surrogate.density.table is not None
 
     @abc.abstractmethod
     def _log_density(self, z: Any, xp: Any) -> Any:
