@@ -183,6 +183,19 @@ def test_pages_use_the_terms_of_the_field(path):
     assert not found, found
 
 
+FOLDERS = ("howto", "tutorials", "gallery", "coming_from")
+
+
+@pytest.mark.parametrize(
+    "path", [page for folder in FOLDERS for page in sorted((ROOT / "docs" / folder).glob("*.md"))], ids=lambda p: p.stem
+)
+def test_lines_of_code_fit_the_built_page(path):
+    """88 characters: longer lines scroll sideways."""
+    code = re.findall(r"^ *```(?:python|bash|r|\{code-cell\})\n(.*?)^ *```", path.read_text(), flags=re.M | re.S)
+    wide = [line for block in code for line in block.splitlines() if len(line) > 88]
+    assert not wide, wide
+
+
 def test_every_class_and_function_of_the_package_itself_has_an_example():
     scripts = (ROOT / "docs" / "api" / "examples").glob("*.py")
     shown = [name for script in scripts for name in re.findall(r"^# %% (.*)$", script.read_text(), flags=re.M)]

@@ -164,6 +164,61 @@ def test_all_holds_every_extra_of_users_and_the_default_only_what_the_package_im
     assert required() <= used, required() - used
 
 
+def pinned():
+    """The pins of `.github/constraints.txt`, `{name: [(version, marker)]}`."""
+    found = {}
+    for line in (ROOT / ".github" / "constraints.txt").read_text().splitlines():
+        if line.strip() and not line.lstrip().startswith("#"):
+            name, version, marker = re.fullmatch(r"([\w.-]+)==([^ ;]+)(?: ; (.+))?", line).groups()
+            found.setdefault(name.lower(), []).append((version, marker or ""))
+    return found
+
+
+def test_the_constraints_pin_what_every_extra_asks_for_to_versions_that_it_takes():
+    requirements = pytest.importorskip("packaging.requirements", reason="reads requirements")
+    project, pins = PROJECT["project"], pinned()
+    asked = [line for lines in project["optional-dependencies"].values() for line in lines] + project["dependencies"]
+    for one in map(requirements.Requirement, asked):
+        if one.name != project["name"]:
+            versions = [version for version, _ in pins[one.name.lower()]]
+            assert versions and all(one.specifier.contains(version) for version in versions), (str(one), versions)
+    first = (ROOT / ".github" / "constraints.txt").read_text().splitlines()[1]
+    assert f"--python-version {project['requires-python'].removeprefix('>=')} " in first and "--all-extras" in first
+
+
+def workflows():
+    """The workflows, and the settings of the robot that watches versions, by name."""
+    yaml = pytest.importorskip("yaml", reason="reads workflows")
+    files = [*(ROOT / ".github" / "workflows").glob("*.yml"), ROOT / ".github" / "dependabot.yml"]
+    return {path.stem: yaml.safe_load(path.read_text()) for path in files}
+
+
+def test_workflows_have_no_more_rights_than_they_need_and_versions_are_watched():
+    found = workflows()
+    watched = {one["package-ecosystem"] for one in found.pop("dependabot")["updates"]}
+    assert watched == {"github-actions", "pip"} and {"tests", "nightly", "release", "codeql"} <= found.keys()
+    for name, workflow in found.items():
+        assert workflow["permissions"] == {"contents": "read"}, name
+        for job in workflow["jobs"].values():
+            assert set(job.get("permissions", {})) <= {"contents", "security-events", "id-token"}, name
+
+
+def test_the_notes_of_a_release_are_its_part_of_the_changelog(tmp_path):
+    run = next(step["run"] for step in workflows()["release"]["jobs"]["announce"]["steps"] if "run" in step)
+    (tmp_path / "CHANGELOG.md").write_text("# Changes\n## [0.2.0] - later\nnew\n## [0.1.0] - now\nthis\n### Added\n")
+    for tag, notes in (("v0.1.0", "this\n### Added\n"), ("v0.2.0", "new\n")):
+        program = run.splitlines()[0].replace("${GITHUB_REF_NAME#v}", tag.removeprefix("v"))
+        subprocess.run(["bash", "-c", program], cwd=tmp_path, check=True)
+        assert (tmp_path / "notes.md").read_text() == notes
+
+
+@pytest.mark.parametrize("name", ["CODE_OF_CONDUCT", "GOVERNANCE", "SECURITY"])
+def test_pages_of_the_community_link_to_files_that_exist(name):
+    page = ROOT / ".github" / f"{name}.md"
+    links = re.findall(r"\]\(([^)]+)\)", page.read_text())
+    assert links and all((page.parent / link).exists() for link in links if not link.startswith("https:")), links
+
+
 def counts(rng, rate):
     return rng.poisson(np.exp(rate), size=1)
 

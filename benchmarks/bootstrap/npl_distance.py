@@ -2,6 +2,7 @@
 
     python -m benchmarks npl_distance                  # 10 data sets
     python -m benchmarks npl_distance --datasets 2     # a look
+    python -m benchmarks npl_distance --figure         # the figure alone, of the kept table
 
 A tenth of 100 points from N(0, 1) is moved by the distance. MMD-Bayes is `handlers.generalized_bayes` with the weight
 calibrated by the bootstrap, on a grid of the one parameter. Writes the figure `docs/_static/npl_distance.png`. Takes
@@ -20,6 +21,7 @@ from benchmarks.helpers import report
 from benchmarks.helpers.location import PRIOR, log_standard, model
 from benchmarks.helpers.npl_models import LINE, bootstrap
 from benchmarks.helpers.posteriors import moments, normalised
+from numpyro_kme.plots._style import COLOURS, DARK, FILL, legend, panels
 
 SIZE, OUTLIERS = 100, 0.1
 DISTANCES = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0)
@@ -55,28 +57,28 @@ def one(seed, distance):
     return found + [moments(normalised(log_p), GRID) for log_p in (generalized, log_standard(x, GRID))]
 
 
-def figure(table):
-    """Mean of the posteriors, and one standard deviation to each side, against the distance."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    drawn, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
+def figure():
+    """Mean of the posteriors, and one standard deviation to each side, against the distance, from the kept table."""
+    rows = report.rows_of("npl_distance", "Posterior mean (sd)")
+    distances = [float(row["distance"]) for row in rows]
+    drawn, (axes,) = panels(1, (6.0, 3.4))
     for k, (name, style) in enumerate(zip(NAMES, ("o-", "s--", "^:", "v-"), strict=True)):
-        mean, sd = table[:, k, 0], table[:, k, 1]
-        axes.plot(DISTANCES, mean, style, ms=6 - 1.2 * k, lw=2.4 - 0.4 * k, label=name)
-        axes.fill_between(DISTANCES, mean - sd, mean + sd, alpha=0.15)
-    axes.axhline(0.0, color="k", lw=0.8)
+        mean, sd = np.array([report.mean_and_sd(row[name]) for row in rows]).T
+        axes.plot(distances, mean, style, color=COLOURS[k], ms=4 - 0.7 * k, lw=2.4 - 0.4 * k, label=name)
+        axes.fill_between(distances, mean - sd, mean + sd, color=COLOURS[k], alpha=FILL / 2, linewidth=0)
+    axes.axhline(0.0, color=DARK, linewidth=0.8)
     axes.set(xlabel="distance of one point in ten", ylabel="location", ylim=(-0.5, 1.5))
-    axes.legend(frameon=False)
-    drawn.savefig(report.FIGURES / "npl_distance.png", dpi=100)
+    legend([axes], None)
+    report.save_figure(drawn, "npl_distance")
 
 
 def main():
     parser = report.parser(__doc__, resumes=True)
     parser.add_argument("--datasets", type=int, default=10)
+    parser.add_argument("--figure", action="store_true")
     arguments = parser.parse_args()
+    if arguments.figure:
+        return figure()
     jax.config.update("jax_enable_x64", True)
     rows, runs = arguments.rows, []
     for seed in range(arguments.datasets):
@@ -86,4 +88,4 @@ def main():
         text = report.table(("distance", *NAMES), lines)
         heading = f"Posterior mean (sd), {len(runs)} data sets of {SIZE}; a tenth is moved; the truth is 0"
         report.save("npl_distance", "Location against the outliers' distance", [(heading, text)])
-    figure(table)
+    figure()

@@ -2,6 +2,7 @@
 
     python -m benchmarks npl_sensitivity                     # 5 data sets
     python -m benchmarks npl_sensitivity --datasets 1        # a look
+    python -m benchmarks npl_sensitivity --figure            # the figure alone, of the kept table
 
 The mixing proportion is free. The prior guess of the data's distribution is N(5, 5^2). Writes the figure
 `docs/_static/npl_sensitivity.png`. Takes five minutes of CPU time, mostly compilation.
@@ -17,6 +18,7 @@ from benchmarks.helpers.npl_models import GK, GK_TRUTH, gk_data, gk_nmse, gk_sta
 from numpyro_kme.bootstrap import DirichletProcess, Settings, posterior_bootstrap
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD
+from numpyro_kme.plots._style import COLOURS, DARK, legend, panels
 
 LENGTH_SCALES = (0.05, 0.1, 0.15, 0.3, 0.6, 1.2, 2.4)
 WORTH = (0.0, 20.0, 100.0, 400.0)
@@ -40,33 +42,32 @@ def one(seed, size, scale=0.15, worth=0.0, truncation=100):
     return (*u.mean(axis=0), *u.std(axis=0), found.numbers["mixing_proportion"].mean(), found.converged.mean())
 
 
-def figure(groups):
-    """Posterior means and standard deviations about the truth, one panel for each setting."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    drawn, panels = plt.subplots(1, 3, figsize=(9, 3), sharey=True, layout="constrained")
-    for axes, (name, found) in zip(panels, groups.items(), strict=True):
-        values = list(found)
-        table = np.array([np.mean(found[value], axis=0) for value in values])
+def figure():
+    """Posterior means and standard deviations about the truth, one panel for each setting, from the kept table."""
+    table = report.rows_of("npl_sensitivity", "Posterior mean (sd)")
+    drawn, axes = panels(3, (9.0, 3.2), sharey=True)
+    for axis, setting in zip(axes, ("length scale", "concentration", "truncation"), strict=True):
+        rows = [row for row in table if row["setting"] == setting]
         for k, parameter in enumerate(NAMES):
-            at = np.arange(len(values)) + 0.1 * (k - 1.5)
-            axes.errorbar(at, table[:, k] - GK_TRUTH[k], table[:, 4 + k], fmt="o", ms=3, label=parameter)
-        axes.axhline(0.0, color="k", lw=0.8)
-        axes.set_xticks(range(len(values)), [f"{value:g}" for value in values])
-        axes.set(xlabel=name, ylim=(-0.5, 1.4))
-    panels[0].set_ylabel("posterior mean - truth, sd")
-    panels[0].legend(frameon=False, ncols=2)
-    drawn.savefig(report.FIGURES / "npl_sensitivity.png", dpi=100)
+            mean, sd = np.array([report.mean_and_sd(row[parameter]) for row in rows]).T
+            at = np.arange(len(rows)) + 0.1 * (k - 1.5)
+            axis.errorbar(at, mean - GK_TRUTH[k], sd, fmt="o", ms=3, color=COLOURS[k], label=parameter)
+        axis.axhline(0.0, color=DARK, linewidth=0.8)
+        axis.set_xticks(range(len(rows)), [row["value"] for row in rows])
+        axis.set(xlabel=setting, ylim=(-0.5, 1.4))
+    axes[0].set_ylabel("posterior mean less truth, and sd")
+    legend(axes, None)
+    report.save_figure(drawn, "npl_sensitivity")
 
 
 def main():
     parser = report.parser(__doc__, resumes=True)
     parser.add_argument("--datasets", type=int, default=5)
     parser.add_argument("--size", type=int, default=1024)
+    parser.add_argument("--figure", action="store_true")
     arguments = parser.parse_args()
+    if arguments.figure:
+        return figure()
     settings = [("length scale", value, dict(scale=value)) for value in LENGTH_SCALES]
     settings += [("concentration", value, dict(worth=value)) for value in WORTH]
     settings += [("truncation", value, dict(worth=100.0, truncation=value)) for value in TRUNCATION]
@@ -89,4 +90,4 @@ def main():
         heading = f"Posterior mean (sd), {arguments.size} points, 10 % outliers; the truth is (3, 1, 1, -0.69)"
         text = report.table(header, rows)
         report.save("npl_sensitivity", "g-and-k, free mixing proportion: sensitivity", [(heading, text)])
-    figure(groups)
+    figure()

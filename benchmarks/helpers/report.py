@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -114,10 +115,22 @@ def table_of(rows):
 
 
 def rows_of(name, heading):
-    """The rows of a kept table as dictionaries of text."""
-    section = (RESULTS / f"{name}.md").read_text().partition(f"## {heading}\n\n")[2].partition("\n\n")[0]
+    """The rows of a kept table as dictionaries of text; the heading may be its beginning."""
+    text = (RESULTS / f"{name}.md").read_text()
+    section = re.search(rf"^## {re.escape(heading)}.*\n\n((?:\|.*\n)+)", text, re.M)[1]
     header, _, *lines = ([cell.strip() for cell in line[1:-1].split(" | ")] for line in section.splitlines())
     return [dict(zip(header, line)) for line in lines]
+
+
+def mean_and_sd(cell):
+    """The two numbers of a cell such as `0.03 (0.10)`."""
+    mean, sd = cell.rstrip(")").split(" (")
+    return float(mean), float(sd)
+
+
+def save_figure(drawn, name):
+    """Write a figure of the pages."""
+    drawn.savefig(FIGURES / f"{name}.png", dpi=130)
 
 
 def save(name, title, sections, data=None):

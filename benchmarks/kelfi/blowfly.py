@@ -20,6 +20,7 @@ import numpy as np
 import numpyro_kme as kme
 from benchmarks.helpers import nmse, report
 from benchmarks.helpers.subsets import first
+from numpyro_kme.plots._style import COLOURS, DARK, FILL, legend, panels
 from numpyro_kme.simulators.blowfly import OBSERVED, PRIOR_MEAN, PRIOR_SD, STATISTICS, model
 
 PRIOR_DRAWS = 50_000
@@ -144,26 +145,23 @@ def _mean(runs, get):
 
 def figure():
     """NMSE against the number of simulations, and learnt bandwidths, from the kept table."""
-    import matplotlib.pyplot as plt
-
     scores = [row for row in report.rows_of("blowfly", SCORES) if row["point"] == "draws"]
-    drawn, (errors, bandwidths) = plt.subplots(1, 2, figsize=(9.5, 3.6), constrained_layout=True)
+    drawn, (errors, bandwidths) = panels(2, (9.0, 3.8))
     sizes = sorted({int(row["simulations"]) for row in scores})
-    for name, colour in zip(FORMS, ("#0b6e4f", "#2a6fbb", "#b8860b", "#b5493a"), strict=True):
+    for name, colour in zip(FORMS, COLOURS, strict=True):
         own = {int(row["simulations"]): row for row in scores if row["learnt by"] == name}
         mean, least, most = ([float(own[size][column]) for size in sizes] for column in ("mean", "least", "most"))
-        errors.plot(sizes, mean, "o-", color=colour, label=name)
-        errors.fill_between(sizes, least, most, color=colour, alpha=0.12)
+        errors.plot(sizes, mean, "o-", markersize=3.5, color=colour, label=name)
+        errors.fill_between(sizes, least, most, color=colour, alpha=FILL / 2, linewidth=0)
         (eps,) = (row for row in report.rows_of("blowfly", LEARNT) if list(row.values())[:2] == [str(sizes[-1]), name])
-        bandwidths.plot(np.arange(1, 11), [float(eps[f"s{i}"]) for i in range(1, 11)], "o", color=colour)
-    errors.axhline(0.72, color="0.5", linewidth=0.8, linestyle="--")
-    errors.text(sizes[0], 0.6, "published best", fontsize=8, color="0.4")
+        bandwidths.plot(np.arange(1, 11), [float(eps[f"s{i}"]) for i in range(1, 11)], "o", markersize=4, color=colour)
+    errors.axhline(0.72, color=DARK, linewidth=0.8, linestyle="--", label="published best")
     errors.set(xscale="log", yscale="log", xlabel="simulations", ylabel="NMSE of the posterior mean, %")
     errors.set_xticks(sizes, [str(m) for m in sizes])
     errors.minorticks_off()
-    errors.legend(frameon=False, fontsize=8)
     bandwidths.set(yscale="log", xlabel="statistic", ylabel=f"learnt bandwidth at {sizes[-1]}", xticks=np.arange(1, 11))
-    drawn.savefig(report.FIGURES / "blowfly_nmse.png", dpi=130)
+    legend([errors], None)
+    report.save_figure(drawn, "blowfly_nmse")
 
 
 def main():

@@ -9,7 +9,7 @@ from scipy.special import logsumexp
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.checks import EffectiveSampleSizeError
-from numpyro_kme._core.display import shown
+from numpyro_kme._core.display import Card, shown
 
 ACCEPTED, LEAST = 0.02, 50.0
 """Default acceptance rate, and for soft weights the effective sample size relative to all, but at least so many."""
@@ -30,6 +30,9 @@ class SoftWeights(NamedTuple):
     weights: np.ndarray
     epsilon: float
 
+    def _card(self) -> Card:
+        return _card(self.weights, "soft ABC", {"epsilon": f"{self.epsilon:.4g}, in units of the discrepancy"})
+
 
 @shown
 class RejectionWeights(NamedTuple):
@@ -42,6 +45,20 @@ class RejectionWeights(NamedTuple):
 
     weights: np.ndarray
     threshold: float
+
+    def _card(self) -> Card:
+        threshold = f"{self.threshold:.4g}, the largest discrepancy that was accepted"
+        return _card(self.weights, "rejection ABC", {"threshold": threshold})
+
+
+def _card(weights: np.ndarray, method: str, rows: dict[str, str]) -> Card:
+    """What a person reads of weights."""
+    found = {
+        "effective sample size": effective_sample_size(weights),
+        "without weight": f"{int(np.sum(weights == 0.0)):,} simulations",
+    }
+    how = "`weights` have a sum of one: the mean of f is weights @ f(simulations)"
+    return Card(f"Weights of {len(weights):,} simulations by {method}", found | rows, how)
 
 
 def soft_abc_weights(discrepancies: ArrayLike, epsilon: float | None = None) -> SoftWeights:

@@ -58,6 +58,7 @@ class Fit:
                 "starts": f"{self.reached} of {self.followed} ended there",
                 "other minima": len(self.others),
             },
+            "`u` are the parameters, unconstrained; where starts ended elsewhere, see `others` and `other_values`",
         )
 
     def raised(self, by: float) -> "Fit":

@@ -144,6 +144,7 @@ class Replicates:
                 "quadrature noise": f"{self.quadrature.noise:.2g} posterior standard deviations",
                 "evaluations": f"{np.mean(self.steps):.3g} each",
             },
+            "`u` are the samples, unconstrained; `fit` is the minimum on the full data",
         )
 
 

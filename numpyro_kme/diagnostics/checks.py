@@ -12,7 +12,7 @@ import numpy as np
 import scipy
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.display import Card, brief, shown
+from numpyro_kme._core.display import Card, shown
 from numpyro_kme._core.keys import split
 from numpyro_kme.diagnostics.calibration import LEVEL, Calibration, calibrate, require_served
 from numpyro_kme.diagnostics.predictive import PredictiveCheck, predictive_check
@@ -74,11 +74,12 @@ class MisspecificationTest:
     def _card(self) -> Card:
         worst = list(self.by_statistic.items())[:5]
         kind = "" if self.names else "statistic "
+        low, high = np.min(self.scores), np.max(self.scores)
         return Card(
             f"Is the observation like the simulations? p-value {self.p_value:.2g}",
             {
                 "p-value": self._limit,
-                "distance": f"log {self.score:.3g}; {len(self.scores)} simulations, {brief(self.scores)}",
+                "distance": f"log {self.score:.3g}; {low:.3g} to {high:.3g} among {len(self.scores):,} simulations",
                 "most unlike": ", ".join(f"{kind}{name} ({p:.2g})" for name, p in worst),
                 "": f"p-values of single statistics, of {len(self.witness)}: some are small by chance",
             },

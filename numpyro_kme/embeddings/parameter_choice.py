@@ -61,7 +61,9 @@ class ChosenSettings(NamedTuple):
 
     def _card(self) -> Card:
         errors = f"{np.min(self.errors):.3g} of {np.size(self.errors)} candidates"
-        return Card("Chosen settings of kernel Bayes' rule", {**self.settings._asdict(), "least error": errors})
+        rows = {**self.settings._asdict(), "least error": errors}
+        how = "settings.filter(states, observations) learns a filter with them; `errors` has those of all candidates"
+        return Card("Chosen settings of kernel Bayes' rule", rows, how)
 
 
 def kernel_bayes_candidates(

@@ -37,7 +37,7 @@ class Trained(Conditional):
     def _card(self) -> Card:
         return Card(
             f"What {type(self.engine).__name__} learnt, whatever the observation",
-            {"model": brief(self.problem.model)},
+            {"model": brief(self.problem.model), **self.problem._card().rows},
             "condition(rng_key, x=...) gives the posterior of another observation, condition_many those of many",
         )
 
@@ -77,8 +77,9 @@ class RunAgain(Conditional):
     engine: "Engine" = field(repr=False)
 
     def _card(self) -> Card:
+        rows = {**self.engine._card().rows, "cost": "another observation takes as long as the first"}
         how = "condition(rng_key, x=...) runs it again for another observation"
-        return Card(f"{type(self.engine).__name__}, which keeps nothing for other observations", {}, how)
+        return Card(f"{type(self.engine).__name__}, which keeps nothing for other observations", rows, how)
 
     def condition(self, rng_key: jax.Array, *args, **kwargs) -> Posterior:
         """The posterior of another observation, by another run."""

@@ -207,7 +207,8 @@ class KernelMeansLikelihood(Distribution):
     def _card(self) -> Card:
         seen = "prepared" if self.prepared is not None else "none yet"
         rows = {"batch": str(self.batch_shape), "event": str(self.event_shape), "observation": seen}
-        return Card("Kernel means likelihood, a distribution of NumPyro", rows)
+        how = 'numpyro.sample("x", likelihood, obs=x), or log_prob(x)'
+        return Card("Kernel means likelihood, a distribution of NumPyro", rows, how)
 
     @property
     def support(self) -> constraints.Constraint:

@@ -53,7 +53,11 @@ class KernelMeansPosterior:
     def _card(self) -> Card:
         return Card(
             f"Kernel means posterior in {self.surrogate.dim} coordinates",
-            {"likelihood": self.surrogate._card().title, "prior": type(self.measure).__name__},
+            {
+                "likelihood": self.surrogate._card().title,
+                "prior": type(self.measure).__name__,
+                "particles": f"{self.num_particles:,}",
+            },
             "moments(), mode(), embedding(), weighted_particles(rng_key)",
         )
 

@@ -42,6 +42,21 @@ class SurrogateCheck:
     negligible: float
     location_error: Mapping[str, np.ndarray] = field(default_factory=dict)
 
+    def _card(self) -> Card:
+        errors = numbers(self.location_error, lead=0)
+        worst = max(errors, key=lambda name: float(errors[name]), default="")
+        return Card(
+            "What a chain met at a learnt likelihood: " + ("warnings" if self.findings("") else "nothing to warn of"),
+            {
+                "beyond the simulations": f"{self.beyond:.2%} of the evaluations",
+                "negative": f"{self.negative:.2%} of the evaluations",
+                "error of the location": f"moves the mean of {worst} by about {float(errors[worst]):.2g} sd"
+                if worst
+                else "not known",
+            },
+            "where it warns, `refine` at draws of the chain; else repeat with twice the simulations, and compare",
+        )
+
     def findings(self, site: str) -> list[str]:
         """What to warn of at a site, and what to do next."""
         found = []
@@ -192,9 +207,10 @@ class NoiseSensitivity:
             f"Posterior rescored with other noise, {len(self.sd)} keys",
             {
                 "largest shift": f"{self.largest_shift:.2g} posterior standard deviations",
-                "effective proportion": f"{self.effective_proportion.min():.2g} at least",
+                "effective proportion": f"{self.effective_proportion.min():.2g} of the draws at least",
+                "log density": f"changes with an sd of up to {self.sd.max():.2g} over draws",
             },
-            "above 0.2 or so, simulate more points",
+            "where the largest shift is above 0.2 or so, simulate more points: a larger number in `CommonNoise`",
         )
 
     @property

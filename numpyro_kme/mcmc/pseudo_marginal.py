@@ -97,7 +97,8 @@ class PseudoMarginal(MCMCKernel):
         self._programs: tuple[Callable, Callable] | None = None  # potential energy, and the map to constrained latents
 
     def _card(self) -> Card:
-        return Card("Pseudo-marginal Metropolis-Hastings kernel", {"model": brief(self.model)}, "MCMC(kernel, ...).run")
+        rows = {"model": brief(self.model), "blocks": f"{self._blocks} of the noise", "target acceptance": self._target}
+        return Card("Pseudo-marginal Metropolis-Hastings kernel", rows, "MCMC(kernel, num_warmup=..., num_samples=...)")
 
     @property
     def model(self):

@@ -84,7 +84,16 @@ class SyntheticLikelihood(Distribution):
         super().__init__((), self.simulator.event_shape)
 
     def _card(self) -> Card:
-        return Card("Synthetic likelihood", {"batch": str(self.batch_shape), "event": str(self.event_shape)})
+        return Card(
+            "Synthetic likelihood, a distribution of NumPyro",
+            {
+                "simulator": self.simulator.name,
+                "event": str(self.event_shape),
+                "simulations": f"{self.num_simulations:,} an evaluation",
+                "noise": "the same at all parameters" if self.rng_key is None else "of its key",
+            },
+            'numpyro.sample("x", likelihood, obs=x), or log_prob(x)',
+        )
 
     @property
     def support(self) -> constraints.Constraint:

@@ -76,7 +76,9 @@ class Coordinates:
 
     def _card(self) -> Card:
         return Card(
-            f"{self.dim} coordinates of a simulator's arguments", {"names": ", ".join(self.names), "": self.note}
+            f"{self.dim} coordinates of a simulator's arguments",
+            {"names": ", ".join(self.names), "map": self.note},
+            "forward(arguments) gives coordinates, inverse(z) the arguments",
         )
 
     @classmethod

@@ -40,8 +40,9 @@ class Draws:
 
     def _card(self) -> Card:
         return Card(
-            f"{len(next(iter(self.arguments.values())))} draws of latents",
+            f"{len(next(iter(self.arguments.values()))):,} draws of latents",
             {name: names_and_shapes(arrays) for name, arrays in vars(self).items()},
+            "latents[name] and arguments[site] have a row for each draw; simulate(rng_key, problem, n) simulates",
         )
 
 

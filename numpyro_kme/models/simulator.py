@@ -120,7 +120,9 @@ class Simulator(Distribution):
                 "parameters": ", ".join(brief(param, 30) for param in self.params),
                 "output": f"{self.event_shape} of {self.dtype}"
                 + (f", calls {self.batch_shape}" if self.batch_shape else ""),
+                "names": ", ".join(self.labels),
             },
+            'numpyro.sample("x", simulator, obs=x) puts it into a model; sample(rng_key) runs it',
         )
 
     @property

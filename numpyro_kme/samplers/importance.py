@@ -63,6 +63,7 @@ class WeightedParticles:
                 "negative weights": f"{self.negative_proportion:.2%}",
                 "log evidence": float(self.log_evidence),
             },
+            "`particles` and `weights` give expectations; resample(rng_key, n) draws from the positive part",
         )
 
     @property

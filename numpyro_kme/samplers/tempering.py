@@ -71,6 +71,7 @@ class Tempered(NamedTuple):
                 "acceptance": self.acceptance,
                 "evaluations": self.num_evaluations,
             },
+            "`particles` are equally weighted draws, in coordinates",
         )
 
 

@@ -41,7 +41,8 @@ class Store:
         self.path, self._root = path, root
 
     def _card(self) -> Card:
-        return Card(f"Store of {self.count} simulations", {"path": str(self.path)})
+        how = "Simulations.from_arviz(problem, path) reads what is there; simulate(..., store=path) goes on"
+        return Card(f"Store of {self.count:,} simulations", {"path": str(self.path)}, how)
 
     @classmethod
     @contextmanager

@@ -132,13 +132,39 @@ def used(kelfi):
         "plan": kme.simulations.Plan(100, simulations),
         "weight": kme.diagnostics.WeightCalibration(1.0, 2.0, 0.9, np.ones(9), np.ones((9, 2)), 50),
         "sensitivity": kme.mcmc.NoiseSensitivity({"a": np.ones(3)}, np.ones(3), np.ones(3)),
+        "chain": kme.mcmc.SurrogateCheck(0.02, 0.0, 0.01, {"shift": np.array([0.1, 0.4])}),
+        "run again": kme.engines.RunAgain(kme.KernelRecursiveABC(model, num_iterations=3)),
+        "rejection": kme.abc.rejection_weights(np.arange(100.0)),
+        "outside": kme.abc.OutOfDistributionCheck(3.0, 1.0, 0.01),
+        "recursive": kme.abc.RecursiveABC(x, np.linspace(0.0, 1.0, 12).reshape(3, 4), np.ones((3, 4))),
+        "synthetic": kme.SyntheticLikelihood(simulator, 0.0, 1.0, num_simulations=64),
+        "metropolis": kme.PseudoMarginal(model),
+        "tempered": kme.samplers.Tempered(x, np.ones(len(x)), -3.0, 4, 1000, 0.4, 80.0),
     }
 
 
-def test_values_after_use_print_in_a_few_lines(used):
+SETTINGS = ("embedding", "sum", "plan")
+"""Values that print as they would be made."""
+
+
+def test_values_after_use_print_in_five_to_fifteen_lines(used):
     for what, value in used.items():
         found = check(value)
-        assert found.strip(), what
+        assert what in SETTINGS or len(found.splitlines()) >= 5, found
+        assert what in SETTINGS or "next:" in found, found
+
+
+def test_small_results_say_what_they_mean(used):
+    assert "1 of them have a statistic at least as large" in repr(
+        kme.embeddings.PermutationTest(2.5, 0.5, np.arange(4.0))
+    )
+    assert "p-value of so many permutations: 0.001" in repr(used["permutations"])
+    assert "OUTSIDE" in repr(used["outside"])
+    assert "within" in repr(kme.abc.OutOfDistributionCheck(0.5, 1.0, 0.01))
+    assert "warnings" in repr(used["chain"]) and "shift[1] by about 0.4 sd" in repr(used["chain"])
+    assert "nothing to warn of" in repr(kme.mcmc.SurrogateCheck(0.0, 0.0, 0.01))
+    assert "takes as long as the first" in repr(used["run again"])
+    assert "names" in repr(used["simulator"]) and "log sd" in repr(used["simulator"])
 
 
 def test_cards_say_how_big_and_what_next(used):

@@ -77,7 +77,8 @@ kelfi = kme.KELFI(model, 300, num_rounds=3, proposal=kme.FromPosterior())
 print(kelfi)
 
 # %% FromVariance
-kelfi = kme.KELFI(model, 300, num_rounds=3, form=kme.KernelMeans(), proposal=kme.FromVariance())
+form, proposal = kme.KernelMeans(), kme.FromVariance()
+kelfi = kme.KELFI(model, 300, num_rounds=3, form=form, proposal=proposal)
 print(kelfi)
 
 # %% cite

@@ -51,14 +51,16 @@ def learnt(x):
 mcmc = MCMC(NUTS(learnt), num_warmup=200, num_samples=300, progress_bar=False)
 mcmc.run(jax.random.key(0), x)
 print(mcmc.get_samples()["theta"].mean())  # exactly 0.4
-print(kme.KernelMeansLikelihood(fitted, np.array([[0.0], [0.5], [1.0]])).log_prob(x))  # at three parameters
+three = np.array([[0.0], [0.5], [1.0]])  # parameters
+print(kme.KernelMeansLikelihood(fitted, three).log_prob(x))
 
 # %% KernelMeans
 fitted = kme.fit_likelihood(theta, outputs, form=kme.KernelMeans())
 print(fitted)
 
 # %% ResidualKernelMeans
-fitted = kme.fit_likelihood(theta, outputs, form=kme.ResidualKernelMeans(decorrelate=False))
+form = kme.ResidualKernelMeans(decorrelate=False)
+fitted = kme.fit_likelihood(theta, outputs, form=form)
 print(fitted)
 
 # %% BayesianKernelLearning
@@ -82,7 +84,8 @@ engine.run(jax.random.key(0), x=spoilt)
 print(engine.posterior)
 
 # %% NegativeLogLikelihood
-engine = kme.PosteriorBootstrap(gaussian, kme.NegativeLogLikelihood(), num_samples=64, progress_bar=False)
+loss = kme.NegativeLogLikelihood()
+engine = kme.PosteriorBootstrap(gaussian, loss, num_samples=64, progress_bar=False)
 engine.run(jax.random.key(0), x=data)  # the weighted likelihood bootstrap
 print(engine.posterior)
 
@@ -101,11 +104,13 @@ def series(x=None):
     numpyro.sample("x", kme.Simulator(trend, theta), obs=x)
 
 
-kelfi = kme.KELFI(series, 200, num_rounds=1, statistics=kme.SemiAutomaticStatistics(), progress_bar=False)
+learn = kme.SemiAutomaticStatistics()
+kelfi = kme.KELFI(series, 200, num_rounds=1, statistics=learn, progress_bar=False)
 kelfi.run(jax.random.key(0), x=np.asarray(trend(jax.random.key(1), 1.5)))
 print(f"{kelfi.expectation(lambda draws: draws['theta']):.2f}")
 
 # %% SelectedStatistics
-outputs = np.concatenate([outputs, np.random.default_rng(3).normal(size=(200, 20))], axis=1)  # 20 say nothing
+noise = np.random.default_rng(3).normal(size=(200, 20))  # 20 that say nothing
+outputs = np.concatenate([outputs, noise], axis=1)
 form = kme.likelihoods.OfStatistics(kme.SelectedStatistics(), kme.ResidualKernelMeans())
 print(kme.fit_likelihood(theta, outputs, form=form).surrogate.describe()["statistics"])

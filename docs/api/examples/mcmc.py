@@ -29,8 +29,14 @@ x = np.array([0.8])
 data = np.random.default_rng(0).normal(1.0, 1.0, (30, 1))
 
 # %% mcmc.handlers.surrogate
-likelihood = {"x": lambda theta: dist.Normal(theta, 1.0).expand([1]).to_event(1)}  # or what fit_likelihood returns
-mcmc = MCMC(NUTS(kme.handlers.surrogate(model, likelihood)), num_warmup=200, num_samples=500, progress_bar=False)
+
+
+def normal(theta):  # in its place: what fit_likelihood returns
+    return dist.Normal(theta, 1.0).expand([1]).to_event(1)
+
+
+learnt = kme.handlers.surrogate(model, {"x": normal})
+mcmc = MCMC(NUTS(learnt), num_warmup=200, num_samples=500, progress_bar=False)
 mcmc.run(jax.random.key(0), x=x)
 print(f"{mcmc.get_samples()['theta'].mean():.1f}")
 
@@ -49,7 +55,8 @@ print(f"{mcmc.get_samples()['theta'].mean():.1f}")
 
 # %% mcmc.handlers.uncondition_simulators
 simulating = kme.handlers.uncondition_simulators(iid)
-print(numpyro.infer.Predictive(simulating, {"theta": np.zeros(5)})(jax.random.key(0), x=data)["x"].shape)
+predictive = numpyro.infer.Predictive(simulating, {"theta": np.zeros(5)})
+print(predictive(jax.random.key(0), x=data)["x"].shape)
 
 # %% CommonNoise
 noise = kme.CommonNoise(64)
@@ -59,7 +66,8 @@ print(log_density(smooth, (), {"x": data}, {"theta": 0.5})[0])
 # %% LatentNoise
 noise = kme.LatentNoise(64)
 smooth = kme.handlers.generalized_bayes(iid, kme.MMD(), weight=1.0, noise=noise)
-print(sorted(numpyro.handlers.trace(numpyro.handlers.seed(smooth, 0)).get_trace(x=data)))
+seeded = numpyro.handlers.seed(smooth, 0)
+print(sorted(numpyro.handlers.trace(seeded).get_trace(x=data)))
 
 # %% FreshNoise
 noise = kme.FreshNoise(16)
@@ -68,13 +76,16 @@ kernel = kme.PseudoMarginal(noisy)
 print(kernel)
 
 # %% PseudoMarginal
-noisy = kme.handlers.generalized_bayes(iid, kme.MMD(), weight=1.0, noise=kme.FreshNoise(16))
-mcmc = MCMC(kme.PseudoMarginal(noisy), num_warmup=100, num_samples=200, progress_bar=False)
+noise = kme.FreshNoise(16)
+noisy = kme.handlers.generalized_bayes(iid, kme.MMD(), weight=1.0, noise=noise)
+kernel = kme.PseudoMarginal(noisy)
+mcmc = MCMC(kernel, num_warmup=100, num_samples=200, progress_bar=False)
 mcmc.run(jax.random.key(0), x=data)
 print(mcmc.get_samples()["theta"].shape)
 
 # %% SyntheticLikelihood
-likelihood = kme.SyntheticLikelihood(simulator, 0.5, num_simulations=100, rng_key=jax.random.key(0))
+key = jax.random.key(0)
+likelihood = kme.SyntheticLikelihood(simulator, 0.5, num_simulations=100, rng_key=key)
 print(likelihood.log_prob(x))
 
 # %% squared_mmd
@@ -83,7 +94,8 @@ print(kme.squared_mmd(kernel, data[:15], data[15:] + 2.0))
 
 # %% mmd_test
 kernel = kme.kernels.Gaussian(1.0)
-print(kme.mmd_test(jax.random.key(0), kernel, data[:15], data[15:] + 2.0, num_permutations=99))
+one, other = data[:15], data[15:] + 2.0
+print(kme.mmd_test(jax.random.key(0), kernel, one, other, num_permutations=99))
 
 # %% herd
 kernel = kme.kernels.Gaussian(1.0)

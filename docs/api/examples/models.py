@@ -38,7 +38,8 @@ problem = kme.Problem.read(model, x=np.array([0.8]))
 print(problem)
 
 # %% FromNoise
-fn = kme.FromNoise(lambda z, theta: theta + z, dist.Normal(0.0, 1.0).expand([1]).to_event(1))
+noise = dist.Normal(0.0, 1.0).expand([1]).to_event(1)
+fn = kme.FromNoise(lambda z, theta: theta + z, noise)
 print(kme.Simulator(fn, 0.5).sample(jax.random.key(0)))
 
 # %% lift_noise
@@ -55,17 +56,18 @@ table = kme.Simulations.from_table(theta, theta + 0.1)  # made elsewhere
 print(table)
 
 # %% Command
-program = kme.Command(("python", "-c", "open('output.txt', 'w').write(open('params.txt').read())"))
+copies = "open('output.txt', 'w').write(open('params.txt').read())"
+program = kme.Command(("python", "-c", copies))
 print(kme.Simulator(program, 2.0, shape=(1,), dtype=float).sample(jax.random.key(0)))
 
 # %% Penalise
-policy = kme.Penalise(-50.0)
-found = kme.simulate(jax.random.key(0), failing, 64, on_failure=policy, progress_bar=False)
+how = dict(on_failure=kme.Penalise(-50.0), progress_bar=False)
+found = kme.simulate(jax.random.key(0), failing, 64, **how)
 print(found.describe_failures())
 
 # %% Retry
-policy = kme.Retry(times=3, then="skip")
-found = kme.simulate(jax.random.key(0), failing, 64, on_failure=policy, progress_bar=False)
+how = dict(on_failure=kme.Retry(times=3, then="skip"), progress_bar=False)
+found = kme.simulate(jax.random.key(0), failing, 64, **how)
 print(found.describe_failures())
 
 # %% SimulatedMissing
