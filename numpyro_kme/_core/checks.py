@@ -95,16 +95,16 @@ def require(condition: bool, message: str, error: type[Exception] = ValueError) 
 def explained(message: str, error: type[Raised] = ValueError, **details: str) -> Raised:  # type: ignore[assignment]
     """An error with a note that gives the page of errors, which has its cause and remedy."""
     found = error(message, **details)
-    found.add_note(f"Causes and remedies: {errors_page()}")
+    found.add_note(explanation())
     return found
 
 
 @cache
-def errors_page() -> str:
-    """The address of the page of errors, below that of the docs in the metadata of the package."""
+def explanation() -> str:
+    """Where causes and remedies are: the page of errors, below the address of the docs in the metadata."""
     addresses = metadata("numpyro-kme").get_all("Project-URL") or []
     here = (text.partition(", ")[2] for text in addresses if text.startswith("Documentation"))
-    return next(here, "docs") + "/errors.html"
+    return f"Causes and remedies: {next(here, 'docs')}/errors.html"
 
 
 _collected: ContextVar[list[str] | None] = ContextVar("collected", default=None)
@@ -122,7 +122,7 @@ def collected_warnings() -> Iterator[list[str]]:
 
 
 def warn(sentence: str) -> None:
-    """Warn at the line of the user's that called the package, however deep it went."""
+    """Warn at the line of the user's that called the package, however deep it went, with the page of errors."""
     collected = _collected.get()
     if collected is not None:
         collected.append(sentence)
@@ -132,7 +132,7 @@ def warn(sentence: str) -> None:
         if frame.f_globals.get("__name__", "").partition(".")[0] == "numpyro_kme":
             outermost = level + 1
         frame, level = frame.f_back, level + 1
-    warnings.warn(sentence, UserWarning, stacklevel=outermost)
+    warnings.warn(f"{sentence}\n{explanation()}", UserWarning, stacklevel=outermost)
 
 
 SIGMAS = 5.0

@@ -336,7 +336,7 @@ class KELFI(SimulationEngine):
             fields={"lp": drawn.log_posterior},
             groups=groups(learnt.simulations, problem),
             location_error=errors,
-            in_tails=in_tails(problem, learnt.likelihoods, drawn),
+            in_tails=in_tails(problem, {**learnt.likelihoods, **learnt.default}, drawn),
             moved_by_default=moved,
             info=described(problem, learnt, measures if self.learn_prior else {}, drawn, extrapolated, errors, moved),
             problem=problem,

@@ -101,6 +101,10 @@ def test_a_small_power_makes_the_tails_decide_and_a_usual_observation_does_not()
         engine.run(jax.random.key(0), x=np.zeros(1))
     exact = 2.0 * stats.norm.sf(1.25 * 2.9 * 0.3 * np.sqrt(1.0 + 0.02 / 0.09))  # 2.9: the largest of 300 normals
     assert abs(engine.posterior.in_tails["x"] - exact) < 0.15
+    form = kme.KernelMeans(learner=kme.likelihoods.Learner(num_starts=1))
+    published = kme.KELFI(faint, simulations=engine.posterior.simulations, form=form, progress_bar=False)
+    with pytest.warns(UserWarning, match="learnt from no simulation.*power 0.02"):  # told by the default form
+        published.run(jax.random.key(0), x=np.zeros(1))
     usual = alarms(model(lines, 1), np.zeros(1), 300, 0)[0]
     assert usual.posterior.in_tails["x"] < 0.02
     learnt, z = usual.likelihoods["x"].surrogate, usual.posterior.drawn.coordinates["x"].reshape(-1, 1)
