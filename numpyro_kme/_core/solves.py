@@ -5,7 +5,7 @@ A Cholesky factorisation that fails is NaN without an error in JAX, so every fac
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from threading import Lock
 
 import jax
@@ -51,6 +51,14 @@ class _OneBlasThread:
 
 
 one_blas_thread = _OneBlasThread()
+
+SMALL = 1000
+"""Rows of matrices that one thread multiplies and factorises as fast as several."""
+
+
+def threads_for(rows: int) -> AbstractContextManager:
+    """`one_blas_thread` for a loop over small matrices; for large ones as many as BLAS likes."""
+    return one_blas_thread if rows <= SMALL else nullcontext()
 
 
 def call_back(function: Callable, shape: tuple[int, ...], dtype, *args, vmap_method: str) -> jax.Array:

@@ -136,10 +136,11 @@ class KernelBayesFilter:
         features = self.observations.features(observations)
         factor = np.asarray(self.observations.values)
         epsilon, delta = np.asarray(self.regularisation)
-        found = [solves.ridge(factor, len(factor) * epsilon, factor @ features[0])]
-        for phi in features[1:]:
-            before = _unit(found[-1]) if normalise else found[-1]
-            found.append(posterior_weights(self.predict(before), factor, delta, phi)[0])
+        with solves.threads_for(factor.shape[1]):
+            found = [solves.ridge(factor, len(factor) * epsilon, factor @ features[0])]
+            for phi in features[1:]:
+                before = _unit(found[-1]) if normalise else found[-1]
+                found.append(posterior_weights(self.predict(before), factor, delta, phi)[0])
         return _some_weight(np.stack(found))
 
     def smooth(self, filtered: np.ndarray, *, normalise: bool = True) -> np.ndarray:
@@ -157,10 +158,11 @@ class KernelBayesFilter:
         following = np.asarray(self.following)
         _, delta = np.asarray(self.regularisation)
         found = [filtered[-1]]
-        for weights in filtered[-2::-1]:
-            weights, later = (_unit(w) if normalise else w for w in (weights, found[-1]))
-            prior = np.asarray(self.left) @ (v.T @ weights)
-            found.append(posterior_weights(prior, following, delta, v.T @ later)[0])
+        with solves.threads_for(v.shape[1]):
+            for weights in filtered[-2::-1]:
+                weights, later = (_unit(w) if normalise else w for w in (weights, found[-1]))
+                prior = np.asarray(self.left) @ (v.T @ weights)
+                found.append(posterior_weights(prior, following, delta, v.T @ later)[0])
         return _some_weight(np.stack(found[::-1]))
 
     def means(self, weights: np.ndarray) -> np.ndarray:

@@ -1,6 +1,5 @@
 """Learning hyperparameters: L-BFGS-B on logarithms, from several starts, with bounds, weak priors and adjoints."""
 
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -187,7 +186,7 @@ def learn(
     search = _Search(objective, template, space, learner)
     # up to there the threads of OpenBLAS wait for each other longer than they save: at 350 simulations that doubles
     # the processor time on a quiet machine, and takes nine times as much on a busy one
-    with solves.one_blas_thread if len(small.z) <= 1000 else nullcontext():
+    with solves.threads_for(len(small.z)):
         at = search.isotropic(small)
         if learner.tied is None and len(space.start) > space.common.shape[1]:
             at = search.free(small, at, learner.max_steps)
