@@ -140,7 +140,7 @@ class RecordedSurrogate(TransformedSurrogate):
         """As `Surrogate.describe`; the indicators stand behind the entries."""
         shares = ", ".join(f"{i} in {share:.0%}" for i, share in zip(self.partly[:SHOWN], self.shares))
         more = f" and {len(self.partly) - SHOWN} more" if len(self.partly) > SHOWN else ""
-        told = f"entries {shares} of the simulations{more}; whether is learnt, as statistics behind all entries"
+        told = f"entries {shares} of the simulations{more}; whether an entry is recorded is learnt too"
         return {"recorded": told if self.partly else "all entries in all simulations", **self.inner.describe()}
 
 
