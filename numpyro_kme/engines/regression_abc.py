@@ -225,7 +225,8 @@ class DistributionRegressionABC(KernelEngine):
         regularisation: `lambda`; when left out, the power of ten, 1e-9 to 1, with the least leave-one-out error.
         epsilon: Width, in squared units of coordinates; when left out, such that the effective sample size is `max(50,
             m / 50)`.
-        tolerance: Of the low-rank factor of `K`; when left out ten times `lambda`, but at most 1e-3.
+        tolerance: Of the low-rank factor of `K`; when left out 0.1, 0.01, and so on until the squared leave-one-out
+            error falls by less than 1 %.
         num_samples: Number of equally weighted draws, resampled systematically from the simulations.
         regression_adjustment: Whether a local linear regression on the numbers of the output moves the weighted
             simulations to where they would lie had they given the observation (`abc.RegressionAdjustment`).

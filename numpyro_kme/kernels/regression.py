@@ -10,9 +10,9 @@ from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register
 from numpyro_kme.kernels.length_scales import REGULARISATIONS
 from numpyro_kme.kernels.low_rank import LowRank
 
-COARSEST, FINER = 1e-3, 10.0
-"""The largest tolerance of a factor, and how many times the regularisation that is chosen it may be: what a coarser
-factor leaves out would be predicted from."""
+COARSEST, FINEST, FALLS = 0.1, 1e-10, 0.01
+"""Tolerances of a factor that are tried, each a tenth of the one before, until the squared held-out error falls by a
+smaller proportion: the more noise there is in what is predicted, the coarser a factor serves."""
 
 
 @register
@@ -62,7 +62,8 @@ class DistributionRegression:
             targets: `t`, `(m, p)`.
             kernel: `k`, on data sets.
             regularisation: `lam`; when left out, the power of ten, 1e-9 to 1, with the least leave-one-out error.
-            tolerance: Of the low-rank factor of `K`; when left out ten times `lam`, but at most 1e-3.
+            tolerance: Of the low-rank factor of `K`; when left out 0.1, 0.01, and so on until the squared held-out
+                error falls by less than 1 %.
         Raises:
             ValueError: If `x` and `targets` are not as many, or not finite.
             numpy.linalg.LinAlgError: If `regularisation` is below rounding.
@@ -82,14 +83,15 @@ class DistributionRegression:
         )
         centre = targets.mean(axis=0)
         tried = REGULARISATIONS if regularisation is None else np.array([regularisation])
-        given, tolerance = tolerance, COARSEST if tolerance is None else tolerance
+        before, finer = np.inf, COARSEST if tolerance is None else tolerance
         while True:
-            features = LowRank.fit(kernel, points, tolerance=tolerance)
+            features = LowRank.fit(kernel, points, tolerance=finer)
             fits = solves.ridges(features.values, targets - centre, tried)
             lam, coefficients, rest = min(fits, key=lambda fit: float(np.mean(np.square(fit[2]))))
-            if given is not None or tolerance <= FINER * lam:
+            square = float(np.mean(np.square(rest)))
+            if tolerance is not None or square > (1.0 - FALLS) * before or finer <= FINEST:
                 break
-            tolerance = FINER * lam
+            before, finer = square, 0.1 * finer
         error = np.sqrt(np.mean(np.square(rest), axis=0))
         return cls(features, coefficients, centre, targets - rest, error, np.asarray(lam))
 

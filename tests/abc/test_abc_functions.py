@@ -161,19 +161,17 @@ def test_distribution_regression_against_dense(rng):
 
 @pytest.mark.x64
 @pytest.mark.parametrize("sd", [0.0, 0.01, 0.5])
-def test_the_tolerance_follows_the_regularisation(rng, sd):
+def test_the_tolerance_follows_the_noise(rng, sd):
     """Data that determine the parameters need a fine factor, noisy ones do not; neither predicts worse for it."""
     theta = rng.normal(size=(400, 2))
     x = np.stack([theta[:, 0] + theta[:, 1] ** 3, np.exp(0.5 * theta[:, 1]) - theta[:, 0]], axis=1)
     x += sd * rng.normal(size=x.shape)
     fit = partial(kme.abc.DistributionRegression.fit, x, theta, Gaussian(1.5))
     found, exact = fit(), fit(tolerance=1e-12)
-    np.testing.assert_allclose(found.error, exact.error, rtol=0.01)
-    rest = np.asarray(Gaussian(1.5).diagonal(x)) - np.square(np.asarray(found.features.values)).sum(axis=1)
-    assert rest.max() <= min(1e-3, 10.0 * found.regularisation) * 1.001
-    assert found.features.rank < 0.8 * exact.features.rank
-    given = fit(1e-2)
-    assert given.features.rank <= found.features.rank and given.features.residual > 1e-4
+    np.testing.assert_allclose(found.error, exact.error, rtol=0.02)
+    assert found.features.rank < (0.9 if sd < 0.1 else 0.5) * exact.features.rank
+    coarser = [fit(tolerance=10.0**-k).features.rank for k in range(1, 11)]
+    assert found.features.rank in coarser[1:]  # tolerances that it may end at
 
 
 def test_weights_of_ridge_regression_against_dense(rng):
