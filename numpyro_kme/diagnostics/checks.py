@@ -22,6 +22,10 @@ from numpyro_kme.engines.posterior import Posterior, problem_of
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
 from numpyro_kme.mcmc import handlers
 from numpyro_kme.mcmc.chain_checks import SurrogateCheck, check_surrogate
+from numpyro_kme.models.simulator import Simulator
+
+QUANTILES = 30
+"""Numbers that many draws along a plate are compared by."""
 
 NEIGHBOURS = 5
 """The distance to the neighbour of this number says how far out an output lies."""
@@ -95,7 +99,8 @@ def misspecification_test(x: Any, y: Any = None, names: Sequence[str] = ()) -> M
 
     Args:
         x: An engine that has been run, or its posterior, for a model with one simulator site: its simulations at prior
-            draws are compared with its observation. Or simulated outputs from the prior, `(m, *event)`.
+            draws are compared with its observation, draws along a plate that are alike in order of size. Or simulated
+            outputs from the prior, `(m, *event)`; sort exchangeable draws first.
         y: The observation, `(*event)`, or a dictionary of a number for each of the `names`; by default that of the
             engine. Statistics that are NaN, not observed, are left out, and their `witness` is 1.
         names: Of the statistics, such as `("mean", "max")`; by default those of the engine's simulator, if it has any.
@@ -157,9 +162,27 @@ def _at_site(posterior: Posterior, site: str) -> tuple[np.ndarray, np.ndarray, t
             TypeError,
         )
     found = problem.simulators[site]
-    x = np.asarray(simulations.x[site])[: len(simulations) - simulations.proposed]
-    names = found.simulator.labels if found.single else ()
-    return found.counted(x, 1), found.counted(np.asarray(problem.observations[site])), names
+    x = found.counted(np.asarray(simulations.x[site])[: len(simulations) - simulations.proposed], 1)
+    y = found.counted(np.asarray(problem.observations[site]))
+    if found.plates and found.alike and not found.simulator.ragged:
+        return _in_order(x, y, found.simulator)
+    return x, y, found.simulator.labels if found.single else ()
+
+
+def _in_order(x: np.ndarray, y: np.ndarray, simulator: Simulator) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Draws along plates that are alike, whose order says nothing: each of their numbers in order of size.
+
+    Of simulations `(m, *calls, *event)` and an observation; numbers that were not observed are left out, and of many
+    draws some `QUANTILES` are taken: more numbers than there are simulations have no distances that differ.
+    """
+    size = int(np.prod(simulator.event_shape))
+    of_draws, seen = x.reshape(len(x), -1, size), y.reshape(-1, size)
+    kept = np.flatnonzero(~np.isnan(seen[0]))
+    labels = simulator.labels or [str(i) if size > 1 else "" for i in range(size)]
+    number = min(len(seen), max(3, QUANTILES // len(kept)))
+    rows = np.round(np.linspace(0, len(seen) - 1, number)).astype(int)
+    names = tuple(f"sorted {labels[i]}".strip() + f"[{k}]" for k in rows for i in kept)
+    return np.sort(of_draws[..., kept], axis=1)[:, rows], np.sort(seen[:, kept], axis=0)[rows], names
 
 
 @shown

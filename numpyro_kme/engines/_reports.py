@@ -6,6 +6,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from scipy import special
 
 from numpyro_kme._core import checks, solves
 from numpyro_kme.embeddings.measures import Measure
@@ -15,10 +16,11 @@ from numpyro_kme.engines.posterior import missing_entries
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, extrapolation_message
 from numpyro_kme.likelihoods.locations import UNRESOLVED, moved_means
 from numpyro_kme.models.problem import Problem
+from numpyro_kme.models.sites import SimulatorSite
 from numpyro_kme.simulations import Simulations
 
-AT = 200
-"""Draws at which that is worked out."""
+AT, EXTREME = 200, 8
+"""Draws, and smallest and largest observations of a statistic, at which that is worked out."""
 
 IN_TAILS = 0.1
 """A larger proportion of draws under which the observation is further out than all simulated residuals is warned of."""
@@ -37,7 +39,7 @@ def warn_of(posterior: LearntPosterior) -> None:
             checks.warn(extrapolation_message(site, proportion, np.argwhere(by_call > fitted.negligible)))
     for site, share in posterior.in_tails.items():
         if share > IN_TAILS:
-            checks.warn(_tails_message(site, share, posterior.problem.simulators[site].scale))
+            checks.warn(_tails_message(site, share, posterior.problem.simulators[site]))
     if posterior.moved_by_default > COARSE:
         checks.warn(_coarse_message(posterior.moved_by_default, len(posterior.simulations)))
     for site in unresolved(posterior):
@@ -76,30 +78,53 @@ def location_errors(problem: Problem, likelihoods: Mapping[str, FittedLikelihood
 
 
 def in_tails(problem: Problem, likelihoods: Mapping[str, FittedLikelihood], drawn: Drawn) -> dict[str, float]:
-    """Proportion of the draws under which the observation is further from its prediction than all simulations are from
-    theirs, of sites with one observation."""
+    """Proportion of the draws under which more observations are further from their prediction than all simulations are
+    from theirs than chance allows: one, where there is one, of sites whose calls are alike.
+
+    Of heavy tails one in `m` is beyond all of `m` simulations on either side; of several observations as many as a
+    Poisson number with this mean reaches once in a thousand times are let pass.
+    """
     found = {}
     for site, fitted in likelihoods.items():
         at = problem.simulators[site]
-        if at.mask.all() and not (at.plates or at.censored):
-            y = fitted.surrogate.point(observation(problem, site))
-            z = drawn.coordinates[site].reshape(len(drawn.log_posterior), -1)
-            found[site] = float(np.mean(fitted.surrogate.beyond_residuals(y, z[:: max(1, len(z) // AT)])))
+        if at.alike and (at.plates or at.mask.all()):
+            calls = at.counted(observation(problem, site)).reshape(-1, *fitted.event_shape)
+            z, learnt = drawn.coordinates[site].reshape(len(drawn.log_posterior), -1), fitted.surrogate
+            mean = 2.0 * calls.size / len(fitted.simulated)
+            allowed = np.ceil(special.pdtrik(0.999, mean)) if len(calls) > 1 else 0.0
+            at_some = z[:: max(1, len(z) // AT)]
+            beyond = [learnt.beyond_residuals(learnt.point(calls[i]), at_some) for i in _extreme(calls)]
+            found[site] = float(np.mean(np.sum(beyond, axis=0) > allowed))
     return found
 
 
-def _tails_message(site: str, share: float, scale: Any) -> str:
+def _extreme(calls: np.ndarray) -> np.ndarray:
+    """Numbers of the calls `(R, *event)` that are among the `EXTREME` smallest or largest in an entry."""
+    order = np.argsort(calls.reshape(len(calls), -1), axis=0, kind="stable")
+    return np.unique(np.concatenate([order[:EXTREME], order[-EXTREME:]]))
+
+
+def _tails_message(site: str, share: float, at: SimulatorSite) -> str:
     """The warning of a posterior that the tails of the learnt density decide."""
+    several, power = prod(at.simulator.batch_shape) > 1, np.max(at.scale)
+    beyond = (
+        f"more observations of site {site!r} than chance allows are further from what they predict"
+        if several
+        else f"the observation of site {site!r} is further from what they predict"
+    )
     why = (
-        f"The site counts to the power {np.max(scale):.2g}, so that draws matter under which it is improbable"
-        if np.max(scale) < 1.0
+        f"The site counts to the power {power:.2g}, so that draws matter under which it is improbable"
+        if power < 1.0
+        else "They may be outliers, or the model cannot produce them: the posterior follows them less than under the "
+        "model's own density"
+        if several
         else "The prior holds the draws away from where this observation is usual, or the model cannot produce it"
     )
     return (
-        f"Under {share:.0%} of the posterior draws the observation of site {site!r} is further from what they predict "
-        f"than any simulation is from its own prediction: the tails of the likelihood decide, and they are learnt from "
-        f"no simulation. The posterior may be too wide. {why}. Ask `kme.diagnostics.misspecification_test` first: more "
-        "simulations (`num_simulations`) help where the model makes such data, if rarely, and not where it never does."
+        f"Under {share:.0%} of the posterior draws {beyond} than any simulation is from its own prediction: the tails "
+        f"of the likelihood decide, and they are learnt from no simulation. The posterior may be too wide. {why}. Ask "
+        "`kme.diagnostics.misspecification_test` first: more simulations (`num_simulations`) help where the model "
+        "makes such data, if rarely, and not where it never does."
     )
 
 

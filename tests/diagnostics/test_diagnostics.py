@@ -28,6 +28,7 @@ from numpyro_kme.diagnostics import (
     predictive_check,
     uniformity,
 )
+from numpyro_kme.diagnostics.checks import _in_order
 from numpyro_kme.engines import Engine, Posterior, Trained
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
 from numpyro_kme.mcmc.chain_checks import SurrogateCheck
@@ -480,3 +481,54 @@ def test_the_observation_of_an_engine_is_compared_with_its_prior_draws(rng):
     assert misspecification_test(found, {"b": 0.1, "a": 0.3}).p_value > 1 / 41
     with pytest.raises(TypeError, match=r"does not\. Pass simulated outputs"):
         misspecification_test(dataclasses.replace(found, simulations=None))
+
+
+def one_draw(rng_key, loc, log_sd):
+    return loc + jnp.exp(log_sd) * jax.random.normal(rng_key)
+
+
+def under_a_plate(x=None):
+    loc, log_sd = numpyro.sample("loc", dist.Normal(0.0, 3.0)), numpyro.sample("log_sd", dist.Normal(0.0, 1.0))
+    with numpyro.plate("draws", 60):
+        numpyro.sample("x", kme.Simulator(one_draw, loc, log_sd), obs=x)
+
+
+@pytest.fixture(scope="module")
+def of_draws():
+    """Simulations of sixty draws."""
+    return kme.simulate(jax.random.key(3), under_a_plate, 300, progress_bar=False)
+
+
+@pytest.mark.filterwarnings("ignore:The .* simulations do not resolve")
+def test_draws_along_a_plate_are_compared_in_order_of_size(of_draws, rng):
+    """Two modes, of which the model has one, show; the order of the draws does not; names say which."""
+    kelfi = kme.KELFI(under_a_plate, simulations=of_draws, progress_bar=False)
+    two = np.where(np.arange(60) < 30, 3.0, -3.0) + 0.4 * rng.normal(size=60)
+    kelfi.run(jax.random.key(0), x=two)
+    found = misspecification_test(kelfi)
+    assert found.p_value < 0.05 and found.names[0] == "sorted[0]" and found.names[-1] == "sorted[59]"
+    by_hand = np.round(np.linspace(0, 59, 30)).astype(int)
+    x = np.sort(of_draws.x["x"], axis=1)[:, by_hand]
+    assert found.p_value == misspecification_test(x, np.sort(two)[by_hand]).p_value
+    kelfi.run(jax.random.key(0), x=rng.permutation(two))
+    assert misspecification_test(kelfi).score == pytest.approx(found.score, rel=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:The .* simulations do not resolve")
+def test_outliers_among_draws_are_warned_of_and_clean_draws_are_not(of_draws, rng):
+    kelfi = kme.KELFI(under_a_plate, simulations=of_draws, progress_bar=False)
+    clean = 1.0 + rng.normal(size=60)
+    kelfi.run(jax.random.key(0), x=clean)  # a warning would be an error
+    assert kelfi.posterior.in_tails["x"] < 0.1
+    with pytest.warns(UserWarning, match="more observations of site 'x' than chance allows.*They may be outliers"):
+        kelfi.run(jax.random.key(0), x=np.where(np.arange(60) < 6, 30.0, clean))
+
+
+def test_numbers_of_vectors_along_a_plate_are_sorted_one_by_one():
+    """Entries that were not observed are left out."""
+    simulator = kme.Simulator(lambda rng, t: np.zeros(3), np.zeros(()), shape=(3,), dtype=float)
+    x, y = np.arange(24.0).reshape(2, 4, 3)[:, ::-1], np.array([[2.0, np.nan, 5.0], [1.0, np.nan, 7.0]] * 2)
+    of_simulations, seen, names = _in_order(x, y, simulator)
+    np.testing.assert_array_equal(of_simulations, x[:, ::-1][..., [0, 2]])
+    np.testing.assert_array_equal(seen, [[1.0, 5.0], [1.0, 5.0], [2.0, 7.0], [2.0, 7.0]])
+    assert names[:3] == ("sorted 0[0]", "sorted 2[0]", "sorted 0[1]")
