@@ -168,6 +168,8 @@ class Calibration:
             covered = f"{coverage[name]:.3f}" if name in coverage else ""
             print(" ".join([f"{name:>24} {covered:>8}", *(f"{tests[k]:>9.2g}" for k in kinds if k in tests)]))
         print(f"{'p-value of all':>24} {self.p_value:>8.2g}")
+        verdict = "something, which `findings()` explains" if self.findings() else "nothing"
+        print(f"{'found':>24} {verdict}, at level {LEVEL:g}")
 
 
 def calibrate(

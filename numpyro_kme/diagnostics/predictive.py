@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import jax
 import numpy as np
+from numpyro import handlers
 from numpyro.infer import Predictive
 
 from numpyro_kme._core import arviz, checks
@@ -15,7 +16,7 @@ from numpyro_kme.engines.base import Engine, posterior_of
 from numpyro_kme.engines.posterior import Posterior, problem_of
 from numpyro_kme.kernels.ragged import lengths
 from numpyro_kme.models import tracing
-from numpyro_kme.models.problem import Arrays, Problem
+from numpyro_kme.models.problem import Arrays
 
 
 @shown
@@ -115,16 +116,10 @@ def predictive_check(rng_key: jax.Array, posterior: Posterior | Engine, num_draw
     rows = numpy_rng(choose_key).permutation(total)[:num_draws]
     latents = {name: np.asarray(samples[name])[rows] for name in problem.latents}
     observed = problem.observations
-    unseen = {name: None if name in observed else value for name, value in problem.kwargs.items()}
     with tracing.one_model_at_a_time(), tracing.as_numpyro_does():
-        predictive = Predictive(problem.model, latents, return_sites=list(observed), parallel=True)
-        predicted = predictive(simulate_key, *problem.args, **unseen)
-    for site, value in observed.items():
-        checks.require(
-            not np.array_equal(np.asarray(predicted[site])[0], value, equal_nan=True) or len(rows) == 1,
-            f"The model keeps the observation at {site!r}{_given_as(problem, value)}: name that argument like the "
-            f"site, `def model(..., {site}=None)`, and run it with {site}=..., so that leaving it out simulates.",
-        )
+        unseen = handlers.uncondition(problem.model)  # which may need the data for their size
+        predictive = Predictive(unseen, latents, return_sites=list(observed), parallel=True)
+        predicted = predictive(simulate_key, *problem.args, **problem.kwargs)
     sites = {site: found for site, found in problem.simulators.items() if found.mask.any()}
     return PredictiveCheck(
         {site: found.counted(np.asarray(predicted[site]), 1) for site, found in sites.items()},
@@ -132,18 +127,6 @@ def predictive_check(rng_key: jax.Array, posterior: Posterior | Engine, num_draw
         posterior.statistics,
         {site: found.simulator.event_dim for site, found in sites.items() if found.simulator.ragged},
     )
-
-
-def _given_as(problem: Problem, observed: np.ndarray) -> str:
-    """Which arguments of the model an observation came by, as far as one can see."""
-    given = {f"number {i}, by position": value for i, value in enumerate(problem.args)}
-    given |= {repr(name): value for name, value in problem.kwargs.items()}
-    same = [
-        name
-        for name, value in given.items()
-        if np.shape(value) == observed.shape and np.array_equal(np.asarray(value), observed)
-    ]
-    return f", which it got as its argument {' and '.join(same)}" if same else ""
 
 
 def _told(name: str, tail: float, among: int) -> str:

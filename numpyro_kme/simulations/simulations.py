@@ -84,8 +84,9 @@ class Simulations(Saved):
     def describe_failures(self) -> str:
         """How many simulations failed, why, and where: means and standard deviations of scalar latents, all and
         failed."""
-        number = sum(self.failures.values())
-        total = self.attempted or len(self)
+        number, total = sum(self.failures.values()), self.attempted or len(self)
+        if not number:
+            return f"none of {total}"
         reasons = ", ".join(f"{count} {reason}" for reason, count in self.failures.items())
         where = [
             f"{name} {_mean_and_sd(value)} where all others are {_mean_and_sd(self.latents[name])}"

@@ -448,23 +448,6 @@ def test_bad_input_gets_a_sentence(call, sentence):
         call(engine)
 
 
-def test_a_model_that_keeps_its_observation_names_site_and_argument():
-    """Site and argument have different names, so that leaving the site's out changes nothing."""
-
-    def kept(counts):
-        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
-        numpyro.sample("burden", kme.Simulator(noisy, theta), obs=counts)
-
-    for args, kwargs, told in (
-        ((), {"counts": np.ones(2)}, "its argument 'counts'"),
-        ((np.ones(2),), {}, "its argument number 0, by"),
-    ):
-        engine = kme.RejectionABC(kept, num_simulations=100, quantile=0.2, progress_bar=False)
-        engine.run(KEY, *args, **kwargs)
-        with pytest.raises(ValueError, match=f"at 'burden', which it got as {told}.*burden=None"):
-            predictive_check(KEY, engine)
-
-
 def test_the_observation_of_an_engine_is_compared_with_its_prior_draws(rng):
     """Simulations at chosen parameters are no draws from the prior; names are the simulator's."""
 
@@ -532,3 +515,20 @@ def test_numbers_of_vectors_along_a_plate_are_sorted_one_by_one():
     np.testing.assert_array_equal(of_simulations, x[:, ::-1][..., [0, 2]])
     np.testing.assert_array_equal(seen, [[1.0, 5.0], [1.0, 5.0], [2.0, 7.0], [2.0, 7.0]])
     assert names[:3] == ("sorted 0[0]", "sorted 2[0]", "sorted 0[1]")
+
+
+def test_predictions_of_a_model_that_asks_its_data_for_their_number():
+    """As most people write it: `len(x)`, the data by position or by another name; a factor and another site too."""
+
+    def model(data):
+        loc = numpyro.sample("loc", dist.Normal(0.0, 1.0))
+        numpyro.factor("more", -0.1 * loc**2)
+        numpyro.sample("z", dist.Normal(loc, 5.0), obs=0.3)
+        with numpyro.plate("draws", len(data)):
+            numpyro.sample("x", kme.Simulator(one_draw, loc, 0.0), obs=data)
+
+    kelfi = kme.KELFI(model, 300, num_rounds=1, progress_bar=False)
+    kelfi.run(KEY, np.full(6, 0.5))
+    found = predictive_check(KEY, kelfi)
+    assert found.predicted["x"].shape == (200, 6) and (found.observed["x"] == 0.5).all()
+    assert np.std(found.predicted["x"]) > 0.8
