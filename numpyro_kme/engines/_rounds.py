@@ -161,7 +161,7 @@ def is_narrow(draws: Latents, prior: Latents) -> bool:
     return False
 
 
-VARYING = "parameters or covariates vary along plates with more calls than numbers to infer"
+VARYING = "calls along plates differ in parameters or in what is known of them, and are more than numbers to infer"
 """Why there is one round."""
 
 

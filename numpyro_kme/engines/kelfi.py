@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from math import prod
 from typing import Any, cast
 
 import jax
@@ -176,7 +175,7 @@ class KELFI(SimulationEngine):
         if problem.discrete:
             _enumeration.joint_values(problem)  # which refuses too many before anything is simulated
         repeated = self.num_rounds is None and _rounds.calls_each(problem) > 1.0
-        one = repeated and any(prod(site.simulator.groups) > 1 for site in problem.simulators.values())
+        one = repeated and not all(site.alike for site in problem.simulators.values())
         first, *later = _rounds.sizes(self.plan.num_simulations, 1 if one else self.resolved_rounds)
         simulations = self._simulate(simulate_key, problem, first)
         why = self._one_round or _rounds.VARYING * one
