@@ -52,8 +52,8 @@ class Settings:
             embedding as a function of the parameters is learnt from `num_simulations` draws, by small neural networks,
             and every replicate is minimised on that.
         restart_every: One replicate in this many is minimised again from elsewhere and compared.
-        num_simulations: Draws of the simulator that an emulator learns from, about; at least 100,000. Those that compare
-            what replicates found, 1,024 each, come on top.
+        num_simulations: Draws of the simulator that an emulator learns from, about; at least 100,000. Those that
+            compare what replicates found, 1,024 each, come on top.
         prior_weight: What the model's prior counts against the loss as a log-likelihood, with `method="emulated"`; 0
             (as published) or 1, as in Bayes' rule. Each replicate then draws a point `z` of the prior, and to its loss
             `prior_weight * loss_scale * sum_a ((u_a - z_a) / s_a)^2 / 2` is added, `u` unconstrained, `s` the prior's
