@@ -20,7 +20,7 @@ from numpyro_kme.models.sites import SimulatorSite
 from numpyro_kme.simulations import Simulations
 
 AT, EXTREME = 200, 8
-"""Draws, and smallest and largest observations of a statistic, at which that is worked out."""
+"""Draws, and smallest and largest of several observations, at which that is worked out."""
 
 IN_TAILS = 0.1
 """A larger proportion of draws under which the observation is further out than all simulated residuals is warned of."""
@@ -87,7 +87,7 @@ def in_tails(problem: Problem, likelihoods: Mapping[str, FittedLikelihood], draw
     found = {}
     for site, fitted in likelihoods.items():
         at = problem.simulators[site]
-        if at.alike and (at.plates or at.mask.all()):
+        if at.alike:
             calls = at.counted(observation(problem, site)).reshape(-1, *fitted.event_shape)
             z, learnt = drawn.coordinates[site].reshape(len(drawn.log_posterior), -1), fitted.surrogate
             mean = 2.0 * calls.size / len(fitted.simulated)
@@ -99,9 +99,11 @@ def in_tails(problem: Problem, likelihoods: Mapping[str, FittedLikelihood], draw
 
 
 def _extreme(calls: np.ndarray) -> np.ndarray:
-    """Numbers of the calls `(R, *event)` that are among the `EXTREME` smallest or largest in an entry."""
-    order = np.argsort(calls.reshape(len(calls), -1), axis=0, kind="stable")
-    return np.unique(np.concatenate([order[:EXTREME], order[-EXTREME:]]))
+    """Numbers of the calls `(R, *event)` that are among the smallest or largest in an entry, `EXTREME` in all of either
+    kind, or one for each entry where there are more."""
+    table = calls.reshape(len(calls), -1)
+    order, each = np.argsort(table, axis=0, kind="stable"), max(1, EXTREME // table.shape[1])
+    return np.unique(np.concatenate([order[:each], order[-each:]]))
 
 
 def _tails_message(site: str, share: float, at: SimulatorSite) -> str:

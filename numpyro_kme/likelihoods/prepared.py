@@ -19,6 +19,9 @@ from numpyro_kme.likelihoods.base import LikelihoodAt
 BLOCK = 1024
 """Densities that NumPy evaluates together: what they need stays in a processor's cache."""
 
+RESIDUALS = 2**17
+"""Most outputs, over all points, of which it does where a table makes their densities cheap: they take memory too."""
+
 
 @register
 class PreparedLikelihood:
@@ -90,7 +93,7 @@ class PreparedLikelihood:
         """
         z = z.reshape(len(z), *(1,) * (len(self.lead) - (z.ndim - 2)), *z.shape[1:])
         together = z.shape[1:-1] if self.likelihood.tabulated else self.lead
-        size = max(1, BLOCK // prod(together))
+        size = max(1, min(BLOCK // prod(together), RESIDUALS // prod(self.lead)))
         found: list[Any] = [self.likelihood.log_densities(part) for part in np.split(z, range(size, len(z), size))]
         return in_blocks(partial(_log_densities, self), z) if found[0] is None else np.concatenate(found)
 

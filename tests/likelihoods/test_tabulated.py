@@ -83,3 +83,16 @@ def test_intervals_take_it_too(rng):
     prepared = prepare(fitted, np.full((3, 1), np.nan), np.ones(3, bool), ends)
     z = rng.normal(size=(40, 1, 1))
     np.testing.assert_allclose(prepared.brief().log_densities(z), prepared.log_densities(z), atol=1e-3)
+
+
+def test_many_outputs_take_no_more_memory_at_many_points(rng, monkeypatch):
+    prepared = PreparedLikelihood.of(learnt("normal", rng), rng.normal(size=(50_000, 1))).brief()
+    sizes, evaluate = [], type(prepared.likelihood).log_densities
+
+    def noted(self, z):
+        sizes.append(len(z))
+        return evaluate(self, z)
+
+    monkeypatch.setattr(type(prepared.likelihood), "log_densities", noted)
+    assert prepared.log_densities(rng.normal(size=(5, 1, 1))).shape == (5, 50_000)
+    assert prepared.likelihood.tabulated and sizes == [2, 2, 1]
