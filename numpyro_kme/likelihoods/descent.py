@@ -63,16 +63,16 @@ def descend_all(
         value_and_gradient: Values `(a,)` of the functions with numbers `rows` `(a,)` at points, and the gradients;
             leaves of both trees have a leading axis `a`.
         starts: Where to begin; leaves have a leading axis `k`.
-        bounds: Lowest and highest values, without that axis.
+        bounds: Lowest and highest values, with that axis or without.
         steps: Number of iterations of each.
         inverses: First inverse Hessians, `(k, p, p)` for `p` variables, in the order of the leaves.
         enough: See `ENOUGH`.
     Returns:
         Minima, with the leading axis, and the last inverse Hessians.
     """
-    lower, upper = ravel(bounds[0]), ravel(bounds[1])
+    lower, upper = (ravel(jax.tree.map(lambda a, b: np.broadcast_to(a, np.shape(b)), end, starts), 1) for end in bounds)
     begun = np.clip(ravel(starts, 1), lower, upper)
-    searches = [minimise(x, lower, upper, steps, inverse, enough) for x, inverse in zip(begun, inverses)]
+    searches = [minimise(*one, steps, inverse, enough) for *one, inverse in zip(begun, lower, upper, inverses)]
     asked, found = {i: next(search) for i, search in enumerate(searches)}, dict[int, tuple[np.ndarray, np.ndarray]]()
     while asked:
         rows = np.array(list(asked))

@@ -14,20 +14,13 @@ from jax.typing import ArrayLike
 
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.descent import descend
+from numpyro_kme.likelihoods.residual.autoregression import Autoregression, soft_clip
 from numpyro_kme.likelihoods.residual.location_scale import winsorised_rms
 from numpyro_kme.likelihoods.residual.ridge import Adjoint, Ridge
 from numpyro_kme.likelihoods.residual.smoothness import JITTER
 
-CLIP = 5.0
-"""Residuals beyond this many standard deviations say no more about the next ones than this one does."""
-
 DEGREES = 8.0
 """Degrees of freedom of the held-out Student score of a residual."""
-
-
-def soft_clip(u: Any, xp: Any = np) -> Any:
-    """`h(u) = 5 tanh(u / 5)`."""
-    return CLIP * xp.tanh(u / CLIP)
 
 
 @register
@@ -75,14 +68,27 @@ class TriangularMap:
         constant: Coefficients `C`, strictly lower triangular, `(n, n)`.
         change: Their change with each coordinate, `G`, `(n, n, D)`.
         log_scale: Log standard deviations `rho` of what is left, `(n,)`.
+        curved: Location and scale of what is left given the residuals before it, where straight lines do not suffice.
     """
 
     constant: ArrayLike
     change: ArrayLike
     log_scale: ArrayLike
+    curved: Autoregression | None = None
 
-    def __call__(self, u: Any, z: Any, xp: Any = jnp) -> Any:
-        """Residuals `(..., n)` at `z` `(..., D)` to decorrelated ones; the log Jacobian is `-sum(log_scale)`."""
+    def __call__(self, u: Any, z: Any, xp: Any = jnp) -> tuple[Any, Any]:
+        """Residuals `(..., n)` at `z` `(..., D)` to decorrelated ones, and log scales `(..., n)` or `(n,)`.
+
+        The log Jacobian is minus the sum of the log scales.
+        """
+        v, log_scale = self.straight(u, z, xp), xp.asarray(self.log_scale)
+        if self.curved is None:
+            return v, log_scale
+        location, curved = self.curved(u, z, xp)
+        return (v - location) * xp.exp(-curved), log_scale + curved
+
+    def straight(self, u: Any, z: Any, xp: Any = jnp) -> Any:
+        """`v`, without the functions `m` and `s`."""
         coefficients = xp.concatenate([xp.asarray(self.constant)[:, :, None], xp.asarray(self.change)], axis=2)
         # one product of matrices, where a product for each point takes XLA longer than the whole density
         change = xp.concatenate([xp.ones((*z.shape[:-1], 1), z.dtype), z], axis=-1)
@@ -90,12 +96,17 @@ class TriangularMap:
         before = before.reshape(*before.shape[:-2], -1)
         return (u - before @ coefficients.reshape(u.shape[-1], -1).T) * xp.exp(-xp.asarray(self.log_scale))
 
-    def before(self, u: Any, z: Any, i: int, xp: Any = jnp) -> Any:
-        """What residuals `u`, a list of `(...)` of at least `i`, say about residual `i` at `z` `(..., D)`, `(...)`."""
-        found = xp.zeros_like(z[..., 0])
+    def given(self, u: Any, z: Any, i: int, xp: Any = jnp) -> tuple[Any, Any]:
+        """Location and log scale, `(...)`, of residual `i` given those before it, `u`, a list of `(...)`."""
+        location, log_scale = xp.zeros_like(z[..., 0]), xp.asarray(self.log_scale)[i]
         for k in range(i):
-            found = found + (xp.asarray(self.constant)[i, k] + z @ xp.asarray(self.change)[i, k]) * soft_clip(u[k], xp)
-        return found
+            slope = xp.asarray(self.constant)[i, k] + z @ xp.asarray(self.change)[i, k]
+            location = location + slope * soft_clip(u[k], xp)
+        if self.curved is None:
+            return location, log_scale
+        known = xp.stack([*u[:i], *[xp.zeros_like(u[0])] * (len(self.log_scale) - i)], axis=-1)
+        moved, curved = (part[..., i] for part in self.curved(known, z, xp))
+        return location + xp.exp(log_scale) * moved, log_scale + curved
 
 
 def fit_triangular_map(

@@ -78,9 +78,9 @@ class ResidualAt(PositiveLikelihoodAt):
         learnt = self.surrogate
         found = learnt.standardised(xp.asarray(self.standard), given, xp)
         precision = xp.asarray(learnt.density.points).dtype
-        v = learnt.decorrelation(found.residuals, found.z, xp)
+        v, log_scale = learnt.decorrelation(found.residuals, found.z, xp)
         log_density = learnt.density.log_density(v.astype(precision), found.z.astype(precision), xp)
-        return log_density.astype(v.dtype) + xp.sum(found.log_slope, axis=-1) + self.log_jacobian
+        return log_density.astype(v.dtype) + xp.sum(found.log_slope - log_scale, axis=-1) + self.log_jacobian
 
     def brief(self):
         """In float32, but for locations and scales that rounding would move by more than `ROUNDING`; without the zeros

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from jax.typing import ArrayLike
 
@@ -18,21 +17,19 @@ from numpyro_kme._core.saving import saveable
 from numpyro_kme.kernels.length_scales import robust_standard_deviation
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.extrapolation import Region
+from numpyro_kme.likelihoods.residual.autoregression import fit_autoregression
 from numpyro_kme.likelihoods.residual.bandwidth_learning import HeldOutDensities, learn_bandwidths
 from numpyro_kme.likelihoods.residual.decorrelation import TriangularMap, fit_triangular_map
 from numpyro_kme.likelihoods.residual.density import ResidualDensity, fit_residual_density
+from numpyro_kme.likelihoods.residual.fitting import NEGLIGIBLE, fit_statistics
 from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
 from numpyro_kme.likelihoods.residual.location_errors import LocationErrors
 from numpyro_kme.likelihoods.residual.location_scale import (
-    Location,
-    ScaleFunction,
-    learn_location,
     start_locations,
-    winsorised_rms,
 )
 from numpyro_kme.likelihoods.residual.outside import UsualSlopes
 from numpyro_kme.likelihoods.residual.product_learning import fit_product
-from numpyro_kme.likelihoods.residual.smoothness import Inputs, Regression, line_slopes
+from numpyro_kme.likelihoods.residual.smoothness import Inputs, line_slopes
 from numpyro_kme.likelihoods.residual.support import SupportBounds, fit_support_bounds
 from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate, ScoreImprovements
 from numpyro_kme.likelihoods.statistics import MarginalTransform, StatisticsTransform, jitter_ties, log_cosh
@@ -40,19 +37,11 @@ from numpyro_kme.likelihoods.statistics import MarginalTransform, StatisticsTran
 MOST_PAIRS = 1000
 """Bandwidths are learnt from the pairs of at most so many simulations: an evaluation takes the cube of their number."""
 
-MOST_TURNS = 8
-"""Location and scale are learnt in turn so many times at most: where the scale spans many orders of magnitude, what a
-location can be known to follows from the scale, and the least scale from that."""
-
 MIN_SIMULATIONS = 10
 """Fewer simulations than this cannot be held out from."""
 
 TAIL, REACH = 0.02, 2.0
 """For learning, statistics are clipped where their arcsinh is beyond its `TAIL` quantiles by `REACH`: far outliers."""
-
-
-NEGLIGIBLE = 0.05
-"""What location, in residual standard deviations, and log scale may be off by where a simpler function stands in."""
 
 
 @shown
@@ -144,7 +133,7 @@ class ResidualKernelMeans(Form):
         # statistics are learnt together whose matrices have so many numbers in all: few calls of NumPy, for the threads
         each = max(1, 200_000 // (len(z) * (at.features.shape[1] + len(at.inducing_points))))
         groups = np.array_split(np.arange(n), -(-n // each))
-        fits = in_threads(partial(_fit_statistics, self, at, rows, scaled.T, starts), groups)
+        fits = in_threads(partial(fit_statistics, self, at, rows, scaled.T, starts), groups)
         residuals = np.concatenate([fit.residuals for fit in fits]).T
         learnt = self.dependence(z, residuals)
         improvements = ScoreImprovements(
@@ -183,19 +172,29 @@ class ResidualKernelMeans(Form):
     @on_host
     def _dependence(self, z, residuals):
         rows = self._rows(len(z))
-        decorrelation, residuals = fit_triangular_map(z, residuals, rows, self.steps // 2, self.decorrelate)
+        straight, v = fit_triangular_map(z, residuals, rows, self.steps // 2, self.decorrelate)
+        learnt = self._embedded(z, v, rows, straight, -np.asarray(straight.log_scale))
+        curved = (
+            fit_autoregression(self, z, residuals, v, rows) if self.decorrelate and residuals.shape[1] > 1 else None
+        )
+        if curved is None:
+            return learnt
+        functions, w, added = curved
+        other = self._embedded(
+            z, w, rows, replace(straight, curved=functions), learnt.decorrelation_improvement + added
+        )
+        return max(learnt, other, key=lambda one: np.sum(one.decorrelation_improvement) + one.shape_improvement)
+
+    def _embedded(self, z, v, rows, decorrelation, improvement) -> "Dependence":
+        """With the density of held-out decorrelated residuals `v`."""
         # kernels and their sums need no more than float32, as the ridge is at least a thousandth of `m`
-        few = z[rows[:MOST_PAIRS]].astype(np.float32), residuals[rows[:MOST_PAIRS]].astype(np.float32)
+        few = z[rows[:MOST_PAIRS]].astype(np.float32), v[rows[:MOST_PAIRS]].astype(np.float32)
         bandwidths = learn_bandwidths(*few, self.steps)
         scores = HeldOutDensities.of(bandwidths, *few)
-        fitted = fit_residual_density(z, residuals, bandwidths, scores.heavy_tailed_weight())
-        product, added = fit_product(z, residuals, few, scores, self.steps)
-        return Dependence(
-            decorrelation,
-            replace(fitted, product=product),
-            -np.asarray(decorrelation.log_scale),
-            np.array(scores.improvement(few[1]) + added),
-        )
+        fitted = fit_residual_density(z, v, bandwidths, scores.heavy_tailed_weight())
+        product, added = fit_product(z, v, few, scores, self.steps)
+        shape = np.array(scores.improvement(few[1]) + added)
+        return Dependence(decorrelation, replace(fitted, product=product), improvement, shape)
 
 
 class Dependence(NamedTuple):
@@ -211,81 +210,6 @@ class Dependence(NamedTuple):
     density: ResidualDensity
     decorrelation_improvement: np.ndarray
     shape_improvement: np.ndarray
-
-
-class _Fits(NamedTuple):
-    """Some statistics as they are fitted.
-
-    Attributes:
-        location: Hyperparameters of the locations.
-        regression: Regressions of the transformed statistics with these.
-        log_scales: How the log scales change: not at all where they are not learnt.
-        log_scale: Log scales that hold beside these, `(n,)`.
-        size: Scales of the residuals at the simulations, `(n, m)`.
-        residuals: Standardised held-out residuals, `(n, m)`.
-        location_improvement, scale_improvement: What these add to the held-out log score, `(n,)` each.
-    """
-
-    location: Location
-    regression: Regression
-    log_scales: Regression
-    log_scale: np.ndarray
-    size: np.ndarray
-    residuals: np.ndarray
-    location_improvement: np.ndarray
-    scale_improvement: np.ndarray
-
-
-def _fit_statistics(
-    form: ResidualKernelMeans, at: Inputs, rows, statistics, starts: Location, group: np.ndarray
-) -> _Fits:
-    """Learn on `rows` with some inducing points, and again with the noise found so, until that stays what it is; then
-    fit all simulations."""
-    x, location = statistics[group], jax.tree.map(lambda leaf: leaf[group], starts)
-    scale, coarse = ScaleFunction(at.dim, *x.shape), at.coarse[rows]
-    noise = size = np.ones((len(x), len(rows)))
-    for number in range(MOST_TURNS):
-        steps, before = form.steps // (1 if number == 0 else 2), size
-        location = learn_location(location, coarse, x[:, rows], noise, size, steps, form.transform_marginals)
-        residuals = location.fit(location.smoothness.enough(coarse), x[:, rows], noise).held_out.residual
-        noise, size = _noise(form, coarse, residuals, scale, 2, form.steps // 3)
-        if number > 0 and _settled(size, before):
-            break
-    noise, size, needed = np.ones(x.shape), np.ones(x.shape), location.smoothness.enough(at)
-    for number in range(MOST_TURNS):
-        found, before = location.fit(needed, x, noise), size
-        noise, size = _noise(form, at, found.held_out.residual, scale, 2, 0)
-        if number > 0 and _settled(size, before):
-            break
-    residuals = found.held_out.residual * np.exp(-scale.held_out)
-    rest, plain = winsorised_rms(residuals), winsorised_rms(found.held_out.residual)
-    log_scale = scale.offset + np.log(rest)
-    return _Fits(
-        location,
-        found,
-        scale.last or found.again(np.zeros(x.shape)),
-        log_scale,
-        np.exp(log_scale[:, None] + scale.fitted - scale.offset[:, None]),
-        residuals / rest[:, None],
-        -np.log(plain),
-        np.log(plain / rest) - np.mean(scale.held_out, axis=1),
-    )
-
-
-def _settled(size, before) -> bool:
-    """Whether the logarithms of scales, of which these are the squares, hardly changed."""
-    return bool(np.all(np.std(np.log(size / before), axis=1) < 2.0 * NEGLIGIBLE))
-
-
-def _noise(form, at, residuals, scale: ScaleFunction, rounds, steps):
-    """Relative noise variances for the next regression, and without the weights that outliers get, `(n, m)`."""
-    if form.scale:
-        scale.update(at, residuals, rounds, steps)
-    log_scale = scale.held_out if form.scale else np.zeros(residuals.shape)
-    standard = residuals * np.exp(-log_scale)
-    noise = 4.0 + np.square(standard / winsorised_rms(standard)[:, None])
-    size = np.exp(2.0 * (log_scale - np.mean(log_scale, axis=1, keepdims=True)))
-    return size * noise * np.mean(1.0 / noise, axis=1, keepdims=True), size
 
 
 class _Units(NamedTuple):

@@ -64,6 +64,17 @@ class RidgeFunctions:
         points, precision = (np.pad(np.asarray(a)[used], ((0, spare), (0, 0))) for a in (self.points, self.precision))
         return RidgeFunctions(offset, linear, points, precision, np.pad(rbf[:, used], ((0, 0), (0, spare))))
 
+    def times(self, factor: np.ndarray, added: np.ndarray) -> "RidgeFunctions":
+        """The functions times factors `(n,)`, and what is added to them, `(n,)`."""
+        column = factor[:, None]
+        offset, linear, rbf = factor * self.offset + added, column * self.linear, column * self.rbf
+        return replace(self, offset=offset, linear=linear, rbf=rbf)
+
+    def among(self, numbers: np.ndarray, n: int) -> "RidgeFunctions":
+        """These functions as those with some numbers among `n`; the others are 0."""
+        place = np.eye(n)[:, numbers]
+        return replace(self, offset=place @ self.offset, linear=place @ self.linear, rbf=place @ self.rbf)
+
     def __call__(self, z: Any, xp: Any = jnp) -> Any:
         """Values `(..., n)` at points `(..., D)`, by JAX or NumPy, in the precision of `points`.
 

@@ -69,24 +69,25 @@ class ResidualWithinAt(PositiveLikelihoodAt):
             whole = xp.concatenate([known, xp.where(xp.isfinite(end), end, 0.0)], axis=-1)
             found = learnt.standardised(whole, given, xp)
             ends.append(xp.where(xp.isfinite(end), xp.clip(found.residuals[..., first:], -FAR, FAR), far))
-        z, rho = found.z[..., None, :], xp.asarray(learnt.decorrelation.log_scale)
+        z = found.z[..., None, :]
         points, log_weights = cube(number)
         points, log_weights = xp.asarray(points), xp.asarray(log_weights)
         nodes = (*found.residuals.shape[:-1], len(log_weights))
         u = [xp.broadcast_to(found.residuals[..., None, i], nodes) for i in range(first)]
         total = log_weights
         for i in range(number):
-            before = learnt.decorrelation.before(u, z, first + i, xp)
-            low, high = ((end[..., None, i] - before) * xp.exp(-rho[first + i]) for end in ends)
+            before, rho = learnt.decorrelation.given(u, z, first + i, xp)
+            low, high = ((end[..., None, i] - before) * xp.exp(-rho) for end in ends)
             start, size = xp.arctan(low), xp.arctan2(high - low, 1.0 + low * high)
             v = xp.tan(xp.clip(start + points[:, i] * size, -np.pi / 2 + 1e-6, np.pi / 2 - 1e-6))
             total = total + xp.log(size + 1e-30) + xp.log1p(xp.square(v))  # log of (F(b) - F(a)) / f(v)
-            u.append(xp.broadcast_to(before + v * xp.exp(rho[first + i]), nodes))
+            u.append(xp.broadcast_to(before + v * xp.exp(rho), nodes))
         precision = xp.asarray(learnt.density.points).dtype
 
         def log_density(u, z):
-            v = learnt.decorrelation(u, z, xp)
-            return learnt.density.log_density(v.astype(precision), z.astype(precision), xp)
+            v, log_scale = learnt.decorrelation(u, z, xp)
+            log_density = learnt.density.log_density(v.astype(precision), z.astype(precision), xp)
+            return log_density.astype(v.dtype) - xp.sum(log_scale[..., :first], axis=-1)
 
         u, add = xp.stack(u, axis=-1), logsumexp if xp is jnp else logsumexp_on_host
         logs = log_density(u, z) if xp is np else jax.vmap(log_density, in_axes=(0, None))(u, found.z)

@@ -16,6 +16,9 @@ from numpyro_kme.likelihoods.statistics import log_cosh
 STRAIGHT = 50.0
 """Width of a transformation that is a straight line over the bulk of the statistic, in its standard deviations."""
 
+UNCHANGED = 1e4
+"""Width of one that is a straight line everywhere."""
+
 
 DEFENSIVE = 0.02
 """Weight of a heavy-tailed component (Cauchy, of the statistic's scale) in the score: one outlier teaches nothing."""
@@ -40,12 +43,12 @@ class Location:
     log_width: Any
 
     @classmethod
-    def bounds(cls, dim: int, transform_marginals: bool) -> tuple["Location", "Location"]:
+    def bounds(cls, at: Inputs, transform_marginals: bool) -> tuple["Location", "Location"]:
         """Box of the search; without `transform_marginals` the transformation stays a straight line."""
-        low, high = Smoothness.bounds(dim)
-        straight = np.log(STRAIGHT)
+        low, high = Smoothness.bounds(at)
         if not transform_marginals:
-            return cls(low, 0.0, straight), cls(high, 0.0, straight)
+            return cls(low, 0.0, np.log(UNCHANGED)), cls(high, 0.0, np.log(UNCHANGED))
+        straight = np.log(STRAIGHT)
         return cls(low, -20.0, -12.0), cls(high, 20.0, straight + 2.0)
 
     def penalty(self) -> tuple[np.ndarray, "Location"]:
@@ -95,7 +98,7 @@ def learn_location(
         steps: Iterations.
         transform_marginals: Whether the marginal transformation is learnt.
     """
-    bounds, least = Location.bounds(at.dim, transform_marginals), location.smoothness.enough(at)
+    bounds, least = Location.bounds(at, transform_marginals), location.smoothness.enough(at)
     inverses = diagonal(1.0 / ravel(location.curvature(x.shape[-1]), 1))
     some = lambda location, rows: location_loss(location, least, x[rows], noise[rows], score_noise[rows])  # noqa: E731
     return descend_all(some, location, bounds, steps, inverses)[0]
@@ -271,7 +274,7 @@ class ScaleFunction:
         self.offset = np.mean(target, axis=-1)
         centred, noise = target - self.offset[:, None], np.full(target.shape, variance)
         if steps:
-            bounds = tuple(replace(bound, noise=0.0) for bound in Smoothness.bounds(at.dim))
+            bounds = tuple(replace(bound, noise=0.0) for bound in Smoothness.bounds(at))
             least = self.smoothness.enough(at)
             some = lambda smoothness, rows: scale_loss(smoothness, least, centred[rows], noise[rows])  # noqa: E731
             self.smoothness, self._inverses = descend_all(some, self.smoothness, bounds, steps, self._inverses)

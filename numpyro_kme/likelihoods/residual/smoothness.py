@@ -33,6 +33,9 @@ JITTER = 1e-6
 SPACING, EXPLAINED = 0.3, 1e-6
 """Inducing points are pivots of a Gaussian kernel of length `SPACING sqrt(D)`, until so little of it is unexplained."""
 
+FLAT = 20.0
+"""Minus the log amplitude of a coordinate that a regression does not depend on, and its log length."""
+
 RIDGE = 1e-8
 """Added to the diagonal of `G`."""
 
@@ -64,10 +67,12 @@ class Inputs:
     Attributes:
         z: Coordinates, `(m, D)`.
         inducing_points: `u`, `(r, D)`.
+        used: Which coordinates each of `n` regressions depends on, `(n, D)`; all where left out.
     """
 
     z: np.ndarray
     inducing_points: np.ndarray
+    used: np.ndarray | None = None
 
     @cached_property
     def features(self) -> np.ndarray:
@@ -81,7 +86,7 @@ class Inputs:
 
     def __getitem__(self, rows: np.ndarray) -> "Inputs":
         """Some of the simulations, with all inducing points."""
-        return Inputs(self.z[rows], self.inducing_points)
+        return replace(self, z=self.z[rows])
 
     def first(self, number: int) -> "Inputs":
         """With the first so many inducing points: the best ones, as `pivoted` orders them."""
@@ -126,10 +131,12 @@ class Smoothness:
         return cls(np.full(2 * dim, np.log(linear)), np.log(rbf), lengths, np.log(noise))
 
     @classmethod
-    def bounds(cls, dim: int) -> tuple["Smoothness", "Smoothness"]:
-        """Box of the search."""
-        low = cls(np.full(2 * dim, -9.0), -6.0, np.full(dim, np.log(0.2)), -7.0)
-        return low, cls(np.full(2 * dim, 3.0), 3.0, np.full(dim, 6.0), 1.5)
+    def bounds(cls, at: Inputs) -> tuple["Smoothness", "Smoothness"]:
+        """Box of the search, for each regression that uses some coordinates only."""
+        used = np.ones(at.dim, bool) if at.used is None else at.used
+        twice, same = np.concatenate([used, used], axis=-1), np.zeros(used.shape[:-1])
+        low = np.where(twice, -9.0, -FLAT), same - 6.0, np.where(used, np.log(0.2), FLAT), same - 7.0
+        return cls(*low), cls(np.where(twice, 3.0, -FLAT), same + 3.0, np.where(used, 6.0, FLAT), same + 1.5)
 
     def times(self, factor: float) -> "Smoothness":
         """Functions and noise so many times as large: the same regression, of other variances."""

@@ -127,8 +127,7 @@ class ResidualSurrogate(Surrogate):
 
     def _at(self, y, xp=jnp) -> "ResidualAt":
         kept, scale = y[..., np.array(self.transform.kept)], xp.asarray(self.transform.scale)
-        log_jacobian = -xp.sum(xp.log(scale)) - xp.sum(xp.asarray(self.decorrelation.log_scale))
-        return ResidualAt(self._to_evaluate, (kept - self.transform.centre) / scale, log_jacobian, y)
+        return ResidualAt(self._to_evaluate, (kept - self.transform.centre) / scale, -xp.sum(xp.log(scale)), y)
 
     @property
     def _to_evaluate(self) -> "ResidualSurrogate":
@@ -148,9 +147,8 @@ class ResidualSurrogate(Surrogate):
         if first == len(kept):  # those in intervals do not vary
             return learnt.at_rows(rows)
         y, low, high = ((part[:, kept] - centre) / scale for part in (rows, low, high))
-        log_jacobian = -np.sum(np.log(scale[:first])) - np.sum(np.asarray(learnt.decorrelation.log_scale)[:first])
         ends = y[:, :first], low[:, first:], high[:, first:]
-        return ResidualWithinAt(learnt._to_evaluate, *ends, log_jacobian, rows)
+        return ResidualWithinAt(learnt._to_evaluate, *ends, -np.sum(np.log(scale[:first])), rows)
 
     def _marginal(self, seen, last):
         """Locations, scales and transformations are of single statistics and stay; the dependence of the residuals that

@@ -1,0 +1,89 @@
+"""Location and scale of some statistics, learnt in turn on some simulations and fitted to all."""
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from numpyro_kme.likelihoods.residual.location_scale import Location, ScaleFunction, learn_location, winsorised_rms
+from numpyro_kme.likelihoods.residual.smoothness import Inputs, Regression
+
+MOST_TURNS = 8
+"""Location and scale are learnt in turn so many times at most: where the scale spans many orders of magnitude, what a
+location can be known to follows from the scale, and the least scale from that."""
+
+NEGLIGIBLE = 0.05
+"""What location, in residual standard deviations, and log scale may be off by where a simpler function stands in."""
+
+
+class Fits(NamedTuple):
+    """Some statistics as they are fitted.
+
+    Attributes:
+        location: Hyperparameters of the locations.
+        regression: Regressions of the transformed statistics with these.
+        log_scales: How the log scales change: not at all where they are not learnt.
+        log_scale: Log scales that hold beside these, `(n,)`.
+        size: Scales of the residuals at the simulations, `(n, m)`.
+        residuals: Standardised held-out residuals, `(n, m)`.
+        location_improvement, scale_improvement: What these add to the held-out log score, `(n,)` each.
+    """
+
+    location: Location
+    regression: Regression
+    log_scales: Regression
+    log_scale: np.ndarray
+    size: np.ndarray
+    residuals: np.ndarray
+    location_improvement: np.ndarray
+    scale_improvement: np.ndarray
+
+
+def fit_statistics(form: Any, at: Inputs, rows, statistics, starts: Location, group: np.ndarray) -> Fits:
+    """Learn on `rows` with some inducing points, and again with the noise found so, until that stays what it is; then
+    fit all simulations."""
+    x, location = statistics[group], jax.tree.map(lambda leaf: leaf[group], starts)
+    scale, coarse = ScaleFunction(at.dim, *x.shape), at.coarse[rows]
+    noise = size = np.ones((len(x), len(rows)))
+    for number in range(MOST_TURNS):
+        steps, before = form.steps // (1 if number == 0 else 2), size
+        location = learn_location(location, coarse, x[:, rows], noise, size, steps, form.transform_marginals)
+        residuals = location.fit(location.smoothness.enough(coarse), x[:, rows], noise).held_out.residual
+        noise, size = _noise(form, coarse, residuals, scale, 2, form.steps // 3)
+        if number > 0 and _settled(size, before):
+            break
+    noise, size, needed = np.ones(x.shape), np.ones(x.shape), location.smoothness.enough(at)
+    for number in range(MOST_TURNS):
+        found, before = location.fit(needed, x, noise), size
+        noise, size = _noise(form, at, found.held_out.residual, scale, 2, 0)
+        if number > 0 and _settled(size, before):
+            break
+    residuals = found.held_out.residual * np.exp(-scale.held_out)
+    rest, plain = winsorised_rms(residuals), winsorised_rms(found.held_out.residual)
+    log_scale = scale.offset + np.log(rest)
+    return Fits(
+        location,
+        found,
+        scale.last or found.again(np.zeros(x.shape)),
+        log_scale,
+        np.exp(log_scale[:, None] + scale.fitted - scale.offset[:, None]),
+        residuals / rest[:, None],
+        -np.log(plain),
+        np.log(plain / rest) - np.mean(scale.held_out, axis=1),
+    )
+
+
+def _settled(size, before) -> bool:
+    """Whether the logarithms of scales, of which these are the squares, hardly changed."""
+    return bool(np.all(np.std(np.log(size / before), axis=1) < 2.0 * NEGLIGIBLE))
+
+
+def _noise(form, at, residuals, scale: ScaleFunction, rounds, steps):
+    """Relative noise variances for the next regression, and without the weights that outliers get, `(n, m)`."""
+    if form.scale:
+        scale.update(at, residuals, rounds, steps)
+    log_scale = scale.held_out if form.scale else np.zeros(residuals.shape)
+    standard = residuals * np.exp(-log_scale)
+    noise = 4.0 + np.square(standard / winsorised_rms(standard)[:, None])
+    size = np.exp(2.0 * (log_scale - np.mean(log_scale, axis=1, keepdims=True)))
+    return size * noise * np.mean(1.0 / noise, axis=1, keepdims=True), size
