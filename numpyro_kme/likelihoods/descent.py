@@ -72,7 +72,8 @@ def descend_all(
     """
     lower, upper = (ravel(jax.tree.map(lambda a, b: np.broadcast_to(a, np.shape(b)), end, starts), 1) for end in bounds)
     begun = np.clip(ravel(starts, 1), lower, upper)
-    searches = [minimise(*one, steps, inverse, enough) for *one, inverse in zip(begun, lower, upper, inverses)]
+    starting = zip(begun, lower, upper, inverses, strict=True)
+    searches = [minimise(x, low, high, steps, inverse, enough) for x, low, high, inverse in starting]
     asked, found = {i: next(search) for i, search in enumerate(searches)}, dict[int, tuple[np.ndarray, np.ndarray]]()
     while asked:
         rows = np.array(list(asked))

@@ -9,7 +9,7 @@ Reference: Papamakarios, Pavlakou and Murray (2017), Masked autoregressive flow,
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ import numpy as np
 
 from numpyro_kme._core.host import in_threads
 from numpyro_kme.kernels.base import register
-from numpyro_kme.likelihoods.residual.fitting import NEGLIGIBLE, fit_statistics
+from numpyro_kme.likelihoods.residual.fitting import fit_statistics, fitted_functions
 from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
 from numpyro_kme.likelihoods.residual.location_scale import Location
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, Smoothness
@@ -28,8 +28,11 @@ CLIP = 5.0
 MOST = 200
 """Largest number of inducing points: there are many coordinates, and functions of them are smooth."""
 
-WORTH = 0.02
-"""Least improvement, in nats a simulation, for which a residual's functions are kept."""
+GROUPS = 2
+"""So many threads learn; each takes its residuals together."""
+
+WORTH = 0.03
+"""Least improvement, in nats a simulation, for which a residual's functions are kept, and for which all are."""
 
 
 def soft_clip(u: Any, xp: Any = np) -> Any:
@@ -55,13 +58,33 @@ class Autoregression:
         inputs = xp.concatenate([z, soft_clip(u, xp)], axis=-1)
         return self.location(inputs, xp).astype(u.dtype), self.log_scale(inputs, xp).astype(u.dtype)
 
+    def used(self) -> np.ndarray:
+        """Which residuals have functions, `(n,)`."""
+        return np.any(self.location.linear, axis=1) | np.any(self.log_scale.linear, axis=1)
+
+    def trimmed(self) -> "Autoregression":
+        """The same without kernels of weight 0, for NumPy."""
+        return Autoregression(self.location.trimmed(), self.log_scale.trimmed())
+
+
+class FittedAutoregression(NamedTuple):
+    """Functions, and what they leave.
+
+    Attributes:
+        functions: `m` and `s`.
+        residuals: Held-out `w`, `(m, n)`.
+        improvement: What they add to the held-out log score, `(n,)`.
+    """
+
+    functions: Autoregression
+    residuals: np.ndarray
+    improvement: np.ndarray
+
 
 def fit_autoregression(
     form: Any, z: np.ndarray, u: np.ndarray, v: np.ndarray, rows: np.ndarray
-) -> tuple[Autoregression, np.ndarray, np.ndarray] | None:
-    """Learn the functions; return them with the held-out `w`, `(m, n)`, and improvements, `(n,)`, or None.
-
-    None where no residual's functions are worth `WORTH`.
+) -> FittedAutoregression | None:
+    """Learn the functions of those residuals for which they are worth it; None where there is no such residual.
 
     Args:
         form: Settings of the residual form.
@@ -71,30 +94,30 @@ def fit_autoregression(
         rows: Simulations that hyperparameters are learnt from.
     """
     n, dim = u.shape[1], z.shape[1]
+    if n == 1:
+        return None
     inputs = np.concatenate([z, soft_clip(u)], axis=1)
-    before = np.arange(dim + n) < dim + np.arange(n)[:, None]
+    known = np.arange(dim + n) < dim + np.arange(n)[:, None]
     points = Inputs.pivoted(inputs[rows], MOST).inducing_points
     centre, spread = v.mean(axis=0), v.std(axis=0)
-    targets = ((v - centre) / spread).T
-    starts = Location(Smoothness.start(dim + n, 0.1, 0.3, 1.0, 0.9), 0.0, 0.0)
-    starts = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (n, *np.shape(leaf))), starts)
-    settings = replace(form, transform_marginals=False)
+    targets, settings = ((v - centre) / spread).T, replace(form, transform_marginals=False)
+    start = Location(Smoothness.start(dim + n, linear=0.1, length=1.0, noise=0.9), 0.0, 0.0)
+    starts = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (n, *np.shape(leaf))), start)
 
     def fit(group):
-        return fit_statistics(settings, Inputs(inputs, points, before[group]), rows, targets, starts, group)
+        return fit_statistics(settings, Inputs(inputs, points, known[group]), rows, targets, starts, group)
 
-    fits = in_threads(fit, np.array_split(np.arange(1, n), min(2, n - 1)))
-    improvement = np.zeros(n)
-    improvement[1:] = np.concatenate([f.location_improvement + f.scale_improvement for f in fits])
-    kept = np.flatnonzero(improvement > WORTH)
+    fits = in_threads(fit, np.array_split(np.arange(1, n), min(GROUPS, n - 1)))
+    added = np.concatenate([fit.location_improvement + fit.scale_improvement for fit in fits]) - np.log(spread[1:])
+    kept = 1 + np.flatnonzero(added > WORTH)
     if not len(kept):
         return None
-    found = np.array(v)
-    found[:, kept] = np.concatenate([f.residuals for f in fits])[kept - 1].T
-    location = RidgeFunctions.of((f.regression, np.zeros(len(f.size)), NEGLIGIBLE * f.size) for f in fits)
-    log_scale = RidgeFunctions.of((f.log_scales, f.log_scale, np.full(f.size.shape, NEGLIGIBLE)) for f in fits)
-    functions = Autoregression(
-        location.some(kept - 1).times(spread[kept], centre[kept]).among(kept, n),
-        log_scale.some(kept - 1).times(np.ones(len(kept)), np.log(spread[kept])).among(kept, n),
+    location, log_scale = (part.some(kept - 1) for part in fitted_functions(fits))
+    found = Autoregression(
+        location.times(spread[kept], centre[kept]).among(kept, n),
+        log_scale.times(np.ones(len(kept)), np.log(spread[kept])).among(kept, n),
     )
-    return functions, found, np.where(improvement > WORTH, improvement, 0.0)
+    residuals, improvement = np.array(v), np.zeros(n)
+    residuals[:, kept] = np.concatenate([fit.residuals for fit in fits])[kept - 1].T
+    improvement[kept] = added[kept - 1]
+    return FittedAutoregression(found, residuals, improvement)

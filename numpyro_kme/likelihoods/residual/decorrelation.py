@@ -5,6 +5,7 @@ clipping $h(u) = 5 \tanh(u / 5)$: a triangular map, as the Knothe-Rosenblatt rea
 on the diagonal, so that the Jacobian is exact whatever the coefficients are.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -87,6 +88,10 @@ class TriangularMap:
         location, curved = self.curved(u, z, xp)
         return (v - location) * xp.exp(-curved), log_scale + curved
 
+    def trimmed(self) -> "TriangularMap":
+        """The same without kernels of weight 0, for NumPy."""
+        return replace(self, curved=self.curved and self.curved.trimmed())
+
     def straight(self, u: Any, z: Any, xp: Any = jnp) -> Any:
         """`v`, without the functions `m` and `s`."""
         coefficients = xp.concatenate([xp.asarray(self.constant)[:, :, None], xp.asarray(self.change)], axis=2)
@@ -104,7 +109,7 @@ class TriangularMap:
             location = location + slope * soft_clip(u[k], xp)
         if self.curved is None:
             return location, log_scale
-        known = xp.stack([*u[:i], *[xp.zeros_like(u[0])] * (len(self.log_scale) - i)], axis=-1)
+        known = xp.stack([*u[:i], *[xp.zeros_like(u[0])] * (np.size(self.log_scale) - i)], axis=-1)
         moved, curved = (part[..., i] for part in self.curved(known, z, xp))
         return location + xp.exp(log_scale) * moved, log_scale + curved
 

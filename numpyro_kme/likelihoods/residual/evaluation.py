@@ -87,10 +87,12 @@ class ResidualAt(PositiveLikelihoodAt):
         that fill up what is compiled."""
         short = partial(jax.tree.map, lambda leaf: np.asarray(leaf, np.float32))
         learnt = self.surrogate
+        triangular = replace(learnt.decorrelation, curved=short(learnt.decorrelation.trimmed().curved))
         parts = {"location": learnt.location.trimmed(), "log_scale": learnt.log_scale.trimmed()}
         if self._rounding() <= ROUNDING:
             parts = {name: short(part) for name, part in parts.items()}
-        return replace(self, surrogate=replace(learnt, density=short(learnt.density.trimmed()), **parts))
+        density = short(learnt.density.trimmed())
+        return replace(self, surrogate=replace(learnt, density=density, decorrelation=triangular, **parts))
 
     def _rounding(self) -> float:
         """Largest error of locations, in residual standard deviations, and of log scales in float32.

@@ -1,10 +1,12 @@
 """Location and scale of some statistics, learnt in turn on some simulations and fitted to all."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
 from numpyro_kme.likelihoods.residual.location_scale import Location, ScaleFunction, learn_location, winsorised_rms
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, Regression
 
@@ -87,3 +89,11 @@ def _noise(form, at, residuals, scale: ScaleFunction, rounds, steps):
     noise = 4.0 + np.square(standard / winsorised_rms(standard)[:, None])
     size = np.exp(2.0 * (log_scale - np.mean(log_scale, axis=1, keepdims=True)))
     return size * noise * np.mean(1.0 / noise, axis=1, keepdims=True), size
+
+
+def fitted_functions(fits: Sequence[Fits]) -> tuple[RidgeFunctions, RidgeFunctions]:
+    """Locations and log scales as functions of the coordinates, as simple as `NEGLIGIBLE` lets them be."""
+    return (
+        RidgeFunctions.of((f.regression, np.zeros(len(f.size)), NEGLIGIBLE * f.size) for f in fits),
+        RidgeFunctions.of((f.log_scales, f.log_scale, np.full(f.size.shape, NEGLIGIBLE)) for f in fits),
+    )

@@ -17,12 +17,11 @@ from numpyro_kme._core.saving import saveable
 from numpyro_kme.kernels.length_scales import robust_standard_deviation
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.extrapolation import Region
-from numpyro_kme.likelihoods.residual.autoregression import fit_autoregression
+from numpyro_kme.likelihoods.residual.autoregression import WORTH, fit_autoregression
 from numpyro_kme.likelihoods.residual.bandwidth_learning import HeldOutDensities, learn_bandwidths
 from numpyro_kme.likelihoods.residual.decorrelation import TriangularMap, fit_triangular_map
 from numpyro_kme.likelihoods.residual.density import ResidualDensity, fit_residual_density
-from numpyro_kme.likelihoods.residual.fitting import NEGLIGIBLE, fit_statistics
-from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
+from numpyro_kme.likelihoods.residual.fitting import fit_statistics, fitted_functions
 from numpyro_kme.likelihoods.residual.location_errors import LocationErrors
 from numpyro_kme.likelihoods.residual.location_scale import (
     start_locations,
@@ -52,10 +51,10 @@ class ResidualKernelMeans(Form):
 
     Each statistic is transformed by a learnt monotone map, $t_i = T_i(y_i)$, and written as
     $t_i = \mu_i(z) + \sigma_i(z) u_i$ with location and log scale by kernel ridge regression; the held-out residuals
-    $u$ are decorrelated by a triangular map, $v = V_z(u)$, and their embedding is the density $p(v \mid z)$
-    (`ResidualDensity`):
+    $u$ are decorrelated by a triangular map, $v = V_z(u)$, with slopes $e^{-\rho_i(z, u_{<i})}$, and their embedding is
+    the density $p(v \mid z)$ (`ResidualDensity`):
 
-    $$ q(y \mid z) = p(V_z(u) \mid z) \prod_i e^{-\rho_i} \, T_i'(y_i) / \sigma_i(z),
+    $$ q(y \mid z) = p(V_z(u) \mid z) \prod_i e^{-\rho_i(z, u_{<i})} \, T_i'(y_i) / \sigma_i(z),
        \qquad u_i = (T_i(y_i) - \mu_i(z)) / \sigma_i(z). $$
 
     It is positive and integrates to 1 in `y` for every `z`. All hyperparameters follow held-out densities in closed
@@ -142,8 +141,7 @@ class ResidualKernelMeans(Form):
             learnt.decorrelation_improvement,
             learnt.shape_improvement,
         )
-        location = RidgeFunctions.of((f.regression, np.zeros(len(f.size)), NEGLIGIBLE * f.size) for f in fits)
-        log_scale = RidgeFunctions.of((f.log_scales, f.log_scale, np.full(f.size.shape, NEGLIGIBLE)) for f in fits)
+        location, log_scale = fitted_functions(fits)
         marginals = _marginals(fits, scaled, units)
         information, slopes = _information_and_slopes(support, marginals, location, log_scale, z[:300])
         return ResidualSurrogate(
@@ -174,16 +172,13 @@ class ResidualKernelMeans(Form):
         rows = self._rows(len(z))
         straight, v = fit_triangular_map(z, residuals, rows, self.steps // 2, self.decorrelate)
         learnt = self._embedded(z, v, rows, straight, -np.asarray(straight.log_scale))
-        curved = (
-            fit_autoregression(self, z, residuals, v, rows) if self.decorrelate and residuals.shape[1] > 1 else None
-        )
+        curved = fit_autoregression(self, z, residuals, v, rows) if self.decorrelate else None
         if curved is None:
             return learnt
-        functions, w, added = curved
-        other = self._embedded(
-            z, w, rows, replace(straight, curved=functions), learnt.decorrelation_improvement + added
-        )
-        return max(learnt, other, key=lambda one: np.sum(one.decorrelation_improvement) + one.shape_improvement)
+        triangular = replace(straight, curved=curved.functions)
+        improvement = learnt.decorrelation_improvement + curved.improvement
+        other = self._embedded(z, curved.residuals, rows, triangular, improvement)
+        return other if other.score > learnt.score + WORTH else learnt
 
     def _embedded(self, z, v, rows, decorrelation, improvement) -> "Dependence":
         """With the density of held-out decorrelated residuals `v`."""
@@ -194,7 +189,8 @@ class ResidualKernelMeans(Form):
         fitted = fit_residual_density(z, v, bandwidths, scores.heavy_tailed_weight())
         product, added = fit_product(z, v, few, scores, self.steps)
         shape = np.array(scores.improvement(few[1]) + added)
-        return Dependence(decorrelation, replace(fitted, product=product), improvement, shape)
+        score = float(np.sum(improvement) + np.mean(scores.log_densities()) + added)
+        return Dependence(decorrelation, replace(fitted, product=product), improvement, shape, score)
 
 
 class Dependence(NamedTuple):
@@ -204,12 +200,14 @@ class Dependence(NamedTuple):
         decorrelation: Their triangular map.
         density: Density of decorrelated residuals.
         decorrelation_improvement, shape_improvement: What these add to the held-out log score, `(n,)` and a scalar.
+        score: Mean held-out log density of the residuals.
     """
 
     decorrelation: TriangularMap
     density: ResidualDensity
     decorrelation_improvement: np.ndarray
     shape_improvement: np.ndarray
+    score: float
 
 
 class _Units(NamedTuple):

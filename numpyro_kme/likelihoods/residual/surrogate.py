@@ -256,7 +256,7 @@ class ResidualSurrogate(Surrogate):
 
     def describe(self) -> Mapping[str, Any]:
         """How location, scale and transformations were fitted, and how well: text, and numbers for each statistic."""
-        density = self.density
+        density, curved_map = self.density, self.decorrelation.curved
         # A log scale that varies by more than this over the simulations changes
         changes = np.std(self.log_scale.on_host(np.asarray(density.points)[:300]), axis=0) > 0.1
         curved = np.count_nonzero(self.location.rbf, axis=1) > 0
@@ -272,6 +272,7 @@ class ResidualSurrogate(Surrogate):
             "held-out improvement, nats": ", ".join(
                 f"{part} {round(float(np.sum(nats)), 2) + 0.0:.2f}" for part, nats in vars(self.improvements).items()
             ),
+            **({} if curved_map is None else {"given those before": self._list(curved_map.used())}),
             **({} if density.product is None else {"residuals": density.product.told}),
             "eps": np.asarray(density.eps),
             "beta": float(density.beta),
