@@ -31,7 +31,7 @@ MOST = 200
 GROUPS = 2
 """So many threads learn; each takes its residuals together."""
 
-WORTH = 0.03
+WORTH = 0.02
 """Least improvement, in nats a simulation, for which a residual's functions are kept, and for which all are."""
 
 
