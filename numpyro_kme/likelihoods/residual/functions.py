@@ -43,9 +43,13 @@ class RidgeFunctions:
         offset, linear, centres, scales, rbf = [], [], [], [], []
         for fits, shift, tolerance in groups:
             basis = np.concatenate([np.ones((len(fits.at), 1)), fits.at.features], axis=1)
+            used = np.ones((len(fits.near), fits.at.dim), bool) if fits.at.used is None else fits.at.used
+            used = np.concatenate([np.ones((len(used), 1), bool), used, used], axis=1)
             intercepts, slopes, weights = fits.weights()
             for i, scale in enumerate(1.0 / np.asarray(tolerance)[:, :, None]):
-                straight, chosen, found = _sparse(fits.near[i] * scale, weights[i], basis * scale)
+                few, chosen, found = _sparse(fits.near[i] * scale, weights[i], basis[:, used[i]] * scale)
+                straight = np.zeros(basis.shape[1])
+                straight[used[i]] = few
                 offset.append(intercepts[i] + np.asarray(shift)[i] + straight[0])
                 linear.append(slopes[i] + straight[1:])
                 centres.append(fits.at.inducing_points[chosen])
