@@ -28,6 +28,9 @@ CLIP = 5.0
 MOST = 200
 """Largest number of inducing points: there are many coordinates, and functions of them are smooth."""
 
+BOTH = "(d)->(n),(n)"
+"""Signature of both functions."""
+
 GROUPS = 2
 """So many threads learn; each takes its residuals together."""
 
@@ -56,7 +59,11 @@ class Autoregression:
         """`m` and `s`, `(..., n)` each, at residuals `(..., n)` and coordinates `(..., D)`."""
         z = xp.broadcast_to(z, (*u.shape[:-1], z.shape[-1]))
         inputs = xp.concatenate([z, soft_clip(u, xp)], axis=-1)
-        return self.location(inputs, xp).astype(u.dtype), self.log_scale(inputs, xp).astype(u.dtype)
+        if xp is np:
+            location, log_scale = self.location(inputs, np), self.log_scale(inputs, np)
+        else:
+            location, log_scale = jnp.vectorize(lambda a: (self.location(a), self.log_scale(a)), signature=BOTH)(inputs)
+        return location.astype(u.dtype), log_scale.astype(u.dtype)
 
     def used(self) -> np.ndarray:
         """Which residuals have functions, `(n,)`."""

@@ -86,7 +86,7 @@ class TriangularMap:
         if self.curved is None:
             return v, log_scale
         location, curved = self.curved(u, z, xp)
-        return (v - location) * xp.exp(-curved), log_scale + curved
+        return (v - location) * xp.exp(-curved), xp.broadcast_to(log_scale, curved.shape) + curved
 
     def trimmed(self) -> "TriangularMap":
         """The same without kernels of weight 0, for NumPy."""
