@@ -115,9 +115,9 @@ class ResidualKernelMeans(Form):
         with solves.one_blas_thread:
             return self._fit(z, x, StatisticsTransform.fit(x))
 
-    def _rows(self, size: int) -> np.ndarray:
+    def _rows(self, size: int, least: int = 350) -> np.ndarray:
         """Simulations that hyperparameters are learnt from."""
-        return np.random.default_rng(0).permutation(size)[: self.subset or int(np.clip(size // 2, 350, 2000))]
+        return np.random.default_rng(0).permutation(size)[: self.subset or int(np.clip(size // 2, least, 2000))]
 
     @on_host
     def _fit(self, z, x, transform):
@@ -172,7 +172,8 @@ class ResidualKernelMeans(Form):
         rows = self._rows(len(z))
         straight, v = fit_triangular_map(z, residuals, rows, self.steps // 2, self.decorrelate)
         learnt = self._embedded(z, v, rows, straight, -np.asarray(straight.log_scale))
-        curved = fit_autoregression(self, z, residuals, v, rows) if self.decorrelate else None
+        more = self._rows(len(z), MOST_PAIRS)  # of functions of many coordinates there is more to learn
+        curved = fit_autoregression(self, z, residuals, v, more) if self.decorrelate else None
         if curved is None:
             return learnt
         triangular = replace(straight, curved=curved.functions)
