@@ -34,6 +34,7 @@ class LearntLikelihoods(NamedTuple):
         measures: The prior of each simulator's coordinates.
         history: For each round, how many simulations it made and how far it moved the posterior.
         default: Likelihoods of the default form, with which those of the published form are compared; empty for others.
+        half: Likelihoods learnt from half of the simulations, with which those of the default form are compared.
         amortised: Whether they serve every observation: no round simulated where the posterior of one is.
         one_round: Why the engine made one round, where it chose to; otherwise empty.
     """
@@ -42,7 +43,8 @@ class LearntLikelihoods(NamedTuple):
     likelihoods: Mapping[str, FittedLikelihood]
     measures: Mapping[str, Measure]
     history: tuple[tuple[int, float], ...]
-    default: Mapping[str, FittedLikelihood]
+    default: Mapping[str, FittedLikelihood] = {}
+    half: Mapping[str, FittedLikelihood] = {}
     amortised: bool = True
     one_round: str = ""
 
@@ -75,6 +77,8 @@ class LearntPosterior(Posterior):
             simulation is from its own, for sites with one observation.
         moved_by_default: How far, in standard deviations, the default form moves a posterior of the published form; NaN
             for other forms.
+        moved_by_half: How far, in standard deviations, half of the simulations move a posterior of the default form:
+            about what it may be off by, since so few were made; NaN for other forms.
     """
 
     problem: Problem = field(repr=False)
@@ -87,6 +91,7 @@ class LearntPosterior(Posterior):
     location_error: Mapping[str, float] = field(repr=False)
     in_tails: Mapping[str, float] = field(repr=False)
     moved_by_default: float = field(repr=False)
+    moved_by_half: float = field(repr=False)
 
     def _with(self, problem: Problem) -> Self:
         """With the model, also in coordinates that are found by it."""

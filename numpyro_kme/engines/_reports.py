@@ -28,6 +28,9 @@ IN_TAILS = 0.1
 COARSE = 0.4
 """A published form's posterior that the default form moves by more standard deviations is warned of."""
 
+UNSURE = 0.3
+"""A posterior that half of the simulations move by more standard deviations is warned of."""
+
 
 def warn_of(posterior: LearntPosterior) -> None:
     """Warn of draws beyond the simulated parameters, and of too few simulations near them, at the end: a round that
@@ -42,6 +45,8 @@ def warn_of(posterior: LearntPosterior) -> None:
             checks.warn(_tails_message(site, share, posterior.problem.simulators[site]))
     if posterior.moved_by_default > COARSE:
         checks.warn(_coarse_message(posterior.moved_by_default, len(posterior.simulations)))
+    if posterior.moved_by_half > UNSURE and not unresolved(posterior):
+        checks.warn(_unsure_message(posterior.moved_by_half, posterior.simulations))
     for site in unresolved(posterior):
         calls = prod(posterior.problem.simulators[site].simulator.batch_shape)
         checks.warn(_unresolved_message(site, calls, posterior.location_error[site], posterior.simulations))
@@ -142,17 +147,31 @@ def _coarse_message(moved: float, simulations: int) -> str:
 
 def _unresolved_message(site: str, calls: int, error: float, simulations: Simulations) -> str:
     """The warning of a location that is not known well enough at the draws."""
-    rounds = (
-        "Simulate more (`num_simulations`), or `refine` at draws of this posterior."
-        if simulations.proposed
-        else "Simulate more, or for this observation alone in rounds around its posterior: pass num_rounds=5; where "
-        "simulations or a `store` are given, `refine` at its draws."
-    )
     return (
         f"The {len(simulations)} simulations do not resolve this posterior: the location of site {site!r} "
         f"{f'counts {calls} times' if calls > 1 else 'bends'}, and is known there only to an error that moves the "
-        f"posterior mean by about {error:.2g} of its standard "
-        f"deviations, where {UNRESOLVED} is usual at most; the posterior may be off by more, and too wide. {rounds}"
+        f"posterior mean by about {error:.2g} of its standard deviations, where {UNRESOLVED} is usual at most; the "
+        f"posterior may be off by more, and too wide. {_more(simulations)}"
+    )
+
+
+def _unsure_message(moved: float, simulations: Simulations) -> str:
+    """The warning of a posterior that other simulations would move."""
+    how_far = f"by about {moved:.2g} standard deviations" if np.isfinite(moved) else "beyond nearly all of its draws"
+    return (
+        f"The posterior depends on which {len(simulations)} simulations were made: learnt from half of them it moves "
+        f"{how_far} (a mean, or a log standard deviation), and from all of them it may be off by about as much. "
+        f"{_more(simulations)}"
+    )
+
+
+def _more(simulations: Simulations) -> str:
+    """What to do where there are too few simulations."""
+    if simulations.proposed:
+        return "Simulate more (`num_simulations`), or `refine` at draws of this posterior."
+    return (
+        "Simulate more, or for this observation alone in rounds around its posterior: pass num_rounds=5; where "
+        "simulations or a `store` are given, `refine` at its draws."
     )
 
 
@@ -164,6 +183,7 @@ def described(
     extrapolated: Mapping[str, float],
     errors: Mapping[str, float],
     moved_by_default: float,
+    moved_by_half: float,
 ) -> dict[str, Any]:
     """What a person reads; of the learnt `priors` too."""
     info: dict[str, Any] = {"simulations": len(learnt.simulations)}
@@ -188,6 +208,8 @@ def described(
         info[f"prior sd of {site}"] = np.sqrt(np.diagonal(covariance))
     if not np.isnan(moved_by_default):
         info["default form"] = f"moves the posterior by about {moved_by_default:.2g} sd"
+    if not np.isnan(moved_by_half):
+        info["half of the simulations"] = f"moves the posterior by about {moved_by_half:.2g} sd"
     if learnt.simulations.failures:
         info["simulations that failed"] = learnt.simulations.describe_failures()
     info |= drawn.info

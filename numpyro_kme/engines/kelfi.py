@@ -197,7 +197,7 @@ class KELFI(SimulationEngine):
             if self.min_change is not None and learnt.history[-1][1] < self.min_change:
                 break
         learnt = learnt._replace(amortised=not learnt.simulations.proposed)
-        warn_of(posterior)
+        learnt, posterior = self._compared(fit_key, learnt, posterior)
         return Trained(self._settings(), problem, learnt), posterior
 
     def _draws_to_propose(self, rng_key, posterior: LearntPosterior):
@@ -226,8 +226,8 @@ class KELFI(SimulationEngine):
 
     def _learnt(self, fit_key, problem: Problem, simulations: Simulations, history) -> LearntLikelihoods:
         measures: dict[str, Measure] = {}
-        likelihoods, default = {}, {}
-        for site, observed in problem.observations.items():
+        likelihoods = {}
+        for site in problem.observations:
             theta, x = _simulations.training_table(fit_key, simulations, problem, site)
             coordinates = Coordinates.from_prior(fit_key, problem, site).covering(theta)
             if coordinates.exact:
@@ -236,18 +236,44 @@ class KELFI(SimulationEngine):
                 arguments = problem.draw(fit_key, size := 4000).arguments[site].reshape(-1, theta.shape[1])
                 chosen = _simulations.some_calls(fit_key, size, len(arguments) // size, size)
                 measures[site] = Points(coordinates.table(arguments[chosen]))
-            found = problem.simulators[site]
-            form = _forms.form_of(site, found.simulator, self.statistics, self.resolved_form, self.missing)
-            whole = found.simulator.ragged or not (found.weighted or found.missing)
-            seen = None  # along plates there are many
-            if found.mask.size == 1 and whole:
-                seen = np.reshape(observed, found.simulator.event_shape)
-            how: dict[str, Any] = dict(coordinates=coordinates, measure=measures[site], y=seen)
-            how["names"] = found.simulator.labels
-            likelihoods[site] = fit_likelihood(theta, x, form=form, **how)
-            if _comparison.comparable(form):
-                default[site] = _comparison.default_form(theta, x, **how)
-        return LearntLikelihoods(simulations, likelihoods, measures, history or ((len(simulations), np.inf),), default)
+            how = self._how(problem, site, coordinates, measures[site])
+            likelihoods[site] = fit_likelihood(theta, x, form=self._form_of(problem, site), **how)
+        return LearntLikelihoods(simulations, likelihoods, measures, history or ((len(simulations), np.inf),))
+
+    def _form_of(self, problem: Problem, site: str) -> Form | None:
+        simulator = problem.simulators[site].simulator
+        return _forms.form_of(site, simulator, self.statistics, self.resolved_form, self.missing)
+
+    def _how(self, problem: Problem, site: str, coordinates: Coordinates, measure: Measure) -> dict[str, Any]:
+        """How the likelihood of a site is learnt, beside its form."""
+        found = problem.simulators[site]
+        whole = found.simulator.ragged or not (found.weighted or found.missing)
+        seen = None  # along plates there are many
+        if found.mask.size == 1 and whole:
+            seen = np.reshape(problem.observations[site], found.simulator.event_shape)
+        return dict(coordinates=coordinates, measure=measure, y=seen, names=found.simulator.labels)
+
+    def _compared(self, fit_key, learnt: LearntLikelihoods, posterior: LearntPosterior):
+        """With other likelihoods from the same simulations, and how far they move the posterior, which is warned of."""
+        problem = posterior.problem
+        with progress.phase("learning again from half of the simulations", self.progress_bar):
+            default, half = (
+                self._others(fit_key, problem, learnt, learn)
+                for learn in (_comparison.default_form, _comparison.of_half)
+            )
+        learnt = learnt._replace(default=default, half=half)
+        posterior = self._told(problem, learnt, posterior.measures, posterior.drawn)
+        warn_of(posterior)
+        return learnt, posterior
+
+    def _others(self, fit_key, problem: Problem, learnt: LearntLikelihoods, learn) -> dict[str, FittedLikelihood]:
+        """What `learn` finds from the same simulations, for the sites where it finds something."""
+        found = {}
+        for site, fitted in learnt.likelihoods.items():
+            theta, x = _simulations.training_table(fit_key, learnt.simulations, problem, site)
+            how = self._how(problem, site, fitted.coordinates, learnt.measures[site])
+            found[site] = learn(self._form_of(problem, site), theta, x, **how)
+        return {site: other for site, other in found.items() if other is not None}
 
     def _again(self, simulate_key, sample_key, fit_key, learnt: LearntLikelihoods, posterior: LearntPosterior, latents):
         """Simulate at further latents, learn from all simulations, and sample again."""
@@ -258,7 +284,7 @@ class KELFI(SimulationEngine):
         after = self._posterior(sample_key, problem, learnt)
         moved = _rounds.moved(posterior.drawn.latents, after.drawn.latents)
         learnt = learnt._replace(history=(*learnt.history, (len(further), moved)), amortised=amortised)
-        return learnt, replace(after, info=dict(after.info) | _rounds.described(learnt.history, self.min_change))
+        return learnt, after
 
     def refine(self, rng_key: jax.Array, latents: Mapping[str, Any]) -> None:
         """Simulate at further latents, learn from all simulations, and sample again.
@@ -275,7 +301,7 @@ class KELFI(SimulationEngine):
         fit_key, simulate_key, sample_key = split(rng_key, 3)
         latents = {name: np.asarray(latents[name]) for name in posterior.problem.latents if name in latents}
         learnt, posterior = self._again(simulate_key, sample_key, fit_key, trained.learnt, posterior, latents)
-        warn_of(posterior)
+        learnt, posterior = self._compared(fit_key, learnt, posterior)
         self._found = Trained(self._settings(), posterior.problem, learnt), posterior
 
     def _as_recorded(self, problem: Problem) -> Problem:
@@ -323,12 +349,19 @@ class KELFI(SimulationEngine):
             measures[site] = learnt_prior(fitted, problem, site)
         with progress.phase("sampling the posterior", self.progress_bar):
             drawn = self._drawn(rng_key, problem, learnt.likelihoods, measures)
+        return self._told(problem, learnt, measures, drawn)
+
+    def _told(self, problem: Problem, learnt: LearntLikelihoods, measures, drawn: _sampling.Drawn) -> LearntPosterior:
+        """The draws with what is said of them."""
         extrapolated = {
             name: float(np.max(beyond_by_call(problem, f, name, drawn.coordinates[name])))
             for name, f in learnt.likelihoods.items()
         }
         errors = location_errors(problem, learnt.likelihoods, drawn)
-        moved = _comparison.moved_by_default(problem, learnt.likelihoods, learnt.default, drawn)
+        default, half = (
+            _comparison.moved(problem, learnt.likelihoods, others, drawn) for others in (learnt.default, learnt.half)
+        )
+        priors = measures if self.learn_prior else {}
         further = problem.evaluate(drawn.latents).deterministics if problem.deterministics else {}
         return LearntPosterior(
             engine=type(self).__name__,
@@ -337,8 +370,12 @@ class KELFI(SimulationEngine):
             groups=groups(learnt.simulations, problem),
             location_error=errors,
             in_tails=in_tails(problem, {**learnt.likelihoods, **learnt.default}, drawn),
-            moved_by_default=moved,
-            info=described(problem, learnt, measures if self.learn_prior else {}, drawn, extrapolated, errors, moved),
+            moved_by_default=default,
+            moved_by_half=half,
+            info={
+                **described(problem, learnt, priors, drawn, extrapolated, errors, default, half),
+                **_rounds.described(learnt.history, self.min_change),
+            },
             problem=problem,
             simulations=learnt.simulations,
             likelihoods=learnt.likelihoods,

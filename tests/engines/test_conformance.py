@@ -37,7 +37,9 @@ import matplotlib.pyplot as plt
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Under the signed weights the variance"),
-    pytest.mark.filterwarnings("ignore:.*(the posterior is coarse|too narrow a posterior)"),  # with few simulations
+    pytest.mark.filterwarnings(
+        "ignore:.*(the posterior is coarse|too narrow a posterior|learnt from half of them)"
+    ),  # with few simulations
 ]
 KEY, AGAIN, OTHER = (jax.random.key(number) for number in (1, 2, 3))
 DRAWS, SIZE = 150, 16

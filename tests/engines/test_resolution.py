@@ -127,7 +127,61 @@ def test_the_default_form_tells_where_the_published_one_is_coarse():
     assert np.isnan(default.posterior.moved_by_default) and "default form" not in default.info
     learnt = published.posterior
     sharp = alarms(model(sharp_lines, 2), np.array([0.5, -1.0]), 100, 1)[0].likelihoods
-    assert _comparison.moved_by_default(learnt.problem, learnt.likelihoods, sharp, learnt.drawn) == np.inf
+    assert _comparison.moved(learnt.problem, learnt.likelihoods, sharp, learnt.drawn) == np.inf
+
+
+def two_means(rng_key, mean, weight):
+    """A mixture of normals at either side, whose shape changes with the parameters."""
+    side_key, noise_key = jax.random.split(rng_key)
+    return jnp.where(jax.random.bernoulli(side_key, weight), mean, -mean) + 0.4 * jax.random.normal(noise_key)
+
+
+def draws_of_two(x=None):
+    mean = numpyro.sample("mean", dist.Uniform(0.5, 3.0))
+    weight = numpyro.sample("weight", dist.Beta(2.0, 2.0))
+    with numpyro.plate("draws", 40):
+        numpyro.sample("x", kme.Simulator(two_means, mean, weight), obs=x)
+
+
+def test_half_of_the_simulations_tell_what_the_posterior_may_be_off_by():
+    """Against quadrature of the posterior from the same half, in one dimension, at ten observations of one engine."""
+    engine = kme.KELFI(model(lines, 1), 60, num_rounds=1, num_samples=4000, progress_bar=False)
+    z = np.linspace(-6.0, 6.0, 2001)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of some of these
+        engine.run(jax.random.key(0), x=np.zeros(1))
+    learnt = engine.trained.learnt
+    theta, x = (
+        np.asarray(part["theta" if part is learnt.simulations.latents else "x"], np.float64)
+        for part in (learnt.simulations.latents, learnt.simulations.x)
+    )
+    rows = np.random.default_rng(0).permutation(60)[:30]
+    half = kme.fit_likelihood(theta[rows], x[rows], coordinates=learnt.likelihoods["x"].coordinates)
+    for y in np.linspace(-2.0, 2.0, 5)[:, None]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            engine.condition(jax.random.key(1), x=y)
+        moments = []
+        for fitted in (learnt.likelihoods["x"], half):
+            log_density = fitted.surrogate.at(y).log_densities(z[:, None]) - 0.5 * z**2
+            weights = np.exp(log_density - log_density.max())
+            mean = np.average(z, weights=weights)
+            moments.append((mean, np.sqrt(np.average((z - mean) ** 2, weights=weights))))
+        (mean, sd), (other, spread) = moments
+        expected = max(abs(mean - other) / sd, abs(np.log(spread / sd)))
+        assert abs(engine.posterior.moved_by_half - expected) < 0.15
+
+
+def test_draws_whose_shape_changes_ask_for_more_and_what_is_learnt_well_does_not():
+    x = np.where(np.arange(40) < 12, 1.5, -1.5) + 0.4 * stats.norm.ppf((np.arange(40) * 17 % 40 + 0.5) / 40)
+    engine = kme.KELFI(draws_of_two, 300, num_rounds=1, progress_bar=False)
+    with pytest.warns(UserWarning, match="learnt from half of them|do not resolve"):
+        engine.run(jax.random.key(0), x=x)
+    assert engine.posterior.moved_by_half > 0.3 and "moves the posterior" in engine.info["half of the simulations"]
+    usual = alarms(model(lines, 2), np.array([0.5, -1.0]), 1000, 0)[0]
+    assert usual.posterior.moved_by_half < 0.3
+    few = alarms(model(lines, 1), np.zeros(1), 30, 0)[0]
+    assert np.isnan(few.posterior.moved_by_half) and "half of the simulations" not in few.info
 
 
 @pytest.mark.slow

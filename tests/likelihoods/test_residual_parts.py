@@ -12,7 +12,7 @@ from scipy.special import ndtr
 
 import numpyro_kme as kme
 from numpyro_kme.likelihoods.residual import bandwidth_learning as bl
-from numpyro_kme.likelihoods.residual import decorrelation, fitting, form, support
+from numpyro_kme.likelihoods.residual import decorrelation, fitting, support
 from numpyro_kme.likelihoods.residual import density as rd
 from numpyro_kme.likelihoods.residual import location_scale as ls
 from numpyro_kme.likelihoods.residual.decorrelation import (

@@ -59,7 +59,7 @@ def engine():
     none = dict(
         likelihoods={}, measures={}, learn_prior=False, drawn=None, extrapolated={}, location_error={}, in_tails={}
     )
-    none["moved_by_default"] = np.nan
+    none |= dict(moved_by_default=np.nan, moved_by_half=np.nan)
     return Known(engine="Known", samples=draws, problem=problem, simulations=simulations, **none)
 
 
