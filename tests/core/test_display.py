@@ -89,7 +89,7 @@ VECTOR = np.array([0.4, 0.1, -0.9, 1.7])
 
 @pytest.fixture(scope="module")
 def kelfi():
-    engine = kme.KELFI(model, 100, num_rounds=1, num_samples=200, progress_bar=False)
+    engine = kme.KELFI(model, 300, num_rounds=1, num_samples=200, progress_bar=False)
     engine.run(jax.random.key(0), x=OBSERVED)
     return engine
 
@@ -168,7 +168,7 @@ def test_small_results_say_what_they_mean(used):
 
 
 def test_cards_say_how_big_and_what_next(used):
-    assert "100 simulations" in repr(used["simulations"]) and "shift" in repr(used["simulations"])
+    assert "300 simulations" in repr(used["simulations"]) and "shift" in repr(used["simulations"])
     assert "not run yet" in repr(used["engine before"]) and "form=KernelMeans" in repr(used["engine before"])
     mean = used["posterior"].samples["shift"].mean()
     assert f"{mean:.3g} +-" in repr(used["posterior"]) and "next:" in repr(used["posterior"])
