@@ -256,6 +256,9 @@ class KELFI(SimulationEngine):
     def _compared(self, fit_key, learnt: LearntLikelihoods, posterior: LearntPosterior):
         """With other likelihoods from the same simulations, and how far they move the posterior, which is warned of."""
         problem = posterior.problem
+        if not learnt.amortised:
+            near = {site: replace(f, near=observation(problem, site)) for site, f in learnt.likelihoods.items()}
+            learnt = learnt._replace(likelihoods=near)
         with progress.phase("learning again from half of the simulations", self.progress_bar):
             default, half = (
                 self._others(fit_key, problem, learnt, learn)

@@ -45,12 +45,15 @@ class FittedLikelihood(Saved):
         coordinates: The map `z = coordinates.forward(arguments)`.
         event_shape: Shape of one output of the simulator.
         simulated: Coordinates of the simulations it was learnt from, `(m, D)`.
+        near: The observation near whose posterior rounds simulated, and which alone it serves; None where it serves
+            every observation.
     """
 
     surrogate: Surrogate
     coordinates: Coordinates
     event_shape: tuple[int, ...] = field(metadata=dict(static=True))
     simulated: solves.Array
+    near: ArrayLike | None = None
 
     def _card(self) -> Card:
         inside = self.surrogate._card()
@@ -64,6 +67,18 @@ class FittedLikelihood(Saved):
     def with_model(self, problem: Problem) -> "FittedLikelihood":
         """The same, after `load`, for a model whose priors depend on one another: the map to coordinates runs it."""
         return replace(self, coordinates=self.coordinates.with_model(problem))
+
+    def warn_unless_near(self, value: ArrayLike) -> None:
+        """Warn where rounds simulated near the posterior of another observation than this one."""
+        near = value if self.near is None else self.near
+        if np.shape(value) == np.shape(near) and np.allclose(value, near, rtol=1e-5, equal_nan=True):
+            return
+        checks.warn(
+            f"The likelihood was learnt near the posterior of the observation {checks.line(np.asarray(self.near))}, in "
+            f"rounds, and is used for {checks.line(np.asarray(value))}: few of its {len(self.simulated)} simulations "
+            "may be where this one's posterior is. Run `KELFI` for this observation, or learn from simulations at "
+            "prior draws alone (num_rounds=1), which serve every observation."
+        )
 
     def at(self, y: ArrayLike) -> LikelihoodAt:
         """The likelihood of one output `(*event)`, as a function of coordinates; NaN where it was not observed."""
@@ -238,6 +253,7 @@ class KernelMeansLikelihood(Distribution):
         """
         if not checks.is_concrete((value, self.fitted)):
             return self
+        self.fitted.warn_unless_near(value)
         new = copy.copy(self)
         new.prepared = prepare(self.fitted, np.asarray(value), mask if checks.is_concrete(mask) else True, bounds)
         return new

@@ -16,6 +16,7 @@ from numpyro.infer.inspect import get_model_relations
 from numpyro.infer.util import log_density
 from scipy import stats
 
+from numpyro_kme.engines import KELFI
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.base import LikelihoodAt, Surrogate
@@ -395,6 +396,28 @@ def test_a_likelihood_of_other_parameters_and_one_of_whole_data_sets_are_explain
 def single(x):
     theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
     numpyro.sample("x", Simulator(shifted, theta), obs=x)
+
+
+def one_number(key, theta):
+    return theta + 0.5 * random.normal(key)
+
+
+def test_a_likelihood_of_rounds_warns_of_another_observation(tmp_path):
+    def model(x=None):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        numpyro.sample("x", Simulator(one_number, theta), obs=x)
+
+    engine = KELFI(model, 100, num_rounds=2, num_samples=100, progress_bar=False)
+    engine.run(random.key(0), x=0.5)
+    engine.likelihoods["x"].save(tmp_path / "likelihood.npz")
+    for likelihood in (engine.likelihoods["x"], FittedLikelihood.load(tmp_path / "likelihood.npz")):
+        learnt = surrogate(model, {"x": likelihood})
+        log_likelihood(learnt, {"theta": np.zeros(3)}, x=np.float32(0.5))
+        with pytest.warns(UserWarning, match=r"near the posterior of the observation .*0.5.*is used for .*1.5"):
+            log_likelihood(learnt, {"theta": np.zeros(3)}, x=1.5)
+    engine = KELFI(model, 100, num_rounds=1, num_samples=100, progress_bar=False)
+    engine.run(random.key(0), x=0.5)
+    log_likelihood(surrogate(model, engine.likelihoods), {"theta": np.zeros(3)}, x=1.5)
 
 
 def test_a_chain_whose_location_is_not_known_well_enough_is_noticed():
