@@ -28,7 +28,7 @@ IN_TAILS = 0.1
 COARSE = 0.4
 """A published form's posterior that the default form moves by more standard deviations is warned of."""
 
-UNSURE = 0.3
+UNSURE = 0.5
 """A posterior that half of the simulations move by more standard deviations is warned of."""
 
 
