@@ -19,8 +19,9 @@ from numpyro_kme._core.host import in_threads
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.residual.fitting import fit_statistics, fitted_functions
 from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
-from numpyro_kme.likelihoods.residual.location_scale import Location
-from numpyro_kme.likelihoods.residual.smoothness import Inputs, Smoothness
+from numpyro_kme.likelihoods.residual.location_scale import DEGREES, Location
+from numpyro_kme.likelihoods.residual.ridge import Ridge, inverse_root
+from numpyro_kme.likelihoods.residual.smoothness import INTERCEPT, RIDGE, Inputs, Smoothness, gaussian_gram
 
 CLIP = 5.0
 """Residuals beyond this many standard deviations say no more about the next ones than this one does."""
@@ -31,8 +32,8 @@ MOST = 200
 BOTH = "(d)->(n),(n)"
 """Signature of both functions."""
 
-GROUPS = 2
-"""So many threads learn; each takes its residuals together."""
+TRIED = 0.01
+"""Functions are learnt of those residuals of which a regression explains so much of the variance at once."""
 
 WORTH = 0.02
 """Least improvement, in nats a simulation, for which a residual's functions are kept, and for which all are."""
@@ -101,30 +102,50 @@ def fit_autoregression(
         rows: Simulations that hyperparameters are learnt from.
     """
     n, dim = u.shape[1], z.shape[1]
-    if n == 1:
-        return None
     inputs = np.concatenate([z, soft_clip(u)], axis=1)
     known = np.arange(dim + n) < dim + np.arange(n)[:, None]
-    points = Inputs.pivoted(inputs[rows], MOST).inducing_points
+    at = Inputs(inputs, Inputs.pivoted(inputs[rows], MOST).inducing_points)
     centre, spread = v.mean(axis=0), v.std(axis=0)
-    targets, settings = ((v - centre) / spread).T, replace(form, transform_marginals=False)
-    start = Location(Smoothness.start(dim + n, linear=0.1, length=1.0, noise=0.9), 0.0, 0.0)
-    starts = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (n, *np.shape(leaf))), start)
+    targets = ((v - centre) / np.where(spread > 0.0, spread, 1.0)).T
+    few, points = inputs[rows], at.coarse.inducing_points
+    explained = in_threads(lambda i: _explained(few[:, known[i]], points[:, known[i]], targets[i, rows]), range(1, n))
+    tried = 1 + np.flatnonzero(np.array(explained) > TRIED)
+    if not len(tried):
+        return None
+    settings = replace(form, transform_marginals=False)
+    start = Smoothness.start(at.dim, linear=0.1, length=1.0, noise=0.9)
+    starts = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (n, *np.shape(leaf))), Location(start, 0.0, 0.0))
 
     def fit(group):
-        return fit_statistics(settings, Inputs(inputs, points, known[group]), rows, targets, starts, group)
+        return fit_statistics(settings, replace(at, used=known[group]), rows, targets, starts, group)
 
-    fits = in_threads(fit, np.array_split(np.arange(1, n), min(GROUPS, n - 1)))
-    added = np.concatenate([fit.location_improvement + fit.scale_improvement for fit in fits]) - np.log(spread[1:])
-    kept = 1 + np.flatnonzero(added > WORTH)
-    if not len(kept):
+    fits = in_threads(fit, at.groups(tried))
+    added = np.concatenate([fit.location_improvement + fit.scale_improvement for fit in fits]) - np.log(spread[tried])
+    worth = np.flatnonzero(added > WORTH)
+    if not len(worth):
         return None
-    location, log_scale = (part.some(kept - 1) for part in fitted_functions(fits))
+    kept, (location, log_scale) = tried[worth], (part.some(worth) for part in fitted_functions(fits))
     found = Autoregression(
         location.times(spread[kept], centre[kept]).among(kept, n),
         log_scale.times(np.ones(len(kept)), np.log(spread[kept])).among(kept, n),
     )
     residuals, improvement = np.array(v), np.zeros(n)
-    residuals[:, kept] = np.concatenate([fit.residuals for fit in fits])[kept - 1].T
-    improvement[kept] = added[kept - 1]
+    residuals[:, kept] = np.concatenate([fit.residuals for fit in fits])[worth].T
+    improvement[kept] = added[worth]
     return FittedAutoregression(found, residuals, improvement)
+
+
+def _explained(z: np.ndarray, points: np.ndarray, v: np.ndarray) -> float:
+    """Larger proportion of the variance that is explained, held out, of a residual `(m,)` and of the score of its log
+    scale by waves of each coordinate `(m, D)` and kernels around points `(r, D)`, without anything learnt."""
+    dim = z.shape[1]
+    waves = [wave(k * z) for k in (1.0, 2.0, 3.0) for wave in (np.sin, np.cos)]
+    root = inverse_root(gaussian_gram(points, points, dim) + RIDGE * np.eye(len(points)))
+    kernels = gaussian_gram(z, points, dim) @ root.T
+    factor = np.concatenate(
+        [np.full((len(z), 1), INTERCEPT), 0.1 * z, *(0.1 * wave for wave in waves), 0.3 * kernels], 1
+    )
+    ridge = Ridge.of(factor, np.ones(len(z)))
+    score = np.square(v) / (DEGREES + np.square(v))
+    left = [np.mean(np.square(ridge.held_out(t).residual)) for t in (v, (score - score.mean()) / score.std())]
+    return 1.0 - float(min(left))

@@ -129,10 +129,7 @@ class ResidualKernelMeans(Form):
         units = _Units.of(bounded, support, -np.asarray(transform.centre) / transform.scale)
         scaled, n = units.scaled(bounded), bounded.shape[1]
         starts, _ = start_locations(at.coarse[rows], scaled[rows].T, units.zero, self.transform_marginals)
-        # statistics are learnt together whose matrices have so many numbers in all: few calls of NumPy, for the threads
-        each = max(1, 200_000 // (len(z) * (at.features.shape[1] + len(at.inducing_points))))
-        groups = np.array_split(np.arange(n), -(-n // each))
-        fits = in_threads(partial(fit_statistics, self, at, rows, scaled.T, starts), groups)
+        fits = in_threads(partial(fit_statistics, self, at, rows, scaled.T, starts), at.groups(np.arange(n)))
         residuals = np.concatenate([fit.residuals for fit in fits]).T
         learnt = self.dependence(z, residuals)
         improvements = ScoreImprovements(

@@ -33,6 +33,9 @@ JITTER = 1e-6
 SPACING, EXPLAINED = 0.3, 1e-6
 """Inducing points are pivots of a Gaussian kernel of length `SPACING sqrt(D)`, until so little of it is unexplained."""
 
+TOGETHER = 200_000
+"""Numbers in the matrices of regressions that are learnt together."""
+
 FLAT = 20.0
 """Minus the log amplitude of a coordinate that a regression does not depend on, and its log length."""
 
@@ -96,6 +99,12 @@ class Inputs:
     def coarse(self) -> "Inputs":
         """With the first half of the inducing points."""
         return self.first((len(self.inducing_points) + 1) // 2)
+
+    def groups(self, numbers: np.ndarray) -> list[np.ndarray]:
+        """Regressions in groups that are learnt together, whose matrices have `TOGETHER` numbers in all: few calls of
+        NumPy, for the threads."""
+        each = max(1, TOGETHER // (len(self) * (self.features.shape[1] + len(self.inducing_points))))
+        return np.array_split(numbers, -(-len(numbers) // each))
 
     @property
     def dim(self) -> int:
