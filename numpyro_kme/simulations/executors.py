@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from threading import Thread
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +29,7 @@ GRACE = 20.0
 """Seconds beyond its limit after which a worker is ended that does not answer to an alarm."""
 
 Report = Callable[[Sequence[int], list[Any]], None]
-"""Told which rows are done and what each gave: an array or a `Failure`."""
+"""Told which rows are done and what each gave, an array or a `Failure`; of none, where time has passed."""
 
 
 Row = tuple[np.ndarray, list[np.ndarray]]
@@ -65,11 +66,19 @@ def _unpickled(job: bytes) -> Job:
 
 
 def start_worker() -> None:
-    """Prepare a spawned process: JAX off the accelerator, and interrupts left to the parent."""
+    """Prepare a spawned process: JAX off the accelerator, interrupts left to the parent, and an end where it ends."""
     import jax
 
     jax.config.update("jax_platforms", "cpu")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def simulate_row(job: Job, row: Row, timeout: float | None) -> Outcome:
@@ -154,7 +163,9 @@ class _Run:
     def _collect(self) -> list[int]:
         """Report what is done; returns the rows to run again, each alone."""
         alone = len(self.running) == 1
-        done, _ = wait(self.running, timeout=0.5 if self.timeout else None, return_when=FIRST_COMPLETED)
+        done, _ = wait(self.running, timeout=0.5, return_when=FIRST_COMPLETED)
+        if not done:
+            self.report([], [])  # what came in before is written now
         again: list[int] = []
         broken: Exception | None = None
         for future in done:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -772,6 +772,61 @@ def napping(rng, theta):
 
 
 NAPPING = model_of(napping, **BLACK)
+
+
+def waiting(rng, theta):
+    """As `noisy`: the first call at once, the second a little later, and the others once a file is there."""
+    with open(os.environ["CALLS_LOG"], "ab") as log:
+        log.write(b".")
+        calls = log.tell()
+    time.sleep(0.2 * min(calls - 1, 1))
+    while calls > 2 and not Path(os.environ["RELEASE"]).exists():
+        time.sleep(0.05)
+    return noisy(rng, theta)
+
+
+def test_what_has_come_in_is_written_while_others_take_long(tmp_path, monkeypatch):
+    pytest.importorskip("zarr")
+    path, release = tmp_path / "bank.zarr", tmp_path / "release"
+    monkeypatch.setenv("CALLS_LOG", str(tmp_path / "calls"))
+    monkeypatch.setenv("RELEASE", str(release))
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(bank, model_of(waiting, **BLACK), 4, executor=2, store=path)
+        try:
+            written, end = 0, time.monotonic() + 60
+            while written < 2 and time.monotonic() < end and not running.done():
+                time.sleep(0.2)
+                with suppress(Exception):  # while the store is being made
+                    written = int(np.sum(zarr_status(path) != store.PENDING))
+            assert written == 2
+        finally:
+            release.touch()
+        running.result()
+
+
+def zarr_status(path):
+    import zarr
+
+    return zarr.open_group(path, mode="r")["simulations/status of x"][:]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds child processes in /proc")
+def test_workers_end_with_the_process_that_started_them(tmp_path, monkeypatch):
+    pytest.importorskip("zarr")
+    log = tmp_path / "calls"
+    monkeypatch.setenv("CALLS_LOG", str(log))
+    script = Path(__file__).parent / "killed_run.py"
+    process = subprocess.Popen([sys.executable, script, "processes", tmp_path / "bank.zarr", "100000"])
+    while not log.exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.kill()
+    process.wait()
+    end = time.monotonic() + 30
+    while any(Path(f"/proc/{child}").exists() for child in children) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert children and not any(Path(f"/proc/{child}").exists() for child in children)
 
 
 @pytest.mark.slow
