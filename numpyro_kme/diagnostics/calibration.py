@@ -28,8 +28,8 @@ NEXT = {
     "compare `predictive_check`.",
     "too wide": "A likelihood that is blurred: use more simulations or rounds, the residual form of KELFI, or smaller "
     "length scales and less regularisation of a kernel engine.",
-    "too narrow": "Draws that are too few or not of the posterior: read the effective sample size in the engine's "
-    "`print_summary()`, and use more simulations.",
+    "too narrow": "Too many statistics, or some that depend on others, for so few simulations: use more simulations, "
+    "or the few statistics that matter; or draws that are too few: read the effective sample size in `print_summary()`.",
     "data": "The prior, the order of parameters or a sign: run the model with NumPyro's `Predictive`, and look at "
     "`plots.surrogate`; or too few simulations where some of these data lie.",
     "shape": "Tails, several modes or curved posteriors that the engine does not follow: use more simulations, and "

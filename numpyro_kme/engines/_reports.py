@@ -46,7 +46,7 @@ def warn_of(posterior: LearntPosterior) -> None:
     if posterior.moved_by_default > COARSE:
         checks.warn(_coarse_message(posterior.moved_by_default, len(posterior.simulations)))
     if posterior.moved_by_half > UNSURE and not unresolved(posterior):
-        checks.warn(_unsure_message(posterior.moved_by_half, posterior.simulations))
+        checks.warn(_unsure_message(posterior.moved_by_half, posterior.simulations, posterior.problem))
     for site in unresolved(posterior):
         calls = prod(posterior.problem.simulators[site].simulator.batch_shape)
         checks.warn(_unresolved_message(site, calls, posterior.location_error[site], posterior.simulations))
@@ -135,13 +135,17 @@ def _tails_message(site: str, share: float, at: SimulatorSite) -> str:
     )
 
 
+def _how_far(moved: float, unit: str = "standard deviations") -> str:
+    """By how much a posterior moves, in words."""
+    return f"by about {moved:.2g} {unit}" if np.isfinite(moved) else "beyond nearly all of its draws"
+
+
 def _coarse_message(moved: float, simulations: int) -> str:
     """The warning of a posterior of the published form that the default form contradicts."""
-    how_far = f"by about {moved:.2g} standard deviations" if np.isfinite(moved) else "beyond nearly all of its draws"
     return (
         f"The posterior is coarse: the default form, learnt from the same {simulations} simulations, moves it "
-        f"{how_far} (a mean, or a log standard deviation). The published form smooths the likelihood over its kernel "
-        "on data. Leave `form` out, or simulate more (`num_simulations`)."
+        f"{_how_far(moved)} (a mean, or a log standard deviation). The published form smooths the "
+        "likelihood over its kernel on data. Leave `form` out, or simulate more (`num_simulations`)."
     )
 
 
@@ -155,13 +159,15 @@ def _unresolved_message(site: str, calls: int, error: float, simulations: Simula
     )
 
 
-def _unsure_message(moved: float, simulations: Simulations) -> str:
+def _unsure_message(moved: float, simulations: Simulations, problem: Problem) -> str:
     """The warning of a posterior that other simulations would move."""
-    how_far = f"by about {moved:.2g} standard deviations" if np.isfinite(moved) else "beyond nearly all of its draws"
+    several = any(prod(at.simulator.batch_shape) > 1 for at in problem.simulators.values())
+    model = "A model that cannot make the draws shows so too: ask `kme.diagnostics.misspecification_test` first. "
     return (
         f"The posterior depends on which {len(simulations)} simulations were made: learnt from half of them it moves "
-        f"{how_far} (a mean, or a log standard deviation), and from all of them it may be off by about as much. "
-        f"{_more(simulations)}"
+        f"{_how_far(moved)} (a mean, or a log standard deviation), and from all of them it may be off by about as "
+        "much. "
+        f"{model if several else ''}{_more(simulations)}"
     )
 
 
@@ -207,9 +213,9 @@ def described(
         info[f"prior mean of {site}"] = np.asarray(mean)
         info[f"prior sd of {site}"] = np.sqrt(np.diagonal(covariance))
     if not np.isnan(moved_by_default):
-        info["default form"] = f"moves the posterior by about {moved_by_default:.2g} sd"
+        info["default form"] = f"moves the posterior {_how_far(moved_by_default, 'sd')}"
     if not np.isnan(moved_by_half):
-        info["half of the simulations"] = f"moves the posterior by about {moved_by_half:.2g} sd"
+        info["half of the simulations"] = f"move the posterior {_how_far(moved_by_half, 'sd')}"
     if learnt.simulations.failures:
         info["simulations that failed"] = learnt.simulations.describe_failures()
     info |= drawn.info

@@ -37,15 +37,16 @@ def derivatives(q: Any, s: Any, fit_proportion: bool) -> tuple[Any, Any, Any]:
     xp = q.__array_namespace__()
     c, curvature = xp.ones_like(q), xp.zeros_like(q)
     if fit_proportion:
-        c = xp.clip(s / q, 0.0, 1.0)
-        curvature = xp.where((c > 0.0) & (c < 1.0), -2.0 / q, 0.0)
+        c = proportion(q, s)
+        curvature = xp.where((c > 0.0) & (c < 1.0), -2.0 / xp.where(q == 0.0, 1.0, q), 0.0)
     hessian = curvature * xp.stack([xp.stack([c * c, -c]), xp.stack([-c, xp.ones_like(q)])])
     return c * (c * q - 2.0 * s), xp.stack([c * c, -2.0 * c]), hessian
 
 
 def proportion(q: Any, s: Any) -> Any:
-    """Mixing proportion `c = s / q` that fits best, or the nearer of 0 and 1, of JAX or NumPy."""
-    return q.__array_namespace__().clip(s / q, 0.0, 1.0)
+    """Mixing proportion `c = s / q` that fits best, or the nearer of 0 and 1, of JAX or NumPy; 0 where `q` is."""
+    xp = q.__array_namespace__()
+    return xp.clip(s / xp.where(q == 0.0, 1.0, q), 0.0, 1.0)
 
 
 def report(

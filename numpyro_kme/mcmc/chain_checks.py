@@ -82,10 +82,10 @@ def _negative_message(site: str, negative: float) -> str:
 def _location_message(site: str, latent: str, error: float) -> str:
     """The warning of a location that is not known well enough at draws of a chain."""
     return (
-        f"The simulations do not resolve the posterior of this chain: the learnt location of site {site!r} is known "
+        f"The simulations do not resolve the posterior of these draws: the learnt location of site {site!r} is known "
         f"there only to an error that moves the mean of {latent} by about {error:.2g} of its standard deviations, "
-        f"where {UNRESOLVED} is usual at most; it may be off by more. Simulate more, best at draws of this chain "
-        "(`refine`), and run it again."
+        f"where {UNRESOLVED} is usual at most; it may be off by more. Simulate more, best at these draws "
+        "(`refine`), and sample again."
     )
 
 

@@ -177,7 +177,7 @@ def test_draws_whose_shape_changes_ask_for_more_and_what_is_learnt_well_does_not
     engine = kme.KELFI(draws_of_two, 300, num_rounds=1, progress_bar=False)
     with pytest.warns(UserWarning, match="learnt from half of them|do not resolve"):
         engine.run(jax.random.key(0), x=x)
-    assert engine.posterior.moved_by_half > 0.5 and "moves the posterior" in engine.info["half of the simulations"]
+    assert engine.posterior.moved_by_half > 0.5 and "move the posterior" in engine.info["half of the simulations"]
     usual = alarms(model(lines, 2), np.array([0.5, -1.0]), 1000, 0)[0]
     assert usual.posterior.moved_by_half < 0.3
     few = alarms(model(lines, 1), np.zeros(1), 30, 0)[0]

@@ -434,7 +434,7 @@ def test_a_chain_whose_location_is_not_known_well_enough_is_noticed():
 
     draws, x = 0.5 + 0.05 * rng.normal(size=(200, 2, 1)), 0.84 + 0.3 * rng.normal(size=(2, 20, 1))
     smodel = surrogate(grouped, {"x": fitted})
-    with pytest.warns(UserWarning, match=r"do not resolve the posterior of this chain.*moves the mean of t\[[01],0\]"):
+    with pytest.warns(UserWarning, match=r"do not resolve the posterior of these draws.*moves the mean of t\[[01],0\]"):
         found = check_surrogate(smodel, {"t": draws}, x)["x"].location_error["t"]
     changes = fitted.location_changes(x, fitted.coordinates.at(draws[..., None]), 2.0)
     np.testing.assert_allclose(found[:, 0], moved_means(draws[..., 0], changes), rtol=1e-4)
