@@ -10,6 +10,7 @@ five minutes.
 """
 
 import warnings
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -89,12 +90,19 @@ def moments(log_density):
     return mean, np.sqrt(weights @ np.square(STANDARD - mean))
 
 
-def score(population, simulations, seed, data_sets):
-    """Shifts, ratios of standard deviations and whether 90 % intervals hold the rates, `(data_sets, 2)` each, and how
-    far half of the simulations move the posteriors."""
+@cache
+def exact(population, seed, data_sets):
+    """Standardised log rates from the prior, their data sets, and moments of the exact posteriors."""
     rng = np.random.default_rng(seed)
     truth = rng.normal(size=(data_sets, 2))
     data = counts(rng, CENTRE + SD * truth, population).astype(np.float32)
+    return truth, data, [moments(log_likelihood(rng, x, population)) for x in data]
+
+
+def score(population, simulations, seed, data_sets):
+    """Shifts, ratios of standard deviations and whether 90 % intervals hold the rates, `(data_sets, 2)` each, and how
+    far half of the simulations move the posteriors."""
+    truth, data, known = exact(population, seed, data_sets)
     engine = kme.KELFI(model, simulations, num_rounds=1, progress_bar=False)
     found = []
     with warnings.catch_warnings():
@@ -102,13 +110,8 @@ def score(population, simulations, seed, data_sets):
         engine.run(jax.random.key(seed), population, x=data[0])
         for number, x in enumerate(data):
             posterior = engine.trained.condition(jax.random.key(number), population, x=x)
-            (mean, sd), (own, width) = (
-                moments(values)
-                for values in (
-                    log_likelihood(rng, x, population),
-                    posterior.log_likelihood({"log_rates": GRID.astype(np.float32)}),
-                )
-            )
+            (mean, sd), learnt = known[number], posterior.log_likelihood({"log_rates": GRID.astype(np.float32)})
+            own, width = moments(learnt)
             held = np.abs(truth[number] - own) < stats.norm.ppf(0.95) * width
             found.append([(own - mean) / sd, width / sd, held.astype(float), np.full(2, posterior.moved_by_half)])
     return np.array(found).tolist()

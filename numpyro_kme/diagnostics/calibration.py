@@ -29,7 +29,7 @@ NEXT = {
     "too wide": "A likelihood that is blurred: use more simulations or rounds, the residual form of KELFI, or smaller "
     "length scales and less regularisation of a kernel engine.",
     "too narrow": "Too many statistics, or some that depend on others, for so few simulations: use more simulations, "
-    "or the few statistics that matter; or draws that are too few: read the effective sample size in `print_summary()`.",
+    "or the few statistics that matter; or too few draws: read the effective sample size in `print_summary()`.",
     "data": "The prior, the order of parameters or a sign: run the model with NumPyro's `Predictive`, and look at "
     "`plots.surrogate`; or too few simulations where some of these data lie.",
     "shape": "Tails, several modes or curved posteriors that the engine does not follow: use more simulations, and "
