@@ -39,8 +39,8 @@ import numpyro_kme as kme
 
 PACKAGE = str(Path(kme.__file__).parent)
 BATCH, LIMIT = 30, 240
-DRAWS, ENOUGH = (20_000, 200_000), 1000
-"""Prior draws of brute force: the first number where their effective size is enough, else the second."""
+DRAWS, ENOUGH = (20_000, 200_000, 2_000_000), 1000
+"""Prior draws of brute force: the first number where their effective size is enough, else the last."""
 NEAR = 0.5
 """A mean is right if it is at most so many posterior standard deviations from brute force."""
 WIDTH = {"KELFI": 1.6, "KELFI in rounds": 1.6, "KELFI as published": 2.0}
@@ -379,9 +379,10 @@ class Case:
 
     def expected(self):
         """Means and sds of the latents given the data, `{site: (mean, sd)}`, by weighting prior draws."""
-        found, size = self._weigh(DRAWS[0])
-        if size < ENOUGH:
-            found, size = self._weigh(DRAWS[1])
+        for number in DRAWS:
+            found, size = self._weigh(number)
+            if size >= ENOUGH:
+                return found
         assert size > 300, "brute force has too few draws"
         return found
 

@@ -55,8 +55,9 @@ class LearntLikelihoods(NamedTuple):
             f"The likelihood was learnt for the observation of `run`: of {len(self.simulations)} simulations "
             f"{self.simulations.proposed} were made where a posterior is. For another observation call `run` again; "
             "with `KELFI(model, simulations=engine.posterior.simulations)` it makes no new ones, which is enough where "
-            "that posterior lies among these. Or learn from simulations at prior draws alone (num_rounds=1, and no others "
-            "given), which serve every observation (`condition`, `diagnostics.check` and `diagnostics.calibrate`).",
+            "that posterior lies among these. Or learn from simulations at prior draws alone (num_rounds=1, and no "
+            "others given), which serve every observation (`condition`, `diagnostics.check` and "
+            "`diagnostics.calibrate`).",
         )
 
 
