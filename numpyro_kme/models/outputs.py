@@ -119,7 +119,7 @@ def _traced_event(fn, shapes, dtypes):
         raise checks.explained(
             f"JAX could not trace simulator `{name(fn)}` as fn(key, *params) with parameters of shapes "
             f"{list(shapes)}: {error}\nA JAX simulator draws one event a call, from JAX operations only; "
-            "declare a NumPy simulator fn(rng, *params) by passing shape and dtype. If these shapes are "
+            "declare a NumPy simulator fn(rng, *params) by passing shape. If these shapes are "
             "those of a batch, pass event_dims."
         ) from error
     checks.require(

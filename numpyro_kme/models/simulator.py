@@ -32,7 +32,7 @@ class Simulator(Distribution):
 
     A JAX simulator is a function `fn(key, *params)` that draws **one** event from a JAX key; its event shape
     is found by tracing it. A black-box simulator is any function `fn(rng, *params)` of a NumPy generator and
-    NumPy arrays; pass `shape` and `dtype` to declare what it returns. Both are called once for each event,
+    NumPy arrays; pass its `shape`, and `dtype` unless it is float, to declare it. Both are called once for each event,
     never with a batch. Draws of a black-box simulator depend on the JAX key in the same way but have no
     derivative.
 
@@ -46,8 +46,8 @@ class Simulator(Distribution):
             parameters, or a tuple with one for each. The others are batch dimensions, broadcast against each
             other and against plates. By default every parameter belongs to one call as a whole.
         shape: Shape of one event of a black-box simulator; `(len(names),)` when left out where `names` are given.
-        dtype: Data type of a black-box simulator. Draws made inside JAX have its 32-bit form while x64 is
-            off.
+        dtype: Data type of a black-box simulator; float when left out. Draws made inside JAX have its 32-bit form while
+            x64 is off.
         ragged: Whether an output may have fewer rows than the first axis of its shape says: NaN at its end says that it
             ends there, and is no failure. A JAX simulator returns rows of NaN at the end (`kernels.cut`), a black-box
             simulator an array of any length up to the first number of `shape`. The observation may be shorter, too.
@@ -89,10 +89,11 @@ class Simulator(Distribution):
         shape = (len(names),) if names is not None and shape is None and dtype is not None else shape
         checks.require(bool(params), f"Simulator `{functions.name(fn)}` has no parameter, so nothing can be inferred.")
         checks.require(
-            (shape is None) == (dtype is None),
-            f"Simulator `{functions.name(fn)}` got shape={shape} and dtype={dtype}: a black-box simulator needs "
-            "both, a JAX simulator neither.",
+            shape is not None or dtype is None,
+            f"Simulator `{functions.name(fn)}` got dtype={dtype} and no shape: a black-box simulator needs the shape "
+            "of its output, a JAX simulator neither.",
         )
+        dtype = float if shape is not None and dtype is None else dtype
         self.fn = fn
         self.params = tuple(jnp.asarray(param) for param in params)
         shapes, dtypes = [param.shape for param in self.params], [param.dtype for param in self.params]
