@@ -4,7 +4,7 @@
 
 Twelve daily counts of new cases of a chain-binomial SIR model: three infected at first, contact and recovery rates with
 log-normal priors. A count follows from the counts before it, so that the numbers of one output depend on one another by
-curves. One round of simulations at prior draws serves 40 data sets from the prior. Moments of the learnt and of the
+curves. One round of simulations at prior draws serves 20 data sets from the prior. Moments of the learnt and of the
 exact posterior are sums on a grid of log rates; the particle filter has 400 particles at each of 1,681 points. Takes
 five minutes.
 """
@@ -119,7 +119,7 @@ def score(population, simulations, seed, data_sets):
 
 def main():
     parser = report.parser(__doc__, resumes=True)
-    parser.add_argument("--data-sets", type=int, default=40)
+    parser.add_argument("--data-sets", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=3)
     options, lines = parser.parse_args(), []
     for population in POPULATIONS:
