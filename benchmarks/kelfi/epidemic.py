@@ -10,7 +10,7 @@ five minutes.
 """
 
 import warnings
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -74,11 +74,7 @@ def model(population, x=None):
     numpyro.sample("x", kme.Simulator(POPULATIONS[population], rates, shape=(DAYS,), dtype=jnp.float32), obs=x)
 
 
-def of(population):
-    return lambda rng, log_rates: simulator(rng, log_rates, population=population)
-
-
-POPULATIONS = {population: of(population) for population in (500, 5000)}
+POPULATIONS = {population: partial(simulator, population=population) for population in (500, 5000)}
 
 
 def moments(log_density):

@@ -144,17 +144,15 @@ def draws_of_two(x=None):
 
 
 def test_half_of_the_simulations_tell_what_the_posterior_may_be_off_by():
-    """Against quadrature of the posterior from the same half, in one dimension, at ten observations of one engine."""
+    """Against quadrature of the posterior from the same half, in one dimension, at five observations of one engine."""
     engine = kme.KELFI(model(lines, 1), 60, num_rounds=1, num_samples=4000, progress_bar=False)
     z = np.linspace(-6.0, 6.0, 2001)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of some of these
         engine.run(jax.random.key(0), x=np.zeros(1))
     learnt = engine.trained.learnt
-    theta, x = (
-        np.asarray(part["theta" if part is learnt.simulations.latents else "x"], np.float64)
-        for part in (learnt.simulations.latents, learnt.simulations.x)
-    )
+    theta = np.asarray(learnt.simulations.latents["theta"], np.float64)
+    x = np.asarray(learnt.simulations.x["x"], np.float64)
     rows = np.random.default_rng(0).permutation(60)[:30]
     half = kme.fit_likelihood(theta[rows], x[rows], coordinates=learnt.likelihoods["x"].coordinates)
     for y in np.linspace(-2.0, 2.0, 5)[:, None]:

@@ -102,6 +102,8 @@ def fit_autoregression(
         rows: Simulations that hyperparameters are learnt from.
     """
     n, dim = u.shape[1], z.shape[1]
+    if n == 1:
+        return None
     inputs = np.concatenate([z, soft_clip(u)], axis=1)
     known = np.arange(dim + n) < dim + np.arange(n)[:, None]
     at = Inputs(inputs, Inputs.pivoted(inputs[rows], MOST).inducing_points)
